@@ -1,0 +1,29 @@
+"""What this package raises when its input is at fault.
+
+The commands print one of these as a single line and exit with status 2.
+Everything else that is raised is a bug, and keeps its traceback.
+"""
+
+
+class MemoryVitError(ValueError):
+  """Bad input: the message says what was found, expected, and what to do."""
+
+
+class CheckpointError(MemoryVitError):
+  """A backbone file cannot be used."""
+
+
+class TaskError(MemoryVitError):
+  """A task, or a set of tasks, cannot be used."""
+
+
+class DataError(MemoryVitError):
+  """A data set cannot be used."""
+
+
+class ConfigError(MemoryVitError):
+  """A configuration cannot be used."""
+
+
+class TrainingError(MemoryVitError):
+  """Training cannot go on, for example after a loss that is not finite."""

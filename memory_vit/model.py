@@ -1,0 +1,193 @@
+"""The model: a ViT with two entrances, and the tasks that use the second.
+
+Since the backbone stream never reads the task stream (rows INP and CLS of
+Table 1 in the paper), a forward pass is two programs: `encode` is the same
+executable whatever the tasks are, and `read` holds all that can be trained.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from memory_vit.encoder import Context, Encoder
+from memory_vit.tasks import BACKBONE, TaskSpec, View, view_of
+from memory_vit.variants import ViTConfig
+
+
+class VisionTransformer(nn.Module):
+  """The published ViT, with a second entrance for the task stream."""
+
+  config: ViTConfig
+
+  def setup(self) -> None:
+    """Declares the parts by hand: two methods share them."""
+    cfg = self.config
+    patch = (cfg.patch_size, cfg.patch_size)
+    self.embedding = nn.Conv(
+      cfg.width, patch, strides=patch, padding="VALID", dtype=cfg.dtype
+    )
+    self.cls = self.param("cls", nn.initializers.zeros, (1, 1, cfg.width))
+    self.Transformer = Encoder(cfg)
+    if cfg.representation_size:
+      self.pre_logits = nn.Dense(cfg.representation_size, dtype=cfg.dtype)
+    if cfg.num_classes:
+      self.head = nn.Dense(cfg.num_classes, dtype=cfg.dtype)
+
+  def encode(self, images: jax.Array) -> tuple[jax.Array, Context]:
+    """The plain ViT.
+
+    Args:
+      images: (b, height, width, 3) in [-1, 1].
+
+    Returns:
+      Its outputs, float32 (b, c0), the logits of its head or, without a head,
+      the features in front of it; and the keys and values of every layer.
+    """
+    cfg = self.config
+    x = self.embedding(images.astype(cfg.dtype))
+    x = x.reshape(x.shape[0], -1, cfg.width)
+    cls = jnp.broadcast_to(self.cls.astype(x.dtype), (x.shape[0], 1, cfg.width))
+    x, context = self.Transformer(jnp.concatenate([cls, x], axis=1))
+    y = x[:, 0]
+    if cfg.representation_size:
+      y = jnp.tanh(self.pre_logits(y))
+    if cfg.num_classes:
+      y = self.head(y)
+    return y.astype(jnp.float32), context
+
+  def read(
+    self, cls: jax.Array, memory: jax.Array, context: Context, view: View
+  ) -> jax.Array:
+    """The task stream.
+
+    Args:
+      cls: (t, d) class tokens.
+      memory: (l, t, m, d).
+      context: from `encode`.
+      view: who sees whom.
+
+    Returns:
+      (b, t, d) the class tokens after the last LayerNorm.
+    """
+    b = context[0][0].shape[0]
+    c = jnp.broadcast_to(cls.astype(self.config.dtype), (b, *cls.shape))
+    return self.Transformer(c, context, memory, view)[0]
+
+
+class TaskParams(nn.Module):
+  """Declares what one task learns."""
+
+  config: ViTConfig
+  spec: TaskSpec
+
+  @nn.compact
+  def __call__(self) -> dict[str, Any]:
+    """Returns the parameters of `Task`, memory drawn as in the paper."""
+    cfg, spec = self.config, self.spec
+    normal = nn.initializers.normal(0.02)
+    return {
+      "cls": self.param("cls", normal, (cfg.width,)),
+      "memory": self.param(
+        "memory", normal, (cfg.depth, spec.cells, cfg.width)
+      ),
+      # At zero, as vit_jax starts a head: in the first step class token and
+      # memory get no gradient yet, and no random head pulls at them.
+      "head": self.param("head", _zero_head, cfg.width, spec.num_classes),
+    }
+
+
+def _zero_head(
+  key: jax.Array, width: int, classes: int
+) -> dict[str, jax.Array]:
+  del key
+  return {"kernel": jnp.zeros((width, classes)), "bias": jnp.zeros((classes,))}
+
+
+class Tasks(nn.Module):
+  """The parameters of all tasks of a model, under their names."""
+
+  config: ViTConfig
+  specs: tuple[TaskSpec, ...]
+
+  @nn.compact
+  def __call__(self) -> list[dict[str, Any]]:
+    """Returns one tree for each of `specs`, in their order."""
+    return [TaskParams(self.config, s, name=s.name)() for s in self.specs]
+
+
+class MemoryViT(nn.Module):
+  """A frozen ViT and its tasks.
+
+  The parameters are {"backbone": tree of the published checkpoint,
+  "tasks": {name: {"cls", "memory", "head"}}}.
+
+  Attributes:
+    config: of the backbone.
+    specs: the tasks, in any order.
+  """
+
+  config: ViTConfig
+  specs: tuple[TaskSpec, ...] = ()
+
+  def setup(self) -> None:
+    """Declares the two halves of the parameters."""
+    self.backbone = VisionTransformer(self.config)
+    self.tasks = Tasks(self.config, self.specs)
+
+  def __call__(self, images: jax.Array) -> dict[str, jax.Array]:
+    """Both streams at once.
+
+    Args:
+      images: (b, height, width, 3) in [-1, 1].
+
+    Returns:
+      {"backbone": (b, c0), task name: (b, c), ...}, float32.
+    """
+    outputs, context = self.encode(images)
+    return {BACKBONE: outputs, **self.read(context)}
+
+  def encode(self, images: jax.Array) -> tuple[jax.Array, Context]:
+    """See `VisionTransformer.encode`."""
+    return self.backbone.encode(images)
+
+  def read(self, context: Context) -> dict[str, jax.Array]:
+    """The task stream alone; the only program that needs a gradient.
+
+    Args:
+      context: from `encode`.
+
+    Returns:
+      {task name: (b, c)}, float32.
+    """
+    tasks = self.tasks()
+    if not tasks:
+      return {}
+    cls, memory = stack_tasks(tasks)
+    features = self.backbone.read(cls, memory, context, view_of(self.specs))
+    return {
+      spec.name: _head(features[:, i], tasks[i]["head"])
+      for i, spec in enumerate(self.specs)
+    }
+
+
+def stack_tasks(
+  tasks: Sequence[Mapping[str, Any]],
+) -> tuple[jax.Array, jax.Array]:
+  """Class tokens (t, d), and memory (l, t, m, d) padded with zeros to one m."""
+  longest = max(task["memory"].shape[1] for task in tasks)
+  memory = [
+    jnp.pad(
+      task["memory"], ((0, 0), (0, longest - task["memory"].shape[1]), (0, 0))
+    )
+    for task in tasks
+  ]
+  return jnp.stack([task["cls"] for task in tasks]), jnp.stack(memory, axis=1)
+
+
+def _head(features: jax.Array, head: Mapping[str, jax.Array]) -> jax.Array:
+  """A linear head in the type of the features; float32 (b, c)."""
+  kernel, bias = (head[k].astype(features.dtype) for k in ("kernel", "bias"))
+  return (features @ kernel + bias).astype(jnp.float32)

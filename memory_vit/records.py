@@ -1,0 +1,61 @@
+"""Plain dictionaries, as JSON and ConfigDict hold them -> typed dataclasses."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+
+def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
+  """Makes a dataclass of a dictionary that has exactly its fields.
+
+  Args:
+    cls: a dataclass of numbers, strings, bools, tuples of strings and further
+      such dataclasses.
+    values: what to make it of.
+    where: what to call it in a message, such as "config".
+    error: what to raise.
+
+  Returns:
+    An instance of `cls`.
+
+  Raises:
+    error: for a missing or an unknown key, or a value of another type.
+  """
+  fields = {field.name: field for field in dataclasses.fields(cls)}
+  require_keys(values, tuple(fields), where, error)
+  built = {}
+  for name, field in fields.items():
+    inner = f"{where}.{name}"
+    if dataclasses.is_dataclass(field.type):
+      built[name] = build(field.type, values[name], inner, error)
+    else:
+      built[name] = _typed(field.type, values[name], inner, error)
+  return cls(**built)
+
+
+def require_keys(
+  values: Any, keys: tuple[str, ...], where: str, error: type[Exception]
+) -> None:
+  """Raises `error` unless `values` is a mapping with exactly these keys."""
+  if not isinstance(values, Mapping):
+    raise error(f"{where} is {values!r}, expected an object with {list(keys)}.")
+  missing = [key for key in keys if key not in values]
+  unknown = [key for key in values if key not in keys]
+  if missing or unknown:
+    raise error(
+      f"{where}: missing keys {missing}, unknown keys {unknown}; it has the "
+      f"keys {list(keys)}."
+    )
+
+
+def _typed(kind: Any, value: Any, where: str, error: type[Exception]) -> Any:
+  """Checks a leaf; JSON and ConfigDict have lists where we have tuples."""
+  if kind == tuple[str, ...]:
+    if isinstance(value, list | tuple) and all(type(v) is str for v in value):
+      return tuple(value)
+  elif type(value) is kind:
+    return value
+  elif kind is float and type(value) is int:
+    return float(value)
+  name = getattr(kind, "__name__", str(kind))
+  raise error(f"{where} is {value!r}, expected a value of type {name}.")

@@ -1,0 +1,209 @@
+"""What a task is, and which tasks may see which (Table 1 of the paper).
+
+Pure Python and numpy: nothing here needs an accelerator.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from memory_vit.errors import TaskError
+
+NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+# The key of the original outputs in the result of a forward pass.
+BACKBONE = "backbone"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvalPreprocessing:
+  """How a picture is made ready when it is not for training.
+
+  Attributes:
+    image_size: side of the square that the model gets, in pixels.
+    crop: "resize" squeezes the whole picture into the square; "central" scales
+      its shorter side to `resize` pixels and takes the middle.
+    resize: the shorter side before a central crop, in pixels; 0 for "resize".
+  """
+
+  image_size: int
+  crop: str = "resize"
+  resize: int = 0
+
+  def __post_init__(self) -> None:
+    if self.crop == "resize" and self.resize == 0:
+      return
+    if self.crop == "central" and self.resize >= self.image_size:
+      return
+    raise TaskError(
+      f"evaluation preprocessing: crop {self.crop!r} with resize {self.resize} "
+      "is not possible: expected 'resize' (with resize 0), or 'central' with a "
+      f"resize of at least the image size, {self.image_size}."
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BackboneId:
+  """What a backbone must have in common with the one a task was trained on.
+
+  Attributes:
+    fingerprint: SHA-256 of its parameters (`trees.fingerprint`).
+    variant: its shape, such as "B/32".
+    image_size: in pixels.
+    gelu: "tanh" or "exact".
+  """
+
+  fingerprint: str
+  variant: str
+  image_size: int
+  gelu: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskSpec:
+  """Everything about a task except its arrays.
+
+  Attributes:
+    name: lower case letters, digits, "-" and "_"; at most 64.
+    num_classes: c, outputs of its head.
+    cells: m, memory cells per layer; 0 is a task of class token and head only.
+    attends_to: names of the earlier tasks that it reads (model extension).
+      Empty: it ignores all others (concatenation).
+    memory_norm: whether memory passes the block's first LayerNorm, as in Figure
+      2 of the paper. The public re-implementations insert it after.
+    class_names: c names, or empty where they are not known.
+    backbone: the backbone that it belongs to.
+    evaluation: how its pictures are prepared for evaluation.
+  """
+
+  name: str
+  num_classes: int
+  cells: int
+  attends_to: tuple[str, ...] = ()
+  memory_norm: bool = True
+  class_names: tuple[str, ...] = ()
+  backbone: BackboneId
+  evaluation: EvalPreprocessing
+
+  def __post_init__(self) -> None:
+    if not NAME_PATTERN.fullmatch(self.name) or self.name == BACKBONE:
+      raise TaskError(
+        f"task name {self.name!r}: expected 1 to 64 of a-z, 0-9, '_' and '-', "
+        f"starting with a letter or digit, and not {BACKBONE!r}."
+      )
+    if self.num_classes < 1 or self.cells < 0:
+      raise TaskError(
+        f"task {self.name!r}: num_classes is {self.num_classes} (expected at "
+        f"least 1), cells is {self.cells} (expected at least 0)."
+      )
+    if self.class_names and len(self.class_names) != self.num_classes:
+      raise TaskError(
+        f"task {self.name!r}: {len(self.class_names)} class names for "
+        f"{self.num_classes} classes."
+      )
+    if self.evaluation.image_size != self.backbone.image_size:
+      raise TaskError(
+        f"task {self.name!r}: pictures are prepared at "
+        f"{self.evaluation.image_size} px, the backbone takes "
+        f"{self.backbone.image_size} px."
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """A task: what it is, and what it learned.
+
+  Attributes:
+    spec: see `TaskSpec`.
+    params: {"cls": (d,), "memory": (l, m, d), "head": {"kernel": (d, c),
+      "bias": (c,)}}, float32.
+    provenance: the configuration and the metrics of the run that made it;
+      empty for a task that was not trained.
+  """
+
+  spec: TaskSpec
+  params: dict[str, Any]
+  provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def visibility(specs: Sequence[TaskSpec]) -> np.ndarray:
+  """Who reads whom: the lower right part of Table 1 of the paper.
+
+  Args:
+    specs: the tasks of one model, in any order.
+
+  Returns:
+    bool (t, t): element (i, j) says that the token of task i attends to the
+    token and to the memory of task j. The diagonal is True.
+
+  Raises:
+    TaskError: for a name that is there twice, a task that attends to itself or
+      to one that is not there, or tasks that attend to each other in a circle.
+  """
+  names = [spec.name for spec in specs]
+  twice = sorted({name for name in names if names.count(name) > 1})
+  if twice:
+    raise TaskError(f"task names must differ; there twice: {twice}.")
+  sees = np.eye(len(names), dtype=bool)
+  for i, spec in enumerate(specs):
+    for parent in spec.attends_to:
+      if parent not in names or parent == spec.name:
+        raise TaskError(
+          f"task {spec.name!r} attends to {parent!r}, which is not among the "
+          f"other tasks {[n for n in names if n != spec.name]}."
+        )
+      sees[i, names.index(parent)] = True
+  _refuse_circles(names, sees)
+  return sees
+
+
+def _refuse_circles(names: Sequence[str], sees: np.ndarray) -> None:
+  """Takes away tasks that read no remaining one, until none is left."""
+  left = list(range(len(names)))
+  while left:
+    free = [i for i in left if not any(sees[i, j] for j in left if j != i)]
+    if not free:
+      raise TaskError(
+        f"tasks attend to each other in a circle: {[names[i] for i in left]}."
+      )
+    left = [i for i in left if i not in free]
+
+
+class View(NamedTuple):
+  """Who sees what, as the arrays that the task stream computes with.
+
+  Attributes:
+    cells: bool (t, m), the memory cells that a task really has; the others
+      pad it to the longest.
+    parents: int32 (t, p), indices of the other tasks that a task attends to,
+      filled up with 0; p is the greatest number of them, 0 in concatenation.
+    is_parent: bool (t, p), False where `parents` is filled up.
+    memory_norm: bool (t,), whether a task's memory is layer-normed.
+  """
+
+  cells: np.ndarray
+  parents: np.ndarray
+  is_parent: np.ndarray
+  memory_norm: np.ndarray
+
+
+def view_of(specs: Sequence[TaskSpec]) -> View:
+  """Returns the `View` of a set of tasks; raises as `visibility` does."""
+  others = visibility(specs) & ~np.eye(len(specs), dtype=bool)
+  width = int(others.sum(axis=1).max(initial=0))
+  parents = np.zeros((len(specs), width), np.int32)
+  is_parent = np.zeros((len(specs), width), bool)
+  for i, row in enumerate(others):
+    seen = np.flatnonzero(row)
+    parents[i, : len(seen)] = seen
+    is_parent[i, : len(seen)] = True
+  longest = max((spec.cells for spec in specs), default=0)
+  cells = np.array([np.arange(longest) < spec.cells for spec in specs], bool)
+  return View(
+    cells=cells.reshape(len(specs), longest),
+    parents=parents,
+    is_parent=is_parent,
+    memory_norm=np.array([spec.memory_norm for spec in specs], bool),
+  )

@@ -1,0 +1,75 @@
+"""Parameter trees: plain nested dictionaries, addressed by "a/b/c" names."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import traverse_util
+
+Tree = dict[str, Any]
+
+
+def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
+  """Nested dictionary -> {"outer/inner": leaf}."""
+  return traverse_util.flatten_dict(tree, sep="/")
+
+
+def unflatten(flat: Mapping[str, Any]) -> Tree:
+  """{"outer/inner": leaf} -> nested dictionary; the inverse of `flatten`."""
+  return traverse_util.unflatten_dict(flat, sep="/")
+
+
+def differences(
+  expected: Mapping[str, Any], found: Mapping[str, Any]
+) -> list[str]:
+  """Compares names and shapes of two flat trees; one line for each problem."""
+  lines = [
+    f"missing: {name} {tuple(expected[name].shape)}"
+    for name in sorted(expected.keys() - found.keys())
+  ]
+  lines += [
+    f"extra: {name} {tuple(found[name].shape)}"
+    for name in sorted(found.keys() - expected.keys())
+  ]
+  lines += [
+    f"shape of {name}: {tuple(found[name].shape)}, expected "
+    f"{tuple(expected[name].shape)}"
+    for name in sorted(expected.keys() & found.keys())
+    if tuple(found[name].shape) != tuple(expected[name].shape)
+  ]
+  return lines
+
+
+def count(tree: Any) -> int:
+  """The number of values in a tree of arrays (or of their shapes)."""
+  return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))
+
+
+def array_digest(array: Any) -> str:
+  """SHA-256, as hexadecimal, over an array's dtype, shape and bytes."""
+  digest = hashlib.sha256()
+  _update(digest, np.asarray(array))
+  return digest.hexdigest()
+
+
+def fingerprint(tree: Mapping[str, Any]) -> str:
+  """SHA-256, as hexadecimal, over names, dtypes, shapes and bytes of a tree.
+
+  It depends neither on the order of the keys nor on the file that the tree was
+  read from.
+  """
+  digest = hashlib.sha256()
+  for name, leaf in sorted(flatten(tree).items()):
+    digest.update(name.encode() + b"\0")
+    _update(digest, np.asarray(leaf))
+  return digest.hexdigest()
+
+
+def _update(digest: Any, array: np.ndarray) -> None:
+  """Feeds an array to a hash, in the byte order of the common machines."""
+  if array.dtype.byteorder == ">":
+    array = array.astype(array.dtype.newbyteorder("<"))
+  digest.update(f"{array.dtype.name}{array.shape}".encode() + b"\0")
+  digest.update(np.ascontiguousarray(array).view(np.uint8).data)

@@ -1,0 +1,131 @@
+"""The shapes of a Vision Transformer, and the table of published variants.
+
+Dimension letters, used in every docstring of this package:
+
+  b  pictures in a batch        n  patches of a picture (n + 1 with the class)
+  t  tasks in one pass          m  memory cells of a task, per layer
+  d  width                      h  attention heads (k = d / h, width of one)
+  l  layers                     c  classes of a task
+"""
+
+import dataclasses
+import math
+import re
+
+from memory_vit.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ViTConfig:
+  """Everything that fixes the computation of a ViT, apart from its weights.
+
+  Attributes:
+    width: d, the width of a token.
+    depth: l, the number of blocks.
+    mlp_dim: the hidden width of a block's MLP.
+    num_heads: h.
+    patch_size: the side of a square patch, in pixels.
+    image_size: the side of the square input picture, in pixels.
+    num_classes: outputs of the original head; 0 where there is no head, and
+      the model puts out its features.
+    representation_size: width of `pre_logits`, the tanh layer before the head
+      of the original ImageNet-21k checkpoints; 0 where there is none.
+    gelu: "tanh", the approximation that vit_jax and big_vision train with, or
+      "exact", for weights that were trained in PyTorch.
+    dtype: of the computation, "float32" or "bfloat16". Parameters stay float32.
+  """
+
+  width: int
+  depth: int
+  mlp_dim: int
+  num_heads: int
+  patch_size: int
+  image_size: int = 224
+  num_classes: int = 0
+  representation_size: int = 0
+  gelu: str = "tanh"
+  dtype: str = "float32"
+
+  def __post_init__(self) -> None:
+    if self.width % self.num_heads:
+      raise ConfigError(
+        f"width {self.width} is not a multiple of {self.num_heads} heads."
+      )
+    if self.image_size < 1 or self.image_size % self.patch_size:
+      nearest = max(1, round(self.image_size / self.patch_size))
+      raise ConfigError(
+        f"image_size {self.image_size} is not a multiple of the patch size "
+        f"{self.patch_size}: use {nearest * self.patch_size}."
+      )
+    if self.gelu not in ("tanh", "exact"):
+      raise ConfigError(f"gelu is {self.gelu!r}, expected 'tanh' or 'exact'.")
+    if self.dtype not in ("float32", "bfloat16"):
+      raise ConfigError(
+        f"dtype is {self.dtype!r}, expected 'float32' or 'bfloat16'."
+      )
+
+  @property
+  def num_patches(self) -> int:
+    """n, the number of patches of a picture."""
+    return (self.image_size // self.patch_size) ** 2
+
+  @property
+  def head_dim(self) -> int:
+    """The width of one attention head."""
+    return self.width // self.num_heads
+
+  @property
+  def variant(self) -> str:
+    """The published name, "B/32"; for other shapes one that spells them out."""
+    for letter, shape in VARIANTS.items():
+      if shape == (self.width, self.depth, self.mlp_dim, self.num_heads):
+        return f"{letter}/{self.patch_size}"
+    return (
+      f"width{self.width}-depth{self.depth}-mlp{self.mlp_dim}"
+      f"-heads{self.num_heads}/{self.patch_size}"
+    )
+
+
+# Letter -> width, depth, mlp_dim, num_heads. "Micro" is ours, for the
+# quickstart and the tests; the others are those of the ViT and DeiT papers.
+VARIANTS = {
+  "Micro": (64, 4, 256, 4),
+  "Ti": (192, 12, 768, 3),
+  "S": (384, 12, 1536, 6),
+  "B": (768, 12, 3072, 12),
+  "L": (1024, 24, 4096, 16),
+  "H": (1280, 32, 5120, 16),
+}
+
+
+def vit_config(variant: str, **overrides) -> ViTConfig:
+  """Returns the configuration of a variant such as "B/32".
+
+  Args:
+    variant: letter of `VARIANTS`, a slash, the patch size in pixels.
+    **overrides: the other fields of `ViTConfig`, such as `image_size`.
+
+  Raises:
+    ConfigError: for a name that is not of this form.
+  """
+  match = re.fullmatch(r"(\w+)/(\d+)", variant)
+  if not match or match[1] not in VARIANTS or int(match[2]) < 1:
+    raise ConfigError(
+      f"unknown variant {variant!r}: expected one of {', '.join(VARIANTS)}, a "
+      "slash and a patch size, for example 'B/32'."
+    )
+  width, depth, mlp_dim, num_heads = VARIANTS[match[1]]
+  return ViTConfig(
+    width=width,
+    depth=depth,
+    mlp_dim=mlp_dim,
+    num_heads=num_heads,
+    patch_size=int(match[2]),
+    **overrides,
+  )
+
+
+def square_side(patches: int) -> int:
+  """The side of a square grid of `patches`, or 0 where it is not square."""
+  side = math.isqrt(patches)
+  return side if side * side == patches else 0

@@ -1,0 +1,88 @@
+"""One environment for all tests: 8 virtual CPU devices, tiny models."""
+
+import os
+import sys
+from pathlib import Path
+
+# Before jax is imported by anything.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["XLA_FLAGS"] = " ".join(
+  [
+    os.environ.get("XLA_FLAGS", ""),
+    "--xla_force_host_platform_device_count=8",
+    # Compiling takes nearly all the time of these tests.
+    "--xla_backend_optimization_level=0",
+  ]
+)
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # `configs` is no package that gets installed
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+
+import memory_vit as mv  # noqa: E402
+from memory_vit import sharding, trees  # noqa: E402
+from memory_vit.backbone import backbone_shapes  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def backbone() -> mv.Backbone:
+  return tiny_backbone()
+
+
+@pytest.fixture(scope="session")
+def images() -> jax.Array:
+  return jax.random.normal(jax.random.key(7), (8, 8, 8, 3))
+
+
+@pytest.fixture(params=[1, 8], ids=["1 device", "8 devices"])
+def mesh(request) -> jax.sharding.Mesh:
+  return sharding.make_mesh(jax.devices()[: request.param])
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+  """Real weights and pictures that lie beside a checkout, where there are."""
+  path = Path(
+    os.environ.get("MEMORY_VIT_DATA", ROOT.parent / "shared" / "data")
+  )
+  if not (path / "vit_ti16_64.npz").is_file():
+    pytest.skip(f"no real data in {path} (set MEMORY_VIT_DATA)")
+  return path
+
+
+def tiny_backbone(seed: int = 0, **overrides) -> mv.Backbone:
+  """Two blocks of width 32, 16 patches of 2 pixels, a head of 7 classes."""
+  options = {
+    "width": 32, "depth": 2, "mlp_dim": 48, "num_heads": 2, "patch_size": 2,
+    "image_size": 8, "num_classes": 7, **overrides,
+  }  # fmt: skip
+  config = mv.ViTConfig(**options)
+  rng = np.random.default_rng(seed)
+  # Made by numpy: a compiled initialiser takes longer than most tests.
+  params = jax.tree.map(
+    lambda a: (0.3 * rng.standard_normal(a.shape)).astype(np.float32),
+    backbone_shapes(config),
+  )
+  return mv.Backbone(config, params, trees.fingerprint(params))
+
+
+def random_task(backbone, name, *, seed=0, classes=3, cells=2, **options):
+  """A task in which nothing is zero, as if it had been trained."""
+  task = mv.init_task(
+    jax.random.key(seed),
+    backbone,
+    name=name,
+    num_classes=classes,
+    cells=cells,
+    **options,
+  )
+  rng = np.random.default_rng(seed)
+  params = jax.tree.map(
+    lambda a: (a + 0.5 * rng.standard_normal(a.shape)).astype(np.float32),
+    jax.device_get(task.params),
+  )
+  return mv.Task(task.spec, params)

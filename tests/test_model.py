@@ -1,0 +1,287 @@
+"""The model against the dense oracle, and what it promises about outputs."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from conftest import random_task, tiny_backbone
+
+import memory_vit as mv
+from memory_vit import programs, trees
+from memory_vit.errors import ConfigError, DataError, TaskError
+
+
+def random_tasks(backbone, seed, count=5):
+  """A random acyclic graph of tasks, handed over in a random order."""
+  rng = np.random.default_rng(seed)
+  tasks = []
+  for i in range(count):
+    parents = [t.spec.name for t in tasks if rng.random() < 0.4]
+    tasks.append(
+      random_task(
+        backbone, f"task{i}", seed=10 * seed + i,
+        classes=int(rng.integers(2, 6)), cells=int(rng.integers(0, 4)),
+        attends_to=parents, memory_norm=bool(rng.random() < 0.7),
+      )
+    )  # fmt: skip
+  return [tasks[i] for i in rng.permutation(count)]
+
+
+def as_oracle(tasks):
+  return [(t.spec.name, t.spec.attends_to, t.spec.memory_norm) for t in tasks]
+
+
+def all_params(backbone, tasks):
+  return {
+    "backbone": backbone.params,
+    "tasks": {t.spec.name: t.params for t in tasks},
+  }
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_two_streams_equal_the_masked_sequence(images, seed):
+  backbone = tiny_backbone(gelu="exact") if seed == 3 else tiny_backbone()
+  tasks = random_tasks(backbone, seed)
+  if seed < 3:  # the graph is not an empty one by chance
+    assert any(t.spec.attends_to for t in tasks)
+  params = all_params(backbone, tasks)
+  module = mv.MemoryViT(backbone.config, tuple(t.spec for t in tasks))
+
+  def ours(params):
+    return module.apply({"params": params}, images)
+
+  def dense(params):
+    return oracle.forward(backbone.config, params, as_oracle(tasks), images)
+
+  found, expected = jax.jit(ours)(params), jax.jit(dense)(params)
+  assert found.keys() == expected.keys()
+  for name, logits in expected.items():
+    close(found[name], logits)
+
+  # A weighted sum, so that no part of the gradient can cancel.
+  def loss(forward, task_params):
+    out = forward({**params, "tasks": task_params})
+    return sum(
+      (value * jnp.cos(jnp.arange(value.size).reshape(value.shape))).sum()
+      for value in out.values()
+    )
+
+  gradient = jax.jit(jax.grad(loss, argnums=1), static_argnums=0)
+  found = trees.flatten(gradient(ours, params["tasks"]))
+  expected = trees.flatten(gradient(dense, params["tasks"]))
+  for name, value in expected.items():
+    close(found[name], value)
+
+
+def close(found, expected):
+  """Equal to 1e-5 of the greatest value."""
+  scale = float(jnp.abs(expected).max()) if expected.size else 1.0
+  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_original_outputs_are_preserved_to_the_bit(images, dtype):
+  backbone = tiny_backbone(dtype=dtype)
+  plain = np.asarray(PlainViT(backbone.config).jitted(backbone.params, images))
+  assert np.abs(plain).max() > 0.1
+  tasks = [
+    random_task(backbone, f"t{i}", seed=i, cells=i % 4) for i in range(64)
+  ]
+  for count in (0, 1, 4, 16, 64):
+    out = mv.forward(backbone, tasks[:count], images)
+    assert np.array_equal(out["backbone"], plain), count
+    assert len(out) == count + 1
+
+
+class PlainViT(nn.Module):
+  """The published ViT, of flax's own layers; knows of no task."""
+
+  config: mv.ViTConfig
+
+  @nn.compact
+  def __call__(self, images):
+    cfg = self.config
+    kwargs = {"dtype": cfg.dtype}
+    patch = (cfg.patch_size,) * 2
+    x = nn.Conv(
+      cfg.width, patch, patch, padding="VALID", name="embedding", **kwargs
+    )(images.astype(cfg.dtype))
+    x = x.reshape(len(x), -1, cfg.width)
+    cls = self.param("cls", nn.initializers.zeros, (1, 1, cfg.width))
+    cls = jnp.tile(cls, (len(x), 1, 1)).astype(x.dtype)
+    x = jnp.concatenate([cls, x], axis=1)
+    x = PlainEncoder(cfg, name="Transformer")(x)
+    head = nn.Dense(cfg.num_classes, name="head", **kwargs)
+    return head(x[:, 0]).astype(jnp.float32)
+
+  def jitted(self, params, images):
+    return jax.jit(self.apply)({"params": params}, images)
+
+
+class PlainEncoder(nn.Module):
+  config: mv.ViTConfig
+
+  @nn.compact
+  def __call__(self, x):
+    cfg = self.config
+    x = x + PlainPosition(cfg, name="posembed_input")().astype(x.dtype)
+    for i in range(cfg.depth):
+      x = PlainBlock(cfg, name=f"encoderblock_{i}")(x)
+    return nn.LayerNorm(name="encoder_norm", dtype=cfg.dtype)(x)
+
+
+class PlainPosition(nn.Module):
+  config: mv.ViTConfig
+
+  @nn.compact
+  def __call__(self):
+    shape = (1, self.config.num_patches + 1, self.config.width)
+    return self.param("pos_embedding", nn.initializers.zeros, shape)
+
+
+class PlainBlock(nn.Module):
+  config: mv.ViTConfig
+
+  @nn.compact
+  def __call__(self, x):
+    cfg = self.config
+    y = nn.LayerNorm(dtype=cfg.dtype)(x)
+    attention = nn.MultiHeadDotProductAttention(cfg.num_heads, dtype=cfg.dtype)
+    x = x + attention(y, y)
+    y = nn.LayerNorm(dtype=cfg.dtype)(x)
+    return x + PlainMlp(cfg, name="MlpBlock_0")(y)
+
+
+class PlainMlp(nn.Module):
+  config: mv.ViTConfig
+
+  @nn.compact
+  def __call__(self, x):
+    x = nn.gelu(nn.Dense(self.config.mlp_dim, dtype=self.config.dtype)(x))
+    return nn.Dense(self.config.width, dtype=self.config.dtype)(x)
+
+
+def test_concatenated_equals_alone(backbone, images):
+  tasks = [
+    random_task(backbone, f"t{i}", seed=i, cells=i, classes=2 + i)
+    for i in range(4)
+  ]
+  together = mv.forward(backbone, tasks, images)
+  for task in tasks:
+    alone = mv.forward(backbone, [task], images)[task.spec.name]
+    close(together[task.spec.name], alone)
+
+
+def test_removing_a_task_changes_nothing_for_the_others(backbone, images):
+  a = random_task(backbone, "a", seed=1, cells=5)
+  b = random_task(backbone, "b", seed=2, cells=3)
+  c = random_task(backbone, "c", seed=3, cells=0, attends_to=("a",))
+  every = mv.forward(backbone, [a, b, c], images)
+  fewer = mv.forward(backbone, [c, a], images)
+  for name in ("a", "c"):
+    close(fewer[name], every[name])
+
+
+def test_extension_reads_and_concatenation_does_not(backbone, images):
+  parent = random_task(backbone, "parent", seed=1)
+  other = random_task(backbone, "parent", seed=2)
+  child = random_task(backbone, "child", seed=3, attends_to=("parent",))
+  alone = random_task(backbone, "child", seed=3)
+
+  def logits(task, parent):
+    return mv.forward(backbone, [parent, task], images)["child"]
+
+  assert not np.allclose(logits(child, parent), logits(child, other))
+  assert np.array_equal(logits(alone, parent), logits(alone, other))
+  assert not np.allclose(logits(child, parent), logits(alone, parent))
+
+
+def test_memory_and_class_token_and_order_of_norm_matter(backbone, images):
+  task = random_task(backbone, "a", seed=1)
+  out = mv.forward(backbone, [task], images)["a"]
+  for leaf in ("cls", "memory"):
+    params = {**task.params, leaf: -task.params[leaf]}
+    other = mv.Task(task.spec, params)
+    assert not np.allclose(out, mv.forward(backbone, [other], images)["a"])
+  spec = dataclasses.replace(task.spec, memory_norm=False)
+  plain = mv.forward(backbone, [mv.Task(spec, task.params)], images)["a"]
+  assert not np.allclose(out, plain)
+
+
+def test_gradient_of_a_task_ignores_its_neighbours(backbone, images):
+  a = random_task(backbone, "a", seed=1)
+  b = random_task(backbone, "b", seed=2)
+  _, context = mv.encode(backbone, images)
+
+  def loss(params, specs):
+    out = programs.read_tasks(
+      params, backbone.params, context, config=backbone.config, specs=specs
+    )
+    return sum((logits**2).sum() for logits in out.values())
+
+  gradient = jax.jit(jax.grad(loss), static_argnums=1)
+  both = gradient({"a": a.params, "b": b.params}, (a.spec, b.spec))
+  alone = gradient({"a": a.params}, (a.spec,))
+  jax.tree.map(close, both["a"], alone["a"])
+
+
+def test_bfloat16_is_close_to_float32(images):
+  outs = [
+    mv.forward(b, [random_task(b, "a", seed=1)], images)
+    for b in (tiny_backbone(), tiny_backbone(dtype="bfloat16"))
+  ]
+  for name in outs[0]:
+    assert outs[1][name].dtype == jnp.float32
+    np.testing.assert_allclose(outs[1][name], outs[0][name], atol=0.15)
+    assert not np.array_equal(outs[1][name], outs[0][name])
+
+
+def test_pre_logits_and_features(images):
+  backbone = tiny_backbone(representation_size=16)
+  config = backbone.config
+  params = {"backbone": backbone.params, "tasks": {}}
+  expected = jax.jit(lambda params: oracle.forward(config, params, [], images))(
+    params
+  )
+  found = mv.forward(backbone, [], images)["backbone"]
+  close(found, expected["backbone"])
+
+  headless = tiny_backbone(num_classes=0)
+  assert mv.forward(headless, [], images)["backbone"].shape == (8, 32)
+
+
+def test_module_makes_the_documented_tree(backbone, images):
+  a = random_task(backbone, "a", cells=3, classes=4)
+  module = mv.MemoryViT(backbone.config, (a.spec,))
+  shapes = jax.eval_shape(module.init, jax.random.key(0), images)["params"]
+  assert set(shapes) == {"backbone", "tasks"}
+  found = {k: v.shape for k, v in trees.flatten(shapes["tasks"]).items()}
+  assert found == {
+    "a/cls": (32,),
+    "a/memory": (2, 3, 32),
+    "a/head/kernel": (32, 4),
+    "a/head/bias": (4,),
+  }
+  assert jax.tree.structure(shapes["backbone"]) == jax.tree.structure(
+    backbone.params
+  )
+
+
+def test_forward_refuses(backbone, images):
+  a = random_task(backbone, "a")
+  with pytest.raises(DataError, match="floats in"):
+    mv.forward(backbone, [a], images[:, :4])
+  with pytest.raises(DataError, match="floats in"):
+    mv.forward(backbone, [a], images.astype(jnp.uint8))
+  with pytest.raises(TaskError, match="twice"):
+    mv.forward(backbone, [a, a], images)
+  with pytest.raises(TaskError, match="another backbone.*fingerprint"):
+    mv.forward(tiny_backbone(seed=1), [a], images)
+  with pytest.raises(ConfigError, match="bfloat16"):
+    tiny_backbone(dtype="float16")
+  with pytest.raises(ConfigError, match="multiple of the patch size"):
+    tiny_backbone(image_size=9)
