@@ -1,0 +1,356 @@
+"""Published checkpoints: an .npz file -> `Backbone`, and back.
+
+Understood are the layouts in which ViT weights are published:
+
+  vit_jax      the tree of `model.VisionTransformer`, and the same with the
+               numbers that flax gave to layers before Linen (all files under
+               gs://vit_models have these)
+  big_vision   no position embedding for the class token, which has it added
+               already; blocks optionally stacked along a first axis
+
+Nothing is guessed and nothing is skipped: a file that does not have exactly the
+weights of one ViT is refused, with all that is wrong.
+"""
+
+import dataclasses
+import fnmatch
+import logging
+import os
+import statistics
+import zipfile
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from memory_vit import trees
+from memory_vit.backbone import Backbone, backbone_shapes
+from memory_vit.download import local_file, replacing
+from memory_vit.errors import CheckpointError
+from memory_vit.variants import ViTConfig, square_side
+
+logger = logging.getLogger("memory_vit")
+
+Arrays = dict[str, np.ndarray]
+
+# Around the parameters in the files of whole training states.
+_PREFIXES = ("opt/target/", "params/")
+
+_BLOCK = "Transformer/encoderblock_"
+_STACKED_BLOCKS = "Transformer/encoderblock/"
+_POSITIONS = "Transformer/posembed_input/pos_embedding"
+
+# Before Linen, one counter ran through all the layers of a block.
+_FROM_PRE_LINEN = {
+  "MultiHeadDotProductAttention_1": "MultiHeadDotProductAttention_0",
+  "LayerNorm_2": "LayerNorm_1",
+  "MlpBlock_3": "MlpBlock_0",
+}
+_TO_PRE_LINEN = {new: old for old, new in _FROM_PRE_LINEN.items()}
+
+# The entries that tell the shape of the model, and their axes.
+_TELLING = {
+  "embedding/kernel": ("patch", "patch", "3", "width"),
+  _POSITIONS: ("1", "patches + 1", "width"),
+  f"{_BLOCK}*/MultiHeadDotProductAttention_0/query/kernel": (
+    "width",
+    "heads",
+    "width / heads",
+  ),
+  f"{_BLOCK}*/MlpBlock_0/Dense_0/kernel": ("width", "mlp_dim"),
+}
+
+# What a damaged or hostile archive raises when it is read.
+_UNREADABLE = (
+  EOFError,
+  MemoryError,  # A shape that the file does not have the bytes for.
+  OSError,
+  RuntimeError,  # Encrypted, or compressed in a way that is not installed.
+  ValueError,  # Among them pickles.
+  zipfile.BadZipFile,
+  zlib.error,
+)
+
+# Of problems in one message.
+_MAX_LINES = 40
+
+
+def load_backbone(
+  path: str | os.PathLike[str],
+  image_size: int | None = None,
+  dtype: str = "float32",
+  *,
+  gelu: str = "tanh",
+) -> Backbone:
+  """Reads a pretrained ViT.
+
+  The layouts are those of vit_jax and big_vision; see the top of this file.
+
+  Args:
+    path: a local .npz file, a name of `download.KNOWN`, or an address that
+      starts with https://, http:// or gs://. What is fetched is kept in
+      $MEMORY_VIT_CACHE, or ~/.cache/memory_vit.
+    image_size: in pixels, the side that the backbone is to be used with; for
+      another one than it was trained with, the position embedding is resized.
+      None keeps that of the file.
+    dtype: of the computation, "float32" or "bfloat16".
+    gelu: "tanh", or "exact" for weights that were trained in PyTorch.
+
+  Returns:
+    The backbone; its parameters are float32, on the default device. The
+    fingerprint is that of the weights in the file, whatever the layout,
+    `image_size` and `dtype`.
+
+  Raises:
+    CheckpointError: where there is no such file, it cannot be fetched or read,
+      or does not hold exactly the weights of a ViT with a class token.
+    ConfigError: for an `image_size`, `dtype` or `gelu` that cannot be.
+  """
+  file = local_file(os.fspath(path))
+  arrays = _as_vit_jax(_read(file), file)
+  published = _infer_config(arrays, file)
+  _require_weights(arrays, published, file)
+  fingerprint = trees.fingerprint(trees.unflatten(arrays))
+
+  config = dataclasses.replace(
+    published,
+    image_size=published.image_size if image_size is None else image_size,
+    dtype=dtype,
+    gelu=gelu,
+  )
+  arrays[_POSITIONS] = _resized(
+    arrays[_POSITIONS], config.image_size // config.patch_size
+  )
+  params = jax.tree.map(jnp.asarray, trees.unflatten(arrays))
+  return Backbone(config, params, fingerprint)
+
+
+def save_backbone(backbone: Backbone, path: str | os.PathLike[str]) -> None:
+  """Writes the .npz file of a backbone, in the layout of the published files.
+
+  `load_backbone` reads the same parameters from it, and so the same
+  fingerprint; except for a backbone with a resized position embedding, which is
+  written as it is: that is another set of weights. An existing file is replaced
+  once the new one is complete.
+
+  Args:
+    backbone: to be written, float32.
+    path: of the file.
+  """
+  arrays = {
+    _renumbered(name, _TO_PRE_LINEN): np.asarray(leaf)
+    for name, leaf in trees.flatten(backbone.params).items()
+  }
+  with replacing(Path(path)) as part, part.open("wb") as file:
+    np.savez(file, allow_pickle=False, **arrays)
+
+
+# Local file -> arrays.
+
+
+def _read(file: Path) -> Arrays:
+  """Reads all parameters, as float32, under their names without prefix."""
+  if not zipfile.is_zipfile(file):
+    raise CheckpointError(
+      f"{file} is no .npz file, or its end is missing: fetch it again."
+    )
+  try:
+    # Never unpickled: a pickle runs any code that its author likes.
+    archive = np.load(file, allow_pickle=False)
+  except _UNREADABLE as error:
+    raise CheckpointError(f"{file} cannot be read: {error}") from error
+  with archive:
+    if len(set(archive.files)) < len(archive.files):
+      raise CheckpointError(f"{file} has two entries of the same name.")
+    return {
+      name: _read_entry(archive, entry, file)
+      for name, entry in _without_prefix(archive.files).items()
+    }
+
+
+def _without_prefix(entries: Iterable[str]) -> dict[str, str]:
+  """Returns {name of a parameter: its entry in the file}."""
+  names = {entry: entry for entry in entries}
+  for prefix in _PREFIXES:
+    if any(name.startswith(prefix) for name in names):
+      # What lies beside it is the state of the optimiser, clocks and the like.
+      names = {
+        name.removeprefix(prefix): entry
+        for name, entry in names.items()
+        if name.startswith(prefix)
+      }
+  return names
+
+
+def _read_entry(
+  archive: np.lib.npyio.NpzFile, entry: str, file: Path
+) -> np.ndarray:
+  """Reads one array, as float32."""
+  try:
+    array = archive[entry]
+  except _UNREADABLE as error:
+    raise CheckpointError(
+      f"{file}: entry {entry!r} cannot be read: {error}"
+    ) from error
+  dtype = getattr(array, "dtype", None)
+  if dtype == np.dtype("V2"):
+    # numpy has no name for bfloat16, and stores it as two bytes of anything.
+    array = array.view(jnp.bfloat16)
+  elif dtype is None or dtype.kind != "f":
+    raise CheckpointError(
+      f"{file}: entry {entry!r} is {dtype or 'no array'}, expected a float."
+    )
+  return array.astype(np.float32)
+
+
+# Any layout -> that of vit_jax with the numbers of Linen.
+
+
+def _as_vit_jax(arrays: Arrays, file: Path) -> Arrays:
+  """Converts the layout of all entries that are known; leaves the others."""
+  converted = {}
+  for name, array in arrays.items():
+    for new_name, new_array in _converted(name, array):
+      if new_name in converted:
+        raise CheckpointError(
+          f"{file} has {new_name} more than once, in two layouts."
+        )
+      converted[new_name] = new_array
+  return converted
+
+
+def _converted(name: str, array: np.ndarray) -> list[tuple[str, np.ndarray]]:
+  if name == "pos_embedding":
+    return [(_POSITIONS, _with_class_position(array))]
+  name = _renumbered(name, _FROM_PRE_LINEN)
+  if name.startswith(_STACKED_BLOCKS) and array.ndim:
+    inner = name.removeprefix(_STACKED_BLOCKS)
+    return [(f"{_BLOCK}{i}/{inner}", layer) for i, layer in enumerate(array)]
+  return [(name, array)]
+
+
+def _renumbered(name: str, numbers: dict[str, str]) -> str:
+  return "/".join(numbers.get(part, part) for part in name.split("/"))
+
+
+def _with_class_position(positions: np.ndarray) -> np.ndarray:
+  """Gives a big_vision position embedding (1, n, d) an entry for the class.
+
+  It is zero: `cls` of these files has it added. For that reason the fingerprint
+  differs from that of the same weights unfolded. The backbone computes the same
+  from both; a task would not, as its own class token gets the entry added.
+  """
+  if positions.ndim != 3 or not square_side(positions.shape[1]):
+    return positions
+  return np.pad(positions, ((0, 0), (1, 0), (0, 0)))
+
+
+# Arrays -> configuration.
+
+
+def _infer_config(arrays: Arrays, file: Path) -> ViTConfig:
+  """Reads the configuration from the shapes."""
+  shapes = {
+    pattern: _common_shape(arrays, pattern, len(axes))
+    for pattern, axes in _TELLING.items()
+  }
+  missing = [
+    f"missing: {pattern} ({', '.join(_TELLING[pattern])})"
+    for pattern, shape in shapes.items()
+    if not shape
+  ]
+  if missing:
+    found = [f"found: {name} {arrays[name].shape}" for name in sorted(arrays)]
+    raise _refusal(file, missing + found, arrays)
+
+  (patch, *_), (_, positions, _), (_, heads, head_dim), (_, mlp_dim) = (
+    shapes.values()
+  )
+  side = square_side(positions - 1)
+  if not side:
+    raise CheckpointError(
+      f"{file}: the position embedding has {positions} entries, expected those "
+      "of a square grid of patches and, except in files of big_vision, one for "
+      "the class token."
+    )
+  blocks = {n.split("/")[1] for n in arrays if n.startswith(_BLOCK)}
+  return ViTConfig(
+    width=heads * head_dim,
+    depth=len(blocks),
+    mlp_dim=mlp_dim,
+    num_heads=heads,
+    patch_size=patch,
+    image_size=side * patch,
+    num_classes=_outputs(arrays, "head"),
+    representation_size=_outputs(arrays, "pre_logits"),
+  )
+
+
+def _common_shape(
+  arrays: Arrays, pattern: str, rank: int
+) -> tuple[int, ...] | None:
+  """The shape that most arrays of that name and rank have, if there are any.
+
+  With that of most blocks, an error names the one block that differs.
+  """
+  found = [arrays[name] for name in sorted(fnmatch.filter(arrays, pattern))]
+  shapes = [a.shape for a in found if a.ndim == rank and a.size]
+  return statistics.mode(shapes) if shapes else None
+
+
+def _outputs(arrays: Arrays, layer: str) -> int:
+  """The width of a layer that may be absent; 0 then."""
+  for name in (f"{layer}/bias", f"{layer}/kernel"):
+    if name in arrays and arrays[name].ndim:
+      return arrays[name].shape[-1]
+  return 0
+
+
+def _require_weights(arrays: Arrays, config: ViTConfig, file: Path) -> None:
+  """Raises unless the arrays are exactly the parameters of the model."""
+  expected = trees.flatten(backbone_shapes(config))
+  problems = trees.differences(expected, arrays)
+  if problems:
+    raise _refusal(file, problems, arrays)
+
+
+def _refusal(file: Path, lines: list[str], arrays: Arrays) -> CheckpointError:
+  """One error with all problems of a file."""
+  shown = lines[:_MAX_LINES]
+  if len(lines) > _MAX_LINES:
+    shown.append(f"and {len(lines) - _MAX_LINES} more")
+  message = [f"{file} does not hold exactly the weights of a ViT:", *shown]
+  if "cls" not in arrays:
+    message.append(
+      "There is no class token (cls): models that pool all patches, such as "
+      "those of big_vision with 'gap' or 'map', cannot be used."
+    )
+  message.append(
+    "Understood are the .npz files of vit_jax (either numbering of layers) and "
+    "big_vision (pos_embedding at the top, blocks stacked or not), optionally "
+    f"under {' or '.join(_PREFIXES)}."
+  )
+  return CheckpointError("\n  ".join(message))
+
+
+def _resized(positions: np.ndarray, side: int) -> np.ndarray:
+  """Position embedding (1, n + 1, d) -> (1, side^2 + 1, d), as vit_jax does.
+
+  The entry of the class stays; those of the patches are interpolated, bilinear
+  with corners on corners.
+  """
+  old = square_side(positions.shape[1] - 1)
+  if side == old:
+    return positions
+  import scipy.ndimage  # A sixth of a second.
+
+  grid = positions[0, 1:].reshape(old, old, -1)
+  grid = scipy.ndimage.zoom(grid, (side / old, side / old, 1), order=1)
+  logger.info(
+    "resized position embedding from (%d,%d) to (%d,%d)", old, old, side, side
+  )
+  patches = grid.reshape(1, side * side, -1)
+  return np.concatenate([positions[:, :1], patches], axis=1)
