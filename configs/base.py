@@ -1,0 +1,13 @@
+"""The base that every configuration changes: `memory_vit.config`, as it is.
+
+Each option is described there, in the class that declares it.
+"""
+
+import ml_collections
+
+from memory_vit import config as config_lib
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """All options at their defaults, which are the paper's where it has one."""
+  return ml_collections.ConfigDict(config_lib.to_dict(config_lib.Config()))

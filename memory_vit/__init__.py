@@ -1,0 +1,34 @@
+"""Teach a frozen Vision Transformer new tasks with learnable memory.
+
+Sandler, Zhmoginov, Vladymyrov, Jackson: Fine-tuning Image Transformers using
+Learnable Memory. CVPR 2022.
+"""
+
+from memory_vit.adapters import init_task, load_task, save_task
+from memory_vit.backbone import Backbone, random_backbone
+from memory_vit.errors import MemoryVitError
+from memory_vit.model import MemoryViT
+from memory_vit.pretrained import load_backbone, save_backbone
+from memory_vit.programs import encode, forward, read
+from memory_vit.tasks import EvalPreprocessing, Task, TaskSpec
+from memory_vit.variants import ViTConfig, vit_config
+
+__all__ = [
+  "Backbone",
+  "EvalPreprocessing",
+  "MemoryViT",
+  "MemoryVitError",
+  "Task",
+  "TaskSpec",
+  "ViTConfig",
+  "encode",
+  "forward",
+  "init_task",
+  "load_backbone",
+  "load_task",
+  "random_backbone",
+  "read",
+  "save_backbone",
+  "save_task",
+  "vit_config",
+]

@@ -1,0 +1,210 @@
+"""Tasks as objects: made, saved and loaded.
+
+A saved task is a directory:
+
+  task.json   what it is, readable: `TaskSpec`, the provenance, and for every
+              array its shape, type and SHA-256
+  arrays/     the parameters, written by orbax
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from memory_vit import records, trees
+from memory_vit.backbone import Backbone
+from memory_vit.errors import TaskError
+from memory_vit.model import TaskParams
+from memory_vit.programs import require_backbone
+from memory_vit.tasks import EvalPreprocessing, Task, TaskSpec
+
+FORMAT_VERSION = 1
+_KEYS = ("format_version", "spec", "arrays", "provenance")
+
+
+def init_task(
+  key: jax.Array,
+  backbone: Backbone,
+  *,
+  name: str,
+  num_classes: int,
+  cells: int = 5,
+  attends_to: Sequence[str] = (),
+  memory_norm: bool = True,
+  cls_init: str = "pretrained",
+  class_names: Sequence[str] = (),
+  evaluation: EvalPreprocessing | None = None,
+) -> Task:
+  """A new task, before training.
+
+  Args:
+    key: of the random numbers.
+    backbone: that it is for.
+    name: see `TaskSpec`.
+    num_classes: c.
+    cells: m, memory cells per layer.
+    attends_to: names of the earlier tasks that it reads.
+    memory_norm: see `TaskSpec`.
+    cls_init: "pretrained" starts its class token as a copy of the backbone's,
+      "normal" at N(0, 0.02^2).
+    class_names: c names, or none.
+    evaluation: how pictures are prepared; by default resized to the square.
+
+  Returns:
+    The task: memory at N(0, 0.02^2) (section 3.1 of the paper), head at zero.
+
+  Raises:
+    TaskError: for values that are not possible.
+  """
+  if cls_init not in ("pretrained", "normal"):
+    raise TaskError(
+      f"cls_init is {cls_init!r}, expected 'pretrained' or 'normal'."
+    )
+  size = backbone.config.image_size
+  spec = TaskSpec(
+    name=name,
+    num_classes=num_classes,
+    cells=cells,
+    attends_to=tuple(attends_to),
+    memory_norm=memory_norm,
+    class_names=tuple(class_names),
+    backbone=backbone.id,
+    evaluation=evaluation or EvalPreprocessing(image_size=size),
+  )
+  params = TaskParams(backbone.config, spec).init(key)["params"]
+  if cls_init == "pretrained":
+    params["cls"] = jnp.array(backbone.params["cls"][0, 0])
+  return Task(spec, params)
+
+
+def save_task(task: Task, path: str | os.PathLike) -> None:
+  """Writes a task to a directory; an older one there is replaced as a whole.
+
+  Raises:
+    TaskError: where the path is there and is not a task.
+  """
+  path = Path(path).absolute()
+  if path.exists() and not (path / "task.json").is_file():
+    raise TaskError(f"{path} exists and is not a task: it is left as it is.")
+  path.parent.mkdir(parents=True, exist_ok=True)
+  scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+  try:
+    flat = {k: np.asarray(v) for k, v in trees.flatten(task.params).items()}
+    _save_arrays(scratch / "new" / "arrays", flat)
+    text = json.dumps(_manifest(task, flat), indent=2, ensure_ascii=False)
+    (scratch / "new" / "task.json").write_text(text + "\n", encoding="utf-8")
+    # The old one is moved out of the way, not deleted, until the new one is in
+    # its place.
+    if path.exists():
+      path.rename(scratch / "old")
+    (scratch / "new").rename(path)
+  finally:
+    shutil.rmtree(scratch)
+
+
+def load_task(path: str | os.PathLike, backbone: Backbone) -> Task:
+  """Reads a task, for the backbone that it was trained on.
+
+  Args:
+    path: directory that `save_task` wrote.
+    backbone: on which it will run.
+
+  Raises:
+    TaskError: for a directory that is not a task or is damaged, a format that
+      is not known, or another backbone.
+  """
+  path = Path(path).absolute()
+  manifest = read_manifest(path)
+  spec = records.build(
+    TaskSpec, manifest["spec"], f"{path / 'task.json'}: spec", TaskError
+  )
+  require_backbone(spec, backbone.id)
+  declared = manifest["arrays"]
+  flat = _load_arrays(path / "arrays", declared)
+  expected = jax.eval_shape(
+    TaskParams(backbone.config, spec).init, jax.random.key(0)
+  )
+  problems = trees.differences(trees.flatten(expected["params"]), flat)
+  problems += [
+    f"contents of {name} do not have the SHA-256 of task.json"
+    for name in sorted(flat)
+    if trees.array_digest(flat[name]) != declared[name]["sha256"]
+  ]
+  if problems:
+    raise TaskError(f"task in {path} is damaged:\n  " + "\n  ".join(problems))
+  params = trees.unflatten({k: jnp.asarray(v) for k, v in flat.items()})
+  return Task(spec, params, manifest["provenance"])
+
+
+def read_manifest(path: str | os.PathLike) -> dict[str, Any]:
+  """Reads and checks the outer form of `task.json` in a task's directory."""
+  file = Path(path) / "task.json"
+  try:
+    manifest = json.loads(file.read_text(encoding="utf-8"))
+  except FileNotFoundError:
+    raise TaskError(
+      f"{path} is not a task: it has no task.json. Expected a directory that "
+      "memory_vit exported, such as WORKDIR/tasks/NAME."
+    ) from None
+  except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    raise TaskError(f"{file} is not readable as JSON: {error}") from error
+  version = (
+    manifest.get("format_version") if isinstance(manifest, dict) else None
+  )
+  if version != FORMAT_VERSION:
+    raise TaskError(
+      f"{file} has format_version {version!r}, this version of memory_vit "
+      f"reads {FORMAT_VERSION}."
+    )
+  records.require_keys(manifest, _KEYS, str(file), TaskError)
+  return manifest
+
+
+def _manifest(task: Task, flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
+  return {
+    "format_version": FORMAT_VERSION,
+    "spec": dataclasses.asdict(task.spec),
+    "arrays": {
+      name: {
+        "shape": list(array.shape),
+        "dtype": array.dtype.name,
+        "sha256": trees.array_digest(array),
+      }
+      for name, array in sorted(flat.items())
+    },
+    "provenance": dict(task.provenance),
+  }
+
+
+def _save_arrays(path: Path, flat: Mapping[str, np.ndarray]) -> None:
+  """Writes arrays with orbax, which takes none without values (0 cells)."""
+  import orbax.checkpoint as ocp  # only here: importing the core stays quick
+
+  with ocp.StandardCheckpointer() as checkpointer:
+    checkpointer.save(path, {k: v for k, v in flat.items() if v.size})
+
+
+def _load_arrays(
+  path: Path, declared: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+  """Reads the arrays that task.json declares."""
+  import orbax.checkpoint as ocp
+
+  empty = {k: np.zeros(v["shape"], v["dtype"]) for k, v in declared.items()}
+  stored = {k: v for k, v in empty.items() if v.size}
+  try:
+    with ocp.StandardCheckpointer() as checkpointer:
+      read = checkpointer.restore(path, stored)
+  # A damaged directory makes orbax raise many types, Exception among them.
+  except Exception as error:
+    raise TaskError(f"arrays in {path} cannot be read: {error}") from error
+  return {**empty, **{k: np.asarray(v) for k, v in read.items()}}

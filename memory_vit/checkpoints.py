@@ -1,0 +1,135 @@
+"""The state of a run on disk: what is needed to go on as if nothing happened.
+
+Only what is trained is written, never the backbone; the position in the data is
+a number (`data.py`).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers
+
+from memory_vit.errors import TrainingError
+
+_METRIC = "val_accuracy"
+
+
+class Checkpoints:
+  """The saved states of one run: the newest two, and the best on validation."""
+
+  def __init__(self, directory: Path) -> None:
+    # Not `best_fn` with `max_to_keep`: that deletes the newest where it is not
+    # among the best.
+    keep = checkpoint_managers.AnyPreservationPolicy(
+      [
+        checkpoint_managers.LatestN(2),
+        checkpoint_managers.BestN(
+          get_metric_fn=lambda metrics: metrics[_METRIC],
+          n=1,
+          keep_checkpoints_without_metrics=False,
+        ),
+      ]
+    )
+    # Synchronous: the state is small, and a step that was saved is saved.
+    options = ocp.CheckpointManagerOptions(
+      preservation_policy=keep,
+      best_fn=lambda metrics: metrics[_METRIC],
+      cleanup_tmp_directories=True,
+      enable_async_checkpointing=False,
+    )
+    self._manager = ocp.CheckpointManager(directory.absolute(), options=options)
+
+  def save(
+    self,
+    step: int,
+    state: Any,
+    meta: dict[str, Any],
+    val_accuracy: float | None = None,
+  ) -> None:
+    """Writes a state.
+
+    Args:
+      step: its number; a step is written once.
+      state: tree of arrays.
+      meta: what JSON can hold.
+      val_accuracy: where the state was evaluated; the best one is kept.
+
+    Raises:
+      TrainingError: where nothing was written.
+    """
+    saved = self._manager.save(
+      step,
+      args=ocp.args.Composite(
+        state=ocp.args.StandardSave(_with_values(state)),
+        meta=ocp.args.JsonSave(meta),
+      ),
+      metrics=None if val_accuracy is None else {_METRIC: val_accuracy},
+    )
+    if not saved:
+      raise TrainingError(
+        f"step {step} was not saved: {self._manager.directory} already has "
+        f"steps {self._manager.all_steps()}."
+      )
+
+  def latest(self) -> int | None:
+    """The newest step, or None."""
+    return self._manager.latest_step()
+
+  def best(self) -> int | None:
+    """The step with the best validation accuracy; None where none has one."""
+    step = self._manager.best_step()
+    # Without any metric orbax calls the newest the best.
+    return None if step is None or self.metric(step) is None else step
+
+  def metric(self, step: int) -> float | None:
+    """The validation accuracy of a step that has one."""
+    metrics = self._manager.metrics(step)
+    return metrics[_METRIC] if metrics else None
+
+  def meta(self, step: int) -> dict[str, Any]:
+    """What was saved beside the state."""
+    args = ocp.args.Composite(meta=ocp.args.JsonRestore())
+    return self._manager.restore(step, args=args).meta
+
+  def restore(self, step: int, like: Any) -> Any:
+    """Reads a state.
+
+    Args:
+      step: its number.
+      like: a state of the same structure, shapes, types and shardings.
+
+    Raises:
+      TrainingError: where the saved state has another structure, or is damaged.
+    """
+    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, _with_values(like))
+    args = ocp.args.Composite(state=ocp.args.StandardRestore(target))
+    try:
+      values = self._manager.restore(step, args=args).state
+    # Orbax raises many types for a damaged directory, a bare Exception too.
+    except Exception as error:
+      raise TrainingError(
+        f"step {step} in {self._manager.directory} does not fit this run, or "
+        f"is damaged: {error}\nStart in another --workdir, or restore the "
+        "configuration that the run began with."
+      ) from error
+    leaves, structure = jax.tree_util.tree_flatten_with_path(like)
+    return structure.unflatten(
+      values[_name(path)] if np.size(leaf) else leaf for path, leaf in leaves
+    )
+
+  def close(self) -> None:
+    """Waits for what is being written."""
+    self._manager.close()
+
+
+def _with_values(state: Any) -> dict[str, Any]:
+  """{path: leaf}, without the empty leaves (0 cells) that orbax refuses."""
+  leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+  return {_name(path): leaf for path, leaf in leaves if np.size(leaf)}
+
+
+def _name(path: Any) -> str:
+  return jax.tree_util.keystr(path, simple=True, separator="/")

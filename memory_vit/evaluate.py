@@ -1,0 +1,53 @@
+"""Evaluation: every example of a split, exactly once."""
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from memory_vit import metrics, sharding
+
+Predict = Callable[[jax.Array], dict[str, jax.Array]]
+
+
+def evaluate(
+  predict: Predict,
+  batches: Iterable[dict[str, np.ndarray]],
+  mesh: Mesh,
+) -> dict[str, dict[str, Any]]:
+  """Evaluates all outputs of a model on one data set.
+
+  Args:
+    predict: images (b, s, s, 3) -> {name: logits (b, c)}.
+    batches: {"image", "label", "mask"}, the rows of this process.
+    mesh: over which batches are split.
+
+  Returns:
+    For every name `metrics.summarise`, and "digest", a SHA-256 over the bytes
+    of all its outputs: two models have the same digest where their outputs are
+    equal to the bit.
+  """
+  totals: dict[str, dict] = {}
+  digests: dict[str, Any] = {}
+  replicated = sharding.replicated(mesh)
+  for batch in sharding.prefetch(iter(batches), mesh):
+    for name, logits in predict(batch["image"]).items():
+      sums = _batch_sums(replicated)(logits, batch["label"], batch["mask"])
+      totals[name] = metrics.add(totals.get(name), sums)
+      rows = multihost_utils.process_allgather(logits, tiled=True)
+      digests.setdefault(name, hashlib.sha256()).update(np.asarray(rows).data)
+  return {
+    name: {**metrics.summarise(total), "digest": digests[name].hexdigest()}
+    for name, total in totals.items()
+  }
+
+
+@functools.cache
+def _batch_sums(replicated: Any) -> Callable[..., dict[str, jax.Array]]:
+  """`metrics.batch_sums`, compiled to leave its results on every device."""
+  return jax.jit(metrics.batch_sums, out_shardings=replicated)

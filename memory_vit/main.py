@@ -1,0 +1,42 @@
+"""Trains (or resumes), evaluates and exports a task.
+
+  python -m memory_vit.main --config=configs/sun397.py --workdir=DIR \\
+    [--config.KEY=VALUE ...]
+"""
+
+import logging
+import sys
+from pathlib import Path
+
+import jax
+from absl import app, flags
+from ml_collections import config_flags
+
+from memory_vit import config as config_lib
+from memory_vit import progress, run
+from memory_vit.errors import MemoryVitError
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Where results are written.")
+
+
+def main(argv: list[str]) -> None:
+  """Runs the configuration; status 2, and one line, where it cannot be used."""
+  if len(argv) > 1:
+    raise app.UsageError(f"unknown arguments {argv[1:]}; options start with --")
+  progress.log_to_stderr()
+  logging.getLogger("memory_vit").info("devices: %s", jax.devices())
+  workdir = Path(_WORKDIR.value)
+  try:
+    config = config_lib.from_dict(_CONFIG.value.to_dict())
+    result = run.train_and_evaluate(config, workdir)
+  except MemoryVitError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
+  if jax.process_index() == 0:
+    print(progress.summary(result, workdir))
+
+
+if __name__ == "__main__":
+  flags.mark_flags_as_required(["config", "workdir"])
+  app.run(main)

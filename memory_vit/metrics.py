@@ -1,0 +1,66 @@
+"""Metrics as sums over examples, so that every example counts exactly once."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+
+def batch_sums(
+  logits: jax.Array, labels: jax.Array, mask: jax.Array
+) -> dict[str, jax.Array]:
+  """Sums over the examples of a batch.
+
+  Args:
+    logits: (b, c).
+    labels: int (b,).
+    mask: float (b,), 1 for an example and 0 for padding.
+
+  Returns:
+    Sums "count", "loss" (cross-entropy, nats), "top1" and "top5", float32 (),
+    and over the examples of each class "class_count", "class_top1", (c,).
+  """
+  loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+  best = jax.lax.top_k(logits, min(5, logits.shape[-1]))[1]
+  hits = (best == labels[:, None]) * mask[:, None]
+  classes = jax.nn.one_hot(labels, logits.shape[-1]) * mask[:, None]
+  top1 = hits[:, 0]
+  return {
+    "count": mask.sum(),
+    "loss": (loss * mask).sum(),
+    "top1": top1.sum(),
+    "top5": hits.sum(),
+    "class_count": classes.sum(0),
+    "class_top1": (classes * top1[:, None]).sum(0),
+  }
+
+
+def add(total: Mapping[str, Any] | None, sums: Mapping[str, Any]) -> dict:
+  """Adds the sums of a batch to a total, in float64 on the host."""
+  sums = {k: np.asarray(v, np.float64) for k, v in sums.items()}
+  if total is None:
+    return sums
+  return {k: total[k] + sums[k] for k in sums}
+
+
+def summarise(total: Mapping[str, np.ndarray]) -> dict[str, Any]:
+  """Sums -> "loss", "top1", "top5" (shares), "examples", "per_class".
+
+  A class without an example has None in "per_class".
+  """
+  count = float(total["count"])
+  per_class = [
+    float(hits / seen) if seen else None
+    for hits, seen in zip(
+      total["class_top1"], total["class_count"], strict=True
+    )
+  ]
+  return {
+    "loss": float(total["loss"]) / count,
+    "top1": float(total["top1"]) / count,
+    "top5": float(total["top5"]) / count,
+    "examples": int(count),
+    "per_class": per_class,
+  }

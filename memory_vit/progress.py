@@ -1,0 +1,163 @@
+"""What a person sees while a run goes on."""
+
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tqdm
+from absl import logging as absl_logging
+from clu import parameter_overview as clu_overview
+
+from memory_vit import trees
+
+logger = logging.getLogger("memory_vit")
+
+
+class Progress:
+  """A line (in a log) or a bar (on a terminal) with speed and time to go.
+
+  Speed counts training alone: `pause` and `resume` leave out evaluation, and
+  the first step, which compiles, is not counted.
+  """
+
+  def __init__(self, name: str, start: int, total: int, batch_size: int):
+    self._name, self._total, self._batch_size = name, total, batch_size
+    self._step, self._steps, self._seconds = start, 0, 0.0
+    self._since: float | None = None
+    self._bar = tqdm.tqdm(
+      total=total,
+      initial=start,
+      desc=name,
+      unit="step",
+      disable=not sys.stderr.isatty(),
+    )
+
+  def advance(self) -> None:
+    """Counts a step that was started."""
+    self._step += 1
+    self._bar.update()
+    if self._since is None:
+      self.resume()
+    else:
+      self._steps += 1
+
+  def pause(self) -> None:
+    """Stops the clock; everything that was started must have ended."""
+    if self._since is not None:
+      self._seconds += time.perf_counter() - self._since
+      self._since = None
+
+  def resume(self) -> None:
+    """Starts the clock again."""
+    self._since = time.perf_counter()
+
+  @property
+  def images_per_second(self) -> float:
+    """Training pictures a second, over all processes; 0.0 before two steps."""
+    seconds = self._seconds
+    if self._since is not None:
+      seconds += time.perf_counter() - self._since
+    return self._steps * self._batch_size / seconds if self._steps else 0.0
+
+  def report(self, values: Mapping[str, float]) -> None:
+    """Shows numbers of the last step."""
+    shown = "  ".join(f"{key} {value:.4g}" for key, value in values.items())
+    if not self._bar.disable:
+      self._bar.set_postfix_str(shown)
+      return
+    speed = self.images_per_second
+    left = (self._total - self._step) * self._batch_size
+    eta = duration(left / speed) if speed else "?"
+    logger.info(
+      "%s step %d/%d  %s  %.0f images/s  ETA %s",
+      self._name, self._step, self._total, shown, speed, eta,
+    )  # fmt: skip
+
+  def close(self) -> None:
+    """Ends the bar."""
+    self._bar.close()
+
+
+def duration(seconds: float) -> str:
+  """75 -> "1:15", 3700 -> "1:01:40"."""
+  minutes, second = divmod(round(seconds), 60)
+  hours, minute = divmod(minutes, 60)
+  if hours:
+    return f"{hours}:{minute:02}:{second:02}"
+  return f"{minute}:{second:02}"
+
+
+def parameter_overview(trained: trees.Tree, frozen: trees.Tree) -> str:
+  """Every trained array, and the counts of trained and frozen values."""
+  t, f = trees.count(trained), trees.count(frozen)
+  share = 100 * t / (t + f)
+  return (
+    clu_overview.get_parameter_overview(trained, include_stats=False)
+    + f"\ntrained: {t:,} ({share:.2f} %), frozen: {f:,}"
+  )
+
+
+def summary(result: Mapping[str, Any], workdir: Path) -> str:
+  """What `result.json` holds, as a table, and where everything lies."""
+
+  def percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f} %"
+
+  tasks = [
+    (
+      task["name"],
+      str(task["cells"]),
+      f"{task['trainable_params']:,}",
+      percent(task["val_accuracy"]),
+      percent(task["test_accuracy"]),
+      f"{task['test_examples']:,}",
+    )
+    for task in result["tasks"]
+  ]
+  header = ("task", "cells", "trained", "validation", "test", "test examples")
+  lines = ["", table(header, tasks)]
+  backbone = result["backbone"]
+  if backbone["outputs_bit_equal"] is not None:
+    equal = "yes" if backbone["outputs_bit_equal"] else "NO"
+    lines += [
+      "",
+      f"original task: {percent(backbone['accuracy_before'])} before, "
+      f"{percent(backbone['accuracy_after'])} after; all outputs equal to the "
+      f"bit: {equal}",
+    ]
+  lines += [
+    f"{result['wall_seconds']:.0f} s in all, {result['images_per_second']:.0f} "
+    "training images/s",
+    "",
+    f"tasks         {workdir / 'tasks'}",
+    f"results       {workdir / 'result.json'}",
+    f"TensorBoard   tensorboard --logdir {workdir}",
+  ]
+  return "\n".join(lines)
+
+
+def log_to_stderr() -> None:
+  """Shows this package's log lines, and of the libraries only warnings."""
+  absl_logging.set_verbosity(absl_logging.WARNING)
+  handler = logging.StreamHandler()
+  handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+  logger.handlers, logger.propagate = [handler], False
+  logger.setLevel(logging.INFO)
+
+
+def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+  """Aligned columns of text, the first to the left and the others right."""
+  lines = [header, *rows]
+  widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+
+  def aligned(line: tuple[str, ...]) -> str:
+    first, *others = line
+    cells = [first.ljust(widths[0])]
+    cells += [c.rjust(w) for c, w in zip(others, widths[1:], strict=True)]
+    return "  ".join(cells).rstrip()
+
+  rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
+  return "\n".join([aligned(header), rule, *map(aligned, rows)])
