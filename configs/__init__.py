@@ -1,0 +1,1 @@
+"""Configurations: short differences from `base`."""

@@ -10,4 +10,5 @@ from memory_vit import config as config_lib
 
 def get_config() -> ml_collections.ConfigDict:
   """All options at their defaults, which are the paper's where it has one."""
-  return ml_collections.ConfigDict(config_lib.to_dict(config_lib.Config()))
+  config = ml_collections.ConfigDict(config_lib.to_dict(config_lib.Config()))
+  return config.lock()

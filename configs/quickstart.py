@@ -22,12 +22,12 @@ def get_config() -> ml_collections.ConfigDict:
   config.image_size = 8
   config.batch_size = 128
   config.total_steps = 400
-  config.learning_rate = 0.5
-  config.eval_every = 100
-  config.checkpoint_every = 100
+  config.learning_rate = 0.3
+  config.eval_every = 200
+  config.checkpoint_every = 200
 
   config.pretrain.variant = "Micro/2"
-  config.pretrain.total_steps = 400
+  config.pretrain.total_steps = 250
   config.pretrain.learning_rate = 3e-3
   for data, name in (
     (config.pretrain.data, "digits:0-4"),

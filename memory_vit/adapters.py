@@ -128,19 +128,28 @@ def load_task(path: str | os.PathLike, backbone: Backbone) -> Task:
     TaskSpec, manifest["spec"], f"{path / 'task.json'}: spec", TaskError
   )
   require_backbone(spec, backbone.id)
-  declared = manifest["arrays"]
-  flat = _load_arrays(path / "arrays", declared)
-  expected = jax.eval_shape(
+  shapes = jax.eval_shape(
     TaskParams(backbone.config, spec).init, jax.random.key(0)
   )
-  problems = trees.differences(trees.flatten(expected["params"]), flat)
-  problems += [
-    f"contents of {name} do not have the SHA-256 of task.json"
-    for name in sorted(flat)
-    if trees.array_digest(flat[name]) != declared[name]["sha256"]
+  expected = trees.flatten(shapes["params"])
+  records.require_keys(
+    manifest["arrays"],
+    tuple(expected),
+    f"{path / 'task.json'}: arrays",
+    TaskError,
+  )
+  flat = _load_arrays(path / "arrays", expected)
+  damaged = [
+    name
+    for name, array in flat.items()
+    if array.shape != expected[name].shape
+    or _describe(array) != manifest["arrays"][name]
   ]
-  if problems:
-    raise TaskError(f"task in {path} is damaged:\n  " + "\n  ".join(problems))
+  if damaged:
+    raise TaskError(
+      f"task in {path} is damaged: {sorted(damaged)} are not what task.json "
+      "says (shape, dtype, SHA-256)."
+    )
   params = trees.unflatten({k: jnp.asarray(v) for k, v in flat.items()})
   return Task(spec, params, manifest["provenance"])
 
@@ -173,15 +182,16 @@ def _manifest(task: Task, flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
   return {
     "format_version": FORMAT_VERSION,
     "spec": dataclasses.asdict(task.spec),
-    "arrays": {
-      name: {
-        "shape": list(array.shape),
-        "dtype": array.dtype.name,
-        "sha256": trees.array_digest(array),
-      }
-      for name, array in sorted(flat.items())
-    },
+    "arrays": {name: _describe(array) for name, array in flat.items()},
     "provenance": dict(task.provenance),
+  }
+
+
+def _describe(array: np.ndarray) -> dict[str, Any]:
+  return {
+    "shape": list(array.shape),
+    "dtype": array.dtype.name,
+    "sha256": trees.array_digest(array),
   }
 
 
@@ -194,12 +204,12 @@ def _save_arrays(path: Path, flat: Mapping[str, np.ndarray]) -> None:
 
 
 def _load_arrays(
-  path: Path, declared: Mapping[str, Any]
+  path: Path, expected: Mapping[str, jax.ShapeDtypeStruct]
 ) -> dict[str, np.ndarray]:
-  """Reads the arrays that task.json declares."""
+  """Reads arrays of the expected names, shapes and types."""
   import orbax.checkpoint as ocp
 
-  empty = {k: np.zeros(v["shape"], v["dtype"]) for k, v in declared.items()}
+  empty = {k: np.zeros(v.shape, v.dtype) for k, v in expected.items()}
   stored = {k: v for k, v in empty.items() if v.size}
   try:
     with ocp.StandardCheckpointer() as checkpointer:

@@ -188,6 +188,11 @@ def _problems(config: Config) -> list[str]:
       f"config.optim.warmup is {config.optim.warmup}, expected a share of the "
       "steps, from 0 to 1."
     )
+  if config.pretrain.variant and config.pretrain.total_steps < 1:
+    lines.append(
+      f"config.pretrain.total_steps is {config.pretrain.total_steps}, expected "
+      "at least 1 to train a backbone."
+    )
   if config.task.cells < 0:
     lines.append(f"config.task.cells is {config.task.cells}, expected >= 0.")
   return lines

@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 from memory_vit import data, optim, regimes, train
 from memory_vit.backbone import Backbone, random_backbone
 from memory_vit.config import Config, OptimConfig
+from memory_vit.step import Step, create_state
 from memory_vit.tasks import BACKBONE
 
 
@@ -38,8 +39,8 @@ def pretrain(config: Config, mesh: Mesh) -> Backbone:
   schedules = {BACKBONE: schedule}
   optimizer = optim.make_optimizer(optim_config, schedules)
   state, _ = train.fit(
-    train.Step(regimes.full(backbone.config), optimizer, mesh),
-    train.create_state({BACKBONE: backbone.params}, optimizer, mesh),
+    Step(regimes.full(backbone.config), optimizer, mesh),
+    create_state({BACKBONE: backbone.params}, optimizer, mesh),
     None,
     data.train_batches(
       source,

@@ -31,6 +31,7 @@ from memory_vit.config import Config, DataConfig, to_dict
 from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.pretrain import pretrain
 from memory_vit.pretrained import load_backbone, save_backbone
+from memory_vit.step import Step, TrainState, create_state
 from memory_vit.tasks import BACKBONE, EvalPreprocessing, Task
 
 logger = logging.getLogger("memory_vit")
@@ -139,14 +140,14 @@ class _Run:
     )
     optimizer = optim.make_optimizer(config.optim, {name: schedule})
     specs = (*(parent.spec for parent in parents), task.spec)
-    step_fn = train.Step(
+    step_fn = Step(
       regimes.memory_masked(self.backbone.config, specs),
       optimizer,
       mesh,
       label_smoothing=config.optim.label_smoothing,
       accumulation_steps=config.optim.accumulation_steps,
     )
-    state = train.create_state({name: task.params}, optimizer, mesh)
+    state = create_state({name: task.params}, optimizer, mesh)
     checkpoints = Checkpoints(self.workdir / "checkpoints")
     state, examples_seen = self._resume(checkpoints, state)
 
@@ -200,8 +201,8 @@ class _Run:
     )
 
   def _resume(
-    self, checkpoints: Checkpoints, state: train.TrainState
-  ) -> tuple[train.TrainState, int]:
+    self, checkpoints: Checkpoints, state: TrainState
+  ) -> tuple[TrainState, int]:
     """The newest saved state or the given one, and the examples it has seen."""
     step = checkpoints.latest()
     if step is None:

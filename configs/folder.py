@@ -1,0 +1,33 @@
+"""Your own pictures, one folder per class.
+
+  python -m memory_vit.main --config=configs/folder.py --workdir=DIR \\
+    --config.data.dir=DATA
+
+DATA/train/CLASS/ holds the pictures (jpg, jpeg, png, webp, bmp) of a class, and
+DATA/test/CLASS/ those for the result. The time depends on them; not measured by
+us.
+"""
+
+import ml_collections
+
+from configs import base
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """A short run on an image folder."""
+  config = base.get_config()
+  config.task.name = "folder"
+  config.data.name = "folder"
+  # The files are in an order that mixes the classes, so the last tenth is a
+  # fair sample. "validation" is a folder DATA/validation, if there is one.
+  config.data.train = "train[:90%]"
+  config.data.validation = "train[90%:]"
+  # "" where there is no DATA/test.
+  config.data.test = "test"
+  # A quarter of the paper's batch and a tenth of its steps, for a few thousand
+  # pictures.
+  config.batch_size = 128
+  config.total_steps = 2_000
+  config.eval_every = 200
+  config.checkpoint_every = 200
+  return config

@@ -1,0 +1,31 @@
+"""Places365: 365 kinds of places, at 256 px.
+
+  python -m memory_vit.main --config=configs/places365.py --workdir=DIR
+
+The paper: 53.8 % with 5 cells (Table 2; ViT-B/32 from ImageNet-21k, 224 px), on
+TPUs that it does not specify. Not measured by us, nor the time.
+
+Data: TFDS `places365_small`, a download of 29 GiB. With a copy at hand, put
+train_256_places365standard.tar, val_256.tar, test_256.tar and
+filelist_places365-standard.tar into DATA/downloads/manual and give
+--config.data.dir=DATA.
+"""
+
+import ml_collections
+
+from configs import base
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """The paper's set-up: the defaults, on Places365."""
+  config = base.get_config()
+  config.task.name = "places365"
+  config.data.name = "places365_small"
+  # The test split is published without labels. So the result is on the
+  # validation split, and the best step is chosen on 2 % of the training split.
+  config.data.train = "train[:98%]"
+  config.data.validation = "train[98%:]"
+  config.data.test = "validation"
+  # Unstated in the paper: the whole picture, as vit_jax evaluates.
+  config.data.eval_crop = "resize"
+  return config

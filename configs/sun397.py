@@ -1,0 +1,31 @@
+"""SUN397: 397 kinds of scenes.
+
+  python -m memory_vit.main --config=configs/sun397.py --workdir=DIR
+
+The paper: 76.8 % with 5 cells (Table 2; ViT-B/32 from ImageNet-21k, 224 px), on
+TPUs that it does not specify. Not measured by us, nor the time.
+
+Data: TFDS `sun397/tfds`, 36 GiB. Its host no longer answers. Put SUN397.tar.gz
+and Partitions.zip into DATA/downloads/manual, `pip install
+opencv-python-headless`, and give --config.data.dir=DATA; or sort the pictures
+into folders and use configs/folder.py.
+"""
+
+import ml_collections
+
+from configs import base
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """The paper's set-up: the defaults, on SUN397."""
+  config = base.get_config()
+  config.task.name = "sun397"
+  config.data.name = "sun397/tfds"
+  # The paper does not say which of the partitions it uses; this one, of 76,128
+  # / 10,875 / 21,750 pictures, is that of VTAB.
+  config.data.train = "train"
+  config.data.validation = "validation"
+  config.data.test = "test"
+  # Unstated as well: the whole picture, as vit_jax evaluates.
+  config.data.eval_crop = "resize"
+  return config

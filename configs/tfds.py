@@ -1,0 +1,38 @@
+"""Any data set of TFDS that has pictures with one class each.
+
+  python -m memory_vit.main --config=configs/tfds.py:cifar10 --workdir=DIR
+
+The name may have a configuration and a version. With --config.data.dir=DATA, a
+data set that was prepared in DATA is read, also one that TFDS does not know.
+The time depends on it; not measured by us.
+"""
+
+import ml_collections
+
+from configs import base
+from memory_vit.errors import ConfigError
+
+
+def get_config(name: str = "") -> ml_collections.ConfigDict:
+  """A short run on the data set `name`.
+
+  Raises:
+    ConfigError: without a name.
+  """
+  if not name:
+    raise ConfigError(
+      "configs/tfds.py needs the name of a data set: "
+      "--config=configs/tfds.py:cifar10."
+    )
+  config = base.get_config()
+  config.data.name = name
+  # Every data set has a "train"; many have no "test": give
+  # --config.data.test=validation, or "" for none.
+  config.data.train = "train[:90%]"
+  config.data.validation = "train[90%:]"
+  config.data.test = "test"
+  # A tenth of the paper's, for data sets of some thousands of pictures.
+  config.total_steps = 2_000
+  config.eval_every = 200
+  config.checkpoint_every = 200
+  return config

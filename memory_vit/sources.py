@@ -1,0 +1,240 @@
+"""A split of a data set with random access; image folders, and the digits.
+
+Example i can be fetched by itself, so the position in training is a single
+number (see `data.py`). `tfds_source.py` makes the same of TFDS data sets.
+"""
+
+import dataclasses
+import hashlib
+import pathlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import sklearn.datasets
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+from memory_vit.errors import DataError
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+# Index, int64 () -> the encoded picture, string (), and its label, int32 ().
+Fetch = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+  """One split of a data set, with random access.
+
+  Attributes:
+    name: as in `config.data.name`.
+    split: as in `config.data.train`, such as "train[:98%]".
+    size: number of examples.
+    class_names: one per class; "0", "1", ... where TFDS has no names.
+    fetch: int64 () index -> the encoded picture, string (), and its label,
+      int32 (). Runs eagerly and inside tf.data.
+    file_name: index -> the file it comes from, "" where it has none.
+  """
+
+  name: str
+  split: str
+  size: int
+  class_names: tuple[str, ...]
+  fetch: Fetch
+  file_name: Callable[[int], str] = lambda index: ""
+
+  @property
+  def num_classes(self) -> int:
+    """The number of classes."""
+    return len(self.class_names)
+
+  def describe(self, index: int) -> str:
+    """Names one example in a message."""
+    where = f"data set {self.name!r}, split {self.split!r}, example {index}"
+    file = self.file_name(index)
+    return f"{where} ({file})" if file else where
+
+  def check_labels(self, labels: np.ndarray) -> None:
+    """Refuses labels that are not classes.
+
+    Raises:
+      DataError: if one of int32 (b,) is outside of 0 ... num_classes - 1.
+    """
+    wrong = labels[(labels < 0) | (labels >= self.num_classes)]
+    if wrong.size:
+      reason = ": an unlabelled test split" if wrong[0] == -1 else ""
+      raise DataError(
+        f"data set {self.name!r}, split {self.split!r} has labels {wrong[0]}"
+        f"{reason}; expected 0 to {self.num_classes - 1}. Use another split."
+      )
+
+
+def open_folder(split: str, directory: str) -> Source:
+  """A folder with SPLIT/CLASS/PICTURE: see `data.open_source`."""
+  root = pathlib.Path(directory).expanduser()
+  if not directory or not root.is_dir():
+    raise DataError(
+      f"image folder {directory!r} is not there: set config.data.dir to a "
+      "directory that holds train/CLASS/*.jpg."
+    )
+  files = {folder.name: _picture_files(folder) for folder in _folders(root)}
+  if "train" not in files:
+    raise DataError(
+      f"image folder {directory!r} has no train/, whose folders are the "
+      f"classes; it has {sorted(files)}."
+    )
+  class_names = tuple(files["train"])
+  sizes = {key: sum(map(len, files[key].values())) for key in files}
+  chosen = []
+  for key, part in slices("folder", split, sizes):
+    _check_classes(root / key, files[key], class_names)
+    chosen += _shuffled(files[key])[part]
+  paths = tf.constant([str(root / file) for file, _ in chosen])
+  label_of = {class_name: i for i, class_name in enumerate(class_names)}
+  labels = tf.constant([label_of[name] for _, name in chosen], tf.int32)
+  return Source(
+    name="folder",
+    split=split,
+    size=len(chosen),
+    class_names=class_names,
+    fetch=lambda i: (
+      tf.io.read_file(tf.gather(paths, i)),
+      tf.gather(labels, i),
+    ),
+    file_name=lambda i: str(root / chosen[i][0]),
+  )
+
+
+def open_digits(name: str, split: str) -> Source:
+  """The digits that come with scikit-learn: see `data.open_source`.
+
+  Every fifth picture of a class is for the test.
+  """
+  match = re.fullmatch(r"digits(?::([0-9])-([0-9]))?", name)
+  first, last = (int(match[1] or 0), int(match[2] or 9)) if match else (1, 0)
+  if first > last:
+    raise DataError(
+      f"data set {name!r}: expected 'digits', or a range such as 'digits:0-4'."
+    )
+  images, digits = sklearn.datasets.load_digits(return_X_y=True)
+  train, test = [], []
+  for digit in range(first, last + 1):
+    indices = np.flatnonzero(digits == digit)
+    train.append(np.delete(indices, np.s_[4::5]))
+    test.append(indices[4::5])
+  # Sorted, as they come in scikit-learn: the classes are mixed.
+  splits = {
+    "train": np.sort(np.concatenate(train)),
+    "test": np.sort(np.concatenate(test)),
+  }
+  sizes = {key: len(indices) for key, indices in splits.items()}
+  parts = slices(name, split, sizes)
+  chosen = np.concatenate([splits[key][part] for key, part in parts])
+  # 8 x 8 pixels from 0 to 16, as files: the rest is as for any other source.
+  images = np.round(images.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
+  pictures = tf.stack([tf.io.encode_png(images[i]) for i in chosen])
+  labels = tf.constant(digits[chosen] - first, tf.int32)
+  return Source(
+    name=name,
+    split=split,
+    size=len(chosen),
+    class_names=tuple(str(digit) for digit in range(first, last + 1)),
+    fetch=fetch_from_memory(pictures, labels),
+  )
+
+
+def slices(
+  name: str, split: str, sizes: Mapping[str, int]
+) -> list[tuple[str, slice]]:
+  """Takes a split such as "train[:98%]+test" apart: which split, which part.
+
+  Args:
+    name: of the data set, for messages.
+    split: in the notation of TFDS.
+    sizes: name of each split -> number of its examples.
+
+  Raises:
+    DataError: for an unknown or an empty split.
+  """
+  infos = {
+    key: tfds.core.SplitInfo(name=key, shard_lengths=[size], num_bytes=0)
+    for key, size in sizes.items()
+  }
+  try:
+    parts = tfds.core.ReadInstruction.from_spec(split).to_absolute(infos)
+  except (AssertionError, NotImplementedError, ValueError) as error:
+    raise DataError(
+      f"data set {name!r} has no split {split!r} ({brief(error)}); its splits "
+      f"are {dict(sizes)}."
+    ) from error
+  chosen = [(part.splitname, slice(part.from_, part.to)) for part in parts]
+  if not count(chosen, sizes):
+    raise DataError(
+      f"data set {name!r}: split {split!r} is empty; its splits are "
+      f"{dict(sizes)}."
+    )
+  return chosen
+
+
+def count(parts: list[tuple[str, slice]], sizes: Mapping[str, int]) -> int:
+  """How many examples the parts of splits hold that `slices` returns."""
+  return sum(len(range(sizes[key])[part]) for key, part in parts)
+
+
+def fetch_from_memory(pictures: tf.Tensor, labels: tf.Tensor) -> Fetch:
+  """`Source.fetch` of encoded pictures, string (n,), and labels, int32 (n,)."""
+  return lambda index: (tf.gather(pictures, index), tf.gather(labels, index))
+
+
+def brief(error: Exception) -> str:
+  """The first line of an error."""
+  line = next(iter(str(error).strip().splitlines()), "")
+  return f"{type(error).__name__}: {line}".rstrip(": ")
+
+
+def _folders(root: pathlib.Path) -> list[pathlib.Path]:
+  return sorted(
+    path
+    for path in root.iterdir()
+    if path.is_dir() and not path.name.startswith(".")
+  )
+
+
+def _picture_files(folder: pathlib.Path) -> dict[str, list[str]]:
+  """Class -> its pictures, as paths relative to the parent of `folder`."""
+  return {
+    class_folder.name: [
+      f"{folder.name}/{class_folder.name}/{path.name}"
+      for path in class_folder.iterdir()
+      if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+    ]
+    for class_folder in _folders(folder)
+  }
+
+
+def _check_classes(
+  folder: pathlib.Path,
+  files: Mapping[str, Sequence[str]],
+  classes: Sequence[str],
+) -> None:
+  """Refuses a class that train/ does not have, or without pictures."""
+  unknown = sorted(set(files) - set(classes))
+  if unknown:
+    raise DataError(
+      f"{folder} has classes that train/ does not have: {unknown}."
+    )
+  empty = sorted(name for name, pictures in files.items() if not pictures)
+  if empty:
+    raise DataError(
+      f"{folder} has no pictures ({', '.join(SUFFIXES)}) of classes {empty}."
+    )
+
+
+def _shuffled(files: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
+  """(file, class), in an order that mixes the classes, so slices are fair.
+
+  Sorting by a hash of the name is the same everywhere, and a picture that is
+  added leaves the others in their order.
+  """
+  pairs = [(file, name) for name in files for file in files[name]]
+  return sorted(pairs, key=lambda p: hashlib.sha256(p[0].encode()).digest())

@@ -1,0 +1,140 @@
+"""One optimiser step: what changes in training, and how it changes."""
+
+import functools
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from memory_vit import sharding
+from memory_vit.regimes import Regime
+
+
+@flax.struct.dataclass
+class TrainState:
+  """All that changes in training.
+
+  Attributes:
+    step: int32 (), steps done.
+    params: {name: trained parameters}; nothing frozen is in here.
+    opt_state: of the optimiser, for `params` alone.
+  """
+
+  step: jax.Array
+  params: Any
+  opt_state: Any
+
+
+def create_state(
+  params: Any, optimizer: optax.GradientTransformation, mesh: Mesh
+) -> TrainState:
+  """A state at step 0, on every device of the mesh."""
+  # A copy: the loop donates its state, and the caller keeps what it passed in.
+  params = jax.tree.map(jnp.array, params)
+  state = TrainState(jnp.int32(0), params, optimizer.init(params))
+  return jax.device_put(state, sharding.replicated(mesh))
+
+
+class Step:
+  """One optimiser step on a batch, in three programs.
+
+  The regime's `prepare` (everything frozen), the gradient (everything trained),
+  and the update. A batch may pass the first two in parts.
+  """
+
+  def __init__(
+    self,
+    regime: Regime,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    label_smoothing: float = 0.0,
+    accumulation_steps: int = 1,
+  ) -> None:
+    self._prepare = regime.prepare
+    self._parts = accumulation_steps
+    loss = functools.partial(_loss, regime, label_smoothing)
+    on_all = sharding.replicated(mesh)
+    self._gradient = jax.jit(jax.grad(loss, has_aux=True), out_shardings=on_all)
+    self._update = jax.jit(
+      functools.partial(_update, optimizer),
+      donate_argnums=0,
+      out_shardings=on_all,
+    )
+    self._split = jax.jit(
+      _split, static_argnums=(1, 2), out_shardings=sharding.by_rows(mesh)
+    )
+
+  def gradient(
+    self, params: Any, frozen: Any, batch: dict[str, jax.Array]
+  ) -> tuple[Any, dict[str, dict[str, jax.Array]]]:
+    """The gradient of the mean loss of every name, and its metrics."""
+    inputs = self._prepare(frozen, batch["image"])
+    return self._gradient(params, frozen, inputs, batch["label"])
+
+  def __call__(
+    self, state: TrainState, frozen: Any, batch: dict[str, jax.Array]
+  ) -> tuple[TrainState, dict[str, dict[str, jax.Array]]]:
+    """Takes one step.
+
+    Args:
+      state: is used up (donated).
+      frozen: what the regime reads and does not train.
+      batch: "image" (b, s, s, 3), "label" int (b,).
+
+    Returns:
+      The next state, and {name: {"loss", "accuracy", "grad_norm",
+      "param_norm"}}, float32 ().
+    """
+    total = None
+    for i in range(self._parts):
+      part = batch if self._parts == 1 else self._split(batch, self._parts, i)
+      new = self.gradient(state.params, frozen, part)
+      total = new if total is None else jax.tree.map(jnp.add, total, new)
+    grads, metrics = total
+    return self._update(state, grads, metrics, 1.0 / self._parts)
+
+
+def _split(batch: dict[str, jax.Array], parts: int, i: int) -> dict:
+  """Every `parts`-th row, from row i: each device keeps rows of its own."""
+  return {name: rows[i::parts] for name, rows in batch.items()}
+
+
+def _loss(
+  regime: Regime,
+  label_smoothing: float,
+  params: Any,
+  frozen: Any,
+  inputs: Any,
+  labels: jax.Array,
+) -> tuple[jax.Array, dict[str, dict[str, jax.Array]]]:
+  """The sum over names of the mean loss; no name enters another's gradient."""
+  metrics = {}
+  for name, logits in regime.logits(params, frozen, inputs).items():
+    targets = optax.smooth_labels(
+      jax.nn.one_hot(labels, logits.shape[-1]), label_smoothing
+    )
+    loss = optax.softmax_cross_entropy(logits, targets).mean()
+    accuracy = (logits.argmax(-1) == labels).mean()
+    metrics[name] = {"loss": loss, "accuracy": accuracy}
+  return sum(m["loss"] for m in metrics.values()), metrics
+
+
+def _update(
+  optimizer: optax.GradientTransformation,
+  state: TrainState,
+  grads: Any,
+  metrics: dict[str, dict[str, jax.Array]],
+  scale: float,
+) -> tuple[TrainState, dict[str, dict[str, jax.Array]]]:
+  """Applies the mean gradient; `scale` is one over the number of parts."""
+  grads, metrics = jax.tree.map(lambda a: a * scale, (grads, metrics))
+  updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+  params = optax.apply_updates(state.params, updates)
+  for name in metrics:
+    metrics[name]["grad_norm"] = optax.tree.norm(grads[name])
+    metrics[name]["param_norm"] = optax.tree.norm(params[name])
+  return TrainState(state.step + 1, params, opt_state), metrics

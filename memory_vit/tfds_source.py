@@ -1,0 +1,245 @@
+"""Splits of TFDS data sets, with random access."""
+
+import contextlib
+import importlib.util
+import pathlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_datasets as tfds
+from absl import logging
+
+from memory_vit.errors import DataError
+from memory_vit.sources import (
+  Fetch,
+  Source,
+  brief,
+  count,
+  fetch_from_memory,
+  slices,
+)
+
+# TFDS builders that are known to fail, or to ask for more than one expects.
+# {dir} is config.data.dir or TFDS's own default. configs/*.py repeats these.
+ADVICE = {
+  "sun397": (
+    "The host of SUN397 is gone: put SUN397.tar.gz and Partitions.zip into "
+    "{dir}/downloads/manual and `pip install opencv-python-headless`, or use "
+    "an image folder with configs/folder.py."
+  ),
+  "places365_small": (
+    "It is a download of 29 GiB: with a copy at hand, put "
+    "train_256_places365standard.tar, val_256.tar, test_256.tar and "
+    "filelist_places365-standard.tar into {dir}/downloads/manual."
+  ),
+  "i_naturalist2017": (
+    "It is a download of 237 GiB, and as much again once prepared; TFDS does "
+    "not take files from a manual directory here. With the pictures at hand, "
+    "use an image folder with configs/folder.py."
+  ),
+  "i_naturalist2021": (
+    "The TFDS package lacks a file of labels that it needs to prepare it. A "
+    "copy that was prepared elsewhere is read with its version in the name, "
+    "'i_naturalist2021:2.0.1'."
+  ),
+}
+
+
+def open_tfds(
+  name: str, split: str, directory: str, cache_gib: float
+) -> Source:
+  """A data set of TFDS, by its name: see `data.open_source`."""
+  with _quiet():
+    builder = _prepared_builder(name, directory)
+    return _open(builder, name, split, cache_gib)
+
+
+def _open(
+  builder: tfds.core.DatasetBuilder, name: str, split: str, cache_gib: float
+) -> Source:
+  """Opens a split of a data set whose files are there."""
+  info = builder.info
+  sizes = {key: value.num_examples for key, value in info.splits.items()}
+  size = count(slices(name, split, sizes), sizes)
+  keys = find_keys(name, info.features, info.supervised_keys)
+  if tfds.core.FileFormat.ARRAY_RECORD in info.available_file_formats():
+    labels = tf.zeros((0,), tf.int32)  # They are seen when they are read.
+    fetch = _fetch_from_array_record(builder, split, keys)
+  else:
+    _check_cache(name, split, builder, cache_gib)
+    pictures, labels = _read_all(name, split, builder, keys, size)
+    fetch = fetch_from_memory(pictures, labels)
+  source = Source(
+    name=name,
+    split=split,
+    size=size,
+    class_names=tuple(info.features[keys[1]].names),
+    fetch=fetch,
+  )
+  source.check_labels(labels.numpy())
+  return source
+
+
+def find_keys(
+  name: str,
+  features: Mapping[str, tfds.features.FeatureConnector],
+  supervised_keys: Sequence[str] | None,
+) -> tuple[str, str]:
+  """Which features of a TFDS data set are the picture and its class.
+
+  Args:
+    name: of the data set, for messages.
+    features: `builder.info.features`.
+    supervised_keys: `builder.info.supervised_keys`: picture and label, perhaps
+      followed by more (places365_small), or None (sun397).
+
+  Raises:
+    DataError: if there is no choice, or more than one.
+  """
+  images = [
+    key
+    for key, feature in features.items()
+    if type(feature) is tfds.features.Image and feature.np_dtype == np.uint8
+  ]
+  labels = [
+    key
+    for key, feature in features.items()
+    if isinstance(feature, tfds.features.ClassLabel)
+  ]
+  image_key, label_key = (*(supervised_keys or ()), None, None)[:2]
+  image_key = _choose(images, image_key)
+  label_key = _choose(labels, label_key, "label")
+  if image_key is None or label_key is None:
+    found = {key: type(feature).__name__ for key, feature in features.items()}
+    raise DataError(
+      f"data set {name!r} is not one of pictures with one class each: expected "
+      f"one 8-bit Image and one ClassLabel (or one named 'label') among its "
+      f"features, which are {found}."
+    )
+  return image_key, label_key
+
+
+def _prepared_builder(name: str, directory: str) -> tfds.core.DatasetBuilder:
+  """Finds the files of a TFDS data set, and makes them where they are not."""
+  where = directory or "~/tensorflow_datasets"
+  advice = ADVICE.get(re.split(r"[/:]", name)[0], "").format(dir=where)
+  try:
+    folder = pathlib.Path(directory).expanduser()
+    if directory and (folder / "dataset_info.json").exists():
+      return tfds.builder_from_directory(folder)
+    builder = tfds.builder(name, data_dir=directory or None)
+    if not builder.is_prepared():
+      # Said beforehand, as TFDS tries for minutes to reach a host.
+      logging.warning("Preparing data set %s in %s. %s", name, where, advice)
+      has_array_record = importlib.util.find_spec("array_record") is not None
+      builder.download_and_prepare(
+        file_format="array_record" if has_array_record else None
+      )
+  # Builders download, unpack and parse: anything can be raised, and all of it
+  # means that the data set cannot be had.
+  except Exception as error:
+    problem = f"TFDS cannot provide data set {name!r} in {where}"
+    raise DataError(f"{problem} ({brief(error)}). {advice}".rstrip()) from error
+  return builder
+
+
+def _fetch_from_array_record(
+  builder: tfds.core.DatasetBuilder, split: str, keys: tuple[str, str]
+) -> Fetch:
+  """`Source.fetch` of files with random access.
+
+  Only the bytes pass through Python; TensorFlow takes them apart.
+  """
+  image_key, label_key = keys
+  features = builder.info.features
+  records = builder.as_data_source(
+    split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
+  )
+
+  def fetch(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    record = tf.numpy_function(lambda i: records[i], [index], tf.string)
+    example = features.deserialize_example(
+      tf.ensure_shape(record, ()),
+      decoders={image_key: tfds.decode.SkipDecoding()},
+    )
+    return example[image_key], tf.cast(example[label_key], tf.int32)
+
+  return fetch
+
+
+def _check_cache(
+  name: str, split: str, builder: tfds.core.DatasetBuilder, cache_gib: float
+) -> None:
+  """Refuses to read a split into memory that is larger than `cache_gib`."""
+  splits = builder.info.splits
+  sizes = {key: value.num_examples for key, value in splits.items()}
+  # TFDS knows the bytes of whole splits alone.
+  needed = sum(
+    splits[key].num_bytes * len(range(sizes[key])[part]) / sizes[key]
+    for key, part in slices(name, split, sizes)
+  )
+  if needed > cache_gib * 2**30:
+    raise DataError(
+      f"data set {name!r}, split {split!r} takes {needed / 2**30:.1f} GiB. Its "
+      f"{builder.info.file_format.value} files have no random access, so that "
+      "it would be read into memory, for which config.data.cache_gib allows "
+      f"{cache_gib:g} GiB. "
+      "Raise that, or convert the files once: `tfds convert_format "
+      f"--dataset_version_dir={builder.data_dir} "
+      "--out_file_format=array_record` (needs `pip install apache-beam "
+      "mlcroissant`)."
+    )
+
+
+def _read_all(
+  name: str,
+  split: str,
+  builder: tfds.core.DatasetBuilder,
+  keys: tuple[str, str],
+  size: int,
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """A split as it lies in the files.
+
+  Returns:
+    The encoded pictures, string (size,), and the labels, int32 (size,).
+  """
+  image_key, label_key = keys
+  dataset = builder.as_dataset(
+    split=split,
+    decoders={image_key: tfds.decode.SkipDecoding()},
+    # One file after the other: the order of files with random access.
+    read_config=tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False),
+  )
+  dataset = dataset.map(
+    lambda x: (x[image_key], tf.cast(x[label_key], tf.int32)),
+    num_parallel_calls=tf.data.AUTOTUNE,
+    deterministic=True,
+  )
+  try:
+    return dataset.batch(size).get_single_element()
+  except tf.errors.OpError as error:
+    raise DataError(
+      f"data set {name!r}, split {split!r}: the files in {builder.data_dir} "
+      f"cannot be read ({brief(error)})."
+    ) from error
+
+
+def _choose(candidates: Sequence[str], *preferred: str | None) -> str | None:
+  """The first preferred candidate, else the only one, else None."""
+  for key in preferred:
+    if key in candidates:
+      return key
+  return candidates[0] if len(candidates) == 1 else None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+  """Keeps TFDS from logging each of its steps."""
+  verbosity = logging.get_verbosity()
+  logging.set_verbosity(logging.WARNING)
+  try:
+    yield
+  finally:
+    logging.set_verbosity(verbosity)

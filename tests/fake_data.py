@@ -1,0 +1,131 @@
+"""Tiny data sets on disk, with the layout and the features of the real ones."""
+
+import io
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_datasets as tfds
+from PIL import Image
+
+from memory_vit.sources import Source
+
+
+def picture(value: int, height: int = 20, width: int = 30) -> np.ndarray:
+  """A picture of one grey value, to know it again by; uint8 (h, w, 3)."""
+  return np.full((height, width, 3), value % 256, np.uint8)
+
+
+def noise(seed: int, height: int = 20, width: int = 30) -> np.ndarray:
+  """A random picture, uint8 (h, w, 3)."""
+  rng = np.random.default_rng(seed)
+  return rng.integers(0, 256, (height, width, 3), np.uint8)
+
+
+def encode(image: Image.Image | np.ndarray, kind: str, **options) -> bytes:
+  """A picture as a file of the kind "JPEG", "PNG", ..."""
+  if isinstance(image, np.ndarray):
+    image = Image.fromarray(image)
+  file = io.BytesIO()
+  image.save(file, kind, **options)
+  return file.getvalue()
+
+
+def numbered_source(size: int) -> Source:
+  """Example i has label i, and a random picture of its own."""
+  pictures = tf.constant([encode(noise(i), "PNG") for i in range(size)])
+  return Source(
+    name="numbered",
+    split="train",
+    size=size,
+    class_names=tuple(map(str, range(size))),
+    fetch=lambda i: (tf.gather(pictures, i), tf.cast(i, tf.int32)),
+  )
+
+
+def write_folder(
+  root: pathlib.Path, classes: Mapping[str, Sequence[str]]
+) -> pathlib.Path:
+  """Writes pictures; {"train/cat": ["a.jpg"]} makes root/train/cat/a.jpg."""
+  kinds = {"jpg": "JPEG", "jpeg": "JPEG"}
+  for folder, files in classes.items():
+    (root / folder).mkdir(parents=True)
+    for i, file in enumerate(files):
+      suffix = file.rpartition(".")[2].lower()
+      content = encode(picture(i), kinds.get(suffix, suffix))
+      (root / folder / file).write_bytes(content)
+  return root
+
+
+def write_tfds(
+  directory: pathlib.Path,
+  name: str,
+  labels: Mapping[str, Sequence[int]],
+  file_format: str = "tfrecord",
+) -> pathlib.Path:
+  """Writes a data set that TFDS takes for the real one.
+
+  The features, and with them the number of classes, are those of the TFDS
+  builder; so are name, version and place. Each picture has its label as grey.
+
+  Args:
+    directory: the TFDS data directory.
+    name: such as "cifar100".
+    labels: split -> labels of its examples; -1 for an unlabelled split.
+    file_format: "tfrecord" or "array_record".
+
+  Returns:
+    The directory of the files.
+  """
+  real = tfds.builder(name, data_dir=directory)
+  return write_adhoc(
+    directory,
+    real.name,
+    real.info.features,
+    labels,
+    file_format,
+    version=str(real.version),
+    config=real.builder_config.name if real.builder_config else None,
+  )
+
+
+def write_adhoc(
+  directory: pathlib.Path,
+  name: str,
+  features: tfds.features.FeaturesDict,
+  labels: Mapping[str, Sequence[int]],
+  file_format: str = "tfrecord",
+  version: str = "1.0.0",
+  config: str | None = None,
+) -> pathlib.Path:
+  """As `write_tfds`, for a data set that TFDS has no builder of."""
+  splits = {
+    split: [
+      (i, {key: _value(f, i, label) for key, f in features.items()})
+      for i, label in enumerate(values)
+    ]
+    for split, values in labels.items()
+  }
+  builder = tfds.dataset_builders.store_as_tfds_dataset(
+    name=name,
+    version=version,
+    config=config,
+    features=features,
+    split_datasets=splits,
+    data_dir=directory,
+    file_format=file_format,
+  )
+  return pathlib.Path(builder.data_dir)
+
+
+def _value(
+  feature: tfds.features.FeatureConnector, index: int, label: int
+) -> np.ndarray | int | str:
+  """Something that fits a feature."""
+  if isinstance(feature, tfds.features.Image):
+    height, width, _ = feature.shape
+    return picture(label, height or 20, width or 30)
+  if isinstance(feature, tfds.features.ClassLabel):
+    return min(label, feature.num_classes - 1)
+  return str(index)

@@ -1,0 +1,172 @@
+"""Tasks are saved to the bit, and nothing else is ever loaded as one."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from conftest import random_task, tiny_backbone
+
+import memory_vit as mv
+from memory_vit import trees
+from memory_vit.errors import TaskError
+
+
+@pytest.fixture
+def saved(backbone, tmp_path):
+  task = random_task(
+    backbone, "pets", cells=3, classes=4, class_names=("cat", "dog", "ä", "日")
+  )
+  task = dataclasses.replace(task, provenance={"metrics": {"top1": 0.5}})
+  path = tmp_path / "tasks" / "pets"
+  mv.save_task(task, path)
+  return task, path
+
+
+def edit(path, change):
+  file = path / "task.json"
+  manifest = json.loads(file.read_text())
+  change(manifest)
+  file.write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("cells", [0, 3])
+def test_round_trip_is_exact(backbone, images, tmp_path, cells):
+  task = random_task(backbone, "pets", cells=cells)
+  mv.save_task(task, tmp_path / "pets")
+  loaded = mv.load_task(tmp_path / "pets", backbone)
+  assert loaded.spec == task.spec
+  for name, value in trees.flatten(task.params).items():
+    found = trees.flatten(loaded.params)[name]
+    assert found.dtype == value.dtype
+    assert np.array_equal(found, value)
+  before = mv.forward(backbone, [task], images)["pets"]
+  assert np.array_equal(mv.forward(backbone, [loaded], images)["pets"], before)
+
+
+def test_what_task_json_holds(saved, backbone):
+  task, path = saved
+  manifest = json.loads((path / "task.json").read_text(encoding="utf-8"))
+  assert manifest["format_version"] == 1
+  spec = manifest["spec"]
+  assert spec["class_names"] == ["cat", "dog", "ä", "日"]
+  assert spec["backbone"]["fingerprint"] == backbone.fingerprint
+  assert spec["evaluation"] == {"image_size": 8, "crop": "resize", "resize": 0}
+  assert manifest["arrays"]["memory"]["shape"] == [2, 3, 32]
+  assert mv.load_task(path, backbone).provenance == task.provenance
+
+
+def test_saving_again_replaces_as_a_whole(saved, backbone):
+  _, path = saved
+  other = random_task(backbone, "pets", seed=9, cells=1)
+  mv.save_task(other, path)
+  loaded = mv.load_task(path, backbone)
+  assert loaded.spec == other.spec
+  assert [p.name for p in path.parent.iterdir()] == ["pets"]
+
+
+def test_saving_leaves_other_directories_alone(backbone, tmp_path):
+  (tmp_path / "notes.txt").write_text("mine")
+  with pytest.raises(TaskError, match="not a task: it is left"):
+    mv.save_task(random_task(backbone, "a"), tmp_path)
+  assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+  ("overrides", "message"),
+  [
+    ({"seed": 1}, "fingerprint"),
+    ({"gelu": "exact"}, "gelu 'exact', the task has 'tanh'"),
+  ],
+)
+def test_other_backbones_are_refused(saved, overrides, message):
+  with pytest.raises(TaskError, match=message):
+    mv.load_task(saved[1], tiny_backbone(**overrides))
+
+
+def test_other_image_size_is_refused(saved, backbone):
+  other = tiny_backbone(image_size=12)
+  other = dataclasses.replace(other, fingerprint=backbone.fingerprint)
+  with pytest.raises(TaskError, match="image_size 12, the task has 8"):
+    mv.load_task(saved[1], other)
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    (lambda m: m.update(format_version=2), "format_version 2, .* reads 1"),
+    (lambda m: m.pop("provenance"), r"missing keys \['provenance'\]"),
+    (lambda m: m.update(more=1), r"unknown keys \['more'\]"),
+    (lambda m: m["spec"].pop("cells"), r"spec: missing keys \['cells'\]"),
+    (lambda m: m["spec"].update(cells="3"), "spec.cells is '3', expected"),
+    (lambda m: m["spec"].update(cells=True), "spec.cells is True, expected"),
+    (lambda m: m["spec"].update(cells=4), "cannot be read|are not what"),
+    (lambda m: m["spec"].update(name="../pets"), "task name"),
+    (lambda m: m["spec"]["backbone"].pop("gelu"), r"spec.backbone: missing"),
+    (lambda m: m["arrays"].pop("memory"), r"missing keys \['memory'\]"),
+    (lambda m: m["arrays"].update(cls=None), r"\['cls'\] are not what"),
+    (
+      lambda m: m["arrays"]["cls"].update(sha256="0"),
+      r"\['cls'\] are not what",
+    ),
+  ],
+)
+def test_changed_manifests_are_refused(saved, backbone, change, message):
+  edit(saved[1], change)
+  with pytest.raises(TaskError, match=message):
+    mv.load_task(saved[1], backbone)
+
+
+def test_damaged_arrays_are_never_loaded_as_something_else(
+  saved, backbone, tmp_path
+):
+  task, path = saved
+  refused = 0
+  files = [p for p in (path / "arrays").rglob("*") if p.is_file()]
+  for i, file in enumerate(files):
+    data = bytearray(file.read_bytes())
+    if not data:
+      continue
+    data[len(data) // 2] ^= 1
+    copy = tmp_path / f"copy{i}"
+    shutil.copytree(path, copy)
+    (copy / file.relative_to(path)).write_bytes(data)
+    try:
+      loaded = mv.load_task(copy, backbone)
+    except TaskError:
+      refused += 1
+    else:  # a file that is not needed to read the arrays
+      same = jax.tree.map(np.array_equal, loaded.params, task.params)
+      assert all(jax.tree.leaves(same))
+  assert refused >= 2
+
+
+def test_what_is_no_task(backbone, tmp_path):
+  with pytest.raises(TaskError, match=r"no task\.json"):
+    mv.load_task(tmp_path, backbone)
+  (tmp_path / "task.json").write_text("{")
+  with pytest.raises(TaskError, match="not readable as JSON"):
+    mv.load_task(tmp_path, backbone)
+
+
+def test_new_tasks_start_as_the_paper_says():
+  backbone = tiny_backbone(width=64, depth=3)
+  task = mv.init_task(
+    jax.random.key(0), backbone, name="a", num_classes=3, cells=200
+  )
+  assert np.array_equal(task.params["cls"], backbone.params["cls"][0, 0])
+  assert not np.any(task.params["head"]["kernel"])
+  memory = np.asarray(task.params["memory"])
+  assert memory.shape == (3, 200, 64)
+  assert abs(memory.std() - 0.02) < 5e-4
+  assert abs(memory.mean()) < 5e-4
+  drawn = mv.init_task(
+    jax.random.key(0), backbone, name="a", num_classes=3, cls_init="normal"
+  )
+  assert not np.array_equal(drawn.params["cls"], task.params["cls"])
+  with pytest.raises(TaskError, match="cls_init is 'zeros'"):
+    mv.init_task(
+      jax.random.key(0), backbone, name="a", num_classes=3, cls_init="zeros"
+    )

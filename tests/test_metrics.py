@@ -1,0 +1,39 @@
+import numpy as np
+
+from memory_vit import metrics
+
+
+def test_sums_against_a_loop():
+  rng = np.random.default_rng(0)
+  logits = rng.standard_normal((40, 9)).astype(np.float32)
+  labels = rng.integers(0, 8, 40).astype(np.int32)  # class 8 never comes
+  mask = (np.arange(40) < 33).astype(np.float32)
+  total = None
+  for i in range(0, 40, 8):
+    rows = slice(i, i + 8)
+    sums = metrics.batch_sums(logits[rows], labels[rows], mask[rows])
+    total = metrics.add(total, sums)
+  found = metrics.summarise(total)
+
+  order = np.argsort(-logits, axis=1)
+  right = order == labels[:, None]
+  shifted = logits - logits.max(1, keepdims=True)
+  log_p = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+  losses = -log_p[np.arange(40), labels]
+  assert found["examples"] == 33
+  assert np.isclose(found["loss"], losses[:33].mean(), rtol=1e-5)
+  assert np.isclose(found["top1"], right[:33, 0].mean())
+  assert np.isclose(found["top5"], right[:33, :5].any(1).mean())
+  for c in range(8):
+    mine = labels[:33] == c
+    assert np.isclose(found["per_class"][c], right[:33, 0][mine].mean())
+  assert found["per_class"][8] is None
+
+
+def test_top5_of_fewer_classes():
+  sums = metrics.batch_sums(
+    np.eye(3, dtype=np.float32), np.array([0, 1, 0]), np.ones(3, np.float32)
+  )
+  found = metrics.summarise(metrics.add(None, sums))
+  assert np.isclose(found["top1"], 2 / 3)
+  assert found["top5"] == 1.0

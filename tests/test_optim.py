@@ -1,0 +1,76 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from memory_vit import optim
+from memory_vit.config import OptimConfig
+
+CONFIG = OptimConfig(warmup=0.1)
+
+
+def test_schedule_warms_up_and_decays():
+  schedule = optim.make_schedule(CONFIG, 2.0, 100)
+  rates = [float(schedule(step)) for step in range(100)]
+  np.testing.assert_allclose(rates[:10], 2.0 * np.arange(1, 11) / 10, rtol=1e-6)
+  assert rates[10] == 2.0
+  assert all(np.diff(rates[10:]) < 0)
+  assert 0 < rates[-1] < 0.01
+  flat = dataclasses.replace(CONFIG, schedule="constant")
+  assert float(optim.make_schedule(flat, 2.0, 100)(99)) == 2.0
+
+
+@pytest.mark.parametrize("total", [1, 2, 11, 40])
+def test_schedule_of_short_runs(total):
+  schedule = optim.make_schedule(CONFIG, 2.0, total)
+  rates = [float(schedule(step)) for step in range(total)]
+  assert all(0 < rate <= 2.0 for rate in rates)
+  assert max(rates) == 2.0
+
+
+def step(config, params, grads, **rates):
+  schedules = {
+    name: optim.make_schedule(config, rate, 10) for name, rate in rates.items()
+  }
+  optimizer = optim.make_optimizer(config, schedules)
+  state = optimizer.init(params)
+  for _ in range(2):  # the second step shows the momentum
+    updates, state = optimizer.update(grads, state, params)
+    params = optax.apply_updates(params, updates)
+  return params, state
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_a_task_trains_as_without_its_neighbour(name):
+  config = OptimConfig(name=name, weight_decay=0.1)
+  params = {"a": {"w": jnp.ones(3)}, "b": {"w": jnp.ones((2, 3))}}
+  grads = {
+    "a": {"w": jnp.array([3.0, 4, 0])},
+    "b": {"w": 1e6 * jnp.ones((2, 3))},
+  }
+  both, _ = step(config, params, grads, a=0.1, b=7.0)
+  alone, _ = step(config, {"a": params["a"]}, {"a": grads["a"]}, a=0.1)
+  assert np.array_equal(both["a"]["w"], alone["a"]["w"])
+  assert not np.array_equal(both["b"]["w"], params["b"]["w"])
+
+
+def test_clip_is_over_one_task():
+  config = OptimConfig(warmup=0.0, schedule="constant", momentum=0.0)
+  params = {"a": {"w": jnp.zeros(2), "v": jnp.zeros(1)}}
+  grads = {"a": {"w": jnp.array([3.0, 0]), "v": jnp.array([4.0])}}
+  after, _ = step(config, params, grads, a=1.0)
+  np.testing.assert_allclose(after["a"]["w"], [-1.2, 0], rtol=1e-6)
+  np.testing.assert_allclose(after["a"]["v"], [-1.6], rtol=1e-6)
+  free = dataclasses.replace(config, grad_clip=0.0)
+  after, _ = step(free, params, grads, a=1.0)
+  np.testing.assert_allclose(after["a"]["v"], [-8.0], rtol=1e-6)
+
+
+def test_state_has_slots_for_what_is_trained_only():
+  params = {"a": {"w": jnp.ones((2, 5))}}
+  _, state = step(OptimConfig(), params, params, a=0.1)
+  arrays = [leaf for leaf in jax.tree.leaves(state) if leaf.ndim]
+  assert [leaf.shape for leaf in arrays] == [(2, 5)]

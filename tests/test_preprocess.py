@@ -1,0 +1,235 @@
+import fake_data
+import numpy as np
+import pytest
+import tensorflow as tf
+from fake_data import encode, noise
+from PIL import Image
+
+from memory_vit import preprocess
+from memory_vit.config import DataConfig
+from memory_vit.errors import ConfigError, TaskError
+from memory_vit.tasks import EvalPreprocessing
+
+
+def _pictures() -> dict[str, bytes]:
+  """A file of every kind that `decode` promises."""
+  smooth = np.repeat(np.repeat(noise(0, 5, 7), 6, axis=0), 6, axis=1)
+  rgb = Image.fromarray(smooth)
+  grey, palette = rgb.convert("L"), rgb.convert("P", palette=Image.ADAPTIVE)
+  rgba = rgb.copy()
+  rgba.putalpha(grey)
+  turned = rgb.transpose(Image.FLIP_LEFT_RIGHT)
+  animation = {"save_all": True, "append_images": [turned]}
+  return {
+    "jpeg": encode(rgb, "JPEG"),
+    "jpeg-progressive": encode(rgb, "JPEG", progressive=True),
+    "jpeg-grey": encode(grey, "JPEG"),
+    "jpeg-cmyk": encode(rgb.convert("CMYK"), "JPEG"),
+    "png": encode(rgb, "PNG"),
+    "png-grey": encode(grey, "PNG"),
+    "png-grey-alpha": encode(rgba.convert("LA"), "PNG"),
+    "png-rgba": encode(rgba, "PNG"),
+    "png-palette": encode(palette, "PNG"),
+    "png-1bit": encode(rgb.convert("1"), "PNG"),
+    "webp": encode(rgb, "WEBP"),
+    "webp-rgba": encode(rgba, "WEBP", lossless=True),
+    "webp-animation": encode(rgb, "WEBP", lossless=True, **animation),
+    "bmp": encode(rgb, "BMP"),
+    "bmp-grey": encode(grey, "BMP"),
+    "bmp-palette": encode(palette, "BMP"),
+    "bmp-1bit": encode(rgb.convert("1"), "BMP"),
+    "bmp-rgba": encode(rgba, "BMP"),
+    "gif": encode(palette, "GIF"),
+    "gif-animation": encode(palette, "GIF", **animation),
+  }
+
+
+decode_in_graph = tf.function(
+  preprocess.decode, input_signature=[tf.TensorSpec((), tf.string)]
+)
+
+
+def test_every_kind_of_picture_decodes_to_what_pillow_gives(tmp_path):
+  for name, encoded in _pictures().items():
+    image = decode_in_graph(encoded).numpy()
+    (tmp_path / name).write_bytes(encoded)
+    with Image.open(tmp_path / name) as file:
+      expected = np.asarray(file.convert("RGB"))
+    assert image.dtype == np.uint8
+    assert image.shape == expected.shape, name
+    # Decoders of JPEG may differ by rounding.
+    tolerance = 6 if name.startswith("jpeg") else 0
+    difference = np.abs(image.astype(int) - expected.astype(int)).max()
+    assert difference <= tolerance, name
+
+
+def test_16_bits_keep_the_upper_8():
+  values = np.random.default_rng(0).integers(0, 2**16, (9, 7), np.uint16)
+  image = preprocess.decode(encode(values, "PNG")).numpy()
+  np.testing.assert_array_equal(image, np.stack([values >> 8] * 3, axis=-1))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF", ""])
+@pytest.mark.parametrize("decode", [preprocess.decode, decode_in_graph])
+def test_broken_files_raise(kind, decode):
+  whole = encode(noise(0), kind) if kind else b"neither picture nor text"
+  for encoded in (whole[: len(whole) // 2], whole[:10], b""):
+    with pytest.raises(tf.errors.InvalidArgumentError):
+      decode(encoded)
+
+
+def _views(
+  encoded: bytes, data: DataConfig, image_size: int, count: int, seed: int = 0
+) -> np.ndarray:
+  """The training pictures of the seeds (seed, 0), (seed, 1), ..."""
+  dataset = tf.data.Dataset.range(count).map(
+    lambda i: preprocess.train_image(
+      tf.constant(encoded),
+      tf.stack([tf.constant(seed, tf.int64), i]),
+      data=data,
+      image_size=image_size,
+    )
+  )
+  return np.stack(list(dataset.as_numpy_iterator()))
+
+
+def _crop(encoded: bytes, seed: int) -> np.ndarray:
+  return preprocess.inception_crop(encoded, tf.constant([0, seed])).numpy()
+
+
+def test_crop_of_a_jpeg_is_that_of_the_decoded_picture():
+  jpeg = encode(noise(0, 60, 90), "JPEG")
+  png = encode(preprocess.decode(jpeg).numpy(), "PNG")
+  for seed in range(20):
+    part, cut = _crop(jpeg, seed), _crop(png, seed)
+    assert part.shape == cut.shape
+    # At the rim, the colours of a JPEG depend on the pixels that are not read.
+    np.testing.assert_array_equal(part[1:-1, 1:-1], cut[1:-1, 1:-1])
+
+
+def test_inception_crop_takes_the_promised_parts():
+  # Each pixel holds its coordinates, so a crop can be found again.
+  y, x = np.meshgrid(np.arange(200), np.arange(200), indexing="ij")
+  picture = np.stack([y, x, np.zeros_like(x)], axis=-1).astype(np.uint8)
+  encoded, areas = encode(picture, "PNG"), []
+  for seed in range(100):
+    crop = _crop(encoded, seed)
+    height, width = crop.shape[:2]
+    (top, left), (bottom, right) = crop[0, 0, :2], crop[-1, -1, :2]
+    assert (bottom - top + 1, right - left + 1) == (height, width)
+    # A pixel more or less by rounding.
+    assert 3 / 4 - 0.05 < width / height < 4 / 3 + 0.05
+    areas.append(height * width / 200**2)
+  assert 0.04 < min(areas) < 0.15
+  assert 0.85 < max(areas) <= 1.0
+
+
+@pytest.mark.parametrize("crop", ["inception", "small"])
+def test_training_picture_is_a_function_of_the_seed(crop):
+  data = DataConfig(train_crop=crop)
+  encoded = encode(noise(0, 40, 60), "JPEG")
+
+  views = _views(encoded, data, image_size=16, count=10)
+  assert views.shape == (10, 16, 16, 3)
+  assert views.dtype == np.float32
+  assert -1 <= views.min() < -0.5
+  assert 0.5 < views.max() <= 1
+  assert len(np.unique(views, axis=0)) == 10
+  np.testing.assert_array_equal(views, _views(encoded, data, 16, 10))
+  assert np.all(
+    np.any(views != _views(encoded, data, 16, 10, seed=1), (1, 2, 3))
+  )
+
+
+@pytest.mark.parametrize("flip", [True, False])
+def test_half_of_the_training_pictures_are_mirrored(flip):
+  # With as many pixels as the crop takes, mirroring is all that is random.
+  data = DataConfig(train_crop="small", resize=16, flip=flip)
+  encoded = encode(noise(0, 16, 16), "PNG")
+  plain = preprocess.eval_image(encoded, EvalPreprocessing(image_size=16))
+  views = _views(encoded, data, image_size=16, count=100)
+  is_plain = np.all(views == plain, axis=(1, 2, 3))
+  is_mirrored = np.all(views == plain[:, ::-1], axis=(1, 2, 3))
+  assert np.all(is_plain ^ is_mirrored)
+  assert 30 <= is_mirrored.sum() <= 70 if flip else not is_mirrored.any()
+
+
+def test_small_crop_moves_over_the_whole_picture():
+  data = DataConfig(train_crop="small", resize=12, flip=False)
+  ramp = np.tile(np.arange(12, dtype=np.uint8)[:, None, None], (1, 12, 3))
+  views = _views(encode(ramp, "PNG"), data, image_size=8, count=60)
+  tops = np.unique(views[:, 0, 0, 0])
+  expected = preprocess.scale(tf.range(5)).numpy()
+  np.testing.assert_allclose(tops, expected, atol=1e-6)
+
+
+def test_resize_is_bilinear_without_antialiasing():
+  image = noise(0, 16, 16)
+  # At a quarter of the size, the centre of a pixel lies between the four in the
+  # middle of the sixteen that it stands for. Antialiasing would read them all.
+  blocks = image.reshape(4, 4, 4, 4, 3).astype(np.float32)
+  expected = blocks[:, 1:3, :, 1:3].mean(axis=(1, 3))
+  resized = preprocess.resize(image, 4).numpy()
+  np.testing.assert_allclose(resized, expected, rtol=1e-6)
+
+
+def test_scale_spans_minus_one_to_one():
+  image = tf.constant([0, 127, 128, 255], tf.uint8)
+  scaled = preprocess.scale(image).numpy()
+  np.testing.assert_allclose(scaled, [-1, -1 / 255, 1 / 255, 1], rtol=1e-6)
+
+
+def test_evaluation_resize_shows_the_whole_picture():
+  columns = np.arange(60, dtype=np.uint8)
+  image = np.tile(columns[None, :, None], (20, 1, 3))
+  view = preprocess.eval_image(
+    encode(image, "PNG"), EvalPreprocessing(image_size=20)
+  )
+  # Every third column.
+  expected = preprocess.scale(np.arange(1, 60, 3)).numpy()
+  np.testing.assert_allclose(view[7, :, 1], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("tall", [True, False])
+def test_evaluation_central_takes_the_middle(tall):
+  image = np.tile(np.arange(60, dtype=np.uint8)[:, None, None], (1, 20, 3))
+  image = image if tall else image.transpose(1, 0, 2)
+  preprocessing = EvalPreprocessing(image_size=12, crop="central", resize=20)
+  view = preprocess.eval_image(encode(image, "PNG"), preprocessing).numpy()
+  along = view[:, 5, 0] if tall else view[5, :, 0]
+  expected = preprocess.scale(np.arange(24, 36)).numpy()
+  np.testing.assert_allclose(along, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 30), (30, 1), (3, 2)])
+def test_tiny_pictures_are_usable(shape):
+  encoded = encode(fake_data.noise(0, *shape), "PNG")
+  central = EvalPreprocessing(image_size=8, crop="central", resize=9)
+  for image in (
+    preprocess.eval_image(encoded, EvalPreprocessing(image_size=8)),
+    preprocess.eval_image(encoded, central),
+    preprocess.train_image(
+      encoded, tf.constant([0, 0]), data=DataConfig(), image_size=8
+    ),
+  ):
+    assert image.shape == (8, 8, 3)
+
+
+def test_a_line_is_not_blown_up():
+  encoded = encode(noise(0, 1, 5000), "PNG")
+  preprocess.eval_image(encoded, EvalPreprocessing(image_size=8))
+  central = EvalPreprocessing(image_size=8, crop="central", resize=8)
+  with pytest.raises(tf.errors.InvalidArgumentError, match="32 times"):
+    preprocess.eval_image(encoded, central)
+
+
+def test_evaluation_of_a_configuration():
+  plain = preprocess.evaluation_of(DataConfig(resize=256), 224)
+  assert plain == EvalPreprocessing(image_size=224)
+  central = preprocess.evaluation_of(DataConfig(eval_crop="central"), 224)
+  assert (central.crop, central.resize) == ("central", 256)
+  small = DataConfig(eval_crop="central", resize=200)
+  with pytest.raises(ConfigError, match="resize is 200"):
+    preprocess.evaluation_of(small, 224)
+  with pytest.raises(TaskError, match="middle"):
+    preprocess.evaluation_of(DataConfig(eval_crop="middle"), 224)

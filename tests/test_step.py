@@ -1,0 +1,169 @@
+"""One optimiser step: on meshes, in parts, and what it leaves alone."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import random_task, tiny_backbone
+
+from memory_vit import optim, programs, regimes, sharding, step, trees
+from memory_vit.config import OptimConfig
+
+
+def setting(backbone, mesh, tasks, parents=(), **options):
+  """The step of a run that trains `tasks`, and its first state."""
+  params = {task.spec.name: task.params for task in tasks}
+  config = OptimConfig(warmup=0.0, schedule="constant")
+  rates = {
+    name: optim.make_schedule(config, 0.05 * (i + 1), 10)
+    for i, name in enumerate(params)
+  }
+  optimizer = optim.make_optimizer(config, rates)
+  specs = tuple(task.spec for task in (*parents, *tasks))
+  regime = regimes.memory_masked(backbone.config, specs)
+  frozen = {
+    "backbone": jax.device_put(backbone.params, sharding.replicated(mesh)),
+    "tasks": {task.spec.name: task.params for task in parents},
+  }
+  step_fn = step.Step(regime, optimizer, mesh, **options)
+  return step_fn, step.create_state(params, optimizer, mesh), frozen
+
+
+def batch(images, mesh, classes=3):
+  labels = (np.arange(len(images)) % classes).astype(np.int32)
+  rows = {"image": np.tile(images, (4, 1, 1, 1)), "label": np.tile(labels, 4)}
+  return sharding.shard_batch(rows, mesh)
+
+
+def train(backbone, images, mesh, tasks, steps=3, **options):
+  step_fn, state, frozen = setting(backbone, mesh, tasks, **options)
+  for _ in range(steps):
+    state, metrics = step_fn(state, frozen, batch(images, mesh))
+  return jax.device_get(state), jax.device_get(metrics)
+
+
+def one_device():
+  return sharding.make_mesh(jax.devices()[:1])
+
+
+def assert_close(a, b, atol=2e-5):
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol), a, b)
+
+
+def test_loss_goes_down(backbone, images, mesh):
+  task = random_task(backbone, "a")
+  _, first = train(backbone, images, mesh, [task], steps=1)
+  state, last = train(backbone, images, mesh, [task], steps=12)
+  assert state.step == 12
+  assert last["a"]["loss"] < first["a"]["loss"] - 0.1
+  assert set(last["a"]) == {"loss", "accuracy", "grad_norm", "param_norm"}
+  for name, before in trees.flatten(task.params).items():
+    after = trees.flatten(state.params["a"])[name]
+    assert not np.array_equal(after, before), name
+
+
+def test_8_devices_train_as_1(backbone, images):
+  tasks = [random_task(backbone, "a")]
+  one, _ = train(backbone, images, one_device(), tasks)
+  eight, _ = train(backbone, images, sharding.make_mesh(), tasks)
+  assert_close(eight.params, one.params)
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_accumulation_is_the_whole_batch(backbone, images, mesh, parts):
+  tasks = [random_task(backbone, "a")]
+  whole, m1 = train(backbone, images, mesh, tasks)
+  in_parts, m2 = train(backbone, images, mesh, tasks, accumulation_steps=parts)
+  assert_close(in_parts.params, whole.params)
+  assert_close(m2, m1)
+
+
+def test_a_neighbour_changes_nothing(backbone, images):
+  a, b = random_task(backbone, "a", seed=1), random_task(backbone, "b", seed=2)
+  both, _ = train(backbone, images, one_device(), [a, b])
+  alone, _ = train(backbone, images, one_device(), [a])
+  assert_close(both.params["a"], alone.params["a"])
+
+
+def test_gradient_is_that_of_the_definition(backbone, images):
+  """Against a loss written out here, with smoothed labels."""
+  task = random_task(backbone, "a")
+  mesh = one_device()
+  step_fn, state, frozen = setting(backbone, mesh, [task], label_smoothing=0.2)
+  rows = batch(images, mesh)
+  found, metrics = step_fn.gradient(state.params, frozen, rows)
+
+  @jax.jit
+  def loss(params):
+    out = programs.MemoryViT(backbone.config, (task.spec,)).apply(
+      {"params": {"backbone": backbone.params, "tasks": params}}, rows["image"]
+    )
+    targets = 0.8 * jnp.eye(3)[rows["label"]] + 0.2 / 3
+    return -(targets * jax.nn.log_softmax(out["a"])).sum(-1).mean()
+
+  assert_close(found, jax.grad(loss)({"a": task.params}))
+  np.testing.assert_allclose(
+    metrics["a"]["loss"], loss({"a": task.params}), rtol=1e-5
+  )
+
+
+def test_parents_are_read_and_not_trained(backbone, images):
+  parent = random_task(backbone, "parent", seed=5)
+  child = random_task(backbone, "child", attends_to=("parent",))
+  mesh = one_device()
+  step_fn, state, frozen = setting(backbone, mesh, [child], [parent])
+  assert set(state.params) == {"child"}
+  _, metrics = step_fn(state, frozen, batch(images, mesh))
+  assert set(metrics) == {"child"}
+
+  other = random_task(backbone, "parent", seed=6)
+  step_fn, state, frozen = setting(backbone, mesh, [child], [other])
+  _, changed = step_fn(state, frozen, batch(images, mesh))
+  assert metrics["child"]["loss"] != changed["child"]["loss"]
+
+
+def test_nothing_of_the_backbone_is_computed_backwards(backbone, images):
+  """The program that has the gradient holds none of the big products."""
+  task = random_task(backbone, "a")
+  step_fn, state, frozen = setting(backbone, one_device(), [task])
+  _, context = programs.encode(backbone, images)
+  gradient = step_fn._gradient.lower(
+    state.params, frozen, context, jnp.zeros(len(images), jnp.int32)
+  )
+  flops = gradient.compile().cost_analysis()["flops"]
+  forward = programs.encode_program.lower(
+    backbone.params, images, config=backbone.config
+  )
+  forward_flops = forward.compile().cost_analysis()["flops"]
+  # One token and two cells, forward and back, of 17 tokens forward.
+  assert flops < 0.5 * forward_flops
+
+
+def test_full_regime_trains_everything(images):
+  backbone = tiny_backbone(num_classes=3)
+  mesh = one_device()
+  config = OptimConfig(name="adamw", warmup=0.0)
+  rates = {"backbone": optim.make_schedule(config, 1e-3, 10)}
+  optimizer = optim.make_optimizer(config, rates)
+  step_fn = step.Step(regimes.full(backbone.config), optimizer, mesh)
+  state = step.create_state({"backbone": backbone.params}, optimizer, mesh)
+  state, _ = step_fn(state, None, batch(images, mesh))
+  after = trees.flatten(jax.device_get(state.params["backbone"]))
+  for name, before in trees.flatten(backbone.params).items():
+    # A bias on keys shifts all scores of a query alike: its gradient is zero.
+    if not name.endswith("key/bias"):
+      assert not np.array_equal(after[name], before), name
+
+
+def test_first_step_moves_the_head_only(backbone, images):
+  """The head starts at zero, so nothing flows through it yet."""
+  task = random_task(backbone, "a")
+  head = jax.tree.map(np.zeros_like, task.params["head"])
+  task = dataclasses.replace(task, params={**task.params, "head": head})
+  state, _ = train(backbone, images, one_device(), [task], steps=1)
+  after = state.params["a"]
+  assert np.array_equal(after["cls"], task.params["cls"])
+  assert np.array_equal(after["memory"], task.params["memory"])
+  assert np.any(after["head"]["kernel"])

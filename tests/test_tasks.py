@@ -1,0 +1,119 @@
+"""Who sees whom, against Table 1 of the paper written out."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from memory_vit.errors import TaskError
+from memory_vit.tasks import (
+  BackboneId,
+  EvalPreprocessing,
+  TaskSpec,
+  view_of,
+  visibility,
+)
+
+BACKBONE = BackboneId(
+  fingerprint="f", variant="B/32", image_size=224, gelu="tanh"
+)
+
+
+def spec(name, *attends_to, **options):
+  return TaskSpec(
+    **{
+      "name": name,
+      "attends_to": attends_to,
+      "num_classes": 3,
+      "cells": 2,
+      "backbone": BACKBONE,
+      "evaluation": EvalPreprocessing(image_size=224),
+      **options,
+    }
+  )
+
+
+def test_table_1():
+  # Rows C_1, C_2, C_k. Concatenation: "ext" is no. Extension: "ext" is yes.
+  concatenated = visibility([spec("c1"), spec("c2"), spec("ck")])
+  assert concatenated.astype(int).tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+  extended = visibility([spec("c1"), spec("c2", "c1"), spec("ck", "c1", "c2")])
+  assert extended.astype(int).tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+
+
+def test_mixed_and_in_any_order():
+  specs = [spec("child", "b"), spec("a"), spec("b", "a")]
+  # Not transitive: a task sees exactly those that it names.
+  expected = [[1, 0, 1], [0, 1, 0], [0, 1, 1]]
+  assert visibility(specs).astype(int).tolist() == expected
+
+
+@pytest.mark.parametrize(
+  ("specs", "message"),
+  [
+    ([spec("a"), spec("b"), spec("a")], r"twice: \['a'\]"),
+    ([spec("a", "a")], "attends to 'a', which is not among the other"),
+    ([spec("a", "z"), spec("b")], r"'z', which is not among .*\['b'\]"),
+    ([spec("a", "b"), spec("b", "a"), spec("c")], r"circle: \['a', 'b'\]"),
+  ],
+)
+def test_impossible_sets_are_refused(specs, message):
+  with pytest.raises(TaskError, match=message):
+    visibility(specs)
+
+
+def test_view():
+  specs = [
+    spec("a", cells=0),
+    spec("b", cells=3, memory_norm=False),
+    spec("c", "b", "a", cells=1),
+  ]
+  view = view_of(specs)
+  assert view.cells.astype(int).tolist() == [[0, 0, 0], [1, 1, 1], [1, 0, 0]]
+  assert view.is_parent.astype(int).tolist() == [[0, 0], [0, 0], [1, 1]]
+  assert view.parents[2].tolist() == [0, 1]
+  assert view.memory_norm.tolist() == [True, False, True]
+  # In concatenation nothing is gathered; without memory nothing is padded.
+  assert view_of(specs[:2]).parents.shape == (2, 0)
+  assert view_of(specs[:1]).cells.shape == (1, 0)
+  assert all(isinstance(a, np.ndarray) for a in view)
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    "",
+    "../x",
+    "/etc",
+    "A",
+    "a b",
+    "a" * 65,
+    "ä",
+    ".a",
+    "-a",
+    "backbone",
+    "a\n",
+  ],
+)
+def test_names_that_are_no_names(name):
+  with pytest.raises(TaskError, match="task name"):
+    spec(name)
+
+
+def test_specs_that_cannot_be():
+  with pytest.raises(TaskError, match="at least 1"):
+    spec("a", num_classes=0)
+  with pytest.raises(TaskError, match="at least 0"):
+    spec("a", cells=-1)
+  with pytest.raises(TaskError, match="2 class names for 3 classes"):
+    spec("a", class_names=("x", "y"))
+  with pytest.raises(TaskError, match="prepared at 192 px"):
+    spec("a", evaluation=EvalPreprocessing(image_size=192))
+  for crop, resize in (("central", 200), ("resize", 256), ("middle", 0)):
+    with pytest.raises(TaskError, match="not possible"):
+      EvalPreprocessing(image_size=224, crop=crop, resize=resize)
+
+
+def test_specs_can_be_keys():
+  a, b = spec("a"), dataclasses.replace(spec("a"), cells=2)
+  assert len({a, b}) == 1
