@@ -15,6 +15,7 @@ from orbax.checkpoint import checkpoint_managers
 from memory_vit.errors import TrainingError
 
 _METRIC = "val_accuracy"
+_ARRAYS = "arrays"
 
 
 class Checkpoints:
@@ -60,11 +61,12 @@ class Checkpoints:
     Raises:
       TrainingError: where nothing was written.
     """
+    values = _with_values(state)
     saved = self._manager.save(
       step,
       args=ocp.args.Composite(
-        state=ocp.args.StandardSave(_with_values(state)),
-        meta=ocp.args.JsonSave(meta),
+        state=ocp.args.StandardSave(values),
+        meta=ocp.args.JsonSave({**meta, _ARRAYS: _described(values)}),
       ),
       metrics=None if val_accuracy is None else {_METRIC: val_accuracy},
     )
@@ -92,7 +94,8 @@ class Checkpoints:
   def meta(self, step: int) -> dict[str, Any]:
     """What was saved beside the state."""
     args = ocp.args.Composite(meta=ocp.args.JsonRestore())
-    return self._manager.restore(step, args=args).meta
+    meta = self._manager.restore(step, args=args).meta
+    return {key: value for key, value in meta.items() if key != _ARRAYS}
 
   def restore(self, step: int, like: Any) -> Any:
     """Reads a state.
@@ -104,21 +107,39 @@ class Checkpoints:
     Raises:
       TrainingError: where the saved state has another structure, or is damaged.
     """
-    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, _with_values(like))
-    args = ocp.args.Composite(state=ocp.args.StandardRestore(target))
+    expected = _with_values(like)
     try:
+      self._require_arrays(step, _described(expected))
+      target = jax.tree.map(ocp.utils.to_shape_dtype_struct, expected)
+      args = ocp.args.Composite(state=ocp.args.StandardRestore(target))
       values = self._manager.restore(step, args=args).state
-    # Orbax raises many types for a damaged directory, a bare Exception too.
+    except TrainingError:
+      raise
+    # A damaged directory makes orbax raise many types, Exception among them.
     except Exception as error:
       raise TrainingError(
-        f"step {step} in {self._manager.directory} does not fit this run, or "
-        f"is damaged: {error}\nStart in another --workdir, or restore the "
-        "configuration that the run began with."
+        f"step {step} in {self._manager.directory} is damaged: {error}"
       ) from error
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
     return structure.unflatten(
       values[_name(path)] if np.size(leaf) else leaf for path, leaf in leaves
     )
+
+  def _require_arrays(self, step: int, expected: dict[str, Any]) -> None:
+    """Says it in our words: orbax casts other types without any."""
+    args = ocp.args.Composite(meta=ocp.args.JsonRestore())
+    found = self._manager.restore(step, args=args).meta[_ARRAYS]
+    differ = [
+      f"{name}: {found.get(name)}, expected {expected.get(name)}"
+      for name in sorted(found.keys() | expected.keys())
+      if found.get(name) != expected.get(name)
+    ]
+    if differ:
+      raise TrainingError(
+        f"step {step} in {self._manager.directory} belongs to another "
+        "configuration. Give the one that the run began with, or another "
+        "--workdir. Its arrays (type and shape):\n  " + "\n  ".join(differ)
+      )
 
   def close(self) -> None:
     """Waits for what is being written."""
@@ -129,6 +150,14 @@ def _with_values(state: Any) -> dict[str, Any]:
   """{path: leaf}, without the empty leaves (0 cells) that orbax refuses."""
   leaves, _ = jax.tree_util.tree_flatten_with_path(state)
   return {_name(path): leaf for path, leaf in leaves if np.size(leaf)}
+
+
+def _described(values: dict[str, Any]) -> dict[str, list[Any]]:
+  """{name: [dtype, *shape]}, as JSON gives it back."""
+  return {
+    name: [str(np.result_type(leaf)), *np.shape(leaf)]
+    for name, leaf in values.items()
+  }
 
 
 def _name(path: Any) -> str:

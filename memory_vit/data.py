@@ -71,8 +71,9 @@ def open_source(
   # A split without labels has none from the first example on; other labels are
   # checked as they come.
   try:
-    _, label = tf.function(source.fetch)(tf.constant(0, tf.int64))
-  except tf.errors.OpError as error:
+    _, label = source.fetch(tf.constant(0, tf.int64))
+  # Outside a graph a reader's own exceptions come through.
+  except Exception as error:
     raise _unreadable(source, 0, error) from error
   source.check_labels(label.numpy()[None])
   return source
@@ -274,10 +275,9 @@ def _culprit(
   return error
 
 
-def _unreadable(
-  source: Source, index: int, error: tf.errors.OpError
-) -> DataError:
+def _unreadable(source: Source, index: int, error: Exception) -> DataError:
   """Names the example, and says what TensorFlow does without its node names."""
-  line = next(iter(error.message.strip().splitlines()), type(error).__name__)
+  text = error.message if isinstance(error, tf.errors.OpError) else str(error)
+  line = next(iter(text.strip().splitlines()), type(error).__name__)
   reason = re.sub(r"\{\{.*?\}\}|\[Op:.*", "", line).strip(" .")
   return DataError(f"{source.describe(index)} cannot be read: {reason}.")

@@ -61,13 +61,15 @@ def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
   _write_json(workdir / "config.json", to_dict(config))
 
   run = _Run(config, workdir, mesh, _backbone(config, workdir, mesh))
-  before = run.upstream([])
+  upstream = run.open_upstream()
+  before = upstream and run.evaluate_upstream(upstream, [])
   task, speed = run.learn()
   path = workdir / "tasks" / task.spec.name
   adapters.save_task(task, path)
   # The task is read back as everybody else will read it.
   task = adapters.load_task(path, run.backbone)
-  after = run.upstream([*run.parents(), task])
+  tasks = [*run.parents(), task]
+  after = upstream and run.evaluate_upstream(upstream, tasks)
 
   result = {
     "tasks": [task.provenance["metrics"]],
@@ -151,9 +153,11 @@ class _Run:
     checkpoints = Checkpoints(self.workdir / "checkpoints")
     state, examples_seen = self._resume(checkpoints, state)
 
+    held_out = config.data.validation and self._open(config.data.validation)
+
     def validate(params: Any) -> dict[str, dict[str, Any]]:
       trained = dataclasses.replace(task, params=params[name])
-      return self._evaluate(trained, parents, config.data.validation)
+      return self._evaluate(trained, parents, held_out)
 
     state, speed = train.fit(
       step_fn,
@@ -171,7 +175,7 @@ class _Run:
       batch_size=config.batch_size,
       mesh=mesh,
       schedules={name: schedule},
-      validate=validate if config.data.validation else None,
+      validate=validate if held_out else None,
       checkpoints=checkpoints,
       meta={"fingerprint": self.backbone.fingerprint},
       logdir=self.workdir,
@@ -246,10 +250,9 @@ class _Run:
     )
 
   def _evaluate(
-    self, task: Task, parents: list[Task], split: str
+    self, task: Task, parents: list[Task], source: data.Source
   ) -> dict[str, dict[str, Any]]:
     """Evaluates a task on a split of its data set."""
-    source = self._open(split)
     tasks, name = [*parents, task], task.spec.name
 
     def predict(images: jax.Array) -> dict[str, jax.Array]:
@@ -275,7 +278,8 @@ class _Run:
       "test_examples": 0,
     }
     if config.data.test:
-      test = self._evaluate(task, parents, config.data.test)[spec.name]
+      source = self._open(config.data.test)
+      test = self._evaluate(task, parents, source)[spec.name]
       metrics |= {
         "test_accuracy": test["top1"],
         "test_examples": test["examples"],
@@ -286,8 +290,8 @@ class _Run:
     made = {"config": to_dict(config), "metrics": metrics}
     return dataclasses.replace(task, provenance=made)
 
-  def upstream(self, tasks: list[Task]) -> dict[str, Any] | None:
-    """The backbone on its own task; None where none is configured."""
+  def open_upstream(self) -> data.Source | None:
+    """The data of the backbone's own task; None where none is configured."""
     where = self.config.upstream
     if not where.name:
       return None
@@ -300,6 +304,12 @@ class _Run:
         f"config.upstream: {where.name} has {source.num_classes} classes, the "
         f"head of the backbone has {outputs}."
       )
+    return source
+
+  def evaluate_upstream(
+    self, source: data.Source, tasks: list[Task]
+  ) -> dict[str, Any]:
+    """Evaluates the original outputs, with tasks in the same pass."""
 
     def predict(images: jax.Array) -> dict[str, jax.Array]:
       logits = programs.forward(self.backbone, tasks, images)

@@ -1,0 +1,127 @@
+"""Every configuration runs two steps, offline, on pictures made here.
+
+The fake data sets have the features and the classes of the real ones, since
+they are written with the specification of the TFDS builder itself.
+"""
+
+import dataclasses
+import importlib
+import json
+
+import fake_data
+import pytest
+from conftest import tiny_backbone
+
+import memory_vit as mv
+from memory_vit import config as config_lib
+from memory_vit import run
+from memory_vit.errors import ConfigError
+
+# Configuration -> TFDS name, classes, and labels of the splits as published.
+PUBLISHED = {
+  "sun397": (
+    "sun397/tfds",
+    397,
+    {"train": range(16), "validation": [396, 3], "test": [5, 6, 7]},
+  ),
+  "inaturalist2017": (
+    "i_naturalist2017",
+    5089,
+    {"train": range(100), "validation": [5088, 3, 4], "test": [-1, -1]},
+  ),
+  "cifar100": ("cifar100", 100, {"train": range(100), "test": [99, 6, 7]}),
+  "places365": (
+    "places365_small",
+    365,
+    {"train": range(100), "validation": [364, 3, 4], "test": [-1, -1]},
+  ),
+}
+
+
+@pytest.fixture(scope="module")
+def backbone_file(tmp_path_factory):
+  """Patches and pictures of B/32, and hardly anything else of it."""
+  path = tmp_path_factory.mktemp("backbone") / "b32.npz"
+  backbone = tiny_backbone(patch_size=32, image_size=224, depth=1)
+  mv.save_backbone(backbone, path)
+  return path
+
+
+def load(name, argument=None):
+  get_config = importlib.import_module(f"configs.{name}").get_config
+  values = get_config() if argument is None else get_config(argument)
+  return config_lib.from_dict(values.to_dict())
+
+
+def two_steps(config, backbone_file, workdir, **data):
+  config = dataclasses.replace(
+    config,
+    backbone=str(backbone_file),
+    batch_size=8,
+    batch_size_eval=8,
+    total_steps=2,
+    data=dataclasses.replace(config.data, **data),
+  )
+  result = run.train_and_evaluate(config, workdir)
+  assert result["tasks"][0]["steps"] == 2
+  return result["tasks"][0], config
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_papers_set_up(name):
+  config = load(name)
+  assert config.backbone == "i21k-B/32"
+  assert config.image_size == 224
+  assert (config.batch_size, config.total_steps) == (512, 20_000)
+  assert config.task.cells == 5
+  optim = config.optim
+  assert (optim.name, optim.momentum, optim.grad_clip) == ("sgd", 0.9, 1.0)
+  assert optim.schedule == "cosine"
+  assert optim.warmup * config.total_steps == 500
+  crop = "small" if name == "cifar100" else "inception"
+  assert config.data.train_crop == crop
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_two_steps_on_fake_pictures(name, backbone_file, tmp_path):
+  tfds_name, classes, labels = PUBLISHED[name]
+  fake_data.write_tfds(tmp_path / "tfds", tfds_name, labels)
+  config = load(name)
+  assert config.data.name == tfds_name
+  task, config = two_steps(
+    config, backbone_file, tmp_path / "run", dir=str(tmp_path / "tfds")
+  )
+  assert task["name"] == name
+  assert task["test_examples"] == len(labels[config.data.test])
+  manifest = json.loads(
+    (tmp_path / "run" / "tasks" / name / "task.json").read_text()
+  )
+  assert manifest["spec"]["num_classes"] == classes
+  assert len(set(manifest["spec"]["class_names"])) == classes
+
+
+def test_two_steps_on_a_folder(backbone_file, tmp_path):
+  files = [f"{i}.png" for i in range(8)]
+  folders = {
+    f"{s}/{c}": files for s in ("train", "test") for c in ("cat", "dog")
+  }
+  root = fake_data.write_folder(tmp_path / "my_pets", folders)
+  task, _ = two_steps(
+    load("folder"), backbone_file, tmp_path / "run", dir=str(root)
+  )
+  assert task["test_examples"] == 16
+
+
+def test_two_steps_on_any_tfds(backbone_file, tmp_path):
+  labels = {"train": range(20), "test": [1, 2]}
+  fake_data.write_tfds(tmp_path / "tfds", "cifar100", labels)
+  config = load("tfds", "cifar100")
+  task, _ = two_steps(
+    config, backbone_file, tmp_path / "run", dir=str(tmp_path / "tfds")
+  )
+  assert task["name"] == "cifar100"
+
+
+def test_tfds_wants_a_name():
+  with pytest.raises(ConfigError, match="needs the name of a data set"):
+    load("tfds")

@@ -1,0 +1,72 @@
+"""What can be said of the package from outside."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+from conftest import ROOT
+
+import memory_vit as mv
+
+HEAVY = ("tensorflow", "tensorflow_datasets", "clu", "ml_collections", "orbax",
+         "pooch", "matplotlib", "sklearn")  # fmt: skip
+
+
+def test_the_core_imports_nothing_heavy():
+  code = (
+    "import sys, json, memory_vit; from memory_vit import step; "
+    f"print(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", code], check=True, capture_output=True, text=True,
+    cwd=ROOT, env={**os.environ, "XLA_FLAGS": ""},
+  )  # fmt: skip
+  assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+def test_tensorflow_is_imported_for_data_alone():
+  files = {
+    path.name
+    for path in (ROOT / "memory_vit").glob("*.py")
+    if re.search(r"^\s*(import|from) tensorflow", path.read_text(), re.M)
+  }
+  assert files == {"preprocess.py", "sources.py", "tfds_source.py", "data.py"}
+
+
+def test_imports_go_downward_only():
+  """The table in the README is the order, bottom to top."""
+  table = re.findall(r"^\| `(\w+)\.py`", (ROOT / "README.md").read_text(), re.M)
+  modules = {p.stem for p in (ROOT / "memory_vit").glob("*.py")} - {"__init__"}
+  assert set(table) == modules
+  for i, name in enumerate(table):
+    text = (ROOT / "memory_vit" / f"{name}.py").read_text()
+    imported = set(re.findall(r"^\s*from memory_vit\.(\w+) import", text, re.M))
+    block = re.findall(
+      r"^from memory_vit import (\([^)]*\)|[^\n(]+)", text, re.M
+    )
+    imported |= set(re.findall(r"\w+", " ".join(re.sub(r" as \w+", "", b)
+                                               for b in block)))  # fmt: skip
+    above = imported - set(table[:i])
+    assert not above, f"{name}.py imports {above} from above"
+
+
+def test_public_names():
+  for name in mv.__all__:
+    assert getattr(mv, name).__doc__, name
+
+
+def test_every_option_is_read():
+  """An option that nothing reads is a lie."""
+  declared = set()
+  text = (ROOT / "memory_vit" / "config.py").read_text()
+  for line in re.findall(r"^  (\w+): [\w\[\], .]+ = ", text, re.M):
+    declared.add(line)
+  sources = "".join(
+    p.read_text() for p in (ROOT / "memory_vit").glob("*.py")
+    if p.name != "config.py"
+  )  # fmt: skip
+  unread = {name for name in declared if not re.search(rf"\.{name}\b", sources)}
+  assert declared > {"learning_rate", "cells", "warmup"}
+  assert unread == set()

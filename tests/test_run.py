@@ -1,0 +1,313 @@
+"""Whole runs on the embedded digits, with a tiny backbone."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+from conftest import ROOT, random_task, tiny_backbone
+
+import memory_vit as mv
+from configs import quickstart
+from memory_vit import config as config_lib
+from memory_vit import data, run, step, train, trees
+from memory_vit.checkpoints import Checkpoints
+from memory_vit.errors import (
+  ConfigError,
+  MemoryVitError,
+  TaskError,
+  TrainingError,
+)
+
+
+@pytest.fixture(scope="module")
+def backbone_file(tmp_path_factory):
+  path = tmp_path_factory.mktemp("backbone") / "tiny.npz"
+  mv.save_backbone(tiny_backbone(num_classes=5), path)
+  return path
+
+
+@pytest.fixture
+def config(backbone_file):
+  """The quickstart, on a backbone that is there, in 6 steps."""
+  values = quickstart.get_config()
+  values.pretrain.variant = ""
+  values.backbone = str(backbone_file)
+  values.batch_size, values.batch_size_eval = 16, 64
+  values.total_steps, values.log_every = 6, 1
+  values.eval_every, values.checkpoint_every = 3, 2
+  return config_lib.from_dict(values.to_dict())
+
+
+def changed(config, part, **values):
+  part_values = dataclasses.replace(getattr(config, part), **values)
+  return dataclasses.replace(config, **{part: part_values})
+
+
+def arrays(workdir, name="digits-5-9"):
+  backbone = mv.load_backbone(workdir.parent / "tiny.npz")
+  return trees.flatten(mv.load_task(workdir / "tasks" / name, backbone).params)
+
+
+def assert_same_bits(a, b):
+  assert a.keys() == b.keys()
+  for name in a:
+    assert np.array_equal(a[name], b[name]), name
+
+
+@pytest.fixture
+def workdir(tmp_path, backbone_file):
+  (tmp_path / "tiny.npz").symlink_to(backbone_file)
+  return tmp_path / "run"
+
+
+def test_a_run_from_nothing_to_the_result(config, workdir):
+  result = run.train_and_evaluate(config, workdir)
+  assert result == json.loads((workdir / "result.json").read_text())
+  (task_result,) = result["tasks"]
+  assert set(task_result) >= {
+    "name", "regime", "cells", "learning_rate", "seed", "steps",
+    "trainable_params", "val_accuracy", "test_accuracy", "test_examples",
+  }  # fmt: skip
+  # cls 32, memory 2 * 5 * 32, head 32 * 5 + 5.
+  assert task_result["trainable_params"] == 32 + 320 + 165
+  assert result["backbone"]["outputs_bit_equal"] is True
+  assert (
+    result["backbone"]["accuracy_before"]
+    == result["backbone"]["accuracy_after"]
+  )
+  assert result["images_per_second"] > 0
+  stored = json.loads((workdir / "config.json").read_text())
+  assert config_lib.from_dict(stored) == config
+  assert list(workdir.glob("events.out.tfevents.*"))
+
+  # The exported task gives the accuracy that is reported, counted here again.
+  backbone = mv.load_backbone(config.backbone)
+  task = mv.load_task(workdir / "tasks" / "digits-5-9", backbone)
+  assert task.spec.class_names == ("5", "6", "7", "8", "9")
+  assert task.provenance["metrics"] == task_result
+  assert task.provenance["config"]["seed"] == config.seed
+  source = data.open_source("digits:5-9", "test")
+  hits = []
+  for batch in data.eval_batches(source, task.spec.evaluation, batch_size=64):
+    out = mv.forward(backbone, [task], batch["image"])["digits-5-9"]
+    right = np.asarray(out).argmax(-1) == batch["label"]
+    hits += list(right[batch["mask"] > 0])
+  assert len(hits) == source.size == task_result["test_examples"]
+  assert np.mean(hits) == task_result["test_accuracy"]
+
+
+def test_resumed_equals_uninterrupted(config, workdir, monkeypatch):
+  run.train_and_evaluate(config, workdir.parent / "whole")
+
+  steps = []
+  real_step = step.Step.__call__
+
+  def stops_in_step_5(self, *args):
+    steps.append(1)
+    if len(steps) == 5:
+      raise KeyboardInterrupt
+    return real_step(self, *args)
+
+  monkeypatch.setattr(step.Step, "__call__", stops_in_step_5)
+  with pytest.raises(KeyboardInterrupt):
+    run.train_and_evaluate(config, workdir)
+  assert not (workdir / "result.json").exists()
+  run.train_and_evaluate(config, workdir)
+  # 4 steps, the one that failed, and those after the saved step 4.
+  assert len(steps) == 5 + 2
+  assert_same_bits(arrays(workdir), arrays(workdir.parent / "whole"))
+  results = [
+    json.loads((d / "result.json").read_text())["tasks"]
+    for d in (workdir, workdir.parent / "whole")
+  ]
+  assert results[0] == results[1]
+
+
+def test_a_finished_run_is_not_trained_again(config, workdir, monkeypatch):
+  run.train_and_evaluate(config, workdir)
+  before = arrays(workdir)
+  monkeypatch.setattr(step.Step, "__call__", None)
+  run.train_and_evaluate(config, workdir)
+  assert_same_bits(arrays(workdir), before)
+
+
+def test_the_best_state_is_exported(config, workdir, monkeypatch):
+  """Accuracy falls after step 3: that state is the result, not the last."""
+  real = train._validate
+  accuracies = {3: 0.9, 6: 0.2}
+  states = {}
+
+  def falling(step, state, *args):
+    real(step, state, *args)
+    states[step] = jax.device_get(state.params["digits-5-9"])
+    return accuracies[step]
+
+  monkeypatch.setattr(train, "_validate", falling)
+  result = run.train_and_evaluate(config, workdir)
+  assert result["tasks"][0]["steps"] == 3
+  assert result["tasks"][0]["val_accuracy"] == 0.9
+  assert_same_bits(arrays(workdir), trees.flatten(states[3]))
+
+
+def test_without_validation_the_last_state_is_exported(config, workdir):
+  config = changed(config, "data", validation="", test="")
+  result = run.train_and_evaluate(changed(config, "upstream", name=""), workdir)
+  (task,) = result["tasks"]
+  assert task["steps"] == 6
+  assert task["val_accuracy"] is task["test_accuracy"] is None
+  assert task["test_examples"] == 0
+  assert result["backbone"]["accuracy_before"] is None
+  assert result["backbone"]["outputs_bit_equal"] is None
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(config, workdir, monkeypatch):
+  real_step = step.Step.__call__
+  taken = []
+
+  def breaks_in_step_4(self, state, frozen, batch):
+    taken.append(1)
+    if len(taken) == 4:
+      batch = {**batch, "image": batch["image"] * np.nan}
+    return real_step(self, state, frozen, batch)
+
+  monkeypatch.setattr(step.Step, "__call__", breaks_in_step_4)
+  with pytest.raises(
+    TrainingError, match=r"step 4: .*The last saved step is 3"
+  ):
+    run.train_and_evaluate(config, workdir)
+  monkeypatch.undo()
+  checkpoints = Checkpoints(workdir / "checkpoints")
+  assert checkpoints.latest() == 3
+  checkpoints.close()
+  run.train_and_evaluate(config, workdir)
+  run.train_and_evaluate(config, workdir.parent / "whole")
+  assert_same_bits(arrays(workdir), arrays(workdir.parent / "whole"))
+
+
+def test_extension_reads_an_exported_task(config, workdir, backbone_file):
+  backbone = mv.load_backbone(backbone_file)
+  parent = workdir.parent / "parent"
+  mv.save_task(random_task(backbone, "parent"), parent)
+  config = changed(config, "task", attends_to=(str(parent),), name="child")
+  result = run.train_and_evaluate(config, workdir)
+  child = mv.load_task(workdir / "tasks" / "child", backbone)
+  assert child.spec.attends_to == ("parent",)
+  assert result["backbone"]["outputs_bit_equal"]
+  with pytest.raises(TaskError, match="'parent', which is not among"):
+    mv.forward(backbone, [child], np.zeros((1, 8, 8, 3), np.float32))
+
+
+def test_what_is_refused(config, workdir, backbone_file):
+  with pytest.raises(ConfigError, match="batch_size is 12, .* 8 devices"):
+    run.train_and_evaluate(dataclasses.replace(config, batch_size=12), workdir)
+  more = changed(config, "upstream", name="digits")
+  with pytest.raises(ConfigError, match="has 10 classes, the head .* has 5"):
+    run.train_and_evaluate(more, workdir)
+  run.train_and_evaluate(config, workdir)
+  other = workdir.parent / "other.npz"
+  mv.save_backbone(tiny_backbone(seed=3, num_classes=5), other)
+  with pytest.raises(TrainingError, match="began on the backbone with finger"):
+    run.train_and_evaluate(
+      dataclasses.replace(config, backbone=str(other)), workdir
+    )
+  wider = changed(config, "task", cells=7)
+  with pytest.raises(
+    TrainingError, match=r"another configuration(.|\n)*memory: .*5, 32.*7, 32"
+  ):
+    run.train_and_evaluate(wider, workdir)
+
+
+def test_names_of_tasks(config):
+  names = {
+    "cifar100": {"name": "cifar100"},
+    "sun397": {"name": "sun397/tfds:4.0.0"},
+    "digits-0-4": {"name": "digits:0-4"},
+    "my-pets": {"name": "folder", "dir": "/data/My Pets/"},
+  }
+  for expected, values in names.items():
+    assert run._name_of(config_lib.DataConfig(**values)) == expected
+
+
+def test_checkpoints_keep_the_newest_two_and_the_best(tmp_path):
+  checkpoints = Checkpoints(tmp_path / "c")
+  assert checkpoints.latest() is checkpoints.best() is None
+  state = {"a": np.arange(3.0), "empty": np.zeros((2, 0))}
+  for i, accuracy in enumerate([0.1, 0.5, 0.3, None, 0.2, None], start=1):
+    checkpoints.save(i, {**state, "a": state["a"] * i}, {"i": i}, accuracy)
+  assert checkpoints._manager.all_steps() == [2, 5, 6]
+  assert (checkpoints.latest(), checkpoints.best()) == (6, 2)
+  assert checkpoints.metric(2) == 0.5
+  assert checkpoints.metric(6) is None
+  assert checkpoints.meta(5) == {"i": 5}
+  restored = checkpoints.restore(2, state)
+  assert np.array_equal(restored["a"], [0, 2, 4])
+  assert restored["empty"].shape == (2, 0)
+  with pytest.raises(TrainingError, match="step 6 was not saved"):
+    checkpoints.save(6, state, {})
+  checkpoints.close()
+  only = Checkpoints(tmp_path / "d")
+  only.save(1, state, {})
+  assert only.best() is None
+  only.close()
+
+
+COMMAND = (
+  sys.executable, "-m", "memory_vit.main",
+  "--config=configs/quickstart.py", "--config.pretrain.variant=",
+)  # fmt: skip
+
+
+def command(config, workdir, **options):
+  options = {"backbone": config.backbone, **options}
+  flags = [f"--config.{key}={value}" for key, value in options.items()]
+  environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+  return {
+    "args": [*COMMAND, f"--workdir={workdir}", *flags],
+    "cwd": ROOT, "env": environment, "text": True,
+  }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_killed_process_loses_nothing(config, workdir):
+  options = {"total_steps": 300, "checkpoint_every": 10, "log_every": 1}
+  options |= {"batch_size": 16, "eval_every": 150}
+  whole = workdir.parent / "whole"
+  subprocess.run(**command(config, whole, **options), check=True)
+  with subprocess.Popen(
+    **command(config, workdir, **options), stderr=subprocess.PIPE
+  ) as process:
+    for line in process.stderr:
+      if "step 30/" in line:  # a trained step: it is not compiling any more
+        time.sleep(np.random.default_rng().uniform(0, 0.5))
+        process.send_signal(signal.SIGKILL)
+        break
+    process.stderr.read()
+  assert process.returncode == -signal.SIGKILL
+  assert not (workdir / "result.json").exists()
+  subprocess.run(**command(config, workdir, **options), check=True)
+  assert_same_bits(arrays(workdir), arrays(whole))
+
+
+@pytest.mark.slow
+def test_bad_input_is_one_line_and_status_2(config, workdir):
+  for options, message in (
+    ({"backbone": "no.npz"}, "no file 'no.npz'"),
+    ({"data.name": "no_such_set"}, "no_such_set"),
+    ({"task.cells": -1}, "config.task.cells is -1"),
+  ):
+    done = subprocess.run(
+      **command(config, workdir, **options), check=False, capture_output=True
+    )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    errors = [x for x in done.stderr.splitlines() if x.startswith("error: ")]
+    assert len(errors) == 1
+    assert message in errors[0]
+  assert issubclass(TrainingError, MemoryVitError)
