@@ -5,13 +5,15 @@
 
 All programs are timed in turn, round by round, so that a machine that becomes
 slower slows all of them; the ratios are between medians. Peak memory is
-measured in processes of their own: the resident set on CPU, the allocator's
-peak on an accelerator, in both cases above the weights.
+measured in processes of their own, over three steps after the one that
+compiles: the resident set on CPU, the allocator's peak on an accelerator, in
+both cases above the weights.
 
 Needs jax, flax, optax and numpy only.
 """
 
 import argparse
+import ctypes
 import dataclasses
 import json
 import resource
@@ -209,14 +211,25 @@ def _peak_bytes(arguments: argparse.Namespace, what: str) -> int:
   """Peak memory of three training steps, above weights and pictures."""
   backbone, images, labels = _inputs(arguments)
   jax.block_until_ready((backbone.params, images, labels))
+  _forget_peak()
   before = _bytes_in_use()
   if what == "train_1":
     advance = _training(backbone, images, labels, 1)
   else:
     advance = _full_finetuning(backbone, images, labels)
+  jax.block_until_ready(advance())
+  _forget_peak()
   for _ in range(3):
     jax.block_until_ready(advance())
   return _peak_so_far() - before
+
+
+def _forget_peak() -> None:
+  """Resets the peak resident set, which compiling has raised (Linux)."""
+  if not jax.devices()[0].memory_stats():
+    ctypes.CDLL(None).malloc_trim(0)
+    with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+      file.write("5")
 
 
 def _bytes_in_use() -> int:
@@ -231,7 +244,9 @@ def _peak_so_far() -> int:
   stats = jax.devices()[0].memory_stats()
   if stats:
     return stats["peak_bytes_in_use"]
-  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+  with open("/proc/self/status", encoding="ascii") as file:
+    (peak,) = [line for line in file if line.startswith("VmHWM")]
+  return int(peak.split()[1]) * 1024
 
 
 def _print(result: dict[str, Any]) -> None:

@@ -15,8 +15,12 @@ os.environ["XLA_FLAGS"] = " ".join(
   ]
 )
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
+# Runs compile the same programs again and again; kept for both workers, and
+# for the next time.
 ROOT = Path(__file__).resolve().parent.parent
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / ".pytest_cache" / "xla")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+
 sys.path.insert(0, str(ROOT))  # `configs` is no package that gets installed
 
 import jax  # noqa: E402

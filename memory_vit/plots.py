@@ -1,0 +1,148 @@
+"""Figures for notebooks: pictures with their names, and how a run went.
+
+Figures are made without `pyplot`: nothing global keeps them alive, and each is
+shown once, where a cell returns it.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from tensorboard.backend.event_processing import event_accumulator
+from tensorboard.util import tensor_util
+
+from memory_vit.errors import DataError, TrainingError
+
+# Tag -> steps, int64 (k,), and values, float64 (k,).
+Scalars = dict[str, tuple[np.ndarray, np.ndarray]]
+
+_COLUMNS = 8
+_EVENTS = "events.out.tfevents.*"
+
+
+def picture_grid(images: np.ndarray, titles: Sequence[str]) -> Figure:
+  """Pictures side by side, each under its title.
+
+  Args:
+    images: floats (b, s, s, 3) in [-1, 1], as the model takes them.
+    titles: b texts, of one line or of several.
+
+  Returns:
+    The figure, with b axes.
+
+  Raises:
+    DataError: for pictures of another shape, or another number of titles.
+  """
+  images = np.asarray(images)
+  if images.ndim != 4 or images.shape[-1] != 3 or not len(images):
+    raise DataError(
+      f"images have shape {images.shape}, expected (batch, s, s, 3)."
+    )
+  if len(titles) != len(images):
+    raise DataError(f"{len(titles)} titles for {len(images)} images.")
+  columns = min(_COLUMNS, len(images))
+  rows = -(-len(images) // columns)
+  lines = max(title.count("\n") + 1 for title in titles)
+  size = (1.2 * columns, (1.15 + 0.2 * lines) * rows)
+  figure = Figure(figsize=size, layout="constrained")
+  for i, (image, title) in enumerate(zip(images, titles, strict=True)):
+    axes = figure.add_subplot(rows, columns, i + 1)
+    # Each value as it is: stretched contrasts would not be what the model sees.
+    axes.imshow(np.clip((image + 1) / 2, 0, 1))
+    axes.set_title(title, fontsize=10)
+    axes.set_axis_off()
+  return figure
+
+
+def read_scalars(workdir: str | os.PathLike) -> Scalars:
+  """Reads what a run wrote for TensorBoard.
+
+  Args:
+    workdir: of the run.
+
+  Returns:
+    {tag: (steps, int64 (k,), rising; values, float64 (k,))}. Where a run was
+    stopped and went on, a step that was done twice counts as the last time.
+
+  Raises:
+    TrainingError: where there are no events.
+  """
+  # Without a limit: by default ten values of a tag are kept, drawn by chance.
+  events = event_accumulator.EventAccumulator(
+    os.fspath(_require_events(workdir)),
+    size_guidance={event_accumulator.TENSORS: 0},
+    purge_orphaned_data=False,
+  )
+  events.Reload()
+  scalars = {}
+  for tag in events.PluginTagToContent("scalars"):
+    # In the order of writing, which is not that of the names of the files.
+    values = {
+      event.step: float(tensor_util.make_ndarray(event.tensor_proto))
+      for event in sorted(events.Tensors(tag), key=lambda e: e.wall_time)
+    }
+    steps = sorted(values)
+    scalars[tag] = (
+      np.array(steps, np.int64),
+      np.array([values[step] for step in steps]),
+    )
+  return scalars
+
+
+def training_curves(workdir: str | os.PathLike, name: str) -> Figure:
+  """Loss and accuracy of a task over the steps of its run.
+
+  Args:
+    workdir: of the run.
+    name: of the task, as in its `TaskSpec`.
+
+  Returns:
+    The figure: loss to the left, accuracy to the right, each on training
+    batches and, where the run had a validation set, on that.
+
+  Raises:
+    TrainingError: where there are no events, or none of that task.
+  """
+  scalars = read_scalars(workdir)
+  if f"{name}/train/loss" not in scalars:
+    suffix = "/train/loss"
+    found = [tag.removesuffix(suffix) for tag in scalars if suffix in tag]
+    raise TrainingError(
+      f"the events in {workdir} know no task {name!r}, only {sorted(found)}."
+    )
+  figure = Figure(figsize=(9, 3), layout="constrained")
+  loss, accuracy = figure.subplots(1, 2)
+  _curves(loss, scalars, {
+    "training": f"{name}/train/loss",
+    "validation": f"{name}/validation/loss",
+  })  # fmt: skip
+  _curves(accuracy, scalars, {
+    "training": f"{name}/train/accuracy",
+    "validation": f"{name}/validation/top1",
+  })  # fmt: skip
+  loss.set(title="loss", xlabel="step", ylim=(0, None))
+  accuracy.set(title="accuracy", xlabel="step", ylim=(0, 1.02))
+  figure.suptitle(name)
+  return figure
+
+
+def _curves(axes: Axes, scalars: Scalars, tags: Mapping[str, str]) -> None:
+  """Draws {label: tag}; what the run did not write is left out."""
+  for label, tag in tags.items():
+    if tag in scalars:
+      axes.plot(*scalars[tag], label=label, marker="o", markersize=4)
+  axes.grid(alpha=0.3)
+  axes.legend()
+
+
+def _require_events(workdir: str | os.PathLike) -> Path:
+  path = Path(workdir)
+  if not any(path.glob(_EVENTS)):
+    raise TrainingError(
+      f"{path} has no TensorBoard events ({_EVENTS}). Expected the workdir of "
+      "a run that has trained."
+    )
+  return path

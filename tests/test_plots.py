@@ -1,0 +1,149 @@
+"""Figures: what is drawn is what was given."""
+
+import itertools
+
+import matplotlib
+import numpy as np
+import pytest
+from clu import metric_writers
+
+from memory_vit import plots
+from memory_vit.errors import DataError, MemoryVitError, TrainingError
+
+matplotlib.use("Agg")
+
+
+def write(workdir, tag, values, first=1):
+  """One event file, with values of the steps first, first + 1, ..."""
+  writer = metric_writers.SummaryWriter(str(workdir))
+  for step, value in enumerate(values, first):
+    writer.write_scalars(step, {tag: value})
+  writer.close()
+
+
+def pixels(figure):
+  """Draws a figure: (h, w, 4), bytes."""
+  figure.canvas.draw()
+  return np.asarray(figure.canvas.buffer_rgba())
+
+
+@pytest.fixture
+def agg():
+  """Gives a figure the canvas that can be drawn without a window."""
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+  def attach(figure):
+    FigureCanvasAgg(figure)
+    return figure
+
+  return attach
+
+
+def random_images(count, size=8):
+  rng = np.random.default_rng(0)
+  return rng.uniform(-1, 1, (count, size, size, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize("count", [1, 5, 8, 9, 24])
+def test_a_grid_has_every_picture_as_it_is(count, agg):
+  images, titles = random_images(count), [f"title {i}" for i in range(count)]
+  figure = plots.picture_grid(images, titles)
+  assert len(figure.axes) == count
+  for axes, image, title in zip(figure.axes, images, titles, strict=True):
+    (shown,) = axes.images
+    np.testing.assert_allclose(shown.get_array(), (image + 1) / 2, atol=1e-7)
+    assert axes.get_title() == title
+  assert pixels(agg(figure)).std() > 0
+
+
+def test_contrast_is_not_stretched():
+  """A grey picture is grey, and not black because it is the darkest."""
+  image = np.full((1, 2, 2, 3), -0.5)
+  (shown,) = plots.picture_grid(image, [""]).axes[0].images
+  assert np.all(np.asarray(shown.get_array()) == 0.25)
+
+
+def test_pictures_and_titles_do_not_overlap(agg):
+  titles = ["first line\nsecond line"] * 20
+  figure = agg(plots.picture_grid(random_images(20), titles))
+  figure.canvas.draw()
+  boxes = [axes.get_tightbbox() for axes in figure.axes]
+  for a, b in itertools.combinations(boxes, 2):
+    # A quarter of a pixel, as boxes that touch are rounded.
+    assert not a.padded(-0.25).overlaps(b.padded(-0.25))
+
+
+@pytest.mark.parametrize(
+  ("images", "titles"),
+  [
+    (random_images(2), ["one"]),
+    (random_images(2)[0], ["one"]),
+    (random_images(2)[..., :1], ["one", "two"]),
+    (random_images(0), []),
+  ],
+)
+def test_a_grid_of_something_else(images, titles):
+  with pytest.raises(DataError):
+    plots.picture_grid(images, titles)
+
+
+def test_scalars_are_read_back(tmp_path):
+  values = np.linspace(3, 1, 50)  # more than TensorBoard keeps by default
+  write(tmp_path, "task/train/loss", values)
+  write(tmp_path, "task/validation/top1", [0.5], first=50)
+  scalars = plots.read_scalars(tmp_path)
+  assert set(scalars) == {"task/train/loss", "task/validation/top1"}
+  steps, read = scalars["task/train/loss"]
+  assert steps.tolist() == list(range(1, 51))
+  np.testing.assert_allclose(read, values, rtol=1e-6)
+  steps, read = scalars["task/validation/top1"]
+  assert (steps.tolist(), read.tolist()) == ([50], [0.5])
+
+
+def test_what_is_no_number_is_left_out(tmp_path):
+  writer = metric_writers.SummaryWriter(str(tmp_path))
+  writer.write_scalars(1, {"loss": 1.0})
+  writer.write_texts(1, {"note": "text"})
+  writer.close()
+  assert set(plots.read_scalars(tmp_path)) == {"loss"}
+
+
+@pytest.mark.parametrize("old_name", ["events.out.tfevents.0",
+                                      "events.out.tfevents.9"])  # fmt: skip
+def test_a_resumed_run_counts_a_step_once(tmp_path, old_name):
+  """The last time counts, however the files are called."""
+  write(tmp_path, "loss", [5, 4, 3, 2])
+  (file,) = tmp_path.iterdir()
+  file.rename(tmp_path / old_name)
+  write(tmp_path, "loss", [30, 20, 10], first=3)
+  steps, values = plots.read_scalars(tmp_path)["loss"]
+  assert steps.tolist() == [1, 2, 3, 4, 5]
+  assert values.tolist() == [5, 4, 30, 20, 10]
+
+
+def test_curves_show_the_numbers(tmp_path, agg):
+  write(tmp_path, "digits/train/loss", [2.0, 1.0])
+  write(tmp_path, "digits/train/accuracy", [0.25, 0.5])
+  write(tmp_path, "digits/validation/top1", [0.75], first=2)
+  figure = plots.training_curves(tmp_path, "digits")
+  loss, accuracy = figure.axes
+  (line,) = loss.lines  # no validation loss was written
+  assert line.get_xydata().tolist() == [[1, 2], [2, 1]]
+  train, validation = accuracy.lines
+  assert train.get_xydata().tolist() == [[1, 0.25], [2, 0.5]]
+  assert validation.get_xydata().tolist() == [[2, 0.75]]
+  assert validation.get_label() == "validation"
+  assert pixels(agg(figure)).std() > 0
+
+
+def test_without_events(tmp_path):
+  for path in (tmp_path, tmp_path / "missing"):
+    with pytest.raises(TrainingError, match="no TensorBoard events"):
+      plots.training_curves(path, "digits")
+  assert issubclass(TrainingError, MemoryVitError)
+
+
+def test_events_of_another_task(tmp_path):
+  write(tmp_path, "pets/train/loss", [1.0])
+  with pytest.raises(TrainingError, match=r"'digits', only \['pets'\]"):
+    plots.training_curves(tmp_path, "digits")
