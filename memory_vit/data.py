@@ -8,6 +8,7 @@ examples of a step do not depend on how many processes share them.
 """
 
 import atexit
+import os
 import re
 import weakref
 from collections.abc import Callable, Iterator
@@ -243,9 +244,10 @@ def _generate(
   dataset = (
     tf.data.Dataset.range(firsts.start, firsts.stop, firsts.step)
     .flat_map(lambda first: tf.data.Dataset.range(first, first + rows))
-    .map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    .map(example, num_parallel_calls=os.cpu_count(), deterministic=True)
     .batch(rows, drop_remainder=True)
     .prefetch(_PREFETCH)
+    .with_options(sources.without_autotuning())
   )
   batches = dataset.as_numpy_iterator()
   for first in firsts:

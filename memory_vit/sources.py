@@ -186,6 +186,17 @@ def fetch_from_memory(pictures: tf.Tensor, labels: tf.Tensor) -> Fetch:
   return lambda index: (tf.gather(pictures, index), tf.gather(labels, index))
 
 
+def without_autotuning() -> tf.data.Options:
+  """Autotuning has little to choose here, and its thread sleeps on.
+
+  It looks at the pipeline after 1, 2, 4, ... up to 60 seconds, and an
+  iterator that is closed waits until it wakes.
+  """
+  options = tf.data.Options()
+  options.autotune.enabled = False
+  return options
+
+
 def brief(error: Exception) -> str:
   """The first line of an error."""
   line = next(iter(str(error).strip().splitlines()), "")

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from memory_vit.sources import (
   count,
   fetch_from_memory,
   slices,
+  without_autotuning,
 )
 
 # TFDS builders that are known to fail, or to ask for more than one expects.
@@ -214,9 +216,9 @@ def _read_all(
   )
   dataset = dataset.map(
     lambda x: (x[image_key], tf.cast(x[label_key], tf.int32)),
-    num_parallel_calls=tf.data.AUTOTUNE,
+    num_parallel_calls=os.cpu_count(),
     deterministic=True,
-  )
+  ).with_options(without_autotuning())
   try:
     return dataset.batch(size).get_single_element()
   except tf.errors.OpError as error:
