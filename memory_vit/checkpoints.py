@@ -154,10 +154,7 @@ def _with_values(state: Any) -> dict[str, Any]:
 
 def _described(values: dict[str, Any]) -> dict[str, list[Any]]:
   """{name: [dtype, *shape]}, as JSON gives it back."""
-  return {
-    name: [str(np.result_type(leaf)), *np.shape(leaf)]
-    for name, leaf in values.items()
-  }
+  return {name: [str(leaf.dtype), *leaf.shape] for name, leaf in values.items()}
 
 
 def _name(path: Any) -> str:
