@@ -16,7 +16,6 @@ from configs import base
 def get_config() -> ml_collections.ConfigDict:
   """A short run on an image folder."""
   config = base.get_config()
-  config.task.name = "folder"
   config.data.name = "folder"
   # The files are in an order that mixes the classes, so the last tenth is a
   # fair sample. "validation" is a folder DATA/validation, if there is one.

@@ -106,7 +106,12 @@ def save_task(task: Task, path: str | os.PathLike) -> None:
     # its place.
     if path.exists():
       path.rename(scratch / "old")
-    (scratch / "new").rename(path)
+    try:
+      (scratch / "new").rename(path)
+    except OSError:
+      if (scratch / "old").exists():
+        (scratch / "old").rename(path)
+      raise
   finally:
     shutil.rmtree(scratch)
 
@@ -159,7 +164,7 @@ def read_manifest(path: str | os.PathLike) -> dict[str, Any]:
   file = Path(path) / "task.json"
   try:
     manifest = json.loads(file.read_text(encoding="utf-8"))
-  except FileNotFoundError:
+  except (FileNotFoundError, NotADirectoryError):
     raise TaskError(
       f"{path} is not a task: it has no task.json. Expected a directory that "
       "memory_vit exported, such as WORKDIR/tasks/NAME."

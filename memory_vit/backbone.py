@@ -12,7 +12,7 @@ from memory_vit.tasks import BackboneId
 from memory_vit.variants import ViTConfig, vit_config
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
 class Backbone:
   """A frozen ViT.
 

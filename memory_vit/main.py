@@ -21,22 +21,23 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Where results are written.")
 
 
 def main(argv: list[str]) -> None:
-  """Runs the configuration; status 2, and one line, where it cannot be used."""
+  """Runs the configuration."""
   if len(argv) > 1:
     raise app.UsageError(f"unknown arguments {argv[1:]}; options start with --")
   progress.log_to_stderr()
   logging.getLogger("memory_vit").info("devices: %s", jax.devices())
   workdir = Path(_WORKDIR.value)
-  try:
-    config = config_lib.from_dict(_CONFIG.value.to_dict())
-    result = run.train_and_evaluate(config, workdir)
-  except MemoryVitError as error:
-    print(f"error: {error}", file=sys.stderr)
-    sys.exit(2)
+  config = config_lib.from_dict(_CONFIG.value.to_dict())
+  result = run.train_and_evaluate(config, workdir)
   if jax.process_index() == 0:
     print(progress.summary(result, workdir))
 
 
 if __name__ == "__main__":
   flags.mark_flags_as_required(["config", "workdir"])
-  app.run(main)
+  # Around all, since a configuration file runs while flags are parsed.
+  try:
+    app.run(main)
+  except MemoryVitError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)

@@ -22,7 +22,9 @@ def make_schedule(
   """
   warmup = int(config.warmup * total_steps)
   if config.schedule == "cosine":
-    after = optax.cosine_decay_schedule(learning_rate, total_steps - warmup)
+    after = optax.cosine_decay_schedule(
+      learning_rate, max(1, total_steps - warmup)
+    )
   else:
     after = optax.constant_schedule(learning_rate)
   if not warmup:

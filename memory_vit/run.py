@@ -54,11 +54,17 @@ def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
     MemoryVitError: for input that cannot be used.
   """
   began = time.perf_counter()
+  if "://" in str(workdir) or ":/" in str(workdir):
+    raise ConfigError(f"--workdir is {workdir}, expected a local directory.")
   mesh = sharding.make_mesh()
   for key in ("batch_size", "batch_size_eval"):
     sharding.require_divisible(getattr(config, key), mesh, f"config.{key}")
+  sharding.require_divisible(
+    config.batch_size // config.optim.accumulation_steps,
+    mesh,
+    "config.batch_size / config.optim.accumulation_steps",
+  )
   workdir.mkdir(parents=True, exist_ok=True)
-  _write_json(workdir / "config.json", to_dict(config))
 
   run = _Run(config, workdir, mesh, _backbone(config, workdir, mesh))
   upstream = run.open_upstream()
@@ -126,7 +132,10 @@ class _Run:
       pictures per second.
     """
     config, mesh = self.config, self.mesh
+    # All splits first: a wrong name must not cost a training run.
     source = self._open(config.data.train)
+    held_out = config.data.validation and self._open(config.data.validation)
+    tested = config.data.test and self._open(config.data.test)
     parents = self.parents()
     task = self._new_task(source, parents)
     name = task.spec.name
@@ -152,8 +161,7 @@ class _Run:
     state = create_state({name: task.params}, optimizer, mesh)
     checkpoints = Checkpoints(self.workdir / "checkpoints")
     state, examples_seen = self._resume(checkpoints, state)
-
-    held_out = config.data.validation and self._open(config.data.validation)
+    _write_json(self.workdir / "config.json", to_dict(config))
 
     def validate(params: Any) -> dict[str, dict[str, Any]]:
       trained = dataclasses.replace(task, params=params[name])
@@ -177,7 +185,10 @@ class _Run:
       schedules={name: schedule},
       validate=validate if held_out else None,
       checkpoints=checkpoints,
-      meta={"fingerprint": self.backbone.fingerprint},
+      meta={
+        "fingerprint": self.backbone.fingerprint,
+        "config": _what_matters(config),
+      },
       logdir=self.workdir,
     )
     best = checkpoints.best()
@@ -186,7 +197,10 @@ class _Run:
     accuracy = None if best is None else checkpoints.metric(best)
     checkpoints.close()
     task = dataclasses.replace(task, params=jax.device_get(state.params[name]))
-    return self._with_metrics(task, parents, int(state.step), accuracy), speed
+    task = self._with_metrics(
+      task, parents, int(state.step), accuracy, tested or None
+    )
+    return task, speed
 
   def _new_task(self, source: data.Source, parents: list[Task]) -> Task:
     """The task before training."""
@@ -217,6 +231,17 @@ class _Run:
         f"the run in {self.workdir} began on the backbone with fingerprint "
         f"{meta['fingerprint'][:16]}, not {self.backbone.fingerprint[:16]}. "
         "Use that backbone, or another --workdir."
+      )
+    now = _what_matters(self.config)
+    changed = [
+      f"config.{key}: {meta['config'].get(key)!r}, now {now.get(key)!r}"
+      for key in sorted(now.keys() | meta["config"].keys())
+      if now.get(key) != meta["config"].get(key)
+    ]
+    if changed:
+      raise TrainingError(
+        f"the run in {self.workdir} began with another configuration. Give "
+        "that one, or another --workdir:\n  " + "\n  ".join(changed)
       )
     logger.info("going on from step %d in %s", step, self.workdir)
     return checkpoints.restore(step, state), meta["examples_seen"]
@@ -261,7 +286,12 @@ class _Run:
     return evaluate.evaluate(predict, self._eval_batches(source), self.mesh)
 
   def _with_metrics(
-    self, task: Task, parents: list[Task], steps: int, val_accuracy: Any
+    self,
+    task: Task,
+    parents: list[Task],
+    steps: int,
+    val_accuracy: float | None,
+    tested: data.Source | None,
   ) -> Task:
     """Evaluates a trained task on the test split, and notes how it was made."""
     config, spec = self.config, task.spec
@@ -277,9 +307,8 @@ class _Run:
       "test_accuracy": None,
       "test_examples": 0,
     }
-    if config.data.test:
-      source = self._open(config.data.test)
-      test = self._evaluate(task, parents, source)[spec.name]
+    if tested:
+      test = self._evaluate(task, parents, tested)[spec.name]
       metrics |= {
         "test_accuracy": test["top1"],
         "test_examples": test["examples"],
@@ -317,6 +346,18 @@ class _Run:
 
     batches = self._eval_batches(source)
     return evaluate.evaluate(predict, batches, self.mesh)[BACKBONE]
+
+
+# What may change between a run and its continuation without changing a result.
+_MAY_CHANGE = ("backbone", "batch_size_eval", "data/cache_gib", "data/dir",
+               "log_every", "profile_at", "upstream/dir",
+               "upstream/name", "upstream/split")  # fmt: skip
+
+
+def _what_matters(config: Config) -> dict[str, Any]:
+  """The options that a continued run must share, as JSON gives them back."""
+  flat = trees.flatten(json.loads(json.dumps(to_dict(config))))
+  return {key: v for key, v in flat.items() if key not in _MAY_CHANGE}
 
 
 def _name_of(config: DataConfig) -> str:

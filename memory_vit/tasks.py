@@ -111,7 +111,7 @@ class TaskSpec:
       )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
 class Task:
   """A task: what it is, and what it learned.
 
