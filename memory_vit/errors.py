@@ -1,6 +1,6 @@
 """What this package raises when its input is at fault.
 
-The commands print one of these as a single line and exit with status 2.
+The commands print one of these without a traceback and exit with status 2.
 Everything else that is raised is a bug, and keeps its traceback.
 """
 

@@ -111,7 +111,10 @@ def _loss(
   inputs: Any,
   labels: jax.Array,
 ) -> tuple[jax.Array, dict[str, dict[str, jax.Array]]]:
-  """The sum over names of the mean loss; no name enters another's gradient."""
+  """The sum over names of the mean loss.
+
+  Names that do not attend to each other do not enter each other's gradient.
+  """
   metrics = {}
   for name, logits in regime.logits(params, frozen, inputs).items():
     targets = optax.smooth_labels(
