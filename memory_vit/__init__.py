@@ -9,7 +9,8 @@ from memory_vit.backbone import Backbone, random_backbone
 from memory_vit.errors import MemoryVitError
 from memory_vit.model import MemoryViT
 from memory_vit.pretrained import load_backbone, save_backbone
-from memory_vit.programs import encode, forward, read
+from memory_vit.programs import encode, fill_slots, forward, read
+from memory_vit.slots import Slots
 from memory_vit.tasks import EvalPreprocessing, Task, TaskSpec
 from memory_vit.variants import ViTConfig, vit_config
 
@@ -18,10 +19,12 @@ __all__ = [
   "EvalPreprocessing",
   "MemoryViT",
   "MemoryVitError",
+  "Slots",
   "Task",
   "TaskSpec",
   "ViTConfig",
   "encode",
+  "fill_slots",
   "forward",
   "init_task",
   "load_backbone",

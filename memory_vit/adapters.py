@@ -24,10 +24,14 @@ from memory_vit import records, trees
 from memory_vit.backbone import Backbone
 from memory_vit.errors import TaskError
 from memory_vit.model import TaskParams
-from memory_vit.programs import require_backbone
-from memory_vit.tasks import EvalPreprocessing, Task, TaskSpec
+from memory_vit.tasks import (
+  EvalPreprocessing,
+  Task,
+  TaskSpec,
+  require_backbone,
+)
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _KEYS = ("format_version", "spec", "arrays", "provenance")
 
 
@@ -38,7 +42,7 @@ def init_task(
   name: str,
   num_classes: int,
   cells: int = 5,
-  attends_to: Sequence[str] = (),
+  attends_to: Sequence[str | Task] = (),
   memory_norm: bool = True,
   cls_init: str = "pretrained",
   class_names: Sequence[str] = (),
@@ -52,7 +56,8 @@ def init_task(
     name: see `TaskSpec`.
     num_classes: c.
     cells: m, memory cells per layer.
-    attends_to: names of the earlier tasks that it reads.
+    attends_to: the earlier tasks that it reads. Of a `Task`, not of a mere
+      name, its digest is kept, and another of that name is refused later.
     memory_norm: see `TaskSpec`.
     cls_init: "pretrained" starts its class token as a copy of the backbone's,
       "normal" at N(0, 0.02^2).
@@ -70,11 +75,16 @@ def init_task(
       f"cls_init is {cls_init!r}, expected 'pretrained' or 'normal'."
     )
   size = backbone.config.image_size
+  parents = [
+    (p.spec.name, p.digest) if isinstance(p, Task) else (p, "")
+    for p in attends_to
+  ]
   spec = TaskSpec(
     name=name,
     num_classes=num_classes,
     cells=cells,
-    attends_to=tuple(attends_to),
+    attends_to=tuple(name for name, _ in parents),
+    parent_digests=tuple(digest for _, digest in parents),
     memory_norm=memory_norm,
     class_names=tuple(class_names),
     backbone=backbone.id,

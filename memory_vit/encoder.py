@@ -22,7 +22,7 @@ from memory_vit.variants import ViTConfig
 
 # Keys and values (b, h, s, k) of a set of tokens, in one layer.
 KeysValues = tuple[jax.Array, jax.Array]
-# Those of the backbone stream in every layer: all a task sees of a picture.
+# Those of every layer. Of the backbone stream: all a task sees of a picture.
 Context = tuple[KeysValues, ...]
 
 
@@ -97,12 +97,18 @@ class MultiHeadDotProductAttention(nn.Module):
 
   config: ViTConfig
 
-  @nn.compact
+  def setup(self) -> None:
+    """Declares the projections by hand: two methods share them."""
+    self.query = HeadProjection(self.config)
+    self.key = HeadProjection(self.config)
+    self.value = HeadProjection(self.config)
+    self.out = OutProjection(self.config)
+
   def __call__(
     self,
     z: jax.Array,
     context: KeysValues | None = None,
-    memory: jax.Array | None = None,
+    cells: KeysValues | None = None,
     view: View | None = None,
   ) -> tuple[jax.Array, KeysValues]:
     """Attends from the tokens of one stream.
@@ -111,25 +117,26 @@ class MultiHeadDotProductAttention(nn.Module):
       z: (b, s, d) normed tokens; s is n + 1 or t.
       context: None on the backbone stream, which attends to itself; on the task
         stream the backbone's keys and values, (b, h, n + 1, k) each.
-      memory: (t, m, d) the memory of the tasks in this layer.
+      cells: keys and values of the tasks' memory, (t, h, m, k) each.
       view: who sees whom.
 
     Returns:
       (b, s, d), and the keys and values of `z`, (b, h, s, k) each.
     """
-    query, key, value = (
-      HeadProjection(self.config, name=name)
-      for name in ("query", "key", "value")
-    )
-    q, k, v = query(z), key(z), value(z)
+    q, k, v = self.query(z), self.key(z), self.value(z)
     own = _heads_first(k), _heads_first(v)
     if context is None:
+      # As flax's own layer: with the softmax of bfloat16 in float32, a plain
+      # ViT that is compiled apart would not have the same bits.
       mixed = nn.dot_product_attention(q, k, v)
     else:
-      cells = _heads_first(key(memory)), _heads_first(value(memory))
       mixed = attend_from_tasks(_heads_first(q), context, own, cells, view)
       mixed = _heads_first(mixed)
-    return OutProjection(self.config, name="out")(mixed), own
+    return self.out(mixed), own
+
+  def keys_values(self, z: jax.Array) -> KeysValues:
+    """Those of normed cells that never query: (t, m, d) -> (t, h, m, k)."""
+    return _heads_first(self.key(z)), _heads_first(self.value(z))
 
 
 def attend_from_tasks(
@@ -179,6 +186,8 @@ def attend_from_tasks(
 def _with_parents(a: jax.Array, parents: jax.Array, axis: int) -> jax.Array:
   """Gives every task its own entry of `a`, and after it those of its parents.
 
+  A parent is read as it is: the loss of a task never trains another one.
+
   Args:
     a: (..., t, ...) with the tasks along `axis`.
     parents: (t, p).
@@ -187,9 +196,8 @@ def _with_parents(a: jax.Array, parents: jax.Array, axis: int) -> jax.Array:
   Returns:
     (..., t, 1 + p, ...). In concatenation p is 0 and nothing is gathered.
   """
-  return jnp.concatenate(
-    [jnp.expand_dims(a, axis + 1), jnp.take(a, parents, axis=axis)], axis + 1
-  )
+  read = jnp.take(jax.lax.stop_gradient(a), parents, axis=axis)
+  return jnp.concatenate([jnp.expand_dims(a, axis + 1), read], axis + 1)
 
 
 def _masks(view: View) -> tuple[jax.Array, jax.Array]:
@@ -210,36 +218,48 @@ class EncoderBlock(nn.Module):
 
   config: ViTConfig
 
-  @nn.compact
+  def setup(self) -> None:
+    """Declares the parts, under their published names."""
+    cfg = self.config
+    self.LayerNorm_0 = _layer_norm(cfg)
+    self.MultiHeadDotProductAttention_0 = MultiHeadDotProductAttention(cfg)
+    self.LayerNorm_1 = _layer_norm(cfg)
+    self.MlpBlock_0 = MlpBlock(cfg)
+
   def __call__(
     self,
     z: jax.Array,
     context: KeysValues | None = None,
-    memory: jax.Array | None = None,
+    cells: KeysValues | None = None,
     view: View | None = None,
   ) -> tuple[jax.Array, KeysValues]:
     """Arguments and results as in `MultiHeadDotProductAttention`, un-normed."""
-    cfg = self.config
-    norm = _layer_norm(cfg, "LayerNorm_0")
-    if memory is not None:
-      # Memory joins before the first LayerNorm (Figure 2 of the paper). It has
-      # no query, no MLP and no residual: it ends in this block's attention.
-      memory = jnp.where(
-        view.memory_norm[:, None, None],
-        norm(memory),
-        memory.astype(cfg.dtype),
-      )
-    attention = MultiHeadDotProductAttention(
-      cfg, name="MultiHeadDotProductAttention_0"
+    mixed, keys_values = self.MultiHeadDotProductAttention_0(
+      self.LayerNorm_0(z), context, cells, view
     )
-    mixed, keys_values = attention(norm(z), context, memory, view)
     z = z + mixed
-    y = _layer_norm(cfg, "LayerNorm_1")(z)
-    return z + MlpBlock(cfg, name="MlpBlock_0")(y), keys_values
+    return z + self.MlpBlock_0(self.LayerNorm_1(z)), keys_values
+
+  def keys_values(self, memory: jax.Array, norm: jax.Array) -> KeysValues:
+    """Keys and values of memory, which depend on no picture.
+
+    Memory joins before the first LayerNorm (Figure 2 of the paper). It has no
+    query, no MLP and no residual: it ends in this block's attention.
+
+    Args:
+      memory: (t, m, d).
+      norm: bool (t,), see `TaskSpec.memory_norm`.
+
+    Returns:
+      (t, h, m, k) each.
+    """
+    plain = memory.astype(self.config.dtype)
+    normed = jnp.where(norm[:, None, None], self.LayerNorm_0(memory), plain)
+    return self.MultiHeadDotProductAttention_0.keys_values(normed)
 
 
-def _layer_norm(config: ViTConfig, name: str) -> nn.LayerNorm:
-  return nn.LayerNorm(epsilon=1e-6, dtype=config.dtype, name=name)
+def _layer_norm(config: ViTConfig) -> nn.LayerNorm:
+  return nn.LayerNorm(epsilon=1e-6, dtype=config.dtype)
 
 
 class AddPositionEmbedding(nn.Module):
@@ -266,12 +286,19 @@ class Encoder(nn.Module):
 
   config: ViTConfig
 
-  @nn.compact
+  def setup(self) -> None:
+    """Declares the parts; a list `encoderblock` makes `encoderblock_0`, ..."""
+    cfg = self.config
+    self.posembed_input = AddPositionEmbedding(cfg)
+    self.encoderblock = [EncoderBlock(cfg) for _ in range(cfg.depth)]
+    # What a head reads stays in float32.
+    self.encoder_norm = nn.LayerNorm(epsilon=1e-6, dtype=jnp.float32)
+
   def __call__(
     self,
     z: jax.Array,
     context: Context | None = None,
-    memory: jax.Array | None = None,
+    cells: Context | None = None,
     view: View | None = None,
   ) -> tuple[jax.Array, Context]:
     """Runs one stream.
@@ -279,18 +306,23 @@ class Encoder(nn.Module):
     Args:
       z: (b, n + 1, d) backbone stream, or (b, t, d) task stream.
       context: None on the backbone stream; its result on the task stream.
-      memory: (l, t, m, d) on the task stream.
+      cells: from `keys_values`, on the task stream.
       view: who sees whom, on the task stream.
 
     Returns:
       (b, s, d), and the keys and values of `z` in every layer.
     """
-    cfg = self.config
     is_task = context is not None
-    z = AddPositionEmbedding(cfg, name="posembed_input")(z, is_class=is_task)
+    z = self.posembed_input(z, is_class=is_task)
     keys_values = []
-    for i in range(cfg.depth):
-      block = EncoderBlock(cfg, name=f"encoderblock_{i}")
-      z, kv = block(z, context[i], memory[i], view) if is_task else block(z)
+    for i, block in enumerate(self.encoderblock):
+      z, kv = block(z, context[i], cells[i], view) if is_task else block(z)
       keys_values.append(kv)
-    return _layer_norm(cfg, "encoder_norm")(z), tuple(keys_values)
+    return self.encoder_norm(z), tuple(keys_values)
+
+  def keys_values(self, memory: jax.Array, norm: jax.Array) -> Context:
+    """Keys and values of memory (l, t, m, d) in every layer, (t, h, m, k)."""
+    return tuple(
+      block.keys_values(memory[i], norm)
+      for i, block in enumerate(self.encoderblock)
+    )

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from memory_vit.encoder import Context, Encoder
+from memory_vit.slots import SlotArrays
 from memory_vit.tasks import BACKBONE, TaskSpec, View, view_of
 from memory_vit.variants import ViTConfig
 
@@ -31,10 +32,12 @@ class VisionTransformer(nn.Module):
     )
     self.cls = self.param("cls", nn.initializers.zeros, (1, 1, cfg.width))
     self.Transformer = Encoder(cfg)
+    # Heads are computed in float32: of many classes, several would have the
+    # same logit in bfloat16.
     if cfg.representation_size:
-      self.pre_logits = nn.Dense(cfg.representation_size, dtype=cfg.dtype)
+      self.pre_logits = nn.Dense(cfg.representation_size, dtype=jnp.float32)
     if cfg.num_classes:
-      self.head = nn.Dense(cfg.num_classes, dtype=cfg.dtype)
+      self.head = nn.Dense(cfg.num_classes, dtype=jnp.float32)
 
   def encode(self, images: jax.Array) -> tuple[jax.Array, Context]:
     """The plain ViT.
@@ -59,13 +62,13 @@ class VisionTransformer(nn.Module):
     return y.astype(jnp.float32), context
 
   def read(
-    self, cls: jax.Array, memory: jax.Array, context: Context, view: View
+    self, cls: jax.Array, cells: Context, context: Context, view: View
   ) -> jax.Array:
     """The task stream.
 
     Args:
       cls: (t, d) class tokens.
-      memory: (l, t, m, d).
+      cells: from `keys_values`.
       context: from `encode`.
       view: who sees whom.
 
@@ -74,7 +77,19 @@ class VisionTransformer(nn.Module):
     """
     b = context[0][0].shape[0]
     c = jnp.broadcast_to(cls.astype(self.config.dtype), (b, *cls.shape))
-    return self.Transformer(c, context, memory, view)[0]
+    return self.Transformer(c, context, cells, view)[0]
+
+  def keys_values(self, memory: jax.Array, norm: jax.Array) -> Context:
+    """Keys and values of memory, the same for all pictures.
+
+    Args:
+      memory: (l, t, m, d).
+      norm: bool (t,), which tasks' memory is layer-normed.
+
+    Returns:
+      For every layer (t, h, m, k) each.
+    """
+    return self.Transformer.keys_values(memory, norm)
 
 
 class TaskParams(nn.Module):
@@ -153,8 +168,29 @@ class MemoryViT(nn.Module):
     """See `VisionTransformer.encode`."""
     return self.backbone.encode(images)
 
+  def keys_values(self, memory: jax.Array, norm: jax.Array) -> Context:
+    """See `VisionTransformer.keys_values`."""
+    return self.backbone.keys_values(memory, norm)
+
+  def read_slots(self, slots: SlotArrays, context: Context) -> jax.Array:
+    """The task stream on tasks that are handed over, whichever they are.
+
+    Args:
+      slots: the tasks; none of the module's own is read.
+      context: from `encode`.
+
+    Returns:
+      (b, t, c), float32. What belongs to an empty slot, or to a class that a
+      task does not have, means nothing.
+    """
+    features = self.backbone.read(slots.cls, slots.cells, context, slots.view)
+    logits = jnp.einsum(
+      "btd,tdc->btc", features.astype(jnp.float32), slots.kernel
+    )
+    return logits + slots.bias
+
   def read(self, context: Context) -> dict[str, jax.Array]:
-    """The task stream alone; the only program that needs a gradient.
+    """The task stream on the tasks of this module, for their gradient.
 
     Args:
       context: from `encode`.
@@ -165,15 +201,17 @@ class MemoryViT(nn.Module):
     tasks = self.tasks()
     if not tasks:
       return {}
-    cls, memory = stack_tasks(tasks)
-    features = self.backbone.read(cls, memory, context, view_of(self.specs))
+    view = view_of(self.specs)
+    cls, memory = _stack(tasks)
+    cells = self.backbone.keys_values(memory, view.memory_norm)
+    features = self.backbone.read(cls, cells, context, view)
     return {
       spec.name: _head(features[:, i], tasks[i]["head"])
       for i, spec in enumerate(self.specs)
     }
 
 
-def stack_tasks(
+def _stack(
   tasks: Sequence[Mapping[str, Any]],
 ) -> tuple[jax.Array, jax.Array]:
   """Class tokens (t, d), and memory (l, t, m, d) padded with zeros to one m."""
@@ -188,6 +226,5 @@ def stack_tasks(
 
 
 def _head(features: jax.Array, head: Mapping[str, jax.Array]) -> jax.Array:
-  """A linear head in the type of the features; float32 (b, c)."""
-  kernel, bias = (head[k].astype(features.dtype) for k in ("kernel", "bias"))
-  return (features @ kernel + bias).astype(jnp.float32)
+  """A linear head: (b, d) -> float32 (b, c)."""
+  return features.astype(jnp.float32) @ head["kernel"] + head["bias"]

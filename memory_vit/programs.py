@@ -2,7 +2,8 @@
 
 `encode` is one executable for a backbone, whatever the tasks are: that is why
 the original outputs stay the same to the bit. `read` is small, and holds all
-that depends on the tasks. A context can be kept, and read many times.
+that depends on the tasks, which lie in slots (`slots.py`). A context can be
+kept, and read many times.
 """
 
 import functools
@@ -16,7 +17,21 @@ from memory_vit.backbone import Backbone
 from memory_vit.encoder import Context
 from memory_vit.errors import DataError, TaskError
 from memory_vit.model import MemoryViT
-from memory_vit.tasks import BACKBONE, BackboneId, Task, TaskSpec, visibility
+from memory_vit.slots import (
+  SlotArrays,
+  Slots,
+  slot_view,
+  stack_classes,
+  stack_heads,
+  stack_memory,
+)
+from memory_vit.tasks import (
+  BACKBONE,
+  Task,
+  TaskSpec,
+  require_backbone,
+  require_fit,
+)
 from memory_vit.variants import ViTConfig
 
 
@@ -37,7 +52,7 @@ def read_tasks(
   config: ViTConfig,
   specs: tuple[TaskSpec, ...],
 ) -> dict[str, jax.Array]:
-  """`read`, on parameters: the function that training differentiates.
+  """The function that training differentiates: `MemoryViT.read`.
 
   Args:
     task_params: {name: parameters of the task}.
@@ -55,7 +70,68 @@ def read_tasks(
   return model.apply({"params": params}, context, method="read")
 
 
-read_program = jax.jit(read_tasks, static_argnames=("config", "specs"))
+@functools.partial(jax.jit, static_argnames="config")
+def read_program(
+  backbone_params: Any,
+  slots: SlotArrays,
+  context: Context,
+  *,
+  config: ViTConfig,
+) -> jax.Array:
+  """`MemoryViT.read_slots`; compiled once for all tasks that fit the slots."""
+  params = {"params": {"backbone": backbone_params}}
+  return MemoryViT(config).apply(params, slots, context, method="read_slots")
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def memory_program(
+  backbone_params: Any, memory: jax.Array, norm: jax.Array, *, config: ViTConfig
+) -> Context:
+  """Keys and values of memory (l, t, m, d), which depend on no picture."""
+  params = {"params": {"backbone": backbone_params}}
+  return MemoryViT(config).apply(params, memory, norm, method="keys_values")
+
+
+def fill_slots(
+  backbone: Backbone, tasks: Sequence[Task], *, slots: int = 0, cells: int = 0
+) -> Slots:
+  """Makes tasks ready to be read many times.
+
+  The keys and values of their memory are computed here, once. Shapes are
+  rounded up to slots of 1, 2, 4, 8, then multiples of 8 tasks; multiples of 8
+  cells; multiples of 128 classes. As long as they are the same, nothing is
+  compiled again when tasks change, and the logits of a task in its slot do not
+  depend on what lies in the others, to the bit.
+
+  Args:
+    backbone: the frozen ViT.
+    tasks: at least one; all that they attend to must be among them.
+    slots: t, at least.
+    cells: m, at least.
+
+  Raises:
+    TaskError: for tasks of another backbone, or that do not fit together.
+  """
+  if not tasks:
+    raise TaskError("there is no task to fill slots with.")
+  for task in tasks:
+    require_backbone(task.spec, backbone.id)
+  require_fit(tasks)
+  specs = tuple(task.spec for task in tasks)
+  view = slot_view(specs, slots, cells)
+  count = len(view.cells)
+  memory = stack_memory(tasks, view)
+  kernel, bias = stack_heads(tasks, count)
+  arrays = SlotArrays(
+    cls=stack_classes(tasks, count),
+    cells=memory_program(
+      backbone.params, memory, view.memory_norm, config=backbone.config
+    ),
+    kernel=kernel,
+    bias=bias,
+    view=jax.tree.map(jnp.asarray, view),
+  )
+  return Slots(specs, arrays)
 
 
 def encode(backbone: Backbone, images: jax.Array) -> tuple[jax.Array, Context]:
@@ -85,13 +161,14 @@ def encode(backbone: Backbone, images: jax.Array) -> tuple[jax.Array, Context]:
 
 
 def read(
-  backbone: Backbone, tasks: Sequence[Task], context: Context
+  backbone: Backbone, tasks: Sequence[Task] | Slots, context: Context
 ) -> dict[str, jax.Array]:
   """Runs tasks on a context.
 
   Args:
     backbone: the one that made the context.
-    tasks: in any order; all that they attend to must be among them.
+    tasks: in any order, all that they attend to among them; or what
+      `fill_slots` made of them, which saves doing that in every call.
     context: from `encode`.
 
   Returns:
@@ -100,21 +177,22 @@ def read(
   Raises:
     TaskError: for tasks of another backbone, or that do not fit together.
   """
-  specs = tuple(task.spec for task in tasks)
-  for spec in specs:
-    require_backbone(spec, backbone.id)
-  visibility(specs)  # refuses what does not fit together
-  return read_program(
-    {task.spec.name: task.params for task in tasks},
-    backbone.params,
-    context,
-    config=backbone.config,
-    specs=specs,
+  if not isinstance(tasks, Slots):
+    if not tasks:
+      return {}
+    tasks = fill_slots(backbone, tasks)
+  require_backbone(tasks.specs[0], backbone.id)
+  logits = read_program(
+    backbone.params, tasks.arrays, context, config=backbone.config
   )
+  return {
+    spec.name: logits[:, i, : spec.num_classes]
+    for i, spec in enumerate(tasks.specs)
+  }
 
 
 def forward(
-  backbone: Backbone, tasks: Sequence[Task], images: jax.Array
+  backbone: Backbone, tasks: Sequence[Task] | Slots, images: jax.Array
 ) -> dict[str, jax.Array]:
   """The original model and all tasks, in one pass.
 
@@ -133,19 +211,3 @@ def forward(
   """
   outputs, context = encode(backbone, images)
   return {BACKBONE: outputs, **read(backbone, tasks, context)}
-
-
-def require_backbone(spec: TaskSpec, found: BackboneId) -> None:
-  """Raises `TaskError` where a task was trained on another backbone."""
-  if spec.backbone == found:
-    return
-  differences = [
-    f"{field} {getattr(found, field)!r}, the task has "
-    f"{getattr(spec.backbone, field)!r}"
-    for field in ("fingerprint", "variant", "image_size", "gelu")
-    if getattr(found, field) != getattr(spec.backbone, field)
-  ]
-  raise TaskError(
-    f"task {spec.name!r} belongs to another backbone. This one has "
-    f"{'; '.join(differences)}. Load the backbone that the task was trained on."
-  )

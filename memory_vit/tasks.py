@@ -1,15 +1,18 @@
 """What a task is, and which tasks may see which (Table 1 of the paper).
 
-Pure Python and numpy: nothing here needs an accelerator.
+Nothing here computes on an accelerator.
 """
 
 import dataclasses
+import functools
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from memory_vit import trees
 from memory_vit.errors import TaskError
 
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
@@ -71,6 +74,8 @@ class TaskSpec:
     cells: m, memory cells per layer; 0 is a task of class token and head only.
     attends_to: names of the earlier tasks that it reads (model extension).
       Empty: it ignores all others (concatenation).
+    parent_digests: `Task.digest` of each of `attends_to`, as it was when this
+      task was trained; "" where that is not known. Empty: none is known.
     memory_norm: whether memory passes the block's first LayerNorm, as in Figure
       2 of the paper. The public re-implementations insert it after.
     class_names: c names, or empty where they are not known.
@@ -82,6 +87,7 @@ class TaskSpec:
   num_classes: int
   cells: int
   attends_to: tuple[str, ...] = ()
+  parent_digests: tuple[str, ...] = ()
   memory_norm: bool = True
   class_names: tuple[str, ...] = ()
   backbone: BackboneId
@@ -102,6 +108,11 @@ class TaskSpec:
       raise TaskError(
         f"task {self.name!r}: {len(self.class_names)} class names for "
         f"{self.num_classes} classes."
+      )
+    if self.parent_digests and len(self.parent_digests) != len(self.attends_to):
+      raise TaskError(
+        f"task {self.name!r}: {len(self.parent_digests)} parent_digests for "
+        f"{len(self.attends_to)} tasks that it attends to."
       )
     if self.evaluation.image_size != self.backbone.image_size:
       raise TaskError(
@@ -126,6 +137,71 @@ class Task:
   spec: TaskSpec
   params: dict[str, Any]
   provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  @functools.cached_property
+  def digest(self) -> str:
+    """SHA-256 over all that its token computes with, its parents included.
+
+    Its own name and those of its parents are not among that.
+    """
+    spec = self.spec
+    parts = (
+      spec.memory_norm,
+      spec.parent_digests,
+      trees.fingerprint(self.params),
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def require_fit(tasks: Sequence[Task]) -> None:
+  """Raises `TaskError` unless tasks can share a forward pass.
+
+  They must have one backbone and one evaluation preprocessing, since they look
+  at the same pictures; all that they attend to must be there, and as it was.
+  """
+  for task in tasks[1:]:
+    require_backbone(task.spec, tasks[0].spec.backbone, tasks[0].spec.name)
+    if task.spec.evaluation != tasks[0].spec.evaluation:
+      raise TaskError(
+        f"tasks {tasks[0].spec.name!r} and {task.spec.name!r} want pictures "
+        f"prepared differently: {tasks[0].spec.evaluation} and "
+        f"{task.spec.evaluation}. One pass has one picture for all."
+      )
+  visibility([task.spec for task in tasks])
+  by_name = {task.spec.name: task for task in tasks}
+  for spec in (task.spec for task in tasks):
+    for name, digest in zip(spec.attends_to, spec.parent_digests, strict=False):
+      if digest and digest != by_name[name].digest:
+        raise TaskError(
+          f"task {spec.name!r} was trained beside another task {name!r}: that "
+          f"had digest {digest[:16]}, this one has "
+          f"{by_name[name].digest[:16]}. Give the one it was trained with."
+        )
+
+
+def require_backbone(
+  spec: TaskSpec, found: BackboneId, owner: str = ""
+) -> None:
+  """Raises `TaskError` where a task was trained on another backbone.
+
+  Args:
+    spec: of the task.
+    found: the backbone that it shall run on.
+    owner: the task that `found` is the backbone of, for the message.
+  """
+  if spec.backbone == found:
+    return
+  differences = [
+    f"{field} {getattr(found, field)!r}, the task has "
+    f"{getattr(spec.backbone, field)!r}"
+    for field in ("fingerprint", "variant", "image_size", "gelu")
+    if getattr(found, field) != getattr(spec.backbone, field)
+  ]
+  this = f"That of {owner!r}" if owner else "This one"
+  raise TaskError(
+    f"task {spec.name!r} belongs to another backbone. {this} has "
+    f"{'; '.join(differences)}. Load the backbone that the task was trained on."
+  )
 
 
 def visibility(specs: Sequence[TaskSpec]) -> np.ndarray:
@@ -178,7 +254,8 @@ class View(NamedTuple):
     cells: bool (t, m), the memory cells that a task really has; the others
       pad it to the longest.
     parents: int32 (t, p), indices of the other tasks that a task attends to,
-      filled up with 0; p is the greatest number of them, 0 in concatenation.
+      filled up with its own; p is the greatest number of them, 0 in
+      concatenation.
     is_parent: bool (t, p), False where `parents` is filled up.
     memory_norm: bool (t,), whether a task's memory is layer-normed.
   """
@@ -189,21 +266,33 @@ class View(NamedTuple):
   memory_norm: np.ndarray
 
 
-def view_of(specs: Sequence[TaskSpec]) -> View:
-  """Returns the `View` of a set of tasks; raises as `visibility` does."""
+def view_of(
+  specs: Sequence[TaskSpec], *, slots: int = 0, cells: int = 0, parents: int = 0
+) -> View:
+  """Returns the `View` of a set of tasks; raises as `visibility` does.
+
+  Args:
+    specs: the tasks.
+    slots: t; more than there are tasks leaves slots empty.
+    cells: m, at least.
+    parents: p, at least.
+  """
   others = visibility(specs) & ~np.eye(len(specs), dtype=bool)
-  width = int(others.sum(axis=1).max(initial=0))
-  parents = np.zeros((len(specs), width), np.int32)
-  is_parent = np.zeros((len(specs), width), bool)
-  for i, row in enumerate(others):
-    seen = np.flatnonzero(row)
-    parents[i, : len(seen)] = seen
-    is_parent[i, : len(seen)] = True
-  longest = max((spec.cells for spec in specs), default=0)
-  cells = np.array([np.arange(longest) < spec.cells for spec in specs], bool)
-  return View(
-    cells=cells.reshape(len(specs), longest),
-    parents=parents,
-    is_parent=is_parent,
-    memory_norm=np.array([spec.memory_norm for spec in specs], bool),
+  slots = max(slots, len(specs))
+  cells = max(cells, *(spec.cells for spec in specs), 0)
+  parents = max(parents, int(others.sum(axis=1).max(initial=0)))
+  view = View(
+    cells=np.zeros((slots, cells), bool),
+    # Where there is no parent a task reads itself, masked: no neighbour can
+    # enter, not even one that is not a number.
+    parents=np.tile(np.arange(slots, dtype=np.int32)[:, None], (1, parents)),
+    is_parent=np.zeros((slots, parents), bool),
+    memory_norm=np.ones(slots, bool),
   )
+  for i, spec in enumerate(specs):
+    seen = np.flatnonzero(others[i])
+    view.cells[i, : spec.cells] = True
+    view.parents[i, : len(seen)] = seen
+    view.is_parent[i, : len(seen)] = True
+    view.memory_norm[i] = spec.memory_norm
+  return view

@@ -71,12 +71,18 @@ def test_view():
   view = view_of(specs)
   assert view.cells.astype(int).tolist() == [[0, 0, 0], [1, 1, 1], [1, 0, 0]]
   assert view.is_parent.astype(int).tolist() == [[0, 0], [0, 0], [1, 1]]
-  assert view.parents[2].tolist() == [0, 1]
+  # Filled up with the task itself: no neighbour is ever read.
+  assert view.parents.tolist() == [[0, 0], [1, 1], [0, 1]]
   assert view.memory_norm.tolist() == [True, False, True]
   # In concatenation nothing is gathered; without memory nothing is padded.
   assert view_of(specs[:2]).parents.shape == (2, 0)
   assert view_of(specs[:1]).cells.shape == (1, 0)
   assert all(isinstance(a, np.ndarray) for a in view)
+  padded = view_of(specs, slots=4, cells=5, parents=3)
+  assert padded.cells.sum(1).tolist() == [0, 3, 1, 0]
+  assert padded.cells.shape == (4, 5)
+  assert padded.parents[2].tolist() == [0, 1, 2]
+  assert padded.is_parent.sum(1).tolist() == [0, 0, 2, 0]
 
 
 @pytest.mark.parametrize(

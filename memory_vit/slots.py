@@ -1,0 +1,113 @@
+"""Tasks as arrays of fixed shapes, ready to be served.
+
+A program is compiled for shapes. Tasks that come and go would change them each
+time, so tasks lie in slots: the number of slots, the longest memory and the
+greatest number of classes and parents are rounded up, and what is not used is
+masked. The sixth task in a model of eight slots runs the program that is there.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from memory_vit.encoder import Context
+from memory_vit.tasks import Task, TaskSpec, View, view_of
+
+
+class SlotArrays(NamedTuple):
+  """What the task stream computes with; a tree of arrays.
+
+  Attributes:
+    cls: (t, d) class tokens.
+    cells: keys and values of memory, of every layer (t, h, m, k) each. They
+      depend on no picture, and are computed once.
+    kernel: (t, d, c) of the heads.
+    bias: (t, c).
+    view: who sees whom.
+  """
+
+  cls: jax.Array
+  cells: Context
+  kernel: jax.Array
+  bias: jax.Array
+  view: View
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+class Slots:
+  """A set of tasks that is ready for a backbone; see `programs.fill_slots`.
+
+  Attributes:
+    specs: number i is the task in slot i; the other slots are empty.
+    arrays: see `SlotArrays`.
+  """
+
+  specs: tuple[TaskSpec, ...]
+  arrays: SlotArrays
+
+
+def slot_view(
+  specs: Sequence[TaskSpec], slots: int = 0, cells: int = 0
+) -> View:
+  """The `View` of tasks in slots: sizes are rounded up.
+
+  Args:
+    specs: the tasks, at least one.
+    slots: t, at least.
+    cells: m, at least.
+  """
+  parents = max(len(spec.attends_to) for spec in specs)
+  return view_of(
+    specs,
+    slots=_rounded_up(max(slots, len(specs))),
+    cells=_multiple(max(cells, 1, *(spec.cells for spec in specs)), 8),
+    parents=_rounded_up(parents) if parents else 0,
+  )
+
+
+def stack_memory(tasks: Sequence[Task], view: View) -> jax.Array:
+  """(l, t, m, d), with zeros where a slot or a cell is empty."""
+  t, m = view.cells.shape
+  l, _, d = tasks[0].params["memory"].shape
+  memory = [_pad(task.params["memory"], (l, m, d)) for task in tasks]
+  return jnp.stack(_fill(memory, t), axis=1)
+
+
+def stack_classes(tasks: Sequence[Task], slots: int) -> jax.Array:
+  """(t, d) class tokens, with zeros where a slot is empty."""
+  return jnp.stack(_fill([task.params["cls"] for task in tasks], slots))
+
+
+def stack_heads(
+  tasks: Sequence[Task], slots: int
+) -> tuple[jax.Array, jax.Array]:
+  """Kernels (t, d, c) and biases (t, c), with zeros where nothing is."""
+  c = _multiple(max(task.spec.num_classes for task in tasks), 128)
+  heads = [task.params["head"] for task in tasks]
+  kernels = [_pad(h["kernel"], (h["kernel"].shape[0], c)) for h in heads]
+  biases = [_pad(h["bias"], (c,)) for h in heads]
+  return jnp.stack(_fill(kernels, slots)), jnp.stack(_fill(biases, slots))
+
+
+def _rounded_up(count: int) -> int:
+  """1, 2, 4, 8, then multiples of 8: never more than 7 for nothing."""
+  return 1 << (count - 1).bit_length() if count <= 8 else _multiple(count, 8)
+
+
+def _multiple(count: int, unit: int) -> int:
+  """The next multiple of `unit`."""
+  return -(-count // unit) * unit
+
+
+def _pad(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+  """Adds zeros at the end of every axis, up to `shape`."""
+  widths = [(0, n - old) for old, n in zip(array.shape, shape, strict=True)]
+  return jnp.pad(array, widths)
+
+
+def _fill(arrays: list[jax.Array], slots: int) -> list[jax.Array]:
+  """Adds zeros for empty slots."""
+  return arrays + [jnp.zeros_like(arrays[0])] * (slots - len(arrays))

@@ -1,0 +1,158 @@
+"""Tasks in slots: nothing is compiled again, and no neighbour is felt."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from conftest import random_task, tiny_backbone
+
+import memory_vit as mv
+from memory_vit import programs
+from memory_vit.errors import TaskError
+
+
+def tasks_of(backbone, count, **options):
+  return [
+    random_task(
+      backbone, f"t{i}", seed=i, cells=i % 4, classes=2 + i, **options
+    )
+    for i in range(count)
+  ]
+
+
+def test_another_task_runs_the_compiled_programs(images):
+  backbone = tiny_backbone(seed=11)  # of its own: counted are its programs
+  config = dataclasses.replace(backbone.config, num_classes=0)
+  backbone = mv.Backbone(config, backbone.params, backbone.fingerprint)
+  tasks = tasks_of(backbone, 9)
+  mv.forward(backbone, tasks[:5], images)  # eight slots
+  before = [
+    p._cache_size()
+    for p in (
+      programs.encode_program,
+      programs.read_program,
+      programs.memory_program,
+    )
+  ]
+
+  def compiled_since():
+    now = (
+      programs.encode_program,
+      programs.read_program,
+      programs.memory_program,
+    )
+    return [p._cache_size() - b for p, b in zip(now, before, strict=True)]
+
+  for count in (6, 7, 8, 5):
+    mv.forward(backbone, tasks[:count], images)
+  mv.forward(backbone, tasks[::-1][:6], images)
+  assert compiled_since() == [0, 0, 0]
+  mv.forward(backbone, tasks, images)  # nine do not fit into eight
+  assert compiled_since() == [0, 1, 1]
+  # Unless there are enough slots from the start.
+  slots = mv.fill_slots(backbone, tasks[:2], slots=9)
+  mv.forward(backbone, slots, images)
+  assert compiled_since() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_neighbours_change_no_bit(images, dtype):
+  backbone = tiny_backbone(dtype=dtype)
+  a, b, c = tasks_of(backbone, 3)
+  child = random_task(backbone, "child", cells=3, attends_to=[b])
+  _, context = mv.encode(backbone, images)
+
+  def logits(*tasks):
+    slots = mv.fill_slots(backbone, tasks, slots=4, cells=8)
+    return mv.read(backbone, slots, context)
+
+  broken = dataclasses.replace(
+    a, params=jax.tree.map(lambda x: x * np.nan, a.params)
+  )
+  every = logits(a, b, child, c)
+  for others in ((c, b, child, a), (broken, b, child)):
+    found = logits(*others)
+    for name in ("t1", "child"):
+      assert np.array_equal(found[name], every[name])
+  assert np.isnan(logits(broken, b, child)["t0"]).all()
+
+
+def test_slots_hold_what_training_computes(backbone, images):
+  """Padded and stacked or not: the same model."""
+  tasks = tasks_of(backbone, 5)
+  tasks.append(random_task(backbone, "child", attends_to=tasks[1:4]))
+  _, context = mv.encode(backbone, images)
+  found = mv.read(backbone, tasks, context)
+  expected = programs.read_tasks(
+    {t.spec.name: t.params for t in tasks},
+    backbone.params,
+    context,
+    config=backbone.config,
+    specs=tuple(t.spec for t in tasks),
+  )
+  assert found.keys() == expected.keys()
+  for name, value in expected.items():
+    assert found[name].shape == value.shape
+    np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=2e-5)
+
+
+def test_memory_is_computed_once(backbone, images, monkeypatch):
+  calls = []
+  real = programs.memory_program
+
+  def counted(*args, **kwargs):
+    calls.append(1)
+    return real(*args, **kwargs)
+
+  monkeypatch.setattr(programs, "memory_program", counted)
+  slots = mv.fill_slots(backbone, tasks_of(backbone, 2))
+  for _ in range(3):
+    mv.forward(backbone, slots, images)
+  assert len(calls) == 1
+
+
+def test_logits_can_be_differentiated(backbone, images):
+  """For a training loop of one's own, though `read_tasks` is faster."""
+  task = random_task(backbone, "a")
+
+  def loss(params):
+    out = mv.forward(backbone, [mv.Task(task.spec, params)], images)
+    return (out["a"] ** 2).sum()
+
+  gradient = jax.grad(loss)(task.params)
+  assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(gradient))
+
+
+def test_sizes_are_rounded_up(backbone):
+  tasks = tasks_of(backbone, 11)
+  for count, slots in ((1, 1), (3, 4), (8, 8), (9, 16)):
+    arrays = mv.fill_slots(backbone, tasks[:count]).arrays
+    assert arrays.view.cells.shape == (slots, 8)
+    assert arrays.kernel.shape == (slots, 32, 128)
+    assert arrays.view.parents.shape == (slots, 0)
+  parents = mv.fill_slots(
+    backbone, [*tasks, random_task(backbone, "c", attends_to=tasks[:3])]
+  ).arrays.view.parents
+  assert parents.shape == (16, 4)
+
+
+def test_what_does_not_fit_is_refused(backbone, images):
+  a, b = tasks_of(backbone, 2)
+  with pytest.raises(TaskError, match="no task"):
+    mv.fill_slots(backbone, [])
+  other = tiny_backbone(seed=1)
+  with pytest.raises(TaskError, match="another backbone.*fingerprint"):
+    mv.fill_slots(other, [a])
+  with pytest.raises(TaskError, match="another backbone.*fingerprint"):
+    mv.forward(other, mv.fill_slots(backbone, [a]), images)
+  central = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
+  spec = dataclasses.replace(b.spec, evaluation=central)
+  with pytest.raises(TaskError, match="'t0' and 't1' want .*differently"):
+    mv.fill_slots(backbone, [a, mv.Task(spec, b.params)])
+  child = random_task(backbone, "child", attends_to=[a])
+  retrained = random_task(backbone, "t0", seed=5)
+  with pytest.raises(TaskError, match="'child' was trained beside another"):
+    mv.fill_slots(backbone, [retrained, child])
+  by_name = random_task(backbone, "child", attends_to=["t0"])
+  mv.fill_slots(backbone, [retrained, by_name])
