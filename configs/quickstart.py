@@ -29,17 +29,18 @@ def get_config() -> ml_collections.ConfigDict:
   config.pretrain.variant = "Micro/2"
   config.pretrain.total_steps = 250
   config.pretrain.learning_rate = 3e-3
-  for data, name in (
-    (config.pretrain.data, "digits:0-4"),
-    (config.data, "digits:5-9"),
-  ):
-    data.name = name
-    data.train = "train[:90%]"
-    data.validation = "train[90%:]"
+  config.pretrain.data.name = "digits:0-4"
+  config.pretrain.data.train = "train"
+  config.data.name = "digits:5-9"
+  config.data.train = "train[:90%]"
+  config.data.validation = "train[90%:]"
+  config.upstream.name = "digits:0-4"
+  for data in (config.pretrain.data, config.data):
     # A mirrored digit is another sign, and every pixel of 8 counts.
     data.flip = False
     # 8 of 9 pixels, at random places; and in the middle for evaluation, since a
     # digit of 8 pixels looks another when it is not scaled.
-    data.train_crop, data.eval_crop, data.resize = "small", "central", 9
-  config.upstream.name = "digits:0-4"
+    data.train_crop, data.resize = "small", 9
+  for data in (config.data, config.upstream):
+    data.eval_crop, data.resize = "central", 9
   return config

@@ -10,20 +10,10 @@ The time depends on it; not measured by us.
 import ml_collections
 
 from configs import base
-from memory_vit.errors import ConfigError
 
 
 def get_config(name: str = "") -> ml_collections.ConfigDict:
-  """A short run on the data set `name`.
-
-  Raises:
-    ConfigError: without a name.
-  """
-  if not name:
-    raise ConfigError(
-      "configs/tfds.py needs the name of a data set: "
-      "--config=configs/tfds.py:cifar10."
-    )
+  """A short run on the data set `name`; it may follow as config.data.name."""
   config = base.get_config()
   config.data.name = name
   # Every data set has a "train"; many have no "test": give

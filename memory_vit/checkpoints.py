@@ -76,20 +76,14 @@ class Checkpoints:
         f"steps {self._manager.all_steps()}."
       )
 
+  @property
+  def directory(self) -> Path:
+    """Where the states lie."""
+    return Path(self._manager.directory)
+
   def latest(self) -> int | None:
     """The newest step, or None."""
     return self._manager.latest_step()
-
-  def best(self) -> int | None:
-    """The step with the best validation accuracy; None where none has one."""
-    step = self._manager.best_step()
-    # Without any metric orbax calls the newest the best.
-    return None if step is None or self.metric(step) is None else step
-
-  def metric(self, step: int) -> float | None:
-    """The validation accuracy of a step that has one."""
-    metrics = self._manager.metrics(step)
-    return metrics[_METRIC] if metrics else None
 
   def meta(self, step: int) -> dict[str, Any]:
     """What was saved beside the state."""

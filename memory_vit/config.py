@@ -7,6 +7,7 @@ changed; `from_dict` turns that back, and refuses what it does not know.
 
 import dataclasses
 import math
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,8 +18,8 @@ REGIMES = ("memory_masked",)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DataConfig:
-  """The data set of a task, and how its pictures are prepared."""
+class TrainDataConfig:
+  """A data set to train on, and how its pictures are prepared."""
 
   # A TFDS name ("cifar100", "sun397/tfds"), "folder", or "digits:0-4".
   name: str = ""
@@ -27,24 +28,33 @@ class DataConfig:
   dir: str = ""
   # Splits, in the notation of TFDS: "train[:98%]".
   train: str = "train[:98%]"
-  # On which the best step is chosen; "" keeps the last step instead.
-  validation: str = "train[98%:]"
-  # On which the result is reported; "" reports none.
-  test: str = "test"
   # "inception": a random part of the picture (area 5-100 %, aspect 3/4-4/3);
   # "small": the shorter side to `resize` pixels, then a random square.
   train_crop: str = "inception"
   # Mirror half of the training pictures; wrong for digits and letters.
   flip: bool = True
-  # "resize": the whole picture squeezed into the square, as vit_jax evaluates;
-  # "central": the shorter side to `resize` pixels, then the middle.
-  eval_crop: str = "resize"
   # The shorter side before a "small" or "central" crop, in pixels; 0 is 8/7 of
   # image_size (256 for 224).
   resize: int = 0
+  # Of the order of the training pictures, and of their crops; -1 is that of the
+  # run. The variants of a sweep share their batches, whatever their seeds.
+  seed: int = -1
   # Data sets without random access are read into memory, as encoded pictures;
   # larger ones (GiB) are refused with a word on how to convert them.
   cache_gib: float = 16.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig(TrainDataConfig):
+  """The data set of a task: what it is trained on, and evaluated."""
+
+  # On which the best step is chosen; "" keeps the last step instead.
+  validation: str = "train[98%:]"
+  # On which the result is reported; "" reports none.
+  test: str = "test"
+  # "resize": the whole picture squeezed into the square, as vit_jax evaluates;
+  # "central": the shorter side to `resize` pixels, then the middle.
+  eval_crop: str = "resize"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,6 +68,8 @@ class TaskConfig:
   # Directories of earlier tasks that this one reads (model extension). They
   # stay as they are.
   attends_to: tuple[str, ...] = ()
+  # Directories of tasks that those of `attends_to` read, and this one does not.
+  indirect: tuple[str, ...] = ()
   # The paper: memory passes the block's first LayerNorm (Figure 2).
   memory_norm: bool = True
   # "pretrained" starts the class token as a copy of the original one, "normal"
@@ -96,6 +108,9 @@ class UpstreamConfig:
   name: str = ""
   dir: str = ""
   split: str = "test"
+  # How its pictures are prepared: as `data.eval_crop` and `data.resize`.
+  eval_crop: str = "resize"
+  resize: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,15 +119,43 @@ class PretrainConfig:
 
   # For example "Micro/2"; "" loads `backbone` instead.
   variant: str = ""
-  data: DataConfig = DataConfig()
+  data: TrainDataConfig = TrainDataConfig()
   total_steps: int = 0
   batch_size: int = 128
   learning_rate: float = 1e-3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepConfig:
+  """Variants of the task, learned in one pass over the same batches.
+
+  Every combination of the lists, for each of `overrides`, is a variant. All
+  empty: no sweep.
+  """
+
+  learning_rate: tuple[float, ...] = ()
+  cells: tuple[int, ...] = ()
+  # Of the first values of a task; the batches are the same for all.
+  seed: tuple[int, ...] = ()
+  # Dictionaries such as {"optim.momentum": 0.8, "task.memory_norm": False}. Of
+  # `task` and `optim` all can vary but what all variants share.
+  overrides: tuple[dict[str, Any], ...] = ()
+  # "best" exports the variant that is best on validation, as task.name; "all"
+  # the others too, as task.name-00, -01, ...
+  export: str = "best"
+  # Where not all variants fit into so much memory (GiB), they are trained in
+  # several passes; 0 is what is free.
+  memory_gib: float = 0.0
+
+  @property
+  def is_on(self) -> bool:
+    """Whether there is anything to vary."""
+    return bool(self.learning_rate or self.cells or self.seed or self.overrides)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-  """A run: learn one task on one backbone."""
+  """A run: learn one task on one backbone, or a sweep over its variants."""
 
   # A published checkpoint by short name ("i21k-B/32"), or the path or address
   # of an .npz file.
@@ -141,12 +184,25 @@ class Config:
   data: DataConfig = DataConfig()
   task: TaskConfig = TaskConfig()
   optim: OptimConfig = OptimConfig()
+  sweep: SweepConfig = SweepConfig()
   upstream: UpstreamConfig = UpstreamConfig()
   pretrain: PretrainConfig = PretrainConfig()
 
   def __post_init__(self) -> None:
     for problem in _problems(self):
       raise ConfigError(problem)
+
+
+_TRAIN_CROPS = ("inception", "small")
+_EVAL_CROPS = ("resize", "central")
+_POSITIVE = ("image_size", "batch_size", "batch_size_eval", "total_steps",
+             "eval_every", "checkpoint_every", "log_every",
+             "pretrain.batch_size")  # fmt: skip
+_NOT_NEGATIVE = ("seed", "profile_at", "task.cells", "optim.momentum",
+                 "optim.weight_decay", "optim.grad_clip", "data.resize",
+                 "data.cache_gib", "upstream.resize", "sweep.memory_gib",
+                 "pretrain.data.resize", "pretrain.data.cache_gib",
+                 "pretrain.total_steps")  # fmt: skip
 
 
 def _problems(config: Config) -> list[str]:
@@ -157,27 +213,27 @@ def _problems(config: Config) -> list[str]:
     "gelu": (config.gelu, ("tanh", "exact")),
     "optim.name": (config.optim.name, ("sgd", "adamw")),
     "optim.schedule": (config.optim.schedule, ("cosine", "constant")),
-    "data.train_crop": (config.data.train_crop, ("inception", "small")),
-    "data.eval_crop": (config.data.eval_crop, ("resize", "central")),
+    "data.train_crop": (config.data.train_crop, _TRAIN_CROPS),
+    "data.eval_crop": (config.data.eval_crop, _EVAL_CROPS),
     "task.cls_init": (config.task.cls_init, ("pretrained", "normal")),
+    "sweep.export": (config.sweep.export, ("best", "all")),
+    "upstream.eval_crop": (config.upstream.eval_crop, _EVAL_CROPS),
+    "pretrain.data.train_crop": (config.pretrain.data.train_crop, _TRAIN_CROPS),
   }
   lines = [
     f"config.{key} is {value!r}, expected one of {list(allowed)}."
     for key, (value, allowed) in choices.items()
     if value not in allowed
   ]
-  positive = ("image_size", "batch_size", "batch_size_eval", "total_steps",
-              "eval_every", "checkpoint_every", "log_every")  # fmt: skip
-  lines += [
-    f"config.{key} is {getattr(config, key)}, expected at least 1."
-    for key in positive
-    if getattr(config, key) < 1
-  ]
-  if not (math.isfinite(config.learning_rate) and config.learning_rate > 0):
-    lines.append(
-      f"config.learning_rate is {config.learning_rate}, expected a positive "
-      "number."
-    )
+  for keys, least in ((_POSITIVE, 1), (_NOT_NEGATIVE, 0)):
+    for key in keys:
+      value = operator.attrgetter(key)(config)
+      if not (math.isfinite(value) and value >= least):
+        lines.append(f"config.{key} is {value}, expected at least {least}.")
+  for key in ("learning_rate", "pretrain.learning_rate"):
+    value = operator.attrgetter(key)(config)
+    if not (math.isfinite(value) and value > 0):
+      lines.append(f"config.{key} is {value}, expected a positive number.")
   if config.optim.accumulation_steps < 1 or (
     config.batch_size % config.optim.accumulation_steps
   ):
@@ -190,14 +246,34 @@ def _problems(config: Config) -> list[str]:
       f"config.optim.warmup is {config.optim.warmup}, expected a share of the "
       "steps, from 0 to 1."
     )
+  if not 0 <= config.optim.label_smoothing < 1:
+    lines.append(
+      f"config.optim.label_smoothing is {config.optim.label_smoothing}, "
+      "expected from 0 to less than 1."
+    )
+  if config.optim.name == "sgd" and config.optim.weight_decay:
+    lines.append(
+      f"config.optim.weight_decay is {config.optim.weight_decay}, which 'sgd' "
+      "does not use: expected 0, or config.optim.name 'adamw'."
+    )
+  if config.data.seed < -1 or config.pretrain.data.seed < -1:
+    lines.append("config.data.seed is below -1, which is the seed of the run.")
+  if config.profile_at > config.total_steps:
+    lines.append(
+      f"config.profile_at is {config.profile_at}, beyond config.total_steps "
+      f"{config.total_steps}."
+    )
   if config.pretrain.variant and config.pretrain.total_steps < 1:
     lines.append(
       f"config.pretrain.total_steps is {config.pretrain.total_steps}, expected "
       "at least 1 to train a backbone."
     )
-  if config.task.cells < 0:
-    lines.append(f"config.task.cells is {config.task.cells}, expected >= 0.")
   return lines
+
+
+def data_seed(config: Config) -> int:
+  """The seed of the training pictures' order and crops."""
+  return config.seed if config.data.seed < 0 else config.data.seed
 
 
 def from_dict(values: Mapping[str, Any]) -> Config:

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from memory_vit import preprocess, sources, tfds_source
-from memory_vit.config import DataConfig
+from memory_vit.config import TrainDataConfig
 from memory_vit.errors import ConfigError, DataError
 from memory_vit.sources import Source
 from memory_vit.tasks import EvalPreprocessing
@@ -82,7 +82,7 @@ def open_source(
 
 def train_batches(
   source: Source,
-  data: DataConfig,
+  data: TrainDataConfig,
   *,
   image_size: int,
   batch_size: int,

@@ -35,7 +35,7 @@ def make_schedule(
 
 
 def make_optimizer(
-  config: OptimConfig, schedules: Mapping[str, optax.Schedule]
+  configs: Mapping[str, OptimConfig], schedules: Mapping[str, optax.Schedule]
 ) -> optax.GradientTransformation:
   """An optimiser over {name: parameters}, with nothing shared between names.
 
@@ -43,11 +43,11 @@ def make_optimizer(
   its neighbours.
 
   Args:
-    config: which optimiser.
+    configs: of every name in the tree.
     schedules: of every name in the tree.
   """
   return optax.partition(
-    {name: _optimizer(config, s) for name, s in schedules.items()},
+    {name: _optimizer(configs[name], schedules[name]) for name in configs},
     # The label of everything below a name is that name.
     lambda params: {name: name for name in params},
   )

@@ -7,6 +7,7 @@ shown once, where a cell returns it.
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -92,41 +93,86 @@ def read_scalars(workdir: str | os.PathLike) -> Scalars:
   return scalars
 
 
-def training_curves(workdir: str | os.PathLike, name: str) -> Figure:
+def training_curves(logdir: str | os.PathLike) -> Figure:
   """Loss and accuracy of a task over the steps of its run.
 
   Args:
-    workdir: of the run.
-    name: of the task, as in its `TaskSpec`.
+    logdir: the workdir of a run, or of a sweep WORKDIR/sweep/VARIANT.
 
   Returns:
     The figure: loss to the left, accuracy to the right, each on training
     batches and, where the run had a validation set, on that.
 
   Raises:
-    TrainingError: where there are no events, or none of that task.
+    TrainingError: where there are no events, or none of training.
   """
-  scalars = read_scalars(workdir)
-  if f"{name}/train/loss" not in scalars:
-    suffix = "/train/loss"
-    found = [tag.removesuffix(suffix) for tag in scalars if suffix in tag]
+  scalars = read_scalars(logdir)
+  if "train/loss" not in scalars:
     raise TrainingError(
-      f"the events in {workdir} know no task {name!r}, only {sorted(found)}."
+      f"the events in {logdir} have no train/loss, only {sorted(scalars)}."
     )
   figure = Figure(figsize=(9, 3), layout="constrained")
   loss, accuracy = figure.subplots(1, 2)
-  _curves(loss, scalars, {
-    "training": f"{name}/train/loss",
-    "validation": f"{name}/validation/loss",
-  })  # fmt: skip
-  _curves(accuracy, scalars, {
-    "training": f"{name}/train/accuracy",
-    "validation": f"{name}/validation/top1",
-  })  # fmt: skip
+  _curves(
+    loss,
+    scalars,
+    {"training": "train/loss", "validation": "validation/loss"},
+  )
+  _curves(
+    accuracy,
+    scalars,
+    {"training": "train/accuracy", "validation": "validation/top1"},
+  )
   loss.set(title="loss", xlabel="step", ylim=(0, None))
   accuracy.set(title="accuracy", xlabel="step", ylim=(0, 1.02))
-  figure.suptitle(name)
   return figure
+
+
+def sweep_figure(result: Mapping[str, Any]) -> Figure:
+  """Accuracy over learning rate, one line for every number of cells.
+
+  Args:
+    result: of a sweep, as in `result.json`.
+
+  Returns:
+    The figure: on validation to the left, on the test split to the right; a
+    point is the mean over what else was varied, a bar its range.
+  """
+  figure = Figure(figsize=(9, 3.5), layout="constrained")
+  left, right = figure.subplots(1, 2, sharey=True)
+  for axes, key, title in (
+    (left, "val_accuracy", "validation"),
+    (right, "test_accuracy", "test"),
+  ):
+    for cells, rates in _by_cells(result["tasks"], key).items():
+      means = [np.mean(values) for values in rates.values()]
+      ranges = [
+        (mean - min(values), max(values) - mean)
+        for mean, values in zip(means, rates.values(), strict=True)
+      ]
+      axes.errorbar(
+        list(rates), means, yerr=np.transpose(ranges), label=f"{cells} cells",
+        marker="o", markersize=4, capsize=2,
+      )  # fmt: skip
+    axes.set(title=title, xlabel="learning rate", xscale="log")
+    axes.grid(alpha=0.3)
+  left.set(ylabel="accuracy")
+  if left.get_legend_handles_labels()[0]:
+    left.legend()
+  figure.suptitle(result["sweep"]["task"])
+  return figure
+
+
+def _by_cells(
+  tasks: Sequence[Mapping[str, Any]], key: str
+) -> dict[int, dict[float, list[float]]]:
+  """{cells: {learning rate: accuracies}}, both rising; without missing ones."""
+  found: dict[int, dict[float, list[float]]] = {}
+  for task in sorted(tasks, key=lambda t: (t["cells"], t["learning_rate"])):
+    if task[key] is not None:
+      rates = found.setdefault(task["cells"], {})
+      rates.setdefault(task["learning_rate"], []).append(task[key])
+  return found
 
 
 def _curves(axes: Axes, scalars: Scalars, tags: Mapping[str, str]) -> None:

@@ -7,17 +7,24 @@ dropped, and the orientation tag of EXIF is not applied, as in TensorFlow.
 """
 
 import io
+import logging
 
 import numpy as np
 import tensorflow as tf
 from PIL import Image
 
-from memory_vit.config import DataConfig
+from memory_vit.config import TrainDataConfig
 from memory_vit.errors import ConfigError
 from memory_vit.tasks import EvalPreprocessing
 
-# TensorFlow would take all memory of a GPU, which belongs to JAX.
-tf.config.set_visible_devices([], "GPU")
+logger = logging.getLogger("memory_vit")
+
+# TensorFlow would take all memory of a GPU, which belongs to JAX. Where it has
+# been used before, as in a notebook, it is too late, and no reason to stop.
+try:
+  tf.config.set_visible_devices([], "GPU")
+except RuntimeError as error:
+  logger.warning("GPUs cannot be hidden from TensorFlow any more: %s", error)
 
 _JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -26,7 +33,11 @@ _LONGEST_ASPECT = 32.0
 
 
 def train_image(
-  encoded: tf.Tensor, seed: tf.Tensor, *, data: DataConfig, image_size: int
+  encoded: tf.Tensor,
+  seed: tf.Tensor,
+  *,
+  data: TrainDataConfig,
+  image_size: int,
 ) -> tf.Tensor:
   """A random view of a picture, for training.
 
@@ -85,20 +96,17 @@ def eval_image(
   return scale(image)
 
 
-def evaluation_of(data: DataConfig, image_size: int) -> EvalPreprocessing:
-  """The evaluation that belongs to a data configuration.
+def evaluation_of(crop: str, resize: int, image_size: int) -> EvalPreprocessing:
+  """The evaluation that an `eval_crop` and a `resize` of a configuration mean.
 
   Raises:
     ConfigError: if the shorter side is below `image_size`.
     TaskError: for an unknown crop.
   """
-  if data.eval_crop != "central":
-    return EvalPreprocessing(image_size=image_size, crop=data.eval_crop)
-  return EvalPreprocessing(
-    image_size=image_size,
-    crop="central",
-    resize=shorter_side(data.resize, image_size),
-  )
+  if crop == "central":
+    resize = shorter_side(resize, image_size)
+    return EvalPreprocessing(image_size=image_size, crop=crop, resize=resize)
+  return EvalPreprocessing(image_size=image_size, crop=crop)
 
 
 def shorter_side(side: int, image_size: int) -> int:

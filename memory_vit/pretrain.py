@@ -6,10 +6,11 @@ import jax
 from jax.sharding import Mesh
 
 from memory_vit import data, optim, regimes, train
-from memory_vit.backbone import Backbone, random_backbone
+from memory_vit.backbone import Backbone, init_backbone
 from memory_vit.config import Config, OptimConfig
 from memory_vit.step import Step, create_state
 from memory_vit.tasks import BACKBONE
+from memory_vit.variants import vit_config
 
 
 def pretrain(config: Config, mesh: Mesh) -> Backbone:
@@ -24,20 +25,25 @@ def pretrain(config: Config, mesh: Mesh) -> Backbone:
   """
   settings = config.pretrain
   source = data.open_source(
-    settings.data.name, settings.data.train, settings.data.dir
+    settings.data.name,
+    settings.data.train,
+    settings.data.dir,
+    settings.data.cache_gib,
   )
-  backbone = random_backbone(
+  vit = vit_config(
     settings.variant,
     image_size=config.image_size,
     num_classes=source.num_classes,
-    key=jax.random.key(config.seed),
+    gelu=config.gelu,
+    dtype=config.dtype,
   )
+  backbone = init_backbone(vit, jax.random.key(config.seed))
   optim_config = OptimConfig(name="adamw", warmup=0.1)
   schedule = optim.make_schedule(
     optim_config, settings.learning_rate, settings.total_steps
   )
   schedules = {BACKBONE: schedule}
-  optimizer = optim.make_optimizer(optim_config, schedules)
+  optimizer = optim.make_optimizer({BACKBONE: optim_config}, schedules)
   state, _ = train.fit(
     Step(regimes.full(backbone.config), optimizer, mesh),
     create_state({BACKBONE: backbone.params}, optimizer, mesh),
@@ -47,11 +53,11 @@ def pretrain(config: Config, mesh: Mesh) -> Backbone:
       settings.data,
       image_size=config.image_size,
       batch_size=settings.batch_size,
-      seed=config.seed,
+      seed=config.seed if settings.data.seed < 0 else settings.data.seed,
       process_index=jax.process_index(),
       process_count=jax.process_count(),
     ),
-    name="pretraining",
+    title="pretraining",
     steps=train.Steps(total=settings.total_steps, log=config.log_every),
     batch_size=settings.batch_size,
     mesh=mesh,

@@ -23,9 +23,17 @@ class Progress:
   the first step, which compiles, is not counted.
   """
 
-  def __init__(self, name: str, start: int, total: int, batch_size: int):
+  def __init__(
+    self,
+    name: str,
+    start: int,
+    total: int,
+    batch_size: int,
+    timed_steps: int = 0,
+    timed_seconds: float = 0.0,
+  ) -> None:
     self._name, self._total, self._batch_size = name, total, batch_size
-    self._step, self._steps, self._seconds = start, 0, 0.0
+    self._step, self._steps, self._seconds = start, timed_steps, timed_seconds
     self._since: float | None = None
     self._bar = tqdm.tqdm(
       total=total,
@@ -55,16 +63,22 @@ class Progress:
     self._since = time.perf_counter()
 
   @property
-  def images_per_second(self) -> float:
-    """Training pictures a second, over all processes; 0.0 before two steps."""
+  def timed(self) -> tuple[int, float]:
+    """Steps that were timed, those of earlier processes too, and seconds."""
     seconds = self._seconds
     if self._since is not None:
       seconds += time.perf_counter() - self._since
-    return self._steps * self._batch_size / seconds if self._steps else 0.0
+    return self._steps, seconds
 
-  def report(self, values: Mapping[str, float]) -> None:
-    """Shows numbers of the last step."""
-    shown = "  ".join(f"{key} {value:.4g}" for key, value in values.items())
+  @property
+  def images_per_second(self) -> float:
+    """Training pictures a second, over all processes; 0.0 before two steps."""
+    steps, seconds = self.timed
+    return steps * self._batch_size / seconds if steps else 0.0
+
+  def report(self, values: Mapping[str, list[float]]) -> None:
+    """Shows numbers of the last step; of several, the least and greatest."""
+    shown = "  ".join(f"{key} {_span(v)}" for key, v in values.items())
     if not self._bar.disable:
       self._bar.set_postfix_str(shown)
       return
@@ -79,6 +93,12 @@ class Progress:
   def close(self) -> None:
     """Ends the bar."""
     self._bar.close()
+
+
+def _span(values: list[float]) -> str:
+  """[0.5] -> "0.5", [0.1, 0.3, 0.2] -> "0.1..0.3"."""
+  least, greatest = f"{min(values):.4g}", f"{max(values):.4g}"
+  return least if len(values) == 1 else f"{least}..{greatest}"
 
 
 def duration(seconds: float) -> str:
@@ -106,10 +126,12 @@ def summary(result: Mapping[str, Any], workdir: Path) -> str:
   def percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2f} %"
 
+  varied = sorted({key for task in result["tasks"] for key in task["varied"]})
   tasks = [
     (
       task["name"],
-      str(task["cells"]),
+      *(str(task["varied"].get(key, "")) for key in varied),
+      *(() if "task.cells" in varied else (str(task["cells"]),)),
       f"{task['trainable_params']:,}",
       percent(task["val_accuracy"]),
       percent(task["test_accuracy"]),
@@ -117,8 +139,12 @@ def summary(result: Mapping[str, Any], workdir: Path) -> str:
     )
     for task in result["tasks"]
   ]
-  header = ("task", "cells", "trained", "validation", "test", "test examples")
+  header = ("task", *(key.removeprefix("task.") for key in varied),
+            *(() if "task.cells" in varied else ("cells",)),
+            "trained", "validation", "test", "test examples")  # fmt: skip
   lines = ["", table(header, tasks)]
+  if "sweep" in result:
+    lines += ["", _of_sweep(result)]
   backbone = result["backbone"]
   if backbone["outputs_bit_equal"] is not None:
     equal = "yes" if backbone["outputs_bit_equal"] else "NO"
@@ -137,6 +163,16 @@ def summary(result: Mapping[str, Any], workdir: Path) -> str:
     f"TensorBoard   tensorboard --logdir {workdir}",
   ]
   return "\n".join(lines)
+
+
+def _of_sweep(result: Mapping[str, Any]) -> str:
+  """What a sweep took, and what came of it."""
+  sweep, best = result["sweep"], result["tasks"][0]
+  return (
+    f"{sweep['variants']} variants in {sweep['passes']} pass(es), "
+    f"{sweep['training_seconds_per_variant']:.1f} s of training each; "
+    f"{best['name']} is best on validation, and exported as {sweep['task']}"
+  )
 
 
 def log_to_stderr() -> None:

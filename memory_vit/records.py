@@ -1,6 +1,7 @@
 """Plain dictionaries, as JSON and ConfigDict hold them -> typed dataclasses."""
 
 import dataclasses
+import typing
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,8 +10,8 @@ def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
   """Makes a dataclass of a dictionary that has exactly its fields.
 
   Args:
-    cls: a dataclass of numbers, strings, bools, tuples of strings and further
-      such dataclasses.
+    cls: a dataclass of numbers, strings, bools, tuples of such or of
+      dictionaries, and further such dataclasses.
     values: what to make it of.
     where: what to call it in a message, such as "config".
     error: what to raise.
@@ -50,12 +51,18 @@ def require_keys(
 
 def _typed(kind: Any, value: Any, where: str, error: type[Exception]) -> Any:
   """Checks a leaf; JSON and ConfigDict have lists where we have tuples."""
-  if kind == tuple[str, ...]:
-    if isinstance(value, list | tuple) and all(type(v) is str for v in value):
-      return tuple(value)
+  if typing.get_origin(kind) is tuple:
+    if isinstance(value, list | tuple):
+      inner, _ = typing.get_args(kind)
+      return tuple(
+        _typed(inner, v, f"{where}[{i}]", error) for i, v in enumerate(value)
+      )
+  elif typing.get_origin(kind) is dict:
+    if isinstance(value, Mapping) and all(type(key) is str for key in value):
+      return dict(value)
   elif type(value) is kind:
     return value
   elif kind is float and type(value) is int:
     return float(value)
-  name = getattr(kind, "__name__", str(kind))
+  name = str(kind) if typing.get_args(kind) else kind.__name__
   raise error(f"{where} is {value!r}, expected a value of type {name}.")

@@ -56,6 +56,10 @@ def memory_masked(config: ViTConfig, specs: tuple[TaskSpec, ...]) -> Regime:
   return Regime(prepare, logits)
 
 
+# What `config.regime` may be.
+REGIMES = {"memory_masked": memory_masked}
+
+
 def full(config: ViTConfig) -> Regime:
   """Everything, for pretraining; trained is {"backbone": its parameters}."""
 

@@ -1,4 +1,4 @@
-"""One run: a backbone, a task and its data, up to the exported task."""
+"""One run: a backbone, a task and its data, up to what is exported."""
 
 import dataclasses
 import json
@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,33 +16,30 @@ from jax.sharding import Mesh
 from memory_vit import (
   adapters,
   data,
-  evaluate,
-  optim,
+  evaluation,
   preprocess,
   programs,
-  progress,
-  regimes,
   sharding,
-  train,
+  sweep,
   trees,
 )
 from memory_vit.backbone import Backbone
-from memory_vit.checkpoints import Checkpoints
 from memory_vit.config import Config, DataConfig, to_dict
 from memory_vit.errors import ConfigError, TrainingError
+from memory_vit.learn import Learned, Learner
 from memory_vit.pretrain import pretrain
 from memory_vit.pretrained import load_backbone, save_backbone
-from memory_vit.step import Step, TrainState, create_state
-from memory_vit.tasks import BACKBONE, EvalPreprocessing, Task
+from memory_vit.sweep import Variant
+from memory_vit.tasks import BACKBONE, Task
 
 logger = logging.getLogger("memory_vit")
 
 
 def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
-  """Learns one task, or goes on where an earlier run in `workdir` stopped.
+  """Learns a task or a sweep, or goes on where a run in `workdir` stopped.
 
-  Leaves there `config.json`, `checkpoints/`, `tasks/NAME/`, TensorBoard events
-  and `result.json`.
+  Leaves there `config.json`, `checkpoints/`, `tasks/NAME/`, TensorBoard events,
+  `result.json`, and of a sweep `sweep.png`.
 
   Args:
     config: of the run.
@@ -54,51 +52,77 @@ def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
     MemoryVitError: for input that cannot be used.
   """
   began = time.perf_counter()
-  if "://" in str(workdir) or ":/" in str(workdir):
-    raise ConfigError(f"--workdir is {workdir}, expected a local directory.")
   mesh = sharding.make_mesh()
-  for key in ("batch_size", "batch_size_eval"):
-    sharding.require_divisible(getattr(config, key), mesh, f"config.{key}")
-  sharding.require_divisible(
-    config.batch_size // config.optim.accumulation_steps,
-    mesh,
-    "config.batch_size / config.optim.accumulation_steps",
-  )
+  _require_possible(config, workdir, mesh)
+  name = config.task.name or _name_of(config.data)
+  variants = sweep.variants_of(config, name)
   workdir.mkdir(parents=True, exist_ok=True)
+  backbone = _backbone(config, workdir, mesh)
+  # All splits first: a wrong name must not cost a training run.
+  learner = _learner(config, mesh, backbone)
+  tested = _open(config, config.data.test)
+  upstream = _open_upstream(config, backbone)
 
-  run = _Run(config, workdir, mesh, _backbone(config, workdir, mesh))
-  upstream = run.open_upstream()
-  before = upstream and run.evaluate_upstream(upstream, [])
-  task, speed = run.learn()
-  path = workdir / "tasks" / task.spec.name
-  adapters.save_task(task, path)
-  # The task is read back as everybody else will read it.
-  task = adapters.load_task(path, run.backbone)
-  tasks = [*run.parents(), task]
-  after = upstream and run.evaluate_upstream(upstream, tasks)
+  before = upstream and _evaluate_upstream(learner, upstream, ())
+  plan = _plan(learner, variants, workdir)
+  write_json(workdir / "config.json", to_dict(config))
+  learned = [
+    learner.learn(variants, directory, _logdirs(variants, workdir))
+    for directory, variants in plan.items()
+  ]
+  tasks = _with_metrics(learner, variants, learned, tested)
+  exported = _export(config, name, tasks, workdir, backbone)
+  after = upstream and _evaluate_upstream(learner, upstream, exported)
 
   result = {
-    "tasks": [task.provenance["metrics"]],
+    "tasks": [task.provenance["metrics"] for task in tasks],
     "backbone": {
-      "fingerprint": run.backbone.fingerprint,
+      "fingerprint": backbone.fingerprint,
       "accuracy_before": before and before["top1"],
       "accuracy_after": after and after["top1"],
       "outputs_bit_equal": before and before["digest"] == after["digest"],
     },
     "wall_seconds": round(time.perf_counter() - began, 2),
-    "images_per_second": round(speed, 1),
+    "images_per_second": _speed(learned),
   }
-  _write_json(workdir / "result.json", result)
+  if config.sweep.is_on:
+    result["sweep"] = _of_the_sweep(learned, name)
+    _plot(result, workdir)
+  _keep_time(result, workdir)
+  write_json(workdir / "result.json", result)
   return result
+
+
+def _require_possible(config: Config, workdir: Path, mesh: Mesh) -> None:
+  """Refuses what can be known to fail before anything is read."""
+  if "://" in str(workdir) or ":/" in str(workdir):
+    raise ConfigError(f"--workdir is {workdir}, expected a local directory.")
+  if not config.data.name:
+    raise ConfigError(
+      "config.data.name is empty: name a data set, as in "
+      "--config=configs/tfds.py:cifar10 or --config.data.name=cifar10."
+    )
+  parts = config.optim.accumulation_steps
+  for key, size in (
+    ("config.batch_size", config.batch_size),
+    ("config.batch_size_eval", config.batch_size_eval),
+    (
+      "config.batch_size / config.optim.accumulation_steps",
+      config.batch_size // parts,
+    ),
+  ):
+    sharding.require_divisible(size, mesh, key)
+  if config.pretrain.variant:
+    sharding.require_divisible(
+      config.pretrain.batch_size, mesh, "config.pretrain.batch_size"
+    )
 
 
 def _backbone(config: Config, workdir: Path, mesh: Mesh) -> Backbone:
   """Loads the backbone, or makes it first, and puts it on every device."""
   path = config.backbone
   if config.pretrain.variant:
-    path = str(workdir / "backbone.npz")
-    if not Path(path).exists():
-      save_backbone(pretrain(config, mesh), path)
+    path = str(_pretrained(config, workdir, mesh))
   backbone = load_backbone(
     path, image_size=config.image_size, dtype=config.dtype, gelu=config.gelu
   )
@@ -110,254 +134,259 @@ def _backbone(config: Config, workdir: Path, mesh: Mesh) -> Backbone:
   return dataclasses.replace(backbone, params=params)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Run:
-  """What all parts of a run need."""
-
-  config: Config
-  workdir: Path
-  mesh: Mesh
-  backbone: Backbone
-
-  def parents(self) -> list[Task]:
-    """The earlier tasks that the new one reads."""
-    directories = self.config.task.attends_to
-    return [adapters.load_task(path, self.backbone) for path in directories]
-
-  def learn(self) -> tuple[Task, float]:
-    """Trains the task.
-
-    Returns:
-      The task as it was best on validation, with its metrics, and the training
-      pictures per second.
-    """
-    config, mesh = self.config, self.mesh
-    # All splits first: a wrong name must not cost a training run.
-    source = self._open(config.data.train)
-    held_out = config.data.validation and self._open(config.data.validation)
-    tested = config.data.test and self._open(config.data.test)
-    parents = self.parents()
-    task = self._new_task(source, parents)
-    name = task.spec.name
-    frozen = {
-      "backbone": self.backbone.params,
-      "tasks": {parent.spec.name: parent.params for parent in parents},
-    }
-    overview = progress.parameter_overview({name: task.params}, frozen)
-    logger.info("\n%s", overview)
-
-    schedule = optim.make_schedule(
-      config.optim, config.learning_rate, config.total_steps
-    )
-    optimizer = optim.make_optimizer(config.optim, {name: schedule})
-    specs = (*(parent.spec for parent in parents), task.spec)
-    step_fn = Step(
-      regimes.memory_masked(self.backbone.config, specs),
-      optimizer,
-      mesh,
-      label_smoothing=config.optim.label_smoothing,
-      accumulation_steps=config.optim.accumulation_steps,
-    )
-    state = create_state({name: task.params}, optimizer, mesh)
-    checkpoints = Checkpoints(self.workdir / "checkpoints")
-    state, examples_seen = self._resume(checkpoints, state)
-    _write_json(self.workdir / "config.json", to_dict(config))
-
-    def validate(params: Any) -> dict[str, dict[str, Any]]:
-      trained = dataclasses.replace(task, params=params[name])
-      return self._evaluate(trained, parents, held_out)
-
-    state, speed = train.fit(
-      step_fn,
-      state,
-      frozen,
-      self._train_batches(source, examples_seen),
-      name=name,
-      steps=train.Steps(
-        total=config.total_steps,
-        log=config.log_every,
-        evaluate=config.eval_every,
-        checkpoint=config.checkpoint_every,
-        profile_at=config.profile_at,
-      ),
-      batch_size=config.batch_size,
-      mesh=mesh,
-      schedules={name: schedule},
-      validate=validate if held_out else None,
-      checkpoints=checkpoints,
-      meta={
-        "fingerprint": self.backbone.fingerprint,
-        "config": _what_matters(config),
-      },
-      logdir=self.workdir,
-    )
-    best = checkpoints.best()
-    if best is not None:
-      state = checkpoints.restore(best, state)
-    accuracy = None if best is None else checkpoints.metric(best)
-    checkpoints.close()
-    task = dataclasses.replace(task, params=jax.device_get(state.params[name]))
-    task = self._with_metrics(
-      task, parents, int(state.step), accuracy, tested or None
-    )
-    return task, speed
-
-  def _new_task(self, source: data.Source, parents: list[Task]) -> Task:
-    """The task before training."""
-    config = self.config
-    return adapters.init_task(
-      jax.random.key(config.seed),
-      self.backbone,
-      name=config.task.name or _name_of(config.data),
-      num_classes=source.num_classes,
-      cells=config.task.cells,
-      attends_to=[parent.spec.name for parent in parents],
-      memory_norm=config.task.memory_norm,
-      cls_init=config.task.cls_init,
-      class_names=source.class_names,
-      evaluation=self._evaluation(),
-    )
-
-  def _resume(
-    self, checkpoints: Checkpoints, state: TrainState
-  ) -> tuple[TrainState, int]:
-    """The newest saved state or the given one, and the examples it has seen."""
-    step = checkpoints.latest()
-    if step is None:
-      return state, 0
-    meta = checkpoints.meta(step)
-    if meta["fingerprint"] != self.backbone.fingerprint:
-      raise TrainingError(
-        f"the run in {self.workdir} began on the backbone with fingerprint "
-        f"{meta['fingerprint'][:16]}, not {self.backbone.fingerprint[:16]}. "
-        "Use that backbone, or another --workdir."
-      )
-    now = _what_matters(self.config)
-    changed = [
-      f"config.{key}: {meta['config'].get(key)!r}, now {now.get(key)!r}"
-      for key in sorted(now.keys() | meta["config"].keys())
-      if now.get(key) != meta["config"].get(key)
-    ]
-    if changed:
-      raise TrainingError(
-        f"the run in {self.workdir} began with another configuration. Give "
-        "that one, or another --workdir:\n  " + "\n  ".join(changed)
-      )
-    logger.info("going on from step %d in %s", step, self.workdir)
-    return checkpoints.restore(step, state), meta["examples_seen"]
-
-  def _evaluation(self) -> EvalPreprocessing:
-    return preprocess.evaluation_of(self.config.data, self.config.image_size)
-
-  def _open(self, split: str) -> data.Source:
-    where = self.config.data
-    return data.open_source(where.name, split, where.dir, where.cache_gib)
-
-  def _train_batches(self, source: data.Source, start: int) -> Any:
-    return data.train_batches(
-      source,
-      self.config.data,
-      image_size=self.config.image_size,
-      batch_size=self.config.batch_size,
-      seed=self.config.seed,
-      start=start,
-      process_index=jax.process_index(),
-      process_count=jax.process_count(),
-    )
-
-  def _eval_batches(self, source: data.Source) -> Any:
-    return data.eval_batches(
-      source,
-      self._evaluation(),
-      batch_size=self.config.batch_size_eval,
-      process_index=jax.process_index(),
-      process_count=jax.process_count(),
-    )
-
-  def _evaluate(
-    self, task: Task, parents: list[Task], source: data.Source
-  ) -> dict[str, dict[str, Any]]:
-    """Evaluates a task on a split of its data set."""
-    tasks, name = [*parents, task], task.spec.name
-
-    def predict(images: jax.Array) -> dict[str, jax.Array]:
-      return {name: programs.forward(self.backbone, tasks, images)[name]}
-
-    return evaluate.evaluate(predict, self._eval_batches(source), self.mesh)
-
-  def _with_metrics(
-    self,
-    task: Task,
-    parents: list[Task],
-    steps: int,
-    val_accuracy: float | None,
-    tested: data.Source | None,
-  ) -> Task:
-    """Evaluates a trained task on the test split, and notes how it was made."""
-    config, spec = self.config, task.spec
-    metrics = {
-      "name": spec.name,
-      "regime": config.regime,
-      "cells": spec.cells,
-      "learning_rate": config.learning_rate,
-      "seed": config.seed,
-      "steps": steps,
-      "trainable_params": trees.count(task.params),
-      "val_accuracy": val_accuracy,
-      "test_accuracy": None,
-      "test_examples": 0,
-    }
-    if tested:
-      test = self._evaluate(task, parents, tested)[spec.name]
-      metrics |= {
-        "test_accuracy": test["top1"],
-        "test_examples": test["examples"],
-        "test_loss": test["loss"],
-        "test_top5": test["top5"],
-        "test_per_class": test["per_class"],
+def _pretrained(config: Config, workdir: Path, mesh: Mesh) -> Path:
+  """The backbone that `config.pretrain` describes; is made only once."""
+  path, made_by = workdir / "backbone.npz", workdir / "backbone.json"
+  # As JSON gives it back, to be compared with what lies there.
+  wanted = json.loads(
+    json.dumps(
+      {
+        "pretrain": dataclasses.asdict(config.pretrain),
+        "image_size": config.image_size,
+        "seed": config.seed,
+        "gelu": config.gelu,
+        "dtype": config.dtype,
       }
-    made = {"config": to_dict(config), "metrics": metrics}
-    return dataclasses.replace(task, provenance=made)
-
-  def open_upstream(self) -> data.Source | None:
-    """The data of the backbone's own task; None where none is configured."""
-    where = self.config.upstream
-    if not where.name:
-      return None
-    source = data.open_source(
-      where.name, where.split, where.dir, self.config.data.cache_gib
     )
-    outputs = self.backbone.config.num_classes
-    if source.num_classes > outputs:
-      raise ConfigError(
-        f"config.upstream: {where.name} has {source.num_classes} classes, the "
-        f"head of the backbone has {outputs}."
-      )
-    return source
-
-  def evaluate_upstream(
-    self, source: data.Source, tasks: list[Task]
-  ) -> dict[str, Any]:
-    """Evaluates the original outputs, with tasks in the same pass."""
-
-    def predict(images: jax.Array) -> dict[str, jax.Array]:
-      logits = programs.forward(self.backbone, tasks, images)
-      return {BACKBONE: logits[BACKBONE]}
-
-    batches = self._eval_batches(source)
-    return evaluate.evaluate(predict, batches, self.mesh)[BACKBONE]
+  )
+  if not path.exists():
+    save_backbone(pretrain(config, mesh), path)
+    write_json(made_by, wanted)
+  found = json.loads(made_by.read_text()) if made_by.exists() else None
+  if found != wanted:
+    raise TrainingError(
+      f"{path} was not made by this configuration, but by {found}. Give that "
+      "one, or another --workdir."
+    )
+  return path
 
 
-# What may change between a run and its continuation without changing a result.
-_MAY_CHANGE = ("backbone", "batch_size_eval", "data/cache_gib", "data/dir",
-               "log_every", "profile_at", "upstream/dir",
-               "upstream/name", "upstream/split")  # fmt: skip
+def _learner(config: Config, mesh: Mesh, backbone: Backbone) -> Learner:
+  directories = (*config.task.attends_to, *config.task.indirect)
+  return Learner(
+    config=config,
+    mesh=mesh,
+    backbone=backbone,
+    parents=tuple(adapters.load_task(path, backbone) for path in directories),
+    train=_open(config, config.data.train),
+    validation=_open(config, config.data.validation),
+  )
 
 
-def _what_matters(config: Config) -> dict[str, Any]:
-  """The options that a continued run must share, as JSON gives them back."""
-  flat = trees.flatten(json.loads(json.dumps(to_dict(config))))
-  return {key: v for key, v in flat.items() if key not in _MAY_CHANGE}
+def _open(config: Config, split: str) -> data.Source | None:
+  """A split of the task's data set; None where none is named."""
+  where = config.data
+  if not split:
+    return None
+  return data.open_source(where.name, split, where.dir, where.cache_gib)
+
+
+def _plan(
+  learner: Learner, variants: Sequence[Variant], workdir: Path
+) -> dict[Path, list[Variant]]:
+  """{directory of saved states: variants that are trained at once}.
+
+  A run that goes on keeps its plan, whatever memory is free now.
+  """
+  file = workdir / "passes.json"
+  by_name = {variant.name: variant for variant in variants}
+  if not file.exists():
+    passes = _passes(learner, variants)
+    write_json(file, [[variant.name for variant in p] for p in passes])
+  names = json.loads(file.read_text())
+  if sorted(sum(names, [])) != sorted(by_name):
+    raise TrainingError(
+      f"{file} plans the variants {sum(names, [])}, the configuration has "
+      f"{list(by_name)}. Give the one that the run began with, or another "
+      "--workdir."
+    )
+  directory = workdir / "checkpoints"
+  many = len(names) > 1
+  return {
+    directory / f"pass-{i:02}" if many else directory: [by_name[n] for n in p]
+    for i, p in enumerate(names)
+  }
+
+
+def _passes(
+  learner: Learner, variants: Sequence[Variant]
+) -> list[list[Variant]]:
+  """Deals variants out to passes, on an estimate of the memory they take."""
+  if len(variants) == 1:
+    return [list(variants)]
+  # The longest memory is what all are padded to.
+  longest = sorted(variants, key=lambda v: v.config.task.cells)[-2:]
+  first, both = learner.pass_bytes(longest[1:]), learner.pass_bytes(longest)
+  free = sweep.free_bytes(learner.config.sweep.memory_gib)
+  passes = sweep.passes_of(variants, sweep.at_once(first, both - first, free))
+  logger.info(
+    "%d variants in %d passes: one takes %.2f GiB, each further one %.3f GiB, "
+    "%.2f GiB may be taken (estimated by compiling for one and for two)",
+    len(variants), len(passes), first / 2**30, (both - first) / 2**30,
+    free / 2**30,
+  )  # fmt: skip
+  return passes
+
+
+def _logdirs(variants: Sequence[Variant], workdir: Path) -> dict[str, Path]:
+  """TensorBoard shows every variant as a run of its own."""
+  return {
+    v.name: workdir / "sweep" / v.label if v.label else workdir
+    for v in variants
+  }
+
+
+def _with_metrics(
+  learner: Learner,
+  variants: Sequence[Variant],
+  learned: Sequence[Learned],
+  tested: data.Source | None,
+) -> list[Task]:
+  """Tasks with how they were made and how good they are; the best comes first.
+
+  "steps" is how long a task was trained, "best_step" when it was as it is.
+  """
+  by_name = {variant.name: variant for variant in variants}
+  tasks = []
+  for part in learned:
+    tests = {}
+    if tested:
+      tests = learner.evaluate(list(part.tasks.values()), tested)
+    for name, task in part.tasks.items():
+      variant, best = by_name[name], part.best[name]
+      metrics = _metrics(variant, task, tests.get(name))
+      metrics |= {"best_step": best.step, "val_accuracy": best.accuracy}
+      made = {"config": to_dict(variant.config), "metrics": metrics}
+      tasks.append(dataclasses.replace(task, provenance=made))
+  # Stable: where there is no validation, the order of the configuration.
+  return sorted(
+    tasks, key=lambda t: -(t.provenance["metrics"]["val_accuracy"] or 0.0)
+  )
+
+
+def _metrics(
+  variant: Variant, task: Task, test: dict[str, Any] | None
+) -> dict[str, Any]:
+  """An entry of `result.json`."""
+  config = variant.config
+  return {
+    "name": task.spec.name,
+    "regime": config.regime,
+    "cells": task.spec.cells,
+    "learning_rate": config.learning_rate,
+    "seed": config.seed,
+    "varied": dict(variant.varied),
+    "steps": config.total_steps,
+    "trainable_params": trees.count(task.params),
+    "test_accuracy": test and test["top1"],
+    "test_examples": test["examples"] if test else 0,
+    "test_loss": test and test["loss"],
+    "test_top5": test and test["top5"],
+    "test_per_class": test and test["per_class"],
+    "exported": None,
+  }
+
+
+def _export(
+  config: Config,
+  name: str,
+  tasks: Sequence[Task],
+  workdir: Path,
+  backbone: Backbone,
+) -> list[Task]:
+  """Writes the best task under its name, and the others where that is asked.
+
+  Returns:
+    What was written, read back as everybody else will read it.
+  """
+  wanted = {name: tasks[0]}
+  if config.sweep.is_on and config.sweep.export == "all":
+    wanted |= {task.spec.name: task for task in tasks}
+  exported = []
+  for name, task in wanted.items():
+    path = workdir / "tasks" / name
+    task.provenance["metrics"]["exported"] = f"tasks/{name}"
+    spec = dataclasses.replace(task.spec, name=name)
+    adapters.save_task(dataclasses.replace(task, spec=spec), path)
+    exported.append(adapters.load_task(path, backbone))
+  return exported
+
+
+def _open_upstream(config: Config, backbone: Backbone) -> data.Source | None:
+  """The data of the backbone's own task; None where none is configured."""
+  where = config.upstream
+  if not where.name:
+    return None
+  source = data.open_source(
+    where.name, where.split, where.dir, config.data.cache_gib
+  )
+  outputs = backbone.config.num_classes
+  if source.num_classes != outputs:
+    raise ConfigError(
+      f"config.upstream: {where.name} has {source.num_classes} classes, the "
+      f"head of the backbone has {outputs}."
+    )
+  return source
+
+
+def _evaluate_upstream(
+  learner: Learner, source: data.Source, tasks: Sequence[Task]
+) -> dict[str, Any]:
+  """Evaluates the original outputs, with tasks in the same pass."""
+  config, backbone = learner.config, learner.backbone
+  everything = [*learner.parents, *tasks] if tasks else []
+  slots = programs.fill_slots(backbone, everything) if everything else []
+
+  def predict(images: jax.Array) -> dict[str, jax.Array]:
+    return {BACKBONE: programs.forward(backbone, slots, images)[BACKBONE]}
+
+  where = config.upstream
+  batches = data.eval_batches(
+    source,
+    preprocess.evaluation_of(where.eval_crop, where.resize, config.image_size),
+    batch_size=config.batch_size_eval,
+    process_index=jax.process_index(),
+    process_count=jax.process_count(),
+  )
+  return evaluation.evaluate(predict, batches, learner.mesh, digest=True)[
+    BACKBONE
+  ]
+
+
+def _speed(learned: Sequence[Learned]) -> float:
+  """Training pictures per second, over all passes and all processes."""
+  seconds = sum(part.seconds for part in learned)
+  examples = sum(part.examples for part in learned)
+  return round(examples / seconds, 1) if seconds else 0.0
+
+
+def _of_the_sweep(learned: Sequence[Learned], name: str) -> dict[str, Any]:
+  """What the sweep as a whole took."""
+  seconds = sum(part.seconds for part in learned)
+  count = sum(len(part.tasks) for part in learned)
+  return {
+    "task": name,
+    "variants": count,
+    "passes": len(learned),
+    "training_seconds": round(seconds, 2),
+    "training_seconds_per_variant": round(seconds / count, 2),
+  }
+
+
+def _plot(result: dict[str, Any], workdir: Path) -> None:
+  """Draws the sweep, by one process."""
+  from memory_vit import plots  # only a sweep needs matplotlib
+
+  if jax.process_index() == 0:
+    plots.sweep_figure(result).savefig(workdir / "sweep.png", dpi=120)
+
+
+def _keep_time(result: dict[str, Any], workdir: Path) -> None:
+  """A finished run that is started again has not become faster."""
+  file = workdir / "result.json"
+  if file.exists():
+    earlier = json.loads(file.read_text(encoding="utf-8"))
+    result["wall_seconds"] = earlier["wall_seconds"]
 
 
 def _name_of(config: DataConfig) -> str:
@@ -367,7 +396,7 @@ def _name_of(config: DataConfig) -> str:
   return name.strip("-_")
 
 
-def _write_json(path: Path, values: Any) -> None:
+def write_json(path: Path, values: Any) -> None:
   """Writes a file that is whole or not there, by one process."""
   if jax.process_index() != 0:
     return

@@ -1,6 +1,8 @@
 """One optimiser step: what changes in training, and how it changes."""
 
 import functools
+import types
+from collections.abc import Mapping
 from typing import Any
 
 import flax.struct
@@ -51,10 +53,19 @@ class Step:
     optimizer: optax.GradientTransformation,
     mesh: Mesh,
     *,
-    label_smoothing: float = 0.0,
+    label_smoothing: Mapping[str, float] = types.MappingProxyType({}),
     accumulation_steps: int = 1,
   ) -> None:
-    self._prepare = regime.prepare
+    """Builds the programs; nothing is compiled yet.
+
+    Args:
+      regime: what is trained, and how.
+      optimizer: over {name: parameters}.
+      mesh: over which batches are split.
+      label_smoothing: {name: share}; 0 for those that are not named.
+      accumulation_steps: parts in which a batch goes through the model.
+    """
+    self._prepare, self._mesh = regime.prepare, mesh
     self._parts = accumulation_steps
     loss = functools.partial(_loss, regime, label_smoothing)
     on_all = sharding.replicated(mesh)
@@ -74,6 +85,30 @@ class Step:
     """The gradient of the mean loss of every name, and its metrics."""
     inputs = self._prepare(frozen, batch["image"])
     return self._gradient(params, frozen, inputs, batch["label"])
+
+  def gradient_bytes(
+    self, params: Any, frozen: Any, batch: dict[str, jax.Array]
+  ) -> int:
+    """What the gradient needs on a device beside its arguments, as compiled.
+
+    Args:
+      params: arrays, or their shapes.
+      frozen: arrays.
+      batch: arrays or shapes, of a whole step.
+    """
+    rows = sharding.by_rows(self._mesh)
+
+    def part(a: Any) -> jax.ShapeDtypeStruct:
+      shape = (a.shape[0] // self._parts, *a.shape[1:])
+      return jax.ShapeDtypeStruct(shape, a.dtype, sharding=rows)
+
+    image, labels = part(batch["image"]), part(batch["label"])
+    inputs = jax.tree.map(
+      lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=rows),
+      jax.eval_shape(self._prepare, frozen, image),
+    )
+    lowered = self._gradient.lower(params, frozen, inputs, labels)
+    return int(lowered.compile().memory_analysis().temp_size_in_bytes)
 
   def __call__(
     self, state: TrainState, frozen: Any, batch: dict[str, jax.Array]
@@ -105,7 +140,7 @@ def _split(batch: dict[str, jax.Array], parts: int, i: int) -> dict:
 
 def _loss(
   regime: Regime,
-  label_smoothing: float,
+  label_smoothing: Mapping[str, float],
   params: Any,
   frozen: Any,
   inputs: Any,
@@ -113,12 +148,13 @@ def _loss(
 ) -> tuple[jax.Array, dict[str, dict[str, jax.Array]]]:
   """The sum over names of the mean loss.
 
-  Names that do not attend to each other do not enter each other's gradient.
+  No name's loss has a gradient with respect to another's parameters: tasks
+  read each other as they are, or not at all.
   """
   metrics = {}
   for name, logits in regime.logits(params, frozen, inputs).items():
     targets = optax.smooth_labels(
-      jax.nn.one_hot(labels, logits.shape[-1]), label_smoothing
+      jax.nn.one_hot(labels, logits.shape[-1]), label_smoothing.get(name, 0.0)
     )
     loss = optax.softmax_cross_entropy(logits, targets).mean()
     accuracy = (logits.argmax(-1) == labels).mean()

@@ -1,5 +1,7 @@
 """The training loop: steps, and what is seen and saved on the way."""
 
+import collections
+import contextlib
 import dataclasses
 import logging
 import types
@@ -10,16 +12,18 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from clu import metric_writers, periodic_actions
+from clu import metric_writers
 from jax.sharding import Mesh
 
 from memory_vit import sharding
-from memory_vit.checkpoints import Checkpoints
 from memory_vit.errors import TrainingError
 from memory_vit.progress import Progress
 from memory_vit.step import Step, TrainState
 
 logger = logging.getLogger("memory_vit")
+
+Validate = Callable[[Any], dict[str, dict[str, Any]]]
+Save = Callable[[TrainState, "Past", float | None], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,22 +44,53 @@ class Steps:
     return step == self.total or (every > 0 and step % every == 0)
 
 
+@dataclasses.dataclass(frozen=True)
+class Best:
+  """Trained parameters as they were at their best.
+
+  Attributes:
+    step: at which that was.
+    accuracy: on the validation set; None before the first evaluation, and
+      where there is no such set: then the last step is the best.
+    params: of one name, on the host.
+  """
+
+  step: int
+  accuracy: float | None
+  params: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Past:
+  """What a run did before it was interrupted, beside its state.
+
+  Attributes:
+    best: {name: its best so far}.
+    timed_steps: steps that were timed, and in how many seconds.
+    timed_seconds: see there.
+  """
+
+  best: dict[str, Best]
+  timed_steps: int = 0
+  timed_seconds: float = 0.0
+
+
 def fit(
   step_fn: Step,
   state: TrainState,
   frozen: Any,
   batches: Iterator[dict[str, np.ndarray]],
   *,
-  name: str,
+  title: str,
   steps: Steps,
   batch_size: int,
   mesh: Mesh,
   schedules: dict[str, optax.Schedule],
-  validate: Callable[[Any], dict[str, dict[str, Any]]] | None = None,
-  checkpoints: Checkpoints | None = None,
-  meta: Mapping[str, Any] = types.MappingProxyType({}),
-  logdir: Path | None = None,
-) -> tuple[TrainState, float]:
+  past: Past | None = None,
+  validate: Validate | None = None,
+  save: Save | None = None,
+  logdirs: Mapping[str, Path] = types.MappingProxyType({}),
+) -> tuple[TrainState, Past]:
   """Trains from the step of `state` to `steps.total`.
 
   Args:
@@ -63,51 +98,90 @@ def fit(
     state: where to begin; is used up.
     frozen: what the regime reads and does not train.
     batches: the rows of this process, from the example at which `state` stands.
-    name: of the run, for the progress line.
+    title: of the run, for the progress line.
     steps: how long, and how often what.
     batch_size: of all processes together.
     mesh: over which batches are split.
     schedules: learning rate of every name, to be shown.
-    validate: params -> {name: `evaluate.evaluate`}; the mean "top1" over the
-      names decides which state is the best.
-    checkpoints: where states are saved; None saves none.
-    meta: what is saved beside every state, and "examples_seen".
-    logdir: of TensorBoard events; None writes none.
+    past: of the run that is continued.
+    validate: params -> {name: `evaluate.evaluate`}; of every name, the state
+      with the best "top1" is kept.
+    save: (state, past, mean accuracy where it was evaluated) writes both.
+    logdirs: of TensorBoard events; a name without one writes none.
 
   Returns:
-    The last state, and the training pictures per second.
+    The last state; and the best of every name, with the time that steps took.
 
   Raises:
     TrainingError: where a loss or a gradient is not finite. Nothing is saved
       after the step at which that happened.
   """
   first = int(state.step)
-  watch = _Watch(first, name, checkpoints)
-  progress = Progress(name, first, steps.total, batch_size)
-  writer = _writer(logdir)
-  hooks = _profiler(logdir, steps.profile_at)
-  batches = sharding.prefetch(batches, mesh)
-  for step in range(first + 1, steps.total + 1):
-    state, metrics = step_fn(state, frozen, next(batches))
-    watch.add(metrics)
-    progress.advance()
-    for hook in hooks:
-      hook(step)
-    if step == first + 1 or steps.due(step, steps.log):
-      _log(step, watch.check(), schedules, progress, writer)
-    evaluates = steps.due(step, steps.evaluate)
-    if evaluates or steps.due(step, steps.checkpoint):
+  past = past or Past({name: Best(0, None, None) for name in state.params})
+  watch = _Watch(first, title)
+  progress = Progress(title, first, steps.total, batch_size, past.timed_steps,
+                      past.timed_seconds)  # fmt: skip
+  best = dict(past.best)
+
+  def so_far() -> Past:
+    return Past(best, *progress.timed)
+
+  with contextlib.ExitStack() as stack:
+    stack.callback(progress.close)
+    events = stack.enter_context(_Events(logdirs))
+    profile = stack.enter_context(_Profile(logdirs, steps))
+    # Last in, first out: no picture is read after the loop.
+    batches = sharding.prefetch(batches, mesh)
+    for step in range(first + 1, steps.total + 1):
+      profile.before(step)
+      state, metrics = step_fn(state, frozen, next(batches))
+      watch.add(metrics)
+      progress.advance()
+      profile.after(step, state)
+      if step == first + 1 or steps.due(step, steps.log):
+        _log(step, watch.check(), schedules, progress, events)
+      evaluates = steps.due(step, steps.evaluate)
+      if not evaluates and not steps.due(step, steps.checkpoint):
+        continue
       watch.check()  # nothing that is not finite is ever saved
       progress.pause()
-      accuracy = _validate(step, state, validate, writer) if evaluates else None
-      if checkpoints:
-        seen = {"examples_seen": step * batch_size}
-        checkpoints.save(step, state, {**meta, **seen}, accuracy)
+      accuracies = {}
+      if evaluates and validate:
+        accuracies = _validate(step, state, validate, events)
+        best |= _better(best, accuracies, step, state)
+      if step == steps.total:
+        best |= _last(best, step, state)
+      if save:
+        mean = float(np.mean(list(accuracies.values()))) if accuracies else None
+        save(state, so_far(), mean)
       progress.resume()
-  progress.pause()
-  progress.close()
-  writer.close()
-  return state, progress.images_per_second
+    progress.pause()
+  return state, so_far()
+
+
+def _better(
+  best: Mapping[str, Best],
+  accuracies: Mapping[str, float],
+  step: int,
+  state: TrainState,
+) -> dict[str, Best]:
+  """The names that are now better than ever before."""
+  return {
+    name: Best(step, accuracy, jax.device_get(state.params[name]))
+    for name, accuracy in accuracies.items()
+    if best[name].accuracy is None or accuracy > best[name].accuracy
+  }
+
+
+def _last(
+  best: Mapping[str, Best], step: int, state: TrainState
+) -> dict[str, Best]:
+  """Names that were never evaluated are best at the last step."""
+  return {
+    name: Best(step, None, jax.device_get(state.params[name]))
+    for name, found in best.items()
+    if found.accuracy is None
+  }
 
 
 class _Watch:
@@ -117,10 +191,8 @@ class _Watch:
   host wait for the device at every step.
   """
 
-  def __init__(
-    self, step: int, name: str, checkpoints: Checkpoints | None
-  ) -> None:
-    self._step, self._name, self._checkpoints = step, name, checkpoints
+  def __init__(self, step: int, title: str) -> None:
+    self._step, self._title = step, title
     self._kept: list[Any] = []
     self._last: dict[str, dict[str, float]] = {}
 
@@ -139,15 +211,72 @@ class _Watch:
     self._kept = []
     return self._last
 
-  def _message(self, task: str, values: dict[str, float]) -> str:
-    saved = self._checkpoints.latest() if self._checkpoints else None
+  def _message(self, name: str, values: dict[str, float]) -> str:
     shown = ", ".join(f"{key} {value}" for key, value in values.items())
     return (
-      f"training of {self._name!r} stopped at step {self._step}: a value of "
-      f"{task!r} is not finite ({shown}). The last saved step is {saved}, and "
-      "is as it was. Try a lower learning_rate or a longer optim.warmup, and "
-      "look for broken pictures in the data."
+      f"training of {self._title!r} stopped at step {self._step}: a value of "
+      f"{name!r} is not finite ({shown}). What was saved before is as it was. "
+      "Try a lower learning_rate or a longer optim.warmup, and look for broken "
+      "pictures in the data."
     )
+
+
+class _Events:
+  """TensorBoard events, one directory for every name; by one process."""
+
+  def __init__(self, logdirs: Mapping[str, Path]) -> None:
+    mine = logdirs if jax.process_index() == 0 else {}
+    self._writers = {
+      name: metric_writers.SummaryWriter(str(path))
+      for name, path in mine.items()
+    }
+
+  def __enter__(self) -> "_Events":
+    return self
+
+  def __exit__(self, *args: object) -> None:
+    for writer in self._writers.values():
+      writer.close()
+
+  def write(self, name: str, step: int, scalars: dict[str, float]) -> None:
+    """Writes scalars of a name."""
+    if name in self._writers:
+      self._writers[name].write_scalars(step, scalars)
+
+  def flush(self) -> None:
+    """Makes what was written visible."""
+    for writer in self._writers.values():
+      writer.flush()
+
+
+class _Profile:
+  """Profiles five steps for TensorBoard, or as many as are left."""
+
+  def __init__(self, logdirs: Mapping[str, Path], steps: Steps) -> None:
+    self._first = steps.profile_at if logdirs else 0
+    self._last = min(self._first + 4, steps.total)
+    self._logdir = next(iter(logdirs.values()), None)
+    self._runs = False
+
+  def __enter__(self) -> "_Profile":
+    return self
+
+  def __exit__(self, *args: object) -> None:
+    if self._runs:
+      jax.profiler.stop_trace()
+
+  def before(self, step: int) -> None:
+    """Starts where it is time."""
+    if step == self._first:
+      jax.profiler.start_trace(str(self._logdir))
+      self._runs = True
+
+  def after(self, step: int, state: TrainState) -> None:
+    """Stops once the last step has been computed, not only started."""
+    if self._runs and step == self._last:
+      jax.block_until_ready(state)
+      jax.profiler.stop_trace()
+      self._runs = False
 
 
 def _log(
@@ -155,34 +284,24 @@ def _log(
   metrics: dict[str, dict[str, float]],
   schedules: dict[str, optax.Schedule],
   progress: Progress,
-  writer: metric_writers.MetricWriter,
+  events: _Events,
 ) -> None:
   """Shows the metrics of a step, and writes them for TensorBoard."""
-  scalars = {"images_per_second": progress.images_per_second}
+  shown = collections.defaultdict(list)
   for name, values in metrics.items():
-    rate = float(schedules[name](step - 1))
-    scalars |= {f"{name}/train/{key}": v for key, v in values.items()}
-    scalars[f"{name}/learning_rate"] = rate
-    prefix = f"{name}/" if len(metrics) > 1 else ""
-    progress.report(
-      {
-        f"{prefix}loss": values["loss"],
-        f"{prefix}accuracy": values["accuracy"],
-        "lr": rate,
-      }
-    )
-  writer.write_scalars(step, scalars)
+    values = {**values, "learning_rate": float(schedules[name](step - 1))}
+    for key in ("loss", "accuracy", "learning_rate"):
+      shown[key].append(values[key])
+    scalars = {f"train/{key}": value for key, value in values.items()}
+    speed = {"images_per_second": progress.images_per_second}
+    events.write(name, step, scalars | speed)
+  progress.report(shown)
 
 
 def _validate(
-  step: int,
-  state: TrainState,
-  validate: Callable[[Any], dict[str, dict[str, Any]]] | None,
-  writer: metric_writers.MetricWriter,
-) -> float | None:
-  """Evaluates a state; its mean accuracy, or None without a validation set."""
-  if validate is None:
-    return None
+  step: int, state: TrainState, validate: Validate, events: _Events
+) -> dict[str, float]:
+  """Evaluates a state; returns the accuracy of every name."""
   results = validate(state.params)
   for name, result in results.items():
     shown = {key: result[key] for key in ("loss", "top1", "top5")}
@@ -190,29 +309,8 @@ def _validate(
       "%s step %d  validation of %d: loss %.4f  top-1 %.4f  top-5 %.4f",
       name, step, result["examples"], *shown.values(),
     )  # fmt: skip
-    writer.write_scalars(
-      step, {f"{name}/validation/{key}": v for key, v in shown.items()}
+    events.write(
+      name, step, {f"validation/{key}": v for key, v in shown.items()}
     )
-  writer.flush()
-  return float(np.mean([result["top1"] for result in results.values()]))
-
-
-def _writer(logdir: Path | None) -> metric_writers.MetricWriter:
-  """TensorBoard events, by one process."""
-  if logdir is None or jax.process_index() != 0:
-    return metric_writers.MultiWriter([])
-  return metric_writers.SummaryWriter(str(logdir))
-
-
-def _profiler(logdir: Path | None, profile_at: int) -> list[Callable]:
-  """A hook that profiles five steps from `profile_at` on, or nothing."""
-  if logdir is None or not profile_at:
-    return []
-  hook = periodic_actions.Profile(
-    logdir=logdir,
-    num_profile_steps=5,
-    profile_duration_ms=0,
-    first_profile=profile_at,
-    every_secs=None,
-  )
-  return [hook]
+  events.flush()
+  return {name: result["top1"] for name, result in results.items()}

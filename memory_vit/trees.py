@@ -47,6 +47,14 @@ def count(tree: Any) -> int:
   return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))
 
 
+def bytes_of(tree: Any) -> int:
+  """The bytes of a tree of arrays (or of their shapes)."""
+  return sum(
+    int(np.prod(leaf.shape)) * leaf.dtype.itemsize
+    for leaf in jax.tree.leaves(tree)
+  )
+
+
 def array_digest(array: Any) -> str:
   """SHA-256, as hexadecimal, over an array's dtype, shape and bytes."""
   digest = hashlib.sha256()

@@ -122,6 +122,6 @@ def test_two_steps_on_any_tfds(backbone_file, tmp_path):
   assert task["name"] == "cifar100"
 
 
-def test_tfds_wants_a_name():
-  with pytest.raises(ConfigError, match="needs the name of a data set"):
-    load("tfds")
+def test_tfds_wants_a_name(tmp_path):
+  with pytest.raises(ConfigError, match="config.data.name is empty"):
+    run.train_and_evaluate(load("tfds"), tmp_path)

@@ -35,7 +35,7 @@ def step(config, params, grads, **rates):
   schedules = {
     name: optim.make_schedule(config, rate, 10) for name, rate in rates.items()
   }
-  optimizer = optim.make_optimizer(config, schedules)
+  optimizer = optim.make_optimizer(dict.fromkeys(schedules, config), schedules)
   state = optimizer.init(params)
   for _ in range(2):  # the second step shows the momentum
     updates, state = optimizer.update(grads, state, params)

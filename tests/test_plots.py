@@ -122,10 +122,10 @@ def test_a_resumed_run_counts_a_step_once(tmp_path, old_name):
 
 
 def test_curves_show_the_numbers(tmp_path, agg):
-  write(tmp_path, "digits/train/loss", [2.0, 1.0])
-  write(tmp_path, "digits/train/accuracy", [0.25, 0.5])
-  write(tmp_path, "digits/validation/top1", [0.75], first=2)
-  figure = plots.training_curves(tmp_path, "digits")
+  write(tmp_path, "train/loss", [2.0, 1.0])
+  write(tmp_path, "train/accuracy", [0.25, 0.5])
+  write(tmp_path, "validation/top1", [0.75], first=2)
+  figure = plots.training_curves(tmp_path)
   loss, accuracy = figure.axes
   (line,) = loss.lines  # no validation loss was written
   assert line.get_xydata().tolist() == [[1, 2], [2, 1]]
@@ -139,11 +139,34 @@ def test_curves_show_the_numbers(tmp_path, agg):
 def test_without_events(tmp_path):
   for path in (tmp_path, tmp_path / "missing"):
     with pytest.raises(TrainingError, match="no TensorBoard events"):
-      plots.training_curves(path, "digits")
+      plots.training_curves(path)
   assert issubclass(TrainingError, MemoryVitError)
 
 
-def test_events_of_another_task(tmp_path):
-  write(tmp_path, "pets/train/loss", [1.0])
-  with pytest.raises(TrainingError, match=r"'digits', only \['pets'\]"):
-    plots.training_curves(tmp_path, "digits")
+def test_events_of_something_else(tmp_path):
+  write(tmp_path, "train/loss_of_nothing", [1.0])
+  with pytest.raises(TrainingError, match=r"no train/loss, only"):
+    plots.training_curves(tmp_path)
+
+
+def test_a_sweep_is_drawn_by_cells_and_learning_rate(agg):
+  def entry(rate, cells, val, test):
+    return {
+      "learning_rate": rate, "cells": cells,
+      "val_accuracy": val, "test_accuracy": test,
+    }  # fmt: skip
+
+  tasks = [
+    entry(0.1, 5, 0.75, None),
+    entry(0.01, 5, 0.25, None),
+    entry(0.1, 0, 0.5, 0.5),
+    entry(0.1, 0, 0.25, 0.5),  # another seed
+  ]
+  figure = plots.sweep_figure({"tasks": tasks, "sweep": {"task": "digits"}})
+  validation, test = figure.axes
+  lines = {c.get_label(): c.lines[0] for c in validation.containers}
+  assert list(lines) == ["0 cells", "5 cells"]
+  assert lines["0 cells"].get_xydata().tolist() == [[0.1, 0.375]]
+  assert lines["5 cells"].get_xydata().tolist() == [[0.01, 0.25], [0.1, 0.75]]
+  assert len(test.containers) == 1
+  assert pixels(agg(figure)).std() > 0

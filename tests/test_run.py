@@ -131,11 +131,13 @@ def test_resumed_equals_uninterrupted(config, workdir, monkeypatch):
 
 
 def test_a_finished_run_is_not_trained_again(config, workdir, monkeypatch):
-  run.train_and_evaluate(config, workdir)
+  first = run.train_and_evaluate(config, workdir)
   before = arrays(workdir)
   monkeypatch.setattr(step.Step, "__call__", None)
-  run.train_and_evaluate(config, workdir)
+  again = run.train_and_evaluate(config, workdir)
   assert_same_bits(arrays(workdir), before)
+  # Nor has it become faster.
+  assert again == first
 
 
 def test_the_best_state_is_exported(config, workdir, monkeypatch):
@@ -147,11 +149,12 @@ def test_the_best_state_is_exported(config, workdir, monkeypatch):
   def falling(step, state, *args):
     real(step, state, *args)
     states[step] = jax.device_get(state.params["digits-5-9"])
-    return accuracies[step]
+    return {"digits-5-9": accuracies[step]}
 
   monkeypatch.setattr(train, "_validate", falling)
   result = run.train_and_evaluate(config, workdir)
-  assert result["tasks"][0]["steps"] == 3
+  assert result["tasks"][0]["best_step"] == 3
+  assert result["tasks"][0]["steps"] == 6
   assert result["tasks"][0]["val_accuracy"] == 0.9
   assert_same_bits(arrays(workdir), trees.flatten(states[3]))
 
@@ -160,7 +163,7 @@ def test_without_validation_the_last_state_is_exported(config, workdir):
   config = changed(config, "data", validation="", test="")
   result = run.train_and_evaluate(changed(config, "upstream", name=""), workdir)
   (task,) = result["tasks"]
-  assert task["steps"] == 6
+  assert task["steps"] == task["best_step"] == 6
   assert task["val_accuracy"] is task["test_accuracy"] is None
   assert task["test_examples"] == 0
   assert result["backbone"]["accuracy_before"] is None
@@ -180,9 +183,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(config, workdir, monkeypatch):
     return real_step(self, state, frozen, batch)
 
   monkeypatch.setattr(step.Step, "__call__", breaks_in_step_4)
-  with pytest.raises(
-    TrainingError, match=r"step 4: .*The last saved step is 3"
-  ):
+  with pytest.raises(TrainingError, match="at step 4: .*is not finite"):
     run.train_and_evaluate(config, workdir)
   monkeypatch.undo()
   checkpoints = Checkpoints(workdir / "checkpoints")
@@ -193,17 +194,59 @@ def test_a_loss_that_is_not_finite_stops_the_run(config, workdir, monkeypatch):
   assert_same_bits(arrays(workdir), arrays(workdir.parent / "whole"))
 
 
+CENTRAL = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
+
+
+def saved(backbone, directory, name, **options):
+  task = random_task(backbone, name, evaluation=CENTRAL, **options)
+  mv.save_task(task, directory / name)
+  return task
+
+
 def test_extension_reads_an_exported_task(config, workdir, backbone_file):
   backbone = mv.load_backbone(backbone_file)
-  parent = workdir.parent / "parent"
-  mv.save_task(random_task(backbone, "parent"), parent)
-  config = changed(config, "task", attends_to=(str(parent),), name="child")
+  parent = saved(backbone, workdir.parent, "parent")
+  path = str(workdir.parent / "parent")
+  config = changed(config, "task", attends_to=(path,), name="child")
   result = run.train_and_evaluate(config, workdir)
   child = mv.load_task(workdir / "tasks" / "child", backbone)
   assert child.spec.attends_to == ("parent",)
+  assert child.spec.parent_digests == (parent.digest,)
   assert result["backbone"]["outputs_bit_equal"]
+  images = np.zeros((1, 8, 8, 3), np.float32)
   with pytest.raises(TaskError, match="'parent', which is not among"):
-    mv.forward(backbone, [child], np.zeros((1, 8, 8, 3), np.float32))
+    mv.forward(backbone, [child], images)
+  other = random_task(backbone, "parent", seed=9, evaluation=CENTRAL)
+  with pytest.raises(TaskError, match="trained beside another task 'parent'"):
+    mv.forward(backbone, [child, other], images)
+  # The directory may move, what lies in it may not change.
+  mv.save_task(other, path)
+  with pytest.raises(TrainingError, match="another parents"):
+    run.train_and_evaluate(config, workdir)
+
+
+def test_a_parent_of_a_parent_need_not_be_read(config, workdir, backbone_file):
+  backbone = mv.load_backbone(backbone_file)
+  a = saved(backbone, workdir.parent, "a")
+  saved(backbone, workdir.parent, "b", attends_to=[a])
+  a, b = (str(workdir.parent / name) for name in "ab")
+  config = changed(config, "task", attends_to=(b,), name="c")
+  with pytest.raises(TaskError, match="'b' attends to 'a', which is not"):
+    run.train_and_evaluate(config, workdir)
+  run.train_and_evaluate(
+    changed(config, "task", indirect=(a,)), workdir.parent / "second"
+  )
+  child = mv.load_task(workdir.parent / "second" / "tasks" / "c", backbone)
+  assert child.spec.attends_to == ("b",)
+
+
+def test_a_changed_pretraining_is_refused(config, workdir):
+  """Before anything is trained on a backbone that it does not describe."""
+  pretrained = changed(config, "pretrain", variant="Micro/2", total_steps=2)
+  run.train_and_evaluate(pretrained, workdir)
+  longer = changed(pretrained, "pretrain", total_steps=3)
+  with pytest.raises(TrainingError, match="backbone.npz was not made by this"):
+    run.train_and_evaluate(longer, workdir)
 
 
 def test_what_is_refused(config, workdir, backbone_file):
@@ -221,7 +264,7 @@ def test_what_is_refused(config, workdir, backbone_file):
     )
   wider = changed(config, "task", cells=7)
   with pytest.raises(
-    TrainingError, match=r"another configuration(.|\n)*task/cells: 5, now 7"
+    TrainingError, match=r"another config(.|\n)*config.task.cells: 5, now 7"
   ):
     run.train_and_evaluate(wider, workdir)
 
@@ -239,14 +282,12 @@ def test_names_of_tasks(config):
 
 def test_checkpoints_keep_the_newest_two_and_the_best(tmp_path):
   checkpoints = Checkpoints(tmp_path / "c")
-  assert checkpoints.latest() is checkpoints.best() is None
+  assert checkpoints.latest() is None
   state = {"a": np.arange(3.0), "empty": np.zeros((2, 0))}
   for i, accuracy in enumerate([0.1, 0.5, 0.3, None, 0.2, None], start=1):
     checkpoints.save(i, {**state, "a": state["a"] * i}, {"i": i}, accuracy)
   assert checkpoints._manager.all_steps() == [2, 5, 6]
-  assert (checkpoints.latest(), checkpoints.best()) == (6, 2)
-  assert checkpoints.metric(2) == 0.5
-  assert checkpoints.metric(6) is None
+  assert checkpoints.latest() == 6
   assert checkpoints.meta(5) == {"i": 5}
   restored = checkpoints.restore(2, state)
   assert np.array_equal(restored["a"], [0, 2, 4])
@@ -254,10 +295,6 @@ def test_checkpoints_keep_the_newest_two_and_the_best(tmp_path):
   with pytest.raises(TrainingError, match="step 6 was not saved"):
     checkpoints.save(6, state, {})
   checkpoints.close()
-  only = Checkpoints(tmp_path / "d")
-  only.save(1, state, {})
-  assert only.best() is None
-  only.close()
 
 
 COMMAND = (

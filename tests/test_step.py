@@ -20,7 +20,7 @@ def setting(backbone, mesh, tasks, parents=(), **options):
     name: optim.make_schedule(config, 0.05 * (i + 1), 10)
     for i, name in enumerate(params)
   }
-  optimizer = optim.make_optimizer(config, rates)
+  optimizer = optim.make_optimizer(dict.fromkeys(rates, config), rates)
   specs = tuple(task.spec for task in (*parents, *tasks))
   regime = regimes.memory_masked(backbone.config, specs)
   frozen = {
@@ -91,7 +91,9 @@ def test_gradient_is_that_of_the_definition(backbone, images):
   """Against a loss written out here, with smoothed labels."""
   task = random_task(backbone, "a")
   mesh = one_device()
-  step_fn, state, frozen = setting(backbone, mesh, [task], label_smoothing=0.2)
+  step_fn, state, frozen = setting(
+    backbone, mesh, [task], label_smoothing={"a": 0.2}
+  )
   rows = batch(images, mesh)
   found, metrics = step_fn.gradient(state.params, frozen, rows)
 
@@ -146,7 +148,7 @@ def test_full_regime_trains_everything(images):
   mesh = one_device()
   config = OptimConfig(name="adamw", warmup=0.0)
   rates = {"backbone": optim.make_schedule(config, 1e-3, 10)}
-  optimizer = optim.make_optimizer(config, rates)
+  optimizer = optim.make_optimizer(dict.fromkeys(rates, config), rates)
   step_fn = step.Step(regimes.full(backbone.config), optimizer, mesh)
   state = step.create_state({"backbone": backbone.params}, optimizer, mesh)
   state, _ = step_fn(state, None, batch(images, mesh))

@@ -19,6 +19,8 @@ def evaluate(
   predict: Predict,
   batches: Iterable[dict[str, np.ndarray]],
   mesh: Mesh,
+  *,
+  digest: bool = False,
 ) -> dict[str, dict[str, Any]]:
   """Evaluates all outputs of a model on one data set.
 
@@ -26,11 +28,12 @@ def evaluate(
     predict: images (b, s, s, 3) -> {name: logits (b, c)}.
     batches: {"image", "label", "mask"}, the rows of this process.
     mesh: over which batches are split.
+    digest: whether the outputs are brought to the host and hashed.
 
   Returns:
-    For every name `metrics.summarise`, and "digest", a SHA-256 over the bytes
-    of all its outputs: two models have the same digest where their outputs are
-    equal to the bit.
+    For every name `metrics.summarise`; and where it is asked for "digest", a
+    SHA-256 over the bytes of all its outputs: two models have the same digest
+    where their outputs are equal to the bit.
   """
   totals: dict[str, dict] = {}
   digests: dict[str, Any] = {}
@@ -39,12 +42,14 @@ def evaluate(
     for name, logits in predict(batch["image"]).items():
       sums = _batch_sums(replicated)(logits, batch["label"], batch["mask"])
       totals[name] = metrics.add(totals.get(name), sums)
-      rows = multihost_utils.process_allgather(logits, tiled=True)
-      digests.setdefault(name, hashlib.sha256()).update(np.asarray(rows).data)
-  return {
-    name: {**metrics.summarise(total), "digest": digests[name].hexdigest()}
-    for name, total in totals.items()
-  }
+      if digest:
+        rows = multihost_utils.process_allgather(logits, tiled=True)
+        hashed = digests.setdefault(name, hashlib.sha256())
+        hashed.update(np.asarray(rows).data)
+  results = {name: metrics.summarise(total) for name, total in totals.items()}
+  for name, hashed in digests.items():
+    results[name]["digest"] = hashed.hexdigest()
+  return results
 
 
 @functools.cache
