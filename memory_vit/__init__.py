@@ -6,6 +6,14 @@ Learnable Memory. CVPR 2022.
 
 from memory_vit.adapters import init_task, load_task, save_task
 from memory_vit.backbone import Backbone, random_backbone
+from memory_vit.compose import (
+  concatenate,
+  load_tasks,
+  remove,
+  rename,
+  save_tasks,
+  select,
+)
 from memory_vit.errors import MemoryVitError
 from memory_vit.model import MemoryViT
 from memory_vit.pretrained import load_backbone, save_backbone
@@ -23,15 +31,21 @@ __all__ = [
   "Task",
   "TaskSpec",
   "ViTConfig",
+  "concatenate",
   "encode",
   "fill_slots",
   "forward",
   "init_task",
   "load_backbone",
   "load_task",
+  "load_tasks",
   "random_backbone",
   "read",
+  "remove",
+  "rename",
   "save_backbone",
   "save_task",
+  "save_tasks",
+  "select",
   "vit_config",
 ]

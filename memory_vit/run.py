@@ -299,15 +299,19 @@ def _export(
   Returns:
     What was written, read back as everybody else will read it.
   """
-  wanted = {name: tasks[0]}
+  wanted = [(name, tasks[0])]
   if config.sweep.is_on and config.sweep.export == "all":
-    wanted |= {task.spec.name: task for task in tasks}
+    wanted += [(task.spec.name, task) for task in tasks]
   exported = []
-  for name, task in wanted.items():
-    path = workdir / "tasks" / name
-    task.provenance["metrics"]["exported"] = f"tasks/{name}"
+  for name, task in wanted:
+    metrics = task.provenance["metrics"]
+    # In the result, of the best: the name without a number.
+    metrics["exported"] = metrics["exported"] or f"tasks/{name}"
+    made = {"config": task.provenance["config"],
+            "metrics": {**metrics, "name": name, "exported": f"tasks/{name}"}}  # fmt: skip
     spec = dataclasses.replace(task.spec, name=name)
-    adapters.save_task(dataclasses.replace(task, spec=spec), path)
+    path = workdir / "tasks" / name
+    adapters.save_task(Task(spec, task.params, made), path)
     exported.append(adapters.load_task(path, backbone))
   return exported
 

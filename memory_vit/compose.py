@@ -1,0 +1,152 @@
+"""Sets of tasks: put together, taken apart, stored.
+
+A set is a tuple of `Task`. Tasks that were trained apart are concatenated, those
+that attend to others bring model extension, and both mix freely: who reads whom
+is in the tasks. Nothing here changes an array.
+"""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from memory_vit import adapters
+from memory_vit.backbone import Backbone
+from memory_vit.errors import TaskError
+from memory_vit.tasks import Task, require_fit
+
+Tasks = tuple[Task, ...]
+
+
+def concatenate(*parts: Task | Sequence[Task]) -> Tasks:
+  """Puts tasks and sets of tasks together.
+
+  Args:
+    *parts: tasks, or sequences of tasks.
+
+  Returns:
+    All tasks, in the order given.
+
+  Raises:
+    TaskError: where they cannot share a pass: for equal names, a task that
+      attends to one that is not there or is another, a circle, another
+      backbone, image size or evaluation preprocessing.
+  """
+  tasks = tuple(
+    task
+    for part in parts
+    for task in ((part,) if isinstance(part, Task) else part)
+  )
+  require_fit(tasks)
+  return tasks
+
+
+def select(tasks: Sequence[Task], names: Sequence[str]) -> Tasks:
+  """The tasks of these names, in the order of the names.
+
+  Raises:
+    TaskError: for a name that is not there, or where one of them attends to a
+      task that is not among them.
+  """
+  by_name = {task.spec.name: task for task in tasks}
+  for name in names:
+    _require_name(name, by_name)
+  return concatenate([by_name[name] for name in names])
+
+
+def remove(tasks: Sequence[Task], *names: str) -> Tasks:
+  """All tasks but these.
+
+  Raises:
+    TaskError: for a name that is not there, or one that a task that stays
+      attends to.
+  """
+  for name in names:
+    _require_name(name, [task.spec.name for task in tasks])
+  left = [task for task in tasks if task.spec.name not in names]
+  for name in names:
+    readers = [t.spec.name for t in left if name in t.spec.attends_to]
+    if readers:
+      raise TaskError(
+        f"task {name!r} cannot be removed: {readers} attend to it. Remove them "
+        "as well."
+      )
+  return tuple(left)
+
+
+def rename(tasks: Sequence[Task], old: str, new: str) -> Tasks:
+  """Gives a task another name, also where others attend to it.
+
+  Raises:
+    TaskError: for a name that is not there, is taken, or is no name.
+  """
+  _require_name(old, [task.spec.name for task in tasks])
+
+  def renamed(task: Task) -> Task:
+    spec = dataclasses.replace(
+      task.spec,
+      name=new if task.spec.name == old else task.spec.name,
+      attends_to=tuple(
+        new if parent == old else parent for parent in task.spec.attends_to
+      ),
+    )
+    return dataclasses.replace(task, spec=spec)
+
+  return concatenate([renamed(task) for task in tasks])
+
+
+def save_tasks(tasks: Sequence[Task], path: str | os.PathLike) -> None:
+  """Writes each task to `path`/NAME; others that lie there stay.
+
+  Raises:
+    TaskError: where tasks do not fit together, or something else has a name.
+  """
+  tasks = concatenate(tasks)
+  for task in tasks:
+    adapters.save_task(task, Path(path) / task.spec.name)
+
+
+def load_tasks(
+  paths: str | os.PathLike | Sequence[str | os.PathLike], backbone: Backbone
+) -> Tasks:
+  """Reads tasks that share a pass.
+
+  Args:
+    paths: directories of tasks, and directories that hold some, such as
+      WORKDIR/tasks.
+    backbone: on which they will run.
+
+  Raises:
+    TaskError: where one cannot be read, or they do not fit together.
+  """
+  if isinstance(paths, str | os.PathLike):
+    paths = [paths]
+  directories = [found for path in paths for found in task_directories(path)]
+  return concatenate(
+    [adapters.load_task(found, backbone) for found in directories]
+  )
+
+
+def task_directories(path: str | os.PathLike) -> list[Path]:
+  """The path itself where it is a task, or the tasks in it, by name.
+
+  Raises:
+    TaskError: where there is none.
+  """
+  path = Path(path)
+  if (path / "task.json").is_file():
+    return [path]
+  found = sorted(file.parent for file in path.glob("*/task.json"))
+  # A task that is being written has a directory with a dot.
+  found = [directory for directory in found if directory.name[0] != "."]
+  if not found:
+    raise TaskError(
+      f"{path} is neither a task nor a directory of tasks: there is no "
+      "task.json in it, nor one level below."
+    )
+  return found
+
+
+def _require_name(name: str, names: Sequence[str]) -> None:
+  if name not in names:
+    raise TaskError(f"there is no task {name!r} among {list(names)}.")

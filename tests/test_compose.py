@@ -1,0 +1,131 @@
+"""Sets of tasks: what is put together still computes what it did alone."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from conftest import random_task, tiny_backbone
+
+import memory_vit as mv
+from memory_vit import compose
+from memory_vit.errors import TaskError
+
+
+@pytest.fixture
+def family(backbone):
+  """a; b reads a; c reads b and a; d reads none."""
+  a = random_task(backbone, "a", seed=1)
+  b = random_task(backbone, "b", seed=2, cells=1, attends_to=[a])
+  c = random_task(backbone, "c", seed=3, cells=3, attends_to=[b, a])
+  d = random_task(backbone, "d", seed=4, cells=0)
+  return mv.concatenate([a, b], c, d)
+
+
+def names(tasks):
+  return [task.spec.name for task in tasks]
+
+
+def assert_same(found, expected):
+  for name, value in found.items():
+    np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_kept_computes_what_it_did(family, backbone, images):
+  every = mv.forward(backbone, family, images)
+  assert list(every) == ["backbone", "a", "b", "c", "d"]
+  fewer = compose.remove(family, "c", "d")
+  assert names(fewer) == ["a", "b"]
+  assert_same(mv.forward(backbone, fewer, images), every)
+  chosen = compose.select(family, ["d", "b", "a"])
+  assert names(chosen) == ["d", "b", "a"]
+  assert_same(mv.forward(backbone, chosen, images), every)
+
+
+def test_renamed_tasks_are_still_read(family, backbone, images):
+  every = mv.forward(backbone, family, images)
+  renamed = compose.rename(family, "a", "first")
+  assert names(renamed) == ["first", "b", "c", "d"]
+  assert renamed[2].spec.attends_to == ("b", "first")
+  out = mv.forward(backbone, renamed, images)
+  assert_same({"a": out.pop("first"), **out}, every)
+
+
+def test_a_task_that_others_read_stays(family):
+  with pytest.raises(TaskError, match=r"'a' cannot be removed: \['b', 'c'\]"):
+    compose.remove(family, "a")
+  with pytest.raises(TaskError, match=r"'a' cannot be removed: \['c'\]"):
+    compose.remove(family, "a", "b")
+  assert names(compose.remove(family, "a", "b", "c")) == ["d"]
+  with pytest.raises(TaskError, match="'b' attends to 'a', which is not"):
+    compose.select(family, ["b"])
+
+
+def test_what_cannot_be_put_together(family, backbone):
+  a = family[0]
+  with pytest.raises(TaskError, match="twice"):
+    mv.concatenate(family, a)
+  with pytest.raises(TaskError, match="no task 'z' among"):
+    compose.remove(family, "z")
+  with pytest.raises(TaskError, match="no task 'z' among"):
+    compose.select(family, ["z"])
+  with pytest.raises(TaskError, match="twice"):
+    compose.rename(family, "a", "d")
+  with pytest.raises(TaskError, match="task name '../a'"):
+    compose.rename(family, "a", "../a")
+  elsewhere = random_task(tiny_backbone(seed=1), "z")
+  with pytest.raises(TaskError, match="That of 'a' has fingerprint"):
+    mv.concatenate(a, elsewhere)
+  larger = tiny_backbone(image_size=12)
+  larger = dataclasses.replace(larger, fingerprint=backbone.fingerprint)
+  with pytest.raises(TaskError, match="image_size 8, the task has 12"):
+    mv.concatenate(a, random_task(larger, "z"))
+  x = random_task(backbone, "x", attends_to=["y"])
+  y = random_task(backbone, "y", attends_to=["x"])
+  with pytest.raises(TaskError, match="circle"):
+    mv.concatenate(x, y)
+
+
+def test_a_set_on_disk_is_its_tasks(family, backbone, images, tmp_path):
+  compose.save_tasks(family, tmp_path / "set")
+  assert sorted(p.name for p in (tmp_path / "set").iterdir()) == list("abcd")
+  loaded = compose.load_tasks(tmp_path / "set", backbone)
+  assert names(loaded) == ["a", "b", "c", "d"]
+  expected = mv.forward(backbone, family, images)
+  found = mv.forward(backbone, loaded, images)
+  for name, value in expected.items():
+    assert np.array_equal(found[name], value)
+  # Directories of tasks and of sets mix, and each is one task alone.
+  (tmp_path / "set" / "d").rename(tmp_path / "alone")
+  mixed = compose.load_tasks([tmp_path / "alone", tmp_path / "set"], backbone)
+  assert names(mixed) == ["d", "a", "b", "c"]
+  assert (
+    mv.load_task(tmp_path / "set" / "a", backbone).digest == mixed[1].digest
+  )
+  with pytest.raises(TaskError, match="neither a task nor a directory"):
+    compose.load_tasks(tmp_path / "empty", backbone)
+
+
+def test_a_retrained_parent_on_disk_is_noticed(family, backbone, tmp_path):
+  compose.save_tasks(family, tmp_path)
+  mv.save_task(random_task(backbone, "a", seed=8), tmp_path / "a")
+  with pytest.raises(TaskError, match="'b' was trained beside another task"):
+    compose.load_tasks(tmp_path, backbone)
+  manifest = json.loads((tmp_path / "b" / "task.json").read_text())
+  assert manifest["spec"]["parent_digests"] == [family[0].digest]
+
+
+def test_a_digest_is_of_what_is_computed(family, backbone):
+  a, b, *_ = family
+  renamed = compose.rename(family, "a", "z")[0]
+  assert renamed.digest == a.digest
+  spec = dataclasses.replace(a.spec, memory_norm=False)
+  others = {
+    mv.Task(spec, a.params).digest,
+    mv.Task(a.spec, {**a.params, "cls": -a.params["cls"]}).digest,
+    b.digest,
+    mv.Task(
+      dataclasses.replace(b.spec, attends_to=(), parent_digests=()), b.params
+    ).digest,
+  }
+  assert len(others | {a.digest}) == 5

@@ -1,0 +1,231 @@
+"""A sweep is its variants, each as if it had been alone."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from conftest import tiny_backbone
+
+import memory_vit as mv
+from configs import quickstart
+from memory_vit import config as config_lib
+from memory_vit import data, learn, plots, run, sharding, sweep, trees
+from memory_vit.errors import ConfigError, TrainingError
+
+
+def config_of(**sweep_values):
+  """The quickstart on a backbone that is there, in 4 steps."""
+  values = quickstart.get_config()
+  values.pretrain.variant = ""
+  values.batch_size, values.batch_size_eval = 16, 64
+  values.total_steps, values.eval_every, values.checkpoint_every = 4, 2, 2
+  values.log_every = 2
+  for key, value in sweep_values.items():
+    values.sweep[key] = value
+  return config_lib.from_dict(values.to_dict())
+
+
+def labels(variants):
+  return [variant.label for variant in variants]
+
+
+def test_a_product_of_lists():
+  config = config_of(learning_rate=(0.3, 0.1), cells=(1, 5), seed=(0, 1))
+  variants = sweep.variants_of(config, "d")
+  assert len(variants) == 8
+  assert variants[0].name == "d-00"
+  assert variants[7].name == "d-07"
+  assert variants[1].label == "learning_rate=0.3,cells=1,seed=1"
+  alone = variants[6].config
+  assert (alone.learning_rate, alone.task.cells, alone.seed) == (0.1, 5, 0)
+  assert not alone.sweep.is_on
+  # The batches are those of the sweep also for seed 1.
+  assert config_lib.data_seed(variants[1].config) == config.seed == 0
+
+
+def test_a_list_of_overrides():
+  config = config_of(
+    overrides=({"optim.momentum": 0.5}, {"task.memory_norm": False}, {}),
+    learning_rate=(0.3,),
+  )
+  variants = sweep.variants_of(config, "d")
+  assert labels(variants) == [
+    "momentum=0.5,learning_rate=0.3",
+    "memory_norm=False,learning_rate=0.3",
+    "learning_rate=0.3",
+  ]
+  assert variants[0].config.optim.momentum == 0.5
+  assert variants[1].config.task.memory_norm is False
+  assert variants[2].config.optim.momentum == 0.9
+
+
+def test_without_a_sweep_there_is_one_variant():
+  config = config_of()
+  (variant,) = sweep.variants_of(config, "d")
+  assert (variant.name, variant.label, variant.config) == ("d", "", config)
+
+
+@pytest.mark.parametrize(
+  ("values", "message"),
+  [
+    ({"overrides": ({"batch_size": 8},)}, "'batch_size' cannot vary"),
+    ({"overrides": ({"optim.momentm": 1},)}, "'optim.momentm' cannot vary"),
+    ({"overrides": ({"seed": 1},), "seed": (2,)}, "'seed' is varied by a list"),
+    ({"overrides": ({"seed": "1"},)}, "config.seed is '1', expected"),
+    ({"learning_rate": (0.1, 0.1)}, "the same: .*learning_rate=0.1"),
+    ({"learning_rate": (0.1, -1.0)}, "learning_rate is -1.0, expected"),
+    ({"cells": (1, -1)}, "task.cells is -1"),
+  ],
+)
+def test_sweeps_that_cannot_be(values, message):
+  with pytest.raises(ConfigError, match=message):
+    sweep.variants_of(config_of(**values), "d")
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 4, 5, 7, 100])
+def test_passes_hold_every_variant_once(at_once):
+  config = config_of(cells=(20, 1, 5, 10, 2, 0, 3))
+  variants = sweep.variants_of(config, "d")
+  passes = sweep.passes_of(variants, at_once)
+  sizes = [len(p) for p in passes]
+  assert max(sizes) <= at_once
+  assert len(passes) == -(-7 // at_once)
+  flat = [variant for p in passes for variant in p]
+  assert sorted(v.name for v in flat) == [v.name for v in variants]
+  cells = [v.config.task.cells for v in flat]
+  assert cells == sorted(cells)
+
+
+def test_what_fits_into_memory():
+  assert sweep.at_once(10, 3, 10) == 1
+  assert sweep.at_once(10, 3, 12) == 1
+  assert sweep.at_once(10, 3, 19) == 4
+  with pytest.raises(ConfigError, match="expected a smaller config.batch_size"):
+    sweep.at_once(11, 3, 10)
+  assert sweep.free_bytes(0.5) == 2**29
+  assert sweep.free_bytes(0) > 0
+
+
+def learner(config):
+  backbone = tiny_backbone(num_classes=5)
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  return learn.Learner(
+    config=config,
+    mesh=mesh,
+    backbone=backbone,
+    parents=(),
+    train=data.open_source("digits:5-9", config.data.train),
+    validation=data.open_source("digits:5-9", config.data.validation),
+  )
+
+
+def test_a_sweep_equals_its_variants_alone(tmp_path):
+  """Other rates, cells, seeds, clips: what they learn and when it was best."""
+  config = config_of(
+    overrides=(
+      {"learning_rate": 0.3, "task.cells": 3},
+      {"learning_rate": 0.1, "task.cells": 0, "optim.name": "adamw"},
+      {"seed": 4, "optim.grad_clip": 0.1, "optim.label_smoothing": 0.1},
+    )
+  )
+  variants = sweep.variants_of(config, "d")
+  together = learner(config).learn(variants, tmp_path / "all", {})
+  for variant in variants:
+    alone = learner(variant.config).learn(
+      sweep.variants_of(variant.config, variant.name),
+      tmp_path / variant.name,
+      {},
+    )
+    found, expected = together.best[variant.name], alone.best[variant.name]
+    assert (found.step, found.accuracy) == (expected.step, expected.accuracy)
+    assert found.params["memory"].shape[1] == variant.config.task.cells
+    start = learner(config).new_task(variant).params
+    for name, value in trees.flatten(expected.params).items():
+      close = trees.flatten(found.params)[name]
+      np.testing.assert_allclose(close, value, rtol=1e-5, atol=1e-6)
+      moved = np.abs(value - trees.flatten(start)[name]).max(initial=0)
+      assert value.size == 0 or moved > 1e-5, name
+
+
+@pytest.fixture
+def swept(tmp_path):
+  """A configuration of four variants whose backbone is a file."""
+  mv.save_backbone(tiny_backbone(num_classes=5), tmp_path / "tiny.npz")
+  config = config_of(learning_rate=(0.3, 0.01), cells=(0, 3), export="all")
+  return dataclasses.replace(config, backbone=str(tmp_path / "tiny.npz"))
+
+
+def test_a_sweep_from_nothing_to_the_result(swept, tmp_path, monkeypatch):
+  result = run.train_and_evaluate(swept, tmp_path / "one")
+  assert result["sweep"]["variants"] == 4
+  assert result["sweep"]["passes"] == 1
+  entries = result["tasks"]
+  accuracies = [entry["val_accuracy"] for entry in entries]
+  assert accuracies == sorted(accuracies, reverse=True)
+  assert entries[0]["exported"] == "tasks/digits-5-9"
+  assert {(e["learning_rate"], e["cells"]) for e in entries} == {
+    (0.3, 0), (0.3, 3), (0.01, 0), (0.01, 3),
+  }  # fmt: skip
+  assert result["backbone"]["outputs_bit_equal"] is True
+  assert (tmp_path / "one" / "sweep.png").stat().st_size > 1000
+  backbone = mv.load_backbone(swept.backbone)
+  tasks = mv.load_tasks(tmp_path / "one" / "tasks", backbone)
+  names = {task.spec.name for task in tasks}
+  assert names == {"digits-5-9", *(f"digits-5-9-0{i}" for i in range(4))}
+  best = next(t for t in tasks if t.spec.name == "digits-5-9")
+  assert (
+    best.provenance["config"]["learning_rate"] == (entries[0]["learning_rate"])
+  )
+  assert best.provenance["metrics"]["name"] == "digits-5-9"
+  for entry in entries:
+    label = f"learning_rate={entry['learning_rate']},cells={entry['cells']}"
+    scalars = plots.read_scalars(tmp_path / "one" / "sweep" / label)
+    _, top1 = scalars["validation/top1"]
+    assert max(top1) == pytest.approx(entry["val_accuracy"])
+
+  # With less memory in two passes; interrupted in the second; the same.
+  needed = {}
+  real = learn.Learner.pass_bytes
+
+  def noted(self, variants):
+    needed[len(variants)] = real(self, variants)
+    return needed[len(variants)]
+
+  monkeypatch.setattr(learn.Learner, "pass_bytes", noted)
+  both = json.loads((tmp_path / "one" / "passes.json").read_text())
+  assert len(both) == 1
+  run._passes(run._learner(swept, sharding.make_mesh(), backbone),
+              sweep.variants_of(swept, "digits-5-9"))  # fmt: skip
+  assert 0 < needed[1] < needed[2]
+  less = dataclasses.replace(
+    swept,
+    sweep=dataclasses.replace(swept.sweep, memory_gib=needed[2] / 2**30),
+  )
+  real_learn = learn.Learner.learn
+  calls = []
+
+  def fails_once(self, variants, directory, logdirs):
+    calls.append(directory.name)
+    if len(calls) == 2:
+      raise KeyboardInterrupt
+    return real_learn(self, variants, directory, logdirs)
+
+  monkeypatch.setattr(learn.Learner, "learn", fails_once)
+  with pytest.raises(KeyboardInterrupt):
+    run.train_and_evaluate(less, tmp_path / "two")
+  again = run.train_and_evaluate(less, tmp_path / "two")
+  assert calls == ["pass-00", "pass-01", "pass-00", "pass-01"]
+  assert again["sweep"]["passes"] == 2
+  by_name = {entry["name"]: entry for entry in again["tasks"]}
+  for entry in entries:
+    found = by_name[entry["name"]]
+    assert found["test_accuracy"] == entry["test_accuracy"]
+    assert found["val_accuracy"] == entry["val_accuracy"]
+
+  wider = dataclasses.replace(
+    less, sweep=dataclasses.replace(less.sweep, seed=(0, 1))
+  )
+  with pytest.raises(TrainingError, match="passes.json plans the variants"):
+    run.train_and_evaluate(wider, tmp_path / "two")
