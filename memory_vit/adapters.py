@@ -138,10 +138,7 @@ def load_task(path: str | os.PathLike, backbone: Backbone) -> Task:
       is not known, or another backbone.
   """
   path = Path(path).absolute()
-  manifest = read_manifest(path)
-  spec = records.build(
-    TaskSpec, manifest["spec"], f"{path / 'task.json'}: spec", TaskError
-  )
+  manifest, spec = read_manifest(path), read_spec(path)
   require_backbone(spec, backbone.id)
   shapes = jax.eval_shape(
     TaskParams(backbone.config, spec).init, jax.random.key(0)
@@ -191,6 +188,18 @@ def read_manifest(path: str | os.PathLike) -> dict[str, Any]:
     )
   records.require_keys(manifest, _KEYS, str(file), TaskError)
   return manifest
+
+
+def read_spec(path: str | os.PathLike) -> TaskSpec:
+  """What a saved task is, without its arrays and without its backbone.
+
+  Raises:
+    TaskError: for a directory that is not a task, or a format that is not
+      known.
+  """
+  spec = read_manifest(path)["spec"]
+  where = f"{Path(path) / 'task.json'}: spec"
+  return records.build(TaskSpec, spec, where, TaskError)
 
 
 def _manifest(task: Task, flat: Mapping[str, np.ndarray]) -> dict[str, Any]:

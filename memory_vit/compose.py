@@ -1,8 +1,8 @@
 """Sets of tasks: put together, taken apart, stored.
 
-A set is a tuple of `Task`. Tasks that were trained apart are concatenated, those
-that attend to others bring model extension, and both mix freely: who reads whom
-is in the tasks. Nothing here changes an array.
+A set is a tuple of `Task`. Tasks that were trained apart are concatenated,
+those that attend to others bring model extension, and both mix freely: who
+reads whom is in the tasks. Nothing here changes an array.
 """
 
 import dataclasses
@@ -52,6 +52,17 @@ def select(tasks: Sequence[Task], names: Sequence[str]) -> Tasks:
   for name in names:
     _require_name(name, by_name)
   return concatenate([by_name[name] for name in names])
+
+
+def with_parents(tasks: Sequence[Task], name: str) -> Tasks:
+  """A task with all that it attends to, and that those attend to."""
+  by_name = {task.spec.name: task for task in tasks}
+  wanted = [name]
+  for found in wanted:  # it grows while it is read
+    _require_name(found, list(by_name))
+    parents = by_name[found].spec.attends_to
+    wanted += [parent for parent in parents if parent not in wanted]
+  return select(tasks, wanted)
 
 
 def remove(tasks: Sequence[Task], *names: str) -> Tasks:

@@ -307,8 +307,10 @@ def _export(
     metrics = task.provenance["metrics"]
     # In the result, of the best: the name without a number.
     metrics["exported"] = metrics["exported"] or f"tasks/{name}"
-    made = {"config": task.provenance["config"],
-            "metrics": {**metrics, "name": name, "exported": f"tasks/{name}"}}  # fmt: skip
+    made = {
+      "config": task.provenance["config"],
+      "metrics": {**metrics, "name": name, "exported": f"tasks/{name}"},
+    }
     spec = dataclasses.replace(task.spec, name=name)
     path = workdir / "tasks" / name
     adapters.save_task(Task(spec, task.params, made), path)

@@ -7,6 +7,7 @@ import pytest
 
 from configs import base
 from memory_vit import config as config_lib
+from memory_vit import regimes
 from memory_vit.errors import ConfigError
 
 
@@ -24,11 +25,18 @@ def test_base_is_the_defaults():
 
 
 def test_round_trip_through_json():
-  config = changed(task__attends_to=("x", "y"), learning_rate=1)
+  config = changed(
+    task__attends_to=("x", "y"),
+    learning_rate=1,
+    sweep__learning_rate=(1, 0.1),
+    sweep__overrides=({"optim.momentum": 0.5},),
+  )
   values = json.loads(json.dumps(config_lib.to_dict(config)))
   assert config_lib.from_dict(values) == config
   assert config.task.attends_to == ("x", "y")
   assert config.learning_rate == 1.0
+  assert config.sweep.learning_rate == (1.0, 0.1)
+  assert config.sweep.is_on
 
 
 @pytest.mark.parametrize(
@@ -44,6 +52,20 @@ def test_round_trip_through_json():
     ({"task__cells": -1}, "config.task.cells"),
     ({"data__train_crop": "inceptoin"}, "config.data.train_crop"),
     ({"pretrain__variant": "Micro/2"}, "config.pretrain.total_steps"),
+    ({"pretrain__learning_rate": -1.0}, "pretrain.learning_rate is -1.0"),
+    ({"pretrain__batch_size": 0}, "config.pretrain.batch_size is 0"),
+    ({"optim__momentum": -0.1}, "config.optim.momentum is -0.1, expected"),
+    ({"optim__grad_clip": float("nan")}, "config.optim.grad_clip is nan"),
+    ({"optim__weight_decay": 0.1}, "which 'sgd' does not use"),
+    ({"optim__label_smoothing": 1.0}, "from 0 to less than 1"),
+    ({"data__resize": -1}, "config.data.resize is -1"),
+    ({"data__seed": -2}, "config.data.seed is below -1"),
+    ({"data__cache_gib": -1.0}, "config.data.cache_gib"),
+    ({"profile_at": 20_001}, "beyond config.total_steps 20000"),
+    ({"upstream__eval_crop": "middle"}, "config.upstream.eval_crop"),
+    ({"sweep__export": "some"}, "config.sweep.export is 'some', expected"),
+    ({"sweep__cells": ("1",)}, r"config.sweep.cells\[0\] is '1', expected"),
+    ({"sweep__overrides": (3,)}, r"config.sweep.overrides\[0\] is 3, expected"),
   ],
 )
 def test_values_that_cannot_be(changes, message):
@@ -69,3 +91,12 @@ def test_a_misspelt_override_fails():
   with pytest.raises(AttributeError):
     base.get_config().learning_rat = 0.1
   assert isinstance(base.get_config(), ml_collections.ConfigDict)
+
+
+def test_regimes_are_those_there_are():
+  assert set(config_lib.REGIMES) == set(regimes.REGIMES)
+
+
+def test_a_seed_of_the_pictures_alone():
+  assert config_lib.data_seed(changed(seed=3)) == 3
+  assert config_lib.data_seed(changed(seed=3, data__seed=0)) == 0

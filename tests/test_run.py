@@ -249,6 +249,16 @@ def test_a_changed_pretraining_is_refused(config, workdir):
     run.train_and_evaluate(longer, workdir)
 
 
+def test_a_profile_ends_with_the_run(config, workdir):
+  """Asked for at step 4 of 6, where five steps are not left."""
+  config = dataclasses.replace(config, profile_at=4)
+  run.train_and_evaluate(config, workdir)
+  (profile,) = workdir.rglob("*.xplane.pb")
+  assert profile.stat().st_size > 0
+  jax.profiler.start_trace(str(workdir))  # none is running any more
+  jax.profiler.stop_trace()
+
+
 def test_what_is_refused(config, workdir, backbone_file):
   with pytest.raises(ConfigError, match="batch_size is 12, .* 8 devices"):
     run.train_and_evaluate(dataclasses.replace(config, batch_size=12), workdir)

@@ -1,0 +1,182 @@
+"""The same model in the usual way: one long sequence under one dense mask.
+
+Patches and task tokens are in one sequence, the memory of all tasks joins it as
+further keys and values in every layer, and Table 1 of the paper is the mask.
+The outputs are those of `mv.forward`. But the mask is known to the softmax
+alone: every token is scored against every key, and a gradient for the tasks
+passes through the tokens of the backbone, which it does not depend on.
+
+This is what the benchmark compares with, so it is written to be fast: keys and
+values of memory are computed once for a batch, products of heads run with the
+heads in front, and frozen weights get no gradient.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import memory_vit as mv
+from memory_vit import regimes
+
+
+def forward(
+  backbone: Any,
+  tasks: dict[str, Any],
+  images: jax.Array,
+  *,
+  config: mv.ViTConfig,
+  specs: tuple[mv.TaskSpec, ...],
+) -> dict[str, jax.Array]:
+  """Original model and all tasks, as `mv.forward`.
+
+  Args:
+    backbone: parameters, the published tree.
+    tasks: {name: parameters of the task}.
+    images: (b, s, s, 3).
+    config: of the backbone.
+    specs: of at least one task; their memory is layer-normed.
+
+  Returns:
+    {"backbone": (b, c0), name: (b, c), ...}, float32.
+  """
+  own = [tasks[spec.name] for spec in specs]
+  memory = jnp.concatenate([task["memory"] for task in own], axis=1)
+  mask = may_attend(specs, config.num_patches + 1)
+  z = _tokens(backbone, own, images, config)
+  encoder = backbone["Transformer"]
+  for i in range(config.depth):
+    z = _block(encoder[f"encoderblock_{i}"], z, memory[i], mask, config)
+  z = _layer_norm(encoder["encoder_norm"], z)
+  heads = {
+    spec.name: _dense(task["head"], z[:, config.num_patches + 1 + i])
+    for i, (spec, task) in enumerate(zip(specs, own, strict=True))
+  }
+  outputs = {"backbone": _original(backbone, z[:, 0], config), **heads}
+  return {name: y.astype(jnp.float32) for name, y in outputs.items()}
+
+
+forward_program = jax.jit(forward, static_argnames=("config", "specs"))
+
+
+def regime(
+  config: mv.ViTConfig, specs: tuple[mv.TaskSpec, ...]
+) -> regimes.Regime:
+  """What `regimes.memory_masked` trains, with nothing cut off in front."""
+
+  def logits(trained: Any, frozen: Any, images: jax.Array) -> regimes.Logits:
+    outputs = forward(
+      frozen["backbone"], trained, images, config=config, specs=specs
+    )
+    return {name: outputs[name] for name in trained}
+
+  return regimes.Regime(lambda frozen, images: images, logits)
+
+
+def may_attend(specs: Sequence[mv.TaskSpec], tokens: int) -> np.ndarray:
+  """Table 1 of the paper.
+
+  Args:
+    specs: of the tasks.
+    tokens: of the backbone stream, n + 1.
+
+  Returns:
+    bool (tokens + t, tokens + t + cells of all tasks): queries, keys.
+  """
+  names = [spec.name for spec in specs]
+  owner = np.repeat(np.arange(len(specs)), [spec.cells for spec in specs])
+  reads = np.array(
+    [[n == spec.name or n in spec.attends_to for n in names] for spec in specs]
+  )
+  from_tasks = np.concatenate(
+    [np.ones((len(specs), tokens), bool), reads, reads[:, owner]], axis=1
+  )
+  from_backbone = np.arange(from_tasks.shape[1]) < tokens
+  return np.concatenate([np.tile(from_backbone, (tokens, 1)), from_tasks])
+
+
+def _tokens(
+  backbone: Any, tasks: list[Any], images: jax.Array, config: mv.ViTConfig
+) -> jax.Array:
+  """[class, patches, class of every task], (b, n + 1 + t, d)."""
+  dtype, b = jnp.dtype(config.dtype), images.shape[0]
+  patch = (config.patch_size, config.patch_size)
+  conv = nn.Conv(config.width, patch, patch, padding="VALID", dtype=dtype)
+  x = conv.apply({"params": backbone["embedding"]}, images.astype(dtype))
+  x = x.reshape(b, -1, config.width)
+  position = backbone["Transformer"]["posembed_input"]["pos_embedding"]
+  position = position.astype(dtype)
+  cls = jnp.stack([backbone["cls"][0, 0], *(task["cls"] for task in tasks)])
+  cls = cls.astype(dtype) + position[:, 0]
+  cls = jnp.broadcast_to(cls, (b, *cls.shape))
+  x = x + position[:, 1:]
+  return jnp.concatenate([cls[:, :1], x, cls[:, 1:]], axis=1)
+
+
+def _block(
+  p: Any,
+  z: jax.Array,
+  memory: jax.Array,
+  mask: np.ndarray,
+  config: mv.ViTConfig,
+) -> jax.Array:
+  """One block: tokens z (b, s, d), memory (cells of all tasks, d)."""
+  # Memory passes the layer norm of the tokens (Figure 2 of the paper).
+  cells = _layer_norm(p["LayerNorm_0"], memory.astype(z.dtype))
+  normed = _layer_norm(p["LayerNorm_0"], z)
+  attention = p["MultiHeadDotProductAttention_0"]
+  z = z + _attend(attention, normed, cells, mask, config.num_heads)
+  y = _layer_norm(p["LayerNorm_1"], z)
+  y = _dense(p["MlpBlock_0"]["Dense_0"], y)
+  y = nn.gelu(y, approximate=config.gelu == "tanh")
+  return z + _dense(p["MlpBlock_0"]["Dense_1"], y)
+
+
+def _attend(
+  p: Any, z: jax.Array, cells: jax.Array, mask: np.ndarray, heads: int
+) -> jax.Array:
+  """(b, s, d); the softmax is in float32 whatever the rest is in."""
+  split = functools.partial(_split_heads, heads=heads)
+  q = split(_dense(p["query"], z)) / np.sqrt(z.shape[-1] // heads).astype(
+    z.dtype
+  )
+  k, v = (
+    split(_append(_dense(p[name], z), _dense(p[name], cells)))
+    for name in ("key", "value")
+  )
+  scores = jnp.einsum("bhqk,bhsk->bhqs", q, k).astype(jnp.float32)
+  weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf)).astype(z.dtype)
+  mixed = jnp.einsum("bhqs,bhsk->bhqk", weights, v)
+  return _dense(p["out"], jnp.swapaxes(mixed, 1, 2).reshape(z.shape))
+
+
+def _append(tokens: jax.Array, cells: jax.Array) -> jax.Array:
+  """The same cells (m, d) behind the tokens (b, s, d) of every picture."""
+  cells = jnp.broadcast_to(cells, (tokens.shape[0], *cells.shape))
+  return jnp.concatenate([tokens, cells], axis=1)
+
+
+def _split_heads(a: jax.Array, heads: int) -> jax.Array:
+  """(b, s, d) -> (b, h, s, k)."""
+  return jnp.swapaxes(a.reshape(*a.shape[:2], heads, -1), 1, 2)
+
+
+def _dense(p: Any, x: jax.Array) -> jax.Array:
+  """A linear layer; kernels of heads are multiplied as matrices."""
+  kernel = p["kernel"].reshape(x.shape[-1], -1).astype(x.dtype)
+  return x @ kernel + p["bias"].reshape(-1).astype(x.dtype)
+
+
+def _layer_norm(p: Any, x: jax.Array) -> jax.Array:
+  return nn.LayerNorm(epsilon=1e-6, dtype=x.dtype).apply({"params": p}, x)
+
+
+def _original(backbone: Any, y: jax.Array, config: mv.ViTConfig) -> jax.Array:
+  """What the ViT makes of its own class token, (b, c0)."""
+  if config.representation_size:
+    y = jnp.tanh(_dense(backbone["pre_logits"], y))
+  return _dense(backbone["head"], y) if config.num_classes else y

@@ -1,0 +1,195 @@
+"""The programs that are timed and measured, each as a function of nothing."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+import memory_vit as mv
+from benchmarks import masked_sequence
+from memory_vit import optim, regimes, sharding, step
+from memory_vit.backbone import backbone_shapes
+from memory_vit.config import OptimConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+  """What is computed, and on what.
+
+  Attributes:
+    backbone: with random weights and 1,000 classes.
+    task: all tasks are as this one.
+    images: random, (b, s, s, 3).
+    labels: (b,).
+  """
+
+  backbone: mv.Backbone
+  task: mv.Task
+  images: jax.Array
+  labels: jax.Array
+
+
+def make_setting(
+  variant: str,
+  image_size: int,
+  dtype: str,
+  batch: int,
+  cells: int,
+  classes: int,
+) -> Setting:
+  """Draws everything in numpy: the device allocates what stays, no more."""
+  config = mv.vit_config(
+    variant, image_size=image_size, num_classes=1000, dtype=dtype
+  )
+  rng = np.random.default_rng(0)
+  params = jax.tree_util.tree_map_with_path(
+    functools.partial(_random, rng), backbone_shapes(config)
+  )
+  images = rng.standard_normal(
+    (batch, image_size, image_size, 3), dtype=np.float32
+  )
+  backbone = mv.Backbone(config, params, "benchmark")
+  task = mv.init_task(
+    jax.random.key(0), backbone, name="t", num_classes=classes, cells=cells
+  )
+  labels = np.arange(batch) % classes
+  return Setting(backbone, task, *jax.device_put((images, labels)))
+
+
+def _random(rng: np.random.Generator, path: Any, leaf: Any) -> jax.Array:
+  scale = 1.0 if path[-1].key == "scale" else 0.0
+  values = rng.standard_normal(leaf.shape, dtype=np.float32)
+  return jax.device_put(scale + np.float32(0.02) * values)
+
+
+def make_tasks(setting: Setting, count: int) -> list[mv.Task]:
+  """Tasks that ignore each other, as if trained apart."""
+  task = setting.task
+  return [
+    mv.Task(dataclasses.replace(task.spec, name=f"t{i}"), task.params)
+    for i in range(count)
+  ]
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def _plain_program(
+  params: Any, images: jax.Array, *, config: mv.ViTConfig
+) -> jax.Array:
+  """As nothing else is handed out, XLA leaves out what tasks would read."""
+  return mv.encode(mv.Backbone(config, params, ""), images)[0]
+
+
+def plain(setting: Setting) -> jax.Array:
+  """One forward pass of the plain ViT: what everything is a multiple of."""
+  backbone = setting.backbone
+  return _plain_program(backbone.params, setting.images, config=backbone.config)
+
+
+def encoding(setting: Setting) -> Callable[[], Any]:
+  """The plain ViT with its context, for tasks to read."""
+  return lambda: mv.encode(setting.backbone, setting.images)
+
+
+def inference(setting: Setting, count: int) -> Callable[[], Any]:
+  """The original model and `count` tasks on a batch, as they are served."""
+  slots = mv.fill_slots(setting.backbone, make_tasks(setting, count))
+  return lambda: mv.forward(setting.backbone, slots, setting.images)
+
+
+def masked_inference(setting: Setting, count: int) -> Callable[[], Any]:
+  """The same in one sequence, in which memory is projected on every call."""
+  tasks = make_tasks(setting, count)
+  program = functools.partial(
+    masked_sequence.forward_program,
+    config=setting.backbone.config,
+    specs=tuple(task.spec for task in tasks),
+  )
+  params = {task.spec.name: task.params for task in tasks}
+  return lambda: program(setting.backbone.params, params, setting.images)
+
+
+class Training:
+  """A training loop that takes its next step each time it is called.
+
+  Attributes:
+    state: the `step.TrainState`.
+  """
+
+  def __init__(
+    self, regime: regimes.Regime, params: Any, frozen: Any, setting: Setting
+  ) -> None:
+    config, mesh = OptimConfig(), sharding.make_mesh(jax.devices()[:1])
+    schedule = optim.make_schedule(config, 0.01, 1000)
+    optimizer = optim.make_optimizer(
+      dict.fromkeys(params, config), dict.fromkeys(params, schedule)
+    )
+    self._step = step.Step(regime, optimizer, mesh)
+    self._frozen = frozen
+    self._batch = {"image": setting.images, "label": setting.labels}
+    self.state = step.create_state(params, optimizer, mesh)
+
+  def __call__(self) -> Any:
+    """Takes a step; what it returns is there when the step is done."""
+    self.state, metrics = self._step(self.state, self._frozen, self._batch)
+    return metrics
+
+
+def training(setting: Setting, count: int) -> Training:
+  """Trains `count` tasks at once, as the package does."""
+  return _task_training(regimes.memory_masked, setting, count)
+
+
+def masked_training(setting: Setting, count: int) -> Training:
+  """The same in one sequence; loss, optimiser and update are shared."""
+  return _task_training(masked_sequence.regime, setting, count)
+
+
+def _task_training(
+  make_regime: Callable[..., regimes.Regime], setting: Setting, count: int
+) -> Training:
+  tasks = make_tasks(setting, count)
+  specs = tuple(task.spec for task in tasks)
+  params = {task.spec.name: task.params for task in tasks}
+  frozen = {"backbone": setting.backbone.params, "tasks": {}}
+  regime = make_regime(setting.backbone.config, specs)
+  return Training(regime, params, frozen, setting)
+
+
+def full_finetuning(setting: Setting) -> Training:
+  """Trains all weights of the backbone, on its own head."""
+  params = {"backbone": setting.backbone.params}
+  return Training(regimes.full(setting.backbone.config), params, None, setting)
+
+
+def matrix_products(dtype: str) -> tuple[Callable[[], Any], float]:
+  """Products of large square matrices, and their operations.
+
+  What the device does on them is what it can do at most on a ViT.
+  """
+  size, times = (2048, 1) if jax.default_backend() == "cpu" else (8192, 8)
+  rng = np.random.default_rng(0)
+  a, b = rng.standard_normal((2, size, size), dtype=np.float32)
+  # So scaled, the values of all products are of order 1.
+  a, b = (jax.device_put(m.astype(dtype)) for m in (a, b / np.sqrt(size)))
+
+  @jax.jit
+  def program(a: jax.Array, b: jax.Array) -> jax.Array:
+    for _ in range(times):
+      a = a @ b
+    return a
+
+  return lambda: program(a, b), 2.0 * times * size**3
+
+
+def forward_operations(config: mv.ViTConfig) -> float:
+  """Additions and multiplications of matrix products, plain ViT, a picture."""
+  n, d = config.num_patches, config.width
+  embedding = n * config.patch_size**2 * 3 * d
+  projections = 4 * (n + 1) * d**2
+  attention = 2 * (n + 1) ** 2 * d
+  mlp = 2 * (n + 1) * d * config.mlp_dim
+  blocks = config.depth * (projections + attention + mlp)
+  return 2.0 * (embedding + blocks + d * config.num_classes)

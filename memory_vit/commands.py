@@ -1,0 +1,67 @@
+"""What the commands that use trained tasks share."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TextIO
+
+from memory_vit import adapters, compose
+from memory_vit.backbone import Backbone
+from memory_vit.errors import MemoryVitError
+from memory_vit.pretrained import load_backbone
+from memory_vit.tasks import Task
+
+
+def load_model(
+  backbone: str, tasks: Sequence[str], dtype: str
+) -> tuple[Backbone, tuple[Task, ...]]:
+  """Loads a backbone as its tasks want it, and the tasks.
+
+  Args:
+    backbone: as `load_backbone`.
+    tasks: directories of tasks, or that hold some.
+    dtype: of the computation.
+
+  Raises:
+    MemoryVitError: for what cannot be read, or does not fit together.
+  """
+  found = [path for given in tasks for path in compose.task_directories(given)]
+  wanted = adapters.read_spec(found[0]).backbone
+  loaded = load_backbone(
+    backbone, image_size=wanted.image_size, dtype=dtype, gelu=wanted.gelu
+  )
+  return loaded, compose.load_tasks(found, loaded)
+
+
+def show(text: str, file: TextIO | None = None) -> None:
+  """Prints at once; what the terminal cannot encode is escaped.
+
+  Args:
+    text: may hold any class names, and file names that are not UTF-8.
+    file: stdout by default.
+  """
+  file = file or sys.stdout
+  encoding = getattr(file, "encoding", None) or "utf-8"
+  encoded = text.encode(encoding, "backslashreplace")
+  print(encoded.decode(encoding), file=file, flush=True)
+
+
+def run_command(command: Callable[[], int]) -> int:
+  """Runs the body of a command.
+
+  Args:
+    command: returns an exit status.
+
+  Returns:
+    The exit status: 2 after a `MemoryVitError`, whose message is on stderr; 0
+    where stdout was closed before the end, as by `| head`.
+  """
+  try:
+    return command()
+  except MemoryVitError as error:
+    show(f"error: {error}", sys.stderr)
+    return 2
+  except BrokenPipeError:
+    # The interpreter flushes stdout once more, and would complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0

@@ -1,0 +1,150 @@
+"""The benchmark: its baseline is the same model, and it runs to its end."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+from conftest import random_task, tiny_backbone
+
+import memory_vit as mv
+from benchmarks import masked_sequence, passes, peaks, workloads
+from memory_vit import regimes, sharding, step
+
+TINY = ["--variant=Micro/2", "--image_size=8", "--batch=2", "--rounds=1"]
+
+
+def some_tasks(backbone):
+  """Concatenation, extension, other numbers of cells and classes."""
+  return [
+    random_task(backbone, "a", seed=1),
+    random_task(backbone, "b", seed=2, cells=0, classes=4),
+    random_task(backbone, "c", seed=3, cells=3, attends_to=("a",)),
+  ]
+
+
+def masked(backbone, tasks, images):
+  return masked_sequence.forward_program(
+    backbone.params,
+    {task.spec.name: task.params for task in tasks},
+    images,
+    config=backbone.config,
+    specs=tuple(task.spec for task in tasks),
+  )
+
+
+def assert_close(found, expected, atol):
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=atol), found, expected
+  )
+
+
+def test_baseline_is_the_same_model(backbone, images):
+  tasks = some_tasks(backbone)
+  found = masked(backbone, tasks, images)
+  assert_close(found, mv.forward(backbone, tasks, images), 1e-4)
+
+
+def test_baseline_without_a_head_and_with_the_exact_gelu(images):
+  backbone = tiny_backbone(representation_size=5, num_classes=0, gelu="exact")
+  tasks = [random_task(backbone, "a")]
+  found = masked(backbone, tasks, images)
+  assert found["backbone"].shape == (8, 5)
+  assert_close(found, mv.forward(backbone, tasks, images), 1e-4)
+
+
+def test_baseline_in_bfloat16(images):
+  backbone = tiny_backbone(dtype="bfloat16")
+  tasks = some_tasks(backbone)
+  found = masked(backbone, tasks, images)
+  assert {y.dtype.name for y in found.values()} == {"float32"}
+  assert_close(found, mv.forward(backbone, tasks, images), 0.3)
+
+
+def gradient(make_regime, backbone, tasks, images):
+  specs = tuple(task.spec for task in tasks)
+  params = {task.spec.name: task.params for task in tasks}
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  loop = step.Step(make_regime(backbone.config, specs), optax.sgd(0.01), mesh)
+  frozen = {"backbone": backbone.params, "tasks": {}}
+  batch = {"image": images, "label": np.arange(8) % 3}
+  return loop.gradient(params, frozen, batch)
+
+
+def test_baseline_has_the_same_loss_and_gradient(backbone, images):
+  tasks = some_tasks(backbone)
+  found, losses = gradient(masked_sequence.regime, backbone, tasks, images)
+  expected, metrics = gradient(regimes.memory_masked, backbone, tasks, images)
+  assert_close(losses, metrics, 1e-4)
+  # Not "a": the package hands a task no gradient from one that reads it.
+  for name in ("b", "c"):
+    assert_close(found[name], expected[name], 1e-5)
+  assert abs(expected["c"]["memory"]).max() > 1e-3
+
+
+def test_operations_are_those_of_the_published_model():
+  config = mv.vit_config("B/32", num_classes=1000)
+  found = workloads.forward_operations(config)
+  # 4.41 billion multiply-adds, as torchvision says of its vit_b_32.
+  assert found / 2e9 == pytest.approx(4.41, abs=0.05)
+
+
+def assert_complete(result, infer, train):
+  for name in ("encode", *infer, *train):
+    assert result[f"{name}_over_forward"] > 0
+    low, high = result[f"{name}_over_forward_quartiles"]
+    assert 0 < low <= high
+  for key in ("seconds_forward", "images_per_second_forward",
+              "tflops_forward", "forward_over_matrix_products"):  # fmt: skip
+    assert result[key] > 0
+  assert (result["device"], result["dtype"]) == ("cpu", "float32")
+  assert (result["variant"], result["batch"]) == ("Micro/2", 2)
+  assert all(result["outputs_bit_equal"].values())
+
+
+def test_result_is_complete_and_written(tmp_path, capsys):
+  file = tmp_path / "result.json"
+  counts = ["--tasks", "3", "--train_tasks", "1"]
+  result = passes.main([*TINY, *counts, "--no_peaks", f"--json={file}"])
+  infer = ("infer_3", "masked_sequence_infer_3")
+  assert_complete(result, infer, ("train_1", "masked_sequence_train_1"))
+  assert set(result["outputs_bit_equal"]) == {
+    "3_tasks", "plain_program"
+  }  # fmt: skip
+  assert json.loads(file.read_text()) == result
+  assert "masked_sequence_infer_3 " in capsys.readouterr().out
+
+
+def test_without_a_peak_to_read_there_is_no_number(monkeypatch):
+  monkeypatch.setattr(peaks, "_CLEAR", Path("/nowhere/clear_refs"))
+  peak = peaks.measure(None, "train_1")
+  assert peak.bytes is None
+  assert "resident set" in peak.how
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["--more"]])
+def test_defaults_are_complete_with_peaks(more):
+  result = passes.main([*TINY, *more])
+  infer, train = (1, 4, 16, 64), (1, 20)
+  assert_complete(
+    result,
+    [f"infer_{n}" for n in infer]
+    + [f"masked_sequence_infer_{n}" for n in (infer if more else (64,))],
+    [f"train_{n}" for n in train]
+    + [f"masked_sequence_train_{n}" for n in (train if more else (1,))],
+  )
+  assert ("full_finetune_over_forward" in result) == bool(more)
+  for name in ("train_1", "full_finetune"):
+    assert result[f"peak_bytes_{name}"] > 0
+    assert result[f"peak_bytes_{name}_is"] == peaks.RESIDENT_SET
+  assert result["peak_bytes_train_1"] < result["peak_bytes_full_finetune"]
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_leaves_no_number():
+  peak = peaks.in_process([*TINY, "--cells=-1"], "train_1")
+  assert peak.bytes is None
+  assert "ended with" in peak.how

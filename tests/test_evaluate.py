@@ -1,0 +1,136 @@
+"""The command: one model, each task on its own data, compared with alone."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from conftest import random_task, tiny_backbone
+
+import memory_vit as mv
+from configs import quickstart
+from memory_vit import config as config_lib
+from memory_vit import data, evaluate
+
+CENTRAL = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+  """Tasks that know their data sets, as a run would have made them."""
+  root = tmp_path_factory.mktemp("evaluate")
+  backbone = tiny_backbone(num_classes=5)
+  mv.save_backbone(backbone, root / "tiny.npz")
+  low = task_of(backbone, "low", "digits:0-4", seed=1)
+  high = task_of(backbone, "high", "digits:5-9", seed=2, cells=3)
+  child = task_of(backbone, "child", "digits:0-4", seed=3, attends_to=[high])
+  mv.save_tasks([low, high, child], root / "tasks")
+  return root, backbone, [low, high, child]
+
+
+def task_of(backbone, name, data_name, **options):
+  values = quickstart.get_config()
+  values.data.name = data_name
+  made = config_lib.to_dict(config_lib.from_dict(values.to_dict()))
+  source = data.open_source(data_name, "test")
+  task = random_task(
+    backbone, name, classes=5, class_names=source.class_names,
+    evaluation=CENTRAL, **options,
+  )  # fmt: skip
+  return dataclasses.replace(task, provenance={"config": made, "metrics": {}})
+
+
+def run(root, *arguments):
+  return evaluate.main(
+    [f"--backbone={root}/tiny.npz", "--batch_size=64", *arguments]
+  )
+
+
+def accuracy_by_hand(backbone, tasks, name, data_name):
+  source = data.open_source(data_name, "test")
+  hits = []
+  for batch in data.eval_batches(source, CENTRAL, batch_size=64):
+    out = mv.forward(backbone, tasks, batch["image"])[name]
+    hits += list((out.argmax(-1) == batch["label"])[batch["mask"] > 0])
+  return np.mean(hits), len(hits)
+
+
+def test_every_task_on_its_own_data(model, capsys):
+  root, backbone, tasks = model
+  assert run(root, f"--task={root}/tasks", f"--json={root}/out.json",
+             "--verify") == 0  # fmt: skip
+  result = json.loads((root / "out.json").read_text())
+  shown = capsys.readouterr().out
+  entries = {entry["name"]: entry for entry in result["tasks"]}
+  assert list(entries) == ["child", "high", "low"]  # as they lie there
+  for name, where in (
+    ("low", "digits:0-4"), ("high", "digits:5-9"), ("child", "digits:0-4"),
+  ):  # fmt: skip
+    expected, examples = accuracy_by_hand(backbone, tasks, name, where)
+    assert entries[name]["accuracy"] == pytest.approx(expected)
+    assert entries[name]["examples"] == examples
+    assert entries[name]["data"] == where
+    assert entries[name]["alone"]["accuracy"] == entries[name]["accuracy"]
+    assert entries[name]["alone"]["max_difference"] < 1e-5
+    assert f"{100 * expected:.2f} %" in shown
+  upstream = result["backbone"]["upstream"]
+  assert upstream["outputs_bit_equal"] is True
+  assert upstream["accuracy"] == upstream["accuracy_plain"]
+  assert result["verified"] is True
+  assert result["timing"]["together"] > 0
+  assert "verified: yes" in shown
+
+
+def test_what_differs_is_found(model, monkeypatch, capsys):
+  """A model in which a neighbour is felt, or the original changes."""
+  root, *_ = model
+  task = f"--task={root}/tasks/low"
+  real = evaluate.programs.forward
+
+  def leaking(factor_task, factor_original):
+    def forward(*args):
+      out = real(*args)
+      return {
+        name: value * (factor_original if name == "backbone" else factor_task)
+        for name, value in out.items()
+      }
+
+    return forward
+
+  monkeypatch.setattr(evaluate.programs, "forward", leaking(1.001, 1.0))
+  assert run(root, task, "--verify") == 1
+  monkeypatch.setattr(evaluate.programs, "forward", leaking(1.0, 1.0 + 1e-6))
+  assert run(root, task, "--verify") == 1
+  assert "plain ViT: NO" in capsys.readouterr().out
+  monkeypatch.setattr(evaluate.programs, "forward", leaking(float("nan"), 1.0))
+  assert run(root, task, "--verify") == 1
+  monkeypatch.undo()
+  assert run(root, task, "--verify") == 0
+
+
+def test_other_splits_and_bad_input(model, tmp_path, capsys):
+  root, backbone, (low, high, child) = model
+  out = tmp_path / "out.json"
+  arguments = (f"--task={root}/tasks/low", f"--json={out}")
+  assert run(root, *arguments, "--split=train[:50]") == 0
+  (entry,) = json.loads(out.read_text())["tasks"]
+  assert (entry["split"], entry["examples"]) == ("train[:50]", 50)
+
+  def refused(*arguments):
+    capsys.readouterr()
+    assert run(root, *arguments) == 2
+    return capsys.readouterr().err
+
+  assert "'child' attends to 'high'" in refused(f"--task={root}/tasks/child")
+  assert "neither a task nor" in refused(f"--task={tmp_path}/none")
+  assert "twice: ['low']" in refused(*[f"--task={root}/tasks/low"] * 2)
+  assert "no split 'tset'" in refused(f"--task={root}/tasks/low",
+                                      "--split=tset")  # fmt: skip
+  assert "--batch_size is 12" in refused(f"--task={root}/tasks/low",
+                                         "--batch_size=12")  # fmt: skip
+  unknown = dataclasses.replace(high, provenance={})
+  mv.save_task(unknown, tmp_path / "unknown")
+  assert "does not know its data set" in refused(f"--task={tmp_path}/unknown")
+  spec = dataclasses.replace(low.spec, class_names=tuple("abcde"))
+  mv.save_task(mv.Task(spec, low.params, low.provenance), tmp_path / "other")
+  assert "has 5 classes (a, b, c, ...)" in refused(f"--task={tmp_path}/other")
