@@ -35,6 +35,21 @@ FORMAT_VERSION = 2
 _KEYS = ("format_version", "spec", "arrays", "provenance")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoredArray:
+  """What `task.json` says of an array.
+
+  Attributes:
+    shape: as saved.
+    dtype: numpy's name of it.
+    sha256: `trees.array_digest`.
+  """
+
+  shape: tuple[int, ...]
+  dtype: str
+  sha256: str
+
+
 def init_task(
   key: jax.Array,
   backbone: Backbone,
@@ -140,28 +155,14 @@ def load_task(path: str | os.PathLike, backbone: Backbone) -> Task:
   path = Path(path).absolute()
   manifest, spec = read_manifest(path), read_spec(path)
   require_backbone(spec, backbone.id)
+  flat = read_arrays(path)
   shapes = jax.eval_shape(
     TaskParams(backbone.config, spec).init, jax.random.key(0)
   )
-  expected = trees.flatten(shapes["params"])
-  records.require_keys(
-    manifest["arrays"],
-    tuple(expected),
-    f"{path / 'task.json'}: arrays",
-    TaskError,
-  )
-  flat = _load_arrays(path / "arrays", expected)
-  damaged = [
-    name
-    for name, array in flat.items()
-    if array.shape != expected[name].shape
-    or _describe(array) != manifest["arrays"][name]
-  ]
-  if damaged:
-    raise TaskError(
-      f"task in {path} is damaged: {sorted(damaged)} are not what task.json "
-      "says (shape, dtype, SHA-256)."
-    )
+  # What fits task.json fits the backbone that it names, unless that is a lie.
+  problems = trees.differences(trees.flatten(shapes["params"]), flat)
+  if problems:
+    raise TaskError(f"task in {path} does not fit: {'; '.join(problems)}.")
   params = trees.unflatten({k: jnp.asarray(v) for k, v in flat.items()})
   return Task(spec, params, manifest["provenance"])
 
@@ -184,7 +185,8 @@ def read_manifest(path: str | os.PathLike) -> dict[str, Any]:
   if version != FORMAT_VERSION:
     raise TaskError(
       f"{file} has format_version {version!r}, this version of memory_vit "
-      f"reads {FORMAT_VERSION}."
+      f"reads {FORMAT_VERSION}. Train the task again, or use the version that "
+      "wrote it."
     )
   records.require_keys(manifest, _KEYS, str(file), TaskError)
   return manifest
@@ -200,6 +202,82 @@ def read_spec(path: str | os.PathLike) -> TaskSpec:
   spec = read_manifest(path)["spec"]
   where = f"{Path(path) / 'task.json'}: spec"
   return records.build(TaskSpec, spec, where, TaskError)
+
+
+def read_stored(path: str | os.PathLike) -> dict[str, StoredArray]:
+  """What `task.json` says of every array, by name.
+
+  Raises:
+    TaskError: as `read_spec`.
+  """
+  arrays = read_manifest(path)["arrays"]
+  where = f"{Path(path) / 'task.json'}: arrays"
+  if not isinstance(arrays, Mapping):
+    raise TaskError(f"{where} is {arrays!r}, expected an object.")
+  return {
+    name: records.build(StoredArray, values, f"{where}.{name}", TaskError)
+    for name, values in arrays.items()
+  }
+
+
+def read_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
+  """Reads the arrays of a task without its backbone, and verifies them.
+
+  Args:
+    path: directory that `save_task` wrote.
+
+  Returns:
+    {"cls": (d,), "memory": (l, m, d), "head/kernel": (d, c), "head/bias":
+    (c,)}, float32.
+
+  Raises:
+    TaskError: where they cannot be read, or are not what `task.json` says.
+  """
+  path = Path(path).absolute()  # orbax takes no other
+  stored = read_stored(path)
+  _require_fit(path, read_spec(path), stored)
+  arrays = _load_arrays(path / "arrays", stored)
+  damaged = [
+    name
+    for name, array in arrays.items()
+    if array.shape != stored[name].shape
+    or array.dtype.name != stored[name].dtype
+    or trees.array_digest(array) != stored[name].sha256
+  ]
+  if damaged:
+    raise TaskError(
+      f"arrays in {path} are damaged: {sorted(damaged)} are not what "
+      "task.json says (shape, dtype, SHA-256)."
+    )
+  return arrays
+
+
+def _require_fit(
+  path: Path, spec: TaskSpec, stored: Mapping[str, StoredArray]
+) -> None:
+  """Raises unless the arrays are those of `tasks.Task`, for some backbone."""
+  memory = stored["memory"].shape if "memory" in stored else ()
+  depth, width = (memory[0], memory[2]) if len(memory) == 3 else (0, 0)
+  shapes = {
+    "cls": (width,),
+    "memory": (depth, spec.cells, width),
+    "head/kernel": (width, spec.num_classes),
+    "head/bias": (spec.num_classes,),
+  }
+  expected = {k: jax.ShapeDtypeStruct(v, "float32") for k, v in shapes.items()}
+  problems = trees.differences(expected, stored)
+  if min(depth, width) < 1:
+    problems.append(f"memory {memory}: expected (layers, {spec.cells}, width)")
+  problems += [
+    f"dtype of {name}: {array.dtype}, expected float32"
+    for name, array in stored.items()
+    if array.dtype != "float32"
+  ]
+  if problems:
+    raise TaskError(
+      f"{path / 'task.json'}: the arrays are not those of the task: "
+      f"{'; '.join(problems)}."
+    )
 
 
 def _manifest(task: Task, flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -233,12 +311,13 @@ def _load_arrays(
   """Reads arrays of the expected names, shapes and types."""
   import orbax.checkpoint as ocp
 
-  empty = {k: np.zeros(v.shape, v.dtype) for k, v in expected.items()}
-  stored = {k: v for k, v in empty.items() if v.size}
   try:
+    empty = {k: np.zeros(v.shape, v.dtype) for k, v in expected.items()}
+    stored = {k: v for k, v in empty.items() if v.size}
     with ocp.StandardCheckpointer() as checkpointer:
       read = checkpointer.restore(path, stored)
   # A damaged directory makes orbax raise many types, Exception among them.
   except Exception as error:
-    raise TaskError(f"arrays in {path} cannot be read: {error}") from error
+    line = next(iter(str(error).splitlines()), type(error).__name__)
+    raise TaskError(f"arrays in {path} cannot be read: {line}") from error
   return {**empty, **{k: np.asarray(v) for k, v in read.items()}}

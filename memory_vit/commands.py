@@ -9,7 +9,7 @@ from memory_vit import adapters, compose
 from memory_vit.backbone import Backbone
 from memory_vit.errors import MemoryVitError
 from memory_vit.pretrained import load_backbone
-from memory_vit.tasks import Task
+from memory_vit.tasks import Task, require_backbone
 
 
 def load_model(
@@ -26,7 +26,10 @@ def load_model(
     MemoryVitError: for what cannot be read, or does not fit together.
   """
   found = [path for given in tasks for path in compose.task_directories(given)]
-  wanted = adapters.read_spec(found[0]).backbone
+  first, *others = [adapters.read_spec(path) for path in found]
+  for other in others:  # before the one that they do not share is loaded
+    require_backbone(other, first.backbone, first.name)
+  wanted = first.backbone
   loaded = load_backbone(
     backbone, image_size=wanted.image_size, dtype=dtype, gelu=wanted.gelu
   )

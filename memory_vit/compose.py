@@ -144,7 +144,7 @@ def task_directories(path: str | os.PathLike) -> list[Path]:
   Raises:
     TaskError: where there is none.
   """
-  path = Path(path)
+  path = Path(path).expanduser()
   if (path / "task.json").is_file():
     return [path]
   found = sorted(file.parent for file in path.glob("*/task.json"))

@@ -37,7 +37,7 @@ from memory_vit import (
 from memory_vit.backbone import Backbone
 from memory_vit.errors import TaskError
 from memory_vit.model import MemoryViT
-from memory_vit.progress import table
+from memory_vit.tables import table
 from memory_vit.tasks import BACKBONE, EvalPreprocessing, Task
 from memory_vit.variants import ViTConfig
 

@@ -40,16 +40,16 @@ Arrays = dict[str, np.ndarray]
 _PREFIXES = ("opt/target/", "params/")
 
 _BLOCK = "Transformer/encoderblock_"
-_STACKED_BLOCKS = "Transformer/encoderblock/"
+STACKED_BLOCKS = "Transformer/encoderblock/"
 _POSITIONS = "Transformer/posembed_input/pos_embedding"
 
 # Before Linen, one counter ran through all the layers of a block.
-_FROM_PRE_LINEN = {
+FROM_PRE_LINEN = {
   "MultiHeadDotProductAttention_1": "MultiHeadDotProductAttention_0",
   "LayerNorm_2": "LayerNorm_1",
   "MlpBlock_3": "MlpBlock_0",
 }
-_TO_PRE_LINEN = {new: old for old, new in _FROM_PRE_LINEN.items()}
+_TO_PRE_LINEN = {new: old for old, new in FROM_PRE_LINEN.items()}
 
 # The entries that tell the shape of the model, and their axes.
 _TELLING = {
@@ -167,11 +167,11 @@ def _read(file: Path) -> Arrays:
       raise CheckpointError(f"{file} has two entries of the same name.")
     return {
       name: _read_entry(archive, entry, file)
-      for name, entry in _without_prefix(archive.files).items()
+      for name, entry in without_prefix(archive.files).items()
     }
 
 
-def _without_prefix(entries: Iterable[str]) -> dict[str, str]:
+def without_prefix(entries: Iterable[str]) -> dict[str, str]:
   """Returns {name of a parameter: its entry in the file}."""
   names = {entry: entry for entry in entries}
   for prefix in _PREFIXES:
@@ -213,7 +213,7 @@ def _as_vit_jax(arrays: Arrays, file: Path) -> Arrays:
   """Converts the layout of all entries that are known; leaves the others."""
   converted = {}
   for name, array in arrays.items():
-    for new_name, new_array in _converted(name, array):
+    for new_name, new_array in as_published(name, array):
       if new_name in converted:
         raise CheckpointError(
           f"{file} has {new_name} more than once, in two layouts."
@@ -222,12 +222,18 @@ def _as_vit_jax(arrays: Arrays, file: Path) -> Arrays:
   return converted
 
 
-def _converted(name: str, array: np.ndarray) -> list[tuple[str, np.ndarray]]:
+def as_published(name: str, array: np.ndarray) -> list[tuple[str, np.ndarray]]:
+  """An array of a file under its published names; stacked blocks are several.
+
+  Args:
+    name: in the file, without prefix.
+    array: in the file.
+  """
   if name == "pos_embedding":
     return [(_POSITIONS, _with_class_position(array))]
-  name = _renumbered(name, _FROM_PRE_LINEN)
-  if name.startswith(_STACKED_BLOCKS) and array.ndim:
-    inner = name.removeprefix(_STACKED_BLOCKS)
+  name = _renumbered(name, FROM_PRE_LINEN)
+  if name.startswith(STACKED_BLOCKS) and array.ndim:
+    inner = name.removeprefix(STACKED_BLOCKS)
     return [(f"{_BLOCK}{i}/{inner}", layer) for i, layer in enumerate(array)]
   return [(name, array)]
 

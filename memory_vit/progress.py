@@ -12,6 +12,7 @@ from absl import logging as absl_logging
 from clu import parameter_overview as clu_overview
 
 from memory_vit import trees
+from memory_vit.tables import table
 
 logger = logging.getLogger("memory_vit")
 
@@ -182,18 +183,3 @@ def log_to_stderr() -> None:
   handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
   logger.handlers, logger.propagate = [handler], False
   logger.setLevel(logging.INFO)
-
-
-def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-  """Aligned columns of text, the first to the left and the others right."""
-  lines = [header, *rows]
-  widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-
-  def aligned(line: tuple[str, ...]) -> str:
-    first, *others = line
-    cells = [first.ljust(widths[0])]
-    cells += [c.rjust(w) for c, w in zip(others, widths[1:], strict=True)]
-    return "  ".join(cells).rstrip()
-
-  rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
-  return "\n".join([aligned(header), rule, *map(aligned, rows)])

@@ -224,12 +224,11 @@ def test_a_line_is_not_blown_up():
 
 
 def test_evaluation_of_a_configuration():
-  plain = preprocess.evaluation_of(DataConfig(resize=256), 224)
+  plain = preprocess.evaluation_of("resize", 256, 224)
   assert plain == EvalPreprocessing(image_size=224)
-  central = preprocess.evaluation_of(DataConfig(eval_crop="central"), 224)
+  central = preprocess.evaluation_of("central", 0, 224)
   assert (central.crop, central.resize) == ("central", 256)
-  small = DataConfig(eval_crop="central", resize=200)
   with pytest.raises(ConfigError, match="resize is 200"):
-    preprocess.evaluation_of(small, 224)
+    preprocess.evaluation_of("central", 200, 224)
   with pytest.raises(TaskError, match="middle"):
-    preprocess.evaluation_of(DataConfig(eval_crop="middle"), 224)
+    preprocess.evaluation_of("middle", 0, 224)

@@ -1,0 +1,375 @@
+"""Says what a file or a directory holds: a backbone, a task, several tasks.
+
+  python -m memory_vit.inspect NPZ_OR_TASK_DIR [--labels] [--json]
+
+A task is described without its backbone, and its arrays are compared with the
+SHA-256 in its `task.json`. The exit status is 2 where anything is damaged.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from memory_vit import adapters, compose, pretrained, trees
+from memory_vit.commands import run_command, show
+from memory_vit.download import KNOWN, local_file
+from memory_vit.errors import CheckpointError, TaskError
+from memory_vit.tables import aligned, table
+from memory_vit.tasks import TaskSpec
+from memory_vit.variants import ViTConfig
+
+# Class names that are shown without --labels.
+_FIRST_LABELS = 10
+# Of a data set's configuration.
+_DATA_KEYS = ("name", "dir", "train", "validation", "test")
+# Metrics that stand elsewhere in the description of a task.
+_SHOWN_ELSEWHERE = ("name", "cells", "trainable_params")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BackboneReport:
+  """What there is to say of the file of a backbone.
+
+  Attributes:
+    path: as it was given.
+    layout: how the weights lie in the file.
+    config: its shape.
+    parameters: the number of values.
+    fingerprint: SHA-256, in full.
+    arrays: published name -> shape, and dtype in the file.
+  """
+
+  path: str
+  layout: str
+  config: ViTConfig
+  parameters: int
+  fingerprint: str
+  arrays: dict[str, jax.ShapeDtypeStruct]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskReport:
+  """What there is to say of a task without its backbone.
+
+  Attributes:
+    path: its directory.
+    spec: what it is.
+    parameters: the number of values.
+    arrays: name -> what `task.json` says of it.
+    damage: what is wrong with the arrays; "" where they were verified.
+    provenance: as saved.
+  """
+
+  path: str
+  spec: TaskSpec
+  parameters: int
+  arrays: dict[str, adapters.StoredArray]
+  damage: str
+  provenance: Mapping[str, Any]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command; returns its exit status."""
+  arguments = _parser().parse_args(argv)
+  return run_command(lambda: _inspect(arguments))
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog="python -m memory_vit.inspect",
+    description="Says what a backbone file or a task directory holds.",
+  )
+  parser.add_argument(
+    "path",
+    help="an .npz file, address or short name of a backbone; a task "
+    "directory; or a directory of task directories, such as WORKDIR/tasks",
+  )
+  parser.add_argument(
+    "--labels", action="store_true", help="show all class names"
+  )
+  parser.add_argument(
+    "--json", action="store_true", help="everything, as one JSON object"
+  )
+  return parser
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+  root = Path(arguments.path).expanduser()
+  if not root.is_dir():
+    report = inspect_backbone(arguments.path)
+    values = _backbone_json(report)
+    show(json.dumps(values) if arguments.json else _backbone_text(report))
+    return 0
+  reports, errors = _try_tasks(compose.task_directories(root))
+  if arguments.json:
+    show(json.dumps(_tasks_json(root, reports, errors)))
+  elif reports:
+    show("\n\n\n".join(_task_text(r, arguments.labels) for r in reports))
+  for error in errors.values():
+    show(f"error: {error}", sys.stderr)
+  damaged = any(report.damage for report in reports)
+  return 2 if errors or damaged else 0
+
+
+# Tasks.
+
+
+def inspect_task(path: str | os.PathLike) -> TaskReport:
+  """Describes one task.
+
+  Raises:
+    TaskError: where its `task.json` cannot be read. Damaged arrays are no
+      error: the report says so.
+  """
+  stored = adapters.read_stored(path)
+  damage = ""
+  try:
+    adapters.read_arrays(path)
+  except TaskError as error:
+    damage = str(error)
+  return TaskReport(
+    path=str(path),
+    spec=adapters.read_spec(path),
+    parameters=sum(math.prod(array.shape) for array in stored.values()),
+    arrays=stored,
+    damage=damage,
+    provenance=adapters.read_manifest(path)["provenance"],
+  )
+
+
+def _try_tasks(
+  paths: Sequence[Path],
+) -> tuple[list[TaskReport], dict[str, str]]:
+  """Describes tasks; one that cannot be read does not hide the others.
+
+  Returns:
+    The reports, and {directory: why there is no report of it}.
+  """
+  reports, errors = [], {}
+  for path in paths:
+    try:
+      reports.append(inspect_task(path))
+    except TaskError as error:
+      errors[str(path)] = str(error)
+  return reports, errors
+
+
+def _tasks_json(
+  root: Path, reports: Sequence[TaskReport], errors: Mapping[str, str]
+) -> dict[str, Any]:
+  """One object for a task, or for a directory of tasks."""
+  tasks = [_task_json(report) for report in reports]
+  tasks += [
+    {"kind": "task", "path": path, "error": error}
+    for path, error in errors.items()
+  ]
+  if (root / "task.json").is_file():
+    return tasks[0]
+  return {"kind": "tasks", "path": str(root), "tasks": tasks}
+
+
+def _task_json(report: TaskReport) -> dict[str, Any]:
+  values = dataclasses.asdict(report)
+  return {"kind": "task", **values, "verified": not report.damage}
+
+
+def _task_text(report: TaskReport, labels: bool) -> str:
+  spec, backbone = report.spec, report.spec.backbone
+  evaluation = spec.evaluation
+  crop = evaluation.crop
+  if evaluation.resize:
+    crop += f", shorter side to {evaluation.resize} px"
+  memory_norm = "before" if spec.memory_norm else "after"
+  lines = aligned(
+    [
+      ("task", spec.name),
+      ("path", report.path),
+      ("classes", _labels(spec)),
+      ("cells", f"{spec.cells} per layer"),
+      ("attends to", ", ".join(spec.attends_to) or "no other task"),
+      ("memory", f"put in {memory_norm} the LayerNorm "
+                 f"(memory_norm {spec.memory_norm})"),
+      ("evaluation", f"{evaluation.image_size} px, {crop}"),
+      ("backbone", f"{backbone.variant}, {backbone.image_size} px, "
+                   f"gelu {backbone.gelu}"),
+      ("", backbone.fingerprint),
+      *_provenance(report.provenance),
+      ("parameters", f"{report.parameters:,}"),
+      ("arrays", f"DAMAGED: {report.damage}" if report.damage else "verified"),
+    ]
+  )  # fmt: skip
+  rows = [
+    (name, _dimensions(array.shape), array.dtype, array.sha256[:16])
+    for name, array in report.arrays.items()
+  ]
+  header = ("array", "shape", "dtype", "SHA-256 begins")
+  text = f"{lines}\n\n{table(header, rows)}"
+  if labels and spec.class_names:
+    names = [(str(i), name) for i, name in enumerate(spec.class_names)]
+    text += f"\n\n{aligned([('index', 'class'), *names])}"
+  return text
+
+
+def _labels(spec: TaskSpec) -> str:
+  """How many classes, and the names of the first."""
+  if not spec.class_names:
+    return f"{spec.num_classes}, names unknown"
+  first = ", ".join(spec.class_names[:_FIRST_LABELS])
+  others = spec.num_classes - _FIRST_LABELS
+  more = f", and {others} more (--labels)" if others > 0 else ""
+  return f"{spec.num_classes}: {first}{more}"
+
+
+def _provenance(provenance: Any) -> list[tuple[str, str]]:
+  """What is known of the run, as far as it is there; nothing is required."""
+  if not provenance:
+    return [("provenance", "unknown: not from a training run")]
+  metrics = _mapping(provenance, "metrics")
+  data = _mapping(_mapping(provenance, "config"), "data")
+  rows = [
+    (key, _metric(key, value))
+    for key, value in metrics.items()
+    if key not in _SHOWN_ELSEWHERE and not isinstance(value, Mapping | list)
+  ]
+  known = [f"{k} {data[k]!r}" for k in _DATA_KEYS if data.get(k)]
+  return rows + ([("data", ", ".join(known))] if known else [])
+
+
+def _mapping(values: Any, key: str) -> Mapping[str, Any]:
+  inner = values.get(key) if isinstance(values, Mapping) else None
+  return inner if isinstance(inner, Mapping) else {}
+
+
+def _metric(key: str, value: Any) -> str:
+  if value is None:
+    return "-"
+  if isinstance(value, float) and key.endswith(("_accuracy", "_top5")):
+    return f"{100 * value:.2f} %"
+  return f"{value:,}" if type(value) is int else str(value)
+
+
+# Backbones.
+
+
+def inspect_backbone(path: str) -> BackboneReport:
+  """Describes the file of a backbone.
+
+  Args:
+    path: anything that `pretrained.load_backbone` takes.
+
+  Raises:
+    CheckpointError: as `load_backbone`; and where there is nothing.
+  """
+  if not (Path(path).expanduser().exists() or path in KNOWN or "://" in path):
+    raise CheckpointError(
+      f"{path} is not there: expected the .npz file of a backbone, its address "
+      f"(https://, gs://) or one of {', '.join(KNOWN)}; or a task directory "
+      "(with a task.json), or a directory of such."
+    )
+  backbone = pretrained.load_backbone(path)
+  layout, dtypes = _stored_form(local_file(path))
+  flat = trees.flatten(backbone.params)
+  return BackboneReport(
+    path=path,
+    layout=layout,
+    config=backbone.config,
+    parameters=trees.count(backbone.params),
+    fingerprint=backbone.fingerprint,
+    arrays={
+      name: jax.ShapeDtypeStruct(array.shape, dtypes[name])
+      for name, array in flat.items()
+    },
+  )
+
+
+def _stored_form(file: Path) -> tuple[str, dict[str, np.dtype]]:
+  """The layout of a file, and published name -> dtype in the file."""
+  dtypes = {}
+  with np.load(file, allow_pickle=False) as archive:
+    entries = pretrained.without_prefix(archive.files)
+    for name, entry in entries.items():
+      array = archive[entry]
+      # numpy has no name for bfloat16: see `pretrained.load_backbone`.
+      dtype = jnp.bfloat16 if array.dtype == np.dtype("V2") else array.dtype
+      for published, _ in pretrained.as_published(name, array):
+        dtypes[published] = np.dtype(dtype)
+  return layout_of(entries), dtypes
+
+
+def layout_of(names: Iterable[str]) -> str:
+  """Which of the layouts of `pretrained.py` the names of a file belong to.
+
+  Args:
+    names: of all parameters, without prefix.
+  """
+  names = list(names)
+  parts = {part for name in names for part in name.split("/")}
+  if "pos_embedding" in names:
+    stacked = any(n.startswith(pretrained.STACKED_BLOCKS) for n in names)
+    return "big_vision, blocks stacked" if stacked else "big_vision"
+  if parts & pretrained.FROM_PRE_LINEN.keys():
+    return "vit_jax, layers numbered as before Linen"
+  return "vit_jax, layers numbered as by Linen"
+
+
+def _backbone_json(report: BackboneReport) -> dict[str, Any]:
+  config = dataclasses.asdict(report.config)
+  # Choices of who loads it, that the file does not hold.
+  del config["gelu"], config["dtype"]
+  return {
+    "kind": "backbone",
+    "path": report.path,
+    "layout": report.layout,
+    "variant": report.config.variant,
+    **config,
+    "num_patches": report.config.num_patches,
+    "parameters": report.parameters,
+    "fingerprint": report.fingerprint,
+    "arrays": {
+      name: {"shape": list(array.shape), "dtype": array.dtype.name}
+      for name, array in report.arrays.items()
+    },
+  }
+
+
+def _backbone_text(report: BackboneReport) -> str:
+  config = report.config
+  lines = aligned(
+    [
+      ("backbone", report.path),
+      ("layout", report.layout),
+      ("variant", config.variant),
+      ("shape", f"{config.depth} blocks of width {config.width}, "
+                f"{config.num_heads} heads, MLP {config.mlp_dim}"),
+      ("image size", f"{config.image_size} px: {config.num_patches} patches of "
+                     f"{config.patch_size} px"),
+      ("num_classes", f"{config.num_classes}" if config.num_classes
+                      else "0: no head, puts out its features"),
+      ("representation_size", str(config.representation_size)),
+      ("parameters", f"{report.parameters:,}"),
+      ("fingerprint", report.fingerprint),
+    ]
+  )  # fmt: skip
+  rows = [
+    (name, _dimensions(array.shape), array.dtype.name)
+    for name, array in report.arrays.items()
+  ]
+  return f"{lines}\n\n{table(('array', 'shape', 'dtype'), rows)}"
+
+
+def _dimensions(shape: Sequence[int]) -> str:
+  return " x ".join(map(str, shape))
+
+
+if __name__ == "__main__":
+  sys.exit(main())

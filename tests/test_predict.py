@@ -1,0 +1,483 @@
+"""Predictions are those of `forward`, whatever way the pictures come."""
+
+import io
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import zlib
+
+import fake_data
+import jax
+import numpy as np
+import pytest
+from conftest import ROOT, random_task, tiny_backbone
+
+import memory_vit as mv
+from memory_vit import data, pictures, predict, preprocess, programs
+from memory_vit.errors import TaskError
+
+PETS = ("cat", "dog", "日", "a very long name")
+TASKS = ("pets", "birds")
+
+
+@pytest.fixture(scope="module")
+def models(backbone, tmp_path_factory):
+  """Files of a backbone and of two tasks, one without class names."""
+  root = tmp_path_factory.mktemp("models")
+  mv.save_backbone(backbone, root / "vit.npz")
+  pets = random_task(backbone, "pets", classes=4, class_names=PETS)
+  birds = random_task(
+    backbone, "birds", seed=1, classes=6, attends_to=("pets",)
+  )
+  for task in (pets, birds):
+    mv.save_task(task, root / "tasks" / task.spec.name)
+  return root
+
+
+@pytest.fixture(scope="module")
+def loaded(models, backbone):
+  return [mv.load_task(models / "tasks" / n, backbone) for n in TASKS]
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """Five pictures of 8 x 8 pixels, which need no resizing, and other files."""
+  root = tmp_path / "pictures"
+  (root / "b").mkdir(parents=True)
+  (root / ".hidden").mkdir()
+  for i, name in enumerate(["c.png", "b/x.PNG", "a.png", "b/a.bmp", "z.gif"]):
+    write(root / name, fake_data.noise(i, 8, 8))
+  for name in ("notes.txt", "b/.dot.png", ".hidden/a.png"):
+    (root / name).write_text("no picture")
+  return root
+
+
+# Sorted, as they must come.
+NAMES = ("a.png", "b/a.bmp", "b/x.PNG", "c.png", "z.gif")
+
+
+def write(path, pixels):
+  kind = path.suffix[1:].upper()
+  path.write_bytes(fake_data.encode(pixels, kind))
+  return path
+
+
+def arguments(models, *images, tasks=TASKS):
+  return [
+    f"--backbone={models / 'vit.npz'}",
+    *(f"--task={models / 'tasks' / name}" for name in tasks),
+    *map(str, images),
+  ]
+
+
+def run(capsys, *argv):
+  """Runs the command; returns its status, stdout and stderr."""
+  capsys.readouterr()
+  status = predict.main([str(a) for a in argv])
+  return (status, *capsys.readouterr())
+
+
+def run_json(capsys, *argv):
+  """The status, and the lines of --json."""
+  status, out, _ = run(capsys, *argv, "--json")
+  return status, [json.loads(line) for line in out.splitlines()]
+
+
+def by_hand(backbone, tasks, pixels):
+  """{name: probabilities (c,)} of one picture of the right size."""
+  image = np.asarray(pixels, np.float32)[None] / 127.5 - 1
+  logits = mv.forward(backbone, tasks, image)
+  return {k: np.asarray(jax.nn.softmax(v[0])) for k, v in logits.items()}
+
+
+def probabilities(line, name):
+  """{index: probability} of one task."""
+  return {g["index"]: g["probability"] for g in line["tasks"][name]}
+
+
+def by_hand_of(line):
+  """The probabilities of a line as arrays."""
+  return {
+    name: np.array([p for _, p in sorted(probabilities(line, name).items())])
+    for name in line["tasks"]
+  }
+
+
+def same(line, expected, tolerance=1e-5):
+  """Whether every class of every task has its probability, in falling order."""
+  for name, guesses in line["tasks"].items():
+    found = [g["probability"] for g in guesses]
+    order = np.argsort(-expected[name])[: len(found)]
+    assert [g["index"] for g in guesses] == list(order)
+    np.testing.assert_allclose(found, expected[name][order], atol=tolerance)
+
+
+def test_probabilities_are_those_of_forward(
+  models, backbone, loaded, tmp_path, capsys
+):
+  pixels = fake_data.noise(3, 8, 8)
+  file = write(tmp_path / "a.png", pixels)
+  status, [line] = run_json(capsys, *arguments(models, file), "--top=9")
+  assert status == 0
+  assert line["image"] == str(file)
+  assert list(line["tasks"]) == ["pets", "birds"]
+  assert [len(guesses) for guesses in line["tasks"].values()] == [4, 6]
+  same(line, by_hand(backbone, loaded, pixels))
+  for guess in line["tasks"]["pets"]:
+    assert guess["class"] == PETS[guess["index"]]
+  for guess in line["tasks"]["birds"]:  # of which no names are known
+    assert guess["class"] == str(guess["index"])
+  for name in line["tasks"]:
+    assert sum(probabilities(line, name).values()) == pytest.approx(1)
+
+
+def test_top_and_the_text(models, backbone, loaded, tmp_path, capsys):
+  pixels = fake_data.noise(3, 8, 8)
+  file = write(tmp_path / "a.png", pixels)
+  status, out, err = run(capsys, *arguments(models, file), "--top=2")
+  assert (status, err) == (0, "")
+  expected = by_hand(backbone, loaded, pixels)
+  first, *lines = out.splitlines()
+  assert first == str(file)
+  found = [re.fullmatch(r"  (\w*) +(.+?) +(\d+\.\d) %", x) for x in lines]
+  assert [m[1] for m in found] == ["pets", "", "birds", ""]
+  for name, names, shown in [
+    ("pets", PETS, found[:2]),
+    ("birds", tuple(map(str, range(6))), found[2:]),
+  ]:
+    best = np.argsort(-expected[name])[:2]
+    assert [m[2] for m in shown] == [names[i] for i in best]
+    assert [float(m[3]) for m in shown] == pytest.approx(
+      100 * expected[name][best], abs=0.06
+    )
+  assert len({len(line) for line in lines}) == 1  # aligned
+
+
+def test_the_original_head_beside_the_tasks(models, backbone, tmp_path, capsys):
+  pixels = fake_data.noise(4, 8, 8)
+  file = write(tmp_path / "a.png", pixels)
+  argv = arguments(models, file, tasks=["pets"])
+  _, [line] = run_json(capsys, *argv, "--original", "--top=7")
+  expected = by_hand(backbone, [], pixels)["backbone"]
+  assert list(line["tasks"]) == ["pets"]
+  assert [g["class"] for g in line["backbone"]] == [
+    str(i) for i in np.argsort(-expected)
+  ]
+  found = [g["probability"] for g in line["backbone"]]
+  np.testing.assert_allclose(found, np.sort(expected)[::-1], atol=1e-5)
+  assert "\n  backbone  " in run(capsys, *argv, "--original")[1]
+  assert "backbone" not in run_json(capsys, *argv)[1][0]
+
+
+def test_bfloat16_is_near(models, backbone, loaded, tmp_path, capsys):
+  pixels = fake_data.noise(3, 8, 8)
+  file = write(tmp_path / "a.png", pixels)
+  argv = [*arguments(models, file), "--top=9"]
+  _, [line] = run_json(capsys, *argv, "--dtype=bfloat16")
+  expected = by_hand(backbone, loaded, pixels)["pets"]
+  found = probabilities(line, "pets")
+  for i, probability in found.items():
+    assert probability == pytest.approx(expected[i], abs=0.1)
+  assert found != probabilities(run_json(capsys, *argv)[1][0], "pets")
+
+
+def test_a_folder_in_one_pass_per_batch(
+  models, backbone, loaded, folder, capsys, monkeypatch
+):
+  passes = []
+
+  def counted(backbone, tasks, images):
+    passes.append(([spec.name for spec in tasks.specs], images.shape))
+    return forward(backbone, tasks, images)
+
+  forward = programs.forward
+  monkeypatch.setattr(programs, "forward", counted)
+  before = programs.encode_program._cache_size()
+  argv = arguments(models, folder)
+  status, lines = run_json(capsys, *argv, "--batch_size=3", "--top=9")
+  assert status == 0
+  assert [line["image"] for line in lines] == [str(folder / n) for n in NAMES]
+  # The second batch is filled up: nothing is compiled again.
+  assert passes == [(["pets", "birds"], (3, 8, 8, 3))] * 2
+  assert programs.encode_program._cache_size() - before <= 1
+  for line in lines:
+    image = fake_data.Image.open(line["image"]).convert("RGB")
+    same(line, by_hand(backbone, loaded, image))
+  _, alone = run_json(capsys, *argv, "--batch_size=1", "--top=9")
+  for line, other in zip(lines, alone, strict=True):
+    assert line["image"] == other["image"]
+    same(other, by_hand_of(line), 1e-6)
+
+
+def test_a_directory_of_tasks(models, folder, capsys):
+  file = folder / "a.png"
+  argv = [f"--backbone={models / 'vit.npz'}", f"--task={models / 'tasks'}"]
+  status, [line] = run_json(capsys, *argv, file)
+  _, [other] = run_json(capsys, *arguments(models, file))
+  assert status == 0
+  assert line["tasks"].keys() == {"pets", "birds"}
+  same(line, by_hand_of(run_json(capsys, *argv, file, "--top=9")[1][0]))
+  assert [g["class"] for g in line["tasks"]["pets"]] == [
+    g["class"] for g in other["tasks"]["pets"]
+  ]
+
+
+def test_paths_on_standard_input(models, folder, capsys, monkeypatch):
+  lines = f"{folder / 'c.png'}\n\n{folder / 'a.png'}\r\n{folder / 'b'}\n"
+  stdin = io.TextIOWrapper(io.BytesIO(lines.encode()))
+  monkeypatch.setattr(sys, "stdin", stdin)
+  argv = arguments(models, folder / "z.gif", "-", tasks=["pets"])
+  status, found = run_json(capsys, *argv)
+  assert status == 0
+  assert [os.path.relpath(line["image"], folder) for line in found] == [
+    "z.gif", "c.png", "a.png", "b/a.bmp", "b/x.PNG"
+  ]  # fmt: skip
+
+
+def test_standard_input_is_read_as_it_is_needed(folder, monkeypatch, loaded):
+  asked = []
+
+  def lines():
+    for i in range(30):
+      asked.append(i)
+      yield os.fsencode(folder / NAMES[i % 5]) + b"\n"
+
+  stdin = type("Stdin", (), {"buffer": lines()})
+  monkeypatch.setattr(sys, "stdin", stdin)
+  entries = pictures.find_pictures(["-"])
+  batches = pictures.read_batches(entries, loaded[0].spec.evaluation, 3)
+  first, second = next(batches), next(batches)
+  assert [p.entry.path for p in first + second] == [
+    str(folder / NAMES[i % 5]) for i in range(6)
+  ]
+  assert len(asked) == 6
+  batches.close()
+
+
+def png(width, height):
+  """A small file that claims to be a picture of any size."""
+
+  def chunk(kind, content):
+    check = struct.pack(">I", zlib.crc32(kind + content))
+    return struct.pack(">I", len(content)) + kind + content + check
+
+  header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+  content = zlib.compress(bytes(1000))
+  chunks = [(b"IHDR", header), (b"IDAT", content), (b"IEND", b"")]
+  return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*c) for c in chunks)
+
+
+def test_what_cannot_be_read_is_named_and_skipped(
+  models, backbone, loaded, folder, capsys
+):
+  jpeg = fake_data.encode(fake_data.noise(1, 40, 40), "JPEG")
+  broken = {
+    "cut.jpg": (jpeg[: len(jpeg) // 2], "Invalid JPEG data"),
+    "cut.png": ((folder / "c.png").read_bytes()[:60], "Invalid PNG data"),
+    "cut.bmp": ((folder / "b/a.bmp").read_bytes()[:80], "truncated"),
+    "empty.jpg": (b"", "not a JPEG, PNG, WebP, BMP or GIF file"),
+    "text.jpg": (b"text", "not a JPEG, PNG, WebP, BMP or GIF file"),
+    "bomb.png": (png(60_000, 60_000), "more than 100 megapixels"),
+    "large.png": (png(11_000, 10_000), "11000 x 10000 pixels, more than 100"),
+  }
+  for name, (content, _) in broken.items():
+    (folder / name).write_bytes(content)
+  reasons = {str(folder / name): reason for name, (_, reason) in broken.items()}
+  (folder / "void").mkdir()
+  reasons[str(folder / "void")] = "a folder without pictures"
+  reasons[str(folder / "missing.jpg")] = "No such file"
+  argv = arguments(
+    models, folder, folder / "void", folder / "missing.jpg", folder / "a.png"
+  )
+  status, out, err = run(capsys, *argv, "--json", "--batch_size=4", "--top=9")
+  assert status == 1
+  lines = [json.loads(line) for line in out.splitlines()]
+  errors = {x["image"]: x["error"] for x in lines if "error" in x}
+  assert errors.keys() == reasons.keys()
+  *reported, summary = err.splitlines()
+  assert summary == "9 of 15 pictures could not be read"
+  for path, reason in reasons.items():
+    assert reason in errors[path]
+    assert f"skipped {path}: {errors[path]}" in reported
+    assert "0x" not in errors[path]
+    assert "{{" not in errors[path]
+  # All are there, in order, and the good ones are what they are alone.
+  paths = sorted(map(str, [folder / n for n in [*NAMES, *broken]]))
+  paths += [str(folder / n) for n in ("void", "missing.jpg", "a.png")]
+  assert [x["image"] for x in lines] == paths
+  for line in lines:
+    if "tasks" in line:
+      image = fake_data.Image.open(line["image"]).convert("RGB")
+      same(line, by_hand(backbone, loaded, image))
+
+
+def test_only_pictures_that_cannot_be_read(models, tmp_path, capsys):
+  argv = arguments(models, tmp_path / "a", tmp_path / "b", tasks=["pets"])
+  assert run(capsys, *argv) == (
+    1,
+    "",
+    f"skipped {tmp_path / 'a'}: No such file or directory\n"
+    f"skipped {tmp_path / 'b'}: No such file or directory\n"
+    "2 of 2 pictures could not be read\n",
+  )
+
+
+def read_one(path, evaluation):
+  batches = pictures.read_batches([pictures.Entry(str(path))], evaluation, 1)
+  [[picture]] = batches
+  return picture
+
+
+def test_what_is_too_large_is_never_decoded(
+  tmp_path, folder, loaded, monkeypatch, recwarn
+):
+  evaluation = loaded[0].spec.evaluation
+  bomb = tmp_path / "bomb.png"
+  bomb.write_bytes(png(60_000, 60_000))
+  real = preprocess.eval_image
+  decoded = []
+  monkeypatch.setattr(
+    preprocess, "eval_image", lambda *a: decoded.append(1) or real(*a)
+  )
+  assert read_one(bomb, evaluation).pixels is None
+  good = folder / "a.png"  # 8 x 8 pixels
+  monkeypatch.setattr(pictures, "MAX_PIXELS", 63)
+  assert "8 x 8 pixels, more than" in read_one(good, evaluation).entry.reason
+  monkeypatch.setattr(pictures, "MAX_PIXELS", 64)
+  size = good.stat().st_size
+  monkeypatch.setattr(pictures, "MAX_FILE_BYTES", size - 1)
+  assert "the file has more than" in read_one(good, evaluation).entry.reason
+  assert not decoded
+  monkeypatch.setattr(pictures, "MAX_FILE_BYTES", size)
+  assert read_one(good, evaluation).pixels is not None
+  assert decoded == [1]
+
+
+def test_odd_files_do_not_hang_or_stop(tmp_path, loaded):
+  evaluation = loaded[0].spec.evaluation
+  os.mkfifo(tmp_path / "pipe.jpg")
+  assert (
+    read_one(tmp_path / "pipe.jpg", evaluation).entry.reason == "not a file"
+  )
+  assert "null" in read_one("a\0b", evaluation).entry.reason
+
+
+@pytest.mark.parametrize(("crop", "resize"), [("resize", 0), ("central", 11)])
+def test_pictures_are_prepared_as_in_evaluation(tmp_path, crop, resize):
+  """To the bit, or accuracies would not be those that were measured."""
+  evaluation = mv.EvalPreprocessing(image_size=8, crop=crop, resize=resize)
+  kinds = ("jpeg", "png", "bmp", "gif", "webp")
+  root = tmp_path / "data" / "train" / "a"
+  root.mkdir(parents=True)
+  for i, kind in enumerate(kinds):
+    write(root / f"{i}.{kind}", fake_data.noise(i, 21 + i, 33 - i))
+  # GIF is not among the suffixes of image folders.
+  (root / "3.gif").rename(root / "3.png")
+  source = data.open_source("folder", "train", str(tmp_path / "data"))
+  batch = next(data.eval_batches(source, evaluation, batch_size=5))
+  entries = [pictures.Entry(source.file_name(i)) for i in range(5)]
+  [found] = pictures.read_batches(entries, evaluation, 5)
+  assert np.array_equal(np.stack([p.pixels for p in found]), batch["image"])
+
+
+def test_gelu_and_image_size_come_from_the_task(tmp_path, backbone, capsys):
+  mv.save_backbone(backbone, tmp_path / "vit.npz")
+  other = mv.load_backbone(tmp_path / "vit.npz", image_size=12, gelu="exact")
+  task = random_task(other, "pets")
+  mv.save_task(task, tmp_path / "tasks" / "pets")
+  pixels = fake_data.noise(3, 12, 12)
+  file = write(tmp_path / "a.png", pixels)
+  argv = arguments(tmp_path, file, tasks=["pets"])
+  status, [line] = run_json(capsys, *argv)
+  assert status == 0
+  same(line, by_hand(other, [task], pixels))
+
+
+def refused(capsys, *argv):
+  """The message of a command that must fail before it prints a result."""
+  status, out, err = run(capsys, *argv)
+  assert (status, out) == (2, "")
+  assert err.startswith("error: ")
+  return err
+
+
+def test_what_does_not_fit_is_refused(models, tmp_path, folder, capsys):
+  mv.save_backbone(tiny_backbone(seed=1), tmp_path / "other.npz")
+  one = [f"--task={models / 'tasks' / 'pets'}", str(folder)]
+  message = refused(capsys, f"--backbone={tmp_path / 'other.npz'}", *one)
+  assert "'pets' belongs to another backbone" in message
+  assert "no.npz" in refused(capsys, "--backbone=no.npz", *one)
+  # A task without the one that it reads, or twice.
+  message = refused(capsys, *arguments(models, folder, tasks=["birds"]))
+  assert "'birds' attends to 'pets', which is not among" in message
+  message = refused(capsys, *arguments(models, folder, tasks=["pets", "pets"]))
+  assert "there twice: ['pets']" in message
+  message = refused(capsys, *arguments(models, folder, tasks=["none"]))
+  assert "is neither a task nor a directory of tasks" in message
+
+
+def test_tasks_that_cannot_share_a_pass(backbone, models, tmp_path, capsys):
+  central = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
+  cars = random_task(backbone, "cars", evaluation=central)
+  mv.save_task(cars, tmp_path / "cars")
+  exact = random_task(tiny_backbone(gelu="exact"), "boats")
+  mv.save_task(exact, tmp_path / "boats")
+  argv = arguments(models, "a.png", tasks=["pets"])
+  message = refused(capsys, *argv, f"--task={tmp_path / 'cars'}")
+  assert "'pets' and 'cars' want pictures prepared differently" in message
+  assert "resize=9" in message
+  # Before the backbone is loaded: which of the two would it be?
+  argv[0] = "--backbone=none.npz"
+  message = refused(capsys, *argv, f"--task={tmp_path / 'boats'}")
+  assert "'boats' belongs to another backbone. That of 'pets'" in message
+  assert "gelu 'tanh', the task has 'exact'" in message
+
+
+def test_a_backbone_without_a_head_has_no_original_task(tmp_path, capsys):
+  backbone = tiny_backbone(num_classes=0)
+  mv.save_backbone(backbone, tmp_path / "vit.npz")
+  mv.save_task(random_task(backbone, "pets"), tmp_path / "tasks" / "pets")
+  argv = arguments(tmp_path, "a.png", tasks=["pets"])
+  assert "has no head" in refused(capsys, *argv, "--original")
+
+
+def test_softmax():
+  logits = np.array([[1000.0, 1001.0, -1000.0], [0.0, 0.0, 0.0]], np.float32)
+  share = 1 / (1 + np.e)
+  expected = [[share, 1 - share, 0], [1 / 3] * 3]
+  found = predict.softmax(logits, "pets")
+  np.testing.assert_allclose(found, expected, rtol=1e-12)
+  with pytest.raises(TaskError, match="'pets' are not finite"):
+    predict.softmax(np.array([[np.nan, 0.0]]), "pets")
+
+
+def test_wrong_options(models, capsys):
+  for option in ("--top=0", "--batch_size=-1", "--dtype=int8", "--unknown"):
+    with pytest.raises(SystemExit) as stop:
+      predict.main([*arguments(models, "a.png"), option])
+    assert stop.value.code == 2
+
+
+@pytest.mark.slow
+def test_as_a_command_results_come_at_once_and_a_closed_pipe_is_no_error(
+  models, folder
+):
+  argv = arguments(models, "-", tasks=["pets"])
+  env = {**os.environ, "XLA_FLAGS": "", "PYTHONIOENCODING": "ascii"}
+  with subprocess.Popen(
+    [sys.executable, "-m", "memory_vit.predict", *argv, "--batch_size=1"],
+    cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+  ) as process:  # fmt: skip
+    process.stdin.write(os.fsencode(folder / "a.png") + b"\n")
+    process.stdin.flush()  # and not closed: the result must come before that
+    assert process.stdout.readline() == os.fsencode(folder / "a.png") + b"\n"
+    assert process.stdout.readline().startswith(b"  pets  ")
+    process.stdout.close()
+    process.stdin.write(os.fsencode(folder / "c.png") + b"\n")
+    process.stdin.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == 0
