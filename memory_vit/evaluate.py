@@ -8,42 +8,27 @@ ViT; the exit status is then 1 where something differs. It is 2 for bad input.
 """
 
 import argparse
-import collections
 import dataclasses
-import functools
 import json
-import math
-import statistics
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from memory_vit import (
   commands,
-  compose,
+  comparison,
   config,
   data,
-  evaluation,
   preprocess,
-  programs,
   records,
   sharding,
 )
-from memory_vit.backbone import Backbone
 from memory_vit.errors import TaskError
-from memory_vit.model import MemoryViT
 from memory_vit.tables import table
-from memory_vit.tasks import BACKBONE, EvalPreprocessing, Task
-from memory_vit.variants import ViTConfig
-
-# Greatest difference of a logit, as a share of the greatest logit, between a
-# task among others and alone: the same sums in another order.
-TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
+from memory_vit.tasks import EvalPreprocessing, Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +86,7 @@ def _run(arguments: argparse.Namespace) -> int:
   sharding.require_divisible(arguments.batch_size, mesh, "--batch_size")
   params = jax.device_put(backbone.params, sharding.replicated(mesh))
   backbone = dataclasses.replace(backbone, params=params)
-  evaluator = Evaluator(backbone, tasks, mesh, arguments.batch_size)
+  evaluator = comparison.Evaluator(backbone, tasks, mesh, arguments.batch_size)
   # All data sets first: a wrong one must not cost an evaluation.
   opened = _open_all(tasks, arguments)
   upstream = _open_upstream(tasks, arguments) if arguments.verify else None
@@ -120,7 +105,7 @@ def _run(arguments: argparse.Namespace) -> int:
   }
   if arguments.verify:
     result["backbone"]["upstream"] = upstream and evaluator.upstream(*upstream)
-    result["verified"] = _verified(result, arguments.dtype)
+    result["verified"] = comparison.verified(result, arguments.dtype)
   commands.show(_text(result))
   if arguments.json:
     text = json.dumps(result, indent=2) + "\n"
@@ -199,226 +184,6 @@ def _require_classes(task: Task, source: data.Source) -> None:
       f"{source.name!r} has {source.num_classes} "
       f"({', '.join(source.class_names[:3])}, ...)."
     )
-
-
-class Evaluator:
-  """One model with all tasks, and what it is compared with."""
-
-  def __init__(
-    self,
-    backbone: Backbone,
-    tasks: Sequence[Task],
-    mesh: jax.sharding.Mesh,
-    batch_size: int,
-  ) -> None:
-    self._backbone, self._mesh = backbone, mesh
-    self._batch_size = batch_size
-    self._slots = programs.fill_slots(backbone, tasks)
-    # A task is never without those that it reads.
-    self._alone = {
-      task.spec.name: programs.fill_slots(
-        backbone, compose.with_parents(tasks, task.spec.name)
-      )
-      for task in tasks
-    }
-
-  def evaluate(
-    self, source: data.Source, names: Sequence[str], *, verify: bool
-  ) -> dict[str, dict[str, Any]]:
-    """Evaluates tasks on a data set, with all tasks in the pass.
-
-    Args:
-      source: the data set.
-      names: of the tasks.
-      verify: whether to compare every output with that of other programs.
-
-    Returns:
-      {name: an entry of the result}.
-    """
-    differences = _Differences()
-
-    def predict(images: jax.Array) -> dict[str, jax.Array]:
-      out = programs.forward(self._backbone, self._slots, images)
-      shown = {name: out[name] for name in names}
-      if verify:
-        plain, alone = self._compared(images, names)
-        differences.add(BACKBONE, out[BACKBONE], plain)
-        for name in names:
-          differences.add(name, out[name], alone[name])
-          shown[f"{name} alone"] = alone[name]
-      return shown
-
-    began = time.perf_counter()
-    batches = self._batches(source, self._evaluation)
-    found = evaluation.evaluate(predict, batches, self._mesh)
-    seconds = time.perf_counter() - began
-    results = {}
-    for name in names:
-      results[name] = _entry(name, source, found[name], seconds)
-      if verify:
-        results[name]["alone"] = {
-          "accuracy": found[f"{name} alone"]["top1"],
-          "max_difference": differences.relative(name),
-          "outputs_bit_equal": differences.equal(BACKBONE),
-        }
-    return results
-
-  def upstream(
-    self, source: data.Source, preprocessing: EvalPreprocessing
-  ) -> dict[str, Any]:
-    """Evaluates the original head, with all tasks in the pass and without."""
-    differences = _Differences()
-
-    def predict(images: jax.Array) -> dict[str, jax.Array]:
-      out = programs.forward(self._backbone, self._slots, images)[BACKBONE]
-      plain = plain_program(self._backbone, images)
-      differences.add(BACKBONE, out, plain)
-      return {"with": out, "plain": plain}
-
-    batches = self._batches(source, preprocessing)
-    found = evaluation.evaluate(predict, batches, self._mesh)
-    return {
-      "data": source.name,
-      "split": source.split,
-      "examples": found["with"]["examples"],
-      "accuracy": found["with"]["top1"],
-      "accuracy_plain": found["plain"]["top1"],
-      "outputs_bit_equal": differences.equal(BACKBONE),
-    }
-
-  def timing(self, source: data.Source, rounds: int = 5) -> dict[str, Any]:
-    """Seconds of a batch: the plain ViT, all tasks, and each in its own pass.
-
-    The median of several rounds, in turn; reading pictures is left out.
-    """
-    backbone, slots = self._backbone, self._slots
-    batches = iter(self._batches(source, self._evaluation))
-    images = next(sharding.prefetch(batches, self._mesh))["image"]
-    seconds = _medians(
-      {
-        "plain": lambda: plain_program(backbone, images),
-        "together": lambda: programs.forward(backbone, slots, images),
-        "one_by_one": lambda: [
-          programs.forward(backbone, alone, images)
-          for alone in self._alone.values()
-        ],
-      },
-      rounds,
-    )
-    return {
-      "batch_size": self._batch_size,
-      "tasks": len(self._alone),
-      **seconds,
-    }
-
-  def _compared(
-    self, images: jax.Array, names: Sequence[str]
-  ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Outputs of the plain ViT, and of every task alone."""
-    _, context = programs.encode(self._backbone, images)
-    alone = {
-      name: programs.read(self._backbone, self._alone[name], context)[name]
-      for name in names
-    }
-    return plain_program(self._backbone, images), alone
-
-  @property
-  def _evaluation(self) -> EvalPreprocessing:
-    """How all tasks want their pictures."""
-    return self._slots.specs[0].evaluation
-
-  def _batches(
-    self, source: data.Source, preprocessing: EvalPreprocessing
-  ) -> Any:
-    return data.eval_batches(
-      source,
-      preprocessing,
-      batch_size=self._batch_size,
-      process_index=jax.process_index(),
-      process_count=jax.process_count(),
-    )
-
-
-@functools.partial(jax.jit, static_argnames="config")
-def _plain(params: Any, images: jax.Array, config: ViTConfig) -> jax.Array:
-  model = MemoryViT(config)
-  variables = {"params": {"backbone": params}}
-  return model.apply(variables, images, method="encode")[0]
-
-
-def plain_program(backbone: Backbone, images: jax.Array) -> jax.Array:
-  """The original outputs, by a program that hands nothing out to tasks."""
-  return _plain(backbone.params, images, backbone.config)
-
-
-class _Differences:
-  """The greatest difference of outputs, over all batches."""
-
-  def __init__(self) -> None:
-    self._greatest = collections.defaultdict(float)
-    self._scale = collections.defaultdict(float)
-
-  def add(self, name: str, found: jax.Array, expected: jax.Array) -> None:
-    """Compares the outputs of a batch."""
-    found, expected = np.asarray(found), np.asarray(expected)
-    difference = float(np.abs(found - expected).max())
-    # What is not a number must not pass for equal.
-    if not np.array_equal(found, expected):
-      difference = difference if difference > 0 else math.inf
-    self._greatest[name] = max(self._greatest[name], difference)
-    scale = float(np.abs(expected).max())
-    self._scale[name] = max(self._scale[name], scale)
-
-  def equal(self, name: str) -> bool:
-    """Whether all outputs were equal to the bit."""
-    return self._greatest[name] == 0
-
-  def relative(self, name: str) -> float:
-    """The greatest difference as a share of the greatest output."""
-    return self._greatest[name] / max(self._scale[name], 1e-30)
-
-
-def _medians(
-  functions: Mapping[str, Callable[[], Any]], rounds: int
-) -> dict[str, float]:
-  """Seconds of each function, in turn; the first call compiles."""
-  times: dict[str, list[float]] = {name: [] for name in functions}
-  for i in range(rounds + 1):
-    for name, function in functions.items():
-      began = time.perf_counter()
-      jax.block_until_ready(function())
-      if i:
-        times[name].append(time.perf_counter() - began)
-  return {name: statistics.median(t) for name, t in times.items()}
-
-
-def _entry(
-  name: str, source: data.Source, found: Mapping[str, Any], seconds: float
-) -> dict[str, Any]:
-  """What is reported of a task."""
-  return {
-    "name": name,
-    "data": source.name,
-    "split": source.split,
-    "examples": found["examples"],
-    "accuracy": found["top1"],
-    "top5": found["top5"],
-    "loss": found["loss"],
-    "per_class": found["per_class"],
-    "images_per_second": round(found["examples"] / seconds, 1),
-  }
-
-
-def _verified(result: Mapping[str, Any], dtype: str) -> bool:
-  """Whether all is as the method promises."""
-  upstream = result["backbone"]["upstream"]
-  if upstream and not upstream["outputs_bit_equal"]:
-    return False
-  return all(
-    task["alone"]["outputs_bit_equal"]
-    and task["alone"]["max_difference"] <= TOLERANCE[dtype]
-    for task in result["tasks"]
-  )
 
 
 def _text(result: Mapping[str, Any]) -> str:

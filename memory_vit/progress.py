@@ -169,9 +169,11 @@ def summary(result: Mapping[str, Any], workdir: Path) -> str:
 def _of_sweep(result: Mapping[str, Any]) -> str:
   """What a sweep took, and what came of it."""
   sweep, best = result["sweep"], result["tasks"][0]
+  memory = sweep["bytes_per_variant"]
+  taken = "" if memory is None else f" and {memory / 2**20:.0f} MiB"
   return (
     f"{sweep['variants']} variants in {sweep['passes']} pass(es), "
-    f"{sweep['training_seconds_per_variant']:.1f} s of training each; "
+    f"{sweep['training_seconds_per_variant']:.1f} s of training{taken} each; "
     f"{best['name']} is best on validation, and exported as {sweep['task']}"
   )
 

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import logging
-import os
 import re
 import time
 from collections.abc import Sequence
@@ -19,9 +18,9 @@ from memory_vit import (
   evaluation,
   preprocess,
   programs,
+  results,
   sharding,
   sweep,
-  trees,
 )
 from memory_vit.backbone import Backbone
 from memory_vit.config import Config, DataConfig, to_dict
@@ -65,13 +64,10 @@ def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
 
   before = upstream and _evaluate_upstream(learner, upstream, ())
   plan = _plan(learner, variants, workdir)
-  write_json(workdir / "config.json", to_dict(config))
-  learned = [
-    learner.learn(variants, directory, _logdirs(variants, workdir))
-    for directory, variants in plan.items()
-  ]
-  tasks = _with_metrics(learner, variants, learned, tested)
-  exported = _export(config, name, tasks, workdir, backbone)
+  results.write_json(workdir / "config.json", to_dict(config))
+  learned = _learn(learner, variants, plan, workdir)
+  tasks = results.with_metrics(learner, variants, learned, tested)
+  exported = results.export(config, name, tasks, workdir, backbone)
   after = upstream and _evaluate_upstream(learner, upstream, exported)
 
   result = {
@@ -86,10 +82,10 @@ def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
     "images_per_second": _speed(learned),
   }
   if config.sweep.is_on:
-    result["sweep"] = _of_the_sweep(learned, name)
+    result["sweep"] = _of_the_sweep(learned, name, plan)
     _plot(result, workdir)
   _keep_time(result, workdir)
-  write_json(workdir / "result.json", result)
+  results.write_json(workdir / "result.json", result)
   return result
 
 
@@ -151,7 +147,7 @@ def _pretrained(config: Config, workdir: Path, mesh: Mesh) -> Path:
   )
   if not path.exists():
     save_backbone(pretrain(config, mesh), path)
-    write_json(made_by, wanted)
+    results.write_json(made_by, wanted)
   found = json.loads(made_by.read_text()) if made_by.exists() else None
   if found != wanted:
     raise TrainingError(
@@ -183,49 +179,72 @@ def _open(config: Config, split: str) -> data.Source | None:
 
 def _plan(
   learner: Learner, variants: Sequence[Variant], workdir: Path
-) -> dict[Path, list[Variant]]:
-  """{directory of saved states: variants that are trained at once}.
+) -> dict[str, Any]:
+  """Which variants are trained at once, and the estimate that says so.
 
   A run that goes on keeps its plan, whatever memory is free now.
+
+  Returns:
+    {"passes": names of the variants of each, "bytes_of_one": what a pass with
+    one variant takes, "bytes_per_variant": what each further one takes}; both
+    None where there is one only.
   """
   file = workdir / "passes.json"
-  by_name = {variant.name: variant for variant in variants}
+  names = sorted(variant.name for variant in variants)
   if not file.exists():
-    passes = _passes(learner, variants)
-    write_json(file, [[variant.name for variant in p] for p in passes])
-  names = json.loads(file.read_text())
-  if sorted(sum(names, [])) != sorted(by_name):
+    results.write_json(file, _passes(learner, variants))
+  plan = json.loads(file.read_text(encoding="utf-8"))
+  planned = sorted(name for part in plan["passes"] for name in part)
+  if planned != names:
     raise TrainingError(
-      f"{file} plans the variants {sum(names, [])}, the configuration has "
-      f"{list(by_name)}. Give the one that the run began with, or another "
-      "--workdir."
+      f"{file} plans the variants {planned}, the configuration has {names}. "
+      "Give the one that the run began with, or another --workdir."
     )
-  directory = workdir / "checkpoints"
-  many = len(names) > 1
-  return {
-    directory / f"pass-{i:02}" if many else directory: [by_name[n] for n in p]
-    for i, p in enumerate(names)
-  }
+  return plan
 
 
-def _passes(
-  learner: Learner, variants: Sequence[Variant]
-) -> list[list[Variant]]:
+def _passes(learner: Learner, variants: Sequence[Variant]) -> dict[str, Any]:
   """Deals variants out to passes, on an estimate of the memory they take."""
   if len(variants) == 1:
-    return [list(variants)]
+    return {
+      "passes": [[variants[0].name]],
+      "bytes_of_one": None,
+      "bytes_per_variant": None,
+    }
   # The longest memory is what all are padded to.
   longest = sorted(variants, key=lambda v: v.config.task.cells)[-2:]
-  first, both = learner.pass_bytes(longest[1:]), learner.pass_bytes(longest)
+  first = learner.pass_bytes(longest[1:])
+  further = max(0, learner.pass_bytes(longest) - first)
   free = sweep.free_bytes(learner.config.sweep.memory_gib)
-  passes = sweep.passes_of(variants, sweep.at_once(first, both - first, free))
+  passes = sweep.passes_of(variants, sweep.at_once(first, further, free))
   logger.info(
     "%d variants in %d passes: one takes %.2f GiB, each further one %.3f GiB, "
     "%.2f GiB may be taken (estimated by compiling for one and for two)",
-    len(variants), len(passes), first / 2**30, (both - first) / 2**30,
-    free / 2**30,
+    len(variants), len(passes), first / 2**30, further / 2**30, free / 2**30,
   )  # fmt: skip
-  return passes
+  return {
+    "passes": [[variant.name for variant in part] for part in passes],
+    "bytes_of_one": first,
+    "bytes_per_variant": further,
+  }
+
+
+def _learn(
+  learner: Learner,
+  variants: Sequence[Variant],
+  plan: dict[str, Any],
+  workdir: Path,
+) -> list[Learned]:
+  """Trains one pass after the other."""
+  by_name = {variant.name: variant for variant in variants}
+  learned = []
+  for i, names in enumerate(plan["passes"]):
+    directory = workdir / "checkpoints"
+    if len(plan["passes"]) > 1:
+      directory /= f"pass-{i:02}"
+    part = [by_name[name] for name in names]
+    learned.append(learner.learn(part, directory, _logdirs(part, workdir)))
+  return learned
 
 
 def _logdirs(variants: Sequence[Variant], workdir: Path) -> dict[str, Path]:
@@ -234,88 +253,6 @@ def _logdirs(variants: Sequence[Variant], workdir: Path) -> dict[str, Path]:
     v.name: workdir / "sweep" / v.label if v.label else workdir
     for v in variants
   }
-
-
-def _with_metrics(
-  learner: Learner,
-  variants: Sequence[Variant],
-  learned: Sequence[Learned],
-  tested: data.Source | None,
-) -> list[Task]:
-  """Tasks with how they were made and how good they are; the best comes first.
-
-  "steps" is how long a task was trained, "best_step" when it was as it is.
-  """
-  by_name = {variant.name: variant for variant in variants}
-  tasks = []
-  for part in learned:
-    tests = {}
-    if tested:
-      tests = learner.evaluate(list(part.tasks.values()), tested)
-    for name, task in part.tasks.items():
-      variant, best = by_name[name], part.best[name]
-      metrics = _metrics(variant, task, tests.get(name))
-      metrics |= {"best_step": best.step, "val_accuracy": best.accuracy}
-      made = {"config": to_dict(variant.config), "metrics": metrics}
-      tasks.append(dataclasses.replace(task, provenance=made))
-  # Stable: where there is no validation, the order of the configuration.
-  return sorted(
-    tasks, key=lambda t: -(t.provenance["metrics"]["val_accuracy"] or 0.0)
-  )
-
-
-def _metrics(
-  variant: Variant, task: Task, test: dict[str, Any] | None
-) -> dict[str, Any]:
-  """An entry of `result.json`."""
-  config = variant.config
-  return {
-    "name": task.spec.name,
-    "regime": config.regime,
-    "cells": task.spec.cells,
-    "learning_rate": config.learning_rate,
-    "seed": config.seed,
-    "varied": dict(variant.varied),
-    "steps": config.total_steps,
-    "trainable_params": trees.count(task.params),
-    "test_accuracy": test and test["top1"],
-    "test_examples": test["examples"] if test else 0,
-    "test_loss": test and test["loss"],
-    "test_top5": test and test["top5"],
-    "test_per_class": test and test["per_class"],
-    "exported": None,
-  }
-
-
-def _export(
-  config: Config,
-  name: str,
-  tasks: Sequence[Task],
-  workdir: Path,
-  backbone: Backbone,
-) -> list[Task]:
-  """Writes the best task under its name, and the others where that is asked.
-
-  Returns:
-    What was written, read back as everybody else will read it.
-  """
-  wanted = [(name, tasks[0])]
-  if config.sweep.is_on and config.sweep.export == "all":
-    wanted += [(task.spec.name, task) for task in tasks]
-  exported = []
-  for name, task in wanted:
-    metrics = task.provenance["metrics"]
-    # In the result, of the best: the name without a number.
-    metrics["exported"] = metrics["exported"] or f"tasks/{name}"
-    made = {
-      "config": task.provenance["config"],
-      "metrics": {**metrics, "name": name, "exported": f"tasks/{name}"},
-    }
-    spec = dataclasses.replace(task.spec, name=name)
-    path = workdir / "tasks" / name
-    adapters.save_task(Task(spec, task.params, made), path)
-    exported.append(adapters.load_task(path, backbone))
-  return exported
 
 
 def _open_upstream(config: Config, backbone: Backbone) -> data.Source | None:
@@ -366,7 +303,9 @@ def _speed(learned: Sequence[Learned]) -> float:
   return round(examples / seconds, 1) if seconds else 0.0
 
 
-def _of_the_sweep(learned: Sequence[Learned], name: str) -> dict[str, Any]:
+def _of_the_sweep(
+  learned: Sequence[Learned], name: str, plan: dict[str, Any]
+) -> dict[str, Any]:
   """What the sweep as a whole took."""
   seconds = sum(part.seconds for part in learned)
   count = sum(len(part.tasks) for part in learned)
@@ -376,6 +315,8 @@ def _of_the_sweep(learned: Sequence[Learned], name: str) -> dict[str, Any]:
     "passes": len(learned),
     "training_seconds": round(seconds, 2),
     "training_seconds_per_variant": round(seconds / count, 2),
+    "bytes_of_one": plan["bytes_of_one"],
+    "bytes_per_variant": plan["bytes_per_variant"],
   }
 
 
@@ -400,12 +341,3 @@ def _name_of(config: DataConfig) -> str:
   name = Path(config.dir).name if config.name == "folder" else config.name
   name = re.sub(r"[^a-z0-9_-]+", "-", name.split("/")[0].lower())
   return name.strip("-_")
-
-
-def write_json(path: Path, values: Any) -> None:
-  """Writes a file that is whole or not there, by one process."""
-  if jax.process_index() != 0:
-    return
-  scratch = path.with_suffix(".tmp")
-  scratch.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-  os.replace(scratch, path)

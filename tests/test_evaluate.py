@@ -9,8 +9,8 @@ from conftest import random_task, tiny_backbone
 
 import memory_vit as mv
 from configs import quickstart
+from memory_vit import comparison, data, evaluate
 from memory_vit import config as config_lib
-from memory_vit import data, evaluate
 
 CENTRAL = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
 
@@ -85,7 +85,7 @@ def test_what_differs_is_found(model, monkeypatch, capsys):
   """A model in which a neighbour is felt, or the original changes."""
   root, *_ = model
   task = f"--task={root}/tasks/low"
-  real = evaluate.programs.forward
+  real = comparison.programs.forward
 
   def leaking(factor_task, factor_original):
     def forward(*args):
@@ -97,12 +97,14 @@ def test_what_differs_is_found(model, monkeypatch, capsys):
 
     return forward
 
-  monkeypatch.setattr(evaluate.programs, "forward", leaking(1.001, 1.0))
+  monkeypatch.setattr(comparison.programs, "forward", leaking(1.001, 1.0))
   assert run(root, task, "--verify") == 1
-  monkeypatch.setattr(evaluate.programs, "forward", leaking(1.0, 1.0 + 1e-6))
+  monkeypatch.setattr(comparison.programs, "forward", leaking(1.0, 1.0 + 1e-6))
   assert run(root, task, "--verify") == 1
   assert "plain ViT: NO" in capsys.readouterr().out
-  monkeypatch.setattr(evaluate.programs, "forward", leaking(float("nan"), 1.0))
+  monkeypatch.setattr(
+    comparison.programs, "forward", leaking(float("nan"), 1.0)
+  )
   assert run(root, task, "--verify") == 1
   monkeypatch.undo()
   assert run(root, task, "--verify") == 0

@@ -195,7 +195,7 @@ def test_a_sweep_from_nothing_to_the_result(swept, tmp_path, monkeypatch):
 
   monkeypatch.setattr(learn.Learner, "pass_bytes", noted)
   both = json.loads((tmp_path / "one" / "passes.json").read_text())
-  assert len(both) == 1
+  assert len(both["passes"]) == 1
   run._passes(run._learner(swept, sharding.make_mesh(), backbone),
               sweep.variants_of(swept, "digits-5-9"))  # fmt: skip
   assert 0 < needed[1] < needed[2]

@@ -1,0 +1,122 @@
+"""What a run leaves: tasks that know how good they are, and JSON files."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from memory_vit import adapters, data, trees
+from memory_vit.backbone import Backbone
+from memory_vit.config import Config, to_dict
+from memory_vit.learn import Learned, Learner
+from memory_vit.sweep import Variant
+from memory_vit.tasks import Task
+
+
+def with_metrics(
+  learner: Learner,
+  variants: Sequence[Variant],
+  learned: Sequence[Learned],
+  tested: data.Source | None,
+) -> list[Task]:
+  """Tasks with how they were made and how good they are; the best comes first.
+
+  In their metrics, "steps" is how long a task was trained, and "best_step" when
+  it was as it is.
+
+  Args:
+    learner: that learned them.
+    variants: of all passes.
+    learned: the passes.
+    tested: the test split, or None.
+  """
+  by_name = {variant.name: variant for variant in variants}
+  tasks = []
+  for part in learned:
+    tests = {}
+    if tested:
+      tests = learner.evaluate(list(part.tasks.values()), tested)
+    for name, task in part.tasks.items():
+      variant, best = by_name[name], part.best[name]
+      metrics = _metrics(variant, task, tests.get(name))
+      metrics |= {"best_step": best.step, "val_accuracy": best.accuracy}
+      made = {"config": to_dict(variant.config), "metrics": metrics}
+      tasks.append(dataclasses.replace(task, provenance=made))
+  # Stable: where there is no validation, the order of the configuration.
+  return sorted(
+    tasks, key=lambda t: -(t.provenance["metrics"]["val_accuracy"] or 0.0)
+  )
+
+
+def _metrics(
+  variant: Variant, task: Task, test: dict[str, Any] | None
+) -> dict[str, Any]:
+  """An entry of `result.json`."""
+  config = variant.config
+  return {
+    "name": task.spec.name,
+    "regime": config.regime,
+    "cells": task.spec.cells,
+    "learning_rate": config.learning_rate,
+    "seed": config.seed,
+    "varied": dict(variant.varied),
+    "steps": config.total_steps,
+    "trainable_params": trees.count(task.params),
+    "test_accuracy": test and test["top1"],
+    "test_examples": test["examples"] if test else 0,
+    "test_loss": test and test["loss"],
+    "test_top5": test and test["top5"],
+    "test_per_class": test and test["per_class"],
+    "exported": None,
+  }
+
+
+def export(
+  config: Config,
+  name: str,
+  tasks: Sequence[Task],
+  workdir: Path,
+  backbone: Backbone,
+) -> list[Task]:
+  """Writes the best task under its name, and the others where that is asked.
+
+  Args:
+    config: of the run.
+    name: of the best.
+    tasks: from `with_metrics`; where they lie is noted in their metrics.
+    workdir: of the run; they are written to tasks/.
+    backbone: of the tasks.
+
+  Returns:
+    What was written, read back as everybody else will read it.
+  """
+  wanted = [(name, tasks[0])]
+  if config.sweep.is_on and config.sweep.export == "all":
+    wanted += [(task.spec.name, task) for task in tasks]
+  exported = []
+  for name, task in wanted:
+    metrics = task.provenance["metrics"]
+    # In the result, of the best: the name without a number.
+    metrics["exported"] = metrics["exported"] or f"tasks/{name}"
+    made = {
+      "config": task.provenance["config"],
+      "metrics": {**metrics, "name": name, "exported": f"tasks/{name}"},
+    }
+    spec = dataclasses.replace(task.spec, name=name)
+    path = workdir / "tasks" / name
+    adapters.save_task(Task(spec, task.params, made), path)
+    exported.append(adapters.load_task(path, backbone))
+  return exported
+
+
+def write_json(path: Path, values: Any) -> None:
+  """Writes a file that is whole or not there, by one process."""
+  if jax.process_index() != 0:
+    return
+  scratch = path.with_suffix(".tmp")
+  scratch.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+  os.replace(scratch, path)
