@@ -177,7 +177,7 @@ def read_manifest(path: str | os.PathLike) -> dict[str, Any]:
       f"{path} is not a task: it has no task.json. Expected a directory that "
       "memory_vit exported, such as WORKDIR/tasks/NAME."
     ) from None
-  except (json.JSONDecodeError, UnicodeDecodeError) as error:
+  except (OSError, ValueError) as error:  # of JSON and of UTF-8 among them
     raise TaskError(f"{file} is not readable as JSON: {error}") from error
   version = (
     manifest.get("format_version") if isinstance(manifest, dict) else None

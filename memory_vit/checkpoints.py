@@ -10,53 +10,34 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from orbax.checkpoint import checkpoint_managers
 
 from memory_vit.errors import TrainingError
 
-_METRIC = "val_accuracy"
 _ARRAYS = "arrays"
 
 
 class Checkpoints:
-  """The saved states of one run: the newest two, and the best on validation."""
+  """The newest two saved states of a run.
+
+  What was best on validation is a part of each state, see `train.Past`.
+  """
 
   def __init__(self, directory: Path) -> None:
-    # Not `best_fn` with `max_to_keep`: that deletes the newest where it is not
-    # among the best.
-    keep = checkpoint_managers.AnyPreservationPolicy(
-      [
-        checkpoint_managers.LatestN(2),
-        checkpoint_managers.BestN(
-          get_metric_fn=lambda metrics: metrics[_METRIC],
-          n=1,
-          keep_checkpoints_without_metrics=False,
-        ),
-      ]
-    )
     # Synchronous: the state is small, and a step that was saved is saved.
     options = ocp.CheckpointManagerOptions(
-      preservation_policy=keep,
-      best_fn=lambda metrics: metrics[_METRIC],
+      max_to_keep=2,
       cleanup_tmp_directories=True,
       enable_async_checkpointing=False,
     )
     self._manager = ocp.CheckpointManager(directory.absolute(), options=options)
 
-  def save(
-    self,
-    step: int,
-    state: Any,
-    meta: dict[str, Any],
-    val_accuracy: float | None = None,
-  ) -> None:
+  def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
     """Writes a state.
 
     Args:
       step: its number; a step is written once.
       state: tree of arrays.
       meta: what JSON can hold.
-      val_accuracy: where the state was evaluated; the best one is kept.
 
     Raises:
       TrainingError: where nothing was written.
@@ -68,7 +49,6 @@ class Checkpoints:
         state=ocp.args.StandardSave(values),
         meta=ocp.args.JsonSave({**meta, _ARRAYS: _described(values)}),
       ),
-      metrics=None if val_accuracy is None else {_METRIC: val_accuracy},
     )
     if not saved:
       raise TrainingError(

@@ -107,12 +107,21 @@ def rename(tasks: Sequence[Task], old: str, new: str) -> Tasks:
 
 
 def save_tasks(tasks: Sequence[Task], path: str | os.PathLike) -> None:
-  """Writes each task to `path`/NAME; others that lie there stay.
+  """Writes each task to `path`/NAME.
 
   Raises:
-    TaskError: where tasks do not fit together, or something else has a name.
+    TaskError: where tasks do not fit together, something else has a name, or
+      other tasks lie in the directory: it would hold another set.
   """
   tasks = concatenate(tasks)
+  names = [task.spec.name for task in tasks]
+  found = [file.parent.name for file in Path(path).glob("*/task.json")]
+  others = sorted(n for n in found if n not in names and n[0] != ".")
+  if others:
+    raise TaskError(
+      f"{path} holds other tasks, {others}: remove them, or give another "
+      "directory. Nothing was written."
+    )
   for task in tasks:
     adapters.save_task(task, Path(path) / task.spec.name)
 

@@ -20,15 +20,14 @@ import jax
 from memory_vit import (
   commands,
   comparison,
-  config,
   data,
   preprocess,
-  records,
   sharding,
 )
-from memory_vit.errors import TaskError
+from memory_vit.backbone import Backbone
+from memory_vit.errors import ConfigError, TaskError
 from memory_vit.tables import table
-from memory_vit.tasks import EvalPreprocessing, Task
+from memory_vit.tasks import BACKBONE, EvalPreprocessing, Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +63,13 @@ def _parser() -> argparse.ArgumentParser:
       "metavar": "DIR",
       "help": "a task, or a directory of tasks; may be given several times",
     },
-    "--data_dir": {"help": "where the data sets are, if not where they were"},
+    "--data_dir": {
+      "action": "append",
+      "default": [],
+      "metavar": "[TASK=]DIR",
+      "help": "where the data sets are, if not where they were: of all, of one "
+      "task, or of the original one (backbone=DIR)",
+    },
     "--split": {"help": "evaluate this one, instead of the test split"},
     "--verify": {
       "action": "store_true",
@@ -79,6 +84,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+  if arguments.json and not Path(arguments.json).absolute().parent.is_dir():
+    raise ConfigError(
+      f"--json is {arguments.json}: there is no such directory."
+    )
   backbone, tasks = commands.load_model(
     arguments.backbone, arguments.task, arguments.dtype
   )
@@ -88,8 +97,11 @@ def _run(arguments: argparse.Namespace) -> int:
   backbone = dataclasses.replace(backbone, params=params)
   evaluator = comparison.Evaluator(backbone, tasks, mesh, arguments.batch_size)
   # All data sets first: a wrong one must not cost an evaluation.
-  opened = _open_all(tasks, arguments)
-  upstream = _open_upstream(tasks, arguments) if arguments.verify else None
+  moved = _moved(arguments.data_dir)
+  opened = _open_all(tasks, moved, arguments.split)
+  upstream = None
+  if arguments.verify:
+    upstream = _open_upstream(backbone, tasks, moved)
 
   results = {}
   for source, names in opened:
@@ -114,12 +126,12 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _open_all(
-  tasks: Sequence[Task], arguments: argparse.Namespace
+  tasks: Sequence[Task], moved: Mapping[str, str], split: str | None
 ) -> list[tuple[data.Source, list[str]]]:
   """Every data set that is needed, with the tasks that are evaluated on it."""
   names: dict[Where, list[str]] = {}
   for task in tasks:
-    where = _where(task, arguments.data_dir, arguments.split)
+    where = _where(task, moved, split)
     names.setdefault(where, []).append(task.spec.name)
   found = []
   for where, of in names.items():
@@ -134,45 +146,60 @@ def _open_all(
 
 
 def _open_upstream(
-  tasks: Sequence[Task], arguments: argparse.Namespace
+  backbone: Backbone, tasks: Sequence[Task], moved: Mapping[str, str]
 ) -> tuple[data.Source, EvalPreprocessing] | None:
   """The backbone's own task, where the run of one of the tasks named it."""
   for task in tasks:
-    made = task.provenance["config"]
-    where = records.build(
-      config.UpstreamConfig,
-      made["upstream"],
-      f"task {task.spec.name!r}: upstream",
-      TaskError,
+    name, split, directory, crop, resize = _made(
+      task, "upstream", "name", "split", "dir", "eval_crop", "resize"
     )
-    if where.name:
-      directory = arguments.data_dir or where.dir
-      source = data.open_source(where.name, where.split, directory)
-      size = task.spec.backbone.image_size
-      return source, preprocess.evaluation_of(
-        where.eval_crop, where.resize, size
-      )
+    if name:
+      directory = moved.get(BACKBONE, moved.get("", directory))
+      (cache_gib,) = _made(task, "data", "cache_gib")
+      source = data.open_source(name, split, directory, cache_gib)
+      if source.num_classes != backbone.config.num_classes:
+        raise TaskError(
+          f"{source.name} has {source.num_classes} classes, the head of the "
+          f"backbone has {backbone.config.num_classes}."
+        )
+      size = backbone.config.image_size
+      return source, preprocess.evaluation_of(crop, resize, size)
   return None
 
 
-def _where(task: Task, directory: str | None, split: str | None) -> Where:
-  """The data set of the run that made a task, or what was said instead."""
+def _made(task: Task, part: str, *keys: str) -> list[Any]:
+  """Options of the run that made a task: `keys` of a part of its config."""
   made = task.provenance.get("config")
-  if not isinstance(made, Mapping) or "data" not in made:
+  values = made.get(part) if isinstance(made, Mapping) else None
+  if not isinstance(values, Mapping) or not values.keys() >= set(keys):
     raise TaskError(
-      f"task {task.spec.name!r} does not know its data set: it was not made by "
-      "memory_vit.main."
+      f"task {task.spec.name!r} does not know its data set: expected config."
+      f"{part} with {list(keys)} in its provenance, as memory_vit.main writes."
     )
-  where = records.build(
-    config.DataConfig, made["data"], f"task {task.spec.name!r}: data", TaskError
+  return [values[key] for key in keys]
+
+
+def _where(task: Task, moved: Mapping[str, str], split: str | None) -> Where:
+  """The data set of the run that made a task, or what was said instead."""
+  name, directory, test, validation, cache_gib = _made(
+    task, "data", "name", "dir", "test", "validation", "cache_gib"
   )
-  split = split or where.test or where.validation
+  split = split or test or validation
   if not split:
     raise TaskError(
       f"task {task.spec.name!r} was made without a test split: give --split."
     )
-  directory = where.dir if directory is None else directory
-  return Where(where.name, directory, split, where.cache_gib)
+  directory = moved.get(task.spec.name, moved.get("", directory))
+  return Where(name, directory, split, cache_gib)
+
+
+def _moved(given: Sequence[str]) -> dict[str, str]:
+  """--data_dir=DIR and --data_dir=TASK=DIR -> {task, or "" for all: DIR}."""
+  found = {}
+  for text in given:
+    name, separator, directory = text.partition("=")
+    found[name if separator else ""] = directory if separator else text
+  return found
 
 
 def _require_classes(task: Task, source: data.Source) -> None:
@@ -204,7 +231,8 @@ def _text(result: Mapping[str, Any]) -> str:
     ]
     if verified:
       row.append(f"{100 * task['alone']['accuracy']:.2f} %")
-      row.append(f"{task['alone']['max_difference']:.1e}")
+      difference = task["alone"]["max_difference"]
+      row.append("not finite" if difference is None else f"{difference:.1e}")
     rows.append(tuple(row))
   timing = result["timing"]
   plain = timing["plain"]

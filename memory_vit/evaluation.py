@@ -10,7 +10,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from memory_vit import metrics, sharding
+from memory_vit import data, metrics, sharding
+from memory_vit.tasks import EvalPreprocessing
 
 Predict = Callable[[jax.Array], dict[str, jax.Array]]
 
@@ -50,6 +51,35 @@ def evaluate(
   for name, hashed in digests.items():
     results[name]["digest"] = hashed.hexdigest()
   return results
+
+
+def evaluate_source(
+  predict: Predict,
+  source: data.Source,
+  preprocessing: EvalPreprocessing,
+  *,
+  batch_size: int,
+  mesh: Mesh,
+  digest: bool = False,
+) -> dict[str, dict[str, Any]]:
+  """`evaluate`, on a split; each process reads its share.
+
+  Args:
+    predict: see `evaluate`.
+    source: the split.
+    preprocessing: of its pictures.
+    batch_size: of all processes together.
+    mesh: see `evaluate`.
+    digest: see `evaluate`.
+  """
+  batches = data.eval_batches(
+    source,
+    preprocessing,
+    batch_size=batch_size,
+    process_index=jax.process_index(),
+    process_count=jax.process_count(),
+  )
+  return evaluate(predict, batches, mesh, digest=digest)
 
 
 @functools.cache

@@ -29,7 +29,7 @@ from memory_vit.config import Config, data_seed, to_dict
 from memory_vit.errors import TrainingError
 from memory_vit.step import Step, TrainState, create_state
 from memory_vit.sweep import Variant
-from memory_vit.tasks import Task
+from memory_vit.tasks import Task, require_fit
 
 logger = logging.getLogger("memory_vit")
 
@@ -39,14 +39,17 @@ class Learned:
   """What a pass has learned.
 
   Attributes:
-    tasks: {variant's name: its task, as it was best on validation}.
+    tasks: {variant's name: its task, as it was best on validation}. One that
+      was lost before it was ever evaluated is not there.
     best: {variant's name: when that was, and how good}.
+    lost: {variant's name: the step at which it was not finite}.
     examples: training pictures that were timed, and in how many seconds.
     seconds: see there.
   """
 
   tasks: dict[str, Task]
   best: dict[str, train.Best]
+  lost: dict[str, int]
   examples: int
   seconds: float
 
@@ -86,6 +89,7 @@ class Learner:
     """
     config, mesh = self.config, self.mesh
     tasks = {v.name: self.new_task(v) for v in variants}
+    require_fit([*self.parents, *tasks.values()])
     schedules = {
       v.name: optim.make_schedule(
         v.config.optim, v.config.learning_rate, config.total_steps
@@ -103,8 +107,8 @@ class Learner:
     meta = self._meta(variants)
     state, past = _resume(checkpoints, state, meta)
 
-    def save(state: TrainState, past: train.Past, mean: float | None) -> None:
-      _save(checkpoints, state, past, meta, mean)
+    def save(state: TrainState, past: train.Past) -> None:
+      _save(checkpoints, state, past, meta)
 
     def validate(params: Any) -> dict[str, dict[str, Any]]:
       trained = [
@@ -139,21 +143,21 @@ class Learner:
     learned = {
       name: dataclasses.replace(task, params=past.best[name].params)
       for name, task in tasks.items()
+      if past.best[name].params is not None
     }
     examples = past.timed_steps * config.batch_size
-    return Learned(learned, past.best, examples, past.timed_seconds)
+    return Learned(learned, past.best, past.lost, examples, past.timed_seconds)
 
   def new_task(self, variant: Variant) -> Task:
     """The task of a variant, before training."""
     config = variant.config
-    indirect = len(self.config.task.indirect)
     return adapters.init_task(
       jax.random.key(config.seed),
       self.backbone,
       name=variant.name,
       num_classes=self.train.num_classes,
       cells=config.task.cells,
-      attends_to=self.parents[: len(self.parents) - indirect],
+      attends_to=self._read(),
       memory_norm=config.task.memory_norm,
       cls_init=config.task.cls_init,
       class_names=self.train.class_names,
@@ -199,7 +203,9 @@ class Learner:
       "label": jax.ShapeDtypeStruct((config.batch_size,), jnp.int32),
     }
     step = self.make_step(variants, tasks, optimizer)
-    needed = step.gradient_bytes(state.params, self._frozen(), batch)
+    needed = step.peak_bytes(
+      state.params, self._frozen(), batch, config.batch_size_eval
+    )
     # State and gradient; and once more, as the update does not work in place.
     return needed + 2 * trees.bytes_of(state) + trees.bytes_of(state.params)
 
@@ -215,14 +221,17 @@ class Learner:
       logits = programs.read(self.backbone, slots, context)
       return {name: logits[name] for name in names}
 
-    batches = data.eval_batches(
+    return evaluation.evaluate_source(
+      predict,
       source,
       tasks[0].spec.evaluation,
       batch_size=self.config.batch_size_eval,
-      process_index=jax.process_index(),
-      process_count=jax.process_count(),
+      mesh=self.mesh,
     )
-    return evaluation.evaluate(predict, batches, self.mesh)
+
+  def _read(self) -> tuple[Task, ...]:
+    """Of the parents, those that the task attends to itself."""
+    return self.parents[: len(self.parents) - len(self.config.task.indirect)]
 
   def _frozen(self) -> dict[str, Any]:
     return {
@@ -248,7 +257,13 @@ class Learner:
     return {
       "fingerprint": self.backbone.fingerprint,
       "parents": {task.spec.name: task.digest for task in self.parents},
+      "attends_to": {p.spec.name: p.digest for p in self._read()},
       "variants": {v.name: v.label for v in variants},
+      "data": {
+        "classes": list(self.train.class_names),
+        "train": self.train.size,
+        "validation": self.validation.size if self.validation else 0,
+      },
       "config": _what_matters(self.config),
     }
 
@@ -258,7 +273,6 @@ def _save(
   state: TrainState,
   past: train.Past,
   meta: Mapping[str, Any],
-  accuracy: float | None,
 ) -> None:
   """Writes all that a continued pass needs."""
   best = past.best
@@ -271,9 +285,9 @@ def _save(
     {
       **meta,
       "best": {name: [b.step, b.accuracy] for name, b in best.items()},
+      "lost": past.lost,
       "timed": [past.timed_steps, past.timed_seconds],
     },
-    accuracy,
   )
 
 
@@ -300,7 +314,7 @@ def _resume(
     for name, (best_step, accuracy) in found["best"].items()
   }
   logger.info("going on from step %d in %s", step, checkpoints.directory)
-  return saved["state"], train.Past(best, *found["timed"])
+  return saved["state"], train.Past(best, found["lost"], *found["timed"])
 
 
 def _require_same(
@@ -313,7 +327,12 @@ def _require_same(
       f"the run in {directory} began on the backbone with fingerprint "
       f"{found['fingerprint'][:16]}, not {now['fingerprint'][:16]}. {advice}"
     )
-  for key in ("config", "parents", "variants"):
+  for key in ("config", "parents", "attends_to", "variants", "data"):
+    if key not in found:
+      raise TrainingError(
+        f"the run in {directory} was begun by another version of memory_vit: "
+        f"its states say nothing of {key!r}. Give another --workdir."
+      )
     changed = [
       f"{name}: {found[key].get(name)!r}, now {now[key].get(name)!r}"
       for name in sorted(now[key].keys() | found[key].keys())

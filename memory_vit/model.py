@@ -5,7 +5,7 @@ Table 1 in the paper), a forward pass is two programs: `encode` is the same
 executable whatever the tasks are, and `read` holds all that can be trained.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from memory_vit.encoder import Context, Encoder
-from memory_vit.slots import SlotArrays
+from memory_vit.slots import SlotArrays, stack_classes, stack_memory
 from memory_vit.tasks import BACKBONE, TaskSpec, View, view_of
 from memory_vit.variants import ViTConfig
 
@@ -202,27 +202,15 @@ class MemoryViT(nn.Module):
     if not tasks:
       return {}
     view = view_of(self.specs)
-    cls, memory = _stack(tasks)
+    count, longest = view.cells.shape
+    memory = stack_memory([t["memory"] for t in tasks], count, longest)
     cells = self.backbone.keys_values(memory, view.memory_norm)
+    cls = stack_classes([t["cls"] for t in tasks], count)
     features = self.backbone.read(cls, cells, context, view)
     return {
       spec.name: _head(features[:, i], tasks[i]["head"])
       for i, spec in enumerate(self.specs)
     }
-
-
-def _stack(
-  tasks: Sequence[Mapping[str, Any]],
-) -> tuple[jax.Array, jax.Array]:
-  """Class tokens (t, d), and memory (l, t, m, d) padded with zeros to one m."""
-  longest = max(task["memory"].shape[1] for task in tasks)
-  memory = [
-    jnp.pad(
-      task["memory"], ((0, 0), (0, longest - task["memory"].shape[1]), (0, 0))
-    )
-    for task in tasks
-  ]
-  return jnp.stack([task["cls"] for task in tasks]), jnp.stack(memory, axis=1)
 
 
 def _head(features: jax.Array, head: Mapping[str, jax.Array]) -> jax.Array:

@@ -1,13 +1,17 @@
 """Makes a small backbone from random weights, for demonstrations."""
 
 import dataclasses
+import json
+from pathlib import Path
 
 import jax
 from jax.sharding import Mesh
 
-from memory_vit import data, optim, regimes, train
+from memory_vit import data, optim, records, regimes, train
 from memory_vit.backbone import Backbone, init_backbone
 from memory_vit.config import Config, OptimConfig
+from memory_vit.errors import TrainingError
+from memory_vit.pretrained import save_backbone
 from memory_vit.step import Step, create_state
 from memory_vit.tasks import BACKBONE
 from memory_vit.variants import vit_config
@@ -64,3 +68,43 @@ def pretrain(config: Config, mesh: Mesh) -> Backbone:
     schedules=schedules,
   )
   return dataclasses.replace(backbone, params=state.params[BACKBONE])
+
+
+def pretrained_file(config: Config, workdir: Path, mesh: Mesh) -> Path:
+  """The file of the backbone that `config.pretrain` describes.
+
+  It is made only once.
+
+  Args:
+    config: of the run.
+    workdir: of the run, where it lies.
+    mesh: over which batches are split.
+
+  Raises:
+    TrainingError: where another configuration has made the one there.
+  """
+  path, made_by = workdir / "backbone.npz", workdir / "backbone.json"
+  # As JSON gives it back, to be compared with what lies there.
+  wanted = json.loads(
+    json.dumps(
+      {
+        "pretrain": dataclasses.asdict(config.pretrain),
+        "image_size": config.image_size,
+        "seed": config.seed,
+        "gelu": config.gelu,
+        "dtype": config.dtype,
+      }
+    )
+  )
+  if not path.exists():
+    backbone = pretrain(config, mesh)
+    # In this order: a backbone is never there without what made it.
+    records.write_json(made_by, wanted)
+    save_backbone(backbone, path)
+  found = records.read_json(made_by) if made_by.exists() else "something else"
+  if found != wanted:
+    raise TrainingError(
+      f"{path} was not made by this configuration, but by {found}. Give that "
+      "one, or another --workdir."
+    )
+  return path

@@ -119,11 +119,11 @@ def fill_slots(
   require_fit(tasks)
   specs = tuple(task.spec for task in tasks)
   view = slot_view(specs, slots, cells)
-  count = len(view.cells)
-  memory = stack_memory(tasks, view)
+  count, longest = view.cells.shape
+  memory = stack_memory([t.params["memory"] for t in tasks], count, longest)
   kernel, bias = stack_heads(tasks, count)
   arrays = SlotArrays(
-    cls=stack_classes(tasks, count),
+    cls=stack_classes([t.params["cls"] for t in tasks], count),
     cells=memory_program(
       backbone.params, memory, view.memory_norm, config=backbone.config
     ),

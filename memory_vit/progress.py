@@ -171,10 +171,15 @@ def _of_sweep(result: Mapping[str, Any]) -> str:
   sweep, best = result["sweep"], result["tasks"][0]
   memory = sweep["bytes_per_variant"]
   taken = "" if memory is None else f" and {memory / 2**20:.0f} MiB"
+  lost = "".join(
+    f"\n{name} was lost: not finite at step {step}"
+    for name, step in sweep["lost"].items()
+  )
   return (
     f"{sweep['variants']} variants in {sweep['passes']} pass(es), "
     f"{sweep['training_seconds_per_variant']:.1f} s of training{taken} each; "
     f"{best['name']} is best on validation, and exported as {sweep['task']}"
+    + lost
   )
 
 

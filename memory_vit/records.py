@@ -1,9 +1,19 @@
-"""Plain dictionaries, as JSON and ConfigDict hold them -> typed dataclasses."""
+"""Plain dictionaries, as JSON and ConfigDict hold them.
+
+They become typed dataclasses, or lie in files.
+"""
 
 import dataclasses
+import json
+import os
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+import jax
+
+from memory_vit.errors import ConfigError
 
 
 def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
@@ -66,3 +76,27 @@ def _typed(kind: Any, value: Any, where: str, error: type[Exception]) -> Any:
     return float(value)
   name = str(kind) if typing.get_args(kind) else kind.__name__
   raise error(f"{where} is {value!r}, expected a value of type {name}.")
+
+
+def read_json(path: Path) -> Any:
+  """Reads a file that `write_json` wrote.
+
+  Raises:
+    ConfigError: where it is not readable.
+  """
+  try:
+    return json.loads(path.read_text(encoding="utf-8"))
+  except (OSError, ValueError) as error:
+    raise ConfigError(
+      f"{path} is not readable ({error}). Give another --workdir, or put back "
+      "what was there."
+    ) from error
+
+
+def write_json(path: Path, values: Any) -> None:
+  """Writes a file that is whole or not there, by one process."""
+  if jax.process_index() != 0:
+    return
+  scratch = path.with_suffix(".tmp")
+  scratch.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+  os.replace(scratch, path)

@@ -1,13 +1,9 @@
-"""What a run leaves: tasks that know how good they are, and JSON files."""
+"""What a run leaves: tasks that know how good they are."""
 
 import dataclasses
-import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import jax
 
 from memory_vit import adapters, data, trees
 from memory_vit.backbone import Backbone
@@ -46,7 +42,6 @@ def with_metrics(
       metrics |= {"best_step": best.step, "val_accuracy": best.accuracy}
       made = {"config": to_dict(variant.config), "metrics": metrics}
       tasks.append(dataclasses.replace(task, provenance=made))
-  # Stable: where there is no validation, the order of the configuration.
   return sorted(
     tasks, key=lambda t: -(t.provenance["metrics"]["val_accuracy"] or 0.0)
   )
@@ -98,25 +93,15 @@ def export(
   if config.sweep.is_on and config.sweep.export == "all":
     wanted += [(task.spec.name, task) for task in tasks]
   exported = []
-  for name, task in wanted:
-    metrics = task.provenance["metrics"]
+  for new_name, task in wanted:
+    where, metrics = f"tasks/{new_name}", task.provenance["metrics"]
     # In the result, of the best: the name without a number.
-    metrics["exported"] = metrics["exported"] or f"tasks/{name}"
+    metrics["exported"] = metrics["exported"] or where
     made = {
       "config": task.provenance["config"],
-      "metrics": {**metrics, "name": name, "exported": f"tasks/{name}"},
+      "metrics": {**metrics, "name": new_name, "exported": where},
     }
-    spec = dataclasses.replace(task.spec, name=name)
-    path = workdir / "tasks" / name
-    adapters.save_task(Task(spec, task.params, made), path)
-    exported.append(adapters.load_task(path, backbone))
+    spec = dataclasses.replace(task.spec, name=new_name)
+    adapters.save_task(Task(spec, task.params, made), workdir / where)
+    exported.append(adapters.load_task(workdir / where, backbone))
   return exported
-
-
-def write_json(path: Path, values: Any) -> None:
-  """Writes a file that is whole or not there, by one process."""
-  if jax.process_index() != 0:
-    return
-  scratch = path.with_suffix(".tmp")
-  scratch.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-  os.replace(scratch, path)

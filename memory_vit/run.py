@@ -1,7 +1,6 @@
 """One run: a backbone, a task and its data, up to what is exported."""
 
 import dataclasses
-import json
 import logging
 import re
 import time
@@ -18,6 +17,7 @@ from memory_vit import (
   evaluation,
   preprocess,
   programs,
+  records,
   results,
   sharding,
   sweep,
@@ -26,8 +26,8 @@ from memory_vit.backbone import Backbone
 from memory_vit.config import Config, DataConfig, to_dict
 from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.learn import Learned, Learner
-from memory_vit.pretrain import pretrain
-from memory_vit.pretrained import load_backbone, save_backbone
+from memory_vit.pretrain import pretrained_file
+from memory_vit.pretrained import load_backbone
 from memory_vit.sweep import Variant
 from memory_vit.tasks import BACKBONE, Task
 
@@ -37,8 +37,9 @@ logger = logging.getLogger("memory_vit")
 def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
   """Learns a task or a sweep, or goes on where a run in `workdir` stopped.
 
-  Leaves there `config.json`, `checkpoints/`, `tasks/NAME/`, TensorBoard events,
-  `result.json`, and of a sweep `sweep.png`.
+  Leaves there `config.json`, `checkpoints/`, `tasks/NAME/`, TensorBoard events
+  and `result.json`; of a sweep `passes.json` and `sweep.png`, of pretraining
+  `backbone.npz` and `backbone.json`.
 
   Args:
     config: of the run.
@@ -59,12 +60,14 @@ def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
   backbone = _backbone(config, workdir, mesh)
   # All splits first: a wrong name must not cost a training run.
   learner = _learner(config, mesh, backbone)
+  _require_names(learner, name, variants)
   tested = _open(config, config.data.test)
   upstream = _open_upstream(config, backbone)
 
   before = upstream and _evaluate_upstream(learner, upstream, ())
   plan = _plan(learner, variants, workdir)
-  results.write_json(workdir / "config.json", to_dict(config))
+  if not (workdir / "config.json").exists():  # a run that goes on has its own
+    records.write_json(workdir / "config.json", to_dict(config))
   learned = _learn(learner, variants, plan, workdir)
   tasks = results.with_metrics(learner, variants, learned, tested)
   exported = results.export(config, name, tasks, workdir, backbone)
@@ -83,9 +86,10 @@ def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
   }
   if config.sweep.is_on:
     result["sweep"] = _of_the_sweep(learned, name, plan)
-    _plot(result, workdir)
   _keep_time(result, workdir)
-  results.write_json(workdir / "result.json", result)
+  records.write_json(workdir / "result.json", result)
+  if config.sweep.is_on:  # once all is safe
+    _plot(result, workdir)
   return result
 
 
@@ -118,7 +122,7 @@ def _backbone(config: Config, workdir: Path, mesh: Mesh) -> Backbone:
   """Loads the backbone, or makes it first, and puts it on every device."""
   path = config.backbone
   if config.pretrain.variant:
-    path = str(_pretrained(config, workdir, mesh))
+    path = str(pretrained_file(config, workdir, mesh))
   backbone = load_backbone(
     path, image_size=config.image_size, dtype=config.dtype, gelu=config.gelu
   )
@@ -128,33 +132,6 @@ def _backbone(config: Config, workdir: Path, mesh: Mesh) -> Backbone:
   )  # fmt: skip
   params = jax.device_put(backbone.params, sharding.replicated(mesh))
   return dataclasses.replace(backbone, params=params)
-
-
-def _pretrained(config: Config, workdir: Path, mesh: Mesh) -> Path:
-  """The backbone that `config.pretrain` describes; is made only once."""
-  path, made_by = workdir / "backbone.npz", workdir / "backbone.json"
-  # As JSON gives it back, to be compared with what lies there.
-  wanted = json.loads(
-    json.dumps(
-      {
-        "pretrain": dataclasses.asdict(config.pretrain),
-        "image_size": config.image_size,
-        "seed": config.seed,
-        "gelu": config.gelu,
-        "dtype": config.dtype,
-      }
-    )
-  )
-  if not path.exists():
-    save_backbone(pretrain(config, mesh), path)
-    results.write_json(made_by, wanted)
-  found = json.loads(made_by.read_text()) if made_by.exists() else None
-  if found != wanted:
-    raise TrainingError(
-      f"{path} was not made by this configuration, but by {found}. Give that "
-      "one, or another --workdir."
-    )
-  return path
 
 
 def _learner(config: Config, mesh: Mesh, backbone: Backbone) -> Learner:
@@ -167,6 +144,19 @@ def _learner(config: Config, mesh: Mesh, backbone: Backbone) -> Learner:
     train=_open(config, config.data.train),
     validation=_open(config, config.data.validation),
   )
+
+
+def _require_names(
+  learner: Learner, name: str, variants: Sequence[Variant]
+) -> None:
+  """Refuses a task that would be called as one that it reads."""
+  parents = {task.spec.name for task in learner.parents}
+  taken = sorted(parents & {name, *(variant.name for variant in variants)})
+  if taken:
+    raise ConfigError(
+      f"config.task.name: {taken} are names of tasks in config.task.attends_to "
+      "or config.task.indirect. Give the new task another one."
+    )
 
 
 def _open(config: Config, split: str) -> data.Source | None:
@@ -182,18 +172,24 @@ def _plan(
 ) -> dict[str, Any]:
   """Which variants are trained at once, and the estimate that says so.
 
-  A run that goes on keeps its plan, whatever memory is free now.
+  A run that goes on keeps its plan, whatever memory is free now; one that has
+  saved nothing yet makes a new one.
 
   Returns:
     {"passes": names of the variants of each, "bytes_of_one": what a pass with
     one variant takes, "bytes_per_variant": what each further one takes}; both
     None where there is one only.
   """
+  if len(variants) == 1:
+    return _passes(learner, variants)
   file = workdir / "passes.json"
   names = sorted(variant.name for variant in variants)
-  if not file.exists():
-    results.write_json(file, _passes(learner, variants))
-  plan = json.loads(file.read_text(encoding="utf-8"))
+  steps = (workdir / "checkpoints").rglob("*")
+  if not file.exists() or not any(path.name.isdigit() for path in steps):
+    plan = _passes(learner, variants)
+    records.write_json(file, plan)
+    return plan
+  plan = records.read_json(file)
   planned = sorted(name for part in plan["passes"] for name in part)
   if planned != names:
     raise TrainingError(
@@ -284,16 +280,14 @@ def _evaluate_upstream(
     return {BACKBONE: programs.forward(backbone, slots, images)[BACKBONE]}
 
   where = config.upstream
-  batches = data.eval_batches(
+  return evaluation.evaluate_source(
+    predict,
     source,
     preprocess.evaluation_of(where.eval_crop, where.resize, config.image_size),
     batch_size=config.batch_size_eval,
-    process_index=jax.process_index(),
-    process_count=jax.process_count(),
-  )
-  return evaluation.evaluate(predict, batches, learner.mesh, digest=True)[
-    BACKBONE
-  ]
+    mesh=learner.mesh,
+    digest=True,
+  )[BACKBONE]
 
 
 def _speed(learned: Sequence[Learned]) -> float:
@@ -308,11 +302,12 @@ def _of_the_sweep(
 ) -> dict[str, Any]:
   """What the sweep as a whole took."""
   seconds = sum(part.seconds for part in learned)
-  count = sum(len(part.tasks) for part in learned)
+  count = sum(len(part.best) for part in learned)
   return {
     "task": name,
     "variants": count,
     "passes": len(learned),
+    "lost": {name: at for part in learned for name, at in part.lost.items()},
     "training_seconds": round(seconds, 2),
     "training_seconds_per_variant": round(seconds / count, 2),
     "bytes_of_one": plan["bytes_of_one"],
@@ -322,7 +317,8 @@ def _of_the_sweep(
 
 def _plot(result: dict[str, Any], workdir: Path) -> None:
   """Draws the sweep, by one process."""
-  from memory_vit import plots  # only a sweep needs matplotlib
+  # Here, as only a sweep needs matplotlib.
+  from memory_vit import plots
 
   if jax.process_index() == 0:
     plots.sweep_figure(result).savefig(workdir / "sweep.png", dpi=120)
@@ -332,8 +328,7 @@ def _keep_time(result: dict[str, Any], workdir: Path) -> None:
   """A finished run that is started again has not become faster."""
   file = workdir / "result.json"
   if file.exists():
-    earlier = json.loads(file.read_text(encoding="utf-8"))
-    result["wall_seconds"] = earlier["wall_seconds"]
+    result["wall_seconds"] = records.read_json(file)["wall_seconds"]
 
 
 def _name_of(config: DataConfig) -> str:

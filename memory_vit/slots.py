@@ -68,17 +68,18 @@ def slot_view(
   )
 
 
-def stack_memory(tasks: Sequence[Task], view: View) -> jax.Array:
-  """(l, t, m, d), with zeros where a slot or a cell is empty."""
-  t, m = view.cells.shape
-  l, _, d = tasks[0].params["memory"].shape
-  memory = [_pad(task.params["memory"], (l, m, d)) for task in tasks]
-  return jnp.stack(_fill(memory, t), axis=1)
+def stack_memory(
+  memory: Sequence[jax.Array], slots: int, cells: int
+) -> jax.Array:
+  """(l, m, d) of every task -> (l, t, m, d), with zeros where nothing is."""
+  l, _, d = memory[0].shape
+  padded = [_pad(one, (l, cells, d)) for one in memory]
+  return jnp.stack(_fill(padded, slots), axis=1)
 
 
-def stack_classes(tasks: Sequence[Task], slots: int) -> jax.Array:
-  """(t, d) class tokens, with zeros where a slot is empty."""
-  return jnp.stack(_fill([task.params["cls"] for task in tasks], slots))
+def stack_classes(classes: Sequence[jax.Array], slots: int) -> jax.Array:
+  """(d,) of every task -> (t, d), with zeros where a slot is empty."""
+  return jnp.stack(_fill(list(classes), slots))
 
 
 def stack_heads(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from memory_vit import sharding
+from memory_vit import sharding, trees
 from memory_vit.regimes import Regime
 
 
@@ -86,29 +86,42 @@ class Step:
     inputs = self._prepare(frozen, batch["image"])
     return self._gradient(params, frozen, inputs, batch["label"])
 
-  def gradient_bytes(
-    self, params: Any, frozen: Any, batch: dict[str, jax.Array]
+  def peak_bytes(
+    self,
+    params: Any,
+    frozen: Any,
+    batch: dict[str, jax.Array],
+    evaluated: int = 0,
   ) -> int:
-    """What the gradient needs on a device beside its arguments, as compiled.
+    """What a run needs on a device beside state and backbone, as compiled.
 
     Args:
       params: arrays, or their shapes.
       frozen: arrays.
       batch: arrays or shapes, of a whole step.
+      evaluated: pictures in a batch of evaluation.
     """
     rows = sharding.by_rows(self._mesh)
 
-    def part(a: Any) -> jax.ShapeDtypeStruct:
-      shape = (a.shape[0] // self._parts, *a.shape[1:])
+    def on_rows(a: Any, parts: int = 1) -> jax.ShapeDtypeStruct:
+      shape = (a.shape[0] // parts, *a.shape[1:])
       return jax.ShapeDtypeStruct(shape, a.dtype, sharding=rows)
 
-    image, labels = part(batch["image"]), part(batch["label"])
-    inputs = jax.tree.map(
-      lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=rows),
-      jax.eval_shape(self._prepare, frozen, image),
-    )
-    lowered = self._gradient.lower(params, frozen, inputs, labels)
-    return int(lowered.compile().memory_analysis().temp_size_in_bytes)
+    part = {name: on_rows(a, self._parts) for name, a in batch.items()}
+    prepare = jax.jit(self._prepare).lower(frozen, part["image"])
+    inputs = jax.tree.map(on_rows, prepare.out_info)
+    gradient = self._gradient.lower(params, frozen, inputs, part["label"])
+    # One after the other; the context between them lives as long as both.
+    programs = [
+      program.compile().memory_analysis().temp_size_in_bytes
+      for program in (prepare, gradient)
+    ]
+    # Evaluation hands over as much for a picture, and may have more of them.
+    pictures = part["label"].shape[0]
+    contexts = trees.bytes_of(inputs) * max(1.0, evaluated / pictures)
+    # Two batches are on their way while one is used.
+    kept = contexts + 3 * trees.bytes_of(batch)
+    return int(kept / self._mesh.size) + int(max(programs))
 
   def __call__(
     self, state: TrainState, frozen: Any, batch: dict[str, jax.Array]

@@ -7,7 +7,6 @@ pass and its pictures, and nothing else.
 
 import dataclasses
 import itertools
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,8 +17,6 @@ import psutil
 from memory_vit import config as config_lib
 from memory_vit.config import Config, SweepConfig
 from memory_vit.errors import ConfigError
-
-logger = logging.getLogger("memory_vit")
 
 # What every variant may have for itself.
 _CAN_VARY = (
@@ -63,16 +60,27 @@ def variants_of(config: Config, name: str) -> list[Variant]:
   """
   if not config.sweep.is_on:
     return [Variant(name, {}, config)]
+  if not config.data.validation:
+    raise ConfigError(
+      "config.sweep needs config.data.validation: the best variant is exported."
+    )
+  if config.sweep.seed and config.pretrain.variant:
+    raise ConfigError(
+      "config.sweep.seed would change the backbone as well, which "
+      "config.pretrain makes: give the backbone as a file."
+    )
   combinations = _combinations(config.sweep)
   digits = len(str(len(combinations) - 1))
   variants = [
     Variant(f"{name}-{i:0{max(2, digits)}}", varied, _changed(config, varied))
     for i, varied in enumerate(combinations)
   ]
-  labels = [variant.label for variant in variants]
-  twice = sorted({label for label in labels if labels.count(label) > 1})
-  if twice:
-    raise ConfigError(f"config.sweep has variants that are the same: {twice}.")
+  for one, other in itertools.combinations(variants, 2):
+    if one.config == other.config:
+      raise ConfigError(
+        f"config.sweep has variants that are the same: {dict(one.varied)} and "
+        f"{dict(other.varied)}."
+      )
   return variants
 
 
@@ -83,6 +91,8 @@ def passes_of(variants: Sequence[Variant], at_once: int) -> list[list[Variant]]:
   is what all in a pass are padded to.
   """
   count = math.ceil(len(variants) / at_once)
+  if count == 1:
+    return [list(variants)]
   by_cells = sorted(variants, key=lambda variant: variant.config.task.cells)
   size = math.ceil(len(variants) / count)
   return [by_cells[i : i + size] for i in range(0, len(variants), size)]

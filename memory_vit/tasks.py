@@ -147,6 +147,7 @@ class Task:
     spec = self.spec
     parts = (
       spec.memory_norm,
+      len(spec.attends_to),
       spec.parent_digests,
       trees.fingerprint(self.params),
     )

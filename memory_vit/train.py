@@ -23,7 +23,7 @@ from memory_vit.step import Step, TrainState
 logger = logging.getLogger("memory_vit")
 
 Validate = Callable[[Any], dict[str, dict[str, Any]]]
-Save = Callable[[TrainState, "Past", float | None], None]
+Save = Callable[[TrainState, "Past"], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,12 +52,12 @@ class Best:
     step: at which that was.
     accuracy: on the validation set; None before the first evaluation, and
       where there is no such set: then the last step is the best.
-    params: of one name, on the host.
+    params: of one name, on the host; None as long as there is no best.
   """
 
-  step: int
-  accuracy: float | None
-  params: Any
+  step: int = 0
+  accuracy: float | None = None
+  params: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +66,14 @@ class Past:
 
   Attributes:
     best: {name: its best so far}.
+    lost: {name: the step at which a value of it was not finite}. It is no
+      longer looked at; what was its best before that still is.
     timed_steps: steps that were timed, and in how many seconds.
     timed_seconds: see there.
   """
 
   best: dict[str, Best]
+  lost: dict[str, int]
   timed_steps: int = 0
   timed_seconds: float = 0.0
 
@@ -104,27 +107,28 @@ def fit(
     mesh: over which batches are split.
     schedules: learning rate of every name, to be shown.
     past: of the run that is continued.
-    validate: params -> {name: `evaluate.evaluate`}; of every name, the state
-      with the best "top1" is kept.
-    save: (state, past, mean accuracy where it was evaluated) writes both.
+    validate: params -> {name: `evaluation.evaluate`}; of every name, the
+      state with the best "top1" is kept.
+    save: (state, past) writes both.
     logdirs: of TensorBoard events; a name without one writes none.
 
   Returns:
     The last state; and the best of every name, with the time that steps took.
 
   Raises:
-    TrainingError: where a loss or a gradient is not finite. Nothing is saved
-      after the step at which that happened.
+    TrainingError: where a loss or a gradient of every name is not finite.
+      Nothing is saved after the step at which that happened. As long as others
+      are well, they go on: no name changes another.
   """
   first = int(state.step)
-  past = past or Past({name: Best(0, None, None) for name in state.params})
-  watch = _Watch(first, title)
+  past = past or Past({name: Best() for name in state.params}, {})
+  watch = _Watch(first, title, past.lost)
   progress = Progress(title, first, steps.total, batch_size, past.timed_steps,
                       past.timed_seconds)  # fmt: skip
   best = dict(past.best)
 
   def so_far() -> Past:
-    return Past(best, *progress.timed)
+    return Past(best, watch.lost, *progress.timed)
 
   with contextlib.ExitStack() as stack:
     stack.callback(progress.close)
@@ -143,55 +147,55 @@ def fit(
       evaluates = steps.due(step, steps.evaluate)
       if not evaluates and not steps.due(step, steps.checkpoint):
         continue
-      watch.check()  # nothing that is not finite is ever saved
+      watch.check()  # what is lost must not become the best
       progress.pause()
-      accuracies = {}
+      well = [name for name in best if name not in watch.lost]
       if evaluates and validate:
         accuracies = _validate(step, state, validate, events)
-        best |= _better(best, accuracies, step, state)
+        best |= _better({name: best[name] for name in well}, accuracies, state)
       if step == steps.total:
-        best |= _last(best, step, state)
+        best |= _last({name: best[name] for name in well}, state)
       if save:
-        mean = float(np.mean(list(accuracies.values()))) if accuracies else None
-        save(state, so_far(), mean)
+        save(state, so_far())
       progress.resume()
     progress.pause()
   return state, so_far()
 
 
 def _better(
-  best: Mapping[str, Best],
-  accuracies: Mapping[str, float],
-  step: int,
-  state: TrainState,
+  best: Mapping[str, Best], accuracies: Mapping[str, float], state: TrainState
 ) -> dict[str, Best]:
   """The names that are now better than ever before."""
   return {
-    name: Best(step, accuracy, jax.device_get(state.params[name]))
-    for name, accuracy in accuracies.items()
-    if best[name].accuracy is None or accuracy > best[name].accuracy
+    name: _now(name, accuracies[name], state)
+    for name, found in best.items()
+    if found.accuracy is None or accuracies[name] > found.accuracy
   }
 
 
-def _last(
-  best: Mapping[str, Best], step: int, state: TrainState
-) -> dict[str, Best]:
+def _last(best: Mapping[str, Best], state: TrainState) -> dict[str, Best]:
   """Names that were never evaluated are best at the last step."""
   return {
-    name: Best(step, None, jax.device_get(state.params[name]))
+    name: _now(name, None, state)
     for name, found in best.items()
     if found.accuracy is None
   }
 
 
+def _now(name: str, accuracy: float | None, state: TrainState) -> Best:
+  """A name as it is."""
+  return Best(int(state.step), accuracy, jax.device_get(state.params[name]))
+
+
 class _Watch:
-  """Keeps the metrics of the last steps, and stops a run that is lost.
+  """Keeps the metrics of the last steps, and notices what is not finite.
 
   They are looked at now and then only: to look at every step would make the
   host wait for the device at every step.
   """
 
-  def __init__(self, step: int, title: str) -> None:
+  def __init__(self, step: int, title: str, lost: Mapping[str, int]) -> None:
+    self.lost = dict(lost)
     self._step, self._title = step, title
     self._kept: list[Any] = []
     self._last: dict[str, dict[str, float]] = {}
@@ -201,24 +205,32 @@ class _Watch:
     self._kept.append(metrics)
 
   def check(self) -> dict[str, dict[str, float]]:
-    """Returns the metrics of the last step; raises where one is not finite."""
+    """Metrics of the last step, of the names that are well.
+
+    Raises:
+      TrainingError: where none is.
+    """
     for metrics in jax.device_get(self._kept):
       self._step += 1
       self._last = jax.tree.map(float, metrics)
-      for task, values in self._last.items():
-        if not np.isfinite(list(values.values())).all():
-          raise TrainingError(self._message(task, values))
+      for name, values in self._last.items():
+        if name not in self.lost and not np.isfinite([*values.values()]).all():
+          self._lose(name, values)
     self._kept = []
-    return self._last
+    return {n: v for n, v in self._last.items() if n not in self.lost}
 
-  def _message(self, name: str, values: dict[str, float]) -> str:
+  def _lose(self, name: str, values: dict[str, float]) -> None:
+    """Notes that a name is lost; raises where it was the last one."""
+    self.lost[name] = self._step
     shown = ", ".join(f"{key} {value}" for key, value in values.items())
-    return (
-      f"training of {self._title!r} stopped at step {self._step}: a value of "
-      f"{name!r} is not finite ({shown}). What was saved before is as it was. "
-      "Try a lower learning_rate or a longer optim.warmup, and look for broken "
-      "pictures in the data."
+    message = (
+      f"at step {self._step}: a value of {name!r} is not finite ({shown}). "
+      "What was saved before is as it was. Try a lower learning_rate or a "
+      "longer optim.warmup, and look for broken pictures in the data."
     )
+    if len(self.lost) == len(self._last):
+      raise TrainingError(f"training of {self._title!r} stopped {message}")
+    logger.warning("%r is lost %s The others go on.", name, message)
 
 
 class _Events:

@@ -106,6 +106,14 @@ def test_a_set_on_disk_is_its_tasks(family, backbone, images, tmp_path):
     compose.load_tasks(tmp_path / "empty", backbone)
 
 
+def test_a_set_does_not_mix_with_another(family, backbone, tmp_path):
+  compose.save_tasks(family, tmp_path)
+  compose.save_tasks(family, tmp_path)
+  fewer = compose.remove(family, "c")
+  with pytest.raises(TaskError, match=r"holds other tasks, \['c'\]"):
+    compose.save_tasks(fewer, tmp_path)
+
+
 def test_a_retrained_parent_on_disk_is_noticed(family, backbone, tmp_path):
   compose.save_tasks(family, tmp_path)
   mv.save_task(random_task(backbone, "a", seed=8), tmp_path / "a")

@@ -46,7 +46,7 @@ def test_imports_go_downward_only():
     text = (ROOT / "memory_vit" / f"{name}.py").read_text()
     imported = set(re.findall(r"^\s*from memory_vit\.(\w+) import", text, re.M))
     block = re.findall(
-      r"^from memory_vit import (\([^)]*\)|[^\n(]+)", text, re.M
+      r"^\s*from memory_vit import (\([^)]*\)|[^\n(]+)", text, re.M
     )
     imported |= set(re.findall(r"\w+", " ".join(re.sub(r" as \w+", "", b)
                                                for b in block)))  # fmt: skip

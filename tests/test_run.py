@@ -16,7 +16,7 @@ from conftest import ROOT, random_task, tiny_backbone
 import memory_vit as mv
 from configs import quickstart
 from memory_vit import config as config_lib
-from memory_vit import data, run, step, train, trees
+from memory_vit import data, learn, run, step, train, trees
 from memory_vit.checkpoints import Checkpoints
 from memory_vit.errors import (
   ConfigError,
@@ -219,6 +219,9 @@ def test_extension_reads_an_exported_task(config, workdir, backbone_file):
   other = random_task(backbone, "parent", seed=9, evaluation=CENTRAL)
   with pytest.raises(TaskError, match="trained beside another task 'parent'"):
     mv.forward(backbone, [child, other], images)
+  same = changed(config, "task", name="parent")
+  with pytest.raises(ConfigError, match=r"\['parent'\] are names of tasks in"):
+    run.train_and_evaluate(same, workdir.parent / "same")
   # The directory may move, what lies in it may not change.
   mv.save_task(other, path)
   with pytest.raises(TrainingError, match="another parents"):
@@ -277,6 +280,8 @@ def test_what_is_refused(config, workdir, backbone_file):
     TrainingError, match=r"another config(.|\n)*config.task.cells: 5, now 7"
   ):
     run.train_and_evaluate(wider, workdir)
+  stored = json.loads((workdir / "config.json").read_text())
+  assert stored["task"]["cells"] == config.task.cells
 
 
 def test_names_of_tasks(config):
@@ -290,21 +295,44 @@ def test_names_of_tasks(config):
     assert run._name_of(config_lib.DataConfig(**values)) == expected
 
 
-def test_checkpoints_keep_the_newest_two_and_the_best(tmp_path):
+def test_checkpoints_keep_the_newest_two(tmp_path):
   checkpoints = Checkpoints(tmp_path / "c")
   assert checkpoints.latest() is None
   state = {"a": np.arange(3.0), "empty": np.zeros((2, 0))}
-  for i, accuracy in enumerate([0.1, 0.5, 0.3, None, 0.2, None], start=1):
-    checkpoints.save(i, {**state, "a": state["a"] * i}, {"i": i}, accuracy)
-  assert checkpoints._manager.all_steps() == [2, 5, 6]
+  for i in range(1, 7):
+    checkpoints.save(i, {**state, "a": state["a"] * i}, {"i": i})
+  assert checkpoints._manager.all_steps() == [5, 6]
   assert checkpoints.latest() == 6
   assert checkpoints.meta(5) == {"i": 5}
-  restored = checkpoints.restore(2, state)
-  assert np.array_equal(restored["a"], [0, 2, 4])
+  restored = checkpoints.restore(5, state)
+  assert np.array_equal(restored["a"], [0, 5, 10])
   assert restored["empty"].shape == (2, 0)
   with pytest.raises(TrainingError, match="step 6 was not saved"):
     checkpoints.save(6, state, {})
   checkpoints.close()
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"attends_to": {"a": "1", "b": "2"}}, "another attends_to.*\n  b: None"),
+    ({"parents": {"a": "3"}}, "another parents"),
+    ({"data": {"classes": ["x"], "train": 9}}, "another data.*\n  train: 8"),
+    ({"data": {"classes": ["y"], "train": 8}}, r"classes: \['x'\], now"),
+    ({"fingerprint": "g"}, "began on the backbone"),
+  ],
+)
+def test_what_a_continued_run_must_share(tmp_path, changes, message):
+  began = {
+    "fingerprint": "f", "config": {}, "parents": {"a": "1"}, "variants": {},
+    "attends_to": {"a": "1"}, "data": {"classes": ["x"], "train": 8},
+  }  # fmt: skip
+  learn._require_same(began, dict(began), tmp_path)
+  with pytest.raises(TrainingError, match=message):
+    learn._require_same(began, {**began, **changes}, tmp_path)
+  del began["data"]
+  with pytest.raises(TrainingError, match="another version"):
+    learn._require_same(began, changes | began, tmp_path)
 
 
 COMMAND = (
