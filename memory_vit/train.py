@@ -157,8 +157,8 @@ def fit(
         best |= _last({name: best[name] for name in well}, state)
       if save:
         save(state, so_far())
-      progress.resume()
-    progress.pause()
+      if step < steps.total:
+        progress.resume()
   return state, so_far()
 
 

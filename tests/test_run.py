@@ -16,7 +16,7 @@ from conftest import ROOT, random_task, tiny_backbone
 import memory_vit as mv
 from configs import quickstart
 from memory_vit import config as config_lib
-from memory_vit import data, learn, run, step, train, trees
+from memory_vit import data, learn, pretrain, run, step, train, trees
 from memory_vit.checkpoints import Checkpoints
 from memory_vit.errors import (
   ConfigError,
@@ -243,13 +243,26 @@ def test_a_parent_of_a_parent_need_not_be_read(config, workdir, backbone_file):
   assert child.spec.attends_to == ("b",)
 
 
-def test_a_changed_pretraining_is_refused(config, workdir):
+def test_a_changed_pretraining_is_refused(config, workdir, monkeypatch):
   """Before anything is trained on a backbone that it does not describe."""
-  pretrained = changed(config, "pretrain", variant="Micro/2", total_steps=2)
-  run.train_and_evaluate(pretrained, workdir)
-  longer = changed(pretrained, "pretrain", total_steps=3)
+  made = []
+
+  def pretrained(config, mesh):
+    made.append(config.pretrain.total_steps)
+    return tiny_backbone(num_classes=5)
+
+  monkeypatch.setattr(pretrain, "pretrain", pretrained)
+  workdir.mkdir()
+  config = changed(config, "pretrain", variant="Micro/2", total_steps=2)
+  path = pretrain.pretrained_file(config, workdir, None)
+  assert pretrain.pretrained_file(config, workdir, None) == path
+  assert made == [2]
+  longer = changed(config, "pretrain", total_steps=3)
   with pytest.raises(TrainingError, match="backbone.npz was not made by this"):
-    run.train_and_evaluate(longer, workdir)
+    pretrain.pretrained_file(longer, workdir, None)
+  (workdir / "backbone.json").unlink()
+  with pytest.raises(TrainingError, match="but by something else"):
+    pretrain.pretrained_file(config, workdir, None)
 
 
 def test_a_profile_ends_with_the_run(config, workdir):
