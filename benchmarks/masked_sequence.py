@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import memory_vit as mv
-from memory_vit import regimes
+from memory_vit.training_pass import Logits, TrainingPass
 
 
 def forward(
@@ -63,18 +63,18 @@ def forward(
 forward_program = jax.jit(forward, static_argnames=("config", "specs"))
 
 
-def regime(
+def masked_sequence_pass(
   config: mv.ViTConfig, specs: tuple[mv.TaskSpec, ...]
-) -> regimes.Regime:
-  """What `regimes.memory_masked` trains, with nothing cut off in front."""
+) -> TrainingPass:
+  """Trains what `make_training_pass` does, with nothing cut off in front."""
 
-  def logits(trained: Any, frozen: Any, images: jax.Array) -> regimes.Logits:
+  def logits(trained: Any, frozen: Any, images: jax.Array) -> Logits:
     outputs = forward(
       frozen["backbone"], trained, images, config=config, specs=specs
     )
     return {name: outputs[name] for name in trained}
 
-  return regimes.Regime(lambda frozen, images: images, logits)
+  return TrainingPass(lambda frozen, images: images, logits)
 
 
 def may_attend(specs: Sequence[mv.TaskSpec], tokens: int) -> np.ndarray:

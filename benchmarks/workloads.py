@@ -10,9 +10,10 @@ import numpy as np
 
 import memory_vit as mv
 from benchmarks import masked_sequence
-from memory_vit import optim, regimes, sharding, step
+from memory_vit import optim, sharding, step, training_pass
 from memory_vit.backbone import backbone_shapes
 from memory_vit.config import OptimConfig
+from memory_vit.training_pass import TrainingPass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,14 +120,18 @@ class Training:
   """
 
   def __init__(
-    self, regime: regimes.Regime, params: Any, frozen: Any, setting: Setting
+    self,
+    cut: TrainingPass,
+    params: Any,
+    frozen: Any,
+    setting: Setting,
   ) -> None:
     config, mesh = OptimConfig(), sharding.make_mesh(jax.devices()[:1])
     schedule = optim.make_schedule(config, 0.01, 1000)
     optimizer = optim.make_optimizer(
       dict.fromkeys(params, config), dict.fromkeys(params, schedule)
     )
-    self._step = step.Step(regime, optimizer, mesh)
+    self._step = step.Step(cut, optimizer, mesh)
     self._frozen = frozen
     self._batch = {"image": setting.images, "label": setting.labels}
     self.state = step.create_state(params, optimizer, mesh)
@@ -139,29 +144,31 @@ class Training:
 
 def training(setting: Setting, count: int) -> Training:
   """Trains `count` tasks at once, as the package does."""
-  return _task_training(regimes.memory_masked, setting, count)
+  return _task_training(training_pass.make_training_pass, setting, count)
 
 
 def masked_training(setting: Setting, count: int) -> Training:
   """The same in one sequence; loss, optimiser and update are shared."""
-  return _task_training(masked_sequence.regime, setting, count)
+  return _task_training(masked_sequence.masked_sequence_pass, setting, count)
 
 
 def _task_training(
-  make_regime: Callable[..., regimes.Regime], setting: Setting, count: int
+  make_pass: Callable[..., TrainingPass], setting: Setting, count: int
 ) -> Training:
   tasks = make_tasks(setting, count)
   specs = tuple(task.spec for task in tasks)
   params = {task.spec.name: task.params for task in tasks}
   frozen = {"backbone": setting.backbone.params, "tasks": {}}
-  regime = make_regime(setting.backbone.config, specs)
-  return Training(regime, params, frozen, setting)
+  cut = make_pass(setting.backbone.config, specs)
+  return Training(cut, params, frozen, setting)
 
 
 def full_finetuning(setting: Setting) -> Training:
   """Trains all weights of the backbone, on its own head."""
   params = {"backbone": setting.backbone.params}
-  return Training(regimes.full(setting.backbone.config), params, None, setting)
+  return Training(
+    training_pass.full(setting.backbone.config), params, None, setting
+  )
 
 
 def matrix_products(dtype: str) -> tuple[Callable[[], Any], float]:

@@ -21,9 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from memory_vit import records, trees
-from memory_vit.backbone import Backbone
+from memory_vit.backbone import Backbone, backbone_shapes
 from memory_vit.errors import TaskError
 from memory_vit.model import TaskParams
+from memory_vit.regimes import REGIMES
 from memory_vit.tasks import (
   EvalPreprocessing,
   Task,
@@ -31,7 +32,9 @@ from memory_vit.tasks import (
   require_backbone,
 )
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+# Of a backbone, what is below its head.
+_TRUNK = ("Transformer", "cls", "embedding")
 _KEYS = ("format_version", "spec", "arrays", "provenance")
 
 
@@ -57,6 +60,8 @@ def init_task(
   name: str,
   num_classes: int,
   cells: int = 5,
+  regime: str = "memory_masked",
+  bottleneck: int = 0,
   attends_to: Sequence[str | Task] = (),
   memory_norm: bool = True,
   cls_init: str = "pretrained",
@@ -70,7 +75,9 @@ def init_task(
     backbone: that it is for.
     name: see `TaskSpec`.
     num_classes: c.
-    cells: m, memory cells per layer.
+    cells: m, memory cells per layer; 0 in a regime without memory.
+    regime: how it will be learned, see `regimes`.
+    bottleneck: width of adapters; 0 in a regime without.
     attends_to: the earlier tasks that it reads. Of a `Task`, not of a mere
       name, its digest is kept, and another of that name is refused later.
     memory_norm: see `TaskSpec`.
@@ -98,6 +105,8 @@ def init_task(
     name=name,
     num_classes=num_classes,
     cells=cells,
+    regime=regime,
+    bottleneck=bottleneck,
     attends_to=tuple(name for name, _ in parents),
     parent_digests=tuple(digest for _, digest in parents),
     memory_norm=memory_norm,
@@ -106,8 +115,10 @@ def init_task(
     evaluation=evaluation or EvalPreprocessing(image_size=size),
   )
   params = TaskParams(backbone.config, spec).init(key)["params"]
-  if cls_init == "pretrained":
+  if "cls" in params and cls_init == "pretrained":
     params["cls"] = jnp.array(backbone.params["cls"][0, 0])
+  if "backbone" in REGIMES[regime].trained:
+    params["backbone"] = {part: backbone.params[part] for part in _TRUNK}
   return Task(spec, params)
 
 
@@ -156,15 +167,24 @@ def load_task(path: str | os.PathLike, backbone: Backbone) -> Task:
   manifest, spec = read_manifest(path), read_spec(path)
   require_backbone(spec, backbone.id)
   flat = read_arrays(path)
-  shapes = jax.eval_shape(
-    TaskParams(backbone.config, spec).init, jax.random.key(0)
-  )
+  shapes = _shapes(backbone, spec)
   # What fits task.json fits the backbone that it names, unless that is a lie.
-  problems = trees.differences(trees.flatten(shapes["params"]), flat)
+  problems = trees.differences(trees.flatten(shapes), flat)
   if problems:
     raise TaskError(f"task in {path} does not fit: {'; '.join(problems)}.")
   params = trees.unflatten({k: jnp.asarray(v) for k, v in flat.items()})
   return Task(spec, params, manifest["provenance"])
+
+
+def _shapes(backbone: Backbone, spec: TaskSpec) -> dict[str, Any]:
+  """The parameters of a task on a backbone, as `jax.ShapeDtypeStruct`."""
+  init = TaskParams(backbone.config, spec).init
+  shapes = jax.eval_shape(init, jax.random.key(0))["params"]
+  if "backbone" in REGIMES[spec.regime].trained:
+    shapes["backbone"] = {
+      part: backbone_shapes(backbone.config)[part] for part in _TRUNK
+    }
+  return shapes
 
 
 def read_manifest(path: str | os.PathLike) -> dict[str, Any]:
@@ -255,19 +275,30 @@ def read_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
 def _require_fit(
   path: Path, spec: TaskSpec, stored: Mapping[str, StoredArray]
 ) -> None:
-  """Raises unless the arrays are those of `tasks.Task`, for some backbone."""
+  """Raises unless the arrays can be those of such a task, on some backbone."""
   memory = stored["memory"].shape if "memory" in stored else ()
-  depth, width = (memory[0], memory[2]) if len(memory) == 3 else (0, 0)
+  kernel = stored["head/kernel"].shape if "head/kernel" in stored else ()
+  width = kernel[0] if len(kernel) == 2 else 0
   shapes = {
-    "cls": (width,),
-    "memory": (depth, spec.cells, width),
     "head/kernel": (width, spec.num_classes),
     "head/bias": (spec.num_classes,),
   }
+  regime = REGIMES[spec.regime]
+  if "cls" in regime.trained:
+    shapes["cls"] = (width,)
+  if "memory" in regime.trained or regime.composes:
+    layers = memory[0] if len(memory) == 3 else 0
+    shapes["memory"] = (layers, spec.cells, width)
   expected = {k: jax.ShapeDtypeStruct(v, "float32") for k, v in shapes.items()}
-  problems = trees.differences(expected, stored)
-  if min(depth, width) < 1:
-    problems.append(f"memory {memory}: expected (layers, {spec.cells}, width)")
+  # Adapters and backbones are compared where the backbone is known.
+  described = {
+    name: array
+    for name, array in stored.items()
+    if name.split("/")[0] not in set(regime.trained) & {"adapters", "backbone"}
+  }
+  problems = trees.differences(expected, described)
+  if min(width, *(shape[0] for shape in shapes.values())) < 1:
+    problems.append(f"an axis of {shapes} is empty")
   problems += [
     f"dtype of {name}: {array.dtype}, expected float32"
     for name, array in stored.items()

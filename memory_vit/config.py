@@ -13,8 +13,10 @@ from typing import Any
 
 from memory_vit import records
 from memory_vit.errors import ConfigError
+from memory_vit.regimes import REGIMES
 
-REGIMES = ("memory_masked",)
+# In front of the variant of a backbone with random weights.
+RANDOM = "random:"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,8 +65,10 @@ class TaskConfig:
 
   # "" takes the name of the data set.
   name: str = ""
-  # Memory cells per layer; 0 learns the class token and the head alone.
+  # Memory cells per layer, in the regimes that have memory.
   cells: int = 5
+  # Width of adapters, in the regimes that have some (the paper's).
+  bottleneck: int = 5
   # Directories of earlier tasks that this one reads (model extension). They
   # stay as they are.
   attends_to: tuple[str, ...] = ()
@@ -157,8 +161,8 @@ class SweepConfig:
 class Config:
   """A run: learn one task on one backbone, or a sweep over its variants."""
 
-  # A published checkpoint by short name ("i21k-B/32"), or the path or address
-  # of an .npz file.
+  # A published checkpoint by short name ("i21k-B/32"), the path or address of
+  # an .npz file, or random weights ("random:Ti/16"), to train from scratch.
   backbone: str = "i21k-B/32"
   # "tanh" as vit_jax and big_vision train; "exact" for weights from PyTorch.
   gelu: str = "tanh"
@@ -172,7 +176,7 @@ class Config:
   # none: try 0.03 to 0.3.
   learning_rate: float = 0.1
   seed: int = 0
-  # What is trained, and how attention runs.
+  # What is trained, and how attention runs: see `regimes`.
   regime: str = "memory_masked"
   # Steps between evaluations on data.validation, between saved states, and
   # between progress lines.
@@ -197,7 +201,7 @@ _TRAIN_CROPS = ("inception", "small")
 _EVAL_CROPS = ("resize", "central")
 _POSITIVE = ("image_size", "batch_size", "batch_size_eval", "total_steps",
              "eval_every", "checkpoint_every", "log_every",
-             "pretrain.batch_size")  # fmt: skip
+             "pretrain.batch_size", "task.bottleneck")  # fmt: skip
 _NOT_NEGATIVE = ("seed", "profile_at", "task.cells", "optim.momentum",
                  "optim.weight_decay", "optim.grad_clip", "data.resize",
                  "data.cache_gib", "upstream.resize", "sweep.memory_gib",
@@ -208,7 +212,7 @@ _NOT_NEGATIVE = ("seed", "profile_at", "task.cells", "optim.momentum",
 def _problems(config: Config) -> list[str]:
   """What is wrong with the values of a configuration, one line each."""
   choices = {
-    "regime": (config.regime, REGIMES),
+    "regime": (config.regime, tuple(REGIMES)),
     "dtype": (config.dtype, ("float32", "bfloat16")),
     "gelu": (config.gelu, ("tanh", "exact")),
     "optim.name": (config.optim.name, ("sgd", "adamw")),

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from memory_vit.tasks import View
+from memory_vit.trees import Tree
 from memory_vit.variants import ViTConfig
 
 # Keys and values (b, h, s, k) of a set of tokens, in one layer.
@@ -117,8 +118,9 @@ class MultiHeadDotProductAttention(nn.Module):
       z: (b, s, d) normed tokens; s is n + 1 or t.
       context: None on the backbone stream, which attends to itself; on the task
         stream the backbone's keys and values, (b, h, n + 1, k) each.
-      cells: keys and values of the tasks' memory, (t, h, m, k) each.
-      view: who sees whom.
+      cells: keys and values of the tasks' memory, (t, h, m, k) each. On the
+        backbone stream, of one task whose memory every token attends to.
+      view: who sees whom, on the task stream.
 
     Returns:
       (b, s, d), and the keys and values of `z`, (b, h, s, k) each.
@@ -126,6 +128,8 @@ class MultiHeadDotProductAttention(nn.Module):
     q, k, v = self.query(z), self.key(z), self.value(z)
     own = _heads_first(k), _heads_first(v)
     if context is None:
+      if cells is not None:
+        k, v = _with_cells(k, cells[0]), _with_cells(v, cells[1])
       # As flax's own layer: with the softmax of bfloat16 in float32, a plain
       # ViT that is compiled apart would not have the same bits.
       mixed = nn.dot_product_attention(q, k, v)
@@ -137,6 +141,14 @@ class MultiHeadDotProductAttention(nn.Module):
   def keys_values(self, z: jax.Array) -> KeysValues:
     """Those of normed cells that never query: (t, m, d) -> (t, h, m, k)."""
     return _heads_first(self.key(z)), _heads_first(self.value(z))
+
+
+def _with_cells(a: jax.Array, cells: jax.Array) -> jax.Array:
+  """Keys or values (b, s, h, k) and (1, h, m, k) -> (b, s + m, h, k)."""
+  cells = jnp.broadcast_to(
+    _heads_first(cells), (a.shape[0], cells.shape[2], *a.shape[2:])
+  )
+  return jnp.concatenate([a, cells], axis=1)
 
 
 def attend_from_tasks(
@@ -232,13 +244,19 @@ class EncoderBlock(nn.Module):
     context: KeysValues | None = None,
     cells: KeysValues | None = None,
     view: View | None = None,
+    adapters: Tree | None = None,
   ) -> tuple[jax.Array, KeysValues]:
-    """Arguments and results as in `MultiHeadDotProductAttention`, un-normed."""
+    """Arguments and results as in `MultiHeadDotProductAttention`, un-normed.
+
+    `adapters` come after attention and after the MLP, each on its way to the
+    residual stream.
+    """
     mixed, keys_values = self.MultiHeadDotProductAttention_0(
       self.LayerNorm_0(z), context, cells, view
     )
-    z = z + mixed
-    return z + self.MlpBlock_0(self.LayerNorm_1(z)), keys_values
+    z = z + (adapt(adapters["attention"], mixed) if adapters else mixed)
+    y = self.MlpBlock_0(self.LayerNorm_1(z))
+    return z + (adapt(adapters["mlp"], y) if adapters else y), keys_values
 
   def keys_values(self, memory: jax.Array, norm: jax.Array) -> KeysValues:
     """Keys and values of memory, which depend on no picture.
@@ -256,6 +274,21 @@ class EncoderBlock(nn.Module):
     plain = memory.astype(self.config.dtype)
     normed = jnp.where(norm[:, None, None], self.LayerNorm_0(memory), plain)
     return self.MultiHeadDotProductAttention_0.keys_values(normed)
+
+
+def adapt(params: Tree, y: jax.Array) -> jax.Array:
+  """A bottleneck adapter (Houlsby et al. 2019) on (..., d).
+
+  Args:
+    params: {"down": {"kernel": (d, r), "bias": (r,)}, "up": {"kernel": (r, d),
+      "bias": (d,)}}.
+    y: what it adds to.
+  """
+  down, up = jax.tree.map(
+    lambda a: a.astype(y.dtype), (params["down"], params["up"])
+  )
+  hidden = nn.gelu(y @ down["kernel"] + down["bias"])
+  return y + hidden @ up["kernel"] + up["bias"]
 
 
 def _layer_norm(config: ViTConfig) -> nn.LayerNorm:
@@ -319,6 +352,43 @@ class Encoder(nn.Module):
       z, kv = block(z, context[i], cells[i], view) if is_task else block(z)
       keys_values.append(kv)
     return self.encoder_norm(z), tuple(keys_values)
+
+  def tuned(
+    self,
+    z: jax.Array,
+    *,
+    attention: str,
+    memory: jax.Array | None = None,
+    memory_norm: bool = True,
+    adapters: Tree | None = None,
+  ) -> jax.Array:
+    """The backbone stream of one task that changes it.
+
+    Args:
+      z: (b, n + 1, d).
+      attention: see `regimes`; neither "frozen" nor "masked".
+      memory: (l, m, d), or (1, m, d) where it is propagated.
+      memory_norm: see `TaskSpec`; of memory that is dropped after attention.
+      adapters: see `adapt`; stacked over layers, {"attention", "mlp"}.
+
+    Returns:
+      (b, d), the class token.
+    """
+    z = self.posembed_input(z, is_class=False)
+    tokens = z.shape[1]
+    for i, block in enumerate(self.encoderblock):
+      cells = None
+      if attention == "memory":
+        cells = block.keys_values(memory[i][None], jnp.array([memory_norm]))
+      elif attention in ("propagated", "additive") and i == 0:
+        carried = jnp.broadcast_to(memory[0], (z.shape[0], *memory.shape[1:]))
+        z = jnp.concatenate([z, carried.astype(z.dtype)], axis=1)
+      elif attention == "additive":
+        z = z.at[:, tokens:].add(memory[i].astype(z.dtype))
+      own = None if adapters is None else jax.tree.map(lambda a, i=i: a[i],
+                                                       adapters)  # fmt: skip
+      z, _ = block(z, cells=cells, adapters=own)
+    return self.encoder_norm(z)[:, 0]
 
   def keys_values(self, memory: jax.Array, norm: jax.Array) -> Context:
     """Keys and values of memory (l, t, m, d) in every layer, (t, h, m, k)."""

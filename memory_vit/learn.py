@@ -19,14 +19,15 @@ from memory_vit import (
   preprocess,
   programs,
   progress,
-  regimes,
   train,
+  training_pass,
   trees,
 )
 from memory_vit.backbone import Backbone
 from memory_vit.checkpoints import Checkpoints
 from memory_vit.config import Config, data_seed, to_dict
 from memory_vit.errors import TrainingError
+from memory_vit.regimes import REGIMES
 from memory_vit.step import Step, TrainState, create_state
 from memory_vit.sweep import Variant
 from memory_vit.tasks import Task, require_fit
@@ -89,7 +90,8 @@ class Learner:
     """
     config, mesh = self.config, self.mesh
     tasks = {v.name: self.new_task(v) for v in variants}
-    require_fit([*self.parents, *tasks.values()])
+    if REGIMES[config.regime].composes:  # the others are alone in their pass
+      require_fit([*self.parents, *tasks.values()])
     schedules = {
       v.name: optim.make_schedule(
         v.config.optim, v.config.learning_rate, config.total_steps
@@ -101,7 +103,7 @@ class Learner:
     )
     params = {name: task.params for name, task in tasks.items()}
     state = create_state(params, optimizer, mesh)
-    logger.info("\n%s", progress.parameter_overview(params, self._frozen()))
+    logger.info("\n%s", progress.parameter_overview(params, self._untouched()))
 
     checkpoints = Checkpoints(directory)
     meta = self._meta(variants)
@@ -151,12 +153,15 @@ class Learner:
   def new_task(self, variant: Variant) -> Task:
     """The task of a variant, before training."""
     config = variant.config
+    trained = REGIMES[config.regime].trained
     return adapters.init_task(
       jax.random.key(config.seed),
       self.backbone,
       name=variant.name,
       num_classes=self.train.num_classes,
-      cells=config.task.cells,
+      cells=config.task.cells if "memory" in trained else 0,
+      regime=config.regime,
+      bottleneck=config.task.bottleneck if "adapters" in trained else 0,
       attends_to=self._read(),
       memory_norm=config.task.memory_norm,
       cls_init=config.task.cls_init,
@@ -174,9 +179,8 @@ class Learner:
   ) -> Step:
     """One optimiser step for the tasks of a pass."""
     specs = (t.spec for t in (*self.parents, *tasks.values()))
-    regime = regimes.REGIMES[self.config.regime]
     return Step(
-      regime(self.backbone.config, tuple(specs)),
+      training_pass.make_training_pass(self.backbone.config, tuple(specs)),
       optimizer,
       self.mesh,
       label_smoothing={
@@ -213,14 +217,8 @@ class Learner:
     self, tasks: Sequence[Task], source: data.Source
   ) -> dict[str, dict[str, Any]]:
     """Evaluates tasks on a split of their data set, in one pass."""
-    slots = programs.fill_slots(self.backbone, [*self.parents, *tasks])
-    names = [task.spec.name for task in tasks]
-
-    def predict(images: jax.Array) -> dict[str, jax.Array]:
-      _, context = programs.encode(self.backbone, images)
-      logits = programs.read(self.backbone, slots, context)
-      return {name: logits[name] for name in names}
-
+    composes = REGIMES[self.config.regime].composes
+    predict = self._in_slots(tasks) if composes else self._alone(tasks)
     return evaluation.evaluate_source(
       predict,
       source,
@@ -233,11 +231,44 @@ class Learner:
     """Of the parents, those that the task attends to itself."""
     return self.parents[: len(self.parents) - len(self.config.task.indirect)]
 
+  def _in_slots(self, tasks: Sequence[Task]) -> evaluation.Predict:
+    """Tasks as they are served."""
+    slots = programs.fill_slots(self.backbone, [*self.parents, *tasks])
+
+    def predict(images: jax.Array) -> dict[str, jax.Array]:
+      _, context = programs.encode(self.backbone, images)
+      logits = programs.read(self.backbone, slots, context)
+      return {task.spec.name: logits[task.spec.name] for task in tasks}
+
+    return predict
+
+  def _alone(self, tasks: Sequence[Task]) -> evaluation.Predict:
+    """A task that changes what the backbone computes."""
+    config, specs = self.backbone.config, tuple(task.spec for task in tasks)
+    params = {task.spec.name: task.params for task in tasks}
+    frozen = self._frozen()
+    prepare = training_pass.make_training_pass(config, specs).prepare
+
+    def predict(images: jax.Array) -> dict[str, jax.Array]:
+      inputs = prepare(frozen, images)
+      return training_pass.logits_program(
+        params, frozen, inputs, config=config, specs=specs
+      )
+
+    return predict
+
   def _frozen(self) -> dict[str, Any]:
     return {
       "backbone": self.backbone.params,
       "tasks": {task.spec.name: task.params for task in self.parents},
     }
+
+  def _untouched(self) -> dict[str, Any]:
+    """What stays as it is: of `full`, nothing of the backbone."""
+    frozen = self._frozen()
+    if "backbone" in REGIMES[self.config.regime].trained:
+      frozen["backbone"] = {}
+    return frozen
 
   def _train_batches(self, start: int) -> Any:
     config = self.config

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from memory_vit.encoder import Context, Encoder
+from memory_vit.regimes import regime
 from memory_vit.slots import SlotArrays, stack_classes, stack_memory
 from memory_vit.tasks import BACKBONE, TaskSpec, View, view_of
 from memory_vit.variants import ViTConfig
@@ -50,10 +51,7 @@ class VisionTransformer(nn.Module):
       the features in front of it; and the keys and values of every layer.
     """
     cfg = self.config
-    x = self.embedding(images.astype(cfg.dtype))
-    x = x.reshape(x.shape[0], -1, cfg.width)
-    cls = jnp.broadcast_to(self.cls.astype(x.dtype), (x.shape[0], 1, cfg.width))
-    x, context = self.Transformer(jnp.concatenate([cls, x], axis=1))
+    x, context = self.Transformer(self._tokens(images, self.cls[0, 0]))
     y = x[:, 0]
     if cfg.representation_size:
       y = jnp.tanh(self.pre_logits(y))
@@ -79,6 +77,36 @@ class VisionTransformer(nn.Module):
     c = jnp.broadcast_to(cls.astype(self.config.dtype), (b, *cls.shape))
     return self.Transformer(c, context, cells, view)[0]
 
+  def tuned(
+    self, images: jax.Array, task: Mapping[str, Any], spec: TaskSpec
+  ) -> jax.Array:
+    """The ViT as a task of one of the other regimes changes it.
+
+    Args:
+      images: (b, height, width, 3) in [-1, 1].
+      task: parameters of the task; its class token replaces the original one.
+      spec: of the task, whose regime is neither "frozen" nor "masked".
+
+    Returns:
+      (b, d), the class token after the last LayerNorm.
+    """
+    cls = task["cls"] if "cls" in task else self.cls[0, 0]
+    return self.Transformer.tuned(
+      self._tokens(images, cls),
+      attention=regime(spec.regime).attention,
+      memory=task.get("memory"),
+      memory_norm=spec.memory_norm,
+      adapters=task.get("adapters"),
+    )
+
+  def _tokens(self, images: jax.Array, cls: jax.Array) -> jax.Array:
+    """Patches behind a class token (d,): (b, n + 1, d)."""
+    cfg = self.config
+    x = self.embedding(images.astype(cfg.dtype))
+    x = x.reshape(x.shape[0], -1, cfg.width)
+    cls = jnp.broadcast_to(cls.astype(x.dtype), (x.shape[0], 1, cfg.width))
+    return jnp.concatenate([cls, x], axis=1)
+
   def keys_values(self, memory: jax.Array, norm: jax.Array) -> Context:
     """Keys and values of memory, the same for all pictures.
 
@@ -93,7 +121,7 @@ class VisionTransformer(nn.Module):
 
 
 class TaskParams(nn.Module):
-  """Declares what one task learns."""
+  """Declares what one task learns; but for the backbone, which is there."""
 
   config: ViTConfig
   spec: TaskSpec
@@ -102,16 +130,47 @@ class TaskParams(nn.Module):
   def __call__(self) -> dict[str, Any]:
     """Returns the parameters of `Task`, memory drawn as in the paper."""
     cfg, spec = self.config, self.spec
+    kind = regime(spec.regime)
     normal = nn.initializers.normal(0.02)
-    return {
-      "cls": self.param("cls", normal, (cfg.width,)),
-      "memory": self.param(
-        "memory", normal, (cfg.depth, spec.cells, cfg.width)
-      ),
-      # At zero, as vit_jax starts a head: in the first step class token and
-      # memory get no gradient yet, and no random head pulls at them.
-      "head": self.param("head", _zero_head, cfg.width, spec.num_classes),
+    # At zero, as vit_jax starts a head: in the first step class token and
+    # memory get no gradient yet, and no random head pulls at them.
+    params = {
+      "head": self.param("head", _zero_head, cfg.width, spec.num_classes)
     }
+    if "cls" in kind.trained:
+      params["cls"] = self.param("cls", normal, (cfg.width,))
+    # `cls_masked` is a masked task with no cells.
+    if "memory" in kind.trained or kind.composes:
+      layers = 1 if kind.attention == "propagated" else cfg.depth
+      shape = (layers, spec.cells, cfg.width)
+      params["memory"] = self.param("memory", normal, shape)
+    if "adapters" in kind.trained:
+      params["adapters"] = self.param(
+        "adapters", _adapters, cfg.depth, cfg.width, spec.bottleneck
+      )
+    return params
+
+
+def _adapters(
+  key: jax.Array, depth: int, width: int, bottleneck: int
+) -> dict[str, Any]:
+  """Adapters of all layers, see `encoder.adapt`: they start as the identity."""
+  down = nn.initializers.lecun_normal(batch_axis=0)
+
+  def adapter(key: jax.Array) -> dict[str, dict[str, jax.Array]]:
+    return {
+      "down": {
+        "kernel": down(key, (depth, width, bottleneck)),
+        "bias": jnp.zeros((depth, bottleneck)),
+      },
+      "up": {
+        "kernel": jnp.zeros((depth, bottleneck, width)),
+        "bias": jnp.zeros((depth, width)),
+      },
+    }
+
+  attention, mlp = jax.random.split(key)
+  return {"attention": adapter(attention), "mlp": adapter(mlp)}
 
 
 def _zero_head(
@@ -168,6 +227,18 @@ class MemoryViT(nn.Module):
     """See `VisionTransformer.encode`."""
     return self.backbone.encode(images)
 
+  def tuned(
+    self, images: jax.Array, task: Mapping[str, Any], spec: TaskSpec
+  ) -> jax.Array:
+    """A task of a regime that changes the backbone's own computation.
+
+    Arguments as in `VisionTransformer.tuned`.
+
+    Returns:
+      Its logits (b, c), float32.
+    """
+    return head_logits(self.backbone.tuned(images, task, spec), task["head"])
+
   def keys_values(self, memory: jax.Array, norm: jax.Array) -> Context:
     """See `VisionTransformer.keys_values`."""
     return self.backbone.keys_values(memory, norm)
@@ -208,11 +279,13 @@ class MemoryViT(nn.Module):
     cls = stack_classes([t["cls"] for t in tasks], count)
     features = self.backbone.read(cls, cells, context, view)
     return {
-      spec.name: _head(features[:, i], tasks[i]["head"])
+      spec.name: head_logits(features[:, i], tasks[i]["head"])
       for i, spec in enumerate(self.specs)
     }
 
 
-def _head(features: jax.Array, head: Mapping[str, jax.Array]) -> jax.Array:
+def head_logits(
+  features: jax.Array, head: Mapping[str, jax.Array]
+) -> jax.Array:
   """A linear head: (b, d) -> float32 (b, c)."""
   return features.astype(jnp.float32) @ head["kernel"] + head["bias"]

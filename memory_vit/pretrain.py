@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from memory_vit import data, optim, records, regimes, train
+from memory_vit import data, optim, records, train, training_pass
 from memory_vit.backbone import Backbone, init_backbone
 from memory_vit.config import Config, OptimConfig
 from memory_vit.errors import TrainingError
@@ -49,7 +49,7 @@ def pretrain(config: Config, mesh: Mesh) -> Backbone:
   schedules = {BACKBONE: schedule}
   optimizer = optim.make_optimizer({BACKBONE: optim_config}, schedules)
   state, _ = train.fit(
-    Step(regimes.full(backbone.config), optimizer, mesh),
+    Step(training_pass.full(backbone.config), optimizer, mesh),
     create_state({BACKBONE: backbone.params}, optimizer, mesh),
     None,
     data.train_batches(

@@ -1,71 +1,60 @@
-"""What is trained, and how attention runs.
+"""The regimes that the paper compares: what is trained, how attention runs.
 
-To the training loop a regime is two functions: what comes before the first
-trained value, and what comes after. Only the second is differentiated, so
-nothing is ever back-propagated through what is frozen.
+frozen      the backbone as it is; a head on its features
+plain       attention as in any ViT, with the class token of the task
+memory      every token attends to the memory of each layer, which is dropped
+            after attention (Figure 2, left, of the paper)
+propagated  memory joins the tokens at the input and stays among them
+additive    as propagated, and every layer adds its own memory to it
+masked      Table 1: the backbone never sees the task; the original outputs
+            stay, and tasks can share a pass
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
-import jax
-
-from memory_vit.programs import encode_program, read_tasks
-from memory_vit.tasks import BACKBONE, TaskSpec
-from memory_vit.variants import ViTConfig
-
-Logits = dict[str, jax.Array]
+from memory_vit.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
 class Regime:
-  """The forward pass of training, cut where the first trained value enters.
+  """One way to learn a task.
 
   Attributes:
-    prepare: (frozen, images) -> inputs; runs without a gradient.
-    logits: (trained, frozen, inputs) -> {name: (b, c)} for every name in
-      `trained`; a pure function, compiled by the loop.
+    trained: of "head", "cls", "memory", "adapters" and "backbone".
+    attention: as at the top of this file.
   """
 
-  prepare: Callable[[Any, jax.Array], Any]
-  logits: Callable[[Any, Any, Any], Logits]
+  trained: tuple[str, ...]
+  attention: str
+
+  @property
+  def composes(self) -> bool:
+    """Whether its tasks can share a pass, and leave the original outputs."""
+    return self.attention == "masked"
 
 
-def memory_masked(config: ViTConfig, specs: tuple[TaskSpec, ...]) -> Regime:
-  """Head, class token and memory; Table 1 of the paper says who sees whom.
+REGIMES = {
+  "full": Regime(("backbone", "head"), "plain"),
+  "head": Regime(("head",), "frozen"),
+  "head_cls": Regime(("head", "cls"), "plain"),
+  "memory": Regime(("head", "cls", "memory"), "memory"),
+  "memory_masked": Regime(("head", "cls", "memory"), "masked"),
+  "cls_masked": Regime(("head", "cls"), "masked"),
+  "memory_propagated": Regime(("head", "cls", "memory"), "propagated"),
+  "memory_additive": Regime(("head", "cls", "memory"), "additive"),
+  "adapter": Regime(("head", "cls", "adapters"), "plain"),
+  "adapter_memory": Regime(("head", "cls", "adapters", "memory"), "memory"),
+}
 
-  Trained is {name: task parameters}; frozen {"backbone": its parameters,
-  "tasks": {name: parameters of the tasks that are read, but not trained}}.
 
-  Args:
-    config: of the backbone.
-    specs: of all tasks, trained and frozen.
+def regime(name: str) -> Regime:
+  """The regime of this name.
+
+  Raises:
+    ConfigError: for another name.
   """
-
-  def prepare(frozen: Any, images: jax.Array) -> Any:
-    return encode_program(frozen["backbone"], images, config=config)[1]
-
-  def logits(trained: Any, frozen: Any, context: Any) -> Logits:
-    tasks = {**frozen["tasks"], **trained}
-    outputs = read_tasks(
-      tasks, frozen["backbone"], context, config=config, specs=specs
+  if name not in REGIMES:
+    raise ConfigError(
+      f"regime is {name!r}, expected one of {', '.join(REGIMES)}."
     )
-    return {name: outputs[name] for name in trained}
-
-  return Regime(prepare, logits)
-
-
-# What `config.regime` may be.
-REGIMES = {"memory_masked": memory_masked}
-
-
-def full(config: ViTConfig) -> Regime:
-  """Everything, for pretraining; trained is {"backbone": its parameters}."""
-
-  def logits(trained: Any, frozen: Any, images: jax.Array) -> Logits:
-    del frozen
-    outputs, _ = encode_program(trained[BACKBONE], images, config=config)
-    return {BACKBONE: outputs}
-
-  return Regime(lambda frozen, images: images, logits)
+  return REGIMES[name]

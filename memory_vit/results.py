@@ -9,6 +9,7 @@ from memory_vit import adapters, data, trees
 from memory_vit.backbone import Backbone
 from memory_vit.config import Config, to_dict
 from memory_vit.learn import Learned, Learner
+from memory_vit.pretrained import save_backbone
 from memory_vit.sweep import Variant
 from memory_vit.tasks import Task
 
@@ -105,3 +106,18 @@ def export(
     adapters.save_task(Task(spec, task.params, made), workdir / where)
     exported.append(adapters.load_task(workdir / where, backbone))
   return exported
+
+
+def save_model(task: Task, backbone: Backbone, path: Path) -> None:
+  """Writes a task of the regime `full` as a ViT of its own.
+
+  Args:
+    task: holds a whole backbone, and a head.
+    backbone: that it began as.
+    path: of the .npz file, in the published layout.
+  """
+  config = dataclasses.replace(
+    backbone.config, num_classes=task.spec.num_classes, representation_size=0
+  )
+  params = {**task.params["backbone"], "head": task.params["head"]}
+  save_backbone(Backbone(config, params, trees.fingerprint(params)), path)

@@ -22,14 +22,16 @@ from memory_vit import (
   sharding,
   sweep,
 )
-from memory_vit.backbone import Backbone
-from memory_vit.config import Config, DataConfig, to_dict
+from memory_vit.backbone import Backbone, init_backbone
+from memory_vit.config import RANDOM, Config, DataConfig, to_dict
 from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.learn import Learned, Learner
 from memory_vit.pretrain import pretrained_file
 from memory_vit.pretrained import load_backbone
+from memory_vit.regimes import REGIMES
 from memory_vit.sweep import Variant
 from memory_vit.tasks import BACKBONE, Task
+from memory_vit.variants import vit_config
 
 logger = logging.getLogger("memory_vit")
 
@@ -39,7 +41,8 @@ def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
 
   Leaves there `config.json`, `checkpoints/`, `tasks/NAME/`, TensorBoard events
   and `result.json`; of a sweep `passes.json` and `sweep.png`, of pretraining
-  `backbone.npz` and `backbone.json`.
+  `backbone.npz` and `backbone.json`, of the regime `full` the whole model as
+  `NAME.npz`.
 
   Args:
     config: of the run.
@@ -71,7 +74,11 @@ def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
   learned = _learn(learner, variants, plan, workdir)
   tasks = results.with_metrics(learner, variants, learned, tested)
   exported = results.export(config, name, tasks, workdir, backbone)
-  after = upstream and _evaluate_upstream(learner, upstream, exported)
+  if config.regime == "full":
+    results.save_model(exported[0], backbone, workdir / f"{name}.npz")
+  after = None
+  if upstream and REGIMES[config.regime].composes:
+    after = _evaluate_upstream(learner, upstream, exported)
 
   result = {
     "tasks": [task.provenance["metrics"] for task in tasks],
@@ -79,7 +86,7 @@ def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
       "fingerprint": backbone.fingerprint,
       "accuracy_before": before and before["top1"],
       "accuracy_after": after and after["top1"],
-      "outputs_bit_equal": before and before["digest"] == after["digest"],
+      "outputs_bit_equal": after and before["digest"] == after["digest"],
     },
     "wall_seconds": round(time.perf_counter() - began, 2),
     "images_per_second": _speed(learned),
@@ -123,9 +130,20 @@ def _backbone(config: Config, workdir: Path, mesh: Mesh) -> Backbone:
   path = config.backbone
   if config.pretrain.variant:
     path = str(pretrained_file(config, workdir, mesh))
-  backbone = load_backbone(
-    path, image_size=config.image_size, dtype=config.dtype, gelu=config.gelu
-  )
+  if path.startswith(RANDOM):
+    backbone = init_backbone(
+      vit_config(
+        path.removeprefix(RANDOM),
+        image_size=config.image_size,
+        dtype=config.dtype,
+        gelu=config.gelu,
+      ),
+      jax.random.key(config.seed),
+    )
+  else:
+    backbone = load_backbone(
+      path, image_size=config.image_size, dtype=config.dtype, gelu=config.gelu
+    )
   logger.info(
     "backbone %s: %s, %d px, fingerprint %s",
     path, backbone.config.variant, config.image_size, backbone.fingerprint[:16],
@@ -201,9 +219,9 @@ def _plan(
 
 def _passes(learner: Learner, variants: Sequence[Variant]) -> dict[str, Any]:
   """Deals variants out to passes, on an estimate of the memory they take."""
-  if len(variants) == 1:
+  if len(variants) == 1 or not REGIMES[learner.config.regime].composes:
     return {
-      "passes": [[variants[0].name]],
+      "passes": [[variant.name] for variant in variants],
       "bytes_of_one": None,
       "bytes_per_variant": None,
     }

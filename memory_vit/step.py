@@ -12,7 +12,7 @@ import optax
 from jax.sharding import Mesh
 
 from memory_vit import sharding, trees
-from memory_vit.regimes import Regime
+from memory_vit.training_pass import TrainingPass
 
 
 @flax.struct.dataclass
@@ -43,13 +43,13 @@ def create_state(
 class Step:
   """One optimiser step on a batch, in three programs.
 
-  The regime's `prepare` (everything frozen), the gradient (everything trained),
+  The pass's `prepare` (everything frozen), the gradient (everything trained),
   and the update. A batch may pass the first two in parts.
   """
 
   def __init__(
     self,
-    regime: Regime,
+    training_pass: TrainingPass,
     optimizer: optax.GradientTransformation,
     mesh: Mesh,
     *,
@@ -59,15 +59,15 @@ class Step:
     """Builds the programs; nothing is compiled yet.
 
     Args:
-      regime: what is trained, and how.
+      training_pass: what is frozen, and what is trained.
       optimizer: over {name: parameters}.
       mesh: over which batches are split.
       label_smoothing: {name: share}; 0 for those that are not named.
       accumulation_steps: parts in which a batch goes through the model.
     """
-    self._prepare, self._mesh = regime.prepare, mesh
+    self._prepare, self._mesh = training_pass.prepare, mesh
     self._parts = accumulation_steps
-    loss = functools.partial(_loss, regime, label_smoothing)
+    loss = functools.partial(_loss, training_pass, label_smoothing)
     on_all = sharding.replicated(mesh)
     self._gradient = jax.jit(jax.grad(loss, has_aux=True), out_shardings=on_all)
     self._update = jax.jit(
@@ -130,7 +130,7 @@ class Step:
 
     Args:
       state: is used up (donated).
-      frozen: what the regime reads and does not train.
+      frozen: what is read and not trained.
       batch: "image" (b, s, s, 3), "label" int (b,).
 
     Returns:
@@ -152,7 +152,7 @@ def _split(batch: dict[str, jax.Array], parts: int, i: int) -> dict:
 
 
 def _loss(
-  regime: Regime,
+  training_pass: TrainingPass,
   label_smoothing: Mapping[str, float],
   params: Any,
   frozen: Any,
@@ -165,7 +165,7 @@ def _loss(
   read each other as they are, or not at all.
   """
   metrics = {}
-  for name, logits in regime.logits(params, frozen, inputs).items():
+  for name, logits in training_pass.logits(params, frozen, inputs).items():
     targets = optax.smooth_labels(
       jax.nn.one_hot(labels, logits.shape[-1]), label_smoothing.get(name, 0.0)
     )

@@ -15,7 +15,7 @@ import jax
 import psutil
 
 from memory_vit import config as config_lib
-from memory_vit.config import Config, SweepConfig
+from memory_vit.config import RANDOM, Config, SweepConfig
 from memory_vit.errors import ConfigError
 
 # What every variant may have for itself.
@@ -64,10 +64,11 @@ def variants_of(config: Config, name: str) -> list[Variant]:
     raise ConfigError(
       "config.sweep needs config.data.validation: the best variant is exported."
     )
-  if config.sweep.seed and config.pretrain.variant:
+  made_here = config.pretrain.variant or config.backbone.startswith(RANDOM)
+  if config.sweep.seed and made_here:
     raise ConfigError(
-      "config.sweep.seed would change the backbone as well, which "
-      "config.pretrain makes: give the backbone as a file."
+      "config.sweep.seed would change the backbone as well, which is made by "
+      "this run: give the backbone as a file."
     )
   combinations = _combinations(config.sweep)
   digits = len(str(len(combinations) - 1))

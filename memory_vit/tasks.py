@@ -14,6 +14,7 @@ import numpy as np
 
 from memory_vit import trees
 from memory_vit.errors import TaskError
+from memory_vit.regimes import regime
 
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 # The key of the original outputs in the result of a forward pass.
@@ -71,7 +72,9 @@ class TaskSpec:
   Attributes:
     name: lower case letters, digits, "-" and "_"; at most 64.
     num_classes: c, outputs of its head.
-    cells: m, memory cells per layer; 0 is a task of class token and head only.
+    regime: how it was learned, see `regimes`.
+    cells: m, memory cells per layer; 0 is a task without memory.
+    bottleneck: width of its adapters; 0 where its regime has none.
     attends_to: names of the earlier tasks that it reads (model extension).
       Empty: it ignores all others (concatenation).
     parent_digests: `Task.digest` of each of `attends_to`, as it was when this
@@ -86,6 +89,8 @@ class TaskSpec:
   name: str
   num_classes: int
   cells: int
+  regime: str = "memory_masked"
+  bottleneck: int = 0
   attends_to: tuple[str, ...] = ()
   parent_digests: tuple[str, ...] = ()
   memory_norm: bool = True
@@ -98,6 +103,17 @@ class TaskSpec:
       raise TaskError(
         f"task name {self.name!r}: expected 1 to 64 of a-z, 0-9, '_' and '-', "
         f"starting with a letter or digit, and not {BACKBONE!r}."
+      )
+    trained = regime(self.regime).trained
+    if self.cells and "memory" not in trained:
+      raise TaskError(
+        f"task {self.name!r} has {self.cells} cells, and its regime "
+        f"{self.regime!r} has no memory: expected 0."
+      )
+    if (self.bottleneck > 0) != ("adapters" in trained):
+      raise TaskError(
+        f"task {self.name!r}: bottleneck is {self.bottleneck}; expected at "
+        "least 1 in a regime with adapters, and 0 in any other."
       )
     if self.num_classes < 1 or self.cells < 0:
       raise TaskError(
@@ -128,8 +144,8 @@ class Task:
 
   Attributes:
     spec: see `TaskSpec`.
-    params: {"cls": (d,), "memory": (l, m, d), "head": {"kernel": (d, c),
-      "bias": (c,)}}, float32.
+    params: what its regime trains, float32; in `memory_masked` {"cls": (d,),
+      "memory": (l, m, d), "head": {"kernel": (d, c), "bias": (c,)}}.
     provenance: the configuration and the metrics of the run that made it;
       empty for a task that was not trained.
   """
@@ -146,6 +162,7 @@ class Task:
     """
     spec = self.spec
     parts = (
+      spec.regime,
       spec.memory_norm,
       len(spec.attends_to),
       spec.parent_digests,
@@ -160,6 +177,13 @@ def require_fit(tasks: Sequence[Task]) -> None:
   They must have one backbone and one evaluation preprocessing, since they look
   at the same pictures; all that they attend to must be there, and as it was.
   """
+  for task in tasks:
+    if not regime(task.spec.regime).composes:
+      raise TaskError(
+        f"task {task.spec.name!r} was learned by {task.spec.regime!r}, which "
+        "changes what the backbone computes: it cannot share a pass. Expected "
+        "tasks of memory_masked or cls_masked."
+      )
   for task in tasks[1:]:
     require_backbone(task.spec, tasks[0].spec.backbone, tasks[0].spec.name)
     if task.spec.evaluation != tasks[0].spec.evaluation:

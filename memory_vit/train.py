@@ -99,7 +99,7 @@ def fit(
   Args:
     step_fn: one step.
     state: where to begin; is used up.
-    frozen: what the regime reads and does not train.
+    frozen: what is read and not trained.
     batches: the rows of this process, from the example at which `state` stands.
     title: of the run, for the progress line.
     steps: how long, and how often what.

@@ -49,7 +49,7 @@ def test_round_trip_is_exact(backbone, images, tmp_path, cells):
 def test_what_task_json_holds(saved, backbone):
   task, path = saved
   manifest = json.loads((path / "task.json").read_text(encoding="utf-8"))
-  assert manifest["format_version"] == 2
+  assert manifest["format_version"] == 3
   spec = manifest["spec"]
   assert spec["class_names"] == ["cat", "dog", "ä", "日"]
   assert spec["backbone"]["fingerprint"] == backbone.fingerprint
@@ -96,7 +96,7 @@ def test_other_image_size_is_refused(saved, backbone):
 @pytest.mark.parametrize(
   ("change", "message"),
   [
-    (lambda m: m.update(format_version=1), "format_version 1, .* reads 2"),
+    (lambda m: m.update(format_version=2), "format_version 2, .* reads 3"),
     (lambda m: m.pop("provenance"), r"missing keys \['provenance'\]"),
     (lambda m: m.update(more=1), r"unknown keys \['more'\]"),
     (lambda m: m["spec"].pop("cells"), r"spec: missing keys \['cells'\]"),

@@ -11,7 +11,7 @@ from conftest import random_task, tiny_backbone
 
 import memory_vit as mv
 from benchmarks import masked_sequence, passes, peaks, workloads
-from memory_vit import regimes, sharding, step
+from memory_vit import sharding, step, training_pass
 
 TINY = ["--variant=Micro/2", "--image_size=8", "--batch=2", "--rounds=1"]
 
@@ -75,8 +75,12 @@ def gradient(make_regime, backbone, tasks, images):
 
 def test_baseline_has_the_same_loss_and_gradient(backbone, images):
   tasks = some_tasks(backbone)
-  found, losses = gradient(masked_sequence.regime, backbone, tasks, images)
-  expected, metrics = gradient(regimes.memory_masked, backbone, tasks, images)
+  found, losses = gradient(
+    masked_sequence.masked_sequence_pass, backbone, tasks, images
+  )
+  expected, metrics = gradient(
+    training_pass.make_training_pass, backbone, tasks, images
+  )
   assert_close(losses, metrics, 1e-4)
   # Not "a": the package hands a task no gradient from one that reads it.
   for name in ("b", "c"):

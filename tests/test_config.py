@@ -7,7 +7,6 @@ import pytest
 
 from configs import base
 from memory_vit import config as config_lib
-from memory_vit import regimes
 from memory_vit.errors import ConfigError
 
 
@@ -91,10 +90,6 @@ def test_a_misspelt_override_fails():
   with pytest.raises(AttributeError):
     base.get_config().learning_rat = 0.1
   assert isinstance(base.get_config(), ml_collections.ConfigDict)
-
-
-def test_regimes_are_those_there_are():
-  assert set(config_lib.REGIMES) == set(regimes.REGIMES)
 
 
 def test_a_seed_of_the_pictures_alone():

@@ -122,6 +122,14 @@ def test_two_steps_on_any_tfds(backbone_file, tmp_path):
   assert task["name"] == "cifar100"
 
 
+def test_pretraining_is_the_regime_full_from_random_weights():
+  config = load("pretrain", "cifar10")
+  assert (config.regime, config.backbone) == ("full", "random:Ti/16")
+  assert (config.optim.name, config.optim.schedule) == ("adamw", "cosine")
+  assert config.optim.warmup > 0
+  assert config.optim.label_smoothing > 0
+
+
 def test_tfds_wants_a_name(tmp_path):
   with pytest.raises(ConfigError, match="config.data.name is empty"):
     run.train_and_evaluate(load("tfds"), tmp_path)

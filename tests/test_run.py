@@ -16,7 +16,16 @@ from conftest import ROOT, random_task, tiny_backbone
 import memory_vit as mv
 from configs import quickstart
 from memory_vit import config as config_lib
-from memory_vit import data, learn, pretrain, run, step, train, trees
+from memory_vit import (
+  data,
+  learn,
+  pretrain,
+  run,
+  step,
+  train,
+  training_pass,
+  trees,
+)
 from memory_vit.checkpoints import Checkpoints
 from memory_vit.errors import (
   ConfigError,
@@ -241,6 +250,47 @@ def test_a_parent_of_a_parent_need_not_be_read(config, workdir, backbone_file):
   )
   child = mv.load_task(workdir.parent / "second" / "tasks" / "c", backbone)
   assert child.spec.attends_to == ("b",)
+
+
+@pytest.mark.parametrize("regime", ["head", "full", "adapter_memory"])
+def test_other_regimes_end_to_end(config, workdir, backbone_file, regime):
+  config = dataclasses.replace(config, regime=regime)
+  result = run.train_and_evaluate(config, workdir)
+  (entry,) = result["tasks"]
+  assert entry["regime"] == regime
+  assert result["backbone"]["outputs_bit_equal"] is None
+  backbone = mv.load_backbone(backbone_file)
+  task = mv.load_task(workdir / "tasks" / "digits-5-9", backbone)
+  assert entry["trainable_params"] == trees.count(task.params)
+  source = data.open_source("digits:5-9", "test")
+  hits = []
+  cut = training_pass.make_training_pass(backbone.config, (task.spec,))
+  frozen = {"backbone": backbone.params, "tasks": {}}
+  for batch in data.eval_batches(source, task.spec.evaluation, batch_size=64):
+    inputs = cut.prepare(frozen, batch["image"])
+    out = cut.logits({task.spec.name: task.params}, frozen, inputs)
+    right = np.asarray(out[task.spec.name]).argmax(-1) == batch["label"]
+    hits += list(right[batch["mask"] > 0])
+  assert np.mean(hits) == entry["test_accuracy"]
+  if regime == "full":  # a ViT that anybody can load
+    model = mv.load_backbone(workdir / "digits-5-9.npz")
+    assert model.config.num_classes == 5
+    np.testing.assert_allclose(
+      mv.forward(model, [], batch["image"])["backbone"],
+      out[task.spec.name],
+      atol=1e-5,
+    )
+
+
+def test_a_backbone_of_random_weights(config, workdir):
+  config = dataclasses.replace(
+    config, backbone="random:Micro/2", regime="full", total_steps=2
+  )
+  config = changed(config, "upstream", name="")
+  run.train_and_evaluate(config, workdir)
+  made = mv.load_backbone(workdir / "digits-5-9.npz")
+  assert made.config.variant == "Micro/2"
+  assert made.config.num_classes == 5
 
 
 def test_a_changed_pretraining_is_refused(config, workdir, monkeypatch):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import random_task, tiny_backbone
 
-from memory_vit import optim, programs, regimes, sharding, step, trees
+from memory_vit import optim, programs, sharding, step, training_pass, trees
 from memory_vit.config import OptimConfig
 
 
@@ -22,12 +22,12 @@ def setting(backbone, mesh, tasks, parents=(), **options):
   }
   optimizer = optim.make_optimizer(dict.fromkeys(rates, config), rates)
   specs = tuple(task.spec for task in (*parents, *tasks))
-  regime = regimes.memory_masked(backbone.config, specs)
+  cut = training_pass.make_training_pass(backbone.config, specs)
   frozen = {
     "backbone": jax.device_put(backbone.params, sharding.replicated(mesh)),
     "tasks": {task.spec.name: task.params for task in parents},
   }
-  step_fn = step.Step(regime, optimizer, mesh, **options)
+  step_fn = step.Step(cut, optimizer, mesh, **options)
   return step_fn, step.create_state(params, optimizer, mesh), frozen
 
 
@@ -149,7 +149,7 @@ def test_full_regime_trains_everything(images):
   config = OptimConfig(name="adamw", warmup=0.0)
   rates = {"backbone": optim.make_schedule(config, 1e-3, 10)}
   optimizer = optim.make_optimizer(dict.fromkeys(rates, config), rates)
-  step_fn = step.Step(regimes.full(backbone.config), optimizer, mesh)
+  step_fn = step.Step(training_pass.full(backbone.config), optimizer, mesh)
   state = step.create_state({"backbone": backbone.params}, optimizer, mesh)
   state, _ = step_fn(state, None, batch(images, mesh))
   after = trees.flatten(jax.device_get(state.params["backbone"]))

@@ -1,0 +1,30 @@
+"""A backbone from random weights: the regime `full`, on any TFDS data set.
+
+  python -m memory_vit.main --config=configs/pretrain.py:cifar10 --workdir=DIR
+
+DIR/NAME.npz is the backbone, in the layout of the published checkpoints; give
+it as --config.backbone to a run that learns a task. Time and accuracy depend on
+the data set and the variant; not measured by us.
+"""
+
+import ml_collections
+
+from configs import tfds
+
+
+def get_config(name: str = "") -> ml_collections.ConfigDict:
+  """A ViT-Ti/16 at 64 px, trained as DeiT is (without its augmentation)."""
+  config = tfds.get_config(name)
+  config.backbone = "random:Ti/16"
+  config.regime = "full"
+  config.image_size = 64
+  config.batch_size = 512
+  config.total_steps = 20_000
+  config.eval_every = 1_000
+  config.checkpoint_every = 1_000
+  config.learning_rate = 1e-3
+  config.optim.name = "adamw"
+  config.optim.weight_decay = 0.05
+  config.optim.warmup = 0.05
+  config.optim.label_smoothing = 0.1
+  return config

@@ -1,0 +1,301 @@
+"""The regimes of the paper: what each trains, computes, and leaves alone."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from conftest import random_task, tiny_backbone
+
+import memory_vit as mv
+from memory_vit import optim, sharding, step, training_pass, trees
+from memory_vit.backbone import backbone_shapes
+from memory_vit.config import OptimConfig
+from memory_vit.errors import ConfigError, TaskError
+from memory_vit.regimes import REGIMES
+
+ADAPTERS = [name for name, r in REGIMES.items() if "adapters" in r.trained]
+MEMORY = [name for name, r in REGIMES.items() if "memory" in r.trained]
+TUNED = [name for name, r in REGIMES.items() if not r.composes]
+
+
+def task_of(backbone, regime, *, seed=0, cells=2, start=False, **options):
+  """A task in which nothing is zero, or one before training."""
+  options = {
+    "cells": cells if regime in MEMORY else 0,
+    "regime": regime,
+    "bottleneck": 3 if regime in ADAPTERS else 0,
+    **options,
+  }
+  if start:
+    return mv.init_task(
+      jax.random.key(seed), backbone, name="a", num_classes=3, **options
+    )
+  return random_task(backbone, "a", seed=seed, **options)
+
+
+def logits(backbone, task, images):
+  cut = training_pass.make_training_pass(backbone.config, (task.spec,))
+  frozen = {"backbone": backbone.params, "tasks": {}}
+
+  @jax.jit
+  def run(params, images):
+    inputs = cut.prepare(frozen, images)
+    return cut.logits({"a": params}, frozen, inputs)["a"]
+
+  return np.asarray(run(task.params, images))
+
+
+def with_head_of(task, other):
+  """The same head, so that outputs can be compared."""
+  params = {**task.params, "head": other.params["head"]}
+  return dataclasses.replace(task, params=params)
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+def test_what_is_trained(backbone, regime):
+  task = task_of(backbone, regime)
+  parts = set(REGIMES[regime].trained)
+  if regime == "cls_masked":  # a masked task of no cells
+    assert task.params["memory"].shape == (2, 0, 32)
+    parts.add("memory")
+  assert set(task.params) == parts
+
+
+@pytest.mark.parametrize(
+  ("regime", "expected"),
+  [
+    # k classes, m = 5 cells: 768 k (and k biases), 768, 768 * 12 * m.
+    ("head", 100 * 769),
+    ("head_cls", 100 * 769 + 768),
+    ("cls_masked", 100 * 769 + 768),
+    ("memory", 100 * 769 + 768 + 768 * 12 * 5),
+    ("memory_masked", 100 * 769 + 768 + 768 * 12 * 5),
+    ("memory_additive", 100 * 769 + 768 + 768 * 12 * 5),
+    ("memory_propagated", 100 * 769 + 768 + 768 * 5),
+    # Two adapters in each of 12 blocks: 768 to 5 to 768, with biases.
+    ("adapter", 100 * 769 + 768 + 12 * 2 * (2 * 768 * 5 + 5 + 768)),
+    # The published B/32, without its head and the layer before it.
+    ("full", 100 * 769 + 87_455_232),
+  ],
+)
+def test_counts_of_parameters_are_the_papers(regime, expected):
+  config = mv.vit_config("B/32")
+  shapes = backbone_shapes(config)
+  backbone = mv.Backbone(config, shapes, "0" * 64)
+  options = {
+    "num_classes": 100,
+    "cells": 5 if regime in MEMORY else 0,
+    "bottleneck": 5 if regime in ADAPTERS else 0,
+  }
+
+  def params(key):
+    task = mv.init_task(
+      key, backbone, name="a", regime=regime, cls_init="normal", **options
+    )
+    return {k: v for k, v in task.params.items() if k != "backbone"}
+
+  found = trees.count(jax.eval_shape(params, jax.random.key(0)))
+  if regime == "full":
+    found += trees.count(shapes)
+  assert found == expected
+
+
+def test_memory_of_no_cells_is_head_cls(backbone, images):
+  plain = task_of(backbone, "head_cls")
+  expected = logits(backbone, plain, images)
+  for regime in ("memory", "memory_propagated", "memory_additive"):
+    task = task_of(backbone, regime, cells=0)
+    task = with_head_of(task, plain)
+    task.params["cls"] = plain.params["cls"]
+    close(logits(backbone, task, images), expected)
+
+
+def test_masked_memory_of_no_cells_is_cls_masked(backbone, images):
+  masked = task_of(backbone, "cls_masked")
+  spec = dataclasses.replace(masked.spec, regime="memory_masked")
+  expected = logits(backbone, masked, images)
+  found = logits(backbone, mv.Task(spec, masked.params), images)
+  assert np.array_equal(found, expected)
+  # It can be served as any masked task.
+  close(mv.forward(backbone, [masked], images)["a"], expected)
+
+
+@pytest.mark.parametrize("regime", ADAPTERS)
+def test_adapters_start_as_nothing(backbone, images, regime):
+  task = task_of(backbone, regime, start=True)
+  other = task_of(
+    backbone, {"adapter": "head_cls", "adapter_memory": "memory"}[regime]
+  )
+  task = with_head_of(task, other)
+  plain = {k: v for k, v in task.params.items() if k != "adapters"}
+  found = logits(backbone, task, images)
+  close(found, logits(backbone, mv.Task(other.spec, plain), images))
+  assert np.any(task.params["adapters"]["mlp"]["down"]["kernel"])
+
+
+def test_what_is_not_changed_yet_is_the_backbone(backbone, images):
+  """A new class token is a copy of the old one: at first all see the same."""
+  headless = dataclasses.replace(
+    backbone, config=training_pass.headless(backbone.config)
+  )
+  features = np.asarray(mv.encode(headless, images)[0])
+  head = random_task(backbone, "a").params["head"]
+  expected = features @ head["kernel"] + head["bias"]
+  for regime in ("head", "head_cls", "full"):
+    task = task_of(backbone, regime, start=True)
+    task.params["head"] = head
+    close(logits(backbone, task, images), expected)
+
+
+@pytest.mark.parametrize("regime", sorted({*MEMORY, *ADAPTERS} & {*TUNED}))
+def test_against_the_dense_oracle(backbone, images, regime):
+  """Values and gradients, with all that is learned away from its start."""
+  task = task_of(backbone, regime, memory_norm=regime != "memory")
+  spec, attention = task.spec, REGIMES[regime].attention
+
+  def dense(task):
+    p, d = backbone.params, 32
+    z = oracle.patches(p["embedding"], images, 2)
+    cls = jnp.broadcast_to(task["cls"], (len(z), 1, d))
+    position = p["Transformer"]["posembed_input"]["pos_embedding"]
+    z = jnp.concatenate([cls, z], 1) + position
+    n = z.shape[1]
+    for i in range(backbone.config.depth):
+      memory = jnp.zeros((0, d))
+      if attention == "memory":
+        memory = task["memory"][i]
+      elif attention == "additive" and i:
+        z = jnp.concatenate([z[:, :n], z[:, n:] + task["memory"][i]], 1)
+      elif i == 0 and attention != "plain":
+        first = jnp.broadcast_to(task["memory"][0], (len(z), 2, d))
+        z = jnp.concatenate([z, first], 1)
+      z = dense_block(
+        p["Transformer"][f"encoderblock_{i}"], z, memory,
+        [spec.memory_norm] * len(memory), task.get("adapters"), i,
+      )  # fmt: skip
+    z = oracle.layer_norm(p["Transformer"]["encoder_norm"], z)
+    return z[:, 0] @ task["head"]["kernel"] + task["head"]["bias"]
+
+  def ours(params):
+    cut = training_pass.make_training_pass(backbone.config, (spec,))
+    frozen = {"backbone": backbone.params, "tasks": {}}
+    return cut.logits({"a": params}, frozen, images)["a"]
+
+  def loss(function, params):
+    out = function(params)
+    return (out * jnp.cos(jnp.arange(out.size).reshape(out.shape))).sum(), out
+
+  run = jax.jit(
+    jax.value_and_grad(loss, argnums=1, has_aux=True), static_argnums=0
+  )
+  (_, found), found_grad = run(ours, task.params)
+  (_, expected), expected_grad = run(dense, task.params)
+  close(found, expected)
+  jax.tree.map(close, found_grad, expected_grad)
+
+
+def dense_block(p, z, memory, norm, adapters, i):
+  """`oracle.block`, with adapters."""
+  if adapters is None:
+    mask = jnp.ones((z.shape[1], z.shape[1] + len(memory)), bool)
+    return oracle.block(
+      p, z, memory, mask, memory_norm=np.array(norm, bool), gelu="tanh"
+    )
+
+  def adapt(a, y):
+    hidden = y @ a["down"]["kernel"][i] + a["down"]["bias"][i]
+    hidden = jax.nn.gelu(hidden)
+    return y + hidden @ a["up"]["kernel"][i] + a["up"]["bias"][i]
+
+  mask = jnp.ones((z.shape[1], z.shape[1] + len(memory)), bool)
+  norm = np.array(norm, bool)
+  # Attention alone: a block whose MLP puts out zero.
+  silent = jax.tree.map(jnp.zeros_like, p["MlpBlock_0"])
+  attended = oracle.block(
+    {**p, "MlpBlock_0": silent}, z, memory, mask, memory_norm=norm, gelu="tanh"
+  )
+  z = z + adapt(adapters["attention"], attended - z)
+  m = p["MlpBlock_0"]
+  y = oracle.layer_norm(p["LayerNorm_1"], z)
+  y = jax.nn.gelu(y @ m["Dense_0"]["kernel"] + m["Dense_0"]["bias"])
+  y = y @ m["Dense_1"]["kernel"] + m["Dense_1"]["bias"]
+  return z + adapt(adapters["mlp"], y)
+
+
+def close(found, expected):
+  scale = float(np.abs(expected).max()) if np.size(expected) else 1.0
+  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-5 * scale)
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+def test_a_step_changes_what_is_trained_and_nothing_else(
+  backbone, images, regime
+):
+  task = task_of(backbone, regime)
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  config = OptimConfig(warmup=0.0, schedule="constant")
+  rates = {"a": optim.make_schedule(config, 0.1, 10)}
+  optimizer = optim.make_optimizer({"a": config}, rates)
+  cut = training_pass.make_training_pass(backbone.config, (task.spec,))
+  state = step.create_state({"a": task.params}, optimizer, mesh)
+  # No slot for what is frozen: momentum alone, of what is trained.
+  slots = [x for x in jax.tree.leaves(state.opt_state) if np.ndim(x)]
+  assert sum(x.size for x in slots) == trees.count(task.params)
+  before = jax.device_get(backbone.params)
+  rows = {"image": images, "label": np.arange(8, dtype=np.int32) % 3}
+  frozen = {"backbone": backbone.params, "tasks": {}}
+  state, first = step.Step(cut, optimizer, mesh)(state, frozen, rows)
+  # What the norm is clipped by is the gradient of what is trained.
+  assert first["a"]["grad_norm"] > 0
+  after = trees.flatten(jax.device_get(state.params["a"]))
+  for name, value in trees.flatten(task.params).items():
+    # A bias on keys shifts all scores of a query alike: its gradient is zero.
+    if value.size and not name.endswith("key/bias"):
+      assert not np.array_equal(after[name], value), name
+  jax.tree.map(np.testing.assert_array_equal, backbone.params, before)
+
+
+@pytest.mark.parametrize("regime", TUNED)
+def test_other_regimes_do_not_compose(backbone, images, regime, tmp_path):
+  task = task_of(backbone, regime)
+  other = random_task(backbone, "other")
+  for tasks in ([task], [task, other]):
+    with pytest.raises(
+      TaskError, match=f"learned by '{regime}', which changes"
+    ):
+      mv.forward(backbone, tasks, images)
+  with pytest.raises(TaskError, match="cannot share a pass"):
+    mv.concatenate(other, task)
+  with pytest.raises(TaskError, match="cannot share a pass"):
+    training_pass.make_training_pass(backbone.config, (other.spec, task.spec))
+  mv.save_task(task, tmp_path / "a")
+  loaded = mv.load_task(tmp_path / "a", backbone)
+  assert loaded.spec == task.spec
+  assert loaded.digest == task.digest
+  assert np.array_equal(
+    logits(backbone, loaded, images), logits(backbone, task, images)
+  )
+
+
+def test_regimes_that_cannot_be(backbone):
+  with pytest.raises(TaskError, match="has no memory: expected 0"):
+    random_task(backbone, "a", regime="head", cells=2)
+  with pytest.raises(TaskError, match="bottleneck is 3; expected"):
+    random_task(backbone, "a", bottleneck=3)
+  with pytest.raises(TaskError, match="bottleneck is 0; expected at"):
+    random_task(backbone, "a", regime="adapter", cells=0)
+  with pytest.raises(ConfigError, match="regime is 'lora', expected one of"):
+    random_task(backbone, "a", regime="lora")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_masked_tasks_leave_the_outputs_and_others_do_not(images, dtype):
+  """The point of the mask, on the model itself."""
+  backbone = tiny_backbone(dtype=dtype)
+  task = task_of(backbone, "cls_masked")
+  alone = mv.forward(backbone, [], images)["backbone"]
+  out = mv.forward(backbone, [task], images)["backbone"]
+  assert np.array_equal(out, alone)
