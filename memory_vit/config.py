@@ -158,6 +158,23 @@ class SweepConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class StudyConfig:
+  """The paper's study, which `memory_vit.paper` runs; see `study`."""
+
+  # Of every regime, the one that is best on validation is reported. The paper
+  # names none; these reach as far as full fine-tuning is said to break down.
+  learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+  # Each is a run with its own first values and its own order of the pictures.
+  seeds: tuple[int, ...] = (0, 1, 2)
+  # Memory cells per layer (the paper's); `task.cells` must be among them, which
+  # is what is compared where the number does not vary.
+  cells: tuple[int, ...] = (1, 5, 10, 20)
+  # Names of further data sets, for interference and extension: in `data.dir`,
+  # with splits and crops of the same names as in `data`.
+  others: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
   """A run: learn one task on one backbone, or a sweep over its variants."""
 
@@ -191,6 +208,7 @@ class Config:
   sweep: SweepConfig = SweepConfig()
   upstream: UpstreamConfig = UpstreamConfig()
   pretrain: PretrainConfig = PretrainConfig()
+  study: StudyConfig = StudyConfig()
 
   def __post_init__(self) -> None:
     for problem in _problems(self):

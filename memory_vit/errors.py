@@ -27,3 +27,7 @@ class ConfigError(MemoryVitError):
 
 class TrainingError(MemoryVitError):
   """Training cannot go on, for example after a loss that is not finite."""
+
+
+class DivergedError(TrainingError):
+  """All that a pass trains has a loss or a gradient that is not finite."""

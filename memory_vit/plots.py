@@ -163,6 +163,40 @@ def sweep_figure(result: Mapping[str, Any]) -> Figure:
   return figure
 
 
+def lines_figure(
+  lines: Mapping[str, Sequence[tuple[float, float, float, float]]],
+  *,
+  title: str,
+  xlabel: str,
+  ylabel: str,
+  log: bool = False,
+) -> Figure:
+  """Lines of points with the range of what they are the mean of.
+
+  Args:
+    lines: {label: (x, mean, least, greatest) of every point}.
+    title: of the figure.
+    xlabel: of the x axis.
+    ylabel: of the y axis.
+    log: whether the x axis is logarithmic.
+  """
+  figure = Figure(figsize=(6, 3.5), layout="constrained")
+  axes = figure.subplots()
+  for label, points in lines.items():
+    xs, means, least, greatest = np.reshape(points, (-1, 4)).T
+    axes.errorbar(
+      xs, means, yerr=(means - least, greatest - means), label=label,
+      marker="o", markersize=4, capsize=2,
+    )  # fmt: skip
+  axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
+  if log:
+    axes.set(xscale="log")
+  axes.grid(alpha=0.3)
+  if lines:
+    axes.legend()
+  return figure
+
+
 def _by_cells(
   tasks: Sequence[Mapping[str, Any]], key: str
 ) -> dict[int, dict[float, list[float]]]:

@@ -16,7 +16,7 @@ from clu import metric_writers
 from jax.sharding import Mesh
 
 from memory_vit import sharding
-from memory_vit.errors import TrainingError
+from memory_vit.errors import DivergedError
 from memory_vit.progress import Progress
 from memory_vit.step import Step, TrainState
 
@@ -116,7 +116,7 @@ def fit(
     The last state; and the best of every name, with the time that steps took.
 
   Raises:
-    TrainingError: where a loss or a gradient of every name is not finite.
+    DivergedError: where a loss or a gradient of every name is not finite.
       Nothing is saved after the step at which that happened. As long as others
       are well, they go on: no name changes another.
   """
@@ -208,7 +208,7 @@ class _Watch:
     """Metrics of the last step, of the names that are well.
 
     Raises:
-      TrainingError: where none is.
+      DivergedError: where none is.
     """
     for metrics in jax.device_get(self._kept):
       self._step += 1
@@ -229,7 +229,7 @@ class _Watch:
       "longer optim.warmup, and look for broken pictures in the data."
     )
     if len(self.lost) == len(self._last):
-      raise TrainingError(f"training of {self._title!r} stopped {message}")
+      raise DivergedError(f"training of {self._title!r} stopped {message}")
     logger.warning("%r is lost %s The others go on.", name, message)
 
 
