@@ -30,4 +30,12 @@ class TrainingError(MemoryVitError):
 
 
 class DivergedError(TrainingError):
-  """All that a pass trains has a loss or a gradient that is not finite."""
+  """All that a pass trains has a loss or a gradient that is not finite.
+
+  Attributes:
+    lost: {name: the step at which that was noticed}.
+  """
+
+  def __init__(self, message: str, lost: dict[str, int]) -> None:
+    super().__init__(message)
+    self.lost = lost

@@ -116,8 +116,14 @@ def masked_accuracies(
     alone; alone, then with one other, with two, ...
   """
   name = tasks[0].spec.name
+  # Slots of one size, so that nothing but the neighbours differs.
+  size = {
+    "slots": len(tasks),
+    "cells": max(task.spec.cells for task in tasks),
+  }
   slots = [
-    programs.fill_slots(backbone, tasks[:n]) for n in range(1, len(tasks) + 1)
+    programs.fill_slots(backbone, tasks[:n], **size)
+    for n in range(1, len(tasks) + 1)
   ]
   differences = []
 

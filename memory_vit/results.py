@@ -35,7 +35,7 @@ def with_metrics(
   tasks = []
   for part in learned:
     tests = {}
-    if tested:
+    if tested and part.tasks:
       tests = learner.evaluate(list(part.tasks.values()), tested)
     for name, task in part.tasks.items():
       variant, best = by_name[name], part.best[name]

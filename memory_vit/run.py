@@ -21,10 +21,11 @@ from memory_vit import (
   results,
   sharding,
   sweep,
+  train,
 )
 from memory_vit.backbone import Backbone, init_backbone
 from memory_vit.config import RANDOM, Config, DataConfig, to_dict
-from memory_vit.errors import ConfigError, TrainingError
+from memory_vit.errors import ConfigError, DivergedError, TrainingError
 from memory_vit.learn import Learned, Learner
 from memory_vit.pretrain import pretrained_file
 from memory_vit.pretrained import load_backbone
@@ -249,7 +250,7 @@ def _learn(
   plan: dict[str, Any],
   workdir: Path,
 ) -> list[Learned]:
-  """Trains one pass after the other."""
+  """Trains one pass after the other; of a sweep, also after one diverged."""
   by_name = {variant.name: variant for variant in variants}
   learned = []
   for i, names in enumerate(plan["passes"]):
@@ -257,7 +258,15 @@ def _learn(
     if len(plan["passes"]) > 1:
       directory /= f"pass-{i:02}"
     part = [by_name[name] for name in names]
-    learned.append(learner.learn(part, directory, _logdirs(part, workdir)))
+    try:
+      learned.append(learner.learn(part, directory, _logdirs(part, workdir)))
+    except DivergedError as error:
+      logger.warning("%s", error)
+      diverged = error
+      none = {variant.name: train.Best() for variant in part}
+      learned.append(Learned({}, none, error.lost, 0, 0.0))
+  if not any(part.tasks for part in learned):
+    raise diverged
   return learned
 
 

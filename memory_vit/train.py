@@ -229,7 +229,8 @@ class _Watch:
       "longer optim.warmup, and look for broken pictures in the data."
     )
     if len(self.lost) == len(self._last):
-      raise DivergedError(f"training of {self._title!r} stopped {message}")
+      text = f"training of {self._title!r} stopped {message}"
+      raise DivergedError(text, dict(self.lost))
     logger.warning("%r is lost %s The others go on.", name, message)
 
 

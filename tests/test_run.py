@@ -252,7 +252,14 @@ def test_a_parent_of_a_parent_need_not_be_read(config, workdir, backbone_file):
   assert child.spec.attends_to == ("b",)
 
 
-@pytest.mark.parametrize("regime", ["head", "full", "adapter_memory"])
+@pytest.mark.parametrize(
+  "regime",
+  [
+    "adapter_memory",
+    pytest.param("head", marks=pytest.mark.slow),
+    pytest.param("full", marks=pytest.mark.slow),
+  ],
+)
 def test_other_regimes_end_to_end(config, workdir, backbone_file, regime):
   config = dataclasses.replace(config, regime=regime)
   result = run.train_and_evaluate(config, workdir)
@@ -282,6 +289,7 @@ def test_other_regimes_end_to_end(config, workdir, backbone_file, regime):
     )
 
 
+@pytest.mark.slow
 def test_a_backbone_of_random_weights(config, workdir):
   config = dataclasses.replace(
     config, backbone="random:Micro/2", regime="full", total_steps=2
@@ -291,6 +299,23 @@ def test_a_backbone_of_random_weights(config, workdir):
   made = mv.load_backbone(workdir / "digits-5-9.npz")
   assert made.config.variant == "Micro/2"
   assert made.config.num_classes == 5
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_on_after_a_pass_that_diverged(config, workdir):
+  """Of a regime whose variants are alone in their passes."""
+  config = dataclasses.replace(config, regime="head", total_steps=2)
+  config = changed(config, "upstream", name="")
+  config = changed(config, "optim", grad_clip=0.0)
+  rates = changed(config, "sweep", learning_rate=(1e38, 0.1))
+  result = run.train_and_evaluate(rates, workdir)
+  (entry,) = result["tasks"]
+  assert entry["learning_rate"] == 0.1
+  assert list(result["sweep"]["lost"]) == ["digits-5-9-00"]
+  assert result["sweep"]["variants"] == 2
+  lost = changed(config, "sweep", learning_rate=(1e38, 1e37))
+  with pytest.raises(TrainingError, match="is not finite"):
+    run.train_and_evaluate(lost, workdir.parent / "lost")
 
 
 def test_a_changed_pretraining_is_refused(config, workdir, monkeypatch):
