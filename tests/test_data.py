@@ -63,7 +63,8 @@ def test_each_epoch_is_a_permutation():
 
 
 @pytest.mark.parametrize(
-  ("size", "every", "seed"), [(1_000, 1, 0), (50_000, 25, 1)]
+  ("size", "every", "seed"),
+  [(1_000, 1, 0), pytest.param(50_000, 25, 1, marks=pytest.mark.slow)],
 )
 def test_epochs_are_independent(size, every, seed):
   numbers = tf.data.Dataset.range(0, 4 * size, every)

@@ -42,11 +42,11 @@ def all_params(backbone, tasks):
   }
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_two_streams_equal_the_masked_sequence(images, seed):
-  backbone = tiny_backbone(gelu="exact") if seed == 3 else tiny_backbone()
+  backbone = tiny_backbone(gelu="exact") if seed == 2 else tiny_backbone()
   tasks = random_tasks(backbone, seed)
-  if seed < 3:  # the graph is not an empty one by chance
+  if seed < 2:  # the graph is not an empty one by chance
     assert any(t.spec.attends_to for t in tasks)
   params = all_params(backbone, tasks)
   module = mv.MemoryViT(backbone.config, tuple(t.spec for t in tasks))

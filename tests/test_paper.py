@@ -273,7 +273,7 @@ def test_what_diverges_is_a_finding(config, tmp_path, monkeypatch):
       if config.regime in ("full", "memory_masked"):
         directory.mkdir(parents=True)
         self.calls.append(directory.name)
-        raise DivergedError("not finite")
+        raise DivergedError("not finite", {"digits": 1})
       return super().__call__(config, directory)
 
   fake = Diverging(accuracies)
@@ -341,6 +341,7 @@ def test_a_dry_run_trains_nothing(config, tmp_path, monkeypatch):
   assert "6 runs of 6 variants for adapters; about 0:05" in text
 
 
+@pytest.mark.slow
 def test_steps_are_timed(config):
   source = data.open_source("digits:5-9", config.data.train)
   mesh = sharding.make_mesh(jax.devices()[:1])

@@ -165,6 +165,7 @@ def test_a_sweep_equals_its_variants_alone(tmp_path):
       assert value.size == 0 or moved > 1e-5, name
 
 
+@pytest.mark.slow
 def test_a_lost_variant_takes_no_other_with_it(tmp_path, monkeypatch):
   """One diverges; the other ends as alone, also when it is resumed."""
   config = config_of(
