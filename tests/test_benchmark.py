@@ -108,6 +108,7 @@ def assert_complete(result, infer, train):
   assert all(result["outputs_bit_equal"].values())
 
 
+@pytest.mark.slow
 def test_result_is_complete_and_written(tmp_path, capsys):
   file = tmp_path / "result.json"
   counts = ["--tasks", "3", "--train_tasks", "1"]

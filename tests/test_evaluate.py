@@ -81,6 +81,7 @@ def test_every_task_on_its_own_data(model, capsys):
   assert "verified: yes" in shown
 
 
+@pytest.mark.slow
 def test_what_differs_is_found(model, monkeypatch, capsys):
   """A model in which a neighbour is felt, or the original changes."""
   root, *_ = model
