@@ -9,6 +9,7 @@ A saved task is a directory:
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -64,6 +65,7 @@ def init_task(
   bottleneck: int = 0,
   attends_to: Sequence[str | Task] = (),
   memory_norm: bool = True,
+  memory_std: float = 0.02,
   cls_init: str = "pretrained",
   class_names: Sequence[str] = (),
   evaluation: EvalPreprocessing | None = None,
@@ -81,13 +83,14 @@ def init_task(
     attends_to: the earlier tasks that it reads. Of a `Task`, not of a mere
       name, its digest is kept, and another of that name is refused later.
     memory_norm: see `TaskSpec`.
+    memory_std: memory is drawn from N(0, memory_std^2).
     cls_init: "pretrained" starts its class token as a copy of the backbone's,
       "normal" at N(0, 0.02^2).
     class_names: c names, or none.
     evaluation: how pictures are prepared; by default resized to the square.
 
   Returns:
-    The task: memory at N(0, 0.02^2) (section 3.1 of the paper), head at zero.
+    The task, with the head at zero.
 
   Raises:
     TaskError: for values that are not possible.
@@ -96,6 +99,8 @@ def init_task(
     raise TaskError(
       f"cls_init is {cls_init!r}, expected 'pretrained' or 'normal'."
     )
+  if not (math.isfinite(memory_std) and memory_std > 0):
+    raise TaskError(f"memory_std is {memory_std}, expected a positive number.")
   size = backbone.config.image_size
   parents = [
     (p.spec.name, p.digest) if isinstance(p, Task) else (p, "")
@@ -114,7 +119,7 @@ def init_task(
     backbone=backbone.id,
     evaluation=evaluation or EvalPreprocessing(image_size=size),
   )
-  params = TaskParams(backbone.config, spec).init(key)["params"]
+  params = TaskParams(backbone.config, spec, memory_std).init(key)["params"]
   if "cls" in params and cls_init == "pretrained":
     params["cls"] = jnp.array(backbone.params["cls"][0, 0])
   if "backbone" in REGIMES[regime].trained:

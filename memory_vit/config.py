@@ -76,6 +76,11 @@ class TaskConfig:
   indirect: tuple[str, ...] = ()
   # The paper: memory passes the block's first LayerNorm (Figure 2).
   memory_norm: bool = True
+  # Memory is drawn from N(0, memory_std^2); 0.02 is the paper's. With
+  # memory_norm its scale does not matter for what the model computes, but a
+  # larger one makes it learn more slowly and evenly: the gradient is
+  # proportional to 1 / memory_std.
+  memory_std: float = 0.02
   # "pretrained" starts the class token as a copy of the original one, "normal"
   # at N(0, 0.02^2).
   cls_init: str = "pretrained"
@@ -93,6 +98,13 @@ class OptimConfig:
   # Global norm to which the gradient of a task is clipped; 0 does not clip. The
   # paper clips and states no value; 1.0 is vit_jax's.
   grad_clip: float = 1.0
+  # The norm of what is clipped: of a whole "task", or of each "part" of it
+  # (head, cls, memory, ...) alone. The gradient of memory is much larger than
+  # that of the head, and uses up a clip that they share.
+  clip_by: str = "task"
+  # Factors on the learning rate of these parts.
+  cls_factor: float = 1.0
+  memory_factor: float = 1.0
   # Linear warm-up, as a share of the steps. The paper has one and states no
   # length; this is vit_jax's 500 of 20,000.
   warmup: float = 0.025
@@ -221,7 +233,8 @@ _POSITIVE = ("image_size", "batch_size", "batch_size_eval", "total_steps",
              "eval_every", "checkpoint_every", "log_every",
              "pretrain.batch_size", "task.bottleneck")  # fmt: skip
 _NOT_NEGATIVE = ("seed", "profile_at", "task.cells", "optim.momentum",
-                 "optim.weight_decay", "optim.grad_clip", "data.resize",
+                 "optim.weight_decay", "optim.grad_clip",
+                 "optim.cls_factor", "optim.memory_factor", "data.resize",
                  "data.cache_gib", "upstream.resize", "sweep.memory_gib",
                  "pretrain.data.resize", "pretrain.data.cache_gib",
                  "pretrain.total_steps")  # fmt: skip
@@ -234,6 +247,7 @@ def _problems(config: Config) -> list[str]:
     "dtype": (config.dtype, ("float32", "bfloat16")),
     "gelu": (config.gelu, ("tanh", "exact")),
     "optim.name": (config.optim.name, ("sgd", "adamw")),
+    "optim.clip_by": (config.optim.clip_by, ("task", "part")),
     "optim.schedule": (config.optim.schedule, ("cosine", "constant")),
     "data.train_crop": (config.data.train_crop, _TRAIN_CROPS),
     "data.eval_crop": (config.data.eval_crop, _EVAL_CROPS),
@@ -252,7 +266,7 @@ def _problems(config: Config) -> list[str]:
       value = operator.attrgetter(key)(config)
       if not (math.isfinite(value) and value >= least):
         lines.append(f"config.{key} is {value}, expected at least {least}.")
-  for key in ("learning_rate", "pretrain.learning_rate"):
+  for key in ("learning_rate", "pretrain.learning_rate", "task.memory_std"):
     value = operator.attrgetter(key)(config)
     if not (math.isfinite(value) and value > 0):
       lines.append(f"config.{key} is {value}, expected a positive number.")

@@ -164,6 +164,7 @@ class Learner:
       bottleneck=config.task.bottleneck if "adapters" in trained else 0,
       attends_to=self._read(),
       memory_norm=config.task.memory_norm,
+      memory_std=config.task.memory_std,
       cls_init=config.task.cls_init,
       class_names=self.train.class_names,
       evaluation=preprocess.evaluation_of(

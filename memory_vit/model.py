@@ -125,25 +125,28 @@ class TaskParams(nn.Module):
 
   config: ViTConfig
   spec: TaskSpec
+  # Of memory as it is drawn; the paper's.
+  memory_std: float = 0.02
 
   @nn.compact
   def __call__(self) -> dict[str, Any]:
-    """Returns the parameters of `Task`, memory drawn as in the paper."""
+    """Returns the parameters of `Task`, memory drawn from N(0, std^2)."""
     cfg, spec = self.config, self.spec
     kind = regime(spec.regime)
-    normal = nn.initializers.normal(0.02)
     # At zero, as vit_jax starts a head: in the first step class token and
     # memory get no gradient yet, and no random head pulls at them.
     params = {
       "head": self.param("head", _zero_head, cfg.width, spec.num_classes)
     }
     if "cls" in kind.trained:
-      params["cls"] = self.param("cls", normal, (cfg.width,))
+      cls_init = nn.initializers.normal(0.02)
+      params["cls"] = self.param("cls", cls_init, (cfg.width,))
     # `cls_masked` is a masked task with no cells.
     if "memory" in kind.trained or kind.composes:
       layers = 1 if kind.attention == "propagated" else cfg.depth
       shape = (layers, spec.cells, cfg.width)
-      params["memory"] = self.param("memory", normal, shape)
+      memory_init = nn.initializers.normal(self.memory_std)
+      params["memory"] = self.param("memory", memory_init, shape)
     if "adapters" in kind.trained:
       params["adapters"] = self.param(
         "adapters", _adapters, cfg.depth, cfg.width, spec.bottleneck

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 
+import jax
 import optax
 
 from memory_vit.config import OptimConfig
+from memory_vit.regimes import PARTS
 
 
 def make_schedule(
@@ -56,10 +58,29 @@ def make_optimizer(
 def _optimizer(
   config: OptimConfig, schedule: optax.Schedule
 ) -> optax.GradientTransformation:
+  """Of the parameters of one name: clip, update, and factors of parts."""
+  stages = []
+  if config.grad_clip:
+    clip = optax.clip_by_global_norm(config.grad_clip)
+    by_part = config.clip_by == "part"
+    stages += [_by_part(dict.fromkeys(PARTS, clip)) if by_part else clip]
   if config.name == "sgd":
-    update = optax.sgd(schedule, momentum=config.momentum)
+    stages += [optax.sgd(schedule, momentum=config.momentum)]
   else:
-    update = optax.adamw(schedule, weight_decay=config.weight_decay)
-  if not config.grad_clip:
-    return update
-  return optax.chain(optax.clip_by_global_norm(config.grad_clip), update)
+    stages += [optax.adamw(schedule, weight_decay=config.weight_decay)]
+  factors = {"cls": config.cls_factor, "memory": config.memory_factor}
+  if {*factors.values()} != {1.0}:
+    every = {**dict.fromkeys(PARTS, 1.0), **factors}
+    stages += [_by_part({part: optax.scale(f) for part, f in every.items()})]
+  return optax.chain(*stages)
+
+
+def _by_part(
+  transforms: Mapping[str, optax.GradientTransformation],
+) -> optax.GradientTransformation:
+  """A transformation for each part {name: {part: parameters}} of one name."""
+  return optax.partition(
+    transforms,
+    # The other names are masked: they have no leaves.
+    lambda params: jax.tree.map_with_path(lambda path, _: path[1].key, params),
+  )

@@ -14,13 +14,16 @@ import dataclasses
 
 from memory_vit.errors import ConfigError
 
+# What a regime may train: the parts of the parameters of a task.
+PARTS = ("head", "cls", "memory", "adapters", "backbone")
+
 
 @dataclasses.dataclass(frozen=True)
 class Regime:
   """One way to learn a task.
 
   Attributes:
-    trained: of "head", "cls", "memory", "adapters" and "backbone".
+    trained: of `PARTS`.
     attention: as at the top of this file.
   """
 

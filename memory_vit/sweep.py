@@ -20,7 +20,8 @@ from memory_vit.errors import ConfigError
 
 # What every variant may have for itself.
 _CAN_VARY = (
-  "learning_rate", "seed", "task.cells", "task.memory_norm", "task.cls_init",
+  "learning_rate", "seed", "task.cells", "task.memory_norm", "task.memory_std",
+  "task.cls_init", "optim.clip_by", "optim.cls_factor", "optim.memory_factor",
   "optim.name", "optim.momentum", "optim.weight_decay", "optim.grad_clip",
   "optim.warmup", "optim.schedule", "optim.label_smoothing",
 )  # fmt: skip

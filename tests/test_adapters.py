@@ -168,6 +168,15 @@ def test_new_tasks_start_as_the_paper_says():
   assert memory.shape == (3, 200, 64)
   assert abs(memory.std() - 0.02) < 5e-4
   assert abs(memory.mean()) < 5e-4
+  wide = mv.init_task(
+    jax.random.key(0), backbone, name="a", num_classes=3, cells=200,
+    memory_std=1.0,
+  )  # fmt: skip
+  np.testing.assert_allclose(wide.params["memory"], 50 * memory, rtol=1e-5)
+  with pytest.raises(TaskError, match="memory_std is -1, expected a positive"):
+    mv.init_task(
+      jax.random.key(0), backbone, name="a", num_classes=3, memory_std=-1
+    )
   drawn = mv.init_task(
     jax.random.key(0), backbone, name="a", num_classes=3, cls_init="normal"
   )

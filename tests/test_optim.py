@@ -74,3 +74,47 @@ def test_state_has_slots_for_what_is_trained_only():
   _, state = step(OptimConfig(), params, params, a=0.1)
   arrays = [leaf for leaf in jax.tree.leaves(state) if leaf.ndim]
   assert [leaf.shape for leaf in arrays] == [(2, 5)]
+
+
+PARTS = {"head": jnp.ones(1), "cls": jnp.ones(2), "memory": jnp.ones(3)}
+
+
+def test_clip_by_part_is_over_each_part():
+  config = OptimConfig(
+    warmup=0.0, schedule="constant", momentum=0.0, clip_by="part"
+  )
+  params = {"a": PARTS, "b": PARTS}
+  grads = {"a": {"head": jnp.array([0.5]), "cls": jnp.array([0.3, 0.0]),
+                 "memory": jnp.array([0, 300.0, 400.0])}}  # fmt: skip
+  grads["b"] = jax.tree.map(lambda g: 9 * g, grads["a"])
+  after, _ = step(config, params, grads, a=1.0, b=0.5)
+  moved = jax.tree.map(lambda new, old: new - old, after["a"], PARTS)
+  # Two steps. What is shorter than the clip keeps its length.
+  np.testing.assert_allclose(moved["head"], [-1.0], rtol=1e-6)
+  np.testing.assert_allclose(moved["cls"], [-0.6, 0], rtol=1e-6)
+  np.testing.assert_allclose(moved["memory"], [0, -1.2, -1.6], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_factors_are_learning_rates_of_parts(name):
+  """As if each part was trained with a learning rate of its own."""
+  config = OptimConfig(name=name, grad_clip=0.0)
+  with_factors = dataclasses.replace(config, cls_factor=3.0, memory_factor=0.5)
+  grads = jax.tree.map(lambda a: 0.1 * jnp.arange(1.0, a.size + 1), PARTS)
+  after, _ = step(with_factors, {"a": PARTS}, {"a": grads}, a=0.1)
+  for part, factor in (("head", 1.0), ("cls", 3.0), ("memory", 0.5)):
+    alone, _ = step(
+      config, {"a": {part: PARTS[part]}}, {"a": {part: grads[part]}},
+      a=0.1 * factor,
+    )  # fmt: skip
+    np.testing.assert_allclose(after["a"][part], alone["a"][part], rtol=1e-6)
+
+
+def test_parts_train_as_without_a_neighbour():
+  config = OptimConfig(clip_by="part", memory_factor=0.1)
+  big = jax.tree.map(lambda a: 1e6 * a, PARTS)
+  both, _ = step(config, {"a": PARTS, "b": PARTS}, {"a": PARTS, "b": big},
+                 a=0.1, b=7.0)  # fmt: skip
+  alone, _ = step(config, {"a": PARTS}, {"a": PARTS}, a=0.1)
+  for part in PARTS:
+    assert np.array_equal(both["a"][part], alone["a"][part])

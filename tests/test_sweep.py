@@ -144,8 +144,10 @@ def test_a_sweep_equals_its_variants_alone(tmp_path):
       {"learning_rate": 0.3, "task.cells": 3},
       {"learning_rate": 0.1, "task.cells": 0, "optim.name": "adamw"},
       {"seed": 4, "optim.grad_clip": 0.1, "optim.label_smoothing": 0.1},
+      {"task.memory_std": 0.5, "optim.clip_by": "part",
+       "optim.memory_factor": 3.0},
     )
-  )
+  )  # fmt: skip
   variants = sweep.variants_of(config, "d")
   together = learner(config).learn(variants, tmp_path / "all", {})
   for variant in variants:
