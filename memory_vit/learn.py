@@ -90,7 +90,7 @@ class Learner:
     """
     config, mesh = self.config, self.mesh
     tasks = {v.name: self.new_task(v) for v in variants}
-    if REGIMES[config.regime].composes:  # the others are alone in their pass
+    if REGIMES[config.regime].composes:  # the others read no task
       require_fit([*self.parents, *tasks.values()])
     schedules = {
       v.name: optim.make_schedule(
@@ -243,7 +243,7 @@ class Learner:
     return predict
 
   def _alone(self, tasks: Sequence[Task]) -> evaluation.Predict:
-    """A task that changes what the backbone computes."""
+    """Tasks that are not served in slots: they take the place of the head."""
     config, specs = self.backbone.config, tuple(task.spec for task in tasks)
     params = {task.spec.name: task.params for task in tasks}
     frozen = self._frozen()

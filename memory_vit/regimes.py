@@ -29,8 +29,17 @@ class Regime:
 
   @property
   def composes(self) -> bool:
-    """Whether its tasks can share a pass, and leave the original outputs."""
+    """Whether its tasks can be put together, beside the original outputs."""
     return self.attention == "masked"
+
+  @property
+  def shares_pass(self) -> bool:
+    """Whether variants can be learned side by side: none changes the others.
+
+    Beside the masked ones that is a head on features, which takes the place of
+    the original one and thus composes with nothing.
+    """
+    return self.attention in ("masked", "frozen")
 
 
 REGIMES = {

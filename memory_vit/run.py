@@ -220,7 +220,7 @@ def _plan(
 
 def _passes(learner: Learner, variants: Sequence[Variant]) -> dict[str, Any]:
   """Deals variants out to passes, on an estimate of the memory they take."""
-  if len(variants) == 1 or not REGIMES[learner.config.regime].composes:
+  if len(variants) == 1 or not REGIMES[learner.config.regime].shares_pass:
     return {
       "passes": [[variant.name] for variant in variants],
       "bytes_of_one": None,

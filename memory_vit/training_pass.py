@@ -46,7 +46,8 @@ def make_training_pass(
 
   Args:
     config: of the backbone.
-    specs: of all tasks, trained and frozen; several in the masked regimes only.
+    specs: of all tasks, trained and frozen; several only in regimes that share
+      a pass.
 
   Raises:
     TaskError: for several tasks that cannot share a pass.
@@ -54,12 +55,13 @@ def make_training_pass(
   attention = regime(specs[-1].regime).attention
   if attention == "masked":
     return _masked(config, specs)
-  if len(specs) > 1:
+  heads = all(regime(spec.regime).attention == "frozen" for spec in specs)
+  if len(specs) > 1 and not heads:
     raise TaskError(
       f"tasks {[spec.name for spec in specs]} cannot share a pass: the regime "
       f"{specs[-1].regime!r} changes what the backbone computes."
     )
-  if attention == "frozen":
+  if heads:
     return _on_features(config)
   return _tuned(config, specs[0])
 

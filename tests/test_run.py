@@ -299,7 +299,7 @@ def test_a_backbone_of_random_weights(config, workdir):
 @pytest.mark.slow
 def test_a_sweep_goes_on_after_a_pass_that_diverged(config, workdir):
   """Of a regime whose variants are alone in their passes."""
-  config = dataclasses.replace(config, regime="head", total_steps=2)
+  config = dataclasses.replace(config, regime="head_cls", total_steps=2)
   config = changed(config, "upstream", name="")
   config = changed(config, "optim", grad_clip=0.0)
   rates = changed(config, "sweep", learning_rate=(1e38, 0.1))
