@@ -95,8 +95,22 @@ def read_json(path: Path) -> Any:
 
 def write_json(path: Path, values: Any) -> None:
   """Writes a file that is whole or not there, by one process."""
+  write_text(path, json.dumps(values, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+  """Writes a file that is whole or not there, by one process."""
   if jax.process_index() != 0:
     return
-  scratch = path.with_suffix(".tmp")
-  scratch.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+  scratch = path.with_name(path.name + ".tmp")
+  scratch.write_text(text, encoding="utf-8")
   os.replace(scratch, path)
+
+
+def differences(found: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+  """Where two dictionaries differ, one line for every key."""
+  return [
+    f"{name}: {found.get(name)!r}, now {now.get(name)!r}"
+    for name in sorted(now.keys() | found.keys())
+    if now.get(name) != found.get(name)
+  ]

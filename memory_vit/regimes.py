@@ -56,6 +56,11 @@ REGIMES = {
 }
 
 
+def has_memory(name: str) -> bool:
+  """Whether the regime of this name learns memory cells."""
+  return "memory" in REGIMES[name].trained
+
+
 def regime(name: str) -> Regime:
   """The regime of this name.
 

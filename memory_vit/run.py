@@ -1,6 +1,5 @@
 """One run: a backbone, a task and its data, up to what is exported."""
 
-import dataclasses
 import logging
 import re
 import time
@@ -22,17 +21,15 @@ from memory_vit import (
   sharding,
   sweep,
   train,
+  weights,
 )
-from memory_vit.backbone import Backbone, init_backbone
-from memory_vit.config import RANDOM, Config, DataConfig, to_dict
+from memory_vit.backbone import Backbone
+from memory_vit.config import Config, DataConfig, to_dict
 from memory_vit.errors import ConfigError, DivergedError, TrainingError
 from memory_vit.learn import Learned, Learner
-from memory_vit.pretrain import pretrained_file
-from memory_vit.pretrained import load_backbone
 from memory_vit.regimes import REGIMES
 from memory_vit.sweep import Variant
 from memory_vit.tasks import BACKBONE, Task
-from memory_vit.variants import vit_config
 
 logger = logging.getLogger("memory_vit")
 
@@ -61,7 +58,7 @@ def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
   name = config.task.name or _name_of(config.data)
   variants = sweep.variants_of(config, name)
   workdir.mkdir(parents=True, exist_ok=True)
-  backbone = _backbone(config, workdir, mesh)
+  backbone = weights.open_backbone(config, workdir, mesh)
   # All splits first: a wrong name must not cost a training run.
   learner = _learner(config, mesh, backbone)
   _require_names(learner, name, variants)
@@ -70,7 +67,8 @@ def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
 
   before = upstream and _evaluate_upstream(learner, upstream, ())
   plan = _plan(learner, variants, workdir)
-  if not (workdir / "config.json").exists():  # a run that goes on has its own
+  # A run that goes on has its own.
+  if not (_has_saved(workdir) and (workdir / "config.json").exists()):
     records.write_json(workdir / "config.json", to_dict(config))
   learned = _learn(learner, variants, plan, workdir)
   tasks = results.with_metrics(learner, variants, learned, tested)
@@ -126,33 +124,6 @@ def _require_possible(config: Config, workdir: Path, mesh: Mesh) -> None:
     )
 
 
-def _backbone(config: Config, workdir: Path, mesh: Mesh) -> Backbone:
-  """Loads the backbone, or makes it first, and puts it on every device."""
-  path = config.backbone
-  if config.pretrain.variant:
-    path = str(pretrained_file(config, workdir, mesh))
-  if path.startswith(RANDOM):
-    backbone = init_backbone(
-      vit_config(
-        path.removeprefix(RANDOM),
-        image_size=config.image_size,
-        dtype=config.dtype,
-        gelu=config.gelu,
-      ),
-      jax.random.key(config.seed),
-    )
-  else:
-    backbone = load_backbone(
-      path, image_size=config.image_size, dtype=config.dtype, gelu=config.gelu
-    )
-  logger.info(
-    "backbone %s: %s, %d px, fingerprint %s",
-    path, backbone.config.variant, config.image_size, backbone.fingerprint[:16],
-  )  # fmt: skip
-  params = jax.device_put(backbone.params, sharding.replicated(mesh))
-  return dataclasses.replace(backbone, params=params)
-
-
 def _learner(config: Config, mesh: Mesh, backbone: Backbone) -> Learner:
   directories = (*config.task.attends_to, *config.task.indirect)
   return Learner(
@@ -203,8 +174,7 @@ def _plan(
     return _passes(learner, variants)
   file = workdir / "passes.json"
   names = sorted(variant.name for variant in variants)
-  steps = (workdir / "checkpoints").rglob("*")
-  if not file.exists() or not any(path.name.isdigit() for path in steps):
+  if not file.exists() or not _has_saved(workdir):
     plan = _passes(learner, variants)
     records.write_json(file, plan)
     return plan
@@ -216,6 +186,12 @@ def _plan(
       "Give the one that the run began with, or another --workdir."
     )
   return plan
+
+
+def _has_saved(workdir: Path) -> bool:
+  """Whether a pass of the run has saved a state with which it goes on."""
+  saved = (workdir / "checkpoints").rglob("*")
+  return any(path.name.isdigit() for path in saved)
 
 
 def _passes(learner: Learner, variants: Sequence[Variant]) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from configs import quickstart
 from memory_vit import config as config_lib
 from memory_vit import (
   data,
-  learn,
   pretrain,
+  resume,
   run,
   step,
   train,
@@ -411,12 +411,12 @@ def test_what_a_continued_run_must_share(tmp_path, changes, message):
     "fingerprint": "f", "config": {}, "parents": {"a": "1"}, "variants": {},
     "attends_to": {"a": "1"}, "data": {"classes": ["x"], "train": 8},
   }  # fmt: skip
-  learn._require_same(began, dict(began), tmp_path)
+  resume.require_same(began, dict(began), tmp_path)
   with pytest.raises(TrainingError, match=message):
-    learn._require_same(began, {**began, **changes}, tmp_path)
+    resume.require_same(began, {**began, **changes}, tmp_path)
   del began["data"]
   with pytest.raises(TrainingError, match="another version"):
-    learn._require_same(began, changes | began, tmp_path)
+    resume.require_same(began, changes | began, tmp_path)
 
 
 COMMAND = (
