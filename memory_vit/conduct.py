@@ -28,8 +28,8 @@ from memory_vit.backbone import Backbone
 from memory_vit.config import Config
 from memory_vit.costs import Cost
 from memory_vit.findings import Finding
-from memory_vit.measured import Point
 from memory_vit.plan import Points
+from memory_vit.points import Point, best, select
 from memory_vit.study import Run
 from memory_vit.tasks import Task
 
@@ -54,6 +54,7 @@ def run_study(
   backbone, path = weights.study_backbone(config, workdir, mesh)
   now = _Study(config, workdir, mesh, backbone, path)
   points = now.finished()
+  _require_data(config, plan.plan(config, parts, points), points)
   found: dict[str, Finding] = {}
   for part in parts:
     while planned := plan.next_run(config, part, points):
@@ -102,6 +103,8 @@ class _Study:
       self.path,
       self.backbone.fingerprint,
     )
+    for name in found:  # of one that was killed once it was finished
+      measured.remove_checkpoints(plan.directory_of(self.workdir, name))
     return {name: ended.points for name, ended in found.items()}
 
   def measure(self, planned: Run, points: Points) -> list[Point]:
@@ -110,7 +113,7 @@ class _Study:
     if config is None:
       logger.warning("run %s: what it would read diverged", planned.name)
       return measured.lost_points(planned)
-    directory = plan.directory_of(self.workdir, planned)
+    directory = plan.directory_of(self.workdir, planned.name)
     return measured.measure(
       config, planned, directory, self.backbone.fingerprint
     )
@@ -224,19 +227,32 @@ class _Study:
   def _best_tasks(self, points: Sequence[Point], regime: str) -> list[Task]:
     """The first task and the others; none where one of them diverged."""
     tasks = []
-    for name in (self.config.data.name, *self.config.study.others):
-      some = measured.select(
+    for name in study.data_sets(self.config):
+      some = select(
         points,
         regime=regime,
         data=name,
         cells=self.config.task.cells,
         seed=self.config.study.seeds[0],
       )
-      point = measured.best(some)
+      point = best(some)
       if point is None:
         return []
       tasks.append(adapters.load_task(point.task, self.backbone))
     return tasks
+
+
+def _require_data(config: Config, runs: Sequence[Run], points: Points) -> None:
+  """Opens what runs will read: a wrong split must not cost those before it."""
+  splits = {}
+  for planned in runs:
+    if planned.name not in points:
+      where = study.data_sets(config)[planned.data]
+      tested = [where.test] if planned.tested else []
+      for split in (where.train, where.validation, *tested):
+        splits[where, split] = None
+  for where, split in splits:
+    data.open_source(where.name, split, where.dir, where.cache_gib)
 
 
 def _remembered(

@@ -176,9 +176,10 @@ class StudyConfig:
   # Memory cells per layer (the paper's); `task.cells` must be among them, which
   # is what is compared where the number does not vary.
   cells: tuple[int, ...] = (1, 5, 10, 20)
-  # Names of further data sets, for interference and extension: in `data.dir`,
-  # with splits and crops of the same names as in `data`.
-  others: tuple[str, ...] = ()
+  # Further data sets, for interference and extension: a name, or a dictionary
+  # such as {"name": "places365_small", "test": "validation"} of options of
+  # `data`. What is not said is as in `data`.
+  others: tuple[str | dict[str, Any], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

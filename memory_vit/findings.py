@@ -15,7 +15,7 @@ from memory_vit import costs as costs_lib
 from memory_vit import published, sentences, study
 from memory_vit.config import Config
 from memory_vit.costs import Cost
-from memory_vit.measured import Point
+from memory_vit.points import Point
 from memory_vit.regimes import has_memory
 from memory_vit.sentences import choice_of, compared, label, of_regime, percent
 from memory_vit.variants import ViTConfig

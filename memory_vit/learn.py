@@ -108,7 +108,7 @@ class Learner:
     config, start = self.config, self.start(variants)
     params = start.state.params
     logger.info("\n%s", progress.parameter_overview(params, self._untouched()))
-    meta = self._meta(variants)
+    meta = self.meta(variants)
 
     def validate(params: Any) -> dict[str, dict[str, Any]]:
       trained = [
@@ -309,7 +309,7 @@ class Learner:
       process_count=jax.process_count(),
     )
 
-  def _meta(self, variants: Sequence[Variant]) -> dict[str, Any]:
+  def meta(self, variants: Sequence[Variant]) -> dict[str, Any]:
     """What a continued pass must share with the one that was left."""
     return {
       "fingerprint": self.backbone.fingerprint,

@@ -11,9 +11,17 @@ from pathlib import Path
 
 from memory_vit import measured
 from memory_vit.config import Config
-from memory_vit.measured import Finished, Point
+from memory_vit.measured import Finished
+from memory_vit.points import Point, best
 from memory_vit.regimes import REGIMES, has_memory
-from memory_vit.study import Run, config_of, regimes_of, search_seed
+from memory_vit.study import (
+  Run,
+  config_of,
+  data_sets,
+  other_names,
+  regimes_of,
+  search_seed,
+)
 
 # {name of a finished run: what it measured}.
 Points = Mapping[str, Sequence[Point]]
@@ -74,7 +82,7 @@ def _interference(config: Config, points: Points) -> list[Run]:
   runs += _runs(
     config, "memory_masked", first, points, cells=study.cells, seeds=seeds
   )
-  for i, other in enumerate(study.others):
+  for i, other in enumerate(other_names(config)):
     for regime in ("memory", "memory_masked"):
       # Only what the part on extension shares is tested: the others may have
       # no split of that name.
@@ -88,7 +96,7 @@ def _interference(config: Config, points: Points) -> list[Run]:
 def _extension(config: Config, points: Points) -> list[Run]:
   """A task on the first of the other data sets, alone and reading."""
   study, cells = config.study, (config.task.cells,)
-  regime, first, other = "memory_masked", config.data.name, study.others[0]
+  regime, first, other = "memory_masked", *list(data_sets(config))[:2]
   seeds = study.seeds
   read = _runs(config, regime, first, points, cells=study.cells, seeds=seeds)
   alone = _runs(config, regime, other, points, cells=cells, seeds=seeds)
@@ -134,16 +142,16 @@ def _runs(
     elif any(one.name not in points for one in search):
       runs += [run(seed, (), some) for seed in seeds[1:]]
     else:
-      found = measured.best([p for one in search for p in points[one.name]])
+      found = best([p for one in search for p in points[one.name]])
       if found is not None:
-        best = (found.learning_rate,)
-        runs += [run(seed, best, some) for seed in seeds[1:]]
+        rate = (found.learning_rate,)
+        runs += [run(seed, rate, some) for seed in seeds[1:]]
   return runs
 
 
-def directory_of(workdir: Path, run: Run) -> Path:
+def directory_of(workdir: Path, name: str) -> Path:
   """Where a run of the study in `workdir` lies."""
-  return workdir / "runs" / run.name
+  return workdir / "runs" / name
 
 
 def config_for(
@@ -191,7 +199,7 @@ def finished_runs(
         continue
       made = config_for(config, run, backbone, _points(found))
       ended = made and measured.finished(
-        made, run, directory_of(workdir, run), fingerprint
+        made, run, directory_of(workdir, run.name), fingerprint
       )
       if ended:
         found[run.name] = ended

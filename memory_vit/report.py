@@ -12,7 +12,7 @@ import jax
 from memory_vit import plots, records, trees
 from memory_vit.config import Config, to_dict
 from memory_vit.findings import Finding, Row
-from memory_vit.measured import Point
+from memory_vit.points import Point
 
 # Columns that hold a share, shown in per cent.
 _SHARES = ("validation", "test", "paper", "no mask", "masked",

@@ -1,5 +1,6 @@
 """One run: a backbone, a task and its data, up to what is exported."""
 
+import json
 import logging
 import re
 import time
@@ -228,22 +229,43 @@ def _learn(
 ) -> list[Learned]:
   """Trains one pass after the other; of a sweep, also after one diverged."""
   by_name = {variant.name: variant for variant in variants}
-  learned = []
-  for i, names in enumerate(plan["passes"]):
-    directory = workdir / "checkpoints"
-    if len(plan["passes"]) > 1:
-      directory /= f"pass-{i:02}"
-    part = [by_name[name] for name in names]
+  passes = [[by_name[name] for name in names] for names in plan["passes"]]
+  directory = workdir / "checkpoints"
+  if len(passes) == 1:
+    (part,) = passes
+    return [learner.learn(part, directory, _logdirs(part, workdir))]
+  learned, diverged = [], []
+  for i, part in enumerate(passes):
     try:
-      learned.append(learner.learn(part, directory, _logdirs(part, workdir)))
+      learned.append(_learn_pass(learner, part, directory / f"pass-{i:02}",
+                                 workdir))  # fmt: skip
     except DivergedError as error:
       logger.warning("%s", error)
-      diverged = error
+      diverged.append(error)
       none = {variant.name: train.Best() for variant in part}
       learned.append(Learned({}, none, error.lost, 0, 0.0))
-  if not any(part.tasks for part in learned):
-    raise diverged
+  if len(diverged) == len(passes):
+    raise diverged[-1]
   return learned
+
+
+def _learn_pass(
+  learner: Learner, part: Sequence[Variant], directory: Path, workdir: Path
+) -> Learned:
+  """Trains a pass, or remembers from an earlier process that it diverged."""
+  file = directory.with_suffix(".json")
+  meta = json.loads(json.dumps(learner.meta(part)))
+  if file.exists():
+    found = records.read_json(file)
+    if found["meta"] == meta:
+      raise DivergedError(found["message"], found["lost"])
+  try:
+    return learner.learn(part, directory, _logdirs(part, workdir))
+  except DivergedError as error:
+    found = {"message": str(error), "lost": error.lost, "meta": meta}
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    records.write_json(file, found)
+    raise
 
 
 def _logdirs(variants: Sequence[Variant], workdir: Path) -> dict[str, Path]:

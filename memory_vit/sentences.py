@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from memory_vit import measured, study
+from memory_vit import study
 from memory_vit.config import Config
-from memory_vit.measured import Choice, Point
+from memory_vit.points import Choice, Point, choose, select
 
 # What a table has chosen is said below it.
 REPORTED = (
@@ -42,9 +42,7 @@ def of_regime(
   config: Config, points: Sequence[Point], regime: str, cells: int
 ) -> list[Point]:
   """Points of a regime on the first data set."""
-  return measured.select(
-    points, regime=regime, data=config.data.name, cells=cells
-  )
+  return select(points, regime=regime, data=config.data.name, cells=cells)
 
 
 def choice_of(
@@ -52,7 +50,7 @@ def choice_of(
 ) -> Choice | None:
   """The learning rate of a regime on the first data set."""
   seed = study.search_seed(config, regime)
-  return measured.choose(of_regime(config, points, regime, cells), seed)
+  return choose(of_regime(config, points, regime, cells), seed)
 
 
 def columns(choice: Choice | None) -> dict[str, Any]:

@@ -8,9 +8,12 @@ import itertools
 import logging
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
+from memory_vit import records
 from memory_vit.config import (
   Config,
+  DataConfig,
   PretrainConfig,
   StudyConfig,
   SweepConfig,
@@ -51,7 +54,7 @@ class Run:
 
   Attributes:
     regime: see `regimes`.
-    data: name of the data set.
+    data: name of the data set, see `data_sets`.
     seed: of first values and batches.
     learning_rates: one, or those of the sweep; empty as long as it is not known
       which one is the best.
@@ -127,6 +130,36 @@ def regimes_of(config: Config, part: str) -> list[str]:
   return [name for name in _PARTS[part] if not wanted or name in wanted]
 
 
+def data_sets(config: Config) -> dict[str, DataConfig]:
+  """The data sets of a study by their names, the first one coming first.
+
+  Raises:
+    ConfigError: for options that a data set does not have, or equal names.
+  """
+  found = {config.data.name: config.data}
+  for i, given in enumerate(config.study.others):
+    changes = {"name": given} if isinstance(given, str) else given
+    where = f"config.study.others[{i}]"
+    values = {**dataclasses.asdict(config.data), "name": "", **changes}
+    other = records.build(DataConfig, values, where, ConfigError)
+    # Folders have no names of their own.
+    name = other.name
+    if name == "folder":
+      name = f"folder:{Path(other.dir).name}"
+    if slug(name) in {slug(known) for known in found}:
+      raise ConfigError(
+        f"{where} is {name!r}, a name that an earlier data set has as well: "
+        "expected another data set."
+      )
+    found[name] = other
+  return found
+
+
+def other_names(config: Config) -> list[str]:
+  """Names of the further data sets."""
+  return list(data_sets(config))[1:]
+
+
 def search_seed(config: Config, regime: str) -> int | None:
   """The seed whose validation alone chooses a rate; None where all do."""
   everything = config.study.search == "all" or REGIMES[regime].shares_pass
@@ -160,7 +193,7 @@ def config_of(
   sweeps = REGIMES[run.regime].shares_pass
   first = run.data == config.data.name
   data = dataclasses.replace(
-    config.data, name=run.data, test=config.data.test if run.tested else ""
+    data_sets(config)[run.data], **({} if run.tested else {"test": ""})
   )
   task = dataclasses.replace(
     config.task,
@@ -197,10 +230,9 @@ def _problems(config: Config) -> list[str]:
   """Why a configuration cannot be that of a study."""
   study = config.study
   lines = []
-  for key in ("learning_rates", "seeds", "cells", "regimes", "others"):
+  for key in ("learning_rates", "seeds", "cells", "regimes"):
     values = getattr(study, key)
-    optional = key in ("regimes", "others")
-    if len(set(values)) < len(values) or not (values or optional):
+    if len(set(values)) < len(values) or not (values or key == "regimes"):
       lines.append(
         f"config.study.{key} is {values}, expected values that differ, at "
         "least one."
@@ -227,17 +259,15 @@ def _problems(config: Config) -> list[str]:
       f"config.task.cells is {config.task.cells}, expected one of "
       f"config.study.cells {study.cells}."
     )
-  for key in ("name", "train", "validation", "test"):
-    if not getattr(config.data, key):
-      lines.append(
-        f"config.data.{key} is empty: a study trains, chooses on validation, "
-        "and reports on test."
-      )
-  if config.data.name in study.others:
-    lines.append(
-      f"config.study.others names {config.data.name!r}, which is "
-      "config.data.name: expected other data sets."
-    )
+  for i, (name, data) in enumerate(data_sets(config).items()):
+    where = f"of {name!r} in config.study.others" if i else "of config.data"
+    for key in ("name", "train", "validation", "test"):
+      # What is tested: the first, and what is extended by it.
+      if not getattr(data, key) and (key != "test" or i < 2):
+        lines.append(
+          f"{key!r} {where} is empty: a study trains, chooses on validation, "
+          "and reports on test."
+        )
   if config.sweep.is_on:
     lines.append("config.sweep is for one run: expected config.study instead.")
   if config.task.attends_to or config.task.indirect:

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from memory_vit import measured, published, sentences
+from memory_vit import published, sentences, study
 from memory_vit.config import Config
 from memory_vit.findings import Finding
-from memory_vit.measured import Point
+from memory_vit.points import Point, choose, select
 from memory_vit.sentences import percent
 
 
@@ -22,14 +22,14 @@ def interference(
     masked: with masked tasks: accuracy and the largest difference of a logit.
       Both are empty where a task of them diverged.
   """
-  rows = []
+  rows, others = [], study.other_names(config)
   for i, (unmasked, (kept, difference)) in enumerate(
     zip(naive, masked, strict=True)
   ):
     paper = published.INTERFERENCE
     rows.append(
       {
-        "memories": f"+ {config.study.others[i - 1]}" if i
+        "memories": f"+ {others[i - 1]}" if i
                     else f"own ({config.data.name})",
         "no mask": unmasked,
         "masked": kept,
@@ -40,7 +40,7 @@ def interference(
   said = ("Not measured: a task diverged at every learning rate.",)
   if rows:
     lost = 100 * (naive[0] - naive[-1])
-    others = sentences.count(len(naive) - 1, "other task")
+    count = sentences.count(len(naive) - 1, "other task")
     largest = max(difference for _, difference in masked)
     logits = (
       "no logit changes at all"
@@ -49,7 +49,7 @@ def interference(
     )
     change = 100 * (masked[-1][0] - masked[0][0])
     said = (
-      f"Without a mask the memories of {others} take the first task from "
+      f"Without a mask the memories of {count} take the first task from "
       f"{percent(naive[0])} to {percent(naive[-1])}, by {lost:.1f} points.",
       f"With the mask it goes from {percent(masked[0][0])} to "
       f"{percent(masked[-1][0])}, by {abs(change):.1f} points, and {logits}.",
@@ -69,10 +69,10 @@ def interference(
 
 def extension(config: Config, points: Sequence[Point]) -> Finding:
   """A task alone, as in a concatenation, and one that attends to the first."""
-  other, m = config.study.others[0], config.task.cells
+  other, m = study.other_names(config)[0], config.task.cells
   some = {"regime": "memory_masked", "data": other, "cells": m}
-  alone = measured.choose(measured.select(points, **some))
-  reading = measured.choose(measured.select(points, **some, reads=True))
+  alone = choose(select(points, **some))
+  reading = choose(select(points, **some, reads=True))
   first = config.data.name
   return Finding(
     title=f"Extension and concatenation: {other} after {first}",

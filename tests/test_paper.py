@@ -39,6 +39,7 @@ from memory_vit import (
 )
 from memory_vit import config as config_lib
 from memory_vit.errors import ConfigError, DivergedError, TaskError
+from memory_vit.points import Choice, Point, best, choose
 from memory_vit.regimes import REGIMES
 
 TRAINED = ("table2", "sensitivity", "cells", "adapters", "extension")
@@ -275,6 +276,35 @@ def test_configurations_of_runs(config):
     assert made.study == config_lib.StudyConfig()
 
 
+def test_other_data_sets_have_splits_of_their_own(config):
+  others = (
+    {"name": "folder", "dir": "pictures/birds", "test": "new", "resize": 7},
+    "digits:2-6",
+    {"name": "digits:0-4", "test": ""},
+  )
+  config = config_lib.from_dict(
+    config_lib.to_dict(with_study(config, others=others))
+  )
+  runs, _ = follow(config, ["interference", "extension"], lambda *_: 0.5)
+  made = {
+    (r.data, r.tested): study.config_of(config, r, "b").data for r in runs
+  }
+  birds, digits = made["folder:birds", True], made["digits:2-6", False]
+  first = config.data
+  assert (birds.name, birds.dir, birds.test) == (
+    "folder", "pictures/birds", "new",
+  )  # fmt: skip
+  assert (birds.train, birds.resize) == (first.train, 7)
+  assert digits == dataclasses.replace(first, name="digits:2-6", test="")
+  names = [r.name for r in runs if r.data == "folder:birds"]
+  assert names[0] == "memory-folder-birds-cells5-rate0.3-seed0"
+  assert study.possible_parts(config) == list(study.PARTS)
+  for wrong in ((3,), ({"name": 3},)):
+    values = config_lib.to_dict(with_study(config, others=wrong))
+    with pytest.raises(ConfigError, match=r"others\[0\]"):
+      study.possible_parts(config_lib.from_dict(values))
+
+
 def test_parts(config):
   alone = with_study(config, others=())
   assert study.possible_parts(config) == list(study.PARTS)
@@ -299,7 +329,10 @@ def test_parts(config):
     ({"seeds": (-1,)}, "config.study.seeds is .*, expected at least 0"),
     ({"cells": (0, 5)}, "config.study.cells is .*, expected at least 1"),
     ({"cells": (1, 10)}, "config.task.cells is 5, expected one of config.stud"),
-    ({"others": ("digits:5-9",)}, "which is config.data.name"),
+    ({"others": ("digits:5-9",)}, r"others\[0\] is 'digits:5-9', a name tha"),
+    ({"others": ({"nam": "digits:0-4"},)}, r"others\[0\]: missing keys .*nam"),
+    ({"others": ({"test": "test"},)}, "'name' of '' in config.study.others is"),
+    ({"others": ({"name": "d", "test": ""},)}, "'test' of 'd' in .* is empty"),
   ],
 )
 def test_studies_that_cannot_be(config, values, message):
@@ -311,8 +344,8 @@ def test_options_of_one_run_are_refused(config):
   for part, values, message in (
     ("sweep", {"cells": (1,)}, "config.sweep is for one run"),
     ("task", {"attends_to": ("x",)}, "config.task.attends_to"),
-    ("data", {"test": ""}, "config.data.test is empty"),
-    ("data", {"validation": ""}, "config.data.validation is empty"),
+    ("data", {"test": ""}, "'test' of config.data is empty"),
+    ("data", {"validation": ""}, "'validation' of config.data is empty"),
   ):
     new = dataclasses.replace(getattr(config, part), **values)
     with pytest.raises(ConfigError, match=message):
@@ -320,7 +353,7 @@ def test_options_of_one_run_are_refused(config):
 
 
 def point(rate, seed, validation, test):
-  return measured.Point(
+  return Point(
     run="r", regime="head", data="d", seed=seed, reads=False,
     learning_rate=rate, cells=0, validation=validation, test=test,
     parameters=7,
@@ -335,21 +368,21 @@ def test_chosen_on_validation_reported_on_test():
     point(0.3, 0, 0.6, 0.9), point(0.3, 1, 0.6, 0.9),
     point(1.0, 0, 0.99, 0.99), point(1.0, 1, None, None),
   ]  # fmt: skip
-  choice = measured.choose(points)
-  assert choice == measured.Choice(
+  choice = choose(points)
+  assert choice == Choice(
     learning_rate=0.2, validation=0.75, tests=(0.6, 0.4), diverged=0,
     parameters=7,
   )  # fmt: skip
   assert (choice.test, choice.spread) == (0.5, pytest.approx(0.2))
   # By the first seed alone, another one; that the second diverged is seen.
-  choice = measured.choose(points, seed=0)
+  choice = choose(points, seed=0)
   assert (choice.learning_rate, choice.validation) == (1.0, 0.99)
   assert (choice.tests, choice.diverged) == ((0.99,), 1)
   assert choice.spread is None
-  assert measured.choose(points, seed=1).learning_rate == 0.2
-  assert measured.best(points).learning_rate == 1.0
-  assert measured.choose(points[-1:]) is None
-  assert measured.best(points[-1:]) is None
+  assert choose(points, seed=1).learning_rate == 0.2
+  assert best(points).learning_rate == 1.0
+  assert choose(points[-1:]) is None
+  assert best(points[-1:]) is None
 
 
 @pytest.mark.parametrize(
@@ -371,7 +404,7 @@ def test_differences_are_held_against_the_spread(
   first, second, diverged, expected
 ):
   one, other = (
-    measured.Choice(
+    Choice(
       learning_rate=0.1, validation=0.5, tests=tests, diverged=lost,
       parameters=1,
     )
@@ -399,6 +432,7 @@ def test_a_study_from_its_runs_to_the_report(config, tmp_path, monkeypatch):
   assert killed.calls[:-1] + rest.calls == names
   again = FakeRuns(accuracies)
   monkeypatch.setattr(run, "train_and_evaluate", again)
+  monkeypatch.setattr(report, "plot", lambda *_: None)  # they are there
   assert conduct.run_study(config, tmp_path, TRAINED) == found
   # Parts that were named earlier stay.
   assert conduct.run_study(config, tmp_path, ["cells"]) == found
