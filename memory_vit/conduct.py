@@ -53,7 +53,8 @@ def run_study(
   mesh = sharding.make_mesh()
   backbone, path = weights.study_backbone(config, workdir, mesh)
   now = _Study(config, workdir, mesh, backbone, path)
-  points = now.finished()
+  possible = study.possible_parts(config)
+  points = now.finished(possible)
   _require_data(config, plan.plan(config, parts, points), points)
   found: dict[str, Finding] = {}
   for part in parts:
@@ -63,7 +64,7 @@ def run_study(
       other: now.find(part, points)
       if other == part
       else now.recall(other, points)
-      for other in study.PARTS
+      for other in possible
     }
     new = {other: finding for other, finding in new.items() if finding}
     for other, finding in new.items():
@@ -94,11 +95,11 @@ class _Study:
   backbone: Backbone
   path: str
 
-  def finished(self) -> dict[str, list[Point]]:
-    """Points of all runs that need not be run."""
+  def finished(self, parts: Sequence[str]) -> dict[str, list[Point]]:
+    """Points of all runs of some parts that need not be run."""
     found = plan.finished_runs(
       self.config,
-      study.possible_parts(self.config),
+      parts,
       self.workdir,
       self.path,
       self.backbone.fingerprint,
@@ -124,8 +125,6 @@ class _Study:
 
   def recall(self, part: str, points: Points) -> Finding | None:
     """The same where nothing has to be run or measured for it, else None."""
-    if part not in study.possible_parts(self.config):
-      return None
     runs = plan.runs_of(self.config, part, points)
     if any(planned.name not in points for planned in runs):
       return None

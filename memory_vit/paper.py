@@ -4,11 +4,11 @@
     [--only=PART ...] [--dry_run] [--config.KEY=VALUE ...]
 
 DIR then holds report.md, report.json, plots, and in runs/NAME every run as
-`memory_vit.main` would leave it. A study that was interrupted goes on when the
-same command is given again; a run is never repeated. Parts: see `study.PARTS`,
-options: `config.StudyConfig`. The report holds the parts that were asked for,
-now or before. --dry_run shows the runs and about how long they will take, and
-trains nothing.
+`memory_vit.main` would leave it, without its saved states. A study that was
+interrupted goes on when the same command is given again; a run is never
+repeated. Parts: see `study.PARTS`, options: `config.StudyConfig`. The report
+holds the parts that were asked for, now or before. --dry_run shows the runs and
+about how long they will take, and trains nothing.
 """
 
 import sys
