@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from memory_vit import (
   adapters,
+  budget,
   costs,
   data,
   findings,
@@ -146,7 +147,7 @@ class _Study:
     if part == "interference":
       return self._interference(mine, measures)
     if part == "adapters":
-      return findings.adapters(config, vit, mine)
+      return budget.adapters(config, vit, mine)
     simple = {
       "table2": findings.table2,
       "sensitivity": findings.sensitivity,
@@ -181,7 +182,7 @@ class _Study:
     if found is None:
       return None
     plain, _ = costs.flops(vit, "head", 0, 0)
-    return findings.costs(vit, [Cost(**values) for values in found], plain)
+    return budget.costs(vit, [Cost(**values) for values in found], plain)
 
   def _interference(
     self, points: Sequence[Point], measures: bool

@@ -73,7 +73,7 @@ def markdown(config: Config, findings: Mapping[str, Finding]) -> str:
     "",
     *(f"- `{key} = {value!r}`" for key, value in _changed(config).items()),
   ]
-  lines += ["", "## In short"]
+  lines += ["", "## In short"] if findings else []
   for part, found in findings.items():
     lines += ["", f"{found.title} (`{part}`):", ""]
     lines += [f"- {sentence}" for sentence in found.sentences]
@@ -81,9 +81,9 @@ def markdown(config: Config, findings: Mapping[str, Finding]) -> str:
     lines += ["", f"## {found.title}", ""]
     if found.rows:
       lines += [markdown_table(found.rows), ""]
-    lines += [line for note in found.notes for line in (note, "")]
+    lines += ["\n\n".join(found.notes)]
     if found.lines:
-      lines += [f"![{found.title}]({part}.png)", ""]
+      lines += ["", f"![{found.title}]({part}.png)"]
   return "\n".join(lines).rstrip() + "\n"
 
 

@@ -1,6 +1,6 @@
 """What the numbers of a study say, in words and in columns of a table."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memory_vit import study
@@ -119,7 +119,36 @@ def difference(
 
 def label(regime: str, cells: int) -> str:
   """A regime, with its cells where it has some."""
-  return f"{regime} ({cells} cells)" if cells else regime
+  return f"{regime} ({count(cells, 'cell')})" if cells else regime
+
+
+def labelled(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+  """Rows of a table of regimes, by their labels."""
+  return {label(row["regime"], row["cells"] or 0): row for row in rows}
+
+
+def at_an_end(config: Config, rows: Mapping[str, Any]) -> tuple[str, ...]:
+  """Where a better learning rate may lie outside of those that were tried.
+
+  Args:
+    config: of the study.
+    rows: {what was learned: its row of a table}.
+
+  Returns:
+    One sentence, or none.
+  """
+  ends = (min(config.study.learning_rates), max(config.study.learning_rates))
+  found = [
+    f"{name} ({row['learning rate']})"
+    for name, row in rows.items()
+    if row["learning rate"] in ends
+  ]
+  if not found:
+    return ()
+  return (
+    f"The best learning rate is the lowest or the highest that was tried of "
+    f"{listed(found)}: a better one may lie beyond.",
+  )
 
 
 def percent(share: float) -> str:

@@ -74,14 +74,15 @@ def extension(config: Config, points: Sequence[Point]) -> Finding:
   alone = choose(select(points, **some))
   reading = choose(select(points, **some, reads=True))
   first = config.data.name
+  rows = [
+    {"model": "concatenation", "task": other, "attends to": None,
+     **sentences.columns(alone)},
+    {"model": "extension", "task": other, "attends to": first,
+     **sentences.columns(reading)},
+  ]  # fmt: skip
   return Finding(
     title=f"Extension and concatenation: {other} after {first}",
-    rows=[
-      {"model": "concatenation", "task": other, "attends to": None,
-       **sentences.columns(alone)},
-      {"model": "extension", "task": other, "attends to": first,
-       **sentences.columns(reading)},
-    ],
+    rows=rows,
     sentences=(
       sentences.difference(
         f"{other} attending to {first} (extension)",
@@ -93,8 +94,9 @@ def extension(config: Config, points: Sequence[Point]) -> Finding:
     notes=(
       sentences.REPORTED,
       sentences.how_chosen(config, ["memory_masked"]),
+      *sentences.at_an_end(config, {row["model"]: row for row in rows}),
       f"Both of {m} cells. What is attended to is the memory_masked task of "
       "the same seed that is best on validation. Beside others in a "
       "concatenation a task is what it is alone.",
     ),
-  )  # fmt: skip
+  )

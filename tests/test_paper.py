@@ -18,6 +18,7 @@ from conftest import ROOT, random_task, tiny_backbone
 import memory_vit as mv
 from configs import quickstart
 from memory_vit import (
+  budget,
   conduct,
   costs,
   data,
@@ -416,6 +417,33 @@ def test_differences_are_held_against_the_spread(
   )
 
 
+def test_sensitivity_and_the_ends_of_the_range(config):
+  config = with_study(
+    config, learning_rates=(0.1, 0.3, 1.0), regimes=("full", "memory")
+  )
+  accuracy = {("full", 0.1): 0.9, ("full", 0.3): 0.5, ("memory", 0.1): 0.7,
+              ("memory", 0.3): 0.8, ("memory", 1.0): 0.75}  # fmt: skip
+  _, points = follow(
+    config, ["table2"], lambda run, rate: accuracy[run.regime, rate],
+    lambda run, rate: (run.regime, rate) == ("full", 1.0),
+  )  # fmt: skip
+  some = [
+    dataclasses.replace(p, test=p.validation)
+    for found in points.values() for p in found
+  ]  # fmt: skip
+  _, full, memory, widest = findings.sensitivity(config, some).sentences
+  assert full == (
+    "full lies between 50.0 % and 90.0 %, 40.0 points apart, and diverges at 1 "
+    "of them."
+  )
+  assert memory.endswith("10.0 points apart, and diverges at none.")
+  assert widest.startswith("The widest range is that of full")
+  notes = " ".join(findings.table2(config, some).notes)
+  assert "that was tried of full (0.1): a better one" in notes
+  # 100 pictures, sqrt(0.8 * 0.2 / 100).
+  assert "80.0 % has a standard error of 4.0 points" in notes
+
+
 def test_a_study_from_its_runs_to_the_report(config, tmp_path, monkeypatch):
   """Killed in its middle, it goes on without repeating a run."""
   planned, _ = follow(config, TRAINED, lambda run, rate: rate)
@@ -738,7 +766,7 @@ def test_costs_are_the_papers():
   assert plain == pytest.approx(8.8e9, rel=0.01)
   masked, _ = costs.flops(config, "cls_masked", 0, 0)
   assert (masked - plain) / plain == pytest.approx(0.02, abs=0.003)
-  finding = findings.adapters(config_lib.Config(), config, [])
+  finding = budget.adapters(config_lib.Config(), config, [])
   assert "184,320, and 18,552 biases" in " ".join(finding.notes)
 
 
