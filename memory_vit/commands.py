@@ -1,4 +1,4 @@
-"""What the commands that use trained tasks share."""
+"""What the commands share."""
 
 import os
 import sys
@@ -53,7 +53,7 @@ def run_command(command: Callable[[], int]) -> int:
   """Runs the body of a command.
 
   Args:
-    command: returns an exit status.
+    command: returns an exit status, or exits with one.
 
   Returns:
     The exit status: 2 after a `MemoryVitError`, whose message is on stderr; 0

@@ -178,12 +178,20 @@ class StudyConfig:
   learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
   # Each is a run with its own first values and its own order of the pictures.
   seeds: tuple[int, ...] = (0, 1, 2)
+  # Of regimes that cost a run for each rate: "first" tries all rates with the
+  # first seed and runs further seeds at the best one alone; "all" tries all
+  # rates with all seeds. The others try all in one pass, whatever is said here.
+  search: str = "first"
+  # Regimes that are run; () is all that the parts of the study need. Tables
+  # leave out the others.
+  regimes: tuple[str, ...] = ()
   # Memory cells per layer (the paper's); `task.cells` must be among them, which
   # is what is compared where the number does not vary.
   cells: tuple[int, ...] = (1, 5, 10, 20)
-  # Names of further data sets, for interference and extension: in `data.dir`,
-  # with splits and crops of the same names as in `data`.
-  others: tuple[str, ...] = ()
+  # Further data sets, for interference and extension: a name, or a dictionary
+  # such as {"name": "places365_small", "test": "validation"} of options of
+  # `data`. What is not said is as in `data`.
+  others: tuple[str | dict[str, Any], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -253,6 +261,7 @@ def _problems(config: Config) -> list[str]:
     "data.eval_crop": (config.data.eval_crop, _EVAL_CROPS),
     "task.cls_init": (config.task.cls_init, ("pretrained", "normal")),
     "sweep.export": (config.sweep.export, ("best", "all")),
+    "study.search": (config.study.search, ("first", "all")),
     "upstream.eval_crop": (config.upstream.eval_crop, _EVAL_CROPS),
     "pretrain.data.train_crop": (config.pretrain.data.train_crop, _TRAIN_CROPS),
   }

@@ -115,14 +115,16 @@ def _run(arguments: argparse.Namespace) -> int:
     "tasks": [results[task.spec.name] for task in tasks],
     "timing": evaluator.timing(opened[0][0]),
   }
+  verified = True  # nothing contradicts it where nothing is compared
   if arguments.verify:
     result["backbone"]["upstream"] = upstream and evaluator.upstream(*upstream)
-    result["verified"] = comparison.verified(result, arguments.dtype)
+    verified = comparison.verified(result, arguments.dtype)
+    result["verified"] = verified
   commands.show(_text(result))
   if arguments.json:
     text = json.dumps(result, indent=2) + "\n"
     Path(arguments.json).write_text(text, encoding="utf-8")
-  return 0 if result.get("verified", True) else 1
+  return 0 if verified else 1
 
 
 def _open_all(

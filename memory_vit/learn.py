@@ -1,7 +1,7 @@
 """Learns the variants of a task in one pass, or goes on where it was left."""
 
+import contextlib
 import dataclasses
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +19,7 @@ from memory_vit import (
   preprocess,
   programs,
   progress,
+  resume,
   train,
   training_pass,
   trees,
@@ -26,7 +27,6 @@ from memory_vit import (
 from memory_vit.backbone import Backbone
 from memory_vit.checkpoints import Checkpoints
 from memory_vit.config import Config, data_seed, to_dict
-from memory_vit.errors import TrainingError
 from memory_vit.regimes import REGIMES
 from memory_vit.step import Step, TrainState, create_state
 from memory_vit.sweep import Variant
@@ -53,6 +53,23 @@ class Learned:
   lost: dict[str, int]
   examples: int
   seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+  """A pass before its first step.
+
+  Attributes:
+    tasks: {variant's name: its task, before training}.
+    schedules: {variant's name: its learning rate over the steps}.
+    step: one optimiser step for all of them.
+    state: at step 0.
+  """
+
+  tasks: dict[str, Task]
+  schedules: dict[str, Any]
+  step: Step
+  state: TrainState
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,13 +105,66 @@ class Learner:
       directory: of its saved states; where it holds some, the pass goes on.
       logdirs: {variant's name: of its TensorBoard events}.
     """
-    config, mesh = self.config, self.mesh
+    config, start = self.config, self.start(variants)
+    params = start.state.params
+    logger.info("\n%s", progress.parameter_overview(params, self._untouched()))
+    meta = self.meta(variants)
+
+    def validate(params: Any) -> dict[str, dict[str, Any]]:
+      trained = [
+        dataclasses.replace(task, params=params[name])
+        for name, task in start.tasks.items()
+      ]
+      return self.evaluate(trained, self.validation)
+
+    with contextlib.closing(Checkpoints(directory)) as checkpoints:
+      state, past = resume.resume(checkpoints, start.state, meta)
+
+      def save(state: TrainState, past: train.Past) -> None:
+        resume.save(checkpoints, state, past, meta)
+
+      _, past = train.fit(
+        start.step,
+        state,
+        self.frozen(),
+        self._train_batches(int(state.step) * config.batch_size),
+        title=variants[0].name if len(variants) == 1 else
+              f"{len(variants)} variants",
+        steps=train.Steps(
+          total=config.total_steps,
+          log=config.log_every,
+          evaluate=config.eval_every,
+          checkpoint=config.checkpoint_every,
+          profile_at=config.profile_at,
+        ),
+        batch_size=config.batch_size,
+        mesh=self.mesh,
+        schedules=start.schedules,
+        past=past,
+        validate=validate if self.validation else None,
+        save=save,
+        logdirs=logdirs,
+      )  # fmt: skip
+    learned = {
+      name: dataclasses.replace(task, params=past.best[name].params)
+      for name, task in start.tasks.items()
+      if past.best[name].params is not None
+    }
+    examples = past.timed_steps * config.batch_size
+    return Learned(learned, past.best, past.lost, examples, past.timed_seconds)
+
+  def start(self, variants: Sequence[Variant]) -> Start:
+    """The first values of a pass, and its step; nothing is compiled yet.
+
+    Raises:
+      TaskError: for tasks that cannot share a pass.
+    """
     tasks = {v.name: self.new_task(v) for v in variants}
-    if REGIMES[config.regime].composes:  # the others are alone in their pass
+    if REGIMES[self.config.regime].composes:  # the others read no task
       require_fit([*self.parents, *tasks.values()])
     schedules = {
       v.name: optim.make_schedule(
-        v.config.optim, v.config.learning_rate, config.total_steps
+        v.config.optim, v.config.learning_rate, self.config.total_steps
       )
       for v in variants
     }
@@ -102,53 +172,12 @@ class Learner:
       {v.name: v.config.optim for v in variants}, schedules
     )
     params = {name: task.params for name, task in tasks.items()}
-    state = create_state(params, optimizer, mesh)
-    logger.info("\n%s", progress.parameter_overview(params, self._untouched()))
-
-    checkpoints = Checkpoints(directory)
-    meta = self._meta(variants)
-    state, past = _resume(checkpoints, state, meta)
-
-    def save(state: TrainState, past: train.Past) -> None:
-      _save(checkpoints, state, past, meta)
-
-    def validate(params: Any) -> dict[str, dict[str, Any]]:
-      trained = [
-        dataclasses.replace(task, params=params[name])
-        for name, task in tasks.items()
-      ]
-      return self.evaluate(trained, self.validation)
-
-    state, past = train.fit(
+    return Start(
+      tasks,
+      schedules,
       self.make_step(variants, tasks, optimizer),
-      state,
-      self._frozen(),
-      self._train_batches(int(state.step) * config.batch_size),
-      title=variants[0].name if len(variants) == 1 else
-            f"{len(variants)} variants",
-      steps=train.Steps(
-        total=config.total_steps,
-        log=config.log_every,
-        evaluate=config.eval_every,
-        checkpoint=config.checkpoint_every,
-        profile_at=config.profile_at,
-      ),
-      batch_size=config.batch_size,
-      mesh=mesh,
-      schedules=schedules,
-      past=past,
-      validate=validate if self.validation else None,
-      save=save,
-      logdirs=logdirs,
-    )  # fmt: skip
-    checkpoints.close()
-    learned = {
-      name: dataclasses.replace(task, params=past.best[name].params)
-      for name, task in tasks.items()
-      if past.best[name].params is not None
-    }
-    examples = past.timed_steps * config.batch_size
-    return Learned(learned, past.best, past.lost, examples, past.timed_seconds)
+      create_state(params, optimizer, self.mesh),
+    )
 
   def new_task(self, variant: Variant) -> Task:
     """The task of a variant, before training."""
@@ -209,7 +238,7 @@ class Learner:
     }
     step = self.make_step(variants, tasks, optimizer)
     needed = step.peak_bytes(
-      state.params, self._frozen(), batch, config.batch_size_eval
+      state.params, self.frozen(), batch, config.batch_size_eval
     )
     # State and gradient; and once more, as the update does not work in place.
     return needed + 2 * trees.bytes_of(state) + trees.bytes_of(state.params)
@@ -218,15 +247,18 @@ class Learner:
     self, tasks: Sequence[Task], source: data.Source
   ) -> dict[str, dict[str, Any]]:
     """Evaluates tasks on a split of their data set, in one pass."""
-    composes = REGIMES[self.config.regime].composes
-    predict = self._in_slots(tasks) if composes else self._alone(tasks)
     return evaluation.evaluate_source(
-      predict,
+      self.predictor(tasks),
       source,
       tasks[0].spec.evaluation,
       batch_size=self.config.batch_size_eval,
       mesh=self.mesh,
     )
+
+  def predictor(self, tasks: Sequence[Task]) -> evaluation.Predict:
+    """How tasks are evaluated: pictures (b, s, s, 3) -> {name: logits}."""
+    composes = REGIMES[self.config.regime].composes
+    return self._in_slots(tasks) if composes else self._alone(tasks)
 
   def _read(self) -> tuple[Task, ...]:
     """Of the parents, those that the task attends to itself."""
@@ -244,21 +276,15 @@ class Learner:
     return predict
 
   def _alone(self, tasks: Sequence[Task]) -> evaluation.Predict:
-    """A task that changes what the backbone computes."""
-    config, specs = self.backbone.config, tuple(task.spec for task in tasks)
-    params = {task.spec.name: task.params for task in tasks}
-    frozen = self._frozen()
-    prepare = training_pass.make_training_pass(config, specs).prepare
+    """Tasks that are not served in slots: they take the place of the head."""
 
     def predict(images: jax.Array) -> dict[str, jax.Array]:
-      inputs = prepare(frozen, images)
-      return training_pass.logits_program(
-        params, frozen, inputs, config=config, specs=specs
-      )
+      return training_pass.predict(self.backbone, tasks, images)
 
     return predict
 
-  def _frozen(self) -> dict[str, Any]:
+  def frozen(self) -> dict[str, Any]:
+    """What a pass reads and does not train."""
     return {
       "backbone": self.backbone.params,
       "tasks": {task.spec.name: task.params for task in self.parents},
@@ -266,7 +292,7 @@ class Learner:
 
   def _untouched(self) -> dict[str, Any]:
     """What stays as it is: of `full`, nothing of the backbone."""
-    frozen = self._frozen()
+    frozen = self.frozen()
     if "backbone" in REGIMES[self.config.regime].trained:
       frozen["backbone"] = {}
     return frozen
@@ -284,7 +310,7 @@ class Learner:
       process_count=jax.process_count(),
     )
 
-  def _meta(self, variants: Sequence[Variant]) -> dict[str, Any]:
+  def meta(self, variants: Sequence[Variant]) -> dict[str, Any]:
     """What a continued pass must share with the one that was left."""
     return {
       "fingerprint": self.backbone.fingerprint,
@@ -296,98 +322,5 @@ class Learner:
         "train": self.train.size,
         "validation": self.validation.size if self.validation else 0,
       },
-      "config": _what_matters(self.config),
+      "config": resume.what_matters(to_dict(self.config)),
     }
-
-
-def _save(
-  checkpoints: Checkpoints,
-  state: TrainState,
-  past: train.Past,
-  meta: Mapping[str, Any],
-) -> None:
-  """Writes all that a continued pass needs."""
-  best = past.best
-  checkpoints.save(
-    int(state.step),
-    {
-      "state": state,
-      "best": {name: b.params for name, b in best.items() if b.step},
-    },
-    {
-      **meta,
-      "best": {name: [b.step, b.accuracy] for name, b in best.items()},
-      "lost": past.lost,
-      "timed": [past.timed_steps, past.timed_seconds],
-    },
-  )
-
-
-def _resume(
-  checkpoints: Checkpoints, state: TrainState, meta: Mapping[str, Any]
-) -> tuple[TrainState, train.Past | None]:
-  """The newest saved state with its past, or the given one without any."""
-  step = checkpoints.latest()
-  if step is None:
-    return state, None
-  found = checkpoints.meta(step)
-  _require_same(found, meta, checkpoints.directory)
-  like = {
-    "state": state,
-    "best": {
-      name: jax.device_get(state.params[name])
-      for name, (best_step, _) in found["best"].items()
-      if best_step
-    },
-  }
-  saved = checkpoints.restore(step, like)
-  best = {
-    name: train.Best(best_step, accuracy, saved["best"].get(name))
-    for name, (best_step, accuracy) in found["best"].items()
-  }
-  logger.info("going on from step %d in %s", step, checkpoints.directory)
-  return saved["state"], train.Past(best, found["lost"], *found["timed"])
-
-
-def _require_same(
-  found: Mapping[str, Any], now: Mapping[str, Any], directory: Path
-) -> None:
-  """Raises unless a pass goes on with what it began with."""
-  advice = "Give that one, or another --workdir."
-  if found["fingerprint"] != now["fingerprint"]:
-    raise TrainingError(
-      f"the run in {directory} began on the backbone with fingerprint "
-      f"{found['fingerprint'][:16]}, not {now['fingerprint'][:16]}. {advice}"
-    )
-  for key in ("config", "parents", "attends_to", "variants", "data"):
-    if key not in found:
-      raise TrainingError(
-        f"the run in {directory} was begun by another version of memory_vit: "
-        f"its states say nothing of {key!r}. Give another --workdir."
-      )
-    changed = [
-      f"{name}: {found[key].get(name)!r}, now {now[key].get(name)!r}"
-      for name in sorted(now[key].keys() | found[key].keys())
-      if now[key].get(name) != found[key].get(name)
-    ]
-    if changed:
-      raise TrainingError(
-        f"the run in {directory} began with another {key}. {advice}\n  "
-        + "\n  ".join(changed)
-      )
-
-
-# What may change between a run and its continuation without changing a result.
-# Directories of earlier tasks may: their digests may not.
-_MAY_CHANGE = ("backbone", "batch_size_eval", "data/cache_gib", "data/dir",
-               "log_every", "profile_at", "sweep/export", "sweep/memory_gib",
-               "task/attends_to", "task/indirect", "upstream/dir",
-               "upstream/eval_crop", "upstream/name", "upstream/resize",
-               "upstream/split")  # fmt: skip
-
-
-def _what_matters(config: Config) -> dict[str, Any]:
-  """The options that a continued run must share, as JSON gives them back."""
-  flat = trees.flatten(json.loads(json.dumps(to_dict(config))))
-  return {f"config.{k.replace('/', '.')}": v for k, v in flat.items()
-          if k not in _MAY_CHANGE}  # fmt: skip

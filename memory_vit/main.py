@@ -12,9 +12,8 @@ import jax
 from absl import app, flags
 from ml_collections import config_flags
 
+from memory_vit import commands, progress, run
 from memory_vit import config as config_lib
-from memory_vit import progress, run
-from memory_vit.errors import MemoryVitError
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results are written.")
@@ -36,8 +35,4 @@ def main(argv: list[str]) -> None:
 if __name__ == "__main__":
   flags.mark_flags_as_required(["config", "workdir"])
   # Around all, since a configuration file runs while flags are parsed.
-  try:
-    app.run(main)
-  except MemoryVitError as error:
-    print(f"error: {error}", file=sys.stderr)
-    sys.exit(2)
+  sys.exit(commands.run_command(lambda: app.run(main)))

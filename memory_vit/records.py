@@ -3,9 +3,11 @@
 They become typed dataclasses, or lie in files.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
+import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +16,10 @@ from typing import Any
 import jax
 
 from memory_vit.errors import ConfigError
+
+
+class _TypeMismatchError(Exception):
+  """A value has not one of the types that it may have."""
 
 
 def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
@@ -67,6 +73,10 @@ def _typed(kind: Any, value: Any, where: str, error: type[Exception]) -> Any:
       return tuple(
         _typed(inner, v, f"{where}[{i}]", error) for i, v in enumerate(value)
       )
+  elif isinstance(kind, types.UnionType):
+    for inner in typing.get_args(kind):
+      with contextlib.suppress(_TypeMismatchError):
+        return _typed(inner, value, where, _TypeMismatchError)
   elif typing.get_origin(kind) is dict:
     if isinstance(value, Mapping) and all(type(key) is str for key in value):
       return dict(value)
@@ -95,8 +105,22 @@ def read_json(path: Path) -> Any:
 
 def write_json(path: Path, values: Any) -> None:
   """Writes a file that is whole or not there, by one process."""
+  write_text(path, json.dumps(values, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+  """Writes a file that is whole or not there, by one process."""
   if jax.process_index() != 0:
     return
-  scratch = path.with_suffix(".tmp")
-  scratch.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+  scratch = path.with_name(path.name + ".tmp")
+  scratch.write_text(text, encoding="utf-8")
   os.replace(scratch, path)
+
+
+def differences(found: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+  """Where two dictionaries differ, one line for every key."""
+  return [
+    f"{name}: {found.get(name)!r}, now {now.get(name)!r}"
+    for name in sorted(now.keys() | found.keys())
+    if now.get(name) != found.get(name)
+  ]

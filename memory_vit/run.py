@@ -1,6 +1,6 @@
 """One run: a backbone, a task and its data, up to what is exported."""
 
-import dataclasses
+import json
 import logging
 import re
 import time
@@ -22,17 +22,15 @@ from memory_vit import (
   sharding,
   sweep,
   train,
+  weights,
 )
-from memory_vit.backbone import Backbone, init_backbone
-from memory_vit.config import RANDOM, Config, DataConfig, to_dict
+from memory_vit.backbone import Backbone
+from memory_vit.config import Config, DataConfig, to_dict
 from memory_vit.errors import ConfigError, DivergedError, TrainingError
 from memory_vit.learn import Learned, Learner
-from memory_vit.pretrain import pretrained_file
-from memory_vit.pretrained import load_backbone
 from memory_vit.regimes import REGIMES
 from memory_vit.sweep import Variant
 from memory_vit.tasks import BACKBONE, Task
-from memory_vit.variants import vit_config
 
 logger = logging.getLogger("memory_vit")
 
@@ -61,7 +59,7 @@ def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
   name = config.task.name or _name_of(config.data)
   variants = sweep.variants_of(config, name)
   workdir.mkdir(parents=True, exist_ok=True)
-  backbone = _backbone(config, workdir, mesh)
+  backbone = weights.open_backbone(config, workdir, mesh)
   # All splits first: a wrong name must not cost a training run.
   learner = _learner(config, mesh, backbone)
   _require_names(learner, name, variants)
@@ -70,7 +68,8 @@ def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
 
   before = upstream and _evaluate_upstream(learner, upstream, ())
   plan = _plan(learner, variants, workdir)
-  if not (workdir / "config.json").exists():  # a run that goes on has its own
+  # A run that goes on has its own.
+  if not (_has_saved(workdir) and (workdir / "config.json").exists()):
     records.write_json(workdir / "config.json", to_dict(config))
   learned = _learn(learner, variants, plan, workdir)
   tasks = results.with_metrics(learner, variants, learned, tested)
@@ -126,33 +125,6 @@ def _require_possible(config: Config, workdir: Path, mesh: Mesh) -> None:
     )
 
 
-def _backbone(config: Config, workdir: Path, mesh: Mesh) -> Backbone:
-  """Loads the backbone, or makes it first, and puts it on every device."""
-  path = config.backbone
-  if config.pretrain.variant:
-    path = str(pretrained_file(config, workdir, mesh))
-  if path.startswith(RANDOM):
-    backbone = init_backbone(
-      vit_config(
-        path.removeprefix(RANDOM),
-        image_size=config.image_size,
-        dtype=config.dtype,
-        gelu=config.gelu,
-      ),
-      jax.random.key(config.seed),
-    )
-  else:
-    backbone = load_backbone(
-      path, image_size=config.image_size, dtype=config.dtype, gelu=config.gelu
-    )
-  logger.info(
-    "backbone %s: %s, %d px, fingerprint %s",
-    path, backbone.config.variant, config.image_size, backbone.fingerprint[:16],
-  )  # fmt: skip
-  params = jax.device_put(backbone.params, sharding.replicated(mesh))
-  return dataclasses.replace(backbone, params=params)
-
-
 def _learner(config: Config, mesh: Mesh, backbone: Backbone) -> Learner:
   directories = (*config.task.attends_to, *config.task.indirect)
   return Learner(
@@ -203,8 +175,7 @@ def _plan(
     return _passes(learner, variants)
   file = workdir / "passes.json"
   names = sorted(variant.name for variant in variants)
-  steps = (workdir / "checkpoints").rglob("*")
-  if not file.exists() or not any(path.name.isdigit() for path in steps):
+  if not file.exists() or not _has_saved(workdir):
     plan = _passes(learner, variants)
     records.write_json(file, plan)
     return plan
@@ -218,9 +189,15 @@ def _plan(
   return plan
 
 
+def _has_saved(workdir: Path) -> bool:
+  """Whether a pass of the run has saved a state with which it goes on."""
+  saved = (workdir / "checkpoints").rglob("*")
+  return any(path.name.isdigit() for path in saved)
+
+
 def _passes(learner: Learner, variants: Sequence[Variant]) -> dict[str, Any]:
   """Deals variants out to passes, on an estimate of the memory they take."""
-  if len(variants) == 1 or not REGIMES[learner.config.regime].composes:
+  if len(variants) == 1 or not REGIMES[learner.config.regime].shares_pass:
     return {
       "passes": [[variant.name] for variant in variants],
       "bytes_of_one": None,
@@ -252,22 +229,43 @@ def _learn(
 ) -> list[Learned]:
   """Trains one pass after the other; of a sweep, also after one diverged."""
   by_name = {variant.name: variant for variant in variants}
-  learned = []
-  for i, names in enumerate(plan["passes"]):
-    directory = workdir / "checkpoints"
-    if len(plan["passes"]) > 1:
-      directory /= f"pass-{i:02}"
-    part = [by_name[name] for name in names]
+  passes = [[by_name[name] for name in names] for names in plan["passes"]]
+  directory = workdir / "checkpoints"
+  if len(passes) == 1:
+    (part,) = passes
+    return [learner.learn(part, directory, _logdirs(part, workdir))]
+  learned, diverged = [], []
+  for i, part in enumerate(passes):
     try:
-      learned.append(learner.learn(part, directory, _logdirs(part, workdir)))
+      learned.append(_learn_pass(learner, part, directory / f"pass-{i:02}",
+                                 workdir))  # fmt: skip
     except DivergedError as error:
       logger.warning("%s", error)
-      diverged = error
+      diverged.append(error)
       none = {variant.name: train.Best() for variant in part}
       learned.append(Learned({}, none, error.lost, 0, 0.0))
-  if not any(part.tasks for part in learned):
-    raise diverged
+  if len(diverged) == len(passes):
+    raise diverged[-1]
   return learned
+
+
+def _learn_pass(
+  learner: Learner, part: Sequence[Variant], directory: Path, workdir: Path
+) -> Learned:
+  """Trains a pass, or remembers from an earlier process that it diverged."""
+  file = directory.with_suffix(".json")
+  meta = json.loads(json.dumps(learner.meta(part)))
+  if file.exists():
+    found = records.read_json(file)
+    if found["meta"] == meta:
+      raise DivergedError(found["message"], found["lost"])
+  try:
+    return learner.learn(part, directory, _logdirs(part, workdir))
+  except DivergedError as error:
+    found = {"message": str(error), "lost": error.lost, "meta": meta}
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    records.write_json(file, found)
+    raise
 
 
 def _logdirs(variants: Sequence[Variant], workdir: Path) -> dict[str, Path]:

@@ -18,10 +18,11 @@ from configs import quickstart
 from memory_vit import config as config_lib
 from memory_vit import (
   data,
-  learn,
   pretrain,
+  resume,
   run,
   step,
+  sweep,
   train,
   training_pass,
   trees,
@@ -29,10 +30,12 @@ from memory_vit import (
 from memory_vit.checkpoints import Checkpoints
 from memory_vit.errors import (
   ConfigError,
+  DivergedError,
   MemoryVitError,
   TaskError,
   TrainingError,
 )
+from memory_vit.learn import Learned
 
 
 @pytest.fixture(scope="module")
@@ -299,7 +302,7 @@ def test_a_backbone_of_random_weights(config, workdir):
 @pytest.mark.slow
 def test_a_sweep_goes_on_after_a_pass_that_diverged(config, workdir):
   """Of a regime whose variants are alone in their passes."""
-  config = dataclasses.replace(config, regime="head", total_steps=2)
+  config = dataclasses.replace(config, regime="head_cls", total_steps=2)
   config = changed(config, "upstream", name="")
   config = changed(config, "optim", grad_clip=0.0)
   rates = changed(config, "sweep", learning_rate=(1e38, 0.1))
@@ -311,6 +314,36 @@ def test_a_sweep_goes_on_after_a_pass_that_diverged(config, workdir):
   lost = changed(config, "sweep", learning_rate=(1e38, 1e37))
   with pytest.raises(TrainingError, match="is not finite"):
     run.train_and_evaluate(lost, workdir.parent / "lost")
+
+
+def test_a_pass_that_diverged_is_remembered(tmp_path):
+  """Of several: the others have their results, and it takes no time again."""
+
+  class Fake:
+    rate, calls = 1.0, []
+
+    def meta(self, part):
+      return {"variants": [v.name for v in part], "rate": self.rate}
+
+    def learn(self, part, directory, logdirs):
+      self.calls.append(part[0].name)
+      if part[0].name == "a":
+        raise DivergedError("not finite", {"a": 3})
+      return Learned({"b": 1}, {"b": train.Best()}, {}, 1, 1.0)
+
+  variants = [sweep.Variant(name, {"x": name}, None) for name in "ab"]
+  plan, fake = {"passes": [["a"], ["b"]]}, Fake()
+  for expected in (["a", "b"], ["a", "b", "b"]):
+    first, second = run._learn(fake, variants, plan, tmp_path)
+    assert (first.tasks, first.lost) == ({}, {"a": 3})
+    assert second.tasks == {"b": 1}
+    assert fake.calls == expected
+  # Of another configuration nothing is known.
+  fake.rate = 2.0
+  run._learn(fake, variants, plan, tmp_path)
+  assert fake.calls[3:] == ["a", "b"]
+  with pytest.raises(DivergedError):
+    run._learn(fake, variants, {"passes": [["a"]]}, tmp_path)
 
 
 def test_a_changed_pretraining_is_refused(config, workdir, monkeypatch):
@@ -411,12 +444,12 @@ def test_what_a_continued_run_must_share(tmp_path, changes, message):
     "fingerprint": "f", "config": {}, "parents": {"a": "1"}, "variants": {},
     "attends_to": {"a": "1"}, "data": {"classes": ["x"], "train": 8},
   }  # fmt: skip
-  learn._require_same(began, dict(began), tmp_path)
+  resume.require_same(began, dict(began), tmp_path)
   with pytest.raises(TrainingError, match=message):
-    learn._require_same(began, {**began, **changes}, tmp_path)
+    resume.require_same(began, {**began, **changes}, tmp_path)
   del began["data"]
   with pytest.raises(TrainingError, match="another version"):
-    learn._require_same(began, changes | began, tmp_path)
+    resume.require_same(began, changes | began, tmp_path)
 
 
 COMMAND = (

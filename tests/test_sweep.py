@@ -167,6 +167,29 @@ def test_a_sweep_equals_its_variants_alone(tmp_path):
       assert value.size == 0 or moved > 1e-5, name
 
 
+def test_heads_are_learned_side_by_side(tmp_path):
+  """They share the features, and nothing else."""
+  config = dataclasses.replace(
+    config_of(learning_rate=(0.3, 0.1)), regime="head", total_steps=2
+  )
+  variants = sweep.variants_of(config, "d")
+  together = learner(config).learn(variants, tmp_path / "all", {})
+  for variant in variants:
+    alone = learner(variant.config).learn(
+      sweep.variants_of(variant.config, variant.name),
+      tmp_path / variant.name,
+      {},
+    )
+    found, expected = together.best[variant.name], alone.best[variant.name]
+    assert found.accuracy == expected.accuracy
+    np.testing.assert_allclose(
+      found.params["head"]["kernel"], expected.params["head"]["kernel"],
+      rtol=1e-5, atol=1e-6,
+    )  # fmt: skip
+  first, second = (together.best[v.name].params["head"] for v in variants)
+  assert not np.allclose(first["kernel"], second["kernel"])
+
+
 @pytest.mark.slow
 def test_a_lost_variant_takes_no_other_with_it(tmp_path, monkeypatch):
   """One diverges; the other ends as alone, also when it is resumed."""
