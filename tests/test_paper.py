@@ -111,6 +111,7 @@ class FakeRuns:
     return self.write(config, directory, entries)
 
   def write(self, config, directory, entries):
+    (directory / "checkpoints" / "2").mkdir(parents=True, exist_ok=True)
     records.write_json(directory / "config.json", config_lib.to_dict(config))
     result = {
       "tasks": entries,
@@ -501,10 +502,17 @@ def test_finished_runs_of_another_configuration_are_refused(
   monkeypatch.setattr(run, "train_and_evaluate", fake)
   conduct.run_study(config, tmp_path, ["table2"])
   assert len(fake.calls) == 2
+  # Its states were removed; also of one that was killed before that.
+  first, second = (tmp_path / "runs" / name for name in fake.calls)
+  assert not (first / "checkpoints").exists()
+  (second / "checkpoints" / "2").mkdir(parents=True)
   # What does not change a result may change.
   log = dataclasses.replace(config, log_every=7, batch_size_eval=32)
   conduct.run_study(with_study(log, others=()), tmp_path, ["table2"])
   assert len(fake.calls) == 2
+  assert sorted(path.name for path in second.iterdir()) == [
+    "config.json", "result.json",
+  ]  # fmt: skip
   longer = dataclasses.replace(config, total_steps=3)
   with pytest.raises(ConfigError, match="config.total_steps: 2, now 3"):
     conduct.run_study(longer, tmp_path, ["table2"])
