@@ -393,8 +393,8 @@ def test_chosen_on_validation_reported_on_test():
     ((0.9, 0.92), (0.8, 0.81), 0,
      "a is 10.5 points above b, more than the spread over seeds (2.0 and "
      "1.0)."),
-    ((0.8, 0.82), (0.8, 0.83), 0,
-     "a is 0.5 points below b, within the spread over seeds (2.0 and 3.0)."),
+    ((0.8, 0.802), (0.8, 0.83), 0,
+     "a is 1.4 points below b, within the spread over seeds (0.2 and 3.0)."),
     ((0.8,), (0.7, 0.71), 2,
      "a is 9.5 points above b, with one seed, thus no spread, on at least one "
      "side; of a diverged 2 of 3 seeds."),
