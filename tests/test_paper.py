@@ -111,6 +111,7 @@ class FakeRuns:
     return self.write(config, directory, entries)
 
   def write(self, config, directory, entries):
+    (directory / "checkpoints" / "2").mkdir(parents=True, exist_ok=True)
     records.write_json(directory / "config.json", config_lib.to_dict(config))
     result = {
       "tasks": entries,
@@ -392,8 +393,8 @@ def test_chosen_on_validation_reported_on_test():
     ((0.9, 0.92), (0.8, 0.81), 0,
      "a is 10.5 points above b, more than the spread over seeds (2.0 and "
      "1.0)."),
-    ((0.8, 0.82), (0.8, 0.83), 0,
-     "a is 0.5 points below b, within the spread over seeds (2.0 and 3.0)."),
+    ((0.8, 0.802), (0.8, 0.83), 0,
+     "a is 1.4 points below b, within the spread over seeds (0.2 and 3.0)."),
     ((0.8,), (0.7, 0.71), 2,
      "a is 9.5 points above b, with one seed, thus no spread, on at least one "
      "side; of a diverged 2 of 3 seeds."),
@@ -501,10 +502,17 @@ def test_finished_runs_of_another_configuration_are_refused(
   monkeypatch.setattr(run, "train_and_evaluate", fake)
   conduct.run_study(config, tmp_path, ["table2"])
   assert len(fake.calls) == 2
+  # Its states were removed; also of one that was killed before that.
+  first, second = (tmp_path / "runs" / name for name in fake.calls)
+  assert not (first / "checkpoints").exists()
+  (second / "checkpoints" / "2").mkdir(parents=True)
   # What does not change a result may change.
   log = dataclasses.replace(config, log_every=7, batch_size_eval=32)
   conduct.run_study(with_study(log, others=()), tmp_path, ["table2"])
   assert len(fake.calls) == 2
+  assert sorted(path.name for path in second.iterdir()) == [
+    "config.json", "result.json",
+  ]  # fmt: skip
   longer = dataclasses.replace(config, total_steps=3)
   with pytest.raises(ConfigError, match="config.total_steps: 2, now 3"):
     conduct.run_study(longer, tmp_path, ["table2"])

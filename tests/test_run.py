@@ -173,7 +173,13 @@ def test_the_best_state_is_exported(config, workdir, monkeypatch):
 
 def test_without_validation_the_last_state_is_exported(config, workdir):
   config = changed(config, "data", validation="", test="")
-  result = run.train_and_evaluate(changed(config, "upstream", name=""), workdir)
+  config = changed(config, "upstream", name="")
+  # Of a run that ended before it had saved anything.
+  workdir.mkdir()
+  (workdir / "config.json").write_text("{}")
+  result = run.train_and_evaluate(config, workdir)
+  made = json.loads((workdir / "config.json").read_text())
+  assert made == json.loads(json.dumps(config_lib.to_dict(config)))
   (task,) = result["tasks"]
   assert task["steps"] == task["best_step"] == 6
   assert task["val_accuracy"] is task["test_accuracy"] is None
