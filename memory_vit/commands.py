@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from memory_vit import adapters, compose
+from memory_vit import compose, manifest
 from memory_vit.backbone import Backbone
 from memory_vit.errors import MemoryVitError
 from memory_vit.pretrained import load_backbone
@@ -26,7 +26,7 @@ def load_model(
     MemoryVitError: for what cannot be read, or does not fit together.
   """
   found = [path for given in tasks for path in compose.task_directories(given)]
-  first, *others = [adapters.read_spec(path) for path in found]
+  first, *others = [manifest.read(path).spec for path in found]
   for other in others:  # before the one that they do not share is loaded
     require_backbone(other, first.backbone, first.name)
   wanted = first.backbone

@@ -15,6 +15,9 @@ import jax
 
 from memory_vit.errors import ConfigError
 
+# Characters of a value in a message.
+_MOST_SHOWN = 200
+
 
 def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
   """Makes a dataclass of a dictionary that has exactly its fields.
@@ -49,13 +52,15 @@ def require_keys(
 ) -> None:
   """Raises `error` unless `values` is a mapping with exactly these keys."""
   if not isinstance(values, Mapping):
-    raise error(f"{where} is {values!r}, expected an object with {list(keys)}.")
+    raise error(
+      f"{where} is {brief(values)}, expected an object with {list(keys)}."
+    )
   missing = [key for key in keys if key not in values]
   unknown = [key for key in values if key not in keys]
   if missing or unknown:
     raise error(
-      f"{where}: missing keys {missing}, unknown keys {unknown}; it has the "
-      f"keys {list(keys)}."
+      f"{where}: missing keys {missing}, unknown keys {brief(unknown)}; it has "
+      f"the keys {list(keys)}."
     )
 
 
@@ -75,7 +80,13 @@ def _typed(kind: Any, value: Any, where: str, error: type[Exception]) -> Any:
   elif kind is float and type(value) is int:
     return float(value)
   name = str(kind) if typing.get_args(kind) else kind.__name__
-  raise error(f"{where} is {value!r}, expected a value of type {name}.")
+  raise error(f"{where} is {brief(value)}, expected a value of type {name}.")
+
+
+def brief(value: Any) -> str:
+  """What a message shows of a value that somebody else wrote."""
+  text = repr(value)
+  return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def read_json(path: Path) -> Any:
