@@ -66,6 +66,8 @@ def write(path: Path, flat: Mapping[str, np.ndarray]) -> dict[str, str]:
 
   with ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(path, {k: v for k, v in flat.items() if v.size})
+  # It names the directory of whoever saved, and nothing reads it.
+  (path / "commit_success.txt").unlink(missing_ok=True)
   return {
     file.relative_to(path).as_posix(): _sha256_of(file)
     for file in sorted(path.rglob("*"))
