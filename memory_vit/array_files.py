@@ -69,13 +69,18 @@ def write(path: Path, flat: Mapping[str, np.ndarray]) -> dict[str, str]:
   # It names the directory of whoever saved, and nothing reads it.
   (path / "commit_success.txt").unlink(missing_ok=True)
   return {
-    file.relative_to(path).as_posix(): _sha256_of(file)
+    file.relative_to(path).as_posix(): _file_sha256(file)
     for file in sorted(path.rglob("*"))
     if file.is_file()
   }
 
 
-def _sha256_of(file: Path) -> str:
+def sha256(content: bytes) -> str:
+  """The digest of a file's content, as hexadecimal."""
+  return hashlib.sha256(content).hexdigest()
+
+
+def _file_sha256(file: Path) -> str:
   with file.open("rb") as stream:
     return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -191,7 +196,7 @@ def _read_files(
       content = read_file(path / name, limit)
     except OSError as error:
       raise TaskError(f"{path / name} cannot be read: {error}") from error
-    if hashlib.sha256(content).hexdigest() != expected:
+    if sha256(content) != expected:
       raise TaskError(
         f"{path / name} is damaged: it is not what task.json says (SHA-256)."
       )

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from memory_vit.errors import ConfigError
+from memory_vit.errors import ConfigError, MemoryVitError
 
 # Characters of a value in a message.
 _MOST_SHOWN = 200
@@ -33,7 +33,8 @@ def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
     An instance of `cls`.
 
   Raises:
-    error: for a missing or an unknown key, or a value of another type.
+    error: for a missing or an unknown key, a value of another type, or values
+      that `cls` refuses.
   """
   fields = {field.name: field for field in dataclasses.fields(cls)}
   require_keys(values, tuple(fields), where, error)
@@ -44,7 +45,10 @@ def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
       built[name] = build(field.type, values[name], inner, error)
     else:
       built[name] = _typed(field.type, values[name], inner, error)
-  return cls(**built)
+  try:
+    return cls(**built)
+  except MemoryVitError as refusal:
+    raise error(f"{where}: {refusal}") from refusal
 
 
 def require_keys(
