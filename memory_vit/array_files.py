@@ -137,12 +137,13 @@ def read_file(path: Path, limit: int) -> bytes:
   # Without O_NONBLOCK, opening a pipe waits for somebody to write into it.
   flags = os.O_NOFOLLOW | os.O_NONBLOCK
   with open(path, "rb", opener=lambda p, f: os.open(p, f | flags)) as file:
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    found = os.fstat(file.fileno())
+    if not stat.S_ISREG(found.st_mode):
       raise TaskError(f"{path} is no regular file.")
-    content = file.read(limit + 1)
-  if len(content) > limit:
-    raise TaskError(f"{path} has more than the {limit:,} bytes expected.")
-  return content
+    if found.st_size > limit:
+      raise TaskError(f"{path} has more than the {limit:,} bytes expected.")
+    # Not without a number: it may grow. Not `limit`: as much would be reserved.
+    return file.read(found.st_size)
 
 
 def require_entries(path: Path, files: Iterable[str]) -> None:

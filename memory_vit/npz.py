@@ -125,7 +125,7 @@ def _check_entries(entries: list[zipfile.ZipInfo], file: Path) -> None:
     name = entry.orig_filename
     if not name.endswith(_SUFFIX):
       raise CheckpointError(f"{file}: entry {name!r} is no array (NAME.npy).")
-    if not _NAME.fullmatch(name) or name == _SUFFIX:
+    if not _NAME.fullmatch(name.removesuffix(_SUFFIX)):
       raise CheckpointError(
         f"{file}: entry {name!r} is no name of an array: expected parts "
         "separated by '/', without '..', '\\', ':' and control characters."
