@@ -10,6 +10,8 @@ ViT; the exit status is then 1 where something differs. It is 2 for bad input.
 import argparse
 import dataclasses
 import json
+import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,17 +19,25 @@ from typing import Any
 
 import jax
 
-from memory_vit import (
-  commands,
-  comparison,
-  data,
-  preprocess,
-  sharding,
-)
+from memory_vit import commands, comparison, data, preprocess, records, sharding
 from memory_vit.backbone import Backbone
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.tables import table
 from memory_vit.tasks import BACKBONE, EvalPreprocessing, Task
+
+# What a task may say of its data set. A TFDS name with a namespace in front
+# ("community:name") would be fetched from elsewhere, with its code.
+_KINDS = {
+  "name": str,
+  "dir": str,
+  "split": str,
+  "test": str,
+  "validation": str,
+  "eval_crop": str,
+  "resize": int,
+  "cache_gib": float,
+}
+_DATA_NAME = re.compile(r"digits(:\d-\d)?|\w+(/[\w.-]+)?(:\d+\.\d+\.\d+)?|")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +188,26 @@ def _made(task: Task, part: str, *keys: str) -> list[Any]:
       f"task {task.spec.name!r} does not know its data set: expected config."
       f"{part} with {list(keys)} in its provenance, as memory_vit.main writes."
     )
+  for key in keys:
+    if not _is_of(_KINDS[key], values[key]):
+      raise TaskError(
+        f"task {task.spec.name!r}: config.{part}.{key} in its provenance is "
+        f"{records.brief(values[key])}, expected a value of type "
+        f"{_KINDS[key].__name__}."
+      )
+  if "name" in keys and not _DATA_NAME.fullmatch(values["name"]):
+    raise TaskError(
+      f"task {task.spec.name!r} names the data set "
+      f"{records.brief(values['name'])}: expected 'folder', 'digits' or a TFDS "
+      "name without a namespace."
+    )
   return [values[key] for key in keys]
+
+
+def _is_of(kind: type, value: Any) -> bool:
+  if kind is float:
+    return type(value) in (int, float) and math.isfinite(value)
+  return type(value) is kind
 
 
 def _where(task: Task, moved: Mapping[str, str], split: str | None) -> Where:

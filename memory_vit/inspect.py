@@ -9,7 +9,6 @@ SHA-256 in its `task.json`. The exit status is 2 where anything is damaged.
 import argparse
 import dataclasses
 import json
-import math
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from memory_vit import adapters, compose, pretrained, trees
+from memory_vit import adapters, compose, manifest, npz, pretrained, trees
+from memory_vit.array_files import StoredArray
 from memory_vit.commands import run_command, show
 from memory_vit.download import KNOWN, local_file
 from memory_vit.errors import CheckpointError, TaskError
@@ -73,7 +72,7 @@ class TaskReport:
   path: str
   spec: TaskSpec
   parameters: int
-  arrays: dict[str, adapters.StoredArray]
+  arrays: Mapping[str, StoredArray]
   damage: str
   provenance: Mapping[str, Any]
 
@@ -131,19 +130,20 @@ def inspect_task(path: str | os.PathLike) -> TaskReport:
     TaskError: where its `task.json` cannot be read. Damaged arrays are no
       error: the report says so.
   """
-  stored = adapters.read_stored(path)
+  path = Path(path)
+  found = manifest.read(path)
   damage = ""
   try:
-    adapters.read_arrays(path)
+    adapters.read_arrays(path, found)
   except TaskError as error:
     damage = str(error)
   return TaskReport(
     path=str(path),
-    spec=adapters.read_spec(path),
-    parameters=sum(math.prod(array.shape) for array in stored.values()),
-    arrays=stored,
+    spec=found.spec,
+    parameters=sum(array.size for array in found.arrays.values()),
+    arrays=found.arrays,
     damage=damage,
-    provenance=adapters.read_manifest(path)["provenance"],
+    provenance=found.provenance,
   )
 
 
@@ -295,14 +295,12 @@ def inspect_backbone(path: str) -> BackboneReport:
 def _stored_form(file: Path) -> tuple[str, dict[str, np.dtype]]:
   """The layout of a file, and published name -> dtype in the file."""
   dtypes = {}
-  with np.load(file, allow_pickle=False) as archive:
-    entries = pretrained.without_prefix(archive.files)
+  with npz.open_npz(file) as archive:
+    entries = pretrained.without_prefix(archive.names)
     for name, entry in entries.items():
-      array = archive[entry]
-      # numpy has no name for bfloat16: see `pretrained.load_backbone`.
-      dtype = jnp.bfloat16 if array.dtype == np.dtype("V2") else array.dtype
+      array = archive.read(entry)
       for published, _ in pretrained.as_published(name, array):
-        dtypes[published] = np.dtype(dtype)
+        dtypes[published] = array.dtype
   return layout_of(entries), dtypes
 
 

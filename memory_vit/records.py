@@ -15,7 +15,10 @@ from typing import Any
 
 import jax
 
-from memory_vit.errors import ConfigError
+from memory_vit.errors import ConfigError, MemoryVitError
+
+# Characters of a value in a message.
+_MOST_SHOWN = 200
 
 
 class _TypeMismatchError(Exception):
@@ -36,7 +39,8 @@ def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
     An instance of `cls`.
 
   Raises:
-    error: for a missing or an unknown key, or a value of another type.
+    error: for a missing or an unknown key, a value of another type, or values
+      that `cls` refuses.
   """
   fields = {field.name: field for field in dataclasses.fields(cls)}
   require_keys(values, tuple(fields), where, error)
@@ -47,7 +51,10 @@ def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
       built[name] = build(field.type, values[name], inner, error)
     else:
       built[name] = _typed(field.type, values[name], inner, error)
-  return cls(**built)
+  try:
+    return cls(**built)
+  except MemoryVitError as refusal:
+    raise error(f"{where}: {refusal}") from refusal
 
 
 def require_keys(
@@ -55,13 +62,15 @@ def require_keys(
 ) -> None:
   """Raises `error` unless `values` is a mapping with exactly these keys."""
   if not isinstance(values, Mapping):
-    raise error(f"{where} is {values!r}, expected an object with {list(keys)}.")
+    raise error(
+      f"{where} is {brief(values)}, expected an object with {list(keys)}."
+    )
   missing = [key for key in keys if key not in values]
   unknown = [key for key in values if key not in keys]
   if missing or unknown:
     raise error(
-      f"{where}: missing keys {missing}, unknown keys {unknown}; it has the "
-      f"keys {list(keys)}."
+      f"{where}: missing keys {missing}, unknown keys {brief(unknown)}; it has "
+      f"the keys {list(keys)}."
     )
 
 
@@ -85,7 +94,13 @@ def _typed(kind: Any, value: Any, where: str, error: type[Exception]) -> Any:
   elif kind is float and type(value) is int:
     return float(value)
   name = str(kind) if typing.get_args(kind) else kind.__name__
-  raise error(f"{where} is {value!r}, expected a value of type {name}.")
+  raise error(f"{where} is {brief(value)}, expected a value of type {name}.")
+
+
+def brief(value: Any) -> str:
+  """What a message shows of a value that somebody else wrote."""
+  text = repr(value)
+  return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def read_json(path: Path) -> Any:
