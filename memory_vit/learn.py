@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from memory_vit import (
   adapters,
+  changes,
   data,
   evaluation,
   optim,
@@ -27,10 +28,12 @@ from memory_vit.backbone import Backbone
 from memory_vit.checkpoints import Checkpoints
 from memory_vit.config import Config, data_seed, to_dict
 from memory_vit.errors import TrainingError
+from memory_vit.interrupt import Stop
 from memory_vit.regimes import REGIMES
 from memory_vit.step import Step, TrainState, create_state
 from memory_vit.sweep import Variant
 from memory_vit.tasks import Task, require_fit
+from memory_vit.watch import Skipped
 
 logger = logging.getLogger("memory_vit")
 
@@ -43,7 +46,9 @@ class Learned:
     tasks: {variant's name: its task, as it was best on validation}. One that
       was lost before it was ever evaluated is not there.
     best: {variant's name: when that was, and how good}.
-    lost: {variant's name: the step at which it was not finite}.
+    lost: {variant's name: the step at which too much was not finite}.
+    skipped: {variant's name: how many updates were not finite}.
+    changes: of the configuration on the way, from `changes.changes`.
     examples: training pictures that were timed, and in how many seconds.
     seconds: see there.
   """
@@ -51,6 +56,8 @@ class Learned:
   tasks: dict[str, Task]
   best: dict[str, train.Best]
   lost: dict[str, int]
+  skipped: dict[str, int]
+  changes: tuple[Mapping[str, Any], ...]
   examples: int
   seconds: float
 
@@ -66,6 +73,9 @@ class Learner:
     parents: earlier tasks that the new one reads, and that those read.
     train: the training split.
     validation: the split that chooses the best step, or None.
+    stop: is asked after every step, and in every evaluation in between.
+    may_change: options of the configuration that may not be those with which
+      a pass began, from `changes.allowed`.
   """
 
   config: Config
@@ -74,6 +84,8 @@ class Learner:
   parents: tuple[Task, ...]
   train: data.Source
   validation: data.Source | None
+  stop: Stop = dataclasses.field(default_factory=Stop)
+  may_change: tuple[str, ...] = ()
 
   def learn(
     self,
@@ -87,7 +99,21 @@ class Learner:
       variants: of one pass.
       directory: of its saved states; where it holds some, the pass goes on.
       logdirs: {variant's name: of its TensorBoard events}.
+
+    Raises:
+      DivergedError: where all variants are lost.
+      Interrupted: where it was asked to stop.
     """
+    with Checkpoints(directory) as checkpoints:
+      return self._learn(variants, checkpoints, logdirs)
+
+  def _learn(
+    self,
+    variants: Sequence[Variant],
+    checkpoints: Checkpoints,
+    logdirs: Mapping[str, Path],
+  ) -> Learned:
+    """See `learn`."""
     config, mesh = self.config, self.mesh
     tasks = {v.name: self.new_task(v) for v in variants}
     if REGIMES[config.regime].composes:  # the others are alone in their pass
@@ -105,9 +131,13 @@ class Learner:
     state = create_state(params, optimizer, mesh)
     logger.info("\n%s", progress.parameter_overview(params, self._untouched()))
 
-    checkpoints = Checkpoints(directory)
     meta = self._meta(variants)
-    state, past = _resume(checkpoints, state, meta)
+    state, past = _resume(checkpoints, state, meta, self.may_change)
+    if int(state.step) > config.total_steps:
+      raise TrainingError(
+        f"the run in {checkpoints.directory} is at step {state.step}, beyond "
+        f"config.total_steps {config.total_steps}: expected at least that."
+      )
 
     def save(state: TrainState, past: train.Past) -> None:
       _save(checkpoints, state, past, meta)
@@ -117,7 +147,7 @@ class Learner:
         dataclasses.replace(task, params=params[name])
         for name, task in tasks.items()
       ]
-      return self.evaluate(trained, self.validation)
+      return self.evaluate(trained, self.validation, self.stop)
 
     state, past = train.fit(
       self.make_step(variants, tasks, optimizer),
@@ -139,16 +169,25 @@ class Learner:
       past=past,
       validate=validate if self.validation else None,
       save=save,
+      max_skipped=config.optim.max_skipped,
+      examples=self._train_examples,
+      stop=self.stop,
       logdirs=logdirs,
     )  # fmt: skip
-    checkpoints.close()
     learned = {
       name: dataclasses.replace(task, params=past.best[name].params)
       for name, task in tasks.items()
       if past.best[name].params is not None
     }
-    examples = past.timed_steps * config.batch_size
-    return Learned(learned, past.best, past.lost, examples, past.timed_seconds)
+    return Learned(
+      tasks=learned,
+      best=past.best,
+      lost=past.lost,
+      skipped={name: found.total for name, found in past.skipped.items()},
+      changes=past.changes,
+      examples=past.timed_steps * config.batch_size,
+      seconds=past.timed_seconds,
+    )
 
   def new_task(self, variant: Variant) -> Task:
     """The task of a variant, before training."""
@@ -215,11 +254,29 @@ class Learner:
     return needed + 2 * trees.bytes_of(state) + trees.bytes_of(state.params)
 
   def evaluate(
-    self, tasks: Sequence[Task], source: data.Source
+    self,
+    tasks: Sequence[Task],
+    source: data.Source,
+    stop: Stop | None = None,
   ) -> dict[str, dict[str, Any]]:
-    """Evaluates tasks on a split of their data set, in one pass."""
+    """Evaluates tasks on a split of their data set, in one pass.
+
+    Args:
+      tasks: of one regime.
+      source: the split.
+      stop: whether to stop between two batches.
+
+    Raises:
+      Interrupted: where `stop` says so.
+    """
     composes = REGIMES[self.config.regime].composes
-    predict = self._in_slots(tasks) if composes else self._alone(tasks)
+    outputs = self._in_slots(tasks) if composes else self._alone(tasks)
+
+    def predict(images: jax.Array) -> dict[str, jax.Array]:
+      if stop:
+        stop.check()
+      return outputs(images)
+
     return evaluation.evaluate_source(
       predict,
       source,
@@ -284,6 +341,15 @@ class Learner:
       process_count=jax.process_count(),
     )
 
+  def _train_examples(self, step: int) -> list[str]:
+    config = self.config
+    return data.train_examples(
+      self.train,
+      seed=data_seed(config),
+      batch_size=config.batch_size,
+      step=step,
+    )
+
   def _meta(self, variants: Sequence[Variant]) -> dict[str, Any]:
     """What a continued pass must share with the one that was left."""
     return {
@@ -318,20 +384,34 @@ def _save(
       **meta,
       "best": {name: [b.step, b.accuracy] for name, b in best.items()},
       "lost": past.lost,
+      "skipped": {
+        name: dataclasses.asdict(found) for name, found in past.skipped.items()
+      },
+      "pending": past.pending,
+      "changes": list(past.changes),
       "timed": [past.timed_steps, past.timed_seconds],
     },
   )
 
 
 def _resume(
-  checkpoints: Checkpoints, state: TrainState, meta: Mapping[str, Any]
+  checkpoints: Checkpoints,
+  state: TrainState,
+  meta: Mapping[str, Any],
+  may_change: Sequence[str],
 ) -> tuple[TrainState, train.Past | None]:
   """The newest saved state with its past, or the given one without any."""
   step = checkpoints.latest()
   if step is None:
     return state, None
   found = checkpoints.meta(step)
-  _require_same(found, meta, checkpoints.directory)
+  changed = changes.changes(step, found["config"], meta["config"], may_change)
+  accepted = {change["key"]: change["to"] for change in changed}
+  began = {**found, "config": {**found["config"], **accepted}}
+  _require_same(began, meta, checkpoints.directory)
+  for change in changed:
+    logger.warning("from step %(step)d on, %(key)s is %(to)r, not %(from)r",
+                   change)  # fmt: skip
   like = {
     "state": state,
     "best": {
@@ -346,7 +426,20 @@ def _resume(
     for name, (best_step, accuracy) in found["best"].items()
   }
   logger.info("going on from step %d in %s", step, checkpoints.directory)
-  return saved["state"], train.Past(best, found["lost"], *found["timed"])
+  skipped = {
+    name: Skipped(values["total"], tuple(values["row"]))
+    for name, values in found["skipped"].items()
+  }
+  steps, seconds = found["timed"]
+  return saved["state"], train.Past(
+    best=best,
+    lost=found["lost"],
+    skipped=skipped,
+    pending=found["pending"],
+    changes=(*found["changes"], *changed),
+    timed_steps=steps,
+    timed_seconds=seconds,
+  )
 
 
 def _require_same(

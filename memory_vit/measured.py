@@ -12,6 +12,7 @@ import numpy as np
 from memory_vit import records, run
 from memory_vit.config import Config, to_dict
 from memory_vit.errors import DivergedError
+from memory_vit.interrupt import Stop
 from memory_vit.study import Run
 
 logger = logging.getLogger("memory_vit")
@@ -68,7 +69,9 @@ class Choice:
   parameters: int
 
 
-def measure(config: Config, planned: Run, directory: Path) -> list[Point]:
+def measure(
+  config: Config, planned: Run, directory: Path, stop: Stop | None = None
+) -> list[Point]:
   """Trains a run, or goes on with it; a finished one is only read.
 
   A run all of whose variants diverge is finished as well: that is a finding,
@@ -78,12 +81,13 @@ def measure(config: Config, planned: Run, directory: Path) -> list[Point]:
     config: of the run.
     planned: what it is.
     directory: its workdir.
+    stop: see `run.train_and_evaluate`.
   """
   result = finished_result(config, directory)
   if result is None:
     logger.info("run %s", directory)
     try:
-      result = run.train_and_evaluate(config, directory)
+      result = run.train_and_evaluate(config, directory, stop)
     except DivergedError as error:
       logger.warning("%s", error)
       result = {"tasks": []}

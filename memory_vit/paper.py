@@ -39,6 +39,8 @@ from memory_vit.backbone import Backbone
 from memory_vit.config import Config
 from memory_vit.errors import MemoryVitError
 from memory_vit.findings import Finding
+from memory_vit.interrupt import Interrupted, Stop
+from memory_vit.lock import only_run
 from memory_vit.measured import Point
 from memory_vit.pretrain import pretrained_file
 from memory_vit.pretrained import load_backbone
@@ -67,12 +69,17 @@ def main(argv: list[str]) -> None:
   if _DRY_RUN.value:
     print(forecast.forecast(config, workdir, parts))
     return
-  run_study(config, workdir, parts)
+  stop = Stop()
+  with stop.listening():
+    run_study(config, workdir, parts, stop)
   print((workdir / "report.md").read_text(encoding="utf-8"))
 
 
 def run_study(
-  config: Config, workdir: Path, parts: Sequence[str]
+  config: Config,
+  workdir: Path,
+  parts: Sequence[str],
+  stop: Stop | None = None,
 ) -> dict[str, Finding]:
   """Runs what parts need, and writes the report after each of them.
 
@@ -80,15 +87,27 @@ def run_study(
     config: of the study.
     workdir: of the study.
     parts: from `study.possible_parts`.
+    stop: see `run.train_and_evaluate`.
 
   Returns:
     {part: what it found}.
+
+  Raises:
+    MemoryVitError: as `run.train_and_evaluate`.
+    Interrupted: where `stop` says so; what ran so far is not run again.
   """
-  workdir.mkdir(parents=True, exist_ok=True)
+  with only_run(workdir):
+    return _run_study(config, workdir, parts, stop or Stop())
+
+
+def _run_study(
+  config: Config, workdir: Path, parts: Sequence[str], stop: Stop
+) -> dict[str, Finding]:
+  """See `run_study`."""
   mesh = sharding.make_mesh()
   path = config.backbone
   if config.pretrain.variant:
-    path = str(pretrained_file(config, workdir, mesh))
+    path = str(pretrained_file(config, workdir, mesh, stop))
   backbone = load_backbone(
     path, image_size=config.image_size, dtype=config.dtype, gelu=config.gelu
   )
@@ -99,7 +118,7 @@ def run_study(
   for part in parts:
     for run in study.runs_of(config, part):
       if run.name not in points:
-        points[run.name] = _measure(config, run, workdir, path, points)
+        points[run.name] = _measure(config, run, workdir, path, points, stop)
     everything = [point for some in points.values() for point in some]
     found[part] = _find(part, config, backbone, mesh, everything)
     report.plot(workdir, part, found[part])
@@ -114,6 +133,7 @@ def _measure(
   workdir: Path,
   backbone: str,
   points: dict[str, list[Point]],
+  stop: Stop,
 ) -> list[Point]:
   """Runs one run, once what it reads is there."""
   read = measured.read_by(run, points, config.task.cells)
@@ -124,6 +144,7 @@ def _measure(
     study.config_of(config, run, backbone, read),
     run,
     workdir / "runs" / run.name,
+    stop,
   )
 
 
@@ -200,3 +221,6 @@ if __name__ == "__main__":
   except MemoryVitError as error:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(2)
+  except Interrupted as stopped:
+    print(f"{stopped} The same command goes on.", file=sys.stderr)
+    sys.exit(stopped.status)

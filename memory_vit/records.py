@@ -3,17 +3,18 @@
 They become typed dataclasses, or lie in files.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from memory_vit.errors import ConfigError
+from memory_vit.errors import ConfigError, MemoryVitError, TrainingError
 
 
 def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
@@ -93,10 +94,44 @@ def read_json(path: Path) -> Any:
     ) from error
 
 
+@contextlib.contextmanager
+def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
+  """Says which file could not be written, as on a full disk.
+
+  Args:
+    path: of the file.
+    *errors: what its writer raises then, beside an `OSError`.
+
+  Raises:
+    TrainingError: in place of what the operating system, or orbax, raises.
+  """
+  try:
+    yield
+  except MemoryVitError:
+    raise
+  except (OSError, *errors) as error:
+    raise TrainingError(
+      f"{path} cannot be written: {error}\nWhat was saved before is as it was. "
+      "Make room, and give the same command again."
+    ) from error
+
+
 def write_json(path: Path, values: Any) -> None:
-  """Writes a file that is whole or not there, by one process."""
+  """Writes a file that is whole or not there, by one process.
+
+  Raises:
+    TrainingError: where it cannot be written.
+  """
   if jax.process_index() != 0:
     return
+  text = json.dumps(values, indent=2) + "\n"
   scratch = path.with_suffix(".tmp")
-  scratch.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-  os.replace(scratch, path)
+  with writing(path):
+    try:
+      with scratch.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+      os.replace(scratch, path)
+    finally:
+      scratch.unlink(missing_ok=True)

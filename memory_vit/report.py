@@ -42,7 +42,8 @@ def write(
   }
   records.write_json(directory / "report.json", numbers)
   text = markdown(config, findings)
-  (directory / "report.md").write_text(text, encoding="utf-8")
+  with records.writing(directory / "report.md"):
+    (directory / "report.md").write_text(text, encoding="utf-8")
 
 
 def plot(directory: Path, part: str, found: Finding) -> None:
@@ -56,7 +57,8 @@ def plot(directory: Path, part: str, found: Finding) -> None:
     ylabel="accuracy (test)",
     log=found.log,
   )
-  figure.savefig(directory / f"{part}.png", dpi=120)
+  with records.writing(directory / f"{part}.png"):
+    figure.savefig(directory / f"{part}.png", dpi=120)
 
 
 def markdown(config: Config, findings: Mapping[str, Finding]) -> str:
