@@ -1,23 +1,30 @@
-"""Runs as processes of their own: killed, signalled, on full disks."""
+"""Runs as processes of their own: killed, signalled, on full disks.
 
+Importing everything takes longer than what is tested. So most are forked from a
+server that has done it once.
+"""
+
+import atexit
+import itertools
 import json
+import multiprocessing
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import time
 
-from conftest import ROOT
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Starting takes some seconds, and many where others use the machine.
+PATIENCE_SECONDS = 900
 
-# A start takes some seconds, and many where other processes use the machine.
-PATIENCE_SECONDS = 600
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(["memory_vit.run", "ml_collections"])
 
-# Runs the command after some code of the test's.
-_PATCHED = """
-import runpy, sys
-{patch}
-sys.argv[0] = "memory_vit.main"
+MAIN = """
+import runpy
 runpy.run_module("memory_vit.main", run_name="__main__", alter_sys=True)
 """
 
@@ -34,11 +41,11 @@ class Run:
     }  # fmt: skip
     self._flags = ["--config=configs/quickstart.py", f"--workdir={workdir}"]
     self._flags += [f"--config.{key}={v}" for key, v in options.items()]
+    self._logs = (pathlib.Path(f"{workdir}-{i}.log") for i in itertools.count())
 
-  def start(self, patch: str = "", *flags: str) -> "Process":
-    """Starts it, after some code."""
-    code = _PATCHED.format(patch=patch)
-    return Process([sys.executable, "-c", code, *self._flags, *flags])
+  def start(self, patch: str = "", fresh: bool = False) -> "Process":
+    """Starts it, after some code; `fresh` as a shell would."""
+    return Process(patch + MAIN, self._flags, next(self._logs), fresh)
 
   def finish(self) -> "Process":
     """Runs it to its end."""
@@ -60,45 +67,69 @@ class Run:
 
 
 class Process:
-  """A process whose stderr is read as it comes."""
+  """A process that writes what it says to a file."""
 
-  def __init__(self, command: list[str]) -> None:
-    # Tests share what they have compiled, see conftest.
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    self._process = subprocess.Popen(
-      command, cwd=ROOT, env=environment, text=True,
-      stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-    )  # fmt: skip
+  def __init__(
+    self, code: str, flags: list[str], log: pathlib.Path, fresh: bool = False
+  ) -> None:
+    """Starts it.
+
+    Args:
+      code: what it runs.
+      flags: its command line.
+      log: for its stderr.
+      fresh: whether it imports everything itself.
+    """
+    self._log = log
+    log.touch()
+    if fresh:
+      environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+      with log.open("w") as file:
+        self._process = subprocess.Popen(
+          [sys.executable, "-c", code, *flags], cwd=ROOT, env=environment,
+          stdout=subprocess.DEVNULL, stderr=file,
+        )  # fmt: skip
+      self._status = self._process.poll
+    else:
+      arguments = (code, flags, str(log))
+      self._process = _SERVER.Process(target=_run, args=arguments)
+      self._process.start()
+      self._status = lambda: self._process.exitcode
     self.pid = self._process.pid
-    self.text = ""
 
   def __enter__(self) -> "Process":
     return self
 
   def __exit__(self, *args: object) -> None:
-    self._process.kill()
-    self.wait()
+    if self._status() is None:
+      self.signal(signal.SIGKILL)
+      self.wait()
 
-  def wait_for(self, pattern: str) -> re.Match:
-    """Reads up to a line in which a pattern is found."""
-    for line in self._process.stderr:
-      self.text += line
-      if match := re.search(pattern, line):
-        return match
-    raise AssertionError(f"{pattern!r} did not come:\n{self.text}")
+  @property
+  def text(self) -> str:
+    """What it has said by now."""
+    return self._log.read_text(encoding="utf-8")
+
+  def wait_for(self, pattern: str) -> None:
+    """Waits until it says something."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not re.search(pattern, self.text):
+      assert self._status() is None, f"it ended:\n{self.text}"
+      assert time.monotonic() < end, f"{pattern!r} did not come:\n{self.text}"
+      time.sleep(0.01)
 
   def signal(self, number: int) -> None:
     """Sends it a signal."""
-    self._process.send_signal(number)
+    os.kill(self.pid, number)
 
   def wait(self) -> int:
-    """Reads to the end; returns the exit status."""
+    """Waits for its end; returns the exit status."""
     began = time.monotonic()
-    self.text += self._process.stderr.read()
+    while self._status() is None:
+      assert time.monotonic() < began + PATIENCE_SECONDS, self.text
+      time.sleep(0.01)
     self.seconds = time.monotonic() - began
-    status = self._process.wait(PATIENCE_SECONDS)
-    self._process.stderr.close()
-    return status
+    return self._status()
 
   @property
   def last_step(self) -> int:
@@ -107,5 +138,22 @@ class Process:
 
   @property
   def resumed(self) -> int:
-    """The step from which it went on."""
-    return int(re.search(r"going on from step (\d+) in", self.text)[1])
+    """The step from which it went on; 0 where it began."""
+    found = re.search(r"going on from step (\d+) in", self.text)
+    return int(found[1]) if found else 0
+
+
+def _run(code: str, flags: list[str], log: str) -> None:
+  """What a forked process does."""
+  os.environ.pop("XLA_FLAGS", None)
+  os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND), 2)
+  os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+  os.chdir(ROOT)
+  sys.path.insert(0, str(ROOT))
+  sys.argv = ["memory_vit.main", *flags]
+  try:
+    exec(code, {"__name__": "test"})
+  finally:
+    # Such a process ends without: what is said last must not be lost.
+    atexit._run_exitfuncs()
+    sys.stderr.flush()

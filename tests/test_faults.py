@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import sys
 import time
 
 import numpy as np
@@ -92,7 +91,7 @@ Stop.after_step = waits
   ("number", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)]
 )
 def test_a_signal_costs_no_step(run, whole, number, status):
-  with run.start(WAITS) as process:
+  with run.start(WAITS, fresh=True) as process:
     process.wait_for(" step 13/")
     process.signal(number)
     assert process.wait() == status, process.text
@@ -105,6 +104,7 @@ def test_a_signal_costs_no_step(run, whole, number, status):
 
 
 IN_THE_SAVE = f"""{WAITS}
+import sys
 from memory_vit.checkpoints import Checkpoints
 finish = Checkpoints._finish
 def slow(self, step, *args):
@@ -157,7 +157,7 @@ def test_a_second_run_is_kept_out(run, whole):
   with run.start(WAITS) as process:
     process.wait_for(" step 13/")
     second = run.start()
-    assert second.wait() == 2
+    assert second.wait() == 2, second.text
     assert f"process {process.pid} on {socket.gethostname()}" in second.text
     process.signal(signal.SIGKILL)
     process.wait()
@@ -168,7 +168,7 @@ def test_a_second_run_is_kept_out(run, whole):
 PROCESS = """
 import sys
 import jax
-port, process, backbone, workdir = sys.argv[1:]
+port, process, backbone, workdir = sys.argv[-4:]
 jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(process),
                            initialization_timeout=300)
 import dataclasses, pathlib
@@ -207,12 +207,13 @@ def test_two_processes_stop_at_one_step(backbone, tmp_path, number, status):
   with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     port = free.getsockname()[1]
-  command = [sys.executable, "-c", PROCESS, str(port)]
   directory = tmp_path / "c"
-  with (
-    Process([*command, "0", str(backbone), str(directory)]) as first,
-    Process([*command, "1", str(backbone), str(directory)]) as second,
-  ):
+
+  def start(index):
+    flags = [str(port), str(index), str(backbone), str(directory)]
+    return Process(PROCESS, flags, tmp_path / f"{index}.log")
+
+  with start(0) as first, start(1) as second:
     second.wait_for(r" step 13/")
     second.signal(number)
     assert second.wait() == status, second.text

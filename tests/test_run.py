@@ -327,7 +327,9 @@ def test_a_backbone_of_random_weights(config, workdir):
 @pytest.mark.slow
 def test_a_sweep_goes_on_after_a_pass_that_diverged(config, workdir):
   """Of a regime whose variants are alone in their passes."""
-  config = dataclasses.replace(config, regime="head", total_steps=2)
+  config = dataclasses.replace(
+    config, regime="head", total_steps=4, eval_every=4
+  )
   config = changed(config, "upstream", name="")
   config = changed(config, "optim", grad_clip=0.0)
   rates = changed(config, "sweep", learning_rate=(1e38, 0.1))
@@ -345,7 +347,7 @@ def test_a_changed_pretraining_is_refused(config, workdir, monkeypatch):
   """Before anything is trained on a backbone that it does not describe."""
   made = []
 
-  def pretrained(config, mesh):
+  def pretrained(config, mesh, stop):
     made.append(config.pretrain.total_steps)
     return tiny_backbone(num_classes=5)
 
