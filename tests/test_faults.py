@@ -97,7 +97,8 @@ def test_a_signal_costs_no_step(run, whole, number, status):
     assert process.wait() == status, process.text
     assert "Traceback" not in process.text
     assert process.text.endswith("The same command goes on.\n")
-    assert process.seconds < 10
+    print(f"{process.seconds:.1f} s from the signal to the end")
+    assert process.seconds < 60  # on a machine that does something else too
   assert run.steps() == [10, 13]
   assert run.finish().resumed == 13
   assert run.state() == whole.state()
@@ -110,7 +111,7 @@ finish = Checkpoints._finish
 def slow(self, step, *args):
   if step == 13:
     print("in the save", file=sys.stderr, flush=True)
-    time.sleep(60)
+    time.sleep(100)
   finish(self, step, *args)
 Checkpoints._finish = slow
 """
@@ -124,7 +125,7 @@ def test_a_second_signal_ends_it_at_once(run, whole):
     time.sleep(1.1)
     process.signal(signal.SIGTERM)
     assert process.wait() == -signal.SIGTERM
-    assert process.seconds < 10
+    assert process.seconds < 60  # the save takes longer
   assert run.steps() == [10]
   assert run.finish().resumed == 10
   assert run.state() == whole.state()
