@@ -9,6 +9,7 @@ from typing import TextIO
 from memory_vit import compose, manifest
 from memory_vit.backbone import Backbone
 from memory_vit.errors import MemoryVitError
+from memory_vit.interrupt import Interrupted
 from memory_vit.pretrained import load_backbone
 from memory_vit.tasks import Task, require_backbone
 
@@ -62,13 +63,17 @@ def run_command(command: Callable[[], int]) -> int:
 
   Returns:
     The exit status: 2 after a `MemoryVitError`, whose message is on stderr; 0
-    where stdout was closed before the end, as by `| head`.
+    where stdout was closed before the end, as by `| head`; that of
+    `Interrupted`.
   """
   try:
     return command()
   except MemoryVitError as error:
     show(f"error: {error}", sys.stderr)
     return 2
+  except Interrupted as stopped:
+    show(f"{stopped} The same command goes on.", sys.stderr)
+    return stopped.status
   except BrokenPipeError:
     # The interpreter flushes stdout once more, and would complain.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

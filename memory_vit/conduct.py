@@ -29,6 +29,8 @@ from memory_vit.backbone import Backbone
 from memory_vit.config import Config
 from memory_vit.costs import Cost
 from memory_vit.findings import Finding
+from memory_vit.interrupt import Stop
+from memory_vit.lock import only_run
 from memory_vit.plan import Points
 from memory_vit.points import Point, best, select
 from memory_vit.study import Run
@@ -38,7 +40,10 @@ logger = logging.getLogger("memory_vit")
 
 
 def run_study(
-  config: Config, workdir: Path, parts: Sequence[str]
+  config: Config,
+  workdir: Path,
+  parts: Sequence[str],
+  stop: Stop | None = None,
 ) -> dict[str, Finding]:
   """Runs what parts need, and writes the report after each of them.
 
@@ -46,14 +51,26 @@ def run_study(
     config: of the study.
     workdir: of the study.
     parts: from `study.possible_parts`.
+    stop: see `run.train_and_evaluate`.
 
   Returns:
     {part: what it found}, also of other parts that are known from before.
+
+  Raises:
+    MemoryVitError: as `run.train_and_evaluate`.
+    Interrupted: where `stop` says so; what ran so far is not run again.
   """
-  workdir.mkdir(parents=True, exist_ok=True)
+  with only_run(workdir):
+    return _run_study(config, workdir, parts, stop or Stop())
+
+
+def _run_study(
+  config: Config, workdir: Path, parts: Sequence[str], stop: Stop
+) -> dict[str, Finding]:
+  """See `run_study`."""
   mesh = sharding.make_mesh()
-  backbone, path = weights.study_backbone(config, workdir, mesh)
-  now = _Study(config, workdir, mesh, backbone, path)
+  backbone, path = weights.study_backbone(config, workdir, mesh, stop)
+  now = _Study(config, workdir, mesh, backbone, path, stop)
   possible = study.possible_parts(config)
   points = now.finished(possible)
   _require_data(config, plan.plan(config, parts, points), points)
@@ -88,6 +105,7 @@ class _Study:
     mesh: over which batches are split.
     backbone: of all runs, on every device of the mesh.
     path: from which runs load it.
+    stop: see `run.train_and_evaluate`.
   """
 
   config: Config
@@ -95,6 +113,7 @@ class _Study:
   mesh: Mesh
   backbone: Backbone
   path: str
+  stop: Stop
 
   def finished(self, parts: Sequence[str]) -> dict[str, list[Point]]:
     """Points of all runs of some parts that need not be run."""
@@ -117,7 +136,7 @@ class _Study:
       return measured.lost_points(planned)
     directory = plan.directory_of(self.workdir, planned.name)
     return measured.measure(
-      config, planned, directory, self.backbone.fingerprint
+      config, planned, directory, self.backbone.fingerprint, self.stop
     )
 
   def find(self, part: str, points: Points) -> Finding:

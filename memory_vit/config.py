@@ -112,6 +112,9 @@ class OptimConfig:
   # "constant".
   schedule: str = "cosine"
   label_smoothing: float = 0.0
+  # An update that is not finite is skipped; after so many in a row, training of
+  # that task stops.
+  max_skipped: int = 3
   # A batch goes through the model in so many parts, to save memory.
   accumulation_steps: int = 1
 
@@ -239,7 +242,8 @@ _TRAIN_CROPS = ("inception", "small")
 _EVAL_CROPS = ("resize", "central")
 _POSITIVE = ("image_size", "batch_size", "batch_size_eval", "total_steps",
              "eval_every", "checkpoint_every", "log_every",
-             "pretrain.batch_size", "task.bottleneck")  # fmt: skip
+             "pretrain.batch_size", "task.bottleneck",
+             "optim.max_skipped")  # fmt: skip
 _NOT_NEGATIVE = ("seed", "profile_at", "task.cells", "optim.momentum",
                  "optim.weight_decay", "optim.grad_clip",
                  "optim.cls_factor", "optim.memory_factor", "data.resize",

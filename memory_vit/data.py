@@ -137,6 +137,25 @@ def train_batches(
   return _batches(source, _Recipe(record, prepare), firsts, rows)
 
 
+def train_examples(
+  source: Source, *, seed: int, batch_size: int, step: int
+) -> list[str]:
+  """What `train_batches` puts into the batch of a step: indices, and files.
+
+  Args:
+    source: the examples.
+    seed: as in `train_batches`; so is batch_size.
+    batch_size: see there.
+    step: from 1.
+  """
+  numbers = range((step - 1) * batch_size, step * batch_size)
+  records = (
+    int(_shuffled(tf.constant(number, tf.int64), source.size, seed))
+    for number in numbers
+  )
+  return [f"{i} {source.file_name(i)}".strip() for i in records]
+
+
 def eval_batches(
   source: Source,
   preprocessing: EvalPreprocessing,

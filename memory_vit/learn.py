@@ -1,6 +1,5 @@
 """Learns the variants of a task in one pass, or goes on where it was left."""
 
-import contextlib
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
@@ -27,6 +26,7 @@ from memory_vit import (
 from memory_vit.backbone import Backbone
 from memory_vit.checkpoints import Checkpoints
 from memory_vit.config import Config, data_seed, to_dict
+from memory_vit.interrupt import Stop
 from memory_vit.regimes import REGIMES
 from memory_vit.step import Step, TrainState, create_state
 from memory_vit.sweep import Variant
@@ -43,7 +43,9 @@ class Learned:
     tasks: {variant's name: its task, as it was best on validation}. One that
       was lost before it was ever evaluated is not there.
     best: {variant's name: when that was, and how good}.
-    lost: {variant's name: the step at which it was not finite}.
+    lost: {variant's name: the step at which too much was not finite}.
+    skipped: {variant's name: how many updates were not finite}.
+    changes: of the configuration on the way, from `changes.changes`.
     examples: training pictures that were timed, and in how many seconds.
     seconds: see there.
   """
@@ -51,6 +53,8 @@ class Learned:
   tasks: dict[str, Task]
   best: dict[str, train.Best]
   lost: dict[str, int]
+  skipped: dict[str, int]
+  changes: tuple[Mapping[str, Any], ...]
   examples: int
   seconds: float
 
@@ -83,6 +87,9 @@ class Learner:
     parents: earlier tasks that the new one reads, and that those read.
     train: the training split.
     validation: the split that chooses the best step, or None.
+    stop: is asked after every step, and in every evaluation in between.
+    may_change: options of the configuration that may not be those with which
+      a pass began, from `changes.allowed`.
   """
 
   config: Config
@@ -91,6 +98,8 @@ class Learner:
   parents: tuple[Task, ...]
   train: data.Source
   validation: data.Source | None
+  stop: Stop = dataclasses.field(default_factory=Stop)
+  may_change: tuple[str, ...] = ()
 
   def learn(
     self,
@@ -104,54 +113,79 @@ class Learner:
       variants: of one pass.
       directory: of its saved states; where it holds some, the pass goes on.
       logdirs: {variant's name: of its TensorBoard events}.
+
+    Raises:
+      DivergedError: where all variants are lost.
+      Interrupted: where it was asked to stop.
     """
-    config, start = self.config, self.start(variants)
+    start = self.start(variants)
     params = start.state.params
     logger.info("\n%s", progress.parameter_overview(params, self._untouched()))
-    meta = self.meta(variants)
+    with Checkpoints(directory) as checkpoints:
+      past = self._fit(variants, start, checkpoints, logdirs)
+    learned = {
+      name: dataclasses.replace(task, params=past.best[name].params)
+      for name, task in start.tasks.items()
+      if past.best[name].params is not None
+    }
+    return Learned(
+      tasks=learned,
+      best=past.best,
+      lost=past.lost,
+      skipped={name: found.total for name, found in past.skipped.items()},
+      changes=past.changes,
+      examples=past.timed_steps * self.config.batch_size,
+      seconds=past.timed_seconds,
+    )
+
+  def _fit(
+    self,
+    variants: Sequence[Variant],
+    start: Start,
+    checkpoints: Checkpoints,
+    logdirs: Mapping[str, Path],
+  ) -> train.Past:
+    """The steps of a pass that are left."""
+    config, meta = self.config, self.meta(variants)
+    state, past = resume.resume(checkpoints, start.state, meta, self.may_change)
+    resume.require_within(state, config.total_steps, checkpoints.directory)
+
+    def save(state: TrainState, past: train.Past) -> None:
+      resume.save(checkpoints, state, past, meta)
 
     def validate(params: Any) -> dict[str, dict[str, Any]]:
       trained = [
         dataclasses.replace(task, params=params[name])
         for name, task in start.tasks.items()
       ]
-      return self.evaluate(trained, self.validation)
+      return self.evaluate(trained, self.validation, self.stop)
 
-    with contextlib.closing(Checkpoints(directory)) as checkpoints:
-      state, past = resume.resume(checkpoints, start.state, meta)
-
-      def save(state: TrainState, past: train.Past) -> None:
-        resume.save(checkpoints, state, past, meta)
-
-      _, past = train.fit(
-        start.step,
-        state,
-        self.frozen(),
-        self._train_batches(int(state.step) * config.batch_size),
-        title=variants[0].name if len(variants) == 1 else
-              f"{len(variants)} variants",
-        steps=train.Steps(
-          total=config.total_steps,
-          log=config.log_every,
-          evaluate=config.eval_every,
-          checkpoint=config.checkpoint_every,
-          profile_at=config.profile_at,
-        ),
-        batch_size=config.batch_size,
-        mesh=self.mesh,
-        schedules=start.schedules,
-        past=past,
-        validate=validate if self.validation else None,
-        save=save,
-        logdirs=logdirs,
-      )  # fmt: skip
-    learned = {
-      name: dataclasses.replace(task, params=past.best[name].params)
-      for name, task in start.tasks.items()
-      if past.best[name].params is not None
-    }
-    examples = past.timed_steps * config.batch_size
-    return Learned(learned, past.best, past.lost, examples, past.timed_seconds)
+    _, past = train.fit(
+      start.step,
+      state,
+      self.frozen(),
+      self._train_batches(int(state.step) * config.batch_size),
+      title=variants[0].name if len(variants) == 1 else
+            f"{len(variants)} variants",
+      steps=train.Steps(
+        total=config.total_steps,
+        log=config.log_every,
+        evaluate=config.eval_every,
+        checkpoint=config.checkpoint_every,
+        profile_at=config.profile_at,
+      ),
+      batch_size=config.batch_size,
+      mesh=self.mesh,
+      schedules=start.schedules,
+      past=past,
+      validate=validate if self.validation else None,
+      save=save,
+      max_skipped=config.optim.max_skipped,
+      examples=self._train_examples,
+      stop=self.stop,
+      logdirs=logdirs,
+    )  # fmt: skip
+    return past
 
   def start(self, variants: Sequence[Variant]) -> Start:
     """The first values of a pass, and its step; nothing is compiled yet.
@@ -244,9 +278,28 @@ class Learner:
     return needed + 2 * trees.bytes_of(state) + trees.bytes_of(state.params)
 
   def evaluate(
-    self, tasks: Sequence[Task], source: data.Source
+    self,
+    tasks: Sequence[Task],
+    source: data.Source,
+    stop: Stop | None = None,
   ) -> dict[str, dict[str, Any]]:
-    """Evaluates tasks on a split of their data set, in one pass."""
+    """Evaluates tasks on a split of their data set, in one pass.
+
+    Args:
+      tasks: of one regime.
+      source: the split.
+      stop: whether to stop between two batches.
+
+    Raises:
+      Interrupted: where `stop` says so.
+    """
+    outputs = self.predictor(tasks)
+
+    def predict(images: jax.Array) -> dict[str, jax.Array]:
+      if stop:
+        stop.check()
+      return outputs(images)
+
     return evaluation.evaluate_source(
       self.predictor(tasks),
       source,
@@ -308,6 +361,15 @@ class Learner:
       start=start,
       process_index=jax.process_index(),
       process_count=jax.process_count(),
+    )
+
+  def _train_examples(self, step: int) -> list[str]:
+    config = self.config
+    return data.train_examples(
+      self.train,
+      seed=data_seed(config),
+      batch_size=config.batch_size,
+      step=step,
     )
 
   def meta(self, variants: Sequence[Variant]) -> dict[str, Any]:

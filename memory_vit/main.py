@@ -1,7 +1,11 @@
 """Trains (or resumes), evaluates and exports a task.
 
   python -m memory_vit.main --config=configs/sun397.py --workdir=DIR \\
-    [--config.KEY=VALUE ...]
+    [--config.KEY=VALUE ...] [--allow_config_change=KEY ...]
+
+The same command goes on with a run that was interrupted. Exit status: 2 for
+bad input, 75 after SIGTERM (preemption) and 130 after Ctrl-C, once the state is
+saved. A second signal ends it at once.
 """
 
 import logging
@@ -12,11 +16,19 @@ import jax
 from absl import app, flags
 from ml_collections import config_flags
 
-from memory_vit import commands, progress, run
+from memory_vit import changes, commands, progress, run
 from memory_vit import config as config_lib
+from memory_vit.interrupt import Stop
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results are written.")
+
+_MAY_CHANGE = flags.DEFINE_multi_string(
+  "allow_config_change", [],
+  "An option that may not be the one with which the run began; may be given "
+  f"several times: {', '.join(changes.CAN_CHANGE)}.",
+)  # fmt: skip
+flags.DEFINE_alias("allow-config-change", "allow_config_change")
 
 
 def main(argv: list[str]) -> None:
@@ -27,7 +39,9 @@ def main(argv: list[str]) -> None:
   logging.getLogger("memory_vit").info("devices: %s", jax.devices())
   workdir = Path(_WORKDIR.value)
   config = config_lib.from_dict(_CONFIG.value.to_dict())
-  result = run.train_and_evaluate(config, workdir)
+  stop = Stop()
+  with stop.listening():
+    result = run.train_and_evaluate(config, workdir, stop, _MAY_CHANGE.value)
   if jax.process_index() == 0:
     print(progress.summary(result, workdir))
 

@@ -13,6 +13,7 @@ import jax
 from memory_vit import records, resume, run
 from memory_vit.config import Config, to_dict
 from memory_vit.errors import ConfigError, DivergedError
+from memory_vit.interrupt import Stop
 from memory_vit.points import Point, best
 from memory_vit.study import Run
 
@@ -35,7 +36,11 @@ class Finished:
 
 
 def measure(
-  config: Config, planned: Run, directory: Path, fingerprint: str
+  config: Config,
+  planned: Run,
+  directory: Path,
+  fingerprint: str,
+  stop: Stop | None = None,
 ) -> list[Point]:
   """Trains a run, or goes on with it; a finished one is only read.
 
@@ -47,6 +52,7 @@ def measure(
     planned: what it is.
     directory: its workdir.
     fingerprint: of the backbone.
+    stop: see `run.train_and_evaluate`.
 
   Raises:
     ConfigError: where another configuration has finished the run there.
@@ -58,7 +64,7 @@ def measure(
   logger.info("run %s", directory)
   began = time.perf_counter()
   try:
-    result = run.train_and_evaluate(config, directory)
+    result = run.train_and_evaluate(config, directory, stop)
   except DivergedError as error:
     logger.warning("%s", error)
     seconds = round(time.perf_counter() - began, 2)

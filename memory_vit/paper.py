@@ -20,6 +20,7 @@ from ml_collections import config_flags
 
 from memory_vit import commands, conduct, forecast, progress, study
 from memory_vit import config as config_lib
+from memory_vit.interrupt import Stop
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results are written.")
@@ -40,7 +41,9 @@ def main(argv: list[str]) -> None:
   if _DRY_RUN.value:
     print(forecast.forecast(config, workdir, parts))
     return
-  conduct.run_study(config, workdir, parts)
+  stop = Stop()
+  with stop.listening():
+    conduct.run_study(config, workdir, parts, stop)
   if jax.process_index() == 0:
     print((workdir / "report.md").read_text(encoding="utf-8"))
 

@@ -11,18 +11,20 @@ from memory_vit import data, optim, records, train, training_pass
 from memory_vit.backbone import Backbone, init_backbone
 from memory_vit.config import Config, OptimConfig
 from memory_vit.errors import TrainingError
+from memory_vit.interrupt import Stop
 from memory_vit.pretrained import save_backbone
 from memory_vit.step import Step, create_state
 from memory_vit.tasks import BACKBONE
 from memory_vit.variants import vit_config
 
 
-def pretrain(config: Config, mesh: Mesh) -> Backbone:
+def pretrain(config: Config, mesh: Mesh, stop: Stop | None = None) -> Backbone:
   """Trains all of a ViT with AdamW, as `config.pretrain` says.
 
   Args:
     config: of the run that needs the backbone.
     mesh: over which batches are split.
+    stop: is asked after every step. No state is saved here.
 
   Returns:
     The backbone, with a head for the classes of its data set.
@@ -66,11 +68,15 @@ def pretrain(config: Config, mesh: Mesh) -> Backbone:
     batch_size=settings.batch_size,
     mesh=mesh,
     schedules=schedules,
+    max_skipped=optim_config.max_skipped,
+    stop=stop,
   )
   return dataclasses.replace(backbone, params=state.params[BACKBONE])
 
 
-def pretrained_file(config: Config, workdir: Path, mesh: Mesh) -> Path:
+def pretrained_file(
+  config: Config, workdir: Path, mesh: Mesh, stop: Stop | None = None
+) -> Path:
   """The file of the backbone that `config.pretrain` describes.
 
   It is made only once.
@@ -79,6 +85,7 @@ def pretrained_file(config: Config, workdir: Path, mesh: Mesh) -> Path:
     config: of the run.
     workdir: of the run, where it lies.
     mesh: over which batches are split.
+    stop: whether to stop while it is made.
 
   Raises:
     TrainingError: where another configuration has made the one there.
@@ -97,10 +104,11 @@ def pretrained_file(config: Config, workdir: Path, mesh: Mesh) -> Path:
     )
   )
   if not path.exists():
-    backbone = pretrain(config, mesh)
+    backbone = pretrain(config, mesh, stop)
     # In this order: a backbone is never there without what made it.
     records.write_json(made_by, wanted)
-    save_backbone(backbone, path)
+    with records.writing(path):
+      save_backbone(backbone, path)
   found = records.read_json(made_by) if made_by.exists() else "something else"
   if found != wanted:
     raise TrainingError(

@@ -9,13 +9,13 @@ import json
 import os
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from memory_vit.errors import ConfigError, MemoryVitError
+from memory_vit.errors import ConfigError, MemoryVitError, TrainingError
 
 # Characters of a value in a message.
 _MOST_SHOWN = 200
@@ -118,18 +118,51 @@ def read_json(path: Path) -> Any:
     ) from error
 
 
+@contextlib.contextmanager
+def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
+  """Says which file could not be written, as on a full disk.
+
+  Args:
+    path: of the file.
+    *errors: what its writer raises then, beside an `OSError`.
+
+  Raises:
+    TrainingError: in place of what the operating system, or orbax, raises.
+  """
+  try:
+    yield
+  except MemoryVitError:
+    raise
+  except (OSError, *errors) as error:
+    raise TrainingError(
+      f"{path} cannot be written: {error}\nWhat was saved before is as it was. "
+      "Make room, and give the same command again."
+    ) from error
+
+
 def write_json(path: Path, values: Any) -> None:
-  """Writes a file that is whole or not there, by one process."""
+  """Writes a file that is whole or not there, by one process.
+
+  Raises:
+    TrainingError: where it cannot be written.
+  """
   write_text(path, json.dumps(values, indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-  """Writes a file that is whole or not there, by one process."""
+  """As `write_json`."""
   if jax.process_index() != 0:
     return
   scratch = path.with_name(path.name + ".tmp")
-  scratch.write_text(text, encoding="utf-8")
-  os.replace(scratch, path)
+  with writing(path):
+    try:
+      with scratch.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+      os.replace(scratch, path)
+    finally:
+      scratch.unlink(missing_ok=True)
 
 
 def differences(found: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -55,7 +55,8 @@ def plot(directory: Path, part: str, found: Finding) -> None:
     ylabel="accuracy (test)",
     log=found.log,
   )
-  figure.savefig(directory / f"{part}.png", dpi=120)
+  with records.writing(directory / f"{part}.png"):
+    figure.savefig(directory / f"{part}.png", dpi=120)
 
 
 def markdown(config: Config, findings: Mapping[str, Finding]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from memory_vit import adapters, data, trees
+from memory_vit import adapters, data, records, trees
 from memory_vit.backbone import Backbone
 from memory_vit.config import Config, to_dict
 from memory_vit.learn import Learned, Learner
@@ -22,8 +22,8 @@ def with_metrics(
 ) -> list[Task]:
   """Tasks with how they were made and how good they are; the best comes first.
 
-  In their metrics, "steps" is how long a task was trained, and "best_step" when
-  it was as it is.
+  In their metrics, "steps" is how long a task was trained, "best_step" when it
+  was as it is, and "skipped_updates" how many were not finite.
 
   Args:
     learner: that learned them.
@@ -40,7 +40,11 @@ def with_metrics(
     for name, task in part.tasks.items():
       variant, best = by_name[name], part.best[name]
       metrics = _metrics(variant, task, tests.get(name))
-      metrics |= {"best_step": best.step, "val_accuracy": best.accuracy}
+      metrics |= {
+        "best_step": best.step,
+        "val_accuracy": best.accuracy,
+        "skipped_updates": part.skipped.get(name, 0),
+      }
       made = {"config": to_dict(variant.config), "metrics": metrics}
       tasks.append(dataclasses.replace(task, provenance=made))
   return sorted(
@@ -103,7 +107,8 @@ def export(
       "metrics": {**metrics, "name": new_name, "exported": where},
     }
     spec = dataclasses.replace(task.spec, name=new_name)
-    adapters.save_task(Task(spec, task.params, made), workdir / where)
+    with records.writing(workdir / where, ValueError):  # orbax's
+      adapters.save_task(Task(spec, task.params, made), workdir / where)
     exported.append(adapters.load_task(workdir / where, backbone))
   return exported
 

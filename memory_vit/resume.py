@@ -1,17 +1,19 @@
 """What a pass needs to go on where it was left, and what must be as it was."""
 
+import dataclasses
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from memory_vit import records, train, trees
+from memory_vit import changes, records, train, trees
 from memory_vit.checkpoints import Checkpoints
 from memory_vit.errors import TrainingError
 from memory_vit.step import TrainState
+from memory_vit.watch import Skipped
 
 logger = logging.getLogger("memory_vit")
 
@@ -34,20 +36,34 @@ def save(
       **meta,
       "best": {name: [b.step, b.accuracy] for name, b in best.items()},
       "lost": past.lost,
+      "skipped": {
+        name: dataclasses.asdict(found) for name, found in past.skipped.items()
+      },
+      "pending": past.pending,
+      "changes": list(past.changes),
       "timed": [past.timed_steps, past.timed_seconds],
     },
   )
 
 
 def resume(
-  checkpoints: Checkpoints, state: TrainState, meta: Mapping[str, Any]
+  checkpoints: Checkpoints,
+  state: TrainState,
+  meta: Mapping[str, Any],
+  may_change: Sequence[str],
 ) -> tuple[TrainState, train.Past | None]:
   """The newest saved state with its past, or the given one without any."""
   step = checkpoints.latest()
   if step is None:
     return state, None
   found = checkpoints.meta(step)
-  require_same(found, meta, checkpoints.directory)
+  changed = changes.changes(step, found["config"], meta["config"], may_change)
+  accepted = {change["key"]: change["to"] for change in changed}
+  began = {**found, "config": {**found["config"], **accepted}}
+  require_same(began, meta, checkpoints.directory)
+  for change in changed:
+    logger.warning("from step %(step)d on, %(key)s is %(to)r, not %(from)r",
+                   change)  # fmt: skip
   like = {
     "state": state,
     "best": {
@@ -62,7 +78,29 @@ def resume(
     for name, (best_step, accuracy) in found["best"].items()
   }
   logger.info("going on from step %d in %s", step, checkpoints.directory)
-  return saved["state"], train.Past(best, found["lost"], *found["timed"])
+  skipped = {
+    name: Skipped(values["total"], tuple(values["row"]))
+    for name, values in found["skipped"].items()
+  }
+  steps, seconds = found["timed"]
+  return saved["state"], train.Past(
+    best=best,
+    lost=found["lost"],
+    skipped=skipped,
+    pending=found["pending"],
+    changes=(*found["changes"], *changed),
+    timed_steps=steps,
+    timed_seconds=seconds,
+  )
+
+
+def require_within(state: TrainState, total: int, directory: Path) -> None:
+  """Raises unless there are steps left, or just none."""
+  if int(state.step) > total:
+    raise TrainingError(
+      f"the run in {directory} is at step {state.step}, beyond "
+      f"config.total_steps {total}: expected at least that."
+    )
 
 
 def require_same(

@@ -1,10 +1,11 @@
 """One run: a backbone, a task and its data, up to what is exported."""
 
+import dataclasses
 import json
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from jax.sharding import Mesh
 
 from memory_vit import (
   adapters,
+  changes,
   data,
   evaluation,
   preprocess,
@@ -27,7 +29,9 @@ from memory_vit import (
 from memory_vit.backbone import Backbone
 from memory_vit.config import Config, DataConfig, to_dict
 from memory_vit.errors import ConfigError, DivergedError, TrainingError
+from memory_vit.interrupt import Stop
 from memory_vit.learn import Learned, Learner
+from memory_vit.lock import only_run
 from memory_vit.regimes import REGIMES
 from memory_vit.sweep import Variant
 from memory_vit.tasks import BACKBONE, Task
@@ -35,7 +39,12 @@ from memory_vit.tasks import BACKBONE, Task
 logger = logging.getLogger("memory_vit")
 
 
-def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
+def train_and_evaluate(
+  config: Config,
+  workdir: Path,
+  stop: Stop | None = None,
+  may_change: Sequence[str] = (),
+) -> dict[str, Any]:
   """Learns a task or a sweep, or goes on where a run in `workdir` stopped.
 
   Leaves there `config.json`, `checkpoints/`, `tasks/NAME/`, TensorBoard events
@@ -46,22 +55,41 @@ def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
   Args:
     config: of the run.
     workdir: is made where it is not there.
+    stop: whether a run that trains should save its state and stop.
+    may_change: options that may not be those of the run that goes on, some of
+      `changes.CAN_CHANGE`.
 
   Returns:
     What `result.json` holds.
 
   Raises:
-    MemoryVitError: for input that cannot be used.
+    MemoryVitError: for input that cannot be used, and where another run is
+      using `workdir`.
+    Interrupted: where `stop` says so.
   """
-  began = time.perf_counter()
   mesh = sharding.make_mesh()
   _require_possible(config, workdir, mesh)
+  may_change = changes.allowed(may_change)
+  with only_run(workdir):
+    return _run(config, workdir, mesh, stop or Stop(), may_change)
+
+
+def _run(
+  config: Config,
+  workdir: Path,
+  mesh: Mesh,
+  stop: Stop,
+  may_change: tuple[str, ...],
+) -> dict[str, Any]:
+  """See `train_and_evaluate`."""
+  began = time.perf_counter()
   name = config.task.name or _name_of(config.data)
   variants = sweep.variants_of(config, name)
-  workdir.mkdir(parents=True, exist_ok=True)
-  backbone = weights.open_backbone(config, workdir, mesh)
+  backbone = weights.open_backbone(config, workdir, mesh, stop)
   # All splits first: a wrong name must not cost a training run.
-  learner = _learner(config, mesh, backbone)
+  learner = dataclasses.replace(
+    _learner(config, mesh, backbone), stop=stop, may_change=may_change
+  )
   _require_names(learner, name, variants)
   tested = _open(config, config.data.test)
   upstream = _open_upstream(config, backbone)
@@ -72,10 +100,15 @@ def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
   if not (_has_saved(workdir) and (workdir / "config.json").exists()):
     records.write_json(workdir / "config.json", to_dict(config))
   learned = _learn(learner, variants, plan, workdir)
+  changed = _changes(learned)
+  if changed:
+    records.write_json(workdir / "config.json", to_dict(config))
   tasks = results.with_metrics(learner, variants, learned, tested)
   exported = results.export(config, name, tasks, workdir, backbone)
   if config.regime == "full":
-    results.save_model(exported[0], backbone, workdir / f"{name}.npz")
+    model = workdir / f"{name}.npz"
+    with records.writing(model):
+      results.save_model(exported[0], backbone, model)
   after = None
   if upstream and REGIMES[config.regime].composes:
     after = _evaluate_upstream(learner, upstream, exported)
@@ -90,6 +123,7 @@ def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
     },
     "wall_seconds": round(time.perf_counter() - began, 2),
     "images_per_second": _speed(learned),
+    "config_changes": changed,
   }
   if config.sweep.is_on:
     result["sweep"] = _of_the_sweep(learned, name, plan)
@@ -243,7 +277,7 @@ def _learn(
       logger.warning("%s", error)
       diverged.append(error)
       none = {variant.name: train.Best() for variant in part}
-      learned.append(Learned({}, none, error.lost, 0, 0.0))
+      learned.append(Learned({}, none, error.lost, {}, (), 0, 0.0))
   if len(diverged) == len(passes):
     raise diverged[-1]
   return learned
@@ -315,6 +349,14 @@ def _evaluate_upstream(
   )[BACKBONE]
 
 
+def _changes(learned: Sequence[Learned]) -> list[Mapping[str, Any]]:
+  """What changed of the configuration on the way, in any pass."""
+  found = []
+  for part in learned:
+    found += [change for change in part.changes if change not in found]
+  return found
+
+
 def _speed(learned: Sequence[Learned]) -> float:
   """Training pictures per second, over all passes and all processes."""
   seconds = sum(part.seconds for part in learned)
@@ -346,7 +388,8 @@ def _plot(result: dict[str, Any], workdir: Path) -> None:
   from memory_vit import plots
 
   if jax.process_index() == 0:
-    plots.sweep_figure(result).savefig(workdir / "sweep.png", dpi=120)
+    with records.writing(workdir / "sweep.png"):
+      plots.sweep_figure(result).savefig(workdir / "sweep.png", dpi=120)
 
 
 def _keep_time(result: dict[str, Any], workdir: Path) -> None:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from memory_vit import sharding, trees
+from memory_vit import optim, sharding, trees
 from memory_vit.training_pass import TrainingPass
 
 
@@ -135,7 +135,9 @@ class Step:
 
     Returns:
       The next state, and {name: {"loss", "accuracy", "grad_norm",
-      "param_norm"}}, float32 ().
+      "param_norm", "skipped"}}, float32 (). Where the loss or the gradient of a
+      name, or what would become of its parameters, is not finite, they and its
+      optimiser stay as they are: "skipped" is 1.
     """
     total = None
     for i in range(self._parts):
@@ -186,7 +188,13 @@ def _update(
   grads, metrics = jax.tree.map(lambda a: a * scale, (grads, metrics))
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
-  for name in metrics:
-    metrics[name]["grad_norm"] = optax.tree.norm(grads[name])
-    metrics[name]["param_norm"] = optax.tree.norm(params[name])
+  finite = {}
+  for name, values in metrics.items():
+    values["grad_norm"] = optax.tree.norm(grads[name])
+    norms = (values["loss"], values["grad_norm"], optax.tree.norm(params[name]))
+    finite[name] = jnp.isfinite(jnp.stack(norms)).all()
+    params[name] = optim.where(finite[name], params[name], state.params[name])
+    values["param_norm"] = optax.tree.norm(params[name])
+    values["skipped"] = 1.0 - finite[name]
+  opt_state = optim.where_finite(finite, opt_state, state.opt_state)
   return TrainState(state.step + 1, params, opt_state), metrics

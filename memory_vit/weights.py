@@ -11,6 +11,7 @@ from memory_vit import sharding
 from memory_vit.backbone import Backbone, init_backbone
 from memory_vit.config import RANDOM, Config
 from memory_vit.errors import TrainingError
+from memory_vit.interrupt import Stop
 from memory_vit.pretrain import pretrained_file
 from memory_vit.pretrained import load_backbone, save_backbone
 from memory_vit.variants import vit_config
@@ -18,17 +19,20 @@ from memory_vit.variants import vit_config
 logger = logging.getLogger("memory_vit")
 
 
-def open_backbone(config: Config, workdir: Path, mesh: Mesh) -> Backbone:
+def open_backbone(
+  config: Config, workdir: Path, mesh: Mesh, stop: Stop | None = None
+) -> Backbone:
   """Loads the backbone, or makes it first, and puts it on every device.
 
   Args:
     config: of the run.
     workdir: of the run, where it is kept once it was pretrained.
     mesh: on whose devices it is put.
+    stop: see `run.train_and_evaluate`; of the pretraining.
   """
   path = config.backbone
   if config.pretrain.variant:
-    path = str(pretrained_file(config, workdir, mesh))
+    path = str(pretrained_file(config, workdir, mesh, stop))
   if path.startswith(RANDOM):
     backbone = init_backbone(
       vit_config(
@@ -52,7 +56,7 @@ def open_backbone(config: Config, workdir: Path, mesh: Mesh) -> Backbone:
 
 
 def study_backbone(
-  config: Config, workdir: Path, mesh: Mesh
+  config: Config, workdir: Path, mesh: Mesh, stop: Stop | None = None
 ) -> tuple[Backbone, str]:
   """`open_backbone` for runs with seeds of their own; and what they load.
 
@@ -61,7 +65,7 @@ def study_backbone(
   Raises:
     TrainingError: where others were made before.
   """
-  backbone = open_backbone(config, workdir, mesh)
+  backbone = open_backbone(config, workdir, mesh, stop)
   path = study_file(config, workdir)
   if config.backbone.startswith(RANDOM) and not config.pretrain.variant:
     made = Path(path)

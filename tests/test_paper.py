@@ -86,7 +86,7 @@ class FakeRuns:
     self.accuracy, self.stops_at = accuracy, stops_at
     self.calls = []
 
-  def __call__(self, config, directory):
+  def __call__(self, config, directory, stop=None):
     self.calls.append(directory.name)
     if len(self.calls) == self.stops_at:
       raise KeyboardInterrupt
@@ -547,7 +547,7 @@ def test_what_diverges_is_a_finding(config, tmp_path, monkeypatch):
   """It is not tried again, and no other run needs it to be there."""
 
   class Diverging(FakeRuns):
-    def __call__(self, config, directory):
+    def __call__(self, config, directory, stop=None):
       if config.regime in ("full", "memory_masked"):
         self.calls.append(directory.name)
         directory.mkdir(parents=True)

@@ -212,8 +212,9 @@ def test_a_lost_variant_takes_no_other_with_it(tmp_path, monkeypatch):
     learner(config).learn(variants, tmp_path / "both", {})
   both = learner(config).learn(variants, tmp_path / "both", {})
   assert len(steps) == 4 + 2  # from the saved step 2 on
-  assert list(both.lost) == ["d-01"]
-  assert list(both.tasks) == ["d-00"]
+  assert both.lost == {"d-01": 3}  # the third update in a row
+  assert both.skipped == {"d-01": 3}
+  assert both.best["d-01"].step == 2  # as it was before
   found, expected = both.best["d-00"], alone.best["d-00"]
   assert (found.step, found.accuracy) == (expected.step, expected.accuracy)
   jax.tree.map(
