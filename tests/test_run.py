@@ -365,7 +365,7 @@ def test_a_pass_that_diverged_is_remembered(tmp_path):
       self.calls.append(part[0].name)
       if part[0].name == "a":
         raise DivergedError("not finite", {"a": 3})
-      return Learned({"b": 1}, {"b": train.Best()}, {}, 1, 1.0)
+      return Learned({"b": 1}, {"b": train.Best()}, {}, {}, (), 1, 1.0)
 
   variants = [sweep.Variant(name, {"x": name}, None) for name in "ab"]
   plan, fake = {"passes": [["a"], ["b"]]}, Fake()
