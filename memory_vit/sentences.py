@@ -10,9 +10,10 @@ from memory_vit.points import Choice, Point, choose, select
 # What a table has chosen is said below it.
 REPORTED = (
   "`test` is the mean over seeds on the test split, at the learning rate that "
-  "is best on the validation split; `spread` is the greatest less the least of "
-  "the seeds (none for one), in points; a difference counts as more than the "
-  "spread where it exceeds both spreads."
+  "is best on the validation split; `validation` is what it was chosen by; "
+  "`spread` is the greatest less the least of the seeds (none for one), in "
+  "points; a difference counts as more than the spread where it exceeds both "
+  "spreads."
 )
 
 
