@@ -335,9 +335,7 @@ def _describe(array: np.ndarray) -> dict[str, Any]:
 
 def _save_arrays(path: Path, flat: Mapping[str, np.ndarray]) -> None:
   """Writes arrays with orbax, which takes none without values (0 cells)."""
-  import orbax.checkpoint as ocp  # only here: importing the core stays quick
-
-  with ocp.StandardCheckpointer() as checkpointer:
+  with _checkpointer() as checkpointer:
     checkpointer.save(path, {k: v for k, v in flat.items() if v.size})
 
 
@@ -345,15 +343,27 @@ def _load_arrays(
   path: Path, expected: Mapping[str, jax.ShapeDtypeStruct]
 ) -> dict[str, np.ndarray]:
   """Reads arrays of the expected names, shapes and types."""
-  import orbax.checkpoint as ocp
-
   try:
     empty = {k: np.zeros(v.shape, v.dtype) for k, v in expected.items()}
     stored = {k: v for k, v in empty.items() if v.size}
-    with ocp.StandardCheckpointer() as checkpointer:
+    with _checkpointer() as checkpointer:
       read = checkpointer.restore(path, stored)
   # A damaged directory makes orbax raise many types, Exception among them.
   except Exception as error:
     line = next(iter(str(error).splitlines()), type(error).__name__)
     raise TaskError(f"arrays in {path} cannot be read: {line}") from error
   return {**empty, **{k: np.asarray(v) for k, v in read.items()}}
+
+
+def _checkpointer() -> Any:
+  """One that waits for no other process: this one writes or reads alone."""
+  import orbax.checkpoint as ocp  # only here: importing the core stays quick
+
+  me = jax.process_index()
+  options = ocp.options.MultiprocessingOptions(
+    primary_host=me,
+    active_processes={me},
+    # Barriers of processes that read at the same time have names of their own.
+    barrier_sync_key_prefix=f"process{me}",
+  )
+  return ocp.StandardCheckpointer(multiprocessing_options=options)

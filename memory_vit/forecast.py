@@ -104,7 +104,7 @@ def _path(config: Config, workdir: Path) -> str:
 
 def _timer(config: Config, workdir: Path) -> "Timer":
   """A timer on the backbone, or on one like that which will be made."""
-  mesh, path = sharding.make_mesh(), _path(config, workdir)
+  mesh, path = sharding.make_mesh(fsdp=config.mesh.fsdp), _path(config, workdir)
   if config.pretrain.variant:
     backbone = random_backbone(
       config.pretrain.variant,
@@ -116,7 +116,7 @@ def _timer(config: Config, workdir: Path) -> "Timer":
     backbone = load_backbone(
       path, image_size=config.image_size, dtype=config.dtype, gelu=config.gelu
     )
-  params = jax.device_put(backbone.params, sharding.replicated(mesh))
+  params = sharding.put_backbone(backbone.params, mesh)
   where = config.data
   return Timer(
     dataclasses.replace(backbone, params=params),

@@ -19,6 +19,7 @@ from memory_vit import (
   preprocess,
   programs,
   progress,
+  sharding,
   train,
   training_pass,
   trees,
@@ -62,7 +63,7 @@ class Learner:
   Attributes:
     config: of the run.
     mesh: over which batches are split.
-    backbone: frozen; on every device of the mesh.
+    backbone: frozen; on the devices of the mesh.
     parents: earlier tasks that the new one reads, and that those read.
     train: the training split.
     validation: the split that chooses the best step, or None.
@@ -247,6 +248,7 @@ class Learner:
     """A task that changes what the backbone computes."""
     config, specs = self.backbone.config, tuple(task.spec for task in tasks)
     params = {task.spec.name: task.params for task in tasks}
+    params = sharding.put(params, self.mesh)
     frozen = self._frozen()
     prepare = training_pass.make_training_pass(config, specs).prepare
 
@@ -335,7 +337,7 @@ def _resume(
   like = {
     "state": state,
     "best": {
-      name: jax.device_get(state.params[name])
+      name: sharding.to_host(state.params[name])
       for name, (best_step, _) in found["best"].items()
       if best_step
     },
@@ -380,7 +382,8 @@ def _require_same(
 # What may change between a run and its continuation without changing a result.
 # Directories of earlier tasks may: their digests may not.
 _MAY_CHANGE = ("backbone", "batch_size_eval", "data/cache_gib", "data/dir",
-               "log_every", "profile_at", "sweep/export", "sweep/memory_gib",
+               "log_every", "mesh/fsdp", "profile_at", "sweep/export",
+               "sweep/memory_gib",
                "task/attends_to", "task/indirect", "upstream/dir",
                "upstream/eval_crop", "upstream/name", "upstream/resize",
                "upstream/split")  # fmt: skip

@@ -2,6 +2,8 @@
 
   python -m memory_vit.main --config=configs/sun397.py --workdir=DIR \\
     [--config.KEY=VALUE ...]
+
+For several processes, which share DIR, see docs/scale.md.
 """
 
 import logging
@@ -13,11 +15,12 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from memory_vit import config as config_lib
-from memory_vit import progress, run
+from memory_vit import processes, progress, run
 from memory_vit.errors import MemoryVitError
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results are written.")
+_PROCESSES = processes.define_flags()
 
 
 def main(argv: list[str]) -> None:
@@ -25,6 +28,7 @@ def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"unknown arguments {argv[1:]}; options start with --")
   progress.log_to_stderr()
+  processes.start(_PROCESSES())
   logging.getLogger("memory_vit").info("devices: %s", jax.devices())
   workdir = Path(_WORKDIR.value)
   config = config_lib.from_dict(_CONFIG.value.to_dict())
@@ -36,8 +40,9 @@ def main(argv: list[str]) -> None:
 if __name__ == "__main__":
   flags.mark_flags_as_required(["config", "workdir"])
   # Around all, since a configuration file runs while flags are parsed.
-  try:
-    app.run(main)
-  except MemoryVitError as error:
-    print(f"error: {error}", file=sys.stderr)
-    sys.exit(2)
+  with processes.leaving():
+    try:
+      app.run(main)
+    except MemoryVitError as error:
+      print(f"error: {error}", file=sys.stderr)
+      sys.exit(2)

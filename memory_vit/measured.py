@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from memory_vit import records, run
+from memory_vit import processes, records, run
 from memory_vit.config import Config, to_dict
 from memory_vit.errors import DivergedError
 from memory_vit.study import Run
@@ -79,7 +79,8 @@ def measure(config: Config, planned: Run, directory: Path) -> list[Point]:
     planned: what it is.
     directory: its workdir.
   """
-  result = finished_result(config, directory)
+  # What process 0 finds: the others might see what it has just written.
+  result = processes.from_first(finished_result(config, directory))
   if result is None:
     logger.info("run %s", directory)
     try:

@@ -11,6 +11,7 @@ options: `config.StudyConfig`. The report holds the parts of the last call.
 """
 
 import dataclasses
+import functools
 import logging
 import sys
 from collections.abc import Sequence
@@ -23,12 +24,14 @@ from ml_collections import config_flags
 
 from memory_vit import (
   adapters,
+  agreement,
   costs,
   data,
   findings,
   forecast,
   interference,
   measured,
+  processes,
   progress,
   report,
   sharding,
@@ -53,6 +56,7 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Where results are written.")
 _ONLY = flags.DEFINE_multi_string(
   "only", [], f"A part; may be given several times: {', '.join(study.PARTS)}."
 )
+_PROCESSES = processes.define_flags()
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Show the runs, train nothing.")
 
 
@@ -61,14 +65,17 @@ def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"unknown arguments {argv[1:]}; options start with --")
   progress.log_to_stderr()
+  processes.start(_PROCESSES())
   workdir = Path(_WORKDIR.value)
   config = config_lib.from_dict(_CONFIG.value.to_dict())
   parts = study.possible_parts(config, _ONLY.value)
   if _DRY_RUN.value:
-    print(forecast.forecast(config, workdir, parts))
-    return
-  run_study(config, workdir, parts)
-  print((workdir / "report.md").read_text(encoding="utf-8"))
+    text = forecast.forecast(config, workdir, parts)
+  else:
+    run_study(config, workdir, parts)
+    text = (workdir / "report.md").read_text(encoding="utf-8")
+  if jax.process_index() == 0:
+    print(text)
 
 
 def run_study(
@@ -85,14 +92,17 @@ def run_study(
     {part: what it found}.
   """
   workdir.mkdir(parents=True, exist_ok=True)
-  mesh = sharding.make_mesh()
+  agreement.require_same_start(config)
+  processes.require_same("parts", {"--only": list(parts)})
+  processes.require_shared(workdir)
+  mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
   path = config.backbone
   if config.pretrain.variant:
     path = str(pretrained_file(config, workdir, mesh))
   backbone = load_backbone(
     path, image_size=config.image_size, dtype=config.dtype, gelu=config.gelu
   )
-  params = jax.device_put(backbone.params, sharding.replicated(mesh))
+  params = sharding.put_backbone(backbone.params, mesh)
   backbone = dataclasses.replace(backbone, params=params)
   points: dict[str, list[Point]] = {}
   found: dict[str, Finding] = {}
@@ -102,10 +112,24 @@ def run_study(
         points[run.name] = _measure(config, run, workdir, path, points)
     everything = [point for some in points.values() for point in some]
     found[part] = _find(part, config, backbone, mesh, everything)
-    report.plot(workdir, part, found[part])
-    report.write(workdir, config, found, everything)
+    processes.on_first(
+      f"report of {part}",
+      functools.partial(_write, workdir, config, part, found, everything),
+    )
     logger.info("%s: %s", part, found[part].sentence)
   return found
+
+
+def _write(
+  workdir: Path,
+  config: Config,
+  part: str,
+  found: dict[str, Finding],
+  points: Sequence[Point],
+) -> None:
+  """Writes the report as far as it goes, with the plots of the newest part."""
+  report.plot(workdir, part, found[part])
+  report.write(workdir, config, found, points)
 
 
 def _measure(
@@ -195,8 +219,9 @@ def _best_tasks(
 if __name__ == "__main__":
   flags.mark_flags_as_required(["config", "workdir"])
   # Around all, since a configuration file runs while flags are parsed.
-  try:
-    app.run(main)
-  except MemoryVitError as error:
-    print(f"error: {error}", file=sys.stderr)
-    sys.exit(2)
+  with processes.leaving():
+    try:
+      app.run(main)
+    except MemoryVitError as error:
+      print(f"error: {error}", file=sys.stderr)
+      sys.exit(2)

@@ -1,11 +1,12 @@
 """What a run leaves: tasks that know how good they are."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from memory_vit import adapters, data, trees
+from memory_vit import adapters, data, processes, trees
 from memory_vit.backbone import Backbone
 from memory_vit.config import Config, to_dict
 from memory_vit.learn import Learned, Learner
@@ -80,6 +81,8 @@ def export(
 ) -> list[Task]:
   """Writes the best task under its name, and the others where that is asked.
 
+  One process writes; all read.
+
   Args:
     config: of the run.
     name: of the best.
@@ -103,7 +106,10 @@ def export(
       "metrics": {**metrics, "name": new_name, "exported": where},
     }
     spec = dataclasses.replace(task.spec, name=new_name)
-    adapters.save_task(Task(spec, task.params, made), workdir / where)
+    save = functools.partial(
+      adapters.save_task, Task(spec, task.params, made), workdir / where
+    )
+    processes.on_first(f"export {where}", save)
     exported.append(adapters.load_task(workdir / where, backbone))
   return exported
 
@@ -120,4 +126,7 @@ def save_model(task: Task, backbone: Backbone, path: Path) -> None:
     backbone.config, num_classes=task.spec.num_classes, representation_size=0
   )
   params = {**task.params["backbone"], "head": task.params["head"]}
-  save_backbone(Backbone(config, params, trees.fingerprint(params)), path)
+  model = Backbone(config, params, trees.fingerprint(params))
+  processes.on_first(
+    f"export {path.name}", functools.partial(save_backbone, model, path)
+  )

@@ -13,9 +13,11 @@ from jax.sharding import Mesh
 
 from memory_vit import (
   adapters,
+  agreement,
   data,
   evaluation,
   preprocess,
+  processes,
   programs,
   records,
   results,
@@ -56,17 +58,20 @@ def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
     MemoryVitError: for input that cannot be used.
   """
   began = time.perf_counter()
-  mesh = sharding.make_mesh()
+  agreement.require_same_start(config)
+  mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
   _require_possible(config, workdir, mesh)
   name = config.task.name or _name_of(config.data)
   variants = sweep.variants_of(config, name)
   workdir.mkdir(parents=True, exist_ok=True)
+  processes.require_shared(workdir)
   backbone = _backbone(config, workdir, mesh)
   # All splits first: a wrong name must not cost a training run.
   learner = _learner(config, mesh, backbone)
   _require_names(learner, name, variants)
   tested = _open(config, config.data.test)
   upstream = _open_upstream(config, backbone)
+  agreement.require_same_data(learner, tested, upstream)
 
   before = upstream and _evaluate_upstream(learner, upstream, ())
   plan = _plan(learner, variants, workdir)
@@ -127,7 +132,7 @@ def _require_possible(config: Config, workdir: Path, mesh: Mesh) -> None:
 
 
 def _backbone(config: Config, workdir: Path, mesh: Mesh) -> Backbone:
-  """Loads the backbone, or makes it first, and puts it on every device."""
+  """Loads the backbone, or makes it first, and puts it on the devices."""
   path = config.backbone
   if config.pretrain.variant:
     path = str(pretrained_file(config, workdir, mesh))
@@ -149,7 +154,7 @@ def _backbone(config: Config, workdir: Path, mesh: Mesh) -> Backbone:
     "backbone %s: %s, %d px, fingerprint %s",
     path, backbone.config.variant, config.image_size, backbone.fingerprint[:16],
   )  # fmt: skip
-  params = jax.device_put(backbone.params, sharding.replicated(mesh))
+  params = sharding.put_backbone(backbone.params, mesh)
   return dataclasses.replace(backbone, params=params)
 
 
@@ -183,7 +188,11 @@ def _open(config: Config, split: str) -> data.Source | None:
   where = config.data
   if not split:
     return None
-  return data.open_source(where.name, split, where.dir, where.cache_gib)
+  # It may be prepared on the way, in a directory that all share.
+  return processes.first_before_others(
+    f"data {split}",
+    lambda: data.open_source(where.name, split, where.dir, where.cache_gib),
+  )
 
 
 def _plan(
@@ -192,7 +201,7 @@ def _plan(
   """Which variants are trained at once, and the estimate that says so.
 
   A run that goes on keeps its plan, whatever memory is free now; one that has
-  saved nothing yet makes a new one.
+  saved nothing yet makes a new one. All processes have that of process 0.
 
   Returns:
     {"passes": names of the variants of each, "bytes_of_one": what a pass with
@@ -204,11 +213,12 @@ def _plan(
   file = workdir / "passes.json"
   names = sorted(variant.name for variant in variants)
   steps = (workdir / "checkpoints").rglob("*")
-  if not file.exists() or not any(path.name.isdigit() for path in steps):
-    plan = _passes(learner, variants)
+  begun = file.exists() and any(path.name.isdigit() for path in steps)
+  if not processes.from_first(begun):
+    plan = processes.from_first(_passes(learner, variants))
     records.write_json(file, plan)
     return plan
-  plan = records.read_json(file)
+  plan = processes.from_first(records.read_json(file))
   planned = sorted(name for part in plan["passes"] for name in part)
   if planned != names:
     raise TrainingError(
@@ -283,8 +293,11 @@ def _open_upstream(config: Config, backbone: Backbone) -> data.Source | None:
   where = config.upstream
   if not where.name:
     return None
-  source = data.open_source(
-    where.name, where.split, where.dir, config.data.cache_gib
+  source = processes.first_before_others(
+    "data of upstream",
+    lambda: data.open_source(
+      where.name, where.split, where.dir, config.data.cache_gib
+    ),
   )
   outputs = backbone.config.num_classes
   if source.num_classes != outputs:

@@ -184,7 +184,7 @@ def _last(best: Mapping[str, Best], state: TrainState) -> dict[str, Best]:
 
 def _now(name: str, accuracy: float | None, state: TrainState) -> Best:
   """A name as it is."""
-  return Best(int(state.step), accuracy, jax.device_get(state.params[name]))
+  return Best(int(state.step), accuracy, sharding.to_host(state.params[name]))
 
 
 class _Watch:
