@@ -1,6 +1,7 @@
 """Meshes of 8 virtual devices: the same results, the backbone in parts."""
 
 import collections
+import contextlib
 import dataclasses
 import re
 
@@ -12,16 +13,19 @@ from conftest import random_task, tiny_backbone
 from test_step import assert_close, batch, setting
 
 import memory_vit as mv
+from configs import quickstart
 from memory_vit import (
   adapters,
   evaluation,
   optim,
   programs,
+  run,
   sharding,
   step,
   training_pass,
   trees,
 )
+from memory_vit import config as config_lib
 from memory_vit.config import OptimConfig
 from memory_vit.errors import ConfigError
 
@@ -205,3 +209,65 @@ def test_a_layer_is_gathered_where_it_is_used(wide, images):
   shapes = collections.Counter(tuple(map(int, s.split(","))) for s, _ in moved)
   assert {kind for _, kind in moved} == {"all-gather"}
   assert shapes == {(64, 256): 6, (256, 64): 6}
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_other_devices(tmp_path, monkeypatch):
+  """8 devices, then 1, then 4: the same pictures, the same result."""
+  mv.save_backbone(
+    tiny_backbone(width=64, mlp_dim=256, num_classes=5), tmp_path / "wide.npz"
+  )
+  values = quickstart.get_config()
+  values.pretrain.variant, values.upstream.name = "", ""
+  values.backbone, values.regime = str(tmp_path / "wide.npz"), "full"
+  values.batch_size, values.batch_size_eval = 16, 64
+  values.total_steps, values.checkpoint_every, values.eval_every = 6, 2, 6
+  values.learning_rate = 0.03
+  make_mesh, shard_batch = sharding.make_mesh, sharding.shard_batch
+  take_step = step.Step.__call__
+  seen, taken = [], []
+
+  def logged(batch, mesh):
+    if "mask" not in batch:
+      seen.append(batch["image"].sum(axis=(1, 2, 3)).tolist())
+    return shard_batch(batch, mesh)
+
+  def run_on(devices, fsdp, steps, workdir):
+    """Takes so many steps, and is interrupted in the next."""
+
+    def stops(self, *args):
+      if len(taken) == steps:
+        raise KeyboardInterrupt
+      taken.append(1)
+      return take_step(self, *args)
+
+    seen.clear()
+    taken.clear()
+    values.mesh.fsdp = fsdp
+    monkeypatch.setattr(
+      sharding, "make_mesh",
+      lambda fsdp: make_mesh(jax.devices()[:devices], fsdp),
+    )  # fmt: skip
+    monkeypatch.setattr(sharding, "shard_batch", logged)
+    monkeypatch.setattr(step.Step, "__call__", stops)
+    config = config_lib.from_dict(values.to_dict())
+    with contextlib.suppress(KeyboardInterrupt):
+      run.train_and_evaluate(config, workdir)
+    return seen[: len(taken)]
+
+  whole = run_on(8, 4, 6, tmp_path / "whole")
+  changing = [
+    pictures
+    for devices, fsdp in ((8, 4), (1, 1), (4, 2))
+    for pictures in run_on(devices, fsdp, 2, tmp_path / "changing")
+  ]
+  assert len(whole) == 6
+  assert changing == whole
+  one, other = (
+    adapters.read_arrays(tmp_path / name / "tasks" / "digits-5-9")
+    for name in ("whole", "changing")
+  )
+  for name, array in one.items():
+    np.testing.assert_allclose(
+      other[name], array, rtol=1e-3, atol=1e-5, err_msg=name
+    )
