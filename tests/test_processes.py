@@ -60,7 +60,7 @@ def alone(tmp_path_factory, backbone_file):
   options = two.command(path / "log.jsonl", flags)
   options["env"] = two.environment(4, LOG=str(path / "log.jsonl"))
   with two.started([options]) as started:
-    (ended,) = two.ends(started, 600)
+    (ended,) = two.ends(started)
   assert ended.status == 0, ended.stderr
   return path
 
@@ -203,7 +203,7 @@ def test_a_killed_process_ends_the_other_and_nothing_is_lost(
         second.kill()
         break
     killed = time.monotonic()
-    (left,) = two.ends([first], 60)
+    (left,) = two.ends([first])
     took = time.monotonic() - killed
   assert left.status not in (0, None)
   assert took < two.HEARTBEAT + 10
@@ -244,7 +244,7 @@ def test_a_process_that_dies_elsewhere_is_noticed():
     assert first.stdout.readline() == "joined\n"
     second.kill()
     began = time.monotonic()
-    (left,) = two.ends([first], 60)
+    (left,) = two.ends([first])
   assert left.status not in (0, None)
   assert time.monotonic() - began < two.HEARTBEAT + 15
   assert "detected fatal errors" in left.stderr
@@ -260,7 +260,7 @@ def test_processes_that_differ_are_refused(tmp_path, backbone_file, what):
   else:
     flags[1].append(f"--workdir={tmp_path / 'elsewhere'}")
     expected = "processes [1] do not see what process 0 writes there"
-  for ended in two.run_two(logs_in(tmp_path), flags, timeout=600):
+  for ended in two.run_two(logs_in(tmp_path), flags):
     assert ended.status == 2, ended.stderr
     assert expected in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -289,7 +289,7 @@ def test_a_trained_backbone_lies_in_parts_on_two_processes(
       options = two.command(directory / "log", flags)
       options["env"] = two.environment(4, LOG=str(directory / "log"))
       with two.started([options]) as started:
-        ended = two.ends(started, 600)
+        ended = two.ends(started)
     assert {e.status for e in ended} == {0}, "".join(e.stderr for e in ended)
     model = mv.load_backbone(directory / "run" / "digits-5-9.npz")
     runs[name] = trees.flatten(model.params)

@@ -20,6 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # In tests a dead process shall be noticed soon.
 HEARTBEAT = 10
+# Seconds until a group of processes must have ended; far more than it takes.
+PATIENCE = float(os.environ.get("MEMORY_VIT_PATIENCE", 300))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,23 +85,23 @@ def started(commands: Sequence[Mapping]) -> Iterator[list[subprocess.Popen]]:
       process.wait()
 
 
-def ends(processes: Sequence[subprocess.Popen], timeout: float) -> list[Ended]:
+def ends(processes: Sequence[subprocess.Popen]) -> list[Ended]:
   """Waits for processes that shall end by themselves."""
   done = []
   for process in processes:
-    out, err = process.communicate(timeout=timeout)
+    out, err = process.communicate(timeout=PATIENCE)
     done.append(Ended(process.returncode, out, err))
   return done
 
 
 def run_two(
-  logs: Sequence[pathlib.Path], flags: Sequence[Sequence[str]], timeout=600.0
+  logs: Sequence[pathlib.Path], flags: Sequence[Sequence[str]]
 ) -> list[Ended]:
   """Runs two processes of two devices each; `flags` of each."""
   port = free_port()
   commands = [command(logs[i], [*flags[i], *joined(i, port)]) for i in range(2)]
   with started(commands) as processes:
-    return ends(processes, timeout)
+    return ends(processes)
 
 
 def read(log: pathlib.Path, kind: str) -> list:
