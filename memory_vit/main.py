@@ -15,12 +15,12 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from memory_vit import config as config_lib
-from memory_vit import processes, progress, run
+from memory_vit import launch, progress, run
 from memory_vit.errors import MemoryVitError
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results are written.")
-_PROCESSES = processes.define_flags()
+_PROCESSES = launch.define_flags()
 
 
 def main(argv: list[str]) -> None:
@@ -28,7 +28,7 @@ def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"unknown arguments {argv[1:]}; options start with --")
   progress.log_to_stderr()
-  processes.start(_PROCESSES())
+  launch.start(_PROCESSES())
   logging.getLogger("memory_vit").info("devices: %s", jax.devices())
   workdir = Path(_WORKDIR.value)
   config = config_lib.from_dict(_CONFIG.value.to_dict())
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> None:
 if __name__ == "__main__":
   flags.mark_flags_as_required(["config", "workdir"])
   # Around all, since a configuration file runs while flags are parsed.
-  with processes.leaving():
+  with launch.leaving():
     try:
       app.run(main)
     except MemoryVitError as error:

@@ -30,6 +30,7 @@ from memory_vit import (
   findings,
   forecast,
   interference,
+  launch,
   measured,
   processes,
   progress,
@@ -56,7 +57,7 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Where results are written.")
 _ONLY = flags.DEFINE_multi_string(
   "only", [], f"A part; may be given several times: {', '.join(study.PARTS)}."
 )
-_PROCESSES = processes.define_flags()
+_PROCESSES = launch.define_flags()
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Show the runs, train nothing.")
 
 
@@ -65,7 +66,7 @@ def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"unknown arguments {argv[1:]}; options start with --")
   progress.log_to_stderr()
-  processes.start(_PROCESSES())
+  launch.start(_PROCESSES())
   workdir = Path(_WORKDIR.value)
   config = config_lib.from_dict(_CONFIG.value.to_dict())
   parts = study.possible_parts(config, _ONLY.value)
@@ -112,9 +113,8 @@ def run_study(
         points[run.name] = _measure(config, run, workdir, path, points)
     everything = [point for some in points.values() for point in some]
     found[part] = _find(part, config, backbone, mesh, everything)
-    processes.on_first(
-      f"report of {part}",
-      functools.partial(_write, workdir, config, part, found, everything),
+    processes.by_first(
+      functools.partial(_write, workdir, config, part, found, everything)
     )
     logger.info("%s: %s", part, found[part].sentence)
   return found
@@ -219,7 +219,7 @@ def _best_tasks(
 if __name__ == "__main__":
   flags.mark_flags_as_required(["config", "workdir"])
   # Around all, since a configuration file runs while flags are parsed.
-  with processes.leaving():
+  with launch.leaving():
     try:
       app.run(main)
     except MemoryVitError as error:

@@ -37,7 +37,6 @@ def pretrain(config: Config, mesh: Mesh) -> Backbone:
   """
   settings = config.pretrain
   source = processes.first_before_others(
-    "data of pretraining",
     lambda: data.open_source(
       settings.data.name,
       settings.data.train,
@@ -116,7 +115,7 @@ def pretrained_file(config: Config, workdir: Path, mesh: Mesh) -> Path:
       records.write_json(made_by, wanted)
       save_backbone(backbone, path)
 
-    processes.on_first("backbone.npz", save)
+    processes.by_first(save)
   found = records.read_json(made_by) if made_by.exists() else "something else"
   if found != wanted:
     raise TrainingError(

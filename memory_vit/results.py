@@ -109,7 +109,7 @@ def export(
     save = functools.partial(
       adapters.save_task, Task(spec, task.params, made), workdir / where
     )
-    processes.on_first(f"export {where}", save)
+    processes.by_first(save)
     exported.append(adapters.load_task(workdir / where, backbone))
   return exported
 
@@ -127,6 +127,4 @@ def save_model(task: Task, backbone: Backbone, path: Path) -> None:
   )
   params = {**task.params["backbone"], "head": task.params["head"]}
   model = Backbone(config, params, trees.fingerprint(params))
-  processes.on_first(
-    f"export {path.name}", functools.partial(save_backbone, model, path)
-  )
+  processes.by_first(functools.partial(save_backbone, model, path))

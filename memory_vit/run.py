@@ -190,7 +190,6 @@ def _open(config: Config, split: str) -> data.Source | None:
     return None
   # It may be prepared on the way, in a directory that all share.
   return processes.first_before_others(
-    f"data {split}",
     lambda: data.open_source(where.name, split, where.dir, where.cache_gib),
   )
 
@@ -294,7 +293,6 @@ def _open_upstream(config: Config, backbone: Backbone) -> data.Source | None:
   if not where.name:
     return None
   source = processes.first_before_others(
-    "data of upstream",
     lambda: data.open_source(
       where.name, where.split, where.dir, config.data.cache_gib
     ),
