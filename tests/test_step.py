@@ -24,7 +24,7 @@ def setting(backbone, mesh, tasks, parents=(), **options):
   specs = tuple(task.spec for task in (*parents, *tasks))
   cut = training_pass.make_training_pass(backbone.config, specs)
   frozen = {
-    "backbone": jax.device_put(backbone.params, sharding.replicated(mesh)),
+    "backbone": sharding.put_backbone(backbone.params, mesh),
     "tasks": {task.spec.name: task.params for task in parents},
   }
   step_fn = step.Step(cut, optimizer, mesh, **options)
