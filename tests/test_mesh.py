@@ -17,6 +17,7 @@ from configs import quickstart
 from memory_vit import (
   adapters,
   evaluation,
+  manifest,
   optim,
   programs,
   run,
@@ -263,9 +264,11 @@ def test_a_run_goes_on_with_other_devices(tmp_path, monkeypatch):
   ]
   assert len(whole) == 6
   assert changing == whole
+  paths = [
+    tmp_path / name / "tasks/digits-5-9" for name in ("whole", "changing")
+  ]
   one, other = (
-    adapters.read_arrays(tmp_path / name / "tasks" / "digits-5-9")
-    for name in ("whole", "changing")
+    adapters.read_arrays(path, manifest.read(path)) for path in paths
   )
   for name, array in one.items():
     np.testing.assert_allclose(

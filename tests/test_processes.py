@@ -12,7 +12,7 @@ import two_processes as two
 from conftest import tiny_backbone
 
 import memory_vit as mv
-from memory_vit import launch, processes, trees
+from memory_vit import adapters, launch, manifest, processes, trees
 from memory_vit.errors import ConfigError
 
 STEPS = 12
@@ -184,9 +184,8 @@ def test_two_processes_do_what_one_does(together, alone):
 
 
 def exported(workdir: pathlib.Path) -> dict[str, np.ndarray]:
-  from memory_vit import adapters
-
-  return adapters.read_arrays(workdir / "tasks" / "digits-5-9")
+  path = workdir / "tasks" / "digits-5-9"
+  return adapters.read_arrays(path, manifest.read(path))
 
 
 @pytest.mark.slow
