@@ -121,7 +121,14 @@ def _timer(config: Config, workdir: Path) -> "Timer":
   return Timer(
     dataclasses.replace(backbone, params=params),
     mesh,
-    data.open_source(where.name, where.train, where.dir, where.cache_gib),
+    data.open_source(
+      where.name,
+      where.train,
+      where.dir,
+      where.cache_gib,
+      max_bad=where.max_bad,
+      stall_timeout=config.stall_timeout,
+    ),
   )
 
 

@@ -19,6 +19,7 @@ from memory_vit import (
   preprocess,
   programs,
   progress,
+  sharding,
   train,
   training_pass,
   trees,
@@ -107,10 +108,11 @@ class Learner:
 
     checkpoints = Checkpoints(directory)
     meta = self._meta(variants)
-    state, past = _resume(checkpoints, state, meta)
+    state, past = _resume(checkpoints, state, meta, self.train)
 
     def save(state: TrainState, past: train.Past) -> None:
-      _save(checkpoints, state, past, meta)
+      bad = sharding.known_to_any(self.train.left_out, self.train.max_bad)
+      _save(checkpoints, state, past, {**meta, "left_out": bad})
 
     def validate(params: Any) -> dict[str, dict[str, Any]]:
       trained = [
@@ -324,7 +326,10 @@ def _save(
 
 
 def _resume(
-  checkpoints: Checkpoints, state: TrainState, meta: Mapping[str, Any]
+  checkpoints: Checkpoints,
+  state: TrainState,
+  meta: Mapping[str, Any],
+  source: data.Source,
 ) -> tuple[TrainState, train.Past | None]:
   """The newest saved state with its past, or the given one without any."""
   step = checkpoints.latest()
@@ -332,6 +337,9 @@ def _resume(
     return state, None
   found = checkpoints.meta(step)
   _require_same(found, meta, checkpoints.directory)
+  # They count as before. States of earlier versions have none.
+  reason = f"left out up to step {step}"
+  source.leave_out(dict.fromkeys(found.get("left_out", ()), reason))
   like = {
     "state": state,
     "best": {
@@ -380,7 +388,8 @@ def _require_same(
 # What may change between a run and its continuation without changing a result.
 # Directories of earlier tasks may: their digests may not.
 _MAY_CHANGE = ("backbone", "batch_size_eval", "data/cache_gib", "data/dir",
-               "log_every", "profile_at", "sweep/export", "sweep/memory_gib",
+               "data/max_bad", "log_every", "profile_at", "stall_timeout",
+               "sweep/export", "sweep/memory_gib",
                "task/attends_to", "task/indirect", "upstream/dir",
                "upstream/eval_crop", "upstream/name", "upstream/resize",
                "upstream/split")  # fmt: skip

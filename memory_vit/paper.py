@@ -163,7 +163,14 @@ def _find_interference(
   if not (naive and masked):
     return findings.interference(config, (), ())
   where = config.data
-  source = data.open_source(where.name, where.test, where.dir, where.cache_gib)
+  source = data.open_source(
+    where.name,
+    where.test,
+    where.dir,
+    where.cache_gib,
+    max_bad=where.max_bad,
+    stall_timeout=config.stall_timeout,
+  )
   options = {"batch_size": config.batch_size_eval, "mesh": mesh}
   return findings.interference(
     config,

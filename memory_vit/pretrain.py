@@ -33,6 +33,8 @@ def pretrain(config: Config, mesh: Mesh) -> Backbone:
     settings.data.train,
     settings.data.dir,
     settings.data.cache_gib,
+    max_bad=settings.data.max_bad,
+    stall_timeout=config.stall_timeout,
   )
   vit = vit_config(
     settings.variant,

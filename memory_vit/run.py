@@ -89,6 +89,9 @@ def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
       "accuracy_after": after and after["top1"],
       "outputs_bit_equal": after and before["digest"] == after["digest"],
     },
+    "left_out": _left_out(
+      [learner.train, learner.validation, tested, upstream]
+    ),
     "wall_seconds": round(time.perf_counter() - began, 2),
     "images_per_second": _speed(learned),
   }
@@ -183,7 +186,14 @@ def _open(config: Config, split: str) -> data.Source | None:
   where = config.data
   if not split:
     return None
-  return data.open_source(where.name, split, where.dir, where.cache_gib)
+  return data.open_source(
+    where.name,
+    split,
+    where.dir,
+    where.cache_gib,
+    max_bad=where.max_bad,
+    stall_timeout=config.stall_timeout,
+  )
 
 
 def _plan(
@@ -284,7 +294,12 @@ def _open_upstream(config: Config, backbone: Backbone) -> data.Source | None:
   if not where.name:
     return None
   source = data.open_source(
-    where.name, where.split, where.dir, config.data.cache_gib
+    where.name,
+    where.split,
+    where.dir,
+    config.data.cache_gib,
+    max_bad=config.data.max_bad,
+    stall_timeout=config.stall_timeout,
   )
   outputs = backbone.config.num_classes
   if source.num_classes != outputs:
@@ -315,6 +330,16 @@ def _evaluate_upstream(
     mesh=learner.mesh,
     digest=True,
   )[BACKBONE]
+
+
+def _left_out(sources: Sequence[data.Source | None]) -> list[str]:
+  """The examples that could not be read, by any process."""
+  return [
+    source.describe(index)
+    for source in sources
+    if source
+    for index in sharding.known_to_any(source.left_out, source.max_bad)
+  ]
 
 
 def _speed(learned: Sequence[Learned]) -> float:

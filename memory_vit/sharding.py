@@ -4,11 +4,12 @@ Batches are split along it, everything else is replicated.
 """
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from memory_vit.errors import ConfigError
@@ -52,6 +53,20 @@ def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, Any]:
     name: jax.make_array_from_process_local_data(sharding, rows)
     for name, rows in batch.items()
   }
+
+
+def known_to_any(numbers: Collection[int], limit: int) -> list[int]:
+  """Numbers that at least one process knows, sorted.
+
+  Args:
+    numbers: at most `limit`, none negative, that this process knows.
+    limit: the same on all processes.
+  """
+  padded = np.full(limit, -1, np.int64)
+  padded[: len(numbers)] = sorted(numbers)
+  # Without limit there are none, and nothing to say to each other.
+  everywhere = multihost_utils.process_allgather(padded) if limit else padded
+  return sorted({int(n) for n in everywhere.ravel()} - {-1})
 
 
 def prefetch(
