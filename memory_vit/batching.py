@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import weakref
@@ -38,12 +39,19 @@ class Recipe:
   record: Callable[[tf.Tensor], tf.Tensor]
   prepare: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], dict[str, tf.Tensor]]
 
-  def example(
-    self, number: tf.Tensor, behind: tf.Tensor | int = 0
-  ) -> dict[str, tf.Tensor]:
-    """The example of a number, made of a record behind its own."""
-    index = (self.record(number) + behind) % self.source.size
-    return self.prepare(number, *self.source.fetch(index))
+  @functools.cached_property
+  def example(self) -> Callable[[tf.Tensor, tf.Tensor], dict[str, tf.Tensor]]:
+    """Number, how far behind its own record -> the example; both int64 ().
+
+    Traced once: a batch with a broken picture makes two more pipelines.
+    """
+
+    def made(number: tf.Tensor, behind: tf.Tensor) -> dict[str, tf.Tensor]:
+      index = (self.record(number) + behind) % self.source.size
+      return self.prepare(number, *self.source.fetch(index))
+
+    signature = [tf.TensorSpec((), tf.int64)] * 2
+    return tf.function(made, input_signature=signature, autograph=False)
 
   def index(self, number: int, behind: int) -> int:
     """Which record `example` takes."""
@@ -118,7 +126,11 @@ def _pipeline(recipe: Recipe, firsts: range, rows: int) -> Iterator[Batch]:
   dataset = (
     tf.data.Dataset.range(firsts.start, firsts.stop, firsts.step)
     .flat_map(lambda first: tf.data.Dataset.range(first, first + rows))
-    .map(recipe.example, num_parallel_calls=os.cpu_count(), deterministic=True)
+    .map(
+      lambda number: recipe.example(number, tf.zeros_like(number)),
+      num_parallel_calls=os.cpu_count(),
+      deterministic=True,
+    )
     .batch(rows, drop_remainder=True)
     .prefetch(_PREFETCH)
     .with_options(sources.without_autotuning())

@@ -108,10 +108,15 @@ class Learner:
 
     checkpoints = Checkpoints(directory)
     meta = self._meta(variants)
-    state, past = _resume(checkpoints, state, meta, self.train)
+    splits = {"train": self.train, "validation": self.validation}
+    splits = {key: source for key, source in splits.items() if source}
+    state, past = _resume(checkpoints, state, meta, splits)
 
     def save(state: TrainState, past: train.Past) -> None:
-      bad = sharding.known_to_any(self.train.left_out, self.train.max_bad)
+      bad = {
+        key: sharding.known_to_any(source.left_out, source.max_bad)
+        for key, source in splits.items()
+      }
       _save(checkpoints, state, past, {**meta, "left_out": bad})
 
     def validate(params: Any) -> dict[str, dict[str, Any]]:
@@ -329,7 +334,7 @@ def _resume(
   checkpoints: Checkpoints,
   state: TrainState,
   meta: Mapping[str, Any],
-  source: data.Source,
+  splits: Mapping[str, data.Source],
 ) -> tuple[TrainState, train.Past | None]:
   """The newest saved state with its past, or the given one without any."""
   step = checkpoints.latest()
@@ -337,9 +342,10 @@ def _resume(
     return state, None
   found = checkpoints.meta(step)
   _require_same(found, meta, checkpoints.directory)
-  # They count as before. States of earlier versions have none.
-  reason = f"left out up to step {step}"
-  source.leave_out(dict.fromkeys(found.get("left_out", ()), reason))
+  # They count as before. States of earlier versions say nothing of them.
+  for key, bad in found.get("left_out", {}).items():
+    reason = f"left out up to step {step}"
+    splits[key].leave_out(dict.fromkeys(bad, reason))
   like = {
     "state": state,
     "best": {

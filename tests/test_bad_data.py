@@ -43,7 +43,7 @@ def never_a_hang():
     raise TimeoutError("this test hangs")
 
   before = signal.signal(signal.SIGALRM, ring)
-  signal.alarm(120)
+  signal.alarm(300)  # on a machine that has much else to do
   yield
   signal.alarm(0)
   signal.signal(signal.SIGALRM, before)
@@ -197,32 +197,29 @@ def test_broken_shard_is_named_with_its_last_good_record(
 def test_corrupt_records_are_left_out(tmp_path, log):
   directory = write_own(tmp_path)
   fake_data.reshard(directory, "train", [5, 7])
-  clean = labels_of(open_source("own", "train+test", str(tmp_path)))
+  whole = open_source("own", "train", str(tmp_path))  # is in memory
+  clean = labels_of(whole)
   for i, record in ((0, 0), (1, 3)):
     file = directory / f"own-train.tfrecord-0000{i}-of-00002"
     flip_bit(file, record_start(file, record) + 30)
   with pytest.raises(BrokenDataError, match="2 examples cannot.*max_bad"):
-    open_source("own", "train+test", str(tmp_path), max_bad=1)
+    open_source("own", "train", str(tmp_path), max_bad=1)
   log.clear()
-  source = open_source("own", "train+test", str(tmp_path), max_bad=2)
+  source = open_source("own", "train", str(tmp_path), max_bad=2)
   assert set(source.left_out) == {0, 5 + 3}
   assert len(log.records) == 2
   assert "00001-of-00002, record 3 of 7" in log.records[1].getMessage()
   expected = [None if i in (0, 8) else label for i, label in enumerate(clean)]
   assert labels_of(source) == expected
   # A part of a split counts what lies in it.
-  part = open_source("own", "train[6:10]", str(tmp_path), max_bad=1)
+  part = open_source("own", "train[6:10]+test", str(tmp_path), max_bad=1)
   assert set(part.left_out) == {2}
-  assert labels_of(part) == [clean[6], clean[7], None, clean[9]]
-  # The place of one is taken by the next.
-  labels = trained_on(source, steps=7, batch_size=2)["label"]
-  whole = trained_on(
-    dataclasses.replace(source, fetch=lambda i: (
-      tf.constant(fake_data.encode(fake_data.noise(0), "PNG")),
-      tf.gather(tf.constant([clean[1], *clean[1:8], clean[9], *clean[9:]]), i),
-    )), steps=7, batch_size=2,
-  )["label"]  # fmt: skip
-  np.testing.assert_array_equal(labels, whole)
+  assert labels_of(part)[:4] == [clean[6], clean[7], None, clean[9]]
+  # In training, the next stands in for one.
+  next_to = {clean[0]: clean[1], clean[8]: clean[9]}
+  expected = trained_on(whole, steps=1, batch_size=12)["label"]
+  found = trained_on(source, steps=1, batch_size=12)["label"]
+  assert list(found) == [next_to.get(label, label) for label in expected]
 
 
 @pytest.mark.parametrize("how", ["payload", "empty", "cut", "missing"])
@@ -294,8 +291,10 @@ def test_wrong_label_names_the_example(tmp_path):
 
 def test_next_readable_example_takes_the_place():
   broken = (2, 3, 9)  # two in a row, and the last
-  clean = trained_on(numbered_source(10), steps=10)
-  found = trained_on(broken_source(10, broken, max_bad=3), steps=10)
+  clean = trained_on(numbered_source(10), steps=2, batch_size=10)
+  found = trained_on(
+    broken_source(10, broken, max_bad=3), steps=2, batch_size=10
+  )
   stands_for = np.array([{2: 4, 3: 4, 9: 0}.get(i, i) for i in range(10)])
   np.testing.assert_array_equal(found["label"], stands_for[clean["label"]])
   # All others are the same pictures, cropped in the same way, to the bit.
@@ -306,13 +305,12 @@ def test_next_readable_example_takes_the_place():
 
 def test_leaving_out_depends_on_the_number_alone():
   def source():
-    return broken_source(10, (2, 3, 9), max_bad=3)
+    return broken_source(16, (2, 3), max_bad=2)
 
-  whole = trained_on(source(), steps=9, batch_size=8)
-  for steps in (1, 2, 7):
-    rest = trained_on(source(), steps=9 - steps, batch_size=8, start=steps * 8)
-    assert_same(rest, {key: v[steps * 8 :] for key, v in whole.items()})
-  assert_same(trained_on(source(), steps=36, batch_size=2), whole)
+  whole = trained_on(source(), steps=3, batch_size=8)
+  rest = trained_on(source(), steps=2, batch_size=8, start=8)
+  assert_same(rest, {key: v[8:] for key, v in whole.items()})
+  assert_same(trained_on(source(), steps=1, batch_size=24), whole)
   shares = [
     train_batches(
       source(), DataConfig(), image_size=8, batch_size=8, seed=0,
@@ -322,14 +320,14 @@ def test_leaving_out_depends_on_the_number_alone():
   ]  # fmt: skip
   joined = [
     concatenate(parts)
-    for parts in itertools.islice(zip(*shares, strict=True), 9)
+    for parts in itertools.islice(zip(*shares, strict=True), 3)
   ]
   assert_same(concatenate(joined), whole)
 
 
 def test_each_is_named_once_with_its_reason(log):
   source = broken_source(6, (1, 4), max_bad=2)
-  trained_on(source, steps=12)  # eight epochs
+  trained_on(source, steps=2, batch_size=6)  # two epochs
   messages = sorted(record.getMessage() for record in log.records)
   assert len(messages) == len(source.left_out) == 2
   assert "example 1 cannot be read: not a whole JPEG" in messages[0]
@@ -338,7 +336,7 @@ def test_each_is_named_once_with_its_reason(log):
 
 def test_one_more_is_an_error_that_lists_them():
   with pytest.raises(BrokenDataError) as error:
-    trained_on(broken_source(6, (1, 3, 4), max_bad=2), steps=12)
+    trained_on(broken_source(6, (1, 3, 4), max_bad=2), steps=2)
   text = str(error.value)
   assert text.startswith("3 examples cannot be read.")
   assert "config.data.max_bad (2)" in text
@@ -515,8 +513,8 @@ def config(tmp_path):
   values.pretrain.variant = values.upstream.name = ""
   values.backbone = str(tmp_path / "tiny.npz")
   values.batch_size, values.batch_size_eval = 16, 8
-  values.total_steps, values.log_every = 6, 6
-  values.eval_every, values.checkpoint_every = 3, 3
+  values.total_steps, values.log_every = 2, 2
+  values.eval_every, values.checkpoint_every = 2, 2
   values.data.name, values.data.dir = "folder", str(tmp_path / "data")
   values.data.train, values.data.validation = "train", "validation"
   values.data.max_bad, values.stall_timeout = 1, 300.0

@@ -149,15 +149,17 @@ def test_broken_records_are_reported_with_their_shard(tmp_path):
 
 
 def test_wrong_labels_are_reported(tmp_path):
+  labels = [0, 1, 2, 0, -1, 1]  # the first that is read is not the -1
   fake_data.write_adhoc(
-    tmp_path, "own", FEATURES, {"train": [0, 1, 2, 2, -1], "test": [-1, -1]},
-    "array_record",
-  )  # fmt: skip
+    tmp_path, "own", FEATURES, {"train": labels, "test": [-1]}, "array_record"
+  )
   report = check_data.check_data(config_of("own", tmp_path))
   train, test = report["splits"]
-  # What comes first decides whether there are labels at all.
-  assert set(kinds(train)) <= {"label is no class", "cannot be opened"}
-  assert len(train["problems"]) == 1
+  [problem] = train["problems"]
+  assert problem["kind"] == "label is no class"
+  assert problem["detail"] == "-1, expected 0 to 2"
+  assert train["labels"] == (-1, 2)
+  assert sum(train["per_class"].values()) == 5
   assert "labels -1: an unlabelled" in kinds(test)["cannot be opened"][0]
   assert not report["clean"]
 
