@@ -329,12 +329,12 @@ def _check_classes(
   """Refuses a class that train/ does not have, or without pictures."""
   unknown = sorted(set(files) - set(classes))
   if unknown:
-    raise DataError(
+    raise BrokenDataError(
       f"{folder} has classes that train/ does not have: {unknown}."
     )
   empty = sorted(name for name, pictures in files.items() if not pictures)
   if empty:
-    raise DataError(
+    raise BrokenDataError(
       f"{folder} has no pictures ({', '.join(SUFFIXES)}) of classes {empty}."
     )
 
