@@ -7,6 +7,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import fake_data
@@ -582,11 +583,21 @@ def test_a_batch_that_does_not_come_is_noticed(ended):
 
 
 def test_time_that_is_spent_elsewhere_is_no_stall(ended):
-  """Compiling, an evaluation, a save."""
-  source = dataclasses.replace(numbered_source(16), stall_timeout=2.0)
+  """Compiling, an evaluation, a save: the clock runs inside of `next` only."""
+  source = dataclasses.replace(numbered_source(16), stall_timeout=100.0)
+  clocks = 0
   for _ in eval_batches(source, PLAIN, batch_size=8):
-    time.sleep(2.5)
-  never = dataclasses.replace(slow_source(0.5, 0), stall_timeout=0.0)
+    running = [
+      thread
+      for thread in threading.enumerate()
+      if isinstance(thread, threading.Timer) and not thread.finished.is_set()
+    ]
+    assert running == []
+    clocks += 1
+  assert clocks == 2
+  with stall.limit(0.05, "what comes in time"):
+    pass
+  never = dataclasses.replace(slow_source(0.2, 8), stall_timeout=0.0)
   list(eval_batches(never, PLAIN, batch_size=8))
   assert ended == []
 
