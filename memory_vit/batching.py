@@ -104,21 +104,25 @@ def batches(recipe: Recipe, firsts: range, rows: int) -> Iterator[Batch]:
 
 def _generate(recipe: Recipe, firsts: range, rows: int) -> Iterator[Batch]:
   """See `batches`."""
-  while firsts:
-    # One that failed has lost the rows of a batch, and is not used any more.
-    made = _pipeline(recipe, firsts, rows)
-    failed = False
-    while firsts and not failed:
+  made, numbers = None, range(firsts[0], firsts[0] + rows)
+  try:
+    while firsts:
       numbers = range(firsts[0], firsts[0] + rows)
       with recipe.limit(numbers):
+        made = made or _pipeline(recipe, firsts, rows)
         try:
           batch, behind = next(made), np.zeros(rows, np.int64)
         except tf.errors.OpError as error:
-          failed = True
+          # It has lost the rows of a batch, and is not used any more.
+          made = None
           batch, behind = _read_singly(recipe, numbers, error)
       recipe.check_labels(batch["label"], numbers, behind)
       yield batch
       firsts = firsts[1:]
+  finally:
+    # To let go of a pipeline is to wait for what its threads are reading.
+    with recipe.limit(numbers):
+      made = None
 
 
 def _pipeline(recipe: Recipe, firsts: range, rows: int) -> Iterator[Batch]:

@@ -1,9 +1,26 @@
 """The state of a run on disk: what is needed to go on as if nothing happened.
 
 Only what is trained is written, never the backbone; the position in the data is
-a number (`data.py`).
+a number (`data.py`). Orbax writes the arrays, and does not notice when they
+change afterwards: the digests of all files and of all arrays lie beside them.
+
+A step is a directory:
+
+  00000040/arrays/     by orbax
+  00000040/state.json  the rest of the state, and the digests
+
+It has this name only once it is whole; `scratch-...` is one that is being
+written or deleted, `corrupt-...` one that was found damaged. Whatever else lies
+there is left alone.
 """
 
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +28,65 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from memory_vit import processes, sharding, trees
 from memory_vit.errors import TrainingError
 
-_ARRAYS = "arrays"
+logger = logging.getLogger("memory_vit")
+
+_STEP = re.compile(r"[0-9]{8}|[1-9][0-9]{8,}")
+_SCRATCH, _CORRUPT = "scratch-", "corrupt-"
+_ARRAYS, _REST = "arrays", "state.json"
+_KEPT = 2
 
 
 class Checkpoints:
-  """The newest two saved states of a run.
+  """The newest two saved states of a run; of several processes, of all.
 
-  What was best on validation is a part of each state, see `train.Past`.
+  What was best on validation is a part of each state, see `train.Past`: no
+  third one has to be kept for it.
   """
 
   def __init__(self, directory: Path) -> None:
+    """Opens, or makes, a directory in which nobody else writes."""
+    self._directory = directory.absolute()  # orbax takes no other
     # Synchronous: the state is small, and a step that was saved is saved.
-    options = ocp.CheckpointManagerOptions(
-      max_to_keep=2,
-      cleanup_tmp_directories=True,
-      enable_async_checkpointing=False,
-    )
-    self._manager = ocp.CheckpointManager(directory.absolute(), options=options)
+    self._arrays = ocp.Checkpointer(ocp.StandardCheckpointHandler())
+    processes.by_first(self._tidy)
 
-  def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
-    """Writes a state.
+  def __enter__(self) -> "Checkpoints":
+    return self
+
+  def __exit__(self, *args: object) -> None:
+    self.close()
+
+  def close(self) -> None:
+    """Ends the threads of orbax."""
+    self._arrays.close()
+
+  @property
+  def directory(self) -> Path:
+    """Where the states lie."""
+    return self._directory
+
+  def steps(self) -> list[int]:
+    """All that were saved, oldest first; nothing is said of their health."""
+    found = self._directory.iterdir()
+    return sorted(int(p.name) for p in found if _STEP.fullmatch(p.name))
+
+  def latest(self) -> int | None:
+    """The newest step that is whole; None where nothing was saved.
+
+    Newer ones, which are not, are set aside under the name `corrupt-STEP`:
+    training saves them again.
+
+    Raises:
+      TrainingError: where none is whole, now or when it was last looked for.
+        All stay where they are.
+    """
+    return processes.by_first(self._newest_whole)
+
+  def save(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
+    """Writes a state, and deletes all but the newest two.
 
     Args:
       step: its number; a step is written once.
@@ -40,39 +94,37 @@ class Checkpoints:
       meta: what JSON can hold.
 
     Raises:
-      TrainingError: where nothing was written.
+      TrainingError: where it cannot be written. What was saved before is as it
+        was.
     """
     values = _with_values(state)
-    saved = self._manager.save(
-      step,
-      args=ocp.args.Composite(
-        state=ocp.args.StandardSave(values),
-        meta=ocp.args.JsonSave({**meta, _ARRAYS: _described(values)}),
-      ),
-    )
-    if not saved:
+    arrays = _verifiable(values)
+    scratch = self._directory / f"{_SCRATCH}{_name_of(step)}"
+    try:
+      processes.by_first(lambda: self._begin(step, scratch))
+      saved = ocp.args.StandardSave(values)
+      self._arrays.save(scratch / _ARRAYS, args=saved)
+      processes.by_first(lambda: self._finish(step, scratch, arrays, meta))
+    except TrainingError:
+      raise
+    # Orbax and the reader below raise many types, Exception among them.
+    except Exception as error:
       raise TrainingError(
-        f"step {step} was not saved: {self._manager.directory} already has "
-        f"steps {self._manager.all_steps()}."
-      )
-
-  @property
-  def directory(self) -> Path:
-    """Where the states lie."""
-    return Path(self._manager.directory)
-
-  def latest(self) -> int | None:
-    """The newest step, or None."""
-    return self._manager.latest_step()
+        f"step {step} cannot be written to {self._directory}: {error}\n"
+        f"The steps saved before, {self.steps()}, are as they were. Make room, "
+        "and give the same command again."
+      ) from error
 
   def meta(self, step: int) -> dict[str, Any]:
-    """What was saved beside the state."""
-    args = ocp.args.Composite(meta=ocp.args.JsonRestore())
-    meta = self._manager.restore(step, args=args).meta
-    return {key: value for key, value in meta.items() if key != _ARRAYS}
+    """What was saved beside a state.
+
+    Raises:
+      TrainingError: where it is damaged.
+    """
+    return _read_rest(self._directory / _name_of(step))["meta"]
 
   def restore(self, step: int, like: Any) -> Any:
-    """Reads a state.
+    """Reads a state, and verifies it.
 
     Args:
       step: its number.
@@ -81,55 +133,228 @@ class Checkpoints:
     Raises:
       TrainingError: where the saved state has another structure, or is damaged.
     """
-    expected = _with_values(like)
+    path = self._directory / _name_of(step)
+    processes.by_first(lambda: _require_whole(path))
+    saved, expected = _read_rest(path)[_ARRAYS], _with_values(like)
+    _require_arrays(path, saved, expected)
+    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, expected)
     try:
-      self._require_arrays(step, _described(expected))
-      target = jax.tree.map(ocp.utils.to_shape_dtype_struct, expected)
-      args = ocp.args.Composite(state=ocp.args.StandardRestore(target))
-      values = self._manager.restore(step, args=args).state
-    except TrainingError:
-      raise
+      args = ocp.args.StandardRestore(target)
+      values = self._arrays.restore(path / _ARRAYS, args=args)
     # A damaged directory makes orbax raise many types, Exception among them.
     except Exception as error:
+      raise TrainingError(f"{path} cannot be read: {error}") from error
+    damaged = [
+      name
+      for name, value in values.items()
+      if _digest(value) != saved[name]["sha256"]
+    ]
+    if damaged:
       raise TrainingError(
-        f"step {step} in {self._manager.directory} is damaged: {error}"
-      ) from error
+        f"{path}: arrays {damaged} are not those that were saved (SHA-256), "
+        "though its files are. Use the versions of orbax and tensorstore that "
+        "wrote them."
+      )
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
     return structure.unflatten(
-      values[_name(path)] if np.size(leaf) else leaf for path, leaf in leaves
+      values[_leaf(path)] if np.size(leaf) else leaf for path, leaf in leaves
     )
 
-  def _require_arrays(self, step: int, expected: dict[str, Any]) -> None:
-    """Says it in our words: orbax casts other types without any."""
-    args = ocp.args.Composite(meta=ocp.args.JsonRestore())
-    found = self._manager.restore(step, args=args).meta[_ARRAYS]
-    differ = [
-      f"{name}: {found.get(name)}, expected {expected.get(name)}"
-      for name in sorted(found.keys() | expected.keys())
-      if found.get(name) != expected.get(name)
-    ]
-    if differ:
-      raise TrainingError(
-        f"step {step} in {self._manager.directory} belongs to another "
-        "configuration. Give the one that the run began with, or another "
-        "--workdir. Its arrays (type and shape):\n  " + "\n  ".join(differ)
-      )
+  def _tidy(self) -> None:
+    """Removes what was being written, or deleted, when a process died."""
+    self._directory.mkdir(parents=True, exist_ok=True)
+    for path in self._directory.glob(f"{_SCRATCH}*"):
+      shutil.rmtree(path)
 
-  def close(self) -> None:
-    """Waits for what is being written."""
-    self._manager.close()
+  def _newest_whole(self) -> int | None:
+    """See `latest`."""
+    problems = {}
+    for step in reversed(self.steps()):
+      try:
+        _require_whole(self._directory / _name_of(step))
+      except TrainingError as error:
+        problems[step] = str(error)
+        continue
+      for broken, problem in problems.items():
+        aside = self._set_aside(broken)
+        logger.warning(
+          "%s It is set aside as %s; going back to step %d.",
+          problem, aside.name, step,
+        )  # fmt: skip
+      return step
+    aside = [str(path) for path in self._directory.glob(f"{_CORRUPT}*")]
+    if problems or aside:
+      raise TrainingError(
+        f"no state in {self._directory} is whole. Put one back, or give "
+        "another --workdir to begin anew.\n  "
+        + "\n  ".join([*problems.values(), *sorted(aside)])
+      )
+    if old := sorted(self._directory.glob("[0-9]*/_CHECKPOINT_METADATA")):
+      raise TrainingError(
+        f"{old[-1].parent} was written by another version of memory_vit. Go on "
+        "with that one, or give another --workdir."
+      )
+    return None
+
+  def _set_aside(self, step: int) -> Path:
+    """Renames a step that is damaged."""
+    path = self._directory / _name_of(step)
+    aside, count = path.with_name(f"{_CORRUPT}{path.name}"), 1
+    while aside.exists():
+      count += 1
+      aside = path.with_name(f"{_CORRUPT}{path.name}-{count}")
+    path.rename(aside)
+    return aside
+
+  def _begin(self, step: int, scratch: Path) -> None:
+    """Makes room for a step."""
+    if (self._directory / _name_of(step)).exists():
+      raise TrainingError(
+        f"step {step} was not saved: {self._directory} already has steps "
+        f"{self.steps()}."
+      )
+    if scratch.exists():  # of a save that failed in this process
+      shutil.rmtree(scratch)
+    scratch.mkdir()
+
+  def _finish(
+    self,
+    step: int,
+    scratch: Path,
+    arrays: Mapping[str, Any],
+    meta: Mapping[str, Any],
+  ) -> None:
+    """Seals what orbax has written, and makes it a step."""
+    rest = {
+      "meta": dict(meta),
+      _ARRAYS: dict(arrays),
+      "files": _file_digests(scratch, sync=True),
+    }
+    (scratch / _REST).write_text(_sealed(rest), encoding="utf-8")
+    _sync(scratch / _REST)
+    _sync(scratch)
+    scratch.rename(self._directory / _name_of(step))
+    _sync(self._directory)
+    for old in self.steps()[:-_KEPT]:
+      # Renamed first: a step that is half deleted is none.
+      gone = self._directory / f"{_SCRATCH}old-{_name_of(old)}"
+      (self._directory / _name_of(old)).rename(gone)
+      shutil.rmtree(gone)
+
+
+def _name_of(step: int) -> str:
+  return f"{step:08d}"
+
+
+def _require_whole(path: Path) -> None:
+  """Raises `TrainingError` unless all files of a step are as when written."""
+  saved = _read_rest(path)["files"]
+  try:
+    found = _file_digests(path)
+  except OSError as error:
+    raise TrainingError(f"{path} is damaged: {error}.") from error
+  damaged = [name for name in saved if found.get(name) != saved[name]]
+  if damaged:
+    raise TrainingError(
+      f"{path} is damaged: {damaged} are not what was written (SHA-256)."
+    )
+
+
+def _read_rest(path: Path) -> dict[str, Any]:
+  """The contents of `state.json`, every byte of which is verified."""
+  file = path / _REST
+  try:
+    text = file.read_text(encoding="utf-8")
+    rest = json.loads(text)["saved"]
+    whole = text == _sealed(rest)
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    raise TrainingError(f"{path} is damaged: {_REST}: {error!r}.") from error
+  if not whole:
+    raise TrainingError(
+      f"{path} is damaged: {_REST} is not what was written (SHA-256)."
+    )
+  return rest
+
+
+def _sealed(rest: Mapping[str, Any]) -> str:
+  """The text of `state.json`: what is saved, and its digest."""
+  saved = json.dumps(rest, indent=1)
+  digest = hashlib.sha256(saved.encode()).hexdigest()
+  return f'{{"sha256": "{digest}",\n"saved": {saved}}}\n'
+
+
+def _file_digests(path: Path, sync: bool = False) -> dict[str, str]:
+  """{file of the arrays: SHA-256}; where asked, once all is on the disk."""
+  digests = {}
+  for folder, _, names in os.walk(path / _ARRAYS):
+    for name in names:
+      file = Path(folder) / name
+      with file.open("rb") as opened:
+        if sync:
+          os.fsync(opened.fileno())
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+      digests[file.relative_to(path).as_posix()] = digest
+    if sync:
+      _sync(Path(folder))
+  return dict(sorted(digests.items()))
+
+
+def _sync(path: Path) -> None:
+  """Waits until a file, or the names in a directory, survive a power cut."""
+  opened = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(opened)
+  finally:
+    os.close(opened)
+
+
+def _require_arrays(
+  path: Path, saved: Mapping[str, Any], expected: Mapping[str, Any]
+) -> None:
+  """Says it in our words: orbax casts other types without any."""
+  wanted = _described(expected)
+  found = {
+    name: {key: described[key] for key in ("dtype", "shape")}
+    for name, described in saved.items()
+  }
+  differ = [
+    f"{name}: {found.get(name)}, expected {wanted.get(name)}"
+    for name in sorted(found.keys() | wanted.keys())
+    if found.get(name) != wanted.get(name)
+  ]
+  if differ:
+    raise TrainingError(
+      f"{path} belongs to another configuration. Give the one that the run "
+      "began with, or another --workdir. Its arrays:\n  " + "\n  ".join(differ)
+    )
 
 
 def _with_values(state: Any) -> dict[str, Any]:
   """{path: leaf}, without the empty leaves (0 cells) that orbax refuses."""
   leaves, _ = jax.tree_util.tree_flatten_with_path(state)
-  return {_name(path): leaf for path, leaf in leaves if np.size(leaf)}
+  return {_leaf(path): leaf for path, leaf in leaves if np.size(leaf)}
 
 
-def _described(values: dict[str, Any]) -> dict[str, list[Any]]:
-  """{name: [dtype, *shape]}, as JSON gives it back."""
-  return {name: [str(leaf.dtype), *leaf.shape] for name, leaf in values.items()}
+def _described(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+  """{name: dtype and shape}, as JSON gives it back."""
+  return {
+    name: {"dtype": str(leaf.dtype), "shape": list(leaf.shape)}
+    for name, leaf in values.items()
+  }
 
 
-def _name(path: Any) -> str:
+def _verifiable(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+  """{name: dtype, shape and digest}; every process must call."""
+  # One after the other: of what is split over devices, each is put together.
+  return {
+    name: {**described, "sha256": _digest(values[name])}
+    for name, described in _described(values).items()
+  }
+
+
+def _digest(value: Any) -> str:
+  return trees.array_digest(sharding.to_host(value))
+
+
+def _leaf(path: Any) -> str:
   return jax.tree_util.keystr(path, simple=True, separator="/")

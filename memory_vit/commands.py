@@ -1,15 +1,20 @@
-"""What the commands that use trained tasks share."""
+"""What the commands share."""
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from memory_vit import adapters, compose
+from memory_vit import compose, manifest
 from memory_vit.backbone import Backbone
 from memory_vit.errors import MemoryVitError
+from memory_vit.interrupt import Interrupted
 from memory_vit.pretrained import load_backbone
 from memory_vit.tasks import Task, require_backbone
+
+# Class names come from files, and a terminal obeys these. Lines are ours.
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
 
 def load_model(
@@ -26,7 +31,7 @@ def load_model(
     MemoryVitError: for what cannot be read, or does not fit together.
   """
   found = [path for given in tasks for path in compose.task_directories(given)]
-  first, *others = [adapters.read_spec(path) for path in found]
+  first, *others = [manifest.read(path).spec for path in found]
   for other in others:  # before the one that they do not share is loaded
     require_backbone(other, first.backbone, first.name)
   wanted = first.backbone
@@ -37,7 +42,7 @@ def load_model(
 
 
 def show(text: str, file: TextIO | None = None) -> None:
-  """Prints at once; what the terminal cannot encode is escaped.
+  """Prints at once; what the terminal cannot encode, or obeys, is escaped.
 
   Args:
     text: may hold any class names, and file names that are not UTF-8.
@@ -45,6 +50,7 @@ def show(text: str, file: TextIO | None = None) -> None:
   """
   file = file or sys.stdout
   encoding = getattr(file, "encoding", None) or "utf-8"
+  text = _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
   encoded = text.encode(encoding, "backslashreplace")
   print(encoded.decode(encoding), file=file, flush=True)
 
@@ -53,17 +59,21 @@ def run_command(command: Callable[[], int]) -> int:
   """Runs the body of a command.
 
   Args:
-    command: returns an exit status.
+    command: returns an exit status, or exits with one.
 
   Returns:
     The exit status: 2 after a `MemoryVitError`, whose message is on stderr; 0
-    where stdout was closed before the end, as by `| head`.
+    where stdout was closed before the end, as by `| head`; that of
+    `Interrupted`.
   """
   try:
     return command()
   except MemoryVitError as error:
     show(f"error: {error}", sys.stderr)
     return 2
+  except Interrupted as stopped:
+    show(f"{stopped} The same command goes on.", sys.stderr)
+    return stopped.status
   except BrokenPipeError:
     # The interpreter flushes stdout once more, and would complain.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -122,6 +122,8 @@ def save_tasks(tasks: Sequence[Task], path: str | os.PathLike) -> None:
       f"{path} holds other tasks, {others}: remove them, or give another "
       "directory. Nothing was written."
     )
+  for name in names:
+    _require_no_link(Path(path) / name)
   for task in tasks:
     adapters.save_task(task, Path(path) / task.spec.name)
 
@@ -164,7 +166,18 @@ def task_directories(path: str | os.PathLike) -> list[Path]:
       f"{path} is neither a task nor a directory of tasks: there is no "
       "task.json in it, nor one level below."
     )
+  for directory in found:
+    _require_no_link(directory)
   return found
+
+
+def _require_no_link(directory: Path) -> None:
+  """A directory that is given may be a link; what lies in it may not."""
+  if directory.is_symlink():
+    raise TaskError(
+      f"{directory} is a link, which may lead anywhere: give the directory "
+      "that it points to."
+    )
 
 
 def _require_name(name: str, names: Sequence[str]) -> None:

@@ -46,8 +46,8 @@ class TrainDataConfig:
   cache_gib: float = 16.0
   # So many examples of a split may be left out as they cannot be read; one more
   # ends the run. In training the next readable one takes their place; they do
-  # not count in evaluation, and the result says how many they were. Of several
-  # processes, each counts those that it meets.
+  # not count in evaluation, and the result says how many they were. Those of
+  # all processes count together whenever a state is saved.
   max_bad: int = 0
 
 
@@ -117,6 +117,9 @@ class OptimConfig:
   # "constant".
   schedule: str = "cosine"
   label_smoothing: float = 0.0
+  # An update that is not finite is skipped; after so many in a row, training of
+  # that task stops.
+  max_skipped: int = 3
   # A batch goes through the model in so many parts, to save memory.
   accumulation_steps: int = 1
 
@@ -183,12 +186,29 @@ class StudyConfig:
   learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
   # Each is a run with its own first values and its own order of the pictures.
   seeds: tuple[int, ...] = (0, 1, 2)
+  # Of regimes that cost a run for each rate: "first" tries all rates with the
+  # first seed and runs further seeds at the best one alone; "all" tries all
+  # rates with all seeds. The others try all in one pass, whatever is said here.
+  search: str = "first"
+  # Regimes that are run; () is all that the parts of the study need. Tables
+  # leave out the others.
+  regimes: tuple[str, ...] = ()
   # Memory cells per layer (the paper's); `task.cells` must be among them, which
   # is what is compared where the number does not vary.
   cells: tuple[int, ...] = (1, 5, 10, 20)
-  # Names of further data sets, for interference and extension: in `data.dir`,
-  # with splits and crops of the same names as in `data`.
-  others: tuple[str, ...] = ()
+  # Further data sets, for interference and extension: a name, or a dictionary
+  # such as {"name": "places365_small", "test": "validation"} of options of
+  # `data`. What is not said is as in `data`.
+  others: tuple[str | dict[str, Any], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+  """How the devices share the work; a batch is always split over all."""
+
+  # Over how many devices the backbone is split, for one that is too large for
+  # a device; it divides their number. With 1 each device has all of it.
+  fsdp: int = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -229,6 +249,7 @@ class Config:
   upstream: UpstreamConfig = UpstreamConfig()
   pretrain: PretrainConfig = PretrainConfig()
   study: StudyConfig = StudyConfig()
+  mesh: MeshConfig = MeshConfig()
 
   def __post_init__(self) -> None:
     for problem in _problems(self):
@@ -239,7 +260,8 @@ _TRAIN_CROPS = ("inception", "small")
 _EVAL_CROPS = ("resize", "central")
 _POSITIVE = ("image_size", "batch_size", "batch_size_eval", "total_steps",
              "eval_every", "checkpoint_every", "log_every",
-             "pretrain.batch_size", "task.bottleneck")  # fmt: skip
+             "pretrain.batch_size", "task.bottleneck", "mesh.fsdp",
+             "optim.max_skipped")  # fmt: skip
 _NOT_NEGATIVE = ("seed", "profile_at", "stall_timeout", "data.max_bad",
                  "pretrain.data.max_bad", "task.cells", "optim.momentum",
                  "optim.weight_decay", "optim.grad_clip",
@@ -262,6 +284,7 @@ def _problems(config: Config) -> list[str]:
     "data.eval_crop": (config.data.eval_crop, _EVAL_CROPS),
     "task.cls_init": (config.task.cls_init, ("pretrained", "normal")),
     "sweep.export": (config.sweep.export, ("best", "all")),
+    "study.search": (config.study.search, ("first", "all")),
     "upstream.eval_crop": (config.upstream.eval_crop, _EVAL_CROPS),
     "pretrain.data.train_crop": (config.pretrain.data.train_crop, _TRAIN_CROPS),
   }

@@ -15,7 +15,13 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from memory_vit import batching, preprocess, sources, tfds_source
+from memory_vit import (
+  batching,
+  preprocess,
+  processes,
+  sources,
+  tfds_source,
+)
 from memory_vit.batching import Batch, Recipe
 from memory_vit.config import TrainDataConfig
 from memory_vit.errors import ConfigError, DataError
@@ -63,6 +69,46 @@ def open_source(
     source = tfds_source.open_tfds(name, split, directory, cache_gib, **options)
   _check_first_label(source)
   return source
+
+
+def open_split(
+  where: TrainDataConfig, split: str, stall_timeout: float
+) -> Source:
+  """`open_source`, of a data set of a configuration; all processes must call.
+
+  One is done before the others begin: it may be prepared on the way, in a
+  directory that all share.
+
+  Args:
+    where: the data set.
+    split: of it.
+    stall_timeout: see `open_source`.
+  """
+  return processes.first_before_others(
+    lambda: open_source(
+      where.name,
+      split,
+      where.dir,
+      where.cache_gib,
+      max_bad=where.max_bad,
+      stall_timeout=stall_timeout,
+    )
+  )
+
+
+def left_out(source: Source) -> list[int]:
+  """Examples that could not be read so far; all processes must call.
+
+  Each process meets those of its own share; from here on all know all.
+
+  Raises:
+    BrokenDataError: where they are more than may be left out.
+  """
+  if not source.max_bad:
+    return []
+  numbers = processes.known_to_any(source.left_out)
+  source.leave_out(dict.fromkeys(numbers, "another process could not read it"))
+  return numbers
 
 
 def _check_first_label(source: Source) -> None:
@@ -140,6 +186,30 @@ def train_batches(
   rows = batch_size // process_count
   firsts = range(start + process_index * rows, 2**63 - batch_size, batch_size)
   return batching.batches(Recipe(source, record, prepare), firsts, rows)
+
+
+def train_examples(
+  source: Source, *, seed: int, batch_size: int, step: int
+) -> list[str]:
+  """What `train_batches` puts into the batch of a step: indices, and files.
+
+  Of examples that cannot be read, what takes their place; as far as this
+  process knows of them.
+
+  Args:
+    source: the examples.
+    seed: as in `train_batches`; so is batch_size.
+    batch_size: see there.
+    step: from 1.
+  """
+  numbers = range((step - 1) * batch_size, step * batch_size)
+  names = []
+  for number in numbers:
+    index = int(_shuffled(tf.constant(number, tf.int64), source.size, seed))
+    while index in source.left_out:
+      index = (index + 1) % source.size
+    names.append(f"{index} {source.file_name(index)}".strip())
+  return names
 
 
 def eval_batches(

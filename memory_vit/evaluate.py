@@ -10,25 +10,33 @@ ViT; the exit status is then 1 where something differs. It is 2 for bad input.
 import argparse
 import dataclasses
 import json
+import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
-from memory_vit import (
-  commands,
-  comparison,
-  data,
-  preprocess,
-  sharding,
-)
+from memory_vit import commands, comparison, data, preprocess, records, sharding
 from memory_vit.backbone import Backbone
 from memory_vit.config import Config
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.tables import table
 from memory_vit.tasks import BACKBONE, EvalPreprocessing, Task
+
+# What a task may say of its data set. A TFDS name with a namespace in front
+# ("community:name") would be fetched from elsewhere, with its code.
+_KINDS = {
+  "name": str,
+  "dir": str,
+  "split": str,
+  "test": str,
+  "validation": str,
+  "eval_crop": str,
+  "resize": int,
+  "cache_gib": float,
+}
+_DATA_NAME = re.compile(r"digits(:\d-\d)?|\w+(/[\w.-]+)?(:\d+\.\d+\.\d+)?|")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +110,11 @@ def _parser() -> argparse.ArgumentParser:
       "help": "end, with status 74, where pictures are waited for so long "
       "(default: 600; 0 waits for ever)",
     },
+    "--fsdp": {
+      "type": int,
+      "default": 1,
+      "help": "split the backbone over so many devices, see config.mesh",
+    },
     "--dtype": {"choices": ("float32", "bfloat16"), "default": "float32"},
   }.items():
     parser.add_argument(name, **options)
@@ -121,9 +134,9 @@ def _run(arguments: argparse.Namespace) -> int:
   backbone, tasks = commands.load_model(
     arguments.backbone, arguments.task, arguments.dtype
   )
-  mesh = sharding.make_mesh()
+  mesh = sharding.make_mesh(fsdp=arguments.fsdp)
   sharding.require_divisible(arguments.batch_size, mesh, "--batch_size")
-  params = jax.device_put(backbone.params, sharding.replicated(mesh))
+  params = sharding.put_backbone(backbone.params, mesh)
   backbone = dataclasses.replace(backbone, params=params)
   evaluator = comparison.Evaluator(backbone, tasks, mesh, arguments.batch_size)
   # All data sets first: a wrong one must not cost an evaluation.
@@ -145,14 +158,16 @@ def _run(arguments: argparse.Namespace) -> int:
     "tasks": [results[task.spec.name] for task in tasks],
     "timing": evaluator.timing(opened[0][0]),
   }
+  verified = True  # nothing contradicts it where nothing is compared
   if arguments.verify:
     result["backbone"]["upstream"] = upstream and evaluator.upstream(*upstream)
-    result["verified"] = comparison.verified(result, arguments.dtype)
+    verified = comparison.verified(result, arguments.dtype)
+    result["verified"] = verified
   commands.show(_text(result))
   if arguments.json:
     text = json.dumps(result, indent=2) + "\n"
     Path(arguments.json).write_text(text, encoding="utf-8")
-  return 0 if result.get("verified", True) else 1
+  return 0 if verified else 1
 
 
 def _open_all(
@@ -209,7 +224,26 @@ def _made(task: Task, part: str, *keys: str) -> list[Any]:
       f"task {task.spec.name!r} does not know its data set: expected config."
       f"{part} with {list(keys)} in its provenance, as memory_vit.main writes."
     )
+  for key in keys:
+    if not _is_of(_KINDS[key], values[key]):
+      raise TaskError(
+        f"task {task.spec.name!r}: config.{part}.{key} in its provenance is "
+        f"{records.brief(values[key])}, expected a value of type "
+        f"{_KINDS[key].__name__}."
+      )
+  if "name" in keys and not _DATA_NAME.fullmatch(values["name"]):
+    raise TaskError(
+      f"task {task.spec.name!r} names the data set "
+      f"{records.brief(values['name'])}: expected 'folder', 'digits' or a TFDS "
+      "name without a namespace."
+    )
   return [values[key] for key in keys]
+
+
+def _is_of(kind: type, value: Any) -> bool:
+  if kind is float:
+    return type(value) in (int, float) and math.isfinite(value)
+  return type(value) is kind
 
 
 def _where(task: Task, moved: Mapping[str, str], split: str | None) -> Where:

@@ -68,7 +68,10 @@ def naive_accuracies(
   sets = [naive(tasks[0], tasks[1:n]) for n in range(1, len(tasks) + 1)]
 
   def predict(images: jax.Array) -> dict[str, jax.Array]:
-    return {str(i): logits(backbone, t, images) for i, t in enumerate(sets)}
+    return {
+      str(i): training_pass.predict(backbone, [task], images)[task.spec.name]
+      for i, task in enumerate(sets)
+    }
 
   found = evaluation.evaluate_source(
     predict,
@@ -78,20 +81,6 @@ def naive_accuracies(
     mesh=mesh,
   )
   return [found[str(i)]["top1"] for i in range(len(sets))]
-
-
-def logits(backbone: Backbone, task: Task, images: jax.Array) -> jax.Array:
-  """Logits (b, c) of a task that is alone in its pass."""
-  name, specs = task.spec.name, (task.spec,)
-  frozen = {"backbone": backbone.params, "tasks": {}}
-  cut = training_pass.make_training_pass(backbone.config, specs)
-  return training_pass.logits_program(
-    {name: task.params},
-    frozen,
-    cut.prepare(frozen, images),
-    config=backbone.config,
-    specs=specs,
-  )[name]
 
 
 def masked_accuracies(

@@ -1,14 +1,12 @@
 """Learns the variants of a task in one pass, or goes on where it was left."""
 
 import dataclasses
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from memory_vit import (
@@ -16,18 +14,17 @@ from memory_vit import (
   data,
   evaluation,
   optim,
+  predictors,
   preprocess,
-  programs,
   progress,
-  sharding,
+  resume,
   train,
   training_pass,
-  trees,
 )
 from memory_vit.backbone import Backbone
 from memory_vit.checkpoints import Checkpoints
 from memory_vit.config import Config, data_seed, to_dict
-from memory_vit.errors import TrainingError
+from memory_vit.interrupt import Stop
 from memory_vit.regimes import REGIMES
 from memory_vit.step import Step, TrainState, create_state
 from memory_vit.sweep import Variant
@@ -44,7 +41,9 @@ class Learned:
     tasks: {variant's name: its task, as it was best on validation}. One that
       was lost before it was ever evaluated is not there.
     best: {variant's name: when that was, and how good}.
-    lost: {variant's name: the step at which it was not finite}.
+    lost: {variant's name: the step at which too much was not finite}.
+    skipped: {variant's name: how many updates were not finite}.
+    changes: of the configuration on the way, from `changes.changes`.
     examples: training pictures that were timed, and in how many seconds.
     seconds: see there.
   """
@@ -52,8 +51,27 @@ class Learned:
   tasks: dict[str, Task]
   best: dict[str, train.Best]
   lost: dict[str, int]
+  skipped: dict[str, int]
+  changes: tuple[Mapping[str, Any], ...]
   examples: int
   seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+  """A pass before its first step.
+
+  Attributes:
+    tasks: {variant's name: its task, before training}.
+    schedules: {variant's name: its learning rate over the steps}.
+    step: one optimiser step for all of them.
+    state: at step 0.
+  """
+
+  tasks: dict[str, Task]
+  schedules: dict[str, Any]
+  step: Step
+  state: TrainState
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,10 +81,13 @@ class Learner:
   Attributes:
     config: of the run.
     mesh: over which batches are split.
-    backbone: frozen; on every device of the mesh.
+    backbone: frozen; on the devices of the mesh.
     parents: earlier tasks that the new one reads, and that those read.
     train: the training split.
     validation: the split that chooses the best step, or None.
+    stop: is asked after every step, and in every evaluation in between.
+    may_change: options of the configuration that may not be those with which
+      a pass began, from `changes.allowed`.
   """
 
   config: Config
@@ -75,6 +96,8 @@ class Learner:
   parents: tuple[Task, ...]
   train: data.Source
   validation: data.Source | None
+  stop: Stop = dataclasses.field(default_factory=Stop)
+  may_change: tuple[str, ...] = ()
 
   def learn(
     self,
@@ -88,48 +111,61 @@ class Learner:
       variants: of one pass.
       directory: of its saved states; where it holds some, the pass goes on.
       logdirs: {variant's name: of its TensorBoard events}.
-    """
-    config, mesh = self.config, self.mesh
-    tasks = {v.name: self.new_task(v) for v in variants}
-    if REGIMES[config.regime].composes:  # the others are alone in their pass
-      require_fit([*self.parents, *tasks.values()])
-    schedules = {
-      v.name: optim.make_schedule(
-        v.config.optim, v.config.learning_rate, config.total_steps
-      )
-      for v in variants
-    }
-    optimizer = optim.make_optimizer(
-      {v.name: v.config.optim for v in variants}, schedules
-    )
-    params = {name: task.params for name, task in tasks.items()}
-    state = create_state(params, optimizer, mesh)
-    logger.info("\n%s", progress.parameter_overview(params, self._untouched()))
 
-    checkpoints = Checkpoints(directory)
-    meta = self._meta(variants)
+    Raises:
+      DivergedError: where all variants are lost.
+      Interrupted: where it was asked to stop.
+    """
+    start = self.start(variants)
+    params = start.state.params
+    logger.info("\n%s", progress.parameter_overview(params, self._untouched()))
+    with Checkpoints(directory) as checkpoints:
+      past = self._fit(variants, start, checkpoints, logdirs)
+    learned = {
+      name: dataclasses.replace(task, params=past.best[name].params)
+      for name, task in start.tasks.items()
+      if past.best[name].params is not None
+    }
+    return Learned(
+      tasks=learned,
+      best=past.best,
+      lost=past.lost,
+      skipped={name: found.total for name, found in past.skipped.items()},
+      changes=past.changes,
+      examples=past.timed_steps * self.config.batch_size,
+      seconds=past.timed_seconds,
+    )
+
+  def _fit(
+    self,
+    variants: Sequence[Variant],
+    start: Start,
+    checkpoints: Checkpoints,
+    logdirs: Mapping[str, Path],
+  ) -> train.Past:
+    """The steps of a pass that are left."""
+    config, meta = self.config, self.meta(variants)
     splits = {"train": self.train, "validation": self.validation}
     splits = {key: source for key, source in splits.items() if source}
-    state, past = _resume(checkpoints, state, meta, splits)
+    state, past = resume.resume(
+      checkpoints, start.state, meta, splits, self.may_change
+    )
+    resume.require_within(state, config.total_steps, checkpoints.directory)
 
     def save(state: TrainState, past: train.Past) -> None:
-      bad = {
-        key: sharding.known_to_any(source.left_out, source.max_bad)
-        for key, source in splits.items()
-      }
-      _save(checkpoints, state, past, {**meta, "left_out": bad})
+      resume.save(checkpoints, state, past, meta, splits)
 
     def validate(params: Any) -> dict[str, dict[str, Any]]:
       trained = [
         dataclasses.replace(task, params=params[name])
-        for name, task in tasks.items()
+        for name, task in start.tasks.items()
       ]
-      return self.evaluate(trained, self.validation)
+      return self.evaluate(trained, self.validation, self.stop)
 
-    state, past = train.fit(
-      self.make_step(variants, tasks, optimizer),
+    _, past = train.fit(
+      start.step,
       state,
-      self._frozen(),
+      self.frozen(),
       self._train_batches(int(state.step) * config.batch_size),
       title=variants[0].name if len(variants) == 1 else
             f"{len(variants)} variants",
@@ -141,21 +177,43 @@ class Learner:
         profile_at=config.profile_at,
       ),
       batch_size=config.batch_size,
-      mesh=mesh,
-      schedules=schedules,
+      mesh=self.mesh,
+      schedules=start.schedules,
       past=past,
       validate=validate if self.validation else None,
       save=save,
+      max_skipped=config.optim.max_skipped,
+      examples=self._train_examples,
+      stop=self.stop,
       logdirs=logdirs,
     )  # fmt: skip
-    checkpoints.close()
-    learned = {
-      name: dataclasses.replace(task, params=past.best[name].params)
-      for name, task in tasks.items()
-      if past.best[name].params is not None
+    return past
+
+  def start(self, variants: Sequence[Variant]) -> Start:
+    """The first values of a pass, and its step; nothing is compiled yet.
+
+    Raises:
+      TaskError: for tasks that cannot share a pass.
+    """
+    tasks = {v.name: self.new_task(v) for v in variants}
+    if REGIMES[self.config.regime].composes:  # the others read no task
+      require_fit([*self.parents, *tasks.values()])
+    schedules = {
+      v.name: optim.make_schedule(
+        v.config.optim, v.config.learning_rate, self.config.total_steps
+      )
+      for v in variants
     }
-    examples = past.timed_steps * config.batch_size
-    return Learned(learned, past.best, past.lost, examples, past.timed_seconds)
+    optimizer = optim.make_optimizer(
+      {v.name: v.config.optim for v in variants}, schedules
+    )
+    params = {name: task.params for name, task in tasks.items()}
+    return Start(
+      tasks,
+      schedules,
+      self.make_step(variants, tasks, optimizer),
+      create_state(params, optimizer, self.mesh),
+    )
 
   def new_task(self, variant: Variant) -> Task:
     """The task of a variant, before training."""
@@ -197,36 +255,29 @@ class Learner:
       accumulation_steps=self.config.optim.accumulation_steps,
     )
 
-  def pass_bytes(self, variants: Sequence[Variant]) -> int:
-    """Memory that a pass takes on a device beside the backbone, as compiled."""
-    tasks = {v.name: self.new_task(v) for v in variants}
-    optimizer = optim.make_optimizer(
-      {v.name: v.config.optim for v in variants},
-      {v.name: lambda step: 0.0 for v in variants},
-    )
-    state = jax.eval_shape(
-      lambda params: TrainState(jnp.int32(0), params, optimizer.init(params)),
-      {name: task.params for name, task in tasks.items()},
-    )
-    config = self.config
-    shape = (config.batch_size, config.image_size, config.image_size, 3)
-    batch = {
-      "image": jax.ShapeDtypeStruct(shape, jnp.float32),
-      "label": jax.ShapeDtypeStruct((config.batch_size,), jnp.int32),
-    }
-    step = self.make_step(variants, tasks, optimizer)
-    needed = step.peak_bytes(
-      state.params, self._frozen(), batch, config.batch_size_eval
-    )
-    # State and gradient; and once more, as the update does not work in place.
-    return needed + 2 * trees.bytes_of(state) + trees.bytes_of(state.params)
-
   def evaluate(
-    self, tasks: Sequence[Task], source: data.Source
+    self,
+    tasks: Sequence[Task],
+    source: data.Source,
+    stop: Stop | None = None,
   ) -> dict[str, dict[str, Any]]:
-    """Evaluates tasks on a split of their data set, in one pass."""
-    composes = REGIMES[self.config.regime].composes
-    predict = self._in_slots(tasks) if composes else self._alone(tasks)
+    """Evaluates tasks on a split of their data set, in one pass.
+
+    Args:
+      tasks: of one regime.
+      source: the split.
+      stop: whether to stop between two batches.
+
+    Raises:
+      Interrupted: where `stop` says so.
+    """
+    outputs = self.predictor(tasks)
+
+    def predict(images: jax.Array) -> dict[str, jax.Array]:
+      if stop:
+        stop.check()
+      return outputs(images)
+
     return evaluation.evaluate_source(
       predict,
       source,
@@ -235,37 +286,16 @@ class Learner:
       mesh=self.mesh,
     )
 
+  def predictor(self, tasks: Sequence[Task]) -> evaluation.Predict:
+    """How tasks are evaluated: pictures (b, s, s, 3) -> {name: logits}."""
+    return predictors.predictor(self.backbone, self.parents, tasks, self.mesh)
+
   def _read(self) -> tuple[Task, ...]:
     """Of the parents, those that the task attends to itself."""
     return self.parents[: len(self.parents) - len(self.config.task.indirect)]
 
-  def _in_slots(self, tasks: Sequence[Task]) -> evaluation.Predict:
-    """Tasks as they are served."""
-    slots = programs.fill_slots(self.backbone, [*self.parents, *tasks])
-
-    def predict(images: jax.Array) -> dict[str, jax.Array]:
-      _, context = programs.encode(self.backbone, images)
-      logits = programs.read(self.backbone, slots, context)
-      return {task.spec.name: logits[task.spec.name] for task in tasks}
-
-    return predict
-
-  def _alone(self, tasks: Sequence[Task]) -> evaluation.Predict:
-    """A task that changes what the backbone computes."""
-    config, specs = self.backbone.config, tuple(task.spec for task in tasks)
-    params = {task.spec.name: task.params for task in tasks}
-    frozen = self._frozen()
-    prepare = training_pass.make_training_pass(config, specs).prepare
-
-    def predict(images: jax.Array) -> dict[str, jax.Array]:
-      inputs = prepare(frozen, images)
-      return training_pass.logits_program(
-        params, frozen, inputs, config=config, specs=specs
-      )
-
-    return predict
-
-  def _frozen(self) -> dict[str, Any]:
+  def frozen(self) -> dict[str, Any]:
+    """What a pass reads and does not train."""
     return {
       "backbone": self.backbone.params,
       "tasks": {task.spec.name: task.params for task in self.parents},
@@ -273,7 +303,7 @@ class Learner:
 
   def _untouched(self) -> dict[str, Any]:
     """What stays as it is: of `full`, nothing of the backbone."""
-    frozen = self._frozen()
+    frozen = self.frozen()
     if "backbone" in REGIMES[self.config.regime].trained:
       frozen["backbone"] = {}
     return frozen
@@ -291,7 +321,16 @@ class Learner:
       process_count=jax.process_count(),
     )
 
-  def _meta(self, variants: Sequence[Variant]) -> dict[str, Any]:
+  def _train_examples(self, step: int) -> list[str]:
+    config = self.config
+    return data.train_examples(
+      self.train,
+      seed=data_seed(config),
+      batch_size=config.batch_size,
+      step=step,
+    )
+
+  def meta(self, variants: Sequence[Variant]) -> dict[str, Any]:
     """What a continued pass must share with the one that was left."""
     return {
       "fingerprint": self.backbone.fingerprint,
@@ -303,106 +342,5 @@ class Learner:
         "train": self.train.size,
         "validation": self.validation.size if self.validation else 0,
       },
-      "config": _what_matters(self.config),
+      "config": resume.what_matters(to_dict(self.config)),
     }
-
-
-def _save(
-  checkpoints: Checkpoints,
-  state: TrainState,
-  past: train.Past,
-  meta: Mapping[str, Any],
-) -> None:
-  """Writes all that a continued pass needs."""
-  best = past.best
-  checkpoints.save(
-    int(state.step),
-    {
-      "state": state,
-      "best": {name: b.params for name, b in best.items() if b.step},
-    },
-    {
-      **meta,
-      "best": {name: [b.step, b.accuracy] for name, b in best.items()},
-      "lost": past.lost,
-      "timed": [past.timed_steps, past.timed_seconds],
-    },
-  )
-
-
-def _resume(
-  checkpoints: Checkpoints,
-  state: TrainState,
-  meta: Mapping[str, Any],
-  splits: Mapping[str, data.Source],
-) -> tuple[TrainState, train.Past | None]:
-  """The newest saved state with its past, or the given one without any."""
-  step = checkpoints.latest()
-  if step is None:
-    return state, None
-  found = checkpoints.meta(step)
-  _require_same(found, meta, checkpoints.directory)
-  # They count as before. States of earlier versions say nothing of them.
-  for key, bad in found.get("left_out", {}).items():
-    reason = f"left out up to step {step}"
-    splits[key].leave_out(dict.fromkeys(bad, reason))
-  like = {
-    "state": state,
-    "best": {
-      name: jax.device_get(state.params[name])
-      for name, (best_step, _) in found["best"].items()
-      if best_step
-    },
-  }
-  saved = checkpoints.restore(step, like)
-  best = {
-    name: train.Best(best_step, accuracy, saved["best"].get(name))
-    for name, (best_step, accuracy) in found["best"].items()
-  }
-  logger.info("going on from step %d in %s", step, checkpoints.directory)
-  return saved["state"], train.Past(best, found["lost"], *found["timed"])
-
-
-def _require_same(
-  found: Mapping[str, Any], now: Mapping[str, Any], directory: Path
-) -> None:
-  """Raises unless a pass goes on with what it began with."""
-  advice = "Give that one, or another --workdir."
-  if found["fingerprint"] != now["fingerprint"]:
-    raise TrainingError(
-      f"the run in {directory} began on the backbone with fingerprint "
-      f"{found['fingerprint'][:16]}, not {now['fingerprint'][:16]}. {advice}"
-    )
-  for key in ("config", "parents", "attends_to", "variants", "data"):
-    if key not in found:
-      raise TrainingError(
-        f"the run in {directory} was begun by another version of memory_vit: "
-        f"its states say nothing of {key!r}. Give another --workdir."
-      )
-    changed = [
-      f"{name}: {found[key].get(name)!r}, now {now[key].get(name)!r}"
-      for name in sorted(now[key].keys() | found[key].keys())
-      if now[key].get(name) != found[key].get(name)
-    ]
-    if changed:
-      raise TrainingError(
-        f"the run in {directory} began with another {key}. {advice}\n  "
-        + "\n  ".join(changed)
-      )
-
-
-# What may change between a run and its continuation without changing a result.
-# Directories of earlier tasks may: their digests may not.
-_MAY_CHANGE = ("backbone", "batch_size_eval", "data/cache_gib", "data/dir",
-               "data/max_bad", "log_every", "profile_at", "stall_timeout",
-               "sweep/export", "sweep/memory_gib",
-               "task/attends_to", "task/indirect", "upstream/dir",
-               "upstream/eval_crop", "upstream/name", "upstream/resize",
-               "upstream/split")  # fmt: skip
-
-
-def _what_matters(config: Config) -> dict[str, Any]:
-  """The options that a continued run must share, as JSON gives them back."""
-  flat = trees.flatten(json.loads(json.dumps(to_dict(config))))
-  return {f"config.{k.replace('/', '.')}": v for k, v in flat.items()
-          if k not in _MAY_CHANGE}  # fmt: skip

@@ -1,7 +1,13 @@
 """Trains (or resumes), evaluates and exports a task.
 
   python -m memory_vit.main --config=configs/sun397.py --workdir=DIR \\
-    [--config.KEY=VALUE ...]
+    [--config.KEY=VALUE ...] [--allow_config_change=KEY ...]
+
+The same command goes on with a run that was interrupted. Exit status: 2 for
+bad input, 75 after SIGTERM (preemption) and 130 after Ctrl-C, once the state is
+saved. A second signal ends it at once.
+
+For several processes, which share DIR, see docs/scale.md.
 """
 
 import logging
@@ -12,12 +18,20 @@ import jax
 from absl import app, flags
 from ml_collections import config_flags
 
+from memory_vit import changes, commands, launch, progress, run
 from memory_vit import config as config_lib
-from memory_vit import progress, run
-from memory_vit.errors import MemoryVitError
+from memory_vit.interrupt import Stop
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results are written.")
+_PROCESSES = launch.define_flags()
+
+_MAY_CHANGE = flags.DEFINE_multi_string(
+  "allow_config_change", [],
+  "An option that may not be the one with which the run began; may be given "
+  f"several times: {', '.join(changes.CAN_CHANGE)}.",
+)  # fmt: skip
+flags.DEFINE_alias("allow-config-change", "allow_config_change")
 
 
 def main(argv: list[str]) -> None:
@@ -25,10 +39,13 @@ def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"unknown arguments {argv[1:]}; options start with --")
   progress.log_to_stderr()
+  launch.start(_PROCESSES())
   logging.getLogger("memory_vit").info("devices: %s", jax.devices())
   workdir = Path(_WORKDIR.value)
   config = config_lib.from_dict(_CONFIG.value.to_dict())
-  result = run.train_and_evaluate(config, workdir)
+  stop = Stop()
+  with stop.listening():
+    result = run.train_and_evaluate(config, workdir, stop, _MAY_CHANGE.value)
   if jax.process_index() == 0:
     print(progress.summary(result, workdir))
 
@@ -36,8 +53,5 @@ def main(argv: list[str]) -> None:
 if __name__ == "__main__":
   flags.mark_flags_as_required(["config", "workdir"])
   # Around all, since a configuration file runs while flags are parsed.
-  try:
-    app.run(main)
-  except MemoryVitError as error:
-    print(f"error: {error}", file=sys.stderr)
-    sys.exit(2)
+  with launch.leaving():
+    sys.exit(commands.run_command(lambda: app.run(main)))

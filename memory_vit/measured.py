@@ -1,74 +1,47 @@
-"""What the runs of a study measured, and what is best on validation."""
+"""Runs of a study: they are made, or were made before."""
 
 import dataclasses
-import json
 import logging
+import shutil
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import jax
 
-from memory_vit import records, run
+from memory_vit import processes, records, resume, run
 from memory_vit.config import Config, to_dict
-from memory_vit.errors import DivergedError
+from memory_vit.errors import ConfigError, DivergedError
+from memory_vit.interrupt import Stop
+from memory_vit.points import Point, best
 from memory_vit.study import Run
 
 logger = logging.getLogger("memory_vit")
+# What a run leaves all of whose variants diverged.
+_LOST = "lost.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Point:
-  """One task that was learned.
+class Finished:
+  """A run that is finished.
 
   Attributes:
-    run: name of the run that learned it.
-    regime: as in `study.Run`; so are data and seed.
-    data: see there.
-    seed: see there.
-    reads: whether it attends to another task.
-    learning_rate: its own.
-    cells: its own, 0 in a regime without memory.
-    validation: accuracy; None where it diverged.
-    test: accuracy; None where it diverged, or was not tested.
-    parameters: that were trained, its head among them.
-    task: directory to which it was exported.
+    points: what it measured, one for every variant.
+    seconds: that it took in all; of one that was killed, since it went on.
   """
 
-  run: str
-  regime: str
-  data: str
-  seed: int
-  reads: bool
-  learning_rate: float
-  cells: int
-  validation: float | None = None
-  test: float | None = None
-  parameters: int | None = None
-  task: str | None = None
+  points: list[Point]
+  seconds: float
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Choice:
-  """A learning rate that was chosen on validation, with its test accuracy.
-
-  Attributes:
-    learning_rate: with the best mean validation accuracy over seeds, of those
-      with which no seed diverged.
-    validation: that mean.
-    test: mean over seeds.
-    spread: of the test accuracies, greatest less least; 0 for one seed.
-    parameters: that were trained.
-  """
-
-  learning_rate: float
-  validation: float
-  test: float
-  spread: float
-  parameters: int
-
-
-def measure(config: Config, planned: Run, directory: Path) -> list[Point]:
+def measure(
+  config: Config,
+  planned: Run,
+  directory: Path,
+  fingerprint: str,
+  stop: Stop | None = None,
+) -> list[Point]:
   """Trains a run, or goes on with it; a finished one is only read.
 
   A run all of whose variants diverge is finished as well: that is a finding,
@@ -78,34 +51,72 @@ def measure(config: Config, planned: Run, directory: Path) -> list[Point]:
     config: of the run.
     planned: what it is.
     directory: its workdir.
+    fingerprint: of the backbone.
+    stop: see `run.train_and_evaluate`.
+
+  Raises:
+    ConfigError: where another configuration has finished the run there.
   """
-  result = finished_result(config, directory)
-  if result is None:
-    logger.info("run %s", directory)
-    try:
-      result = run.train_and_evaluate(config, directory)
-    except DivergedError as error:
-      logger.warning("%s", error)
-      result = {"tasks": []}
-      lost = {"config": to_dict(config), "message": str(error)}
-      records.write_json(directory / "lost.json", lost)
-  return points_of(planned, result, directory)
+  found = finished(config, planned, directory, fingerprint)
+  if found:
+    return found.points
+  _require_unfinished(config, directory, fingerprint)
+  logger.info("run %s", directory)
+  began = time.perf_counter()
+  try:
+    result = run.train_and_evaluate(config, directory, stop)
+  except DivergedError as error:
+    logger.warning("%s", error)
+    seconds = round(time.perf_counter() - began, 2)
+    lost = {
+      "backbone": {"fingerprint": fingerprint},
+      "message": str(error),
+      "wall_seconds": seconds,
+    }
+    records.write_json(directory / _LOST, lost)
+    points = lost_points(planned)
+  else:
+    points = points_of(planned, result, directory)
+  remove_checkpoints(directory)
+  return points
 
 
-def finished_result(config: Config, directory: Path) -> dict[str, Any] | None:
-  """`result.json` of a finished run of this configuration, or None.
+def remove_checkpoints(directory: Path) -> None:
+  """Removes the saved states of a run that is finished.
 
-  Another configuration is left to the run itself: it knows what may change,
-  and refuses the rest.
+  With its two states, each with the best so far, a run of the regime `full`
+  holds a backbone many times over; its result and its exported task stay.
+
+  Args:
+    directory: of the run.
   """
-  wanted = json.loads(json.dumps(to_dict(config)))
-  lost = directory / "lost.json"
-  if lost.exists() and records.read_json(lost)["config"] == wanted:
-    return {"tasks": []}
-  made, result = directory / "config.json", directory / "result.json"
-  if made.exists() and result.exists() and records.read_json(made) == wanted:
-    return records.read_json(result)
-  return None
+  states = directory / "checkpoints"
+  if jax.process_index() == 0 and states.exists():
+    shutil.rmtree(states)
+
+
+def finished(
+  config: Config, planned: Run, directory: Path, fingerprint: str
+) -> Finished | None:
+  """What a run of this configuration left; None where it is not finished.
+
+  Args:
+    config: of the run.
+    planned: what it is.
+    directory: its workdir.
+    fingerprint: of the backbone.
+  """
+  result = _end(directory)
+  if result is None or _differences(config, fingerprint, directory, result):
+    return None
+  return Finished(
+    points=(
+      points_of(planned, result, directory)
+      if "tasks" in result
+      else lost_points(planned)
+    ),
+    seconds=result["wall_seconds"],
+  )
 
 
 def read_by(
@@ -129,49 +140,19 @@ def read_by(
 
 
 def lost_points(planned: Run) -> list[Point]:
-  """Points of a run that cannot be: nothing is left that it could read."""
-  return points_of(planned, {"tasks": []}, Path())
-
-
-def select(points: Sequence[Point], **values: Any) -> list[Point]:
-  """The points with these values; those that read others only where asked."""
-  values = {"reads": False, **values}
+  """Points of a run all of whose variants diverged, or cannot be."""
   return [
-    point
-    for point in points
-    if all(getattr(point, key) == value for key, value in values.items())
-  ]
-
-
-def choose(points: Sequence[Point]) -> Choice | None:
-  """Chooses a learning rate on validation; None where every one diverges.
-
-  Args:
-    points: of one regime, with one number of cells, on one data set; all have
-      been tested.
-  """
-  choices = []
-  for rate in sorted({point.learning_rate for point in points}):
-    seeds = [point for point in points if point.learning_rate == rate]
-    if any(point.validation is None for point in seeds):
-      continue
-    tests = [point.test for point in seeds]
-    choices.append(
-      Choice(
-        learning_rate=rate,
-        validation=float(np.mean([point.validation for point in seeds])),
-        test=float(np.mean(tests)),
-        spread=max(tests) - min(tests),
-        parameters=seeds[0].parameters,
-      )
+    Point(
+      run=planned.name,
+      regime=planned.regime,
+      data=planned.data,
+      seed=planned.seed,
+      reads=planned.reads is not None,
+      learning_rate=rate,
+      cells=cells,
     )
-  return max(choices, key=lambda choice: choice.validation, default=None)
-
-
-def best(points: Sequence[Point]) -> Point | None:
-  """The one that is best on validation; None where all diverged."""
-  well = [point for point in points if point.validation is not None]
-  return max(well, key=lambda point: point.validation, default=None)
+    for rate, cells in planned.variants
+  ]
 
 
 def points_of(
@@ -184,32 +165,81 @@ def points_of(
     result: its `result.json`.
     directory: its workdir.
   """
-  lost = result.get("sweep", {}).get("lost", {})
+  # Of a single run everything or nothing is lost. What was best before it
+  # diverged is no result of that learning rate.
+  lost = result["sweep"]["lost"] if "sweep" in result else {}
   entries = {
     (entry["learning_rate"], entry["cells"]): entry
     for entry in result["tasks"]
-    # What was best before it diverged is no result of that learning rate.
     if entry["name"] not in lost
   }
-  points = []
-  for rate, cells in planned.variants:
-    point = Point(
-      run=planned.name,
-      regime=planned.regime,
-      data=planned.data,
-      seed=planned.seed,
-      reads=planned.reads is not None,
-      learning_rate=rate,
-      cells=cells,
+  if (
+    not {*entries} <= {*planned.variants}
+    or len(entries) + len(lost) != len(planned.variants)
+  ):  # fmt: skip
+    raise ConfigError(
+      f"{directory / 'result.json'} holds the variants {sorted(entries)} and "
+      f"lost {sorted(lost)}: expected (learning rate, cells) "
+      f"{planned.variants}. Move the run away to make it again."
     )
-    entry = entries.get((rate, cells))
-    if entry:
-      point = dataclasses.replace(
-        point,
-        validation=entry["val_accuracy"],
-        test=entry["test_accuracy"],
-        parameters=entry["trainable_params"],
-        task=str(directory / entry["exported"]),
-      )
-    points.append(point)
-  return points
+  return [
+    _with_result(point, entries[point.learning_rate, point.cells], directory)
+    if (point.learning_rate, point.cells) in entries
+    else point
+    for point in lost_points(planned)
+  ]
+
+
+def _with_result(
+  point: Point, entry: Mapping[str, Any], directory: Path
+) -> Point:
+  """A point, with the entry of `result.json` on it."""
+  return dataclasses.replace(
+    point,
+    validation=entry["val_accuracy"],
+    test=entry["test_accuracy"],
+    parameters=entry["trainable_params"],
+    task=str(directory / entry["exported"]),
+    examples=entry["test_examples"],
+  )
+
+
+def _end(directory: Path) -> dict[str, Any] | None:
+  """With what a run ended; None where it did not."""
+
+  def read() -> dict[str, Any] | None:
+    for name in (_LOST, "result.json"):
+      if (directory / name).exists():
+        return records.read_json(directory / name)
+    return None
+
+  # The others might not see yet what the first has just written.
+  return processes.by_first(read)
+
+
+def _require_unfinished(
+  config: Config, directory: Path, fingerprint: str
+) -> None:
+  """Refuses to train over the result of another configuration."""
+  result = _end(directory)
+  if result is not None:
+    raise ConfigError(
+      f"the run in {directory} was finished with another configuration. Give "
+      "that one, or another --workdir.\n  "
+      + "\n  ".join(_differences(config, fingerprint, directory, result))
+    )
+
+
+def _differences(
+  config: Config, fingerprint: str, directory: Path, result: Mapping[str, Any]
+) -> list[str]:
+  """What matters to a result, and differs from what made it."""
+  made_by = records.read_json(directory / "config.json")
+  found, now = (
+    {**resume.what_matters(values), "backbone": mark}
+    for values, mark in (
+      (made_by, result["backbone"]["fingerprint"]),
+      (to_dict(config), fingerprint),
+    )
+  )
+  return records.differences(found, now)

@@ -1,8 +1,10 @@
 """Learning-rate schedule and optimiser: one of its own for every task."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from memory_vit.config import OptimConfig
@@ -53,6 +55,26 @@ def make_optimizer(
     # The label of everything below a name is that name.
     lambda params: {name: name for name in params},
   )
+
+
+def where(condition: jax.Array, new: Any, old: Any) -> Any:
+  """All leaves of one tree, or all of the other: () decides."""
+  return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
+
+
+def where_finite(finite: Mapping[str, jax.Array], new: Any, old: Any) -> Any:
+  """The state of `make_optimizer`, updated for some names and not for others.
+
+  Args:
+    finite: {name: whether it is}, bool ().
+    new: state after an update.
+    old: state before it.
+  """
+  inner = {
+    name: where(finite[name], state, old.inner_states[name])
+    for name, state in new.inner_states.items()
+  }
+  return new._replace(inner_states=inner)
 
 
 def _optimizer(

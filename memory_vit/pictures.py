@@ -21,10 +21,13 @@ from memory_vit.errors import DataError
 from memory_vit.sources import SUFFIXES, reason_of
 from memory_vit.tasks import EvalPreprocessing
 
-# A picture beyond either is refused before it is decoded: a file of a few
-# kilobytes can claim to be a picture that fills the memory.
+# A picture beyond any of these is refused before it is decoded: a file of a few
+# kilobytes can claim to be a picture that fills the memory. A pixel takes 3
+# bytes while a JPEG or PNG is decoded, up to 21 of a WebP, and a thread each
+# may do so. 64 megapixels are those of the largest common cameras.
 MAX_FILE_BYTES = 64 * 2**20
-MAX_PIXELS = 100_000_000
+MAX_PIXELS = 64_000_000
+MAX_SIDE = 16_384
 
 # Those that `preprocess.decode` takes.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
@@ -175,3 +178,7 @@ def _check_header(encoded: bytes) -> None:
     raise DataError(f"broken: {error or type(error).__name__}") from error
   if width * height > MAX_PIXELS:
     raise DataError(f"{width} x {height} pixels, {limit}")
+  if max(width, height) > MAX_SIDE:
+    raise DataError(
+      f"{width} x {height} pixels, a side of more than {MAX_SIDE}"
+    )

@@ -7,34 +7,39 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from memory_vit import data, optim, records, train, training_pass
+from memory_vit import (
+  data,
+  optim,
+  processes,
+  records,
+  sharding,
+  train,
+  training_pass,
+)
 from memory_vit.backbone import Backbone, init_backbone
 from memory_vit.config import Config, OptimConfig
 from memory_vit.errors import TrainingError
+from memory_vit.interrupt import Stop
 from memory_vit.pretrained import save_backbone
 from memory_vit.step import Step, create_state
 from memory_vit.tasks import BACKBONE
 from memory_vit.variants import vit_config
 
 
-def pretrain(config: Config, mesh: Mesh) -> Backbone:
+def pretrain(config: Config, mesh: Mesh, stop: Stop | None = None) -> Backbone:
   """Trains all of a ViT with AdamW, as `config.pretrain` says.
 
   Args:
     config: of the run that needs the backbone.
     mesh: over which batches are split.
+    stop: is asked after every step. No state is saved here.
 
   Returns:
     The backbone, with a head for the classes of its data set.
   """
   settings = config.pretrain
-  source = data.open_source(
-    settings.data.name,
-    settings.data.train,
-    settings.data.dir,
-    settings.data.cache_gib,
-    max_bad=settings.data.max_bad,
-    stall_timeout=config.stall_timeout,
+  source = data.open_split(
+    settings.data, settings.data.train, config.stall_timeout
   )
   vit = vit_config(
     settings.variant,
@@ -68,11 +73,16 @@ def pretrain(config: Config, mesh: Mesh) -> Backbone:
     batch_size=settings.batch_size,
     mesh=mesh,
     schedules=schedules,
+    max_skipped=optim_config.max_skipped,
+    stop=stop,
   )
-  return dataclasses.replace(backbone, params=state.params[BACKBONE])
+  params = sharding.to_host(state.params[BACKBONE])
+  return dataclasses.replace(backbone, params=params)
 
 
-def pretrained_file(config: Config, workdir: Path, mesh: Mesh) -> Path:
+def pretrained_file(
+  config: Config, workdir: Path, mesh: Mesh, stop: Stop | None = None
+) -> Path:
   """The file of the backbone that `config.pretrain` describes.
 
   It is made only once.
@@ -81,6 +91,7 @@ def pretrained_file(config: Config, workdir: Path, mesh: Mesh) -> Path:
     config: of the run.
     workdir: of the run, where it lies.
     mesh: over which batches are split.
+    stop: whether to stop while it is made.
 
   Raises:
     TrainingError: where another configuration has made the one there.
@@ -98,11 +109,16 @@ def pretrained_file(config: Config, workdir: Path, mesh: Mesh) -> Path:
       }
     )
   )
-  if not path.exists():
-    backbone = pretrain(config, mesh)
-    # In this order: a backbone is never there without what made it.
-    records.write_json(made_by, wanted)
-    save_backbone(backbone, path)
+  if not processes.from_first(path.exists()):
+    backbone = pretrain(config, mesh, stop)
+
+    def save() -> None:
+      # In this order: a backbone is never there without what made it.
+      records.write_json(made_by, wanted)
+      with records.writing(path):
+        save_backbone(backbone, path)
+
+    processes.by_first(save)
   found = records.read_json(made_by) if made_by.exists() else "something else"
   if found != wanted:
     raise TrainingError(

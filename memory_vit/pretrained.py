@@ -17,8 +17,6 @@ import fnmatch
 import logging
 import os
 import statistics
-import zipfile
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -26,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from memory_vit import trees
+from memory_vit import npz, trees
 from memory_vit.backbone import Backbone, backbone_shapes
 from memory_vit.download import local_file, replacing
 from memory_vit.errors import CheckpointError
@@ -62,17 +60,6 @@ _TELLING = {
   ),
   f"{_BLOCK}*/MlpBlock_0/Dense_0/kernel": ("width", "mlp_dim"),
 }
-
-# What a damaged or hostile archive raises when it is read.
-_UNREADABLE = (
-  EOFError,
-  MemoryError,  # A shape that the file does not have the bytes for.
-  OSError,
-  RuntimeError,  # Encrypted, or compressed in a way that is not installed.
-  ValueError,  # Among them pickles.
-  zipfile.BadZipFile,
-  zlib.error,
-)
 
 # Of problems in one message.
 _MAX_LINES = 40
@@ -153,21 +140,10 @@ def save_backbone(backbone: Backbone, path: str | os.PathLike[str]) -> None:
 
 def _read(file: Path) -> Arrays:
   """Reads all parameters, as float32, under their names without prefix."""
-  if not zipfile.is_zipfile(file):
-    raise CheckpointError(
-      f"{file} is no .npz file, or its end is missing: fetch it again."
-    )
-  try:
-    # Never unpickled: a pickle runs any code that its author likes.
-    archive = np.load(file, allow_pickle=False)
-  except _UNREADABLE as error:
-    raise CheckpointError(f"{file} cannot be read: {error}") from error
-  with archive:
-    if len(set(archive.files)) < len(archive.files):
-      raise CheckpointError(f"{file} has two entries of the same name.")
+  with npz.open_npz(file) as archive:
     return {
-      name: _read_entry(archive, entry, file)
-      for name, entry in without_prefix(archive.files).items()
+      name: archive.read(entry).astype(np.float32)
+      for name, entry in without_prefix(archive.names).items()
     }
 
 
@@ -183,27 +159,6 @@ def without_prefix(entries: Iterable[str]) -> dict[str, str]:
         if name.startswith(prefix)
       }
   return names
-
-
-def _read_entry(
-  archive: np.lib.npyio.NpzFile, entry: str, file: Path
-) -> np.ndarray:
-  """Reads one array, as float32."""
-  try:
-    array = archive[entry]
-  except _UNREADABLE as error:
-    raise CheckpointError(
-      f"{file}: entry {entry!r} cannot be read: {error}"
-    ) from error
-  dtype = getattr(array, "dtype", None)
-  if dtype == np.dtype("V2"):
-    # numpy has no name for bfloat16, and stores it as two bytes of anything.
-    array = array.view(jnp.bfloat16)
-  elif dtype is None or dtype.kind != "f":
-    raise CheckpointError(
-      f"{file}: entry {entry!r} is {dtype or 'no array'}, expected a float."
-    )
-  return array.astype(np.float32)
 
 
 # Any layout -> that of vit_jax with the numbers of Linen.

@@ -3,17 +3,26 @@
 They become typed dataclasses, or lie in files.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
+import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from memory_vit.errors import ConfigError
+from memory_vit.errors import ConfigError, MemoryVitError, TrainingError
+
+# Characters of a value in a message.
+_MOST_SHOWN = 200
+
+
+class _TypeMismatchError(Exception):
+  """A value has not one of the types that it may have."""
 
 
 def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
@@ -30,7 +39,8 @@ def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
     An instance of `cls`.
 
   Raises:
-    error: for a missing or an unknown key, or a value of another type.
+    error: for a missing or an unknown key, a value of another type, or values
+      that `cls` refuses.
   """
   fields = {field.name: field for field in dataclasses.fields(cls)}
   require_keys(values, tuple(fields), where, error)
@@ -41,7 +51,10 @@ def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
       built[name] = build(field.type, values[name], inner, error)
     else:
       built[name] = _typed(field.type, values[name], inner, error)
-  return cls(**built)
+  try:
+    return cls(**built)
+  except MemoryVitError as refusal:
+    raise error(f"{where}: {refusal}") from refusal
 
 
 def require_keys(
@@ -49,13 +62,15 @@ def require_keys(
 ) -> None:
   """Raises `error` unless `values` is a mapping with exactly these keys."""
   if not isinstance(values, Mapping):
-    raise error(f"{where} is {values!r}, expected an object with {list(keys)}.")
+    raise error(
+      f"{where} is {brief(values)}, expected an object with {list(keys)}."
+    )
   missing = [key for key in keys if key not in values]
   unknown = [key for key in values if key not in keys]
   if missing or unknown:
     raise error(
-      f"{where}: missing keys {missing}, unknown keys {unknown}; it has the "
-      f"keys {list(keys)}."
+      f"{where}: missing keys {missing}, unknown keys {brief(unknown)}; it has "
+      f"the keys {list(keys)}."
     )
 
 
@@ -67,6 +82,10 @@ def _typed(kind: Any, value: Any, where: str, error: type[Exception]) -> Any:
       return tuple(
         _typed(inner, v, f"{where}[{i}]", error) for i, v in enumerate(value)
       )
+  elif isinstance(kind, types.UnionType):
+    for inner in typing.get_args(kind):
+      with contextlib.suppress(_TypeMismatchError):
+        return _typed(inner, value, where, _TypeMismatchError)
   elif typing.get_origin(kind) is dict:
     if isinstance(value, Mapping) and all(type(key) is str for key in value):
       return dict(value)
@@ -75,7 +94,13 @@ def _typed(kind: Any, value: Any, where: str, error: type[Exception]) -> Any:
   elif kind is float and type(value) is int:
     return float(value)
   name = str(kind) if typing.get_args(kind) else kind.__name__
-  raise error(f"{where} is {value!r}, expected a value of type {name}.")
+  raise error(f"{where} is {brief(value)}, expected a value of type {name}.")
+
+
+def brief(value: Any) -> str:
+  """What a message shows of a value that somebody else wrote."""
+  text = repr(value)
+  return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def read_json(path: Path) -> Any:
@@ -93,10 +118,57 @@ def read_json(path: Path) -> Any:
     ) from error
 
 
+@contextlib.contextmanager
+def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
+  """Says which file could not be written, as on a full disk.
+
+  Args:
+    path: of the file.
+    *errors: what its writer raises then, beside an `OSError`.
+
+  Raises:
+    TrainingError: in place of what the operating system, or orbax, raises.
+  """
+  try:
+    yield
+  except MemoryVitError:
+    raise
+  except (OSError, *errors) as error:
+    raise TrainingError(
+      f"{path} cannot be written: {error}\nWhat was saved before is as it was. "
+      "Make room, and give the same command again."
+    ) from error
+
+
 def write_json(path: Path, values: Any) -> None:
-  """Writes a file that is whole or not there, by one process."""
+  """Writes a file that is whole or not there, by one process.
+
+  Raises:
+    TrainingError: where it cannot be written.
+  """
+  write_text(path, json.dumps(values, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+  """As `write_json`."""
   if jax.process_index() != 0:
     return
-  scratch = path.with_suffix(".tmp")
-  scratch.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-  os.replace(scratch, path)
+  scratch = path.with_name(path.name + ".tmp")
+  with writing(path):
+    try:
+      with scratch.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+      os.replace(scratch, path)
+    finally:
+      scratch.unlink(missing_ok=True)
+
+
+def differences(found: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+  """Where two dictionaries differ, one line for every key."""
+  return [
+    f"{name}: {found.get(name)!r}, now {now.get(name)!r}"
+    for name in sorted(now.keys() | found.keys())
+    if now.get(name) != found.get(name)
+  ]

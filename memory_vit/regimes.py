@@ -32,8 +32,17 @@ class Regime:
 
   @property
   def composes(self) -> bool:
-    """Whether its tasks can share a pass, and leave the original outputs."""
+    """Whether its tasks can be put together, beside the original outputs."""
     return self.attention == "masked"
+
+  @property
+  def shares_pass(self) -> bool:
+    """Whether variants can be learned side by side: none changes the others.
+
+    Beside the masked ones that is a head on features, which takes the place of
+    the original one and thus composes with nothing.
+    """
+    return self.attention in ("masked", "frozen")
 
 
 REGIMES = {
@@ -48,6 +57,11 @@ REGIMES = {
   "adapter": Regime(("head", "cls", "adapters"), "plain"),
   "adapter_memory": Regime(("head", "cls", "adapters", "memory"), "memory"),
 }
+
+
+def has_memory(name: str) -> bool:
+  """Whether the regime of this name learns memory cells."""
+  return "memory" in REGIMES[name].trained
 
 
 def regime(name: str) -> Regime:

@@ -12,10 +12,10 @@ import jax
 from memory_vit import plots, records, trees
 from memory_vit.config import Config, to_dict
 from memory_vit.findings import Finding, Row
-from memory_vit.measured import Point
+from memory_vit.points import Point
 
 # Columns that hold a share, shown in per cent.
-_SHARES = ("validation", "test", "spread", "paper", "no mask", "masked",
+_SHARES = ("validation", "test", "paper", "no mask", "masked",
            "paper, no mask", "paper, i-Naturalist")  # fmt: skip
 
 
@@ -41,13 +41,12 @@ def write(
     "points": [dataclasses.asdict(point) for point in points],
   }
   records.write_json(directory / "report.json", numbers)
-  text = markdown(config, findings)
-  (directory / "report.md").write_text(text, encoding="utf-8")
+  records.write_text(directory / "report.md", markdown(config, findings))
 
 
 def plot(directory: Path, part: str, found: Finding) -> None:
-  """Writes PART.png, where a part has something to plot."""
-  if not found.lines:
+  """Writes PART.png, where a part has something to plot, by one process."""
+  if not found.lines or jax.process_index() != 0:
     return
   figure = plots.lines_figure(
     found.lines,
@@ -56,7 +55,8 @@ def plot(directory: Path, part: str, found: Finding) -> None:
     ylabel="accuracy (test)",
     log=found.log,
   )
-  figure.savefig(directory / f"{part}.png", dpi=120)
+  with records.writing(directory / f"{part}.png"):
+    figure.savefig(directory / f"{part}.png", dpi=120)
 
 
 def markdown(config: Config, findings: Mapping[str, Finding]) -> str:
@@ -74,13 +74,17 @@ def markdown(config: Config, findings: Mapping[str, Finding]) -> str:
     "",
     *(f"- `{key} = {value!r}`" for key, value in _changed(config).items()),
   ]
+  lines += ["", "## In short"] if findings else []
   for part, found in findings.items():
-    lines += ["", f"## {found.title}", "", found.sentence, ""]
+    lines += ["", f"{found.title} (`{part}`):", ""]
+    lines += [f"- {sentence}" for sentence in found.sentences]
+  for part, found in findings.items():
+    lines += ["", f"## {found.title}", ""]
     if found.rows:
       lines += [markdown_table(found.rows), ""]
-    lines += [line for note in found.notes for line in (note, "")]
+    lines += ["\n\n".join(found.notes)]
     if found.lines:
-      lines += [f"![{found.title}]({part}.png)", ""]
+      lines += ["", f"![{found.title}]({part}.png)"]
   return "\n".join(lines).rstrip() + "\n"
 
 
@@ -97,7 +101,9 @@ def shown(key: str, value: Any) -> str:
   if value is None:
     return ""
   if key in _SHARES:
-    return f"{100 * value:.2f} %"
+    return f"{100 * value:.1f} %"
+  if key == "spread":  # in points
+    return f"{100 * value:.1f}"
   if isinstance(value, int):
     return f"{value:,}"
   if key == "learning rate":
@@ -108,7 +114,7 @@ def shown(key: str, value: Any) -> str:
 
 
 def command() -> str:
-  """What was typed."""
+  """What was typed last."""
   return " ".join(["python -m memory_vit.paper", *sys.argv[1:]])
 
 

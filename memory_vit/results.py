@@ -1,11 +1,12 @@
 """What a run leaves: tasks that know how good they are."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from memory_vit import adapters, data, trees
+from memory_vit import adapters, data, processes, records, trees
 from memory_vit.backbone import Backbone
 from memory_vit.config import Config, to_dict
 from memory_vit.learn import Learned, Learner
@@ -22,8 +23,8 @@ def with_metrics(
 ) -> list[Task]:
   """Tasks with how they were made and how good they are; the best comes first.
 
-  In their metrics, "steps" is how long a task was trained, and "best_step" when
-  it was as it is.
+  In their metrics, "steps" is how long a task was trained, "best_step" when it
+  was as it is, and "skipped_updates" how many were not finite.
 
   Args:
     learner: that learned them.
@@ -40,7 +41,11 @@ def with_metrics(
     for name, task in part.tasks.items():
       variant, best = by_name[name], part.best[name]
       metrics = _metrics(variant, task, tests.get(name))
-      metrics |= {"best_step": best.step, "val_accuracy": best.accuracy}
+      metrics |= {
+        "best_step": best.step,
+        "val_accuracy": best.accuracy,
+        "skipped_updates": part.skipped.get(name, 0),
+      }
       made = {"config": to_dict(variant.config), "metrics": metrics}
       tasks.append(dataclasses.replace(task, provenance=made))
   return sorted(
@@ -81,6 +86,8 @@ def export(
 ) -> list[Task]:
   """Writes the best task under its name, and the others where that is asked.
 
+  One process writes; all read.
+
   Args:
     config: of the run.
     name: of the best.
@@ -104,9 +111,18 @@ def export(
       "metrics": {**metrics, "name": new_name, "exported": where},
     }
     spec = dataclasses.replace(task.spec, name=new_name)
-    adapters.save_task(Task(spec, task.params, made), workdir / where)
+    save = functools.partial(
+      _save, Task(spec, task.params, made), workdir / where
+    )
+    processes.by_first(save)
     exported.append(adapters.load_task(workdir / where, backbone))
   return exported
+
+
+def _save(task: Task, path: Path) -> None:
+  """Writes a task to where nothing else can be."""
+  with records.writing(path, ValueError):  # orbax's
+    adapters.save_task(task, path)
 
 
 def save_model(task: Task, backbone: Backbone, path: Path) -> None:
@@ -121,4 +137,5 @@ def save_model(task: Task, backbone: Backbone, path: Path) -> None:
     backbone.config, num_classes=task.spec.num_classes, representation_size=0
   )
   params = {**task.params["backbone"], "head": task.params["head"]}
-  save_backbone(Backbone(config, params, trees.fingerprint(params)), path)
+  model = Backbone(config, params, trees.fingerprint(params))
+  processes.by_first(functools.partial(save_backbone, model, path))

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +13,39 @@ from jax.sharding import Mesh
 
 from memory_vit import (
   adapters,
+  agreement,
+  changes,
   data,
   evaluation,
+  passes,
   preprocess,
+  processes,
   programs,
   records,
   results,
   sharding,
   sweep,
-  train,
+  weights,
 )
-from memory_vit.backbone import Backbone, init_backbone
-from memory_vit.config import RANDOM, Config, DataConfig, to_dict
-from memory_vit.errors import ConfigError, DivergedError, TrainingError
+from memory_vit.backbone import Backbone
+from memory_vit.config import Config, DataConfig, to_dict
+from memory_vit.errors import ConfigError
+from memory_vit.interrupt import Stop
 from memory_vit.learn import Learned, Learner
-from memory_vit.pretrain import pretrained_file
-from memory_vit.pretrained import load_backbone
+from memory_vit.lock import only_run
 from memory_vit.regimes import REGIMES
 from memory_vit.sweep import Variant
 from memory_vit.tasks import BACKBONE, Task
-from memory_vit.variants import vit_config
 
 logger = logging.getLogger("memory_vit")
 
 
-def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
+def train_and_evaluate(
+  config: Config,
+  workdir: Path,
+  stop: Stop | None = None,
+  may_change: Sequence[str] = (),
+) -> dict[str, Any]:
   """Learns a task or a sweep, or goes on where a run in `workdir` stopped.
 
   Leaves there `config.json`, `checkpoints/`, `tasks/NAME/`, TensorBoard events
@@ -48,35 +56,63 @@ def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
   Args:
     config: of the run.
     workdir: is made where it is not there.
+    stop: whether a run that trains should save its state and stop.
+    may_change: options that may not be those of the run that goes on, some of
+      `changes.CAN_CHANGE`.
 
   Returns:
     What `result.json` holds.
 
   Raises:
-    MemoryVitError: for input that cannot be used.
+    MemoryVitError: for input that cannot be used, and where another run is
+      using `workdir`.
+    Interrupted: where `stop` says so.
   """
-  began = time.perf_counter()
-  mesh = sharding.make_mesh()
+  agreement.require_same_start(config)
+  mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
   _require_possible(config, workdir, mesh)
+  may_change = changes.allowed(may_change)
+  with only_run(workdir):
+    return _run(config, workdir, mesh, stop or Stop(), may_change)
+
+
+def _run(
+  config: Config,
+  workdir: Path,
+  mesh: Mesh,
+  stop: Stop,
+  may_change: tuple[str, ...],
+) -> dict[str, Any]:
+  """See `train_and_evaluate`."""
+  began = time.perf_counter()
   name = config.task.name or _name_of(config.data)
   variants = sweep.variants_of(config, name)
-  workdir.mkdir(parents=True, exist_ok=True)
-  backbone = _backbone(config, workdir, mesh)
+  processes.require_shared(workdir)
+  backbone = weights.open_backbone(config, workdir, mesh, stop)
   # All splits first: a wrong name must not cost a training run.
-  learner = _learner(config, mesh, backbone)
+  learner = dataclasses.replace(
+    _learner(config, mesh, backbone), stop=stop, may_change=may_change
+  )
   _require_names(learner, name, variants)
   tested = _open(config, config.data.test)
   upstream = _open_upstream(config, backbone)
+  agreement.require_same_data(learner, tested, upstream)
 
   before = upstream and _evaluate_upstream(learner, upstream, ())
-  plan = _plan(learner, variants, workdir)
-  if not (workdir / "config.json").exists():  # a run that goes on has its own
+  plan = passes.plan(learner, variants, workdir)
+  # A run that goes on has its own.
+  if not (passes.has_saved(workdir) and (workdir / "config.json").exists()):
     records.write_json(workdir / "config.json", to_dict(config))
-  learned = _learn(learner, variants, plan, workdir)
+  learned = passes.learn(learner, variants, plan, workdir)
+  changed = _changes(learned)
+  if changed:
+    records.write_json(workdir / "config.json", to_dict(config))
   tasks = results.with_metrics(learner, variants, learned, tested)
   exported = results.export(config, name, tasks, workdir, backbone)
   if config.regime == "full":
-    results.save_model(exported[0], backbone, workdir / f"{name}.npz")
+    model = workdir / f"{name}.npz"
+    with records.writing(model):
+      results.save_model(exported[0], backbone, model)
   after = None
   if upstream and REGIMES[config.regime].composes:
     after = _evaluate_upstream(learner, upstream, exported)
@@ -94,6 +130,7 @@ def train_and_evaluate(config: Config, workdir: Path) -> dict[str, Any]:
     ),
     "wall_seconds": round(time.perf_counter() - began, 2),
     "images_per_second": _speed(learned),
+    "config_changes": changed,
   }
   if config.sweep.is_on:
     result["sweep"] = _of_the_sweep(learned, name, plan)
@@ -129,33 +166,6 @@ def _require_possible(config: Config, workdir: Path, mesh: Mesh) -> None:
     )
 
 
-def _backbone(config: Config, workdir: Path, mesh: Mesh) -> Backbone:
-  """Loads the backbone, or makes it first, and puts it on every device."""
-  path = config.backbone
-  if config.pretrain.variant:
-    path = str(pretrained_file(config, workdir, mesh))
-  if path.startswith(RANDOM):
-    backbone = init_backbone(
-      vit_config(
-        path.removeprefix(RANDOM),
-        image_size=config.image_size,
-        dtype=config.dtype,
-        gelu=config.gelu,
-      ),
-      jax.random.key(config.seed),
-    )
-  else:
-    backbone = load_backbone(
-      path, image_size=config.image_size, dtype=config.dtype, gelu=config.gelu
-    )
-  logger.info(
-    "backbone %s: %s, %d px, fingerprint %s",
-    path, backbone.config.variant, config.image_size, backbone.fingerprint[:16],
-  )  # fmt: skip
-  params = jax.device_put(backbone.params, sharding.replicated(mesh))
-  return dataclasses.replace(backbone, params=params)
-
-
 def _learner(config: Config, mesh: Mesh, backbone: Backbone) -> Learner:
   directories = (*config.task.attends_to, *config.task.indirect)
   return Learner(
@@ -186,106 +196,7 @@ def _open(config: Config, split: str) -> data.Source | None:
   where = config.data
   if not split:
     return None
-  return data.open_source(
-    where.name,
-    split,
-    where.dir,
-    where.cache_gib,
-    max_bad=where.max_bad,
-    stall_timeout=config.stall_timeout,
-  )
-
-
-def _plan(
-  learner: Learner, variants: Sequence[Variant], workdir: Path
-) -> dict[str, Any]:
-  """Which variants are trained at once, and the estimate that says so.
-
-  A run that goes on keeps its plan, whatever memory is free now; one that has
-  saved nothing yet makes a new one.
-
-  Returns:
-    {"passes": names of the variants of each, "bytes_of_one": what a pass with
-    one variant takes, "bytes_per_variant": what each further one takes}; both
-    None where there is one only.
-  """
-  if len(variants) == 1:
-    return _passes(learner, variants)
-  file = workdir / "passes.json"
-  names = sorted(variant.name for variant in variants)
-  steps = (workdir / "checkpoints").rglob("*")
-  if not file.exists() or not any(path.name.isdigit() for path in steps):
-    plan = _passes(learner, variants)
-    records.write_json(file, plan)
-    return plan
-  plan = records.read_json(file)
-  planned = sorted(name for part in plan["passes"] for name in part)
-  if planned != names:
-    raise TrainingError(
-      f"{file} plans the variants {planned}, the configuration has {names}. "
-      "Give the one that the run began with, or another --workdir."
-    )
-  return plan
-
-
-def _passes(learner: Learner, variants: Sequence[Variant]) -> dict[str, Any]:
-  """Deals variants out to passes, on an estimate of the memory they take."""
-  if len(variants) == 1 or not REGIMES[learner.config.regime].composes:
-    return {
-      "passes": [[variant.name] for variant in variants],
-      "bytes_of_one": None,
-      "bytes_per_variant": None,
-    }
-  # The longest memory is what all are padded to.
-  longest = sorted(variants, key=lambda v: v.config.task.cells)[-2:]
-  first = learner.pass_bytes(longest[1:])
-  further = max(0, learner.pass_bytes(longest) - first)
-  free = sweep.free_bytes(learner.config.sweep.memory_gib)
-  passes = sweep.passes_of(variants, sweep.at_once(first, further, free))
-  logger.info(
-    "%d variants in %d passes: one takes %.2f GiB, each further one %.3f GiB, "
-    "%.2f GiB may be taken (estimated by compiling for one and for two)",
-    len(variants), len(passes), first / 2**30, further / 2**30, free / 2**30,
-  )  # fmt: skip
-  return {
-    "passes": [[variant.name for variant in part] for part in passes],
-    "bytes_of_one": first,
-    "bytes_per_variant": further,
-  }
-
-
-def _learn(
-  learner: Learner,
-  variants: Sequence[Variant],
-  plan: dict[str, Any],
-  workdir: Path,
-) -> list[Learned]:
-  """Trains one pass after the other; of a sweep, also after one diverged."""
-  by_name = {variant.name: variant for variant in variants}
-  learned = []
-  for i, names in enumerate(plan["passes"]):
-    directory = workdir / "checkpoints"
-    if len(plan["passes"]) > 1:
-      directory /= f"pass-{i:02}"
-    part = [by_name[name] for name in names]
-    try:
-      learned.append(learner.learn(part, directory, _logdirs(part, workdir)))
-    except DivergedError as error:
-      logger.warning("%s", error)
-      diverged = error
-      none = {variant.name: train.Best() for variant in part}
-      learned.append(Learned({}, none, error.lost, 0, 0.0))
-  if not any(part.tasks for part in learned):
-    raise diverged
-  return learned
-
-
-def _logdirs(variants: Sequence[Variant], workdir: Path) -> dict[str, Path]:
-  """TensorBoard shows every variant as a run of its own."""
-  return {
-    v.name: workdir / "sweep" / v.label if v.label else workdir
-    for v in variants
-  }
+  return data.open_split(where, split, config.stall_timeout)
 
 
 def _open_upstream(config: Config, backbone: Backbone) -> data.Source | None:
@@ -293,13 +204,16 @@ def _open_upstream(config: Config, backbone: Backbone) -> data.Source | None:
   where = config.upstream
   if not where.name:
     return None
-  source = data.open_source(
-    where.name,
-    where.split,
-    where.dir,
-    config.data.cache_gib,
-    max_bad=config.data.max_bad,
-    stall_timeout=config.stall_timeout,
+  # It may be prepared on the way, in a directory that all share.
+  source = processes.first_before_others(
+    lambda: data.open_source(
+      where.name,
+      where.split,
+      where.dir,
+      config.data.cache_gib,
+      max_bad=config.data.max_bad,
+      stall_timeout=config.stall_timeout,
+    ),
   )
   outputs = backbone.config.num_classes
   if source.num_classes != outputs:
@@ -338,8 +252,16 @@ def _left_out(sources: Sequence[data.Source | None]) -> list[str]:
     source.describe(index)
     for source in sources
     if source
-    for index in sharding.known_to_any(source.left_out, source.max_bad)
+    for index in data.left_out(source)
   ]
+
+
+def _changes(learned: Sequence[Learned]) -> list[Mapping[str, Any]]:
+  """What changed of the configuration on the way, in any pass."""
+  found = []
+  for part in learned:
+    found += [change for change in part.changes if change not in found]
+  return found
 
 
 def _speed(learned: Sequence[Learned]) -> float:
@@ -373,7 +295,8 @@ def _plot(result: dict[str, Any], workdir: Path) -> None:
   from memory_vit import plots
 
   if jax.process_index() == 0:
-    plots.sweep_figure(result).savefig(workdir / "sweep.png", dpi=120)
+    with records.writing(workdir / "sweep.png"):
+      plots.sweep_figure(result).savefig(workdir / "sweep.png", dpi=120)
 
 
 def _keep_time(result: dict[str, Any], workdir: Path) -> None:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from memory_vit import sharding, trees
+from memory_vit import optim, sharding, trees
 from memory_vit.training_pass import TrainingPass
 
 
@@ -33,11 +33,11 @@ class TrainState:
 def create_state(
   params: Any, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
-  """A state at step 0, on every device of the mesh."""
+  """A state at step 0, on the devices of the mesh; see `sharding.layout`."""
   # A copy: the loop donates its state, and the caller keeps what it passed in.
   params = jax.tree.map(jnp.array, params)
   state = TrainState(jnp.int32(0), params, optimizer.init(params))
-  return jax.device_put(state, sharding.replicated(mesh))
+  return sharding.put(state, mesh)
 
 
 class Step:
@@ -68,12 +68,16 @@ class Step:
     self._prepare, self._mesh = training_pass.prepare, mesh
     self._parts = accumulation_steps
     loss = functools.partial(_loss, training_pass, label_smoothing)
-    on_all = sharding.replicated(mesh)
-    self._gradient = jax.jit(jax.grad(loss, has_aux=True), out_shardings=on_all)
+    # Of gradient and state, the layout is fixed within the programs.
+    outputs = (None, sharding.replicated(mesh))
+    self._gradient = jax.jit(
+      functools.partial(_gradient, jax.grad(loss, has_aux=True), mesh),
+      out_shardings=outputs,
+    )
     self._update = jax.jit(
-      functools.partial(_update, optimizer),
+      functools.partial(_update, optimizer, mesh),
       donate_argnums=0,
-      out_shardings=on_all,
+      out_shardings=outputs,
     )
     self._split = jax.jit(
       _split, static_argnums=(1, 2), out_shardings=sharding.by_rows(mesh)
@@ -135,7 +139,9 @@ class Step:
 
     Returns:
       The next state, and {name: {"loss", "accuracy", "grad_norm",
-      "param_norm"}}, float32 ().
+      "param_norm", "skipped"}}, float32 (). Where the loss or the gradient of a
+      name, or what would become of its parameters, is not finite, they and its
+      optimiser stay as they are: "skipped" is 1.
     """
     total = None
     for i in range(self._parts):
@@ -175,8 +181,15 @@ def _loss(
   return sum(m["loss"] for m in metrics.values()), metrics
 
 
+def _gradient(loss_gradient: Any, mesh: Mesh, *args: Any) -> tuple[Any, Any]:
+  """Gradient and metrics; the gradient lies as the parameters do."""
+  grads, metrics = loss_gradient(*args)
+  return sharding.constrain(grads, mesh), metrics
+
+
 def _update(
   optimizer: optax.GradientTransformation,
+  mesh: Mesh,
   state: TrainState,
   grads: Any,
   metrics: dict[str, dict[str, jax.Array]],
@@ -186,7 +199,14 @@ def _update(
   grads, metrics = jax.tree.map(lambda a: a * scale, (grads, metrics))
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
-  for name in metrics:
-    metrics[name]["grad_norm"] = optax.tree.norm(grads[name])
-    metrics[name]["param_norm"] = optax.tree.norm(params[name])
-  return TrainState(state.step + 1, params, opt_state), metrics
+  finite = {}
+  for name, values in metrics.items():
+    values["grad_norm"] = optax.tree.norm(grads[name])
+    norms = (values["loss"], values["grad_norm"], optax.tree.norm(params[name]))
+    finite[name] = jnp.isfinite(jnp.stack(norms)).all()
+    params[name] = optim.where(finite[name], params[name], state.params[name])
+    values["param_norm"] = optax.tree.norm(params[name])
+    values["skipped"] = 1.0 - finite[name]
+  opt_state = optim.where_finite(finite, opt_state, state.opt_state)
+  state = TrainState(state.step + 1, params, opt_state)
+  return sharding.constrain(state, mesh), metrics

@@ -1,15 +1,19 @@
-"""What a study of the paper consists of: its parts, and the runs they need.
+"""What a study of the paper consists of: its parts, their regimes, and runs.
 
 A run is named by what it is. Parts that need the same run share it.
 """
 
 import dataclasses
 import itertools
+import logging
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
+from memory_vit import records
 from memory_vit.config import (
   Config,
+  DataConfig,
   PretrainConfig,
   StudyConfig,
   SweepConfig,
@@ -18,9 +22,26 @@ from memory_vit.config import (
 from memory_vit.errors import ConfigError
 from memory_vit.regimes import REGIMES
 
-# What --only names, in the order of the report.
-PARTS = ("table2", "sensitivity", "cells", "adapters", "costs", "interference",
-         "extension")  # fmt: skip
+logger = logging.getLogger("memory_vit")
+
+# What --only names, in the order of the report, and the regimes of each.
+_PARTS = {
+  "table2": ("full", "head", "head_cls", "memory", "memory_masked",
+             "cls_masked"),
+  "sensitivity": ("full", "memory", "memory_masked"),
+  "cells": ("head_cls", "memory", "memory_masked", "cls_masked"),
+  "adapters": ("adapter", "memory", "adapter_memory"),
+  "costs": tuple(REGIMES),
+  "interference": ("memory", "memory_masked"),
+  "extension": ("memory_masked",),
+}  # fmt: skip
+PARTS = tuple(_PARTS)
+# Of these regimes a part needs every one, of others at least one.
+_INDISPENSABLE = {
+  "adapters": ("adapter",),
+  "interference": ("memory", "memory_masked"),
+  "extension": ("memory_masked",),
+}
 _NEED_OTHERS = ("interference", "extension")
 
 
@@ -28,14 +49,15 @@ _NEED_OTHERS = ("interference", "extension")
 class Run:
   """A run of a study, in a directory of its own.
 
-  A masked regime learns all its rates and cells in one sweep; a run of the
-  others is one variant.
+  A regime whose variants share a pass learns all its rates and cells in one
+  sweep; a run of the others is one variant.
 
   Attributes:
     regime: see `regimes`.
-    data: name of the data set.
+    data: name of the data set, see `data_sets`.
     seed: of first values and batches.
-    learning_rates: one, or those of the sweep.
+    learning_rates: one, or those of the sweep; empty as long as it is not known
+      which one is the best.
     cells: as `learning_rates`; empty in a regime without memory.
     tested: whether it is evaluated on the test split.
     reads: the run whose best task it attends to (extension).
@@ -55,9 +77,10 @@ class Run:
     parts = [self.regime, slug(self.data)]
     if self.reads:
       parts.append(f"reading-{slug(self.reads.data)}")
-    if not REGIMES[self.regime].composes:
+    if not REGIMES[self.regime].shares_pass:
       parts += [f"cells{self.cells[0]}"] if self.cells else []
-      parts.append(f"rate{self.learning_rates[0]}")
+      rates = self.learning_rates or ("-of-the-best",)
+      parts.append(f"rate{rates[0]}")
     return "-".join([*parts, f"seed{self.seed}"])
 
   @property
@@ -72,7 +95,7 @@ def slug(name: str) -> str:
 
 
 def possible_parts(config: Config, only: Sequence[str] = ()) -> list[str]:
-  """The parts of a study; without the names of other data sets, fewer.
+  """The parts of a study, without those that its configuration has no way to.
 
   Args:
     config: of the study.
@@ -80,70 +103,80 @@ def possible_parts(config: Config, only: Sequence[str] = ()) -> list[str]:
 
   Raises:
     ConfigError: for a configuration that no study can have, or parts that are
-      not possible.
+      asked for and not possible.
   """
   for problem in _problems(config):
     raise ConfigError(problem)
   unknown = sorted({*only} - {*PARTS})
   if unknown:
     raise ConfigError(f"--only={unknown}: expected some of {list(PARTS)}.")
-  if config.study.others:
-    return [part for part in PARTS if part in (only or PARTS)]
-  refused = sorted({*only} & {*_NEED_OTHERS})
-  if refused:
-    raise ConfigError(
-      f"--only={refused} needs further data sets: expected their names in "
-      "config.study.others."
-    )
-  possible = [part for part in PARTS if part not in _NEED_OTHERS]
-  return [part for part in possible if part in (only or possible)]
+  possible = []
+  for part in PARTS:
+    if only and part not in only:
+      continue
+    reason = _why_not(config, part)
+    if reason and only:
+      raise ConfigError(f"--only={part} {reason}.")
+    if reason:
+      logger.info("the part %r is left out: it %s", part, reason)
+    else:
+      possible.append(part)
+  return possible
 
 
-def runs_of(config: Config, part: str) -> list[Run]:
-  """The runs that a part needs; one that is read comes before its reader."""
-  study, first = config.study, config.data.name
-  all_cells, cells = study.cells, (config.task.cells,)
-  runs = []
-  # On the first data set masked memory is always learned with all cells: one
-  # run serves every part, for little more than the price of one task.
-  if part in ("table2", "cells"):
-    regimes = ("full", "head") if part == "table2" else ()
-    for regime in (*regimes, "head_cls", "memory", "memory_masked",
-                   "cls_masked"):  # fmt: skip
-      runs += _runs(config, regime, first, cells=all_cells)
-  elif part == "sensitivity":
-    runs += _runs(config, "full", first)
-    runs += _runs(config, "memory", first, cells=cells)
-    runs += _runs(config, "memory_masked", first, cells=all_cells)
-  elif part == "adapters":
-    for regime in ("adapter", "memory", "adapter_memory"):
-      runs += _runs(config, regime, first, cells=cells)
-  elif part == "interference":
-    seeds = study.seeds[:1]
-    runs += _runs(config, "memory", first, cells=cells, seeds=seeds)
-    runs += _runs(config, "memory_masked", first, cells=all_cells, seeds=seeds)
-    for i, other in enumerate(study.others):
-      for regime in ("memory", "memory_masked"):
-        # Only what the part on extension shares is tested: the others may have
-        # no split of that name.
-        tested = i == 0 and regime == "memory_masked"
-        runs += _runs(
-          config, regime, other, cells=cells, seeds=seeds, tested=tested
-        )
-  elif part == "extension":
-    read = _runs(config, "memory_masked", first, cells=all_cells)
-    alone = _runs(config, "memory_masked", study.others[0], cells=cells)
-    runs += [*read, *alone]
-    runs += [
-      dataclasses.replace(run, reads=parent)
-      for run, parent in zip(alone, read, strict=True)
-    ]
-  return runs
+def regimes_of(config: Config, part: str) -> list[str]:
+  """The regimes that a part compares, without those that are not to be run."""
+  wanted = config.study.regimes
+  return [name for name in _PARTS[part] if not wanted or name in wanted]
 
 
-def plan(config: Config, parts: Sequence[str]) -> list[Run]:
-  """All runs of some parts, each once."""
-  return list(dict.fromkeys(r for part in parts for r in runs_of(config, part)))
+def data_sets(config: Config) -> dict[str, DataConfig]:
+  """The data sets of a study by their names, the first one coming first.
+
+  Raises:
+    ConfigError: for options that a data set does not have, or equal names.
+  """
+  found = {config.data.name: config.data}
+  for i, given in enumerate(config.study.others):
+    changes = {"name": given} if isinstance(given, str) else given
+    where = f"config.study.others[{i}]"
+    values = {**dataclasses.asdict(config.data), "name": "", **changes}
+    other = records.build(DataConfig, values, where, ConfigError)
+    # Folders have no names of their own.
+    name = other.name
+    if name == "folder":
+      name = f"folder:{Path(other.dir).name}"
+    if slug(name) in {slug(known) for known in found}:
+      raise ConfigError(
+        f"{where} is {name!r}, a name that an earlier data set has as well: "
+        "expected another data set."
+      )
+    found[name] = other
+  return found
+
+
+def other_names(config: Config) -> list[str]:
+  """Names of the further data sets."""
+  return list(data_sets(config))[1:]
+
+
+def search_seed(config: Config, regime: str) -> int | None:
+  """The seed whose validation alone chooses a rate; None where all do."""
+  everything = config.study.search == "all" or REGIMES[regime].shares_pass
+  return None if everything else config.study.seeds[0]
+
+
+def _why_not(config: Config, part: str) -> str:
+  """Why a part is not possible; "" where it is."""
+  if part in _NEED_OTHERS and not config.study.others:
+    return "needs further data sets: expected some in config.study.others"
+  regimes = regimes_of(config, part)
+  missing = [r for r in _INDISPENSABLE.get(part, ()) if r not in regimes]
+  if missing:
+    return f"needs {missing}: expected them in config.study.regimes"
+  if not regimes:
+    return f"needs one of {list(_PARTS[part])}: see config.study.regimes"
+  return ""
 
 
 def config_of(
@@ -153,14 +186,14 @@ def config_of(
 
   Args:
     config: of the study.
-    run: one of it.
+    run: one of it, its learning rate being known.
     backbone: file or name, as `config.backbone`.
     attends_to: directory of the task that it reads.
   """
-  sweeps = REGIMES[run.regime].composes
+  sweeps = REGIMES[run.regime].shares_pass
   first = run.data == config.data.name
   data = dataclasses.replace(
-    config.data, name=run.data, test=config.data.test if run.tested else ""
+    data_sets(config)[run.data], **({} if run.tested else {"test": ""})
   )
   task = dataclasses.replace(
     config.task,
@@ -193,51 +226,25 @@ def config_of(
   )
 
 
-def _runs(
-  config: Config,
-  regime: str,
-  data: str,
-  *,
-  cells: tuple[int, ...] = (),
-  seeds: tuple[int, ...] = (),
-  tested: bool = True,
-) -> list[Run]:
-  """The runs of a regime on a data set: all learning rates, all seeds."""
-  rates = config.study.learning_rates
-  kind = REGIMES[regime]
-  cells = cells if "memory" in kind.trained else ()
-  runs = []
-  for seed in seeds or config.study.seeds:
-    if kind.composes:
-      split = [(rates, cells)]
-    else:
-      each = [(m,) for m in cells] or [()]
-      split = [((rate,), some) for some in each for rate in rates]
-    runs += [
-      Run(
-        regime=regime,
-        data=data,
-        seed=seed,
-        learning_rates=some_rates,
-        cells=some_cells,
-        tested=tested,
-      )
-      for some_rates, some_cells in split
-    ]
-  return runs
-
-
 def _problems(config: Config) -> list[str]:
   """Why a configuration cannot be that of a study."""
   study = config.study
   lines = []
-  for key in ("learning_rates", "seeds", "cells", "others"):
+  for key in ("learning_rates", "seeds", "cells", "regimes"):
     values = getattr(study, key)
-    if len(set(values)) < len(values) or not (values or key == "others"):
+    if len(set(values)) < len(values) or not (values or key == "regimes"):
       lines.append(
         f"config.study.{key} is {values}, expected values that differ, at "
         "least one."
       )
+  trained = list(dict.fromkeys(
+    name for part in PARTS if part != "costs" for name in _PARTS[part]
+  ))  # fmt: skip
+  unknown = sorted({*study.regimes} - {*trained})
+  if unknown:
+    lines.append(
+      f"config.study.regimes names {unknown}, expected some of {trained}."
+    )
   if study.learning_rates and min(study.learning_rates) <= 0:
     lines.append(
       f"config.study.learning_rates is {study.learning_rates}, expected "
@@ -252,17 +259,15 @@ def _problems(config: Config) -> list[str]:
       f"config.task.cells is {config.task.cells}, expected one of "
       f"config.study.cells {study.cells}."
     )
-  for key in ("name", "train", "validation", "test"):
-    if not getattr(config.data, key):
-      lines.append(
-        f"config.data.{key} is empty: a study trains, chooses on validation, "
-        "and reports on test."
-      )
-  if config.data.name in study.others:
-    lines.append(
-      f"config.study.others names {config.data.name!r}, which is "
-      "config.data.name: expected other data sets."
-    )
+  for i, (name, data) in enumerate(data_sets(config).items()):
+    where = f"of {name!r} in config.study.others" if i else "of config.data"
+    for key in ("name", "train", "validation", "test"):
+      # What is tested: the first, and what is extended by it.
+      if not getattr(data, key) and (key != "test" or i < 2):
+        lines.append(
+          f"{key!r} {where} is empty: a study trains, chooses on validation, "
+          "and reports on test."
+        )
   if config.sweep.is_on:
     lines.append("config.sweep is for one run: expected config.study instead.")
   if config.task.attends_to or config.task.indirect:

@@ -104,6 +104,11 @@ class TaskSpec:
         f"task name {self.name!r}: expected 1 to 64 of a-z, 0-9, '_' and '-', "
         f"starting with a letter or digit, and not {BACKBONE!r}."
       )
+    for parent in self.attends_to:
+      if not NAME_PATTERN.fullmatch(parent):
+        raise TaskError(
+          f"task {self.name!r} attends to {parent!r}, which is no task name."
+        )
     trained = regime(self.regime).trained
     if self.cells and "memory" not in trained:
       raise TaskError(

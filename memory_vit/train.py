@@ -4,25 +4,28 @@ import collections
 import contextlib
 import dataclasses
 import logging
+import math
 import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import optax
-from clu import metric_writers
 from jax.sharding import Mesh
 
 from memory_vit import sharding
-from memory_vit.errors import DivergedError
+from memory_vit.events import Events, Profile
+from memory_vit.interrupt import Interrupted, Stop
 from memory_vit.progress import Progress
 from memory_vit.step import Step, TrainState
+from memory_vit.watch import Examples, Skipped, Watch
 
 logger = logging.getLogger("memory_vit")
 
 Validate = Callable[[Any], dict[str, dict[str, Any]]]
+# What a first accuracy is better than, unless it is NaN.
+_WORST = -math.inf
 Save = Callable[[TrainState, "Past"], None]
 
 
@@ -66,14 +69,22 @@ class Past:
 
   Attributes:
     best: {name: its best so far}.
-    lost: {name: the step at which a value of it was not finite}. It is no
-      longer looked at; what was its best before that still is.
+    lost: {name: the step at which too many of its updates in a row were not
+      finite}. It is no longer looked at; what was its best before that still
+      is.
+    skipped: {name: its updates that were not finite}.
+    pending: whether the run was interrupted before the evaluation that was due
+      at its last step.
+    changes: of the configuration, from `changes.changes`.
     timed_steps: steps that were timed, and in how many seconds.
     timed_seconds: see there.
   """
 
   best: dict[str, Best]
-  lost: dict[str, int]
+  lost: dict[str, int] = dataclasses.field(default_factory=dict)
+  skipped: dict[str, Skipped] = dataclasses.field(default_factory=dict)
+  pending: bool = False
+  changes: tuple[Mapping[str, Any], ...] = ()
   timed_steps: int = 0
   timed_seconds: float = 0.0
 
@@ -92,6 +103,9 @@ def fit(
   past: Past | None = None,
   validate: Validate | None = None,
   save: Save | None = None,
+  max_skipped: int = 3,
+  examples: Examples | None = None,
+  stop: Stop | None = None,
   logdirs: Mapping[str, Path] = types.MappingProxyType({}),
 ) -> tuple[TrainState, Past]:
   """Trains from the step of `state` to `steps.total`.
@@ -110,32 +124,76 @@ def fit(
     validate: params -> {name: `evaluation.evaluate`}; of every name, the
       state with the best "top1" is kept.
     save: (state, past) writes both.
+    max_skipped: updates of a name that may be skipped in a row, because they
+      are not finite, before it is lost.
+    examples: names what the batch of a step holds, for messages.
+    stop: is asked after every step.
     logdirs: of TensorBoard events; a name without one writes none.
 
   Returns:
     The last state; and the best of every name, with the time that steps took.
 
   Raises:
-    DivergedError: where a loss or a gradient of every name is not finite.
-      Nothing is saved after the step at which that happened. As long as others
-      are well, they go on: no name changes another.
+    DivergedError: where every name is lost. Nothing is saved after the step at
+      which that happened. As long as others are well, they go on: no name
+      changes another.
+    Interrupted: where it was asked to stop; the last step is saved.
   """
   first = int(state.step)
-  past = past or Past({name: Best() for name in state.params}, {})
-  watch = _Watch(first, title, past.lost)
+  past = past or Past({name: Best() for name in state.params})
+  stop = stop or Stop()
+  watch = Watch(first, title, lost=past.lost, skipped=past.skipped,
+                max_skipped=max_skipped, examples=examples)  # fmt: skip
   progress = Progress(title, first, steps.total, batch_size, past.timed_steps,
                       past.timed_seconds)  # fmt: skip
   best = dict(past.best)
 
-  def so_far() -> Past:
-    return Past(best, watch.lost, *progress.timed)
+  def so_far(pending: bool) -> Past:
+    timed_steps, timed_seconds = progress.timed
+    return dataclasses.replace(
+      past, best=best, lost=watch.lost, skipped=watch.skipped, pending=pending,
+      timed_steps=timed_steps, timed_seconds=timed_seconds,
+    )  # fmt: skip
+
+  def evaluate_now(step: int) -> None:
+    well = [name for name in best if name not in watch.lost]
+    if validate:
+      accuracies = _validate(step, state, validate, events)
+      best.update(
+        _better({name: best[name] for name in well}, accuracies, state)
+      )
+    if step == steps.total:
+      best.update(_last({name: best[name] for name in well}, state))
+
+  def evaluate_and_save(step: int, evaluates: bool, stopping: bool) -> None:
+    """Evaluates if that is due and there is time, and saves in any case."""
+    watch.check()  # what is lost must not become the best
+    progress.pause()
+    if evaluates and not stopping:
+      try:
+        evaluate_now(step)
+        evaluates = False
+      except Interrupted:
+        stopping = True
+    if save and step > first:  # that one was saved when it was interrupted
+      save(state, so_far(pending=evaluates))
+    if stopping:
+      raise stop.interrupted(f"step {step} of {title!r} is saved" if save else
+                             f"{title} begins anew")  # fmt: skip
+    if step < steps.total:
+      progress.resume()
 
   with contextlib.ExitStack() as stack:
+    stack.enter_context(stop.asked_for())
     stack.callback(progress.close)
-    events = stack.enter_context(_Events(logdirs))
-    profile = stack.enter_context(_Profile(logdirs, steps))
+    events = stack.enter_context(Events(logdirs))
+    profile = stack.enter_context(
+      Profile(logdirs, steps.profile_at, steps.total)
+    )
     # Last in, first out: no picture is read after the loop.
     batches = sharding.prefetch(batches, mesh)
+    if past.pending:
+      evaluate_and_save(first, evaluates=True, stopping=False)
     for step in range(first + 1, steps.total + 1):
       profile.before(step)
       state, metrics = step_fn(state, frozen, next(batches))
@@ -144,32 +202,20 @@ def fit(
       profile.after(step, state)
       if step == first + 1 or steps.due(step, steps.log):
         _log(step, watch.check(), schedules, progress, events)
-      evaluates = steps.due(step, steps.evaluate)
-      if not evaluates and not steps.due(step, steps.checkpoint):
-        continue
-      watch.check()  # what is lost must not become the best
-      progress.pause()
-      well = [name for name in best if name not in watch.lost]
-      if evaluates and validate:
-        accuracies = _validate(step, state, validate, events)
-        best |= _better({name: best[name] for name in well}, accuracies, state)
-      if step == steps.total:
-        best |= _last({name: best[name] for name in well}, state)
-      if save:
-        save(state, so_far())
-      if step < steps.total:
-        progress.resume()
-  return state, so_far()
+      stopping, evaluates = stop.after_step(), steps.due(step, steps.evaluate)
+      if stopping or evaluates or steps.due(step, steps.checkpoint):
+        evaluate_and_save(step, evaluates, stopping)
+  return state, so_far(pending=False)
 
 
 def _better(
   best: Mapping[str, Best], accuracies: Mapping[str, float], state: TrainState
 ) -> dict[str, Best]:
-  """The names that are now better than ever before."""
+  """The names that are now better than ever before; NaN is never better."""
   return {
     name: _now(name, accuracies[name], state)
     for name, found in best.items()
-    if found.accuracy is None or accuracies[name] > found.accuracy
+    if accuracies[name] > (_WORST if found.accuracy is None else found.accuracy)
   }
 
 
@@ -184,112 +230,7 @@ def _last(best: Mapping[str, Best], state: TrainState) -> dict[str, Best]:
 
 def _now(name: str, accuracy: float | None, state: TrainState) -> Best:
   """A name as it is."""
-  return Best(int(state.step), accuracy, jax.device_get(state.params[name]))
-
-
-class _Watch:
-  """Keeps the metrics of the last steps, and notices what is not finite.
-
-  They are looked at now and then only: to look at every step would make the
-  host wait for the device at every step.
-  """
-
-  def __init__(self, step: int, title: str, lost: Mapping[str, int]) -> None:
-    self.lost = dict(lost)
-    self._step, self._title = step, title
-    self._kept: list[Any] = []
-    self._last: dict[str, dict[str, float]] = {}
-
-  def add(self, metrics: Any) -> None:
-    """Keeps the metrics of the next step, on the device."""
-    self._kept.append(metrics)
-
-  def check(self) -> dict[str, dict[str, float]]:
-    """Metrics of the last step, of the names that are well.
-
-    Raises:
-      DivergedError: where none is.
-    """
-    for metrics in jax.device_get(self._kept):
-      self._step += 1
-      self._last = jax.tree.map(float, metrics)
-      for name, values in self._last.items():
-        if name not in self.lost and not np.isfinite([*values.values()]).all():
-          self._lose(name, values)
-    self._kept = []
-    return {n: v for n, v in self._last.items() if n not in self.lost}
-
-  def _lose(self, name: str, values: dict[str, float]) -> None:
-    """Notes that a name is lost; raises where it was the last one."""
-    self.lost[name] = self._step
-    shown = ", ".join(f"{key} {value}" for key, value in values.items())
-    message = (
-      f"at step {self._step}: a value of {name!r} is not finite ({shown}). "
-      "What was saved before is as it was. Try a lower learning_rate or a "
-      "longer optim.warmup, and look for broken pictures in the data."
-    )
-    if len(self.lost) == len(self._last):
-      text = f"training of {self._title!r} stopped {message}"
-      raise DivergedError(text, dict(self.lost))
-    logger.warning("%r is lost %s The others go on.", name, message)
-
-
-class _Events:
-  """TensorBoard events, one directory for every name; by one process."""
-
-  def __init__(self, logdirs: Mapping[str, Path]) -> None:
-    mine = logdirs if jax.process_index() == 0 else {}
-    self._writers = {
-      name: metric_writers.SummaryWriter(str(path))
-      for name, path in mine.items()
-    }
-
-  def __enter__(self) -> "_Events":
-    return self
-
-  def __exit__(self, *args: object) -> None:
-    for writer in self._writers.values():
-      writer.close()
-
-  def write(self, name: str, step: int, scalars: dict[str, float]) -> None:
-    """Writes scalars of a name."""
-    if name in self._writers:
-      self._writers[name].write_scalars(step, scalars)
-
-  def flush(self) -> None:
-    """Makes what was written visible."""
-    for writer in self._writers.values():
-      writer.flush()
-
-
-class _Profile:
-  """Profiles five steps for TensorBoard, or as many as are left."""
-
-  def __init__(self, logdirs: Mapping[str, Path], steps: Steps) -> None:
-    self._first = steps.profile_at if logdirs else 0
-    self._last = min(self._first + 4, steps.total)
-    self._logdir = next(iter(logdirs.values()), None)
-    self._runs = False
-
-  def __enter__(self) -> "_Profile":
-    return self
-
-  def __exit__(self, *args: object) -> None:
-    if self._runs:
-      jax.profiler.stop_trace()
-
-  def before(self, step: int) -> None:
-    """Starts where it is time."""
-    if step == self._first:
-      jax.profiler.start_trace(str(self._logdir))
-      self._runs = True
-
-  def after(self, step: int, state: TrainState) -> None:
-    """Stops once the last step has been computed, not only started."""
-    if self._runs and step == self._last:
-      jax.block_until_ready(state)
-      jax.profiler.stop_trace()
-      self._runs = False
+  return Best(int(state.step), accuracy, sharding.to_host(state.params[name]))
 
 
 def _log(
@@ -297,7 +238,7 @@ def _log(
   metrics: dict[str, dict[str, float]],
   schedules: dict[str, optax.Schedule],
   progress: Progress,
-  events: _Events,
+  events: Events,
 ) -> None:
   """Shows the metrics of a step, and writes them for TensorBoard."""
   shown = collections.defaultdict(list)
@@ -312,7 +253,7 @@ def _log(
 
 
 def _validate(
-  step: int, state: TrainState, validate: Validate, events: _Events
+  step: int, state: TrainState, validate: Validate, events: Events
 ) -> dict[str, float]:
   """Evaluates a state; returns the accuracy of every name."""
   results = validate(state.params)

@@ -7,16 +7,17 @@ nothing is ever back-propagated through what is frozen.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
+from memory_vit.backbone import Backbone
 from memory_vit.errors import TaskError
 from memory_vit.model import MemoryViT, head_logits
 from memory_vit.programs import encode_program, read_tasks
 from memory_vit.regimes import regime
-from memory_vit.tasks import BACKBONE, TaskSpec
+from memory_vit.tasks import BACKBONE, Task, TaskSpec
 from memory_vit.variants import ViTConfig
 
 Logits = dict[str, jax.Array]
@@ -46,7 +47,8 @@ def make_training_pass(
 
   Args:
     config: of the backbone.
-    specs: of all tasks, trained and frozen; several in the masked regimes only.
+    specs: of all tasks, trained and frozen; several only in regimes that share
+      a pass.
 
   Raises:
     TaskError: for several tasks that cannot share a pass.
@@ -54,12 +56,13 @@ def make_training_pass(
   attention = regime(specs[-1].regime).attention
   if attention == "masked":
     return _masked(config, specs)
-  if len(specs) > 1:
+  heads = all(regime(spec.regime).attention == "frozen" for spec in specs)
+  if len(specs) > 1 and not heads:
     raise TaskError(
       f"tasks {[spec.name for spec in specs]} cannot share a pass: the regime "
       f"{specs[-1].regime!r} changes what the backbone computes."
     )
-  if attention == "frozen":
+  if heads:
     return _on_features(config)
   return _tuned(config, specs[0])
 
@@ -124,6 +127,23 @@ def logits_program(
 ) -> Logits:
   """`TrainingPass.logits`, for evaluation."""
   return make_training_pass(config, specs).logits(trained, frozen, inputs)
+
+
+def predict(
+  backbone: Backbone, tasks: Sequence[Task], images: jax.Array
+) -> Logits:
+  """Logits {name: (b, c)} of tasks that are not served in slots.
+
+  Args:
+    backbone: of the tasks.
+    tasks: of a regime that does not compose; several that share a pass.
+    images: see `encode`.
+  """
+  config, specs = backbone.config, tuple(task.spec for task in tasks)
+  frozen = {"backbone": backbone.params, "tasks": {}}
+  inputs = make_training_pass(config, specs).prepare(frozen, images)
+  trained = {task.spec.name: task.params for task in tasks}
+  return logits_program(trained, frozen, inputs, config=config, specs=specs)
 
 
 def full(config: ViTConfig) -> TrainingPass:

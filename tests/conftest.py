@@ -1,5 +1,6 @@
 """One environment for all tests: 8 virtual CPU devices, tiny models."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -30,7 +31,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 import memory_vit as mv  # noqa: E402
-from memory_vit import sharding, trees  # noqa: E402
+from memory_vit import manifest, sharding, trees  # noqa: E402
 from memory_vit.backbone import backbone_shapes  # noqa: E402
 
 
@@ -92,3 +93,12 @@ def random_task(backbone, name, *, seed=0, classes=3, cells=2, **options):
     jax.device_get(task.params),
   )
   return mv.Task(task.spec, params)
+
+
+def edit_task(path, change) -> None:
+  """Changes the task.json of a saved task, and its digest accordingly."""
+  file = path / "task.json"
+  values = json.loads(file.read_text(encoding="utf-8"))
+  change(values)
+  values["sha256"] = manifest.digest(values)
+  file.write_text(json.dumps(values), encoding="utf-8")

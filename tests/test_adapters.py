@@ -7,7 +7,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from conftest import random_task, tiny_backbone
+from conftest import edit_task, random_task, tiny_backbone
 
 import memory_vit as mv
 from memory_vit import trees
@@ -23,13 +23,6 @@ def saved(backbone, tmp_path):
   path = tmp_path / "tasks" / "pets"
   mv.save_task(task, path)
   return task, path
-
-
-def edit(path, change):
-  file = path / "task.json"
-  manifest = json.loads(file.read_text())
-  change(manifest)
-  file.write_text(json.dumps(manifest))
 
 
 @pytest.mark.parametrize("cells", [0, 3])
@@ -49,7 +42,7 @@ def test_round_trip_is_exact(backbone, images, tmp_path, cells):
 def test_what_task_json_holds(saved, backbone):
   task, path = saved
   manifest = json.loads((path / "task.json").read_text(encoding="utf-8"))
-  assert manifest["format_version"] == 3
+  assert manifest["format_version"] == 4
   spec = manifest["spec"]
   assert spec["class_names"] == ["cat", "dog", "ä", "日"]
   assert spec["backbone"]["fingerprint"] == backbone.fingerprint
@@ -96,7 +89,11 @@ def test_other_image_size_is_refused(saved, backbone):
 @pytest.mark.parametrize(
   ("change", "message"),
   [
-    (lambda m: m.update(format_version=2), "format_version 2, .* reads 3"),
+    (
+      lambda m: m.update(format_version=3),
+      "format_version 3, .* reads 4.*again",
+    ),
+    (lambda m: m.update(format_version=5), "written by a newer one: update"),
     (lambda m: m.pop("provenance"), r"missing keys \['provenance'\]"),
     (lambda m: m.update(more=1), r"unknown keys \['more'\]"),
     (lambda m: m["spec"].pop("cells"), r"spec: missing keys \['cells'\]"),
@@ -114,13 +111,13 @@ def test_other_image_size_is_refused(saved, backbone):
     ),
     (lambda m: m["arrays"].update(cls=None), "arrays.cls is None, expected"),
     (
-      lambda m: m["arrays"]["cls"].update(sha256="0"),
+      lambda m: m["arrays"]["cls"].update(sha256="0" * 64),
       r"\['cls'\] are not what",
     ),
   ],
 )
 def test_changed_manifests_are_refused(saved, backbone, change, message):
-  edit(saved[1], change)
+  edit_task(saved[1], change)
   with pytest.raises(TaskError, match=message):
     mv.load_task(saved[1], backbone)
 

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import logging
+import os
 import pathlib
 import signal
 import subprocess
@@ -23,7 +24,15 @@ from PIL import Image
 import memory_vit as mv
 from configs import quickstart
 from memory_vit import config as config_lib
-from memory_vit import evaluation, progress, run, stall, tfrecords
+from memory_vit import (
+  data,
+  evaluation,
+  processes,
+  progress,
+  run,
+  stall,
+  tfrecords,
+)
 from memory_vit.config import DataConfig
 from memory_vit.data import eval_batches, open_source, train_batches
 from memory_vit.errors import BrokenDataError, ConfigError
@@ -380,6 +389,29 @@ def test_what_fails_once_is_read_again(log):
   assert "network is away" in record.getMessage()
 
 
+def test_what_other_processes_leave_out_counts(monkeypatch):
+  source = broken_source(16, (2, 9), max_bad=2)
+  trained_on(source, steps=4)
+  monkeypatch.setattr(
+    processes, "known_to_any", lambda numbers: sorted({*numbers, 2, 5})
+  )
+  assert set(source.left_out) == {2, 9}
+  with pytest.raises(BrokenDataError, match="example 5 .* another process"):
+    data.left_out(source)
+  source = broken_source(16, (9,), max_bad=3)
+  trained_on(source, steps=4)
+  assert data.left_out(source) == [2, 5, 9] == sorted(source.left_out)
+  # Nothing is said where none may be left out.
+  assert data.left_out(numbered_source(16)) == []
+
+
+def test_messages_name_what_takes_the_place():
+  source = broken_source(8, (2, 3), max_bad=2)
+  batch = trained_on(source, steps=1, batch_size=8)
+  names = data.train_examples(source, seed=0, batch_size=8, step=1)
+  assert [int(name) for name in names] == list(batch["label"])
+
+
 # --- left out in evaluation ---------------------------------------------------
 
 
@@ -641,6 +673,30 @@ def test_stalled_process_ends_and_says_where_it_was():
   assert "for 3 s" in done.stderr
   assert "in hang" in done.stderr  # the stack of the thread that hangs
   assert "batching.py" in done.stderr  # and of the one that waits
+
+
+@pytest.mark.slow
+def test_stalled_command_ends(config, tmp_path):
+  """A pipe into which nobody writes: whoever reads it waits for ever."""
+  file = tmp_path / "data" / "train" / "b" / "3.png"
+  file.unlink()
+  os.mkfifo(file)
+  options = {
+    "pretrain.variant": "", "upstream.name": "", "backbone": config.backbone,
+    "batch_size": 16, "batch_size_eval": 8, "total_steps": 9,
+    "data.name": "folder", "data.dir": config.data.dir, "data.train": "train",
+    "data.validation": "", "data.max_bad": 1, "stall_timeout": 4,
+  }  # fmt: skip
+  done = subprocess.run(
+    [sys.executable, "-m", "memory_vit.main", f"--workdir={tmp_path / 'run'}",
+     "--config=configs/quickstart.py",
+     *(f"--config.{key}={value}" for key, value in options.items())],
+    cwd=ROOT, timeout=200, check=False, capture_output=True, text=True,
+    env={**os.environ, "XLA_FLAGS": ""},
+  )  # fmt: skip
+  assert done.returncode == stall.EXIT_STALLED, done.stderr
+  assert "error: no batch of data set 'folder', split 'train'" in done.stderr
+  assert "batching.py" in done.stderr  # where it waited
 
 
 def test_impossible_options_are_refused(config):

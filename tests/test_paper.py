@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import json
 import os
 import subprocess
@@ -16,23 +17,30 @@ from conftest import ROOT, random_task, tiny_backbone
 
 import memory_vit as mv
 from configs import quickstart
-from memory_vit import config as config_lib
 from memory_vit import (
+  budget,
+  conduct,
   costs,
   data,
   findings,
   forecast,
   interference,
   measured,
-  paper,
+  plan,
+  published,
   records,
   report,
   run,
+  sentences,
   sharding,
   study,
   sweep,
+  together,
+  training_pass,
 )
+from memory_vit import config as config_lib
 from memory_vit.errors import ConfigError, DivergedError, TaskError
+from memory_vit.points import Choice, Point, best, choose
 from memory_vit.regimes import REGIMES
 
 TRAINED = ("table2", "sensitivity", "cells", "adapters", "extension")
@@ -66,6 +74,11 @@ def with_study(config, **values):
   return dataclasses.replace(config, study=changed)
 
 
+@functools.cache
+def fingerprint():
+  return tiny_backbone(num_classes=5).fingerprint
+
+
 class FakeRuns:
   """Stands for `run.train_and_evaluate`: accuracies without training."""
 
@@ -73,7 +86,7 @@ class FakeRuns:
     self.accuracy, self.stops_at = accuracy, stops_at
     self.calls = []
 
-  def __call__(self, config, directory):
+  def __call__(self, config, directory, stop=None):
     self.calls.append(directory.name)
     if len(self.calls) == self.stops_at:
       raise KeyboardInterrupt
@@ -90,12 +103,23 @@ class FakeRuns:
           "learning_rate": own.learning_rate,
           "val_accuracy": validation,
           "test_accuracy": test if own.data.test else None,
+          "test_examples": 200 if own.data.test else 0,
           "trainable_params": 100,
           "exported": f"tasks/{variant.name}",
         }
       )
+    return self.write(config, directory, entries)
+
+  def write(self, config, directory, entries):
+    (directory / "checkpoints" / "2").mkdir(parents=True, exist_ok=True)
     records.write_json(directory / "config.json", config_lib.to_dict(config))
-    result = {"tasks": entries, "images_per_second": 32.0}
+    result = {
+      "tasks": entries,
+      "backbone": {"fingerprint": fingerprint()},
+      "wall_seconds": 32.0,
+    }
+    if config.sweep.is_on:
+      result["sweep"] = {"lost": {}}
     records.write_json(directory / "result.json", result)
     return result
 
@@ -105,21 +129,41 @@ def accuracies(config):
   return config.learning_rate, 0.5 - config.learning_rate / 10
 
 
+def follow(config, parts, accuracy, diverges=lambda run, rate: False):
+  """Plans until there is nothing new, as if every run was finished at once."""
+  points, order = {}, []
+  for part in parts:
+    while run := plan.next_run(config, part, points):
+      order.append(run)
+      points[run.name] = [
+        p if diverges(run, p.learning_rate) else dataclasses.replace(
+          p, validation=accuracy(run, p.learning_rate), test=0.5,
+          parameters=9, task="t", examples=100,
+        )
+        for p in measured.lost_points(run)
+      ]  # fmt: skip
+  return order, points
+
+
 def test_a_plan_trains_nothing_twice(config):
-  runs = study.plan(config, study.PARTS)
+  runs, points = follow(config, study.PARTS, lambda run, rate: rate)
   assert len({r.name for r in runs}) == len({*runs}) == len(runs)
+  assert plan.plan(config, study.PARTS, points) == [
+    *dict.fromkeys(plan.plan(config, study.PARTS, points))
+  ]
   kinds = collections.Counter((r.regime, r.data, bool(r.reads)) for r in runs)
   first, other, last = "digits:5-9", "digits:0-4", "digits:2-6"
   assert kinds == {
-    # Of the first data set, rates * seeds (* cells); masked ones by seed.
-    ("full", first, False): 4,
-    ("head", first, False): 4,
-    ("head_cls", first, False): 4,
-    ("memory", first, False): 8,
+    # Of the first data set two rates of the first seed, the better one of the
+    # second (for each number of cells); those that share a pass by seed.
+    ("full", first, False): 3,
+    ("head", first, False): 2,
+    ("head_cls", first, False): 3,
+    ("memory", first, False): 6,
     ("memory_masked", first, False): 2,
     ("cls_masked", first, False): 2,
-    ("adapter", first, False): 4,
-    ("adapter_memory", first, False): 4,
+    ("adapter", first, False): 3,
+    ("adapter_memory", first, False): 3,
     # Interference with one seed; extension with both.
     ("memory", other, False): 2,
     ("memory", last, False): 2,
@@ -131,14 +175,95 @@ def test_a_plan_trains_nothing_twice(config):
   assert masked.variants == [(0.3, 1), (0.3, 5), (0.1, 1), (0.1, 5)]
   assert masked.name == "memory_masked-digits-5-9-seed0"
   # What all parts need is what each needs.
-  apart = [r for part in study.PARTS for r in study.plan(config, [part])]
+  apart = [r for part in study.PARTS for r in plan.plan(config, [part], points)]
   assert {*apart} == {*runs}
   assert len(apart) > len(runs)
-  assert study.plan(config, ["costs"]) == []
+  assert plan.plan(config, ["costs"], {}) == []
+
+
+def test_further_seeds_run_at_the_rate_of_the_first(config):
+  """Chosen for each number of cells apart, on validation, not on test."""
+  config = with_study(
+    config, seeds=(7, 0, 4), regimes=("memory", "memory_masked")
+  )
+
+  def accuracy(run, rate):
+    return rate if run.cells == (1,) else -rate
+
+  unknown = plan.runs_of(config, "cells", {})
+  assert [r.name for r in unknown[:4]] == [
+    "memory-digits-5-9-cells1-rate0.3-seed7",
+    "memory-digits-5-9-cells1-rate0.1-seed7",
+    "memory-digits-5-9-cells1-rate-of-the-best-seed0",
+    "memory-digits-5-9-cells1-rate-of-the-best-seed4",
+  ]
+  runs, _ = follow(config, ["cells"], accuracy)
+  names = [r.name for r in runs if r.regime == "memory"]
+  assert sorted(names) == sorted(
+    f"memory-digits-5-9-cells{cells}-rate{rate}-seed{seed}"
+    for cells, best in ((1, 0.3), (5, 0.1))
+    for seed, rates in ((7, (0.3, 0.1)), (0, (best,)), (4, (best,)))
+    for rate in rates
+  )
+  # The masked sweep has all rates for every seed.
+  masked = [r for r in runs if r.regime == "memory_masked"]
+  assert [r.seed for r in masked] == [7, 0, 4]
+  assert {r.learning_rates for r in masked} == {(0.3, 0.1)}
+  # As many as before it is known which.
+  assert len(unknown) == len(runs)
+  everything, _ = follow(with_study(config, search="all"), ["cells"], accuracy)
+  assert len(everything) == 2 * 2 * 3 + 3
+  # Of equals the lowest rate, here and in the table.
+  runs, points = follow(config, ["cells"], lambda run, rate: 0.5)
+  at = {r.learning_rates for r in runs if r.seed == 4 and r.regime == "memory"}
+  assert at == {(0.1,)}
+  some = [p for found in points.values() for p in found]
+  choice = sentences.choice_of(config, some, "memory", 5)
+  assert (choice.learning_rate, len(choice.tests)) == (0.1, 3)
+
+
+def test_a_rate_at_which_the_first_seed_diverged_is_not_chosen(config):
+  only = with_study(config, regimes=("full",), seeds=(0, 4, 5))
+
+  def diverges(run, rate):
+    return rate == 0.3 or run.seed == 5
+
+  runs, points = follow(only, ["table2"], lambda run, rate: rate, diverges)
+  assert [r.learning_rates + (r.seed,) for r in runs] == [
+    (0.3, 0), (0.1, 0), (0.1, 4), (0.1, 5),
+  ]  # fmt: skip
+  some = [p for found in points.values() for p in found]
+  (row,) = findings.table2(only, some).rows
+  assert (row["learning rate"], row["seeds"]) == (0.1, 2)
+  assert row["diverged"] == "1 of 3"
+  # Nothing is left for further seeds.
+  runs, _ = follow(only, ["table2"], lambda run, rate: rate, lambda *_: True)
+  assert [r.seed for r in runs] == [0, 0]
+
+
+def test_regimes_that_are_not_to_be_run(config):
+  masked = with_study(config, regimes=("memory_masked", "cls_masked"))
+  assert study.possible_parts(masked) == [
+    "table2", "sensitivity", "cells", "costs", "extension",
+  ]  # fmt: skip
+  runs, points = follow(masked, study.possible_parts(masked), lambda *_: 0.5)
+  assert {r.regime for r in runs} == {"memory_masked", "cls_masked"}
+  some = [p for found in points.values() for p in found]
+  for make in (findings.table2, findings.cells, findings.sensitivity):
+    found = make(masked, some)
+    assert {row["regime"] for row in found.rows} <= {*masked.study.regimes}
+    assert "head" not in " ".join(found.sentences)
+    assert all(found.lines.values())
+  with pytest.raises(ConfigError, match=r"--only=interference needs \['memory"):
+    study.possible_parts(masked, ["table2", "interference"])
+  for name in ("memory_mask", "memory_propagated"):  # the last is in no part
+    unknown = with_study(config, regimes=(name,))
+    with pytest.raises(ConfigError, match=f"names \\['{name}'\\], expected"):
+      study.possible_parts(unknown)
 
 
 def test_configurations_of_runs(config):
-  for planned in study.plan(config, study.PARTS):
+  for planned in follow(config, study.PARTS, lambda *_: 0.5)[0]:
     made = study.config_of(config, planned, "b.npz", ["dir"])
     assert (made.regime, made.seed) == (planned.regime, planned.seed)
     assert made.data.name == planned.data
@@ -151,6 +276,35 @@ def test_configurations_of_runs(config):
       assert variants == planned.variants
     assert len(variants) == len(planned.variants)
     assert made.study == config_lib.StudyConfig()
+
+
+def test_other_data_sets_have_splits_of_their_own(config):
+  others = (
+    {"name": "folder", "dir": "pictures/birds", "test": "new", "resize": 7},
+    "digits:2-6",
+    {"name": "digits:0-4", "test": ""},
+  )
+  config = config_lib.from_dict(
+    config_lib.to_dict(with_study(config, others=others))
+  )
+  runs, _ = follow(config, ["interference", "extension"], lambda *_: 0.5)
+  made = {
+    (r.data, r.tested): study.config_of(config, r, "b").data for r in runs
+  }
+  birds, digits = made["folder:birds", True], made["digits:2-6", False]
+  first = config.data
+  assert (birds.name, birds.dir, birds.test) == (
+    "folder", "pictures/birds", "new",
+  )  # fmt: skip
+  assert (birds.train, birds.resize) == (first.train, 7)
+  assert digits == dataclasses.replace(first, name="digits:2-6", test="")
+  names = [r.name for r in runs if r.data == "folder:birds"]
+  assert names[0] == "memory-folder-birds-cells5-rate0.3-seed0"
+  assert study.possible_parts(config) == list(study.PARTS)
+  for wrong in ((3,), ({"name": 3},)):
+    values = config_lib.to_dict(with_study(config, others=wrong))
+    with pytest.raises(ConfigError, match=r"others\[0\]"):
+      study.possible_parts(config_lib.from_dict(values))
 
 
 def test_parts(config):
@@ -177,7 +331,10 @@ def test_parts(config):
     ({"seeds": (-1,)}, "config.study.seeds is .*, expected at least 0"),
     ({"cells": (0, 5)}, "config.study.cells is .*, expected at least 1"),
     ({"cells": (1, 10)}, "config.task.cells is 5, expected one of config.stud"),
-    ({"others": ("digits:5-9",)}, "which is config.data.name"),
+    ({"others": ("digits:5-9",)}, r"others\[0\] is 'digits:5-9', a name tha"),
+    ({"others": ({"nam": "digits:0-4"},)}, r"others\[0\]: missing keys .*nam"),
+    ({"others": ({"test": "test"},)}, "'name' of '' in config.study.others is"),
+    ({"others": ({"name": "d", "test": ""},)}, "'test' of 'd' in .* is empty"),
   ],
 )
 def test_studies_that_cannot_be(config, values, message):
@@ -189,8 +346,8 @@ def test_options_of_one_run_are_refused(config):
   for part, values, message in (
     ("sweep", {"cells": (1,)}, "config.sweep is for one run"),
     ("task", {"attends_to": ("x",)}, "config.task.attends_to"),
-    ("data", {"test": ""}, "config.data.test is empty"),
-    ("data", {"validation": ""}, "config.data.validation is empty"),
+    ("data", {"test": ""}, "'test' of config.data is empty"),
+    ("data", {"validation": ""}, "'validation' of config.data is empty"),
   ):
     new = dataclasses.replace(getattr(config, part), **values)
     with pytest.raises(ConfigError, match=message):
@@ -198,7 +355,7 @@ def test_options_of_one_run_are_refused(config):
 
 
 def point(rate, seed, validation, test):
-  return measured.Point(
+  return Point(
     run="r", regime="head", data="d", seed=seed, reads=False,
     learning_rate=rate, cells=0, validation=validation, test=test,
     parameters=7,
@@ -213,94 +370,220 @@ def test_chosen_on_validation_reported_on_test():
     point(0.3, 0, 0.6, 0.9), point(0.3, 1, 0.6, 0.9),
     point(1.0, 0, 0.99, 0.99), point(1.0, 1, None, None),
   ]  # fmt: skip
-  choice = measured.choose(points)
-  assert choice == measured.Choice(
-    learning_rate=0.2, validation=0.75, test=0.5, spread=pytest.approx(0.2),
+  choice = choose(points)
+  assert choice == Choice(
+    learning_rate=0.2, validation=0.75, tests=(0.6, 0.4), diverged=0,
     parameters=7,
   )  # fmt: skip
-  assert measured.best(points).learning_rate == 1.0
-  assert measured.choose(points[-1:]) is None
-  assert measured.best(points[-1:]) is None
+  assert (choice.test, choice.spread) == (0.5, pytest.approx(0.2))
+  # By the first seed alone, another one; that the second diverged is seen.
+  choice = choose(points, seed=0)
+  assert (choice.learning_rate, choice.validation) == (1.0, 0.99)
+  assert (choice.tests, choice.diverged) == ((0.99,), 1)
+  assert choice.spread is None
+  assert choose(points, seed=1).learning_rate == 0.2
+  assert best(points).learning_rate == 1.0
+  assert choose(points[-1:]) is None
+  assert best(points[-1:]) is None
+
+
+@pytest.mark.parametrize(
+  ("first", "second", "diverged", "expected"),
+  [
+    ((0.9, 0.92), (0.8, 0.81), 0,
+     "a is 10.5 points above b, more than the spread over seeds (2.0 and "
+     "1.0)."),
+    ((0.8, 0.802), (0.8, 0.83), 0,
+     "a is 1.4 points below b, within the spread over seeds (0.2 and 3.0)."),
+    ((0.8,), (0.7, 0.71), 2,
+     "a is 9.5 points above b, with one seed, thus no spread, on at least one "
+     "side; of a diverged 2 of 3 seeds."),
+    ((0.8, 0.8), (0.8, 0.8), 0,
+     "a equals b to 0.1 points, within the spread over seeds (0.0 and 0.0)."),
+  ],
+)  # fmt: skip
+def test_differences_are_held_against_the_spread(
+  first, second, diverged, expected
+):
+  one, other = (
+    Choice(
+      learning_rate=0.1, validation=0.5, tests=tests, diverged=lost,
+      parameters=1,
+    )
+    for tests, lost in ((first, diverged), (second, 0))
+  )  # fmt: skip
+  assert sentences.difference("a", one, "b", other) == expected
+  assert sentences.difference("a", one, "b", None) == (
+    "b diverged at every learning rate (with a seed at least)."
+  )
+
+
+def test_sensitivity_and_the_ends_of_the_range(config):
+  config = with_study(
+    config, learning_rates=(0.1, 0.3, 1.0), regimes=("full", "memory")
+  )
+  accuracy = {("full", 0.1): 0.9, ("full", 0.3): 0.5, ("memory", 0.1): 0.7,
+              ("memory", 0.3): 0.8, ("memory", 1.0): 0.75}  # fmt: skip
+  _, points = follow(
+    config, ["table2"], lambda run, rate: accuracy[run.regime, rate],
+    lambda run, rate: (run.regime, rate) == ("full", 1.0),
+  )  # fmt: skip
+  some = [
+    dataclasses.replace(p, test=p.validation)
+    for found in points.values() for p in found
+  ]  # fmt: skip
+  _, full, memory, widest = findings.sensitivity(config, some).sentences
+  assert full == (
+    "full lies between 50.0 % and 90.0 %, 40.0 points apart, and diverges at 1 "
+    "of them."
+  )
+  assert memory.endswith("10.0 points apart, and diverges at none.")
+  assert widest.startswith("The widest range is that of full")
+  notes = " ".join(findings.table2(config, some).notes)
+  assert "that was tried of full (0.1): a better one" in notes
+  # 100 pictures, sqrt(0.8 * 0.2 / 100).
+  assert "80.0 % has a standard error of 4.0 points" in notes
 
 
 def test_a_study_from_its_runs_to_the_report(config, tmp_path, monkeypatch):
   """Killed in its middle, it goes on without repeating a run."""
-  planned = [r.name for r in study.plan(config, TRAINED)]
-  killed = FakeRuns(accuracies, stops_at=len(planned) - 3)
+  planned, _ = follow(config, TRAINED, lambda run, rate: rate)
+  names = [r.name for r in planned]
+  killed = FakeRuns(accuracies, stops_at=len(names) - 3)
   monkeypatch.setattr(run, "train_and_evaluate", killed)
   with pytest.raises(KeyboardInterrupt):
-    paper.run_study(config, tmp_path, TRAINED)
+    conduct.run_study(config, tmp_path, TRAINED)
   # What is known by then has been written.
   assert "Table 2" in (tmp_path / "report.md").read_text()
   rest = FakeRuns(accuracies)
   monkeypatch.setattr(run, "train_and_evaluate", rest)
-  found = paper.run_study(config, tmp_path, TRAINED)
-  assert killed.calls[:-1] + rest.calls == planned
+  found = conduct.run_study(config, tmp_path, TRAINED)
+  assert killed.calls[:-1] + rest.calls == names
   again = FakeRuns(accuracies)
   monkeypatch.setattr(run, "train_and_evaluate", again)
-  assert paper.run_study(config, tmp_path, TRAINED) == found
+  monkeypatch.setattr(report, "plot", lambda *_: None)  # they are there
+  assert conduct.run_study(config, tmp_path, TRAINED) == found
+  # Parts that were named earlier stay.
+  assert conduct.run_study(config, tmp_path, ["cells"]) == found
   assert again.calls == []
 
   for row in found["table2"].rows:
     assert row["learning rate"] == 0.3
     assert row["test"] == pytest.approx(0.47)
+    assert (row["seeds"], row["spread"], row["diverged"]) == (2, 0, None)
     assert "paper" not in row
   assert len(found["table2"].rows) == 3 + 2 + 2 + 1
   rates = found["sensitivity"].lines["full"]
   assert [(x, round(mean, 2)) for x, mean, _, _ in rates] == [
     (0.1, 0.49), (0.3, 0.47),
   ]  # fmt: skip
+  # One seed where that one searches, both where all rates are one run.
+  seeds = {r["regime"]: r["seeds"] for r in found["sensitivity"].rows}
+  assert seeds == {"full": 1, "memory": 1, "memory_masked": 2}
   text = (tmp_path / "report.md").read_text()
   for part in found.values():
     assert f"## {part.title}" in text
-    assert part.sentence in text
+    assert all(f"- {sentence}" in text for sentence in part.sentences)
     assert report.markdown_table(part.rows) in text
+  assert "| full |  | 0.3 | 30.0 % | 47.0 % | 0.0 | 2 |  |" in text
   for part in ("sensitivity", "cells"):
     assert (tmp_path / f"{part}.png").stat().st_size > 1000
     assert f"({part}.png)" in text
   numbers = json.loads((tmp_path / "report.json").read_text())
   assert set(numbers["parts"]) == set(TRAINED)
-  assert len(numbers["points"]) == sum(
-    len(r.variants) for r in study.plan(config, TRAINED)
-  )
+  assert len(numbers["points"]) == sum(len(r.variants) for r in planned)
+
+
+def test_finished_runs_of_another_configuration_are_refused(
+  config, tmp_path, monkeypatch
+):
+  config = with_study(config, regimes=("head",))
+  fake = FakeRuns(accuracies)
+  monkeypatch.setattr(run, "train_and_evaluate", fake)
+  conduct.run_study(config, tmp_path, ["table2"])
+  assert len(fake.calls) == 2
+  # Its states were removed; also of one that was killed before that.
+  first, second = (tmp_path / "runs" / name for name in fake.calls)
+  assert not (first / "checkpoints").exists()
+  (second / "checkpoints" / "2").mkdir(parents=True)
+  # What does not change a result may change.
+  log = dataclasses.replace(config, log_every=7, batch_size_eval=32)
+  conduct.run_study(with_study(log, others=()), tmp_path, ["table2"])
+  assert len(fake.calls) == 2
+  assert sorted(path.name for path in second.iterdir()) == [
+    "config.json", "result.json",
+  ]  # fmt: skip
+  longer = dataclasses.replace(config, total_steps=3)
+  with pytest.raises(ConfigError, match="config.total_steps: 2, now 3"):
+    conduct.run_study(longer, tmp_path, ["table2"])
+  other = tmp_path / "other.npz"
+  mv.save_backbone(tiny_backbone(seed=1, num_classes=5), other)
+  with pytest.raises(ConfigError, match="  backbone: '"):
+    conduct.run_study(
+      dataclasses.replace(config, backbone=str(other)), tmp_path, ["table2"]
+    )
+  assert len(fake.calls) == 2
+
+
+def test_what_was_measured_is_remembered(tmp_path):
+  calls = []
+
+  def measure():
+    calls.append(1)
+    return {"a": (1, 2.5)}
+
+  file = tmp_path / "m.json"
+  assert conduct._remembered(file, {"of": (1,)}, None) is None
+  for _ in range(2):
+    found = conduct._remembered(file, {"of": (1,)}, measure)
+    assert found == {"a": [1, 2.5]}
+  assert len(calls) == 1
+  assert conduct._remembered(file, {"of": (2,)}, None) is None
+  conduct._remembered(file, {"of": (2,)}, measure)
+  assert len(calls) == 2
 
 
 def test_what_diverges_is_a_finding(config, tmp_path, monkeypatch):
   """It is not tried again, and no other run needs it to be there."""
 
   class Diverging(FakeRuns):
-    def __call__(self, config, directory):
+    def __call__(self, config, directory, stop=None):
       if config.regime in ("full", "memory_masked"):
-        directory.mkdir(parents=True)
         self.calls.append(directory.name)
+        directory.mkdir(parents=True)
+        made = config_lib.to_dict(config)
+        records.write_json(directory / "config.json", made)
         raise DivergedError("not finite", {"digits": 1})
       return super().__call__(config, directory)
 
   fake = Diverging(accuracies)
   monkeypatch.setattr(run, "train_and_evaluate", fake)
   parts = ("table2", "sensitivity", "extension")
-  found = paper.run_study(config, tmp_path, parts)
-  # All but the runs that would read what diverged.
-  readers = [r for r in study.plan(config, parts) if r.reads]
-  assert len(fake.calls) == len(study.plan(config, parts)) - len(readers)
-  assert paper.run_study(config, tmp_path, parts) == found
+  found = conduct.run_study(config, tmp_path, parts)
+  # Neither a run that would read what diverged, nor a further seed of it.
+  assert not any("reading" in name for name in fake.calls)
+  assert [name for name in fake.calls if name.startswith("full")] == [
+    "full-digits-5-9-rate0.3-seed0", "full-digits-5-9-rate0.1-seed0",
+  ]  # fmt: skip
+  assert conduct.run_study(config, tmp_path, parts) == found
   assert len(fake.calls) == len({*fake.calls})
   full = found["table2"].rows[0]
   assert (full["regime"], full["test"]) == ("full", None)
-  assert "memory_masked with 5 cells diverged at every learning rate" in (
-    found["table2"].sentence
+  assert full["diverged"] == "at every rate"
+  assert "memory_masked (5 cells) diverged at every learning rate (with" in (
+    " ".join(found["table2"].sentences)
   )
-  assert "full has no accuracy, and diverges at 2" in (
-    found["sensitivity"].sentence
-  )
+  assert "full diverges at all of them." in found["sensitivity"].sentences
   assert found["sensitivity"].lines["full"] == []
 
 
 def test_a_variant_that_is_lost_in_a_sweep_has_no_result(config):
-  planned = study.plan(config, ["table2"])[-1]
+  planned = plan.plan(config, ["table2"], {})[-1]
+  assert planned.regime == "cls_masked"
   entries = [
     {"name": f"t-0{i}", "learning_rate": rate, "cells": 0, "val_accuracy": 0.5,
-     "test_accuracy": 0.4, "trainable_params": 3, "exported": "tasks/t"}
+     "test_accuracy": 0.4, "test_examples": 9, "trainable_params": 3,
+     "exported": "tasks/t"}
     for i, rate in enumerate(planned.learning_rates)
   ]  # fmt: skip
   result = {"tasks": entries, "sweep": {"lost": {"t-01": 7}}}
@@ -308,16 +591,20 @@ def test_a_variant_that_is_lost_in_a_sweep_has_no_result(config):
   assert (well.validation, well.test) == (0.5, 0.4)
   assert well.task == str(ROOT / "tasks" / "t")
   assert (lost.learning_rate, lost.validation, lost.task) == (0.1, None, None)
+  # What is neither there nor lost is not taken for lost.
+  missing = {"tasks": entries[:1], "sweep": {"lost": {}}}
+  with pytest.raises(ConfigError, match="Move the run away"):
+    measured.points_of(planned, missing, ROOT)
 
 
 def test_a_dry_run_trains_nothing(config, tmp_path, monkeypatch):
   def never(*args):
     raise AssertionError("trained")
 
-  alone = with_study(config, learning_rates=(0.1,), seeds=(0, 1))
+  alone = with_study(config, seeds=(0, 1), learning_rates=(0.3, 0.1))
   fake = FakeRuns(accuracies)
   monkeypatch.setattr(run, "train_and_evaluate", fake)
-  planned = study.plan(alone, ["adapters"])
+  planned = plan.plan(alone, ["adapters"], {})
   first = study.config_of(alone, planned[0], alone.backbone)
   fake(first, tmp_path / "runs" / planned[0].name)
   before = sorted(tmp_path.rglob("*"))
@@ -326,32 +613,38 @@ def test_a_dry_run_trains_nothing(config, tmp_path, monkeypatch):
 
   def time_it(self, config, variants):
     timed.append(config.regime)
-    return 0.5
+    return forecast.Seconds(30.0, 20.0, 10.0)
 
   monkeypatch.setattr(forecast.Timer, "_timed", time_it)
   text = forecast.forecast(alone, tmp_path, ["adapters"])
   assert sorted(tmp_path.rglob("*")) == before
   assert timed == ["memory", "adapter_memory"]  # once for both seeds
-  rows = [line.split() for line in text.splitlines()[2:8]]
+  rows = [line.split() for line in text.splitlines()[2:11]]
   assert [row[0] for row in rows] == [r.name for r in planned]
-  assert rows[0][1:] == ["1", "2", "0:00", "finished"]
-  # 2 steps of 16 pictures, at 32 a second.
-  assert rows[1][1:] == ["1", "2", "0:01", "as", "a", "finished", "run"]
-  assert rows[2][3:] == ["0:01", "from", "timed", "steps"]
-  assert "6 runs of 6 variants for adapters; about 0:05" in text
+  assert rows[0][1:] == ["1", "0:00", "finished"]
+  assert rows[1][1:] == ["1", "0:32", "as", "a", "finished", "run"]
+  # The further seed at a rate that is not known yet is counted, too.
+  assert rows[2][0] == "adapter-digits-5-9-rate-of-the-best-seed1"
+  assert rows[2][1:] == rows[1][1:]
+  assert rows[5][0] == "memory-digits-5-9-cells5-rate-of-the-best-seed1"
+  assert rows[5][1:] == ["1", "0:30", "0:20", "0:10", "1:00", "timed"]
+  assert "9 runs of 9 variants and 2 steps for adapters; about 7:04" in text
 
 
 @pytest.mark.slow
 def test_steps_are_timed(config):
-  source = data.open_source("digits:5-9", config.data.train)
   mesh = sharding.make_mesh(jax.devices()[:1])
-  timer = forecast.Timer(mv.load_backbone(
-    config.backbone, image_size=8), mesh, source)  # fmt: skip
+  timer = forecast.Timer(
+    mv.load_backbone(config.backbone, image_size=8),
+    mesh,
+    forecast.Splits.of(config),
+  )
   planned = next(
-    r for r in study.plan(config, ["table2"]) if r.regime == "cls_masked"
+    r for r in plan.plan(config, ["table2"], {}) if r.regime == "cls_masked"
   )
   made = study.config_of(config, planned, config.backbone)
-  assert timer.seconds(made) > 0
+  found = timer.seconds(made)
+  assert min(found.training, found.evaluation, found.compiling) > 0
   assert list(timer.known) == [("cls_masked", (5,)), ("cls_masked", (5, 5))]
 
 
@@ -368,13 +661,13 @@ def test_the_papers_numbers_stand_beside(config):
       data=dataclasses.replace(config.data, name=name),
       task=dataclasses.replace(config.task, name=task),
     )
-    assert findings.papers_table(there).get(5) == expected
+    assert published.table2(there).get(5) == expected
   there = dataclasses.replace(
     config, data=dataclasses.replace(config.data, name="cifar100")
   )
   rows = findings.table2(there, []).rows
   memory = next(r for r in rows if (r["regime"], r["cells"]) == ("memory", 1))
-  assert (memory["paper"], memory["yours"]) == (0.909, None)
+  assert memory["paper"] == 0.909
   assert rows[-1]["regime"] == "cls_masked"
   assert rows[-1]["paper"] is None
 
@@ -407,12 +700,13 @@ def test_naive_memories_against_the_dense_oracle(backbone, images):
     random_task(backbone, f"t{i}", seed=i, cells=i + 1, regime="memory")
     for i in range(3)
   ]
-  alone = interference.logits(backbone, tasks[0], images)
-  none = interference.logits(backbone, interference.naive(tasks[0], []), images)
-  assert np.array_equal(none, alone)
-  found = interference.logits(
-    backbone, interference.naive(tasks[0], tasks[1:]), images
-  )
+
+  def logits(task):
+    return training_pass.predict(backbone, [task], images)["t0"]
+
+  alone = logits(tasks[0])
+  assert np.array_equal(logits(interference.naive(tasks[0], [])), alone)
+  found = logits(interference.naive(tasks[0], tasks[1:]))
   memories = [task.params["memory"] for task in tasks]
   expected = dense_logits(backbone, tasks[0], memories, images)
   np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
@@ -445,11 +739,13 @@ def test_interference_is_measured(config):
   assert [accuracy for accuracy, _ in kept] == [kept[0][0]] * 3
   assert kept[0][1] == 0
   assert max(difference for _, difference in kept) == 0
-  finding = findings.interference(config, [*found, 0.1], kept)
+  finding = together.interference(config, [*found, 0.1], kept)
   assert [row["paper, no mask"] for row in finding.rows] == [
     0.5, 0.281, 0.278,
   ]  # fmt: skip
-  assert f"take {100 * (found[0] - 0.1):.1f} points" in finding.sentence
+  lost, kept = finding.sentences
+  assert f"to 10.0 %, by {100 * (found[0] - 0.1):.1f} points." in lost
+  assert kept.endswith("by 0.0 points, and no logit changes at all.")
 
 
 @pytest.mark.parametrize("regime", REGIMES)
@@ -478,7 +774,7 @@ def test_costs_are_the_papers():
   assert plain == pytest.approx(8.8e9, rel=0.01)
   masked, _ = costs.flops(config, "cls_masked", 0, 0)
   assert (masked - plain) / plain == pytest.approx(0.02, abs=0.003)
-  finding = findings.adapters(config_lib.Config(), config, [])
+  finding = budget.adapters(config_lib.Config(), config, [])
   assert "184,320, and 18,552 biases" in " ".join(finding.notes)
 
 
@@ -505,7 +801,7 @@ def test_the_command(config, tmp_path):
   ).stdout
   # memory on both data sets and at both rates; masked memory once on each, and
   # once more reading.
-  assert "7 runs of 10 variants" in planned
+  assert "7 runs of 10 variants and 3 steps" in planned
   assert not (tmp_path / "study").exists()
   subprocess.run(command, **options)
   results = {

@@ -280,8 +280,9 @@ def test_what_cannot_be_read_is_named_and_skipped(
     "cut.bmp": ((folder / "b/a.bmp").read_bytes()[:80], "truncated"),
     "empty.jpg": (b"", "not a JPEG, PNG, WebP, BMP or GIF file"),
     "text.jpg": (b"text", "not a JPEG, PNG, WebP, BMP or GIF file"),
-    "bomb.png": (png(60_000, 60_000), "more than 100 megapixels"),
-    "large.png": (png(11_000, 10_000), "11000 x 10000 pixels, more than 100"),
+    "bomb.png": (png(60_000, 60_000), "more than 64 megapixels"),
+    "large.png": (png(11_000, 10_000), "11000 x 10000 pixels, more than 64"),
+    "long.png": (png(20_000, 10), "20000 x 10 pixels, a side of more than"),
   }
   for name, (content, _) in broken.items():
     (folder / name).write_bytes(content)
@@ -298,7 +299,7 @@ def test_what_cannot_be_read_is_named_and_skipped(
   errors = {x["image"]: x["error"] for x in lines if "error" in x}
   assert errors.keys() == reasons.keys()
   *reported, summary = err.splitlines()
-  assert summary == "9 of 15 pictures could not be read"
+  assert summary == "10 of 16 pictures could not be read"
   for path, reason in reasons.items():
     assert reason in errors[path]
     assert f"skipped {path}: {errors[path]}" in reported

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -18,10 +19,12 @@ from configs import quickstart
 from memory_vit import config as config_lib
 from memory_vit import (
   data,
-  learn,
+  passes,
   pretrain,
+  resume,
   run,
   step,
+  sweep,
   train,
   training_pass,
   trees,
@@ -29,10 +32,12 @@ from memory_vit import (
 from memory_vit.checkpoints import Checkpoints
 from memory_vit.errors import (
   ConfigError,
+  DivergedError,
   MemoryVitError,
   TaskError,
   TrainingError,
 )
+from memory_vit.learn import Learned
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +175,13 @@ def test_the_best_state_is_exported(config, workdir, monkeypatch):
 
 def test_without_validation_the_last_state_is_exported(config, workdir):
   config = changed(config, "data", validation="", test="")
-  result = run.train_and_evaluate(changed(config, "upstream", name=""), workdir)
+  config = changed(config, "upstream", name="")
+  # Of a run that ended before it had saved anything.
+  workdir.mkdir()
+  (workdir / "config.json").write_text("{}")
+  result = run.train_and_evaluate(config, workdir)
+  made = json.loads((workdir / "config.json").read_text())
+  assert made == json.loads(json.dumps(config_lib.to_dict(config)))
   (task,) = result["tasks"]
   assert task["steps"] == task["best_step"] == 6
   assert task["val_accuracy"] is task["test_accuracy"] is None
@@ -179,28 +190,55 @@ def test_without_validation_the_last_state_is_exported(config, workdir):
   assert result["backbone"]["outputs_bit_equal"] is None
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(config, workdir, monkeypatch):
-  # Not seen in a progress line: the check before saving has to notice.
-  config = dataclasses.replace(config, log_every=100)
+def breaks_in(steps, monkeypatch):
+  """Pictures of these steps are not finite."""
   real_step = step.Step.__call__
-  taken = []
 
-  def breaks_in_step_4(self, state, frozen, batch):
-    taken.append(1)
-    if len(taken) == 4:
+  def breaks(self, state, frozen, batch):
+    if int(state.step) + 1 in steps:
       batch = {**batch, "image": batch["image"] * np.nan}
     return real_step(self, state, frozen, batch)
 
-  monkeypatch.setattr(step.Step, "__call__", breaks_in_step_4)
-  with pytest.raises(TrainingError, match="at step 4: .*is not finite"):
-    run.train_and_evaluate(config, workdir)
-  monkeypatch.undo()
-  checkpoints = Checkpoints(workdir / "checkpoints")
-  assert checkpoints.latest() == 3
-  checkpoints.close()
+  monkeypatch.setattr(step.Step, "__call__", breaks)
+
+
+def test_three_updates_that_are_not_finite_stop_the_run(
+  config, workdir, monkeypatch
+):
+  # Not seen in a progress line: the check before saving has to notice.
+  config = dataclasses.replace(config, log_every=100)
+  with monkeypatch.context() as context:
+    breaks_in((3, 4, 5), context)
+    with pytest.raises(TrainingError, match="at step 5: .*is not fin") as error:
+      run.train_and_evaluate(config, workdir)
+  source = data.open_source(config.data.name, config.data.train)
+  for number in (3, 4, 5):
+    names = data.train_examples(source, seed=0, batch_size=16, step=number)
+    assert f"of step {number} {', '.join(names[:8])}, ..." in str(error.value)
+  with Checkpoints(workdir / "checkpoints") as checkpoints:
+    assert checkpoints.steps() == [3, 4]  # of which nothing was taken over
+    assert checkpoints.meta(4)["skipped"]["digits-5-9"]["row"] == [3, 4]
   # It goes on from there, on the same pictures, which were not at fault.
   (task,) = run.train_and_evaluate(config, workdir)["tasks"]
   assert task["best_step"] in (3, 6)
+  assert task["skipped_updates"] == 2
+
+
+@pytest.mark.slow
+def test_one_update_that_is_not_finite_is_skipped(config, workdir, monkeypatch):
+  breaks_in((2,), monkeypatch)
+  (task,) = run.train_and_evaluate(config, workdir)["tasks"]
+  assert task["skipped_updates"] == 1
+
+
+def test_examples_of_a_step_are_those_of_its_batch():
+  source = data.open_source("digits:5-9", "train")
+  options = {"seed": 3, "batch_size": 8}
+  plain = config_lib.TrainDataConfig(train_crop="small", resize=8, flip=False)
+  batches = data.train_batches(source, plain, image_size=8, start=8, **options)
+  found = data.train_examples(source, step=2, **options)
+  labels = [int(source.fetch(np.int64(index))[1]) for index in found]
+  assert labels == list(next(batches)["label"])
 
 
 CENTRAL = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
@@ -299,7 +337,9 @@ def test_a_backbone_of_random_weights(config, workdir):
 @pytest.mark.slow
 def test_a_sweep_goes_on_after_a_pass_that_diverged(config, workdir):
   """Of a regime whose variants are alone in their passes."""
-  config = dataclasses.replace(config, regime="head", total_steps=2)
+  config = dataclasses.replace(
+    config, regime="head_cls", total_steps=4, eval_every=4
+  )
   config = changed(config, "upstream", name="")
   config = changed(config, "optim", grad_clip=0.0)
   rates = changed(config, "sweep", learning_rate=(1e38, 0.1))
@@ -313,11 +353,41 @@ def test_a_sweep_goes_on_after_a_pass_that_diverged(config, workdir):
     run.train_and_evaluate(lost, workdir.parent / "lost")
 
 
+def test_a_pass_that_diverged_is_remembered(tmp_path):
+  """Of several: the others have their results, and it takes no time again."""
+
+  class Fake:
+    rate, calls = 1.0, []
+
+    def meta(self, part):
+      return {"variants": [v.name for v in part], "rate": self.rate}
+
+    def learn(self, part, directory, logdirs):
+      self.calls.append(part[0].name)
+      if part[0].name == "a":
+        raise DivergedError("not finite", {"a": 3})
+      return Learned({"b": 1}, {"b": train.Best()}, {}, {}, (), 1, 1.0)
+
+  variants = [sweep.Variant(name, {"x": name}, None) for name in "ab"]
+  plan, fake = {"passes": [["a"], ["b"]]}, Fake()
+  for expected in (["a", "b"], ["a", "b", "b"]):
+    first, second = passes.learn(fake, variants, plan, tmp_path)
+    assert (first.tasks, first.lost) == ({}, {"a": 3})
+    assert second.tasks == {"b": 1}
+    assert fake.calls == expected
+  # Of another configuration nothing is known.
+  fake.rate = 2.0
+  passes.learn(fake, variants, plan, tmp_path)
+  assert fake.calls[3:] == ["a", "b"]
+  with pytest.raises(DivergedError):
+    passes.learn(fake, variants, {"passes": [["a"]]}, tmp_path)
+
+
 def test_a_changed_pretraining_is_refused(config, workdir, monkeypatch):
   """Before anything is trained on a backbone that it does not describe."""
   made = []
 
-  def pretrained(config, mesh):
+  def pretrained(config, mesh, stop):
     made.append(config.pretrain.total_steps)
     return tiny_backbone(num_classes=5)
 
@@ -366,6 +436,70 @@ def test_what_is_refused(config, workdir, backbone_file):
     run.train_and_evaluate(wider, workdir)
   stored = json.loads((workdir / "config.json").read_text())
   assert stored["task"]["cells"] == config.task.cells
+  with pytest.raises(ConfigError, match=r"change=task.cells: expected one of"):
+    run.train_and_evaluate(wider, workdir, may_change=["task.cells"])
+
+
+def test_what_is_allowed_to_change(config, workdir):
+  run.train_and_evaluate(config, workdir)
+  longer = dataclasses.replace(config, total_steps=8, learning_rate=0.2)
+  with pytest.raises(
+    TrainingError,
+    match=r"learning_rate: 0.3, now 0.2(.|\n)*total_steps: 6, now",
+  ):
+    run.train_and_evaluate(longer, workdir)
+  with pytest.raises(
+    TrainingError, match="another config[^s](.|\n)*config.learning_rate"
+  ) as error:
+    run.train_and_evaluate(longer, workdir, may_change=["total_steps"])
+  assert "total_steps:" not in str(error.value)
+  keys = ["config.total_steps", "learning_rate"]
+  result = run.train_and_evaluate(longer, workdir, may_change=keys)
+  assert result["tasks"][0]["steps"] == 8
+  assert result["config_changes"] == [
+    {"step": 6, "key": "config.total_steps", "from": 6, "to": 8},
+    {"step": 6, "key": "config.learning_rate", "from": 0.3, "to": 0.2},
+  ]
+  stored = json.loads((workdir / "config.json").read_text())
+  assert config_lib.from_dict(stored) == longer
+  # From now on that is its configuration, and the change is not forgotten.
+  again = run.train_and_evaluate(longer, workdir)
+  assert again["config_changes"] == result["config_changes"]
+  shorter = dataclasses.replace(longer, total_steps=7)
+  with pytest.raises(TrainingError, match="is at step 8, beyond"):
+    run.train_and_evaluate(shorter, workdir, may_change=["total_steps"])
+
+
+def test_what_cannot_be_written_is_named(config, workdir, monkeypatch):
+  """On a full disk: everything that a run leaves, beside its states."""
+  run.train_and_evaluate(config, workdir)
+  before = (workdir / "result.json").read_text()
+  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+  def refused(name, module, target):
+    real = getattr(module, target)
+
+    def full(*args):
+      resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+      try:
+        return real(*args)
+      finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    with monkeypatch.context() as context:
+      context.setattr(module, target, full)
+      with pytest.raises(
+        TrainingError, match=f"{name} cannot be written: .*oo"
+      ):
+        run.train_and_evaluate(config, workdir)
+
+  refused("tasks/digits-5-9", run.results.adapters, "save_task")
+  refused("result.json", run.records, "write_json")
+  assert (workdir / "result.json").read_text() == before
+  assert not (workdir / "result.tmp").exists()
+  assert not list((workdir / "tasks").glob(".*"))
+  again = run.train_and_evaluate(config, workdir)
+  assert again == json.loads(before)
 
 
 def test_names_of_tasks(config):
@@ -377,23 +511,6 @@ def test_names_of_tasks(config):
   }
   for expected, values in names.items():
     assert run._name_of(config_lib.DataConfig(**values)) == expected
-
-
-def test_checkpoints_keep_the_newest_two(tmp_path):
-  checkpoints = Checkpoints(tmp_path / "c")
-  assert checkpoints.latest() is None
-  state = {"a": np.arange(3.0), "empty": np.zeros((2, 0))}
-  for i in range(1, 7):
-    checkpoints.save(i, {**state, "a": state["a"] * i}, {"i": i})
-  assert checkpoints._manager.all_steps() == [5, 6]
-  assert checkpoints.latest() == 6
-  assert checkpoints.meta(5) == {"i": 5}
-  restored = checkpoints.restore(5, state)
-  assert np.array_equal(restored["a"], [0, 5, 10])
-  assert restored["empty"].shape == (2, 0)
-  with pytest.raises(TrainingError, match="step 6 was not saved"):
-    checkpoints.save(6, state, {})
-  checkpoints.close()
 
 
 @pytest.mark.parametrize(
@@ -411,12 +528,12 @@ def test_what_a_continued_run_must_share(tmp_path, changes, message):
     "fingerprint": "f", "config": {}, "parents": {"a": "1"}, "variants": {},
     "attends_to": {"a": "1"}, "data": {"classes": ["x"], "train": 8},
   }  # fmt: skip
-  learn._require_same(began, dict(began), tmp_path)
+  resume.require_same(began, dict(began), tmp_path)
   with pytest.raises(TrainingError, match=message):
-    learn._require_same(began, {**began, **changes}, tmp_path)
+    resume.require_same(began, {**began, **changes}, tmp_path)
   del began["data"]
   with pytest.raises(TrainingError, match="another version"):
-    learn._require_same(began, changes | began, tmp_path)
+    resume.require_same(began, changes | began, tmp_path)
 
 
 COMMAND = (

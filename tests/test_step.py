@@ -24,7 +24,7 @@ def setting(backbone, mesh, tasks, parents=(), **options):
   specs = tuple(task.spec for task in (*parents, *tasks))
   cut = training_pass.make_training_pass(backbone.config, specs)
   frozen = {
-    "backbone": jax.device_put(backbone.params, sharding.replicated(mesh)),
+    "backbone": sharding.put_backbone(backbone.params, mesh),
     "tasks": {task.spec.name: task.params for task in parents},
   }
   step_fn = step.Step(cut, optimizer, mesh, **options)
@@ -58,7 +58,9 @@ def test_loss_goes_down(backbone, images, mesh):
   state, last = train(backbone, images, mesh, [task], steps=12)
   assert state.step == 12
   assert last["a"]["loss"] < first["a"]["loss"] - 0.1
-  assert set(last["a"]) == {"loss", "accuracy", "grad_norm", "param_norm"}
+  assert set(last["a"]) == {
+    "loss", "accuracy", "grad_norm", "param_norm", "skipped",
+  }  # fmt: skip
   for name, before in trees.flatten(task.params).items():
     after = trees.flatten(state.params["a"])[name]
     assert not np.array_equal(after, before), name
@@ -169,3 +171,50 @@ def test_first_step_moves_the_head_only(backbone, images):
   assert np.array_equal(after["cls"], task.params["cls"])
   assert np.array_equal(after["memory"], task.params["memory"])
   assert np.any(after["head"]["kernel"])
+
+
+def of(state, name):
+  """All that belongs to a name: parameters, and what its optimiser keeps."""
+  state = jax.device_get(state)
+  return jax.tree.leaves(
+    (state.params[name], state.opt_state.inner_states[name])
+  )
+
+
+def assert_equal(a, b):
+  assert len(a) == len(b) > 0
+  for x, y in zip(a, b, strict=True):
+    assert np.array_equal(x, y)
+
+
+@pytest.mark.parametrize("where", ["image", "parameters", "learning rate"])
+def test_what_is_not_finite_is_skipped(backbone, images, where):
+  """Of the name that it belongs to, to the bit; the step counts."""
+  mesh, rows = one_device(), batch(images, one_device())
+  tasks = [random_task(backbone, n, seed=i) for i, n in enumerate("ab")]
+  step_fn, state, frozen = setting(backbone, mesh, tasks)
+  other, other_state, _ = setting(backbone, mesh, tasks)
+  state, _ = step_fn(state, frozen, rows)
+  other_state, _ = other(other_state, frozen, rows)
+  if where == "image":
+    rows = {**rows, "image": rows["image"].at[3, 0, 0, 0].set(jnp.inf)}
+  elif where == "parameters":
+    state.params["a"]["cls"] = state.params["a"]["cls"].at[0].set(jnp.nan)
+  else:  # the gradient is finite, what comes of it is not
+    huge = jax.tree.map(lambda x: x * 1e38, other_state.opt_state)
+    huge.inner_states["b"] = other_state.opt_state.inner_states["b"]
+    state = state.replace(opt_state=jax.tree.map(jnp.array, huge))
+  before = {name: of(state, name) for name in "ab"}
+  after, metrics = step_fn(state, frozen, rows)
+  assert after.step == 2
+  assert metrics["a"]["skipped"] == 1
+  for x, y in zip(of(after, "a"), before["a"], strict=True):
+    assert np.array_equal(x, y, equal_nan=True)
+  if where == "image":
+    assert metrics["b"]["skipped"] == 1
+    assert_equal(of(after, "b"), before["b"])
+    return
+  # Its neighbour is as if nothing had happened.
+  other_state, _ = other(other_state, frozen, rows)
+  assert metrics["b"]["skipped"] == 0
+  assert_equal(of(after, "b"), of(other_state, "b"))

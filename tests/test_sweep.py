@@ -11,7 +11,17 @@ from conftest import tiny_backbone
 import memory_vit as mv
 from configs import quickstart
 from memory_vit import config as config_lib
-from memory_vit import data, learn, plots, run, sharding, step, sweep, trees
+from memory_vit import (
+  data,
+  learn,
+  passes,
+  plots,
+  run,
+  sharding,
+  step,
+  sweep,
+  trees,
+)
 from memory_vit.errors import ConfigError, TrainingError
 
 
@@ -167,6 +177,29 @@ def test_a_sweep_equals_its_variants_alone(tmp_path):
       assert value.size == 0 or moved > 1e-5, name
 
 
+def test_heads_are_learned_side_by_side(tmp_path):
+  """They share the features, and nothing else."""
+  config = dataclasses.replace(
+    config_of(learning_rate=(0.3, 0.1)), regime="head", total_steps=2
+  )
+  variants = sweep.variants_of(config, "d")
+  together = learner(config).learn(variants, tmp_path / "all", {})
+  for variant in variants:
+    alone = learner(variant.config).learn(
+      sweep.variants_of(variant.config, variant.name),
+      tmp_path / variant.name,
+      {},
+    )
+    found, expected = together.best[variant.name], alone.best[variant.name]
+    assert found.accuracy == expected.accuracy
+    np.testing.assert_allclose(
+      found.params["head"]["kernel"], expected.params["head"]["kernel"],
+      rtol=1e-5, atol=1e-6,
+    )  # fmt: skip
+  first, second = (together.best[v.name].params["head"] for v in variants)
+  assert not np.allclose(first["kernel"], second["kernel"])
+
+
 @pytest.mark.slow
 def test_a_lost_variant_takes_no_other_with_it(tmp_path, monkeypatch):
   """One diverges; the other ends as alone, also when it is resumed."""
@@ -189,8 +222,9 @@ def test_a_lost_variant_takes_no_other_with_it(tmp_path, monkeypatch):
     learner(config).learn(variants, tmp_path / "both", {})
   both = learner(config).learn(variants, tmp_path / "both", {})
   assert len(steps) == 4 + 2  # from the saved step 2 on
-  assert list(both.lost) == ["d-01"]
-  assert list(both.tasks) == ["d-00"]
+  assert both.lost == {"d-01": 3}  # the third update in a row
+  assert both.skipped == {"d-01": 3}
+  assert both.best["d-01"].step == 2  # as it was before
   found, expected = both.best["d-00"], alone.best["d-00"]
   assert (found.step, found.accuracy) == (expected.step, expected.accuracy)
   jax.tree.map(
@@ -206,14 +240,15 @@ def test_the_estimate_counts_what_a_pass_holds(tmp_path):
   """Context and pictures are there beside what the gradient needs."""
   config = config_of(cells=(3, 5))
   variants = sweep.variants_of(config, "d")
-  one, two = (learner(config).pass_bytes(variants[:n]) for n in (1, 2))
+  one, two = (passes.pass_bytes(learner(config), variants[:n]) for n in (1, 2))
   # 16 pictures of 8 px thrice; in two layers, keys and values of 17 tokens of
   # width 32, for a batch of evaluation of 64; all float32.
   held = 3 * 16 * (8 * 8 * 3 + 1) * 4 + 64 * 2 * 2 * 17 * 32 * 4
   assert held < one < two < 4 * held
   more = dataclasses.replace(config, batch_size_eval=256)
   assert (
-    learner(more).pass_bytes(variants[:1]) - one == 3 * 64 * 2 * 2 * 17 * 32 * 4
+    passes.pass_bytes(learner(more), variants[:1]) - one
+    == 3 * 64 * 2 * 2 * 17 * 32 * 4
   )
 
 

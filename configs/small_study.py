@@ -1,0 +1,27 @@
+"""The paper's study on small pictures, with a small backbone, on CPU cores.
+
+  python -m memory_vit.paper --config=configs/small_study.py:NAME \\
+    --workdir=DIR --config.data.dir=DATA --config.backbone=FILE
+
+NAME is a data set of TFDS that was prepared in DATA, FILE a backbone for 64 px.
+What was measured with it, on what, and how long it took: docs/results.md.
+"""
+
+import ml_collections
+
+from configs import tfds
+
+
+def get_config(name: str = "") -> ml_collections.ConfigDict:
+  """Some two epochs of 9,000 pictures: hours, not days, for all regimes."""
+  config = tfds.get_config(name)
+  config.image_size = 64
+  config.batch_size = 64
+  config.batch_size_eval = 250
+  config.total_steps = 300
+  config.eval_every = 100
+  config.checkpoint_every = 300
+  config.study.learning_rates = (0.03, 0.1, 0.3)
+  config.study.seeds = (0, 1)
+  config.study.cells = (5, 20)
+  return config

@@ -1,0 +1,117 @@
+"""What a study found about what is paid: parameters and operations."""
+
+from collections.abc import Sequence
+
+from memory_vit import costs as costs_lib
+from memory_vit import published, sentences, study
+from memory_vit.config import Config
+from memory_vit.costs import Cost
+from memory_vit.findings import Finding
+from memory_vit.points import Point
+from memory_vit.sentences import choice_of, compared, label
+from memory_vit.variants import ViTConfig
+
+
+def adapters(
+  config: Config, vit: ViTConfig, points: Sequence[Point]
+) -> Finding:
+  """Memory beside bottleneck adapters."""
+  count, r = config.task.cells, config.task.bottleneck
+  regimes = study.regimes_of(config, "adapters")
+  rows, trained = [], {}
+  for regime in regimes:
+    m = 0 if regime == "adapter" else count
+    choice = choice_of(config, points, regime, m)
+    accuracy, parameters = published.ADAPTERS[regime]
+    trained[regime] = costs_lib.parameters(vit, regime, m, r)
+    rows.append(
+      {
+        "regime": regime,
+        "cells": m or None,
+        **sentences.columns(choice),
+        "parameters": choice and choice.parameters,
+        "without head": trained[regime],
+        "paper, i-Naturalist": accuracy,
+        "paper's parameters, no head": parameters,
+      }
+    )
+  d, l = vit.width, vit.depth
+  weights = 4 * d * r * l
+  biases = 2 * (r + d) * l
+  memory, adapter = ("memory", count), ("adapter", 0)
+  both = ("adapter_memory", count)
+  pairs = ((memory, adapter), (both, adapter), (both, memory))
+  said = [*compared(config, points, pairs)]
+  if "memory" in trained:
+    said.append(
+      f"{label(*memory)} trains {trained['memory']:,} parameters beside the "
+      f"head, adapter {trained['adapter']:,}: "
+      f"{trained['adapter'] / trained['memory']:.1f} times as many."
+    )
+  return Finding(
+    title=f"Adapters of bottleneck {r}, and memory of {count} cells",
+    rows=rows,
+    sentences=tuple(said),
+    notes=(
+      sentences.REPORTED,
+      sentences.how_chosen(config, regimes),
+      *sentences.at_an_end(config, sentences.labelled(rows)),
+      "`parameters` are all that are trained, the head among them.",
+      "The paper counts 3072 * 5 * 4 * 12 = 737 K parameters of adapters: four "
+      "matrices of 3072 x 5 in each of 12 blocks, 3072 being the hidden width "
+      "of the MLP of a B/32. Ours are those of Houlsby et al., after attention "
+      "and after the MLP, where tokens are as wide as the model: four matrices "
+      f"of {d} x {r} in each of {l} blocks, {weights:,}, and {biases:,} biases "
+      "(184,320 and 18,552 on a B/32 with bottleneck 5).",
+    ),
+  )
+
+
+def costs(vit: ViTConfig, found: Sequence[Cost], plain: int) -> Finding:
+  """Parameters and operations, by formula and as compiled.
+
+  Args:
+    vit: the backbone.
+    found: one for every regime.
+    plain: operations of the plain ViT, by formula.
+  """
+  rows = [
+    {
+      "regime": cost.regime,
+      "parameters": cost.parameters,
+      "in the arrays": cost.parameters_counted,
+      "MFLOP": cost.flops / 1e6,
+      "once a batch": cost.flops_once / 1e6,
+      "MFLOP by XLA": cost.flops_xla and cost.flops_xla / 1e6,
+      "XLA / formula": cost.flops_xla and cost.flops_xla / cost.flops,
+      "of the plain ViT": cost.flops / plain,
+    }
+    for cost in found
+  ]
+  dearest = max(found, key=lambda cost: cost.flops)
+  ratios = [c.flops_xla / c.flops for c in found if c.flops_xla]
+  xla = (
+    f"XLA counts {min(ratios):.3f} to {max(ratios):.3f} times the formulas."
+    if ratios
+    else "XLA did not say what it counts."
+  )
+  return Finding(
+    title=f"Parameters and operations on {vit.variant}, {vit.image_size} px",
+    rows=rows,
+    sentences=(
+      f"The most is computed by {dearest.regime}, "
+      f"{dearest.flops / plain:.3f} times the plain ViT.",
+      xla,
+    ),
+    notes=(
+      f"Without heads, which have {vit.width + 1:,} parameters for a class. "
+      "Operations of a forward pass for one picture, a multiplication with its "
+      "addition being 2. `once a batch` is a part of them: keys and values of "
+      "memory depend on no picture.",
+      "The formulas count products of matrices; XLA counts all of its compiled "
+      "program, which its backend has fused as it does.",
+      "The paper's Table 5, for B/32: full 80 M parameters, head 768 k for k "
+      "classes, class token 768, memory 768 * 12 * 5; about 25 MFLOP more with "
+      "memory.",
+    ),
+  )

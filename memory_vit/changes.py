@@ -1,0 +1,59 @@
+"""Options that may be changed on purpose when a run goes on.
+
+A run goes on with the configuration that it began with. Where somebody says so,
+some of it may change; what the saved state consists of, what it was trained on
+and in which order may not.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from memory_vit.errors import ConfigError
+
+CAN_CHANGE = (
+  "checkpoint_every", "eval_every", "learning_rate", "total_steps",
+  "data.flip", "data.resize", "data.train_crop", "dtype",
+  "optim.accumulation_steps", "optim.cls_factor", "optim.grad_clip",
+  "optim.label_smoothing", "optim.max_skipped", "optim.memory_factor",
+  "optim.momentum", "optim.schedule", "optim.warmup", "optim.weight_decay",
+)  # fmt: skip
+
+
+def allowed(keys: Sequence[str]) -> tuple[str, ...]:
+  """What was given on a command line: "total_steps" or "config.total_steps".
+
+  Returns:
+    The keys with "config." in front of them.
+
+  Raises:
+    ConfigError: for a key that can never change.
+  """
+  found = [key.removeprefix("config.") for key in keys]
+  for key in found:
+    if key not in CAN_CHANGE:
+      raise ConfigError(
+        f"--allow_config_change={key}: expected one of {list(CAN_CHANGE)}. "
+        "Anything else is another run: give it another --workdir."
+      )
+  return tuple(f"config.{key}" for key in found)
+
+
+def changes(
+  step: int,
+  began: Mapping[str, Any],
+  now: Mapping[str, Any],
+  keys: Sequence[str],
+) -> list[dict[str, Any]]:
+  """What changes, of what is allowed to.
+
+  Args:
+    step: after which.
+    began: {key: value} of the saved state.
+    now: of the run that goes on.
+    keys: from `allowed`.
+  """
+  return [
+    {"step": step, "key": key, "from": began[key], "to": now[key]}
+    for key in dict.fromkeys(keys)
+    if key in began and began[key] != now[key]
+  ]

@@ -1,0 +1,114 @@
+"""Being asked to stop: by a scheduler (SIGTERM, preemption), or by Ctrl-C."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax.experimental import multihost_utils
+
+# Exit status of a run that was preempted and saved its state: start it again.
+# It is EX_TEMPFAIL of sysexits.h.
+PREEMPTED = 75
+# After Ctrl-C, as of any command; its state is saved as well.
+STOPPED = 130
+
+# `timeout` and some schedulers send a process the same SIGTERM twice.
+_AT_ONCE_SECONDS = 1.0
+
+
+class Interrupted(KeyboardInterrupt):
+  """A run was asked to stop; what it had to save is saved.
+
+  Not an `Exception`: nothing but a command's outermost level should catch it.
+
+  Attributes:
+    status: with which the process should exit.
+  """
+
+  def __init__(self, status: int, message: str) -> None:
+    super().__init__(message)
+    self.status = status
+
+
+class Stop:
+  """Whether a run was asked to stop.
+
+  A loop that saves its state asks after every step. Everywhere else a signal
+  raises `Interrupted` at once: nothing is lost there that is not made again.
+
+  Several processes have to stop at the same step. There the signal goes to
+  jax, which tells it to all of them and chooses the step; jax has to be
+  initialised (`jax.distributed`) before signals are listened to.
+  """
+
+  def __init__(self) -> None:
+    self._signal: int | None = None
+    self._since = 0.0
+    self._asks = False
+    self._steps = 0
+
+  @contextlib.contextmanager
+  def listening(self) -> Iterator[None]:
+    """Takes SIGTERM and Ctrl-C, in the main thread of a command."""
+    signals = [signal.SIGINT]
+    # Jax has a handler of its own, which another one would turn off.
+    if not jax.distributed.is_initialized():
+      signals.append(signal.SIGTERM)
+    before = {number: signal.signal(number, self._take) for number in signals}
+    try:
+      yield
+    finally:
+      for number, handler in before.items():
+        signal.signal(number, handler)
+
+  @contextlib.contextmanager
+  def asked_for(self) -> Iterator[None]:
+    """Within it a signal waits until the loop asks."""
+    self._asks = True
+    try:
+      yield
+    finally:
+      self._asks = False
+    self.check()  # it came too late for the loop
+
+  def after_step(self) -> bool:
+    """Whether to save and stop: the same in all processes, which all ask."""
+    if jax.distributed.is_initialized():
+      # A number of our own: the steps of a second pass begin at 1 again.
+      self._steps += 1
+      return multihost_utils.reached_preemption_sync_point(self._steps)
+    return self._signal is not None
+
+  def check(self) -> None:
+    """Raises `Interrupted` where this process alone can stop, and should."""
+    if self._signal is not None and not jax.distributed.is_initialized():
+      raise self.interrupted("what was saved is as it was")
+
+  def interrupted(self, what: str) -> Interrupted:
+    """What to raise.
+
+    Args:
+      what: became of the run, for the message.
+    """
+    if self._signal == signal.SIGINT:
+      return Interrupted(STOPPED, f"stopped by Ctrl-C: {what}.")
+    return Interrupted(PREEMPTED, f"stopped by SIGTERM: {what}.")
+
+  def _take(self, number: int, frame: Any) -> None:
+    """Handles a signal; the second one ends the process as without us."""
+    now = time.monotonic()
+    if self._signal is not None:
+      if number == signal.SIGTERM and now - self._since < _AT_ONCE_SECONDS:
+        return
+      signal.signal(number, signal.SIG_DFL)
+      os.kill(os.getpid(), number)
+      return
+    self._signal, self._since = number, now
+    if not self._asks:
+      raise self.interrupted("what was saved is as it was")
+    if jax.distributed.is_initialized():
+      os.kill(os.getpid(), signal.SIGTERM)  # to jax, for all processes

@@ -1,0 +1,130 @@
+"""What every step says of itself, and which of it is not finite."""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from memory_vit.errors import DivergedError
+
+logger = logging.getLogger("memory_vit")
+
+# Step -> the examples of its batch, by name.
+Examples = Callable[[int], Sequence[str]]
+# That a message names, of a step.
+_SHOWN = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Skipped:
+  """Updates of one name that were skipped, as they were not finite.
+
+  Attributes:
+    total: of the run.
+    row: the steps of those after which there was no other one yet.
+  """
+
+  total: int = 0
+  row: tuple[int, ...] = ()
+
+
+class Watch:
+  """Keeps the metrics of the last steps, and counts skipped updates.
+
+  They are looked at now and then only: to look at every step would make the
+  host wait for the device at every step. Nothing that is not finite gets into a
+  state meanwhile, see `step`.
+  """
+
+  def __init__(
+    self,
+    step: int,
+    title: str,
+    *,
+    lost: Mapping[str, int],
+    skipped: Mapping[str, Skipped],
+    max_skipped: int,
+    examples: Examples | None = None,
+  ) -> None:
+    """Begins after a step.
+
+    Args:
+      step: the last one that was taken.
+      title: of the run, for messages.
+      lost: see `check`; of the run so far.
+      skipped: of the run so far.
+      max_skipped: after so many in a row a name is lost.
+      examples: what to name in messages.
+    """
+    self.lost, self.skipped = dict(lost), dict(skipped)
+    self._step, self._title = step, title
+    self._max, self._examples = max_skipped, examples
+    self._kept: list[Any] = []
+    self._last: dict[str, dict[str, float]] = {}
+
+  def add(self, metrics: Any) -> None:
+    """Keeps the metrics of the next step, on the device."""
+    self._kept.append(metrics)
+
+  def check(self) -> dict[str, dict[str, float]]:
+    """Metrics of the last step, of the names that are not lost.
+
+    Raises:
+      DivergedError: where all are.
+    """
+    for metrics in jax.device_get(self._kept):
+      self._step += 1
+      self._last = jax.tree.map(float, metrics)
+      for name, values in self._last.items():
+        if name not in self.lost:
+          self._count(name, values)
+    self._kept = []
+    return {n: v for n, v in self._last.items() if n not in self.lost}
+
+  def _count(self, name: str, values: dict[str, float]) -> None:
+    """Counts what one step skipped of a name."""
+    skipped = self.skipped.get(name, Skipped())
+    if not values["skipped"]:
+      if skipped.row:
+        self.skipped[name] = dataclasses.replace(skipped, row=())
+      return
+    row = (*skipped.row, self._step)
+    self.skipped[name] = Skipped(skipped.total + 1, row)
+    shown = ", ".join(f"{k} {v}" for k, v in values.items() if k != "skipped")
+    if len(row) < self._max:
+      logger.warning(
+        "step %d: an update of %r is not finite (%s), and is skipped%s",
+        self._step, name, shown, self._named([self._step]),
+      )  # fmt: skip
+    else:
+      self._lose(name, row, shown)
+
+  def _lose(self, name: str, row: Sequence[int], shown: str) -> None:
+    """Notes that a name is lost; raises where it was the last one."""
+    self.lost[name] = self._step
+    for step in row if self._examples else ():
+      names = ", ".join(self._examples(step))
+      logger.warning("training examples of step %d: %s", step, names)
+    message = (
+      f"at step {self._step}: an update of {name!r} is not finite ({shown}); "
+      f"{len(row)} in a row were skipped. What was saved before is as it was. "
+      "Try a lower learning_rate or a longer optim.warmup, and look for broken "
+      f"pictures in the data{self._named(row)}"
+    )
+    if len(self.lost) == len(self._last):
+      text = f"training of {self._title!r} stopped {message}"
+      raise DivergedError(text, dict(self.lost))
+    logger.warning("%r is lost %s The others go on.", name, message)
+
+  def _named(self, steps: Sequence[int]) -> str:
+    """The end of a message: what the batches of some steps held."""
+    if not self._examples:
+      return "."
+    parts = []
+    for step in steps:
+      names = self._examples(step)
+      shown = names[:_SHOWN] + ["..."] * (len(names) > _SHOWN)
+      parts.append(f"of step {step} {', '.join(shown)}")
+    return f": training examples {'; '.join(parts)}."

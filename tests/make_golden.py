@@ -1,0 +1,37 @@
+"""Writes files of the current format, with what they compute.
+
+  PYTHONPATH=. python tests/make_golden.py
+
+`test_golden.py` loads them ever after. A directory is written once: that of a
+format that has been used by anybody is never written again.
+"""
+
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+from conftest import random_task, tiny_backbone
+
+import memory_vit as mv
+from memory_vit.manifest import FORMAT_VERSION
+
+DATA = Path(__file__).parent / "data"
+
+
+def main() -> None:
+  root = DATA / f"format_{FORMAT_VERSION}"
+  if root.exists():
+    sys.exit(f"{root} is there, and stays as it is.")
+  backbone = tiny_backbone(num_classes=5)
+  pets = random_task(backbone, "pets", class_names=("cat", "dog", "日"))
+  birds = random_task(backbone, "birds", seed=1, cells=1, attends_to=[pets])
+  mv.save_backbone(backbone, root / "backbone.npz")
+  mv.save_tasks([pets, birds], root / "tasks")
+  images = np.asarray(jax.random.normal(jax.random.key(0), (4, 8, 8, 3)))
+  logits = mv.forward(backbone, [pets, birds], images)
+  np.savez(root / "expected.npz", images=images, **logits)
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,234 @@
+"""Faults of processes and disks: whole commands that are interrupted.
+
+KILLS=20 makes the campaign as long as the one in docs/reliability.md.
+"""
+
+import os
+import re
+import signal
+import socket
+import time
+
+import numpy as np
+import pytest
+from conftest import tiny_backbone
+from faults import Process, Run
+
+import memory_vit as mv
+from memory_vit import manifest
+from memory_vit.checkpoints import Checkpoints
+
+pytestmark = pytest.mark.slow
+
+KILLS = int(os.environ.get("KILLS", "5"))
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory):
+  path = tmp_path_factory.mktemp("backbone") / "tiny.npz"
+  mv.save_backbone(tiny_backbone(num_classes=5), path)
+  return path
+
+
+@pytest.fixture(scope="module")
+def whole(backbone, tmp_path_factory):
+  """A run that nobody interrupts."""
+  run = Run(backbone, tmp_path_factory.mktemp("whole") / "run")
+  run.finish()
+  return run
+
+
+@pytest.fixture
+def run(backbone, tmp_path):
+  return Run(backbone, tmp_path / "run")
+
+
+def test_random_kills_change_no_bit(backbone, tmp_path):
+  """In steps and in saves; each costs at most one interval."""
+  options = {"total_steps": 60 * KILLS, "eval_every": 20 * KILLS}
+  whole = Run(backbone, tmp_path / "whole", **options)
+  whole.finish()
+  killed = Run(backbone, tmp_path / "killed", **options)
+  rng = np.random.default_rng()
+  lost, in_save, last = [], 0, None
+  for _ in range(KILLS):
+    with killed.start() as process:
+      process.wait_for(r" step \d+/")  # it is not compiling any more
+      if last is not None:
+        lost.append(last - process.resumed)
+      time.sleep(rng.uniform(0, 0.4))
+      process.signal(signal.SIGKILL)
+      assert process.wait() == -signal.SIGKILL
+      last = process.last_step
+    checkpoints = killed.workdir / "checkpoints"
+    in_save += any(checkpoints.glob("scratch-*"))
+  lost.append(last - killed.finish().resumed)
+  print(f"{KILLS} kills, {in_save} in a save; lost steps {lost}")
+  assert max(lost) <= 10
+  assert killed.state() == whole.state()
+  assert arrays(killed) == arrays(whole)
+
+
+def arrays(run):
+  path = run.workdir / "tasks" / "digits-5-9"
+  task = mv.adapters.read_arrays(path, manifest.read(path))
+  return {name: array.tobytes() for name, array in task.items()}
+
+
+# However slow the machine is, the signal comes in step 13.
+WAITS = """
+import time
+from memory_vit.interrupt import Stop
+after_step, taken = Stop.after_step, []
+def waits(self):
+  taken.append(1)
+  while len(taken) == 13 and self._signal is None:
+    time.sleep(0.01)
+  return after_step(self)
+Stop.after_step = waits
+"""
+
+
+@pytest.mark.parametrize(
+  ("number", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)]
+)
+def test_a_signal_costs_no_step(run, whole, number, status):
+  with run.start(WAITS, fresh=True) as process:
+    process.wait_for(" step 13/")
+    process.signal(number)
+    assert process.wait() == status, process.text
+    assert "Traceback" not in process.text
+    assert process.text.endswith("The same command goes on.\n")
+    print(f"{process.seconds:.1f} s from the signal to the end")
+    assert process.seconds < 60  # on a machine that does something else too
+  assert run.steps() == [10, 13]
+  assert run.finish().resumed == 13
+  assert run.state() == whole.state()
+
+
+IN_THE_SAVE = f"""{WAITS}
+import sys
+from memory_vit.checkpoints import Checkpoints
+finish = Checkpoints._finish
+def slow(self, step, *args):
+  if step == 13:
+    print("in the save", file=sys.stderr, flush=True)
+    time.sleep(100)
+  finish(self, step, *args)
+Checkpoints._finish = slow
+"""
+
+
+def test_a_second_signal_ends_it_at_once(run, whole):
+  with run.start(IN_THE_SAVE) as process:
+    process.wait_for(" step 13/")
+    process.signal(signal.SIGTERM)
+    process.wait_for("in the save")
+    time.sleep(1.1)
+    process.signal(signal.SIGTERM)
+    assert process.wait() == -signal.SIGTERM
+    assert process.seconds < 60  # the save takes longer
+  assert run.steps() == [10]
+  assert run.finish().resumed == 10
+  assert run.state() == whole.state()
+
+
+FULL = """
+import resource
+from memory_vit.checkpoints import Checkpoints
+save = Checkpoints.save
+def full(self, step, *args):
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  if step == 30:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
+  try:
+    save(self, step, *args)
+  finally:  # stderr is a file as well
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+Checkpoints.save = full
+"""
+
+
+def test_a_full_disk_stops_training(run, whole):
+  with run.start(FULL) as process:
+    assert process.wait() == 2, process.text
+    assert process.last_step == 30  # at once
+    assert "error: step 30 cannot be written to" in process.text
+    assert "The steps saved before, [10, 20], are as they were" in process.text
+  assert run.finish().resumed == 20
+  assert run.state() == whole.state()
+
+
+def test_a_second_run_is_kept_out(run, whole):
+  with run.start(WAITS) as process:
+    process.wait_for(" step 13/")
+    second = run.start()
+    assert second.wait() == 2, second.text
+    assert f"process {process.pid} on {socket.gethostname()}" in second.text
+    process.signal(signal.SIGKILL)
+    process.wait()
+  assert run.finish().resumed == 10
+  assert run.state() == whole.state()
+
+
+PROCESS = """
+import sys
+import jax
+port, process, backbone, workdir = sys.argv[-4:]
+jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(process),
+                           initialization_timeout=300)
+import dataclasses, pathlib
+import memory_vit as mv
+from memory_vit import manifest
+from configs import quickstart
+from memory_vit import config, data, learn, progress, sharding, sweep
+from memory_vit.interrupt import Interrupted, Stop
+progress.log_to_stderr()
+values = quickstart.get_config()
+values.batch_size, values.total_steps, values.log_every = 16, 100_000, 1
+values.checkpoint_every = 10
+settings = config.from_dict(values.to_dict())
+mesh = sharding.make_mesh()
+backbone = mv.load_backbone(backbone, image_size=8)
+params = jax.device_put(backbone.params, sharding.replicated(mesh))
+stop = Stop()
+learner = learn.Learner(
+  config=settings, mesh=mesh, parents=(), validation=None, stop=stop,
+  backbone=dataclasses.replace(backbone, params=params),
+  train=data.open_source("digits:5-9", "train"),
+)
+try:
+  with stop.listening():
+    learner.learn(sweep.variants_of(settings, "d"), pathlib.Path(workdir), {})
+except Interrupted as stopped:
+  print(stopped, file=sys.stderr)
+  sys.exit(stopped.status)
+"""
+
+
+@pytest.mark.parametrize(
+  ("number", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)]
+)
+def test_two_processes_stop_at_one_step(backbone, tmp_path, number, status):
+  """Only one of them gets the signal."""
+  with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+  directory = tmp_path / "c"
+
+  def start(index):
+    flags = [str(port), str(index), str(backbone), str(directory)]
+    return Process(PROCESS, flags, tmp_path / f"{index}.log")
+
+  with start(0) as first, start(1) as second:
+    second.wait_for(r" step 13/")
+    second.signal(number)
+    assert second.wait() == status, second.text
+    assert first.wait() == 75, first.text
+    ends = [
+      int(re.search(r"step (\d+) of 'd' is saved", process.text)[1])
+      for process in (first, second)
+    ]
+  assert ends[0] == ends[1]
+  with Checkpoints(directory) as checkpoints:
+    assert checkpoints.latest() == ends[0]

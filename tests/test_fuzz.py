@@ -1,0 +1,192 @@
+"""Thousands of damaged files: refused in our words, or read to the bit.
+
+A hundred of each kind in the fast suite; `make slow` runs them all.
+"""
+
+import collections
+import contextlib
+import io
+import json
+import signal
+import warnings
+
+import jax
+import mutations
+import numpy as np
+import pytest
+from conftest import random_task, tiny_backbone
+
+import memory_vit as mv
+from memory_vit import records, trees
+from memory_vit.errors import CheckpointError, TaskError
+from memory_vit.tasks import TaskSpec
+
+FEW = 100
+slow = pytest.mark.slow
+SECONDS = 20
+
+
+@pytest.fixture(scope="module")
+def saved(backbone, tmp_path_factory):
+  """A task, its files, and the files of another one."""
+  root = tmp_path_factory.mktemp("saved")
+  task = random_task(backbone, "pets", class_names=("cat", "dog", "日"))
+  mv.save_task(task, root / "pets")
+  mv.save_task(random_task(backbone, "cars", seed=3, cells=1), root / "cars")
+  pets, cars = (mutations.read_files(root / name) for name in ("pets", "cars"))
+  return mv.load_task(root / "pets", backbone), pets, cars
+
+
+@contextlib.contextmanager
+def no_hang():
+  """Ends a case that takes too long, where Python can still be reached."""
+
+  def late(*_):
+    raise TimeoutError(f"a case took more than {SECONDS} s")
+
+  before = signal.signal(signal.SIGALRM, late)
+  signal.alarm(SECONDS)
+  try:
+    yield
+  finally:
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def outcome(load, error, same) -> str:
+  """Loads something: "refused", or "same" after `same` has looked at it."""
+  loaded, refusal = None, ""
+  with no_hang(), warnings.catch_warnings():
+    warnings.simplefilter("error")
+    try:
+      loaded = load()
+    except error as raised:
+      refusal = str(raised)
+  if refusal:
+    # That of a backbone lists what is missing, line by line.
+    assert error is CheckpointError or "\n" not in refusal
+    assert len(refusal) < 5_000
+    return "refused"
+  same(loaded)
+  return "same"
+
+
+def require_same_params(found, expected):
+  assert jax.tree.structure(found) == jax.tree.structure(expected)
+  assert all(jax.tree.leaves(jax.tree.map(np.array_equal, found, expected)))
+
+
+def run(cases, one, capfd):
+  """Runs cases; what went wrong has the number of its case."""
+  counts = collections.Counter()
+  for case in cases:
+    try:
+      counts[one(np.random.default_rng(case))] += 1
+    except BaseException as error:
+      error.add_note(f"case {case}")
+      raise
+  assert capfd.readouterr() == ("", "")
+  print(dict(counts))
+  return counts
+
+
+@pytest.mark.parametrize(
+  "cases", [range(FEW), pytest.param(range(1_500), marks=slow)], ids=len
+)
+def test_damaged_tasks(backbone, saved, tmp_path, capfd, cases):
+  task, files, other = saved
+
+  def same(loaded):
+    assert loaded.spec == task.spec
+    assert loaded.provenance == task.provenance
+    require_same_params(loaded.params, task.params)
+
+  def one(rng):
+    changed = mutations.damaged_task(files, other, rng)
+    mutations.write_files(tmp_path / "task", changed)
+    return outcome(
+      lambda: mv.load_task(tmp_path / "task", backbone), TaskError, same
+    )
+
+  assert run(cases, one, capfd)["refused"] > 0.9 * len(cases)
+
+
+@pytest.mark.parametrize(
+  "cases", [range(FEW), pytest.param(range(500), marks=slow)], ids=len
+)
+def test_forged_tasks(backbone, saved, tmp_path, capfd, cases):
+  """With digests that fit: the parameters are the same, or it is refused."""
+  task, files, _ = saved
+
+  def one(rng):
+    changed = mutations.forged_task(files, rng)
+    mutations.write_files(tmp_path / "task", changed)
+
+    def same(loaded):
+      said = json.loads(changed["task.json"])["spec"]
+      assert loaded.spec == records.build(TaskSpec, said, "spec", TaskError)
+      require_same_params(loaded.params, task.params)
+
+    return outcome(
+      lambda: mv.load_task(tmp_path / "task", backbone), TaskError, same
+    )
+
+  counts = run(cases, one, capfd)
+  assert min(counts["refused"], counts["same"]) > 0.05 * len(cases)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+  """The .npz file of a small backbone, packed and not."""
+  backbone = tiny_backbone(depth=1, width=8, mlp_dim=8, num_classes=3)
+  plain, packed = io.BytesIO(), io.BytesIO()
+  arrays = trees.flatten(backbone.params)
+  np.savez(plain, allow_pickle=False, **arrays)
+  np.savez_compressed(packed, allow_pickle=False, **arrays)
+  return backbone, [plain.getvalue(), packed.getvalue()]
+
+
+@pytest.mark.parametrize(
+  "cases", [range(FEW), pytest.param(range(300), marks=slow)], ids=len
+)
+def test_damaged_npz_files(weights, tmp_path, capfd, cases):
+  backbone, contents = weights
+  file = tmp_path / "vit.npz"
+
+  def same(loaded):
+    assert loaded.fingerprint == backbone.fingerprint
+    require_same_params(loaded.params, backbone.params)
+
+  def one(rng):
+    content = contents[rng.integers(2)]
+    for _ in range(rng.integers(1, 3)):
+      content = mutations.damaged(content, rng)
+    file.write_bytes(content)
+    return outcome(lambda: mv.load_backbone(file), CheckpointError, same)
+
+  assert run(cases, one, capfd)["refused"] > 0.5 * len(cases)
+
+
+@pytest.mark.parametrize(
+  "cases", [range(FEW), pytest.param(range(200), marks=slow)], ids=len
+)
+def test_forged_npz_files(weights, tmp_path, capfd, cases):
+  """With checksums that fit: what is read is what numpy itself reads."""
+  _, contents = weights
+  file = tmp_path / "vit.npz"
+
+  def same(loaded):
+    flat = trees.flatten(loaded.params)
+    with np.load(file, allow_pickle=False) as archive:
+      assert set(archive.files) == flat.keys()
+      for name, found in flat.items():
+        expected = archive[name].astype(np.float32)
+        assert np.isfinite(expected).all()
+        assert np.array_equal(found, expected)
+
+  def one(rng):
+    file.write_bytes(mutations.rewritten_npz(contents[0], rng))
+    return outcome(lambda: mv.load_backbone(file), CheckpointError, same)
+
+  counts = run(cases, one, capfd)
+  assert min(counts["refused"], counts["same"]) > 0.05 * len(cases)

@@ -1,0 +1,35 @@
+"""What was saved once is loaded ever after, and computes the same."""
+
+import jax
+import numpy as np
+import pytest
+from make_golden import DATA
+
+import memory_vit as mv
+from memory_vit.manifest import FORMAT_VERSION
+
+FORMATS = sorted(path.name for path in DATA.iterdir())
+
+
+def test_the_current_format_has_files():
+  assert f"format_{FORMAT_VERSION}" in FORMATS
+
+
+def test_they_are_small():
+  sizes = [f.stat().st_size for f in DATA.rglob("*") if f.is_file()]
+  assert sum(sizes) < 300_000 * len(FORMATS)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_stored_files_give_the_stored_logits(name):
+  backbone = mv.load_backbone(DATA / name / "backbone.npz")
+  tasks = mv.load_tasks(DATA / name / "tasks", backbone)
+  assert [task.spec.name for task in tasks] == ["birds", "pets"]
+  assert tasks[1].spec.class_names == ("cat", "dog", "日")
+  expected = dict(np.load(DATA / name / "expected.npz", allow_pickle=False))
+  with jax.default_matmul_precision("highest"):
+    found = mv.forward(backbone, tasks, expected.pop("images"))
+  assert found.keys() == expected.keys() == {"backbone", "pets", "birds"}
+  for key, logits in expected.items():
+    assert np.abs(logits).max() > 0.1
+    np.testing.assert_allclose(found[key], logits, rtol=1e-5, atol=1e-5)

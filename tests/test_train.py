@@ -1,0 +1,264 @@
+"""The loop: what it keeps, and how it is interrupted. Nothing is computed."""
+
+import dataclasses
+import itertools
+import logging
+import os
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from memory_vit import events, resume, sharding, train
+from memory_vit.checkpoints import Checkpoints
+from memory_vit.errors import DivergedError
+from memory_vit.interrupt import Interrupted, Stop
+from memory_vit.step import TrainState
+from memory_vit.watch import Skipped
+
+META = {"fingerprint": "f", "config": {}, "parents": {}, "attends_to": {},
+        "variants": {}, "data": {}}  # fmt: skip
+ZERO = {"w": np.zeros(3, np.float32)}
+
+
+class Run:
+  """A run whose only parameter counts its steps."""
+
+  def __init__(self, directory, total=6, accuracies=(), skips=(), **steps):
+    """Makes a run.
+
+    Args:
+      directory: of its states.
+      total: steps.
+      accuracies: of its evaluations; they need the state of the step.
+      skips: steps whose update is skipped.
+      **steps: when it evaluates and saves.
+    """
+    self.directory, self.skips = directory, skips
+    self.steps = train.Steps(total=total, log=1, **steps)
+    self.accuracies = dict(accuracies)
+    self.taken, self.evaluated = [], []
+    self.stop = Stop()
+    self.in_step = self.in_evaluation = self.in_save = lambda step: None
+    self.logdirs = {}
+
+  def _step(self, state, frozen, batch):
+    step = int(state.step) + 1
+    self.taken.append(step)
+    self.in_step(step)
+    skipped = float(step in self.skips)
+    params = jax.tree.map(lambda a: a + 1 - skipped, state.params)
+    metrics = {"loss": 1.0, "accuracy": 0.0, "skipped": skipped}
+    return TrainState(jnp.int32(step), params, state.opt_state), {"a": metrics}
+
+  def _validate(self, params):
+    count = int(params["a"]["w"][0])
+    self.in_evaluation(count)
+    self.stop.check()
+    self.evaluated.append(count)
+    top1 = self.accuracies[count]
+    return {"a": {"loss": 1.0, "top1": top1, "top5": 1.0, "examples": 9}}
+
+  def go(self):
+    """Trains from the newest state to the end; returns it and its past."""
+    first = TrainState(jnp.int32(0), {"a": ZERO}, ())
+    with Checkpoints(self.directory) as checkpoints, self.stop.listening():
+
+      def save(state, past):
+        self.in_save(int(state.step))
+        resume.save(checkpoints, state, past, META)
+
+      state, past = resume.resume(checkpoints, first, META, ())
+      return train.fit(
+        self._step, state, None,
+        itertools.repeat({"image": np.zeros((1, 1))}),
+        title="run", steps=self.steps, batch_size=1,
+        mesh=sharding.make_mesh(jax.devices()[:1]),
+        schedules={"a": optax.constant_schedule(0.1)},
+        past=past,
+        validate=self._validate if self.accuracies else None,
+        save=save, stop=self.stop, logdirs=self.logdirs,
+      )  # fmt: skip
+
+  def saved(self):
+    """{step: best step and its parameter} in what lies on disk."""
+    found = {}
+    first = TrainState(jnp.int32(0), {"a": ZERO}, ())
+    with Checkpoints(self.directory) as checkpoints:
+      for step in checkpoints.steps():
+        best_step, _ = checkpoints.meta(step)["best"]["a"]
+        best = {"a": ZERO} if best_step else {}
+        read = checkpoints.restore(step, {"state": first, "best": best})
+        value = read["best"]["a"]["w"][0] if best_step else None
+        found[step] = (best_step, value)
+    return found
+
+
+NAN = float("nan")
+
+
+def test_the_best_lies_in_every_state_that_is_kept(tmp_path):
+  """Worse at each evaluation: both states that are left hold the first."""
+  run = Run(tmp_path, 5, {1: 0.9, 2: 0.8, 3: 0.7, 4: 0.6, 5: 0.5}, evaluate=1)
+  _, past = run.go()
+  assert run.saved() == {4: (1, 1.0), 5: (1, 1.0)}
+  assert (past.best["a"].step, past.best["a"].accuracy) == (1, 0.9)
+
+
+@pytest.mark.parametrize(
+  ("accuracies", "best", "accuracy"),
+  [
+    ({1: NAN, 2: 0.5, 3: NAN}, 2, 0.5),
+    ({1: 0.5, 2: NAN, 3: NAN}, 1, 0.5),
+    ({1: NAN, 2: NAN, 3: NAN}, 3, None),  # the latest, for want of a better
+  ],
+)
+def test_nan_is_never_the_best(tmp_path, accuracies, best, accuracy):
+  run = Run(tmp_path, 3, accuracies, evaluate=1)
+  _, past = run.go()
+  assert (past.best["a"].step, past.best["a"].accuracy) == (best, accuracy)
+  assert run.saved()[3] == (best, float(best))
+
+
+def at(wanted, number=signal.SIGTERM):
+  def send(step):
+    if step == wanted:
+      os.kill(os.getpid(), number)
+
+  return send
+
+
+@pytest.mark.parametrize(
+  ("number", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)]
+)
+def test_interrupted_at_a_step_it_goes_on_from_there(tmp_path, number, status):
+  run = Run(tmp_path, checkpoint=5)
+  run.in_step = at(3, number)
+  with pytest.raises(Interrupted, match="step 3 of 'run' is saved") as error:
+    run.go()
+  assert error.value.status == status
+  assert list(run.saved()) == [3]
+  again = Run(tmp_path, checkpoint=5)
+  state, _ = again.go()
+  assert again.taken == [4, 5, 6]
+  assert state.params["a"]["w"][0] == 6
+
+
+@pytest.mark.parametrize("where", ["in_step", "in_evaluation"])
+@pytest.mark.parametrize("step", [2, 4])
+def test_an_evaluation_that_was_due_is_made_up_for(tmp_path, where, step):
+  """The best is at it, and would be missed."""
+  accuracies = {2: 0.3, 4: 0.1} | {step: 0.9}
+  whole = Run(tmp_path / "whole", 4, accuracies, evaluate=2)
+  _, expected = whole.go()
+  run = Run(tmp_path / "run", 4, accuracies, evaluate=2)
+  setattr(run, where, at(step))
+  with pytest.raises(Interrupted):
+    run.go()
+  assert run.saved()[step][0] != step
+  # Interrupted a second time, in what it makes up for.
+  again = Run(tmp_path / "run", 4, accuracies, evaluate=2)
+  again.in_evaluation = at(step)
+  with pytest.raises(Interrupted):
+    again.go()
+  assert again.taken == []
+  last = Run(tmp_path / "run", 4, accuracies, evaluate=2)
+  _, found = last.go()
+  assert last.taken == list(range(step + 1, 5))
+  assert last.evaluated == [s for s in (2, 4) if s >= step]
+  assert (found.best["a"].step, found.best["a"].accuracy) == (step, 0.9)
+  assert expected.best["a"].step == step
+  assert not found.pending
+
+
+def test_a_signal_in_the_last_save_stops_the_run(tmp_path):
+  """Before it is exported; nothing is trained again."""
+  run = Run(tmp_path, 2, {2: 0.5}, evaluate=2)
+  run.in_save = at(2)
+  with pytest.raises(Interrupted, match="what was saved is as it was"):
+    run.go()
+  assert run.saved() == {2: (2, 2.0)}
+  again = Run(tmp_path, 2, {2: 0.5}, evaluate=2)
+  again.go()
+  assert again.taken == again.evaluated == []
+
+
+def test_what_was_skipped_is_saved(tmp_path):
+  """Two before the interruption and one after it are three in a row."""
+  run = Run(tmp_path, checkpoint=1, skips=(3, 4, 5))
+  run.in_step = at(4)
+  with pytest.raises(Interrupted):
+    run.go()
+  again = Run(tmp_path, checkpoint=1, skips=(3, 4, 5))
+  with pytest.raises(DivergedError, match="at step 5") as error:
+    again.go()
+  assert error.value.lost == {"a": 5}
+  assert list(again.saved()) == [3, 4]
+  fine = Run(tmp_path, checkpoint=1, skips=(3, 4))
+  _, past = fine.go()
+  assert past.skipped == {"a": Skipped(2, ())}
+
+
+class Failing:
+  """A writer of events on a disk that gets full."""
+
+  def __init__(self, path):
+    self.left = 2
+
+  def write_scalars(self, step, scalars):
+    self.left -= 1
+    if self.left < 0:
+      raise OSError(28, "No space left on device")
+
+  def flush(self):
+    pass
+
+  def close(self):
+    pass
+
+
+def test_training_goes_on_without_events(tmp_path, monkeypatch, caplog):
+  monkeypatch.setattr(logging.getLogger("memory_vit"), "propagate", True)
+  monkeypatch.setattr(events.metric_writers, "SummaryWriter", Failing)
+  run = Run(tmp_path / "c")
+  run.logdirs = {"a": tmp_path / "events"}
+  state, _ = run.go()
+  assert state.step == 6
+  warnings = [r.message for r in caplog.records if r.levelname == "WARNING"]
+  assert len(warnings) == 2
+  assert "cannot be written, training goes on" in warnings[0]
+  assert "No space left" in warnings[0]
+  assert "are not complete" in warnings[1]
+
+
+def test_events_that_cannot_be_opened_do_no_harm(tmp_path):
+  (tmp_path / "file").write_text("")
+  run = Run(tmp_path / "c", 2)
+  run.logdirs = {"a": tmp_path / "file" / "events"}
+  assert run.go()[0].step == 2
+
+
+def test_a_past_is_saved_as_it_is(tmp_path):
+  """Every field of it: one that is forgotten changes a resumed run."""
+  past = train.Past(
+    best={"a": train.Best(1, 0.25, {"w": np.ones(3, np.float32)})},
+    lost={"b": 3},
+    skipped={"b": Skipped(4, (1, 2, 3))},
+    pending=True,
+    changes=({"step": 1, "key": "config.seed", "from": 0, "to": 1},),
+    timed_steps=7,
+    timed_seconds=1.5,
+  )
+  state = TrainState(jnp.int32(2), {"a": ZERO, "b": ZERO}, ())
+  with Checkpoints(tmp_path) as checkpoints:
+    resume.save(checkpoints, state, past, META)
+    _, found = resume.resume(checkpoints, state, META, ())
+  assert np.array_equal(found.best["a"].params["w"], np.ones(3))
+  plain = {"a": dataclasses.replace(found.best["a"], params=None)}
+  expected = {"a": dataclasses.replace(past.best["a"], params=None)}
+  assert dataclasses.replace(found, best=plain) == dataclasses.replace(
+    past, best=expected
+  )
