@@ -614,6 +614,16 @@ def test_a_batch_that_does_not_come_is_noticed(ended):
   assert "'numbered', split 'train', from example 12 on" in ended[0][1]
 
 
+def test_what_is_still_read_at_the_end_is_noticed(ended):
+  """Whoever lets go of a pipeline waits for its threads."""
+  batches = eval_batches(slow_source(1.5, 4), PLAIN, batch_size=4)
+  next(batches)
+  time.sleep(0.2)  # until they have begun with the next batch
+  assert ended == []
+  batches.close()
+  assert ended[0][0] == 0.4
+
+
 def test_time_that_is_spent_elsewhere_is_no_stall(ended):
   """Compiling, an evaluation, a save: the clock runs inside of `next` only."""
   source = dataclasses.replace(numbered_source(16), stall_timeout=100.0)
