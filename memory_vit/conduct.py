@@ -227,9 +227,7 @@ class _Study:
       return together.interference(config, (), ())
 
     def measure() -> dict[str, Any]:
-      source = data.open_source(
-        where.name, where.test, where.dir, where.cache_gib
-      )
+      source = data.open_split(where, where.test, config.stall_timeout)
       options = {"batch_size": config.batch_size_eval, "mesh": self.mesh}
       return {
         "naive": interference.naive_accuracies(
@@ -281,7 +279,7 @@ def _require_data(config: Config, runs: Sequence[Run], points: Points) -> None:
       for split in (where.train, where.validation, *tested):
         splits[where, split] = None
   for where, split in splits:
-    data.open_source(where.name, split, where.dir, where.cache_gib)
+    data.open_split(where, split, config.stall_timeout)
 
 
 def _remembered(

@@ -44,6 +44,11 @@ class TrainDataConfig:
   # Data sets without random access are read into memory, as encoded pictures;
   # larger ones (GiB) are refused with a word on how to convert them.
   cache_gib: float = 16.0
+  # So many examples of a split may be left out as they cannot be read; one more
+  # ends the run. In training the next readable one takes their place; they do
+  # not count in evaluation, and the result says how many they were. Those of
+  # all processes count together whenever a state is saved.
+  max_bad: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -234,6 +239,9 @@ class Config:
   log_every: int = 50
   # Step at which a profile of 5 steps is taken, for TensorBoard; 0 takes none.
   profile_at: int = 0
+  # Seconds to wait for a batch of pictures. Then what the process was doing is
+  # written to stderr and it ends, with status 74; 0 waits for ever.
+  stall_timeout: float = 600.0
   data: DataConfig = DataConfig()
   task: TaskConfig = TaskConfig()
   optim: OptimConfig = OptimConfig()
@@ -254,7 +262,8 @@ _POSITIVE = ("image_size", "batch_size", "batch_size_eval", "total_steps",
              "eval_every", "checkpoint_every", "log_every",
              "pretrain.batch_size", "task.bottleneck", "mesh.fsdp",
              "optim.max_skipped")  # fmt: skip
-_NOT_NEGATIVE = ("seed", "profile_at", "task.cells", "optim.momentum",
+_NOT_NEGATIVE = ("seed", "profile_at", "stall_timeout", "data.max_bad",
+                 "pretrain.data.max_bad", "task.cells", "optim.momentum",
                  "optim.weight_decay", "optim.grad_clip",
                  "optim.cls_factor", "optim.memory_factor", "data.resize",
                  "data.cache_gib", "upstream.resize", "sweep.memory_gib",

@@ -5,45 +5,38 @@ number g follows from g and the seed: its epoch, which record of the source it
 is, and how it is cropped. So the position in training is one number: nothing of
 the input has to be saved in a checkpoint, resuming replays nothing, and the
 examples of a step do not depend on how many processes share them.
+
+That holds for unreadable examples too, where some are allowed: in training the
+next readable record takes the place of one, whatever happened before; in
+evaluation they do not count, and the result says how many they were.
 """
 
-import atexit
-import os
-import re
-import weakref
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator
 
-import numpy as np
 import tensorflow as tf
 
-from memory_vit import preprocess, sources, tfds_source
+from memory_vit import (
+  batching,
+  preprocess,
+  processes,
+  sources,
+  tfds_source,
+)
+from memory_vit.batching import Batch, Recipe
 from memory_vit.config import TrainDataConfig
 from memory_vit.errors import ConfigError, DataError
 from memory_vit.sources import Source
 from memory_vit.tasks import EvalPreprocessing
 
-Batch = dict[str, np.ndarray]
-
-# Batches that are ready before they are asked for. A batch of 512 pictures of
-# 224 px takes 0.3 GB.
-_PREFETCH = 2
-
-
-class _Recipe(NamedTuple):
-  """How an example is made of its number, int64 ().
-
-  Attributes:
-    record: number -> index in the source, int64 ().
-    prepare: number, encoded picture, label -> the example.
-  """
-
-  record: Callable[[tf.Tensor], tf.Tensor]
-  prepare: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], dict[str, tf.Tensor]]
-
 
 def open_source(
-  name: str, split: str, directory: str = "", cache_gib: float = 16.0
+  name: str,
+  split: str,
+  directory: str = "",
+  cache_gib: float = 16.0,
+  *,
+  max_bad: int = 0,
+  stall_timeout: float = 0.0,
 ) -> Source:
   """Opens one split of a data set; downloads it first where TFDS can.
 
@@ -57,27 +50,83 @@ def open_source(
       one prepared data set (with a dataset_info.json); "" is TFDS's default.
     cache_gib: greatest size of a TFDS split without random access, which is
       read into memory (and takes twice as much while it is read).
+    max_bad: how many examples may be left out as they cannot be read.
+    stall_timeout: seconds without a batch after which the process is ended, see
+      `stall`; 0 is never.
 
   Raises:
     DataError: if it cannot be had, or is empty or unlabelled.
+    BrokenDataError: of these, where more than `max_bad` records cannot be read.
   """
   if not name:
     raise DataError("no data set is named: set config.data.name.")
+  options = {"max_bad": max_bad, "stall_timeout": stall_timeout}
   if name == "folder":
-    source = sources.open_folder(split, directory)
+    source = sources.open_folder(split, directory, **options)
   elif name.partition(":")[0] == "digits":
-    source = sources.open_digits(name, split)
+    source = sources.open_digits(name, split, **options)
   else:
-    source = tfds_source.open_tfds(name, split, directory, cache_gib)
-  # A split without labels has none from the first example on; other labels are
-  # checked as they come.
-  try:
-    _, label = source.fetch(tf.constant(0, tf.int64))
-  # Outside a graph a reader's own exceptions come through.
-  except Exception as error:
-    raise _unreadable(source, 0, error) from error
-  source.check_labels(label.numpy()[None])
+    source = tfds_source.open_tfds(name, split, directory, cache_gib, **options)
+  _check_first_label(source)
   return source
+
+
+def open_split(
+  where: TrainDataConfig, split: str, stall_timeout: float
+) -> Source:
+  """`open_source`, of a data set of a configuration; all processes must call.
+
+  One is done before the others begin: it may be prepared on the way, in a
+  directory that all share.
+
+  Args:
+    where: the data set.
+    split: of it.
+    stall_timeout: see `open_source`.
+  """
+  return processes.first_before_others(
+    lambda: open_source(
+      where.name,
+      split,
+      where.dir,
+      where.cache_gib,
+      max_bad=where.max_bad,
+      stall_timeout=stall_timeout,
+    )
+  )
+
+
+def left_out(source: Source) -> list[int]:
+  """Examples that could not be read so far; all processes must call.
+
+  Each process meets those of its own share; from here on all know all.
+
+  Raises:
+    BrokenDataError: where they are more than may be left out.
+  """
+  if not source.max_bad:
+    return []
+  numbers = processes.known_to_any(source.left_out)
+  source.leave_out(dict.fromkeys(numbers, "another process could not read it"))
+  return numbers
+
+
+def _check_first_label(source: Source) -> None:
+  """Refuses a split without labels, which has none from the beginning on.
+
+  Other labels are checked as they come.
+  """
+  for index in range(source.size):
+    try:
+      _, label = source.fetch(tf.constant(index, tf.int64))
+    # Outside a graph a reader's own exceptions come through.
+    except Exception as error:
+      source.leave_out({index: sources.reason_of(error)})
+    else:
+      if index not in source.left_out:
+        source.check_labels(label.numpy()[None], lambda _, index=index: index)
+        return
+  raise batching.nothing_readable(source)
 
 
 def train_batches(
@@ -110,8 +159,10 @@ def train_batches(
 
   Returns:
     Iterator over {"image": float32 (b / p, s, s, 3) in [-1, 1], "label": int32
-    (b / p,)}. It raises a `DataError` that names the picture if one cannot be
-    decoded, or has no label.
+    (b / p,)}. Where `source.max_bad` allows it, the next readable example of
+    the source takes the place of one that cannot be read. The iterator raises a
+    `BrokenDataError` that names the pictures if more cannot be read, or if one
+    has no label.
 
   Raises:
     ConfigError: if the batch does not divide, or the crop is impossible.
@@ -134,13 +185,16 @@ def train_batches(
 
   rows = batch_size // process_count
   firsts = range(start + process_index * rows, 2**63 - batch_size, batch_size)
-  return _batches(source, _Recipe(record, prepare), firsts, rows)
+  return batching.batches(Recipe(source, record, prepare), firsts, rows)
 
 
 def train_examples(
   source: Source, *, seed: int, batch_size: int, step: int
 ) -> list[str]:
   """What `train_batches` puts into the batch of a step: indices, and files.
+
+  Of examples that cannot be read, what takes their place; as far as this
+  process knows of them.
 
   Args:
     source: the examples.
@@ -149,11 +203,13 @@ def train_examples(
     step: from 1.
   """
   numbers = range((step - 1) * batch_size, step * batch_size)
-  records = (
-    int(_shuffled(tf.constant(number, tf.int64), source.size, seed))
-    for number in numbers
-  )
-  return [f"{i} {source.file_name(i)}".strip() for i in records]
+  names = []
+  for number in numbers:
+    index = int(_shuffled(tf.constant(number, tf.int64), source.size, seed))
+    while index in source.left_out:
+      index = (index + 1) % source.size
+    names.append(f"{index} {source.file_name(index)}".strip())
+  return names
 
 
 def eval_batches(
@@ -178,8 +234,10 @@ def eval_batches(
 
   Returns:
     Iterator over {"image": float32 (b / p, s, s, 3) in [-1, 1], "label": int32
-    (b / p,), "mask": float32 (b / p,)}. It raises a `DataError` that names the
-    picture if one cannot be decoded, or has no label.
+    (b / p,), "mask": float32 (b / p,)}. An example that cannot be read has
+    mask 0, where `source.max_bad` allows it. The iterator raises a
+    `BrokenDataError` that names the pictures if more cannot be read, or if one
+    has no label.
 
   Raises:
     ConfigError: if the batch does not divide.
@@ -202,7 +260,7 @@ def eval_batches(
   offset = process_index * rows
   steps = -(-source.size // batch_size)
   firsts = range(offset, offset + steps * batch_size, batch_size)
-  return _batches(source, _Recipe(record, prepare), firsts, rows)
+  return batching.batches(Recipe(source, record, prepare), firsts, rows)
 
 
 def _shuffled(number: tf.Tensor, size: int, seed: int) -> tf.Tensor:
@@ -230,75 +288,3 @@ def _check_rows(batch_size: int, index: int, count: int) -> None:
       f"a batch of {batch_size} does not divide among {count} processes (this "
       f"is number {index})."
     )
-
-
-# All that are not used up. A thread of TensorFlow that is in Python (some
-# sources are) while the interpreter ends would never let it end.
-_open_batches = weakref.WeakSet()
-
-
-@atexit.register
-def _close_batches() -> None:
-  for batches in list(_open_batches):
-    batches.close()
-
-
-def _batches(
-  source: Source, recipe: _Recipe, firsts: range, rows: int
-) -> Iterator[Batch]:
-  """Batches of the examples first, first + 1, ... of each of `firsts`."""
-  batches = _generate(source, recipe, firsts, rows)
-  _open_batches.add(batches)
-  return batches
-
-
-def _generate(
-  source: Source, recipe: _Recipe, firsts: range, rows: int
-) -> Iterator[Batch]:
-  """See `_batches`."""
-
-  def example(number: tf.Tensor) -> dict[str, tf.Tensor]:
-    return recipe.prepare(number, *source.fetch(recipe.record(number)))
-
-  dataset = (
-    tf.data.Dataset.range(firsts.start, firsts.stop, firsts.step)
-    .flat_map(lambda first: tf.data.Dataset.range(first, first + rows))
-    .map(example, num_parallel_calls=os.cpu_count(), deterministic=True)
-    .batch(rows, drop_remainder=True)
-    .prefetch(_PREFETCH)
-    .with_options(sources.without_autotuning())
-  )
-  batches = dataset.as_numpy_iterator()
-  for first in firsts:
-    try:
-      batch = next(batches)
-    except tf.errors.OpError as error:
-      numbers = range(first, first + rows)
-      raise _culprit(source, recipe.record, example, numbers, error) from error
-    source.check_labels(batch["label"])
-    yield batch
-
-
-def _culprit(
-  source: Source,
-  record: Callable[[tf.Tensor], tf.Tensor],
-  example: Callable[[tf.Tensor], dict[str, tf.Tensor]],
-  numbers: range,
-  error: tf.errors.OpError,
-) -> Exception:
-  """Finds the example that broke a batch, by making them one by one."""
-  for number in numbers:
-    one = tf.data.Dataset.from_tensors(tf.constant(number, tf.int64))
-    try:
-      list(one.map(example))
-    except tf.errors.OpError as found:
-      return _unreadable(source, int(record(one.get_single_element())), found)
-  return error
-
-
-def _unreadable(source: Source, index: int, error: Exception) -> DataError:
-  """Names the example, and says what TensorFlow does without its node names."""
-  text = error.message if isinstance(error, tf.errors.OpError) else str(error)
-  line = next(iter(text.strip().splitlines()), type(error).__name__)
-  reason = re.sub(r"\{\{.*?\}\}|\[Op:.*", "", line).strip(" .")
-  return DataError(f"{source.describe(index)} cannot be read: {reason}.")

@@ -21,6 +21,10 @@ class DataError(MemoryVitError):
   """A data set cannot be used."""
 
 
+class BrokenDataError(DataError):
+  """Files, pictures or labels of a data set are broken."""
+
+
 class ConfigError(MemoryVitError):
   """A configuration cannot be used."""
 

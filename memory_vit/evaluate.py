@@ -19,6 +19,7 @@ from typing import Any
 
 from memory_vit import commands, comparison, data, preprocess, records, sharding
 from memory_vit.backbone import Backbone
+from memory_vit.config import Config
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.tables import table
 from memory_vit.tasks import BACKBONE, EvalPreprocessing, Task
@@ -46,6 +47,17 @@ class Where:
   dir: str
   split: str
   cache_gib: float
+
+  def open(self, arguments: argparse.Namespace) -> data.Source:
+    """Opens it, as patient and as lenient as was asked for."""
+    return data.open_source(
+      self.name,
+      self.split,
+      self.dir,
+      self.cache_gib,
+      max_bad=arguments.max_bad,
+      stall_timeout=arguments.stall_timeout,
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,6 +97,19 @@ def _parser() -> argparse.ArgumentParser:
     },
     "--json": {"metavar": "FILE", "help": "write the numbers to a file"},
     "--batch_size": {"type": int, "default": 256},
+    "--max_bad": {
+      "type": int,
+      "default": Config.data.max_bad,
+      "help": "so many pictures of a data set may be left out (and counted) as "
+      "they cannot be read (default: 0)",
+    },
+    "--stall_timeout": {
+      "type": float,
+      "default": Config.stall_timeout,
+      "metavar": "SECONDS",
+      "help": "end, with status 74, where pictures are waited for so long "
+      "(default: 600; 0 waits for ever)",
+    },
     "--fsdp": {
       "type": int,
       "default": 1,
@@ -97,6 +122,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+  if arguments.max_bad < 0 or arguments.stall_timeout < 0:
+    raise ConfigError(
+      f"--max_bad is {arguments.max_bad}, --stall_timeout "
+      f"{arguments.stall_timeout:g}: expected at least 0."
+    )
   if arguments.json and not Path(arguments.json).absolute().parent.is_dir():
     raise ConfigError(
       f"--json is {arguments.json}: there is no such directory."
@@ -111,10 +141,10 @@ def _run(arguments: argparse.Namespace) -> int:
   evaluator = comparison.Evaluator(backbone, tasks, mesh, arguments.batch_size)
   # All data sets first: a wrong one must not cost an evaluation.
   moved = _moved(arguments.data_dir)
-  opened = _open_all(tasks, moved, arguments.split)
+  opened = _open_all(tasks, moved, arguments)
   upstream = None
   if arguments.verify:
-    upstream = _open_upstream(backbone, tasks, moved)
+    upstream = _open_upstream(backbone, tasks, moved, arguments)
 
   results = {}
   for source, names in opened:
@@ -141,18 +171,18 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _open_all(
-  tasks: Sequence[Task], moved: Mapping[str, str], split: str | None
+  tasks: Sequence[Task],
+  moved: Mapping[str, str],
+  arguments: argparse.Namespace,
 ) -> list[tuple[data.Source, list[str]]]:
   """Every data set that is needed, with the tasks that are evaluated on it."""
   names: dict[Where, list[str]] = {}
   for task in tasks:
-    where = _where(task, moved, split)
+    where = _where(task, moved, arguments.split)
     names.setdefault(where, []).append(task.spec.name)
   found = []
   for where, of in names.items():
-    source = data.open_source(
-      where.name, where.split, where.dir, where.cache_gib
-    )
+    source = where.open(arguments)
     for task in tasks:
       if task.spec.name in of:
         _require_classes(task, source)
@@ -161,7 +191,10 @@ def _open_all(
 
 
 def _open_upstream(
-  backbone: Backbone, tasks: Sequence[Task], moved: Mapping[str, str]
+  backbone: Backbone,
+  tasks: Sequence[Task],
+  moved: Mapping[str, str],
+  arguments: argparse.Namespace,
 ) -> tuple[data.Source, EvalPreprocessing] | None:
   """The backbone's own task, where the run of one of the tasks named it."""
   for task in tasks:
@@ -171,7 +204,7 @@ def _open_upstream(
     if name:
       directory = moved.get(BACKBONE, moved.get("", directory))
       (cache_gib,) = _made(task, "data", "cache_gib")
-      source = data.open_source(name, split, directory, cache_gib)
+      source = Where(name, directory, split, cache_gib).open(arguments)
       if source.num_classes != backbone.config.num_classes:
         raise TaskError(
           f"{source.name} has {source.num_classes} classes, the head of the "
@@ -268,10 +301,17 @@ def _text(result: Mapping[str, Any]) -> str:
       difference = task["alone"]["max_difference"]
       row.append("not finite" if difference is None else f"{difference:.1e}")
     rows.append(tuple(row))
+  skipped = [
+    f"{task['name']}: {task['skipped']:,} pictures of {task['data']} could not "
+    "be read, and do not count"
+    for task in result["tasks"]
+    if task["skipped"]
+  ]
   timing = result["timing"]
   plain = timing["plain"]
   lines = [
     table(header, rows),
+    *skipped,
     "",
     f"a batch of {timing['batch_size']}: plain ViT {plain:.3f} s; "
     f"{timing['tasks']} task(s) in one pass {timing['together'] / plain:.2f} "

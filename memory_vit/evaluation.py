@@ -71,6 +71,10 @@ def evaluate_source(
     batch_size: of all processes together.
     mesh: see `evaluate`.
     digest: see `evaluate`.
+
+  Returns:
+    As `evaluate`, with "skipped": how many examples could not be read, and are
+    not among the "examples" on which the numbers stand.
   """
   batches = data.eval_batches(
     source,
@@ -79,7 +83,11 @@ def evaluate_source(
     process_index=jax.process_index(),
     process_count=jax.process_count(),
   )
-  return evaluate(predict, batches, mesh, digest=digest)
+  results = evaluate(predict, batches, mesh, digest=digest)
+  for result in results.values():
+    # Of all processes, as the sums are.
+    result["skipped"] = source.size - result["examples"]
+  return results
 
 
 @functools.cache

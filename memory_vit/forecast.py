@@ -145,7 +145,7 @@ class Splits:
     """Those of the first data set, which stands for the others."""
     where = config.data
     train, validation, test = (
-      data.open_source(where.name, split, where.dir, where.cache_gib)
+      data.open_split(where, split, config.stall_timeout)
       for split in (where.train, where.validation, where.test)
     )
     return cls(train, validation.size, test.size)

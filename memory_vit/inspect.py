@@ -9,23 +9,17 @@ SHA-256 in its `task.json`. The exit status is 2 where anything is damaged.
 import argparse
 import dataclasses
 import json
-import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-
-from memory_vit import adapters, compose, manifest, npz, pretrained, trees
-from memory_vit.array_files import StoredArray
+from memory_vit import compose, contents
 from memory_vit.commands import run_command, show
-from memory_vit.download import KNOWN, local_file
-from memory_vit.errors import CheckpointError, TaskError
+from memory_vit.contents import BackboneReport, TaskReport
+from memory_vit.errors import TaskError
 from memory_vit.tables import aligned, table
 from memory_vit.tasks import TaskSpec
-from memory_vit.variants import ViTConfig
 
 # Class names that are shown without --labels.
 _FIRST_LABELS = 10
@@ -33,48 +27,6 @@ _FIRST_LABELS = 10
 _DATA_KEYS = ("name", "dir", "train", "validation", "test")
 # Metrics that stand elsewhere in the description of a task.
 _SHOWN_ELSEWHERE = ("name", "cells", "trainable_params")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BackboneReport:
-  """What there is to say of the file of a backbone.
-
-  Attributes:
-    path: as it was given.
-    layout: how the weights lie in the file.
-    config: its shape.
-    parameters: the number of values.
-    fingerprint: SHA-256, in full.
-    arrays: published name -> shape, and dtype in the file.
-  """
-
-  path: str
-  layout: str
-  config: ViTConfig
-  parameters: int
-  fingerprint: str
-  arrays: dict[str, jax.ShapeDtypeStruct]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TaskReport:
-  """What there is to say of a task without its backbone.
-
-  Attributes:
-    path: its directory.
-    spec: what it is.
-    parameters: the number of values.
-    arrays: name -> what `task.json` says of it.
-    damage: what is wrong with the arrays; "" where they were verified.
-    provenance: as saved.
-  """
-
-  path: str
-  spec: TaskSpec
-  parameters: int
-  arrays: Mapping[str, StoredArray]
-  damage: str
-  provenance: Mapping[str, Any]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -105,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
 def _inspect(arguments: argparse.Namespace) -> int:
   root = Path(arguments.path).expanduser()
   if not root.is_dir():
-    report = inspect_backbone(arguments.path)
+    report = contents.inspect_backbone(arguments.path)
     values = _backbone_json(report)
     show(json.dumps(values) if arguments.json else _backbone_text(report))
     return 0
@@ -123,30 +75,6 @@ def _inspect(arguments: argparse.Namespace) -> int:
 # Tasks.
 
 
-def inspect_task(path: str | os.PathLike) -> TaskReport:
-  """Describes one task.
-
-  Raises:
-    TaskError: where its `task.json` cannot be read. Damaged arrays are no
-      error: the report says so.
-  """
-  path = Path(path)
-  found = manifest.read(path)
-  damage = ""
-  try:
-    adapters.read_arrays(path, found)
-  except TaskError as error:
-    damage = str(error)
-  return TaskReport(
-    path=str(path),
-    spec=found.spec,
-    parameters=sum(array.size for array in found.arrays.values()),
-    arrays=found.arrays,
-    damage=damage,
-    provenance=found.provenance,
-  )
-
-
 def _try_tasks(
   paths: Sequence[Path],
 ) -> tuple[list[TaskReport], dict[str, str]]:
@@ -158,7 +86,7 @@ def _try_tasks(
   reports, errors = [], {}
   for path in paths:
     try:
-      reports.append(inspect_task(path))
+      reports.append(contents.inspect_task(path))
     except TaskError as error:
       errors[str(path)] = str(error)
   return reports, errors
@@ -259,65 +187,6 @@ def _metric(key: str, value: Any) -> str:
 
 
 # Backbones.
-
-
-def inspect_backbone(path: str) -> BackboneReport:
-  """Describes the file of a backbone.
-
-  Args:
-    path: anything that `pretrained.load_backbone` takes.
-
-  Raises:
-    CheckpointError: as `load_backbone`; and where there is nothing.
-  """
-  if not (Path(path).expanduser().exists() or path in KNOWN or "://" in path):
-    raise CheckpointError(
-      f"{path} is not there: expected the .npz file of a backbone, its address "
-      f"(https://, gs://) or one of {', '.join(KNOWN)}; or a task directory "
-      "(with a task.json), or a directory of such."
-    )
-  backbone = pretrained.load_backbone(path)
-  layout, dtypes = _stored_form(local_file(path))
-  flat = trees.flatten(backbone.params)
-  return BackboneReport(
-    path=path,
-    layout=layout,
-    config=backbone.config,
-    parameters=trees.count(backbone.params),
-    fingerprint=backbone.fingerprint,
-    arrays={
-      name: jax.ShapeDtypeStruct(array.shape, dtypes[name])
-      for name, array in flat.items()
-    },
-  )
-
-
-def _stored_form(file: Path) -> tuple[str, dict[str, np.dtype]]:
-  """The layout of a file, and published name -> dtype in the file."""
-  dtypes = {}
-  with npz.open_npz(file) as archive:
-    entries = pretrained.without_prefix(archive.names)
-    for name, entry in entries.items():
-      array = archive.read(entry)
-      for published, _ in pretrained.as_published(name, array):
-        dtypes[published] = array.dtype
-  return layout_of(entries), dtypes
-
-
-def layout_of(names: Iterable[str]) -> str:
-  """Which of the layouts of `pretrained.py` the names of a file belong to.
-
-  Args:
-    names: of all parameters, without prefix.
-  """
-  names = list(names)
-  parts = {part for name in names for part in name.split("/")}
-  if "pos_embedding" in names:
-    stacked = any(n.startswith(pretrained.STACKED_BLOCKS) for n in names)
-    return "big_vision, blocks stacked" if stacked else "big_vision"
-  if parts & pretrained.FROM_PRE_LINEN.keys():
-    return "vit_jax, layers numbered as before Linen"
-  return "vit_jax, layers numbered as by Linen"
 
 
 def _backbone_json(report: BackboneReport) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from memory_vit import (
@@ -15,14 +14,12 @@ from memory_vit import (
   data,
   evaluation,
   optim,
+  predictors,
   preprocess,
-  programs,
   progress,
   resume,
-  sharding,
   train,
   training_pass,
-  trees,
 )
 from memory_vit.backbone import Backbone
 from memory_vit.checkpoints import Checkpoints
@@ -148,11 +145,15 @@ class Learner:
   ) -> train.Past:
     """The steps of a pass that are left."""
     config, meta = self.config, self.meta(variants)
-    state, past = resume.resume(checkpoints, start.state, meta, self.may_change)
+    splits = {"train": self.train, "validation": self.validation}
+    splits = {key: source for key, source in splits.items() if source}
+    state, past = resume.resume(
+      checkpoints, start.state, meta, splits, self.may_change
+    )
     resume.require_within(state, config.total_steps, checkpoints.directory)
 
     def save(state: TrainState, past: train.Past) -> None:
-      resume.save(checkpoints, state, past, meta)
+      resume.save(checkpoints, state, past, meta, splits)
 
     def validate(params: Any) -> dict[str, dict[str, Any]]:
       trained = [
@@ -254,30 +255,6 @@ class Learner:
       accumulation_steps=self.config.optim.accumulation_steps,
     )
 
-  def pass_bytes(self, variants: Sequence[Variant]) -> int:
-    """Memory that a pass takes on a device beside the backbone, as compiled."""
-    tasks = {v.name: self.new_task(v) for v in variants}
-    optimizer = optim.make_optimizer(
-      {v.name: v.config.optim for v in variants},
-      {v.name: lambda step: 0.0 for v in variants},
-    )
-    state = jax.eval_shape(
-      lambda params: TrainState(jnp.int32(0), params, optimizer.init(params)),
-      {name: task.params for name, task in tasks.items()},
-    )
-    config = self.config
-    shape = (config.batch_size, config.image_size, config.image_size, 3)
-    batch = {
-      "image": jax.ShapeDtypeStruct(shape, jnp.float32),
-      "label": jax.ShapeDtypeStruct((config.batch_size,), jnp.int32),
-    }
-    step = self.make_step(variants, tasks, optimizer)
-    needed = step.peak_bytes(
-      state.params, self.frozen(), batch, config.batch_size_eval
-    )
-    # State and gradient; and once more, as the update does not work in place.
-    return needed + 2 * trees.bytes_of(state) + trees.bytes_of(state.params)
-
   def evaluate(
     self,
     tasks: Sequence[Task],
@@ -311,35 +288,11 @@ class Learner:
 
   def predictor(self, tasks: Sequence[Task]) -> evaluation.Predict:
     """How tasks are evaluated: pictures (b, s, s, 3) -> {name: logits}."""
-    composes = REGIMES[self.config.regime].composes
-    return self._in_slots(tasks) if composes else self._alone(tasks)
+    return predictors.predictor(self.backbone, self.parents, tasks, self.mesh)
 
   def _read(self) -> tuple[Task, ...]:
     """Of the parents, those that the task attends to itself."""
     return self.parents[: len(self.parents) - len(self.config.task.indirect)]
-
-  def _in_slots(self, tasks: Sequence[Task]) -> evaluation.Predict:
-    """Tasks as they are served."""
-    slots = programs.fill_slots(self.backbone, [*self.parents, *tasks])
-
-    def predict(images: jax.Array) -> dict[str, jax.Array]:
-      _, context = programs.encode(self.backbone, images)
-      logits = programs.read(self.backbone, slots, context)
-      return {task.spec.name: logits[task.spec.name] for task in tasks}
-
-    return predict
-
-  def _alone(self, tasks: Sequence[Task]) -> evaluation.Predict:
-    """Tasks that are not served in slots: they take the place of the head."""
-    placed = [
-      dataclasses.replace(task, params=sharding.put(task.params, self.mesh))
-      for task in tasks
-    ]
-
-    def predict(images: jax.Array) -> dict[str, jax.Array]:
-      return training_pass.predict(self.backbone, placed, images)
-
-    return predict
 
   def frozen(self) -> dict[str, Any]:
     """What a pass reads and does not train."""

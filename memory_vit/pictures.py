@@ -7,7 +7,6 @@ import dataclasses
 import io
 import itertools
 import os
-import re
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +18,7 @@ from PIL import Image
 
 from memory_vit import preprocess
 from memory_vit.errors import DataError
-from memory_vit.sources import SUFFIXES
+from memory_vit.sources import SUFFIXES, reason_of
 from memory_vit.tasks import EvalPreprocessing
 
 # A picture beyond any of these is refused before it is decoded: a file of a few
@@ -127,7 +126,7 @@ def _reader(evaluation: EvalPreprocessing) -> Callable[[Entry], Picture]:
       # Eagerly: a tf.function rounds otherwise than tf.data, in the last bit.
       return preprocess.eval_image(tf.constant(encoded), evaluation).numpy()
     except tf.errors.OpError as error:
-      raise DataError(_reason(error.message)) from error
+      raise DataError(reason_of(error)) from error
 
   def read(entry: Entry) -> Picture:
     if entry.reason:
@@ -183,12 +182,3 @@ def _check_header(encoded: bytes) -> None:
     raise DataError(
       f"{width} x {height} pixels, a side of more than {MAX_SIDE}"
     )
-
-
-def _reason(message: str) -> str:
-  """What TensorFlow says, without a traceback and the names of its nodes."""
-  lines = message.strip().splitlines() or ["cannot be decoded"]
-  # What our own decoder raised stands at the end of a traceback.
-  ours = [line for line in lines if line.startswith("ValueError: ")]
-  line = ours[-1].removeprefix("ValueError: ") if ours else lines[0]
-  return re.sub(r"\{\{.*?\}\}|\[Op:.*", "", line).strip(" .")

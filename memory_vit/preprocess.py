@@ -29,7 +29,7 @@ except RuntimeError as error:
 _JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
 # Resized by its shorter side, a longer picture would fill the memory.
-_LONGEST_ASPECT = 32.0
+LONGEST_ASPECT = 32.0
 
 
 def train_image(
@@ -198,8 +198,8 @@ def resize_shorter(image: tf.Tensor, side: int) -> tf.Tensor:
   shorter, longer = tf.reduce_min(shape), tf.reduce_max(shape)
   assertion = tf.debugging.assert_less_equal(
     longer,
-    shorter * _LONGEST_ASPECT,
-    f"one side is more than {_LONGEST_ASPECT:.0f} times the other",
+    shorter * LONGEST_ASPECT,
+    f"one side is more than {LONGEST_ASPECT:.0f} times the other",
   )
   # In eager mode the assertion has been made, and is None.
   with tf.control_dependencies([assertion] if assertion is not None else []):

@@ -38,13 +38,8 @@ def pretrain(config: Config, mesh: Mesh, stop: Stop | None = None) -> Backbone:
     The backbone, with a head for the classes of its data set.
   """
   settings = config.pretrain
-  source = processes.first_before_others(
-    lambda: data.open_source(
-      settings.data.name,
-      settings.data.train,
-      settings.data.dir,
-      settings.data.cache_gib,
-    ),
+  source = data.open_split(
+    settings.data, settings.data.train, config.stall_timeout
   )
   vit = vit_config(
     settings.variant,

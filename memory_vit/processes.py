@@ -8,7 +8,7 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,14 @@ def _gather(text: str) -> list[str]:
     row[:length].tobytes().decode()
     for row, length in zip(rows, lengths, strict=True)
   ]
+
+
+def known_to_any(numbers: Collection[int]) -> list[int]:
+  """Numbers that at least one process knows, sorted; all must call."""
+  if jax.process_count() == 1:
+    return sorted(numbers)
+  everywhere = map(json.loads, _gather(json.dumps(sorted(numbers))))
+  return sorted({number for each in everywhere for number in each})
 
 
 def from_first(value: Any) -> Any:

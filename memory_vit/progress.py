@@ -155,6 +155,9 @@ def summary(result: Mapping[str, Any], workdir: Path) -> str:
       f"{percent(backbone['accuracy_after'])} after; all outputs equal to the "
       f"bit: {equal}",
     ]
+  if result["left_out"]:
+    lines += ["", "left out, as they could not be read:"]
+    lines += [f"  {example}" for example in result["left_out"]]
   lines += [
     f"{result['wall_seconds']:.0f} s in all, {result['images_per_second']:.0f} "
     "training images/s",

@@ -69,6 +69,7 @@ def _metrics(
     "trainable_params": trees.count(task.params),
     "test_accuracy": test and test["top1"],
     "test_examples": test["examples"] if test else 0,
+    "test_skipped": test["skipped"] if test else 0,
     "test_loss": test and test["loss"],
     "test_top5": test and test["top5"],
     "test_per_class": test and test["per_class"],

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memory_vit import changes, records, sharding, train, trees
+from memory_vit import changes, data, records, sharding, train, trees
 from memory_vit.checkpoints import Checkpoints
 from memory_vit.errors import TrainingError
 from memory_vit.step import TrainState
@@ -21,8 +21,20 @@ def save(
   state: TrainState,
   past: train.Past,
   meta: Mapping[str, Any],
+  splits: Mapping[str, data.Source],
 ) -> None:
-  """Writes all that a continued pass needs."""
+  """Writes all that a continued pass needs; every process must call.
+
+  Args:
+    checkpoints: where.
+    state: of the training.
+    past: what belongs to it.
+    meta: what a continued pass must share.
+    splits: {"train": the split, ...}, whose unreadable examples are noted.
+
+  Raises:
+    BrokenDataError: where all processes together left out more than may be.
+  """
   best = past.best
   checkpoints.save(
     int(state.step),
@@ -39,6 +51,9 @@ def save(
       },
       "pending": past.pending,
       "changes": list(past.changes),
+      "left_out": {
+        key: data.left_out(source) for key, source in splits.items()
+      },
       "timed": [past.timed_steps, past.timed_seconds],
     },
   )
@@ -48,9 +63,22 @@ def resume(
   checkpoints: Checkpoints,
   state: TrainState,
   meta: Mapping[str, Any],
+  splits: Mapping[str, data.Source],
   may_change: Sequence[str],
 ) -> tuple[TrainState, train.Past | None]:
-  """The newest saved state with its past, or the given one without any."""
+  """The newest saved state with its past, or the given one without any.
+
+  Args:
+    checkpoints: from where.
+    state: to begin with, where nothing is saved.
+    meta: what a continued pass must share.
+    splits: as in `save`; what was left out of them counts as before.
+    may_change: from `changes.allowed`.
+
+  Raises:
+    TrainingError: where the pass began with something else.
+    BrokenDataError: where more was left out than may be now.
+  """
   step = checkpoints.latest()
   if step is None:
     return state, None
@@ -62,6 +90,9 @@ def resume(
   for change in changed:
     logger.warning("from step %(step)d on, %(key)s is %(to)r, not %(from)r",
                    change)  # fmt: skip
+  # States of earlier versions say nothing of them.
+  for key, bad in found.get("left_out", {}).items():
+    splits[key].leave_out(dict.fromkeys(bad, f"left out up to step {step}"))
   like = {
     "state": state,
     "best": {
@@ -128,8 +159,8 @@ def require_same(
 # What may change between a run and its continuation without changing a result.
 # Directories of earlier tasks may: their digests may not.
 _MAY_CHANGE = ("backbone", "batch_size_eval", "data/cache_gib", "data/dir",
-               "log_every", "mesh/fsdp", "profile_at", "sweep/export",
-               "sweep/memory_gib",
+               "data/max_bad", "log_every", "mesh/fsdp", "profile_at",
+               "stall_timeout", "sweep/export", "sweep/memory_gib",
                "task/attends_to", "task/indirect", "upstream/dir",
                "upstream/eval_crop", "upstream/name", "upstream/resize",
                "upstream/split")  # fmt: skip

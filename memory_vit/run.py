@@ -1,7 +1,6 @@
 """One run: a backbone, a task and its data, up to what is exported."""
 
 import dataclasses
-import json
 import logging
 import re
 import time
@@ -18,6 +17,7 @@ from memory_vit import (
   changes,
   data,
   evaluation,
+  passes,
   preprocess,
   processes,
   programs,
@@ -25,12 +25,11 @@ from memory_vit import (
   results,
   sharding,
   sweep,
-  train,
   weights,
 )
 from memory_vit.backbone import Backbone
 from memory_vit.config import Config, DataConfig, to_dict
-from memory_vit.errors import ConfigError, DivergedError, TrainingError
+from memory_vit.errors import ConfigError
 from memory_vit.interrupt import Stop
 from memory_vit.learn import Learned, Learner
 from memory_vit.lock import only_run
@@ -100,11 +99,11 @@ def _run(
   agreement.require_same_data(learner, tested, upstream)
 
   before = upstream and _evaluate_upstream(learner, upstream, ())
-  plan = _plan(learner, variants, workdir)
+  plan = passes.plan(learner, variants, workdir)
   # A run that goes on has its own.
-  if not (_has_saved(workdir) and (workdir / "config.json").exists()):
+  if not (passes.has_saved(workdir) and (workdir / "config.json").exists()):
     records.write_json(workdir / "config.json", to_dict(config))
-  learned = _learn(learner, variants, plan, workdir)
+  learned = passes.learn(learner, variants, plan, workdir)
   changed = _changes(learned)
   if changed:
     records.write_json(workdir / "config.json", to_dict(config))
@@ -126,6 +125,9 @@ def _run(
       "accuracy_after": after and after["top1"],
       "outputs_bit_equal": after and before["digest"] == after["digest"],
     },
+    "left_out": _left_out(
+      [learner.train, learner.validation, tested, upstream]
+    ),
     "wall_seconds": round(time.perf_counter() - began, 2),
     "images_per_second": _speed(learned),
     "config_changes": changed,
@@ -194,128 +196,7 @@ def _open(config: Config, split: str) -> data.Source | None:
   where = config.data
   if not split:
     return None
-  # It may be prepared on the way, in a directory that all share.
-  return processes.first_before_others(
-    lambda: data.open_source(where.name, split, where.dir, where.cache_gib),
-  )
-
-
-def _plan(
-  learner: Learner, variants: Sequence[Variant], workdir: Path
-) -> dict[str, Any]:
-  """Which variants are trained at once, and the estimate that says so.
-
-  A run that goes on keeps its plan, whatever memory is free now; one that has
-  saved nothing yet makes a new one. All processes have that of process 0.
-
-  Returns:
-    {"passes": names of the variants of each, "bytes_of_one": what a pass with
-    one variant takes, "bytes_per_variant": what each further one takes}; both
-    None where there is one only.
-  """
-  if len(variants) == 1:
-    return _passes(learner, variants)
-  file = workdir / "passes.json"
-  names = sorted(variant.name for variant in variants)
-  if not processes.from_first(file.exists() and _has_saved(workdir)):
-    plan = processes.from_first(_passes(learner, variants))
-    records.write_json(file, plan)
-    return plan
-  plan = processes.from_first(records.read_json(file))
-  planned = sorted(name for part in plan["passes"] for name in part)
-  if planned != names:
-    raise TrainingError(
-      f"{file} plans the variants {planned}, the configuration has {names}. "
-      "Give the one that the run began with, or another --workdir."
-    )
-  return plan
-
-
-def _has_saved(workdir: Path) -> bool:
-  """Whether a pass of the run has saved a state with which it goes on."""
-  saved = (workdir / "checkpoints").rglob("*")
-  return any(path.name.isdigit() for path in saved)
-
-
-def _passes(learner: Learner, variants: Sequence[Variant]) -> dict[str, Any]:
-  """Deals variants out to passes, on an estimate of the memory they take."""
-  if len(variants) == 1 or not REGIMES[learner.config.regime].shares_pass:
-    return {
-      "passes": [[variant.name] for variant in variants],
-      "bytes_of_one": None,
-      "bytes_per_variant": None,
-    }
-  # The longest memory is what all are padded to.
-  longest = sorted(variants, key=lambda v: v.config.task.cells)[-2:]
-  first = learner.pass_bytes(longest[1:])
-  further = max(0, learner.pass_bytes(longest) - first)
-  free = sweep.free_bytes(learner.config.sweep.memory_gib)
-  passes = sweep.passes_of(variants, sweep.at_once(first, further, free))
-  logger.info(
-    "%d variants in %d passes: one takes %.2f GiB, each further one %.3f GiB, "
-    "%.2f GiB may be taken (estimated by compiling for one and for two)",
-    len(variants), len(passes), first / 2**30, further / 2**30, free / 2**30,
-  )  # fmt: skip
-  return {
-    "passes": [[variant.name for variant in part] for part in passes],
-    "bytes_of_one": first,
-    "bytes_per_variant": further,
-  }
-
-
-def _learn(
-  learner: Learner,
-  variants: Sequence[Variant],
-  plan: dict[str, Any],
-  workdir: Path,
-) -> list[Learned]:
-  """Trains one pass after the other; of a sweep, also after one diverged."""
-  by_name = {variant.name: variant for variant in variants}
-  passes = [[by_name[name] for name in names] for names in plan["passes"]]
-  directory = workdir / "checkpoints"
-  if len(passes) == 1:
-    (part,) = passes
-    return [learner.learn(part, directory, _logdirs(part, workdir))]
-  learned, diverged = [], []
-  for i, part in enumerate(passes):
-    try:
-      learned.append(_learn_pass(learner, part, directory / f"pass-{i:02}",
-                                 workdir))  # fmt: skip
-    except DivergedError as error:
-      logger.warning("%s", error)
-      diverged.append(error)
-      none = {variant.name: train.Best() for variant in part}
-      learned.append(Learned({}, none, error.lost, {}, (), 0, 0.0))
-  if len(diverged) == len(passes):
-    raise diverged[-1]
-  return learned
-
-
-def _learn_pass(
-  learner: Learner, part: Sequence[Variant], directory: Path, workdir: Path
-) -> Learned:
-  """Trains a pass, or remembers from an earlier process that it diverged."""
-  file = directory.with_suffix(".json")
-  meta = json.loads(json.dumps(learner.meta(part)))
-  if file.exists():
-    found = records.read_json(file)
-    if found["meta"] == meta:
-      raise DivergedError(found["message"], found["lost"])
-  try:
-    return learner.learn(part, directory, _logdirs(part, workdir))
-  except DivergedError as error:
-    found = {"message": str(error), "lost": error.lost, "meta": meta}
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    records.write_json(file, found)
-    raise
-
-
-def _logdirs(variants: Sequence[Variant], workdir: Path) -> dict[str, Path]:
-  """TensorBoard shows every variant as a run of its own."""
-  return {
-    v.name: workdir / "sweep" / v.label if v.label else workdir
-    for v in variants
-  }
+  return data.open_split(where, split, config.stall_timeout)
 
 
 def _open_upstream(config: Config, backbone: Backbone) -> data.Source | None:
@@ -323,9 +204,15 @@ def _open_upstream(config: Config, backbone: Backbone) -> data.Source | None:
   where = config.upstream
   if not where.name:
     return None
+  # It may be prepared on the way, in a directory that all share.
   source = processes.first_before_others(
     lambda: data.open_source(
-      where.name, where.split, where.dir, config.data.cache_gib
+      where.name,
+      where.split,
+      where.dir,
+      config.data.cache_gib,
+      max_bad=config.data.max_bad,
+      stall_timeout=config.stall_timeout,
     ),
   )
   outputs = backbone.config.num_classes
@@ -357,6 +244,16 @@ def _evaluate_upstream(
     mesh=learner.mesh,
     digest=True,
   )[BACKBONE]
+
+
+def _left_out(sources: Sequence[data.Source | None]) -> list[str]:
+  """The examples that could not be read, by any process."""
+  return [
+    source.describe(index)
+    for source in sources
+    if source
+    for index in data.left_out(source)
+  ]
 
 
 def _changes(learned: Sequence[Learned]) -> list[Mapping[str, Any]]:

@@ -6,18 +6,26 @@ number (see `data.py`). `tfds_source.py` makes the same of TFDS data sets.
 
 import dataclasses
 import hashlib
+import logging
 import pathlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import sklearn.datasets
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from memory_vit.errors import DataError
+from memory_vit.errors import BrokenDataError, DataError
+
+logger = logging.getLogger("memory_vit.sources")
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+# Unreadable examples that a message lists.
+_SHOWN = 20
+# In front of what Python raised inside of TensorFlow.
+_RAISED = re.compile(r"\w+(Error|Exception): ")
 # Index, int64 () -> the encoded picture, string (), and its label, int32 ().
 Fetch = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
@@ -34,6 +42,11 @@ class Source:
     fetch: int64 () index -> the encoded picture, string (), and its label,
       int32 (). Runs eagerly and inside tf.data.
     file_name: index -> the file it comes from, "" where it has none.
+    max_bad: how many examples may be left out as they cannot be read.
+    left_out: index -> why, of those that were found so far; is changed by
+      `leave_out` alone.
+    stall_timeout: seconds after which a process that waits for a batch is
+      ended; 0 is never.
   """
 
   name: str
@@ -42,6 +55,9 @@ class Source:
   class_names: tuple[str, ...]
   fetch: Fetch
   file_name: Callable[[int], str] = lambda index: ""
+  max_bad: int = 0
+  left_out: dict[int, str] = dataclasses.field(default_factory=dict)
+  stall_timeout: float = 0.0
 
   @property
   def num_classes(self) -> int:
@@ -54,23 +70,71 @@ class Source:
     file = self.file_name(index)
     return f"{where} ({file})" if file else where
 
-  def check_labels(self, labels: np.ndarray) -> None:
-    """Refuses labels that are not classes.
+  def leave_out(self, reasons: Mapping[int, str]) -> None:
+    """Notes examples that cannot be read; each is named once in the log.
+
+    Args:
+      reasons: index -> why.
 
     Raises:
-      DataError: if one of int32 (b,) is outside of 0 ... num_classes - 1.
+      BrokenDataError: where they are more than `max_bad`, with those before.
     """
-    wrong = labels[(labels < 0) | (labels >= self.num_classes)]
+    new = {i: why for i, why in reasons.items() if i not in self.left_out}
+    together = {**self.left_out, **new}
+    if new and len(together) > self.max_bad:
+      lines = [self._unreadable(i, why) for i, why in together.items()]
+      raise BrokenDataError(_too_many(lines, self.max_bad))
+    for index, why in new.items():
+      line = self._unreadable(index, why)
+      logger.warning("left out (%d may be): %s", self.max_bad, line)
+    self.left_out.update(new)
+
+  def _unreadable(self, index: int, why: str) -> str:
+    return f"{self.describe(index)} cannot be read: {why}."
+
+  def check_labels(
+    self, labels: np.ndarray, index_of: Callable[[int], int] = int
+  ) -> None:
+    """Refuses labels that are not classes.
+
+    Args:
+      labels: int32 (b,).
+      index_of: place in `labels` -> index of the example.
+
+    Raises:
+      BrokenDataError: if one is outside of 0 ... num_classes - 1.
+    """
+    wrong = np.flatnonzero((labels < 0) | (labels >= self.num_classes))
     if wrong.size:
-      reason = ": an unlabelled test split" if wrong[0] == -1 else ""
-      raise DataError(
-        f"data set {self.name!r}, split {self.split!r} has labels {wrong[0]}"
-        f"{reason}; expected 0 to {self.num_classes - 1}. Use another split."
+      label = labels[wrong[0]]
+      reason = ": an unlabelled test split" if label == -1 else ""
+      raise BrokenDataError(
+        f"data set {self.name!r}, split {self.split!r} has labels {label}"
+        f"{reason}; expected 0 to {self.num_classes - 1}. Use another split. "
+        f"(Found in {self.describe(index_of(int(wrong[0])))}.)"
       )
 
 
-def open_folder(split: str, directory: str) -> Source:
-  """A folder with SPLIT/CLASS/PICTURE: see `data.open_source`."""
+def _too_many(lines: Sequence[str], allowed: int) -> str:
+  """The message for more unreadable examples than are allowed."""
+  advice = (
+    "`python -m memory_vit.check_data` names all that is broken; "
+    f"config.data.max_bad ({allowed}) is how many may be left out."
+  )
+  if len(lines) == 1:
+    return f"{lines[0]} {advice}"
+  more = len(lines) - _SHOWN
+  shown = [*lines[:_SHOWN], *([f"and {more} more"] if more > 0 else [])]
+  return f"{len(lines)} examples cannot be read. {advice}\n  " + "\n  ".join(
+    shown
+  )
+
+
+def open_folder(split: str, directory: str, **options: Any) -> Source:
+  """A folder with SPLIT/CLASS/PICTURE: see `data.open_source`.
+
+  Further options are those of `Source`.
+  """
   root = pathlib.Path(directory).expanduser()
   if not directory or not root.is_dir():
     raise DataError(
@@ -102,13 +166,15 @@ def open_folder(split: str, directory: str) -> Source:
       tf.gather(labels, i),
     ),
     file_name=lambda i: str(root / chosen[i][0]),
+    **options,
   )
 
 
-def open_digits(name: str, split: str) -> Source:
+def open_digits(name: str, split: str, **options: Any) -> Source:
   """The digits that come with scikit-learn: see `data.open_source`.
 
-  Every fifth picture of a class is for the test.
+  Every fifth picture of a class is for the test. Further options are those of
+  `Source`.
   """
   match = re.fullmatch(r"digits(?::([0-9])-([0-9]))?", name)
   first, last = (int(match[1] or 0), int(match[2] or 9)) if match else (1, 0)
@@ -140,6 +206,7 @@ def open_digits(name: str, split: str) -> Source:
     size=len(chosen),
     class_names=tuple(str(digit) for digit in range(first, last + 1)),
     fetch=fetch_from_memory(pictures, labels),
+    **options,
   )
 
 
@@ -197,6 +264,37 @@ def without_autotuning() -> tf.data.Options:
   return options
 
 
+def attempts(
+  dataset: tf.data.Dataset, count: int
+) -> Iterator[Any | tf.errors.OpError]:
+  """The elements of a data set that was mapped; errors stand in their place.
+
+  Args:
+    dataset: of numbers or tensors, mapped. Not of a reader of files: that could
+      fail at the same place again and again.
+    count: of its elements.
+
+  Yields:
+    `count` times an element, as numpy arrays, or what making it has raised.
+  """
+  elements = dataset.as_numpy_iterator()
+  for _ in range(count):
+    try:
+      yield next(elements)
+    except tf.errors.OpError as error:
+      yield error
+
+
+def reason_of(error: Exception) -> str:
+  """What a reader or TensorFlow says, in a line without names of its nodes."""
+  text = error.message if isinstance(error, tf.errors.OpError) else str(error)
+  lines = text.strip().splitlines() or [type(error).__name__]
+  # What Python raised inside of TensorFlow stands at the end of a traceback.
+  raised = [line for line in lines if _RAISED.match(line)]
+  line = _RAISED.sub("", raised[-1], count=1) if raised else lines[0]
+  return re.sub(r"\{\{.*?\}\}|\[Op:.*", "", line).strip(" .")
+
+
 def brief(error: Exception) -> str:
   """The first line of an error."""
   line = next(iter(str(error).strip().splitlines()), "")
@@ -231,12 +329,12 @@ def _check_classes(
   """Refuses a class that train/ does not have, or without pictures."""
   unknown = sorted(set(files) - set(classes))
   if unknown:
-    raise DataError(
+    raise BrokenDataError(
       f"{folder} has classes that train/ does not have: {unknown}."
     )
   empty = sorted(name for name, pictures in files.items() if not pictures)
   if empty:
-    raise DataError(
+    raise BrokenDataError(
       f"{folder} has no pictures ({', '.join(SUFFIXES)}) of classes {empty}."
     )
 

@@ -2,26 +2,32 @@
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_datasets as tfds
 from absl import logging
 
-from memory_vit.errors import DataError
+from memory_vit import tfrecords
+from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.sources import (
   Fetch,
   Source,
+  attempts,
   brief,
   count,
   fetch_from_memory,
+  reason_of,
   slices,
   without_autotuning,
 )
+from memory_vit.tfrecords import Shard
 
 # TFDS builders that are known to fail, or to ask for more than one expects.
 # {dir} is config.data.dir or TFDS's own default. configs/*.py repeats these.
@@ -50,28 +56,37 @@ ADVICE = {
 
 
 def open_tfds(
-  name: str, split: str, directory: str, cache_gib: float
+  name: str, split: str, directory: str, cache_gib: float, **options: Any
 ) -> Source:
-  """A data set of TFDS, by its name: see `data.open_source`."""
+  """A data set of TFDS, by its name: see `data.open_source`.
+
+  Further options are those of `Source`.
+  """
   with _quiet():
     builder = _prepared_builder(name, directory)
-    return _open(builder, name, split, cache_gib)
+    return _open(builder, name, split, cache_gib, options)
 
 
 def _open(
-  builder: tfds.core.DatasetBuilder, name: str, split: str, cache_gib: float
+  builder: tfds.core.DatasetBuilder,
+  name: str,
+  split: str,
+  cache_gib: float,
+  options: Mapping[str, Any],
 ) -> Source:
   """Opens a split of a data set whose files are there."""
   info = builder.info
   sizes = {key: value.num_examples for key, value in info.splits.items()}
   size = count(slices(name, split, sizes), sizes)
   keys = find_keys(name, info.features, info.supervised_keys)
+  shards = _shards(builder, split)
   if tfds.core.FileFormat.ARRAY_RECORD in info.available_file_formats():
     labels = tf.zeros((0,), tf.int32)  # They are seen when they are read.
     fetch = _fetch_from_array_record(builder, split, keys)
+    bad = _bad_array_records(shards)
   else:
     _check_cache(name, split, builder, cache_gib)
-    pictures, labels = _read_all(name, split, builder, keys, size)
+    pictures, labels, bad = _read_all(name, split, builder, keys, shards)
     fetch = fetch_from_memory(pictures, labels)
   source = Source(
     name=name,
@@ -79,9 +94,20 @@ def _open(
     size=size,
     class_names=tuple(info.features[keys[1]].names),
     fetch=fetch,
+    file_name=lambda index: tfrecords.place(shards, index),
+    **options,
   )
+  source.leave_out(bad)
   source.check_labels(labels.numpy())
   return source
+
+
+def _shards(builder: tfds.core.DatasetBuilder, split: str) -> list[Shard]:
+  """The files of a split, in the order in which they are read."""
+  return [
+    Shard(str(file.filename), file.skip, file.take, file.examples_in_shard)
+    for file in builder.info.splits[split].file_instructions
+  ]
 
 
 def find_keys(
@@ -195,17 +221,39 @@ def _check_cache(
     )
 
 
+def _bad_array_records(shards: Sequence[Shard]) -> dict[int, str]:
+  """Examples in files of which less is there than there should be."""
+  # Not everywhere that this package runs.
+  from array_record.python import array_record_module
+
+  bad, first = {}, 0
+  for shard in shards:
+    try:
+      reader = array_record_module.ArrayRecordReader(shard.path)
+      found = reader.num_records()
+      reader.close()
+      reason = f"the file has {found} records; there should be {shard.size}"
+    # The reader's own: it raises RuntimeError, ValueError, ...
+    except Exception as error:
+      found, reason = -1, f"the file cannot be read: {reason_of(error)}"
+    if found != shard.size:
+      bad |= dict.fromkeys(range(first, first + shard.take), reason)
+    first += shard.take
+  return bad
+
+
 def _read_all(
   name: str,
   split: str,
   builder: tfds.core.DatasetBuilder,
   keys: tuple[str, str],
-  size: int,
-) -> tuple[tf.Tensor, tf.Tensor]:
+  shards: Sequence[Shard],
+) -> tuple[tf.Tensor, tf.Tensor, dict[int, str]]:
   """A split as it lies in the files.
 
   Returns:
-    The encoded pictures, string (size,), and the labels, int32 (size,).
+    The encoded pictures, string (n,), the labels, int32 (n,), and which
+    examples cannot be read, and why: of those the picture is empty.
   """
   image_key, label_key = keys
   dataset = builder.as_dataset(
@@ -219,13 +267,52 @@ def _read_all(
     num_parallel_calls=os.cpu_count(),
     deterministic=True,
   ).with_options(without_autotuning())
+  size = sum(shard.take for shard in shards)
   try:
-    return dataset.batch(size).get_single_element()
+    return *dataset.batch(size).get_single_element(), {}
   except tf.errors.OpError as error:
-    raise DataError(
-      f"data set {name!r}, split {split!r}: the files in {builder.data_dir} "
-      f"cannot be read ({brief(error)})."
-    ) from error
+    found = None
+    if builder.info.file_format is tfds.core.FileFormat.TFRECORD:
+      found = _read_singly(builder.info.features, keys, shards)
+    if found is None or not found[2]:
+      raise BrokenDataError(
+        f"data set {name!r}, split {split!r}: the files in {builder.data_dir} "
+        f"cannot be read ({reason_of(error)})."
+      ) from error
+    return found
+
+
+def _read_singly(
+  features: tfds.features.FeaturesDict,
+  keys: tuple[str, str],
+  shards: Sequence[Shard],
+) -> tuple[tf.Tensor, tf.Tensor, dict[int, str]]:
+  """`_read_all` of TFRecord files, each record by itself."""
+  image_key, label_key = keys
+
+  def parse(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    example = features.deserialize_example(
+      record, decoders={image_key: tfds.decode.SkipDecoding()}
+    )
+    return example[image_key], tf.cast(example[label_key], tf.int32)
+
+  found = list(itertools.chain.from_iterable(map(tfrecords.read, shards)))
+  lost = {
+    i: record.reason
+    for i, record in enumerate(found)
+    if isinstance(record, tfrecords.Lost)
+  }
+  records = tf.constant([b"" if i in lost else r for i, r in enumerate(found)])
+  parsed = tf.data.Dataset.from_tensor_slices(records).map(parse)
+  pictures, labels = [], []
+  for i, example in enumerate(attempts(parsed, len(found))):
+    broken = isinstance(example, tf.errors.OpError)
+    if broken:
+      lost.setdefault(i, reason_of(example))
+    picture, label = (b"", 0) if broken else example
+    pictures.append(picture)
+    labels.append(label)
+  return tf.constant(pictures), tf.constant(labels, tf.int32), lost
 
 
 def _choose(candidates: Sequence[str], *preferred: str | None) -> str | None:

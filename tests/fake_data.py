@@ -1,7 +1,10 @@
 """Tiny data sets on disk, with the layout and the features of the real ones."""
 
+import dataclasses
 import io
+import json
 import pathlib
+import struct
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -41,6 +44,22 @@ def numbered_source(size: int) -> Source:
     size=size,
     class_names=tuple(map(str, range(size))),
     fetch=lambda i: (tf.gather(pictures, i), tf.cast(i, tf.int32)),
+  )
+
+
+def broken_source(size: int, broken: Sequence[int], **options) -> Source:
+  """`numbered_source`, in which some pictures cannot be decoded."""
+  pictures = tf.constant(
+    [
+      b"no picture" if i in broken else encode(noise(i), "PNG")
+      for i in range(size)
+    ]
+  )
+  return dataclasses.replace(
+    numbered_source(size),
+    fetch=lambda i: (tf.gather(pictures, i), tf.cast(i, tf.int32)),
+    left_out={},
+    **options,
   )
 
 
@@ -117,6 +136,43 @@ def write_adhoc(
     file_format=file_format,
   )
   return pathlib.Path(builder.data_dir)
+
+
+def reshard(directory: pathlib.Path, split: str, sizes: Sequence[int]) -> None:
+  """Deals the records of the only TFRecord file of a split out to several."""
+  [file] = directory.glob(f"*-{split}.tfrecord-00000-of-00001")
+  records = list(tf.data.TFRecordDataset(str(file)).as_numpy_iterator())
+  assert len(records) == sum(sizes)
+  start = str(file).removesuffix("00000-of-00001")
+  for i, size in enumerate(sizes):
+    name = f"{start}{i:05}-of-{len(sizes):05}"
+    with tf.io.TFRecordWriter(name) as writer:
+      for record in records[:size]:
+        writer.write(record)
+    records = records[size:]
+  file.unlink()
+  info = directory / "dataset_info.json"
+  content = json.loads(info.read_text())
+  for entry in content["splits"]:
+    if entry["name"] == split:
+      entry["shardLengths"] = [str(size) for size in sizes]
+  info.write_text(json.dumps(content))
+
+
+def flip_bit(file: pathlib.Path, position: int) -> None:
+  """Changes a bit of a file."""
+  content = bytearray(file.read_bytes())
+  content[position] ^= 1
+  file.write_bytes(content)
+
+
+def record_start(file: pathlib.Path, record: int) -> int:
+  """Where a record of a TFRecord file begins, with its length."""
+  content, position = file.read_bytes(), 0
+  for _ in range(record):
+    (length,) = struct.unpack_from("<Q", content, position)
+    position += length + 16
+  return position
 
 
 def _value(

@@ -9,8 +9,8 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 from fake_data import numbered_source, write_adhoc, write_folder, write_tfds
 
+from memory_vit import batching, tfds_source
 from memory_vit import data as data_lib
-from memory_vit import tfds_source
 from memory_vit.config import DataConfig
 from memory_vit.data import eval_batches, open_source, train_batches
 from memory_vit.errors import ConfigError, DataError
@@ -230,7 +230,7 @@ def test_open_batches_are_closed_at_exit():
     numbered_source(3), DataConfig(), image_size=8, batch_size=4, seed=0
   )
   next(batches)
-  data_lib._close_batches()
+  batching._close_batches()
   with pytest.raises(StopIteration):
     next(batches)
 

@@ -15,7 +15,7 @@ import pytest
 from conftest import ROOT, edit_task, random_task, tiny_backbone
 
 import memory_vit as mv
-from memory_vit import adapters, inspect, manifest, trees
+from memory_vit import adapters, contents, inspect, manifest, trees
 from memory_vit.errors import TaskError
 
 PROVENANCE = {
@@ -130,7 +130,7 @@ def test_layouts_and_types_are_those_of_the_file(
   backbone, tmp_path, stacked, layout
 ):
   np.savez(tmp_path / "vit.npz", **big_vision(backbone, stacked))
-  report = inspect.inspect_backbone(str(tmp_path / "vit.npz"))
+  report = contents.inspect_backbone(str(tmp_path / "vit.npz"))
   assert report.layout == layout
   assert {a.dtype.name for a in report.arrays.values()} == {"float16"}
   assert report.arrays.keys() == trees.flatten(backbone.params).keys()
@@ -143,7 +143,7 @@ def test_linen_and_bfloat16(backbone, tmp_path):
   flat = trees.flatten(backbone.params)
   flat["cls"] = np.asarray(flat["cls"], jnp.bfloat16)
   np.savez(tmp_path / "vit.npz", **flat)
-  report = inspect.inspect_backbone(str(tmp_path / "vit.npz"))
+  report = contents.inspect_backbone(str(tmp_path / "vit.npz"))
   assert report.layout == "vit_jax, layers numbered as by Linen"
   types = {name: array.dtype.name for name, array in report.arrays.items()}
   assert types.pop("cls") == "bfloat16"

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import fake_data
 import numpy as np
 import pytest
 import two_processes as two
@@ -130,6 +131,14 @@ def test_what_other_processes_have_is_compared(monkeypatch):
   processes.require_same("configuration", mine)
 
 
+def test_numbers_that_any_process_knows(monkeypatch):
+  assert processes.known_to_any({3, 1}) == [1, 3]
+  monkeypatch.setattr(processes.jax, "process_count", lambda: 2)
+  monkeypatch.setattr(processes, "_gather", lambda text: [text, "[2, 3]"])
+  assert processes.known_to_any({3, 1}) == [1, 2, 3]
+  assert processes.known_to_any({}) == [2, 3]
+
+
 def test_what_tells_that_a_process_was_lost():
   gone = ValueError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer")
   assert launch.is_lost_partner(gone)
@@ -186,6 +195,48 @@ def test_two_processes_do_what_one_does(together, alone):
 def exported(workdir: pathlib.Path) -> dict[str, np.ndarray]:
   path = workdir / "tasks" / "digits-5-9"
   return adapters.read_arrays(path, manifest.read(path))
+
+
+@pytest.mark.slow
+def test_what_two_processes_leave_out_is_what_one_does(tmp_path, backbone_file):
+  """Each reads its own share of the pictures, and both know of all."""
+  for split, count in (("train", 12), ("test", 6)):
+    for label in "ab":
+      folder = tmp_path / "data" / split / label
+      folder.mkdir(parents=True)
+      for i in range(count):
+        picture = fake_data.noise(100 * ord(label) + i, 9, 9)
+        content = fake_data.encode(picture, "PNG") if i > 1 else b"broken"
+        (folder / f"{i}.png").write_bytes(content)
+  changes = {
+    "upstream.name": "", "data.name": "folder", "data.dir": tmp_path / "data",
+    "data.train": "train", "data.validation": "", "data.max_bad": 4,
+    "task.name": "ab", "total_steps": 3, "eval_every": 3,
+    "sweep.learning_rate": "()", "batch_size_eval": 8,
+  }  # fmt: skip
+  found = {}
+  for name in ("together", "alone"):
+    directory = tmp_path / name
+    directory.mkdir()
+    flags = flags_of(directory / "run", backbone_file, **changes)
+    if name == "together":
+      ended = two.run_two(logs_in(directory), [flags, flags])
+    else:
+      options = two.command(directory / "log", flags)
+      options["env"] = two.environment(4, LOG=str(directory / "log"))
+      with two.started([options]) as started:
+        ended = two.ends(started)
+    assert {e.status for e in ended} == {0}, "".join(e.stderr for e in ended)
+    result = json.loads((directory / "run" / "result.json").read_text())
+    (task,) = result["tasks"]
+    assert (task["test_examples"], task["test_skipped"]) == (8, 4)
+    assert len(result["left_out"]) == 8
+    found[name] = result["left_out"], task["test_accuracy"]
+  assert found["together"] == found["alone"]
+  shares = [two.read(log, "examples") for log in logs_in(tmp_path / "together")]
+  whole = two.read(tmp_path / "alone" / "log", "examples")
+  for i in range(3):
+    assert shares[0][i] + shares[1][i] == whole[i]
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from configs import quickstart
 from memory_vit import config as config_lib
 from memory_vit import (
   data,
+  passes,
   pretrain,
   resume,
   run,
@@ -370,16 +371,16 @@ def test_a_pass_that_diverged_is_remembered(tmp_path):
   variants = [sweep.Variant(name, {"x": name}, None) for name in "ab"]
   plan, fake = {"passes": [["a"], ["b"]]}, Fake()
   for expected in (["a", "b"], ["a", "b", "b"]):
-    first, second = run._learn(fake, variants, plan, tmp_path)
+    first, second = passes.learn(fake, variants, plan, tmp_path)
     assert (first.tasks, first.lost) == ({}, {"a": 3})
     assert second.tasks == {"b": 1}
     assert fake.calls == expected
   # Of another configuration nothing is known.
   fake.rate = 2.0
-  run._learn(fake, variants, plan, tmp_path)
+  passes.learn(fake, variants, plan, tmp_path)
   assert fake.calls[3:] == ["a", "b"]
   with pytest.raises(DivergedError):
-    run._learn(fake, variants, {"passes": [["a"]]}, tmp_path)
+    passes.learn(fake, variants, {"passes": [["a"]]}, tmp_path)
 
 
 def test_a_changed_pretraining_is_refused(config, workdir, monkeypatch):

@@ -11,7 +11,17 @@ from conftest import tiny_backbone
 import memory_vit as mv
 from configs import quickstart
 from memory_vit import config as config_lib
-from memory_vit import data, learn, plots, run, sharding, step, sweep, trees
+from memory_vit import (
+  data,
+  learn,
+  passes,
+  plots,
+  run,
+  sharding,
+  step,
+  sweep,
+  trees,
+)
 from memory_vit.errors import ConfigError, TrainingError
 
 
@@ -230,14 +240,15 @@ def test_the_estimate_counts_what_a_pass_holds(tmp_path):
   """Context and pictures are there beside what the gradient needs."""
   config = config_of(cells=(3, 5))
   variants = sweep.variants_of(config, "d")
-  one, two = (learner(config).pass_bytes(variants[:n]) for n in (1, 2))
+  one, two = (passes.pass_bytes(learner(config), variants[:n]) for n in (1, 2))
   # 16 pictures of 8 px thrice; in two layers, keys and values of 17 tokens of
   # width 32, for a batch of evaluation of 64; all float32.
   held = 3 * 16 * (8 * 8 * 3 + 1) * 4 + 64 * 2 * 2 * 17 * 32 * 4
   assert held < one < two < 4 * held
   more = dataclasses.replace(config, batch_size_eval=256)
   assert (
-    learner(more).pass_bytes(variants[:1]) - one == 3 * 64 * 2 * 2 * 17 * 32 * 4
+    passes.pass_bytes(learner(more), variants[:1]) - one
+    == 3 * 64 * 2 * 2 * 17 * 32 * 4
   )
 
 

@@ -69,9 +69,9 @@ class Run:
 
       def save(state, past):
         self.in_save(int(state.step))
-        resume.save(checkpoints, state, past, META)
+        resume.save(checkpoints, state, past, META, {})
 
-      state, past = resume.resume(checkpoints, first, META, ())
+      state, past = resume.resume(checkpoints, first, META, {}, ())
       return train.fit(
         self._step, state, None,
         itertools.repeat({"image": np.zeros((1, 1))}),
@@ -254,8 +254,8 @@ def test_a_past_is_saved_as_it_is(tmp_path):
   )
   state = TrainState(jnp.int32(2), {"a": ZERO, "b": ZERO}, ())
   with Checkpoints(tmp_path) as checkpoints:
-    resume.save(checkpoints, state, past, META)
-    _, found = resume.resume(checkpoints, state, META, ())
+    resume.save(checkpoints, state, past, META, {})
+    _, found = resume.resume(checkpoints, state, META, {}, ())
   assert np.array_equal(found.best["a"].params["w"], np.ones(3))
   plain = {"a": dataclasses.replace(found.best["a"], params=None)}
   expected = {"a": dataclasses.replace(past.best["a"], params=None)}

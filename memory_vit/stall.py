@@ -1,0 +1,53 @@
+"""Ends a process that waits for its input in vain."""
+
+import contextlib
+import faulthandler
+import os
+import sys
+import threading
+from collections.abc import Iterator
+
+# The status of a process that was ended for that: input or output error, in
+# sysexits.h.
+EXIT_STALLED = 74
+
+
+@contextlib.contextmanager
+def limit(seconds: float, what: str) -> Iterator[None]:
+  """Ends the process where the body takes longer than it may.
+
+  All stacks are dumped to stderr first. The process is ended from beside, with
+  the status `EXIT_STALLED`: whoever waits inside of native code would not
+  notice an exception.
+
+  Args:
+    seconds: that the body may take; 0 for ever.
+    what: is waited for, for the message.
+  """
+  if not seconds:
+    yield
+    return
+  timer = threading.Timer(seconds, _end, [seconds, what])
+  timer.daemon = True
+  timer.start()
+  try:
+    yield
+  finally:
+    timer.cancel()
+
+
+def _end(seconds: float, what: str) -> None:
+  """Says what happened, and ends the process."""
+  # The real one, as what replaces it in notebooks and tests has no descriptor.
+  stderr = sys.__stderr__ or sys.stderr
+  faulthandler.dump_traceback(file=stderr, all_threads=True)
+  print(
+    f"error: no batch of {what} for {seconds:g} s: the input has stalled. What "
+    "the process was doing stands above; look at the disk or the network that "
+    "holds the data. What was saved is as it was, and the same command goes on "
+    "from there. The limit is stall_timeout; 0 sets none.",
+    file=stderr,
+    flush=True,
+  )
+  sys.stdout.flush()
+  os._exit(EXIT_STALLED)

@@ -1,0 +1,719 @@
+"""Broken records and pictures: named, left out where that is allowed."""
+
+import dataclasses
+import itertools
+import logging
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import fake_data
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_datasets as tfds
+from conftest import ROOT, tiny_backbone
+from fake_data import broken_source, flip_bit, numbered_source, record_start
+from PIL import Image
+
+import memory_vit as mv
+from configs import quickstart
+from memory_vit import config as config_lib
+from memory_vit import (
+  data,
+  evaluation,
+  processes,
+  progress,
+  run,
+  stall,
+  tfrecords,
+)
+from memory_vit.config import DataConfig
+from memory_vit.data import eval_batches, open_source, train_batches
+from memory_vit.errors import BrokenDataError, ConfigError
+from memory_vit.tasks import EvalPreprocessing
+
+PLAIN = EvalPreprocessing(image_size=8)
+FEATURES = tfds.features.FeaturesDict(
+  {
+    "image": tfds.features.Image(shape=(None, None, 3)),
+    "label": tfds.features.ClassLabel(num_classes=12),
+  }
+)
+
+
+@pytest.fixture(autouse=True)
+def never_a_hang():
+  def ring(*args):
+    raise TimeoutError("this test hangs")
+
+  before = signal.signal(signal.SIGALRM, ring)
+  signal.alarm(300)  # on a machine that has much else to do
+  yield
+  signal.alarm(0)
+  signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def log(caplog, monkeypatch):
+  """What the package logs, whoever set its logger up before."""
+  logger = logging.getLogger("memory_vit")
+  monkeypatch.setattr(logger, "propagate", True)
+  caplog.set_level(logging.WARNING, "memory_vit")
+  return caplog
+
+
+def concatenate(batches):
+  batches = list(batches)
+  return {
+    key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]
+  }
+
+
+def trained_on(source, *, steps, **options):
+  defaults = {"image_size": 8, "batch_size": 4, "seed": 0}
+  batches = train_batches(source, DataConfig(), **(defaults | options))
+  return concatenate(itertools.islice(batches, steps))
+
+
+def assert_same(first, second):
+  assert first.keys() == second.keys()
+  for key in first:
+    np.testing.assert_array_equal(first[key], second[key])
+
+
+# --- the records of a file ----------------------------------------------------
+
+
+@pytest.fixture
+def shard(tmp_path):
+  """Ten records of different lengths."""
+  path = tmp_path / "x.tfrecord"
+  with tf.io.TFRecordWriter(str(path)) as writer:
+    for i in range(10):
+      writer.write(bytes([i]) * (5 + i))
+  return tfrecords.Shard(str(path), 0, 10, 10)
+
+
+def lost(shard):
+  """{record: why it is lost}; the others are as they were written."""
+  found = list(tfrecords.read(shard))
+  assert len(found) == shard.take
+  reasons = {}
+  for i, record in enumerate(found, shard.skip):
+    if isinstance(record, tfrecords.Lost):
+      reasons[i] = record.reason
+    else:
+      assert record == bytes([i]) * (5 + i)
+  return reasons
+
+
+def test_whole_file_and_part_of_it(shard):
+  assert lost(shard) == {}
+  assert lost(dataclasses.replace(shard, skip=3, take=4)) == {}
+
+
+def test_every_flipped_bit_costs_a_record_and_no_more(shard):
+  path = pathlib.Path(shard.path)
+  whole = path.read_bytes()
+  begin, end = record_start(path, 4), record_start(path, 5)
+  for position in range(begin, end):
+    flip_bit(path, position)
+    reasons = lost(shard)
+    if position < begin + 12:  # the length and its checksum
+      assert set(reasons) == {4, 5, 6, 7, 8, 9}
+      assert "corrupt length" in reasons[4]
+    else:
+      assert set(reasons) == {4}
+      assert "its checksum is wrong" in reasons[4]
+    assert "last good record: 3" in reasons[4]
+    path.write_bytes(whole)
+
+
+def test_every_cut_is_noticed(shard):
+  path = pathlib.Path(shard.path)
+  whole, begin = path.read_bytes(), record_start(path, 4)
+  for size in range(begin, record_start(path, 5)):
+    path.write_bytes(whole[:size])
+    assert set(lost(shard)) == {4, 5, 6, 7, 8, 9}
+  path.write_bytes(b"")
+  assert "ends before it; last good record: none" in lost(shard)[0]
+  path.unlink()
+  reasons = lost(shard)
+  assert len(reasons) == 10
+  assert "NotFoundError" in reasons[9]
+
+
+# --- TFDS ---------------------------------------------------------------------
+
+
+def write_own(directory, file_format="tfrecord", count=12):
+  """A data set in which no two labels are equal."""
+  labels = {"train": range(count), "test": [0, 1]}
+  return fake_data.write_adhoc(directory, "own", FEATURES, labels, file_format)
+
+
+def labels_of(source):
+  batch = concatenate(eval_batches(source, PLAIN, batch_size=4))
+  return [
+    int(label) if mask else None
+    for label, mask in zip(batch["label"], batch["mask"], strict=True)
+  ][: source.size]
+
+
+def damage(file, how):
+  content = file.read_bytes()
+  if how == "payload":
+    flip_bit(file, record_start(file, 2) + 20)
+  elif how == "length":
+    flip_bit(file, record_start(file, 2) + 3)
+  elif how == "missing":
+    file.unlink()
+  else:
+    keep = {"empty": 0, "half": len(content) // 2, "last byte": -1}[how]
+    file.write_bytes(content[:keep])
+
+
+@pytest.mark.parametrize(
+  ("how", "record", "last_good"),
+  [
+    ("payload", 2, "1"), ("length", 2, "1"), ("empty", 0, "none"),
+    ("half", 2, "1"), ("last byte", 3, "2"), ("missing", 0, "none"),
+  ],
+)  # fmt: skip
+def test_broken_shard_is_named_with_its_last_good_record(
+  tmp_path, how, record, last_good
+):
+  directory = write_own(tmp_path)
+  fake_data.reshard(directory, "train", [4, 4, 4])
+  damage(directory / "own-train.tfrecord-00001-of-00003", how)
+  with pytest.raises(BrokenDataError) as error:
+    open_source("own", "train", str(tmp_path))
+  text = str(error.value)
+  assert f"example {4 + record} (" in text
+  assert f"train.tfrecord-00001-of-00003, record {record} of 4) cannot" in text
+  assert f"last good record: {last_good}" in text
+  assert "check_data" in text
+  # What does not touch the shard can be used.
+  assert open_source("own", "train[:4]", str(tmp_path)).size == 4
+  assert open_source("own", "test", str(tmp_path)).size == 2
+
+
+def test_corrupt_records_are_left_out(tmp_path, log):
+  directory = write_own(tmp_path)
+  fake_data.reshard(directory, "train", [5, 7])
+  whole = open_source("own", "train", str(tmp_path))  # is in memory
+  clean = labels_of(whole)
+  for i, record in ((0, 0), (1, 3)):
+    file = directory / f"own-train.tfrecord-0000{i}-of-00002"
+    flip_bit(file, record_start(file, record) + 30)
+  with pytest.raises(BrokenDataError, match="2 examples cannot.*max_bad"):
+    open_source("own", "train", str(tmp_path), max_bad=1)
+  log.clear()
+  source = open_source("own", "train", str(tmp_path), max_bad=2)
+  assert set(source.left_out) == {0, 5 + 3}
+  assert len(log.records) == 2
+  assert "00001-of-00002, record 3 of 7" in log.records[1].getMessage()
+  expected = [None if i in (0, 8) else label for i, label in enumerate(clean)]
+  assert labels_of(source) == expected
+  # A part of a split counts what lies in it.
+  part = open_source("own", "train[6:10]+test", str(tmp_path), max_bad=1)
+  assert set(part.left_out) == {2}
+  assert labels_of(part)[:4] == [clean[6], clean[7], None, clean[9]]
+  # In training, the next stands in for one.
+  next_to = {clean[0]: clean[1], clean[8]: clean[9]}
+  expected = trained_on(whole, steps=1, batch_size=12)["label"]
+  found = trained_on(source, steps=1, batch_size=12)["label"]
+  assert list(found) == [next_to.get(label, label) for label in expected]
+
+
+@pytest.mark.parametrize("how", ["payload", "empty", "cut", "missing"])
+def test_broken_array_record(tmp_path, how):
+  directory = write_own(tmp_path, "array_record")
+  clean = labels_of(open_source("own", "train", str(tmp_path)))
+  [file] = directory.glob("*train*")
+  content = file.read_bytes()
+  if how == "payload":
+    starts = [
+      i for i in range(len(content)) if content[i : i + 4] == b"\x89PNG"
+    ]
+    flip_bit(file, starts[3] + 60)
+  elif how == "missing":
+    file.unlink()
+  else:
+    file.write_bytes(b"" if how == "empty" else content[:-1])
+  if how == "payload":  # is not noticed before it is read
+    source = open_source("own", "train", str(tmp_path))
+    with pytest.raises(BrokenDataError, match="example 3 .*array_record-00000"):
+      labels_of(source)
+    source = open_source("own", "train", str(tmp_path), max_bad=1)
+    found = labels_of(source)
+    assert found == [*clean[:3], None, *clean[4:]]
+  else:
+    for allowed in (0, 3):
+      with pytest.raises(BrokenDataError, match="12 examples cannot be read"):
+        open_source("own", "train", str(tmp_path), max_bad=allowed)
+
+
+def test_array_record_with_other_records_than_it_should_have(tmp_path):
+  """A file that was copied over from elsewhere."""
+  directory = write_own(tmp_path / "a", "array_record")
+  other = write_own(tmp_path / "b", "array_record", count=9)
+  [file] = directory.glob("*train*")
+  [short] = other.glob("*train*")
+  file.write_bytes(short.read_bytes())
+  with pytest.raises(
+    BrokenDataError, match="has 9 records; there should be 12"
+  ):
+    open_source("own", "train", str(tmp_path / "a"))
+
+
+def test_record_that_is_no_example(tmp_path):
+  directory = write_own(tmp_path)
+  [file] = directory.glob("*train*")
+  clean = labels_of(open_source("own", "train", str(tmp_path)))
+  records = list(tf.data.TFRecordDataset(str(file)).as_numpy_iterator())
+  records[7] = b"whole, and something else"
+  with tf.io.TFRecordWriter(str(file)) as writer:
+    for record in records:
+      writer.write(record)
+  with pytest.raises(BrokenDataError, match="example 7 .*record 7 of 12"):
+    open_source("own", "train", str(tmp_path))
+  source = open_source("own", "train", str(tmp_path), max_bad=1)
+  assert labels_of(source) == [*clean[:7], None, *clean[8:]]
+
+
+def test_wrong_label_names_the_example(tmp_path):
+  directory = fake_data.write_adhoc(
+    tmp_path, "own", FEATURES, {"train": [0, 1, -1]}
+  )
+  with pytest.raises(BrokenDataError, match=r"labels -1.*tfrecord-00000.*of 3"):
+    open_source("own", "train", str(directory))
+
+
+# --- left out in training -----------------------------------------------------
+
+
+def test_next_readable_example_takes_the_place():
+  broken = (2, 3, 9)  # two in a row, and the last
+  clean = trained_on(numbered_source(10), steps=2, batch_size=10)
+  found = trained_on(
+    broken_source(10, broken, max_bad=3), steps=2, batch_size=10
+  )
+  stands_for = np.array([{2: 4, 3: 4, 9: 0}.get(i, i) for i in range(10)])
+  np.testing.assert_array_equal(found["label"], stands_for[clean["label"]])
+  # All others are the same pictures, cropped in the same way, to the bit.
+  same = found["label"] == clean["label"]
+  np.testing.assert_array_equal(found["image"][same], clean["image"][same])
+  assert not np.any(np.all(found["image"] == clean["image"], (1, 2, 3))[~same])
+
+
+def test_leaving_out_depends_on_the_number_alone():
+  def source():
+    return broken_source(16, (2, 3), max_bad=2)
+
+  whole = trained_on(source(), steps=3, batch_size=8)
+  rest = trained_on(source(), steps=2, batch_size=8, start=8)
+  assert_same(rest, {key: v[8:] for key, v in whole.items()})
+  assert_same(trained_on(source(), steps=1, batch_size=24), whole)
+  shares = [
+    train_batches(
+      source(), DataConfig(), image_size=8, batch_size=8, seed=0,
+      process_index=index, process_count=2,
+    )
+    for index in range(2)
+  ]  # fmt: skip
+  joined = [
+    concatenate(parts)
+    for parts in itertools.islice(zip(*shares, strict=True), 3)
+  ]
+  assert_same(concatenate(joined), whole)
+
+
+def test_each_is_named_once_with_its_reason(log):
+  source = broken_source(6, (1, 4), max_bad=2)
+  trained_on(source, steps=2, batch_size=6)  # two epochs
+  messages = sorted(record.getMessage() for record in log.records)
+  assert len(messages) == len(source.left_out) == 2
+  assert "example 1 cannot be read: not a whole JPEG" in messages[0]
+  assert "example 4 cannot be read" in messages[1]
+
+
+def test_one_more_is_an_error_that_lists_them():
+  with pytest.raises(BrokenDataError) as error:
+    trained_on(broken_source(6, (1, 3, 4), max_bad=2), steps=2)
+  text = str(error.value)
+  assert text.startswith("3 examples cannot be read.")
+  assert "config.data.max_bad (2)" in text
+  for index in (1, 3, 4):
+    assert f"\n  data set 'numbered', split 'train', example {index} c" in text
+
+
+def test_none_is_left_out_unasked():
+  with pytest.raises(BrokenDataError, match="example 1 cannot be read"):
+    trained_on(broken_source(6, (1,)), steps=3)
+  with pytest.raises(BrokenDataError, match="example 1 cannot be read"):
+    list(eval_batches(broken_source(6, (1,)), PLAIN, batch_size=4))
+
+
+def test_source_without_a_readable_example_ends():
+  with pytest.raises(BrokenDataError, match="none of its 3 examples"):
+    trained_on(broken_source(3, (0, 1, 2), max_bad=5), steps=1)
+
+
+def test_what_fails_once_is_read_again(log):
+  """A file system that is away for a moment changes no batch."""
+  plain, failures = numbered_source(6), []
+
+  def sometimes(index):
+    if index == 3 and not failures:
+      failures.append(index)
+      raise OSError("the network is away")
+    return index
+
+  def fetch(index):
+    index = tf.ensure_shape(tf.numpy_function(sometimes, [index], tf.int64), ())
+    return plain.fetch(index)
+
+  source = dataclasses.replace(plain, fetch=fetch)
+  assert_same(trained_on(source, steps=6), trained_on(plain, steps=6))
+  assert len(failures) == 1
+  assert source.left_out == {}
+  [record] = log.records
+  assert "second attempt" in record.getMessage()
+  assert "network is away" in record.getMessage()
+
+
+def test_what_other_processes_leave_out_counts(monkeypatch):
+  source = broken_source(16, (2, 9), max_bad=2)
+  trained_on(source, steps=4)
+  monkeypatch.setattr(
+    processes, "known_to_any", lambda numbers: sorted({*numbers, 2, 5})
+  )
+  assert set(source.left_out) == {2, 9}
+  with pytest.raises(BrokenDataError, match="example 5 .* another process"):
+    data.left_out(source)
+  source = broken_source(16, (9,), max_bad=3)
+  trained_on(source, steps=4)
+  assert data.left_out(source) == [2, 5, 9] == sorted(source.left_out)
+  # Nothing is said where none may be left out.
+  assert data.left_out(numbered_source(16)) == []
+
+
+def test_messages_name_what_takes_the_place():
+  source = broken_source(8, (2, 3), max_bad=2)
+  batch = trained_on(source, steps=1, batch_size=8)
+  names = data.train_examples(source, seed=0, batch_size=8, step=1)
+  assert [int(name) for name in names] == list(batch["label"])
+
+
+# --- left out in evaluation ---------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("broken", [(1,), (0, 6), (5, 6)])
+def test_evaluation_counts_every_readable_example_once(count, broken):
+  shares = [
+    eval_batches(
+      broken_source(7, broken, max_bad=2), PLAIN, batch_size=4,
+      process_index=index, process_count=count,
+    )
+    for index in range(count)
+  ]  # fmt: skip
+  joined = concatenate(
+    concatenate(parts) for parts in zip(*shares, strict=True)
+  )
+  counted = joined["label"][joined["mask"] == 1]
+  assert list(counted) == [i for i in range(7) if i not in broken]
+  assert set(joined["mask"]) == {0, 1}
+  assert joined["mask"].dtype == np.float32
+
+
+def test_result_says_how_many_were_skipped(mesh):
+  def predict(images):
+    return {"x": jnp.zeros((len(images), 7)).at[:, 0].set(1)}
+
+  results = [
+    evaluation.evaluate_source(
+      predict,
+      broken_source(7, broken, max_bad=2),
+      PLAIN,
+      batch_size=8,
+      mesh=mesh,
+    )["x"]
+    for broken in ((), (0, 3))
+  ]
+  assert [r["examples"] for r in results] == [7, 5]
+  assert [r["skipped"] for r in results] == [0, 2]
+  assert results[0]["top1"] == pytest.approx(1 / 7)
+  assert results[1]["top1"] == 0  # its only hit is one of those
+
+
+# --- odd pictures -------------------------------------------------------------
+
+
+def odd_pictures():
+  """{name: a file that can be used}."""
+  rgb = Image.fromarray(fake_data.noise(0))
+  deep = np.random.default_rng(0).integers(0, 2**16, (9, 7), np.uint16)
+  turned = Image.Exif()
+  turned[0x0112] = 6
+  encode = fake_data.encode
+  return {
+    "cmyk.jpg": encode(rgb.convert("CMYK"), "JPEG"),
+    "grey.jpg": encode(rgb.convert("L"), "JPEG"),
+    "turned.jpg": encode(rgb, "JPEG", exif=turned),
+    "alpha.png": encode(rgb.convert("RGBA"), "PNG"),
+    "grey-alpha.png": encode(rgb.convert("LA"), "PNG"),
+    "palette.png": encode(rgb.convert("P"), "PNG"),
+    "one-bit.png": encode(rgb.convert("1"), "PNG"),
+    "16-bit.png": encode(deep, "PNG"),
+    "one-pixel.png": encode(fake_data.noise(0, 1, 1), "PNG"),
+    "line.png": encode(fake_data.noise(0, 1, 5000), "PNG"),
+    "line.jpg": encode(fake_data.noise(0, 5000, 1), "JPEG"),
+    "alpha.webp": encode(rgb.convert("RGBA"), "WEBP"),
+    # Not what its name says.
+    "png.jpg": encode(rgb, "PNG"),
+  }
+
+
+BROKEN = {
+  "empty.jpg": b"",
+  "text.png": b"<html>404 Not Found</html>",
+  "half.jpg": fake_data.encode(fake_data.noise(1), "JPEG")[:400],
+  "half.png": fake_data.encode(fake_data.noise(1), "PNG")[:400],
+}
+
+
+def write_pictures(folder, pictures):
+  folder.mkdir(parents=True)
+  for name, content in pictures.items():
+    (folder / name).write_bytes(content)
+
+
+def test_odd_pictures_are_used(tmp_path):
+  pictures = odd_pictures()
+  write_pictures(tmp_path / "train" / "a", pictures)
+  source = open_source("folder", "train", str(tmp_path))
+  for batch in (
+    trained_on(source, steps=10, batch_size=len(pictures)),
+    concatenate(eval_batches(source, PLAIN, batch_size=len(pictures))),
+  ):
+    assert batch["image"].shape[1:] == (8, 8, 3)
+    assert np.isfinite(batch["image"]).all()
+    assert np.abs(batch["image"]).max() <= 1
+
+
+def test_broken_pictures_are_all_named(tmp_path):
+  write_pictures(tmp_path / "train" / "a", odd_pictures() | BROKEN)
+  source = open_source("folder", "train", str(tmp_path), max_bad=len(BROKEN))
+  batch = concatenate(eval_batches(source, PLAIN, batch_size=4))
+  assert batch["mask"].sum() == len(odd_pictures())
+  names = {pathlib.Path(source.file_name(i)).name for i in source.left_out}
+  assert names == set(BROKEN)
+
+
+def test_a_line_that_would_fill_the_memory_is_named(tmp_path):
+  write_pictures(tmp_path / "train" / "a", odd_pictures())
+  source = open_source("folder", "train", str(tmp_path))
+  central = EvalPreprocessing(image_size=8, crop="central", resize=9)
+  with pytest.raises(BrokenDataError, match="line.png|line.jpg.*32 times"):
+    list(eval_batches(source, central, batch_size=16))
+
+
+# --- a whole run --------------------------------------------------------------
+
+
+@pytest.fixture
+def config(tmp_path):
+  """Two classes of pictures, in every split one that is broken."""
+  for split, count in (("train", 12), ("validation", 5), ("test", 6)):
+    for label in ("a", "b"):
+      seed = 100 * len(split) + ord(label)
+      pictures = {
+        f"{i}.png": fake_data.encode(fake_data.noise(seed + i, 9, 9), "PNG")
+        for i in range(count)
+      }
+      write_pictures(tmp_path / "data" / split / label, pictures)
+    (tmp_path / "data" / split / "a" / "0.png").write_bytes(b"no picture")
+  mv.save_backbone(tiny_backbone(), tmp_path / "tiny.npz")
+  values = quickstart.get_config()
+  values.pretrain.variant = values.upstream.name = ""
+  values.backbone = str(tmp_path / "tiny.npz")
+  values.batch_size, values.batch_size_eval = 16, 8
+  values.total_steps, values.log_every = 2, 2
+  values.eval_every, values.checkpoint_every = 2, 2
+  values.data.name, values.data.dir = "folder", str(tmp_path / "data")
+  values.data.train, values.data.validation = "train", "validation"
+  values.data.max_bad, values.stall_timeout = 1, 300.0
+  values.task.name = "pets"
+  return config_lib.from_dict(values.to_dict())
+
+
+def test_run_says_what_it_left_out(config, tmp_path):
+  workdir = tmp_path / "run"
+  result = run.train_and_evaluate(config, workdir)
+  assert len(result["left_out"]) == 3
+  for split, line in zip(
+    ("train", "validation", "test"), result["left_out"], strict=True
+  ):
+    assert f"'{split}', example" in line
+    assert f"{split}/a/0.png)" in line
+  (task,) = result["tasks"]
+  assert (task["test_examples"], task["test_skipped"]) == (11, 1)
+  assert "left out, as they could not be read:" in progress.summary(
+    result, workdir
+  )
+  # Started again, with nothing left to do, it has not forgotten what training
+  # left out; and fewer may not be allowed than there are.
+  again = run.train_and_evaluate(config, workdir)
+  assert again["left_out"] == result["left_out"]
+  strict = dataclasses.replace(config.data, max_bad=0)
+  with pytest.raises(BrokenDataError, match="train/a/0.png"):
+    run.train_and_evaluate(dataclasses.replace(config, data=strict), workdir)
+
+
+# --- a stalled input ----------------------------------------------------------
+
+
+@pytest.fixture
+def ended(monkeypatch):
+  """What would have ended the process."""
+  calls = []
+  monkeypatch.setattr(stall, "_end", lambda *arguments: calls.append(arguments))
+  return calls
+
+
+def slow_source(seconds, from_example):
+  """Examples that take their time."""
+  plain = numbered_source(16)
+
+  def wait(index):
+    if index >= from_example:
+      time.sleep(seconds)
+    return index
+
+  def fetch(index):
+    index = tf.ensure_shape(tf.numpy_function(wait, [index], tf.int64), ())
+    return plain.fetch(index)
+
+  return dataclasses.replace(plain, fetch=fetch, stall_timeout=0.4)
+
+
+def test_a_batch_that_does_not_come_is_noticed(ended):
+  batches = eval_batches(slow_source(1.5, 12), PLAIN, batch_size=4)
+  next(batches)
+  assert ended == []
+  list(batches)
+  assert ended[0][0] == 0.4
+  assert "'numbered', split 'train', from example 12 on" in ended[0][1]
+
+
+def test_what_is_still_read_at_the_end_is_noticed(ended):
+  """Whoever lets go of a pipeline waits for its threads."""
+  batches = eval_batches(slow_source(1.5, 4), PLAIN, batch_size=4)
+  next(batches)
+  time.sleep(0.2)  # until they have begun with the next batch
+  assert ended == []
+  batches.close()
+  assert ended[0][0] == 0.4
+
+
+def test_time_that_is_spent_elsewhere_is_no_stall(ended):
+  """Compiling, an evaluation, a save: the clock runs inside of `next` only."""
+  source = dataclasses.replace(numbered_source(16), stall_timeout=100.0)
+  clocks = 0
+  for _ in eval_batches(source, PLAIN, batch_size=8):
+    running = [
+      thread
+      for thread in threading.enumerate()
+      if isinstance(thread, threading.Timer) and not thread.finished.is_set()
+    ]
+    assert running == []
+    clocks += 1
+  assert clocks == 2
+  with stall.limit(0.05, "what comes in time"):
+    pass
+  never = dataclasses.replace(slow_source(0.2, 8), stall_timeout=0.0)
+  list(eval_batches(never, PLAIN, batch_size=8))
+  assert ended == []
+
+
+@pytest.mark.slow
+def test_stalled_process_ends_and_says_where_it_was():
+  program = """if True:
+    import threading
+    import tensorflow as tf
+    from memory_vit import config, data, sources
+
+    def fetch(index):
+      def hang(index):
+        if index == 9:
+          threading.Event().wait()
+        return index
+      index = tf.numpy_function(hang, [index], tf.int64)
+      return tf.constant(b""), tf.cast(tf.ensure_shape(index, ()), tf.int32)
+
+    source = sources.Source(
+      name="hangs", split="train", size=20,
+      class_names=tuple(map(str, range(20))),
+      fetch=lambda i: (tf.io.encode_png(tf.zeros((2, 2, 3), tf.uint8)),
+                       fetch(i)[1]),
+      stall_timeout=3.0,
+    )
+    batches = data.train_batches(
+      source, config.TrainDataConfig(), image_size=8, batch_size=4, seed=0
+    )
+    print("begins", flush=True)
+    for batch in batches:
+      pass
+  """
+  done = subprocess.run(
+    [sys.executable, "-c", program], cwd=ROOT, timeout=100, check=False,
+    capture_output=True, text=True,
+  )  # fmt: skip
+  assert done.stdout == "begins\n"
+  assert done.returncode == stall.EXIT_STALLED == 74
+  assert "error: no batch of data set 'hangs', split 'train'" in done.stderr
+  assert "for 3 s" in done.stderr
+  assert "in hang" in done.stderr  # the stack of the thread that hangs
+  assert "batching.py" in done.stderr  # and of the one that waits
+
+
+@pytest.mark.slow
+def test_stalled_command_ends(config, tmp_path):
+  """A pipe into which nobody writes: whoever reads it waits for ever."""
+  file = tmp_path / "data" / "train" / "b" / "3.png"
+  file.unlink()
+  os.mkfifo(file)
+  options = {
+    "pretrain.variant": "", "upstream.name": "", "backbone": config.backbone,
+    "batch_size": 16, "batch_size_eval": 8, "total_steps": 9,
+    "data.name": "folder", "data.dir": config.data.dir, "data.train": "train",
+    "data.validation": "", "data.max_bad": 1, "stall_timeout": 4,
+  }  # fmt: skip
+  done = subprocess.run(
+    [sys.executable, "-m", "memory_vit.main", f"--workdir={tmp_path / 'run'}",
+     "--config=configs/quickstart.py",
+     *(f"--config.{key}={value}" for key, value in options.items())],
+    cwd=ROOT, timeout=200, check=False, capture_output=True, text=True,
+    env={**os.environ, "XLA_FLAGS": ""},
+  )  # fmt: skip
+  assert done.returncode == stall.EXIT_STALLED, done.stderr
+  assert "error: no batch of data set 'folder', split 'train'" in done.stderr
+  assert "batching.py" in done.stderr  # where it waited
+
+
+def test_impossible_options_are_refused(config):
+  for changes in ({"stall_timeout": -1.0}, {"stall_timeout": float("nan")}):
+    with pytest.raises(ConfigError, match="config.stall_timeout is"):
+      dataclasses.replace(config, **changes)
+  with pytest.raises(ConfigError, match="config.data.max_bad is -1"):
+    dataclasses.replace(
+      config, data=dataclasses.replace(config.data, max_bad=-1)
+    )

@@ -1,0 +1,227 @@
+"""The command that walks a data set and says what is wrong with it."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import fake_data
+import pytest
+import tensorflow_datasets as tfds
+from conftest import ROOT
+from fake_data import encode, noise
+
+from configs import base
+from memory_vit import check_data
+from memory_vit import config as config_lib
+from memory_vit.errors import ConfigError, DataError
+
+
+def config_of(name, directory, **data):
+  values = base.get_config()
+  values.data.name, values.data.dir = name, str(directory)
+  values.data.train, values.data.validation = "train", ""
+  values.data.update(data)
+  return config_lib.from_dict(values.to_dict())
+
+
+def write(root, files):
+  """{"train/a/0.png": bytes}."""
+  for name, content in files.items():
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+  return root
+
+
+def pictures(split, count, seed):
+  return {
+    f"{split}/{label}/{i}.png": encode(noise(seed + 50 * j + i, 9, 8), "PNG")
+    for j, label in enumerate("ab")
+    for i in range(count)
+  }
+
+
+def kinds(entry):
+  found = {}
+  for problem in entry["problems"]:
+    found.setdefault(problem["kind"], []).append(problem["where"])
+  return found
+
+
+def test_clean_folder(tmp_path):
+  write(tmp_path, pictures("train", 4, 0) | pictures("test", 2, 500))
+  report = check_data.check_data(config_of("folder", tmp_path))
+  assert report["clean"] is True
+  train, test = report["splits"]
+  assert (train["role"], test["role"]) == ("train", "test")
+  assert train["per_class"] == {"a": 4, "b": 4}
+  assert train["labels"] == (0, 1)
+  assert (test["examples"], test["classes"], test["repeated"]) == (4, 2, 0)
+  assert train["smallest"] == train["largest"] == (8, 9)
+  assert train["kinds"] == {"PNG RGB": 8}
+  assert report["duplicates"] == [
+    {"splits": ["train", "test"], "count": 0, "pairs": []}
+  ]
+  json.dumps(report)
+  assert check_data.text(report).endswith("\nclean")
+
+
+def test_all_that_is_wrong_with_a_folder(tmp_path):
+  rgb = fake_data.Image.fromarray(noise(900))
+  turned = fake_data.Image.Exif()
+  turned[0x0112] = 3
+  files = pictures("train", 3, 0) | pictures("test", 2, 500)
+  files |= {
+    "train/a/text.png": b"no picture",
+    "train/a/half.jpg": encode(noise(1), "JPEG")[:400],
+    "train/b/pixel.png": encode(noise(2, 1, 1), "PNG"),
+    "train/b/line.png": encode(noise(3, 5000, 1), "PNG"),
+    "train/b/long.png": encode(noise(4, 400, 5), "PNG"),
+    "train/a/cmyk.jpg": encode(rgb.convert("CMYK"), "JPEG"),
+    "train/a/turned.jpg": encode(rgb, "JPEG", exif=turned),
+    "train/c/only.png": b"\x89PNG\r\n\x1a\n",
+    "test/a/from-train.png": files["train/b/1.png"],
+    "test/b/again.png": files["test/a/0.png"],
+  }
+  write(tmp_path, files)
+  report = check_data.check_data(config_of("folder", tmp_path))
+  assert report["clean"] is False
+  train, test = report["splits"]
+
+  def files_of(kind):
+    return sorted(
+      where.rpartition("/train/")[2].rstrip(")") for where in kinds(train)[kind]
+    )
+
+  assert files_of("cannot be read") == [
+    "a/half.jpg",
+    "a/text.png",
+    "c/only.png",
+  ]
+  assert files_of("one pixel wide or high") == ["b/line.png", "b/pixel.png"]
+  assert files_of("more than 32 times as long as wide") == ["b/long.png"]
+  assert kinds(train)["class without a picture"] == ["c"]
+  assert train["per_class"] == {"a": 5, "b": 6, "c": 0}
+  assert train["kinds"] == {"PNG RGB": 9, "JPEG CMYK": 1, "JPEG RGB": 1}
+  assert train["turned"] == 1
+  assert (train["smallest"], train["largest"]) == ((1, 1), (1, 5000))
+  assert kinds(test) == {}
+  assert test["repeated"] == 1
+  [found] = report["duplicates"]
+  [(first, second)] = found["pairs"]
+  assert first.endswith("train/b/1.png)")
+  assert second.endswith("test/a/from-train.png)")
+  shown = check_data.text(report)
+  assert "train: cannot be read: 3" in shown
+  assert "not a whole JPEG" in shown
+  assert "1 to be turned by EXIF" in shown
+  assert "train and test share 1 files:" in shown
+  assert shown.endswith("NOT clean: see above")
+
+
+FEATURES = tfds.features.FeaturesDict(
+  {
+    "image": tfds.features.Image(shape=(None, None, 3)),
+    "label": tfds.features.ClassLabel(num_classes=3),
+  }
+)
+
+
+def test_broken_records_are_reported_with_their_shard(tmp_path):
+  directory = fake_data.write_adhoc(
+    tmp_path, "own", FEATURES, {"train": [0, 1, 2] * 4, "test": [0]}
+  )
+  fake_data.reshard(directory, "train", [6, 6])
+  [first, second] = sorted(directory.glob("*train*"))
+  fake_data.flip_bit(first, fake_data.record_start(first, 2) + 20)
+  second.write_bytes(second.read_bytes()[:-1])
+  report = check_data.check_data(config_of("own", tmp_path))
+  train, test = report["splits"]
+  places = kinds(train)["cannot be read"]
+  assert f"{first}, record 2 of 6" in places[0]
+  assert f"{second}, record 5 of 6" in places[1]
+  details = [p["detail"] for p in train["problems"]]
+  assert "checksum" in details[0]
+  assert "last good record: 4" in details[1]
+  assert sum(train["per_class"].values()) == 10
+  assert test["problems"] == []
+
+
+def test_wrong_labels_are_reported(tmp_path):
+  labels = [0, 1, 2, 0, -1, 1]  # the first that is read is not the -1
+  fake_data.write_adhoc(
+    tmp_path, "own", FEATURES, {"train": labels, "test": [-1]}, "array_record"
+  )
+  report = check_data.check_data(config_of("own", tmp_path))
+  train, test = report["splits"]
+  [problem] = train["problems"]
+  assert problem["kind"] == "label is no class"
+  assert problem["detail"] == "-1, expected 0 to 2"
+  assert train["labels"] == (-1, 2)
+  assert sum(train["per_class"].values()) == 5
+  assert "labels -1: an unlabelled" in kinds(test)["cannot be opened"][0]
+  assert not report["clean"]
+
+
+def test_what_is_checked(tmp_path):
+  config = config_of("digits:0-4", "")
+  upstream = dataclasses.replace(config.upstream, name="digits:5-9")
+  config = dataclasses.replace(config, upstream=upstream)
+  found = check_data._wanted(config, ())
+  assert [(w.role, w.split) for w in found] == [
+    ("train", "train"), ("test", "test"), ("upstream", "test"),
+  ]  # fmt: skip
+  found = check_data._wanted(config, ["train[:5]", "test"])
+  assert [w.role for w in found] == ["train[:5]", "test"]
+  report = check_data.check_data(config, ["train[:5]", "train[4:8]"])
+  assert [e["examples"] for e in report["splits"]] == [5, 4]
+  # Splits that overlap share files.
+  assert report["duplicates"][0]["count"] == 1
+  assert not report["clean"]
+
+
+def test_bad_usage(tmp_path):
+  with pytest.raises(ConfigError, match="config.data.name is empty"):
+    check_data.check_data(config_of("", ""))
+  with pytest.raises(DataError, match="no split 'val'"):
+    check_data.check_data(config_of("digits", ""), ["val"])
+  with pytest.raises(DataError, match="not there"):
+    check_data.check_data(config_of("folder", tmp_path / "no"))
+
+
+@pytest.mark.slow
+def test_exit_status(tmp_path):
+  write(tmp_path, pictures("train", 3, 0) | pictures("test", 2, 500))
+
+  def status(*arguments):
+    done = subprocess.run(
+      [sys.executable, "-m", "memory_vit.check_data", *arguments],
+      cwd=ROOT, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout + done.stderr
+
+  config = ("--config=configs/folder.py", f"--config.data.dir={tmp_path}",
+            "--config.data.train=train",
+            "--config.data.validation=")  # fmt: skip
+  file = tmp_path / "report.json"
+  assert status(*config, f"--json={file}")[0] == 0
+  assert json.loads(file.read_text())["clean"] is True
+  (tmp_path / "train/a/0.png").write_bytes(b"no picture")
+  code, shown = status(*config, f"--json={file}")
+  assert code == 1
+  assert "train/a/0.png): not a whole" in shown
+  assert json.loads(file.read_text())["clean"] is False
+  for arguments, message in (
+    ((), "--config"),
+    (("--config=configs/no.py",), "configs/no.py"),
+    ((*config, "--unknown"), "unknown"),
+    ((*config, "left over"), "left over"),
+    ((*config, "--split=nope"), "no split 'nope'"),
+    ((*config, f"--json={tmp_path}/no/x.json"), "--json"),
+    ((*config, "--config.data.nme=x"), "nme"),
+  ):
+    code, shown = status(*arguments)
+    assert code == 2, arguments
+    assert message in shown
