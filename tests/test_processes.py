@@ -95,6 +95,22 @@ def test_a_wrong_address_is_named_once_the_time_is_over():
   assert 1 <= time.monotonic() - began < 5
 
 
+@pytest.mark.slow
+def test_a_command_without_its_coordinator_ends(tmp_path, backbone_file):
+  port = two.free_port()
+  flags = [
+    *flags_of(tmp_path / "run", backbone_file),
+    *two.joined(1, port),
+    "--initialization_timeout=2",  # the last one counts
+  ]
+  with two.started([two.command(tmp_path / "log", flags)]) as started:
+    (ended,) = two.ends(started)
+  assert ended.status == 2, ended.stderr
+  assert f"error: no coordinator at 127.0.0.1:{port} for 2 s" in ended.stderr
+  assert "Traceback" not in ended.stderr
+  assert not (tmp_path / "run").exists()
+
+
 def test_one_process_agrees_with_itself(tmp_path):
   processes.require_same("configuration", {"seed": 1})
   processes.require_shared(tmp_path)
