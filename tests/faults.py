@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Starting takes some seconds, and many where others use the machine.
@@ -43,13 +44,16 @@ class Run:
     self._flags += [f"--config.{key}={v}" for key, v in options.items()]
     self._logs = (pathlib.Path(f"{workdir}-{i}.log") for i in itertools.count())
 
-  def start(self, patch: str = "", fresh: bool = False) -> "Process":
+  def start(
+    self, patch: str = "", fresh: bool = False, flags: Sequence[str] = ()
+  ) -> "Process":
     """Starts it, after some code; `fresh` as a shell would."""
-    return Process(patch + MAIN, self._flags, next(self._logs), fresh)
+    flags = [*self._flags, *flags]
+    return Process(patch + MAIN, flags, next(self._logs), fresh)
 
-  def finish(self) -> "Process":
+  def finish(self, *flags: str) -> "Process":
     """Runs it to its end."""
-    process = self.start()
+    process = self.start(flags=flags)
     assert process.wait() == 0, process.text
     return process
 

@@ -10,7 +10,7 @@ import pytest
 from conftest import edit_task, random_task, tiny_backbone
 
 import memory_vit as mv
-from memory_vit import trees
+from memory_vit import manifest, trees
 from memory_vit.errors import TaskError
 
 
@@ -58,6 +58,29 @@ def test_saving_again_replaces_as_a_whole(saved, backbone):
   loaded = mv.load_task(path, backbone)
   assert loaded.spec == other.spec
   assert [p.name for p in path.parent.iterdir()] == ["pets"]
+
+
+def test_a_task_that_is_replaced_while_it_is_read_is_not_mixed(
+  saved, backbone, monkeypatch
+):
+  """What was read of the old one, and arrays of the new: of equal shapes."""
+  task, path = saved
+  other = dataclasses.replace(
+    task, params=jax.tree.map(lambda a: a + 1, task.params)
+  )
+  read = manifest.read
+
+  def then_replaced(path):
+    found = read(path)
+    context.undo()
+    mv.save_task(other, path)
+    return found
+
+  with monkeypatch.context() as context:
+    context.setattr(manifest, "read", then_replaced)
+    with pytest.raises(TaskError, match="is damaged|missing files"):
+      mv.load_task(path, backbone)
+  assert mv.load_task(path, backbone).digest == other.digest
 
 
 def test_saving_leaves_other_directories_alone(backbone, tmp_path):

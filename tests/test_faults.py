@@ -5,6 +5,7 @@ KILLS=20 makes the campaign as long as the one in docs/reliability.md.
 
 import os
 import re
+import shutil
 import signal
 import socket
 import time
@@ -169,6 +170,19 @@ def test_a_second_run_is_kept_out(run, whole):
     process.wait()
   assert run.finish().resumed == 10
   assert run.state() == whole.state()
+
+
+def test_another_configuration_is_refused_unless_it_is_asked_for(
+  backbone, whole, run
+):
+  shutil.copytree(whole.workdir, run.workdir)
+  longer = Run(backbone, run.workdir, total_steps=70)
+  refused = longer.start()
+  assert refused.wait() == 2, refused.text
+  assert "total_steps: 60, now 70" in refused.text
+  assert longer.steps() == whole.steps()
+  assert longer.finish("--allow-config-change=total_steps").resumed == 60
+  assert longer.steps() == [60, 70]
 
 
 PROCESS = """

@@ -270,6 +270,8 @@ def test_a_run_goes_on_with_other_devices(tmp_path, monkeypatch):
   one, other = (
     adapters.read_arrays(path, manifest.read(path)) for path in paths
   )
+  largest = max(np.abs(other[name] - one[name]).max() for name in one)
+  print(f"largest difference {largest:.1e}")
   for name, array in one.items():
     np.testing.assert_allclose(
       other[name], array, rtol=1e-3, atol=1e-5, err_msg=name

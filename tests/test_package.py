@@ -73,3 +73,22 @@ def test_every_option_is_read():
   unread = {name for name in declared if not re.search(rf"\.{name}\b", sources)}
   assert declared > {"learning_rate", "cells", "warmup"}
   assert unread == set()
+
+
+def test_every_fault_has_tests_that_are_there():
+  """In the table of docs/reliability.md, by file.py::function."""
+  text = (ROOT / "docs" / "reliability.md").read_text()
+  rows = re.findall(r"^\| (\d+) \|(.*)$", text, re.M)
+  assert [int(number) for number, _ in rows] == list(range(1, 49))
+  for number, row in rows:
+    assert "`test_" in row, f"fault {number} has no test"
+  for name in re.findall(r"`(test_[^`]*)`", text):
+    file, _, function = name.partition("::")
+    path = ROOT / "tests" / file
+    assert path.is_file(), name
+    if function:
+      assert f"\ndef {function}(" in path.read_text(), name
+  # None is named in another way, which would not be checked.
+  assert len(re.findall(r"::", text)) == len(
+    re.findall(r"`test_\w+\.py::", text)
+  )

@@ -39,7 +39,13 @@ from memory_vit import (
   training_pass,
 )
 from memory_vit import config as config_lib
-from memory_vit.errors import ConfigError, DivergedError, TaskError
+from memory_vit.errors import (
+  ConfigError,
+  DivergedError,
+  TaskError,
+  TrainingError,
+)
+from memory_vit.lock import only_run
 from memory_vit.points import Choice, Point, best, choose
 from memory_vit.regimes import REGIMES
 
@@ -523,6 +529,18 @@ def test_finished_runs_of_another_configuration_are_refused(
       dataclasses.replace(config, backbone=str(other)), tmp_path, ["table2"]
     )
   assert len(fake.calls) == 2
+
+
+def test_a_second_study_is_kept_out(config, tmp_path, monkeypatch):
+  config = with_study(config, regimes=("head",))
+  fake = FakeRuns(accuracies)
+  monkeypatch.setattr(run, "train_and_evaluate", fake)
+  with (
+    only_run(tmp_path),
+    pytest.raises(TrainingError, match="another run is using"),
+  ):
+    conduct.run_study(config, tmp_path, ["table2"])
+  assert fake.calls == []
 
 
 def test_what_was_measured_is_remembered(tmp_path):

@@ -2,6 +2,9 @@
 
 import dataclasses
 import functools
+import gc
+import os
+import pathlib
 
 import jax
 import numpy as np
@@ -77,6 +80,45 @@ def test_neighbours_change_no_bit(images, dtype):
     for name in ("t1", "child"):
       assert np.array_equal(found[name], every[name])
   assert np.isnan(logits(broken, b, child)["t0"]).all()
+
+
+@pytest.mark.slow
+def test_tasks_that_come_and_go_leave_nothing_behind(
+  backbone, images, tmp_path
+):
+  """200 of them, one after the other, as in a process that serves."""
+  statm, paths = pathlib.Path("/proc/self/statm"), []
+  if not statm.exists():
+    pytest.skip("this system does not say how much memory a process has")
+  for i in range(4):
+    task = random_task(backbone, f"t{i}", seed=i, cells=200, classes=5_000)
+    mv.save_task(task, tmp_path / f"t{i}")
+    paths.append(tmp_path / f"t{i}")
+  size = sum(x.nbytes for x in jax.tree.leaves(task.params))
+
+  def serve(count):
+    """Bytes of this process afterwards, arrays of jax, and programs."""
+    for i in range(count):
+      loaded = mv.load_task(paths[i % 4], backbone)
+      mv.forward(backbone, mv.fill_slots(backbone, [loaded]), images)
+    del loaded
+    gc.collect()
+    pages = int(statm.read_text().split()[1])
+    compiled = sum(
+      p._cache_size()
+      for p in (
+        programs.encode_program,
+        programs.read_program,
+        programs.memory_program,
+      )
+    )
+    return pages * os.sysconf("SC_PAGE_SIZE"), len(jax.live_arrays()), compiled
+
+  first = serve(20)
+  last = serve(200)
+  print(f"{(last[0] - first[0]) / 2**20:.1f} MiB, of {200 * size / 2**20:.0f}")
+  assert last[1:] == first[1:]
+  assert last[0] - first[0] < 200 * size / 4
 
 
 def test_slots_hold_what_training_computes(backbone, images):
