@@ -64,6 +64,8 @@ def table2(config: Config, points: Sequence[Point]) -> Finding:
     (masked, ("cls_masked", 0)),
     (("cls_masked", 0), ("head", 0)),
     (masked, ("head", 0)),
+    (("norms_masked", 0), masked),
+    (("norms_masked", 0), ("cls_masked", 0)),
     (memory, ("head_cls", 0)),
     (memory, ("full", 0)),
   )

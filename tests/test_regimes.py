@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from conftest import random_task, tiny_backbone
+from conftest import edit_task, random_task, tiny_backbone
 
 import memory_vit as mv
 from memory_vit import optim, sharding, step, training_pass, trees
@@ -125,7 +125,7 @@ def test_masked_memory_of_no_cells_is_cls_masked(backbone, images):
   close(mv.forward(backbone, [masked], images)["a"], expected)
 
 
-def test_own_norms_start_as_those_of_the_backbone(backbone, images):
+def test_own_norms_start_as_those_of_the_backbone(backbone, images, tmp_path):
   plain = task_of(backbone, "cls_masked")
   task = with_head_of(task_of(backbone, "norms_masked", start=True), plain)
   task.params["cls"] = plain.params["cls"]
@@ -135,8 +135,16 @@ def test_own_norms_start_as_those_of_the_backbone(backbone, images):
   moved.params.update(cls=plain.params["cls"], head=plain.params["head"])
   found = logits(backbone, moved, images)
   assert np.abs(found - expected).max() > 0.1
-  # As it is served.
-  close(mv.forward(backbone, [moved], images)["a"], found)
+  # As it is served, also after it was saved.
+  mv.save_task(moved, tmp_path / "a")
+  loaded = mv.load_task(tmp_path / "a", backbone)
+  assert loaded.digest == moved.digest
+  close(mv.forward(backbone, [loaded], images)["a"], found)
+  edit_task(
+    tmp_path / "a", lambda m: m["arrays"]["norms/bias"].update(shape=[4, 32])
+  )
+  with pytest.raises(TaskError, match=r"norms/bias: \(4, 32\), expected \(5"):
+    mv.load_task(tmp_path / "a", backbone)
 
 
 @pytest.mark.parametrize("regime", ADAPTERS)
