@@ -181,6 +181,7 @@ class _Study:
       "table2": findings.table2,
       "sensitivity": findings.sensitivity,
       "cells": findings.cells,
+      "placement": findings.placement,
       "extension": together.extension,
     }
     return simple[part](config, mine)

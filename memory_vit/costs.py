@@ -17,6 +17,7 @@ from memory_vit import trees
 from memory_vit.backbone import Backbone, backbone_shapes
 from memory_vit.model import MemoryViT, TaskParams
 from memory_vit.regimes import REGIMES
+from memory_vit.slots import stack_norms
 from memory_vit.tasks import EvalPreprocessing, TaskSpec, view_of
 from memory_vit.training_pass import headless
 from memory_vit.variants import ViTConfig
@@ -87,6 +88,8 @@ def parameters(
     "head": 0,
     "cls": d,
     "memory": layers * cells * d,
+    # Scale and bias of two LayerNorms in each block, and of the last one.
+    "norms": 2 * (2 * l + 1) * d,
     # After attention and after the MLP: down and up, each with a bias.
     "adapters": l * 2 * (2 * d * bottleneck + bottleneck + d),
     "backbone": backbone_parameters(config),
@@ -175,9 +178,9 @@ def _compiled_flops(
       return module.backbone.tuned(image, task, spec)
     outputs, context = module.encode(image)
     cells = module.keys_values(task["memory"][:, None], np.array([True]))
-    view = view_of((spec,))
+    view, norms = view_of((spec,)), stack_norms([task], 1)
     return outputs, module.backbone.read(
-      task["cls"][None], cells, context, view
+      task["cls"][None], cells, context, view, norms
     )
 
   def program(params: Any, task: Any, image: jax.Array) -> Any:

@@ -23,6 +23,8 @@ from memory_vit.variants import ViTConfig
 # of a picture.
 Context = tuple[KeysValues, ...]
 
+_EPSILON = 1e-6  # of every LayerNorm in the published checkpoints
+
 
 class MlpBlock(nn.Module):
   """The MLP of a block, on any tokens (..., d)."""
@@ -59,17 +61,20 @@ class EncoderBlock(nn.Module):
     cells: KeysValues | None = None,
     view: View | None = None,
     adapters: Tree | None = None,
+    norms: Tree | None = None,
   ) -> tuple[jax.Array, KeysValues]:
     """Arguments and results as in `MultiHeadDotProductAttention`, un-normed.
 
     `adapters` come after attention and after the MLP, each on its way to the
-    residual stream.
+    residual stream. `norms` are what tasks add to the two LayerNorms, (2, t, d)
+    each, see `retune`.
     """
+    first, second = _rows(norms, 2)
     mixed, keys_values = self.MultiHeadDotProductAttention_0(
-      self.LayerNorm_0(z), context, cells, view
+      retune(first, z, self.LayerNorm_0(z)), context, cells, view
     )
     z = z + (adapt(adapters["attention"], mixed) if adapters else mixed)
-    y = self.MlpBlock_0(self.LayerNorm_1(z))
+    y = self.MlpBlock_0(retune(second, z, self.LayerNorm_1(z)))
     return z + (adapt(adapters["mlp"], y) if adapters else y), keys_values
 
   def keys_values(self, memory: jax.Array, norm: jax.Array) -> KeysValues:
@@ -105,8 +110,33 @@ def adapt(params: Tree, y: jax.Array) -> jax.Array:
   return y + hidden @ up["kernel"] + up["bias"]
 
 
+def retune(own: Tree | None, z: jax.Array, normed: jax.Array) -> jax.Array:
+  """A LayerNorm with a scale and bias that tasks have changed for themselves.
+
+  Args:
+    own: {"scale": (t, d), "bias": (t, d)}, added to those of the LayerNorm;
+      None where no task has any.
+    z: (b, t, d), what is normalised.
+    normed: (b, t, d), what the LayerNorm made of it.
+  """
+  if own is None:
+    return normed
+  values = z.astype(jnp.float32)
+  values = values - values.mean(-1, keepdims=True)
+  variance = jnp.square(values).mean(-1, keepdims=True)
+  values = values * jax.lax.rsqrt(variance + _EPSILON) * own["scale"]
+  return normed + (values + own["bias"]).astype(normed.dtype)
+
+
+def _rows(norms: Tree | None, count: int) -> list[Tree | None]:
+  """Takes the arrays of a tree apart along their first axis."""
+  if norms is None:
+    return [None] * count
+  return [jax.tree.map(lambda a, i=i: a[i], norms) for i in range(count)]
+
+
 def _layer_norm(config: ViTConfig) -> nn.LayerNorm:
-  return nn.LayerNorm(epsilon=1e-6, dtype=config.dtype)
+  return nn.LayerNorm(epsilon=_EPSILON, dtype=config.dtype)
 
 
 class AddPositionEmbedding(nn.Module):
@@ -139,7 +169,7 @@ class Encoder(nn.Module):
     self.posembed_input = AddPositionEmbedding(cfg)
     self.encoderblock = [EncoderBlock(cfg) for _ in range(cfg.depth)]
     # What a head reads stays in float32.
-    self.encoder_norm = nn.LayerNorm(epsilon=1e-6, dtype=jnp.float32)
+    self.encoder_norm = nn.LayerNorm(epsilon=_EPSILON, dtype=jnp.float32)
 
   def __call__(
     self,
@@ -147,6 +177,7 @@ class Encoder(nn.Module):
     context: Context | None = None,
     cells: Context | None = None,
     view: View | None = None,
+    norms: Tree | None = None,
   ) -> tuple[jax.Array, Context]:
     """Runs one stream.
 
@@ -155,6 +186,8 @@ class Encoder(nn.Module):
       context: None on the backbone stream; its result on the task stream.
       cells: from `keys_values`, on the task stream.
       view: who sees whom, on the task stream.
+      norms: what tasks add to the 2 l + 1 LayerNorms, {"scale", "bias"} of
+        (2 l + 1, t, d) each, see `retune`; None where no task has any.
 
     Returns:
       (b, s, d), and the keys and values of `z` in every layer.
@@ -163,9 +196,14 @@ class Encoder(nn.Module):
     z = self.posembed_input(z, is_class=is_task)
     keys_values = []
     for i, block in enumerate(self.encoderblock):
-      z, kv = block(z, context[i], cells[i], view) if is_task else block(z)
+      if is_task:
+        own = jax.tree.map(lambda a, i=i: a[2 * i : 2 * i + 2], norms)
+        z, kv = block(z, context[i], cells[i], view, norms=own)
+      else:
+        z, kv = block(z)
       keys_values.append(kv)
-    return self.encoder_norm(z), tuple(keys_values)
+    last = jax.tree.map(lambda a: a[-1], norms)
+    return retune(last, z, self.encoder_norm(z)), tuple(keys_values)
 
   def tuned(
     self,

@@ -49,24 +49,23 @@ def table2(config: Config, points: Sequence[Point]) -> Finding:
   """Every regime at its best learning rate."""
   paper = published.table2(config)
   regimes = study.regimes_of(config, "table2")
-  rows = []
-  for regime in regimes:
-    for cells in _cells_of(config, regime):
-      row = {
-        "regime": regime,
-        "cells": cells or None,
-        **sentences.columns(choice_of(config, points, regime, cells)),
-      }
-      if paper:
-        key = cells if regime == "memory" else regime
-        row["paper"] = paper.get(key)
-      rows.append(row)
+  rows = [
+    _row(config, points, regime, cells)
+    for regime in regimes
+    for cells in _cells_of(config, regime)
+  ]
+  if paper:
+    for row in rows:
+      is_memory = row["regime"] == "memory"
+      row["paper"] = paper.get(row["cells"] if is_memory else row["regime"])
   masked = ("memory_masked", config.task.cells)
   memory = ("memory", config.task.cells)
   pairs = (
     (masked, ("cls_masked", 0)),
     (("cls_masked", 0), ("head", 0)),
     (masked, ("head", 0)),
+    (("norms_masked", 0), masked),
+    (("norms_masked", 0), ("cls_masked", 0)),
     (memory, ("head_cls", 0)),
     (memory, ("full", 0)),
   )
@@ -79,6 +78,29 @@ def table2(config: Config, points: Sequence[Point]) -> Finding:
       sentences.how_chosen(config, regimes),
       *sentences.at_an_end(config, sentences.labelled(rows)),
       *_sampling_error(rows, points),
+    ),
+  )
+
+
+def placement(config: Config, points: Sequence[Point]) -> Finding:
+  """Memory of every layer, which is dropped, against memory that goes on."""
+  count = config.task.cells
+  regimes = study.regimes_of(config, "placement")
+  rows = [_row(config, points, regime, count) for regime in regimes]
+  pairs = [(("memory", count), (regime, count)) for regime in regimes[1:]]
+  return Finding(
+    title="Where memory enters, and how far it goes",
+    rows=rows,
+    sentences=compared(config, points, pairs),
+    notes=(
+      sentences.REPORTED,
+      sentences.how_chosen(config, regimes),
+      *sentences.at_an_end(config, sentences.labelled(rows)),
+      *_sampling_error(rows, points),
+      "Of `memory` each layer has its own, which is dropped after attention. "
+      "`memory_propagated` enters before the first layer and goes on through "
+      "all, and to `memory_additive` each layer adds (Figure 2b of the paper, "
+      "right and left). The paper says, without numbers, that both did worse.",
     ),
   )
 
@@ -188,6 +210,17 @@ def cells(config: Config, points: Sequence[Point]) -> Finding:
     lines=lines,
     xlabel="cells",
   )
+
+
+def _row(
+  config: Config, points: Sequence[Point], regime: str, cells: int
+) -> Row:
+  """A regime at its best learning rate."""
+  return {
+    "regime": regime,
+    "cells": cells or None,
+    **sentences.columns(choice_of(config, points, regime, cells)),
+  }
 
 
 def _cells_of(config: Config, regime: str) -> tuple[int, ...]:

@@ -301,6 +301,8 @@ def _require_fit(
   if "memory" in regime.trained or regime.composes:
     layers = memory[0] if len(memory) == 3 else 0
     shapes["memory"] = (layers, spec.cells, width)
+  if "norms" in regime.trained:
+    shapes["norms/scale"] = shapes["norms/bias"] = (2 * layers + 1, width)
   expected = {k: jax.ShapeDtypeStruct(v, "float32") for k, v in shapes.items()}
   # Adapters and backbones are compared where the backbone is known.
   described = {

@@ -14,8 +14,14 @@ import jax.numpy as jnp
 
 from memory_vit.encoder import Context, Encoder
 from memory_vit.regimes import regime
-from memory_vit.slots import SlotArrays, stack_classes, stack_memory
+from memory_vit.slots import (
+  SlotArrays,
+  stack_classes,
+  stack_memory,
+  stack_norms,
+)
 from memory_vit.tasks import BACKBONE, TaskSpec, View, view_of
+from memory_vit.trees import Tree
 from memory_vit.variants import ViTConfig
 
 
@@ -60,7 +66,12 @@ class VisionTransformer(nn.Module):
     return y.astype(jnp.float32), context
 
   def read(
-    self, cls: jax.Array, cells: Context, context: Context, view: View
+    self,
+    cls: jax.Array,
+    cells: Context,
+    context: Context,
+    view: View,
+    norms: Tree | None = None,
   ) -> jax.Array:
     """The task stream.
 
@@ -69,13 +80,14 @@ class VisionTransformer(nn.Module):
       cells: from `keys_values`.
       context: from `encode`.
       view: who sees whom.
+      norms: what tasks add to the LayerNorms, see `Encoder`.
 
     Returns:
       (b, t, d) the class tokens after the last LayerNorm.
     """
     b = context[0][0].shape[0]
     c = jnp.broadcast_to(cls.astype(self.config.dtype), (b, *cls.shape))
-    return self.Transformer(c, context, cells, view)[0]
+    return self.Transformer(c, context, cells, view, norms)[0]
 
   def tuned(
     self, images: jax.Array, task: Mapping[str, Any], spec: TaskSpec
@@ -141,12 +153,14 @@ class TaskParams(nn.Module):
     if "cls" in kind.trained:
       cls_init = nn.initializers.normal(0.02)
       params["cls"] = self.param("cls", cls_init, (cfg.width,))
-    # `cls_masked` is a masked task with no cells.
+    # `cls_masked` and `norms_masked` are masked tasks with no cells.
     if "memory" in kind.trained or kind.composes:
       layers = 1 if kind.attention == "propagated" else cfg.depth
       shape = (layers, spec.cells, cfg.width)
       memory_init = nn.initializers.normal(self.memory_std)
       params["memory"] = self.param("memory", memory_init, shape)
+    if "norms" in kind.trained:
+      params["norms"] = self.param("norms", _norms, cfg.depth, cfg.width)
     if "adapters" in kind.trained:
       params["adapters"] = self.param(
         "adapters", _adapters, cfg.depth, cfg.width, spec.bottleneck
@@ -174,6 +188,13 @@ def _adapters(
 
   attention, mlp = jax.random.split(key)
   return {"attention": adapter(attention), "mlp": adapter(mlp)}
+
+
+def _norms(key: jax.Array, depth: int, width: int) -> dict[str, jax.Array]:
+  """Added to the LayerNorms of all blocks, and the last: at first nothing."""
+  del key
+  shape = (2 * depth + 1, width)
+  return {"scale": jnp.zeros(shape), "bias": jnp.zeros(shape)}
 
 
 def _zero_head(
@@ -257,7 +278,9 @@ class MemoryViT(nn.Module):
       (b, t, c), float32. What belongs to an empty slot, or to a class that a
       task does not have, means nothing.
     """
-    features = self.backbone.read(slots.cls, slots.cells, context, slots.view)
+    features = self.backbone.read(
+      slots.cls, slots.cells, context, slots.view, slots.norms
+    )
     logits = jnp.einsum(
       "btd,tdc->btc", features.astype(jnp.float32), slots.kernel
     )
@@ -280,7 +303,8 @@ class MemoryViT(nn.Module):
     memory = stack_memory([t["memory"] for t in tasks], count, longest)
     cells = self.backbone.keys_values(memory, view.memory_norm)
     cls = stack_classes([t["cls"] for t in tasks], count)
-    features = self.backbone.read(cls, cells, context, view)
+    norms = stack_norms(tasks, count)
+    features = self.backbone.read(cls, cells, context, view, norms)
     return {
       spec.name: head_logits(features[:, i], tasks[i]["head"])
       for i, spec in enumerate(self.specs)

@@ -24,6 +24,7 @@ from memory_vit.slots import (
   stack_classes,
   stack_heads,
   stack_memory,
+  stack_norms,
 )
 from memory_vit.tasks import (
   BACKBONE,
@@ -130,6 +131,7 @@ def fill_slots(
     kernel=kernel,
     bias=bias,
     view=jax.tree.map(jnp.asarray, view),
+    norms=stack_norms([task.params for task in tasks], count),
   )
   return Slots(specs, arrays)
 

@@ -8,6 +8,9 @@ propagated  memory joins the tokens at the input and stays among them
 additive    as propagated, and every layer adds its own memory to it
 masked      Table 1: the backbone never sees the task; the original outputs
             stay, and tasks can share a pass
+
+`norms_masked` is not the paper's: in place of memory the task's own token has
+LayerNorms of its own, which no other token passes.
 """
 
 import dataclasses
@@ -15,7 +18,7 @@ import dataclasses
 from memory_vit.errors import ConfigError
 
 # What a regime may train: the parts of the parameters of a task.
-PARTS = ("head", "cls", "memory", "adapters", "backbone")
+PARTS = ("head", "cls", "memory", "norms", "adapters", "backbone")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +55,7 @@ REGIMES = {
   "memory": Regime(("head", "cls", "memory"), "memory"),
   "memory_masked": Regime(("head", "cls", "memory"), "masked"),
   "cls_masked": Regime(("head", "cls"), "masked"),
+  "norms_masked": Regime(("head", "cls", "norms"), "masked"),
   "memory_propagated": Regime(("head", "cls", "memory"), "propagated"),
   "memory_additive": Regime(("head", "cls", "memory"), "additive"),
   "adapter": Regime(("head", "cls", "adapters"), "plain"),

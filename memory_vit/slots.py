@@ -8,13 +8,14 @@ masked. The sixth task in a model of eight slots runs the program that is there.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from memory_vit.encoder import Context
 from memory_vit.tasks import Task, TaskSpec, View, view_of
+from memory_vit.trees import Tree
 
 
 class SlotArrays(NamedTuple):
@@ -27,6 +28,8 @@ class SlotArrays(NamedTuple):
     kernel: (t, d, c) of the heads.
     bias: (t, c).
     view: who sees whom.
+    norms: what tasks add to the LayerNorms, see `encoder.Encoder`; None where
+      no task has any, and the program then knows nothing of them.
   """
 
   cls: jax.Array
@@ -34,6 +37,7 @@ class SlotArrays(NamedTuple):
   kernel: jax.Array
   bias: jax.Array
   view: View
+  norms: Tree | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
@@ -82,6 +86,24 @@ def stack_classes(classes: Sequence[jax.Array], slots: int) -> jax.Array:
   return jnp.stack(_fill(list(classes), slots))
 
 
+def stack_norms(tasks: Sequence[Tree], slots: int) -> Tree | None:
+  """{"scale", "bias"} of (2 l + 1, t, d), zeros for tasks that have none.
+
+  Args:
+    tasks: parameters of tasks.
+    slots: t.
+
+  Returns:
+    None where no task has any.
+  """
+  known = [task["norms"] for task in tasks if "norms" in task]
+  if not known:
+    return None
+  none = jax.tree.map(jnp.zeros_like, known[0])
+  each = _fill([task.get("norms", none) for task in tasks], slots)
+  return jax.tree.map(lambda *arrays: jnp.stack(arrays, axis=1), *each)
+
+
 def stack_heads(
   tasks: Sequence[Task], slots: int
 ) -> tuple[jax.Array, jax.Array]:
@@ -109,6 +131,7 @@ def _pad(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   return jnp.pad(array, widths)
 
 
-def _fill(arrays: list[jax.Array], slots: int) -> list[jax.Array]:
+def _fill(trees: list[Any], slots: int) -> list[Any]:
   """Adds zeros for empty slots."""
-  return arrays + [jnp.zeros_like(arrays[0])] * (slots - len(arrays))
+  none = jax.tree.map(jnp.zeros_like, trees[0])
+  return trees + [none] * (slots - len(trees))

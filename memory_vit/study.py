@@ -27,9 +27,10 @@ logger = logging.getLogger("memory_vit")
 # What --only names, in the order of the report, and the regimes of each.
 _PARTS = {
   "table2": ("full", "head", "head_cls", "memory", "memory_masked",
-             "cls_masked"),
+             "cls_masked", "norms_masked"),
   "sensitivity": ("full", "memory", "memory_masked"),
   "cells": ("head_cls", "memory", "memory_masked", "cls_masked"),
+  "placement": ("memory", "memory_propagated", "memory_additive"),
   "adapters": ("adapter", "memory", "adapter_memory"),
   "costs": tuple(REGIMES),
   "interference": ("memory", "memory_masked"),
@@ -38,6 +39,7 @@ _PARTS = {
 PARTS = tuple(_PARTS)
 # Of these regimes a part needs every one, of others at least one.
 _INDISPENSABLE = {
+  "placement": ("memory",),
   "adapters": ("adapter",),
   "interference": ("memory", "memory_masked"),
   "extension": ("memory_masked",),

@@ -14,7 +14,7 @@ import numpy as np
 
 from memory_vit import trees
 from memory_vit.errors import TaskError
-from memory_vit.regimes import regime
+from memory_vit.regimes import REGIMES, regime
 
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 # The key of the original outputs in the result of a forward pass.
@@ -187,7 +187,7 @@ def require_fit(tasks: Sequence[Task]) -> None:
       raise TaskError(
         f"task {task.spec.name!r} was learned by {task.spec.regime!r}, which "
         "changes what the backbone computes: it cannot share a pass. Expected "
-        "tasks of memory_masked or cls_masked."
+        f"tasks of {', '.join(n for n, r in REGIMES.items() if r.composes)}."
       )
   for task in tasks[1:]:
     require_backbone(task.spec, tasks[0].spec.backbone, tasks[0].spec.name)

@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 
-def layer_norm(p, x):
+def layer_norm(p, x, scale=0.0, bias=0.0):
+  """What `scale` and `bias` (s, d) say is added to those of every token."""
   mean = x.mean(-1, keepdims=True)
   variance = ((x - mean) ** 2).mean(-1, keepdims=True)
-  return (x - mean) / jnp.sqrt(variance + 1e-6) * p["scale"] + p["bias"]
+  normed = (x - mean) / jnp.sqrt(variance + 1e-6)
+  return normed * (p["scale"] + scale) + p["bias"] + bias
 
 
 def patches(p, images, size):
@@ -34,9 +36,10 @@ def may_attend(tasks, tokens):
   return np.array([[column in row for column in columns] for row in rows])
 
 
-def block(p, z, memory, mask, *, memory_norm, gelu):
-  """One block; z is (b, s, d), memory (sum of cells, d)."""
-  normed = layer_norm(p["LayerNorm_0"], z)
+def block(p, z, memory, mask, *, memory_norm, gelu, own=None):
+  """One block; z is (b, s, d), memory (sum of cells, d), own as `norms_of`."""
+  own = own or {"scale": (0.0, 0.0), "bias": (0.0, 0.0)}
+  normed = layer_norm(p["LayerNorm_0"], z, own["scale"][0], own["bias"][0])
   cells = layer_norm(p["LayerNorm_0"], memory)
   cells = jnp.where(memory_norm[:, None], cells, memory)
   keys_from = jnp.concatenate(
@@ -55,10 +58,18 @@ def block(p, z, memory, mask, *, memory_norm, gelu):
   z = z + jnp.einsum("bqhd,hdo->bqo", mixed, a["out"]["kernel"])
   z = z + a["out"]["bias"]
   m = p["MlpBlock_0"]
-  y = layer_norm(p["LayerNorm_1"], z)
+  y = layer_norm(p["LayerNorm_1"], z, own["scale"][1], own["bias"][1])
   y = y @ m["Dense_0"]["kernel"] + m["Dense_0"]["bias"]
   y = jax.nn.gelu(y, approximate=gelu == "tanh")
   return z + y @ m["Dense_1"]["kernel"] + m["Dense_1"]["bias"]
+
+
+def norms_of(tasks, tokens, depth, width):
+  """What every token adds to 2 l + 1 LayerNorms: (2 l + 1, s, d) each."""
+  none = jnp.zeros((2 * depth + 1, width))
+  rows = [{"scale": none, "bias": none}] * tokens
+  rows += [task.get("norms", rows[0]) for task in tasks]
+  return {k: jnp.stack([r[k] for r in rows], 1) for k in ("scale", "bias")}
 
 
 def forward(config, params, tasks, images):
@@ -88,6 +99,7 @@ def forward(config, params, tasks, images):
     tokens,
   )
   norm = np.repeat([norm for _, _, norm in tasks], cells).astype(bool)
+  norms = norms_of(own, tokens, config.depth, d)
   for i in range(config.depth):
     memory = [jnp.zeros((0, d)), *(t["memory"][i] for t in own)]
     z = block(
@@ -97,8 +109,10 @@ def forward(config, params, tasks, images):
       mask,
       memory_norm=norm,
       gelu=config.gelu,
+      own={k: a[2 * i : 2 * i + 2] for k, a in norms.items()},
     )
-  z = layer_norm(p["Transformer"]["encoder_norm"], z)
+  last = {k: a[-1] for k, a in norms.items()}
+  z = layer_norm(p["Transformer"]["encoder_norm"], z, **last)
   original = z[:, 0]
   if "pre_logits" in p:
     original = jnp.tanh(

@@ -21,11 +21,15 @@ def random_tasks(backbone, seed, count=5):
   tasks = []
   for i in range(count):
     parents = [t.spec.name for t in tasks if rng.random() < 0.4]
+    cells = int(rng.integers(0, 4))
+    learned = {"cells": cells}
+    if i in (1, 3):
+      learned = {"cells": 0, "regime": "norms_masked"}
     tasks.append(
       random_task(
         backbone, f"task{i}", seed=10 * seed + i,
-        classes=int(rng.integers(2, 6)), cells=int(rng.integers(0, 4)),
-        attends_to=parents, memory_norm=bool(rng.random() < 0.7),
+        classes=int(rng.integers(2, 6)), attends_to=parents,
+        memory_norm=bool(rng.random() < 0.7), **learned,
       )
     )  # fmt: skip
   return [tasks[i] for i in rng.permutation(count)]
@@ -100,8 +104,12 @@ def test_original_outputs_are_preserved_to_the_bit(images, dtype):
   plain = np.asarray(PlainViT(backbone.config).jitted(backbone.params, images))
   assert np.abs(plain).max() > 0.1
   tasks = [
-    random_task(backbone, f"t{i}", seed=i, cells=i % 4) for i in range(64)
-  ]
+    random_task(
+      backbone, f"t{i}", seed=i, cells=i % 4,
+      regime="memory_masked" if i % 4 or i < 8 else "norms_masked",
+    )
+    for i in range(64)
+  ]  # fmt: skip
   for count in (0, 1, 4, 16, 64):
     out = mv.forward(backbone, tasks[:count], images)
     assert np.array_equal(out["backbone"], plain), count

@@ -49,7 +49,9 @@ from memory_vit.lock import only_run
 from memory_vit.points import Choice, Point, best, choose
 from memory_vit.regimes import REGIMES
 
-TRAINED = ("table2", "sensitivity", "cells", "adapters", "extension")
+TRAINED = (
+  "table2", "sensitivity", "cells", "placement", "adapters", "extension",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +170,9 @@ def test_a_plan_trains_nothing_twice(config):
     ("memory", first, False): 6,
     ("memory_masked", first, False): 2,
     ("cls_masked", first, False): 2,
+    ("norms_masked", first, False): 2,
+    ("memory_propagated", first, False): 3,
+    ("memory_additive", first, False): 3,
     ("adapter", first, False): 3,
     ("adapter_memory", first, False): 3,
     # Interference with one seed; extension with both.
@@ -262,10 +267,9 @@ def test_regimes_that_are_not_to_be_run(config):
     assert all(found.lines.values())
   with pytest.raises(ConfigError, match=r"--only=interference needs \['memory"):
     study.possible_parts(masked, ["table2", "interference"])
-  for name in ("memory_mask", "memory_propagated"):  # the last is in no part
-    unknown = with_study(config, regimes=(name,))
-    with pytest.raises(ConfigError, match=f"names \\['{name}'\\], expected"):
-      study.possible_parts(unknown)
+  unknown = with_study(config, regimes=("memory_mask",))
+  with pytest.raises(ConfigError, match=r"names \['memory_mask'\], expected"):
+    study.possible_parts(unknown)
 
 
 def test_configurations_of_runs(config):
@@ -317,7 +321,7 @@ def test_parts(config):
   alone = with_study(config, others=())
   assert study.possible_parts(config) == list(study.PARTS)
   assert study.possible_parts(alone) == [
-    "table2", "sensitivity", "cells", "adapters", "costs",
+    "table2", "sensitivity", "cells", "placement", "adapters", "costs",
   ]  # fmt: skip
   assert study.possible_parts(config, ["costs", "table2"]) == [
     "table2", "costs",
@@ -478,7 +482,7 @@ def test_a_study_from_its_runs_to_the_report(config, tmp_path, monkeypatch):
     assert row["test"] == pytest.approx(0.47)
     assert (row["seeds"], row["spread"], row["diverged"]) == (2, 0, None)
     assert "paper" not in row
-  assert len(found["table2"].rows) == 3 + 2 + 2 + 1
+  assert len(found["table2"].rows) == 3 + 2 + 2 + 2
   rates = found["sensitivity"].lines["full"]
   assert [(x, round(mean, 2)) for x, mean, _, _ in rates] == [
     (0.1, 0.49), (0.3, 0.47),
@@ -597,7 +601,7 @@ def test_what_diverges_is_a_finding(config, tmp_path, monkeypatch):
 
 def test_a_variant_that_is_lost_in_a_sweep_has_no_result(config):
   planned = plan.plan(config, ["table2"], {})[-1]
-  assert planned.regime == "cls_masked"
+  assert planned.regime == "norms_masked"
   entries = [
     {"name": f"t-0{i}", "learning_rate": rate, "cells": 0, "val_accuracy": 0.5,
      "test_accuracy": 0.4, "test_examples": 9, "trainable_params": 3,
@@ -686,7 +690,7 @@ def test_the_papers_numbers_stand_beside(config):
   rows = findings.table2(there, []).rows
   memory = next(r for r in rows if (r["regime"], r["cells"]) == ("memory", 1))
   assert memory["paper"] == 0.909
-  assert rows[-1]["regime"] == "cls_masked"
+  assert rows[-1]["regime"] == "norms_masked"
   assert rows[-1]["paper"] is None
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from conftest import random_task, tiny_backbone
+from conftest import edit_task, random_task, tiny_backbone
 
 import memory_vit as mv
 from memory_vit import optim, sharding, step, training_pass, trees
@@ -58,7 +58,7 @@ def with_head_of(task, other):
 def test_what_is_trained(backbone, regime):
   task = task_of(backbone, regime)
   parts = set(REGIMES[regime].trained)
-  if regime == "cls_masked":  # a masked task of no cells
+  if regime in ("cls_masked", "norms_masked"):  # masked tasks of no cells
     assert task.params["memory"].shape == (2, 0, 32)
     parts.add("memory")
   assert set(task.params) == parts
@@ -74,6 +74,8 @@ def test_what_is_trained(backbone, regime):
     ("memory", 100 * 769 + 768 + 768 * 12 * 5),
     ("memory_masked", 100 * 769 + 768 + 768 * 12 * 5),
     ("memory_additive", 100 * 769 + 768 + 768 * 12 * 5),
+    # Scale and bias of 25 LayerNorms: fewer than 5 cells have.
+    ("norms_masked", 100 * 769 + 768 + 768 * 25 * 2),
     ("memory_propagated", 100 * 769 + 768 + 768 * 5),
     # Two adapters in each of 12 blocks: 768 to 5 to 768, with biases.
     ("adapter", 100 * 769 + 768 + 12 * 2 * (2 * 768 * 5 + 5 + 768)),
@@ -121,6 +123,28 @@ def test_masked_memory_of_no_cells_is_cls_masked(backbone, images):
   assert np.array_equal(found, expected)
   # It can be served as any masked task.
   close(mv.forward(backbone, [masked], images)["a"], expected)
+
+
+def test_own_norms_start_as_those_of_the_backbone(backbone, images, tmp_path):
+  plain = task_of(backbone, "cls_masked")
+  task = with_head_of(task_of(backbone, "norms_masked", start=True), plain)
+  task.params["cls"] = plain.params["cls"]
+  expected = logits(backbone, plain, images)
+  close(logits(backbone, task, images), expected)
+  moved = task_of(backbone, "norms_masked")
+  moved.params.update(cls=plain.params["cls"], head=plain.params["head"])
+  found = logits(backbone, moved, images)
+  assert np.abs(found - expected).max() > 0.1
+  # As it is served, also after it was saved.
+  mv.save_task(moved, tmp_path / "a")
+  loaded = mv.load_task(tmp_path / "a", backbone)
+  assert loaded.digest == moved.digest
+  close(mv.forward(backbone, [loaded], images)["a"], found)
+  edit_task(
+    tmp_path / "a", lambda m: m["arrays"]["norms/bias"].update(shape=[4, 32])
+  )
+  with pytest.raises(TaskError, match=r"norms/bias: \(4, 32\), expected \(5"):
+    mv.load_task(tmp_path / "a", backbone)
 
 
 @pytest.mark.parametrize("regime", ADAPTERS)

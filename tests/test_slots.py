@@ -74,8 +74,9 @@ def test_neighbours_change_no_bit(images, dtype):
   broken = dataclasses.replace(
     a, params=jax.tree.map(lambda x: x * np.nan, a.params)
   )
+  norms = random_task(backbone, "n", cells=0, regime="norms_masked")
   every = logits(a, b, child, c)
-  for others in ((c, b, child, a), (broken, b, child)):
+  for others in ((c, b, child, a), (broken, b, child), (norms, b, child)):
     found = logits(*others)
     for name in ("t1", "child"):
       assert np.array_equal(found[name], every[name])
@@ -124,7 +125,8 @@ def test_tasks_that_come_and_go_leave_nothing_behind(
 def test_slots_hold_what_training_computes(backbone, images):
   """Padded and stacked or not: the same model."""
   tasks = tasks_of(backbone, 5)
-  tasks.append(random_task(backbone, "child", attends_to=tasks[1:4]))
+  tasks.append(random_task(backbone, "n", cells=0, regime="norms_masked"))
+  tasks.append(random_task(backbone, "child", attends_to=tasks[3:]))
   _, context = mv.encode(backbone, images)
   found = mv.read(backbone, tasks, context)
   read = functools.partial(
