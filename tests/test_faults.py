@@ -44,7 +44,9 @@ def run(backbone, tmp_path):
 
 def test_random_kills_change_no_bit(backbone, tmp_path):
   """In steps and in saves; each costs at most one interval."""
-  options = {"total_steps": 60 * KILLS, "eval_every": 20 * KILLS}
+  # More than can be done before a kill, also on a busy machine.
+  options = {"total_steps": 150 * KILLS, "eval_every": 50 * KILLS}
+  options["checkpoint_every"] = 20
   whole = Run(backbone, tmp_path / "whole", **options)
   whole.finish()
   killed = Run(backbone, tmp_path / "killed", **options)
@@ -63,7 +65,7 @@ def test_random_kills_change_no_bit(backbone, tmp_path):
     in_save += any(checkpoints.glob("scratch-*"))
   lost.append(last - killed.finish().resumed)
   print(f"{KILLS} kills, {in_save} in a save; lost steps {lost}")
-  assert max(lost) <= 10
+  assert max(lost) <= 20
   assert killed.state() == whole.state()
   assert arrays(killed) == arrays(whole)
 
@@ -136,10 +138,13 @@ import resource
 from memory_vit.checkpoints import Checkpoints
 save = Checkpoints.save
 def full(self, step, *args):
+  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
   if step == 30:
-    limits = (200, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-  save(self, step, *args)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
+  try:
+    save(self, step, *args)
+  finally:  # what it says goes to a file, too
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 Checkpoints.save = full
 """
 
