@@ -139,20 +139,20 @@ import resource
 from memory_vit.checkpoints import Checkpoints
 save = Checkpoints.save
 def full(self, step, *args):
-  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
   if step == 30:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
   try:
     save(self, step, *args)
-  finally:  # what it says goes to a file, too
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+  finally:  # stderr is a file as well
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 Checkpoints.save = full
 """
 
 
 def test_a_full_disk_stops_training(run, whole):
   with run.start(FULL) as process:
-    assert process.wait() == 2
+    assert process.wait() == 2, process.text
     assert process.last_step == 30  # at once
     assert "error: step 30 cannot be written to" in process.text
     assert "The steps saved before, [10, 20], are as they were" in process.text
