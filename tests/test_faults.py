@@ -46,7 +46,7 @@ def run(backbone, tmp_path):
 
 def test_random_kills_change_no_bit(backbone, tmp_path):
   """In steps and in saves; each costs at most one interval."""
-  options = {"total_steps": 60 * KILLS, "eval_every": 20 * KILLS}
+  options = {"total_steps": 100 * KILLS, "eval_every": 30 * KILLS}
   whole = Run(backbone, tmp_path / "whole", **options)
   whole.finish()
   killed = Run(backbone, tmp_path / "killed", **options)
@@ -57,7 +57,10 @@ def test_random_kills_change_no_bit(backbone, tmp_path):
       process.wait_for(r" step \d+/")  # it is not compiling any more
       if last is not None:
         lost.append(last - process.resumed)
-      time.sleep(rng.uniform(0, 0.4))
+      # Some saves further on, in steps or in one of them.
+      further = process.resumed + rng.integers(1, 40)
+      process.wait_for(rf" step {further}/")
+      time.sleep(rng.uniform(0, 0.15))
       process.signal(signal.SIGKILL)
       assert process.wait() == -signal.SIGKILL
       last = process.last_step

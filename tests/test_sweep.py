@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import signal
 
 import jax
 import numpy as np
@@ -13,6 +15,7 @@ from configs import quickstart
 from memory_vit import config as config_lib
 from memory_vit import (
   data,
+  interrupt,
   learn,
   passes,
   plots,
@@ -299,20 +302,20 @@ def test_passes_of_a_sweep_equal_one(swept, tmp_path, monkeypatch):
     swept,
     sweep=dataclasses.replace(swept.sweep, memory_gib=enough_for_two / 2**30),
   )
-  real_learn = learn.Learner.learn
-  calls = []
+  real_step, taken = step.Step.__call__, []
 
-  def fails_once(self, variants, directory, logdirs):
-    calls.append(directory.name)
-    if len(calls) == 2:
-      raise KeyboardInterrupt
-    return real_learn(self, variants, directory, logdirs)
+  def preempted_in_the_second_pass(self, *args):
+    taken.append(1)
+    if len(taken) == 4 + 3:
+      os.kill(os.getpid(), signal.SIGTERM)
+    return real_step(self, *args)
 
-  monkeypatch.setattr(learn.Learner, "learn", fails_once)
-  with pytest.raises(KeyboardInterrupt):
-    run.train_and_evaluate(less, tmp_path / "two")
+  monkeypatch.setattr(step.Step, "__call__", preempted_in_the_second_pass)
+  stop = interrupt.Stop()
+  with pytest.raises(interrupt.Interrupted), stop.listening():
+    run.train_and_evaluate(less, tmp_path / "two", stop)
   again = run.train_and_evaluate(less, tmp_path / "two")
-  assert calls == ["pass-00", "pass-01", "pass-00", "pass-01"]
+  assert len(taken) == 2 * 4  # each step of each pass once
   assert again["sweep"]["passes"] == 2
   by_name = {entry["name"]: entry for entry in again["tasks"]}
   for entry in entries:
