@@ -1,5 +1,6 @@
 """One environment for all tests: 8 virtual CPU devices, tiny models."""
 
+import functools
 import json
 import os
 import sys
@@ -19,10 +20,10 @@ os.environ["XLA_FLAGS"] = " ".join(
 )
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Runs compile the same programs again and again; kept for both workers, and
-# for the next time.
+# for the next time. Small ones as well: there are hundreds.
 ROOT = Path(__file__).resolve().parent.parent
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / ".pytest_cache" / "xla")
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 sys.path.insert(0, str(ROOT))  # `configs` is no package that gets installed
 
@@ -61,6 +62,10 @@ def data_dir() -> Path:
   return path
 
 
+# Tracing a model takes 0.1 s, and nearly every test makes one.
+cached_shapes = functools.cache(backbone_shapes)
+
+
 def tiny_backbone(seed: int = 0, **overrides) -> mv.Backbone:
   """Two blocks of width 32, 16 patches of 2 pixels, a head of 7 classes."""
   options = {
@@ -72,26 +77,36 @@ def tiny_backbone(seed: int = 0, **overrides) -> mv.Backbone:
   # Made by numpy: a compiled initialiser takes longer than most tests.
   params = jax.tree.map(
     lambda a: (0.3 * rng.standard_normal(a.shape)).astype(np.float32),
-    backbone_shapes(config),
+    cached_shapes(config),
   )
   return mv.Backbone(config, params, trees.fingerprint(params))
 
 
 def random_task(backbone, name, *, seed=0, classes=3, cells=2, **options):
   """A task in which nothing is zero, as if it had been trained."""
-  task = mv.init_task(
-    jax.random.key(seed),
-    backbone,
-    name=name,
-    num_classes=classes,
-    cells=cells,
-    **options,
-  )
+  specs = []
+
+  def init(key):
+    task = mv.init_task(
+      key, backbone, name=name, num_classes=classes, cells=cells, **options
+    )
+    specs.append(task.spec)
+    return task.params
+
   rng = np.random.default_rng(seed)
+  # Its shapes alone: the numbers are made by numpy, as those of a backbone.
   params = jax.tree.map(
-    lambda a: (a + 0.5 * rng.standard_normal(a.shape)).astype(np.float32),
-    jax.device_get(task.params),
+    lambda a: (0.5 * rng.standard_normal(a.shape)).astype(np.float32),
+    jax.eval_shape(init, jax.random.key(seed)),
   )
+  return mv.Task(specs[0], params)
+
+
+def one_device() -> jax.sharding.Mesh:
+  """The smallest mesh."""
+  return sharding.make_mesh(jax.devices()[:1])
+
+
   return mv.Task(task.spec, params)
 
 

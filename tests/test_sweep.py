@@ -6,12 +6,12 @@ import json
 import jax
 import numpy as np
 import pytest
-from conftest import tiny_backbone
+from conftest import one_device, tiny_backbone
 
 import memory_vit as mv
 from configs import quickstart
 from memory_vit import config as config_lib
-from memory_vit import data, learn, plots, run, sharding, step, sweep, trees
+from memory_vit import data, learn, plots, run, step, sweep, trees
 from memory_vit.errors import ConfigError, TrainingError
 
 
@@ -125,12 +125,10 @@ def test_what_fits_into_memory():
 
 
 def learner(config):
-  backbone = tiny_backbone(num_classes=5)
-  mesh = sharding.make_mesh(jax.devices()[:1])
   return learn.Learner(
     config=config,
-    mesh=mesh,
-    backbone=backbone,
+    mesh=one_device(),
+    backbone=tiny_backbone(num_classes=5, depth=1),
     parents=(),
     train=data.open_source("digits:5-9", config.data.train),
     validation=data.open_source("digits:5-9", config.data.validation),
@@ -141,11 +139,11 @@ def test_a_sweep_equals_its_variants_alone(tmp_path):
   """Other rates, cells, seeds, clips: what they learn and when it was best."""
   config = config_of(
     overrides=(
-      {"learning_rate": 0.3, "task.cells": 3},
-      {"learning_rate": 0.1, "task.cells": 0, "optim.name": "adamw"},
-      {"seed": 4, "optim.grad_clip": 0.1, "optim.label_smoothing": 0.1},
-      {"task.memory_std": 0.5, "optim.clip_by": "part",
+      {"learning_rate": 0.3, "task.cells": 3, "optim.grad_clip": 0.1,
+       "task.memory_std": 0.5, "optim.clip_by": "part",
        "optim.memory_factor": 3.0},
+      {"learning_rate": 0.1, "task.cells": 0, "optim.name": "adamw",
+       "seed": 4, "optim.label_smoothing": 0.1},
     )
   )  # fmt: skip
   variants = sweep.variants_of(config, "d")
@@ -231,20 +229,21 @@ def test_the_estimate_counts_what_a_pass_holds(tmp_path):
   config = config_of(cells=(3, 5))
   variants = sweep.variants_of(config, "d")
   one, two = (learner(config).pass_bytes(variants[:n]) for n in (1, 2))
-  # 16 pictures of 8 px thrice; in two layers, keys and values of 17 tokens of
+  # 16 pictures of 8 px thrice; in one layer, keys and values of 17 tokens of
   # width 32, for a batch of evaluation of 64; all float32.
-  held = 3 * 16 * (8 * 8 * 3 + 1) * 4 + 64 * 2 * 2 * 17 * 32 * 4
+  held = 3 * 16 * (8 * 8 * 3 + 1) * 4 + 64 * 2 * 17 * 32 * 4
   assert held < one < two < 4 * held
   more = dataclasses.replace(config, batch_size_eval=256)
   assert (
-    learner(more).pass_bytes(variants[:1]) - one == 3 * 64 * 2 * 2 * 17 * 32 * 4
+    learner(more).pass_bytes(variants[:1]) - one == 3 * 64 * 2 * 17 * 32 * 4
   )
 
 
 @pytest.fixture
 def swept(tmp_path):
   """A configuration of four variants whose backbone is a file."""
-  mv.save_backbone(tiny_backbone(num_classes=5), tmp_path / "tiny.npz")
+  backbone = tiny_backbone(num_classes=5, depth=1)
+  mv.save_backbone(backbone, tmp_path / "tiny.npz")
   config = config_of(learning_rate=(0.3, 0.01), cells=(0, 3), export="all")
   return dataclasses.replace(config, backbone=str(tmp_path / "tiny.npz"))
 
