@@ -107,9 +107,6 @@ def one_device() -> jax.sharding.Mesh:
   return sharding.make_mesh(jax.devices()[:1])
 
 
-  return mv.Task(task.spec, params)
-
-
 def edit_task(path, change) -> None:
   """Changes the task.json of a saved task, and its digest accordingly."""
   file = path / "task.json"

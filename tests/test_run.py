@@ -433,7 +433,7 @@ def test_what_is_refused(config, workdir, finished):
   more = changed(config, "upstream", name="digits")
   with pytest.raises(ConfigError, match="has 10 classes, the head .* has 5"):
     run.train_and_evaluate(more, workdir)
-  shutil.copytree(finished[0], workdir)
+  shutil.copytree(finished[0], workdir, dirs_exist_ok=True)
   other = workdir.parent / "other.npz"
   mv.save_backbone(small_backbone(seed=3), other)
   with pytest.raises(TrainingError, match="began on the backbone with finger"):

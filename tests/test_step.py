@@ -72,7 +72,7 @@ def test_loss_goes_down(backbone, images, mesh):
   _, first = train(backbone, images, mesh, [task], steps=1)
   state, last = train(backbone, images, mesh, [task], steps=12)
   assert state.step == 12
-  assert last["a"]["loss"] < first["a"]["loss"] - 0.1
+  assert last["a"]["loss"] < first["a"]["loss"] - 0.05
   assert set(last["a"]) == {
     "loss", "accuracy", "grad_norm", "param_norm", "skipped",
   }  # fmt: skip
