@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from memory_vit import trees
@@ -64,7 +65,14 @@ def write(path: Path, flat: Mapping[str, np.ndarray]) -> dict[str, str]:
   """
   import orbax.checkpoint as ocp  # only here: importing the core stays quick
 
-  with ocp.StandardCheckpointer() as checkpointer:
+  # This process writes alone: none waits for the others.
+  me = jax.process_index()
+  alone = ocp.options.MultiprocessingOptions(
+    primary_host=me,
+    active_processes={me},
+    barrier_sync_key_prefix=f"process{me}",
+  )
+  with ocp.StandardCheckpointer(multiprocessing_options=alone) as checkpointer:
     checkpointer.save(path, {k: v for k, v in flat.items() if v.size})
   # It names the directory of whoever saved, and nothing reads it.
   (path / "commit_success.txt").unlink(missing_ok=True)

@@ -28,7 +28,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from memory_vit import processes, trees
+from memory_vit import processes, sharding, trees
 from memory_vit.errors import TrainingError
 
 logger = logging.getLogger("memory_vit")
@@ -98,12 +98,13 @@ class Checkpoints:
         was.
     """
     values = _with_values(state)
+    arrays = _verifiable(values)
     scratch = self._directory / f"{_SCRATCH}{_name_of(step)}"
     try:
       processes.by_first(lambda: self._begin(step, scratch))
-      arrays = ocp.args.StandardSave(values)
-      self._arrays.save(scratch / _ARRAYS, args=arrays)
-      processes.by_first(lambda: self._finish(step, scratch, values, meta))
+      saved = ocp.args.StandardSave(values)
+      self._arrays.save(scratch / _ARRAYS, args=saved)
+      processes.by_first(lambda: self._finish(step, scratch, arrays, meta))
     except TrainingError:
       raise
     # Orbax and the reader below raise many types, Exception among them.
@@ -146,7 +147,7 @@ class Checkpoints:
     damaged = [
       name
       for name, value in values.items()
-      if trees.array_digest(value) != saved[name]["sha256"]
+      if _digest(value) != saved[name]["sha256"]
     ]
     if damaged:
       raise TrainingError(
@@ -220,16 +221,13 @@ class Checkpoints:
     self,
     step: int,
     scratch: Path,
-    values: Mapping[str, Any],
+    arrays: Mapping[str, Any],
     meta: Mapping[str, Any],
   ) -> None:
     """Seals what orbax has written, and makes it a step."""
     rest = {
       "meta": dict(meta),
-      _ARRAYS: {
-        name: {**described, "sha256": trees.array_digest(values[name])}
-        for name, described in _described(values).items()
-      },
+      _ARRAYS: dict(arrays),
       "files": _file_digests(scratch, sync=True),
     }
     (scratch / _REST).write_text(_sealed(rest), encoding="utf-8")
@@ -343,6 +341,19 @@ def _described(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     name: {"dtype": str(leaf.dtype), "shape": list(leaf.shape)}
     for name, leaf in values.items()
   }
+
+
+def _verifiable(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+  """{name: dtype, shape and digest}; every process must call."""
+  # One after the other: of what is split over devices, each is put together.
+  return {
+    name: {**described, "sha256": _digest(values[name])}
+    for name, described in _described(values).items()
+  }
+
+
+def _digest(value: Any) -> str:
+  return trees.array_digest(sharding.to_host(value))
 
 
 def _leaf(path: Any) -> str:

@@ -1,6 +1,7 @@
 """Conducts a study: its runs one after the other, and what they say."""
 
 import dataclasses
+import functools
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from jax.sharding import Mesh
 
 from memory_vit import (
   adapters,
+  agreement,
   budget,
   costs,
   data,
@@ -18,6 +20,7 @@ from memory_vit import (
   interference,
   measured,
   plan,
+  processes,
   records,
   report,
   sharding,
@@ -60,6 +63,8 @@ def run_study(
     MemoryVitError: as `run.train_and_evaluate`.
     Interrupted: where `stop` says so; what ran so far is not run again.
   """
+  agreement.require_same_start(config)
+  processes.require_same("parts", {"--only": list(parts)})
   with only_run(workdir):
     return _run_study(config, workdir, parts, stop or Stop())
 
@@ -68,7 +73,8 @@ def _run_study(
   config: Config, workdir: Path, parts: Sequence[str], stop: Stop
 ) -> dict[str, Finding]:
   """See `run_study`."""
-  mesh = sharding.make_mesh()
+  processes.require_shared(workdir)
+  mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
   backbone, path = weights.study_backbone(config, workdir, mesh, stop)
   now = _Study(config, workdir, mesh, backbone, path, stop)
   possible = study.possible_parts(config)
@@ -87,7 +93,9 @@ def _run_study(
     new = {other: finding for other, finding in new.items() if finding}
     for other, finding in new.items():
       if finding != found.get(other):
-        report.plot(workdir, other, finding)
+        processes.by_first(
+          functools.partial(report.plot, workdir, other, finding)
+        )
     found = new
     now.report(found, points)
     for sentence in found[part].sentences:
@@ -103,7 +111,7 @@ class _Study:
     config: of the study.
     workdir: of the study.
     mesh: over which batches are split.
-    backbone: of all runs, on every device of the mesh.
+    backbone: of all runs, on the devices of the mesh.
     path: from which runs load it.
     stop: see `run.train_and_evaluate`.
   """
@@ -154,7 +162,9 @@ class _Study:
     """Writes the report, without its plots."""
     runs = plan.plan(self.config, list(found), points)
     shown = [point for run in runs for point in points[run.name]]
-    report.write(self.workdir, self.config, found, shown)
+    processes.by_first(
+      lambda: report.write(self.workdir, self.config, found, shown)
+    )
 
   def _find(self, part: str, points: Points, measures: bool) -> Finding | None:
     """What the points of its runs say; None where that has to be measured."""
@@ -209,7 +219,7 @@ class _Study:
     """Evaluates tasks with the memories of others beside them."""
     config, where = self.config, self.config.data
     file = self.workdir / "interference.json"
-    if not (measures or file.exists()):
+    if not (measures or processes.from_first(file.exists())):
       return None
     naive = self._best_tasks(points, "memory")
     masked = self._best_tasks(points, "memory_masked")
@@ -288,10 +298,11 @@ def _remembered(
     What was measured, as JSON gives it back; None where nothing was.
   """
   what = json.loads(json.dumps(what))
-  if file.exists():
-    known = records.read_json(file)
-    if known["what"] == what:
-      return known["found"]
+  known = processes.by_first(
+    lambda: records.read_json(file) if file.exists() else None
+  )
+  if known and known["what"] == what:
+    return known["found"]
   if measure is None:
     return None
   found = json.loads(json.dumps(measure()))

@@ -198,6 +198,15 @@ class StudyConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+  """How the devices share the work; a batch is always split over all."""
+
+  # Over how many devices the backbone is split, for one that is too large for
+  # a device; it divides their number. With 1 each device has all of it.
+  fsdp: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
   """A run: learn one task on one backbone, or a sweep over its variants."""
 
@@ -232,6 +241,7 @@ class Config:
   upstream: UpstreamConfig = UpstreamConfig()
   pretrain: PretrainConfig = PretrainConfig()
   study: StudyConfig = StudyConfig()
+  mesh: MeshConfig = MeshConfig()
 
   def __post_init__(self) -> None:
     for problem in _problems(self):
@@ -242,7 +252,7 @@ _TRAIN_CROPS = ("inception", "small")
 _EVAL_CROPS = ("resize", "central")
 _POSITIVE = ("image_size", "batch_size", "batch_size_eval", "total_steps",
              "eval_every", "checkpoint_every", "log_every",
-             "pretrain.batch_size", "task.bottleneck",
+             "pretrain.batch_size", "task.bottleneck", "mesh.fsdp",
              "optim.max_skipped")  # fmt: skip
 _NOT_NEGATIVE = ("seed", "profile_at", "task.cells", "optim.momentum",
                  "optim.weight_decay", "optim.grad_clip",

@@ -17,8 +17,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from memory_vit import commands, comparison, data, preprocess, records, sharding
 from memory_vit.backbone import Backbone
 from memory_vit.errors import ConfigError, TaskError
@@ -87,6 +85,11 @@ def _parser() -> argparse.ArgumentParser:
     },
     "--json": {"metavar": "FILE", "help": "write the numbers to a file"},
     "--batch_size": {"type": int, "default": 256},
+    "--fsdp": {
+      "type": int,
+      "default": 1,
+      "help": "split the backbone over so many devices, see config.mesh",
+    },
     "--dtype": {"choices": ("float32", "bfloat16"), "default": "float32"},
   }.items():
     parser.add_argument(name, **options)
@@ -101,9 +104,9 @@ def _run(arguments: argparse.Namespace) -> int:
   backbone, tasks = commands.load_model(
     arguments.backbone, arguments.task, arguments.dtype
   )
-  mesh = sharding.make_mesh()
+  mesh = sharding.make_mesh(fsdp=arguments.fsdp)
   sharding.require_divisible(arguments.batch_size, mesh, "--batch_size")
-  params = jax.device_put(backbone.params, sharding.replicated(mesh))
+  params = sharding.put_backbone(backbone.params, mesh)
   backbone = dataclasses.replace(backbone, params=params)
   evaluator = comparison.Evaluator(backbone, tasks, mesh, arguments.batch_size)
   # All data sets first: a wrong one must not cost an evaluation.

@@ -53,7 +53,7 @@ def forecast(config: Config, workdir: Path, parts: Sequence[str]) -> str:
     workdir: of the study; what is finished there takes no time.
     parts: from `study.possible_parts`.
   """
-  mesh = sharding.make_mesh()
+  mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
   backbone = _backbone(config, workdir, mesh)
   path = weights.study_file(config, workdir)
   done = plan.finished_runs(config, parts, workdir, path, backbone.fingerprint)
@@ -110,7 +110,7 @@ def _backbone(config: Config, workdir: Path, mesh: Mesh) -> Backbone:
     key=jax.random.key(0),
     dtype=config.dtype,
   )
-  params = jax.device_put(backbone.params, sharding.replicated(mesh))
+  params = sharding.put_backbone(backbone.params, mesh)
   return dataclasses.replace(backbone, params=params)
 
 

@@ -19,6 +19,7 @@ from memory_vit import (
   programs,
   progress,
   resume,
+  sharding,
   train,
   training_pass,
   trees,
@@ -83,7 +84,7 @@ class Learner:
   Attributes:
     config: of the run.
     mesh: over which batches are split.
-    backbone: frozen; on every device of the mesh.
+    backbone: frozen; on the devices of the mesh.
     parents: earlier tasks that the new one reads, and that those read.
     train: the training split.
     validation: the split that chooses the best step, or None.
@@ -301,7 +302,7 @@ class Learner:
       return outputs(images)
 
     return evaluation.evaluate_source(
-      self.predictor(tasks),
+      predict,
       source,
       tasks[0].spec.evaluation,
       batch_size=self.config.batch_size_eval,
@@ -330,9 +331,13 @@ class Learner:
 
   def _alone(self, tasks: Sequence[Task]) -> evaluation.Predict:
     """Tasks that are not served in slots: they take the place of the head."""
+    placed = [
+      dataclasses.replace(task, params=sharding.put(task.params, self.mesh))
+      for task in tasks
+    ]
 
     def predict(images: jax.Array) -> dict[str, jax.Array]:
-      return training_pass.predict(self.backbone, tasks, images)
+      return training_pass.predict(self.backbone, placed, images)
 
     return predict
 

@@ -6,6 +6,8 @@
 The same command goes on with a run that was interrupted. Exit status: 2 for
 bad input, 75 after SIGTERM (preemption) and 130 after Ctrl-C, once the state is
 saved. A second signal ends it at once.
+
+For several processes, which share DIR, see docs/scale.md.
 """
 
 import logging
@@ -16,12 +18,13 @@ import jax
 from absl import app, flags
 from ml_collections import config_flags
 
-from memory_vit import changes, commands, progress, run
+from memory_vit import changes, commands, launch, progress, run
 from memory_vit import config as config_lib
 from memory_vit.interrupt import Stop
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results are written.")
+_PROCESSES = launch.define_flags()
 
 _MAY_CHANGE = flags.DEFINE_multi_string(
   "allow_config_change", [],
@@ -36,6 +39,7 @@ def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"unknown arguments {argv[1:]}; options start with --")
   progress.log_to_stderr()
+  launch.start(_PROCESSES())
   logging.getLogger("memory_vit").info("devices: %s", jax.devices())
   workdir = Path(_WORKDIR.value)
   config = config_lib.from_dict(_CONFIG.value.to_dict())
@@ -49,4 +53,5 @@ def main(argv: list[str]) -> None:
 if __name__ == "__main__":
   flags.mark_flags_as_required(["config", "workdir"])
   # Around all, since a configuration file runs while flags are parsed.
-  sys.exit(commands.run_command(lambda: app.run(main)))
+  with launch.leaving():
+    sys.exit(commands.run_command(lambda: app.run(main)))

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from memory_vit import records, resume, run
+from memory_vit import processes, records, resume, run
 from memory_vit.config import Config, to_dict
 from memory_vit.errors import ConfigError, DivergedError
 from memory_vit.interrupt import Stop
@@ -206,10 +206,15 @@ def _with_result(
 
 def _end(directory: Path) -> dict[str, Any] | None:
   """With what a run ended; None where it did not."""
-  for name in (_LOST, "result.json"):
-    if (directory / name).exists():
-      return records.read_json(directory / name)
-  return None
+
+  def read() -> dict[str, Any] | None:
+    for name in (_LOST, "result.json"):
+      if (directory / name).exists():
+        return records.read_json(directory / name)
+    return None
+
+  # The others might not see yet what the first has just written.
+  return processes.by_first(read)
 
 
 def _require_unfinished(

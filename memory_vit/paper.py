@@ -18,7 +18,7 @@ import jax
 from absl import app, flags
 from ml_collections import config_flags
 
-from memory_vit import commands, conduct, forecast, progress, study
+from memory_vit import commands, conduct, forecast, launch, progress, study
 from memory_vit import config as config_lib
 from memory_vit.interrupt import Stop
 
@@ -27,6 +27,7 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Where results are written.")
 _ONLY = flags.DEFINE_multi_string(
   "only", [], f"A part; may be given several times: {', '.join(study.PARTS)}."
 )
+_PROCESSES = launch.define_flags()
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Show the runs, train nothing.")
 
 
@@ -35,11 +36,14 @@ def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"unknown arguments {argv[1:]}; options start with --")
   progress.log_to_stderr()
+  launch.start(_PROCESSES())
   workdir = Path(_WORKDIR.value)
   config = config_lib.from_dict(_CONFIG.value.to_dict())
   parts = study.possible_parts(config, _ONLY.value)
   if _DRY_RUN.value:
-    print(forecast.forecast(config, workdir, parts))
+    text = forecast.forecast(config, workdir, parts)
+    if jax.process_index() == 0:
+      print(text)
     return
   stop = Stop()
   with stop.listening():
@@ -51,4 +55,5 @@ def main(argv: list[str]) -> None:
 if __name__ == "__main__":
   flags.mark_flags_as_required(["config", "workdir"])
   # Around all, since a configuration file runs while flags are parsed.
-  sys.exit(commands.run_command(lambda: app.run(main)))
+  with launch.leaving():
+    sys.exit(commands.run_command(lambda: app.run(main)))

@@ -7,7 +7,15 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from memory_vit import data, optim, records, train, training_pass
+from memory_vit import (
+  data,
+  optim,
+  processes,
+  records,
+  sharding,
+  train,
+  training_pass,
+)
 from memory_vit.backbone import Backbone, init_backbone
 from memory_vit.config import Config, OptimConfig
 from memory_vit.errors import TrainingError
@@ -30,11 +38,13 @@ def pretrain(config: Config, mesh: Mesh, stop: Stop | None = None) -> Backbone:
     The backbone, with a head for the classes of its data set.
   """
   settings = config.pretrain
-  source = data.open_source(
-    settings.data.name,
-    settings.data.train,
-    settings.data.dir,
-    settings.data.cache_gib,
+  source = processes.first_before_others(
+    lambda: data.open_source(
+      settings.data.name,
+      settings.data.train,
+      settings.data.dir,
+      settings.data.cache_gib,
+    ),
   )
   vit = vit_config(
     settings.variant,
@@ -71,7 +81,8 @@ def pretrain(config: Config, mesh: Mesh, stop: Stop | None = None) -> Backbone:
     max_skipped=optim_config.max_skipped,
     stop=stop,
   )
-  return dataclasses.replace(backbone, params=state.params[BACKBONE])
+  params = sharding.to_host(state.params[BACKBONE])
+  return dataclasses.replace(backbone, params=params)
 
 
 def pretrained_file(
@@ -103,12 +114,16 @@ def pretrained_file(
       }
     )
   )
-  if not path.exists():
+  if not processes.from_first(path.exists()):
     backbone = pretrain(config, mesh, stop)
-    # In this order: a backbone is never there without what made it.
-    records.write_json(made_by, wanted)
-    with records.writing(path):
-      save_backbone(backbone, path)
+
+    def save() -> None:
+      # In this order: a backbone is never there without what made it.
+      records.write_json(made_by, wanted)
+      with records.writing(path):
+        save_backbone(backbone, path)
+
+    processes.by_first(save)
   found = records.read_json(made_by) if made_by.exists() else "something else"
   if found != wanted:
     raise TrainingError(

@@ -1,24 +1,98 @@
-"""What the processes of a run do as one."""
+"""What the processes of a run do as one.
 
+Each calls the same things in the same order, as jax wants it. With one process
+everything here does next to nothing.
+"""
+
+import hashlib
 import json
-from collections.abc import Callable
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from memory_vit.errors import TrainingError
+from memory_vit.errors import ConfigError, TrainingError
 
-# What is told to the others has to be of one size.
-_BYTES = 4096
+
+def require_same(what: str, values: Mapping[str, Any]) -> None:
+  """Raises unless all processes have the same values.
+
+  Args:
+    what: to call them in the message.
+    values: that JSON can hold.
+
+  Raises:
+    ConfigError: on every process, with the keys that differ and their values;
+      where processes run beside each other that know nothing of each other.
+  """
+  if jax.process_count() == 1:
+    return
+  _require_joined()
+  text = json.dumps(values, sort_keys=True)
+  digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
+  digests = multihost_utils.process_allgather(digest)
+  if (digests == digests[0]).all():
+    return
+  found = [json.loads(other) for other in _gather(text)]
+  lines = []
+  for key in sorted({key for values in found for key in values}):
+    each = [json.dumps(values.get(key)) for values in found]
+    if len({*each}) > 1:
+      shown = [f"process {i} has {_short(v)}" for i, v in enumerate(each)]
+      lines.append(f"{key}: {', '.join(shown)}")
+  raise ConfigError(
+    f"the processes differ in their {what}: start all of them with the same.\n"
+    "  " + "\n  ".join(lines)
+  )
+
+
+def _require_joined() -> None:
+  """Devices of other hosts may be there although nobody has joined them."""
+  if not jax.distributed.is_initialized():
+    raise ConfigError(
+      f"this is one of {jax.process_count()} processes that were not joined: "
+      "expected --distributed, on every host."
+    )
+  local, all_of_them = jax.local_device_count(), len(jax.devices())
+  if local * jax.process_count() != all_of_them:
+    raise ConfigError(
+      f"process {jax.process_index()} has {local} of {all_of_them} devices: "
+      f"expected as many on each of the {jax.process_count()} processes."
+    )
+
+
+def _short(text: str) -> str:
+  return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _gather(text: str) -> list[str]:
+  """The texts of all processes, on all."""
+  encoded = np.frombuffer(text.encode(), np.uint8)
+  lengths = multihost_utils.process_allgather(np.int32(encoded.size))
+  padded = np.zeros(lengths.max(), np.uint8)
+  padded[: encoded.size] = encoded
+  rows = multihost_utils.process_allgather(padded)
+  return [
+    row[:length].tobytes().decode()
+    for row, length in zip(rows, lengths, strict=True)
+  ]
+
+
+def from_first(value: Any) -> Any:
+  """The value of process 0, which JSON can hold, on all processes."""
+  return by_first(lambda: value)
 
 
 def by_first(action: Callable[[], Any]) -> Any:
-  """Does something in the first process alone; where it fails, all fail.
+  """Does something in process 0 alone, while the others wait; all must call.
 
   Args:
-    action: its result must be short, and what JSON can hold.
+    action: its result must be what JSON can hold.
 
   Returns:
     Its result, in every process.
@@ -34,14 +108,44 @@ def by_first(action: Callable[[], Any]) -> Any:
     try:
       outcome["result"] = action()
     except Exception as error:
-      raised, outcome["error"] = error, str(error)[: _BYTES // 8]
-  text = json.dumps(outcome).encode()
-  told = np.zeros(_BYTES, np.uint8)
-  told[: len(text)] = np.frombuffer(text, np.uint8)
-  told = multihost_utils.broadcast_one_to_all(told)
-  outcome = json.loads(bytes(np.asarray(told)).rstrip(b"\0"))
+      raised, outcome["error"] = error, str(error)
+  outcome = json.loads(_gather(json.dumps(outcome))[0])
   if raised:
     raise raised
   if "error" in outcome:
     raise TrainingError(f"process 0: {outcome['error']}")
   return outcome["result"]
+
+
+def first_before_others(action: Callable[[], Any]) -> Any:
+  """Each process does the same; process 0 is done before the others begin.
+
+  For what makes files where there are none yet.
+  """
+  results = []
+  by_first(lambda: results.append(action()))
+  return results[0] if results else action()
+
+
+def require_shared(directory: Path) -> None:
+  """Raises unless all processes see the same directory.
+
+  Raises:
+    ConfigError: on every process, with the numbers of those that do not.
+  """
+  if jax.process_count() == 1:
+    return
+  file = directory / f".seen-by-all-{from_first(secrets.token_hex(8))}"
+  by_first(file.touch)
+  end = time.monotonic() + 5
+  while not file.exists() and time.monotonic() < end:
+    time.sleep(0.2)  # of some network file systems
+  seen = [json.loads(text) for text in _gather(json.dumps(file.exists()))]
+  by_first(file.unlink)
+  blind = [i for i, sees in enumerate(seen) if not sees]
+  if blind:
+    raise ConfigError(
+      f"--workdir {directory}: processes {blind} do not see what process 0 "
+      "writes there. Expected one directory on a file system that all hosts "
+      "share."
+    )

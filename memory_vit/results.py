@@ -1,11 +1,12 @@
 """What a run leaves: tasks that know how good they are."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from memory_vit import adapters, data, records, trees
+from memory_vit import adapters, data, processes, records, trees
 from memory_vit.backbone import Backbone
 from memory_vit.config import Config, to_dict
 from memory_vit.learn import Learned, Learner
@@ -84,6 +85,8 @@ def export(
 ) -> list[Task]:
   """Writes the best task under its name, and the others where that is asked.
 
+  One process writes; all read.
+
   Args:
     config: of the run.
     name: of the best.
@@ -107,10 +110,18 @@ def export(
       "metrics": {**metrics, "name": new_name, "exported": where},
     }
     spec = dataclasses.replace(task.spec, name=new_name)
-    with records.writing(workdir / where, ValueError):  # orbax's
-      adapters.save_task(Task(spec, task.params, made), workdir / where)
+    save = functools.partial(
+      _save, Task(spec, task.params, made), workdir / where
+    )
+    processes.by_first(save)
     exported.append(adapters.load_task(workdir / where, backbone))
   return exported
+
+
+def _save(task: Task, path: Path) -> None:
+  """Writes a task to where nothing else can be."""
+  with records.writing(path, ValueError):  # orbax's
+    adapters.save_task(task, path)
 
 
 def save_model(task: Task, backbone: Backbone, path: Path) -> None:
@@ -125,4 +136,5 @@ def save_model(task: Task, backbone: Backbone, path: Path) -> None:
     backbone.config, num_classes=task.spec.num_classes, representation_size=0
   )
   params = {**task.params["backbone"], "head": task.params["head"]}
-  save_backbone(Backbone(config, params, trees.fingerprint(params)), path)
+  model = Backbone(config, params, trees.fingerprint(params))
+  processes.by_first(functools.partial(save_backbone, model, path))

@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
-from memory_vit import changes, records, train, trees
+from memory_vit import changes, records, sharding, train, trees
 from memory_vit.checkpoints import Checkpoints
 from memory_vit.errors import TrainingError
 from memory_vit.step import TrainState
@@ -67,7 +65,7 @@ def resume(
   like = {
     "state": state,
     "best": {
-      name: jax.device_get(state.params[name])
+      name: sharding.to_host(state.params[name])
       for name, (best_step, _) in found["best"].items()
       if best_step
     },
@@ -130,7 +128,8 @@ def require_same(
 # What may change between a run and its continuation without changing a result.
 # Directories of earlier tasks may: their digests may not.
 _MAY_CHANGE = ("backbone", "batch_size_eval", "data/cache_gib", "data/dir",
-               "log_every", "profile_at", "sweep/export", "sweep/memory_gib",
+               "log_every", "mesh/fsdp", "profile_at", "sweep/export",
+               "sweep/memory_gib",
                "task/attends_to", "task/indirect", "upstream/dir",
                "upstream/eval_crop", "upstream/name", "upstream/resize",
                "upstream/split")  # fmt: skip

@@ -14,10 +14,12 @@ from jax.sharding import Mesh
 
 from memory_vit import (
   adapters,
+  agreement,
   changes,
   data,
   evaluation,
   preprocess,
+  processes,
   programs,
   records,
   results,
@@ -67,7 +69,8 @@ def train_and_evaluate(
       using `workdir`.
     Interrupted: where `stop` says so.
   """
-  mesh = sharding.make_mesh()
+  agreement.require_same_start(config)
+  mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
   _require_possible(config, workdir, mesh)
   may_change = changes.allowed(may_change)
   with only_run(workdir):
@@ -85,6 +88,7 @@ def _run(
   began = time.perf_counter()
   name = config.task.name or _name_of(config.data)
   variants = sweep.variants_of(config, name)
+  processes.require_shared(workdir)
   backbone = weights.open_backbone(config, workdir, mesh, stop)
   # All splits first: a wrong name must not cost a training run.
   learner = dataclasses.replace(
@@ -93,6 +97,7 @@ def _run(
   _require_names(learner, name, variants)
   tested = _open(config, config.data.test)
   upstream = _open_upstream(config, backbone)
+  agreement.require_same_data(learner, tested, upstream)
 
   before = upstream and _evaluate_upstream(learner, upstream, ())
   plan = _plan(learner, variants, workdir)
@@ -189,7 +194,10 @@ def _open(config: Config, split: str) -> data.Source | None:
   where = config.data
   if not split:
     return None
-  return data.open_source(where.name, split, where.dir, where.cache_gib)
+  # It may be prepared on the way, in a directory that all share.
+  return processes.first_before_others(
+    lambda: data.open_source(where.name, split, where.dir, where.cache_gib),
+  )
 
 
 def _plan(
@@ -198,7 +206,7 @@ def _plan(
   """Which variants are trained at once, and the estimate that says so.
 
   A run that goes on keeps its plan, whatever memory is free now; one that has
-  saved nothing yet makes a new one.
+  saved nothing yet makes a new one. All processes have that of process 0.
 
   Returns:
     {"passes": names of the variants of each, "bytes_of_one": what a pass with
@@ -209,11 +217,11 @@ def _plan(
     return _passes(learner, variants)
   file = workdir / "passes.json"
   names = sorted(variant.name for variant in variants)
-  if not file.exists() or not _has_saved(workdir):
-    plan = _passes(learner, variants)
+  if not processes.from_first(file.exists() and _has_saved(workdir)):
+    plan = processes.from_first(_passes(learner, variants))
     records.write_json(file, plan)
     return plan
-  plan = records.read_json(file)
+  plan = processes.from_first(records.read_json(file))
   planned = sorted(name for part in plan["passes"] for name in part)
   if planned != names:
     raise TrainingError(
@@ -315,8 +323,10 @@ def _open_upstream(config: Config, backbone: Backbone) -> data.Source | None:
   where = config.upstream
   if not where.name:
     return None
-  source = data.open_source(
-    where.name, where.split, where.dir, config.data.cache_gib
+  source = processes.first_before_others(
+    lambda: data.open_source(
+      where.name, where.split, where.dir, config.data.cache_gib
+    ),
   )
   outputs = backbone.config.num_classes
   if source.num_classes != outputs:

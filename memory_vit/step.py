@@ -33,11 +33,11 @@ class TrainState:
 def create_state(
   params: Any, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
-  """A state at step 0, on every device of the mesh."""
+  """A state at step 0, on the devices of the mesh; see `sharding.layout`."""
   # A copy: the loop donates its state, and the caller keeps what it passed in.
   params = jax.tree.map(jnp.array, params)
   state = TrainState(jnp.int32(0), params, optimizer.init(params))
-  return jax.device_put(state, sharding.replicated(mesh))
+  return sharding.put(state, mesh)
 
 
 class Step:
@@ -68,12 +68,16 @@ class Step:
     self._prepare, self._mesh = training_pass.prepare, mesh
     self._parts = accumulation_steps
     loss = functools.partial(_loss, training_pass, label_smoothing)
-    on_all = sharding.replicated(mesh)
-    self._gradient = jax.jit(jax.grad(loss, has_aux=True), out_shardings=on_all)
+    # Of gradient and state, the layout is fixed within the programs.
+    outputs = (None, sharding.replicated(mesh))
+    self._gradient = jax.jit(
+      functools.partial(_gradient, jax.grad(loss, has_aux=True), mesh),
+      out_shardings=outputs,
+    )
     self._update = jax.jit(
-      functools.partial(_update, optimizer),
+      functools.partial(_update, optimizer, mesh),
       donate_argnums=0,
-      out_shardings=on_all,
+      out_shardings=outputs,
     )
     self._split = jax.jit(
       _split, static_argnums=(1, 2), out_shardings=sharding.by_rows(mesh)
@@ -177,8 +181,15 @@ def _loss(
   return sum(m["loss"] for m in metrics.values()), metrics
 
 
+def _gradient(loss_gradient: Any, mesh: Mesh, *args: Any) -> tuple[Any, Any]:
+  """Gradient and metrics; the gradient lies as the parameters do."""
+  grads, metrics = loss_gradient(*args)
+  return sharding.constrain(grads, mesh), metrics
+
+
 def _update(
   optimizer: optax.GradientTransformation,
+  mesh: Mesh,
   state: TrainState,
   grads: Any,
   metrics: dict[str, dict[str, jax.Array]],
@@ -197,4 +208,5 @@ def _update(
     values["param_norm"] = optax.tree.norm(params[name])
     values["skipped"] = 1.0 - finite[name]
   opt_state = optim.where_finite(finite, opt_state, state.opt_state)
-  return TrainState(state.step + 1, params, opt_state), metrics
+  state = TrainState(state.step + 1, params, opt_state)
+  return sharding.constrain(state, mesh), metrics

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 from jax.sharding import Mesh
@@ -231,7 +230,7 @@ def _last(best: Mapping[str, Best], state: TrainState) -> dict[str, Best]:
 
 def _now(name: str, accuracy: float | None, state: TrainState) -> Best:
   """A name as it is."""
-  return Best(int(state.step), accuracy, jax.device_get(state.params[name]))
+  return Best(int(state.step), accuracy, sharding.to_host(state.params[name]))
 
 
 def _log(

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from memory_vit import sharding
+from memory_vit import processes, sharding
 from memory_vit.backbone import Backbone, init_backbone
 from memory_vit.config import RANDOM, Config
 from memory_vit.errors import TrainingError
@@ -22,7 +22,7 @@ logger = logging.getLogger("memory_vit")
 def open_backbone(
   config: Config, workdir: Path, mesh: Mesh, stop: Stop | None = None
 ) -> Backbone:
-  """Loads the backbone, or makes it first, and puts it on every device.
+  """Loads the backbone, or makes it first, and puts it on the devices.
 
   Args:
     config: of the run.
@@ -51,7 +51,7 @@ def open_backbone(
     "backbone %s: %s, %d px, fingerprint %s",
     path, backbone.config.variant, config.image_size, backbone.fingerprint[:16],
   )  # fmt: skip
-  params = jax.device_put(backbone.params, sharding.replicated(mesh))
+  params = sharding.put_backbone(backbone.params, mesh)
   return dataclasses.replace(backbone, params=params)
 
 
@@ -69,8 +69,13 @@ def study_backbone(
   path = study_file(config, workdir)
   if config.backbone.startswith(RANDOM) and not config.pretrain.variant:
     made = Path(path)
-    if not made.exists():
-      save_backbone(backbone, made)
+
+    def save() -> None:
+      if not made.exists():
+        save_backbone(dataclasses.replace(backbone, params=params), made)
+
+    params = sharding.to_host(backbone.params)
+    processes.by_first(save)
     kept = dataclasses.replace(config, backbone=path)
     found = open_backbone(kept, workdir, mesh)
     if found.fingerprint != backbone.fingerprint:

@@ -15,6 +15,7 @@ from conftest import tiny_backbone
 from faults import Process, Run
 
 import memory_vit as mv
+from memory_vit import manifest
 from memory_vit.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.slow
@@ -69,7 +70,8 @@ def test_random_kills_change_no_bit(backbone, tmp_path):
 
 
 def arrays(run):
-  task = mv.adapters.read_arrays(run.workdir / "tasks" / "digits-5-9")
+  path = run.workdir / "tasks" / "digits-5-9"
+  task = mv.adapters.read_arrays(path, manifest.read(path))
   return {name: array.tobytes() for name, array in task.items()}
 
 
@@ -136,17 +138,20 @@ import resource
 from memory_vit.checkpoints import Checkpoints
 save = Checkpoints.save
 def full(self, step, *args):
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
   if step == 30:
-    limits = (200, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
+  try:
+    save(self, step, *args)
+  finally:  # stderr is a file as well
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-  save(self, step, *args)
 Checkpoints.save = full
 """
 
 
 def test_a_full_disk_stops_training(run, whole):
   with run.start(FULL) as process:
-    assert process.wait() == 2
+    assert process.wait() == 2, process.text
     assert process.last_step == 30  # at once
     assert "error: step 30 cannot be written to" in process.text
     assert "The steps saved before, [10, 20], are as they were" in process.text
@@ -174,6 +179,7 @@ jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(process),
                            initialization_timeout=300)
 import dataclasses, pathlib
 import memory_vit as mv
+from memory_vit import manifest
 from configs import quickstart
 from memory_vit import config, data, learn, progress, sharding, sweep
 from memory_vit.interrupt import Interrupted, Stop

@@ -44,7 +44,7 @@ def setting(backbone, mesh, tasks, parents=(), *, smoothing=0.0, parts=1):
     tuple(task.spec for task in tasks), smoothing, parts,
   )  # fmt: skip
   frozen = {
-    "backbone": jax.device_put(backbone.params, sharding.replicated(mesh)),
+    "backbone": sharding.put_backbone(backbone.params, mesh),
     "tasks": {task.spec.name: task.params for task in parents},
   }
   return step_fn, step.create_state(params, optimizer, mesh), frozen

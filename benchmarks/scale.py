@@ -1,0 +1,258 @@
+"""Memory and exchange of a training step on many devices, without them.
+
+  python -m benchmarks.scale [--variant=B/32 ...] [--devices=64] [--fsdp=8]
+    [--batch=8] [--dtype=float32] [--topology=v5e:4x4]
+
+Compiles the programs of a step (one task of 5 cells, 100 classes, SGD with
+momentum) for a mesh of devices that are not there, and prints what XLA says of
+them beside what a formula says. The devices are virtual ones of the CPU; with
+--topology those of a TPU, for which libtpu must be installed (no TPU). Nothing
+is run. The table of docs/scale.md was made by this.
+
+Letters as in `memory_vit.variants`; s = n + 1 tokens, b pictures on a device, f
+devices over which the backbone is split, e bytes of a value in the computation.
+"""
+
+import argparse
+import dataclasses
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+MEBI = 2**20
+_BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1}
+_EXCHANGE = re.compile(
+  r"= (.*?) (all-gather|all-reduce|reduce-scatter|all-to-all"
+  r"|collective-permute)(-start)?\("
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """A number of a program, in bytes on a device; 0 where there is none."""
+
+  variant: str
+  what: str
+  formula: float
+  xla: float
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Prints the table."""
+  parser = argparse.ArgumentParser(prog="python -m benchmarks.scale")
+  parser.add_argument("--variant", action="append")
+  parser.add_argument("--devices", type=int, default=64)
+  parser.add_argument("--fsdp", type=int, default=8)
+  parser.add_argument("--batch", type=int, default=8, help="on a device")
+  parser.add_argument("--dtype", default="float32")
+  parser.add_argument("--topology", help="of a TPU, such as v5e:4x4")
+  arguments = parser.parse_args(argv)
+  # Before jax is imported. By default XLA gathers early on CPU, whatever memory
+  # that takes, since the devices are threads of one machine.
+  os.environ["JAX_PLATFORMS"] = "cpu"
+  os.environ["XLA_FLAGS"] = (
+    f"--xla_force_host_platform_device_count={arguments.devices}"
+    " --xla_cpu_enable_concurrency_optimized_scheduler=false"
+    " --xla_backend_optimization_level=0"
+  )
+  print("| backbone | on a device | formula, MiB | XLA, MiB | ratio |")
+  print("|---|---|---|---|---|")
+  for variant in arguments.variant or ["B/32", "B/16", "L/16", "H/14"]:
+    for row in measure(variant, arguments):
+      formula, ratio = "-", "-"
+      if row.formula:
+        formula = f"{row.formula / MEBI:.2f}"
+        ratio = f"{row.xla / row.formula:.2f}"
+      print(
+        f"| {row.variant} | {row.what} | {formula} "
+        f"| {row.xla / MEBI:.2f} | {ratio} |",
+        flush=True,
+      )
+
+
+def measure(variant: str, arguments: argparse.Namespace) -> list[Row]:
+  """Compiles the programs of a step for a backbone."""
+  import jax
+  import jax.numpy as jnp
+
+  from memory_vit import sharding, step
+
+  mesh = _mesh(arguments)
+  config, task, cut, optimizer = _task_training(variant, arguments.dtype)
+  shapes = jax.eval_shape(
+    lambda p: step.TrainState(jnp.int32(0), p, optimizer.init(p)), {"a": task}
+  )
+  state = _laid_out(shapes, mesh)
+  backbone = _backbone(config)
+  frozen = _laid_out({"backbone": backbone, "tasks": {}}, mesh)
+  rows = sharding.by_rows(mesh)
+  b = arguments.batch * mesh.size
+  size = config.image_size
+  images = jax.ShapeDtypeStruct((b, size, size, 3), "float32", sharding=rows)
+  labels = jax.ShapeDtypeStruct((b,), "int32", sharding=rows)
+
+  prepare = jax.jit(cut.prepare).lower(frozen, images)
+  context = jax.tree.map(
+    lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=rows),
+    prepare.out_info,
+  )
+  taken = step.Step(cut, optimizer, mesh)
+  gradient = taken._gradient.lower(state.params, frozen, context, labels)
+  scalar = jax.ShapeDtypeStruct((), "float32")
+  metrics = {"a": {"loss": scalar, "accuracy": scalar}}
+  update = taken._update.lower(state, state.params, metrics, 1.0)
+
+  found = {
+    name: program.compile()
+    for name, program in (
+      ("prepare", prepare), ("gradient", gradient), ("update", update),
+    )
+  }  # fmt: skip
+  memory = {name: c.memory_analysis() for name, c in found.items()}
+  moved = {name: exchanged(c.as_text()) for name, c in found.items()}
+  by_formula = formulas(config, task, arguments.batch, mesh.shape["fsdp"])
+  by_xla = {
+    "weights and pictures": memory["prepare"].argument_size_in_bytes,
+    "context": memory["prepare"].output_size_in_bytes,
+    "forward pass, in between": memory["prepare"].temp_size_in_bytes,
+    "task, momentum, gradient": memory["update"].argument_size_in_bytes,
+    "gathered in the forward pass": moved["prepare"].get("all-gather", 0),
+    "gathered for the gradient": moved["gradient"].get("all-gather", 0),
+    "reduced: gradient of the task": moved["gradient"].get("all-reduce", 0),
+    "other exchange": sum(
+      size
+      for kinds in moved.values()
+      for kind, size in kinds.items()
+      if kind not in ("all-gather", "all-reduce")
+    ),
+    "gradient, in between": memory["gradient"].temp_size_in_bytes,
+  }
+  return [Row(variant, what, by_formula[what], by_xla[what]) for what in by_xla]
+
+
+def formulas(
+  config: Any, task: Any, b: int, f: int, wide: int = 2**14
+) -> dict[str, float]:
+  """Bytes on a device, by formula.
+
+  Args:
+    config: of the backbone.
+    task: parameters of the task, or their shapes.
+    b: pictures on a device.
+    f: devices over which the backbone is split.
+    wide: values from which on an array is split.
+  """
+  from memory_vit import trees
+
+  d, l, m, s = (
+    config.width,
+    config.depth,
+    config.mlp_dim,
+    config.num_patches + 1,
+  )
+  e = 2 if config.dtype == "bfloat16" else 4
+  patches = config.patch_size**2 * 3 * d
+  positions = s * d
+  # What nobody reads is not computed: of the last block only keys and values.
+  large = patches + (l - 1) * (4 * d * d + 2 * d * m) + 2 * d * d
+  small = d + d + (l - 1) * (4 * d + m + d + 4 * d) + 2 * d + 2 * d
+  if positions >= wide:
+    large += positions
+  else:
+    small += positions
+  pictures = 4 * b * config.image_size**2 * 3
+  trained = 4 * trees.count(task)
+  mlp = b * s * (2 * m + 2 * d)
+  split = f > 1
+  tokens = e * l * f * b * d
+  return {
+    "weights and pictures": 4 * (large / f + small) + pictures,
+    "context": e * b * l * 2 * s * d,
+    # The MLP before and after its activation, its input and its output; and
+    # the matrix that it is multiplied by.
+    "forward pass, in between": e * mlp + split * 4 * d * m,
+    "task, momentum, gradient": 3 * trained,
+    "gathered in the forward pass": split * 4 * large,
+    # The projections; to the parts of the MLPs the tokens of tasks go instead,
+    # which are few: forward and back, and their sums.
+    "gathered for the gradient": split * (4 * l * 4 * d * d + 6 * tokens),
+    "reduced: gradient of the task": trained + split * 2 * tokens,
+    "other exchange": 0,
+    "gradient, in between": 0,
+  }
+
+
+def exchanged(text: str) -> dict[str, int]:
+  """{kind of exchange: bytes of its results} of a compiled program."""
+  found: dict[str, int] = {}
+  for shapes, kind, _ in _EXCHANGE.findall(text):
+    for dtype, axes in re.findall(r"(\w+)\[([\d,]*)\]", shapes):
+      size = _BYTES[dtype]
+      for axis in axes.split(","):
+        size *= int(axis or 1)
+      found[kind] = found.get(kind, 0) + size
+  return found
+
+
+def _mesh(arguments: argparse.Namespace) -> Any:
+  from memory_vit import sharding
+
+  if not arguments.topology:
+    return sharding.make_mesh(fsdp=arguments.fsdp)
+  from jax.experimental import topologies
+
+  found = topologies.get_topology_desc(arguments.topology, "tpu")
+  return sharding.make_mesh(found.devices, fsdp=arguments.fsdp)
+
+
+def _backbone(config: Any) -> Any:
+  from memory_vit.backbone import backbone_shapes
+
+  return backbone_shapes(config)
+
+
+def _laid_out(tree: Any, mesh: Any) -> Any:
+  """Shapes, where they lie in training."""
+  import jax
+
+  from memory_vit import sharding
+
+  return jax.tree.map(
+    lambda a, where: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where),
+    tree,
+    sharding.layout(tree, mesh),
+  )
+
+
+def _task_training(variant: str, dtype: str) -> Any:
+  """Backbone, task, pass and optimiser of the paper's set-up."""
+  import jax
+
+  from memory_vit import optim, training_pass
+  from memory_vit.backbone import Backbone
+  from memory_vit.config import OptimConfig
+  from memory_vit.model import TaskParams
+  from memory_vit.tasks import EvalPreprocessing, TaskSpec
+  from memory_vit.variants import vit_config
+
+  config = vit_config(variant, num_classes=1000, dtype=dtype)
+  spec = TaskSpec(
+    name="a",
+    num_classes=100,
+    cells=5,
+    regime="memory_masked",
+    bottleneck=0,
+    backbone=Backbone(config, {}, "").id,
+    evaluation=EvalPreprocessing(image_size=config.image_size),
+  )
+  task = jax.eval_shape(TaskParams(config, spec).init, jax.random.key(0))
+  settings = OptimConfig()
+  schedules = {"a": optim.make_schedule(settings, 0.1, 100)}
+  optimizer = optim.make_optimizer({"a": settings}, schedules)
+  cut = training_pass.make_training_pass(config, (spec,))
+  return config, task["params"], cut, optimizer
+
+
+if __name__ == "__main__":
+  main()

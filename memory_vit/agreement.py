@@ -1,0 +1,61 @@
+"""What processes that run together must share, for their results to be one."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import flax
+import jax
+import numpy as np
+import optax
+
+from memory_vit import data, processes, trees
+from memory_vit.config import Config, to_dict
+from memory_vit.learn import Learner
+
+
+def require_same_start(config: Config) -> None:
+  """Configuration, code, versions and devices, before anything is read.
+
+  Raises:
+    ConfigError: on every process, with what differs.
+  """
+  options = trees.flatten(json.loads(json.dumps(to_dict(config))))
+  facts = {f"config.{k.replace('/', '.')}": v for k, v in options.items()}
+  facts["code of memory_vit (SHA-256)"] = _code_digest()
+  for module in (jax, flax, optax, np):
+    facts[f"version of {module.__name__}"] = module.__version__
+  facts["kind of devices"] = jax.devices()[0].device_kind
+  processes.require_same("configuration", facts)
+
+
+def require_same_data(
+  learner: Learner, tested: data.Source | None, upstream: data.Source | None
+) -> None:
+  """Backbone, tasks that are read, sizes and classes of all splits.
+
+  Raises:
+    ConfigError: on every process, with what differs.
+  """
+  facts: dict[str, Any] = {"backbone": learner.backbone.fingerprint}
+  for task in learner.parents:
+    facts[f"task {task.spec.name!r}"] = task.digest
+  for key, source in {
+    "config.data.train": learner.train,
+    "config.data.validation": learner.validation,
+    "config.data.test": tested,
+    "config.upstream": upstream,
+  }.items():
+    if source:
+      facts[f"{key}: size"] = source.size
+      facts[f"{key}: classes"] = list(source.class_names)
+  processes.require_same("data", facts)
+
+
+def _code_digest() -> str:
+  """Of this package as it lies on this host."""
+  digest = hashlib.sha256()
+  for file in sorted(Path(__file__).parent.glob("*.py")):
+    digest.update(file.read_bytes())
+  return digest.hexdigest()[:16]

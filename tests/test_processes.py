@@ -1,0 +1,299 @@
+"""Two real processes (gloo), on this machine."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import two_processes as two
+from conftest import tiny_backbone
+
+import memory_vit as mv
+from memory_vit import launch, processes, trees
+from memory_vit.errors import ConfigError
+
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def backbone_file(tmp_path_factory):
+  path = tmp_path_factory.mktemp("backbone") / "wide.npz"
+  mv.save_backbone(tiny_backbone(width=64, mlp_dim=256, num_classes=5), path)
+  return path
+
+
+def flags_of(workdir, backbone_file, **changes) -> list[str]:
+  """A sweep of two variants, the backbone in two parts."""
+  options = {
+    "pretrain.variant": "", "backbone": backbone_file, "batch_size": 16,
+    "batch_size_eval": 64, "total_steps": STEPS, "log_every": 1,
+    "eval_every": 6, "checkpoint_every": 3, "mesh.fsdp": 2,
+    "sweep.learning_rate": "(0.1, 0.03)", **changes,
+  }  # fmt: skip
+  return [
+    "--config=configs/quickstart.py",
+    f"--workdir={workdir}",
+    *(f"--config.{key}={value}" for key, value in options.items()),
+  ]
+
+
+def logs_in(directory: pathlib.Path) -> list[pathlib.Path]:
+  return [directory / f"process-{i}.jsonl" for i in range(2)]
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory, backbone_file):
+  """What two processes of two devices do; (directory, how they ended)."""
+  path = tmp_path_factory.mktemp("together")
+  flags = flags_of(path / "run", backbone_file)
+  return path, two.run_two(logs_in(path), [flags, flags])
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, backbone_file):
+  """The same by one process with four devices."""
+  path = tmp_path_factory.mktemp("alone")
+  flags = flags_of(path / "run", backbone_file)
+  options = two.command(path / "log.jsonl", flags)
+  options["env"] = two.environment(4, LOG=str(path / "log.jsonl"))
+  with two.started([options]) as started:
+    (ended,) = two.ends(started)
+  assert ended.status == 0, ended.stderr
+  return path
+
+
+def test_flags_that_do_not_go_together():
+  for options, message in (
+    ({"process_id": 1}, "--coordinator, --num_processes is missing"),
+    ({"coordinator": "localhost"}, "--num_processes, --process_id is missing"),
+    ({"coordinator": "localhost", "num_processes": 2, "process_id": 0},
+     "'localhost', expected HOST:PORT"),
+    ({"coordinator": "h:99999", "num_processes": 2, "process_id": 0},
+     "expected HOST:PORT"),
+    ({"distributed": True}, "cannot be joined.* place where jax detects"),
+  ):  # fmt: skip
+    with pytest.raises(ConfigError, match=message):
+      launch.start(launch.Options(**options))
+  launch.start(launch.Options())  # one process: nothing is started
+
+
+def test_a_wrong_address_is_named_once_the_time_is_over():
+  address = f"127.0.0.1:{two.free_port()}"
+  began = time.monotonic()
+  with pytest.raises(ConfigError, match=f"no coordinator at {address} for 1 s"):
+    launch.start(
+      launch.Options(
+        coordinator=address,
+        num_processes=2,
+        process_id=1,
+        initialization_timeout=1,
+      )
+    )
+  assert 1 <= time.monotonic() - began < 5
+
+
+def test_one_process_agrees_with_itself(tmp_path):
+  processes.require_same("configuration", {"seed": 1})
+  processes.require_shared(tmp_path)
+  assert list(tmp_path.iterdir()) == []
+  assert processes.from_first([1, "a"]) == [1, "a"]
+  done = []
+  assert processes.by_first(lambda: done.append(1)) is None
+  assert processes.first_before_others(lambda: 3) == 3
+  assert done == [1]
+
+
+def test_what_other_processes_have_is_compared(monkeypatch):
+  """Without them: what they say is made up."""
+  monkeypatch.setattr(processes.jax, "process_count", lambda: 2)
+  monkeypatch.setattr(processes, "_require_joined", lambda: None)
+  mine = {"config.seed": 1, "same": "x", "long": list(range(999))}
+  other = {**mine, "config.seed": 2, "long": [], "more": None}
+  hashes = [np.zeros(32, np.uint8), np.ones(32, np.uint8)]
+  monkeypatch.setattr(
+    processes.multihost_utils, "process_allgather", lambda _: np.stack(hashes)
+  )
+  texts = [json.dumps(values) for values in (mine, other)]
+  monkeypatch.setattr(processes, "_gather", lambda _: texts)
+  with pytest.raises(ConfigError) as error:
+    processes.require_same("configuration", mine)
+  lines = str(error.value).splitlines()
+  assert [line.split(":")[0].strip() for line in lines[1:]] == [
+    "config.seed", "long",
+  ]  # fmt: skip
+  assert lines[1].strip() == "config.seed: process 0 has 1, process 1 has 2"
+  assert len(lines[2]) < 300
+  hashes[1] = hashes[0]
+  processes.require_same("configuration", mine)
+
+
+def test_what_tells_that_a_process_was_lost():
+  gone = ValueError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer")
+  assert launch.is_lost_partner(gone)
+  assert not launch.is_lost_partner(ValueError("shapes do not match"))
+  assert not launch.is_lost_partner(ConfigError("barrier"))
+
+
+@pytest.mark.slow
+def test_two_processes_do_what_one_does(together, alone):
+  path, ended = together
+  assert [e.status for e in ended] == [0, 0], ended[0].stderr + ended[1].stderr
+  logs = logs_in(path)
+
+  # The same examples in every step, each in one process.
+  seen = [two.read(log, "examples") for log in logs]
+  expected = two.read(alone / "log.jsonl", "examples")
+  for i in range(STEPS):
+    assert len(seen[0][i]) == len(seen[1][i]) == 8
+    assert seen[0][i] + seen[1][i] == expected[i]
+  losses = two.read(logs[0], "losses")
+  assert losses == two.read(logs[1], "losses")
+  assert len(losses) == STEPS
+  for mine, other in zip(
+    losses, two.read(alone / "log.jsonl", "losses"), strict=True
+  ):
+    assert mine == pytest.approx(other, abs=1e-5)
+
+  # Every example of every split once, though none divides by the batch.
+  counted = sum(sum(two.read(log, "counted")) for log in logs)
+  assert counted == sum(two.read(alone / "log.jsonl", "counted"))
+  results = [
+    json.loads((where / "run" / "result.json").read_text())
+    for where in (path, alone)
+  ]
+  for task in results[0]["tasks"]:
+    assert task["test_examples"] % 64
+  compare = ("name", "val_accuracy", "test_accuracy", "test_examples")
+  for mine, other in zip(*(r["tasks"] for r in results), strict=True):
+    assert {k: mine[k] for k in compare} == {k: other[k] for k in compare}
+    assert mine["test_loss"] == pytest.approx(other["test_loss"], abs=1e-5)
+  assert results[0]["backbone"]["outputs_bit_equal"] is True
+
+  tasks = [exported(where / "run") for where in (path, alone)]
+  for name, array in tasks[0].items():
+    np.testing.assert_allclose(array, tasks[1][name], atol=1e-5, err_msg=name)
+  # One of them says what came of it.
+  assert "result.json" in ended[0].stdout
+  assert "result.json" not in ended[1].stdout
+  names = {file.name for file in (path / "run").iterdir()}
+  assert names >= {"passes.json", "config.json", "result.json", "sweep.png"}
+  assert not [name for name in names if name.startswith(".")]
+
+
+def exported(workdir: pathlib.Path) -> dict[str, np.ndarray]:
+  from memory_vit import adapters
+
+  return adapters.read_arrays(workdir / "tasks" / "digits-5-9")
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_the_other_and_nothing_is_lost(
+  together, tmp_path, backbone_file
+):
+  flags, logs = flags_of(tmp_path / "run", backbone_file), logs_in(tmp_path)
+  port = two.free_port()
+  commands = [two.command(logs[i], [*flags, *two.joined(i, port)])
+              for i in range(2)]  # fmt: skip
+  with two.started(commands) as (first, second):
+    for line in second.stderr:
+      if "step 7/" in line:
+        second.kill()
+        break
+    killed = time.monotonic()
+    (left,) = two.ends([first])
+    took = time.monotonic() - killed
+  assert left.status not in (0, None)
+  assert took < two.HEARTBEAT + 10
+  assert (
+    "lost another one" in left.stderr  # by the broken connection
+    or "detected fatal errors" in left.stderr  # by jax
+  )
+  ended = two.run_two(logs, [flags, flags])
+  assert [e.status for e in ended] == [0, 0], ended[0].stderr + ended[1].stderr
+  assert "going on from step 6" in ended[0].stderr
+  whole = exported(together[0] / "run")
+  for name, array in exported(tmp_path / "run").items():
+    assert np.array_equal(array, whole[name]), name
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_elsewhere_is_noticed():
+  """Outside of all exchange: by jax's heartbeat."""
+  code = (
+    "import sys, time\n"
+    "from memory_vit import launch\n"
+    "options = launch.Options(coordinator=sys.argv[1], num_processes=2,\n"
+    f"  process_id=int(sys.argv[2]), heartbeat_timeout={two.HEARTBEAT})\n"
+    "with launch.leaving():\n"
+    "  launch.start(options)\n"
+    "  print('joined', flush=True)\n"
+    "  time.sleep(90)\n"
+  )
+  address = f"127.0.0.1:{two.free_port()}"
+  commands = [
+    {"args": [sys.executable, "-c", code, address, str(i)],
+     "env": two.environment(1), "cwd": two.ROOT, "text": True,
+     "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    for i in range(2)
+  ]  # fmt: skip
+  with two.started(commands) as (first, second):
+    assert second.stdout.readline() == "joined\n"
+    assert first.stdout.readline() == "joined\n"
+    second.kill()
+    began = time.monotonic()
+    (left,) = two.ends([first])
+  assert left.status not in (0, None)
+  assert time.monotonic() - began < two.HEARTBEAT + 15
+  assert "detected fatal errors" in left.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["seed", "workdir"])
+def test_processes_that_differ_are_refused(tmp_path, backbone_file, what):
+  flags = [flags_of(tmp_path / "run", backbone_file) for _ in range(2)]
+  if what == "seed":
+    flags[1].append("--config.seed=1")
+    expected = "config.seed: process 0 has 0, process 1 has 1"
+  else:
+    flags[1].append(f"--workdir={tmp_path / 'elsewhere'}")
+    expected = "processes [1] do not see what process 0 writes there"
+  for ended in two.run_two(logs_in(tmp_path), flags):
+    assert ended.status == 2, ended.stderr
+    assert expected in ended.stderr
+    assert "Traceback" not in ended.stderr
+  assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.slow
+def test_a_trained_backbone_lies_in_parts_on_two_processes(
+  tmp_path, backbone_file
+):
+  """Pretraining, the regime `full`, its saved states, and what is exported."""
+  changes = {
+    "mesh.fsdp": 4, "regime": "full", "sweep.learning_rate": "()",
+    "learning_rate": 0.03, "pretrain.variant": "Micro/2",
+    "pretrain.total_steps": 3, "total_steps": 4, "eval_every": 4,
+    "checkpoint_every": 2,
+  }  # fmt: skip
+  runs = {}
+  for name in ("together", "alone"):
+    directory = tmp_path / name
+    directory.mkdir()
+    flags = flags_of(directory / "run", backbone_file, **changes)
+    if name == "together":
+      ended = two.run_two(logs_in(directory), [flags, flags])
+    else:
+      options = two.command(directory / "log", flags)
+      options["env"] = two.environment(4, LOG=str(directory / "log"))
+      with two.started([options]) as started:
+        ended = two.ends(started)
+    assert {e.status for e in ended} == {0}, "".join(e.stderr for e in ended)
+    model = mv.load_backbone(directory / "run" / "digits-5-9.npz")
+    runs[name] = trees.flatten(model.params)
+  for key, array in runs["together"].items():
+    np.testing.assert_allclose(
+      array, runs["alone"][key], atol=2e-4, err_msg=key
+    )
