@@ -46,7 +46,6 @@ DATA = Path(
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-  monkeypatch.setattr(pretrained, "backbone_shapes", cached_shapes)
   folder = tmp_path / "cache"
   monkeypatch.setenv("MEMORY_VIT_CACHE", str(folder))
   return folder

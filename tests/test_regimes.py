@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from conftest import one_device, random_task, tiny_backbone
+from conftest import cached_shapes, one_device, random_task, tiny_backbone
 
 import memory_vit as mv
 from memory_vit import optim, step, training_pass, trees
-from memory_vit.backbone import backbone_shapes
 from memory_vit.config import OptimConfig
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.regimes import REGIMES
@@ -82,7 +81,7 @@ def test_what_is_trained(backbone, regime):
 )
 def test_counts_of_parameters_are_the_papers(regime, expected):
   config = mv.vit_config("B/32")
-  shapes = backbone_shapes(config)
+  shapes = cached_shapes(config)
   backbone = mv.Backbone(config, shapes, "0" * 64)
   options = {
     "num_classes": 100,

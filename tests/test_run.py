@@ -69,6 +69,12 @@ def changed(config, part, **values):
   return dataclasses.replace(config, **{part: part_values})
 
 
+def silent(config):
+  """Without what takes most of the time of a run: its data read again."""
+  config = changed(config, "data", test="")
+  return changed(config, "upstream", name="")
+
+
 def arrays(workdir, name="digits-5-9"):
   backbone = mv.load_backbone(workdir.parent / "tiny.npz")
   return trees.flatten(mv.load_task(workdir / "tasks" / name, backbone).params)
@@ -177,7 +183,7 @@ def test_the_best_state_is_exported(config, workdir, monkeypatch):
     return {"digits-5-9": accuracies[step]}
 
   monkeypatch.setattr(train, "_validate", falling)
-  result = run.train_and_evaluate(config, workdir)
+  result = run.train_and_evaluate(silent(config), workdir)
   assert result["tasks"][0]["best_step"] == 3
   assert result["tasks"][0]["steps"] == 6
   assert result["tasks"][0]["val_accuracy"] == 0.9
@@ -185,8 +191,7 @@ def test_the_best_state_is_exported(config, workdir, monkeypatch):
 
 
 def test_without_validation_the_last_state_is_exported(config, workdir):
-  config = changed(config, "data", validation="", test="")
-  config = changed(config, "upstream", name="")
+  config = changed(silent(config), "data", validation="")
   # Of a run that ended before it had saved anything.
   workdir.mkdir()
   (workdir / "config.json").write_text("{}")
@@ -217,7 +222,7 @@ def test_three_updates_that_are_not_finite_stop_the_run(
   config, workdir, monkeypatch
 ):
   # Not seen in a progress line: the check before saving has to notice.
-  config = dataclasses.replace(config, log_every=100)
+  config = dataclasses.replace(silent(config), log_every=100)
   with monkeypatch.context() as context:
     breaks_in((3, 4, 5), context)
     with pytest.raises(TrainingError, match="at step 5: .*is not fin") as error:
@@ -266,6 +271,7 @@ def test_extension_reads_an_exported_task(config, workdir, backbone_file):
   parent = saved(backbone, workdir.parent, "parent")
   path = str(workdir.parent / "parent")
   config = changed(config, "task", attends_to=(path,), name="child")
+  config = dataclasses.replace(config, total_steps=2, eval_every=2)
   result = run.train_and_evaluate(config, workdir)
   child = mv.load_task(workdir / "tasks" / "child", backbone)
   assert child.spec.attends_to == ("parent",)
@@ -451,8 +457,8 @@ def test_what_is_refused(config, workdir, finished):
     run.train_and_evaluate(wider, workdir, may_change=["task.cells"])
 
 
-def test_what_is_allowed_to_change(config, workdir):
-  run.train_and_evaluate(config, workdir)
+def test_what_is_allowed_to_change(config, workdir, finished):
+  shutil.copytree(finished[0], workdir)
   longer = dataclasses.replace(config, total_steps=8, learning_rate=0.2)
   with pytest.raises(
     TrainingError,
@@ -481,9 +487,11 @@ def test_what_is_allowed_to_change(config, workdir):
     run.train_and_evaluate(shorter, workdir, may_change=["total_steps"])
 
 
-def test_what_cannot_be_written_is_named(config, workdir, monkeypatch):
+def test_what_cannot_be_written_is_named(
+  config, workdir, finished, monkeypatch
+):
   """On a full disk: everything that a run leaves, beside its states."""
-  run.train_and_evaluate(config, workdir)
+  shutil.copytree(finished[0], workdir)
   before = (workdir / "result.json").read_text()
   soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
