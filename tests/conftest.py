@@ -50,6 +50,13 @@ from memory_vit import (  # noqa: E402
 from memory_vit.backbone import backbone_shapes  # noqa: E402
 
 
+@pytest.fixture(scope="session", autouse=True)
+def digits_once():
+  """Each part of the digits is read and encoded once, where they are used."""
+  if sources := sys.modules.get("memory_vit.sources"):
+    sources.open_digits = functools.cache(sources.open_digits)
+
+
 @pytest.fixture(scope="session")
 def backbone() -> mv.Backbone:
   return tiny_backbone()
