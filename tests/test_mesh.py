@@ -160,7 +160,7 @@ def test_a_trained_backbone_is_split_with_its_momenta(wide, images):
   assert counts[True] == 3 * len(split)  # beside the first and second moments
 
 
-@pytest.mark.parametrize("fsdp", [4, pytest.param(8, marks=slow)])
+@pytest.mark.parametrize("fsdp", PARTS)
 def test_outputs_stay_the_same_to_the_bit(wide, images, fsdp):
   """Whatever the tasks are, on the same mesh; and close to those of one."""
   mesh = mesh_of(fsdp)
