@@ -21,7 +21,7 @@ quickstart: .venv/installed
 	$(BIN)/python -m memory_vit.main --config=configs/quickstart.py --workdir=$(WORKDIR)
 
 test: .venv/installed
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 slow: .venv/installed
 	$(BIN)/python -m pytest -m slow

@@ -1,28 +1,36 @@
 """One environment for all tests: 8 virtual CPU devices, tiny models."""
 
+import functools
+import gc
 import json
 import os
 import sys
 from pathlib import Path
 
+# Importing and tracing make many objects, and few that can be collected.
+gc.set_threshold(50_000, 20, 20)
 # Before jax is imported by anything.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = " ".join(
   [
     os.environ.get("XLA_FLAGS", ""),
     "--xla_force_host_platform_device_count=8",
-    # Compiling takes nearly all the time of these tests, and with the older
-    # emitters of fusions a quarter of that.
+    # Compiling takes a third of the time of these tests, and with the older
+    # emitters of fusions and in one part less than half of that.
     "--xla_backend_optimization_level=0",
     "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_parallel_codegen_split_count=1",
+    "--xla_llvm_disable_expensive_passes=true",
   ]
 )
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Runs compile the same programs again and again; kept for both workers, and
-# for the next time.
+# for the next time. Small ones as well: there are hundreds.
 ROOT = Path(__file__).resolve().parent.parent
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / ".pytest_cache" / "xla")
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+# Tracing takes most of the rest.
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 
 sys.path.insert(0, str(ROOT))  # `configs` is no package that gets installed
 
@@ -31,8 +39,22 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 import memory_vit as mv  # noqa: E402
-from memory_vit import manifest, sharding, trees  # noqa: E402
+from memory_vit import (  # noqa: E402
+  adapters,
+  costs,
+  manifest,
+  pretrained,
+  sharding,
+  trees,
+)
 from memory_vit.backbone import backbone_shapes  # noqa: E402
+
+
+@pytest.fixture(scope="session", autouse=True)
+def digits_once():
+  """Each part of the digits is read and encoded once, where they are used."""
+  if sources := sys.modules.get("memory_vit.sources"):
+    sources.open_digits = functools.cache(sources.open_digits)
 
 
 @pytest.fixture(scope="session")
@@ -61,6 +83,12 @@ def data_dir() -> Path:
   return path
 
 
+# Tracing a model takes 0.1 s, and nearly every test makes or loads one.
+cached_shapes = functools.cache(backbone_shapes)
+for module in (adapters, costs, pretrained):
+  module.backbone_shapes = cached_shapes
+
+
 def tiny_backbone(seed: int = 0, **overrides) -> mv.Backbone:
   """Two blocks of width 32, 16 patches of 2 pixels, a head of 7 classes."""
   options = {
@@ -72,27 +100,34 @@ def tiny_backbone(seed: int = 0, **overrides) -> mv.Backbone:
   # Made by numpy: a compiled initialiser takes longer than most tests.
   params = jax.tree.map(
     lambda a: (0.3 * rng.standard_normal(a.shape)).astype(np.float32),
-    backbone_shapes(config),
+    cached_shapes(config),
   )
   return mv.Backbone(config, params, trees.fingerprint(params))
 
 
 def random_task(backbone, name, *, seed=0, classes=3, cells=2, **options):
   """A task in which nothing is zero, as if it had been trained."""
-  task = mv.init_task(
-    jax.random.key(seed),
-    backbone,
-    name=name,
-    num_classes=classes,
-    cells=cells,
-    **options,
-  )
+  specs = []
+
+  def init(key):
+    task = mv.init_task(
+      key, backbone, name=name, num_classes=classes, cells=cells, **options
+    )
+    specs.append(task.spec)
+    return task.params
+
   rng = np.random.default_rng(seed)
+  # Its shapes alone: the numbers are made by numpy, as those of a backbone.
   params = jax.tree.map(
-    lambda a: (a + 0.5 * rng.standard_normal(a.shape)).astype(np.float32),
-    jax.device_get(task.params),
+    lambda a: (0.5 * rng.standard_normal(a.shape)).astype(np.float32),
+    jax.eval_shape(init, jax.random.key(seed)),
   )
-  return mv.Task(task.spec, params)
+  return mv.Task(specs[0], params)
+
+
+def one_device() -> jax.sharding.Mesh:
+  """The smallest mesh."""
+  return sharding.make_mesh(jax.devices()[:1])
 
 
 def edit_task(path, change) -> None:

@@ -14,7 +14,7 @@ from conftest import tiny_backbone
 
 import memory_vit as mv
 from memory_vit import config as config_lib
-from memory_vit import run
+from memory_vit import data, run
 from memory_vit.errors import ConfigError
 
 # Configuration -> TFDS name, classes, and labels of the splits as published.
@@ -83,11 +83,43 @@ def test_the_papers_set_up(name):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
+def test_its_data_are_found(name, tmp_path):
+  tfds_name, classes, labels = PUBLISHED[name]
+  fake_data.write_tfds(tmp_path, tfds_name, labels)
+  config = load(name)
+  where = config.data
+  assert where.name == tfds_name
+  train, validation, test = (
+    data.open_source(tfds_name, split, str(tmp_path))
+    for split in (where.train, where.validation, where.test)
+  )
+  for source in (train, validation, test):
+    assert source.num_classes == len(set(source.class_names)) == classes
+  assert test.size == len(labels[where.test])
+  # None is in both.
+  assert validation.size > 0
+  published = len(labels["train"]) + len(labels.get("validation", ()))
+  assert train.size + validation.size <= published
+  batches = data.train_batches(
+    train, where, image_size=config.image_size, batch_size=2, seed=0
+  )
+  assert next(batches)["image"].shape == (2, 224, 224, 3)
+
+
+# The others have the same code to go through, and other data.
+@pytest.mark.parametrize(
+  "name",
+  [
+    "sun397",
+    pytest.param("inaturalist2017", marks=pytest.mark.slow),
+    pytest.param("cifar100", marks=pytest.mark.slow),
+    pytest.param("places365", marks=pytest.mark.slow),
+  ],
+)
 def test_two_steps_on_fake_pictures(name, backbone_file, tmp_path):
   tfds_name, classes, labels = PUBLISHED[name]
   fake_data.write_tfds(tmp_path / "tfds", tfds_name, labels)
   config = load(name)
-  assert config.data.name == tfds_name
   task, config = two_steps(
     config, backbone_file, tmp_path / "run", dir=str(tmp_path / "tfds")
   )

@@ -19,7 +19,7 @@ CENTRAL = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
 def model(tmp_path_factory):
   """Tasks that know their data sets, as a run would have made them."""
   root = tmp_path_factory.mktemp("evaluate")
-  backbone = tiny_backbone(num_classes=5)
+  backbone = tiny_backbone(num_classes=5, depth=1)
   mv.save_backbone(backbone, root / "tiny.npz")
   low = task_of(backbone, "low", "digits:0-4", seed=1)
   high = task_of(backbone, "high", "digits:5-9", seed=2, cells=3)

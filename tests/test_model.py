@@ -1,6 +1,7 @@
 """The model against the dense oracle, and what it promises about outputs."""
 
 import dataclasses
+import functools
 
 import flax.linen as nn
 import jax
@@ -46,50 +47,55 @@ def all_params(backbone, tasks):
   }
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+  "seed", [0, pytest.param(1, marks=pytest.mark.slow), 2]
+)
 def test_two_streams_equal_the_masked_sequence(images, seed):
-  backbone = tiny_backbone(gelu="exact") if seed == 2 else tiny_backbone()
+  options = {"gelu": "exact", "depth": 1} if seed == 2 else {}
+  backbone = tiny_backbone(**options)
   tasks = random_tasks(backbone, seed)
-  if seed < 2:  # the graph is not an empty one by chance
-    assert any(t.spec.attends_to for t in tasks)
+  # The graph is not an empty one by chance.
+  assert any(t.spec.attends_to for t in tasks)
   params = all_params(backbone, tasks)
   module = mv.MemoryViT(backbone.config, tuple(t.spec for t in tasks))
 
-  def ours(params):
-    return module.apply({"params": params}, images)
+  def ours(task_params):
+    return module.apply({"params": {**params, "tasks": task_params}}, images)
 
-  def dense(params):
-    return oracle.forward(backbone.config, params, as_oracle(tasks), images)
-
-  found, expected = jax.jit(ours)(params), jax.jit(dense)(params)
-  assert found.keys() == expected.keys()
-  for name, logits in expected.items():
-    close(found[name], logits)
+  def dense(task_params):
+    return oracle.forward(
+      backbone.config, {**params, "tasks": task_params}, as_oracle(tasks),
+      images,
+    )  # fmt: skip
 
   # A weighted sum, so that no part of the gradient can cancel.
+  classes = {"backbone": 7, **{t.spec.name: t.spec.num_classes for t in tasks}}
   weights = {
-    name: jnp.cos(jnp.arange(logits.size).reshape(logits.shape))
-    for name, logits in expected.items()
+    name: np.cos(np.arange(len(images) * c).reshape(-1, c))
+    for name, c in classes.items()
   }
 
   # Ours has all losses in one gradient, and each task gets that of its own.
+  @jax.jit
+  @functools.partial(jax.grad, has_aux=True)
   def losses(task_params):
-    out = ours({**params, "tasks": task_params})
-    return sum((out[n] * weights[n]).sum() for n in params["tasks"])
+    out = ours(task_params)
+    return sum((out[n] * weights[n]).sum() for n in task_params), out
 
   @jax.jit
   def dense_gradient(task_params, weights):
-    def forward(task_params):
-      return dense({**params, "tasks": task_params})
+    out, gradient = jax.vjp(dense, task_params)
+    return gradient(weights)[0], out
 
-    return jax.vjp(forward, task_params)[1](weights)[0]
-
-  found = jax.jit(jax.grad(losses))(params["tasks"])
+  gradients, found = losses(params["tasks"])
   for name in params["tasks"]:
-    own = {n: w * (n == name) for n, w in weights.items()}
-    gradient = dense_gradient(params["tasks"], own)[name]
-    for leaf, value in trees.flatten(gradient).items():
-      close(trees.flatten(found[name])[leaf], value)
+    own = {n: np.float32(w * (n == name)) for n, w in weights.items()}
+    gradient, expected = dense_gradient(params["tasks"], own)
+    for leaf, value in trees.flatten(gradient[name]).items():
+      close(trees.flatten(gradients[name])[leaf], value)
+  assert found.keys() == expected.keys()
+  for name, logits in expected.items():
+    close(found[name], logits)
 
 
 def close(found, expected):
@@ -110,7 +116,7 @@ def test_original_outputs_are_preserved_to_the_bit(images, dtype):
     )
     for i in range(64)
   ]  # fmt: skip
-  for count in (0, 1, 4, 16, 64):
+  for count in (0, 1, 64):
     out = mv.forward(backbone, tasks[:count], images)
     assert np.array_equal(out["backbone"], plain), count
     assert len(out) == count + 1

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from conftest import ROOT, random_task, tiny_backbone
+from conftest import ROOT, one_device, random_task, tiny_backbone
 
 import memory_vit as mv
 from configs import quickstart
@@ -738,10 +738,9 @@ def test_naive_memories_against_the_dense_oracle(backbone, images):
 
 
 def test_interference_is_measured(config):
-  backbone = mv.load_backbone(config.backbone, image_size=8)
-  mesh = sharding.make_mesh(jax.devices()[:1])
+  backbone = tiny_backbone(num_classes=5, depth=1)
   source = data.open_source("digits:5-9", "test")
-  options = {"batch_size": 192, "mesh": mesh}
+  options = {"batch_size": 192, "mesh": one_device()}
   naive = [
     random_task(backbone, f"t{i}", seed=i, classes=5, regime="memory")
     for i in range(2)

@@ -24,6 +24,12 @@ TASKS = ("pets", "birds")
 
 
 @pytest.fixture(scope="module")
+def backbone():
+  """One block: nothing here looks into it."""
+  return tiny_backbone(depth=1)
+
+
+@pytest.fixture(scope="module")
 def models(backbone, tmp_path_factory):
   """Files of a backbone and of two tasks, one without class names."""
   root = tmp_path_factory.mktemp("models")

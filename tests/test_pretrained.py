@@ -16,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.ndimage
+from conftest import cached_shapes
 from etils import epath
 
 from memory_vit import download, pretrained, trees
-from memory_vit.backbone import Backbone, backbone_shapes
+from memory_vit.backbone import Backbone
 from memory_vit.errors import CheckpointError, ConfigError
 from memory_vit.model import VisionTransformer
 from memory_vit.pretrained import load_backbone, save_backbone
@@ -43,13 +44,8 @@ DATA = Path(
 )
 
 
-# A pure function of 0.1 s, which nearly every test calls more than once.
-cached_shapes = functools.cache(backbone_shapes)
-
-
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-  monkeypatch.setattr(pretrained, "backbone_shapes", cached_shapes)
   folder = tmp_path / "cache"
   monkeypatch.setenv("MEMORY_VIT_CACHE", str(folder))
   return folder
@@ -275,12 +271,12 @@ def without_memory(config: ViTConfig) -> dict[str, np.ndarray]:
   [
     ("Ti/16", 5_524_416),
     ("S/32", 22_493_952),
-    ("S/8", 21_670_272),
-    ("S/16", 21_665_664),
+    pytest.param("S/8", 21_670_272, marks=pytest.mark.slow),
+    pytest.param("S/16", 21_665_664, marks=pytest.mark.slow),
     ("B/32", 87_455_232),
-    ("B/16", 85_798_656),
-    ("L/32", 305_510_400),
-    ("L/16", 303_301_632),
+    pytest.param("B/16", 85_798_656, marks=pytest.mark.slow),
+    pytest.param("L/32", 305_510_400, marks=pytest.mark.slow),
+    pytest.param("L/16", 303_301_632, marks=pytest.mark.slow),
     ("H/14", 630_764_800),
   ],
 )

@@ -7,11 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from conftest import edit_task, random_task, tiny_backbone
+from conftest import (
+  cached_shapes,
+  edit_task,
+  one_device,
+  random_task,
+  tiny_backbone,
+)
 
 import memory_vit as mv
-from memory_vit import optim, sharding, step, training_pass, trees
-from memory_vit.backbone import backbone_shapes
+from memory_vit import optim, step, training_pass, trees
 from memory_vit.config import OptimConfig
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.regimes import REGIMES
@@ -37,15 +42,14 @@ def task_of(backbone, regime, *, seed=0, cells=2, start=False, **options):
 
 
 def logits(backbone, task, images):
-  cut = training_pass.make_training_pass(backbone.config, (task.spec,))
+  config, specs = backbone.config, (task.spec,)
   frozen = {"backbone": backbone.params, "tasks": {}}
-
-  @jax.jit
-  def run(params, images):
-    inputs = cut.prepare(frozen, images)
-    return cut.logits({"a": params}, frozen, inputs)["a"]
-
-  return np.asarray(run(task.params, images))
+  cut = training_pass.make_training_pass(config, specs)
+  out = training_pass.logits_program(
+    {"a": task.params}, frozen, cut.prepare(frozen, images),
+    config=config, specs=specs,
+  )  # fmt: skip
+  return np.asarray(out["a"])
 
 
 def with_head_of(task, other):
@@ -85,7 +89,7 @@ def test_what_is_trained(backbone, regime):
 )
 def test_counts_of_parameters_are_the_papers(regime, expected):
   config = mv.vit_config("B/32")
-  shapes = backbone_shapes(config)
+  shapes = cached_shapes(config)
   backbone = mv.Backbone(config, shapes, "0" * 64)
   options = {
     "num_classes": 100,
@@ -255,11 +259,9 @@ def close(found, expected):
 
 
 @pytest.mark.parametrize("regime", REGIMES)
-def test_a_step_changes_what_is_trained_and_nothing_else(
-  backbone, images, regime
-):
-  task = task_of(backbone, regime)
-  mesh = sharding.make_mesh(jax.devices()[:1])
+def test_a_step_changes_what_is_trained_and_nothing_else(images, regime):
+  backbone = tiny_backbone(depth=1)
+  task, mesh = task_of(backbone, regime), one_device()
   config = OptimConfig(warmup=0.0, schedule="constant")
   rates = {"a": optim.make_schedule(config, 0.1, 10)}
   optimizer = optim.make_optimizer({"a": config}, rates)

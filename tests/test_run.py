@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,14 +41,19 @@ from memory_vit.errors import (
 from memory_vit.learn import Learned
 
 
+def small_backbone(seed=0):
+  """One block: how many there are is nothing to a run."""
+  return tiny_backbone(seed, num_classes=5, depth=1)
+
+
 @pytest.fixture(scope="module")
 def backbone_file(tmp_path_factory):
   path = tmp_path_factory.mktemp("backbone") / "tiny.npz"
-  mv.save_backbone(tiny_backbone(num_classes=5), path)
+  mv.save_backbone(small_backbone(), path)
   return path
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def config(backbone_file):
   """The quickstart, on a backbone that is there, in 6 steps."""
   values = quickstart.get_config()
@@ -62,6 +68,12 @@ def config(backbone_file):
 def changed(config, part, **values):
   part_values = dataclasses.replace(getattr(config, part), **values)
   return dataclasses.replace(config, **{part: part_values})
+
+
+def silent(config):
+  """Without what takes most of the time of a run: its data read again."""
+  config = changed(config, "data", test="")
+  return changed(config, "upstream", name="")
 
 
 def arrays(workdir, name="digits-5-9"):
@@ -81,16 +93,23 @@ def workdir(tmp_path, backbone_file):
   return tmp_path / "run"
 
 
-def test_a_run_from_nothing_to_the_result(config, workdir):
-  result = run.train_and_evaluate(config, workdir)
+@pytest.fixture(scope="module")
+def finished(config, backbone_file):
+  """A run that nothing has disturbed, and its result; not to be changed."""
+  workdir = backbone_file.parent / "finished"
+  return workdir, run.train_and_evaluate(config, workdir)
+
+
+def test_a_run_from_nothing_to_the_result(config, finished):
+  workdir, result = finished
   assert result == json.loads((workdir / "result.json").read_text())
   (task_result,) = result["tasks"]
   assert set(task_result) >= {
     "name", "regime", "cells", "learning_rate", "seed", "steps",
     "trainable_params", "val_accuracy", "test_accuracy", "test_examples",
   }  # fmt: skip
-  # cls 32, memory 2 * 5 * 32, head 32 * 5 + 5.
-  assert task_result["trainable_params"] == 32 + 320 + 165
+  # cls 32, memory 1 * 5 * 32, head 32 * 5 + 5.
+  assert task_result["trainable_params"] == 32 + 160 + 165
   assert result["backbone"]["outputs_bit_equal"] is True
   assert (
     result["backbone"]["accuracy_before"]
@@ -117,9 +136,7 @@ def test_a_run_from_nothing_to_the_result(config, workdir):
   assert np.mean(hits) == task_result["test_accuracy"]
 
 
-def test_resumed_equals_uninterrupted(config, workdir, monkeypatch):
-  run.train_and_evaluate(config, workdir.parent / "whole")
-
+def test_resumed_equals_uninterrupted(config, workdir, finished, monkeypatch):
   steps = []
   real_step = step.Step.__call__
 
@@ -136,16 +153,17 @@ def test_resumed_equals_uninterrupted(config, workdir, monkeypatch):
   run.train_and_evaluate(config, workdir)
   # 4 steps, the one that failed, and those after the saved step 4.
   assert len(steps) == 5 + 2
-  assert_same_bits(arrays(workdir), arrays(workdir.parent / "whole"))
-  results = [
-    json.loads((d / "result.json").read_text())["tasks"]
-    for d in (workdir, workdir.parent / "whole")
-  ]
-  assert results[0] == results[1]
+  whole, result = finished
+  assert_same_bits(arrays(workdir), arrays(whole))
+  resumed = json.loads((workdir / "result.json").read_text())
+  assert resumed["tasks"] == result["tasks"]
 
 
-def test_a_finished_run_is_not_trained_again(config, workdir, monkeypatch):
-  first = run.train_and_evaluate(config, workdir)
+def test_a_finished_run_is_not_trained_again(
+  config, workdir, finished, monkeypatch
+):
+  whole, first = finished
+  shutil.copytree(whole, workdir)
   before = arrays(workdir)
   monkeypatch.setattr(step.Step, "__call__", None)
   again = run.train_and_evaluate(config, workdir)
@@ -166,7 +184,7 @@ def test_the_best_state_is_exported(config, workdir, monkeypatch):
     return {"digits-5-9": accuracies[step]}
 
   monkeypatch.setattr(train, "_validate", falling)
-  result = run.train_and_evaluate(config, workdir)
+  result = run.train_and_evaluate(silent(config), workdir)
   assert result["tasks"][0]["best_step"] == 3
   assert result["tasks"][0]["steps"] == 6
   assert result["tasks"][0]["val_accuracy"] == 0.9
@@ -174,8 +192,7 @@ def test_the_best_state_is_exported(config, workdir, monkeypatch):
 
 
 def test_without_validation_the_last_state_is_exported(config, workdir):
-  config = changed(config, "data", validation="", test="")
-  config = changed(config, "upstream", name="")
+  config = changed(silent(config), "data", validation="")
   # Of a run that ended before it had saved anything.
   workdir.mkdir()
   (workdir / "config.json").write_text("{}")
@@ -206,7 +223,7 @@ def test_three_updates_that_are_not_finite_stop_the_run(
   config, workdir, monkeypatch
 ):
   # Not seen in a progress line: the check before saving has to notice.
-  config = dataclasses.replace(config, log_every=100)
+  config = dataclasses.replace(silent(config), log_every=100)
   with monkeypatch.context() as context:
     breaks_in((3, 4, 5), context)
     with pytest.raises(TrainingError, match="at step 5: .*is not fin") as error:
@@ -255,6 +272,7 @@ def test_extension_reads_an_exported_task(config, workdir, backbone_file):
   parent = saved(backbone, workdir.parent, "parent")
   path = str(workdir.parent / "parent")
   config = changed(config, "task", attends_to=(path,), name="child")
+  config = dataclasses.replace(config, total_steps=2, eval_every=2)
   result = run.train_and_evaluate(config, workdir)
   child = mv.load_task(workdir / "tasks" / "child", backbone)
   assert child.spec.attends_to == ("parent",)
@@ -389,7 +407,7 @@ def test_a_changed_pretraining_is_refused(config, workdir, monkeypatch):
 
   def pretrained(config, mesh, stop):
     made.append(config.pretrain.total_steps)
-    return tiny_backbone(num_classes=5)
+    return small_backbone()
 
   monkeypatch.setattr(pretrain, "pretrain", pretrained)
   workdir.mkdir()
@@ -416,15 +434,15 @@ def test_a_profile_ends_with_the_run(config, workdir):
   jax.profiler.stop_trace()
 
 
-def test_what_is_refused(config, workdir, backbone_file):
+def test_what_is_refused(config, workdir, finished):
   with pytest.raises(ConfigError, match="batch_size is 12, .* 8 devices"):
     run.train_and_evaluate(dataclasses.replace(config, batch_size=12), workdir)
   more = changed(config, "upstream", name="digits")
   with pytest.raises(ConfigError, match="has 10 classes, the head .* has 5"):
     run.train_and_evaluate(more, workdir)
-  run.train_and_evaluate(config, workdir)
+  shutil.copytree(finished[0], workdir, dirs_exist_ok=True)
   other = workdir.parent / "other.npz"
-  mv.save_backbone(tiny_backbone(seed=3, num_classes=5), other)
+  mv.save_backbone(small_backbone(seed=3), other)
   with pytest.raises(TrainingError, match="began on the backbone with finger"):
     run.train_and_evaluate(
       dataclasses.replace(config, backbone=str(other)), workdir
@@ -440,8 +458,8 @@ def test_what_is_refused(config, workdir, backbone_file):
     run.train_and_evaluate(wider, workdir, may_change=["task.cells"])
 
 
-def test_what_is_allowed_to_change(config, workdir):
-  run.train_and_evaluate(config, workdir)
+def test_what_is_allowed_to_change(config, workdir, finished):
+  shutil.copytree(finished[0], workdir)
   longer = dataclasses.replace(config, total_steps=8, learning_rate=0.2)
   with pytest.raises(
     TrainingError,
@@ -470,9 +488,11 @@ def test_what_is_allowed_to_change(config, workdir):
     run.train_and_evaluate(shorter, workdir, may_change=["total_steps"])
 
 
-def test_what_cannot_be_written_is_named(config, workdir, monkeypatch):
+def test_what_cannot_be_written_is_named(
+  config, workdir, finished, monkeypatch
+):
   """On a full disk: everything that a run leaves, beside its states."""
-  run.train_and_evaluate(config, workdir)
+  shutil.copytree(finished[0], workdir)
   before = (workdir / "result.json").read_text()
   soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 

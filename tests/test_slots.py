@@ -26,7 +26,8 @@ def tasks_of(backbone, count, **options):
 
 
 def test_another_task_runs_the_compiled_programs(images):
-  backbone = tiny_backbone(seed=11)  # of its own: counted are its programs
+  # Of its own: counted are its programs.
+  backbone = tiny_backbone(seed=11, depth=1)
   config = dataclasses.replace(backbone.config, num_classes=0)
   backbone = mv.Backbone(config, backbone.params, backbone.fingerprint)
   tasks = tasks_of(backbone, 9)
@@ -157,8 +158,9 @@ def test_memory_is_computed_once(backbone, images, monkeypatch):
   assert len(calls) == 1
 
 
-def test_logits_can_be_differentiated(backbone, images):
+def test_logits_can_be_differentiated(images):
   """For a training loop of one's own, though `read_tasks` is faster."""
+  backbone = tiny_backbone(depth=1)
   task = random_task(backbone, "a")
 
   def loss(params):
