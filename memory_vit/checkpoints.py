@@ -14,10 +14,7 @@ written or deleted, `corrupt-...` one that was found damaged. Whatever else lies
 there is left alone.
 """
 
-import hashlib
-import json
 import logging
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -28,14 +25,13 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from memory_vit import processes, sharding, trees
+from memory_vit import processes, sealed, sharding, trees
 from memory_vit.errors import TrainingError
 
 logger = logging.getLogger("memory_vit")
 
 _STEP = re.compile(r"[0-9]{8}|[1-9][0-9]{8,}")
 _SCRATCH, _CORRUPT = "scratch-", "corrupt-"
-_ARRAYS, _REST = "arrays", "state.json"
 _KEPT = 2
 
 
@@ -103,7 +99,7 @@ class Checkpoints:
     try:
       processes.by_first(lambda: self._begin(step, scratch))
       saved = ocp.args.StandardSave(values)
-      self._arrays.save(scratch / _ARRAYS, args=saved)
+      self._arrays.save(scratch / sealed.ARRAYS, args=saved)
       processes.by_first(lambda: self._finish(step, scratch, arrays, meta))
     except TrainingError:
       raise
@@ -121,7 +117,7 @@ class Checkpoints:
     Raises:
       TrainingError: where it is damaged.
     """
-    return _read_rest(self._directory / _name_of(step))["meta"]
+    return sealed.read(self._directory / _name_of(step))["meta"]
 
   def restore(self, step: int, like: Any) -> Any:
     """Reads a state, and verifies it.
@@ -134,13 +130,13 @@ class Checkpoints:
       TrainingError: where the saved state has another structure, or is damaged.
     """
     path = self._directory / _name_of(step)
-    processes.by_first(lambda: _require_whole(path))
-    saved, expected = _read_rest(path)[_ARRAYS], _with_values(like)
+    processes.by_first(lambda: sealed.require_whole(path))
+    saved, expected = sealed.read(path)["arrays"], _with_values(like)
     _require_arrays(path, saved, expected)
     target = jax.tree.map(ocp.utils.to_shape_dtype_struct, expected)
     try:
       args = ocp.args.StandardRestore(target)
-      values = self._arrays.restore(path / _ARRAYS, args=args)
+      values = self._arrays.restore(path / sealed.ARRAYS, args=args)
     # A damaged directory makes orbax raise many types, Exception among them.
     except Exception as error:
       raise TrainingError(f"{path} cannot be read: {error}") from error
@@ -171,7 +167,7 @@ class Checkpoints:
     problems = {}
     for step in reversed(self.steps()):
       try:
-        _require_whole(self._directory / _name_of(step))
+        sealed.require_whole(self._directory / _name_of(step))
       except TrainingError as error:
         problems[step] = str(error)
         continue
@@ -227,14 +223,11 @@ class Checkpoints:
     """Seals what orbax has written, and makes it a step."""
     rest = {
       "meta": dict(meta),
-      _ARRAYS: dict(arrays),
-      "files": _file_digests(scratch, sync=True),
+      "arrays": dict(arrays),
     }
-    (scratch / _REST).write_text(_sealed(rest), encoding="utf-8")
-    _sync(scratch / _REST)
-    _sync(scratch)
+    sealed.seal(scratch, rest)
     scratch.rename(self._directory / _name_of(step))
-    _sync(self._directory)
+    sealed.sync(self._directory)
     for old in self.steps()[:-_KEPT]:
       # Renamed first: a step that is half deleted is none.
       gone = self._directory / f"{_SCRATCH}old-{_name_of(old)}"
@@ -244,68 +237,6 @@ class Checkpoints:
 
 def _name_of(step: int) -> str:
   return f"{step:08d}"
-
-
-def _require_whole(path: Path) -> None:
-  """Raises `TrainingError` unless all files of a step are as when written."""
-  saved = _read_rest(path)["files"]
-  try:
-    found = _file_digests(path)
-  except OSError as error:
-    raise TrainingError(f"{path} is damaged: {error}.") from error
-  damaged = [name for name in saved if found.get(name) != saved[name]]
-  if damaged:
-    raise TrainingError(
-      f"{path} is damaged: {damaged} are not what was written (SHA-256)."
-    )
-
-
-def _read_rest(path: Path) -> dict[str, Any]:
-  """The contents of `state.json`, every byte of which is verified."""
-  file = path / _REST
-  try:
-    text = file.read_text(encoding="utf-8")
-    rest = json.loads(text)["saved"]
-    whole = text == _sealed(rest)
-  except (OSError, ValueError, KeyError, TypeError) as error:
-    raise TrainingError(f"{path} is damaged: {_REST}: {error!r}.") from error
-  if not whole:
-    raise TrainingError(
-      f"{path} is damaged: {_REST} is not what was written (SHA-256)."
-    )
-  return rest
-
-
-def _sealed(rest: Mapping[str, Any]) -> str:
-  """The text of `state.json`: what is saved, and its digest."""
-  saved = json.dumps(rest, indent=1)
-  digest = hashlib.sha256(saved.encode()).hexdigest()
-  return f'{{"sha256": "{digest}",\n"saved": {saved}}}\n'
-
-
-def _file_digests(path: Path, sync: bool = False) -> dict[str, str]:
-  """{file of the arrays: SHA-256}; where asked, once all is on the disk."""
-  digests = {}
-  for folder, _, names in os.walk(path / _ARRAYS):
-    for name in names:
-      file = Path(folder) / name
-      with file.open("rb") as opened:
-        if sync:
-          os.fsync(opened.fileno())
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()
-      digests[file.relative_to(path).as_posix()] = digest
-    if sync:
-      _sync(Path(folder))
-  return dict(sorted(digests.items()))
-
-
-def _sync(path: Path) -> None:
-  """Waits until a file, or the names in a directory, survive a power cut."""
-  opened = os.open(path, os.O_RDONLY)
-  try:
-    os.fsync(opened)
-  finally:
-    os.close(opened)
 
 
 def _require_arrays(
