@@ -7,12 +7,13 @@ Every picture of data.train, data.validation, data.test and upstream.split (of
 pretrain.data too, where there is one) is read and decoded; of --split, those of
 data.name that are named. Looked for are records and pictures that cannot be
 read, labels that are no classes, classes without a picture in the first split,
-pictures that are a line, and files that are in two splits of data.name. The
-exit status is 0 where nothing of that was found, 1 where something was, 2 for
-bad usage.
+pictures that are a line, or too long for crops, and files that are in two
+splits of data.name. The exit status is 0 where nothing of that was found, 1
+where something was, 2 for bad usage.
 """
 
 import dataclasses
+import functools
 import json
 import logging
 import sys
@@ -53,13 +54,15 @@ class Where:
     directory: as `config.data.dir`.
     split: in the notation of TFDS.
     own: whether it is a split of the task's data set.
+    cache_gib: as `config.data.cache_gib`.
   """
 
   role: str
   name: str
   directory: str
   split: str
-  own: bool = True
+  own: bool
+  cache_gib: float
 
 
 def main(argv: list[str]) -> int:
@@ -83,7 +86,7 @@ def check_data(config: Config, splits: Sequence[str] = ()) -> dict[str, Any]:
   """Checks the splits of a configuration.
 
   Args:
-    config: names the data sets; of the rest `data.cache_gib` is used.
+    config: names the data sets, and how much of them memory may hold.
     splits: of `config.data.name`, instead of all that the configuration names.
 
   Returns:
@@ -95,7 +98,7 @@ def check_data(config: Config, splits: Sequence[str] = ()) -> dict[str, Any]:
   """
   entries, own = [], []
   for where in _wanted(config, splits):
-    entry, checked = _check(where, config, first=not entries)
+    entry, checked = _check(where, first=not entries)
     entries.append(entry)
     if checked and where.own:
       own.append((where.role, checked))
@@ -121,23 +124,26 @@ def _wanted(config: Config, splits: Sequence[str]) -> list[Where]:
     "test": where.test,
   }
   wanted = [
-    Where(role, where.name, where.dir, split)
+    Where(role, where.name, where.dir, split, True, where.cache_gib)
     for role, split in roles.items()
     if split
   ]
   if not splits and upstream.name:
     wanted.append(
-      Where("upstream", upstream.name, upstream.dir, upstream.split, False)
-    )
+      Where(
+        "upstream", upstream.name, upstream.dir, upstream.split, False,
+        where.cache_gib,
+      )
+    )  # fmt: skip
   if not splits and pretrain.variant:
     of = pretrain.data
-    wanted.append(Where("pretrain", of.name, of.dir, of.train, False))
+    wanted.append(
+      Where("pretrain", of.name, of.dir, of.train, False, of.cache_gib)
+    )
   return wanted
 
 
-def _check(
-  where: Where, config: Config, first: bool
-) -> tuple[dict[str, Any], Checked | None]:
+def _check(where: Where, first: bool) -> tuple[dict[str, Any], Checked | None]:
   """Checks a split: an entry of the report, and what it is made of."""
   entry = {"role": where.role, "data": where.name, "split": where.split}
   logger.info("%s: %s, split %s", where.role, where.name, where.split)
@@ -146,7 +152,7 @@ def _check(
       where.name,
       where.split,
       where.directory,
-      config.data.cache_gib,
+      where.cache_gib,
       max_bad=sys.maxsize,  # they are what is looked for
     )
   except BrokenDataError as error:
@@ -274,14 +280,6 @@ def _some(lines: Sequence[str]) -> list[str]:
   return shown + ([f"  and {more:,} more, see --json"] if more > 0 else [])
 
 
-def _parse(argv: Sequence[str]) -> list[str]:
-  """Flags as absl parses them; what is wrong has the status 2."""
-  try:
-    return flags.FLAGS(argv)
-  except flags.Error as error:
-    raise ConfigError(str(error)) from error
-
-
 def _config() -> Config:
   """What the configuration file says."""
   try:
@@ -293,4 +291,5 @@ def _config() -> Config:
 if __name__ == "__main__":
   flags.mark_flag_as_required("config")
   # Around all, since a configuration file runs while flags are parsed.
-  sys.exit(commands.run_command(lambda: app.run(main, flags_parser=_parse)))
+  start = functools.partial(app.run, main, flags_parser=commands.parse_flags)
+  sys.exit(commands.run_command(start))

@@ -105,6 +105,8 @@ class Checkpoints:
       raise
     # Orbax and the reader below raise many types, Exception among them.
     except Exception as error:
+      if processes.is_lost_partner(error):
+        raise
       raise TrainingError(
         f"step {step} cannot be written to {self._directory}: {error}\n"
         f"The steps saved before, {self.steps()}, are as they were. Make room, "
@@ -139,6 +141,8 @@ class Checkpoints:
       values = self._arrays.restore(path / sealed.ARRAYS, args=args)
     # A damaged directory makes orbax raise many types, Exception among them.
     except Exception as error:
+      if processes.is_lost_partner(error):
+        raise
       raise TrainingError(f"{path} cannot be read: {error}") from error
     damaged = [
       name

@@ -8,7 +8,7 @@ from typing import TextIO
 
 from memory_vit import compose, manifest
 from memory_vit.backbone import Backbone
-from memory_vit.errors import MemoryVitError
+from memory_vit.errors import ConfigError, MemoryVitError
 from memory_vit.interrupt import Interrupted
 from memory_vit.pretrained import load_backbone
 from memory_vit.tasks import Task, require_backbone
@@ -53,6 +53,22 @@ def show(text: str, file: TextIO | None = None) -> None:
   text = _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
   encoded = text.encode(encoding, "backslashreplace")
   print(encoded.decode(encoding), file=file, flush=True)
+
+
+def parse_flags(argv: Sequence[str]) -> list[str]:
+  """The flags of a command, for `app.run`.
+
+  Raises:
+    ConfigError: for what absl, or the configuration, does not know.
+  """
+  from absl import flags  # Not all commands have such flags.
+
+  try:
+    return flags.FLAGS(argv)
+  # Of an option that is not there the configuration raises an AttributeError.
+  except (flags.Error, AttributeError) as error:
+    problem = " ".join(str(error).split())
+    raise ConfigError(f"the command line: {problem}") from error
 
 
 def run_command(command: Callable[[], int]) -> int:

@@ -296,7 +296,8 @@ def _remembered(
   Returns:
     What was measured, as JSON gives it back; None where nothing was.
   """
-  what = json.loads(json.dumps(what))
+  # Hosts may differ, as in their number of cores: what the first is counts.
+  what = processes.from_first(json.loads(json.dumps(what)))
   known = processes.by_first(
     lambda: records.read_json(file) if file.exists() else None
   )

@@ -101,18 +101,18 @@ def _parser() -> argparse.ArgumentParser:
       "type": int,
       "default": Config.data.max_bad,
       "help": "so many pictures of a data set may be left out (and counted) as "
-      "they cannot be read (default: 0)",
+      "they cannot be read (default: %(default)s)",
     },
     "--stall_timeout": {
       "type": float,
       "default": Config.stall_timeout,
       "metavar": "SECONDS",
       "help": "end, with status 74, where pictures are waited for so long "
-      "(default: 600; 0 waits for ever)",
+      "(default: %(default)s; 0 waits for ever)",
     },
     "--fsdp": {
       "type": int,
-      "default": 1,
+      "default": Config.mesh.fsdp,
       "help": "split the backbone over so many devices, see config.mesh",
     },
     "--dtype": {"choices": ("float32", "bfloat16"), "default": "float32"},

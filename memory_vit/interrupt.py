@@ -42,7 +42,8 @@ class Stop:
 
   Several processes have to stop at the same step. There the signal goes to
   jax, which tells it to all of them and chooses the step; jax has to be
-  initialised (`jax.distributed`) before signals are listened to.
+  initialised (`jax.distributed`) before signals are listened to. Outside of the
+  loop it waits for the next step; after the last one it has no effect.
   """
 
   def __init__(self) -> None:
@@ -108,7 +109,7 @@ class Stop:
       os.kill(os.getpid(), number)
       return
     self._signal, self._since = number, now
-    if not self._asks:
-      raise self.interrupted("what was saved is as it was")
     if jax.distributed.is_initialized():
       os.kill(os.getpid(), signal.SIGTERM)  # to jax, for all processes
+    elif not self._asks:
+      raise self.interrupted("what was saved is as it was")

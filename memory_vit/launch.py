@@ -16,15 +16,12 @@ from collections.abc import Callable, Iterator
 
 import jax
 
-from memory_vit.errors import ConfigError, MemoryVitError
+from memory_vit import processes
+from memory_vit.errors import ConfigError
 from memory_vit.interrupt import PREEMPTED, STOPPED
 
 logger = logging.getLogger("memory_vit")
 
-# What jax says where another process is gone, whatever carries the messages.
-_LOST = ("gloo", "nccl", "connection reset", "connection closed",
-         "socket closed", "broken pipe", "coordination service", "heartbeat",
-         "barrier")  # fmt: skip
 # How long the process that the others need to hear of anything waits for them
 # to say what they have to, before it leaves with an error; in seconds.
 _GRACE = 3.0
@@ -189,7 +186,8 @@ def _leave(error: BaseException) -> None:
   status = 1
   if isinstance(error, SystemExit) and isinstance(error.code, int):
     status = error.code
-  elif is_lost_partner(error):
+  elif processes.is_lost_partner(error):
+    traceback.print_exception(error)
     print(
       f"error: process {jax.process_index()} of {jax.process_count()} lost "
       f"another one ({_line(error)}). Look for the error of that one. Start "
@@ -203,16 +201,6 @@ def _leave(error: BaseException) -> None:
   if jax.distributed.is_initialized() and jax.process_index() == 0:
     time.sleep(_GRACE)
   os._exit(status)
-
-
-def is_lost_partner(error: BaseException) -> bool:
-  """Whether jax fails because another process is gone."""
-  if not isinstance(error, RuntimeError | ValueError) or isinstance(
-    error, MemoryVitError
-  ):
-    return False
-  text = str(error).lower()
-  return any(sign in text for sign in _LOST)
 
 
 def _line(error: BaseException) -> str:

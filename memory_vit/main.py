@@ -10,6 +10,7 @@ saved. A second signal ends it at once.
 For several processes, which share DIR, see docs/scale.md.
 """
 
+import functools
 import logging
 import sys
 from pathlib import Path
@@ -54,4 +55,5 @@ if __name__ == "__main__":
   flags.mark_flags_as_required(["config", "workdir"])
   # Around all, since a configuration file runs while flags are parsed.
   with launch.leaving():
-    sys.exit(commands.run_command(lambda: app.run(main)))
+    start = functools.partial(app.run, main, flags_parser=commands.parse_flags)
+    sys.exit(commands.run_command(start))

@@ -11,6 +11,7 @@ holds the parts that were asked for, now or before. --dry_run shows the runs and
 about how long they will take, and trains nothing.
 """
 
+import functools
 import sys
 from pathlib import Path
 
@@ -56,4 +57,5 @@ if __name__ == "__main__":
   flags.mark_flags_as_required(["config", "workdir"])
   # Around all, since a configuration file runs while flags are parsed.
   with launch.leaving():
-    sys.exit(commands.run_command(lambda: app.run(main)))
+    start = functools.partial(app.run, main, flags_parser=commands.parse_flags)
+    sys.exit(commands.run_command(start))

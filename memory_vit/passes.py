@@ -36,11 +36,11 @@ def plan(
     return _passes(learner, variants)
   file = workdir / "passes.json"
   names = sorted(variant.name for variant in variants)
-  if not processes.from_first(file.exists() and has_saved(workdir)):
+  if not (processes.by_first(file.exists) and has_saved(workdir)):
     made = processes.from_first(_passes(learner, variants))
     records.write_json(file, made)
     return made
-  made = processes.from_first(records.read_json(file))
+  made = processes.by_first(lambda: records.read_json(file))
   planned = sorted(name for part in made["passes"] for name in part)
   if planned != names:
     raise TrainingError(
@@ -51,9 +51,16 @@ def plan(
 
 
 def has_saved(workdir: Path) -> bool:
-  """Whether a pass of the run has saved a state with which it goes on."""
-  saved = (workdir / "checkpoints").rglob("*")
-  return any(path.name.isdigit() for path in saved)
+  """Whether a pass of the run has saved a state with which it goes on.
+
+  Every process must call: what the first one sees counts.
+  """
+
+  def look() -> bool:
+    saved = (workdir / "checkpoints").rglob("*")
+    return any(path.name.isdigit() for path in saved)
+
+  return processes.by_first(look)
 
 
 def _passes(learner: Learner, variants: Sequence[Variant]) -> dict[str, Any]:
@@ -141,10 +148,11 @@ def _learn_pass(
   """Trains a pass, or remembers from an earlier process that it diverged."""
   file = directory.with_suffix(".json")
   meta = json.loads(json.dumps(learner.meta(part)))
-  if file.exists():
-    found = records.read_json(file)
-    if found["meta"] == meta:
-      raise DivergedError(found["message"], found["lost"])
+  found = processes.by_first(
+    lambda: records.read_json(file) if file.exists() else None
+  )
+  if found and found["meta"] == meta:
+    raise DivergedError(found["message"], found["lost"])
   try:
     return learner.learn(part, directory, _logdirs(part, workdir))
   except DivergedError as error:

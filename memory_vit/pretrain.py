@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -24,6 +25,9 @@ from memory_vit.pretrained import save_backbone
 from memory_vit.step import Step, create_state
 from memory_vit.tasks import BACKBONE
 from memory_vit.variants import vit_config
+
+# Of `pretrain.data`: where its pictures are, and how many may be broken.
+_HOW_READ = ("cache_gib", "dir", "max_bad")
 
 
 def pretrain(config: Config, mesh: Mesh, stop: Stop | None = None) -> Backbone:
@@ -97,18 +101,7 @@ def pretrained_file(
     TrainingError: where another configuration has made the one there.
   """
   path, made_by = workdir / "backbone.npz", workdir / "backbone.json"
-  # As JSON gives it back, to be compared with what lies there.
-  wanted = json.loads(
-    json.dumps(
-      {
-        "pretrain": dataclasses.asdict(config.pretrain),
-        "image_size": config.image_size,
-        "seed": config.seed,
-        "gelu": config.gelu,
-        "dtype": config.dtype,
-      }
-    )
-  )
+  wanted = _what_makes(config)
   if not processes.from_first(path.exists()):
     backbone = pretrain(config, mesh, stop)
 
@@ -120,9 +113,31 @@ def pretrained_file(
 
     processes.by_first(save)
   found = records.read_json(made_by) if made_by.exists() else "something else"
-  if found != wanted:
+  if _without_files(found) != _without_files(wanted):
     raise TrainingError(
       f"{path} was not made by this configuration, but by {found}. Give that "
       "one, or another --workdir."
     )
   return path
+
+
+def _what_makes(config: Config) -> dict[str, Any]:
+  """What a backbone depends on, as JSON gives it back."""
+  values = {
+    "pretrain": dataclasses.asdict(config.pretrain),
+    "image_size": config.image_size,
+    "seed": config.seed,
+    "gelu": config.gelu,
+    "dtype": config.dtype,
+  }
+  return json.loads(json.dumps(values))
+
+
+def _without_files(made: Any) -> Any:
+  """Without what says how its pictures are read; it may change."""
+  try:
+    data = made["pretrain"]["data"]
+    kept = {k: v for k, v in data.items() if k not in _HOW_READ}
+    return {**made, "pretrain": {**made["pretrain"], "data": kept}}
+  except (AttributeError, KeyError, TypeError):
+    return made

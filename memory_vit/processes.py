@@ -16,7 +16,22 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from memory_vit.errors import ConfigError, TrainingError
+from memory_vit.errors import ConfigError, MemoryVitError, TrainingError
+
+# What jax says where another process is gone, whatever carries the messages.
+_LOST = ("gloo", "nccl", "connection reset", "connection closed",
+         "socket closed", "broken pipe", "coordination service", "heartbeat",
+         "barrier")  # fmt: skip
+
+
+def is_lost_partner(error: BaseException) -> bool:
+  """Whether jax fails because another process is gone."""
+  if jax.process_count() == 1 or isinstance(error, MemoryVitError):
+    return False
+  text = str(error).lower()
+  return isinstance(error, RuntimeError | ValueError) and any(
+    sign in text for sign in _LOST
+  )
 
 
 def require_same(what: str, values: Mapping[str, Any]) -> None:

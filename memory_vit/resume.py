@@ -159,10 +159,12 @@ def require_same(
 # What may change between a run and its continuation without changing a result.
 # Directories of earlier tasks may: their digests may not.
 _MAY_CHANGE = ("backbone", "batch_size_eval", "data/cache_gib", "data/dir",
-               "data/max_bad", "log_every", "mesh/fsdp", "profile_at",
-               "stall_timeout", "sweep/export", "sweep/memory_gib",
-               "task/attends_to", "task/indirect", "upstream/dir",
-               "upstream/eval_crop", "upstream/name", "upstream/resize",
+               "data/max_bad", "log_every", "mesh/fsdp",
+               "pretrain/data/cache_gib", "pretrain/data/dir",
+               "pretrain/data/max_bad", "profile_at", "stall_timeout",
+               "sweep/export", "sweep/memory_gib", "task/attends_to",
+               "task/indirect", "upstream/dir", "upstream/eval_crop",
+               "upstream/name", "upstream/resize",
                "upstream/split")  # fmt: skip
 
 

@@ -101,12 +101,13 @@ def _run(
   before = upstream and _evaluate_upstream(learner, upstream, ())
   plan = passes.plan(learner, variants, workdir)
   # A run that goes on has its own.
-  if not (passes.has_saved(workdir) and (workdir / "config.json").exists()):
-    records.write_json(workdir / "config.json", to_dict(config))
+  file = workdir / "config.json"
+  if not (passes.has_saved(workdir) and processes.by_first(file.exists)):
+    records.write_json(file, to_dict(config))
   learned = passes.learn(learner, variants, plan, workdir)
   changed = _changes(learned)
   if changed:
-    records.write_json(workdir / "config.json", to_dict(config))
+    records.write_json(file, to_dict(config))
   tasks = results.with_metrics(learner, variants, learned, tested)
   exported = results.export(config, name, tasks, workdir, backbone)
   if config.regime == "full":

@@ -82,8 +82,8 @@ def _open(
   shards = _shards(builder, split)
   if tfds.core.FileFormat.ARRAY_RECORD in info.available_file_formats():
     labels = tf.zeros((0,), tf.int32)  # They are seen when they are read.
-    fetch = _fetch_from_array_record(builder, split, keys)
     bad = _bad_array_records(shards)
+    fetch = _fetch_from_array_record(builder, split, keys, bad)
   else:
     _check_cache(name, split, builder, cache_gib)
     pictures, labels, bad = _read_all(name, split, builder, keys, shards)
@@ -174,11 +174,15 @@ def _prepared_builder(name: str, directory: str) -> tfds.core.DatasetBuilder:
 
 
 def _fetch_from_array_record(
-  builder: tfds.core.DatasetBuilder, split: str, keys: tuple[str, str]
+  builder: tfds.core.DatasetBuilder,
+  split: str,
+  keys: tuple[str, str],
+  bad: Mapping[int, str],
 ) -> Fetch:
   """`Source.fetch` of files with random access.
 
-  Only the bytes pass through Python; TensorFlow takes them apart.
+  Only the bytes pass through Python; TensorFlow takes them apart. What `bad`
+  names is not read: in a file of other records it would be another example.
   """
   image_key, label_key = keys
   features = builder.info.features
@@ -186,8 +190,13 @@ def _fetch_from_array_record(
     split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
   )
 
+  def read(index: int) -> bytes:
+    if int(index) in bad:
+      raise ValueError(bad[int(index)])
+    return records[index]
+
   def fetch(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    record = tf.numpy_function(lambda i: records[i], [index], tf.string)
+    record = tf.numpy_function(read, [index], tf.string)
     example = features.deserialize_example(
       tf.ensure_shape(record, ()),
       decoders={image_key: tfds.decode.SkipDecoding()},
@@ -274,11 +283,17 @@ def _read_all(
     found = None
     if builder.info.file_format is tfds.core.FileFormat.TFRECORD:
       found = _read_singly(builder.info.features, keys, shards)
-    if found is None or not found[2]:
+    if found is None:
       raise BrokenDataError(
         f"data set {name!r}, split {split!r}: the files in {builder.data_dir} "
         f"cannot be read ({reason_of(error)})."
       ) from error
+    if not found[2]:
+      # For example a file system that was away for a moment.
+      logging.warning(
+        "Data set %s, split %s was read at the second attempt; at the first: "
+        "%s", name, split, reason_of(error),
+      )  # fmt: skip
     return found
 
 

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+import itertools
 import logging
 import math
 import types
@@ -191,6 +192,8 @@ def fit(
       Profile(logdirs, steps.profile_at, steps.total)
     )
     # Last in, first out: no picture is read after the loop.
+    # And none ahead that no step will see: it might be a broken one.
+    batches = itertools.islice(batches, steps.total - first)
     batches = sharding.prefetch(batches, mesh)
     if past.pending:
       evaluate_and_save(first, evaluates=True, stopping=False)

@@ -31,6 +31,7 @@ from memory_vit import (
   progress,
   run,
   stall,
+  tfds_source,
   tfrecords,
 )
 from memory_vit.config import DataConfig
@@ -271,6 +272,19 @@ def test_array_record_with_other_records_than_it_should_have(tmp_path):
     BrokenDataError, match="has 9 records; there should be 12"
   ):
     open_source("own", "train", str(tmp_path / "a"))
+  with pytest.raises(BrokenDataError, match="none of its 12 examples"):
+    open_source("own", "train", str(tmp_path / "a"), max_bad=12)
+
+
+def test_what_is_left_out_of_array_record_is_not_read(tmp_path, monkeypatch):
+  """Though something can be: a wrong file holds other examples."""
+  write_own(tmp_path, "array_record")
+  clean = labels_of(open_source("own", "train", str(tmp_path)))
+  monkeypatch.setattr(
+    tfds_source, "_bad_array_records", lambda shards: {3: "of another file"}
+  )
+  source = open_source("own", "train", str(tmp_path), max_bad=1)
+  assert labels_of(source) == [*clean[:3], None, *clean[4:]]
 
 
 def test_record_that_is_no_example(tmp_path):

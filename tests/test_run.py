@@ -593,12 +593,22 @@ def test_a_killed_process_loses_nothing(config, workdir):
   assert_same_bits(arrays(workdir), arrays(whole))
 
 
+def test_how_pictures_are_read_is_no_matter_of_a_result(config):
+  """An option that is new here leaves runs of older versions alone."""
+  values = config_lib.to_dict(config)
+  older = json.loads(json.dumps(values))
+  del older["data"]["max_bad"], older["pretrain"]["data"]["max_bad"]
+  del older["stall_timeout"], older["mesh"]
+  assert resume.what_matters(older) == resume.what_matters(values)
+
+
 @pytest.mark.slow
 def test_bad_input_is_one_line_and_status_2(config, workdir):
   for options, message in (
     ({"backbone": "no.npz"}, "no file 'no.npz'"),
     ({"data.name": "no_such_set"}, "no_such_set"),
     ({"task.cells": -1}, "config.task.cells is -1"),
+    ({"task.sells": 1}, 'Did you mean "cells"'),
   ):
     done = subprocess.run(
       **command(config, workdir, **options), check=False, capture_output=True
