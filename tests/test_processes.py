@@ -45,6 +45,25 @@ def logs_in(directory: pathlib.Path) -> list[pathlib.Path]:
   return [directory / f"process-{i}.jsonl" for i in range(2)]
 
 
+def run_both(directory, backbone_file, changes) -> dict[str, pathlib.Path]:
+  """The same by two processes and by one: {"together", "alone": where}."""
+  places = {name: directory / name for name in ("together", "alone")}
+  for place in places.values():
+    place.mkdir()
+  flags = {
+    name: flags_of(place / "run", backbone_file, **changes)
+    for name, place in places.items()
+  }
+  ended = two.run_two(logs_in(places["together"]), [flags["together"]] * 2)
+  log = places["alone"] / "log"
+  options = two.command(log, flags["alone"])
+  options["env"] = two.environment(4, LOG=str(log))
+  with two.started([options]) as started:
+    ended += two.ends(started)
+  assert {e.status for e in ended} == {0}, "".join(e.stderr for e in ended)
+  return places
+
+
 @pytest.fixture(scope="module")
 def together(tmp_path_factory, backbone_file):
   """What two processes of two devices do; (directory, how they ended)."""
@@ -233,18 +252,7 @@ def test_what_two_processes_leave_out_is_what_one_does(tmp_path, backbone_file):
     "sweep.learning_rate": "()", "batch_size_eval": 8,
   }  # fmt: skip
   found = {}
-  for name in ("together", "alone"):
-    directory = tmp_path / name
-    directory.mkdir()
-    flags = flags_of(directory / "run", backbone_file, **changes)
-    if name == "together":
-      ended = two.run_two(logs_in(directory), [flags, flags])
-    else:
-      options = two.command(directory / "log", flags)
-      options["env"] = two.environment(4, LOG=str(directory / "log"))
-      with two.started([options]) as started:
-        ended = two.ends(started)
-    assert {e.status for e in ended} == {0}, "".join(e.stderr for e in ended)
+  for name, directory in run_both(tmp_path, backbone_file, changes).items():
     result = json.loads((directory / "run" / "result.json").read_text())
     (task,) = result["tasks"]
     assert (task["test_examples"], task["test_skipped"]) == (8, 4)
@@ -350,18 +358,7 @@ def test_a_trained_backbone_lies_in_parts_on_two_processes(
     "checkpoint_every": 2,
   }  # fmt: skip
   runs = {}
-  for name in ("together", "alone"):
-    directory = tmp_path / name
-    directory.mkdir()
-    flags = flags_of(directory / "run", backbone_file, **changes)
-    if name == "together":
-      ended = two.run_two(logs_in(directory), [flags, flags])
-    else:
-      options = two.command(directory / "log", flags)
-      options["env"] = two.environment(4, LOG=str(directory / "log"))
-      with two.started([options]) as started:
-        ended = two.ends(started)
-    assert {e.status for e in ended} == {0}, "".join(e.stderr for e in ended)
+  for name, directory in run_both(tmp_path, backbone_file, changes).items():
     model = mv.load_backbone(directory / "run" / "digits-5-9.npz")
     runs[name] = trees.flatten(model.params)
   for key, array in runs["together"].items():
