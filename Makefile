@@ -3,12 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKDIR ?= runs/quickstart
 
-.PHONY: help quickstart test slow lint bench clean
+.PHONY: help quickstart test processes slow lint bench clean
 
 help:
 	@echo "make quickstart   learn a task on the embedded data, into $(WORKDIR)"
 	@echo "make test         the tests (under 3 minutes on 2 cores)"
-	@echo "make slow         the tests on real data and of whole commands"
+	@echo "make processes    the tests that start processes (under 10 minutes)"
+	@echo "make slow         the tests on real data, and others that take long"
 	@echo "make lint         format and style, as in CI"
 	@echo "make bench        costs as multiples of one forward pass"
 
@@ -21,7 +22,10 @@ quickstart: .venv/installed
 	$(BIN)/python -m memory_vit.main --config=configs/quickstart.py --workdir=$(WORKDIR)
 
 test: .venv/installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not processes"
+
+processes: .venv/installed
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m processes
 
 slow: .venv/installed
 	$(BIN)/python -m pytest -m slow

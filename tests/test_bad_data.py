@@ -658,7 +658,7 @@ def test_time_that_is_spent_elsewhere_is_no_stall(ended):
   assert ended == []
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_stalled_process_ends_and_says_where_it_was():
   program = """if True:
     import threading
@@ -699,7 +699,7 @@ def test_stalled_process_ends_and_says_where_it_was():
   assert "batching.py" in done.stderr  # and of the one that waits
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_stalled_command_ends(config, tmp_path):
   """A pipe into which nobody writes: whoever reads it waits for ever."""
   file = tmp_path / "data" / "train" / "b" / "3.png"

@@ -190,7 +190,7 @@ def test_bad_usage(tmp_path):
     check_data.check_data(config_of("folder", tmp_path / "no"))
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_exit_status(tmp_path):
   write(tmp_path, pictures("train", 3, 0) | pictures("test", 2, 500))
 

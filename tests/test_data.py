@@ -235,7 +235,7 @@ def test_open_batches_are_closed_at_exit():
     next(batches)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_program_ends_while_batches_are_being_made(tmp_path):
   write_adhoc(tmp_path, "own", FEATURES, {"train": [0, 1, 2]}, "array_record")
   program = f"""if True:

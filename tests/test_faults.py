@@ -19,7 +19,7 @@ import memory_vit as mv
 from memory_vit import manifest
 from memory_vit.checkpoints import Checkpoints
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.processes
 
 KILLS = int(os.environ.get("KILLS", "5"))
 

@@ -799,7 +799,7 @@ def test_costs_are_the_papers():
   assert "184,320, and 18,552 biases" in " ".join(finding.notes)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_the_command(config, tmp_path):
   """Two regimes and interference on the embedded digits, killed once."""
   options = {

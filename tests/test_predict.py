@@ -468,7 +468,7 @@ def test_wrong_options(models, capsys):
     assert stop.value.code == 2
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_as_a_command_results_come_at_once_and_a_closed_pipe_is_no_error(
   models, folder
 ):

@@ -115,7 +115,7 @@ def test_a_wrong_address_is_named_once_the_time_is_over():
   assert 1 <= time.monotonic() - began < 5
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_a_command_without_its_coordinator_ends(tmp_path, backbone_file):
   port = two.free_port()
   flags = [
@@ -183,7 +183,7 @@ def test_what_tells_that_a_process_was_lost(monkeypatch):
   assert not processes.is_lost_partner(ConfigError("barrier"))
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_two_processes_do_what_one_does(together, alone):
   path, ended = together
   assert [e.status for e in ended] == [0, 0], ended[0].stderr + ended[1].stderr
@@ -234,7 +234,7 @@ def exported(workdir: pathlib.Path) -> dict[str, np.ndarray]:
   return adapters.read_arrays(path, manifest.read(path))
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_what_two_processes_leave_out_is_what_one_does(tmp_path, backbone_file):
   """Each reads its own share of the pictures, and both know of all."""
   for split, count in (("train", 12), ("test", 6)):
@@ -265,7 +265,7 @@ def test_what_two_processes_leave_out_is_what_one_does(tmp_path, backbone_file):
     assert shares[0][i] + shares[1][i] == whole[i]
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_a_killed_process_ends_the_other_and_nothing_is_lost(
   together, tmp_path, backbone_file
 ):
@@ -296,7 +296,7 @@ def test_a_killed_process_ends_the_other_and_nothing_is_lost(
     assert np.array_equal(array, whole[name]), name
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_a_process_that_dies_elsewhere_is_noticed():
   """Outside of all exchange: by jax's heartbeat."""
   code = (
@@ -329,7 +329,7 @@ def test_a_process_that_dies_elsewhere_is_noticed():
   assert "detected fatal errors" in left.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("what", ["seed", "workdir"])
 def test_processes_that_differ_are_refused(tmp_path, backbone_file, what):
   flags = [flags_of(tmp_path / "run", backbone_file) for _ in range(2)]
@@ -346,7 +346,7 @@ def test_processes_that_differ_are_refused(tmp_path, backbone_file, what):
   assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_a_trained_backbone_lies_in_parts_on_two_processes(
   tmp_path, backbone_file
 ):

@@ -572,7 +572,7 @@ def command(config, workdir, **options):
   }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_a_killed_process_loses_nothing(config, workdir):
   options = {"total_steps": 300, "checkpoint_every": 10, "log_every": 1}
   options |= {"batch_size": 16, "eval_every": 150}
@@ -602,7 +602,7 @@ def test_how_pictures_are_read_is_no_matter_of_a_result(config):
   assert resume.what_matters(older) == resume.what_matters(values)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_bad_input_is_one_line_and_status_2(config, workdir):
   for options, message in (
     ({"backbone": "no.npz"}, "no file 'no.npz'"),
