@@ -7,6 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+import quick
+
 # Importing and tracing make many objects, and few that can be collected.
 gc.set_threshold(50_000, 20, 20)
 # Before jax is imported by anything.
@@ -15,12 +17,7 @@ os.environ["XLA_FLAGS"] = " ".join(
   [
     os.environ.get("XLA_FLAGS", ""),
     "--xla_force_host_platform_device_count=8",
-    # Compiling takes a third of the time of these tests, and with the older
-    # emitters of fusions and in one part less than half of that.
-    "--xla_backend_optimization_level=0",
-    "--xla_cpu_use_fusion_emitters=false",
-    "--xla_cpu_parallel_codegen_split_count=1",
-    "--xla_llvm_disable_expensive_passes=true",
+    quick.XLA_FLAGS,
   ]
 )
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -17,6 +17,8 @@ import sys
 import time
 from collections.abc import Sequence
 
+import quick
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Starting takes some seconds, and many where others use the machine.
 PATIENCE_SECONDS = 900
@@ -87,7 +89,7 @@ class Process:
     self._log = log
     log.touch()
     if fresh:
-      environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+      environment = {**os.environ, "XLA_FLAGS": quick.XLA_FLAGS}
       with log.open("w") as file:
         self._process = subprocess.Popen(
           [sys.executable, "-c", code, *flags], cwd=ROOT, env=environment,
@@ -149,7 +151,7 @@ class Process:
 
 def _run(code: str, flags: list[str], log: str) -> None:
   """What a forked process does."""
-  os.environ.pop("XLA_FLAGS", None)
+  os.environ["XLA_FLAGS"] = quick.XLA_FLAGS
   os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND), 2)
   os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
   os.chdir(ROOT)

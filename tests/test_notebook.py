@@ -9,6 +9,7 @@ from importlib import metadata
 
 import nbformat
 import pytest
+import quick
 from conftest import ROOT
 from IPython.core.inputtransformer2 import TransformerManager
 from nbclient import NotebookClient
@@ -173,7 +174,7 @@ def test_it_runs(notebook, tmp_path, monkeypatch):
   monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
   monkeypatch.setenv("PYTHONPATH", str(ROOT))
   # As on Colab: the eight devices of these tests can starve on few cores.
-  monkeypatch.delenv("XLA_FLAGS", raising=False)
+  monkeypatch.setenv("XLA_FLAGS", quick.XLA_FLAGS)
   NotebookClient(
     notebook,
     timeout=600,

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+import quick
 from conftest import ROOT, one_device, random_task, tiny_backbone
 
 import memory_vit as mv
@@ -815,7 +816,7 @@ def test_the_command(config, tmp_path):
     *(f"--config.{key}={value}" for key, value in options.items()),
     "--only=interference", "--only=costs", "--only=extension",
   ]  # fmt: skip
-  environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+  environment = {**os.environ, "XLA_FLAGS": quick.XLA_FLAGS}
   options = {"cwd": ROOT, "env": environment, "text": True, "check": True}
   planned = subprocess.run(
     [*command, "--dry_run"], **options, stdout=subprocess.PIPE

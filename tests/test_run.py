@@ -13,6 +13,7 @@ import time
 import jax
 import numpy as np
 import pytest
+import quick
 from conftest import ROOT, random_task, tiny_backbone
 
 import memory_vit as mv
@@ -565,7 +566,7 @@ COMMAND = (
 def command(config, workdir, **options):
   options = {"backbone": config.backbone, **options}
   flags = [f"--config.{key}={value}" for key, value in options.items()]
-  environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+  environment = {**os.environ, "XLA_FLAGS": quick.XLA_FLAGS}
   return {
     "args": [*COMMAND, f"--workdir={workdir}", *flags],
     "cwd": ROOT, "env": environment, "text": True,

@@ -17,6 +17,8 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
+import quick
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # In tests a dead process shall be noticed soon.
 HEARTBEAT = 10
@@ -41,10 +43,7 @@ def free_port() -> int:
 
 def environment(devices: int, **more: str) -> dict[str, str]:
   """For a child with so many devices of its own."""
-  flags = (
-    f"--xla_force_host_platform_device_count={devices}"
-    " --xla_backend_optimization_level=0"
-  )
+  flags = f"--xla_force_host_platform_device_count={devices} {quick.XLA_FLAGS}"
   return {
     **os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags,
     "PYTHONPATH": str(ROOT), **more,
