@@ -569,6 +569,7 @@ def config(tmp_path):
   return config_lib.from_dict(values.to_dict())
 
 
+@pytest.mark.slow
 def test_run_says_what_it_left_out(config, tmp_path):
   workdir = tmp_path / "run"
   result = run.train_and_evaluate(config, workdir)

@@ -142,6 +142,7 @@ def full_step(backbone, mesh):
   return step.Step(cut, optimizer, mesh), state, frozen
 
 
+@pytest.mark.slow
 def test_a_trained_backbone_is_split_with_its_momenta(wide, images):
   results = []
   for mesh in (mesh_of(1, 1), mesh_of(4)):

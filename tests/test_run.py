@@ -459,6 +459,7 @@ def test_what_is_refused(config, workdir, finished):
     run.train_and_evaluate(wider, workdir, may_change=["task.cells"])
 
 
+@pytest.mark.slow
 def test_what_is_allowed_to_change(config, workdir, finished):
   shutil.copytree(finished[0], workdir)
   longer = dataclasses.replace(config, total_steps=8, learning_rate=0.2)
