@@ -620,6 +620,7 @@ def slow_source(seconds, from_example):
   return dataclasses.replace(plain, fetch=fetch, stall_timeout=0.4)
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_come_is_noticed(ended):
   batches = eval_batches(slow_source(1.5, 12), PLAIN, batch_size=4)
   next(batches)

@@ -538,6 +538,7 @@ def test_picture_and_class_are_found(features, supervised_keys, expected):
     assert found == expected
 
 
+@pytest.mark.slow
 def test_real_pictures(data_dir):
   source = open_source("cifar10_small", "test", str(data_dir / "tfds"))
   assert (source.size, source.num_classes) == (2000, 10)

@@ -301,6 +301,7 @@ def test_original_imagenet21k_has_pre_logits_and_head():
   assert pretrained._infer_config(arrays, Path("any.npz")) == config
 
 
+@pytest.mark.slow
 def test_pretrained_tiny_imagenet_backbone():
   path = DATA / "vit_ti16_64.npz"
   if not path.exists():

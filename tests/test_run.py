@@ -220,6 +220,7 @@ def breaks_in(steps, monkeypatch):
   monkeypatch.setattr(step.Step, "__call__", breaks)
 
 
+@pytest.mark.slow
 def test_three_updates_that_are_not_finite_stop_the_run(
   config, workdir, monkeypatch
 ):

@@ -261,6 +261,7 @@ def swept(tmp_path):
   return dataclasses.replace(config, backbone=str(tmp_path / "tiny.npz"))
 
 
+@pytest.mark.slow
 def test_a_sweep_from_nothing_to_the_result(swept, tmp_path):
   two = ({"learning_rate": 0.3, "task.cells": 0},
          {"learning_rate": 0.01, "task.cells": 3})  # fmt: skip
