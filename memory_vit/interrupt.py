@@ -40,17 +40,17 @@ class Stop:
   A loop that saves its state asks after every step. Everywhere else a signal
   raises `Interrupted` at once: nothing is lost there that is not made again.
 
-  Several processes have to stop at the same step. There the signal goes to
-  jax, which tells it to all of them and chooses the step; jax has to be
-  initialised (`jax.distributed`) before signals are listened to. Outside of the
-  loop it waits for the next step; after the last one it has no effect.
+  Several processes have to stop at the same place. There the signal goes to
+  jax, which tells it to all of them and chooses when; jax has to be initialised
+  (`jax.distributed`) before signals are listened to. All of them have to ask,
+  after every step and in every batch of an evaluation; elsewhere it waits.
   """
 
   def __init__(self) -> None:
     self._signal: int | None = None
     self._since = 0.0
     self._asks = False
-    self._steps = 0
+    self._asked = 0
 
   @contextlib.contextmanager
   def listening(self) -> Iterator[None]:
@@ -76,17 +76,17 @@ class Stop:
       self._asks = False
     self.check()  # it came too late for the loop
 
-  def after_step(self) -> bool:
+  def is_wanted(self) -> bool:
     """Whether to save and stop: the same in all processes, which all ask."""
     if jax.distributed.is_initialized():
       # A number of our own: the steps of a second pass begin at 1 again.
-      self._steps += 1
-      return multihost_utils.reached_preemption_sync_point(self._steps)
+      self._asked += 1
+      return multihost_utils.reached_preemption_sync_point(self._asked)
     return self._signal is not None
 
   def check(self) -> None:
-    """Raises `Interrupted` where this process alone can stop, and should."""
-    if self._signal is not None and not jax.distributed.is_initialized():
+    """Raises `Interrupted` where that is wanted; all processes must call."""
+    if self.is_wanted():
       raise self.interrupted("what was saved is as it was")
 
   def interrupted(self, what: str) -> Interrupted:

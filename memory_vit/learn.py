@@ -85,7 +85,7 @@ class Learner:
     parents: earlier tasks that the new one reads, and that those read.
     train: the training split.
     validation: the split that chooses the best step, or None.
-    stop: is asked after every step, and in every evaluation in between.
+    stop: is asked after every step, and in every batch of an evaluation.
     may_change: options of the configuration that may not be those with which
       a pass began, from `changes.allowed`.
   """
@@ -160,7 +160,7 @@ class Learner:
         dataclasses.replace(task, params=params[name])
         for name, task in start.tasks.items()
       ]
-      return self.evaluate(trained, self.validation, self.stop)
+      return self.evaluate(trained, self.validation)
 
     _, past = train.fit(
       start.step,
@@ -259,23 +259,20 @@ class Learner:
     self,
     tasks: Sequence[Task],
     source: data.Source,
-    stop: Stop | None = None,
   ) -> dict[str, dict[str, Any]]:
     """Evaluates tasks on a split of their data set, in one pass.
 
     Args:
       tasks: of one regime.
       source: the split.
-      stop: whether to stop between two batches.
 
     Raises:
-      Interrupted: where `stop` says so.
+      Interrupted: between two batches, where it was asked to stop.
     """
     outputs = self.predictor(tasks)
 
     def predict(images: jax.Array) -> dict[str, jax.Array]:
-      if stop:
-        stop.check()
+      self.stop.check()
       return outputs(images)
 
     return evaluation.evaluate_source(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from memory_vit import (
   sharding,
   train,
   training_pass,
+  trees,
 )
 from memory_vit.backbone import Backbone, init_backbone
 from memory_vit.config import Config, OptimConfig
@@ -26,8 +28,8 @@ from memory_vit.step import Step, create_state
 from memory_vit.tasks import BACKBONE
 from memory_vit.variants import vit_config
 
-# Of `pretrain.data`: where its pictures are, and how many may be broken.
-_HOW_READ = ("cache_gib", "dir", "max_bad")
+# How pictures are held in memory, and how many of them may be broken.
+_HOW_READ = ("pretrain/data/cache_gib", "pretrain/data/max_bad")
 
 
 def pretrain(config: Config, mesh: Mesh, stop: Stop | None = None) -> Backbone:
@@ -112,11 +114,11 @@ def pretrained_file(
         save_backbone(backbone, path)
 
     processes.by_first(save)
-  found = records.read_json(made_by) if made_by.exists() else "something else"
-  if _without_files(found) != _without_files(wanted):
+  found = records.read_json(made_by) if made_by.exists() else {}
+  if _what_matters(found) != _what_matters(wanted):
     raise TrainingError(
-      f"{path} was not made by this configuration, but by {found}. Give that "
-      "one, or another --workdir."
+      f"{path} was not made by this configuration, but by "
+      f"{found or 'something else'}. Give that one, or another --workdir."
     )
   return path
 
@@ -133,11 +135,6 @@ def _what_makes(config: Config) -> dict[str, Any]:
   return json.loads(json.dumps(values))
 
 
-def _without_files(made: Any) -> Any:
-  """Without what says how its pictures are read; it may change."""
-  try:
-    data = made["pretrain"]["data"]
-    kept = {k: v for k, v in data.items() if k not in _HOW_READ}
-    return {**made, "pretrain": {**made["pretrain"], "data": kept}}
-  except (AttributeError, KeyError, TypeError):
-    return made
+def _what_matters(made: Mapping[str, Any]) -> dict[str, Any]:
+  """Without what says how its pictures are held in memory; that may change."""
+  return {k: v for k, v in trees.flatten(made).items() if k not in _HOW_READ}

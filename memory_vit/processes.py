@@ -26,12 +26,15 @@ _LOST = ("gloo", "nccl", "connection reset", "connection closed",
 
 def is_lost_partner(error: BaseException) -> bool:
   """Whether jax fails because another process is gone."""
-  if jax.process_count() == 1 or isinstance(error, MemoryVitError):
+  if isinstance(error, MemoryVitError) or not isinstance(
+    error, RuntimeError | ValueError
+  ):
+    return False
+  # Not `process_count`: where no device is found that fails as well.
+  if not jax.distributed.is_initialized():
     return False
   text = str(error).lower()
-  return isinstance(error, RuntimeError | ValueError) and any(
-    sign in text for sign in _LOST
-  )
+  return any(sign in text for sign in _LOST)
 
 
 def require_same(what: str, values: Mapping[str, Any]) -> None:

@@ -234,6 +234,7 @@ def _evaluate_upstream(
   slots = programs.fill_slots(backbone, everything) if everything else []
 
   def predict(images: jax.Array) -> dict[str, jax.Array]:
+    learner.stop.check()
     return {BACKBONE: programs.forward(backbone, slots, images)[BACKBONE]}
 
   where = config.upstream

@@ -191,8 +191,7 @@ def fit(
     profile = stack.enter_context(
       Profile(logdirs, steps.profile_at, steps.total)
     )
-    # Last in, first out: no picture is read after the loop.
-    # And none ahead that no step will see: it might be a broken one.
+    # No picture is read ahead that no step will see: it might be broken.
     batches = itertools.islice(batches, steps.total - first)
     batches = sharding.prefetch(batches, mesh)
     if past.pending:
@@ -205,7 +204,7 @@ def fit(
       profile.after(step, state)
       if step == first + 1 or steps.due(step, steps.log):
         _log(step, watch.check(), schedules, progress, events)
-      stopping, evaluates = stop.after_step(), steps.due(step, steps.evaluate)
+      stopping, evaluates = stop.is_wanted(), steps.due(step, steps.evaluate)
       if stopping or evaluates or steps.due(step, steps.checkpoint):
         evaluate_and_save(step, evaluates, stopping)
   return state, so_far(pending=False)

@@ -83,13 +83,13 @@ def arrays(run):
 WAITS = """
 import time
 from memory_vit.interrupt import Stop
-after_step, taken = Stop.after_step, []
+is_wanted, taken = Stop.is_wanted, []
 def waits(self):
   taken.append(1)
   while len(taken) == 13 and self._signal is None:
     time.sleep(0.01)
-  return after_step(self)
-Stop.after_step = waits
+  return is_wanted(self)
+Stop.is_wanted = waits
 """
 
 
@@ -189,9 +189,9 @@ def test_another_configuration_is_refused_unless_it_is_asked_for(
 
 
 PROCESS = """
-import sys
+import sys, time
 import jax
-port, process, backbone, workdir = sys.argv[-4:]
+port, process, backbone, workdir, eval_every = sys.argv[-5:]
 jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(process),
                            initialization_timeout=300)
 import dataclasses, pathlib
@@ -204,13 +204,25 @@ progress.log_to_stderr()
 values = quickstart.get_config()
 values.batch_size, values.total_steps, values.log_every = 16, 100_000, 1
 values.checkpoint_every = 10
+values.batch_size_eval, values.eval_every = 2, int(eval_every)
 settings = config.from_dict(values.to_dict())
+
+class Slow(learn.Learner):
+  def predictor(self, tasks):
+    outputs = super().predictor(tasks)
+    def predict(images):
+      print("a batch of an evaluation", file=sys.stderr)
+      time.sleep(0.1)
+      return outputs(images)
+    return predict
+
 mesh = sharding.make_mesh()
 backbone = mv.load_backbone(backbone, image_size=8)
 params = jax.device_put(backbone.params, sharding.replicated(mesh))
 stop = Stop()
-learner = learn.Learner(
-  config=settings, mesh=mesh, parents=(), validation=None, stop=stop,
+learner = Slow(
+  config=settings, mesh=mesh, parents=(), stop=stop,
+  validation=data.open_source("digits:5-9", "test"),
   backbone=dataclasses.replace(backbone, params=params),
   train=data.open_source("digits:5-9", "train"),
 )
@@ -224,10 +236,17 @@ except Interrupted as stopped:
 
 
 @pytest.mark.parametrize(
-  ("number", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)]
+  ("number", "status", "eval_every", "sent_at"),
+  [
+    (signal.SIGTERM, 75, 100_000, r" step 13/"),
+    (signal.SIGINT, 130, 100_000, r" step 13/"),
+    (signal.SIGTERM, 75, 13, r"a batch of an evaluation"),
+  ],
 )
-def test_two_processes_stop_at_one_step(backbone, tmp_path, number, status):
-  """Only one of them gets the signal."""
+def test_two_processes_stop_at_one_step(
+  backbone, tmp_path, number, status, eval_every, sent_at
+):
+  """Only one of them gets the signal, in a step or in an evaluation."""
   with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     port = free.getsockname()[1]
@@ -235,12 +254,14 @@ def test_two_processes_stop_at_one_step(backbone, tmp_path, number, status):
 
   def start(index):
     flags = [str(port), str(index), str(backbone), str(directory)]
+    flags.append(str(eval_every))
     return Process(PROCESS, flags, tmp_path / f"{index}.log")
 
   with start(0) as first, start(1) as second:
-    second.wait_for(r" step 13/")
+    second.wait_for(sent_at)
     second.signal(number)
     assert second.wait() == status, second.text
+    assert "  validation of " not in second.text  # none was finished
     assert first.wait() == 75, first.text
     ends = [
       int(re.search(r"step (\d+) of 'd' is saved", process.text)[1])

@@ -35,11 +35,11 @@ def test_a_loop_asks_when_it_likes():
   stop = Stop()
   with stop.listening(), pytest.raises(Interrupted) as error:  # noqa: PT012
     with stop.asked_for():
-      assert not stop.after_step()
+      assert not stop.is_wanted()
       stop.check()
       send()
       send()  # `timeout` sends it to the process, and to its group
-      assert stop.after_step()
+      assert stop.is_wanted()
       with pytest.raises(Interrupted):
         stop.check()
     pytest.fail("a signal was forgotten")
@@ -56,4 +56,4 @@ def test_nobody_listens_unless_told_to():
   stop = Stop()
   with stop.asked_for():
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    assert not stop.after_step()
+    assert not stop.is_wanted()

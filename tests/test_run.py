@@ -417,6 +417,15 @@ def test_a_changed_pretraining_is_refused(config, workdir, monkeypatch):
   path = pretrain.pretrained_file(config, workdir, None)
   assert pretrain.pretrained_file(config, workdir, None) == path
   assert made == [2]
+
+  def with_data(**changes):
+    where = dataclasses.replace(config.pretrain.data, **changes)
+    return changed(config, "pretrain", data=where)
+
+  # How pictures are held in memory is no matter; where they are is one.
+  pretrain.pretrained_file(with_data(max_bad=3, cache_gib=1.0), workdir, None)
+  with pytest.raises(TrainingError, match="backbone.npz was not made by this"):
+    pretrain.pretrained_file(with_data(dir="elsewhere"), workdir, None)
   longer = changed(config, "pretrain", total_steps=3)
   with pytest.raises(TrainingError, match="backbone.npz was not made by this"):
     pretrain.pretrained_file(longer, workdir, None)
