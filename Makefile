@@ -1,15 +1,20 @@
 # Every target sets up what it needs, in .venv. `make help` lists them.
 PYTHON ?= python3
 BIN := .venv/bin
+# Of Python 3.12 or later, for which there is a newer jax; none on many machines.
+NEWEST ?= $(shell .ci/newest-python)
+NEWEST_BIN := .venv-newest/bin
 WORKDIR ?= runs/quickstart
 
-.PHONY: help quickstart test processes slow lint bench clean
+.PHONY: help quickstart test newest processes slow mutants lint bench clean
 
 help:
 	@echo "make quickstart   learn a task on the embedded data, into $(WORKDIR)"
 	@echo "make test         the tests (under 3 minutes on 2 cores)"
+	@echo "make newest       the same on Python 3.12 or 3.13, with the newest jax"
 	@echo "make processes    the tests that start processes (under 10 minutes)"
 	@echo "make slow         the tests on real data, and others that take long"
+	@echo "make mutants      the code broken in 200 places: is each noticed? (an hour)"
 	@echo "make lint         format and style, as in CI"
 	@echo "make bench        costs as multiples of one forward pass"
 
@@ -18,17 +23,29 @@ help:
 	$(BIN)/pip install --quiet --editable '.[test]'
 	touch $@
 
+.venv-newest/installed: requirements.txt pyproject.toml
+	@test -n "$(NEWEST)" || { echo "no Python 3.12 or 3.13 here: make newest NEWEST=PYTHON"; exit 1; }
+	$(NEWEST) -m venv .venv-newest
+	$(NEWEST_BIN)/pip install --quiet --editable '.[test]'
+	touch $@
+
 quickstart: .venv/installed
 	$(BIN)/python -m memory_vit.main --config=configs/quickstart.py --workdir=$(WORKDIR)
 
 test: .venv/installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not processes"
 
+newest: .venv-newest/installed
+	$(NEWEST_BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not processes"
+
 processes: .venv/installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m processes
 
 slow: .venv/installed
 	$(BIN)/python -m pytest -m slow
+
+mutants: .venv/installed
+	$(BIN)/python tests/mutants/run.py
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .
@@ -38,4 +55,4 @@ bench: .venv/installed
 	$(BIN)/python -m benchmarks.passes
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv .venv-newest runs

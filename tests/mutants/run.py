@@ -1,4 +1,4 @@
-"""Breaks the code in one place at a time, and runs the tests that should notice.
+"""Breaks the code in one place at a time, and runs the tests for that place.
 
   make mutants
   .venv/bin/python tests/mutants/run.py [--jobs N] [--json FILE] [NAME ...]
