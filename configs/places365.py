@@ -28,4 +28,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.data.test = "validation"
   # Unstated in the paper: the whole picture, as vit_jax evaluates.
   config.data.eval_crop = "resize"
+  # The public PyTorch reproduction of the paper reports "a 5-step linear rate
+  # warmup" of the authors; the paper's own text could not be checked.
+  config.optim.warmup_steps = 5
   return config

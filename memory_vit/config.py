@@ -84,7 +84,8 @@ class TaskConfig:
   # proportional to 1 / memory_std.
   memory_std: float = 0.02
   # "pretrained" starts the class token as a copy of the original one, "normal"
-  # at N(0, 0.02^2).
+  # at N(0, 0.02^2), as memory starts. The copy is our choice: of the paper we
+  # know that it learns a new class token, not where that starts.
   cls_init: str = "pretrained"
 
 
@@ -107,9 +108,13 @@ class OptimConfig:
   # Factors on the learning rate of these parts.
   cls_factor: float = 1.0
   memory_factor: float = 1.0
-  # Linear warm-up, as a share of the steps. The paper has one and states no
-  # length; this is vit_jax's 500 of 20,000.
+  # Linear warm-up, as a share of the steps, to the nearest whole number. It is
+  # vit_jax's 500 of 20,000, and does not count where `warmup_steps` is given.
   warmup: float = 0.025
+  # Linear warm-up in steps; 0 leaves its length to `warmup`. The configurations
+  # of the paper's four data sets say 5, as its public PyTorch reproduction
+  # reports of the paper, whose own text we could not check.
+  warmup_steps: int = 0
   # After warm-up: "cosine" to zero (vit_jax's choice; unstated in the paper) or
   # "constant".
   schedule: str = "cosine"

@@ -16,6 +16,7 @@ _NOT_NEGATIVE = ("seed", "profile_at", "stall_timeout", "data.max_bad",
                  "pretrain.data.max_bad", "task.cells", "optim.momentum",
                  "optim.weight_decay", "optim.grad_clip",
                  "optim.cls_factor", "optim.memory_factor", "data.resize",
+                 "optim.warmup_steps",
                  "data.cache_gib", "upstream.resize", "sweep.memory_gib",
                  "pretrain.data.resize", "pretrain.data.cache_gib",
                  "pretrain.total_steps")  # fmt: skip
@@ -63,6 +64,11 @@ def problems(config: Any) -> list[str]:
     lines.append(
       f"config.optim.warmup is {config.optim.warmup}, expected a share of the "
       "steps, from 0 to 1."
+    )
+  if config.optim.warmup_steps > config.total_steps:
+    lines.append(
+      f"config.optim.warmup_steps is {config.optim.warmup_steps}, beyond "
+      f"config.total_steps {config.total_steps}."
     )
   if not 0 <= config.optim.label_smoothing < 1:
     lines.append(

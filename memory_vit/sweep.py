@@ -23,7 +23,8 @@ _CAN_VARY = (
   "learning_rate", "seed", "task.cells", "task.memory_norm", "task.memory_std",
   "task.cls_init", "optim.clip_by", "optim.cls_factor", "optim.memory_factor",
   "optim.name", "optim.momentum", "optim.weight_decay", "optim.grad_clip",
-  "optim.warmup", "optim.schedule", "optim.label_smoothing",
+  "optim.warmup", "optim.warmup_steps", "optim.schedule",
+  "optim.label_smoothing",
 )  # fmt: skip
 _AXES = {
   "learning_rate": "learning_rate",

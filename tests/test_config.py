@@ -47,6 +47,8 @@ def test_round_trip_through_json():
     ({"learning_rate": 0.0}, "positive number"),
     ({"total_steps": 0}, "config.total_steps is 0, expected at least 1"),
     ({"optim__warmup": 500.0}, "share of the steps"),
+    ({"optim__warmup_steps": -1}, "config.optim.warmup_steps is -1, expected"),
+    ({"optim__warmup_steps": 20_001}, "20001, beyond config.total_steps 20000"),
     ({"optim__accumulation_steps": 3}, "does not divide"),
     ({"task__cells": -1}, "config.task.cells"),
     ({"data__train_crop": "inceptoin"}, "config.data.train_crop"),
