@@ -17,8 +17,10 @@ from configs import base
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """The paper's set-up: the defaults, on SUN397."""
+  """The paper's set-up, on SUN397."""
   config = base.get_config()
+  # The paper's, whatever size the backbone has of its own.
+  config.image_size = 224
   config.task.name = "sun397"
   config.data.name = "sun397/tfds"
   # The paper does not say which of the partitions it uses; this one, of 76,128

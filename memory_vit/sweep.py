@@ -15,8 +15,9 @@ import jax
 import psutil
 
 from memory_vit import config as config_lib
-from memory_vit.config import RANDOM, Config, SweepConfig
+from memory_vit.config import Config, SweepConfig
 from memory_vit.errors import ConfigError
+from memory_vit.variants import RANDOM
 
 # What every variant may have for itself.
 _CAN_VARY = (

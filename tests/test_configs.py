@@ -169,6 +169,14 @@ def test_pretraining_is_the_regime_full_from_random_weights():
   assert config.optim.label_smoothing > 0
 
 
+def test_the_size_of_pictures_is_the_backbones():
+  """But for the paper's data sets, and backbones that are made first."""
+  for name, argument in (("folder", None), ("tfds", "x"), ("small_study", "x")):
+    assert load(name, argument).image_size == 0
+  assert load("pretrain", "x").image_size == 64
+  assert load("quickstart").image_size == 8
+
+
 def test_tfds_wants_a_name(tmp_path):
   with pytest.raises(ConfigError, match="config.data.name is empty"):
     run.train_and_evaluate(load("tfds"), tmp_path)

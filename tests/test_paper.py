@@ -536,6 +536,31 @@ def test_finished_runs_of_another_configuration_are_refused(
   assert len(fake.calls) == 2
 
 
+def test_a_study_in_epochs_is_not_repeated(config, tmp_path, monkeypatch):
+  """Its runs record the steps that their data made of these."""
+
+  class Resolved(FakeRuns):
+    def write(self, config, directory, entries):
+      config = dataclasses.replace(config, total_steps=7)
+      return super().write(config, directory, entries)
+
+  config = with_study(config, regimes=("head",))
+  config = dataclasses.replace(config, epochs=0.5, image_size=0)
+  fake = Resolved(accuracies)
+  monkeypatch.setattr(run, "train_and_evaluate", fake)
+  for _ in range(2):
+    conduct.run_study(config, tmp_path, ["table2"])
+    assert len(fake.calls) == 2
+  longer = dataclasses.replace(config, epochs=1.0)
+  with pytest.raises(ConfigError, match="steps: '0.5 epochs', now '1.0 epo"):
+    conduct.run_study(longer, tmp_path, ["table2"])
+  in_steps = dataclasses.replace(config, epochs=0.0)
+  with pytest.raises(ConfigError, match="steps: '0.5 epochs', now 2"):
+    conduct.run_study(in_steps, tmp_path, ["table2"])
+  report = json.loads((tmp_path / "report.json").read_text())
+  assert report["config"]["image_size"] == 8
+
+
 def test_a_second_study_is_kept_out(config, tmp_path, monkeypatch):
   config = with_study(config, regimes=("head",))
   fake = FakeRuns(accuracies)
