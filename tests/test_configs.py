@@ -14,7 +14,7 @@ from conftest import tiny_backbone
 
 import memory_vit as mv
 from memory_vit import config as config_lib
-from memory_vit import data, run
+from memory_vit import data, resolve, run
 from memory_vit.errors import ConfigError
 from memory_vit.optim import warmup_steps
 
@@ -64,6 +64,7 @@ def two_steps(config, backbone_file, workdir, **data):
     batch_size=8,
     batch_size_eval=8,
     total_steps=2,
+    epochs=0.0,
     data=dataclasses.replace(config.data, **data),
   )
   result = run.train_and_evaluate(config, workdir)
@@ -137,6 +138,13 @@ def test_two_steps_on_fake_pictures(name, backbone_file, tmp_path):
   )
   assert manifest["spec"]["num_classes"] == classes
   assert len(set(manifest["spec"]["class_names"])) == classes
+
+
+def test_a_folder_of_few_pictures_is_not_seen_hundreds_of_times():
+  config = load("folder")
+  for pictures, steps in ((300, 118), (5_120, 2_000)):
+    assert resolve.with_steps(config, pictures).total_steps == steps
+    assert f"{steps:,}" in importlib.import_module("configs.folder").__doc__
 
 
 def test_two_steps_on_a_folder(backbone_file, tmp_path):

@@ -129,13 +129,16 @@ def test_a_run_from_nothing_to_the_result(config, finished):
   assert task.provenance["metrics"] == task_result
   assert task.provenance["config"]["seed"] == config.seed
   source = data.open_source("digits:5-9", "test")
-  hits = []
+  hits, labels = [], []
   for batch in data.eval_batches(source, task.spec.evaluation, batch_size=64):
     out = mv.forward(backbone, [task], batch["image"])["digits-5-9"]
     right = np.asarray(out).argmax(-1) == batch["label"]
     hits += list(right[batch["mask"] > 0])
+    labels += list(batch["label"][batch["mask"] > 0])
   assert len(hits) == source.size == task_result["test_examples"]
   assert np.mean(hits) == task_result["test_accuracy"]
+  assert task_result["chance"] == 1 / 5
+  assert task_result["test_majority"] == max(np.bincount(labels)) / len(labels)
 
 
 def test_resumed_equals_uninterrupted(config, workdir, finished, monkeypatch):

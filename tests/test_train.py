@@ -65,7 +65,8 @@ class Run:
     self.stop.check()
     self.evaluated.append(count)
     top1 = self.accuracies[count]
-    return {"a": {"loss": 1.0, "top1": top1, "top5": 1.0, "examples": 9}}
+    return {"a": {"loss": 1.0, "top1": top1, "top5": 1.0, "examples": 9,
+                  "per_class": [top1] * 2}}  # fmt: skip
 
   def go(self):
     """Trains from the newest state to the end; returns it and its past."""
