@@ -15,7 +15,6 @@ from configs import tfds
 def get_config(name: str = "") -> ml_collections.ConfigDict:
   """Some two epochs of 9,000 pictures: hours, not days, for all regimes."""
   config = tfds.get_config(name)
-  config.image_size = 64
   config.batch_size = 64
   config.batch_size_eval = 250
   config.total_steps = 300

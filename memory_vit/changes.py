@@ -15,7 +15,8 @@ CAN_CHANGE = (
   "data.flip", "data.resize", "data.train_crop", "dtype",
   "optim.accumulation_steps", "optim.cls_factor", "optim.grad_clip",
   "optim.label_smoothing", "optim.max_skipped", "optim.memory_factor",
-  "optim.momentum", "optim.schedule", "optim.warmup", "optim.weight_decay",
+  "optim.momentum", "optim.schedule", "optim.warmup", "optim.warmup_steps",
+  "optim.weight_decay",
 )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from memory_vit import (
   processes,
   records,
   report,
+  resolve,
   sharding,
   study,
   together,
@@ -76,6 +77,7 @@ def _run_study(
   processes.require_shared(workdir)
   mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
   backbone, path = weights.study_backbone(config, workdir, mesh, stop)
+  config = resolve.with_image_size(config, backbone)
   now = _Study(config, workdir, mesh, backbone, path, stop)
   possible = study.possible_parts(config)
   points = now.finished(possible)

@@ -1,8 +1,9 @@
 """The configuration of a run: every option, its default, and what it means.
 
-The defaults are those of the paper where it states one. `configs/base.py` turns
-this tree into an `ml_collections.ConfigDict`, the only form in which it can be
-changed; `from_dict` turns that back, and refuses what it does not know.
+The defaults are those of the paper where it states one; the size of pictures is
+left to the backbone. `configs/base.py` turns this tree into an
+`ml_collections.ConfigDict`, the only form in which it can be changed;
+`from_dict` turns that back, and refuses what it does not know.
 """
 
 import dataclasses
@@ -11,9 +12,6 @@ from typing import Any
 
 from memory_vit import limits, records
 from memory_vit.errors import ConfigError
-
-# In front of the variant of a backbone with random weights.
-RANDOM = "random:"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,7 +82,8 @@ class TaskConfig:
   # proportional to 1 / memory_std.
   memory_std: float = 0.02
   # "pretrained" starts the class token as a copy of the original one, "normal"
-  # at N(0, 0.02^2).
+  # at N(0, 0.02^2), as memory starts. The copy is our choice: of the paper we
+  # know that it learns a new class token, not where that starts.
   cls_init: str = "pretrained"
 
 
@@ -107,9 +106,13 @@ class OptimConfig:
   # Factors on the learning rate of these parts.
   cls_factor: float = 1.0
   memory_factor: float = 1.0
-  # Linear warm-up, as a share of the steps. The paper has one and states no
-  # length; this is vit_jax's 500 of 20,000.
+  # Linear warm-up, as a share of the steps, to the nearest whole number. It is
+  # vit_jax's 500 of 20,000, and does not count where `warmup_steps` is given.
   warmup: float = 0.025
+  # Linear warm-up in steps; 0 leaves its length to `warmup`. The configurations
+  # of the paper's four data sets say 5, as its public PyTorch reproduction
+  # reports of the paper, whose own text we could not check.
+  warmup_steps: int = 0
   # After warm-up: "cosine" to zero (vit_jax's choice; unstated in the paper) or
   # "constant".
   schedule: str = "cosine"
@@ -217,22 +220,31 @@ class Config:
   backbone: str = "i21k-B/32"
   # "tanh" as vit_jax and big_vision train; "exact" for weights from PyTorch.
   gelu: str = "tanh"
-  image_size: int = 224
+  # Side of the square pictures that the model gets, in pixels; 0 is the
+  # backbone's own. For another one the position embedding is resized. Random
+  # weights ("random:...", `pretrain`) have no size of their own: they need one.
+  image_size: int = 0
   # Of the computation: "float32" or "bfloat16". Parameters stay float32.
   dtype: str = "float32"
   batch_size: int = 512
   batch_size_eval: int = 512
+  # Steps of training, where `epochs` is 0.
   total_steps: int = 20_000
+  # How often each example of `data.train` is seen, 2.5 for instance. Above 0,
+  # total_steps is what that takes, rounded up, and is recorded as that number.
+  epochs: float = 0.0
   # The peak. The paper reports the best of several for each data set, and names
   # none: try 0.03 to 0.3.
   learning_rate: float = 0.1
   seed: int = 0
   # What is trained, and how attention runs: see `regimes`.
   regime: str = "memory_masked"
-  # Steps between evaluations on data.validation, between saved states, and
-  # between progress lines.
+  # Steps between evaluations on data.validation. The last step is evaluated
+  # whatever is said here: a shorter run, also of few `epochs`, at that alone.
   eval_every: int = 1_000
+  # Steps between saved states. The last step is saved whatever is said here.
   checkpoint_every: int = 1_000
+  # Steps between progress lines.
   log_every: int = 50
   # Step at which a profile of 5 steps is taken, for TensorBoard; 0 takes none.
   profile_at: int = 0

@@ -21,6 +21,7 @@ from memory_vit import commands, comparison, data, preprocess, records, sharding
 from memory_vit.backbone import Backbone
 from memory_vit.config import Config
 from memory_vit.errors import ConfigError, TaskError
+from memory_vit.metrics import tells_top5
 from memory_vit.tables import table
 from memory_vit.tasks import BACKBONE, EvalPreprocessing, Task
 
@@ -294,7 +295,7 @@ def _text(result: Mapping[str, Any]) -> str:
       task["split"],
       f"{task['examples']:,}",
       f"{100 * task['accuracy']:.2f} %",
-      f"{100 * task['top5']:.2f} %",
+      f"{100 * task['top5']:.2f} %" if tells_top5(task) else "-",
     ]
     if verified:
       row.append(f"{100 * task['alone']['accuracy']:.2f} %")

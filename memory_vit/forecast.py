@@ -12,7 +12,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from memory_vit import data, plan, progress, sharding, study, sweep, weights
+from memory_vit import (
+  data,
+  plan,
+  progress,
+  resolve,
+  sharding,
+  study,
+  sweep,
+  weights,
+)
 from memory_vit.backbone import Backbone, random_backbone
 from memory_vit.config import Config
 from memory_vit.learn import Learner
@@ -55,6 +64,9 @@ def forecast(config: Config, workdir: Path, parts: Sequence[str]) -> str:
   """
   mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
   backbone = _backbone(config, workdir, mesh)
+  splits = Splits.of(config)
+  config = resolve.with_image_size(config, backbone)
+  config = resolve.with_steps(config, splits.train.size)
   path = weights.study_file(config, workdir)
   done = plan.finished_runs(config, parts, workdir, path, backbone.fingerprint)
   took: dict[tuple, float] = {}
@@ -63,7 +75,7 @@ def forecast(config: Config, workdir: Path, parts: Sequence[str]) -> str:
   for run in runs:
     if run.name in done:  # the longest: one that was killed says less
       took[_kind(run)] = max(took.get(_kind(run), 0.0), done[run.name].seconds)
-  timer = Timer(backbone, mesh, Splits.of(config))
+  timer = Timer(backbone, mesh, splits)
   rows, total = [], 0.0
   for run in runs:
     parts_of_it, how = ("",) * 3, "finished"

@@ -27,6 +27,8 @@ _FIRST_LABELS = 10
 _DATA_KEYS = ("name", "dir", "train", "validation", "test")
 # Metrics that stand elsewhere in the description of a task.
 _SHOWN_ELSEWHERE = ("name", "cells", "trainable_params")
+# Ends of the names of metrics that are shares of the examples.
+_SHARES = ("_accuracy", "_top5", "_majority", "chance")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -131,7 +133,7 @@ def _task_text(report: TaskReport, labels: bool) -> str:
       ("backbone", f"{backbone.variant}, {backbone.image_size} px, "
                    f"gelu {backbone.gelu}"),
       ("", backbone.fingerprint),
-      *_provenance(report.provenance),
+      *_provenance(report.provenance, spec.num_classes),
       ("parameters", f"{report.parameters:,}"),
       ("arrays", f"DAMAGED: {report.damage}" if report.damage else "verified"),
     ]
@@ -158,16 +160,18 @@ def _labels(spec: TaskSpec) -> str:
   return f"{spec.num_classes}: {first}{more}"
 
 
-def _provenance(provenance: Any) -> list[tuple[str, str]]:
+def _provenance(provenance: Any, classes: int) -> list[tuple[str, str]]:
   """What is known of the run, as far as it is there; nothing is required."""
   if not provenance:
     return [("provenance", "unknown: not from a training run")]
   metrics = _mapping(provenance, "metrics")
   data = _mapping(_mapping(provenance, "config"), "data")
+  # Of 5 classes, one of 5 guesses is always right.
+  hidden = (*_SHOWN_ELSEWHERE, *(("test_top5",) if classes <= 5 else ()))
   rows = [
     (key, _metric(key, value))
     for key, value in metrics.items()
-    if key not in _SHOWN_ELSEWHERE and not isinstance(value, Mapping | list)
+    if key not in hidden and not isinstance(value, Mapping | list)
   ]
   known = [f"{k} {data[k]!r}" for k in _DATA_KEYS if data.get(k)]
   return rows + ([("data", ", ".join(known))] if known else [])
@@ -181,7 +185,7 @@ def _mapping(values: Any, key: str) -> Mapping[str, Any]:
 def _metric(key: str, value: Any) -> str:
   if value is None:
     return "-"
-  if isinstance(value, float) and key.endswith(("_accuracy", "_top5")):
+  if isinstance(value, float) and key.endswith(_SHARES):
     return f"{100 * value:.2f} %"
   return f"{value:,}" if type(value) is int else str(value)
 

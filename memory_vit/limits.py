@@ -5,17 +5,20 @@ import operator
 from typing import Any
 
 from memory_vit.regimes import REGIMES
+from memory_vit.variants import RANDOM
 
 _TRAIN_CROPS = ("inception", "small")
 _EVAL_CROPS = ("resize", "central")
-_POSITIVE = ("image_size", "batch_size", "batch_size_eval", "total_steps",
+_POSITIVE = ("batch_size", "batch_size_eval", "total_steps",
              "eval_every", "checkpoint_every", "log_every",
              "pretrain.batch_size", "task.bottleneck", "mesh.fsdp",
              "optim.max_skipped")  # fmt: skip
-_NOT_NEGATIVE = ("seed", "profile_at", "stall_timeout", "data.max_bad",
+_NOT_NEGATIVE = ("image_size", "epochs", "seed", "profile_at",
+                 "stall_timeout", "data.max_bad",
                  "pretrain.data.max_bad", "task.cells", "optim.momentum",
                  "optim.weight_decay", "optim.grad_clip",
                  "optim.cls_factor", "optim.memory_factor", "data.resize",
+                 "optim.warmup_steps",
                  "data.cache_gib", "upstream.resize", "sweep.memory_gib",
                  "pretrain.data.resize", "pretrain.data.cache_gib",
                  "pretrain.total_steps")  # fmt: skip
@@ -76,14 +79,31 @@ def problems(config: Any) -> list[str]:
     )
   if config.data.seed < -1 or config.pretrain.data.seed < -1:
     lines.append("config.data.seed is below -1, which is the seed of the run.")
-  if config.profile_at > config.total_steps:
-    lines.append(
-      f"config.profile_at is {config.profile_at}, beyond config.total_steps "
-      f"{config.total_steps}."
-    )
+  if not config.epochs:
+    lines += beyond_the_end(config)
   if config.pretrain.variant and config.pretrain.total_steps < 1:
     lines.append(
       f"config.pretrain.total_steps is {config.pretrain.total_steps}, expected "
       "at least 1 to train a backbone."
     )
+  if not config.image_size and (
+    config.pretrain.variant or config.backbone.startswith(RANDOM)
+  ):
+    lines.append(
+      "config.image_size is 0, the size of the backbone, which has none before "
+      "it is made: expected a number of pixels for "
+      f"{config.pretrain.variant or config.backbone!r}."
+    )
   return lines
+
+
+def beyond_the_end(config: Any) -> list[str]:
+  """What would come after the last step, once `total_steps` is known."""
+  return [
+    f"config.{key} is {value}, beyond config.total_steps {config.total_steps}."
+    for key, value in (
+      ("profile_at", config.profile_at),
+      ("optim.warmup_steps", config.optim.warmup_steps),
+    )
+    if value > config.total_steps
+  ]

@@ -236,10 +236,19 @@ def _differences(
   """What matters to a result, and differs from what made it."""
   made_by = records.read_json(directory / "config.json")
   found, now = (
-    {**resume.what_matters(values), "backbone": mark}
+    {**resume.what_matters(values), **_epochs(values), "backbone": mark}
     for values, mark in (
       (made_by, result["backbone"]["fingerprint"]),
       (to_dict(config), fingerprint),
     )
   )
   return records.differences(found, now)
+
+
+def _epochs(values: Mapping[str, Any]) -> dict[str, Any]:
+  """How long a run is that is given in epochs.
+
+  How many steps these are the run itself finds out, in its own data.
+  """
+  epochs = values.get("epochs")  # earlier versions had no such option
+  return {"config.total_steps": f"{epochs} epochs"} if epochs else {}

@@ -46,9 +46,11 @@ def add(total: Mapping[str, Any] | None, sums: Mapping[str, Any]) -> dict:
 
 
 def summarise(total: Mapping[str, np.ndarray]) -> dict[str, Any]:
-  """Sums -> "loss", "top1", "top5" (shares), "examples", "per_class".
+  """Sums -> "loss", "top1", "top5", "majority", "examples", "per_class".
 
-  A class without an example has None in "per_class".
+  "top1" and "top5" are shares of the examples, and so is "majority": that of
+  the largest class, which is what who always names it gets right. A class
+  without an example has None in "per_class".
   """
   count = float(total["count"])
   per_class = [
@@ -61,6 +63,12 @@ def summarise(total: Mapping[str, np.ndarray]) -> dict[str, Any]:
     "loss": float(total["loss"]) / count,
     "top1": float(total["top1"]) / count,
     "top5": float(total["top5"]) / count,
+    "majority": float(total["class_count"].max()) / count,
     "examples": int(count),
     "per_class": per_class,
   }
+
+
+def tells_top5(result: Mapping[str, Any]) -> bool:
+  """Whether a "top5" that stands beside a "per_class" is not always 1."""
+  return len(result["per_class"]) > 5

@@ -1,5 +1,6 @@
 """Learning-rate schedule and optimiser: one of its own for every task."""
 
+import decimal
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,14 +18,14 @@ def make_schedule(
   """Linear warm-up to `learning_rate`, then cosine to zero or constant.
 
   Args:
-    config: `warmup` is the share of the steps; the first step is not at zero.
+    config: says how long the warm-up is; the first step is not at zero.
     learning_rate: the peak.
     total_steps: of the run.
 
   Returns:
     Step (from 0) -> learning rate.
   """
-  warmup = int(config.warmup * total_steps)
+  warmup = warmup_steps(config, total_steps)
   if config.schedule == "cosine":
     after = optax.cosine_decay_schedule(
       learning_rate, max(1, total_steps - warmup)
@@ -36,6 +37,14 @@ def make_schedule(
   first = learning_rate / warmup
   before = optax.linear_schedule(first, learning_rate, max(warmup - 1, 1))
   return optax.join_schedules([before, after], [warmup])
+
+
+def warmup_steps(config: OptimConfig, total_steps: int) -> int:
+  """How many steps the warm-up takes: as given, or the nearest to a share."""
+  if config.warmup_steps:
+    return config.warmup_steps
+  # As the share was written: in binary, 0.29 of 100 is a little less than 29.
+  return round(decimal.Decimal(str(config.warmup)) * total_steps)
 
 
 def make_optimizer(

@@ -136,13 +136,16 @@ def summary(result: Mapping[str, Any], workdir: Path) -> str:
       f"{task['trainable_params']:,}",
       percent(task["val_accuracy"]),
       percent(task["test_accuracy"]),
+      percent(task["chance"]),
+      percent(task["test_majority"]),
       f"{task['test_examples']:,}",
     )
     for task in result["tasks"]
   ]
   header = ("task", *(key.removeprefix("task.") for key in varied),
             *(() if "task.cells" in varied else ("cells",)),
-            "trained", "validation", "test", "test examples")  # fmt: skip
+            "trained", "validation", "test", "chance", "majority",
+            "test examples")  # fmt: skip
   lines = ["", table(header, tasks)]
   if "sweep" in result:
     lines += ["", _of_sweep(result)]

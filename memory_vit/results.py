@@ -73,6 +73,9 @@ def _metrics(
     "test_loss": test and test["loss"],
     "test_top5": test and test["top5"],
     "test_per_class": test and test["per_class"],
+    # What who guesses gets right: any class, and always the largest one.
+    "chance": 1 / task.spec.num_classes,
+    "test_majority": test and test["majority"],
     "exported": None,
   }
 

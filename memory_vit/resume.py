@@ -157,9 +157,10 @@ def require_same(
 
 
 # What may change between a run and its continuation without changing a result.
-# Directories of earlier tasks may: their digests may not.
+# Directories of earlier tasks may: their digests may not. Epochs may as long as
+# they are as many steps, which may not.
 _MAY_CHANGE = ("backbone", "batch_size_eval", "data/cache_gib", "data/dir",
-               "data/max_bad", "log_every", "mesh/fsdp",
+               "data/max_bad", "epochs", "log_every", "mesh/fsdp",
                "pretrain/data/cache_gib", "pretrain/data/dir",
                "pretrain/data/max_bad", "profile_at", "stall_timeout",
                "sweep/export", "sweep/memory_gib", "task/attends_to",

@@ -17,11 +17,13 @@ from memory_vit import (
   changes,
   data,
   evaluation,
+  limits,
   passes,
   preprocess,
   processes,
   programs,
   records,
+  resolve,
   results,
   sharding,
   sweep,
@@ -86,12 +88,17 @@ def _run(
   """See `train_and_evaluate`."""
   began = time.perf_counter()
   name = config.task.name or _name_of(config.data)
-  variants = sweep.variants_of(config, name)
+  sweep.variants_of(config, name)  # a wrong one must not cost a backbone
   processes.require_shared(workdir)
   backbone = weights.open_backbone(config, workdir, mesh, stop)
   # All splits first: a wrong name must not cost a training run.
+  source = _open(config, config.data.train)
+  config = resolve.with_image_size(config, backbone)
+  config = resolve.with_steps(config, source.size)
+  variants = sweep.variants_of(config, name)
+  _require_within(variants)
   learner = dataclasses.replace(
-    _learner(config, mesh, backbone), stop=stop, may_change=may_change
+    _learner(config, mesh, backbone, source), stop=stop, may_change=may_change
   )
   _require_names(learner, name, variants)
   tested = _open(config, config.data.test)
@@ -167,14 +174,23 @@ def _require_possible(config: Config, workdir: Path, mesh: Mesh) -> None:
     )
 
 
-def _learner(config: Config, mesh: Mesh, backbone: Backbone) -> Learner:
+def _require_within(variants: Sequence[Variant]) -> None:
+  """Refuses what would come after the steps that epochs turned out to be."""
+  for variant in variants:
+    for problem in limits.beyond_the_end(variant.config):
+      raise ConfigError(problem)
+
+
+def _learner(
+  config: Config, mesh: Mesh, backbone: Backbone, source: data.Source
+) -> Learner:
   directories = (*config.task.attends_to, *config.task.indirect)
   return Learner(
     config=config,
     mesh=mesh,
     backbone=backbone,
     parents=tuple(adapters.load_task(path, backbone) for path in directories),
-    train=_open(config, config.data.train),
+    train=source,
     validation=_open(config, config.data.validation),
   )
 

@@ -15,15 +15,17 @@ import jax
 import psutil
 
 from memory_vit import config as config_lib
-from memory_vit.config import RANDOM, Config, SweepConfig
+from memory_vit.config import Config, SweepConfig
 from memory_vit.errors import ConfigError
+from memory_vit.variants import RANDOM
 
 # What every variant may have for itself.
 _CAN_VARY = (
   "learning_rate", "seed", "task.cells", "task.memory_norm", "task.memory_std",
   "task.cls_init", "optim.clip_by", "optim.cls_factor", "optim.memory_factor",
   "optim.name", "optim.momentum", "optim.weight_decay", "optim.grad_clip",
-  "optim.warmup", "optim.schedule", "optim.label_smoothing",
+  "optim.warmup", "optim.warmup_steps", "optim.schedule",
+  "optim.label_smoothing",
 )  # fmt: skip
 _AXES = {
   "learning_rate": "learning_rate",

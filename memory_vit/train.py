@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from memory_vit import sharding
 from memory_vit.events import Events, Profile
 from memory_vit.interrupt import Interrupted, Stop
+from memory_vit.metrics import tells_top5
 from memory_vit.progress import Progress
 from memory_vit.step import Step, TrainState
 from memory_vit.watch import Examples, Skipped, Watch
@@ -261,9 +262,10 @@ def _validate(
   results = validate(state.params)
   for name, result in results.items():
     shown = {key: result[key] for key in ("loss", "top1", "top5")}
+    top5 = f"  top-5 {result['top5']:.4f}" * tells_top5(result)
     logger.info(
-      "%s step %d  validation of %d: loss %.4f  top-1 %.4f  top-5 %.4f",
-      name, step, result["examples"], *shown.values(),
+      "%s step %d  validation of %d: loss %.4f  top-1 %.4f%s",
+      name, step, result["examples"], result["loss"], result["top1"], top5,
     )  # fmt: skip
     events.write(
       name, step, {f"validation/{key}": v for key, v in shown.items()}

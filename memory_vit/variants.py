@@ -98,6 +98,10 @@ VARIANTS = {
 }
 
 
+# In front of a variant, in place of a file: with random weights.
+RANDOM = "random:"
+
+
 def vit_config(variant: str, **overrides) -> ViTConfig:
   """Returns the configuration of a variant such as "B/32".
 

@@ -9,12 +9,12 @@ from jax.sharding import Mesh
 
 from memory_vit import processes, sharding
 from memory_vit.backbone import Backbone, init_backbone
-from memory_vit.config import RANDOM, Config
+from memory_vit.config import Config
 from memory_vit.errors import TrainingError
 from memory_vit.interrupt import Stop
 from memory_vit.pretrain import pretrained_file
 from memory_vit.pretrained import load_backbone, save_backbone
-from memory_vit.variants import vit_config
+from memory_vit.variants import RANDOM, vit_config
 
 logger = logging.getLogger("memory_vit")
 
@@ -45,11 +45,15 @@ def open_backbone(
     )
   else:
     backbone = load_backbone(
-      path, image_size=config.image_size, dtype=config.dtype, gelu=config.gelu
+      path,
+      image_size=config.image_size or None,
+      dtype=config.dtype,
+      gelu=config.gelu,
     )
   logger.info(
     "backbone %s: %s, %d px, fingerprint %s",
-    path, backbone.config.variant, config.image_size, backbone.fingerprint[:16],
+    path, backbone.config.variant, backbone.config.image_size,
+    backbone.fingerprint[:16],
   )  # fmt: skip
   params = sharding.put_backbone(backbone.params, mesh)
   return dataclasses.replace(backbone, params=params)

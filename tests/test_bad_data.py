@@ -581,6 +581,7 @@ def test_run_says_what_it_left_out(config, tmp_path):
     assert f"{split}/a/0.png)" in line
   (task,) = result["tasks"]
   assert (task["test_examples"], task["test_skipped"]) == (11, 1)
+  assert task["test_majority"] == 6 / 11  # the broken one does not count
   assert "left out, as they could not be read:" in progress.summary(
     result, workdir
   )

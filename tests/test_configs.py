@@ -14,8 +14,9 @@ from conftest import tiny_backbone
 
 import memory_vit as mv
 from memory_vit import config as config_lib
-from memory_vit import data, run
+from memory_vit import data, resolve, run
 from memory_vit.errors import ConfigError
+from memory_vit.optim import warmup_steps
 
 # Configuration -> TFDS name, classes, and labels of the splits as published.
 PUBLISHED = {
@@ -56,10 +57,14 @@ def load(name, argument=None):
 def two_steps(config, backbone_file, workdir, **data):
   config = dataclasses.replace(
     config,
+    optim=dataclasses.replace(
+      config.optim, warmup_steps=min(2, config.optim.warmup_steps)
+    ),
     backbone=str(backbone_file),
     batch_size=8,
     batch_size_eval=8,
     total_steps=2,
+    epochs=0.0,
     data=dataclasses.replace(config.data, **data),
   )
   result = run.train_and_evaluate(config, workdir)
@@ -77,7 +82,10 @@ def test_the_papers_set_up(name):
   optim = config.optim
   assert (optim.name, optim.momentum, optim.grad_clip) == ("sgd", 0.9, 1.0)
   assert optim.schedule == "cosine"
-  assert optim.warmup * config.total_steps == 500
+  # As its public reproduction reports; others take vit_jax's 500 of 20,000.
+  assert warmup_steps(optim, config.total_steps) == 5
+  others = config_lib.OptimConfig()
+  assert warmup_steps(others, config.total_steps) == 500
   crop = "small" if name == "cifar100" else "inception"
   assert config.data.train_crop == crop
 
@@ -132,6 +140,13 @@ def test_two_steps_on_fake_pictures(name, backbone_file, tmp_path):
   assert len(set(manifest["spec"]["class_names"])) == classes
 
 
+def test_a_folder_of_few_pictures_is_not_seen_hundreds_of_times():
+  config = load("folder")
+  for pictures, steps in ((300, 118), (5_120, 2_000)):
+    assert resolve.with_steps(config, pictures).total_steps == steps
+    assert f"{steps:,}" in importlib.import_module("configs.folder").__doc__
+
+
 def test_two_steps_on_a_folder(backbone_file, tmp_path):
   files = [f"{i}.png" for i in range(8)]
   folders = {
@@ -160,6 +175,14 @@ def test_pretraining_is_the_regime_full_from_random_weights():
   assert (config.optim.name, config.optim.schedule) == ("adamw", "cosine")
   assert config.optim.warmup > 0
   assert config.optim.label_smoothing > 0
+
+
+def test_the_size_of_pictures_is_the_backbones():
+  """But for the paper's data sets, and backbones that are made first."""
+  for name, argument in (("folder", None), ("tfds", "x"), ("small_study", "x")):
+    assert load(name, argument).image_size == 0
+  assert load("pretrain", "x").image_size == 64
+  assert load("quickstart").image_size == 8
 
 
 def test_tfds_wants_a_name(tmp_path):

@@ -140,3 +140,18 @@ def test_other_splits_and_bad_input(model, tmp_path, capsys):
   spec = dataclasses.replace(low.spec, class_names=tuple("abcde"))
   mv.save_task(mv.Task(spec, low.params, low.provenance), tmp_path / "other")
   assert "has 5 classes (a, b, c, ...)" in refused(f"--task={tmp_path}/other")
+
+
+def test_top5_of_five_classes_is_not_shown():
+  entry = {"data": "d", "split": "test", "examples": 8, "skipped": 0,
+           "accuracy": 0.5, "top5": 0.875}  # fmt: skip
+  result = {
+    "tasks": [
+      {**entry, "name": "five", "per_class": [0.5] * 5},
+      {**entry, "name": "six", "per_class": [0.5] * 6},
+    ],
+    "timing": {"batch_size": 8, "plain": 1.0, "tasks": 2, "together": 1.1,
+               "one_by_one": 2.0},
+  }  # fmt: skip
+  rows = evaluate._text(result).splitlines()[2:4]
+  assert [row.split()[-2:] for row in rows] == [["%", "-"], ["87.50", "%"]]

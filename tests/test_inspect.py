@@ -28,7 +28,8 @@ PROVENANCE = {
   "metrics": {
     "name": "pets", "regime": "memory_masked", "learning_rate": 0.25,
     "seed": 7, "steps": 1500, "val_accuracy": 0.8125, "test_accuracy": None,
-    "test_per_class": [0.5, 0.75],
+    "test_per_class": [0.5, 0.75], "test_top5": 1.0, "test_majority": 0.375,
+    "chance": 0.25,
   },
 }  # fmt: skip
 
@@ -182,6 +183,12 @@ def test_provenance_is_shown_as_far_as_it_is_there(tasks, capsys):
     "test 'test'"
   )
   assert "test_per_class" not in found
+  assert (found["chance"], found["test_majority"]) == ("25.00 %", "37.50 %")
+  assert found["test_top5"] == "100.00 %"  # of 12 classes
+  provenance = {**PROVENANCE, "metrics": {"test_top5": 1.0}}
+  edit_task(tasks / "birds", lambda m: m.update(provenance=provenance))
+  assert "test_top5" not in fields(run(capsys, tasks / "birds")[1])  # of 3
+  edit_task(tasks / "birds", lambda m: m.update(provenance={}))
   assert fields(run(capsys, tasks / "birds")[1])["provenance"].startswith(
     "unknown"
   )

@@ -24,6 +24,7 @@ def test_sums_against_a_loop():
   assert np.isclose(found["loss"], losses[:33].mean(), rtol=1e-5)
   assert np.isclose(found["top1"], right[:33, 0].mean())
   assert np.isclose(found["top5"], right[:33, :5].any(1).mean())
+  assert found["majority"] == np.bincount(labels[:33]).max() / 33
   for c in range(8):
     mine = labels[:33] == c
     assert np.isclose(found["per_class"][c], right[:33, 0][mine].mean())
@@ -37,3 +38,4 @@ def test_top5_of_fewer_classes():
   found = metrics.summarise(metrics.add(None, sums))
   assert np.isclose(found["top1"], 2 / 3)
   assert found["top5"] == 1.0
+  assert found["majority"] == 2 / 3

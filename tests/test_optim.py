@@ -23,6 +23,49 @@ def test_schedule_warms_up_and_decays():
   assert float(optim.make_schedule(flat, 2.0, 100)(99)) == 2.0
 
 
+def reference(warmup, total, *, cosine):
+  """Linear warm-up in so many steps, then half a cosine; peak 2.0."""
+  done = np.arange(total)
+  before = 2.0 * (done + 1) / max(warmup, 1)
+  share = (done - warmup) / max(1, total - warmup)
+  after = (1.0 + np.cos(np.pi * share)) if cosine else np.full(total, 2.0)
+  return np.where(done < warmup, before, after)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "constant"])
+@pytest.mark.parametrize(
+  ("given", "total", "warmup"),
+  [
+    ({"warmup": 0.29}, 100, 29),  # int(0.29 * 100) is 28
+    ({"warmup": 0.28}, 100, 28),
+    ({"warmup": 0.07}, 100, 7),  # ceil(0.07 * 100) is 8
+    ({"warmup": 0.025}, 50, 1),
+    ({"warmup": 0.025}, 10, 0),
+    ({"warmup": 0.0}, 7, 0),
+    ({"warmup": 1.0}, 7, 7),
+    ({"warmup_steps": 1}, 7, 1),
+    ({"warmup_steps": 5}, 40, 5),
+    ({"warmup_steps": 5, "warmup": 0.5}, 40, 5),  # instead of the share
+    ({"warmup_steps": 7}, 7, 7),
+  ],
+)
+def test_schedule_against_numpy(given, total, warmup, schedule):
+  config = OptimConfig(**given, schedule=schedule)
+  assert optim.warmup_steps(config, total) == warmup
+  rates = jax.vmap(optim.make_schedule(config, 2.0, total))(jnp.arange(total))
+  expected = reference(warmup, total, cosine=schedule == "cosine")
+  np.testing.assert_allclose(rates, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("steps", [10, 100, 20_000])
+def test_warmup_is_the_nearest_number_of_steps(steps):
+  """For every share with three digits, by whole numbers alone."""
+  for thousandths in range(1001):
+    config = OptimConfig(warmup=thousandths / 1000)
+    found = optim.warmup_steps(config, steps)
+    assert 2 * abs(1000 * found - thousandths * steps) <= 1000
+
+
 @pytest.mark.parametrize("total", [1, 2, 11, 40])
 def test_schedule_of_short_runs(total):
   schedule = optim.make_schedule(CONFIG, 2.0, total)

@@ -536,6 +536,31 @@ def test_finished_runs_of_another_configuration_are_refused(
   assert len(fake.calls) == 2
 
 
+def test_a_study_in_epochs_is_not_repeated(config, tmp_path, monkeypatch):
+  """Its runs record the steps that their data made of these."""
+
+  class Resolved(FakeRuns):
+    def write(self, config, directory, entries):
+      config = dataclasses.replace(config, total_steps=7)
+      return super().write(config, directory, entries)
+
+  config = with_study(config, regimes=("head",))
+  config = dataclasses.replace(config, epochs=0.5, image_size=0)
+  fake = Resolved(accuracies)
+  monkeypatch.setattr(run, "train_and_evaluate", fake)
+  for _ in range(2):
+    conduct.run_study(config, tmp_path, ["table2"])
+    assert len(fake.calls) == 2
+  longer = dataclasses.replace(config, epochs=1.0)
+  with pytest.raises(ConfigError, match="steps: '0.5 epochs', now '1.0 epo"):
+    conduct.run_study(longer, tmp_path, ["table2"])
+  in_steps = dataclasses.replace(config, epochs=0.0)
+  with pytest.raises(ConfigError, match="steps: '0.5 epochs', now 2"):
+    conduct.run_study(in_steps, tmp_path, ["table2"])
+  report = json.loads((tmp_path / "report.json").read_text())
+  assert report["config"]["image_size"] == 8
+
+
 def test_a_second_study_is_kept_out(config, tmp_path, monkeypatch):
   config = with_study(config, regimes=("head",))
   fake = FakeRuns(accuracies)
@@ -798,6 +823,42 @@ def test_costs_are_the_papers():
   assert (masked - plain) / plain == pytest.approx(0.02, abs=0.003)
   finding = budget.adapters(config_lib.Config(), config, [])
   assert "184,320, and 18,552 biases" in " ".join(finding.notes)
+
+
+def test_what_stands_beside_table_5():
+  """By hand: products of matrices, a multiplication with its addition 2."""
+  d, depth, cells, tokens = 768, 12, 5, 7 * 7 + 1
+  keys = depth * 2 * 2 * tokens * cells * d  # scores, and weighted values
+  memory = depth * 2 * 2 * cells * d * d  # keys, and values
+  token = depth * (
+    4 * 2 * d * d + 2 * 2 * 4 * d * d + 2 * 2 * (tokens + 1 + cells) * d
+  )
+  block = 4 * (d * d + d) + 2 * 4 * d * d + 4 * d + d + 2 * 2 * d
+  full = depth * block + (32 * 32 * 3 * d + d) + d + tokens * d + 2 * d
+  (text,) = (
+    note
+    for note in budget.costs(
+      mv.vit_config("Ti/16"),
+      [costs.cost_of(tiny_backbone(depth=1).config, "head", 0, 0)],
+      1,
+    ).notes
+    if "Table 5" in note
+  )
+  for number, unit in (
+    (keys, "MFLOP a picture"),
+    (memory, "MFLOP once a batch"),
+    (token, "and the same"),
+    (full, "M, "),
+    (depth * block, "M of them in the 12 blocks"),
+  ):
+    assert f"{number / 1e6:.1f} {unit}" in text
+  assert f"same {memory / 1e6:.1f})" in text
+  assert f"L/32 ({24 * 4 * 50 * 5 * 1024 / 1e6:.1f})" in text
+  assert f"384 px ({12 * 4 * 145 * 5 * 768 / 1e6:.1f})" in text
+  # Neither is what the paper has, whichever way one counts.
+  for number in (keys, memory, keys + memory, token, token + memory):
+    for operations in (number, number / 2):
+      assert not 20e6 < operations < 30e6
 
 
 @pytest.mark.processes

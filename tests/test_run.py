@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import resource
 import shutil
@@ -128,13 +129,16 @@ def test_a_run_from_nothing_to_the_result(config, finished):
   assert task.provenance["metrics"] == task_result
   assert task.provenance["config"]["seed"] == config.seed
   source = data.open_source("digits:5-9", "test")
-  hits = []
+  hits, labels = [], []
   for batch in data.eval_batches(source, task.spec.evaluation, batch_size=64):
     out = mv.forward(backbone, [task], batch["image"])["digits-5-9"]
     right = np.asarray(out).argmax(-1) == batch["label"]
     hits += list(right[batch["mask"] > 0])
+    labels += list(batch["label"][batch["mask"] > 0])
   assert len(hits) == source.size == task_result["test_examples"]
   assert np.mean(hits) == task_result["test_accuracy"]
+  assert task_result["chance"] == 1 / 5
+  assert task_result["test_majority"] == max(np.bincount(labels)) / len(labels)
 
 
 def test_resumed_equals_uninterrupted(config, workdir, finished, monkeypatch):
@@ -171,6 +175,39 @@ def test_a_finished_run_is_not_trained_again(
   assert_same_bits(arrays(workdir), before)
   # Nor has it become faster.
   assert again == first
+
+
+def test_what_is_left_to_backbone_and_data_is_recorded(
+  config, workdir, monkeypatch
+):
+  given = dataclasses.replace(silent(config), image_size=0, epochs=0.15)
+  examples = data.open_source(config.data.name, config.data.train).size
+  steps = math.ceil(0.15 * examples / config.batch_size)
+  result = run.train_and_evaluate(given, workdir)
+  assert result["tasks"][0]["steps"] == steps != config.total_steps
+  stored = json.loads((workdir / "config.json").read_text())
+  expected = dataclasses.replace(given, image_size=8, total_steps=steps)
+  assert config_lib.from_dict(stored) == expected
+  made = json.loads((workdir / "tasks/digits-5-9/task.json").read_text())
+  assert made["spec"]["evaluation"]["image_size"] == 8
+  assert made["provenance"]["config"] == stored
+  with Checkpoints(workdir / "checkpoints") as checkpoints:
+    saved = checkpoints.meta(steps)["config"]
+  assert saved["config.image_size"] == 8
+  assert saved["config.total_steps"] == steps
+  # What was recorded goes on, and so does what was given.
+  monkeypatch.setattr(step.Step, "__call__", None)
+  in_steps = dataclasses.replace(expected, epochs=0.0)
+  for same in (given, in_steps):
+    again = run.train_and_evaluate(same, workdir)
+    assert again["tasks"] == result["tasks"]
+  more = math.ceil(0.3 * examples / config.batch_size)
+  for other, message in (
+    ({"epochs": 0.3}, f"config.total_steps: {steps}, now {more}"),
+    ({"image_size": 6}, "config.image_size: 8, now 6"),
+  ):
+    with pytest.raises(TrainingError, match=message):
+      run.train_and_evaluate(dataclasses.replace(given, **other), workdir)
 
 
 def test_the_best_state_is_exported(config, workdir, monkeypatch):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import signal
 
@@ -55,6 +56,36 @@ def test_a_product_of_lists():
   assert not alone.sweep.is_on
   # The batches are those of the sweep also for seed 1.
   assert config_lib.data_seed(variants[1].config) == config.seed == 0
+
+
+def test_variants_have_the_steps_and_the_size_that_were_left_open(
+  tmp_path, monkeypatch
+):
+  """Of the run that trains them: their schedules end where it does."""
+  mv.save_backbone(tiny_backbone(num_classes=5), tmp_path / "tiny.npz")
+  config = dataclasses.replace(
+    config_of(overrides=({"optim.warmup_steps": 9}, {})),
+    backbone=str(tmp_path / "tiny.npz"), epochs=0.2, image_size=0,
+  )  # fmt: skip
+  examples = data.open_source(config.data.name, config.data.train).size
+  steps = math.ceil(0.2 * examples / config.batch_size)
+  planned = []
+
+  def plan(learner, variants, workdir):
+    planned.extend([learner, *variants])
+    raise ConfigError("planned")
+
+  monkeypatch.setattr(passes, "plan", plan)
+  with pytest.raises(ConfigError, match="planned"):
+    run.train_and_evaluate(config, tmp_path / "run")
+  assert len(planned) == 3
+  for one in planned:
+    assert (one.config.total_steps, one.config.image_size) == (steps, 8)
+  # Each variant has its own end of what is possible.
+  late = config_of(overrides=({"optim.warmup_steps": steps + 1}, {}))
+  late = dataclasses.replace(late, backbone=config.backbone, epochs=0.2)
+  with pytest.raises(ConfigError, match=f"beyond config.total_steps {steps}"):
+    run.train_and_evaluate(late, tmp_path / "late")
 
 
 def test_a_list_of_overrides():

@@ -65,7 +65,8 @@ class Run:
     self.stop.check()
     self.evaluated.append(count)
     top1 = self.accuracies[count]
-    return {"a": {"loss": 1.0, "top1": top1, "top5": 1.0, "examples": 9}}
+    return {"a": {"loss": 1.0, "top1": top1, "top5": 1.0, "examples": 9,
+                  "per_class": [top1] * 2}}  # fmt: skip
 
   def go(self):
     """Trains from the newest state to the end; returns it and its past."""
@@ -267,3 +268,17 @@ def test_a_past_is_saved_as_it_is(tmp_path):
   assert dataclasses.replace(found, best=plain) == dataclasses.replace(
     past, best=expected
   )
+
+
+@pytest.mark.parametrize(("classes", "says"), [(5, False), (6, True)])
+def test_top5_is_said_where_it_can_be_wrong(monkeypatch, caplog, classes, says):
+  monkeypatch.setattr(logging.getLogger("memory_vit"), "propagate", True)
+  caplog.set_level(logging.INFO)
+  found = {"loss": 1.0, "top1": 0.5, "top5": 0.875, "examples": 8,
+           "per_class": [0.5] * classes}  # fmt: skip
+  with events.Events({}) as nowhere:
+    state = TrainState(jnp.int32(2), {"a": ZERO}, ())
+    train._validate(2, state, lambda params: {"a": found}, nowhere)
+  (line,) = caplog.messages
+  assert "validation of 8: loss 1.0000  top-1 0.5000" in line
+  assert ("top-5 0.8750" in line) is says

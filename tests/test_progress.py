@@ -1,0 +1,40 @@
+"""What is shown of a run at its end."""
+
+import re
+
+from memory_vit import progress
+
+TASK = {
+  "name": "pets", "cells": 5, "varied": {}, "trainable_params": 12_345,
+  "val_accuracy": 0.75, "test_accuracy": 0.5, "test_examples": 1_234,
+  "chance": 0.125, "test_majority": 0.4375, "test_top5": 1.0,
+}  # fmt: skip
+RESULT = {
+  "tasks": [TASK],
+  "backbone": {"outputs_bit_equal": None},
+  "left_out": [],
+  "wall_seconds": 3.0,
+  "images_per_second": 17.0,
+}
+
+
+def rows_of(result, tmp_path):
+  _, header, _, *rows = progress.summary(result, tmp_path).splitlines()
+  columns, *cells = (
+    re.split(r"  +", line) for line in (header, *rows[: len(result["tasks"])])
+  )
+  return [dict(zip(columns, row, strict=True)) for row in cells]
+
+
+def test_chance_and_majority_stand_beside_the_accuracy(tmp_path):
+  (row,) = rows_of(RESULT, tmp_path)
+  assert row["test"] == "50.00 %"
+  assert row["chance"] == "12.50 %"
+  assert row["majority"] == "43.75 %"
+
+
+def test_without_a_test_split_there_is_no_majority(tmp_path):
+  untested = {**TASK, "test_accuracy": None, "test_majority": None}
+  (row,) = rows_of({**RESULT, "tasks": [untested]}, tmp_path)
+  assert (row["test"], row["majority"]) == ("-", "-")
+  assert row["chance"] == "12.50 %"
