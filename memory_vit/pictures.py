@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
-from memory_vit import preprocess
+from memory_vit import image_ops
 from memory_vit.errors import DataError
 from memory_vit.sources import SUFFIXES, reason_of
 from memory_vit.tasks import EvalPreprocessing
@@ -29,7 +29,7 @@ MAX_FILE_BYTES = 64 * 2**20
 MAX_PIXELS = 64_000_000
 MAX_SIDE = 16_384
 
-# Those that `preprocess.decode` takes.
+# Those that `image_ops.decode` takes.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 # Each thread may hold a picture of MAX_PIXELS.
 _MAX_THREADS = 8
@@ -124,7 +124,7 @@ def _reader(evaluation: EvalPreprocessing) -> Callable[[Entry], Picture]:
     _check_header(encoded)
     try:
       # Eagerly: a tf.function rounds otherwise than tf.data, in the last bit.
-      return preprocess.eval_image(tf.constant(encoded), evaluation).numpy()
+      return image_ops.eval_image(tf.constant(encoded), evaluation).numpy()
     except tf.errors.OpError as error:
       raise DataError(reason_of(error)) from error
 

@@ -17,8 +17,8 @@ from memory_vit import (
   changes,
   data,
   evaluation,
+  image_ops,
   passes,
-  preprocess,
   processes,
   programs,
   records,
@@ -241,7 +241,7 @@ def _evaluate_upstream(
   return evaluation.evaluate_source(
     predict,
     source,
-    preprocess.evaluation_of(where.eval_crop, where.resize, config.image_size),
+    image_ops.evaluation_of(where.eval_crop, where.resize, config.image_size),
     batch_size=config.batch_size_eval,
     mesh=learner.mesh,
     digest=True,

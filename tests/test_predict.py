@@ -16,7 +16,7 @@ import pytest
 from conftest import ROOT, random_task, tiny_backbone
 
 import memory_vit as mv
-from memory_vit import data, pictures, predict, preprocess, programs
+from memory_vit import data, image_ops, pictures, predict, programs
 from memory_vit.errors import TaskError
 
 PETS = ("cat", "dog", "日", "a very long name")
@@ -344,10 +344,10 @@ def test_what_is_too_large_is_never_decoded(
   evaluation = loaded[0].spec.evaluation
   bomb = tmp_path / "bomb.png"
   bomb.write_bytes(png(60_000, 60_000))
-  real = preprocess.eval_image
+  real = image_ops.eval_image
   decoded = []
   monkeypatch.setattr(
-    preprocess, "eval_image", lambda *a: decoded.append(1) or real(*a)
+    image_ops, "eval_image", lambda *a: decoded.append(1) or real(*a)
   )
   assert read_one(bomb, evaluation).pixels is None
   good = folder / "a.png"  # 8 x 8 pixels

@@ -5,7 +5,7 @@ import tensorflow as tf
 from fake_data import encode, noise
 from PIL import Image
 
-from memory_vit import preprocess
+from memory_vit import image_ops
 from memory_vit.config import DataConfig
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.tasks import EvalPreprocessing
@@ -45,7 +45,7 @@ def _pictures() -> dict[str, bytes]:
 
 
 decode_in_graph = tf.function(
-  preprocess.decode, input_signature=[tf.TensorSpec((), tf.string)]
+  image_ops.decode, input_signature=[tf.TensorSpec((), tf.string)]
 )
 
 
@@ -65,12 +65,12 @@ def test_every_kind_of_picture_decodes_to_what_pillow_gives(tmp_path):
 
 def test_16_bits_keep_the_upper_8():
   values = np.random.default_rng(0).integers(0, 2**16, (9, 7), np.uint16)
-  image = preprocess.decode(encode(values, "PNG")).numpy()
+  image = image_ops.decode(encode(values, "PNG")).numpy()
   np.testing.assert_array_equal(image, np.stack([values >> 8] * 3, axis=-1))
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF", ""])
-@pytest.mark.parametrize("decode", [preprocess.decode, decode_in_graph])
+@pytest.mark.parametrize("decode", [image_ops.decode, decode_in_graph])
 def test_broken_files_raise(kind, decode):
   whole = encode(noise(0), kind) if kind else b"neither picture nor text"
   for encoded in (whole[: len(whole) // 2], whole[:10], b""):
@@ -83,7 +83,7 @@ def _views(
 ) -> np.ndarray:
   """The training pictures of the seeds (seed, 0), (seed, 1), ..."""
   dataset = tf.data.Dataset.range(count).map(
-    lambda i: preprocess.train_image(
+    lambda i: image_ops.train_image(
       tf.constant(encoded),
       tf.stack([tf.constant(seed, tf.int64), i]),
       data=data,
@@ -94,12 +94,12 @@ def _views(
 
 
 def _crop(encoded: bytes, seed: int) -> np.ndarray:
-  return preprocess.inception_crop(encoded, tf.constant([0, seed])).numpy()
+  return image_ops.inception_crop(encoded, tf.constant([0, seed])).numpy()
 
 
 def test_crop_of_a_jpeg_is_that_of_the_decoded_picture():
   jpeg = encode(noise(0, 60, 90), "JPEG")
-  png = encode(preprocess.decode(jpeg).numpy(), "PNG")
+  png = encode(image_ops.decode(jpeg).numpy(), "PNG")
   for seed in range(20):
     part, cut = _crop(jpeg, seed), _crop(png, seed)
     assert part.shape == cut.shape
@@ -146,7 +146,7 @@ def test_half_of_the_training_pictures_are_mirrored(flip):
   # With as many pixels as the crop takes, mirroring is all that is random.
   data = DataConfig(train_crop="small", resize=16, flip=flip)
   encoded = encode(noise(0, 16, 16), "PNG")
-  plain = preprocess.eval_image(encoded, EvalPreprocessing(image_size=16))
+  plain = image_ops.eval_image(encoded, EvalPreprocessing(image_size=16))
   views = _views(encoded, data, image_size=16, count=100)
   is_plain = np.all(views == plain, axis=(1, 2, 3))
   is_mirrored = np.all(views == plain[:, ::-1], axis=(1, 2, 3))
@@ -159,7 +159,7 @@ def test_small_crop_moves_over_the_whole_picture():
   ramp = np.tile(np.arange(12, dtype=np.uint8)[:, None, None], (1, 12, 3))
   views = _views(encode(ramp, "PNG"), data, image_size=8, count=60)
   tops = np.unique(views[:, 0, 0, 0])
-  expected = preprocess.scale(tf.range(5)).numpy()
+  expected = image_ops.scale(tf.range(5)).numpy()
   np.testing.assert_allclose(tops, expected, atol=1e-6)
 
 
@@ -169,24 +169,24 @@ def test_resize_is_bilinear_without_antialiasing():
   # middle of the sixteen that it stands for. Antialiasing would read them all.
   blocks = image.reshape(4, 4, 4, 4, 3).astype(np.float32)
   expected = blocks[:, 1:3, :, 1:3].mean(axis=(1, 3))
-  resized = preprocess.resize(image, 4).numpy()
+  resized = image_ops.resize(image, 4).numpy()
   np.testing.assert_allclose(resized, expected, rtol=1e-6)
 
 
 def test_scale_spans_minus_one_to_one():
   image = tf.constant([0, 127, 128, 255], tf.uint8)
-  scaled = preprocess.scale(image).numpy()
+  scaled = image_ops.scale(image).numpy()
   np.testing.assert_allclose(scaled, [-1, -1 / 255, 1 / 255, 1], rtol=1e-6)
 
 
 def test_evaluation_resize_shows_the_whole_picture():
   columns = np.arange(60, dtype=np.uint8)
   image = np.tile(columns[None, :, None], (20, 1, 3))
-  view = preprocess.eval_image(
+  view = image_ops.eval_image(
     encode(image, "PNG"), EvalPreprocessing(image_size=20)
   )
   # Every third column.
-  expected = preprocess.scale(np.arange(1, 60, 3)).numpy()
+  expected = image_ops.scale(np.arange(1, 60, 3)).numpy()
   np.testing.assert_allclose(view[7, :, 1], expected, atol=1e-6)
 
 
@@ -195,9 +195,9 @@ def test_evaluation_central_takes_the_middle(tall):
   image = np.tile(np.arange(60, dtype=np.uint8)[:, None, None], (1, 20, 3))
   image = image if tall else image.transpose(1, 0, 2)
   preprocessing = EvalPreprocessing(image_size=12, crop="central", resize=20)
-  view = preprocess.eval_image(encode(image, "PNG"), preprocessing).numpy()
+  view = image_ops.eval_image(encode(image, "PNG"), preprocessing).numpy()
   along = view[:, 5, 0] if tall else view[5, :, 0]
-  expected = preprocess.scale(np.arange(24, 36)).numpy()
+  expected = image_ops.scale(np.arange(24, 36)).numpy()
   np.testing.assert_allclose(along, expected, atol=1e-6)
 
 
@@ -206,9 +206,9 @@ def test_tiny_pictures_are_usable(shape):
   encoded = encode(fake_data.noise(0, *shape), "PNG")
   central = EvalPreprocessing(image_size=8, crop="central", resize=9)
   for image in (
-    preprocess.eval_image(encoded, EvalPreprocessing(image_size=8)),
-    preprocess.eval_image(encoded, central),
-    preprocess.train_image(
+    image_ops.eval_image(encoded, EvalPreprocessing(image_size=8)),
+    image_ops.eval_image(encoded, central),
+    image_ops.train_image(
       encoded, tf.constant([0, 0]), data=DataConfig(), image_size=8
     ),
   ):
@@ -217,18 +217,18 @@ def test_tiny_pictures_are_usable(shape):
 
 def test_a_line_is_not_blown_up():
   encoded = encode(noise(0, 1, 5000), "PNG")
-  preprocess.eval_image(encoded, EvalPreprocessing(image_size=8))
+  image_ops.eval_image(encoded, EvalPreprocessing(image_size=8))
   central = EvalPreprocessing(image_size=8, crop="central", resize=8)
   with pytest.raises(tf.errors.InvalidArgumentError, match="32 times"):
-    preprocess.eval_image(encoded, central)
+    image_ops.eval_image(encoded, central)
 
 
 def test_evaluation_of_a_configuration():
-  plain = preprocess.evaluation_of("resize", 256, 224)
+  plain = image_ops.evaluation_of("resize", 256, 224)
   assert plain == EvalPreprocessing(image_size=224)
-  central = preprocess.evaluation_of("central", 0, 224)
+  central = image_ops.evaluation_of("central", 0, 224)
   assert (central.crop, central.resize) == ("central", 256)
   with pytest.raises(ConfigError, match="resize is 200"):
-    preprocess.evaluation_of("central", 200, 224)
+    image_ops.evaluation_of("central", 200, 224)
   with pytest.raises(TaskError, match="middle"):
-    preprocess.evaluation_of("middle", 0, 224)
+    image_ops.evaluation_of("middle", 0, 224)
