@@ -235,7 +235,9 @@ def _evaluate_upstream(
 
   def predict(images: jax.Array) -> dict[str, jax.Array]:
     learner.stop.check()
-    return {BACKBONE: programs.forward(backbone, slots, images)[BACKBONE]}
+    # `data` has scaled the pictures.
+    out = programs.forward(backbone, slots, images, check=False)
+    return {BACKBONE: out[BACKBONE]}
 
   where = config.upstream
   return evaluation.evaluate_source(

@@ -195,9 +195,9 @@ def test_a_folder_in_one_pass_per_batch(
 ):
   passes = []
 
-  def counted(backbone, tasks, images):
+  def counted(backbone, tasks, images, **options):
     passes.append(([spec.name for spec in tasks.specs], images.shape))
-    return forward(backbone, tasks, images)
+    return forward(backbone, tasks, images, **options)
 
   forward = programs.forward
   monkeypatch.setattr(programs, "forward", counted)
