@@ -5,6 +5,9 @@ those that attend to others bring model extension, and both mix freely: who
 reads whom is in the tasks. Nothing here changes an array.
 """
 
+# As text, `help` shows the types by their short names.
+from __future__ import annotations
+
 import dataclasses
 import os
 from collections.abc import Iterable, Sequence
@@ -49,7 +52,13 @@ def select(tasks: TasksLike, names: str | Iterable[str]) -> Tasks:
       them attends to a task that is not among them.
   """
   by_name = {task.name: task for task in task_tuple(tasks)}
-  names = [names] if isinstance(names, str) else list(names)
+  if isinstance(names, str):
+    names = [names]
+  elif not isinstance(names, Iterable):
+    raise TaskError(
+      f"names are of type {type(names).__name__}, expected names of tasks."
+    )
+  names = list(names)
   for name in names:
     _require_name(name, by_name)
   return concatenate([by_name[name] for name in names])

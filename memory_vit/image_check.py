@@ -70,7 +70,8 @@ def _require(within: bool, images: Any) -> None:
     return
   with _now():
     least, greatest, nans, infinite = map(float, _describe(images))
-  found = f"values from {least:.6g} to {greatest:.6g}"
+  known = least <= greatest
+  found = f"values from {least:.6g} to {greatest:.6g}" if known else "no number"
   if nans or infinite:
     found += f", {nans:.0f} NaN and {infinite:.0f} infinite"
   raise DataError(

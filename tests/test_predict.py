@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import pathlib
 import re
 import struct
 import subprocess
@@ -196,6 +197,7 @@ def test_a_folder_in_one_pass_per_batch(
   passes = []
 
   def counted(backbone, tasks, images, **options):
+    assert options == {"check": False}  # they come from our own reader
     passes.append(([spec.name for spec in tasks.specs], images.shape))
     return forward(backbone, tasks, images, **options)
 
@@ -388,6 +390,12 @@ def test_pictures_are_prepared_as_in_evaluation(tmp_path, crop, resize):
   entries = [pictures.Entry(source.file_name(i)) for i in range(5)]
   [found] = pictures.read_batches(entries, evaluation, 5)
   assert np.array_equal(np.stack([p.pixels for p in found]), batch["image"])
+  files = [pathlib.Path(source.file_name(i)) for i in range(5)]
+  assert np.array_equal(mv.preprocess(files, evaluation), batch["image"])
+  one = mv.preprocess(str(files[0]), evaluation)
+  assert np.array_equal(one, batch["image"][0])
+  encoded = [file.read_bytes() for file in files]
+  assert np.array_equal(mv.preprocess(encoded, evaluation), batch["image"])
 
 
 def test_gelu_and_image_size_come_from_the_task(tmp_path, backbone, capsys):

@@ -1,13 +1,21 @@
+"""Pictures: decoded, cropped and scaled; and `mv.preprocess`."""
+
+import sys
+
 import fake_data
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import random_task, tiny_backbone
 from fake_data import encode, noise
 from PIL import Image
 
+import memory_vit as mv
 from memory_vit import image_ops
+from memory_vit import pictures as reading
 from memory_vit.config import DataConfig
-from memory_vit.errors import ConfigError, TaskError
+from memory_vit.errors import ConfigError, DataError, TaskError
 from memory_vit.tasks import EvalPreprocessing
 
 
@@ -232,3 +240,96 @@ def test_evaluation_of_a_configuration():
     image_ops.evaluation_of("central", 200, 224)
   with pytest.raises(TaskError, match="middle"):
     image_ops.evaluation_of("middle", 0, 224)
+
+
+CENTRAL = EvalPreprocessing(image_size=8, crop="central", resize=11)
+PLAIN = EvalPreprocessing(image_size=8)
+
+
+@pytest.mark.parametrize("evaluation", [PLAIN, CENTRAL])
+def test_pixels_are_prepared_as_a_file_that_holds_them(evaluation):
+  grey = noise(1, 21, 30)[:, :, 0]
+  rgba = np.dstack([noise(2, 21, 30), grey])
+  pixels = [noise(0, 21, 30), grey, rgba]
+  found = mv.preprocess(pixels, evaluation)
+  assert (found.dtype, found.shape) == (np.float32, (3, 8, 8, 3))
+  files = mv.preprocess([encode(p, "PNG") for p in pixels], evaluation)
+  assert np.array_equal(found, files)
+  one = mv.preprocess(grey[:, :, None], evaluation)
+  assert np.array_equal(one, found[1])
+  assert np.array_equal(
+    mv.preprocess(jnp.asarray(pixels[0]), evaluation), found[0]
+  )
+
+
+def test_the_preprocessing_is_that_of_the_tasks():
+  backbone = tiny_backbone(depth=1)
+  task = random_task(backbone, "a", evaluation=CENTRAL)
+  other = random_task(backbone, "b")
+  pixels = noise(0)
+  expected = mv.preprocess(pixels, CENTRAL)
+  assert not np.array_equal(mv.preprocess(pixels, PLAIN), expected)
+  for form in (task, [task], {"a": task}, mv.fill_slots(backbone, task)):
+    assert np.array_equal(mv.preprocess(pixels, form), expected)
+  # One that reads another, which is not there: its pictures are known.
+  child = random_task(backbone, "c", attends_to=["a"], evaluation=CENTRAL)
+  assert np.array_equal(mv.preprocess(pixels, child), expected)
+  with pytest.raises(TaskError, match="'a' and 'b' want .* differently"):
+    mv.preprocess(pixels, [task, other])
+  for none, message in [([], "no task"), (8, "type int, expected a Task")]:
+    with pytest.raises(TaskError, match=message):
+      mv.preprocess(pixels, none)
+
+
+@pytest.mark.parametrize(
+  ("pictures", "message"),
+  [
+    ("no\n.jpg", r"picture 'no\\n\.jpg': No such file"),
+    ([noise(0), b"no picture"], "picture 1, of 10 bytes: not a JPEG"),
+    (np.zeros((4, 4, 3)), r"picture float64 \(4, 4, 3\): expected uint8"),
+    (np.zeros((4, 4, 2), np.uint8), r"\(4, 4, 2\): expected uint8"),
+    (np.zeros((2, 4, 4, 3), np.uint8), "or a list of such arrays"),
+    (np.zeros((0, 4, 3), np.uint8), r"\(0, 4, 3\): expected uint8"),
+    (np.zeros((1, 400, 3), np.uint8), "more than 32 times the other"),
+    (None, "of type NoneType: expected a path, the bytes"),
+    (Image.new("P", (8, 8)), r"of type Image: .*convert\('RGB'\)"),
+    ([], "there is no picture"),
+    ({"a.jpg": 1}, "a dictionary, expected"),
+  ],
+)
+def test_what_cannot_be_prepared_is_named(pictures, message):
+  with pytest.raises(DataError, match=message) as error:
+    mv.preprocess(pictures, CENTRAL)
+  assert "\n" not in str(error.value)
+
+
+def test_large_pictures_are_refused_as_predict_does(tmp_path, monkeypatch):
+  (tmp_path / "a.png").write_bytes(encode(noise(0, 9, 9), "PNG"))
+  monkeypatch.setattr(image_ops, "eval_image", None)  # nothing is decoded
+  monkeypatch.setattr(reading, "MAX_PIXELS", 80)
+  for picture in (tmp_path / "a.png", (tmp_path / "a.png").read_bytes()):
+    with pytest.raises(DataError, match="9 x 9 pixels, more than"):
+      mv.preprocess(picture, PLAIN)
+  monkeypatch.setattr(reading, "MAX_FILE_BYTES", 20)
+  with pytest.raises(DataError, match="a.png': the file has more than"):
+    mv.preprocess(tmp_path / "a.png", PLAIN)
+
+
+def test_nothing_prepared_is_outside():
+  """Bilinear weights do not overshoot, and [-1, 1] is reached and kept."""
+  for seed, (height, width) in enumerate([(5, 7), (8, 8), (40, 23), (9, 90)]):
+    pixels = np.where(noise(seed, height, width) > 127, 255, 0).astype("u1")
+    for evaluation in (
+      EvalPreprocessing(image_size=61),
+      EvalPreprocessing(image_size=48, crop="central", resize=61),
+    ):
+      prepared = mv.preprocess(pixels, evaluation)
+      assert (prepared.min(), prepared.max()) == (-1, 1)
+
+
+def test_without_tensorflow(monkeypatch):
+  monkeypatch.setitem(sys.modules, "tensorflow", None)
+  monkeypatch.delitem(sys.modules, "memory_vit.pictures")
+  monkeypatch.delattr("memory_vit.pictures")
+  with pytest.raises(ImportError, match="needs tensorflow, which is not inst"):
+    mv.preprocess(noise(0), PLAIN)
