@@ -49,9 +49,8 @@ def make_setting(
   params = jax.tree_util.tree_map_with_path(
     functools.partial(_random, rng), backbone_shapes(config)
   )
-  images = rng.standard_normal(
-    (batch, image_size, image_size, 3), dtype=np.float32
-  )
+  shape = (batch, image_size, image_size, 3)
+  images = np.clip(rng.standard_normal(shape, dtype=np.float32) / 3, -1, 1)
   backbone = mv.Backbone(config, params, "benchmark")
   task = mv.init_task(
     jax.random.key(0), backbone, name="t", num_classes=classes, cells=cells

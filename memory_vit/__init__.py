@@ -16,11 +16,15 @@ from memory_vit.compose import (
 )
 from memory_vit.errors import MemoryVitError
 from memory_vit.model import MemoryViT
+from memory_vit.preprocessing import preprocess
 from memory_vit.pretrained import load_backbone, save_backbone
 from memory_vit.programs import encode, fill_slots, forward, read
 from memory_vit.slots import Slots
 from memory_vit.tasks import EvalPreprocessing, Task, TaskSpec
 from memory_vit.variants import ViTConfig, vit_config
+
+# The one place where it stands; pyproject.toml reads it.
+__version__ = "0.1.0"
 
 __all__ = [
   "Backbone",
@@ -39,6 +43,7 @@ __all__ = [
   "load_backbone",
   "load_task",
   "load_tasks",
+  "preprocess",
   "random_backbone",
   "read",
   "remove",

@@ -6,11 +6,14 @@ A saved task is a directory, and nothing else is in it:
   arrays/     the parameters: see `array_files`
 """
 
+# As text, `help` shows jax.Array by its name.
+from __future__ import annotations
+
 import math
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ import numpy as np
 from memory_vit import array_files, manifest, trees
 from memory_vit.backbone import Backbone, backbone_shapes
 from memory_vit.errors import TaskError
+from memory_vit.keys import require_key
 from memory_vit.manifest import Manifest
 from memory_vit.model import TaskParams
 from memory_vit.regimes import REGIMES
@@ -29,6 +33,7 @@ from memory_vit.tasks import (
   Task,
   TaskSpec,
   require_backbone,
+  task_tuple,
 )
 
 # Of a backbone, what is below its head.
@@ -47,7 +52,7 @@ def init_task(
   cells: int = 5,
   regime: str = "memory_masked",
   bottleneck: int = 0,
-  attends_to: Sequence[str | Task] = (),
+  attends_to: str | Task | Iterable[str | Task] | Mapping[str, Task] = (),
   memory_norm: bool = True,
   memory_std: float = 0.02,
   cls_init: str = "pretrained",
@@ -57,15 +62,16 @@ def init_task(
   """A new task, before training.
 
   Args:
-    key: of the random numbers.
+    key: of the random numbers, such as `jax.random.key(0)`.
     backbone: that it is for.
     name: see `TaskSpec`.
     num_classes: c.
     cells: m, memory cells per layer; 0 in a regime without memory.
     regime: how it will be learned, see `regimes`.
     bottleneck: width of adapters; 0 in a regime without.
-    attends_to: the earlier tasks that it reads. Of a `Task`, not of a mere
-      name, its digest is kept, and another of that name is refused later.
+    attends_to: the earlier tasks that it reads, one or several. Of a `Task`,
+      not of a mere name, its digest is kept, and another of that name is
+      refused later.
     memory_norm: see `TaskSpec`.
     memory_std: memory is drawn from N(0, memory_std^2).
     cls_init: "pretrained" starts its class token as a copy of the backbone's,
@@ -78,7 +84,9 @@ def init_task(
 
   Raises:
     TaskError: for values that are not possible.
+    MemoryVitError: for a key that is none.
   """
+  require_key(key)
   if cls_init not in ("pretrained", "normal"):
     raise TaskError(
       f"cls_init is {cls_init!r}, expected 'pretrained' or 'normal'."
@@ -86,10 +94,7 @@ def init_task(
   if not (math.isfinite(memory_std) and memory_std > 0):
     raise TaskError(f"memory_std is {memory_std}, expected a positive number.")
   size = backbone.config.image_size
-  parents = [
-    (p.spec.name, p.digest) if isinstance(p, Task) else (p, "")
-    for p in attends_to
-  ]
+  parents = _parents(name, attends_to)
   spec = TaskSpec(
     name=name,
     num_classes=num_classes,
@@ -111,13 +116,48 @@ def init_task(
   return Task(spec, params)
 
 
+def _parents(
+  name: str,
+  attends_to: str | Task | Iterable[str | Task] | Mapping[str, Task],
+) -> list[tuple[str, str]]:
+  """Name and digest of each task that `name` reads; "" where it is unknown."""
+  if isinstance(attends_to, str):
+    attends_to = [attends_to]
+  elif isinstance(attends_to, Task | Mapping):
+    attends_to = task_tuple(attends_to)
+  elif not isinstance(attends_to, Iterable):
+    raise TaskError(
+      f"task {name!r}: attends_to is of type {type(attends_to).__name__}, "
+      "expected tasks, or names of tasks."
+    )
+  parents = []
+  for parent in attends_to:
+    if not isinstance(parent, str | Task):
+      raise TaskError(
+        f"task {name!r}: attends_to holds a {type(parent).__name__}, expected "
+        "tasks, or names of tasks."
+      )
+    known = isinstance(parent, Task)
+    parents.append((parent.name, parent.digest) if known else (parent, ""))
+  return parents
+
+
 def save_task(task: Task, path: str | os.PathLike) -> None:
   """Writes a task to a directory; an older one there is replaced as a whole.
 
+  Args:
+    task: with values that are known and finite.
+    path: of the directory.
+
   Raises:
-    TaskError: where the path is there and is not a task, or the task could
-      not be loaded again. Nothing is written then.
+    TaskError: for what is no task, where the path is there and is not a task,
+      or the task could not be loaded again. Nothing is written then.
   """
+  if not isinstance(task, Task):
+    raise TaskError(
+      f"save_task got a {type(task).__name__}, expected one Task (save_tasks "
+      "writes several)."
+    )
   path = Path(path).absolute()
   if path.exists() and not (path / manifest.FILE).is_file():
     raise TaskError(f"{path} exists and is not a task: it is left as it is.")

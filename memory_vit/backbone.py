@@ -1,20 +1,35 @@
 """A frozen ViT as an object: its shape, its weights, its fingerprint."""
 
+# As text, `help` shows jax.Array by its name.
+from __future__ import annotations
+
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from memory_vit import trees
+from memory_vit.keys import require_key
 from memory_vit.model import VisionTransformer
 from memory_vit.tasks import BackboneId
 from memory_vit.variants import ViTConfig, vit_config
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["params"],
+  meta_fields=["config", "fingerprint"],
+)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)  # it holds arrays
 class Backbone:
   """A frozen ViT.
+
+  It is a tree of arrays for JAX (`jax.jit`, `jax.device_put`): `params` are its
+  leaves, the rest is static. Hand it to a compiled function as an argument, or
+  its weights become constants of the program. The fingerprint is kept whatever
+  is done with the leaves.
 
   Attributes:
     config: its shape and how it computes.
@@ -26,6 +41,15 @@ class Backbone:
   config: ViTConfig
   params: dict[str, Any]
   fingerprint: str
+
+  def __repr__(self) -> str:
+    config = self.config
+    head = f"{config.num_classes} classes" if config.num_classes else "no head"
+    return (
+      f"Backbone({config.variant} at {config.image_size} px, {head}, "
+      f"{config.dtype}, {trees.count(self.params):,} parameters, fingerprint "
+      f"{self.fingerprint[:12]})"
+    )
 
   @property
   def id(self) -> BackboneId:
@@ -52,9 +76,14 @@ def random_backbone(
     variant: such as "B/32"; see `variants.vit_config`.
     image_size: in pixels.
     num_classes: c0, outputs of its head; 0 for none.
-    key: of the random numbers.
+    key: of the random numbers, such as `jax.random.key(0)`.
     dtype: of the computation.
+
+  Raises:
+    ConfigError: for a shape that is not possible.
+    MemoryVitError: for a key that is none.
   """
+  require_key(key)
   config = vit_config(
     variant, image_size=image_size, num_classes=num_classes, dtype=dtype
   )

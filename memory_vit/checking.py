@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
-from memory_vit import preprocess, sources
+from memory_vit import image_ops, sources
 from memory_vit.sources import Source
 
 _ORIENTATION = 0x0112  # of EXIF
@@ -22,7 +22,7 @@ _ORIENTATION = 0x0112  # of EXIF
 UNREADABLE = "cannot be read"
 WRONG_LABEL = "label is no class"
 LINE = "one pixel wide or high"
-LONG = f"more than {preprocess.LONGEST_ASPECT:.0f} times as long as wide"
+LONG = f"more than {image_ops.LONGEST_ASPECT:.0f} times as long as wide"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _examples(source: Source) -> Iterator[Any]:
       _look, [encoded], [tf.uint64, tf.string, tf.bool]
     )
     # Whole, which a crop in training need not be.
-    shape = tf.shape(preprocess.decode(encoded))
+    shape = tf.shape(image_ops.decode(encoded))
     return {
       "hash": hashed, "kind": kind, "turned": turned,
       "size": (shape[1], shape[0]), "label": label,
@@ -197,7 +197,7 @@ class _Found:
     self._largest = max(self._largest or size, size, key=np.prod)
     if min(size) == 1:
       self._note(LINE, index, f"{width} x {height}")
-    elif max(size) > preprocess.LONGEST_ASPECT * min(size):
+    elif max(size) > image_ops.LONGEST_ASPECT * min(size):
       self._note(LONG, index, f"{width} x {height}")
 
   def _note(self, kind: str, index: int, detail: str) -> None:

@@ -5,50 +5,60 @@ those that attend to others bring model extension, and both mix freely: who
 reads whom is in the tasks. Nothing here changes an array.
 """
 
+# As text, `help` shows the types by their short names.
+from __future__ import annotations
+
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from memory_vit import adapters
 from memory_vit.backbone import Backbone
 from memory_vit.errors import TaskError
-from memory_vit.tasks import Task, require_fit
+from memory_vit.tasks import Task, TasksLike, require_fit, task_tuple
 
 Tasks = tuple[Task, ...]
 
 
-def concatenate(*parts: Task | Sequence[Task]) -> Tasks:
+def concatenate(*parts: TasksLike) -> Tasks:
   """Puts tasks and sets of tasks together.
 
   Args:
-    *parts: tasks, or sequences of tasks.
+    *parts: tasks, sequences or generators of tasks, or {name: task}.
 
   Returns:
     All tasks, in the order given.
 
   Raises:
-    TaskError: where they cannot share a pass: for equal names, a task that
-      attends to one that is not there or is another, a circle, another
-      backbone, image size or evaluation preprocessing.
+    TaskError: for what are no tasks, and where they cannot share a pass: for
+      equal names, a task that attends to one that is not there or is another, a
+      circle, another backbone, image size or evaluation preprocessing.
   """
-  tasks = tuple(
-    task
-    for part in parts
-    for task in ((part,) if isinstance(part, Task) else part)
-  )
+  tasks = tuple(task for part in parts for task in task_tuple(part))
   require_fit(tasks)
   return tasks
 
 
-def select(tasks: Sequence[Task], names: Sequence[str]) -> Tasks:
+def select(tasks: TasksLike, names: str | Iterable[str]) -> Tasks:
   """The tasks of these names, in the order of the names.
 
+  Args:
+    tasks: a sequence or generator of tasks, or {name: task}.
+    names: one, or several.
+
   Raises:
-    TaskError: for a name that is not there, or where one of them attends to a
-      task that is not among them.
+    TaskError: for what are no tasks, a name that is not there, or where one of
+      them attends to a task that is not among them.
   """
-  by_name = {task.spec.name: task for task in tasks}
+  by_name = {task.name: task for task in task_tuple(tasks)}
+  if isinstance(names, str):
+    names = [names]
+  elif not isinstance(names, Iterable):
+    raise TaskError(
+      f"names are of type {type(names).__name__}, expected names of tasks."
+    )
+  names = list(names)
   for name in names:
     _require_name(name, by_name)
   return concatenate([by_name[name] for name in names])
@@ -65,13 +75,18 @@ def with_parents(tasks: Sequence[Task], name: str) -> Tasks:
   return select(tasks, wanted)
 
 
-def remove(tasks: Sequence[Task], *names: str) -> Tasks:
+def remove(tasks: TasksLike, *names: str) -> Tasks:
   """All tasks but these.
 
+  Args:
+    tasks: a sequence or generator of tasks, or {name: task}.
+    *names: of those that go.
+
   Raises:
-    TaskError: for a name that is not there, or one that a task that stays
-      attends to.
+    TaskError: for what are no tasks, a name that is not there, or one that a
+      task that stays attends to.
   """
+  tasks = task_tuple(tasks)
   for name in names:
     _require_name(name, [task.spec.name for task in tasks])
   left = [task for task in tasks if task.spec.name not in names]
@@ -85,12 +100,19 @@ def remove(tasks: Sequence[Task], *names: str) -> Tasks:
   return tuple(left)
 
 
-def rename(tasks: Sequence[Task], old: str, new: str) -> Tasks:
+def rename(tasks: TasksLike, old: str, new: str) -> Tasks:
   """Gives a task another name, also where others attend to it.
 
+  Args:
+    tasks: a task, a sequence or generator of tasks, or {name: task}.
+    old: its name.
+    new: lower case letters, digits, "-" and "_"; at most 64.
+
   Raises:
-    TaskError: for a name that is not there, is taken, or is no name.
+    TaskError: for what are no tasks, a name that is not there, is taken, or is
+      no name.
   """
+  tasks = task_tuple(tasks)
   _require_name(old, [task.spec.name for task in tasks])
 
   def renamed(task: Task) -> Task:
@@ -106,8 +128,12 @@ def rename(tasks: Sequence[Task], old: str, new: str) -> Tasks:
   return concatenate([renamed(task) for task in tasks])
 
 
-def save_tasks(tasks: Sequence[Task], path: str | os.PathLike) -> None:
+def save_tasks(tasks: TasksLike, path: str | os.PathLike) -> None:
   """Writes each task to `path`/NAME.
+
+  Args:
+    tasks: a task, a sequence or generator of tasks, or {name: task}.
+    path: of a directory that holds nothing else.
 
   Raises:
     TaskError: where tasks do not fit together, something else has a name, or

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from memory_vit import (
   batching,
-  preprocess,
+  image_ops,
   processes,
   sources,
   tfds_source,
@@ -169,7 +169,7 @@ def train_batches(
   """
   _check_rows(batch_size, process_index, process_count)
   if data.train_crop == "small":
-    preprocess.shorter_side(data.resize, image_size)
+    image_ops.shorter_side(data.resize, image_size)
 
   def record(number: tf.Tensor) -> tf.Tensor:
     return _shuffled(number, source.size, seed)
@@ -178,7 +178,7 @@ def train_batches(
     number: tf.Tensor, encoded: tf.Tensor, label: tf.Tensor
   ) -> dict[str, tf.Tensor]:
     key = tf.stack([tf.constant(seed, tf.int64), number])
-    image = preprocess.train_image(
+    image = image_ops.train_image(
       encoded, key, data=data, image_size=image_size
     )
     return {"image": image, "label": label}
@@ -251,7 +251,7 @@ def eval_batches(
     number: tf.Tensor, encoded: tf.Tensor, label: tf.Tensor
   ) -> dict[str, tf.Tensor]:
     return {
-      "image": preprocess.eval_image(encoded, preprocessing),
+      "image": image_ops.eval_image(encoded, preprocessing),
       "label": label,
       "mask": tf.cast(number < source.size, tf.float32),
     }

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memory_vit import commands, comparison, data, preprocess, records, sharding
+from memory_vit import commands, comparison, data, image_ops, records, sharding
 from memory_vit.backbone import Backbone
 from memory_vit.config import Config
 from memory_vit.errors import ConfigError, TaskError
@@ -212,7 +212,7 @@ def _open_upstream(
           f"backbone has {backbone.config.num_classes}."
         )
       size = backbone.config.image_size
-      return source, preprocess.evaluation_of(crop, resize, size)
+      return source, image_ops.evaluation_of(crop, resize, size)
   return None
 
 

@@ -13,9 +13,9 @@ from memory_vit import (
   adapters,
   data,
   evaluation,
+  image_ops,
   optim,
   predictors,
-  preprocess,
   progress,
   resume,
   train,
@@ -232,7 +232,7 @@ class Learner:
       memory_std=config.task.memory_std,
       cls_init=config.task.cls_init,
       class_names=self.train.class_names,
-      evaluation=preprocess.evaluation_of(
+      evaluation=image_ops.evaluation_of(
         config.data.eval_crop, config.data.resize, config.image_size
       ),
     )

@@ -5,6 +5,9 @@ Table 1 in the paper), a forward pass is two programs: `encode` is the same
 executable whatever the tasks are, and `read` holds all that can be trained.
 """
 
+# As text, `help` shows jax.Array by its name.
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 

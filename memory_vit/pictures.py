@@ -3,6 +3,7 @@
 What cannot be read does not end the reading of others: it says why.
 """
 
+import contextlib
 import dataclasses
 import io
 import itertools
@@ -16,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
-from memory_vit import preprocess
+from memory_vit import image_ops
 from memory_vit.errors import DataError
 from memory_vit.sources import SUFFIXES, reason_of
 from memory_vit.tasks import EvalPreprocessing
@@ -29,10 +30,10 @@ MAX_FILE_BYTES = 64 * 2**20
 MAX_PIXELS = 64_000_000
 MAX_SIDE = 16_384
 
-# Those that `preprocess.decode` takes.
+# Those that `image_ops.decode` takes.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 # Each thread may hold a picture of MAX_PIXELS.
-_MAX_THREADS = 8
+THREADS = min(8, os.cpu_count() or 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,8 +111,7 @@ def read_batches(
   """
   read = _reader(evaluation)
   entries = iter(entries)
-  threads = min(_MAX_THREADS, os.cpu_count() or 1)
-  with ThreadPoolExecutor(threads) as pool:
+  with ThreadPoolExecutor(THREADS) as pool:
     while batch := list(itertools.islice(entries, size)):
       yield list(pool.map(read, batch))
 
@@ -119,27 +119,57 @@ def read_batches(
 def _reader(evaluation: EvalPreprocessing) -> Callable[[Entry], Picture]:
   """Returns what reads a picture, the way `data.eval_batches` does."""
 
-  def prepared(path: str) -> np.ndarray:
-    encoded = _file_content(path)
-    _check_header(encoded)
-    try:
-      # Eagerly: a tf.function rounds otherwise than tf.data, in the last bit.
-      return preprocess.eval_image(tf.constant(encoded), evaluation).numpy()
-    except tf.errors.OpError as error:
-      raise DataError(reason_of(error)) from error
-
   def read(entry: Entry) -> Picture:
     if entry.reason:
       return Picture(entry, None)
     try:
-      return Picture(entry, prepared(entry.path))
+      encoded = file_content(entry.path)
+      return Picture(entry, prepare_encoded(encoded, evaluation))
     except DataError as error:
       return Picture(Entry(entry.path, str(error)), None)
 
   return read
 
 
-def _file_content(path: str) -> bytes:
+def prepare_encoded(
+  encoded: bytes, evaluation: EvalPreprocessing
+) -> np.ndarray:
+  """Decodes a picture that nobody vouches for, as evaluation does.
+
+  Args:
+    encoded: content of a file.
+    evaluation: how it is prepared; s is its `image_size`.
+
+  Returns:
+    float32 (s, s, 3) in [-1, 1].
+
+  Raises:
+    DataError: says why not.
+  """
+  _check_header(encoded)
+  with _named_reasons():
+    # Eagerly: a tf.function rounds otherwise than tf.data, in the last bit.
+    return image_ops.eval_image(tf.constant(encoded), evaluation).numpy()
+
+
+def prepare_pixels(
+  pixels: np.ndarray, evaluation: EvalPreprocessing
+) -> np.ndarray:
+  """The same of a picture that has been decoded, uint8 (height, width, 3)."""
+  with _named_reasons():
+    return image_ops.eval_view(tf.constant(pixels), evaluation).numpy()
+
+
+@contextlib.contextmanager
+def _named_reasons() -> Iterator[None]:
+  """Errors of TensorFlow as ours."""
+  try:
+    yield
+  except tf.errors.OpError as error:
+    raise DataError(reason_of(error)) from error
+
+
+def file_content(path: str) -> bytes:
   """Reads a file that is not too large.
 
   Raises:

@@ -180,7 +180,8 @@ def guess(
   size = backbone.config.image_size
   images = np.zeros((batch_size, size, size, 3), np.float32)
   images[: len(pictures)] = pictures
-  outputs = programs.forward(backbone, slots, images)
+  # `pictures` has scaled them.
+  outputs = programs.forward(backbone, slots, images, check=False)
   names = {spec.name: spec.class_names for spec in slots.specs}
   if original:
     names = {BACKBONE: (), **names}

@@ -6,13 +6,19 @@ that depends on the tasks, which lie in slots (`slots.py`). A context can be
 kept, and read many times.
 """
 
+# As text, `help` shows jax.Array by its name.
+from __future__ import annotations
+
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
 
+from memory_vit import image_check
 from memory_vit.backbone import Backbone
 from memory_vit.encoder import Context
 from memory_vit.errors import DataError, TaskError
@@ -28,10 +34,11 @@ from memory_vit.slots import (
 )
 from memory_vit.tasks import (
   BACKBONE,
-  Task,
+  TasksLike,
   TaskSpec,
   require_backbone,
   require_fit,
+  task_tuple,
 )
 from memory_vit.variants import ViTConfig
 
@@ -94,7 +101,7 @@ def memory_program(
 
 
 def fill_slots(
-  backbone: Backbone, tasks: Sequence[Task], *, slots: int = 0, cells: int = 0
+  backbone: Backbone, tasks: TasksLike, *, slots: int = 0, cells: int = 0
 ) -> Slots:
   """Makes tasks ready to be read many times.
 
@@ -106,13 +113,18 @@ def fill_slots(
 
   Args:
     backbone: the frozen ViT.
-    tasks: at least one; all that they attend to must be among them.
+    tasks: a task, a sequence or generator of tasks, or {name: task}; at least
+      one, and all that they attend to must be among them.
     slots: t, at least.
     cells: m, at least.
+
+  Returns:
+    What `read` and `forward` take in place of the tasks.
 
   Raises:
     TaskError: for tasks of another backbone, or that do not fit together.
   """
+  tasks = task_tuple(tasks)
   if not tasks:
     raise TaskError("there is no task to fill slots with.")
   for task in tasks:
@@ -136,41 +148,44 @@ def fill_slots(
   return Slots(specs, arrays)
 
 
-def encode(backbone: Backbone, images: jax.Array) -> tuple[jax.Array, Context]:
+def encode(
+  backbone: Backbone, images: ArrayLike, *, check: bool = True
+) -> tuple[jax.Array, Context]:
   """Runs the backbone.
 
   Args:
     backbone: the frozen ViT.
-    images: floats (b, s, s, 3) in [-1, 1], s the image size of the backbone.
+    images: floats (b, s, s, 3) in [-1, 1], s the image size of the backbone, as
+      `preprocess` makes them. Pictures scaled to [0, 1] by mistake cannot be
+      told from bright ones.
+    check: whether values are looked at. It costs next to nothing; where they
+      are known to be right, or meant to be others, False leaves it out. What
+      JAX traces is never looked at.
 
   Returns:
     Its outputs, float32 (b, c0): the logits of its head, or the features in
     front of it where it has none; and the context that tasks read.
 
   Raises:
-    DataError: for pictures of another shape or type.
+    DataError: for pictures of another shape or type, with values outside
+      [-1, 1] or that are not finite.
   """
-  size = backbone.config.image_size
-  images = jnp.asarray(images)
-  if images.shape[1:] != (size, size, 3) or not jnp.issubdtype(
-    images.dtype, jnp.floating
-  ):
-    raise DataError(
-      f"images are {images.dtype} {images.shape}, expected floats in [-1, 1] "
-      f"of shape (batch, {size}, {size}, 3)."
-    )
-  return encode_program(backbone.params, images, config=backbone.config)
+  images, refuse = _accepted(backbone, images, check)
+  encoded = encode_program(backbone.params, images, config=backbone.config)
+  refuse()
+  return encoded
 
 
 def read(
-  backbone: Backbone, tasks: Sequence[Task] | Slots, context: Context
+  backbone: Backbone, tasks: TasksLike | Slots, context: Context
 ) -> dict[str, jax.Array]:
   """Runs tasks on a context.
 
   Args:
     backbone: the one that made the context.
-    tasks: in any order, all that they attend to among them; or what
-      `fill_slots` made of them, which saves doing that in every call.
+    tasks: a task, a sequence or generator of tasks, or {name: task}; in any
+      order, all that they attend to among them. Or what `fill_slots` made of
+      them, which saves doing that in every call.
     context: from `encode`.
 
   Returns:
@@ -180,6 +195,7 @@ def read(
     TaskError: for tasks of another backbone, or that do not fit together.
   """
   if not isinstance(tasks, Slots):
+    tasks = task_tuple(tasks)
     if not tasks:
       return {}
     tasks = fill_slots(backbone, tasks)
@@ -194,7 +210,11 @@ def read(
 
 
 def forward(
-  backbone: Backbone, tasks: Sequence[Task] | Slots, images: jax.Array
+  backbone: Backbone,
+  tasks: TasksLike | Slots,
+  images: ArrayLike,
+  *,
+  check: bool = True,
 ) -> dict[str, jax.Array]:
   """The original model and all tasks, in one pass.
 
@@ -202,6 +222,7 @@ def forward(
     backbone: the frozen ViT.
     tasks: any number; see `read`.
     images: see `encode`.
+    check: see `encode`.
 
   Returns:
     {"backbone": (b, c0), task name: (b, c), ...}, float32. "backbone" holds the
@@ -211,5 +232,31 @@ def forward(
     TaskError: as `read`.
     DataError: as `encode`.
   """
-  outputs, context = encode(backbone, images)
-  return {BACKBONE: outputs, **read(backbone, tasks, context)}
+  if not isinstance(tasks, Slots):
+    tasks = task_tuple(tasks)
+  images, refuse = _accepted(backbone, images, check)
+  outputs, context = encode_program(
+    backbone.params, images, config=backbone.config
+  )
+  result = {BACKBONE: outputs, **read(backbone, tasks, context)}
+  refuse()
+  return result
+
+
+def _accepted(
+  backbone: Backbone, images: ArrayLike, check: bool
+) -> tuple[jax.Array, Callable[[], None]]:
+  """Pictures on the device, and what refuses them after the model has begun."""
+  try:
+    array = jnp.asarray(images)
+  except (TypeError, ValueError) as error:
+    raise DataError(
+      f"images are of type {type(images).__name__}, expected an array; "
+      "mv.preprocess makes one of files."
+    ) from error
+  image_check.require_shape(array, backbone.config.image_size)
+  if not check:
+    return array, lambda: None
+  # An array of NumPy is looked at where it is.
+  seen = images if isinstance(images, np.ndarray) else array
+  return array, image_check.begin(seen)

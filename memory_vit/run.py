@@ -17,9 +17,9 @@ from memory_vit import (
   changes,
   data,
   evaluation,
+  image_ops,
   limits,
   passes,
-  preprocess,
   processes,
   programs,
   records,
@@ -251,13 +251,15 @@ def _evaluate_upstream(
 
   def predict(images: jax.Array) -> dict[str, jax.Array]:
     learner.stop.check()
-    return {BACKBONE: programs.forward(backbone, slots, images)[BACKBONE]}
+    # `data` has scaled the pictures.
+    out = programs.forward(backbone, slots, images, check=False)
+    return {BACKBONE: out[BACKBONE]}
 
   where = config.upstream
   return evaluation.evaluate_source(
     predict,
     source,
-    preprocess.evaluation_of(where.eval_crop, where.resize, config.image_size),
+    image_ops.evaluation_of(where.eval_crop, where.resize, config.image_size),
     batch_size=config.batch_size_eval,
     mesh=learner.mesh,
     digest=True,

@@ -7,14 +7,16 @@ masked. The sixth task in a model of eight slots runs the program that is there.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from memory_vit import trees
 from memory_vit.encoder import Context
-from memory_vit.tasks import Task, TaskSpec, View, view_of
+from memory_vit.tasks import Task, TaskSpec, View, listed, view_of
 from memory_vit.trees import Tree
 
 
@@ -40,9 +42,16 @@ class SlotArrays(NamedTuple):
   norms: Tree | None
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["arrays"],
+  meta_fields=["specs"],
+)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)  # it holds arrays
 class Slots:
   """A set of tasks that is ready for a backbone; see `programs.fill_slots`.
+
+  It is a tree of arrays for JAX, as `Task` is: `specs` are static.
 
   Attributes:
     specs: number i is the task in slot i; the other slots are empty.
@@ -51,6 +60,16 @@ class Slots:
 
   specs: tuple[TaskSpec, ...]
   arrays: SlotArrays
+
+  def __repr__(self) -> str:
+    values = trees.count(self.arrays)
+    names = [spec.name for spec in self.specs]
+    backbone = self.specs[0].backbone
+    return (
+      f"Slots({len(names)} tasks: {listed(names)}; {values:,} values, on "
+      f"{backbone.variant} at {backbone.image_size} px, fingerprint "
+      f"{backbone.fingerprint[:12]})"
+    )
 
 
 def slot_view(
@@ -131,7 +150,7 @@ def _pad(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   return jnp.pad(array, widths)
 
 
-def _fill(trees: list[Any], slots: int) -> list[Any]:
+def _fill(each: list[Any], slots: int) -> list[Any]:
   """Adds zeros for empty slots."""
-  none = jax.tree.map(jnp.zeros_like, trees[0])
-  return trees + [none] * (slots - len(trees))
+  none = jax.tree.map(jnp.zeros_like, each[0])
+  return each + [none] * (slots - len(each))

@@ -7,9 +7,10 @@ import dataclasses
 import functools
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from memory_vit import trees
@@ -94,7 +95,8 @@ class TaskSpec:
   attends_to: tuple[str, ...] = ()
   parent_digests: tuple[str, ...] = ()
   memory_norm: bool = True
-  class_names: tuple[str, ...] = ()
+  # Of thousands of classes they would fill many screens.
+  class_names: tuple[str, ...] = dataclasses.field(default=(), repr=False)
   backbone: BackboneId
   evaluation: EvalPreprocessing
 
@@ -142,10 +144,29 @@ class TaskSpec:
         f"{self.backbone.image_size} px."
       )
 
+  @property
+  def summary(self) -> str:
+    """Name, classes, cells and regime, for people."""
+    return (
+      f"{self.name!r}, {self.num_classes} classes, {self.cells} cells, "
+      f"{self.regime}"
+    )
 
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["params"],
+  meta_fields=["spec"],
+  # Metrics would be those of other values, and no two tasks share a program.
+  drop_fields=["provenance"],
+)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)  # it holds arrays
 class Task:
   """A task: what it is, and what it learned.
+
+  It is a tree of arrays for JAX (`jax.jit`, `jax.tree.map`, `jax.device_put`):
+  `params` are its leaves, and `spec` is static. What such a function returns is
+  another task, without provenance.
 
   Attributes:
     spec: see `TaskSpec`.
@@ -158,6 +179,23 @@ class Task:
   spec: TaskSpec
   params: dict[str, Any]
   provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  @property
+  def name(self) -> str:
+    """Short for `spec.name`."""
+    return self.spec.name
+
+  def __repr__(self) -> str:
+    spec = self.spec
+    parts = [spec.summary]
+    if spec.attends_to:
+      parts.append(f"attends to {listed(spec.attends_to)}")
+    parts.append(f"{trees.count(self.params):,} parameters")
+    parts.append(
+      f"on {spec.backbone.variant} at {spec.backbone.image_size} px, "
+      f"fingerprint {spec.backbone.fingerprint[:12]}"
+    )
+    return f"Task({', '.join(parts)})"
 
   @functools.cached_property
   def digest(self) -> str:
@@ -176,11 +214,56 @@ class Task:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
+# What functions take for a set of tasks; the dictionary is {name: task}.
+TasksLike = Task | Iterable[Task] | Mapping[str, Task]
+
+
+def task_tuple(tasks: TasksLike) -> tuple[Task, ...]:
+  """One task, or any collection of tasks -> a tuple.
+
+  Args:
+    tasks: a task; a sequence or generator of tasks; or {name: task}.
+
+  Raises:
+    TaskError: for anything else, or a key that is not the name of its task.
+  """
+  if isinstance(tasks, Task):
+    return (tasks,)
+  if isinstance(tasks, str | bytes) or not isinstance(tasks, Iterable):
+    raise TaskError(
+      f"tasks are of type {type(tasks).__name__}, expected a Task, a sequence "
+      "or generator of them, or a dictionary {name: Task}."
+    )
+  found = tuple(tasks.values() if isinstance(tasks, Mapping) else tasks)
+  for i, task in enumerate(found):
+    if not isinstance(task, Task):
+      raise TaskError(
+        f"number {i} of the tasks is of type {type(task).__name__}, expected "
+        "a Task, from load_task or init_task."
+      )
+  if isinstance(tasks, Mapping):
+    for key, task in tasks.items():
+      if key != task.name:
+        raise TaskError(
+          f"the dictionary of tasks has {task.name!r} under the key {key!r}: "
+          "the keys must be the names of the tasks (rename changes a name)."
+        )
+  return found
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+  """Names in a row, for people; of many, the first ones."""
+  shown = ", ".join(names[:most])
+  left = len(names) - most
+  return f"{shown} and {left} more" if left > 0 else shown
+
+
 def require_fit(tasks: Sequence[Task]) -> None:
   """Raises `TaskError` unless tasks can share a forward pass.
 
   They must have one backbone and one evaluation preprocessing, since they look
   at the same pictures; all that they attend to must be there, and as it was.
+  That last one cannot be told while JAX traces a function of their values.
   """
   for task in tasks:
     if not regime(task.spec.regime).composes:
@@ -191,22 +274,30 @@ def require_fit(tasks: Sequence[Task]) -> None:
       )
   for task in tasks[1:]:
     require_backbone(task.spec, tasks[0].spec.backbone, tasks[0].spec.name)
-    if task.spec.evaluation != tasks[0].spec.evaluation:
-      raise TaskError(
-        f"tasks {tasks[0].spec.name!r} and {task.spec.name!r} want pictures "
-        f"prepared differently: {tasks[0].spec.evaluation} and "
-        f"{task.spec.evaluation}. One pass has one picture for all."
-      )
+  require_same_pictures([task.spec for task in tasks])
   visibility([task.spec for task in tasks])
   by_name = {task.spec.name: task for task in tasks}
   for spec in (task.spec for task in tasks):
     for name, digest in zip(spec.attends_to, spec.parent_digests, strict=False):
-      if digest and digest != by_name[name].digest:
+      if not digest or trees.is_traced(by_name[name].params):
+        continue
+      if digest != by_name[name].digest:
         raise TaskError(
           f"task {spec.name!r} was trained beside another task {name!r}: that "
           f"had digest {digest[:16]}, this one has "
           f"{by_name[name].digest[:16]}. Give the one it was trained with."
         )
+
+
+def require_same_pictures(specs: Sequence[TaskSpec]) -> None:
+  """Raises `TaskError` where tasks want pictures prepared differently."""
+  for spec in specs[1:]:
+    if spec.evaluation != specs[0].evaluation:
+      raise TaskError(
+        f"tasks {specs[0].name!r} and {spec.name!r} want pictures prepared "
+        f"differently: {specs[0].evaluation} and {spec.evaluation}. One pass "
+        "has one picture for all."
+      )
 
 
 def require_backbone(

@@ -43,8 +43,15 @@ def differences(
 
 
 def count(tree: Any) -> int:
-  """The number of values in a tree of arrays (or of their shapes)."""
-  return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))
+  """The number of values in a tree of arrays, of their shapes or of numbers."""
+  return sum(int(np.prod(np.shape(leaf))) for leaf in jax.tree.leaves(tree))
+
+
+def is_traced(tree: Any) -> bool:
+  """Whether JAX traces a function of a tree: its values are not known."""
+  return any(
+    isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree)
+  )
 
 
 def bytes_of(tree: Any) -> int:

@@ -61,7 +61,9 @@ def backbone() -> mv.Backbone:
 
 @pytest.fixture(scope="session")
 def images() -> jax.Array:
-  return jax.random.normal(jax.random.key(7), (8, 8, 8, 3))
+  return jax.random.uniform(
+    jax.random.key(7), (8, 8, 8, 3), minval=-1, maxval=1
+  )
 
 
 @pytest.fixture(params=[1, 8], ids=["1 device", "8 devices"])

@@ -28,7 +28,8 @@ def test_stored_files_give_the_stored_logits(name):
   assert tasks[1].spec.class_names == ("cat", "dog", "日")
   expected = dict(np.load(DATA / name / "expected.npz", allow_pickle=False))
   with jax.default_matmul_precision("highest"):
-    found = mv.forward(backbone, tasks, expected.pop("images"))
+    # Their pictures are normal numbers.
+    found = mv.forward(backbone, tasks, expected.pop("images"), check=False)
   assert found.keys() == expected.keys() == {"backbone", "pets", "birds"}
   for key, logits in expected.items():
     assert np.abs(logits).max() > 0.1

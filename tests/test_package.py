@@ -33,7 +33,7 @@ def test_tensorflow_is_imported_for_data_alone():
     if re.search(r"^\s*(import|from) tensorflow", path.read_text(), re.M)
   }
   assert files == {
-    "preprocess.py", "tfrecords.py", "sources.py", "tfds_source.py",
+    "image_ops.py", "tfrecords.py", "sources.py", "tfds_source.py",
     "batching.py", "data.py", "checking.py", "pictures.py",
   }  # fmt: skip
 

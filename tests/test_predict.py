@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import pathlib
 import re
 import struct
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from conftest import ROOT, random_task, tiny_backbone
 
 import memory_vit as mv
-from memory_vit import data, pictures, predict, preprocess, programs
+from memory_vit import data, image_ops, pictures, predict, programs
 from memory_vit.errors import TaskError
 
 PETS = ("cat", "dog", "日", "a very long name")
@@ -195,9 +196,10 @@ def test_a_folder_in_one_pass_per_batch(
 ):
   passes = []
 
-  def counted(backbone, tasks, images):
+  def counted(backbone, tasks, images, **options):
+    assert options == {"check": False}  # they come from our own reader
     passes.append(([spec.name for spec in tasks.specs], images.shape))
-    return forward(backbone, tasks, images)
+    return forward(backbone, tasks, images, **options)
 
   forward = programs.forward
   monkeypatch.setattr(programs, "forward", counted)
@@ -344,10 +346,10 @@ def test_what_is_too_large_is_never_decoded(
   evaluation = loaded[0].spec.evaluation
   bomb = tmp_path / "bomb.png"
   bomb.write_bytes(png(60_000, 60_000))
-  real = preprocess.eval_image
+  real = image_ops.eval_image
   decoded = []
   monkeypatch.setattr(
-    preprocess, "eval_image", lambda *a: decoded.append(1) or real(*a)
+    image_ops, "eval_image", lambda *a: decoded.append(1) or real(*a)
   )
   assert read_one(bomb, evaluation).pixels is None
   good = folder / "a.png"  # 8 x 8 pixels
@@ -388,6 +390,12 @@ def test_pictures_are_prepared_as_in_evaluation(tmp_path, crop, resize):
   entries = [pictures.Entry(source.file_name(i)) for i in range(5)]
   [found] = pictures.read_batches(entries, evaluation, 5)
   assert np.array_equal(np.stack([p.pixels for p in found]), batch["image"])
+  files = [pathlib.Path(source.file_name(i)) for i in range(5)]
+  assert np.array_equal(mv.preprocess(files, evaluation), batch["image"])
+  one = mv.preprocess(str(files[0]), evaluation)
+  assert np.array_equal(one, batch["image"][0])
+  encoded = [file.read_bytes() for file in files]
+  assert np.array_equal(mv.preprocess(encoded, evaluation), batch["image"])
 
 
 def test_gelu_and_image_size_come_from_the_task(tmp_path, backbone, capsys):

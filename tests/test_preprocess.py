@@ -1,13 +1,21 @@
+"""Pictures: decoded, cropped and scaled; and `mv.preprocess`."""
+
+import sys
+
 import fake_data
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import random_task, tiny_backbone
 from fake_data import encode, noise
 from PIL import Image
 
-from memory_vit import preprocess
+import memory_vit as mv
+from memory_vit import image_ops
+from memory_vit import pictures as reading
 from memory_vit.config import DataConfig
-from memory_vit.errors import ConfigError, TaskError
+from memory_vit.errors import ConfigError, DataError, TaskError
 from memory_vit.tasks import EvalPreprocessing
 
 
@@ -45,7 +53,7 @@ def _pictures() -> dict[str, bytes]:
 
 
 decode_in_graph = tf.function(
-  preprocess.decode, input_signature=[tf.TensorSpec((), tf.string)]
+  image_ops.decode, input_signature=[tf.TensorSpec((), tf.string)]
 )
 
 
@@ -65,12 +73,12 @@ def test_every_kind_of_picture_decodes_to_what_pillow_gives(tmp_path):
 
 def test_16_bits_keep_the_upper_8():
   values = np.random.default_rng(0).integers(0, 2**16, (9, 7), np.uint16)
-  image = preprocess.decode(encode(values, "PNG")).numpy()
+  image = image_ops.decode(encode(values, "PNG")).numpy()
   np.testing.assert_array_equal(image, np.stack([values >> 8] * 3, axis=-1))
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF", ""])
-@pytest.mark.parametrize("decode", [preprocess.decode, decode_in_graph])
+@pytest.mark.parametrize("decode", [image_ops.decode, decode_in_graph])
 def test_broken_files_raise(kind, decode):
   whole = encode(noise(0), kind) if kind else b"neither picture nor text"
   for encoded in (whole[: len(whole) // 2], whole[:10], b""):
@@ -83,7 +91,7 @@ def _views(
 ) -> np.ndarray:
   """The training pictures of the seeds (seed, 0), (seed, 1), ..."""
   dataset = tf.data.Dataset.range(count).map(
-    lambda i: preprocess.train_image(
+    lambda i: image_ops.train_image(
       tf.constant(encoded),
       tf.stack([tf.constant(seed, tf.int64), i]),
       data=data,
@@ -94,12 +102,12 @@ def _views(
 
 
 def _crop(encoded: bytes, seed: int) -> np.ndarray:
-  return preprocess.inception_crop(encoded, tf.constant([0, seed])).numpy()
+  return image_ops.inception_crop(encoded, tf.constant([0, seed])).numpy()
 
 
 def test_crop_of_a_jpeg_is_that_of_the_decoded_picture():
   jpeg = encode(noise(0, 60, 90), "JPEG")
-  png = encode(preprocess.decode(jpeg).numpy(), "PNG")
+  png = encode(image_ops.decode(jpeg).numpy(), "PNG")
   for seed in range(20):
     part, cut = _crop(jpeg, seed), _crop(png, seed)
     assert part.shape == cut.shape
@@ -146,7 +154,7 @@ def test_half_of_the_training_pictures_are_mirrored(flip):
   # With as many pixels as the crop takes, mirroring is all that is random.
   data = DataConfig(train_crop="small", resize=16, flip=flip)
   encoded = encode(noise(0, 16, 16), "PNG")
-  plain = preprocess.eval_image(encoded, EvalPreprocessing(image_size=16))
+  plain = image_ops.eval_image(encoded, EvalPreprocessing(image_size=16))
   views = _views(encoded, data, image_size=16, count=100)
   is_plain = np.all(views == plain, axis=(1, 2, 3))
   is_mirrored = np.all(views == plain[:, ::-1], axis=(1, 2, 3))
@@ -159,7 +167,7 @@ def test_small_crop_moves_over_the_whole_picture():
   ramp = np.tile(np.arange(12, dtype=np.uint8)[:, None, None], (1, 12, 3))
   views = _views(encode(ramp, "PNG"), data, image_size=8, count=60)
   tops = np.unique(views[:, 0, 0, 0])
-  expected = preprocess.scale(tf.range(5)).numpy()
+  expected = image_ops.scale(tf.range(5)).numpy()
   np.testing.assert_allclose(tops, expected, atol=1e-6)
 
 
@@ -169,24 +177,24 @@ def test_resize_is_bilinear_without_antialiasing():
   # middle of the sixteen that it stands for. Antialiasing would read them all.
   blocks = image.reshape(4, 4, 4, 4, 3).astype(np.float32)
   expected = blocks[:, 1:3, :, 1:3].mean(axis=(1, 3))
-  resized = preprocess.resize(image, 4).numpy()
+  resized = image_ops.resize(image, 4).numpy()
   np.testing.assert_allclose(resized, expected, rtol=1e-6)
 
 
 def test_scale_spans_minus_one_to_one():
   image = tf.constant([0, 127, 128, 255], tf.uint8)
-  scaled = preprocess.scale(image).numpy()
+  scaled = image_ops.scale(image).numpy()
   np.testing.assert_allclose(scaled, [-1, -1 / 255, 1 / 255, 1], rtol=1e-6)
 
 
 def test_evaluation_resize_shows_the_whole_picture():
   columns = np.arange(60, dtype=np.uint8)
   image = np.tile(columns[None, :, None], (20, 1, 3))
-  view = preprocess.eval_image(
+  view = image_ops.eval_image(
     encode(image, "PNG"), EvalPreprocessing(image_size=20)
   )
   # Every third column.
-  expected = preprocess.scale(np.arange(1, 60, 3)).numpy()
+  expected = image_ops.scale(np.arange(1, 60, 3)).numpy()
   np.testing.assert_allclose(view[7, :, 1], expected, atol=1e-6)
 
 
@@ -195,9 +203,9 @@ def test_evaluation_central_takes_the_middle(tall):
   image = np.tile(np.arange(60, dtype=np.uint8)[:, None, None], (1, 20, 3))
   image = image if tall else image.transpose(1, 0, 2)
   preprocessing = EvalPreprocessing(image_size=12, crop="central", resize=20)
-  view = preprocess.eval_image(encode(image, "PNG"), preprocessing).numpy()
+  view = image_ops.eval_image(encode(image, "PNG"), preprocessing).numpy()
   along = view[:, 5, 0] if tall else view[5, :, 0]
-  expected = preprocess.scale(np.arange(24, 36)).numpy()
+  expected = image_ops.scale(np.arange(24, 36)).numpy()
   np.testing.assert_allclose(along, expected, atol=1e-6)
 
 
@@ -206,9 +214,9 @@ def test_tiny_pictures_are_usable(shape):
   encoded = encode(fake_data.noise(0, *shape), "PNG")
   central = EvalPreprocessing(image_size=8, crop="central", resize=9)
   for image in (
-    preprocess.eval_image(encoded, EvalPreprocessing(image_size=8)),
-    preprocess.eval_image(encoded, central),
-    preprocess.train_image(
+    image_ops.eval_image(encoded, EvalPreprocessing(image_size=8)),
+    image_ops.eval_image(encoded, central),
+    image_ops.train_image(
       encoded, tf.constant([0, 0]), data=DataConfig(), image_size=8
     ),
   ):
@@ -217,18 +225,111 @@ def test_tiny_pictures_are_usable(shape):
 
 def test_a_line_is_not_blown_up():
   encoded = encode(noise(0, 1, 5000), "PNG")
-  preprocess.eval_image(encoded, EvalPreprocessing(image_size=8))
+  image_ops.eval_image(encoded, EvalPreprocessing(image_size=8))
   central = EvalPreprocessing(image_size=8, crop="central", resize=8)
   with pytest.raises(tf.errors.InvalidArgumentError, match="32 times"):
-    preprocess.eval_image(encoded, central)
+    image_ops.eval_image(encoded, central)
 
 
 def test_evaluation_of_a_configuration():
-  plain = preprocess.evaluation_of("resize", 256, 224)
+  plain = image_ops.evaluation_of("resize", 256, 224)
   assert plain == EvalPreprocessing(image_size=224)
-  central = preprocess.evaluation_of("central", 0, 224)
+  central = image_ops.evaluation_of("central", 0, 224)
   assert (central.crop, central.resize) == ("central", 256)
   with pytest.raises(ConfigError, match="resize is 200"):
-    preprocess.evaluation_of("central", 200, 224)
+    image_ops.evaluation_of("central", 200, 224)
   with pytest.raises(TaskError, match="middle"):
-    preprocess.evaluation_of("middle", 0, 224)
+    image_ops.evaluation_of("middle", 0, 224)
+
+
+CENTRAL = EvalPreprocessing(image_size=8, crop="central", resize=11)
+PLAIN = EvalPreprocessing(image_size=8)
+
+
+@pytest.mark.parametrize("evaluation", [PLAIN, CENTRAL])
+def test_pixels_are_prepared_as_a_file_that_holds_them(evaluation):
+  grey = noise(1, 21, 30)[:, :, 0]
+  rgba = np.dstack([noise(2, 21, 30), grey])
+  pixels = [noise(0, 21, 30), grey, rgba]
+  found = mv.preprocess(pixels, evaluation)
+  assert (found.dtype, found.shape) == (np.float32, (3, 8, 8, 3))
+  files = mv.preprocess([encode(p, "PNG") for p in pixels], evaluation)
+  assert np.array_equal(found, files)
+  one = mv.preprocess(grey[:, :, None], evaluation)
+  assert np.array_equal(one, found[1])
+  assert np.array_equal(
+    mv.preprocess(jnp.asarray(pixels[0]), evaluation), found[0]
+  )
+
+
+def test_the_preprocessing_is_that_of_the_tasks():
+  backbone = tiny_backbone(depth=1)
+  task = random_task(backbone, "a", evaluation=CENTRAL)
+  other = random_task(backbone, "b")
+  pixels = noise(0)
+  expected = mv.preprocess(pixels, CENTRAL)
+  assert not np.array_equal(mv.preprocess(pixels, PLAIN), expected)
+  for form in (task, [task], {"a": task}, mv.fill_slots(backbone, task)):
+    assert np.array_equal(mv.preprocess(pixels, form), expected)
+  # One that reads another, which is not there: its pictures are known.
+  child = random_task(backbone, "c", attends_to=["a"], evaluation=CENTRAL)
+  assert np.array_equal(mv.preprocess(pixels, child), expected)
+  with pytest.raises(TaskError, match="'a' and 'b' want .* differently"):
+    mv.preprocess(pixels, [task, other])
+  for none, message in [([], "no task"), (8, "type int, expected a Task")]:
+    with pytest.raises(TaskError, match=message):
+      mv.preprocess(pixels, none)
+
+
+@pytest.mark.parametrize(
+  ("pictures", "message"),
+  [
+    ("no\n.jpg", r"picture 'no\\n\.jpg': No such file"),
+    ([noise(0), b"no picture"], "picture 1, of 10 bytes: not a JPEG"),
+    (np.zeros((4, 4, 3)), r"picture float64 \(4, 4, 3\): expected uint8"),
+    (np.zeros((4, 4, 2), np.uint8), r"\(4, 4, 2\): expected uint8"),
+    (np.zeros((2, 4, 4, 3), np.uint8), "or a list of such arrays"),
+    (np.zeros((0, 4, 3), np.uint8), r"\(0, 4, 3\): expected uint8"),
+    (np.zeros((1, 400, 3), np.uint8), "more than 32 times the other"),
+    (None, "of type NoneType: expected a path, the bytes"),
+    (Image.new("P", (8, 8)), r"of type Image: .*convert\('RGB'\)"),
+    ([], "there is no picture"),
+    ({"a.jpg": 1}, "a dictionary, expected"),
+  ],
+)
+def test_what_cannot_be_prepared_is_named(pictures, message):
+  with pytest.raises(DataError, match=message) as error:
+    mv.preprocess(pictures, CENTRAL)
+  assert "\n" not in str(error.value)
+
+
+def test_large_pictures_are_refused_as_predict_does(tmp_path, monkeypatch):
+  (tmp_path / "a.png").write_bytes(encode(noise(0, 9, 9), "PNG"))
+  monkeypatch.setattr(image_ops, "eval_image", None)  # nothing is decoded
+  monkeypatch.setattr(reading, "MAX_PIXELS", 80)
+  for picture in (tmp_path / "a.png", (tmp_path / "a.png").read_bytes()):
+    with pytest.raises(DataError, match="9 x 9 pixels, more than"):
+      mv.preprocess(picture, PLAIN)
+  monkeypatch.setattr(reading, "MAX_FILE_BYTES", 20)
+  with pytest.raises(DataError, match="a.png': the file has more than"):
+    mv.preprocess(tmp_path / "a.png", PLAIN)
+
+
+def test_nothing_prepared_is_outside():
+  """Bilinear weights do not overshoot, and [-1, 1] is reached and kept."""
+  for seed, (height, width) in enumerate([(5, 7), (8, 8), (40, 23), (9, 90)]):
+    pixels = np.where(noise(seed, height, width) > 127, 255, 0).astype("u1")
+    for evaluation in (
+      EvalPreprocessing(image_size=61),
+      EvalPreprocessing(image_size=48, crop="central", resize=61),
+    ):
+      prepared = mv.preprocess(pixels, evaluation)
+      assert (prepared.min(), prepared.max()) == (-1, 1)
+
+
+def test_without_tensorflow(monkeypatch):
+  monkeypatch.setitem(sys.modules, "tensorflow", None)
+  monkeypatch.delitem(sys.modules, "memory_vit.pictures")
+  monkeypatch.delattr("memory_vit.pictures")
+  with pytest.raises(ImportError, match="needs tensorflow, which is not inst"):
+    mv.preprocess(noise(0), PLAIN)

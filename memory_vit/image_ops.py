@@ -87,7 +87,23 @@ def eval_image(
   Raises:
     tf.errors.InvalidArgumentError: if it cannot be decoded.
   """
-  image = decode(encoded)
+  return eval_view(decode(encoded), preprocessing)
+
+
+def eval_view(image: tf.Tensor, preprocessing: EvalPreprocessing) -> tf.Tensor:
+  """The same of a picture that has been decoded.
+
+  Args:
+    image: uint8 (height, width, 3).
+    preprocessing: how; s is its `image_size`.
+
+  Returns:
+    float32 (s, s, 3) in [-1, 1].
+
+  Raises:
+    tf.errors.InvalidArgumentError: where the central crop is not possible, see
+      `resize_shorter`.
+  """
   if preprocessing.crop == "central":
     image = resize_shorter(image, preprocessing.resize)
     image = central_square(image, preprocessing.image_size)

@@ -1,0 +1,98 @@
+"""Pictures that the model does not expect are refused.
+
+It would compute on without a word: pictures of 0 to 255, or with a NaN, give
+logits like any others.
+"""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from memory_vit.errors import DataError
+
+# What rounding may add where pictures are resized after they were scaled. Our
+# own preprocessing resizes first, and is never outside.
+_BOUND = 1 + 1e-5
+
+
+def require_shape(images: Any, size: int) -> None:
+  """Raises `DataError` unless these are floats (b, size, size, 3)."""
+  if images.shape[1:] != (size, size, 3) or not jnp.issubdtype(
+    images.dtype, jnp.floating
+  ):
+    raise DataError(
+      f"images are {images.dtype} {images.shape}, expected floats in [-1, 1] "
+      f"of shape (batch, {size}, {size}, 3), as mv.preprocess makes them."
+    )
+
+
+def begin(images: Any) -> Callable[[], None]:
+  """Begins to look whether all values are in [-1, 1].
+
+  The device does so before the program that is handed over next, and works on
+  that one while the answer is awaited. Arrays of NumPy are looked at on the
+  host, meanwhile. Of what JAX traces the values are not known: it passes.
+
+  Args:
+    images: floats of any shape.
+
+  Returns:
+    A function that waits for the answer, and raises `DataError` unless all
+    values are in [-1, 1].
+  """
+  if isinstance(images, jax.core.Tracer):
+    return lambda: None
+  if isinstance(images, np.ndarray):
+    return lambda: _require(_within_on_host(images), images)
+  with _now():
+    within = _within(images)
+  return lambda: _require(bool(within), images)
+
+
+def _within_on_host(images: np.ndarray) -> bool:
+  # Of a NaN either is NaN, and no comparison holds.
+  return bool(
+    images.min(initial=0) >= -_BOUND and images.max(initial=0) <= _BOUND
+  )
+
+
+@jax.jit
+def _within(images: jax.Array) -> jax.Array:
+  return jnp.all(jnp.abs(images) <= _BOUND)
+
+
+def _require(within: bool, images: Any) -> None:
+  if within:
+    return
+  with _now():
+    least, greatest, nans, infinite = map(float, _describe(images))
+  known = least <= greatest
+  found = f"values from {least:.6g} to {greatest:.6g}" if known else "no number"
+  if nans or infinite:
+    found += f", {nans:.0f} NaN and {infinite:.0f} infinite"
+  raise DataError(
+    f"images have {found}; expected finite values in [-1, 1]. mv.preprocess "
+    "makes them of files and of uint8 arrays; pixels x of 0 to 255 are scaled "
+    "by (x - 127.5) / 127.5."
+  )
+
+
+@jax.jit
+def _describe(images: jax.Array) -> tuple[jax.Array, ...]:
+  """Range of what is finite, and how many are NaN or infinite."""
+  finite = jnp.isfinite(images)
+  return (
+    jnp.min(images, where=finite, initial=jnp.inf),
+    jnp.max(images, where=finite, initial=-jnp.inf),
+    jnp.isnan(images).sum(),
+    jnp.isinf(images).sum(),
+  )
+
+
+def _now() -> contextlib.AbstractContextManager[None]:
+  """Computes at once, also while JAX traces a function of other arrays."""
+  return jax.ensure_compile_time_eval()

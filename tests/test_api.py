@@ -1,0 +1,396 @@
+"""The API as a stranger uses it: what it takes, refuses and shows."""
+
+import copy
+import dataclasses
+import inspect
+import pickle
+import re
+import tomllib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import ROOT, one_device, random_task, tiny_backbone
+
+import memory_vit as mv
+from memory_vit import image_check, predictors, programs
+from memory_vit.errors import DataError, TaskError
+
+
+@pytest.fixture(scope="module")
+def small():
+  return tiny_backbone(seed=21, depth=1)
+
+
+@pytest.fixture(scope="module")
+def task(small):
+  return random_task(small, "a")
+
+
+# Pictures.
+
+
+def bad_pictures(images):
+  """{what the message says: pictures}."""
+  images = np.asarray(images)
+  nan, endless = images.copy(), images.copy()
+  nan[1, 2, 3, 0] = np.nan
+  endless[0, 0, 0] = -np.inf
+  return {
+    r"values from 0 to 255;": np.round((images + 1) * 127.5).clip(0, 255),
+    r"values from -0\.99.* to 0\.99.*, 1 NaN and 0 infinite;": nan,
+    r"values from -0\.99.* to 0\.99.*, 0 NaN and 3 infinite;": endless,
+    "no number, 1536 NaN and 0 infinite;": np.full_like(images, np.nan),
+    r"values from -1\.0001 to": np.where(images < -0.9, -1.0001, images),
+    r"values from -3 to ": np.where(images < -0.9, -3, images).astype("f2"),
+  }
+
+
+@pytest.mark.parametrize("where", [np.asarray, jnp.asarray])
+def test_pictures_the_model_does_not_expect_are_refused(
+  small, task, images, where
+):
+  assert jnp.abs(images).max() > 0.99
+  edge = np.array(images)
+  edge[0, 0, 0, 0] = 1 + 5e-6  # what rounding may add
+  edge[1] = np.sign(edge[1])
+  mv.forward(small, task, where(edge))
+  for message, bad in bad_pictures(images).items():
+    with pytest.raises(DataError, match=message) as error:
+      mv.forward(small, task, where(bad))
+    assert "expected finite values in [-1, 1]" in str(error.value)
+    assert "mv.preprocess" in str(error.value)
+    assert "(x - 127.5) / 127.5" in str(error.value)
+  with pytest.raises(DataError, match=message):
+    mv.encode(small, where(bad))
+  # For those who know.
+  large = where(np.float32(9) * np.asarray(images))
+  found = mv.forward(small, task, large, check=False)
+  assert np.array_equal(
+    found["backbone"], mv.encode(small, large, check=False)[0]
+  )
+
+
+def test_what_is_no_picture_is_refused(small, task):
+  for bad, message in [
+    ("cat.jpg", "type str, expected an array; mv.preprocess"),
+    (None, "type NoneType, expected an array"),
+    (
+      np.zeros((2, 8, 8, 3), np.uint8),
+      r"uint8 \(2, 8, 8, 3\), expected floats",
+    ),
+    (np.zeros((8, 8, 3), np.float32), r"of shape \(batch, 8, 8, 3\)"),
+  ]:
+    with pytest.raises(DataError, match=message):
+      mv.forward(small, task, bad)
+
+
+def test_what_is_traced_passes_and_what_is_known_does_not(small, task, images):
+  bad = 9 * images
+  loud = jax.jit(lambda x: mv.forward(small, task, x)["a"])
+  assert loud(bad).shape == (8, 3)
+  assert jax.vmap(lambda x: mv.encode(small, x[None])[0])(bad).shape[0] == 8
+  jax.eval_shape(lambda x: mv.encode(small, x), bad)
+  for known in (bad, np.asarray(bad)):
+    with pytest.raises(DataError, match="expected finite values"):
+      jax.jit(lambda t, x=known: mv.forward(small, t, x)["a"])(task)
+
+
+def test_the_device_never_waits_for_the_check(small, task, images, monkeypatch):
+  """It looks before the model; the answer is awaited when all is under way."""
+  events = []
+
+  class Answer:
+    def __bool__(self):
+      events.append("answer")
+      return True
+
+  def logged(event, real):
+    def call(*args, **kwargs):
+      events.append(event)
+      return real(*args, **kwargs)
+
+    return call
+
+  for name in ("encode_program", "read_program"):
+    monkeypatch.setattr(programs, name, logged(name, getattr(programs, name)))
+  monkeypatch.setattr(
+    image_check, "_within", logged("look", lambda _: Answer())
+  )
+  monkeypatch.setattr(
+    image_check, "_within_on_host", logged("look on host", lambda _: True)
+  )
+  slots = mv.fill_slots(small, task)
+  model = ["encode_program", "read_program"]
+  mv.forward(small, slots, images)
+  assert events == ["look", *model, "answer"]
+  events.clear()
+  mv.forward(small, slots, np.asarray(images))
+  assert events == [*model, "look on host"]
+  events.clear()
+  mv.forward(small, slots, images, check=False)
+  assert events == model
+  events.clear()
+  # Evaluation gets its pictures from our own reader.
+  predictors.predictor(small, [], [task], one_device())(images)
+  assert events == model
+
+
+# Tasks.
+
+
+def test_one_task_or_any_collection(small, task, images, tmp_path):
+  other = random_task(small, "b", seed=1, attends_to=task)
+  both = {"a": task, "b": other}
+  expected = mv.forward(small, [task, other], images)
+  slots = mv.fill_slots(small, both)
+  for tasks in ((task, other), (t for t in both.values()), both, slots):
+    found = mv.forward(small, tasks, images)
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[k], expected[k]) for k in expected)
+  alone = mv.forward(small, [task], images)
+  assert np.array_equal(mv.forward(small, task, images)["a"], alone["a"])
+  _, context = mv.encode(small, images)
+  assert np.array_equal(mv.read(small, task, context)["a"], alone["a"])
+
+  def names(tasks):
+    return [t.name for t in tasks]
+
+  assert names(mv.concatenate(task, (t for t in [other]))) == ["a", "b"]
+  assert names(mv.concatenate(both)) == ["a", "b"]
+  assert names(mv.select(both, "a")) == ["a"]
+  assert names(mv.select((t for t in (task, other)), ["b", "a"])) == ["b", "a"]
+  assert names(mv.remove((t for t in (task, other)), "b")) == ["a"]
+  assert names(mv.rename((t for t in (task, other)), "a", "c")) == ["c", "b"]
+  mv.save_tasks((t for t in (task, other)), tmp_path)
+  assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+  mv.save_tasks(task, tmp_path / "one")
+  assert [path.name for path in (tmp_path / "one").iterdir()] == ["a"]
+  for parents in (task, [task], (t for t in [task]), {"a": task}):
+    spec = random_task(small, "c", attends_to=parents).spec
+    assert (spec.attends_to, spec.parent_digests) == (("a",), (task.digest,))
+  assert random_task(small, "c", attends_to="a").spec.attends_to == ("a",)
+
+
+@pytest.mark.parametrize(
+  ("make", "message"),
+  [
+    (lambda a, slots: 3, "type int, expected a Task, a sequence or generator"),
+    (lambda a, slots: "a", "type str, expected a Task"),
+    (lambda a, slots: None, "type NoneType, expected a Task"),
+    (lambda a, slots: [a, "b"], "number 1 of the tasks is of type str"),
+    (lambda a, slots: [[a]], "number 0 of the tasks is of type list"),
+    (lambda a, slots: {"b": a}, "has 'a' under the key 'b'"),
+  ],
+)
+def test_what_are_no_tasks_is_refused(
+  small, task, images, tmp_path, make, message
+):
+  slots = mv.fill_slots(small, task)
+  calls = [
+    lambda tasks: mv.forward(small, tasks, images),
+    lambda tasks: mv.read(small, tasks, None),
+    lambda tasks: mv.fill_slots(small, tasks),
+    lambda tasks: mv.concatenate(tasks),
+    lambda tasks: mv.select(tasks, ["a"]),
+    lambda tasks: mv.remove(tasks, "a"),
+    lambda tasks: mv.rename(tasks, "a", "c"),
+    lambda tasks: mv.save_tasks(tasks, tmp_path / "none"),
+  ]
+  for call in calls:
+    with pytest.raises(TaskError, match=message) as error:
+      call(make(task, slots))
+    assert "\n" not in str(error.value)
+  assert not (tmp_path / "none").exists()
+
+
+def test_slots_names_and_parents_that_are_none(small, task, tmp_path):
+  with pytest.raises(TaskError, match="type Slots, expected a Task"):
+    mv.concatenate(mv.fill_slots(small, task))
+  with pytest.raises(TaskError, match="names are of type int"):
+    mv.select([task], 3)
+  with pytest.raises(TaskError, match="expected one Task .save_tasks"):
+    mv.save_task([task], tmp_path / "a")
+  for parents, message in [(3, "is of type int"), ([3], "holds a int")]:
+    with pytest.raises(TaskError, match=f"'c': attends_to {message}"):
+      mv.init_task(
+        jax.random.key(0), small, name="c", num_classes=2, attends_to=parents
+      )
+
+
+def test_keys_that_are_none_are_refused(small):
+  new = {"name": "a", "num_classes": 2}
+  for key in (0, None, np.float32(1), jax.random.split(jax.random.key(0))):
+    with pytest.raises(mv.MemoryVitError, match=r"jax\.random\.key\(0\)"):
+      mv.init_task(key, small, **new)
+    with pytest.raises(mv.MemoryVitError, match=r"jax\.random\.key\(0\)"):
+      mv.random_backbone("Micro/4", image_size=8, key=key)
+  mv.init_task(jax.random.PRNGKey(0), small, **new)  # the older form
+
+
+# Trees of arrays.
+
+
+def test_tasks_slots_and_backbones_are_arguments(small, task, images):
+  """Of a compiled function, which is traced again for other specs alone."""
+  traced = []
+
+  @jax.jit
+  def logits(backbone, tasks, images):
+    traced.append(1)
+    return mv.forward(backbone, tasks, images)
+
+  child = random_task(small, "b", seed=1, attends_to=task)
+  expected = mv.forward(small, [task, child], images)
+  # The digest of a parent cannot be told of a tracer.
+  found = logits(small, [task, child], images)
+  for name, value in expected.items():
+    np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-5)
+  assert len(traced) == 1
+  other = dataclasses.replace(
+    random_task(small, "a", seed=5), provenance={"metrics": {"top1": 0.5}}
+  )
+  again = mv.Backbone(small.config, small.params, small.fingerprint)
+  changed = logits(again, [other, child], images)
+  assert len(traced) == 1
+  assert not np.allclose(changed["a"], found["a"])
+  with pytest.raises(TaskError, match="trained beside another"):
+    mv.forward(small, [other, child], images)
+  logits(small, [random_task(small, "c"), task], images)
+  assert len(traced) == 2
+  slots = [mv.fill_slots(small, t) for t in (task, other)]
+  for one, name in zip(slots, (found, changed), strict=True):
+    out = logits(small, one, images)["a"]
+    np.testing.assert_allclose(out, name["a"], rtol=1e-5, atol=1e-5)
+  assert len(traced) == 3
+
+
+def test_tasks_are_results(task):
+  task = dataclasses.replace(task, provenance={"metrics": {"top1": 0.5}})
+  digest = task.digest
+  doubled = jax.jit(lambda t: jax.tree.map(lambda a: 2 * a, t))(task)
+  assert isinstance(doubled, mv.Task)
+  assert doubled.spec == task.spec
+  assert np.array_equal(doubled.params["cls"], 2 * task.params["cls"])
+  # Neither the digest nor the metrics are those of the old values.
+  assert doubled.digest != digest == task.digest
+  assert (doubled.provenance, task.provenance["metrics"]["top1"]) == ({}, 0.5)
+  halved = jax.tree.map(lambda a: a / 2, doubled)
+  assert halved.digest == digest
+  gradient = jax.grad(lambda t: (t.params["cls"] ** 2).sum())(task)
+  assert np.array_equal(gradient.params["cls"], 2 * task.params["cls"])
+
+
+def test_copies_keep_everything(small, task):
+  task = dataclasses.replace(task, provenance={"metrics": {"top1": 0.5}})
+  digest = task.digest
+  for copied in (copy.deepcopy(task), pickle.loads(pickle.dumps(task))):
+    assert (copied.spec, copied.digest) == (task.spec, digest)
+    assert copied.provenance == task.provenance
+  slots = pickle.loads(pickle.dumps(mv.fill_slots(small, task)))
+  assert slots.specs == (task.spec,)
+  assert copy.deepcopy(small).fingerprint == small.fingerprint
+
+
+# What is shown.
+
+
+def test_they_fit_on_a_screen(small, task):
+  def named(i):
+    names = (f"class {i}",) * 3
+    spec = dataclasses.replace(task.spec, name="x" * 60 + str(i))
+    return mv.Task(dataclasses.replace(spec, class_names=names), task.params)
+
+  many = [named(i) for i in range(20)]
+  child = random_task(small, "child", attends_to=many)
+  slots = mv.fill_slots(small, [*many, child])
+  shown = {"task": task, "child": child, "slots": slots, "backbone": small}
+  for name, value in shown.items():
+    text = repr(value)
+    assert len(text) < 900, name
+    assert "array" not in text.lower()
+    assert "\n" not in text
+    assert small.fingerprint[:12] in text
+    assert small.fingerprint[:13] not in text
+    assert small.config.variant in text
+    assert "8 px" in text
+  assert "16,295 parameters" in repr(tiny_backbone())
+  assert repr(task).startswith("Task('a', 3 classes, 2 cells, memory_masked, ")
+  assert "195 parameters" in repr(task)
+  assert f"attends to {many[0].name}, {many[1].name}" in repr(child)
+  assert "and 12 more" in repr(child)
+  assert repr(slots).startswith("Slots(21 tasks: xxx")
+  assert "class 1" not in repr(many[0].spec)
+  assert task.name == "a"
+  # Whatever a tree operation has put there.
+  assert repr(jax.tree.map(np.shape, task)).startswith("Task('a'")
+  assert repr(jax.tree.map(lambda _: None, task)).startswith("Task('a'")
+
+
+def functions():
+  """All public functions, and the methods of `MemoryViT`."""
+  found = {n: getattr(mv, n) for n in mv.__all__}
+  found = {n: f for n, f in found.items() if inspect.isfunction(f)}
+  for name in ("__call__", "encode", "read"):
+    found[f"MemoryViT.{name}"] = getattr(mv.MemoryViT, name)
+  return found
+
+
+@pytest.mark.parametrize("name", functions())
+def test_functions_say_what_they_take(name):
+  signature = inspect.signature(functions()[name])
+  assert "jaxlib" not in str(signature)  # `help` shows jax.Array by its name
+  doc = functions()[name].__doc__
+  for parameter in signature.parameters.values():
+    if name.startswith("MemoryViT") or parameter.name == "self":
+      continue
+    assert parameter.annotation is not parameter.empty or (
+      parameter.kind is parameter.VAR_KEYWORD
+    )
+    assert re.search(rf"^ +\**{parameter.name}: ", doc, re.M), parameter.name
+  assert signature.return_annotation is not signature.empty
+
+
+def test_the_version_stands_in_one_place():
+  assert re.fullmatch(r"\d+\.\d+\.\d+", mv.__version__)
+  project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+  assert "version" not in project["project"]
+  assert "version" in project["project"]["dynamic"]
+  setuptools = project["tool"]["setuptools"]
+  assert setuptools["dynamic"]["version"] == {"attr": "memory_vit.__version__"}
+
+
+def test_type_checkers_are_told_of_the_hints():
+  project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+  shipped = project["tool"]["setuptools"]["package-data"]["memory_vit"]
+  assert "py.typed" in shipped
+  assert (ROOT / "memory_vit" / "py.typed").is_file()
+
+
+def test_no_public_name_is_that_of_a_module():
+  """Importing the module would put it in the place of the function."""
+  modules = {path.stem for path in (ROOT / "memory_vit").glob("*.py")}
+  assert not modules & set(mv.__all__)
+
+
+def test_the_examples_of_the_readme_run(tmp_path, monkeypatch):
+  """As they stand, where the quickstart has been; offline."""
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "docs").symlink_to(ROOT / "docs")
+  backbone = tiny_backbone(seed=22, depth=1)
+  mv.save_backbone(backbone, "runs/quickstart/backbone.npz")
+  digits = random_task(backbone, "digits-5-9", classes=5)
+  mv.save_tasks(digits, "runs/quickstart/tasks")
+  text = (ROOT / "README.md").read_text(encoding="utf-8")
+  blocks = re.findall(r"```python\n(.*?)```", text, re.S)
+  assert len(blocks) == 2
+  names = {}
+  for block in blocks:
+    exec(compile(block, "README.md", "exec"), names)
+    assert names["out"]["letters"].shape == (1, 26)
+    assert names["out"]["digits-5-9"].shape == (1, 5)
+  assert sorted(p.name for p in (tmp_path / "runs/mine").iterdir()) == [
+    "digits-5-9",
+    "letters",
+  ]
