@@ -127,16 +127,19 @@ def save_task(task: Task, path: str | os.PathLike) -> None:
   scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
   try:
     files = array_files.write(scratch / "new" / _ARRAYS, flat)
+    arrays = {k: array_files.describe(v) for k, v in flat.items()}
     text = manifest.to_text(
       Manifest(
         spec=task.spec,
-        arrays={k: array_files.describe(v) for k, v in flat.items()},
+        arrays=arrays,
         files=files,
         provenance=task.provenance,
       ),
       str(path / manifest.FILE),
     )
     (scratch / "new" / manifest.FILE).write_text(text, encoding="utf-8")
+    # Reading is strict, and another version of orbax may write otherwise.
+    array_files.read(scratch / "new" / _ARRAYS, files, arrays)
     # The old one is moved out of the way, not deleted, until the new one is in
     # its place.
     if path.exists():

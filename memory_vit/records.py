@@ -99,7 +99,13 @@ def _typed(kind: Any, value: Any, where: str, error: type[Exception]) -> Any:
 
 def brief(value: Any) -> str:
   """What a message shows of a value that somebody else wrote."""
-  text = repr(value)
+  if isinstance(value, str | bytes):
+    value = value[: _MOST_SHOWN + 1]
+  try:
+    text = repr(value)
+  # Python writes no number of more than 4,300 digits.
+  except (ValueError, RecursionError) as error:
+    text = f"a {type(value).__name__} that cannot be shown ({error})"
   return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
