@@ -23,6 +23,7 @@ from memory_vit.backbone import Backbone, backbone_shapes
 from memory_vit.errors import TaskError
 from memory_vit.manifest import Manifest
 from memory_vit.model import TaskParams
+from memory_vit.records import listed
 from memory_vit.regimes import REGIMES
 from memory_vit.tasks import (
   EvalPreprocessing,
@@ -34,8 +35,6 @@ from memory_vit.tasks import (
 # Of a backbone, what is below its head.
 _TRUNK = ("Transformer", "cls", "embedding")
 _ARRAYS = "arrays"
-# Of problems in one message.
-_MAX_LINES = 10
 
 
 def init_task(
@@ -172,8 +171,7 @@ def load_task(path: str | os.PathLike, backbone: Backbone) -> Task:
   shapes = trees.flatten(_shapes(backbone, found.spec))
   problems = trees.differences(shapes, found.arrays)
   if problems:
-    lines = "; ".join(problems[:_MAX_LINES])
-    raise TaskError(f"task in {path} does not fit: {lines}.")
+    raise TaskError(f"task in {path} does not fit: {listed(problems)}.")
   flat = read_arrays(path, found)
   params = trees.unflatten({k: jnp.asarray(v) for k, v in flat.items()})
   return Task(found.spec, params, found.provenance)

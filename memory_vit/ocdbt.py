@@ -10,9 +10,9 @@ which orbax had need while it wrote, are not looked at.
 
 The format is https://google.github.io/tensorstore/kvstore/ocdbt:
 
-  leaf        magic, length, version, compression; then, packed, the rest: height,
-              table of files, keys, lengths and kinds of values, where those are
-              that lie in files, and the others; CRC
+  leaf        magic, length, version, compression; then, packed, the rest:
+              height, table of files, keys, lengths and kinds of values, where
+              those are that lie in files, and the others; CRC
   number      as in protocol buffers, seven bits in a byte, the lowest first
 """
 

@@ -1,4 +1,4 @@
-"""Zstandard frames that nobody vouches for, unpacked to a size that is known."""
+"""Zstandard frames that nobody vouches for, unpacked to a known size."""
 
 
 def unpack(packed: bytes | memoryview, limit: int) -> bytes:
