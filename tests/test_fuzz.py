@@ -10,20 +10,26 @@ import json
 import signal
 import warnings
 
+import databases
 import jax
 import mutations
 import numpy as np
 import pytest
 from conftest import random_task, tiny_backbone
+from memory import peak_rss
 
 import memory_vit as mv
 from memory_vit import records, trees
 from memory_vit.errors import CheckpointError, TaskError
+from memory_vit.escaping import escaped
 from memory_vit.tasks import TaskSpec
 
 FEW = 100
 slow = pytest.mark.slow
 SECONDS = 20
+# By one case: what a task or a file of a few KB may become, and copies of it.
+MOST_TAKEN = 256 * 2**20
+TAKEN = [0]
 
 
 @pytest.fixture(scope="module")
@@ -56,16 +62,21 @@ def no_hang():
 def outcome(load, error, same) -> str:
   """Loads something: "refused", or "same" after `same` has looked at it."""
   loaded, refusal = None, ""
+  before = peak_rss()
   with no_hang(), warnings.catch_warnings():
     warnings.simplefilter("error")
     try:
       loaded = load()
     except error as raised:
       refusal = str(raised)
+  taken = peak_rss() - before
+  assert taken < MOST_TAKEN, f"{taken:,} bytes"
+  TAKEN[0] = max(TAKEN[0], taken)
   if refusal:
     # That of a backbone lists what is missing, line by line.
     assert error is CheckpointError or "\n" not in refusal
-    assert len(refusal) < 5_000
+    assert all(escaped(line) == line for line in refusal.split("\n"))
+    assert len(refusal) < 2_500
     return "refused"
   same(loaded)
   return "same"
@@ -79,6 +90,7 @@ def require_same_params(found, expected):
 def run(cases, one, capfd):
   """Runs cases; what went wrong has the number of its case."""
   counts = collections.Counter()
+  TAKEN[0] = 0
   for case in cases:
     try:
       counts[one(np.random.default_rng(case))] += 1
@@ -86,7 +98,7 @@ def run(cases, one, capfd):
       error.add_note(f"case {case}")
       raise
   assert capfd.readouterr() == ("", "")
-  print(dict(counts))
+  print(dict(counts), f"at most {TAKEN[0] / 2**20:.0f} MiB in a case")
   return counts
 
 
@@ -133,6 +145,40 @@ def test_forged_tasks(backbone, saved, tmp_path, capfd, cases):
 
   counts = run(cases, one, capfd)
   assert min(counts["refused"], counts["same"]) > 0.05 * len(cases)
+
+
+@pytest.mark.parametrize(
+  "cases",
+  [range(FEW, FEW + 60), pytest.param(range(20_000, 20_700), marks=slow)],
+  ids=len,
+)
+def test_forged_databases(backbone, saved, tmp_path, capfd, cases):
+  """With digests that fit: it is what task.json declares, or refused."""
+  task, files, _ = saved
+
+  def one(rng):
+    changed = mutations.forged_database(files, rng)
+    mutations.write_files(tmp_path / "task", changed)
+
+    def same(loaded):
+      said = json.loads(changed["task.json"])
+      assert loaded.spec == records.build(
+        TaskSpec, said["spec"], "spec", TaskError
+      )
+      flat = trees.flatten(loaded.params)
+      assert {k: databases.declared(v) for k, v in flat.items()} == (
+        said["arrays"]
+      )
+      if said["spec"]["num_classes"] == task.spec.num_classes:
+        require_same_params(loaded.params, task.params)
+
+    return outcome(
+      lambda: mv.load_task(tmp_path / "task", backbone), TaskError, same
+    )
+
+  counts = run(cases, one, capfd)
+  assert counts["refused"] > 0.5 * len(cases)
+  assert counts["same"] > 0.05 * len(cases)
 
 
 @pytest.fixture(scope="module")

@@ -190,7 +190,7 @@ def test_empty_axes_hide_no_others(archive, name):
 
 
 def test_no_more_blocks_than_a_vit_has(archive, monkeypatch):
-  """Each is traced, to know which arrays there should be."""
+  """Whatever number the name of one has."""
   monkeypatch.setattr(pretrained, "_require_weights", pytest.fail)
   value, one = bytes(4), (1,)
   block = "Transformer/encoderblock"
