@@ -27,6 +27,7 @@ from memory_vit.errors import TaskError
 from memory_vit.keys import require_key
 from memory_vit.manifest import Manifest
 from memory_vit.model import TaskParams
+from memory_vit.records import listed
 from memory_vit.regimes import REGIMES
 from memory_vit.tasks import (
   EvalPreprocessing,
@@ -39,8 +40,6 @@ from memory_vit.tasks import (
 # Of a backbone, what is below its head.
 _TRUNK = ("Transformer", "cls", "embedding")
 _ARRAYS = "arrays"
-# Of problems in one message.
-_MAX_LINES = 10
 
 
 def init_task(
@@ -167,16 +166,19 @@ def save_task(task: Task, path: str | os.PathLike) -> None:
   scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
   try:
     files = array_files.write(scratch / "new" / _ARRAYS, flat)
+    arrays = {k: array_files.describe(v) for k, v in flat.items()}
     text = manifest.to_text(
       Manifest(
         spec=task.spec,
-        arrays={k: array_files.describe(v) for k, v in flat.items()},
+        arrays=arrays,
         files=files,
         provenance=task.provenance,
       ),
       str(path / manifest.FILE),
     )
     (scratch / "new" / manifest.FILE).write_text(text, encoding="utf-8")
+    # Reading is strict, and another version of orbax may write otherwise.
+    array_files.read(scratch / "new" / _ARRAYS, files, arrays)
     # The old one is moved out of the way, not deleted, until the new one is in
     # its place.
     if path.exists():
@@ -209,8 +211,7 @@ def load_task(path: str | os.PathLike, backbone: Backbone) -> Task:
   shapes = trees.flatten(_shapes(backbone, found.spec))
   problems = trees.differences(shapes, found.arrays)
   if problems:
-    lines = "; ".join(problems[:_MAX_LINES])
-    raise TaskError(f"task in {path} does not fit: {lines}.")
+    raise TaskError(f"task in {path} does not fit: {listed(problems)}.")
   flat = read_arrays(path, found)
   params = trees.unflatten({k: jnp.asarray(v) for k, v in flat.items()})
   return Task(found.spec, params, found.provenance)

@@ -30,6 +30,7 @@ from memory_vit import config as config_lib
 from memory_vit.checking import Checked
 from memory_vit.config import Config
 from memory_vit.errors import BrokenDataError, ConfigError
+from memory_vit.escaping import escaped
 from memory_vit.tables import table
 
 logger = logging.getLogger("memory_vit")
@@ -276,7 +277,7 @@ def _problems(entry: dict[str, Any]) -> list[str]:
 
 def _some(lines: Sequence[str]) -> list[str]:
   more = len(lines) - _SHOWN
-  shown = [f"  {line}" for line in lines[:_SHOWN]]
+  shown = [f"  {escaped(line)}" for line in lines[:_SHOWN]]
   return shown + ([f"  and {more:,} more, see --json"] if more > 0 else [])
 
 

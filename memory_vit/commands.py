@@ -1,20 +1,20 @@
 """What the commands share."""
 
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from memory_vit import compose, manifest
+from memory_vit import compose, manifest, records
 from memory_vit.backbone import Backbone
 from memory_vit.errors import ConfigError, MemoryVitError
+from memory_vit.escaping import escaped
 from memory_vit.interrupt import Interrupted
 from memory_vit.pretrained import load_backbone
 from memory_vit.tasks import Task, require_backbone
 
-# Class names come from files, and a terminal obeys these. Lines are ours.
-_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+# Of a message: names in it are foreign.
+_MOST_SAID = 2_000
 
 
 def load_model(
@@ -45,12 +45,13 @@ def show(text: str, file: TextIO | None = None) -> None:
   """Prints at once; what the terminal cannot encode, or obeys, is escaped.
 
   Args:
-    text: may hold any class names, and file names that are not UTF-8.
+    text: lines; names that strangers chose have been `escaped` before they
+      became a part of one, since line breaks are printed as they are.
     file: stdout by default.
   """
   file = file or sys.stdout
   encoding = getattr(file, "encoding", None) or "utf-8"
-  text = _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+  text = "\n".join(map(escaped, text.split("\n")))
   encoded = text.encode(encoding, "backslashreplace")
   print(encoded.decode(encoding), file=file, flush=True)
 
@@ -85,7 +86,7 @@ def run_command(command: Callable[[], int]) -> int:
   try:
     return command()
   except MemoryVitError as error:
-    show(f"error: {error}", sys.stderr)
+    show(records.shortened(f"error: {error}", _MOST_SAID), sys.stderr)
     return 2
   except Interrupted as stopped:
     show(f"{stopped} The same command goes on.", sys.stderr)

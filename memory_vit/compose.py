@@ -16,6 +16,7 @@ from pathlib import Path
 from memory_vit import adapters
 from memory_vit.backbone import Backbone
 from memory_vit.errors import TaskError
+from memory_vit.escaping import escaped
 from memory_vit.tasks import Task, TasksLike, require_fit, task_tuple
 
 Tasks = tuple[Task, ...]
@@ -193,8 +194,19 @@ def task_directories(path: str | os.PathLike) -> list[Path]:
       "task.json in it, nor one level below."
     )
   for directory in found:
+    _require_plain_name(directory)
     _require_no_link(directory)
   return found
+
+
+def _require_plain_name(directory: Path) -> None:
+  """What lies in a directory that is given is named in lines of ours."""
+  shown = escaped(directory.name)
+  if shown != directory.name:
+    raise TaskError(
+      f"{directory.parent} has a task in {shown}, whose name has control "
+      "characters, or is no UTF-8: rename it."
+    )
 
 
 def _require_no_link(directory: Path) -> None:

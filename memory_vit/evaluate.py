@@ -21,6 +21,7 @@ from memory_vit import commands, comparison, data, image_ops, records, sharding
 from memory_vit.backbone import Backbone
 from memory_vit.config import Config
 from memory_vit.errors import ConfigError, TaskError
+from memory_vit.escaping import escaped
 from memory_vit.metrics import tells_top5
 from memory_vit.tables import table
 from memory_vit.tasks import BACKBONE, EvalPreprocessing, Task
@@ -275,10 +276,14 @@ def _require_classes(task: Task, source: data.Source) -> None:
   if task.spec.class_names != source.class_names:
     raise TaskError(
       f"task {task.spec.name!r} has {task.spec.num_classes} classes "
-      f"({', '.join(task.spec.class_names[:3])}, ...), the data set "
+      f"({_first_of(task.spec.class_names)}, ...), the data set "
       f"{source.name!r} has {source.num_classes} "
-      f"({', '.join(source.class_names[:3])}, ...)."
+      f"({_first_of(source.class_names)}, ...)."
     )
+
+
+def _first_of(class_names: Sequence[str]) -> str:
+  return records.shortened(escaped(", ".join(class_names[:3])))
 
 
 def _text(result: Mapping[str, Any]) -> str:
@@ -291,8 +296,8 @@ def _text(result: Mapping[str, Any]) -> str:
   for task in result["tasks"]:
     row = [
       task["name"],
-      task["data"],
-      task["split"],
+      escaped(task["data"]),
+      escaped(task["split"]),
       f"{task['examples']:,}",
       f"{100 * task['accuracy']:.2f} %",
       f"{100 * task['top5']:.2f} %" if tells_top5(task) else "-",
@@ -303,8 +308,8 @@ def _text(result: Mapping[str, Any]) -> str:
       row.append("not finite" if difference is None else f"{difference:.1e}")
     rows.append(tuple(row))
   skipped = [
-    f"{task['name']}: {task['skipped']:,} pictures of {task['data']} could not "
-    "be read, and do not count"
+    f"{task['name']}: {task['skipped']:,} pictures of {escaped(task['data'])} "
+    "could not be read, and do not count"
     for task in result["tasks"]
     if task["skipped"]
   ]
@@ -333,7 +338,8 @@ def _upstream_line(upstream: Mapping[str, Any] | None) -> list[str]:
   if not upstream:
     return []
   return [
-    f"original task, {upstream['data']} ({upstream['examples']:,} pictures): "
+    f"original task, {escaped(upstream['data'])} ({upstream['examples']:,} "
+    "pictures): "
     f"{100 * upstream['accuracy']:.2f} % with all tasks in the pass, "
     f"{100 * upstream['accuracy_plain']:.2f} % by the plain ViT; equal to the "
     f"bit: {'yes' if upstream['outputs_bit_equal'] else 'NO'}"

@@ -9,6 +9,7 @@ SHA-256 in its `task.json`. The exit status is 2 where anything is damaged.
 import argparse
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from memory_vit import compose, contents
 from memory_vit.commands import run_command, show
 from memory_vit.contents import BackboneReport, TaskReport
 from memory_vit.errors import TaskError
+from memory_vit.escaping import escaped
+from memory_vit.records import brief
 from memory_vit.tables import aligned, table
 from memory_vit.tasks import TaskSpec
 
@@ -61,17 +64,32 @@ def _inspect(arguments: argparse.Namespace) -> int:
   if not root.is_dir():
     report = contents.inspect_backbone(arguments.path)
     values = _backbone_json(report)
-    show(json.dumps(values) if arguments.json else _backbone_text(report))
+    show(_to_json(values) if arguments.json else _backbone_text(report))
     return 0
   reports, errors = _try_tasks(compose.task_directories(root))
   if arguments.json:
-    show(json.dumps(_tasks_json(root, reports, errors)))
+    show(_to_json(_tasks_json(root, reports, errors)))
   elif reports:
     show("\n\n\n".join(_task_text(r, arguments.labels) for r in reports))
   for error in errors.values():
     show(f"error: {error}", sys.stderr)
   damaged = any(report.damage for report in reports)
   return 2 if errors or damaged else 0
+
+
+def _to_json(values: Mapping[str, Any]) -> str:
+  """JSON as everybody reads it: what is not finite, which it lacks, is null."""
+  return json.dumps(_finite(values), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+  if isinstance(value, Mapping):
+    return {key: _finite(inner) for key, inner in value.items()}
+  if isinstance(value, list | tuple):
+    return [_finite(inner) for inner in value]
+  return (
+    None if isinstance(value, float) and not math.isfinite(value) else value
+  )
 
 
 # Tasks.
@@ -123,15 +141,15 @@ def _task_text(report: TaskReport, labels: bool) -> str:
   lines = aligned(
     [
       ("task", spec.name),
-      ("path", report.path),
+      ("path", escaped(report.path)),
       ("classes", _labels(spec)),
       ("cells", f"{spec.cells} per layer"),
       ("attends to", ", ".join(spec.attends_to) or "no other task"),
       ("memory", f"put in {memory_norm} the LayerNorm "
                  f"(memory_norm {spec.memory_norm})"),
       ("evaluation", f"{evaluation.image_size} px, {crop}"),
-      ("backbone", f"{backbone.variant}, {backbone.image_size} px, "
-                   f"gelu {backbone.gelu}"),
+      ("backbone", f"{escaped(backbone.variant)}, {backbone.image_size} px, "
+                   f"gelu {escaped(backbone.gelu)}"),
       ("", backbone.fingerprint),
       *_provenance(report.provenance, spec.num_classes),
       ("parameters", f"{report.parameters:,}"),
@@ -145,7 +163,7 @@ def _task_text(report: TaskReport, labels: bool) -> str:
   header = ("array", "shape", "dtype", "SHA-256 begins")
   text = f"{lines}\n\n{table(header, rows)}"
   if labels and spec.class_names:
-    names = [(str(i), name) for i, name in enumerate(spec.class_names)]
+    names = [(str(i), escaped(n)) for i, n in enumerate(spec.class_names)]
     text += f"\n\n{aligned([('index', 'class'), *names])}"
   return text
 
@@ -154,7 +172,7 @@ def _labels(spec: TaskSpec) -> str:
   """How many classes, and the names of the first."""
   if not spec.class_names:
     return f"{spec.num_classes}, names unknown"
-  first = ", ".join(spec.class_names[:_FIRST_LABELS])
+  first = ", ".join(map(escaped, spec.class_names[:_FIRST_LABELS]))
   others = spec.num_classes - _FIRST_LABELS
   more = f", and {others} more (--labels)" if others > 0 else ""
   return f"{spec.num_classes}: {first}{more}"
@@ -169,11 +187,11 @@ def _provenance(provenance: Any, classes: int) -> list[tuple[str, str]]:
   # Of 5 classes, one of 5 guesses is always right.
   hidden = (*_SHOWN_ELSEWHERE, *(("test_top5",) if classes <= 5 else ()))
   rows = [
-    (key, _metric(key, value))
+    (escaped(key), _metric(key, value))
     for key, value in metrics.items()
     if key not in hidden and not isinstance(value, Mapping | list)
   ]
-  known = [f"{k} {data[k]!r}" for k in _DATA_KEYS if data.get(k)]
+  known = [f"{k} {brief(data[k])}" for k in _DATA_KEYS if data.get(k)]
   return rows + ([("data", ", ".join(known))] if known else [])
 
 
@@ -187,7 +205,7 @@ def _metric(key: str, value: Any) -> str:
     return "-"
   if isinstance(value, float) and key.endswith(_SHARES):
     return f"{100 * value:.2f} %"
-  return f"{value:,}" if type(value) is int else str(value)
+  return f"{value:,}" if type(value) is int else escaped(str(value))
 
 
 # Backbones.
@@ -217,7 +235,7 @@ def _backbone_text(report: BackboneReport) -> str:
   config = report.config
   lines = aligned(
     [
-      ("backbone", report.path),
+      ("backbone", escaped(report.path)),
       ("layout", report.layout),
       ("variant", config.variant),
       ("shape", f"{config.depth} blocks of width {config.width}, "

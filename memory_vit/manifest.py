@@ -42,7 +42,10 @@ MAX_SIDE = 4096
 _MAX_AXES = 8
 _MAX_DEPTH = 32
 _MAX_TEXT = 10_000
-_MAX_LINES = 10
+_MAX_NAME = 200
+# Of a number, on either side of zero. Python computes with any, but writes only
+# those of 4,300 digits, and has no float for those of 309.
+_MAX_NUMBER = 10**100
 
 _KEYS = (
   "format_version",
@@ -125,7 +128,8 @@ def read(path: Path) -> Manifest:
     raise
   # Of JSON and of UTF-8 among them; brackets in brackets end the stack.
   except (OSError, ValueError, RecursionError) as error:
-    raise TaskError(f"{file} is not readable as JSON: {error}") from error
+    reason = records.first_line(error)
+    raise TaskError(f"{file} is not readable as JSON: {reason}") from error
   return check(values, str(file))
 
 
@@ -177,7 +181,10 @@ def _require_plain(value: Any, where: str, depth: int) -> None:
   """Refuses what later code could choke on: depth, long or broken texts."""
   if depth == 0:
     raise TaskError(f"{where} is nested more than {_MAX_DEPTH} levels deep.")
-  if isinstance(value, str):
+  if isinstance(value, int):
+    if abs(value) >= _MAX_NUMBER:
+      raise TaskError(f"{where} has a number of more than 100 digits.")
+  elif isinstance(value, str):
     if len(value) > _MAX_TEXT:
       raise TaskError(
         f"{where} has a text of more than {_MAX_TEXT} characters."
@@ -224,10 +231,11 @@ def _mapping(
 
 def _checked_path(name: str, where: str) -> str:
   """Raises unless a name is a relative path that leads nowhere else."""
-  if not _PATH.fullmatch(name):
+  if not _PATH.fullmatch(name) or len(name) > _MAX_NAME:
     raise TaskError(
       f"{where}: {records.brief(name)} is no name: expected up to 8 parts of "
-      "letters, digits, '.', '_' and '-', separated by '/'."
+      "letters, digits, '.', '_' and '-', separated by '/', and at most "
+      f"{_MAX_NAME} characters."
     )
   return name
 
@@ -321,5 +329,5 @@ def _require_fit(
   if problems:
     raise TaskError(
       f"{where}: the arrays are not those of the task: "
-      f"{'; '.join(problems[:_MAX_LINES])}."
+      f"{records.listed(problems)}."
     )

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from memory_vit.errors import CheckpointError
+from memory_vit.records import brief, first_line
 
 # Of all entries, unpacked. The largest published ViT has 7 GB in float32.
 MAX_BYTES = 16 * 2**30
@@ -27,9 +28,10 @@ MAX_RATIO = 100
 # A training state with two moments of H/14 has less than 2,000.
 MAX_ENTRIES = 10_000
 
-# A name becomes a key, never a path; one that could be a path is no name.
-_PART = r"(?!\.\.?(?:/|$))[^/\\:\x00-\x1f\x7f]+"
-_NAME = re.compile(rf"{_PART}(?:/{_PART})*")
+# A name becomes a key, never a path; one that could be a path is no name. It is
+# shown, too: so it is short and plain.
+_PART = r"(?!\.\.?(?:/|$))(?:(?![/\\:])[ -~])+"
+_NAME = re.compile(rf"(?!.{{201}}){_PART}(?:/{_PART})*")
 _SUFFIX = ".npy"
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
@@ -109,8 +111,8 @@ def _refusals(what: str) -> Iterator[None]:
   try:
     yield
   except Exception as error:
-    line = next(iter(str(error).splitlines()), type(error).__name__)
-    raise CheckpointError(f"{what} cannot be read: {line}") from error
+    reason = first_line(error)
+    raise CheckpointError(f"{what} cannot be read: {reason}") from error
 
 
 def _check_entries(entries: list[zipfile.ZipInfo], file: Path) -> None:
@@ -124,11 +126,14 @@ def _check_entries(entries: list[zipfile.ZipInfo], file: Path) -> None:
     # `orig_filename` still has what zipfile cuts off or replaces.
     name = entry.orig_filename
     if not name.endswith(_SUFFIX):
-      raise CheckpointError(f"{file}: entry {name!r} is no array (NAME.npy).")
+      raise CheckpointError(
+        f"{file}: entry {brief(name)} is no array (NAME.npy)."
+      )
     if not _NAME.fullmatch(name.removesuffix(_SUFFIX)):
       raise CheckpointError(
-        f"{file}: entry {name!r} is no name of an array: expected parts "
-        "separated by '/', without '..', '\\', ':' and control characters."
+        f"{file}: entry {brief(name)} is no name of an array: expected at most "
+        "200 characters of ASCII, parts separated by '/', without '..', '\\', "
+        "':' and control characters."
       )
     if name in seen:
       raise CheckpointError(f"{file} has two entries of the same name: {name}.")
@@ -162,12 +167,13 @@ def _check_header(stream: BinaryIO, entry: zipfile.ZipInfo) -> None:
   # bfloat16 is stored as two bytes without a meaning.
   if dtype.hasobject or (dtype.kind != "f" and dtype != np.dtype("V2")):
     raise ValueError(f"it is {dtype}, expected a float")
-  if min(shape, default=0) < 0:
-    raise ValueError(f"its shape is {shape}")
+  # An empty axis would hide how long the others are: nothing weighs them.
+  if min(shape, default=1) < 1:
+    raise ValueError(f"its shape is {brief(shape)}: it has no values")
   claimed = math.prod(shape) * dtype.itemsize
   there = entry.file_size - stream.tell()
   if claimed != there:
     raise ValueError(
-      f"its header says {shape} of {dtype}, {claimed:,} bytes, and there are "
-      f"{there:,}"
+      f"its header says {brief(shape)} of {dtype}, {claimed:,} bytes, "
+      f"and there are {there:,}"
     )

@@ -25,6 +25,7 @@ from memory_vit import commands, programs
 from memory_vit.backbone import Backbone
 from memory_vit.commands import show
 from memory_vit.errors import ConfigError, TaskError
+from memory_vit.escaping import escaped
 from memory_vit.slots import Slots
 from memory_vit.tasks import BACKBONE
 
@@ -231,7 +232,7 @@ def _show_guesses(path: str, guesses: Guesses, as_json: bool) -> None:
 
 
 def _show_unreadable(path: str, reason: str, as_json: bool) -> None:
-  show(f"skipped {path}: {reason}", sys.stderr)
+  show(f"skipped {escaped(path)}: {escaped(reason)}", sys.stderr)
   if as_json:
     show(json.dumps({"image": path, "error": reason}))
 
@@ -256,13 +257,14 @@ def _text(path: str, guesses: Guesses) -> str:
   """The path, and one line for each guess: task, class, probability."""
   task_width = max(map(len, guesses))
   found = itertools.chain.from_iterable(guesses.values())
-  class_width = max(len(g.class_name) for g in found)
-  lines = [path]
+  class_width = max(len(escaped(g.class_name)) for g in found)
+  lines = [escaped(path)]
   for name, best in guesses.items():
     for i, g in enumerate(best):
       task = (name if i == 0 else "").ljust(task_width)
+      class_name = escaped(g.class_name).ljust(class_width)
       percent = f"{100 * g.probability:5.1f} %"
-      lines.append(f"  {task}  {g.class_name.ljust(class_width)}  {percent}")
+      lines.append(f"  {task}  {class_name}  {percent}")
   return "\n".join(lines)
 
 

@@ -16,6 +16,7 @@ import dataclasses
 import fnmatch
 import logging
 import os
+import re
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,6 +29,7 @@ from memory_vit import npz, trees
 from memory_vit.backbone import Backbone, backbone_shapes
 from memory_vit.download import local_file, replacing
 from memory_vit.errors import CheckpointError
+from memory_vit.records import listed
 from memory_vit.variants import ViTConfig, square_side
 
 logger = logging.getLogger("memory_vit")
@@ -40,6 +42,8 @@ _PREFIXES = ("opt/target/", "params/")
 _BLOCK = "Transformer/encoderblock_"
 STACKED_BLOCKS = "Transformer/encoderblock/"
 _POSITIONS = "Transformer/posembed_input/pos_embedding"
+# As it is written; "01" is another name.
+_NUMBER = re.compile(rf"{_BLOCK}(0|[1-9][0-9]*)/")
 
 # Before Linen, one counter ran through all the layers of a block.
 FROM_PRE_LINEN = {
@@ -61,8 +65,12 @@ _TELLING = {
   f"{_BLOCK}*/MlpBlock_0/Dense_0/kernel": ("width", "mlp_dim"),
 }
 
+# More blocks than any published ViT has; a name may have any number in it.
+MAX_DEPTH = 64
+
 # Of problems in one message.
-_MAX_LINES = 40
+_MAX_CHARACTERS = 1_500
+_INDENTED = "\n  "
 
 
 def load_backbone(
@@ -142,9 +150,21 @@ def _read(file: Path) -> Arrays:
   """Reads all parameters, as float32, under their names without prefix."""
   with npz.open_npz(file) as archive:
     return {
-      name: archive.read(entry).astype(np.float32)
+      name: _as_float32(archive.read(entry), f"{file}: entry {entry!r}")
       for name, entry in without_prefix(archive.names).items()
     }
+
+
+def _as_float32(array: np.ndarray, what: str) -> np.ndarray:
+  """Casts finite numbers; refuses what float32 cannot hold."""
+  with np.errstate(over="ignore"):
+    cast = array.astype(np.float32)
+  if array.dtype.itemsize > cast.dtype.itemsize and not np.isfinite(cast).all():
+    raise CheckpointError(
+      f"{what} has values that are not finite as float32, in which the weights "
+      "are used."
+    )
+  return cast
 
 
 def without_prefix(entries: Iterable[str]) -> dict[str, str]:
@@ -168,6 +188,11 @@ def _as_vit_jax(arrays: Arrays, file: Path) -> Arrays:
   """Converts the layout of all entries that are known; leaves the others."""
   converted = {}
   for name, array in arrays.items():
+    if _is_stacked(name, array) and len(array) > MAX_DEPTH:
+      raise CheckpointError(
+        f"{file}: {name} has {len(array):,} blocks, expected at most "
+        f"{MAX_DEPTH}."
+      )
     for new_name, new_array in as_published(name, array):
       if new_name in converted:
         raise CheckpointError(
@@ -187,10 +212,14 @@ def as_published(name: str, array: np.ndarray) -> list[tuple[str, np.ndarray]]:
   if name == "pos_embedding":
     return [(_POSITIONS, _with_class_position(array))]
   name = _renumbered(name, FROM_PRE_LINEN)
-  if name.startswith(STACKED_BLOCKS) and array.ndim:
+  if _is_stacked(name, array):
     inner = name.removeprefix(STACKED_BLOCKS)
     return [(f"{_BLOCK}{i}/{inner}", layer) for i, layer in enumerate(array)]
   return [(name, array)]
+
+
+def _is_stacked(name: str, array: np.ndarray) -> bool:
+  return name.startswith(STACKED_BLOCKS) and array.ndim > 0
 
 
 def _renumbered(name: str, numbers: dict[str, str]) -> str:
@@ -237,10 +266,9 @@ def _infer_config(arrays: Arrays, file: Path) -> ViTConfig:
       "of a square grid of patches and, except in files of big_vision, one for "
       "the class token."
     )
-  blocks = {n.split("/")[1] for n in arrays if n.startswith(_BLOCK)}
   return ViTConfig(
     width=heads * head_dim,
-    depth=len(blocks),
+    depth=_depth(arrays, file),
     mlp_dim=mlp_dim,
     num_heads=heads,
     patch_size=patch,
@@ -248,6 +276,21 @@ def _infer_config(arrays: Arrays, file: Path) -> ViTConfig:
     num_classes=_outputs(arrays, "head"),
     representation_size=_outputs(arrays, "pre_logits"),
   )
+
+
+def _depth(arrays: Arrays, file: Path) -> int:
+  """The number of blocks, of which one that is missing in between counts.
+
+  What has the name of a block but no number is none, and will be refused.
+  """
+  found = [_NUMBER.match(name) for name in arrays]
+  depth = 1 + max((int(number[1]) for number in found if number), default=-1)
+  if depth > MAX_DEPTH:
+    raise CheckpointError(
+      f"{file} has a block of number {depth - 1:,}, expected at most "
+      f"{MAX_DEPTH} blocks."
+    )
+  return depth
 
 
 def _common_shape(
@@ -272,18 +315,29 @@ def _outputs(arrays: Arrays, layer: str) -> int:
 
 def _require_weights(arrays: Arrays, config: ViTConfig, file: Path) -> None:
   """Raises unless the arrays are exactly the parameters of the model."""
-  expected = trees.flatten(backbone_shapes(config))
+  expected = _expected_shapes(config)
   problems = trees.differences(expected, arrays)
   if problems:
     raise _refusal(file, problems, arrays)
 
 
+def _expected_shapes(config: ViTConfig) -> dict[str, jax.ShapeDtypeStruct]:
+  """The parameters of the model; one block is traced, and stands for all."""
+  one = dataclasses.replace(config, depth=1)
+  expected = trees.flatten(backbone_shapes(one))
+  first = {n: a for n, a in expected.items() if n.startswith(f"{_BLOCK}0/")}
+  for i in range(1, config.depth):
+    for name, array in first.items():
+      expected[name.replace(f"{_BLOCK}0/", f"{_BLOCK}{i}/", 1)] = array
+  return expected
+
+
 def _refusal(file: Path, lines: list[str], arrays: Arrays) -> CheckpointError:
   """One error with all problems of a file."""
-  shown = lines[:_MAX_LINES]
-  if len(lines) > _MAX_LINES:
-    shown.append(f"and {len(lines) - _MAX_LINES} more")
-  message = [f"{file} does not hold exactly the weights of a ViT:", *shown]
+  message = [
+    f"{file} does not hold exactly the weights of a ViT:",
+    listed(lines, _INDENTED, _MAX_CHARACTERS),
+  ]
   if "cls" not in arrays:
     message.append(
       "There is no class token (cls): models that pool all patches, such as "
@@ -294,7 +348,7 @@ def _refusal(file: Path, lines: list[str], arrays: Arrays) -> CheckpointError:
     "big_vision (pos_embedding at the top, blocks stacked or not), optionally "
     f"under {' or '.join(_PREFIXES)}."
   )
-  return CheckpointError("\n  ".join(message))
+  return CheckpointError(_INDENTED.join(message))
 
 
 def _resized(positions: np.ndarray, side: int) -> np.ndarray:

@@ -12,6 +12,7 @@ from absl import logging as absl_logging
 from clu import parameter_overview as clu_overview
 
 from memory_vit import trees
+from memory_vit.escaping import escaped
 from memory_vit.tables import table
 
 logger = logging.getLogger("memory_vit")
@@ -160,7 +161,7 @@ def summary(result: Mapping[str, Any], workdir: Path) -> str:
     ]
   if result["left_out"]:
     lines += ["", "left out, as they could not be read:"]
-    lines += [f"  {example}" for example in result["left_out"]]
+    lines += [f"  {escaped(example)}" for example in result["left_out"]]
   lines += [
     f"{result['wall_seconds']:.0f} s in all, {result['images_per_second']:.0f} "
     "training images/s",

@@ -9,16 +9,18 @@ import json
 import os
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from memory_vit.errors import ConfigError, MemoryVitError, TrainingError
+from memory_vit.escaping import escaped
 
-# Characters of a value in a message.
+# Characters of a value in a message, and of several.
 _MOST_SHOWN = 200
+_MOST_LISTED = 1_000
 
 
 class _TypeMismatchError(Exception):
@@ -54,7 +56,7 @@ def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
   try:
     return cls(**built)
   except MemoryVitError as refusal:
-    raise error(f"{where}: {refusal}") from refusal
+    raise error(f"{where}: {shortened(str(refusal))}") from refusal
 
 
 def require_keys(
@@ -97,10 +99,47 @@ def _typed(kind: Any, value: Any, where: str, error: type[Exception]) -> Any:
   raise error(f"{where} is {brief(value)}, expected a value of type {name}.")
 
 
+def shortened(text: str, most: int = _MOST_LISTED) -> str:
+  """A text of at most so many characters; what is cut off leaves "..."."""
+  return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def listed(
+  lines: Sequence[str], separator: str = "; ", most: int = _MOST_LISTED
+) -> str:
+  """As many lines as there is room for in a message, and how many are left.
+
+  Args:
+    lines: what is wrong.
+    separator: between them.
+    most: characters of all.
+  """
+  shown, room = [], most
+  for line in lines:
+    room -= len(line) + len(separator)
+    if shown and room < 0:
+      shown.append(f"and {len(lines) - len(shown)} more")
+      break
+    shown.append(shortened(line, most))
+  return separator.join(shown)
+
+
+def first_line(error: Exception) -> str:
+  """What a library says is wrong, in one line of a message of ours."""
+  line = next(iter(str(error).splitlines()), "") or type(error).__name__
+  return shortened(escaped(line), _MOST_SHOWN)
+
+
 def brief(value: Any) -> str:
   """What a message shows of a value that somebody else wrote."""
-  text = repr(value)
-  return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+  if isinstance(value, str | bytes):
+    value = value[: _MOST_SHOWN + 1]
+  try:
+    text = repr(value)
+  # Python writes no number of more than 4,300 digits.
+  except (ValueError, RecursionError) as error:
+    text = f"a {type(value).__name__} that cannot be shown ({error})"
+  return shortened(text, _MOST_SHOWN)
 
 
 def read_json(path: Path) -> Any:

@@ -8,22 +8,29 @@ import contextlib
 import io
 import json
 import signal
+import time
 import warnings
 
+import databases
 import jax
 import mutations
 import numpy as np
 import pytest
 from conftest import random_task, tiny_backbone
+from memory import peak_rss, start_rss
 
 import memory_vit as mv
-from memory_vit import records, trees
+from memory_vit import contents, records, trees
 from memory_vit.errors import CheckpointError, TaskError
+from memory_vit.escaping import escaped
 from memory_vit.tasks import TaskSpec
 
 FEW = 100
 slow = pytest.mark.slow
 SECONDS = 20
+# By one case: what a task or a file of a few KB may become, and copies of it.
+MOST_TAKEN = 256 * 2**20
+greatest = {}
 
 
 @pytest.fixture(scope="module")
@@ -56,16 +63,22 @@ def no_hang():
 def outcome(load, error, same) -> str:
   """Loads something: "refused", or "same" after `same` has looked at it."""
   loaded, refusal = None, ""
+  before, began = start_rss(), time.perf_counter()
   with no_hang(), warnings.catch_warnings():
     warnings.simplefilter("error")
     try:
       loaded = load()
     except error as raised:
       refusal = str(raised)
+  taken, seconds = peak_rss() - before, time.perf_counter() - began
+  assert taken < MOST_TAKEN, f"{taken:,} bytes"
+  greatest["MiB"] = max(greatest["MiB"], taken >> 20)
+  greatest["s"] = max(greatest["s"], round(seconds, 1))
   if refusal:
     # That of a backbone lists what is missing, line by line.
     assert error is CheckpointError or "\n" not in refusal
-    assert len(refusal) < 5_000
+    assert all(escaped(line) == line for line in refusal.split("\n"))
+    assert len(refusal) < 2_500
     return "refused"
   same(loaded)
   return "same"
@@ -79,6 +92,7 @@ def require_same_params(found, expected):
 def run(cases, one, capfd):
   """Runs cases; what went wrong has the number of its case."""
   counts = collections.Counter()
+  greatest.update({"MiB": 0, "s": 0.0})
   for case in cases:
     try:
       counts[one(np.random.default_rng(case))] += 1
@@ -86,12 +100,14 @@ def run(cases, one, capfd):
       error.add_note(f"case {case}")
       raise
   assert capfd.readouterr() == ("", "")
-  print(dict(counts))
+  print(dict(counts), "a case takes at most", greatest)
   return counts
 
 
 @pytest.mark.parametrize(
-  "cases", [range(FEW), pytest.param(range(1_500), marks=slow)], ids=len
+  "cases",
+  [range(FEW), pytest.param(range(10_000, 11_500), marks=slow)],
+  ids=len,
 )
 def test_damaged_tasks(backbone, saved, tmp_path, capfd, cases):
   task, files, other = saved
@@ -112,7 +128,9 @@ def test_damaged_tasks(backbone, saved, tmp_path, capfd, cases):
 
 
 @pytest.mark.parametrize(
-  "cases", [range(FEW), pytest.param(range(500), marks=slow)], ids=len
+  "cases",
+  [range(FEW), pytest.param(range(12_000, 12_500), marks=slow)],
+  ids=len,
 )
 def test_forged_tasks(backbone, saved, tmp_path, capfd, cases):
   """With digests that fit: the parameters are the same, or it is refused."""
@@ -135,6 +153,42 @@ def test_forged_tasks(backbone, saved, tmp_path, capfd, cases):
   assert min(counts["refused"], counts["same"]) > 0.05 * len(cases)
 
 
+@pytest.mark.parametrize(
+  "cases",
+  [range(FEW, FEW + 60), pytest.param(range(20_000, 20_700), marks=slow)],
+  ids=len,
+)
+def test_forged_databases(backbone, saved, tmp_path, capfd, cases):
+  """With digests that fit: it is what task.json declares, or refused."""
+  task, files, _ = saved
+
+  def one(rng):
+    changed = mutations.forged_database(files, rng)
+    mutations.write_files(tmp_path / "task", changed)
+
+    def same(loaded):
+      said = json.loads(changed["task.json"])
+      assert loaded.spec == records.build(
+        TaskSpec, said["spec"], "spec", TaskError
+      )
+      flat = trees.flatten(loaded.params)
+      assert {k: databases.declared(v) for k, v in flat.items()} == (
+        said["arrays"]
+      )
+      if said["spec"]["num_classes"] == task.spec.num_classes:
+        require_same_params(loaded.params, task.params)
+
+    def load():
+      contents.inspect_task(tmp_path / "task")  # without a backbone
+      return mv.load_task(tmp_path / "task", backbone)
+
+    return outcome(load, TaskError, same)
+
+  counts = run(cases, one, capfd)
+  assert counts["refused"] > 0.5 * len(cases)
+  assert counts["same"] > 0.05 * len(cases)
+
+
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
   """The .npz file of a small backbone, packed and not."""
@@ -147,7 +201,9 @@ def weights(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-  "cases", [range(FEW), pytest.param(range(300), marks=slow)], ids=len
+  "cases",
+  [range(FEW), pytest.param(range(30_000, 30_400), marks=slow)],
+  ids=len,
 )
 def test_damaged_npz_files(weights, tmp_path, capfd, cases):
   backbone, contents = weights
@@ -168,7 +224,9 @@ def test_damaged_npz_files(weights, tmp_path, capfd, cases):
 
 
 @pytest.mark.parametrize(
-  "cases", [range(FEW), pytest.param(range(200), marks=slow)], ids=len
+  "cases",
+  [range(FEW), pytest.param(range(40_000, 40_400), marks=slow)],
+  ids=len,
 )
 def test_forged_npz_files(weights, tmp_path, capfd, cases):
   """With checksums that fit: what is read is what numpy itself reads."""

@@ -447,8 +447,9 @@ def test_long_lists_of_problems_are_cut(tmp_path):
   message = refusal(tmp_path / "resnet.npz", arrays)
   assert "missing: embedding/kernel (patch, patch, 3, width)" in message
   assert "found: conv_0/kernel (3, 3)" in message
-  assert "and 64 more" in message
-  assert len(message.split("\n")) < 50
+  assert " more\n" in message
+  assert len(message.split("\n")) < 60
+  assert len(message) - len(str(tmp_path)) < 2_000
 
 
 def test_models_without_a_class_token_are_refused(tmp_path):

@@ -4,34 +4,44 @@ import contextlib
 import io
 import json
 import os
+import pathlib
 import re
 import shutil
 import struct
 import sys
 import time
 import tracemalloc
+import types
 import zipfile
 import zlib
 
+import databases
 import fake_data
 import jax
 import mutations
 import numpy as np
 import pytest
-from conftest import edit_task, random_task, tiny_backbone
+from conftest import ROOT, edit_task, random_task, tiny_backbone
+from memory import peak_rss, start_rss
 
 import memory_vit as mv
 from memory_vit import (
   adapters,
   array_files,
+  check_data,
   commands,
   compose,
+  contents,
+  escaping,
   evaluate,
   inspect,
   manifest,
   npz,
   pictures,
   predict,
+  pretrained,
+  progress,
+  records,
   results,
   trees,
 )
@@ -152,6 +162,85 @@ def test_names_that_could_be_paths(archive, name):
     file.write_bytes(file.read_bytes().replace(b"a_x.npy", b"a\0x.npy"))
   with pytest.raises(CheckpointError, match="no array|no name of an array"):
     mv.load_backbone(file)
+
+
+@pytest.mark.parametrize(
+  "name",
+  ["a\u2028b", "a\u202eb", "日", "a\x85b", "x" * 201, "x" * 60_000, "a/" * 150],
+  ids=range(7),
+)
+def test_names_that_would_break_a_line(archive, name):
+  file = archive(entries={f"{name}.npy": npy((1,), values=bytes(4))})
+  said, _ = peak_of(lambda: mv.load_backbone(file), CheckpointError)
+  assert "no name of an array" in said
+  assert said.isprintable()
+  assert len(said) < 1_000
+
+
+@pytest.mark.parametrize(
+  "name", ["Transformer/encoderblock/x", "Transformer/encoderblock_0/x", "x"]
+)
+def test_empty_axes_hide_no_others(archive, name):
+  """Nothing weighs two thousand million blocks of no values."""
+  for shape in ((2 * 10**9, 0), (10**6, 0), (0,), (0, 10**18)):
+    file = archive(entries={f"{name}.npy": npy(shape)})
+    said, peak = peak_of(lambda f=file: mv.load_backbone(f), CheckpointError)
+    assert "it has no values" in said
+    assert peak < SMALL
+
+
+def test_no_more_blocks_than_a_vit_has(archive, monkeypatch):
+  """Whatever number the name of one has."""
+  monkeypatch.setattr(pretrained, "_require_weights", pytest.fail)
+  value, one = bytes(4), (1,)
+  block = "Transformer/encoderblock"
+  for entries in (
+    {f"{block}_{i}/x.npy": npy(one, values=value) for i in range(2, 70)},
+    {f"{block}_64/x.npy": npy(one, values=value)},
+    {f"{block}_{'9' * 100}/x.npy": npy(one, values=value)},
+    {f"{block}/x.npy": npy((65,), values=value * 65)},
+    {f"{block}/x.npy": npy((2**18, 1), values=value * 2**18)},
+  ):
+    file = archive(zipfile.ZIP_STORED, entries=entries)
+    said, peak = peak_of(lambda f=file: mv.load_backbone(f), CheckpointError)
+    assert "at most 64" in said
+    assert len(said) < 1_000
+    assert peak < SMALL
+
+
+def test_names_of_blocks_that_are_none(archive):
+  """They name no block, and are too many arrays."""
+  block, content = "Transformer/encoderblock", npy((1,), values=bytes(4))
+  for name in (f"{block}_x/x", f"{block}_00/x", f"{block}_-1/x", f"{block}_/x"):
+    file = archive(entries={f"{name}.npy": content})
+    with pytest.raises(CheckpointError, match=f"extra: {name}"):
+      mv.load_backbone(file)
+
+
+@pytest.mark.parametrize("value", [1e300, -1e39])
+def test_what_float32_cannot_hold(archive, value):
+  wide = np.full((1, 1, 32), 0.5)
+  file = archive(entries={"cls.npy": npy((1, 1, 32), "<f8", wide.tobytes())})
+  assert mv.load_backbone(file).params["cls"][0, 0, 7] == 0.5
+  wide[0, 0, 7] = value
+  file = archive(entries={"cls.npy": npy((1, 1, 32), "<f8", wide.tobytes())})
+  with pytest.raises(CheckpointError, match="'cls' has values that are not fi"):
+    mv.load_backbone(file)
+
+
+def test_no_error_of_a_file_is_long(archive, tmp_path, capsys):
+  """Whatever is wrong with however many names."""
+  deep = "/".join(["x" * 12] * 15)
+  entries = {f"{deep}{i}.npy": npy((1,) * 30, values=bytes(4))
+             for i in range(500)}  # fmt: skip
+  assert inspect.main([str(archive(entries=entries))]) == 2
+  said = capsys.readouterr().err
+  assert "and 49" in said
+  assert len(said) <= 2_001
+  header = b"{" + b"'x': (" * 1_500 + b"}"
+  broken = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
+  assert inspect.main([str(archive(entries={"cls.npy": broken}))]) == 2
+  assert len(capsys.readouterr().err) < 500
 
 
 def test_other_ways_to_pack(archive, monkeypatch):
@@ -285,6 +374,12 @@ def test_names_of_parents_that_are_none(pets, backbone, name):
     (lambda m: m.update(provenance={"a": "x" * 10_001}), "10000 characters"),
     (lambda m: m.update(provenance={"a": "\ud800"}), "no Unicode"),
     (lambda m: m["spec"].update(cells=float("nan")), "cells is nan, expected"),
+    (lambda m: m["arrays"].update({"x" * 201: {}}), "at most 200 characters"),
+    (lambda m: m["files"].update({"/".join(["x" * 99] * 5): "0" * 64}),
+     "at most 200 characters"),
+    (lambda m: m["arrays"].update(
+      {f"{'x' * 90}/{'x' * 90}{i}": m["arrays"]["cls"] for i in range(99)}),
+     "and 94 more"),
   ],
 )  # fmt: skip
 def test_values_that_cannot_be(pets, backbone, change, message):
@@ -292,6 +387,46 @@ def test_values_that_cannot_be(pets, backbone, change, message):
   said, peak = peak_of(lambda: mv.load_task(pets, backbone), TaskError)
   assert message in said
   assert peak < SMALL
+
+
+NUMBERS = [
+  lambda m, n: m["arrays"]["memory"].update(shape=[n, n]),
+  lambda m, n: m["arrays"]["cls"].update(dtype=n),
+  lambda m, n: m["arrays"].update(cls=n),
+  lambda m, n: m["spec"].update(num_classes=n),
+  lambda m, n: m["spec"].update(cells=n),
+  lambda m, n: m["spec"].update(name=[{"a": n}]),
+  lambda m, n: m["spec"]["evaluation"].update(image_size=n),
+  lambda m, n: m["spec"]["evaluation"].update(crop="central", resize=n),
+  lambda m, n: m["spec"]["backbone"].update(image_size=n),
+  lambda m, n: m.update(format_version=n),
+  lambda m, n: m["files"].update(x=n),
+  lambda m, n: m.update(provenance={"metrics": {"steps": n}}),
+  lambda m, n: m.update(provenance={"config": {"data": {"cache_gib": n}}}),
+]
+
+
+@pytest.mark.parametrize("change", NUMBERS, ids=range(len(NUMBERS)))
+def test_numbers_that_python_cannot_write(pets, backbone, change, capsys):
+  """Nor make floats of. What it reads has up to 4,300 digits."""
+  for number in (10**4000, -(10**4000), 10**400, 10**100):
+    edit_task(pets, lambda m, n=number: change(m, n))
+    assert "a number of more than 100 digits" in refusal(pets, backbone)
+    assert inspect.main([str(pets)]) == 2
+    assert "more than 100 digits" in capsys.readouterr().err
+  file = pets / "task.json"
+  file.write_text(file.read_text().replace(str(10**100), "1" + "0" * 5000))
+  assert "not readable as JSON" in refusal(pets, backbone)
+
+
+def test_any_value_can_be_shown_briefly():
+  nested = []
+  for _ in range(100_000):
+    nested = [nested]
+  for value in (10**5000, [10**5000], nested, "x" * 10**7, bytes(10**7), {}):
+    said = records.brief(value)
+    assert said.isprintable()
+    assert 0 < len(said) <= 200
 
 
 @pytest.mark.parametrize(
@@ -415,56 +550,276 @@ def test_what_could_not_be_loaded_is_not_saved(pets, backbone, tmp_path):
   assert sorted(p.name for p in tmp_path.iterdir()) == ["tasks"]
 
 
-def in_database(path):
-  """The values that orbax keeps in the files of a task, to be changed."""
+# The database in which their arrays lie.
+
+
+def read_by_tensorstore(path):
+  """All that tensorstore finds in a database, and what it asks of nobody."""
   import tensorstore as ts
 
   base = f"file://{path}/arrays/"
-  return ts.KvStore.open({"driver": "ocdbt", "base": base}).result()
+  found = ts.KvStore.open({"driver": "ocdbt", "base": base}).result()
+  return {
+    key.decode(): found.read(key).result().value
+    for key in found.list().result()
+  }
 
 
-def packed(values: np.ndarray) -> bytes:
-  """A chunk as zarr packs it."""
-  import tensorstore as ts
+def test_a_database_has_what_tensorstore_finds(pets, backbone, tmp_path):
+  """As it is written now, as it was before, and as the tests forge it."""
+  older = ROOT / "tests" / "data" / "format_4" / "tasks"
+  wide = random_task(backbone, "wide", classes=300)  # values in files
+  mv.save_task(wide, tmp_path / "wide")
+  for path in (pets, tmp_path / "wide", older / "pets", older / "birds"):
+    files = mutations.read_files(path)
+    values = read_by_tensorstore(path)
+    assert databases.values_of(files) == values
+    for method in (databases.PLAIN, databases.ZSTD):
+      content = databases.leaf(databases.body(values), method)
+      forged = databases.with_leaf(files, content)
+      assert databases.values_of(forged) == values
 
-  metadata = {
-    "shape": values.shape, "chunks": values.shape, "dtype": "<f4",
-    "compressor": {"id": "zstd", "level": 1},
-  }  # fmt: skip
-  spec = {"driver": "zarr", "kvstore": "memory://", "metadata": metadata}
-  array = ts.open(spec, create=True).result()
-  array.write(values).result()
-  return array.kvstore.read("0").result().value
+
+def with_values(path, change) -> None:
+  """Changes the values in the database of a task, signed."""
+  files = mutations.read_files(path)
+  values = databases.values_of(files)
+  change(values)
+  content = databases.leaf(databases.body(values), databases.ZSTD)
+  mutations.write_files(path, databases.with_leaf(files, content))
 
 
-def test_chunks_that_are_bombs(pets, backbone, capfd):
-  """With digests that fit; 70 KB would be 256 MB."""
-  bomb = packed(np.full(2**26, 2.0, np.float32))
-  assert len(bomb) < 70_000
-  database = in_database(pets)
-  database.write("cls/0", bomb).result()
-  resign(pets)
-  before = peak_rss()
-  assert "arrays cannot be read: " in refusal(pets, backbone)
-  described = json.loads(database.read("cls/.zarray").result().value)
-  described["chunks"] = [2**26]
-  database.write("cls/.zarray", json.dumps(described).encode()).result()
-  resign(pets)
+def described(path, **changed) -> None:
+  """Changes what the database says of `cls`, signed."""
+  content = databases.metadata([32], **changed)
+  with_values(path, lambda values: values.update({"cls/.zarray": content}))
+
+
+def test_a_forged_database_can_be_whole(pets, backbone):
+  whole = mv.load_task(pets, backbone)
+  described(pets)
+  assert mv.load_task(pets, backbone).digest == whole.digest
+  # As earlier versions wrote it.
+  described(pets, compressor=databases.ZSTD_CODEC)
+  cls = np.asarray(whole.params["cls"]).tobytes()
+  with_values(pets, lambda v: v.update({"cls/0": databases.packed(cls)}))
+  assert mv.load_task(pets, backbone).digest == whole.digest
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+  "content",
+  [
+    DEEP.encode(),
+    (DEEP + "]" * 100_000).encode(),
+    databases.metadata([32]).replace(b"null", DEEP.encode(), 1),
+    databases.metadata([32], filters=[{"id": "zlib", "level": 1}]),
+    databases.metadata([32], chunks=[1]),
+    databases.metadata([32], chunks=[2**26]),
+    databases.metadata([32], shape=[31]),
+    databases.metadata([32], dtype="<f8"),
+    databases.metadata([32], fill_value=0.0),
+    databases.metadata([32], order="F"),
+    databases.metadata([32], compressor={"id": "blosc", "cname": "lz4",
+                                         "clevel": 5, "shuffle": 1}),
+    databases.metadata([32], compressor={"id": "zlib", "level": 1}),
+    databases.metadata([32], more=1),
+    b"",
+    bytes(2**24),
+  ],
+  ids=range(15),
+)  # fmt: skip
+def test_metadata_is_compared_and_not_parsed(pets, backbone, content):
+  with_values(pets, lambda values: values.update({"cls/.zarray": content}))
+  before = start_rss()
   said = refusal(pets, backbone)
-  assert "a chunk of cls is larger than the array" in said
+  assert "cls is described by b" in said or "more than the " in said
+  assert len(said) < 1_000
   assert peak_rss() - before < 50 * 2**20
-  assert capfd.readouterr() == ("", "")
+
+
+def test_no_array_is_there_without_its_values(pets, backbone):
+  """Tensorstore would make them up."""
+  files = mutations.read_files(pets)
+  values = databases.values_of(files)
+  for changed, message in [
+    ({}, "has 7 keys, expected 8"),
+    ({"cls/1": values["cls/0"]}, "has the key b'cls/1', expected b'cls/0'"),
+    ({"cls/0": b"", "cls/0.0": b""}, "has 9 keys, expected 8"),
+  ]:
+    rest = {k: v for k, v in values.items() if k != "cls/0"}
+    node = databases.leaf(databases.body({**rest, **changed}))
+    mutations.write_files(pets, databases.with_leaf(files, node))
+    assert message in refusal(pets, backbone)
 
 
 def test_values_that_are_others(pets, backbone):
   """The digest of an array is the last one to notice."""
-  database = in_database(pets)
-  database.write("cls/0", packed(np.ones(32, np.float32))).result()
-  resign(pets)
+  ones = np.ones(32, np.float32).tobytes()
+  with_values(pets, lambda values: values.update({"cls/0": ones}))
   assert "['cls'] are not what task.json says (SHA" in refusal(pets, backbone)
-  database.delete_range(type(database).KeyRange("cls/0", "cls/1")).result()
-  resign(pets)
-  assert "['cls'] are not what task.json says" in refusal(pets, backbone)
+  with_values(pets, lambda values: values.update({"cls/0": ones[:-1]}))
+  assert "cls has 127 bytes, expected 128" in refusal(pets, backbone)
+
+
+def test_chunks_that_are_bombs(pets, backbone, capfd):
+  """With digests that fit; each would be 256 MB and more."""
+  described(pets, compressor=databases.ZSTD_CODEC)
+  bomb = databases.packed(bytes(2**28))
+  assert len(bomb) < 70_000
+  # A frame that asks for a window of 2 GB.
+  window = b"\x28\xb5\x2f\xfd\x00\xa8" + bomb[6:]
+  before = start_rss()
+  for chunk in (bomb, bomb * 9, bomb[:-9], window, bomb[:99], b"", bytes(99)):
+    with_values(pets, lambda v, chunk=chunk: v.update({"cls/0": chunk}))
+    said = refusal(pets, backbone)
+    assert re.search("zstd: |more than the |cls has 0 bytes", said)
+  assert peak_rss() - before < 50 * 2**20
+  assert capfd.readouterr() == ("", "")
+
+
+def test_an_array_is_no_more_than_its_task_weighs(pets, backbone, monkeypatch):
+  """A head of zeros is kept as it is, and can be read; packed it is refused."""
+  monkeypatch.setattr(array_files, "ALWAYS_ALLOWED_BYTES", 0)
+  zeros = mv.init_task(
+    jax.random.key(0), backbone, name="pets", num_classes=12_000
+  )
+  mv.save_task(zeros, pets)
+  assert mv.load_task(pets, backbone).digest == zeros.digest
+  shape, key = [32, 12_000], "head/kernel/0.0"
+
+  def pack(values):
+    values[key] = databases.packed(values[key])
+    values["head/kernel/.zarray"] = databases.metadata(
+      shape, databases.ZSTD_CODEC
+    )
+
+  with_values(pets, pack)
+  assert re.search(
+    r"would be 1,58\d,\d+ bytes, from \d,\d+: expected at most 100 times",
+    refusal(pets, backbone),
+  )
+
+
+def test_arrays_that_share_their_bytes(pets, backbone):
+  """300 arrays of 256 KiB, in a file of one."""
+  files = mutations.read_files(pets)
+  task = json.loads(files["task.json"])
+  one = np.zeros(2**16, np.float32)
+  task["spec"] |= {"regime": "full", "cells": 0}
+  del task["arrays"]["memory"], task["arrays"]["cls"]
+  for i in range(300):
+    task["arrays"][f"backbone/{i}"] = databases.declared(one)
+  described = databases.metadata([2**16])
+  kept = databases.values_of(files)
+  content, places = one.tobytes() + described, {}
+  for i in range(300):
+    places[f"backbone/{i}/0"] = (0, one.nbytes)
+    places[f"backbone/{i}/.zarray"] = (one.nbytes, len(described))
+  for key, value in kept.items():
+    if key.startswith("head/"):
+      places[key] = (len(content), len(value))
+      content += value
+  files["arrays/values"] = content
+  node = databases.leaf(databases.body_in_file(places, "values"))
+  files = databases.with_leaf(files, node)
+  files = databases.signed(files, arrays=task["arrays"], spec=task["spec"])
+  mutations.write_files(pets, files)
+  before = start_rss()
+  report = contents.inspect_task(pets)
+  assert "expected at most 100 times as many" in report.damage
+  assert peak_rss() - before < 50 * 2**20
+  assert inspect.main([str(pets)]) == 2
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_task_that_claims_much(pets, plain):
+  """4 GiB, from a few KB; there is no backbone to compare it with."""
+  files = mutations.read_files(pets)
+  task, values = json.loads(files["task.json"]), databases.values_of(files)
+  task["spec"] |= {"regime": "full", "cells": 0}
+  del task["arrays"]["memory"], task["arrays"]["cls"]
+  values = {k: v for k, v in values.items() if k.startswith("head/")}
+  task["arrays"]["backbone/x"] = {
+    "shape": [2**30 if not plain else 2**20], "dtype": "float32",
+    "sha256": "0" * 64,
+  }  # fmt: skip
+  values["backbone/x/.zarray"] = databases.metadata(
+    task["arrays"]["backbone/x"]["shape"],
+    None if plain else databases.ZSTD_CODEC,
+  )
+  values["backbone/x/0"] = databases.packed(bytes(2**20))
+  files = databases.with_leaf(files, databases.leaf(databases.body(values)))
+  files = databases.signed(files, arrays=task["arrays"], spec=task["spec"])
+  mutations.write_files(pets, files)
+  before = start_rss()
+  report = contents.inspect_task(pets)
+  assert ("bytes, expected 4,194,304" if plain else "would be 4,294,") in (
+    report.damage
+  )
+  assert peak_rss() - before < 50 * 2**20
+
+
+def leaves():
+  """Nodes that are none, or do not end, by what is said of them."""
+  keys = [b"cls/.zarray", b"cls/0", b"head/bias/.zarray", b"head/bias/0",
+          b"head/kernel/.zarray", b"head/kernel/0.0", b"memory/.zarray",
+          b"memory/0.0.0"]  # fmt: skip
+  start, n = b"\0\0", len(keys)
+  huge = databases.number(2**63)
+  good = databases.keys_of(keys)
+  return {
+    "2000 keys, expected 8": start + databases.keys_that_unfold(2_000, 20_000),
+    "has the key": start + databases.keys_that_unfold(8, 60_000),
+    "begins as none before": start + databases.number(n) + huge * (n - 1)
+    + b"\x0b" + b"\1" * (n - 1) + keys[0] + bytes(n),
+    "a tree of nodes": b"\1" + start,
+    "lies in 9223372036854775808 files": b"\0" + huge,
+    "no file '../x'": b"\0" + databases.table(["../x"]),
+    "no file '/etc/passwd'": b"\0" + databases.table(["/etc/passwd"]),
+    "ends too early": start + good + huge * n + bytes(n),
+    "unknown kind": start + good + b"\1" * n + b"\7" * n,
+    "in a file that is not in it": start + good + b"\1" * n + b"\1" * n
+    + bytes(2 * n),
+    "more than 64 bits": start + b"\xff" * 20,
+    "more in it than": start + good + bytes(n) + bytes(n) + b"x",
+  }  # fmt: skip
+
+
+@pytest.mark.parametrize("message", leaves())
+def test_nodes_that_are_none(pets, backbone, message):
+  files = mutations.read_files(pets)
+  for method in (databases.PLAIN, databases.ZSTD):
+    content = databases.leaf(leaves()[message], method)
+    mutations.write_files(pets, databases.with_leaf(files, content))
+    before = start_rss()
+    assert message in refusal(pets, backbone)
+    assert peak_rss() - before < 50 * 2**20
+
+
+def test_nodes_in_envelopes_that_lie(pets, backbone):
+  files = mutations.read_files(pets)
+  bomb = databases.leaf(bytes(2**28), databases.ZSTD)
+  good = databases.leaf(databases.body(databases.values_of(files)))
+  before = start_rss()
+  for content, message in [
+    (bomb, "more than the 98,304 bytes expected"),
+    (bomb[:13] + b"\0" + bomb[14:], "keys, expected|a tree|early|key"),
+    (good[:12] + b"\1" + good[13:], "of version 1"),
+    (good[:13] + b"\2" + good[14:], "packed by method 2"),
+    (good[:4] + b"\xff" * 8 + good[12:], "no node of such a database"),
+    (b"x" + good[1:], "no node of such a database"),
+    (good[:9], "ends too early"),
+    (b"", "ends too early"),
+  ]:
+    mutations.write_files(pets, databases.with_leaf(files, content))
+    assert re.search(message, refusal(pets, backbone)), message
+  assert peak_rss() - before < 50 * 2**20
+  files = databases.signed({**files, "arrays/d/more": good})
+  mutations.write_files(pets, files)
+  assert "has 2 files of nodes" in refusal(pets, backbone)
 
 
 def test_damaged_files_are_named_and_nothing_else_is_said(
@@ -519,18 +874,6 @@ def test_an_exported_model_is_itself_or_refused(backbone, tmp_path):
 # Pictures.
 
 
-def peak_rss() -> int:
-  """The most memory that this process had, in bytes, since the last call."""
-  try:
-    with open("/proc/self/status") as file:
-      [line] = [x for x in file if x.startswith("VmHWM")]
-    with open("/proc/self/clear_refs", "w") as file:
-      file.write("5")
-  except OSError:
-    pytest.skip("this system does not forget its greatest memory")
-  return 1024 * int(line.split()[1])
-
-
 def bomb(side: int) -> bytes:
   """A whole PNG of one bit a pixel, which decodes to 3 bytes a pixel."""
 
@@ -563,7 +906,7 @@ def test_a_picture_that_is_a_bomb(tmp_path):
     file = tmp_path / "bomb.png"
     file.write_bytes(bomb(side))
     assert file.stat().st_size < 40_000
-    before, times = peak_rss(), []
+    before, times = start_rss(), []
     for _ in range(5):
       began = time.perf_counter()
       picture = read(file)
@@ -649,6 +992,96 @@ def test_the_data_set_that_a_task_names(backbone, part, value, message):
   bad = mv.Task(spec, {}, {"config": {"data": {**values, part: value}}})
   with pytest.raises(TaskError, match=message):
     evaluate._where(bad, {}, None)
+
+
+ODD = "ok.png\n  cat  99.0 %\r\x85\u2028\u2029\u202e\u2066\u200f\x1b[2J\udcff"
+SHOWN = (
+  "ok.png\\n  cat  99.0 %\\r\\x85\\u2028\\u2029\\u202e\\u2066\\u200f\\x1b[2J"
+  "\\udcff"
+)
+READABLE = ["日本語　猫", "हिन्दी", "می‌خواهم", "עברית", "👩‍🔬", "Ñandú", "a b"]
+
+
+def test_names_stay_in_their_line():
+  assert escaping.escaped(ODD) == SHOWN
+  assert [escaping.escaped(name) for name in READABLE] == READABLE
+
+
+def test_no_class_name_forges_a_line(backbone, tmp_path, capsys):
+  odd = ODD.removesuffix("\udcff")  # that is no JSON
+  shown = SHOWN.removesuffix("\\udcff")
+  names = (odd, *READABLE)
+  task = random_task(backbone, "pets", classes=8, class_names=names)
+  made = {"metrics": {odd: 1, "x": odd, "y": float("nan")},
+          "config": {"data": {"name": odd, "dir": "x" * 9_000}}}  # fmt: skip
+  mv.save_task(mv.Task(task.spec, task.params, made), tmp_path / "pets")
+  assert inspect.main([str(tmp_path / "pets"), "--labels"]) == 0
+  out = capsys.readouterr().out
+  assert out.count(shown) >= 5
+  for name in READABLE:
+    assert name in out
+  assert "\n  cat" not in out
+  assert all(len(line) < 1_000 for line in out.splitlines())
+  assert all(escaping.escaped(line) == line for line in out.split("\n"))
+  assert inspect.main([str(tmp_path / "pets"), "--json"]) == 0
+  found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+  assert found["provenance"]["metrics"] == {odd: 1, "x": odd, "y": None}
+  assert found["spec"]["class_names"] == list(names)
+
+  guesses = {"pets": [predict.Guess(name, 0, 0.5) for name in names]}
+  predict._show_guesses(f"/data/{ODD}", guesses, as_json=False)
+  predict._show_unreadable(ODD, f"of {ODD}", as_json=False)
+  out, err = capsys.readouterr()
+  assert len(out.splitlines()) == 1 + len(names)
+  assert out.splitlines()[:2] == [
+    f"/data/{SHOWN}", f"  pets  {shown}   50.0 %"
+  ]  # fmt: skip
+  assert err == f"skipped {SHOWN}: of {SHOWN}\n"
+  source = types.SimpleNamespace(
+    class_names=(odd,), num_classes=1, name="digits"
+  )
+  with pytest.raises(TaskError) as caught:
+    evaluate._require_classes(task, source)
+  assert str(caught.value).count(shown) == 2
+  assert "\n" not in str(caught.value)
+
+
+def test_no_file_name_forges_a_line(pets, backbone, tmp_path, capsys):
+  for name in (ODD.encode("utf-8", "surrogateescape"), b"x" * 250):
+    path = os.path.join(os.fsencode(pets), name)
+    os.mkdir(path)
+    said = refusal(pets, backbone)
+    assert said.isprintable()
+    assert len(said) < 1_000
+    os.rmdir(path)
+    os.symlink(tmp_path, path)
+    assert " is a link" in refusal(pets, backbone)
+    assert refusal(pets, backbone).isprintable()
+    os.unlink(path)
+  pets.rename(pets.parent / ODD)
+  with pytest.raises(TaskError, match="is no UTF-8: rename it") as caught:
+    compose.task_directories(pets.parent)
+  assert SHOWN in str(caught.value)
+  assert inspect.main([str(pets.parent)]) == 2
+  assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_what_a_run_left_out_stays_in_its_line():
+  result = {
+    "tasks": [], "backbone": {"outputs_bit_equal": None}, "left_out": [ODD],
+    "wall_seconds": 1, "images_per_second": 1,
+  }  # fmt: skip
+  said = progress.summary(result, pathlib.Path("runs"))
+  assert f"\n  {SHOWN}\n" in said
+  assert check_data._some([ODD]) == [f"  {SHOWN}"]
+
+
+def test_no_error_is_longer_than_a_screen(capsys):
+  def fail():
+    raise TaskError("x" * 10**6)
+
+  assert commands.run_command(fail) == 2
+  assert len(capsys.readouterr().err) == 2_001
 
 
 def test_terminals_obey_no_class_name(capsys):

@@ -1,0 +1,26 @@
+"""Zstandard frames that nobody vouches for, unpacked to a known size."""
+
+
+def unpack(packed: bytes | memoryview, limit: int) -> bytes:
+  """Unpacks frames, and takes no more memory than they may need.
+
+  Args:
+    packed: one frame, or several.
+    limit: of the unpacked bytes.
+
+  Raises:
+    ValueError: where they are damaged, or would be more than `limit` bytes.
+  """
+  # It stops where it is told to, unlike tensorstore; TFDS brings it.
+  import pyarrow
+
+  try:
+    with pyarrow.CompressedInputStream(
+      pyarrow.BufferReader(packed), "zstd"
+    ) as stream:
+      unpacked = stream.read(limit + 1)
+  except OSError as error:  # so it says that the bytes are no such frame
+    raise ValueError(f"zstd: {error}") from error
+  if len(unpacked) > limit:
+    raise ValueError(f"zstd: more than the {limit:,} bytes expected")
+  return unpacked
