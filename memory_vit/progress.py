@@ -95,7 +95,8 @@ class Progress:
       return
     if speed := self.images_per_second:  # after one step nobody knows
       left = (self._total - self._step) * self._batch_size
-      shown += f"  {speed:.0f} images/s  ETA {duration(left / speed)}"
+      rounded = f"{speed:.0f}" if speed >= 10 else f"{speed:.2g}"
+      shown += f"  {rounded} images/s  ETA {duration(left / speed)}"
     logger.info("%s step %d/%d  %s", self._name, self._step, self._total, shown)
 
   def close(self) -> None:

@@ -264,7 +264,7 @@ def test_nothing_is_said_for_half_a_minute_at_most(
   shown = [int(re.search(r" step (\d+)/14", line)[1]) for line in lines]
   assert shown == [1, 6, 11, 14]
   assert lines[0].endswith("learning_rate 0.1")  # nobody knows the speed yet
-  assert lines[1].endswith("  0 images/s  ETA 0:56")
+  assert lines[1].endswith("  0.14 images/s  ETA 0:56")
 
 
 def test_a_look_by_the_clock_ends_nothing(tmp_path, monkeypatch):
