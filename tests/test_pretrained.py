@@ -774,7 +774,7 @@ def test_passwords_do_not_follow_where_an_address_leads(
 
 
 def test_passwords_are_sent_with_encryption(netrc, monkeypatch):
-  """By `requests` itself, which looks into ~/.netrc where it is told nothing."""
+  """By `requests` itself, which looks into ~/.netrc unless told otherwise."""
   given = []
 
   class Downloader:
