@@ -203,15 +203,16 @@ def test_a_kill_at_a_file_operation_changes_no_bit(backbone, whole, tmp_path):
   assert process.wait() == 0, process.text
   operations = re.findall(r"^operation \d+ (.*)", process.text, re.MULTILINE)
   assert len(operations) > 20
-  (oldest,) = (
-    number
+  named = [
+    (number, True)
     for number, what in enumerate(operations, 1)
-    if what.startswith("rename") and what.endswith("/00000040")
-  )
+    if re.fullmatch("rename .*(/00000040|/[.]digits-5-9-.{8}/new)", what)
+  ]
+  assert len(named) == 2  # a third state, and half a task, would be left
   points = [(k, before) for k in range(1, len(operations) + 1)
             for before in (True, False)]  # fmt: skip
-  some = np.linspace(0, len(points) - 1, min(FILE_KILLS - 1, len(points)))
-  for at, before in [(oldest, True), *(points[int(i)] for i in some)]:
+  some = np.linspace(0, len(points) - 1, min(FILE_KILLS - 2, len(points)))
+  for at, before in [*named, *(points[int(i)] for i in some)]:
     run, process = started_at(f"{at}-{before}", at, before)
     point = f"{'before' if before else 'after'} {at}, {operations[at - 1]}"
     assert process.wait() == -signal.SIGKILL, point
@@ -220,7 +221,7 @@ def test_a_kill_at_a_file_operation_changes_no_bit(backbone, whole, tmp_path):
     assert arrays(run) == arrays(whole), point
     assert result(run) == result(whole), point
     assert left(run) == left(whole), point
-  print(f"{1 + len(some)} kills at {len(operations)} operations")
+  print(f"{len(named) + len(some)} kills at {len(operations)} operations")
 
 
 def result(run):
@@ -271,6 +272,20 @@ def test_a_second_run_is_kept_out(run, whole):
     assert f"process {process.pid} on {socket.gethostname()}" in second.text
     process.signal(signal.SIGKILL)
     process.wait()
+  assert run.finish().resumed == 10
+  assert run.state() == whole.state()
+
+
+def test_a_run_whose_lock_is_taken_away_ends(run, whole):
+  """Before it writes beside another one that was let in."""
+  with run.start(WAITS) as process:
+    process.wait_for(" step 13/")
+    (run.workdir / ".lock").unlink()
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 2, process.text
+    assert ".lock was taken away or replaced while" in process.text
+    assert "Traceback" not in process.text
+  assert run.steps() == [10]
   assert run.finish().resumed == 10
   assert run.state() == whole.state()
 

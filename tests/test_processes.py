@@ -1,5 +1,6 @@
 """Two real processes (gloo), on this machine."""
 
+import contextlib
 import json
 import pathlib
 import subprocess
@@ -119,6 +120,18 @@ def test_a_wrong_address_is_named_once_the_time_is_over(monkeypatch):
         )
       )
   assert 7 <= clock.now < 8
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_who_is_told_to_stop_leaves_at_once(monkeypatch, several):
+  """Several processes wait for each other, by jax."""
+  left = []
+  monkeypatch.setattr(launch.os, "_exit", left.append)
+  monkeypatch.setattr(launch.jax.distributed, "is_initialized", lambda: several)
+  for status in (0, 75, 130):
+    with contextlib.suppress(SystemExit), launch.leaving():
+      sys.exit(status)
+  assert left == ([] if several else [75, 130])
 
 
 def test_jax_hears_how_long_to_wait(monkeypatch):
