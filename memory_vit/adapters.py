@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,6 +41,8 @@ from memory_vit.tasks import (
 # Of a backbone, what is below its head.
 _TRUNK = ("Transformer", "cls", "embedding")
 _ARRAYS = "arrays"
+# As `tempfile.mkdtemp` ends a name.
+_SCRATCH = re.compile(r"\.(?P<name>.+)-[a-z0-9_]{8}")
 
 
 def init_task(
@@ -163,6 +166,7 @@ def save_task(task: Task, path: str | os.PathLike) -> None:
   flat = {k: np.asarray(v) for k, v in trees.flatten(task.params).items()}
   array_files.require_finite(flat, f"task {task.spec.name!r} cannot be saved")
   path.parent.mkdir(parents=True, exist_ok=True)
+  # As `tidy` knows it.
   scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
   try:
     files = array_files.write(scratch / "new" / _ARRAYS, flat)
@@ -191,6 +195,26 @@ def save_task(task: Task, path: str | os.PathLike) -> None:
       raise
   finally:
     shutil.rmtree(scratch)
+
+
+def tidy(directory: Path) -> None:
+  """Removes what `save_task` left where its process was killed.
+
+  A task that had been moved out of the way by then is put back. No link is
+  followed, and what `save_task` does not write is left alone.
+
+  Args:
+    directory: of tasks, to which nobody writes now.
+  """
+  for scratch in directory.glob(".*-????????"):
+    found = _SCRATCH.fullmatch(scratch.name)
+    if not found or scratch.is_symlink() or not scratch.is_dir():
+      continue
+    if {path.name for path in scratch.iterdir()} <= {"new", "old"}:
+      old, place = scratch / "old", directory / found["name"]
+      if old.exists() and not place.exists():
+        old.rename(place)
+      shutil.rmtree(scratch)
 
 
 def load_task(path: str | os.PathLike, backbone: Backbone) -> Task:

@@ -73,7 +73,8 @@ class Checkpoints:
     """The newest step that is whole; None where nothing was saved.
 
     Newer ones, which are not, are set aside under the name `corrupt-STEP`:
-    training saves them again.
+    training saves them again. All but the newest two are deleted, where a
+    process died before it could do that.
 
     Raises:
       TrainingError: where none is whole, now or when it was last looked for.
@@ -162,9 +163,15 @@ class Checkpoints:
 
   def _tidy(self) -> None:
     """Removes what was being written, or deleted, when a process died."""
-    self._directory.mkdir(parents=True, exist_ok=True)
-    for path in self._directory.glob(f"{_SCRATCH}*"):
-      shutil.rmtree(path)
+    try:
+      self._directory.mkdir(parents=True, exist_ok=True)
+      for path in self._directory.glob(f"{_SCRATCH}*"):
+        _remove(path)
+    except OSError as error:
+      raise TrainingError(
+        f"{self._directory} cannot be used: {error}. Expected a directory of "
+        "saved states, or a place for one, which no other run is using."
+      ) from error
 
   def _newest_whole(self) -> int | None:
     """See `latest`."""
@@ -181,6 +188,7 @@ class Checkpoints:
           "%s It is set aside as %s; going back to step %d.",
           problem, aside.name, step,
         )  # fmt: skip
+      self._delete_old()
       return step
     aside = [str(path) for path in self._directory.glob(f"{_CORRUPT}*")]
     if problems or aside:
@@ -213,8 +221,7 @@ class Checkpoints:
         f"step {step} was not saved: {self._directory} already has steps "
         f"{self.steps()}."
       )
-    if scratch.exists():  # of a save that failed in this process
-      shutil.rmtree(scratch)
+    _remove(scratch)  # of a save that failed in this process
     scratch.mkdir()
 
   def _finish(
@@ -232,11 +239,23 @@ class Checkpoints:
     sealed.seal(scratch, rest)
     scratch.rename(self._directory / _name_of(step))
     sealed.sync(self._directory)
+    self._delete_old()
+
+  def _delete_old(self) -> None:
+    """Deletes all states but the newest two; the newest must be whole."""
     for old in self.steps()[:-_KEPT]:
       # Renamed first: a step that is half deleted is none.
       gone = self._directory / f"{_SCRATCH}old-{_name_of(old)}"
       (self._directory / _name_of(old)).rename(gone)
       shutil.rmtree(gone)
+
+
+def _remove(path: Path) -> None:
+  """Removes a directory, or the name of anything else; follows no link."""
+  if path.is_dir() and not path.is_symlink():
+    shutil.rmtree(path)
+  else:
+    path.unlink(missing_ok=True)
 
 
 def _name_of(step: int) -> str:

@@ -16,7 +16,8 @@ PREEMPTED = 75
 # After Ctrl-C, as of any command; its state is saved as well.
 STOPPED = 130
 
-# `timeout` and some schedulers send a process the same SIGTERM twice.
+# `timeout` and some schedulers send a process the same SIGTERM twice, or again
+# and again: what comes so soon after another one is no further wish.
 _AT_ONCE_SECONDS = 1.0
 
 
@@ -54,17 +55,26 @@ class Stop:
 
   @contextlib.contextmanager
   def listening(self) -> Iterator[None]:
-    """Takes SIGTERM and Ctrl-C, in the main thread of a command."""
+    """Takes SIGTERM and Ctrl-C, in the main thread of a command.
+
+    What listened before does so again; but not where it ends with
+    `Interrupted`. Then a status stands for what is saved, and while the process
+    ends no further SIGTERM may change it; a further Ctrl-C ends it at once.
+    """
     signals = [signal.SIGINT]
     # Jax has a handler of its own, which another one would turn off.
     if not jax.distributed.is_initialized():
       signals.append(signal.SIGTERM)
     before = {number: signal.signal(number, self._take) for number in signals}
+    after = before
     try:
       yield
+    except Interrupted:
+      after = {signal.SIGTERM: signal.SIG_IGN, signal.SIGINT: signal.SIG_DFL}
+      raise
     finally:
-      for number, handler in before.items():
-        signal.signal(number, handler)
+      for number in before:
+        signal.signal(number, after[number])
 
   @contextlib.contextmanager
   def asked_for(self) -> Iterator[None]:
@@ -103,7 +113,8 @@ class Stop:
     """Handles a signal; the second one ends the process as without us."""
     now = time.monotonic()
     if self._signal is not None:
-      if number == signal.SIGTERM and now - self._since < _AT_ONCE_SECONDS:
+      since, self._since = self._since, now
+      if number == signal.SIGTERM and now - since < _AT_ONCE_SECONDS:
         return
       signal.signal(number, signal.SIG_DFL)
       os.kill(os.getpid(), number)

@@ -27,6 +27,8 @@ logger = logging.getLogger("memory_vit")
 _GRACE = 3.0
 # With these all processes leave together, once their state is saved.
 _TOGETHER = (None, 0, PREEMPTED, STOPPED)
+# With these one alone leaves as every program does: nothing waits for it.
+_ALONE = (None, 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -167,16 +169,17 @@ def _wait_for(address: str, timeout: float) -> None:
 
 @contextlib.contextmanager
 def leaving() -> Iterator[None]:
-  """Around a command: ends a process that failed at once.
+  """Around a command: ends a process at once that failed or was told to stop.
 
   In the usual way it would first wait: of several processes for the others,
   which wait for it; and for threads of orbax, which wait forever once a write
-  has failed.
+  has failed. Whoever asked it to stop does not wait for long.
   """
   try:
     yield
   except BaseException as error:
-    if isinstance(error, SystemExit) and error.code in _TOGETHER:
+    usual = _TOGETHER if jax.distributed.is_initialized() else _ALONE
+    if isinstance(error, SystemExit) and error.code in usual:
       raise
     _leave(error)
 

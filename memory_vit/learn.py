@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,8 @@ class Learner:
     stop: is asked after every step, and in every batch of an evaluation.
     may_change: options of the configuration that may not be those with which
       a pass began, from `changes.allowed`.
+    require_alone: raises where another run may be using the directory; is
+      called before a state is saved.
   """
 
   config: Config
@@ -98,6 +100,7 @@ class Learner:
   validation: data.Source | None
   stop: Stop = dataclasses.field(default_factory=Stop)
   may_change: tuple[str, ...] = ()
+  require_alone: Callable[[], None] = lambda: None
 
   def learn(
     self,
@@ -153,6 +156,7 @@ class Learner:
     resume.require_within(state, config.total_steps, checkpoints.directory)
 
     def save(state: TrainState, past: train.Past) -> None:
+      self.require_alone()
       resume.save(checkpoints, state, past, meta, splits)
 
     def validate(params: Any) -> dict[str, dict[str, Any]]:

@@ -101,6 +101,20 @@ def open_npz(file: Path) -> Iterator[Archive]:
     yield Archive(archive, file)
 
 
+def require_whole(file: Path) -> None:
+  """Raises `CheckpointError` unless every entry has its bytes (CRC-32).
+
+  What the arrays are nobody looks at: see `Archive.read`.
+  """
+  with (
+    open_npz(file),
+    _refusals(str(file)),
+    zipfile.ZipFile(file) as archive,
+  ):
+    if damaged := archive.testzip():
+      raise ValueError(f"entry {damaged!r} is damaged")
+
+
 @contextlib.contextmanager
 def _refusals(what: str) -> Iterator[None]:
   """Says in our words what the libraries raise.

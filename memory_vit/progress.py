@@ -17,6 +17,10 @@ from memory_vit.tables import table
 
 logger = logging.getLogger("memory_vit")
 
+# A log in which nothing has been said for so long looks like one of a run that
+# hangs.
+_SILENCE_SECONDS = 30.0
+
 
 class Progress:
   """A line (in a log) or a bar (on a terminal) with speed and time to go.
@@ -37,6 +41,7 @@ class Progress:
     self._name, self._total, self._batch_size = name, total, batch_size
     self._step, self._steps, self._seconds = start, timed_steps, timed_seconds
     self._since: float | None = None
+    self._reported = time.perf_counter()
     self._bar = tqdm.tqdm(
       total=total,
       initial=start,
@@ -78,19 +83,22 @@ class Progress:
     steps, seconds = self.timed
     return steps * self._batch_size / seconds if steps else 0.0
 
+  def is_overdue(self) -> bool:
+    """Whether nothing was shown for half a minute, by this process's clock."""
+    return time.perf_counter() - self._reported >= _SILENCE_SECONDS
+
   def report(self, values: Mapping[str, list[float]]) -> None:
     """Shows numbers of the last step; of several, the least and greatest."""
+    self._reported = time.perf_counter()
     shown = "  ".join(f"{key} {_span(v)}" for key, v in values.items())
     if not self._bar.disable:
       self._bar.set_postfix_str(shown)
       return
-    speed = self.images_per_second
-    left = (self._total - self._step) * self._batch_size
-    eta = duration(left / speed) if speed else "?"
-    logger.info(
-      "%s step %d/%d  %s  %.0f images/s  ETA %s",
-      self._name, self._step, self._total, shown, speed, eta,
-    )  # fmt: skip
+    if speed := self.images_per_second:  # after one step nobody knows
+      left = (self._total - self._step) * self._batch_size
+      rounded = f"{speed:.0f}" if speed >= 10 else f"{speed:.2g}"
+      shown += f"  {rounded} images/s  ETA {duration(left / speed)}"
+    logger.info("%s step %d/%d  %s", self._name, self._step, self._total, shown)
 
   def close(self) -> None:
     """Ends the bar."""

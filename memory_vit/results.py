@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from memory_vit.learn import Learned, Learner
 from memory_vit.pretrained import save_backbone
 from memory_vit.sweep import Variant
 from memory_vit.tasks import Task
+
+# See `download.replacing` and `processes.require_shared`.
+_BEGUN = re.compile(r"\..+\.npz\.[0-9a-f]{8}\.part|\.seen-by-all-[0-9a-f]{16}")
 
 
 def with_metrics(
@@ -120,6 +124,21 @@ def export(
     processes.by_first(save)
     exported.append(adapters.load_task(workdir / where, backbone))
   return exported
+
+
+def tidy(workdir: Path) -> None:
+  """Removes what runs that were killed had begun to write.
+
+  Saved states are tidied where they are opened.
+
+  Args:
+    workdir: of a run that alone is using it.
+  """
+  with records.writing(workdir):
+    adapters.tidy(workdir / "tasks")
+    for path in workdir.glob(".*"):
+      if _BEGUN.fullmatch(path.name) and path.is_file():
+        path.unlink()
 
 
 def _save(task: Task, path: Path) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +74,11 @@ def train_and_evaluate(
   mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
   _require_possible(config, workdir, mesh)
   may_change = changes.allowed(may_change)
-  with only_run(workdir):
-    return _run(config, workdir, mesh, stop or Stop(), may_change)
+  with only_run(workdir) as require_alone:
+    processes.by_first(lambda: results.tidy(workdir))
+    return _run(
+      config, workdir, mesh, stop or Stop(), may_change, require_alone
+    )
 
 
 def _run(
@@ -84,6 +87,7 @@ def _run(
   mesh: Mesh,
   stop: Stop,
   may_change: tuple[str, ...],
+  require_alone: Callable[[], None],
 ) -> dict[str, Any]:
   """See `train_and_evaluate`."""
   began = time.perf_counter()
@@ -98,8 +102,9 @@ def _run(
   variants = sweep.variants_of(config, name)
   _require_within(variants)
   learner = dataclasses.replace(
-    _learner(config, mesh, backbone, source), stop=stop, may_change=may_change
-  )
+    _learner(config, mesh, backbone, source), stop=stop, may_change=may_change,
+    require_alone=require_alone,
+  )  # fmt: skip
   _require_names(learner, name, variants)
   tested = _open(config, config.data.test)
   upstream = _open_upstream(config, backbone)
@@ -116,6 +121,7 @@ def _run(
   if changed:
     records.write_json(file, to_dict(config))
   tasks = results.with_metrics(learner, variants, learned, tested)
+  require_alone()
   exported = results.export(config, name, tasks, workdir, backbone)
   if config.regime == "full":
     model = workdir / f"{name}.npz"

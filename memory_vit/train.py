@@ -205,6 +205,8 @@ def fit(
       profile.after(step, state)
       if step == first + 1 or steps.due(step, steps.log):
         _log(step, watch.check(), schedules, progress, events)
+      elif progress.is_overdue():
+        progress.report(_shown(step, watch.newest(), schedules))
       stopping, evaluates = stop.is_wanted(), steps.due(step, steps.evaluate)
       if stopping or evaluates or steps.due(step, steps.checkpoint):
         evaluate_and_save(step, evaluates, stopping)
@@ -244,15 +246,27 @@ def _log(
   events: Events,
 ) -> None:
   """Shows the metrics of a step, and writes them for TensorBoard."""
-  shown = collections.defaultdict(list)
   for name, values in metrics.items():
     values = {**values, "learning_rate": float(schedules[name](step - 1))}
-    for key in ("loss", "accuracy", "learning_rate"):
-      shown[key].append(values[key])
     scalars = {f"train/{key}": value for key, value in values.items()}
     speed = {"images_per_second": progress.images_per_second}
     events.write(name, step, scalars | speed)
-  progress.report(shown)
+  progress.report(_shown(step, metrics, schedules))
+
+
+def _shown(
+  step: int,
+  metrics: Mapping[str, Mapping[str, float]],
+  schedules: Mapping[str, optax.Schedule],
+) -> dict[str, list[float]]:
+  """What the progress line says of a step: of each number that of all names."""
+  shown = collections.defaultdict(list)
+  for name, values in metrics.items():
+    rate = float(schedules[name](step - 1))
+    for key in ("loss", "accuracy"):
+      shown[key].append(values[key])
+    shown["learning_rate"].append(rate)
+  return shown
 
 
 def _validate(

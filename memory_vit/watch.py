@@ -34,7 +34,7 @@ class Watch:
   """Keeps the metrics of the last steps, and counts skipped updates.
 
   They are looked at now and then only: to look at every step would make the
-  host wait for the device at every step. Nothing that is not finite gets into a
+  device wait for the host at every step. Nothing that is not finite gets into a
   state meanwhile, see `step`.
   """
 
@@ -65,8 +65,14 @@ class Watch:
     self._last: dict[str, dict[str, float]] = {}
 
   def add(self, metrics: Any) -> None:
-    """Keeps the metrics of the next step, on the device."""
+    """Keeps the metrics of the next step, on the device.
+
+    Returns once the step before it is computed. What was dispatched cannot be
+    taken back, and a run that is asked to stop waits for all of it: so no more
+    than two steps are under way. With less the device would wait for the host.
+    """
     self._kept.append(metrics)
+    jax.block_until_ready(self._kept[-2:-1])
 
   def check(self) -> dict[str, dict[str, float]]:
     """Metrics of the last step, of the names that are not lost.
@@ -81,7 +87,22 @@ class Watch:
         if name not in self.lost:
           self._count(name, values)
     self._kept = []
-    return {n: v for n, v in self._last.items() if n not in self.lost}
+    return self._well(self._last)
+
+  def newest(self) -> dict[str, dict[str, float]]:
+    """Metrics of the last step, as `check`; but nothing is counted.
+
+    Whoever looks when a clock says so must use this one: of several processes
+    each has a clock of its own, and all have to leave at the same step.
+    """
+    kept = jax.device_get(self._kept[-1:])
+    return self._well(jax.tree.map(float, kept[-1]) if kept else self._last)
+
+  def _well(
+    self, metrics: dict[str, dict[str, float]]
+  ) -> dict[str, dict[str, float]]:
+    """Metrics of the names that are not lost."""
+    return {n: v for n, v in metrics.items() if n not in self.lost}
 
   def _count(self, name: str, values: dict[str, float]) -> None:
     """Counts what one step skipped of a name."""

@@ -4,6 +4,7 @@ import functools
 import gc
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -42,6 +43,7 @@ from memory_vit import (  # noqa: E402
   manifest,
   pretrained,
   sharding,
+  stall,
   trees,
 )
 from memory_vit.backbone import backbone_shapes  # noqa: E402
@@ -52,6 +54,26 @@ def digits_once():
   """Each part of the digits is read and encoded once, where they are used."""
   if sources := sys.modules.get("memory_vit.sources"):
     sources.open_digits = functools.cache(sources.open_digits)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_exit():
+  """Nothing that a test forgets may end the process of pytest."""
+
+  def refuse(seconds, what):
+    print(f"no batch of {what} for {seconds} s", file=sys.__stderr__)
+
+  stall._end = refuse
+
+
+@pytest.fixture(autouse=True)
+def own_signals():
+  """A command that was told to stop ends, and puts no handler back."""
+  numbers = (signal.SIGINT, signal.SIGTERM)
+  before = {number: signal.getsignal(number) for number in numbers}
+  yield
+  for number, handler in before.items():
+    signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

@@ -128,11 +128,17 @@ class Process:
     """Sends it a signal."""
     os.kill(self.pid, number)
 
-  def wait(self) -> int:
-    """Waits for its end; returns the exit status."""
+  def wait(self, storm: int | None = None) -> int:
+    """Waits for its end, and sends it a signal all the time where one is given.
+
+    Returns:
+      Its exit status.
+    """
     began = time.monotonic()
     while self._status() is None:
       assert time.monotonic() < began + PATIENCE_SECONDS, self.text
+      if storm is not None:
+        self.signal(storm)
       time.sleep(0.01)
     self.seconds = time.monotonic() - began
     return self._status()

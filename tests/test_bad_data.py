@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
+import types
 
 import fake_data
 import jax.numpy as jnp
@@ -40,6 +40,8 @@ from memory_vit.errors import BrokenDataError, ConfigError
 from memory_vit.tasks import EvalPreprocessing
 
 PLAIN = EvalPreprocessing(image_size=8)
+# Seconds after which something hangs, on a machine that has much else to do.
+PATIENCE = 600
 FEATURES = tfds.features.FeaturesDict(
   {
     "image": tfds.features.Image(shape=(None, None, 3)),
@@ -54,7 +56,7 @@ def never_a_hang():
     raise TimeoutError("this test hangs")
 
   before = signal.signal(signal.SIGALRM, ring)
-  signal.alarm(300)  # on a machine that has much else to do
+  signal.alarm(PATIENCE + 60)
   yield
   signal.alarm(0)
   signal.signal(signal.SIGALRM, before)
@@ -597,80 +599,151 @@ def test_run_says_what_it_left_out(config, tmp_path):
 # --- a stalled input ----------------------------------------------------------
 
 
+class Clock:
+  """Limits that are over when a test says so, however fast the machine is.
+
+  Attributes:
+    running: the limits that run now.
+    ended: what would have ended the process, as `stall._end` gets it.
+  """
+
+  def __init__(self, monkeypatch):
+    self.running, self.ended = [], []
+    self._changed = threading.Condition()
+    clock = self
+
+    class Timer:
+      def __init__(self, seconds, end, arguments):
+        self.seconds, self.end, self.arguments = seconds, end, arguments
+
+      def start(self):
+        with clock._changed:
+          clock.running.append(self)
+          clock._changed.notify_all()
+
+      def cancel(self):
+        with clock._changed:
+          if self in clock.running:
+            clock.running.remove(self)
+
+    only = types.SimpleNamespace(Timer=Timer)
+    monkeypatch.setattr(stall, "threading", only)
+    monkeypatch.setattr(
+      stall, "_end", lambda *arguments: self.ended.append(arguments)
+    )
+
+  def wait_and_end(self, what):
+    """Waits until a limit of that name runs; then its time is over."""
+    with self._changed:
+      assert self._changed.wait_for(lambda: self._named(what), PATIENCE)
+      for timer in self._named(what):
+        self.running.remove(timer)
+        timer.end(*timer.arguments)
+
+  def _named(self, what):
+    return [timer for timer in self.running if what in timer.arguments[1]]
+
+
 @pytest.fixture
-def ended(monkeypatch):
-  """What would have ended the process."""
-  calls = []
-  monkeypatch.setattr(stall, "_end", lambda *arguments: calls.append(arguments))
-  return calls
+def clock(monkeypatch):
+  return Clock(monkeypatch)
 
 
-def slow_source(seconds, from_example):
-  """Examples that take their time."""
+def waiting_source(wait):
+  """Examples in front of each of which something is done, given its number."""
   plain = numbered_source(16)
 
-  def wait(index):
-    if index >= from_example:
-      time.sleep(seconds)
+  def waits(index):
+    wait(int(index))
     return index
 
   def fetch(index):
-    index = tf.ensure_shape(tf.numpy_function(wait, [index], tf.int64), ())
+    index = tf.ensure_shape(tf.numpy_function(waits, [index], tf.int64), ())
     return plain.fetch(index)
 
   return dataclasses.replace(plain, fetch=fetch, stall_timeout=0.4)
 
 
-@pytest.mark.slow
-def test_a_batch_that_does_not_come_is_noticed(ended):
-  batches = eval_batches(slow_source(1.5, 12), PLAIN, batch_size=4)
+def test_a_batch_that_does_not_come_is_noticed(clock):
+  """It comes once its time is over."""
+
+  def wait(index):
+    if index == 12:
+      clock.wait_and_end("from example 12 on")
+
+  batches = eval_batches(waiting_source(wait), PLAIN, batch_size=4)
   next(batches)
-  assert ended == []
-  list(batches)
-  assert ended[0][0] == 0.4
-  assert "'numbered', split 'train', from example 12 on" in ended[0][1]
+  assert clock.ended == []
+  assert len(list(batches)) == 3
+  ((seconds, what),) = clock.ended
+  assert seconds == 0.4
+  assert "'numbered', split 'train', from example 12 on" in what
 
 
-def test_what_is_still_read_at_the_end_is_noticed(ended):
+def test_what_is_still_read_at_the_end_is_noticed(clock):
   """Whoever lets go of a pipeline waits for its threads."""
-  batches = eval_batches(slow_source(1.5, 4), PLAIN, batch_size=4)
+  began = threading.Event()
+
+  def wait(index):
+    if index == 4:
+      began.set()
+      clock.wait_and_end("from example 0 on")
+
+  # Nothing is read ahead while the first batch is waited for.
+  first = threading.Event()
+  batches = eval_batches(
+    waiting_source(lambda i: (i < 4 or first.wait(PATIENCE)) and wait(i)),
+    PLAIN,
+    batch_size=4,
+  )
   next(batches)
-  time.sleep(0.2)  # until they have begun with the next batch
-  assert ended == []
+  first.set()
+  assert began.wait(PATIENCE)
+  assert clock.ended == []
   batches.close()
-  assert ended[0][0] == 0.4
+  assert [seconds for seconds, _ in clock.ended] == [0.4]
 
 
-def test_time_that_is_spent_elsewhere_is_no_stall(ended):
+def test_time_that_is_spent_elsewhere_is_no_stall(clock):
   """Compiling, an evaluation, a save: the clock runs inside of `next` only."""
   source = dataclasses.replace(numbered_source(16), stall_timeout=100.0)
-  clocks = 0
+  asked = 0
   for _ in eval_batches(source, PLAIN, batch_size=8):
-    running = [
-      thread
-      for thread in threading.enumerate()
-      if isinstance(thread, threading.Timer) and not thread.finished.is_set()
-    ]
-    assert running == []
-    clocks += 1
-  assert clocks == 2
+    assert clock.running == []
+    asked += 1
+  assert asked == 2
   with stall.limit(0.05, "what comes in time"):
-    pass
-  never = dataclasses.replace(slow_source(0.2, 8), stall_timeout=0.0)
-  list(eval_batches(never, PLAIN, batch_size=8))
-  assert ended == []
+    (timer,) = clock.running
+    assert timer.seconds == 0.05
+  assert clock.running == []
+  never = dataclasses.replace(
+    waiting_source(lambda i: clock.running and clock.wait_and_end("")),
+    stall_timeout=0.0,
+  )
+  assert len(list(eval_batches(never, PLAIN, batch_size=8))) == 2
+  assert clock.ended == []
 
 
 @pytest.mark.processes
 def test_stalled_process_ends_and_says_where_it_was():
   program = """if True:
-    import threading
+    import threading, types
     import tensorflow as tf
-    from memory_vit import config, data, sources
+    from memory_vit import config, data, sources, stall
+
+    hanging = threading.Event()
+
+    class Timer(threading.Timer):
+      def run(self):  # the machine may be slow before it hangs
+        hanging.wait()
+        super().run()
+
+    stall.threading = types.SimpleNamespace(Timer=Timer)
 
     def fetch(index):
       def hang(index):
         if index == 9:
+          hanging.set()
           threading.Event().wait()
         return index
       index = tf.numpy_function(hang, [index], tf.int64)
@@ -691,7 +764,7 @@ def test_stalled_process_ends_and_says_where_it_was():
       pass
   """
   done = subprocess.run(
-    [sys.executable, "-c", program], cwd=ROOT, timeout=100, check=False,
+    [sys.executable, "-c", program], cwd=ROOT, timeout=PATIENCE, check=False,
     capture_output=True, text=True,
   )  # fmt: skip
   assert done.stdout == "begins\n"
@@ -718,7 +791,7 @@ def test_stalled_command_ends(config, tmp_path):
     [sys.executable, "-m", "memory_vit.main", f"--workdir={tmp_path / 'run'}",
      "--config=configs/quickstart.py",
      *(f"--config.{key}={value}" for key, value in options.items())],
-    cwd=ROOT, timeout=200, check=False, capture_output=True, text=True,
+    cwd=ROOT, timeout=PATIENCE, check=False, capture_output=True, text=True,
     env={**os.environ, "XLA_FLAGS": ""},
   )  # fmt: skip
   assert done.returncode == stall.EXIT_STALLED, done.stderr

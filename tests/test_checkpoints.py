@@ -216,6 +216,37 @@ def test_a_step_is_deleted_whole_or_not_at_all(directory, monkeypatch):
   assert names(directory) == ["00000004", "00000006"]
 
 
+def test_what_a_kill_left_is_deleted_at_the_next_start(directory):
+  """Killed between the name of a new state and the end of the oldest."""
+  third = directory / "00000006"
+  shutil.copytree(directory / "00000004", third)
+  outside = directory.parent / "outside"
+  shutil.copytree(third, outside)
+  (directory / "scratch-00000008").symlink_to(outside)
+  (directory / "scratch-1").write_text("")
+  with Checkpoints(directory) as checkpoints:
+    assert names(directory) == ["00000002", "00000004", "00000006"]
+    assert checkpoints.latest() == 6
+  assert names(directory) == ["00000004", "00000006"]
+  assert (outside / "state.json").exists()
+
+
+def test_the_oldest_is_kept_until_a_newer_one_is_whole(directory):
+  for step in (6, 8):
+    shutil.copytree(directory / "00000004", directory / f"{step:08d}")
+    flip(files(directory, step)[0], 30)
+  assert newest(directory)[0] == 4
+  assert names(directory) == [
+    "00000002", "00000004", "corrupt-00000006", "corrupt-00000008",
+  ]  # fmt: skip
+
+
+def test_a_directory_that_is_a_file_is_named(tmp_path):
+  (tmp_path / "c").write_text("")
+  with pytest.raises(TrainingError, match="cannot be used"):
+    Checkpoints(tmp_path / "c")
+
+
 def test_a_failed_save_changes_nothing(directory, monkeypatch):
   with Checkpoints(directory) as checkpoints:
 

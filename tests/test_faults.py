@@ -1,8 +1,10 @@
 """Faults of processes and disks: whole commands that are interrupted.
 
-KILLS=20 makes the campaign as long as the one in docs/reliability.md.
+KILLS=20 makes the campaign as long as the one in docs/reliability.md, and
+FILE_KILLS=1000 kills before and after every operation on files.
 """
 
+import json
 import os
 import re
 import shutil
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 from conftest import tiny_backbone
 from faults import Process, Run
+from two_processes import kept_port
 
 import memory_vit as mv
 from memory_vit import manifest
@@ -22,6 +25,7 @@ from memory_vit.checkpoints import Checkpoints
 pytestmark = pytest.mark.processes
 
 KILLS = int(os.environ.get("KILLS", "5"))
+FILE_KILLS = int(os.environ.get("FILE_KILLS", "4"))
 
 
 @pytest.fixture(scope="module")
@@ -94,17 +98,22 @@ Stop.is_wanted = waits
 
 
 @pytest.mark.parametrize(
-  ("number", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)]
+  ("number", "status", "storm"),
+  [
+    (signal.SIGTERM, 75, None),
+    (signal.SIGINT, 130, None),
+    (signal.SIGTERM, 75, signal.SIGTERM),
+  ],
 )
-def test_a_signal_costs_no_step(run, whole, number, status):
+def test_a_signal_costs_no_step(run, whole, number, status, storm):
+  """In a storm another one comes every 10 ms, until the process is gone."""
   with run.start(WAITS, fresh=True) as process:
     process.wait_for(" step 13/")
     process.signal(number)
-    assert process.wait() == status, process.text
+    assert process.wait(storm) == status, process.text
     assert "Traceback" not in process.text
     assert process.text.endswith("The same command goes on.\n")
     print(f"{process.seconds:.1f} s from the signal to the end")
-    assert process.seconds < 60  # on a machine that does something else too
   assert run.steps() == [10, 13]
   assert run.finish().resumed == 13
   assert run.state() == whole.state()
@@ -115,7 +124,7 @@ import sys
 from memory_vit.checkpoints import Checkpoints
 finish = Checkpoints._finish
 def slow(self, step, *args):
-  if step == 13:
+  while step == 13:
     print("in the save", file=sys.stderr, flush=True)
     time.sleep(100)
   finish(self, step, *args)
@@ -130,11 +139,103 @@ def test_a_second_signal_ends_it_at_once(run, whole):
     process.wait_for("in the save")
     time.sleep(1.1)
     process.signal(signal.SIGTERM)
-    assert process.wait() == -signal.SIGTERM
-    assert process.seconds < 60  # the save takes longer
+    assert process.wait() == -signal.SIGTERM  # the save never ends
   assert run.steps() == [10]
   assert run.finish().resumed == 10
   assert run.state() == whole.state()
+
+
+# Counts what the run does with files from the save of step 60 on, the export
+# and the result included, and dies in it. What tensorstore does by itself is
+# not seen: it comes between.
+DIES = """
+import builtins, io, os, signal, sys, threading, time
+from memory_vit.checkpoints import Checkpoints
+at, before, workdir = {at}, {before}, {workdir!r}
+save, lock, state = Checkpoints.save, threading.RLock(), [False, 0]
+def from_here(self, step, *args):
+  state[0] = state[0] or step == 60
+  save(self, step, *args)
+Checkpoints.save = from_here
+def dies(now):
+  if state[1] == at and now == before:
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(100)
+def counted(module, name):
+  real = getattr(module, name)
+  def operation(path, *args, **kwargs):
+    where = os.fspath(path) if isinstance(path, os.PathLike) else path
+    ours = not isinstance(where, str) or where.startswith(workdir)
+    ours = ours or not os.path.isabs(where)
+    reads = name == "open" and not set("wax+") & set(
+      str(args[0] if args else kwargs.get("mode", "r")))
+    if not (state[0] and ours) or reads:
+      return real(path, *args, **kwargs)
+    with lock:
+      state[1] += 1
+      print("operation", state[1], name, where, file=sys.stderr, flush=True)
+      dies(True)
+      result = real(path, *args, **kwargs)
+      dies(False)
+      return result
+  setattr(module, name, operation)
+for name in ("rename", "replace", "mkdir", "unlink", "rmdir", "fsync"):
+  counted(os, name)
+counted(io, "open")
+counted(builtins, "open")
+"""
+
+
+def test_a_kill_at_a_file_operation_changes_no_bit(backbone, whole, tmp_path):
+  """In the last save and after it, where no further save tidies anything."""
+
+  def started_at(name, at, before):
+    run = Run(backbone, tmp_path / name)
+    if name != "part":
+      shutil.copytree(tmp_path / "part", run.workdir)
+    workdir = str(run.workdir)
+    return run, run.start(DIES.format(at=at, before=before, workdir=workdir))
+
+  run, process = started_at("part", 1, True)
+  assert process.wait() == -signal.SIGKILL, process.text
+  assert run.steps() == [40, 50]
+  run, process = started_at("count", 0, True)
+  assert process.wait() == 0, process.text
+  operations = re.findall(r"^operation \d+ (.*)", process.text, re.MULTILINE)
+  assert len(operations) > 20
+  named = [
+    (number, True)
+    for number, what in enumerate(operations, 1)
+    if re.fullmatch("rename .*(/00000040|/[.]digits-5-9-.{8}/new)", what)
+  ]
+  assert len(named) == 2  # a third state, and half a task, would be left
+  points = [(k, before) for k in range(1, len(operations) + 1)
+            for before in (True, False)]  # fmt: skip
+  some = np.linspace(0, len(points) - 1, min(FILE_KILLS - 2, len(points)))
+  for at, before in [*named, *(points[int(i)] for i in some)]:
+    run, process = started_at(f"{at}-{before}", at, before)
+    point = f"{'before' if before else 'after'} {at}, {operations[at - 1]}"
+    assert process.wait() == -signal.SIGKILL, point
+    run.finish()
+    assert run.state() == whole.state(), point
+    assert arrays(run) == arrays(whole), point
+    assert result(run) == result(whole), point
+    assert left(run) == left(whole), point
+  print(f"{len(named) + len(some)} kills at {len(operations)} operations")
+
+
+def result(run):
+  """Without what the clock says."""
+  found = json.loads((run.workdir / "result.json").read_text())
+  del found["wall_seconds"], found["images_per_second"]
+  return found
+
+
+def left(run):
+  """What lies in the work directory, but for TensorBoard's files."""
+  folders = [run.workdir, run.workdir / "checkpoints", run.workdir / "tasks"]
+  found = [path.name for folder in folders for path in folder.iterdir()]
+  return sorted(name for name in found if not name.startswith("events."))
 
 
 FULL = """
@@ -171,6 +272,20 @@ def test_a_second_run_is_kept_out(run, whole):
     assert f"process {process.pid} on {socket.gethostname()}" in second.text
     process.signal(signal.SIGKILL)
     process.wait()
+  assert run.finish().resumed == 10
+  assert run.state() == whole.state()
+
+
+def test_a_run_whose_lock_is_taken_away_ends(run, whole):
+  """Before it writes beside another one that was let in."""
+  with run.start(WAITS) as process:
+    process.wait_for(" step 13/")
+    (run.workdir / ".lock").unlink()
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 2, process.text
+    assert ".lock was taken away or replaced while" in process.text
+    assert "Traceback" not in process.text
+  assert run.steps() == [10]
   assert run.finish().resumed == 10
   assert run.state() == whole.state()
 
@@ -247,17 +362,14 @@ def test_two_processes_stop_at_one_step(
   backbone, tmp_path, number, status, eval_every, sent_at
 ):
   """Only one of them gets the signal, in a step or in an evaluation."""
-  with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    port = free.getsockname()[1]
   directory = tmp_path / "c"
 
-  def start(index):
+  def start(index, port):
     flags = [str(port), str(index), str(backbone), str(directory)]
     flags.append(str(eval_every))
     return Process(PROCESS, flags, tmp_path / f"{index}.log")
 
-  with start(0) as first, start(1) as second:
+  with kept_port() as port, start(0, port) as first, start(1, port) as second:
     second.wait_for(sent_at)
     second.signal(number)
     assert second.wait() == status, second.text

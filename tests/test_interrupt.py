@@ -2,9 +2,11 @@
 
 import os
 import signal
+import types
 
 import pytest
 
+from memory_vit import interrupt
 from memory_vit.interrupt import PREEMPTED, STOPPED, Interrupted, Stop
 
 
@@ -22,13 +24,57 @@ def send_and_return(value):
 )
 def test_outside_of_a_loop_it_stops_at_once(number, status):
   stop = Stop()
-  before = signal.getsignal(number)
   with pytest.raises(Interrupted) as error, stop.listening():
     send(number)
   assert error.value.status == status
   assert status in (PREEMPTED, STOPPED)
   assert not isinstance(error.value, Exception)
-  assert signal.getsignal(number) is before
+
+
+def test_what_listened_before_does_so_again():
+  numbers = (signal.SIGINT, signal.SIGTERM)
+  before = [signal.getsignal(number) for number in numbers]
+  with Stop().listening():
+    assert signal.getsignal(signal.SIGTERM) not in before
+  with pytest.raises(ZeroDivisionError), Stop().listening():
+    print(1 / 0)
+  assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_what_was_decided_stays():
+  """The process ends with a status: a further SIGTERM would change it."""
+  stop = Stop()
+  with (  # noqa: PT012
+    pytest.raises(Interrupted),
+    stop.listening(),
+    stop.asked_for(),
+  ):
+    send()
+    raise stop.interrupted("saved")
+  assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+  assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+
+
+def test_a_storm_is_one_signal(monkeypatch):
+  """However long it takes; what comes after a silence is a second wish."""
+  clock = types.SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
+  monkeypatch.setattr(interrupt, "time", clock)
+  ended = []
+  monkeypatch.setattr(interrupt.signal, "SIG_DFL", lambda *_: ended.append(1))
+  stop = Stop()
+  with (  # noqa: PT012
+    pytest.raises(Interrupted),
+    stop.listening(),
+    stop.asked_for(),
+  ):
+    for _ in range(500):
+      send()
+      clock.now += 0.9
+    assert stop.is_wanted()
+    assert not ended
+    clock.now += 0.2
+    send()
+    assert ended
 
 
 def test_a_loop_asks_when_it_likes():

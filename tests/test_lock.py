@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import fcntl
 import os
@@ -45,3 +46,54 @@ def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
     only_run(tmp_path),
   ):
     pass
+
+
+@pytest.mark.parametrize(
+  "put", ["link", "dangling link", "hard link", "directory", "pipe", "text"]
+)
+def test_what_is_not_ours_is_left_as_it_is(tmp_path, put):
+  """Whoever may write there could name any file of the user."""
+  victim, lock = tmp_path / "victim.txt", tmp_path / "run" / ".lock"
+  victim.write_text("precious")
+  lock.parent.mkdir()
+  {
+    "link": lambda: lock.symlink_to(victim),
+    "dangling link": lambda: lock.symlink_to(tmp_path / "nothing"),
+    "hard link": lambda: lock.hardlink_to(victim),
+    "directory": lock.mkdir,
+    "pipe": lambda: os.mkfifo(lock),
+    "text": lambda: lock.write_text("process of thinking\n"),
+  }[put]()
+  with pytest.raises(TrainingError) as error, only_run(lock.parent):
+    pass
+  assert f"{lock} is not the file by which" in str(error.value)
+  assert "\n" not in str(error.value)
+  assert victim.read_text() == "precious"
+  assert sorted(path.name for path in tmp_path.iterdir()) == [
+    "run", "victim.txt",
+  ]  # fmt: skip
+  if put == "text":
+    assert lock.read_text() == "process of thinking\n"
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path):
+  (tmp_path / "file").write_text("")
+  for path in ("file", "file/run", "x" * 300):
+    with (
+      pytest.raises(TrainingError, match="--workdir .* cannot be made"),
+      only_run(tmp_path / path),
+    ):
+      pass
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_lock_that_is_taken_away_is_noticed(tmp_path, again):
+  """A second run would be let in, and both would write."""
+  with only_run(tmp_path) as require_held:
+    require_held()
+    (tmp_path / ".lock").unlink()
+    with contextlib.ExitStack() as second:
+      if again:
+        second.enter_context(only_run(tmp_path))
+      with pytest.raises(TrainingError, match="was taken away or replaced"):
+        require_held()

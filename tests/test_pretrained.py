@@ -1,8 +1,10 @@
+import base64
 import contextlib
 import dataclasses
 import functools
 import hashlib
 import http.server
+import itertools
 import logging
 import os
 import pickle
@@ -19,7 +21,7 @@ import scipy.ndimage
 from conftest import cached_shapes
 from etils import epath
 
-from memory_vit import download, pretrained, trees
+from memory_vit import download, npz, pretrained, trees
 from memory_vit.backbone import Backbone
 from memory_vit.errors import CheckpointError, ConfigError
 from memory_vit.model import VisionTransformer
@@ -557,15 +559,40 @@ def test_missing_files_and_unknown_names(name):
 
 
 @contextlib.contextmanager
-def serving(body: bytes, *, promised: int = 0, status: int = 200):
-  """Serves `body` under every path of the yielded address; lists requests."""
+def serving(
+  *bodies: bytes,
+  promised: int = 0,
+  status: int = 200,
+  sized: bool = True,
+  passwords: list | None = None,
+  leads_to: str = "",
+):
+  """Serves every path of the yielded address; lists requests.
+
+  Args:
+    *bodies: what is served, one after the other; the last one ever after.
+    promised: as the length of the body, where that is a lie.
+    status: of the answers.
+    sized: whether the length is said.
+    passwords: gets those that were sent.
+    leads_to: path to which all others are redirected.
+  """
   requests = []
 
   class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):  # noqa: N802
+      body = bodies[min(len(requests), len(bodies) - 1)]
       requests.append(self.path)
+      if passwords is not None:
+        passwords.append(self.headers.get("Authorization"))
+      if leads_to and self.path != leads_to:
+        self.send_response(302)
+        self.send_header("Location", leads_to)
+        self.end_headers()
+        return
       self.send_response(status)
-      self.send_header("Content-Length", str(promised or len(body)))
+      if sized:
+        self.send_header("Content-Length", str(promised or len(body)))
       self.end_headers()
       self.wfile.write(body)
 
@@ -631,6 +658,163 @@ def test_failed_downloads_leave_nothing(tmp_path, cache, fault):
   assert f"{address}/vit.npz" in str(error.value)
   assert str(cache) in str(error.value)
   assert not list(cache.iterdir())
+
+
+def other_crc(data: bytes) -> bytes:
+  """A flipped bit in the middle of an array."""
+  middle = len(data) // 2
+  return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+@pytest.mark.parametrize(
+  ("change", "says"),
+  [
+    (lambda data: data[: len(data) // 2], "is no .npz file, or its end"),
+    (lambda data: b"<html>No such file</html>", "b'<html>No such file</html>'"),
+    (lambda data: b"", "0 bytes"),
+    (other_crc, "entry .* is damaged"),
+  ],
+  ids=["half of it", "a page", "nothing", "a flipped bit"],
+)
+def test_what_comes_is_checked_before_it_is_kept(tmp_path, cache, change, says):
+  """No length was said; the next run asks again."""
+  good = write(tmp_path / "a.npz", random_weights()).read_bytes()
+  with serving(change(good), good, sized=False) as (address, requests):
+    with pytest.raises(CheckpointError, match=says) as error:
+      load_backbone(f"{address}/vit.npz")
+    assert f"cannot fetch {address}/vit.npz: what came" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not list(cache.iterdir())
+    assert load_backbone(f"{address}/vit.npz").config == TINY
+    assert len(requests) == 2
+
+
+def test_a_page_that_never_ends_is_left_at_once(cache):
+  """Its first bytes say that it is no .npz file."""
+  page = b"<html>" + b"x" * 2**20
+  arrived = []
+  with pytest.raises(CheckpointError, match="is no .npz file"):
+    download._cached(
+      "http://nowhere/vit.npz",
+      lambda url, file: [
+        arrived.append(i) for i in itertools.count() if file.write(page)
+      ],
+    )
+  assert not arrived
+  assert not list(cache.iterdir())
+
+
+def test_what_never_ends_is_left_in_the_end(cache, monkeypatch):
+  monkeypatch.setattr(npz, "MAX_BYTES", 2**20)
+  with pytest.raises(CheckpointError, match="is more than 1,048,576 bytes"):
+    download._cached(
+      "http://nowhere/vit.npz",
+      lambda url, file: [file.write(b"PK" * 9999) for _ in itertools.count()],
+    )
+  assert not list(cache.iterdir())
+
+
+@pytest.mark.parametrize("damage", ["half", "link", "pipe"])
+def test_a_kept_file_that_is_damaged_is_fetched_again(
+  tmp_path, cache, caplog, damage
+):
+  good = write(tmp_path / "a.npz", random_weights()).read_bytes()
+  with serving(good) as (address, requests):
+    load_backbone(f"{address}/vit.npz")
+    (kept,) = cache.iterdir()
+    kept.unlink()
+    {
+      "half": lambda: kept.write_bytes(good[: len(good) // 2]),
+      "link": lambda: kept.symlink_to(tmp_path / "nothing"),
+      "pipe": lambda: os.mkfifo(kept),
+    }[damage]()
+    assert load_backbone(f"{address}/vit.npz").config == TINY
+    assert len(requests) == 2
+  assert "is removed, and fetched again" in caplog.text
+  assert kept.read_bytes() == good
+  assert list(cache.iterdir()) == [kept]
+  assert not (tmp_path / "nothing").exists()
+
+
+@pytest.fixture
+def netrc(tmp_path, monkeypatch):
+  """A user with a password for this machine."""
+  file = tmp_path / "netrc"
+  file.write_text("machine 127.0.0.1 login me password secret\n")
+  monkeypatch.setenv("NETRC", str(file))
+  for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+    monkeypatch.delenv(name, raising=False)
+
+
+def test_passwords_are_not_sent_without_encryption(tmp_path, cache, netrc):
+  file, passwords = write(tmp_path / "a.npz", random_weights()), []
+  with serving(file.read_bytes(), passwords=passwords) as (address, _):
+    load_backbone(f"{address}/vit.npz")
+    assert passwords == [None]
+    # What the user himself writes into an address is meant for it.
+    own = address.replace("127", "you:there@127")
+    load_backbone(f"{own}/vit.npz")
+    assert base64.b64decode(passwords[1].split()[1]) == b"you:there"
+
+
+def test_passwords_do_not_follow_where_an_address_leads(
+  tmp_path, cache, netrc, monkeypatch
+):
+  file, passwords = write(tmp_path / "a.npz", random_weights()), []
+  with serving(file.read_bytes(), passwords=passwords, leads_to="/b.npz") as (
+    address,
+    requests,
+  ):
+    with pytest.raises(CheckpointError, match="a password of ~/.netrc would"):
+      load_backbone(f"{address}/vit.npz")
+    assert requests == ["/vit.npz"]
+    monkeypatch.setenv("NETRC", os.devnull)
+    assert load_backbone(f"{address}/vit.npz").config == TINY
+    assert requests[1:] == ["/vit.npz", "/b.npz"]
+  assert passwords == [None] * 3
+
+
+def test_passwords_are_sent_with_encryption(netrc, monkeypatch):
+  """By `requests` itself, which looks into ~/.netrc unless told otherwise."""
+  given = []
+
+  class Downloader:
+    def __init__(self, **options):
+      given.append(options)
+
+    def __call__(self, url, file, pooch):
+      file.write(b"nothing")
+
+  monkeypatch.setattr("pooch.HTTPDownloader", Downloader)
+  for scheme in ("https", "http"):
+    with pytest.raises(CheckpointError):
+      load_backbone(f"{scheme}://127.0.0.1/vit.npz")
+  assert ["auth" in options for options in given] == [False, True]
+
+
+@pytest.mark.parametrize(
+  ("path", "says"),
+  [
+    ("x" * 5000, "no file"),
+    ("~nobody-of-that-name/x.npz", "no file"),
+    ("a\0b", "no file"),
+    ("http://[::1", "cannot fetch"),
+  ],
+)
+def test_names_that_cannot_be_are_refused(cache, path, says):
+  with pytest.raises(CheckpointError, match=says):
+    load_backbone(path)
+
+
+def test_a_long_name_is_no_obstacle(tmp_path, cache, monkeypatch):
+  file = write(tmp_path / "a.npz", random_weights())
+  with serving(file.read_bytes()) as (address, requests):
+    for _ in range(2):
+      load_backbone(f"{address}/{'x' * 300}.npz")
+    assert len(requests) == 1
+    monkeypatch.setenv("MEMORY_VIT_CACHE", "~nobody-of-that-name")
+    with pytest.raises(CheckpointError, match="MEMORY_VIT_CACHE"):
+      load_backbone(f"{address}/vit.npz")
 
 
 def test_the_error_says_where_to_put_the_file(tmp_path):

@@ -3,7 +3,9 @@
 import dataclasses
 import logging
 import os
+import re
 import signal
+import types
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 
-from memory_vit import events, resume, sharding, train
+from memory_vit import events, progress, resume, sharding, train
 from memory_vit.checkpoints import Checkpoints
 from memory_vit.errors import DivergedError
 from memory_vit.interrupt import Interrupted, Stop
@@ -190,6 +192,90 @@ def test_a_signal_in_the_last_save_stops_the_run(tmp_path):
   again = Run(tmp_path, 2, {2: 0.5}, evaluate=2)
   again.go()
   assert again.taken == again.evaluated == []
+
+
+class Pending:
+  """A number that the device has not computed before somebody waits for it."""
+
+  def __init__(self, device, value):
+    self.device, self.value, self.done = device, value, False
+    device.append(self)
+
+  def block_until_ready(self):
+    """The device computes in the order in which it was told to."""
+    for other in self.device[: self.device.index(self) + 1]:
+      other.done = True
+    return self
+
+  def __float__(self):
+    return float(self.block_until_ready().value)
+
+
+def test_no_more_than_two_steps_are_under_way(tmp_path):
+  """A signal waits for all of them, on a slow device for minutes."""
+  run = Run(tmp_path, 50)
+  run.steps = train.Steps(total=50, log=1000)
+  device, most, left = [], [], []
+  step = run._step
+
+  def dispatched(*args):
+    state, metrics = step(*args)
+    metrics["a"]["loss"] = Pending(device, 1.0)
+    most.append(sum(not number.done for number in device))
+    return state, metrics
+
+  def asked():
+    left.append(sum(not number.done for number in device))
+    return False
+
+  run._step, run.stop.is_wanted = dispatched, asked
+  run.go()
+  assert len(most) == 50
+  assert max(most) == 2  # and no fewer: the device must not wait for the host
+  assert max(left[:50]) == 1  # when the loop asks whether to stop
+
+
+@pytest.fixture
+def progress_lines(caplog, monkeypatch):
+  """What is said of steps."""
+  monkeypatch.setattr(logging.getLogger("memory_vit"), "propagate", True)
+  caplog.set_level(logging.INFO, "memory_vit")
+  return lambda: [
+    record.getMessage()
+    for record in caplog.records
+    if record.name == "memory_vit" and " step " in record.getMessage()
+  ]
+
+
+def test_nothing_is_said_for_half_a_minute_at_most(
+  tmp_path, monkeypatch, progress_lines
+):
+  """Whatever `log_every` says; steps of 7 s."""
+  clock = types.SimpleNamespace(perf_counter=lambda: clock.now, now=0.0)
+  monkeypatch.setattr(progress, "time", clock)
+  run = Run(tmp_path, 14)
+  run.steps = train.Steps(total=14, log=1000)
+
+  def takes_long(step):
+    clock.now += 7
+
+  run.in_step = takes_long
+  run.go()
+  lines = progress_lines()
+  shown = [int(re.search(r" step (\d+)/14", line)[1]) for line in lines]
+  assert shown == [1, 6, 11, 14]
+  assert lines[0].endswith("learning_rate 0.1")  # nobody knows the speed yet
+  assert lines[1].endswith("  0.14 images/s  ETA 0:56")
+
+
+def test_a_look_by_the_clock_ends_nothing(tmp_path, monkeypatch):
+  """Another process would not look, and wait for this one for ever."""
+  run = Run(tmp_path, 9, skips=range(2, 9))
+  run.steps = train.Steps(total=9, log=1000)
+  monkeypatch.setattr(progress.Progress, "is_overdue", lambda self: True)
+  with pytest.raises(DivergedError):
+    run.go()
+  assert run.taken[-1] == 9  # where all look, not at the third
 
 
 def test_what_was_skipped_is_saved(tmp_path):

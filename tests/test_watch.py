@@ -66,3 +66,15 @@ def test_messages_name_the_examples(caplog, monkeypatch):
   assert "of step 2 20, 21" in str(error.value)
   # The log has them all.
   assert "of step 2: 20, 21, 22, 23, 24, 25, 26, 27, 28\n" in caplog.text
+
+
+def test_who_only_looks_counts_nothing():
+  """A clock decides when to look, and each process has its own."""
+  watch = watch_of(lost={"b": 1})
+  assert watch.newest() == {}
+  for _ in range(3):
+    add(watch, a=1, b=0)
+  assert watch.newest() == {"a": {"loss": 1.0, "skipped": 1.0}}
+  assert watch.skipped == {}
+  with pytest.raises(DivergedError):
+    watch.check()

@@ -35,10 +35,19 @@ class Ended:
   stderr: str
 
 
-def free_port() -> int:
+@contextlib.contextmanager
+def kept_port(shared: bool = True) -> Iterator[int]:
+  """A port that nobody else gets meanwhile, and at which nobody listens.
+
+  Args:
+    shared: whether a coordinator of ours may listen there: that of jax, like
+      all of gRPC, shares a port with whoever wants it (SO_REUSEPORT).
+  """
   with socket.socket() as one:
+    if shared:
+      one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     one.bind(("127.0.0.1", 0))
-    return one.getsockname()[1]
+    yield one.getsockname()[1]
 
 
 def environment(devices: int, **more: str) -> dict[str, str]:
@@ -97,10 +106,12 @@ def run_two(
   logs: Sequence[pathlib.Path], flags: Sequence[Sequence[str]]
 ) -> list[Ended]:
   """Runs two processes of two devices each; `flags` of each."""
-  port = free_port()
-  commands = [command(logs[i], [*flags[i], *joined(i, port)]) for i in range(2)]
-  with started(commands) as processes:
-    return ends(processes)
+  with kept_port() as port:
+    commands = [
+      command(logs[i], [*flags[i], *joined(i, port)]) for i in range(2)
+    ]
+    with started(commands) as processes:
+      return ends(processes)
 
 
 def read(log: pathlib.Path, kind: str) -> list:

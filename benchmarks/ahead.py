@@ -1,0 +1,109 @@
+"""What it costs that a host does not run ahead of its devices.
+
+  python -m benchmarks.ahead [--rounds=9]
+
+The training loop as it is, with at most two steps under way, and the same loop
+that dispatches without end, in turn in one process: a small ViT, whose steps
+are about as long as the host needs to dispatch one, and Ti/16 at 64 px with
+128 pictures. Printed is how long the first takes as a multiple of the second;
+the median of the rounds, and the quartiles.
+"""
+
+import argparse
+import itertools
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+import optax
+
+import memory_vit as mv
+from memory_vit import optim, sharding, train, watch
+from memory_vit.backbone import init_backbone
+from memory_vit.config import OptimConfig
+from memory_vit.step import Step, create_state
+from memory_vit.training_pass import make_training_pass
+from memory_vit.variants import vit_config
+
+_NAME = "task"
+# (variant, side in pixels, pictures in a batch, steps of a round)
+_WORKLOADS = (("Micro/8", 32, 16, 200), ("Ti/16", 64, 128, 10))
+
+
+class Unbounded(watch.Watch):
+  """Keeps metrics, and waits for none."""
+
+  def add(self, metrics: object) -> None:
+    """Keeps the metrics of the next step, on the device."""
+    self._kept.append(metrics)
+
+
+class Workload:
+  """A task that is trained on pictures of noise."""
+
+  def __init__(self, variant: str, side: int, batch_size: int) -> None:
+    config = vit_config(variant, image_size=side, num_classes=10)
+    self._backbone = init_backbone(config, jax.random.key(0))
+    self._task = mv.init_task(
+      jax.random.key(1), self._backbone, name=_NAME, num_classes=100, cells=5
+    )
+    self._mesh, self._batch_size = sharding.make_mesh(), batch_size
+    self._schedules = {_NAME: optax.constant_schedule(0.01)}
+    self._optimizer = optim.make_optimizer(
+      {_NAME: OptimConfig()}, self._schedules
+    )
+    training_pass = make_training_pass(config, (self._task.spec,))
+    self._step = Step(training_pass, self._optimizer, self._mesh)
+    rng = np.random.default_rng(0)
+    shape = (batch_size, side, side, 3)
+    self._batch = {
+      "image": rng.uniform(-1, 1, shape).astype(np.float32),
+      "label": rng.integers(0, 100, batch_size),
+    }
+
+  def seconds(self, steps: int, kind: type[watch.Watch]) -> float:
+    """Trains, and returns how long a step took."""
+    train.Watch = kind
+    _, past = train.fit(
+      self._step,
+      create_state({_NAME: self._task.params}, self._optimizer, self._mesh),
+      {"backbone": self._backbone.params, "tasks": {}},
+      self._batches(),
+      title=_NAME,
+      steps=train.Steps(total=steps, log=steps),
+      batch_size=self._batch_size,
+      mesh=self._mesh,
+      schedules=self._schedules,
+    )
+    return past.timed_seconds / past.timed_steps
+
+  def _batches(self) -> Iterator[dict[str, np.ndarray]]:
+    return itertools.repeat(self._batch)
+
+
+def main() -> None:
+  """Measures and prints."""
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument("--rounds", type=int, default=9)
+  rounds = parser.parse_args().rounds
+  for variant, side, batch_size, steps in _WORKLOADS:
+    workload = Workload(variant, side, batch_size)
+    workload.seconds(3, watch.Watch)  # compiles
+    ratios, bounded = [], []
+    for i in range(rounds):
+      kinds = [watch.Watch, Unbounded]
+      took = {k: workload.seconds(steps, k) for k in kinds[:: (-1) ** i]}
+      bounded.append(took[watch.Watch])
+      ratios.append(took[watch.Watch] / took[Unbounded])
+    low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
+    print(
+      f"{variant} {side} px, batch {batch_size}: {middle:.3f} ({low:.3f} to "
+      f"{high:.3f}) of the time without a bound, "
+      f"{1000 * np.median(bounded):.1f} ms a step; {rounds} rounds of {steps} "
+      f"steps, {jax.devices()[0].device_kind}",
+      flush=True,
+    )
+
+
+if __name__ == "__main__":
+  main()

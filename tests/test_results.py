@@ -1,0 +1,68 @@
+"""What a run that was killed leaves beside its saved states."""
+
+import shutil
+
+import pytest
+from conftest import random_task
+
+import memory_vit as mv
+from memory_vit import adapters, results
+
+
+@pytest.fixture
+def workdir(backbone, tmp_path):
+  """A task, and what lies beside it where `save_task` is killed."""
+  mv.save_task(random_task(backbone, "pets"), tmp_path / "tasks" / "pets")
+  return tmp_path
+
+
+def names(directory):
+  return sorted(path.name for path in directory.iterdir())
+
+
+def test_a_task_that_was_being_written_is_removed(workdir):
+  tasks = workdir / "tasks"
+  for name in (".pets-a1_b2c3d", ".birds-00000000", ".a-b-abcdefgh"):
+    (tasks / name / "new" / "arrays").mkdir(parents=True)
+    (tasks / name / "new" / "task.json").write_text("{")
+  shutil.copytree(tasks / "pets", tasks / ".pets-a1_b2c3d" / "old")
+  (tasks / ".pets-empty_00").mkdir()
+  results.tidy(workdir)
+  assert names(tasks) == ["pets"]
+
+
+def test_a_task_that_was_moved_out_of_the_way_is_put_back(workdir, backbone):
+  """Killed between the two renamings: it is nowhere else."""
+  tasks = workdir / "tasks"
+  scratch = tasks / ".pets-a1b2c3d4"
+  scratch.mkdir()
+  (tasks / "pets").rename(scratch / "old")
+  (scratch / "new").mkdir()
+  results.tidy(workdir)
+  assert names(tasks) == ["pets"]
+  assert adapters.load_task(tasks / "pets", backbone).spec.name == "pets"
+
+
+def test_what_is_not_ours_is_left_alone(workdir, tmp_path_factory):
+  tasks, outside = workdir / "tasks", tmp_path_factory.mktemp("outside")
+  (outside / "new").mkdir()
+  (tasks / ".link-abcdefgh").symlink_to(outside)
+  (tasks / ".notes-20260101").mkdir()
+  (tasks / ".notes-20260101" / "todo.txt").write_text("")
+  (tasks / ".file-abcdefgh").write_text("")
+  (tasks / ".pets-SHOUTING").mkdir()
+  (workdir / ".hidden").write_text("")
+  before = names(tasks), names(workdir)
+  results.tidy(workdir)
+  assert (names(tasks), names(workdir)) == before
+  assert names(outside) == ["new"]
+
+
+def test_files_that_were_being_written_are_removed(workdir):
+  for name in (
+    ".backbone.npz.0123abcd.part", f".seen-by-all-{'0a' * 8}", ".lock",
+  ):  # fmt: skip
+    (workdir / name).write_text("")
+  results.tidy(workdir)
+  assert names(workdir) == [".lock", "tasks"]
+  results.tidy(workdir / "new")  # a run that has written nothing yet
