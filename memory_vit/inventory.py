@@ -82,7 +82,12 @@ def differences(before: Table, now: Table) -> list[str]:
     another; nothing where the tables are equal.
   """
   found = _Differences(before["files"], now["files"])
-  lines = records.differences(before["facts"], now["facts"])
+  lines = [
+    f"{key}: {records.brief(before['facts'].get(key))}, now "
+    f"{records.brief(now['facts'].get(key))}"
+    for key in sorted(before["facts"].keys() | now["facts"].keys())
+    if before["facts"].get(key) != now["facts"].get(key)
+  ]
   if found.counts:
     counts = ", ".join(f"{n:,} {kind}" for kind, n in found.counts.items())
     lines.insert(0, f"{counts} (of {len(before['files']):,} files)")

@@ -136,10 +136,11 @@ def _record(file: tf.io.gfile.GFile, size: int) -> bytes | Lost:
   length, checksum = struct.unpack("<QI", header)
   if _checksum(header[:8]) != checksum:
     raise _CutError("it has a corrupt length, or this is no TFRecord file")
-  # Reading would take as much memory as it says, whatever is there.
-  if length + 4 > size - file.tell():
+  # Reading takes as much memory as it says, whatever is there.
+  is_there = length + 4 <= size - file.tell()
+  rest = file.read(length + 4) if is_there else b""
+  if len(rest) < length + 4:
     raise _CutError(f"the file ends in the middle of its {length:,} bytes")
-  rest = file.read(length + 4)
   if _checksum(rest[:-4]) != struct.unpack("<I", rest[-4:])[0]:
     return Lost("it is corrupt (its checksum is wrong)")
   return rest[:-4]
