@@ -138,15 +138,16 @@ def _check_first_label(source: Source) -> None:
   Other labels are checked as they come.
   """
   for index in range(source.size):
+    if index in source.left_out:
+      continue
     try:
       _, label = source.fetch(tf.constant(index, tf.int64))
     # Outside a graph a reader's own exceptions come through.
     except Exception as error:
       source.leave_out({index: sources.reason_of(error)})
     else:
-      if index not in source.left_out:
-        source.check_labels(label.numpy()[None], lambda _, index=index: index)
-        return
+      source.check_labels(label.numpy()[None], lambda _, index=index: index)
+      return
   raise batching.nothing_readable(source)
 
 

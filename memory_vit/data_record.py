@@ -64,7 +64,7 @@ class DataRecord:
         split: lines
         for split in _COMPARED
         if (split in found or split in self.inventories)
-        and (lines := self._difference(split, found.get(split)))
+        and (lines := self.difference(split, found.get(split)))
       }
     )
 
@@ -89,10 +89,15 @@ class DataRecord:
       split: found.table(self.by) for split, found in self.inventories.items()
     }
 
-  def _difference(
+  def difference(
     self, split: str, found: Mapping[str, str] | None
   ) -> list[str]:
-    """What differs of a split."""
+    """What differs of a split; for process 0 alone.
+
+    Args:
+      split: "train", ...
+      found: its entry in `digests` of an earlier process, where it had one.
+    """
     if found is None:
       return ["which files it was is not known: an earlier version saved this"]
     if split not in self.inventories:

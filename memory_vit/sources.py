@@ -85,8 +85,8 @@ class Source:
       BrokenDataError: where they are more than `max_bad`, with those before.
     """
     new = {i: why for i, why in reasons.items() if i not in self.left_out}
-    together = {**self.left_out, **new}
-    if new and len(together) > self.max_bad:
+    if new and len(self.left_out) + len(new) > self.max_bad:
+      together = {**self.left_out, **new}
       lines = [self._unreadable(i, why) for i, why in together.items()]
       raise BrokenDataError(_too_many(lines, self.max_bad))
     for index, why in new.items():
