@@ -417,16 +417,15 @@ def _read_singly(
     for i, record in enumerate(found)
     if isinstance(record, tfrecords.Lost)
   }
-  records = tf.constant([b"" if i in lost else r for i, r in enumerate(found)])
+  there = [i for i in range(len(found)) if i not in lost]
+  records = tf.constant([found[i] for i in there], tf.string)
   parsed = tf.data.Dataset.from_tensor_slices(records).map(parse)
-  pictures, labels = [], []
-  for i, example in enumerate(attempts(parsed, len(found))):
-    broken = isinstance(example, tf.errors.OpError)
-    if broken:
-      lost.setdefault(i, reason_of(example))
-    picture, label = (b"", 0) if broken else example
-    pictures.append(picture)
-    labels.append(label)
+  pictures, labels = [b""] * len(found), [0] * len(found)
+  for i, example in zip(there, attempts(parsed, len(there)), strict=True):
+    if isinstance(example, tf.errors.OpError):
+      lost[i] = reason_of(example)
+    else:
+      pictures[i], labels[i] = example
   return tf.constant(pictures), tf.constant(labels, tf.int32), lost
 
 
