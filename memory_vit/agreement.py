@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,15 @@ def require_same_start(config: Config) -> None:
 
 
 def require_same_data(
-  learner: Learner, tested: data.Source | None, upstream: data.Source | None
+  learner: Learner, splits: Mapping[str, data.Source]
 ) -> None:
-  """Backbone, tasks that are read, sizes and classes of all splits.
+  """Backbone, tasks that are read; of all splits classes, names and sizes.
+
+  Not the times of files: copies on several hosts differ in these.
+
+  Args:
+    learner: of the run.
+    splits: {"train": the split, ..., "upstream": ...}.
 
   Raises:
     ConfigError: on every process, with what differs.
@@ -41,15 +48,12 @@ def require_same_data(
   facts: dict[str, Any] = {"backbone": learner.backbone.fingerprint}
   for task in learner.parents:
     facts[f"task {task.spec.name!r}"] = task.digest
-  for key, source in {
-    "config.data.train": learner.train,
-    "config.data.validation": learner.validation,
-    "config.data.test": tested,
-    "config.upstream": upstream,
-  }.items():
-    if source:
-      facts[f"{key}: size"] = source.size
-      facts[f"{key}: classes"] = list(source.class_names)
+  for name, source in splits.items():
+    key = "config.upstream" if name == "upstream" else f"config.data.{name}"
+    facts[f"{key}: size"] = source.size
+    facts[f"{key}: classes"] = list(source.class_names)
+    if jax.process_count() > 1:  # every file is looked at
+      facts[f"{key}: names and sizes of files"] = source.inventory.sizes()
   processes.require_same("data", facts)
 
 

@@ -1,8 +1,8 @@
-"""Options that may be changed on purpose when a run goes on.
+"""What may be changed on purpose when a run goes on.
 
-A run goes on with the configuration that it began with. Where somebody says so,
-some of it may change; what the saved state consists of, what it was trained on
-and in which order may not.
+A run goes on with the configuration and the data that it began with. Where
+somebody says so, some of it may change; what the saved state consists of, which
+classes it has and the order of the pictures may not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,10 @@ from typing import Any
 
 from memory_vit.errors import ConfigError
 
+# No option, but the pictures: other files than those that a run began with.
+DATA = "data"
 CAN_CHANGE = (
-  "checkpoint_every", "eval_every", "learning_rate", "total_steps",
+  DATA, "checkpoint_every", "eval_every", "learning_rate", "total_steps",
   "data.flip", "data.resize", "data.train_crop", "dtype",
   "optim.accumulation_steps", "optim.cls_factor", "optim.grad_clip",
   "optim.label_smoothing", "optim.max_skipped", "optim.memory_factor",

@@ -9,7 +9,9 @@ data.name that are named. Looked for are records and pictures that cannot be
 read, labels that are no classes, classes without a picture in the first split,
 pictures that are a line, or too long for crops, and files that are in two
 splits of data.name. The exit status is 0 where nothing of that was found, 1
-where something was, 2 for bad usage.
+where something was, 2 for bad usage, 74 where no picture comes for
+stall_timeout seconds. Classes of very different sizes are named, and are no
+fault.
 """
 
 import dataclasses
@@ -56,6 +58,7 @@ class Where:
     split: in the notation of TFDS.
     own: whether it is a split of the task's data set.
     cache_gib: as `config.data.cache_gib`.
+    stall_timeout: as `config.stall_timeout`.
   """
 
   role: str
@@ -64,6 +67,7 @@ class Where:
   split: str
   own: bool
   cache_gib: float
+  stall_timeout: float
 
 
 def main(argv: list[str]) -> int:
@@ -117,6 +121,7 @@ def check_data(config: Config, splits: Sequence[str] = ()) -> dict[str, Any]:
 def _wanted(config: Config, splits: Sequence[str]) -> list[Where]:
   """What to check, the training split first."""
   where, upstream, pretrain = config.data, config.upstream, config.pretrain
+  limit = config.stall_timeout
   if not where.name:
     raise ConfigError("config.data.name is empty: name a data set.")
   roles = {split: split for split in splits} or {
@@ -125,7 +130,7 @@ def _wanted(config: Config, splits: Sequence[str]) -> list[Where]:
     "test": where.test,
   }
   wanted = [
-    Where(role, where.name, where.dir, split, True, where.cache_gib)
+    Where(role, where.name, where.dir, split, True, where.cache_gib, limit)
     for role, split in roles.items()
     if split
   ]
@@ -133,13 +138,13 @@ def _wanted(config: Config, splits: Sequence[str]) -> list[Where]:
     wanted.append(
       Where(
         "upstream", upstream.name, upstream.dir, upstream.split, False,
-        where.cache_gib,
+        where.cache_gib, limit,
       )
     )  # fmt: skip
   if not splits and pretrain.variant:
     of = pretrain.data
     wanted.append(
-      Where("pretrain", of.name, of.dir, of.train, False, of.cache_gib)
+      Where("pretrain", of.name, of.dir, of.train, False, of.cache_gib, limit)
     )
   return wanted
 
@@ -155,6 +160,7 @@ def _check(where: Where, first: bool) -> tuple[dict[str, Any], Checked | None]:
       where.directory,
       where.cache_gib,
       max_bad=sys.maxsize,  # they are what is looked for
+      stall_timeout=where.stall_timeout,
     )
   except BrokenDataError as error:
     return {**entry, "examples": 0, "problems": [_broken(str(error))]}, None
@@ -186,6 +192,7 @@ def _check(where: Where, first: bool) -> tuple[dict[str, Any], Checked | None]:
     "per_class": dict(
       zip(source.class_names, checked.per_class.tolist(), strict=True)
     ),
+    "balance": _balance(checked),
     "kinds": dict(checked.kinds),
     "turned": checked.turned,
     "smallest": checked.smallest,
@@ -193,6 +200,15 @@ def _check(where: Where, first: bool) -> tuple[dict[str, Any], Checked | None]:
     "repeated": checking.repeated(checked),
     "problems": problems,
   }, checked
+
+
+def _balance(checked: Checked) -> dict[str, Any] | None:
+  """The sizes of the classes, as JSON takes it."""
+  found = checking.balance(checked)
+  return found and {
+    **dataclasses.asdict(found),
+    "imbalanced": found.is_imbalanced,
+  }
 
 
 def _broken(reason: str) -> dict[str, Any]:
@@ -217,7 +233,7 @@ def text(report: dict[str, Any]) -> str:
   """The report for people."""
   lines = [_table(report["splits"])]
   for entry in report["splits"]:
-    lines += _kinds(entry) + _problems(entry)
+    lines += _kinds(entry) + _balanced(entry) + _problems(entry)
   for found in report["duplicates"]:
     if found["count"]:
       first, second = found["splits"]
@@ -262,6 +278,26 @@ def _kinds(entry: dict[str, Any]) -> list[str]:
   turned = entry["turned"]
   exif = f"; {turned:,} to be turned by EXIF, which is not done" * bool(turned)
   return [f"\n{entry['role']}: {kinds}{exif}"]
+
+
+def _balanced(entry: dict[str, Any]) -> list[str]:
+  """A line on the sizes of the classes, and a warning where they differ."""
+  found = entry.get("balance")
+  if not found:
+    return []
+  (least, few), (greatest, many) = found["fewest"], found["most"]
+  lines = [
+    f"{entry['role']}: pictures per class from {few:,} ({least}) to {many:,} "
+    f"({greatest}), ratio {found['ratio']:.1f}"
+  ]
+  if found["imbalanced"]:
+    lines.append(
+      f"{entry['role']}: WARNING: the classes are imbalanced (ratio "
+      f"{checking.IMBALANCED:g} or more). Accuracy is not the whole story: who "
+      f"always says {greatest!r} is right for {100 * found['share']:.1f} %. "
+      "Look at test_per_class in result.json."
+    )
+  return lines
 
 
 def _problems(entry: dict[str, Any]) -> list[str]:

@@ -50,6 +50,11 @@ class TrainDataConfig:
 class DataConfig(TrainDataConfig):
   """The data set of a task: what it is trained on, and evaluated."""
 
+  # By what a run that goes on knows its data: "files" (names, sizes and times
+  # of the last change) or "contents" (SHA-256 of all bytes, which reads all of
+  # them at every start). Of TFDS sets what TFDS recorded counts as well. May
+  # change when a run goes on: it is compared as its state was saved.
+  digest: str = "files"
   # On which the best step is chosen; "" keeps the last step instead.
   validation: str = "train[98%:]"
   # On which the result is reported; "" reports none.

@@ -11,6 +11,7 @@ next readable record takes the place of one, whatever happened before; in
 evaluation they do not count, and the result says how many they were.
 """
 
+import sys
 from collections.abc import Iterator
 
 import tensorflow as tf
@@ -25,6 +26,7 @@ from memory_vit import (
 from memory_vit.batching import Batch, Recipe
 from memory_vit.config import TrainDataConfig
 from memory_vit.errors import ConfigError, DataError
+from memory_vit.inventory import Inventory
 from memory_vit.sources import Source
 from memory_vit.tasks import EvalPreprocessing
 
@@ -69,6 +71,25 @@ def open_source(
     source = tfds_source.open_tfds(name, split, directory, cache_gib, **options)
   _check_first_label(source)
   return source
+
+
+def take_inventory(name: str, split: str, directory: str = "") -> Inventory:
+  """The inventory of a split that is there; nothing of it is read.
+
+  Args:
+    name: as in `open_source`; so are split and directory.
+    split: see there.
+    directory: see there.
+
+  Raises:
+    DataError: if it is not there. It is not prepared, or downloaded.
+  """
+  if name == "folder":
+    options = {"max_bad": sys.maxsize}
+    return sources.open_folder(split, directory, **options).inventory
+  if name.partition(":")[0] == "digits":
+    return sources.open_digits(name, split).inventory
+  return tfds_source.take_inventory(name, split, directory)
 
 
 def open_split(
@@ -117,15 +138,16 @@ def _check_first_label(source: Source) -> None:
   Other labels are checked as they come.
   """
   for index in range(source.size):
+    if index in source.left_out:
+      continue
     try:
       _, label = source.fetch(tf.constant(index, tf.int64))
     # Outside a graph a reader's own exceptions come through.
     except Exception as error:
       source.leave_out({index: sources.reason_of(error)})
     else:
-      if index not in source.left_out:
-        source.check_labels(label.numpy()[None], lambda _, index=index: index)
-        return
+      source.check_labels(label.numpy()[None], lambda _, index=index: index)
+      return
   raise batching.nothing_readable(source)
 
 

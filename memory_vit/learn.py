@@ -24,6 +24,7 @@ from memory_vit import (
 from memory_vit.backbone import Backbone
 from memory_vit.checkpoints import Checkpoints
 from memory_vit.config import Config, data_seed, to_dict
+from memory_vit.data_record import DataRecord
 from memory_vit.interrupt import Stop
 from memory_vit.regimes import REGIMES
 from memory_vit.step import Step, TrainState, create_state
@@ -90,6 +91,7 @@ class Learner:
       a pass began, from `changes.allowed`.
     require_alone: raises where another run may be using the directory; is
       called before a state is saved.
+    record: of the data; what a state holds of it.
   """
 
   config: Config
@@ -101,6 +103,7 @@ class Learner:
   stop: Stop = dataclasses.field(default_factory=Stop)
   may_change: tuple[str, ...] = ()
   require_alone: Callable[[], None] = lambda: None
+  record: DataRecord = dataclasses.field(default_factory=DataRecord)
 
   def learn(
     self,
@@ -151,8 +154,9 @@ class Learner:
     splits = {"train": self.train, "validation": self.validation}
     splits = {key: source for key, source in splits.items() if source}
     state, past = resume.resume(
-      checkpoints, start.state, meta, splits, self.may_change
+      checkpoints, start.state, meta, splits, self.may_change, self.record
     )
+    self.record.keep()
     resume.require_within(state, config.total_steps, checkpoints.directory)
 
     def save(state: TrainState, past: train.Past) -> None:
@@ -338,10 +342,7 @@ class Learner:
       "parents": {task.spec.name: task.digest for task in self.parents},
       "attends_to": {p.spec.name: p.digest for p in self._read()},
       "variants": {v.name: v.label for v in variants},
-      "data": {
-        "classes": list(self.train.class_names),
-        "train": self.train.size,
-        "validation": self.validation.size if self.validation else 0,
-      },
+      "data": {"classes": list(self.train.class_names)},
+      "files": self.record.compared,
       "config": resume.what_matters(to_dict(self.config)),
     }

@@ -9,6 +9,7 @@ from memory_vit.variants import RANDOM
 
 _TRAIN_CROPS = ("inception", "small")
 _EVAL_CROPS = ("resize", "central")
+_DIGESTS = ("files", "contents")
 _POSITIVE = ("batch_size", "batch_size_eval", "total_steps",
              "eval_every", "checkpoint_every", "log_every",
              "pretrain.batch_size", "task.bottleneck", "mesh.fsdp",
@@ -35,6 +36,7 @@ def problems(config: Any) -> list[str]:
     "optim.schedule": (config.optim.schedule, ("cosine", "constant")),
     "data.train_crop": (config.data.train_crop, _TRAIN_CROPS),
     "data.eval_crop": (config.data.eval_crop, _EVAL_CROPS),
+    "data.digest": (config.data.digest, _DIGESTS),
     "task.cls_init": (config.task.cls_init, ("pretrained", "normal")),
     "sweep.export": (config.sweep.export, ("best", "all")),
     "study.search": (config.study.search, ("first", "all")),

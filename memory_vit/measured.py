@@ -1,6 +1,7 @@
 """Runs of a study: they are made, or were made before."""
 
 import dataclasses
+import functools
 import logging
 import shutil
 import time
@@ -10,10 +11,12 @@ from typing import Any
 
 import jax
 
-from memory_vit import processes, records, resume, run
-from memory_vit.config import Config, to_dict
-from memory_vit.errors import ConfigError, DivergedError
+from memory_vit import data, inventory, processes, records, resume, run
+from memory_vit.config import Config, DataConfig, to_dict
+from memory_vit.data_record import DataRecord
+from memory_vit.errors import ConfigError, DataError, DivergedError
 from memory_vit.interrupt import Stop
+from memory_vit.inventory import Inventory
 from memory_vit.points import Point, best
 from memory_vit.study import Run
 
@@ -29,10 +32,13 @@ class Finished:
   Attributes:
     points: what it measured, one for every variant.
     seconds: that it took in all; of one that was killed, since it went on.
+    data: the digests of what it was given, from `DataRecord.digests`; empty of
+      one all of whose variants diverged, and of an earlier version.
   """
 
   points: list[Point]
   seconds: float
+  data: Mapping[str, Mapping[str, str]]
 
 
 def measure(
@@ -116,7 +122,73 @@ def finished(
       else lost_points(planned)
     ),
     seconds=result["wall_seconds"],
+    data=result.get("data", {}),
   )
+
+
+def require_same_data(
+  sets: Mapping[str, DataConfig], done: Mapping[str, Finished], runs: Path
+) -> None:
+  """Refuses finished runs whose data are others now; all processes must call.
+
+  Data that are not there any more are named in the log: what is finished does
+  not need them.
+
+  Args:
+    sets: the data sets of the study, by their names.
+    done: {name: what a finished run left}.
+    runs: the directory of the runs.
+
+  Raises:
+    ConfigError: with what differs.
+  """
+  other = processes.by_first(lambda: _other_data(sets, done, runs))
+  if other:
+    names, lines = other
+    raise ConfigError(
+      f"the data are not those of the finished runs {names}. Put those back, "
+      "or give another --workdir.\n  " + "\n  ".join(lines)
+    )
+
+
+def _other_data(
+  sets: Mapping[str, DataConfig], done: Mapping[str, Finished], runs: Path
+) -> tuple[list[str], list[str]] | None:
+  """The runs whose data are others now, and what differs for the first."""
+
+  @functools.cache
+  def inventory_of(data_set: str, role: str) -> Inventory | None:
+    where = sets[data_set]
+    split = getattr(where, role)
+    try:
+      return data.take_inventory(where.name, split, where.dir)
+    except DataError as error:
+      logger.warning("whether data changed is not known: %s", error)
+      return None
+
+  @functools.cache
+  def digest_now(data_set: str, role: str, by: str) -> str | None:
+    found = inventory_of(data_set, role)
+    return found and inventory.digest(found.table(by))
+
+  names, lines = [], []
+  for name, ended in done.items():
+    of = ended.points[0].data
+    for role in ("train", "validation", "test"):
+      known = ended.data.get(role)
+      now = known and digest_now(of, role, known["by"])
+      if not now or now == known["sha256"]:
+        continue
+      names.append(name)
+      if names[0] == name:
+        record = DataRecord(
+          directory=runs / name / "data",
+          by=known["by"],
+          inventories={role: inventory_of(of, role)},
+        )
+        first, *more = record.difference(role, known)
+        lines += [f"{role}: {first}", *more]
+  return (list(dict.fromkeys(names)), lines) if names else None
 
 
 def read_by(

@@ -184,6 +184,9 @@ def finished_runs(
     workdir: of it.
     backbone: file or name, as `config.backbone`.
     fingerprint: of the backbone.
+
+  Raises:
+    ConfigError: where their data are not those that are there now.
   """
   found: dict[str, Finished] = {}
   checked: set[Run] = set()
@@ -203,6 +206,8 @@ def finished_runs(
       )
       if ended:
         found[run.name] = ended
+  runs = directory_of(workdir, "")
+  measured.require_same_data(data_sets(config), found, runs)
   return found
 
 

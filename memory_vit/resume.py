@@ -9,6 +9,7 @@ from typing import Any
 
 from memory_vit import changes, data, records, sharding, train, trees
 from memory_vit.checkpoints import Checkpoints
+from memory_vit.data_record import DataRecord
 from memory_vit.errors import TrainingError
 from memory_vit.step import TrainState
 from memory_vit.watch import Skipped
@@ -65,6 +66,7 @@ def resume(
   meta: Mapping[str, Any],
   splits: Mapping[str, data.Source],
   may_change: Sequence[str],
+  record: DataRecord,
 ) -> tuple[TrainState, train.Past | None]:
   """The newest saved state with its past, or the given one without any.
 
@@ -74,6 +76,7 @@ def resume(
     meta: what a continued pass must share.
     splits: as in `save`; what was left out of them counts as before.
     may_change: from `changes.allowed`.
+    record: of the data as it is now.
 
   Raises:
     TrainingError: where the pass began with something else.
@@ -86,13 +89,20 @@ def resume(
   changed = changes.changes(step, found["config"], meta["config"], may_change)
   accepted = {change["key"]: change["to"] for change in changed}
   began = {**found, "config": {**found["config"], **accepted}}
+  if "data" in found:  # earlier versions noted sizes, which the files tell
+    began["data"] = {"classes": found["data"]["classes"]}
   require_same(began, meta, checkpoints.directory)
+  other = record.differences(found.get("files", {}))
+  changed += _data_changes(step, found, meta, other)
+  if other and f"config.{changes.DATA}" not in may_change:
+    raise TrainingError(_other_data(checkpoints.directory, other))
   for change in changed:
     logger.warning("from step %(step)d on, %(key)s is %(to)r, not %(from)r",
                    change)  # fmt: skip
   # States of earlier versions say nothing of them.
   for key, bad in found.get("left_out", {}).items():
-    splits[key].leave_out(dict.fromkeys(bad, f"left out up to step {step}"))
+    if key not in other:  # there these numbers are other pictures
+      splits[key].leave_out(dict.fromkeys(bad, f"left out up to step {step}"))
   like = {
     "state": state,
     "best": {
@@ -120,6 +130,38 @@ def resume(
     changes=(*found["changes"], *changed),
     timed_steps=steps,
     timed_seconds=seconds,
+  )
+
+
+def _data_changes(
+  step: int,
+  found: Mapping[str, Any],
+  now: Mapping[str, Any],
+  other: Mapping[str, Sequence[str]],
+) -> list[dict[str, Any]]:
+  """As `changes.changes`, of splits that are other data; with what differs."""
+  before = found.get("files", {})
+  return [
+    {
+      "step": step,
+      "key": f"data of {split}",
+      "from": before.get(split, {}).get("sha256"),
+      "to": now["files"].get(split, {}).get("sha256"),
+      "what": list(lines),
+    }
+    for split, lines in other.items()
+  ]
+
+
+def _other_data(directory: Path, other: Mapping[str, Sequence[str]]) -> str:
+  """The message for data that is not what a run began with."""
+  lines = []
+  for split, (first, *more) in other.items():
+    lines += [f"{split}: {first}", *more]
+  return (
+    f"the run in {directory} began with other data. Put that back, or go on "
+    f"with what is there by --allow_config_change={changes.DATA}, or give "
+    "another --workdir.\n  " + "\n  ".join(lines)
   )
 
 
@@ -159,9 +201,9 @@ def require_same(
 # What may change between a run and its continuation without changing a result.
 # Directories of earlier tasks may: their digests may not. Epochs may as long as
 # they are as many steps, which may not.
-_MAY_CHANGE = ("backbone", "batch_size_eval", "data/cache_gib", "data/dir",
-               "data/max_bad", "epochs", "log_every", "mesh/fsdp",
-               "pretrain/data/cache_gib", "pretrain/data/dir",
+_MAY_CHANGE = ("backbone", "batch_size_eval", "data/cache_gib",
+               "data/digest", "data/dir", "data/max_bad", "epochs", "log_every",
+               "mesh/fsdp", "pretrain/data/cache_gib", "pretrain/data/dir",
                "pretrain/data/max_bad", "profile_at", "stall_timeout",
                "sweep/export", "sweep/memory_gib", "task/attends_to",
                "task/indirect", "upstream/dir", "upstream/eval_crop",

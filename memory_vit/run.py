@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from memory_vit import (
 )
 from memory_vit.backbone import Backbone
 from memory_vit.config import Config, DataConfig, to_dict
+from memory_vit.data_record import DataRecord
 from memory_vit.errors import ConfigError
 from memory_vit.interrupt import Stop
 from memory_vit.learn import Learned, Learner
@@ -50,16 +51,16 @@ def train_and_evaluate(
 ) -> dict[str, Any]:
   """Learns a task or a sweep, or goes on where a run in `workdir` stopped.
 
-  Leaves there `config.json`, `checkpoints/`, `tasks/NAME/`, TensorBoard events
-  and `result.json`; of a sweep `passes.json` and `sweep.png`, of pretraining
-  `backbone.npz` and `backbone.json`, of the regime `full` the whole model as
-  `NAME.npz`.
+  Leaves there `config.json`, `checkpoints/`, `data/`, `tasks/NAME/`,
+  TensorBoard events and `result.json`; of a sweep `passes.json` and
+  `sweep.png`, of pretraining `backbone.npz` and `backbone.json`, of the regime
+  `full` the whole model as `NAME.npz`.
 
   Args:
     config: of the run.
     workdir: is made where it is not there.
     stop: whether a run that trains should save its state and stop.
-    may_change: options that may not be those of the run that goes on, some of
+    may_change: what may not be as it was in the run that goes on, some of
       `changes.CAN_CHANGE`.
 
   Returns:
@@ -108,7 +109,16 @@ def _run(
   _require_names(learner, name, variants)
   tested = _open(config, config.data.test)
   upstream = _open_upstream(config, backbone)
-  agreement.require_same_data(learner, tested, upstream)
+  splits = {
+    "train": learner.train,
+    "validation": learner.validation,
+    "test": tested,
+    "upstream": upstream,
+  }
+  splits = {key: source for key, source in splits.items() if source}
+  agreement.require_same_data(learner, splits)
+  record = _record_of(splits, config, workdir)
+  learner = dataclasses.replace(learner, record=record)
 
   before = upstream and _evaluate_upstream(learner, upstream, ())
   plan = passes.plan(learner, variants, workdir)
@@ -139,9 +149,8 @@ def _run(
       "accuracy_after": after and after["top1"],
       "outputs_bit_equal": after and before["digest"] == after["digest"],
     },
-    "left_out": _left_out(
-      [learner.train, learner.validation, tested, upstream]
-    ),
+    "data": record.digests,
+    "left_out": _left_out(splits.values()),
     "wall_seconds": round(time.perf_counter() - began, 2),
     "images_per_second": _speed(learned),
     "config_changes": changed,
@@ -272,12 +281,24 @@ def _evaluate_upstream(
   )[BACKBONE]
 
 
-def _left_out(sources: Sequence[data.Source | None]) -> list[str]:
+def _record_of(
+  splits: Mapping[str, data.Source], config: Config, workdir: Path
+) -> DataRecord:
+  """The record of all data that a run is given."""
+  if config.data.digest == "contents":
+    logger.info("reading all bytes of the data (config.data.digest)")
+  return DataRecord(
+    directory=workdir / "data",
+    by=config.data.digest,
+    inventories={key: source.inventory for key, source in splits.items()},
+  )
+
+
+def _left_out(sources: Iterable[data.Source]) -> list[str]:
   """The examples that could not be read, by any process."""
   return [
     source.describe(index)
     for source in sources
-    if source
     for index in data.left_out(source)
   ]
 

@@ -7,8 +7,10 @@ number (see `data.py`). `tfds_source.py` makes the same of TFDS data sets.
 import dataclasses
 import hashlib
 import logging
+import os
 import pathlib
 import re
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +20,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from memory_vit.errors import BrokenDataError, DataError
+from memory_vit.inventory import Inventory
 
 logger = logging.getLogger("memory_vit.sources")
 
@@ -47,6 +50,7 @@ class Source:
       `leave_out` alone.
     stall_timeout: seconds after which a process that waits for a batch is
       ended; 0 is never.
+    inventory: of its files, to notice later that they are others.
   """
 
   name: str
@@ -58,6 +62,7 @@ class Source:
   max_bad: int = 0
   left_out: dict[int, str] = dataclasses.field(default_factory=dict)
   stall_timeout: float = 0.0
+  inventory: Inventory = dataclasses.field(default_factory=Inventory)
 
   @property
   def num_classes(self) -> int:
@@ -80,8 +85,8 @@ class Source:
       BrokenDataError: where they are more than `max_bad`, with those before.
     """
     new = {i: why for i, why in reasons.items() if i not in self.left_out}
-    together = {**self.left_out, **new}
-    if new and len(together) > self.max_bad:
+    if new and len(self.left_out) + len(new) > self.max_bad:
+      together = {**self.left_out, **new}
       lines = [self._unreadable(i, why) for i, why in together.items()]
       raise BrokenDataError(_too_many(lines, self.max_bad))
     for index, why in new.items():
@@ -141,7 +146,10 @@ def open_folder(split: str, directory: str, **options: Any) -> Source:
       f"image folder {directory!r} is not there: set config.data.dir to a "
       "directory that holds train/CLASS/*.jpg."
     )
-  files = {folder.name: _picture_files(folder) for folder in _folders(root)}
+  irregular: dict[str, str] = {}
+  files = {
+    folder.name: _picture_files(folder, irregular) for folder in _folders(root)
+  }
   if "train" not in files:
     raise DataError(
       f"image folder {directory!r} has no train/, whose folders are the "
@@ -153,21 +161,32 @@ def open_folder(split: str, directory: str, **options: Any) -> Source:
   for key, part in slices("folder", split, sizes):
     _check_classes(root / key, files[key], class_names)
     chosen += _shuffled(files[key])[part]
-  paths = tf.constant([str(root / file) for file, _ in chosen])
+  where = {file: os.path.join(root, file) for file, _ in chosen}
+  bad = {
+    i: irregular[file]
+    for i, (file, _) in enumerate(chosen)
+    if file in irregular
+  }
+  # What reads a pipe waits for ever: what is no file has no path here.
+  names = [
+    b"" if file in irregular else os.fsencode(where[file]) for file, _ in chosen
+  ]
+  paths = tf.constant(names)
   label_of = {class_name: i for i, class_name in enumerate(class_names)}
   labels = tf.constant([label_of[name] for _, name in chosen], tf.int32)
-  return Source(
+  read = _reader(names)
+  source = Source(
     name="folder",
     split=split,
     size=len(chosen),
     class_names=class_names,
-    fetch=lambda i: (
-      tf.io.read_file(tf.gather(paths, i)),
-      tf.gather(labels, i),
-    ),
-    file_name=lambda i: str(root / chosen[i][0]),
+    fetch=lambda i: (read(tf.gather(paths, i)), tf.gather(labels, i)),
+    file_name=lambda i: _shown(where[chosen[i][0]]),
+    inventory=Inventory(files=where),
     **options,
   )
+  source.leave_out(bad)
+  return source
 
 
 def open_digits(name: str, split: str, **options: Any) -> Source:
@@ -206,8 +225,14 @@ def open_digits(name: str, split: str, **options: Any) -> Source:
     size=len(chosen),
     class_names=tuple(str(digit) for digit in range(first, last + 1)),
     fetch=fetch_from_memory(pictures, labels),
+    inventory=Inventory(facts={"pictures": _digest(images[chosen], labels)}),
     **options,
   )
+
+
+def _digest(images: np.ndarray, labels: tf.Tensor) -> str:
+  """SHA-256 of pictures in memory, and of their labels."""
+  return hashlib.sha256(images.tobytes() + labels.numpy().tobytes()).hexdigest()
 
 
 def slices(
@@ -302,23 +327,93 @@ def brief(error: Exception) -> str:
 
 
 def _folders(root: pathlib.Path) -> list[pathlib.Path]:
-  return sorted(
-    path
-    for path in root.iterdir()
-    if path.is_dir() and not path.name.startswith(".")
-  )
+  """The folders in a folder: splits, or classes.
+
+  Raises:
+    BrokenDataError: where the name of one is not UTF-8.
+  """
+  with os.scandir(root) as entries:
+    names = sorted(
+      entry.name
+      for entry in entries
+      if entry.is_dir() and not entry.name.startswith(".")
+    )
+  for name in names:
+    if _shown(name) != name:
+      raise BrokenDataError(
+        f"the name of the folder {_shown(str(root / name))} is not UTF-8, so "
+        "that it cannot be that of a class or a split: rename it."
+      )
+  return [root / name for name in names]
 
 
-def _picture_files(folder: pathlib.Path) -> dict[str, list[str]]:
-  """Class -> its pictures, as paths relative to the parent of `folder`."""
-  return {
-    class_folder.name: [
-      f"{folder.name}/{class_folder.name}/{path.name}"
-      for path in class_folder.iterdir()
-      if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
-    ]
-    for class_folder in _folders(folder)
+def _picture_files(
+  folder: pathlib.Path, irregular: dict[str, str]
+) -> dict[str, list[str]]:
+  """The pictures of a split, by their class.
+
+  Args:
+    folder: of the split.
+    irregular: what has the name of a picture and is no regular file is added
+      to it, with what it is.
+
+  Returns:
+    Class -> its pictures, as paths relative to the parent of `folder`.
+  """
+  found = {}
+  for class_folder in _folders(folder):
+    files = found[class_folder.name] = []
+    with os.scandir(class_folder) as entries:
+      for entry in entries:
+        suffix = os.path.splitext(entry.name)[1]
+        if suffix.lower() in SUFFIXES and not entry.name.startswith("."):
+          file = f"{folder.name}/{class_folder.name}/{entry.name}"
+          files.append(file)
+          if not entry.is_file():  # links are followed
+            irregular[file] = f"no regular file, but {_kind(entry.path)}"
+  return found
+
+
+def _kind(path: str) -> str:
+  """What something is that is no regular file."""
+  try:
+    mode = os.stat(path).st_mode
+  except OSError as error:
+    return f"a link to what cannot be found ({error.strerror})"
+  kinds = {
+    stat.S_ISDIR: "a folder",
+    stat.S_ISFIFO: "a pipe",
+    stat.S_ISSOCK: "a socket",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
   }
+  return next((kind for is_, kind in kinds.items() if is_(mode)), "unknown")
+
+
+def _reader(names: Sequence[bytes]) -> Callable[[tf.Tensor], tf.Tensor]:
+  """How files are read: path, string () -> contents, string ()."""
+  try:
+    b"".join(names).decode("utf-8")
+  except UnicodeDecodeError:
+    return _read_in_python
+  return tf.io.read_file
+
+
+# A graph even when called eagerly, so that errors are TensorFlow's either way.
+@tf.function
+def _read_in_python(path: tf.Tensor) -> tf.Tensor:
+  """TensorFlow reads a name that is not UTF-8, but cannot say if it fails."""
+
+  def read(path: bytes) -> bytes:
+    with open(path, "rb") as file:
+      return file.read()
+
+  return tf.ensure_shape(tf.numpy_function(read, [path], tf.string), ())
+
+
+def _shown(path: str) -> str:
+  """A path for messages: bytes that are not UTF-8 as \\xff."""
+  return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _check_classes(
@@ -346,4 +441,6 @@ def _shuffled(files: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
   added leaves the others in their order.
   """
   pairs = [(file, name) for name in files for file in files[name]]
-  return sorted(pairs, key=lambda p: hashlib.sha256(p[0].encode()).digest())
+  return sorted(
+    pairs, key=lambda pair: hashlib.sha256(os.fsencode(pair[0])).digest()
+  )

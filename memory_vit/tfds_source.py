@@ -16,6 +16,7 @@ from absl import logging
 
 from memory_vit import tfrecords
 from memory_vit.errors import BrokenDataError, DataError
+from memory_vit.inventory import Inventory
 from memory_vit.sources import (
   Fetch,
   Source,
@@ -28,6 +29,10 @@ from memory_vit.sources import (
   without_autotuning,
 )
 from memory_vit.tfrecords import Shard
+
+# An example in a file takes more than this, with the frame around it; of so
+# many a file may have lost all.
+_LEAST_BYTES, _LOST_AT_MOST = 32, 100_000
 
 # TFDS builders that are known to fail, or to ask for more than one expects.
 # {dir} is config.data.dir or TFDS's own default. configs/*.py repeats these.
@@ -76,10 +81,11 @@ def _open(
 ) -> Source:
   """Opens a split of a data set whose files are there."""
   info = builder.info
-  sizes = {key: value.num_examples for key, value in info.splits.items()}
-  size = count(slices(name, split, sizes), sizes)
+  parts = slices(name, split, _sizes(builder))
+  size = count(parts, _sizes(builder))
   keys = find_keys(name, info.features, info.supervised_keys)
   shards = _shards(builder, split)
+  _require_room(name, split, shards)
   if tfds.core.FileFormat.ARRAY_RECORD in info.available_file_formats():
     labels = tf.zeros((0,), tf.int32)  # They are seen when they are read.
     bad = _bad_array_records(shards)
@@ -95,11 +101,84 @@ def _open(
     class_names=tuple(info.features[keys[1]].names),
     fetch=fetch,
     file_name=lambda index: tfrecords.place(shards, index),
+    inventory=_inventory(builder, parts, shards),
     **options,
   )
   source.leave_out(bad)
   source.check_labels(labels.numpy())
   return source
+
+
+def take_inventory(name: str, split: str, directory: str) -> Inventory:
+  """`Source.inventory` of a data set that is prepared; nothing is read.
+
+  Raises:
+    DataError: where it is not prepared, or has no such split.
+  """
+  with _quiet():
+    builder = _found_builder(name, directory)
+    if not builder.is_prepared():
+      raise DataError(f"data set {name!r} is not in {builder.data_dir}.")
+    parts = slices(name, split, _sizes(builder))
+    return _inventory(builder, parts, _shards(builder, split))
+
+
+def _inventory(
+  builder: tfds.core.DatasetBuilder,
+  parts: Sequence[tuple[str, slice]],
+  shards: Sequence[Shard],
+) -> Inventory:
+  """What TFDS recorded of a split, and its files.
+
+  Of a data set in a bucket only the first: TFDS knows the bytes of its splits.
+  """
+  info = builder.info
+  checksums = info.as_proto.download_checksums
+  facts = {
+    "data set": info.full_name,
+    "splits": {
+      key: {
+        "shard lengths": list(info.splits[key].shard_lengths),
+        "bytes": info.splits[key].num_bytes,
+      }
+      for key, _ in parts
+    },
+    "downloads": {url: checksums[url].checksum for url in sorted(checksums)},
+  }
+  files = {
+    os.path.basename(shard.path): shard.path
+    for shard in shards
+    if "://" not in shard.path
+  }
+  return Inventory(facts=facts, files=files)
+
+
+def _sizes(builder: tfds.core.DatasetBuilder) -> dict[str, int]:
+  """The number of examples in each split."""
+  return {key: s.num_examples for key, s in builder.info.splits.items()}
+
+
+def _require_room(name: str, split: str, shards: Sequence[Shard]) -> None:
+  """Refuses what are no files, and numbers of examples that cannot be.
+
+  Raises:
+    BrokenDataError: before memory is taken for so many.
+  """
+  local = [pathlib.Path(s.path) for s in shards if "://" not in s.path]
+  for path in local:
+    if path.exists() and not path.is_file():
+      raise BrokenDataError(
+        f"data set {name!r}, split {split!r}: {path} is no regular file."
+      )
+  found = sum(path.stat().st_size for path in local if path.exists())
+  most = found // _LEAST_BYTES + _LOST_AT_MOST
+  size = sum(shard.take for shard in shards)
+  if len(local) == len(shards) and size > most:
+    raise BrokenDataError(
+      f"data set {name!r}, split {split!r}: dataset_info.json says that it has "
+      f"{size:,} examples, but its files have {found:,} bytes in all. Put back "
+      "the files that belong to it, or prepare it anew."
+    )
 
 
 def _shards(builder: tfds.core.DatasetBuilder, split: str) -> list[Shard]:
@@ -152,12 +231,9 @@ def find_keys(
 def _prepared_builder(name: str, directory: str) -> tfds.core.DatasetBuilder:
   """Finds the files of a TFDS data set, and makes them where they are not."""
   where = directory or "~/tensorflow_datasets"
-  advice = ADVICE.get(re.split(r"[/:]", name)[0], "").format(dir=where)
+  advice = _advice(name, where)
+  builder = _found_builder(name, directory)
   try:
-    folder = pathlib.Path(directory).expanduser()
-    if directory and (folder / "dataset_info.json").exists():
-      return tfds.builder_from_directory(folder)
-    builder = tfds.builder(name, data_dir=directory or None)
     if not builder.is_prepared():
       # Said beforehand, as TFDS tries for minutes to reach a host.
       logging.warning("Preparing data set %s in %s. %s", name, where, advice)
@@ -168,9 +244,31 @@ def _prepared_builder(name: str, directory: str) -> tfds.core.DatasetBuilder:
   # Builders download, unpack and parse: anything can be raised, and all of it
   # means that the data set cannot be had.
   except Exception as error:
-    problem = f"TFDS cannot provide data set {name!r} in {where}"
-    raise DataError(f"{problem} ({brief(error)}). {advice}".rstrip()) from error
+    raise _not_provided(name, directory, error) from error
   return builder
+
+
+def _found_builder(name: str, directory: str) -> tfds.core.DatasetBuilder:
+  """The builder of a data set, which may not be prepared yet."""
+  try:
+    folder = pathlib.Path(directory).expanduser()
+    if directory and (folder / "dataset_info.json").exists():
+      return tfds.builder_from_directory(folder)
+    return tfds.builder(name, data_dir=directory or None)
+  except Exception as error:  # as where it is prepared
+    raise _not_provided(name, directory, error) from error
+
+
+def _not_provided(name: str, directory: str, error: Exception) -> DataError:
+  """What to raise where TFDS fails."""
+  where = directory or "~/tensorflow_datasets"
+  problem = f"TFDS cannot provide data set {name!r} in {where}"
+  advice = _advice(name, where)
+  return DataError(f"{problem} ({brief(error)}). {advice}".rstrip())
+
+
+def _advice(name: str, where: str) -> str:
+  return ADVICE.get(re.split(r"[/:]", name)[0], "").format(dir=where)
 
 
 def _fetch_from_array_record(
@@ -211,7 +309,7 @@ def _check_cache(
 ) -> None:
   """Refuses to read a split into memory that is larger than `cache_gib`."""
   splits = builder.info.splits
-  sizes = {key: value.num_examples for key, value in splits.items()}
+  sizes = _sizes(builder)
   # TFDS knows the bytes of whole splits alone.
   needed = sum(
     splits[key].num_bytes * len(range(sizes[key])[part]) / sizes[key]
@@ -278,6 +376,8 @@ def _read_all(
   ).with_options(without_autotuning())
   size = sum(shard.take for shard in shards)
   try:
+    if builder.info.file_format is tfds.core.FileFormat.TFRECORD:
+      tfrecords.require_room(shards)
     return *dataset.batch(size).get_single_element(), {}
   except tf.errors.OpError as error:
     found = None
@@ -317,16 +417,15 @@ def _read_singly(
     for i, record in enumerate(found)
     if isinstance(record, tfrecords.Lost)
   }
-  records = tf.constant([b"" if i in lost else r for i, r in enumerate(found)])
+  there = [i for i in range(len(found)) if i not in lost]
+  records = tf.constant([found[i] for i in there], tf.string)
   parsed = tf.data.Dataset.from_tensor_slices(records).map(parse)
-  pictures, labels = [], []
-  for i, example in enumerate(attempts(parsed, len(found))):
-    broken = isinstance(example, tf.errors.OpError)
-    if broken:
-      lost.setdefault(i, reason_of(example))
-    picture, label = (b"", 0) if broken else example
-    pictures.append(picture)
-    labels.append(label)
+  pictures, labels = [b""] * len(found), [0] * len(found)
+  for i, example in zip(there, attempts(parsed, len(there)), strict=True):
+    if isinstance(example, tf.errors.OpError):
+      lost[i] = reason_of(example)
+    else:
+      pictures[i], labels[i] = example
   return tf.constant(pictures), tf.constant(labels, tf.int32), lost
 
 

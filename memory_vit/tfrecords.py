@@ -7,6 +7,7 @@ record of which file it was.
 
 import dataclasses
 import itertools
+import os
 import struct
 from collections.abc import Iterator, Sequence
 
@@ -57,15 +58,47 @@ def read(shard: Shard) -> Iterator[bytes | Lost]:
     `shard.take` times the bytes of a record, or why it is lost. Records are
     numbered from 0.
   """
-  last_good = "none"
+  last_good, again = "none", None
   end = shard.skip + shard.take
   for i, record in enumerate(itertools.islice(_records(shard.path), end)):
     if isinstance(record, Lost):
-      record = Lost(f"{record.reason}; last good record: {last_good}")
+      if again is None or again[0] is not record:  # one for all that follow
+        named = f"{record.reason}; last good record: {last_good}"
+        again = record, Lost(named)
+      record = again[1]
     else:
       last_good = str(i)
     if i >= shard.skip:
       yield record
+
+
+def require_room(shards: Sequence[Shard]) -> None:
+  """Refuses files in which a record is longer than what is left of its file.
+
+  TensorFlow's reader takes the memory for a record before it reads it, and the
+  process ends where there is none. Lengths are looked at alone; where one is
+  corrupt, that reader notices it.
+
+  Raises:
+    tf.errors.DataLossError: for the first such record.
+  """
+  for shard in shards:
+    if "://" not in shard.path and os.path.exists(shard.path):
+      _require_room(shard.path)
+
+
+def _require_room(path: str) -> None:
+  """See `require_room`."""
+  size = os.path.getsize(path)
+  with open(path, "rb") as file:
+    while len(header := file.read(12)) == 12:
+      (length,) = struct.unpack("<Q", header[:8])
+      if length + 4 > size - file.tell():
+        raise tf.errors.DataLossError(
+          None, None, f"{path}: a record of {length:,} bytes in a file of "
+          f"{size:,}"
+        )  # fmt: skip
+      file.seek(length + 4, os.SEEK_CUR)
 
 
 class _CutError(Exception):
@@ -76,8 +109,9 @@ def _records(path: str) -> Iterator[bytes | Lost]:
   """All records of a file; where it ends or breaks off, `Lost` for ever."""
   try:
     with tf.io.gfile.GFile(path, "rb") as file:
+      size = file.size()
       while True:
-        yield _record(file)
+        yield _record(file, size)
   except _CutError as cut:
     reason = str(cut)
   except tf.errors.OpError as error:
@@ -85,7 +119,7 @@ def _records(path: str) -> Iterator[bytes | Lost]:
   yield from itertools.repeat(Lost(reason))
 
 
-def _record(file: tf.io.gfile.GFile) -> bytes | Lost:
+def _record(file: tf.io.gfile.GFile, size: int) -> bytes | Lost:
   """Reads the next record.
 
   It lies there as its length (8 bytes), a checksum of that (4), the bytes
@@ -102,9 +136,11 @@ def _record(file: tf.io.gfile.GFile) -> bytes | Lost:
   length, checksum = struct.unpack("<QI", header)
   if _checksum(header[:8]) != checksum:
     raise _CutError("it has a corrupt length, or this is no TFRecord file")
-  rest = file.read(length + 4)
+  # Reading takes as much memory as it says, whatever is there.
+  is_there = length + 4 <= size - file.tell()
+  rest = file.read(length + 4) if is_there else b""
   if len(rest) < length + 4:
-    raise _CutError("the file ends in the middle of it")
+    raise _CutError(f"the file ends in the middle of its {length:,} bytes")
   if _checksum(rest[:-4]) != struct.unpack("<I", rest[-4:])[0]:
     return Lost("it is corrupt (its checksum is wrong)")
   return rest[:-4]

@@ -2,16 +2,20 @@
 
 import dataclasses
 import itertools
+import json
 import logging
 import os
 import pathlib
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
 import types
 
 import fake_data
+import faults
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -153,6 +157,40 @@ def test_every_cut_is_noticed(shard):
 
 
 # --- TFDS ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [2**40, 2**63, 2**64 - 1])
+def test_a_record_that_is_longer_than_its_file(tmp_path, length):
+  """Its length is sealed; whoever believes it takes as much memory."""
+  directory = write_own(tmp_path)
+  (file,) = directory.glob("*train*")
+  start, content = fake_data.record_start(file, 11), file.read_bytes()
+  header = struct.pack("<Q", length)
+  header += struct.pack("<I", tfrecords._checksum(header))
+  file.write_bytes(content[:start] + header + content[start + 12 :])
+  with pytest.raises(BrokenDataError, match=f"middle of its {length:,} bytes"):
+    open_source("own", "train", str(tmp_path))
+  assert open_source("own", "train", str(tmp_path), max_bad=1).size == 12
+
+
+@pytest.mark.parametrize("file_format", ["tfrecord", "array_record"])
+@pytest.mark.parametrize("count", [10**6, 10**15])
+def test_more_examples_than_files_can_hold(tmp_path, file_format, count):
+  info = write_own(tmp_path, file_format) / "dataset_info.json"
+  content = json.loads(info.read_text())
+  for entry in content["splits"]:
+    entry["shardLengths"] = [str(count)]
+  info.write_text(json.dumps(content))
+  with pytest.raises(BrokenDataError, match=f"{count:,} examples, but its fil"):
+    open_source("own", "train", str(tmp_path), max_bad=2**62)
+
+
+def test_a_shard_that_is_a_pipe(tmp_path):
+  (file,) = write_own(tmp_path).glob("*train*")
+  file.unlink()
+  os.mkfifo(file)
+  with pytest.raises(BrokenDataError, match="is no regular file"):
+    open_source("own", "train", str(tmp_path))
 
 
 def write_own(directory, file_format="tfrecord", count=12):
@@ -534,6 +572,36 @@ def test_broken_pictures_are_all_named(tmp_path):
   assert names == set(BROKEN)
 
 
+@pytest.fixture
+def irregular(tmp_path):
+  """Two pictures of a class, and five things that only have such names."""
+  folder = tmp_path / "train" / "a"
+  content = fake_data.encode(fake_data.noise(0, 9, 9), "PNG")
+  write_pictures(folder, {"0.png": content, "1.png": content})
+  os.mkfifo(folder / "pipe.png")
+  (folder / "device.png").symlink_to("/dev/zero")
+  (folder / "gone.png").symlink_to("nowhere")
+  (folder / "folder.png").mkdir()
+  with socket.socket(socket.AF_UNIX) as opened:
+    opened.bind(str(folder / "socket.png"))
+  return tmp_path
+
+
+def test_what_is_no_regular_file_is_never_read(irregular):
+  with pytest.raises(BrokenDataError) as error:
+    open_source("folder", "train", str(irregular))
+  for name, kind in (
+    ("pipe", "a pipe"), ("device", "a device"), ("folder", "a folder"),
+    ("socket", "a socket"), ("gone", "a link to what cannot be found"),
+  ):  # fmt: skip
+    line = f"{name}.png) cannot be read: no regular file, but {kind}"
+    assert line in str(error.value)
+  source = open_source("folder", "train", str(irregular), max_bad=5)
+  assert len(source.left_out) == 5
+  batches = eval_batches(source, PLAIN, batch_size=4)
+  assert sum(batch["mask"].sum() for batch in batches) == 2
+
+
 def test_a_line_that_would_fill_the_memory_is_named(tmp_path):
   write_pictures(tmp_path / "train" / "a", odd_pictures())
   source = open_source("folder", "train", str(tmp_path))
@@ -775,21 +843,34 @@ def test_stalled_process_ends_and_says_where_it_was():
   assert "batching.py" in done.stderr  # and of the one that waits
 
 
+PIPE = """
+import os
+from memory_vit import sources
+open_folder = sources.open_folder
+def opens(split, directory, **options):
+  source = open_folder(split, directory, **options)
+  file = f"{directory}/train/b/3.png"
+  os.unlink(file)
+  os.mkfifo(file)
+  sources.open_folder = open_folder
+  return source
+sources.open_folder = opens
+"""
+
+
 @pytest.mark.processes
 def test_stalled_command_ends(config, tmp_path):
-  """A pipe into which nobody writes: whoever reads it waits for ever."""
-  file = tmp_path / "data" / "train" / "b" / "3.png"
-  file.unlink()
-  os.mkfifo(file)
+  """A pipe since the data were opened: whoever reads it waits for ever."""
   options = {
     "pretrain.variant": "", "upstream.name": "", "backbone": config.backbone,
     "batch_size": 16, "batch_size_eval": 8, "total_steps": 9,
     "data.name": "folder", "data.dir": config.data.dir, "data.train": "train",
-    "data.validation": "", "data.max_bad": 1, "stall_timeout": 4,
+    "data.validation": "", "data.test": "", "data.max_bad": 1,
+    "stall_timeout": 4,
   }  # fmt: skip
   done = subprocess.run(
-    [sys.executable, "-m", "memory_vit.main", f"--workdir={tmp_path / 'run'}",
-     "--config=configs/quickstart.py",
+    [sys.executable, "-c", PIPE + faults.MAIN,
+     f"--workdir={tmp_path / 'run'}", "--config=configs/quickstart.py",
      *(f"--config.{key}={value}" for key, value in options.items())],
     cwd=ROOT, timeout=PATIENCE, check=False, capture_output=True, text=True,
     env={**os.environ, "XLA_FLAGS": ""},

@@ -1,7 +1,10 @@
 """The command that walks a data set and says what is wrong with it."""
 
+import contextlib
 import dataclasses
 import json
+import os
+import shutil
 import subprocess
 import sys
 
@@ -12,7 +15,7 @@ from conftest import ROOT
 from fake_data import encode, noise
 
 from configs import base
-from memory_vit import check_data
+from memory_vit import check_data, checking
 from memory_vit import config as config_lib
 from memory_vit.errors import ConfigError, DataError
 
@@ -118,6 +121,80 @@ def test_all_that_is_wrong_with_a_folder(tmp_path):
   assert "1 to be turned by EXIF" in shown
   assert "train and test share 1 files:" in shown
   assert shown.endswith("NOT clean: see above")
+
+
+def test_what_is_no_file_does_not_hang(tmp_path):
+  write(tmp_path, pictures("train", 3, 0) | pictures("test", 2, 500))
+  os.mkfifo(tmp_path / "train/a/pipe.png")
+  (tmp_path / "test/b/zero.png").symlink_to("/dev/zero")
+  report = check_data.check_data(config_of("folder", tmp_path))
+  train, test = report["splits"]
+  assert [p["detail"] for p in train["problems"] + test["problems"]] == [
+    "no regular file, but a pipe", "no regular file, but a device",
+  ]  # fmt: skip
+  assert (train["per_class"], test["per_class"]) == (
+    {"a": 3, "b": 3}, {"a": 2, "b": 2},
+  )  # fmt: skip
+
+
+def test_pictures_that_do_not_come_end_it(tmp_path, monkeypatch):
+  """By the limit of the configuration, for every so many pictures."""
+  write(tmp_path, pictures("train", 3, 0))
+  waited = []
+
+  @contextlib.contextmanager
+  def limit(seconds, what):
+    waited.append((seconds, what))
+    yield
+
+  monkeypatch.setattr(checking.stall, "limit", limit)
+  monkeypatch.setattr(checking, "_AT_ONCE", 4)
+  config = config_of("folder", tmp_path, test="")
+  config = dataclasses.replace(config, stall_timeout=7.0)
+  (entry,) = check_data.check_data(config)["splits"]
+  assert entry["per_class"] == {"a": 3, "b": 3}
+  what = "data set 'folder', split 'train', from example"
+  assert waited == [(7.0, f"{what} 0 on"), (7.0, f"{what} 4 on")]
+
+
+def test_names_that_are_not_utf_8(tmp_path):
+  write(tmp_path, pictures("train", 2, 0))
+  odd = os.fsdecode(b"\xff\xfe.png")
+  shutil.copy(tmp_path / "train/a/0.png", tmp_path / "train/a" / odd)
+  (tmp_path / "train/b" / odd).write_bytes(b"no picture")
+  config = config_of("folder", tmp_path, test="")
+  report = check_data.check_data(config)
+  (entry,) = report["splits"]
+  assert entry["per_class"] == {"a": 3, "b": 2}
+  (problem,) = entry["problems"]
+  assert "train/b/\\xff\\xfe.png)" in problem["where"]
+  json.dumps(report).encode("utf-8")
+  check_data.text(report).encode("utf-8")
+  (tmp_path / "train" / os.fsdecode(b"cat\xff")).mkdir()
+  (entry,) = check_data.check_data(config)["splits"]
+  (problem,) = entry["problems"]
+  assert r"train/cat\xff is not UTF-8" in problem["where"]
+
+
+def test_imbalance_is_said_and_no_fault(tmp_path):
+  files = pictures("train", 10, 0)
+  config = config_of("folder", tmp_path, test="")
+  for i in range(2, 10):
+    del files[f"train/b/{i}.png"]
+  write(tmp_path, files)
+  (entry,) = check_data.check_data(config)["splits"]
+  assert entry["balance"] == {
+    "fewest": ("b", 2), "most": ("a", 10), "ratio": 5.0, "share": 10 / 12,
+    "imbalanced": False,
+  }  # fmt: skip
+  (tmp_path / "train/b/1.png").unlink()
+  report = check_data.check_data(config)
+  assert report["clean"] is True
+  assert report["splits"][0]["balance"]["imbalanced"] is True
+  shown = check_data.text(report)
+  assert "pictures per class from 1 (b) to 10 (a), ratio 10.0" in shown
+  assert "who always says 'a' is right for 90.9 %" in shown
+  json.dumps(report)
 
 
 FEATURES = tfds.features.FeaturesDict(

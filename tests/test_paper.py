@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 
+import fake_data
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,6 +41,7 @@ from memory_vit import (
   training_pass,
 )
 from memory_vit import config as config_lib
+from memory_vit.data_record import DataRecord
 from memory_vit.errors import (
   ConfigError,
   DivergedError,
@@ -559,6 +561,52 @@ def test_a_study_in_epochs_is_not_repeated(config, tmp_path, monkeypatch):
     conduct.run_study(in_steps, tmp_path, ["table2"])
   report = json.loads((tmp_path / "report.json").read_text())
   assert report["config"]["image_size"] == 8
+
+
+def test_finished_runs_on_other_data_are_refused(
+  config, tmp_path, monkeypatch, caplog
+):
+  """As long as the data are there to be compared."""
+  config = with_study(config, regimes=("head",), others=())
+  pictures = tmp_path / "pictures"
+  where = dataclasses.replace(
+    config.data, name="folder", dir=str(pictures), train="train",
+    validation="train", test="train",
+  )  # fmt: skip
+  fake_data.write_folder(
+    pictures, {"train/a": ["1.png", "2.png"], "train/b": ["3.png"]}
+  )
+  config = dataclasses.replace(config, data=where)
+  fake = FakeRuns(accuracies)
+
+  def runs(config, directory, stop=None):
+    result = fake(config, directory, stop)
+    found = data.take_inventory("folder", "train", str(pictures))
+    record = DataRecord(
+      directory=directory / "data",
+      inventories=dict.fromkeys(("train", "validation", "test"), found),
+    )
+    record.keep()
+    result["data"] = record.digests
+    records.write_json(directory / "result.json", result)
+    return result
+
+  monkeypatch.setattr(run, "train_and_evaluate", runs)
+  conduct.run_study(config, tmp_path / "s", ["table2"])
+  conduct.run_study(config, tmp_path / "s", ["table2"])
+  assert len(fake.calls) == 2
+  (pictures / "train/a/2.png").rename(pictures / "train/b/2.png")
+  with pytest.raises(ConfigError, match="1 of another class") as error:
+    conduct.run_study(config, tmp_path / "s", ["table2"])
+  for name in fake.calls:
+    assert name in str(error.value)
+  assert "train/a/2.png: class 'a', now 'b'" in str(error.value)
+  # Without data nothing can be compared, and nothing has to be trained.
+  monkeypatch.setattr(measured.logger, "propagate", True)
+  (pictures / "train").rename(pictures / "away")
+  conduct.run_study(config, tmp_path / "s", ["table2"])
+  assert "whether data changed is not known" in caplog.text
+  assert len(fake.calls) == 2
 
 
 def test_a_second_study_is_kept_out(config, tmp_path, monkeypatch):

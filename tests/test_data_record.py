@@ -1,0 +1,373 @@
+"""Data that is not what a run began with is noticed, and what differs named."""
+
+import json
+import os
+import shutil
+import signal
+
+import fake_data
+import jax
+import pytest
+from conftest import tiny_backbone
+from faults import Run
+
+import memory_vit as mv
+from memory_vit import data, inventory, processes
+from memory_vit.data_record import DataRecord
+
+
+def write_pictures(root):
+  """12 pictures of two classes to train on, 4 to test."""
+  for split, count in (("train", 12), ("test", 4)):
+    for label in "ab":
+      (root / split / label).mkdir(parents=True)
+      for i in range(count):
+        picture = fake_data.noise(100 * len(split) + 20 * ord(label) + i, 9, 9)
+        content = fake_data.encode(picture, "PNG")
+        (root / split / label / f"{i}.png").write_bytes(content)
+  return root
+
+
+def record_of(root, directory, by="files", **splits):
+  splits = splits or {"train": "train", "test": "test"}
+  sources = {
+    key: data.open_source("folder", split, str(root))
+    for key, split in splits.items()
+  }
+  return DataRecord(
+    directory=directory / "data",
+    by=by,
+    inventories={key: source.inventory for key, source in sources.items()},
+  )
+
+
+@pytest.fixture
+def pictures(tmp_path):
+  return write_pictures(tmp_path / "pictures")
+
+
+# --- what is done to the data -------------------------------------------------
+
+
+def replace_all(root):
+  for i, file in enumerate(sorted(root.glob("train/*/*.png"))):
+    picture = fake_data.noise(7000 + i, 9, 9)
+    file.write_bytes(fake_data.encode(picture, "PNG"))
+
+
+def swap_labels(root):
+  (root / "train/a").rename(root / "train/c")
+  (root / "train/b").rename(root / "train/a")
+  (root / "train/c").rename(root / "train/b")
+
+
+def move_two(root):
+  (root / "train/a/3.png").rename(root / "train/b/from-a-3.png")
+  (root / "train/b/5.png").rename(root / "train/a/from-b-5.png")
+
+
+def rename_one(root):
+  (root / "train/a/3.png").rename(root / "train/a/three.png")
+
+
+def replace_a_test_picture(root):
+  shutil.copyfile(root / "test/a/0.png", root / "test/b/1.png")
+
+
+def touch(root):
+  for file in root.glob("*/*/*.png"):
+    os.utime(file, ns=(5, 5))
+
+
+CHANGES = {
+  replace_all: ("train: 24 changed (of 24 files)", "train/a/0.png: "),
+  swap_labels: (
+    "train: 24 of another class (of 24 files)",
+    "train/a/0.png: class 'a', now 'b' (train/b/0.png)", "and 19 more",
+  ),
+  move_two: (
+    "train: 2 of another class (of 24 files)",
+    "train/a/3.png: class 'a', now 'b' (train/b/from-a-3.png)",
+    "train/b/5.png: class 'b', now 'a' (train/a/from-b-5.png)",
+  ),
+  rename_one: (
+    "train: 1 renamed (of 24 files)", "train/a/3.png: now train/a/three.png",
+  ),
+  replace_a_test_picture: ("test: 1 changed (of 8 files)", "test/b/1.png: "),
+}  # fmt: skip
+
+
+# --- whole commands -----------------------------------------------------------
+
+# In the midst of a run, with steps 5 and 10 saved.
+KILLED = """
+import os, signal
+from memory_vit.interrupt import Stop
+taken = []
+def kills(self):
+  taken.append(1)
+  if len(taken) == 13:
+    os.kill(os.getpid(), signal.SIGKILL)
+  return False
+Stop.is_wanted = kills
+"""
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory):
+  path = tmp_path_factory.mktemp("backbone") / "tiny.npz"
+  mv.save_backbone(tiny_backbone(num_classes=5, depth=1), path)
+  return path
+
+
+def run_on(backbone, root, workdir, **options):
+  options = {
+    "data.name": "folder", "data.dir": root, "data.train": "train",
+    "data.validation": "", "task.name": "ab", "total_steps": 20,
+    "batch_size_eval": 8, "checkpoint_every": 5, **options,
+  }  # fmt: skip
+  return Run(backbone, workdir, **options)
+
+
+@pytest.fixture(scope="module")
+def killed(backbone, tmp_path_factory):
+  """(a run that was killed, its pictures); not to be changed."""
+  path = tmp_path_factory.mktemp("killed")
+  root = write_pictures(path / "pictures")
+  run = run_on(backbone, root, path / "run")
+  with run.start(KILLED) as process:
+    assert process.wait() == -signal.SIGKILL, process.text
+  assert run.steps() == [5, 10]
+  return run, root
+
+
+@pytest.fixture
+def copied(killed, backbone, tmp_path):
+  """A copy of it, whose pictures lie elsewhere and are as old."""
+  run, root = killed
+  shutil.copytree(run.workdir, tmp_path / "run")
+  shutil.copytree(root, tmp_path / "pictures")
+  copy = run_on(backbone, tmp_path / "pictures", tmp_path / "run")
+  return copy, tmp_path / "pictures"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_other_data_is_refused(copied, change):
+  run, root = copied
+  change(root)
+  refused = run.start()
+  assert refused.wait() == 2, refused.text
+  assert "began with other data" in refused.text
+  assert "--allow_config_change=data" in refused.text
+  assert "Traceback" not in refused.text
+  for words in CHANGES[change]:
+    assert words in refused.text
+  assert run.steps() == [5, 10]
+  assert not (run.workdir / "result.json").exists()
+
+
+@pytest.mark.processes
+def test_the_same_data_elsewhere_goes_on_to_the_same_bits(
+  killed, copied, backbone, tmp_path
+):
+  whole = run_on(backbone, killed[1], tmp_path / "whole")
+  whole.finish()
+  copy, _ = copied
+  assert copy.finish().resumed == 10
+  found, expected = copy.state(), whole.state()
+  assert found["arrays"] == expected["arrays"]
+  assert found["meta"] == expected["meta"]
+  result = json.loads((copy.workdir / "result.json").read_text())
+  assert result["config_changes"] == []
+  assert result["data"].keys() == {"train", "test"}
+
+
+@pytest.mark.processes
+def test_other_data_goes_on_where_it_is_asked_for(copied):
+  run, root = copied
+  move_two(root)
+  (root / "train/a/7.png").unlink()
+  assert run.finish("--allow_config_change=data").resumed == 10
+  result = json.loads((run.workdir / "result.json").read_text())
+  (change,) = result["config_changes"]
+  assert (change["step"], change["key"]) == (10, "data of train")
+  assert change["from"] != change["to"] == result["data"]["train"]["sha256"]
+  assert change["what"][0] == "2 of another class, 1 gone (of 24 files)"
+  # From now on these are its data, and nothing of it is forgotten.
+  assert run.finish().resumed == 20
+  again = json.loads((run.workdir / "result.json").read_text())
+  assert again["config_changes"] == result["config_changes"]
+
+
+@pytest.mark.processes
+def test_contents_may_be_touched(backbone, pictures, tmp_path):
+  options = {"data.digest": "contents"}
+  run = run_on(backbone, pictures, tmp_path / "run", **options)
+  with run.start(KILLED) as process:
+    assert process.wait() == -signal.SIGKILL, process.text
+  touch(pictures)
+  assert run.finish().resumed == 10
+
+
+# --- what is compared ---------------------------------------------------------
+
+
+def found_later(record):
+  """What a saved state holds of it, once its tables are kept."""
+  record.keep()
+  return json.loads(json.dumps(record.compared))
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("by", ["files", "contents"])
+def test_every_change_is_named(pictures, tmp_path, change, by):
+  found = found_later(record_of(pictures, tmp_path, by))
+  assert record_of(pictures, tmp_path, by).differences(found) == {}
+  change(pictures)
+  lines = [
+    line
+    for split, (first, *more) in record_of(pictures, tmp_path, by)
+    .differences(found)
+    .items()
+    for line in (f"{split}: {first}", *more)
+  ]
+  assert len(lines) <= 1 + 5 + 1
+  for words in CHANGES[change]:
+    assert words in "\n".join(lines)
+
+
+def test_what_by_files_and_by_contents_differs_in(pictures, tmp_path):
+  by_files = found_later(record_of(pictures, tmp_path))
+  by_contents = found_later(record_of(pictures, tmp_path, "contents"))
+  file = pictures / "train/a/0.png"
+  times = (file.stat().st_atime_ns, file.stat().st_mtime_ns)
+  # As many other bytes, as old: only the contents tell.
+  file.write_bytes(file.read_bytes()[::-1])
+  os.utime(file, ns=times)
+  now = record_of(pictures, tmp_path)
+  assert now.differences(by_files) == {}
+  assert now.differences(by_contents) == {
+    "train": ["1 changed (of 24 files)", "  train/a/0.png: other contents"]
+  }
+  # It is compared as it was saved, whatever is asked for now.
+  file.write_bytes(file.read_bytes()[::-1])
+  now = record_of(pictures, tmp_path, "contents")
+  assert now.differences(by_contents) == {}
+  (line,) = now.differences(by_files)["train"][1:]
+  assert line == "  train/a/0.png: the time of its last change is another"
+
+
+def test_parts_of_a_split(pictures, tmp_path):
+  """A picture that comes or goes moves others over the border of two parts."""
+  splits = {"train": "train[:50%]", "validation": "train[50%:]"}
+  found = found_later(record_of(pictures, tmp_path, **splits))
+  assert record_of(pictures, tmp_path, **splits).differences(found) == {}
+  (pictures / "train/a/0.png").unlink()
+  differ = record_of(pictures, tmp_path, **splits).differences(found)
+  text = json.dumps(differ)
+  assert "train/a/0.png: gone" in text
+
+
+def test_what_an_earlier_version_saved_is_refused(pictures, tmp_path):
+  differ = record_of(pictures, tmp_path).differences({})
+  assert differ.keys() == {"train", "test"}
+  assert "an earlier version saved this" in differ["train"][0]
+
+
+def test_a_table_that_is_gone_or_damaged(pictures, tmp_path):
+  """That the data are others is known without it."""
+  found = found_later(record_of(pictures, tmp_path))
+  rename_one(pictures)
+  file = tmp_path / "data" / f"{found['train']['sha256']}.json"
+  content = file.read_text()
+  for damaged in (content.replace("a/3.png", "a/4.png"), "[", None):
+    file.unlink() if damaged is None else file.write_text(damaged)
+    differ = record_of(pictures, tmp_path).differences(found)
+    assert "is not known" in differ["train"][0]
+
+
+def test_what_is_no_file_is_not_read(pictures, tmp_path):
+  os.mkfifo(pictures / "train/a/pipe.png")
+  (pictures / "train/a/zero.png").symlink_to("/dev/zero")
+  shutil.copy(pictures / "train/a/0.png", pictures / b"train/a/\xff.png".decode(
+    "utf-8", "surrogateescape"))  # fmt: skip
+  source = data.open_source("folder", "train", str(pictures), max_bad=2)
+  table = source.inventory.table("contents")
+  assert table["files"]["train/a/pipe.png"] == [-1, "no regular file"]
+  assert table["files"]["train/a/zero.png"] == [-1, "no regular file"]
+  assert len(table["files"]["train/a/\udcff.png"][1]) == 64
+  assert json.loads(inventory.text_of(table)) == table
+
+
+def test_hosts_agree_on_names_and_sizes(pictures):
+  def sizes():
+    return data.open_source("folder", "train", str(pictures)).inventory.sizes()
+
+  before = sizes()
+  touch(pictures)
+  assert sizes() == before
+  rename_one(pictures)
+  assert sizes() != before
+
+
+def test_the_first_process_counts(pictures, tmp_path, monkeypatch):
+  """Another one takes its word, and looks at nothing."""
+  first = record_of(pictures, tmp_path)
+  digests = first.digests
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+  monkeypatch.setattr(jax, "process_index", lambda: 1)
+  said = json.dumps({"result": digests})
+  monkeypatch.setattr(processes, "_gather", lambda text: [said, text])
+  other = DataRecord(
+    directory=tmp_path, inventories={"train": inventory.Inventory()}
+  )
+  assert other.digests == digests
+
+
+def test_data_sets_of_tfds(tmp_path):
+  directory = fake_data.write_tfds(
+    tmp_path, "cifar10", {"train": [0, 1, 2] * 4, "test": [3, 4]}
+  )
+
+  def record():
+    source = data.open_source("cifar10", "train", str(tmp_path))
+    assert source.inventory == data.take_inventory(
+      "cifar10", "train", str(tmp_path)
+    )
+    return DataRecord(
+      directory=tmp_path / "data", inventories={"train": source.inventory}
+    )
+
+  found = found_later(record())
+  assert record().differences(found) == {}
+  fake_data.reshard(directory, "train", [6, 6])
+  (lines,) = record().differences(found).values()
+  assert lines[0] == "1 gone, 2 new (of 1 files)"
+  assert "'shard lengths': [12]" in lines[1]
+  assert "cifar10-train.tfrecord-00000-of-00001: gone" in lines[2]
+
+
+def test_digits_are_known_by_their_bytes(tmp_path, monkeypatch):
+  def record(split):
+    source = data.open_source("digits:5-9", split)
+    return DataRecord(
+      directory=tmp_path, inventories={"train": source.inventory}
+    )
+
+  found = found_later(record("train"))
+  assert record("train").differences(found) == {}
+  (lines,) = record("train[1:]").differences(found).values()
+  assert "pictures: " in lines[0]
+
+
+def test_of_many_files_some_are_named():
+  files = {f"train/{i % 9}/{i}.png": [100, i] for i in range(9000)}
+  before = {"by": "files", "facts": {}, "files": files}
+  swapped = {
+    name.replace("/0/", "/x/").replace("/1/", "/0/").replace("/x/", "/1/"): e
+    for name, e in files.items()
+  }
+  lines = inventory.differences(before, {**before, "files": swapped})
+  assert lines[0] == "2,000 of another class (of 9,000 files)"
+  assert len(lines) == 7
