@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
+from memory_vit import paths
 from memory_vit.errors import CheckpointError
 
 logger = logging.getLogger("memory_vit")
@@ -64,7 +65,7 @@ def local_file(path: str) -> Path:
     return _cached(address, _fetch_http)
   if address.startswith("gs://"):
     return _cached(address, _fetch_gs)
-  file = Path(address).expanduser()
+  file = paths.local(address, "the backbone", CheckpointError)
   if not file.is_file():
     raise CheckpointError(
       f"no file {path!r}: expected an .npz file, an address that starts with "
@@ -76,11 +77,21 @@ def local_file(path: str) -> Path:
 def _cached(url: str, fetch: Callable[[str, Path], None]) -> Path:
   """Returns the local copy of a file, made by `fetch` the first time."""
   default = Path.home() / ".cache" / "memory_vit"
-  folder = Path(os.environ.get("MEMORY_VIT_CACHE") or default).expanduser()
+  folder = paths.local(
+    os.environ.get("MEMORY_VIT_CACHE") or default,
+    "$MEMORY_VIT_CACHE",
+    CheckpointError,
+  )
+  try:
+    name = PurePosixPath(urllib.parse.urlsplit(url).path).name
+  except ValueError as error:
+    raise CheckpointError(
+      f"{url!r} is no address ({error}): expected one such as "
+      "https://HOST/FILE.npz."
+    ) from error
   # The same file name is published at several addresses.
   address = hashlib.sha256(url.encode()).hexdigest()[:12]
-  name = PurePosixPath(urllib.parse.urlsplit(url).path).name
-  file = folder / f"{address}-{name}"
+  file = paths.local(folder / f"{address}-{name}", "its copy", CheckpointError)
   if file.exists():
     logger.info("%s is already at %s", url, file)
     return file

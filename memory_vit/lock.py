@@ -31,8 +31,14 @@ def only_run(workdir: Path) -> Iterator[None]:
     def take() -> None:
       workdir.mkdir(parents=True, exist_ok=True)
       # Never deleted: two could then hold two files of this name.
-      file = stack.enter_context((workdir / _FILE).open("a+", encoding="utf-8"))
-      _lock(file, workdir)
+      try:
+        file = (workdir / _FILE).open("a+", encoding="utf-8")
+      except OSError as error:
+        raise TrainingError(
+          f"{workdir / _FILE} cannot be opened ({error}): expected a file that "
+          "this command may write. Remove it, or give another --workdir."
+        ) from error
+      _lock(stack.enter_context(file), workdir)
 
     processes.by_first(take)
     yield
