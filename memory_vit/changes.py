@@ -32,8 +32,9 @@ def allowed(keys: Sequence[str]) -> tuple[str, ...]:
   for key in found:
     if key not in CAN_CHANGE:
       raise ConfigError(
-        f"--allow_config_change={key}: expected one of {list(CAN_CHANGE)}. "
-        "Anything else is another run: give it another --workdir."
+        f"--allow_config_change={key[:60]!r}: expected one of "
+        f"{list(CAN_CHANGE)}. Anything else is another run: give it another "
+        "--workdir."
       )
   return tuple(f"config.{key}" for key in found)
 

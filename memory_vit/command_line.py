@@ -4,6 +4,8 @@ Nothing here brings jax or TensorFlow: what is wrong with a command line is said
 at once, in one line.
 """
 
+from __future__ import annotations
+
 import argparse
 import importlib.machinery
 import importlib.util
@@ -15,15 +17,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import ml_collections
 from absl import flags
-from ml_collections import config_flags
+from etils import epy
 
 from memory_vit import config as config_lib
 from memory_vit import options, paths, records
 from memory_vit.config import Config
 from memory_vit.errors import ConfigError, MemoryVitError
 from memory_vit.limits import Number
+
+with epy.lazy_imports():  # not all commands have a configuration
+  import ml_collections
+  from ml_collections import config_flags
 
 # What absl and ml_collections raise, and `ast.literal_eval` within them.
 _ERRORS = (flags.Error, AttributeError, LookupError, MemoryError, OSError,
@@ -76,10 +81,13 @@ class CommandLine:
     """
     self._about, self._argv = about, list(argv)
     self.flags = flags.FlagValues()
-    self._config = config_flags.DEFINE_config_file(
-      "config", None, "Configuration file, FILE.py or FILE.py:ARGUMENT.",
-      flag_values=self.flags, sys_argv=self._argv,
-    )  # fmt: skip
+    try:
+      self._config = config_flags.DEFINE_config_file(
+        "config", None, "Configuration file, FILE.py or FILE.py:ARGUMENT.",
+        flag_values=self.flags, sys_argv=self._argv,
+      )  # fmt: skip
+    except _ERRORS as error:  # it opens --flagfile
+      raise self._explained(error) from error
     self.flags["config"].parser = _ConfigFile()
 
   def string(self, name: str, about: str) -> Callable[[], str | None]:

@@ -111,7 +111,9 @@ def possible_parts(config: Config, only: Sequence[str] = ()) -> list[str]:
     raise ConfigError(problem)
   unknown = sorted({*only} - {*PARTS})
   if unknown:
-    raise ConfigError(f"--only={unknown}: expected some of {list(PARTS)}.")
+    raise ConfigError(
+      f"--only={records.brief(unknown)}: expected some of {list(PARTS)}."
+    )
   possible = []
   for part in PARTS:
     if only and part not in only:
