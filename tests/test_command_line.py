@@ -1,11 +1,19 @@
 """Bad values of every option and flag: one line, status 2, nothing begun."""
 
 import json
+import os
+import random
 import re
+import subprocess
+import sys
 
 import pytest
-from conftest import ROOT
+import quick
+from conftest import ROOT, random_task, tiny_backbone
+from faults import MAIN, Process, Run
+from PIL import Image
 
+import memory_vit as mv
 from memory_vit import (
   changes,
   check_data,
@@ -17,12 +25,18 @@ from memory_vit import (
   main,
   options,
   paper,
+  paths,
   predict,
   run,
 )
+from memory_vit.checkpoints import Checkpoints
+from memory_vit.download import local_file
+from memory_vit.errors import CheckpointError, ConfigError, TrainingError
 from memory_vit.limits import Changes, Items, Number, OneOf, Switch, Text
+from memory_vit.lock import only_run
 
 CONFIG = f"--config={ROOT / 'configs' / 'quickstart.py'}"
+SLOW = pytest.mark.slow
 HUGE = 10**30
 # Text that a terminal obeys, or shows elsewhere than it stands.
 ODD = ("a\x07b", "a\nerror: b", "a\x1b[2Jb", "a\u2028b", "\u202eb", "\udcff")
@@ -104,6 +118,12 @@ def bad_values(key):
   return [*some, repr((0.5,) * (rule.most + 1)), *ODD[2:]]
 
 
+def some_of(key, most):
+  """Some of them, always the same."""
+  values = list(dict.fromkeys(bad_values(key)))
+  return random.Random(key).sample(values, min(most, len(values)))
+
+
 def test_every_option_has_a_meaning_and_bounds():
   known = options.options()
   assert set(known) == set(limits.RULES)
@@ -120,14 +140,19 @@ def test_every_option_has_a_meaning_and_bounds():
       assert rule.why, key
 
 
+# Of each option; all of them in the slow group.
+SOME = 7
+
+
+@pytest.mark.parametrize("most", [SOME, pytest.param(99, marks=SLOW)])
 @pytest.mark.parametrize("part", ["", *options.sections()])
-def test_bad_values_of_every_option(part, begun, capsys, tmp_path):
-  """For each option at least five."""
+def test_bad_values_of_every_option(part, most, begun, capsys, tmp_path):
+  """In each of them at least five, in the command that uses it."""
   wrong = {}
   keys = [key for key in limits.RULES if key.rpartition(".")[0] == part]
   for key in keys:
     command = study if part == "study" else train
-    for value in dict.fromkeys(bad_values(key)):
+    for value in some_of(key, most):
       argv = [CONFIG, f"--workdir={tmp_path / 'run'}"]
       problem = refusal(capsys, command, [*argv, f"--config.{key}={value}"])
       if problem:
@@ -139,7 +164,7 @@ def test_bad_values_of_every_option(part, begun, capsys, tmp_path):
 
 def test_the_campaign_is_as_long_as_it_should_be():
   """Of the cases above; those of flags come on top."""
-  counts = [len(dict.fromkeys(bad_values(key))) for key in limits.RULES]
+  counts = [len(some_of(key, SOME)) for key in limits.RULES]
   assert min(counts) >= 5
   assert sum(counts) >= 407
 
@@ -380,3 +405,274 @@ def test_help_says_all_of_every_option(command, capsys):
     assert f"{option.kind}: {' '.join(option.expected.split())}." in joined
   for name in re.findall(r"^  --(\w+)", text, re.M):
     assert re.search(rf"^  --{name}.*\n      \S", text, re.M), name
+
+
+def test_a_batch_that_no_host_can_hold_is_refused(begun, capsys, tmp_path):
+  for key in ("batch_size", "batch_size_eval", "pretrain.batch_size"):
+    argv = [CONFIG, f"--workdir={tmp_path / 'run'}", f"--config.{key}={2**20}"]
+    argv += ["--config.image_size=2048"]
+    assert not refusal(capsys, train, argv), key
+  assert not begun
+
+
+def test_what_is_no_task_is_refused_before_the_backbone(
+  begun, capsys, tmp_path
+):
+  for key in ("attends_to", "indirect"):
+    for path in (tmp_path, "absent", "~nouser/x", "a" * 300):
+      argv = [CONFIG, f"--workdir={tmp_path / 'run'}"]
+      argv += [f"--config.task.{key}={(str(path),)!r}"]
+      assert not refusal(capsys, train, argv), (key, path)
+  assert not begun
+
+
+def test_a_cache_that_is_no_directory(monkeypatch):
+  for cache in ("~nouser/x", "a" * 300, "/dev/null/x"):
+    monkeypatch.setenv("MEMORY_VIT_CACHE", cache)
+    with pytest.raises(CheckpointError, match=r"^[^\n]{20,2000}$"):
+      local_file("https://127.0.0.1:9/x.npz")
+  for backbone in ("http://[::1", "~nouser/x", "a" * 300, "", "https:///"):
+    with pytest.raises(CheckpointError, match=r"^[^\n]{20,2000}$"):
+      local_file(backbone)
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "3", "{", '{"a": 1}', "\x00"])
+def test_a_result_that_is_none(text, tmp_path):
+  file = tmp_path / "result.json"
+  assert run._seconds_before(tmp_path) is None
+  file.write_text('{"wall_seconds": 3.5}')
+  assert run._seconds_before(tmp_path) == 3.5
+  file.write_text(text)
+  with pytest.raises(ConfigError, match="result.json .*another --workdir"):
+    run._seconds_before(tmp_path)
+
+
+def test_states_that_are_no_directories(tmp_path):
+  kept = tmp_path / "kept"
+  kept.mkdir()
+  (kept / "mine").write_text("mine")
+  directory = tmp_path / "checkpoints"
+  directory.mkdir()
+  (directory / "scratch-1").symlink_to(kept)
+  (directory / "scratch-2").write_text("")
+  with Checkpoints(directory) as checkpoints:
+    assert checkpoints.latest() is None
+  assert not list(directory.iterdir())
+  assert (kept / "mine").read_text() == "mine"
+  directory.rmdir()
+  directory.write_text("")
+  with pytest.raises(TrainingError, match="cannot hold the states of a run"):
+    Checkpoints(directory)
+
+
+def test_a_lock_that_is_a_directory(tmp_path):
+  (tmp_path / ".lock").mkdir()
+  with pytest.raises(TrainingError, match="another --workdir"):  # noqa: SIM117
+    with only_run(tmp_path):
+      pass
+
+
+def test_a_file_is_replaced_once_it_is_whole(tmp_path):
+  file = tmp_path / "found.json"
+  link = tmp_path / "link.json"
+  link.symlink_to(file)
+  for path in (file, link):
+    paths.require_writable(path, "--json")
+    assert not file.exists() or path is link
+    commands.write_json(path, {"a": 1})
+    assert json.loads(file.read_text()) == {"a": 1}
+  assert link.is_symlink()
+  assert sorted(p.name for p in tmp_path.iterdir()) == [
+    "found.json", "link.json",
+  ]  # fmt: skip
+
+
+def test_ctrl_c_before_anything_is_begun(capsys):
+  def wait():
+    raise KeyboardInterrupt
+
+  assert commands.run_command(wait) == 130
+  assert capsys.readouterr().err == "stopped by Ctrl-C.\n"
+
+
+# Whole processes.
+
+
+@pytest.fixture
+def small(tmp_path):
+  """A run of few steps."""
+  backbone = tmp_path / "tiny.npz"
+  mv.save_backbone(tiny_backbone(num_classes=5), backbone)
+  return Run(backbone, tmp_path / "run", total_steps=20)
+
+
+CLOSED = """
+import os, sys
+for number in (0, 1, 2):
+  os.close(number)
+sys.stdin = sys.stdout = sys.stderr = None
+"""
+
+
+@pytest.mark.processes
+def test_closed_streams_stop_nothing(small):
+  with small.start(CLOSED) as process:
+    assert process.wait() == 0
+  assert (small.workdir / "result.json").is_file()
+  # Nothing that was meant for stderr landed in another file.
+  assert small.steps() == [10, 20]
+  assert small.state()
+
+
+MOVED = """
+import os, pathlib, sys
+from memory_vit.checkpoints import Checkpoints
+save = Checkpoints.save
+def moved(self, step, *args):
+  if step == 20:
+    run = self.directory.parent
+    run.rename(run.with_name("moved"))
+    {then}
+  save(self, step, *args)
+Checkpoints.save = moved
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("then", ["pass", "run.mkdir()", "run.write_text('')"])
+def test_a_working_directory_that_goes_away(small, then):
+  with small.start(MOVED.format(then=then)) as process:
+    assert process.wait() == 2, process.text
+    last = process.text[process.text.index("error: ") :]
+    assert "step 20 cannot be written" in last
+    assert "The directory is not there any more" in last
+  assert [p.name for p in (small.workdir.with_name("moved") / "checkpoints")
+          .iterdir()] == ["00000010"]  # fmt: skip
+
+
+@pytest.mark.processes
+def test_bad_values_end_a_whole_process(tmp_path):
+  """A sample of the campaign, in the commands as they are started."""
+  for flags in (
+    ["--config.batch_size=" + str(HUGE)], ["--config.epoch5=5"], ["x"],
+    ["--config.data.train="], [f"--workdir={tmp_path}/a/\x00b"],
+    ["--config.data.dir=\u202e"], ["--config=absent.py"],
+  ):  # fmt: skip
+    argv = [CONFIG, f"--workdir={tmp_path / 'run'}", *flags]
+    with Process(MAIN, argv, tmp_path / "log") as process:
+      assert process.wait() == 2, process.text
+      assert re.fullmatch(r"error: .{10,1990}\n", process.text), process.text
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "log").unlink()
+
+
+# Without what the tests themselves set.
+ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("TF_")}
+
+
+def fresh(*argv, **environment):
+  """A command as a shell starts it."""
+  return subprocess.run(
+    [sys.executable, *map(str, argv)], cwd=ROOT, capture_output=True, text=True,
+    env={**ENVIRONMENT, "XLA_FLAGS": quick.XLA_FLAGS, **environment},
+  )  # fmt: skip
+
+
+HEAVY = """
+import runpy, sys
+sys.argv = [{name!r}, "--help"]
+try:
+  runpy.run_module("memory_vit.{name}", run_name="__main__", alter_sys=True)
+except SystemExit as end:
+  assert not end.code, end.code
+heavy = [m for m in ("jax", "flax", "numpy", "tensorflow") if m in sys.modules]
+print(heavy, file=sys.stderr)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+  "name", ["main", "paper", "check_data", "evaluate", "predict", "inspect"]
+)
+def test_help_waits_for_nothing_heavy(name):
+  done = fresh("-c", HEAVY.format(name=name))
+  assert (done.returncode, done.stderr) == (0, "[]\n")
+  assert "--help" in done.stdout or "--config.seed=0\n" in done.stdout
+
+
+@pytest.mark.slow
+def test_nothing_of_tensorflow_is_on_stderr(tmp_path):
+  """What each command says there, to the line."""
+  backbone = tiny_backbone(num_classes=5)
+  file = tmp_path / "tiny.npz"
+  mv.save_backbone(backbone, file)
+  task = random_task(backbone, "pets")
+  mv.save_tasks([task], tmp_path / "tasks")
+  Image.new("RGB", (9, 9)).save(tmp_path / "a.png")
+  run = tmp_path / "run"
+  options = ["--config=configs/quickstart.py"] + [
+    f"--config.{key}={value}" for key, value in {
+      "pretrain.variant": "", "upstream.name": "", "backbone": file,
+      "total_steps": 2, "batch_size": 8, "batch_size_eval": 64,
+    }.items()
+  ]  # fmt: skip
+  clock = r"\d\d:\d\d:\d\d "
+
+  def said(module, *argv, status=0):
+    done = fresh("-m", f"memory_vit.{module}", *argv)
+    assert done.returncode == status, done.stderr
+    return done.stderr
+
+  lines = said("main", *options, f"--workdir={run}").splitlines()
+  own = rf"({clock}.*|[|+].*|Total: .*|trained: .*)"
+  assert [line for line in lines if not re.fullmatch(own, line)] == []
+  assert any("devices: " in line for line in lines)
+  assert re.fullmatch(
+    rf"({clock}(train|validation|test): .*\n"
+    r"|\r?(train|validation|test): .*\n?)*",
+    said("check_data", *options),
+  )
+  models = [f"--backbone={file}", f"--task={run / 'tasks'}"]
+  assert said("evaluate", *models) == ""
+  assert said("predict", *models, tmp_path / "a.png", "--batch_size=1") == ""
+  assert said("inspect", run / "tasks") == ""
+
+
+PICTURES = """
+import hashlib, io, sys
+import numpy as np
+import tensorflow as tf
+from PIL import Image
+from memory_vit import data
+from memory_vit.config import TrainDataConfig
+from memory_vit.data import preprocess
+from memory_vit.tasks import EvalPreprocessing
+digest, rng = hashlib.sha256(), np.random.default_rng(0)
+for kind in ("JPEG", "PNG", "WEBP"):
+  for height, width in ((97, 131), (400, 300)):
+    file = io.BytesIO()
+    pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file, kind)
+    encoded = tf.constant(file.getvalue())
+    for spec in (EvalPreprocessing(image_size=64),
+                 EvalPreprocessing(image_size=64, crop="central", resize=73)):
+      digest.update(preprocess.eval_image(encoded, spec).numpy().tobytes())
+    for crop in ("inception", "small"):
+      view = TrainDataConfig(train_crop=crop)
+      key = tf.constant([1, 2], tf.int64)
+      digest.update(preprocess.train_image(
+        encoded, key, data=view, image_size=64).numpy().tobytes())
+print(digest.hexdigest())
+"""
+
+
+@pytest.mark.slow
+def test_pictures_are_the_same_with_and_without_onednn():
+  """`commands` turns it off, so that TensorFlow does not speak of it."""
+  assert commands._QUIET["TF_ENABLE_ONEDNN_OPTS"] == "0"
+  found = [fresh("-c", PICTURES, TF_ENABLE_ONEDNN_OPTS=on) for on in "01"]
+  assert len(found[0].stdout) == 65, found[0].stderr
+  assert found[0].stdout == found[1].stdout
+  # It is on where it is asked for: there is something to compare.
+  assert "oneDNN custom operations are on" in found[1].stderr
+  assert "oneDNN" not in found[0].stderr
