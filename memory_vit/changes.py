@@ -35,10 +35,26 @@ def allowed(keys: Sequence[str]) -> tuple[str, ...]:
   for key in found:
     if key not in CAN_CHANGE:
       raise ConfigError(
-        f"--allow_config_change={key}: expected one of {list(CAN_CHANGE)}. "
-        "Anything else is another run: give it another --workdir."
+        f"--allow_config_change={key[:60]!r}: expected one of "
+        f"{list(CAN_CHANGE)}. Anything else is another run: give it another "
+        "--workdir."
       )
   return tuple(f"config.{key}" for key in found)
+
+
+def advice(keys: Sequence[str]) -> str:
+  """What to do where options differ from those that a run began with.
+
+  Args:
+    keys: "config.total_steps", ...
+  """
+  names = [key.removeprefix("config.") for key in keys]
+  flags = [f"--allow_config_change={key}" for key in names if key in CAN_CHANGE]
+  fixed = [key for key in names if key not in CAN_CHANGE]
+  if not fixed:
+    return f"To go on with what is new, on purpose: {' '.join(flags)}."
+  told = f"{', '.join(fixed)} can never change within a run."
+  return told + (f" Others may, with {' '.join(flags)}." if flags else "")
 
 
 def changes(

@@ -14,34 +14,32 @@ stall_timeout seconds. Classes of very different sizes are named, and are no
 fault.
 """
 
+from __future__ import annotations
+
 import dataclasses
-import functools
-import json
 import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tqdm
-from absl import app, flags
-from ml_collections import config_flags
+from etils import epy
 
-from memory_vit import checking, commands, data, progress
-from memory_vit import config as config_lib
-from memory_vit.checking import Checked
+from memory_vit import command_line, commands, limits, paths, records
 from memory_vit.config import Config
 from memory_vit.errors import BrokenDataError, ConfigError
 from memory_vit.escaping import escaped
 from memory_vit.tables import table
 
-logger = logging.getLogger("memory_vit")
+with epy.lazy_imports():  # once the command line is known to be right
+  import tqdm
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.")
-_SPLIT = flags.DEFINE_multi_string(
-  "split", [], "A split of data.name, instead; may be given several times."
-)
-_JSON = flags.DEFINE_string("json", None, "Write all that was found to a file.")
+  from memory_vit import checking, data, progress
+
+if TYPE_CHECKING:
+  from memory_vit.checking import Checked
+
+logger = logging.getLogger("memory_vit")
 
 # Problems of a kind that the screen shows; --json has all.
 _SHOWN = 10
@@ -70,20 +68,58 @@ class Where:
   stall_timeout: float
 
 
-def main(argv: list[str]) -> int:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments:
+  """What the command line says.
+
+  Attributes:
+    config: names the data sets.
+    splits: of `config.data.name`, instead of all that the configuration names.
+    json: where to write what was found; None writes nothing.
+  """
+
+  config: Config
+  splits: tuple[str, ...]
+  json: Path | None
+
+
+def parse(argv: Sequence[str]) -> Arguments:
+  """Reads the command line, and runs its configuration file.
+
+  Args:
+    argv: as `sys.argv`.
+
+  Raises:
+    ConfigError: for what cannot be used.
+  """
+  line = command_line.CommandLine(__doc__, argv)
+  splits = line.strings(
+    "split", "A split of data.name, instead; may be given several times."
+  )
+  file = line.string("json", "Write all that was found to a file.")
+  config = line.parse()
+  rule = limits.RULES["data.train"]
+  for split in splits():
+    if not rule.accepts(split):
+      raise ConfigError(
+        f"--split is {records.brief(split)}, expected {rule.expected}."
+      )
+  json = None
+  if file() is not None:
+    json = paths.local(file(), "--json")
+    paths.require_writable(json, "--json")
+  return Arguments(config=config, splits=tuple(splits()), json=json)
+
+
+def main(arguments: Arguments) -> int:
   """Checks what the flags name; returns the exit status."""
-  if len(argv) > 1:
-    raise ConfigError(f"unknown arguments {argv[1:]}; options start with --.")
   progress.log_to_stderr()
   # What cannot be read is in the report.
   logging.getLogger("memory_vit.sources").setLevel(logging.ERROR)
-  if _JSON.value and not Path(_JSON.value).absolute().parent.is_dir():
-    raise ConfigError(f"--json is {_JSON.value}: there is no such directory.")
-  report = check_data(_config(), _SPLIT.value)
+  report = check_data(arguments.config, arguments.splits)
   commands.show(text(report))
-  if _JSON.value:
-    content = json.dumps(report, indent=2) + "\n"
-    Path(_JSON.value).write_text(content, encoding="utf-8")
+  if arguments.json:
+    commands.write_json(arguments.json, report)
   return 0 if report["clean"] else 1
 
 
@@ -317,16 +353,6 @@ def _some(lines: Sequence[str]) -> list[str]:
   return shown + ([f"  and {more:,} more, see --json"] if more > 0 else [])
 
 
-def _config() -> Config:
-  """What the configuration file says."""
-  try:
-    return config_lib.from_dict(_CONFIG.value.to_dict())
-  except OSError as error:  # where there is none, when it is first looked at
-    raise ConfigError(str(error)) from error
-
-
 if __name__ == "__main__":
-  flags.mark_flag_as_required("config")
-  # Around all, since a configuration file runs while flags are parsed.
-  start = functools.partial(app.run, main, flags_parser=commands.parse_flags)
-  sys.exit(commands.run_command(start))
+  found = commands.parsed(lambda: parse(sys.argv))
+  sys.exit(commands.run_command(lambda: main(found)))

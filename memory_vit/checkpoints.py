@@ -110,8 +110,7 @@ class Checkpoints:
         raise
       raise TrainingError(
         f"step {step} cannot be written to {self._directory}: {error}\n"
-        f"The steps saved before, {self.steps()}, are as they were. Make room, "
-        "and give the same command again."
+        f"{self._left()} Make room, and give the same command again."
       ) from error
 
   def meta(self, step: int) -> dict[str, Any]:
@@ -161,16 +160,27 @@ class Checkpoints:
       values[_leaf(path)] if np.size(leaf) else leaf for path, leaf in leaves
     )
 
+  def _left(self) -> str:
+    """What became of earlier steps, after an error."""
+    try:
+      return f"The steps saved before, {self.steps()}, are as they were."
+    except OSError as error:
+      return f"The directory is not there any more ({error.strerror})."
+
   def _tidy(self) -> None:
-    """Removes what was being written, or deleted, when a process died."""
+    """Removes what was being written, or deleted, when a process died.
+
+    Raises:
+      TrainingError: where the directory is something else.
+    """
     try:
       self._directory.mkdir(parents=True, exist_ok=True)
       for path in self._directory.glob(f"{_SCRATCH}*"):
         _remove(path)
     except OSError as error:
       raise TrainingError(
-        f"{self._directory} cannot be used: {error}. Expected a directory of "
-        "saved states, or a place for one, which no other run is using."
+        f"{self._directory} cannot hold the states of a run ({error}). Give "
+        "another --workdir, or remove what is there."
       ) from error
 
   def _newest_whole(self) -> int | None:

@@ -1,25 +1,40 @@
 """What the commands share."""
 
+from __future__ import annotations
+
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TextIO
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
 
-from memory_vit import compose, manifest, records
-from memory_vit.backbone import Backbone
-from memory_vit.errors import ConfigError, MemoryVitError
+from etils import epy
+
+from memory_vit import records
+from memory_vit.download import replacing
+from memory_vit.errors import MemoryVitError
 from memory_vit.escaping import escaped
-from memory_vit.interrupt import Interrupted
-from memory_vit.pretrained import load_backbone
-from memory_vit.tasks import Task, require_backbone
 
+with epy.lazy_imports():  # --help and wrong arguments do not wait for jax
+  from memory_vit import backbone as backbones
+  from memory_vit import compose, manifest, pretrained
+  from memory_vit import tasks as task_sets
+
+_T = TypeVar("_T")
+# Of a command that Ctrl-C ended before it had anything to save.
+_STOPPED = 130
+# TensorFlow says from C++ how it was built. Level 1 leaves that out, and no
+# warning or error; the remark on oneDNN is not said where that is off, and
+# nothing that we do with pictures uses it: the same bits (tested).
+_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "1", "TF_ENABLE_ONEDNN_OPTS": "0"}
 # Of a message: names in it are foreign.
 _MOST_SAID = 2_000
 
 
 def load_model(
   backbone: str, tasks: Sequence[str], dtype: str
-) -> tuple[Backbone, tuple[Task, ...]]:
+) -> tuple[backbones.Backbone, tuple[task_sets.Task, ...]]:
   """Loads a backbone as its tasks want it, and the tasks.
 
   Args:
@@ -33,9 +48,9 @@ def load_model(
   found = [path for given in tasks for path in compose.task_directories(given)]
   first, *others = [manifest.read(path).spec for path in found]
   for other in others:  # before the one that they do not share is loaded
-    require_backbone(other, first.backbone, first.name)
+    task_sets.require_backbone(other, first.backbone, first.name)
   wanted = first.backbone
-  loaded = load_backbone(
+  loaded = pretrained.load_backbone(
     backbone, image_size=wanted.image_size, dtype=dtype, gelu=wanted.gelu
   )
   return loaded, compose.load_tasks(found, loaded)
@@ -56,20 +71,23 @@ def show(text: str, file: TextIO | None = None) -> None:
   print(encoded.decode(encoding), file=file, flush=True)
 
 
-def parse_flags(argv: Sequence[str]) -> list[str]:
-  """The flags of a command, for `app.run`.
+def write_json(path: Path, values: Any) -> None:
+  """Writes a file that `paths.require_writable` was asked about.
 
   Raises:
-    ConfigError: for what absl, or the configuration, does not know.
+    TrainingError: where it cannot be written now.
   """
-  from absl import flags  # Not all commands have such flags.
+  with records.writing(path), replacing(path.resolve()) as part:
+    part.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
-  try:
-    return flags.FLAGS(argv)
-  # Of an option that is not there the configuration raises an AttributeError.
-  except (flags.Error, AttributeError) as error:
-    problem = " ".join(str(error).split())
-    raise ConfigError(f"the command line: {problem}") from error
+
+def parsed(parse: Callable[[], _T]) -> _T:
+  """What a command line says; ends the process where it cannot be used."""
+  found = []
+  status = run_command(lambda: found.append(parse()) or 0)
+  if not found:
+    sys.exit(status)
+  return found[0]
 
 
 def run_command(command: Callable[[], int]) -> int:
@@ -81,17 +99,39 @@ def run_command(command: Callable[[], int]) -> int:
   Returns:
     The exit status: 2 after a `MemoryVitError`, whose message is on stderr; 0
     where stdout was closed before the end, as by `| head`; that of
-    `Interrupted`.
+    `Interrupted`, or 130 after Ctrl-C.
   """
+  _open_streams()
+  for name, value in _QUIET.items():
+    os.environ.setdefault(name, value)
   try:
     return command()
   except MemoryVitError as error:
     show(records.shortened(f"error: {error}", _MOST_SAID), sys.stderr)
     return 2
-  except Interrupted as stopped:
-    show(f"{stopped} The same command goes on.", sys.stderr)
-    return stopped.status
+  except KeyboardInterrupt as stopped:
+    # `Interrupted` has a status, and something to say.
+    message = f"{stopped} The same command goes on." if str(stopped) else ""
+    show(message or "stopped by Ctrl-C.", sys.stderr)
+    return getattr(stopped, "status", _STOPPED)
   except BrokenPipeError:
     # The interpreter flushes stdout once more, and would complain.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def _open_streams() -> None:
+  """Opens those of stdin, stdout and stderr that were closed, to nowhere.
+
+  The next files would get their numbers, and what libraries write to stderr
+  would land in them.
+  """
+  for number in range(3):
+    try:
+      os.fstat(number)
+    except OSError:
+      os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+  if sys.stdout is None:
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+  if sys.stderr is None:
+    sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115

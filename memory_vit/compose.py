@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from memory_vit import adapters
+from memory_vit import paths as typed
 from memory_vit.backbone import Backbone
 from memory_vit.errors import TaskError
 from memory_vit.escaping import escaped
@@ -182,7 +183,7 @@ def task_directories(path: str | os.PathLike) -> list[Path]:
   Raises:
     TaskError: where there is none.
   """
-  path = Path(path).expanduser()
+  path = typed.local(path, "a task", TaskError)
   if (path / "task.json").is_file():
     return [path]
   found = sorted(file.parent for file in path.glob("*/task.json"))

@@ -19,6 +19,7 @@ from memory_vit import (
   findings,
   interference,
   measured,
+  paths,
   plan,
   processes,
   records,
@@ -66,6 +67,9 @@ def run_study(
   """
   agreement.require_same_start(config)
   processes.require_same("parts", {"--only": list(parts)})
+  processes.by_first(
+    functools.partial(paths.make_directory, workdir, "--workdir")
+  )
   with only_run(workdir):
     return _run_study(config, workdir, parts, stop or Stop())
 
@@ -301,7 +305,9 @@ def _remembered(
   # Hosts may differ, as in their number of cores: what the first is counts.
   what = processes.from_first(json.loads(json.dumps(what)))
   known = processes.by_first(
-    lambda: records.read_json(file) if file.exists() else None
+    lambda: (
+      records.read_object(file, "what", "found") if file.exists() else None
+    )
   )
   if known and known["what"] == what:
     return known["found"]

@@ -12,6 +12,7 @@ from typing import Any
 
 from memory_vit import limits, records
 from memory_vit.errors import ConfigError
+from memory_vit.variants import RANDOM as RANDOM
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,6 +99,7 @@ class OptimConfig:
 
   # "sgd" (the paper's) or "adamw".
   name: str = "sgd"
+  # Of "sgd".
   momentum: float = 0.9
   # Decoupled, for "adamw" alone.
   weight_decay: float = 0.0
@@ -108,8 +110,9 @@ class OptimConfig:
   # (head, cls, memory, ...) alone. The gradient of memory is much larger than
   # that of the head, and uses up a clip that they share.
   clip_by: str = "task"
-  # Factors on the learning rate of these parts.
+  # Factor on the learning rate of the class token.
   cls_factor: float = 1.0
+  # Factor on the learning rate of memory.
   memory_factor: float = 1.0
   # Linear warm-up, as a share of the steps, to the nearest whole number. It is
   # vit_jax's 500 of 20,000, and does not count where `warmup_steps` is given.
@@ -121,6 +124,7 @@ class OptimConfig:
   # After warm-up: "cosine" to zero (vit_jax's choice; unstated in the paper) or
   # "constant".
   schedule: str = "cosine"
+  # So much of the probability is spread over all classes.
   label_smoothing: float = 0.0
   # An update that is not finite is skipped; after so many in a row, training of
   # that task stops.
@@ -135,10 +139,13 @@ class UpstreamConfig:
 
   # As `data.name`; "" evaluates nothing.
   name: str = ""
+  # As `data.dir`.
   dir: str = ""
+  # On which the backbone is evaluated, before training and after it.
   split: str = "test"
-  # How its pictures are prepared: as `data.eval_crop` and `data.resize`.
+  # As `data.eval_crop`.
   eval_crop: str = "resize"
+  # As `data.resize`.
   resize: int = 0
 
 
@@ -149,8 +156,11 @@ class PretrainConfig:
   # For example "Micro/2"; "" loads `backbone` instead.
   variant: str = ""
   data: TrainDataConfig = TrainDataConfig()
+  # Steps of this training.
   total_steps: int = 0
+  # Pictures in a step of it.
   batch_size: int = 128
+  # The peak, for AdamW.
   learning_rate: float = 1e-3
 
 
@@ -162,7 +172,9 @@ class SweepConfig:
   empty: no sweep.
   """
 
+  # Values of `learning_rate`.
   learning_rate: tuple[float, ...] = ()
+  # Values of `task.cells`.
   cells: tuple[int, ...] = ()
   # Of the first values of a task; the batches are the same for all.
   seed: tuple[int, ...] = ()
@@ -231,7 +243,9 @@ class Config:
   image_size: int = 0
   # Of the computation: "float32" or "bfloat16". Parameters stay float32.
   dtype: str = "float32"
+  # Pictures in a step, over all devices.
   batch_size: int = 512
+  # Pictures in a batch of an evaluation.
   batch_size_eval: int = 512
   # Steps of training, where `epochs` is 0.
   total_steps: int = 20_000
@@ -241,6 +255,7 @@ class Config:
   # The peak. The paper reports the best of several for each data set, and names
   # none: try 0.03 to 0.3.
   learning_rate: float = 0.1
+  # Of the first values, and of the order of the pictures.
   seed: int = 0
   # What is trained, and how attention runs: see `regimes`.
   regime: str = "memory_masked"

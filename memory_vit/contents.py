@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from memory_vit import adapters, manifest, npz, pretrained, trees
+from memory_vit import adapters, manifest, npz, paths, pretrained, trees
 from memory_vit.array_files import StoredArray
 from memory_vit.download import KNOWN, local_file
 from memory_vit.errors import CheckpointError, TaskError
@@ -92,7 +92,8 @@ def inspect_backbone(path: str) -> BackboneReport:
   Raises:
     CheckpointError: as `load_backbone`; and where there is nothing.
   """
-  if not (Path(path).expanduser().exists() or path in KNOWN or "://" in path):
+  elsewhere = path in KNOWN or "://" in path
+  if not (elsewhere or paths.local(path, "it", CheckpointError).exists()):
     raise CheckpointError(
       f"{path} is not there: expected the .npz file of a backbone, its address "
       f"(https://, gs://) or one of {', '.join(KNOWN)}; or a task directory "

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from memory_vit import npz
+from memory_vit import npz, paths
 from memory_vit.errors import CheckpointError
 
 logger = logging.getLogger("memory_vit")
@@ -75,15 +75,13 @@ def local_file(path: str) -> Path:
     return _cached(address, _fetch_http)
   if address.startswith("gs://"):
     return _cached(address, _fetch_gs)
-  # Of a name that is too long, of a user who is not there.
-  with contextlib.suppress(OSError, RuntimeError, ValueError):
-    file = Path(address).expanduser()
-    if file.is_file():
-      return file
-  raise CheckpointError(
-    f"no file {path!r}: expected an .npz file, an address that starts with "
-    f"https:// or gs://, or one of {', '.join(KNOWN)}."
-  )
+  file = paths.local(address, "the backbone", CheckpointError)
+  if not file.is_file():
+    raise CheckpointError(
+      f"no file {path!r}: expected an .npz file, an address that starts with "
+      f"https:// or gs://, or one of {', '.join(KNOWN)}."
+    )
+  return file
 
 
 def _cached(url: str, fetch: Callable[[str, BinaryIO], None]) -> Path:

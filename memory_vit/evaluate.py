@@ -7,24 +7,33 @@ is compared with itself alone, and the original outputs with those of the plain
 ViT; the exit status is then 1 where something differs. It is 2 for bad input.
 """
 
+from __future__ import annotations
+
 import argparse
 import dataclasses
-import json
 import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from memory_vit import commands, comparison, data, image_ops, records, sharding
-from memory_vit.backbone import Backbone
+from etils import epy
+
+from memory_vit import commands, limits, paths, records
+from memory_vit.command_line import Parser, number
 from memory_vit.config import Config
-from memory_vit.errors import ConfigError, TaskError
+from memory_vit.errors import TaskError
 from memory_vit.escaping import escaped
 from memory_vit.metrics import tells_top5
 from memory_vit.tables import table
-from memory_vit.tasks import BACKBONE, EvalPreprocessing, Task
+
+with epy.lazy_imports():  # once the command line is known to be right
+  from memory_vit import comparison, data, image_ops, sharding
+  from memory_vit import tasks as task_sets
+
+if TYPE_CHECKING:
+  from memory_vit.backbone import Backbone
+  from memory_vit.tasks import EvalPreprocessing, Task
 
 # What a task may say of its data set. A TFDS name with a namespace in front
 # ("community:name") would be fetched from elsewhere, with its code.
@@ -64,12 +73,11 @@ class Where:
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status."""
-  arguments = _parser().parse_args(argv)
-  return commands.run_command(lambda: _run(arguments))
+  return commands.run_command(lambda: _run(_parser().parse_args(argv)))
 
 
 def _parser() -> argparse.ArgumentParser:
-  parser = argparse.ArgumentParser(
+  parser = Parser(
     prog="python -m memory_vit.evaluate",
     description="Evaluates tasks in one model, each on its own data set.",
   )
@@ -98,41 +106,44 @@ def _parser() -> argparse.ArgumentParser:
       "help": "compare with each task alone, and with the plain ViT",
     },
     "--json": {"metavar": "FILE", "help": "write the numbers to a file"},
-    "--batch_size": {"type": int, "default": 256},
+    "--batch_size": {
+      "type": number(int, limits.RULES["batch_size_eval"]),
+      "default": 256,
+      "help": "pictures in a batch (default: %(default)s)",
+    },
     "--max_bad": {
-      "type": int,
+      "type": number(int, limits.RULES["data.max_bad"]),
       "default": Config.data.max_bad,
       "help": "so many pictures of a data set may be left out (and counted) as "
       "they cannot be read (default: %(default)s)",
     },
     "--stall_timeout": {
-      "type": float,
+      "type": number(float, limits.RULES["stall_timeout"]),
       "default": Config.stall_timeout,
       "metavar": "SECONDS",
       "help": "end, with status 74, where pictures are waited for so long "
       "(default: %(default)s; 0 waits for ever)",
     },
     "--fsdp": {
-      "type": int,
+      "type": number(int, limits.RULES["mesh.fsdp"]),
       "default": Config.mesh.fsdp,
       "help": "split the backbone over so many devices, see config.mesh",
     },
-    "--dtype": {"choices": ("float32", "bfloat16"), "default": "float32"},
+    "--dtype": {
+      "choices": ("float32", "bfloat16"),
+      "default": "float32",
+      "help": "of the computation (default: %(default)s)",
+    },
   }.items():
     parser.add_argument(name, **options)
   return parser
 
 
 def _run(arguments: argparse.Namespace) -> int:
-  if arguments.max_bad < 0 or arguments.stall_timeout < 0:
-    raise ConfigError(
-      f"--max_bad is {arguments.max_bad}, --stall_timeout "
-      f"{arguments.stall_timeout:g}: expected at least 0."
-    )
-  if arguments.json and not Path(arguments.json).absolute().parent.is_dir():
-    raise ConfigError(
-      f"--json is {arguments.json}: there is no such directory."
-    )
+  written = None
+  if arguments.json is not None:
+    written = paths.local(arguments.json, "--json")
+    paths.require_writable(written, "--json")
   backbone, tasks = commands.load_model(
     arguments.backbone, arguments.task, arguments.dtype
   )
@@ -166,9 +177,8 @@ def _run(arguments: argparse.Namespace) -> int:
     verified = comparison.verified(result, arguments.dtype)
     result["verified"] = verified
   commands.show(_text(result))
-  if arguments.json:
-    text = json.dumps(result, indent=2) + "\n"
-    Path(arguments.json).write_text(text, encoding="utf-8")
+  if written:
+    commands.write_json(written, result)
   return 0 if verified else 1
 
 
@@ -204,7 +214,7 @@ def _open_upstream(
       task, "upstream", "name", "split", "dir", "eval_crop", "resize"
     )
     if name:
-      directory = moved.get(BACKBONE, moved.get("", directory))
+      directory = moved.get(task_sets.BACKBONE, moved.get("", directory))
       (cache_gib,) = _made(task, "data", "cache_gib")
       source = Where(name, directory, split, cache_gib).open(arguments)
       if source.num_classes != backbone.config.num_classes:

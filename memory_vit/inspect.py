@@ -6,6 +6,8 @@ A task is described without its backbone, and its arrays are compared with the
 SHA-256 in its `task.json`. The exit status is 2 where anything is damaged.
 """
 
+from __future__ import annotations
+
 import argparse
 import dataclasses
 import json
@@ -13,16 +15,24 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from memory_vit import compose, contents
+from etils import epy
+
+from memory_vit import paths
+from memory_vit.command_line import Parser
 from memory_vit.commands import run_command, show
-from memory_vit.contents import BackboneReport, TaskReport
 from memory_vit.errors import TaskError
 from memory_vit.escaping import escaped
 from memory_vit.records import brief
 from memory_vit.tables import aligned, table
-from memory_vit.tasks import TaskSpec
+
+with epy.lazy_imports():  # once the command line is known to be right
+  from memory_vit import compose, contents
+
+if TYPE_CHECKING:
+  from memory_vit.contents import BackboneReport, TaskReport
+  from memory_vit.tasks import TaskSpec
 
 # Class names that are shown without --labels.
 _FIRST_LABELS = 10
@@ -36,12 +46,11 @@ _SHARES = ("_accuracy", "_top5", "_majority", "chance")
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status."""
-  arguments = _parser().parse_args(argv)
-  return run_command(lambda: _inspect(arguments))
+  return run_command(lambda: _inspect(_parser().parse_args(argv)))
 
 
 def _parser() -> argparse.ArgumentParser:
-  parser = argparse.ArgumentParser(
+  parser = Parser(
     prog="python -m memory_vit.inspect",
     description="Says what a backbone file or a task directory holds.",
   )
@@ -60,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-  root = Path(arguments.path).expanduser()
+  root = paths.local(arguments.path, "the path", TaskError)
   if not root.is_dir():
     report = contents.inspect_backbone(arguments.path)
     values = _backbone_json(report)

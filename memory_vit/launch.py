@@ -4,6 +4,8 @@ A run of one process starts nothing, and everything here then does next to
 nothing.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import logging
@@ -14,21 +16,25 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 
-import jax
+from absl import flags
+from etils import epy
 
-from memory_vit import processes
 from memory_vit.errors import ConfigError
-from memory_vit.interrupt import PREEMPTED, STOPPED
+
+with epy.lazy_imports():  # the flags are parsed without them
+  import jax
+
+  from memory_vit import interrupt, processes
 
 logger = logging.getLogger("memory_vit")
 
 # How long the process that the others need to hear of anything waits for them
 # to say what they have to, before it leaves with an error; in seconds.
 _GRACE = 3.0
-# With these all processes leave together, once their state is saved.
-_TOGETHER = (None, 0, PREEMPTED, STOPPED)
-# With these one alone leaves as every program does: nothing waits for it.
-_ALONE = (None, 0)
+# Seconds that one may ask to wait, a day: jax takes 32 bits.
+_LONGEST = 86_400
+# Processes of one run.
+_MOST = 2**20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,35 +60,39 @@ class Options:
   heartbeat_timeout: int = 100
 
 
-def define_flags() -> Callable[[], Options]:
+def define_flags(values: flags.FlagValues) -> Callable[[], Options]:
   """Declares the flags of `Options`; returns what reads them afterwards."""
-  from absl import flags  # Only commands have flags.
-
-  flags.disclaim_key_flags()  # --help of the command shows them
   default = Options()
   flags.DEFINE_string(
     "coordinator", default.coordinator,
     "HOST:PORT of process 0, for a run of several processes.",
+    flag_values=values,
   )  # fmt: skip
   flags.DEFINE_integer(
-    "num_processes", None, "How many processes run together.", lower_bound=1
-  )
+    "num_processes", None, "How many processes run together.",
+    lower_bound=1, upper_bound=_MOST, flag_values=values,
+  )  # fmt: skip
   flags.DEFINE_integer(
-    "process_id", None, "Which of them this one is, from 0.", lower_bound=0
-  )
+    "process_id", None, "Which of them this one is, from 0.",
+    lower_bound=0, upper_bound=_MOST - 1, flag_values=values,
+  )  # fmt: skip
   flags.DEFINE_bool(
     "distributed", default.distributed,
     "Let jax find the other processes: on Cloud TPU, under SLURM, Open MPI and "
     "on Kubernetes.",
+    flag_values=values,
   )  # fmt: skip
   for name, what in {
     "initialization_timeout": "Seconds until all processes must be there.",
     "heartbeat_timeout": "Seconds without a sign of life after which a process "
     "is taken for dead, and the others end.",
   }.items():
-    flags.DEFINE_integer(name, getattr(default, name), what, lower_bound=1)
+    flags.DEFINE_integer(
+      name, getattr(default, name), what,
+      lower_bound=1, upper_bound=_LONGEST, flag_values=values,
+    )  # fmt: skip
   names = [field.name for field in dataclasses.fields(Options)]
-  return lambda: Options(**{name: flags.FLAGS[name].value for name in names})
+  return lambda: Options(**{name: values[name].value for name in names})
 
 
 def start(options: Options) -> None:
@@ -178,7 +188,11 @@ def leaving() -> Iterator[None]:
   try:
     yield
   except BaseException as error:
-    usual = _TOGETHER if jax.distributed.is_initialized() else _ALONE
+    # Where processes are joined they leave together, once their state is saved;
+    # alone one leaves as every program does: nothing waits for it.
+    usual = (None, 0)
+    if jax.distributed.is_initialized():
+      usual = (*usual, interrupt.PREEMPTED, interrupt.STOPPED)
     if isinstance(error, SystemExit) and error.code in usual:
       raise
     _leave(error)

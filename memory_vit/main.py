@@ -10,50 +10,88 @@ saved. A second signal ends it at once.
 For several processes, which share DIR, see docs/scale.md.
 """
 
-import functools
+from __future__ import annotations
+
+import dataclasses
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-import jax
-from absl import app, flags
-from ml_collections import config_flags
+from absl import flags
+from etils import epy
 
-from memory_vit import changes, commands, launch, progress, run
-from memory_vit import config as config_lib
-from memory_vit.interrupt import Stop
+from memory_vit import changes, command_line, commands, launch, paths
+from memory_vit.config import Config
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Where results are written.")
-_PROCESSES = launch.define_flags()
+with epy.lazy_imports():  # once the command line is known to be right
+  import jax
 
-_MAY_CHANGE = flags.DEFINE_multi_string(
-  "allow_config_change", [],
-  "An option that may not be the one with which the run began; may be given "
-  f"several times: {', '.join(changes.CAN_CHANGE)}.",
-)  # fmt: skip
-flags.DEFINE_alias("allow-config-change", "allow_config_change")
+  from memory_vit import interrupt, progress, run
 
 
-def main(argv: list[str]) -> None:
-  """Runs the configuration."""
-  if len(argv) > 1:
-    raise app.UsageError(f"unknown arguments {argv[1:]}; options start with --")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments:
+  """What the command line says.
+
+  Attributes:
+    config: of the run.
+    workdir: of the run.
+    may_change: from `changes.allowed`.
+    processes: how the others are found.
+  """
+
+  config: Config
+  workdir: Path
+  may_change: tuple[str, ...]
+  processes: launch.Options
+
+
+def parse(argv: Sequence[str]) -> Arguments:
+  """Reads the command line, and runs its configuration file.
+
+  Args:
+    argv: as `sys.argv`.
+
+  Raises:
+    ConfigError: for what cannot be used.
+  """
+  line = command_line.CommandLine(__doc__, argv)
+  workdir = line.string("workdir", "Where results are written.")
+  may_change = line.strings(
+    "allow_config_change",
+    "An option that may not be the one with which the run began; may be given "
+    f"several times: {', '.join(changes.CAN_CHANGE)}.",
+  )
+  flags.DEFINE_alias(
+    "allow-config-change", "allow_config_change", flag_values=line.flags
+  )
+  processes = launch.define_flags(line.flags)
+  config = line.parse("workdir")
+  return Arguments(
+    config=config,
+    workdir=paths.local(workdir(), "--workdir"),
+    may_change=changes.allowed(may_change()),
+    processes=processes(),
+  )
+
+
+def main(arguments: Arguments) -> int:
+  """Runs the configuration; returns the exit status."""
   progress.log_to_stderr()
-  launch.start(_PROCESSES())
+  launch.start(arguments.processes)
   logging.getLogger("memory_vit").info("devices: %s", jax.devices())
-  workdir = Path(_WORKDIR.value)
-  config = config_lib.from_dict(_CONFIG.value.to_dict())
-  stop = Stop()
+  stop = interrupt.Stop()
   with stop.listening():
-    result = run.train_and_evaluate(config, workdir, stop, _MAY_CHANGE.value)
+    result = run.train_and_evaluate(
+      arguments.config, arguments.workdir, stop, arguments.may_change
+    )
   if jax.process_index() == 0:
-    print(progress.summary(result, workdir))
+    print(progress.summary(result, arguments.workdir))
+  return 0
 
 
 if __name__ == "__main__":
-  flags.mark_flags_as_required(["config", "workdir"])
-  # Around all, since a configuration file runs while flags are parsed.
+  found = commands.parsed(lambda: parse(sys.argv))
   with launch.leaving():
-    start = functools.partial(app.run, main, flags_parser=commands.parse_flags)
-    sys.exit(commands.run_command(start))
+    sys.exit(commands.run_command(lambda: main(found)))

@@ -282,7 +282,7 @@ def _end(directory: Path) -> dict[str, Any] | None:
   def read() -> dict[str, Any] | None:
     for name in (_LOST, "result.json"):
       if (directory / name).exists():
-        return records.read_json(directory / name)
+        return records.read_object(directory / name)
     return None
 
   # The others might not see yet what the first has just written.
@@ -306,7 +306,7 @@ def _differences(
   config: Config, fingerprint: str, directory: Path, result: Mapping[str, Any]
 ) -> list[str]:
   """What matters to a result, and differs from what made it."""
-  made_by = records.read_json(directory / "config.json")
+  made_by = records.read_object(directory / "config.json")
   found, now = (
     {**resume.what_matters(values), **_epochs(values), "backbone": mark}
     for values, mark in (

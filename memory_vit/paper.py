@@ -11,51 +11,91 @@ holds the parts that were asked for, now or before. --dry_run shows the runs and
 about how long they will take, and trains nothing.
 """
 
-import functools
+from __future__ import annotations
+
+import dataclasses
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-import jax
-from absl import app, flags
-from ml_collections import config_flags
+from etils import epy
 
-from memory_vit import commands, conduct, forecast, launch, progress, study
-from memory_vit import config as config_lib
-from memory_vit.interrupt import Stop
+from memory_vit import command_line, commands, launch, paths, study
+from memory_vit.config import Config
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Where results are written.")
-_ONLY = flags.DEFINE_multi_string(
-  "only", [], f"A part; may be given several times: {', '.join(study.PARTS)}."
-)
-_PROCESSES = launch.define_flags()
-_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Show the runs, train nothing.")
+with epy.lazy_imports():  # once the command line is known to be right
+  import jax
+
+  from memory_vit import conduct, forecast, interrupt, progress
 
 
-def main(argv: list[str]) -> None:
-  """Runs the study, or shows its plan."""
-  if len(argv) > 1:
-    raise app.UsageError(f"unknown arguments {argv[1:]}; options start with --")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments:
+  """What the command line says.
+
+  Attributes:
+    config: of the study.
+    workdir: of the study.
+    only: parts that are asked for; none: all that are possible.
+    dry_run: whether to show the runs, and train nothing.
+    processes: how the others are found.
+  """
+
+  config: Config
+  workdir: Path
+  only: tuple[str, ...]
+  dry_run: bool
+  processes: launch.Options
+
+
+def parse(argv: Sequence[str]) -> Arguments:
+  """Reads the command line, and runs its configuration file.
+
+  Args:
+    argv: as `sys.argv`.
+
+  Raises:
+    ConfigError: for what cannot be used.
+  """
+  line = command_line.CommandLine(__doc__, argv)
+  workdir = line.string("workdir", "Where results are written.")
+  only = line.strings(
+    "only",
+    f"A part; may be given several times: {', '.join(study.PARTS)}.",
+  )
+  dry_run = line.switch("dry_run", "Show the runs, train nothing.")
+  processes = launch.define_flags(line.flags)
+  config = line.parse("workdir")
+  study.possible_parts(config, only())  # what is left out is logged later
+  return Arguments(
+    config=config,
+    workdir=paths.local(workdir(), "--workdir"),
+    only=tuple(only()),
+    dry_run=dry_run(),
+    processes=processes(),
+  )
+
+
+def main(arguments: Arguments) -> int:
+  """Runs the study, or shows its plan; returns the exit status."""
   progress.log_to_stderr()
-  launch.start(_PROCESSES())
-  workdir = Path(_WORKDIR.value)
-  config = config_lib.from_dict(_CONFIG.value.to_dict())
-  parts = study.possible_parts(config, _ONLY.value)
-  if _DRY_RUN.value:
+  launch.start(arguments.processes)
+  config, workdir = arguments.config, arguments.workdir
+  parts = study.possible_parts(config, arguments.only)
+  if arguments.dry_run:
     text = forecast.forecast(config, workdir, parts)
     if jax.process_index() == 0:
       print(text)
-    return
-  stop = Stop()
+    return 0
+  stop = interrupt.Stop()
   with stop.listening():
     conduct.run_study(config, workdir, parts, stop)
   if jax.process_index() == 0:
     print((workdir / "report.md").read_text(encoding="utf-8"))
+  return 0
 
 
 if __name__ == "__main__":
-  flags.mark_flags_as_required(["config", "workdir"])
-  # Around all, since a configuration file runs while flags are parsed.
+  found = commands.parsed(lambda: parse(sys.argv))
   with launch.leaving():
-    start = functools.partial(app.run, main, flags_parser=commands.parse_flags)
-    sys.exit(commands.run_command(start))
+    sys.exit(commands.run_command(lambda: main(found)))

@@ -40,7 +40,7 @@ def plan(
     made = processes.from_first(_passes(learner, variants))
     records.write_json(file, made)
     return made
-  made = processes.by_first(lambda: records.read_json(file))
+  made = processes.by_first(lambda: records.read_object(file, "passes"))
   planned = sorted(name for part in made["passes"] for name in part)
   if planned != names:
     raise TrainingError(
@@ -149,7 +149,11 @@ def _learn_pass(
   file = directory.with_suffix(".json")
   meta = json.loads(json.dumps(learner.meta(part)))
   found = processes.by_first(
-    lambda: records.read_json(file) if file.exists() else None
+    lambda: (
+      records.read_object(file, "meta", "message", "lost")
+      if file.exists()
+      else None
+    )
   )
   if found and found["meta"] == meta:
     raise DivergedError(found["message"], found["lost"])

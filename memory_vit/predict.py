@@ -8,26 +8,36 @@ input, one per line). Pictures are prepared as the tasks were evaluated. The
 exit status is 0, 1 where pictures could not be read, 2 for other bad input.
 """
 
+from __future__ import annotations
+
 import argparse
 import dataclasses
 import itertools
 import json
-import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from PIL import Image
+from etils import epy
 
-from memory_vit import commands, programs
-from memory_vit.backbone import Backbone
+from memory_vit import commands, limits
+from memory_vit.command_line import Parser, number
 from memory_vit.commands import show
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.escaping import escaped
-from memory_vit.slots import Slots
-from memory_vit.tasks import BACKBONE
+
+with epy.lazy_imports():  # once the command line is known to be right
+  import numpy as np
+  from PIL import Image
+
+  from memory_vit import pictures as reading
+  from memory_vit import programs
+  from memory_vit import tasks as task_sets
+
+if TYPE_CHECKING:
+  from memory_vit.backbone import Backbone
+  from memory_vit.slots import Slots
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,17 +61,13 @@ Guesses = dict[str, list[Guess]]
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status."""
-  arguments = _parser().parse_intermixed_args(argv)
-  # TensorFlow talks about its build; stderr is for pictures that are skipped.
-  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-  with warnings.catch_warnings():
-    # Large pictures are refused as such; Pillow warns from a lower limit on.
-    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-    return commands.run_command(lambda: _predict(arguments))
+  return commands.run_command(
+    lambda: _predict(_parser().parse_intermixed_args(argv))
+  )
 
 
 def _parser() -> argparse.ArgumentParser:
-  parser = argparse.ArgumentParser(
+  parser = Parser(
     prog="python -m memory_vit.predict",
     description="Predicts the classes of pictures, by all tasks in one pass.",
   )
@@ -86,15 +92,26 @@ def _parser() -> argparse.ArgumentParser:
     metavar="DIR",
     help="a task, or a directory of tasks; may be given several times",
   )
-  add("--top", type=_positive, default=5, help="classes to show (default: 5)")
+  classes = limits.Number(1, 2**20, "classes")
+  add(
+    "--top",
+    type=number(int, classes),
+    default=5,
+    help="classes to show (default: 5)",
+  )
   add("--json", action="store_true", help="one JSON object per picture")
   add(
     "--batch_size",
-    type=_positive,
+    type=number(int, limits.RULES["batch_size_eval"]),
     default=32,
     help="pictures per pass; results come after so many (default: 32)",
   )
-  add("--dtype", choices=("float32", "bfloat16"), default="float32")
+  add(
+    "--dtype",
+    choices=("float32", "bfloat16"),
+    default="float32",
+    help="of the computation (default: float32)",
+  )
   add(
     "--original",
     action="store_true",
@@ -103,14 +120,14 @@ def _parser() -> argparse.ArgumentParser:
   return parser
 
 
-def _positive(text: str) -> int:
-  value = int(text)
-  if value < 1:
-    raise argparse.ArgumentTypeError(f"{value} is not positive")
-  return value
-
-
 def _predict(arguments: argparse.Namespace) -> int:
+  with warnings.catch_warnings():
+    # Large pictures are refused as such; Pillow warns from a lower limit on.
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+    return _predict_all(arguments)
+
+
+def _predict_all(arguments: argparse.Namespace) -> int:
   backbone, tasks = commands.load_model(
     arguments.backbone, arguments.task, arguments.dtype
   )
@@ -119,9 +136,6 @@ def _predict(arguments: argparse.Namespace) -> int:
       f"--original: the backbone {arguments.backbone} has no head."
     )
   slots = programs.fill_slots(backbone, tasks)
-  # Brings TensorFlow, which must not keep --help and errors waiting.
-  from memory_vit import pictures as reading
-
   evaluation = tasks[0].spec.evaluation  # that of all
   total = skipped = 0
   entries = reading.find_pictures(arguments.images)
@@ -185,7 +199,7 @@ def guess(
   outputs = programs.forward(backbone, slots, images, check=False)
   names = {spec.name: spec.class_names for spec in slots.specs}
   if original:
-    names = {BACKBONE: (), **names}
+    names = {task_sets.BACKBONE: (), **names}
   probabilities = {
     name: softmax(np.asarray(outputs[name])[: len(pictures)], name)
     for name in names
@@ -241,8 +255,9 @@ def _json_line(path: str, guesses: Guesses) -> str:
   """The original outputs stand beside the tasks: they are none of them."""
   tasks = {name: _plain(found) for name, found in guesses.items()}
   line: dict[str, Any] = {"image": path}
-  if BACKBONE in tasks:
-    line[BACKBONE] = tasks.pop(BACKBONE)
+  original = task_sets.BACKBONE
+  if original in tasks:
+    line[original] = tasks.pop(original)
   return json.dumps({**line, "tasks": tasks})
 
 

@@ -114,7 +114,7 @@ def pretrained_file(
         save_backbone(backbone, path)
 
     processes.by_first(save)
-  found = records.read_json(made_by) if made_by.exists() else {}
+  found = records.read_object(made_by) if made_by.exists() else {}
   if _what_matters(found) != _what_matters(wanted):
     raise TrainingError(
       f"{path} was not made by this configuration, but by "

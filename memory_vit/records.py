@@ -13,10 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
+from etils import epy
 
 from memory_vit.errors import ConfigError, MemoryVitError, TrainingError
 from memory_vit.escaping import escaped
+
+with epy.lazy_imports():
+  import jax  # The options are checked without it.
 
 # Characters of a value in a message, and of several.
 _MOST_SHOWN = 200
@@ -56,7 +59,9 @@ def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
   try:
     return cls(**built)
   except MemoryVitError as refusal:
-    raise error(f"{where}: {shortened(str(refusal))}") from refusal
+    text = shortened(str(refusal))
+    text = text if text.startswith(where) else f"{where}: {text}"
+    raise error(text) from refusal
 
 
 def require_keys(
@@ -94,7 +99,8 @@ def _typed(kind: Any, value: Any, where: str, error: type[Exception]) -> Any:
   elif type(value) is kind:
     return value
   elif kind is float and type(value) is int:
-    return float(value)
+    with contextlib.suppress(OverflowError):
+      return float(value)
   name = str(kind) if typing.get_args(kind) else kind.__name__
   raise error(f"{where} is {brief(value)}, expected a value of type {name}.")
 
@@ -155,6 +161,21 @@ def read_json(path: Path) -> Any:
       f"{path} is not readable ({error}). Give another --workdir, or put back "
       "what was there."
     ) from error
+
+
+def read_object(path: Path, *keys: str) -> Mapping[str, Any]:
+  """`read_json`, of an object that has at least these keys.
+
+  Raises:
+    ConfigError: where it is not readable, or something else.
+  """
+  values = read_json(path)
+  if not isinstance(values, Mapping) or not values.keys() >= {*keys}:
+    raise ConfigError(
+      f"{path} holds {brief(values)}, expected an object with {list(keys)}. "
+      "Give another --workdir, or put back what was there."
+    )
+  return values
 
 
 @contextlib.contextmanager

@@ -192,8 +192,14 @@ def require_same(
       )
     changed = records.differences(found[key], now[key])
     if changed:
+      more = ""
+      if key == "config":
+        values = found[key].keys() | now[key].keys()
+        more = " " + changes.advice(
+          sorted(k for k in values if found[key].get(k) != now[key].get(k))
+        )
       raise TrainingError(
-        f"the run in {directory} began with another {key}. {advice}\n  "
+        f"the run in {directory} began with another {key}. {advice}{more}\n  "
         + "\n  ".join(changed)
       )
 

@@ -1,6 +1,7 @@
 """One run: a backbone, a task and its data, up to what is exported."""
 
 import dataclasses
+import functools
 import logging
 import re
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import psutil
 from jax.sharding import Mesh
 
 from memory_vit import (
@@ -19,7 +21,9 @@ from memory_vit import (
   evaluation,
   image_ops,
   limits,
+  manifest,
   passes,
+  paths,
   processes,
   programs,
   records,
@@ -38,7 +42,7 @@ from memory_vit.learn import Learned, Learner
 from memory_vit.lock import only_run
 from memory_vit.regimes import REGIMES
 from memory_vit.sweep import Variant
-from memory_vit.tasks import BACKBONE, Task
+from memory_vit.tasks import BACKBONE, NAME_PATTERN, Task
 
 logger = logging.getLogger("memory_vit")
 
@@ -95,6 +99,7 @@ def _run(
   name = config.task.name or _name_of(config.data)
   sweep.variants_of(config, name)  # a wrong one must not cost a backbone
   processes.require_shared(workdir)
+  took = _seconds_before(workdir)
   backbone = weights.open_backbone(config, workdir, mesh, stop)
   # All splits first: a wrong name must not cost a training run.
   source = _open(config, config.data.train)
@@ -102,6 +107,7 @@ def _run(
   config = resolve.with_steps(config, source.size)
   variants = sweep.variants_of(config, name)
   _require_within(variants)
+  _require_memory(config)  # once more: its image size may have been 0
   learner = dataclasses.replace(
     _learner(config, mesh, backbone, source), stop=stop, may_change=may_change,
     require_alone=require_alone,
@@ -151,13 +157,12 @@ def _run(
     },
     "data": record.digests,
     "left_out": _left_out(splits.values()),
-    "wall_seconds": round(time.perf_counter() - began, 2),
+    "wall_seconds": took or round(time.perf_counter() - began, 2),
     "images_per_second": _speed(learned),
     "config_changes": changed,
   }
   if config.sweep.is_on:
     result["sweep"] = _of_the_sweep(learned, name, plan)
-  _keep_time(result, workdir)
   records.write_json(workdir / "result.json", result)
   if config.sweep.is_on:  # once all is safe
     _plot(result, workdir)
@@ -173,6 +178,35 @@ def _require_possible(config: Config, workdir: Path, mesh: Mesh) -> None:
       "config.data.name is empty: name a data set, as in "
       "--config=configs/tfds.py:cifar10 or --config.data.name=cifar10."
     )
+  if config.pretrain.variant and not config.pretrain.data.name:
+    raise ConfigError(
+      "config.pretrain.data.name is empty: name the data set that the backbone "
+      "learns."
+    )
+  _require_name(config)
+  for key in ("attends_to", "indirect"):
+    for path in getattr(config.task, key):
+      manifest.read(paths.local(path, f"config.task.{key}"))
+  _require_batches(config, mesh)
+  _require_memory(config)
+  processes.by_first(
+    functools.partial(paths.make_directory, workdir, "--workdir")
+  )
+
+
+def _require_name(config: Config) -> None:
+  """Refuses what would be no name of a task once it is trained."""
+  name = config.task.name or _name_of(config.data)
+  for variant in sweep.variants_of(config, name):
+    if not NAME_PATTERN.fullmatch(variant.name):
+      raise ConfigError(
+        f"the task would be called {records.brief(variant.name)}: give a name "
+        f"by config.task.name, of the form {NAME_PATTERN.pattern}."
+      )
+
+
+def _require_batches(config: Config, mesh: Mesh) -> None:
+  """Refuses batches that the devices cannot share."""
   parts = config.optim.accumulation_steps
   for key, size in (
     ("config.batch_size", config.batch_size),
@@ -187,6 +221,26 @@ def _require_possible(config: Config, workdir: Path, mesh: Mesh) -> None:
     sharding.require_divisible(
       config.pretrain.batch_size, mesh, "config.pretrain.batch_size"
     )
+
+
+def _require_memory(config: Config) -> None:
+  """Refuses a batch whose pictures alone this host cannot hold."""
+  picture = 3 * 4 * config.image_size**2  # float32 RGB
+  has = psutil.virtual_memory().total
+  sizes = {
+    "config.batch_size": config.batch_size,
+    "config.batch_size_eval": config.batch_size_eval,
+  }
+  if config.pretrain.variant:
+    sizes["config.pretrain.batch_size"] = config.pretrain.batch_size
+  for key, size in sizes.items():
+    takes = size // jax.process_count() * picture
+    if takes > has:
+      raise ConfigError(
+        f"{key} is {size}: the pictures of a batch, of {config.image_size} px, "
+        f"take {takes / 2**30:.1f} GiB, and this host has "
+        f"{has / 2**30:.1f} GiB. Expected a smaller one."
+      )
 
 
 def _require_within(variants: Sequence[Variant]) -> None:
@@ -346,11 +400,12 @@ def _plot(result: dict[str, Any], workdir: Path) -> None:
       plots.sweep_figure(result).savefig(workdir / "sweep.png", dpi=120)
 
 
-def _keep_time(result: dict[str, Any], workdir: Path) -> None:
-  """A finished run that is started again has not become faster."""
+def _seconds_before(workdir: Path) -> float | None:
+  """Of a run that has finished: started again, it has not become faster."""
   file = workdir / "result.json"
-  if file.exists():
-    result["wall_seconds"] = records.read_json(file)["wall_seconds"]
+  if not file.exists():
+    return None
+  return records.read_object(file, "wall_seconds")["wall_seconds"]
 
 
 def _name_of(config: DataConfig) -> str:

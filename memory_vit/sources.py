@@ -21,6 +21,7 @@ import tensorflow_datasets as tfds
 
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.inventory import Inventory
+from memory_vit.paths import local
 
 logger = logging.getLogger("memory_vit.sources")
 
@@ -140,7 +141,7 @@ def open_folder(split: str, directory: str, **options: Any) -> Source:
 
   Further options are those of `Source`.
   """
-  root = pathlib.Path(directory).expanduser()
+  root = local(directory or ".", "the image folder", DataError)
   if not directory or not root.is_dir():
     raise DataError(
       f"image folder {directory!r} is not there: set config.data.dir to a "

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from memory_vit import records
+from memory_vit import limits, records
 from memory_vit.config import (
   Config,
   DataConfig,
@@ -111,7 +111,9 @@ def possible_parts(config: Config, only: Sequence[str] = ()) -> list[str]:
     raise ConfigError(problem)
   unknown = sorted({*only} - {*PARTS})
   if unknown:
-    raise ConfigError(f"--only={unknown}: expected some of {list(PARTS)}.")
+    raise ConfigError(
+      f"--only={records.brief(unknown)}: expected some of {list(PARTS)}."
+    )
   possible = []
   for part in PARTS:
     if only and part not in only:
@@ -144,6 +146,8 @@ def data_sets(config: Config) -> dict[str, DataConfig]:
     where = f"config.study.others[{i}]"
     values = {**dataclasses.asdict(config.data), "name": "", **changes}
     other = records.build(DataConfig, values, where, ConfigError)
+    for problem in limits.problems_of(other, "data.", where):
+      raise ConfigError(problem)
     # Folders have no names of their own.
     name = other.name
     if name == "folder":
@@ -247,15 +251,6 @@ def _problems(config: Config) -> list[str]:
     lines.append(
       f"config.study.regimes names {unknown}, expected some of {trained}."
     )
-  if study.learning_rates and min(study.learning_rates) <= 0:
-    lines.append(
-      f"config.study.learning_rates is {study.learning_rates}, expected "
-      "positive numbers."
-    )
-  if min(study.cells, default=1) < 1:
-    lines.append(f"config.study.cells is {study.cells}, expected at least 1.")
-  if min(study.seeds, default=0) < 0:
-    lines.append(f"config.study.seeds is {study.seeds}, expected at least 0.")
   if config.task.cells not in study.cells:
     lines.append(
       f"config.task.cells is {config.task.cells}, expected one of "

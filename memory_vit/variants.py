@@ -14,6 +14,13 @@ import re
 
 from memory_vit.errors import ConfigError
 
+# In front of the variant of a backbone with random weights.
+RANDOM = "random:"
+# Sides of pictures, in pixels: a ViT-B/16 has 16,384 tokens at the first, whose
+# attention takes 13 GB a picture.
+MAX_IMAGE_SIZE = 2_048
+MAX_RESIZE = 4_096
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ViTConfig:
@@ -96,10 +103,6 @@ VARIANTS = {
   "L": (1024, 24, 4096, 16),
   "H": (1280, 32, 5120, 16),
 }
-
-
-# In front of a variant, in place of a file: with random weights.
-RANDOM = "random:"
 
 
 def vit_config(variant: str, **overrides) -> ViTConfig:

@@ -1,0 +1,91 @@
+"""Paths that somebody typed: `~` expanded, impossible ones refused."""
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from memory_vit.errors import ConfigError
+
+
+def local(
+  text: str | os.PathLike[str],
+  where: str,
+  error: type[Exception] = ConfigError,
+) -> Path:
+  """The path of a file or directory, which may not be there.
+
+  Args:
+    text: as it was typed; "~" and "~user" at its start are homes.
+    where: what to call it in a message, such as "--workdir".
+    error: what to raise.
+
+  Raises:
+    error: where the operating system takes no such name: there is no such
+      user, or it is too long or empty.
+  """
+  try:
+    if not os.fspath(text):
+      raise ValueError("it is empty")
+    path = Path(text).expanduser()
+    # Whether it is there is for whoever opens it to say.
+    with contextlib.suppress(
+      FileNotFoundError, NotADirectoryError, PermissionError
+    ):
+      os.lstat(path)
+  except (OSError, RuntimeError, ValueError) as problem:
+    raise error(
+      f"{where} is {_short(text)}: no path ({_reason(problem)})."
+    ) from problem
+  return path
+
+
+def make_directory(path: Path, where: str) -> None:
+  """Makes a directory to write to, where there is none.
+
+  Raises:
+    ConfigError: where it cannot be, or nothing can be written there.
+  """
+  try:
+    path.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=path):
+      pass
+  except OSError as problem:
+    raise ConfigError(
+      f"{where} is {_short(path)}, where nothing can be written "
+      f"({_reason(problem)}). Give another directory."
+    ) from problem
+
+
+def require_writable(path: Path, where: str) -> None:
+  """Tries whether a file can be written, and leaves nothing behind.
+
+  Devices, pipes and the like are refused: a whole file takes the place of what
+  is there.
+
+  Raises:
+    ConfigError: where it cannot be.
+  """
+  if path.exists() and not path.is_file():
+    raise ConfigError(
+      f"{where} is {_short(path)}, which is no file: expected one that is "
+      "replaced, or a name that is free."
+    )
+  try:
+    with tempfile.TemporaryFile(dir=path.resolve().parent):
+      pass
+  except (OSError, RuntimeError) as problem:
+    raise ConfigError(
+      f"{where} is {_short(path)}, which cannot be written "
+      f"({_reason(problem)})."
+    ) from problem
+
+
+def _short(text: str | os.PathLike[str]) -> str:
+  shown = repr(os.fspath(text))
+  return shown if len(shown) <= 200 else f"{shown[:200]}..."
+
+
+def _reason(problem: Exception) -> str:
+  """Of an error of the operating system what it says, without the path."""
+  return getattr(problem, "strerror", None) or str(problem)[:200]
