@@ -342,7 +342,8 @@ def _of_making(config: Any) -> list[str]:
   if variant and not config.image_size:
     lines.append(
       "config.image_size is 0, the size of the backbone, which has none before "
-      f"it is made: expected a number of pixels for {variant!r}."
+      "it is made: expected a number of pixels for "
+      f"{config.pretrain.variant or config.backbone!r}."
     )
   elif variant:
     try:
