@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from memory_vit import records
+from memory_vit.escaping import escaped
 
 # Files that a message names of a split.
 _SHOWN = 5
@@ -92,7 +93,7 @@ def differences(before: Table, now: Table) -> list[str]:
     counts = ", ".join(f"{n:,} {kind}" for kind, n in found.counts.items())
     lines.insert(0, f"{counts} (of {len(before['files']):,} files)")
   more = len(found.lines) - _SHOWN
-  lines += [f"  {line}" for line in found.lines[:_SHOWN]]
+  lines += [f"  {escaped(line)}" for line in found.lines[:_SHOWN]]
   return lines + ([f"  and {more:,} more"] if more > 0 else [])
 
 
