@@ -20,6 +20,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from memory_vit.errors import BrokenDataError, DataError
+from memory_vit.escaping import escaped
 from memory_vit.inventory import Inventory
 from memory_vit.paths import local
 
@@ -73,7 +74,7 @@ class Source:
   def describe(self, index: int) -> str:
     """Names one example in a message."""
     where = f"data set {self.name!r}, split {self.split!r}, example {index}"
-    file = self.file_name(index)
+    file = escaped(self.file_name(index))
     return f"{where} ({file})" if file else where
 
   def leave_out(self, reasons: Mapping[int, str]) -> None:
