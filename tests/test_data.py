@@ -1,4 +1,5 @@
 import itertools
+import os
 import pathlib
 import subprocess
 import sys
@@ -220,6 +221,22 @@ def test_file_that_is_gone_is_named(tmp_path):
   (tmp_path / "train/a/1.png").unlink()
   with pytest.raises(DataError, match="1.png.*cannot be read"):
     _evaluate(source)
+
+
+def test_names_of_files_that_are_not_utf_8(tmp_path):
+  write_folder(tmp_path, {"train/a": ["0.png", "1.png"]})
+  odd = tmp_path / "train/a" / os.fsdecode(b"\xff\xfe.png")
+  (tmp_path / "train/a/1.png").rename(odd)
+  source = open_source("folder", "train", str(tmp_path))
+  assert _evaluate(source)["mask"].sum() == 2
+  names = {source.file_name(i) for i in range(2)}
+  assert f"{tmp_path}/train/a/\\xff\\xfe.png" in names
+  odd.unlink()
+  with pytest.raises(DataError, match=r"/a/\\xff\\xfe.png\) cannot be read"):
+    _evaluate(source)
+  (tmp_path / "train" / os.fsdecode(b"b\xff")).mkdir()
+  with pytest.raises(DataError, match=r"train/b\\xff is not UTF-8"):
+    open_source("folder", "train", str(tmp_path))
 
 
 # --- the end of the program ---------------------------------------------------

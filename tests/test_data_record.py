@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import types
 
 import fake_data
 import jax
@@ -12,8 +13,9 @@ from conftest import tiny_backbone
 from faults import Run
 
 import memory_vit as mv
-from memory_vit import data, inventory, processes
+from memory_vit import changes, data, inventory, processes, resume
 from memory_vit.data_record import DataRecord
+from memory_vit.errors import TrainingError
 
 
 def write_pictures(root):
@@ -298,6 +300,56 @@ def test_what_is_no_file_is_not_read(pictures, tmp_path):
   assert table["files"]["train/a/zero.png"] == [-1, "no regular file"]
   assert len(table["files"]["train/a/\udcff.png"][1]) == 64
   assert json.loads(inventory.text_of(table)) == table
+
+
+class FakeCheckpoints:
+  """A run of step 5, whose example 23 could not be read."""
+
+  directory = "checkpoints"
+
+  def __init__(self, files):
+    self.saved = {
+      "fingerprint": "f", "config": {}, "parents": {}, "attends_to": {},
+      "variants": {}, "data": {"classes": ["a", "b"]}, "files": files,
+      "best": {}, "lost": {}, "skipped": {}, "pending": False, "changes": [],
+      "timed": [0, 0.0], "left_out": {"train": [23]},
+    }  # fmt: skip
+
+  def latest(self):
+    return 5
+
+  def meta(self, step):
+    return self.saved
+
+  def restore(self, step, like):
+    return {"state": like["state"], "best": {}}
+
+
+def test_what_was_left_out_of_other_data_is_forgotten(pictures, tmp_path):
+  """Its numbers are those of other pictures, or of none."""
+  state = types.SimpleNamespace(params={})
+
+  def resumed(found, *may_change):
+    record = record_of(pictures, tmp_path, train="train")
+    source = data.open_source("folder", "train", str(pictures), max_bad=1)
+    meta = {**FakeCheckpoints(found).saved, "files": record.compared}
+    _, past = resume.resume(
+      FakeCheckpoints(found), state, meta, {"train": source},
+      changes.allowed(may_change), record,
+    )  # fmt: skip
+    return [*source.left_out], past.changes
+
+  found = found_later(record_of(pictures, tmp_path, train="train"))
+  assert resumed(found) == ([23], ())
+  (pictures / "train/a/3.png").unlink()
+  with pytest.raises(TrainingError, match="began with other data"):
+    resumed(found, "total_steps")
+  left_out, (change,) = resumed(found, "data")
+  assert left_out == []
+  assert change["what"][0] == "1 gone (of 24 files)"
+  # Without what earlier versions did not save, it has to be asked for as well.
+  with pytest.raises(TrainingError, match="--allow_config_change=data"):
+    resumed({})
 
 
 def test_hosts_agree_on_names_and_sizes(pictures):
