@@ -22,7 +22,7 @@ from memory_vit.variants import ViTConfig, vit_config
   data_fields=["params"],
   meta_fields=["config", "fingerprint"],
 )
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)  # it holds arrays
+@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
 class Backbone:
   """A frozen ViT.
 

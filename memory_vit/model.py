@@ -222,6 +222,8 @@ class Tasks(nn.Module):
 class MemoryViT(nn.Module):
   """A frozen ViT and its tasks.
 
+  Pictures are taken as they are: only `programs` looks at their values.
+
   The parameters are {"backbone": tree of the published checkpoint,
   "tasks": {name: {"cls", "memory", "head"}}}.
 

@@ -47,7 +47,7 @@ class SlotArrays(NamedTuple):
   data_fields=["arrays"],
   meta_fields=["specs"],
 )
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)  # it holds arrays
+@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
 class Slots:
   """A set of tasks that is ready for a backbone; see `programs.fill_slots`.
 

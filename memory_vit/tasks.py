@@ -160,7 +160,7 @@ class TaskSpec:
   # Metrics would be those of other values, and no two tasks share a program.
   drop_fields=["provenance"],
 )
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)  # it holds arrays
+@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
 class Task:
   """A task: what it is, and what it learned.
 
