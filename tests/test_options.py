@@ -424,7 +424,7 @@ class Watcher:
     return [(r.name, r.variants, r.tested) for r in runs]
 
   def _make_small(self):
-    """As few devices as it takes, a backbone that is trained in no time, no figures."""
+    """As few devices as it takes, a tiny backbone to train, no figures."""
     patch, make_mesh = self._patch, sharding.make_mesh
     patch.setattr(
       sharding, "make_mesh",
