@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import flax.linen as nn
 import jax
@@ -296,7 +297,7 @@ def test_tasks_share_their_attention_in_float32():
     query, (keys, one_hot(0, n, b, h)), (own, tokens),
     (cells, one_hot(n + 1, m, t, h)), view,
   )  # fmt: skip
-  query = query / np.sqrt(k)
+  query = query / math.sqrt(k)
   scores = jnp.concatenate(
     [
       jnp.einsum("bhtk,bhsk->bhts", query, keys),

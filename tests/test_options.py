@@ -5,7 +5,7 @@ configuration to `result.json`, and what is seen of it is compared with a run
 without the change: `differs` names all that must be another then, and the rest
 must be as it was. To add an option, add a row:
 
-  Row("optim.new", 0.5, "learned", "result")
+  row("optim.new", 0.5, "learned"),
 
   option    as `--config.OPTION`
   value     one that is not the default
@@ -15,6 +15,8 @@ must be as it was. To add an option, add a row:
   given     what else has to be set, in both runs, for the option to matter
   goes_on   whether a saved run goes on when the option has changed; most may
             not change, see `resume.what_matters`
+  maybe     what may be another, or not
+  slow      of options whose run takes long, and whose neighbours do not
 
 What a run computes with is real. Only what depends on nothing but its arguments
 is not made twice: batches of the same examples, programs of the same functions.
@@ -92,14 +94,20 @@ class Row:
   maybe: frozenset[str]
 
 
-def row(option, value, *differs, given=None, goes_on=False, maybe=""):
+def row(
+  option, value, *differs, given=None, goes_on=False, maybe=(), slow=False
+):
   """A row; what is learned with another option is another run."""
   also = () if goes_on or "refused" in differs else ("identity",)
+  if option.startswith("pretrain."):  # no more is seen then
+    also = ()
   if "learned" in differs:  # it may be as good as before
-    maybe = "result"
-  return Row(
-    option, value, frozenset({*differs, *also}), given or {}, frozenset({maybe})
+    maybe = (*maybe, "result")
+  made = Row(
+    option, value, frozenset({*differs, *also}), given or {}, frozenset(maybe)
   )
+  marks = [pytest.mark.slow] if slow else []
+  return pytest.param(made, id=f"{option}={value}", marks=marks)
 
 
 # What else has to be set. Files of the fixture `files` are named in capitals.
@@ -137,11 +145,11 @@ PRE_TFDS = {
 # What follows where the task, its data, or its optimiser is another; and where
 # the backbone is, of which a task keeps the fingerprint.
 ANEW = ("backbone", "task", "learned")
-PRETRAINED = ("pretraining", *ANEW)
+PRETRAINED = ("pretraining", "backbone")
 
 ROWS = [
   row("backbone", "OTHER", *ANEW),
-  row("gelu", "exact", *ANEW),
+  row("gelu", "exact", "backbone", "task", maybe=("learned", "result")),
   row("image_size", 16, *ANEW, "crops", "evaluated"),
   row("dtype", "bfloat16", "backbone", "learned"),
   row("batch_size", 16, "examples", "crops", "parts", "learned"),
@@ -152,7 +160,7 @@ ROWS = [
   row("seed", 1, "task", "examples", "crops", "learned"),
   row("regime", "adapter", "task", "learned"),
   row("eval_every", 1, "when", "evaluated", "evaluation batches", "files",
-      maybe="result"),
+      maybe=("result",)),
   row("checkpoint_every", 1, "when", "files"),
   row("log_every", 1, "when", goes_on=True),
   row("profile_at", 2, "when", goes_on=True),
@@ -165,19 +173,20 @@ ROWS = [
   row("data.train_crop", "small", "crops", "learned"),
   row("data.flip", False, "crops", "learned"),
   row("data.resize", 10, "crops", "learned", given=SMALL),
-  row("data.resize", 10, "task", "evaluated", "result", given=CENTRAL),
+  row("data.resize", 10, "task", "evaluated", given=CENTRAL, maybe=("result",),
+      slow=True),
   row("data.seed", 1, "examples", "crops", "learned"),
   row("data.cache_gib", 0.0, "refused", given=TFDS),
   row("data.max_bad", 1, "refused", given=BROKEN),
   row("data.validation", "train[50:60]", "evaluated", "result"),
   row("data.test", "test[10:20]", "evaluated", "result"),
-  row("data.eval_crop", "central", "task", "evaluated", "result"),
+  row("data.eval_crop", "central", "task", "evaluated", maybe=("result",)),
   row("task.name", "mine", "task", "files", "result"),
   row("task.cells", 1, "task", "study", "learned"),
-  row("task.bottleneck", 2, "task", "learned", given=ADAPTER),
+  row("task.bottleneck", 2, "task", "learned", given=ADAPTER, slow=True),
   row("task.attends_to", ("PARENT",), "task", "study", "learned"),
   row("task.indirect", ("PARENT",), "refused",
-      given={"task.attends_to": ("CHILD",)}),
+      given={"task.attends_to": ("CHILD",)}, slow=True),
   row("task.memory_norm", False, "task", "learned"),
   row("task.memory_std", 0.5, "task", "learned"),
   row("task.cls_init", "normal", "task", "learned"),
@@ -196,36 +205,36 @@ ROWS = [
   row("sweep.learning_rate", (0.3, 0.5), "task", "rates", "files", "study",
       "learned"),
   row("sweep.cells", (2, 3), "task", "rates", "files", "study", "learned"),
-  row("sweep.seed", (0, 1), "task", "rates", "files", "study", "learned"),
+  row("sweep.seed", (0, 1), "task", "rates", "files", "study", "learned", slow=True),
   row("sweep.overrides", ({}, {"optim.momentum": 0.5}), "task", "rates",
-      "files", "study", "learned"),
-  row("sweep.export", "all", "files", "result", given=SWEEP, goes_on=True),
+      "files", "study", "learned", slow=True),
+  row("sweep.export", "all", "files", "result", given=SWEEP, goes_on=True, slow=True),
   row("sweep.memory_gib", 0.0015, "when", "files", "examples", "crops", "parts",
-      "evaluated", "evaluation batches", "learned", given=SWEEP),
+      "evaluated", "evaluation batches", "learned", given=SWEEP, slow=True),
   row("upstream.name", "digits:0-4", "evaluated", "evaluation batches",
       "when", "result", given={"upstream.split": "test[:10]"}, goes_on=True),
   row("upstream.dir", "FIVE2", "evaluated", given=UP_FOLDER,
-      goes_on=True, maybe="result"),
+      goes_on=True, maybe=("result",), slow=True),
   row("upstream.split", "test[10:20]", "evaluated", given=UPSTREAM,
-      goes_on=True, maybe="result"),
+      goes_on=True, maybe=("result",), slow=True),
   row("upstream.eval_crop", "central", "evaluated", given=UPSTREAM,
-      goes_on=True, maybe="result"),
+      goes_on=True, maybe=("result",), slow=True),
   row("upstream.resize", 10, "evaluated", given=UP_CENTRAL,
-      goes_on=True, maybe="result"),
-  row("pretrain.variant", "Nano/4", *PRETRAINED, "files",
+      goes_on=True, maybe=("result",), slow=True),
+  row("pretrain.variant", "Nano/4", *PRETRAINED,
       given={k: v for k, v in PRETRAIN.items() if k != "pretrain.variant"}),
-  row("pretrain.total_steps", 2, *PRETRAINED, given=PRETRAIN),
-  row("pretrain.batch_size", 16, *PRETRAINED, given=PRETRAIN),
-  row("pretrain.learning_rate", 0.1, *PRETRAINED, given=PRETRAIN),
-  row("pretrain.data.name", "digits:5-9", *PRETRAINED, given=PRETRAIN),
-  row("pretrain.data.dir", "FOLDER2", *PRETRAINED, given=PRE_FOLDER),
-  row("pretrain.data.train", "train[:30]", *PRETRAINED, given=PRETRAIN),
-  row("pretrain.data.train_crop", "small", *PRETRAINED, given=PRETRAIN),
-  row("pretrain.data.flip", False, *PRETRAINED, given=PRETRAIN),
-  row("pretrain.data.resize", 10, *PRETRAINED, given=PRE_SMALL),
+  row("pretrain.total_steps", 2, *PRETRAINED, given=PRETRAIN, slow=True),
+  row("pretrain.batch_size", 16, *PRETRAINED, given=PRETRAIN, slow=True),
+  row("pretrain.learning_rate", 0.1, *PRETRAINED, given=PRETRAIN, slow=True),
+  row("pretrain.data.name", "digits:5-9", *PRETRAINED, given=PRETRAIN, slow=True),
+  row("pretrain.data.dir", "FOLDER2", *PRETRAINED, given=PRE_FOLDER, slow=True),
+  row("pretrain.data.train", "train[:30]", *PRETRAINED, given=PRETRAIN, slow=True),
+  row("pretrain.data.train_crop", "small", *PRETRAINED, given=PRETRAIN, slow=True),
+  row("pretrain.data.flip", False, *PRETRAINED, given=PRETRAIN, slow=True),
+  row("pretrain.data.resize", 10, *PRETRAINED, given=PRE_SMALL, slow=True),
   row("pretrain.data.seed", 1, *PRETRAINED, given=PRETRAIN),
-  row("pretrain.data.cache_gib", 0.0, "refused", given=PRE_TFDS),
-  row("pretrain.data.max_bad", 1, "refused", given=PRE_BROKEN),
+  row("pretrain.data.cache_gib", 0.0, "refused", given=PRE_TFDS, slow=True),
+  row("pretrain.data.max_bad", 1, "refused", given=PRE_BROKEN, slow=True),
   row("study.learning_rates", (0.1,), "study", goes_on=True),
   row("study.seeds", (0,), "study", goes_on=True),
   row("study.search", "all", "study", goes_on=True),
@@ -254,19 +263,21 @@ def options(cls=config_lib.Config, prefix=""):
 
 
 def test_every_option_has_a_row():
-  assert {r.option for r in ROWS} == {*options()}
+  assert {row.values[0].option for row in ROWS} == {*options()}
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda r: f"{r.option}={r.value}")
+@pytest.mark.parametrize("row", ROWS)
 def test_an_option_does_what_it_says(row, observe):
   before = observe({**BASE, **row.given})
   after = observe({**BASE, **row.given, row.option: row.value})
-  seen = SEEN
   if "refused" in row.differs:
-    seen = ("refused", "study")
+    seen = ["refused", "study"]
   else:
     assert not before["refused"]
     assert not after["refused"]
+    seen = [*SEEN]
+    if row.option.startswith("pretrain."):
+      seen = ["backbone", "placement", "pretraining", "study"]
   found = {key for key in seen if not same(before[key], after[key])}
   assert found.difference(row.maybe) == row.differs
 
@@ -390,6 +401,10 @@ class Watcher:
     self._seen, self._phase = seen, "training"
     seen["study"] = self._study(config)
     try:
+      if config.pretrain.variant:  # what comes after it is seen often enough
+        workdir.mkdir()
+        weights.open_backbone(config, workdir, sharding.make_mesh())
+        return seen
       result = run.train_and_evaluate(config, workdir)
     except MemoryVitError as error:
       seen["refused"] = f"{type(error).__name__}: {error}"

@@ -121,7 +121,9 @@ def test_inception_crop_takes_the_promised_parts():
 
   seeds = tf.data.Dataset.range(count, output_type=tf.int32)
   crops = seeds.map(corners, num_parallel_calls=2).as_numpy_iterator()
-  first, last, shape = zip(*((*ends, shape) for ends, shape in crops))
+  first, last, shape = zip(
+    *((*ends, shape) for ends, shape in crops), strict=True
+  )
   shape = np.array(shape)
   assert np.array_equal(np.array(last) - np.array(first) + 1, shape)
   height, width = shape.T
