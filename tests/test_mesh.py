@@ -71,11 +71,11 @@ def test_batches_reach_the_devices_in_their_order(count):
       yield {"label": np.full(8, i), "image": np.full((8, 2), 10 * i)}
 
   mesh = sharding.make_mesh()
-  for i, batch in enumerate(sharding.prefetch(batches(), mesh)):
+  for i, found in enumerate(sharding.prefetch(batches(), mesh)):
     assert len(read) <= i + 2
-    np.testing.assert_array_equal(batch["label"], np.full(8, i))
-    np.testing.assert_array_equal(batch["image"], np.full((8, 2), 10 * i))
-    assert batch["image"].sharding == sharding.by_rows(mesh)
+    np.testing.assert_array_equal(found["label"], np.full(8, i))
+    np.testing.assert_array_equal(found["image"], np.full((8, 2), 10 * i))
+    assert found["image"].sharding == sharding.by_rows(mesh)
   assert read == list(range(count))
 
 

@@ -100,7 +100,7 @@ def row(
   """A row; what is learned with another option is another run."""
   also = () if goes_on or "refused" in differs else ("identity",)
   if option.startswith("pretrain."):  # no more is seen then
-    also = ()
+    also, slow = (), option != "pretrain.variant"
   if "learned" in differs:  # it may be as good as before
     maybe = (*maybe, "result")
   made = Row(
@@ -205,10 +205,12 @@ ROWS = [
   row("sweep.learning_rate", (0.3, 0.5), "task", "rates", "files", "study",
       "learned"),
   row("sweep.cells", (2, 3), "task", "rates", "files", "study", "learned"),
-  row("sweep.seed", (0, 1), "task", "rates", "files", "study", "learned", slow=True),
+  row("sweep.seed", (0, 1), "task", "rates", "files", "study", "learned",
+      slow=True),
   row("sweep.overrides", ({}, {"optim.momentum": 0.5}), "task", "rates",
       "files", "study", "learned", slow=True),
-  row("sweep.export", "all", "files", "result", given=SWEEP, goes_on=True, slow=True),
+  row("sweep.export", "all", "files", "result", given=SWEEP, goes_on=True,
+      slow=True),
   row("sweep.memory_gib", 0.0015, "when", "files", "examples", "crops", "parts",
       "evaluated", "evaluation batches", "learned", given=SWEEP, slow=True),
   row("upstream.name", "digits:0-4", "evaluated", "evaluation batches",
@@ -223,18 +225,18 @@ ROWS = [
       goes_on=True, maybe=("result",), slow=True),
   row("pretrain.variant", "Nano/4", *PRETRAINED,
       given={k: v for k, v in PRETRAIN.items() if k != "pretrain.variant"}),
-  row("pretrain.total_steps", 2, *PRETRAINED, given=PRETRAIN, slow=True),
-  row("pretrain.batch_size", 16, *PRETRAINED, given=PRETRAIN, slow=True),
-  row("pretrain.learning_rate", 0.1, *PRETRAINED, given=PRETRAIN, slow=True),
-  row("pretrain.data.name", "digits:5-9", *PRETRAINED, given=PRETRAIN, slow=True),
-  row("pretrain.data.dir", "FOLDER2", *PRETRAINED, given=PRE_FOLDER, slow=True),
-  row("pretrain.data.train", "train[:30]", *PRETRAINED, given=PRETRAIN, slow=True),
-  row("pretrain.data.train_crop", "small", *PRETRAINED, given=PRETRAIN, slow=True),
-  row("pretrain.data.flip", False, *PRETRAINED, given=PRETRAIN, slow=True),
-  row("pretrain.data.resize", 10, *PRETRAINED, given=PRE_SMALL, slow=True),
+  row("pretrain.total_steps", 2, *PRETRAINED, given=PRETRAIN),
+  row("pretrain.batch_size", 16, *PRETRAINED, given=PRETRAIN),
+  row("pretrain.learning_rate", 0.1, *PRETRAINED, given=PRETRAIN),
+  row("pretrain.data.name", "digits:5-9", *PRETRAINED, given=PRETRAIN),
+  row("pretrain.data.dir", "FOLDER2", *PRETRAINED, given=PRE_FOLDER),
+  row("pretrain.data.train", "train[:30]", *PRETRAINED, given=PRETRAIN),
+  row("pretrain.data.train_crop", "small", *PRETRAINED, given=PRETRAIN),
+  row("pretrain.data.flip", False, *PRETRAINED, given=PRETRAIN),
+  row("pretrain.data.resize", 10, *PRETRAINED, given=PRE_SMALL),
   row("pretrain.data.seed", 1, *PRETRAINED, given=PRETRAIN),
-  row("pretrain.data.cache_gib", 0.0, "refused", given=PRE_TFDS, slow=True),
-  row("pretrain.data.max_bad", 1, "refused", given=PRE_BROKEN, slow=True),
+  row("pretrain.data.cache_gib", 0.0, "refused", given=PRE_TFDS),
+  row("pretrain.data.max_bad", 1, "refused", given=PRE_BROKEN),
   row("study.learning_rates", (0.1,), "study", goes_on=True),
   row("study.seeds", (0,), "study", goes_on=True),
   row("study.search", "all", "study", goes_on=True),
