@@ -1,6 +1,8 @@
 """Saved states: kept, verified, and what is done about damaged ones."""
 
 import logging
+import os
+import pathlib
 import shutil
 
 import jax
@@ -85,6 +87,65 @@ def test_the_newest_two_are_kept(tmp_path):
     assert_is(checkpoints.restore(4, state_of(0)), 4)
     with pytest.raises(TrainingError, match=r"step 5 was not saved.*\[4, 5\]"):
       checkpoints.save(5, state_of(5), {})
+
+
+def recorded(monkeypatch):
+  """What is done to files and directories from now on, in its order."""
+  done = []
+
+  def record(owner, name, describe):
+    real = getattr(owner, name)
+
+    def recording(*args, **options):
+      result = real(*args, **options)
+      done.append((name, *describe(*args)))
+      return result
+
+    monkeypatch.setattr(owner, name, recording)
+
+  def path_of(descriptor):
+    return (os.readlink(f"/proc/self/fd/{descriptor}"),)
+
+  record(os, "fsync", path_of)
+  record(pathlib.Path, "rename", lambda old, new: (str(old), str(new)))
+  record(pathlib.Path, "write_text", lambda path, text: (str(path),))
+  record(shutil, "rmtree", lambda path: (str(path),))
+  return done
+
+
+def test_a_step_has_its_name_once_it_is_on_the_disk(directory, monkeypatch):
+  """So that a power cut leaves a whole state, whenever it comes."""
+  with Checkpoints(directory) as checkpoints:
+    done = recorded(monkeypatch)
+    checkpoints.save(6, state_of(6), {"at": 6})
+    monkeypatch.undo()
+  scratch, step = directory / "scratch-00000006", directory / "00000006"
+  named = done.index(("rename", str(scratch), str(step)))
+  before, after = done[:named], done[named + 1 :]
+  assert not any(str(step) in paths for paths in before)
+  # All of its files were written through, and the names of all of them.
+  synced = {path for what, path in
+            (entry[:2] for entry in before) if what == "fsync"}  # fmt: skip
+  for path in [step, *step.rglob("*")]:
+    lay = scratch / path.relative_to(step)
+    # What is in arrays/, the seal, and each directory that holds something.
+    assert str(lay) in synced, lay
+  # The seal is written when what it seals is there, and then synced.
+  sealing = before.index(("write_text", str(scratch / "state.json")))
+  arrays = [
+    i for i, entry in enumerate(before)
+    if entry[0] == "fsync" and "/arrays/" in entry[1]
+  ]  # fmt: skip
+  assert arrays
+  assert max(arrays) < sealing
+  assert sealing < before.index(("fsync", str(scratch / "state.json")))
+  # Its new name is on the disk before an older step is touched.
+  gone = directory / "scratch-old-00000002"
+  assert after[0] == ("fsync", str(directory))
+  assert after[1:] == [
+    ("rename", str(directory / "00000002"), str(gone)),
+    ("rmtree", str(gone)),
+  ]
 
 
 def test_a_whole_state_comes_back(directory):

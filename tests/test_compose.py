@@ -42,6 +42,18 @@ def test_what_is_kept_computes_what_it_did(family, backbone, images):
   assert_same(mv.forward(backbone, chosen, images), every)
 
 
+def test_a_task_comes_with_all_that_is_read_before_it(backbone):
+  """Also what its parents read, and theirs; and nothing else."""
+  a, other = random_task(backbone, "a"), random_task(backbone, "other")
+  b = random_task(backbone, "b", attends_to=[a])
+  c = random_task(backbone, "c", attends_to=[b])
+  d = random_task(backbone, "d", attends_to=[c])
+  tasks = mv.concatenate(other, d, b, a, c)
+  for name, names in (("d", "dcba"), ("c", "cba"), ("a", "a")):
+    found = compose.with_parents(tasks, name)
+    assert [task.spec.name for task in found] == [*names]
+
+
 def test_renamed_tasks_are_still_read(family, backbone, images):
   every = mv.forward(backbone, family, images)
   renamed = compose.rename(family, "a", "first")

@@ -97,8 +97,12 @@ def test_seed_decides_order_and_crops():
   other = _train(source, steps=5, seed=1)
   assert np.any(first["label"] != other["label"])
   # The same picture is cropped anew in the next epoch.
-  one = _train(numbered_source(1), steps=1)["image"]
+  single = numbered_source(1)
+  one = _train(single, steps=1)["image"]
   assert len(np.unique(one, axis=0)) == 4
+  # So it is with another seed, which changes no order here.
+  again = _train(single, steps=1, seed=1)["image"]
+  assert len(np.unique(np.concatenate([one, again]), axis=0)) == 8
 
 
 def test_resuming_equals_not_stopping():
@@ -566,4 +570,15 @@ def test_real_pictures(data_dir):
 
 
 def test_position_may_be_very_large():
-  _train(numbered_source(3), steps=1, start=2**40)
+  """Beyond what 32 bits hold, the examples are those of any other place."""
+  source, start = numbered_source(3), 3 * 2**40
+  far = _train(source, steps=3, start=start)
+  for epoch in far["label"].reshape(4, 3):
+    assert sorted(epoch) == [0, 1, 2]
+  _assert_same(
+    _train(source, steps=1, start=start + 8),
+    {key: value[8:] for key, value in far.items()},
+  )
+  # Where numbers had been cut off, this would be the beginning.
+  near = _train(source, steps=3)
+  assert not np.array_equal(far["image"], near["image"])

@@ -60,6 +60,25 @@ def specs_of(tree):
   }
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_batches_reach_the_devices_in_their_order(count):
+  """Each once, and at most two ahead of what is used."""
+  read = []
+
+  def batches():
+    for i in range(count):
+      read.append(i)
+      yield {"label": np.full(8, i), "image": np.full((8, 2), 10 * i)}
+
+  mesh = sharding.make_mesh()
+  for i, found in enumerate(sharding.prefetch(batches(), mesh)):
+    assert len(read) <= i + 2
+    np.testing.assert_array_equal(found["label"], np.full(8, i))
+    np.testing.assert_array_equal(found["image"], np.full((8, 2), 10 * i))
+    assert found["image"].sharding == sharding.by_rows(mesh)
+  assert read == list(range(count))
+
+
 def test_a_mesh_divides_its_devices():
   assert dict(mesh_of(2).shape) == {"data": 4, "fsdp": 2}
   assert dict(sharding.make_mesh().shape) == {"data": 8, "fsdp": 1}

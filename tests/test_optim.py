@@ -161,3 +161,93 @@ def test_parts_train_as_without_a_neighbour():
   alone, _ = step(config, {"a": PARTS}, {"a": PARTS}, a=0.1)
   for part in PARTS:
     assert np.array_equal(both["a"][part], alone["a"][part])
+
+
+def by_hand(config, params, grads, rates, clip_names):
+  """The documented optimiser in NumPy; returns {part: values} after each step.
+
+  Args:
+    config: of one task.
+    params: {part: values} before the first step.
+    grads: [{part: values} of each step].
+    rates: learning rate of each step.
+    clip_names: groups of parts whose norm is clipped together.
+  """
+  params = {k: np.asarray(v, np.float64) for k, v in params.items()}
+  first = {k: np.zeros_like(v) for k, v in params.items()}
+  second = {k: np.zeros_like(v) for k, v in params.items()}
+  factors = {"cls": config.cls_factor, "memory": config.memory_factor}
+  after = []
+  for i, (given, rate) in enumerate(zip(grads, rates, strict=True)):
+    grad = {k: np.asarray(v, np.float64) for k, v in given.items()}
+    for names in clip_names if config.grad_clip else ():
+      norm = np.sqrt(sum((grad[name] ** 2).sum() for name in names))
+      for name in names:
+        grad[name] = grad[name] * min(1.0, config.grad_clip / norm)
+    for k, g in grad.items():
+      if config.name == "sgd":
+        first[k] = config.momentum * first[k] + g
+        update = -rate * first[k]
+      else:
+        first[k] = 0.9 * first[k] + 0.1 * g
+        second[k] = 0.999 * second[k] + 0.001 * g**2
+        mean = first[k] / (1 - 0.9 ** (i + 1))
+        spread = np.sqrt(second[k] / (1 - 0.999 ** (i + 1)))
+        # Decoupled: beside the gradient, towards zero.
+        decay = config.weight_decay * params[k]
+        update = -rate * (mean / (spread + 1e-8) + decay)
+      params[k] = params[k] + factors.get(k, 1.0) * update
+    after.append(dict(params))
+  return after
+
+
+@pytest.mark.parametrize(
+  "values",
+  [
+    {"momentum": 0.9},
+    {"momentum": 0.5, "grad_clip": 0.0},
+    {"momentum": 0.9, "clip_by": "part", "cls_factor": 3.0},
+    {"momentum": 0.0, "memory_factor": 0.2, "schedule": "constant"},
+    {"name": "adamw"},
+    {"name": "adamw", "weight_decay": 0.3, "grad_clip": 0.0},
+    {"name": "adamw", "weight_decay": 0.3, "memory_factor": 2.0},
+  ],
+  ids=lambda values: ",".join(f"{k}={v}" for k, v in values.items()),
+)
+def test_against_numpy(values):
+  """Five steps, with gradients that change: the first of them are clipped."""
+  config = OptimConfig(warmup=0.4, **values)
+  steps, peak = 5, 0.2
+  # Two steps of linear warm-up, then the cosine over the three that are left.
+  decay = 0.5 * (1 + np.cos(np.pi * np.arange(3) / 3))
+  rates = peak * np.array([0.5, 1.0, *decay])
+  if config.schedule == "constant":
+    rates[2:] = peak
+  schedule = optim.make_schedule(config, peak, steps)
+  np.testing.assert_allclose([schedule(i) for i in range(steps)], rates,
+                             rtol=1e-5, atol=1e-8)  # fmt: skip
+  rng = np.random.default_rng(0)
+  params = {k: rng.standard_normal(v.shape) for k, v in PARTS.items()}
+  grads = [
+    {k: size * rng.standard_normal(v.shape) for k, v in PARTS.items()}
+    for size in (3.0, 1.0, 0.3, 0.1, 0.03)
+  ]
+  together = [tuple(PARTS)]
+  alone = [(part,) for part in PARTS]
+  expected = by_hand(
+    config,
+    params,
+    grads,
+    rates,
+    alone if config.clip_by == "part" else together,
+  )
+  optimizer = optim.make_optimizer({"a": config}, {"a": schedule})
+  found = {"a": jax.tree.map(jnp.asarray, params)}
+  state = optimizer.init(found)
+  for grad, wanted in zip(grads, expected, strict=True):
+    updates, state = optimizer.update({"a": grad}, state, found)
+    found = optax.apply_updates(found, updates)
+    for part in PARTS:
+      np.testing.assert_allclose(
+        found["a"][part], wanted[part], rtol=1e-4, atol=1e-5
+      )

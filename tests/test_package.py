@@ -60,21 +60,6 @@ def test_public_names():
     assert getattr(mv, name).__doc__, name
 
 
-def test_every_option_is_read():
-  """An option that nothing reads is a lie."""
-  declared = set()
-  text = (ROOT / "memory_vit" / "config.py").read_text()
-  for line in re.findall(r"^  (\w+): [\w\[\], .]+ = ", text, re.M):
-    declared.add(line)
-  sources = "".join(
-    p.read_text() for p in (ROOT / "memory_vit").glob("*.py")
-    if p.name not in ("config.py", "limits.py")
-  )  # fmt: skip
-  unread = {name for name in declared if not re.search(rf"\.{name}\b", sources)}
-  assert declared > {"learning_rate", "cells", "warmup"}
-  assert unread == set()
-
-
 def test_every_fault_has_tests_that_are_there():
   """In the table of docs/reliability.md, by file.py::function."""
   text = (ROOT / "docs" / "reliability.md").read_text()

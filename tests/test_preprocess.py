@@ -117,19 +117,34 @@ def test_crop_of_a_jpeg_is_that_of_the_decoded_picture():
 
 def test_inception_crop_takes_the_promised_parts():
   # Each pixel holds its coordinates, so a crop can be found again.
-  y, x = np.meshgrid(np.arange(200), np.arange(200), indexing="ij")
+  side, count = 200, 1000
+  y, x = np.meshgrid(np.arange(side), np.arange(side), indexing="ij")
   picture = np.stack([y, x, np.zeros_like(x)], axis=-1).astype(np.uint8)
-  encoded, areas = encode(picture, "PNG"), []
-  for seed in range(100):
-    crop = _crop(encoded, seed)
-    height, width = crop.shape[:2]
-    (top, left), (bottom, right) = crop[0, 0, :2], crop[-1, -1, :2]
-    assert (bottom - top + 1, right - left + 1) == (height, width)
-    # A pixel more or less by rounding.
-    assert 3 / 4 - 0.05 < width / height < 4 / 3 + 0.05
-    areas.append(height * width / 200**2)
-  assert 0.04 < min(areas) < 0.15
-  assert 0.85 < max(areas) <= 1.0
+  encoded = tf.constant(encode(picture, "PNG"))
+
+  def corners(seed):
+    crop = preprocess.inception_crop(encoded, tf.stack([0, seed]))
+    ends = tf.stack([crop[0, 0, :2], crop[-1, -1, :2]])
+    return tf.cast(ends, tf.int32), tf.shape(crop)[:2]
+
+  seeds = tf.data.Dataset.range(count, output_type=tf.int32)
+  crops = seeds.map(corners, num_parallel_calls=2).as_numpy_iterator()
+  first, last, shape = zip(
+    *((*ends, shape) for ends, shape in crops), strict=True
+  )
+  shape = np.array(shape)
+  assert np.array_equal(np.array(last) - np.array(first) + 1, shape)
+  height, width = shape.T
+  # A pixel more or less by rounding.
+  assert np.all((width + 1) / (height - 1) > 3 / 4)
+  assert np.all((width - 1) / (height + 1) < 4 / 3)
+  area, rounded = height * width / side**2, 1 / 40
+  # One in a hundred is at most a twentieth and a bit.
+  assert 0.05 * (1 - rounded) ** 2 < area.min() < 0.06
+  assert 0.95 < area.max() <= 1.0
+  # All over the picture: some begin at each end of it.
+  assert np.all(np.array(first).min(0) == 0)
+  assert np.all(np.array(last).max(0) == side - 1)
 
 
 @pytest.mark.parametrize("crop", ["inception", "small"])
@@ -160,6 +175,23 @@ def test_half_of_the_training_pictures_are_mirrored(flip):
   is_mirrored = np.all(views == plain[:, ::-1], axis=(1, 2, 3))
   assert np.all(is_plain ^ is_mirrored)
   assert 30 <= is_mirrored.sum() <= 70 if flip else not is_mirrored.any()
+
+
+@pytest.mark.parametrize("crop", ["inception", "small"])
+def test_mirroring_does_not_depend_on_the_crop(crop):
+  """Neither on where a picture is cut nor on how large."""
+  data = DataConfig(train_crop=crop, resize=24)
+  ramps = np.meshgrid(np.arange(24), np.arange(24), indexing="ij")
+  picture = 10 * np.stack([*ramps, ramps[0]], axis=-1).astype(np.uint8)
+  views = _views(encode(picture, "PNG"), data, image_size=8, count=600)
+  # Red grows downwards, green to the right unless it is mirrored.
+  mirrored = views[:, 0, -1, 1] < views[:, 0, 0, 1]
+  assert 0.4 < mirrored.mean() < 0.6
+  ends = np.stack([views[:, 0, :, 1].min(1), views[:, 0, :, 1].max(1),
+                   views[:, 0, 0, 0], views[:, -1, 0, 0]])  # fmt: skip
+  found = np.corrcoef(np.vstack([mirrored, ends]))[0, 1:]
+  # Five standard deviations of what chance gives.
+  assert np.abs(found).max() < 5 / np.sqrt(len(views))
 
 
 def test_small_crop_moves_over_the_whole_picture():

@@ -178,6 +178,21 @@ def test_what_is_not_changed_yet_is_the_backbone(backbone, images):
     close(logits(backbone, task, images), expected)
 
 
+def test_no_two_adapters_start_alike(backbone):
+  """After attention and after the MLP, in every layer: random, and apart."""
+  task = task_of(backbone, "adapter", start=True)
+  kernels = np.concatenate(
+    [
+      np.asarray(task.params["adapters"][place]["down"]["kernel"])
+      for place in ("attention", "mlp")
+    ]
+  ).reshape(4, -1)
+  alike = np.corrcoef(kernels) - np.eye(4)
+  assert np.abs(alike).max() < 5 / np.sqrt(kernels.shape[1])
+  # A lecun_normal of each: as large as what it is multiplied with is wide.
+  np.testing.assert_allclose(kernels.std(1), 32**-0.5, rtol=0.3)
+
+
 @pytest.mark.parametrize("regime", sorted({*MEMORY, *ADAPTERS} & {*TUNED}))
 def test_against_the_dense_oracle(backbone, images, regime):
   """Values and gradients, with all that is learned away from its start."""

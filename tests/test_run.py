@@ -141,7 +141,21 @@ def test_a_run_from_nothing_to_the_result(config, finished):
   assert task_result["test_majority"] == max(np.bincount(labels)) / len(labels)
 
 
+def newest(workdir):
+  """The newest saved state: step, digests of all arrays, and what is beside."""
+  path = max((workdir / "checkpoints").glob("[0-9]*"))
+  saved = json.loads((path / "state.json").read_text())["saved"]
+  meta = saved["meta"]
+  del meta["timed"], meta["config"]["config.checkpoint_every"]
+  return path.name, saved["arrays"], meta
+
+
 def test_resumed_equals_uninterrupted(config, workdir, finished, monkeypatch):
+  """Parameters, optimiser, and place in the data: the last state is the same.
+
+  It goes on after an odd step, and takes some that follow.
+  """
+  config = dataclasses.replace(config, checkpoint_every=3)
   steps = []
   real_step = step.Step.__call__
 
@@ -155,10 +169,16 @@ def test_resumed_equals_uninterrupted(config, workdir, finished, monkeypatch):
   with pytest.raises(KeyboardInterrupt):
     run.train_and_evaluate(config, workdir)
   assert not (workdir / "result.json").exists()
+  assert newest(workdir)[0] == "00000003"
   run.train_and_evaluate(config, workdir)
-  # 4 steps, the one that failed, and those after the saved step 4.
-  assert len(steps) == 5 + 2
+  # 4 steps, the one that failed, and those after the saved step 3.
+  assert len(steps) == 5 + 3
   whole, result = finished
+  name, arrays_of_it, _ = newest(workdir)
+  assert name == "00000006"
+  # The momentum of every part is among them.
+  assert sum("opt_state" in path for path in arrays_of_it) >= 4
+  assert newest(workdir) == newest(whole)
   assert_same_bits(arrays(workdir), arrays(whole))
   resumed = json.loads((workdir / "result.json").read_text())
   assert resumed["tasks"] == result["tasks"]
@@ -243,6 +263,28 @@ def test_without_validation_the_last_state_is_exported(config, workdir):
   assert task["test_examples"] == 0
   assert result["backbone"]["accuracy_before"] is None
   assert result["backbone"]["outputs_bit_equal"] is None
+
+
+def test_outputs_that_changed_are_reported(config, workdir, monkeypatch):
+  """Of a program that is broken as soon as a task is in the pass."""
+  real = run.programs.forward
+
+  def broken(backbone, tasks, images):
+    out = real(backbone, tasks, images)
+    if tasks:
+      assert "digits-5-9" in out
+      # By one bit, of one class; and then what is greatest by far.
+      out["backbone"] = out["backbone"].at[0, 0].add(change)
+    return out
+
+  monkeypatch.setattr(run.programs, "forward", broken)
+  config = changed(config, "data", test="")
+  config = dataclasses.replace(config, total_steps=1)
+  for change in (np.float32(1e-6), np.float32(1e6)):
+    found = run.train_and_evaluate(config, workdir)["backbone"]
+    assert found["outputs_bit_equal"] is False
+    same = found["accuracy_before"] == found["accuracy_after"]
+    assert same == (change < 1)
 
 
 def breaks_in(steps, monkeypatch):

@@ -127,6 +127,18 @@ def test_gradient_is_that_of_the_definition(backbone, images):
   np.testing.assert_allclose(metrics["a"]["loss"], expected, rtol=1e-5)
 
 
+def test_accuracy_is_that_of_the_greatest_logit(backbone, images):
+  """Counted here again, on as many labels of each class."""
+  task, mesh = random_task(backbone, "a"), one_device()
+  step_fn, state, frozen = setting(backbone, mesh, [task])
+  rows = batch(images, mesh)
+  _, metrics = step_fn.gradient(state.params, frozen, rows)
+  logits = programs.forward(backbone, [task], rows["image"])["a"]
+  hits = np.asarray(logits).argmax(-1) == rows["label"]
+  assert 0 < hits.mean() < 1
+  assert metrics["a"]["accuracy"] == pytest.approx(hits.mean())
+
+
 def test_parents_are_read_and_not_trained(backbone, images):
   parent = random_task(backbone, "parent", seed=5)
   child = random_task(backbone, "child", attends_to=("parent",))

@@ -1,0 +1,117 @@
+"""Which state of a run is its result: by validation, the earliest of equals."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from conftest import one_device, random_task
+
+from memory_vit import config as config_lib
+from memory_vit import results, sweep, train
+from memory_vit.learn import Learned
+from memory_vit.step import TrainState
+
+
+def trained(accuracies, skips=()):
+  """The best of each name, whose only parameter counts its updates.
+
+  Args:
+    accuracies: {name: on validation after each step}.
+    skips: (name, step) of the updates that are not finite.
+  """
+
+  def step_fn(state, frozen, batch):
+    step = int(state.step) + 1
+    skipped = {name: float((name, step) in skips) for name in accuracies}
+    params = {
+      n: {"w": p["w"] + 1 - skipped[n]} for n, p in state.params.items()
+    }
+    metrics = {
+      name: {"loss": 1.0, "accuracy": 0.0, "skipped": s}
+      for name, s in skipped.items()
+    }
+    evaluated[0] = step
+    return TrainState(jnp.int32(step), params, ()), metrics
+
+  def validate(params):
+    return {
+      name: {"loss": 1.0, "top1": values[evaluated[0] - 1], "top5": 1.0,
+             "examples": 9}
+      for name, values in accuracies.items()
+    }  # fmt: skip
+
+  evaluated, total = [0], len(next(iter(accuracies.values())))
+  params = {name: {"w": np.float32(0)} for name in accuracies}
+  _, past = train.fit(
+    step_fn, TrainState(jnp.int32(0), params, ()), None,
+    ({"image": np.zeros((1, 1))} for _ in range(total)),
+    title="run", steps=train.Steps(total=total, log=1, evaluate=1),
+    batch_size=1, mesh=one_device(),
+    schedules=dict.fromkeys(accuracies, optax.constant_schedule(0.1)),
+    validate=validate,
+  )  # fmt: skip
+  return past
+
+
+def test_the_earliest_of_equals_is_the_best():
+  past = trained({"a": [0.2, 0.7, 0.7, 0.1, 0.7], "b": [0.5, 0.5, 0.5, 0.6, 0]})
+  assert (past.best["a"].step, past.best["a"].accuracy) == (2, 0.7)
+  assert past.best["a"].params["w"] == 2
+  assert past.best["b"].step == 4
+
+
+def test_what_was_lost_is_never_the_best_again():
+  """It gets good updates after three that were not; those do not count."""
+  skips = {("a", step) for step in (2, 3, 4)}
+  past = trained({"a": [0.3, 0.3, 0.3, 0.9, 0.9, 0.9], "b": [0.1] * 6}, skips)
+  assert past.lost == {"a": 4}
+  assert (past.best["a"].step, past.best["a"].accuracy) == (1, 0.3)
+  assert past.best["a"].params["w"] == 1
+  # Its neighbour is as it was.
+  assert (past.best["b"].step, past.lost.get("b")) == (1, None)
+
+
+def test_a_variant_is_best_by_validation(backbone, tmp_path):
+  """That the others are better on test is not looked at."""
+  config = config_lib.Config(
+    data=config_lib.DataConfig(name="d"),
+    sweep=config_lib.SweepConfig(learning_rate=(0.1, 0.2, 0.3)),
+  )
+  variants = sweep.variants_of(config, "d")
+  validation = dict(zip(("d-00", "d-01", "d-02"), (0.5, 0.8, 0.6), strict=True))
+  test = dict(zip(("d-00", "d-01", "d-02"), (0.9, 0.2, 0.7), strict=True))
+  # Two passes: the better one is not in the first.
+  learned = [
+    Learned(
+      tasks={name: random_task(backbone, name) for name in names},
+      best={name: train.Best(3, validation[name]) for name in names},
+      lost={}, skipped={}, changes=(), examples=0, seconds=0.0,
+    )
+    for names in (("d-00",), ("d-01", "d-02"))
+  ]  # fmt: skip
+
+  def evaluate(tasks, source):
+    assert source == "the test split"
+    return {
+      task.spec.name: {
+        "top1": test[task.spec.name], "top5": 1.0, "loss": 1.0,
+        "per_class": [], "examples": 9, "skipped": 0,
+      }
+      for task in tasks
+    }  # fmt: skip
+
+  learner = types.SimpleNamespace(evaluate=evaluate)
+  tasks = results.with_metrics(learner, variants, learned, "the test split")
+  metrics = [task.provenance["metrics"] for task in tasks]
+  assert [m["name"] for m in metrics] == ["d-01", "d-02", "d-00"]
+  assert [m["val_accuracy"] for m in metrics] == [0.8, 0.6, 0.5]
+  assert [m["test_accuracy"] for m in metrics] == [0.2, 0.7, 0.9]
+  assert metrics[0]["learning_rate"] == 0.2
+  # It is exported under the name of the task.
+  (exported,) = results.export(config, "d", tasks, tmp_path, backbone)
+  best = next(t for t in learned[1].tasks.values() if t.spec.name == "d-01")
+  assert exported.spec.name == "d"
+  assert exported.provenance["metrics"]["val_accuracy"] == 0.8
+  jax.tree.map(np.testing.assert_array_equal, exported.params, best.params)

@@ -1,0 +1,620 @@
+"""Every option does what `memory_vit.config` says, and nothing else.
+
+`ROWS` changes one option after the other. With each a run is made, from the
+configuration to `result.json`, and what is seen of it is compared with a run
+without the change: `differs` names all that must be another then, and the rest
+must be as it was. To add an option, add a row:
+
+  row("optim.new", 0.5, "learned"),
+
+  option    as `--config.OPTION`
+  value     one that is not the default
+  differs   what of a run is another: keys of `SEEN`. Where a row that is
+            missing something fails, its message says what did differ; take it
+            over only if the comment in config.py says so.
+  given     what else has to be set, in both runs, for the option to matter
+  goes_on   whether a saved run goes on when the option has changed; most may
+            not change, see `resume.what_matters`
+  maybe     what may be another, or not
+  slow      of options whose run takes long, and whose neighbours do not
+
+What a run computes with is real. Only what depends on nothing but its arguments
+is not made twice: batches of the same examples, programs of the same functions.
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import fake_data
+import jax
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from conftest import random_task, tiny_backbone
+
+import memory_vit as mv
+from memory_vit import config as config_lib
+from memory_vit import (
+  data,
+  evaluation,
+  learn,
+  optim,
+  passes,
+  plan,
+  pretrain,
+  progress,
+  run,
+  sharding,
+  step,
+  study,
+  train,
+  training_pass,
+  trees,
+  variants,
+  weights,
+)
+from memory_vit.errors import MemoryVitError
+
+SEEN = {
+  "refused": "the message of a run that is not possible; then nothing else",
+  "backbone": "shape, computation and weights of the frozen model",
+  "placement": "how the backbone and the batches lie on the devices",
+  "task": "what the new task is, and its first values",
+  "rates": "its learning rate at every step",
+  "examples": "which examples each batch of training holds",
+  "crops": "their pixels",
+  "parts": "how many pictures pass the model at once in training",
+  "learned": "the task after the last step",
+  "evaluated": "the pixels of what is evaluated, and of which splits",
+  "evaluation batches": "how many pictures are evaluated at once",
+  "when": "after which steps is logged, evaluated, saved, and profiled",
+  "files": "what lies in the working directory at the end",
+  "result": "result.json, but for the time that it took",
+  "waits": "how long is waited for a batch",
+  "identity": "what a saved run that goes on must share",
+  "pretraining": "batches, rates and parts of it",
+  "study": "the runs of `memory_vit.paper`, and its data sets",
+}
+# What follows where the task, its data or its optimiser is another.
+LEARNED = ("learned",)
+ALL_OF_THE_DATA = ("examples", "crops", "evaluated", "study", "learned")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """See above."""
+
+  option: str
+  value: Any
+  differs: frozenset[str]
+  given: dict[str, Any]
+  maybe: frozenset[str]
+
+
+def row(
+  option, value, *differs, given=None, goes_on=False, maybe=(), slow=False
+):
+  """A row; what is learned with another option is another run."""
+  also = () if goes_on or "refused" in differs else ("identity",)
+  if option.startswith("pretrain."):  # no more is seen then
+    also, slow = (), option != "pretrain.variant"
+  if "learned" in differs:  # it may be as good as before
+    maybe = (*maybe, "result")
+  made = Row(
+    option, value, frozenset({*differs, *also}), given or {}, frozenset(maybe)
+  )
+  marks = [pytest.mark.slow] if slow else []
+  return pytest.param(made, id=f"{option}={value}", marks=marks)
+
+
+# What else has to be set. Files of the fixture `files` are named in capitals.
+SMALL = {"data.train_crop": "small"}
+CENTRAL = {"data.eval_crop": "central"}
+FOLDER = {
+  "data.name": "folder", "data.dir": "FOLDER", "data.train": "train",
+  "data.validation": "train", "data.test": "train", "task.name": "pictures",
+}  # fmt: skip
+BROKEN = {**FOLDER, "data.dir": "BROKEN"}
+TFDS = {**FOLDER, "data.name": "own", "data.dir": "TFDS"}
+ADAPTER = {"regime": "adapter"}
+ADAMW = {"optim.name": "adamw"}
+DIVERGES = {"learning_rate": 1e38, "total_steps": 4}
+UPSTREAM = {"upstream.name": "digits:0-4", "upstream.split": "test[:10]"}
+UP_FOLDER = {
+  "upstream.name": "folder", "upstream.dir": "FIVE", "upstream.split": "train",
+}  # fmt: skip
+UP_CENTRAL = {**UPSTREAM, "upstream.eval_crop": "central"}
+SWEEP = {"sweep.learning_rate": (0.3, 0.1)}
+PRETRAIN = {
+  "pretrain.variant": "Nano/4", "pretrain.total_steps": 3,
+  "pretrain.batch_size": 8, "pretrain.learning_rate": 0.01,
+  "pretrain.data.name": "digits:0-4", "pretrain.data.train": "train[:40]",
+}  # fmt: skip
+PRE_SMALL = {**PRETRAIN, "pretrain.data.train_crop": "small"}
+PRE_FOLDER = {
+  **PRETRAIN, "pretrain.data.name": "folder", "pretrain.data.dir": "FOLDER",
+  "pretrain.data.train": "train",
+}  # fmt: skip
+PRE_BROKEN = {**PRE_FOLDER, "pretrain.data.dir": "BROKEN"}
+PRE_TFDS = {
+  **PRE_FOLDER, "pretrain.data.name": "own", "pretrain.data.dir": "TFDS",
+}  # fmt: skip
+# What follows where the task, its data, or its optimiser is another; and where
+# the backbone is, of which a task keeps the fingerprint.
+ANEW = ("backbone", "task", "learned")
+PRETRAINED = ("pretraining", "backbone")
+
+ROWS = [
+  row("backbone", "OTHER", *ANEW),
+  row("gelu", "exact", "backbone", "task", maybe=("learned", "result")),
+  row("image_size", 16, *ANEW, "crops", "evaluated"),
+  row("dtype", "bfloat16", "backbone", "learned"),
+  row("batch_size", 16, "examples", "crops", "parts", "learned"),
+  row("batch_size_eval", 8, "evaluation batches", goes_on=True),
+  row("total_steps", 4, "when", "rates", "examples", "crops", "parts", "files",
+      "learned"),
+  row("learning_rate", 0.5, "rates", "learned"),
+  row("seed", 1, "task", "examples", "crops", "learned"),
+  row("regime", "adapter", "task", "learned"),
+  row("eval_every", 1, "when", "evaluated", "evaluation batches", "files",
+      maybe=("result",)),
+  row("checkpoint_every", 1, "when", "files"),
+  row("log_every", 1, "when", goes_on=True),
+  row("profile_at", 2, "when", goes_on=True),
+  row("stall_timeout", 500.0, "waits", goes_on=True),
+  row("data.name", "digits:0-4", "task", "examples", "crops", "evaluated",
+      "files", "study", "learned"),
+  row("data.dir", "FOLDER2", "crops", "evaluated", "learned", given=FOLDER,
+      goes_on=True),
+  row("data.train", "train[:30]", "examples", "crops", "learned"),
+  row("data.train_crop", "small", "crops", "learned"),
+  row("data.flip", False, "crops", "learned"),
+  row("data.resize", 10, "crops", "learned", given=SMALL),
+  row("data.resize", 10, "task", "evaluated", given=CENTRAL, maybe=("result",),
+      slow=True),
+  row("data.seed", 1, "examples", "crops", "learned"),
+  row("data.cache_gib", 0.0, "refused", given=TFDS),
+  row("data.max_bad", 1, "refused", given=BROKEN),
+  row("data.validation", "train[50:60]", "evaluated", "result"),
+  row("data.test", "test[10:20]", "evaluated", "result"),
+  row("data.eval_crop", "central", "task", "evaluated", maybe=("result",)),
+  row("task.name", "mine", "task", "files", "result"),
+  row("task.cells", 1, "task", "study", "learned"),
+  row("task.bottleneck", 2, "task", "learned", given=ADAPTER, slow=True),
+  row("task.attends_to", ("PARENT",), "task", "study", "learned"),
+  row("task.indirect", ("PARENT",), "refused",
+      given={"task.attends_to": ("CHILD",)}, slow=True),
+  row("task.memory_norm", False, "task", "learned"),
+  row("task.memory_std", 0.5, "task", "learned"),
+  row("task.cls_init", "normal", "task", "learned"),
+  row("optim.name", "adamw", "learned"),
+  row("optim.momentum", 0.5, "learned"),
+  row("optim.weight_decay", 0.5, "learned", given=ADAMW),
+  row("optim.grad_clip", 0.1, "learned"),
+  row("optim.clip_by", "part", "learned", given={"optim.grad_clip": 0.1}),
+  row("optim.cls_factor", 9.0, "learned"),
+  row("optim.memory_factor", 9.0, "learned"),
+  row("optim.warmup", 0.7, "rates", "learned"),
+  row("optim.schedule", "constant", "rates", "learned"),
+  row("optim.label_smoothing", 0.3, "learned"),
+  row("optim.max_skipped", 2, "refused", given=DIVERGES),
+  row("optim.accumulation_steps", 2, "parts"),
+  row("sweep.learning_rate", (0.3, 0.5), "task", "rates", "files", "study",
+      "learned"),
+  row("sweep.cells", (2, 3), "task", "rates", "files", "study", "learned"),
+  row("sweep.seed", (0, 1), "task", "rates", "files", "study", "learned",
+      slow=True),
+  row("sweep.overrides", ({}, {"optim.momentum": 0.5}), "task", "rates",
+      "files", "study", "learned", slow=True),
+  row("sweep.export", "all", "files", "result", given=SWEEP, goes_on=True,
+      slow=True),
+  row("sweep.memory_gib", 0.0015, "when", "files", "examples", "crops", "parts",
+      "evaluated", "evaluation batches", "learned", given=SWEEP, slow=True),
+  row("upstream.name", "digits:0-4", "evaluated", "evaluation batches",
+      "when", "result", given={"upstream.split": "test[:10]"}, goes_on=True),
+  row("upstream.dir", "FIVE2", "evaluated", given=UP_FOLDER,
+      goes_on=True, maybe=("result",), slow=True),
+  row("upstream.split", "test[10:20]", "evaluated", given=UPSTREAM,
+      goes_on=True, maybe=("result",), slow=True),
+  row("upstream.eval_crop", "central", "evaluated", given=UPSTREAM,
+      goes_on=True, maybe=("result",), slow=True),
+  row("upstream.resize", 10, "evaluated", given=UP_CENTRAL,
+      goes_on=True, maybe=("result",), slow=True),
+  row("pretrain.variant", "Nano/4", *PRETRAINED,
+      given={k: v for k, v in PRETRAIN.items() if k != "pretrain.variant"}),
+  row("pretrain.total_steps", 2, *PRETRAINED, given=PRETRAIN),
+  row("pretrain.batch_size", 16, *PRETRAINED, given=PRETRAIN),
+  row("pretrain.learning_rate", 0.1, *PRETRAINED, given=PRETRAIN),
+  row("pretrain.data.name", "digits:5-9", *PRETRAINED, given=PRETRAIN),
+  row("pretrain.data.dir", "FOLDER2", *PRETRAINED, given=PRE_FOLDER),
+  row("pretrain.data.train", "train[:30]", *PRETRAINED, given=PRETRAIN),
+  row("pretrain.data.train_crop", "small", *PRETRAINED, given=PRETRAIN),
+  row("pretrain.data.flip", False, *PRETRAINED, given=PRETRAIN),
+  row("pretrain.data.resize", 10, *PRETRAINED, given=PRE_SMALL),
+  row("pretrain.data.seed", 1, *PRETRAINED, given=PRETRAIN),
+  row("pretrain.data.cache_gib", 0.0, "refused", given=PRE_TFDS),
+  row("pretrain.data.max_bad", 1, "refused", given=PRE_BROKEN),
+  row("study.learning_rates", (0.1,), "study", goes_on=True),
+  row("study.seeds", (0,), "study", goes_on=True),
+  row("study.search", "all", "study", goes_on=True),
+  row("study.regimes", ("memory",), "study", goes_on=True),
+  row("study.cells", (5,), "study", goes_on=True),
+  row("study.others", ("digits:0-4",), "study", goes_on=True),
+  row("mesh.fsdp", 2, "placement", goes_on=True),
+]  # fmt: skip
+
+# As little as shows everything; what is not here is at its default.
+BASE = {
+  "backbone": "BACKBONE", "image_size": 8, "batch_size": 8,
+  "batch_size_eval": 16, "total_steps": 3, "data.name": "digits:5-9",
+  "data.train": "train[:40]", "data.validation": "train[40:50]",
+  "data.test": "test[:10]",
+}  # fmt: skip
+
+
+def options(cls=config_lib.Config, prefix=""):
+  """ "seed", "data.name", "pretrain.data.name", ...: all that there are."""
+  for field in dataclasses.fields(cls):
+    if dataclasses.is_dataclass(field.type):
+      yield from options(field.type, f"{prefix}{field.name}.")
+    else:
+      yield prefix + field.name
+
+
+def test_every_option_has_a_row():
+  assert {row.values[0].option for row in ROWS} == {*options()}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_an_option_does_what_it_says(row, observe):
+  before = observe({**BASE, **row.given})
+  after = observe({**BASE, **row.given, row.option: row.value})
+  if "refused" in row.differs:
+    seen = ["refused", "study"]
+  else:
+    assert not before["refused"]
+    assert not after["refused"]
+    seen = [*SEEN]
+    if row.option.startswith("pretrain."):
+      seen = ["backbone", "placement", "pretraining", "study"]
+  found = {key for key in seen if not same(before[key], after[key])}
+  assert found.difference(row.maybe) == row.differs
+
+
+def same(a, b):
+  """Equal; numbers that were computed, but for rounding."""
+  if isinstance(a, dict) and isinstance(b, dict):
+    return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+  if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+    return len(a) == len(b) and all(map(same, a, b))
+  if isinstance(a, float | np.ndarray) and isinstance(b, float | np.ndarray):
+    return np.shape(a) == np.shape(b) and np.allclose(
+      a, b, rtol=1e-5, atol=1e-6, equal_nan=True
+    )
+  return a == b
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+  """What options name: {"BACKBONE": its path, ...}."""
+  root = tmp_path_factory.mktemp("files")
+  backbone = small_backbone(0)
+  mv.save_backbone(backbone, root / "BACKBONE.npz")
+  mv.save_backbone(small_backbone(1), root / "OTHER.npz")
+  parent = random_task(backbone, "parent")
+  mv.save_task(parent, root / "PARENT")
+  child = random_task(backbone, "child", attends_to=[parent])
+  mv.save_task(child, root / "CHILD")
+  for seed, (name, classes, broken) in enumerate((
+    ("FOLDER", "ab", False), ("FOLDER2", "ab", False), ("BROKEN", "ab", True),
+    ("FIVE", "abcde", False), ("FIVE2", "abcde", False),
+  )):  # fmt: skip
+    write_pictures(root / name, classes, 100 * seed, broken)
+  features = tfds.features.FeaturesDict(
+    {
+      "image": tfds.features.Image(shape=(None, None, 3)),
+      "label": tfds.features.ClassLabel(names=["a", "b"]),
+    }
+  )
+  fake_data.write_adhoc(root / "TFDS", "own", features, {"train": [0, 1] * 4})
+  return {
+    **{path.stem: str(path) for path in root.iterdir()},
+    "BACKBONE": str(root / "BACKBONE.npz"),
+  }
+
+
+def small_backbone(seed):
+  """One block, and a head of five classes."""
+  return tiny_backbone(
+    seed, width=16, depth=1, mlp_dim=24, patch_size=4, num_classes=5
+  )
+
+
+def write_pictures(root, classes, seed, broken):
+  """Four pictures of each class; of the first, one that is none."""
+  for i, name in enumerate(classes):
+    folder = root / "train" / name
+    folder.mkdir(parents=True)
+    for j in range(4):
+      picture = fake_data.noise(seed + 4 * i + j, 12, 12)
+      (folder / f"{j}.png").write_bytes(fake_data.encode(picture, "PNG"))
+  if broken:
+    (root / "train" / classes[0] / "0.png").write_bytes(b"no picture")
+
+
+@pytest.fixture(scope="module")
+def observe(files, tmp_path_factory):
+  """Options -> what is seen of a run with them; each is run once."""
+  root = tmp_path_factory.mktemp("runs")
+  known = {}
+  with pytest.MonkeyPatch.context() as patch, Watcher(patch) as watcher:
+
+    def observe(changes):
+      key = repr(sorted(changes.items()))
+      if key not in known:
+        config = config_of(changes, files)
+        known[key] = watcher.seen_of(config, root / str(len(known)))
+      return known[key]
+
+    yield observe
+
+
+def config_of(changes, files):
+  """A configuration of {"data.name": value, ...}."""
+  values = config_lib.to_dict(config_lib.Config())
+  for option, value in changes.items():
+    *path, last = option.split(".")
+    part = functools.reduce(dict.__getitem__, path, values)
+    if isinstance(value, tuple):
+      part[last] = tuple(
+        files.get(v, v) if isinstance(v, str) else v for v in value
+      )
+    else:
+      part[last] = files.get(value, value) if isinstance(value, str) else value
+  return config_lib.from_dict(values)
+
+
+class Watcher:
+  """Runs configurations, and writes down what they do on the way.
+
+  What passes between the modules is looked at, and handed on as it is.
+  """
+
+  def __init__(self, patch):
+    self._patch, self._seen, self._phase = patch, None, ""
+    self._generators = []
+
+  def __enter__(self):
+    self._make_small()
+    self._make_once()
+    self._look()
+    return self
+
+  def __exit__(self, *args):
+    for generator in self._generators:
+      generator.close()
+
+  def seen_of(self, config, workdir):
+    """Makes a run; returns {key of SEEN: what was seen}."""
+    seen = {key: [] for key in SEEN}
+    self._seen, self._phase = seen, "training"
+    seen["study"] = self._study(config)
+    try:
+      if config.pretrain.variant:  # what comes after it is seen often enough
+        workdir.mkdir()
+        weights.open_backbone(config, workdir, sharding.make_mesh())
+        return seen
+      result = run.train_and_evaluate(config, workdir)
+    except MemoryVitError as error:
+      seen["refused"] = f"{type(error).__name__}: {error}"
+      return seen
+    for key in ("wall_seconds", "images_per_second"):
+      del result[key]
+    if "sweep" in result:
+      result["sweep"] = {
+        k: v
+        for k, v in result["sweep"].items()
+        if not k.startswith("training_seconds")
+      }
+    seen["result"] = result
+    names = (str(path.relative_to(workdir)) for path in workdir.rglob("*"))
+    seen["files"] = sorted(
+      {
+        re.sub(r"tfevents.*", "tfevents", n)
+        for n in names
+        if "arrays/" not in n
+      }
+    )
+    seen["waits"] = sorted({*seen["waits"]})
+    return seen
+
+  def _study(self, config):
+    """The runs of a study; or why there is none."""
+    try:
+      parts = study.possible_parts(config)
+      runs = plan.plan(config, parts, {})
+    except MemoryVitError as error:
+      return str(error)
+    return [(r.name, r.variants, r.tested) for r in runs]
+
+  def _make_small(self):
+    """As few devices as it takes, a tiny backbone to train, no figures."""
+    patch, make_mesh = self._patch, sharding.make_mesh
+    patch.setattr(
+      sharding, "make_mesh",
+      lambda devices=None, fsdp=1: make_mesh(jax.devices()[:fsdp], fsdp),
+    )  # fmt: skip
+    patch.setattr(sharding, "_LEAST", 64)
+    patch.setitem(variants.VARIANTS, "Nano", (16, 1, 16, 2))
+    patch.setattr(run, "_plot", lambda result, workdir: None)
+    # What it takes is compiled to be estimated.
+    patch.setattr(
+      passes, "pass_bytes", lambda learner, variants: len(variants) * 2**20
+    )
+
+  def _make_once(self):
+    """Functions that depend on their arguments alone."""
+    patch = self._patch
+    for module, name in (
+      (optim, "make_schedule"), (training_pass, "make_training_pass"),
+      (training_pass, "full"), (data, "open_source"),
+    ):  # fmt: skip
+      patch.setattr(module, name, functools.cache(getattr(module, name)))
+    patch.setattr(optim, "make_optimizer", once(optim.make_optimizer))
+    made = once(step.Step)
+    patch.setattr(learn, "Step", made)
+    patch.setattr(pretrain, "Step", made)
+    for name in ("train_batches", "eval_batches"):
+      patch.setattr(data, name, self._replayed(getattr(data, name)))
+
+  def _replayed(self, make):
+    """Batches are read once; as long as some are missing, from where it was."""
+    known = {}
+
+    def replayed(source, *args, **options):
+      self._see("waits", source.stall_timeout)
+      args = (source, *args)
+      key = key_of(args, options)
+      # With the arguments: what has the number of a key must stay alive.
+      kept, rest, _ = known.setdefault(
+        key, ([], make(*args, **options), (args, options))
+      )
+      self._generators.append(rest)
+      i = 0
+      while True:
+        if i == len(kept):
+          try:
+            kept.append(next(rest))
+          except StopIteration:
+            return
+          except Exception:
+            del known[key]
+            raise
+        yield kept[i]
+        i += 1
+
+    return replayed
+
+  def _look(self):
+    """At what passes between the modules."""
+    self._wrap(weights, "open_backbone", after=self._see_backbone)
+    self._wrap(learn.Learner, "start", after=self._see_start)
+    self._wrap(train, "fit", before=self._see_fit, after=self._see_learned)
+    self._wrap(step.Step, "__call__", before=self._see_step)
+    self._wrap(step.Step, "gradient", before=self._see_part)
+    self._wrap(evaluation, "evaluate_source", before=self._see_evaluation)
+    self._wrap(sharding, "prefetch", after=self._see_batches)
+    self._wrap(progress.Progress, "report", before=self._at("report"))
+    self._wrap(learn.Checkpoints, "save", before=self._at("save"))
+    for name in ("start_trace", "stop_trace"):
+      note = self._at(name)
+      self._patch.setattr(jax.profiler, name, lambda *args, note=note: note())
+
+  def _wrap(self, owner, name, before=None, after=None):
+    real = getattr(owner, name)
+
+    def wrapped(*args, **options):
+      if before:
+        before(*args, **options)
+      result = real(*args, **options)
+      return result if after is None else after(result, *args)
+
+    self._patch.setattr(owner, name, wrapped)
+
+  def _see(self, key, value):
+    """Notes something; of pretraining all under one key."""
+    if self._phase == "pretraining":
+      key, value = "pretraining", (key, value)
+    self._seen[key].append(value)
+
+  def _at(self, what):
+    return lambda *args, **options: self._see("when", (what, self._step))
+
+  def _see_backbone(self, backbone, *args):
+    params = sharding.to_host(backbone.params)
+    self._see(
+      "backbone", (backbone.config, backbone.fingerprint,
+                   trees.fingerprint(params)),
+    )  # fmt: skip
+    self._see("placement", [
+      str(a.sharding.spec) for a in jax.tree.leaves(backbone.params)
+    ])  # fmt: skip
+    return backbone
+
+  def _see_start(self, start, learner, variants):
+    for name, task in start.tasks.items():
+      self._see("task", (name, task.spec, host(task.params)))
+    self._see("identity", learner.meta(variants))
+    return start
+
+  def _see_fit(self, *args, title, steps, schedules, **options):
+    self._phase = title if title == "pretraining" else "training"
+    self._step = 0
+    for schedule in schedules.values():
+      self._see("rates", [float(schedule(i)) for i in range(steps.total)])
+
+  def _see_learned(self, result, *args):
+    state, _ = result
+    self._see("learned", [host(task) for task in state.params.values()])
+    self._phase = "training"
+    return result
+
+  def _see_step(self, *args):
+    self._step += 1
+
+  def _see_part(self, step, params, frozen, batch):
+    self._see("parts", len(batch["label"]))
+
+  def _see_evaluation(self, predict, source, *args, **options):
+    self._see("evaluated", (source.name, source.split))
+    self._see("when", ("evaluate", self._step))
+
+  def _see_batches(self, batches, *args):
+    evaluated = []
+    for batch in batches:
+      image, label = np.asarray(batch["image"]), np.asarray(batch["label"])
+      if "mask" in batch:
+        real = np.asarray(batch["mask"]) > 0
+        self._see("evaluation batches", len(label))
+        evaluated += [*zip(label[real], image[real], strict=True)]
+      else:
+        self._see("examples", label)
+        self._see("crops", image)
+      yield batch
+    self._see("evaluated", evaluated)
+
+
+def once(make):
+  """`make`, which returns the same object for the same arguments."""
+  known = {}
+
+  def made(*args, **options):
+    key = key_of(args, options)
+    if key not in known:  # with the arguments, whose numbers are in the key
+      known[key] = make(*args, **options), (args, options)
+    return known[key][0]
+
+  return made
+
+
+def key_of(args, options):
+  """Equal for equal arguments, and for the same objects."""
+
+  def key(value):
+    if isinstance(value, Mapping):
+      return tuple((k, key(v)) for k, v in value.items())
+    try:
+      hash(value)
+    except TypeError:
+      return id(value)
+    return value
+
+  return tuple(map(key, args)), key(options)
+
+
+def host(params):
+  """{"cls": numbers, ...}"""
+  return {k: np.asarray(v) for k, v in trees.flatten(params).items()}

@@ -1,0 +1,76 @@
+"""The original outputs do not change by a bit, as users compile them.
+
+The other tests run with XLA's optimisation switched off. These are processes
+with the flags of nobody: jax's own.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+COUNTS = [0, 1, 4, 16, 64]
+# One that is no multiple of what vector units take, and one that is.
+ODD = {"width": 36, "depth": 2, "mlp_dim": 52, "num_heads": 3, "patch_size": 4,
+       "image_size": 12}  # fmt: skip
+EVEN = {"width": 128, "depth": 2, "mlp_dim": 256, "num_heads": 2,
+        "patch_size": 4, "image_size": 16}  # fmt: skip
+
+
+def assert_same(*settings):
+  """Starts a process as anybody's, and reads what it found."""
+  environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+  environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+  done = subprocess.run(
+    [sys.executable, str(ROOT / "tests" / "same_bits.py"),
+     json.dumps(settings)],
+    cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  found = json.loads(done.stdout.splitlines()[-1])
+  for (differ, compared), setting in zip(found, settings, strict=True):
+    assert differ == [], setting
+    assert compared >= 1 + 2 * len(setting["counts"]) - 1
+
+
+def test_tiny_backbones():
+  assert_same(
+    {"shape": ODD, "dtype": "float32", "batch": 3, "counts": [0, 1, 64],
+     "jits": [1]},
+    {"shape": EVEN, "dtype": "bfloat16", "batch": 1, "counts": [0, 4, 16],
+     "jits": [4]},
+  )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [ODD, EVEN], ids=["odd", "even"])
+def test_every_number_of_tasks(shape, dtype):
+  """In batches of several sizes; and in one jit with all of the tasks."""
+  assert_same(*(
+    {"shape": shape, "dtype": dtype, "batch": batch, "counts": COUNTS,
+     "jits": [0, 1, 4, 16]}
+    for batch in (1, 3, 8)
+  ))  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_published_shape(dtype):
+  assert_same(
+    {"variant": "Ti/16", "image_size": 224, "dtype": dtype, "batch": 2,
+     "counts": COUNTS, "jits": [1, 16]}
+  )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_real_weights(data_dir, dtype):
+  assert_same(*(
+    {"file": str(data_dir / "vit_ti16_64.npz"), "dtype": dtype, "batch": batch,
+     "counts": COUNTS, "jits": [4]}
+    for batch in (1, 7)
+  ))  # fmt: skip
