@@ -200,7 +200,7 @@ def legal_values(key):
 BESIDE = {
   "optim.weight_decay": {"optim.name": "adamw"},
   "optim.accumulation_steps": {"batch_size": 2**20},
-  "pretrain.variant": {"pretrain.total_steps": 1},
+  "pretrain.variant": {"pretrain.total_steps": 1, "image_size": 224},
 }
 
 

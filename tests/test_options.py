@@ -41,6 +41,7 @@ from memory_vit import (
   data,
   evaluation,
   learn,
+  limits,
   optim,
   passes,
   plan,
@@ -121,7 +122,11 @@ BROKEN = {**FOLDER, "data.dir": "BROKEN"}
 TFDS = {**FOLDER, "data.name": "own", "data.dir": "TFDS"}
 ADAPTER = {"regime": "adapter"}
 ADAMW = {"optim.name": "adamw"}
-DIVERGES = {"learning_rate": 1e38, "total_steps": 4}
+# Each step multiplies all parameters by a million millions.
+DIVERGES = {
+  "optim.name": "adamw", "optim.weight_decay": 1e6, "learning_rate": 1e6,
+  "total_steps": 4,
+}  # fmt: skip
 UPSTREAM = {"upstream.name": "digits:0-4", "upstream.split": "test[:10]"}
 UP_FOLDER = {
   "upstream.name": "folder", "upstream.dir": "FIVE", "upstream.split": "train",
@@ -156,6 +161,8 @@ ROWS = [
   row("batch_size_eval", 8, "evaluation batches", goes_on=True),
   row("total_steps", 4, "when", "rates", "examples", "crops", "parts", "files",
       "learned"),
+  row("epochs", 0.8, "when", "rates", "examples", "crops", "parts", "files",
+      "learned"),
   row("learning_rate", 0.5, "rates", "learned"),
   row("seed", 1, "task", "examples", "crops", "learned"),
   row("regime", "adapter", "task", "learned"),
@@ -167,8 +174,7 @@ ROWS = [
   row("stall_timeout", 500.0, "waits", goes_on=True),
   row("data.name", "digits:0-4", "task", "examples", "crops", "evaluated",
       "files", "study", "learned"),
-  row("data.dir", "FOLDER2", "crops", "evaluated", "learned", given=FOLDER,
-      goes_on=True),
+  row("data.dir", "FOLDER2", "crops", "evaluated", "learned", given=FOLDER),
   row("data.train", "train[:30]", "examples", "crops", "learned"),
   row("data.train_crop", "small", "crops", "learned"),
   row("data.flip", False, "crops", "learned"),
@@ -178,6 +184,7 @@ ROWS = [
   row("data.seed", 1, "examples", "crops", "learned"),
   row("data.cache_gib", 0.0, "refused", given=TFDS),
   row("data.max_bad", 1, "refused", given=BROKEN),
+  row("data.digest", "contents", "result", goes_on=True),
   row("data.validation", "train[50:60]", "evaluated", "result"),
   row("data.test", "test[10:20]", "evaluated", "result"),
   row("data.eval_crop", "central", "task", "evaluated", maybe=("result",)),
@@ -198,6 +205,7 @@ ROWS = [
   row("optim.cls_factor", 9.0, "learned"),
   row("optim.memory_factor", 9.0, "learned"),
   row("optim.warmup", 0.7, "rates", "learned"),
+  row("optim.warmup_steps", 3, "rates", "learned"),
   row("optim.schedule", "constant", "rates", "learned"),
   row("optim.label_smoothing", 0.3, "learned"),
   row("optim.max_skipped", 2, "refused", given=DIVERGES),
@@ -425,7 +433,8 @@ class Watcher:
       {
         re.sub(r"tfevents.*", "tfevents", n)
         for n in names
-        if "arrays/" not in n
+        # What lies in inventory/ is called by its SHA-256.
+        if "arrays/" not in n and not n.startswith("inventory/")
       }
     )
     seen["waits"] = sorted({*seen["waits"]})
@@ -449,6 +458,9 @@ class Watcher:
     )  # fmt: skip
     patch.setattr(sharding, "_LEAST", 64)
     patch.setitem(variants.VARIANTS, "Nano", (16, 1, 16, 2))
+    patch.setitem(
+      limits.RULES, "pretrain.variant", limits.Text("a variant", ".*")
+    )
     patch.setattr(run, "_plot", lambda result, workdir: None)
     # What it takes is compiled to be estimated.
     patch.setattr(
