@@ -461,7 +461,7 @@ def test_states_that_are_no_directories(tmp_path):
   assert (kept / "mine").read_text() == "mine"
   directory.rmdir()
   directory.write_text("")
-  with pytest.raises(TrainingError, match="cannot hold the states of a run"):
+  with pytest.raises(TrainingError, match="checkpoints cannot "):
     Checkpoints(directory)
 
 
@@ -627,11 +627,10 @@ def test_nothing_of_tensorflow_is_on_stderr(tmp_path):
   own = rf"({clock}.*|[|+].*|Total: .*|trained: .*)"
   assert [line for line in lines if not re.fullmatch(own, line)] == []
   assert any("devices: " in line for line in lines)
-  assert re.fullmatch(
-    rf"({clock}(train|validation|test): .*\n"
-    r"|\r?(train|validation|test): .*\n?)*",
-    said("check_data", *options),
-  )
+  # A line for each split, and its bar.
+  own = rf"({clock})?(train|validation|test): .*|"
+  lines = said("check_data", *options).splitlines()
+  assert [line for line in lines if not re.fullmatch(own, line)] == []
   models = [f"--backbone={file}", f"--task={run / 'tasks'}"]
   assert said("evaluate", *models) == ""
   assert said("predict", *models, tmp_path / "a.png", "--batch_size=1") == ""
