@@ -106,10 +106,11 @@ def bad_values(key):
       some = [below, above, 2.0**63, HUGE, "inf", "-inf", "1e400", "1,5"]
     return [*map(str, some), "nan", "", "abc", "None", "9" * 5_000, *ODD]
   assert isinstance(rule, Items)
-  some = ["", "(", "(None,)", "({},)", "((),)", "[[[[", "(" * 500]
+  some = ["", "(", "(None,)", "((),)", "[[[[", "(" * 500]
   if isinstance(rule.rule, Number):
     low, high = rule.rule.least - 1, rule.rule.most + 1
     some += [f"({v},)" for v in (low, high, HUGE, "'a'", "1e400", "1, 'b'")]
+    some += ["({},)"]
   elif isinstance(rule.rule, Changes):
     some += ["(3,)", "('',)", "({3: 4},)", "('a b',)", "({'name': 3},)",
              "({'seed': -1},)", "({'nope': 1},)"]  # fmt: skip
