@@ -152,7 +152,9 @@ class Changes:
 
   def accepts(self, value: Any) -> bool:
     """See `Rule`."""
-    return bool(value) if isinstance(value, Mapping) else _NAME.accepts(value)
+    return isinstance(value, Mapping) or (
+      isinstance(value, str) and _NAME.accepts(value)
+    )
 
 
 # Steps, and what is counted in them, are int32 in a training state.
@@ -292,10 +294,15 @@ def problems_of(values: Any, part: str, where: str) -> list[str]:
     if not key.startswith(part) or ("." in name and part):
       continue
     value = operator.attrgetter(name)(values)
-    if not rule.accepts(value):
-      lines.append(
-        f"{where}.{name} is {records.brief(value)}, expected {rule.expected}."
-      )
+    if rule.accepts(value):
+      continue
+    if isinstance(rule, Items) and len(value) <= rule.most:
+      rule = rule.rule
+      wrong = [i for i, item in enumerate(value) if not rule.accepts(item)]
+      name, value = f"{name}[{wrong[0]}]", value[wrong[0]]
+    lines.append(
+      f"{where}.{name} is {records.brief(value)}, expected {rule.expected}."
+    )
   return lines
 
 

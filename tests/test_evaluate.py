@@ -131,7 +131,7 @@ def test_other_splits_and_bad_input(model, tmp_path, capsys):
                                       "--split=tset")  # fmt: skip
   assert "--batch_size is 12" in refused(f"--task={root}/tasks/low",
                                          "--batch_size=12")  # fmt: skip
-  assert "no such directory" in refused(
+  assert "(No such file or directory)" in refused(
     f"--task={root}/tasks/low", "--json=/no/such/x.json"
   )
   unknown = dataclasses.replace(high, provenance={})

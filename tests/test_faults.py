@@ -298,6 +298,7 @@ def test_another_configuration_is_refused_unless_it_is_asked_for(
   refused = longer.start()
   assert refused.wait() == 2, refused.text
   assert "total_steps: 60, now 70" in refused.text
+  assert "on purpose: --allow_config_change=total_steps." in refused.text
   assert longer.steps() == whole.steps()
   assert longer.finish("--allow-config-change=total_steps").resumed == 60
   assert longer.steps() == [60, 70]

@@ -316,8 +316,8 @@ def test_other_data_sets_have_splits_of_their_own(config):
   assert names[0] == "memory-folder-birds-cells5-rate0.3-seed0"
   assert study.possible_parts(config) == list(study.PARTS)
   for wrong in ((3,), ({"name": 3},)):
-    values = config_lib.to_dict(with_study(config, others=wrong))
     with pytest.raises(ConfigError, match=r"others\[0\]"):
+      values = config_lib.to_dict(with_study(config, others=wrong))
       study.possible_parts(config_lib.from_dict(values))
 
 
@@ -340,10 +340,13 @@ def test_parts(config):
   ("values", "message"),
   [
     ({"learning_rates": ()}, "learning_rates is .*, expected values that diff"),
-    ({"learning_rates": (0.1, 0.0)}, "expected positive numbers"),
+    (
+      {"learning_rates": (0.1, 0.0)},
+      r"rates\[1\] is 0.0, expected a positive number",
+    ),
     ({"seeds": (1, 1)}, "config.study.seeds is .*, expected values that"),
-    ({"seeds": (-1,)}, "config.study.seeds is .*, expected at least 0"),
-    ({"cells": (0, 5)}, "config.study.cells is .*, expected at least 1"),
+    ({"seeds": (-1,)}, r"seeds\[0\] is -1, expected at least 0"),
+    ({"cells": (0, 5)}, r"study.cells\[0\] is 0, expected at least 1"),
     ({"cells": (1, 10)}, "config.task.cells is 5, expected one of config.stud"),
     ({"others": ("digits:5-9",)}, r"others\[0\] is 'digits:5-9', a name tha"),
     ({"others": ({"nam": "digits:0-4"},)}, r"others\[0\]: missing keys .*nam"),

@@ -471,9 +471,11 @@ def test_softmax():
 
 def test_wrong_options(models, capsys):
   for option in ("--top=0", "--batch_size=-1", "--dtype=int8", "--unknown"):
-    with pytest.raises(SystemExit) as stop:
-      predict.main([*arguments(models, "a.png"), option])
-    assert stop.value.code == 2
+    assert predict.main([*arguments(models, "a.png"), option]) == 2
+    found = capsys.readouterr()
+    assert found.out == ""
+    assert found.err.startswith("error: the command line: ")
+    assert found.err.count("\n") == 1
 
 
 @pytest.mark.processes

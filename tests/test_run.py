@@ -540,11 +540,14 @@ def test_what_is_refused(config, workdir, finished):
   wider = changed(config, "task", cells=7)
   with pytest.raises(
     TrainingError, match=r"another config(.|\n)*config.task.cells: 5, now 7"
-  ):
+  ) as error:
     run.train_and_evaluate(wider, workdir)
+  assert "task.cells can never change within a run" in str(error.value)
   stored = json.loads((workdir / "config.json").read_text())
   assert stored["task"]["cells"] == config.task.cells
-  with pytest.raises(ConfigError, match=r"change=task.cells: expected one of"):
+  with pytest.raises(
+    ConfigError, match=r"change='task.cells': expected one of"
+  ):
     run.train_and_evaluate(wider, workdir, may_change=["task.cells"])
 
 

@@ -119,8 +119,11 @@ def test_without_a_sweep_there_is_one_variant():
     ({"overrides": ({"seed": "1"},)}, "config.seed is '1', expected"),
     ({"learning_rate": (0.1, 0.1)}, "the same: .*'learning_rate': 0.1"),
     ({"overrides": ({}, {"optim.momentum": 0.9})}, "are the same: {} and"),
-    ({"learning_rate": (0.1, -1.0)}, "learning_rate is -1.0, expected"),
-    ({"cells": (1, -1)}, "task.cells is -1"),
+    (
+      {"learning_rate": (0.1, -1.0)},
+      r"sweep.learning_rate\[1\] is -1.0, expected",
+    ),
+    ({"cells": (1, -1)}, r"config.sweep.cells\[1\] is -1, expected"),
   ],
 )
 def test_sweeps_that_cannot_be(values, message):
