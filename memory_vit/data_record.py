@@ -1,7 +1,7 @@
 """The data that a run was given, kept beside it, to notice other data later.
 
-A saved state holds one digest for each split; WORKDIR/data/SHA256.json is the
-table of files behind one, which says what differs.
+A saved state holds one digest for each split; WORKDIR/inventory/SHA256.json is
+the table of files behind one, which says what differs.
 """
 
 import dataclasses

@@ -182,7 +182,7 @@ def _other_data(
       names.append(name)
       if names[0] == name:
         record = DataRecord(
-          directory=runs / name / "data",
+          directory=runs / name / "inventory",
           by=known["by"],
           inventories={role: inventory_of(of, role)},
         )

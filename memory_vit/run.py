@@ -55,7 +55,7 @@ def train_and_evaluate(
 ) -> dict[str, Any]:
   """Learns a task or a sweep, or goes on where a run in `workdir` stopped.
 
-  Leaves there `config.json`, `checkpoints/`, `data/`, `tasks/NAME/`,
+  Leaves there `config.json`, `checkpoints/`, `inventory/`, `tasks/NAME/`,
   TensorBoard events and `result.json`; of a sweep `passes.json` and
   `sweep.png`, of pretraining `backbone.npz` and `backbone.json`, of the regime
   `full` the whole model as `NAME.npz`.
@@ -342,7 +342,7 @@ def _record_of(
   if config.data.digest == "contents":
     logger.info("reading all bytes of the data (config.data.digest)")
   return DataRecord(
-    directory=workdir / "data",
+    directory=workdir / "inventory",
     by=config.data.digest,
     inventories={key: source.inventory for key, source in splits.items()},
   )

@@ -252,7 +252,7 @@ def _found_builder(name: str, directory: str) -> tfds.core.DatasetBuilder:
   """The builder of a data set, which may not be prepared yet."""
   try:
     folder = pathlib.Path(directory).expanduser()
-    if directory and (folder / "dataset_info.json").exists():
+    if directory and (folder / "dataset_info.json").is_file():
       return tfds.builder_from_directory(folder)
     return tfds.builder(name, data_dir=directory or None)
   except Exception as error:  # as where it is prepared

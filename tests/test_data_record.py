@@ -13,7 +13,14 @@ from conftest import tiny_backbone
 from faults import Run
 
 import memory_vit as mv
-from memory_vit import changes, data, inventory, processes, resume
+from memory_vit import (
+  agreement,
+  changes,
+  data,
+  inventory,
+  processes,
+  resume,
+)
 from memory_vit.data_record import DataRecord
 from memory_vit.errors import TrainingError
 
@@ -37,7 +44,7 @@ def record_of(root, directory, by="files", **splits):
     for key, split in splits.items()
   }
   return DataRecord(
-    directory=directory / "data",
+    directory=directory / "inventory",
     by=by,
     inventories={key: source.inventory for key, source in sources.items()},
   )
@@ -281,7 +288,7 @@ def test_a_table_that_is_gone_or_damaged(pictures, tmp_path):
   """That the data are others is known without it."""
   found = found_later(record_of(pictures, tmp_path))
   rename_one(pictures)
-  file = tmp_path / "data" / f"{found['train']['sha256']}.json"
+  file = tmp_path / "inventory" / f"{found['train']['sha256']}.json"
   content = file.read_text()
   for damaged in (content.replace("a/3.png", "a/4.png"), "[", None):
     file.unlink() if damaged is None else file.write_text(damaged)
@@ -352,15 +359,24 @@ def test_what_was_left_out_of_other_data_is_forgotten(pictures, tmp_path):
     resumed({})
 
 
-def test_hosts_agree_on_names_and_sizes(pictures):
-  def sizes():
-    return data.open_source("folder", "train", str(pictures)).inventory.sizes()
-
-  before = sizes()
-  touch(pictures)
-  assert sizes() == before
-  rename_one(pictures)
-  assert sizes() != before
+def test_hosts_agree_on_names_and_sizes(pictures, monkeypatch):
+  """Not on times, in which copies differ."""
+  compared = []
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+  monkeypatch.setattr(
+    processes, "require_same", lambda what, facts: compared.append(facts)
+  )
+  backbone = types.SimpleNamespace(fingerprint="f")
+  learner = types.SimpleNamespace(backbone=backbone, parents=())
+  for change in (None, touch, rename_one):
+    if change:
+      change(pictures)
+    source = data.open_source("folder", "train", str(pictures))
+    agreement.require_same_data(learner, {"train": source})
+  first, touched, renamed = compared
+  assert first == touched
+  differ = [key for key in first if first[key] != renamed[key]]
+  assert differ == ["config.data.train: names and sizes of files"]
 
 
 def test_the_first_process_counts(pictures, tmp_path, monkeypatch):
@@ -388,7 +404,7 @@ def test_data_sets_of_tfds(tmp_path):
       "cifar10", "train", str(tmp_path)
     )
     return DataRecord(
-      directory=tmp_path / "data", inventories={"train": source.inventory}
+      directory=tmp_path / "inventory", inventories={"train": source.inventory}
     )
 
   found = found_later(record())

@@ -587,7 +587,7 @@ def test_finished_runs_on_other_data_are_refused(
     result = fake(config, directory, stop)
     found = data.take_inventory("folder", "train", str(pictures))
     record = DataRecord(
-      directory=directory / "data",
+      directory=directory / "inventory",
       inventories=dict.fromkeys(("train", "validation", "test"), found),
     )
     record.keep()
