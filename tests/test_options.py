@@ -3,7 +3,8 @@
 `ROWS` changes one option after the other. With each a run is made, from the
 configuration to `result.json`, and what is seen of it is compared with a run
 without the change: `differs` names all that must be another then, and the rest
-must be as it was. To add an option, add a row:
+must be as it was. Of pretraining, only the backbone is made and seen. To add an
+option, add a row:
 
   row("optim.new", 0.5, "learned"),
 
@@ -79,9 +80,6 @@ SEEN = {
   "pretraining": "batches, rates and parts of it",
   "study": "the runs of `memory_vit.paper`, and its data sets",
 }
-# What follows where the task, its data or its optimiser is another.
-LEARNED = ("learned",)
-ALL_OF_THE_DATA = ("examples", "crops", "evaluated", "study", "learned")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,8 +145,7 @@ PRE_BROKEN = {**PRE_FOLDER, "pretrain.data.dir": "BROKEN"}
 PRE_TFDS = {
   **PRE_FOLDER, "pretrain.data.name": "own", "pretrain.data.dir": "TFDS",
 }  # fmt: skip
-# What follows where the task, its data, or its optimiser is another; and where
-# the backbone is, of which a task keeps the fingerprint.
+# Where the backbone is another one: a task keeps its fingerprint.
 ANEW = ("backbone", "task", "learned")
 PRETRAINED = ("pretraining", "backbone")
 

@@ -38,10 +38,10 @@ def assert_same(*settings):
 
 def test_tiny_backbones():
   assert_same(
-    {"shape": ODD, "dtype": "float32", "batch": 3, "counts": [0, 1, 64],
-     "jits": [1]},
-    {"shape": EVEN, "dtype": "bfloat16", "batch": 1, "counts": [0, 4, 16],
+    {"shape": ODD, "dtype": "float32", "batch": 3, "counts": [0, 4],
      "jits": [4]},
+    {"shape": EVEN, "dtype": "bfloat16", "batch": 1, "counts": [0, 4],
+     "jits": []},
   )  # fmt: skip
 
 

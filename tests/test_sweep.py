@@ -211,6 +211,7 @@ def test_a_sweep_equals_its_variants_alone(tmp_path):
       assert value.size == 0 or moved > 1e-5, name
 
 
+@pytest.mark.slow
 def test_heads_are_learned_side_by_side(tmp_path):
   """They share the features, and nothing else."""
   config = dataclasses.replace(
