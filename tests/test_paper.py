@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import functools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -729,6 +730,25 @@ def test_a_dry_run_trains_nothing(config, tmp_path, monkeypatch):
   assert rows[5][0] == "memory-digits-5-9-cells5-rate-of-the-best-seed1"
   assert rows[5][1:] == ["1", "0:30", "0:20", "0:10", "1:00", "timed"]
   assert "9 runs of 9 variants and 2 steps for adapters; about 7:04" in text
+
+
+def test_a_dry_run_knows_how_many_steps_epochs_are(
+  config, tmp_path, monkeypatch
+):
+  config = with_study(config, regimes=("head",))
+  config = dataclasses.replace(config, epochs=0.5, image_size=0)
+  examples = forecast.Splits.of(config).train.size
+  steps = math.ceil(0.5 * examples / config.batch_size)
+  timed = []
+
+  def time_it(self, config, variants):
+    timed.append((config.total_steps, config.image_size))
+    return forecast.Seconds(1.0, 1.0, 1.0)
+
+  monkeypatch.setattr(forecast.Timer, "_timed", time_it)
+  text = forecast.forecast(config, tmp_path, ["table2"])
+  assert {*timed} == {(steps, 8)}
+  assert f"and {steps} steps for table2" in text
 
 
 @pytest.mark.slow
