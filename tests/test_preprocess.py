@@ -123,7 +123,7 @@ def test_inception_crop_takes_the_promised_parts():
   encoded = tf.constant(encode(picture, "PNG"))
 
   def corners(seed):
-    crop = preprocess.inception_crop(encoded, tf.stack([0, seed]))
+    crop = image_ops.inception_crop(encoded, tf.stack([0, seed]))
     ends = tf.stack([crop[0, 0, :2], crop[-1, -1, :2]])
     return tf.cast(ends, tf.int32), tf.shape(crop)[:2]
 
