@@ -38,6 +38,7 @@ _CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.")
 _SPLIT = flags.DEFINE_multi_string(
   "split", [], "A split of data.name, instead; may be given several times."
 )
+_TRUSTING = commands.define_trust_flag()
 _JSON = flags.DEFINE_string("json", None, "Write all that was found to a file.")
 
 # Problems of a kind that the screen shows; --json has all.
@@ -74,7 +75,7 @@ def main(argv: list[str]) -> int:
   logging.getLogger("memory_vit.sources").setLevel(logging.ERROR)
   if _JSON.value and not Path(_JSON.value).absolute().parent.is_dir():
     raise ConfigError(f"--json is {_JSON.value}: there is no such directory.")
-  report = check_data(_config(), _SPLIT.value)
+  report = check_data(_TRUSTING(_config()), _SPLIT.value)
   commands.show(text(report))
   if _JSON.value:
     content = json.dumps(report, indent=2) + "\n"
@@ -98,7 +99,9 @@ def check_data(config: Config, splits: Sequence[str] = ()) -> dict[str, Any]:
   """
   entries, own = [], []
   for where in _wanted(config, splits):
-    entry, checked = _check(where, first=not entries)
+    entry, checked = _check(
+      where, first=not entries, trust_data_code=config.trust_data_code
+    )
     entries.append(entry)
     if checked and where.own:
       own.append((where.role, checked))
@@ -143,7 +146,9 @@ def _wanted(config: Config, splits: Sequence[str]) -> list[Where]:
   return wanted
 
 
-def _check(where: Where, first: bool) -> tuple[dict[str, Any], Checked | None]:
+def _check(
+  where: Where, first: bool, trust_data_code: bool
+) -> tuple[dict[str, Any], Checked | None]:
   """Checks a split: an entry of the report, and what it is made of."""
   entry = {"role": where.role, "data": where.name, "split": where.split}
   logger.info("%s: %s, split %s", where.role, where.name, where.split)
@@ -154,6 +159,7 @@ def _check(where: Where, first: bool) -> tuple[dict[str, Any], Checked | None]:
       where.directory,
       where.cache_gib,
       max_bad=sys.maxsize,  # they are what is looked for
+      trust_data_code=trust_data_code,
     )
   except BrokenDataError as error:
     return {**entry, "examples": 0, "problems": [_broken(str(error))]}, None

@@ -1,5 +1,6 @@
 """What the commands share."""
 
+import dataclasses
 import os
 import re
 import sys
@@ -8,11 +9,16 @@ from typing import TextIO
 
 from memory_vit import compose, manifest
 from memory_vit.backbone import Backbone
+from memory_vit.config import Config
 from memory_vit.errors import ConfigError, MemoryVitError
 from memory_vit.interrupt import Interrupted
 from memory_vit.pretrained import load_backbone
 from memory_vit.tasks import Task, require_backbone
 
+TRUST_HELP = (
+  "Run the code that the files of a data set name: classes of features that "
+  "are not those of TFDS, and TFDS names with a namespace."
+)
 # Class names come from files, and a terminal obeys these. Lines are ours.
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
@@ -55,8 +61,36 @@ def show(text: str, file: TextIO | None = None) -> None:
   print(encoded.decode(encoding), file=file, flush=True)
 
 
+def leave_current_directory() -> None:
+  """Takes the current directory off `sys.path`, where `python -m` has put it.
+
+  Beside downloads and files of others no module may be found by its name. This
+  package finds its own through its `__path__`. What PYTHONPATH names stays.
+  """
+  spec = getattr(sys.modules["__main__"], "__spec__", None)
+  runs_this_package = spec and spec.name.startswith("memory_vit.")
+  if not runs_this_package or sys.flags.safe_path:
+    return
+  if sys.path and sys.path[0] in ("", os.getcwd()):
+    del sys.path[0]
+
+
+def define_trust_flag() -> Callable[[Config], Config]:
+  """Declares --trust_data_code; returns what puts it into a configuration."""
+  from absl import flags  # Not all commands have such flags.
+
+  flags.disclaim_key_flags()  # --help of the command shows it
+  given = flags.DEFINE_bool("trust_data_code", False, TRUST_HELP)
+  return lambda config: dataclasses.replace(
+    config, trust_data_code=given.value or config.trust_data_code
+  )
+
+
 def parse_flags(argv: Sequence[str]) -> list[str]:
   """The flags of a command, for `app.run`.
+
+  A configuration file is executed here, and may import others beside it; from
+  then on the current directory is off `sys.path`.
 
   Raises:
     ConfigError: for what absl, or the configuration, does not know.
@@ -64,7 +98,9 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
   from absl import flags  # Not all commands have such flags.
 
   try:
-    return flags.FLAGS(argv)
+    left = flags.FLAGS(argv)
+    leave_current_directory()
+    return left
   # Of an option that is not there the configuration raises an AttributeError.
   except (flags.Error, AttributeError) as error:
     problem = " ".join(str(error).split())

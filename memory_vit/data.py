@@ -27,6 +27,7 @@ from memory_vit.config import TrainDataConfig
 from memory_vit.errors import ConfigError, DataError
 from memory_vit.sources import Source
 from memory_vit.tasks import EvalPreprocessing
+from memory_vit.tfds_trust import Access
 
 
 def open_source(
@@ -37,6 +38,8 @@ def open_source(
   *,
   max_bad: int = 0,
   stall_timeout: float = 0.0,
+  download: bool = True,
+  trust_data_code: bool = False,
 ) -> Source:
   """Opens one split of a data set; downloads it first where TFDS can.
 
@@ -53,6 +56,9 @@ def open_source(
     max_bad: how many examples may be left out as they cannot be read.
     stall_timeout: seconds without a batch after which the process is ended, see
       `stall`; 0 is never.
+    download: whether TFDS may fetch and prepare what is not there.
+    trust_data_code: whether a TFDS set may name code, which is then run; see
+      `tfds_trust`.
 
   Raises:
     DataError: if it cannot be had, or is empty or unlabelled.
@@ -66,13 +72,19 @@ def open_source(
   elif name.partition(":")[0] == "digits":
     source = sources.open_digits(name, split, **options)
   else:
-    source = tfds_source.open_tfds(name, split, directory, cache_gib, **options)
+    access = Access(download=download, trust_code=trust_data_code)
+    source = tfds_source.open_tfds(
+      name, split, directory, cache_gib, access, **options
+    )
   _check_first_label(source)
   return source
 
 
 def open_split(
-  where: TrainDataConfig, split: str, stall_timeout: float
+  where: TrainDataConfig,
+  split: str,
+  stall_timeout: float,
+  trust_data_code: bool = False,
 ) -> Source:
   """`open_source`, of a data set of a configuration; all processes must call.
 
@@ -83,6 +95,7 @@ def open_split(
     where: the data set.
     split: of it.
     stall_timeout: see `open_source`.
+    trust_data_code: likewise.
   """
   return processes.first_before_others(
     lambda: open_source(
@@ -92,6 +105,7 @@ def open_split(
       where.cache_gib,
       max_bad=where.max_bad,
       stall_timeout=stall_timeout,
+      trust_data_code=trust_data_code,
     )
   )
 

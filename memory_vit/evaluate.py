@@ -340,4 +340,5 @@ def _upstream_line(upstream: Mapping[str, Any] | None) -> list[str]:
 
 
 if __name__ == "__main__":
+  commands.leave_current_directory()
   sys.exit(main())

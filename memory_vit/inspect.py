@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memory_vit import compose, contents
+from memory_vit import commands, compose, contents
 from memory_vit.commands import run_command, show
 from memory_vit.contents import BackboneReport, TaskReport
 from memory_vit.errors import TaskError
@@ -239,4 +239,5 @@ def _dimensions(shape: Sequence[int]) -> str:
 
 
 if __name__ == "__main__":
+  commands.leave_current_directory()
   sys.exit(main())

@@ -5,6 +5,7 @@ import operator
 from typing import Any
 
 from memory_vit.regimes import REGIMES
+from memory_vit.tasks import MAX_IMAGE_SIZE, MAX_RESIZE
 
 _TRAIN_CROPS = ("inception", "small")
 _EVAL_CROPS = ("resize", "central")
@@ -19,6 +20,10 @@ _NOT_NEGATIVE = ("seed", "profile_at", "stall_timeout", "data.max_bad",
                  "data.cache_gib", "upstream.resize", "sweep.memory_gib",
                  "pretrain.data.resize", "pretrain.data.cache_gib",
                  "pretrain.total_steps")  # fmt: skip
+# Also of what a task says of its own evaluation: see `tasks`.
+_AT_MOST = {"image_size": MAX_IMAGE_SIZE, "data.resize": MAX_RESIZE,
+            "upstream.resize": MAX_RESIZE,
+            "pretrain.data.resize": MAX_RESIZE}  # fmt: skip
 
 
 def problems(config: Any) -> list[str]:
@@ -48,6 +53,10 @@ def problems(config: Any) -> list[str]:
       value = operator.attrgetter(key)(config)
       if not (math.isfinite(value) and value >= least):
         lines.append(f"config.{key} is {value}, expected at least {least}.")
+  for key, most in _AT_MOST.items():
+    value = operator.attrgetter(key)(config)
+    if value > most:
+      lines.append(f"config.{key} is {value}, expected at most {most} pixels.")
   for key in ("learning_rate", "pretrain.learning_rate", "task.memory_std"):
     value = operator.attrgetter(key)(config)
     if not (math.isfinite(value) and value > 0):

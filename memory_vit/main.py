@@ -26,6 +26,7 @@ from memory_vit.interrupt import Stop
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results are written.")
 _PROCESSES = launch.define_flags()
+_TRUSTING = commands.define_trust_flag()
 
 _MAY_CHANGE = flags.DEFINE_multi_string(
   "allow_config_change", [],
@@ -43,7 +44,7 @@ def main(argv: list[str]) -> None:
   launch.start(_PROCESSES())
   logging.getLogger("memory_vit").info("devices: %s", jax.devices())
   workdir = Path(_WORKDIR.value)
-  config = config_lib.from_dict(_CONFIG.value.to_dict())
+  config = _TRUSTING(config_lib.from_dict(_CONFIG.value.to_dict()))
   stop = Stop()
   with stop.listening():
     result = run.train_and_evaluate(config, workdir, stop, _MAY_CHANGE.value)

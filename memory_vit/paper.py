@@ -29,6 +29,7 @@ _ONLY = flags.DEFINE_multi_string(
   "only", [], f"A part; may be given several times: {', '.join(study.PARTS)}."
 )
 _PROCESSES = launch.define_flags()
+_TRUSTING = commands.define_trust_flag()
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Show the runs, train nothing.")
 
 
@@ -39,7 +40,7 @@ def main(argv: list[str]) -> None:
   progress.log_to_stderr()
   launch.start(_PROCESSES())
   workdir = Path(_WORKDIR.value)
-  config = config_lib.from_dict(_CONFIG.value.to_dict())
+  config = _TRUSTING(config_lib.from_dict(_CONFIG.value.to_dict()))
   parts = study.possible_parts(config, _ONLY.value)
   if _DRY_RUN.value:
     text = forecast.forecast(config, workdir, parts)

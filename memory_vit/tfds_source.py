@@ -13,8 +13,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_datasets as tfds
 from absl import logging
+from tensorflow_datasets.core import read_only_builder
 
-from memory_vit import tfrecords
+from memory_vit import tfds_trust, tfrecords
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.sources import (
   Fetch,
@@ -27,6 +28,7 @@ from memory_vit.sources import (
   slices,
   without_autotuning,
 )
+from memory_vit.tfds_trust import Access
 from memory_vit.tfrecords import Shard
 
 # TFDS builders that are known to fail, or to ask for more than one expects.
@@ -56,14 +58,19 @@ ADVICE = {
 
 
 def open_tfds(
-  name: str, split: str, directory: str, cache_gib: float, **options: Any
+  name: str,
+  split: str,
+  directory: str,
+  cache_gib: float,
+  access: Access,
+  **options: Any,
 ) -> Source:
   """A data set of TFDS, by its name: see `data.open_source`.
 
   Further options are those of `Source`.
   """
   with _quiet():
-    builder = _prepared_builder(name, directory)
+    builder = _prepared_builder(name, directory, access)
     return _open(builder, name, split, cache_gib, options)
 
 
@@ -149,14 +156,25 @@ def find_keys(
   return image_key, label_key
 
 
-def _prepared_builder(name: str, directory: str) -> tfds.core.DatasetBuilder:
+def _prepared_builder(
+  name: str, directory: str, access: Access
+) -> tfds.core.DatasetBuilder:
   """Finds the files of a TFDS data set, and makes them where they are not."""
   where = directory or "~/tensorflow_datasets"
   advice = ADVICE.get(re.split(r"[/:]", name)[0], "").format(dir=where)
   try:
     folder = pathlib.Path(directory).expanduser()
     if directory and (folder / "dataset_info.json").exists():
+      if not access.trust_code:
+        tfds_trust.require_own_features(folder)
       return tfds.builder_from_directory(folder)
+    if not access.trust_code:
+      tfds_trust.require_no_code(name, directory)
+    if not access.download:
+      # The code of TFDS would look for it on the net.
+      return read_only_builder.builder_from_files(
+        name, data_dir=directory or None
+      )
     builder = tfds.builder(name, data_dir=directory or None)
     if not builder.is_prepared():
       # Said beforehand, as TFDS tries for minutes to reach a host.
@@ -165,6 +183,8 @@ def _prepared_builder(name: str, directory: str) -> tfds.core.DatasetBuilder:
       builder.download_and_prepare(
         file_format="array_record" if has_array_record else None
       )
+  except DataError:
+    raise
   # Builders download, unpack and parse: anything can be raised, and all of it
   # means that the data set cannot be had.
   except Exception as error:

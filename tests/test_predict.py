@@ -254,7 +254,7 @@ def test_standard_input_is_read_as_it_is_needed(folder, monkeypatch, loaded):
   stdin = type("Stdin", (), {"buffer": lines()})
   monkeypatch.setattr(sys, "stdin", stdin)
   entries = pictures.find_pictures(["-"])
-  batches = pictures.read_batches(entries, loaded[0].spec.evaluation, 3)
+  batches = pictures.read_batches(entries, loaded[0].spec.evaluation, 3, 2048)
   first, second = next(batches), next(batches)
   assert [p.entry.path for p in first + second] == [
     str(folder / NAMES[i % 5]) for i in range(6)
@@ -333,7 +333,9 @@ def test_only_pictures_that_cannot_be_read(models, tmp_path, capsys):
 
 
 def read_one(path, evaluation):
-  batches = pictures.read_batches([pictures.Entry(str(path))], evaluation, 1)
+  batches = pictures.read_batches(
+    [pictures.Entry(str(path))], evaluation, 1, 2048
+  )
   [[picture]] = batches
   return picture
 
@@ -386,7 +388,7 @@ def test_pictures_are_prepared_as_in_evaluation(tmp_path, crop, resize):
   source = data.open_source("folder", "train", str(tmp_path / "data"))
   batch = next(data.eval_batches(source, evaluation, batch_size=5))
   entries = [pictures.Entry(source.file_name(i)) for i in range(5)]
-  [found] = pictures.read_batches(entries, evaluation, 5)
+  [found] = pictures.read_batches(entries, evaluation, 5, 2048)
   assert np.array_equal(np.stack([p.pixels for p in found]), batch["image"])
 
 

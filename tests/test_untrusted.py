@@ -547,7 +547,7 @@ def bomb(side: int) -> bytes:
 def read(path):
   evaluation = mv.EvalPreprocessing(image_size=8)
   [[picture]] = pictures.read_batches(
-    [pictures.Entry(str(path))], evaluation, 1
+    [pictures.Entry(str(path))], evaluation, 1, memory_mib=2048
   )
   return picture
 
