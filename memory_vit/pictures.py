@@ -31,9 +31,8 @@ MAX_PIXELS = 64_000_000
 MAX_SIDE = 16_384
 
 # Those that `preprocess.decode` takes, with the bytes that a pixel takes while
-# it is decoded, at most: measured, and rounded up. A JPEG in one scan, and most
-# others, need 3 to 4.
-_BYTES_PER_PIXEL = {"JPEG": 12, "PNG": 16, "WEBP": 24, "BMP": 16, "GIF": 16}
+# it is decoded, at most: measured, and rounded up. A JPEG in one scan needs 4.
+_BYTES_PER_PIXEL = {"JPEG": 12, "PNG": 4, "WEBP": 24, "BMP": 16, "GIF": 12}
 # While a batch is made: the pictures one by one, side by side, and on the
 # device, each as float32.
 _COPIES_OF_A_BATCH = 3

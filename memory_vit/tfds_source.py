@@ -162,6 +162,11 @@ def _prepared_builder(
   """Finds the files of a TFDS data set, and makes them where they are not."""
   where = directory or "~/tensorflow_datasets"
   advice = ADVICE.get(re.split(r"[/:]", name)[0], "").format(dir=where)
+  if not access.download:
+    advice = (
+      "It is not prepared there, and not downloaded either unless its name is "
+      "given on the command line (--data=NAME)."
+    )
   try:
     folder = pathlib.Path(directory).expanduser()
     if directory and (folder / "dataset_info.json").exists():
@@ -241,8 +246,8 @@ def _check_cache(
     raise DataError(
       f"data set {name!r}, split {split!r} takes {needed / 2**30:.1f} GiB. Its "
       f"{builder.info.file_format.value} files have no random access, so that "
-      "it would be read into memory, for which config.data.cache_gib allows "
-      f"{cache_gib:g} GiB. "
+      "it would be read into memory, for which config.data.cache_gib (of "
+      f"`evaluate` --cache_gib) allows {cache_gib:g} GiB. "
       "Raise that, or convert the files once: `tfds convert_format "
       f"--dataset_version_dir={builder.data_dir} "
       "--out_file_format=array_record` (needs `pip install apache-beam "
