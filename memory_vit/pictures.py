@@ -37,6 +37,7 @@ _BYTES_PER_PIXEL = {"JPEG": 12, "PNG": 4, "WEBP": 24, "BMP": 16, "GIF": 12}
 # device, each as float32.
 _COPIES_OF_A_BATCH = 3
 _MAX_THREADS = 8
+_MIB = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +123,7 @@ def read_batches(
     ConfigError: where there is no room for a batch.
   """
   pixels = size * evaluation.image_size**2
-  left = memory_mib * 2**20 - _COPIES_OF_A_BATCH * pixels * 3 * 4
+  left = memory_mib * _MIB - _COPIES_OF_A_BATCH * pixels * 3 * 4
   if left <= 0:
     raise ConfigError(
       f"{size} pictures of {evaluation.image_size} pixels a side do not fit "
