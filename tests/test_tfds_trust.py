@@ -2,17 +2,31 @@
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
+import types
 
 import fake_data
 import pytest
+import quick
 import tensorflow_datasets as tfds
-from conftest import random_task, tiny_backbone
+from conftest import ROOT, random_task, tiny_backbone
 from faults import Process
 
 import memory_vit as mv
 from configs import quickstart
+from memory_vit import (
+  check_data,
+  commands,
+  conduct,
+  data,
+  forecast,
+  pretrain,
+  run,
+  tfds_trust,
+)
 from memory_vit import config as config_lib
-from memory_vit import data, tfds_trust
 from memory_vit.errors import DataError
 
 EVIL = "bundle.evil.Evil"
@@ -138,6 +152,33 @@ def test_features_of_tfds_are_its_own():
   assert all(name.startswith("tensorflow_datasets.core.") for name in own)
 
 
+@pytest.mark.parametrize("trusted", [True, False])
+def test_trust_reaches_every_reader(monkeypatch, trusted):
+  values = quickstart.get_config()
+  values.trust_data_code = trusted
+  config = config_lib.from_dict(values.to_dict())
+  asked = []
+
+  def open_source(*given, trust_data_code=False, **options):
+    asked.append(trust_data_code)
+    raise DataError("seen")
+
+  monkeypatch.setattr(data, "open_source", open_source)
+  planned = types.SimpleNamespace(name="x", data="digits:5-9", tested=True)
+  readers = (
+    lambda: run._open(config, "test"),
+    lambda: run._open_upstream(config, None),
+    lambda: pretrain.pretrain(config, None),
+    lambda: forecast.Splits.of(config),
+    lambda: conduct._require_data(config, [planned], {}),
+    lambda: check_data.check_data(config),
+  )
+  for reader in readers:
+    with pytest.raises(DataError, match="seen"):
+      reader()
+  assert asked == [trusted] * len(readers)
+
+
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
   """What somebody unpacked: a signed task, "its" data, and a module."""
@@ -204,3 +245,85 @@ def test_a_task_runs_no_code(bundle):
     assert message in said
   status, said, ran = evaluate(bundle, flag, trust, path=[bundle])
   assert ran  # it would have worked
+
+
+@pytest.mark.processes
+def test_the_flag_of_commands_with_a_configuration(bundle):
+  """Beside it, that the configuration still finds those beside it."""
+  code = (
+    "import runpy\n"
+    "runpy.run_module('memory_vit.check_data', run_name='__main__',"
+    " alter_sys=True)\n"
+  )
+  flags = [
+    "--config=configs/tfds.py:toy", f"--config.data.dir={bundle}/bundle/d",
+    "--split=test",
+  ]  # fmt: skip
+  for more, message in (
+    ([], f"names '{EVIL}'"),
+    # It is looked for, and nowhere to be found.
+    (["--trust_data_code"], "bundle.evil"),
+  ):
+    process = Process(code, [*flags, *more], bundle / f"check{len(more)}.log")
+    assert process.wait() == 2, process.text
+    said = process.text.strip().splitlines()[-1]
+    assert said.startswith("error: ")
+    assert message in said
+    assert ("names" in said) != bool(more)
+
+
+WATCH = """
+import atexit, json, os, sys
+def tell():
+  module = sys.modules.get("memory_vit.pictures")
+  found = [sys.path, getattr(module, "__file__", None)]
+  open(os.environ["SEEN"], "w").write(json.dumps(found))
+atexit.register(tell)
+"""
+
+
+@pytest.mark.processes
+def test_a_checkout_finds_itself_without_the_current_directory(
+  bundle, tmp_path
+):
+  """`python -m`, from a checkout: what is imported late comes from there."""
+  (tmp_path / "site").mkdir()
+  (tmp_path / "site" / "sitecustomize.py").write_text(WATCH)
+  picture = tmp_path / "a.png"
+  picture.write_bytes(fake_data.encode(fake_data.noise(0, 8, 8), "PNG"))
+  task = f"--task={bundle}/bundle/pets"
+  command = [
+    sys.executable, "-m", "memory_vit.predict",
+    f"--backbone={bundle}/tiny.npz", task, str(picture),
+  ]  # fmt: skip
+  environment = {
+    **os.environ, "XLA_FLAGS": quick.XLA_FLAGS, "SEEN": f"{tmp_path}/seen",
+    "PYTHONPATH": str(tmp_path / "site"),
+  }  # fmt: skip
+  environment.pop("PYTHONSAFEPATH", None)
+  done = subprocess.run(
+    command, cwd=ROOT, env=environment, capture_output=True, text=True
+  )
+  assert done.returncode == 0, done.stderr
+  found, pictures = json.loads((tmp_path / "seen").read_text())
+  assert str(ROOT) not in found
+  assert found[0] == str(tmp_path / "site")
+  assert pictures == str(ROOT / "memory_vit" / "pictures.py")
+
+
+def test_what_is_left_of_the_path(monkeypatch):
+  """One entry, and only where `python -m` of this package has put it."""
+  here = os.getcwd()
+  main = types.ModuleType("__main__")
+  monkeypatch.setitem(sys.modules, "__main__", main)
+  for name, path, left in (
+    ("memory_vit.predict", [here, "/x", here], ["/x", here]),  # PYTHONPATH
+    ("memory_vit.main", ["", "/x"], ["/x"]),
+    ("memory_vit.main", ["/x", here], ["/x", here]),
+    ("pytest.__main__", [here, "/x"], [here, "/x"]),
+    (None, [here, "/x"], [here, "/x"]),
+  ):
+    main.__spec__ = name and types.SimpleNamespace(name=name)
+    monkeypatch.setattr(sys, "path", list(path))
+    commands.leave_current_directory()
+    assert sys.path == left
