@@ -139,7 +139,9 @@ def check_data(config: Config, splits: Sequence[str] = ()) -> dict[str, Any]:
   """
   entries, own = [], []
   for where in _wanted(config, splits):
-    entry, checked = _check(where, first=not entries)
+    entry, checked = _check(
+      where, first=not entries, trust_data_code=config.trust_data_code
+    )
     entries.append(entry)
     if checked and where.own:
       own.append((where.role, checked))
@@ -185,7 +187,9 @@ def _wanted(config: Config, splits: Sequence[str]) -> list[Where]:
   return wanted
 
 
-def _check(where: Where, first: bool) -> tuple[dict[str, Any], Checked | None]:
+def _check(
+  where: Where, first: bool, trust_data_code: bool
+) -> tuple[dict[str, Any], Checked | None]:
   """Checks a split: an entry of the report, and what it is made of."""
   entry = {"role": where.role, "data": where.name, "split": where.split}
   logger.info("%s: %s, split %s", where.role, where.name, where.split)
@@ -197,6 +201,7 @@ def _check(where: Where, first: bool) -> tuple[dict[str, Any], Checked | None]:
       where.cache_gib,
       max_bad=sys.maxsize,  # they are what is looked for
       stall_timeout=where.stall_timeout,
+      trust_data_code=trust_data_code,
     )
   except BrokenDataError as error:
     return {**entry, "examples": 0, "problems": [_broken(str(error))]}, None

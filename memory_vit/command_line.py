@@ -7,6 +7,7 @@ at once, in one line.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.machinery
 import importlib.util
 import re
@@ -36,6 +37,10 @@ _ERRORS = (flags.Error, AttributeError, LookupError, MemoryError, OSError,
 # Characters of one of their messages.
 _MOST_SHOWN = 400
 _SEE_HELP = "--help lists all"
+TRUST_HELP = (
+  "Run the code that the files of a data set name: classes of features that "
+  "are not those of TFDS, and TFDS names with a namespace."
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -89,6 +94,7 @@ class CommandLine:
     except _ERRORS as error:  # it opens --flagfile
       raise self._explained(error) from error
     self.flags["config"].parser = _ConfigFile()
+    self._trusts = self.switch("trust_data_code", TRUST_HELP)
 
   def string(self, name: str, about: str) -> Callable[[], str | None]:
     """Declares a flag; returns what reads it once all are parsed."""
@@ -130,7 +136,10 @@ class CommandLine:
     for name in ("config", *required):
       if self.flags[name].value is None:
         raise ConfigError(f"--{name} is missing: {self.flags[name].help}")
-    return config_lib.from_dict(self._config.value.to_dict())
+    config = config_lib.from_dict(self._config.value.to_dict())
+    return dataclasses.replace(
+      config, trust_data_code=self._trusts() or config.trust_data_code
+    )
 
   def _require_options(self) -> None:
     """Raises for an option that no configuration has."""

@@ -71,6 +71,20 @@ def show(text: str, file: TextIO | None = None) -> None:
   print(encoded.decode(encoding), file=file, flush=True)
 
 
+def leave_current_directory() -> None:
+  """Takes the current directory off `sys.path`, where `python -m` has put it.
+
+  Beside downloads and files of others no module may be found by its name. This
+  package finds its own through its `__path__`. What PYTHONPATH names stays.
+  """
+  spec = getattr(sys.modules["__main__"], "__spec__", None)
+  runs_this_package = spec and spec.name.startswith("memory_vit.")
+  if not runs_this_package or sys.flags.safe_path:
+    return
+  if sys.path and sys.path[0] in ("", os.getcwd()):
+    del sys.path[0]
+
+
 def write_json(path: Path, values: Any) -> None:
   """Writes a file that `paths.require_writable` was asked about.
 
@@ -82,11 +96,16 @@ def write_json(path: Path, values: Any) -> None:
 
 
 def parsed(parse: Callable[[], _T]) -> _T:
-  """What a command line says; ends the process where it cannot be used."""
+  """What a command line says; ends the process where it cannot be used.
+
+  A configuration file is executed here, and may import others beside it; from
+  then on the current directory is off `sys.path`.
+  """
   found = []
   status = run_command(lambda: found.append(parse()) or 0)
   if not found:
     sys.exit(status)
+  leave_current_directory()
   return found[0]
 
 

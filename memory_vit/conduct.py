@@ -234,7 +234,9 @@ class _Study:
       return together.interference(config, (), ())
 
     def measure() -> dict[str, Any]:
-      source = data.open_split(where, where.test, config.stall_timeout)
+      source = data.open_split(
+        where, where.test, config.stall_timeout, config.trust_data_code
+      )
       options = {"batch_size": config.batch_size_eval, "mesh": self.mesh}
       return {
         "naive": interference.naive_accuracies(
@@ -286,7 +288,7 @@ def _require_data(config: Config, runs: Sequence[Run], points: Points) -> None:
       for split in (where.train, where.validation, *tested):
         splits[where, split] = None
   for where, split in splits:
-    data.open_split(where, split, config.stall_timeout)
+    data.open_split(where, split, config.stall_timeout, config.trust_data_code)
 
 
 def _remembered(

@@ -271,6 +271,10 @@ class Config:
   # Seconds to wait for a batch of pictures. Then what the process was doing is
   # written to stderr and it ends, with status 74; 0 waits for ever.
   stall_timeout: float = 600.0
+  # Whether data sets may name code of their own, which is then run: classes of
+  # features outside of TFDS, and TFDS names with a namespace. Also
+  # --trust_data_code.
+  trust_data_code: bool = False
   data: DataConfig = DataConfig()
   task: TaskConfig = TaskConfig()
   optim: OptimConfig = OptimConfig()

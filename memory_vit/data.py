@@ -29,6 +29,7 @@ from memory_vit.errors import ConfigError, DataError
 from memory_vit.inventory import Inventory
 from memory_vit.sources import Source
 from memory_vit.tasks import EvalPreprocessing
+from memory_vit.tfds_trust import Access
 
 
 def open_source(
@@ -39,6 +40,8 @@ def open_source(
   *,
   max_bad: int = 0,
   stall_timeout: float = 0.0,
+  download: bool = True,
+  trust_data_code: bool = False,
 ) -> Source:
   """Opens one split of a data set; downloads it first where TFDS can.
 
@@ -55,6 +58,9 @@ def open_source(
     max_bad: how many examples may be left out as they cannot be read.
     stall_timeout: seconds without a batch after which the process is ended, see
       `stall`; 0 is never.
+    download: whether TFDS may fetch and prepare what is not there.
+    trust_data_code: whether a TFDS set may name code, which is then run; see
+      `tfds_trust`.
 
   Raises:
     DataError: if it cannot be had, or is empty or unlabelled.
@@ -68,18 +74,24 @@ def open_source(
   elif name.partition(":")[0] == "digits":
     source = sources.open_digits(name, split, **options)
   else:
-    source = tfds_source.open_tfds(name, split, directory, cache_gib, **options)
+    access = Access(download=download, trust_code=trust_data_code)
+    source = tfds_source.open_tfds(
+      name, split, directory, cache_gib, access, **options
+    )
   _check_first_label(source)
   return source
 
 
-def take_inventory(name: str, split: str, directory: str = "") -> Inventory:
+def take_inventory(
+  name: str, split: str, directory: str = "", *, trust_data_code: bool = False
+) -> Inventory:
   """The inventory of a split that is there; nothing of it is read.
 
   Args:
     name: as in `open_source`; so are split and directory.
     split: see there.
     directory: see there.
+    trust_data_code: likewise.
 
   Raises:
     DataError: if it is not there. It is not prepared, or downloaded.
@@ -89,11 +101,15 @@ def take_inventory(name: str, split: str, directory: str = "") -> Inventory:
     return sources.open_folder(split, directory, **options).inventory
   if name.partition(":")[0] == "digits":
     return sources.open_digits(name, split).inventory
-  return tfds_source.take_inventory(name, split, directory)
+  access = Access(download=False, trust_code=trust_data_code)
+  return tfds_source.take_inventory(name, split, directory, access)
 
 
 def open_split(
-  where: TrainDataConfig, split: str, stall_timeout: float
+  where: TrainDataConfig,
+  split: str,
+  stall_timeout: float,
+  trust_data_code: bool = False,
 ) -> Source:
   """`open_source`, of a data set of a configuration; all processes must call.
 
@@ -104,6 +120,7 @@ def open_split(
     where: the data set.
     split: of it.
     stall_timeout: see `open_source`.
+    trust_data_code: likewise.
   """
   return processes.first_before_others(
     lambda: open_source(
@@ -113,6 +130,7 @@ def open_split(
       where.cache_gib,
       max_bad=where.max_bad,
       stall_timeout=stall_timeout,
+      trust_data_code=trust_data_code,
     )
   )
 

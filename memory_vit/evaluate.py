@@ -1,18 +1,19 @@
 """Evaluates tasks in one model, each on its own data set.
 
-  python -m memory_vit.evaluate --backbone=NPZ --task=DIR [--task=DIR ...]
+  python -m memory_vit.evaluate --backbone=NPZ --task=DIR [--task=DIR ...] \\
+    --data_dir=[TASK=]DIR [--data=[TASK=]NAME ...]
 
-The data set of a task is that of the run that made it. With --verify every task
-is compared with itself alone, and the original outputs with those of the plain
-ViT; the exit status is then 1 where something differs. It is 2 for bad input.
+Which data are opened the command line says: what a task says of the data set of
+its run names it inside of a directory that is given here, and else is a hint.
+With --verify every task is compared with itself alone, and the original outputs
+with those of the plain ViT; the exit status is then 1 where something differs.
+It is 2 for bad input.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from etils import epy
 
 from memory_vit import commands, limits, paths, records
-from memory_vit.command_line import Parser, number
+from memory_vit.command_line import TRUST_HELP, Parser, number
 from memory_vit.config import Config
 from memory_vit.errors import TaskError
 from memory_vit.escaping import escaped
@@ -28,47 +29,21 @@ from memory_vit.metrics import tells_top5
 from memory_vit.tables import table
 
 with epy.lazy_imports():  # once the command line is known to be right
-  from memory_vit import comparison, data, image_ops, sharding
+  from memory_vit import (
+    comparison,
+    compose,
+    data,
+    data_choice,
+    image_ops,
+    manifest,
+    sharding,
+  )
   from memory_vit import tasks as task_sets
 
 if TYPE_CHECKING:
   from memory_vit.backbone import Backbone
+  from memory_vit.data_choice import Upstream, Where
   from memory_vit.tasks import EvalPreprocessing, Task
-
-# What a task may say of its data set. A TFDS name with a namespace in front
-# ("community:name") would be fetched from elsewhere, with its code.
-_KINDS = {
-  "name": str,
-  "dir": str,
-  "split": str,
-  "test": str,
-  "validation": str,
-  "eval_crop": str,
-  "resize": int,
-  "cache_gib": float,
-}
-_DATA_NAME = re.compile(r"digits(:\d-\d)?|\w+(/[\w.-]+)?(:\d+\.\d+\.\d+)?|")
-
-
-@dataclasses.dataclass(frozen=True)
-class Where:
-  """A split on which something is evaluated; the fields are as in `config`."""
-
-  name: str
-  dir: str
-  split: str
-  cache_gib: float
-
-  def open(self, arguments: argparse.Namespace) -> data.Source:
-    """Opens it, as patient and as lenient as was asked for."""
-    return data.open_source(
-      self.name,
-      self.split,
-      self.dir,
-      self.cache_gib,
-      max_bad=arguments.max_bad,
-      stall_timeout=arguments.stall_timeout,
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,10 +72,39 @@ def _parser() -> argparse.ArgumentParser:
       "action": "append",
       "default": [],
       "metavar": "[TASK=]DIR",
-      "help": "where the data sets are, if not where they were: of all, of one "
-      "task, or of the original one (backbone=DIR)",
+      "help": "where the data sets are: of all tasks, of one, or of the "
+      "original one (backbone=DIR). Which of those in it a task needs the task "
+      "says",
     },
-    "--split": {"help": "evaluate this one, instead of the test split"},
+    "--data": {
+      "action": "append",
+      "default": [],
+      "metavar": "[TASK=]NAME",
+      "help": "the data set, as config.data.name: of all tasks, of one, or of "
+      "the original one (backbone=NAME; backbone= for none). TFDS may download "
+      "what is named here",
+    },
+    "--data_root": {
+      "action": "append",
+      "default": [],
+      "metavar": "DIR",
+      "help": "also open directories that tasks name, where they lie below "
+      "this one, links resolved; may be given several times",
+    },
+    "--split": {
+      "action": "append",
+      "default": [],
+      "metavar": "[TASK=]SPLIT",
+      "help": "evaluate this one, instead of the test split: of all tasks, of "
+      "one, or of the original one (backbone=SPLIT)",
+    },
+    "--cache_gib": {
+      "type": number(float, limits.RULES["data.cache_gib"]),
+      "default": Config.data.cache_gib,
+      "help": "greatest size of a data set without random access, which is "
+      "read into memory (default: %(default)s)",
+    },
+    "--trust_data_code": {"action": "store_true", "help": TRUST_HELP},
     "--verify": {
       "action": "store_true",
       "help": "compare with each task alone, and with the plain ViT",
@@ -144,6 +148,8 @@ def _run(arguments: argparse.Namespace) -> int:
   if arguments.json is not None:
     written = paths.local(arguments.json, "--json")
     paths.require_writable(written, "--json")
+  # First of all: what is missing on the command line costs nothing.
+  chosen, own = _choose(arguments)
   backbone, tasks = commands.load_model(
     arguments.backbone, arguments.task, arguments.dtype
   )
@@ -151,13 +157,10 @@ def _run(arguments: argparse.Namespace) -> int:
   sharding.require_divisible(arguments.batch_size, mesh, "--batch_size")
   params = sharding.put_backbone(backbone.params, mesh)
   backbone = dataclasses.replace(backbone, params=params)
-  evaluator = comparison.Evaluator(backbone, tasks, mesh, arguments.batch_size)
   # All data sets first: a wrong one must not cost an evaluation.
-  moved = _moved(arguments.data_dir)
-  opened = _open_all(tasks, moved, arguments)
-  upstream = None
-  if arguments.verify:
-    upstream = _open_upstream(backbone, tasks, moved, arguments)
+  opened = _open_all(tasks, chosen, arguments)
+  upstream = own and _open_upstream(backbone, own, arguments)
+  evaluator = comparison.Evaluator(backbone, tasks, mesh, arguments.batch_size)
 
   results = {}
   for source, names in opened:
@@ -182,19 +185,52 @@ def _run(arguments: argparse.Namespace) -> int:
   return 0 if verified else 1
 
 
+def _choose(
+  arguments: argparse.Namespace,
+) -> tuple[dict[str, Where], Upstream | None]:
+  """Which data are opened; nothing is yet."""
+  tasks = [
+    manifest.read(path)
+    for given in arguments.task
+    for path in compose.task_directories(given)
+  ]
+  owners = [task.spec.name for task in tasks]
+  owners += [task_sets.BACKBONE] if arguments.verify else []
+  given = data_choice.Given(
+    data=data_choice.parse("--data", arguments.data, owners),
+    directories=data_choice.parse("--data_dir", arguments.data_dir, owners),
+    splits=data_choice.parse("--split", arguments.split, owners),
+    roots=tuple(arguments.data_root),
+  )
+  return data_choice.choose(tasks, given, upstream=arguments.verify)
+
+
+def _open(where: Where, arguments: argparse.Namespace) -> data.Source:
+  """Opens a split, as patient and as lenient as was asked for."""
+  return data.open_source(
+    where.name,
+    where.split,
+    where.directory,
+    arguments.cache_gib,
+    max_bad=arguments.max_bad,
+    stall_timeout=arguments.stall_timeout,
+    download=where.download,
+    trust_data_code=arguments.trust_data_code,
+  )
+
+
 def _open_all(
   tasks: Sequence[Task],
-  moved: Mapping[str, str],
+  chosen: Mapping[str, Where],
   arguments: argparse.Namespace,
 ) -> list[tuple[data.Source, list[str]]]:
   """Every data set that is needed, with the tasks that are evaluated on it."""
   names: dict[Where, list[str]] = {}
   for task in tasks:
-    where = _where(task, moved, arguments.split)
-    names.setdefault(where, []).append(task.spec.name)
+    names.setdefault(chosen[task.spec.name], []).append(task.spec.name)
   found = []
   for where, of in names.items():
-    source = where.open(arguments)
+    source = _open(where, arguments)
     for task in tasks:
       if task.spec.name in of:
         _require_classes(task, source)
@@ -203,82 +239,18 @@ def _open_all(
 
 
 def _open_upstream(
-  backbone: Backbone,
-  tasks: Sequence[Task],
-  moved: Mapping[str, str],
-  arguments: argparse.Namespace,
-) -> tuple[data.Source, EvalPreprocessing] | None:
-  """The backbone's own task, where the run of one of the tasks named it."""
-  for task in tasks:
-    name, split, directory, crop, resize = _made(
-      task, "upstream", "name", "split", "dir", "eval_crop", "resize"
-    )
-    if name:
-      directory = moved.get(task_sets.BACKBONE, moved.get("", directory))
-      (cache_gib,) = _made(task, "data", "cache_gib")
-      source = Where(name, directory, split, cache_gib).open(arguments)
-      if source.num_classes != backbone.config.num_classes:
-        raise TaskError(
-          f"{source.name} has {source.num_classes} classes, the head of the "
-          f"backbone has {backbone.config.num_classes}."
-        )
-      size = backbone.config.image_size
-      return source, image_ops.evaluation_of(crop, resize, size)
-  return None
-
-
-def _made(task: Task, part: str, *keys: str) -> list[Any]:
-  """Options of the run that made a task: `keys` of a part of its config."""
-  made = task.provenance.get("config")
-  values = made.get(part) if isinstance(made, Mapping) else None
-  if not isinstance(values, Mapping) or not values.keys() >= set(keys):
+  backbone: Backbone, own: Upstream, arguments: argparse.Namespace
+) -> tuple[data.Source, EvalPreprocessing]:
+  """The backbone's own task, and how its pictures are prepared."""
+  size = backbone.config.image_size
+  preprocessing = image_ops.evaluation_of(own.eval_crop, own.resize, size)
+  source = _open(own.where, arguments)
+  if source.num_classes != backbone.config.num_classes:
     raise TaskError(
-      f"task {task.spec.name!r} does not know its data set: expected config."
-      f"{part} with {list(keys)} in its provenance, as memory_vit.main writes."
+      f"{source.name} has {source.num_classes} classes, the head of the "
+      f"backbone has {backbone.config.num_classes}."
     )
-  for key in keys:
-    if not _is_of(_KINDS[key], values[key]):
-      raise TaskError(
-        f"task {task.spec.name!r}: config.{part}.{key} in its provenance is "
-        f"{records.brief(values[key])}, expected a value of type "
-        f"{_KINDS[key].__name__}."
-      )
-  if "name" in keys and not _DATA_NAME.fullmatch(values["name"]):
-    raise TaskError(
-      f"task {task.spec.name!r} names the data set "
-      f"{records.brief(values['name'])}: expected 'folder', 'digits' or a TFDS "
-      "name without a namespace."
-    )
-  return [values[key] for key in keys]
-
-
-def _is_of(kind: type, value: Any) -> bool:
-  if kind is float:
-    return type(value) in (int, float) and math.isfinite(value)
-  return type(value) is kind
-
-
-def _where(task: Task, moved: Mapping[str, str], split: str | None) -> Where:
-  """The data set of the run that made a task, or what was said instead."""
-  name, directory, test, validation, cache_gib = _made(
-    task, "data", "name", "dir", "test", "validation", "cache_gib"
-  )
-  split = split or test or validation
-  if not split:
-    raise TaskError(
-      f"task {task.spec.name!r} was made without a test split: give --split."
-    )
-  directory = moved.get(task.spec.name, moved.get("", directory))
-  return Where(name, directory, split, cache_gib)
-
-
-def _moved(given: Sequence[str]) -> dict[str, str]:
-  """--data_dir=DIR and --data_dir=TASK=DIR -> {task, or "" for all: DIR}."""
-  found = {}
-  for text in given:
-    name, separator, directory = text.partition("=")
-    found[name if separator else ""] = directory if separator else text
-  return found
+  return source, preprocessing
 
 
 def _require_classes(task: Task, source: data.Source) -> None:
@@ -357,4 +329,5 @@ def _upstream_line(upstream: Mapping[str, Any] | None) -> list[str]:
 
 
 if __name__ == "__main__":
+  commands.leave_current_directory()
   sys.exit(main())

@@ -157,7 +157,9 @@ class Splits:
     """Those of the first data set, which stands for the others."""
     where = config.data
     train, validation, test = (
-      data.open_split(where, split, config.stall_timeout)
+      data.open_split(
+        where, split, config.stall_timeout, config.trust_data_code
+      )
       for split in (where.train, where.validation, where.test)
     )
     return cls(train, validation.size, test.size)

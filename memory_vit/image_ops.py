@@ -30,6 +30,9 @@ _JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
 # Resized by its shorter side, a longer picture would fill the memory.
 LONGEST_ASPECT = 32.0
+# Before a crop: 403 MB, as float32. Any picture stays below up to a shorter
+# side of 1,024, and a square up to `tasks.MAX_RESIZE`.
+MAX_RESIZED_PIXELS = 2**25
 
 
 def train_image(
@@ -110,6 +113,22 @@ def eval_view(image: tf.Tensor, preprocessing: EvalPreprocessing) -> tf.Tensor:
   else:
     image = resize(image, preprocessing.image_size)
   return scale(image)
+
+
+def resized_pixels(
+  width: int, height: int, preprocessing: EvalPreprocessing
+) -> int:
+  """Pixels that a picture has at most once it was resized for evaluation.
+
+  Args:
+    width: of the picture, at least 1.
+    height: likewise.
+    preprocessing: how it is prepared.
+  """
+  if preprocessing.crop != "central":
+    return preprocessing.image_size**2
+  scale = preprocessing.resize / min(width, height)
+  return min(int(width * height * scale**2) + 1, MAX_RESIZED_PIXELS)
 
 
 def evaluation_of(crop: str, resize: int, image_size: int) -> EvalPreprocessing:
@@ -208,18 +227,27 @@ def resize_shorter(image: tf.Tensor, side: int) -> tf.Tensor:
 
   Raises:
     tf.errors.InvalidArgumentError: for a picture that is more than 32 times as
-      long as it is wide.
+      long as it is wide, or would get more than `MAX_RESIZED_PIXELS`.
   """
   shape = tf.cast(tf.shape(image)[:2], tf.float32)
   shorter, longer = tf.reduce_min(shape), tf.reduce_max(shape)
-  assertion = tf.debugging.assert_less_equal(
-    longer,
-    shorter * LONGEST_ASPECT,
-    f"one side is more than {LONGEST_ASPECT:.0f} times the other",
-  )
-  # In eager mode the assertion has been made, and is None.
-  with tf.control_dependencies([assertion] if assertion is not None else []):
-    sides = tf.cast(tf.round(shape * (side / shorter)), tf.int32)
+  resized = tf.round(shape * (side / shorter))
+  assertions = [
+    tf.debugging.assert_less_equal(
+      longer,
+      shorter * LONGEST_ASPECT,
+      f"one side is more than {LONGEST_ASPECT:.0f} times the other",
+    ),
+    tf.debugging.assert_less_equal(
+      tf.reduce_prod(resized),
+      float(MAX_RESIZED_PIXELS),
+      f"with a shorter side of {side} pixels it would have more than "
+      f"{MAX_RESIZED_PIXELS:,}: too long",
+    ),
+  ]
+  # In eager mode the assertions have been made, and are None.
+  with tf.control_dependencies([a for a in assertions if a is not None]):
+    sides = tf.cast(resized, tf.int32)
   return tf.image.resize(image, sides, method="bilinear")
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epy
 
-from memory_vit import paths
+from memory_vit import commands, paths
 from memory_vit.command_line import Parser
 from memory_vit.commands import run_command, show
 from memory_vit.errors import TaskError
@@ -270,4 +270,5 @@ def _dimensions(shape: Sequence[int]) -> str:
 
 
 if __name__ == "__main__":
+  commands.leave_current_directory()
   sys.exit(main())

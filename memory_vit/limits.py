@@ -213,6 +213,7 @@ RULES: Mapping[str, Rule] = {
   "log_every": _STEPS,
   "profile_at": _STEPS_OR_NONE,
   "stall_timeout": Number(0, 2_592_000, "seconds, up to 30 days"),
+  "trust_data_code": Switch(),
   **{f"data.{key}": rule for key, rule in _TRAIN_DATA.items()},
   "data.validation": _SPLIT_OR_NONE,
   "data.test": _SPLIT_OR_NONE,

@@ -127,7 +127,11 @@ def finished(
 
 
 def require_same_data(
-  sets: Mapping[str, DataConfig], done: Mapping[str, Finished], runs: Path
+  sets: Mapping[str, DataConfig],
+  done: Mapping[str, Finished],
+  runs: Path,
+  *,
+  trust_data_code: bool = False,
 ) -> None:
   """Refuses finished runs whose data are others now; all processes must call.
 
@@ -138,11 +142,14 @@ def require_same_data(
     sets: the data sets of the study, by their names.
     done: {name: what a finished run left}.
     runs: the directory of the runs.
+    trust_data_code: as `config.trust_data_code`.
 
   Raises:
     ConfigError: with what differs.
   """
-  other = processes.by_first(lambda: _other_data(sets, done, runs))
+  other = processes.by_first(
+    lambda: _other_data(sets, done, runs, trust_data_code)
+  )
   if other:
     names, lines = other
     raise ConfigError(
@@ -152,7 +159,10 @@ def require_same_data(
 
 
 def _other_data(
-  sets: Mapping[str, DataConfig], done: Mapping[str, Finished], runs: Path
+  sets: Mapping[str, DataConfig],
+  done: Mapping[str, Finished],
+  runs: Path,
+  trust_data_code: bool,
 ) -> tuple[list[str], list[str]] | None:
   """The runs whose data are others now, and what differs for the first."""
 
@@ -161,7 +171,9 @@ def _other_data(
     where = sets[data_set]
     split = getattr(where, role)
     try:
-      return data.take_inventory(where.name, split, where.dir)
+      return data.take_inventory(
+        where.name, split, where.dir, trust_data_code=trust_data_code
+      )
     except DataError as error:
       logger.warning("whether data changed is not known: %s", error)
       return None

@@ -10,30 +10,35 @@ import itertools
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import BinaryIO
 
 import numpy as np
 import tensorflow as tf
 from PIL import Image
 
-from memory_vit import image_ops
-from memory_vit.errors import DataError
+from memory_vit import image_ops, jpeg
+from memory_vit.errors import ConfigError, DataError
 from memory_vit.sources import SUFFIXES, reason_of
 from memory_vit.tasks import EvalPreprocessing
 
 # A picture beyond any of these is refused before it is decoded: a file of a few
-# kilobytes can claim to be a picture that fills the memory. A pixel takes 3
-# bytes while a JPEG or PNG is decoded, up to 21 of a WebP, and a thread each
-# may do so. 64 megapixels are those of the largest common cameras.
+# kilobytes can claim to be a picture that fills the memory. 64 megapixels are
+# those of the largest common cameras.
 MAX_FILE_BYTES = 64 * 2**20
 MAX_PIXELS = 64_000_000
 MAX_SIDE = 16_384
 
-# Those that `image_ops.decode` takes.
-_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
-# Each thread may hold a picture of MAX_PIXELS.
+# Those that `image_ops.decode` takes, with the bytes that a pixel takes while
+# it is decoded, at most: measured, and rounded up. A JPEG in one scan needs 4.
+_BYTES_PER_PIXEL = {"JPEG": 12, "PNG": 4, "WEBP": 24, "BMP": 16, "GIF": 12}
+# While a batch is made: the pictures one by one, side by side, and on the
+# device, each as float32.
+_COPIES_OF_A_BATCH = 3
 THREADS = min(8, os.cpu_count() or 1)
+_MIB = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +105,10 @@ def _below(path: str) -> Iterator[Entry]:
 
 
 def read_batches(
-  entries: Iterable[Entry], evaluation: EvalPreprocessing, size: int
+  entries: Iterable[Entry],
+  evaluation: EvalPreprocessing,
+  size: int,
+  memory_mib: int,
 ) -> Iterator[list[Picture]]:
   """Reads pictures, `size` at a time (fewer at the end), in order.
 
@@ -108,27 +116,55 @@ def read_batches(
     entries: are asked for no earlier than needed.
     evaluation: how pictures are prepared.
     size: of a batch.
+    memory_mib: what a batch, and the pictures that are decoded for it, may
+      take together; some wait for others, and one that alone needs more is
+      refused.
+
+  Raises:
+    ConfigError: where there is no room for a batch.
   """
-  read = _reader(evaluation)
+  pixels = size * evaluation.image_size**2
+  left = memory_mib * _MIB - _COPIES_OF_A_BATCH * pixels * 3 * 4
+  if left <= 0:
+    raise ConfigError(
+      f"{size} pictures of {evaluation.image_size} pixels a side do not fit "
+      f"into {memory_mib} MiB: expected a smaller --batch_size, or a larger "
+      "--memory_mib."
+    )
+  reader = _Reader(evaluation, left)
   entries = iter(entries)
   with ThreadPoolExecutor(THREADS) as pool:
     while batch := list(itertools.islice(entries, size)):
-      yield list(pool.map(read, batch))
+      yield list(pool.map(reader.read, batch))
 
 
-def _reader(evaluation: EvalPreprocessing) -> Callable[[Entry], Picture]:
-  """Returns what reads a picture, the way `data.eval_batches` does."""
+class _Reader:
+  """Reads pictures the way `data.eval_batches` does, in several threads."""
 
-  def read(entry: Entry) -> Picture:
+  def __init__(self, evaluation: EvalPreprocessing, memory: int) -> None:
+    self._evaluation = evaluation
+    self._memory = _Memory(memory)
+    # A header is short, but of a WebP file, which is read as a whole.
+    self._header = threading.Lock()
+
+  def read(self, entry: Entry) -> Picture:
+    """Tries a picture."""
     if entry.reason:
       return Picture(entry, None)
     try:
-      encoded = file_content(entry.path)
-      return Picture(entry, prepare_encoded(encoded, evaluation))
+      return Picture(entry, self._prepared(entry.path))
     except DataError as error:
       return Picture(Entry(entry.path, str(error)), None)
 
-  return read
+  def _prepared(self, path: str) -> np.ndarray:
+    with _opened(path) as file:
+      size = _size_of(file)
+      with self._header:
+        decoding = _needed(file, self._evaluation)
+      # As it lies in the file, for Python and for TensorFlow.
+      with self._memory.taken(2 * size + decoding):
+        file.seek(0)
+        return _decoded(file.read(size), self._evaluation)
 
 
 def prepare_encoded(
@@ -146,10 +182,8 @@ def prepare_encoded(
   Raises:
     DataError: says why not.
   """
-  _check_header(encoded)
-  with _named_reasons():
-    # Eagerly: a tf.function rounds otherwise than tf.data, in the last bit.
-    return image_ops.eval_image(tf.constant(encoded), evaluation).numpy()
+  _needed(io.BytesIO(encoded), evaluation)
+  return _decoded(encoded, evaluation)
 
 
 def prepare_pixels(
@@ -158,6 +192,33 @@ def prepare_pixels(
   """The same of a picture that has been decoded, uint8 (height, width, 3)."""
   with _named_reasons():
     return image_ops.eval_view(tf.constant(pixels), evaluation).numpy()
+
+
+def file_content(path: str) -> bytes:
+  """Reads a file that is not too large.
+
+  Raises:
+    DataError: says why not.
+  """
+  with _opened(path) as file:
+    return file.read(_size_of(file))
+
+
+def _size_of(file: BinaryIO) -> int:
+  size = os.fstat(file.fileno()).st_size
+  if size > MAX_FILE_BYTES:
+    raise DataError(f"the file has more than {MAX_FILE_BYTES / 2**20:g} MiB")
+  return size
+
+
+def _decoded(encoded: bytes, evaluation: EvalPreprocessing) -> np.ndarray:
+  """Decodes a picture whose header has been looked at."""
+  problem = encoded.startswith(jpeg.MAGIC) and jpeg.too_costly(encoded)
+  if problem:
+    raise DataError(problem)
+  with _named_reasons():
+    # Eagerly: a tf.function rounds otherwise than tf.data, in the last bit.
+    return image_ops.eval_image(tf.constant(encoded), evaluation).numpy()
 
 
 @contextlib.contextmanager
@@ -169,8 +230,39 @@ def _named_reasons() -> Iterator[None]:
     raise DataError(reason_of(error)) from error
 
 
-def file_content(path: str) -> bytes:
-  """Reads a file that is not too large.
+class _Memory:
+  """Bytes that several threads share; who finds none left waits."""
+
+  def __init__(self, size: int) -> None:
+    self._size = self._left = size
+    self._given_back = threading.Condition()
+
+  @contextlib.contextmanager
+  def taken(self, size: int) -> Iterator[None]:
+    """Takes some for a while.
+
+    Raises:
+      DataError: where it would never be enough.
+    """
+    if size > self._size:
+      raise DataError(
+        f"decoding it may take {size / 2**20:,.0f} MiB, more than the "
+        f"{self._size / 2**20:,.0f} MiB that --memory_mib leaves beside a batch"
+      )
+    with self._given_back:
+      self._given_back.wait_for(lambda: self._left >= size)
+      self._left -= size
+    try:
+      yield
+    finally:
+      with self._given_back:
+        self._left += size
+        self._given_back.notify_all()
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[BinaryIO]:
+  """Opens a file that is one.
 
   Raises:
     DataError: says why not.
@@ -180,26 +272,26 @@ def file_content(path: str) -> bytes:
     if not stat.S_ISREG(os.stat(path).st_mode):
       raise DataError("not a file")
     with open(path, "rb") as file:
-      encoded = file.read(MAX_FILE_BYTES + 1)
+      yield file
   except OSError as error:
     raise DataError(error.strerror or str(error)) from error
+  except DataError:
+    raise
   except ValueError as error:  # A name with a zero byte.
     raise DataError(str(error)) from error
-  if len(encoded) > MAX_FILE_BYTES:
-    raise DataError(f"the file has more than {MAX_FILE_BYTES / 2**20:g} MiB")
-  return encoded
 
 
-def _check_header(encoded: bytes) -> None:
-  """Refuses what is no picture, or too large a one; decodes nothing.
+def _needed(file: BinaryIO, evaluation: EvalPreprocessing) -> int:
+  """Bytes that preparing a picture takes, by its header; decodes nothing.
 
   Raises:
-    DataError: says why.
+    DataError: for what is no picture, or too large a one.
   """
   limit = f"more than {MAX_PIXELS / 1e6:g} megapixels"
   try:
-    with Image.open(io.BytesIO(encoded), formats=_FORMATS) as image:
+    with Image.open(file, formats=tuple(_BYTES_PER_PIXEL)) as image:
       width, height = image.size
+      kind = image.format
   except Image.DecompressionBombError as error:  # From 179 megapixels on.
     raise DataError(limit) from error
   except Image.UnidentifiedImageError as error:
@@ -212,3 +304,6 @@ def _check_header(encoded: bytes) -> None:
     raise DataError(
       f"{width} x {height} pixels, a side of more than {MAX_SIDE}"
     )
+  decoded = width * height * _BYTES_PER_PIXEL[kind]
+  shrunk = image_ops.resized_pixels(width, height, evaluation)
+  return decoded + shrunk * 3 * 4

@@ -207,7 +207,9 @@ def finished_runs(
       if ended:
         found[run.name] = ended
   runs = directory_of(workdir, "")
-  measured.require_same_data(data_sets(config), found, runs)
+  measured.require_same_data(
+    data_sets(config), found, runs, trust_data_code=config.trust_data_code
+  )
   return found
 
 

@@ -107,6 +107,15 @@ def _parser() -> argparse.ArgumentParser:
     help="pictures per pass; results come after so many (default: 32)",
   )
   add(
+    "--memory_mib",
+    type=number(int, limits.Number(1, 2**20, "MiB")),
+    default=2048,
+    help="memory for pictures: a batch of them, and those that are decoded for "
+    "it. Some wait for others; one that alone needs more is skipped (the "
+    "largest may take 1,600). The weights, the model and the libraries come on "
+    "top (default: 2048)",
+  )
+  add(
     "--dtype",
     choices=("float32", "bfloat16"),
     default="float32",
@@ -139,7 +148,9 @@ def _predict_all(arguments: argparse.Namespace) -> int:
   evaluation = tasks[0].spec.evaluation  # that of all
   total = skipped = 0
   entries = reading.find_pictures(arguments.images)
-  batches = reading.read_batches(entries, evaluation, arguments.batch_size)
+  batches = reading.read_batches(
+    entries, evaluation, arguments.batch_size, arguments.memory_mib
+  )
   for pictures in batches:
     guesses = iter(
       guess(
@@ -284,4 +295,5 @@ def _text(path: str, guesses: Guesses) -> str:
 
 
 if __name__ == "__main__":
+  commands.leave_current_directory()
   sys.exit(main())

@@ -45,7 +45,10 @@ def pretrain(config: Config, mesh: Mesh, stop: Stop | None = None) -> Backbone:
   """
   settings = config.pretrain
   source = data.open_split(
-    settings.data, settings.data.train, config.stall_timeout
+    settings.data,
+    settings.data.train,
+    config.stall_timeout,
+    config.trust_data_code,
   )
   vit = vit_config(
     settings.variant,

@@ -212,8 +212,8 @@ _MAY_CHANGE = ("backbone", "batch_size_eval", "data/cache_gib",
                "mesh/fsdp", "pretrain/data/cache_gib", "pretrain/data/dir",
                "pretrain/data/max_bad", "profile_at", "stall_timeout",
                "sweep/export", "sweep/memory_gib", "task/attends_to",
-               "task/indirect", "upstream/dir", "upstream/eval_crop",
-               "upstream/name", "upstream/resize",
+               "task/indirect", "trust_data_code", "upstream/dir",
+               "upstream/eval_crop", "upstream/name", "upstream/resize",
                "upstream/split")  # fmt: skip
 
 

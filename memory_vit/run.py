@@ -282,7 +282,9 @@ def _open(config: Config, split: str) -> data.Source | None:
   where = config.data
   if not split:
     return None
-  return data.open_split(where, split, config.stall_timeout)
+  return data.open_split(
+    where, split, config.stall_timeout, config.trust_data_code
+  )
 
 
 def _open_upstream(config: Config, backbone: Backbone) -> data.Source | None:
@@ -299,6 +301,7 @@ def _open_upstream(config: Config, backbone: Backbone) -> data.Source | None:
       config.data.cache_gib,
       max_bad=config.data.max_bad,
       stall_timeout=config.stall_timeout,
+      trust_data_code=config.trust_data_code,
     ),
   )
   outputs = backbone.config.num_classes

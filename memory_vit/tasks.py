@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from memory_vit import trees
+from memory_vit import records, trees
 from memory_vit.errors import TaskError
 from memory_vit.regimes import REGIMES, regime
+from memory_vit.variants import MAX_IMAGE_SIZE, MAX_RESIZE
 
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 # The key of the original outputs in the result of a forward pass.
@@ -38,14 +39,21 @@ class EvalPreprocessing:
   resize: int = 0
 
   def __post_init__(self) -> None:
+    if not 1 <= self.image_size <= MAX_IMAGE_SIZE:
+      raise TaskError(
+        f"evaluation preprocessing: image_size is "
+        f"{records.brief(self.image_size)}, expected 1 to {MAX_IMAGE_SIZE} "
+        "pixels."
+      )
     if self.crop == "resize" and self.resize == 0:
       return
-    if self.crop == "central" and self.resize >= self.image_size:
+    if self.crop == "central" and self.image_size <= self.resize <= MAX_RESIZE:
       return
     raise TaskError(
-      f"evaluation preprocessing: crop {self.crop!r} with resize {self.resize} "
-      "is not possible: expected 'resize' (with resize 0), or 'central' with a "
-      f"resize of at least the image size, {self.image_size}."
+      f"evaluation preprocessing: crop {records.brief(self.crop)} with resize "
+      f"{records.brief(self.resize)} is not possible: expected 'resize' (with "
+      "resize 0), or 'central' with a resize of at least the image size, "
+      f"{self.image_size}, and at most {MAX_RESIZE} pixels."
     )
 
 
@@ -275,7 +283,7 @@ def require_fit(tasks: Sequence[Task]) -> None:
   for task in tasks[1:]:
     require_backbone(task.spec, tasks[0].spec.backbone, tasks[0].spec.name)
   require_same_pictures([task.spec for task in tasks])
-  visibility([task.spec for task in tasks])
+  visibility([task.spec for task in tasks], _directories(tasks))
   by_name = {task.spec.name: task for task in tasks}
   for spec in (task.spec for task in tasks):
     for name, digest in zip(spec.attends_to, spec.parent_digests, strict=False):
@@ -325,11 +333,15 @@ def require_backbone(
   )
 
 
-def visibility(specs: Sequence[TaskSpec]) -> np.ndarray:
+def visibility(
+  specs: Sequence[TaskSpec], directories: Mapping[str, str] | None = None
+) -> np.ndarray:
   """Who reads whom: the lower right part of Table 1 of the paper.
 
   Args:
     specs: the tasks of one model, in any order.
+    directories: {a task: where the run of one that reads it found it}, a hint
+      for the message.
 
   Returns:
     bool (t, t): element (i, j) says that the token of task i attends to the
@@ -347,13 +359,35 @@ def visibility(specs: Sequence[TaskSpec]) -> np.ndarray:
   for i, spec in enumerate(specs):
     for parent in spec.attends_to:
       if parent not in names or parent == spec.name:
+        known = (directories or {}).get(parent)
         raise TaskError(
           f"task {spec.name!r} attends to {parent!r}, which is not among the "
-          f"other tasks {[n for n in names if n != spec.name]}."
+          f"other tasks {[n for n in names if n != spec.name]}: give that too "
+          "(to a command: one more --task=DIR"
+          + (f"; the run of {spec.name!r} read it from " if known else "")
+          + (f"{records.brief(known)})." if known else ").")
         )
       sees[i, names.index(parent)] = True
   _refuse_circles(names, sees)
   return sees
+
+
+def _directories(tasks: Sequence[Task]) -> dict[str, str]:
+  """{a task that others read: where their runs found it}, as far as they say.
+
+  Provenance is free text: it may be shown, and is never opened.
+  """
+  found = {}
+  for task in tasks:
+    made = task.provenance.get("config")
+    options = made.get("task") if isinstance(made, Mapping) else None
+    paths = options.get("attends_to") if isinstance(options, Mapping) else None
+    if isinstance(paths, list | tuple) and len(paths) == len(
+      task.spec.attends_to
+    ):
+      pairs = zip(task.spec.attends_to, paths, strict=True)
+      found |= {name: path for name, path in pairs if isinstance(path, str)}
+  return found
 
 
 def _refuse_circles(names: Sequence[str], sees: np.ndarray) -> None:

@@ -13,8 +13,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_datasets as tfds
 from absl import logging
+from tensorflow_datasets.core import read_only_builder
 
-from memory_vit import tfrecords
+from memory_vit import tfds_trust, tfrecords
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.inventory import Inventory
 from memory_vit.sources import (
@@ -28,6 +29,7 @@ from memory_vit.sources import (
   slices,
   without_autotuning,
 )
+from memory_vit.tfds_trust import Access
 from memory_vit.tfrecords import Shard
 
 # An example in a file takes more than this, with the frame around it; of so
@@ -61,14 +63,19 @@ ADVICE = {
 
 
 def open_tfds(
-  name: str, split: str, directory: str, cache_gib: float, **options: Any
+  name: str,
+  split: str,
+  directory: str,
+  cache_gib: float,
+  access: Access,
+  **options: Any,
 ) -> Source:
   """A data set of TFDS, by its name: see `data.open_source`.
 
   Further options are those of `Source`.
   """
   with _quiet():
-    builder = _prepared_builder(name, directory)
+    builder = _prepared_builder(name, directory, access)
     return _open(builder, name, split, cache_gib, options)
 
 
@@ -109,14 +116,16 @@ def _open(
   return source
 
 
-def take_inventory(name: str, split: str, directory: str) -> Inventory:
+def take_inventory(
+  name: str, split: str, directory: str, access: Access
+) -> Inventory:
   """`Source.inventory` of a data set that is prepared; nothing is read.
 
   Raises:
     DataError: where it is not prepared, or has no such split.
   """
   with _quiet():
-    builder = _found_builder(name, directory)
+    builder = _found_builder(name, directory, access)
     if not builder.is_prepared():
       raise DataError(f"data set {name!r} is not in {builder.data_dir}.")
     parts = slices(name, split, _sizes(builder))
@@ -228,11 +237,15 @@ def find_keys(
   return image_key, label_key
 
 
-def _prepared_builder(name: str, directory: str) -> tfds.core.DatasetBuilder:
+def _prepared_builder(
+  name: str, directory: str, access: Access
+) -> tfds.core.DatasetBuilder:
   """Finds the files of a TFDS data set, and makes them where they are not."""
   where = directory or "~/tensorflow_datasets"
   advice = _advice(name, where)
-  builder = _found_builder(name, directory)
+  builder = _found_builder(name, directory, access)
+  if not access.download:
+    return builder
   try:
     if not builder.is_prepared():
       # Said beforehand, as TFDS tries for minutes to reach a host.
@@ -241,29 +254,51 @@ def _prepared_builder(name: str, directory: str) -> tfds.core.DatasetBuilder:
       builder.download_and_prepare(
         file_format="array_record" if has_array_record else None
       )
+  except DataError:
+    raise
   # Builders download, unpack and parse: anything can be raised, and all of it
   # means that the data set cannot be had.
   except Exception as error:
-    raise _not_provided(name, directory, error) from error
+    raise _not_provided(name, directory, error, access) from error
   return builder
 
 
-def _found_builder(name: str, directory: str) -> tfds.core.DatasetBuilder:
+def _found_builder(
+  name: str, directory: str, access: Access
+) -> tfds.core.DatasetBuilder:
   """The builder of a data set, which may not be prepared yet."""
   try:
     folder = pathlib.Path(directory).expanduser()
     if directory and (folder / "dataset_info.json").is_file():
+      if not access.trust_code:
+        tfds_trust.require_own_features(folder)
       return tfds.builder_from_directory(folder)
+    if not access.trust_code:
+      tfds_trust.require_no_code(name, directory)
+    if not access.download:
+      # The code of TFDS would look for it on the net.
+      return read_only_builder.builder_from_files(
+        name, data_dir=directory or None
+      )
     return tfds.builder(name, data_dir=directory or None)
+  except DataError:
+    raise
   except Exception as error:  # as where it is prepared
-    raise _not_provided(name, directory, error) from error
+    raise _not_provided(name, directory, error, access) from error
 
 
-def _not_provided(name: str, directory: str, error: Exception) -> DataError:
+def _not_provided(
+  name: str, directory: str, error: Exception, access: Access
+) -> DataError:
   """What to raise where TFDS fails."""
   where = directory or "~/tensorflow_datasets"
   problem = f"TFDS cannot provide data set {name!r} in {where}"
   advice = _advice(name, where)
+  if not access.download:
+    advice = (
+      "It is not prepared there, and not downloaded either unless its name is "
+      "given on the command line (--data=NAME)."
+    )
   return DataError(f"{problem} ({brief(error)}). {advice}".rstrip())
 
 
@@ -319,8 +354,8 @@ def _check_cache(
     raise DataError(
       f"data set {name!r}, split {split!r} takes {needed / 2**30:.1f} GiB. Its "
       f"{builder.info.file_format.value} files have no random access, so that "
-      "it would be read into memory, for which config.data.cache_gib allows "
-      f"{cache_gib:g} GiB. "
+      "it would be read into memory, for which config.data.cache_gib (of "
+      f"`evaluate` --cache_gib) allows {cache_gib:g} GiB. "
       "Raise that, or convert the files once: `tfds convert_format "
       f"--dataset_version_dir={builder.data_dir} "
       "--out_file_format=array_record` (needs `pip install apache-beam "

@@ -69,6 +69,18 @@ def test_round_trip_through_json():
     ({"optim__label_smoothing": 1.0}, "at least 0 and less than 1"),
     ({"data__resize": -1}, "config.data.resize is -1"),
     ({"data__seed": -2}, "config.data.seed is -2, expected at least -1"),
+    (
+      {"data__resize": 4097},
+      "config.data.resize is 4097, expected at least 0 and at most 4,096",
+    ),
+    (
+      {"upstream__resize": 4097},
+      "config.upstream.resize is 4097, expected at least",
+    ),
+    (
+      {"image_size": 2049},
+      "config.image_size is 2049, expected at least 0 and at most 2,048",
+    ),
     ({"data__cache_gib": -1.0}, "config.data.cache_gib"),
     ({"profile_at": 20_001}, "beyond config.total_steps 20000"),
     ({"upstream__eval_crop": "middle"}, "config.upstream.eval_crop"),

@@ -114,6 +114,7 @@ def test_what_differs_is_found(model, monkeypatch, capsys):
 def test_other_splits_and_bad_input(model, tmp_path, capsys):
   root, backbone, (low, high, child) = model
   out = tmp_path / "out.json"
+  # The digits come with a package: what a task says of them is followed.
   arguments = (f"--task={root}/tasks/low", f"--json={out}")
   assert run(root, *arguments, "--split=train[:50]") == 0
   (entry,) = json.loads(out.read_text())["tasks"]
@@ -136,7 +137,14 @@ def test_other_splits_and_bad_input(model, tmp_path, capsys):
   )
   unknown = dataclasses.replace(high, provenance={})
   mv.save_task(unknown, tmp_path / "unknown")
-  assert "does not know its data set" in refused(f"--task={tmp_path}/unknown")
+  assert "says nothing of its data" in refused(f"--task={tmp_path}/unknown")
+  assert "--cache_gib is nan" in refused("--task=x", "--cache_gib=nan")
+  assert "there is no task 'hgih'" in refused(f"--task={tmp_path}/unknown",
+                                              "--data=hgih=digits")  # fmt: skip
+  given = (f"--task={tmp_path}/unknown", "--data=digits:5-9")
+  assert run(root, *given, "--split=high=test[:9]", f"--json={out}") == 0
+  (entry,) = json.loads(out.read_text())["tasks"]
+  assert (entry["data"], entry["examples"]) == ("digits:5-9", 9)
   spec = dataclasses.replace(low.spec, class_names=tuple("abcde"))
   mv.save_task(mv.Task(spec, low.params, low.provenance), tmp_path / "other")
   assert "has 5 classes (a, b, c, ...)" in refused(f"--task={tmp_path}/other")

@@ -34,7 +34,7 @@ def test_tensorflow_is_imported_for_data_alone():
   }
   assert files == {
     "image_ops.py", "tfrecords.py", "sources.py", "tfds_source.py",
-    "batching.py", "data.py", "checking.py", "pictures.py",
+    "tfds_trust.py", "batching.py", "data.py", "checking.py", "pictures.py",
   }  # fmt: skip
 
 

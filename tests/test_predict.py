@@ -8,6 +8,7 @@ import re
 import struct
 import subprocess
 import sys
+import time
 import zlib
 
 import fake_data
@@ -18,7 +19,7 @@ from conftest import ROOT, random_task, tiny_backbone
 
 import memory_vit as mv
 from memory_vit import data, image_ops, pictures, predict, programs
-from memory_vit.errors import TaskError
+from memory_vit.errors import ConfigError, TaskError
 
 PETS = ("cat", "dog", "日", "a very long name")
 TASKS = ("pets", "birds")
@@ -256,7 +257,7 @@ def test_standard_input_is_read_as_it_is_needed(folder, monkeypatch, loaded):
   stdin = type("Stdin", (), {"buffer": lines()})
   monkeypatch.setattr(sys, "stdin", stdin)
   entries = pictures.find_pictures(["-"])
-  batches = pictures.read_batches(entries, loaded[0].spec.evaluation, 3)
+  batches = pictures.read_batches(entries, loaded[0].spec.evaluation, 3, 2048)
   first, second = next(batches), next(batches)
   assert [p.entry.path for p in first + second] == [
     str(folder / NAMES[i % 5]) for i in range(6)
@@ -335,7 +336,9 @@ def test_only_pictures_that_cannot_be_read(models, tmp_path, capsys):
 
 
 def read_one(path, evaluation):
-  batches = pictures.read_batches([pictures.Entry(str(path))], evaluation, 1)
+  batches = pictures.read_batches(
+    [pictures.Entry(str(path))], evaluation, 1, 2048
+  )
   [[picture]] = batches
   return picture
 
@@ -365,6 +368,66 @@ def test_what_is_too_large_is_never_decoded(
   assert decoded == [1]
 
 
+def test_a_picture_that_takes_hours_is_skipped(tmp_path, loaded, monkeypatch):
+  """A progressive JPEG that paints itself anew for 119 bytes each."""
+  evaluation = loaded[0].spec.evaluation
+  image = fake_data.noise(0, 16, 16)
+  encoded = fake_data.encode(image, "JPEG", progressive=True)
+  last = encoded[encoded.rindex(b"\xff\xda") : -2]
+  for scans, skipped in ((64, False), (65, True)):
+    content = encoded[:-2] + (scans - 10) * last + b"\xff\xd9"
+    (tmp_path / "bomb.jpg").write_bytes(content)
+    if skipped:  # before anything is decoded
+      monkeypatch.setattr(image_ops, "eval_image", None)
+    picture = read_one(tmp_path / "bomb.jpg", evaluation)
+    assert (picture.pixels is None) == skipped
+  assert picture.entry.reason == "a JPEG of more than 64 scans"
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png", "bmp", "gif", "webp"])
+def test_memory_for_pictures(tmp_path, loaded, monkeypatch, kind):
+  """Together they take what was allowed; one that alone needs more nothing."""
+  evaluation = loaded[0].spec.evaluation
+  paths = [tmp_path / f"{i}.{kind}" for i in range(4)]
+  for path in paths:
+    write(path, fake_data.noise(0, 256, 256))
+  size = paths[0].stat().st_size
+  per_pixel = pictures._BYTES_PER_PIXEL[kind.upper()]
+  need = 2 * size + per_pixel * 256**2 + 12 * 8 * 8
+  batch = 4 * 8 * 8 * 3 * 4 * pictures._COPIES_OF_A_BATCH
+  assert per_pixel >= {"webp": 22, "jpeg": 12}.get(kind, 4)
+
+  inside, most = [], []
+  decode = image_ops.eval_image
+
+  def watched(*given):
+    inside.append(1)
+    most.append(len(inside))
+    time.sleep(0.02)
+    found = decode(*given)
+    inside.pop()
+    return found
+
+  monkeypatch.setattr(image_ops, "eval_image", watched)
+  monkeypatch.setattr(pictures.os, "cpu_count", lambda: 4)
+
+  def read(memory):
+    monkeypatch.setattr(pictures, "_MIB", 1)  # count in bytes
+    most.clear()
+    entries = [pictures.Entry(str(path)) for path in paths]
+    [found] = pictures.read_batches(entries, evaluation, 4, memory)
+    return [p.entry.reason for p in found]
+
+  assert read(batch + 2 * need) == [""] * 4
+  assert max(most) <= 2
+  assert read(batch + need) == [""] * 4
+  assert max(most) == 1
+  assert all("--memory_mib" in reason for reason in read(batch + need - 1))
+  assert most == []
+  with pytest.raises(ConfigError, match="do not fit into"):
+    read(batch)
+
+
 def test_odd_files_do_not_hang_or_stop(tmp_path, loaded):
   evaluation = loaded[0].spec.evaluation
   os.mkfifo(tmp_path / "pipe.jpg")
@@ -388,7 +451,7 @@ def test_pictures_are_prepared_as_in_evaluation(tmp_path, crop, resize):
   source = data.open_source("folder", "train", str(tmp_path / "data"))
   batch = next(data.eval_batches(source, evaluation, batch_size=5))
   entries = [pictures.Entry(source.file_name(i)) for i in range(5)]
-  [found] = pictures.read_batches(entries, evaluation, 5)
+  [found] = pictures.read_batches(entries, evaluation, 5, 2048)
   assert np.array_equal(np.stack([p.pixels for p in found]), batch["image"])
   files = [pathlib.Path(source.file_name(i)) for i in range(5)]
   assert np.array_equal(mv.preprocess(files, evaluation), batch["image"])

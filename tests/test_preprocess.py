@@ -263,6 +263,32 @@ def test_a_line_is_not_blown_up():
     image_ops.eval_image(encoded, central)
 
 
+@pytest.mark.parametrize("eager", [True, False])
+def test_what_would_fill_the_memory_once_resized(eager):
+  """32 x 1 pixels, whose shorter side shall have 4,096: 6.4 GB."""
+  encoded = encode(noise(0, 1, 32), "PNG")
+
+  def prepare(side):
+    central = EvalPreprocessing(image_size=8, crop="central", resize=side)
+    return image_ops.eval_image(encoded, central)
+
+  run = prepare if eager else tf.function(prepare)
+  assert run(1024).shape == (8, 8, 3)  # just as much as may be
+  for side in (1025, 4096):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="too long"):
+      run(side)
+
+
+def test_how_large_a_picture_gets():
+  for height, width in ((20, 30), (30, 20), (7, 7), (1, 32)):
+    central = EvalPreprocessing(image_size=8, crop="central", resize=11)
+    image = image_ops.resize_shorter(noise(0, height, width), 11)
+    found = image_ops.resized_pixels(width, height, central)
+    assert abs(found - image.shape[0] * image.shape[1]) <= 11
+    plain = EvalPreprocessing(image_size=8)
+    assert image_ops.resized_pixels(width, height, plain) == 64
+
+
 def test_evaluation_of_a_configuration():
   plain = image_ops.evaluation_of("resize", 256, 224)
   assert plain == EvalPreprocessing(image_size=224)

@@ -9,7 +9,9 @@ from memory_vit.errors import TaskError
 from memory_vit.tasks import (
   BackboneId,
   EvalPreprocessing,
+  Task,
   TaskSpec,
+  require_fit,
   view_of,
   visibility,
 )
@@ -115,9 +117,35 @@ def test_specs_that_cannot_be():
     spec("a", class_names=("x", "y"))
   with pytest.raises(TaskError, match="prepared at 192 px"):
     spec("a", evaluation=EvalPreprocessing(image_size=192))
-  for crop, resize in (("central", 200), ("resize", 256), ("middle", 0)):
-    with pytest.raises(TaskError, match="not possible"):
+  for crop, resize in (
+    ("central", 200), ("resize", 256), ("middle", 0), ("central", 4097),
+    ("central", 10**4000), ("x" * 5000, 0),
+  ):  # fmt: skip
+    with pytest.raises(TaskError, match="not possible") as raised:
       EvalPreprocessing(image_size=224, crop=crop, resize=resize)
+    assert len(str(raised.value)) < 700
+  for size in (0, 2049, 10**4000):
+    with pytest.raises(TaskError, match="expected 1 to 2048 pixels"):
+      EvalPreprocessing(image_size=size)
+  EvalPreprocessing(image_size=2048, crop="central", resize=4096)
+
+
+@pytest.mark.parametrize(
+  ("paths", "hint"),
+  [
+    (["runs/a\n\u202e"], r"read it from 'runs/a\\n\\u202e'\)\."),
+    ([], r"one more --task=DIR\)\."),
+    (["a", "b"], r"one more --task=DIR\)\."),
+    ([3], r"one more --task=DIR\)\."),
+    ("x", r"one more --task=DIR\)\."),
+  ],
+)
+def test_a_task_without_its_parent(paths, hint):
+  """Says what to give, and where the run that made it had it from."""
+  made = {"config": {"task": {"attends_to": paths}}}
+  child = Task(spec("child", "colours"), {}, made)
+  with pytest.raises(TaskError, match=f"'colours'.*give that too.*{hint}"):
+    require_fit([child])
 
 
 def test_specs_can_be_keys():
