@@ -138,7 +138,7 @@ def test_other_splits_and_bad_input(model, tmp_path, capsys):
   unknown = dataclasses.replace(high, provenance={})
   mv.save_task(unknown, tmp_path / "unknown")
   assert "says nothing of its data" in refused(f"--task={tmp_path}/unknown")
-  assert "--cache_gib is nan" in refused("--task=x", "--cache_gib=nan")
+  assert "--cache_gib: it is 'nan'" in refused("--task=x", "--cache_gib=nan")
   assert "there is no task 'hgih'" in refused(f"--task={tmp_path}/unknown",
                                               "--data=hgih=digits")  # fmt: skip
   given = (f"--task={tmp_path}/unknown", "--data=digits:5-9")
