@@ -2,11 +2,11 @@
 
   python -m benchmarks.ahead [--rounds=9]
 
-The training loop as it is, with at most three steps under way, and the same loop
-that dispatches without end, in turn in one process: a small ViT, whose steps
-are about as long as the host needs to dispatch one, and Ti/16 at 64 px with
-128 pictures. Printed is how long the first takes as a multiple of the second;
-the median of the rounds, and the quartiles.
+The training loop as it is, with at most three steps under way, and the same
+loop that dispatches without end, in turn in one process: a small ViT, whose
+steps are about as long as the host needs to dispatch one, and Ti/16 at 64 px
+with 128 pictures. Printed is how long the first takes as a multiple of the
+second; the median of the rounds, and the quartiles.
 """
 
 import argparse
