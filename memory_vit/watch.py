@@ -67,12 +67,13 @@ class Watch:
   def add(self, metrics: Any) -> None:
     """Keeps the metrics of the next step, on the device.
 
-    Returns once the step before it is computed. What was dispatched cannot be
-    taken back, and a run that is asked to stop waits for all of it: so no more
-    than two steps are under way. With less the device would wait for the host.
+    Returns once no more than two steps are left to compute, this one included.
+    What was dispatched cannot be taken back, and a run that is asked to stop
+    waits for all of it. With less the device would wait for the host where
+    steps are short.
     """
     self._kept.append(metrics)
-    jax.block_until_ready(self._kept[-2:-1])
+    jax.block_until_ready(self._kept[-3:-2])
 
   def check(self) -> dict[str, dict[str, float]]:
     """Metrics of the last step, of the names that are not lost.
