@@ -798,7 +798,8 @@ def test_stalled_command_ends(config, tmp_path):
     [sys.executable, "-c", PIPE + faults.MAIN,
      f"--workdir={tmp_path / 'run'}", "--config=configs/quickstart.py",
      *(f"--config.{key}={value}" for key, value in options.items())],
-    cwd=ROOT, timeout=faults.PATIENCE_SECONDS, check=False, capture_output=True, text=True,
+    cwd=ROOT, timeout=faults.PATIENCE_SECONDS, check=False,
+    capture_output=True, text=True,
     env={**os.environ, "XLA_FLAGS": ""},
   )  # fmt: skip
   assert done.returncode == stall.EXIT_STALLED, done.stderr
