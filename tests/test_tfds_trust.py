@@ -124,10 +124,17 @@ def test_garbage_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-  "name", ["huggingface:x", "stranger:toy", "toy/..", "toy/data_dir=x", "a b"]
+  ("name", "message"),
+  [
+    ("huggingface:x", "has a namespace"),
+    ("stranger:toy", "has a namespace"),
+    ("toy/..", "expected NAME"),
+    ("toy/data_dir=x", "expected NAME"),
+    ("a b", "expected NAME"),
+  ],
 )
-def test_names_that_are_code_or_places(tmp_path, name):
-  with pytest.raises(DataError, match="data set '"):
+def test_names_that_are_code_or_places(tmp_path, name, message):
+  with pytest.raises(DataError, match=message):
     data.open_source(name, "test", str(tmp_path))
   assert list(tmp_path.iterdir()) == []
 
