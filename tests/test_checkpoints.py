@@ -304,7 +304,7 @@ def test_the_oldest_is_kept_until_a_newer_one_is_whole(directory):
 
 def test_a_directory_that_is_a_file_is_named(tmp_path):
   (tmp_path / "c").write_text("")
-  with pytest.raises(TrainingError, match="cannot be used"):
+  with pytest.raises(TrainingError, match="cannot hold the states"):
     Checkpoints(tmp_path / "c")
 
 

@@ -272,9 +272,8 @@ def test_regimes_that_are_not_to_be_run(config):
     assert all(found.lines.values())
   with pytest.raises(ConfigError, match=r"--only=interference needs \['memory"):
     study.possible_parts(masked, ["table2", "interference"])
-  unknown = with_study(config, regimes=("memory_mask",))
-  with pytest.raises(ConfigError, match=r"names \['memory_mask'\], expected"):
-    study.possible_parts(unknown)
+  with pytest.raises(ConfigError, match=r"regimes\[0\] is 'memory_mask', exp"):
+    with_study(config, regimes=("memory_mask",))
 
 
 def test_configurations_of_runs(config):

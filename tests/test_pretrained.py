@@ -795,9 +795,9 @@ def test_passwords_are_sent_with_encryption(netrc, monkeypatch):
 @pytest.mark.parametrize(
   ("path", "says"),
   [
-    ("x" * 5000, "no file"),
-    ("~nobody-of-that-name/x.npz", "no file"),
-    ("a\0b", "no file"),
+    ("x" * 5000, "no path"),
+    ("~nobody-of-that-name/x.npz", "no path"),
+    ("a\0b", "no path"),
     ("http://[::1", "cannot fetch"),
   ],
 )

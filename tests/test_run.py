@@ -269,8 +269,8 @@ def test_outputs_that_changed_are_reported(config, workdir, monkeypatch):
   """Of a program that is broken as soon as a task is in the pass."""
   real = run.programs.forward
 
-  def broken(backbone, tasks, images):
-    out = real(backbone, tasks, images)
+  def broken(backbone, tasks, images, *, check):
+    out = real(backbone, tasks, images, check=check)
     if tasks:
       assert "digits-5-9" in out
       # By one bit, of one class; and then what is greatest by far.

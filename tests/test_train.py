@@ -15,13 +15,14 @@ import pytest
 
 from memory_vit import events, progress, resume, sharding, train
 from memory_vit.checkpoints import Checkpoints
+from memory_vit.data_record import DataRecord
 from memory_vit.errors import DivergedError
 from memory_vit.interrupt import Interrupted, Stop
 from memory_vit.step import TrainState
 from memory_vit.watch import Skipped
 
 META = {"fingerprint": "f", "config": {}, "parents": {}, "attends_to": {},
-        "variants": {}, "data": {}}  # fmt: skip
+        "variants": {}, "data": {"classes": []}}  # fmt: skip
 ZERO = {"w": np.zeros(3, np.float32)}
 
 
@@ -79,7 +80,9 @@ class Run:
         self.in_save(int(state.step))
         resume.save(checkpoints, state, past, META, {})
 
-      state, past = resume.resume(checkpoints, first, META, {}, ())
+      state, past = resume.resume(
+        checkpoints, first, META, {}, (), DataRecord()
+      )
       return train.fit(
         self._step, state, None,
         self._batches(int(state.step)),
@@ -347,7 +350,7 @@ def test_a_past_is_saved_as_it_is(tmp_path):
   state = TrainState(jnp.int32(2), {"a": ZERO, "b": ZERO}, ())
   with Checkpoints(tmp_path) as checkpoints:
     resume.save(checkpoints, state, past, META, {})
-    _, found = resume.resume(checkpoints, state, META, {}, ())
+    _, found = resume.resume(checkpoints, state, META, {}, (), DataRecord())
   assert np.array_equal(found.best["a"].params["w"], np.ones(3))
   plain = {"a": dataclasses.replace(found.best["a"], params=None)}
   expected = {"a": dataclasses.replace(past.best["a"], params=None)}
