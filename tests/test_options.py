@@ -17,7 +17,8 @@ option, add a row:
   goes_on   whether a saved run goes on when the option has changed; most may
             not change, see `resume.what_matters`
   maybe     what may be another, or not
-  slow      of options whose run takes long, and whose neighbours do not
+  slow      whether the row is for the slow group; so are those of options
+            that no task or optimiser of its own depends on, see `FAST`
 
 What a run computes with is real. Only what depends on nothing but its arguments
 is not made twice: batches of the same examples, programs of the same functions.
@@ -105,6 +106,7 @@ def row(
   made = Row(
     option, value, frozenset({*differs, *also}), given or {}, frozenset(maybe)
   )
+  slow = slow or not option.startswith(FAST)
   marks = [pytest.mark.slow] if slow else []
   return pytest.param(made, id=f"{option}={value}", marks=marks)
 

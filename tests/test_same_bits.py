@@ -36,6 +36,7 @@ def assert_same(*settings):
     assert compared >= 1 + 2 * len(setting["counts"]) - 1
 
 
+@pytest.mark.processes
 def test_tiny_backbones():
   assert_same(
     {"shape": ODD, "dtype": "float32", "batch": 3, "counts": [0, 4],
