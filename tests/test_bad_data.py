@@ -367,6 +367,7 @@ def test_next_readable_example_takes_the_place():
   assert not np.any(np.all(found["image"] == clean["image"], (1, 2, 3))[~same])
 
 
+@pytest.mark.slow
 def test_leaving_out_depends_on_the_number_alone():
   def source():
     return broken_source(16, (2, 3), max_bad=2)

@@ -114,6 +114,7 @@ def test_its_data_are_found(name, tmp_path):
   assert next(batches)["image"].shape == (2, 224, 224, 3)
 
 
+@pytest.mark.slow
 # The others have the same code to go through, and other data.
 @pytest.mark.parametrize(
   "name",
@@ -159,6 +160,7 @@ def test_two_steps_on_a_folder(backbone_file, tmp_path):
   assert task["test_examples"] == 16
 
 
+@pytest.mark.slow
 def test_two_steps_on_any_tfds(backbone_file, tmp_path):
   labels = {"train": range(20), "test": [1, 2]}
   fake_data.write_tfds(tmp_path / "tfds", "cifar100", labels)

@@ -17,8 +17,6 @@ option, add a row:
   goes_on   whether a saved run goes on when the option has changed; most may
             not change, see `resume.what_matters`
   maybe     what may be another, or not
-  slow      whether the row is for the slow group; so are those of options
-            that no task or optimiser of its own depends on, see `FAST`
 
 What a run computes with is real. Only what depends on nothing but its arguments
 is not made twice: batches of the same examples, programs of the same functions.
@@ -94,21 +92,17 @@ class Row:
   maybe: frozenset[str]
 
 
-def row(
-  option, value, *differs, given=None, goes_on=False, maybe=(), slow=False
-):
+def row(option, value, *differs, given=None, goes_on=False, maybe=()):
   """A row; what is learned with another option is another run."""
   also = () if goes_on or "refused" in differs else ("identity",)
   if option.startswith("pretrain."):  # no more is seen then
-    also, slow = (), option != "pretrain.variant"
+    also = ()
   if "learned" in differs:  # it may be as good as before
     maybe = (*maybe, "result")
   made = Row(
     option, value, frozenset({*differs, *also}), given or {}, frozenset(maybe)
   )
-  slow = slow or not option.startswith(FAST)
-  marks = [pytest.mark.slow] if slow else []
-  return pytest.param(made, id=f"{option}={value}", marks=marks)
+  return pytest.param(made, id=f"{option}={value}")
 
 
 # What else has to be set. Files of the fixture `files` are named in capitals.
@@ -180,8 +174,7 @@ ROWS = [
   row("data.train_crop", "small", "crops", "learned"),
   row("data.flip", False, "crops", "learned"),
   row("data.resize", 10, "crops", "learned", given=SMALL),
-  row("data.resize", 10, "task", "evaluated", given=CENTRAL, maybe=("result",),
-      slow=True),
+  row("data.resize", 10, "task", "evaluated", given=CENTRAL, maybe=("result",)),
   row("data.seed", 1, "examples", "crops", "learned"),
   row("data.cache_gib", 0.0, "refused", given=TFDS),
   row("data.max_bad", 1, "refused", given=BROKEN),
@@ -193,10 +186,10 @@ ROWS = [
   row("data.eval_crop", "central", "task", "evaluated", maybe=("result",)),
   row("task.name", "mine", "task", "files", "result"),
   row("task.cells", 1, "task", "study", "learned"),
-  row("task.bottleneck", 2, "task", "learned", given=ADAPTER, slow=True),
+  row("task.bottleneck", 2, "task", "learned", given=ADAPTER),
   row("task.attends_to", ("PARENT",), "task", "study", "learned"),
   row("task.indirect", ("PARENT",), "refused",
-      given={"task.attends_to": ("CHILD",)}, slow=True),
+      given={"task.attends_to": ("CHILD",)}),
   row("task.memory_norm", False, "task", "learned"),
   row("task.memory_std", 0.5, "task", "learned"),
   row("task.cls_init", "normal", "task", "learned"),
@@ -216,24 +209,22 @@ ROWS = [
   row("sweep.learning_rate", (0.3, 0.5), "task", "rates", "files", "study",
       "learned"),
   row("sweep.cells", (2, 3), "task", "rates", "files", "study", "learned"),
-  row("sweep.seed", (0, 1), "task", "rates", "files", "study", "learned",
-      slow=True),
+  row("sweep.seed", (0, 1), "task", "rates", "files", "study", "learned"),
   row("sweep.overrides", ({}, {"optim.momentum": 0.5}), "task", "rates",
-      "files", "study", "learned", slow=True),
-  row("sweep.export", "all", "files", "result", given=SWEEP, goes_on=True,
-      slow=True),
+      "files", "study", "learned"),
+  row("sweep.export", "all", "files", "result", given=SWEEP, goes_on=True),
   row("sweep.memory_gib", 0.0015, "when", "files", "examples", "crops", "parts",
-      "evaluated", "evaluation batches", "learned", given=SWEEP, slow=True),
+      "evaluated", "evaluation batches", "learned", given=SWEEP),
   row("upstream.name", "digits:0-4", "evaluated", "evaluation batches",
       "when", "result", given={"upstream.split": "test[:10]"}, goes_on=True),
   row("upstream.dir", "FIVE2", "evaluated", given=UP_FOLDER,
-      goes_on=True, maybe=("result",), slow=True),
+      goes_on=True, maybe=("result",)),
   row("upstream.split", "test[10:20]", "evaluated", given=UPSTREAM,
-      goes_on=True, maybe=("result",), slow=True),
+      goes_on=True, maybe=("result",)),
   row("upstream.eval_crop", "central", "evaluated", given=UPSTREAM,
-      goes_on=True, maybe=("result",), slow=True),
+      goes_on=True, maybe=("result",)),
   row("upstream.resize", 10, "evaluated", given=UP_CENTRAL,
-      goes_on=True, maybe=("result",), slow=True),
+      goes_on=True, maybe=("result",)),
   row("pretrain.variant", "Nano/4", *PRETRAINED,
       given={k: v for k, v in PRETRAIN.items() if k != "pretrain.variant"}),
   row("pretrain.total_steps", 2, *PRETRAINED, given=PRETRAIN),
@@ -279,6 +270,7 @@ def test_every_option_has_a_row():
   assert {row.values[0].option for row in ROWS} == {*options()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS)
 def test_an_option_does_what_it_says(row, observe):
   before = observe({**BASE, **row.given})

@@ -582,6 +582,7 @@ def test_what_is_allowed_to_change(config, workdir, finished):
     run.train_and_evaluate(shorter, workdir, may_change=["total_steps"])
 
 
+@pytest.mark.slow
 def test_what_cannot_be_written_is_named(
   config, workdir, finished, monkeypatch
 ):
