@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 import shutil
 
 import jax
@@ -57,6 +58,25 @@ def test_saving_again_replaces_as_a_whole(saved, backbone):
   mv.save_task(other, path)
   loaded = mv.load_task(path, backbone)
   assert loaded.spec == other.spec
+  assert [p.name for p in path.parent.iterdir()] == ["pets"]
+
+
+def test_what_cannot_be_replaced_stays(saved, backbone, monkeypatch):
+  """The new one is whole and has no place: as on a disk that has gone away."""
+  task, path = saved
+  rename = pathlib.Path.rename
+
+  def fails(source, target):
+    if source.name == "new":
+      raise OSError("no")
+    return rename(source, target)
+
+  monkeypatch.setattr(pathlib.Path, "rename", fails)
+  with pytest.raises(OSError, match="no"):
+    mv.save_task(random_task(backbone, "pets", seed=9, cells=1), path)
+  loaded = mv.load_task(path, backbone)
+  assert loaded.spec == task.spec
+  assert loaded.digest == task.digest
   assert [p.name for p in path.parent.iterdir()] == ["pets"]
 
 

@@ -243,6 +243,8 @@ def main() -> int:
   if not mutants:
     parser.error(f"there is no mutant {arguments.names}")
   os.environ.setdefault("JAX_PLATFORMS", "cpu")
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+  os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
   multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
   with tempfile.TemporaryDirectory() as scratch:
     copies = [
