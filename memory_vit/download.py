@@ -12,8 +12,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from memory_vit import npz, paths
+from etils import epy
+
+from memory_vit import paths
 from memory_vit.errors import CheckpointError
+
+with epy.lazy_imports():  # it brings jax, for which --help does not wait
+  from memory_vit import npz
 
 logger = logging.getLogger("memory_vit")
 
