@@ -486,6 +486,14 @@ def test_no_part_of_a_task_is_a_link(pets, backbone, tmp_path, name):
   assert mv.load_task(tmp_path / "link", backbone).spec.name == "pets"
 
 
+def test_a_file_is_never_read_through_a_link(tmp_path):
+  """Also where it became one after the directory was looked at."""
+  (tmp_path / "secret").write_bytes(b"secret")
+  (tmp_path / "link").symlink_to(tmp_path / "secret")
+  with pytest.raises(OSError, match="[Ss]ymbolic links"):
+    array_files.read_file(tmp_path / "link", 100)
+
+
 def test_a_pipe_does_not_hang(pets, backbone):
   (pets / "task.json").unlink()
   os.mkfifo(pets / "task.json")
