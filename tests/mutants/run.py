@@ -25,6 +25,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Sequence
+from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -186,11 +187,28 @@ def _run_tests(root: str, tests: Sequence[str], log: str) -> None:
   import pytest
 
   options = ["-x", "-q", "-rfE", "--no-header", "-p", "no:cacheprovider"]
-  status = pytest.main([*options, *(f"tests/{test}" for test in tests)])
+  named = [f"tests/{test}" for test in tests]
+  status = pytest.main([*options, *named], plugins=[_Selection(named)])
   sys.stdout.flush()
   sys.stderr.flush()
   # What a mutant leaves open must not keep the process.
   os._exit(int(status))
+
+
+class _Selection:
+  """Leaves out slow tests of whole files; those that are named are run."""
+
+  def __init__(self, named: Sequence[str]) -> None:
+    self._named = tuple(name for name in named if "::" in name)
+
+  def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+    """Is called by pytest."""
+    items[:] = [
+      item
+      for item in items
+      if item.nodeid.startswith(self._named)
+      or not {"slow", "processes"} & {mark.name for mark in item.iter_markers()}
+    ]
 
 
 def _noticed_by(status: int | None, text: str) -> str:
