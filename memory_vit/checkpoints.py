@@ -25,7 +25,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from memory_vit import processes, sealed, sharding, trees
+from memory_vit import processes, records, sealed, sharding, trees
 from memory_vit.errors import TrainingError
 
 logger = logging.getLogger("memory_vit")
@@ -109,7 +109,8 @@ class Checkpoints:
       if processes.is_lost_partner(error):
         raise
       raise TrainingError(
-        f"step {step} cannot be written to {self._directory}: {error}\n"
+        f"step {step} cannot be written to {self._directory}: "
+        f"{records.shortened(str(error))}\n"
         f"{self._left()} Make room, and give the same command again."
       ) from error
 

@@ -212,16 +212,21 @@ def test_a_kill_at_a_file_operation_changes_no_bit(backbone, whole, tmp_path):
             for before in (True, False)]  # fmt: skip
   some = np.linspace(0, len(points) - 1, min(FILE_KILLS - 2, len(points)))
   chosen = [*((n, True) for n in named), *(points[int(i)] for i in some)]
+  hit = 0
   for number, (at, before) in enumerate(chosen):
     run, process = started_at(str(number), at, before)
     point = f"{'before' if before else 'after'} {at}"
-    assert process.wait() == -signal.SIGKILL, point
+    status = process.wait()
+    # A state has not always as many files: then there is no such number.
+    if isinstance(at, str) or status:
+      assert status == -signal.SIGKILL, (point, process.text)
+      hit += 1
     run.finish()
     assert run.state() == whole.state(), point
     assert arrays(run) == arrays(whole), point
     assert result(run) == result(whole), point
     assert left(run) == left(whole), point
-  print(f"{len(chosen)} kills at {len(operations)} operations")
+  print(f"{hit} kills at {len(operations)} operations")
 
 
 def result(run):

@@ -703,7 +703,7 @@ def test_bad_input_is_one_line_and_status_2(config, workdir):
     ({"backbone": "no.npz"}, "no file 'no.npz'"),
     ({"data.name": "no_such_set"}, "no_such_set"),
     ({"task.cells": -1}, "config.task.cells is -1"),
-    ({"task.sells": 1}, 'Did you mean "cells"'),
+    ({"task.sells": 1}, "nearest: config.task.cells"),
   ):
     done = subprocess.run(
       **command(config, workdir, **options), check=False, capture_output=True
