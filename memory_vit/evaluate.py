@@ -25,7 +25,6 @@ from memory_vit.command_line import TRUST_HELP, Parser, number
 from memory_vit.config import Config
 from memory_vit.errors import TaskError
 from memory_vit.escaping import escaped
-from memory_vit.metrics import tells_top5
 from memory_vit.tables import table
 
 with epy.lazy_imports():  # once the command line is known to be right
@@ -36,6 +35,7 @@ with epy.lazy_imports():  # once the command line is known to be right
     data_choice,
     image_ops,
     manifest,
+    metrics,
     sharding,
   )
   from memory_vit import tasks as task_sets
@@ -282,7 +282,7 @@ def _text(result: Mapping[str, Any]) -> str:
       escaped(task["split"]),
       f"{task['examples']:,}",
       f"{100 * task['accuracy']:.2f} %",
-      f"{100 * task['top5']:.2f} %" if tells_top5(task) else "-",
+      f"{100 * task['top5']:.2f} %" if metrics.tells_top5(task) else "-",
     ]
     if verified:
       row.append(f"{100 * task['alone']['accuracy']:.2f} %")

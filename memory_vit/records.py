@@ -195,8 +195,9 @@ def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
     raise
   except (OSError, *errors) as error:
     raise TrainingError(
-      f"{path} cannot be written: {shortened(str(error))}\nWhat was saved before "
-      "is as it was. Make room, and give the same command again."
+      f"{path} cannot be written: {shortened(str(error))}\n"
+      "What was saved before is as it was. Make room, and give the same command "
+      "again."
     ) from error
 
 
