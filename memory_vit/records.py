@@ -196,8 +196,8 @@ def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
   except (OSError, *errors) as error:
     raise TrainingError(
       f"{path} cannot be written: {shortened(str(error))}\n"
-      "What was saved before is as it was. Make room, and give the same command "
-      "again."
+      "What was saved before is as it was. Make room, and give the same "
+      "command again."
     ) from error
 
 

@@ -30,7 +30,7 @@ from typing import Any
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 # A mutant that hangs is killed as well.
-LIMIT_SECONDS = 900
+LIMIT_SECONDS = 300
 # What pytest exits with where all passed, and where it found no such test.
 _PASSED, _NOT_FOUND = 0, (4, 5)
 # Everything heavy but the package itself, which is another one in each mutant.
