@@ -89,8 +89,8 @@ def test_what_differs_is_found(model, monkeypatch, capsys):
   real = comparison.programs.forward
 
   def leaking(factor_task, factor_original):
-    def forward(*args):
-      out = real(*args)
+    def forward(*args, **options):
+      out = real(*args, **options)
       return {
         name: value * (factor_original if name == "backbone" else factor_task)
         for name, value in out.items()
