@@ -269,7 +269,7 @@ def test_program_ends_while_batches_are_being_made(tmp_path):
   """
   root = pathlib.Path(__file__).parent.parent
   subprocess.run(
-    [sys.executable, "-c", program], cwd=root, timeout=60, check=True
+    [sys.executable, "-c", program], cwd=root, timeout=600, check=True
   )
 
 

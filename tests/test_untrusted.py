@@ -137,12 +137,12 @@ def test_a_bomb_is_never_unpacked(archive, monkeypatch):
   file = archive(entries={"more.npy": zeros})
   del zeros
   assert file.stat().st_size < 200_000
-  began = time.perf_counter()
+  began = time.process_time()  # not of whoever else uses the machine
   said, peak = peak_of(lambda: mv.load_backbone(file), CheckpointError)
   assert "would be 67," in said
   assert "100 times as many" in said
   assert peak < SMALL
-  assert time.perf_counter() - began < 5
+  assert time.process_time() - began < 5
   monkeypatch.setattr(npz, "MAX_RATIO", 10**6)
   monkeypatch.setattr(npz, "MAX_BYTES", 2**25)
   with pytest.raises(CheckpointError, match="expected at most 33,554,432"):
@@ -927,9 +927,9 @@ def test_a_picture_that_is_a_bomb(tmp_path):
     assert file.stat().st_size < 40_000
     before, times = start_rss(), []
     for _ in range(5):
-      began = time.perf_counter()
+      began = time.process_time()
       picture = read(file)
-      times.append(time.perf_counter() - began)
+      times.append(time.process_time() - began)
     assert (picture.pixels, picture.entry.reason) == (None, reason)
     assert peak_rss() - before < 50 * 2**20
     assert min(times) < 0.05
