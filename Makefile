@@ -42,7 +42,7 @@ processes: .venv/installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m processes
 
 slow: .venv/installed
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 mutants: .venv/installed
 	$(BIN)/python tests/mutants/run.py
