@@ -440,14 +440,15 @@ def test_a_sweep_goes_on_after_a_pass_that_diverged(config, workdir):
     config, regime="head_cls", total_steps=4, eval_every=4
   )
   config = changed(config, "upstream", name="")
-  config = changed(config, "optim", grad_clip=0.0)
-  rates = changed(config, "sweep", learning_rate=(1e38, 0.1))
+  # A step multiplies all by the rate times that: too much after the second.
+  config = changed(config, "optim", name="adamw", weight_decay=1e6)
+  rates = changed(config, "sweep", learning_rate=(1e6, 1e-6))
   result = run.train_and_evaluate(rates, workdir)
   (entry,) = result["tasks"]
-  assert entry["learning_rate"] == 0.1
+  assert entry["learning_rate"] == 1e-6
   assert list(result["sweep"]["lost"]) == ["digits-5-9-00"]
   assert result["sweep"]["variants"] == 2
-  lost = changed(config, "sweep", learning_rate=(1e38, 1e37))
+  lost = changed(config, "sweep", learning_rate=(1e6, 1e5))
   with pytest.raises(TrainingError, match="is not finite"):
     run.train_and_evaluate(lost, workdir.parent / "lost")
 
