@@ -645,7 +645,7 @@ import tensorflow as tf
 from PIL import Image
 from memory_vit import data
 from memory_vit.config import TrainDataConfig
-from memory_vit.data import preprocess
+from memory_vit.data import image_ops
 from memory_vit.tasks import EvalPreprocessing
 digest, rng = hashlib.sha256(), np.random.default_rng(0)
 for kind in ("JPEG", "PNG", "WEBP"):
@@ -656,11 +656,11 @@ for kind in ("JPEG", "PNG", "WEBP"):
     encoded = tf.constant(file.getvalue())
     for spec in (EvalPreprocessing(image_size=64),
                  EvalPreprocessing(image_size=64, crop="central", resize=73)):
-      digest.update(preprocess.eval_image(encoded, spec).numpy().tobytes())
+      digest.update(image_ops.eval_image(encoded, spec).numpy().tobytes())
     for crop in ("inception", "small"):
       view = TrainDataConfig(train_crop=crop)
       key = tf.constant([1, 2], tf.int64)
-      digest.update(preprocess.train_image(
+      digest.update(image_ops.train_image(
         encoded, key, data=view, image_size=64).numpy().tobytes())
 print(digest.hexdigest())
 """
