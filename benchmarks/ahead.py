@@ -1,4 +1,4 @@
-"""What it costs that a host does not run ahead of its devices.
+"""Cost of a bound on the steps that a host dispatches ahead of its devices.
 
   python -m benchmarks.ahead [--rounds=9]
 
