@@ -50,6 +50,7 @@ mutants: .venv/installed
 lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports
 
 bench: .venv/installed
 	$(BIN)/python -m benchmarks.passes

@@ -18,19 +18,20 @@ import numpy as np
 import optax
 
 import memory_vit as mv
-from memory_vit import optim, sharding, train, watch
-from memory_vit.backbone import init_backbone
 from memory_vit.config import OptimConfig
-from memory_vit.step import Step, create_state
-from memory_vit.training_pass import make_training_pass
-from memory_vit.variants import vit_config
+from memory_vit.model.backbone import init_backbone
+from memory_vit.model.vit_config import vit_config
+from memory_vit.runtime import sharding
+from memory_vit.tasks.split_forward import make_training_pass
+from memory_vit.training import divergence, loop, optim
+from memory_vit.training.step import Step, create_state
 
 _NAME = "task"
 # (variant, side in pixels, pictures in a batch, steps of a round)
 _WORKLOADS = (("Micro/8", 32, 16, 40), ("Ti/16", 64, 128, 5))
 
 
-class Unbounded(watch.Watch):
+class Unbounded(divergence.Watch):
   """Keeps metrics, and waits for none."""
 
   def add(self, metrics: object) -> None:
@@ -61,16 +62,16 @@ class Workload:
       "label": rng.integers(0, 100, batch_size),
     }
 
-  def seconds(self, steps: int, kind: type[watch.Watch]) -> float:
+  def seconds(self, steps: int, kind: type[divergence.Watch]) -> float:
     """Trains, and returns how long a step took."""
-    train.Watch = kind
-    _, past = train.fit(
+    loop.Watch = kind
+    _, past = loop.fit(
       self._step,
       create_state({_NAME: self._task.params}, self._optimizer, self._mesh),
       {"backbone": self._backbone.params, "tasks": {}},
       self._batches(),
       title=_NAME,
-      steps=train.Steps(total=steps, log=steps),
+      steps=loop.Steps(total=steps, log=steps),
       batch_size=self._batch_size,
       mesh=self._mesh,
       schedules=self._schedules,
@@ -88,13 +89,13 @@ def main() -> None:
   rounds = parser.parse_args().rounds
   for variant, side, batch_size, steps in _WORKLOADS:
     workload = Workload(variant, side, batch_size)
-    workload.seconds(3, watch.Watch)  # compiles
+    workload.seconds(3, divergence.Watch)  # compiles
     ratios, bounded = [], []
     for i in range(rounds):
-      kinds = [watch.Watch, Unbounded]
+      kinds = [divergence.Watch, Unbounded]
       took = {k: workload.seconds(steps, k) for k in kinds[:: (-1) ** i]}
-      bounded.append(took[watch.Watch])
-      ratios.append(took[watch.Watch] / took[Unbounded])
+      bounded.append(took[divergence.Watch])
+      ratios.append(took[divergence.Watch] / took[Unbounded])
     low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
     print(
       f"{variant} {side} px, batch {batch_size}: {middle:.3f} ({low:.3f} to "

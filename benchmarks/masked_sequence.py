@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import memory_vit as mv
-from memory_vit.training_pass import Logits, TrainingPass
+from memory_vit.tasks.split_forward import Logits, TrainingPass
 
 
 def forward(

@@ -9,7 +9,7 @@ them beside what a formula says. The devices are virtual ones of the CPU; with
 --topology those of a TPU, for which libtpu must be installed (no TPU). Nothing
 is run. The table of docs/scale.md was made by this.
 
-Letters as in `memory_vit.variants`; s = n + 1 tokens, b pictures on a device, f
+Letters as in `model/vit_config.py`; s = n + 1 tokens, b pictures on a device, f
 devices over which the backbone is split, e bytes of a value in the computation.
 """
 
@@ -76,7 +76,8 @@ def measure(variant: str, arguments: argparse.Namespace) -> list[Row]:
   import jax
   import jax.numpy as jnp
 
-  from memory_vit import sharding, step
+  from memory_vit.runtime import sharding
+  from memory_vit.training import step
 
   mesh = _mesh(arguments)
   config, task, cut, optimizer = _task_training(variant, arguments.dtype)
@@ -143,7 +144,7 @@ def formulas(
     f: devices over which the backbone is split.
     wide: values from which on an array is split.
   """
-  from memory_vit import trees
+  from memory_vit.model import trees
 
   d, l, m, s = (
     config.width,
@@ -196,7 +197,7 @@ def exchanged(text: str) -> dict[str, int]:
 
 
 def _mesh(arguments: argparse.Namespace) -> Any:
-  from memory_vit import sharding
+  from memory_vit.runtime import sharding
 
   if not arguments.topology:
     return sharding.make_mesh(fsdp=arguments.fsdp)
@@ -207,7 +208,7 @@ def _mesh(arguments: argparse.Namespace) -> Any:
 
 
 def _backbone(config: Any) -> Any:
-  from memory_vit.backbone import backbone_shapes
+  from memory_vit.model.backbone import backbone_shapes
 
   return backbone_shapes(config)
 
@@ -216,7 +217,7 @@ def _laid_out(tree: Any, mesh: Any) -> Any:
   """Shapes, where they lie in training."""
   import jax
 
-  from memory_vit import sharding
+  from memory_vit.runtime import sharding
 
   return jax.tree.map(
     lambda a, where: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where),
@@ -229,12 +230,13 @@ def _task_training(variant: str, dtype: str) -> Any:
   """Backbone, task, pass and optimiser of the paper's set-up."""
   import jax
 
-  from memory_vit import optim, training_pass
-  from memory_vit.backbone import Backbone
   from memory_vit.config import OptimConfig
-  from memory_vit.model import TaskParams
-  from memory_vit.tasks import EvalPreprocessing, TaskSpec
-  from memory_vit.variants import vit_config
+  from memory_vit.model.backbone import Backbone
+  from memory_vit.model.task import EvalPreprocessing, TaskSpec
+  from memory_vit.model.task_params import TaskParams
+  from memory_vit.model.vit_config import vit_config
+  from memory_vit.tasks import split_forward
+  from memory_vit.training.optim import make_optimizer, make_schedule
 
   config = vit_config(variant, num_classes=1000, dtype=dtype)
   spec = TaskSpec(
@@ -248,9 +250,9 @@ def _task_training(variant: str, dtype: str) -> Any:
   )
   task = jax.eval_shape(TaskParams(config, spec).init, jax.random.key(0))
   settings = OptimConfig()
-  schedules = {"a": optim.make_schedule(settings, 0.1, 100)}
-  optimizer = optim.make_optimizer({"a": settings}, schedules)
-  cut = training_pass.make_training_pass(config, (spec,))
+  schedules = {"a": make_schedule(settings, 0.1, 100)}
+  optimizer = make_optimizer({"a": settings}, schedules)
+  cut = split_forward.make_training_pass(config, (spec,))
   return config, task["params"], cut, optimizer
 
 

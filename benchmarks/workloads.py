@@ -10,10 +10,13 @@ import numpy as np
 
 import memory_vit as mv
 from benchmarks import masked_sequence
-from memory_vit import optim, sharding, step, training_pass
-from memory_vit.backbone import backbone_shapes
 from memory_vit.config import OptimConfig
-from memory_vit.training_pass import TrainingPass
+from memory_vit.model.backbone import backbone_shapes
+from memory_vit.runtime import sharding
+from memory_vit.tasks import split_forward
+from memory_vit.tasks.split_forward import TrainingPass
+from memory_vit.training import step
+from memory_vit.training.optim import make_optimizer, make_schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,8 +129,8 @@ class Training:
     setting: Setting,
   ) -> None:
     config, mesh = OptimConfig(), sharding.make_mesh(jax.devices()[:1])
-    schedule = optim.make_schedule(config, 0.01, 1000)
-    optimizer = optim.make_optimizer(
+    schedule = make_schedule(config, 0.01, 1000)
+    optimizer = make_optimizer(
       dict.fromkeys(params, config), dict.fromkeys(params, schedule)
     )
     self._step = step.Step(cut, optimizer, mesh)
@@ -143,7 +146,7 @@ class Training:
 
 def training(setting: Setting, count: int) -> Training:
   """Trains `count` tasks at once, as the package does."""
-  return _task_training(training_pass.make_training_pass, setting, count)
+  return _task_training(split_forward.make_training_pass, setting, count)
 
 
 def masked_training(setting: Setting, count: int) -> Training:
@@ -166,7 +169,7 @@ def full_finetuning(setting: Setting) -> Training:
   """Trains all weights of the backbone, on its own head."""
   params = {"backbone": setting.backbone.params}
   return Training(
-    training_pass.full(setting.backbone.config), params, None, setting
+    split_forward.full(setting.backbone.config), params, None, setting
   )
 
 

@@ -9,24 +9,23 @@ from etils import epy
 # Each is imported once it is used: `--help` and a wrong option must not wait
 # for jax.
 with epy.lazy_api_imports(globals()):
-  from memory_vit.adapters import init_task, load_task, save_task
-  from memory_vit.backbone import Backbone, random_backbone
-  from memory_vit.compose import (
-    concatenate,
-    load_tasks,
-    remove,
-    rename,
-    save_tasks,
-    select,
-  )
+  from memory_vit.backbones.load import load_backbone, save_backbone
   from memory_vit.errors import MemoryVitError
-  from memory_vit.model import MemoryViT
-  from memory_vit.preprocessing import preprocess
-  from memory_vit.pretrained import load_backbone, save_backbone
-  from memory_vit.programs import encode, fill_slots, forward, read
-  from memory_vit.slots import Slots
-  from memory_vit.tasks import EvalPreprocessing, Task, TaskSpec
-  from memory_vit.variants import ViTConfig, vit_config
+  from memory_vit.evaluation.preprocess import preprocess
+  from memory_vit.model.backbone import Backbone, random_backbone
+  from memory_vit.model.task import EvalPreprocessing, Task, TaskSpec
+  from memory_vit.model.vit import MemoryViT
+  from memory_vit.model.vit_config import ViTConfig, vit_config
+  from memory_vit.tasks.compose import concatenate, remove, rename, select
+  from memory_vit.tasks.create import init_task
+  from memory_vit.tasks.inference import encode, fill_slots, forward, read
+  from memory_vit.tasks.slots import Slots
+  from memory_vit.tasks.store import (
+    load_task,
+    load_tasks,
+    save_task,
+    save_tasks,
+  )
 
 # The one place where it stands; pyproject.toml reads it.
 __version__ = "0.1.0"

@@ -25,19 +25,22 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epy
 
-from memory_vit import command_line, commands, limits, paths, records
+from memory_vit import limits
+from memory_vit.cli import command_line, commands
 from memory_vit.config import Config
 from memory_vit.errors import BrokenDataError, ConfigError
-from memory_vit.escaping import escaped
-from memory_vit.tables import table
+from memory_vit.runtime import messages, paths
+from memory_vit.runtime.messages import escaped
+from memory_vit.runtime.tables import table
 
 with epy.lazy_imports():  # once the command line is known to be right
   import tqdm
 
-  from memory_vit import checking, data, progress
+  from memory_vit.data import audit, datasets
+  from memory_vit.training import progress
 
 if TYPE_CHECKING:
-  from memory_vit.checking import Checked
+  from memory_vit.data.audit import Checked
 
 logger = logging.getLogger("memory_vit")
 
@@ -102,7 +105,7 @@ def parse(argv: Sequence[str]) -> Arguments:
   for split in splits():
     if not rule.accepts(split):
       raise ConfigError(
-        f"--split is {records.brief(split)}, expected {rule.expected}."
+        f"--split is {messages.brief(split)}, expected {rule.expected}."
       )
   json = None
   if file() is not None:
@@ -194,7 +197,7 @@ def _check(
   entry = {"role": where.role, "data": where.name, "split": where.split}
   logger.info("%s: %s, split %s", where.role, where.name, where.split)
   try:
-    source = data.open_source(
+    source = datasets.open_source(
       where.name,
       where.split,
       where.directory,
@@ -213,7 +216,7 @@ def _check(
       examples, where.role, source.size, unit=" pictures", mininterval=often
     )
 
-  checked = checking.check(source, bar)
+  checked = audit.check(source, bar)
   problems = [dataclasses.asdict(problem) for problem in checked.problems]
   missing = [
     name
@@ -238,14 +241,14 @@ def _check(
     "turned": checked.turned,
     "smallest": checked.smallest,
     "largest": checked.largest,
-    "repeated": checking.repeated(checked),
+    "repeated": audit.repeated(checked),
     "problems": problems,
   }, checked
 
 
 def _balance(checked: Checked) -> dict[str, Any] | None:
   """The sizes of the classes, as JSON takes it."""
-  found = checking.balance(checked)
+  found = audit.balance(checked)
   return found and {
     **dataclasses.asdict(found),
     "imbalanced": found.is_imbalanced,
@@ -260,7 +263,7 @@ def _shared(
   role: str, checked: Checked, other_role: str, other: Checked
 ) -> dict[str, Any]:
   """The files that two splits share."""
-  pairs = checking.shared(checked, other)
+  pairs = audit.shared(checked, other)
   return {
     "splits": [role, other_role],
     "count": len(pairs),
@@ -334,7 +337,7 @@ def _balanced(entry: dict[str, Any]) -> list[str]:
   if found["imbalanced"]:
     lines.append(
       f"{entry['role']}: WARNING: the classes are imbalanced (ratio "
-      f"{checking.IMBALANCED:g} or more). Accuracy is not the whole story: who "
+      f"{audit.IMBALANCED:g} or more). Accuracy is not the whole story: who "
       f"always says {greatest!r} is right for {100 * found['share']:.1f} %. "
       "Look at test_per_class in result.json."
     )

@@ -10,9 +10,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from memory_vit import limits, records
+from memory_vit import limits
 from memory_vit.errors import ConfigError
-from memory_vit.variants import RANDOM as RANDOM
+from memory_vit.model.vit_config import RANDOM as RANDOM
+from memory_vit.runtime import schema
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -300,7 +301,7 @@ def from_dict(values: Mapping[str, Any]) -> Config:
   Raises:
     ConfigError: for a missing or an unknown key, or a value of another type.
   """
-  return records.build(Config, values, "config", ConfigError)
+  return schema.build(Config, values, "config", ConfigError)
 
 
 def to_dict(config: Config) -> dict[str, Any]:

@@ -20,30 +20,26 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epy
 
-from memory_vit import commands, limits, paths, records
-from memory_vit.command_line import TRUST_HELP, Parser, number
+from memory_vit import limits
+from memory_vit.cli import commands, load_model
+from memory_vit.cli.command_line import TRUST_HELP, Parser, number
 from memory_vit.config import Config
 from memory_vit.errors import TaskError
-from memory_vit.escaping import escaped
-from memory_vit.tables import table
+from memory_vit.runtime import messages, paths
+from memory_vit.runtime.messages import escaped
+from memory_vit.runtime.tables import table
 
 with epy.lazy_imports():  # once the command line is known to be right
-  from memory_vit import (
-    comparison,
-    compose,
-    data,
-    data_choice,
-    image_ops,
-    manifest,
-    metrics,
-    sharding,
-  )
-  from memory_vit import tasks as task_sets
+  from memory_vit.data import datasets, image_ops
+  from memory_vit.evaluation import metrics, task_data, verify
+  from memory_vit.model import task as task_sets
+  from memory_vit.runtime import sharding
+  from memory_vit.tasks import manifest, store
 
 if TYPE_CHECKING:
-  from memory_vit.backbone import Backbone
-  from memory_vit.data_choice import Upstream, Where
-  from memory_vit.tasks import EvalPreprocessing, Task
+  from memory_vit.evaluation.task_data import Upstream, Where
+  from memory_vit.model.backbone import Backbone
+  from memory_vit.model.task import EvalPreprocessing, Task
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -150,7 +146,7 @@ def _run(arguments: argparse.Namespace) -> int:
     paths.require_writable(written, "--json")
   # First of all: what is missing on the command line costs nothing.
   chosen, own = _choose(arguments)
-  backbone, tasks = commands.load_model(
+  backbone, tasks = load_model.load_model(
     arguments.backbone, arguments.task, arguments.dtype
   )
   mesh = sharding.make_mesh(fsdp=arguments.fsdp)
@@ -160,7 +156,7 @@ def _run(arguments: argparse.Namespace) -> int:
   # All data sets first: a wrong one must not cost an evaluation.
   opened = _open_all(tasks, chosen, arguments)
   upstream = own and _open_upstream(backbone, own, arguments)
-  evaluator = comparison.Evaluator(backbone, tasks, mesh, arguments.batch_size)
+  evaluator = verify.Evaluator(backbone, tasks, mesh, arguments.batch_size)
 
   results = {}
   for source, names in opened:
@@ -177,7 +173,7 @@ def _run(arguments: argparse.Namespace) -> int:
   verified = True  # nothing contradicts it where nothing is compared
   if arguments.verify:
     result["backbone"]["upstream"] = upstream and evaluator.upstream(*upstream)
-    verified = comparison.verified(result, arguments.dtype)
+    verified = verify.verified(result, arguments.dtype)
     result["verified"] = verified
   commands.show(_text(result))
   if written:
@@ -192,22 +188,22 @@ def _choose(
   tasks = [
     manifest.read(path)
     for given in arguments.task
-    for path in compose.task_directories(given)
+    for path in store.task_directories(given)
   ]
   owners = [task.spec.name for task in tasks]
   owners += [task_sets.BACKBONE] if arguments.verify else []
-  given = data_choice.Given(
-    data=data_choice.parse("--data", arguments.data, owners),
-    directories=data_choice.parse("--data_dir", arguments.data_dir, owners),
-    splits=data_choice.parse("--split", arguments.split, owners),
+  given = task_data.Given(
+    data=task_data.parse("--data", arguments.data, owners),
+    directories=task_data.parse("--data_dir", arguments.data_dir, owners),
+    splits=task_data.parse("--split", arguments.split, owners),
     roots=tuple(arguments.data_root),
   )
-  return data_choice.choose(tasks, given, upstream=arguments.verify)
+  return task_data.choose(tasks, given, upstream=arguments.verify)
 
 
-def _open(where: Where, arguments: argparse.Namespace) -> data.Source:
+def _open(where: Where, arguments: argparse.Namespace) -> datasets.Source:
   """Opens a split, as patient and as lenient as was asked for."""
-  return data.open_source(
+  return datasets.open_source(
     where.name,
     where.split,
     where.directory,
@@ -223,7 +219,7 @@ def _open_all(
   tasks: Sequence[Task],
   chosen: Mapping[str, Where],
   arguments: argparse.Namespace,
-) -> list[tuple[data.Source, list[str]]]:
+) -> list[tuple[datasets.Source, list[str]]]:
   """Every data set that is needed, with the tasks that are evaluated on it."""
   names: dict[Where, list[str]] = {}
   for task in tasks:
@@ -240,7 +236,7 @@ def _open_all(
 
 def _open_upstream(
   backbone: Backbone, own: Upstream, arguments: argparse.Namespace
-) -> tuple[data.Source, EvalPreprocessing]:
+) -> tuple[datasets.Source, EvalPreprocessing]:
   """The backbone's own task, and how its pictures are prepared."""
   size = backbone.config.image_size
   preprocessing = image_ops.evaluation_of(own.eval_crop, own.resize, size)
@@ -253,7 +249,7 @@ def _open_upstream(
   return source, preprocessing
 
 
-def _require_classes(task: Task, source: data.Source) -> None:
+def _require_classes(task: Task, source: datasets.Source) -> None:
   """Refuses a data set with other classes than the task has learned."""
   if task.spec.class_names != source.class_names:
     raise TaskError(
@@ -265,7 +261,7 @@ def _require_classes(task: Task, source: data.Source) -> None:
 
 
 def _first_of(class_names: Sequence[str]) -> str:
-  return records.shortened(escaped(", ".join(class_names[:3])))
+  return messages.shortened(escaped(", ".join(class_names[:3])))
 
 
 def _text(result: Mapping[str, Any]) -> str:

@@ -19,20 +19,23 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epy
 
-from memory_vit import commands, paths
-from memory_vit.command_line import Parser
-from memory_vit.commands import run_command, show
+from memory_vit.cli import commands
+from memory_vit.cli.command_line import Parser
+from memory_vit.cli.commands import run_command, show
 from memory_vit.errors import TaskError
-from memory_vit.escaping import escaped
-from memory_vit.records import brief
-from memory_vit.tables import aligned, table
+from memory_vit.runtime.messages import brief, escaped
+from memory_vit.runtime.paths import local
+from memory_vit.runtime.tables import aligned, table
 
 with epy.lazy_imports():  # once the command line is known to be right
-  from memory_vit import compose, contents
+  from memory_vit.backbones import describe as backbone_files
+  from memory_vit.tasks import describe as task_files
+  from memory_vit.tasks import store
 
 if TYPE_CHECKING:
-  from memory_vit.contents import BackboneReport, TaskReport
-  from memory_vit.tasks import TaskSpec
+  from memory_vit.backbones.describe import BackboneReport
+  from memory_vit.model.task import TaskSpec
+  from memory_vit.tasks.describe import TaskReport
 
 # Class names that are shown without --labels.
 _FIRST_LABELS = 10
@@ -69,13 +72,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-  root = paths.local(arguments.path, "the path", TaskError)
+  root = local(arguments.path, "the path", TaskError)
   if not root.is_dir():
-    report = contents.inspect_backbone(arguments.path)
+    report = backbone_files.inspect_backbone(arguments.path)
     values = _backbone_json(report)
     show(_to_json(values) if arguments.json else _backbone_text(report))
     return 0
-  reports, errors = _try_tasks(compose.task_directories(root))
+  reports, errors = _try_tasks(store.task_directories(root))
   if arguments.json:
     show(_to_json(_tasks_json(root, reports, errors)))
   elif reports:
@@ -115,7 +118,7 @@ def _try_tasks(
   reports, errors = [], {}
   for path in paths:
     try:
-      reports.append(contents.inspect_task(path))
+      reports.append(task_files.inspect_task(path))
     except TaskError as error:
       errors[str(path)] = str(error)
   return reports, errors

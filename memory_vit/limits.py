@@ -11,16 +11,16 @@ import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from memory_vit import records
 from memory_vit.errors import ConfigError
-from memory_vit.regimes import REGIMES
-from memory_vit.variants import (
+from memory_vit.model.regimes import REGIMES
+from memory_vit.model.vit_config import (
   MAX_IMAGE_SIZE,
   MAX_RESIZE,
   RANDOM,
   VARIANTS,
   vit_config,
 )
+from memory_vit.runtime import messages
 
 
 class Rule(Protocol):
@@ -302,7 +302,7 @@ def problems_of(values: Any, part: str, where: str) -> list[str]:
       wrong = [i for i, item in enumerate(value) if not rule.accepts(item)]
       name, value = f"{name}[{wrong[0]}]", value[wrong[0]]
     lines.append(
-      f"{where}.{name} is {records.brief(value)}, expected {rule.expected}."
+      f"{where}.{name} is {messages.brief(value)}, expected {rule.expected}."
     )
   return lines
 

@@ -21,13 +21,16 @@ from pathlib import Path
 from absl import flags
 from etils import epy
 
-from memory_vit import changes, command_line, commands, launch, paths
+from memory_vit.cli import command_line, commands
 from memory_vit.config import Config
+from memory_vit.runtime import launch, paths
+from memory_vit.training import config_changes
 
 with epy.lazy_imports():  # once the command line is known to be right
   import jax
 
-  from memory_vit import interrupt, progress, run
+  from memory_vit.runtime import preemption
+  from memory_vit.training import progress, run, summary
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +40,7 @@ class Arguments:
   Attributes:
     config: of the run.
     workdir: of the run.
-    may_change: from `changes.allowed`.
+    may_change: from `config_changes.allowed`.
     processes: how the others are found.
   """
 
@@ -61,7 +64,7 @@ def parse(argv: Sequence[str]) -> Arguments:
   may_change = line.strings(
     "allow_config_change",
     "An option that may not be the one with which the run began; may be given "
-    f"several times: {', '.join(changes.CAN_CHANGE)}.",
+    f"several times: {', '.join(config_changes.CAN_CHANGE)}.",
   )
   flags.DEFINE_alias(
     "allow-config-change", "allow_config_change", flag_values=line.flags
@@ -71,7 +74,7 @@ def parse(argv: Sequence[str]) -> Arguments:
   return Arguments(
     config=config,
     workdir=paths.local(workdir(), "--workdir"),
-    may_change=changes.allowed(may_change()),
+    may_change=config_changes.allowed(may_change()),
     processes=processes(),
   )
 
@@ -81,13 +84,13 @@ def main(arguments: Arguments) -> int:
   progress.log_to_stderr()
   launch.start(arguments.processes)
   logging.getLogger("memory_vit").info("devices: %s", jax.devices())
-  stop = interrupt.Stop()
+  stop = preemption.Stop()
   with stop.listening():
     result = run.train_and_evaluate(
       arguments.config, arguments.workdir, stop, arguments.may_change
     )
   if jax.process_index() == 0:
-    print(progress.summary(result, arguments.workdir))
+    print(summary.summary(result, arguments.workdir))
   return 0
 
 

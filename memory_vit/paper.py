@@ -6,7 +6,7 @@
 DIR then holds report.md, report.json, plots, and in runs/NAME every run as
 `memory_vit.main` would leave it, without its saved states. A study that was
 interrupted goes on when the same command is given again; a run is never
-repeated. Parts: see `study.PARTS`, options: `config.StudyConfig`. The report
+repeated. Parts: see `runs.PARTS`, options: `config.StudyConfig`. The report
 holds the parts that were asked for, now or before. --dry_run shows the runs and
 about how long they will take, and trains nothing.
 """
@@ -20,13 +20,17 @@ from pathlib import Path
 
 from etils import epy
 
-from memory_vit import command_line, commands, launch, paths, study
+from memory_vit.cli import command_line, commands
 from memory_vit.config import Config
+from memory_vit.runtime import launch, paths
+from memory_vit.study import runs
 
 with epy.lazy_imports():  # once the command line is known to be right
   import jax
 
-  from memory_vit import conduct, forecast, interrupt, progress
+  from memory_vit.runtime import preemption
+  from memory_vit.study import forecast, runner
+  from memory_vit.training import progress
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,12 +65,12 @@ def parse(argv: Sequence[str]) -> Arguments:
   workdir = line.string("workdir", "Where results are written.")
   only = line.strings(
     "only",
-    f"A part; may be given several times: {', '.join(study.PARTS)}.",
+    f"A part; may be given several times: {', '.join(runs.PARTS)}.",
   )
   dry_run = line.switch("dry_run", "Show the runs, train nothing.")
   processes = launch.define_flags(line.flags)
   config = line.parse("workdir")
-  study.possible_parts(config, only())  # what is left out is logged later
+  runs.possible_parts(config, only())  # what is left out is logged later
   return Arguments(
     config=config,
     workdir=paths.local(workdir(), "--workdir"),
@@ -81,15 +85,15 @@ def main(arguments: Arguments) -> int:
   progress.log_to_stderr()
   launch.start(arguments.processes)
   config, workdir = arguments.config, arguments.workdir
-  parts = study.possible_parts(config, arguments.only)
+  parts = runs.possible_parts(config, arguments.only)
   if arguments.dry_run:
     text = forecast.forecast(config, workdir, parts)
     if jax.process_index() == 0:
       print(text)
     return 0
-  stop = interrupt.Stop()
+  stop = preemption.Stop()
   with stop.listening():
-    conduct.run_study(config, workdir, parts, stop)
+    runner.run_study(config, workdir, parts, stop)
   if jax.process_index() == 0:
     print((workdir / "report.md").read_text(encoding="utf-8"))
   return 0

@@ -21,23 +21,24 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epy
 
-from memory_vit import commands, limits
-from memory_vit.command_line import Parser, number
-from memory_vit.commands import show
+from memory_vit import limits
+from memory_vit.cli import commands, load_model
+from memory_vit.cli.command_line import Parser, number
+from memory_vit.cli.commands import show
 from memory_vit.errors import ConfigError, TaskError
-from memory_vit.escaping import escaped
+from memory_vit.runtime.messages import escaped
 
 with epy.lazy_imports():  # once the command line is known to be right
   import numpy as np
   from PIL import Image
 
-  from memory_vit import pictures as reading
-  from memory_vit import programs
-  from memory_vit import tasks as task_sets
+  from memory_vit.data import image_files as reading
+  from memory_vit.model import task as task_sets
+  from memory_vit.tasks import inference
 
 if TYPE_CHECKING:
-  from memory_vit.backbone import Backbone
-  from memory_vit.slots import Slots
+  from memory_vit.model.backbone import Backbone
+  from memory_vit.tasks.slots import Slots
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,14 +138,14 @@ def _predict(arguments: argparse.Namespace) -> int:
 
 
 def _predict_all(arguments: argparse.Namespace) -> int:
-  backbone, tasks = commands.load_model(
+  backbone, tasks = load_model.load_model(
     arguments.backbone, arguments.task, arguments.dtype
   )
   if arguments.original and not backbone.config.num_classes:
     raise ConfigError(
       f"--original: the backbone {arguments.backbone} has no head."
     )
-  slots = programs.fill_slots(backbone, tasks)
+  slots = inference.fill_slots(backbone, tasks)
   evaluation = tasks[0].spec.evaluation  # that of all
   total = skipped = 0
   entries = reading.find_pictures(arguments.images)
@@ -187,7 +188,7 @@ def guess(
 
   Args:
     backbone: of the tasks.
-    slots: the tasks, from `programs.fill_slots`.
+    slots: the tasks, from `inference.fill_slots`.
     pictures: float32 (s, s, 3) in [-1, 1], at most `batch_size` of them.
     batch_size: what the batch is filled up to, so that nothing is compiled
       again for the last one.
@@ -207,7 +208,7 @@ def guess(
   images = np.zeros((batch_size, size, size, 3), np.float32)
   images[: len(pictures)] = pictures
   # `pictures` has scaled them.
-  outputs = programs.forward(backbone, slots, images, check=False)
+  outputs = inference.forward(backbone, slots, images, check=False)
   names = {spec.name: spec.class_names for spec in slots.specs}
   if original:
     names = {task_sets.BACKBONE: (), **names}

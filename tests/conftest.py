@@ -37,23 +37,20 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 import memory_vit as mv  # noqa: E402
-from memory_vit import (  # noqa: E402
-  adapters,
-  costs,
-  manifest,
-  pretrained,
-  sharding,
-  stall,
-  trees,
-)
-from memory_vit.backbone import backbone_shapes  # noqa: E402
+from memory_vit.backbones import load
+from memory_vit.data import watchdog
+from memory_vit.model import trees
+from memory_vit.model.backbone import backbone_shapes  # noqa: E402
+from memory_vit.runtime import sharding
+from memory_vit.study import costs
+from memory_vit.tasks import manifest, store
 
 
 @pytest.fixture(scope="session", autouse=True)
 def digits_once():
   """Each part of the digits is read and encoded once, where they are used."""
-  if sources := sys.modules.get("memory_vit.sources"):
-    sources.open_digits = functools.cache(sources.open_digits)
+  if local := sys.modules.get("memory_vit.data.local"):
+    local.open_digits = functools.cache(local.open_digits)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -63,7 +60,7 @@ def no_exit():
   def refuse(seconds, what):
     print(f"no batch of {what} for {seconds} s", file=sys.__stderr__)
 
-  stall._end = refuse
+  watchdog._end = refuse
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +103,7 @@ def data_dir() -> Path:
 
 # Tracing a model takes 0.1 s, and nearly every test makes or loads one.
 cached_shapes = functools.cache(backbone_shapes)
-for module in (adapters, costs, pretrained):
+for module in (store, costs, load):
   module.backbone_shapes = cached_shapes
 
 

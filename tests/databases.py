@@ -8,7 +8,7 @@ import google_crc32c
 import numpy as np
 import pyarrow
 
-from memory_vit import array_files, manifest, ocdbt
+from memory_vit.tasks import array_files, manifest, ocdbt
 
 MAGIC = b"\x0c\xdb\x20\xde"
 PLAIN, ZSTD = 0, 1

@@ -12,7 +12,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from memory_vit.sources import Source
+from memory_vit.data.sources import Source
 
 
 def picture(value: int, height: int = 20, width: int = 30) -> np.ndarray:

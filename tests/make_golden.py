@@ -13,7 +13,7 @@ import numpy as np
 from conftest import random_task, tiny_backbone
 
 import memory_vit as mv
-from memory_vit.manifest import FORMAT_VERSION
+from memory_vit.tasks.manifest import FORMAT_VERSION
 
 DATA = Path(__file__).parent / "data"
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import databases
 import numpy as np
 
-from memory_vit import array_files, manifest
+from memory_vit.tasks import array_files, manifest
 
 Files = dict[str, bytes]
 

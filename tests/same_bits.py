@@ -16,8 +16,8 @@ import numpy as np
 from plain_vit import PlainViT
 
 import memory_vit as mv
-from memory_vit import trees
-from memory_vit.backbone import backbone_shapes
+from memory_vit.model import trees
+from memory_vit.model.backbone import backbone_shapes
 
 
 def backbone_of(setting):

@@ -11,8 +11,9 @@ import pytest
 from conftest import edit_task, random_task, tiny_backbone
 
 import memory_vit as mv
-from memory_vit import manifest, trees
 from memory_vit.errors import TaskError
+from memory_vit.model import trees
+from memory_vit.tasks import manifest as tasks_manifest
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ def test_a_task_that_is_replaced_while_it_is_read_is_not_mixed(
   other = dataclasses.replace(
     task, params=jax.tree.map(lambda a: a + 1, task.params)
   )
-  read = manifest.read
+  read = tasks_manifest.read
 
   def then_replaced(path):
     found = read(path)
@@ -97,7 +98,7 @@ def test_a_task_that_is_replaced_while_it_is_read_is_not_mixed(
     return found
 
   with monkeypatch.context() as context:
-    context.setattr(manifest, "read", then_replaced)
+    context.setattr(tasks_manifest, "read", then_replaced)
     with pytest.raises(TaskError, match="is damaged|missing files"):
       mv.load_task(path, backbone)
   assert mv.load_task(path, backbone).digest == other.digest

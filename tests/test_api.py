@@ -14,8 +14,9 @@ import pytest
 from conftest import ROOT, one_device, random_task, tiny_backbone
 
 import memory_vit as mv
-from memory_vit import image_check, predictors, programs
 from memory_vit.errors import DataError, TaskError
+from memory_vit.evaluation import evaluate
+from memory_vit.tasks import image_check, inference
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +115,7 @@ def test_the_device_never_waits_for_the_check(small, task, images, monkeypatch):
     return call
 
   for name in ("encode_program", "read_program"):
-    monkeypatch.setattr(programs, name, logged(name, getattr(programs, name)))
+    monkeypatch.setattr(inference, name, logged(name, getattr(inference, name)))
   monkeypatch.setattr(
     image_check, "_within", logged("look", lambda _: Answer())
   )
@@ -133,7 +134,7 @@ def test_the_device_never_waits_for_the_check(small, task, images, monkeypatch):
   assert events == model
   events.clear()
   # Evaluation gets its pictures from our own reader.
-  predictors.predictor(small, [], [task], one_device())(images)
+  evaluate.predictor(small, [], [task], one_device())(images)
   assert events == model
 
 

@@ -28,20 +28,16 @@ from PIL import Image
 import memory_vit as mv
 from configs import quickstart
 from memory_vit import config as config_lib
-from memory_vit import (
-  data,
-  evaluation,
-  processes,
-  progress,
-  run,
-  stall,
-  tfds_source,
-  tfrecords,
-)
 from memory_vit.config import DataConfig
-from memory_vit.data import eval_batches, open_source, train_batches
+from memory_vit.data import batching, datasets, tfrecord, watchdog
+from memory_vit.data import tfds as data_tfds
+from memory_vit.data.batching import eval_batches, train_batches
+from memory_vit.data.datasets import open_source
 from memory_vit.errors import BrokenDataError, ConfigError
-from memory_vit.tasks import EvalPreprocessing
+from memory_vit.evaluation import evaluate
+from memory_vit.model.task import EvalPreprocessing
+from memory_vit.runtime import processes
+from memory_vit.training import run, summary
 
 PLAIN = EvalPreprocessing(image_size=8)
 # Seconds after which something hangs, on a machine that has much else to do.
@@ -104,16 +100,16 @@ def shard(tmp_path):
   with tf.io.TFRecordWriter(str(path)) as writer:
     for i in range(10):
       writer.write(bytes([i]) * (5 + i))
-  return tfrecords.Shard(str(path), 0, 10, 10)
+  return tfrecord.Shard(str(path), 0, 10, 10)
 
 
 def lost(shard):
   """{record: why it is lost}; the others are as they were written."""
-  found = list(tfrecords.read(shard))
+  found = list(tfrecord.read(shard))
   assert len(found) == shard.take
   reasons = {}
   for i, record in enumerate(found, shard.skip):
-    if isinstance(record, tfrecords.Lost):
+    if isinstance(record, tfrecord.Lost):
       reasons[i] = record.reason
     else:
       assert record == bytes([i]) * (5 + i)
@@ -166,7 +162,7 @@ def test_a_record_that_is_longer_than_its_file(tmp_path, length):
   (file,) = directory.glob("*train*")
   start, content = fake_data.record_start(file, 11), file.read_bytes()
   header = struct.pack("<Q", length)
-  header += struct.pack("<I", tfrecords._checksum(header))
+  header += struct.pack("<I", tfrecord._checksum(header))
   file.write_bytes(content[:start] + header + content[start + 12 :])
   with pytest.raises(BrokenDataError, match=f"middle of its {length:,} bytes"):
     open_source("own", "train", str(tmp_path))
@@ -321,7 +317,7 @@ def test_what_is_left_out_of_array_record_is_not_read(tmp_path, monkeypatch):
   write_own(tmp_path, "array_record")
   clean = labels_of(open_source("own", "train", str(tmp_path)))
   monkeypatch.setattr(
-    tfds_source, "_bad_array_records", lambda shards: {3: "of another file"}
+    data_tfds, "_bad_array_records", lambda shards: {3: "of another file"}
   )
   source = open_source("own", "train", str(tmp_path), max_bad=1)
   assert labels_of(source) == [*clean[:3], None, *clean[4:]]
@@ -452,18 +448,18 @@ def test_what_other_processes_leave_out_counts(monkeypatch):
   )
   assert set(source.left_out) == {2, 9}
   with pytest.raises(BrokenDataError, match="example 5 .* another process"):
-    data.left_out(source)
+    datasets.left_out(source)
   source = broken_source(16, (9,), max_bad=3)
   trained_on(source, steps=4)
-  assert data.left_out(source) == [2, 5, 9] == sorted(source.left_out)
+  assert datasets.left_out(source) == [2, 5, 9] == sorted(source.left_out)
   # Nothing is said where none may be left out.
-  assert data.left_out(numbered_source(16)) == []
+  assert datasets.left_out(numbered_source(16)) == []
 
 
 def test_messages_name_what_takes_the_place():
   source = broken_source(8, (2, 3), max_bad=2)
   batch = trained_on(source, steps=1, batch_size=8)
-  names = data.train_examples(source, seed=0, batch_size=8, step=1)
+  names = batching.train_examples(source, seed=0, batch_size=8, step=1)
   assert [int(name) for name in names] == list(batch["label"])
 
 
@@ -494,7 +490,7 @@ def test_result_says_how_many_were_skipped(mesh):
     return {"x": jnp.zeros((len(images), 7)).at[:, 0].set(1)}
 
   results = [
-    evaluation.evaluate_source(
+    evaluate.evaluate_source(
       predict,
       broken_source(7, broken, max_bad=2),
       PLAIN,
@@ -653,7 +649,7 @@ def test_run_says_what_it_left_out(config, tmp_path):
   (task,) = result["tasks"]
   assert (task["test_examples"], task["test_skipped"]) == (11, 1)
   assert task["test_majority"] == 6 / 11  # the broken one does not count
-  assert "left out, as they could not be read:" in progress.summary(
+  assert "left out, as they could not be read:" in summary.summary(
     result, workdir
   )
   # Started again, with nothing left to do, it has not forgotten what training
@@ -673,7 +669,7 @@ class Clock:
 
   Attributes:
     running: the limits that run now.
-    ended: what would have ended the process, as `stall._end` gets it.
+    ended: what would have ended the process, as `watchdog._end` gets it.
   """
 
   def __init__(self, monkeypatch):
@@ -696,9 +692,9 @@ class Clock:
             clock.running.remove(self)
 
     only = types.SimpleNamespace(Timer=Timer)
-    monkeypatch.setattr(stall, "threading", only)
+    monkeypatch.setattr(watchdog, "threading", only)
     monkeypatch.setattr(
-      stall, "_end", lambda *arguments: self.ended.append(arguments)
+      watchdog, "_end", lambda *arguments: self.ended.append(arguments)
     )
 
   def wait_and_end(self, what):
@@ -781,7 +777,7 @@ def test_time_that_is_spent_elsewhere_is_no_stall(clock):
     assert clock.running == []
     asked += 1
   assert asked == 2
-  with stall.limit(0.05, "what comes in time"):
+  with watchdog.limit(0.05, "what comes in time"):
     (timer,) = clock.running
     assert timer.seconds == 0.05
   assert clock.running == []
@@ -798,7 +794,10 @@ def test_stalled_process_ends_and_says_where_it_was():
   program = """if True:
     import threading, types
     import tensorflow as tf
-    from memory_vit import config, data, sources, stall
+    from memory_vit import config
+    from memory_vit.data import batching
+    from memory_vit.data import sources
+    from memory_vit.data import watchdog
 
     hanging = threading.Event()
 
@@ -807,7 +806,7 @@ def test_stalled_process_ends_and_says_where_it_was():
         hanging.wait()
         super().run()
 
-    stall.threading = types.SimpleNamespace(Timer=Timer)
+    watchdog.threading = types.SimpleNamespace(Timer=Timer)
 
     def fetch(index):
       def hang(index):
@@ -825,7 +824,7 @@ def test_stalled_process_ends_and_says_where_it_was():
                        fetch(i)[1]),
       stall_timeout=3.0,
     )
-    batches = data.train_batches(
+    batches = batching.train_batches(
       source, config.TrainDataConfig(), image_size=8, batch_size=4, seed=0
     )
     print("begins", flush=True)
@@ -837,7 +836,7 @@ def test_stalled_process_ends_and_says_where_it_was():
     capture_output=True, text=True,
   )  # fmt: skip
   assert done.stdout == "begins\n"
-  assert done.returncode == stall.EXIT_STALLED == 74
+  assert done.returncode == watchdog.EXIT_STALLED == 74
   assert "error: no batch of data set 'hangs', split 'train'" in done.stderr
   assert "for 3 s" in done.stderr
   assert "in hang" in done.stderr  # the stack of the thread that hangs
@@ -846,16 +845,16 @@ def test_stalled_process_ends_and_says_where_it_was():
 
 PIPE = """
 import os
-from memory_vit import sources
-open_folder = sources.open_folder
+from memory_vit.data import local
+open_folder = local.open_folder
 def opens(split, directory, **options):
   source = open_folder(split, directory, **options)
   file = f"{directory}/train/b/3.png"
   os.unlink(file)
   os.mkfifo(file)
-  sources.open_folder = open_folder
+  local.open_folder = open_folder
   return source
-sources.open_folder = opens
+local.open_folder = opens
 """
 
 
@@ -876,7 +875,7 @@ def test_stalled_command_ends(config, tmp_path):
     cwd=ROOT, timeout=PATIENCE, check=False, capture_output=True, text=True,
     env={**os.environ, "XLA_FLAGS": ""},
   )  # fmt: skip
-  assert done.returncode == stall.EXIT_STALLED, done.stderr
+  assert done.returncode == watchdog.EXIT_STALLED, done.stderr
   assert "error: no batch of data set 'folder', split 'train'" in done.stderr
   assert "batching.py" in done.stderr  # where it waited
 

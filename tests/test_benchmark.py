@@ -11,7 +11,8 @@ from conftest import one_device, random_task, tiny_backbone
 
 import memory_vit as mv
 from benchmarks import masked_sequence, passes, peaks, workloads
-from memory_vit import step, training_pass
+from memory_vit.tasks import split_forward
+from memory_vit.training import step
 
 TINY = ["--variant=Micro/2", "--image_size=8", "--batch=2", "--rounds=1"]
 
@@ -82,7 +83,7 @@ def test_baseline_has_the_same_loss_and_gradient(images):
     masked_sequence.masked_sequence_pass, backbone, tasks, images
   )
   expected, metrics = gradient(
-    training_pass.make_training_pass, backbone, tasks, images
+    split_forward.make_training_pass, backbone, tasks, images
   )
   assert_close(losses, metrics, 1e-4)
   # Not "a": the package hands a task no gradient from one that reads it.

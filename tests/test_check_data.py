@@ -15,8 +15,9 @@ from conftest import ROOT
 from fake_data import encode, noise
 
 from configs import base
-from memory_vit import check_data, checking
+from memory_vit import check_data
 from memory_vit import config as config_lib
+from memory_vit.data import audit
 from memory_vit.errors import ConfigError, DataError
 
 
@@ -147,8 +148,8 @@ def test_pictures_that_do_not_come_end_it(tmp_path, monkeypatch):
     waited.append((seconds, what))
     yield
 
-  monkeypatch.setattr(checking.stall, "limit", limit)
-  monkeypatch.setattr(checking, "_AT_ONCE", 4)
+  monkeypatch.setattr(audit.watchdog, "limit", limit)
+  monkeypatch.setattr(audit, "_AT_ONCE", 4)
   config = config_of("folder", tmp_path, test="")
   config = dataclasses.replace(config, stall_timeout=7.0)
   (entry,) = check_data.check_data(config)["splits"]

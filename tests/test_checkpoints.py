@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from memory_vit import sealed
-from memory_vit.checkpoints import Checkpoints
 from memory_vit.errors import TrainingError
+from memory_vit.runtime import checksums
+from memory_vit.training.checkpoints import Checkpoints
 
 
 def state_of(step):
@@ -205,7 +205,7 @@ def test_every_flipped_bit_is_noticed(saved, tmp_path):
 
 def test_arrays_are_verified_when_the_files_are_not(directory, monkeypatch):
   """Orbax itself takes most flipped bits for values."""
-  monkeypatch.setattr(sealed, "require_whole", lambda path: None)
+  monkeypatch.setattr(checksums, "require_whole", lambda path: None)
   largest = max(files(directory, 4), key=lambda file: file.stat().st_size)
   flip(largest, 4 * largest.stat().st_size)
   with pytest.raises(

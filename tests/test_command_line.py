@@ -15,25 +15,24 @@ from PIL import Image
 
 import memory_vit as mv
 from memory_vit import (
-  changes,
   check_data,
-  commands,
-  config,
   evaluate,
   inspect,
   limits,
   main,
-  options,
   paper,
-  paths,
   predict,
-  run,
 )
-from memory_vit.checkpoints import Checkpoints
-from memory_vit.download import local_file
+from memory_vit.backbones.download import local_file
+from memory_vit.cli import commands, option_help
+from memory_vit.config import Config, from_dict, to_dict
 from memory_vit.errors import CheckpointError, ConfigError, TrainingError
 from memory_vit.limits import Changes, Items, Number, OneOf, Switch, Text
-from memory_vit.lock import only_run
+from memory_vit.runtime import paths
+from memory_vit.runtime.lock import only_run
+from memory_vit.training import config_changes
+from memory_vit.training import run as training_run
+from memory_vit.training.checkpoints import Checkpoints
 
 CONFIG = f"--config={ROOT / 'configs' / 'quickstart.py'}"
 SLOW = pytest.mark.slow
@@ -51,7 +50,7 @@ def begun(monkeypatch):
     found.append(config)
     return {}
 
-  monkeypatch.setattr(run, "_run", begin)
+  monkeypatch.setattr(training_run, "_run", begin)
   monkeypatch.chdir(ROOT)
   return found
 
@@ -59,7 +58,7 @@ def begun(monkeypatch):
 def train(argv):
   """The command that trains, up to where it would read anything."""
   arguments = main.parse(["main", *argv])
-  run.train_and_evaluate(
+  training_run.train_and_evaluate(
     arguments.config, arguments.workdir, None, arguments.may_change
   )
   return 0
@@ -85,7 +84,7 @@ def refusal(capsys, command, argv):
 
 def bad_values(key):
   """Values that an option cannot have, as they are typed."""
-  rule, kind = limits.RULES[key], options.options()[key].kind
+  rule, kind = limits.RULES[key], option_help.options()[key].kind
   if isinstance(rule, Switch):
     return ["maybe", "", "2", "nan", "None", str(HUGE), *ODD]
   if isinstance(rule, OneOf):
@@ -126,7 +125,7 @@ def some_of(key, most):
 
 
 def test_every_option_has_a_meaning_and_bounds():
-  known = options.options()
+  known = option_help.options()
   assert set(known) == set(limits.RULES)
   assert len(known) > 60
   for key, option in known.items():
@@ -146,7 +145,7 @@ SOME = 7
 
 
 @pytest.mark.parametrize("most", [SOME, pytest.param(99, marks=SLOW)])
-@pytest.mark.parametrize("part", ["", *options.sections()])
+@pytest.mark.parametrize("part", ["", *option_help.sections()])
 def test_bad_values_of_every_option(part, most, begun, capsys, tmp_path):
   """In each of them at least five, in the command that uses it."""
   wrong = {}
@@ -180,9 +179,9 @@ def legal_values(key):
   elif isinstance(rule, OneOf):
     found = list(rule.names)
   elif isinstance(rule, Number):
-    kind = type(options.options()[key].default)
+    kind = type(option_help.options()[key].default)
     kind = kind if kind in (int, float) else (
-      float if "float" in options.options()[key].kind else int
+      float if "float" in option_help.options()[key].kind else int
     )  # fmt: skip
     edge = 1e-6 if kind is float else 1
     least = rule.least + (1e-6 if rule.positive else 0)
@@ -206,24 +205,24 @@ BESIDE = {
 
 
 def changed(values):
-  tree = config.to_dict(config.Config())
+  tree = to_dict(Config())
   for key, value in values.items():
     *path, last = key.split(".")
     part = tree
     for name in path:
       part = part[name]
     part[last] = value
-  return config.from_dict(tree)
+  return from_dict(tree)
 
 
-@pytest.mark.parametrize("part", ["", *options.sections()])
+@pytest.mark.parametrize("part", ["", *option_help.sections()])
 def test_what_is_legal_is_accepted(part):
   keys = [key for key in limits.RULES if key.rpartition(".")[0] == part]
   for key in keys:
     for value in legal_values(key):
       beside = {"total_steps": 2**31 - 1, **BESIDE.get(key, {})}
       made = changed({**beside, key: value})
-      assert config.from_dict(config.to_dict(made)) == made
+      assert from_dict(to_dict(made)) == made
 
 
 def test_a_run_that_is_possible_is_begun(begun, tmp_path):
@@ -383,14 +382,14 @@ def test_a_wrong_type_names_the_right_one(capsys, tmp_path):
 
 def test_what_may_change_is_named_with_its_flag():
   keys = ["config.total_steps", "config.learning_rate"]
-  assert changes.advice(keys) == (
+  assert config_changes.advice(keys) == (
     "To go on with what is new, on purpose: --allow_config_change=total_steps "
     "--allow_config_change=learning_rate."
   )
-  told = changes.advice(["config.seed", "config.total_steps"])
+  told = config_changes.advice(["config.seed", "config.total_steps"])
   assert told.startswith("seed can never change within a run. Others may, with")
   assert told.endswith("--allow_config_change=total_steps.")
-  assert "--allow" not in changes.advice(["config.seed"])
+  assert "--allow" not in config_changes.advice(["config.seed"])
 
 
 @pytest.mark.parametrize("command", [main, paper, check_data])
@@ -400,7 +399,7 @@ def test_help_says_all_of_every_option(command, capsys):
   assert end.value.code == 0
   text = capsys.readouterr().out
   joined = " ".join(text.split())
-  for option in options.options().values():
+  for option in option_help.options().values():
     assert f"--config.{option.key}={option.default!r}" in text
     assert option.meaning in joined
     assert f"{option.kind}: {' '.join(option.expected.split())}." in joined
@@ -440,12 +439,12 @@ def test_a_cache_that_is_no_directory(monkeypatch):
 @pytest.mark.parametrize("text", ["[]", "{}", "3", "{", '{"a": 1}', "\x00"])
 def test_a_result_that_is_none(text, tmp_path):
   file = tmp_path / "result.json"
-  assert run._seconds_before(tmp_path) is None
+  assert training_run._seconds_before(tmp_path) is None
   file.write_text('{"wall_seconds": 3.5}')
-  assert run._seconds_before(tmp_path) == 3.5
+  assert training_run._seconds_before(tmp_path) == 3.5
   file.write_text(text)
   with pytest.raises(ConfigError, match="result.json .*another --workdir"):
-    run._seconds_before(tmp_path)
+    training_run._seconds_before(tmp_path)
 
 
 def test_states_that_are_no_directories(tmp_path):
@@ -527,7 +526,7 @@ def test_closed_streams_stop_nothing(small):
 
 MOVED = """
 import os, pathlib, sys
-from memory_vit.checkpoints import Checkpoints
+from memory_vit.training.checkpoints import Checkpoints
 save = Checkpoints.save
 def moved(self, step, *args):
   if step == 20:
@@ -643,10 +642,9 @@ import hashlib, io, sys
 import numpy as np
 import tensorflow as tf
 from PIL import Image
-from memory_vit import data
 from memory_vit.config import TrainDataConfig
 from memory_vit.data import image_ops
-from memory_vit.tasks import EvalPreprocessing
+from memory_vit.model.task import EvalPreprocessing
 digest, rng = hashlib.sha256(), np.random.default_rng(0)
 for kind in ("JPEG", "PNG", "WEBP"):
   for height, width in ((97, 131), (400, 300)):

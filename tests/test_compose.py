@@ -8,8 +8,8 @@ import pytest
 from conftest import random_task, tiny_backbone
 
 import memory_vit as mv
-from memory_vit import compose
 from memory_vit.errors import TaskError
+from memory_vit.tasks import compose, store
 
 
 @pytest.fixture
@@ -99,9 +99,9 @@ def test_what_cannot_be_put_together(family, backbone):
 
 
 def test_a_set_on_disk_is_its_tasks(family, backbone, images, tmp_path):
-  compose.save_tasks(family, tmp_path / "set")
+  store.save_tasks(family, tmp_path / "set")
   assert sorted(p.name for p in (tmp_path / "set").iterdir()) == list("abcd")
-  loaded = compose.load_tasks(tmp_path / "set", backbone)
+  loaded = store.load_tasks(tmp_path / "set", backbone)
   assert names(loaded) == ["a", "b", "c", "d"]
   expected = mv.forward(backbone, family, images)
   found = mv.forward(backbone, loaded, images)
@@ -109,28 +109,28 @@ def test_a_set_on_disk_is_its_tasks(family, backbone, images, tmp_path):
     assert np.array_equal(found[name], value)
   # Directories of tasks and of sets mix, and each is one task alone.
   (tmp_path / "set" / "d").rename(tmp_path / "alone")
-  mixed = compose.load_tasks([tmp_path / "alone", tmp_path / "set"], backbone)
+  mixed = store.load_tasks([tmp_path / "alone", tmp_path / "set"], backbone)
   assert names(mixed) == ["d", "a", "b", "c"]
   assert (
     mv.load_task(tmp_path / "set" / "a", backbone).digest == mixed[1].digest
   )
   with pytest.raises(TaskError, match="neither a task nor a directory"):
-    compose.load_tasks(tmp_path / "empty", backbone)
+    store.load_tasks(tmp_path / "empty", backbone)
 
 
 def test_a_set_does_not_mix_with_another(family, backbone, tmp_path):
-  compose.save_tasks(family, tmp_path)
-  compose.save_tasks(family, tmp_path)
+  store.save_tasks(family, tmp_path)
+  store.save_tasks(family, tmp_path)
   fewer = compose.remove(family, "c")
   with pytest.raises(TaskError, match=r"holds other tasks, \['c'\]"):
-    compose.save_tasks(fewer, tmp_path)
+    store.save_tasks(fewer, tmp_path)
 
 
 def test_a_retrained_parent_on_disk_is_noticed(family, backbone, tmp_path):
-  compose.save_tasks(family, tmp_path)
+  store.save_tasks(family, tmp_path)
   mv.save_task(random_task(backbone, "a", seed=8), tmp_path / "a")
   with pytest.raises(TaskError, match="'b' was trained beside another task"):
-    compose.load_tasks(tmp_path, backbone)
+    store.load_tasks(tmp_path, backbone)
   manifest = json.loads((tmp_path / "b" / "task.json").read_text())
   assert manifest["spec"]["parent_digests"] == [family[0].digest]
 

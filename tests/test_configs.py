@@ -14,9 +14,10 @@ from conftest import tiny_backbone
 
 import memory_vit as mv
 from memory_vit import config as config_lib
-from memory_vit import data, resolve, run
+from memory_vit.data import batching, datasets
 from memory_vit.errors import ConfigError
-from memory_vit.optim import warmup_steps
+from memory_vit.training import resolve, run
+from memory_vit.training.optim import warmup_steps
 
 # Configuration -> TFDS name, classes, and labels of the splits as published.
 PUBLISHED = {
@@ -98,7 +99,7 @@ def test_its_data_are_found(name, tmp_path):
   where = config.data
   assert where.name == tfds_name
   train, validation, test = (
-    data.open_source(tfds_name, split, str(tmp_path))
+    datasets.open_source(tfds_name, split, str(tmp_path))
     for split in (where.train, where.validation, where.test)
   )
   for source in (train, validation, test):
@@ -108,7 +109,7 @@ def test_its_data_are_found(name, tmp_path):
   assert validation.size > 0
   published = len(labels["train"]) + len(labels.get("validation", ()))
   assert train.size + validation.size <= published
-  batches = data.train_batches(
+  batches = batching.train_batches(
     train, where, image_size=config.image_size, batch_size=2, seed=0
   )
   assert next(batches)["image"].shape == (2, 224, 224, 3)

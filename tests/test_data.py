@@ -10,12 +10,14 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 from fake_data import numbered_source, write_adhoc, write_folder, write_tfds
 
-from memory_vit import batching, tfds_source
-from memory_vit import data as data_lib
 from memory_vit.config import DataConfig
-from memory_vit.data import eval_batches, open_source, train_batches
+from memory_vit.data import batching as data_lib
+from memory_vit.data import pipeline
+from memory_vit.data.batching import eval_batches, train_batches
+from memory_vit.data.datasets import open_source
+from memory_vit.data.tfds import find_keys
 from memory_vit.errors import ConfigError, DataError
-from memory_vit.tasks import EvalPreprocessing
+from memory_vit.model.task import EvalPreprocessing
 
 PLAIN = EvalPreprocessing(image_size=8)
 TFDS = tfds.features
@@ -251,7 +253,7 @@ def test_open_batches_are_closed_at_exit():
     numbered_source(3), DataConfig(), image_size=8, batch_size=4, seed=0
   )
   next(batches)
-  batching._close_batches()
+  pipeline._close_batches()
   with pytest.raises(StopIteration):
     next(batches)
 
@@ -553,9 +555,9 @@ IMAGE, CLASS = TFDS.Image(), TFDS.ClassLabel(num_classes=3)
 def test_picture_and_class_are_found(features, supervised_keys, expected):
   if expected is None:
     with pytest.raises(DataError, match="one 8-bit Image and one ClassLabel"):
-      tfds_source.find_keys("x", features, supervised_keys)
+      find_keys("x", features, supervised_keys)
   else:
-    found = tfds_source.find_keys("x", features, supervised_keys)
+    found = find_keys("x", features, supervised_keys)
     assert found == expected
 
 

@@ -6,10 +6,10 @@ import os
 import pytest
 from conftest import random_task
 
-from memory_vit import data_choice
-from memory_vit.data_choice import Given, Where
 from memory_vit.errors import ConfigError, TaskError
-from memory_vit.manifest import Manifest
+from memory_vit.evaluation import task_data
+from memory_vit.evaluation.task_data import Given, Where
+from memory_vit.tasks.manifest import Manifest
 
 
 def said(backbone, task="pets", upstream=None, **options):
@@ -25,7 +25,7 @@ def said(backbone, task="pets", upstream=None, **options):
 
 def choose(*tasks, data=None, dirs=None, splits=None, roots=(), verify=False):
   given = Given(data or {}, dirs or {}, splits or {}, tuple(roots))
-  return data_choice.choose(tasks, given, upstream=verify)
+  return task_data.choose(tasks, given, upstream=verify)
 
 
 def refusal(*tasks, **given):
@@ -140,7 +140,7 @@ def test_roots_are_left_by_no_link(backbone, tmp_path):
 
 def test_values_for_all_and_for_one():
   def parse(*texts, owners=("low", "high")):
-    return data_choice.parse("--data_dir", texts, owners)
+    return task_data.parse("--data_dir", texts, owners)
 
   assert parse("/a", "low=/b=c", "high=") == {
     "": "/a",

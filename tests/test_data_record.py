@@ -13,16 +13,12 @@ from conftest import tiny_backbone
 from faults import Run
 
 import memory_vit as mv
-from memory_vit import (
-  agreement,
-  changes,
-  data,
-  inventory,
-  processes,
-  resume,
-)
-from memory_vit.data_record import DataRecord
+from memory_vit.data import inventory
+from memory_vit.data.data_record import DataRecord
+from memory_vit.data.datasets import open_source, take_inventory
 from memory_vit.errors import TrainingError
+from memory_vit.runtime import processes
+from memory_vit.training import config_changes, consistency, resume
 
 
 def write_pictures(root):
@@ -40,7 +36,7 @@ def write_pictures(root):
 def record_of(root, directory, by="files", **splits):
   splits = splits or {"train": "train", "test": "test"}
   sources = {
-    key: data.open_source("folder", split, str(root))
+    key: open_source("folder", split, str(root))
     for key, split in splits.items()
   }
   return DataRecord(
@@ -111,7 +107,7 @@ CHANGES = {
 # In the midst of a run, with steps 5 and 10 saved.
 KILLED = """
 import os, signal
-from memory_vit.interrupt import Stop
+from memory_vit.runtime.preemption import Stop
 taken = []
 def kills(self):
   taken.append(1)
@@ -301,7 +297,7 @@ def test_what_is_no_file_is_not_read(pictures, tmp_path):
   (pictures / "train/a/zero.png").symlink_to("/dev/zero")
   shutil.copy(pictures / "train/a/0.png", pictures / b"train/a/\xff.png".decode(
     "utf-8", "surrogateescape"))  # fmt: skip
-  source = data.open_source("folder", "train", str(pictures), max_bad=2)
+  source = open_source("folder", "train", str(pictures), max_bad=2)
   table = source.inventory.table("contents")
   assert table["files"]["train/a/pipe.png"] == [-1, "no regular file"]
   assert table["files"]["train/a/zero.png"] == [-1, "no regular file"]
@@ -338,11 +334,11 @@ def test_what_was_left_out_of_other_data_is_forgotten(pictures, tmp_path):
 
   def resumed(found, *may_change):
     record = record_of(pictures, tmp_path, train="train")
-    source = data.open_source("folder", "train", str(pictures), max_bad=1)
+    source = open_source("folder", "train", str(pictures), max_bad=1)
     meta = {**FakeCheckpoints(found).saved, "files": record.compared}
     _, past = resume.resume(
       FakeCheckpoints(found), state, meta, {"train": source},
-      changes.allowed(may_change), record,
+      config_changes.allowed(may_change), record,
     )  # fmt: skip
     return [*source.left_out], past.changes
 
@@ -371,8 +367,8 @@ def test_hosts_agree_on_names_and_sizes(pictures, monkeypatch):
   for change in (None, touch, rename_one):
     if change:
       change(pictures)
-    source = data.open_source("folder", "train", str(pictures))
-    agreement.require_same_data(learner, {"train": source})
+    source = open_source("folder", "train", str(pictures))
+    consistency.require_same_data(learner, {"train": source})
   first, touched, renamed = compared
   assert first == touched
   differ = [key for key in first if first[key] != renamed[key]]
@@ -399,10 +395,8 @@ def test_data_sets_of_tfds(tmp_path):
   )
 
   def record():
-    source = data.open_source("cifar10", "train", str(tmp_path))
-    assert source.inventory == data.take_inventory(
-      "cifar10", "train", str(tmp_path)
-    )
+    source = open_source("cifar10", "train", str(tmp_path))
+    assert source.inventory == take_inventory("cifar10", "train", str(tmp_path))
     return DataRecord(
       directory=tmp_path / "inventory", inventories={"train": source.inventory}
     )
@@ -418,7 +412,7 @@ def test_data_sets_of_tfds(tmp_path):
 
 def test_digits_are_known_by_their_bytes(tmp_path, monkeypatch):
   def record(split):
-    source = data.open_source("digits:5-9", split)
+    source = open_source("digits:5-9", split)
     return DataRecord(
       directory=tmp_path, inventories={"train": source.inventory}
     )

@@ -9,8 +9,10 @@ from conftest import random_task, tiny_backbone
 
 import memory_vit as mv
 from configs import quickstart
-from memory_vit import comparison, data, evaluate
 from memory_vit import config as config_lib
+from memory_vit import evaluate
+from memory_vit.data import batching, datasets
+from memory_vit.evaluation import verify
 
 CENTRAL = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
 
@@ -32,7 +34,7 @@ def task_of(backbone, name, data_name, **options):
   values = quickstart.get_config()
   values.data.name = data_name
   made = config_lib.to_dict(config_lib.from_dict(values.to_dict()))
-  source = data.open_source(data_name, "test")
+  source = datasets.open_source(data_name, "test")
   task = random_task(
     backbone, name, classes=5, class_names=source.class_names,
     evaluation=CENTRAL, **options,
@@ -47,9 +49,9 @@ def run(root, *arguments):
 
 
 def accuracy_by_hand(backbone, tasks, name, data_name):
-  source = data.open_source(data_name, "test")
+  source = datasets.open_source(data_name, "test")
   hits = []
-  for batch in data.eval_batches(source, CENTRAL, batch_size=64):
+  for batch in batching.eval_batches(source, CENTRAL, batch_size=64):
     out = mv.forward(backbone, tasks, batch["image"])[name]
     hits += list((out.argmax(-1) == batch["label"])[batch["mask"] > 0])
   return np.mean(hits), len(hits)
@@ -86,7 +88,7 @@ def test_what_differs_is_found(model, monkeypatch, capsys):
   """A model in which a neighbour is felt, or the original changes."""
   root, *_ = model
   task = f"--task={root}/tasks/low"
-  real = comparison.programs.forward
+  real = verify.inference.forward
 
   def leaking(factor_task, factor_original):
     def forward(*args, **options):
@@ -98,17 +100,33 @@ def test_what_differs_is_found(model, monkeypatch, capsys):
 
     return forward
 
-  monkeypatch.setattr(comparison.programs, "forward", leaking(1.001, 1.0))
+  monkeypatch.setattr(verify.inference, "forward", leaking(1.001, 1.0))
   assert run(root, task, "--verify") == 1
-  monkeypatch.setattr(comparison.programs, "forward", leaking(1.0, 1.0 + 1e-6))
+  monkeypatch.setattr(verify.inference, "forward", leaking(1.0, 1.0 + 1e-6))
   assert run(root, task, "--verify") == 1
   assert "plain ViT: NO" in capsys.readouterr().out
-  monkeypatch.setattr(
-    comparison.programs, "forward", leaking(float("nan"), 1.0)
-  )
+  monkeypatch.setattr(verify.inference, "forward", leaking(float("nan"), 1.0))
   assert run(root, task, "--verify") == 1
   monkeypatch.undo()
   assert run(root, task, "--verify") == 0
+
+
+@pytest.mark.slow
+def test_what_differs_in_one_batch_is_found(model, monkeypatch):
+  """In the first of three; the others are equal."""
+  root, *_ = model
+  real, calls = verify.inference.forward, []
+
+  def forward(*args, **options):
+    out = real(*args, **options)
+    calls.append(1)
+    if len(calls) == 1:
+      out = {**out, "backbone": out["backbone"] * (1 + 1e-6)}
+    return out
+
+  monkeypatch.setattr(verify.inference, "forward", forward)
+  assert run(root, f"--task={root}/tasks/low", "--verify") == 1
+  assert len(calls) > 2
 
 
 def test_other_splits_and_bad_input(model, tmp_path, capsys):

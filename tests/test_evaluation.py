@@ -3,7 +3,7 @@
 import numpy as np
 from conftest import one_device
 
-from memory_vit import evaluation
+from memory_vit.evaluation import evaluate
 
 
 def digest(*pixels):
@@ -16,7 +16,7 @@ def digest(*pixels):
     }
     for pixel in pixels
   ]
-  found = evaluation.evaluate(
+  found = evaluate.evaluate(
     lambda images: {"a": images[:, 0, 0]}, batches, one_device(), digest=True
   )
   return found["a"]["digest"]

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from conftest import one_device
 
-from memory_vit import plots, train
-from memory_vit.step import TrainState
+from memory_vit import plots
+from memory_vit.training import loop
+from memory_vit.training.step import TrainState
 
-STEPS = train.Steps(total=5, log=2, evaluate=2)
+STEPS = loop.Steps(total=5, log=2, evaluate=2)
 RATES = {"a": [0.1, 0.2, 0.3, 0.2, 0.1], "b": [1.0, 0.5, 0.25, 0.125, 0.0625]}
 
 
@@ -48,7 +49,7 @@ def scalars(tmp_path_factory):
   logdirs = {"a": root / "a", "b": root / "b"}
   zero = {"w": np.float32(0)}
   batches = ({"image": np.zeros((1, 1))} for _ in range(STEPS.total))
-  train.fit(
+  loop.fit(
     step_fn, TrainState(jnp.int32(0), {"a": zero, "b": zero}, ()), None,
     batches, title="run", steps=STEPS, batch_size=4, mesh=one_device(),
     schedules={name: schedule(rates) for name, rates in RATES.items()},

@@ -19,8 +19,8 @@ from faults import Process, Run
 from two_processes import kept_port
 
 import memory_vit as mv
-from memory_vit import manifest
-from memory_vit.checkpoints import Checkpoints
+from memory_vit.tasks import manifest
+from memory_vit.training.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.processes
 
@@ -86,7 +86,7 @@ def arrays(run):
 # However slow the machine is, the signal comes in step 13.
 WAITS = """
 import time
-from memory_vit.interrupt import Stop
+from memory_vit.runtime.preemption import Stop
 is_wanted, taken = Stop.is_wanted, []
 def waits(self):
   taken.append(1)
@@ -121,7 +121,7 @@ def test_a_signal_costs_no_step(run, whole, number, status, storm):
 
 IN_THE_SAVE = f"""{WAITS}
 import sys
-from memory_vit.checkpoints import Checkpoints
+from memory_vit.training.checkpoints import Checkpoints
 finish = Checkpoints._finish
 def slow(self, step, *args):
   while step == 13:
@@ -150,7 +150,7 @@ def test_a_second_signal_ends_it_at_once(run, whole):
 # not seen: it comes between.
 DIES = """
 import builtins, io, os, re, signal, sys, threading, time
-from memory_vit.checkpoints import Checkpoints
+from memory_vit.training.checkpoints import Checkpoints
 at, before, workdir = {at!r}, {before}, {workdir!r}
 save, lock, state = Checkpoints.save, threading.RLock(), [False, 0]
 def from_here(self, step, *args):
@@ -245,7 +245,7 @@ def left(run):
 
 FULL = """
 import resource
-from memory_vit.checkpoints import Checkpoints
+from memory_vit.training.checkpoints import Checkpoints
 save = Checkpoints.save
 def full(self, step, *args):
   limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -317,10 +317,15 @@ jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(process),
                            initialization_timeout=300)
 import dataclasses, pathlib
 import memory_vit as mv
-from memory_vit import manifest
+from memory_vit.tasks import manifest
 from configs import quickstart
-from memory_vit import config, data, learn, progress, sharding, sweep
-from memory_vit.interrupt import Interrupted, Stop
+from memory_vit import config
+from memory_vit.data import datasets
+from memory_vit.training import trainer
+from memory_vit.training import progress
+from memory_vit.runtime import sharding
+from memory_vit.training import sweep
+from memory_vit.runtime.preemption import Interrupted, Stop
 progress.log_to_stderr()
 values = quickstart.get_config()
 values.batch_size, values.total_steps, values.log_every = 16, 100_000, 1
@@ -328,7 +333,7 @@ values.checkpoint_every = 10
 values.batch_size_eval, values.eval_every = 2, int(eval_every)
 settings = config.from_dict(values.to_dict())
 
-class Slow(learn.Learner):
+class Slow(trainer.Learner):
   def predictor(self, tasks):
     outputs = super().predictor(tasks)
     def predict(images):
@@ -343,9 +348,9 @@ params = jax.device_put(backbone.params, sharding.replicated(mesh))
 stop = Stop()
 learner = Slow(
   config=settings, mesh=mesh, parents=(), stop=stop,
-  validation=data.open_source("digits:5-9", "test"),
+  validation=datasets.open_source("digits:5-9", "test"),
   backbone=dataclasses.replace(backbone, params=params),
-  train=data.open_source("digits:5-9", "train"),
+  train=datasets.open_source("digits:5-9", "train"),
 )
 try:
   with stop.listening():

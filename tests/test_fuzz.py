@@ -20,10 +20,12 @@ from conftest import random_task, tiny_backbone
 from memory import peak_rss, start_rss
 
 import memory_vit as mv
-from memory_vit import contents, records, trees
 from memory_vit.errors import CheckpointError, TaskError
-from memory_vit.escaping import escaped
-from memory_vit.tasks import TaskSpec
+from memory_vit.model import trees
+from memory_vit.model.task import TaskSpec
+from memory_vit.runtime import schema
+from memory_vit.runtime.messages import escaped
+from memory_vit.tasks import describe
 
 FEW = 100
 slow = pytest.mark.slow
@@ -143,7 +145,7 @@ def test_forged_tasks(backbone, saved, tmp_path, capfd, cases):
 
     def same(loaded):
       said = json.loads(changed["task.json"])["spec"]
-      assert loaded.spec == records.build(TaskSpec, said, "spec", TaskError)
+      assert loaded.spec == schema.build(TaskSpec, said, "spec", TaskError)
       require_same_params(loaded.params, task.params)
 
     return outcome(
@@ -169,7 +171,7 @@ def test_forged_databases(backbone, saved, tmp_path, capfd, cases):
 
     def same(loaded):
       said = json.loads(changed["task.json"])
-      assert loaded.spec == records.build(
+      assert loaded.spec == schema.build(
         TaskSpec, said["spec"], "spec", TaskError
       )
       flat = trees.flatten(loaded.params)
@@ -180,7 +182,7 @@ def test_forged_databases(backbone, saved, tmp_path, capfd, cases):
         require_same_params(loaded.params, task.params)
 
     def load():
-      contents.inspect_task(tmp_path / "task")  # without a backbone
+      describe.inspect_task(tmp_path / "task")  # without a backbone
       return mv.load_task(tmp_path / "task", backbone)
 
     return outcome(load, TaskError, same)

@@ -6,7 +6,7 @@ import pytest
 from make_golden import DATA
 
 import memory_vit as mv
-from memory_vit.manifest import FORMAT_VERSION
+from memory_vit.tasks.manifest import FORMAT_VERSION
 
 FORMATS = sorted(path.name for path in DATA.iterdir())
 

@@ -15,8 +15,11 @@ import pytest
 from conftest import ROOT, edit_task, random_task, tiny_backbone
 
 import memory_vit as mv
-from memory_vit import adapters, contents, inspect, manifest, trees
+from memory_vit import inspect
+from memory_vit.backbones import describe
 from memory_vit.errors import TaskError
+from memory_vit.model import trees
+from memory_vit.tasks import manifest, store
 
 PROVENANCE = {
   "config": {
@@ -131,7 +134,7 @@ def test_layouts_and_types_are_those_of_the_file(
   backbone, tmp_path, stacked, layout
 ):
   np.savez(tmp_path / "vit.npz", **big_vision(backbone, stacked))
-  report = contents.inspect_backbone(str(tmp_path / "vit.npz"))
+  report = describe.inspect_backbone(str(tmp_path / "vit.npz"))
   assert report.layout == layout
   assert {a.dtype.name for a in report.arrays.values()} == {"float16"}
   assert report.arrays.keys() == trees.flatten(backbone.params).keys()
@@ -144,7 +147,7 @@ def test_linen_and_bfloat16(backbone, tmp_path):
   flat = trees.flatten(backbone.params)
   flat["cls"] = np.asarray(flat["cls"], jnp.bfloat16)
   np.savez(tmp_path / "vit.npz", **flat)
-  report = contents.inspect_backbone(str(tmp_path / "vit.npz"))
+  report = describe.inspect_backbone(str(tmp_path / "vit.npz"))
   assert report.layout == "vit_jax, layers numbered as by Linen"
   types = {name: array.dtype.name for name, array in report.arrays.items()}
   assert types.pop("cls") == "bfloat16"
@@ -220,7 +223,7 @@ def test_a_directory_of_tasks(tasks, capsys):
 def test_arrays_are_read_without_the_backbone(tasks, backbone):
   for name in ("pets", "birds"):
     expected = trees.flatten(mv.load_task(tasks / name, backbone).params)
-    found = adapters.read_arrays(tasks / name, manifest.read(tasks / name))
+    found = store.read_arrays(tasks / name, manifest.read(tasks / name))
     assert found.keys() == expected.keys()
     for key, array in found.items():
       assert array.dtype == np.float32

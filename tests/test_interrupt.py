@@ -6,8 +6,8 @@ import types
 
 import pytest
 
-from memory_vit import interrupt
-from memory_vit.interrupt import PREEMPTED, STOPPED, Interrupted, Stop
+from memory_vit.runtime import preemption
+from memory_vit.runtime.preemption import PREEMPTED, STOPPED, Interrupted, Stop
 
 
 def send(number=signal.SIGTERM):
@@ -58,9 +58,9 @@ def test_what_was_decided_stays():
 def test_a_storm_is_one_signal(monkeypatch):
   """However long it takes; what comes after a silence is a second wish."""
   clock = types.SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
-  monkeypatch.setattr(interrupt, "time", clock)
+  monkeypatch.setattr(preemption, "time", clock)
   ended = []
-  monkeypatch.setattr(interrupt.signal, "SIG_DFL", lambda *_: ended.append(1))
+  monkeypatch.setattr(preemption.signal, "SIG_DFL", lambda *_: ended.append(1))
   stop = Stop()
   with (  # noqa: PT012
     pytest.raises(Interrupted),

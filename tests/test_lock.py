@@ -6,7 +6,7 @@ import os
 import pytest
 
 from memory_vit.errors import TrainingError
-from memory_vit.lock import only_run
+from memory_vit.runtime.lock import only_run
 
 
 def test_a_second_run_is_refused(tmp_path):

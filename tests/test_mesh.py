@@ -14,21 +14,15 @@ from test_step import assert_close, batch, setting
 
 import memory_vit as mv
 from configs import quickstart
-from memory_vit import (
-  adapters,
-  evaluation,
-  manifest,
-  optim,
-  programs,
-  run,
-  sharding,
-  step,
-  training_pass,
-  trees,
-)
 from memory_vit import config as config_lib
 from memory_vit.config import OptimConfig
 from memory_vit.errors import ConfigError
+from memory_vit.evaluation import evaluate
+from memory_vit.model import trees
+from memory_vit.runtime import sharding
+from memory_vit.tasks import create, inference, manifest, split_forward, store
+from memory_vit.training import run, step
+from memory_vit.training.optim import make_optimizer, make_schedule
 
 slow = pytest.mark.slow
 # fsdp -> a mesh of 8 x 1, 4 x 2, 2 x 4 and 1 x 8 devices. One with two axes is
@@ -149,13 +143,13 @@ def test_every_mesh_learns_the_same(wide, images, alone, fsdp):
 def full_step(backbone, mesh):
   """The regime `full`, with momenta."""
   config = OptimConfig(name="adamw", warmup=0.0)
-  rates = {"a": optim.make_schedule(config, 1e-3, 10)}
-  optimizer = optim.make_optimizer({"a": config}, rates)
-  task = adapters.init_task(
+  rates = {"a": make_schedule(config, 1e-3, 10)}
+  optimizer = make_optimizer({"a": config}, rates)
+  task = create.init_task(
     jax.random.key(0), backbone, name="a", num_classes=3, cells=0,
     regime="full",
   )  # fmt: skip
-  cut = training_pass.make_training_pass(backbone.config, (task.spec,))
+  cut = split_forward.make_training_pass(backbone.config, (task.spec,))
   state = step.create_state({"a": task.params}, optimizer, mesh)
   frozen = {"backbone": backbone.params, "tasks": {}}
   return step.Step(cut, optimizer, mesh), state, frozen
@@ -187,11 +181,11 @@ def test_outputs_stay_the_same_to_the_bit(wide, images, fsdp):
   mesh = mesh_of(fsdp)
   backbone = split_over(wide, mesh)
   rows = batch(images, mesh)["image"]
-  before, _ = programs.encode(backbone, rows)
+  before, _ = inference.encode(backbone, rows)
   tasks = [random_task(wide, "a"), random_task(wide, "b", seed=1)]
-  after = programs.forward(backbone, tasks, rows)
+  after = inference.forward(backbone, tasks, rows)
   assert_equal(after["backbone"], before)
-  expected = programs.forward(wide, tasks, np.tile(images, (4, 1, 1, 1)))
+  expected = inference.forward(wide, tasks, np.tile(images, (4, 1, 1, 1)))
   assert_close(jax.device_get(after), jax.device_get(expected), 1e-4)
 
 
@@ -207,9 +201,9 @@ def test_evaluation_counts_every_example_once(wide, images, fsdp):
   ]  # fmt: skip
 
   def predict(images):
-    return programs.forward(backbone, [task], images)
+    return inference.forward(backbone, [task], images)
 
-  found = evaluation.evaluate(predict, rows, mesh)["a"]
+  found = evaluate.evaluate(predict, rows, mesh)["a"]
   out = np.asarray(mv.forward(wide, [task], images)["a"]).argmax(-1) == labels
   assert found["examples"] == 11
   assert found["top1"] == pytest.approx((out.sum() + out[:3].sum()) / 11)
@@ -223,7 +217,9 @@ def test_a_layer_is_gathered_where_it_is_used(wide, images):
     (32, 8, 8, 3), jnp.float32, sharding=sharding.by_rows(mesh)
   )
   text = (
-    programs.encode_program.lower(backbone.params, rows, config=backbone.config)
+    inference.encode_program.lower(
+      backbone.params, rows, config=backbone.config
+    )
     .compile()
     .as_text()
   )
@@ -288,9 +284,7 @@ def test_a_run_goes_on_with_other_devices(tmp_path, monkeypatch):
   paths = [
     tmp_path / name / "tasks/digits-5-9" for name in ("whole", "changing")
   ]
-  one, other = (
-    adapters.read_arrays(path, manifest.read(path)) for path in paths
-  )
+  one, other = (store.read_arrays(path, manifest.read(path)) for path in paths)
   largest = max(np.abs(other[name] - one[name]).max() for name in one)
   print(f"largest difference {largest:.1e}")
   for name, array in one.items():

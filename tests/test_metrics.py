@@ -1,6 +1,6 @@
 import numpy as np
 
-from memory_vit import metrics
+from memory_vit.evaluation import metrics
 
 
 def test_sums_against_a_loop():

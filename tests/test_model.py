@@ -13,9 +13,10 @@ from conftest import random_task, tiny_backbone
 from plain_vit import PlainViT
 
 import memory_vit as mv
-from memory_vit import attention, programs, trees
 from memory_vit.errors import ConfigError, DataError, TaskError
-from memory_vit.tasks import View
+from memory_vit.model import attention, trees
+from memory_vit.model.masks import View
+from memory_vit.tasks import inference
 
 
 def random_tasks(backbone, seed, count=5):
@@ -182,7 +183,7 @@ def test_gradient_of_a_task_ignores_its_neighbours(backbone, images):
   _, context = mv.encode(backbone, images)
 
   def loss(params, specs):
-    out = programs.read_tasks(
+    out = inference.read_tasks(
       params, backbone.params, context, config=backbone.config, specs=specs
     )
     return sum((logits**2).sum() for logits in out.values())

@@ -6,21 +6,25 @@ import numpy as np
 import optax
 import pytest
 
-from memory_vit import optim
 from memory_vit.config import OptimConfig
+from memory_vit.training.optim import (
+  make_optimizer,
+  make_schedule,
+  warmup_steps,
+)
 
 CONFIG = OptimConfig(warmup=0.1)
 
 
 def test_schedule_warms_up_and_decays():
-  schedule = optim.make_schedule(CONFIG, 2.0, 100)
+  schedule = make_schedule(CONFIG, 2.0, 100)
   rates = [float(schedule(step)) for step in range(100)]
   np.testing.assert_allclose(rates[:10], 2.0 * np.arange(1, 11) / 10, rtol=1e-6)
   assert rates[10] == 2.0
   assert all(np.diff(rates[10:]) < 0)
   assert 0 < rates[-1] < 0.01
   flat = dataclasses.replace(CONFIG, schedule="constant")
-  assert float(optim.make_schedule(flat, 2.0, 100)(99)) == 2.0
+  assert float(make_schedule(flat, 2.0, 100)(99)) == 2.0
 
 
 def reference(warmup, total, *, cosine):
@@ -51,8 +55,8 @@ def reference(warmup, total, *, cosine):
 )
 def test_schedule_against_numpy(given, total, warmup, schedule):
   config = OptimConfig(**given, schedule=schedule)
-  assert optim.warmup_steps(config, total) == warmup
-  rates = jax.vmap(optim.make_schedule(config, 2.0, total))(jnp.arange(total))
+  assert warmup_steps(config, total) == warmup
+  rates = jax.vmap(make_schedule(config, 2.0, total))(jnp.arange(total))
   expected = reference(warmup, total, cosine=schedule == "cosine")
   np.testing.assert_allclose(rates, expected, rtol=1e-5, atol=1e-6)
 
@@ -62,13 +66,13 @@ def test_warmup_is_the_nearest_number_of_steps(steps):
   """For every share with three digits, by whole numbers alone."""
   for thousandths in range(1001):
     config = OptimConfig(warmup=thousandths / 1000)
-    found = optim.warmup_steps(config, steps)
+    found = warmup_steps(config, steps)
     assert 2 * abs(1000 * found - thousandths * steps) <= 1000
 
 
 @pytest.mark.parametrize("total", [1, 2, 11, 40])
 def test_schedule_of_short_runs(total):
-  schedule = optim.make_schedule(CONFIG, 2.0, total)
+  schedule = make_schedule(CONFIG, 2.0, total)
   rates = [float(schedule(step)) for step in range(total)]
   assert all(0 < rate <= 2.0 for rate in rates)
   assert max(rates) == 2.0
@@ -76,9 +80,9 @@ def test_schedule_of_short_runs(total):
 
 def step(config, params, grads, **rates):
   schedules = {
-    name: optim.make_schedule(config, rate, 10) for name, rate in rates.items()
+    name: make_schedule(config, rate, 10) for name, rate in rates.items()
   }
-  optimizer = optim.make_optimizer(dict.fromkeys(schedules, config), schedules)
+  optimizer = make_optimizer(dict.fromkeys(schedules, config), schedules)
   state = optimizer.init(params)
   for _ in range(2):  # the second step shows the momentum
     updates, state = optimizer.update(grads, state, params)
@@ -223,7 +227,7 @@ def test_against_numpy(values):
   rates = peak * np.array([0.5, 1.0, *decay])
   if config.schedule == "constant":
     rates[2:] = peak
-  schedule = optim.make_schedule(config, peak, steps)
+  schedule = make_schedule(config, peak, steps)
   np.testing.assert_allclose([schedule(i) for i in range(steps)], rates,
                              rtol=1e-5, atol=1e-8)  # fmt: skip
   rng = np.random.default_rng(0)
@@ -241,7 +245,7 @@ def test_against_numpy(values):
     rates,
     alone if config.clip_by == "part" else together,
   )
-  optimizer = optim.make_optimizer({"a": config}, {"a": schedule})
+  optimizer = make_optimizer({"a": config}, {"a": schedule})
   found = {"a": jax.tree.map(jnp.asarray, params)}
   state = optimizer.init(found)
   for grad, wanted in zip(grads, expected, strict=True):

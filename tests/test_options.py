@@ -37,27 +37,26 @@ from conftest import random_task, tiny_backbone
 
 import memory_vit as mv
 from memory_vit import config as config_lib
-from memory_vit import (
-  data,
-  evaluation,
-  learn,
-  limits,
+from memory_vit import limits
+from memory_vit.data import batching, datasets
+from memory_vit.errors import MemoryVitError
+from memory_vit.evaluation import evaluate
+from memory_vit.model import trees, vit_config
+from memory_vit.runtime import sharding
+from memory_vit.study import plan
+from memory_vit.study.runs import possible_parts
+from memory_vit.tasks import split_forward
+from memory_vit.training import (
+  loop,
+  open_backbone,
   optim,
-  passes,
-  plan,
+  packing,
   pretrain,
   progress,
   run,
-  sharding,
-  step,
-  study,
-  train,
-  training_pass,
-  trees,
-  variants,
-  weights,
+  trainer,
 )
-from memory_vit.errors import MemoryVitError
+from memory_vit.training.step import Step
 
 SEEN = {
   "refused": "the message of a run that is not possible; then nothing else",
@@ -412,7 +411,7 @@ class Watcher:
     try:
       if config.pretrain.variant:  # what comes after it is seen often enough
         workdir.mkdir()
-        weights.open_backbone(config, workdir, sharding.make_mesh())
+        open_backbone.open_backbone(config, workdir, sharding.make_mesh())
         return seen
       result = run.train_and_evaluate(config, workdir)
     except MemoryVitError as error:
@@ -442,7 +441,7 @@ class Watcher:
   def _study(self, config):
     """The runs of a study; or why there is none."""
     try:
-      parts = study.possible_parts(config)
+      parts = possible_parts(config)
       runs = plan.plan(config, parts, {})
     except MemoryVitError as error:
       return str(error)
@@ -456,30 +455,30 @@ class Watcher:
       lambda devices=None, fsdp=1: make_mesh(jax.devices()[:fsdp], fsdp),
     )  # fmt: skip
     patch.setattr(sharding, "_LEAST", 64)
-    patch.setitem(variants.VARIANTS, "Nano", (16, 1, 16, 2))
+    patch.setitem(vit_config.VARIANTS, "Nano", (16, 1, 16, 2))
     patch.setitem(
       limits.RULES, "pretrain.variant", limits.Text("a variant", ".*")
     )
     patch.setattr(run, "_plot", lambda result, workdir: None)
     # What it takes is compiled to be estimated.
     patch.setattr(
-      passes, "pass_bytes", lambda learner, variants: len(variants) * 2**20
+      packing, "pass_bytes", lambda learner, variants: len(variants) * 2**20
     )
 
   def _make_once(self):
     """Functions that depend on their arguments alone."""
     patch = self._patch
     for module, name in (
-      (optim, "make_schedule"), (training_pass, "make_training_pass"),
-      (training_pass, "full"), (data, "open_source"),
+      (optim, "make_schedule"), (split_forward, "make_training_pass"),
+      (split_forward, "full"), (datasets, "open_source"),
     ):  # fmt: skip
       patch.setattr(module, name, functools.cache(getattr(module, name)))
     patch.setattr(optim, "make_optimizer", once(optim.make_optimizer))
-    made = once(step.Step)
-    patch.setattr(learn, "Step", made)
+    made = once(Step)
+    patch.setattr(trainer, "Step", made)
     patch.setattr(pretrain, "Step", made)
     for name in ("train_batches", "eval_batches"):
-      patch.setattr(data, name, self._replayed(getattr(data, name)))
+      patch.setattr(batching, name, self._replayed(getattr(batching, name)))
 
   def _replayed(self, make):
     """Batches are read once; as long as some are missing, from where it was."""
@@ -511,15 +510,15 @@ class Watcher:
 
   def _look(self):
     """At what passes between the modules."""
-    self._wrap(weights, "open_backbone", after=self._see_backbone)
-    self._wrap(learn.Learner, "start", after=self._see_start)
-    self._wrap(train, "fit", before=self._see_fit, after=self._see_learned)
-    self._wrap(step.Step, "__call__", before=self._see_step)
-    self._wrap(step.Step, "gradient", before=self._see_part)
-    self._wrap(evaluation, "evaluate_source", before=self._see_evaluation)
+    self._wrap(open_backbone, "open_backbone", after=self._see_backbone)
+    self._wrap(trainer.Learner, "start", after=self._see_start)
+    self._wrap(loop, "fit", before=self._see_fit, after=self._see_learned)
+    self._wrap(Step, "__call__", before=self._see_step)
+    self._wrap(Step, "gradient", before=self._see_part)
+    self._wrap(evaluate, "evaluate_source", before=self._see_evaluation)
     self._wrap(sharding, "prefetch", after=self._see_batches)
     self._wrap(progress.Progress, "report", before=self._at("report"))
-    self._wrap(learn.Checkpoints, "save", before=self._at("save"))
+    self._wrap(trainer.Checkpoints, "save", before=self._at("save"))
     for name in ("start_trace", "stop_trace"):
       note = self._at(name)
       self._patch.setattr(jax.profiler, name, lambda *args, note=note: note())

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 
 from conftest import ROOT
 
@@ -16,7 +17,7 @@ HEAVY = ("tensorflow", "tensorflow_datasets", "clu", "ml_collections", "orbax",
 
 def test_the_core_imports_nothing_heavy():
   code = (
-    "import sys, json, memory_vit; from memory_vit import step; "
+    "import sys, json, memory_vit; from memory_vit.training import step; "
     f"print(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
   )
   done = subprocess.run(
@@ -26,33 +27,14 @@ def test_the_core_imports_nothing_heavy():
   assert json.loads(done.stdout.splitlines()[-1]) == []
 
 
-def test_tensorflow_is_imported_for_data_alone():
-  files = {
-    path.name
-    for path in (ROOT / "memory_vit").glob("*.py")
-    if re.search(r"^\s*(import|from) tensorflow", path.read_text(), re.M)
-  }
-  assert files == {
-    "image_ops.py", "tfrecords.py", "sources.py", "tfds_source.py",
-    "tfds_trust.py", "batching.py", "data.py", "checking.py", "pictures.py",
-  }  # fmt: skip
-
-
-def test_imports_go_downward_only():
-  """The table in the README is the order, bottom to top."""
-  table = re.findall(r"^\| `(\w+)\.py`", (ROOT / "README.md").read_text(), re.M)
-  modules = {p.stem for p in (ROOT / "memory_vit").glob("*.py")} - {"__init__"}
-  assert set(table) == modules
-  for i, name in enumerate(table):
-    text = (ROOT / "memory_vit" / f"{name}.py").read_text()
-    imported = set(re.findall(r"^\s*from memory_vit\.(\w+) import", text, re.M))
-    block = re.findall(
-      r"^\s*from memory_vit import (\([^)]*\)|[^\n(]+)", text, re.M
-    )
-    imported |= set(re.findall(r"\w+", " ".join(re.sub(r" as \w+", "", b)
-                                               for b in block)))  # fmt: skip
-    above = imported - set(table[:i])
-    assert not above, f"{name}.py imports {above} from above"
+def test_all_wings_are_in_a_wheel():
+  """An editable installation would not show that one is missing."""
+  with (ROOT / "pyproject.toml").open("rb") as file:
+    find = tomllib.load(file)["tool"]["setuptools"]["packages"]["find"]
+  assert find == {"include": ["memory_vit*"]}
+  folders = {path.parent for path in (ROOT / "memory_vit").rglob("*.py")}
+  assert len(folders) >= 10
+  assert [f for f in folders if not (f / "__init__.py").is_file()] == []
 
 
 def test_public_names():

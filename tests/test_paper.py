@@ -20,39 +20,37 @@ from conftest import ROOT, one_device, random_task, tiny_backbone
 
 import memory_vit as mv
 from configs import quickstart
-from memory_vit import (
-  budget,
-  conduct,
-  costs,
-  data,
-  findings,
-  forecast,
-  interference,
-  measured,
-  plan,
-  programs,
-  published,
-  records,
-  report,
-  run,
-  sentences,
-  sharding,
-  study,
-  sweep,
-  together,
-  training_pass,
-)
 from memory_vit import config as config_lib
-from memory_vit.data_record import DataRecord
+from memory_vit.data import batching, datasets
+from memory_vit.data.data_record import DataRecord
 from memory_vit.errors import (
   ConfigError,
   DivergedError,
   TaskError,
   TrainingError,
 )
-from memory_vit.lock import only_run
-from memory_vit.points import Choice, Point, best, choose
-from memory_vit.regimes import REGIMES
+from memory_vit.model.regimes import REGIMES
+from memory_vit.runtime import files, sharding
+from memory_vit.runtime.lock import only_run
+from memory_vit.study import (
+  analysis,
+  budget,
+  costs,
+  execute,
+  forecast,
+  interference,
+  paper_numbers,
+  plan,
+  runner,
+  wording,
+)
+from memory_vit.study import report as study_report
+from memory_vit.study.runs import PARTS, config_of, possible_parts
+from memory_vit.study.selection import Choice, Point, best, choose
+from memory_vit.study.together import interference as interference_tables
+from memory_vit.tasks import inference, split_forward
+from memory_vit.training import run as training_run
+from memory_vit.training import sweep
 
 TRAINED = (
   "table2", "sensitivity", "cells", "placement", "adapters", "extension",
@@ -125,7 +123,7 @@ class FakeRuns:
 
   def write(self, config, directory, entries):
     (directory / "checkpoints" / "2").mkdir(parents=True, exist_ok=True)
-    records.write_json(directory / "config.json", config_lib.to_dict(config))
+    files.write_json(directory / "config.json", config_lib.to_dict(config))
     result = {
       "tasks": entries,
       "backbone": {"fingerprint": fingerprint()},
@@ -133,7 +131,7 @@ class FakeRuns:
     }
     if config.sweep.is_on:
       result["sweep"] = {"lost": {}}
-    records.write_json(directory / "result.json", result)
+    files.write_json(directory / "result.json", result)
     return result
 
 
@@ -153,16 +151,16 @@ def follow(config, parts, accuracy, diverges=lambda run, rate: False):
           p, validation=accuracy(run, p.learning_rate), test=0.5,
           parameters=9, task="t", examples=100,
         )
-        for p in measured.lost_points(run)
+        for p in execute.lost_points(run)
       ]  # fmt: skip
   return order, points
 
 
 def test_a_plan_trains_nothing_twice(config):
-  runs, points = follow(config, study.PARTS, lambda run, rate: rate)
+  runs, points = follow(config, PARTS, lambda run, rate: rate)
   assert len({r.name for r in runs}) == len({*runs}) == len(runs)
-  assert plan.plan(config, study.PARTS, points) == [
-    *dict.fromkeys(plan.plan(config, study.PARTS, points))
+  assert plan.plan(config, PARTS, points) == [
+    *dict.fromkeys(plan.plan(config, PARTS, points))
   ]
   kinds = collections.Counter((r.regime, r.data, bool(r.reads)) for r in runs)
   first, other, last = "digits:5-9", "digits:0-4", "digits:2-6"
@@ -191,7 +189,7 @@ def test_a_plan_trains_nothing_twice(config):
   assert masked.variants == [(0.3, 1), (0.3, 5), (0.1, 1), (0.1, 5)]
   assert masked.name == "memory_masked-digits-5-9-seed0"
   # What all parts need is what each needs.
-  apart = [r for part in study.PARTS for r in plan.plan(config, [part], points)]
+  apart = [r for part in PARTS for r in plan.plan(config, [part], points)]
   assert {*apart} == {*runs}
   assert len(apart) > len(runs)
   assert plan.plan(config, ["costs"], {}) == []
@@ -234,7 +232,7 @@ def test_further_seeds_run_at_the_rate_of_the_first(config):
   at = {r.learning_rates for r in runs if r.seed == 4 and r.regime == "memory"}
   assert at == {(0.1,)}
   some = [p for found in points.values() for p in found]
-  choice = sentences.choice_of(config, some, "memory", 5)
+  choice = wording.choice_of(config, some, "memory", 5)
   assert (choice.learning_rate, len(choice.tests)) == (0.1, 3)
 
 
@@ -249,7 +247,7 @@ def test_a_rate_at_which_the_first_seed_diverged_is_not_chosen(config):
     (0.3, 0), (0.1, 0), (0.1, 4), (0.1, 5),
   ]  # fmt: skip
   some = [p for found in points.values() for p in found]
-  (row,) = findings.table2(only, some).rows
+  (row,) = analysis.table2(only, some).rows
   assert (row["learning rate"], row["seeds"]) == (0.1, 2)
   assert row["diverged"] == "1 of 3"
   # Nothing is left for further seeds.
@@ -259,26 +257,26 @@ def test_a_rate_at_which_the_first_seed_diverged_is_not_chosen(config):
 
 def test_regimes_that_are_not_to_be_run(config):
   masked = with_study(config, regimes=("memory_masked", "cls_masked"))
-  assert study.possible_parts(masked) == [
+  assert possible_parts(masked) == [
     "table2", "sensitivity", "cells", "costs", "extension",
   ]  # fmt: skip
-  runs, points = follow(masked, study.possible_parts(masked), lambda *_: 0.5)
+  runs, points = follow(masked, possible_parts(masked), lambda *_: 0.5)
   assert {r.regime for r in runs} == {"memory_masked", "cls_masked"}
   some = [p for found in points.values() for p in found]
-  for make in (findings.table2, findings.cells, findings.sensitivity):
+  for make in (analysis.table2, analysis.cells, analysis.sensitivity):
     found = make(masked, some)
     assert {row["regime"] for row in found.rows} <= {*masked.study.regimes}
     assert "head" not in " ".join(found.sentences)
     assert all(found.lines.values())
   with pytest.raises(ConfigError, match=r"--only=interference needs \['memory"):
-    study.possible_parts(masked, ["table2", "interference"])
+    possible_parts(masked, ["table2", "interference"])
   with pytest.raises(ConfigError, match=r"regimes\[0\] is 'memory_mask', exp"):
     with_study(config, regimes=("memory_mask",))
 
 
 def test_configurations_of_runs(config):
-  for planned in follow(config, study.PARTS, lambda *_: 0.5)[0]:
-    made = study.config_of(config, planned, "b.npz", ["dir"])
+  for planned in follow(config, PARTS, lambda *_: 0.5)[0]:
+    made = config_of(config, planned, "b.npz", ["dir"])
     assert (made.regime, made.seed) == (planned.regime, planned.seed)
     assert made.data.name == planned.data
     assert bool(made.data.test) == planned.tested
@@ -302,9 +300,7 @@ def test_other_data_sets_have_splits_of_their_own(config):
     config_lib.to_dict(with_study(config, others=others))
   )
   runs, _ = follow(config, ["interference", "extension"], lambda *_: 0.5)
-  made = {
-    (r.data, r.tested): study.config_of(config, r, "b").data for r in runs
-  }
+  made = {(r.data, r.tested): config_of(config, r, "b").data for r in runs}
   birds, digits = made["folder:birds", True], made["digits:2-6", False]
   first = config.data
   assert (birds.name, birds.dir, birds.test) == (
@@ -314,26 +310,26 @@ def test_other_data_sets_have_splits_of_their_own(config):
   assert digits == dataclasses.replace(first, name="digits:2-6", test="")
   names = [r.name for r in runs if r.data == "folder:birds"]
   assert names[0] == "memory-folder-birds-cells5-rate0.3-seed0"
-  assert study.possible_parts(config) == list(study.PARTS)
+  assert possible_parts(config) == list(PARTS)
   for wrong in ((3,), ({"name": 3},)):
     # Where it is no data set at all the configuration is refused already.
     with pytest.raises(ConfigError, match=r"others\[0\]"):
-      study.possible_parts(with_study(config, others=wrong))
+      possible_parts(with_study(config, others=wrong))
 
 
 def test_parts(config):
   alone = with_study(config, others=())
-  assert study.possible_parts(config) == list(study.PARTS)
-  assert study.possible_parts(alone) == [
+  assert possible_parts(config) == list(PARTS)
+  assert possible_parts(alone) == [
     "table2", "sensitivity", "cells", "placement", "adapters", "costs",
   ]  # fmt: skip
-  assert study.possible_parts(config, ["costs", "table2"]) == [
+  assert possible_parts(config, ["costs", "table2"]) == [
     "table2", "costs",
   ]  # fmt: skip
   with pytest.raises(ConfigError, match=r"--only=\['tabel2'\]: expected some"):
-    study.possible_parts(config, ["tabel2"])
+    possible_parts(config, ["tabel2"])
   with pytest.raises(ConfigError, match="in config.study.others"):
-    study.possible_parts(alone, ["interference"])
+    possible_parts(alone, ["interference"])
 
 
 @pytest.mark.parametrize(
@@ -356,7 +352,7 @@ def test_parts(config):
 )
 def test_studies_that_cannot_be(config, values, message):
   with pytest.raises(ConfigError, match=message):
-    study.possible_parts(with_study(config, **values))
+    possible_parts(with_study(config, **values))
 
 
 def test_options_of_one_run_are_refused(config):
@@ -368,7 +364,7 @@ def test_options_of_one_run_are_refused(config):
   ):
     new = dataclasses.replace(getattr(config, part), **values)
     with pytest.raises(ConfigError, match=message):
-      study.possible_parts(dataclasses.replace(config, **{part: new}))
+      possible_parts(dataclasses.replace(config, **{part: new}))
 
 
 def point(rate, seed, validation, test):
@@ -429,8 +425,8 @@ def test_differences_are_held_against_the_spread(
     )
     for tests, lost in ((first, diverged), (second, 0))
   )  # fmt: skip
-  assert sentences.difference("a", one, "b", other) == expected
-  assert sentences.difference("a", one, "b", None) == (
+  assert wording.difference("a", one, "b", other) == expected
+  assert wording.difference("a", one, "b", None) == (
     "b diverged at every learning rate (with a seed at least)."
   )
 
@@ -449,14 +445,14 @@ def test_sensitivity_and_the_ends_of_the_range(config):
     dataclasses.replace(p, test=p.validation)
     for found in points.values() for p in found
   ]  # fmt: skip
-  _, full, memory, widest = findings.sensitivity(config, some).sentences
+  _, full, memory, widest = analysis.sensitivity(config, some).sentences
   assert full == (
     "full lies between 50.0 % and 90.0 %, 40.0 points apart, and diverges at 1 "
     "of them."
   )
   assert memory.endswith("10.0 points apart, and diverges at none.")
   assert widest.startswith("The widest range is that of full")
-  notes = " ".join(findings.table2(config, some).notes)
+  notes = " ".join(analysis.table2(config, some).notes)
   assert "that was tried of full (0.1): a better one" in notes
   # 100 pictures, sqrt(0.8 * 0.2 / 100).
   assert "80.0 % has a standard error of 4.0 points" in notes
@@ -467,21 +463,21 @@ def test_a_study_from_its_runs_to_the_report(config, tmp_path, monkeypatch):
   planned, _ = follow(config, TRAINED, lambda run, rate: rate)
   names = [r.name for r in planned]
   killed = FakeRuns(accuracies, stops_at=len(names) - 3)
-  monkeypatch.setattr(run, "train_and_evaluate", killed)
+  monkeypatch.setattr(training_run, "train_and_evaluate", killed)
   with pytest.raises(KeyboardInterrupt):
-    conduct.run_study(config, tmp_path, TRAINED)
+    runner.run_study(config, tmp_path, TRAINED)
   # What is known by then has been written.
   assert "Table 2" in (tmp_path / "report.md").read_text()
   rest = FakeRuns(accuracies)
-  monkeypatch.setattr(run, "train_and_evaluate", rest)
-  found = conduct.run_study(config, tmp_path, TRAINED)
+  monkeypatch.setattr(training_run, "train_and_evaluate", rest)
+  found = runner.run_study(config, tmp_path, TRAINED)
   assert killed.calls[:-1] + rest.calls == names
   again = FakeRuns(accuracies)
-  monkeypatch.setattr(run, "train_and_evaluate", again)
-  monkeypatch.setattr(report, "plot", lambda *_: None)  # they are there
-  assert conduct.run_study(config, tmp_path, TRAINED) == found
+  monkeypatch.setattr(training_run, "train_and_evaluate", again)
+  monkeypatch.setattr(study_report, "plot", lambda *_: None)  # they are there
+  assert runner.run_study(config, tmp_path, TRAINED) == found
   # Parts that were named earlier stay.
-  assert conduct.run_study(config, tmp_path, ["cells"]) == found
+  assert runner.run_study(config, tmp_path, ["cells"]) == found
   assert again.calls == []
 
   for row in found["table2"].rows:
@@ -501,7 +497,7 @@ def test_a_study_from_its_runs_to_the_report(config, tmp_path, monkeypatch):
   for part in found.values():
     assert f"## {part.title}" in text
     assert all(f"- {sentence}" in text for sentence in part.sentences)
-    assert report.markdown_table(part.rows) in text
+    assert study_report.markdown_table(part.rows) in text
   assert "| full |  | 0.3 | 30.0 % | 47.0 % | 0.0 | 2 |  |" in text
   for part in ("sensitivity", "cells"):
     assert (tmp_path / f"{part}.png").stat().st_size > 1000
@@ -516,8 +512,8 @@ def test_finished_runs_of_another_configuration_are_refused(
 ):
   config = with_study(config, regimes=("head",))
   fake = FakeRuns(accuracies)
-  monkeypatch.setattr(run, "train_and_evaluate", fake)
-  conduct.run_study(config, tmp_path, ["table2"])
+  monkeypatch.setattr(training_run, "train_and_evaluate", fake)
+  runner.run_study(config, tmp_path, ["table2"])
   assert len(fake.calls) == 2
   # Its states were removed; also of one that was killed before that.
   first, second = (tmp_path / "runs" / name for name in fake.calls)
@@ -525,18 +521,18 @@ def test_finished_runs_of_another_configuration_are_refused(
   (second / "checkpoints" / "2").mkdir(parents=True)
   # What does not change a result may change.
   log = dataclasses.replace(config, log_every=7, batch_size_eval=32)
-  conduct.run_study(with_study(log, others=()), tmp_path, ["table2"])
+  runner.run_study(with_study(log, others=()), tmp_path, ["table2"])
   assert len(fake.calls) == 2
   assert sorted(path.name for path in second.iterdir()) == [
     "config.json", "result.json",
   ]  # fmt: skip
   longer = dataclasses.replace(config, total_steps=3)
   with pytest.raises(ConfigError, match="config.total_steps: 2, now 3"):
-    conduct.run_study(longer, tmp_path, ["table2"])
+    runner.run_study(longer, tmp_path, ["table2"])
   other = tmp_path / "other.npz"
   mv.save_backbone(tiny_backbone(seed=1, num_classes=5), other)
   with pytest.raises(ConfigError, match="  backbone: '"):
-    conduct.run_study(
+    runner.run_study(
       dataclasses.replace(config, backbone=str(other)), tmp_path, ["table2"]
     )
   assert len(fake.calls) == 2
@@ -553,16 +549,16 @@ def test_a_study_in_epochs_is_not_repeated(config, tmp_path, monkeypatch):
   config = with_study(config, regimes=("head",))
   config = dataclasses.replace(config, epochs=0.5, image_size=0)
   fake = Resolved(accuracies)
-  monkeypatch.setattr(run, "train_and_evaluate", fake)
+  monkeypatch.setattr(training_run, "train_and_evaluate", fake)
   for _ in range(2):
-    conduct.run_study(config, tmp_path, ["table2"])
+    runner.run_study(config, tmp_path, ["table2"])
     assert len(fake.calls) == 2
   longer = dataclasses.replace(config, epochs=1.0)
   with pytest.raises(ConfigError, match="steps: '0.5 epochs', now '1.0 epo"):
-    conduct.run_study(longer, tmp_path, ["table2"])
+    runner.run_study(longer, tmp_path, ["table2"])
   in_steps = dataclasses.replace(config, epochs=0.0)
   with pytest.raises(ConfigError, match="steps: '0.5 epochs', now 2"):
-    conduct.run_study(in_steps, tmp_path, ["table2"])
+    runner.run_study(in_steps, tmp_path, ["table2"])
   report = json.loads((tmp_path / "report.json").read_text())
   assert report["config"]["image_size"] == 8
 
@@ -585,30 +581,30 @@ def test_finished_runs_on_other_data_are_refused(
 
   def runs(config, directory, stop=None):
     result = fake(config, directory, stop)
-    found = data.take_inventory("folder", "train", str(pictures))
+    found = datasets.take_inventory("folder", "train", str(pictures))
     record = DataRecord(
       directory=directory / "inventory",
       inventories=dict.fromkeys(("train", "validation", "test"), found),
     )
     record.keep()
     result["data"] = record.digests
-    records.write_json(directory / "result.json", result)
+    files.write_json(directory / "result.json", result)
     return result
 
-  monkeypatch.setattr(run, "train_and_evaluate", runs)
-  conduct.run_study(config, tmp_path / "s", ["table2"])
-  conduct.run_study(config, tmp_path / "s", ["table2"])
+  monkeypatch.setattr(training_run, "train_and_evaluate", runs)
+  runner.run_study(config, tmp_path / "s", ["table2"])
+  runner.run_study(config, tmp_path / "s", ["table2"])
   assert len(fake.calls) == 2
   (pictures / "train/a/2.png").rename(pictures / "train/b/2.png")
   with pytest.raises(ConfigError, match="1 of another class") as error:
-    conduct.run_study(config, tmp_path / "s", ["table2"])
+    runner.run_study(config, tmp_path / "s", ["table2"])
   for name in fake.calls:
     assert name in str(error.value)
   assert "train/a/2.png: class 'a', now 'b'" in str(error.value)
   # Without data nothing can be compared, and nothing has to be trained.
-  monkeypatch.setattr(measured.logger, "propagate", True)
+  monkeypatch.setattr(execute.logger, "propagate", True)
   (pictures / "train").rename(pictures / "away")
-  conduct.run_study(config, tmp_path / "s", ["table2"])
+  runner.run_study(config, tmp_path / "s", ["table2"])
   assert "whether data changed is not known" in caplog.text
   assert len(fake.calls) == 2
 
@@ -616,12 +612,12 @@ def test_finished_runs_on_other_data_are_refused(
 def test_a_second_study_is_kept_out(config, tmp_path, monkeypatch):
   config = with_study(config, regimes=("head",))
   fake = FakeRuns(accuracies)
-  monkeypatch.setattr(run, "train_and_evaluate", fake)
+  monkeypatch.setattr(training_run, "train_and_evaluate", fake)
   with (
     only_run(tmp_path),
     pytest.raises(TrainingError, match="another run is using"),
   ):
-    conduct.run_study(config, tmp_path, ["table2"])
+    runner.run_study(config, tmp_path, ["table2"])
   assert fake.calls == []
 
 
@@ -633,13 +629,13 @@ def test_what_was_measured_is_remembered(tmp_path):
     return {"a": (1, 2.5)}
 
   file = tmp_path / "m.json"
-  assert conduct._remembered(file, {"of": (1,)}, None) is None
+  assert runner._remembered(file, {"of": (1,)}, None) is None
   for _ in range(2):
-    found = conduct._remembered(file, {"of": (1,)}, measure)
+    found = runner._remembered(file, {"of": (1,)}, measure)
     assert found == {"a": [1, 2.5]}
   assert len(calls) == 1
-  assert conduct._remembered(file, {"of": (2,)}, None) is None
-  conduct._remembered(file, {"of": (2,)}, measure)
+  assert runner._remembered(file, {"of": (2,)}, None) is None
+  runner._remembered(file, {"of": (2,)}, measure)
   assert len(calls) == 2
 
 
@@ -652,20 +648,20 @@ def test_what_diverges_is_a_finding(config, tmp_path, monkeypatch):
         self.calls.append(directory.name)
         directory.mkdir(parents=True)
         made = config_lib.to_dict(config)
-        records.write_json(directory / "config.json", made)
+        files.write_json(directory / "config.json", made)
         raise DivergedError("not finite", {"digits": 1})
       return super().__call__(config, directory)
 
   fake = Diverging(accuracies)
-  monkeypatch.setattr(run, "train_and_evaluate", fake)
+  monkeypatch.setattr(training_run, "train_and_evaluate", fake)
   parts = ("table2", "sensitivity", "extension")
-  found = conduct.run_study(config, tmp_path, parts)
+  found = runner.run_study(config, tmp_path, parts)
   # Neither a run that would read what diverged, nor a further seed of it.
   assert not any("reading" in name for name in fake.calls)
   assert [name for name in fake.calls if name.startswith("full")] == [
     "full-digits-5-9-rate0.3-seed0", "full-digits-5-9-rate0.1-seed0",
   ]  # fmt: skip
-  assert conduct.run_study(config, tmp_path, parts) == found
+  assert runner.run_study(config, tmp_path, parts) == found
   assert len(fake.calls) == len({*fake.calls})
   full = found["table2"].rows[0]
   assert (full["regime"], full["test"]) == ("full", None)
@@ -687,14 +683,14 @@ def test_a_variant_that_is_lost_in_a_sweep_has_no_result(config):
     for i, rate in enumerate(planned.learning_rates)
   ]  # fmt: skip
   result = {"tasks": entries, "sweep": {"lost": {"t-01": 7}}}
-  well, lost = measured.points_of(planned, result, ROOT)
+  well, lost = execute.points_of(planned, result, ROOT)
   assert (well.validation, well.test) == (0.5, 0.4)
   assert well.task == str(ROOT / "tasks" / "t")
   assert (lost.learning_rate, lost.validation, lost.task) == (0.1, None, None)
   # What is neither there nor lost is not taken for lost.
   missing = {"tasks": entries[:1], "sweep": {"lost": {}}}
   with pytest.raises(ConfigError, match="Move the run away"):
-    measured.points_of(planned, missing, ROOT)
+    execute.points_of(planned, missing, ROOT)
 
 
 def test_a_dry_run_trains_nothing(config, tmp_path, monkeypatch):
@@ -703,12 +699,12 @@ def test_a_dry_run_trains_nothing(config, tmp_path, monkeypatch):
 
   alone = with_study(config, seeds=(0, 1), learning_rates=(0.3, 0.1))
   fake = FakeRuns(accuracies)
-  monkeypatch.setattr(run, "train_and_evaluate", fake)
+  monkeypatch.setattr(training_run, "train_and_evaluate", fake)
   planned = plan.plan(alone, ["adapters"], {})
-  first = study.config_of(alone, planned[0], alone.backbone)
+  first = config_of(alone, planned[0], alone.backbone)
   fake(first, tmp_path / "runs" / planned[0].name)
   before = sorted(tmp_path.rglob("*"))
-  monkeypatch.setattr(run, "train_and_evaluate", never)
+  monkeypatch.setattr(training_run, "train_and_evaluate", never)
   timed = []
 
   def time_it(self, config, variants):
@@ -761,7 +757,7 @@ def test_steps_are_timed(config):
   planned = next(
     r for r in plan.plan(config, ["table2"], {}) if r.regime == "cls_masked"
   )
-  made = study.config_of(config, planned, config.backbone)
+  made = config_of(config, planned, config.backbone)
   found = timer.seconds(made)
   assert min(found.training, found.evaluation, found.compiling) > 0
   assert list(timer.known) == [("cls_masked", (5,)), ("cls_masked", (5, 5))]
@@ -780,11 +776,11 @@ def test_the_papers_numbers_stand_beside(config):
       data=dataclasses.replace(config.data, name=name),
       task=dataclasses.replace(config.task, name=task),
     )
-    assert published.table2(there).get(5) == expected
+    assert paper_numbers.table2(there).get(5) == expected
   there = dataclasses.replace(
     config, data=dataclasses.replace(config.data, name="cifar100")
   )
-  rows = findings.table2(there, []).rows
+  rows = analysis.table2(there, []).rows
   memory = next(r for r in rows if (r["regime"], r["cells"]) == ("memory", 1))
   assert memory["paper"] == 0.909
   assert rows[-1]["regime"] == "norms_masked"
@@ -821,7 +817,7 @@ def test_naive_memories_against_the_dense_oracle(backbone, images):
   ]
 
   def logits(task):
-    return training_pass.predict(backbone, [task], images)["t0"]
+    return split_forward.predict(backbone, [task], images)["t0"]
 
   alone = logits(tasks[0])
   assert np.array_equal(logits(interference.naive(tasks[0], [])), alone)
@@ -836,13 +832,15 @@ def test_naive_memories_against_the_dense_oracle(backbone, images):
 
 def test_interference_is_measured(config):
   backbone = tiny_backbone(num_classes=5, depth=1)
-  source = data.open_source("digits:5-9", "test")
+  source = datasets.open_source("digits:5-9", "test")
   options = {"batch_size": 192, "mesh": one_device()}
   naive = [
     random_task(backbone, f"t{i}", seed=i, classes=5, regime="memory", cells=6)
     for i in range(3)
   ]
-  [batch] = data.eval_batches(source, naive[0].spec.evaluation, batch_size=192)
+  [batch] = batching.eval_batches(
+    source, naive[0].spec.evaluation, batch_size=192
+  )
   memories = [task.params["memory"] for task in naive]
   logits = [
     np.asarray(dense_logits(backbone, naive[0], memories[:n], batch["image"]))
@@ -864,7 +862,7 @@ def test_interference_is_measured(config):
   assert [accuracy for accuracy, _ in kept] == [kept[0][0]] * 3
   assert kept[0][1] == 0
   assert max(difference for _, difference in kept) == 0
-  finding = together.interference(config, [*found[:2], 0.1], kept)
+  finding = interference_tables(config, [*found[:2], 0.1], kept)
   assert [row["paper, no mask"] for row in finding.rows] == [
     0.5, 0.281, 0.278,
   ]  # fmt: skip
@@ -876,8 +874,8 @@ def test_interference_is_measured(config):
 def test_a_difference_in_any_batch_is_reported(backbone, monkeypatch):
   """The largest of all batches, and of the slots in which it was."""
   masked = [random_task(backbone, f"m{i}", seed=i, classes=5) for i in range(3)]
-  source = data.open_source("digits:5-9", "test")
-  read, calls = programs.read, []
+  source = datasets.open_source("digits:5-9", "test")
+  read, calls = inference.read, []
 
   def disturbed(backbone, slots, context):
     """By 2 in the first of four batches, with two others; by 1 in the next."""
@@ -889,7 +887,7 @@ def test_a_difference_in_any_batch_is_reported(backbone, monkeypatch):
       for name, values in logits.items()
     }
 
-  monkeypatch.setattr(interference.programs, "read", disturbed)
+  monkeypatch.setattr(interference.inference, "read", disturbed)
   found = interference.masked_accuracies(
     backbone, masked, source, batch_size=48, mesh=one_device()
   )
@@ -916,11 +914,13 @@ def test_every_number_of_the_paper(config):
     there = dataclasses.replace(
       config, data=dataclasses.replace(config.data, name=name)
     )
-    found = {k: round(100 * v, 6) for k, v in published.table2(there).items()}
+    found = {
+      k: round(100 * v, 6) for k, v in paper_numbers.table2(there).items()
+    }
     assert found == dict(zip(keys, map(float, values), strict=True)), name
   # Section 4.4 and Table 4: of i-Naturalist.
-  assert published.INTERFERENCE == (0.500, 0.281, 0.278, 0.173)
-  assert published.ADAPTERS == {
+  assert paper_numbers.INTERFERENCE == (0.500, 0.281, 0.278, 0.173)
+  assert paper_numbers.ADAPTERS == {
     "memory": (0.501, "46 K"), "adapter": (0.499, "737 K"),
     "adapter_memory": (0.503, "783 K"),
   }  # fmt: skip

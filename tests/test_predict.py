@@ -18,8 +18,10 @@ import pytest
 from conftest import ROOT, random_task, tiny_backbone
 
 import memory_vit as mv
-from memory_vit import data, image_ops, pictures, predict, programs
+from memory_vit import predict
+from memory_vit.data import batching, datasets, image_files, image_ops
 from memory_vit.errors import ConfigError, TaskError
+from memory_vit.tasks import inference
 
 PETS = ("cat", "dog", "日", "a very long name")
 TASKS = ("pets", "birds")
@@ -202,16 +204,16 @@ def test_a_folder_in_one_pass_per_batch(
     passes.append(([spec.name for spec in tasks.specs], images.shape))
     return forward(backbone, tasks, images, **options)
 
-  forward = programs.forward
-  monkeypatch.setattr(programs, "forward", counted)
-  before = programs.encode_program._cache_size()
+  forward = inference.forward
+  monkeypatch.setattr(inference, "forward", counted)
+  before = inference.encode_program._cache_size()
   argv = arguments(models, folder)
   status, lines = run_json(capsys, *argv, "--batch_size=3", "--top=9")
   assert status == 0
   assert [line["image"] for line in lines] == [str(folder / n) for n in NAMES]
   # The second batch is filled up: nothing is compiled again.
   assert passes == [(["pets", "birds"], (3, 8, 8, 3))] * 2
-  assert programs.encode_program._cache_size() - before <= 1
+  assert inference.encode_program._cache_size() - before <= 1
   for line in lines:
     image = fake_data.Image.open(line["image"]).convert("RGB")
     same(line, by_hand(backbone, loaded, image))
@@ -256,8 +258,10 @@ def test_standard_input_is_read_as_it_is_needed(folder, monkeypatch, loaded):
 
   stdin = type("Stdin", (), {"buffer": lines()})
   monkeypatch.setattr(sys, "stdin", stdin)
-  entries = pictures.find_pictures(["-"])
-  batches = pictures.read_batches(entries, loaded[0].spec.evaluation, 3, 2048)
+  entries = image_files.find_pictures(["-"])
+  batches = image_files.read_batches(
+    entries, loaded[0].spec.evaluation, 3, 2048
+  )
   first, second = next(batches), next(batches)
   assert [p.entry.path for p in first + second] == [
     str(folder / NAMES[i % 5]) for i in range(6)
@@ -336,8 +340,8 @@ def test_only_pictures_that_cannot_be_read(models, tmp_path, capsys):
 
 
 def read_one(path, evaluation):
-  batches = pictures.read_batches(
-    [pictures.Entry(str(path))], evaluation, 1, 2048
+  batches = image_files.read_batches(
+    [image_files.Entry(str(path))], evaluation, 1, 2048
   )
   [[picture]] = batches
   return picture
@@ -356,14 +360,14 @@ def test_what_is_too_large_is_never_decoded(
   )
   assert read_one(bomb, evaluation).pixels is None
   good = folder / "a.png"  # 8 x 8 pixels
-  monkeypatch.setattr(pictures, "MAX_PIXELS", 63)
+  monkeypatch.setattr(image_files, "MAX_PIXELS", 63)
   assert "8 x 8 pixels, more than" in read_one(good, evaluation).entry.reason
-  monkeypatch.setattr(pictures, "MAX_PIXELS", 64)
+  monkeypatch.setattr(image_files, "MAX_PIXELS", 64)
   size = good.stat().st_size
-  monkeypatch.setattr(pictures, "MAX_FILE_BYTES", size - 1)
+  monkeypatch.setattr(image_files, "MAX_FILE_BYTES", size - 1)
   assert "the file has more than" in read_one(good, evaluation).entry.reason
   assert not decoded
-  monkeypatch.setattr(pictures, "MAX_FILE_BYTES", size)
+  monkeypatch.setattr(image_files, "MAX_FILE_BYTES", size)
   assert read_one(good, evaluation).pixels is not None
   assert decoded == [1]
 
@@ -392,9 +396,9 @@ def test_memory_for_pictures(tmp_path, loaded, monkeypatch, kind):
   for path in paths:
     write(path, fake_data.noise(0, 256, 256))
   size = paths[0].stat().st_size
-  per_pixel = pictures._BYTES_PER_PIXEL[kind.upper()]
+  per_pixel = image_files._BYTES_PER_PIXEL[kind.upper()]
   need = 2 * size + per_pixel * 256**2 + 12 * 8 * 8
-  batch = 4 * 8 * 8 * 3 * 4 * pictures._COPIES_OF_A_BATCH
+  batch = 4 * 8 * 8 * 3 * 4 * image_files._COPIES_OF_A_BATCH
   assert per_pixel >= {"webp": 22, "jpeg": 12}.get(kind, 4)
 
   inside, most = [], []
@@ -409,13 +413,13 @@ def test_memory_for_pictures(tmp_path, loaded, monkeypatch, kind):
     return found
 
   monkeypatch.setattr(image_ops, "eval_image", watched)
-  monkeypatch.setattr(pictures.os, "cpu_count", lambda: 4)
+  monkeypatch.setattr(image_files.os, "cpu_count", lambda: 4)
 
   def read(memory):
-    monkeypatch.setattr(pictures, "_MIB", 1)  # count in bytes
+    monkeypatch.setattr(image_files, "_MIB", 1)  # count in bytes
     most.clear()
-    entries = [pictures.Entry(str(path)) for path in paths]
-    [found] = pictures.read_batches(entries, evaluation, 4, memory)
+    entries = [image_files.Entry(str(path)) for path in paths]
+    [found] = image_files.read_batches(entries, evaluation, 4, memory)
     return [p.entry.reason for p in found]
 
   assert read(batch + 2 * need) == [""] * 4
@@ -448,10 +452,10 @@ def test_pictures_are_prepared_as_in_evaluation(tmp_path, crop, resize):
     write(root / f"{i}.{kind}", fake_data.noise(i, 21 + i, 33 - i))
   # GIF is not among the suffixes of image folders.
   (root / "3.gif").rename(root / "3.png")
-  source = data.open_source("folder", "train", str(tmp_path / "data"))
-  batch = next(data.eval_batches(source, evaluation, batch_size=5))
-  entries = [pictures.Entry(source.file_name(i)) for i in range(5)]
-  [found] = pictures.read_batches(entries, evaluation, 5, 2048)
+  source = datasets.open_source("folder", "train", str(tmp_path / "data"))
+  batch = next(batching.eval_batches(source, evaluation, batch_size=5))
+  entries = [image_files.Entry(source.file_name(i)) for i in range(5)]
+  [found] = image_files.read_batches(entries, evaluation, 5, 2048)
   assert np.array_equal(np.stack([p.pixels for p in found]), batch["image"])
   files = [pathlib.Path(source.file_name(i)) for i in range(5)]
   assert np.array_equal(mv.preprocess(files, evaluation), batch["image"])

@@ -12,11 +12,11 @@ from fake_data import encode, noise
 from PIL import Image
 
 import memory_vit as mv
-from memory_vit import image_ops
-from memory_vit import pictures as reading
 from memory_vit.config import DataConfig
+from memory_vit.data import image_files as reading
+from memory_vit.data import image_ops
 from memory_vit.errors import ConfigError, DataError, TaskError
-from memory_vit.tasks import EvalPreprocessing
+from memory_vit.model.task import EvalPreprocessing
 
 
 def _pictures() -> dict[str, bytes]:
@@ -387,7 +387,7 @@ def test_nothing_prepared_is_outside():
 
 def test_without_tensorflow(monkeypatch):
   monkeypatch.setitem(sys.modules, "tensorflow", None)
-  monkeypatch.delitem(sys.modules, "memory_vit.pictures")
-  monkeypatch.delattr("memory_vit.pictures")
+  monkeypatch.delitem(sys.modules, "memory_vit.data.image_files")
+  monkeypatch.delattr("memory_vit.data.image_files")
   with pytest.raises(ImportError, match="needs tensorflow, which is not inst"):
     mv.preprocess(noise(0), PLAIN)

@@ -21,12 +21,17 @@ import scipy.ndimage
 from conftest import cached_shapes
 from etils import epath
 
-from memory_vit import download, npz, pretrained, trees
-from memory_vit.backbone import Backbone
+from memory_vit.backbones import download, npz
+from memory_vit.backbones.load import (
+  _infer_config,
+  load_backbone,
+  save_backbone,
+)
 from memory_vit.errors import CheckpointError, ConfigError
-from memory_vit.model import VisionTransformer
-from memory_vit.pretrained import load_backbone, save_backbone
-from memory_vit.variants import ViTConfig, vit_config
+from memory_vit.model import trees
+from memory_vit.model.backbone import Backbone
+from memory_vit.model.vit import VisionTransformer
+from memory_vit.model.vit_config import ViTConfig, vit_config
 
 POSITIONS = "Transformer/posembed_input/pos_embedding"
 
@@ -288,7 +293,7 @@ def test_published_variants(variant, count):
   assert trees.count(arrays) == count
   assert arrays.keys() == published_names(config.depth)
 
-  found = pretrained._infer_config(arrays, Path("any.npz"))
+  found = _infer_config(arrays, Path("any.npz"))
   assert found == config
   assert found.variant == variant
 
@@ -300,7 +305,7 @@ def test_original_imagenet21k_has_pre_logits_and_head():
   assert arrays.keys() - published_names(12) == {
     "pre_logits/kernel", "pre_logits/bias", "head/kernel", "head/bias",
   }  # fmt: skip
-  assert pretrained._infer_config(arrays, Path("any.npz")) == config
+  assert _infer_config(arrays, Path("any.npz")) == config
 
 
 @pytest.mark.slow

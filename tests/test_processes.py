@@ -15,8 +15,10 @@ import two_processes as two
 from conftest import tiny_backbone
 
 import memory_vit as mv
-from memory_vit import adapters, launch, manifest, processes, trees
 from memory_vit.errors import ConfigError
+from memory_vit.model import trees
+from memory_vit.runtime import launch, processes
+from memory_vit.tasks import manifest, store
 
 STEPS = 12
 
@@ -268,7 +270,7 @@ def test_two_processes_do_what_one_does(together, alone):
 
 def exported(workdir: pathlib.Path) -> dict[str, np.ndarray]:
   path = workdir / "tasks" / "digits-5-9"
-  return adapters.read_arrays(path, manifest.read(path))
+  return store.read_arrays(path, manifest.read(path))
 
 
 @pytest.mark.processes
@@ -338,7 +340,7 @@ def test_a_process_that_dies_elsewhere_is_noticed():
   """Outside of all exchange: by jax's heartbeat."""
   code = (
     "import sys, time\n"
-    "from memory_vit import launch\n"
+    "from memory_vit.runtime import launch\n"
     "options = launch.Options(coordinator=sys.argv[1], num_processes=2,\n"
     f"  process_id=int(sys.argv[2]), heartbeat_timeout={two.HEARTBEAT})\n"
     "with launch.leaving():\n"

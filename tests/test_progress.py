@@ -2,7 +2,7 @@
 
 import re
 
-from memory_vit import progress
+from memory_vit.training import summary
 
 TASK = {
   "name": "pets", "cells": 5, "varied": {}, "trainable_params": 12_345,
@@ -19,7 +19,7 @@ RESULT = {
 
 
 def rows_of(result, tmp_path):
-  _, header, _, *rows = progress.summary(result, tmp_path).splitlines()
+  _, header, _, *rows = summary.summary(result, tmp_path).splitlines()
   columns, *cells = (
     re.split(r"  +", line) for line in (header, *rows[: len(result["tasks"])])
   )

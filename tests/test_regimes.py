@@ -16,10 +16,13 @@ from conftest import (
 )
 
 import memory_vit as mv
-from memory_vit import optim, step, training_pass, trees
 from memory_vit.config import OptimConfig
 from memory_vit.errors import ConfigError, TaskError
-from memory_vit.regimes import REGIMES
+from memory_vit.model import trees
+from memory_vit.model.regimes import REGIMES
+from memory_vit.tasks import split_forward
+from memory_vit.training import step
+from memory_vit.training.optim import make_optimizer, make_schedule
 
 ADAPTERS = [name for name, r in REGIMES.items() if "adapters" in r.trained]
 MEMORY = [name for name, r in REGIMES.items() if "memory" in r.trained]
@@ -44,8 +47,8 @@ def task_of(backbone, regime, *, seed=0, cells=2, start=False, **options):
 def logits(backbone, task, images):
   config, specs = backbone.config, (task.spec,)
   frozen = {"backbone": backbone.params, "tasks": {}}
-  cut = training_pass.make_training_pass(config, specs)
-  out = training_pass.logits_program(
+  cut = split_forward.make_training_pass(config, specs)
+  out = split_forward.logits_program(
     {"a": task.params}, frozen, cut.prepare(frozen, images),
     config=config, specs=specs,
   )  # fmt: skip
@@ -167,7 +170,7 @@ def test_adapters_start_as_nothing(backbone, images, regime):
 def test_what_is_not_changed_yet_is_the_backbone(backbone, images):
   """A new class token is a copy of the old one: at first all see the same."""
   headless = dataclasses.replace(
-    backbone, config=training_pass.headless(backbone.config)
+    backbone, config=split_forward.headless(backbone.config)
   )
   features = np.asarray(mv.encode(headless, images)[0])
   head = random_task(backbone, "a").params["head"]
@@ -223,7 +226,7 @@ def test_against_the_dense_oracle(backbone, images, regime):
     return z[:, 0] @ task["head"]["kernel"] + task["head"]["bias"]
 
   def ours(params):
-    cut = training_pass.make_training_pass(backbone.config, (spec,))
+    cut = split_forward.make_training_pass(backbone.config, (spec,))
     frozen = {"backbone": backbone.params, "tasks": {}}
     return cut.logits({"a": params}, frozen, images)["a"]
 
@@ -278,9 +281,9 @@ def test_a_step_changes_what_is_trained_and_nothing_else(images, regime):
   backbone = tiny_backbone(depth=1)
   task, mesh = task_of(backbone, regime), one_device()
   config = OptimConfig(warmup=0.0, schedule="constant")
-  rates = {"a": optim.make_schedule(config, 0.1, 10)}
-  optimizer = optim.make_optimizer({"a": config}, rates)
-  cut = training_pass.make_training_pass(backbone.config, (task.spec,))
+  rates = {"a": make_schedule(config, 0.1, 10)}
+  optimizer = make_optimizer({"a": config}, rates)
+  cut = split_forward.make_training_pass(backbone.config, (task.spec,))
   state = step.create_state({"a": task.params}, optimizer, mesh)
   # No slot for what is frozen: momentum alone, of what is trained.
   slots = [x for x in jax.tree.leaves(state.opt_state) if np.ndim(x)]
@@ -311,7 +314,7 @@ def test_other_regimes_do_not_compose(backbone, images, regime, tmp_path):
   with pytest.raises(TaskError, match="cannot share a pass"):
     mv.concatenate(other, task)
   with pytest.raises(TaskError, match="cannot share a pass"):
-    training_pass.make_training_pass(backbone.config, (other.spec, task.spec))
+    split_forward.make_training_pass(backbone.config, (other.spec, task.spec))
   mv.save_task(task, tmp_path / "a")
   loaded = mv.load_task(tmp_path / "a", backbone)
   assert loaded.spec == task.spec

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 from conftest import tiny_backbone
 
-from memory_vit import resolve
 from memory_vit.config import Config
 from memory_vit.errors import ConfigError
+from memory_vit.training import resolve
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import pytest
 from conftest import random_task
 
 import memory_vit as mv
-from memory_vit import adapters, results
+from memory_vit.tasks import store
+from memory_vit.training import results
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_a_task_that_was_moved_out_of_the_way_is_put_back(workdir, backbone):
   (scratch / "new").mkdir()
   results.tidy(workdir)
   assert names(tasks) == ["pets"]
-  assert adapters.load_task(tasks / "pets", backbone).spec.name == "pets"
+  assert store.load_task(tasks / "pets", backbone).spec.name == "pets"
 
 
 def test_what_is_not_ours_is_left_alone(workdir, tmp_path_factory):

@@ -20,19 +20,7 @@ from conftest import ROOT, random_task, tiny_backbone
 import memory_vit as mv
 from configs import quickstart
 from memory_vit import config as config_lib
-from memory_vit import (
-  data,
-  passes,
-  pretrain,
-  resume,
-  run,
-  step,
-  sweep,
-  train,
-  training_pass,
-  trees,
-)
-from memory_vit.checkpoints import Checkpoints
+from memory_vit.data import batching, datasets
 from memory_vit.errors import (
   ConfigError,
   DivergedError,
@@ -40,7 +28,12 @@ from memory_vit.errors import (
   TaskError,
   TrainingError,
 )
-from memory_vit.learn import Learned
+from memory_vit.model import trees
+from memory_vit.tasks import split_forward
+from memory_vit.training import loop, packing, pretrain, resume, run, sweep
+from memory_vit.training.checkpoints import Checkpoints
+from memory_vit.training.step import Step
+from memory_vit.training.trainer import Learned
 
 
 def small_backbone(seed=0):
@@ -128,9 +121,11 @@ def test_a_run_from_nothing_to_the_result(config, finished):
   assert task.spec.class_names == ("5", "6", "7", "8", "9")
   assert task.provenance["metrics"] == task_result
   assert task.provenance["config"]["seed"] == config.seed
-  source = data.open_source("digits:5-9", "test")
+  source = datasets.open_source("digits:5-9", "test")
   hits, labels = [], []
-  for batch in data.eval_batches(source, task.spec.evaluation, batch_size=64):
+  for batch in batching.eval_batches(
+    source, task.spec.evaluation, batch_size=64
+  ):
     out = mv.forward(backbone, [task], batch["image"])["digits-5-9"]
     right = np.asarray(out).argmax(-1) == batch["label"]
     hits += list(right[batch["mask"] > 0])
@@ -157,7 +152,7 @@ def test_resumed_equals_uninterrupted(config, workdir, finished, monkeypatch):
   """
   config = dataclasses.replace(config, checkpoint_every=3)
   steps = []
-  real_step = step.Step.__call__
+  real_step = Step.__call__
 
   def stops_in_step_5(self, *args):
     steps.append(1)
@@ -165,7 +160,7 @@ def test_resumed_equals_uninterrupted(config, workdir, finished, monkeypatch):
       raise KeyboardInterrupt
     return real_step(self, *args)
 
-  monkeypatch.setattr(step.Step, "__call__", stops_in_step_5)
+  monkeypatch.setattr(Step, "__call__", stops_in_step_5)
   with pytest.raises(KeyboardInterrupt):
     run.train_and_evaluate(config, workdir)
   assert not (workdir / "result.json").exists()
@@ -190,7 +185,7 @@ def test_a_finished_run_is_not_trained_again(
   whole, first = finished
   shutil.copytree(whole, workdir)
   before = arrays(workdir)
-  monkeypatch.setattr(step.Step, "__call__", None)
+  monkeypatch.setattr(Step, "__call__", None)
   again = run.train_and_evaluate(config, workdir)
   assert_same_bits(arrays(workdir), before)
   # Nor has it become faster.
@@ -201,7 +196,7 @@ def test_what_is_left_to_backbone_and_data_is_recorded(
   config, workdir, monkeypatch
 ):
   given = dataclasses.replace(silent(config), image_size=0, epochs=0.15)
-  examples = data.open_source(config.data.name, config.data.train).size
+  examples = datasets.open_source(config.data.name, config.data.train).size
   steps = math.ceil(0.15 * examples / config.batch_size)
   result = run.train_and_evaluate(given, workdir)
   assert result["tasks"][0]["steps"] == steps != config.total_steps
@@ -216,7 +211,7 @@ def test_what_is_left_to_backbone_and_data_is_recorded(
   assert saved["config.image_size"] == 8
   assert saved["config.total_steps"] == steps
   # What was recorded goes on, and so does what was given.
-  monkeypatch.setattr(step.Step, "__call__", None)
+  monkeypatch.setattr(Step, "__call__", None)
   in_steps = dataclasses.replace(expected, epochs=0.0)
   for same in (given, in_steps):
     again = run.train_and_evaluate(same, workdir)
@@ -232,7 +227,7 @@ def test_what_is_left_to_backbone_and_data_is_recorded(
 
 def test_the_best_state_is_exported(config, workdir, monkeypatch):
   """Accuracy falls after step 3: that state is the result, not the last."""
-  real = train._validate
+  real = loop._validate
   accuracies = {3: 0.9, 6: 0.2}
   states = {}
 
@@ -241,7 +236,7 @@ def test_the_best_state_is_exported(config, workdir, monkeypatch):
     states[step] = jax.device_get(state.params["digits-5-9"])
     return {"digits-5-9": accuracies[step]}
 
-  monkeypatch.setattr(train, "_validate", falling)
+  monkeypatch.setattr(loop, "_validate", falling)
   result = run.train_and_evaluate(silent(config), workdir)
   assert result["tasks"][0]["best_step"] == 3
   assert result["tasks"][0]["steps"] == 6
@@ -267,7 +262,7 @@ def test_without_validation_the_last_state_is_exported(config, workdir):
 
 def test_outputs_that_changed_are_reported(config, workdir, monkeypatch):
   """Of a program that is broken as soon as a task is in the pass."""
-  real = run.programs.forward
+  real = run.inference.forward
 
   def broken(backbone, tasks, images, *, check):
     out = real(backbone, tasks, images, check=check)
@@ -277,7 +272,7 @@ def test_outputs_that_changed_are_reported(config, workdir, monkeypatch):
       out["backbone"] = out["backbone"].at[0, 0].add(change)
     return out
 
-  monkeypatch.setattr(run.programs, "forward", broken)
+  monkeypatch.setattr(run.inference, "forward", broken)
   config = changed(config, "data", test="")
   config = dataclasses.replace(config, total_steps=1)
   for change in (np.float32(1e-6), np.float32(1e6)):
@@ -289,14 +284,14 @@ def test_outputs_that_changed_are_reported(config, workdir, monkeypatch):
 
 def breaks_in(steps, monkeypatch):
   """Pictures of these steps are not finite."""
-  real_step = step.Step.__call__
+  real_step = Step.__call__
 
   def breaks(self, state, frozen, batch):
     if int(state.step) + 1 in steps:
       batch = {**batch, "image": batch["image"] * np.nan}
     return real_step(self, state, frozen, batch)
 
-  monkeypatch.setattr(step.Step, "__call__", breaks)
+  monkeypatch.setattr(Step, "__call__", breaks)
 
 
 @pytest.mark.slow
@@ -309,9 +304,9 @@ def test_three_updates_that_are_not_finite_stop_the_run(
     breaks_in((3, 4, 5), context)
     with pytest.raises(TrainingError, match="at step 5: .*is not fin") as error:
       run.train_and_evaluate(config, workdir)
-  source = data.open_source(config.data.name, config.data.train)
+  source = datasets.open_source(config.data.name, config.data.train)
   for number in (3, 4, 5):
-    names = data.train_examples(source, seed=0, batch_size=16, step=number)
+    names = batching.train_examples(source, seed=0, batch_size=16, step=number)
     assert f"of step {number} {', '.join(names[:8])}, ..." in str(error.value)
   with Checkpoints(workdir / "checkpoints") as checkpoints:
     assert checkpoints.steps() == [3, 4]  # of which nothing was taken over
@@ -330,11 +325,13 @@ def test_one_update_that_is_not_finite_is_skipped(config, workdir, monkeypatch):
 
 
 def test_examples_of_a_step_are_those_of_its_batch():
-  source = data.open_source("digits:5-9", "train")
+  source = datasets.open_source("digits:5-9", "train")
   options = {"seed": 3, "batch_size": 8}
   plain = config_lib.TrainDataConfig(train_crop="small", resize=8, flip=False)
-  batches = data.train_batches(source, plain, image_size=8, start=8, **options)
-  found = data.train_examples(source, step=2, **options)
+  batches = batching.train_batches(
+    source, plain, image_size=8, start=8, **options
+  )
+  found = batching.train_examples(source, step=2, **options)
   labels = [int(source.fetch(np.int64(index))[1]) for index in found]
   assert labels == list(next(batches)["label"])
 
@@ -401,11 +398,13 @@ def test_other_regimes_end_to_end(config, workdir, backbone_file, regime):
   backbone = mv.load_backbone(backbone_file)
   task = mv.load_task(workdir / "tasks" / "digits-5-9", backbone)
   assert entry["trainable_params"] == trees.count(task.params)
-  source = data.open_source("digits:5-9", "test")
+  source = datasets.open_source("digits:5-9", "test")
   hits = []
-  cut = training_pass.make_training_pass(backbone.config, (task.spec,))
+  cut = split_forward.make_training_pass(backbone.config, (task.spec,))
   frozen = {"backbone": backbone.params, "tasks": {}}
-  for batch in data.eval_batches(source, task.spec.evaluation, batch_size=64):
+  for batch in batching.eval_batches(
+    source, task.spec.evaluation, batch_size=64
+  ):
     inputs = cut.prepare(frozen, batch["image"])
     out = cut.logits({task.spec.name: task.params}, frozen, inputs)
     right = np.asarray(out[task.spec.name]).argmax(-1) == batch["label"]
@@ -466,21 +465,21 @@ def test_a_pass_that_diverged_is_remembered(tmp_path):
       self.calls.append(part[0].name)
       if part[0].name == "a":
         raise DivergedError("not finite", {"a": 3})
-      return Learned({"b": 1}, {"b": train.Best()}, {}, {}, (), 1, 1.0)
+      return Learned({"b": 1}, {"b": loop.Best()}, {}, {}, (), 1, 1.0)
 
   variants = [sweep.Variant(name, {"x": name}, None) for name in "ab"]
   plan, fake = {"passes": [["a"], ["b"]]}, Fake()
   for expected in (["a", "b"], ["a", "b", "b"]):
-    first, second = passes.learn(fake, variants, plan, tmp_path)
+    first, second = packing.learn(fake, variants, plan, tmp_path)
     assert (first.tasks, first.lost) == ({}, {"a": 3})
     assert second.tasks == {"b": 1}
     assert fake.calls == expected
   # Of another configuration nothing is known.
   fake.rate = 2.0
-  passes.learn(fake, variants, plan, tmp_path)
+  packing.learn(fake, variants, plan, tmp_path)
   assert fake.calls[3:] == ["a", "b"]
   with pytest.raises(DivergedError):
-    passes.learn(fake, variants, {"passes": [["a"]]}, tmp_path)
+    packing.learn(fake, variants, {"passes": [["a"]]}, tmp_path)
 
 
 def test_a_changed_pretraining_is_refused(config, workdir, monkeypatch):

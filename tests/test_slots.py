@@ -12,8 +12,8 @@ import pytest
 from conftest import random_task, tiny_backbone
 
 import memory_vit as mv
-from memory_vit import programs
 from memory_vit.errors import TaskError
+from memory_vit.tasks import inference
 
 
 def tasks_of(backbone, count, **options):
@@ -35,17 +35,17 @@ def test_another_task_runs_the_compiled_programs(images):
   before = [
     p._cache_size()
     for p in (
-      programs.encode_program,
-      programs.read_program,
-      programs.memory_program,
+      inference.encode_program,
+      inference.read_program,
+      inference.memory_program,
     )
   ]
 
   def compiled_since():
     now = (
-      programs.encode_program,
-      programs.read_program,
-      programs.memory_program,
+      inference.encode_program,
+      inference.read_program,
+      inference.memory_program,
     )
     return [p._cache_size() - b for p, b in zip(now, before, strict=True)]
 
@@ -109,9 +109,9 @@ def test_tasks_that_come_and_go_leave_nothing_behind(
     compiled = sum(
       p._cache_size()
       for p in (
-        programs.encode_program,
-        programs.read_program,
-        programs.memory_program,
+        inference.encode_program,
+        inference.read_program,
+        inference.memory_program,
       )
     )
     return pages * os.sysconf("SC_PAGE_SIZE"), len(jax.live_arrays()), compiled
@@ -131,7 +131,7 @@ def test_slots_hold_what_training_computes(backbone, images):
   _, context = mv.encode(backbone, images)
   found = mv.read(backbone, tasks, context)
   read = functools.partial(
-    programs.read_tasks,
+    inference.read_tasks,
     config=backbone.config,
     specs=tuple(t.spec for t in tasks),
   )
@@ -145,13 +145,13 @@ def test_slots_hold_what_training_computes(backbone, images):
 
 def test_memory_is_computed_once(backbone, images, monkeypatch):
   calls = []
-  real = programs.memory_program
+  real = inference.memory_program
 
   def counted(*args, **kwargs):
     calls.append(1)
     return real(*args, **kwargs)
 
-  monkeypatch.setattr(programs, "memory_program", counted)
+  monkeypatch.setattr(inference, "memory_program", counted)
   slots = mv.fill_slots(backbone, tasks_of(backbone, 2))
   for _ in range(3):
     mv.forward(backbone, slots, images)

@@ -9,8 +9,12 @@ import numpy as np
 import pytest
 from conftest import one_device, random_task, tiny_backbone
 
-from memory_vit import optim, programs, sharding, step, training_pass, trees
 from memory_vit.config import OptimConfig
+from memory_vit.model import trees
+from memory_vit.runtime import sharding
+from memory_vit.tasks import inference, split_forward
+from memory_vit.training import step
+from memory_vit.training.optim import make_optimizer, make_schedule
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +28,11 @@ def step_for(config, mesh, read, trained, smoothing, parts):
   """A step and its optimiser: what two tests need is compiled once."""
   optim_config = OptimConfig(warmup=0.0, schedule="constant")
   rates = {
-    spec.name: optim.make_schedule(optim_config, 0.05 * (i + 1), 10)
+    spec.name: make_schedule(optim_config, 0.05 * (i + 1), 10)
     for i, spec in enumerate(trained)
   }
-  optimizer = optim.make_optimizer(dict.fromkeys(rates, optim_config), rates)
-  cut = training_pass.make_training_pass(config, (*read, *trained))
+  optimizer = make_optimizer(dict.fromkeys(rates, optim_config), rates)
+  cut = split_forward.make_training_pass(config, (*read, *trained))
   step_fn = step.Step(
     cut, optimizer, mesh, label_smoothing=dict.fromkeys(rates, smoothing),
     accumulation_steps=parts,
@@ -116,7 +120,7 @@ def test_gradient_is_that_of_the_definition(backbone, images):
   @jax.jit
   @jax.value_and_grad
   def loss(params):
-    out = programs.MemoryViT(backbone.config, (task.spec,)).apply(
+    out = inference.MemoryViT(backbone.config, (task.spec,)).apply(
       {"params": {"backbone": backbone.params, "tasks": params}}, rows["image"]
     )
     targets = 0.8 * jnp.eye(3)[rows["label"]] + 0.2 / 3
@@ -132,7 +136,7 @@ def test_accuracy_is_that_of_the_greatest_logit(backbone, images):
   task, mesh = random_task(backbone, "a"), one_device()
   step_fn, state, frozen = setting(backbone, mesh, [task])
   rows = batch(images, mesh)
-  logits = programs.forward(backbone, [task], rows["image"])["a"]
+  logits = inference.forward(backbone, [task], rows["image"])["a"]
   greatest = np.asarray(logits).argmax(-1).astype(np.int32)
   wrong = np.arange(len(greatest)) % 4 == 0
   rows["label"] = jnp.asarray(np.where(wrong, (greatest + 1) % 3, greatest))
@@ -159,12 +163,12 @@ def test_nothing_of_the_backbone_is_computed_backwards(backbone, images):
   """The program that has the gradient holds none of the big products."""
   task = random_task(backbone, "a")
   step_fn, state, frozen = setting(backbone, one_device(), [task])
-  _, context = programs.encode(backbone, images)
+  _, context = inference.encode(backbone, images)
   gradient = step_fn._gradient.lower(
     state.params, frozen, context, jnp.zeros(len(images), jnp.int32)
   )
   flops = gradient.compile().cost_analysis()["flops"]
-  forward = programs.encode_program.lower(
+  forward = inference.encode_program.lower(
     backbone.params, images, config=backbone.config
   )
   forward_flops = forward.compile().cost_analysis()["flops"]
@@ -176,9 +180,9 @@ def test_full_regime_trains_everything(images):
   backbone = tiny_backbone(num_classes=3, depth=1)
   mesh = one_device()
   config = OptimConfig(name="adamw", warmup=0.0)
-  rates = {"backbone": optim.make_schedule(config, 1e-3, 10)}
-  optimizer = optim.make_optimizer(dict.fromkeys(rates, config), rates)
-  step_fn = step.Step(training_pass.full(backbone.config), optimizer, mesh)
+  rates = {"backbone": make_schedule(config, 1e-3, 10)}
+  optimizer = make_optimizer(dict.fromkeys(rates, config), rates)
+  step_fn = step.Step(split_forward.full(backbone.config), optimizer, mesh)
   state = step.create_state({"backbone": backbone.params}, optimizer, mesh)
   state, _ = step_fn(state, None, batch(images, mesh))
   after = trees.flatten(jax.device_get(state.params["backbone"]))

@@ -14,18 +14,12 @@ from conftest import one_device, tiny_backbone
 import memory_vit as mv
 from configs import quickstart
 from memory_vit import config as config_lib
-from memory_vit import (
-  data,
-  interrupt,
-  learn,
-  passes,
-  plots,
-  run,
-  step,
-  sweep,
-  trees,
-)
+from memory_vit import plots
+from memory_vit.data import datasets
 from memory_vit.errors import ConfigError, TrainingError
+from memory_vit.model import trees
+from memory_vit.runtime import preemption
+from memory_vit.training import packing, run, step, sweep, trainer
 
 
 def config_of(**sweep_values):
@@ -67,7 +61,7 @@ def test_variants_have_the_steps_and_the_size_that_were_left_open(
     config_of(overrides=({"optim.warmup_steps": 9}, {})),
     backbone=str(tmp_path / "tiny.npz"), epochs=0.2, image_size=0,
   )  # fmt: skip
-  examples = data.open_source(config.data.name, config.data.train).size
+  examples = datasets.open_source(config.data.name, config.data.train).size
   steps = math.ceil(0.2 * examples / config.batch_size)
   planned = []
 
@@ -75,7 +69,7 @@ def test_variants_have_the_steps_and_the_size_that_were_left_open(
     planned.extend([learner, *variants])
     raise ConfigError("planned")
 
-  monkeypatch.setattr(passes, "plan", plan)
+  monkeypatch.setattr(packing, "plan", plan)
   with pytest.raises(ConfigError, match="planned"):
     run.train_and_evaluate(config, tmp_path / "run")
   assert len(planned) == 3
@@ -171,13 +165,13 @@ def test_what_fits_into_memory():
 
 
 def learner(config):
-  return learn.Learner(
+  return trainer.Learner(
     config=config,
     mesh=one_device(),
     backbone=tiny_backbone(num_classes=5, depth=1),
     parents=(),
-    train=data.open_source("digits:5-9", config.data.train),
-    validation=data.open_source("digits:5-9", config.data.validation),
+    train=datasets.open_source("digits:5-9", config.data.train),
+    validation=datasets.open_source("digits:5-9", config.data.validation),
   )
 
 
@@ -278,14 +272,14 @@ def test_the_estimate_counts_what_a_pass_holds(tmp_path):
   """Context and pictures are there beside what the gradient needs."""
   config = config_of(cells=(3, 5))
   variants = sweep.variants_of(config, "d")
-  one, two = (passes.pass_bytes(learner(config), variants[:n]) for n in (1, 2))
+  one, two = (packing.pass_bytes(learner(config), variants[:n]) for n in (1, 2))
   # 16 pictures of 8 px thrice; in one layer, keys and values of 17 tokens of
   # width 32, for a batch of evaluation of 64; all float32.
   held = 3 * 16 * (8 * 8 * 3 + 1) * 4 + 64 * 2 * 17 * 32 * 4
   assert held < one < two < 4 * held
   more = dataclasses.replace(config, batch_size_eval=256)
   assert (
-    passes.pass_bytes(learner(more), variants[:1]) - one
+    packing.pass_bytes(learner(more), variants[:1]) - one
     == 3 * 64 * 2 * 17 * 32 * 4
   )
 
@@ -354,8 +348,8 @@ def test_passes_of_a_sweep_equal_one(swept, tmp_path, monkeypatch):
     return real_step(self, *args)
 
   monkeypatch.setattr(step.Step, "__call__", preempted_in_the_second_pass)
-  stop = interrupt.Stop()
-  with pytest.raises(interrupt.Interrupted), stop.listening():
+  stop = preemption.Stop()
+  with pytest.raises(preemption.Interrupted), stop.listening():
     run.train_and_evaluate(less, tmp_path / "two", stop)
   again = run.train_and_evaluate(less, tmp_path / "two")
   assert len(taken) == 2 * 4  # each step of each pass once

@@ -6,15 +6,9 @@ import numpy as np
 import pytest
 
 from memory_vit.errors import TaskError
-from memory_vit.tasks import (
-  BackboneId,
-  EvalPreprocessing,
-  Task,
-  TaskSpec,
-  require_fit,
-  view_of,
-  visibility,
-)
+from memory_vit.model.masks import view_of, visibility
+from memory_vit.model.task import BackboneId, EvalPreprocessing, Task, TaskSpec
+from memory_vit.tasks.compose import require_fit
 
 BACKBONE = BackboneId(
   fingerprint="f", variant="B/32", image_size=224, gelu="tanh"

@@ -16,18 +16,13 @@ from faults import Process
 
 import memory_vit as mv
 from configs import quickstart
-from memory_vit import (
-  check_data,
-  commands,
-  conduct,
-  data,
-  forecast,
-  pretrain,
-  run,
-  tfds_trust,
-)
+from memory_vit import check_data
 from memory_vit import config as config_lib
+from memory_vit.cli import commands
+from memory_vit.data import datasets, tfds_trust
 from memory_vit.errors import DataError
+from memory_vit.study import forecast, runner
+from memory_vit.training import pretrain, run
 
 EVIL = "bundle.evil.Evil"
 # One that TFDS imports, but that is none of its features.
@@ -87,15 +82,15 @@ def nested(feature, depth):
 def test_features_that_are_code(tmp_path, edit, message):
   """For the directory of a set, and for one that holds it."""
   folder = write_toy(tmp_path)
-  good = data.open_source("toy", "test", str(tmp_path))
-  assert data.open_source("toy", "test", str(folder)).size == good.size == 5
+  good = datasets.open_source("toy", "test", str(tmp_path))
+  assert datasets.open_source("toy", "test", str(folder)).size == good.size == 5
   change(folder / "features.json", edit)
   for name, directory in (
     ("toy", tmp_path), ("toy:1.0.0", tmp_path), ("toy", folder),
   ):  # fmt: skip
     for download in (True, False):
       with pytest.raises(DataError, match="features.json") as raised:
-        data.open_source(name, "test", str(directory), download=download)
+        datasets.open_source(name, "test", str(directory), download=download)
       assert message in str(raised.value)
       assert "\n" not in str(raised.value)
 
@@ -109,10 +104,10 @@ def test_the_other_file_that_names_features(tmp_path):
   change(info, lambda values: values.update(features=features))
   for directory in (tmp_path, folder):
     with pytest.raises(DataError, match=rf"dataset_info.json names '{EVIL}'"):
-      data.open_source("toy", "test", str(directory))
+      datasets.open_source("toy", "test", str(directory))
   # It would have been imported.
   with pytest.raises(DataError, match="No module named 'bundle'|bundle.evil"):
-    data.open_source("toy", "test", str(folder), trust_data_code=True)
+    datasets.open_source("toy", "test", str(folder), trust_data_code=True)
 
 
 def test_garbage_is_refused(tmp_path):
@@ -120,7 +115,7 @@ def test_garbage_is_refused(tmp_path):
   for content in (b"", b"{", b"\xff", b"[" * 99_999, b"1" * 9_999):
     (folder / "features.json").write_bytes(content)
     with pytest.raises(DataError, match="features.json cannot be read"):
-      data.open_source("toy", "test", str(tmp_path))
+      datasets.open_source("toy", "test", str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +130,7 @@ def test_garbage_is_refused(tmp_path):
 )
 def test_names_that_are_code_or_places(tmp_path, name, message):
   with pytest.raises(DataError, match=message):
-    data.open_source(name, "test", str(tmp_path))
+    datasets.open_source(name, "test", str(tmp_path))
   assert list(tmp_path.iterdir()) == []
 
 
@@ -148,7 +143,7 @@ def test_nothing_is_downloaded_unless_allowed(tmp_path, monkeypatch):
   monkeypatch.setattr("socket.socket.connect", asked)
   for name in ("mnist", "cifar100:3.0.2", "no_such_set"):
     with pytest.raises(DataError, match="not downloaded either"):
-      data.open_source(name, "test", str(tmp_path), download=False)
+      datasets.open_source(name, "test", str(tmp_path), download=False)
   assert list(tmp_path.iterdir()) == []
 
 
@@ -170,14 +165,14 @@ def test_trust_reaches_every_reader(monkeypatch, trusted):
     asked.append(trust_data_code)
     raise DataError("seen")
 
-  monkeypatch.setattr(data, "open_source", open_source)
+  monkeypatch.setattr(datasets, "open_source", open_source)
   planned = types.SimpleNamespace(name="x", data="digits:5-9", tested=True)
   readers = (
     lambda: run._open(config, "test"),
     lambda: run._open_upstream(config, None),
     lambda: pretrain.pretrain(config, None),
     lambda: forecast.Splits.of(config),
-    lambda: conduct._require_data(config, [planned], {}),
+    lambda: runner._require_data(config, [planned], {}),
     lambda: check_data.check_data(config),
   )
   for reader in readers:
@@ -282,7 +277,7 @@ def test_the_flag_of_commands_with_a_configuration(bundle):
 WATCH = """
 import atexit, json, os, sys
 def tell():
-  module = sys.modules.get("memory_vit.pictures")
+  module = sys.modules.get("memory_vit.data.image_files")
   found = [sys.path, getattr(module, "__file__", None)]
   open(os.environ["SEEN"], "w").write(json.dumps(found))
 atexit.register(tell)

@@ -13,13 +13,14 @@ import numpy as np
 import optax
 import pytest
 
-from memory_vit import events, progress, resume, sharding, train
-from memory_vit.checkpoints import Checkpoints
-from memory_vit.data_record import DataRecord
+from memory_vit.data.data_record import DataRecord
 from memory_vit.errors import DivergedError
-from memory_vit.interrupt import Interrupted, Stop
-from memory_vit.step import TrainState
-from memory_vit.watch import Skipped
+from memory_vit.runtime import sharding
+from memory_vit.runtime.preemption import Interrupted, Stop
+from memory_vit.training import events, loop, progress, resume
+from memory_vit.training.checkpoints import Checkpoints
+from memory_vit.training.divergence import Skipped
+from memory_vit.training.step import TrainState
 
 META = {"fingerprint": "f", "config": {}, "parents": {}, "attends_to": {},
         "variants": {}, "data": {"classes": []}}  # fmt: skip
@@ -40,7 +41,7 @@ class Run:
       **steps: when it evaluates and saves.
     """
     self.directory, self.skips = directory, skips
-    self.steps = train.Steps(total=total, log=1, **steps)
+    self.steps = loop.Steps(total=total, log=1, **steps)
     self.accuracies = dict(accuracies)
     self.taken, self.evaluated = [], []
     self.stop = Stop()
@@ -83,7 +84,7 @@ class Run:
       state, past = resume.resume(
         checkpoints, first, META, {}, (), DataRecord()
       )
-      return train.fit(
+      return loop.fit(
         self._step, state, None,
         self._batches(int(state.step)),
         title="run", steps=self.steps, batch_size=1,
@@ -217,7 +218,7 @@ class Pending:
 def test_no_more_than_three_steps_are_under_way(tmp_path):
   """A signal waits for all of them, on a slow device for minutes."""
   run = Run(tmp_path, 50)
-  run.steps = train.Steps(total=50, log=1000)
+  run.steps = loop.Steps(total=50, log=1000)
   device, most, left = [], [], []
   step = run._step
 
@@ -257,7 +258,7 @@ def test_nothing_is_said_for_half_a_minute_at_most(
   clock = types.SimpleNamespace(perf_counter=lambda: clock.now, now=0.0)
   monkeypatch.setattr(progress, "time", clock)
   run = Run(tmp_path, 14)
-  run.steps = train.Steps(total=14, log=1000)
+  run.steps = loop.Steps(total=14, log=1000)
 
   def takes_long(step):
     clock.now += 7
@@ -274,7 +275,7 @@ def test_nothing_is_said_for_half_a_minute_at_most(
 def test_a_look_by_the_clock_ends_nothing(tmp_path, monkeypatch):
   """Another process would not look, and wait for this one for ever."""
   run = Run(tmp_path, 9, skips=range(2, 9))
-  run.steps = train.Steps(total=9, log=1000)
+  run.steps = loop.Steps(total=9, log=1000)
   monkeypatch.setattr(progress.Progress, "is_overdue", lambda self: True)
   with pytest.raises(DivergedError):
     run.go()
@@ -338,8 +339,8 @@ def test_events_that_cannot_be_opened_do_no_harm(tmp_path):
 
 def test_a_past_is_saved_as_it_is(tmp_path):
   """Every field of it: one that is forgotten changes a resumed run."""
-  past = train.Past(
-    best={"a": train.Best(1, 0.25, {"w": np.ones(3, np.float32)})},
+  past = loop.Past(
+    best={"a": loop.Best(1, 0.25, {"w": np.ones(3, np.float32)})},
     lost={"b": 3},
     skipped={"b": Skipped(4, (1, 2, 3))},
     pending=True,
@@ -367,7 +368,7 @@ def test_top5_is_said_where_it_can_be_wrong(monkeypatch, caplog, classes, says):
            "per_class": [0.5] * classes}  # fmt: skip
   with events.Events({}) as nowhere:
     state = TrainState(jnp.int32(2), {"a": ZERO}, ())
-    train._validate(2, state, lambda params: {"a": found}, nowhere)
+    loop._validate(2, state, lambda params: {"a": found}, nowhere)
   (line,) = caplog.messages
   assert "validation of 8: loss 1.0000  top-1 0.5000" in line
   assert ("top-5 0.8750" in line) is says

@@ -1,6 +1,6 @@
 import numpy as np
 
-from memory_vit import trees
+from memory_vit.model import trees
 
 TREE = {"a": {"b": np.arange(6.0, dtype=np.float32).reshape(2, 3)},
         "c": np.int32(4)}  # fmt: skip

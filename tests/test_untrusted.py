@@ -25,28 +25,15 @@ from conftest import ROOT, edit_task, random_task, tiny_backbone
 from memory import peak_rss, start_rss
 
 import memory_vit as mv
-from memory_vit import (
-  adapters,
-  array_files,
-  check_data,
-  commands,
-  compose,
-  contents,
-  escaping,
-  evaluate,
-  inspect,
-  manifest,
-  npz,
-  ocdbt,
-  pictures,
-  predict,
-  pretrained,
-  progress,
-  records,
-  results,
-  trees,
-)
+from memory_vit import check_data, evaluate, inspect, predict
+from memory_vit.backbones import load, npz
+from memory_vit.cli import commands
+from memory_vit.data import image_files
 from memory_vit.errors import CheckpointError, TaskError
+from memory_vit.model import trees
+from memory_vit.runtime import messages
+from memory_vit.tasks import array_files, describe, manifest, ocdbt, store
+from memory_vit.training import results, summary
 
 SMALL = 8 * 2**20  # bytes that a refusal may take
 
@@ -192,7 +179,7 @@ def test_empty_axes_hide_no_others(archive, name):
 
 def test_no_more_blocks_than_a_vit_has(archive, monkeypatch):
   """Whatever number the name of one has."""
-  monkeypatch.setattr(pretrained, "_require_weights", pytest.fail)
+  monkeypatch.setattr(load, "_require_weights", pytest.fail)
   value, one = bytes(4), (1,)
   block = "Transformer/encoderblock"
   for entries in (
@@ -426,7 +413,7 @@ def test_any_value_can_be_shown_briefly():
     nested = [nested]
   for value in (10**5000, [10**5000], nested, "x" * 10**7, bytes(10**7), {}):
     tracemalloc.start()
-    said = records.brief(value)
+    said = messages.brief(value)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert said.isprintable()
@@ -505,15 +492,15 @@ def test_a_set_of_tasks_stays_in_its_directory(pets, backbone, tmp_path):
   pets.rename(elsewhere)
   pets.symlink_to(elsewhere)
   with pytest.raises(TaskError, match="pets is a link, which may lead"):
-    compose.load_tasks(pets.parent, backbone)
+    store.load_tasks(pets.parent, backbone)
   task = mv.load_task(elsewhere, backbone)
   with pytest.raises(TaskError, match="pets is a link, which may lead"):
-    compose.save_tasks([task], pets.parent)
+    store.save_tasks([task], pets.parent)
   # The directory itself may be one.
   pets.unlink()
   elsewhere.rename(pets)
   (tmp_path / "link").symlink_to(pets.parent)
-  [found] = compose.load_tasks(tmp_path / "link", backbone)
+  [found] = store.load_tasks(tmp_path / "link", backbone)
   assert found.digest == task.digest
 
 
@@ -747,7 +734,7 @@ def test_arrays_that_share_their_bytes(pets, backbone):
   files = databases.signed(files, arrays=task["arrays"], spec=task["spec"])
   mutations.write_files(pets, files)
   before = start_rss()
-  report = contents.inspect_task(pets)
+  report = describe.inspect_task(pets)
   assert "expected at most 100 times as many" in report.damage
   assert peak_rss() - before < 50 * 2**20
   assert inspect.main([str(pets)]) == 2
@@ -774,7 +761,7 @@ def test_a_task_that_claims_much(pets, plain):
   files = databases.signed(files, arrays=task["arrays"], spec=task["spec"])
   mutations.write_files(pets, files)
   before = start_rss()
-  report = contents.inspect_task(pets)
+  report = describe.inspect_task(pets)
   assert ("bytes, expected 4,194,304" if plain else "would be 4,294,") in (
     report.damage
   )
@@ -908,8 +895,8 @@ def bomb(side: int) -> bytes:
 
 def read(path):
   evaluation = mv.EvalPreprocessing(image_size=8)
-  [[picture]] = pictures.read_batches(
-    [pictures.Entry(str(path))], evaluation, 1, memory_mib=2048
+  [[picture]] = image_files.read_batches(
+    [image_files.Entry(str(path))], evaluation, 1, memory_mib=2048
   )
   return picture
 
@@ -980,7 +967,7 @@ def test_python_is_never_run(pets, backbone, tmp_path, capsys):
   assert inspect.main([str(evil)]) == 2
   assert predict.main([vit, task, str(evil)]) == 1  # no picture
   assert not sentinel.exists()
-  for module in (adapters, commands, evaluate, inspect, manifest, predict):
+  for module in (store, commands, evaluate, inspect, manifest, predict):
     assert not any("config_flags" in name for name in vars(module))
   exec(evil.read_text())
   assert sentinel.exists()  # it would have worked
@@ -995,8 +982,8 @@ READABLE = ["日本語　猫", "हिन्दी", "می‌خواهم", "עב�
 
 
 def test_names_stay_in_their_line():
-  assert escaping.escaped(ODD) == SHOWN
-  assert [escaping.escaped(name) for name in READABLE] == READABLE
+  assert messages.escaped(ODD) == SHOWN
+  assert [messages.escaped(name) for name in READABLE] == READABLE
 
 
 def test_no_class_name_forges_a_line(backbone, tmp_path, capsys):
@@ -1014,7 +1001,7 @@ def test_no_class_name_forges_a_line(backbone, tmp_path, capsys):
     assert name in out
   assert "\n  cat" not in out
   assert all(len(line) < 1_000 for line in out.splitlines())
-  assert all(escaping.escaped(line) == line for line in out.split("\n"))
+  assert all(messages.escaped(line) == line for line in out.split("\n"))
   assert inspect.main([str(tmp_path / "pets"), "--json"]) == 0
   found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
   assert found["provenance"]["metrics"] == {odd: 1, "x": odd, "y": None}
@@ -1052,7 +1039,7 @@ def test_no_file_name_forges_a_line(pets, backbone, tmp_path, capsys):
     os.unlink(path)
   pets.rename(pets.parent / ODD)
   with pytest.raises(TaskError, match="is no UTF-8: rename it") as caught:
-    compose.task_directories(pets.parent)
+    store.task_directories(pets.parent)
   assert SHOWN in str(caught.value)
   assert inspect.main([str(pets.parent)]) == 2
   assert capsys.readouterr().err.count("\n") == 1
@@ -1063,7 +1050,7 @@ def test_what_a_run_left_out_stays_in_its_line():
     "tasks": [], "backbone": {"outputs_bit_equal": None}, "left_out": [ODD],
     "wall_seconds": 1, "images_per_second": 1,
   }  # fmt: skip
-  said = progress.summary(result, pathlib.Path("runs"))
+  said = summary.summary(result, pathlib.Path("runs"))
   assert f"\n  {SHOWN}\n" in said
   assert check_data._some([ODD]) == [f"  {SHOWN}"]
 

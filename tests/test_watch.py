@@ -3,7 +3,7 @@ import logging
 import pytest
 
 from memory_vit.errors import DivergedError
-from memory_vit.watch import Skipped, Watch
+from memory_vit.training.divergence import Skipped, Watch
 
 
 def watch_of(step=0, lost=(), skipped=(), **options):

@@ -125,7 +125,8 @@ def _log_what_is_seen() -> None:
   import jax
   import numpy as np
 
-  from memory_vit import sharding, step
+  from memory_vit.runtime import sharding
+  from memory_vit.training import step
 
   def note(**line) -> None:
     with open(os.environ["LOG"], "a", encoding="ascii") as log:

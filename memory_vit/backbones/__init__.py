@@ -1,0 +1,13 @@
+"""Published weights in and out again: strict, nothing is guessed."""
+
+from etils import epy
+
+with epy.lazy_api_imports(globals()):
+  from memory_vit.backbones.describe import inspect_backbone
+  from memory_vit.backbones.load import load_backbone, save_backbone
+
+__all__ = [
+  "inspect_backbone",
+  "load_backbone",
+  "save_backbone",
+]

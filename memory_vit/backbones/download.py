@@ -1,0 +1,271 @@
+"""Files from elsewhere: short names, addresses, a cache of what was fetched."""
+
+import contextlib
+import hashlib
+import logging
+import os
+import shutil
+import sys
+import urllib.parse
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+from etils import epy
+
+from memory_vit.errors import CheckpointError
+from memory_vit.runtime import paths
+
+with epy.lazy_imports():  # it brings jax, for which --help does not wait
+  from memory_vit.backbones import npz
+
+logger = logging.getLogger("memory_vit")
+
+# Every .npz file begins so. Of a page that says "not found", or never ends, the
+# first bytes tell.
+_MAGIC = b"PK"
+# Of what came, in a message.
+_SHOWN = 40
+# In bytes, a file name may have 255, and that of a part is longer by 15.
+_LONGEST_NAME = 50
+
+_BUCKET = "https://storage.googleapis.com/vit_models"
+
+
+def _augreg(model: str, recipe: str) -> str:
+  name = f"{model}-i21k-300ep-lr_0.001-{recipe}-do_0.0-sd_0.0"
+  return f"{_BUCKET}/augreg/{name}.npz"
+
+
+# Short name -> address. "i21k" are the weights of the original paper
+# (arXiv:2010.11929), with `pre_logits` and a head of 21,843 classes; "augreg"
+# those that "How to train your ViT?" (arXiv:2106.10270) recommends, which has
+# no L/32. We know no published checksums, so none is pinned: the SHA-256 of
+# every download is logged, to be compared by hand.
+KNOWN = {
+  "i21k-B/32": f"{_BUCKET}/imagenet21k/ViT-B_32.npz",
+  "i21k-B/16": f"{_BUCKET}/imagenet21k/ViT-B_16.npz",
+  "i21k-L/32": f"{_BUCKET}/imagenet21k/ViT-L_32.npz",
+  "i21k-L/16": f"{_BUCKET}/imagenet21k/ViT-L_16.npz",
+  "i21k-H/14": f"{_BUCKET}/imagenet21k/ViT-H_14.npz",
+  "augreg-Ti/16": _augreg("Ti_16", "aug_none-wd_0.03"),
+  "augreg-S/32": _augreg("S_32", "aug_none-wd_0.1"),
+  "augreg-S/16": _augreg("S_16", "aug_light1-wd_0.03"),
+  # As in big_vision; timm's B/32 is another one (aug_medium1-wd_0.03).
+  "augreg-B/32": _augreg("B_32", "aug_light1-wd_0.1"),
+  "augreg-B/16": _augreg("B_16", "aug_medium1-wd_0.1"),
+  "augreg-B/8": _augreg("B_8", "aug_medium2-wd_0.1"),
+  "augreg-L/16": _augreg("L_16", "aug_strong1-wd_0.1"),
+}
+
+
+def local_file(path: str) -> Path:
+  """Finds an .npz file, and fetches it where it is elsewhere.
+
+  Args:
+    path: a name of `KNOWN`, a local path, or an address that starts with
+      https://, http:// or gs://.
+
+  Returns:
+    The local file. What is fetched is kept in $MEMORY_VIT_CACHE, or
+    ~/.cache/memory_vit, where it is whole; one that is there and is not any
+    more is fetched again.
+
+  Raises:
+    CheckpointError: where there is none, or it cannot be fetched.
+  """
+  address = KNOWN.get(path, path)
+  if address.startswith(("https://", "http://")):
+    return _cached(address, _fetch_http)
+  if address.startswith("gs://"):
+    return _cached(address, _fetch_gs)
+  file = paths.local(address, "the backbone", CheckpointError)
+  if not file.is_file():
+    raise CheckpointError(
+      f"no file {path!r}: expected an .npz file, an address that starts with "
+      f"https:// or gs://, or one of {', '.join(KNOWN)}."
+    )
+  return file
+
+
+def _cached(url: str, fetch: Callable[[str, BinaryIO], None]) -> Path:
+  """Returns the local copy of a file, made by `fetch` the first time."""
+  file = _place(url)
+  try:
+    if _is_kept(file):
+      logger.info("%s is already at %s", url, file)
+      return file
+    logger.info("downloading %s", url)
+    with replacing(file) as part:
+      with part.open("wb") as opened:
+        arriving = _Arriving(opened)
+        fetch(url, arriving)
+      _require_npz(part, arriving)
+  except Exception as error:
+    # Any: requests, TensorFlow and fsspec each have exceptions of their own.
+    reason = f"{type(error).__name__}: {error}"
+    if isinstance(error, CheckpointError):
+      reason = str(error)
+    raise CheckpointError(
+      f"cannot fetch {url}: {reason.rstrip('.')}. Nothing of it is kept. Put "
+      f"the file at {file} by hand, or give the path of a local copy."
+      f"{_remedy(url)}"
+    ) from error
+  with file.open("rb") as stream:
+    digest = hashlib.file_digest(stream, "sha256").hexdigest()
+  mebibytes = file.stat().st_size / 2**20
+  logger.info(
+    "downloaded %s: %.1f MiB, SHA-256 %s, to %s", url, mebibytes, digest, file
+  )
+  return file
+
+
+def _place(url: str) -> Path:
+  """Where the copy of an address is kept."""
+  try:
+    folder = os.environ.get("MEMORY_VIT_CACHE") or "~/.cache/memory_vit"
+    # The same file name is published at several addresses.
+    address = hashlib.sha256(url.encode()).hexdigest()[:12]
+    name = PurePosixPath(urllib.parse.urlsplit(url).path).name
+    # For people; of a longer one the end, which says what kind of file it is.
+    return Path(folder).expanduser() / f"{address}-{name[-_LONGEST_NAME:]}"
+  except (RuntimeError, ValueError) as error:
+    raise CheckpointError(
+      f"cannot fetch {url!r} ({error}): expected the address of an .npz file, "
+      "and in MEMORY_VIT_CACHE a directory, where it is set."
+    ) from error
+
+
+def _is_kept(file: Path) -> bool:
+  """Whether a whole file is there; anything else of that name is removed."""
+  if not os.path.lexists(file):
+    return False
+  try:
+    if file.is_file():
+      npz.require_whole(file)
+      return True
+    problem = "no file"
+  except CheckpointError as error:
+    problem = str(error)
+  logger.warning("what was kept is removed, and fetched again: %s", problem)
+  file.unlink()
+  return False
+
+
+class _Arriving:
+  """A file that takes what may be an .npz file, as it arrives.
+
+  Attributes:
+    size: bytes so far.
+    begins: the first of them.
+  """
+
+  def __init__(self, file: BinaryIO) -> None:
+    self._file = file
+    self.size, self.begins = 0, b""
+
+  def write(self, data: bytes) -> int:
+    """Writes; raises `CheckpointError` once it can be no .npz file."""
+    self.size += len(data)
+    if len(self.begins) < _SHOWN:
+      self.begins += data[: _SHOWN - len(self.begins)]
+    if not self.begins.startswith(_MAGIC[: len(self.begins)]):
+      raise _what_came(self, " is no .npz file")
+    if self.size > npz.MAX_BYTES:
+      raise _what_came(self, f" is more than {npz.MAX_BYTES:,} bytes")
+    return self._file.write(data)
+
+  def flush(self) -> None:
+    """As of any file."""
+    self._file.flush()
+
+
+def _require_npz(part: Path, arriving: _Arriving) -> None:
+  """Raises `CheckpointError`, with what came, unless that is a whole file."""
+  try:
+    npz.require_whole(part)
+  except CheckpointError as error:
+    problem = str(error).removeprefix(str(part))
+    raise _what_came(arriving, problem) from error
+
+
+def _what_came(arriving: _Arriving, problem: str) -> CheckpointError:
+  return CheckpointError(
+    f"what came ({arriving.size:,} bytes that begin with {arriving.begins!r})"
+    f"{problem}"
+  )
+
+
+def _fetch_http(url: str, target: BinaryIO) -> None:
+  import pooch  # Only who downloads needs it.
+
+  options: dict[str, Any] = {"hooks": {"response": _check_redirect}}
+  if url.startswith("http://"):
+    options["auth"] = _own_password
+  # A bar in a log file is thousands of lines.
+  download = pooch.HTTPDownloader(
+    progressbar=sys.stderr.isatty(), chunk_size=2**20, **options
+  )
+  download(url, target, pooch=None)
+
+
+def _own_password(request: Any) -> Any:
+  """Adds what an address itself says, and nothing of ~/.netrc.
+
+  Without encryption everybody on the way would read it. (By `auth`, as
+  `requests` looks into the file where there is none.)
+  """
+  import requests
+
+  user, password = requests.utils.get_auth_from_url(request.url)
+  if user or password:
+    return requests.auth.HTTPBasicAuth(user, password)(request)
+  return request
+
+
+def _check_redirect(response: Any, **options: Any) -> None:
+  """Refuses to be sent where a password of ~/.netrc would be readable."""
+  import requests
+
+  del options
+  if not response.is_redirect:
+    return
+  target = urllib.parse.urljoin(response.url, response.headers["location"])
+  if not target.lower().startswith("https://") and (
+    requests.utils.get_netrc_auth(target)
+  ):
+    raise CheckpointError(
+      f"it leads to {target}, and a password of ~/.netrc would be sent there "
+      "without encryption"
+    )
+
+
+def _fetch_gs(url: str, target: BinaryIO) -> None:
+  # Reads gs:// through TensorFlow or gcsfs, and imports them.
+  from etils import epath
+
+  with epath.Path(url).open("rb") as source:
+    shutil.copyfileobj(source, target)
+
+
+def _remedy(url: str) -> str:
+  if not url.startswith("gs://"):
+    return ""
+  https = url.replace("gs://", "https://storage.googleapis.com/", 1)
+  return (
+    " gs:// needs TensorFlow or gcsfs, and credentials; for a public bucket "
+    f"use {https}"
+  )
+
+
+@contextlib.contextmanager
+def replacing(file: Path) -> Iterator[Path]:
+  """Gives a path to write to, and moves it to `file` once all went well."""
+  file.parent.mkdir(parents=True, exist_ok=True)
+  part = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}.part")
+  try:
+    yield part
+    part.replace(file)
+  finally:
+    part.unlink(missing_ok=True)

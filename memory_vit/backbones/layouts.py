@@ -1,0 +1,127 @@
+"""Layouts of published checkpoints: names, prefixes, position embeddings."""
+
+import logging
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from memory_vit.errors import CheckpointError
+from memory_vit.model.vit_config import square_side
+
+logger = logging.getLogger("memory_vit")
+
+Arrays = dict[str, np.ndarray]
+
+# Around the parameters in the files of whole training states.
+PREFIXES = ("opt/target/", "params/")
+
+BLOCK = "Transformer/encoderblock_"
+STACKED_BLOCKS = "Transformer/encoderblock/"
+POSITIONS = "Transformer/posembed_input/pos_embedding"
+# As it is written; "01" is another name.
+BLOCK_NUMBER = re.compile(rf"{BLOCK}(0|[1-9][0-9]*)/")
+
+# Before Linen, one counter ran through all the layers of a block.
+FROM_PRE_LINEN = {
+  "MultiHeadDotProductAttention_1": "MultiHeadDotProductAttention_0",
+  "LayerNorm_2": "LayerNorm_1",
+  "MlpBlock_3": "MlpBlock_0",
+}
+TO_PRE_LINEN = {new: old for old, new in FROM_PRE_LINEN.items()}
+
+# More blocks than any published ViT has; a name may have any number in it.
+MAX_DEPTH = 64
+
+
+def without_prefix(entries: Iterable[str]) -> dict[str, str]:
+  """Returns {name of a parameter: its entry in the file}."""
+  names = {entry: entry for entry in entries}
+  for prefix in PREFIXES:
+    if any(name.startswith(prefix) for name in names):
+      # What lies beside it is the state of the optimiser, clocks and the like.
+      names = {
+        name.removeprefix(prefix): entry
+        for name, entry in names.items()
+        if name.startswith(prefix)
+      }
+  return names
+
+
+# Any layout -> that of vit_jax with the numbers of Linen.
+
+
+def as_vit_jax(arrays: Arrays, file: Path) -> Arrays:
+  """Converts the layout of all entries that are known; leaves the others."""
+  converted = {}
+  for name, array in arrays.items():
+    if _is_stacked(name, array) and len(array) > MAX_DEPTH:
+      raise CheckpointError(
+        f"{file}: {name} has {len(array):,} blocks, expected at most "
+        f"{MAX_DEPTH}."
+      )
+    for new_name, new_array in as_published(name, array):
+      if new_name in converted:
+        raise CheckpointError(
+          f"{file} has {new_name} more than once, in two layouts."
+        )
+      converted[new_name] = new_array
+  return converted
+
+
+def as_published(name: str, array: np.ndarray) -> list[tuple[str, np.ndarray]]:
+  """An array of a file under its published names; stacked blocks are several.
+
+  Args:
+    name: in the file, without prefix.
+    array: in the file.
+  """
+  if name == "pos_embedding":
+    return [(POSITIONS, _with_class_position(array))]
+  name = renumbered(name, FROM_PRE_LINEN)
+  if _is_stacked(name, array):
+    inner = name.removeprefix(STACKED_BLOCKS)
+    return [(f"{BLOCK}{i}/{inner}", layer) for i, layer in enumerate(array)]
+  return [(name, array)]
+
+
+def _is_stacked(name: str, array: np.ndarray) -> bool:
+  return name.startswith(STACKED_BLOCKS) and array.ndim > 0
+
+
+def renumbered(name: str, numbers: dict[str, str]) -> str:
+  """Renames the modules in the name of a parameter, as `numbers` says."""
+  return "/".join(numbers.get(part, part) for part in name.split("/"))
+
+
+def _with_class_position(positions: np.ndarray) -> np.ndarray:
+  """Gives a big_vision position embedding (1, n, d) an entry for the class.
+
+  It is zero: `cls` of these files has it added. For that reason the fingerprint
+  differs from that of the same weights unfolded. The backbone computes the same
+  from both; a task would not, as its own class token gets the entry added.
+  """
+  if positions.ndim != 3 or not square_side(positions.shape[1]):
+    return positions
+  return np.pad(positions, ((0, 0), (1, 0), (0, 0)))
+
+
+def resize_positions(positions: np.ndarray, side: int) -> np.ndarray:
+  """Position embedding (1, n + 1, d) -> (1, side^2 + 1, d), as vit_jax does.
+
+  The entry of the class stays; those of the patches are interpolated, bilinear
+  with corners on corners.
+  """
+  old = square_side(positions.shape[1] - 1)
+  if side == old:
+    return positions
+  import scipy.ndimage  # A sixth of a second.
+
+  grid = positions[0, 1:].reshape(old, old, -1)
+  grid = scipy.ndimage.zoom(grid, (side / old, side / old, 1), order=1)
+  logger.info(
+    "resized position embedding from (%d,%d) to (%d,%d)", old, old, side, side
+  )
+  patches = grid.reshape(1, side * side, -1)
+  return np.concatenate([positions[:, :1], patches], axis=1)

@@ -1,0 +1,252 @@
+"""Command lines: flags, options of a configuration, and --help.
+
+Nothing here brings jax or TensorFlow: what is wrong with a command line is said
+at once, in one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.machinery
+import importlib.util
+import re
+import textwrap
+import traceback
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+from etils import epy
+
+from memory_vit import config as config_lib
+from memory_vit.cli import option_help
+from memory_vit.config import Config
+from memory_vit.errors import ConfigError, MemoryVitError
+from memory_vit.limits import Number
+from memory_vit.runtime import messages, paths
+
+with epy.lazy_imports():  # not all commands have a configuration
+  import ml_collections
+  from ml_collections import config_flags
+
+# What absl and ml_collections raise, and `ast.literal_eval` within them.
+_ERRORS = (flags.Error, AttributeError, LookupError, MemoryError, OSError,
+           RecursionError, SyntaxError, TypeError, ValueError)  # fmt: skip
+# Characters of one of their messages.
+_MOST_SHOWN = 400
+_SEE_HELP = "--help lists all"
+TRUST_HELP = (
+  "Run the code that the files of a data set name: classes of features that "
+  "are not those of TFDS, and TFDS names with a namespace."
+)
+
+
+class Parser(argparse.ArgumentParser):
+  """For a command without a configuration: one line says what is wrong."""
+
+  def error(self, message: str) -> typing.NoReturn:
+    """Raises `ConfigError`, where argparse would show all that there is."""
+    problem = one_line(message).rstrip(".")
+    raise ConfigError(f"the command line: {problem}; {_SEE_HELP}.")
+
+
+def number(kind: type[int] | type[float], rule: Number) -> Callable[[str], Any]:
+  """The type of an argument of `Parser`: a number that a rule accepts."""
+
+  def parse(text: str) -> int | float:
+    try:
+      value = kind(text)
+    except ValueError:
+      value = None
+    if value is None or not rule.accepts(value):
+      raise argparse.ArgumentTypeError(
+        f"it is {messages.brief(text)}, expected {kind.__name__}: "
+        f"{rule.expected}"
+      )
+    return value
+
+  return parse
+
+
+class CommandLine:
+  """The flags of a command: its own, `--config` and `--config.KEY=VALUE`.
+
+  Attributes:
+    flags: where the command declares its own.
+  """
+
+  def __init__(self, about: str, argv: Sequence[str]) -> None:
+    """Prepares to parse.
+
+    Args:
+      about: what --help says first.
+      argv: as `sys.argv`.
+    """
+    self._about, self._argv = about, list(argv)
+    self.flags = flags.FlagValues()
+    try:
+      self._config = config_flags.DEFINE_config_file(
+        "config", None, "Configuration file, FILE.py or FILE.py:ARGUMENT.",
+        flag_values=self.flags, sys_argv=self._argv,
+      )  # fmt: skip
+    except _ERRORS as error:  # it opens --flagfile
+      raise self._explained(error) from error
+    self.flags["config"].parser = _ConfigFile()
+    self._trusts = self.switch("trust_data_code", TRUST_HELP)
+
+  def string(self, name: str, about: str) -> Callable[[], str | None]:
+    """Declares a flag; returns what reads it once all are parsed."""
+    holder = flags.DEFINE_string(name, None, about, flag_values=self.flags)
+    return lambda: holder.value
+
+  def strings(self, name: str, about: str) -> Callable[[], list[str]]:
+    """The same, of a flag that may be given several times."""
+    holder = flags.DEFINE_multi_string(name, [], about, flag_values=self.flags)
+    return lambda: holder.value
+
+  def switch(self, name: str, about: str) -> Callable[[], bool]:
+    """The same, of a flag without a value."""
+    holder = flags.DEFINE_bool(name, False, about, flag_values=self.flags)
+    return lambda: holder.value
+
+  def parse(self, *required: str) -> Config:
+    """Parses all flags; returns the configuration.
+
+    Args:
+      *required: flags that must be given, beside --config.
+
+    Raises:
+      SystemExit: with status 0, after --help.
+      ConfigError: for what cannot be used.
+    """
+    if {"--help", "-help", "-h", "--helpfull"} & {*self._argv[1:]}:
+      print(self._help())
+      raise SystemExit(0)
+    self._require_options()
+    try:
+      rest = self.flags(self._argv)[1:]
+    except _ERRORS as error:
+      raise self._explained(error) from error
+    if rest:
+      raise ConfigError(
+        f"unknown arguments {messages.brief(rest)}; options start with --."
+      )
+    for name in ("config", *required):
+      if self.flags[name].value is None:
+        raise ConfigError(f"--{name} is missing: {self.flags[name].help}")
+    config = config_lib.from_dict(self._config.value.to_dict())
+    return dataclasses.replace(
+      config, trust_data_code=self._trusts() or config.trust_data_code
+    )
+
+  def _require_options(self) -> None:
+    """Raises for an option that no configuration has."""
+    known = {*option_help.options(), *option_help.sections()}
+    for argument in self._argv[1:]:
+      found = re.match(r"--?(?:no)?config\.([^=\[]*)", argument)
+      if found and found[1] not in known:
+        near = [f"config.{key}" for key in option_help.nearest(found[1])]
+        raise ConfigError(
+          f"config has no option {messages.brief(found[1])}; nearest: "
+          f"{', '.join(near)}; {_SEE_HELP}."
+        )
+
+  def _explained(self, error: BaseException) -> ConfigError:
+    """What the libraries say, with what was expected."""
+    inner: BaseException | None = error
+    while inner:  # ours are wrapped by absl
+      if isinstance(inner, MemoryVitError):
+        return ConfigError(str(inner))
+      inner = inner.__cause__ or inner.__context__
+    text = one_line(str(error) or type(error).__name__).rstrip(".")
+    found = re.match(r"flag --config\.([\w.]+)=", text)
+    option = option_help.options().get(found[1]) if found else None
+    advice = f"expected {option.kind}: {option.expected}" if option else ""
+    return ConfigError(f"the command line: {text}; {advice or _SEE_HELP}.")
+
+  def _help(self) -> str:
+    lines = [self._about.strip(), "", "Flags:", ""]
+    for name in self.flags:
+      flag = self.flags[name]
+      if flag.name == name and flag.help:
+        default = "" if flag.default in (None, []) else f" ({flag.default!r})"
+        lines += [f"  --{name}{default}", *_indented(flag.help)]
+    lines += [
+      "",
+      "Options of the configuration, with the defaults of memory_vit; a",
+      "configuration file has its own:",
+      "",
+      option_help.text(),
+    ]
+    return "\n".join(lines)
+
+
+class _ConfigFile(flags.ArgumentParser):
+  """Runs the Python of a configuration file; its errors are one line."""
+
+  def parse(self, argument: str) -> ml_collections.ConfigDict:
+    """FILE.py or FILE.py:ARGUMENT -> what its get_config returns, locked."""
+    name, *given = argument.split(":", 1)
+    path = paths.local(name, "--config")
+    if not path.is_file():
+      raise ConfigError(
+        f"--config is {messages.brief(name)}: there is no such file. Expected "
+        "one of Python, such as configs/folder.py."
+      )
+    try:
+      found = _run(path, given)
+    except Exception as error:  # whatever its author has written
+      raise ConfigError(
+        f"--config={one_line(name)}, {_place(error, path)}: "
+        f"{type(error).__name__}: {one_line(str(error))}"
+      ) from error
+    if not isinstance(found, ml_collections.ConfigDict):
+      raise ConfigError(
+        f"--config={one_line(name)}: get_config() returned "
+        f"{messages.brief(found)}, expected a ConfigDict, such as that of "
+        "configs/base.py, changed."
+      )
+    return found.lock()
+
+  def flag_type(self) -> str:
+    """For messages of absl."""
+    return "configuration file"
+
+
+def _run(path: Path, given: Sequence[str]) -> Any:
+  """Calls get_config of a file of Python."""
+  loader = importlib.machinery.SourceFileLoader("config_file", str(path))
+  spec = importlib.util.spec_from_loader(loader.name, loader)
+  module = importlib.util.module_from_spec(typing.cast(Any, spec))
+  loader.exec_module(module)
+  return module.get_config(*given)
+
+
+def _place(error: Exception, path: Path) -> str:
+  """The line of the file in which something was raised, or that it called."""
+  if isinstance(error, SyntaxError) and error.lineno:
+    where = "" if error.filename == str(path) else f"{error.filename}, "
+    return f"{where}line {error.lineno}"
+  lines = [
+    frame.lineno
+    for frame in traceback.extract_tb(error.__traceback__)
+    if frame.filename == str(path)
+  ]
+  return f"line {lines[-1]}" if lines else "get_config"
+
+
+def one_line(text: str) -> str:
+  """On one line, without what a terminal obeys, and not too long."""
+  text = " ".join(text.split())
+  shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+  more = "..." if len(shown) > _MOST_SHOWN else ""
+  return shown[:_MOST_SHOWN] + more
+
+
+def _indented(text: str) -> list[str]:
+  return textwrap.wrap(
+    text, 80, initial_indent=" " * 6, subsequent_indent=" " * 6
+  )

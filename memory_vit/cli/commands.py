@@ -1,0 +1,125 @@
+"""What the commands share."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
+
+from memory_vit.backbones.download import replacing
+from memory_vit.errors import MemoryVitError
+from memory_vit.runtime import files, messages
+from memory_vit.runtime.messages import escaped
+
+_T = TypeVar("_T")
+# Of a command that Ctrl-C ended before it had anything to save.
+_STOPPED = 130
+# TensorFlow says from C++ how it was built. Level 1 leaves that out, and no
+# warning or error; the remark on oneDNN is not said where that is off, and
+# nothing that we do with pictures uses it: the same bits (tested).
+_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "1", "TF_ENABLE_ONEDNN_OPTS": "0"}
+# Of a message: names in it are foreign.
+_MOST_SAID = 2_000
+
+
+def show(text: str, file: TextIO | None = None) -> None:
+  """Prints at once; what the terminal cannot encode, or obeys, is escaped.
+
+  Args:
+    text: lines; names that strangers chose have been `escaped` before they
+      became a part of one, since line breaks are printed as they are.
+    file: stdout by default.
+  """
+  file = file or sys.stdout
+  encoding = getattr(file, "encoding", None) or "utf-8"
+  text = "\n".join(map(escaped, text.split("\n")))
+  encoded = text.encode(encoding, "backslashreplace")
+  print(encoded.decode(encoding), file=file, flush=True)
+
+
+def leave_current_directory() -> None:
+  """Takes the current directory off `sys.path`, where `python -m` has put it.
+
+  Beside downloads and files of others no module may be found by its name. This
+  package finds its own through its `__path__`. What PYTHONPATH names stays.
+  """
+  spec = getattr(sys.modules["__main__"], "__spec__", None)
+  runs_this_package = spec and spec.name.startswith("memory_vit.")
+  if not runs_this_package or sys.flags.safe_path:
+    return
+  if sys.path and sys.path[0] in ("", os.getcwd()):
+    del sys.path[0]
+
+
+def write_json(path: Path, values: Any) -> None:
+  """Writes a file that `paths.require_writable` was asked about.
+
+  Raises:
+    TrainingError: where it cannot be written now.
+  """
+  with files.writing(path), replacing(path.resolve()) as part:
+    part.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def parsed(parse: Callable[[], _T]) -> _T:
+  """What a command line says; ends the process where it cannot be used.
+
+  A configuration file is executed here, and may import others beside it; from
+  then on the current directory is off `sys.path`.
+  """
+  found = []
+  status = run_command(lambda: found.append(parse()) or 0)
+  if not found:
+    sys.exit(status)
+  leave_current_directory()
+  return found[0]
+
+
+def run_command(command: Callable[[], int]) -> int:
+  """Runs the body of a command.
+
+  Args:
+    command: returns an exit status, or exits with one.
+
+  Returns:
+    The exit status: 2 after a `MemoryVitError`, whose message is on stderr; 0
+    where stdout was closed before the end, as by `| head`; that of
+    `Interrupted`, or 130 after Ctrl-C.
+  """
+  _open_streams()
+  for name, value in _QUIET.items():
+    os.environ.setdefault(name, value)
+  try:
+    return command()
+  except MemoryVitError as error:
+    show(messages.shortened(f"error: {error}", _MOST_SAID), sys.stderr)
+    return 2
+  except KeyboardInterrupt as stopped:
+    # `Interrupted` has a status, and something to say.
+    message = f"{stopped} The same command goes on." if str(stopped) else ""
+    show(message or "stopped by Ctrl-C.", sys.stderr)
+    return getattr(stopped, "status", _STOPPED)
+  except BrokenPipeError:
+    # The interpreter flushes stdout once more, and would complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _open_streams() -> None:
+  """Opens those of stdin, stdout and stderr that were closed, to nowhere.
+
+  The next files would get their numbers, and what libraries write to stderr
+  would land in them.
+  """
+  for number in range(3):
+    try:
+      os.fstat(number)
+    except OSError:
+      os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+  if sys.stdout is None:
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+  if sys.stderr is None:
+    sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115

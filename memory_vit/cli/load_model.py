@@ -1,0 +1,37 @@
+"""Load a backbone and its tasks for a command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from etils import epy
+
+with epy.lazy_imports():  # --help and wrong arguments do not wait for jax
+  from memory_vit.backbones import load
+  from memory_vit.model import backbone as backbones
+  from memory_vit.model import task as task_sets
+  from memory_vit.tasks import manifest, store
+
+
+def load_model(
+  backbone: str, tasks: Sequence[str], dtype: str
+) -> tuple[backbones.Backbone, tuple[task_sets.Task, ...]]:
+  """Loads a backbone as its tasks want it, and the tasks.
+
+  Args:
+    backbone: as `load_backbone`.
+    tasks: directories of tasks, or that hold some.
+    dtype: of the computation.
+
+  Raises:
+    MemoryVitError: for what cannot be read, or does not fit together.
+  """
+  found = [path for given in tasks for path in store.task_directories(given)]
+  first, *others = [manifest.read(path).spec for path in found]
+  for other in others:  # before the one that they do not share is loaded
+    task_sets.require_backbone(other, first.backbone, first.name)
+  wanted = first.backbone
+  loaded = load.load_backbone(
+    backbone, image_size=wanted.image_size, dtype=dtype, gelu=wanted.gelu
+  )
+  return loaded, store.load_tasks(found, loaded)

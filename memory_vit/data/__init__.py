@@ -1,0 +1,21 @@
+"""Data sets to batches, by example number. Only here TensorFlow is imported."""
+
+from etils import epy
+
+with epy.lazy_api_imports(globals()):
+  from memory_vit.data.batching import (
+    eval_batches,
+    train_batches,
+    train_examples,
+  )
+  from memory_vit.data.datasets import open_source, open_split
+  from memory_vit.data.sources import Source
+
+__all__ = [
+  "Source",
+  "eval_batches",
+  "open_source",
+  "open_split",
+  "train_batches",
+  "train_examples",
+]

@@ -1,0 +1,127 @@
+"""The data that a run was given, kept beside it, to notice other data later.
+
+A saved state holds one digest for each split; WORKDIR/inventory/SHA256.json is
+the table of files behind one, which says what differs.
+"""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from memory_vit.data import inventory
+from memory_vit.data.inventory import Inventory, Table
+from memory_vit.runtime import files, processes
+
+# What a run is given and gives back. The data of the backbone's own task may be
+# another when a run goes on: it is looked at before and after in one process.
+_COMPARED = ("train", "validation", "test")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataRecord:
+  """The data of a run as it is now; what process 0 sees of it counts.
+
+  Attributes:
+    directory: of the tables.
+    by: `config.data.digest`.
+    inventories: {"train": of that split, ..., "upstream": ...}.
+  """
+
+  directory: Path = Path()
+  by: str = "files"
+  inventories: Mapping[str, Inventory] = dataclasses.field(default_factory=dict)
+
+  @functools.cached_property
+  def digests(self) -> dict[str, dict[str, str]]:
+    """{split: {"by": kind, "sha256": of its table}}; all processes must call.
+
+    Also where it was read before: it is read once.
+    """
+    return processes.by_first(
+      lambda: {
+        split: {"by": self.by, "sha256": inventory.digest(table)}
+        for split, table in self._tables.items()
+      }
+    )
+
+  @property
+  def compared(self) -> dict[str, dict[str, str]]:
+    """Those of `digests` that a continued run must share."""
+    return {key: self.digests[key] for key in _COMPARED if key in self.digests}
+
+  def differences(
+    self, found: Mapping[str, Mapping[str, str]]
+  ) -> dict[str, list[str]]:
+    """{split: what differs}, of those that do; all processes must call.
+
+    Args:
+      found: `compared` of an earlier process. It is compared as that one did,
+        by files or by contents.
+    """
+    return processes.by_first(
+      lambda: {
+        split: lines
+        for split in _COMPARED
+        if (split in found or split in self.inventories)
+        and (lines := self.difference(split, found.get(split)))
+      }
+    )
+
+  def keep(self) -> None:
+    """Writes the tables that are not there yet; all processes must call."""
+
+    compared = self.compared
+
+    def write() -> None:
+      for split in compared:
+        file = self._file(compared[split]["sha256"])
+        if not file.exists():
+          with files.writing(file):
+            self.directory.mkdir(parents=True, exist_ok=True)
+          files.write_text(file, inventory.text_of(self._tables[split]))
+
+    processes.by_first(write)
+
+  @functools.cached_property
+  def _tables(self) -> dict[str, Table]:
+    return {
+      split: found.table(self.by) for split, found in self.inventories.items()
+    }
+
+  def difference(
+    self, split: str, found: Mapping[str, str] | None
+  ) -> list[str]:
+    """What differs of a split; for process 0 alone.
+
+    Args:
+      split: "train", ...
+      found: its entry in `digests` of an earlier process, where it had one.
+    """
+    if found is None:
+      return ["which files it was is not known: an earlier version saved this"]
+    if split not in self.inventories:
+      return ["there was such a split, and is none now"]
+    table = (
+      self._tables[split]
+      if found["by"] == self.by
+      else self.inventories[split].table(found["by"])
+    )
+    if inventory.digest(table) == found["sha256"]:
+      return []
+    before = self._kept(found["sha256"])
+    if before is None:
+      return [f"which files differ is not known: {self.directory} lacks them"]
+    return inventory.differences(before, table)
+
+  def _kept(self, sha256: str) -> Table | None:
+    """A table that was kept; None where it is not there any more."""
+    try:
+      table = json.loads(self._file(sha256).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+      return None
+    return table if inventory.digest(table) == sha256 else None
+
+  def _file(self, sha256: str) -> Path:
+    return self.directory / f"{sha256}.json"

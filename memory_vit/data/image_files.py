@@ -1,0 +1,309 @@
+"""Files of pictures that somebody names: found, guarded, read.
+
+What cannot be read does not end the reading of others: it says why.
+"""
+
+import contextlib
+import dataclasses
+import io
+import itertools
+import os
+import stat
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import BinaryIO
+
+import numpy as np
+import tensorflow as tf
+from PIL import Image
+
+from memory_vit.data import image_ops, jpeg
+from memory_vit.data.sources import SUFFIXES, reason_of
+from memory_vit.errors import ConfigError, DataError
+from memory_vit.model.task import EvalPreprocessing
+
+# A picture beyond any of these is refused before it is decoded: a file of a few
+# kilobytes can claim to be a picture that fills the memory. 64 megapixels are
+# those of the largest common cameras.
+MAX_FILE_BYTES = 64 * 2**20
+MAX_PIXELS = 64_000_000
+MAX_SIDE = 16_384
+
+# Those that `image_ops.decode` takes, with the bytes that a pixel takes while
+# it is decoded, at most: measured, and rounded up. A JPEG in one scan needs 4.
+_BYTES_PER_PIXEL = {"JPEG": 12, "PNG": 4, "WEBP": 24, "BMP": 16, "GIF": 12}
+# While a batch is made: the pictures one by one, side by side, and on the
+# device, each as float32.
+_COPIES_OF_A_BATCH = 3
+THREADS = min(8, os.cpu_count() or 1)
+_MIB = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """A picture that was asked for.
+
+  Attributes:
+    path: of the file.
+    reason: why it cannot be read; "" where nothing is known against it.
+  """
+
+  path: str
+  reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # it holds an array
+class Picture:
+  """A picture that was tried.
+
+  Attributes:
+    entry: says why where it could not be read.
+    pixels: float32 (s, s, 3) in [-1, 1]; None where it could not be read.
+  """
+
+  entry: Entry
+  pixels: np.ndarray | None
+
+
+def find_pictures(arguments: Iterable[str]) -> Iterator[Entry]:
+  """The pictures that were asked for, one by one.
+
+  Args:
+    arguments: files; folders, which stand for all pictures below them, sorted;
+      and "-" for paths on standard input, read as they are asked for.
+  """
+  for argument in arguments:
+    if argument == "-":
+      for line in sys.stdin.buffer:
+        path = os.fsdecode(line.rstrip(b"\r\n"))
+        if path:
+          yield from _below(path)
+    else:
+      yield from _below(argument)
+
+
+def _below(path: str) -> Iterator[Entry]:
+  """A file itself, or the pictures in a folder."""
+  if not os.path.isdir(path):
+    yield Entry(path)
+    return
+  suffixes = (*SUFFIXES, ".gif")
+  found, closed = [], []
+  for folder, folders, files in os.walk(path, onerror=closed.append):
+    folders[:] = [name for name in folders if not name.startswith(".")]
+    found += [
+      os.path.join(folder, name)
+      for name in files
+      if name.lower().endswith(suffixes) and not name.startswith(".")
+    ]
+  yield from (Entry(os.fspath(e.filename), str(e.strerror)) for e in closed)
+  if not found and not closed:
+    yield Entry(path, f"a folder without pictures ({', '.join(suffixes)})")
+  yield from map(Entry, sorted(found))
+
+
+def read_batches(
+  entries: Iterable[Entry],
+  evaluation: EvalPreprocessing,
+  size: int,
+  memory_mib: int,
+) -> Iterator[list[Picture]]:
+  """Reads pictures, `size` at a time (fewer at the end), in order.
+
+  Args:
+    entries: are asked for no earlier than needed.
+    evaluation: how pictures are prepared.
+    size: of a batch.
+    memory_mib: what a batch, and the pictures that are decoded for it, may
+      take together; some wait for others, and one that alone needs more is
+      refused.
+
+  Raises:
+    ConfigError: where there is no room for a batch.
+  """
+  pixels = size * evaluation.image_size**2
+  left = memory_mib * _MIB - _COPIES_OF_A_BATCH * pixels * 3 * 4
+  if left <= 0:
+    raise ConfigError(
+      f"{size} pictures of {evaluation.image_size} pixels a side do not fit "
+      f"into {memory_mib} MiB: expected a smaller --batch_size, or a larger "
+      "--memory_mib."
+    )
+  reader = _Reader(evaluation, left)
+  entries = iter(entries)
+  with ThreadPoolExecutor(THREADS) as pool:
+    while batch := list(itertools.islice(entries, size)):
+      yield list(pool.map(reader.read, batch))
+
+
+class _Reader:
+  """Reads pictures the way `batching.eval_batches` does, in several threads."""
+
+  def __init__(self, evaluation: EvalPreprocessing, memory: int) -> None:
+    self._evaluation = evaluation
+    self._memory = _Memory(memory)
+    # A header is short, but of a WebP file, which is read as a whole.
+    self._header = threading.Lock()
+
+  def read(self, entry: Entry) -> Picture:
+    """Tries a picture."""
+    if entry.reason:
+      return Picture(entry, None)
+    try:
+      return Picture(entry, self._prepared(entry.path))
+    except DataError as error:
+      return Picture(Entry(entry.path, str(error)), None)
+
+  def _prepared(self, path: str) -> np.ndarray:
+    with _opened(path) as file:
+      size = _size_of(file)
+      with self._header:
+        decoding = _needed(file, self._evaluation)
+      # As it lies in the file, for Python and for TensorFlow.
+      with self._memory.taken(2 * size + decoding):
+        file.seek(0)
+        return _decoded(file.read(size), self._evaluation)
+
+
+def prepare_encoded(
+  encoded: bytes, evaluation: EvalPreprocessing
+) -> np.ndarray:
+  """Decodes a picture that nobody vouches for, as evaluation does.
+
+  Args:
+    encoded: content of a file.
+    evaluation: how it is prepared; s is its `image_size`.
+
+  Returns:
+    float32 (s, s, 3) in [-1, 1].
+
+  Raises:
+    DataError: says why not.
+  """
+  _needed(io.BytesIO(encoded), evaluation)
+  return _decoded(encoded, evaluation)
+
+
+def prepare_pixels(
+  pixels: np.ndarray, evaluation: EvalPreprocessing
+) -> np.ndarray:
+  """The same of a picture that has been decoded, uint8 (height, width, 3)."""
+  with _named_reasons():
+    return image_ops.eval_view(tf.constant(pixels), evaluation).numpy()
+
+
+def file_content(path: str) -> bytes:
+  """Reads a file that is not too large.
+
+  Raises:
+    DataError: says why not.
+  """
+  with _opened(path) as file:
+    return file.read(_size_of(file))
+
+
+def _size_of(file: BinaryIO) -> int:
+  size = os.fstat(file.fileno()).st_size
+  if size > MAX_FILE_BYTES:
+    raise DataError(f"the file has more than {MAX_FILE_BYTES / 2**20:g} MiB")
+  return size
+
+
+def _decoded(encoded: bytes, evaluation: EvalPreprocessing) -> np.ndarray:
+  """Decodes a picture whose header has been looked at."""
+  problem = encoded.startswith(jpeg.MAGIC) and jpeg.too_costly(encoded)
+  if problem:
+    raise DataError(problem)
+  with _named_reasons():
+    # Eagerly: a tf.function rounds otherwise than tf.data, in the last bit.
+    return image_ops.eval_image(tf.constant(encoded), evaluation).numpy()
+
+
+@contextlib.contextmanager
+def _named_reasons() -> Iterator[None]:
+  """Errors of TensorFlow as ours."""
+  try:
+    yield
+  except tf.errors.OpError as error:
+    raise DataError(reason_of(error)) from error
+
+
+class _Memory:
+  """Bytes that several threads share; who finds none left waits."""
+
+  def __init__(self, size: int) -> None:
+    self._size = self._left = size
+    self._given_back = threading.Condition()
+
+  @contextlib.contextmanager
+  def taken(self, size: int) -> Iterator[None]:
+    """Takes some for a while.
+
+    Raises:
+      DataError: where it would never be enough.
+    """
+    if size > self._size:
+      raise DataError(
+        f"decoding it may take {size / 2**20:,.0f} MiB, more than the "
+        f"{self._size / 2**20:,.0f} MiB that --memory_mib leaves beside a batch"
+      )
+    with self._given_back:
+      self._given_back.wait_for(lambda: self._left >= size)
+      self._left -= size
+    try:
+      yield
+    finally:
+      with self._given_back:
+        self._left += size
+        self._given_back.notify_all()
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[BinaryIO]:
+  """Opens a file that is one.
+
+  Raises:
+    DataError: says why not.
+  """
+  try:
+    # Opening a pipe would wait for somebody to write into it.
+    if not stat.S_ISREG(os.stat(path).st_mode):
+      raise DataError("not a file")
+    with open(path, "rb") as file:
+      yield file
+  except OSError as error:
+    raise DataError(error.strerror or str(error)) from error
+  except DataError:
+    raise
+  except ValueError as error:  # A name with a zero byte.
+    raise DataError(str(error)) from error
+
+
+def _needed(file: BinaryIO, evaluation: EvalPreprocessing) -> int:
+  """Bytes that preparing a picture takes, by its header; decodes nothing.
+
+  Raises:
+    DataError: for what is no picture, or too large a one.
+  """
+  limit = f"more than {MAX_PIXELS / 1e6:g} megapixels"
+  try:
+    with Image.open(file, formats=tuple(_BYTES_PER_PIXEL)) as image:
+      width, height = image.size
+      kind = image.format
+  except Image.DecompressionBombError as error:  # From 179 megapixels on.
+    raise DataError(limit) from error
+  except Image.UnidentifiedImageError as error:
+    raise DataError("not a JPEG, PNG, WebP, BMP or GIF file") from error
+  except Exception as error:  # Pillow raises many kinds on broken files.
+    raise DataError(f"broken: {error or type(error).__name__}") from error
+  if width * height > MAX_PIXELS:
+    raise DataError(f"{width} x {height} pixels, {limit}")
+  if max(width, height) > MAX_SIDE:
+    raise DataError(
+      f"{width} x {height} pixels, a side of more than {MAX_SIDE}"
+    )
+  decoded = width * height * _BYTES_PER_PIXEL[kind]
+  shrunk = image_ops.resized_pixels(width, height, evaluation)
+  return decoded + shrunk * 3 * 4

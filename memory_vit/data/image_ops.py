@@ -1,0 +1,307 @@
+"""Pictures: encoded bytes -> what the model takes. Pure functions.
+
+All randomness is stateless: the same seed gives the same picture on every
+machine, in every order. Resizing is bilinear without antialiasing, on float32
+and without rounding in between, as vit_jax trains and evaluates. Alpha is
+dropped, and the orientation tag of EXIF is not applied, as in TensorFlow.
+"""
+
+import io
+import logging
+
+import numpy as np
+import tensorflow as tf
+from PIL import Image
+
+from memory_vit.config import TrainDataConfig
+from memory_vit.errors import ConfigError
+from memory_vit.model.task import EvalPreprocessing
+
+logger = logging.getLogger("memory_vit")
+
+# TensorFlow would take all memory of a GPU, which belongs to JAX. Where it has
+# been used before, as in a notebook, it is too late, and no reason to stop.
+try:
+  tf.config.set_visible_devices([], "GPU")
+except RuntimeError as error:
+  logger.warning("GPUs cannot be hidden from TensorFlow any more: %s", error)
+
+_JPEG = b"\xff\xd8\xff"
+_PNG = b"\x89PNG\r\n\x1a\n"
+# Resized by its shorter side, a longer picture would fill the memory.
+LONGEST_ASPECT = 32.0
+# Before a crop: 403 MB, as float32. Any picture stays below up to a shorter
+# side of 1,024, and a square up to `tasks.MAX_RESIZE`.
+MAX_RESIZED_PIXELS = 2**25
+
+
+def train_image(
+  encoded: tf.Tensor,
+  seed: tf.Tensor,
+  *,
+  data: TrainDataConfig,
+  image_size: int,
+) -> tf.Tensor:
+  """A random view of a picture, for training.
+
+  Args:
+    encoded: string (), the file.
+    seed: int32 or int64 (2,); equal seeds give equal views.
+    data: `train_crop`, `flip` and `resize` are used.
+    image_size: s, the side of the square, in pixels.
+
+  Returns:
+    float32 (s, s, 3) in [-1, 1].
+
+  Raises:
+    ConfigError: for an unknown crop, or one that is larger than the picture.
+    tf.errors.InvalidArgumentError: if it cannot be decoded.
+  """
+  crop_seed, flip_seed = tf.unstack(tf.random.split(seed, 2))
+  if data.train_crop == "inception":
+    image = resize(inception_crop(encoded, crop_seed), image_size)
+  elif data.train_crop == "small":
+    side = shorter_side(data.resize, image_size)
+    image = resize_shorter(decode(encoded), side)
+    shape = (image_size, image_size, 3)
+    image = tf.image.stateless_random_crop(image, shape, crop_seed)
+  else:
+    raise ConfigError(
+      f"config.data.train_crop is {data.train_crop!r}, expected 'inception' or "
+      "'small'."
+    )
+  if data.flip:
+    image = tf.image.stateless_random_flip_left_right(image, flip_seed)
+  return scale(image)
+
+
+def eval_image(
+  encoded: tf.Tensor, preprocessing: EvalPreprocessing
+) -> tf.Tensor:
+  """The one view of a picture that is evaluated.
+
+  Args:
+    encoded: string (), the file.
+    preprocessing: how; s is its `image_size`.
+
+  Returns:
+    float32 (s, s, 3) in [-1, 1].
+
+  Raises:
+    tf.errors.InvalidArgumentError: if it cannot be decoded.
+  """
+  return eval_view(decode(encoded), preprocessing)
+
+
+def eval_view(image: tf.Tensor, preprocessing: EvalPreprocessing) -> tf.Tensor:
+  """The same of a picture that has been decoded.
+
+  Args:
+    image: uint8 (height, width, 3).
+    preprocessing: how; s is its `image_size`.
+
+  Returns:
+    float32 (s, s, 3) in [-1, 1].
+
+  Raises:
+    tf.errors.InvalidArgumentError: where the central crop is not possible, see
+      `resize_shorter`.
+  """
+  if preprocessing.crop == "central":
+    image = resize_shorter(image, preprocessing.resize)
+    image = central_square(image, preprocessing.image_size)
+  else:
+    image = resize(image, preprocessing.image_size)
+  return scale(image)
+
+
+def resized_pixels(
+  width: int, height: int, preprocessing: EvalPreprocessing
+) -> int:
+  """Pixels that a picture has at most once it was resized for evaluation.
+
+  Args:
+    width: of the picture, at least 1.
+    height: likewise.
+    preprocessing: how it is prepared.
+  """
+  if preprocessing.crop != "central":
+    return preprocessing.image_size**2
+  scale = preprocessing.resize / min(width, height)
+  return min(int(width * height * scale**2) + 1, MAX_RESIZED_PIXELS)
+
+
+def evaluation_of(crop: str, resize: int, image_size: int) -> EvalPreprocessing:
+  """The evaluation that an `eval_crop` and a `resize` of a configuration mean.
+
+  Raises:
+    ConfigError: if the shorter side is below `image_size`.
+    TaskError: for an unknown crop.
+  """
+  if crop == "central":
+    resize = shorter_side(resize, image_size)
+    return EvalPreprocessing(image_size=image_size, crop=crop, resize=resize)
+  return EvalPreprocessing(image_size=image_size, crop=crop)
+
+
+def shorter_side(side: int, image_size: int) -> int:
+  """Pixels of the shorter side before a crop; 0 stands for 8/7 of the crop.
+
+  Raises:
+    ConfigError: if there would be less than there is to crop.
+  """
+  side = side or round(image_size * 8 / 7)
+  if side < image_size:
+    raise ConfigError(
+      f"config.data.resize is {side}, expected at least config.image_size, "
+      f"{image_size} (0 for 8/7 of it)."
+    )
+  return side
+
+
+def decode(encoded: tf.Tensor) -> tf.Tensor:
+  """Decodes a JPEG, PNG, WebP, BMP or GIF file (the first frame), by content.
+
+  Grey becomes RGB, of 16 bits the upper 8 are kept, alpha is dropped.
+
+  Args:
+    encoded: string (), the file.
+
+  Returns:
+    uint8 (height, width, 3).
+
+  Raises:
+    tf.errors.InvalidArgumentError: if it cannot be decoded.
+  """
+  image = tf.case(
+    [
+      (_starts_with(encoded, _JPEG), lambda: _decode_jpeg(encoded)),
+      (_starts_with(encoded, _PNG), lambda: tf.io.decode_png(encoded, 3)),
+    ],
+    default=lambda: _decode_by_pillow(encoded),
+  )
+  return tf.ensure_shape(image, (None, None, 3))
+
+
+def inception_crop(encoded: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+  """A random part: 5-100 % of the area, aspect ratio between 3/4 and 4/3.
+
+  Of a JPEG, only that part is decoded.
+
+  Args:
+    encoded: string (), the file.
+    seed: int32 or int64 (2,).
+
+  Returns:
+    uint8 (height, width, 3).
+  """
+
+  def decode_part() -> tf.Tensor:
+    shape = tf.io.extract_jpeg_shape(encoded)
+    window = _inception_window(shape, seed)
+    return tf.io.decode_and_crop_jpeg(encoded, window, channels=3)
+
+  def cut_part() -> tf.Tensor:
+    image = decode(encoded)
+    y, x, height, width = tf.unstack(_inception_window(tf.shape(image), seed))
+    return image[y : y + height, x : x + width]
+
+  image = tf.cond(_starts_with(encoded, _JPEG), decode_part, cut_part)
+  return tf.ensure_shape(image, (None, None, 3))
+
+
+def resize(image: tf.Tensor, side: int) -> tf.Tensor:
+  """(height, width, 3) -> float32 (side, side, 3); squeezes the picture."""
+  return tf.image.resize(image, (side, side), method="bilinear")
+
+
+def resize_shorter(image: tf.Tensor, side: int) -> tf.Tensor:
+  """Resizes such that the shorter side has `side` pixels; keeps the aspect.
+
+  Args:
+    image: (height, width, 3).
+    side: in pixels.
+
+  Returns:
+    float32 (height, width, 3), of which the smaller is `side`.
+
+  Raises:
+    tf.errors.InvalidArgumentError: for a picture that is more than 32 times as
+      long as it is wide, or would get more than `MAX_RESIZED_PIXELS`.
+  """
+  shape = tf.cast(tf.shape(image)[:2], tf.float32)
+  shorter, longer = tf.reduce_min(shape), tf.reduce_max(shape)
+  resized = tf.round(shape * (side / shorter))
+  assertions = [
+    tf.debugging.assert_less_equal(
+      longer,
+      shorter * LONGEST_ASPECT,
+      f"one side is more than {LONGEST_ASPECT:.0f} times the other",
+    ),
+    tf.debugging.assert_less_equal(
+      tf.reduce_prod(resized),
+      float(MAX_RESIZED_PIXELS),
+      f"with a shorter side of {side} pixels it would have more than "
+      f"{MAX_RESIZED_PIXELS:,}: too long",
+    ),
+  ]
+  # In eager mode the assertions have been made, and are None.
+  with tf.control_dependencies([a for a in assertions if a is not None]):
+    sides = tf.cast(resized, tf.int32)
+  return tf.image.resize(image, sides, method="bilinear")
+
+
+def central_square(image: tf.Tensor, side: int) -> tf.Tensor:
+  """(height, width, 3) -> (side, side, 3), the middle."""
+  shape = tf.shape(image)
+  y, x = (shape[0] - side) // 2, (shape[1] - side) // 2
+  square = image[y : y + side, x : x + side]
+  return tf.ensure_shape(square, (side, side, 3))
+
+
+def scale(image: tf.Tensor) -> tf.Tensor:
+  """[0, 255] -> float32 [-1, 1], which the published weights expect."""
+  return (tf.cast(image, tf.float32) - 127.5) / 127.5
+
+
+def _starts_with(encoded: tf.Tensor, magic: bytes) -> tf.Tensor:
+  return tf.strings.substr(encoded, 0, len(magic)) == magic
+
+
+def _decode_jpeg(encoded: tf.Tensor) -> tf.Tensor:
+  return tf.io.decode_jpeg(encoded, channels=3)
+
+
+# A graph even when called eagerly, so that errors are TensorFlow's either way.
+@tf.function
+def _decode_by_pillow(encoded: tf.Tensor) -> tf.Tensor:
+  """The rare formats: TensorFlow reads a BMP with a palette as if it were grey.
+
+  It also wants to know beforehand whether a WebP file has alpha.
+  """
+  return tf.numpy_function(_pillow_rgb, [encoded], tf.uint8)
+
+
+def _pillow_rgb(encoded: bytes) -> np.ndarray:
+  file = io.BytesIO(encoded)
+  try:
+    with Image.open(file, formats=("WEBP", "BMP", "GIF")) as image:
+      return np.asarray(image.convert("RGB"))
+  except Exception as error:  # Pillow raises many kinds on broken files.
+    raise ValueError(
+      f"not a whole JPEG, PNG, WebP, BMP or GIF file ({error})"
+    ) from error
+
+
+def _inception_window(shape: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+  """Shape of a picture, int32 (3,) -> y, x, height, width: int32 (4,)."""
+  begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
+    shape,
+    tf.zeros((0, 0, 4), tf.float32),
+    seed=seed,
+    min_object_covered=0.0,
+    aspect_ratio_range=(3 / 4, 4 / 3),
+    area_range=(0.05, 1.0),
+    use_image_if_no_bounding_boxes=True,
+  )
+  return tf.stack([begin[0], begin[1], size[0], size[1]])

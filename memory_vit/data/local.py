@@ -1,0 +1,238 @@
+"""Data sets on this disk: folders of images, and the embedded digits."""
+
+import hashlib
+import os
+import pathlib
+import re
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import sklearn.datasets
+import tensorflow as tf
+
+from memory_vit.data.inventory import Inventory
+from memory_vit.data.sources import SUFFIXES, Source, fetch_from_memory, slices
+from memory_vit.errors import BrokenDataError, DataError
+from memory_vit.runtime.paths import local
+
+
+def open_folder(split: str, directory: str, **options: Any) -> Source:
+  """A folder with SPLIT/CLASS/PICTURE: see `datasets.open_source`.
+
+  Further options are those of `Source`.
+  """
+  root = local(directory or ".", "the image folder", DataError)
+  if not directory or not root.is_dir():
+    raise DataError(
+      f"image folder {directory!r} is not there: set config.data.dir to a "
+      "directory that holds train/CLASS/*.jpg."
+    )
+  irregular: dict[str, str] = {}
+  files = {
+    folder.name: _picture_files(folder, irregular) for folder in _folders(root)
+  }
+  if "train" not in files:
+    raise DataError(
+      f"image folder {directory!r} has no train/, whose folders are the "
+      f"classes; it has {sorted(files)}."
+    )
+  class_names = tuple(files["train"])
+  sizes = {key: sum(map(len, files[key].values())) for key in files}
+  chosen = []
+  for key, part in slices("folder", split, sizes):
+    _check_classes(root / key, files[key], class_names)
+    chosen += _shuffled(files[key])[part]
+  where = {file: os.path.join(root, file) for file, _ in chosen}
+  bad = {
+    i: irregular[file]
+    for i, (file, _) in enumerate(chosen)
+    if file in irregular
+  }
+  # What reads a pipe waits for ever: what is no file has no path here.
+  names = [
+    b"" if file in irregular else os.fsencode(where[file]) for file, _ in chosen
+  ]
+  paths = tf.constant(names)
+  label_of = {class_name: i for i, class_name in enumerate(class_names)}
+  labels = tf.constant([label_of[name] for _, name in chosen], tf.int32)
+  read = _reader(names)
+  source = Source(
+    name="folder",
+    split=split,
+    size=len(chosen),
+    class_names=class_names,
+    fetch=lambda i: (read(tf.gather(paths, i)), tf.gather(labels, i)),
+    file_name=lambda i: _shown(where[chosen[i][0]]),
+    inventory=Inventory(files=where),
+    **options,
+  )
+  source.leave_out(bad)
+  return source
+
+
+def open_digits(name: str, split: str, **options: Any) -> Source:
+  """The digits that come with scikit-learn: see `datasets.open_source`.
+
+  Every fifth picture of a class is for the test. Further options are those of
+  `Source`.
+  """
+  match = re.fullmatch(r"digits(?::([0-9])-([0-9]))?", name)
+  first, last = (int(match[1] or 0), int(match[2] or 9)) if match else (1, 0)
+  if first > last:
+    raise DataError(
+      f"data set {name!r}: expected 'digits', or a range such as 'digits:0-4'."
+    )
+  images, digits = sklearn.datasets.load_digits(return_X_y=True)
+  train, test = [], []
+  for digit in range(first, last + 1):
+    indices = np.flatnonzero(digits == digit)
+    train.append(np.delete(indices, np.s_[4::5]))
+    test.append(indices[4::5])
+  # Sorted, as they come in scikit-learn: the classes are mixed.
+  splits = {
+    "train": np.sort(np.concatenate(train)),
+    "test": np.sort(np.concatenate(test)),
+  }
+  sizes = {key: len(indices) for key, indices in splits.items()}
+  parts = slices(name, split, sizes)
+  chosen = np.concatenate([splits[key][part] for key, part in parts])
+  # 8 x 8 pixels from 0 to 16, as files: the rest is as for any other source.
+  images = np.round(images.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
+  pictures = tf.stack([tf.io.encode_png(images[i]) for i in chosen])
+  labels = tf.constant(digits[chosen] - first, tf.int32)
+  return Source(
+    name=name,
+    split=split,
+    size=len(chosen),
+    class_names=tuple(str(digit) for digit in range(first, last + 1)),
+    fetch=fetch_from_memory(pictures, labels),
+    inventory=Inventory(facts={"pictures": _digest(images[chosen], labels)}),
+    **options,
+  )
+
+
+def _digest(images: np.ndarray, labels: tf.Tensor) -> str:
+  """SHA-256 of pictures in memory, and of their labels."""
+  return hashlib.sha256(images.tobytes() + labels.numpy().tobytes()).hexdigest()
+
+
+def _folders(root: pathlib.Path) -> list[pathlib.Path]:
+  """The folders in a folder: splits, or classes.
+
+  Raises:
+    BrokenDataError: where the name of one is not UTF-8.
+  """
+  with os.scandir(root) as entries:
+    names = sorted(
+      entry.name
+      for entry in entries
+      if entry.is_dir() and not entry.name.startswith(".")
+    )
+  for name in names:
+    if _shown(name) != name:
+      raise BrokenDataError(
+        f"the name of the folder {_shown(str(root / name))} is not UTF-8, so "
+        "that it cannot be that of a class or a split: rename it."
+      )
+  return [root / name for name in names]
+
+
+def _picture_files(
+  folder: pathlib.Path, irregular: dict[str, str]
+) -> dict[str, list[str]]:
+  """The pictures of a split, by their class.
+
+  Args:
+    folder: of the split.
+    irregular: what has the name of a picture and is no regular file is added
+      to it, with what it is.
+
+  Returns:
+    Class -> its pictures, as paths relative to the parent of `folder`.
+  """
+  found = {}
+  for class_folder in _folders(folder):
+    files = found[class_folder.name] = []
+    with os.scandir(class_folder) as entries:
+      for entry in entries:
+        suffix = os.path.splitext(entry.name)[1]
+        if suffix.lower() in SUFFIXES and not entry.name.startswith("."):
+          file = f"{folder.name}/{class_folder.name}/{entry.name}"
+          files.append(file)
+          if not entry.is_file():  # links are followed
+            irregular[file] = f"no regular file, but {_kind(entry.path)}"
+  return found
+
+
+def _kind(path: str) -> str:
+  """What something is that is no regular file."""
+  try:
+    mode = os.stat(path).st_mode
+  except OSError as error:
+    return f"a link to what cannot be found ({error.strerror})"
+  kinds = {
+    stat.S_ISDIR: "a folder",
+    stat.S_ISFIFO: "a pipe",
+    stat.S_ISSOCK: "a socket",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+  }
+  return next((kind for is_, kind in kinds.items() if is_(mode)), "unknown")
+
+
+def _reader(names: Sequence[bytes]) -> Callable[[tf.Tensor], tf.Tensor]:
+  """How files are read: path, string () -> contents, string ()."""
+  try:
+    b"".join(names).decode("utf-8")
+  except UnicodeDecodeError:
+    return _read_in_python
+  return tf.io.read_file
+
+
+# A graph even when called eagerly, so that errors are TensorFlow's either way.
+@tf.function
+def _read_in_python(path: tf.Tensor) -> tf.Tensor:
+  """TensorFlow reads a name that is not UTF-8, but cannot say if it fails."""
+
+  def read(path: bytes) -> bytes:
+    with open(path, "rb") as file:
+      return file.read()
+
+  return tf.ensure_shape(tf.numpy_function(read, [path], tf.string), ())
+
+
+def _shown(path: str) -> str:
+  """A path for messages: bytes that are not UTF-8 as \\xff."""
+  return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def _check_classes(
+  folder: pathlib.Path,
+  files: Mapping[str, Sequence[str]],
+  classes: Sequence[str],
+) -> None:
+  """Refuses a class that train/ does not have, or without pictures."""
+  unknown = sorted(set(files) - set(classes))
+  if unknown:
+    raise BrokenDataError(
+      f"{folder} has classes that train/ does not have: {unknown}."
+    )
+  empty = sorted(name for name, pictures in files.items() if not pictures)
+  if empty:
+    raise BrokenDataError(
+      f"{folder} has no pictures ({', '.join(SUFFIXES)}) of classes {empty}."
+    )
+
+
+def _shuffled(files: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
+  """(file, class), in an order that mixes the classes, so slices are fair.
+
+  Sorting by a hash of the name is the same everywhere, and a picture that is
+  added leaves the others in their order.
+  """
+  pairs = [(file, name) for name in files for file in files[name]]
+  return sorted(
+    pairs, key=lambda pair: hashlib.sha256(os.fsencode(pair[0])).digest()
+  )

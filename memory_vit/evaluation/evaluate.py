@@ -1,0 +1,145 @@
+"""Evaluation: every example of a split, exactly once."""
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from memory_vit.data import batching, datasets
+from memory_vit.evaluation import metrics
+from memory_vit.model.backbone import Backbone
+from memory_vit.model.regimes import REGIMES
+from memory_vit.model.task import EvalPreprocessing, Task
+from memory_vit.runtime import sharding
+from memory_vit.tasks import inference, split_forward
+
+Predict = Callable[[jax.Array], dict[str, jax.Array]]
+
+
+def evaluate(
+  predict: Predict,
+  batches: Iterable[dict[str, np.ndarray]],
+  mesh: Mesh,
+  *,
+  digest: bool = False,
+) -> dict[str, dict[str, Any]]:
+  """Evaluates all outputs of a model on one data set.
+
+  Args:
+    predict: images (b, s, s, 3) -> {name: logits (b, c)}.
+    batches: {"image", "label", "mask"}, the rows of this process.
+    mesh: over which batches are split.
+    digest: whether the outputs are brought to the host and hashed.
+
+  Returns:
+    For every name `metrics.summarise`; and where it is asked for "digest", a
+    SHA-256 over the bytes of all its outputs: two models have the same digest
+    where their outputs are equal to the bit.
+  """
+  totals: dict[str, dict] = {}
+  digests: dict[str, Any] = {}
+  replicated = sharding.replicated(mesh)
+  for batch in sharding.prefetch(iter(batches), mesh):
+    for name, logits in predict(batch["image"]).items():
+      sums = _batch_sums(replicated)(logits, batch["label"], batch["mask"])
+      totals[name] = metrics.add(totals.get(name), sums)
+      if digest:
+        rows = multihost_utils.process_allgather(logits, tiled=True)
+        hashed = digests.setdefault(name, hashlib.sha256())
+        hashed.update(np.asarray(rows).data)
+  results = {name: metrics.summarise(total) for name, total in totals.items()}
+  for name, hashed in digests.items():
+    results[name]["digest"] = hashed.hexdigest()
+  return results
+
+
+def evaluate_source(
+  predict: Predict,
+  source: datasets.Source,
+  preprocessing: EvalPreprocessing,
+  *,
+  batch_size: int,
+  mesh: Mesh,
+  digest: bool = False,
+) -> dict[str, dict[str, Any]]:
+  """`evaluate`, on a split; each process reads its share.
+
+  Args:
+    predict: see `evaluate`.
+    source: the split.
+    preprocessing: of its pictures.
+    batch_size: of all processes together.
+    mesh: see `evaluate`.
+    digest: see `evaluate`.
+
+  Returns:
+    As `evaluate`, with "skipped": how many examples could not be read, and are
+    not among the "examples" on which the numbers stand.
+  """
+  batches = batching.eval_batches(
+    source,
+    preprocessing,
+    batch_size=batch_size,
+    process_index=jax.process_index(),
+    process_count=jax.process_count(),
+  )
+  results = evaluate(predict, batches, mesh, digest=digest)
+  for result in results.values():
+    # Of all processes, as the sums are.
+    result["skipped"] = source.size - result["examples"]
+  return results
+
+
+@functools.cache
+def _batch_sums(replicated: Any) -> Callable[..., dict[str, jax.Array]]:
+  """`metrics.batch_sums`, compiled to leave its results on every device."""
+  return jax.jit(metrics.batch_sums, out_shardings=replicated)
+
+
+def predictor(
+  backbone: Backbone, parents: Sequence[Task], tasks: Sequence[Task], mesh: Mesh
+) -> Predict:
+  """Pictures (b, s, s, 3) -> {name of each of `tasks`: logits (b, c)}.
+
+  Args:
+    backbone: of all tasks, on the devices of the mesh.
+    parents: what the tasks read.
+    tasks: of one regime.
+    mesh: on whose devices the tasks are put.
+  """
+  if REGIMES[tasks[0].spec.regime].composes:
+    return _in_slots(backbone, parents, tasks)
+  return _alone(backbone, tasks, mesh)
+
+
+def _in_slots(
+  backbone: Backbone, parents: Sequence[Task], tasks: Sequence[Task]
+) -> Predict:
+  """Tasks as they are served."""
+  slots = inference.fill_slots(backbone, [*parents, *tasks])
+
+  def predict(images: jax.Array) -> dict[str, jax.Array]:
+    _, context = inference.encode(backbone, images, check=False)
+    logits = inference.read(backbone, slots, context)
+    return {task.spec.name: logits[task.spec.name] for task in tasks}
+
+  return predict
+
+
+def _alone(backbone: Backbone, tasks: Sequence[Task], mesh: Mesh) -> Predict:
+  """Tasks that are not served in slots: they take the place of the head."""
+  placed = [
+    dataclasses.replace(task, params=sharding.put(task.params, mesh))
+    for task in tasks
+  ]
+
+  def predict(images: jax.Array) -> dict[str, jax.Array]:
+    return split_forward.predict(backbone, placed, images)
+
+  return predict

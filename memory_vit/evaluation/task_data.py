@@ -1,0 +1,272 @@
+"""Which data a task is evaluated on: the command line says it, never the task.
+
+A task comes from anywhere, and opening a data set can import, download and
+read. What a task says of its data set is a hint. It is shown where the command
+line says nothing. It is followed where it opens nothing (the digits come with a
+package), for the name of a set inside of a directory that was given, and below
+a directory that the command line trusts as a whole.
+"""
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from memory_vit.config import UpstreamConfig
+from memory_vit.errors import ConfigError, TaskError
+from memory_vit.model.task import BACKBONE, NAME_PATTERN
+from memory_vit.tasks.manifest import Manifest
+
+# A TFDS name with a namespace in front ("community:name") would be fetched from
+# elsewhere, with its code.
+_DATA_NAME = re.compile(r"\w+(/\w[\w.-]*)?(:\d+\.\d+\.\d+)?", re.ASCII)
+_EMBEDDED = re.compile(r"digits(:\d-\d)?", re.ASCII)
+# What a shell takes as it stands.
+_PLAIN = re.compile(r"[\w@%+:,./~-]{1,200}", re.ASCII)
+# Characters of a hint, and tasks, that a message shows.
+_SHOWN = 80
+_LISTED = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+  """What the command line says; the key "" stands for all tasks.
+
+  Attributes:
+    data: {task: name of its data set}.
+    directories: {task: where that is}.
+    splits: {task: what is evaluated}.
+    roots: directories below which tasks may name others.
+  """
+
+  data: Mapping[str, str]
+  directories: Mapping[str, str]
+  splits: Mapping[str, str]
+  roots: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Where:
+  """A split that may be opened.
+
+  Attributes:
+    name: as `config.data.name`.
+    directory: as `config.data.dir`.
+    split: in the notation of TFDS.
+    download: whether TFDS may make what is not there: for a name that was given
+      on the command line.
+  """
+
+  name: str
+  directory: str
+  split: str
+  download: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Upstream:
+  """The backbone's own data.
+
+  Attributes:
+    where: the split.
+    eval_crop: how pictures are prepared, as `config.upstream.eval_crop`.
+    resize: likewise.
+  """
+
+  where: Where
+  eval_crop: str
+  resize: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Hint:
+  """What a task says; "" where it says nothing that could be used."""
+
+  name: str = ""
+  directory: str = ""
+  split: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Missing:
+  """What the command line has to say, and why."""
+
+  text: str
+
+
+def parse(
+  option: str, texts: Sequence[str], owners: Iterable[str]
+) -> dict[str, str]:
+  """What is given for all tasks, or as TASK=VALUE for one.
+
+  Args:
+    option: its name, for messages.
+    texts: its values.
+    owners: the tasks that there are, and perhaps "backbone".
+
+  Raises:
+    ConfigError: for a task that is not there, or what is said twice.
+  """
+  owners, found = set(owners), {}
+  for text in texts:
+    owner, separator, value = text.partition("=")
+    if not (separator and NAME_PATTERN.fullmatch(owner)):
+      owner, value = "", text
+    elif owner == BACKBONE and owner not in owners:
+      raise ConfigError(f"{option}={text} is for --verify, which is not given.")
+    elif owner not in owners:
+      raise ConfigError(
+        f"{option}={text}: there is no task {owner!r}; expected one of "
+        f"{sorted(owners)}."
+      )
+    if owner in found:
+      raise ConfigError(
+        f"{option} is given twice: {found[owner]!r}, {value!r}."
+      )
+    found[owner] = value
+  return found
+
+
+def choose(
+  tasks: Sequence[Manifest], given: Given, upstream: bool
+) -> tuple[dict[str, Where], Upstream | None]:
+  """The data of every task, and of the backbone.
+
+  Args:
+    tasks: what the tasks say of themselves.
+    given: on the command line.
+    upstream: whether the backbone's own data are wanted, where somebody names
+      them.
+
+  Returns:
+    {task: its data}, and the backbone's.
+
+  Raises:
+    TaskError: for all tasks together that lack data, with what to give.
+    ConfigError: for a root that is no directory.
+  """
+  for root in given.roots:
+    if not os.path.isdir(os.path.expanduser(root)):
+      raise ConfigError(f"--data_root={root}: there is no such directory.")
+  chosen: dict[str, Where | _Missing] = {
+    task.spec.name: _of_task(task, given) for task in tasks
+  }
+  own = _of_backbone(tasks, given) if upstream else None
+  missing = [w.text for w in chosen.values() if isinstance(w, _Missing)]
+  if isinstance(own, _Missing):
+    missing.append(own.text)
+  if missing:
+    more = len(missing) - _LISTED
+    shown = missing[:_LISTED] + ([f"and {more} more"] if more > 0 else [])
+    raise TaskError(
+      "which data are opened the command line says, not a task. Missing: "
+      f"{'; '.join(shown)}. Or give --data_root=DIR, for all that tasks name "
+      "below a directory that you trust."
+    )
+  return chosen, own
+
+
+def _of_task(task: Manifest, given: Given) -> Where | _Missing:
+  said = _said(task, "data", ("name", "dir", "test", "validation"))
+  hint = _Hint(
+    said.get("name", ""),
+    said.get("dir", ""),
+    said.get("test") or said.get("validation", ""),
+  )
+  return _where(task.spec.name, hint, given, given.data.get(""))
+
+
+def _of_backbone(
+  tasks: Sequence[Manifest], given: Given
+) -> Upstream | _Missing | None:
+  """As the first task says whose run evaluated it, or as was given."""
+  if given.data.get(BACKBONE) == "":
+    return None
+  keys = ("name", "dir", "split", "eval_crop", "resize")
+  all_said = [_said(task, "upstream", keys) for task in tasks]
+  said = next((found for found in all_said if found.get("name")), {})
+  if not said and BACKBONE not in given.data:
+    return None
+  default = UpstreamConfig()
+  split = said.get("split") or default.split
+  hint = _Hint(said.get("name", ""), said.get("dir", ""), split)
+  where = _where(BACKBONE, hint, given, None)
+  if isinstance(where, _Missing):
+    return _Missing(f"{where.text} (--data={BACKBONE}= leaves it out)")
+  return Upstream(
+    where,
+    said.get("eval_crop", default.eval_crop),
+    said.get("resize", default.resize),
+  )
+
+
+def _where(
+  owner: str, hint: _Hint, given: Given, common: str | None
+) -> Where | _Missing:
+  """What was said on the command line, else what may be followed."""
+  name = given.data.get(owner, common)
+  directory = given.directories.get(owner, given.directories.get(""))
+  common_split = "" if owner == BACKBONE else given.splits.get("", "")
+  split = given.splits.get(owner, common_split) or hint.split
+  if name is None and _EMBEDDED.fullmatch(hint.name):
+    found = Where(hint.name, "", split, download=False)
+  elif name is not None and (directory or name != "folder"):
+    found = Where(name, directory or "", split, download=True)
+  elif name is None and _DATA_NAME.fullmatch(hint.name):
+    directory = directory or _below(hint.directory, given.roots)
+    found = directory and Where(hint.name, directory, split, download=False)
+  else:
+    found = None
+  if not found:
+    return _Missing(_needed(owner, hint, name))
+  if not split:
+    return _Missing(f"{owner!r} knows no split (give --split={owner}=SPLIT)")
+  return found
+
+
+def _below(directory: str, roots: Sequence[str]) -> str:
+  """A directory without links, where it lies below one of `roots`; else ""."""
+  if not directory or "\0" in directory:
+    return ""
+  found = os.path.realpath(os.path.expanduser(directory))
+  for root in roots:
+    root = os.path.realpath(os.path.expanduser(root))
+    if os.path.commonpath([root, found]) == root:
+      return found
+  return ""
+
+
+def _needed(owner: str, hint: _Hint, name: str | None) -> str:
+  """What a task says of its data, and the flags that would open them."""
+  directory = hint.directory if _PLAIN.fullmatch(hint.directory) else "DIR"
+  flag = f"--data_dir={owner}={directory}"
+  if name is not None:  # a folder, without a directory
+    return f"{owner!r} has no directory (give {flag})"
+  place = f" in {_shown(hint.directory)}" if hint.directory else ""
+  says = f"{owner!r} says {_shown(hint.name)}{place}"
+  if not _DATA_NAME.fullmatch(hint.name):
+    says = says if hint.name else f"{owner!r} says nothing of its data"
+    return f"{says} (give --data={owner}=NAME --data_dir={owner}=DIR)"
+  if hint.directory or hint.name == "folder":
+    return f"{says} (give {flag})"
+  named = f"--data={owner}={hint.name}"
+  return f"{says} (give {named}, which TFDS may download, or {flag})"
+
+
+def _said(task: Manifest, part: str, keys: Sequence[str]) -> dict[str, Any]:
+  """Options of the run that made a task, those that have the right type.
+
+  Provenance is free text: nothing in it was checked.
+  """
+  made = task.provenance.get("config")
+  values = made.get(part) if isinstance(made, Mapping) else None
+  if not isinstance(values, Mapping):
+    return {}
+  kinds = {key: int if key == "resize" else str for key in keys}
+  return {k: values[k] for k in keys if type(values.get(k)) is kinds[k]}
+
+
+def _shown(text: str) -> str:
+  """A hint in a message."""
+  return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")

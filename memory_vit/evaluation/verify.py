@@ -1,0 +1,265 @@
+"""All tasks in one model, compared with each alone and with the plain ViT."""
+
+import collections
+import functools
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from memory_vit.data import batching, datasets
+from memory_vit.evaluation.evaluate import Predict, evaluate_source
+from memory_vit.model.backbone import Backbone
+from memory_vit.model.task import BACKBONE, EvalPreprocessing, Task
+from memory_vit.model.vit import MemoryViT
+from memory_vit.model.vit_config import ViTConfig
+from memory_vit.runtime import sharding
+from memory_vit.tasks import compose, inference
+from memory_vit.tasks.slots import Slots
+
+# Greatest difference of a logit, as a share of the greatest logit, between a
+# task among others and alone: the same sums in another order.
+TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
+# After which no further round of timing is begun.
+TIMING_SECONDS = 30.0
+
+
+class Evaluator:
+  """One model with all tasks, and what it is compared with."""
+
+  def __init__(
+    self,
+    backbone: Backbone,
+    tasks: Sequence[Task],
+    mesh: jax.sharding.Mesh,
+    batch_size: int,
+  ) -> None:
+    self._backbone, self._mesh = backbone, mesh
+    self._batch_size = batch_size
+    self._slots = inference.fill_slots(backbone, tasks)
+    # A task is never without those that it reads.
+    self._alone = {
+      task.spec.name: inference.fill_slots(
+        backbone, compose.with_parents(tasks, task.spec.name)
+      )
+      for task in tasks
+    }
+
+  def evaluate(
+    self, source: datasets.Source, names: Sequence[str], *, verify: bool
+  ) -> dict[str, dict[str, Any]]:
+    """Evaluates tasks on a data set, with all tasks in the pass.
+
+    Args:
+      source: the data set.
+      names: of the tasks.
+      verify: whether to compare every output with that of other programs.
+
+    Returns:
+      {name: an entry of the result}.
+    """
+    differences = _Differences()
+
+    def predict(images: jax.Array) -> dict[str, jax.Array]:
+      out = self._forward(self._slots, images)
+      shown = {name: out[name] for name in names}
+      if verify:
+        plain, alone = self._compared(images, names)
+        differences.add(BACKBONE, out[BACKBONE], plain)
+        for name in names:
+          differences.add(name, out[name], alone[name])
+          shown[f"{name} alone"] = alone[name]
+      return shown
+
+    found = self._evaluate(predict, source, self._evaluation)
+    results = {}
+    for name in names:
+      results[name] = _entry(name, source, found[name])
+      if verify:
+        results[name]["alone"] = {
+          "accuracy": found[f"{name} alone"]["top1"],
+          "max_difference": differences.relative(name),
+          "outputs_bit_equal": differences.equal(BACKBONE),
+        }
+    return results
+
+  def upstream(
+    self, source: datasets.Source, preprocessing: EvalPreprocessing
+  ) -> dict[str, Any]:
+    """Evaluates the original head, with all tasks in the pass and without."""
+    differences = _Differences()
+
+    def predict(images: jax.Array) -> dict[str, jax.Array]:
+      out = self._forward(self._slots, images)[BACKBONE]
+      plain = plain_program(self._backbone, images)
+      differences.add(BACKBONE, out, plain)
+      return {"with": out, "plain": plain}
+
+    found = self._evaluate(predict, source, preprocessing)
+    return {
+      "data": source.name,
+      "split": source.split,
+      "examples": found["with"]["examples"],
+      "skipped": found["with"]["skipped"],
+      "accuracy": found["with"]["top1"],
+      "accuracy_plain": found["plain"]["top1"],
+      "outputs_bit_equal": differences.equal(BACKBONE),
+    }
+
+  def timing(self, source: datasets.Source) -> dict[str, Any]:
+    """Seconds of a batch: the plain ViT, all tasks, and each in its own pass.
+
+    The median of up to five rounds, in turn; no further one is begun after
+    `TIMING_SECONDS`. Reading pictures is left out.
+    """
+    backbone, slots = self._backbone, self._slots
+    batches = batching.eval_batches(
+      source, self._evaluation, batch_size=self._batch_size
+    )
+    images = next(sharding.prefetch(batches, self._mesh))["image"]
+    seconds = _medians(
+      {
+        "plain": lambda: plain_program(backbone, images),
+        "together": lambda: self._forward(slots, images),
+        "one_by_one": lambda: [
+          self._forward(alone, images) for alone in self._alone.values()
+        ],
+      }
+    )
+    return {
+      "batch_size": self._batch_size,
+      "tasks": len(self._alone),
+      **seconds,
+    }
+
+  def _forward(self, slots: Slots, images: jax.Array) -> dict[str, jax.Array]:
+    """All tasks in one pass, on pictures that `data` has scaled."""
+    return inference.forward(self._backbone, slots, images, check=False)
+
+  def _compared(
+    self, images: jax.Array, names: Sequence[str]
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Outputs of the plain ViT, and of every task alone."""
+    _, context = inference.encode(self._backbone, images, check=False)
+    alone = {
+      name: inference.read(self._backbone, self._alone[name], context)[name]
+      for name in names
+    }
+    return plain_program(self._backbone, images), alone
+
+  @property
+  def _evaluation(self) -> EvalPreprocessing:
+    """How all tasks want their pictures."""
+    return self._slots.specs[0].evaluation
+
+  def _evaluate(
+    self,
+    predict: Predict,
+    source: datasets.Source,
+    preprocessing: EvalPreprocessing,
+  ) -> dict[str, dict[str, Any]]:
+    return evaluate_source(
+      predict,
+      source,
+      preprocessing,
+      batch_size=self._batch_size,
+      mesh=self._mesh,
+    )
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def _plain(params: Any, images: jax.Array, config: ViTConfig) -> jax.Array:
+  model = MemoryViT(config)
+  variables = {"params": {"backbone": params}}
+  return model.apply(variables, images, method="encode")[0]
+
+
+def plain_program(backbone: Backbone, images: jax.Array) -> jax.Array:
+  """The original outputs, by a program that hands nothing out to tasks."""
+  return _plain(backbone.params, images, backbone.config)
+
+
+class _Differences:
+  """The greatest difference of outputs, over all batches."""
+
+  def __init__(self) -> None:
+    self._greatest = collections.defaultdict(float)
+    self._scale = collections.defaultdict(float)
+    self._equal = collections.defaultdict(lambda: True)
+
+  def add(self, name: str, found: jax.Array, expected: jax.Array) -> None:
+    """Compares the outputs of a batch."""
+    found, expected = np.asarray(found), np.asarray(expected)
+    self._equal[name] &= found.tobytes() == expected.tobytes()
+    # A maximum with what is not a number is not a number.
+    greatest = np.abs(found - expected).max()
+    self._greatest[name] = float(np.maximum(self._greatest[name], greatest))
+    scale = np.abs(expected).max()
+    self._scale[name] = float(np.maximum(self._scale[name], scale))
+
+  def equal(self, name: str) -> bool:
+    """Whether all outputs were equal to the bit."""
+    return self._equal[name]
+
+  def relative(self, name: str) -> float | None:
+    """The greatest difference as a share of the greatest output.
+
+    None where one of them was not finite.
+    """
+    share = self._greatest[name] / max(self._scale[name], 1e-30)
+    return share if math.isfinite(share) else None
+
+
+def _medians(functions: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+  """Seconds of each function, in turn; the first call compiles."""
+  times: dict[str, list[float]] = {name: [] for name in functions}
+  for function in functions.values():
+    jax.block_until_ready(function())
+  started = time.perf_counter()
+  for _ in range(5):
+    for name, function in functions.items():
+      began = time.perf_counter()
+      jax.block_until_ready(function())
+      times[name].append(time.perf_counter() - began)
+    if time.perf_counter() - started > TIMING_SECONDS:
+      break
+  return {name: statistics.median(t) for name, t in times.items()}
+
+
+def _entry(
+  name: str, source: datasets.Source, found: Mapping[str, Any]
+) -> dict[str, Any]:
+  """What is reported of a task."""
+  return {
+    "name": name,
+    "data": source.name,
+    "split": source.split,
+    "examples": found["examples"],
+    "skipped": found["skipped"],
+    "accuracy": found["top1"],
+    "top5": found["top5"],
+    "loss": found["loss"],
+    "per_class": found["per_class"],
+  }
+
+
+def verified(result: Mapping[str, Any], dtype: str) -> bool:
+  """Whether all is as the method promises.
+
+  Args:
+    result: of an evaluation that compared.
+    dtype: of the computation.
+  """
+  upstream = result["backbone"]["upstream"]
+  if upstream and not upstream["outputs_bit_equal"]:
+    return False
+  return all(
+    task["alone"]["outputs_bit_equal"]
+    and task["alone"]["max_difference"] is not None
+    and task["alone"]["max_difference"] <= TOLERANCE[dtype]
+    for task in result["tasks"]
+  )

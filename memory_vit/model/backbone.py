@@ -1,0 +1,110 @@
+"""A frozen ViT as an object: its shape, its weights, its fingerprint."""
+
+# As text, `help` shows jax.Array by its name.
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from memory_vit.model import trees
+from memory_vit.model.keys import require_key
+from memory_vit.model.task import BackboneId
+from memory_vit.model.vit import VisionTransformer
+from memory_vit.model.vit_config import ViTConfig, vit_config
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["params"],
+  meta_fields=["config", "fingerprint"],
+)
+@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+class Backbone:
+  """A frozen ViT.
+
+  It is a tree of arrays for JAX (`jax.jit`, `jax.device_put`): `params` are its
+  leaves, the rest is static. Hand it to a compiled function as an argument, or
+  its weights become constants of the program. The fingerprint is kept whatever
+  is done with the leaves.
+
+  Attributes:
+    config: its shape and how it computes.
+    params: exactly the tree of the published checkpoint, float32.
+    fingerprint: `trees.fingerprint` of the parameters as they were published,
+      before any change of the image size.
+  """
+
+  config: ViTConfig
+  params: dict[str, Any]
+  fingerprint: str
+
+  def __repr__(self) -> str:
+    config = self.config
+    head = f"{config.num_classes} classes" if config.num_classes else "no head"
+    return (
+      f"Backbone({config.variant} at {config.image_size} px, {head}, "
+      f"{config.dtype}, {trees.count(self.params):,} parameters, fingerprint "
+      f"{self.fingerprint[:12]})"
+    )
+
+  @property
+  def id(self) -> BackboneId:
+    """What a task remembers of its backbone."""
+    return BackboneId(
+      fingerprint=self.fingerprint,
+      variant=self.config.variant,
+      image_size=self.config.image_size,
+      gelu=self.config.gelu,
+    )
+
+
+def random_backbone(
+  variant: str,
+  *,
+  image_size: int = 224,
+  num_classes: int = 0,
+  key: jax.Array,
+  dtype: str = "float32",
+) -> Backbone:
+  """Returns a backbone with random weights, for tests and for pretraining.
+
+  Args:
+    variant: such as "B/32"; see `vit_config.vit_config`.
+    image_size: in pixels.
+    num_classes: c0, outputs of its head; 0 for none.
+    key: of the random numbers, such as `jax.random.key(0)`.
+    dtype: of the computation.
+
+  Raises:
+    ConfigError: for a shape that is not possible.
+    MemoryVitError: for a key that is none.
+  """
+  require_key(key)
+  config = vit_config(
+    variant, image_size=image_size, num_classes=num_classes, dtype=dtype
+  )
+  return init_backbone(config, key)
+
+
+def init_backbone(config: ViTConfig, key: jax.Array) -> Backbone:
+  """Returns a backbone of any shape, with random weights."""
+  params = jax.jit(_init_params, static_argnums=0)(config, key)
+  return Backbone(config, params, trees.fingerprint(params))
+
+
+def backbone_shapes(config: ViTConfig) -> dict[str, Any]:
+  """The tree of a backbone as `jax.ShapeDtypeStruct`; computes nothing."""
+  return jax.eval_shape(
+    lambda key: _init_params(config, key), jax.random.key(0)
+  )
+
+
+def _init_params(config: ViTConfig, key: jax.Array) -> dict[str, Any]:
+  size = config.image_size
+  images = jnp.zeros((1, size, size, 3))
+  vit = VisionTransformer(config)
+  return vit.init(key, images, method="encode")["params"]

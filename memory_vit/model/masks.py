@@ -1,0 +1,130 @@
+"""Who attends to whom: Table 1 of the paper, as masks over tasks."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from memory_vit.errors import TaskError
+from memory_vit.model.task import Task, TaskSpec
+from memory_vit.runtime import messages
+
+
+def visibility(
+  specs: Sequence[TaskSpec], directories: Mapping[str, str] | None = None
+) -> np.ndarray:
+  """Who reads whom: the lower right part of Table 1 of the paper.
+
+  Args:
+    specs: the tasks of one model, in any order.
+    directories: {a task: where the run of one that reads it found it}, a hint
+      for the message.
+
+  Returns:
+    bool (t, t): element (i, j) says that the token of task i attends to the
+    token and to the memory of task j. The diagonal is True.
+
+  Raises:
+    TaskError: for a name that is there twice, a task that attends to itself or
+      to one that is not there, or tasks that attend to each other in a circle.
+  """
+  names = [spec.name for spec in specs]
+  twice = sorted({name for name in names if names.count(name) > 1})
+  if twice:
+    raise TaskError(f"task names must differ; there twice: {twice}.")
+  sees = np.eye(len(names), dtype=bool)
+  for i, spec in enumerate(specs):
+    for parent in spec.attends_to:
+      if parent not in names or parent == spec.name:
+        known = (directories or {}).get(parent)
+        raise TaskError(
+          f"task {spec.name!r} attends to {parent!r}, which is not among the "
+          f"other tasks {[n for n in names if n != spec.name]}: give that too "
+          "(to a command: one more --task=DIR"
+          + (f"; the run of {spec.name!r} read it from " if known else "")
+          + (f"{messages.brief(known)})." if known else ").")
+        )
+      sees[i, names.index(parent)] = True
+  _refuse_circles(names, sees)
+  return sees
+
+
+def parent_directories(tasks: Sequence[Task]) -> dict[str, str]:
+  """{a task that others read: where their runs found it}, as far as they say.
+
+  Provenance is free text: it may be shown, and is never opened.
+  """
+  found = {}
+  for task in tasks:
+    made = task.provenance.get("config")
+    options = made.get("task") if isinstance(made, Mapping) else None
+    paths = options.get("attends_to") if isinstance(options, Mapping) else None
+    if isinstance(paths, list | tuple) and len(paths) == len(
+      task.spec.attends_to
+    ):
+      pairs = zip(task.spec.attends_to, paths, strict=True)
+      found |= {name: path for name, path in pairs if isinstance(path, str)}
+  return found
+
+
+def _refuse_circles(names: Sequence[str], sees: np.ndarray) -> None:
+  """Takes away tasks that read no remaining one, until none is left."""
+  left = list(range(len(names)))
+  while left:
+    free = [i for i in left if not any(sees[i, j] for j in left if j != i)]
+    if not free:
+      raise TaskError(
+        f"tasks attend to each other in a circle: {[names[i] for i in left]}."
+      )
+    left = [i for i in left if i not in free]
+
+
+class View(NamedTuple):
+  """Who sees what, as the arrays that the task stream computes with.
+
+  Attributes:
+    cells: bool (t, m), the memory cells that a task really has; the others
+      pad it to the longest.
+    parents: int32 (t, p), indices of the other tasks that a task attends to,
+      filled up with its own; p is the greatest number of them, 0 in
+      concatenation.
+    is_parent: bool (t, p), False where `parents` is filled up.
+    memory_norm: bool (t,), whether a task's memory is layer-normed.
+  """
+
+  cells: np.ndarray
+  parents: np.ndarray
+  is_parent: np.ndarray
+  memory_norm: np.ndarray
+
+
+def view_of(
+  specs: Sequence[TaskSpec], *, slots: int = 0, cells: int = 0, parents: int = 0
+) -> View:
+  """Returns the `View` of a set of tasks; raises as `visibility` does.
+
+  Args:
+    specs: the tasks.
+    slots: t; more than there are tasks leaves slots empty.
+    cells: m, at least.
+    parents: p, at least.
+  """
+  others = visibility(specs) & ~np.eye(len(specs), dtype=bool)
+  slots = max(slots, len(specs))
+  cells = max(cells, *(spec.cells for spec in specs), 0)
+  parents = max(parents, int(others.sum(axis=1).max(initial=0)))
+  view = View(
+    cells=np.zeros((slots, cells), bool),
+    # Where there is no parent a task reads itself, masked: no neighbour can
+    # enter, not even one that is not a number.
+    parents=np.tile(np.arange(slots, dtype=np.int32)[:, None], (1, parents)),
+    is_parent=np.zeros((slots, parents), bool),
+    memory_norm=np.ones(slots, bool),
+  )
+  for i, spec in enumerate(specs):
+    seen = np.flatnonzero(others[i])
+    view.cells[i, : spec.cells] = True
+    view.parents[i, : len(seen)] = seen
+    view.is_parent[i, : len(seen)] = True
+    view.memory_norm[i] = spec.memory_norm
+  return view

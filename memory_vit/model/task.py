@@ -1,0 +1,248 @@
+"""What a task is, and which tasks may see which (Table 1 of the paper).
+
+Nothing here computes on an accelerator.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from memory_vit.errors import TaskError
+from memory_vit.model import trees
+from memory_vit.model.regimes import regime
+from memory_vit.model.vit_config import MAX_IMAGE_SIZE, MAX_RESIZE
+from memory_vit.runtime import messages
+from memory_vit.runtime.messages import name_list
+
+NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+# The key of the original outputs in the result of a forward pass.
+BACKBONE = "backbone"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvalPreprocessing:
+  """How a picture is made ready when it is not for training.
+
+  Attributes:
+    image_size: side of the square that the model gets, in pixels.
+    crop: "resize" squeezes the whole picture into the square; "central" scales
+      its shorter side to `resize` pixels and takes the middle.
+    resize: the shorter side before a central crop, in pixels; 0 for "resize".
+  """
+
+  image_size: int
+  crop: str = "resize"
+  resize: int = 0
+
+  def __post_init__(self) -> None:
+    if not 1 <= self.image_size <= MAX_IMAGE_SIZE:
+      raise TaskError(
+        f"evaluation preprocessing: image_size is "
+        f"{messages.brief(self.image_size)}, expected 1 to {MAX_IMAGE_SIZE} "
+        "pixels."
+      )
+    if self.crop == "resize" and self.resize == 0:
+      return
+    if self.crop == "central" and self.image_size <= self.resize <= MAX_RESIZE:
+      return
+    raise TaskError(
+      f"evaluation preprocessing: crop {messages.brief(self.crop)} with resize "
+      f"{messages.brief(self.resize)} is not possible: expected 'resize' (with "
+      "resize 0), or 'central' with a resize of at least the image size, "
+      f"{self.image_size}, and at most {MAX_RESIZE} pixels."
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BackboneId:
+  """What a backbone must have in common with the one a task was trained on.
+
+  Attributes:
+    fingerprint: SHA-256 of its parameters (`trees.fingerprint`).
+    variant: its shape, such as "B/32".
+    image_size: in pixels.
+    gelu: "tanh" or "exact".
+  """
+
+  fingerprint: str
+  variant: str
+  image_size: int
+  gelu: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskSpec:
+  """Everything about a task except its arrays.
+
+  Attributes:
+    name: lower case letters, digits, "-" and "_"; at most 64.
+    num_classes: c, outputs of its head.
+    regime: how it was learned, see `regimes`.
+    cells: m, memory cells per layer; 0 is a task without memory.
+    bottleneck: width of its adapters; 0 where its regime has none.
+    attends_to: names of the earlier tasks that it reads (model extension).
+      Empty: it ignores all others (concatenation).
+    parent_digests: `Task.digest` of each of `attends_to`, as it was when this
+      task was trained; "" where that is not known. Empty: none is known.
+    memory_norm: whether memory passes the block's first LayerNorm, as in Figure
+      2 of the paper. The public re-implementations insert it after.
+    class_names: c names, or empty where they are not known.
+    backbone: the backbone that it belongs to.
+    evaluation: how its pictures are prepared for evaluation.
+  """
+
+  name: str
+  num_classes: int
+  cells: int
+  regime: str = "memory_masked"
+  bottleneck: int = 0
+  attends_to: tuple[str, ...] = ()
+  parent_digests: tuple[str, ...] = ()
+  memory_norm: bool = True
+  # Of thousands of classes they would fill many screens.
+  class_names: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+  backbone: BackboneId
+  evaluation: EvalPreprocessing
+
+  def __post_init__(self) -> None:
+    if not NAME_PATTERN.fullmatch(self.name) or self.name == BACKBONE:
+      raise TaskError(
+        f"task name {self.name!r}: expected 1 to 64 of a-z, 0-9, '_' and '-', "
+        f"starting with a letter or digit, and not {BACKBONE!r}."
+      )
+    for parent in self.attends_to:
+      if not NAME_PATTERN.fullmatch(parent):
+        raise TaskError(
+          f"task {self.name!r} attends to {parent!r}, which is no task name."
+        )
+    trained = regime(self.regime).trained
+    if self.cells and "memory" not in trained:
+      raise TaskError(
+        f"task {self.name!r} has {self.cells} cells, and its regime "
+        f"{self.regime!r} has no memory: expected 0."
+      )
+    if (self.bottleneck > 0) != ("adapters" in trained):
+      raise TaskError(
+        f"task {self.name!r}: bottleneck is {self.bottleneck}; expected at "
+        "least 1 in a regime with adapters, and 0 in any other."
+      )
+    if self.num_classes < 1 or self.cells < 0:
+      raise TaskError(
+        f"task {self.name!r}: num_classes is {self.num_classes} (expected at "
+        f"least 1), cells is {self.cells} (expected at least 0)."
+      )
+    if self.class_names and len(self.class_names) != self.num_classes:
+      raise TaskError(
+        f"task {self.name!r}: {len(self.class_names)} class names for "
+        f"{self.num_classes} classes."
+      )
+    if self.parent_digests and len(self.parent_digests) != len(self.attends_to):
+      raise TaskError(
+        f"task {self.name!r}: {len(self.parent_digests)} parent_digests for "
+        f"{len(self.attends_to)} tasks that it attends to."
+      )
+    if self.evaluation.image_size != self.backbone.image_size:
+      raise TaskError(
+        f"task {self.name!r}: pictures are prepared at "
+        f"{self.evaluation.image_size} px, the backbone takes "
+        f"{self.backbone.image_size} px."
+      )
+
+  @property
+  def summary(self) -> str:
+    """Name, classes, cells and regime, for people."""
+    return (
+      f"{self.name!r}, {self.num_classes} classes, {self.cells} cells, "
+      f"{self.regime}"
+    )
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["params"],
+  meta_fields=["spec"],
+  # Metrics would be those of other values, and no two tasks share a program.
+  drop_fields=["provenance"],
+)
+@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+class Task:
+  """A task: what it is, and what it learned.
+
+  It is a tree of arrays for JAX (`jax.jit`, `jax.tree.map`, `jax.device_put`):
+  `params` are its leaves, and `spec` is static. What such a function returns is
+  another task, without provenance.
+
+  Attributes:
+    spec: see `TaskSpec`.
+    params: what its regime trains, float32; in `memory_masked` {"cls": (d,),
+      "memory": (l, m, d), "head": {"kernel": (d, c), "bias": (c,)}}.
+    provenance: the configuration and the metrics of the run that made it;
+      empty for a task that was not trained.
+  """
+
+  spec: TaskSpec
+  params: dict[str, Any]
+  provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  @property
+  def name(self) -> str:
+    """Short for `spec.name`."""
+    return self.spec.name
+
+  def __repr__(self) -> str:
+    spec = self.spec
+    parts = [spec.summary]
+    if spec.attends_to:
+      parts.append(f"attends to {name_list(spec.attends_to)}")
+    parts.append(f"{trees.count(self.params):,} parameters")
+    parts.append(
+      f"on {spec.backbone.variant} at {spec.backbone.image_size} px, "
+      f"fingerprint {spec.backbone.fingerprint[:12]}"
+    )
+    return f"Task({', '.join(parts)})"
+
+  @functools.cached_property
+  def digest(self) -> str:
+    """SHA-256 over all that its token computes with, its parents included.
+
+    Its own name and those of its parents are not among that.
+    """
+    spec = self.spec
+    parts = (
+      spec.regime,
+      spec.memory_norm,
+      len(spec.attends_to),
+      spec.parent_digests,
+      trees.fingerprint(self.params),
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def require_backbone(
+  spec: TaskSpec, found: BackboneId, owner: str = ""
+) -> None:
+  """Raises `TaskError` where a task was trained on another backbone.
+
+  Args:
+    spec: of the task.
+    found: the backbone that it shall run on.
+    owner: the task that `found` is the backbone of, for the message.
+  """
+  if spec.backbone == found:
+    return
+  differences = [
+    f"{field} {getattr(found, field)!r}, the task has "
+    f"{getattr(spec.backbone, field)!r}"
+    for field in ("fingerprint", "variant", "image_size", "gelu")
+    if getattr(found, field) != getattr(spec.backbone, field)
+  ]
+  this = f"That of {owner!r}" if owner else "This one"
+  raise TaskError(
+    f"task {spec.name!r} belongs to another backbone. {this} has "
+    f"{'; '.join(differences)}. Load the backbone that the task was trained on."
+  )

@@ -1,0 +1,241 @@
+"""The model: a ViT with two entrances, and the tasks that use the second.
+
+Since the backbone stream never reads the task stream (rows INP and CLS of
+Table 1 in the paper), a forward pass is two programs: `encode` is the same
+executable whatever the tasks are, and `read` holds all that can be trained.
+"""
+
+# As text, `help` shows jax.Array by its name.
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from memory_vit.model.encoder import Context, Encoder
+from memory_vit.model.masks import View, view_of
+from memory_vit.model.regimes import regime
+from memory_vit.model.stacking import (
+  SlotArrays,
+  stack_classes,
+  stack_memory,
+  stack_norms,
+)
+from memory_vit.model.task import BACKBONE, TaskSpec
+from memory_vit.model.task_params import Tasks
+from memory_vit.model.trees import Tree
+from memory_vit.model.vit_config import ViTConfig
+
+
+class VisionTransformer(nn.Module):
+  """The published ViT, with a second entrance for the task stream."""
+
+  config: ViTConfig
+
+  def setup(self) -> None:
+    """Declares the parts by hand: two methods share them."""
+    cfg = self.config
+    patch = (cfg.patch_size, cfg.patch_size)
+    self.embedding = nn.Conv(
+      cfg.width, patch, strides=patch, padding="VALID", dtype=cfg.dtype
+    )
+    self.cls = self.param("cls", nn.initializers.zeros, (1, 1, cfg.width))
+    self.Transformer = Encoder(cfg)
+    # Heads are computed in float32: of many classes, several would have the
+    # same logit in bfloat16.
+    if cfg.representation_size:
+      self.pre_logits = nn.Dense(cfg.representation_size, dtype=jnp.float32)
+    if cfg.num_classes:
+      self.head = nn.Dense(cfg.num_classes, dtype=jnp.float32)
+
+  def encode(self, images: jax.Array) -> tuple[jax.Array, Context]:
+    """The plain ViT.
+
+    Args:
+      images: (b, height, width, 3) in [-1, 1].
+
+    Returns:
+      Its outputs, float32 (b, c0), the logits of its head or, without a head,
+      the features in front of it; and the keys and values of every layer.
+    """
+    cfg = self.config
+    x, context = self.Transformer(self._tokens(images, self.cls[0, 0]))
+    y = x[:, 0]
+    if cfg.representation_size:
+      y = jnp.tanh(self.pre_logits(y))
+    if cfg.num_classes:
+      y = self.head(y)
+    return y.astype(jnp.float32), context
+
+  def read(
+    self,
+    cls: jax.Array,
+    cells: Context,
+    context: Context,
+    view: View,
+    norms: Tree | None = None,
+  ) -> jax.Array:
+    """The task stream.
+
+    Args:
+      cls: (t, d) class tokens.
+      cells: from `keys_values`.
+      context: from `encode`.
+      view: who sees whom.
+      norms: what tasks add to the LayerNorms, see `Encoder`.
+
+    Returns:
+      (b, t, d) the class tokens after the last LayerNorm.
+    """
+    b = context[0][0].shape[0]
+    c = jnp.broadcast_to(cls.astype(self.config.dtype), (b, *cls.shape))
+    return self.Transformer(c, context, cells, view, norms)[0]
+
+  def tuned(
+    self, images: jax.Array, task: Mapping[str, Any], spec: TaskSpec
+  ) -> jax.Array:
+    """The ViT as a task of one of the other regimes changes it.
+
+    Args:
+      images: (b, height, width, 3) in [-1, 1].
+      task: parameters of the task; its class token replaces the original one.
+      spec: of the task, whose regime is neither "frozen" nor "masked".
+
+    Returns:
+      (b, d), the class token after the last LayerNorm.
+    """
+    cls = task["cls"] if "cls" in task else self.cls[0, 0]
+    return self.Transformer.tuned(
+      self._tokens(images, cls),
+      attention=regime(spec.regime).attention,
+      memory=task.get("memory"),
+      memory_norm=spec.memory_norm,
+      adapters=task.get("adapters"),
+    )
+
+  def _tokens(self, images: jax.Array, cls: jax.Array) -> jax.Array:
+    """Patches behind a class token (d,): (b, n + 1, d)."""
+    cfg = self.config
+    x = self.embedding(images.astype(cfg.dtype))
+    x = x.reshape(x.shape[0], -1, cfg.width)
+    cls = jnp.broadcast_to(cls.astype(x.dtype), (x.shape[0], 1, cfg.width))
+    return jnp.concatenate([cls, x], axis=1)
+
+  def keys_values(self, memory: jax.Array, norm: jax.Array) -> Context:
+    """Keys and values of memory, the same for all pictures.
+
+    Args:
+      memory: (l, t, m, d).
+      norm: bool (t,), which tasks' memory is layer-normed.
+
+    Returns:
+      For every layer (t, h, m, k) each.
+    """
+    return self.Transformer.keys_values(memory, norm)
+
+
+class MemoryViT(nn.Module):
+  """A frozen ViT and its tasks.
+
+  Pictures are taken as they are: only `programs` looks at their values.
+
+  The parameters are {"backbone": tree of the published checkpoint,
+  "tasks": {name: {"cls", "memory", "head"}}}.
+
+  Attributes:
+    config: of the backbone.
+    specs: the tasks, in any order.
+  """
+
+  config: ViTConfig
+  specs: tuple[TaskSpec, ...] = ()
+
+  def setup(self) -> None:
+    """Declares the two halves of the parameters."""
+    self.backbone = VisionTransformer(self.config)
+    self.tasks = Tasks(self.config, self.specs)
+
+  def __call__(self, images: jax.Array) -> dict[str, jax.Array]:
+    """Both streams at once.
+
+    Args:
+      images: (b, height, width, 3) in [-1, 1].
+
+    Returns:
+      {"backbone": (b, c0), task name: (b, c), ...}, float32.
+    """
+    outputs, context = self.encode(images)
+    return {BACKBONE: outputs, **self.read(context)}
+
+  def encode(self, images: jax.Array) -> tuple[jax.Array, Context]:
+    """See `VisionTransformer.encode`."""
+    return self.backbone.encode(images)
+
+  def tuned(
+    self, images: jax.Array, task: Mapping[str, Any], spec: TaskSpec
+  ) -> jax.Array:
+    """A task of a regime that changes the backbone's own computation.
+
+    Arguments as in `VisionTransformer.tuned`.
+
+    Returns:
+      Its logits (b, c), float32.
+    """
+    return head_logits(self.backbone.tuned(images, task, spec), task["head"])
+
+  def keys_values(self, memory: jax.Array, norm: jax.Array) -> Context:
+    """See `VisionTransformer.keys_values`."""
+    return self.backbone.keys_values(memory, norm)
+
+  def read_slots(self, slots: SlotArrays, context: Context) -> jax.Array:
+    """The task stream on tasks that are handed over, whichever they are.
+
+    Args:
+      slots: the tasks; none of the module's own is read.
+      context: from `encode`.
+
+    Returns:
+      (b, t, c), float32. What belongs to an empty slot, or to a class that a
+      task does not have, means nothing.
+    """
+    features = self.backbone.read(
+      slots.cls, slots.cells, context, slots.view, slots.norms
+    )
+    logits = jnp.einsum(
+      "btd,tdc->btc", features.astype(jnp.float32), slots.kernel
+    )
+    return logits + slots.bias
+
+  def read(self, context: Context) -> dict[str, jax.Array]:
+    """The task stream on the tasks of this module, for their gradient.
+
+    Args:
+      context: from `encode`.
+
+    Returns:
+      {task name: (b, c)}, float32.
+    """
+    tasks = self.tasks()
+    if not tasks:
+      return {}
+    view = view_of(self.specs)
+    count, longest = view.cells.shape
+    memory = stack_memory([t["memory"] for t in tasks], count, longest)
+    cells = self.backbone.keys_values(memory, view.memory_norm)
+    cls = stack_classes([t["cls"] for t in tasks], count)
+    norms = stack_norms(tasks, count)
+    features = self.backbone.read(cls, cells, context, view, norms)
+    return {
+      spec.name: head_logits(features[:, i], tasks[i]["head"])
+      for i, spec in enumerate(self.specs)
+    }
+
+
+def head_logits(
+  features: jax.Array, head: Mapping[str, jax.Array]
+) -> jax.Array:
+  """A linear head: (b, d) -> float32 (b, c)."""
+  return features.astype(jnp.float32) @ head["kernel"] + head["bias"]

@@ -1,0 +1,1 @@
+"""Processes, signals, locks, files, devices. Knows no Vision Transformer."""

@@ -1,0 +1,140 @@
+"""One working directory, one run."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from memory_vit.errors import TrainingError
+from memory_vit.runtime import processes
+
+_FILE = ".lock"
+# What we write into it.
+_OWNER = re.compile(r"process [0-9]{1,20} on .{1,300}\n")
+# Of a file that may be anything, what is read of it.
+_MOST_READ = 400
+
+
+@contextlib.contextmanager
+def only_run(workdir: Path) -> Iterator[Callable[[], None]]:
+  """Keeps other runs out of a directory, which is made where it is not there.
+
+  The operating system frees the lock when the process that holds it ends, in
+  whatever way; what `.lock` says is for people. Of several processes the first
+  holds it for all.
+
+  Returns:
+    What raises a `TrainingError` once `.lock` is not the file any more that
+    this run holds: where it is taken away another run is let in. All processes
+    must call it.
+
+  Raises:
+    TrainingError: where another process holds it, the file system has no
+      locks, or `.lock` is not a file of ours: that one is left as it is.
+  """
+  path = workdir / _FILE
+  with contextlib.ExitStack() as stack:
+    held: list[int] = []
+
+    def take() -> None:
+      _make(workdir)
+      # Never deleted: two could then hold two files of this name.
+      held.append(_open(path))
+      stack.callback(os.close, held[0])
+      _lock(held[0], path)
+
+    def require_held() -> None:
+      processes.by_first(lambda: _require_same(held[0], path))
+
+    processes.by_first(take)
+    yield require_held
+
+
+def _make(workdir: Path) -> None:
+  try:
+    workdir.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise TrainingError(
+      f"--workdir {workdir} cannot be made ({error.strerror}): expected a "
+      "directory, or a place for one."
+    ) from error
+
+
+def _open(path: Path) -> int:
+  """Opens `.lock`, which is made where it is not there; returns a descriptor.
+
+  No link is followed, and nothing waits for the other end of a pipe: whoever
+  may write into the directory could name any file of the user there.
+  """
+  flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+  try:
+    file = os.open(path, flags, 0o666)
+  except OSError as error:
+    if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+      raise _not_ours(path) from error
+    raise TrainingError(
+      f"{path} cannot be written ({error.strerror}): expected a --workdir into "
+      "which this user may write."
+    ) from error
+  found = os.fstat(file)
+  if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+    os.close(file)
+    raise _not_ours(path)
+  return file
+
+
+def _lock(file: int, path: Path) -> None:
+  """Locks a file and writes into it who did."""
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    owner = _read(file).strip() if _is_ours(file) else ""
+    raise TrainingError(
+      f"another run is using {path.parent}: {owner or 'unknown'}. "
+      "Wait for it, end it, or give another --workdir."
+    ) from None
+  except OSError as error:
+    raise TrainingError(
+      f"{path} cannot be locked ({error}): its file system has no "
+      "locks (flock). Give a --workdir on another one, or mount it with locks."
+    ) from error
+  if not _is_ours(file):
+    raise _not_ours(path)
+  os.ftruncate(file, 0)
+  line = f"process {os.getpid()} on {socket.gethostname()}\n"
+  os.pwrite(file, line.encode(), 0)
+
+
+def _read(file: int) -> str:
+  return os.pread(file, _MOST_READ, 0).decode("utf-8", "replace")
+
+
+def _is_ours(file: int) -> bool:
+  """Whether it says what a run writes, or nothing yet."""
+  text = _read(file)
+  return not text or _OWNER.fullmatch(text) is not None
+
+
+def _not_ours(path: Path) -> TrainingError:
+  return TrainingError(
+    f"{path} is not the file by which a run keeps others out (a plain file of "
+    "one line, and no link): it is left as it is. Take it away, or give "
+    "another --workdir."
+  )
+
+
+def _require_same(file: int, path: Path) -> None:
+  """Raises `TrainingError` unless the path still names the open file."""
+  with contextlib.suppress(OSError):
+    if os.path.samestat(os.fstat(file), os.lstat(path)):
+      return
+  raise TrainingError(
+    f"{path} was taken away or replaced while this run was using the "
+    "directory, and another run may be using it now. Nothing more is written. "
+    "End all runs there, and give the same command again."
+  )

@@ -1,0 +1,88 @@
+"""Names that strangers chose, escaped so that they stay inside a line of ours.
+
+Class names, file names and what tasks say of themselves may hold line breaks,
+commands to a terminal, marks that turn the direction of writing, and bytes that
+are no text. Letters of all languages stay as they are.
+"""
+
+import unicodedata
+from collections.abc import Sequence
+from typing import Any
+
+# Controls, formats (of direction, invisible), bytes that are no UTF-8, and what
+# ends a line or a paragraph.
+_ESCAPED = ("Cc", "Cf", "Cs", "Zl", "Zp")
+# These join letters, in Persian and Hindi, and emoji.
+_JOINERS = "\u200c\u200d"
+
+
+def escaped(text: str) -> str:
+  r"""Text of one line, such as "a\\nb" for a name with a line break."""
+  if text.isprintable():  # nearly always, and quick
+    return text
+  return "".join(map(_escaped, text))
+
+
+def _escaped(character: str) -> str:
+  if character in _JOINERS:
+    return character
+  if unicodedata.category(character) not in _ESCAPED:
+    return character
+  return ascii(character)[1:-1]
+
+
+pass
+
+# Characters of a value in a message, and of several.
+_MOST_SHOWN = 200
+_MOST_LISTED = 1_000
+
+
+def shortened(text: str, most: int = _MOST_LISTED) -> str:
+  """A text of at most so many characters; what is cut off leaves "..."."""
+  return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def listed(
+  lines: Sequence[str], separator: str = "; ", most: int = _MOST_LISTED
+) -> str:
+  """As many lines as there is room for in a message, and how many are left.
+
+  Args:
+    lines: what is wrong.
+    separator: between them.
+    most: characters of all.
+  """
+  shown, room = [], most
+  for line in lines:
+    room -= len(line) + len(separator)
+    if shown and room < 0:
+      shown.append(f"and {len(lines) - len(shown)} more")
+      break
+    shown.append(shortened(line, most))
+  return separator.join(shown)
+
+
+def first_line(error: Exception) -> str:
+  """What a library says is wrong, in one line of a message of ours."""
+  line = next(iter(str(error).splitlines()), "") or type(error).__name__
+  return shortened(escaped(line), _MOST_SHOWN)
+
+
+def brief(value: Any) -> str:
+  """What a message shows of a value that somebody else wrote."""
+  if isinstance(value, str | bytes):
+    value = value[: _MOST_SHOWN + 1]
+  try:
+    text = repr(value)
+  # Python writes no number of more than 4,300 digits.
+  except (ValueError, RecursionError) as error:
+    text = f"a {type(value).__name__} that cannot be shown ({error})"
+  return shortened(text, _MOST_SHOWN)
+
+
+def name_list(names: Sequence[str], most: int = 8) -> str:
+  """Names in a row, for people; of many, the first ones."""
+  shown = ", ".join(names[:most])
+  left = len(names) - most
+  return f"{shown} and {left} more" if left > 0 else shown

@@ -1,0 +1,102 @@
+"""Plain dictionaries, as JSON and ConfigDict hold them.
+
+They become typed dataclasses, or lie in files.
+"""
+
+import contextlib
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from memory_vit.errors import MemoryVitError
+from memory_vit.runtime.messages import brief, shortened
+
+
+class _TypeMismatchError(Exception):
+  """A value has not one of the types that it may have."""
+
+
+def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
+  """Makes a dataclass of a dictionary that has exactly its fields.
+
+  Args:
+    cls: a dataclass of numbers, strings, bools, tuples of such or of
+      dictionaries, and further such dataclasses.
+    values: what to make it of.
+    where: what to call it in a message, such as "config".
+    error: what to raise.
+
+  Returns:
+    An instance of `cls`.
+
+  Raises:
+    error: for a missing or an unknown key, a value of another type, or values
+      that `cls` refuses.
+  """
+  fields = {field.name: field for field in dataclasses.fields(cls)}
+  require_keys(values, tuple(fields), where, error)
+  built = {}
+  for name, field in fields.items():
+    inner = f"{where}.{name}"
+    if dataclasses.is_dataclass(field.type):
+      built[name] = build(field.type, values[name], inner, error)
+    else:
+      built[name] = _typed(field.type, values[name], inner, error)
+  try:
+    return cls(**built)
+  except MemoryVitError as refusal:
+    text = shortened(str(refusal))
+    text = text if text.startswith(where) else f"{where}: {text}"
+    raise error(text) from refusal
+
+
+def require_keys(
+  values: Any, keys: tuple[str, ...], where: str, error: type[Exception]
+) -> None:
+  """Raises `error` unless `values` is a mapping with exactly these keys."""
+  if not isinstance(values, Mapping):
+    raise error(
+      f"{where} is {brief(values)}, expected an object with {list(keys)}."
+    )
+  missing = [key for key in keys if key not in values]
+  unknown = [key for key in values if key not in keys]
+  if missing or unknown:
+    raise error(
+      f"{where}: missing keys {missing}, unknown keys {brief(unknown)}; it has "
+      f"the keys {list(keys)}."
+    )
+
+
+def _typed(kind: Any, value: Any, where: str, error: type[Exception]) -> Any:
+  """Checks a leaf; JSON and ConfigDict have lists where we have tuples."""
+  if typing.get_origin(kind) is tuple:
+    if isinstance(value, list | tuple):
+      inner, _ = typing.get_args(kind)
+      return tuple(
+        _typed(inner, v, f"{where}[{i}]", error) for i, v in enumerate(value)
+      )
+  elif isinstance(kind, types.UnionType):
+    for inner in typing.get_args(kind):
+      with contextlib.suppress(_TypeMismatchError):
+        return _typed(inner, value, where, _TypeMismatchError)
+  elif typing.get_origin(kind) is dict:
+    if isinstance(value, Mapping) and all(type(key) is str for key in value):
+      return dict(value)
+  elif type(value) is kind:
+    return value
+  elif kind is float and type(value) is int:
+    with contextlib.suppress(OverflowError):
+      return float(value)
+  name = str(kind) if typing.get_args(kind) else kind.__name__
+  raise error(f"{where} is {brief(value)}, expected a value of type {name}.")
+
+
+def differences(found: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+  """Where two dictionaries differ, one line for every key."""
+  return [
+    f"{name}: {found.get(name)!r}, now {now.get(name)!r}"
+    for name in sorted(now.keys() | found.keys())
+    if now.get(name) != found.get(name)
+  ]

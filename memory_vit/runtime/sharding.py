@@ -1,0 +1,168 @@
+"""Where arrays lie: a mesh with the axes "data" and "fsdp" over all devices.
+
+Batches are split over both axes. The large arrays of a backbone are split over
+"fsdp" (fully sharded data parallelism): each device keeps a part, and a layer
+is gathered where it is used. Everything else is replicated.
+"""
+
+import collections
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from memory_vit.errors import ConfigError
+
+# What lies below this key of a tree is kept in parts: the frozen backbone.
+_IN_PARTS = "backbone"
+_ROWS = ("data", "fsdp")
+# Values below which an array stays whole: there a gather costs more than the
+# memory is worth. All biases and LayerNorms are below.
+_LEAST = 2**14
+
+
+def make_mesh(
+  devices: Sequence[jax.Device] | None = None, fsdp: int = 1
+) -> Mesh:
+  """A mesh ("data", "fsdp").
+
+  Args:
+    devices: by default all of all processes.
+    fsdp: over how many devices a backbone is split; neighbours, so that these
+      are devices of one host as long as it has so many.
+
+  Raises:
+    ConfigError: where the devices do not divide.
+  """
+  devices = jax.devices() if devices is None else devices
+  if fsdp < 1 or len(devices) % fsdp:
+    raise ConfigError(
+      f"config.mesh.fsdp (--fsdp) is {fsdp}, expected a divisor of the "
+      f"{len(devices)} devices."
+    )
+  # Without the axis types jax makes an explicit mesh, for which every operation
+  # would have to name its sharding.
+  return jax.make_mesh(
+    (len(devices) // fsdp, fsdp),
+    _ROWS,
+    axis_types=(AxisType.Auto, AxisType.Auto),
+    devices=devices,
+  )
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+  """The same values on every device."""
+  return NamedSharding(mesh, PartitionSpec())
+
+
+def by_rows(mesh: Mesh) -> NamedSharding:
+  """A batch split along its first axis."""
+  return NamedSharding(mesh, PartitionSpec(_ROWS))
+
+
+def in_parts(shape: Sequence[int], mesh: Mesh) -> NamedSharding:
+  """An array of a backbone: its longest axis that divides is split.
+
+  Small arrays, and those without such an axis, are replicated.
+  """
+  parts = mesh.shape["fsdp"]
+  axes = [axis for axis, length in enumerate(shape) if length % parts == 0]
+  if parts == 1 or not axes or np.prod(shape) < _LEAST:
+    return replicated(mesh)
+  split = max(axes, key=lambda axis: shape[axis])
+  names = ["fsdp" if axis == split else None for axis in range(len(shape))]
+  return NamedSharding(mesh, PartitionSpec(*names))
+
+
+def layout(tree: Any, mesh: Mesh) -> Any:
+  """Where each array of a training state lies, as a tree of shardings.
+
+  Backbones that are trained are split as frozen ones are, and their gradients
+  and momenta with them.
+
+  Args:
+    tree: of arrays or their shapes. What lies below a key "backbone" is one.
+    mesh: over which.
+  """
+  key = jax.tree_util.DictKey(_IN_PARTS)
+  return jax.tree.map_with_path(
+    lambda path, leaf: (
+      in_parts(leaf.shape, mesh) if key in path else replicated(mesh)
+    ),
+    tree,
+  )
+
+
+def constrain(tree: Any, mesh: Mesh) -> Any:
+  """Within a program: makes arrays lie as `layout` says."""
+  return jax.lax.with_sharding_constraint(tree, layout(tree, mesh))
+
+
+def put(tree: Any, mesh: Mesh) -> Any:
+  """Puts arrays on the devices of all processes, as `layout` says.
+
+  Args:
+    tree: the same values on every process; or arrays that lie on this mesh.
+    mesh: over which.
+  """
+
+  def place(array: Any, target: NamedSharding) -> jax.Array:
+    is_global = isinstance(array, jax.Array) and not array.is_fully_addressable
+    if target.is_fully_addressable or is_global:
+      return jax.device_put(array, target)
+    # `device_put` would send all values to every process, to compare them.
+    values = np.asarray(array)
+    return jax.make_array_from_callback(
+      values.shape, target, lambda index: values[index]
+    )
+
+  return jax.tree.map(place, tree, layout(tree, mesh))
+
+
+def put_backbone(params: Any, mesh: Mesh) -> Any:
+  """`put`, for the parameters of a backbone."""
+  return put({_IN_PARTS: params}, mesh)[_IN_PARTS]
+
+
+def to_host(tree: Any) -> Any:
+  """Arrays in full, as numpy's; every process must call."""
+
+  def fetch(array: Any) -> np.ndarray:
+    whole = not isinstance(array, jax.Array) or array.is_fully_replicated
+    if whole or array.is_fully_addressable:
+      return jax.device_get(array)
+    return multihost_utils.process_allgather(array, tiled=True)
+
+  return jax.tree.map(fetch, tree)
+
+
+def require_divisible(batch_size: int, mesh: Mesh, key: str) -> None:
+  """Raises `ConfigError` unless a batch splits evenly over the devices."""
+  if batch_size % mesh.size:
+    raise ConfigError(
+      f"{key} is {batch_size}, expected a multiple of the {mesh.size} devices."
+    )
+
+
+def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, Any]:
+  """The rows of this process -> global arrays, split over all devices."""
+  sharding = by_rows(mesh)
+  return {
+    name: jax.make_array_from_process_local_data(sharding, rows)
+    for name, rows in batch.items()
+  }
+
+
+def prefetch(
+  batches: Iterator[dict[str, np.ndarray]], mesh: Mesh, size: int = 2
+) -> Iterator[dict[str, Any]]:
+  """Sends batches to the devices ahead of their use; `size` are on the way."""
+  queue = collections.deque()
+  for batch in batches:
+    queue.append(shard_batch(batch, mesh))
+    if len(queue) >= size:
+      yield queue.popleft()
+  yield from queue

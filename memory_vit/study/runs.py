@@ -1,0 +1,276 @@
+"""What a study of the paper consists of: its parts, their regimes, and runs.
+
+A run is named by what it is. Parts that need the same run share it.
+"""
+
+import dataclasses
+import itertools
+import logging
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from memory_vit import limits
+from memory_vit.config import (
+  Config,
+  DataConfig,
+  PretrainConfig,
+  StudyConfig,
+  SweepConfig,
+  UpstreamConfig,
+)
+from memory_vit.errors import ConfigError
+from memory_vit.model.regimes import REGIMES
+from memory_vit.runtime import messages, schema
+
+logger = logging.getLogger("memory_vit")
+
+# What --only names, in the order of the report, and the regimes of each.
+_PARTS = {
+  "table2": ("full", "head", "head_cls", "memory", "memory_masked",
+             "cls_masked", "norms_masked"),
+  "sensitivity": ("full", "memory", "memory_masked"),
+  "cells": ("head_cls", "memory", "memory_masked", "cls_masked"),
+  "placement": ("memory", "memory_propagated", "memory_additive"),
+  "adapters": ("adapter", "memory", "adapter_memory"),
+  "costs": tuple(REGIMES),
+  "interference": ("memory", "memory_masked"),
+  "extension": ("memory_masked",),
+}  # fmt: skip
+PARTS = tuple(_PARTS)
+# Of these regimes a part needs every one, of others at least one.
+_INDISPENSABLE = {
+  "placement": ("memory",),
+  "adapters": ("adapter",),
+  "interference": ("memory", "memory_masked"),
+  "extension": ("memory_masked",),
+}
+_NEED_OTHERS = ("interference", "extension")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+  """A run of a study, in a directory of its own.
+
+  A regime whose variants share a pass learns all its rates and cells in one
+  sweep; a run of the others is one variant.
+
+  Attributes:
+    regime: see `regimes`.
+    data: name of the data set, see `data_sets`.
+    seed: of first values and batches.
+    learning_rates: one, or those of the sweep; empty as long as it is not known
+      which one is the best.
+    cells: as `learning_rates`; empty in a regime without memory.
+    tested: whether it is evaluated on the test split.
+    reads: the run whose best task it attends to (extension).
+  """
+
+  regime: str
+  data: str
+  seed: int
+  learning_rates: tuple[float, ...]
+  cells: tuple[int, ...] = ()
+  tested: bool = True
+  reads: "Run | None" = None
+
+  @property
+  def name(self) -> str:
+    """Says what it is; good as a directory."""
+    parts = [self.regime, slug(self.data)]
+    if self.reads:
+      parts.append(f"reading-{slug(self.reads.data)}")
+    if not REGIMES[self.regime].shares_pass:
+      parts += [f"cells{self.cells[0]}"] if self.cells else []
+      rates = self.learning_rates or ("-of-the-best",)
+      parts.append(f"rate{rates[0]}")
+    return "-".join([*parts, f"seed{self.seed}"])
+
+  @property
+  def variants(self) -> list[tuple[float, int]]:
+    """(learning rate, cells) of each task that it learns."""
+    return list(itertools.product(self.learning_rates, self.cells or (0,)))
+
+
+def slug(name: str) -> str:
+  """Part of a file's name, "sun397/tfds" -> "sun397-tfds"."""
+  return re.sub(r"[^a-z0-9_]+", "-", name.lower()).strip("-")
+
+
+def possible_parts(config: Config, only: Sequence[str] = ()) -> list[str]:
+  """The parts of a study, without those that its configuration has no way to.
+
+  Args:
+    config: of the study.
+    only: parts that are asked for; none: all that are possible.
+
+  Raises:
+    ConfigError: for a configuration that no study can have, or parts that are
+      asked for and not possible.
+  """
+  for problem in _problems(config):
+    raise ConfigError(problem)
+  unknown = sorted({*only} - {*PARTS})
+  if unknown:
+    raise ConfigError(
+      f"--only={messages.brief(unknown)}: expected some of {list(PARTS)}."
+    )
+  possible = []
+  for part in PARTS:
+    if only and part not in only:
+      continue
+    reason = _why_not(config, part)
+    if reason and only:
+      raise ConfigError(f"--only={part} {reason}.")
+    if reason:
+      logger.info("the part %r is left out: it %s", part, reason)
+    else:
+      possible.append(part)
+  return possible
+
+
+def regimes_of(config: Config, part: str) -> list[str]:
+  """The regimes that a part compares, without those that are not to be run."""
+  wanted = config.study.regimes
+  return [name for name in _PARTS[part] if not wanted or name in wanted]
+
+
+def data_sets(config: Config) -> dict[str, DataConfig]:
+  """The data sets of a study by their names, the first one coming first.
+
+  Raises:
+    ConfigError: for options that a data set does not have, or equal names.
+  """
+  found = {config.data.name: config.data}
+  for i, given in enumerate(config.study.others):
+    changes = {"name": given} if isinstance(given, str) else given
+    where = f"config.study.others[{i}]"
+    values = {**dataclasses.asdict(config.data), "name": "", **changes}
+    other = schema.build(DataConfig, values, where, ConfigError)
+    for problem in limits.problems_of(other, "data.", where):
+      raise ConfigError(problem)
+    # Folders have no names of their own.
+    name = other.name
+    if name == "folder":
+      name = f"folder:{Path(other.dir).name}"
+    if slug(name) in {slug(known) for known in found}:
+      raise ConfigError(
+        f"{where} is {name!r}, a name that an earlier data set has as well: "
+        "expected another data set."
+      )
+    found[name] = other
+  return found
+
+
+def other_names(config: Config) -> list[str]:
+  """Names of the further data sets."""
+  return list(data_sets(config))[1:]
+
+
+def search_seed(config: Config, regime: str) -> int | None:
+  """The seed whose validation alone chooses a rate; None where all do."""
+  everything = config.study.search == "all" or REGIMES[regime].shares_pass
+  return None if everything else config.study.seeds[0]
+
+
+def _why_not(config: Config, part: str) -> str:
+  """Why a part is not possible; "" where it is."""
+  if part in _NEED_OTHERS and not config.study.others:
+    return "needs further data sets: expected some in config.study.others"
+  regimes = regimes_of(config, part)
+  missing = [r for r in _INDISPENSABLE.get(part, ()) if r not in regimes]
+  if missing:
+    return f"needs {missing}: expected them in config.study.regimes"
+  if not regimes:
+    return f"needs one of {list(_PARTS[part])}: see config.study.regimes"
+  return ""
+
+
+def config_of(
+  config: Config, run: Run, backbone: str, attends_to: Sequence[str] = ()
+) -> Config:
+  """The configuration of a run.
+
+  Args:
+    config: of the study.
+    run: one of it, its learning rate being known.
+    backbone: file or name, as `config.backbone`.
+    attends_to: directory of the task that it reads.
+  """
+  sweeps = REGIMES[run.regime].shares_pass
+  first = run.data == config.data.name
+  data = dataclasses.replace(
+    data_sets(config)[run.data], **({} if run.tested else {"test": ""})
+  )
+  task = dataclasses.replace(
+    config.task,
+    name=config.task.name if first else "",
+    cells=run.cells[0] if run.cells else config.task.cells,
+    attends_to=tuple(attends_to),
+  )
+  sweep = SweepConfig()
+  if sweeps:
+    # All of them: which one another part needs is known afterwards.
+    sweep = SweepConfig(
+      learning_rate=run.learning_rates,
+      cells=run.cells,
+      export="all",
+      memory_gib=config.sweep.memory_gib,
+    )
+  return dataclasses.replace(
+    config,
+    backbone=backbone,
+    regime=run.regime,
+    seed=run.seed,
+    learning_rate=run.learning_rates[0],
+    data=data,
+    task=task,
+    sweep=sweep,
+    # The backbone is there, and its own task is not what is studied.
+    pretrain=PretrainConfig(),
+    upstream=UpstreamConfig(),
+    study=StudyConfig(),
+  )
+
+
+def _problems(config: Config) -> list[str]:
+  """Why a configuration cannot be that of a study."""
+  study = config.study
+  lines = []
+  for key in ("learning_rates", "seeds", "cells", "regimes"):
+    values = getattr(study, key)
+    if len(set(values)) < len(values) or not (values or key == "regimes"):
+      lines.append(
+        f"config.study.{key} is {values}, expected values that differ, at "
+        "least one."
+      )
+  trained = list(dict.fromkeys(
+    name for part in PARTS if part != "costs" for name in _PARTS[part]
+  ))  # fmt: skip
+  unknown = sorted({*study.regimes} - {*trained})
+  if unknown:
+    lines.append(
+      f"config.study.regimes names {unknown}, expected some of {trained}."
+    )
+  if config.task.cells not in study.cells:
+    lines.append(
+      f"config.task.cells is {config.task.cells}, expected one of "
+      f"config.study.cells {study.cells}."
+    )
+  for i, (name, data) in enumerate(data_sets(config).items()):
+    where = f"of {name!r} in config.study.others" if i else "of config.data"
+    for key in ("name", "train", "validation", "test"):
+      # What is tested: the first, and what is extended by it.
+      if not getattr(data, key) and (key != "test" or i < 2):
+        lines.append(
+          f"{key!r} {where} is empty: a study trains, chooses on validation, "
+          "and reports on test."
+        )
+  if config.sweep.is_on:
+    lines.append("config.sweep is for one run: expected config.study instead.")
+  if config.task.attends_to or config.task.indirect:
+    lines.append(
+      "config.task.attends_to and config.task.indirect are for one run: "
+      "expected none, a study makes its own tasks."
+    )
+  return lines

@@ -1,0 +1,211 @@
+"""Sets of tasks: put together, taken apart, stored.
+
+A set is a tuple of `Task`. Tasks that were trained apart are concatenated,
+those that attend to others bring model extension, and both mix freely: who
+reads whom is in the tasks. Nothing here changes an array.
+"""
+
+# As text, `help` shows the types by their short names.
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+from memory_vit.errors import TaskError
+from memory_vit.model import trees
+from memory_vit.model.masks import parent_directories, visibility
+from memory_vit.model.regimes import REGIMES, regime
+from memory_vit.model.task import Task, TaskSpec, require_backbone
+
+Tasks = tuple[Task, ...]
+
+
+def concatenate(*parts: TasksLike) -> Tasks:
+  """Puts tasks and sets of tasks together.
+
+  Args:
+    *parts: tasks, sequences or generators of tasks, or {name: task}.
+
+  Returns:
+    All tasks, in the order given.
+
+  Raises:
+    TaskError: for what are no tasks, and where they cannot share a pass: for
+      equal names, a task that attends to one that is not there or is another, a
+      circle, another backbone, image size or evaluation preprocessing.
+  """
+  tasks = tuple(task for part in parts for task in task_tuple(part))
+  require_fit(tasks)
+  return tasks
+
+
+def select(tasks: TasksLike, names: str | Iterable[str]) -> Tasks:
+  """The tasks of these names, in the order of the names.
+
+  Args:
+    tasks: a sequence or generator of tasks, or {name: task}.
+    names: one, or several.
+
+  Raises:
+    TaskError: for what are no tasks, a name that is not there, or where one of
+      them attends to a task that is not among them.
+  """
+  by_name = {task.name: task for task in task_tuple(tasks)}
+  if isinstance(names, str):
+    names = [names]
+  elif not isinstance(names, Iterable):
+    raise TaskError(
+      f"names are of type {type(names).__name__}, expected names of tasks."
+    )
+  names = list(names)
+  for name in names:
+    _require_name(name, by_name)
+  return concatenate([by_name[name] for name in names])
+
+
+def with_parents(tasks: Sequence[Task], name: str) -> Tasks:
+  """A task with all that it attends to, and that those attend to."""
+  by_name = {task.spec.name: task for task in tasks}
+  wanted = [name]
+  for found in wanted:  # it grows while it is read
+    _require_name(found, list(by_name))
+    parents = by_name[found].spec.attends_to
+    wanted += [parent for parent in parents if parent not in wanted]
+  return select(tasks, wanted)
+
+
+def remove(tasks: TasksLike, *names: str) -> Tasks:
+  """All tasks but these.
+
+  Args:
+    tasks: a sequence or generator of tasks, or {name: task}.
+    *names: of those that go.
+
+  Raises:
+    TaskError: for what are no tasks, a name that is not there, or one that a
+      task that stays attends to.
+  """
+  tasks = task_tuple(tasks)
+  for name in names:
+    _require_name(name, [task.spec.name for task in tasks])
+  left = [task for task in tasks if task.spec.name not in names]
+  for name in names:
+    readers = [t.spec.name for t in left if name in t.spec.attends_to]
+    if readers:
+      raise TaskError(
+        f"task {name!r} cannot be removed: {readers} attend to it. Remove them "
+        "as well."
+      )
+  return tuple(left)
+
+
+def rename(tasks: TasksLike, old: str, new: str) -> Tasks:
+  """Gives a task another name, also where others attend to it.
+
+  Args:
+    tasks: a task, a sequence or generator of tasks, or {name: task}.
+    old: its name.
+    new: lower case letters, digits, "-" and "_"; at most 64.
+
+  Raises:
+    TaskError: for what are no tasks, a name that is not there, is taken, or is
+      no name.
+  """
+  tasks = task_tuple(tasks)
+  _require_name(old, [task.spec.name for task in tasks])
+
+  def renamed(task: Task) -> Task:
+    spec = dataclasses.replace(
+      task.spec,
+      name=new if task.spec.name == old else task.spec.name,
+      attends_to=tuple(
+        new if parent == old else parent for parent in task.spec.attends_to
+      ),
+    )
+    return dataclasses.replace(task, spec=spec)
+
+  return concatenate([renamed(task) for task in tasks])
+
+
+def _require_name(name: str, names: Sequence[str]) -> None:
+  if name not in names:
+    raise TaskError(f"there is no task {name!r} among {list(names)}.")
+
+
+# What functions take for a set of tasks; the dictionary is {name: task}.
+TasksLike = Task | Iterable[Task] | Mapping[str, Task]
+
+
+def task_tuple(tasks: TasksLike) -> tuple[Task, ...]:
+  """One task, or any collection of tasks -> a tuple.
+
+  Args:
+    tasks: a task; a sequence or generator of tasks; or {name: task}.
+
+  Raises:
+    TaskError: for anything else, or a key that is not the name of its task.
+  """
+  if isinstance(tasks, Task):
+    return (tasks,)
+  if isinstance(tasks, str | bytes) or not isinstance(tasks, Iterable):
+    raise TaskError(
+      f"tasks are of type {type(tasks).__name__}, expected a Task, a sequence "
+      "or generator of them, or a dictionary {name: Task}."
+    )
+  found = tuple(tasks.values() if isinstance(tasks, Mapping) else tasks)
+  for i, task in enumerate(found):
+    if not isinstance(task, Task):
+      raise TaskError(
+        f"number {i} of the tasks is of type {type(task).__name__}, expected "
+        "a Task, from load_task or init_task."
+      )
+  if isinstance(tasks, Mapping):
+    for key, task in tasks.items():
+      if key != task.name:
+        raise TaskError(
+          f"the dictionary of tasks has {task.name!r} under the key {key!r}: "
+          "the keys must be the names of the tasks (rename changes a name)."
+        )
+  return found
+
+
+def require_fit(tasks: Sequence[Task]) -> None:
+  """Raises `TaskError` unless tasks can share a forward pass.
+
+  They must have one backbone and one evaluation preprocessing, since they look
+  at the same pictures; all that they attend to must be there, and as it was.
+  That last one cannot be told while JAX traces a function of their values.
+  """
+  for task in tasks:
+    if not regime(task.spec.regime).composes:
+      raise TaskError(
+        f"task {task.spec.name!r} was learned by {task.spec.regime!r}, which "
+        "changes what the backbone computes: it cannot share a pass. Expected "
+        f"tasks of {', '.join(n for n, r in REGIMES.items() if r.composes)}."
+      )
+  for task in tasks[1:]:
+    require_backbone(task.spec, tasks[0].spec.backbone, tasks[0].spec.name)
+  require_same_pictures([task.spec for task in tasks])
+  visibility([task.spec for task in tasks], parent_directories(tasks))
+  by_name = {task.spec.name: task for task in tasks}
+  for spec in (task.spec for task in tasks):
+    for name, digest in zip(spec.attends_to, spec.parent_digests, strict=False):
+      if not digest or trees.is_traced(by_name[name].params):
+        continue
+      if digest != by_name[name].digest:
+        raise TaskError(
+          f"task {spec.name!r} was trained beside another task {name!r}: that "
+          f"had digest {digest[:16]}, this one has "
+          f"{by_name[name].digest[:16]}. Give the one it was trained with."
+        )
+
+
+def require_same_pictures(specs: Sequence[TaskSpec]) -> None:
+  """Raises `TaskError` where tasks want pictures prepared differently."""
+  for spec in specs[1:]:
+    if spec.evaluation != specs[0].evaluation:
+      raise TaskError(
+        f"tasks {specs[0].name!r} and {spec.name!r} want pictures prepared "
+        f"differently: {specs[0].evaluation} and {spec.evaluation}. One pass "
+        "has one picture for all."
+      )

@@ -1,0 +1,124 @@
+"""Make new tasks."""
+
+# As text, `help` shows jax.Array by its name.
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from memory_vit.errors import TaskError
+from memory_vit.model.backbone import Backbone
+from memory_vit.model.keys import require_key
+from memory_vit.model.regimes import REGIMES
+from memory_vit.model.task import (
+  EvalPreprocessing,
+  Task,
+  TaskSpec,
+)
+from memory_vit.model.task_params import TaskParams
+from memory_vit.tasks.compose import task_tuple
+
+# Of a backbone, what is below its head.
+TRUNK = ("Transformer", "cls", "embedding")
+
+
+def init_task(
+  key: jax.Array,
+  backbone: Backbone,
+  *,
+  name: str,
+  num_classes: int,
+  cells: int = 5,
+  regime: str = "memory_masked",
+  bottleneck: int = 0,
+  attends_to: str | Task | Iterable[str | Task] | Mapping[str, Task] = (),
+  memory_norm: bool = True,
+  memory_std: float = 0.02,
+  cls_init: str = "pretrained",
+  class_names: Sequence[str] = (),
+  evaluation: EvalPreprocessing | None = None,
+) -> Task:
+  """A new task, before training.
+
+  Args:
+    key: of the random numbers, such as `jax.random.key(0)`.
+    backbone: that it is for.
+    name: see `TaskSpec`.
+    num_classes: c.
+    cells: m, memory cells per layer; 0 in a regime without memory.
+    regime: how it will be learned, see `regimes`.
+    bottleneck: width of adapters; 0 in a regime without.
+    attends_to: the earlier tasks that it reads, one or several. Of a `Task`,
+      not of a mere name, its digest is kept, and another of that name is
+      refused later.
+    memory_norm: see `TaskSpec`.
+    memory_std: memory is drawn from N(0, memory_std^2).
+    cls_init: "pretrained" starts its class token as a copy of the backbone's,
+      "normal" at N(0, 0.02^2).
+    class_names: c names, or none.
+    evaluation: how pictures are prepared; by default resized to the square.
+
+  Returns:
+    The task, with the head at zero.
+
+  Raises:
+    TaskError: for values that are not possible.
+    MemoryVitError: for a key that is none.
+  """
+  require_key(key)
+  if cls_init not in ("pretrained", "normal"):
+    raise TaskError(
+      f"cls_init is {cls_init!r}, expected 'pretrained' or 'normal'."
+    )
+  if not (math.isfinite(memory_std) and memory_std > 0):
+    raise TaskError(f"memory_std is {memory_std}, expected a positive number.")
+  size = backbone.config.image_size
+  parents = _parents(name, attends_to)
+  spec = TaskSpec(
+    name=name,
+    num_classes=num_classes,
+    cells=cells,
+    regime=regime,
+    bottleneck=bottleneck,
+    attends_to=tuple(name for name, _ in parents),
+    parent_digests=tuple(digest for _, digest in parents),
+    memory_norm=memory_norm,
+    class_names=tuple(class_names),
+    backbone=backbone.id,
+    evaluation=evaluation or EvalPreprocessing(image_size=size),
+  )
+  params = TaskParams(backbone.config, spec, memory_std).init(key)["params"]
+  if "cls" in params and cls_init == "pretrained":
+    params["cls"] = jnp.array(backbone.params["cls"][0, 0])
+  if "backbone" in REGIMES[regime].trained:
+    params["backbone"] = {part: backbone.params[part] for part in TRUNK}
+  return Task(spec, params)
+
+
+def _parents(
+  name: str,
+  attends_to: str | Task | Iterable[str | Task] | Mapping[str, Task],
+) -> list[tuple[str, str]]:
+  """Name and digest of each task that `name` reads; "" where it is unknown."""
+  if isinstance(attends_to, str):
+    attends_to = [attends_to]
+  elif isinstance(attends_to, Task | Mapping):
+    attends_to = task_tuple(attends_to)
+  elif not isinstance(attends_to, Iterable):
+    raise TaskError(
+      f"task {name!r}: attends_to is of type {type(attends_to).__name__}, "
+      "expected tasks, or names of tasks."
+    )
+  parents = []
+  for parent in attends_to:
+    if not isinstance(parent, str | Task):
+      raise TaskError(
+        f"task {name!r}: attends_to holds a {type(parent).__name__}, expected "
+        "tasks, or names of tasks."
+      )
+    known = isinstance(parent, Task)
+    parents.append((parent.name, parent.digest) if known else (parent, ""))
+  return parents

@@ -1,0 +1,255 @@
+"""The two compiled programs of a forward pass, and both at once.
+
+`encode` is one executable for a backbone, whatever the tasks are: that is why
+the original outputs stay the same to the bit. `read` is small, and holds all
+that depends on the tasks, which lie in slots (`tasks/slots.py`). A context can
+be kept, and read many times.
+"""
+
+# As text, `help` shows jax.Array by its name.
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from memory_vit.errors import DataError, TaskError
+from memory_vit.model.backbone import Backbone
+from memory_vit.model.encoder import Context
+from memory_vit.model.stacking import (
+  SlotArrays,
+  stack_classes,
+  stack_heads,
+  stack_memory,
+  stack_norms,
+)
+from memory_vit.model.task import BACKBONE, TaskSpec, require_backbone
+from memory_vit.model.vit import MemoryViT
+from memory_vit.model.vit_config import ViTConfig
+from memory_vit.tasks import image_check
+from memory_vit.tasks.compose import TasksLike, require_fit, task_tuple
+from memory_vit.tasks.slots import Slots, slot_view
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def encode_program(
+  params: Any, images: jax.Array, *, config: ViTConfig
+) -> tuple[jax.Array, Context]:
+  """`encode`, on the parameters of a backbone."""
+  model = MemoryViT(config)
+  return model.apply({"params": {"backbone": params}}, images, method="encode")
+
+
+def read_tasks(
+  task_params: Any,
+  backbone_params: Any,
+  context: Context,
+  *,
+  config: ViTConfig,
+  specs: tuple[TaskSpec, ...],
+) -> dict[str, jax.Array]:
+  """The function that training differentiates: `MemoryViT.read`.
+
+  Args:
+    task_params: {name: parameters of the task}.
+    backbone_params: of the backbone; nothing here is differentiated with
+      respect to them, nor to the context.
+    context: from `encode`.
+    config: of the backbone.
+    specs: of the tasks.
+
+  Returns:
+    {name: logits (b, c)}, float32.
+  """
+  params = {"backbone": backbone_params, "tasks": task_params}
+  model = MemoryViT(config, specs)
+  return model.apply({"params": params}, context, method="read")
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def read_program(
+  backbone_params: Any,
+  slots: SlotArrays,
+  context: Context,
+  *,
+  config: ViTConfig,
+) -> jax.Array:
+  """`MemoryViT.read_slots`; compiled once for all tasks that fit the slots."""
+  params = {"params": {"backbone": backbone_params}}
+  return MemoryViT(config).apply(params, slots, context, method="read_slots")
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def memory_program(
+  backbone_params: Any, memory: jax.Array, norm: jax.Array, *, config: ViTConfig
+) -> Context:
+  """Keys and values of memory (l, t, m, d), which depend on no picture."""
+  params = {"params": {"backbone": backbone_params}}
+  return MemoryViT(config).apply(params, memory, norm, method="keys_values")
+
+
+def fill_slots(
+  backbone: Backbone, tasks: TasksLike, *, slots: int = 0, cells: int = 0
+) -> Slots:
+  """Makes tasks ready to be read many times.
+
+  The keys and values of their memory are computed here, once. Shapes are
+  rounded up to slots of 1, 2, 4, 8, then multiples of 8 tasks; multiples of 8
+  cells; multiples of 128 classes. As long as they are the same, nothing is
+  compiled again when tasks change, and the logits of a task in its slot do not
+  depend on what lies in the others, to the bit.
+
+  Args:
+    backbone: the frozen ViT.
+    tasks: a task, a sequence or generator of tasks, or {name: task}; at least
+      one, and all that they attend to must be among them.
+    slots: t, at least.
+    cells: m, at least.
+
+  Returns:
+    What `read` and `forward` take in place of the tasks.
+
+  Raises:
+    TaskError: for tasks of another backbone, or that do not fit together.
+  """
+  tasks = task_tuple(tasks)
+  if not tasks:
+    raise TaskError("there is no task to fill slots with.")
+  for task in tasks:
+    require_backbone(task.spec, backbone.id)
+  require_fit(tasks)
+  specs = tuple(task.spec for task in tasks)
+  view = slot_view(specs, slots, cells)
+  count, longest = view.cells.shape
+  memory = stack_memory([t.params["memory"] for t in tasks], count, longest)
+  kernel, bias = stack_heads(tasks, count)
+  arrays = SlotArrays(
+    cls=stack_classes([t.params["cls"] for t in tasks], count),
+    cells=memory_program(
+      backbone.params, memory, view.memory_norm, config=backbone.config
+    ),
+    kernel=kernel,
+    bias=bias,
+    view=jax.tree.map(jnp.asarray, view),
+    norms=stack_norms([task.params for task in tasks], count),
+  )
+  return Slots(specs, arrays)
+
+
+def encode(
+  backbone: Backbone, images: ArrayLike, *, check: bool = True
+) -> tuple[jax.Array, Context]:
+  """Runs the backbone.
+
+  Args:
+    backbone: the frozen ViT.
+    images: floats (b, s, s, 3) in [-1, 1], s the image size of the backbone, as
+      `preprocess` makes them. Pictures scaled to [0, 1] by mistake cannot be
+      told from bright ones.
+    check: whether values are looked at. It costs next to nothing; where they
+      are known to be right, or meant to be others, False leaves it out. What
+      JAX traces is never looked at.
+
+  Returns:
+    Its outputs, float32 (b, c0): the logits of its head, or the features in
+    front of it where it has none; and the context that tasks read.
+
+  Raises:
+    DataError: for pictures of another shape or type, with values outside
+      [-1, 1] or that are not finite.
+  """
+  images, refuse = _accepted(backbone, images, check)
+  encoded = encode_program(backbone.params, images, config=backbone.config)
+  refuse()
+  return encoded
+
+
+def read(
+  backbone: Backbone, tasks: TasksLike | Slots, context: Context
+) -> dict[str, jax.Array]:
+  """Runs tasks on a context.
+
+  Args:
+    backbone: the one that made the context.
+    tasks: a task, a sequence or generator of tasks, or {name: task}; in any
+      order, all that they attend to among them. Or what `fill_slots` made of
+      them, which saves doing that in every call.
+    context: from `encode`.
+
+  Returns:
+    {task name: logits (b, c)}, float32.
+
+  Raises:
+    TaskError: for tasks of another backbone, or that do not fit together.
+  """
+  if not isinstance(tasks, Slots):
+    tasks = task_tuple(tasks)
+    if not tasks:
+      return {}
+    tasks = fill_slots(backbone, tasks)
+  require_backbone(tasks.specs[0], backbone.id)
+  logits = read_program(
+    backbone.params, tasks.arrays, context, config=backbone.config
+  )
+  return {
+    spec.name: logits[:, i, : spec.num_classes]
+    for i, spec in enumerate(tasks.specs)
+  }
+
+
+def forward(
+  backbone: Backbone,
+  tasks: TasksLike | Slots,
+  images: ArrayLike,
+  *,
+  check: bool = True,
+) -> dict[str, jax.Array]:
+  """The original model and all tasks, in one pass.
+
+  Args:
+    backbone: the frozen ViT.
+    tasks: any number; see `read`.
+    images: see `encode`.
+    check: see `encode`.
+
+  Returns:
+    {"backbone": (b, c0), task name: (b, c), ...}, float32. "backbone" holds the
+    same bits whatever the tasks are.
+
+  Raises:
+    TaskError: as `read`.
+    DataError: as `encode`.
+  """
+  if not isinstance(tasks, Slots):
+    tasks = task_tuple(tasks)
+  images, refuse = _accepted(backbone, images, check)
+  outputs, context = encode_program(
+    backbone.params, images, config=backbone.config
+  )
+  result = {BACKBONE: outputs, **read(backbone, tasks, context)}
+  refuse()
+  return result
+
+
+def _accepted(
+  backbone: Backbone, images: ArrayLike, check: bool
+) -> tuple[jax.Array, Callable[[], None]]:
+  """Pictures on the device, and what refuses them after the model has begun."""
+  try:
+    array = jnp.asarray(images)
+  except (TypeError, ValueError) as error:
+    raise DataError(
+      f"images are of type {type(images).__name__}, expected an array; "
+      "mv.preprocess makes one of files."
+    ) from error
+  image_check.require_shape(array, backbone.config.image_size)
+  if not check:
+    return array, lambda: None
+  # An array of NumPy is looked at where it is.
+  seen = images if isinstance(images, np.ndarray) else array
+  return array, image_check.begin(seen)

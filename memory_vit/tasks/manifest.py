@@ -1,0 +1,335 @@
+"""`task.json`: what a saved task says of itself, read with distrust.
+
+format_version  of the directory
+sha256          of all the rest, so that no bit of it changes unnoticed
+spec            `TaskSpec`
+arrays          shape, type and SHA-256 of every array, by name
+files           SHA-256 of every file in arrays/
+provenance      how the task was made, for people
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from memory_vit.errors import TaskError
+from memory_vit.model import trees
+from memory_vit.model.regimes import REGIMES
+from memory_vit.model.task import TaskSpec
+from memory_vit.runtime import messages, schema
+from memory_vit.tasks import array_files
+from memory_vit.tasks.array_files import StoredArray
+
+FORMAT_VERSION = 4
+FILE = "task.json"
+
+# 5,000 classes with their names and results need 1 MB.
+MAX_FILE_BYTES = 8 * 2**20
+MAX_ARRAYS = 4096
+MAX_FILES = 4096
+# Of all arrays: a head of 21,843 classes on H/14 has 112 MB. A task that holds
+# a whole backbone may be as large as one, see `npz.MAX_BYTES`.
+MAX_BYTES = 2**30
+MAX_BACKBONE_BYTES = 16 * 2**30
+# Far beyond what anybody trains, and small enough to compute with.
+MAX_COUNT = 2**24
+MAX_SIDE = 4096
+_MAX_AXES = 8
+_MAX_DEPTH = 32
+_MAX_TEXT = 10_000
+_MAX_NAME = 200
+# Of a number, on either side of zero. Python computes with any, but writes only
+# those of 4,300 digits, and has no float for those of 309.
+_MAX_NUMBER = 10**100
+
+_KEYS = (
+  "format_version",
+  "sha256",
+  "spec",
+  "arrays",
+  "files",
+  "provenance",
+)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_PART = r"(?!\.)[A-Za-z0-9._-]{1,100}"
+_PATH = re.compile(rf"{_PART}(?:/{_PART}){{0,7}}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Manifest:
+  """The checked content of `task.json`.
+
+  Attributes:
+    spec: what the task is.
+    arrays: its arrays, by name; they can be those of such a task, on some
+      backbone.
+    files: {file in arrays/: SHA-256}.
+    provenance: as saved; nothing in it is checked.
+  """
+
+  spec: TaskSpec
+  arrays: Mapping[str, StoredArray]
+  files: Mapping[str, str]
+  provenance: Mapping[str, Any]
+
+
+def to_text(manifest: Manifest, where: str) -> str:
+  """The content of `task.json`.
+
+  Args:
+    manifest: need not have been checked.
+    where: the file that it will be, for messages.
+
+  Raises:
+    TaskError: for what `read` would refuse.
+  """
+  # What JSON makes of it (tuples, keys) is what will be read.
+  values = json.loads(json.dumps(dataclasses.asdict(manifest)))
+  values = {"format_version": FORMAT_VERSION, **values}
+  signed = {**values, "sha256": digest(values)}
+  check(signed, where)
+  text = json.dumps(
+    {key: signed[key] for key in _KEYS}, indent=2, ensure_ascii=False
+  )
+  encoded = (text + "\n").encode()
+  if len(encoded) > MAX_FILE_BYTES:
+    raise TaskError(f"{where} would have more than {MAX_FILE_BYTES:,} bytes.")
+  return text + "\n"
+
+
+def digest(values: Mapping[str, Any]) -> str:
+  """SHA-256 over all values of a `task.json` but "sha256", in any order."""
+  rest = {key: value for key, value in values.items() if key != "sha256"}
+  text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+  return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read(path: Path) -> Manifest:
+  """Reads the `task.json` of a task's directory.
+
+  Raises:
+    TaskError: where there is none, or it is refused.
+  """
+  file = path / FILE
+  try:
+    text = array_files.read_file(file, MAX_FILE_BYTES).decode("utf-8")
+    values = json.loads(text, object_pairs_hook=_without_duplicates)
+  except (FileNotFoundError, NotADirectoryError):
+    raise TaskError(
+      f"{path} is not a task: it has no task.json. Expected a directory that "
+      "memory_vit exported, such as WORKDIR/tasks/NAME."
+    ) from None
+  except TaskError:
+    raise
+  # Of JSON and of UTF-8 among them; brackets in brackets end the stack.
+  except (OSError, ValueError, RecursionError) as error:
+    reason = messages.first_line(error)
+    raise TaskError(f"{file} is not readable as JSON: {reason}") from error
+  return check(values, str(file))
+
+
+def check(values: Any, where: str) -> Manifest:
+  """Makes a `Manifest` of what JSON holds.
+
+  Args:
+    values: of any kind.
+    where: the file, for messages.
+
+  Raises:
+    TaskError: for another format, missing or unknown keys, values of another
+      type, digests that do not fit, and arrays that cannot be those of the
+      task or are too many or too large.
+  """
+  _require_plain(values, where, _MAX_DEPTH)
+  _require_version(values, where)
+  schema.require_keys(values, _KEYS, where, TaskError)
+  spec = schema.build(TaskSpec, values["spec"], f"{where}: spec", TaskError)
+  _require_possible(spec, where)
+  arrays = {
+    _checked_path(name, f"{where}: arrays"): schema.build(
+      StoredArray, described, f"{where}: arrays.{name}", TaskError
+    )
+    for name, described in _mapping(values, "arrays", where, MAX_ARRAYS).items()
+  }
+  files = _mapping(values, "files", where, MAX_FILES)
+  for name, sha256 in files.items():
+    _require_sha256(sha256, f"{where}: files.{_checked_path(name, where)}")
+  _require_sizes(arrays, spec, where)
+  _require_fit(arrays, spec, where)
+  if values["sha256"] != digest(values):
+    raise TaskError(
+      f"{where} was changed after it was written: its sha256 is "
+      f"{messages.brief(values['sha256'])}, expected {digest(values)}."
+    )
+  provenance = _mapping(values, "provenance", where, MAX_COUNT)
+  return Manifest(spec=spec, arrays=arrays, files=files, provenance=provenance)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  values = dict(pairs)
+  if len(values) < len(pairs):
+    raise ValueError("an object has a key twice")
+  return values
+
+
+def _require_plain(value: Any, where: str, depth: int) -> None:
+  """Refuses what later code could choke on: depth, long or broken texts."""
+  if depth == 0:
+    raise TaskError(f"{where} is nested more than {_MAX_DEPTH} levels deep.")
+  if isinstance(value, int):
+    if abs(value) >= _MAX_NUMBER:
+      raise TaskError(f"{where} has a number of more than 100 digits.")
+  elif isinstance(value, str):
+    if len(value) > _MAX_TEXT:
+      raise TaskError(
+        f"{where} has a text of more than {_MAX_TEXT} characters."
+      )
+    if any("\ud800" <= character <= "\udfff" for character in value):
+      raise TaskError(
+        f"{where} has a text that is no Unicode: {messages.brief(value)}."
+      )
+  elif isinstance(value, list | dict):
+    if isinstance(value, dict):
+      value = [*value, *value.values()]
+    for inner in value:
+      _require_plain(inner, where, depth - 1)
+
+
+def _require_version(values: Any, where: str) -> None:
+  version = values.get("format_version") if isinstance(values, dict) else None
+  if type(version) is int and version == FORMAT_VERSION:
+    return
+  if type(version) is int and version > FORMAT_VERSION:
+    advice = "It was written by a newer one: update memory_vit."
+  else:
+    advice = "Train the task again, or use the version that wrote it."
+  raise TaskError(
+    f"{where} has format_version {messages.brief(version)}, this version of "
+    f"memory_vit reads {FORMAT_VERSION}. {advice}"
+  )
+
+
+def _mapping(
+  values: Mapping[str, Any], key: str, where: str, most: int
+) -> dict[str, Any]:
+  found = values[key]
+  if not isinstance(found, dict):
+    raise TaskError(
+      f"{where}: {key} is {messages.brief(found)}, expected an object."
+    )
+  if len(found) > most:
+    raise TaskError(
+      f"{where}: {key} has {len(found)} entries, expected at most {most}."
+    )
+  return found
+
+
+def _checked_path(name: str, where: str) -> str:
+  """Raises unless a name is a relative path that leads nowhere else."""
+  if not _PATH.fullmatch(name) or len(name) > _MAX_NAME:
+    raise TaskError(
+      f"{where}: {messages.brief(name)} is no name: expected up to 8 parts of "
+      "letters, digits, '.', '_' and '-', separated by '/', and at most "
+      f"{_MAX_NAME} characters."
+    )
+  return name
+
+
+def _require_sha256(value: Any, where: str) -> None:
+  if type(value) is not str or not _SHA256.fullmatch(value):
+    raise TaskError(
+      f"{where} is {messages.brief(value)}, expected a SHA-256 of 64 digits."
+    )
+
+
+def _require_possible(spec: TaskSpec, where: str) -> None:
+  """Refuses numbers that are used before a backbone is there to compare."""
+  for name in ("num_classes", "cells", "bottleneck"):
+    if getattr(spec, name) > MAX_COUNT:
+      raise TaskError(
+        f"{where}: spec.{name} is {getattr(spec, name)}, expected at most "
+        f"{MAX_COUNT}."
+      )
+  sides = (spec.evaluation.image_size, spec.evaluation.resize)
+  if sides[0] < 1 or sides[1] < 0 or max(sides) > MAX_SIDE:
+    raise TaskError(
+      f"{where}: spec.evaluation has the sizes {sides}, expected at most "
+      f"{MAX_SIDE} pixels."
+    )
+  backbone = f"{where}: spec.backbone"
+  _require_sha256(spec.backbone.fingerprint, f"{backbone}.fingerprint")
+  if len(spec.backbone.variant) > 100 or len(spec.backbone.gelu) > 100:
+    raise TaskError(f"{backbone} has a name of more than 100 characters.")
+  for i, sha256 in enumerate(spec.parent_digests):
+    if sha256:  # "" where it is not known
+      _require_sha256(sha256, f"{where}: spec.parent_digests[{i}]")
+
+
+def _require_sizes(
+  arrays: Mapping[str, StoredArray], spec: TaskSpec, where: str
+) -> None:
+  """Refuses arrays that nobody should make room for."""
+  claimed = 0
+  for name, array in arrays.items():
+    if len(array.shape) > _MAX_AXES or min(array.shape, default=0) < 0:
+      raise TaskError(
+        f"{where}: the shape of {name} is {messages.brief(array.shape)}."
+      )
+    _require_sha256(array.sha256, f"{where}: arrays.{name}.sha256")
+    # An empty axis must not hide the others.
+    claimed += 4 * math.prod(max(1, axis) for axis in array.shape)
+  holds_backbone = "backbone" in REGIMES[spec.regime].trained
+  most = MAX_BACKBONE_BYTES if holds_backbone else MAX_BYTES
+  if claimed > most:
+    raise TaskError(
+      f"{where}: the arrays would take {messages.brief(claimed)} bytes, "
+      f"expected at most {most:,}."
+    )
+
+
+def _require_fit(
+  arrays: Mapping[str, StoredArray], spec: TaskSpec, where: str
+) -> None:
+  """Raises unless the arrays can be those of such a task, on some backbone."""
+  memory = arrays["memory"].shape if "memory" in arrays else ()
+  kernel = arrays["head/kernel"].shape if "head/kernel" in arrays else ()
+  width = kernel[0] if len(kernel) == 2 else 0
+  shapes = {
+    "head/kernel": (width, spec.num_classes),
+    "head/bias": (spec.num_classes,),
+  }
+  regime = REGIMES[spec.regime]
+  if "cls" in regime.trained:
+    shapes["cls"] = (width,)
+  if "memory" in regime.trained or regime.composes:
+    layers = memory[0] if len(memory) == 3 else 0
+    shapes["memory"] = (layers, spec.cells, width)
+  if "norms" in regime.trained:
+    shapes["norms/scale"] = shapes["norms/bias"] = (2 * layers + 1, width)
+  expected = {k: jax.ShapeDtypeStruct(v, "float32") for k, v in shapes.items()}
+  # Adapters and backbones are compared where the backbone is known.
+  described = {
+    name: array
+    for name, array in arrays.items()
+    if name.split("/")[0] not in set(regime.trained) & {"adapters", "backbone"}
+  }
+  problems = trees.differences(expected, described)
+  if min(width, *(shape[0] for shape in shapes.values())) < 1:
+    problems.append(f"an axis of {shapes} is empty")
+  problems += [
+    f"dtype of {name}: {messages.brief(array.dtype)}, expected float32"
+    for name, array in arrays.items()
+    if array.dtype != "float32"
+  ]
+  if problems:
+    raise TaskError(
+      f"{where}: the arrays are not those of the task: "
+      f"{messages.listed(problems)}."
+    )

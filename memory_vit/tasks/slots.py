@@ -1,0 +1,67 @@
+"""Tasks in slots: sizes are rounded up, so that programs compile rarely."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+
+from memory_vit.model import trees
+from memory_vit.model.masks import View, view_of
+from memory_vit.model.stacking import SlotArrays, round_up_to
+from memory_vit.model.task import TaskSpec
+from memory_vit.runtime.messages import name_list
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["arrays"],
+  meta_fields=["specs"],
+)
+@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+class Slots:
+  """A set of tasks that is ready for a backbone; see `inference.fill_slots`.
+
+  It is a tree of arrays for JAX, as `Task` is: `specs` are static.
+
+  Attributes:
+    specs: number i is the task in slot i; the other slots are empty.
+    arrays: see `SlotArrays`.
+  """
+
+  specs: tuple[TaskSpec, ...]
+  arrays: SlotArrays
+
+  def __repr__(self) -> str:
+    values = trees.count(self.arrays)
+    names = [spec.name for spec in self.specs]
+    backbone = self.specs[0].backbone
+    return (
+      f"Slots({len(names)} tasks: {name_list(names)}; {values:,} values, on "
+      f"{backbone.variant} at {backbone.image_size} px, fingerprint "
+      f"{backbone.fingerprint[:12]})"
+    )
+
+
+def slot_view(
+  specs: Sequence[TaskSpec], slots: int = 0, cells: int = 0
+) -> View:
+  """The `View` of tasks in slots: sizes are rounded up.
+
+  Args:
+    specs: the tasks, at least one.
+    slots: t, at least.
+    cells: m, at least.
+  """
+  parents = max(len(spec.attends_to) for spec in specs)
+  return view_of(
+    specs,
+    slots=_rounded_up(max(slots, len(specs))),
+    cells=round_up_to(max(cells, 1, *(spec.cells for spec in specs)), 8),
+    parents=_rounded_up(parents) if parents else 0,
+  )
+
+
+def _rounded_up(count: int) -> int:
+  """1, 2, 4, 8, then multiples of 8: never more than 7 for nothing."""
+  return 1 << (count - 1).bit_length() if count <= 8 else round_up_to(count, 8)

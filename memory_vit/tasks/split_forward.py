@@ -1,0 +1,165 @@
+"""The forward pass of training, cut where the first trained value enters.
+
+To the training loop a regime is two functions: what comes before the first
+trained value, and what comes after. Only the second is differentiated, so
+nothing is ever back-propagated through what is frozen.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from memory_vit.errors import TaskError
+from memory_vit.model.backbone import Backbone
+from memory_vit.model.regimes import regime
+from memory_vit.model.task import BACKBONE, Task, TaskSpec
+from memory_vit.model.vit import MemoryViT, head_logits
+from memory_vit.model.vit_config import ViTConfig
+from memory_vit.tasks.inference import encode_program, read_tasks
+
+Logits = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingPass:
+  """A forward pass in two functions.
+
+  Attributes:
+    prepare: (frozen, images) -> inputs; runs without a gradient.
+    logits: (trained, frozen, inputs) -> {name: (b, c)} for every name in
+      `trained`; a pure function, compiled by the loop.
+  """
+
+  prepare: Callable[[Any, jax.Array], Any]
+  logits: Callable[[Any, Any, Any], Logits]
+
+
+def make_training_pass(
+  config: ViTConfig, specs: tuple[TaskSpec, ...]
+) -> TrainingPass:
+  """The pass for tasks of one regime.
+
+  Trained is {name: task parameters}; frozen {"backbone": its parameters,
+  "tasks": {name: parameters of the tasks that are read, but not trained}}.
+
+  Args:
+    config: of the backbone.
+    specs: of all tasks, trained and frozen; several only in regimes that share
+      a pass.
+
+  Raises:
+    TaskError: for several tasks that cannot share a pass.
+  """
+  attention = regime(specs[-1].regime).attention
+  if attention == "masked":
+    return _masked(config, specs)
+  heads = all(regime(spec.regime).attention == "frozen" for spec in specs)
+  if len(specs) > 1 and not heads:
+    raise TaskError(
+      f"tasks {[spec.name for spec in specs]} cannot share a pass: the regime "
+      f"{specs[-1].regime!r} changes what the backbone computes."
+    )
+  if heads:
+    return _on_features(config)
+  return _tuned(config, specs[0])
+
+
+def _masked(config: ViTConfig, specs: tuple[TaskSpec, ...]) -> TrainingPass:
+  """Table 1 of the paper says who sees whom."""
+
+  def prepare(frozen: Any, images: jax.Array) -> Any:
+    return encode_program(frozen["backbone"], images, config=config)[1]
+
+  def logits(trained: Any, frozen: Any, context: Any) -> Logits:
+    tasks = {**frozen["tasks"], **trained}
+    outputs = read_tasks(
+      tasks, frozen["backbone"], context, config=config, specs=specs
+    )
+    return {name: outputs[name] for name in trained}
+
+  return TrainingPass(prepare, logits)
+
+
+def _on_features(config: ViTConfig) -> TrainingPass:
+  """A head on what the backbone puts out in front of its own."""
+  config = headless(config)
+
+  def prepare(frozen: Any, images: jax.Array) -> jax.Array:
+    return encode_program(frozen["backbone"], images, config=config)[0]
+
+  def logits(trained: Any, frozen: Any, features: jax.Array) -> Logits:
+    del frozen
+    return {
+      name: head_logits(features, task["head"])
+      for name, task in trained.items()
+    }
+
+  return TrainingPass(prepare, logits)
+
+
+def _tuned(config: ViTConfig, spec: TaskSpec) -> TrainingPass:
+  """What is trained is on the way of every token: all is differentiated."""
+  model = MemoryViT(headless(config))
+
+  def logits(trained: Any, frozen: Any, images: jax.Array) -> Logits:
+    task = trained[spec.name]
+    params = {**frozen["backbone"], **task.get("backbone", {})}
+    return {
+      spec.name: model.apply(
+        {"params": {"backbone": params}}, images, task, spec, method="tuned"
+      )
+    }
+
+  return TrainingPass(lambda frozen, images: images, logits)
+
+
+@functools.partial(jax.jit, static_argnames=("config", "specs"))
+def logits_program(
+  trained: Any,
+  frozen: Any,
+  inputs: Any,
+  *,
+  config: ViTConfig,
+  specs: tuple[TaskSpec, ...],
+) -> Logits:
+  """`TrainingPass.logits`, for evaluation."""
+  return make_training_pass(config, specs).logits(trained, frozen, inputs)
+
+
+def predict(
+  backbone: Backbone, tasks: Sequence[Task], images: jax.Array
+) -> Logits:
+  """Logits {name: (b, c)} of tasks that are not served in slots.
+
+  Args:
+    backbone: of the tasks.
+    tasks: of a regime that does not compose; several that share a pass.
+    images: see `encode`.
+  """
+  config, specs = backbone.config, tuple(task.spec for task in tasks)
+  frozen = {"backbone": backbone.params, "tasks": {}}
+  inputs = make_training_pass(config, specs).prepare(frozen, images)
+  trained = {task.spec.name: task.params for task in tasks}
+  return logits_program(trained, frozen, inputs, config=config, specs=specs)
+
+
+def full(config: ViTConfig) -> TrainingPass:
+  """All of a ViT with its own head, for pretraining.
+
+  Trained is {"backbone": its parameters}.
+  """
+
+  def logits(trained: Any, frozen: Any, images: jax.Array) -> Logits:
+    del frozen
+    outputs, _ = encode_program(trained[BACKBONE], images, config=config)
+    return {BACKBONE: outputs}
+
+  return TrainingPass(lambda frozen, images: images, logits)
+
+
+def headless(config: ViTConfig) -> ViTConfig:
+  """The ViT up to the features in front of its head."""
+  return dataclasses.replace(config, num_classes=0, representation_size=0)

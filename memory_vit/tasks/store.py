@@ -1,0 +1,268 @@
+"""Tasks as objects: made, saved and loaded.
+
+A saved task is a directory, and nothing else is in it:
+
+  task.json   what it is, readable: see `manifest`
+  arrays/     the parameters: see `array_files`
+"""
+
+# As text, `help` shows jax.Array by its name.
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from memory_vit.errors import TaskError
+from memory_vit.model import trees
+from memory_vit.model.backbone import Backbone, backbone_shapes
+from memory_vit.model.regimes import REGIMES
+from memory_vit.model.task import (
+  Task,
+  TaskSpec,
+  require_backbone,
+)
+from memory_vit.model.task_params import TaskParams
+from memory_vit.runtime import paths as typed
+from memory_vit.runtime.messages import escaped, listed
+from memory_vit.tasks import array_files, manifest
+from memory_vit.tasks.compose import (
+  Tasks,
+  TasksLike,
+  concatenate,
+)
+from memory_vit.tasks.create import TRUNK
+from memory_vit.tasks.manifest import Manifest
+
+_ARRAYS = "arrays"
+# As `tempfile.mkdtemp` ends a name.
+_SCRATCH = re.compile(r"\.(?P<name>.+)-[a-z0-9_]{8}")
+
+
+def save_task(task: Task, path: str | os.PathLike) -> None:
+  """Writes a task to a directory; an older one there is replaced as a whole.
+
+  Args:
+    task: with values that are known and finite.
+    path: of the directory.
+
+  Raises:
+    TaskError: for what is no task, where the path is there and is not a task,
+      or the task could not be loaded again. Nothing is written then.
+  """
+  if not isinstance(task, Task):
+    raise TaskError(
+      f"save_task got a {type(task).__name__}, expected one Task (save_tasks "
+      "writes several)."
+    )
+  path = Path(path).absolute()
+  if path.exists() and not (path / manifest.FILE).is_file():
+    raise TaskError(f"{path} exists and is not a task: it is left as it is.")
+  flat = {k: np.asarray(v) for k, v in trees.flatten(task.params).items()}
+  array_files.require_finite(flat, f"task {task.spec.name!r} cannot be saved")
+  path.parent.mkdir(parents=True, exist_ok=True)
+  # As `tidy` knows it.
+  scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+  try:
+    files = array_files.write(scratch / "new" / _ARRAYS, flat)
+    arrays = {k: array_files.describe(v) for k, v in flat.items()}
+    text = manifest.to_text(
+      Manifest(
+        spec=task.spec,
+        arrays=arrays,
+        files=files,
+        provenance=task.provenance,
+      ),
+      str(path / manifest.FILE),
+    )
+    (scratch / "new" / manifest.FILE).write_text(text, encoding="utf-8")
+    # Reading is strict, and another version of orbax may write otherwise.
+    array_files.read(scratch / "new" / _ARRAYS, files, arrays)
+    # The old one is moved out of the way, not deleted, until the new one is in
+    # its place.
+    if path.exists():
+      path.rename(scratch / "old")
+    try:
+      (scratch / "new").rename(path)
+    except OSError:
+      if (scratch / "old").exists():
+        (scratch / "old").rename(path)
+      raise
+  finally:
+    shutil.rmtree(scratch)
+
+
+def tidy(directory: Path) -> None:
+  """Removes what `save_task` left where its process was killed.
+
+  A task that had been moved out of the way by then is put back. No link is
+  followed, and what `save_task` does not write is left alone.
+
+  Args:
+    directory: of tasks, to which nobody writes now.
+  """
+  for scratch in directory.glob(".*-????????"):
+    found = _SCRATCH.fullmatch(scratch.name)
+    if not found or scratch.is_symlink() or not scratch.is_dir():
+      continue
+    if {path.name for path in scratch.iterdir()} <= {"new", "old"}:
+      old, place = scratch / "old", directory / found["name"]
+      if old.exists() and not place.exists():
+        old.rename(place)
+      shutil.rmtree(scratch)
+
+
+def load_task(path: str | os.PathLike, backbone: Backbone) -> Task:
+  """Reads a task, for the backbone that it was trained on.
+
+  Args:
+    path: directory that `save_task` wrote.
+    backbone: on which it will run.
+
+  Raises:
+    TaskError: for a directory that is not a task or is damaged, a format that
+      is not known, or another backbone.
+  """
+  path = Path(path).absolute()
+  found = manifest.read(path)
+  require_backbone(found.spec, backbone.id)
+  # What fits task.json fits the backbone that it names, unless that is a lie.
+  shapes = trees.flatten(_shapes(backbone, found.spec))
+  problems = trees.differences(shapes, found.arrays)
+  if problems:
+    raise TaskError(f"task in {path} does not fit: {listed(problems)}.")
+  flat = read_arrays(path, found)
+  params = trees.unflatten({k: jnp.asarray(v) for k, v in flat.items()})
+  return Task(found.spec, params, found.provenance)
+
+
+def read_arrays(path: Path, found: Manifest) -> dict[str, np.ndarray]:
+  """Reads the arrays of a task without its backbone, and verifies them.
+
+  Args:
+    path: directory that `save_task` wrote.
+    found: its manifest.
+
+  Returns:
+    {"cls": (d,), "memory": (l, m, d), "head/kernel": (d, c), "head/bias":
+    (c,)}, float32; others in other regimes.
+
+  Raises:
+    TaskError: where they cannot be read, or are not what `task.json` says, or
+      anything else lies in the directory.
+  """
+  files = [manifest.FILE, *(f"{_ARRAYS}/{name}" for name in found.files)]
+  array_files.require_entries(path, files)
+  return array_files.read(path / _ARRAYS, found.files, found.arrays)
+
+
+def _shapes(backbone: Backbone, spec: TaskSpec) -> dict[str, Any]:
+  """The parameters of a task on a backbone, as `jax.ShapeDtypeStruct`."""
+  init = TaskParams(backbone.config, spec).init
+  shapes = jax.eval_shape(init, jax.random.key(0))["params"]
+  if "backbone" in REGIMES[spec.regime].trained:
+    shapes["backbone"] = {
+      part: backbone_shapes(backbone.config)[part] for part in TRUNK
+    }
+  return shapes
+
+
+# As text, `help` shows the types by their short names.
+
+
+pass
+
+
+def save_tasks(tasks: TasksLike, path: str | os.PathLike) -> None:
+  """Writes each task to `path`/NAME.
+
+  Args:
+    tasks: a task, a sequence or generator of tasks, or {name: task}.
+    path: of a directory that holds nothing else.
+
+  Raises:
+    TaskError: where tasks do not fit together, something else has a name, or
+      other tasks lie in the directory: it would hold another set.
+  """
+  tasks = concatenate(tasks)
+  names = [task.spec.name for task in tasks]
+  found = [file.parent.name for file in Path(path).glob("*/task.json")]
+  others = sorted(n for n in found if n not in names and n[0] != ".")
+  if others:
+    raise TaskError(
+      f"{path} holds other tasks, {others}: remove them, or give another "
+      "directory. Nothing was written."
+    )
+  for name in names:
+    _require_no_link(Path(path) / name)
+  for task in tasks:
+    save_task(task, Path(path) / task.spec.name)
+
+
+def load_tasks(
+  paths: str | os.PathLike | Sequence[str | os.PathLike], backbone: Backbone
+) -> Tasks:
+  """Reads tasks that share a pass.
+
+  Args:
+    paths: directories of tasks, and directories that hold some, such as
+      WORKDIR/tasks.
+    backbone: on which they will run.
+
+  Raises:
+    TaskError: where one cannot be read, or they do not fit together.
+  """
+  if isinstance(paths, str | os.PathLike):
+    paths = [paths]
+  directories = [found for path in paths for found in task_directories(path)]
+  return concatenate([load_task(found, backbone) for found in directories])
+
+
+def task_directories(path: str | os.PathLike) -> list[Path]:
+  """The path itself where it is a task, or the tasks in it, by name.
+
+  Raises:
+    TaskError: where there is none.
+  """
+  path = typed.local(path, "a task", TaskError)
+  if (path / "task.json").is_file():
+    return [path]
+  found = sorted(file.parent for file in path.glob("*/task.json"))
+  # A task that is being written has a directory with a dot.
+  found = [directory for directory in found if directory.name[0] != "."]
+  if not found:
+    raise TaskError(
+      f"{path} is neither a task nor a directory of tasks: there is no "
+      "task.json in it, nor one level below."
+    )
+  for directory in found:
+    _require_plain_name(directory)
+    _require_no_link(directory)
+  return found
+
+
+def _require_plain_name(directory: Path) -> None:
+  """What lies in a directory that is given is named in lines of ours."""
+  shown = escaped(directory.name)
+  if shown != directory.name:
+    raise TaskError(
+      f"{directory.parent} has a task in {shown}, whose name has control "
+      "characters, or is no UTF-8: rename it."
+    )
+
+
+def _require_no_link(directory: Path) -> None:
+  """A directory that is given may be a link; what lies in it may not."""
+  if directory.is_symlink():
+    raise TaskError(
+      f"{directory} is a link, which may lead anywhere: give the directory "
+      "that it points to."
+    )

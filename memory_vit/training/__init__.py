@@ -1,0 +1,10 @@
+"""One run: step, loop, checkpoints, resuming, sweeps, results."""
+
+from etils import epy
+
+with epy.lazy_api_imports(globals()):
+  from memory_vit.training.run import train_and_evaluate
+
+__all__ = [
+  "train_and_evaluate",
+]

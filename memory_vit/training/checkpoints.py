@@ -1,0 +1,326 @@
+"""The state of a run on disk: what is needed to go on as if nothing happened.
+
+Only what is trained is written, never the backbone; the position in the data is
+a number (`data/batching.py`). Orbax writes the arrays, and does not notice when
+they change afterwards: the digests of all files and arrays lie beside them.
+
+A step is a directory:
+
+  00000040/arrays/     by orbax
+  00000040/state.json  the rest of the state, and the digests
+
+It has this name only once it is whole; `scratch-...` is one that is being
+written or deleted, `corrupt-...` one that was found damaged. Whatever else lies
+there is left alone.
+"""
+
+import logging
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from memory_vit.errors import TrainingError
+from memory_vit.model import trees
+from memory_vit.runtime import checksums, messages, processes, sharding
+
+logger = logging.getLogger("memory_vit")
+
+_STEP = re.compile(r"[0-9]{8}|[1-9][0-9]{8,}")
+_SCRATCH, _CORRUPT = "scratch-", "corrupt-"
+_KEPT = 2
+
+
+class Checkpoints:
+  """The newest two saved states of a run; of several processes, of all.
+
+  What was best on validation is a part of each state, see `loop.Past`: no
+  third one has to be kept for it.
+  """
+
+  def __init__(self, directory: Path) -> None:
+    """Opens, or makes, a directory in which nobody else writes."""
+    self._directory = directory.absolute()  # orbax takes no other
+    # Synchronous: the state is small, and a step that was saved is saved.
+    self._arrays = ocp.Checkpointer(ocp.StandardCheckpointHandler())
+    processes.by_first(self._tidy)
+
+  def __enter__(self) -> "Checkpoints":
+    return self
+
+  def __exit__(self, *args: object) -> None:
+    self.close()
+
+  def close(self) -> None:
+    """Ends the threads of orbax."""
+    self._arrays.close()
+
+  @property
+  def directory(self) -> Path:
+    """Where the states lie."""
+    return self._directory
+
+  def steps(self) -> list[int]:
+    """All that were saved, oldest first; nothing is said of their health."""
+    found = self._directory.iterdir()
+    return sorted(int(p.name) for p in found if _STEP.fullmatch(p.name))
+
+  def latest(self) -> int | None:
+    """The newest step that is whole; None where nothing was saved.
+
+    Newer ones, which are not, are set aside under the name `corrupt-STEP`:
+    training saves them again. All but the newest two are deleted, where a
+    process died before it could do that.
+
+    Raises:
+      TrainingError: where none is whole, now or when it was last looked for.
+        All stay where they are.
+    """
+    return processes.by_first(self._newest_whole)
+
+  def save(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
+    """Writes a state, and deletes all but the newest two.
+
+    Args:
+      step: its number; a step is written once.
+      state: tree of arrays.
+      meta: what JSON can hold.
+
+    Raises:
+      TrainingError: where it cannot be written. What was saved before is as it
+        was.
+    """
+    values = _with_values(state)
+    arrays = _verifiable(values)
+    scratch = self._directory / f"{_SCRATCH}{_name_of(step)}"
+    try:
+      processes.by_first(lambda: self._begin(step, scratch))
+      saved = ocp.args.StandardSave(values)
+      self._arrays.save(scratch / checksums.ARRAYS, args=saved)
+      processes.by_first(lambda: self._finish(step, scratch, arrays, meta))
+    except TrainingError:
+      raise
+    # Orbax and the reader below raise many types, Exception among them.
+    except Exception as error:
+      if processes.is_lost_partner(error):
+        raise
+      raise TrainingError(
+        f"step {step} cannot be written to {self._directory}: "
+        f"{messages.shortened(str(error))}\n"
+        f"{self._left()} Make room, and give the same command again."
+      ) from error
+
+  def meta(self, step: int) -> dict[str, Any]:
+    """What was saved beside a state.
+
+    Raises:
+      TrainingError: where it is damaged.
+    """
+    return checksums.read(self._directory / _name_of(step))["meta"]
+
+  def restore(self, step: int, like: Any) -> Any:
+    """Reads a state, and verifies it.
+
+    Args:
+      step: its number.
+      like: a state of the same structure, shapes, types and shardings.
+
+    Raises:
+      TrainingError: where the saved state has another structure, or is damaged.
+    """
+    path = self._directory / _name_of(step)
+    processes.by_first(lambda: checksums.require_whole(path))
+    saved, expected = checksums.read(path)["arrays"], _with_values(like)
+    _require_arrays(path, saved, expected)
+    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, expected)
+    try:
+      args = ocp.args.StandardRestore(target)
+      values = self._arrays.restore(path / checksums.ARRAYS, args=args)
+    # A damaged directory makes orbax raise many types, Exception among them.
+    except Exception as error:
+      if processes.is_lost_partner(error):
+        raise
+      raise TrainingError(f"{path} cannot be read: {error}") from error
+    damaged = [
+      name
+      for name, value in values.items()
+      if _digest(value) != saved[name]["sha256"]
+    ]
+    if damaged:
+      raise TrainingError(
+        f"{path}: arrays {damaged} are not those that were saved (SHA-256), "
+        "though its files are. Use the versions of orbax and tensorstore that "
+        "wrote them."
+      )
+    leaves, structure = jax.tree_util.tree_flatten_with_path(like)
+    return structure.unflatten(
+      values[_leaf(path)] if np.size(leaf) else leaf for path, leaf in leaves
+    )
+
+  def _left(self) -> str:
+    """What became of earlier steps, after an error."""
+    try:
+      return f"The steps saved before, {self.steps()}, are as they were."
+    except OSError as error:
+      return f"The directory is not there any more ({error.strerror})."
+
+  def _tidy(self) -> None:
+    """Removes what was being written, or deleted, when a process died.
+
+    Raises:
+      TrainingError: where the directory is something else.
+    """
+    try:
+      self._directory.mkdir(parents=True, exist_ok=True)
+      for path in self._directory.glob(f"{_SCRATCH}*"):
+        _remove(path)
+    except OSError as error:
+      raise TrainingError(
+        f"{self._directory} cannot hold the states of a run ({error}). Give "
+        "another --workdir, or remove what is there."
+      ) from error
+
+  def _newest_whole(self) -> int | None:
+    """See `latest`."""
+    problems = {}
+    for step in reversed(self.steps()):
+      try:
+        checksums.require_whole(self._directory / _name_of(step))
+      except TrainingError as error:
+        problems[step] = str(error)
+        continue
+      for broken, problem in problems.items():
+        aside = self._set_aside(broken)
+        logger.warning(
+          "%s It is set aside as %s; going back to step %d.",
+          problem, aside.name, step,
+        )  # fmt: skip
+      self._delete_old()
+      return step
+    aside = [str(path) for path in self._directory.glob(f"{_CORRUPT}*")]
+    if problems or aside:
+      raise TrainingError(
+        f"no state in {self._directory} is whole. Put one back, or give "
+        "another --workdir to begin anew.\n  "
+        + "\n  ".join([*problems.values(), *sorted(aside)])
+      )
+    if old := sorted(self._directory.glob("[0-9]*/_CHECKPOINT_METADATA")):
+      raise TrainingError(
+        f"{old[-1].parent} was written by another version of memory_vit. Go on "
+        "with that one, or give another --workdir."
+      )
+    return None
+
+  def _set_aside(self, step: int) -> Path:
+    """Renames a step that is damaged."""
+    path = self._directory / _name_of(step)
+    aside, count = path.with_name(f"{_CORRUPT}{path.name}"), 1
+    while aside.exists():
+      count += 1
+      aside = path.with_name(f"{_CORRUPT}{path.name}-{count}")
+    path.rename(aside)
+    return aside
+
+  def _begin(self, step: int, scratch: Path) -> None:
+    """Makes room for a step."""
+    if (self._directory / _name_of(step)).exists():
+      raise TrainingError(
+        f"step {step} was not saved: {self._directory} already has steps "
+        f"{self.steps()}."
+      )
+    _remove(scratch)  # of a save that failed in this process
+    scratch.mkdir()
+
+  def _finish(
+    self,
+    step: int,
+    scratch: Path,
+    arrays: Mapping[str, Any],
+    meta: Mapping[str, Any],
+  ) -> None:
+    """Seals what orbax has written, and makes it a step."""
+    rest = {
+      "meta": dict(meta),
+      "arrays": dict(arrays),
+    }
+    checksums.seal(scratch, rest)
+    scratch.rename(self._directory / _name_of(step))
+    checksums.sync(self._directory)
+    self._delete_old()
+
+  def _delete_old(self) -> None:
+    """Deletes all states but the newest two; the newest must be whole."""
+    for old in self.steps()[:-_KEPT]:
+      # Renamed first: a step that is half deleted is none.
+      gone = self._directory / f"{_SCRATCH}old-{_name_of(old)}"
+      (self._directory / _name_of(old)).rename(gone)
+      shutil.rmtree(gone)
+
+
+def _remove(path: Path) -> None:
+  """Removes a directory, or the name of anything else; follows no link."""
+  if path.is_dir() and not path.is_symlink():
+    shutil.rmtree(path)
+  else:
+    path.unlink(missing_ok=True)
+
+
+def _name_of(step: int) -> str:
+  return f"{step:08d}"
+
+
+def _require_arrays(
+  path: Path, saved: Mapping[str, Any], expected: Mapping[str, Any]
+) -> None:
+  """Says it in our words: orbax casts other types without any."""
+  wanted = _described(expected)
+  found = {
+    name: {key: described[key] for key in ("dtype", "shape")}
+    for name, described in saved.items()
+  }
+  differ = [
+    f"{name}: {found.get(name)}, expected {wanted.get(name)}"
+    for name in sorted(found.keys() | wanted.keys())
+    if found.get(name) != wanted.get(name)
+  ]
+  if differ:
+    raise TrainingError(
+      f"{path} belongs to another configuration. Give the one that the run "
+      "began with, or another --workdir. Its arrays:\n  " + "\n  ".join(differ)
+    )
+
+
+def _with_values(state: Any) -> dict[str, Any]:
+  """{path: leaf}, without the empty leaves (0 cells) that orbax refuses."""
+  leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+  return {_leaf(path): leaf for path, leaf in leaves if np.size(leaf)}
+
+
+def _described(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+  """{name: dtype and shape}, as JSON gives it back."""
+  return {
+    name: {"dtype": str(leaf.dtype), "shape": list(leaf.shape)}
+    for name, leaf in values.items()
+  }
+
+
+def _verifiable(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+  """{name: dtype, shape and digest}; every process must call."""
+  # One after the other: of what is split over devices, each is put together.
+  return {
+    name: {**described, "sha256": _digest(values[name])}
+    for name, described in _described(values).items()
+  }
+
+
+def _digest(value: Any) -> str:
+  return trees.array_digest(sharding.to_host(value))
+
+
+def _leaf(path: Any) -> str:
+  return jax.tree_util.keystr(path, simple=True, separator="/")

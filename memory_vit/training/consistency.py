@@ -1,0 +1,68 @@
+"""What processes that run together must share, for their results to be one."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import flax
+import jax
+import numpy as np
+import optax
+
+import memory_vit
+from memory_vit.config import Config, to_dict
+from memory_vit.data.sources import Source
+from memory_vit.model import trees
+from memory_vit.runtime import processes
+from memory_vit.training.trainer import Learner
+
+
+def require_same_start(config: Config) -> None:
+  """Configuration, code, versions and devices, before anything is read.
+
+  Raises:
+    ConfigError: on every process, with what differs.
+  """
+  options = trees.flatten(json.loads(json.dumps(to_dict(config))))
+  facts = {f"config.{k.replace('/', '.')}": v for k, v in options.items()}
+  facts["code of memory_vit (SHA-256)"] = _code_digest()
+  for module in (jax, flax, optax, np):
+    facts[f"version of {module.__name__}"] = module.__version__
+  facts["kind of devices"] = jax.devices()[0].device_kind
+  processes.require_same("configuration", facts)
+
+
+def require_same_data(learner: Learner, splits: Mapping[str, Source]) -> None:
+  """Backbone, tasks that are read; of all splits classes, names and sizes.
+
+  Not the times of files: copies on several hosts differ in these.
+
+  Args:
+    learner: of the run.
+    splits: {"train": the split, ..., "upstream": ...}.
+
+  Raises:
+    ConfigError: on every process, with what differs.
+  """
+  facts: dict[str, Any] = {"backbone": learner.backbone.fingerprint}
+  for task in learner.parents:
+    facts[f"task {task.spec.name!r}"] = task.digest
+  for name, source in splits.items():
+    key = "config.upstream" if name == "upstream" else f"config.data.{name}"
+    facts[f"{key}: size"] = source.size
+    facts[f"{key}: classes"] = list(source.class_names)
+    if jax.process_count() > 1:  # every file is looked at
+      facts[f"{key}: names and sizes of files"] = source.inventory.sizes()
+  processes.require_same("data", facts)
+
+
+def _code_digest() -> str:
+  """Of this package as it lies on this host."""
+  digest = hashlib.sha256()
+  package = Path(memory_vit.__file__).parent
+  for file in sorted(package.rglob("*.py")):
+    digest.update(file.relative_to(package).as_posix().encode())
+    digest.update(file.read_bytes())
+  return digest.hexdigest()[:16]

@@ -1,0 +1,96 @@
+"""The backbone that a configuration names: from a file, or made first."""
+
+import dataclasses
+import logging
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+
+from memory_vit.backbones.load import load_backbone, save_backbone
+from memory_vit.config import Config
+from memory_vit.errors import TrainingError
+from memory_vit.model.backbone import Backbone, init_backbone
+from memory_vit.model.vit_config import RANDOM, vit_config
+from memory_vit.runtime import processes, sharding
+from memory_vit.runtime.preemption import Stop
+from memory_vit.training.pretrain import pretrained_file
+
+logger = logging.getLogger("memory_vit")
+
+
+def open_backbone(
+  config: Config, workdir: Path, mesh: Mesh, stop: Stop | None = None
+) -> Backbone:
+  """Loads the backbone, or makes it first, and puts it on the devices.
+
+  Args:
+    config: of the run.
+    workdir: of the run, where it is kept once it was pretrained.
+    mesh: on whose devices it is put.
+    stop: see `run.train_and_evaluate`; of the pretraining.
+  """
+  path = config.backbone
+  if config.pretrain.variant:
+    path = str(pretrained_file(config, workdir, mesh, stop))
+  if path.startswith(RANDOM):
+    backbone = init_backbone(
+      vit_config(
+        path.removeprefix(RANDOM),
+        image_size=config.image_size,
+        dtype=config.dtype,
+        gelu=config.gelu,
+      ),
+      jax.random.key(config.seed),
+    )
+  else:
+    backbone = load_backbone(
+      path,
+      image_size=config.image_size or None,
+      dtype=config.dtype,
+      gelu=config.gelu,
+    )
+  logger.info(
+    "backbone %s: %s, %d px, fingerprint %s",
+    path, backbone.config.variant, backbone.config.image_size,
+    backbone.fingerprint[:16],
+  )  # fmt: skip
+  params = sharding.put_backbone(backbone.params, mesh)
+  return dataclasses.replace(backbone, params=params)
+
+
+def study_backbone(
+  config: Config, workdir: Path, mesh: Mesh, stop: Stop | None = None
+) -> tuple[Backbone, str]:
+  """`open_backbone` for runs with seeds of their own; and what they load.
+
+  Random weights depend on the seed of a run: they are made once, and kept.
+
+  Raises:
+    TrainingError: where others were made before.
+  """
+  backbone = open_backbone(config, workdir, mesh, stop)
+  path = study_file(config, workdir)
+  if config.backbone.startswith(RANDOM) and not config.pretrain.variant:
+    made = Path(path)
+
+    def save() -> None:
+      if not made.exists():
+        save_backbone(dataclasses.replace(backbone, params=params), made)
+
+    params = sharding.to_host(backbone.params)
+    processes.by_first(save)
+    kept = dataclasses.replace(config, backbone=path)
+    found = open_backbone(kept, workdir, mesh)
+    if found.fingerprint != backbone.fingerprint:
+      raise TrainingError(
+        f"{made} is another backbone than {config.backbone!r} of config.seed "
+        f"{config.seed}. Give what made it, or another --workdir."
+      )
+  return backbone, path
+
+
+def study_file(config: Config, workdir: Path) -> str:
+  """What the runs of the study in `workdir` load, or will load."""
+  made_here = config.pretrain.variant or config.backbone.startswith(RANDOM)
+  return str(workdir / "backbone.npz") if made_here else config.backbone

@@ -1,0 +1,117 @@
+"""Learning-rate schedule and optimiser: one of its own for every task."""
+
+import decimal
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from memory_vit.config import OptimConfig
+from memory_vit.model.regimes import PARTS
+
+
+def make_schedule(
+  config: OptimConfig, learning_rate: float, total_steps: int
+) -> optax.Schedule:
+  """Linear warm-up to `learning_rate`, then cosine to zero or constant.
+
+  Args:
+    config: says how long the warm-up is; the first step is not at zero.
+    learning_rate: the peak.
+    total_steps: of the run.
+
+  Returns:
+    Step (from 0) -> learning rate.
+  """
+  warmup = warmup_steps(config, total_steps)
+  if config.schedule == "cosine":
+    after = optax.cosine_decay_schedule(
+      learning_rate, max(1, total_steps - warmup)
+    )
+  else:
+    after = optax.constant_schedule(learning_rate)
+  if not warmup:
+    return after
+  first = learning_rate / warmup
+  before = optax.linear_schedule(first, learning_rate, max(warmup - 1, 1))
+  return optax.join_schedules([before, after], [warmup])
+
+
+def warmup_steps(config: OptimConfig, total_steps: int) -> int:
+  """How many steps the warm-up takes: as given, or the nearest to a share."""
+  if config.warmup_steps:
+    return config.warmup_steps
+  # As the share was written: in binary, 0.29 of 100 is a little less than 29.
+  return round(decimal.Decimal(str(config.warmup)) * total_steps)
+
+
+def make_optimizer(
+  configs: Mapping[str, OptimConfig], schedules: Mapping[str, optax.Schedule]
+) -> optax.GradientTransformation:
+  """An optimiser over {name: parameters}, with nothing shared between names.
+
+  The gradient norm of each is clipped alone: a task trains as it would without
+  its neighbours.
+
+  Args:
+    configs: of every name in the tree.
+    schedules: of every name in the tree.
+  """
+  return optax.partition(
+    {name: _optimizer(configs[name], schedules[name]) for name in configs},
+    # The label of everything below a name is that name.
+    lambda params: {name: name for name in params},
+  )
+
+
+def where(condition: jax.Array, new: Any, old: Any) -> Any:
+  """All leaves of one tree, or all of the other: () decides."""
+  return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
+
+
+def where_finite(finite: Mapping[str, jax.Array], new: Any, old: Any) -> Any:
+  """The state of `make_optimizer`, updated for some names and not for others.
+
+  Args:
+    finite: {name: whether it is}, bool ().
+    new: state after an update.
+    old: state before it.
+  """
+  inner = {
+    name: where(finite[name], state, old.inner_states[name])
+    for name, state in new.inner_states.items()
+  }
+  return new._replace(inner_states=inner)
+
+
+def _optimizer(
+  config: OptimConfig, schedule: optax.Schedule
+) -> optax.GradientTransformation:
+  """Of the parameters of one name: clip, update, and factors of parts."""
+  stages = []
+  if config.grad_clip:
+    clip = optax.clip_by_global_norm(config.grad_clip)
+    by_part = config.clip_by == "part"
+    stages += [_by_part(dict.fromkeys(PARTS, clip)) if by_part else clip]
+  if config.name == "sgd":
+    stages += [optax.sgd(schedule, momentum=config.momentum)]
+  else:
+    stages += [optax.adamw(schedule, weight_decay=config.weight_decay)]
+  factors = {"cls": config.cls_factor, "memory": config.memory_factor}
+  if {*factors.values()} != {1.0}:
+    every = {**dict.fromkeys(PARTS, 1.0), **factors}
+    stages += [_by_part({part: optax.scale(f) for part, f in every.items()})]
+  return optax.chain(*stages)
+
+
+def _by_part(
+  transforms: Mapping[str, optax.GradientTransformation],
+) -> optax.GradientTransformation:
+  """A transformation for each part {name: {part: parameters}} of one name."""
+  return optax.partition(
+    transforms,
+    # The other names are masked: they have no leaves.
+    lambda params: jax.tree.map_with_path(lambda path, _: path[1].key, params),
+  )

@@ -1,0 +1,118 @@
+"""What a person sees while a run goes on."""
+
+import logging
+import sys
+import time
+from collections.abc import Mapping
+
+import tqdm
+from absl import logging as absl_logging
+
+from memory_vit.training.summary import span
+
+logger = logging.getLogger("memory_vit")
+
+# A log in which nothing has been said for so long looks like one of a run that
+# hangs.
+_SILENCE_SECONDS = 30.0
+
+
+class Progress:
+  """A line (in a log) or a bar (on a terminal) with speed and time to go.
+
+  Speed counts training alone: `pause` and `resume` leave out evaluation, and
+  the first step, which compiles, is not counted.
+  """
+
+  def __init__(
+    self,
+    name: str,
+    start: int,
+    total: int,
+    batch_size: int,
+    timed_steps: int = 0,
+    timed_seconds: float = 0.0,
+  ) -> None:
+    self._name, self._total, self._batch_size = name, total, batch_size
+    self._step, self._steps, self._seconds = start, timed_steps, timed_seconds
+    self._since: float | None = None
+    self._reported = time.perf_counter()
+    self._bar = tqdm.tqdm(
+      total=total,
+      initial=start,
+      desc=name,
+      unit="step",
+      disable=not sys.stderr.isatty(),
+    )
+
+  def advance(self) -> None:
+    """Counts a step that was started."""
+    self._step += 1
+    self._bar.update()
+    if self._since is None:
+      self.resume()
+    else:
+      self._steps += 1
+
+  def pause(self) -> None:
+    """Stops the clock; everything that was started must have ended."""
+    if self._since is not None:
+      self._seconds += time.perf_counter() - self._since
+      self._since = None
+
+  def resume(self) -> None:
+    """Starts the clock again."""
+    self._since = time.perf_counter()
+
+  @property
+  def timed(self) -> tuple[int, float]:
+    """Steps that were timed, those of earlier processes too, and seconds."""
+    seconds = self._seconds
+    if self._since is not None:
+      seconds += time.perf_counter() - self._since
+    return self._steps, seconds
+
+  @property
+  def images_per_second(self) -> float:
+    """Training pictures a second, over all processes; 0.0 before two steps."""
+    steps, seconds = self.timed
+    return steps * self._batch_size / seconds if steps else 0.0
+
+  def is_overdue(self) -> bool:
+    """Whether nothing was shown for half a minute, by this process's clock."""
+    return time.perf_counter() - self._reported >= _SILENCE_SECONDS
+
+  def report(self, values: Mapping[str, list[float]]) -> None:
+    """Shows numbers of the last step; of several, the least and greatest."""
+    self._reported = time.perf_counter()
+    shown = "  ".join(f"{key} {span(v)}" for key, v in values.items())
+    if not self._bar.disable:
+      self._bar.set_postfix_str(shown)
+      return
+    if speed := self.images_per_second:  # after one step nobody knows
+      left = (self._total - self._step) * self._batch_size
+      rounded = f"{speed:.0f}" if speed >= 10 else f"{speed:.2g}"
+      shown += f"  {rounded} images/s  ETA {duration(left / speed)}"
+    logger.info("%s step %d/%d  %s", self._name, self._step, self._total, shown)
+
+  def close(self) -> None:
+    """Ends the bar."""
+    self._bar.close()
+
+
+def duration(seconds: float) -> str:
+  """75 -> "1:15", 3700 -> "1:01:40"."""
+  minutes, second = divmod(round(seconds), 60)
+  hours, minute = divmod(minutes, 60)
+  if hours:
+    return f"{hours}:{minute:02}:{second:02}"
+  return f"{minute}:{second:02}"
+
+
+def log_to_stderr() -> None:
+  """Shows this package's log lines, and of the libraries only warnings."""
+  absl_logging.set_verbosity(absl_logging.WARNING)
+  handler = logging.StreamHandler()
+  handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+  logger.handlers, logger.propagate = [handler], False
+  logger.setLevel(logging.INFO)

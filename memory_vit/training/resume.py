@@ -1,0 +1,237 @@
+"""What a pass needs to go on where it was left, and what must be as it was."""
+
+import dataclasses
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from memory_vit.data import datasets
+from memory_vit.data.data_record import DataRecord
+from memory_vit.data.sources import Source
+from memory_vit.errors import TrainingError
+from memory_vit.model import trees
+from memory_vit.runtime import schema, sharding
+from memory_vit.training import config_changes, loop
+from memory_vit.training.checkpoints import Checkpoints
+from memory_vit.training.divergence import Skipped
+from memory_vit.training.step import TrainState
+
+logger = logging.getLogger("memory_vit")
+
+
+def save(
+  checkpoints: Checkpoints,
+  state: TrainState,
+  past: loop.Past,
+  meta: Mapping[str, Any],
+  splits: Mapping[str, Source],
+) -> None:
+  """Writes all that a continued pass needs; every process must call.
+
+  Args:
+    checkpoints: where.
+    state: of the training.
+    past: what belongs to it.
+    meta: what a continued pass must share.
+    splits: {"train": the split, ...}, whose unreadable examples are noted.
+
+  Raises:
+    BrokenDataError: where all processes together left out more than may be.
+  """
+  best = past.best
+  checkpoints.save(
+    int(state.step),
+    {
+      "state": state,
+      "best": {name: b.params for name, b in best.items() if b.step},
+    },
+    {
+      **meta,
+      "best": {name: [b.step, b.accuracy] for name, b in best.items()},
+      "lost": past.lost,
+      "skipped": {
+        name: dataclasses.asdict(found) for name, found in past.skipped.items()
+      },
+      "pending": past.pending,
+      "changes": list(past.changes),
+      "left_out": {
+        key: datasets.left_out(source) for key, source in splits.items()
+      },
+      "timed": [past.timed_steps, past.timed_seconds],
+    },
+  )
+
+
+def resume(
+  checkpoints: Checkpoints,
+  state: TrainState,
+  meta: Mapping[str, Any],
+  splits: Mapping[str, Source],
+  may_change: Sequence[str],
+  record: DataRecord,
+) -> tuple[TrainState, loop.Past | None]:
+  """The newest saved state with its past, or the given one without any.
+
+  Args:
+    checkpoints: from where.
+    state: to begin with, where nothing is saved.
+    meta: what a continued pass must share.
+    splits: as in `save`; what was left out of them counts as before.
+    may_change: from `config_changes.allowed`.
+    record: of the data as it is now.
+
+  Raises:
+    TrainingError: where the pass began with something else.
+    BrokenDataError: where more was left out than may be now.
+  """
+  step = checkpoints.latest()
+  if step is None:
+    return state, None
+  found = checkpoints.meta(step)
+  changed = config_changes.changes(
+    step, found["config"], meta["config"], may_change
+  )
+  accepted = {change["key"]: change["to"] for change in changed}
+  began = {**found, "config": {**found["config"], **accepted}}
+  if "data" in found:  # earlier versions noted sizes, which the files tell
+    began["data"] = {"classes": found["data"]["classes"]}
+  require_same(began, meta, checkpoints.directory)
+  other = record.differences(found.get("files", {}))
+  changed += _data_changes(step, found, meta, other)
+  if other and f"config.{config_changes.DATA}" not in may_change:
+    raise TrainingError(_other_data(checkpoints.directory, other))
+  for change in changed:
+    logger.warning("from step %(step)d on, %(key)s is %(to)r, not %(from)r",
+                   change)  # fmt: skip
+  # States of earlier versions say nothing of them.
+  for key, bad in found.get("left_out", {}).items():
+    if key not in other:  # there these numbers are other pictures
+      splits[key].leave_out(dict.fromkeys(bad, f"left out up to step {step}"))
+  like = {
+    "state": state,
+    "best": {
+      name: sharding.to_host(state.params[name])
+      for name, (best_step, _) in found["best"].items()
+      if best_step
+    },
+  }
+  saved = checkpoints.restore(step, like)
+  best = {
+    name: loop.Best(best_step, accuracy, saved["best"].get(name))
+    for name, (best_step, accuracy) in found["best"].items()
+  }
+  logger.info("going on from step %d in %s", step, checkpoints.directory)
+  skipped = {
+    name: Skipped(values["total"], tuple(values["row"]))
+    for name, values in found["skipped"].items()
+  }
+  steps, seconds = found["timed"]
+  return saved["state"], loop.Past(
+    best=best,
+    lost=found["lost"],
+    skipped=skipped,
+    pending=found["pending"],
+    changes=(*found["changes"], *changed),
+    timed_steps=steps,
+    timed_seconds=seconds,
+  )
+
+
+def _data_changes(
+  step: int,
+  found: Mapping[str, Any],
+  now: Mapping[str, Any],
+  other: Mapping[str, Sequence[str]],
+) -> list[dict[str, Any]]:
+  """The splits that hold other data than before, and what differs in each."""
+  before = found.get("files", {})
+  return [
+    {
+      "step": step,
+      "key": f"data of {split}",
+      "from": before.get(split, {}).get("sha256"),
+      "to": now["files"].get(split, {}).get("sha256"),
+      "what": list(lines),
+    }
+    for split, lines in other.items()
+  ]
+
+
+def _other_data(directory: Path, other: Mapping[str, Sequence[str]]) -> str:
+  """The message for data that is not what a run began with."""
+  lines = []
+  for split, (first, *more) in other.items():
+    lines += [f"{split}: {first}", *more]
+  return (
+    f"the run in {directory} began with other data. Put that back, or go on "
+    f"with what is there by --allow_config_change={config_changes.DATA}, or "
+    "give another --workdir.\n  " + "\n  ".join(lines)
+  )
+
+
+def require_within(state: TrainState, total: int, directory: Path) -> None:
+  """Raises unless there are steps left, or just none."""
+  if int(state.step) > total:
+    raise TrainingError(
+      f"the run in {directory} is at step {state.step}, beyond "
+      f"config.total_steps {total}: expected at least that."
+    )
+
+
+def require_same(
+  found: Mapping[str, Any], now: Mapping[str, Any], directory: Path
+) -> None:
+  """Raises unless a pass goes on with what it began with."""
+  advice = "Give that one, or another --workdir."
+  if found["fingerprint"] != now["fingerprint"]:
+    raise TrainingError(
+      f"the run in {directory} began on the backbone with fingerprint "
+      f"{found['fingerprint'][:16]}, not {now['fingerprint'][:16]}. {advice}"
+    )
+  for key in ("config", "parents", "attends_to", "variants", "data"):
+    if key not in found:
+      raise TrainingError(
+        f"the run in {directory} was begun by another version of memory_vit: "
+        f"its states say nothing of {key!r}. Give another --workdir."
+      )
+    changed = schema.differences(found[key], now[key])
+    if changed:
+      more = ""
+      if key == "config":
+        values = found[key].keys() | now[key].keys()
+        more = " " + config_changes.advice(
+          sorted(k for k in values if found[key].get(k) != now[key].get(k))
+        )
+      raise TrainingError(
+        f"the run in {directory} began with another {key}. {advice}{more}\n  "
+        + "\n  ".join(changed)
+      )
+
+
+# What may change between a run and its continuation without changing a result.
+# Directories of earlier tasks may: their digests may not. Epochs may as long as
+# they are as many steps, which may not.
+_MAY_CHANGE = ("backbone", "batch_size_eval", "data/cache_gib",
+               "data/digest", "data/dir", "data/max_bad", "epochs", "log_every",
+               "mesh/fsdp", "pretrain/data/cache_gib", "pretrain/data/dir",
+               "pretrain/data/max_bad", "profile_at", "stall_timeout",
+               "sweep/export", "sweep/memory_gib", "task/attends_to",
+               "task/indirect", "trust_data_code", "upstream/dir",
+               "upstream/eval_crop", "upstream/name", "upstream/resize",
+               "upstream/split")  # fmt: skip
+
+
+def what_matters(values: Mapping[str, Any]) -> dict[str, Any]:
+  """The options that a continued run must share, as JSON gives them back.
+
+  Args:
+    values: a configuration, or what `config.json` holds.
+
+  Returns:
+    {"config.task.cells": 5, ...}, without what a study alone reads.
+  """
+  flat = trees.flatten(json.loads(json.dumps(values)))
+  return {f"config.{k.replace('/', '.')}": v for k, v in flat.items()
+          if k not in _MAY_CHANGE and not k.startswith("study/")}  # fmt: skip

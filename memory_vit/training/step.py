@@ -1,0 +1,214 @@
+"""One optimiser step: what changes in training, and how it changes."""
+
+import functools
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from memory_vit.model import trees
+from memory_vit.runtime import sharding
+from memory_vit.tasks.split_forward import TrainingPass
+from memory_vit.training import optim
+
+
+@flax.struct.dataclass
+class TrainState:
+  """All that changes in training.
+
+  Attributes:
+    step: int32 (), steps done.
+    params: {name: trained parameters}; nothing frozen is in here.
+    opt_state: of the optimiser, for `params` alone.
+  """
+
+  step: jax.Array
+  params: Any
+  opt_state: Any
+
+
+def create_state(
+  params: Any, optimizer: optax.GradientTransformation, mesh: Mesh
+) -> TrainState:
+  """A state at step 0, on the devices of the mesh; see `sharding.layout`."""
+  # A copy: the loop donates its state, and the caller keeps what it passed in.
+  params = jax.tree.map(jnp.array, params)
+  state = TrainState(jnp.int32(0), params, optimizer.init(params))
+  return sharding.put(state, mesh)
+
+
+class Step:
+  """One optimiser step on a batch, in three programs.
+
+  The pass's `prepare` (everything frozen), the gradient (everything trained),
+  and the update. A batch may pass the first two in parts.
+  """
+
+  def __init__(
+    self,
+    training_pass: TrainingPass,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    label_smoothing: Mapping[str, float] = types.MappingProxyType({}),
+    accumulation_steps: int = 1,
+  ) -> None:
+    """Builds the programs; nothing is compiled yet.
+
+    Args:
+      training_pass: what is frozen, and what is trained.
+      optimizer: over {name: parameters}.
+      mesh: over which batches are split.
+      label_smoothing: {name: share}; 0 for those that are not named.
+      accumulation_steps: parts in which a batch goes through the model.
+    """
+    self._prepare, self._mesh = training_pass.prepare, mesh
+    self._parts = accumulation_steps
+    loss = functools.partial(_loss, training_pass, label_smoothing)
+    # Of gradient and state, the layout is fixed within the programs.
+    outputs = (None, sharding.replicated(mesh))
+    self._gradient = jax.jit(
+      functools.partial(_gradient, jax.grad(loss, has_aux=True), mesh),
+      out_shardings=outputs,
+    )
+    self._update = jax.jit(
+      functools.partial(_update, optimizer, mesh),
+      donate_argnums=0,
+      out_shardings=outputs,
+    )
+    self._split = jax.jit(
+      _split, static_argnums=(1, 2), out_shardings=sharding.by_rows(mesh)
+    )
+
+  def gradient(
+    self, params: Any, frozen: Any, batch: dict[str, jax.Array]
+  ) -> tuple[Any, dict[str, dict[str, jax.Array]]]:
+    """The gradient of the mean loss of every name, and its metrics."""
+    inputs = self._prepare(frozen, batch["image"])
+    return self._gradient(params, frozen, inputs, batch["label"])
+
+  def peak_bytes(
+    self,
+    params: Any,
+    frozen: Any,
+    batch: dict[str, jax.Array],
+    evaluated: int = 0,
+  ) -> int:
+    """What a run needs on a device beside state and backbone, as compiled.
+
+    Args:
+      params: arrays, or their shapes.
+      frozen: arrays.
+      batch: arrays or shapes, of a whole step.
+      evaluated: pictures in a batch of evaluation.
+    """
+    rows = sharding.by_rows(self._mesh)
+
+    def on_rows(a: Any, parts: int = 1) -> jax.ShapeDtypeStruct:
+      shape = (a.shape[0] // parts, *a.shape[1:])
+      return jax.ShapeDtypeStruct(shape, a.dtype, sharding=rows)
+
+    part = {name: on_rows(a, self._parts) for name, a in batch.items()}
+    prepare = jax.jit(self._prepare).lower(frozen, part["image"])
+    inputs = jax.tree.map(on_rows, prepare.out_info)
+    gradient = self._gradient.lower(params, frozen, inputs, part["label"])
+    # One after the other; the context between them lives as long as both.
+    programs = [
+      program.compile().memory_analysis().temp_size_in_bytes
+      for program in (prepare, gradient)
+    ]
+    # Evaluation hands over as much for a picture, and may have more of them.
+    pictures = part["label"].shape[0]
+    contexts = trees.bytes_of(inputs) * max(1.0, evaluated / pictures)
+    # Two batches are on their way while one is used.
+    kept = contexts + 3 * trees.bytes_of(batch)
+    return int(kept / self._mesh.size) + int(max(programs))
+
+  def __call__(
+    self, state: TrainState, frozen: Any, batch: dict[str, jax.Array]
+  ) -> tuple[TrainState, dict[str, dict[str, jax.Array]]]:
+    """Takes one step.
+
+    Args:
+      state: is used up (donated).
+      frozen: what is read and not trained.
+      batch: "image" (b, s, s, 3), "label" int (b,).
+
+    Returns:
+      The next state, and {name: {"loss", "accuracy", "grad_norm",
+      "param_norm", "skipped"}}, float32 (). Where the loss or the gradient of a
+      name, or what would become of its parameters, is not finite, they and its
+      optimiser stay as they are: "skipped" is 1.
+    """
+    total = None
+    for i in range(self._parts):
+      part = batch if self._parts == 1 else self._split(batch, self._parts, i)
+      new = self.gradient(state.params, frozen, part)
+      total = new if total is None else jax.tree.map(jnp.add, total, new)
+    grads, metrics = total
+    return self._update(state, grads, metrics, 1.0 / self._parts)
+
+
+def _split(batch: dict[str, jax.Array], parts: int, i: int) -> dict:
+  """Every `parts`-th row, from row i: each device keeps rows of its own."""
+  return {name: rows[i::parts] for name, rows in batch.items()}
+
+
+def _loss(
+  training_pass: TrainingPass,
+  label_smoothing: Mapping[str, float],
+  params: Any,
+  frozen: Any,
+  inputs: Any,
+  labels: jax.Array,
+) -> tuple[jax.Array, dict[str, dict[str, jax.Array]]]:
+  """The sum over names of the mean loss.
+
+  No name's loss has a gradient with respect to another's parameters: tasks
+  read each other as they are, or not at all.
+  """
+  metrics = {}
+  for name, logits in training_pass.logits(params, frozen, inputs).items():
+    targets = optax.smooth_labels(
+      jax.nn.one_hot(labels, logits.shape[-1]), label_smoothing.get(name, 0.0)
+    )
+    loss = optax.softmax_cross_entropy(logits, targets).mean()
+    accuracy = (logits.argmax(-1) == labels).mean()
+    metrics[name] = {"loss": loss, "accuracy": accuracy}
+  return sum(m["loss"] for m in metrics.values()), metrics
+
+
+def _gradient(loss_gradient: Any, mesh: Mesh, *args: Any) -> tuple[Any, Any]:
+  """Gradient and metrics; the gradient lies as the parameters do."""
+  grads, metrics = loss_gradient(*args)
+  return sharding.constrain(grads, mesh), metrics
+
+
+def _update(
+  optimizer: optax.GradientTransformation,
+  mesh: Mesh,
+  state: TrainState,
+  grads: Any,
+  metrics: dict[str, dict[str, jax.Array]],
+  scale: float,
+) -> tuple[TrainState, dict[str, dict[str, jax.Array]]]:
+  """Applies the mean gradient; `scale` is one over the number of parts."""
+  grads, metrics = jax.tree.map(lambda a: a * scale, (grads, metrics))
+  updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+  params = optax.apply_updates(state.params, updates)
+  finite = {}
+  for name, values in metrics.items():
+    values["grad_norm"] = optax.tree.norm(grads[name])
+    norms = (values["loss"], values["grad_norm"], optax.tree.norm(params[name]))
+    finite[name] = jnp.isfinite(jnp.stack(norms)).all()
+    params[name] = optim.where(finite[name], params[name], state.params[name])
+    values["param_norm"] = optax.tree.norm(params[name])
+    values["skipped"] = 1.0 - finite[name]
+  opt_state = optim.where_finite(finite, opt_state, state.opt_state)
+  state = TrainState(state.step + 1, params, opt_state)
+  return sharding.constrain(state, mesh), metrics

@@ -1,0 +1,177 @@
+"""The variants of a task that are learned side by side.
+
+Masked training costs a forward pass and, for every task, one token. Variants
+(learning rates, cell counts, seeds) are tasks like any others: they share the
+pass and its pictures, and nothing else.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import psutil
+
+from memory_vit import config as config_lib
+from memory_vit.config import Config, SweepConfig
+from memory_vit.errors import ConfigError
+from memory_vit.model.vit_config import RANDOM
+
+# What every variant may have for itself.
+_CAN_VARY = (
+  "learning_rate", "seed", "task.cells", "task.memory_norm", "task.memory_std",
+  "task.cls_init", "optim.clip_by", "optim.cls_factor", "optim.memory_factor",
+  "optim.name", "optim.momentum", "optim.weight_decay", "optim.grad_clip",
+  "optim.warmup", "optim.warmup_steps", "optim.schedule",
+  "optim.label_smoothing",
+)  # fmt: skip
+_AXES = {
+  "learning_rate": "learning_rate",
+  "cells": "task.cells",
+  "seed": "seed",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+  """One of the tasks of a run.
+
+  Attributes:
+    name: of its task in the pass.
+    varied: what it has for itself, {"task.cells": 5}; empty without a sweep.
+    config: of a run that learns it alone.
+  """
+
+  name: str
+  varied: Mapping[str, Any]
+  config: Config
+
+  @property
+  def label(self) -> str:
+    """ "learning_rate=0.1,cells=5": readable, and good as a directory."""
+    return ",".join(f"{k.split('.')[-1]}={v}" for k, v in self.varied.items())
+
+
+def variants_of(config: Config, name: str) -> list[Variant]:
+  """The variants of a run; one that is called `name` where it sweeps nothing.
+
+  Raises:
+    ConfigError: for a key that cannot vary, is given twice, or has a value that
+      is not possible; for two variants that are the same.
+  """
+  if not config.sweep.is_on:
+    return [Variant(name, {}, config)]
+  if not config.data.validation:
+    raise ConfigError(
+      "config.sweep needs config.data.validation: the best variant is exported."
+    )
+  made_here = config.pretrain.variant or config.backbone.startswith(RANDOM)
+  if config.sweep.seed and made_here:
+    raise ConfigError(
+      "config.sweep.seed would change the backbone as well, which is made by "
+      "this run: give the backbone as a file."
+    )
+  combinations = _combinations(config.sweep)
+  digits = len(str(len(combinations) - 1))
+  variants = [
+    Variant(f"{name}-{i:0{max(2, digits)}}", varied, _changed(config, varied))
+    for i, varied in enumerate(combinations)
+  ]
+  for one, other in itertools.combinations(variants, 2):
+    if one.config == other.config:
+      raise ConfigError(
+        f"config.sweep has variants that are the same: {dict(one.varied)} and "
+        f"{dict(other.varied)}."
+      )
+  return variants
+
+
+def passes_of(variants: Sequence[Variant], at_once: int) -> list[list[Variant]]:
+  """Deals variants out to as few passes as possible, of about equal size.
+
+  Variants with like numbers of cells come together, since the longest memory
+  is what all in a pass are padded to.
+  """
+  count = math.ceil(len(variants) / at_once)
+  if count == 1:
+    return [list(variants)]
+  by_cells = sorted(variants, key=lambda variant: variant.config.task.cells)
+  size = math.ceil(len(variants) / count)
+  return [by_cells[i : i + size] for i in range(0, len(variants), size)]
+
+
+def at_once(first: int, further: int, free: int) -> int:
+  """How many variants fit into memory.
+
+  Args:
+    first: bytes that a pass with one variant takes.
+    further: bytes that each further variant takes.
+    free: bytes that there are.
+
+  Raises:
+    ConfigError: where not even one fits.
+  """
+  if first > free:
+    raise ConfigError(
+      f"one variant takes {first / 2**30:.2f} GiB, of {free / 2**30:.2f} GiB: "
+      "expected a smaller config.batch_size, more "
+      "config.optim.accumulation_steps, or more config.sweep.memory_gib."
+    )
+  return 1 + (free - first) // max(1, further)
+
+
+def free_bytes(memory_gib: float) -> int:
+  """Memory that a pass may take; all that is free where none is named.
+
+  Of a device the tenth is left out, and of a machine without one the half:
+  what a program takes while it is compiled is not in the estimate.
+  """
+  if memory_gib:
+    return int(memory_gib * 2**30)
+  stats = jax.local_devices()[0].memory_stats()
+  if stats and "bytes_limit" in stats:
+    return int(0.9 * (stats["bytes_limit"] - stats["bytes_in_use"]))
+  return psutil.virtual_memory().available // (2 * jax.local_device_count())
+
+
+def _combinations(sweep: SweepConfig) -> list[dict[str, Any]]:
+  """What every variant has for itself, in the order of the lists."""
+  axes = [
+    [(_AXES[axis], value) for value in getattr(sweep, axis)]
+    for axis in _AXES
+    if getattr(sweep, axis)
+  ]
+  found = []
+  for overrides, *values in itertools.product(sweep.overrides or ({},), *axes):
+    _require_keys(overrides, [pair[0] for pair in values])
+    found.append({**overrides, **dict(values)})
+  return found
+
+
+def _require_keys(overrides: Mapping[str, Any], axes: Sequence[str]) -> None:
+  for key in overrides:
+    if key not in _CAN_VARY:
+      raise ConfigError(
+        f"config.sweep.overrides: {key!r} cannot vary within a pass, expected "
+        f"some of {list(_CAN_VARY)}."
+      )
+    if key in axes:
+      raise ConfigError(
+        f"config.sweep.overrides: {key!r} is varied by a list as well."
+      )
+
+
+def _changed(config: Config, varied: Mapping[str, Any]) -> Config:
+  """The configuration of a run that learns a variant alone."""
+  values = config_lib.to_dict(dataclasses.replace(config, sweep=SweepConfig()))
+  # The batches stay those of the sweep, whatever the seed of the variant is.
+  values["data"]["seed"] = config_lib.data_seed(config)
+  for key, value in varied.items():
+    *path, last = key.split(".")
+    part = values
+    for name in path:
+      part = part[name]
+    part[last] = value
+  return config_lib.from_dict(values)

@@ -1,0 +1,343 @@
+"""Learns the variants of a task in one pass, or goes on where it was left."""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from memory_vit.config import Config, data_seed, to_dict
+from memory_vit.data import batching, image_ops
+from memory_vit.data.data_record import DataRecord
+from memory_vit.data.sources import Source
+from memory_vit.evaluation import evaluate as evaluation
+from memory_vit.evaluation.evaluate import Predict, evaluate_source
+from memory_vit.model.backbone import Backbone
+from memory_vit.model.regimes import REGIMES
+from memory_vit.model.task import Task
+from memory_vit.runtime.preemption import Stop
+from memory_vit.tasks import create, split_forward
+from memory_vit.tasks.compose import require_fit
+from memory_vit.training import loop, optim, resume, summary
+from memory_vit.training.checkpoints import Checkpoints
+from memory_vit.training.step import Step, TrainState, create_state
+from memory_vit.training.sweep import Variant
+
+logger = logging.getLogger("memory_vit")
+
+
+@dataclasses.dataclass(frozen=True)
+class Learned:
+  """What a pass has learned.
+
+  Attributes:
+    tasks: {variant's name: its task, as it was best on validation}. One that
+      was lost before it was ever evaluated is not there.
+    best: {variant's name: when that was, and how good}.
+    lost: {variant's name: the step at which too much was not finite}.
+    skipped: {variant's name: how many updates were not finite}.
+    changes: of the configuration on the way, from `config_changes.changes`.
+    examples: training pictures that were timed, and in how many seconds.
+    seconds: see there.
+  """
+
+  tasks: dict[str, Task]
+  best: dict[str, loop.Best]
+  lost: dict[str, int]
+  skipped: dict[str, int]
+  changes: tuple[Mapping[str, Any], ...]
+  examples: int
+  seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+  """A pass before its first step.
+
+  Attributes:
+    tasks: {variant's name: its task, before training}.
+    schedules: {variant's name: its learning rate over the steps}.
+    step: one optimiser step for all of them.
+    state: at step 0.
+  """
+
+  tasks: dict[str, Task]
+  schedules: dict[str, Any]
+  step: Step
+  state: TrainState
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Learner:
+  """What all passes of a run share.
+
+  Attributes:
+    config: of the run.
+    mesh: over which batches are split.
+    backbone: frozen; on the devices of the mesh.
+    parents: earlier tasks that the new one reads, and that those read.
+    train: the training split.
+    validation: the split that chooses the best step, or None.
+    stop: is asked after every step, and in every batch of an evaluation.
+    may_change: options of the configuration that may not be those with which
+      a pass began, from `config_changes.allowed`.
+    require_alone: raises where another run may be using the directory; is
+      called before a state is saved.
+    record: of the data; what a state holds of it.
+  """
+
+  config: Config
+  mesh: Mesh
+  backbone: Backbone
+  parents: tuple[Task, ...]
+  train: Source
+  validation: Source | None
+  stop: Stop = dataclasses.field(default_factory=Stop)
+  may_change: tuple[str, ...] = ()
+  require_alone: Callable[[], None] = lambda: None
+  record: DataRecord = dataclasses.field(default_factory=DataRecord)
+
+  def learn(
+    self,
+    variants: Sequence[Variant],
+    directory: Path,
+    logdirs: Mapping[str, Path],
+  ) -> Learned:
+    """Trains variants side by side.
+
+    Args:
+      variants: of one pass.
+      directory: of its saved states; where it holds some, the pass goes on.
+      logdirs: {variant's name: of its TensorBoard events}.
+
+    Raises:
+      DivergedError: where all variants are lost.
+      Interrupted: where it was asked to stop.
+    """
+    start = self.start(variants)
+    params = start.state.params
+    logger.info("\n%s", summary.parameter_overview(params, self._untouched()))
+    with Checkpoints(directory) as checkpoints:
+      past = self._fit(variants, start, checkpoints, logdirs)
+    learned = {
+      name: dataclasses.replace(task, params=past.best[name].params)
+      for name, task in start.tasks.items()
+      if past.best[name].params is not None
+    }
+    return Learned(
+      tasks=learned,
+      best=past.best,
+      lost=past.lost,
+      skipped={name: found.total for name, found in past.skipped.items()},
+      changes=past.changes,
+      examples=past.timed_steps * self.config.batch_size,
+      seconds=past.timed_seconds,
+    )
+
+  def _fit(
+    self,
+    variants: Sequence[Variant],
+    start: Start,
+    checkpoints: Checkpoints,
+    logdirs: Mapping[str, Path],
+  ) -> loop.Past:
+    """The steps of a pass that are left."""
+    config, meta = self.config, self.meta(variants)
+    splits = {"train": self.train, "validation": self.validation}
+    splits = {key: source for key, source in splits.items() if source}
+    state, past = resume.resume(
+      checkpoints, start.state, meta, splits, self.may_change, self.record
+    )
+    self.record.keep()
+    resume.require_within(state, config.total_steps, checkpoints.directory)
+
+    def save(state: TrainState, past: loop.Past) -> None:
+      self.require_alone()
+      resume.save(checkpoints, state, past, meta, splits)
+
+    def validate(params: Any) -> dict[str, dict[str, Any]]:
+      trained = [
+        dataclasses.replace(task, params=params[name])
+        for name, task in start.tasks.items()
+      ]
+      return self.evaluate(trained, self.validation)
+
+    _, past = loop.fit(
+      start.step,
+      state,
+      self.frozen(),
+      self._train_batches(int(state.step) * config.batch_size),
+      title=variants[0].name if len(variants) == 1 else
+            f"{len(variants)} variants",
+      steps=loop.Steps(
+        total=config.total_steps,
+        log=config.log_every,
+        evaluate=config.eval_every,
+        checkpoint=config.checkpoint_every,
+        profile_at=config.profile_at,
+      ),
+      batch_size=config.batch_size,
+      mesh=self.mesh,
+      schedules=start.schedules,
+      past=past,
+      validate=validate if self.validation else None,
+      save=save,
+      max_skipped=config.optim.max_skipped,
+      examples=self._train_examples,
+      stop=self.stop,
+      logdirs=logdirs,
+    )  # fmt: skip
+    return past
+
+  def start(self, variants: Sequence[Variant]) -> Start:
+    """The first values of a pass, and its step; nothing is compiled yet.
+
+    Raises:
+      TaskError: for tasks that cannot share a pass.
+    """
+    tasks = {v.name: self.new_task(v) for v in variants}
+    if REGIMES[self.config.regime].composes:  # the others read no task
+      require_fit([*self.parents, *tasks.values()])
+    schedules = {
+      v.name: optim.make_schedule(
+        v.config.optim, v.config.learning_rate, self.config.total_steps
+      )
+      for v in variants
+    }
+    optimizer = optim.make_optimizer(
+      {v.name: v.config.optim for v in variants}, schedules
+    )
+    params = {name: task.params for name, task in tasks.items()}
+    return Start(
+      tasks,
+      schedules,
+      self.make_step(variants, tasks, optimizer),
+      create_state(params, optimizer, self.mesh),
+    )
+
+  def new_task(self, variant: Variant) -> Task:
+    """The task of a variant, before training."""
+    config = variant.config
+    trained = REGIMES[config.regime].trained
+    return create.init_task(
+      jax.random.key(config.seed),
+      self.backbone,
+      name=variant.name,
+      num_classes=self.train.num_classes,
+      cells=config.task.cells if "memory" in trained else 0,
+      regime=config.regime,
+      bottleneck=config.task.bottleneck if "adapters" in trained else 0,
+      attends_to=self._read(),
+      memory_norm=config.task.memory_norm,
+      memory_std=config.task.memory_std,
+      cls_init=config.task.cls_init,
+      class_names=self.train.class_names,
+      evaluation=image_ops.evaluation_of(
+        config.data.eval_crop, config.data.resize, config.image_size
+      ),
+    )
+
+  def make_step(
+    self,
+    variants: Sequence[Variant],
+    tasks: Mapping[str, Task],
+    optimizer: Any,
+  ) -> Step:
+    """One optimiser step for the tasks of a pass."""
+    specs = (t.spec for t in (*self.parents, *tasks.values()))
+    return Step(
+      split_forward.make_training_pass(self.backbone.config, tuple(specs)),
+      optimizer,
+      self.mesh,
+      label_smoothing={
+        v.name: v.config.optim.label_smoothing for v in variants
+      },
+      accumulation_steps=self.config.optim.accumulation_steps,
+    )
+
+  def evaluate(
+    self,
+    tasks: Sequence[Task],
+    source: Source,
+  ) -> dict[str, dict[str, Any]]:
+    """Evaluates tasks on a split of their data set, in one pass.
+
+    Args:
+      tasks: of one regime.
+      source: the split.
+
+    Raises:
+      Interrupted: between two batches, where it was asked to stop.
+    """
+    outputs = self.predictor(tasks)
+
+    def predict(images: jax.Array) -> dict[str, jax.Array]:
+      self.stop.check()
+      return outputs(images)
+
+    return evaluate_source(
+      predict,
+      source,
+      tasks[0].spec.evaluation,
+      batch_size=self.config.batch_size_eval,
+      mesh=self.mesh,
+    )
+
+  def predictor(self, tasks: Sequence[Task]) -> Predict:
+    """How tasks are evaluated: pictures (b, s, s, 3) -> {name: logits}."""
+    return evaluation.predictor(self.backbone, self.parents, tasks, self.mesh)
+
+  def _read(self) -> tuple[Task, ...]:
+    """Of the parents, those that the task attends to itself."""
+    return self.parents[: len(self.parents) - len(self.config.task.indirect)]
+
+  def frozen(self) -> dict[str, Any]:
+    """What a pass reads and does not train."""
+    return {
+      "backbone": self.backbone.params,
+      "tasks": {task.spec.name: task.params for task in self.parents},
+    }
+
+  def _untouched(self) -> dict[str, Any]:
+    """What stays as it is: of `full`, nothing of the backbone."""
+    frozen = self.frozen()
+    if "backbone" in REGIMES[self.config.regime].trained:
+      frozen["backbone"] = {}
+    return frozen
+
+  def _train_batches(self, start: int) -> Any:
+    config = self.config
+    return batching.train_batches(
+      self.train,
+      config.data,
+      image_size=config.image_size,
+      batch_size=config.batch_size,
+      seed=data_seed(config),
+      start=start,
+      process_index=jax.process_index(),
+      process_count=jax.process_count(),
+    )
+
+  def _train_examples(self, step: int) -> list[str]:
+    config = self.config
+    return batching.train_examples(
+      self.train,
+      seed=data_seed(config),
+      batch_size=config.batch_size,
+      step=step,
+    )
+
+  def meta(self, variants: Sequence[Variant]) -> dict[str, Any]:
+    """What a continued pass must share with the one that was left."""
+    return {
+      "fingerprint": self.backbone.fingerprint,
+      "parents": {task.spec.name: task.digest for task in self.parents},
+      "attends_to": {p.spec.name: p.digest for p in self._read()},
+      "variants": {v.name: v.label for v in variants},
+      "data": {"classes": list(self.train.class_names)},
+      "files": self.record.compared,
+      "config": resume.what_matters(to_dict(self.config)),
+    }
