@@ -111,6 +111,24 @@ def test_what_differs_is_found(model, monkeypatch, capsys):
   assert run(root, task, "--verify") == 0
 
 
+@pytest.mark.slow
+def test_what_differs_in_one_batch_is_found(model, monkeypatch):
+  """In the first of three; the others are equal."""
+  root, *_ = model
+  real, calls = comparison.programs.forward, []
+
+  def forward(*args, **options):
+    out = real(*args, **options)
+    calls.append(1)
+    if len(calls) == 1:
+      out = {**out, "backbone": out["backbone"] * (1 + 1e-6)}
+    return out
+
+  monkeypatch.setattr(comparison.programs, "forward", forward)
+  assert run(root, f"--task={root}/tasks/low", "--verify") == 1
+  assert len(calls) > 2
+
+
 def test_other_splits_and_bad_input(model, tmp_path, capsys):
   root, backbone, (low, high, child) = model
   out = tmp_path / "out.json"
