@@ -80,6 +80,9 @@ def test_loss_goes_down(backbone, images, mesh):
   assert set(last["a"]) == {
     "loss", "accuracy", "grad_norm", "param_norm", "skipped",
   }  # fmt: skip
+  # As the parameters are after the step, beside the accuracy before it.
+  norm = np.sqrt(sum(np.sum(a**2) for a in jax.tree.leaves(state.params["a"])))
+  np.testing.assert_allclose(last["a"]["param_norm"], norm, rtol=1e-6)
   for name, before in trees.flatten(task.params).items():
     after = trees.flatten(state.params["a"])[name]
     assert not np.array_equal(after, before), name

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import signal
+import types
 
 import jax
 import numpy as np
@@ -161,7 +162,17 @@ def test_what_fits_into_memory():
   with pytest.raises(ConfigError, match="expected a smaller config.batch_size"):
     sweep.at_once(11, 3, 10)
   assert sweep.free_bytes(0.5) == 2**29
-  assert sweep.free_bytes(0) > 0
+
+
+def test_memory_that_a_sweep_may_take(monkeypatch):
+  """Half of a machine's, for all its devices; of an accelerator's 9 tenths."""
+  free = types.SimpleNamespace(available=64 * 2**20)
+  monkeypatch.setattr(sweep.psutil, "virtual_memory", lambda: free)
+  assert sweep.free_bytes(0) == 32 * 2**20 // jax.local_device_count()
+  stats = {"bytes_limit": 1_100, "bytes_in_use": 100}
+  device = types.SimpleNamespace(memory_stats=lambda: stats)
+  monkeypatch.setattr(sweep.jax, "local_devices", lambda: [device])
+  assert sweep.free_bytes(0) == 900
 
 
 def learner(config):
