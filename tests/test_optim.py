@@ -249,7 +249,8 @@ def test_against_numpy(values):
   found = {"a": jax.tree.map(jnp.asarray, params)}
   state = optimizer.init(found)
   for grad, wanted in zip(grads, expected, strict=True):
-    updates, state = optimizer.update({"a": grad}, state, found)
+    given = {"a": jax.tree.map(jnp.asarray, grad)}
+    updates, state = optimizer.update(given, state, found)
     found = optax.apply_updates(found, updates)
     for part in PARTS:
       np.testing.assert_allclose(
