@@ -19,7 +19,7 @@ from faults import Process, Run
 from two_processes import kept_port
 
 import memory_vit as mv
-from memory_vit.tasks import manifest
+from memory_vit.tasks import manifest, store
 from memory_vit.training.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.processes
@@ -79,7 +79,7 @@ def test_random_kills_change_no_bit(backbone, tmp_path):
 
 def arrays(run):
   path = run.workdir / "tasks" / "digits-5-9"
-  task = mv.adapters.read_arrays(path, manifest.read(path))
+  task = store.read_arrays(path, manifest.read(path))
   return {name: array.tobytes() for name, array in task.items()}
 
 
@@ -317,7 +317,7 @@ jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(process),
                            initialization_timeout=300)
 import dataclasses, pathlib
 import memory_vit as mv
-from memory_vit.tasks import manifest
+from memory_vit.tasks import manifest, store
 from configs import quickstart
 from memory_vit import config
 from memory_vit.data import datasets
