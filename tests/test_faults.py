@@ -317,7 +317,7 @@ jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(process),
                            initialization_timeout=300)
 import dataclasses, pathlib
 import memory_vit as mv
-from memory_vit.tasks import manifest, store
+from memory_vit.tasks import manifest
 from configs import quickstart
 from memory_vit import config
 from memory_vit.data import datasets
