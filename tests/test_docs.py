@@ -1,0 +1,96 @@
+"""The README and docs/ lead nowhere that is not there."""
+
+import dataclasses
+import functools
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from memory_vit.config import Config
+
+README = ROOT / "README.md"
+PAGES = (README, ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"))
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def blocks(page: Path) -> list[str]:
+  """Fenced blocks, each command in one line."""
+  found = re.findall(r"^```\n(.*?)^```$", page.read_text(), re.M | re.S)
+  return [block.replace("\\\n", " ") for block in found]
+
+
+def anchors(page: Path) -> set[str]:
+  """What GitHub makes of the headings."""
+  headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+  words = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+  return {word.replace(" ", "-") for word in words}
+
+
+def options(values, prefix=""):
+  """Keys of options, and of what holds them: "data", "data.dir", ..."""
+  for field in dataclasses.fields(values):
+    yield prefix + field.name
+    value = getattr(values, field.name)
+    if dataclasses.is_dataclass(value):
+      yield from options(value, f"{prefix}{field.name}.")
+
+
+@functools.cache
+def flags(module: str) -> set[str]:
+  """What --help of a command names."""
+  done = subprocess.run(
+    [sys.executable, "-m", module, "--help"],
+    check=True, capture_output=True, text=True, cwd=ROOT,
+  )  # fmt: skip
+  return set(re.findall(r"--(\w+)", done.stdout))
+
+
+def test_the_readme_is_short():
+  assert len(README.read_text().splitlines()) <= 200
+
+
+def test_the_readme_leads_to_every_page():
+  linked = set(re.findall(r"\]\((docs/\w+\.md)\)", README.read_text()))
+  assert linked == {f"docs/{page.name}" for page in PAGES[2:]}
+
+
+@each_page
+def test_links_lead_somewhere(page):
+  links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+  for link in links:
+    if re.match(r"https?://", link):
+      continue
+    path, _, anchor = link.partition("#")
+    target = (page.parent / path).resolve() if path else page
+    assert target.exists(), link
+    assert not anchor or anchor in anchors(target), link
+
+
+@each_page
+def test_files_that_are_named_are_there(page):
+  folders = "memory_vit|configs|tests|benchmarks|colab"
+  text = page.read_text()
+  for name in re.findall(rf"\b(?:{folders})/[\w/]+\.\w+", text):
+    assert (ROOT / name).is_file(), name
+  for name in re.findall(r"-m ((?:memory_vit|benchmarks)\.[a-z]\w*)", text):
+    assert (ROOT / f"{name.replace('.', '/')}.py").is_file(), name
+
+
+@each_page
+def test_options_that_are_named_exist(page):
+  named = re.findall(r"\bconfig\.([a-z]\w*(?:\.[a-z]\w*)*)", page.read_text())
+  files = {"py", "json"}
+  assert set(named) - files <= set(options(Config()))
+
+
+@each_page
+def test_flags_that_are_named_exist(page):
+  for block in blocks(page):
+    for module, rest in re.findall(r"-m (memory_vit\.\w+)(.*)", block):
+      used = set(re.findall(r"(?<=\s)--(\w+)", rest))
+      assert used - {"config"} <= flags(module), (module, used)
