@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import importlib
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -18,10 +20,16 @@ PAGES = (README, ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"))
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
-def blocks(page: Path) -> list[str]:
-  """Fenced blocks, each command in one line."""
-  found = re.findall(r"^```\n(.*?)^```$", page.read_text(), re.M | re.S)
-  return [block.replace("\\\n", " ") for block in found]
+def commands(page: Path) -> list[tuple[str, list[str]]]:
+  """Commands of the package in fenced blocks: module and arguments."""
+  text = page.read_text().replace("\\\n", " ")
+  blocks = re.findall(r"^```\w*\n(.*?)^```$", text, re.M | re.S)
+  lines = re.findall(r"-m memory_vit\.(\w+) (.*)", "\n".join(blocks))
+  # Of a command within a quoted one, the last quotation mark is not its own.
+  return [
+    (module, shlex.split(rest[:-1] if rest.count('"') % 2 else rest, True))
+    for module, rest in lines
+  ]
 
 
 def anchors(page: Path) -> set[str]:
@@ -44,7 +52,7 @@ def options(values, prefix=""):
 def flags(module: str) -> set[str]:
   """What --help of a command names."""
   done = subprocess.run(
-    [sys.executable, "-m", module, "--help"],
+    [sys.executable, "-m", f"memory_vit.{module}", "--help"],
     check=True, capture_output=True, text=True, cwd=ROOT,
   )  # fmt: skip
   return set(re.findall(r"--(\w+)", done.stdout))
@@ -89,8 +97,25 @@ def test_options_that_are_named_exist(page):
 
 
 @each_page
-def test_flags_that_are_named_exist(page):
-  for block in blocks(page):
-    for module, rest in re.findall(r"-m (memory_vit\.\w+)(.*)", block):
-      used = set(re.findall(r"(?<=\s)--(\w+)", rest))
-      assert used - {"config"} <= flags(module), (module, used)
+def test_commands_have_the_flags_that_they_are_given(page):
+  for module, arguments in commands(page):
+    used = {re.match(r"--(\w*)|", argument)[1] for argument in arguments}
+    assert used - {None} <= flags(module), (module, arguments)
+
+
+@each_page
+def test_commands_have_the_options_that_they_are_given(page, monkeypatch):
+  monkeypatch.chdir(ROOT)
+  for module, arguments in commands(page):
+    reads = module in ("main", "paper", "check_data")
+    if reads and "--config=..." not in arguments:
+      command = importlib.import_module(f"memory_vit.{module}")
+      assert command.parse([module, *arguments]), arguments
+
+
+def test_commands_are_found():
+  found = [command for page in PAGES for command in commands(page)]
+  assert len(found) >= 20
+  assert {module for module, _ in found} >= {
+    "main", "paper", "evaluate", "predict", "inspect", "check_data"
+  }  # fmt: skip
