@@ -376,7 +376,7 @@ def test_no_public_name_is_that_of_a_module():
   assert not modules & set(mv.__all__)
 
 
-def test_the_examples_of_the_readme_run(tmp_path, monkeypatch):
+def test_the_examples_of_the_readme_and_the_docs_run(tmp_path, monkeypatch):
   """As they stand, where the quickstart has been; offline."""
   monkeypatch.chdir(tmp_path)
   (tmp_path / "docs").symlink_to(ROOT / "docs")
@@ -384,12 +384,13 @@ def test_the_examples_of_the_readme_run(tmp_path, monkeypatch):
   mv.save_backbone(backbone, "runs/quickstart/backbone.npz")
   digits = random_task(backbone, "digits-5-9", classes=5)
   mv.save_tasks(digits, "runs/quickstart/tasks")
-  text = (ROOT / "README.md").read_text(encoding="utf-8")
-  blocks = re.findall(r"```python\n(.*?)```", text, re.S)
-  assert len(blocks) == 2
+  pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+  texts = [page.read_text(encoding="utf-8") for page in pages]
+  blocks = re.findall(r"```python\n(.*?)```", "\n".join(texts), re.S)
+  assert len(blocks) == 3
   names = {}
   for block in blocks:
-    exec(compile(block, "README.md", "exec"), names)
+    exec(compile(block, "an example", "exec"), names)
     assert names["out"]["letters"].shape == (1, 26)
     assert names["out"]["digits-5-9"].shape == (1, 5)
   assert sorted(p.name for p in (tmp_path / "runs/mine").iterdir()) == [
