@@ -94,10 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     metavar="DIR",
     help="a task, or a directory of tasks; may be given several times",
   )
-  classes = Number(1, 2**20, "classes")
   add(
     "--top",
-    type=number(int, classes),
+    type=number(int, Number(1, 2**20, "classes")),
     default=5,
     help="classes to show (default: 5)",
   )

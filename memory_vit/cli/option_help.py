@@ -21,13 +21,11 @@ _WIDTH = 80
 @functools.cache
 def meanings() -> Mapping[str, str]:
   """{key: the comment above the option}, in the order of `config.Config`."""
-  comments, found = _comments(), {}
-  for key, option in OPTIONS.items():
-    name = key.rpartition(".")[2]
-    classes = [cls.__name__ for cls in option.section.__mro__]
-    known = [comments[cls, name] for cls in classes if (cls, name) in comments]
-    found[key] = next(iter(known), "")
-  return found
+  comments = _comments()
+  return {
+    key: comments[option.owner.__name__, key.rpartition(".")[2]]
+    for key, option in OPTIONS.items()
+  }
 
 
 def sections() -> tuple[str, ...]:

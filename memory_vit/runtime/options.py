@@ -18,7 +18,7 @@ class Option:
 
   Attributes:
     key: its name in the configuration, "data.train".
-    section: the dataclass that has it as a field.
+    owner: the dataclass whose source declares it, which others may inherit.
     kind: the name of its type, "int".
     default: its value where nothing is said.
     rule: the values that it may have.
@@ -27,7 +27,7 @@ class Option:
   """
 
   key: str
-  section: type
+  owner: type
   kind: str
   default: Any
   rule: Rule
@@ -80,8 +80,10 @@ def table(cls: type, prefix: str = "") -> dict[str, Option]:
           inner = dataclasses.replace(inner, resume="never")
         found[inner.key] = inner
     elif "rule" in field.metadata:
-      kind = _kind(field.type)
-      found[key] = Option(key, cls, kind, field.default, **field.metadata)
+      owner = next(c for c in cls.__mro__ if field.name in c.__annotations__)
+      found[key] = Option(
+        key, owner, _kind(field.type), field.default, **field.metadata
+      )
     else:
       raise TypeError(
         f"{cls.__name__}.{field.name} declares no rules: expected a field made "
