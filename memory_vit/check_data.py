@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epy
 
-from memory_vit import limits
 from memory_vit.cli import command_line, commands
-from memory_vit.config import Config
+from memory_vit.config import OPTIONS, Config
 from memory_vit.errors import BrokenDataError, ConfigError
 from memory_vit.runtime import messages, paths
 from memory_vit.runtime.messages import escaped
@@ -101,7 +100,7 @@ def parse(argv: Sequence[str]) -> Arguments:
   )
   file = line.string("json", "Write all that was found to a file.")
   config = line.parse()
-  rule = limits.RULES["data.train"]
+  rule = OPTIONS["data.train"].rule
   for split in splits():
     if not rule.accepts(split):
       raise ConfigError(

@@ -1,19 +1,65 @@
 """The configuration of a run: every option, its default, and what it means.
 
 The defaults are those of the paper where it states one; the size of pictures is
-left to the backbone. `configs/base.py` turns this tree into an
+left to the backbone. Beside each default stand the option's rules: the values
+that it may have, whether it may change when a run goes on, and whether the
+variants of a sweep may differ in it. `configs/base.py` turns this tree into an
 `ml_collections.ConfigDict`, the only form in which it can be changed;
 `from_dict` turns that back, and refuses what it does not know.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from memory_vit import limits
 from memory_vit.errors import ConfigError
-from memory_vit.model.vit_config import RANDOM as RANDOM
-from memory_vit.runtime import schema
+from memory_vit.model.regimes import REGIMES
+from memory_vit.model.vit_config import (
+  MAX_IMAGE_SIZE,
+  MAX_RESIZE,
+  RANDOM,
+  VARIANTS,
+  vit_config,
+)
+from memory_vit.runtime import options, schema
+from memory_vit.runtime.options import option, section
+from memory_vit.runtime.rules import (
+  Changes,
+  Choice,
+  Items,
+  Number,
+  Switch,
+  Text,
+)
+
+# All combinations of a sweep are compared with each other.
+MOST_VARIANTS = 1_000
+
+# Rules that several options share.
+# Steps, and what is counted in them, are int32 in a training state.
+_STEPS = Number(1, 2**31 - 1, "steps are counted in 32 bits")
+_STEPS_OR_NONE = dataclasses.replace(_STEPS, least=0)
+# Beyond, every update of float32 values overflows.
+_RATE = Number(0, 1e6, "a learning rate", positive=True)
+_RATES = Items(_RATE, MOST_VARIANTS)
+_FACTOR = Number(0, 1e6, "a factor")
+_BATCH = Number(1, 2**20, "pictures of a batch")
+_SEED = Number(0, 2**32 - 1, "jax uses 32 bits of a seed")
+_SEEDS = Items(_SEED, MOST_VARIANTS)
+_CELLS = Number(
+  0, 4_096, "with more, a task of a ViT-H is beyond the 1 GiB of a saved task"
+)
+_GIB = Number(0, 2**20, "GiB of memory")
+_RESIZE = Number(0, MAX_RESIZE, "pixels")
+_DATA_SET = Text("a data set", r"[\w.,:/+-]+", 200)
+_DATA_SET_OR_NONE = Text('a data set, or ""', r"[\w.,:/+-]*", 200)
+_DIRECTORY = Text('a directory, or ""', ".*", 4_000)
+_SPLIT = Text("a split of TFDS")
+_SPLIT_OR_NONE = Text('a split of TFDS, or ""', ".*")
+_EVAL_CROP = Choice(("resize", "central"))
+_TASKS = Items(Text("the directory of a task", ".+", 4_000), 1_000)
+_REGIME = Choice(tuple(REGIMES))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,31 +67,35 @@ class TrainDataConfig:
   """A data set to train on, and how its pictures are prepared."""
 
   # A TFDS name ("cifar100", "sun397/tfds"), "folder", or "digits:0-4".
-  name: str = ""
+  name: str = option("", _DATA_SET_OR_NONE, resume="never")
   # TFDS data directory, or the folder that holds train/ and test/; "" is TFDS's
   # own default directory.
-  dir: str = ""
+  dir: str = option("", _DIRECTORY, resume="free")
   # Splits, in the notation of TFDS: "train[:98%]".
-  train: str = "train[:98%]"
+  train: str = option("train[:98%]", _SPLIT, resume="never")
   # "inception": a random part of the picture (area 5-100 %, aspect 3/4-4/3);
   # "small": the shorter side to `resize` pixels, then a random square.
-  train_crop: str = "inception"
+  train_crop: str = option(
+    "inception", Choice(("inception", "small")), resume="on_request"
+  )
   # Mirror half of the training pictures; wrong for digits and letters.
-  flip: bool = True
+  flip: bool = option(True, Switch(), resume="on_request")
   # The shorter side before a "small" or "central" crop, in pixels; 0 is 8/7 of
   # image_size (256 for 224).
-  resize: int = 0
+  resize: int = option(0, _RESIZE, resume="on_request")
   # Of the order of the training pictures, and of their crops; -1 is that of the
   # run. The variants of a sweep share their batches, whatever their seeds.
-  seed: int = -1
+  seed: int = option(-1, dataclasses.replace(_SEED, least=-1), resume="never")
   # Data sets without random access are read into memory, as encoded pictures;
   # larger ones (GiB) are refused with a word on how to convert them.
-  cache_gib: float = 16.0
+  cache_gib: float = option(16.0, _GIB, resume="free")
   # So many examples of a split may be left out as they cannot be read; one more
   # ends the run. In training the next readable one takes their place; they do
   # not count in evaluation, and the result says how many they were. Those of
   # all processes count together whenever a state is saved.
-  max_bad: int = 0
+  max_bad: int = option(
+    0, Number(0, 2**31 - 1, "examples of a split"), resume="free"
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,14 +106,14 @@ class DataConfig(TrainDataConfig):
   # of the last change) or "contents" (SHA-256 of all bytes, which reads all of
   # them at every start). Of TFDS sets what TFDS recorded counts as well. May
   # change when a run goes on: it is compared as its state was saved.
-  digest: str = "files"
+  digest: str = option("files", Choice(("files", "contents")), resume="free")
   # On which the best step is chosen; "" keeps the last step instead.
-  validation: str = "train[98%:]"
+  validation: str = option("train[98%:]", _SPLIT_OR_NONE, resume="never")
   # On which the result is reported; "" reports none.
-  test: str = "test"
+  test: str = option("test", _SPLIT_OR_NONE, resume="never")
   # "resize": the whole picture squeezed into the square, as vit_jax evaluates;
   # "central": the shorter side to `resize` pixels, then the middle.
-  eval_crop: str = "resize"
+  eval_crop: str = option("resize", _EVAL_CROP, resume="never")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,27 +121,40 @@ class TaskConfig:
   """The task that is learned."""
 
   # "" takes the name of the data set.
-  name: str = ""
+  name: str = option(
+    "",
+    Text('a name such as pets-2, or ""', r"([a-z0-9][a-z0-9_-]*)?", 64),
+    resume="never",
+  )
   # Memory cells per layer, in the regimes that have memory.
-  cells: int = 5
+  cells: int = option(5, _CELLS, resume="never", sweep=True)
   # Width of adapters, in the regimes that have some (the paper's).
-  bottleneck: int = 5
+  bottleneck: int = option(
+    5, Number(1, 1_280, "no wider than the tokens of a ViT-H"), resume="never"
+  )
   # Directories of earlier tasks that this one reads (model extension). They
   # stay as they are.
-  attends_to: tuple[str, ...] = ()
+  attends_to: tuple[str, ...] = option((), _TASKS, resume="free")
   # Directories of tasks that those of `attends_to` read, and this one does not.
-  indirect: tuple[str, ...] = ()
+  indirect: tuple[str, ...] = option((), _TASKS, resume="free")
   # The paper: memory passes the block's first LayerNorm (Figure 2).
-  memory_norm: bool = True
+  memory_norm: bool = option(True, Switch(), resume="never", sweep=True)
   # Memory is drawn from N(0, memory_std^2); 0.02 is the paper's. With
   # memory_norm its scale does not matter for what the model computes, but a
   # larger one makes it learn more slowly and evenly: the gradient is
   # proportional to 1 / memory_std.
-  memory_std: float = 0.02
+  memory_std: float = option(
+    0.02,
+    Number(0, 1e6, "a standard deviation", positive=True),
+    resume="never",
+    sweep=True,
+  )
   # "pretrained" starts the class token as a copy of the original one, "normal"
   # at N(0, 0.02^2), as memory starts. The copy is our choice: of the paper we
   # know that it learns a new class token, not where that starts.
-  cls_init: str = "pretrained"
+  cls_init: str = option(
+    "pretrained", Choice(("pretrained", "normal")), resume="never", sweep=True
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,39 +162,61 @@ class OptimConfig:
   """The optimiser; each task has its own."""
 
   # "sgd" (the paper's) or "adamw".
-  name: str = "sgd"
+  name: str = option(
+    "sgd", Choice(("sgd", "adamw")), resume="never", sweep=True
+  )
   # Of "sgd".
-  momentum: float = 0.9
+  momentum: float = option(
+    0.9,
+    Number(0, 1, "with 1, no gradient is ever forgotten", below=True),
+    resume="on_request",
+    sweep=True,
+  )
   # Decoupled, for "adamw" alone.
-  weight_decay: float = 0.0
+  weight_decay: float = option(0.0, _FACTOR, resume="on_request", sweep=True)
   # Global norm to which the gradient of a task is clipped; 0 does not clip. The
   # paper clips and states no value; 1.0 is vit_jax's.
-  grad_clip: float = 1.0
+  grad_clip: float = option(
+    1.0, Number(0, 1e6, "a norm"), resume="on_request", sweep=True
+  )
   # The norm of what is clipped: of a whole "task", or of each "part" of it
   # (head, cls, memory, ...) alone. The gradient of memory is much larger than
   # that of the head, and uses up a clip that they share.
-  clip_by: str = "task"
+  clip_by: str = option(
+    "task", Choice(("task", "part")), resume="never", sweep=True
+  )
   # Factor on the learning rate of the class token.
-  cls_factor: float = 1.0
+  cls_factor: float = option(1.0, _FACTOR, resume="on_request", sweep=True)
   # Factor on the learning rate of memory.
-  memory_factor: float = 1.0
+  memory_factor: float = option(1.0, _FACTOR, resume="on_request", sweep=True)
   # Linear warm-up, as a share of the steps, to the nearest whole number. It is
   # vit_jax's 500 of 20,000, and does not count where `warmup_steps` is given.
-  warmup: float = 0.025
+  warmup: float = option(
+    0.025, Number(0, 1, "a share of the steps"), resume="on_request", sweep=True
+  )
   # Linear warm-up in steps; 0 leaves its length to `warmup`. The configurations
   # of the paper's four data sets say 5, as its public PyTorch reproduction
   # reports of the paper, whose own text we could not check.
-  warmup_steps: int = 0
+  warmup_steps: int = option(0, _STEPS_OR_NONE, resume="on_request", sweep=True)
   # After warm-up: "cosine" to zero (vit_jax's choice; unstated in the paper) or
   # "constant".
-  schedule: str = "cosine"
+  schedule: str = option(
+    "cosine", Choice(("cosine", "constant")), resume="on_request", sweep=True
+  )
   # So much of the probability is spread over all classes.
-  label_smoothing: float = 0.0
+  label_smoothing: float = option(
+    0.0,
+    Number(0, 1, "a probability", below=True),
+    resume="on_request",
+    sweep=True,
+  )
   # An update that is not finite is skipped; after so many in a row, training of
   # that task stops.
-  max_skipped: int = 3
+  max_skipped: int = option(3, _STEPS, resume="on_request")
   # A batch goes through the model in so many parts, to save memory.
-  accumulation_steps: int = 1
+  accumulation_steps: int = option(
+    1, Number(1, 2**20, "parts of a batch"), resume="on_request"
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,15 +224,15 @@ class UpstreamConfig:
   """The original task of the backbone, to show that it is unchanged."""
 
   # As `data.name`; "" evaluates nothing.
-  name: str = ""
+  name: str = option("", _DATA_SET_OR_NONE, resume="free")
   # As `data.dir`.
-  dir: str = ""
+  dir: str = option("", _DIRECTORY, resume="free")
   # On which the backbone is evaluated, before training and after it.
-  split: str = "test"
+  split: str = option("test", _SPLIT, resume="free")
   # As `data.eval_crop`.
-  eval_crop: str = "resize"
+  eval_crop: str = option("resize", _EVAL_CROP, resume="free")
   # As `data.resize`.
-  resize: int = 0
+  resize: int = option(0, _RESIZE, resume="free")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,14 +240,22 @@ class PretrainConfig:
   """Makes a backbone first, from random weights; for demonstrations."""
 
   # For example "Micro/2"; "" loads `backbone` instead.
-  variant: str = ""
-  data: TrainDataConfig = TrainDataConfig()
+  variant: str = option(
+    "",
+    Text(
+      'a variant such as "Micro/2", or ""',
+      rf"(({'|'.join(VARIANTS)})/[1-9][0-9]{{0,3}})?",
+    ),
+    resume="never",
+  )
+  # A backbone is made once, from pictures that stay as they were prepared.
+  data: TrainDataConfig = section(TrainDataConfig(), on_request=False)
   # Steps of this training.
-  total_steps: int = 0
+  total_steps: int = option(0, _STEPS_OR_NONE, resume="never")
   # Pictures in a step of it.
-  batch_size: int = 128
+  batch_size: int = option(128, _BATCH, resume="never")
   # The peak, for AdamW.
-  learning_rate: float = 1e-3
+  learning_rate: float = option(1e-3, _RATE, resume="never")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -174,25 +267,39 @@ class SweepConfig:
   """
 
   # Values of `learning_rate`.
-  learning_rate: tuple[float, ...] = ()
+  learning_rate: tuple[float, ...] = option((), _RATES, resume="never")
   # Values of `task.cells`.
-  cells: tuple[int, ...] = ()
+  cells: tuple[int, ...] = option(
+    (), Items(_CELLS, MOST_VARIANTS), resume="never"
+  )
   # Of the first values of a task; the batches are the same for all.
-  seed: tuple[int, ...] = ()
+  seed: tuple[int, ...] = option((), _SEEDS, resume="never")
   # Dictionaries such as {"optim.momentum": 0.8, "task.memory_norm": False}. Of
   # `task` and `optim` all can vary but what all variants share.
-  overrides: tuple[dict[str, Any], ...] = ()
+  overrides: tuple[dict[str, Any], ...] = option(
+    (),
+    Items(
+      Changes('a dictionary such as {"optim.momentum": 0.8}'), MOST_VARIANTS
+    ),
+    resume="never",
+  )
   # "best" exports the variant that is best on validation, as task.name; "all"
   # the others too, as task.name-00, -01, ...
-  export: str = "best"
+  export: str = option("best", Choice(("best", "all")), resume="free")
   # Where not all variants fit into so much memory (GiB), they are trained in
   # several passes; 0 is what is free.
-  memory_gib: float = 0.0
+  memory_gib: float = option(0.0, _GIB, resume="free")
 
   @property
   def is_on(self) -> bool:
     """Whether there is anything to vary."""
     return bool(self.learning_rate or self.cells or self.seed or self.overrides)
+
+  @property
+  def combinations(self) -> int:
+    """How many variants there are; 1 where nothing is varied."""
+    axes = (self.learning_rate, self.cells, self.seed, self.overrides)
+    return math.prod(max(1, len(values)) for values in axes)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -201,23 +308,40 @@ class StudyConfig:
 
   # Of every regime, the one that is best on validation is reported. The paper
   # names none; these reach as far as full fine-tuning is said to break down.
-  learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+  learning_rates: tuple[float, ...] = option(
+    (0.003, 0.01, 0.03, 0.1, 0.3, 1.0), _RATES, resume="free"
+  )
   # Each is a run with its own first values and its own order of the pictures.
-  seeds: tuple[int, ...] = (0, 1, 2)
+  seeds: tuple[int, ...] = option((0, 1, 2), _SEEDS, resume="free")
   # Of regimes that cost a run for each rate: "first" tries all rates with the
   # first seed and runs further seeds at the best one alone; "all" tries all
   # rates with all seeds. The others try all in one pass, whatever is said here.
-  search: str = "first"
+  search: str = option("first", Choice(("first", "all")), resume="free")
   # Regimes that are run; () is all that the parts of the study need. Tables
   # leave out the others.
-  regimes: tuple[str, ...] = ()
+  regimes: tuple[str, ...] = option(
+    (), Items(_REGIME, len(REGIMES)), resume="free"
+  )
   # Memory cells per layer (the paper's); `task.cells` must be among them, which
   # is what is compared where the number does not vary.
-  cells: tuple[int, ...] = (1, 5, 10, 20)
+  cells: tuple[int, ...] = option(
+    (1, 5, 10, 20),
+    Items(dataclasses.replace(_CELLS, least=1), MOST_VARIANTS),
+    resume="free",
+  )
   # Further data sets, for interference and extension: a name, or a dictionary
   # such as {"name": "places365_small", "test": "validation"} of options of
   # `data`. What is not said is as in `data`.
-  others: tuple[str | dict[str, Any], ...] = ()
+  others: tuple[str | dict[str, Any], ...] = option(
+    (),
+    Items(
+      Changes(
+        'a data set, or a dictionary such as {"name": "pets"}', _DATA_SET
+      ),
+      MOST_VARIANTS,
+    ),
+    resume="free",
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -226,7 +350,7 @@ class MeshConfig:
 
   # Over how many devices the backbone is split, for one that is too large for
   # a device; it divides their number. With 1 each device has all of it.
-  fsdp: int = 1
+  fsdp: int = option(1, Number(1, 2**20, "devices"), resume="free")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -235,47 +359,59 @@ class Config:
 
   # A published checkpoint by short name ("i21k-B/32"), the path or address of
   # an .npz file, or random weights ("random:Ti/16"), to train from scratch.
-  backbone: str = "i21k-B/32"
+  backbone: str = option(
+    "i21k-B/32",
+    Text("a short name, a file, an address or random:B/32", ".+", 4_000),
+    resume="free",
+  )
   # "tanh" as vit_jax and big_vision train; "exact" for weights from PyTorch.
-  gelu: str = "tanh"
+  gelu: str = option("tanh", Choice(("tanh", "exact")), resume="never")
   # Side of the square pictures that the model gets, in pixels; 0 is the
   # backbone's own. For another one the position embedding is resized. Random
   # weights ("random:...", `pretrain`) have no size of their own: they need one.
-  image_size: int = 0
+  image_size: int = option(
+    0, Number(0, MAX_IMAGE_SIZE, "pixels"), resume="never"
+  )
   # Of the computation: "float32" or "bfloat16". Parameters stay float32.
-  dtype: str = "float32"
+  dtype: str = option(
+    "float32", Choice(("float32", "bfloat16")), resume="on_request"
+  )
   # Pictures in a step, over all devices.
-  batch_size: int = 512
+  batch_size: int = option(512, _BATCH, resume="never")
   # Pictures in a batch of an evaluation.
-  batch_size_eval: int = 512
+  batch_size_eval: int = option(512, _BATCH, resume="free")
   # Steps of training, where `epochs` is 0.
-  total_steps: int = 20_000
+  total_steps: int = option(20_000, _STEPS, resume="on_request")
   # How often each example of `data.train` is seen, 2.5 for instance. Above 0,
   # total_steps is what that takes, rounded up, and is recorded as that number.
-  epochs: float = 0.0
+  epochs: float = option(
+    0.0, Number(0, 1e6, "passes over the training split"), resume="free"
+  )
   # The peak. The paper reports the best of several for each data set, and names
   # none: try 0.03 to 0.3.
-  learning_rate: float = 0.1
+  learning_rate: float = option(0.1, _RATE, resume="on_request", sweep=True)
   # Of the first values, and of the order of the pictures.
-  seed: int = 0
+  seed: int = option(0, _SEED, resume="never", sweep=True)
   # What is trained, and how attention runs: see `regimes`.
-  regime: str = "memory_masked"
+  regime: str = option("memory_masked", _REGIME, resume="never")
   # Steps between evaluations on data.validation. The last step is evaluated
   # whatever is said here: a shorter run, also of few `epochs`, at that alone.
-  eval_every: int = 1_000
+  eval_every: int = option(1_000, _STEPS, resume="on_request")
   # Steps between saved states. The last step is saved whatever is said here.
-  checkpoint_every: int = 1_000
+  checkpoint_every: int = option(1_000, _STEPS, resume="on_request")
   # Steps between progress lines.
-  log_every: int = 50
+  log_every: int = option(50, _STEPS, resume="free")
   # Step at which a profile of 5 steps is taken, for TensorBoard; 0 takes none.
-  profile_at: int = 0
+  profile_at: int = option(0, _STEPS_OR_NONE, resume="free")
   # Seconds to wait for a batch of pictures. Then what the process was doing is
   # written to stderr and it ends, with status 74; 0 waits for ever.
-  stall_timeout: float = 600.0
+  stall_timeout: float = option(
+    600.0, Number(0, 2_592_000, "seconds, up to 30 days"), resume="free"
+  )
   # Whether data sets may name code of their own, which is then run: classes of
   # features outside of TFDS, and TFDS names with a namespace. Also
   # --trust_data_code.
-  trust_data_code: bool = False
+  trust_data_code: bool = option(False, Switch(), resume="free")
   data: DataConfig = DataConfig()
   task: TaskConfig = TaskConfig()
   optim: OptimConfig = OptimConfig()
@@ -286,8 +422,13 @@ class Config:
   mesh: MeshConfig = MeshConfig()
 
   def __post_init__(self) -> None:
-    for problem in limits.problems(self):
+    # Contradictions are looked for among values that are possible alone.
+    for problem in options.problems(self, "config") or _contradictions(self):
       raise ConfigError(problem)
+
+
+# {key: option}: raises at import where an option has no rules.
+OPTIONS = options.table(Config)
 
 
 def data_seed(config: Config) -> int:
@@ -307,3 +448,70 @@ def from_dict(values: Mapping[str, Any]) -> Config:
 def to_dict(config: Config) -> dict[str, Any]:
   """`Config` -> nested dictionary of numbers, strings and tuples."""
   return dataclasses.asdict(config)
+
+
+def _contradictions(config: Config) -> list[str]:
+  """Lists options whose values are possible alone, but not together."""
+  return [*_of_training(config), *_of_backbone(config)]
+
+
+def _of_training(config: Config) -> list[str]:
+  """Lists contradictions in how a task is trained."""
+  lines = []
+  if config.batch_size % config.optim.accumulation_steps:
+    lines.append(
+      f"config.batch_size {config.batch_size} does not divide into "
+      f"config.optim.accumulation_steps {config.optim.accumulation_steps}."
+    )
+  if config.optim.name == "sgd" and config.optim.weight_decay:
+    lines.append(
+      f"config.optim.weight_decay is {config.optim.weight_decay}, which 'sgd' "
+      "does not use: expected 0, or config.optim.name 'adamw'."
+    )
+  if not config.epochs:
+    lines += beyond_the_end(config)
+  if config.sweep.combinations > MOST_VARIANTS:
+    lines.append(
+      f"config.sweep has {config.sweep.combinations} combinations, expected at "
+      f"most {MOST_VARIANTS}."
+    )
+  return lines
+
+
+def _of_backbone(config: Config) -> list[str]:
+  """Lists contradictions in a backbone that the run makes itself."""
+  variant, lines = config.pretrain.variant, []
+  if variant and config.pretrain.total_steps < 1:
+    lines.append(
+      f"config.pretrain.total_steps is {config.pretrain.total_steps}, expected "
+      "at least 1 to train a backbone."
+    )
+  if not variant and config.backbone.startswith(RANDOM):
+    variant = config.backbone.removeprefix(RANDOM)
+  if variant and not config.image_size:
+    lines.append(
+      "config.image_size is 0, the size of the backbone, which has none before "
+      "it is made: expected a number of pixels for "
+      f"{config.pretrain.variant or config.backbone!r}."
+    )
+  elif variant:
+    try:
+      vit_config(variant, image_size=config.image_size)
+    except ConfigError as error:
+      lines.append(f"config: {error}")
+  return lines
+
+
+def beyond_the_end(config: Config) -> list[str]:
+  """Lists options that lie after the last step, one line each.
+
+  Of a run in epochs the last step is known once its data is.
+  """
+  return [
+    f"config.{key} is {value}, beyond config.total_steps {config.total_steps}."
+    for key, value in (
+      ("profile_at", config.profile_at),
+      ("optim.warmup_steps", config.optim.warmup_steps),
+    )
+    if value > config.total_steps
+  ]

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epy
 
-from memory_vit import limits
 from memory_vit.cli import commands, load_model
 from memory_vit.cli.command_line import TRUST_HELP, Parser, number
-from memory_vit.config import Config
+from memory_vit.config import OPTIONS, Config
 from memory_vit.errors import TaskError
 from memory_vit.runtime import messages, paths
 from memory_vit.runtime.messages import escaped
@@ -95,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
       "one, or of the original one (backbone=SPLIT)",
     },
     "--cache_gib": {
-      "type": number(float, limits.RULES["data.cache_gib"]),
+      "type": number(float, OPTIONS["data.cache_gib"].rule),
       "default": Config.data.cache_gib,
       "help": "greatest size of a data set without random access, which is "
       "read into memory (default: %(default)s)",
@@ -107,25 +106,25 @@ def _parser() -> argparse.ArgumentParser:
     },
     "--json": {"metavar": "FILE", "help": "write the numbers to a file"},
     "--batch_size": {
-      "type": number(int, limits.RULES["batch_size_eval"]),
+      "type": number(int, OPTIONS["batch_size_eval"].rule),
       "default": 256,
       "help": "pictures in a batch (default: %(default)s)",
     },
     "--max_bad": {
-      "type": number(int, limits.RULES["data.max_bad"]),
+      "type": number(int, OPTIONS["data.max_bad"].rule),
       "default": Config.data.max_bad,
       "help": "so many pictures of a data set may be left out (and counted) as "
       "they cannot be read (default: %(default)s)",
     },
     "--stall_timeout": {
-      "type": number(float, limits.RULES["stall_timeout"]),
+      "type": number(float, OPTIONS["stall_timeout"].rule),
       "default": Config.stall_timeout,
       "metavar": "SECONDS",
       "help": "end, with status 74, where pictures are waited for so long "
       "(default: %(default)s; 0 waits for ever)",
     },
     "--fsdp": {
-      "type": number(int, limits.RULES["mesh.fsdp"]),
+      "type": number(int, OPTIONS["mesh.fsdp"].rule),
       "default": Config.mesh.fsdp,
       "help": "split the backbone over so many devices, see config.mesh",
     },

@@ -64,7 +64,7 @@ def parse(argv: Sequence[str]) -> Arguments:
   may_change = line.strings(
     "allow_config_change",
     "An option that may not be the one with which the run began; may be given "
-    f"several times: {', '.join(config_changes.CAN_CHANGE)}.",
+    f"several times: {', '.join(config_changes.ON_REQUEST)}.",
   )
   flags.DEFINE_alias(
     "allow-config-change", "allow_config_change", flag_values=line.flags

@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epy
 
-from memory_vit import limits
 from memory_vit.cli import commands, load_model
 from memory_vit.cli.command_line import Parser, number
 from memory_vit.cli.commands import show
+from memory_vit.config import OPTIONS
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.runtime.messages import escaped
+from memory_vit.runtime.rules import Number
 
 with epy.lazy_imports():  # once the command line is known to be right
   import numpy as np
@@ -93,23 +94,22 @@ def _parser() -> argparse.ArgumentParser:
     metavar="DIR",
     help="a task, or a directory of tasks; may be given several times",
   )
-  classes = limits.Number(1, 2**20, "classes")
   add(
     "--top",
-    type=number(int, classes),
+    type=number(int, Number(1, 2**20, "classes")),
     default=5,
     help="classes to show (default: 5)",
   )
   add("--json", action="store_true", help="one JSON object per picture")
   add(
     "--batch_size",
-    type=number(int, limits.RULES["batch_size_eval"]),
+    type=number(int, OPTIONS["batch_size_eval"].rule),
     default=32,
     help="pictures per pass; results come after so many (default: 32)",
   )
   add(
     "--memory_mib",
-    type=number(int, limits.Number(1, 2**20, "MiB")),
+    type=number(int, Number(1, 2**20, "MiB")),
     default=2048,
     help="memory for pictures: a batch of them, and those that are decoded for "
     "it. Some wait for others; one that alone needs more is skipped (the "

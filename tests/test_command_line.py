@@ -18,18 +18,24 @@ from memory_vit import (
   check_data,
   evaluate,
   inspect,
-  limits,
   main,
   paper,
   predict,
 )
 from memory_vit.backbones.download import local_file
 from memory_vit.cli import commands, option_help
-from memory_vit.config import Config, from_dict, to_dict
+from memory_vit.config import OPTIONS, Config, from_dict, to_dict
 from memory_vit.errors import CheckpointError, ConfigError, TrainingError
-from memory_vit.limits import Changes, Items, Number, OneOf, Switch, Text
 from memory_vit.runtime import paths
 from memory_vit.runtime.lock import only_run
+from memory_vit.runtime.rules import (
+  Changes,
+  Choice,
+  Items,
+  Number,
+  Switch,
+  Text,
+)
 from memory_vit.training import config_changes
 from memory_vit.training import run as training_run
 from memory_vit.training.checkpoints import Checkpoints
@@ -84,10 +90,10 @@ def refusal(capsys, command, argv):
 
 def bad_values(key):
   """Values that an option cannot have, as they are typed."""
-  rule, kind = limits.RULES[key], option_help.options()[key].kind
+  rule, kind = OPTIONS[key].rule, OPTIONS[key].kind
   if isinstance(rule, Switch):
     return ["maybe", "", "2", "nan", "None", str(HUGE), *ODD]
-  if isinstance(rule, OneOf):
+  if isinstance(rule, Choice):
     name = rule.names[0]
     return ["", "nope", name.upper() + "X", f"{name} ", name * 9_999, "é", *ODD]
   if isinstance(rule, Text):
@@ -125,13 +131,13 @@ def some_of(key, most):
 
 
 def test_every_option_has_a_meaning_and_bounds():
-  known = option_help.options()
-  assert set(known) == set(limits.RULES)
-  assert len(known) > 60
-  for key, option in known.items():
-    assert len(option.meaning) > 5, f"{key} has no comment in config.py"
-    rule = limits.RULES[key]
+  assert len(OPTIONS) > 60
+  meanings = option_help.meanings()
+  for key, option in OPTIONS.items():
+    assert len(meanings[key]) > 5, f"{key} has no comment in config.py"
+    rule = option.rule
     rule = rule.rule if isinstance(rule, Items) else rule
+    assert rule.expected, key
     if isinstance(option.default, bool):
       assert isinstance(rule, Switch), key
     elif isinstance(option.default, int | float):
@@ -149,7 +155,7 @@ SOME = 7
 def test_bad_values_of_every_option(part, most, begun, capsys, tmp_path):
   """In each of them at least five, in the command that uses it."""
   wrong = {}
-  keys = [key for key in limits.RULES if key.rpartition(".")[0] == part]
+  keys = [key for key in OPTIONS if key.rpartition(".")[0] == part]
   for key in keys:
     command = study if part == "study" else train
     for value in some_of(key, most):
@@ -164,25 +170,22 @@ def test_bad_values_of_every_option(part, most, begun, capsys, tmp_path):
 
 def test_the_campaign_is_as_long_as_it_should_be():
   """Of the cases above; those of flags come on top."""
-  counts = [len(some_of(key, SOME)) for key in limits.RULES]
+  counts = [len(some_of(key, SOME)) for key in OPTIONS]
   assert min(counts) >= 5
   assert sum(counts) >= 407
 
 
 def legal_values(key):
   """Values at the edges of what an option may have."""
-  rule = limits.RULES[key]
+  rule = OPTIONS[key].rule
   items = isinstance(rule, Items)
   rule = rule.rule if items else rule
   if isinstance(rule, Switch):
     found = [True, False]
-  elif isinstance(rule, OneOf):
+  elif isinstance(rule, Choice):
     found = list(rule.names)
   elif isinstance(rule, Number):
-    kind = type(option_help.options()[key].default)
-    kind = kind if kind in (int, float) else (
-      float if "float" in option_help.options()[key].kind else int
-    )  # fmt: skip
+    kind = float if "float" in OPTIONS[key].kind else int
     edge = 1e-6 if kind is float else 1
     least = rule.least + (1e-6 if rule.positive else 0)
     most = rule.most - (edge if rule.below else 0)
@@ -217,7 +220,7 @@ def changed(values):
 
 @pytest.mark.parametrize("part", ["", *option_help.sections()])
 def test_what_is_legal_is_accepted(part):
-  keys = [key for key in limits.RULES if key.rpartition(".")[0] == part]
+  keys = [key for key in OPTIONS if key.rpartition(".")[0] == part]
   for key in keys:
     for value in legal_values(key):
       beside = {"total_steps": 2**31 - 1, **BESIDE.get(key, {})}
@@ -399,10 +402,11 @@ def test_help_says_all_of_every_option(command, capsys):
   assert end.value.code == 0
   text = capsys.readouterr().out
   joined = " ".join(text.split())
-  for option in option_help.options().values():
-    assert f"--config.{option.key}={option.default!r}" in text
-    assert option.meaning in joined
-    assert f"{option.kind}: {' '.join(option.expected.split())}." in joined
+  for key, option in OPTIONS.items():
+    assert f"--config.{key}={option.default!r}" in text
+    assert option_help.meanings()[key] in joined
+    expected = " ".join(option.rule.expected.split())
+    assert f"{option.kind}: {expected}." in joined
   for name in re.findall(r"^  --(\w+)", text, re.M):
     assert re.search(rf"^  --{name}.*\n      \S", text, re.M), name
 

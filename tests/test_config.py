@@ -1,5 +1,6 @@
 """One place for defaults; what is not known is refused."""
 
+import dataclasses
 import json
 
 import ml_collections
@@ -7,7 +8,11 @@ import pytest
 
 from configs import base
 from memory_vit import config as config_lib
+from memory_vit.config import OPTIONS
 from memory_vit.errors import ConfigError
+from memory_vit.runtime import options
+from memory_vit.runtime.options import option
+from memory_vit.runtime.rules import Number
 
 
 def changed(**changes):
@@ -106,6 +111,28 @@ def test_unknown_and_missing_keys_and_wrong_types():
     config_lib.from_dict({k: v for k, v in values.items() if k != "seed"})
   with pytest.raises(ConfigError, match="config.seed is '1', expected"):
     config_lib.from_dict({**values, "seed": "1"})
+
+
+def test_an_option_without_rules_is_an_error():
+  share = Number(0, 1, "a share")
+
+  @dataclasses.dataclass(frozen=True)
+  class Forgotten:
+    known: float = option(0.5, share, resume="free")
+    size: int = 3
+
+  with pytest.raises(TypeError, match=r"Forgotten\.size declares no rules"):
+    options.table(Forgotten)
+  with pytest.raises(ValueError, match="resume is 'sometimes', expected one"):
+    option(0.5, share, resume="sometimes")
+
+
+def test_pictures_of_a_backbone_that_is_made_never_change_on_request():
+  """Those of a task may; where both lie and how they are read is free."""
+  for key, at_task in {"flip": "on_request", "dir": "free"}.items():
+    assert OPTIONS[f"data.{key}"].resume == at_task
+  assert OPTIONS["pretrain.data.flip"].resume == "never"
+  assert OPTIONS["pretrain.data.dir"].resume == "free"
 
 
 def test_a_misspelt_override_fails():

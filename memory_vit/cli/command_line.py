@@ -25,8 +25,8 @@ from memory_vit import config as config_lib
 from memory_vit.cli import option_help
 from memory_vit.config import Config
 from memory_vit.errors import ConfigError, MemoryVitError
-from memory_vit.limits import Number
 from memory_vit.runtime import messages, paths
+from memory_vit.runtime.rules import Number
 
 with epy.lazy_imports():  # not all commands have a configuration
   import ml_collections
@@ -144,7 +144,7 @@ class CommandLine:
 
   def _require_options(self) -> None:
     """Raises for an option that no configuration has."""
-    known = {*option_help.options(), *option_help.sections()}
+    known = {*config_lib.OPTIONS, *option_help.sections()}
     for argument in self._argv[1:]:
       found = re.match(r"--?(?:no)?config\.([^=\[]*)", argument)
       if found and found[1] not in known:
@@ -163,8 +163,8 @@ class CommandLine:
       inner = inner.__cause__ or inner.__context__
     text = one_line(str(error) or type(error).__name__).rstrip(".")
     found = re.match(r"flag --config\.([\w.]+)=", text)
-    option = option_help.options().get(found[1]) if found else None
-    advice = f"expected {option.kind}: {option.expected}" if option else ""
+    option = config_lib.OPTIONS.get(found[1]) if found else None
+    advice = f"expected {option.kind}: {option.rule.expected}" if option else ""
     return ConfigError(f"the command line: {text}; {advice or _SEE_HELP}.")
 
   def _help(self) -> str:

@@ -10,7 +10,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from memory_vit import limits
 from memory_vit.config import (
   Config,
   DataConfig,
@@ -21,7 +20,7 @@ from memory_vit.config import (
 )
 from memory_vit.errors import ConfigError
 from memory_vit.model.regimes import REGIMES
-from memory_vit.runtime import messages, schema
+from memory_vit.runtime import messages, options, schema
 
 logger = logging.getLogger("memory_vit")
 
@@ -147,7 +146,7 @@ def data_sets(config: Config) -> dict[str, DataConfig]:
     where = f"config.study.others[{i}]"
     values = {**dataclasses.asdict(config.data), "name": "", **changes}
     other = schema.build(DataConfig, values, where, ConfigError)
-    for problem in limits.problems_of(other, "data.", where):
+    for problem in options.problems(other, where):
       raise ConfigError(problem)
     # Folders have no names of their own.
     name = other.name

@@ -8,22 +8,21 @@ classes it has and the order of the pictures may not.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from memory_vit.config import OPTIONS
 from memory_vit.errors import ConfigError
 
 # No option, but the pictures: other files than those that a run began with.
 DATA = "data"
-CAN_CHANGE = (
-  DATA, "checkpoint_every", "eval_every", "learning_rate", "total_steps",
-  "data.flip", "data.resize", "data.train_crop", "dtype",
-  "optim.accumulation_steps", "optim.cls_factor", "optim.grad_clip",
-  "optim.label_smoothing", "optim.max_skipped", "optim.memory_factor",
-  "optim.momentum", "optim.schedule", "optim.warmup", "optim.warmup_steps",
-  "optim.weight_decay",
+ON_REQUEST = (
+  DATA, *(key for key, o in OPTIONS.items() if o.resume == "on_request")
 )  # fmt: skip
 
 
 def allowed(keys: Sequence[str]) -> tuple[str, ...]:
-  """What was given on a command line: "total_steps" or "config.total_steps".
+  """Checks the options that somebody allows to change.
+
+  Args:
+    keys: as on a command line, "total_steps" or "config.total_steps".
 
   Returns:
     The keys with "config." in front of them.
@@ -33,24 +32,24 @@ def allowed(keys: Sequence[str]) -> tuple[str, ...]:
   """
   found = [key.removeprefix("config.") for key in keys]
   for key in found:
-    if key not in CAN_CHANGE:
+    if key not in ON_REQUEST:
       raise ConfigError(
         f"--allow_config_change={key[:60]!r}: expected one of "
-        f"{list(CAN_CHANGE)}. Anything else is another run: give it another "
+        f"{list(ON_REQUEST)}. Anything else is another run: give it another "
         "--workdir."
       )
   return tuple(f"config.{key}" for key in found)
 
 
 def advice(keys: Sequence[str]) -> str:
-  """What to do where options differ from those that a run began with.
+  """Advises where options differ from those that a run began with.
 
   Args:
     keys: "config.total_steps", ...
   """
   names = [key.removeprefix("config.") for key in keys]
-  flags = [f"--allow_config_change={key}" for key in names if key in CAN_CHANGE]
-  fixed = [key for key in names if key not in CAN_CHANGE]
+  flags = [f"--allow_config_change={key}" for key in names if key in ON_REQUEST]
+  fixed = [key for key in names if key not in ON_REQUEST]
   if not fixed:
     return f"To go on with what is new, on purpose: {' '.join(flags)}."
   told = f"{', '.join(fixed)} can never change within a run."
@@ -63,7 +62,7 @@ def changes(
   now: Mapping[str, Any],
   keys: Sequence[str],
 ) -> list[dict[str, Any]]:
-  """What changes, of what is allowed to.
+  """Lists the options that changed, of those that are allowed to.
 
   Args:
     step: after which.

@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from memory_vit.backbones.load import save_backbone
-from memory_vit.config import Config, OptimConfig
+from memory_vit.config import OPTIONS, Config, OptimConfig
 from memory_vit.data import batching, datasets
 from memory_vit.errors import TrainingError
 from memory_vit.model import trees
@@ -22,9 +22,6 @@ from memory_vit.runtime.preemption import Stop
 from memory_vit.tasks import split_forward
 from memory_vit.training import loop, optim
 from memory_vit.training.step import Step, create_state
-
-# How pictures are held in memory, and how many of them may be broken.
-_HOW_READ = ("pretrain/data/cache_gib", "pretrain/data/max_bad")
 
 
 def pretrain(config: Config, mesh: Mesh, stop: Stop | None = None) -> Backbone:
@@ -134,5 +131,12 @@ def _what_makes(config: Config) -> dict[str, Any]:
 
 
 def _what_matters(made: Mapping[str, Any]) -> dict[str, Any]:
-  """Without what says how its pictures are held in memory; that may change."""
-  return {k: v for k, v in trees.flatten(made).items() if k not in _HOW_READ}
+  """Leaves out how pictures are read, which may change; not from where.
+
+  The files of `data` are recorded, those of `pretrain.data` are not: what tells
+  other pictures is their directory alone.
+  """
+  free = {key for key, option in OPTIONS.items() if option.resume == "free"}
+  free.remove("pretrain.data.dir")
+  flat = trees.flatten(made)
+  return {k: v for k, v in flat.items() if k.replace("/", ".") not in free}

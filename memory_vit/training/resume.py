@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from memory_vit.config import OPTIONS
 from memory_vit.data import datasets
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.sources import Source
@@ -210,19 +211,6 @@ def require_same(
       )
 
 
-# What may change between a run and its continuation without changing a result.
-# Directories of earlier tasks may: their digests may not. Epochs may as long as
-# they are as many steps, which may not.
-_MAY_CHANGE = ("backbone", "batch_size_eval", "data/cache_gib",
-               "data/digest", "data/dir", "data/max_bad", "epochs", "log_every",
-               "mesh/fsdp", "pretrain/data/cache_gib", "pretrain/data/dir",
-               "pretrain/data/max_bad", "profile_at", "stall_timeout",
-               "sweep/export", "sweep/memory_gib", "task/attends_to",
-               "task/indirect", "trust_data_code", "upstream/dir",
-               "upstream/eval_crop", "upstream/name", "upstream/resize",
-               "upstream/split")  # fmt: skip
-
-
 def what_matters(values: Mapping[str, Any]) -> dict[str, Any]:
   """The options that a continued run must share, as JSON gives them back.
 
@@ -230,8 +218,11 @@ def what_matters(values: Mapping[str, Any]) -> dict[str, Any]:
     values: a configuration, or what `config.json` holds.
 
   Returns:
-    {"config.task.cells": 5, ...}, without what a study alone reads.
+    {"config.task.cells": 5, ...}, without options that change no result. Of
+    tasks that are read the directories may change, not their digests, and
+    epochs as long as they are as many steps: both are compared elsewhere.
   """
+  free = {key for key, option in OPTIONS.items() if option.resume == "free"}
   flat = trees.flatten(json.loads(json.dumps(values)))
-  return {f"config.{k.replace('/', '.')}": v for k, v in flat.items()
-          if k not in _MAY_CHANGE and not k.startswith("study/")}  # fmt: skip
+  flat = {name.replace("/", "."): value for name, value in flat.items()}
+  return {f"config.{k}": v for k, v in flat.items() if k not in free}

@@ -13,8 +13,7 @@ import jax
 import psutil
 from jax.sharding import Mesh
 
-from memory_vit import limits
-from memory_vit.config import Config, DataConfig, to_dict
+from memory_vit.config import Config, DataConfig, beyond_the_end, to_dict
 from memory_vit.data import datasets, image_ops
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.sources import Source
@@ -60,7 +59,7 @@ def train_and_evaluate(
     workdir: is made where it is not there.
     stop: whether a run that trains should save its state and stop.
     may_change: what may not be as it was in the run that goes on, some of
-      `config_changes.CAN_CHANGE`.
+      `config_changes.ON_REQUEST`.
 
   Returns:
     What `result.json` holds.
@@ -241,7 +240,7 @@ def _require_memory(config: Config) -> None:
 def _require_within(variants: Sequence[Variant]) -> None:
   """Refuses what would come after the steps that epochs turned out to be."""
   for variant in variants:
-    for problem in limits.beyond_the_end(variant.config):
+    for problem in beyond_the_end(variant.config):
       raise ConfigError(problem)
 
 

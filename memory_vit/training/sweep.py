@@ -15,18 +15,10 @@ import jax
 import psutil
 
 from memory_vit import config as config_lib
-from memory_vit.config import Config, SweepConfig
+from memory_vit.config import OPTIONS, Config, SweepConfig
 from memory_vit.errors import ConfigError
 from memory_vit.model.vit_config import RANDOM
 
-# What every variant may have for itself.
-_CAN_VARY = (
-  "learning_rate", "seed", "task.cells", "task.memory_norm", "task.memory_std",
-  "task.cls_init", "optim.clip_by", "optim.cls_factor", "optim.memory_factor",
-  "optim.name", "optim.momentum", "optim.weight_decay", "optim.grad_clip",
-  "optim.warmup", "optim.warmup_steps", "optim.schedule",
-  "optim.label_smoothing",
-)  # fmt: skip
 _AXES = {
   "learning_rate": "learning_rate",
   "cells": "task.cells",
@@ -151,11 +143,12 @@ def _combinations(sweep: SweepConfig) -> list[dict[str, Any]]:
 
 
 def _require_keys(overrides: Mapping[str, Any], axes: Sequence[str]) -> None:
+  can_vary = [key for key, option in OPTIONS.items() if option.sweep]
   for key in overrides:
-    if key not in _CAN_VARY:
+    if key not in can_vary:
       raise ConfigError(
         f"config.sweep.overrides: {key!r} cannot vary within a pass, expected "
-        f"some of {list(_CAN_VARY)}."
+        f"some of {can_vary}."
       )
     if key in axes:
       raise ConfigError(

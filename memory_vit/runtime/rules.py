@@ -1,0 +1,150 @@
+"""Rules for the values of options and flags, with the words for a refusal.
+
+An upper bound is where nothing that is meant can lie: what a machine has is
+compared by a run, before it reads anything.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+
+class Rule(Protocol):
+  """Decides which values of the right type an option may have."""
+
+  @property
+  def expected(self) -> str:
+    """What follows "expected" in a message, and stands in --help."""
+
+  def accepts(self, value: Any) -> bool:
+    """Whether the option may have this value."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+  """A number between two bounds.
+
+  Attributes:
+    least: the lower bound, itself accepted.
+    most: the upper bound, itself accepted.
+    why: the reason for the bounds, or what the number counts.
+    positive: whether `least`, 0, is refused itself.
+    below: whether `most` is refused itself.
+  """
+
+  least: float
+  most: float
+  why: str
+  positive: bool = False
+  below: bool = False
+
+  @property
+  def expected(self) -> str:
+    """See `Rule`."""
+    if self.positive:
+      return f"a positive number up to {self.most:,.0f} ({self.why})"
+    last = "less than" if self.below else "at most"
+    return f"at least {self.least:,} and {last} {self.most:,.0f} ({self.why})"
+
+  def accepts(self, value: Any) -> bool:
+    """See `Rule`."""
+    # Of NaN every comparison is false.
+    above = value > self.least if self.positive else value >= self.least
+    return above and (value < self.most if self.below else value <= self.most)
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+  """One of several names."""
+
+  names: tuple[str, ...]
+
+  @property
+  def expected(self) -> str:
+    """See `Rule`."""
+    return f"one of {list(self.names)}"
+
+  def accepts(self, value: Any) -> bool:
+    """See `Rule`."""
+    return value in self.names
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+  """Text on one line, such as a name, a path or an address.
+
+  Attributes:
+    what: what the text stands for, in words.
+    pattern: a regular expression for the whole text.
+    most: the greatest number of characters.
+  """
+
+  what: str
+  pattern: str = ".+"
+  most: int = 1_000
+
+  @property
+  def expected(self) -> str:
+    """See `Rule`."""
+    return f"{self.what}, at most {self.most:,} characters that can be printed"
+
+  def accepts(self, value: Any) -> bool:
+    """See `Rule`."""
+    return (
+      len(value) <= self.most
+      and value.isprintable()
+      and bool(re.fullmatch(self.pattern, value))
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Switch:
+  """True or false."""
+
+  expected: str = "true or false"
+
+  def accepts(self, value: Any) -> bool:
+    """See `Rule`."""
+    return True
+
+
+@dataclasses.dataclass(frozen=True)
+class Changes:
+  """Options with new values; whoever applies them checks each.
+
+  Attributes:
+    expected: see `Rule`.
+    name: what may stand there instead, as a string; None for nothing.
+  """
+
+  expected: str
+  name: Text | None = None
+
+  def accepts(self, value: Any) -> bool:
+    """See `Rule`."""
+    if isinstance(value, str):
+      return self.name is not None and self.name.accepts(value)
+    return isinstance(value, Mapping)
+
+
+@dataclasses.dataclass(frozen=True)
+class Items:
+  """Several values, or none.
+
+  Attributes:
+    rule: the rule for each value.
+    most: the greatest number of values.
+  """
+
+  rule: Rule
+  most: int
+
+  @property
+  def expected(self) -> str:
+    """See `Rule`."""
+    return f"at most {self.most:,} values, each {self.rule.expected}"
+
+  def accepts(self, value: Any) -> bool:
+    """See `Rule`."""
+    return len(value) <= self.most and all(map(self.rule.accepts, value))
