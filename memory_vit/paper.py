@@ -80,7 +80,7 @@ def parse(argv: Sequence[str]) -> Arguments:
   )
   config = line.parse("workdir", needs_config=lambda: not report_only())
   if not report_only():
-    runs.possible_parts(config, only())  # what is left out is logged later
+    runs.possible_parts(config, only())
   elif only() or dry_run():
     raise ConfigError(
       "--report_only shows all that is measured: expected neither --only nor "
@@ -105,6 +105,8 @@ def main(arguments: Arguments) -> int:
   progress.log_to_stderr()
   launch.start(arguments.processes)
   parts = runs.possible_parts(config, arguments.only)
+  if not arguments.only:
+    runs.log_missing_parts(config)
   if arguments.dry_run:
     text = forecast.forecast(config, workdir, parts)
     if jax.process_index() == 0:

@@ -235,22 +235,21 @@ def test_what_was_measured_is_remembered(config, tmp_path, monkeypatch):
   assert {*sections(tmp_path)} >= {"costs", "adapters"}
 
 
-def without_jax(folder, *argv):
-  """Runs the command where jax, flax and TensorFlow cannot be imported."""
-  for name in ("jax", "flax", "tensorflow"):
-    (folder / name).mkdir(parents=True, exist_ok=True)
-    (folder / name / "__init__.py").write_text("raise ImportError('none')\n")
-  return subprocess.run(
-    [sys.executable, "-m", "memory_vit.paper", *argv],
-    cwd=ROOT, env={**os.environ, "PYTHONPATH": str(folder)}, text=True,
-    capture_output=True, check=False,
-  )  # fmt: skip
+def test_runs_of_another_configuration_are_not_shown(
+  config, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(training_run, "train_and_evaluate", FakeRuns(accuracies))
+  runner.run_study(config, tmp_path, ["placement"])
+  assert [*sections(tmp_path)] == ["placement"]
+  longer = dataclasses.replace(config, total_steps=3)
+  runner.run_study(longer, tmp_path, ["extension"])
+  assert [*sections(tmp_path)] == ["extension"]
 
 
 def test_the_report_is_a_function_of_the_directory(
   config, tmp_path, monkeypatch
 ):
-  """Made again elsewhere, and without jax, it is the same to the byte."""
+  """Made again, elsewhere, it is the same to the byte."""
   study, copy = tmp_path / "study", tmp_path / "copy"
   monkeypatch.setattr(training_run, "train_and_evaluate", FakeRuns(accuracies))
   runner.run_study(config, study, ["cells"])
@@ -259,18 +258,36 @@ def test_the_report_is_a_function_of_the_directory(
   study.rename(copy)
   for name in (*shown, "report.json"):
     (copy / name).unlink()
-  done = without_jax(tmp_path / "no", f"--workdir={copy}", "--report_only")
-  assert (done.returncode, done.stderr) == (0, "")
-  assert done.stdout == made["report.md"].decode() + "\n"
+  report.write_report(copy)
   assert {name: (copy / name).read_bytes() for name in shown} == made
   assert json.loads((copy / "report.json").read_text())["parts"]["cells"]
   # Of what is missing it says so.
-  gone = next((copy / "runs").glob("head_cls*")) / "result.json"
-  gone.unlink()
+  next((copy / "runs").glob("head_cls*/result.json")).unlink()
   with pytest.raises(ConfigError, match="has no result any more"):
     report.write_report(copy)
   with pytest.raises(ConfigError, match=r"study.json is not readable"):
     report.write_report(tmp_path)
+
+
+@pytest.mark.processes
+def test_the_report_needs_no_jax(config, tmp_path, monkeypatch):
+  """Nor flax, nor TensorFlow: none of them can be imported."""
+  monkeypatch.setattr(training_run, "train_and_evaluate", FakeRuns(accuracies))
+  runner.run_study(config, tmp_path, ["adapters"])
+  text = (tmp_path / "report.md").read_text()
+  (tmp_path / "report.md").unlink()
+  for name in ("jax", "flax", "tensorflow"):
+    (tmp_path / "no" / name).mkdir(parents=True)
+    (tmp_path / "no" / name / "__init__.py").write_text("raise ImportError")
+  done = subprocess.run(
+    [sys.executable, "-m", "memory_vit.paper", f"--workdir={tmp_path}",
+     "--report_only"],
+    cwd=ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path / "no")},
+    text=True, capture_output=True, check=False,
+  )  # fmt: skip
+  assert (done.returncode, done.stderr) == (0, "")
+  assert done.stdout == text + "\n"
+  assert (tmp_path / "report.md").read_text() == text
 
 
 def test_what_diverges_is_a_result(config, tmp_path, monkeypatch):

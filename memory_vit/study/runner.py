@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from memory_vit.config import Config
+from memory_vit.model.backbone import Backbone
 from memory_vit.runtime import paths, processes, sharding
 from memory_vit.runtime.lock import only_run
 from memory_vit.runtime.preemption import Stop
@@ -79,10 +81,6 @@ def _run_study(
   for name in trials:  # of one that was killed once it was finished
     execute.remove_checkpoints(directory_of(workdir, name))
   execute.require_data(config, plan.plan(config, parts, trials), trials)
-
-  def measure_interference(tasks: dict[str, list[Path]]) -> dict[str, Any]:
-    return interference.measure(config, tasks, backbone, mesh)
-
   for part in parts:
     while planned := plan.next_run(config, part, trials):
       trials[planned.name] = executor.train(planned, trials)
@@ -93,7 +91,7 @@ def _run_study(
         lambda: costs.measure(record),
       )
     if part == "interference":
-      _measure_interference(config, workdir, trials, measure_interference)
+      _measure_interference(config, workdir, trials, backbone, mesh)
     now = dataclasses.replace(record, runs=tuple(trials))
     processes.by_first(functools.partial(_report, workdir, now))
     logger.info("%s is in %s", part, workdir / "report.md")
@@ -103,7 +101,8 @@ def _measure_interference(
   config: Config,
   workdir: Path,
   trials: Trials,
-  measure: Callable[[dict[str, list[Path]]], dict[str, Any]],
+  backbone: Backbone,
+  mesh: Mesh,
 ) -> None:
   """Evaluates the best tasks side by side, unless one of them diverged."""
   runs = plan.runs_of(config, "interference", trials)
@@ -113,7 +112,7 @@ def _measure_interference(
     _measure_once(
       workdir / "interference.json",
       lambda: interference.key(config, tasks),
-      lambda: measure(tasks),
+      lambda: interference.measure(config, tasks, backbone, mesh),
     )
 
 

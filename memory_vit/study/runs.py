@@ -122,11 +122,16 @@ def possible_parts(config: Config, only: Sequence[str] = ()) -> list[str]:
     reason = _why_not(config, part)
     if reason and only:
       raise ConfigError(f"--only={part} {reason}.")
-    if reason:
-      logger.info("the part %r is left out: it %s", part, reason)
-    else:
+    if not reason:
       possible.append(part)
   return possible
+
+
+def log_missing_parts(config: Config) -> None:
+  """Logs which parts are not possible, and why."""
+  for part in PARTS:
+    if reason := _why_not(config, part):
+      logger.info("the part %r is left out: it %s", part, reason)
 
 
 def regimes_of(config: Config, part: str) -> list[str]:
