@@ -105,12 +105,9 @@ class Executor:
     Raises:
       ConfigError: where another configuration has finished the run there.
     """
-    config = self._config_of(planned, trials)
-    if config is None:
-      logger.warning("run %s: what it would read diverged", planned.name)
-      return diverged_trials(planned)
     if found := self._find(planned, trials):
       return found.trials
+    config = self._config_of(planned, trials)
     directory = directory_of(self.workdir, planned.name)
     self._require_unfinished(config, directory)
     logger.info("run %s", directory)
@@ -131,8 +128,11 @@ class Executor:
   def _find(self, planned: Run, trials: Trials) -> StudyRun | None:
     """Reads a run of this configuration; None where it is not finished."""
     config = self._config_of(planned, trials)
+    if config is None:
+      logger.warning("run %s: what it would read diverged", planned.name)
+      return StudyRun(trials=diverged_trials(planned), data={})
     directory = directory_of(self.workdir, planned.name)
-    ending = config and _ending(directory)
+    ending = _ending(directory)
     if not ending or self._differences(config, directory, ending):
       return None
     found = trials_of(planned, ending, directory)
