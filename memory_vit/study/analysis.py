@@ -122,8 +122,7 @@ def cells(config: Config, trials: Sequence[StudyTrial]) -> Section:
     for count in sorted(_cells_of(config, regime)):
       row = _row(config, trials, regime, count)
       rows.append({"attention": attention, **row})
-      rate = best_rate(config, trials, (regime, count))
-      if rate:
+      if rate := best_rate(config, trials, (regime, count)):
         # Without memory there is one number, whatever the cells are.
         for x in (count,) if count else sorted(config.study.cells):
           line.append((x, *_mean_and_range(rate.tests)))
