@@ -2,17 +2,20 @@
 
   python -m memory_vit.paper --config=configs/cifar100.py --workdir=DIR \\
     [--only=PART ...] [--dry_run] [--config.KEY=VALUE ...]
+  python -m memory_vit.paper --workdir=DIR --report_only
 
 DIR then holds report.md, report.json, plots, and in runs/NAME every run as
 `memory_vit.main` would leave it, without its saved states. A study that was
 interrupted goes on when the same command is given again; a run is never
 repeated. Parts: see `runs.PARTS`, options: `config.StudyConfig`. The report
-holds the parts that were asked for, now or before. --dry_run shows the runs and
-about how long they will take, and trains nothing.
+holds all parts that are measured, now or before. --dry_run shows the runs and
+about how long they will take, and trains nothing. --report_only makes the
+report again of the files in DIR alone: it needs neither jax nor --config.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Sequence
@@ -22,6 +25,7 @@ from etils import epy
 
 from memory_vit.cli import command_line, commands
 from memory_vit.config import Config
+from memory_vit.errors import ConfigError
 from memory_vit.runtime import launch, paths
 from memory_vit.study import runs
 
@@ -29,19 +33,20 @@ with epy.lazy_imports():  # once the command line is known to be right
   import jax
 
   from memory_vit.runtime import preemption
-  from memory_vit.study import forecast, runner
+  from memory_vit.study import forecast, report, runner
   from memory_vit.training import progress
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arguments:
-  """What the command line says.
+  """The command line, parsed.
 
   Attributes:
     config: of the study.
     workdir: of the study.
     only: parts that are asked for; none: all that are possible.
     dry_run: whether to show the runs, and train nothing.
+    report_only: whether to make the report again, and nothing else.
     processes: how the others are found.
   """
 
@@ -49,6 +54,7 @@ class Arguments:
   workdir: Path
   only: tuple[str, ...]
   dry_run: bool
+  report_only: bool
   processes: launch.Options
 
 
@@ -69,23 +75,38 @@ def parse(argv: Sequence[str]) -> Arguments:
   )
   dry_run = line.switch("dry_run", "Show the runs, train nothing.")
   processes = launch.define_flags(line.flags)
-  config = line.parse("workdir")
-  runs.possible_parts(config, only())  # what is left out is logged later
+  report_only = line.switch(
+    "report_only", "Make the report again, of the files in --workdir alone."
+  )
+  config = line.parse("workdir", needs_config=lambda: not report_only())
+  if not report_only():
+    runs.possible_parts(config, only())
+  elif only() or dry_run():
+    raise ConfigError(
+      "--report_only shows all that is measured: expected neither --only nor "
+      "--dry_run."
+    )
   return Arguments(
     config=config,
     workdir=paths.local(workdir(), "--workdir"),
     only=tuple(only()),
     dry_run=dry_run(),
+    report_only=report_only(),
     processes=processes(),
   )
 
 
 def main(arguments: Arguments) -> int:
-  """Runs the study, or shows its plan; returns the exit status."""
+  """Runs the study, or shows its plan or report; returns the exit status."""
+  config, workdir = arguments.config, arguments.workdir
+  if arguments.report_only:
+    report.write_report(workdir)
+    return _show_report(workdir)
   progress.log_to_stderr()
   launch.start(arguments.processes)
-  config, workdir = arguments.config, arguments.workdir
   parts = runs.possible_parts(config, arguments.only)
+  if not arguments.only:
+    runs.log_missing_parts(config)
   if arguments.dry_run:
     text = forecast.forecast(config, workdir, parts)
     if jax.process_index() == 0:
@@ -94,12 +115,18 @@ def main(arguments: Arguments) -> int:
   stop = preemption.Stop()
   with stop.listening():
     runner.run_study(config, workdir, parts, stop)
-  if jax.process_index() == 0:
-    print((workdir / "report.md").read_text(encoding="utf-8"))
+  return _show_report(workdir) if jax.process_index() == 0 else 0
+
+
+def _show_report(workdir: Path) -> int:
+  """Prints report.md."""
+  print((workdir / "report.md").read_text(encoding="utf-8"))
   return 0
 
 
 if __name__ == "__main__":
   found = commands.parsed(lambda: parse(sys.argv))
-  with launch.leaving():
+  # No other process has a part in the report, and jax is not needed.
+  alone = contextlib.nullcontext
+  with alone() if found.report_only else launch.leaving():
     sys.exit(commands.run_command(lambda: main(found)))

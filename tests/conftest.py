@@ -39,10 +39,10 @@ import pytest  # noqa: E402
 import memory_vit as mv  # noqa: E402
 from memory_vit.backbones import load
 from memory_vit.data import watchdog
+from memory_vit.model import backbone as backbone_lib
 from memory_vit.model import trees
 from memory_vit.model.backbone import backbone_shapes  # noqa: E402
 from memory_vit.runtime import sharding
-from memory_vit.study import costs
 from memory_vit.tasks import manifest, store
 
 
@@ -103,7 +103,7 @@ def data_dir() -> Path:
 
 # Tracing a model takes 0.1 s, and nearly every test makes or loads one.
 cached_shapes = functools.cache(backbone_shapes)
-for module in (store, costs, load):
+for module in (store, backbone_lib, load):
   module.backbone_shapes = cached_shapes
 
 
@@ -155,3 +155,11 @@ def edit_task(path, change) -> None:
   change(values)
   values["sha256"] = manifest.digest(values)
   file.write_text(json.dumps(values), encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def backbone_file(tmp_path_factory) -> Path:
+  """A tiny backbone with a head of 5 classes, saved."""
+  path = tmp_path_factory.mktemp("backbone") / "tiny.npz"
+  mv.save_backbone(tiny_backbone(num_classes=5), path)
+  return path

@@ -320,9 +320,13 @@ def test_bad_flags(begun, capsys, tmp_path):
   for argv in ([], [CONFIG], [f"--workdir={tmp_path}"], ["--config"]):
     assert not refusal(capsys, train, argv), argv
   for flag in ("--only=x", "--only=", f"--only={'a' * 9_999}", "--dry_run=x",
-               "x", "--only=interference"):  # fmt: skip
+               "x", "--only=interference", "--report_only=x"):  # fmt: skip
     argv = [CONFIG, f"--workdir={tmp_path}", flag]
     assert not refusal(capsys, study, argv), flag
+  for flags in (["--dry_run"], ["--only=costs"]):
+    argv = [f"--workdir={tmp_path}", "--report_only", *flags]
+    assert not refusal(capsys, study, argv), flags
+  study([f"--workdir={tmp_path}", "--report_only"])  # without --config
   assert not begun
 
 

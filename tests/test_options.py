@@ -444,7 +444,7 @@ class Watcher:
       runs = plan.plan(config, parts, {})
     except MemoryVitError as error:
       return str(error)
-    return [(r.name, r.variants, r.tested) for r in runs]
+    return [(r.name, r.trials, r.tested) for r in runs]
 
   def _make_small(self):
     """As few devices as it takes, a tiny backbone to train, no figures."""

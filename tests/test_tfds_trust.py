@@ -21,7 +21,7 @@ from memory_vit import config as config_lib
 from memory_vit.cli import commands
 from memory_vit.data import datasets, tfds_trust
 from memory_vit.errors import DataError
-from memory_vit.study import forecast, runner
+from memory_vit.study import execute, forecast
 from memory_vit.training import pretrain, run
 
 EVIL = "bundle.evil.Evil"
@@ -171,8 +171,8 @@ def test_trust_reaches_every_reader(monkeypatch, trusted):
     lambda: run._open(config, "test"),
     lambda: run._open_upstream(config, None),
     lambda: pretrain.pretrain(config, None),
-    lambda: forecast.Splits.of(config),
-    lambda: runner._require_data(config, [planned], {}),
+    lambda: forecast.train_split(config),
+    lambda: execute.require_data(config, [planned], {}),
     lambda: check_data.check_data(config),
   )
   for reader in readers:

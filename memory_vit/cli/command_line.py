@@ -112,11 +112,15 @@ class CommandLine:
     holder = flags.DEFINE_bool(name, False, about, flag_values=self.flags)
     return lambda: holder.value
 
-  def parse(self, *required: str) -> Config:
+  def parse(
+    self, *required: str, needs_config: Callable[[], bool] = lambda: True
+  ) -> Config:
     """Parses all flags; returns the configuration.
 
     Args:
       *required: flags that must be given, beside --config.
+      needs_config: whether --config must be, asked once flags are parsed;
+        without it all options are at their defaults.
 
     Raises:
       SystemExit: with status 0, after --help.
@@ -134,10 +138,11 @@ class CommandLine:
       raise ConfigError(
         f"unknown arguments {messages.brief(rest)}; options start with --."
       )
-    for name in ("config", *required):
+    for name in ("config", *required) if needs_config() else required:
       if self.flags[name].value is None:
         raise ConfigError(f"--{name} is missing: {self.flags[name].help}")
-    config = config_lib.from_dict(self._config.value.to_dict())
+    given = self._config.value
+    config = config_lib.from_dict(given.to_dict()) if given else Config()
     return dataclasses.replace(
       config, trust_data_code=self._trusts() or config.trust_data_code
     )

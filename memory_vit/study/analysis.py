@@ -1,63 +1,36 @@
-"""What a study found: for every part a table, sentences, and lines to plot.
+"""Sections of the report on trained regimes: accuracies from trials alone.
 
-Everything here is computed from points that were measured; the paper's own
-numbers stand beside.
+The paper's own numbers stand beside.
 """
 
-import dataclasses
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from memory_vit.config import Config
 from memory_vit.model.regimes import has_memory
-from memory_vit.study import paper_numbers, runs, wording
-from memory_vit.study.selection import Point
-from memory_vit.study.wording import (
-  choice_of,
-  compared,
+from memory_vit.model.vit_config import ViTConfig
+from memory_vit.study import costs, paper_numbers, runs
+from memory_vit.study.section import (
+  Row,
+  Section,
+  best_rate,
+  compare,
+  compare_settings,
   label,
-  of_regime,
-  percent,
+  on_first_data,
+  rate_columns,
 )
-
-Row = dict[str, Any]
-# Of every point of a line x, mean, least, greatest.
-Line = list[tuple[float, float, float, float]]
+from memory_vit.study.selection import choose, select
+from memory_vit.study.trials import StudyTrial
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Finding:
-  """A part of the report.
-
-  Attributes:
-    title: its heading.
-    rows: of the table; all have the same keys, which are its header.
-    sentences: what the numbers say.
-    notes: how they came about.
-    lines: {label: points}; empty where there is nothing to plot.
-    xlabel: of the plot.
-    log: whether its x axis is logarithmic.
-  """
-
-  title: str
-  rows: list[Row]
-  sentences: tuple[str, ...]
-  notes: tuple[str, ...] = ()
-  lines: Mapping[str, Line] = dataclasses.field(default_factory=dict)
-  xlabel: str = ""
-  log: bool = False
-
-
-def table2(config: Config, points: Sequence[Point]) -> Finding:
+def table2(config: Config, trials: Sequence[StudyTrial]) -> Section:
   """Every regime at its best learning rate."""
   paper = paper_numbers.table2(config)
-  regimes = runs.regimes_of(config, "table2")
   rows = [
-    _row(config, points, regime, cells)
-    for regime in regimes
+    _row(config, trials, regime, cells)
+    for regime in runs.regimes_of(config, "table2")
     for cells in _cells_of(config, regime)
   ]
   if paper:
@@ -75,34 +48,23 @@ def table2(config: Config, points: Sequence[Point]) -> Finding:
     (memory, ("head_cls", 0)),
     (memory, ("full", 0)),
   )
-  return Finding(
+  return Section(
     title=f"Regimes on {config.data.name} (the paper's Table 2)",
     rows=rows,
-    sentences=compared(config, points, pairs),
-    notes=(
-      wording.REPORTED,
-      wording.how_chosen(config, regimes),
-      *wording.at_an_end(config, wording.labelled(rows)),
-      *_sampling_error(rows, points),
-    ),
+    comparisons=compare_settings(config, trials, pairs),
   )
 
 
-def placement(config: Config, points: Sequence[Point]) -> Finding:
+def placement(config: Config, trials: Sequence[StudyTrial]) -> Section:
   """Memory of every layer, which is dropped, against memory that goes on."""
   count = config.task.cells
   regimes = runs.regimes_of(config, "placement")
-  rows = [_row(config, points, regime, count) for regime in regimes]
   pairs = [(("memory", count), (regime, count)) for regime in regimes[1:]]
-  return Finding(
+  return Section(
     title="Where memory enters, and how far it goes",
-    rows=rows,
-    sentences=compared(config, points, pairs),
+    rows=[_row(config, trials, regime, count) for regime in regimes],
+    comparisons=compare_settings(config, trials, pairs),
     notes=(
-      wording.REPORTED,
-      wording.how_chosen(config, regimes),
-      *wording.at_an_end(config, wording.labelled(rows)),
-      *_sampling_error(rows, points),
       "Of `memory` each layer has its own, which is dropped after attention. "
       "`memory_propagated` enters before the first layer and goes on through "
       "all, and to `memory_additive` each layer adds (Figure 2b of the paper, "
@@ -111,54 +73,32 @@ def placement(config: Config, points: Sequence[Point]) -> Finding:
   )
 
 
-def sensitivity(config: Config, points: Sequence[Point]) -> Finding:
+def sensitivity(config: Config, trials: Sequence[StudyTrial]) -> Section:
   """Accuracy over learning rate."""
-  lines, rows = {}, {}
-  regimes = runs.regimes_of(config, "sensitivity")
-  for regime in regimes:
+  lines, rows, ranges = {}, [], []
+  for regime in runs.regimes_of(config, "sensitivity"):
     cells = config.task.cells if has_memory(regime) else 0
-    name = label(regime, cells)
-    some = of_regime(config, points, regime, cells)
+    some = on_first_data(config, trials, (regime, cells))
     seed = runs.search_seed(config, regime)
     if seed is not None:  # further seeds know one rate alone
-      some = [point for point in some if point.seed == seed]
-    lines[name], mine = [], []
+      some = [trial for trial in some if trial.seed == seed]
+    mine, line = [], []
     for rate in sorted(config.study.learning_rates):
-      seeds = [p for p in some if p.learning_rate == rate]
-      tests = [p.test for p in seeds if p.test is not None]
-      lost = len(seeds) - len(tests)
-      mine.append(
-        {
-          "regime": regime,
-          "cells": cells or None,
-          "learning rate": rate,
-          "test": float(np.mean(tests)) if tests else None,
-          "spread": max(tests) - min(tests) if len(tests) > 1 else None,
-          "seeds": len(tests),
-          "diverged": f"{lost} of {len(seeds)}" if lost else None,
-        }
-      )
+      seeds = [t for t in some if t.learning_rate == rate]
+      tests = [t.test for t in seeds if t.test is not None]
+      mine.append(_rate_row(regime, cells, rate, len(seeds), tests))
       if tests:
-        lines[name].append((rate, *_mean_and_range(tests)))
-    rows[name] = mine
-  rates = config.study.learning_rates
-  return Finding(
+        line.append((rate, *_mean_and_range(tests)))
+    rows += mine
+    ranges.append(_range_row(regime, cells, mine))
+    lines[label(regime, cells)] = line
+  return Section(
     title="Sensitivity to the learning rate",
-    rows=[row for some in rows.values() for row in some],
-    sentences=(
-      f"There are {len(rates)} learning rates, {min(rates)} to {max(rates)}.",
-      *(_sensitivity_of(name, some) for name, some in rows.items()),
-      *_widest(rows),
-    ),
+    rows=rows,
+    comparisons=ranges,
     notes=(
-      "Means over the seeds that did not diverge, on the test split; "
-      + "; ".join(
-        f"{regime}: {wording.count(len(config.study.seeds), 'seed')}"
-        if runs.search_seed(config, regime) is None
-        else f"{regime}: the first seed alone"
-        for regime in regimes
-      )
-      + ".",
+      "Means over the seeds that did not diverge, on the test split. Where one "
+      "seed searches for the learning rate, it is shown alone.",
     ),
     lines=lines,
     xlabel="learning rate",
@@ -166,7 +106,7 @@ def sensitivity(config: Config, points: Sequence[Point]) -> Finding:
   )
 
 
-def cells(config: Config, points: Sequence[Point]) -> Finding:
+def cells(config: Config, trials: Sequence[StudyTrial]) -> Section:
   """Accuracy over cells, with and without mask and memory."""
   kinds = {
     "memory_masked": ("mask", "memory"),
@@ -179,106 +119,140 @@ def cells(config: Config, points: Sequence[Point]) -> Finding:
   for regime in (regime for regime in kinds if regime in regimes):
     attention, memory = kinds[regime]
     line = lines.setdefault(f"{attention}, {memory}", [])
-    counts = sorted(_cells_of(config, regime))
-    for count in counts:
-      choice = choice_of(config, points, regime, count)
-      rows.append(
-        {"attention": attention, "regime": regime, "cells": count,
-         **wording.columns(choice)}
-      )  # fmt: skip
-      if choice is None:
-        continue
-      # Without memory there is one number, whatever the cells are.
-      for x in (count,) if count else sorted(config.study.cells):
-        line.append((x, *_mean_and_range(choice.tests)))
+    for count in sorted(_cells_of(config, regime)):
+      row = _row(config, trials, regime, count)
+      rows.append({"attention": attention, **row})
+      if rate := best_rate(config, trials, (regime, count)):
+        # Without memory there is one number, whatever the cells are.
+        for x in (count,) if count else sorted(config.study.cells):
+          line.append((x, *_mean_and_range(rate.tests)))
   masked = ("memory_masked", config.task.cells)
   memory = ("memory", config.task.cells)
   fewest, most = min(config.study.cells), max(config.study.cells)
-  pairs = (
-    (memory, ("head_cls", 0)),
-    (masked, ("cls_masked", 0)),
-    (masked, memory),
-    *(
-      ((regime, most), (regime, fewest))
-      for regime in ("memory_masked", "memory")
-      if most > fewest
-    ),
-  )
-  return Finding(
+  pairs = [(memory, ("head_cls", 0)), (masked, ("cls_masked", 0)),
+           (masked, memory)]  # fmt: skip
+  if most > fewest:
+    pairs += [((r, most), (r, fewest)) for r in ("memory_masked", "memory")]
+  return Section(
     title="Cells, with and without a mask",
     rows=rows,
-    sentences=compared(config, points, pairs),
-    notes=(
-      wording.REPORTED,
-      wording.how_chosen(config, regimes),
-      *wording.at_an_end(config, wording.labelled(rows)),
-    ),
+    comparisons=compare_settings(config, trials, pairs),
     lines=lines,
     xlabel="cells",
   )
 
 
+def adapters(
+  config: Config, trials: Sequence[StudyTrial], vit: ViTConfig
+) -> Section:
+  """Memory beside bottleneck adapters."""
+  count, r = config.task.cells, config.task.bottleneck
+  rows = []
+  for regime in runs.regimes_of(config, "adapters"):
+    m = 0 if regime == "adapter" else count
+    rate = best_rate(config, trials, (regime, m))
+    accuracy, parameters = paper_numbers.ADAPTERS[regime]
+    rows.append(
+      {
+        **_row(config, trials, regime, m),
+        "parameters": rate and rate.parameters,
+        "without head": costs.parameters(vit, regime, m, r),
+        "paper, i-Naturalist": accuracy,
+        "paper's parameters, no head": parameters,
+      }
+    )
+  d, l = vit.width, vit.depth
+  weights, biases = 4 * d * r * l, 2 * (r + d) * l
+  memory, adapter = ("memory", count), ("adapter", 0)
+  both = ("adapter_memory", count)
+  pairs = ((memory, adapter), (both, adapter), (both, memory))
+  return Section(
+    title=f"Adapters of bottleneck {r}, and memory of {count} cells",
+    rows=rows,
+    comparisons=compare_settings(config, trials, pairs),
+    notes=(
+      "`parameters` are all that are trained, the head among them.",
+      "The paper counts 3072 * 5 * 4 * 12 = 737 K parameters of adapters: four "
+      "matrices of 3072 x 5 in each of 12 blocks, 3072 being the hidden width "
+      "of the MLP of a B/32. Ours are those of Houlsby et al., after attention "
+      "and after the MLP, where tokens are as wide as the model: four matrices "
+      f"of {d} x {r} in each of {l} blocks, {weights:,}, and {biases:,} biases "
+      "(184,320 and 18,552 on a B/32 with bottleneck 5).",
+    ),
+  )
+
+
+def extension(config: Config, trials: Sequence[StudyTrial]) -> Section:
+  """A task alone, as in a concatenation, and one that attends to the first."""
+  regime, m = "memory_masked", config.task.cells
+  first, other = config.data.name, runs.other_names(config)[0]
+  some = {"regime": regime, "data": other, "cells": m}
+  alone = choose(select(trials, **some))
+  reading = choose(select(trials, **some, reads=True))
+  rows = [
+    {"model": model, "task": other, "attends to": parent,
+     **rate_columns(config, regime, rate)}
+    for model, parent, rate in (
+      ("concatenation", None, alone), ("extension", first, reading),
+    )
+  ]  # fmt: skip
+  return Section(
+    title=f"Extension and concatenation: {other} after {first}",
+    rows=rows,
+    comparisons=[compare("extension", reading, "concatenation", alone)],
+    notes=(
+      f"Both of {m} cells. What is attended to is the memory_masked task of "
+      "the same seed that is best on validation. Beside others in a "
+      "concatenation a task is what it is alone.",
+    ),
+  )
+
+
 def _row(
-  config: Config, points: Sequence[Point], regime: str, cells: int
+  config: Config, trials: Sequence[StudyTrial], regime: str, cells: int
 ) -> Row:
   """A regime at its best learning rate."""
+  rate = best_rate(config, trials, (regime, cells))
   return {
     "regime": regime,
     "cells": cells or None,
-    **wording.columns(choice_of(config, points, regime, cells)),
+    **rate_columns(config, regime, rate),
+  }
+
+
+def _rate_row(
+  regime: str, cells: int, rate: float, seeds: int, tests: Sequence[float]
+) -> Row:
+  """A regime at one learning rate."""
+  lost = seeds - len(tests)
+  return {
+    "regime": regime,
+    "cells": cells or None,
+    "learning rate": rate,
+    "test": float(np.mean(tests)) if tests else None,
+    "spread": max(tests) - min(tests) if len(tests) > 1 else None,
+    "seeds": len(tests),
+    "diverged": f"{lost} of {seeds}" if lost else None,
+  }
+
+
+def _range_row(regime: str, cells: int, rows: Sequence[Row]) -> Row:
+  """How far the learning rate moves a regime."""
+  means = [row["test"] for row in rows if row["test"] is not None]
+  return {
+    "regime": regime,
+    "cells": cells or None,
+    "lowest test": min(means, default=None),
+    "highest test": max(means, default=None),
+    "difference": max(means) - min(means) if means else None,
+    "rates": len(rows),
+    "diverged": sum(row["diverged"] is not None for row in rows),
   }
 
 
 def _cells_of(config: Config, regime: str) -> tuple[int, ...]:
   """Numbers of cells of a regime that is learned with all; 0 without memory."""
   return config.study.cells if has_memory(regime) else (0,)
-
-
-def _sensitivity_of(name: str, rows: Sequence[Row]) -> str:
-  """What one regime does over the learning rates."""
-  means = _means(rows)
-  lost = sum(row["diverged"] is not None for row in rows)
-  diverges = f"diverges at {lost} of them" if lost else "diverges at none"
-  if not means:
-    return f"{name} diverges at all of them."
-  span = 100 * (max(means) - min(means))
-  return (
-    f"{name} lies between {percent(min(means))} and {percent(max(means))}, "
-    f"{span:.1f} points apart, and {diverges}."
-  )
-
-
-def _widest(rows: Mapping[str, Sequence[Row]]) -> tuple[str, ...]:
-  """Which of several regimes the learning rate moves most."""
-  means = {name: _means(some) for name, some in rows.items()}
-  spans = {name: max(some) - min(some) for name, some in means.items() if some}
-  if len(spans) < 2:
-    return ()
-  widest = max(spans, key=spans.get)
-  return (
-    f"The widest range is that of {widest}, where divergence is left out.",
-  )
-
-
-def _means(rows: Sequence[Row]) -> list[float]:
-  return [row["test"] for row in rows if row["test"] is not None]
-
-
-def _sampling_error(
-  rows: Sequence[Row], points: Sequence[Point]
-) -> tuple[str, ...]:
-  """How far an accuracy lies off because the test split is finite."""
-  tests = _means(rows)
-  examples = {p.examples for p in points if p.examples}
-  if not (tests and examples):
-    return ()
-  middle, count = float(np.median(tests)), min(examples)
-  error = 100 * math.sqrt(middle * (1 - middle) / count)
-  return (
-    f"The test split has {count:,} pictures: as a sample of all that there "
-    f"could be, {percent(middle)} has a standard error of {error:.1f} points, "
-    "which further seeds do not lessen.",
-  )
 
 
 def _mean_and_range(values: Sequence[float]) -> tuple[float, float, float]:

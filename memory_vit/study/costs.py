@@ -1,42 +1,58 @@
-"""Parameters and operations of the regimes: by formula, and as XLA has them.
+"""Parameters and FLOPs of the regimes: by formula, and as compiled by XLA.
 
 Heads are not counted, as in the paper. A multiplication with its addition is 2
 operations, as XLA counts; the formulas count products of matrices alone, XLA
 also LayerNorm, softmax and the like, after its backend has fused what it could.
-Letters as in `variants`, m cells, r the bottleneck.
+Letters as in `vit_config`, m cells, r the bottleneck.
 """
 
+from __future__ import annotations
+
 import dataclasses
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
+from etils import epy
 
-from memory_vit.model import trees
-from memory_vit.model.backbone import Backbone, backbone_shapes
-from memory_vit.model.masks import view_of
 from memory_vit.model.regimes import REGIMES
-from memory_vit.model.stacking import stack_norms
-from memory_vit.model.task import EvalPreprocessing, TaskSpec
-from memory_vit.model.task_params import TaskParams
-from memory_vit.model.vit import MemoryViT
-from memory_vit.model.vit_config import ViTConfig
-from memory_vit.tasks.split_forward import headless
+from memory_vit.model.vit_config import ViTConfig, vit_config
+from memory_vit.study.record import StudyRecord
+from memory_vit.study.runs import regimes_of
+from memory_vit.study.section import Row, Section
+
+with epy.lazy_imports():  # to measure; formulas and tables do without
+  import jax
+  import jax.numpy as jnp
+
+  from memory_vit.model import (
+    backbone,
+    masks,
+    stacking,
+    task,
+    task_params,
+    trees,
+    vit,
+  )
+  from memory_vit.tasks import split_forward
+
+if TYPE_CHECKING:
+  from memory_vit.model.task import TaskSpec
+  from memory_vit.model.vit import MemoryViT
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cost:
-  """What a regime costs.
+  """Cost of a regime.
 
   Attributes:
     regime: see `regimes`.
     parameters: trained, by formula.
     parameters_counted: trained, in the arrays themselves.
-    flops: of a forward pass for one picture, by formula.
+    flops: of a forward pass for one image, by formula.
     flops_once: of these, those that a batch of any size takes once: keys and
-      values of memory depend on no picture.
-    flops_xla: of the whole program for one picture, as compiled; None where the
+      values of memory depend on no image.
+    flops_xla: of the whole program for one image, as compiled; None where the
       backend does not say.
   """
 
@@ -48,10 +64,32 @@ class Cost:
   flops_xla: float | None
 
 
+def key(record: StudyRecord) -> dict[str, Any]:
+  """Everything that the costs of a study depend on."""
+  return {
+    "regimes": regimes_of(record.config, "costs"),
+    "backbone": dataclasses.asdict(record.backbone),
+    "cells": record.config.task.cells,
+    "bottleneck": record.config.task.bottleneck,
+    "hardware": record.hardware,
+  }
+
+
+def measure(record: StudyRecord) -> list[dict[str, Any]]:
+  """Costs of all regimes of a study, as `costs.json` keeps them."""
+  options = record.config.task
+  return [
+    dataclasses.asdict(
+      cost_of(record.backbone, name, options.cells, options.bottleneck)
+    )
+    for name in regimes_of(record.config, "costs")
+  ]
+
+
 def cost_of(
   config: ViTConfig, regime: str, cells: int, bottleneck: int
 ) -> Cost:
-  """What a regime costs on a backbone; compiles its forward pass.
+  """Cost of a regime on a backbone; compiles its forward pass.
 
   Args:
     config: of the backbone.
@@ -59,7 +97,7 @@ def cost_of(
     cells: m, where the regime has memory.
     bottleneck: r, where it has adapters.
   """
-  config = headless(config)
+  config = split_forward.headless(config)
   trained = REGIMES[regime].trained
   cells = cells if "memory" in trained else 0
   bottleneck = bottleneck if "adapters" in trained else 0
@@ -67,7 +105,7 @@ def cost_of(
   shapes = _task_shapes(config, spec)
   counted = trees.count(shapes)
   if "backbone" in trained:
-    counted += trees.count(backbone_shapes(config))
+    counted += trees.count(backbone.backbone_shapes(config))
   each, once = flops(config, regime, cells, bottleneck)
   return Cost(
     regime=regime,
@@ -82,7 +120,7 @@ def cost_of(
 def parameters(
   config: ViTConfig, regime: str, cells: int, bottleneck: int
 ) -> int:
-  """Values that a regime trains, by formula."""
+  """Number of parameters that a regime trains, by formula."""
   kind = REGIMES[regime]
   d, l = config.width, config.depth
   layers = 1 if kind.attention == "propagated" else l
@@ -100,7 +138,7 @@ def parameters(
 
 
 def backbone_parameters(config: ViTConfig) -> int:
-  """Values of a ViT below its head, by formula."""
+  """Number of parameters of a ViT below its head, by formula."""
   d, mlp = config.width, config.mlp_dim
   attention = 4 * (d * d + d)
   block = attention + (d * mlp + mlp) + (mlp * d + d) + 2 * 2 * d
@@ -112,10 +150,10 @@ def backbone_parameters(config: ViTConfig) -> int:
 def flops(
   config: ViTConfig, regime: str, cells: int, bottleneck: int
 ) -> tuple[int, int]:
-  """Operations of a forward pass, by formula.
+  """FLOPs of a forward pass, by formula.
 
   Returns:
-    For every picture, and once for a batch.
+    For every image, and once for a batch.
   """
   attention = REGIMES[regime].attention
   d, l, tokens = config.width, config.depth, config.num_patches + 1
@@ -136,7 +174,7 @@ def flops(
 
 
 def _block(config: ViTConfig, queries: int, keys: int) -> int:
-  """Of a block on so many tokens, which attend to so many."""
+  """FLOPs of one block with `queries` tokens that attend to `keys` tokens."""
   d = config.width
   projections = 4 * (2 * queries * d * d)
   attention = 2 * (2 * queries * keys * d)
@@ -146,49 +184,128 @@ def _block(config: ViTConfig, queries: int, keys: int) -> int:
 def _spec(
   config: ViTConfig, regime: str, cells: int, bottleneck: int
 ) -> TaskSpec:
-  return TaskSpec(
+  return task.TaskSpec(
     name="task",
     num_classes=1,
     cells=cells,
     regime=regime,
     bottleneck=bottleneck,
-    backbone=Backbone(config, {}, "").id,
-    evaluation=EvalPreprocessing(image_size=config.image_size),
+    backbone=backbone.Backbone(config, {}, "").id,
+    evaluation=task.EvalPreprocessing(image_size=config.image_size),
   )
 
 
 def _task_shapes(config: ViTConfig, spec: TaskSpec) -> dict[str, Any]:
-  """What a task trains beside head and backbone."""
-  init = TaskParams(config, spec).init
+  """Shapes of what a task trains beside head and backbone."""
+  init = task_params.TaskParams(config, spec).init
   shapes = jax.eval_shape(init, jax.random.key(0))["params"]
   return {name: part for name, part in shapes.items() if name != "head"}
 
 
 def _compiled_flops(
-  config: ViTConfig, spec: TaskSpec, task: dict[str, Any]
+  config: ViTConfig, spec: TaskSpec, params: dict[str, Any]
 ) -> float | None:
-  """Of the compiled forward pass of one picture, up to the class token."""
+  """FLOPs of the compiled forward pass of one image, up to the class token."""
   image = jax.ShapeDtypeStruct(
     (1, config.image_size, config.image_size, 3), jnp.float32
   )
 
-  def forward(module: MemoryViT, image: jax.Array, task: dict[str, Any]) -> Any:
+  def forward(
+    module: MemoryViT, image: jax.Array, params: dict[str, Any]
+  ) -> Any:
     attention = REGIMES[spec.regime].attention
     if attention == "frozen":
       return module.backbone.encode(image)[0]
     if attention != "masked":
-      return module.backbone.tuned(image, task, spec)
+      return module.backbone.tuned(image, params, spec)
     outputs, context = module.encode(image)
-    cells = module.keys_values(task["memory"][:, None], np.array([True]))
-    view, norms = view_of((spec,)), stack_norms([task], 1)
+    cells = module.keys_values(params["memory"][:, None], np.array([True]))
+    view, norms = masks.view_of((spec,)), stacking.stack_norms([params], 1)
     return outputs, module.backbone.read(
-      task["cls"][None], cells, context, view, norms
+      params["cls"][None], cells, context, view, norms
     )
 
-  def program(params: Any, task: Any, image: jax.Array) -> Any:
-    variables = {"params": {"backbone": params}}
-    return MemoryViT(config).apply(variables, image, task, method=forward)
+  def program(frozen: Any, params: Any, image: jax.Array) -> Any:
+    variables = {"params": {"backbone": frozen}}
+    module = vit.MemoryViT(config)
+    return module.apply(variables, image, params, method=forward)
 
-  lowered = jax.jit(program).lower(backbone_shapes(config), task, image)
+  shapes = backbone.backbone_shapes(config)
+  lowered = jax.jit(program).lower(shapes, params, image)
   analysis = lowered.compile().cost_analysis() or {}
   return analysis.get("flops")
+
+
+def section(config: ViTConfig, found: Sequence[Mapping[str, Any]]) -> Section:
+  """Parameters and operations, by formula and as compiled.
+
+  Args:
+    config: of the backbone.
+    found: from `measure`.
+  """
+  plain, _ = flops(config, "head", 0, 0)
+  rows = []
+  for values in found:
+    cost = Cost(**values)
+    rows.append(
+      {
+        "regime": cost.regime,
+        "parameters": cost.parameters,
+        "in the arrays": cost.parameters_counted,
+        "MFLOP": cost.flops / 1e6,
+        "once a batch": cost.flops_once / 1e6,
+        "MFLOP by XLA": cost.flops_xla and cost.flops_xla / 1e6,
+        "XLA / formula": cost.flops_xla and cost.flops_xla / cost.flops,
+        "of the plain ViT": cost.flops / plain,
+      }
+    )
+  return Section(
+    title=f"Parameters and operations on {config.variant}, "
+          f"{config.image_size} px",
+    rows=rows,
+    comparisons=_beside_table5(),
+    notes=(
+      f"Without heads, which have {config.width + 1:,} parameters for a class. "
+      "Operations of a forward pass for one image, a multiplication with its "
+      "addition being 2. `once a batch` is a part of them: keys and values of "
+      "memory depend on no image. The formulas count products of matrices; XLA "
+      "counts all of its compiled program, which its backend has fused.",
+      "The second table stands beside the paper's Table 5, which does not say "
+      "what it counts. With a multiplication and its addition as one operation "
+      "half of each remains. Near the paper's 25 comes only the attention to a "
+      "cached memory, on an L/32 or at 384 px.",
+    ),
+  )  # fmt: skip
+
+
+def _beside_table5() -> list[Row]:
+  """The numbers of the paper's Table 5, and those of our formulas."""
+  cells, b32 = 5, vit_config("B/32")
+  full = backbone_parameters(b32)
+  blocks = full - backbone_parameters(dataclasses.replace(b32, depth=0))
+  masked, once = flops(b32, "memory_masked", cells, 0)
+
+  def attention(config: ViTConfig) -> int:
+    return (
+      flops(config, "memory", cells, 0)[0] - flops(config, "memory", 0, 0)[0]
+    )
+
+  sizes = {"": b32, " on an L/32": vit_config("L/32"),
+           " at 384 px": vit_config("B/32", image_size=384)}  # fmt: skip
+  numbers = [
+    ("parameters of full", full, "M", "80 M"),
+    ("of these in the 12 blocks", blocks, "M", None),
+    *(
+      (f"attention to 5 cells{where}, an image", attention(size), "MFLOP",
+       None if where else "about 25 MFLOP")
+      for where, size in sizes.items()
+    ),
+    ("keys and values of 5 cells, a batch", once, "MFLOP", None),
+    ("the token of a masked task, an image",
+     masked - flops(b32, "head", 0, 0)[0], "MFLOP", None),
+  ]  # fmt: skip
+  return [
+    {"of a B/32, 224 px": name, "by formula": f"{number / 1e6:.1f} {unit}",
+     "paper, Table 5": paper}
+    for name, number, unit, paper in numbers
+  ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Runs of a study: they are made, or were made before."""
+"""Trains the runs of a study, or finds that they were trained before."""
 
 import dataclasses
 import functools
@@ -11,86 +11,170 @@ from typing import Any
 
 import jax
 
-from memory_vit.config import Config, DataConfig, to_dict
+from memory_vit.config import Config, to_dict
 from memory_vit.data import datasets, inventory
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.inventory import Inventory
 from memory_vit.errors import ConfigError, DataError, DivergedError
 from memory_vit.runtime import files, processes, schema
 from memory_vit.runtime.preemption import Stop
-from memory_vit.study.runs import Run
-from memory_vit.study.selection import Point, best
+from memory_vit.study import plan
+from memory_vit.study.runs import Run, config_of, data_sets
+from memory_vit.study.selection import best_parent
+from memory_vit.study.trials import (
+  DIVERGED,
+  StudyTrial,
+  Trials,
+  directory_of,
+  diverged_trials,
+  read_ending,
+  trials_of,
+)
 from memory_vit.training import resume, run
 
 logger = logging.getLogger("memory_vit")
-# What a run leaves all of whose variants diverged.
-_LOST = "lost.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Finished:
-  """A run that is finished.
+class StudyRun:
+  """A finished run.
 
   Attributes:
-    points: what it measured, one for every variant.
-    seconds: that it took in all; of one that was killed, since it went on.
-    data: the digests of what it was given, from `DataRecord.digests`; empty of
-      one all of whose variants diverged, and of an earlier version.
+    trials: their results.
+    data: digests of its data, from `DataRecord.digests`; empty of a run all of
+      whose trials diverged, and of an earlier version.
   """
 
-  points: list[Point]
-  seconds: float
+  trials: list[StudyTrial]
   data: Mapping[str, Mapping[str, str]]
 
 
-def measure(
-  config: Config,
-  planned: Run,
-  directory: Path,
-  fingerprint: str,
-  stop: Stop | None = None,
-) -> list[Point]:
-  """Trains a run, or goes on with it; a finished one is only read.
+@dataclasses.dataclass(frozen=True)
+class Executor:
+  """Trains and finds the runs of one study.
 
-  A run all of whose variants diverge is finished as well: that is a finding,
-  and is kept in `lost.json`.
-
-  Args:
-    config: of the run.
-    planned: what it is.
-    directory: its workdir.
+  Attributes:
+    config: of the study.
+    workdir: of the study.
+    backbone: file or name, as `config.backbone`.
     fingerprint: of the backbone.
     stop: see `run.train_and_evaluate`.
-
-  Raises:
-    ConfigError: where another configuration has finished the run there.
   """
-  found = finished(config, planned, directory, fingerprint)
-  if found:
-    return found.points
-  _require_unfinished(config, directory, fingerprint)
-  logger.info("run %s", directory)
-  began = time.perf_counter()
-  try:
-    result = run.train_and_evaluate(config, directory, stop)
-  except DivergedError as error:
-    logger.warning("%s", error)
-    seconds = round(time.perf_counter() - began, 2)
-    lost = {
-      "backbone": {"fingerprint": fingerprint},
-      "message": str(error),
-      "wall_seconds": seconds,
-    }
-    files.write_json(directory / _LOST, lost)
-    points = lost_points(planned)
-  else:
-    points = points_of(planned, result, directory)
-  remove_checkpoints(directory)
-  return points
+
+  config: Config
+  workdir: Path
+  backbone: str
+  fingerprint: str
+  stop: Stop | None = None
+
+  def finished(self, parts: Sequence[str]) -> dict[str, list[StudyTrial]]:
+    """Finds the runs of some parts that earlier calls have finished.
+
+    Raises:
+      ConfigError: where their data are not those that are there now.
+    """
+    found: dict[str, StudyRun] = {}
+    trials: dict[str, list[StudyTrial]] = {}
+    checked: set[Run] = set()
+    # What is finished says what else may be.
+    while new := [
+      planned
+      for planned in plan.plan(self.config, parts, trials)
+      if planned.learning_rates and planned not in checked
+    ]:
+      for planned in new:
+        checked.add(planned)
+        if planned.reads and planned.reads.name not in trials:
+          continue
+        if ended := self._find(planned, trials):
+          found[planned.name] = ended
+          trials[planned.name] = ended.trials
+    require_same_data(self.config, found, self.workdir / "runs")
+    return trials
+
+  def train(self, planned: Run, trials: Trials) -> list[StudyTrial]:
+    """Trains a run, or goes on with it; a finished one is only read.
+
+    A run all of whose trials diverge is finished as well: that is a result,
+    and is kept in `lost.json`.
+
+    Args:
+      planned: the run; its learning rates are known.
+      trials: of the finished runs, that which it reads among them.
+
+    Raises:
+      ConfigError: where another configuration has finished the run there.
+    """
+    if found := self._find(planned, trials):
+      return found.trials
+    config = self._config_of(planned, trials)
+    directory = directory_of(self.workdir, planned.name)
+    self._require_unfinished(config, directory)
+    logger.info("run %s", directory)
+    began = time.perf_counter()
+    try:
+      run.train_and_evaluate(config, directory, self.stop)
+    except DivergedError as error:
+      logger.warning("%s", error)
+      diverged = {
+        "backbone": {"fingerprint": self.fingerprint},
+        "message": str(error),
+        "wall_seconds": round(time.perf_counter() - began, 2),
+      }
+      files.write_json(directory / DIVERGED, diverged)
+    remove_checkpoints(directory)
+    return trials_of(planned, _ending(directory), directory)
+
+  def _find(self, planned: Run, trials: Trials) -> StudyRun | None:
+    """Reads a run of this configuration; None where it is not finished."""
+    config = self._config_of(planned, trials)
+    if config is None:
+      logger.warning("run %s: what it would read diverged", planned.name)
+      return StudyRun(trials=diverged_trials(planned), data={})
+    directory = directory_of(self.workdir, planned.name)
+    ending = _ending(directory)
+    if not ending or self._differences(config, directory, ending):
+      return None
+    found = trials_of(planned, ending, directory)
+    return StudyRun(trials=found, data=ending.get("data", {}))
+
+  def _config_of(self, planned: Run, trials: Trials) -> Config | None:
+    """Configures a run; None where all that it could read diverged."""
+    read = []
+    if planned.reads:
+      parent = best_parent(planned, trials, self.config.task.cells)
+      if parent is None:
+        return None
+      read = [parent.task]
+    return config_of(self.config, planned, self.backbone, read)
+
+  def _require_unfinished(self, config: Config, directory: Path) -> None:
+    """Refuses to train over the result of another configuration."""
+    ending = _ending(directory)
+    if ending is not None:
+      raise ConfigError(
+        f"the run in {directory} was finished with another configuration. Give "
+        "that one, or another --workdir.\n  "
+        + "\n  ".join(self._differences(config, directory, ending))
+      )
+
+  def _differences(
+    self, config: Config, directory: Path, ending: Mapping[str, Any]
+  ) -> list[str]:
+    """Lists the options that matter and differ from those of a finished run."""
+    made_by = files.read_object(directory / "config.json")
+    found, now = (
+      {**resume.what_matters(values), **_epochs(values), "backbone": mark}
+      for values, mark in (
+        (made_by, ending["backbone"]["fingerprint"]),
+        (to_dict(config), self.fingerprint),
+      )
+    )
+    return schema.differences(found, now)
 
 
 def remove_checkpoints(directory: Path) -> None:
-  """Removes the saved states of a run that is finished.
+  """Removes the saved states of a finished run.
 
   With its two states, each with the best so far, a run of the regime `full`
   holds a backbone many times over; its result and its exported task stay.
@@ -103,37 +187,23 @@ def remove_checkpoints(directory: Path) -> None:
     shutil.rmtree(states)
 
 
-def finished(
-  config: Config, planned: Run, directory: Path, fingerprint: str
-) -> Finished | None:
-  """What a run of this configuration left; None where it is not finished.
-
-  Args:
-    config: of the run.
-    planned: what it is.
-    directory: its workdir.
-    fingerprint: of the backbone.
-  """
-  result = _end(directory)
-  if result is None or _differences(config, fingerprint, directory, result):
-    return None
-  return Finished(
-    points=(
-      points_of(planned, result, directory)
-      if "tasks" in result
-      else lost_points(planned)
-    ),
-    seconds=result["wall_seconds"],
-    data=result.get("data", {}),
-  )
+def require_data(config: Config, runs: Sequence[Run], finished: Trials) -> None:
+  """Opens what runs will read: a wrong split must not cost those before it."""
+  sets, splits = data_sets(config), {}
+  for planned in runs:
+    if planned.name not in finished:
+      where = sets[planned.data]
+      tested = [where.test] if planned.tested else []
+      for split in (where.train, where.validation, *tested):
+        splits[where, split] = None
+  for where, split in splits:
+    datasets.open_split(
+      where, split, config.stall_timeout, config.trust_data_code
+    )
 
 
 def require_same_data(
-  sets: Mapping[str, DataConfig],
-  done: Mapping[str, Finished],
-  runs: Path,
-  *,
-  trust_data_code: bool = False,
+  config: Config, done: Mapping[str, StudyRun], runs: Path
 ) -> None:
   """Refuses finished runs whose data are others now; all processes must call.
 
@@ -141,17 +211,14 @@ def require_same_data(
   not need them.
 
   Args:
-    sets: the data sets of the study, by their names.
+    config: of the study.
     done: {name: what a finished run left}.
     runs: the directory of the runs.
-    trust_data_code: as `config.trust_data_code`.
 
   Raises:
     ConfigError: with what differs.
   """
-  other = processes.by_first(
-    lambda: _other_data(sets, done, runs, trust_data_code)
-  )
+  other = processes.by_first(lambda: _other_data(config, done, runs))
   if other:
     names, lines = other
     raise ConfigError(
@@ -161,12 +228,10 @@ def require_same_data(
 
 
 def _other_data(
-  sets: Mapping[str, DataConfig],
-  done: Mapping[str, Finished],
-  runs: Path,
-  trust_data_code: bool,
+  config: Config, done: Mapping[str, StudyRun], runs: Path
 ) -> tuple[list[str], list[str]] | None:
   """The runs whose data are others now, and what differs for the first."""
+  sets = data_sets(config)
 
   @functools.cache
   def inventory_of(data_set: str, role: str) -> Inventory | None:
@@ -174,7 +239,10 @@ def _other_data(
     split = getattr(where, role)
     try:
       return datasets.take_inventory(
-        where.name, split, where.dir, trust_data_code=trust_data_code
+        where.name,
+        split,
+        where.dir,
+        trust_data_code=config.trust_data_code,
       )
     except DataError as error:
       logger.warning("whether data changed is not known: %s", error)
@@ -187,7 +255,7 @@ def _other_data(
 
   names, lines = [], []
   for name, ended in done.items():
-    of = ended.points[0].data
+    of = ended.trials[0].data
     for role in ("train", "validation", "test"):
       known = ended.data.get(role)
       now = known and digest_now(of, role, known["by"])
@@ -205,134 +273,13 @@ def _other_data(
   return (list(dict.fromkeys(names)), lines) if names else None
 
 
-def read_by(
-  planned: Run, points: Mapping[str, Sequence[Point]], cells: int
-) -> list[str] | None:
-  """Directories of the tasks that a run attends to.
-
-  Args:
-    planned: the run.
-    points: {run: what it measured}, that of the run that it reads among them.
-    cells: of the task that it reads.
-
-  Returns:
-    Of the run that it reads, what is best on validation; None where all of that
-    diverged.
-  """
-  if planned.reads is None:
-    return []
-  found = best([p for p in points[planned.reads.name] if p.cells == cells])
-  return found and [found.task]
-
-
-def lost_points(planned: Run) -> list[Point]:
-  """Points of a run all of whose variants diverged, or cannot be."""
-  return [
-    Point(
-      run=planned.name,
-      regime=planned.regime,
-      data=planned.data,
-      seed=planned.seed,
-      reads=planned.reads is not None,
-      learning_rate=rate,
-      cells=cells,
-    )
-    for rate, cells in planned.variants
-  ]
-
-
-def points_of(
-  planned: Run, result: Mapping[str, Any], directory: Path
-) -> list[Point]:
-  """A point for every variant of a finished run, also for what diverged.
-
-  Args:
-    planned: the run.
-    result: its `result.json`.
-    directory: its workdir.
-  """
-  # Of a single run everything or nothing is lost. What was best before it
-  # diverged is no result of that learning rate.
-  lost = result["sweep"]["lost"] if "sweep" in result else {}
-  entries = {
-    (entry["learning_rate"], entry["cells"]): entry
-    for entry in result["tasks"]
-    if entry["name"] not in lost
-  }
-  if (
-    not {*entries} <= {*planned.variants}
-    or len(entries) + len(lost) != len(planned.variants)
-  ):  # fmt: skip
-    raise ConfigError(
-      f"{directory / 'result.json'} holds the variants {sorted(entries)} and "
-      f"lost {sorted(lost)}: expected (learning rate, cells) "
-      f"{planned.variants}. Move the run away to make it again."
-    )
-  return [
-    _with_result(point, entries[point.learning_rate, point.cells], directory)
-    if (point.learning_rate, point.cells) in entries
-    else point
-    for point in lost_points(planned)
-  ]
-
-
-def _with_result(
-  point: Point, entry: Mapping[str, Any], directory: Path
-) -> Point:
-  """A point, with the entry of `result.json` on it."""
-  return dataclasses.replace(
-    point,
-    validation=entry["val_accuracy"],
-    test=entry["test_accuracy"],
-    parameters=entry["trainable_params"],
-    task=str(directory / entry["exported"]),
-    examples=entry["test_examples"],
-  )
-
-
-def _end(directory: Path) -> dict[str, Any] | None:
-  """With what a run ended; None where it did not."""
-
-  def read() -> dict[str, Any] | None:
-    for name in (_LOST, "result.json"):
-      if (directory / name).exists():
-        return files.read_object(directory / name)
-    return None
-
-  # The others might not see yet what the first has just written.
-  return processes.by_first(read)
-
-
-def _require_unfinished(
-  config: Config, directory: Path, fingerprint: str
-) -> None:
-  """Refuses to train over the result of another configuration."""
-  result = _end(directory)
-  if result is not None:
-    raise ConfigError(
-      f"the run in {directory} was finished with another configuration. Give "
-      "that one, or another --workdir.\n  "
-      + "\n  ".join(_differences(config, fingerprint, directory, result))
-    )
-
-
-def _differences(
-  config: Config, fingerprint: str, directory: Path, result: Mapping[str, Any]
-) -> list[str]:
-  """What matters to a result, and differs from what made it."""
-  made_by = files.read_object(directory / "config.json")
-  found, now = (
-    {**resume.what_matters(values), **_epochs(values), "backbone": mark}
-    for values, mark in (
-      (made_by, result["backbone"]["fingerprint"]),
-      (to_dict(config), fingerprint),
-    )
-  )
-  return schema.differences(found, now)
+def _ending(directory: Path) -> dict[str, Any] | None:
+  """`read_ending` on all processes: the others may not see it yet."""
+  return processes.by_first(lambda: read_ending(directory))
 
 
 def _epochs(values: Mapping[str, Any]) -> dict[str, Any]:
-  """How long a run is that is given in epochs.
+  """Length in epochs, where it is given so, in place of steps.
 
   How many steps these are the run itself finds out, in its own data.
   """

@@ -1,22 +1,110 @@
-"""What memories of other tasks do to a task, without a mask and with one.
+"""Interference: memories of other tasks beside a task's own, masked or not.
 
 The paper's study of section 4.4 (`memory_naive` in its terms): memories that
 were trained apart are put side by side, and every token attends to all.
 """
 
+from __future__ import annotations
+
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
-from jax.sharding import Mesh
+from etils import epy
 
-from memory_vit.data import datasets
+from memory_vit.config import Config
 from memory_vit.errors import TaskError
-from memory_vit.evaluation import evaluate
-from memory_vit.model.backbone import Backbone
-from memory_vit.model.task import Task, require_backbone
-from memory_vit.tasks import inference, split_forward
+from memory_vit.runtime import files
+from memory_vit.study import paper_numbers, runs
+from memory_vit.study.section import Row, Section
+from memory_vit.study.selection import best, select
+from memory_vit.study.trials import StudyTrial
+
+with epy.lazy_imports():  # to measure; the table does without
+  import jax
+  import jax.numpy as jnp
+
+  from memory_vit.data import datasets
+  from memory_vit.evaluation import evaluate
+  from memory_vit.model import task as task_lib
+  from memory_vit.tasks import inference, split_forward, store
+
+if TYPE_CHECKING:
+  from jax.sharding import Mesh
+
+  from memory_vit.model.backbone import Backbone
+  from memory_vit.model.task import Task
+
+
+def best_tasks(
+  config: Config, trials: Sequence[StudyTrial]
+) -> dict[str, list[Path]]:
+  """Finds the tasks to put side by side: the first one, then the others.
+
+  Returns:
+    {regime: directories of tasks}; empty where one of them diverged.
+  """
+  found = {}
+  for regime in ("memory", "memory_masked"):
+    chosen = [
+      best(
+        select(
+          trials,
+          regime=regime,
+          data=name,
+          cells=config.task.cells,
+          seed=config.study.seeds[0],
+        )
+      )
+      for name in runs.data_sets(config)
+    ]
+    if None in chosen:
+      return {}
+    found[regime] = [Path(trial.task) for trial in chosen]
+  return found
+
+
+def key(config: Config, tasks: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
+  """Everything that the accuracies depend on."""
+  return {
+    "tasks": [
+      files.read_object(directory / "task.json", "sha256")["sha256"]
+      for directories in tasks.values()
+      for directory in directories
+    ],
+    "data": [config.data.name, config.data.test],
+    "dtype": config.dtype,
+  }
+
+
+def measure(
+  config: Config,
+  tasks: Mapping[str, Sequence[Path]],
+  backbone: Backbone,
+  mesh: Mesh,
+) -> dict[str, Any]:
+  """Evaluates the first task, as `interference.json` keeps it.
+
+  Args:
+    config: of the study.
+    tasks: from `best_tasks`.
+    backbone: of the tasks.
+    mesh: over which batches are split.
+  """
+  where = config.data
+  source = datasets.open_split(
+    where, where.test, config.stall_timeout, config.trust_data_code
+  )
+  naive_tasks, masked_tasks = (
+    [store.load_task(directory, backbone) for directory in tasks[regime]]
+    for regime in ("memory", "memory_masked")
+  )
+  options = {"batch_size": config.batch_size_eval, "mesh": mesh}
+  return {
+    "naive": naive_accuracies(backbone, naive_tasks, source, **options),
+    "masked": masked_accuracies(backbone, masked_tasks, source, **options),
+  }
 
 
 def naive(first: Task, others: Sequence[Task]) -> Task:
@@ -30,7 +118,7 @@ def naive(first: Task, others: Sequence[Task]) -> Task:
     TaskError: for tasks of another regime or backbone.
   """
   for task in (first, *others):
-    require_backbone(task.spec, first.spec.backbone, first.spec.name)
+    task_lib.require_backbone(task.spec, first.spec.backbone, first.spec.name)
     if (task.spec.regime, task.spec.memory_norm) != (
       "memory",
       first.spec.memory_norm,
@@ -44,7 +132,7 @@ def naive(first: Task, others: Sequence[Task]) -> Task:
     [task.params["memory"] for task in (first, *others)], axis=1
   )
   spec = dataclasses.replace(first.spec, cells=memory.shape[1])
-  return Task(spec, {**first.params, "memory": memory})
+  return task_lib.Task(spec, {**first.params, "memory": memory})
 
 
 def naive_accuracies(
@@ -133,3 +221,47 @@ def masked_accuracies(
   )
   largest = jnp.asarray(differences).max(axis=0)
   return [(found[str(i)]["top1"], float(d)) for i, d in enumerate(largest)]
+
+
+def section(
+  config: Config,
+  naive: Sequence[float],
+  masked: Sequence[tuple[float, float]],
+) -> Section:
+  """Accuracy of the first task as memories of others are added.
+
+  Args:
+    config: of the study.
+    naive: from `naive_accuracies`.
+    masked: from `masked_accuracies`; both are empty where a task diverged.
+  """
+  names = [f"own ({config.data.name})",
+           *(f"+ {other}" for other in runs.other_names(config))]  # fmt: skip
+  paper = [*paper_numbers.INTERFERENCE, *[None] * len(names)]
+  rows: list[Row] = [
+    {
+      "memories": names[i],
+      "no mask": unmasked,
+      "difference, no mask": unmasked - naive[0],
+      "masked": kept,
+      "difference, masked": kept - masked[0][0],
+      "largest difference of a logit": largest,
+      "paper, no mask": paper[i],
+    }
+    for i, (unmasked, (kept, largest)) in enumerate(
+      zip(naive, masked, strict=True)
+    )
+  ]
+  missing = "Not measured: a task diverged at every learning rate."
+  return Section(
+    title="Interference of memories that are put side by side",
+    rows=rows,
+    notes=(
+      *(() if rows else (missing,)),
+      f"Tasks of {config.task.cells} cells with the first of the seeds, each "
+      "at the learning rate that is best on validation; test split of "
+      f"{config.data.name}. A row has the memories of those above it, too, and "
+      "its differences are to the first. The paper's numbers are of "
+      "i-Naturalist, then + Places, + CIFAR, + SUN.",
+    ),
+  )

@@ -1,93 +1,123 @@
-"""The report of a study: markdown with tables and plots, and all numbers."""
+"""Report of a study: a pure function of its directory, made without jax."""
 
 import dataclasses
-import os
-import sys
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from memory_vit import plots
+from memory_vit.backbones.download import replacing
 from memory_vit.config import Config, to_dict
-from memory_vit.model import trees
 from memory_vit.runtime import files
-from memory_vit.study.analysis import Finding, Row
-from memory_vit.study.selection import Point
+from memory_vit.study import analysis, costs, interference, plan
+from memory_vit.study.record import (
+  StudyRecord,
+  read_measured,
+  read_record,
+  read_trials,
+)
+from memory_vit.study.runs import possible_parts
+from memory_vit.study.section import Row, Section
+from memory_vit.study.trials import StudyTrial, Trials
 
-# Columns that hold a share, shown in per cent.
-_SHARES = ("validation", "test", "paper", "no mask", "masked",
-           "paper, no mask", "paper, i-Naturalist")  # fmt: skip
+# Columns that hold a share, shown in per cent; and in points, with a sign.
+_SHARES = ("validation", "test", "lowest test", "highest test", "paper",
+           "no mask", "masked", "paper, no mask",
+           "paper, i-Naturalist")  # fmt: skip
+_DIFFERENCES = ("difference", "difference, no mask", "difference, masked")
+_SECTIONS = {
+  "table2": analysis.table2,
+  "sensitivity": analysis.sensitivity,
+  "cells": analysis.cells,
+  "placement": analysis.placement,
+  "extension": analysis.extension,
+}
+_COLUMNS = (
+  "`test` is the mean over seeds on the test split, at the learning rate that "
+  "is best on the validation split; `validation` is what it was `chosen by`: "
+  "one seed alone, at whose best rate further seeds are run, or the mean over "
+  "seeds, none of which may diverge. `end of range`: the chosen rate is the "
+  "lowest or the highest that was tried, and a better one may lie beyond. "
+  "`spread` is the greatest less the least of the seeds (none for one), and of "
+  "a comparison the larger of both. `standard error`: of a test split of so "
+  "many images as a sample of all, which further seeds do not lessen. These "
+  "and differences are in points; a difference is `beyond spread` where it "
+  "exceeds both spreads."
+)
 
 
-def write(
-  directory: Path,
-  config: Config,
-  findings: Mapping[str, Finding],
-  points: Sequence[Point],
-) -> None:
-  """Writes report.md and report.json.
+def write_report(workdir: Path) -> None:
+  """Writes report.md, report.json and plots, from the files of a study.
+
+  Raises:
+    ConfigError: where these are missing or damaged.
+    TrainingError: where the report cannot be written.
+  """
+  record = read_record(workdir)
+  trials = read_trials(record, workdir)
+  found = sections(record, trials, workdir)
+  shown = plan.plan(record.config, list(found), trials)
+  numbers = {
+    "command": record.command,
+    "hardware": record.hardware,
+    "config": to_dict(record.config),
+    "parts": {part: dataclasses.asdict(s) for part, s in found.items()},
+    "points": [
+      dataclasses.asdict(trial) for run in shown for trial in trials[run.name]
+    ],
+  }
+  for part, section in found.items():
+    if section.lines:
+      _plot(workdir / f"{part}.png", section)
+  _write(workdir / "report.json", json.dumps(numbers, indent=2) + "\n")
+  _write(workdir / "report.md", markdown(record, found))
+
+
+def sections(
+  record: StudyRecord, trials: Trials, workdir: Path
+) -> dict[str, Section]:
+  """Sections of all parts for which everything has been measured.
 
   Args:
-    directory: of the study.
-    config: of the study.
-    findings: {part: what it found}.
-    points: all that was measured.
+    record: of the study.
+    trials: of its finished runs.
+    workdir: of the study.
   """
-  numbers = {
-    "command": command(),
-    "hardware": hardware(),
-    "config": to_dict(config),
-    "parts": {p: dataclasses.asdict(found) for p, found in findings.items()},
-    "points": [dataclasses.asdict(point) for point in points],
-  }
-  files.write_json(directory / "report.json", numbers)
-  files.write_text(directory / "report.md", markdown(config, findings))
+  found = {}
+  for part in possible_parts(record.config):
+    runs = plan.runs_of(record.config, part, trials)
+    if all(run.name in trials for run in runs):
+      mine = [trial for run in runs for trial in trials[run.name]]
+      found[part] = _section(record, part, mine, workdir)
+  return {part: section for part, section in found.items() if section}
 
 
-def plot(directory: Path, part: str, found: Finding) -> None:
-  """Writes PART.png, where a part has something to plot, by one process."""
-  if not found.lines or jax.process_index() != 0:
-    return
-  figure = plots.lines_figure(
-    found.lines,
-    title=found.title,
-    xlabel=found.xlabel,
-    ylabel="accuracy (test)",
-    log=found.log,
-  )
-  with files.writing(directory / f"{part}.png"):
-    figure.savefig(directory / f"{part}.png", dpi=120)
-
-
-def markdown(config: Config, findings: Mapping[str, Finding]) -> str:
+def markdown(record: StudyRecord, found: Mapping[str, Section]) -> str:
   """The report for people."""
   lines = [
-    f"# The paper's study on {config.data.name}",
+    f"# The paper's study on {record.config.data.name}",
     "",
     "```",
-    command(),
+    record.command,
     "```",
     "",
-    hardware(),
+    record.hardware,
     "",
     "What differs from the defaults of `memory_vit/config.py`:",
     "",
-    *(f"- `{key} = {value!r}`" for key, value in _changed(config).items()),
+    *(f"- `{key} = {value!r}`" for key, value in _changed(record.config)),
+    "",
+    _COLUMNS,
   ]
-  lines += ["", "## In short"] if findings else []
-  for part, found in findings.items():
-    lines += ["", f"{found.title} (`{part}`):", ""]
-    lines += [f"- {sentence}" for sentence in found.sentences]
-  for part, found in findings.items():
-    lines += ["", f"## {found.title}", ""]
-    if found.rows:
-      lines += [markdown_table(found.rows), ""]
-    lines += ["\n\n".join(found.notes)]
-    if found.lines:
-      lines += ["", f"![{found.title}]({part}.png)"]
-  return "\n".join(lines).rstrip() + "\n"
+  for part, section in found.items():
+    lines += ["", f"## {section.title}"]
+    for rows in (section.rows, section.comparisons):
+      lines += ["", markdown_table(rows)] if rows else []
+    lines += [text for note in section.notes for text in ("", note)]
+    if section.lines:
+      lines += ["", f"![{section.title}]({part}.png)"]
+  return "\n".join(lines) + "\n"
 
 
 def markdown_table(rows: Sequence[Row]) -> str:
@@ -99,12 +129,16 @@ def markdown_table(rows: Sequence[Row]) -> str:
 
 
 def shown(key: str, value: Any) -> str:
-  """A value of a column, for people."""
+  """Formats a value of a column."""
   if value is None:
     return ""
+  if isinstance(value, bool):
+    return "yes" if value else "no"
   if key in _SHARES:
     return f"{100 * value:.1f} %"
-  if key == "spread":  # in points
+  if key in _DIFFERENCES:  # in points; -0.0 is shown as 0.0
+    return f"{100 * value:+.1f}" if abs(value) >= 0.0005 else "0.0"
+  if key in ("spread", "standard error"):
     return f"{100 * value:.1f}"
   if isinstance(value, int):
     return f"{value:,}"
@@ -115,25 +149,58 @@ def shown(key: str, value: Any) -> str:
   return str(value)
 
 
-def command() -> str:
-  """What was typed last."""
-  return " ".join(["python -m memory_vit.paper", *sys.argv[1:]])
+def _section(
+  record: StudyRecord, part: str, trials: Sequence[StudyTrial], workdir: Path
+) -> Section | None:
+  """Section of a part whose runs are finished; None if it lacks more."""
+  config = record.config
+  if part == "costs":
+    key = costs.key(record)
+    found = read_measured(workdir / "costs.json", key)
+    return costs.section(record.backbone, found) if found else None
+  if part == "interference":
+    tasks = interference.best_tasks(config, trials)
+    if not tasks:
+      return interference.section(config, (), ())
+    key = interference.key(config, tasks)
+    found = read_measured(workdir / "interference.json", key)
+    return interference.section(config, **found) if found else None
+  if part == "adapters":
+    return analysis.adapters(config, trials, record.backbone)
+  return _SECTIONS[part](config, trials)
 
 
-def hardware() -> str:
-  """On what the study ran; of finished runs, on what it was gone on with."""
-  devices = jax.devices()
-  return (
-    f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform}), "
-    f"{os.cpu_count()} CPU cores, jax {jax.__version__}."
+def _plot(file: Path, section: Section) -> None:
+  """Writes the plot of a section."""
+  figure = plots.lines_figure(
+    section.lines,
+    title=section.title,
+    xlabel=section.xlabel,
+    ylabel="accuracy (test)",
+    log=section.log,
   )
+  with files.writing(file), replacing(file) as part:
+    figure.savefig(part, dpi=120, format="png")
 
 
-def _changed(config: Config) -> dict[str, Any]:
+def _write(file: Path, text: str) -> None:
+  """Writes a file that is whole or not there; needs no process 0."""
+  with files.writing(file), replacing(file) as part:
+    part.write_text(text, encoding="utf-8")
+
+
+def _changed(config: Config) -> Iterator[tuple[str, Any]]:
   """Options that are not at their defaults."""
-  found, default = (trees.flatten(to_dict(some)) for some in (config, Config()))
-  return {
-    f"config.{key.replace('/', '.')}": value
-    for key, value in found.items()
-    if value != default[key]
-  }
+  default = dict(_flat(to_dict(Config()), "config"))
+  for key, value in _flat(to_dict(config), "config"):
+    if value != default[key]:
+      yield key, value
+
+
+def _flat(values: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
+  """("config.task.cells", 5) of every option."""
+  for key, value in values.items():
+    if isinstance(value, Mapping):
+      yield from _flat(value, f"{name}.{key}")
+    else:
+      yield f"{name}.{key}", value

@@ -1,4 +1,4 @@
-"""What a study of the paper consists of: its parts, their regimes, and runs.
+"""Specification of a study: its parts, the regimes of each, and its runs.
 
 A run is named by what it is. Parts that need the same run share it.
 """
@@ -51,8 +51,8 @@ _NEED_OTHERS = ("interference", "extension")
 class Run:
   """A run of a study, in a directory of its own.
 
-  A regime whose variants share a pass learns all its rates and cells in one
-  sweep; a run of the others is one variant.
+  A regime whose trials share a pass learns all its rates and cells in one
+  sweep; a run of the others is one trial.
 
   Attributes:
     regime: see `regimes`.
@@ -75,7 +75,7 @@ class Run:
 
   @property
   def name(self) -> str:
-    """Says what it is; good as a directory."""
+    """Regime, data, seed and what else varies; good as a directory."""
     parts = [self.regime, slug(self.data)]
     if self.reads:
       parts.append(f"reading-{slug(self.reads.data)}")
@@ -86,18 +86,18 @@ class Run:
     return "-".join([*parts, f"seed{self.seed}"])
 
   @property
-  def variants(self) -> list[tuple[float, int]]:
+  def trials(self) -> list[tuple[float, int]]:
     """(learning rate, cells) of each task that it learns."""
     return list(itertools.product(self.learning_rates, self.cells or (0,)))
 
 
 def slug(name: str) -> str:
-  """Part of a file's name, "sun397/tfds" -> "sun397-tfds"."""
+  """Makes a name safe for files, "sun397/tfds" -> "sun397-tfds"."""
   return re.sub(r"[^a-z0-9_]+", "-", name.lower()).strip("-")
 
 
 def possible_parts(config: Config, only: Sequence[str] = ()) -> list[str]:
-  """The parts of a study, without those that its configuration has no way to.
+  """Returns the parts that a configuration has the regimes and data for.
 
   Args:
     config: of the study.
@@ -121,11 +121,16 @@ def possible_parts(config: Config, only: Sequence[str] = ()) -> list[str]:
     reason = _why_not(config, part)
     if reason and only:
       raise ConfigError(f"--only={part} {reason}.")
-    if reason:
-      logger.info("the part %r is left out: it %s", part, reason)
-    else:
+    if not reason:
       possible.append(part)
   return possible
+
+
+def log_missing_parts(config: Config) -> None:
+  """Logs which parts are not possible, and why."""
+  for part in PARTS:
+    if reason := _why_not(config, part):
+      logger.info("the part %r is left out: it %s", part, reason)
 
 
 def regimes_of(config: Config, part: str) -> list[str]:
@@ -173,7 +178,7 @@ def search_seed(config: Config, regime: str) -> int | None:
 
 
 def _why_not(config: Config, part: str) -> str:
-  """Why a part is not possible; "" where it is."""
+  """Returns what a part lacks; "" where it is possible."""
   if part in _NEED_OTHERS and not config.study.others:
     return "needs further data sets: expected some in config.study.others"
   regimes = regimes_of(config, part)
@@ -233,7 +238,7 @@ def config_of(
 
 
 def _problems(config: Config) -> list[str]:
-  """Why a configuration cannot be that of a study."""
+  """Lists what keeps a configuration from being that of a study."""
   study = config.study
   lines = []
   for key in ("learning_rates", "seeds", "cells", "regimes"):

@@ -1,56 +1,27 @@
-"""What the runs of a study measured, and what is best on validation."""
+"""Selection of learning rates: chosen on validation, reported on test."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Point:
-  """One task that was learned.
-
-  Attributes:
-    run: name of the run that learned it.
-    regime: as in `runs.Run`; so are data and seed.
-    data: see there.
-    seed: see there.
-    reads: whether it attends to another task.
-    learning_rate: its own.
-    cells: its own, 0 in a regime without memory.
-    validation: accuracy; None where it diverged.
-    test: accuracy; None where it diverged, or was not tested.
-    parameters: that were trained, its head among them.
-    task: directory to which it was exported.
-    examples: on which it was tested; None as `test`.
-  """
-
-  run: str
-  regime: str
-  data: str
-  seed: int
-  reads: bool
-  learning_rate: float
-  cells: int
-  validation: float | None = None
-  test: float | None = None
-  parameters: int | None = None
-  task: str | None = None
-  examples: int | None = None
+from memory_vit.study.runs import Run
+from memory_vit.study.trials import StudyTrial, Trials
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Choice:
+class BestRate:
   """A learning rate that was chosen on validation, with its test accuracies.
 
   Attributes:
-    learning_rate: with the best validation accuracy of what it is chosen by; of
-      equals the lowest.
+    learning_rate: with the best validation accuracy; of equals the lowest.
     validation: mean of the accuracies that it was chosen by.
     tests: accuracy of every seed that did not diverge.
-    diverged: seeds that did.
+    diverged: number of seeds that did.
     parameters: that were trained.
+    examples: on which was tested, where that is known.
   """
 
   learning_rate: float
@@ -58,6 +29,7 @@ class Choice:
   tests: tuple[float, ...]
   diverged: int
   parameters: int
+  examples: int | None = None
 
   @property
   def test(self) -> float:
@@ -69,22 +41,31 @@ class Choice:
     """Greatest less least test accuracy; of one seed there is none."""
     return max(self.tests) - min(self.tests) if len(self.tests) > 1 else None
 
+  @property
+  def standard_error(self) -> float | None:
+    """Of the accuracy, because the test split is a finite sample."""
+    if not self.examples:
+      return None
+    return math.sqrt(self.test * (1 - self.test) / self.examples)
 
-def select(points: Sequence[Point], **values: Any) -> list[Point]:
-  """The points with these values; those that read others only where asked."""
+
+def select(trials: Sequence[StudyTrial], **values: Any) -> list[StudyTrial]:
+  """The trials with these values; those that read others only on request."""
   values = {"reads": False, **values}
   return [
-    point
-    for point in points
-    if all(getattr(point, key) == value for key, value in values.items())
+    trial
+    for trial in trials
+    if all(getattr(trial, key) == value for key, value in values.items())
   ]
 
 
-def choose(points: Sequence[Point], seed: int | None = None) -> Choice | None:
+def choose(
+  trials: Sequence[StudyTrial], seed: int | None = None
+) -> BestRate | None:
   """Chooses a learning rate on validation.
 
   Args:
-    points: of one regime, with one number of cells, on one data set; all have
+    trials: of one regime, with one number of cells, on one data set; all have
       been tested.
     seed: whose validation alone counts; by default the mean over seeds does.
 
@@ -93,31 +74,44 @@ def choose(points: Sequence[Point], seed: int | None = None) -> Choice | None:
     diverged whose validation counts is not chosen; None where all are such.
   """
   choices = []
-  for rate in sorted({point.learning_rate for point in points}):
-    seeds = [point for point in points if point.learning_rate == rate]
-    counting = [p for p in seeds if seed is None or p.seed == seed]
-    if any(point.validation is None for point in counting):
+  for rate in sorted({trial.learning_rate for trial in trials}):
+    seeds = [trial for trial in trials if trial.learning_rate == rate]
+    counting = [t for t in seeds if seed is None or t.seed == seed]
+    if any(trial.validation is None for trial in counting):
       continue
-    well = [point for point in seeds if point.validation is not None]
+    well = [trial for trial in seeds if trial.validation is not None]
     choices.append(
-      Choice(
+      BestRate(
         learning_rate=rate,
-        validation=float(np.mean([point.validation for point in counting])),
-        tests=tuple(point.test for point in well),
+        validation=float(np.mean([trial.validation for trial in counting])),
+        tests=tuple(trial.test for trial in well),
         diverged=len(seeds) - len(well),
         parameters=well[0].parameters,
+        examples=well[0].examples,
       )
     )
   return max(choices, key=lambda choice: choice.validation, default=None)
 
 
-def best(points: Sequence[Point]) -> Point | None:
-  """The one that is best on validation, of equals that of the lowest rate.
+def best(trials: Sequence[StudyTrial]) -> StudyTrial | None:
+  """The trial that is best on validation, of equals that of the lowest rate.
 
   None where all diverged.
   """
-  well = [point for point in points if point.validation is not None]
+  well = [trial for trial in trials if trial.validation is not None]
   return max(
-    well, key=lambda point: (point.validation, -point.learning_rate),
+    well, key=lambda trial: (trial.validation, -trial.learning_rate),
     default=None,
   )  # fmt: skip
+
+
+def best_parent(planned: Run, trials: Trials, cells: int) -> StudyTrial | None:
+  """The trial whose task a run attends to; None where all of them diverged.
+
+  Args:
+    planned: a run that reads another one.
+    trials: of the finished runs, that other one among them.
+    cells: of the task that is read.
+  """
+  found = trials[planned.reads.name]
+  return best([trial for trial in found if trial.cells == cells])

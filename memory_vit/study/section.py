@@ -1,0 +1,141 @@
+"""Sections of the report: tables of the best rates, and their comparisons."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from memory_vit.config import Config
+from memory_vit.study import runs
+from memory_vit.study.selection import BestRate, choose, select
+from memory_vit.study.trials import StudyTrial
+
+Row = dict[str, Any]
+# Of every point of a line x, mean, least, greatest.
+Line = list[tuple[float, float, float, float]]
+# A regime and its number of cells.
+Setting = tuple[str, int]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Section:
+  """A part of the report.
+
+  Attributes:
+    title: its heading.
+    rows: of the table; all have the same keys, which are its header.
+    comparisons: rows of a second table, of differences.
+    notes: how the numbers came about.
+    lines: {label: points}; empty where there is nothing to plot.
+    xlabel: of the plot.
+    log: whether its x axis is logarithmic.
+  """
+
+  title: str
+  rows: list[Row]
+  comparisons: list[Row] = dataclasses.field(default_factory=list)
+  notes: tuple[str, ...] = ()
+  lines: Mapping[str, Line] = dataclasses.field(default_factory=dict)
+  xlabel: str = ""
+  log: bool = False
+
+
+def on_first_data(
+  config: Config, trials: Sequence[StudyTrial], setting: Setting
+) -> list[StudyTrial]:
+  """Trials of a regime on the first data set."""
+  regime, cells = setting
+  return select(trials, regime=regime, data=config.data.name, cells=cells)
+
+
+def best_rate(
+  config: Config, trials: Sequence[StudyTrial], setting: Setting
+) -> BestRate | None:
+  """Chooses the learning rate of a regime on the first data set."""
+  seed = runs.search_seed(config, setting[0])
+  return choose(on_first_data(config, trials, setting), seed)
+
+
+def rate_columns(config: Config, regime: str, rate: BestRate | None) -> Row:
+  """Columns of a table; without accuracies where nothing could be chosen."""
+  seed, rates = runs.search_seed(config, regime), config.study.learning_rates
+  chosen = "mean of the seeds" if seed is None else f"seed {seed}"
+  if rate is None:
+    keys = ("learning rate", "end of range", "chosen by", "validation", "test",
+            "spread", "standard error")  # fmt: skip
+    return {
+      **dict.fromkeys(keys),
+      "chosen by": chosen,
+      "seeds": 0,
+      "diverged": "at every rate",
+    }
+  ends = {max(rates): "highest", min(rates): "lowest"}
+  return {
+    "learning rate": rate.learning_rate,
+    "end of range": ends.get(rate.learning_rate),
+    "chosen by": chosen,
+    "validation": rate.validation,
+    "test": rate.test,
+    "spread": rate.spread,
+    "standard error": rate.standard_error,
+    "seeds": len(rate.tests),
+    "diverged": _diverged(rate),
+  }
+
+
+def compare_settings(
+  config: Config,
+  trials: Sequence[StudyTrial],
+  pairs: Sequence[tuple[Setting, Setting]],
+) -> list[Row]:
+  """Rows of comparisons, of the pairs whose regimes are both to be run."""
+  wanted = config.study.regimes
+  return [
+    compare(
+      label(*one),
+      best_rate(config, trials, one),
+      label(*other),
+      best_rate(config, trials, other),
+    )
+    for one, other in pairs
+    if not wanted or {one[0], other[0]} <= {*wanted}
+  ]
+
+
+def compare(
+  one: str, first: BestRate | None, other: str, second: BestRate | None
+) -> Row:
+  """Row of the difference of two test accuracies, against their spreads."""
+  difference = spread = beyond = None
+  if first and second:
+    difference = first.test - second.test
+    if None not in (first.spread, second.spread):
+      spread = max(first.spread, second.spread)
+      # As it is shown: what is 0.0 points lies on no side.
+      beyond = abs(difference) > max(spread, 0.0005)
+  diverged = [
+    f"{name}: {_diverged(rate) if rate else 'at every rate'}"
+    for name, rate in ((one, first), (other, second))
+    if rate is None or rate.diverged
+  ]
+  return {
+    "regime": one,
+    "compared to": other,
+    "difference": difference,
+    "spread": spread,
+    "beyond spread": beyond,
+    "diverged": ", ".join(diverged) or None,
+  }
+
+
+def label(regime: str, cells: int) -> str:
+  """A regime, with its cells where it has some."""
+  if not cells:
+    return regime
+  return f"{regime} ({cells} {'cell' if cells == 1 else 'cells'})"
+
+
+def _diverged(rate: BestRate) -> str | None:
+  """ "1 of 3"; None where no seed did."""
+  if not rate.diverged:
+    return None
+  return f"{rate.diverged} of {len(rate.tests) + rate.diverged}"

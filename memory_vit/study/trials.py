@@ -1,0 +1,134 @@
+"""Results of the trials of a study, as its finished runs left them in files."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from memory_vit.errors import ConfigError
+from memory_vit.runtime import files
+from memory_vit.study.runs import Run
+
+# What a run leaves all of whose trials diverged.
+DIVERGED = "lost.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StudyTrial:
+  """One task that was learned, or that diverged.
+
+  Attributes:
+    run: name of the run that learned it.
+    regime: as in `runs.Run`.
+    data: name of the data set, as in `runs.Run`.
+    seed: of first values and batches.
+    reads: whether it attends to another task.
+    learning_rate: its own.
+    cells: its own, 0 in a regime without memory.
+    validation: accuracy; None where it diverged.
+    test: accuracy; None where it diverged, or was not tested.
+    parameters: that were trained, its head among them.
+    task: directory to which it was exported.
+    examples: on which it was tested; None as `test`.
+  """
+
+  run: str
+  regime: str
+  data: str
+  seed: int
+  reads: bool
+  learning_rate: float
+  cells: int
+  validation: float | None = None
+  test: float | None = None
+  parameters: int | None = None
+  task: str | None = None
+  examples: int | None = None
+
+
+# {name of a finished run: its trials}.
+Trials = Mapping[str, Sequence[StudyTrial]]
+
+
+def directory_of(workdir: Path, name: str) -> Path:
+  """The work directory of a run of the study in `workdir`."""
+  return workdir / "runs" / name
+
+
+def read_ending(directory: Path) -> dict[str, Any] | None:
+  """Reads `lost.json` or `result.json`; None if the run is unfinished."""
+  for name in (DIVERGED, "result.json"):
+    if (directory / name).exists():
+      return dict(files.read_object(directory / name))
+  return None
+
+
+def trials_of(
+  planned: Run, ending: Mapping[str, Any], directory: Path
+) -> list[StudyTrial]:
+  """Results of all trials of a finished run, diverged ones among them.
+
+  Args:
+    planned: the run.
+    ending: from `read_ending`.
+    directory: its work directory.
+
+  Raises:
+    ConfigError: where they are not the trials of the run.
+  """
+  if "tasks" not in ending:
+    return diverged_trials(planned)
+  # A single run diverges as a whole. What was best before a trial diverged is
+  # no result of its learning rate.
+  lost = ending["sweep"]["lost"] if "sweep" in ending else {}
+  entries = {
+    (entry["learning_rate"], entry["cells"]): entry
+    for entry in ending["tasks"]
+    if entry["name"] not in lost
+  }
+  if (
+    not {*entries} <= {*planned.trials}
+    or len(entries) + len(lost) != len(planned.trials)
+  ):  # fmt: skip
+    raise ConfigError(
+      f"{directory / 'result.json'} holds the trials {sorted(entries)} and "
+      f"lost {sorted(lost)}: expected (learning rate, cells) "
+      f"{planned.trials}. Move the run away to make it again."
+    )
+  return [
+    _with_result(trial, entries.get((trial.learning_rate, trial.cells)),
+                 directory)
+    for trial in diverged_trials(planned)
+  ]  # fmt: skip
+
+
+def diverged_trials(planned: Run) -> list[StudyTrial]:
+  """Trials without results, of a run that diverged or cannot be trained."""
+  return [
+    StudyTrial(
+      run=planned.name,
+      regime=planned.regime,
+      data=planned.data,
+      seed=planned.seed,
+      reads=planned.reads is not None,
+      learning_rate=rate,
+      cells=cells,
+    )
+    for rate, cells in planned.trials
+  ]
+
+
+def _with_result(
+  trial: StudyTrial, entry: Mapping[str, Any] | None, directory: Path
+) -> StudyTrial:
+  """Adds an entry of `result.json`, if the trial has one."""
+  if entry is None:
+    return trial
+  return dataclasses.replace(
+    trial,
+    validation=entry["val_accuracy"],
+    test=entry["test_accuracy"],
+    parameters=entry["trainable_params"],
+    task=str(directory / entry["exported"]),
+    examples=entry["test_examples"],
+  )

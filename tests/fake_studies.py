@@ -1,0 +1,114 @@
+"""Studies without training: a configuration, and runs that are pretended."""
+
+import dataclasses
+import functools
+
+from conftest import tiny_backbone
+
+from configs import quickstart
+from memory_vit import config as config_lib
+from memory_vit.config import Config
+from memory_vit.model.regimes import REGIMES
+from memory_vit.runtime import files
+from memory_vit.study import plan, report
+from memory_vit.study.record import read_record, read_trials
+from memory_vit.study.section import Section
+from memory_vit.study.trials import diverged_trials
+from memory_vit.training import sweep
+
+
+def small_study(backbone_file) -> Config:
+  """Two rates, seeds, cells and other data sets, on the embedded digits."""
+  values = quickstart.get_config()
+  values.pretrain.variant = ""
+  values.upstream.name = ""
+  values.backbone = str(backbone_file)
+  values.batch_size, values.batch_size_eval = 16, 64
+  values.total_steps, values.eval_every, values.checkpoint_every = 2, 2, 2
+  values.study.learning_rates = (0.3, 0.1)
+  values.study.seeds = (0, 4)
+  values.study.cells = (1, 5)
+  values.study.others = ("digits:0-4", "digits:2-6")
+  return config_lib.from_dict(values.to_dict())
+
+
+def with_study(config, **values):
+  changed = dataclasses.replace(config.study, **values)
+  return dataclasses.replace(config, study=changed)
+
+
+@functools.cache
+def fingerprint():
+  return tiny_backbone(num_classes=5).fingerprint
+
+
+class FakeRuns:
+  """Stands for `run.train_and_evaluate`: accuracies without training."""
+
+  def __init__(self, accuracy, stops_at=0):
+    self.accuracy, self.stops_at = accuracy, stops_at
+    self.calls = []
+
+  def __call__(self, config, directory, stop=None):
+    self.calls.append(directory.name)
+    if len(self.calls) == self.stops_at:
+      raise KeyboardInterrupt
+    directory.mkdir(parents=True, exist_ok=True)
+    entries = []
+    for variant in sweep.variants_of(config, "t"):
+      own = variant.config
+      validation, test = self.accuracy(own)
+      trained = REGIMES[own.regime].trained
+      entries.append(
+        {
+          "name": variant.name,
+          "cells": own.task.cells if "memory" in trained else 0,
+          "learning_rate": own.learning_rate,
+          "val_accuracy": validation,
+          "test_accuracy": test if own.data.test else None,
+          "test_examples": 200 if own.data.test else 0,
+          "trainable_params": 100,
+          "exported": f"tasks/{variant.name}",
+        }
+      )
+    return self.write(config, directory, entries)
+
+  def write(self, config, directory, entries):
+    (directory / "checkpoints" / "2").mkdir(parents=True, exist_ok=True)
+    files.write_json(directory / "config.json", config_lib.to_dict(config))
+    result = {
+      "tasks": entries,
+      "backbone": {"fingerprint": fingerprint()},
+      "wall_seconds": 32.0,
+    }
+    if config.sweep.is_on:
+      result["sweep"] = {"lost": {}}
+    files.write_json(directory / "result.json", result)
+    return result
+
+
+def accuracies(config):
+  """On validation the higher rate is better, on test the lower one."""
+  return config.learning_rate, 0.5 - config.learning_rate / 10
+
+
+def follow(config, parts, accuracy, diverges=lambda run, rate: False):
+  """Plans until there is nothing new, as if every run was finished at once."""
+  trials, order = {}, []
+  for part in parts:
+    while run := plan.next_run(config, part, trials):
+      order.append(run)
+      trials[run.name] = [
+        t if diverges(run, t.learning_rate) else dataclasses.replace(
+          t, validation=accuracy(run, t.learning_rate), test=0.5,
+          parameters=9, task="t", examples=100,
+        )
+        for t in diverged_trials(run)
+      ]  # fmt: skip
+  return order, trials
+
+
+def sections(workdir) -> dict[str, Section]:
+  """What the report of a study is made of."""
+  record = read_record(workdir)
+  return report.sections(record, read_trials(record, workdir), workdir)
