@@ -23,6 +23,7 @@ from configs import quickstart
 from memory_vit import config as config_lib
 from memory_vit.data import batching, datasets
 from memory_vit.data.data_record import DataRecord
+from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import (
   ConfigError,
   DivergedError,
@@ -581,7 +582,7 @@ def test_finished_runs_on_other_data_are_refused(
 
   def runs(config, directory, stop=None):
     result = fake(config, directory, stop)
-    found = datasets.take_inventory("folder", "train", str(pictures))
+    found = datasets.take_inventory(SplitRef("folder", str(pictures), "train"))
     record = DataRecord(
       directory=directory / "inventory",
       inventories=dict.fromkeys(("train", "validation", "test"), found),

@@ -16,10 +16,9 @@ from faults import Process
 
 import memory_vit as mv
 from configs import quickstart
-from memory_vit import check_data
 from memory_vit import config as config_lib
 from memory_vit.cli import commands
-from memory_vit.data import datasets, tfds_trust
+from memory_vit.data import audit_report, datasets, tfds_trust
 from memory_vit.errors import DataError
 from memory_vit.study import forecast, runner
 from memory_vit.training import pretrain, run
@@ -161,11 +160,11 @@ def test_trust_reaches_every_reader(monkeypatch, trusted):
   config = config_lib.from_dict(values.to_dict())
   asked = []
 
-  def open_source(*given, trust_data_code=False, **options):
-    asked.append(trust_data_code)
+  def open_reader(ref):
+    asked.append(ref.trust_code)
     raise DataError("seen")
 
-  monkeypatch.setattr(datasets, "open_source", open_source)
+  monkeypatch.setattr(datasets, "open_reader", open_reader)
   planned = types.SimpleNamespace(name="x", data="digits:5-9", tested=True)
   readers = (
     lambda: run._open(config, "test"),
@@ -173,7 +172,7 @@ def test_trust_reaches_every_reader(monkeypatch, trusted):
     lambda: pretrain.pretrain(config, None),
     lambda: forecast.Splits.of(config),
     lambda: runner._require_data(config, [planned], {}),
-    lambda: check_data.check_data(config),
+    lambda: audit_report.audit_data(config),
   )
   for reader in readers:
     with pytest.raises(DataError, match="seen"):

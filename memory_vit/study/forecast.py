@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from memory_vit.config import Config
 from memory_vit.data import datasets
-from memory_vit.data.sources import Source
+from memory_vit.data.reader import Reader
 from memory_vit.model.backbone import Backbone, random_backbone
 from memory_vit.runtime import sharding
 from memory_vit.runtime.sharding import shard_batch
@@ -143,7 +143,7 @@ class Splits:
     test: number of its pictures.
   """
 
-  train: Source
+  train: Reader
   validation: int
   test: int
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from memory_vit.data import datasets
+from memory_vit.data.reader import Reader
 from memory_vit.errors import TaskError
 from memory_vit.evaluation import evaluate
 from memory_vit.model.backbone import Backbone
@@ -50,7 +50,7 @@ def naive(first: Task, others: Sequence[Task]) -> Task:
 def naive_accuracies(
   backbone: Backbone,
   tasks: Sequence[Task],
-  source: datasets.Source,
+  source: Reader,
   *,
   batch_size: int,
   mesh: Mesh,
@@ -88,7 +88,7 @@ def naive_accuracies(
 def masked_accuracies(
   backbone: Backbone,
   tasks: Sequence[Task],
-  source: datasets.Source,
+  source: Reader,
   *,
   batch_size: int,
   mesh: Mesh,
