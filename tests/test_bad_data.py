@@ -110,7 +110,7 @@ def lost(shard):
   assert len(found) == shard.take
   reasons = {}
   for i, record in enumerate(found, shard.skip):
-    if isinstance(record, tfrecord.Lost):
+    if isinstance(record, tfrecord.CorruptRecord):
       reasons[i] = record.reason
     else:
       assert record == bytes([i]) * (5 + i)

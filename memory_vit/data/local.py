@@ -12,7 +12,12 @@ import sklearn.datasets
 import tensorflow as tf
 
 from memory_vit.data.inventory import Inventory
-from memory_vit.data.sources import SUFFIXES, Source, fetch_from_memory, slices
+from memory_vit.data.sources import (
+  SUFFIXES,
+  Source,
+  fetch_from_memory,
+  split_parts,
+)
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.runtime.paths import local
 
@@ -32,7 +37,7 @@ def open_folder(split: str, directory: str) -> Source:
   class_names = tuple(files["train"])
   sizes = {key: sum(map(len, files[key].values())) for key in files}
   chosen = []
-  for key, part in slices("folder", split, sizes):
+  for key, part in split_parts("folder", split, sizes):
     _check_classes(root / key, files[key], class_names)
     chosen += _shuffled(files[key])[part]
   where = {file: os.path.join(root, file) for file, _ in chosen}
@@ -90,7 +95,7 @@ def open_digits(name: str, split: str) -> Source:
     "test": np.sort(np.concatenate(test)),
   }
   sizes = {key: len(indices) for key, indices in splits.items()}
-  parts = slices(name, split, sizes)
+  parts = split_parts(name, split, sizes)
   chosen = np.concatenate([splits[key][part] for key, part in parts])
   # 8 x 8 pixels from 0 to 16, as files: the rest is as for any other source.
   images = np.round(images.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)

@@ -88,7 +88,7 @@ class Source:
       )
 
 
-def slices(
+def split_parts(
   name: str, split: str, sizes: Mapping[str, int]
 ) -> list[tuple[str, slice]]:
   """Parses a split such as "train[:98%]+test" into names and slices.
@@ -109,11 +109,11 @@ def slices(
     parts = tfds.core.ReadInstruction.from_spec(split).to_absolute(infos)
   except (AssertionError, NotImplementedError, ValueError) as error:
     raise DataError(
-      f"data set {name!r} has no split {split!r} ({brief(error)}); its splits "
-      f"are {dict(sizes)}."
+      f"data set {name!r} has no split {split!r} ({first_line(error)}); its "
+      f"splits are {dict(sizes)}."
     ) from error
   chosen = [(part.splitname, slice(part.from_, part.to)) for part in parts]
-  if not count(chosen, sizes):
+  if not count_examples(chosen, sizes):
     raise DataError(
       f"data set {name!r}: split {split!r} is empty; its splits are "
       f"{dict(sizes)}."
@@ -121,8 +121,10 @@ def slices(
   return chosen
 
 
-def count(parts: list[tuple[str, slice]], sizes: Mapping[str, int]) -> int:
-  """Counts the examples in the parts that `slices` returns."""
+def count_examples(
+  parts: list[tuple[str, slice]], sizes: Mapping[str, int]
+) -> int:
+  """Counts the examples in the parts that `split_parts` returns."""
   return sum(len(range(sizes[key])[part]) for key, part in parts)
 
 
@@ -173,7 +175,7 @@ def reason_of(error: Exception) -> str:
   return re.sub(r"\{\{.*?\}\}|\[Op:.*", "", line).strip(" .")
 
 
-def brief(error: Exception) -> str:
+def first_line(error: Exception) -> str:
   """The first line of an error."""
   line = next(iter(str(error).strip().splitlines()), "")
   return f"{type(error).__name__}: {line}".rstrip(": ")

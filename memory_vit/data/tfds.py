@@ -21,11 +21,11 @@ from memory_vit.data.sources import (
   Fetch,
   Source,
   attempts,
-  brief,
-  count,
+  count_examples,
   fetch_from_memory,
+  first_line,
   reason_of,
-  slices,
+  split_parts,
   without_autotuning,
 )
 from memory_vit.data.split_ref import SplitRef
@@ -76,7 +76,7 @@ def open_tfds(ref: SplitRef) -> Source:
 def _open(builder: tfds.core.DatasetBuilder, ref: SplitRef) -> Source:
   """Opens a split of a data set whose files are there."""
   info = builder.info
-  parts = slices(ref.name, ref.split, _sizes(builder))
+  parts = split_parts(ref.name, ref.split, _sizes(builder))
   keys = find_keys(ref.name, info.features, info.supervised_keys)
   shards = _shards(builder, ref.split)
   _require_room(ref, shards)
@@ -91,7 +91,7 @@ def _open(builder: tfds.core.DatasetBuilder, ref: SplitRef) -> Source:
   source = Source(
     name=ref.name,
     split=ref.split,
-    size=count(parts, _sizes(builder)),
+    size=count_examples(parts, _sizes(builder)),
     class_names=tuple(info.features[keys[1]].names),
     fetch=fetch,
     file_name=lambda index: tfrecord.place(shards, index),
@@ -112,7 +112,7 @@ def take_inventory(ref: SplitRef) -> Inventory:
     builder = _found_builder(dataclasses.replace(ref, download=False))
     if not builder.is_prepared():
       raise DataError(f"data set {ref.name!r} is not in {builder.data_dir}.")
-    parts = slices(ref.name, ref.split, _sizes(builder))
+    parts = split_parts(ref.name, ref.split, _sizes(builder))
     return _inventory(builder, parts, _shards(builder, ref.split))
 
 
@@ -274,7 +274,7 @@ def _not_provided(ref: SplitRef, error: Exception) -> DataError:
       "It is not prepared there, and not downloaded either unless its name is "
       "given on the command line (--data=NAME)."
     )
-  return DataError(f"{problem} ({brief(error)}). {advice}".rstrip())
+  return DataError(f"{problem} ({first_line(error)}). {advice}".rstrip())
 
 
 def _place(ref: SplitRef) -> str:
@@ -431,7 +431,7 @@ def _read_singly(
   lost = {
     i: record.reason
     for i, record in enumerate(found)
-    if isinstance(record, tfrecord.Lost)
+    if isinstance(record, tfrecord.CorruptRecord)
   }
   there = [i for i in range(len(found)) if i not in lost]
   records = tf.constant([found[i] for i in there], tf.string)
