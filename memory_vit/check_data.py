@@ -34,7 +34,7 @@ from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.tables import table
 
 with epy.lazy_imports():  # once the command line is known to be right
-  from memory_vit.data import audit, audit_report
+  from memory_vit.data import audit_report
   from memory_vit.training import progress
 
 # Problems of a kind that the screen shows; --json has all.
@@ -160,9 +160,9 @@ def _balanced(entry: dict[str, Any]) -> list[str]:
   if found["imbalanced"]:
     lines.append(
       f"{entry['role']}: WARNING: the classes are imbalanced (ratio "
-      f"{audit.IMBALANCED:g} or more). Accuracy is not the whole story: who "
-      f"always says {greatest!r} is right for {100 * found['share']:.1f} %. "
-      "Look at test_per_class in result.json."
+      f"{audit_report.IMBALANCED:g} or more). Accuracy is not the whole "
+      f"story: who always says {greatest!r} is right for "
+      f"{100 * found['share']:.1f} %. Look at test_per_class in result.json."
     )
   return lines
 

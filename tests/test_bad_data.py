@@ -850,9 +850,9 @@ PIPE = """
 import os
 from memory_vit.data import local
 open_folder = local.open_folder
-def opens(split, directory):
-  source = open_folder(split, directory)
-  file = f"{directory}/train/b/3.png"
+def opens(ref):
+  source = open_folder(ref)
+  file = f"{ref.dir}/train/b/3.png"
   os.unlink(file)
   os.mkfifo(file)
   local.open_folder = open_folder

@@ -113,12 +113,11 @@ def eval_batches(
   processes get the same number of batches.
 
   Args:
-    source: the examples; how many of them may be unreadable, a reader says.
+    source: as in `train_batches`; so are batch_size and the processes.
     preprocessing: s is its `image_size`.
-    batch_size: b, of all processes together.
-    process_index: i, which gets the rows i * b / p ... of a batch; by default
-      that of this process.
-    process_count: p; by default of this run.
+    batch_size: see there.
+    process_index: likewise.
+    process_count: likewise.
 
   Returns:
     Iterator over {"image": float32 (b / p, s, s, 3) in [-1, 1], "label": int32

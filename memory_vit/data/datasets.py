@@ -119,9 +119,9 @@ def take_inventory(ref: SplitRef) -> Inventory:
 def _open_local(ref: SplitRef) -> Source | None:
   """Opens a split of a folder or of the digits; None for a data set of TFDS."""
   if ref.name == "folder":
-    return local.open_folder(ref.split, ref.dir)
+    return local.open_folder(ref)
   if ref.name.partition(":")[0] == "digits":
-    return local.open_digits(ref.name, ref.split)
+    return local.open_digits(ref)
   return None
 
 

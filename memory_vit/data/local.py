@@ -18,26 +18,23 @@ from memory_vit.data.sources import (
   fetch_from_memory,
   split_parts,
 )
+from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.runtime.paths import local
 
 
-def open_folder(split: str, directory: str) -> Source:
+def open_folder(ref: SplitRef) -> Source:
   """Opens a split of a folder with SPLIT/CLASS/IMAGE.
-
-  Args:
-    split: see `SplitRef`; so is directory, its `dir`.
-    directory: see there.
 
   Raises:
     DataError: where there is no such folder or split, or a class is empty.
   """
-  root = local(directory or ".", "the image folder", DataError)
-  files, irregular = _files_of_splits(root, directory)
+  root = local(ref.dir or ".", "the image folder", DataError)
+  files, irregular = _files_of_splits(root, ref.dir)
   class_names = tuple(files["train"])
   sizes = {key: sum(map(len, files[key].values())) for key in files}
   chosen = []
-  for key, part in split_parts("folder", split, sizes):
+  for key, part in split_parts(ref.name, ref.split, sizes):
     _check_classes(root / key, files[key], class_names)
     chosen += _shuffled(files[key])[part]
   where = {file: os.path.join(root, file) for file, _ in chosen}
@@ -50,8 +47,8 @@ def open_folder(split: str, directory: str) -> Source:
   labels = tf.constant([label_of[name] for _, name in chosen], tf.int32)
   read = _reader(names)
   return Source(
-    name="folder",
-    split=split,
+    name=ref.name,
+    split=ref.split,
     size=len(chosen),
     class_names=class_names,
     fetch=lambda i: (read(tf.gather(paths, i)), tf.gather(labels, i)),
@@ -65,23 +62,20 @@ def open_folder(split: str, directory: str) -> Source:
   )
 
 
-def open_digits(name: str, split: str) -> Source:
+def open_digits(ref: SplitRef) -> Source:
   """Opens a split of the digits that come with scikit-learn.
 
   Every fifth image of a class is for the test.
 
-  Args:
-    name: see `SplitRef`; so is split.
-    split: see there.
-
   Raises:
     DataError: for another name, or a split that is not there.
   """
-  match = re.fullmatch(r"digits(?::([0-9])-([0-9]))?", name)
+  match = re.fullmatch(r"digits(?::([0-9])-([0-9]))?", ref.name)
   first, last = (int(match[1] or 0), int(match[2] or 9)) if match else (1, 0)
   if first > last:
     raise DataError(
-      f"data set {name!r}: expected 'digits', or a range such as 'digits:0-4'."
+      f"data set {ref.name!r}: expected 'digits', or a range such as "
+      "'digits:0-4'."
     )
   images, digits = sklearn.datasets.load_digits(return_X_y=True)
   train, test = [], []
@@ -95,15 +89,15 @@ def open_digits(name: str, split: str) -> Source:
     "test": np.sort(np.concatenate(test)),
   }
   sizes = {key: len(indices) for key, indices in splits.items()}
-  parts = split_parts(name, split, sizes)
+  parts = split_parts(ref.name, ref.split, sizes)
   chosen = np.concatenate([splits[key][part] for key, part in parts])
   # 8 x 8 pixels from 0 to 16, as files: the rest is as for any other source.
   images = np.round(images.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
   encoded = tf.stack([tf.io.encode_png(images[i]) for i in chosen])
   labels = tf.constant(digits[chosen] - first, tf.int32)
   return Source(
-    name=name,
-    split=split,
+    name=ref.name,
+    split=ref.split,
     size=len(chosen),
     class_names=tuple(str(digit) for digit in range(first, last + 1)),
     fetch=fetch_from_memory(encoded, labels),

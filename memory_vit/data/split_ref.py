@@ -1,6 +1,7 @@
 """Which splits of which data sets to open."""
 
 import dataclasses
+import functools
 
 from memory_vit.config import Config, TrainDataConfig
 
@@ -70,14 +71,11 @@ def configured_splits(config: Config) -> dict[str, SplitRef]:
   """
   pretrain, upstream = config.pretrain, config.upstream
 
-  def ref(data: TrainDataConfig, split: str) -> SplitRef:
-    return SplitRef.of(
-      data,
-      split,
-      stall_timeout=config.stall_timeout,
-      trust_code=config.trust_data_code,
-    )
-
+  ref = functools.partial(
+    SplitRef.of,
+    stall_timeout=config.stall_timeout,
+    trust_code=config.trust_data_code,
+  )
   found = {
     role: ref(config.data, split)
     for role in ("train", "validation", "test")
