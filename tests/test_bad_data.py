@@ -800,6 +800,7 @@ def test_stalled_process_ends_and_says_where_it_was():
     from memory_vit import config
     from memory_vit.data import batching
     from memory_vit.data import sources
+    from memory_vit.data import watchdog
     from memory_vit.data.reader import Reader
 
     hanging = threading.Event()

@@ -1,4 +1,15 @@
-"""Batches for training and evaluation, by example number."""
+"""Batches for training and evaluation, by example number.
+
+Training sees the examples number 0, 1, 2, ... without end. Everything about
+number g follows from g and the seed: its epoch, which record of the source it
+is, and how it is cropped. So the position in training is one number: nothing of
+the input has to be saved in a checkpoint, resuming replays nothing, and the
+examples of a step do not depend on how many processes share them.
+
+That holds for unreadable examples too, where some are allowed: in training the
+next readable record takes the place of one, whatever happened before; in
+evaluation they do not count, and the result says how many they were.
+"""
 
 from collections.abc import Iterator
 
@@ -83,7 +94,7 @@ def train_examples(
   process knows of them.
 
   Args:
-    source: the examples; how many of them may be unreadable, a reader says.
+    source: the examples.
     seed: as in `train_batches`; so is batch_size.
     batch_size: see there.
     step: from 1.
@@ -113,11 +124,12 @@ def eval_batches(
   processes get the same number of batches.
 
   Args:
-    source: as in `train_batches`; so are batch_size and the processes.
+    source: the examples; how many of them may be unreadable, a reader says.
     preprocessing: s is its `image_size`.
-    batch_size: see there.
-    process_index: likewise.
-    process_count: likewise.
+    batch_size: b, of all processes together.
+    process_index: i, which gets the rows i * b / p ... of a batch; by default
+      that of this process.
+    process_count: p; by default of this run.
 
   Returns:
     Iterator over {"image": float32 (b / p, s, s, 3) in [-1, 1], "label": int32
@@ -170,7 +182,7 @@ def _shuffled(number: tf.Tensor, size: int, seed: int) -> tf.Tensor:
 def _share(
   batch_size: int, index: int | None, count: int | None
 ) -> tuple[int, int]:
-  """Rows of a batch for a process, and how many are those of others before.
+  """The number of rows of a process in a batch, and the first of them.
 
   Raises:
     ConfigError: if the batch does not divide.

@@ -1,15 +1,4 @@
-"""Batches of images, for training and for evaluation.
-
-Training sees the examples number 0, 1, 2, ... without end. Everything about
-number g follows from g and the seed: its epoch, which record of the source it
-is, and how it is cropped. So the position in training is one number: nothing of
-the input has to be saved in a checkpoint, resuming replays nothing, and the
-examples of a step do not depend on how many processes share them.
-
-That holds for unreadable examples too, where some are allowed: in training the
-next readable record takes the place of one, whatever happened before; in
-evaluation they do not count, and the result says how many they were.
-"""
+"""Opens splits of data sets: image folders, the digits, and those of TFDS."""
 
 import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""Examples by number, put into batches; those that cannot be read left out."""
+"""Makes examples from their numbers, and batches of them, in tf.data."""
 
 import atexit
 import dataclasses
