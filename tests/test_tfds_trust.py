@@ -306,10 +306,10 @@ def test_a_checkout_finds_itself_without_the_current_directory(
     command, cwd=ROOT, env=environment, capture_output=True, text=True
   )
   assert done.returncode == 0, done.stderr
-  found, pictures = json.loads((tmp_path / "seen").read_text())
+  found, image_files = json.loads((tmp_path / "seen").read_text())
   assert str(ROOT) not in found
   assert found[0] == str(tmp_path / "site")
-  assert pictures == str(ROOT / "memory_vit" / "pictures.py")
+  assert image_files == str(ROOT / "memory_vit/data/image_files.py")
 
 
 def test_what_is_left_of_the_path(monkeypatch):
