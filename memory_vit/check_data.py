@@ -21,53 +21,23 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from etils import epy
 
 from memory_vit.cli import command_line, commands
 from memory_vit.config import OPTIONS, Config
-from memory_vit.errors import BrokenDataError, ConfigError
+from memory_vit.errors import ConfigError
 from memory_vit.runtime import messages, paths
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.tables import table
 
 with epy.lazy_imports():  # once the command line is known to be right
-  import tqdm
-
-  from memory_vit.data import audit, datasets
+  from memory_vit.data import audit_report
   from memory_vit.training import progress
-
-if TYPE_CHECKING:
-  from memory_vit.data.audit import Checked
-
-logger = logging.getLogger("memory_vit")
 
 # Problems of a kind that the screen shows; --json has all.
 _SHOWN = 10
-
-
-@dataclasses.dataclass(frozen=True)
-class Where:
-  """A split to check.
-
-  Attributes:
-    role: "train", ..., "upstream", or the split itself where it was asked for.
-    name: of the data set.
-    directory: as `config.data.dir`.
-    split: in the notation of TFDS.
-    own: whether it is a split of the task's data set.
-    cache_gib: as `config.data.cache_gib`.
-    stall_timeout: as `config.stall_timeout`.
-  """
-
-  role: str
-  name: str
-  directory: str
-  split: str
-  own: bool
-  cache_gib: float
-  stall_timeout: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,159 +87,12 @@ def main(arguments: Arguments) -> int:
   """Checks what the flags name; returns the exit status."""
   progress.log_to_stderr()
   # What cannot be read is in the report.
-  logging.getLogger("memory_vit.sources").setLevel(logging.ERROR)
-  report = check_data(arguments.config, arguments.splits)
+  logging.getLogger("memory_vit.reader").setLevel(logging.ERROR)
+  report = audit_report.audit_data(arguments.config, arguments.splits)
   commands.show(text(report))
   if arguments.json:
     commands.write_json(arguments.json, report)
   return 0 if report["clean"] else 1
-
-
-def check_data(config: Config, splits: Sequence[str] = ()) -> dict[str, Any]:
-  """Checks the splits of a configuration.
-
-  Args:
-    config: names the data sets, and how much of them memory may hold.
-    splits: of `config.data.name`, instead of all that the configuration names.
-
-  Returns:
-    {"splits": what each holds, "duplicates": files that are in two of them,
-    "clean": whether nothing is wrong}, as JSON takes it.
-
-  Raises:
-    DataError: for a data set or a split that is not there.
-  """
-  entries, own = [], []
-  for where in _wanted(config, splits):
-    entry, checked = _check(
-      where, first=not entries, trust_data_code=config.trust_data_code
-    )
-    entries.append(entry)
-    if checked and where.own:
-      own.append((where.role, checked))
-  duplicates = [
-    _shared(*one, *other) for i, one in enumerate(own) for other in own[i + 1 :]
-  ]
-  return {
-    "splits": entries,
-    "duplicates": duplicates,
-    "clean": not any(entry["problems"] for entry in entries)
-    and not any(found["count"] for found in duplicates),
-  }
-
-
-def _wanted(config: Config, splits: Sequence[str]) -> list[Where]:
-  """What to check, the training split first."""
-  where, upstream, pretrain = config.data, config.upstream, config.pretrain
-  limit = config.stall_timeout
-  if not where.name:
-    raise ConfigError("config.data.name is empty: name a data set.")
-  roles = {split: split for split in splits} or {
-    "train": where.train,
-    "validation": where.validation,
-    "test": where.test,
-  }
-  wanted = [
-    Where(role, where.name, where.dir, split, True, where.cache_gib, limit)
-    for role, split in roles.items()
-    if split
-  ]
-  if not splits and upstream.name:
-    wanted.append(
-      Where(
-        "upstream", upstream.name, upstream.dir, upstream.split, False,
-        where.cache_gib, limit,
-      )
-    )  # fmt: skip
-  if not splits and pretrain.variant:
-    of = pretrain.data
-    wanted.append(
-      Where("pretrain", of.name, of.dir, of.train, False, of.cache_gib, limit)
-    )
-  return wanted
-
-
-def _check(
-  where: Where, first: bool, trust_data_code: bool
-) -> tuple[dict[str, Any], Checked | None]:
-  """Checks a split: an entry of the report, and what it is made of."""
-  entry = {"role": where.role, "data": where.name, "split": where.split}
-  logger.info("%s: %s, split %s", where.role, where.name, where.split)
-  try:
-    source = datasets.open_source(
-      where.name,
-      where.split,
-      where.directory,
-      where.cache_gib,
-      max_bad=sys.maxsize,  # they are what is looked for
-      stall_timeout=where.stall_timeout,
-      trust_data_code=trust_data_code,
-    )
-  except BrokenDataError as error:
-    return {**entry, "examples": 0, "problems": [_broken(str(error))]}, None
-
-  def bar(examples: Any) -> Any:
-    # A line again and again on a terminal, in a log now and then a new one.
-    often = 1 if sys.stderr.isatty() else 30
-    return tqdm.tqdm(
-      examples, where.role, source.size, unit=" pictures", mininterval=often
-    )
-
-  checked = audit.check(source, bar)
-  problems = [dataclasses.asdict(problem) for problem in checked.problems]
-  missing = [
-    name
-    for name, count in zip(source.class_names, checked.per_class, strict=True)
-    if not count
-  ]
-  if first and missing:
-    problems += [
-      {"kind": "class without a picture", "where": name, "detail": ""}
-      for name in missing
-    ]
-  return {
-    **entry,
-    "examples": source.size,
-    "classes": source.num_classes,
-    "labels": checked.labels,
-    "per_class": dict(
-      zip(source.class_names, checked.per_class.tolist(), strict=True)
-    ),
-    "balance": _balance(checked),
-    "kinds": dict(checked.kinds),
-    "turned": checked.turned,
-    "smallest": checked.smallest,
-    "largest": checked.largest,
-    "repeated": audit.repeated(checked),
-    "problems": problems,
-  }, checked
-
-
-def _balance(checked: Checked) -> dict[str, Any] | None:
-  """The sizes of the classes, as JSON takes it."""
-  found = audit.balance(checked)
-  return found and {
-    **dataclasses.asdict(found),
-    "imbalanced": found.is_imbalanced,
-  }
-
-
-def _broken(reason: str) -> dict[str, Any]:
-  return {"kind": "cannot be opened", "where": reason, "detail": ""}
-
-
-def _shared(
-  role: str, checked: Checked, other_role: str, other: Checked
-) -> dict[str, Any]:
-  """The files that two splits share."""
-  pairs = audit.shared(checked, other)
-  return {
-    "splits": [role, other_role],
-    "count": len(pairs),
-    "pairs": [
-      [checked.source.describe(i), other.source.describe(j)] for i, j in pairs
-    ],
-  }
 
 
 def text(report: dict[str, Any]) -> str:
@@ -336,9 +159,9 @@ def _balanced(entry: dict[str, Any]) -> list[str]:
   if found["imbalanced"]:
     lines.append(
       f"{entry['role']}: WARNING: the classes are imbalanced (ratio "
-      f"{audit.IMBALANCED:g} or more). Accuracy is not the whole story: who "
-      f"always says {greatest!r} is right for {100 * found['share']:.1f} %. "
-      "Look at test_per_class in result.json."
+      f"{audit_report.IMBALANCED:g} or more). Accuracy is not the whole "
+      f"story: who always says {greatest!r} is right for "
+      f"{100 * found['share']:.1f} %. Look at test_per_class in result.json."
     )
   return lines
 

@@ -36,7 +36,9 @@ with epy.lazy_imports():  # once the command line is known to be right
   from memory_vit.tasks import manifest, store
 
 if TYPE_CHECKING:
-  from memory_vit.evaluation.task_data import Upstream, Where
+  from memory_vit.data.reader import Reader
+  from memory_vit.data.split_ref import SplitRef
+  from memory_vit.evaluation.task_data import Upstream
   from memory_vit.model.backbone import Backbone
   from memory_vit.model.task import EvalPreprocessing, Task
 
@@ -182,7 +184,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _choose(
   arguments: argparse.Namespace,
-) -> tuple[dict[str, Where], Upstream | None]:
+) -> tuple[dict[str, SplitRef], Upstream | None]:
   """Which data are opened; nothing is yet."""
   tasks = [
     manifest.read(path)
@@ -200,32 +202,31 @@ def _choose(
   return task_data.choose(tasks, given, upstream=arguments.verify)
 
 
-def _open(where: Where, arguments: argparse.Namespace) -> datasets.Source:
+def _open(ref: SplitRef, arguments: argparse.Namespace) -> Reader:
   """Opens a split, as patient and as lenient as was asked for."""
-  return datasets.open_source(
-    where.name,
-    where.split,
-    where.directory,
-    arguments.cache_gib,
-    max_bad=arguments.max_bad,
-    stall_timeout=arguments.stall_timeout,
-    download=where.download,
-    trust_data_code=arguments.trust_data_code,
+  return datasets.open_reader(
+    dataclasses.replace(
+      ref,
+      cache_gib=arguments.cache_gib,
+      max_bad=arguments.max_bad,
+      stall_timeout=arguments.stall_timeout,
+      trust_code=arguments.trust_data_code,
+    )
   )
 
 
 def _open_all(
   tasks: Sequence[Task],
-  chosen: Mapping[str, Where],
+  chosen: Mapping[str, SplitRef],
   arguments: argparse.Namespace,
-) -> list[tuple[datasets.Source, list[str]]]:
+) -> list[tuple[Reader, list[str]]]:
   """Every data set that is needed, with the tasks that are evaluated on it."""
-  names: dict[Where, list[str]] = {}
+  names: dict[SplitRef, list[str]] = {}
   for task in tasks:
     names.setdefault(chosen[task.spec.name], []).append(task.spec.name)
   found = []
-  for where, of in names.items():
-    source = _open(where, arguments)
+  for ref, of in names.items():
+    source = _open(ref, arguments)
     for task in tasks:
       if task.spec.name in of:
         _require_classes(task, source)
@@ -235,11 +236,11 @@ def _open_all(
 
 def _open_upstream(
   backbone: Backbone, own: Upstream, arguments: argparse.Namespace
-) -> tuple[datasets.Source, EvalPreprocessing]:
+) -> tuple[Reader, EvalPreprocessing]:
   """The backbone's own task, and how its pictures are prepared."""
   size = backbone.config.image_size
   preprocessing = image_ops.evaluation_of(own.eval_crop, own.resize, size)
-  source = _open(own.where, arguments)
+  source = _open(own.ref, arguments)
   if source.num_classes != backbone.config.num_classes:
     raise TaskError(
       f"{source.name} has {source.num_classes} classes, the head of the "
@@ -248,7 +249,7 @@ def _open_upstream(
   return source, preprocessing
 
 
-def _require_classes(task: Task, source: datasets.Source) -> None:
+def _require_classes(task: Task, source: Reader) -> None:
   """Refuses a data set with other classes than the task has learned."""
   if task.spec.class_names != source.class_names:
     raise TaskError(

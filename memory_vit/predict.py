@@ -148,7 +148,7 @@ def _predict_all(arguments: argparse.Namespace) -> int:
   slots = inference.fill_slots(backbone, tasks)
   evaluation = tasks[0].spec.evaluation  # that of all
   total = skipped = 0
-  entries = reading.find_pictures(arguments.images)
+  entries = reading.find_images(arguments.images)
   batches = reading.read_batches(
     entries, evaluation, arguments.batch_size, arguments.memory_mib
   )

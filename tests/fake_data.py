@@ -12,6 +12,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 from PIL import Image
 
+from memory_vit.data.reader import Reader
 from memory_vit.data.sources import Source
 
 
@@ -47,7 +48,7 @@ def numbered_source(size: int) -> Source:
   )
 
 
-def broken_source(size: int, broken: Sequence[int], **options) -> Source:
+def broken_source(size: int, broken: Sequence[int], **options) -> Reader:
   """`numbered_source`, in which some pictures cannot be decoded."""
   pictures = tf.constant(
     [
@@ -55,12 +56,11 @@ def broken_source(size: int, broken: Sequence[int], **options) -> Source:
       for i in range(size)
     ]
   )
-  return dataclasses.replace(
+  source = dataclasses.replace(
     numbered_source(size),
     fetch=lambda i: (tf.gather(pictures, i), tf.cast(i, tf.int32)),
-    left_out={},
-    **options,
   )
+  return Reader(source, **options)
 
 
 def write_folder(

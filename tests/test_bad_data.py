@@ -29,10 +29,11 @@ import memory_vit as mv
 from configs import quickstart
 from memory_vit import config as config_lib
 from memory_vit.config import DataConfig
-from memory_vit.data import batching, datasets, tfrecord, watchdog
+from memory_vit.data import batching, tfrecord, watchdog
 from memory_vit.data import tfds as data_tfds
 from memory_vit.data.batching import eval_batches, train_batches
 from memory_vit.data.datasets import open_source
+from memory_vit.data.reader import Reader
 from memory_vit.errors import BrokenDataError, ConfigError
 from memory_vit.evaluation import evaluate
 from memory_vit.model.task import EvalPreprocessing
@@ -109,7 +110,7 @@ def lost(shard):
   assert len(found) == shard.take
   reasons = {}
   for i, record in enumerate(found, shard.skip):
-    if isinstance(record, tfrecord.Lost):
+    if isinstance(record, tfrecord.CorruptRecord):
       reasons[i] = record.reason
     else:
       assert record == bytes([i]) * (5 + i)
@@ -253,14 +254,14 @@ def test_corrupt_records_are_left_out(tmp_path, log):
     open_source("own", "train", str(tmp_path), max_bad=1)
   log.clear()
   source = open_source("own", "train", str(tmp_path), max_bad=2)
-  assert set(source.left_out) == {0, 5 + 3}
+  assert set(source.unreadable) == {0, 5 + 3}
   assert len(log.records) == 2
   assert "00001-of-00002, record 3 of 7" in log.records[1].getMessage()
   expected = [None if i in (0, 8) else label for i, label in enumerate(clean)]
   assert labels_of(source) == expected
   # A part of a split counts what lies in it.
   part = open_source("own", "train[6:10]+test", str(tmp_path), max_bad=1)
-  assert set(part.left_out) == {2}
+  assert set(part.unreadable) == {2}
   assert labels_of(part)[:4] == [clean[6], clean[7], None, clean[9]]
   # In training, the next stands in for one.
   next_to = {clean[0]: clean[1], clean[8]: clean[9]}
@@ -390,7 +391,7 @@ def test_each_is_named_once_with_its_reason(log):
   source = broken_source(6, (1, 4), max_bad=2)
   trained_on(source, steps=2, batch_size=6)  # two epochs
   messages = sorted(record.getMessage() for record in log.records)
-  assert len(messages) == len(source.left_out) == 2
+  assert len(messages) == len(source.unreadable) == 2
   assert "example 1 cannot be read: not a whole JPEG" in messages[0]
   assert "example 4 cannot be read" in messages[1]
 
@@ -431,10 +432,10 @@ def test_what_fails_once_is_read_again(log):
     index = tf.ensure_shape(tf.numpy_function(sometimes, [index], tf.int64), ())
     return plain.fetch(index)
 
-  source = dataclasses.replace(plain, fetch=fetch)
+  source = Reader(dataclasses.replace(plain, fetch=fetch))
   assert_same(trained_on(source, steps=6), trained_on(plain, steps=6))
   assert len(failures) == 1
-  assert source.left_out == {}
+  assert source.unreadable == {}
   [record] = log.records
   assert "second attempt" in record.getMessage()
   assert "network is away" in record.getMessage()
@@ -446,14 +447,14 @@ def test_what_other_processes_leave_out_counts(monkeypatch):
   monkeypatch.setattr(
     processes, "known_to_any", lambda numbers: sorted({*numbers, 2, 5})
   )
-  assert set(source.left_out) == {2, 9}
+  assert set(source.unreadable) == {2, 9}
   with pytest.raises(BrokenDataError, match="example 5 .* another process"):
-    datasets.left_out(source)
+    source.sync_unreadable()
   source = broken_source(16, (9,), max_bad=3)
   trained_on(source, steps=4)
-  assert datasets.left_out(source) == [2, 5, 9] == sorted(source.left_out)
+  assert source.sync_unreadable() == [2, 5, 9] == sorted(source.unreadable)
   # Nothing is said where none may be left out.
-  assert datasets.left_out(numbered_source(16)) == []
+  assert Reader(numbered_source(16)).sync_unreadable() == []
 
 
 def test_messages_name_what_takes_the_place():
@@ -562,10 +563,12 @@ def test_odd_pictures_are_used(tmp_path):
 
 def test_broken_pictures_are_all_named(tmp_path):
   write_pictures(tmp_path / "train" / "a", odd_pictures() | BROKEN)
-  source = open_source("folder", "train", str(tmp_path), max_bad=len(BROKEN))
-  batch = concatenate(eval_batches(source, PLAIN, batch_size=4))
+  reader = open_source("folder", "train", str(tmp_path), max_bad=len(BROKEN))
+  batch = concatenate(eval_batches(reader, PLAIN, batch_size=4))
   assert batch["mask"].sum() == len(odd_pictures())
-  names = {pathlib.Path(source.file_name(i)).name for i in source.left_out}
+  names = {
+    pathlib.Path(reader.source.file_name(i)).name for i in reader.unreadable
+  }
   assert names == set(BROKEN)
 
 
@@ -594,7 +597,7 @@ def test_what_is_no_regular_file_is_never_read(irregular):
     line = f"{name}.png) cannot be read: no regular file, but {kind}"
     assert line in str(error.value)
   source = open_source("folder", "train", str(irregular), max_bad=5)
-  assert len(source.left_out) == 5
+  assert len(source.unreadable) == 5
   batches = eval_batches(source, PLAIN, batch_size=4)
   assert sum(batch["mask"].sum() for batch in batches) == 2
 
@@ -714,7 +717,7 @@ def clock(monkeypatch):
   return Clock(monkeypatch)
 
 
-def waiting_source(wait):
+def waiting_source(wait, stall_timeout=0.4):
   """Examples in front of each of which something is done, given its number."""
   plain = numbered_source(16)
 
@@ -726,7 +729,8 @@ def waiting_source(wait):
     index = tf.ensure_shape(tf.numpy_function(waits, [index], tf.int64), ())
     return plain.fetch(index)
 
-  return dataclasses.replace(plain, fetch=fetch, stall_timeout=0.4)
+  source = dataclasses.replace(plain, fetch=fetch)
+  return Reader(source, stall_timeout=stall_timeout)
 
 
 def test_a_batch_that_does_not_come_is_noticed(clock):
@@ -771,7 +775,7 @@ def test_what_is_still_read_at_the_end_is_noticed(clock):
 
 def test_time_that_is_spent_elsewhere_is_no_stall(clock):
   """Compiling, an evaluation, a save: the clock runs inside of `next` only."""
-  source = dataclasses.replace(numbered_source(16), stall_timeout=100.0)
+  source = Reader(numbered_source(16), stall_timeout=100.0)
   asked = 0
   for _ in eval_batches(source, PLAIN, batch_size=8):
     assert clock.running == []
@@ -781,9 +785,8 @@ def test_time_that_is_spent_elsewhere_is_no_stall(clock):
     (timer,) = clock.running
     assert timer.seconds == 0.05
   assert clock.running == []
-  never = dataclasses.replace(
-    waiting_source(lambda i: clock.running and clock.wait_and_end("")),
-    stall_timeout=0.0,
+  never = waiting_source(
+    lambda i: clock.running and clock.wait_and_end(""), stall_timeout=0.0
   )
   assert len(list(eval_batches(never, PLAIN, batch_size=8))) == 2
   assert clock.ended == []
@@ -798,6 +801,7 @@ def test_stalled_process_ends_and_says_where_it_was():
     from memory_vit.data import batching
     from memory_vit.data import sources
     from memory_vit.data import watchdog
+    from memory_vit.data.reader import Reader
 
     hanging = threading.Event()
 
@@ -822,10 +826,10 @@ def test_stalled_process_ends_and_says_where_it_was():
       class_names=tuple(map(str, range(20))),
       fetch=lambda i: (tf.io.encode_png(tf.zeros((2, 2, 3), tf.uint8)),
                        fetch(i)[1]),
-      stall_timeout=3.0,
     )
+    reader = Reader(source, stall_timeout=3.0)
     batches = batching.train_batches(
-      source, config.TrainDataConfig(), image_size=8, batch_size=4, seed=0
+      reader, config.TrainDataConfig(), image_size=8, batch_size=4, seed=0
     )
     print("begins", flush=True)
     for batch in batches:
@@ -840,16 +844,16 @@ def test_stalled_process_ends_and_says_where_it_was():
   assert "error: no batch of data set 'hangs', split 'train'" in done.stderr
   assert "for 3 s" in done.stderr
   assert "in hang" in done.stderr  # the stack of the thread that hangs
-  assert "batching.py" in done.stderr  # and of the one that waits
+  assert "pipeline.py" in done.stderr  # and of the one that waits
 
 
 PIPE = """
 import os
 from memory_vit.data import local
 open_folder = local.open_folder
-def opens(split, directory, **options):
-  source = open_folder(split, directory, **options)
-  file = f"{directory}/train/b/3.png"
+def opens(ref):
+  source = open_folder(ref)
+  file = f"{ref.dir}/train/b/3.png"
   os.unlink(file)
   os.mkfifo(file)
   local.open_folder = open_folder
@@ -877,7 +881,7 @@ def test_stalled_command_ends(config, tmp_path):
   )  # fmt: skip
   assert done.returncode == watchdog.EXIT_STALLED, done.stderr
   assert "error: no batch of data set 'folder', split 'train'" in done.stderr
-  assert "batching.py" in done.stderr  # where it waited
+  assert "pipeline.py" in done.stderr  # where it waited
 
 
 def test_impossible_options_are_refused(config):

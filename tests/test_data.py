@@ -204,13 +204,13 @@ def test_broken_picture_is_named(tmp_path):
   files = [f"{i}.png" for i in range(6)]
   write_folder(tmp_path, {"train/a": files, "train/b": files})
   (tmp_path / "train/b/3.png").write_bytes(b"\x89PNG\r\n\x1a\n and no more")
-  source = open_source("folder", "train", str(tmp_path))
-  index = [source.file_name(i)[-7:] for i in range(12)].index("b/3.png")
+  reader = open_source("folder", "train", str(tmp_path))
+  index = [reader.source.file_name(i)[-7:] for i in range(12)].index("b/3.png")
   pattern = rf"'folder', split 'train', example {index} \(.*b/3.png\) cannot be"
   with pytest.raises(DataError, match=pattern):
-    _evaluate(source)
+    _evaluate(reader)
   with pytest.raises(DataError, match=pattern):
-    _train(source, steps=3, start=12)
+    _train(reader, steps=3, start=12)
 
 
 def test_file_that_pillow_refuses_is_named(tmp_path):
@@ -233,13 +233,13 @@ def test_names_of_files_that_are_not_utf_8(tmp_path):
   write_folder(tmp_path, {"train/a": ["0.png", "1.png"]})
   odd = tmp_path / "train/a" / os.fsdecode(b"\xff\xfe.png")
   (tmp_path / "train/a/1.png").rename(odd)
-  source = open_source("folder", "train", str(tmp_path))
-  assert _evaluate(source)["mask"].sum() == 2
-  names = {source.file_name(i) for i in range(2)}
+  reader = open_source("folder", "train", str(tmp_path))
+  assert _evaluate(reader)["mask"].sum() == 2
+  names = {reader.source.file_name(i) for i in range(2)}
   assert f"{tmp_path}/train/a/\\xff\\xfe.png" in names
   odd.unlink()
   with pytest.raises(DataError, match=r"/a/\\xff\\xfe.png\) cannot be read"):
-    _evaluate(source)
+    _evaluate(reader)
   (tmp_path / "train" / os.fsdecode(b"b\xff")).mkdir()
   with pytest.raises(DataError, match=r"train/b\\xff is not UTF-8"):
     open_source("folder", "train", str(tmp_path))
@@ -289,16 +289,16 @@ def test_folder_has_classes_and_all_pictures(tmp_path):
     },
   )
   (tmp_path / "train/a/notes.txt").write_text("no picture")
-  source = open_source("folder", "train", str(tmp_path))
-  assert source.class_names == ("a", "b")
-  assert source.size == 5
-  batch = _evaluate(source)
+  reader = open_source("folder", "train", str(tmp_path))
+  assert reader.class_names == ("a", "b")
+  assert reader.size == 5
+  batch = _evaluate(reader)
   for i in range(5):
-    path = pathlib.Path(source.file_name(i))
-    assert source.class_names[batch["label"][i]] == path.parent.name
+    path = pathlib.Path(reader.source.file_name(i))
+    assert reader.class_names[batch["label"][i]] == path.parent.name
     grey = round(float(batch["image"][i].mean()) * 127.5 + 127.5)
     assert abs(grey - int(path.stem)) <= 1
-  assert len({source.file_name(i) for i in range(5)}) == 5
+  assert len({reader.source.file_name(i) for i in range(5)}) == 5
   test = open_source("folder", "test", str(tmp_path))
   assert (test.size, test.class_names) == (1, ("a", "b"))
   assert open_source("folder", "train+test", str(tmp_path)).size == 6
@@ -309,8 +309,8 @@ def test_slices_of_a_folder_are_fair_and_disjoint(tmp_path):
   write_folder(tmp_path, {"train/a": names, "train/b": names})
 
   def files(split):
-    source = open_source("folder", split, str(tmp_path))
-    return {source.file_name(i) for i in range(source.size)}
+    reader = open_source("folder", split, str(tmp_path))
+    return {reader.source.file_name(i) for i in range(reader.size)}
 
   first, second = files("train[:50%]"), files("train[50%:]")
   assert len(first) == len(second) == 50

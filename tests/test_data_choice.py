@@ -6,9 +6,10 @@ import os
 import pytest
 from conftest import random_task
 
+from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.evaluation import task_data
-from memory_vit.evaluation.task_data import Given, Where
+from memory_vit.evaluation.task_data import Given
 from memory_vit.tasks.manifest import Manifest
 
 
@@ -83,15 +84,18 @@ def test_what_the_command_line_says(backbone):
   digits = said(backbone, name="digits:0-4")
   toy = said(backbone, name="toy", dir="/theirs")
   found, own = choose(digits)
-  assert (found["pets"], own) == (Where("digits:0-4", "", "test", False), None)
+  assert (found["pets"], own) == (
+    SplitRef("digits:0-4", "", "test", download=False),
+    None,
+  )
   # The name of a task, in the directory of the user: nothing is downloaded.
   for dirs in ({"": "/mine"}, {"pets": "/mine", "": "/other"}):
     found, _ = choose(toy, dirs=dirs)
-    assert found["pets"] == Where("toy", "/mine", "test", False)
+    assert found["pets"] == SplitRef("toy", "/mine", "test", download=False)
   found, _ = choose(toy, data={"pets": "mnist"}, splits={"": "train[:5]"})
-  assert found["pets"] == Where("mnist", "", "train[:5]", True)
+  assert found["pets"] == SplitRef("mnist", "", "train[:5]", download=True)
   found, _ = choose(toy, data={"": "mnist"}, splits={"pets": "a", "": "b"})
-  assert found["pets"] == Where("mnist", "", "a", True)
+  assert found["pets"] == SplitRef("mnist", "", "a", download=True)
   assert "--data_dir=pets" in refusal(digits, data={"pets": "folder"})
   silent = dataclasses.replace(digits, provenance={})
   assert "--split=pets=SPLIT" in refusal(silent, data={"": "mnist"})
@@ -106,17 +110,17 @@ def test_the_data_of_the_backbone(backbone):
   assert choose(task)[1] is None  # not asked for
   assert choose(task, data={"backbone": ""}, verify=True)[1] is None
   own = choose(task, dirs={"backbone": "/mine"}, verify=True)[1]
-  assert own.where == Where("toy", "/mine", "s", False)
+  assert own.ref == SplitRef("toy", "/mine", "s", download=False)
   assert (own.eval_crop, own.resize) == ("resize", 9)
   own = choose(
     task, data={"backbone": "mnist"}, splits={"backbone": "t", "": "x"},
     verify=True,
   )[1]  # fmt: skip
-  assert own.where == Where("mnist", "", "t", True)
+  assert own.ref == SplitRef("mnist", "", "t", download=True)
   plain = said(backbone, name="digits")
   assert choose(plain, verify=True)[1] is None
   own = choose(plain, data={"backbone": "mnist"}, verify=True)[1]
-  assert own.where == Where("mnist", "", "test", True)
+  assert own.ref == SplitRef("mnist", "", "test", download=True)
 
 
 def test_roots_are_left_by_no_link(backbone, tmp_path):
@@ -130,7 +134,7 @@ def test_roots_are_left_by_no_link(backbone, tmp_path):
     task = said(backbone, name="toy", dir=str(directory))
     found, _ = choose(task, roots=[str(tmp_path / "root-and-more"), str(root)])
     resolved = os.path.realpath(directory)
-    assert found["pets"] == Where("toy", resolved, "test", False)
+    assert found["pets"] == SplitRef("toy", resolved, "test", download=False)
   bad = [outside, root / "out", root / "..", root / "in/../..", "in", "a\0b"]
   for directory in bad:
     refusal(said(backbone, name="toy", dir=str(directory)), roots=[str(root)])

@@ -16,6 +16,7 @@ import memory_vit as mv
 from memory_vit.data import inventory
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.datasets import open_source, take_inventory
+from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import TrainingError
 from memory_vit.runtime import processes
 from memory_vit.training import config_changes, consistency, resume
@@ -42,7 +43,9 @@ def record_of(root, directory, by="files", **splits):
   return DataRecord(
     directory=directory / "inventory",
     by=by,
-    inventories={key: source.inventory for key, source in sources.items()},
+    inventories={
+      key: reader.source.inventory for key, reader in sources.items()
+    },
   )
 
 
@@ -297,8 +300,8 @@ def test_what_is_no_file_is_not_read(pictures, tmp_path):
   (pictures / "train/a/zero.png").symlink_to("/dev/zero")
   shutil.copy(pictures / "train/a/0.png", pictures / b"train/a/\xff.png".decode(
     "utf-8", "surrogateescape"))  # fmt: skip
-  source = open_source("folder", "train", str(pictures), max_bad=2)
-  table = source.inventory.table("contents")
+  reader = open_source("folder", "train", str(pictures), max_bad=2)
+  table = reader.source.inventory.table("contents")
   assert table["files"]["train/a/pipe.png"] == [-1, "no regular file"]
   assert table["files"]["train/a/zero.png"] == [-1, "no regular file"]
   assert len(table["files"]["train/a/\udcff.png"][1]) == 64
@@ -340,7 +343,7 @@ def test_what_was_left_out_of_other_data_is_forgotten(pictures, tmp_path):
       FakeCheckpoints(found), state, meta, {"train": source},
       config_changes.allowed(may_change), record,
     )  # fmt: skip
-    return [*source.left_out], past.changes
+    return [*source.unreadable], past.changes
 
   found = found_later(record_of(pictures, tmp_path, train="train"))
   assert resumed(found) == ([23], ())
@@ -395,10 +398,13 @@ def test_data_sets_of_tfds(tmp_path):
   )
 
   def record():
-    source = open_source("cifar10", "train", str(tmp_path))
-    assert source.inventory == take_inventory("cifar10", "train", str(tmp_path))
+    reader = open_source("cifar10", "train", str(tmp_path))
+    assert reader.source.inventory == take_inventory(
+      SplitRef("cifar10", str(tmp_path), "train")
+    )
     return DataRecord(
-      directory=tmp_path / "inventory", inventories={"train": source.inventory}
+      directory=tmp_path / "inventory",
+      inventories={"train": reader.source.inventory},
     )
 
   found = found_later(record())
@@ -412,9 +418,9 @@ def test_data_sets_of_tfds(tmp_path):
 
 def test_digits_are_known_by_their_bytes(tmp_path, monkeypatch):
   def record(split):
-    source = open_source("digits:5-9", split)
+    reader = open_source("digits:5-9", split)
     return DataRecord(
-      directory=tmp_path, inventories={"train": source.inventory}
+      directory=tmp_path, inventories={"train": reader.source.inventory}
     )
 
   found = found_later(record("train"))

@@ -466,7 +466,7 @@ class Watcher:
     patch = self._patch
     for module, name in (
       (optim, "make_schedule"), (split_forward, "make_training_pass"),
-      (split_forward, "full"), (datasets, "open_source"),
+      (split_forward, "full"), (datasets, "open_reader"),
     ):  # fmt: skip
       patch.setattr(module, name, functools.cache(getattr(module, name)))
     patch.setattr(optim, "make_optimizer", once(optim.make_optimizer))

@@ -258,7 +258,7 @@ def test_standard_input_is_read_as_it_is_needed(folder, monkeypatch, loaded):
 
   stdin = type("Stdin", (), {"buffer": lines()})
   monkeypatch.setattr(sys, "stdin", stdin)
-  entries = image_files.find_pictures(["-"])
+  entries = image_files.find_images(["-"])
   batches = image_files.read_batches(
     entries, loaded[0].spec.evaluation, 3, 2048
   )
@@ -452,12 +452,12 @@ def test_pictures_are_prepared_as_in_evaluation(tmp_path, crop, resize):
     write(root / f"{i}.{kind}", fake_data.noise(i, 21 + i, 33 - i))
   # GIF is not among the suffixes of image folders.
   (root / "3.gif").rename(root / "3.png")
-  source = datasets.open_source("folder", "train", str(tmp_path / "data"))
-  batch = next(batching.eval_batches(source, evaluation, batch_size=5))
-  entries = [image_files.Entry(source.file_name(i)) for i in range(5)]
+  reader = datasets.open_source("folder", "train", str(tmp_path / "data"))
+  batch = next(batching.eval_batches(reader, evaluation, batch_size=5))
+  entries = [image_files.Entry(reader.source.file_name(i)) for i in range(5)]
   [found] = image_files.read_batches(entries, evaluation, 5, 2048)
   assert np.array_equal(np.stack([p.pixels for p in found]), batch["image"])
-  files = [pathlib.Path(source.file_name(i)) for i in range(5)]
+  files = [pathlib.Path(reader.source.file_name(i)) for i in range(5)]
   assert np.array_equal(mv.preprocess(files, evaluation), batch["image"])
   one = mv.preprocess(str(files[0]), evaluation)
   assert np.array_equal(one, batch["image"][0])

@@ -325,14 +325,14 @@ def test_one_update_that_is_not_finite_is_skipped(config, workdir, monkeypatch):
 
 
 def test_examples_of_a_step_are_those_of_its_batch():
-  source = datasets.open_source("digits:5-9", "train")
+  reader = datasets.open_source("digits:5-9", "train")
   options = {"seed": 3, "batch_size": 8}
   plain = config_lib.TrainDataConfig(train_crop="small", resize=8, flip=False)
   batches = batching.train_batches(
-    source, plain, image_size=8, start=8, **options
+    reader, plain, image_size=8, start=8, **options
   )
-  found = batching.train_examples(source, step=2, **options)
-  labels = [int(source.fetch(np.int64(index))[1]) for index in found]
+  found = batching.train_examples(reader, step=2, **options)
+  labels = [int(reader.source.fetch(np.int64(index))[1]) for index in found]
   assert labels == list(next(batches)["label"])
 
 

@@ -23,6 +23,7 @@ import memory_vit as mv
 from memory_vit import config as config_lib
 from memory_vit.data import datasets
 from memory_vit.data.data_record import DataRecord
+from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import ConfigError, DivergedError, TrainingError
 from memory_vit.runtime import files
 from memory_vit.runtime.lock import only_run
@@ -166,7 +167,7 @@ def test_finished_runs_on_other_data_are_refused(
 
   def runs(config, directory, stop=None):
     result = fake(config, directory, stop)
-    found = datasets.take_inventory("folder", "train", str(pictures))
+    found = datasets.take_inventory(SplitRef("folder", str(pictures), "train"))
     record = DataRecord(
       directory=directory / "inventory",
       inventories=dict.fromkeys(("train", "validation", "test"), found),

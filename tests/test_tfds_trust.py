@@ -16,10 +16,9 @@ from faults import Process
 
 import memory_vit as mv
 from configs import quickstart
-from memory_vit import check_data
 from memory_vit import config as config_lib
 from memory_vit.cli import commands
-from memory_vit.data import datasets, tfds_trust
+from memory_vit.data import audit_report, datasets, tfds_trust
 from memory_vit.errors import DataError
 from memory_vit.study import execute, forecast
 from memory_vit.training import pretrain, run
@@ -161,11 +160,11 @@ def test_trust_reaches_every_reader(monkeypatch, trusted):
   config = config_lib.from_dict(values.to_dict())
   asked = []
 
-  def open_source(*given, trust_data_code=False, **options):
-    asked.append(trust_data_code)
+  def open_reader(ref):
+    asked.append(ref.trust_code)
     raise DataError("seen")
 
-  monkeypatch.setattr(datasets, "open_source", open_source)
+  monkeypatch.setattr(datasets, "open_reader", open_reader)
   planned = types.SimpleNamespace(name="x", data="digits:5-9", tested=True)
   readers = (
     lambda: run._open(config, "test"),
@@ -173,7 +172,7 @@ def test_trust_reaches_every_reader(monkeypatch, trusted):
     lambda: pretrain.pretrain(config, None),
     lambda: forecast.train_split(config),
     lambda: execute.require_data(config, [planned], {}),
-    lambda: check_data.check_data(config),
+    lambda: audit_report.audit_data(config),
   )
   for reader in readers:
     with pytest.raises(DataError, match="seen"):
@@ -307,10 +306,10 @@ def test_a_checkout_finds_itself_without_the_current_directory(
     command, cwd=ROOT, env=environment, capture_output=True, text=True
   )
   assert done.returncode == 0, done.stderr
-  found, pictures = json.loads((tmp_path / "seen").read_text())
+  found, image_files = json.loads((tmp_path / "seen").read_text())
   assert str(ROOT) not in found
   assert found[0] == str(tmp_path / "site")
-  assert pictures == str(ROOT / "memory_vit" / "pictures.py")
+  assert image_files == str(ROOT / "memory_vit/data/image_files.py")
 
 
 def test_what_is_left_of_the_path(monkeypatch):

@@ -9,10 +9,14 @@ with epy.lazy_api_imports(globals()):
     train_examples,
   )
   from memory_vit.data.datasets import open_source, open_split
+  from memory_vit.data.reader import Reader
   from memory_vit.data.sources import Source
+  from memory_vit.data.split_ref import SplitRef
 
 __all__ = [
+  "Reader",
   "Source",
+  "SplitRef",
   "eval_batches",
   "open_source",
   "open_split",

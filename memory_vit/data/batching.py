@@ -1,27 +1,40 @@
-"""Batches for training and evaluation, by example number."""
+"""Batches for training and evaluation, by example number.
+
+Training sees the examples number 0, 1, 2, ... without end. Everything about
+number g follows from g and the seed: its epoch, which record of the source it
+is, and how it is cropped. So the position in training is one number: nothing of
+the input has to be saved in a checkpoint, resuming replays nothing, and the
+examples of a step do not depend on how many processes share them.
+
+That holds for unreadable examples too, where some are allowed: in training the
+next readable record takes the place of one, whatever happened before; in
+evaluation they do not count, and the result says how many they were.
+"""
 
 from collections.abc import Iterator
 
+import jax
 import tensorflow as tf
 
 from memory_vit.config import TrainDataConfig
 from memory_vit.data import image_ops, pipeline
-from memory_vit.data.pipeline import Batch, Recipe
+from memory_vit.data.pipeline import Batch, ExampleFn
+from memory_vit.data.reader import Reader, reader_of
 from memory_vit.data.sources import Source
 from memory_vit.errors import ConfigError
 from memory_vit.model.task import EvalPreprocessing
 
 
 def train_batches(
-  source: Source,
+  source: Source | Reader,
   data: TrainDataConfig,
   *,
   image_size: int,
   batch_size: int,
   seed: int,
   start: int = 0,
-  process_index: int = 0,
-  process_count: int = 1,
+  process_index: int | None = None,
+  process_count: int | None = None,
 ) -> Iterator[Batch]:
   """Batches for training, without end.
 
@@ -30,32 +43,34 @@ def train_batches(
   may be smaller than a batch.
 
   Args:
-    source: the examples.
-    data: how pictures are cropped and mirrored.
+    source: the examples; how many of them may be unreadable, a reader says.
+    data: how images are cropped and mirrored.
     image_size: s, side of the square, in pixels.
     batch_size: b, of all processes together.
     seed: of the order, and of the crops.
     start: examples that were used before; training that stopped after k steps
       goes on exactly with k * batch_size.
-    process_index: this process, which gets the rows i * b / p ... of a batch.
-    process_count: p.
+    process_index: i, which gets the rows i * b / p ... of a batch; by default
+      that of this process.
+    process_count: p; by default of this run.
 
   Returns:
     Iterator over {"image": float32 (b / p, s, s, 3) in [-1, 1], "label": int32
-    (b / p,)}. Where `source.max_bad` allows it, the next readable example of
+    (b / p,)}. Where its `max_bad` allows it, the next readable example of
     the source takes the place of one that cannot be read. The iterator raises a
-    `BrokenDataError` that names the pictures if more cannot be read, or if one
+    `BrokenDataError` that names the images if more cannot be read, or if one
     has no label.
 
   Raises:
     ConfigError: if the batch does not divide, or the crop is impossible.
   """
-  _check_rows(batch_size, process_index, process_count)
+  reader = reader_of(source)
+  rows, first = _share(batch_size, process_index, process_count)
   if data.train_crop == "small":
     image_ops.shorter_side(data.resize, image_size)
 
   def record(number: tf.Tensor) -> tf.Tensor:
-    return _shuffled(number, source.size, seed)
+    return _shuffled(number, reader.size, seed)
 
   def prepare(
     number: tf.Tensor, encoded: tf.Tensor, label: tf.Tensor
@@ -66,15 +81,14 @@ def train_batches(
     )
     return {"image": image, "label": label}
 
-  rows = batch_size // process_count
-  firsts = range(start + process_index * rows, 2**63 - batch_size, batch_size)
-  return pipeline.batches(Recipe(source, record, prepare), firsts, rows)
+  starts = range(start + first, 2**63 - batch_size, batch_size)
+  return pipeline.batches(ExampleFn(reader, record, prepare), starts, rows)
 
 
 def train_examples(
-  source: Source, *, seed: int, batch_size: int, step: int
+  source: Source | Reader, *, seed: int, batch_size: int, step: int
 ) -> list[str]:
-  """What `train_batches` puts into the batch of a step: indices, and files.
+  """Names the examples in the batch of a step: indices, and files.
 
   Of examples that cannot be read, what takes their place; as far as this
   process knows of them.
@@ -85,23 +99,24 @@ def train_examples(
     batch_size: see there.
     step: from 1.
   """
+  reader = reader_of(source)
   numbers = range((step - 1) * batch_size, step * batch_size)
   names = []
   for number in numbers:
-    index = int(_shuffled(tf.constant(number, tf.int64), source.size, seed))
-    while index in source.left_out:
-      index = (index + 1) % source.size
-    names.append(f"{index} {source.file_name(index)}".strip())
+    index = int(_shuffled(tf.constant(number, tf.int64), reader.size, seed))
+    while index in reader.unreadable:
+      index = (index + 1) % reader.size
+    names.append(f"{index} {reader.source.file_name(index)}".strip())
   return names
 
 
 def eval_batches(
-  source: Source,
+  source: Source | Reader,
   preprocessing: EvalPreprocessing,
   *,
   batch_size: int,
-  process_index: int = 0,
-  process_count: int = 1,
+  process_index: int | None = None,
+  process_count: int | None = None,
 ) -> Iterator[Batch]:
   """Batches with every example exactly once, in order.
 
@@ -109,26 +124,28 @@ def eval_batches(
   processes get the same number of batches.
 
   Args:
-    source: the examples.
+    source: the examples; how many of them may be unreadable, a reader says.
     preprocessing: s is its `image_size`.
     batch_size: b, of all processes together.
-    process_index: this process, which gets the rows i * b / p ... of a batch.
-    process_count: p.
+    process_index: i, which gets the rows i * b / p ... of a batch; by default
+      that of this process.
+    process_count: p; by default of this run.
 
   Returns:
     Iterator over {"image": float32 (b / p, s, s, 3) in [-1, 1], "label": int32
     (b / p,), "mask": float32 (b / p,)}. An example that cannot be read has
-    mask 0, where `source.max_bad` allows it. The iterator raises a
-    `BrokenDataError` that names the pictures if more cannot be read, or if one
+    mask 0, where its `max_bad` allows it. The iterator raises a
+    `BrokenDataError` that names the images if more cannot be read, or if one
     has no label.
 
   Raises:
     ConfigError: if the batch does not divide.
   """
-  _check_rows(batch_size, process_index, process_count)
+  reader = reader_of(source)
+  rows, first = _share(batch_size, process_index, process_count)
 
   def record(number: tf.Tensor) -> tf.Tensor:
-    return tf.minimum(number, source.size - 1)
+    return tf.minimum(number, reader.size - 1)
 
   def prepare(
     number: tf.Tensor, encoded: tf.Tensor, label: tf.Tensor
@@ -136,18 +153,16 @@ def eval_batches(
     return {
       "image": image_ops.eval_image(encoded, preprocessing),
       "label": label,
-      "mask": tf.cast(number < source.size, tf.float32),
+      "mask": tf.cast(number < reader.size, tf.float32),
     }
 
-  rows = batch_size // process_count
-  offset = process_index * rows
-  steps = -(-source.size // batch_size)
-  firsts = range(offset, offset + steps * batch_size, batch_size)
-  return pipeline.batches(Recipe(source, record, prepare), firsts, rows)
+  steps = -(-reader.size // batch_size)
+  starts = range(first, first + steps * batch_size, batch_size)
+  return pipeline.batches(ExampleFn(reader, record, prepare), starts, rows)
 
 
 def _shuffled(number: tf.Tensor, size: int, seed: int) -> tf.Tensor:
-  """Which record is example `number`: each epoch permutes them anew.
+  """The record of example `number`: each epoch permutes them anew.
 
   Args:
     number: int64 ().
@@ -164,10 +179,20 @@ def _shuffled(number: tf.Tensor, size: int, seed: int) -> tf.Tensor:
   return tf.random_index_shuffle(place, key, max_index=size - 1, rounds=16)
 
 
-def _check_rows(batch_size: int, index: int, count: int) -> None:
-  """Refuses a batch that the processes cannot share."""
+def _share(
+  batch_size: int, index: int | None, count: int | None
+) -> tuple[int, int]:
+  """The number of rows of a process in a batch, and the first of them.
+
+  Raises:
+    ConfigError: if the batch does not divide.
+  """
+  index = jax.process_index() if index is None else index
+  count = jax.process_count() if count is None else count
   if batch_size < 1 or batch_size % count or not 0 <= index < count:
     raise ConfigError(
       f"a batch of {batch_size} does not divide among {count} processes (this "
       f"is number {index})."
     )
+  rows = batch_size // count
+  return rows, index * rows

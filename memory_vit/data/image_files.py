@@ -1,4 +1,4 @@
-"""Files of pictures that somebody names: found, guarded, read.
+"""Finds, checks and reads image files that a user names.
 
 What cannot be read does not end the reading of others: it says why.
 """
@@ -24,8 +24,8 @@ from memory_vit.data.sources import SUFFIXES, reason_of
 from memory_vit.errors import ConfigError, DataError
 from memory_vit.model.task import EvalPreprocessing
 
-# A picture beyond any of these is refused before it is decoded: a file of a few
-# kilobytes can claim to be a picture that fills the memory. 64 megapixels are
+# An image beyond any of these is refused before it is decoded: a file of a few
+# kilobytes can claim to be an image that fills the memory. 64 megapixels are
 # those of the largest common cameras.
 MAX_FILE_BYTES = 64 * 2**20
 MAX_PIXELS = 64_000_000
@@ -34,7 +34,7 @@ MAX_SIDE = 16_384
 # Those that `image_ops.decode` takes, with the bytes that a pixel takes while
 # it is decoded, at most: measured, and rounded up. A JPEG in one scan needs 4.
 _BYTES_PER_PIXEL = {"JPEG": 12, "PNG": 4, "WEBP": 24, "BMP": 16, "GIF": 12}
-# While a batch is made: the pictures one by one, side by side, and on the
+# While a batch is made: the images one by one, side by side, and on the
 # device, each as float32.
 _COPIES_OF_A_BATCH = 3
 THREADS = min(8, os.cpu_count() or 1)
@@ -43,7 +43,7 @@ _MIB = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """A picture that was asked for.
+  """An image file to read.
 
   Attributes:
     path: of the file.
@@ -55,8 +55,8 @@ class Entry:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds an array
-class Picture:
-  """A picture that was tried.
+class LoadedImage:
+  """An image, or why it could not be read.
 
   Attributes:
     entry: says why where it could not be read.
@@ -67,11 +67,11 @@ class Picture:
   pixels: np.ndarray | None
 
 
-def find_pictures(arguments: Iterable[str]) -> Iterator[Entry]:
-  """The pictures that were asked for, one by one.
+def find_images(arguments: Iterable[str]) -> Iterator[Entry]:
+  """Yields the image files that are asked for.
 
   Args:
-    arguments: files; folders, which stand for all pictures below them, sorted;
+    arguments: files; folders, which stand for all images below them, sorted;
       and "-" for paths on standard input, read as they are asked for.
   """
   for argument in arguments:
@@ -85,7 +85,7 @@ def find_pictures(arguments: Iterable[str]) -> Iterator[Entry]:
 
 
 def _below(path: str) -> Iterator[Entry]:
-  """A file itself, or the pictures in a folder."""
+  """A file itself, or the images in a folder."""
   if not os.path.isdir(path):
     yield Entry(path)
     return
@@ -109,14 +109,14 @@ def read_batches(
   evaluation: EvalPreprocessing,
   size: int,
   memory_mib: int,
-) -> Iterator[list[Picture]]:
-  """Reads pictures, `size` at a time (fewer at the end), in order.
+) -> Iterator[list[LoadedImage]]:
+  """Reads images, `size` at a time (fewer at the end), in order.
 
   Args:
     entries: are asked for no earlier than needed.
-    evaluation: how pictures are prepared.
+    evaluation: how images are prepared.
     size: of a batch.
-    memory_mib: what a batch, and the pictures that are decoded for it, may
+    memory_mib: what a batch, and the images that are decoded for it, may
       take together; some wait for others, and one that alone needs more is
       refused.
 
@@ -131,15 +131,15 @@ def read_batches(
       f"into {memory_mib} MiB: expected a smaller --batch_size, or a larger "
       "--memory_mib."
     )
-  reader = _Reader(evaluation, left)
+  reader = _ImageReader(evaluation, left)
   entries = iter(entries)
   with ThreadPoolExecutor(THREADS) as pool:
     while batch := list(itertools.islice(entries, size)):
       yield list(pool.map(reader.read, batch))
 
 
-class _Reader:
-  """Reads pictures the way `batching.eval_batches` does, in several threads."""
+class _ImageReader:
+  """Reads images the way `batching.eval_batches` does, in several threads."""
 
   def __init__(self, evaluation: EvalPreprocessing, memory: int) -> None:
     self._evaluation = evaluation
@@ -147,14 +147,14 @@ class _Reader:
     # A header is short, but of a WebP file, which is read as a whole.
     self._header = threading.Lock()
 
-  def read(self, entry: Entry) -> Picture:
-    """Tries a picture."""
+  def read(self, entry: Entry) -> LoadedImage:
+    """Reads an image; what cannot be read says why."""
     if entry.reason:
-      return Picture(entry, None)
+      return LoadedImage(entry, None)
     try:
-      return Picture(entry, self._prepared(entry.path))
+      return LoadedImage(entry, self._prepared(entry.path))
     except DataError as error:
-      return Picture(Entry(entry.path, str(error)), None)
+      return LoadedImage(Entry(entry.path, str(error)), None)
 
   def _prepared(self, path: str) -> np.ndarray:
     with _opened(path) as file:
@@ -170,7 +170,7 @@ class _Reader:
 def prepare_encoded(
   encoded: bytes, evaluation: EvalPreprocessing
 ) -> np.ndarray:
-  """Decodes a picture that nobody vouches for, as evaluation does.
+  """Decodes an image that nobody vouches for, as evaluation does.
 
   Args:
     encoded: content of a file.
@@ -189,7 +189,7 @@ def prepare_encoded(
 def prepare_pixels(
   pixels: np.ndarray, evaluation: EvalPreprocessing
 ) -> np.ndarray:
-  """The same of a picture that has been decoded, uint8 (height, width, 3)."""
+  """Prepares decoded pixels, uint8 (height, width, 3), as evaluation does."""
   with _named_reasons():
     return image_ops.eval_view(tf.constant(pixels), evaluation).numpy()
 
@@ -212,7 +212,7 @@ def _size_of(file: BinaryIO) -> int:
 
 
 def _decoded(encoded: bytes, evaluation: EvalPreprocessing) -> np.ndarray:
-  """Decodes a picture whose header has been looked at."""
+  """Decodes an image whose header has been looked at."""
   problem = encoded.startswith(jpeg.MAGIC) and jpeg.too_costly(encoded)
   if problem:
     raise DataError(problem)
@@ -282,10 +282,10 @@ def _opened(path: str) -> Iterator[BinaryIO]:
 
 
 def _needed(file: BinaryIO, evaluation: EvalPreprocessing) -> int:
-  """Bytes that preparing a picture takes, by its header; decodes nothing.
+  """Bytes that preparing an image takes, by its header; decodes nothing.
 
   Raises:
-    DataError: for what is no picture, or too large a one.
+    DataError: for what is no image, or too large a one.
   """
   limit = f"more than {MAX_PIXELS / 1e6:g} megapixels"
   try:

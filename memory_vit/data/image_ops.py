@@ -1,6 +1,6 @@
-"""Pictures: encoded bytes -> what the model takes. Pure functions.
+"""Decodes, crops and scales images for the model. Pure functions.
 
-All randomness is stateless: the same seed gives the same picture on every
+All randomness is stateless: the same seed gives the same image on every
 machine, in every order. Resizing is bilinear without antialiasing, on float32
 and without rounding in between, as vit_jax trains and evaluates. Alpha is
 dropped, and the orientation tag of EXIF is not applied, as in TensorFlow.
@@ -28,9 +28,9 @@ except RuntimeError as error:
 
 _JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
-# Resized by its shorter side, a longer picture would fill the memory.
+# Resized by its shorter side, a longer image would fill the memory.
 LONGEST_ASPECT = 32.0
-# Before a crop: 403 MB, as float32. Any picture stays below up to a shorter
+# Before a crop: 403 MB, as float32. Any image stays below up to a shorter
 # side of 1,024, and a square up to `tasks.MAX_RESIZE`.
 MAX_RESIZED_PIXELS = 2**25
 
@@ -42,7 +42,7 @@ def train_image(
   data: TrainDataConfig,
   image_size: int,
 ) -> tf.Tensor:
-  """A random view of a picture, for training.
+  """A random view of an image, for training.
 
   Args:
     encoded: string (), the file.
@@ -54,7 +54,7 @@ def train_image(
     float32 (s, s, 3) in [-1, 1].
 
   Raises:
-    ConfigError: for an unknown crop, or one that is larger than the picture.
+    ConfigError: for an unknown crop, or one that is larger than the image.
     tf.errors.InvalidArgumentError: if it cannot be decoded.
   """
   crop_seed, flip_seed = tf.unstack(tf.random.split(seed, 2))
@@ -78,7 +78,7 @@ def train_image(
 def eval_image(
   encoded: tf.Tensor, preprocessing: EvalPreprocessing
 ) -> tf.Tensor:
-  """The one view of a picture that is evaluated.
+  """Prepares an encoded image for evaluation.
 
   Args:
     encoded: string (), the file.
@@ -94,7 +94,7 @@ def eval_image(
 
 
 def eval_view(image: tf.Tensor, preprocessing: EvalPreprocessing) -> tf.Tensor:
-  """The same of a picture that has been decoded.
+  """Prepares a decoded image for evaluation.
 
   Args:
     image: uint8 (height, width, 3).
@@ -118,10 +118,10 @@ def eval_view(image: tf.Tensor, preprocessing: EvalPreprocessing) -> tf.Tensor:
 def resized_pixels(
   width: int, height: int, preprocessing: EvalPreprocessing
 ) -> int:
-  """Pixels that a picture has at most once it was resized for evaluation.
+  """Pixels that an image has at most once it was resized for evaluation.
 
   Args:
-    width: of the picture, at least 1.
+    width: of the image, at least 1.
     height: likewise.
     preprocessing: how it is prepared.
   """
@@ -211,7 +211,7 @@ def inception_crop(encoded: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 
 def resize(image: tf.Tensor, side: int) -> tf.Tensor:
-  """(height, width, 3) -> float32 (side, side, 3); squeezes the picture."""
+  """(height, width, 3) -> float32 (side, side, 3); squeezes the image."""
   return tf.image.resize(image, (side, side), method="bilinear")
 
 
@@ -226,7 +226,7 @@ def resize_shorter(image: tf.Tensor, side: int) -> tf.Tensor:
     float32 (height, width, 3), of which the smaller is `side`.
 
   Raises:
-    tf.errors.InvalidArgumentError: for a picture that is more than 32 times as
+    tf.errors.InvalidArgumentError: for an image that is more than 32 times as
       long as it is wide, or would get more than `MAX_RESIZED_PIXELS`.
   """
   shape = tf.cast(tf.shape(image)[:2], tf.float32)
@@ -294,7 +294,7 @@ def _pillow_rgb(encoded: bytes) -> np.ndarray:
 
 
 def _inception_window(shape: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-  """Shape of a picture, int32 (3,) -> y, x, height, width: int32 (4,)."""
+  """Shape of an image, int32 (3,) -> y, x, height, width: int32 (4,)."""
   begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
     shape,
     tf.zeros((0, 0, 4), tf.float32),

@@ -32,7 +32,7 @@ Table = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inventory:
-  """What a split consists of; its files were not looked at yet.
+  """The files of a split, which were not looked at yet.
 
   Attributes:
     facts: what is recorded of the data set apart from its files, which JSON can
@@ -76,68 +76,60 @@ def digest(table: Table) -> str:
 
 
 def differences(before: Table, now: Table) -> list[str]:
-  """What differs between two tables of the same kind.
+  """Describes what differs between two tables of the same kind.
 
   Returns:
     How many files in a line, and then some of them, those first whose class is
     another; nothing where the tables are equal.
   """
-  found = _Differences(before["files"], now["files"])
+  changes = _changes(before["files"], now["files"])
   lines = [
     f"{key}: {messages.brief(before['facts'].get(key))}, now "
     f"{messages.brief(now['facts'].get(key))}"
     for key in sorted(before["facts"].keys() | now["facts"].keys())
     if before["facts"].get(key) != now["facts"].get(key)
   ]
-  if found.counts:
-    counts = ", ".join(f"{n:,} {kind}" for kind, n in found.counts.items())
+  if changes:
+    counts = ", ".join(f"{len(n):,} {kind}" for kind, n in changes.items())
     lines.insert(0, f"{counts} (of {len(before['files']):,} files)")
-  more = len(found.lines) - _SHOWN
-  lines += [f"  {escaped(line)}" for line in found.lines[:_SHOWN]]
+  files = [line for found in changes.values() for line in found]
+  more = len(files) - _SHOWN
+  lines += [f"  {escaped(line)}" for line in files[:_SHOWN]]
   return lines + ([f"  and {more:,} more"] if more > 0 else [])
 
 
-class _Differences:
-  """How the files {name: [size, mark]} of one table became those of another.
-
-  Attributes:
-    counts: {what happened: to how many}.
-    lines: one for every file.
-  """
-
-  def __init__(
-    self, before: Mapping[str, Sequence], now: Mapping[str, Sequence]
-  ) -> None:
-    was = {name: tuple(e) for name, e in before.items() if e != now.get(name)}
-    is_ = {name: tuple(e) for name, e in now.items() if e != before.get(name)}
-    moved = _moved(was, is_)
-    arrived = {*moved.values()}
-    kinds: dict[str, list[str]] = {
-      "of another class": [], "renamed": [], "changed": [], "gone": [],
-      "new": [],
-    }  # fmt: skip
-    for name, place in moved.items():
-      first, second = _class_of(name), _class_of(place)
-      if first == second:
-        kinds["renamed"].append(f"{name}: now {place}")
-      else:
-        kinds["of another class"].append(
-          f"{name}: class {first!r}, now {second!r} ({place})"
-        )
-    # A place from which a file moved away, or to which one came, is explained.
-    for name in was.keys() - moved.keys() - arrived:
-      if name in is_:
-        kinds["changed"].append(f"{name}: {_change(was[name], is_[name])}")
-      else:
-        kinds["gone"].append(f"{name}: gone")
-    for name in is_.keys() - was.keys() - arrived:
-      kinds["new"].append(f"{name}: new")
-    self.counts = {kind: len(found) for kind, found in kinds.items() if found}
-    self.lines = [line for found in kinds.values() for line in sorted(found)]
+def _changes(
+  before: Mapping[str, Sequence], now: Mapping[str, Sequence]
+) -> dict[str, list[str]]:
+  """{what happened: a line per file}, between two {file: [size, mark]}."""
+  old = {name: tuple(e) for name, e in before.items() if e != now.get(name)}
+  new = {name: tuple(e) for name, e in now.items() if e != before.get(name)}
+  moved = _moved(old, new)
+  arrived = {*moved.values()}
+  changes: dict[str, list[str]] = {
+    "of another class": [], "renamed": [], "changed": [], "gone": [], "new": [],
+  }  # fmt: skip
+  for name, place in moved.items():
+    first, second = _class_of(name), _class_of(place)
+    if first == second:
+      changes["renamed"].append(f"{name}: now {place}")
+    else:
+      changes["of another class"].append(
+        f"{name}: class {first!r}, now {second!r} ({place})"
+      )
+  # A place from which a file moved away, or to which one came, is explained.
+  for name in old.keys() - moved.keys() - arrived:
+    if name in new:
+      changes["changed"].append(f"{name}: {_change(old[name], new[name])}")
+    else:
+      changes["gone"].append(f"{name}: gone")
+  for name in new.keys() - old.keys() - arrived:
+    changes["new"].append(f"{name}: new")
+  return {kind: sorted(found) for kind, found in changes.items() if found}
 
 
 def _moved(
-  was: Mapping[str, Sequence], is_: Mapping[str, Sequence]
+  old: Mapping[str, Sequence], new: Mapping[str, Sequence]
 ) -> dict[str, str]:
   """{name of a file before: its name now}, known by size and mark."""
   moved: dict[str, str] = {}
@@ -146,10 +138,10 @@ def _moved(
               lambda name, entry: tuple(entry)):  # fmt: skip
     places = collections.defaultdict(list)
     arrived = {*moved.values()}
-    for name in sorted(is_.keys() - arrived, reverse=True):
-      places[key(name, is_[name])].append(name)
-    for name in sorted(was.keys() - moved.keys()):
-      if found := places[key(name, was[name])]:
+    for name in sorted(new.keys() - arrived, reverse=True):
+      places[key(name, new[name])].append(name)
+    for name in sorted(old.keys() - moved.keys()):
+      if found := places[key(name, old[name])]:
         moved[name] = found.pop()
   return moved
 
@@ -159,11 +151,11 @@ def _class_of(name: str) -> str:
   return PurePosixPath(name).parent.name
 
 
-def _change(was: Sequence, is_: Sequence) -> str:
-  """What is another at a file."""
-  if was[0] != is_[0]:
-    return f"{_size(was)}, now {_size(is_)}"
-  if isinstance(was[1], str):
+def _change(old: Sequence, new: Sequence) -> str:
+  """Says how a file changed."""
+  if old[0] != new[0]:
+    return f"{_size(old)}, now {_size(new)}"
+  if isinstance(old[1], str):
     return "other contents"
   return "the time of its last change is another"
 

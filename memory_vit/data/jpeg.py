@@ -1,7 +1,7 @@
 """JPEG files that would take hours to decode, found without decoding.
 
-A progressive JPEG paints the whole picture anew with every scan. A scan may
-have a few bytes and costs as much as the picture has pixels.
+A progressive JPEG paints the whole image anew with every scan. A scan may
+have a few bytes and costs as much as the image has pixels.
 """
 
 import re
@@ -24,7 +24,7 @@ def too_costly(encoded: bytes) -> str:
   """Why a JPEG should not be decoded; "" where nothing is against it.
 
   It is read as its decoder would: what looks like a scan in a comment, in a
-  thumbnail or behind the end of the picture is none.
+  thumbnail or behind the end of the image is none.
 
   Args:
     encoded: a file that begins with `MAGIC`; it may be broken.

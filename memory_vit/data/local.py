@@ -6,50 +6,38 @@ import pathlib
 import re
 import stat
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import sklearn.datasets
 import tensorflow as tf
 
 from memory_vit.data.inventory import Inventory
-from memory_vit.data.sources import SUFFIXES, Source, fetch_from_memory, slices
+from memory_vit.data.sources import (
+  SUFFIXES,
+  Source,
+  fetch_from_memory,
+  split_parts,
+)
+from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.runtime.paths import local
 
 
-def open_folder(split: str, directory: str, **options: Any) -> Source:
-  """A folder with SPLIT/CLASS/PICTURE: see `datasets.open_source`.
+def open_folder(ref: SplitRef) -> Source:
+  """Opens a split of a folder with SPLIT/CLASS/IMAGE.
 
-  Further options are those of `Source`.
+  Raises:
+    DataError: where there is no such folder or split, or a class is empty.
   """
-  root = local(directory or ".", "the image folder", DataError)
-  if not directory or not root.is_dir():
-    raise DataError(
-      f"image folder {directory!r} is not there: set config.data.dir to a "
-      "directory that holds train/CLASS/*.jpg."
-    )
-  irregular: dict[str, str] = {}
-  files = {
-    folder.name: _picture_files(folder, irregular) for folder in _folders(root)
-  }
-  if "train" not in files:
-    raise DataError(
-      f"image folder {directory!r} has no train/, whose folders are the "
-      f"classes; it has {sorted(files)}."
-    )
+  root = local(ref.dir or ".", "the image folder", DataError)
+  files, irregular = _files_of_splits(root, ref.dir)
   class_names = tuple(files["train"])
   sizes = {key: sum(map(len, files[key].values())) for key in files}
   chosen = []
-  for key, part in slices("folder", split, sizes):
+  for key, part in split_parts(ref.name, ref.split, sizes):
     _check_classes(root / key, files[key], class_names)
     chosen += _shuffled(files[key])[part]
   where = {file: os.path.join(root, file) for file, _ in chosen}
-  bad = {
-    i: irregular[file]
-    for i, (file, _) in enumerate(chosen)
-    if file in irregular
-  }
   # What reads a pipe waits for ever: what is no file has no path here.
   names = [
     b"" if file in irregular else os.fsencode(where[file]) for file, _ in chosen
@@ -58,31 +46,36 @@ def open_folder(split: str, directory: str, **options: Any) -> Source:
   label_of = {class_name: i for i, class_name in enumerate(class_names)}
   labels = tf.constant([label_of[name] for _, name in chosen], tf.int32)
   read = _reader(names)
-  source = Source(
-    name="folder",
-    split=split,
+  return Source(
+    name=ref.name,
+    split=ref.split,
     size=len(chosen),
     class_names=class_names,
     fetch=lambda i: (read(tf.gather(paths, i)), tf.gather(labels, i)),
     file_name=lambda i: _shown(where[chosen[i][0]]),
+    unreadable={
+      i: irregular[file]
+      for i, (file, _) in enumerate(chosen)
+      if file in irregular
+    },
     inventory=Inventory(files=where),
-    **options,
   )
-  source.leave_out(bad)
-  return source
 
 
-def open_digits(name: str, split: str, **options: Any) -> Source:
-  """The digits that come with scikit-learn: see `datasets.open_source`.
+def open_digits(ref: SplitRef) -> Source:
+  """Opens a split of the digits that come with scikit-learn.
 
-  Every fifth picture of a class is for the test. Further options are those of
-  `Source`.
+  Every fifth image of a class is for the test.
+
+  Raises:
+    DataError: for another name, or a split that is not there.
   """
-  match = re.fullmatch(r"digits(?::([0-9])-([0-9]))?", name)
+  match = re.fullmatch(r"digits(?::([0-9])-([0-9]))?", ref.name)
   first, last = (int(match[1] or 0), int(match[2] or 9)) if match else (1, 0)
   if first > last:
     raise DataError(
-      f"data set {name!r}: expected 'digits', or a range such as 'digits:0-4'."
+      f"data set {ref.name!r}: expected 'digits', or a range such as "
+      "'digits:0-4'."
     )
   images, digits = sklearn.datasets.load_digits(return_X_y=True)
   train, test = [], []
@@ -96,26 +89,58 @@ def open_digits(name: str, split: str, **options: Any) -> Source:
     "test": np.sort(np.concatenate(test)),
   }
   sizes = {key: len(indices) for key, indices in splits.items()}
-  parts = slices(name, split, sizes)
+  parts = split_parts(ref.name, ref.split, sizes)
   chosen = np.concatenate([splits[key][part] for key, part in parts])
   # 8 x 8 pixels from 0 to 16, as files: the rest is as for any other source.
   images = np.round(images.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
-  pictures = tf.stack([tf.io.encode_png(images[i]) for i in chosen])
+  encoded = tf.stack([tf.io.encode_png(images[i]) for i in chosen])
   labels = tf.constant(digits[chosen] - first, tf.int32)
   return Source(
-    name=name,
-    split=split,
+    name=ref.name,
+    split=ref.split,
     size=len(chosen),
     class_names=tuple(str(digit) for digit in range(first, last + 1)),
-    fetch=fetch_from_memory(pictures, labels),
+    fetch=fetch_from_memory(encoded, labels),
     inventory=Inventory(facts={"pictures": _digest(images[chosen], labels)}),
-    **options,
   )
 
 
 def _digest(images: np.ndarray, labels: tf.Tensor) -> str:
-  """SHA-256 of pictures in memory, and of their labels."""
+  """SHA-256 of images in memory, and of their labels."""
   return hashlib.sha256(images.tobytes() + labels.numpy().tobytes()).hexdigest()
+
+
+def _files_of_splits(
+  root: pathlib.Path, directory: str
+) -> tuple[dict[str, dict[str, list[str]]], dict[str, str]]:
+  """Finds all images of all splits.
+
+  Args:
+    root: the image folder.
+    directory: the same as it was given, for messages.
+
+  Returns:
+    {split: {class: images}}, as paths relative to `root`, and {image: what it
+    is} of those that are no regular files.
+
+  Raises:
+    DataError: where there is no folder, or no train/ in it.
+  """
+  if not directory or not root.is_dir():
+    raise DataError(
+      f"image folder {directory!r} is not there: set config.data.dir to a "
+      "directory that holds train/CLASS/*.jpg."
+    )
+  irregular: dict[str, str] = {}
+  files = {
+    folder.name: _image_files(folder, irregular) for folder in _folders(root)
+  }
+  if "train" not in files:
+    raise DataError(
+      f"image folder {directory!r} has no train/, whose folders are the "
+      f"classes; it has {sorted(files)}."
+    )
+  return files, irregular
 
 
 def _folders(root: pathlib.Path) -> list[pathlib.Path]:
@@ -139,18 +164,18 @@ def _folders(root: pathlib.Path) -> list[pathlib.Path]:
   return [root / name for name in names]
 
 
-def _picture_files(
+def _image_files(
   folder: pathlib.Path, irregular: dict[str, str]
 ) -> dict[str, list[str]]:
-  """The pictures of a split, by their class.
+  """Finds the images of a split, by their class.
 
   Args:
     folder: of the split.
-    irregular: what has the name of a picture and is no regular file is added
+    irregular: what has the name of an image and is no regular file is added
       to it, with what it is.
 
   Returns:
-    Class -> its pictures, as paths relative to the parent of `folder`.
+    Class -> its images, as paths relative to the parent of `folder`.
   """
   found = {}
   for class_folder in _folders(folder):
@@ -167,7 +192,7 @@ def _picture_files(
 
 
 def _kind(path: str) -> str:
-  """What something is that is no regular file."""
+  """Names the kind of what is no regular file."""
   try:
     mode = os.stat(path).st_mode
   except OSError as error:
@@ -183,7 +208,7 @@ def _kind(path: str) -> str:
 
 
 def _reader(names: Sequence[bytes]) -> Callable[[tf.Tensor], tf.Tensor]:
-  """How files are read: path, string () -> contents, string ()."""
+  """A function that reads a file: path, string () -> contents, string ()."""
   try:
     b"".join(names).decode("utf-8")
   except UnicodeDecodeError:
@@ -213,13 +238,13 @@ def _check_classes(
   files: Mapping[str, Sequence[str]],
   classes: Sequence[str],
 ) -> None:
-  """Refuses a class that train/ does not have, or without pictures."""
+  """Refuses a class that train/ does not have, or without images."""
   unknown = sorted(set(files) - set(classes))
   if unknown:
     raise BrokenDataError(
       f"{folder} has classes that train/ does not have: {unknown}."
     )
-  empty = sorted(name for name, pictures in files.items() if not pictures)
+  empty = sorted(name for name, images in files.items() if not images)
   if empty:
     raise BrokenDataError(
       f"{folder} has no pictures ({', '.join(SUFFIXES)}) of classes {empty}."
@@ -229,7 +254,7 @@ def _check_classes(
 def _shuffled(files: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
   """(file, class), in an order that mixes the classes, so slices are fair.
 
-  Sorting by a hash of the name is the same everywhere, and a picture that is
+  Sorting by a hash of the name is the same everywhere, and an image that is
   added leaves the others in their order.
   """
   pairs = [(file, name) for name in files for file in files[name]]

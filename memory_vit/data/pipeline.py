@@ -1,76 +1,73 @@
-"""Examples by number, put into batches; those that cannot be read left out."""
+"""Makes examples from their numbers, and batches of them, in tf.data."""
 
 import atexit
-import contextlib
 import dataclasses
 import functools
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from memory_vit.data import sources, watchdog
-from memory_vit.data.sources import Source
-from memory_vit.errors import BrokenDataError
+from memory_vit.data import sources
+from memory_vit.data.reader import Reader
 
 logger = logging.getLogger("memory_vit")
 
 Batch = dict[str, np.ndarray]
 
-# Batches that are ready before they are asked for. A batch of 512 pictures of
+# Batches that are ready before they are asked for. A batch of 512 images of
 # 224 px takes 0.3 GB.
 _PREFETCH = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
-  """How an example is made of its number, int64 ().
+class ExampleFn:
+  """Makes an example from its number, int64 ().
+
+  The offset of an example is how many records of the source after its own one
+  it takes, as those before cannot be read.
 
   Attributes:
-    source: of the records.
+    reader: of the records.
     record: number -> index in the source, int64 ().
-    prepare: number, encoded picture, label -> the example.
+    prepare: number, encoded image, label -> the example.
   """
 
-  source: Source
+  reader: Reader
   record: Callable[[tf.Tensor], tf.Tensor]
   prepare: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], dict[str, tf.Tensor]]
 
   @functools.cached_property
-  def example(self) -> Callable[[tf.Tensor, tf.Tensor], dict[str, tf.Tensor]]:
-    """Number, how far behind its own record -> the example; both int64 ().
+  def graph(self) -> Callable[[tf.Tensor, tf.Tensor], dict[str, tf.Tensor]]:
+    """Number and offset -> the example; both int64 ().
 
-    Traced once: a batch with a broken picture makes two more pipelines.
+    Traced once: a batch with a broken image makes two more pipelines.
     """
+    source = self.reader.source
 
-    def made(number: tf.Tensor, behind: tf.Tensor) -> dict[str, tf.Tensor]:
-      index = (self.record(number) + behind) % self.source.size
-      return self.prepare(number, *self.source.fetch(index))
+    def make(number: tf.Tensor, offset: tf.Tensor) -> dict[str, tf.Tensor]:
+      index = (self.record(number) + offset) % source.size
+      return self.prepare(number, *source.fetch(index))
 
     signature = [tf.TensorSpec((), tf.int64)] * 2
-    return tf.function(made, input_signature=signature, autograph=False)
+    return tf.function(make, input_signature=signature, autograph=False)
 
-  def index(self, number: int, behind: int) -> int:
-    """Which record `example` takes."""
+  def index(self, number: int, offset: int) -> int:
+    """The index of the record that an example takes."""
     record = self.record(tf.constant(number, tf.int64))
-    return (int(record) + int(behind)) % self.source.size
+    return (int(record) + int(offset)) % self.reader.size
 
   def check_labels(
-    self, labels: np.ndarray, numbers: range, behind: np.ndarray
+    self, labels: np.ndarray, numbers: range, offsets: np.ndarray
   ) -> None:
     """Refuses labels (b,) that are not classes: see `Source.check_labels`."""
-    self.source.check_labels(
-      labels, lambda place: self.index(numbers[place], behind[place])
+    self.reader.source.check_labels(
+      labels, lambda row: self.index(numbers[row], offsets[row])
     )
-
-  def limit(self, numbers: range) -> contextlib.AbstractContextManager:
-    """For how long to wait for the batch of `numbers`."""
-    name, split = self.source.name, self.source.split
-    what = f"data set {name!r}, split {split!r}, from example {numbers[0]} on"
-    return watchdog.limit(self.source.stall_timeout, what)
 
 
 # All that are not used up. A thread of TensorFlow that is in Python (some
@@ -84,54 +81,56 @@ def _close_batches() -> None:
     batches.close()
 
 
-def batches(recipe: Recipe, firsts: range, rows: int) -> Iterator[Batch]:
-  """Batches of the examples first, first + 1, ... of each of `firsts`.
+def batches(example: ExampleFn, starts: range, rows: int) -> Iterator[Batch]:
+  """Batches of the examples start, start + 1, ... of each of `starts`.
 
   Args:
-    recipe: of the examples.
-    firsts: number of the first example of each batch.
+    example: makes the examples.
+    starts: number of the first example of each batch.
     rows: of a batch.
 
   Returns:
-    Iterator over what `recipe.prepare` makes, stacked. It raises a
+    Iterator over what `example.prepare` makes, stacked. It raises a
     `BrokenDataError` where more examples cannot be read than may, or a label is
     no class.
   """
-  generated = _generate(recipe, firsts, rows)
+  generated = _generate(example, starts, rows)
   _open_batches.add(generated)
   return generated
 
 
-def _generate(recipe: Recipe, firsts: range, rows: int) -> Iterator[Batch]:
-  """See `batches`."""
-  made, numbers = None, range(firsts[0], firsts[0] + rows)
+def _generate(example: ExampleFn, starts: range, rows: int) -> Iterator[Batch]:
+  """Yields the batches; begins a new pipeline behind one that failed."""
+  pipeline, reader = None, example.reader
+  start = starts[0]
   try:
-    while firsts:
-      numbers = range(firsts[0], firsts[0] + rows)
-      with recipe.limit(numbers):
-        made = made or _pipeline(recipe, firsts, rows)
+    while starts:
+      start = starts[0]
+      numbers = range(start, start + rows)
+      with reader.time_limit(start):
+        pipeline = pipeline or _pipeline(example, starts, rows)
         try:
-          batch, behind = next(made), np.zeros(rows, np.int64)
+          batch, offsets = next(pipeline), np.zeros(rows, np.int64)
         except tf.errors.OpError as error:
           # It has lost the rows of a batch, and is not used any more.
-          made = None
-          batch, behind = _read_singly(recipe, numbers, error)
-      recipe.check_labels(batch["label"], numbers, behind)
+          pipeline = None
+          batch, offsets = _read_singly(example, numbers, error)
+      example.check_labels(batch["label"], numbers, offsets)
       yield batch
-      firsts = firsts[1:]
+      starts = starts[1:]
   finally:
     # To let go of a pipeline is to wait for what its threads are reading.
-    with recipe.limit(numbers):
-      made = None
+    with reader.time_limit(start):
+      pipeline = None
 
 
-def _pipeline(recipe: Recipe, firsts: range, rows: int) -> Iterator[Batch]:
+def _pipeline(example: ExampleFn, starts: range, rows: int) -> Iterator[Batch]:
   """The batches as long as all examples can be read."""
   dataset = (
-    tf.data.Dataset.range(firsts.start, firsts.stop, firsts.step)
-    .flat_map(lambda first: tf.data.Dataset.range(first, first + rows))
+    tf.data.Dataset.range(starts.start, starts.stop, starts.step)
+    .flat_map(lambda start: tf.data.Dataset.range(start, start + rows))
     .map(
-      lambda number: recipe.example(number, tf.zeros_like(number)),
+      lambda number: example.graph(number, tf.zeros_like(number)),
       num_parallel_calls=os.cpu_count(),
       deterministic=True,
     )
@@ -143,67 +142,63 @@ def _pipeline(recipe: Recipe, firsts: range, rows: int) -> Iterator[Batch]:
 
 
 def _read_singly(
-  recipe: Recipe, numbers: range, error: tf.errors.OpError
+  example: ExampleFn, numbers: range, error: tf.errors.OpError
 ) -> tuple[Batch, np.ndarray]:
-  """A batch in which an example could not be made, each example by itself.
+  """Reads a batch that failed, each example by itself.
 
   Where one cannot be made of its record, the next record of the source is
   tried, and so on: what comes out depends on the number of the example alone.
 
   Args:
-    recipe: of the examples.
+    example: makes the examples.
     numbers: of the examples.
     error: that ended the batch.
 
   Returns:
-    The batch, and how far behind its own record that of each example lies.
+    The batch, and the offset of each example, int64 (b,).
 
   Raises:
     BrokenDataError: where more examples cannot be read than may.
   """
-  source = recipe.source
-  examples: dict[int, dict[str, np.ndarray]] = {}
-  behind = np.zeros(len(numbers), np.int64)
-  while missing := [i for i in range(len(numbers)) if i not in examples]:
-    wanted = (np.array(numbers)[missing], behind[missing])
-    dataset = (
-      tf.data.Dataset.from_tensor_slices(wanted)
-      .map(
-        recipe.example, num_parallel_calls=os.cpu_count(), deterministic=True
-      )
-      .with_options(sources.without_autotuning())
-    )
+  reader = example.reader
+  made: dict[int, dict[str, np.ndarray]] = {}
+  offsets = np.zeros(len(numbers), np.int64)
+  while missing := [i for i in range(len(numbers)) if i not in made]:
+    wanted = (np.array(numbers)[missing], offsets[missing])
     bad = {}
-    for i, made in zip(
-      missing, sources.attempts(dataset, len(missing)), strict=True
-    ):
-      if isinstance(made, tf.errors.OpError):
-        bad[recipe.index(numbers[i], behind[i])] = sources.reason_of(made)
-        behind[i] += 1
+    for i, result in zip(missing, _attempts(example, wanted), strict=True):
+      if isinstance(result, tf.errors.OpError):
+        bad[example.index(numbers[i], offsets[i])] = sources.reason_of(result)
+        offsets[i] += 1
       else:
-        examples[i] = made
-    source.leave_out(bad)
-    if max(behind) >= source.size:
-      raise nothing_readable(source)
-  if not behind.any():
+        made[i] = result
+    reader.mark_unreadable(bad)
+    if max(offsets) >= reader.size:
+      raise reader.nothing_readable()
+  if not offsets.any():
     # For example a file system that was away for a moment.
     logger.warning(
-      "data set %r, split %r, examples %d to %d: read at the second attempt; "
-      "at the first: %s", source.name, source.split, numbers[0], numbers[-1],
-      sources.reason_of(error),
+      "%s, examples %d to %d: read at the second attempt; at the first: %s",
+      reader.source, numbers[0], numbers[-1], sources.reason_of(error),
     )  # fmt: skip
-  batch = {
-    key: np.stack([examples[i][key] for i in range(len(numbers))])
-    for key in examples[0]
-  }
-  if "mask" in batch:  # each counts once: none in place of another
-    batch["mask"] = np.where(behind, np.float32(0), batch["mask"])
-  return batch, behind
+  return _stacked([made[i] for i in range(len(numbers))], offsets), offsets
 
 
-def nothing_readable(source: Source) -> BrokenDataError:
-  """What to raise where no example at all can be read."""
-  return BrokenDataError(
-    f"data set {source.name!r}, split {source.split!r}: none of its "
-    f"{source.size} examples can be read."
+def _attempts(
+  example: ExampleFn, wanted: tuple[np.ndarray, np.ndarray]
+) -> Iterator[dict[str, np.ndarray] | tf.errors.OpError]:
+  """Makes each of the examples with these numbers and offsets, int64 (n,)."""
+  dataset = (
+    tf.data.Dataset.from_tensor_slices(wanted)
+    .map(example.graph, num_parallel_calls=os.cpu_count(), deterministic=True)
+    .with_options(sources.without_autotuning())
   )
+  return sources.attempts(dataset, len(wanted[0]))
+
+
+def _stacked(examples: Sequence[dict[str, Any]], offsets: np.ndarray) -> Batch:
+  """Stacks examples to a batch; one in place of another has mask 0."""
+  batch = {key: np.stack([e[key] for e in examples]) for key in examples[0]}
+  if "mask" in batch:
+    batch["mask"] = np.where(offsets, np.float32(0), batch["mask"])
+  return batch

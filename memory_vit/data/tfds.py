@@ -1,13 +1,13 @@
 """Splits of TFDS data sets, with random access."""
 
 import contextlib
+import dataclasses
 import importlib.util
 import itertools
 import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -21,14 +21,14 @@ from memory_vit.data.sources import (
   Fetch,
   Source,
   attempts,
-  brief,
-  count,
+  count_examples,
   fetch_from_memory,
+  first_line,
   reason_of,
-  slices,
+  split_parts,
   without_autotuning,
 )
-from memory_vit.data.tfds_trust import Access
+from memory_vit.data.split_ref import SplitRef
 from memory_vit.data.tfrecord import Shard
 from memory_vit.errors import BrokenDataError, DataError
 
@@ -62,74 +62,58 @@ ADVICE = {
 }
 
 
-def open_tfds(
-  name: str,
-  split: str,
-  directory: str,
-  cache_gib: float,
-  access: Access,
-  **options: Any,
-) -> Source:
-  """A data set of TFDS, by its name: see `datasets.open_source`.
+def open_tfds(ref: SplitRef) -> Source:
+  """Opens a split of a data set of TFDS, which is prepared where it is not.
 
-  Further options are those of `Source`.
+  Raises:
+    DataError: where it cannot be had, or is not one of images with one class.
+    BrokenDataError: where its files are not what they should be.
   """
   with _quiet():
-    builder = _prepared_builder(name, directory, access)
-    return _open(builder, name, split, cache_gib, options)
+    return _open(_prepared_builder(ref), ref)
 
 
-def _open(
-  builder: tfds.core.DatasetBuilder,
-  name: str,
-  split: str,
-  cache_gib: float,
-  options: Mapping[str, Any],
-) -> Source:
+def _open(builder: tfds.core.DatasetBuilder, ref: SplitRef) -> Source:
   """Opens a split of a data set whose files are there."""
   info = builder.info
-  parts = slices(name, split, _sizes(builder))
-  size = count(parts, _sizes(builder))
-  keys = find_keys(name, info.features, info.supervised_keys)
-  shards = _shards(builder, split)
-  _require_room(name, split, shards)
+  parts = split_parts(ref.name, ref.split, _sizes(builder))
+  keys = find_keys(ref.name, info.features, info.supervised_keys)
+  shards = _shards(builder, ref.split)
+  _require_room(ref, shards)
+  labels = tf.zeros((0,), tf.int32)  # Of files they are seen when read.
   if tfds.core.FileFormat.ARRAY_RECORD in info.available_file_formats():
-    labels = tf.zeros((0,), tf.int32)  # They are seen when they are read.
     bad = _bad_array_records(shards)
-    fetch = _fetch_from_array_record(builder, split, keys, bad)
+    fetch = _fetch_from_array_record(builder, ref.split, keys, bad)
   else:
-    _check_cache(name, split, builder, cache_gib)
-    pictures, labels, bad = _read_all(name, split, builder, keys, shards)
-    fetch = fetch_from_memory(pictures, labels)
+    _check_cache(ref, parts, builder)
+    images, labels, bad = _read_all(ref, builder, keys, shards)
+    fetch = fetch_from_memory(images, labels)
   source = Source(
-    name=name,
-    split=split,
-    size=size,
+    name=ref.name,
+    split=ref.split,
+    size=count_examples(parts, _sizes(builder)),
     class_names=tuple(info.features[keys[1]].names),
     fetch=fetch,
     file_name=lambda index: tfrecord.place(shards, index),
+    unreadable=bad,
     inventory=_inventory(builder, parts, shards),
-    **options,
   )
-  source.leave_out(bad)
   source.check_labels(labels.numpy())
   return source
 
 
-def take_inventory(
-  name: str, split: str, directory: str, access: Access
-) -> Inventory:
-  """`Source.inventory` of a data set that is prepared; nothing is read.
+def take_inventory(ref: SplitRef) -> Inventory:
+  """Lists the files of a data set that is prepared; nothing is read.
 
   Raises:
     DataError: where it is not prepared, or has no such split.
   """
   with _quiet():
-    builder = _found_builder(name, directory, access)
+    builder = _found_builder(dataclasses.replace(ref, download=False))
     if not builder.is_prepared():
-      raise DataError(f"data set {name!r} is not in {builder.data_dir}.")
-    parts = slices(name, split, _sizes(builder))
-    return _inventory(builder, parts, _shards(builder, split))
+      raise DataError(f"data set {ref.name!r} is not in {builder.data_dir}.")
+    parts = split_parts(ref.name, ref.split, _sizes(builder))
+    return _inventory(builder, parts, _shards(builder, ref.split))
 
 
 def _inventory(
@@ -137,7 +121,7 @@ def _inventory(
   parts: Sequence[tuple[str, slice]],
   shards: Sequence[Shard],
 ) -> Inventory:
-  """What TFDS recorded of a split, and its files.
+  """Lists what TFDS recorded of a split, and its files.
 
   Of a data set in a bucket only the first: TFDS knows the bytes of its splits.
   """
@@ -167,7 +151,7 @@ def _sizes(builder: tfds.core.DatasetBuilder) -> dict[str, int]:
   return {key: s.num_examples for key, s in builder.info.splits.items()}
 
 
-def _require_room(name: str, split: str, shards: Sequence[Shard]) -> None:
+def _require_room(ref: SplitRef, shards: Sequence[Shard]) -> None:
   """Refuses what are no files, and numbers of examples that cannot be.
 
   Raises:
@@ -176,17 +160,15 @@ def _require_room(name: str, split: str, shards: Sequence[Shard]) -> None:
   local = [pathlib.Path(s.path) for s in shards if "://" not in s.path]
   for path in local:
     if path.exists() and not path.is_file():
-      raise BrokenDataError(
-        f"data set {name!r}, split {split!r}: {path} is no regular file."
-      )
+      raise BrokenDataError(f"{ref}: {path} is no regular file.")
   found = sum(path.stat().st_size for path in local if path.exists())
   most = found // _LEAST_BYTES + _LOST_AT_MOST
   size = sum(shard.take for shard in shards)
   if len(local) == len(shards) and size > most:
     raise BrokenDataError(
-      f"data set {name!r}, split {split!r}: dataset_info.json says that it has "
-      f"{size:,} examples, but its files have {found:,} bytes in all. Put back "
-      "the files that belong to it, or prepare it anew."
+      f"{ref}: dataset_info.json says that it has {size:,} examples, "
+      f"but its files have {found:,} bytes in all. Put back the files that "
+      "belong to it, or prepare it anew."
     )
 
 
@@ -203,12 +185,12 @@ def find_keys(
   features: Mapping[str, tfds.features.FeatureConnector],
   supervised_keys: Sequence[str] | None,
 ) -> tuple[str, str]:
-  """Which features of a TFDS data set are the picture and its class.
+  """Finds the features of a TFDS data set that are the image and its class.
 
   Args:
     name: of the data set, for messages.
     features: `builder.info.features`.
-    supervised_keys: `builder.info.supervised_keys`: picture and label, perhaps
+    supervised_keys: `builder.info.supervised_keys`: image and label, perhaps
       followed by more (places365_small), or None (sun397).
 
   Raises:
@@ -237,19 +219,17 @@ def find_keys(
   return image_key, label_key
 
 
-def _prepared_builder(
-  name: str, directory: str, access: Access
-) -> tfds.core.DatasetBuilder:
+def _prepared_builder(ref: SplitRef) -> tfds.core.DatasetBuilder:
   """Finds the files of a TFDS data set, and makes them where they are not."""
-  where = directory or "~/tensorflow_datasets"
-  advice = _advice(name, where)
-  builder = _found_builder(name, directory, access)
-  if not access.download:
+  builder = _found_builder(ref)
+  if not ref.download:
     return builder
   try:
     if not builder.is_prepared():
       # Said beforehand, as TFDS tries for minutes to reach a host.
-      logging.warning("Preparing data set %s in %s. %s", name, where, advice)
+      logging.warning(
+        "Preparing data set %s in %s. %s", ref.name, _place(ref), _advice(ref)
+      )
       has_array_record = importlib.util.find_spec("array_record") is not None
       builder.download_and_prepare(
         file_format="array_record" if has_array_record else None
@@ -259,51 +239,51 @@ def _prepared_builder(
   # Builders download, unpack and parse: anything can be raised, and all of it
   # means that the data set cannot be had.
   except Exception as error:
-    raise _not_provided(name, directory, error, access) from error
+    raise _not_provided(ref, error) from error
   return builder
 
 
-def _found_builder(
-  name: str, directory: str, access: Access
-) -> tfds.core.DatasetBuilder:
+def _found_builder(ref: SplitRef) -> tfds.core.DatasetBuilder:
   """The builder of a data set, which may not be prepared yet."""
   try:
-    folder = pathlib.Path(directory).expanduser()
-    if directory and (folder / "dataset_info.json").is_file():
-      if not access.trust_code:
+    folder = pathlib.Path(ref.dir).expanduser()
+    if ref.dir and (folder / "dataset_info.json").is_file():
+      if not ref.trust_code:
         tfds_trust.require_own_features(folder)
       return tfds.builder_from_directory(folder)
-    if not access.trust_code:
-      tfds_trust.require_no_code(name, directory)
-    if not access.download:
+    if not ref.trust_code:
+      tfds_trust.require_no_code(ref.name, ref.dir)
+    if not ref.download:
       # The code of TFDS would look for it on the net.
       return read_only_builder.builder_from_files(
-        name, data_dir=directory or None
+        ref.name, data_dir=ref.dir or None
       )
-    return tfds.builder(name, data_dir=directory or None)
+    return tfds.builder(ref.name, data_dir=ref.dir or None)
   except DataError:
     raise
   except Exception as error:  # as where it is prepared
-    raise _not_provided(name, directory, error, access) from error
+    raise _not_provided(ref, error) from error
 
 
-def _not_provided(
-  name: str, directory: str, error: Exception, access: Access
-) -> DataError:
-  """What to raise where TFDS fails."""
-  where = directory or "~/tensorflow_datasets"
-  problem = f"TFDS cannot provide data set {name!r} in {where}"
-  advice = _advice(name, where)
-  if not access.download:
+def _not_provided(ref: SplitRef, error: Exception) -> DataError:
+  """The error for a data set that TFDS fails to provide."""
+  problem = f"TFDS cannot provide data set {ref.name!r} in {_place(ref)}"
+  advice = _advice(ref)
+  if not ref.download:
     advice = (
       "It is not prepared there, and not downloaded either unless its name is "
       "given on the command line (--data=NAME)."
     )
-  return DataError(f"{problem} ({brief(error)}). {advice}".rstrip())
+  return DataError(f"{problem} ({first_line(error)}). {advice}".rstrip())
 
 
-def _advice(name: str, where: str) -> str:
-  return ADVICE.get(re.split(r"[/:]", name)[0], "").format(dir=where)
+def _place(ref: SplitRef) -> str:
+  return ref.dir or "~/tensorflow_datasets"
+
+
+def _advice(ref: SplitRef) -> str:
+  advice = ADVICE.get(re.split(r"[/:]", ref.name)[0], "")
+  return advice.format(dir=_place(ref))
 
 
 def _fetch_from_array_record(
@@ -312,7 +292,7 @@ def _fetch_from_array_record(
   keys: tuple[str, str],
   bad: Mapping[int, str],
 ) -> Fetch:
-  """`Source.fetch` of files with random access.
+  """Makes `Source.fetch` of files with random access.
 
   Only the bytes pass through Python; TensorFlow takes them apart. What `bad`
   names is not read: in a file of other records it would be another example.
@@ -340,7 +320,9 @@ def _fetch_from_array_record(
 
 
 def _check_cache(
-  name: str, split: str, builder: tfds.core.DatasetBuilder, cache_gib: float
+  ref: SplitRef,
+  parts: Sequence[tuple[str, slice]],
+  builder: tfds.core.DatasetBuilder,
 ) -> None:
   """Refuses to read a split into memory that is larger than `cache_gib`."""
   splits = builder.info.splits
@@ -348,14 +330,14 @@ def _check_cache(
   # TFDS knows the bytes of whole splits alone.
   needed = sum(
     splits[key].num_bytes * len(range(sizes[key])[part]) / sizes[key]
-    for key, part in slices(name, split, sizes)
+    for key, part in parts
   )
-  if needed > cache_gib * 2**30:
+  if needed > ref.cache_gib * 2**30:
     raise DataError(
-      f"data set {name!r}, split {split!r} takes {needed / 2**30:.1f} GiB. Its "
+      f"{ref} takes {needed / 2**30:.1f} GiB. Its "
       f"{builder.info.file_format.value} files have no random access, so that "
       "it would be read into memory, for which config.data.cache_gib (of "
-      f"`evaluate` --cache_gib) allows {cache_gib:g} GiB. "
+      f"`evaluate` --cache_gib) allows {ref.cache_gib:g} GiB. "
       "Raise that, or convert the files once: `tfds convert_format "
       f"--dataset_version_dir={builder.data_dir} "
       "--out_file_format=array_record` (needs `pip install apache-beam "
@@ -364,7 +346,7 @@ def _check_cache(
 
 
 def _bad_array_records(shards: Sequence[Shard]) -> dict[int, str]:
-  """Examples in files of which less is there than there should be."""
+  """Examples in files that hold another number than they should, with why."""
   # Not everywhere that this package runs.
   from array_record.python import array_record_module
 
@@ -385,21 +367,20 @@ def _bad_array_records(shards: Sequence[Shard]) -> dict[int, str]:
 
 
 def _read_all(
-  name: str,
-  split: str,
+  ref: SplitRef,
   builder: tfds.core.DatasetBuilder,
   keys: tuple[str, str],
   shards: Sequence[Shard],
 ) -> tuple[tf.Tensor, tf.Tensor, dict[int, str]]:
-  """A split as it lies in the files.
+  """Reads a split into memory, in the order of its files.
 
   Returns:
-    The encoded pictures, string (n,), the labels, int32 (n,), and which
-    examples cannot be read, and why: of those the picture is empty.
+    The encoded images, string (n,), the labels, int32 (n,), and which examples
+    cannot be read, and why: of those the image is empty.
   """
   image_key, label_key = keys
   dataset = builder.as_dataset(
-    split=split,
+    split=ref.split,
     decoders={image_key: tfds.decode.SkipDecoding()},
     # One file after the other: the order of files with random access.
     read_config=tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False),
@@ -420,14 +401,14 @@ def _read_all(
       found = _read_singly(builder.info.features, keys, shards)
     if found is None:
       raise BrokenDataError(
-        f"data set {name!r}, split {split!r}: the files in {builder.data_dir} "
-        f"cannot be read ({reason_of(error)})."
+        f"{ref}: the files in {builder.data_dir} cannot be read "
+        f"({reason_of(error)})."
       ) from error
     if not found[2]:
       # For example a file system that was away for a moment.
       logging.warning(
         "Data set %s, split %s was read at the second attempt; at the first: "
-        "%s", name, split, reason_of(error),
+        "%s", ref.name, ref.split, reason_of(error),
       )  # fmt: skip
     return found
 
@@ -437,7 +418,7 @@ def _read_singly(
   keys: tuple[str, str],
   shards: Sequence[Shard],
 ) -> tuple[tf.Tensor, tf.Tensor, dict[int, str]]:
-  """`_read_all` of TFRecord files, each record by itself."""
+  """Reads a split of TFRecord files like `_read_all`, record by record."""
   image_key, label_key = keys
 
   def parse(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -450,18 +431,18 @@ def _read_singly(
   lost = {
     i: record.reason
     for i, record in enumerate(found)
-    if isinstance(record, tfrecord.Lost)
+    if isinstance(record, tfrecord.CorruptRecord)
   }
   there = [i for i in range(len(found)) if i not in lost]
   records = tf.constant([found[i] for i in there], tf.string)
   parsed = tf.data.Dataset.from_tensor_slices(records).map(parse)
-  pictures, labels = [b""] * len(found), [0] * len(found)
+  images, labels = [b""] * len(found), [0] * len(found)
   for i, example in zip(there, attempts(parsed, len(there)), strict=True):
     if isinstance(example, tf.errors.OpError):
       lost[i] = reason_of(example)
     else:
-      pictures[i], labels[i] = example
-  return tf.constant(pictures), tf.constant(labels, tf.int32), lost
+      images[i], labels[i] = example
+  return tf.constant(images), tf.constant(labels, tf.int32), lost
 
 
 def _choose(candidates: Sequence[str], *preferred: str | None) -> str | None:

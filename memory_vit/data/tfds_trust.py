@@ -4,7 +4,6 @@ TFDS imports the module of every class that the files beside the records name.
 So those files are read here first, as plain JSON.
 """
 
-import dataclasses
 import functools
 import json
 from collections.abc import Iterator, Mapping
@@ -28,19 +27,6 @@ _MAX_DEPTH = 64
 _CLASS_KEYS = ("pythonClassName", "python_class_name", "type")
 _EXPECTED = "expected NAME[/CONFIG][:VERSION]."
 _ADVICE = "Where you trust who made it, give --trust_data_code."
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Access:
-  """What opening a data set may do beside reading it.
-
-  Attributes:
-    download: fetch and prepare what is not there.
-    trust_code: run the code that it names.
-  """
-
-  download: bool = True
-  trust_code: bool = False
 
 
 def require_no_code(name: str, directory: str) -> None:

@@ -33,8 +33,8 @@ class Shard:
 
 
 @dataclasses.dataclass(frozen=True)
-class Lost:
-  """A record that cannot be read, and why."""
+class CorruptRecord:
+  """A record that cannot be read, with the reason."""
 
   reason: str
 
@@ -48,7 +48,7 @@ def place(shards: Sequence[Shard], index: int) -> str:
   raise IndexError(index)
 
 
-def read(shard: Shard) -> Iterator[bytes | Lost]:
+def read(shard: Shard) -> Iterator[bytes | CorruptRecord]:
   """The records of a TFRecord file, broken ones too.
 
   Behind a record whose length is corrupt nothing can be found: all that follow
@@ -61,10 +61,10 @@ def read(shard: Shard) -> Iterator[bytes | Lost]:
   last_good, again = "none", None
   end = shard.skip + shard.take
   for i, record in enumerate(itertools.islice(_records(shard.path), end)):
-    if isinstance(record, Lost):
+    if isinstance(record, CorruptRecord):
       if again is None or again[0] is not record:  # one for all that follow
         named = f"{record.reason}; last good record: {last_good}"
-        again = record, Lost(named)
+        again = record, CorruptRecord(named)
       record = again[1]
     else:
       last_good = str(i)
@@ -105,8 +105,8 @@ class _CutError(Exception):
   """Nothing more can be found in a file."""
 
 
-def _records(path: str) -> Iterator[bytes | Lost]:
-  """All records of a file; where it ends or breaks off, `Lost` for ever."""
+def _records(path: str) -> Iterator[bytes | CorruptRecord]:
+  """All records of a file; behind its end `CorruptRecord` for ever."""
   try:
     with tf.io.gfile.GFile(path, "rb") as file:
       size = file.size()
@@ -116,10 +116,10 @@ def _records(path: str) -> Iterator[bytes | Lost]:
     reason = str(cut)
   except tf.errors.OpError as error:
     reason = f"the file cannot be read ({type(error).__name__})"
-  yield from itertools.repeat(Lost(reason))
+  yield from itertools.repeat(CorruptRecord(reason))
 
 
-def _record(file: tf.io.gfile.GFile, size: int) -> bytes | Lost:
+def _record(file: tf.io.gfile.GFile, size: int) -> bytes | CorruptRecord:
   """Reads the next record.
 
   It lies there as its length (8 bytes), a checksum of that (4), the bytes
@@ -142,7 +142,7 @@ def _record(file: tf.io.gfile.GFile, size: int) -> bytes | Lost:
   if len(rest) < length + 4:
     raise _CutError(f"the file ends in the middle of its {length:,} bytes")
   if _checksum(rest[:-4]) != struct.unpack("<I", rest[-4:])[0]:
-    return Lost("it is corrupt (its checksum is wrong)")
+    return CorruptRecord("it is corrupt (its checksum is wrong)")
   return rest[:-4]
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from memory_vit.data import batching, datasets
+from memory_vit.data import batching
+from memory_vit.data.reader import Reader
 from memory_vit.evaluation import metrics
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.regimes import REGIMES
@@ -61,7 +62,7 @@ def evaluate(
 
 def evaluate_source(
   predict: Predict,
-  source: datasets.Source,
+  source: Reader,
   preprocessing: EvalPreprocessing,
   *,
   batch_size: int,
@@ -82,13 +83,7 @@ def evaluate_source(
     As `evaluate`, with "skipped": how many examples could not be read, and are
     not among the "examples" on which the numbers stand.
   """
-  batches = batching.eval_batches(
-    source,
-    preprocessing,
-    batch_size=batch_size,
-    process_index=jax.process_index(),
-    process_count=jax.process_count(),
-  )
+  batches = batching.eval_batches(source, preprocessing, batch_size=batch_size)
   results = evaluate(predict, batches, mesh, digest=digest)
   for result in results.values():
     # Of all processes, as the sums are.

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from memory_vit.config import UpstreamConfig
+from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.model.task import BACKBONE, NAME_PATTERN
 from memory_vit.tasks.manifest import Manifest
@@ -47,34 +48,16 @@ class Given:
 
 
 @dataclasses.dataclass(frozen=True)
-class Where:
-  """A split that may be opened.
-
-  Attributes:
-    name: as `config.data.name`.
-    directory: as `config.data.dir`.
-    split: in the notation of TFDS.
-    download: whether TFDS may make what is not there: for a name that was given
-      on the command line.
-  """
-
-  name: str
-  directory: str
-  split: str
-  download: bool
-
-
-@dataclasses.dataclass(frozen=True)
 class Upstream:
   """The backbone's own data.
 
   Attributes:
-    where: the split.
-    eval_crop: how pictures are prepared, as `config.upstream.eval_crop`.
+    ref: the split.
+    eval_crop: how images are prepared, as `config.upstream.eval_crop`.
     resize: likewise.
   """
 
-  where: Where
+  ref: SplitRef
   eval_crop: str
   resize: int
 
@@ -130,7 +113,7 @@ def parse(
 
 def choose(
   tasks: Sequence[Manifest], given: Given, upstream: bool
-) -> tuple[dict[str, Where], Upstream | None]:
+) -> tuple[dict[str, SplitRef], Upstream | None]:
   """The data of every task, and of the backbone.
 
   Args:
@@ -149,7 +132,7 @@ def choose(
   for root in given.roots:
     if not os.path.isdir(os.path.expanduser(root)):
       raise ConfigError(f"--data_root={root}: there is no such directory.")
-  chosen: dict[str, Where | _Missing] = {
+  chosen: dict[str, SplitRef | _Missing] = {
     task.spec.name: _of_task(task, given) for task in tasks
   }
   own = _of_backbone(tasks, given) if upstream else None
@@ -167,14 +150,14 @@ def choose(
   return chosen, own
 
 
-def _of_task(task: Manifest, given: Given) -> Where | _Missing:
+def _of_task(task: Manifest, given: Given) -> SplitRef | _Missing:
   said = _said(task, "data", ("name", "dir", "test", "validation"))
   hint = _Hint(
     said.get("name", ""),
     said.get("dir", ""),
     said.get("test") or said.get("validation", ""),
   )
-  return _where(task.spec.name, hint, given, given.data.get(""))
+  return _ref(task.spec.name, hint, given, given.data.get(""))
 
 
 def _of_backbone(
@@ -191,31 +174,31 @@ def _of_backbone(
   default = UpstreamConfig()
   split = said.get("split") or default.split
   hint = _Hint(said.get("name", ""), said.get("dir", ""), split)
-  where = _where(BACKBONE, hint, given, None)
-  if isinstance(where, _Missing):
-    return _Missing(f"{where.text} (--data={BACKBONE}= leaves it out)")
+  ref = _ref(BACKBONE, hint, given, None)
+  if isinstance(ref, _Missing):
+    return _Missing(f"{ref.text} (--data={BACKBONE}= leaves it out)")
   return Upstream(
-    where,
+    ref,
     said.get("eval_crop", default.eval_crop),
     said.get("resize", default.resize),
   )
 
 
-def _where(
+def _ref(
   owner: str, hint: _Hint, given: Given, common: str | None
-) -> Where | _Missing:
+) -> SplitRef | _Missing:
   """What was said on the command line, else what may be followed."""
   name = given.data.get(owner, common)
   directory = given.directories.get(owner, given.directories.get(""))
   common_split = "" if owner == BACKBONE else given.splits.get("", "")
   split = given.splits.get(owner, common_split) or hint.split
   if name is None and _EMBEDDED.fullmatch(hint.name):
-    found = Where(hint.name, "", split, download=False)
+    found = SplitRef(hint.name, "", split, download=False)
   elif name is not None and (directory or name != "folder"):
-    found = Where(name, directory or "", split, download=True)
+    found = SplitRef(name, directory or "", split, download=True)
   elif name is None and _DATA_NAME.fullmatch(hint.name):
     directory = directory or _below(hint.directory, given.roots)
-    found = directory and Where(hint.name, directory, split, download=False)
+    found = directory and SplitRef(hint.name, directory, split, download=False)
   else:
     found = None
   if not found:

@@ -11,7 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from memory_vit.data import batching, datasets
+from memory_vit.data import batching
+from memory_vit.data.reader import Reader
 from memory_vit.evaluation.evaluate import Predict, evaluate_source
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import BACKBONE, EvalPreprocessing, Task
@@ -50,7 +51,7 @@ class Evaluator:
     }
 
   def evaluate(
-    self, source: datasets.Source, names: Sequence[str], *, verify: bool
+    self, source: Reader, names: Sequence[str], *, verify: bool
   ) -> dict[str, dict[str, Any]]:
     """Evaluates tasks on a data set, with all tasks in the pass.
 
@@ -88,7 +89,7 @@ class Evaluator:
     return results
 
   def upstream(
-    self, source: datasets.Source, preprocessing: EvalPreprocessing
+    self, source: Reader, preprocessing: EvalPreprocessing
   ) -> dict[str, Any]:
     """Evaluates the original head, with all tasks in the pass and without."""
     differences = _Differences()
@@ -110,7 +111,7 @@ class Evaluator:
       "outputs_bit_equal": differences.equal(BACKBONE),
     }
 
-  def timing(self, source: datasets.Source) -> dict[str, Any]:
+  def timing(self, source: Reader) -> dict[str, Any]:
     """Seconds of a batch: the plain ViT, all tasks, and each in its own pass.
 
     The median of up to five rounds, in turn; no further one is begun after
@@ -159,7 +160,7 @@ class Evaluator:
   def _evaluate(
     self,
     predict: Predict,
-    source: datasets.Source,
+    source: Reader,
     preprocessing: EvalPreprocessing,
   ) -> dict[str, dict[str, Any]]:
     return evaluate_source(
@@ -231,7 +232,7 @@ def _medians(functions: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
 
 
 def _entry(
-  name: str, source: datasets.Source, found: Mapping[str, Any]
+  name: str, source: Reader, found: Mapping[str, Any]
 ) -> dict[str, Any]:
   """What is reported of a task."""
   return {

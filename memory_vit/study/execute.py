@@ -15,6 +15,7 @@ from memory_vit.config import Config, to_dict
 from memory_vit.data import datasets, inventory
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.inventory import Inventory
+from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import ConfigError, DataError, DivergedError
 from memory_vit.runtime import files, processes, schema
 from memory_vit.runtime.preemption import Stop
@@ -239,10 +240,7 @@ def _other_data(
     split = getattr(where, role)
     try:
       return datasets.take_inventory(
-        where.name,
-        split,
-        where.dir,
-        trust_data_code=config.trust_data_code,
+        SplitRef.of(where, split, trust_code=config.trust_data_code)
       )
     except DataError as error:
       logger.warning("whether data changed is not known: %s", error)

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from memory_vit.config import Config
 from memory_vit.data import datasets
-from memory_vit.data.sources import Source
+from memory_vit.data.reader import Reader
 from memory_vit.model.backbone import Backbone, random_backbone
 from memory_vit.runtime import sharding
 from memory_vit.runtime.sharding import shard_batch
@@ -64,7 +64,7 @@ def forecast(config: Config, workdir: Path, parts: Sequence[str]) -> str:
   return "\n".join(lines)
 
 
-def train_split(config: Config) -> Source:
+def train_split(config: Config) -> Reader:
   """Opens the training split of the first data set."""
   where = config.data
   return datasets.open_split(
@@ -73,7 +73,7 @@ def train_split(config: Config) -> Source:
 
 
 def step_seconds(
-  config: Config, backbone: Backbone, mesh: Mesh, train: Source
+  config: Config, backbone: Backbone, mesh: Mesh, train: Reader
 ) -> float:
   """Times one training step on random images, after one that compiles.
 

@@ -33,6 +33,7 @@ with epy.lazy_imports():  # to measure; the table does without
 if TYPE_CHECKING:
   from jax.sharding import Mesh
 
+  from memory_vit.data.reader import Reader
   from memory_vit.model.backbone import Backbone
   from memory_vit.model.task import Task
 
@@ -138,7 +139,7 @@ def naive(first: Task, others: Sequence[Task]) -> Task:
 def naive_accuracies(
   backbone: Backbone,
   tasks: Sequence[Task],
-  source: datasets.Source,
+  source: Reader,
   *,
   batch_size: int,
   mesh: Mesh,
@@ -176,7 +177,7 @@ def naive_accuracies(
 def masked_accuracies(
   backbone: Backbone,
   tasks: Sequence[Task],
-  source: datasets.Source,
+  source: Reader,
   *,
   batch_size: int,
   mesh: Mesh,

@@ -13,7 +13,7 @@ import optax
 
 import memory_vit
 from memory_vit.config import Config, to_dict
-from memory_vit.data.sources import Source
+from memory_vit.data.reader import Reader
 from memory_vit.model import trees
 from memory_vit.runtime import processes
 from memory_vit.training.trainer import Learner
@@ -34,7 +34,7 @@ def require_same_start(config: Config) -> None:
   processes.require_same("configuration", facts)
 
 
-def require_same_data(learner: Learner, splits: Mapping[str, Source]) -> None:
+def require_same_data(learner: Learner, splits: Mapping[str, Reader]) -> None:
   """Backbone, tasks that are read; of all splits classes, names and sizes.
 
   Not the times of files: copies on several hosts differ in these.
@@ -49,12 +49,14 @@ def require_same_data(learner: Learner, splits: Mapping[str, Source]) -> None:
   facts: dict[str, Any] = {"backbone": learner.backbone.fingerprint}
   for task in learner.parents:
     facts[f"task {task.spec.name!r}"] = task.digest
-  for name, source in splits.items():
+  for name, reader in splits.items():
     key = "config.upstream" if name == "upstream" else f"config.data.{name}"
-    facts[f"{key}: size"] = source.size
-    facts[f"{key}: classes"] = list(source.class_names)
+    facts[f"{key}: size"] = reader.size
+    facts[f"{key}: classes"] = list(reader.class_names)
     if jax.process_count() > 1:  # every file is looked at
-      facts[f"{key}: names and sizes of files"] = source.inventory.sizes()
+      facts[f"{key}: names and sizes of files"] = (
+        reader.source.inventory.sizes()
+      )
   processes.require_same("data", facts)
 
 

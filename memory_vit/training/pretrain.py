@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from memory_vit.backbones.load import save_backbone
 from memory_vit.config import OPTIONS, Config, OptimConfig
 from memory_vit.data import batching, datasets
+from memory_vit.data.split_ref import configured_splits
 from memory_vit.errors import TrainingError
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone, init_backbone
@@ -36,16 +37,11 @@ def pretrain(config: Config, mesh: Mesh, stop: Stop | None = None) -> Backbone:
     The backbone, with a head for the classes of its data set.
   """
   settings = config.pretrain
-  source = datasets.open_split(
-    settings.data,
-    settings.data.train,
-    config.stall_timeout,
-    config.trust_data_code,
-  )
+  reader = datasets.open_on_all_processes(configured_splits(config)["pretrain"])
   vit = vit_config(
     settings.variant,
     image_size=config.image_size,
-    num_classes=source.num_classes,
+    num_classes=reader.num_classes,
     gelu=config.gelu,
     dtype=config.dtype,
   )
@@ -61,13 +57,11 @@ def pretrain(config: Config, mesh: Mesh, stop: Stop | None = None) -> Backbone:
     create_state({BACKBONE: backbone.params}, optimizer, mesh),
     None,
     batching.train_batches(
-      source,
+      reader,
       settings.data,
       image_size=config.image_size,
       batch_size=settings.batch_size,
       seed=config.seed if settings.data.seed < 0 else settings.data.seed,
-      process_index=jax.process_index(),
-      process_count=jax.process_count(),
     ),
     title="pretraining",
     steps=loop.Steps(total=settings.total_steps, log=config.log_every),

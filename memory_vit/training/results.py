@@ -9,7 +9,7 @@ from typing import Any
 
 from memory_vit.backbones.load import save_backbone
 from memory_vit.config import Config, to_dict
-from memory_vit.data import datasets
+from memory_vit.data.reader import Reader
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import Task
@@ -26,7 +26,7 @@ def with_metrics(
   learner: Learner,
   variants: Sequence[Variant],
   learned: Sequence[Learned],
-  tested: datasets.Source | None,
+  tested: Reader | None,
 ) -> list[Task]:
   """Tasks with how they were made and how good they are; the best comes first.
 

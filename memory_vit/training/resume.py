@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from memory_vit.config import OPTIONS
-from memory_vit.data import datasets
 from memory_vit.data.data_record import DataRecord
-from memory_vit.data.sources import Source
+from memory_vit.data.reader import Reader
 from memory_vit.errors import TrainingError
 from memory_vit.model import trees
 from memory_vit.runtime import schema, sharding
@@ -27,7 +26,7 @@ def save(
   state: TrainState,
   past: loop.Past,
   meta: Mapping[str, Any],
-  splits: Mapping[str, Source],
+  splits: Mapping[str, Reader],
 ) -> None:
   """Writes all that a continued pass needs; every process must call.
 
@@ -58,7 +57,7 @@ def save(
       "pending": past.pending,
       "changes": list(past.changes),
       "left_out": {
-        key: datasets.left_out(source) for key, source in splits.items()
+        key: reader.sync_unreadable() for key, reader in splits.items()
       },
       "timed": [past.timed_steps, past.timed_seconds],
     },
@@ -69,7 +68,7 @@ def resume(
   checkpoints: Checkpoints,
   state: TrainState,
   meta: Mapping[str, Any],
-  splits: Mapping[str, Source],
+  splits: Mapping[str, Reader],
   may_change: Sequence[str],
   record: DataRecord,
 ) -> tuple[TrainState, loop.Past | None]:
@@ -109,7 +108,8 @@ def resume(
   # States of earlier versions say nothing of them.
   for key, bad in found.get("left_out", {}).items():
     if key not in other:  # there these numbers are other pictures
-      splits[key].leave_out(dict.fromkeys(bad, f"left out up to step {step}"))
+      reason = f"left out up to step {step}"
+      splits[key].mark_unreadable(dict.fromkeys(bad, reason))
   like = {
     "state": state,
     "best": {

@@ -16,7 +16,8 @@ from jax.sharding import Mesh
 from memory_vit.config import Config, DataConfig, beyond_the_end, to_dict
 from memory_vit.data import datasets, image_ops
 from memory_vit.data.data_record import DataRecord
-from memory_vit.data.sources import Source
+from memory_vit.data.reader import Reader
+from memory_vit.data.split_ref import configured_splits
 from memory_vit.errors import ConfigError
 from memory_vit.evaluation import evaluate
 from memory_vit.model.backbone import Backbone
@@ -96,18 +97,18 @@ def _run(
   took = _seconds_before(workdir)
   backbone = open_backbone.open_backbone(config, workdir, mesh, stop)
   # All splits first: a wrong name must not cost a training run.
-  source = _open(config, config.data.train)
+  train = _open(config, "train")
   config = resolve.with_image_size(config, backbone)
-  config = resolve.with_steps(config, source.size)
+  config = resolve.with_steps(config, train.size)
   variants = sweep.variants_of(config, name)
   _require_within(variants)
   _require_memory(config)  # once more: its image size may have been 0
   learner = dataclasses.replace(
-    _learner(config, mesh, backbone, source), stop=stop, may_change=may_change,
+    _learner(config, mesh, backbone, train), stop=stop, may_change=may_change,
     require_alone=require_alone,
   )  # fmt: skip
   _require_names(learner, name, variants)
-  tested = _open(config, config.data.test)
+  tested = _open(config, "test")
   upstream = _open_upstream(config, backbone)
   splits = {
     "train": learner.train,
@@ -115,7 +116,7 @@ def _run(
     "test": tested,
     "upstream": upstream,
   }
-  splits = {key: source for key, source in splits.items() if source}
+  splits = {key: reader for key, reader in splits.items() if reader}
   consistency.require_same_data(learner, splits)
   record = _record_of(splits, config, workdir)
   learner = dataclasses.replace(learner, record=record)
@@ -150,7 +151,7 @@ def _run(
       "outputs_bit_equal": after and before["digest"] == after["digest"],
     },
     "data": record.digests,
-    "left_out": _left_out(splits.values()),
+    "left_out": _sync_unreadable(splits.values()),
     "wall_seconds": took or round(time.perf_counter() - began, 2),
     "images_per_second": _speed(learned),
     "config_changes": changed,
@@ -245,7 +246,7 @@ def _require_within(variants: Sequence[Variant]) -> None:
 
 
 def _learner(
-  config: Config, mesh: Mesh, backbone: Backbone, source: Source
+  config: Config, mesh: Mesh, backbone: Backbone, train: Reader
 ) -> Learner:
   directories = (*config.task.attends_to, *config.task.indirect)
   return Learner(
@@ -253,8 +254,8 @@ def _learner(
     mesh=mesh,
     backbone=backbone,
     parents=tuple(store.load_task(path, backbone) for path in directories),
-    train=source,
-    validation=_open(config, config.data.validation),
+    train=train,
+    validation=_open(config, "validation"),
   )
 
 
@@ -271,44 +272,30 @@ def _require_names(
     )
 
 
-def _open(config: Config, split: str) -> Source | None:
-  """A split of the task's data set; None where none is named."""
-  where = config.data
-  if not split:
-    return None
-  return datasets.open_split(
-    where, split, config.stall_timeout, config.trust_data_code
-  )
+def _open(config: Config, role: str) -> Reader | None:
+  """Opens the split of a role; None where the configuration names none."""
+  ref = configured_splits(config).get(role)
+  return ref and datasets.open_on_all_processes(ref)
 
 
-def _open_upstream(config: Config, backbone: Backbone) -> Source | None:
-  """The data of the backbone's own task; None where none is configured."""
-  where = config.upstream
-  if not where.name:
-    return None
-  # It may be prepared on the way, in a directory that all share.
-  source = processes.first_before_others(
-    lambda: datasets.open_source(
-      where.name,
-      where.split,
-      where.dir,
-      config.data.cache_gib,
-      max_bad=config.data.max_bad,
-      stall_timeout=config.stall_timeout,
-      trust_data_code=config.trust_data_code,
-    ),
-  )
+def _open_upstream(config: Config, backbone: Backbone) -> Reader | None:
+  """Opens the data of the backbone's own task; None where none is configured.
+
+  Raises:
+    ConfigError: where they have other classes than the backbone.
+  """
+  reader = _open(config, "upstream")
   outputs = backbone.config.num_classes
-  if source.num_classes != outputs:
+  if reader and reader.num_classes != outputs:
     raise ConfigError(
-      f"config.upstream: {where.name} has {source.num_classes} classes, the "
+      f"config.upstream: {reader.name} has {reader.num_classes} classes, the "
       f"head of the backbone has {outputs}."
     )
-  return source
+  return reader
 
 
 def _evaluate_upstream(
-  learner: Learner, source: Source, tasks: Sequence[Task]
+  learner: Learner, reader: Reader, tasks: Sequence[Task]
 ) -> dict[str, Any]:
   """Evaluates the original outputs, with tasks in the same pass."""
   config, backbone = learner.config, learner.backbone
@@ -324,7 +311,7 @@ def _evaluate_upstream(
   where = config.upstream
   return evaluate.evaluate_source(
     predict,
-    source,
+    reader,
     image_ops.evaluation_of(where.eval_crop, where.resize, config.image_size),
     batch_size=config.batch_size_eval,
     mesh=learner.mesh,
@@ -333,7 +320,7 @@ def _evaluate_upstream(
 
 
 def _record_of(
-  splits: Mapping[str, Source], config: Config, workdir: Path
+  splits: Mapping[str, Reader], config: Config, workdir: Path
 ) -> DataRecord:
   """The record of all data that a run is given."""
   if config.data.digest == "contents":
@@ -341,16 +328,16 @@ def _record_of(
   return DataRecord(
     directory=workdir / "inventory",
     by=config.data.digest,
-    inventories={key: source.inventory for key, source in splits.items()},
+    inventories={key: r.source.inventory for key, r in splits.items()},
   )
 
 
-def _left_out(sources: Iterable[Source]) -> list[str]:
-  """The examples that could not be read, by any process."""
+def _sync_unreadable(readers: Iterable[Reader]) -> list[str]:
+  """Names the examples that some process could not read; all must call."""
   return [
-    source.describe(index)
-    for source in sources
-    for index in datasets.left_out(source)
+    reader.source.describe(index)
+    for reader in readers
+    for index in reader.sync_unreadable()
   ]
 
 

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from memory_vit.config import Config, data_seed, to_dict
 from memory_vit.data import batching, image_ops
 from memory_vit.data.data_record import DataRecord
-from memory_vit.data.sources import Source
+from memory_vit.data.reader import Reader
 from memory_vit.evaluation import evaluate as evaluation
 from memory_vit.evaluation.evaluate import Predict, evaluate_source
 from memory_vit.model.backbone import Backbone
@@ -93,8 +93,8 @@ class Learner:
   mesh: Mesh
   backbone: Backbone
   parents: tuple[Task, ...]
-  train: Source
-  validation: Source | None
+  train: Reader
+  validation: Reader | None
   stop: Stop = dataclasses.field(default_factory=Stop)
   may_change: tuple[str, ...] = ()
   require_alone: Callable[[], None] = lambda: None
@@ -261,7 +261,7 @@ class Learner:
   def evaluate(
     self,
     tasks: Sequence[Task],
-    source: Source,
+    source: Reader,
   ) -> dict[str, dict[str, Any]]:
     """Evaluates tasks on a split of their data set, in one pass.
 
@@ -317,8 +317,6 @@ class Learner:
       batch_size=config.batch_size,
       seed=data_seed(config),
       start=start,
-      process_index=jax.process_index(),
-      process_count=jax.process_count(),
     )
 
   def _train_examples(self, step: int) -> list[str]:

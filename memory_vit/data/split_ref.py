@@ -1,0 +1,90 @@
+"""Which splits of which data sets to open."""
+
+import dataclasses
+import functools
+
+from memory_vit.config import Config, TrainDataConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitRef:
+  """A split of a data set to open, and how leniently to read it.
+
+  Attributes:
+    name: "folder": `dir`/SPLIT/CLASS/*.jpg (or png, webp, bmp), where the
+      folders in train/ are the classes. "digits": the digits that come with
+      scikit-learn, "digits:0-4" a range of them. Anything else is a TFDS name,
+      such as "cifar100" or "sun397/tfds".
+    dir: the image folder; or the TFDS data directory, or the directory of one
+      prepared data set (with a dataset_info.json); "" is TFDS's default.
+    split: in the notation of TFDS, such as "train[:98%]" or "train+test".
+    cache_gib: greatest size of a TFDS split without random access, which is
+      read into memory (and takes twice as much while it is read).
+    max_bad: how many examples may be left out as they cannot be read.
+    stall_timeout: seconds without a batch after which the process is ended, see
+      `watchdog`; 0 is never.
+    download: whether TFDS may fetch and prepare what is not there.
+    trust_code: whether a TFDS set may name code, which is then run; see
+      `tfds_trust`.
+  """
+
+  name: str
+  dir: str
+  split: str
+  cache_gib: float = 16.0
+  max_bad: int = 0
+  stall_timeout: float = 0.0
+  download: bool = True
+  trust_code: bool = False
+
+  @classmethod
+  def of(
+    cls,
+    data: TrainDataConfig,
+    split: str,
+    *,
+    stall_timeout: float = 0.0,
+    trust_code: bool = False,
+  ) -> "SplitRef":
+    """A split of the data set of a configuration."""
+    return cls(
+      data.name,
+      data.dir,
+      split,
+      cache_gib=data.cache_gib,
+      max_bad=data.max_bad,
+      stall_timeout=stall_timeout,
+      trust_code=trust_code,
+    )
+
+  def __str__(self) -> str:
+    """For messages."""
+    return f"data set {self.name!r}, split {self.split!r}"
+
+
+def configured_splits(config: Config) -> dict[str, SplitRef]:
+  """The splits that a run reads, by role; the training split first.
+
+  Returns:
+    {"train", "validation", "test", "upstream", "pretrain": the split}, without
+    those that the configuration does not name.
+  """
+  pretrain, upstream = config.pretrain, config.upstream
+
+  ref = functools.partial(
+    SplitRef.of,
+    stall_timeout=config.stall_timeout,
+    trust_code=config.trust_data_code,
+  )
+  found = {
+    role: ref(config.data, split)
+    for role in ("train", "validation", "test")
+    if (split := getattr(config.data, role))
+  }
+  if upstream.name:
+    found["upstream"] = dataclasses.replace(
+      ref(config.data, upstream.split), name=upstream.name, dir=upstream.dir
+    )
+  if pretrain.variant:
+    found["pretrain"] = ref(pretrain.data, pretrain.data.train)
+  return found
