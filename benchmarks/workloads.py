@@ -14,7 +14,7 @@ from memory_vit.config import OptimConfig
 from memory_vit.model.backbone import backbone_shapes
 from memory_vit.runtime import sharding
 from memory_vit.tasks import split_forward
-from memory_vit.tasks.split_forward import TrainingPass
+from memory_vit.tasks.split_forward import SplitForward
 from memory_vit.training import step
 from memory_vit.training.optim import make_optimizer, make_schedule
 
@@ -123,7 +123,7 @@ class Training:
 
   def __init__(
     self,
-    cut: TrainingPass,
+    cut: SplitForward,
     params: Any,
     frozen: Any,
     setting: Setting,
@@ -146,7 +146,7 @@ class Training:
 
 def training(setting: Setting, count: int) -> Training:
   """Trains `count` tasks at once, as the package does."""
-  return _task_training(split_forward.make_training_pass, setting, count)
+  return _task_training(split_forward.make_split_forward, setting, count)
 
 
 def masked_training(setting: Setting, count: int) -> Training:
@@ -155,7 +155,7 @@ def masked_training(setting: Setting, count: int) -> Training:
 
 
 def _task_training(
-  make_pass: Callable[..., TrainingPass], setting: Setting, count: int
+  make_pass: Callable[..., SplitForward], setting: Setting, count: int
 ) -> Training:
   tasks = make_tasks(setting, count)
   specs = tuple(task.spec for task in tasks)

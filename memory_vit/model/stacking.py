@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from memory_vit.model.encoder import Context
-from memory_vit.model.masks import View
+from memory_vit.model.masks import TaskMask
 from memory_vit.model.task import Task
 from memory_vit.model.trees import Tree
 
@@ -27,7 +27,7 @@ class SlotArrays(NamedTuple):
       depend on no picture, and are computed once.
     kernel: (t, d, c) of the heads.
     bias: (t, c).
-    view: who sees whom.
+    mask: who sees whom.
     norms: what tasks add to the LayerNorms, see `encoder.Encoder`; None where
       no task has any, and the program then knows nothing of them.
   """
@@ -36,7 +36,7 @@ class SlotArrays(NamedTuple):
   cells: Context
   kernel: jax.Array
   bias: jax.Array
-  view: View
+  mask: TaskMask
   norms: Tree | None
 
 

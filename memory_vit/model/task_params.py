@@ -53,7 +53,10 @@ class TaskParams(nn.Module):
 def _adapters(
   key: jax.Array, depth: int, width: int, bottleneck: int
 ) -> dict[str, Any]:
-  """Adapters of all layers, see `encoder.adapt`: they start as the identity."""
+  """Adapters of all layers, which start as the identity.
+
+  See `encoder.bottleneck_adapter`.
+  """
   down = nn.initializers.lecun_normal(batch_axis=0)
 
   def adapter(key: jax.Array) -> dict[str, dict[str, jax.Array]]:

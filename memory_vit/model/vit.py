@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from memory_vit.model.encoder import Context, Encoder
-from memory_vit.model.masks import View, view_of
+from memory_vit.model.masks import TaskMask, task_mask
 from memory_vit.model.regimes import regime
 from memory_vit.model.stacking import (
   SlotArrays,
@@ -62,7 +62,7 @@ class VisionTransformer(nn.Module):
       the features in front of it; and the keys and values of every layer.
     """
     cfg = self.config
-    x, context = self.Transformer(self._tokens(images, self.cls[0, 0]))
+    x, context = self.Transformer.encode(self._tokens(images, self.cls[0, 0]))
     y = x[:, 0]
     if cfg.representation_size:
       y = jnp.tanh(self.pre_logits(y))
@@ -73,28 +73,28 @@ class VisionTransformer(nn.Module):
   def read(
     self,
     cls: jax.Array,
-    cells: Context,
     context: Context,
-    view: View,
-    norms: Tree | None = None,
+    cells: Context,
+    mask: TaskMask,
+    norms: Tree | None,
   ) -> jax.Array:
     """The task stream.
 
     Args:
       cls: (t, d) class tokens.
-      cells: from `keys_values`.
       context: from `encode`.
-      view: who sees whom.
-      norms: what tasks add to the LayerNorms, see `Encoder`.
+      cells: from `Encoder.keys_values`.
+      mask: who sees whom.
+      norms: see `Encoder.read`.
 
     Returns:
       (b, t, d) the class tokens after the last LayerNorm.
     """
     b = context[0][0].shape[0]
     c = jnp.broadcast_to(cls.astype(self.config.dtype), (b, *cls.shape))
-    return self.Transformer(c, context, cells, view, norms)[0]
+    return self.Transformer.read(c, context, cells, mask, norms)
 
-  def tuned(
+  def fine_tuned(
     self, images: jax.Array, task: Mapping[str, Any], spec: TaskSpec
   ) -> jax.Array:
     """The ViT as a task of one of the other regimes changes it.
@@ -108,7 +108,7 @@ class VisionTransformer(nn.Module):
       (b, d), the class token after the last LayerNorm.
     """
     cls = task["cls"] if "cls" in task else self.cls[0, 0]
-    return self.Transformer.tuned(
+    return self.Transformer.fine_tuned(
       self._tokens(images, cls),
       attention=regime(spec.regime).attention,
       memory=task.get("memory"),
@@ -123,18 +123,6 @@ class VisionTransformer(nn.Module):
     x = x.reshape(x.shape[0], -1, cfg.width)
     cls = jnp.broadcast_to(cls.astype(x.dtype), (x.shape[0], 1, cfg.width))
     return jnp.concatenate([cls, x], axis=1)
-
-  def keys_values(self, memory: jax.Array, norm: jax.Array) -> Context:
-    """Keys and values of memory, the same for all pictures.
-
-    Args:
-      memory: (l, t, m, d).
-      norm: bool (t,), which tasks' memory is layer-normed.
-
-    Returns:
-      For every layer (t, h, m, k) each.
-    """
-    return self.Transformer.keys_values(memory, norm)
 
 
 class MemoryViT(nn.Module):
@@ -174,21 +162,23 @@ class MemoryViT(nn.Module):
     """See `VisionTransformer.encode`."""
     return self.backbone.encode(images)
 
-  def tuned(
+  def fine_tuned(
     self, images: jax.Array, task: Mapping[str, Any], spec: TaskSpec
   ) -> jax.Array:
     """A task of a regime that changes the backbone's own computation.
 
-    Arguments as in `VisionTransformer.tuned`.
+    Arguments as in `VisionTransformer.fine_tuned`.
 
     Returns:
       Its logits (b, c), float32.
     """
-    return head_logits(self.backbone.tuned(images, task, spec), task["head"])
+    return head_logits(
+      self.backbone.fine_tuned(images, task, spec), task["head"]
+    )
 
   def keys_values(self, memory: jax.Array, norm: jax.Array) -> Context:
-    """See `VisionTransformer.keys_values`."""
-    return self.backbone.keys_values(memory, norm)
+    """See `Encoder.keys_values`."""
+    return self.backbone.Transformer.keys_values(memory, norm)
 
   def read_slots(self, slots: SlotArrays, context: Context) -> jax.Array:
     """The task stream on tasks that are handed over, whichever they are.
@@ -202,7 +192,7 @@ class MemoryViT(nn.Module):
       task does not have, means nothing.
     """
     features = self.backbone.read(
-      slots.cls, slots.cells, context, slots.view, slots.norms
+      slots.cls, context, slots.cells, slots.mask, slots.norms
     )
     logits = jnp.einsum(
       "btd,tdc->btc", features.astype(jnp.float32), slots.kernel
@@ -221,13 +211,13 @@ class MemoryViT(nn.Module):
     tasks = self.tasks()
     if not tasks:
       return {}
-    view = view_of(self.specs)
-    count, longest = view.cells.shape
+    mask = task_mask(self.specs)
+    count, longest = mask.cells.shape
     memory = stack_memory([t["memory"] for t in tasks], count, longest)
-    cells = self.backbone.keys_values(memory, view.memory_norm)
+    cells = self.keys_values(memory, mask.memory_norm)
     cls = stack_classes([t["cls"] for t in tasks], count)
     norms = stack_norms(tasks, count)
-    features = self.backbone.read(cls, cells, context, view, norms)
+    features = self.backbone.read(cls, context, cells, mask, norms)
     return {
       spec.name: head_logits(features[:, i], tasks[i]["head"])
       for i, spec in enumerate(self.specs)

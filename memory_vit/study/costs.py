@@ -15,7 +15,7 @@ import numpy as np
 
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone, backbone_shapes
-from memory_vit.model.masks import view_of
+from memory_vit.model.masks import task_mask
 from memory_vit.model.regimes import REGIMES
 from memory_vit.model.stacking import stack_norms
 from memory_vit.model.task import EvalPreprocessing, TaskSpec
@@ -177,12 +177,12 @@ def _compiled_flops(
     if attention == "frozen":
       return module.backbone.encode(image)[0]
     if attention != "masked":
-      return module.backbone.tuned(image, task, spec)
+      return module.backbone.fine_tuned(image, task, spec)
     outputs, context = module.encode(image)
     cells = module.keys_values(task["memory"][:, None], np.array([True]))
-    view, norms = view_of((spec,)), stack_norms([task], 1)
+    mask, norms = task_mask((spec,)), stack_norms([task], 1)
     return outputs, module.backbone.read(
-      task["cls"][None], cells, context, view, norms
+      task["cls"][None], context, cells, mask, norms
     )
 
   def program(params: Any, task: Any, image: jax.Array) -> Any:

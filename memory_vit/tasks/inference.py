@@ -33,7 +33,7 @@ from memory_vit.model.vit import MemoryViT
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.tasks import image_check
 from memory_vit.tasks.compose import TasksLike, require_fit, task_tuple
-from memory_vit.tasks.slots import Slots, slot_view
+from memory_vit.tasks.slots import Slots, slot_mask
 
 
 @functools.partial(jax.jit, static_argnames="config")
@@ -124,18 +124,18 @@ def fill_slots(
     require_backbone(task.spec, backbone.id)
   require_fit(tasks)
   specs = tuple(task.spec for task in tasks)
-  view = slot_view(specs, slots, cells)
-  count, longest = view.cells.shape
+  mask = slot_mask(specs, slots, cells)
+  count, longest = mask.cells.shape
   memory = stack_memory([t.params["memory"] for t in tasks], count, longest)
   kernel, bias = stack_heads(tasks, count)
   arrays = SlotArrays(
     cls=stack_classes([t.params["cls"] for t in tasks], count),
     cells=memory_program(
-      backbone.params, memory, view.memory_norm, config=backbone.config
+      backbone.params, memory, mask.memory_norm, config=backbone.config
     ),
     kernel=kernel,
     bias=bias,
-    view=jax.tree.map(jnp.asarray, view),
+    mask=jax.tree.map(jnp.asarray, mask),
     norms=stack_norms([task.params for task in tasks], count),
   )
   return Slots(specs, arrays)

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from memory_vit.model import trees
 from memory_vit.runtime import sharding
-from memory_vit.tasks.split_forward import TrainingPass
+from memory_vit.tasks.split_forward import SplitForward
 from memory_vit.training import optim
 
 
@@ -51,7 +51,7 @@ class Step:
 
   def __init__(
     self,
-    training_pass: TrainingPass,
+    training_pass: SplitForward,
     optimizer: optax.GradientTransformation,
     mesh: Mesh,
     *,
@@ -160,7 +160,7 @@ def _split(batch: dict[str, jax.Array], parts: int, i: int) -> dict:
 
 
 def _loss(
-  training_pass: TrainingPass,
+  training_pass: SplitForward,
   label_smoothing: Mapping[str, float],
   params: Any,
   frozen: Any,

@@ -249,7 +249,7 @@ class Learner:
     """One optimiser step for the tasks of a pass."""
     specs = (t.spec for t in (*self.parents, *tasks.values()))
     return Step(
-      split_forward.make_training_pass(self.backbone.config, tuple(specs)),
+      split_forward.make_split_forward(self.backbone.config, tuple(specs)),
       optimizer,
       self.mesh,
       label_smoothing={
