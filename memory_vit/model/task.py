@@ -120,13 +120,13 @@ class TaskSpec:
         raise TaskError(
           f"task {self.name!r} attends to {parent!r}, which is no task name."
         )
-    trained = regime(self.regime).trained
-    if self.cells and "memory" not in trained:
+    kind = regime(self.regime)
+    if self.cells and not kind.has_memory:
       raise TaskError(
         f"task {self.name!r} has {self.cells} cells, and its regime "
         f"{self.regime!r} has no memory: expected 0."
       )
-    if (self.bottleneck > 0) != ("adapters" in trained):
+    if (self.bottleneck > 0) != kind.has_adapters:
       raise TaskError(
         f"task {self.name!r}: bottleneck is {self.bottleneck}; expected at "
         "least 1 in a regime with adapters, and 0 in any other."
@@ -152,6 +152,21 @@ class TaskSpec:
         f"{self.evaluation.image_size} px, the backbone takes "
         f"{self.backbone.image_size} px."
       )
+
+  def expected_shapes(self, width: int, depth: int) -> trees.Tree:
+    """Shapes of its parameters, see `Regime.expected_shapes`.
+
+    Args:
+      width: d, of the backbone.
+      depth: l, of the backbone.
+    """
+    return regime(self.regime).expected_shapes(
+      width=width,
+      depth=depth,
+      classes=self.num_classes,
+      cells=self.cells,
+      bottleneck=self.bottleneck,
+    )
 
   @property
   def summary(self) -> str:

@@ -8,7 +8,7 @@ executable whatever the tasks are, and `read` holds all that can be trained.
 # As text, `help` shows jax.Array by its name.
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -18,12 +18,7 @@ import jax.numpy as jnp
 from memory_vit.model.encoder import Context, Encoder
 from memory_vit.model.masks import TaskMask, task_mask
 from memory_vit.model.regimes import regime
-from memory_vit.model.stacking import (
-  SlotArrays,
-  stack_classes,
-  stack_memory,
-  stack_norms,
-)
+from memory_vit.model.stacking import SlotArrays, stack_tasks
 from memory_vit.model.task import BACKBONE, TaskSpec
 from memory_vit.model.task_params import Tasks
 from memory_vit.model.trees import Tree
@@ -181,7 +176,7 @@ class MemoryViT(nn.Module):
     return self.backbone.Transformer.keys_values(memory, norm)
 
   def read_slots(self, slots: SlotArrays, context: Context) -> jax.Array:
-    """The task stream on tasks that are handed over, whichever they are.
+    """Runs the task stream on stacked tasks, any that fit the shapes.
 
     Args:
       slots: the tasks; none of the module's own is read.
@@ -199,8 +194,26 @@ class MemoryViT(nn.Module):
     )
     return logits + slots.bias
 
+  def task_features(
+    self, tasks: Sequence[Tree], specs: Sequence[TaskSpec], context: Context
+  ) -> jax.Array:
+    """The task stream on parameters of tasks, for their gradient.
+
+    Args:
+      tasks: parameters of at least one task.
+      specs: of the tasks.
+      context: from `encode`.
+
+    Returns:
+      (b, t, d), what the heads read.
+    """
+    mask = task_mask(specs)
+    cls, memory, norms = stack_tasks(tasks, mask)
+    cells = self.keys_values(memory, mask.memory_norm)
+    return self.backbone.read(cls, context, cells, mask, norms)
+
   def read(self, context: Context) -> dict[str, jax.Array]:
-    """The task stream on the tasks of this module, for their gradient.
+    """The task stream on the tasks of this module.
 
     Args:
       context: from `encode`.
@@ -211,13 +224,7 @@ class MemoryViT(nn.Module):
     tasks = self.tasks()
     if not tasks:
       return {}
-    mask = task_mask(self.specs)
-    count, longest = mask.cells.shape
-    memory = stack_memory([t["memory"] for t in tasks], count, longest)
-    cells = self.keys_values(memory, mask.memory_norm)
-    cls = stack_classes([t["cls"] for t in tasks], count)
-    norms = stack_norms(tasks, count)
-    features = self.backbone.read(cls, context, cells, mask, norms)
+    features = self.task_features(tasks, self.specs, context)
     return {
       spec.name: head_logits(features[:, i], tasks[i]["head"])
       for i, spec in enumerate(self.specs)

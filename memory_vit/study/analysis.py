@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from memory_vit.config import Config
-from memory_vit.model.regimes import has_memory
+from memory_vit.model.regimes import REGIMES
 from memory_vit.study import paper_numbers, runs, wording
 from memory_vit.study.selection import Point
 from memory_vit.study.wording import (
@@ -116,7 +116,7 @@ def sensitivity(config: Config, points: Sequence[Point]) -> Finding:
   lines, rows = {}, {}
   regimes = runs.regimes_of(config, "sensitivity")
   for regime in regimes:
-    cells = config.task.cells if has_memory(regime) else 0
+    cells = config.task.cells if REGIMES[regime].has_memory else 0
     name = label(regime, cells)
     some = of_regime(config, points, regime, cells)
     seed = runs.search_seed(config, regime)
@@ -231,7 +231,7 @@ def _row(
 
 def _cells_of(config: Config, regime: str) -> tuple[int, ...]:
   """Numbers of cells of a regime that is learned with all; 0 without memory."""
-  return config.study.cells if has_memory(regime) else (0,)
+  return config.study.cells if REGIMES[regime].has_memory else (0,)
 
 
 def _sensitivity_of(name: str, rows: Sequence[Row]) -> str:

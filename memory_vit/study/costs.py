@@ -11,15 +11,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone, backbone_shapes
-from memory_vit.model.masks import task_mask
 from memory_vit.model.regimes import REGIMES
-from memory_vit.model.stacking import stack_norms
 from memory_vit.model.task import EvalPreprocessing, TaskSpec
-from memory_vit.model.task_params import TaskParams
 from memory_vit.model.vit import MemoryViT
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.tasks.split_forward import headless
@@ -60,13 +56,14 @@ def cost_of(
     bottleneck: r, where it has adapters.
   """
   config = headless(config)
-  trained = REGIMES[regime].trained
-  cells = cells if "memory" in trained else 0
-  bottleneck = bottleneck if "adapters" in trained else 0
+  kind = REGIMES[regime]
+  cells = cells if kind.has_memory else 0
+  bottleneck = bottleneck if kind.has_adapters else 0
   spec = _spec(config, regime, cells, bottleneck)
-  shapes = _task_shapes(config, spec)
+  shapes = spec.expected_shapes(config.width, config.depth)
+  shapes.pop("head")
   counted = trees.count(shapes)
-  if "backbone" in trained:
+  if kind.holds_backbone:
     counted += trees.count(backbone_shapes(config))
   each, once = flops(config, regime, cells, bottleneck)
   return Cost(
@@ -85,11 +82,10 @@ def parameters(
   """Values that a regime trains, by formula."""
   kind = REGIMES[regime]
   d, l = config.width, config.depth
-  layers = 1 if kind.attention == "propagated" else l
   each = {
     "head": 0,
     "cls": d,
-    "memory": layers * cells * d,
+    "memory": kind.memory_layers(l) * cells * d,
     # Scale and bias of two LayerNorms in each block, and of the last one.
     "norms": 2 * (2 * l + 1) * d,
     # After attention and after the MLP: down and up, each with a bias.
@@ -136,7 +132,7 @@ def flops(
 
 
 def _block(config: ViTConfig, queries: int, keys: int) -> int:
-  """Of a block on so many tokens, which attend to so many."""
+  """FLOPs of a block of `queries` query tokens over `keys` key tokens."""
   d = config.width
   projections = 4 * (2 * queries * d * d)
   attention = 2 * (2 * queries * keys * d)
@@ -157,33 +153,22 @@ def _spec(
   )
 
 
-def _task_shapes(config: ViTConfig, spec: TaskSpec) -> dict[str, Any]:
-  """What a task trains beside head and backbone."""
-  init = TaskParams(config, spec).init
-  shapes = jax.eval_shape(init, jax.random.key(0))["params"]
-  return {name: part for name, part in shapes.items() if name != "head"}
-
-
 def _compiled_flops(
   config: ViTConfig, spec: TaskSpec, task: dict[str, Any]
 ) -> float | None:
-  """Of the compiled forward pass of one picture, up to the class token."""
+  """FLOPs of the compiled forward pass of one image, up to the class token."""
   image = jax.ShapeDtypeStruct(
     (1, config.image_size, config.image_size, 3), jnp.float32
   )
 
   def forward(module: MemoryViT, image: jax.Array, task: dict[str, Any]) -> Any:
-    attention = REGIMES[spec.regime].attention
-    if attention == "frozen":
-      return module.backbone.encode(image)[0]
-    if attention != "masked":
+    kind = REGIMES[spec.regime]
+    if kind.on_features:
+      return module.encode(image)[0]
+    if not kind.composes:
       return module.backbone.fine_tuned(image, task, spec)
     outputs, context = module.encode(image)
-    cells = module.keys_values(task["memory"][:, None], np.array([True]))
-    mask, norms = task_mask((spec,)), stack_norms([task], 1)
-    return outputs, module.backbone.read(
-      task["cls"][None], context, cells, mask, norms
-    )
+    return outputs, module.task_features([task], (spec,), context)
 
   def program(params: Any, task: Any, image: jax.Array) -> Any:
     variables = {"params": {"backbone": params}}

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from memory_vit.config import Config
-from memory_vit.model.regimes import REGIMES, has_memory
+from memory_vit.model.regimes import REGIMES
 from memory_vit.study import execute
 from memory_vit.study.execute import Finished
 from memory_vit.study.runs import (
@@ -119,7 +119,7 @@ def _runs(
 ) -> list[Run]:
   """The runs of a regime on a data set, the first of the seeds coming first."""
   rates = config.study.learning_rates
-  cells = cells if has_memory(regime) else ()
+  cells = cells if REGIMES[regime].has_memory else ()
 
   def run(seed: int, rates: tuple[float, ...], cells: tuple[int, ...]) -> Run:
     return Run(

@@ -21,13 +21,7 @@ from jax.typing import ArrayLike
 from memory_vit.errors import DataError, TaskError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.encoder import Context
-from memory_vit.model.stacking import (
-  SlotArrays,
-  stack_classes,
-  stack_heads,
-  stack_memory,
-  stack_norms,
-)
+from memory_vit.model.stacking import SlotArrays, stack_heads, stack_tasks
 from memory_vit.model.task import BACKBONE, TaskSpec, require_backbone
 from memory_vit.model.vit import MemoryViT
 from memory_vit.model.vit_config import ViTConfig
@@ -125,18 +119,16 @@ def fill_slots(
   require_fit(tasks)
   specs = tuple(task.spec for task in tasks)
   mask = slot_mask(specs, slots, cells)
-  count, longest = mask.cells.shape
-  memory = stack_memory([t.params["memory"] for t in tasks], count, longest)
-  kernel, bias = stack_heads(tasks, count)
+  params = [task.params for task in tasks]
+  cls, memory, norms = stack_tasks(params, mask)
   arrays = SlotArrays(
-    cls=stack_classes([t.params["cls"] for t in tasks], count),
+    cls=cls,
     cells=memory_program(
       backbone.params, memory, mask.memory_norm, config=backbone.config
     ),
-    kernel=kernel,
-    bias=bias,
+    **stack_heads(params, len(cls)),
     mask=jax.tree.map(jnp.asarray, mask),
-    norms=stack_norms([task.params for task in tasks], count),
+    norms=norms,
   )
   return Slots(specs, arrays)
 

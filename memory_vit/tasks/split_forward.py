@@ -53,10 +53,9 @@ def make_split_forward(
   Raises:
     TaskError: for several tasks that cannot share a pass.
   """
-  attention = regime(specs[-1].regime).attention
-  if attention == "masked":
+  if regime(specs[-1].regime).composes:
     return _masked(config, specs)
-  heads = all(regime(spec.regime).attention == "frozen" for spec in specs)
+  heads = all(regime(spec.regime).on_features for spec in specs)
   if len(specs) > 1 and not heads:
     raise TaskError(
       f"tasks {[spec.name for spec in specs]} cannot share a pass: the regime "

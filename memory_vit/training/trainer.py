@@ -221,15 +221,15 @@ class Learner:
   def new_task(self, variant: Variant) -> Task:
     """The task of a variant, before training."""
     config = variant.config
-    trained = REGIMES[config.regime].trained
+    kind = REGIMES[config.regime]
     return create.init_task(
       jax.random.key(config.seed),
       self.backbone,
       name=variant.name,
       num_classes=self.train.num_classes,
-      cells=config.task.cells if "memory" in trained else 0,
+      cells=config.task.cells if kind.has_memory else 0,
       regime=config.regime,
-      bottleneck=config.task.bottleneck if "adapters" in trained else 0,
+      bottleneck=config.task.bottleneck if kind.has_adapters else 0,
       attends_to=self._read(),
       memory_norm=config.task.memory_norm,
       memory_std=config.task.memory_std,
@@ -304,7 +304,7 @@ class Learner:
   def _untouched(self) -> dict[str, Any]:
     """What stays as it is: of `full`, nothing of the backbone."""
     frozen = self.frozen()
-    if "backbone" in REGIMES[self.config.regime].trained:
+    if REGIMES[self.config.regime].holds_backbone:
       frozen["backbone"] = {}
     return frozen
 
