@@ -53,8 +53,8 @@ class Workload:
     self._optimizer = optim.make_optimizer(
       {_NAME: OptimConfig()}, self._schedules
     )
-    training_pass = make_split_forward(config, (self._task.spec,))
-    self._step = Step(training_pass, self._optimizer, self._mesh)
+    forward = make_split_forward(config, (self._task.spec,))
+    self._step = Step(forward, self._optimizer, self._mesh)
     rng = np.random.default_rng(0)
     shape = (batch_size, side, side, 3)
     self._batch = {

@@ -45,14 +45,7 @@ def task_of(backbone, regime, *, seed=0, cells=2, start=False, **options):
 
 
 def logits(backbone, task, images):
-  config, specs = backbone.config, (task.spec,)
-  frozen = {"backbone": backbone.params, "tasks": {}}
-  cut = split_forward.make_split_forward(config, specs)
-  out = split_forward.logits_program(
-    {"a": task.params}, frozen, cut.prepare(frozen, images),
-    config=config, specs=specs,
-  )  # fmt: skip
-  return np.asarray(out["a"])
+  return np.asarray(split_forward.forward(backbone, [task], images)["a"])
 
 
 def with_head_of(task, other):

@@ -16,7 +16,7 @@ from memory_vit.errors import TaskError
 from memory_vit.evaluation import evaluate
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import Task, require_backbone
-from memory_vit.tasks import inference, split_forward
+from memory_vit.tasks import inference
 
 
 def naive(first: Task, others: Sequence[Task]) -> Task:
@@ -67,13 +67,14 @@ def naive_accuracies(
   Returns:
     Of the first task alone, then with one other, with two, ...
   """
-  sets = [naive(tasks[0], tasks[1:n]) for n in range(1, len(tasks) + 1)]
+  name = tasks[0].name
+  outputs = [
+    evaluate.predict_fn(backbone, [naive(tasks[0], tasks[1:n])], mesh)
+    for n in range(1, len(tasks) + 1)
+  ]
 
   def predict(images: jax.Array) -> dict[str, jax.Array]:
-    return {
-      str(i): split_forward.predict(backbone, [task], images)[task.spec.name]
-      for i, task in enumerate(sets)
-    }
+    return {str(i): output(images)[name] for i, output in enumerate(outputs)}
 
   found = evaluate.evaluate_source(
     predict,
@@ -82,7 +83,7 @@ def naive_accuracies(
     batch_size=batch_size,
     mesh=mesh,
   )
-  return [found[str(i)]["top1"] for i in range(len(sets))]
+  return [found[str(i)]["top1"] for i in range(len(tasks))]
 
 
 def masked_accuracies(

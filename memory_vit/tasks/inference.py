@@ -39,6 +39,19 @@ def encode_program(
   return model.apply({"params": {"backbone": params}}, images, method="encode")
 
 
+@functools.partial(jax.jit, static_argnames="config")
+def plain_program(
+  params: Any, images: jax.Array, *, config: ViTConfig
+) -> jax.Array:
+  """The original outputs alone, (b, c0).
+
+  As nothing else is handed out, XLA leaves out what tasks would read.
+  """
+  model = MemoryViT(config)
+  variables = {"params": {"backbone": params}}
+  return model.apply(variables, images, method="encode")[0]
+
+
 def read_tasks(
   task_params: Any,
   backbone_params: Any,

@@ -132,15 +132,18 @@ def logits_program(
   return make_split_forward(config, specs).logits(trained, frozen, inputs)
 
 
-def predict(
+def forward(
   backbone: Backbone, tasks: Sequence[Task], images: jax.Array
 ) -> Logits:
-  """Logits {name: (b, c)} of tasks that are not served in slots.
+  """Runs tasks as they are trained, not in slots.
 
   Args:
     backbone: of the tasks.
-    tasks: of a regime that does not compose; several that share a pass.
-    images: see `encode`.
+    tasks: of any regime; several that share a pass.
+    images: (b, s, s, 3) in [-1, 1].
+
+  Returns:
+    {task name: logits (b, c)}, float32.
   """
   config, specs = backbone.config, tuple(task.spec for task in tasks)
   frozen = {"backbone": backbone.params, "tasks": {}}

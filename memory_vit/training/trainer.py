@@ -288,7 +288,12 @@ class Learner:
 
   def predictor(self, tasks: Sequence[Task]) -> Predict:
     """How tasks are evaluated: pictures (b, s, s, 3) -> {name: logits}."""
-    return evaluation.predictor(self.backbone, self.parents, tasks, self.mesh)
+    return evaluation.predict_fn(
+      self.backbone,
+      [*self.parents, *tasks],
+      self.mesh,
+      outputs=[task.name for task in tasks],
+    )
 
   def _read(self) -> tuple[Task, ...]:
     """Of the parents, those that the task attends to itself."""
