@@ -73,7 +73,7 @@ def evaluate_source(
   Args:
     predict: see `evaluate`.
     source: the split.
-    preprocessing: of its pictures.
+    preprocessing: of its images.
     batch_size: of all processes together.
     mesh: see `evaluate`.
     digest: see `evaluate`.

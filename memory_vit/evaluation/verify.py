@@ -111,7 +111,7 @@ class Evaluator:
     """Seconds of a batch: the plain ViT, all tasks, and each in its own pass.
 
     The median of up to five rounds, in turn; no further one is begun after
-    `TIMING_SECONDS`. Reading pictures is left out.
+    `TIMING_SECONDS`. Reading images is left out.
     """
     batches = batching.eval_batches(
       source, self._evaluation, batch_size=self._batch_size
@@ -133,7 +133,7 @@ class Evaluator:
     }
 
   def _forward(self, slots: Slots, images: jax.Array) -> dict[str, jax.Array]:
-    """All tasks in one pass, on pictures that `data` has scaled."""
+    """Runs all tasks in one pass, on images that `data` has scaled."""
     return inference.forward(self._backbone, slots, images, check=False)
 
   def _plain(self, images: jax.Array) -> jax.Array:
@@ -156,7 +156,7 @@ class Evaluator:
 
   @property
   def _evaluation(self) -> EvalPreprocessing:
-    """How all tasks want their pictures."""
+    """Preprocessing, which all tasks share."""
     return self._slots.specs[0].evaluation
 
   def _evaluate(
@@ -224,7 +224,7 @@ def _medians(functions: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
 def _entry(
   name: str, source: datasets.Source, found: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """What is reported of a task."""
+  """The entry of a task in the result."""
   return {
     "name": name,
     "data": source.name,
@@ -239,7 +239,7 @@ def _entry(
 
 
 def verified(result: Mapping[str, Any], dtype: str) -> bool:
-  """Whether all is as the method promises.
+  """Whether all outputs are as the method promises.
 
   Args:
     result: of an evaluation that compared.

@@ -199,7 +199,7 @@ def _with_parents(a: jax.Array, parents: jax.Array, axis: int) -> jax.Array:
 
 
 def _masks(mask: TaskMask) -> tuple[jax.Array, jax.Array]:
-  """Which gathered tokens (t, 1 + p) and cells (t, 1 + p, m) are seen."""
+  """Masks over gathered tokens (t, 1 + p) and cells (t, 1 + p, m)."""
   itself = jnp.ones((mask.parents.shape[0], 1), bool)
   sees_token = jnp.concatenate([itself, mask.is_parent], axis=1)
   has_cell = _with_parents(mask.cells, mask.parents, axis=0)

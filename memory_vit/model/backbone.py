@@ -56,7 +56,7 @@ class Backbone:
 
   @property
   def id(self) -> BackboneId:
-    """What a task remembers of its backbone."""
+    """Its identity, as a task keeps it."""
     return BackboneId(
       fingerprint=self.fingerprint,
       variant=self.config.variant,

@@ -49,7 +49,7 @@ class Regime:
 
   @property
   def shares_pass(self) -> bool:
-    """Whether variants can be learned side by side: none changes the others.
+    """Whether a sweep can train several of its tasks in one pass.
 
     Beside the masked ones that is a head on features, which takes the place of
     the original one and thus composes with nothing.

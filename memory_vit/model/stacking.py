@@ -18,16 +18,16 @@ from memory_vit.model.trees import Tree
 
 
 class SlotArrays(NamedTuple):
-  """What the task stream computes with; a tree of arrays.
+  """Tasks in slots, as a tree of arrays for the task stream.
 
   Attributes:
     cls: (t, d) class tokens.
     cells: keys and values of memory, of every layer (t, h, m, k) each. They
-      depend on no picture, and are computed once.
+      depend on no image, and are computed once.
     kernel: (t, d, c) of the heads.
     bias: (t, c).
     mask: who sees whom.
-    norms: what tasks add to the LayerNorms, see `encoder.Encoder`; None where
+    norms: what tasks add to the LayerNorms, see `Encoder.read`; None where
       no task has any, and the program then knows nothing of them.
   """
 

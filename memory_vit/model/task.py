@@ -1,4 +1,4 @@
-"""What a task is, and which tasks may see which (Table 1 of the paper).
+"""Tasks: their specification, parameters and provenance.
 
 Nothing here computes on an accelerator.
 """
@@ -26,11 +26,11 @@ BACKBONE = "backbone"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvalPreprocessing:
-  """How a picture is made ready when it is not for training.
+  """Preprocessing of images for evaluation.
 
   Attributes:
     image_size: side of the square that the model gets, in pixels.
-    crop: "resize" squeezes the whole picture into the square; "central" scales
+    crop: "resize" squeezes the whole image into the square; "central" scales
       its shorter side to `resize` pixels and takes the middle.
     resize: the shorter side before a central crop, in pixels; 0 for "resize".
   """
@@ -60,7 +60,7 @@ class EvalPreprocessing:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BackboneId:
-  """What a backbone must have in common with the one a task was trained on.
+  """Identity of a backbone; a task runs only on the one it was trained on.
 
   Attributes:
     fingerprint: SHA-256 of its parameters (`trees.fingerprint`).
@@ -93,7 +93,7 @@ class TaskSpec:
       2 of the paper. The public re-implementations insert it after.
     class_names: c names, or empty where they are not known.
     backbone: the backbone that it belongs to.
-    evaluation: how its pictures are prepared for evaluation.
+    evaluation: how its images are prepared for evaluation.
   """
 
   name: str

@@ -47,7 +47,7 @@ class VisionTransformer(nn.Module):
       self.head = nn.Dense(cfg.num_classes, dtype=jnp.float32)
 
   def encode(self, images: jax.Array) -> tuple[jax.Array, Context]:
-    """The plain ViT.
+    """Runs the plain ViT.
 
     Args:
       images: (b, height, width, 3) in [-1, 1].
@@ -73,7 +73,7 @@ class VisionTransformer(nn.Module):
     mask: TaskMask,
     norms: Tree | None,
   ) -> jax.Array:
-    """The task stream.
+    """Runs the task stream.
 
     Args:
       cls: (t, d) class tokens.
@@ -92,7 +92,7 @@ class VisionTransformer(nn.Module):
   def fine_tuned(
     self, images: jax.Array, task: Mapping[str, Any], spec: TaskSpec
   ) -> jax.Array:
-    """The ViT as a task of one of the other regimes changes it.
+    """Runs the ViT as a task of one of the other regimes changes it.
 
     Args:
       images: (b, height, width, 3) in [-1, 1].
@@ -123,7 +123,7 @@ class VisionTransformer(nn.Module):
 class MemoryViT(nn.Module):
   """A frozen ViT and its tasks.
 
-  Pictures are taken as they are: only `programs` looks at their values.
+  Images are taken as they are: only `tasks.inference` looks at their values.
 
   The parameters are {"backbone": tree of the published checkpoint,
   "tasks": {name: {"cls", "memory", "head"}}}.
@@ -142,7 +142,7 @@ class MemoryViT(nn.Module):
     self.tasks = Tasks(self.config, self.specs)
 
   def __call__(self, images: jax.Array) -> dict[str, jax.Array]:
-    """Both streams at once.
+    """Runs both streams at once.
 
     Args:
       images: (b, height, width, 3) in [-1, 1].
@@ -160,7 +160,7 @@ class MemoryViT(nn.Module):
   def fine_tuned(
     self, images: jax.Array, task: Mapping[str, Any], spec: TaskSpec
   ) -> jax.Array:
-    """A task of a regime that changes the backbone's own computation.
+    """Runs a task of a regime that changes the backbone's computation.
 
     Arguments as in `VisionTransformer.fine_tuned`.
 
@@ -197,7 +197,7 @@ class MemoryViT(nn.Module):
   def task_features(
     self, tasks: Sequence[Tree], specs: Sequence[TaskSpec], context: Context
   ) -> jax.Array:
-    """The task stream on parameters of tasks, for their gradient.
+    """Runs the task stream on parameters of tasks, for their gradient.
 
     Args:
       tasks: parameters of at least one task.
@@ -213,7 +213,7 @@ class MemoryViT(nn.Module):
     return self.backbone.read(cls, context, cells, mask, norms)
 
   def read(self, context: Context) -> dict[str, jax.Array]:
-    """The task stream on the tasks of this module.
+    """Runs the task stream on the tasks of this module.
 
     Args:
       context: from `encode`.

@@ -3,7 +3,7 @@
 Heads are not counted, as in the paper. A multiplication with its addition is 2
 operations, as XLA counts; the formulas count products of matrices alone, XLA
 also LayerNorm, softmax and the like, after its backend has fused what it could.
-Letters as in `variants`, m cells, r the bottleneck.
+Letters as in `vit_config`, m cells, r the bottleneck.
 """
 
 import dataclasses
@@ -23,16 +23,16 @@ from memory_vit.tasks.split_forward import headless
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cost:
-  """What a regime costs.
+  """Cost of a regime in parameters and operations.
 
   Attributes:
     regime: see `regimes`.
     parameters: trained, by formula.
     parameters_counted: trained, in the arrays themselves.
-    flops: of a forward pass for one picture, by formula.
+    flops: of a forward pass for one image, by formula.
     flops_once: of these, those that a batch of any size takes once: keys and
-      values of memory depend on no picture.
-    flops_xla: of the whole program for one picture, as compiled; None where the
+      values of memory depend on no image.
+    flops_xla: of the whole program for one image, as compiled; None where the
       backend does not say.
   """
 
@@ -47,7 +47,7 @@ class Cost:
 def cost_of(
   config: ViTConfig, regime: str, cells: int, bottleneck: int
 ) -> Cost:
-  """What a regime costs on a backbone; compiles its forward pass.
+  """Computes the cost of a regime; compiles its forward pass.
 
   Args:
     config: of the backbone.
@@ -111,7 +111,7 @@ def flops(
   """Operations of a forward pass, by formula.
 
   Returns:
-    For every picture, and once for a batch.
+    For every image, and once for a batch.
   """
   attention = REGIMES[regime].attention
   d, l, tokens = config.width, config.depth, config.num_patches + 1

@@ -1,4 +1,4 @@
-"""What memories of other tasks do to a task, without a mask and with one.
+"""Interference of other tasks' memories, without a mask and with one.
 
 The paper's study of section 4.4 (`memory_naive` in its terms): memories that
 were trained apart are put side by side, and every token attends to all.
@@ -94,7 +94,7 @@ def masked_accuracies(
   batch_size: int,
   mesh: Mesh,
 ) -> list[tuple[float, float]]:
-  """The same for masked tasks, which share a pass as they are served.
+  """Accuracy of the first of masked tasks as others join its pass.
 
   Args:
     backbone: of the tasks.

@@ -56,7 +56,7 @@ def init_task(
     cls_init: "pretrained" starts its class token as a copy of the backbone's,
       "normal" at N(0, 0.02^2).
     class_names: c names, or none.
-    evaluation: how pictures are prepared; by default resized to the square.
+    evaluation: how images are prepared; by default resized to the square.
 
   Returns:
     The task, with the head at zero.

@@ -95,7 +95,7 @@ def read_program(
 def memory_program(
   backbone_params: Any, memory: jax.Array, norm: jax.Array, *, config: ViTConfig
 ) -> Context:
-  """Keys and values of memory (l, t, m, d), which depend on no picture."""
+  """Keys and values of memory (l, t, m, d), the same for all images."""
   params = {"params": {"backbone": backbone_params}}
   return MemoryViT(config).apply(params, memory, norm, method="keys_values")
 
@@ -154,7 +154,7 @@ def encode(
   Args:
     backbone: the frozen ViT.
     images: floats (b, s, s, 3) in [-1, 1], s the image size of the backbone, as
-      `preprocess` makes them. Pictures scaled to [0, 1] by mistake cannot be
+      `preprocess` makes them. Images scaled to [0, 1] by mistake cannot be
       told from bright ones.
     check: whether values are looked at. It costs next to nothing; where they
       are known to be right, or meant to be others, False leaves it out. What
@@ -165,7 +165,7 @@ def encode(
     front of it where it has none; and the context that tasks read.
 
   Raises:
-    DataError: for pictures of another shape or type, with values outside
+    DataError: for images of another shape or type, with values outside
       [-1, 1] or that are not finite.
   """
   images, refuse = _accepted(backbone, images, check)
@@ -244,7 +244,7 @@ def forward(
 def _accepted(
   backbone: Backbone, images: ArrayLike, check: bool
 ) -> tuple[jax.Array, Callable[[], None]]:
-  """Pictures on the device, and what refuses them after the model has begun."""
+  """Returns images on the device, and a check to call once the model runs."""
   try:
     array = jnp.asarray(images)
   except (TypeError, ValueError) as error:

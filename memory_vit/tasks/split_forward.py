@@ -40,7 +40,7 @@ class SplitForward:
 def make_split_forward(
   config: ViTConfig, specs: tuple[TaskSpec, ...]
 ) -> SplitForward:
-  """The pass for tasks of one regime.
+  """Splits the forward pass of tasks of one regime.
 
   Trained is {name: task parameters}; frozen {"backbone": its parameters,
   "tasks": {name: parameters of the tasks that are read, but not trained}}.
@@ -67,7 +67,7 @@ def make_split_forward(
 
 
 def _masked(config: ViTConfig, specs: tuple[TaskSpec, ...]) -> SplitForward:
-  """Table 1 of the paper says who sees whom."""
+  """Masked tasks: the backbone is frozen, the task stream is trained."""
 
   def prepare(frozen: Any, images: jax.Array) -> Any:
     return encode_program(frozen["backbone"], images, config=config)[1]
