@@ -14,7 +14,6 @@ LayerNorms of its own, which no other token passes.
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 
@@ -90,37 +89,33 @@ class Regime:
     Returns:
       A tree of float32 `jax.ShapeDtypeStruct`, with the parts as in `PARTS`.
     """
+
+    def array(*shape: int) -> jax.ShapeDtypeStruct:
+      return jax.ShapeDtypeStruct(shape, "float32")
+
     adapter = {
-      "down": {"kernel": (depth, width, bottleneck),
-               "bias": (depth, bottleneck)},
-      "up": {"kernel": (depth, bottleneck, width), "bias": (depth, width)},
-    }  # fmt: skip
+      "down": {
+        "kernel": array(depth, width, bottleneck),
+        "bias": array(depth, bottleneck),
+      },
+      "up": {
+        "kernel": array(depth, bottleneck, width),
+        "bias": array(depth, width),
+      },
+    }
     # Of each LayerNorm: two in every block, and the last one.
-    norms = (2 * depth + 1, width)
+    norms = array(2 * depth + 1, width)
+    # In this order: the random numbers of a part depend on how many come first.
     shapes = {
-      "head": {"kernel": (width, classes), "bias": (classes,)},
-      "cls": (width,),
-      "memory": (self.memory_layers(depth), cells, width),
+      "head": {"kernel": array(width, classes), "bias": array(classes)},
+      "cls": array(width),
+      "memory": array(self.memory_layers(depth), cells, width),
       "norms": {"scale": norms, "bias": norms},
       "adapters": {"attention": adapter, "mlp": adapter},
     }
     # Masked tasks that learn no memory have memory of no cells.
     parts = {*self.trained, *(["memory"] if self.composes else [])}
-    # Not one map over all: that would sort the parts, and the random numbers of
-    # a part depend on how many come before it.
-    return {
-      part: jax.tree.map(_float32, shape, is_leaf=_is_shape)
-      for part, shape in shapes.items()
-      if part in parts
-    }
-
-
-def _float32(shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
-  return jax.ShapeDtypeStruct(shape, "float32")
-
-
-def _is_shape(node: Any) -> bool:
-  return isinstance(node, tuple)
+    return {part: shapes[part] for part in shapes if part in parts}
 
 
 REGIMES = {
