@@ -22,7 +22,7 @@ from memory_vit.config import OptimConfig
 from memory_vit.model.backbone import init_backbone
 from memory_vit.model.vit_config import vit_config
 from memory_vit.runtime import sharding
-from memory_vit.tasks.split_forward import make_training_pass
+from memory_vit.tasks.split_forward import make_split_forward
 from memory_vit.training import divergence, loop, optim
 from memory_vit.training.step import Step, create_state
 
@@ -53,8 +53,8 @@ class Workload:
     self._optimizer = optim.make_optimizer(
       {_NAME: OptimConfig()}, self._schedules
     )
-    training_pass = make_training_pass(config, (self._task.spec,))
-    self._step = Step(training_pass, self._optimizer, self._mesh)
+    forward = make_split_forward(config, (self._task.spec,))
+    self._step = Step(forward, self._optimizer, self._mesh)
     rng = np.random.default_rng(0)
     shape = (batch_size, side, side, 3)
     self._batch = {

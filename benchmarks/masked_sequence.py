@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import memory_vit as mv
-from memory_vit.tasks.split_forward import Logits, TrainingPass
+from memory_vit.tasks.split_forward import Logits, SplitForward
 
 
 def forward(
@@ -65,8 +65,8 @@ forward_program = jax.jit(forward, static_argnames=("config", "specs"))
 
 def masked_sequence_pass(
   config: mv.ViTConfig, specs: tuple[mv.TaskSpec, ...]
-) -> TrainingPass:
-  """Trains what `make_training_pass` does, with nothing cut off in front."""
+) -> SplitForward:
+  """Trains what `make_split_forward` does, with nothing cut off in front."""
 
   def logits(trained: Any, frozen: Any, images: jax.Array) -> Logits:
     outputs = forward(
@@ -74,7 +74,7 @@ def masked_sequence_pass(
     )
     return {name: outputs[name] for name in trained}
 
-  return TrainingPass(lambda frozen, images: images, logits)
+  return SplitForward(lambda frozen, images: images, logits)
 
 
 def may_attend(specs: Sequence[mv.TaskSpec], tokens: int) -> np.ndarray:

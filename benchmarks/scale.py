@@ -252,7 +252,7 @@ def _task_training(variant: str, dtype: str) -> Any:
   settings = OptimConfig()
   schedules = {"a": make_schedule(settings, 0.1, 100)}
   optimizer = make_optimizer({"a": settings}, schedules)
-  cut = split_forward.make_training_pass(config, (spec,))
+  cut = split_forward.make_split_forward(config, (spec,))
   return config, task["params"], cut, optimizer
 
 

@@ -14,7 +14,8 @@ from memory_vit.config import OptimConfig
 from memory_vit.model.backbone import backbone_shapes
 from memory_vit.runtime import sharding
 from memory_vit.tasks import split_forward
-from memory_vit.tasks.split_forward import TrainingPass
+from memory_vit.tasks.inference import plain_program
+from memory_vit.tasks.split_forward import SplitForward
 from memory_vit.training import step
 from memory_vit.training.optim import make_optimizer, make_schedule
 
@@ -77,18 +78,10 @@ def make_tasks(setting: Setting, count: int) -> list[mv.Task]:
   ]
 
 
-@functools.partial(jax.jit, static_argnames="config")
-def _plain_program(
-  params: Any, images: jax.Array, *, config: mv.ViTConfig
-) -> jax.Array:
-  """As nothing else is handed out, XLA leaves out what tasks would read."""
-  return mv.encode(mv.Backbone(config, params, ""), images)[0]
-
-
 def plain(setting: Setting) -> jax.Array:
   """One forward pass of the plain ViT: what everything is a multiple of."""
   backbone = setting.backbone
-  return _plain_program(backbone.params, setting.images, config=backbone.config)
+  return plain_program(backbone.params, setting.images, config=backbone.config)
 
 
 def encoding(setting: Setting) -> Callable[[], Any]:
@@ -123,7 +116,7 @@ class Training:
 
   def __init__(
     self,
-    cut: TrainingPass,
+    cut: SplitForward,
     params: Any,
     frozen: Any,
     setting: Setting,
@@ -146,7 +139,7 @@ class Training:
 
 def training(setting: Setting, count: int) -> Training:
   """Trains `count` tasks at once, as the package does."""
-  return _task_training(split_forward.make_training_pass, setting, count)
+  return _task_training(split_forward.make_split_forward, setting, count)
 
 
 def masked_training(setting: Setting, count: int) -> Training:
@@ -155,7 +148,7 @@ def masked_training(setting: Setting, count: int) -> Training:
 
 
 def _task_training(
-  make_pass: Callable[..., TrainingPass], setting: Setting, count: int
+  make_pass: Callable[..., SplitForward], setting: Setting, count: int
 ) -> Training:
   tasks = make_tasks(setting, count)
   specs = tuple(task.spec for task in tasks)

@@ -134,7 +134,7 @@ def test_the_device_never_waits_for_the_check(small, task, images, monkeypatch):
   assert events == model
   events.clear()
   # Evaluation gets its pictures from our own reader.
-  evaluate.predictor(small, [], [task], one_device())(images)
+  evaluate.predict_fn(small, [task], one_device())(images)
   assert events == model
 
 

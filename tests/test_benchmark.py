@@ -83,7 +83,7 @@ def test_baseline_has_the_same_loss_and_gradient(images):
     masked_sequence.masked_sequence_pass, backbone, tasks, images
   )
   expected, metrics = gradient(
-    split_forward.make_training_pass, backbone, tasks, images
+    split_forward.make_split_forward, backbone, tasks, images
   )
   assert_close(losses, metrics, 1e-4)
   # Not "a": the package hands a task no gradient from one that reads it.

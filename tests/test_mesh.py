@@ -149,7 +149,7 @@ def full_step(backbone, mesh):
     jax.random.key(0), backbone, name="a", num_classes=3, cells=0,
     regime="full",
   )  # fmt: skip
-  cut = split_forward.make_training_pass(backbone.config, (task.spec,))
+  cut = split_forward.make_split_forward(backbone.config, (task.spec,))
   state = step.create_state({"a": task.params}, optimizer, mesh)
   frozen = {"backbone": backbone.params, "tasks": {}}
   return step.Step(cut, optimizer, mesh), state, frozen

@@ -15,7 +15,7 @@ from plain_vit import PlainViT
 import memory_vit as mv
 from memory_vit.errors import ConfigError, DataError, TaskError
 from memory_vit.model import attention, trees
-from memory_vit.model.masks import View
+from memory_vit.model.masks import TaskMask
 from memory_vit.tasks import inference
 
 
@@ -223,13 +223,13 @@ def test_tasks_share_their_attention_in_float32():
   query, keys, own = draw(b, h, t, k), draw(b, h, n, k), draw(b, h, t, k)
   cells = draw(t, h, m, k)
   tokens = jnp.broadcast_to(one_hot(n, 1)[0], (b, h, t, k))
-  view = View(
+  mask = TaskMask(
     cells=np.ones((t, m), bool), parents=np.zeros((t, 0), np.int32),
     is_parent=np.zeros((t, 0), bool), memory_norm=np.ones(t, bool),
   )  # fmt: skip
   found = attention.attend_from_tasks(
     query, (keys, one_hot(0, n, b, h)), (own, tokens),
-    (cells, one_hot(n + 1, m, t, h)), view,
+    (cells, one_hot(n + 1, m, t, h)), mask,
   )  # fmt: skip
   query = query / math.sqrt(k)
   scores = jnp.concatenate(

@@ -465,7 +465,7 @@ class Watcher:
     """Functions that depend on their arguments alone."""
     patch = self._patch
     for module, name in (
-      (optim, "make_schedule"), (split_forward, "make_training_pass"),
+      (optim, "make_schedule"), (split_forward, "make_split_forward"),
       (split_forward, "full"), (datasets, "open_reader"),
     ):  # fmt: skip
       patch.setattr(module, name, functools.cache(getattr(module, name)))

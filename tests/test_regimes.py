@@ -45,14 +45,7 @@ def task_of(backbone, regime, *, seed=0, cells=2, start=False, **options):
 
 
 def logits(backbone, task, images):
-  config, specs = backbone.config, (task.spec,)
-  frozen = {"backbone": backbone.params, "tasks": {}}
-  cut = split_forward.make_training_pass(config, specs)
-  out = split_forward.logits_program(
-    {"a": task.params}, frozen, cut.prepare(frozen, images),
-    config=config, specs=specs,
-  )  # fmt: skip
-  return np.asarray(out["a"])
+  return np.asarray(split_forward.forward(backbone, [task], images)["a"])
 
 
 def with_head_of(task, other):
@@ -226,7 +219,7 @@ def test_against_the_dense_oracle(backbone, images, regime):
     return z[:, 0] @ task["head"]["kernel"] + task["head"]["bias"]
 
   def ours(params):
-    cut = split_forward.make_training_pass(backbone.config, (spec,))
+    cut = split_forward.make_split_forward(backbone.config, (spec,))
     frozen = {"backbone": backbone.params, "tasks": {}}
     return cut.logits({"a": params}, frozen, images)["a"]
 
@@ -283,7 +276,7 @@ def test_a_step_changes_what_is_trained_and_nothing_else(images, regime):
   config = OptimConfig(warmup=0.0, schedule="constant")
   rates = {"a": make_schedule(config, 0.1, 10)}
   optimizer = make_optimizer({"a": config}, rates)
-  cut = split_forward.make_training_pass(backbone.config, (task.spec,))
+  cut = split_forward.make_split_forward(backbone.config, (task.spec,))
   state = step.create_state({"a": task.params}, optimizer, mesh)
   # No slot for what is frozen: momentum alone, of what is trained.
   slots = [x for x in jax.tree.leaves(state.opt_state) if np.ndim(x)]
@@ -314,7 +307,7 @@ def test_other_regimes_do_not_compose(backbone, images, regime, tmp_path):
   with pytest.raises(TaskError, match="cannot share a pass"):
     mv.concatenate(other, task)
   with pytest.raises(TaskError, match="cannot share a pass"):
-    split_forward.make_training_pass(backbone.config, (other.spec, task.spec))
+    split_forward.make_split_forward(backbone.config, (other.spec, task.spec))
   mv.save_task(task, tmp_path / "a")
   loaded = mv.load_task(tmp_path / "a", backbone)
   assert loaded.spec == task.spec

@@ -400,7 +400,7 @@ def test_other_regimes_end_to_end(config, workdir, backbone_file, regime):
   assert entry["trainable_params"] == trees.count(task.params)
   source = datasets.open_source("digits:5-9", "test")
   hits = []
-  cut = split_forward.make_training_pass(backbone.config, (task.spec,))
+  cut = split_forward.make_split_forward(backbone.config, (task.spec,))
   frozen = {"backbone": backbone.params, "tasks": {}}
   for batch in batching.eval_batches(
     source, task.spec.evaluation, batch_size=64

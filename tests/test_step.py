@@ -32,7 +32,7 @@ def step_for(config, mesh, read, trained, smoothing, parts):
     for i, spec in enumerate(trained)
   }
   optimizer = make_optimizer(dict.fromkeys(rates, optim_config), rates)
-  cut = split_forward.make_training_pass(config, (*read, *trained))
+  cut = split_forward.make_split_forward(config, (*read, *trained))
   step_fn = step.Step(
     cut, optimizer, mesh, label_smoothing=dict.fromkeys(rates, smoothing),
     accumulation_steps=parts,

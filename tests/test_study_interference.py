@@ -49,7 +49,7 @@ def test_naive_memories_against_the_dense_oracle(backbone, images):
   ]
 
   def logits(task):
-    return split_forward.predict(backbone, [task], images)["t0"]
+    return split_forward.forward(backbone, [task], images)["t0"]
 
   alone = logits(tasks[0])
   assert np.array_equal(logits(interference.naive(tasks[0], [])), alone)

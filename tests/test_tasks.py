@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from memory_vit.errors import TaskError
-from memory_vit.model.masks import view_of, visibility
+from memory_vit.model.masks import attention_graph, task_mask
 from memory_vit.model.task import BackboneId, EvalPreprocessing, Task, TaskSpec
 from memory_vit.tasks.compose import require_fit
 
@@ -31,9 +31,11 @@ def spec(name, *attends_to, **options):
 
 def test_table_1():
   # Rows C_1, C_2, C_k. Concatenation: "ext" is no. Extension: "ext" is yes.
-  concatenated = visibility([spec("c1"), spec("c2"), spec("ck")])
+  concatenated = attention_graph([spec("c1"), spec("c2"), spec("ck")])
   assert concatenated.astype(int).tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
-  extended = visibility([spec("c1"), spec("c2", "c1"), spec("ck", "c1", "c2")])
+  extended = attention_graph(
+    [spec("c1"), spec("c2", "c1"), spec("ck", "c1", "c2")]
+  )
   assert extended.astype(int).tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
 
 
@@ -41,7 +43,7 @@ def test_mixed_and_in_any_order():
   specs = [spec("child", "b"), spec("a"), spec("b", "a")]
   # Not transitive: a task sees exactly those that it names.
   expected = [[1, 0, 1], [0, 1, 0], [0, 1, 1]]
-  assert visibility(specs).astype(int).tolist() == expected
+  assert attention_graph(specs).astype(int).tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -55,26 +57,26 @@ def test_mixed_and_in_any_order():
 )
 def test_impossible_sets_are_refused(specs, message):
   with pytest.raises(TaskError, match=message):
-    visibility(specs)
+    attention_graph(specs)
 
 
-def test_view():
+def test_task_mask():
   specs = [
     spec("a", cells=0),
     spec("b", cells=3, memory_norm=False),
     spec("c", "b", "a", cells=1),
   ]
-  view = view_of(specs)
-  assert view.cells.astype(int).tolist() == [[0, 0, 0], [1, 1, 1], [1, 0, 0]]
-  assert view.is_parent.astype(int).tolist() == [[0, 0], [0, 0], [1, 1]]
+  mask = task_mask(specs)
+  assert mask.cells.astype(int).tolist() == [[0, 0, 0], [1, 1, 1], [1, 0, 0]]
+  assert mask.is_parent.astype(int).tolist() == [[0, 0], [0, 0], [1, 1]]
   # Filled up with the task itself: no neighbour is ever read.
-  assert view.parents.tolist() == [[0, 0], [1, 1], [0, 1]]
-  assert view.memory_norm.tolist() == [True, False, True]
+  assert mask.parents.tolist() == [[0, 0], [1, 1], [0, 1]]
+  assert mask.memory_norm.tolist() == [True, False, True]
   # In concatenation nothing is gathered; without memory nothing is padded.
-  assert view_of(specs[:2]).parents.shape == (2, 0)
-  assert view_of(specs[:1]).cells.shape == (1, 0)
-  assert all(isinstance(a, np.ndarray) for a in view)
-  padded = view_of(specs, slots=4, cells=5, parents=3)
+  assert task_mask(specs[:2]).parents.shape == (2, 0)
+  assert task_mask(specs[:1]).cells.shape == (1, 0)
+  assert all(isinstance(a, np.ndarray) for a in mask)
+  padded = task_mask(specs, slots=4, cells=5, parents=3)
   assert padded.cells.sum(1).tolist() == [0, 3, 1, 0]
   assert padded.cells.shape == (4, 5)
   assert padded.parents[2].tolist() == [0, 1, 2]

@@ -74,7 +74,7 @@ def evaluate_source(
   Args:
     predict: see `evaluate`.
     source: the split.
-    preprocessing: of its pictures.
+    preprocessing: of its images.
     batch_size: of all processes together.
     mesh: see `evaluate`.
     digest: see `evaluate`.
@@ -97,44 +97,39 @@ def _batch_sums(replicated: Any) -> Callable[..., dict[str, jax.Array]]:
   return jax.jit(metrics.batch_sums, out_shardings=replicated)
 
 
-def predictor(
-  backbone: Backbone, parents: Sequence[Task], tasks: Sequence[Task], mesh: Mesh
+def predict_fn(
+  backbone: Backbone,
+  tasks: Sequence[Task],
+  mesh: Mesh,
+  outputs: Sequence[str] | None = None,
 ) -> Predict:
-  """Pictures (b, s, s, 3) -> {name of each of `tasks`: logits (b, c)}.
+  """Builds the function from images to logits of tasks of any regime.
 
   Args:
     backbone: of all tasks, on the devices of the mesh.
-    parents: what the tasks read.
-    tasks: of one regime.
+    tasks: all that share a pass, with what they read; none for the backbone
+      alone.
     mesh: on whose devices the tasks are put.
+    outputs: names of what is predicted; by default all tasks. Beside tasks that
+      compose, `BACKBONE` is the original output.
+
+  Returns:
+    Images (b, s, s, 3), which `data` has scaled -> {name: logits (b, c)}.
   """
-  if REGIMES[tasks[0].spec.regime].composes:
-    return _in_slots(backbone, parents, tasks)
-  return _alone(backbone, tasks, mesh)
-
-
-def _in_slots(
-  backbone: Backbone, parents: Sequence[Task], tasks: Sequence[Task]
-) -> Predict:
-  """Tasks as they are served."""
-  slots = inference.fill_slots(backbone, [*parents, *tasks])
-
-  def predict(images: jax.Array) -> dict[str, jax.Array]:
-    _, context = inference.encode(backbone, images, check=False)
-    logits = inference.read(backbone, slots, context)
-    return {task.spec.name: logits[task.spec.name] for task in tasks}
-
-  return predict
-
-
-def _alone(backbone: Backbone, tasks: Sequence[Task], mesh: Mesh) -> Predict:
-  """Tasks that are not served in slots: they take the place of the head."""
-  placed = [
-    dataclasses.replace(task, params=sharding.put(task.params, mesh))
-    for task in tasks
-  ]
+  if outputs is None:
+    outputs = [task.name for task in tasks]
+  if all(REGIMES[task.spec.regime].composes for task in tasks):
+    slots = inference.fill_slots(backbone, tasks) if tasks else ()
+    forward = functools.partial(inference.forward, backbone, slots, check=False)
+  else:  # they take the place of the head
+    placed = [
+      dataclasses.replace(task, params=sharding.put(task.params, mesh))
+      for task in tasks
+    ]
+    forward = functools.partial(split_forward.forward, backbone, placed)
 
   def predict(images: jax.Array) -> dict[str, jax.Array]:
-    return split_forward.predict(backbone, placed, images)
+    logits = forward(images=images)
+    return {name: logits[name] for name in outputs}
 
   return predict

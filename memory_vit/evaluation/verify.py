@@ -1,7 +1,6 @@
 """All tasks in one model, compared with each alone and with the plain ViT."""
 
 import collections
-import functools
 import math
 import statistics
 import time
@@ -16,8 +15,6 @@ from memory_vit.data.reader import Reader
 from memory_vit.evaluation.evaluate import Predict, evaluate_source
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import BACKBONE, EvalPreprocessing, Task
-from memory_vit.model.vit import MemoryViT
-from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime import sharding
 from memory_vit.tasks import compose, inference
 from memory_vit.tasks.slots import Slots
@@ -96,7 +93,7 @@ class Evaluator:
 
     def predict(images: jax.Array) -> dict[str, jax.Array]:
       out = self._forward(self._slots, images)[BACKBONE]
-      plain = plain_program(self._backbone, images)
+      plain = self._plain(images)
       differences.add(BACKBONE, out, plain)
       return {"with": out, "plain": plain}
 
@@ -115,17 +112,16 @@ class Evaluator:
     """Seconds of a batch: the plain ViT, all tasks, and each in its own pass.
 
     The median of up to five rounds, in turn; no further one is begun after
-    `TIMING_SECONDS`. Reading pictures is left out.
+    `TIMING_SECONDS`. Reading images is left out.
     """
-    backbone, slots = self._backbone, self._slots
     batches = batching.eval_batches(
       source, self._evaluation, batch_size=self._batch_size
     )
     images = next(sharding.prefetch(batches, self._mesh))["image"]
     seconds = _medians(
       {
-        "plain": lambda: plain_program(backbone, images),
-        "together": lambda: self._forward(slots, images),
+        "plain": lambda: self._plain(images),
+        "together": lambda: self._forward(self._slots, images),
         "one_by_one": lambda: [
           self._forward(alone, images) for alone in self._alone.values()
         ],
@@ -138,8 +134,15 @@ class Evaluator:
     }
 
   def _forward(self, slots: Slots, images: jax.Array) -> dict[str, jax.Array]:
-    """All tasks in one pass, on pictures that `data` has scaled."""
+    """Runs all tasks in one pass, on images that `data` has scaled."""
     return inference.forward(self._backbone, slots, images, check=False)
+
+  def _plain(self, images: jax.Array) -> jax.Array:
+    """The original outputs, by a program that hands nothing out to tasks."""
+    backbone = self._backbone
+    return inference.plain_program(
+      backbone.params, images, config=backbone.config
+    )
 
   def _compared(
     self, images: jax.Array, names: Sequence[str]
@@ -150,11 +153,11 @@ class Evaluator:
       name: inference.read(self._backbone, self._alone[name], context)[name]
       for name in names
     }
-    return plain_program(self._backbone, images), alone
+    return self._plain(images), alone
 
   @property
   def _evaluation(self) -> EvalPreprocessing:
-    """How all tasks want their pictures."""
+    """Preprocessing, which all tasks share."""
     return self._slots.specs[0].evaluation
 
   def _evaluate(
@@ -170,18 +173,6 @@ class Evaluator:
       batch_size=self._batch_size,
       mesh=self._mesh,
     )
-
-
-@functools.partial(jax.jit, static_argnames="config")
-def _plain(params: Any, images: jax.Array, config: ViTConfig) -> jax.Array:
-  model = MemoryViT(config)
-  variables = {"params": {"backbone": params}}
-  return model.apply(variables, images, method="encode")[0]
-
-
-def plain_program(backbone: Backbone, images: jax.Array) -> jax.Array:
-  """The original outputs, by a program that hands nothing out to tasks."""
-  return _plain(backbone.params, images, backbone.config)
 
 
 class _Differences:
@@ -234,7 +225,7 @@ def _medians(functions: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
 def _entry(
   name: str, source: Reader, found: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """What is reported of a task."""
+  """The entry of a task in the result."""
   return {
     "name": name,
     "data": source.name,
@@ -249,7 +240,7 @@ def _entry(
 
 
 def verified(result: Mapping[str, Any], dtype: str) -> bool:
-  """Whether all is as the method promises.
+  """Whether all outputs are as the method promises.
 
   Args:
     result: of an evaluation that compared.

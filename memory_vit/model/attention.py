@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from memory_vit.model.masks import View
+from memory_vit.model.masks import TaskMask
 from memory_vit.model.vit_config import ViTConfig
 
 # Keys and values (b, h, s, k) of a set of tokens, in one layer.
@@ -75,47 +75,57 @@ class MultiHeadDotProductAttention(nn.Module):
   config: ViTConfig
 
   def setup(self) -> None:
-    """Declares the projections by hand: two methods share them."""
+    """Declares the projections by hand: the methods share them."""
     self.query = HeadProjection(self.config)
     self.key = HeadProjection(self.config)
     self.value = HeadProjection(self.config)
     self.out = OutProjection(self.config)
 
-  def __call__(
-    self,
-    z: jax.Array,
-    context: KeysValues | None = None,
-    cells: KeysValues | None = None,
-    view: View | None = None,
+  def encode(
+    self, z: jax.Array, cells: KeysValues | None = None
   ) -> tuple[jax.Array, KeysValues]:
-    """Attends from the tokens of one stream.
+    """Self-attention of the backbone stream.
 
     Args:
-      z: (b, s, d) normed tokens; s is n + 1 or t.
-      context: None on the backbone stream, which attends to itself; on the task
-        stream the backbone's keys and values, (b, h, n + 1, k) each.
-      cells: keys and values of the tasks' memory, (t, h, m, k) each. On the
-        backbone stream, of one task whose memory every token attends to.
-      view: who sees whom, on the task stream.
+      z: (b, s, d) normed tokens.
+      cells: keys and values of memory that every token attends to, (1, h, m, k)
+        each; None in the plain ViT.
 
     Returns:
       (b, s, d), and the keys and values of `z`, (b, h, s, k) each.
     """
     q, k, v = self.query(z), self.key(z), self.value(z)
     own = _heads_first(k), _heads_first(v)
-    if context is None:
-      if cells is not None:
-        k, v = _with_cells(k, cells[0]), _with_cells(v, cells[1])
-      # As flax's own layer: with the softmax of bfloat16 in float32, a plain
-      # ViT that is compiled apart would not have the same bits.
-      mixed = nn.dot_product_attention(q, k, v)
-    else:
-      mixed = attend_from_tasks(_heads_first(q), context, own, cells, view)
-      mixed = _heads_first(mixed)
-    return self.out(mixed), own
+    if cells is not None:
+      k, v = _with_cells(k, cells[0]), _with_cells(v, cells[1])
+    # As flax's own layer: with the softmax of bfloat16 in float32, a plain ViT
+    # that is compiled apart would not have the same bits.
+    return self.out(nn.dot_product_attention(q, k, v)), own
+
+  def read(
+    self,
+    c: jax.Array,
+    context: KeysValues,
+    cells: KeysValues,
+    mask: TaskMask,
+  ) -> jax.Array:
+    """Attention of the task stream to all that each task sees.
+
+    Args:
+      c: (b, t, d) normed class tokens of the tasks.
+      context: keys and values of the backbone stream, (b, h, n + 1, k) each.
+      cells: keys and values of the tasks' memory, (t, h, m, k) each.
+      mask: who sees whom.
+
+    Returns:
+      (b, t, d).
+    """
+    query = _heads_first(self.query(c))
+    mixed = attend_from_tasks(query, context, self.keys_values(c), cells, mask)
+    return self.out(_heads_first(mixed))
 
   def keys_values(self, z: jax.Array) -> KeysValues:
-    """Those of normed cells that never query: (t, m, d) -> (t, h, m, k)."""
+    """Keys and values of normed tokens (..., s, d), (..., h, s, k) each."""
     return _heads_first(self.key(z)), _heads_first(self.value(z))
 
 
@@ -132,7 +142,7 @@ def attend_from_tasks(
   context: KeysValues,
   own: KeysValues,
   cells: KeysValues,
-  view: View,
+  mask: TaskMask,
 ) -> jax.Array:
   """One softmax of every task token over all that it sees.
 
@@ -141,14 +151,14 @@ def attend_from_tasks(
     context: keys and values of the backbone stream, (b, h, n + 1, k) each.
     own: those of the task tokens, (b, h, t, k) each.
     cells: those of the memory, (t, h, m, k) each.
-    view: who sees whom.
+    mask: who sees whom.
 
   Returns:
     (b, h, t, k).
   """
-  tokens = [_with_parents(a, view.parents, axis=2) for a in own]
-  cells = [_with_parents(a, view.parents, axis=0) for a in cells]
-  sees_token, sees_cell = _masks(view)
+  tokens = [_with_parents(a, mask.parents, axis=2) for a in own]
+  cells = [_with_parents(a, mask.parents, axis=0) for a in cells]
+  sees_token, sees_cell = _masks(mask)
 
   query = query / math.sqrt(query.shape[-1])
   to_cells = jnp.einsum("bhtk,tphmk->bhtpm", query, cells[0])
@@ -188,11 +198,11 @@ def _with_parents(a: jax.Array, parents: jax.Array, axis: int) -> jax.Array:
   return jnp.concatenate([jnp.expand_dims(a, axis + 1), read], axis + 1)
 
 
-def _masks(view: View) -> tuple[jax.Array, jax.Array]:
-  """Which gathered tokens (t, 1 + p) and cells (t, 1 + p, m) are seen."""
-  itself = jnp.ones((view.parents.shape[0], 1), bool)
-  sees_token = jnp.concatenate([itself, view.is_parent], axis=1)
-  has_cell = _with_parents(view.cells, view.parents, axis=0)
+def _masks(mask: TaskMask) -> tuple[jax.Array, jax.Array]:
+  """Masks over gathered tokens (t, 1 + p) and cells (t, 1 + p, m)."""
+  itself = jnp.ones((mask.parents.shape[0], 1), bool)
+  sees_token = jnp.concatenate([itself, mask.is_parent], axis=1)
+  has_cell = _with_parents(mask.cells, mask.parents, axis=0)
   return sees_token, sees_token[:, :, None] & has_cell
 
 

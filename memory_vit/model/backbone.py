@@ -16,6 +16,9 @@ from memory_vit.model.task import BackboneId
 from memory_vit.model.vit import VisionTransformer
 from memory_vit.model.vit_config import ViTConfig, vit_config
 
+# What is below the head.
+_TRUNK = ("Transformer", "cls", "embedding")
+
 
 @functools.partial(
   jax.tree_util.register_dataclass,
@@ -53,7 +56,7 @@ class Backbone:
 
   @property
   def id(self) -> BackboneId:
-    """What a task remembers of its backbone."""
+    """Its identity, as a task keeps it."""
     return BackboneId(
       fingerprint=self.fingerprint,
       variant=self.config.variant,
@@ -101,6 +104,11 @@ def backbone_shapes(config: ViTConfig) -> dict[str, Any]:
   return jax.eval_shape(
     lambda key: _init_params(config, key), jax.random.key(0)
   )
+
+
+def trunk(params: dict[str, Any]) -> dict[str, Any]:
+  """The parameters of a backbone below its head."""
+  return {part: params[part] for part in _TRUNK}
 
 
 def _init_params(config: ViTConfig, key: jax.Array) -> dict[str, Any]:

@@ -10,17 +10,19 @@ The modules are named as in the published checkpoints, so that the parameter
 tree is the published one.
 """
 
+from collections.abc import Sequence
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from memory_vit.model.attention import KeysValues, MultiHeadDotProductAttention
-from memory_vit.model.masks import View
+from memory_vit.model.masks import TaskMask
 from memory_vit.model.trees import Tree
 from memory_vit.model.vit_config import ViTConfig
 
 # Keys and values of every layer; of the backbone stream, all that a task sees
-# of a picture.
+# of an image.
 Context = tuple[KeysValues, ...]
 
 _EPSILON = 1e-6  # of every LayerNorm in the published checkpoints
@@ -54,31 +56,72 @@ class EncoderBlock(nn.Module):
     self.LayerNorm_1 = _layer_norm(cfg)
     self.MlpBlock_0 = MlpBlock(cfg)
 
-  def __call__(
-    self,
-    z: jax.Array,
-    context: KeysValues | None = None,
-    cells: KeysValues | None = None,
-    view: View | None = None,
-    adapters: Tree | None = None,
-    norms: Tree | None = None,
-  ) -> tuple[jax.Array, KeysValues]:
-    """Arguments and results as in `MultiHeadDotProductAttention`, un-normed.
+  def encode(self, x: jax.Array) -> tuple[jax.Array, KeysValues]:
+    """Runs the block on the backbone stream.
 
-    `adapters` come after attention and after the MLP, each on its way to the
-    residual stream. `norms` are what tasks add to the two LayerNorms, (2, t, d)
-    each, see `retune`.
+    Args:
+      x: (b, n + 1, d).
+
+    Returns:
+      The same shape, and the keys and values of its attention,
+      (b, h, n + 1, k) each.
     """
-    first, second = _rows(norms, 2)
-    mixed, keys_values = self.MultiHeadDotProductAttention_0(
-      retune(first, z, self.LayerNorm_0(z)), context, cells, view
+    attention = self.MultiHeadDotProductAttention_0
+    mixed, keys_values = attention.encode(self.LayerNorm_0(x))
+    x = x + mixed
+    return x + self.MlpBlock_0(self.LayerNorm_1(x)), keys_values
+
+  def read(
+    self,
+    c: jax.Array,
+    context: KeysValues,
+    cells: KeysValues,
+    mask: TaskMask,
+    norms: Sequence[Tree | None],
+  ) -> jax.Array:
+    """Runs the block on the task stream.
+
+    Args:
+      c: (b, t, d).
+      context: from `encode`.
+      cells: from `keys_values`.
+      mask: who sees whom.
+      norms: for each of the two LayerNorms, see `task_layer_norm`.
+
+    Returns:
+      (b, t, d).
+    """
+    first, second = norms
+    normed = task_layer_norm(first, c, self.LayerNorm_0(c))
+    c = c + self.MultiHeadDotProductAttention_0.read(
+      normed, context, cells, mask
     )
-    z = z + (adapt(adapters["attention"], mixed) if adapters else mixed)
-    y = self.MlpBlock_0(retune(second, z, self.LayerNorm_1(z)))
-    return z + (adapt(adapters["mlp"], y) if adapters else y), keys_values
+    normed = task_layer_norm(second, c, self.LayerNorm_1(c))
+    return c + self.MlpBlock_0(normed)
+
+  def fine_tuned(
+    self, x: jax.Array, cells: KeysValues | None, adapters: Tree | None
+  ) -> jax.Array:
+    """Runs the block on a backbone stream that a task changes.
+
+    Args:
+      x: (b, s, d).
+      cells: from `keys_values`, of memory that every token attends to.
+      adapters: {"attention", "mlp"}, each of `bottleneck_adapter`, on its way
+        to the residual stream.
+
+    Returns:
+      (b, s, d).
+    """
+    adapters = adapters or {"attention": None, "mlp": None}
+    attention = self.MultiHeadDotProductAttention_0
+    mixed, _ = attention.encode(self.LayerNorm_0(x), cells)
+    x = x + bottleneck_adapter(adapters["attention"], mixed)
+    y = self.MlpBlock_0(self.LayerNorm_1(x))
+    return x + bottleneck_adapter(adapters["mlp"], y)
 
   def keys_values(self, memory: jax.Array, norm: jax.Array) -> KeysValues:
-    """Keys and values of memory, which depend on no picture.
+    """Keys and values of memory, the same for all images.
 
     Memory joins before the first LayerNorm (Figure 2 of the paper). It has no
     query, no MLP and no residual: it ends in this block's attention.
@@ -95,14 +138,16 @@ class EncoderBlock(nn.Module):
     return self.MultiHeadDotProductAttention_0.keys_values(normed)
 
 
-def adapt(params: Tree, y: jax.Array) -> jax.Array:
-  """A bottleneck adapter (Houlsby et al. 2019) on (..., d).
+def bottleneck_adapter(params: Tree | None, y: jax.Array) -> jax.Array:
+  """Adds a bottleneck adapter (Houlsby et al. 2019) to y (..., d).
 
   Args:
     params: {"down": {"kernel": (d, r), "bias": (r,)}, "up": {"kernel": (r, d),
-      "bias": (d,)}}.
-    y: what it adds to.
+      "bias": (d,)}}; None where there is no adapter.
+    y: its input.
   """
+  if params is None:
+    return y
   down, up = jax.tree.map(
     lambda a: a.astype(y.dtype), (params["down"], params["up"])
   )
@@ -110,29 +155,31 @@ def adapt(params: Tree, y: jax.Array) -> jax.Array:
   return y + hidden @ up["kernel"] + up["bias"]
 
 
-def retune(own: Tree | None, z: jax.Array, normed: jax.Array) -> jax.Array:
-  """A LayerNorm with a scale and bias that tasks have changed for themselves.
+def task_layer_norm(
+  own: Tree | None, c: jax.Array, normed: jax.Array
+) -> jax.Array:
+  """A LayerNorm with a scale and bias of each task's own.
 
   Args:
     own: {"scale": (t, d), "bias": (t, d)}, added to those of the LayerNorm;
       None where no task has any.
-    z: (b, t, d), what is normalised.
-    normed: (b, t, d), what the LayerNorm made of it.
+    c: (b, t, d), its input.
+    normed: (b, t, d), the output of the LayerNorm of the backbone.
   """
   if own is None:
     return normed
-  values = z.astype(jnp.float32)
+  values = c.astype(jnp.float32)
   values = values - values.mean(-1, keepdims=True)
   variance = jnp.square(values).mean(-1, keepdims=True)
   values = values * jax.lax.rsqrt(variance + _EPSILON) * own["scale"]
   return normed + (values + own["bias"]).astype(normed.dtype)
 
 
-def _rows(norms: Tree | None, count: int) -> list[Tree | None]:
-  """Takes the arrays of a tree apart along their first axis."""
-  if norms is None:
+def _unstack(tree: Tree | None, count: int) -> list[Tree | None]:
+  """Splits the arrays of a tree along their first axis, of `count` rows."""
+  if tree is None:
     return [None] * count
-  return [jax.tree.map(lambda a, i=i: a[i], norms) for i in range(count)]
+  return [jax.tree.map(lambda a, i=i: a[i], tree) for i in range(count)]
 
 
 def _layer_norm(config: ViTConfig) -> nn.LayerNorm:
@@ -171,79 +218,95 @@ class Encoder(nn.Module):
     # What a head reads stays in float32.
     self.encoder_norm = nn.LayerNorm(epsilon=_EPSILON, dtype=jnp.float32)
 
-  def __call__(
-    self,
-    z: jax.Array,
-    context: Context | None = None,
-    cells: Context | None = None,
-    view: View | None = None,
-    norms: Tree | None = None,
-  ) -> tuple[jax.Array, Context]:
-    """Runs one stream.
+  def encode(self, x: jax.Array) -> tuple[jax.Array, Context]:
+    """Runs the backbone stream: the plain ViT.
 
     Args:
-      z: (b, n + 1, d) backbone stream, or (b, t, d) task stream.
-      context: None on the backbone stream; its result on the task stream.
-      cells: from `keys_values`, on the task stream.
-      view: who sees whom, on the task stream.
-      norms: what tasks add to the 2 l + 1 LayerNorms, {"scale", "bias"} of
-        (2 l + 1, t, d) each, see `retune`; None where no task has any.
+      x: (b, n + 1, d).
 
     Returns:
-      (b, s, d), and the keys and values of `z` in every layer.
+      The same shape, float32, and the keys and values of every layer.
     """
-    is_task = context is not None
-    z = self.posembed_input(z, is_class=is_task)
-    keys_values = []
-    for i, block in enumerate(self.encoderblock):
-      if is_task:
-        own = jax.tree.map(lambda a, i=i: a[2 * i : 2 * i + 2], norms)
-        z, kv = block(z, context[i], cells[i], view, norms=own)
-      else:
-        z, kv = block(z)
-      keys_values.append(kv)
-    last = jax.tree.map(lambda a: a[-1], norms)
-    return retune(last, z, self.encoder_norm(z)), tuple(keys_values)
+    x = self.posembed_input(x, is_class=False)
+    context = []
+    for block in self.encoderblock:
+      x, keys_values = block.encode(x)
+      context.append(keys_values)
+    return self.encoder_norm(x), tuple(context)
 
-  def tuned(
+  def read(
     self,
-    z: jax.Array,
+    c: jax.Array,
+    context: Context,
+    cells: Context,
+    mask: TaskMask,
+    norms: Tree | None,
+  ) -> jax.Array:
+    """Runs the task stream.
+
+    Args:
+      c: (b, t, d) class tokens.
+      context: from `encode`.
+      cells: from `keys_values`.
+      mask: who sees whom.
+      norms: what tasks add to the 2 l + 1 LayerNorms, {"scale", "bias"} of
+        (2 l + 1, t, d) each; None where no task has any.
+
+    Returns:
+      (b, t, d), float32.
+    """
+    c = self.posembed_input(c, is_class=True)
+    norms = _unstack(norms, 2 * self.config.depth + 1)
+    for i, block in enumerate(self.encoderblock):
+      c = block.read(c, context[i], cells[i], mask, norms[2 * i : 2 * i + 2])
+    return task_layer_norm(norms[-1], c, self.encoder_norm(c))
+
+  def fine_tuned(
+    self,
+    x: jax.Array,
     *,
     attention: str,
     memory: jax.Array | None = None,
     memory_norm: bool = True,
     adapters: Tree | None = None,
   ) -> jax.Array:
-    """The backbone stream of one task that changes it.
+    """Runs the backbone stream of one task that changes it.
 
     Args:
-      z: (b, n + 1, d).
+      x: (b, n + 1, d).
       attention: see `regimes`; neither "frozen" nor "masked".
       memory: (l, m, d), or (1, m, d) where it is propagated.
       memory_norm: see `TaskSpec`; of memory that is dropped after attention.
-      adapters: see `adapt`; stacked over layers, {"attention", "mlp"}.
+      adapters: of all layers, see `EncoderBlock.fine_tuned`.
 
     Returns:
-      (b, d), the class token.
+      (b, d), the class token, float32.
     """
-    z = self.posembed_input(z, is_class=False)
-    tokens = z.shape[1]
+    x = self.posembed_input(x, is_class=False)
+    tokens = x.shape[1]
+    adapters = _unstack(adapters, self.config.depth)
     for i, block in enumerate(self.encoderblock):
       cells = None
       if attention == "memory":
         cells = block.keys_values(memory[i][None], jnp.array([memory_norm]))
       elif attention in ("propagated", "additive") and i == 0:
-        carried = jnp.broadcast_to(memory[0], (z.shape[0], *memory.shape[1:]))
-        z = jnp.concatenate([z, carried.astype(z.dtype)], axis=1)
+        carried = jnp.broadcast_to(memory[0], (x.shape[0], *memory.shape[1:]))
+        x = jnp.concatenate([x, carried.astype(x.dtype)], axis=1)
       elif attention == "additive":
-        z = z.at[:, tokens:].add(memory[i].astype(z.dtype))
-      own = None if adapters is None else jax.tree.map(lambda a, i=i: a[i],
-                                                       adapters)  # fmt: skip
-      z, _ = block(z, cells=cells, adapters=own)
-    return self.encoder_norm(z)[:, 0]
+        x = x.at[:, tokens:].add(memory[i].astype(x.dtype))
+      x = block.fine_tuned(x, cells, adapters[i])
+    return self.encoder_norm(x)[:, 0]
 
   def keys_values(self, memory: jax.Array, norm: jax.Array) -> Context:
-    """Keys and values of memory (l, t, m, d) in every layer, (t, h, m, k)."""
+    """Keys and values of memory, the same for all images.
+
+    Args:
+      memory: (l, t, m, d).
+      norm: bool (t,), which tasks' memory is layer-normed.
+
+    Returns:
+      For every layer (t, h, m, k) each.
+    """
     return tuple(
       block.keys_values(memory[i], norm)
       for i, block in enumerate(self.encoderblock)

@@ -10,7 +10,7 @@ from memory_vit.model.task import Task, TaskSpec
 from memory_vit.runtime import messages
 
 
-def visibility(
+def attention_graph(
   specs: Sequence[TaskSpec], directories: Mapping[str, str] | None = None
 ) -> np.ndarray:
   """Who reads whom: the lower right part of Table 1 of the paper.
@@ -79,7 +79,7 @@ def _refuse_circles(names: Sequence[str], sees: np.ndarray) -> None:
     left = [i for i in left if i not in free]
 
 
-class View(NamedTuple):
+class TaskMask(NamedTuple):
   """Who sees what, as the arrays that the task stream computes with.
 
   Attributes:
@@ -98,10 +98,10 @@ class View(NamedTuple):
   memory_norm: np.ndarray
 
 
-def view_of(
+def task_mask(
   specs: Sequence[TaskSpec], *, slots: int = 0, cells: int = 0, parents: int = 0
-) -> View:
-  """Returns the `View` of a set of tasks; raises as `visibility` does.
+) -> TaskMask:
+  """Returns the `TaskMask` of a set of tasks; raises as `attention_graph` does.
 
   Args:
     specs: the tasks.
@@ -109,11 +109,11 @@ def view_of(
     cells: m, at least.
     parents: p, at least.
   """
-  others = visibility(specs) & ~np.eye(len(specs), dtype=bool)
+  others = attention_graph(specs) & ~np.eye(len(specs), dtype=bool)
   slots = max(slots, len(specs))
   cells = max(cells, *(spec.cells for spec in specs), 0)
   parents = max(parents, int(others.sum(axis=1).max(initial=0)))
-  view = View(
+  mask = TaskMask(
     cells=np.zeros((slots, cells), bool),
     # Where there is no parent a task reads itself, masked: no neighbour can
     # enter, not even one that is not a number.
@@ -123,8 +123,8 @@ def view_of(
   )
   for i, spec in enumerate(specs):
     seen = np.flatnonzero(others[i])
-    view.cells[i, : spec.cells] = True
-    view.parents[i, : len(seen)] = seen
-    view.is_parent[i, : len(seen)] = True
-    view.memory_norm[i] = spec.memory_norm
-  return view
+    mask.cells[i, : spec.cells] = True
+    mask.parents[i, : len(seen)] = seen
+    mask.is_parent[i, : len(seen)] = True
+    mask.memory_norm[i] = spec.memory_norm
+  return mask

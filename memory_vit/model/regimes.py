@@ -15,7 +15,10 @@ LayerNorms of its own, which no other token passes.
 
 import dataclasses
 
+import jax
+
 from memory_vit.errors import ConfigError
+from memory_vit.model import trees
 
 # What a regime may train: the parts of the parameters of a task.
 PARTS = ("head", "cls", "memory", "norms", "adapters", "backbone")
@@ -39,13 +42,80 @@ class Regime:
     return self.attention == "masked"
 
   @property
+  def on_features(self) -> bool:
+    """Whether its tasks are heads on what the frozen backbone puts out."""
+    return self.attention == "frozen"
+
+  @property
   def shares_pass(self) -> bool:
-    """Whether variants can be learned side by side: none changes the others.
+    """Whether a sweep can train several of its tasks in one pass.
 
     Beside the masked ones that is a head on features, which takes the place of
     the original one and thus composes with nothing.
     """
-    return self.attention in ("masked", "frozen")
+    return self.composes or self.on_features
+
+  @property
+  def has_memory(self) -> bool:
+    """Whether its tasks learn memory cells."""
+    return "memory" in self.trained
+
+  @property
+  def has_adapters(self) -> bool:
+    """Whether its tasks learn bottleneck adapters."""
+    return "adapters" in self.trained
+
+  @property
+  def holds_backbone(self) -> bool:
+    """Whether each of its tasks holds a backbone of its own."""
+    return "backbone" in self.trained
+
+  def memory_layers(self, depth: int) -> int:
+    """Layers with memory of their own, in a backbone of `depth` layers."""
+    return 1 if self.attention == "propagated" else depth
+
+  def expected_shapes(
+    self, *, width: int, depth: int, classes: int, cells: int, bottleneck: int
+  ) -> trees.Tree:
+    """Shapes of the parameters of a task, without the backbone it may hold.
+
+    Args:
+      width: d, of the backbone.
+      depth: l, of the backbone.
+      classes: c.
+      cells: m.
+      bottleneck: r, the width of adapters.
+
+    Returns:
+      A tree of float32 `jax.ShapeDtypeStruct`, with the parts as in `PARTS`.
+    """
+
+    def array(*shape: int) -> jax.ShapeDtypeStruct:
+      return jax.ShapeDtypeStruct(shape, "float32")
+
+    adapter = {
+      "down": {
+        "kernel": array(depth, width, bottleneck),
+        "bias": array(depth, bottleneck),
+      },
+      "up": {
+        "kernel": array(depth, bottleneck, width),
+        "bias": array(depth, width),
+      },
+    }
+    # Of each LayerNorm: two in every block, and the last one.
+    norms = array(2 * depth + 1, width)
+    # In this order: the random numbers of a part depend on how many come first.
+    shapes = {
+      "head": {"kernel": array(width, classes), "bias": array(classes)},
+      "cls": array(width),
+      "memory": array(self.memory_layers(depth), cells, width),
+      "norms": {"scale": norms, "bias": norms},
+      "adapters": {"attention": adapter, "mlp": adapter},
+    }
+    # Masked tasks that learn no memory have memory of no cells.
+    parts = {*self.trained, *(["memory"] if self.composes else [])}
+    return {part: shapes[part] for part in shapes if part in parts}
 
 
 REGIMES = {
@@ -61,11 +131,6 @@ REGIMES = {
   "adapter": Regime(("head", "cls", "adapters"), "plain"),
   "adapter_memory": Regime(("head", "cls", "adapters", "memory"), "memory"),
 }
-
-
-def has_memory(name: str) -> bool:
-  """Whether the regime of this name learns memory cells."""
-  return "memory" in REGIMES[name].trained
 
 
 def regime(name: str) -> Regime:

@@ -13,22 +13,21 @@ import jax
 import jax.numpy as jnp
 
 from memory_vit.model.encoder import Context
-from memory_vit.model.masks import View
-from memory_vit.model.task import Task
+from memory_vit.model.masks import TaskMask
 from memory_vit.model.trees import Tree
 
 
 class SlotArrays(NamedTuple):
-  """What the task stream computes with; a tree of arrays.
+  """Tasks in slots, as a tree of arrays for the task stream.
 
   Attributes:
     cls: (t, d) class tokens.
     cells: keys and values of memory, of every layer (t, h, m, k) each. They
-      depend on no picture, and are computed once.
+      depend on no image, and are computed once.
     kernel: (t, d, c) of the heads.
     bias: (t, c).
-    view: who sees whom.
-    norms: what tasks add to the LayerNorms, see `encoder.Encoder`; None where
+    mask: who sees whom.
+    norms: what tasks add to the LayerNorms, see `Encoder.read`; None where
       no task has any, and the program then knows nothing of them.
   """
 
@@ -36,51 +35,59 @@ class SlotArrays(NamedTuple):
   cells: Context
   kernel: jax.Array
   bias: jax.Array
-  view: View
+  mask: TaskMask
   norms: Tree | None
 
 
-def stack_memory(
-  memory: Sequence[jax.Array], slots: int, cells: int
-) -> jax.Array:
-  """(l, m, d) of every task -> (l, t, m, d), with zeros where nothing is."""
-  l, _, d = memory[0].shape
-  padded = [_pad(one, (l, cells, d)) for one in memory]
-  return jnp.stack(_fill(padded, slots), axis=1)
+class StackedTasks(NamedTuple):
+  """Parameters of tasks side by side, zeros where a slot or cell is empty.
+
+  Attributes:
+    cls: (t, d) class tokens.
+    memory: (l, t, m, d).
+    norms: {"scale", "bias"} of (2 l + 1, t, d) each, zeros for tasks that have
+      none; None where no task has any.
+  """
+
+  cls: jax.Array
+  memory: jax.Array
+  norms: Tree | None
 
 
-def stack_classes(classes: Sequence[jax.Array], slots: int) -> jax.Array:
-  """(d,) of every task -> (t, d), with zeros where a slot is empty."""
-  return jnp.stack(_fill(list(classes), slots))
-
-
-def stack_norms(tasks: Sequence[Tree], slots: int) -> Tree | None:
-  """{"scale", "bias"} of (2 l + 1, t, d), zeros for tasks that have none.
+def stack_tasks(tasks: Sequence[Tree], mask: TaskMask) -> StackedTasks:
+  """Stacks what the task stream computes with, heads excepted.
 
   Args:
-    tasks: parameters of tasks.
-    slots: t.
-
-  Returns:
-    None where no task has any.
+    tasks: parameters of at least one task.
+    mask: of these tasks; it says how many slots and cells there are.
   """
+  slots, cells = mask.cells.shape
+  l, _, d = tasks[0]["memory"].shape
+  memory = [_pad(task["memory"], (l, cells, d)) for task in tasks]
+  return StackedTasks(
+    cls=_stack([task["cls"] for task in tasks], slots),
+    memory=_stack(memory, slots, axis=1),
+    norms=_stack_norms(tasks, slots),
+  )
+
+
+def _stack_norms(tasks: Sequence[Tree], slots: int) -> Tree | None:
   known = [task["norms"] for task in tasks if "norms" in task]
   if not known:
     return None
   none = jax.tree.map(jnp.zeros_like, known[0])
-  each = _fill([task.get("norms", none) for task in tasks], slots)
-  return jax.tree.map(lambda *arrays: jnp.stack(arrays, axis=1), *each)
+  return _stack([task.get("norms", none) for task in tasks], slots, axis=1)
 
 
-def stack_heads(
-  tasks: Sequence[Task], slots: int
-) -> tuple[jax.Array, jax.Array]:
+def stack_heads(tasks: Sequence[Tree], slots: int) -> Tree:
   """Kernels (t, d, c) and biases (t, c), with zeros where nothing is."""
-  c = round_up_to(max(task.spec.num_classes for task in tasks), 128)
-  heads = [task.params["head"] for task in tasks]
-  kernels = [_pad(h["kernel"], (h["kernel"].shape[0], c)) for h in heads]
-  biases = [_pad(h["bias"], (c,)) for h in heads]
-  return jnp.stack(_fill(kernels, slots)), jnp.stack(_fill(biases, slots))
+  heads = [task["head"] for task in tasks]
+  d = heads[0]["kernel"].shape[0]
+  c = round_up_to(max(head["bias"].shape[0] for head in heads), 128)
+  shapes = {"kernel": (d, c), "bias": (c,)}
+  return _stack(
+    [{k: _pad(head[k], shapes[k]) for k in shapes} for head in heads], slots
+  )
 
 
 def round_up_to(count: int, unit: int) -> int:
@@ -94,7 +101,8 @@ def _pad(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   return jnp.pad(array, widths)
 
 
-def _fill(each: list[Any], slots: int) -> list[Any]:
-  """Adds zeros for empty slots."""
+def _stack(each: Sequence[Any], slots: int, axis: int = 0) -> Any:
+  """Stacks trees of arrays along a new axis, zeros in empty slots."""
   none = jax.tree.map(jnp.zeros_like, each[0])
-  return each + [none] * (slots - len(each))
+  each = [*each, *[none] * (slots - len(each))]
+  return jax.tree.map(lambda *arrays: jnp.stack(arrays, axis), *each)

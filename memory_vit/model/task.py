@@ -1,4 +1,4 @@
-"""What a task is, and which tasks may see which (Table 1 of the paper).
+"""Tasks: their specification, parameters and provenance.
 
 Nothing here computes on an accelerator.
 """
@@ -26,11 +26,11 @@ BACKBONE = "backbone"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvalPreprocessing:
-  """How a picture is made ready when it is not for training.
+  """Preprocessing of images for evaluation.
 
   Attributes:
     image_size: side of the square that the model gets, in pixels.
-    crop: "resize" squeezes the whole picture into the square; "central" scales
+    crop: "resize" squeezes the whole image into the square; "central" scales
       its shorter side to `resize` pixels and takes the middle.
     resize: the shorter side before a central crop, in pixels; 0 for "resize".
   """
@@ -60,7 +60,7 @@ class EvalPreprocessing:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BackboneId:
-  """What a backbone must have in common with the one a task was trained on.
+  """Identity of a backbone; a task runs only on the one it was trained on.
 
   Attributes:
     fingerprint: SHA-256 of its parameters (`trees.fingerprint`).
@@ -93,7 +93,7 @@ class TaskSpec:
       2 of the paper. The public re-implementations insert it after.
     class_names: c names, or empty where they are not known.
     backbone: the backbone that it belongs to.
-    evaluation: how its pictures are prepared for evaluation.
+    evaluation: how its images are prepared for evaluation.
   """
 
   name: str
@@ -120,13 +120,13 @@ class TaskSpec:
         raise TaskError(
           f"task {self.name!r} attends to {parent!r}, which is no task name."
         )
-    trained = regime(self.regime).trained
-    if self.cells and "memory" not in trained:
+    kind = regime(self.regime)
+    if self.cells and not kind.has_memory:
       raise TaskError(
         f"task {self.name!r} has {self.cells} cells, and its regime "
         f"{self.regime!r} has no memory: expected 0."
       )
-    if (self.bottleneck > 0) != ("adapters" in trained):
+    if (self.bottleneck > 0) != kind.has_adapters:
       raise TaskError(
         f"task {self.name!r}: bottleneck is {self.bottleneck}; expected at "
         "least 1 in a regime with adapters, and 0 in any other."
@@ -152,6 +152,21 @@ class TaskSpec:
         f"{self.evaluation.image_size} px, the backbone takes "
         f"{self.backbone.image_size} px."
       )
+
+  def expected_shapes(self, width: int, depth: int) -> trees.Tree:
+    """Shapes of its parameters, see `Regime.expected_shapes`.
+
+    Args:
+      width: d, of the backbone.
+      depth: l, of the backbone.
+    """
+    return regime(self.regime).expected_shapes(
+      width=width,
+      depth=depth,
+      classes=self.num_classes,
+      cells=self.cells,
+      bottleneck=self.bottleneck,
+    )
 
   @property
   def summary(self) -> str:

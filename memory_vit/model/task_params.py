@@ -3,19 +3,19 @@
 # As text, `help` shows jax.Array by its name.
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from memory_vit.model.regimes import regime
 from memory_vit.model.task import TaskSpec
 from memory_vit.model.vit_config import ViTConfig
 
 
 class TaskParams(nn.Module):
-  """Declares what one task learns; but for the backbone, which is there."""
+  """The parameters of one task, but for the backbone that it may hold."""
 
   config: ViTConfig
   spec: TaskSpec
@@ -25,65 +25,47 @@ class TaskParams(nn.Module):
   @nn.compact
   def __call__(self) -> dict[str, Any]:
     """Returns the parameters of `Task`, memory drawn from N(0, std^2)."""
-    cfg, spec = self.config, self.spec
-    kind = regime(spec.regime)
-    # At zero, as vit_jax starts a head: in the first step class token and
-    # memory get no gradient yet, and no random head pulls at them.
-    params = {
-      "head": self.param("head", _zero_head, cfg.width, spec.num_classes)
+    init = {
+      # As vit_jax starts a head: in the first step class token and memory get
+      # no gradient yet, and no random head pulls at them.
+      "head": _zeros,
+      "cls": _normal(0.02),
+      "memory": _normal(self.memory_std),
+      # Added to the LayerNorms of the backbone: at first nothing.
+      "norms": _zeros,
+      "adapters": _adapters,
     }
-    if "cls" in kind.trained:
-      cls_init = nn.initializers.normal(0.02)
-      params["cls"] = self.param("cls", cls_init, (cfg.width,))
-    # `cls_masked` and `norms_masked` are masked tasks with no cells.
-    if "memory" in kind.trained or kind.composes:
-      layers = 1 if kind.attention == "propagated" else cfg.depth
-      shape = (layers, spec.cells, cfg.width)
-      memory_init = nn.initializers.normal(self.memory_std)
-      params["memory"] = self.param("memory", memory_init, shape)
-    if "norms" in kind.trained:
-      params["norms"] = self.param("norms", _norms, cfg.depth, cfg.width)
-    if "adapters" in kind.trained:
-      params["adapters"] = self.param(
-        "adapters", _adapters, cfg.depth, cfg.width, spec.bottleneck
-      )
-    return params
+    shapes = self.spec.expected_shapes(self.config.width, self.config.depth)
+    return {
+      part: self.param(part, init[part], shape)
+      for part, shape in shapes.items()
+    }
 
 
-def _adapters(
-  key: jax.Array, depth: int, width: int, bottleneck: int
-) -> dict[str, Any]:
-  """Adapters of all layers, see `encoder.adapt`: they start as the identity."""
+def _zeros(key: jax.Array, shapes: Any) -> Any:
+  del key
+  return jax.tree.map(lambda one: jnp.zeros(one.shape), shapes)
+
+
+def _normal(std: float) -> Callable[[jax.Array, Any], jax.Array]:
+  init = nn.initializers.normal(std)
+  return lambda key, one: init(key, one.shape)
+
+
+def _adapters(key: jax.Array, shapes: Any) -> dict[str, Any]:
+  """Adapters of all layers, which start as the identity."""
   down = nn.initializers.lecun_normal(batch_axis=0)
 
-  def adapter(key: jax.Array) -> dict[str, dict[str, jax.Array]]:
-    return {
-      "down": {
-        "kernel": down(key, (depth, width, bottleneck)),
-        "bias": jnp.zeros((depth, bottleneck)),
-      },
-      "up": {
-        "kernel": jnp.zeros((depth, bottleneck, width)),
-        "bias": jnp.zeros((depth, width)),
-      },
-    }
+  def adapter(key: jax.Array, shapes: Any) -> dict[str, Any]:
+    params = _zeros(key, shapes)
+    params["down"]["kernel"] = down(key, shapes["down"]["kernel"].shape)
+    return params
 
   attention, mlp = jax.random.split(key)
-  return {"attention": adapter(attention), "mlp": adapter(mlp)}
-
-
-def _norms(key: jax.Array, depth: int, width: int) -> dict[str, jax.Array]:
-  """Added to the LayerNorms of all blocks, and the last: at first nothing."""
-  del key
-  shape = (2 * depth + 1, width)
-  return {"scale": jnp.zeros(shape), "bias": jnp.zeros(shape)}
-
-
-def _zero_head(
-  key: jax.Array, width: int, classes: int
-) -> dict[str, jax.Array]:
-  del key
-  return {"kernel": jnp.zeros((width, classes)), "bias": jnp.zeros((classes,))}
+  return {
+    "attention": adapter(attention, shapes["attention"]),
+    "mlp": adapter(mlp, shapes["mlp"]),
+  }
 
 
 class Tasks(nn.Module):

@@ -8,7 +8,7 @@ executable whatever the tasks are, and `read` holds all that can be trained.
 # As text, `help` shows jax.Array by its name.
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -16,14 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from memory_vit.model.encoder import Context, Encoder
-from memory_vit.model.masks import View, view_of
+from memory_vit.model.masks import TaskMask, task_mask
 from memory_vit.model.regimes import regime
-from memory_vit.model.stacking import (
-  SlotArrays,
-  stack_classes,
-  stack_memory,
-  stack_norms,
-)
+from memory_vit.model.stacking import SlotArrays, stack_tasks
 from memory_vit.model.task import BACKBONE, TaskSpec
 from memory_vit.model.task_params import Tasks
 from memory_vit.model.trees import Tree
@@ -52,7 +47,7 @@ class VisionTransformer(nn.Module):
       self.head = nn.Dense(cfg.num_classes, dtype=jnp.float32)
 
   def encode(self, images: jax.Array) -> tuple[jax.Array, Context]:
-    """The plain ViT.
+    """Runs the plain ViT.
 
     Args:
       images: (b, height, width, 3) in [-1, 1].
@@ -62,7 +57,7 @@ class VisionTransformer(nn.Module):
       the features in front of it; and the keys and values of every layer.
     """
     cfg = self.config
-    x, context = self.Transformer(self._tokens(images, self.cls[0, 0]))
+    x, context = self.Transformer.encode(self._tokens(images, self.cls[0, 0]))
     y = x[:, 0]
     if cfg.representation_size:
       y = jnp.tanh(self.pre_logits(y))
@@ -73,31 +68,31 @@ class VisionTransformer(nn.Module):
   def read(
     self,
     cls: jax.Array,
-    cells: Context,
     context: Context,
-    view: View,
-    norms: Tree | None = None,
+    cells: Context,
+    mask: TaskMask,
+    norms: Tree | None,
   ) -> jax.Array:
-    """The task stream.
+    """Runs the task stream.
 
     Args:
       cls: (t, d) class tokens.
-      cells: from `keys_values`.
       context: from `encode`.
-      view: who sees whom.
-      norms: what tasks add to the LayerNorms, see `Encoder`.
+      cells: from `Encoder.keys_values`.
+      mask: who sees whom.
+      norms: see `Encoder.read`.
 
     Returns:
       (b, t, d) the class tokens after the last LayerNorm.
     """
     b = context[0][0].shape[0]
     c = jnp.broadcast_to(cls.astype(self.config.dtype), (b, *cls.shape))
-    return self.Transformer(c, context, cells, view, norms)[0]
+    return self.Transformer.read(c, context, cells, mask, norms)
 
-  def tuned(
+  def fine_tuned(
     self, images: jax.Array, task: Mapping[str, Any], spec: TaskSpec
   ) -> jax.Array:
-    """The ViT as a task of one of the other regimes changes it.
+    """Runs the ViT as a task of one of the other regimes changes it.
 
     Args:
       images: (b, height, width, 3) in [-1, 1].
@@ -108,7 +103,7 @@ class VisionTransformer(nn.Module):
       (b, d), the class token after the last LayerNorm.
     """
     cls = task["cls"] if "cls" in task else self.cls[0, 0]
-    return self.Transformer.tuned(
+    return self.Transformer.fine_tuned(
       self._tokens(images, cls),
       attention=regime(spec.regime).attention,
       memory=task.get("memory"),
@@ -124,23 +119,11 @@ class VisionTransformer(nn.Module):
     cls = jnp.broadcast_to(cls.astype(x.dtype), (x.shape[0], 1, cfg.width))
     return jnp.concatenate([cls, x], axis=1)
 
-  def keys_values(self, memory: jax.Array, norm: jax.Array) -> Context:
-    """Keys and values of memory, the same for all pictures.
-
-    Args:
-      memory: (l, t, m, d).
-      norm: bool (t,), which tasks' memory is layer-normed.
-
-    Returns:
-      For every layer (t, h, m, k) each.
-    """
-    return self.Transformer.keys_values(memory, norm)
-
 
 class MemoryViT(nn.Module):
   """A frozen ViT and its tasks.
 
-  Pictures are taken as they are: only `programs` looks at their values.
+  Images are taken as they are: only `tasks.inference` looks at their values.
 
   The parameters are {"backbone": tree of the published checkpoint,
   "tasks": {name: {"cls", "memory", "head"}}}.
@@ -159,7 +142,7 @@ class MemoryViT(nn.Module):
     self.tasks = Tasks(self.config, self.specs)
 
   def __call__(self, images: jax.Array) -> dict[str, jax.Array]:
-    """Both streams at once.
+    """Runs both streams at once.
 
     Args:
       images: (b, height, width, 3) in [-1, 1].
@@ -174,24 +157,26 @@ class MemoryViT(nn.Module):
     """See `VisionTransformer.encode`."""
     return self.backbone.encode(images)
 
-  def tuned(
+  def fine_tuned(
     self, images: jax.Array, task: Mapping[str, Any], spec: TaskSpec
   ) -> jax.Array:
-    """A task of a regime that changes the backbone's own computation.
+    """Runs a task of a regime that changes the backbone's computation.
 
-    Arguments as in `VisionTransformer.tuned`.
+    Arguments as in `VisionTransformer.fine_tuned`.
 
     Returns:
       Its logits (b, c), float32.
     """
-    return head_logits(self.backbone.tuned(images, task, spec), task["head"])
+    return head_logits(
+      self.backbone.fine_tuned(images, task, spec), task["head"]
+    )
 
   def keys_values(self, memory: jax.Array, norm: jax.Array) -> Context:
-    """See `VisionTransformer.keys_values`."""
-    return self.backbone.keys_values(memory, norm)
+    """See `Encoder.keys_values`."""
+    return self.backbone.Transformer.keys_values(memory, norm)
 
   def read_slots(self, slots: SlotArrays, context: Context) -> jax.Array:
-    """The task stream on tasks that are handed over, whichever they are.
+    """Runs the task stream on stacked tasks, any that fit the shapes.
 
     Args:
       slots: the tasks; none of the module's own is read.
@@ -202,15 +187,33 @@ class MemoryViT(nn.Module):
       task does not have, means nothing.
     """
     features = self.backbone.read(
-      slots.cls, slots.cells, context, slots.view, slots.norms
+      slots.cls, context, slots.cells, slots.mask, slots.norms
     )
     logits = jnp.einsum(
       "btd,tdc->btc", features.astype(jnp.float32), slots.kernel
     )
     return logits + slots.bias
 
+  def task_features(
+    self, tasks: Sequence[Tree], specs: Sequence[TaskSpec], context: Context
+  ) -> jax.Array:
+    """Runs the task stream on parameters of tasks, for their gradient.
+
+    Args:
+      tasks: parameters of at least one task.
+      specs: of the tasks.
+      context: from `encode`.
+
+    Returns:
+      (b, t, d), what the heads read.
+    """
+    mask = task_mask(specs)
+    cls, memory, norms = stack_tasks(tasks, mask)
+    cells = self.keys_values(memory, mask.memory_norm)
+    return self.backbone.read(cls, context, cells, mask, norms)
+
   def read(self, context: Context) -> dict[str, jax.Array]:
-    """The task stream on the tasks of this module, for their gradient.
+    """Runs the task stream on the tasks of this module.
 
     Args:
       context: from `encode`.
@@ -221,13 +224,7 @@ class MemoryViT(nn.Module):
     tasks = self.tasks()
     if not tasks:
       return {}
-    view = view_of(self.specs)
-    count, longest = view.cells.shape
-    memory = stack_memory([t["memory"] for t in tasks], count, longest)
-    cells = self.backbone.keys_values(memory, view.memory_norm)
-    cls = stack_classes([t["cls"] for t in tasks], count)
-    norms = stack_norms(tasks, count)
-    features = self.backbone.read(cls, cells, context, view, norms)
+    features = self.task_features(tasks, self.specs, context)
     return {
       spec.name: head_logits(features[:, i], tasks[i]["head"])
       for i, spec in enumerate(self.specs)

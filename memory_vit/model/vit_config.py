@@ -2,7 +2,7 @@
 
 Dimension letters, used in every docstring of this package:
 
-  b  pictures in a batch        n  patches of a picture (n + 1 with the class)
+  b  images in a batch          n  patches of an image (n + 1 with the class)
   t  tasks in one pass          m  memory cells of a task, per layer
   d  width                      h  attention heads (k = d / h, width of one)
   l  layers                     c  classes of a task
@@ -16,8 +16,8 @@ from memory_vit.errors import ConfigError
 
 # In front of the variant of a backbone with random weights.
 RANDOM = "random:"
-# Sides of pictures, in pixels: a ViT-B/16 has 16,384 tokens at the first, whose
-# attention takes 13 GB a picture.
+# Sides of images, in pixels: a ViT-B/16 has 16,384 tokens at the first, whose
+# attention takes 13 GB an image.
 MAX_IMAGE_SIZE = 2_048
 MAX_RESIZE = 4_096
 
@@ -32,7 +32,7 @@ class ViTConfig:
     mlp_dim: the hidden width of a block's MLP.
     num_heads: h.
     patch_size: the side of a square patch, in pixels.
-    image_size: the side of the square input picture, in pixels.
+    image_size: the side of the square input image, in pixels.
     num_classes: outputs of the original head; 0 where there is no head, and
       the model puts out its features.
     representation_size: width of `pre_logits`, the tanh layer before the head
@@ -73,7 +73,7 @@ class ViTConfig:
 
   @property
   def num_patches(self) -> int:
-    """n, the number of patches of a picture."""
+    """n, the number of patches of an image."""
     return (self.image_size // self.patch_size) ** 2
 
   @property

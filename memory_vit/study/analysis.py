@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from memory_vit.config import Config
-from memory_vit.model.regimes import has_memory
+from memory_vit.model.regimes import REGIMES
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.study import costs, paper_numbers, runs
 from memory_vit.study.section import (
@@ -77,7 +77,7 @@ def sensitivity(config: Config, trials: Sequence[StudyTrial]) -> Section:
   """Accuracy over learning rate."""
   lines, rows, ranges = {}, [], []
   for regime in runs.regimes_of(config, "sensitivity"):
-    cells = config.task.cells if has_memory(regime) else 0
+    cells = config.task.cells if REGIMES[regime].has_memory else 0
     some = on_first_data(config, trials, (regime, cells))
     seed = runs.search_seed(config, regime)
     if seed is not None:  # further seeds know one rate alone
@@ -252,7 +252,7 @@ def _range_row(regime: str, cells: int, rows: Sequence[Row]) -> Row:
 
 def _cells_of(config: Config, regime: str) -> tuple[int, ...]:
   """Numbers of cells of a regime that is learned with all; 0 without memory."""
-  return config.study.cells if has_memory(regime) else (0,)
+  return config.study.cells if REGIMES[regime].has_memory else (0,)
 
 
 def _mean_and_range(values: Sequence[float]) -> tuple[float, float, float]:

@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from etils import epy
 
 from memory_vit.model.regimes import REGIMES
@@ -25,15 +24,7 @@ with epy.lazy_imports():  # to measure; formulas and tables do without
   import jax
   import jax.numpy as jnp
 
-  from memory_vit.model import (
-    backbone,
-    masks,
-    stacking,
-    task,
-    task_params,
-    trees,
-    vit,
-  )
+  from memory_vit.model import backbone, task, trees, vit
   from memory_vit.tasks import split_forward
 
 if TYPE_CHECKING:
@@ -43,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cost:
-  """Cost of a regime.
+  """Cost of a regime in parameters and operations.
 
   Attributes:
     regime: see `regimes`.
@@ -89,7 +80,7 @@ def measure(record: StudyRecord) -> list[dict[str, Any]]:
 def cost_of(
   config: ViTConfig, regime: str, cells: int, bottleneck: int
 ) -> Cost:
-  """Cost of a regime on a backbone; compiles its forward pass.
+  """Computes the cost of a regime; compiles its forward pass.
 
   Args:
     config: of the backbone.
@@ -98,13 +89,14 @@ def cost_of(
     bottleneck: r, where it has adapters.
   """
   config = split_forward.headless(config)
-  trained = REGIMES[regime].trained
-  cells = cells if "memory" in trained else 0
-  bottleneck = bottleneck if "adapters" in trained else 0
+  kind = REGIMES[regime]
+  cells = cells if kind.has_memory else 0
+  bottleneck = bottleneck if kind.has_adapters else 0
   spec = _spec(config, regime, cells, bottleneck)
-  shapes = _task_shapes(config, spec)
+  shapes = spec.expected_shapes(config.width, config.depth)
+  shapes.pop("head")
   counted = trees.count(shapes)
-  if "backbone" in trained:
+  if kind.holds_backbone:
     counted += trees.count(backbone.backbone_shapes(config))
   each, once = flops(config, regime, cells, bottleneck)
   return Cost(
@@ -123,11 +115,10 @@ def parameters(
   """Number of parameters that a regime trains, by formula."""
   kind = REGIMES[regime]
   d, l = config.width, config.depth
-  layers = 1 if kind.attention == "propagated" else l
   each = {
     "head": 0,
     "cls": d,
-    "memory": layers * cells * d,
+    "memory": kind.memory_layers(l) * cells * d,
     # Scale and bias of two LayerNorms in each block, and of the last one.
     "norms": 2 * (2 * l + 1) * d,
     # After attention and after the MLP: down and up, each with a bias.
@@ -174,7 +165,7 @@ def flops(
 
 
 def _block(config: ViTConfig, queries: int, keys: int) -> int:
-  """FLOPs of one block with `queries` tokens that attend to `keys` tokens."""
+  """FLOPs of a block of `queries` query tokens over `keys` key tokens."""
   d = config.width
   projections = 4 * (2 * queries * d * d)
   attention = 2 * (2 * queries * keys * d)
@@ -195,13 +186,6 @@ def _spec(
   )
 
 
-def _task_shapes(config: ViTConfig, spec: TaskSpec) -> dict[str, Any]:
-  """Shapes of what a task trains beside head and backbone."""
-  init = task_params.TaskParams(config, spec).init
-  shapes = jax.eval_shape(init, jax.random.key(0))["params"]
-  return {name: part for name, part in shapes.items() if name != "head"}
-
-
 def _compiled_flops(
   config: ViTConfig, spec: TaskSpec, params: dict[str, Any]
 ) -> float | None:
@@ -213,17 +197,13 @@ def _compiled_flops(
   def forward(
     module: MemoryViT, image: jax.Array, params: dict[str, Any]
   ) -> Any:
-    attention = REGIMES[spec.regime].attention
-    if attention == "frozen":
-      return module.backbone.encode(image)[0]
-    if attention != "masked":
-      return module.backbone.tuned(image, params, spec)
+    kind = REGIMES[spec.regime]
+    if kind.on_features:
+      return module.encode(image)[0]
+    if not kind.composes:
+      return module.backbone.fine_tuned(image, params, spec)
     outputs, context = module.encode(image)
-    cells = module.keys_values(params["memory"][:, None], np.array([True]))
-    view, norms = masks.view_of((spec,)), stacking.stack_norms([params], 1)
-    return outputs, module.backbone.read(
-      params["cls"][None], cells, context, view, norms
-    )
+    return outputs, module.task_features([params], (spec,), context)
 
   def program(frozen: Any, params: Any, image: jax.Array) -> Any:
     variables = {"params": {"backbone": frozen}}

@@ -1,4 +1,4 @@
-"""Interference: memories of other tasks beside a task's own, masked or not.
+"""Interference of other tasks' memories, without a mask and with one.
 
 The paper's study of section 4.4 (`memory_naive` in its terms): memories that
 were trained apart are put side by side, and every token attends to all.
@@ -28,7 +28,7 @@ with epy.lazy_imports():  # to measure; the table does without
   from memory_vit.data import datasets
   from memory_vit.evaluation import evaluate
   from memory_vit.model import task as task_lib
-  from memory_vit.tasks import inference, split_forward, store
+  from memory_vit.tasks import inference, store
 
 if TYPE_CHECKING:
   from jax.sharding import Mesh
@@ -156,13 +156,14 @@ def naive_accuracies(
   Returns:
     Of the first task alone, then with one other, with two, ...
   """
-  sets = [naive(tasks[0], tasks[1:n]) for n in range(1, len(tasks) + 1)]
+  name = tasks[0].name
+  outputs = [
+    evaluate.predict_fn(backbone, [naive(tasks[0], tasks[1:n])], mesh)
+    for n in range(1, len(tasks) + 1)
+  ]
 
   def predict(images: jax.Array) -> dict[str, jax.Array]:
-    return {
-      str(i): split_forward.predict(backbone, [task], images)[task.spec.name]
-      for i, task in enumerate(sets)
-    }
+    return {str(i): output(images)[name] for i, output in enumerate(outputs)}
 
   found = evaluate.evaluate_source(
     predict,
@@ -171,7 +172,7 @@ def naive_accuracies(
     batch_size=batch_size,
     mesh=mesh,
   )
-  return [found[str(i)]["top1"] for i in range(len(sets))]
+  return [found[str(i)]["top1"] for i in range(len(tasks))]
 
 
 def masked_accuracies(
@@ -182,7 +183,7 @@ def masked_accuracies(
   batch_size: int,
   mesh: Mesh,
 ) -> list[tuple[float, float]]:
-  """The same for masked tasks, which share a pass as they are served.
+  """Accuracy of the first of masked tasks as others join its pass.
 
   Args:
     backbone: of the tasks.

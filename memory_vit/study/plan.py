@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from memory_vit.config import Config
-from memory_vit.model.regimes import REGIMES, has_memory
+from memory_vit.model.regimes import REGIMES
 from memory_vit.study.runs import (
   Run,
   data_sets,
@@ -113,7 +113,7 @@ def _runs(
 ) -> list[Run]:
   """The runs of a regime on a data set, the first of the seeds coming first."""
   rates = config.study.learning_rates
-  cells = cells if has_memory(regime) else ()
+  cells = cells if REGIMES[regime].has_memory else ()
 
   def run(seed: int, rates: tuple[float, ...], cells: tuple[int, ...]) -> Run:
     return Run(

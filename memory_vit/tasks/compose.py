@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from memory_vit.errors import TaskError
 from memory_vit.model import trees
-from memory_vit.model.masks import parent_directories, visibility
+from memory_vit.model.masks import attention_graph, parent_directories
 from memory_vit.model.regimes import REGIMES, regime
 from memory_vit.model.task import Task, TaskSpec, require_backbone
 
@@ -186,7 +186,7 @@ def require_fit(tasks: Sequence[Task]) -> None:
   for task in tasks[1:]:
     require_backbone(task.spec, tasks[0].spec.backbone, tasks[0].spec.name)
   require_same_pictures([task.spec for task in tasks])
-  visibility([task.spec for task in tasks], parent_directories(tasks))
+  attention_graph([task.spec for task in tasks], parent_directories(tasks))
   by_name = {task.spec.name: task for task in tasks}
   for spec in (task.spec for task in tasks):
     for name, digest in zip(spec.attends_to, spec.parent_digests, strict=False):

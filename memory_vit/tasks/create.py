@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from memory_vit.errors import TaskError
-from memory_vit.model.backbone import Backbone
+from memory_vit.model.backbone import Backbone, trunk
 from memory_vit.model.keys import require_key
 from memory_vit.model.regimes import REGIMES
 from memory_vit.model.task import (
@@ -20,9 +20,6 @@ from memory_vit.model.task import (
 )
 from memory_vit.model.task_params import TaskParams
 from memory_vit.tasks.compose import task_tuple
-
-# Of a backbone, what is below its head.
-TRUNK = ("Transformer", "cls", "embedding")
 
 
 def init_task(
@@ -59,7 +56,7 @@ def init_task(
     cls_init: "pretrained" starts its class token as a copy of the backbone's,
       "normal" at N(0, 0.02^2).
     class_names: c names, or none.
-    evaluation: how pictures are prepared; by default resized to the square.
+    evaluation: how images are prepared; by default resized to the square.
 
   Returns:
     The task, with the head at zero.
@@ -93,8 +90,8 @@ def init_task(
   params = TaskParams(backbone.config, spec, memory_std).init(key)["params"]
   if "cls" in params and cls_init == "pretrained":
     params["cls"] = jnp.array(backbone.params["cls"][0, 0])
-  if "backbone" in REGIMES[regime].trained:
-    params["backbone"] = {part: backbone.params[part] for part in TRUNK}
+  if REGIMES[regime].holds_backbone:
+    params["backbone"] = trunk(backbone.params)
   return Task(spec, params)
 
 

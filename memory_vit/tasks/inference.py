@@ -21,19 +21,13 @@ from jax.typing import ArrayLike
 from memory_vit.errors import DataError, TaskError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.encoder import Context
-from memory_vit.model.stacking import (
-  SlotArrays,
-  stack_classes,
-  stack_heads,
-  stack_memory,
-  stack_norms,
-)
+from memory_vit.model.stacking import SlotArrays, stack_heads, stack_tasks
 from memory_vit.model.task import BACKBONE, TaskSpec, require_backbone
 from memory_vit.model.vit import MemoryViT
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.tasks import image_check
 from memory_vit.tasks.compose import TasksLike, require_fit, task_tuple
-from memory_vit.tasks.slots import Slots, slot_view
+from memory_vit.tasks.slots import Slots, slot_mask
 
 
 @functools.partial(jax.jit, static_argnames="config")
@@ -43,6 +37,19 @@ def encode_program(
   """`encode`, on the parameters of a backbone."""
   model = MemoryViT(config)
   return model.apply({"params": {"backbone": params}}, images, method="encode")
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def plain_program(
+  params: Any, images: jax.Array, *, config: ViTConfig
+) -> jax.Array:
+  """The original outputs alone, (b, c0).
+
+  As nothing else is handed out, XLA leaves out what tasks would read.
+  """
+  model = MemoryViT(config)
+  variables = {"params": {"backbone": params}}
+  return model.apply(variables, images, method="encode")[0]
 
 
 def read_tasks(
@@ -88,7 +95,7 @@ def read_program(
 def memory_program(
   backbone_params: Any, memory: jax.Array, norm: jax.Array, *, config: ViTConfig
 ) -> Context:
-  """Keys and values of memory (l, t, m, d), which depend on no picture."""
+  """Keys and values of memory (l, t, m, d), the same for all images."""
   params = {"params": {"backbone": backbone_params}}
   return MemoryViT(config).apply(params, memory, norm, method="keys_values")
 
@@ -124,19 +131,17 @@ def fill_slots(
     require_backbone(task.spec, backbone.id)
   require_fit(tasks)
   specs = tuple(task.spec for task in tasks)
-  view = slot_view(specs, slots, cells)
-  count, longest = view.cells.shape
-  memory = stack_memory([t.params["memory"] for t in tasks], count, longest)
-  kernel, bias = stack_heads(tasks, count)
+  mask = slot_mask(specs, slots, cells)
+  params = [task.params for task in tasks]
+  cls, memory, norms = stack_tasks(params, mask)
   arrays = SlotArrays(
-    cls=stack_classes([t.params["cls"] for t in tasks], count),
+    cls=cls,
     cells=memory_program(
-      backbone.params, memory, view.memory_norm, config=backbone.config
+      backbone.params, memory, mask.memory_norm, config=backbone.config
     ),
-    kernel=kernel,
-    bias=bias,
-    view=jax.tree.map(jnp.asarray, view),
-    norms=stack_norms([task.params for task in tasks], count),
+    **stack_heads(params, len(cls)),
+    mask=jax.tree.map(jnp.asarray, mask),
+    norms=norms,
   )
   return Slots(specs, arrays)
 
@@ -149,7 +154,7 @@ def encode(
   Args:
     backbone: the frozen ViT.
     images: floats (b, s, s, 3) in [-1, 1], s the image size of the backbone, as
-      `preprocess` makes them. Pictures scaled to [0, 1] by mistake cannot be
+      `preprocess` makes them. Images scaled to [0, 1] by mistake cannot be
       told from bright ones.
     check: whether values are looked at. It costs next to nothing; where they
       are known to be right, or meant to be others, False leaves it out. What
@@ -160,7 +165,7 @@ def encode(
     front of it where it has none; and the context that tasks read.
 
   Raises:
-    DataError: for pictures of another shape or type, with values outside
+    DataError: for images of another shape or type, with values outside
       [-1, 1] or that are not finite.
   """
   images, refuse = _accepted(backbone, images, check)
@@ -239,7 +244,7 @@ def forward(
 def _accepted(
   backbone: Backbone, images: ArrayLike, check: bool
 ) -> tuple[jax.Array, Callable[[], None]]:
-  """Pictures on the device, and what refuses them after the model has begun."""
+  """Returns images on the device, and a check to call once the model runs."""
   try:
     array = jnp.asarray(images)
   except (TypeError, ValueError) as error:

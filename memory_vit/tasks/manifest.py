@@ -17,8 +17,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from memory_vit.errors import TaskError
 from memory_vit.model import trees
 from memory_vit.model.regimes import REGIMES
@@ -285,8 +283,8 @@ def _require_sizes(
     _require_sha256(array.sha256, f"{where}: arrays.{name}.sha256")
     # An empty axis must not hide the others.
     claimed += 4 * math.prod(max(1, axis) for axis in array.shape)
-  holds_backbone = "backbone" in REGIMES[spec.regime].trained
-  most = MAX_BACKBONE_BYTES if holds_backbone else MAX_BYTES
+  kind = REGIMES[spec.regime]
+  most = MAX_BACKBONE_BYTES if kind.holds_backbone else MAX_BYTES
   if claimed > most:
     raise TaskError(
       f"{where}: the arrays would take {messages.brief(claimed)} bytes, "
@@ -298,30 +296,19 @@ def _require_fit(
   arrays: Mapping[str, StoredArray], spec: TaskSpec, where: str
 ) -> None:
   """Raises unless the arrays can be those of such a task, on some backbone."""
-  memory = arrays["memory"].shape if "memory" in arrays else ()
-  kernel = arrays["head/kernel"].shape if "head/kernel" in arrays else ()
-  width = kernel[0] if len(kernel) == 2 else 0
-  shapes = {
-    "head/kernel": (width, spec.num_classes),
-    "head/bias": (spec.num_classes,),
-  }
-  regime = REGIMES[spec.regime]
-  if "cls" in regime.trained:
-    shapes["cls"] = (width,)
-  if "memory" in regime.trained or regime.composes:
-    layers = memory[0] if len(memory) == 3 else 0
-    shapes["memory"] = (layers, spec.cells, width)
-  if "norms" in regime.trained:
-    shapes["norms/scale"] = shapes["norms/bias"] = (2 * layers + 1, width)
-  expected = {k: jax.ShapeDtypeStruct(v, "float32") for k, v in shapes.items()}
-  # Adapters and backbones are compared where the backbone is known.
+  width = _first_axis(arrays, "head/kernel")
+  depth = _first_axis(arrays, "memory", "adapters/attention/down/bias")
+  expected = trees.flatten(spec.expected_shapes(width, depth))
+  # A backbone is compared where the one that the task was trained on is known.
+  holds_backbone = REGIMES[spec.regime].holds_backbone
   described = {
     name: array
     for name, array in arrays.items()
-    if name.split("/")[0] not in set(regime.trained) & {"adapters", "backbone"}
+    if not (holds_backbone and name.startswith("backbone/"))
   }
   problems = trees.differences(expected, described)
-  if min(width, *(shape[0] for shape in shapes.values())) < 1:
+  shapes = {name: array.shape for name, array in expected.items()}
+  if min(shape[0] for shape in shapes.values()) < 1:
     problems.append(f"an axis of {shapes} is empty")
   problems += [
     f"dtype of {name}: {messages.brief(array.dtype)}, expected float32"
@@ -333,3 +320,9 @@ def _require_fit(
       f"{where}: the arrays are not those of the task: "
       f"{messages.listed(problems)}."
     )
+
+
+def _first_axis(arrays: Mapping[str, StoredArray], *names: str) -> int:
+  """Length of the first axis of the first of these arrays; 0 without any."""
+  found = [arrays[name].shape for name in names if name in arrays]
+  return found[0][0] if found and found[0] else 0

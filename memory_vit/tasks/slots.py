@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax
 
 from memory_vit.model import trees
-from memory_vit.model.masks import View, view_of
+from memory_vit.model.masks import TaskMask, task_mask
 from memory_vit.model.stacking import SlotArrays, round_up_to
 from memory_vit.model.task import TaskSpec
 from memory_vit.runtime.messages import name_list
@@ -43,10 +43,10 @@ class Slots:
     )
 
 
-def slot_view(
+def slot_mask(
   specs: Sequence[TaskSpec], slots: int = 0, cells: int = 0
-) -> View:
-  """The `View` of tasks in slots: sizes are rounded up.
+) -> TaskMask:
+  """Returns the `TaskMask` of tasks in slots: sizes are rounded up.
 
   Args:
     specs: the tasks, at least one.
@@ -54,7 +54,7 @@ def slot_view(
     cells: m, at least.
   """
   parents = max(len(spec.attends_to) for spec in specs)
-  return view_of(
+  return task_mask(
     specs,
     slots=_rounded_up(max(slots, len(specs))),
     cells=round_up_to(max(cells, 1, *(spec.cells for spec in specs)), 8),

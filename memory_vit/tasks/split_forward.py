@@ -24,7 +24,7 @@ Logits = dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingPass:
+class SplitForward:
   """A forward pass in two functions.
 
   Attributes:
@@ -37,10 +37,10 @@ class TrainingPass:
   logits: Callable[[Any, Any, Any], Logits]
 
 
-def make_training_pass(
+def make_split_forward(
   config: ViTConfig, specs: tuple[TaskSpec, ...]
-) -> TrainingPass:
-  """The pass for tasks of one regime.
+) -> SplitForward:
+  """Splits the forward pass of tasks of one regime.
 
   Trained is {name: task parameters}; frozen {"backbone": its parameters,
   "tasks": {name: parameters of the tasks that are read, but not trained}}.
@@ -53,10 +53,9 @@ def make_training_pass(
   Raises:
     TaskError: for several tasks that cannot share a pass.
   """
-  attention = regime(specs[-1].regime).attention
-  if attention == "masked":
+  if regime(specs[-1].regime).composes:
     return _masked(config, specs)
-  heads = all(regime(spec.regime).attention == "frozen" for spec in specs)
+  heads = all(regime(spec.regime).on_features for spec in specs)
   if len(specs) > 1 and not heads:
     raise TaskError(
       f"tasks {[spec.name for spec in specs]} cannot share a pass: the regime "
@@ -64,11 +63,11 @@ def make_training_pass(
     )
   if heads:
     return _on_features(config)
-  return _tuned(config, specs[0])
+  return _fine_tuned(config, specs[0])
 
 
-def _masked(config: ViTConfig, specs: tuple[TaskSpec, ...]) -> TrainingPass:
-  """Table 1 of the paper says who sees whom."""
+def _masked(config: ViTConfig, specs: tuple[TaskSpec, ...]) -> SplitForward:
+  """Masked tasks: the backbone is frozen, the task stream is trained."""
 
   def prepare(frozen: Any, images: jax.Array) -> Any:
     return encode_program(frozen["backbone"], images, config=config)[1]
@@ -80,10 +79,10 @@ def _masked(config: ViTConfig, specs: tuple[TaskSpec, ...]) -> TrainingPass:
     )
     return {name: outputs[name] for name in trained}
 
-  return TrainingPass(prepare, logits)
+  return SplitForward(prepare, logits)
 
 
-def _on_features(config: ViTConfig) -> TrainingPass:
+def _on_features(config: ViTConfig) -> SplitForward:
   """A head on what the backbone puts out in front of its own."""
   config = headless(config)
 
@@ -97,11 +96,11 @@ def _on_features(config: ViTConfig) -> TrainingPass:
       for name, task in trained.items()
     }
 
-  return TrainingPass(prepare, logits)
+  return SplitForward(prepare, logits)
 
 
-def _tuned(config: ViTConfig, spec: TaskSpec) -> TrainingPass:
-  """What is trained is on the way of every token: all is differentiated."""
+def _fine_tuned(config: ViTConfig, spec: TaskSpec) -> SplitForward:
+  """A task on the way of every token: all of it is differentiated."""
   model = MemoryViT(headless(config))
 
   def logits(trained: Any, frozen: Any, images: jax.Array) -> Logits:
@@ -109,11 +108,15 @@ def _tuned(config: ViTConfig, spec: TaskSpec) -> TrainingPass:
     params = {**frozen["backbone"], **task.get("backbone", {})}
     return {
       spec.name: model.apply(
-        {"params": {"backbone": params}}, images, task, spec, method="tuned"
+        {"params": {"backbone": params}},
+        images,
+        task,
+        spec,
+        method="fine_tuned",
       )
     }
 
-  return TrainingPass(lambda frozen, images: images, logits)
+  return SplitForward(lambda frozen, images: images, logits)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "specs"))
@@ -125,28 +128,31 @@ def logits_program(
   config: ViTConfig,
   specs: tuple[TaskSpec, ...],
 ) -> Logits:
-  """`TrainingPass.logits`, for evaluation."""
-  return make_training_pass(config, specs).logits(trained, frozen, inputs)
+  """`SplitForward.logits`, for evaluation."""
+  return make_split_forward(config, specs).logits(trained, frozen, inputs)
 
 
-def predict(
+def forward(
   backbone: Backbone, tasks: Sequence[Task], images: jax.Array
 ) -> Logits:
-  """Logits {name: (b, c)} of tasks that are not served in slots.
+  """Runs tasks as they are trained, not in slots.
 
   Args:
     backbone: of the tasks.
-    tasks: of a regime that does not compose; several that share a pass.
-    images: see `encode`.
+    tasks: of any regime; several that share a pass.
+    images: (b, s, s, 3) in [-1, 1].
+
+  Returns:
+    {task name: logits (b, c)}, float32.
   """
   config, specs = backbone.config, tuple(task.spec for task in tasks)
   frozen = {"backbone": backbone.params, "tasks": {}}
-  inputs = make_training_pass(config, specs).prepare(frozen, images)
+  inputs = make_split_forward(config, specs).prepare(frozen, images)
   trained = {task.spec.name: task.params for task in tasks}
   return logits_program(trained, frozen, inputs, config=config, specs=specs)
 
 
-def full(config: ViTConfig) -> TrainingPass:
+def full(config: ViTConfig) -> SplitForward:
   """All of a ViT with its own head, for pretraining.
 
   Trained is {"backbone": its parameters}.
@@ -157,7 +163,7 @@ def full(config: ViTConfig) -> TrainingPass:
     outputs, _ = encode_program(trained[BACKBONE], images, config=config)
     return {BACKBONE: outputs}
 
-  return TrainingPass(lambda frozen, images: images, logits)
+  return SplitForward(lambda frozen, images: images, logits)
 
 
 def headless(config: ViTConfig) -> ViTConfig:

@@ -17,20 +17,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from memory_vit.errors import TaskError
 from memory_vit.model import trees
-from memory_vit.model.backbone import Backbone, backbone_shapes
+from memory_vit.model.backbone import Backbone, backbone_shapes, trunk
 from memory_vit.model.regimes import REGIMES
 from memory_vit.model.task import (
   Task,
   TaskSpec,
   require_backbone,
 )
-from memory_vit.model.task_params import TaskParams
 from memory_vit.runtime import paths as typed
 from memory_vit.runtime.messages import escaped, listed
 from memory_vit.tasks import array_files, manifest
@@ -39,7 +37,6 @@ from memory_vit.tasks.compose import (
   TasksLike,
   concatenate,
 )
-from memory_vit.tasks.create import TRUNK
 from memory_vit.tasks.manifest import Manifest
 
 _ARRAYS = "arrays"
@@ -166,19 +163,11 @@ def read_arrays(path: Path, found: Manifest) -> dict[str, np.ndarray]:
 
 def _shapes(backbone: Backbone, spec: TaskSpec) -> dict[str, Any]:
   """The parameters of a task on a backbone, as `jax.ShapeDtypeStruct`."""
-  init = TaskParams(backbone.config, spec).init
-  shapes = jax.eval_shape(init, jax.random.key(0))["params"]
-  if "backbone" in REGIMES[spec.regime].trained:
-    shapes["backbone"] = {
-      part: backbone_shapes(backbone.config)[part] for part in TRUNK
-    }
+  config = backbone.config
+  shapes = spec.expected_shapes(config.width, config.depth)
+  if REGIMES[spec.regime].holds_backbone:
+    shapes["backbone"] = trunk(backbone_shapes(config))
   return shapes
-
-
-# As text, `help` shows the types by their short names.
-
-
-pass
 
 
 def save_tasks(tasks: TasksLike, path: str | os.PathLike) -> None:

@@ -26,7 +26,7 @@ from memory_vit.model.task import BACKBONE, NAME_PATTERN, Task
 from memory_vit.runtime import files, messages, paths, processes, sharding
 from memory_vit.runtime.lock import only_run
 from memory_vit.runtime.preemption import Stop
-from memory_vit.tasks import inference, manifest, store
+from memory_vit.tasks import manifest, store
 from memory_vit.training import (
   config_changes,
   consistency,
@@ -300,13 +300,11 @@ def _evaluate_upstream(
   """Evaluates the original outputs, with tasks in the same pass."""
   config, backbone = learner.config, learner.backbone
   everything = [*learner.parents, *tasks] if tasks else []
-  slots = inference.fill_slots(backbone, everything) if everything else []
+  outputs = evaluate.predict_fn(backbone, everything, learner.mesh, [BACKBONE])
 
   def predict(images: jax.Array) -> dict[str, jax.Array]:
     learner.stop.check()
-    # `data` has scaled the pictures.
-    out = inference.forward(backbone, slots, images, check=False)
-    return {BACKBONE: out[BACKBONE]}
+    return outputs(images)
 
   where = config.upstream
   return evaluate.evaluate_source(

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from memory_vit.model import trees
 from memory_vit.runtime import sharding
-from memory_vit.tasks.split_forward import TrainingPass
+from memory_vit.tasks.split_forward import SplitForward
 from memory_vit.training import optim
 
 
@@ -45,13 +45,13 @@ def create_state(
 class Step:
   """One optimiser step on a batch, in three programs.
 
-  The pass's `prepare` (everything frozen), the gradient (everything trained),
+  `SplitForward.prepare` (everything frozen), the gradient (everything trained),
   and the update. A batch may pass the first two in parts.
   """
 
   def __init__(
     self,
-    training_pass: TrainingPass,
+    forward: SplitForward,
     optimizer: optax.GradientTransformation,
     mesh: Mesh,
     *,
@@ -61,15 +61,15 @@ class Step:
     """Builds the programs; nothing is compiled yet.
 
     Args:
-      training_pass: what is frozen, and what is trained.
+      forward: what is frozen, and what is trained.
       optimizer: over {name: parameters}.
       mesh: over which batches are split.
       label_smoothing: {name: share}; 0 for those that are not named.
       accumulation_steps: parts in which a batch goes through the model.
     """
-    self._prepare, self._mesh = training_pass.prepare, mesh
+    self._prepare, self._mesh = forward.prepare, mesh
     self._parts = accumulation_steps
-    loss = functools.partial(_loss, training_pass, label_smoothing)
+    loss = functools.partial(_loss, forward, label_smoothing)
     # Of gradient and state, the layout is fixed within the programs.
     outputs = (None, sharding.replicated(mesh))
     self._gradient = jax.jit(
@@ -160,7 +160,7 @@ def _split(batch: dict[str, jax.Array], parts: int, i: int) -> dict:
 
 
 def _loss(
-  training_pass: TrainingPass,
+  forward: SplitForward,
   label_smoothing: Mapping[str, float],
   params: Any,
   frozen: Any,
@@ -173,7 +173,7 @@ def _loss(
   read each other as they are, or not at all.
   """
   metrics = {}
-  for name, logits in training_pass.logits(params, frozen, inputs).items():
+  for name, logits in forward.logits(params, frozen, inputs).items():
     targets = optax.smooth_labels(
       jax.nn.one_hot(labels, logits.shape[-1]), label_smoothing.get(name, 0.0)
     )

@@ -221,15 +221,15 @@ class Learner:
   def new_task(self, variant: Variant) -> Task:
     """The task of a variant, before training."""
     config = variant.config
-    trained = REGIMES[config.regime].trained
+    kind = REGIMES[config.regime]
     return create.init_task(
       jax.random.key(config.seed),
       self.backbone,
       name=variant.name,
       num_classes=self.train.num_classes,
-      cells=config.task.cells if "memory" in trained else 0,
+      cells=config.task.cells if kind.has_memory else 0,
       regime=config.regime,
-      bottleneck=config.task.bottleneck if "adapters" in trained else 0,
+      bottleneck=config.task.bottleneck if kind.has_adapters else 0,
       attends_to=self._read(),
       memory_norm=config.task.memory_norm,
       memory_std=config.task.memory_std,
@@ -249,7 +249,7 @@ class Learner:
     """One optimiser step for the tasks of a pass."""
     specs = (t.spec for t in (*self.parents, *tasks.values()))
     return Step(
-      split_forward.make_training_pass(self.backbone.config, tuple(specs)),
+      split_forward.make_split_forward(self.backbone.config, tuple(specs)),
       optimizer,
       self.mesh,
       label_smoothing={
@@ -288,7 +288,12 @@ class Learner:
 
   def predictor(self, tasks: Sequence[Task]) -> Predict:
     """How tasks are evaluated: pictures (b, s, s, 3) -> {name: logits}."""
-    return evaluation.predictor(self.backbone, self.parents, tasks, self.mesh)
+    return evaluation.predict_fn(
+      self.backbone,
+      [*self.parents, *tasks],
+      self.mesh,
+      outputs=[task.name for task in tasks],
+    )
 
   def _read(self) -> tuple[Task, ...]:
     """Of the parents, those that the task attends to itself."""
@@ -304,7 +309,7 @@ class Learner:
   def _untouched(self) -> dict[str, Any]:
     """What stays as it is: of `full`, nothing of the backbone."""
     frozen = self.frozen()
-    if "backbone" in REGIMES[self.config.regime].trained:
+    if REGIMES[self.config.regime].holds_backbone:
       frozen["backbone"] = {}
     return frozen
 
