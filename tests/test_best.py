@@ -10,6 +10,7 @@ from conftest import one_device, random_task
 
 from memory_vit import config as config_lib
 from memory_vit.training import loop, results, sweep
+from memory_vit.training.loop_state import BestParams
 from memory_vit.training.step import TrainState
 from memory_vit.training.trainer import Learned
 
@@ -44,15 +45,14 @@ def trained(accuracies, skips=()):
 
   evaluated, total = [0], len(next(iter(accuracies.values())))
   params = {name: {"w": np.float32(0)} for name in accuracies}
-  _, past = loop.fit(
-    step_fn, TrainState(jnp.int32(0), params, ()), None,
-    ({"image": np.zeros((1, 1))} for _ in range(total)),
-    title="run", steps=loop.Steps(total=total, log=1, evaluate=1),
-    batch_size=1, mesh=one_device(),
+  batches = ({"image": np.zeros((1, 1))} for _ in range(total))
+  run = loop.Loop(
+    title="run", step_fn=step_fn, frozen=None, mesh=one_device(),
+    steps=loop.Steps(total=total, log=1, evaluate=1), batch_size=1,
     schedules=dict.fromkeys(accuracies, optax.constant_schedule(0.1)),
     validate=validate,
   )  # fmt: skip
-  return past
+  return run.fit(TrainState(jnp.int32(0), params, ()), batches)[1]
 
 
 def test_the_earliest_of_equals_is_the_best():
@@ -86,7 +86,7 @@ def test_a_variant_is_best_by_validation(backbone, tmp_path):
   learned = [
     Learned(
       tasks={name: random_task(backbone, name) for name in names},
-      best={name: loop.Best(3, validation[name]) for name in names},
+      best={name: BestParams(3, validation[name]) for name in names},
       lost={}, skipped={}, changes=(), examples=0, seconds=0.0,
     )
     for names in (("d-00",), ("d-01", "d-02"))

@@ -512,7 +512,7 @@ class Watcher:
     """At what passes between the modules."""
     self._wrap(open_backbone, "open_backbone", after=self._see_backbone)
     self._wrap(trainer.Learner, "start", after=self._see_start)
-    self._wrap(loop, "fit", before=self._see_fit, after=self._see_learned)
+    self._wrap(loop.Loop, "fit", self._see_fit, self._see_learned)
     self._wrap(Step, "__call__", before=self._see_step)
     self._wrap(Step, "gradient", before=self._see_part)
     self._wrap(evaluate, "evaluate_source", before=self._see_evaluation)
@@ -560,11 +560,11 @@ class Watcher:
     self._see("identity", learner.meta(variants))
     return start
 
-  def _see_fit(self, *args, title, steps, schedules, **options):
-    self._phase = title if title == "pretraining" else "training"
-    self._step = 0
-    for schedule in schedules.values():
-      self._see("rates", [float(schedule(i)) for i in range(steps.total)])
+  def _see_fit(self, run, *args):
+    self._phase = run.title if run.title == "pretraining" else "training"
+    self._step, total = 0, run.steps.total
+    for schedule in run.schedules.values():
+      self._see("rates", [float(schedule(i)) for i in range(total)])
 
   def _see_learned(self, result, *args):
     state, _ = result

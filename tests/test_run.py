@@ -30,8 +30,9 @@ from memory_vit.errors import (
 )
 from memory_vit.model import trees
 from memory_vit.tasks import split_forward
-from memory_vit.training import loop, packing, pretrain, resume, run, sweep
+from memory_vit.training import packing, pretrain, resume, run, sweep, trainer
 from memory_vit.training.checkpoints import Checkpoints
+from memory_vit.training.loop_state import BestParams
 from memory_vit.training.step import Step
 from memory_vit.training.trainer import Learned
 
@@ -227,21 +228,22 @@ def test_what_is_left_to_backbone_and_data_is_recorded(
 
 def test_the_best_state_is_exported(config, workdir, monkeypatch):
   """Accuracy falls after step 3: that state is the result, not the last."""
-  real = loop._validate
-  accuracies = {3: 0.9, 6: 0.2}
-  states = {}
+  real = trainer.Learner.evaluate
+  states = []
 
-  def falling(step, state, *args):
-    real(step, state, *args)
-    states[step] = jax.device_get(state.params["digits-5-9"])
-    return {"digits-5-9": accuracies[step]}
+  def falling(learner, tasks, source):
+    found = real(learner, tasks, source)
+    if source is learner.validation:
+      states.append(jax.device_get(tasks[0].params))
+      found["digits-5-9"]["top1"] = 0.9 if len(states) == 1 else 0.2
+    return found
 
-  monkeypatch.setattr(loop, "_validate", falling)
+  monkeypatch.setattr(trainer.Learner, "evaluate", falling)
   result = run.train_and_evaluate(silent(config), workdir)
   assert result["tasks"][0]["best_step"] == 3
   assert result["tasks"][0]["steps"] == 6
   assert result["tasks"][0]["val_accuracy"] == 0.9
-  assert_same_bits(arrays(workdir), trees.flatten(states[3]))
+  assert_same_bits(arrays(workdir), trees.flatten(states[0]))
 
 
 def test_without_validation_the_last_state_is_exported(config, workdir):
@@ -465,7 +467,7 @@ def test_a_pass_that_diverged_is_remembered(tmp_path):
       self.calls.append(part[0].name)
       if part[0].name == "a":
         raise DivergedError("not finite", {"a": 3})
-      return Learned({"b": 1}, {"b": loop.Best()}, {}, {}, (), 1, 1.0)
+      return Learned({"b": 1}, {"b": BestParams()}, {}, {}, (), 1, 1.0)
 
   variants = [sweep.Variant(name, {"x": name}, None) for name in "ab"]
   plan, fake = {"passes": [["a"], ["b"]]}, Fake()

@@ -39,7 +39,7 @@ _KEPT = 2
 class Checkpoints:
   """The newest two saved states of a run; of several processes, of all.
 
-  What was best on validation is a part of each state, see `loop.Past`: no
+  What was best on validation is a part of each state, see `LoopState`: no
   third one has to be kept for it.
   """
 

@@ -13,7 +13,8 @@ from memory_vit.errors import DivergedError, TrainingError
 from memory_vit.model import trees
 from memory_vit.model.regimes import REGIMES
 from memory_vit.runtime import files, processes
-from memory_vit.training import loop, optim, sweep
+from memory_vit.training import optim, sweep
+from memory_vit.training.loop_state import BestParams
 from memory_vit.training.step import TrainState
 from memory_vit.training.sweep import Variant
 from memory_vit.training.trainer import Learned, Learner
@@ -137,7 +138,7 @@ def learn(
     except DivergedError as error:
       logger.warning("%s", error)
       diverged.append(error)
-      none = {variant.name: loop.Best() for variant in part}
+      none = {variant.name: BestParams() for variant in part}
       learned.append(Learned({}, none, error.lost, {}, (), 0, 0.0))
   if len(diverged) == len(passes):
     raise diverged[-1]

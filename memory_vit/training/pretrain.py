@@ -59,27 +59,28 @@ def pretrain(config: Config, mesh: Mesh, stop: Stop | None = None) -> Backbone:
   )
   schedules = {BACKBONE: schedule}
   optimizer = optim.make_optimizer({BACKBONE: optim_config}, schedules)
-  state, _ = loop.fit(
-    Step(split_forward.full(backbone.config), optimizer, mesh),
-    create_state({BACKBONE: backbone.params}, optimizer, mesh),
-    None,
-    batching.train_batches(
-      source,
-      settings.data,
-      image_size=config.image_size,
-      batch_size=settings.batch_size,
-      seed=config.seed if settings.data.seed < 0 else settings.data.seed,
-      process_index=jax.process_index(),
-      process_count=jax.process_count(),
-    ),
+  run = loop.Loop(
     title="pretraining",
+    step_fn=Step(split_forward.full(backbone.config), optimizer, mesh),
+    frozen=None,
+    mesh=mesh,
     steps=loop.Steps(total=settings.total_steps, log=config.log_every),
     batch_size=settings.batch_size,
-    mesh=mesh,
     schedules=schedules,
     max_skipped=optim_config.max_skipped,
-    stop=stop,
+    stop=stop or Stop(),
   )
+  batches = batching.train_batches(
+    source,
+    settings.data,
+    image_size=config.image_size,
+    batch_size=settings.batch_size,
+    seed=config.seed if settings.data.seed < 0 else settings.data.seed,
+    process_index=jax.process_index(),
+    process_count=jax.process_count(),
+  )
+  state = create_state({BACKBONE: backbone.params}, optimizer, mesh)
+  state, _ = run.fit(state, batches)
   params = sharding.to_host(state.params[BACKBONE])
   return dataclasses.replace(backbone, params=params)
 

@@ -13,9 +13,10 @@ from memory_vit.data.sources import Source
 from memory_vit.errors import TrainingError
 from memory_vit.model import trees
 from memory_vit.runtime import schema, sharding
-from memory_vit.training import config_changes, loop
+from memory_vit.training import config_changes
 from memory_vit.training.checkpoints import Checkpoints
-from memory_vit.training.divergence import Skipped
+from memory_vit.training.divergence import SkipCount
+from memory_vit.training.loop_state import BestParams, LoopState
 from memory_vit.training.step import TrainState
 
 logger = logging.getLogger("memory_vit")
@@ -24,7 +25,7 @@ logger = logging.getLogger("memory_vit")
 def save(
   checkpoints: Checkpoints,
   state: TrainState,
-  past: loop.Past,
+  past: LoopState,
   meta: Mapping[str, Any],
   splits: Mapping[str, Source],
 ) -> None:
@@ -71,7 +72,7 @@ def resume(
   splits: Mapping[str, Source],
   may_change: Sequence[str],
   record: DataRecord,
-) -> tuple[TrainState, loop.Past | None]:
+) -> tuple[TrainState, LoopState | None]:
   """The newest saved state with its past, or the given one without any.
 
   Args:
@@ -119,16 +120,16 @@ def resume(
   }
   saved = checkpoints.restore(step, like)
   best = {
-    name: loop.Best(best_step, accuracy, saved["best"].get(name))
+    name: BestParams(best_step, accuracy, saved["best"].get(name))
     for name, (best_step, accuracy) in found["best"].items()
   }
   logger.info("going on from step %d in %s", step, checkpoints.directory)
   skipped = {
-    name: Skipped(values["total"], tuple(values["row"]))
+    name: SkipCount(values["total"], tuple(values["row"]))
     for name, values in found["skipped"].items()
   }
   steps, seconds = found["timed"]
-  return saved["state"], loop.Past(
+  return saved["state"], LoopState(
     best=best,
     lost=found["lost"],
     skipped=skipped,

@@ -21,8 +21,10 @@ from memory_vit.model.task import Task
 from memory_vit.runtime.preemption import Stop
 from memory_vit.tasks import create, split_forward
 from memory_vit.tasks.compose import require_fit
-from memory_vit.training import loop, optim, resume, summary
+from memory_vit.training import optim, resume, summary
 from memory_vit.training.checkpoints import Checkpoints
+from memory_vit.training.loop import Loop, Save, Steps
+from memory_vit.training.loop_state import BestParams, LoopState
 from memory_vit.training.step import Step, TrainState, create_state
 from memory_vit.training.sweep import Variant
 
@@ -45,7 +47,7 @@ class Learned:
   """
 
   tasks: dict[str, Task]
-  best: dict[str, loop.Best]
+  best: dict[str, BestParams]
   lost: dict[str, int]
   skipped: dict[str, int]
   changes: tuple[Mapping[str, Any], ...]
@@ -143,7 +145,7 @@ class Learner:
     start: Start,
     checkpoints: Checkpoints,
     logdirs: Mapping[str, Path],
-  ) -> loop.Past:
+  ) -> LoopState:
     """The steps of a pass that are left."""
     config, meta = self.config, self.meta(variants)
     splits = {"train": self.train, "validation": self.validation}
@@ -154,9 +156,21 @@ class Learner:
     self.record.keep()
     resume.require_within(state, config.total_steps, checkpoints.directory)
 
-    def save(state: TrainState, past: loop.Past) -> None:
+    def save(state: TrainState, past: LoopState) -> None:
       self.require_alone()
       resume.save(checkpoints, state, past, meta, splits)
+
+    many = f"{len(variants)} variants"
+    title = variants[0].name if len(variants) == 1 else many
+    batches = self._train_batches(int(state.step) * config.batch_size)
+    run = self._loop(start, title, save, logdirs)
+    return run.fit(state, batches, past)[1]
+
+  def _loop(
+    self, start: Start, title: str, save: Save, logdirs: Mapping[str, Path]
+  ) -> Loop:
+    """The loop of a pass, as the configuration of the run says."""
+    config = self.config
 
     def validate(params: Any) -> dict[str, dict[str, Any]]:
       trained = [
@@ -165,14 +179,12 @@ class Learner:
       ]
       return self.evaluate(trained, self.validation)
 
-    _, past = loop.fit(
-      start.step,
-      state,
-      self.frozen(),
-      self._train_batches(int(state.step) * config.batch_size),
-      title=variants[0].name if len(variants) == 1 else
-            f"{len(variants)} variants",
-      steps=loop.Steps(
+    return Loop(
+      title=title,
+      step_fn=start.step,
+      frozen=self.frozen(),
+      mesh=self.mesh,
+      steps=Steps(
         total=config.total_steps,
         log=config.log_every,
         evaluate=config.eval_every,
@@ -180,17 +192,14 @@ class Learner:
         profile_at=config.profile_at,
       ),
       batch_size=config.batch_size,
-      mesh=self.mesh,
       schedules=start.schedules,
-      past=past,
       validate=validate if self.validation else None,
       save=save,
       max_skipped=config.optim.max_skipped,
       examples=self._train_examples,
       stop=self.stop,
       logdirs=logdirs,
-    )  # fmt: skip
-    return past
+    )
 
   def start(self, variants: Sequence[Variant]) -> Start:
     """The first values of a pass, and its step; nothing is compiled yet.
