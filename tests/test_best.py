@@ -103,14 +103,18 @@ def test_a_variant_is_best_by_validation(backbone, tmp_path):
     }  # fmt: skip
 
   learner = types.SimpleNamespace(evaluate=evaluate)
-  tasks = results.with_metrics(learner, variants, learned, "the test split")
-  metrics = [task.provenance["metrics"] for task in tasks]
-  assert [m["name"] for m in metrics] == ["d-01", "d-02", "d-00"]
-  assert [m["val_accuracy"] for m in metrics] == [0.8, 0.6, 0.5]
-  assert [m["test_accuracy"] for m in metrics] == [0.2, 0.7, 0.9]
-  assert metrics[0]["learning_rate"] == 0.2
+  trained = results.evaluate_trained(
+    learner, variants, learned, "the test split"
+  )
+  ranked = results.rank(trained, config, "d")
+  found = [trial.result for trial in ranked]
+  assert [r.name for r in found] == ["d-01", "d-02", "d-00"]
+  assert [r.val_accuracy for r in found] == [0.8, 0.6, 0.5]
+  assert [r.test_accuracy for r in found] == [0.2, 0.7, 0.9]
+  assert [r.exported for r in found] == ["tasks/d", None, None]
+  assert found[0].learning_rate == 0.2
   # It is exported under the name of the task.
-  (exported,) = results.export(config, "d", tasks, tmp_path, backbone)
+  (exported,) = results.export(config, "d", ranked, tmp_path, backbone)
   best = next(t for t in learned[1].tasks.values() if t.spec.name == "d-01")
   assert exported.spec.name == "d"
   assert exported.provenance["metrics"]["val_accuracy"] == 0.8

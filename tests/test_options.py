@@ -417,6 +417,7 @@ class Watcher:
     except MemoryVitError as error:
       seen["refused"] = f"{type(error).__name__}: {error}"
       return seen
+    result = result.to_json()
     for key in ("wall_seconds", "images_per_second"):
       del result[key]
     if "sweep" in result:

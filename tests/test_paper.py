@@ -30,6 +30,12 @@ from memory_vit.errors import (
   TrainingError,
 )
 from memory_vit.model.regimes import REGIMES
+from memory_vit.run_result import (
+  BackboneResult,
+  RunResult,
+  SweepResult,
+  TrialResult,
+)
 from memory_vit.runtime import files, sharding
 from memory_vit.runtime.lock import only_run
 from memory_vit.study import (
@@ -108,30 +114,29 @@ class FakeRuns:
       validation, test = self.accuracy(own)
       trained = REGIMES[own.regime].trained
       entries.append(
-        {
-          "name": variant.name,
-          "cells": own.task.cells if "memory" in trained else 0,
-          "learning_rate": own.learning_rate,
-          "val_accuracy": validation,
-          "test_accuracy": test if own.data.test else None,
-          "test_examples": 200 if own.data.test else 0,
-          "trainable_params": 100,
-          "exported": f"tasks/{variant.name}",
-        }
+        TrialResult(
+          name=variant.name,
+          cells=own.task.cells if "memory" in trained else 0,
+          learning_rate=own.learning_rate,
+          val_accuracy=validation,
+          test_accuracy=test if own.data.test else None,
+          test_examples=200 if own.data.test else 0,
+          trainable_params=100,
+          exported=f"tasks/{variant.name}",
+        )
       )
     return self.write(config, directory, entries)
 
   def write(self, config, directory, entries):
     (directory / "checkpoints" / "2").mkdir(parents=True, exist_ok=True)
     files.write_json(directory / "config.json", config_lib.to_dict(config))
-    result = {
-      "tasks": entries,
-      "backbone": {"fingerprint": fingerprint()},
-      "wall_seconds": 32.0,
-    }
-    if config.sweep.is_on:
-      result["sweep"] = {"lost": {}}
-    files.write_json(directory / "result.json", result)
+    result = RunResult(
+      tasks=tuple(entries),
+      backbone=BackboneResult(fingerprint=fingerprint()),
+      wall_seconds=32.0,
+      sweep=SweepResult() if config.sweep.is_on else None,
+    )
+    files.write_json(directory / "result.json", result.to_json())
     return result
 
 
@@ -587,8 +592,8 @@ def test_finished_runs_on_other_data_are_refused(
       inventories=dict.fromkeys(("train", "validation", "test"), found),
     )
     record.keep()
-    result["data"] = record.digests
-    files.write_json(directory / "result.json", result)
+    result = dataclasses.replace(result, data=record.digests)
+    files.write_json(directory / "result.json", result.to_json())
     return result
 
   monkeypatch.setattr(training_run, "train_and_evaluate", runs)
@@ -676,19 +681,23 @@ def test_what_diverges_is_a_finding(config, tmp_path, monkeypatch):
 def test_a_variant_that_is_lost_in_a_sweep_has_no_result(config):
   planned = plan.plan(config, ["table2"], {})[-1]
   assert planned.regime == "norms_masked"
-  entries = [
-    {"name": f"t-0{i}", "learning_rate": rate, "cells": 0, "val_accuracy": 0.5,
-     "test_accuracy": 0.4, "test_examples": 9, "trainable_params": 3,
-     "exported": "tasks/t"}
+  entries = tuple(
+    TrialResult(
+      name=f"t-0{i}", learning_rate=rate, cells=0, val_accuracy=0.5,
+      test_accuracy=0.4, test_examples=9, trainable_params=3,
+      exported="tasks/t",
+    )
     for i, rate in enumerate(planned.learning_rates)
-  ]  # fmt: skip
-  result = {"tasks": entries, "sweep": {"lost": {"t-01": 7}}}
+  )  # fmt: skip
+  result = RunResult(
+    tasks=entries, sweep=SweepResult(lost={"t-01": 7}), wall_seconds=1.0
+  )
   well, lost = execute.points_of(planned, result, ROOT)
   assert (well.validation, well.test) == (0.5, 0.4)
   assert well.task == str(ROOT / "tasks" / "t")
   assert (lost.learning_rate, lost.validation, lost.task) == (0.1, None, None)
   # What is neither there nor lost is not taken for lost.
-  missing = {"tasks": entries[:1], "sweep": {"lost": {}}}
+  missing = dataclasses.replace(result, tasks=entries[:1], sweep=SweepResult())
   with pytest.raises(ConfigError, match="Move the run away"):
     execute.points_of(planned, missing, ROOT)
 

@@ -302,37 +302,37 @@ def test_a_sweep_from_nothing_to_the_result(swept, tmp_path):
   )
   config = dataclasses.replace(swept, sweep=values)
   result = run.train_and_evaluate(config, tmp_path / "one")
-  assert result["sweep"]["variants"] == 2
-  assert result["sweep"]["passes"] == 1
-  entries = result["tasks"]
-  accuracies = [entry["val_accuracy"] for entry in entries]
+  assert result.sweep.variants == 2
+  assert result.sweep.passes == 1
+  entries = result.tasks
+  accuracies = [entry.val_accuracy for entry in entries]
   assert accuracies == sorted(accuracies, reverse=True)
-  assert entries[0]["exported"] == "tasks/digits-5-9"
-  assert {(e["learning_rate"], e["cells"]) for e in entries} == {
+  assert entries[0].exported == "tasks/digits-5-9"
+  assert {(e.learning_rate, e.cells) for e in entries} == {
     (0.3, 0), (0.01, 3)
   }  # fmt: skip
-  assert result["backbone"]["outputs_bit_equal"] is True
+  assert result.backbone.outputs_bit_equal is True
   assert (tmp_path / "one" / "sweep.png").stat().st_size > 1000
   backbone = mv.load_backbone(swept.backbone)
   tasks = mv.load_tasks(tmp_path / "one" / "tasks", backbone)
   names = {task.spec.name for task in tasks}
   assert names == {"digits-5-9", "digits-5-9-00", "digits-5-9-01"}
   best = next(t for t in tasks if t.spec.name == "digits-5-9")
-  assert (
-    best.provenance["config"]["learning_rate"] == (entries[0]["learning_rate"])
+  assert best.provenance["config"]["learning_rate"] == (
+    entries[0].learning_rate
   )
   assert best.provenance["metrics"]["name"] == "digits-5-9"
   for entry in entries:
-    label = f"learning_rate={entry['learning_rate']},cells={entry['cells']}"
+    label = f"learning_rate={entry.learning_rate},cells={entry.cells}"
     scalars = plots.read_scalars(tmp_path / "one" / "sweep" / label)
     _, top1 = scalars["validation/top1"]
-    assert max(top1) == pytest.approx(entry["val_accuracy"])
+    assert max(top1) == pytest.approx(entry.val_accuracy)
 
 
 @pytest.mark.slow
 def test_passes_of_a_sweep_equal_one(swept, tmp_path, monkeypatch):
   """With less memory in two passes, interrupted between them: the same."""
-  entries = run.train_and_evaluate(swept, tmp_path / "one")["tasks"]
+  entries = run.train_and_evaluate(swept, tmp_path / "one").tasks
   sizes = json.loads((tmp_path / "one" / "passes.json").read_text())
   enough_for_two = sizes["bytes_of_one"] + sizes["bytes_per_variant"]
   less = dataclasses.replace(
@@ -353,12 +353,12 @@ def test_passes_of_a_sweep_equal_one(swept, tmp_path, monkeypatch):
     run.train_and_evaluate(less, tmp_path / "two", stop)
   again = run.train_and_evaluate(less, tmp_path / "two")
   assert len(taken) == 2 * 4  # each step of each pass once
-  assert again["sweep"]["passes"] == 2
-  by_name = {entry["name"]: entry for entry in again["tasks"]}
+  assert again.sweep.passes == 2
+  by_name = {entry.name: entry for entry in again.tasks}
   for entry in entries:
-    found = by_name[entry["name"]]
-    assert found["test_accuracy"] == entry["test_accuracy"]
-    assert found["val_accuracy"] == entry["val_accuracy"]
+    found = by_name[entry.name]
+    assert found.test_accuracy == entry.test_accuracy
+    assert found.val_accuracy == entry.val_accuracy
 
   wider = dataclasses.replace(
     less, sweep=dataclasses.replace(less.sweep, seed=(0, 1))

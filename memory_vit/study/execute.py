@@ -16,6 +16,12 @@ from memory_vit.data import datasets, inventory
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.inventory import Inventory
 from memory_vit.errors import ConfigError, DataError, DivergedError
+from memory_vit.run_result import (
+  RESULT,
+  RunResult,
+  TrialResult,
+  read_result,
+)
 from memory_vit.runtime import files, processes, schema
 from memory_vit.runtime.preemption import Stop
 from memory_vit.study.runs import Run
@@ -114,17 +120,17 @@ def finished(
     directory: its workdir.
     fingerprint: of the backbone.
   """
-  result = _end(directory)
+  result = _read_end(directory)
   if result is None or _differences(config, fingerprint, directory, result):
     return None
   return Finished(
     points=(
       points_of(planned, result, directory)
-      if "tasks" in result
+      if result.tasks
       else lost_points(planned)
     ),
-    seconds=result["wall_seconds"],
-    data=result.get("data", {}),
+    seconds=result.wall_seconds,
+    data=result.data,
   )
 
 
@@ -241,30 +247,28 @@ def lost_points(planned: Run) -> list[Point]:
   ]
 
 
-def points_of(
-  planned: Run, result: Mapping[str, Any], directory: Path
-) -> list[Point]:
+def points_of(planned: Run, result: RunResult, directory: Path) -> list[Point]:
   """A point for every variant of a finished run, also for what diverged.
 
   Args:
     planned: the run.
-    result: its `result.json`.
+    result: of the run.
     directory: its workdir.
   """
   # Of a single run everything or nothing is lost. What was best before it
   # diverged is no result of that learning rate.
-  lost = result["sweep"]["lost"] if "sweep" in result else {}
+  lost = result.sweep.lost if result.sweep else {}
   entries = {
-    (entry["learning_rate"], entry["cells"]): entry
-    for entry in result["tasks"]
-    if entry["name"] not in lost
+    (entry.learning_rate, entry.cells): entry
+    for entry in result.tasks
+    if entry.name not in lost
   }
   if (
     not {*entries} <= {*planned.variants}
     or len(entries) + len(lost) != len(planned.variants)
   ):  # fmt: skip
     raise ConfigError(
-      f"{directory / 'result.json'} holds the variants {sorted(entries)} and "
+      f"{directory / RESULT} holds the variants {sorted(entries)} and "
       f"lost {sorted(lost)}: expected (learning rate, cells) "
       f"{planned.variants}. Move the run away to make it again."
     )
@@ -276,38 +280,31 @@ def points_of(
   ]
 
 
-def _with_result(
-  point: Point, entry: Mapping[str, Any], directory: Path
-) -> Point:
-  """A point, with the entry of `result.json` on it."""
+def _with_result(point: Point, entry: TrialResult, directory: Path) -> Point:
+  """A point, with what its trial measured."""
   return dataclasses.replace(
     point,
-    validation=entry["val_accuracy"],
-    test=entry["test_accuracy"],
-    parameters=entry["trainable_params"],
-    task=str(directory / entry["exported"]),
-    examples=entry["test_examples"],
+    validation=entry.val_accuracy,
+    test=entry.test_accuracy,
+    parameters=entry.trainable_params,
+    task=str(directory / entry.exported),
+    examples=entry.test_examples,
   )
 
 
-def _end(directory: Path) -> dict[str, Any] | None:
-  """With what a run ended; None where it did not."""
+def _read_end(directory: Path) -> RunResult | None:
+  """Reads `lost.json` or `result.json`; None where a run is unfinished.
 
-  def read() -> dict[str, Any] | None:
-    for name in (_LOST, "result.json"):
-      if (directory / name).exists():
-        return files.read_object(directory / name)
-    return None
-
-  # The others might not see yet what the first has just written.
-  return processes.by_first(read)
+  A run all of whose variants diverged has a result without tasks.
+  """
+  return read_result(directory, _LOST) or read_result(directory)
 
 
 def _require_unfinished(
   config: Config, directory: Path, fingerprint: str
 ) -> None:
   """Refuses to train over the result of another configuration."""
-  result = _end(directory)
+  result = _read_end(directory)
   if result is not None:
     raise ConfigError(
       f"the run in {directory} was finished with another configuration. Give "
@@ -317,14 +314,14 @@ def _require_unfinished(
 
 
 def _differences(
-  config: Config, fingerprint: str, directory: Path, result: Mapping[str, Any]
+  config: Config, fingerprint: str, directory: Path, result: RunResult
 ) -> list[str]:
   """What matters to a result, and differs from what made it."""
   made_by = files.read_object(directory / "config.json")
   found, now = (
     {**resume.what_matters(values), **_epochs(values), "backbone": mark}
     for values, mark in (
-      (made_by, result["backbone"]["fingerprint"]),
+      (made_by, result.backbone.fingerprint),
       (to_dict(config), fingerprint),
     )
   )

@@ -1,40 +1,36 @@
 """One run: a backbone, a task and its data, up to what is exported."""
 
 import dataclasses
-import functools
 import logging
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import psutil
 from jax.sharding import Mesh
 
-from memory_vit import limits
-from memory_vit.config import Config, DataConfig, to_dict
-from memory_vit.data import datasets, image_ops
+from memory_vit.config import Config, to_dict
+from memory_vit.data import datasets
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.sources import Source
-from memory_vit.errors import ConfigError
-from memory_vit.evaluation import evaluate
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.regimes import REGIMES
-from memory_vit.model.task import BACKBONE, NAME_PATTERN, Task
-from memory_vit.runtime import files, messages, paths, processes, sharding
+from memory_vit.run_result import RESULT, RunResult, SweepResult, read_result
+from memory_vit.runtime import files, processes, sharding
 from memory_vit.runtime.lock import only_run
 from memory_vit.runtime.preemption import Stop
-from memory_vit.tasks import inference, manifest, store
+from memory_vit.tasks import store
 from memory_vit.training import (
   config_changes,
   consistency,
   open_backbone,
   packing,
+  requirements,
   resolve,
   results,
   sweep,
+  upstream,
 )
 from memory_vit.training.sweep import Variant
 from memory_vit.training.trainer import Learned, Learner
@@ -47,7 +43,7 @@ def train_and_evaluate(
   workdir: Path,
   stop: Stop | None = None,
   may_change: Sequence[str] = (),
-) -> dict[str, Any]:
+) -> RunResult:
   """Learns a task or a sweep, or goes on where a run in `workdir` stopped.
 
   Leaves there `config.json`, `checkpoints/`, `inventory/`, `tasks/NAME/`,
@@ -63,7 +59,7 @@ def train_and_evaluate(
       `config_changes.CAN_CHANGE`.
 
   Returns:
-    What `result.json` holds.
+    The numbers that `result.json` holds.
 
   Raises:
     MemoryVitError: for input that cannot be used, and where another run is
@@ -72,13 +68,32 @@ def train_and_evaluate(
   """
   consistency.require_same_start(config)
   mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
-  _require_possible(config, workdir, mesh)
+  requirements.require_possible(config, workdir, mesh)
   may_change = config_changes.allowed(may_change)
   with only_run(workdir) as require_alone:
     processes.by_first(lambda: results.tidy(workdir))
     return _run(
       config, workdir, mesh, stop or Stop(), may_change, require_alone
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Inputs:
+  """What a run reads, opened and found to fit together.
+
+  Attributes:
+    config: with what backbone and data have settled.
+    name: of the best task.
+    variants: to be learned.
+    learner: with the training and the validation split.
+    splits: {"train": the split, ..., "upstream": ...}, those that are named.
+  """
+
+  config: Config
+  name: str
+  variants: list[Variant]
+  learner: Learner
+  splits: dict[str, Source]
 
 
 def _run(
@@ -88,161 +103,97 @@ def _run(
   stop: Stop,
   may_change: tuple[str, ...],
   require_alone: Callable[[], None],
-) -> dict[str, Any]:
+) -> RunResult:
   """See `train_and_evaluate`."""
   began = time.perf_counter()
-  name = config.task.name or _name_of(config.data)
+  name = resolve.task_name(config)
   sweep.variants_of(config, name)  # a wrong one must not cost a backbone
   processes.require_shared(workdir)
-  took = _seconds_before(workdir)
-  backbone = open_backbone.open_backbone(config, workdir, mesh, stop)
-  # All splits first: a wrong name must not cost a training run.
-  source = _open(config, config.data.train)
-  config = resolve.with_image_size(config, backbone)
-  config = resolve.with_steps(config, source.size)
-  variants = sweep.variants_of(config, name)
-  _require_within(variants)
-  _require_memory(config)  # once more: its image size may have been 0
+  earlier = read_result(workdir)
+  inputs = _open_inputs(config, name, workdir, mesh, stop)
+  config = inputs.config
   learner = dataclasses.replace(
-    _learner(config, mesh, backbone, source), stop=stop, may_change=may_change,
-    require_alone=require_alone,
-  )  # fmt: skip
-  _require_names(learner, name, variants)
-  tested = _open(config, config.data.test)
-  upstream = _open_upstream(config, backbone)
-  splits = {
-    "train": learner.train,
-    "validation": learner.validation,
-    "test": tested,
-    "upstream": upstream,
-  }
-  splits = {key: source for key, source in splits.items() if source}
-  consistency.require_same_data(learner, splits)
-  record = _record_of(splits, config, workdir)
-  learner = dataclasses.replace(learner, record=record)
-
-  before = upstream and _evaluate_upstream(learner, upstream, ())
-  plan = packing.plan(learner, variants, workdir)
-  # A run that goes on has its own.
-  file = workdir / "config.json"
-  if not (packing.has_saved(workdir) and processes.by_first(file.exists)):
-    files.write_json(file, to_dict(config))
-  learned = packing.learn(learner, variants, plan, workdir)
-  changed = _changes(learned)
-  if changed:
-    files.write_json(file, to_dict(config))
-  tasks = results.with_metrics(learner, variants, learned, tested)
+    inputs.learner, may_change=may_change, require_alone=require_alone
+  )
+  own_data = inputs.splits.get("upstream")
+  before = own_data and upstream.evaluate_upstream(learner, own_data, ())
+  plan = packing.plan(learner, inputs.variants, workdir)
+  learned = _train(learner, inputs.variants, plan, workdir)
+  tested = inputs.splits.get("test")
+  ranked = results.rank(
+    results.evaluate_trained(learner, inputs.variants, learned, tested),
+    config,
+    name,
+  )
   require_alone()
-  exported = results.export(config, name, tasks, workdir, backbone)
+  exported = results.export(config, name, ranked, workdir, learner.backbone)
   if config.regime == "full":
     model = workdir / f"{name}.npz"
     with files.writing(model):
-      results.save_model(exported[0], backbone, model)
+      results.save_model(exported[0], learner.backbone, model)
   after = None
-  if upstream and REGIMES[config.regime].composes:
-    after = _evaluate_upstream(learner, upstream, exported)
-
-  result = {
-    "tasks": [task.provenance["metrics"] for task in tasks],
-    "backbone": {
-      "fingerprint": backbone.fingerprint,
-      "accuracy_before": before and before["top1"],
-      "accuracy_after": after and after["top1"],
-      "outputs_bit_equal": after and before["digest"] == after["digest"],
-    },
-    "data": record.digests,
-    "left_out": _left_out(splits.values()),
-    "wall_seconds": took or round(time.perf_counter() - began, 2),
-    "images_per_second": _speed(learned),
-    "config_changes": changed,
-  }
-  if config.sweep.is_on:
-    result["sweep"] = _of_the_sweep(learned, name, plan)
-  files.write_json(workdir / "result.json", result)
+  if own_data and REGIMES[config.regime].composes:
+    after = upstream.evaluate_upstream(learner, own_data, exported)
+  fingerprint = learner.backbone.fingerprint
+  # A run that had finished has not become faster.
+  seconds = earlier and earlier.wall_seconds
+  result = RunResult(
+    tasks=tuple(trial.result for trial in ranked),
+    backbone=upstream.compare(fingerprint, before, after),
+    data=learner.record.digests,
+    left_out=_left_out(inputs.splits.values()),
+    wall_seconds=seconds or round(time.perf_counter() - began, 2),
+    images_per_second=_speed(learned),
+    config_changes=_changes(learned),
+    sweep=_of_the_sweep(learned, name, plan) if config.sweep.is_on else None,
+  )
+  files.write_json(workdir / RESULT, result.to_json())
   if config.sweep.is_on:  # once all is safe
     _plot(result, workdir)
   return result
 
 
-def _require_possible(config: Config, workdir: Path, mesh: Mesh) -> None:
-  """Refuses what can be known to fail before anything is read."""
-  if "://" in str(workdir) or ":/" in str(workdir):
-    raise ConfigError(f"--workdir is {workdir}, expected a local directory.")
-  if not config.data.name:
-    raise ConfigError(
-      "config.data.name is empty: name a data set, as in "
-      "--config=configs/tfds.py:cifar10 or --config.data.name=cifar10."
-    )
-  if config.pretrain.variant and not config.pretrain.data.name:
-    raise ConfigError(
-      "config.pretrain.data.name is empty: name the data set that the backbone "
-      "learns."
-    )
-  _require_name(config)
-  for key in ("attends_to", "indirect"):
-    for path in getattr(config.task, key):
-      manifest.read(paths.local(path, f"config.task.{key}"))
-  _require_batches(config, mesh)
-  _require_memory(config)
-  processes.by_first(
-    functools.partial(paths.make_directory, workdir, "--workdir")
-  )
-
-
-def _require_name(config: Config) -> None:
-  """Refuses what would be no name of a task once it is trained."""
-  name = config.task.name or _name_of(config.data)
-  for variant in sweep.variants_of(config, name):
-    if not NAME_PATTERN.fullmatch(variant.name):
-      raise ConfigError(
-        f"the task would be called {messages.brief(variant.name)}: give a name "
-        f"by config.task.name, of the form {NAME_PATTERN.pattern}."
-      )
-
-
-def _require_batches(config: Config, mesh: Mesh) -> None:
-  """Refuses batches that the devices cannot share."""
-  parts = config.optim.accumulation_steps
-  for key, size in (
-    ("config.batch_size", config.batch_size),
-    ("config.batch_size_eval", config.batch_size_eval),
-    (
-      "config.batch_size / config.optim.accumulation_steps",
-      config.batch_size // parts,
-    ),
-  ):
-    sharding.require_divisible(size, mesh, key)
-  if config.pretrain.variant:
-    sharding.require_divisible(
-      config.pretrain.batch_size, mesh, "config.pretrain.batch_size"
-    )
-
-
-def _require_memory(config: Config) -> None:
-  """Refuses a batch whose pictures alone this host cannot hold."""
-  picture = 3 * 4 * config.image_size**2  # float32 RGB
-  has = psutil.virtual_memory().total
-  sizes = {
-    "config.batch_size": config.batch_size,
-    "config.batch_size_eval": config.batch_size_eval,
+def _open_inputs(
+  config: Config, name: str, workdir: Path, mesh: Mesh, stop: Stop
+) -> _Inputs:
+  """Opens the backbone and all splits: a wrong one must not cost a training."""
+  backbone = open_backbone.open_backbone(config, workdir, mesh, stop)
+  source = _open(config, config.data.train)
+  config = resolve.with_image_size(config, backbone)
+  config = resolve.with_steps(config, source.size)
+  variants = sweep.variants_of(config, name)
+  requirements.require_within(variants)
+  requirements.require_memory(config)  # once more: image_size may have been 0
+  learner = _learner(config, mesh, backbone, source)
+  requirements.require_names(learner, name, variants)
+  splits = {
+    "train": learner.train,
+    "validation": learner.validation,
+    "test": _open(config, config.data.test),
+    "upstream": upstream.open_upstream(config, backbone),
   }
-  if config.pretrain.variant:
-    sizes["config.pretrain.batch_size"] = config.pretrain.batch_size
-  for key, size in sizes.items():
-    takes = size // jax.process_count() * picture
-    if takes > has:
-      raise ConfigError(
-        f"{key} is {size}: the pictures of a batch, of {config.image_size} px, "
-        f"take {takes / 2**30:.1f} GiB, and this host has "
-        f"{has / 2**30:.1f} GiB. Expected a smaller one."
-      )
+  splits = {key: source for key, source in splits.items() if source}
+  consistency.require_same_data(learner, splits)
+  record = _record_of(splits, config, workdir)
+  learner = dataclasses.replace(learner, stop=stop, record=record)
+  return _Inputs(config, name, variants, learner, splits)
 
 
-def _require_within(variants: Sequence[Variant]) -> None:
-  """Refuses what would come after the steps that epochs turned out to be."""
-  for variant in variants:
-    for problem in limits.beyond_the_end(variant.config):
-      raise ConfigError(problem)
+def _train(
+  learner: Learner,
+  variants: Sequence[Variant],
+  plan: dict[str, Any],
+  workdir: Path,
+) -> list[Learned]:
+  """Trains all passes; keeps the configuration with which they were begun."""
+  file, options = workdir / "config.json", to_dict(learner.config)
+  # A run that goes on has its own.
+  if not (packing.has_saved(workdir) and processes.by_first(file.exists)):
+    files.write_json(file, options)
+  learned = packing.learn(learner, variants, plan, workdir)
+  if _changes(learned):
+    files.write_json(file, options)
+  return learned
 
 
 def _learner(
@@ -259,19 +210,6 @@ def _learner(
   )
 
 
-def _require_names(
-  learner: Learner, name: str, variants: Sequence[Variant]
-) -> None:
-  """Refuses a task that would be called as one that it reads."""
-  parents = {task.spec.name for task in learner.parents}
-  taken = sorted(parents & {name, *(variant.name for variant in variants)})
-  if taken:
-    raise ConfigError(
-      f"config.task.name: {taken} are names of tasks in config.task.attends_to "
-      "or config.task.indirect. Give the new task another one."
-    )
-
-
 def _open(config: Config, split: str) -> Source | None:
   """A split of the task's data set; None where none is named."""
   where = config.data
@@ -280,57 +218,6 @@ def _open(config: Config, split: str) -> Source | None:
   return datasets.open_split(
     where, split, config.stall_timeout, config.trust_data_code
   )
-
-
-def _open_upstream(config: Config, backbone: Backbone) -> Source | None:
-  """The data of the backbone's own task; None where none is configured."""
-  where = config.upstream
-  if not where.name:
-    return None
-  # It may be prepared on the way, in a directory that all share.
-  source = processes.first_before_others(
-    lambda: datasets.open_source(
-      where.name,
-      where.split,
-      where.dir,
-      config.data.cache_gib,
-      max_bad=config.data.max_bad,
-      stall_timeout=config.stall_timeout,
-      trust_data_code=config.trust_data_code,
-    ),
-  )
-  outputs = backbone.config.num_classes
-  if source.num_classes != outputs:
-    raise ConfigError(
-      f"config.upstream: {where.name} has {source.num_classes} classes, the "
-      f"head of the backbone has {outputs}."
-    )
-  return source
-
-
-def _evaluate_upstream(
-  learner: Learner, source: Source, tasks: Sequence[Task]
-) -> dict[str, Any]:
-  """Evaluates the original outputs, with tasks in the same pass."""
-  config, backbone = learner.config, learner.backbone
-  everything = [*learner.parents, *tasks] if tasks else []
-  slots = inference.fill_slots(backbone, everything) if everything else []
-
-  def predict(images: jax.Array) -> dict[str, jax.Array]:
-    learner.stop.check()
-    # `data` has scaled the pictures.
-    out = inference.forward(backbone, slots, images, check=False)
-    return {BACKBONE: out[BACKBONE]}
-
-  where = config.upstream
-  return evaluate.evaluate_source(
-    predict,
-    source,
-    image_ops.evaluation_of(where.eval_crop, where.resize, config.image_size),
-    batch_size=config.batch_size_eval,
-    mesh=learner.mesh,
-    digest=True,
-  )[BACKBONE]
 
 
 def _record_of(
@@ -346,21 +233,21 @@ def _record_of(
   )
 
 
-def _left_out(sources: Iterable[Source]) -> list[str]:
+def _left_out(sources: Iterable[Source]) -> tuple[str, ...]:
   """The examples that could not be read, by any process."""
-  return [
+  return tuple(
     source.describe(index)
     for source in sources
     for index in datasets.left_out(source)
-  ]
+  )
 
 
-def _changes(learned: Sequence[Learned]) -> list[Mapping[str, Any]]:
+def _changes(learned: Sequence[Learned]) -> tuple[Mapping[str, Any], ...]:
   """What changed of the configuration on the way, in any pass."""
   found = []
   for part in learned:
     found += [change for change in part.changes if change not in found]
-  return found
+  return tuple(found)
 
 
 def _speed(learned: Sequence[Learned]) -> float:
@@ -372,23 +259,23 @@ def _speed(learned: Sequence[Learned]) -> float:
 
 def _of_the_sweep(
   learned: Sequence[Learned], name: str, plan: dict[str, Any]
-) -> dict[str, Any]:
+) -> SweepResult:
   """What the sweep as a whole took."""
   seconds = sum(part.seconds for part in learned)
   count = sum(len(part.best) for part in learned)
-  return {
-    "task": name,
-    "variants": count,
-    "passes": len(learned),
-    "lost": {name: at for part in learned for name, at in part.lost.items()},
-    "training_seconds": round(seconds, 2),
-    "training_seconds_per_variant": round(seconds / count, 2),
-    "bytes_of_one": plan["bytes_of_one"],
-    "bytes_per_variant": plan["bytes_per_variant"],
-  }
+  return SweepResult(
+    task=name,
+    variants=count,
+    passes=len(learned),
+    lost={name: at for part in learned for name, at in part.lost.items()},
+    training_seconds=round(seconds, 2),
+    training_seconds_per_variant=round(seconds / count, 2),
+    bytes_of_one=plan["bytes_of_one"],
+    bytes_per_variant=plan["bytes_per_variant"],
+  )
 
 
-def _plot(result: dict[str, Any], workdir: Path) -> None:
+def _plot(result: RunResult, workdir: Path) -> None:
   """Draws the sweep, by one process."""
   # Here, as only a sweep needs matplotlib.
   from memory_vit import plots
@@ -396,18 +283,3 @@ def _plot(result: dict[str, Any], workdir: Path) -> None:
   if jax.process_index() == 0:
     with files.writing(workdir / "sweep.png"):
       plots.sweep_figure(result).savefig(workdir / "sweep.png", dpi=120)
-
-
-def _seconds_before(workdir: Path) -> float | None:
-  """Of a run that has finished: started again, it has not become faster."""
-  file = workdir / "result.json"
-  if not file.exists():
-    return None
-  return files.read_object(file, "wall_seconds")["wall_seconds"]
-
-
-def _name_of(config: DataConfig) -> str:
-  """A task's name after its data: "sun397/tfds" -> "sun397"."""
-  name = Path(config.dir).name if config.name == "folder" else config.name
-  name = re.sub(r"[^a-z0-9_-]+", "-", name.split("/")[0].lower())
-  return name.strip("-_")
