@@ -27,7 +27,13 @@ import orbax.checkpoint as ocp
 
 from memory_vit.errors import TrainingError
 from memory_vit.model import trees
-from memory_vit.runtime import checksums, messages, processes, sharding
+from memory_vit.runtime import (
+  checksums,
+  files,
+  messages,
+  processes,
+  sharding,
+)
 
 logger = logging.getLogger("memory_vit")
 
@@ -250,7 +256,7 @@ class Checkpoints:
     }
     checksums.seal(scratch, rest)
     scratch.rename(self._directory / _name_of(step))
-    checksums.sync(self._directory)
+    files.sync(self._directory)
     self._delete_old()
 
   def _delete_old(self) -> None:

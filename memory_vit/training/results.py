@@ -19,7 +19,7 @@ from memory_vit.tasks import store
 from memory_vit.training.sweep import Variant
 from memory_vit.training.trainer import Learned, Learner
 
-# See `download.replacing` and `processes.require_shared`.
+# See `files.replacing` and `processes.require_shared`.
 _BEGUN = re.compile(r"\..+\.npz\.[0-9a-f]{8}\.part|\.seen-by-all-[0-9a-f]{16}")
 
 
@@ -175,7 +175,7 @@ def tidy(workdir: Path) -> None:
     workdir: of a run that alone is using it.
   """
   with files.writing(workdir):
-    store.tidy(workdir / "tasks")
+    files.tidy(workdir / "tasks")
     for path in workdir.glob(".*"):
       if _BEGUN.fullmatch(path.name) and path.is_file():
         path.unlink()
