@@ -91,7 +91,7 @@ def main(arguments: Arguments) -> int:
     if jax.process_index() == 0:
       print(text)
     return 0
-  stop = preemption.Stop()
+  stop = preemption.StopSignal()
   with stop.listening():
     runner.run_study(config, workdir, parts, stop)
   if jax.process_index() == 0:

@@ -174,7 +174,7 @@ def read_result(workdir: Path, name: str = RESULT) -> RunResult | None:
     ConfigError: where the file holds something else.
   """
   file = workdir / name
-  values = processes.by_first(
+  values = processes.on_process_0(
     lambda: files.read_object(file, "wall_seconds") if file.exists() else None
   )
   try:

@@ -444,7 +444,7 @@ def test_what_other_processes_leave_out_counts(monkeypatch):
   source = broken_source(16, (2, 9), max_bad=2)
   trained_on(source, steps=4)
   monkeypatch.setattr(
-    processes, "known_to_any", lambda numbers: sorted({*numbers, 2, 5})
+    processes, "union_over_processes", lambda numbers: sorted({*numbers, 2, 5})
   )
   assert set(source.left_out) == {2, 9}
   with pytest.raises(BrokenDataError, match="example 5 .* another process"):

@@ -12,7 +12,7 @@ from memory_vit import config as config_lib
 from memory_vit.training import loop, results, sweep
 from memory_vit.training.loop_state import BestParams
 from memory_vit.training.step import TrainState
-from memory_vit.training.trainer import Learned
+from memory_vit.training.trainer import PackResult
 
 
 def trained(accuracies, skips=()):
@@ -79,12 +79,12 @@ def test_a_variant_is_best_by_validation(backbone, tmp_path):
     data=config_lib.DataConfig(name="d"),
     sweep=config_lib.SweepConfig(learning_rate=(0.1, 0.2, 0.3)),
   )
-  variants = sweep.variants_of(config, "d")
+  variants = sweep.trials_of(config, "d")
   validation = dict(zip(("d-00", "d-01", "d-02"), (0.5, 0.8, 0.6), strict=True))
   test = dict(zip(("d-00", "d-01", "d-02"), (0.9, 0.2, 0.7), strict=True))
   # Two passes: the better one is not in the first.
   learned = [
-    Learned(
+    PackResult(
       tasks={name: random_task(backbone, name) for name in names},
       best={name: BestParams(3, validation[name]) for name in names},
       lost={}, skipped={}, changes=(), examples=0, seconds=0.0,

@@ -463,7 +463,7 @@ class Watcher:
     patch.setattr(run, "_plot", lambda result, workdir: None)
     # What it takes is compiled to be estimated.
     patch.setattr(
-      packing, "pass_bytes", lambda learner, variants: len(variants) * 2**20
+      packing, "pack_bytes", lambda trainer, trials: len(trials) * 2**20
     )
 
   def _make_once(self):
@@ -512,7 +512,7 @@ class Watcher:
   def _look(self):
     """At what passes between the modules."""
     self._wrap(open_backbone, "open_backbone", after=self._see_backbone)
-    self._wrap(trainer.Learner, "start", after=self._see_start)
+    self._wrap(trainer.Trainer, "start", after=self._see_start)
     self._wrap(loop.Loop, "fit", self._see_fit, self._see_learned)
     self._wrap(Step, "__call__", before=self._see_step)
     self._wrap(Step, "gradient", before=self._see_part)
@@ -555,10 +555,10 @@ class Watcher:
     ])  # fmt: skip
     return backbone
 
-  def _see_start(self, start, learner, variants):
+  def _see_start(self, start, trainer, trials):
     for name, task in start.tasks.items():
       self._see("task", (name, task.spec, host(task.params)))
-    self._see("identity", learner.meta(variants))
+    self._see("identity", trainer.meta(trials))
     return start
 
   def _see_fit(self, run, *args):

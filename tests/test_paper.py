@@ -109,7 +109,7 @@ class FakeRuns:
       raise KeyboardInterrupt
     directory.mkdir(parents=True, exist_ok=True)
     entries = []
-    for variant in sweep.variants_of(config, "t"):
+    for variant in sweep.trials_of(config, "t"):
       own = variant.config
       validation, test = self.accuracy(own)
       trained = REGIMES[own.regime].trained
@@ -287,7 +287,7 @@ def test_configurations_of_runs(config):
     assert bool(made.data.test) == planned.tested
     variants = [
       (v.config.learning_rate, v.config.task.cells)
-      for v in sweep.variants_of(made, "t")
+      for v in sweep.trials_of(made, "t")
     ]
     if planned.cells:
       assert variants == planned.variants

@@ -44,7 +44,7 @@ from memory_vit.training import (
 from memory_vit.training.checkpoints import Checkpoints
 from memory_vit.training.loop_state import BestParams
 from memory_vit.training.step import Step
-from memory_vit.training.trainer import Learned
+from memory_vit.training.trainer import PackResult
 
 
 def small_backbone(seed=0):
@@ -234,17 +234,17 @@ def test_what_is_left_to_backbone_and_data_is_recorded(
 
 def test_the_best_state_is_exported(config, workdir, monkeypatch):
   """Accuracy falls after step 3: that state is the result, not the last."""
-  real = trainer.Learner.evaluate
+  real = trainer.Trainer.evaluate
   states = []
 
-  def falling(learner, tasks, source):
-    found = real(learner, tasks, source)
-    if source is learner.validation:
+  def falling(self, tasks, source):
+    found = real(self, tasks, source)
+    if source is self.validation:
       states.append(jax.device_get(tasks[0].params))
       found["digits-5-9"]["top1"] = 0.9 if len(states) == 1 else 0.2
     return found
 
-  monkeypatch.setattr(trainer.Learner, "evaluate", falling)
+  monkeypatch.setattr(trainer.Trainer, "evaluate", falling)
   result = run.train_and_evaluate(silent(config), workdir)
   assert result.tasks[0].best_step == 3
   assert result.tasks[0].steps == 6
@@ -466,28 +466,29 @@ def test_a_pass_that_diverged_is_remembered(tmp_path):
   class Fake:
     rate, calls = 1.0, []
 
-    def meta(self, part):
-      return {"variants": [v.name for v in part], "rate": self.rate}
+    def meta(self, pack):
+      return {"variants": [v.name for v in pack], "rate": self.rate}
 
-    def learn(self, part, directory, logdirs):
-      self.calls.append(part[0].name)
-      if part[0].name == "a":
+    def train_pack(self, pack, directory, logdirs):
+      self.calls.append(pack[0].name)
+      if pack[0].name == "a":
         raise DivergedError("not finite", {"a": 3})
-      return Learned({"b": 1}, {"b": BestParams()}, {}, {}, (), 1, 1.0)
+      best = {"b": BestParams()}
+      return PackResult(tasks={"b": 1}, best=best, lost={}, seconds=1.0)
 
-  variants = [sweep.Variant(name, {"x": name}, None) for name in "ab"]
+  variants = [sweep.Trial(name, {"x": name}, None) for name in "ab"]
   plan, fake = {"passes": [["a"], ["b"]]}, Fake()
   for expected in (["a", "b"], ["a", "b", "b"]):
-    first, second = packing.learn(fake, variants, plan, tmp_path)
+    first, second = packing.train(fake, variants, plan, tmp_path)
     assert (first.tasks, first.lost) == ({}, {"a": 3})
     assert second.tasks == {"b": 1}
     assert fake.calls == expected
   # Of another configuration nothing is known.
   fake.rate = 2.0
-  packing.learn(fake, variants, plan, tmp_path)
+  packing.train(fake, variants, plan, tmp_path)
   assert fake.calls[3:] == ["a", "b"]
   with pytest.raises(DivergedError):
-    packing.learn(fake, variants, {"passes": [["a"]]}, tmp_path)
+    packing.train(fake, variants, {"passes": [["a"]]}, tmp_path)
 
 
 def test_a_changed_pretraining_is_refused(config, workdir, monkeypatch):

@@ -16,7 +16,7 @@ import pytest
 from memory_vit.data.data_record import DataRecord
 from memory_vit.errors import DivergedError
 from memory_vit.runtime import sharding
-from memory_vit.runtime.preemption import Interrupted, Stop
+from memory_vit.runtime.preemption import Interrupted, StopSignal
 from memory_vit.training import events, loop, progress, resume
 from memory_vit.training.checkpoints import Checkpoints
 from memory_vit.training.divergence import SkipCount
@@ -45,7 +45,7 @@ class Run:
     self.steps = loop.Steps(total=total, log=1, **steps)
     self.accuracies = dict(accuracies)
     self.taken, self.evaluated = [], []
-    self.stop = Stop()
+    self.stop = StopSignal()
     self.in_step = self.in_evaluation = self.in_save = lambda step: None
     self.logdirs, self.top5, self.classes = {}, 1.0, 2
 

@@ -114,7 +114,7 @@ def open_split(
     stall_timeout: see `open_source`.
     trust_data_code: likewise.
   """
-  return processes.first_before_others(
+  return processes.process_0_first(
     lambda: open_source(
       where.name,
       split,
@@ -137,7 +137,7 @@ def left_out(source: Source) -> list[int]:
   """
   if not source.max_bad:
     return []
-  numbers = processes.known_to_any(source.left_out)
+  numbers = processes.union_over_processes(source.left_out)
   source.leave_out(dict.fromkeys(numbers, "another process could not read it"))
   return numbers
 

@@ -35,7 +35,7 @@ class Interrupted(KeyboardInterrupt):
     self.status = status
 
 
-class Stop:
+class StopSignal:
   """Whether a run was asked to stop.
 
   A loop that saves its state asks after every step. Everywhere else a signal

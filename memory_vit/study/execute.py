@@ -23,7 +23,7 @@ from memory_vit.run_result import (
   read_result,
 )
 from memory_vit.runtime import files, processes, schema
-from memory_vit.runtime.preemption import Stop
+from memory_vit.runtime.preemption import StopSignal
 from memory_vit.study.runs import Run
 from memory_vit.study.selection import Point, best
 from memory_vit.training import resume, run
@@ -54,7 +54,7 @@ def measure(
   planned: Run,
   directory: Path,
   fingerprint: str,
-  stop: Stop | None = None,
+  stop: StopSignal | None = None,
 ) -> list[Point]:
   """Trains a run, or goes on with it; a finished one is only read.
 
@@ -155,7 +155,7 @@ def require_same_data(
   Raises:
     ConfigError: with what differs.
   """
-  other = processes.by_first(
+  other = processes.on_process_0(
     lambda: _other_data(sets, done, runs, trust_data_code)
   )
   if other:

@@ -22,8 +22,8 @@ from memory_vit.runtime.tables import table
 from memory_vit.study import plan
 from memory_vit.study.runs import Run, config_of
 from memory_vit.training import open_backbone, progress, resolve, sweep
-from memory_vit.training.sweep import Variant
-from memory_vit.training.trainer import Learner
+from memory_vit.training.sweep import Trial
+from memory_vit.training.trainer import Trainer
 
 logger = logging.getLogger("memory_vit")
 _TIMED_STEPS = 2
@@ -185,7 +185,7 @@ class Timer:
     Args:
       config: of the run; reads no other task.
     """
-    variants = sweep.variants_of(config, "timed")
+    variants = sweep.trials_of(config, "timed")
     # The longest memory is what all are padded to.
     variants = sorted(variants, key=lambda v: -v.config.task.cells)
     one = self._pass(config, variants[:1])
@@ -205,7 +205,7 @@ class Timer:
       + two.compiling,
     )
 
-  def _pass(self, config: Config, variants: Sequence[Variant]) -> Seconds:
+  def _pass(self, config: Config, variants: Sequence[Trial]) -> Seconds:
     cells = tuple(v.config.task.cells for v in variants)
     key = (config.regime, cells)
     if key not in self.known:
@@ -213,9 +213,9 @@ class Timer:
       self.known[key] = self._timed(config, variants)
     return self.known[key]
 
-  def _timed(self, config: Config, variants: Sequence[Variant]) -> Seconds:
+  def _timed(self, config: Config, variants: Sequence[Trial]) -> Seconds:
     """Times a step and a batch of evaluation; the first of each compiles."""
-    learner = Learner(
+    trainer = Trainer(
       config=config,
       mesh=self.mesh,
       backbone=self.backbone,
@@ -223,8 +223,8 @@ class Timer:
       train=self.splits.train,
       validation=None,
     )
-    start = learner.start(variants)
-    frozen, state = learner.frozen(), start.state
+    start = trainer.start(variants)
+    frozen, state = trainer.frozen(), start.state
     batch = shard_batch(_random_batch(config, config.batch_size), self.mesh)
 
     def step() -> Any:
@@ -233,7 +233,7 @@ class Timer:
       return state, metrics
 
     first, training = _first_and_further(step)
-    predict = learner.predictor(list(start.tasks.values()))
+    predict = trainer.predictor(list(start.tasks.values()))
     batch_eval = config.batch_size_eval
     images = shard_batch(_random_batch(config, batch_eval), self.mesh)["image"]
     first_eval, evaluation = _first_and_further(lambda: predict(images))

@@ -16,7 +16,7 @@ from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import Task
 from memory_vit.runtime import files, paths, processes, sharding
 from memory_vit.runtime.lock import only_run
-from memory_vit.runtime.preemption import Stop
+from memory_vit.runtime.preemption import StopSignal
 from memory_vit.study import (
   analysis,
   budget,
@@ -42,7 +42,7 @@ def run_study(
   config: Config,
   workdir: Path,
   parts: Sequence[str],
-  stop: Stop | None = None,
+  stop: StopSignal | None = None,
 ) -> dict[str, Finding]:
   """Runs what parts need, and writes the report after each of them.
 
@@ -61,15 +61,15 @@ def run_study(
   """
   consistency.require_same_start(config)
   processes.require_same("parts", {"--only": list(parts)})
-  processes.by_first(
+  processes.on_process_0(
     functools.partial(paths.make_directory, workdir, "--workdir")
   )
   with only_run(workdir):
-    return _run_study(config, workdir, parts, stop or Stop())
+    return _run_study(config, workdir, parts, stop or StopSignal())
 
 
 def _run_study(
-  config: Config, workdir: Path, parts: Sequence[str], stop: Stop
+  config: Config, workdir: Path, parts: Sequence[str], stop: StopSignal
 ) -> dict[str, Finding]:
   """See `run_study`."""
   processes.require_shared(workdir)
@@ -93,7 +93,7 @@ def _run_study(
     new = {other: finding for other, finding in new.items() if finding}
     for other, finding in new.items():
       if finding != found.get(other):
-        processes.by_first(functools.partial(plot, workdir, other, finding))
+        processes.on_process_0(functools.partial(plot, workdir, other, finding))
     found = new
     now.report(found, points)
     for sentence in found[part].sentences:
@@ -119,7 +119,7 @@ class _Study:
   mesh: Mesh
   backbone: Backbone
   path: str
-  stop: Stop
+  stop: StopSignal
 
   def finished(self, parts: Sequence[str]) -> dict[str, list[Point]]:
     """Points of all runs of some parts that need not be run."""
@@ -160,7 +160,9 @@ class _Study:
     """Writes the report, without its plots."""
     runs = plan.plan(self.config, list(found), points)
     shown = [point for run in runs for point in points[run.name]]
-    processes.by_first(lambda: write(self.workdir, self.config, found, shown))
+    processes.on_process_0(
+      lambda: write(self.workdir, self.config, found, shown)
+    )
 
   def _find(self, part: str, points: Points, measures: bool) -> Finding | None:
     """What the points of its runs say; None where that has to be measured."""
@@ -216,7 +218,7 @@ class _Study:
     """Evaluates tasks with the memories of others beside them."""
     config, where = self.config, self.config.data
     file = self.workdir / "interference.json"
-    if not (measures or processes.from_first(file.exists())):
+    if not (measures or processes.broadcast_from_process_0(file.exists())):
       return None
     naive = self._best_tasks(points, "memory")
     masked = self._best_tasks(points, "memory_masked")
@@ -297,8 +299,8 @@ def _remembered(
     What was measured, as JSON gives it back; None where nothing was.
   """
   # Hosts may differ, as in their number of cores: what the first is counts.
-  what = processes.from_first(json.loads(json.dumps(what)))
-  known = processes.by_first(
+  what = processes.broadcast_from_process_0(json.loads(json.dumps(what)))
+  known = processes.on_process_0(
     lambda: files.read_object(file, "what", "found") if file.exists() else None
   )
   if known and known["what"] == what:

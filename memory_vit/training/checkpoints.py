@@ -54,7 +54,7 @@ class Checkpoints:
     self._directory = directory.absolute()  # orbax takes no other
     # Synchronous: the state is small, and a step that was saved is saved.
     self._arrays = ocp.Checkpointer(ocp.StandardCheckpointHandler())
-    processes.by_first(self._tidy)
+    processes.on_process_0(self._tidy)
 
   def __enter__(self) -> "Checkpoints":
     return self
@@ -87,7 +87,7 @@ class Checkpoints:
       TrainingError: where none is whole, now or when it was last looked for.
         All stay where they are.
     """
-    return processes.by_first(self._newest_whole)
+    return processes.on_process_0(self._newest_whole)
 
   def save(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
     """Writes a state, and deletes all but the newest two.
@@ -105,10 +105,10 @@ class Checkpoints:
     arrays = _verifiable(values)
     scratch = self._directory / f"{_SCRATCH}{_name_of(step)}"
     try:
-      processes.by_first(lambda: self._begin(step, scratch))
+      processes.on_process_0(lambda: self._begin(step, scratch))
       saved = ocp.args.StandardSave(values)
       self._arrays.save(scratch / checksums.ARRAYS, args=saved)
-      processes.by_first(lambda: self._finish(step, scratch, arrays, meta))
+      processes.on_process_0(lambda: self._finish(step, scratch, arrays, meta))
     except TrainingError:
       raise
     # Orbax and the reader below raise many types, Exception among them.
@@ -140,7 +140,7 @@ class Checkpoints:
       TrainingError: where the saved state has another structure, or is damaged.
     """
     path = self._directory / _name_of(step)
-    processes.by_first(lambda: checksums.require_whole(path))
+    processes.on_process_0(lambda: checksums.require_whole(path))
     saved, expected = checksums.read(path)["arrays"], _with_values(like)
     _require_arrays(path, saved, expected)
     target = jax.tree.map(ocp.utils.to_shape_dtype_struct, expected)

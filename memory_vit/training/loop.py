@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from memory_vit.evaluation.metrics import tells_top5
 from memory_vit.runtime import sharding
-from memory_vit.runtime.preemption import Interrupted, Stop
+from memory_vit.runtime.preemption import Interrupted, StopSignal
 from memory_vit.training import loop_state
 from memory_vit.training.divergence import DivergenceMonitor, Examples
 from memory_vit.training.events import Events, Profile
@@ -101,7 +101,7 @@ class Loop:
   save: Save | None = None
   max_skipped: int = 3
   examples: Examples | None = None
-  stop: Stop = dataclasses.field(default_factory=Stop)
+  stop: StopSignal = dataclasses.field(default_factory=StopSignal)
   logdirs: Mapping[str, Path] = dataclasses.field(default_factory=dict)
 
   def fit(

@@ -18,7 +18,7 @@ from memory_vit.model.backbone import Backbone, init_backbone
 from memory_vit.model.task import BACKBONE
 from memory_vit.model.vit_config import vit_config
 from memory_vit.runtime import files, processes, sharding
-from memory_vit.runtime.preemption import Stop
+from memory_vit.runtime.preemption import StopSignal
 from memory_vit.tasks import split_forward
 from memory_vit.training import loop, optim
 from memory_vit.training.step import Step, create_state
@@ -27,7 +27,9 @@ from memory_vit.training.step import Step, create_state
 _HOW_READ = ("pretrain/data/cache_gib", "pretrain/data/max_bad")
 
 
-def pretrain(config: Config, mesh: Mesh, stop: Stop | None = None) -> Backbone:
+def pretrain(
+  config: Config, mesh: Mesh, stop: StopSignal | None = None
+) -> Backbone:
   """Trains all of a ViT with AdamW, as `config.pretrain` says.
 
   Args:
@@ -68,7 +70,7 @@ def pretrain(config: Config, mesh: Mesh, stop: Stop | None = None) -> Backbone:
     batch_size=settings.batch_size,
     schedules=schedules,
     max_skipped=optim_config.max_skipped,
-    stop=stop or Stop(),
+    stop=stop or StopSignal(),
   )
   batches = batching.train_batches(
     source,
@@ -86,7 +88,7 @@ def pretrain(config: Config, mesh: Mesh, stop: Stop | None = None) -> Backbone:
 
 
 def pretrained_file(
-  config: Config, workdir: Path, mesh: Mesh, stop: Stop | None = None
+  config: Config, workdir: Path, mesh: Mesh, stop: StopSignal | None = None
 ) -> Path:
   """The file of the backbone that `config.pretrain` describes.
 
@@ -103,7 +105,7 @@ def pretrained_file(
   """
   path, made_by = workdir / "backbone.npz", workdir / "backbone.json"
   wanted = _what_makes(config)
-  if not processes.from_first(path.exists()):
+  if not processes.broadcast_from_process_0(path.exists()):
     backbone = pretrain(config, mesh, stop)
 
     def save() -> None:
@@ -112,7 +114,7 @@ def pretrained_file(
       with files.writing(path):
         save_backbone(backbone, path)
 
-    processes.by_first(save)
+    processes.on_process_0(save)
   found = files.read_object(made_by) if made_by.exists() else {}
   if _what_matters(found) != _what_matters(wanted):
     raise TrainingError(

@@ -15,8 +15,8 @@ from memory_vit.model.task import NAME_PATTERN
 from memory_vit.runtime import messages, paths, processes, sharding
 from memory_vit.tasks import manifest
 from memory_vit.training import resolve, sweep
-from memory_vit.training.sweep import Variant
-from memory_vit.training.trainer import Learner
+from memory_vit.training.sweep import Trial
+from memory_vit.training.trainer import Trainer
 
 
 def require_possible(config: Config, workdir: Path, mesh: Mesh) -> None:
@@ -39,17 +39,17 @@ def require_possible(config: Config, workdir: Path, mesh: Mesh) -> None:
       manifest.read(paths.local(path, f"config.task.{key}"))
   _require_batches(config, mesh)
   require_memory(config)
-  processes.by_first(
+  processes.on_process_0(
     functools.partial(paths.make_directory, workdir, "--workdir")
   )
 
 
 def _require_name(config: Config) -> None:
   """Refuses what would be no name of a task once it is trained."""
-  for variant in sweep.variants_of(config, resolve.task_name(config)):
-    if not NAME_PATTERN.fullmatch(variant.name):
+  for trial in sweep.trials_of(config, resolve.task_name(config)):
+    if not NAME_PATTERN.fullmatch(trial.name):
       raise ConfigError(
-        f"the task would be called {messages.brief(variant.name)}: give a name "
+        f"the task would be called {messages.brief(trial.name)}: give a name "
         f"by config.task.name, of the form {NAME_PATTERN.pattern}."
       )
 
@@ -92,19 +92,17 @@ def require_memory(config: Config) -> None:
       )
 
 
-def require_within(variants: Sequence[Variant]) -> None:
+def require_within(trials: Sequence[Trial]) -> None:
   """Refuses what would come after the steps that epochs turned out to be."""
-  for variant in variants:
-    for problem in limits.beyond_the_end(variant.config):
+  for trial in trials:
+    for problem in limits.beyond_the_end(trial.config):
       raise ConfigError(problem)
 
 
-def require_names(
-  learner: Learner, name: str, variants: Sequence[Variant]
-) -> None:
+def require_names(trainer: Trainer, name: str, trials: Sequence[Trial]) -> None:
   """Refuses a task that would be called as one that it reads."""
-  parents = {task.spec.name for task in learner.parents}
-  taken = sorted(parents & {name, *(variant.name for variant in variants)})
+  parents = {task.spec.name for task in trainer.parents}
+  taken = sorted(parents & {name, *(trial.name for trial in trials)})
   if taken:
     raise ConfigError(
       f"config.task.name: {taken} are names of tasks in config.task.attends_to "

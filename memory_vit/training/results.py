@@ -16,8 +16,8 @@ from memory_vit.model.task import Task
 from memory_vit.run_result import TrialResult
 from memory_vit.runtime import files, processes
 from memory_vit.tasks import store
-from memory_vit.training.sweep import Variant
-from memory_vit.training.trainer import Learned, Learner
+from memory_vit.training.sweep import Trial
+from memory_vit.training.trainer import PackResult, Trainer
 
 # See `files.replacing` and `processes.require_shared`.
 _BEGUN = re.compile(r"\..+\.npz\.[0-9a-f]{8}\.part|\.seen-by-all-[0-9a-f]{16}")
@@ -28,12 +28,12 @@ class TrainedTrial:
   """A trial after training.
 
   Attributes:
-    variant: as it was planned.
+    trial: as it was planned.
     task: with the parameters that were best on validation.
     result: how good it is.
   """
 
-  variant: Variant
+  trial: Trial
   task: Task
   result: TrialResult
 
@@ -46,7 +46,7 @@ class TrainedTrial:
     """The task under a name, with how it was made and how good it is."""
     result = dataclasses.replace(self.exported_as(name).result, name=name)
     made = {
-      "config": to_dict(self.variant.config),
+      "config": to_dict(self.trial.config),
       "metrics": dataclasses.asdict(result),
     }
     spec = dataclasses.replace(self.task.spec, name=name)
@@ -54,48 +54,48 @@ class TrainedTrial:
 
 
 def evaluate_trained(
-  learner: Learner,
-  variants: Sequence[Variant],
-  learned: Sequence[Learned],
+  trainer: Trainer,
+  trials: Sequence[Trial],
+  packs: Sequence[PackResult],
   tested: datasets.Source | None,
 ) -> list[TrainedTrial]:
   """Evaluates all trained trials on the test split.
 
   Args:
-    learner: that learned them.
-    variants: of all passes.
-    learned: the passes.
+    trainer: that trained them.
+    trials: of all packs.
+    packs: after training.
     tested: the test split, or None.
   """
-  by_name = {variant.name: variant for variant in variants}
+  by_name = {trial.name: trial for trial in trials}
   found = []
-  for part in learned:
+  for pack in packs:
     tests = {}
-    if tested and part.tasks:
-      tests = learner.evaluate(list(part.tasks.values()), tested)
-    for name, task in part.tasks.items():
+    if tested and pack.tasks:
+      tests = trainer.evaluate(list(pack.tasks.values()), tested)
+    for name, task in pack.tasks.items():
       result = dataclasses.replace(
         _result(by_name[name], task, tests.get(name)),
-        best_step=part.best[name].step,
-        val_accuracy=part.best[name].accuracy,
-        skipped_updates=part.skipped.get(name, 0),
+        best_step=pack.best[name].step,
+        val_accuracy=pack.best[name].accuracy,
+        skipped_updates=pack.skipped.get(name, 0),
       )
       found.append(TrainedTrial(by_name[name], task, result))
   return found
 
 
 def _result(
-  variant: Variant, task: Task, test: Mapping[str, Any] | None
+  trial: Trial, task: Task, test: Mapping[str, Any] | None
 ) -> TrialResult:
   """The result of a trial, without what validation said."""
-  config = variant.config
+  config = trial.config
   result = TrialResult(
     name=task.spec.name,
     regime=config.regime,
     cells=task.spec.cells,
     learning_rate=config.learning_rate,
     seed=config.seed,
-    varied=dict(variant.varied),
+    varied=dict(trial.varied),
     steps=config.total_steps,
     trainable_params=trees.count(task.params),
     chance=1 / task.spec.num_classes,
@@ -157,7 +157,9 @@ def export(
   exported = []
   for new_name, trial in wanted:
     path = workdir / "tasks" / new_name
-    processes.by_first(functools.partial(_save, trial.to_task(new_name), path))
+    processes.on_process_0(
+      functools.partial(_save, trial.to_task(new_name), path)
+    )
     exported.append(store.load_task(path, backbone))
   return exported
 
@@ -200,4 +202,4 @@ def save_model(task: Task, backbone: Backbone, path: Path) -> None:
   )
   params = {**task.params["backbone"], "head": task.params["head"]}
   model = Backbone(config, params, trees.fingerprint(params))
-  processes.by_first(functools.partial(save_backbone, model, path))
+  processes.on_process_0(functools.partial(save_backbone, model, path))

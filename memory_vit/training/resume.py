@@ -1,4 +1,4 @@
-"""What a pass needs to go on where it was left, and what must be as it was."""
+"""Saves and restores a pack; refuses to go on with what is not the same."""
 
 import dataclasses
 import json
@@ -29,13 +29,13 @@ def save(
   meta: Mapping[str, Any],
   splits: Mapping[str, Source],
 ) -> None:
-  """Writes all that a continued pass needs; every process must call.
+  """Writes all that a resumed pack needs; every process must call.
 
   Args:
     checkpoints: where.
     state: of the training.
     past: what belongs to it.
-    meta: what a continued pass must share.
+    meta: what a resumed pack must share.
     splits: {"train": the split, ...}, whose unreadable examples are noted.
 
   Raises:
@@ -78,13 +78,13 @@ def resume(
   Args:
     checkpoints: from where.
     state: to begin with, where nothing is saved.
-    meta: what a continued pass must share.
+    meta: what a resumed pack must share.
     splits: as in `save`; what was left out of them counts as before.
     may_change: from `config_changes.allowed`.
     record: of the data as it is now.
 
   Raises:
-    TrainingError: where the pass began with something else.
+    TrainingError: where the pack began with something else.
     BrokenDataError: where more was left out than may be now.
   """
   step = checkpoints.latest()
@@ -184,7 +184,7 @@ def require_within(state: TrainState, total: int, directory: Path) -> None:
 def require_same(
   found: Mapping[str, Any], now: Mapping[str, Any], directory: Path
 ) -> None:
-  """Raises unless a pass goes on with what it began with."""
+  """Raises unless a pack goes on with what it began with."""
   advice = "Give that one, or another --workdir."
   if found["fingerprint"] != now["fingerprint"]:
     raise TrainingError(

@@ -19,7 +19,7 @@ from memory_vit.model.regimes import REGIMES
 from memory_vit.run_result import RESULT, RunResult, SweepResult, read_result
 from memory_vit.runtime import files, processes, sharding
 from memory_vit.runtime.lock import only_run
-from memory_vit.runtime.preemption import Stop
+from memory_vit.runtime.preemption import StopSignal
 from memory_vit.tasks import store
 from memory_vit.training import (
   config_changes,
@@ -32,8 +32,8 @@ from memory_vit.training import (
   sweep,
   upstream,
 )
-from memory_vit.training.sweep import Variant
-from memory_vit.training.trainer import Learned, Learner
+from memory_vit.training.sweep import Trial
+from memory_vit.training.trainer import PackResult, Trainer
 
 logger = logging.getLogger("memory_vit")
 
@@ -41,7 +41,7 @@ logger = logging.getLogger("memory_vit")
 def train_and_evaluate(
   config: Config,
   workdir: Path,
-  stop: Stop | None = None,
+  stop: StopSignal | None = None,
   may_change: Sequence[str] = (),
 ) -> RunResult:
   """Learns a task or a sweep, or goes on where a run in `workdir` stopped.
@@ -71,9 +71,9 @@ def train_and_evaluate(
   requirements.require_possible(config, workdir, mesh)
   may_change = config_changes.allowed(may_change)
   with only_run(workdir) as require_alone:
-    processes.by_first(lambda: results.tidy(workdir))
+    processes.on_process_0(lambda: results.tidy(workdir))
     return _run(
-      config, workdir, mesh, stop or Stop(), may_change, require_alone
+      config, workdir, mesh, stop or StopSignal(), may_change, require_alone
     )
 
 
@@ -84,15 +84,15 @@ class _Inputs:
   Attributes:
     config: with what backbone and data have settled.
     name: of the best task.
-    variants: to be learned.
-    learner: with the training and the validation split.
+    trials: to be trained.
+    trainer: with the training and the validation split.
     splits: {"train": the split, ..., "upstream": ...}, those that are named.
   """
 
   config: Config
   name: str
-  variants: list[Variant]
-  learner: Learner
+  trials: list[Trial]
+  trainer: Trainer
   splits: dict[str, Source]
 
 
@@ -100,52 +100,52 @@ def _run(
   config: Config,
   workdir: Path,
   mesh: Mesh,
-  stop: Stop,
+  stop: StopSignal,
   may_change: tuple[str, ...],
   require_alone: Callable[[], None],
 ) -> RunResult:
   """See `train_and_evaluate`."""
   began = time.perf_counter()
   name = resolve.task_name(config)
-  sweep.variants_of(config, name)  # a wrong one must not cost a backbone
+  sweep.trials_of(config, name)  # a wrong one must not cost a backbone
   processes.require_shared(workdir)
   earlier = read_result(workdir)
   inputs = _open_inputs(config, name, workdir, mesh, stop)
   config = inputs.config
-  learner = dataclasses.replace(
-    inputs.learner, may_change=may_change, require_alone=require_alone
+  trainer = dataclasses.replace(
+    inputs.trainer, may_change=may_change, require_alone=require_alone
   )
   own_data = inputs.splits.get("upstream")
-  before = own_data and upstream.evaluate_upstream(learner, own_data, ())
-  plan = packing.plan(learner, inputs.variants, workdir)
-  learned = _train(learner, inputs.variants, plan, workdir)
+  before = own_data and upstream.evaluate_upstream(trainer, own_data, ())
+  plan = packing.plan(trainer, inputs.trials, workdir)
+  packs = _train(trainer, inputs.trials, plan, workdir)
   tested = inputs.splits.get("test")
   ranked = results.rank(
-    results.evaluate_trained(learner, inputs.variants, learned, tested),
+    results.evaluate_trained(trainer, inputs.trials, packs, tested),
     config,
     name,
   )
   require_alone()
-  exported = results.export(config, name, ranked, workdir, learner.backbone)
+  exported = results.export(config, name, ranked, workdir, trainer.backbone)
   if config.regime == "full":
     model = workdir / f"{name}.npz"
     with files.writing(model):
-      results.save_model(exported[0], learner.backbone, model)
+      results.save_model(exported[0], trainer.backbone, model)
   after = None
   if own_data and REGIMES[config.regime].composes:
-    after = upstream.evaluate_upstream(learner, own_data, exported)
-  fingerprint = learner.backbone.fingerprint
+    after = upstream.evaluate_upstream(trainer, own_data, exported)
+  fingerprint = trainer.backbone.fingerprint
   # A run that had finished has not become faster.
   seconds = earlier and earlier.wall_seconds
   result = RunResult(
     tasks=tuple(trial.result for trial in ranked),
     backbone=upstream.compare(fingerprint, before, after),
-    data=learner.record.digests,
+    data=trainer.record.digests,
     left_out=_left_out(inputs.splits.values()),
     wall_seconds=seconds or round(time.perf_counter() - began, 2),
-    images_per_second=_speed(learned),
-    config_changes=_changes(learned),
-    sweep=_of_the_sweep(learned, name, plan) if config.sweep.is_on else None,
+    images_per_second=_speed(packs),
+    config_changes=_changes(packs),
+    sweep=_of_the_sweep(packs, name, plan) if config.sweep.is_on else None,
   )
   files.write_json(workdir / RESULT, result.to_json())
   if config.sweep.is_on:  # once all is safe
@@ -154,53 +154,53 @@ def _run(
 
 
 def _open_inputs(
-  config: Config, name: str, workdir: Path, mesh: Mesh, stop: Stop
+  config: Config, name: str, workdir: Path, mesh: Mesh, stop: StopSignal
 ) -> _Inputs:
   """Opens the backbone and all splits: a wrong one must not cost a training."""
   backbone = open_backbone.open_backbone(config, workdir, mesh, stop)
   source = _open(config, config.data.train)
   config = resolve.with_image_size(config, backbone)
   config = resolve.with_steps(config, source.size)
-  variants = sweep.variants_of(config, name)
-  requirements.require_within(variants)
+  trials = sweep.trials_of(config, name)
+  requirements.require_within(trials)
   requirements.require_memory(config)  # once more: image_size may have been 0
-  learner = _learner(config, mesh, backbone, source)
-  requirements.require_names(learner, name, variants)
+  trainer = _trainer(config, mesh, backbone, source)
+  requirements.require_names(trainer, name, trials)
   splits = {
-    "train": learner.train,
-    "validation": learner.validation,
+    "train": trainer.train,
+    "validation": trainer.validation,
     "test": _open(config, config.data.test),
     "upstream": upstream.open_upstream(config, backbone),
   }
   splits = {key: source for key, source in splits.items() if source}
-  consistency.require_same_data(learner, splits)
+  consistency.require_same_data(trainer, splits)
   record = _record_of(splits, config, workdir)
-  learner = dataclasses.replace(learner, stop=stop, record=record)
-  return _Inputs(config, name, variants, learner, splits)
+  trainer = dataclasses.replace(trainer, stop=stop, record=record)
+  return _Inputs(config, name, trials, trainer, splits)
 
 
 def _train(
-  learner: Learner,
-  variants: Sequence[Variant],
+  trainer: Trainer,
+  trials: Sequence[Trial],
   plan: dict[str, Any],
   workdir: Path,
-) -> list[Learned]:
-  """Trains all passes; keeps the configuration with which they were begun."""
-  file, options = workdir / "config.json", to_dict(learner.config)
+) -> list[PackResult]:
+  """Trains all packs; keeps the configuration with which they were begun."""
+  file, options = workdir / "config.json", to_dict(trainer.config)
   # A run that goes on has its own.
-  if not (packing.has_saved(workdir) and processes.by_first(file.exists)):
+  if not (packing.has_saved(workdir) and processes.on_process_0(file.exists)):
     files.write_json(file, options)
-  learned = packing.learn(learner, variants, plan, workdir)
-  if _changes(learned):
+  packs = packing.train(trainer, trials, plan, workdir)
+  if _changes(packs):
     files.write_json(file, options)
-  return learned
+  return packs
 
 
-def _learner(
+def _trainer(
   config: Config, mesh: Mesh, backbone: Backbone, source: Source
-) -> Learner:
+) -> Trainer:
   directories = (*config.task.attends_to, *config.task.indirect)
-  return Learner(
+  return Trainer(
     config=config,
     mesh=mesh,
     backbone=backbone,
@@ -242,32 +242,32 @@ def _left_out(sources: Iterable[Source]) -> tuple[str, ...]:
   )
 
 
-def _changes(learned: Sequence[Learned]) -> tuple[Mapping[str, Any], ...]:
-  """What changed of the configuration on the way, in any pass."""
+def _changes(packs: Sequence[PackResult]) -> tuple[Mapping[str, Any], ...]:
+  """What changed of the configuration on the way, in any pack."""
   found = []
-  for part in learned:
-    found += [change for change in part.changes if change not in found]
+  for pack in packs:
+    found += [change for change in pack.changes if change not in found]
   return tuple(found)
 
 
-def _speed(learned: Sequence[Learned]) -> float:
-  """Training pictures per second, over all passes and all processes."""
-  seconds = sum(part.seconds for part in learned)
-  examples = sum(part.examples for part in learned)
+def _speed(packs: Sequence[PackResult]) -> float:
+  """Training pictures per second, over all packs and all processes."""
+  seconds = sum(pack.seconds for pack in packs)
+  examples = sum(pack.examples for pack in packs)
   return round(examples / seconds, 1) if seconds else 0.0
 
 
 def _of_the_sweep(
-  learned: Sequence[Learned], name: str, plan: dict[str, Any]
+  packs: Sequence[PackResult], name: str, plan: dict[str, Any]
 ) -> SweepResult:
   """What the sweep as a whole took."""
-  seconds = sum(part.seconds for part in learned)
-  count = sum(len(part.best) for part in learned)
+  seconds = sum(pack.seconds for pack in packs)
+  count = sum(len(pack.best) for pack in packs)
   return SweepResult(
     task=name,
     variants=count,
-    passes=len(learned),
-    lost={name: at for part in learned for name, at in part.lost.items()},
+    passes=len(packs),
+    lost={name: at for pack in packs for name, at in pack.lost.items()},
     training_seconds=round(seconds, 2),
     training_seconds_per_variant=round(seconds / count, 2),
     bytes_of_one=plan["bytes_of_one"],

@@ -15,7 +15,7 @@ from memory_vit.model.task import BACKBONE, Task
 from memory_vit.run_result import BackboneResult
 from memory_vit.runtime import processes
 from memory_vit.tasks import inference
-from memory_vit.training.trainer import Learner
+from memory_vit.training.trainer import Trainer
 
 
 def open_upstream(config: Config, backbone: Backbone) -> Source | None:
@@ -24,7 +24,7 @@ def open_upstream(config: Config, backbone: Backbone) -> Source | None:
   if not where.name:
     return None
   # It may be prepared on the way, in a directory that all share.
-  source = processes.first_before_others(
+  source = processes.process_0_first(
     lambda: datasets.open_source(
       where.name,
       where.split,
@@ -45,15 +45,15 @@ def open_upstream(config: Config, backbone: Backbone) -> Source | None:
 
 
 def evaluate_upstream(
-  learner: Learner, source: Source, tasks: Sequence[Task]
+  trainer: Trainer, source: Source, tasks: Sequence[Task]
 ) -> dict[str, Any]:
   """Evaluates the original outputs, with tasks in the same pass."""
-  config, backbone = learner.config, learner.backbone
-  everything = [*learner.parents, *tasks] if tasks else []
+  config, backbone = trainer.config, trainer.backbone
+  everything = [*trainer.parents, *tasks] if tasks else []
   slots = inference.fill_slots(backbone, everything) if everything else []
 
   def predict(images: jax.Array) -> dict[str, jax.Array]:
-    learner.stop.check()
+    trainer.stop.check()
     # `data` has scaled the pictures.
     out = inference.forward(backbone, slots, images, check=False)
     return {BACKBONE: out[BACKBONE]}
@@ -64,7 +64,7 @@ def evaluate_upstream(
     source,
     image_ops.evaluation_of(where.eval_crop, where.resize, config.image_size),
     batch_size=config.batch_size_eval,
-    mesh=learner.mesh,
+    mesh=trainer.mesh,
     digest=True,
   )[BACKBONE]
 
