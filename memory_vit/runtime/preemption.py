@@ -1,4 +1,4 @@
-"""Being asked to stop: by a scheduler (SIGTERM, preemption), or by Ctrl-C."""
+"""Preemption: SIGTERM of a scheduler, or Ctrl-C, stops a run that can go on."""
 
 import contextlib
 import os
@@ -87,7 +87,7 @@ class StopSignal:
     self.check()  # it came too late for the loop
 
   def is_wanted(self) -> bool:
-    """Whether to save and stop: the same in all processes, which all ask."""
+    """Whether to save and stop; the same in all processes, which must call."""
     if jax.distributed.is_initialized():
       # A number of our own: the steps of a second pass begin at 1 again.
       self._asked += 1
@@ -100,7 +100,7 @@ class StopSignal:
       raise self.interrupted("what was saved is as it was")
 
   def interrupted(self, what: str) -> Interrupted:
-    """What to raise.
+    """The exception for the signal that came.
 
     Args:
       what: became of the run, for the message.

@@ -1,4 +1,4 @@
-"""What the processes of a run do as one.
+"""Collective operations of the processes of a run.
 
 Each calls the same things in the same order, as jax wants it. With one process
 everything here does next to nothing.
@@ -70,7 +70,7 @@ def require_same(what: str, values: Mapping[str, Any]) -> None:
 
 
 def _require_joined() -> None:
-  """Devices of other hosts may be there although nobody has joined them."""
+  """Raises unless `jax.distributed` has joined all processes."""
   if not jax.distributed.is_initialized():
     raise ConfigError(
       f"this is one of {jax.process_count()} processes that were not joined: "
@@ -102,7 +102,7 @@ def _gather(text: str) -> list[str]:
 
 
 def union_over_processes(numbers: Collection[int]) -> list[int]:
-  """Numbers that at least one process knows, sorted; all must call."""
+  """Numbers that at least one process has, sorted; all must call."""
   if jax.process_count() == 1:
     return sorted(numbers)
   everywhere = map(json.loads, _gather(json.dumps(sorted(numbers))))
@@ -115,7 +115,7 @@ def broadcast_from_process_0(value: Any) -> Any:
 
 
 def on_process_0(action: Callable[[], Any]) -> Any:
-  """Does something in process 0 alone, while the others wait; all must call.
+  """Calls `action` on process 0 alone, while the others wait; all must call.
 
   Args:
     action: its result must be what JSON can hold.
@@ -144,7 +144,7 @@ def on_process_0(action: Callable[[], Any]) -> Any:
 
 
 def process_0_first(action: Callable[[], Any]) -> Any:
-  """Each process does the same; process 0 is done before the others begin.
+  """Calls `action` on process 0, and then on all others.
 
   For what makes files where there are none yet.
   """

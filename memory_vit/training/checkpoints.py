@@ -1,4 +1,4 @@
-"""The state of a run on disk: what is needed to go on as if nothing happened.
+"""Saved states of a run, from which it goes on as if nothing had happened.
 
 Only what is trained is written, never the backbone; the position in the data is
 a number (`data/batching.py`). Orbax writes the arrays, and does not notice when
@@ -72,7 +72,7 @@ class Checkpoints:
     return self._directory
 
   def steps(self) -> list[int]:
-    """All that were saved, oldest first; nothing is said of their health."""
+    """Steps of all saved states, oldest first; they are not verified."""
     found = self._directory.iterdir()
     return sorted(int(p.name) for p in found if _STEP.fullmatch(p.name))
 
@@ -122,7 +122,7 @@ class Checkpoints:
       ) from error
 
   def meta(self, step: int) -> dict[str, Any]:
-    """What was saved beside a state.
+    """The metadata that was saved beside a state.
 
     Raises:
       TrainingError: where it is damaged.

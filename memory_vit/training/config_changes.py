@@ -1,4 +1,4 @@
-"""What may be changed on purpose when a run goes on.
+"""Options that may be changed on purpose when a run goes on.
 
 A run goes on with the configuration and the data that it began with. Where
 somebody says so, some of it may change; what the saved state consists of, which
@@ -23,7 +23,7 @@ CAN_CHANGE = (
 
 
 def allowed(keys: Sequence[str]) -> tuple[str, ...]:
-  """What was given on a command line: "total_steps" or "config.total_steps".
+  """Checks options of a command line: "total_steps" or "config.total_steps".
 
   Returns:
     The keys with "config." in front of them.
@@ -43,7 +43,7 @@ def allowed(keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def advice(keys: Sequence[str]) -> str:
-  """What to do where options differ from those that a run began with.
+  """Says what to do where options are not those that a run began with.
 
   Args:
     keys: "config.total_steps", ...
@@ -63,7 +63,7 @@ def changes(
   now: Mapping[str, Any],
   keys: Sequence[str],
 ) -> list[dict[str, Any]]:
-  """What changes, of what is allowed to.
+  """Lists the allowed differences from the options of a saved state.
 
   Args:
     step: after which.

@@ -1,4 +1,4 @@
-"""What processes that run together must share, for their results to be one."""
+"""Checks that all processes have the same configuration, code and data."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ from memory_vit.training.trainer import Trainer
 
 
 def require_same_start(config: Config) -> None:
-  """Configuration, code, versions and devices, before anything is read.
+  """Compares configuration, code, versions and devices of all processes.
 
   Raises:
     ConfigError: on every process, with what differs.
@@ -35,7 +35,7 @@ def require_same_start(config: Config) -> None:
 
 
 def require_same_data(trainer: Trainer, splits: Mapping[str, Source]) -> None:
-  """Backbone, tasks that are read; of all splits classes, names and sizes.
+  """Compares backbone, parents, and classes and files of all splits.
 
   Not the times of files: copies on several hosts differ in these.
 

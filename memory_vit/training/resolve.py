@@ -1,4 +1,4 @@
-"""What a configuration leaves to its backbone and to its data.
+"""Settles what a configuration leaves to its backbone and to its data.
 
 Both are settled once, when the backbone is loaded and the training split is
 open. What a run records is the number that came of it.

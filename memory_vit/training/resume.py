@@ -173,7 +173,7 @@ def _other_data(directory: Path, other: Mapping[str, Sequence[str]]) -> str:
 
 
 def require_within(state: TrainState, total: int, directory: Path) -> None:
-  """Raises unless there are steps left, or just none."""
+  """Raises where a restored state is beyond the last step."""
   if int(state.step) > total:
     raise TrainingError(
       f"the run in {directory} is at step {state.step}, beyond "
