@@ -31,7 +31,7 @@ _NAME = "task"
 _WORKLOADS = (("Micro/8", 32, 16, 40), ("Ti/16", 64, 128, 5))
 
 
-class Unbounded(divergence.Watch):
+class Unbounded(divergence.DivergenceMonitor):
   """Keeps metrics, and waits for none."""
 
   def add(self, metrics: object) -> None:
@@ -62,20 +62,24 @@ class Workload:
       "label": rng.integers(0, 100, batch_size),
     }
 
-  def seconds(self, steps: int, kind: type[divergence.Watch]) -> float:
+  def seconds(
+    self, steps: int, kind: type[divergence.DivergenceMonitor]
+  ) -> float:
     """Trains, and returns how long a step took."""
-    loop.Watch = kind
-    _, past = loop.fit(
-      self._step,
-      create_state({_NAME: self._task.params}, self._optimizer, self._mesh),
-      {"backbone": self._backbone.params, "tasks": {}},
-      self._batches(),
+    loop.DivergenceMonitor = kind
+    run = loop.Loop(
       title=_NAME,
+      step_fn=self._step,
+      frozen={"backbone": self._backbone.params, "tasks": {}},
+      mesh=self._mesh,
       steps=loop.Steps(total=steps, log=steps),
       batch_size=self._batch_size,
-      mesh=self._mesh,
       schedules=self._schedules,
     )
+    state = create_state(
+      {_NAME: self._task.params}, self._optimizer, self._mesh
+    )
+    _, past = run.fit(state, self._batches())
     return past.timed_seconds / past.timed_steps
 
   def _batches(self) -> Iterator[dict[str, np.ndarray]]:
@@ -89,13 +93,13 @@ def main() -> None:
   rounds = parser.parse_args().rounds
   for variant, side, batch_size, steps in _WORKLOADS:
     workload = Workload(variant, side, batch_size)
-    workload.seconds(3, divergence.Watch)  # compiles
+    workload.seconds(3, divergence.DivergenceMonitor)  # compiles
     ratios, bounded = [], []
     for i in range(rounds):
-      kinds = [divergence.Watch, Unbounded]
+      kinds = [divergence.DivergenceMonitor, Unbounded]
       took = {k: workload.seconds(steps, k) for k in kinds[:: (-1) ** i]}
-      bounded.append(took[divergence.Watch])
-      ratios.append(took[divergence.Watch] / took[Unbounded])
+      bounded.append(took[divergence.DivergenceMonitor])
+      ratios.append(took[divergence.DivergenceMonitor] / took[Unbounded])
     low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
     print(
       f"{variant} {side} px, batch {batch_size}: {middle:.3f} ({low:.3f} to "

@@ -84,7 +84,7 @@ def main(arguments: Arguments) -> int:
   progress.log_to_stderr()
   launch.start(arguments.processes)
   logging.getLogger("memory_vit").info("devices: %s", jax.devices())
-  stop = preemption.Stop()
+  stop = preemption.StopSignal()
   with stop.listening():
     result = run.train_and_evaluate(
       arguments.config, arguments.workdir, stop, arguments.may_change

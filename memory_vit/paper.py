@@ -112,7 +112,7 @@ def main(arguments: Arguments) -> int:
     if jax.process_index() == 0:
       print(text)
     return 0
-  stop = preemption.Stop()
+  stop = preemption.StopSignal()
   with stop.listening():
     runner.run_study(config, workdir, parts, stop)
   return _show_report(workdir) if jax.process_index() == 0 else 0

@@ -7,7 +7,6 @@ shown once, where a cell returns it.
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,6 +15,7 @@ from tensorboard.backend.event_processing import event_accumulator
 from tensorboard.util import tensor_util
 
 from memory_vit.errors import DataError, TrainingError
+from memory_vit.run_result import RunResult, TrialResult
 
 # Tag -> steps, int64 (k,), and values, float64 (k,).
 Scalars = dict[str, tuple[np.ndarray, np.ndarray]]
@@ -128,11 +128,11 @@ def training_curves(logdir: str | os.PathLike) -> Figure:
   return figure
 
 
-def sweep_figure(result: Mapping[str, Any]) -> Figure:
+def sweep_figure(result: RunResult) -> Figure:
   """Accuracy over learning rate, one line for every number of cells.
 
   Args:
-    result: of a sweep, as in `result.json`.
+    result: of a sweep.
 
   Returns:
     The figure: on validation to the left, on the test split to the right; a
@@ -144,7 +144,7 @@ def sweep_figure(result: Mapping[str, Any]) -> Figure:
     (left, "val_accuracy", "validation"),
     (right, "test_accuracy", "test"),
   ):
-    for cells, rates in _by_cells(result["tasks"], key).items():
+    for cells, rates in _by_cells(result.tasks, key).items():
       means = [np.mean(values) for values in rates.values()]
       ranges = [
         (mean - min(values), max(values) - mean)
@@ -159,7 +159,7 @@ def sweep_figure(result: Mapping[str, Any]) -> Figure:
   left.set(ylabel="accuracy")
   if left.get_legend_handles_labels()[0]:
     left.legend()
-  figure.suptitle(result["sweep"]["task"])
+  figure.suptitle(result.sweep.task)
   return figure
 
 
@@ -198,14 +198,14 @@ def lines_figure(
 
 
 def _by_cells(
-  tasks: Sequence[Mapping[str, Any]], key: str
+  tasks: Sequence[TrialResult], key: str
 ) -> dict[int, dict[float, list[float]]]:
   """{cells: {learning rate: accuracies}}, both rising; without missing ones."""
   found: dict[int, dict[float, list[float]]] = {}
-  for task in sorted(tasks, key=lambda t: (t["cells"], t["learning_rate"])):
-    if task[key] is not None:
-      rates = found.setdefault(task["cells"], {})
-      rates.setdefault(task["learning_rate"], []).append(task[key])
+  for task in sorted(tasks, key=lambda t: (t.cells, t.learning_rate)):
+    if (accuracy := getattr(task, key)) is not None:
+      rates = found.setdefault(task.cells, {})
+      rates.setdefault(task.learning_rate, []).append(accuracy)
   return found
 
 

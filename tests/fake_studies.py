@@ -9,6 +9,12 @@ from configs import quickstart
 from memory_vit import config as config_lib
 from memory_vit.config import Config
 from memory_vit.model.regimes import REGIMES
+from memory_vit.run_result import (
+  BackboneResult,
+  RunResult,
+  SweepResult,
+  TrialResult,
+)
 from memory_vit.runtime import files
 from memory_vit.study import plan, report
 from memory_vit.study.record import read_record, read_trials
@@ -55,35 +61,34 @@ class FakeRuns:
       raise KeyboardInterrupt
     directory.mkdir(parents=True, exist_ok=True)
     entries = []
-    for variant in sweep.variants_of(config, "t"):
-      own = variant.config
+    for trial in sweep.trials_of(config, "t"):
+      own = trial.config
       validation, test = self.accuracy(own)
       trained = REGIMES[own.regime].trained
       entries.append(
-        {
-          "name": variant.name,
-          "cells": own.task.cells if "memory" in trained else 0,
-          "learning_rate": own.learning_rate,
-          "val_accuracy": validation,
-          "test_accuracy": test if own.data.test else None,
-          "test_examples": 200 if own.data.test else 0,
-          "trainable_params": 100,
-          "exported": f"tasks/{variant.name}",
-        }
+        TrialResult(
+          name=trial.name,
+          cells=own.task.cells if "memory" in trained else 0,
+          learning_rate=own.learning_rate,
+          val_accuracy=validation,
+          test_accuracy=test if own.data.test else None,
+          test_examples=200 if own.data.test else 0,
+          trainable_params=100,
+          exported=f"tasks/{trial.name}",
+        )
       )
     return self.write(config, directory, entries)
 
   def write(self, config, directory, entries):
     (directory / "checkpoints" / "2").mkdir(parents=True, exist_ok=True)
     files.write_json(directory / "config.json", config_lib.to_dict(config))
-    result = {
-      "tasks": entries,
-      "backbone": {"fingerprint": fingerprint()},
-      "wall_seconds": 32.0,
-    }
-    if config.sweep.is_on:
-      result["sweep"] = {"lost": {}}
-    files.write_json(directory / "result.json", result)
+    result = RunResult(
+      tasks=tuple(entries),
+      backbone=BackboneResult(fingerprint=fingerprint()),
+      wall_seconds=32.0,
+      sweep=SweepResult() if config.sweep.is_on else None,
+    )
+    files.write_json(directory / "result.json", result.to_json())
     return result
 
 

@@ -445,7 +445,7 @@ def test_what_other_processes_leave_out_counts(monkeypatch):
   source = broken_source(16, (2, 9), max_bad=2)
   trained_on(source, steps=4)
   monkeypatch.setattr(
-    processes, "known_to_any", lambda numbers: sorted({*numbers, 2, 5})
+    processes, "union_over_processes", lambda numbers: sorted({*numbers, 2, 5})
   )
   assert set(source.unreadable) == {2, 9}
   with pytest.raises(BrokenDataError, match="example 5 .* another process"):
@@ -643,22 +643,22 @@ def config(tmp_path):
 def test_run_says_what_it_left_out(config, tmp_path):
   workdir = tmp_path / "run"
   result = run.train_and_evaluate(config, workdir)
-  assert len(result["left_out"]) == 3
+  assert len(result.left_out) == 3
   for split, line in zip(
-    ("train", "validation", "test"), result["left_out"], strict=True
+    ("train", "validation", "test"), result.left_out, strict=True
   ):
     assert f"'{split}', example" in line
     assert f"{split}/a/0.png)" in line
-  (task,) = result["tasks"]
-  assert (task["test_examples"], task["test_skipped"]) == (11, 1)
-  assert task["test_majority"] == 6 / 11  # the broken one does not count
+  (task,) = result.tasks
+  assert (task.test_examples, task.test_skipped) == (11, 1)
+  assert task.test_majority == 6 / 11  # the broken one does not count
   assert "left out, as they could not be read:" in summary.summary(
     result, workdir
   )
   # Started again, with nothing left to do, it has not forgotten what training
   # left out; and fewer may not be allowed than there are.
   again = run.train_and_evaluate(config, workdir)
-  assert again["left_out"] == result["left_out"]
+  assert again.left_out == result.left_out
   strict = dataclasses.replace(config.data, max_bad=0)
   with pytest.raises(BrokenDataError, match="train/a/0.png"):
     run.train_and_evaluate(dataclasses.replace(config, data=strict), workdir)

@@ -10,8 +10,9 @@ from conftest import one_device, random_task
 
 from memory_vit import config as config_lib
 from memory_vit.training import loop, results, sweep
+from memory_vit.training.loop_state import BestParams
 from memory_vit.training.step import TrainState
-from memory_vit.training.trainer import Learned
+from memory_vit.training.trainer import PackResult
 
 
 def trained(accuracies, skips=()):
@@ -44,15 +45,14 @@ def trained(accuracies, skips=()):
 
   evaluated, total = [0], len(next(iter(accuracies.values())))
   params = {name: {"w": np.float32(0)} for name in accuracies}
-  _, past = loop.fit(
-    step_fn, TrainState(jnp.int32(0), params, ()), None,
-    ({"image": np.zeros((1, 1))} for _ in range(total)),
-    title="run", steps=loop.Steps(total=total, log=1, evaluate=1),
-    batch_size=1, mesh=one_device(),
+  batches = ({"image": np.zeros((1, 1))} for _ in range(total))
+  run = loop.Loop(
+    title="run", step_fn=step_fn, frozen=None, mesh=one_device(),
+    steps=loop.Steps(total=total, log=1, evaluate=1), batch_size=1,
     schedules=dict.fromkeys(accuracies, optax.constant_schedule(0.1)),
     validate=validate,
   )  # fmt: skip
-  return past
+  return run.fit(TrainState(jnp.int32(0), params, ()), batches)[1]
 
 
 def test_the_earliest_of_equals_is_the_best():
@@ -79,14 +79,14 @@ def test_a_variant_is_best_by_validation(backbone, tmp_path):
     data=config_lib.DataConfig(name="d"),
     sweep=config_lib.SweepConfig(learning_rate=(0.1, 0.2, 0.3)),
   )
-  variants = sweep.variants_of(config, "d")
+  variants = sweep.trials_of(config, "d")
   validation = dict(zip(("d-00", "d-01", "d-02"), (0.5, 0.8, 0.6), strict=True))
   test = dict(zip(("d-00", "d-01", "d-02"), (0.9, 0.2, 0.7), strict=True))
   # Two passes: the better one is not in the first.
   learned = [
-    Learned(
+    PackResult(
       tasks={name: random_task(backbone, name) for name in names},
-      best={name: loop.Best(3, validation[name]) for name in names},
+      best={name: BestParams(3, validation[name]) for name in names},
       lost={}, skipped={}, changes=(), examples=0, seconds=0.0,
     )
     for names in (("d-00",), ("d-01", "d-02"))
@@ -103,14 +103,18 @@ def test_a_variant_is_best_by_validation(backbone, tmp_path):
     }  # fmt: skip
 
   learner = types.SimpleNamespace(evaluate=evaluate)
-  tasks = results.with_metrics(learner, variants, learned, "the test split")
-  metrics = [task.provenance["metrics"] for task in tasks]
-  assert [m["name"] for m in metrics] == ["d-01", "d-02", "d-00"]
-  assert [m["val_accuracy"] for m in metrics] == [0.8, 0.6, 0.5]
-  assert [m["test_accuracy"] for m in metrics] == [0.2, 0.7, 0.9]
-  assert metrics[0]["learning_rate"] == 0.2
+  trained = results.evaluate_trained(
+    learner, variants, learned, "the test split"
+  )
+  ranked = results.rank(trained, config, "d")
+  found = [trial.result for trial in ranked]
+  assert [r.name for r in found] == ["d-01", "d-02", "d-00"]
+  assert [r.val_accuracy for r in found] == [0.8, 0.6, 0.5]
+  assert [r.test_accuracy for r in found] == [0.2, 0.7, 0.9]
+  assert [r.exported for r in found] == ["tasks/d", None, None]
+  assert found[0].learning_rate == 0.2
   # It is exported under the name of the task.
-  (exported,) = results.export(config, "d", tasks, tmp_path, backbone)
+  (exported,) = results.export(config, "d", ranked, tmp_path, backbone)
   best = next(t for t in learned[1].tasks.values() if t.spec.name == "d-01")
   assert exported.spec.name == "d"
   assert exported.provenance["metrics"]["val_accuracy"] == 0.8

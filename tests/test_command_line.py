@@ -26,6 +26,7 @@ from memory_vit.backbones.download import local_file
 from memory_vit.cli import commands, option_help
 from memory_vit.config import OPTIONS, Config, from_dict, to_dict
 from memory_vit.errors import CheckpointError, ConfigError, TrainingError
+from memory_vit.run_result import read_result
 from memory_vit.runtime import paths
 from memory_vit.runtime.lock import only_run
 from memory_vit.runtime.rules import (
@@ -444,15 +445,22 @@ def test_a_cache_that_is_no_directory(monkeypatch):
       local_file(backbone)
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", "3", "{", '{"a": 1}', "\x00"])
+@pytest.mark.parametrize(
+  "text",
+  [
+    "[]", "{}", "3", "{", '{"a": 1}', "\x00",
+    '{"wall_seconds": 1, "tasks": 3}', '{"wall_seconds": 1, "tasks": [{}]}',
+    '{"wall_seconds": 1, "backbone": "b"}',
+  ],
+)  # fmt: skip
 def test_a_result_that_is_none(text, tmp_path):
   file = tmp_path / "result.json"
-  assert training_run._seconds_before(tmp_path) is None
-  file.write_text('{"wall_seconds": 3.5}')
-  assert training_run._seconds_before(tmp_path) == 3.5
+  assert read_result(tmp_path) is None
+  file.write_text('{"wall_seconds": 3.5}')  # no other key was always there
+  assert read_result(tmp_path).wall_seconds == 3.5
   file.write_text(text)
   with pytest.raises(ConfigError, match="result.json .*another --workdir"):
-    training_run._seconds_before(tmp_path)
+    read_result(tmp_path)
 
 
 def test_states_that_are_no_directories(tmp_path):

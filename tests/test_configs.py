@@ -69,8 +69,8 @@ def two_steps(config, backbone_file, workdir, **data):
     data=dataclasses.replace(config.data, **data),
   )
   result = run.train_and_evaluate(config, workdir)
-  assert result["tasks"][0]["steps"] == 2
-  return result["tasks"][0], config
+  assert result.tasks[0].steps == 2
+  return result.tasks[0], config
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -133,8 +133,8 @@ def test_two_steps_on_fake_pictures(name, backbone_file, tmp_path):
   task, config = two_steps(
     config, backbone_file, tmp_path / "run", dir=str(tmp_path / "tfds")
   )
-  assert task["name"] == name
-  assert task["test_examples"] == len(labels[config.data.test])
+  assert task.name == name
+  assert task.test_examples == len(labels[config.data.test])
   manifest = json.loads(
     (tmp_path / "run" / "tasks" / name / "task.json").read_text()
   )
@@ -158,7 +158,7 @@ def test_two_steps_on_a_folder(backbone_file, tmp_path):
   task, _ = two_steps(
     load("folder"), backbone_file, tmp_path / "run", dir=str(root)
   )
-  assert task["test_examples"] == 16
+  assert task.test_examples == 16
 
 
 @pytest.mark.slow
@@ -169,7 +169,7 @@ def test_two_steps_on_any_tfds(backbone_file, tmp_path):
   task, _ = two_steps(
     config, backbone_file, tmp_path / "run", dir=str(tmp_path / "tfds")
   )
-  assert task["name"] == "cifar100"
+  assert task.name == "cifar100"
 
 
 def test_pretraining_is_the_regime_full_from_random_weights():

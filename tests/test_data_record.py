@@ -110,14 +110,14 @@ CHANGES = {
 # In the midst of a run, with steps 5 and 10 saved.
 KILLED = """
 import os, signal
-from memory_vit.runtime.preemption import Stop
+from memory_vit.runtime.preemption import StopSignal
 taken = []
 def kills(self):
   taken.append(1)
   if len(taken) == 13:
     os.kill(os.getpid(), signal.SIGKILL)
   return False
-Stop.is_wanted = kills
+StopSignal.is_wanted = kills
 """
 
 

@@ -49,12 +49,12 @@ def scalars(tmp_path_factory):
   logdirs = {"a": root / "a", "b": root / "b"}
   zero = {"w": np.float32(0)}
   batches = ({"image": np.zeros((1, 1))} for _ in range(STEPS.total))
-  loop.fit(
-    step_fn, TrainState(jnp.int32(0), {"a": zero, "b": zero}, ()), None,
-    batches, title="run", steps=STEPS, batch_size=4, mesh=one_device(),
+  run = loop.Loop(
+    title="run", step_fn=step_fn, frozen=None, steps=STEPS, batch_size=4,
     schedules={name: schedule(rates) for name, rates in RATES.items()},
-    validate=validate, logdirs=logdirs,
+    mesh=one_device(), validate=validate, logdirs=logdirs,
   )  # fmt: skip
+  run.fit(TrainState(jnp.int32(0), {"a": zero, "b": zero}, ()), batches)
   return {name: plots.read_scalars(path) for name, path in logdirs.items()}
 
 

@@ -86,14 +86,14 @@ def arrays(run):
 # However slow the machine is, the signal comes in step 13.
 WAITS = """
 import time
-from memory_vit.runtime.preemption import Stop
-is_wanted, taken = Stop.is_wanted, []
+from memory_vit.runtime.preemption import StopSignal
+is_wanted, taken = StopSignal.is_wanted, []
 def waits(self):
   taken.append(1)
   while len(taken) == 13 and self._signal is None:
     time.sleep(0.01)
   return is_wanted(self)
-Stop.is_wanted = waits
+StopSignal.is_wanted = waits
 """
 
 
@@ -317,7 +317,7 @@ jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(process),
                            initialization_timeout=300)
 import dataclasses, pathlib
 import memory_vit as mv
-from memory_vit.tasks import manifest
+from memory_vit.tasks import manifest, store
 from configs import quickstart
 from memory_vit import config
 from memory_vit.data import datasets
@@ -325,7 +325,7 @@ from memory_vit.training import trainer
 from memory_vit.training import progress
 from memory_vit.runtime import sharding
 from memory_vit.training import sweep
-from memory_vit.runtime.preemption import Interrupted, Stop
+from memory_vit.runtime.preemption import Interrupted, StopSignal
 progress.log_to_stderr()
 values = quickstart.get_config()
 values.batch_size, values.total_steps, values.log_every = 16, 100_000, 1
@@ -333,7 +333,7 @@ values.checkpoint_every = 10
 values.batch_size_eval, values.eval_every = 2, int(eval_every)
 settings = config.from_dict(values.to_dict())
 
-class Slow(trainer.Learner):
+class Slow(trainer.Trainer):
   def predictor(self, tasks):
     outputs = super().predictor(tasks)
     def predict(images):
@@ -345,8 +345,8 @@ class Slow(trainer.Learner):
 mesh = sharding.make_mesh()
 backbone = mv.load_backbone(backbone, image_size=8)
 params = jax.device_put(backbone.params, sharding.replicated(mesh))
-stop = Stop()
-learner = Slow(
+stop = StopSignal()
+slow = Slow(
   config=settings, mesh=mesh, parents=(), stop=stop,
   validation=datasets.open_source("digits:5-9", "test"),
   backbone=dataclasses.replace(backbone, params=params),
@@ -354,7 +354,7 @@ learner = Slow(
 )
 try:
   with stop.listening():
-    learner.learn(sweep.variants_of(settings, "d"), pathlib.Path(workdir), {})
+    slow.train_pack(sweep.trials_of(settings, "d"), pathlib.Path(workdir), {})
 except Interrupted as stopped:
   print(stopped, file=sys.stderr)
   sys.exit(stopped.status)

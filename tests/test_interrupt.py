@@ -7,7 +7,12 @@ import types
 import pytest
 
 from memory_vit.runtime import preemption
-from memory_vit.runtime.preemption import PREEMPTED, STOPPED, Interrupted, Stop
+from memory_vit.runtime.preemption import (
+  PREEMPTED,
+  STOPPED,
+  Interrupted,
+  StopSignal,
+)
 
 
 def send(number=signal.SIGTERM):
@@ -23,7 +28,7 @@ def send_and_return(value):
   ("number", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)]
 )
 def test_outside_of_a_loop_it_stops_at_once(number, status):
-  stop = Stop()
+  stop = StopSignal()
   with pytest.raises(Interrupted) as error, stop.listening():
     send(number)
   assert error.value.status == status
@@ -34,16 +39,16 @@ def test_outside_of_a_loop_it_stops_at_once(number, status):
 def test_what_listened_before_does_so_again():
   numbers = (signal.SIGINT, signal.SIGTERM)
   before = [signal.getsignal(number) for number in numbers]
-  with Stop().listening():
+  with StopSignal().listening():
     assert signal.getsignal(signal.SIGTERM) not in before
-  with pytest.raises(ZeroDivisionError), Stop().listening():
+  with pytest.raises(ZeroDivisionError), StopSignal().listening():
     print(1 / 0)
   assert [signal.getsignal(number) for number in numbers] == before
 
 
 def test_what_was_decided_stays():
   """The process ends with a status: a further SIGTERM would change it."""
-  stop = Stop()
+  stop = StopSignal()
   with (  # noqa: PT012
     pytest.raises(Interrupted),
     stop.listening(),
@@ -61,7 +66,7 @@ def test_a_storm_is_one_signal(monkeypatch):
   monkeypatch.setattr(preemption, "time", clock)
   ended = []
   monkeypatch.setattr(preemption.signal, "SIG_DFL", lambda *_: ended.append(1))
-  stop = Stop()
+  stop = StopSignal()
   with (  # noqa: PT012
     pytest.raises(Interrupted),
     stop.listening(),
@@ -78,7 +83,7 @@ def test_a_storm_is_one_signal(monkeypatch):
 
 
 def test_a_loop_asks_when_it_likes():
-  stop = Stop()
+  stop = StopSignal()
   with stop.listening(), pytest.raises(Interrupted) as error:  # noqa: PT012
     with stop.asked_for():
       assert not stop.is_wanted()
@@ -93,13 +98,13 @@ def test_a_loop_asks_when_it_likes():
 
 
 def test_an_error_is_not_hidden_by_a_signal():
-  stop = Stop()
+  stop = StopSignal()
   with pytest.raises(ZeroDivisionError), stop.listening(), stop.asked_for():
     print(1 / send_and_return(0))
 
 
 def test_nobody_listens_unless_told_to():
-  stop = Stop()
+  stop = StopSignal()
   with stop.asked_for():
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert not stop.is_wanted()

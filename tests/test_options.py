@@ -416,6 +416,7 @@ class Watcher:
     except MemoryVitError as error:
       seen["refused"] = f"{type(error).__name__}: {error}"
       return seen
+    result = result.to_json()
     for key in ("wall_seconds", "images_per_second"):
       del result[key]
     if "sweep" in result:
@@ -458,7 +459,7 @@ class Watcher:
     patch.setattr(run, "_plot", lambda result, workdir: None)
     # What it takes is compiled to be estimated.
     patch.setattr(
-      packing, "pass_bytes", lambda learner, variants: len(variants) * 2**20
+      packing, "pack_bytes", lambda trainer, trials: len(trials) * 2**20
     )
 
   def _make_once(self):
@@ -507,8 +508,8 @@ class Watcher:
   def _look(self):
     """At what passes between the modules."""
     self._wrap(open_backbone, "open_backbone", after=self._see_backbone)
-    self._wrap(trainer.Learner, "start", after=self._see_start)
-    self._wrap(loop, "fit", before=self._see_fit, after=self._see_learned)
+    self._wrap(trainer.Trainer, "start", after=self._see_start)
+    self._wrap(loop.Loop, "fit", self._see_fit, self._see_learned)
     self._wrap(Step, "__call__", before=self._see_step)
     self._wrap(Step, "gradient", before=self._see_part)
     self._wrap(evaluate, "evaluate_source", before=self._see_evaluation)
@@ -550,17 +551,17 @@ class Watcher:
     ])  # fmt: skip
     return backbone
 
-  def _see_start(self, start, learner, variants):
+  def _see_start(self, start, trainer, trials):
     for name, task in start.tasks.items():
       self._see("task", (name, task.spec, host(task.params)))
-    self._see("identity", learner.meta(variants))
+    self._see("identity", trainer.meta(trials))
     return start
 
-  def _see_fit(self, *args, title, steps, schedules, **options):
-    self._phase = title if title == "pretraining" else "training"
-    self._step = 0
-    for schedule in schedules.values():
-      self._see("rates", [float(schedule(i)) for i in range(steps.total)])
+  def _see_fit(self, run, *args):
+    self._phase = run.title if run.title == "pretraining" else "training"
+    self._step, total = 0, run.steps.total
+    for schedule in run.schedules.values():
+      self._see("rates", [float(schedule(i)) for i in range(total)])
 
   def _see_learned(self, result, *args):
     state, _ = result

@@ -9,6 +9,7 @@ from clu import metric_writers
 
 from memory_vit import plots
 from memory_vit.errors import DataError, MemoryVitError, TrainingError
+from memory_vit.run_result import RunResult, SweepResult, TrialResult
 
 matplotlib.use("Agg")
 
@@ -163,18 +164,20 @@ def test_events_of_something_else(tmp_path):
 
 def test_a_sweep_is_drawn_by_cells_and_learning_rate(agg):
   def entry(rate, cells, val, test):
-    return {
-      "learning_rate": rate, "cells": cells,
-      "val_accuracy": val, "test_accuracy": test,
-    }  # fmt: skip
+    return TrialResult(
+      name="digits", learning_rate=rate, cells=cells, val_accuracy=val,
+      test_accuracy=test,
+    )  # fmt: skip
 
-  tasks = [
+  tasks = (
     entry(0.1, 5, 0.75, None),
     entry(0.01, 5, 0.25, None),
     entry(0.1, 0, 0.5, 0.5),
     entry(0.1, 0, 0.25, 0.5),  # another seed
-  ]
-  figure = plots.sweep_figure({"tasks": tasks, "sweep": {"task": "digits"}})
+  )
+  sweep = SweepResult(task="digits")
+  result = RunResult(tasks=tasks, sweep=sweep, wall_seconds=1.0)
+  figure = plots.sweep_figure(result)
   validation, test = figure.axes
   lines = {c.get_label(): c.lines[0] for c in validation.containers}
   assert list(lines) == ["0 cells", "5 cells"]

@@ -174,10 +174,10 @@ def test_one_process_agrees_with_itself(tmp_path):
   processes.require_same("configuration", {"seed": 1})
   processes.require_shared(tmp_path)
   assert list(tmp_path.iterdir()) == []
-  assert processes.from_first([1, "a"]) == [1, "a"]
+  assert processes.broadcast_from_process_0([1, "a"]) == [1, "a"]
   done = []
-  assert processes.by_first(lambda: done.append(1)) is None
-  assert processes.first_before_others(lambda: 3) == 3
+  assert processes.on_process_0(lambda: done.append(1)) is None
+  assert processes.process_0_first(lambda: 3) == 3
   assert done == [1]
 
 
@@ -206,11 +206,11 @@ def test_what_other_processes_have_is_compared(monkeypatch):
 
 
 def test_numbers_that_any_process_knows(monkeypatch):
-  assert processes.known_to_any({3, 1}) == [1, 3]
+  assert processes.union_over_processes({3, 1}) == [1, 3]
   monkeypatch.setattr(processes.jax, "process_count", lambda: 2)
   monkeypatch.setattr(processes, "_gather", lambda text: [text, "[2, 3]"])
-  assert processes.known_to_any({3, 1}) == [1, 2, 3]
-  assert processes.known_to_any({}) == [2, 3]
+  assert processes.union_over_processes({3, 1}) == [1, 2, 3]
+  assert processes.union_over_processes({}) == [2, 3]
 
 
 def test_what_tells_that_a_process_was_lost(monkeypatch):

@@ -1,27 +1,23 @@
 """What is shown of a run at its end."""
 
+import dataclasses
 import re
 
+from memory_vit.run_result import RunResult, TrialResult
 from memory_vit.training import summary
 
-TASK = {
-  "name": "pets", "cells": 5, "varied": {}, "trainable_params": 12_345,
-  "val_accuracy": 0.75, "test_accuracy": 0.5, "test_examples": 1_234,
-  "chance": 0.125, "test_majority": 0.4375, "test_top5": 1.0,
-}  # fmt: skip
-RESULT = {
-  "tasks": [TASK],
-  "backbone": {"outputs_bit_equal": None},
-  "left_out": [],
-  "wall_seconds": 3.0,
-  "images_per_second": 17.0,
-}
+TASK = TrialResult(
+  name="pets", cells=5, learning_rate=0.1, trainable_params=12_345,
+  val_accuracy=0.75, test_accuracy=0.5, test_examples=1_234,
+  chance=0.125, test_majority=0.4375, test_top5=1.0,
+)  # fmt: skip
+RESULT = RunResult(tasks=(TASK,), wall_seconds=3.0, images_per_second=17.0)
 
 
 def rows_of(result, tmp_path):
   _, header, _, *rows = summary.summary(result, tmp_path).splitlines()
   columns, *cells = (
-    re.split(r"  +", line) for line in (header, *rows[: len(result["tasks"])])
+    re.split(r"  +", line) for line in (header, *rows[: len(result.tasks)])
   )
   return [dict(zip(columns, row, strict=True)) for row in cells]
 
@@ -34,7 +30,7 @@ def test_chance_and_majority_stand_beside_the_accuracy(tmp_path):
 
 
 def test_without_a_test_split_there_is_no_majority(tmp_path):
-  untested = {**TASK, "test_accuracy": None, "test_majority": None}
-  (row,) = rows_of({**RESULT, "tasks": [untested]}, tmp_path)
+  untested = dataclasses.replace(TASK, test_accuracy=None, test_majority=None)
+  (row,) = rows_of(dataclasses.replace(RESULT, tasks=(untested,)), tmp_path)
   assert (row["test"], row["majority"]) == ("-", "-")
   assert row["chance"] == "12.50 %"

@@ -29,11 +29,22 @@ from memory_vit.errors import (
   TrainingError,
 )
 from memory_vit.model import trees
-from memory_vit.tasks import split_forward
-from memory_vit.training import loop, packing, pretrain, resume, run, sweep
+from memory_vit.run_result import read_result
+from memory_vit.runtime import files
+from memory_vit.tasks import inference, split_forward, store
+from memory_vit.training import (
+  packing,
+  pretrain,
+  resolve,
+  resume,
+  run,
+  sweep,
+  trainer,
+)
 from memory_vit.training.checkpoints import Checkpoints
+from memory_vit.training.loop_state import BestParams
 from memory_vit.training.step import Step
-from memory_vit.training.trainer import Learned
+from memory_vit.training.trainer import PackResult
 
 
 def small_backbone(seed=0):
@@ -97,20 +108,17 @@ def finished(config, backbone_file):
 
 def test_a_run_from_nothing_to_the_result(config, finished):
   workdir, result = finished
-  assert result == json.loads((workdir / "result.json").read_text())
-  (task_result,) = result["tasks"]
-  assert set(task_result) >= {
+  assert result.to_json() == json.loads((workdir / "result.json").read_text())
+  (task_result,) = result.tasks
+  assert {*dataclasses.asdict(task_result)} >= {
     "name", "regime", "cells", "learning_rate", "seed", "steps",
     "trainable_params", "val_accuracy", "test_accuracy", "test_examples",
   }  # fmt: skip
   # cls 32, memory 1 * 5 * 32, head 32 * 5 + 5.
-  assert task_result["trainable_params"] == 32 + 160 + 165
-  assert result["backbone"]["outputs_bit_equal"] is True
-  assert (
-    result["backbone"]["accuracy_before"]
-    == result["backbone"]["accuracy_after"]
-  )
-  assert result["images_per_second"] > 0
+  assert task_result.trainable_params == 32 + 160 + 165
+  assert result.backbone.outputs_bit_equal is True
+  assert result.backbone.accuracy_before == result.backbone.accuracy_after
+  assert result.images_per_second > 0
   stored = json.loads((workdir / "config.json").read_text())
   assert config_lib.from_dict(stored) == config
   assert list(workdir.glob("events.out.tfevents.*"))
@@ -119,7 +127,7 @@ def test_a_run_from_nothing_to_the_result(config, finished):
   backbone = mv.load_backbone(config.backbone)
   task = mv.load_task(workdir / "tasks" / "digits-5-9", backbone)
   assert task.spec.class_names == ("5", "6", "7", "8", "9")
-  assert task.provenance["metrics"] == task_result
+  assert task.provenance["metrics"] == dataclasses.asdict(task_result)
   assert task.provenance["config"]["seed"] == config.seed
   source = datasets.open_source("digits:5-9", "test")
   hits, labels = [], []
@@ -130,10 +138,10 @@ def test_a_run_from_nothing_to_the_result(config, finished):
     right = np.asarray(out).argmax(-1) == batch["label"]
     hits += list(right[batch["mask"] > 0])
     labels += list(batch["label"][batch["mask"] > 0])
-  assert len(hits) == source.size == task_result["test_examples"]
-  assert np.mean(hits) == task_result["test_accuracy"]
-  assert task_result["chance"] == 1 / 5
-  assert task_result["test_majority"] == max(np.bincount(labels)) / len(labels)
+  assert len(hits) == source.size == task_result.test_examples
+  assert np.mean(hits) == task_result.test_accuracy
+  assert task_result.chance == 1 / 5
+  assert task_result.test_majority == max(np.bincount(labels)) / len(labels)
 
 
 def newest(workdir):
@@ -175,8 +183,7 @@ def test_resumed_equals_uninterrupted(config, workdir, finished, monkeypatch):
   assert sum("opt_state" in path for path in arrays_of_it) >= 4
   assert newest(workdir) == newest(whole)
   assert_same_bits(arrays(workdir), arrays(whole))
-  resumed = json.loads((workdir / "result.json").read_text())
-  assert resumed["tasks"] == result["tasks"]
+  assert read_result(workdir).tasks == result.tasks
 
 
 def test_a_finished_run_is_not_trained_again(
@@ -199,7 +206,7 @@ def test_what_is_left_to_backbone_and_data_is_recorded(
   examples = datasets.open_source(config.data.name, config.data.train).size
   steps = math.ceil(0.15 * examples / config.batch_size)
   result = run.train_and_evaluate(given, workdir)
-  assert result["tasks"][0]["steps"] == steps != config.total_steps
+  assert result.tasks[0].steps == steps != config.total_steps
   stored = json.loads((workdir / "config.json").read_text())
   expected = dataclasses.replace(given, image_size=8, total_steps=steps)
   assert config_lib.from_dict(stored) == expected
@@ -215,7 +222,7 @@ def test_what_is_left_to_backbone_and_data_is_recorded(
   in_steps = dataclasses.replace(expected, epochs=0.0)
   for same in (given, in_steps):
     again = run.train_and_evaluate(same, workdir)
-    assert again["tasks"] == result["tasks"]
+    assert again.tasks == result.tasks
   more = math.ceil(0.3 * examples / config.batch_size)
   for other, message in (
     ({"epochs": 0.3}, f"config.total_steps: {steps}, now {more}"),
@@ -227,21 +234,22 @@ def test_what_is_left_to_backbone_and_data_is_recorded(
 
 def test_the_best_state_is_exported(config, workdir, monkeypatch):
   """Accuracy falls after step 3: that state is the result, not the last."""
-  real = loop._validate
-  accuracies = {3: 0.9, 6: 0.2}
-  states = {}
+  real = trainer.Trainer.evaluate
+  states = []
 
-  def falling(step, state, *args):
-    real(step, state, *args)
-    states[step] = jax.device_get(state.params["digits-5-9"])
-    return {"digits-5-9": accuracies[step]}
+  def falling(self, tasks, source):
+    found = real(self, tasks, source)
+    if source is self.validation:
+      states.append(jax.device_get(tasks[0].params))
+      found["digits-5-9"]["top1"] = 0.9 if len(states) == 1 else 0.2
+    return found
 
-  monkeypatch.setattr(loop, "_validate", falling)
+  monkeypatch.setattr(trainer.Trainer, "evaluate", falling)
   result = run.train_and_evaluate(silent(config), workdir)
-  assert result["tasks"][0]["best_step"] == 3
-  assert result["tasks"][0]["steps"] == 6
-  assert result["tasks"][0]["val_accuracy"] == 0.9
-  assert_same_bits(arrays(workdir), trees.flatten(states[3]))
+  assert result.tasks[0].best_step == 3
+  assert result.tasks[0].steps == 6
+  assert result.tasks[0].val_accuracy == 0.9
+  assert_same_bits(arrays(workdir), trees.flatten(states[0]))
 
 
 def test_without_validation_the_last_state_is_exported(config, workdir):
@@ -252,17 +260,17 @@ def test_without_validation_the_last_state_is_exported(config, workdir):
   result = run.train_and_evaluate(config, workdir)
   made = json.loads((workdir / "config.json").read_text())
   assert made == json.loads(json.dumps(config_lib.to_dict(config)))
-  (task,) = result["tasks"]
-  assert task["steps"] == task["best_step"] == 6
-  assert task["val_accuracy"] is task["test_accuracy"] is None
-  assert task["test_examples"] == 0
-  assert result["backbone"]["accuracy_before"] is None
-  assert result["backbone"]["outputs_bit_equal"] is None
+  (task,) = result.tasks
+  assert task.steps == task.best_step == 6
+  assert task.val_accuracy is task.test_accuracy is None
+  assert task.test_examples == 0
+  assert result.backbone.accuracy_before is None
+  assert result.backbone.outputs_bit_equal is None
 
 
 def test_outputs_that_changed_are_reported(config, workdir, monkeypatch):
   """Of a program that is broken as soon as a task is in the pass."""
-  real = run.inference.forward
+  real = inference.forward
 
   def broken(backbone, tasks, images, *, check):
     out = real(backbone, tasks, images, check=check)
@@ -272,13 +280,13 @@ def test_outputs_that_changed_are_reported(config, workdir, monkeypatch):
       out["backbone"] = out["backbone"].at[0, 0].add(change)
     return out
 
-  monkeypatch.setattr(run.inference, "forward", broken)
+  monkeypatch.setattr(inference, "forward", broken)
   config = changed(config, "data", test="")
   config = dataclasses.replace(config, total_steps=1)
   for change in (np.float32(1e-6), np.float32(1e6)):
-    found = run.train_and_evaluate(config, workdir)["backbone"]
-    assert found["outputs_bit_equal"] is False
-    same = found["accuracy_before"] == found["accuracy_after"]
+    found = run.train_and_evaluate(config, workdir).backbone
+    assert found.outputs_bit_equal is False
+    same = found.accuracy_before == found.accuracy_after
     assert same == (change < 1)
 
 
@@ -312,16 +320,16 @@ def test_three_updates_that_are_not_finite_stop_the_run(
     assert checkpoints.steps() == [3, 4]  # of which nothing was taken over
     assert checkpoints.meta(4)["skipped"]["digits-5-9"]["row"] == [3, 4]
   # It goes on from there, on the same pictures, which were not at fault.
-  (task,) = run.train_and_evaluate(config, workdir)["tasks"]
-  assert task["best_step"] in (3, 6)
-  assert task["skipped_updates"] == 2
+  (task,) = run.train_and_evaluate(config, workdir).tasks
+  assert task.best_step in (3, 6)
+  assert task.skipped_updates == 2
 
 
 @pytest.mark.slow
 def test_one_update_that_is_not_finite_is_skipped(config, workdir, monkeypatch):
   breaks_in((2,), monkeypatch)
-  (task,) = run.train_and_evaluate(config, workdir)["tasks"]
-  assert task["skipped_updates"] == 1
+  (task,) = run.train_and_evaluate(config, workdir).tasks
+  assert task.skipped_updates == 1
 
 
 def test_examples_of_a_step_are_those_of_its_batch():
@@ -355,7 +363,7 @@ def test_extension_reads_an_exported_task(config, workdir, backbone_file):
   child = mv.load_task(workdir / "tasks" / "child", backbone)
   assert child.spec.attends_to == ("parent",)
   assert child.spec.parent_digests == (parent.digest,)
-  assert result["backbone"]["outputs_bit_equal"]
+  assert result.backbone.outputs_bit_equal
   images = np.zeros((1, 8, 8, 3), np.float32)
   with pytest.raises(TaskError, match="'parent', which is not among"):
     mv.forward(backbone, [child], images)
@@ -392,12 +400,12 @@ def test_a_parent_of_a_parent_need_not_be_read(config, workdir, backbone_file):
 def test_other_regimes_end_to_end(config, workdir, backbone_file, regime):
   config = dataclasses.replace(config, regime=regime)
   result = run.train_and_evaluate(config, workdir)
-  (entry,) = result["tasks"]
-  assert entry["regime"] == regime
-  assert result["backbone"]["outputs_bit_equal"] is None
+  (entry,) = result.tasks
+  assert entry.regime == regime
+  assert result.backbone.outputs_bit_equal is None
   backbone = mv.load_backbone(backbone_file)
   task = mv.load_task(workdir / "tasks" / "digits-5-9", backbone)
-  assert entry["trainable_params"] == trees.count(task.params)
+  assert entry.trainable_params == trees.count(task.params)
   source = datasets.open_source("digits:5-9", "test")
   hits = []
   cut = split_forward.make_split_forward(backbone.config, (task.spec,))
@@ -409,7 +417,7 @@ def test_other_regimes_end_to_end(config, workdir, backbone_file, regime):
     out = cut.logits({task.spec.name: task.params}, frozen, inputs)
     right = np.asarray(out[task.spec.name]).argmax(-1) == batch["label"]
     hits += list(right[batch["mask"] > 0])
-  assert np.mean(hits) == entry["test_accuracy"]
+  assert np.mean(hits) == entry.test_accuracy
   if regime == "full":  # a ViT that anybody can load
     model = mv.load_backbone(workdir / "digits-5-9.npz")
     assert model.config.num_classes == 5
@@ -443,10 +451,10 @@ def test_a_sweep_goes_on_after_a_pass_that_diverged(config, workdir):
   config = changed(config, "optim", name="adamw", weight_decay=1e6)
   rates = changed(config, "sweep", learning_rate=(1e6, 1e-6))
   result = run.train_and_evaluate(rates, workdir)
-  (entry,) = result["tasks"]
-  assert entry["learning_rate"] == 1e-6
-  assert list(result["sweep"]["lost"]) == ["digits-5-9-00"]
-  assert result["sweep"]["variants"] == 2
+  (entry,) = result.tasks
+  assert entry.learning_rate == 1e-6
+  assert list(result.sweep.lost) == ["digits-5-9-00"]
+  assert result.sweep.variants == 2
   lost = changed(config, "sweep", learning_rate=(1e6, 1e5))
   with pytest.raises(TrainingError, match="is not finite"):
     run.train_and_evaluate(lost, workdir.parent / "lost")
@@ -458,28 +466,29 @@ def test_a_pass_that_diverged_is_remembered(tmp_path):
   class Fake:
     rate, calls = 1.0, []
 
-    def meta(self, part):
-      return {"variants": [v.name for v in part], "rate": self.rate}
+    def meta(self, pack):
+      return {"variants": [v.name for v in pack], "rate": self.rate}
 
-    def learn(self, part, directory, logdirs):
-      self.calls.append(part[0].name)
-      if part[0].name == "a":
+    def train_pack(self, pack, directory, logdirs):
+      self.calls.append(pack[0].name)
+      if pack[0].name == "a":
         raise DivergedError("not finite", {"a": 3})
-      return Learned({"b": 1}, {"b": loop.Best()}, {}, {}, (), 1, 1.0)
+      best = {"b": BestParams()}
+      return PackResult(tasks={"b": 1}, best=best, lost={}, seconds=1.0)
 
-  variants = [sweep.Variant(name, {"x": name}, None) for name in "ab"]
+  variants = [sweep.Trial(name, {"x": name}, None) for name in "ab"]
   plan, fake = {"passes": [["a"], ["b"]]}, Fake()
   for expected in (["a", "b"], ["a", "b", "b"]):
-    first, second = packing.learn(fake, variants, plan, tmp_path)
+    first, second = packing.train(fake, variants, plan, tmp_path)
     assert (first.tasks, first.lost) == ({}, {"a": 3})
     assert second.tasks == {"b": 1}
     assert fake.calls == expected
   # Of another configuration nothing is known.
   fake.rate = 2.0
-  packing.learn(fake, variants, plan, tmp_path)
+  packing.train(fake, variants, plan, tmp_path)
   assert fake.calls[3:] == ["a", "b"]
   with pytest.raises(DivergedError):
-    packing.learn(fake, variants, {"passes": [["a"]]}, tmp_path)
+    packing.train(fake, variants, {"passes": [["a"]]}, tmp_path)
 
 
 def test_a_changed_pretraining_is_refused(config, workdir, monkeypatch):
@@ -567,8 +576,8 @@ def test_what_is_allowed_to_change(config, workdir, finished):
   assert "total_steps:" not in str(error.value)
   keys = ["config.total_steps", "learning_rate"]
   result = run.train_and_evaluate(longer, workdir, may_change=keys)
-  assert result["tasks"][0]["steps"] == 8
-  assert result["config_changes"] == [
+  assert result.tasks[0].steps == 8
+  assert list(result.config_changes) == [
     {"step": 6, "key": "config.total_steps", "from": 6, "to": 8},
     {"step": 6, "key": "config.learning_rate", "from": 0.3, "to": 0.2},
   ]
@@ -576,7 +585,7 @@ def test_what_is_allowed_to_change(config, workdir, finished):
   assert config_lib.from_dict(stored) == longer
   # From now on that is its configuration, and the change is not forgotten.
   again = run.train_and_evaluate(longer, workdir)
-  assert again["config_changes"] == result["config_changes"]
+  assert again.config_changes == result.config_changes
   shorter = dataclasses.replace(longer, total_steps=7)
   with pytest.raises(TrainingError, match="is at step 8, beyond"):
     run.train_and_evaluate(shorter, workdir, may_change=["total_steps"])
@@ -608,13 +617,13 @@ def test_what_cannot_be_written_is_named(
       ):
         run.train_and_evaluate(config, workdir)
 
-  refused("tasks/digits-5-9", run.results.adapters, "save_task")
-  refused("result.json", run.records, "write_json")
+  refused("tasks/digits-5-9", store, "save_task")
+  refused("result.json", files, "write_json")
   assert (workdir / "result.json").read_text() == before
   assert not (workdir / "result.tmp").exists()
   assert not list((workdir / "tasks").glob(".*"))
   again = run.train_and_evaluate(config, workdir)
-  assert again == json.loads(before)
+  assert again.to_json() == json.loads(before)
 
 
 def test_names_of_tasks(config):
@@ -625,7 +634,12 @@ def test_names_of_tasks(config):
     "my-pets": {"name": "folder", "dir": "/data/My Pets/"},
   }
   for expected, values in names.items():
-    assert run._name_of(config_lib.DataConfig(**values)) == expected
+    data = config_lib.DataConfig(**values)
+    named = dataclasses.replace(config.task, name="")
+    given = dataclasses.replace(config, data=data, task=named)
+    assert resolve.task_name(given) == expected
+  task = dataclasses.replace(config.task, name="mine")
+  assert resolve.task_name(dataclasses.replace(config, task=task)) == "mine"
 
 
 @pytest.mark.parametrize(

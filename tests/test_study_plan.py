@@ -147,7 +147,7 @@ def test_configurations_of_runs(config):
     assert bool(made.data.test) == planned.tested
     variants = [
       (v.config.learning_rate, v.config.task.cells)
-      for v in sweep.variants_of(made, "t")
+      for v in sweep.trials_of(made, "t")
     ]
     if planned.cells:
       assert variants == planned.trials

@@ -173,8 +173,8 @@ def test_finished_runs_on_other_data_are_refused(
       inventories=dict.fromkeys(("train", "validation", "test"), found),
     )
     record.keep()
-    result["data"] = record.digests
-    files.write_json(directory / "result.json", result)
+    result = dataclasses.replace(result, data=record.digests)
+    files.write_json(directory / "result.json", result.to_json())
     return result
 
   monkeypatch.setattr(training_run, "train_and_evaluate", runs)

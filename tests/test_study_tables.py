@@ -7,6 +7,7 @@ import pytest
 from fake_studies import follow, small_study, with_study
 
 from memory_vit.errors import ConfigError
+from memory_vit.run_result import RunResult, SweepResult, TrialResult
 from memory_vit.study import analysis, paper_numbers, plan, report
 from memory_vit.study.section import compare
 from memory_vit.study.selection import BestRate, best, choose
@@ -121,20 +122,24 @@ def test_sensitivity_and_the_ends_of_the_range(config):
 def test_a_trial_that_diverged_in_a_sweep_has_no_result(config):
   planned = plan.plan(config, ["table2"], {})[-1]
   assert planned.regime == "norms_masked"
-  entries = [
-    {"name": f"t-0{i}", "learning_rate": rate, "cells": 0, "val_accuracy": 0.5,
-     "test_accuracy": 0.4, "test_examples": 9, "trainable_params": 3,
-     "exported": "tasks/t"}
+  entries = tuple(
+    TrialResult(
+      name=f"t-0{i}", learning_rate=rate, cells=0, val_accuracy=0.5,
+      test_accuracy=0.4, test_examples=9, trainable_params=3,
+      exported="tasks/t",
+    )
     for i, rate in enumerate(planned.learning_rates)
-  ]  # fmt: skip
-  result = {"tasks": entries, "sweep": {"lost": {"t-01": 7}}}
+  )  # fmt: skip
+  result = RunResult(
+    tasks=entries, sweep=SweepResult(lost={"t-01": 7}), wall_seconds=1.0
+  )
   here = Path("runs")
   well, lost = trials_of(planned, result, here)
   assert (well.validation, well.test) == (0.5, 0.4)
   assert well.task == str(here / "tasks" / "t")
   assert (lost.learning_rate, lost.validation, lost.task) == (0.1, None, None)
   # What is neither there nor lost is not taken for lost.
-  missing = {"tasks": entries[:1], "sweep": {"lost": {}}}
+  missing = dataclasses.replace(result, tasks=entries[:1], sweep=SweepResult())
   with pytest.raises(ConfigError, match="Move the run away"):
     trials_of(planned, missing, here)
 

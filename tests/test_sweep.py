@@ -41,7 +41,7 @@ def labels(variants):
 
 def test_a_product_of_lists():
   config = config_of(learning_rate=(0.3, 0.1), cells=(1, 5), seed=(0, 1))
-  variants = sweep.variants_of(config, "d")
+  variants = sweep.trials_of(config, "d")
   assert len(variants) == 8
   assert variants[0].name == "d-00"
   assert variants[7].name == "d-07"
@@ -66,8 +66,8 @@ def test_variants_have_the_steps_and_the_size_that_were_left_open(
   steps = math.ceil(0.2 * examples / config.batch_size)
   planned = []
 
-  def plan(learner, variants, workdir):
-    planned.extend([learner, *variants])
+  def plan(trainer, variants, workdir):
+    planned.extend([trainer, *variants])
     raise ConfigError("planned")
 
   monkeypatch.setattr(packing, "plan", plan)
@@ -88,7 +88,7 @@ def test_a_list_of_overrides():
     overrides=({"optim.momentum": 0.5}, {"task.memory_norm": False}, {}),
     learning_rate=(0.3,),
   )
-  variants = sweep.variants_of(config, "d")
+  variants = sweep.trials_of(config, "d")
   assert labels(variants) == [
     "momentum=0.5,learning_rate=0.3",
     "memory_norm=False,learning_rate=0.3",
@@ -101,7 +101,7 @@ def test_a_list_of_overrides():
 
 def test_without_a_sweep_there_is_one_variant():
   config = config_of()
-  (variant,) = sweep.variants_of(config, "d")
+  (variant,) = sweep.trials_of(config, "d")
   assert (variant.name, variant.label, variant.config) == ("d", "", config)
 
 
@@ -123,28 +123,28 @@ def test_without_a_sweep_there_is_one_variant():
 )
 def test_sweeps_that_cannot_be(values, message):
   with pytest.raises(ConfigError, match=message):
-    sweep.variants_of(config_of(**values), "d")
+    sweep.trials_of(config_of(**values), "d")
 
 
 def test_a_best_variant_needs_a_validation_set():
   config = config_of(learning_rate=(0.3, 0.1))
   blind = dataclasses.replace(config.data, validation="")
   with pytest.raises(ConfigError, match="needs config.data.validation"):
-    sweep.variants_of(dataclasses.replace(config, data=blind), "d")
+    sweep.trials_of(dataclasses.replace(config, data=blind), "d")
 
 
 def test_seeds_do_not_make_another_backbone():
   config = config_of(seed=(0, 1))
   made = dataclasses.replace(config.pretrain, variant="Micro/2", total_steps=1)
   with pytest.raises(ConfigError, match="would change the backbone as well"):
-    sweep.variants_of(dataclasses.replace(config, pretrain=made), "d")
+    sweep.trials_of(dataclasses.replace(config, pretrain=made), "d")
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 4, 5, 7, 100])
 def test_passes_hold_every_variant_once(at_once):
   config = config_of(cells=(20, 1, 5, 10, 2, 0, 3))
-  variants = sweep.variants_of(config, "d")
-  passes = sweep.passes_of(variants, at_once)
+  variants = sweep.trials_of(config, "d")
+  passes = sweep.packs_of(variants, at_once)
   sizes = [len(p) for p in passes]
   assert max(sizes) <= at_once
   assert len(passes) == -(-7 // at_once)
@@ -175,8 +175,8 @@ def test_memory_that_a_sweep_may_take(monkeypatch):
   assert sweep.free_bytes(0) == 900
 
 
-def learner(config):
-  return trainer.Learner(
+def trainer_of(config):
+  return trainer.Trainer(
     config=config,
     mesh=one_device(),
     backbone=tiny_backbone(num_classes=5, depth=1),
@@ -197,18 +197,18 @@ def test_a_sweep_equals_its_variants_alone(tmp_path):
        "seed": 4, "optim.label_smoothing": 0.1},
     )
   )  # fmt: skip
-  variants = sweep.variants_of(config, "d")
-  together = learner(config).learn(variants, tmp_path / "all", {})
+  variants = sweep.trials_of(config, "d")
+  together = trainer_of(config).train_pack(variants, tmp_path / "all", {})
   for variant in variants:
-    alone = learner(variant.config).learn(
-      sweep.variants_of(variant.config, variant.name),
+    alone = trainer_of(variant.config).train_pack(
+      sweep.trials_of(variant.config, variant.name),
       tmp_path / variant.name,
       {},
     )
     found, expected = together.best[variant.name], alone.best[variant.name]
     assert (found.step, found.accuracy) == (expected.step, expected.accuracy)
     assert found.params["memory"].shape[1] == variant.config.task.cells
-    start = learner(config).new_task(variant).params
+    start = trainer_of(config).new_task(variant).params
     for name, value in trees.flatten(expected.params).items():
       close = trees.flatten(found.params)[name]
       np.testing.assert_allclose(close, value, rtol=1e-5, atol=1e-6)
@@ -222,11 +222,11 @@ def test_heads_are_learned_side_by_side(tmp_path):
   config = dataclasses.replace(
     config_of(learning_rate=(0.3, 0.1)), regime="head", total_steps=2
   )
-  variants = sweep.variants_of(config, "d")
-  together = learner(config).learn(variants, tmp_path / "all", {})
+  variants = sweep.trials_of(config, "d")
+  together = trainer_of(config).train_pack(variants, tmp_path / "all", {})
   for variant in variants:
-    alone = learner(variant.config).learn(
-      sweep.variants_of(variant.config, variant.name),
+    alone = trainer_of(variant.config).train_pack(
+      sweep.trials_of(variant.config, variant.name),
       tmp_path / variant.name,
       {},
     )
@@ -249,8 +249,8 @@ def test_a_lost_variant_takes_no_other_with_it(tmp_path, monkeypatch):
     "optim.memory_factor": 1e6, "task.memory_std": 1e3,
   }  # fmt: skip
   config = config_of(overrides=({}, huge))
-  variants = sweep.variants_of(config, "d")
-  alone = learner(config).learn(variants[:1], tmp_path / "alone", {})
+  variants = sweep.trials_of(config, "d")
+  alone = trainer_of(config).train_pack(variants[:1], tmp_path / "alone", {})
 
   real_step, steps = step.Step.__call__, []
 
@@ -262,8 +262,8 @@ def test_a_lost_variant_takes_no_other_with_it(tmp_path, monkeypatch):
 
   monkeypatch.setattr(step.Step, "__call__", stops_in_step_4)
   with pytest.raises(KeyboardInterrupt):
-    learner(config).learn(variants, tmp_path / "both", {})
-  both = learner(config).learn(variants, tmp_path / "both", {})
+    trainer_of(config).train_pack(variants, tmp_path / "both", {})
+  both = trainer_of(config).train_pack(variants, tmp_path / "both", {})
   assert len(steps) == 4 + 2  # from the saved step 2 on
   assert both.lost == {"d-01": 3}  # the third update in a row
   assert both.skipped == {"d-01": 3}
@@ -276,21 +276,23 @@ def test_a_lost_variant_takes_no_other_with_it(tmp_path, monkeypatch):
     expected.params,
   )
   with pytest.raises(TrainingError, match="of 'd-01' is not finite"):
-    learner(config).learn(variants[1:], tmp_path / "lost", {})
+    trainer_of(config).train_pack(variants[1:], tmp_path / "lost", {})
 
 
 def test_the_estimate_counts_what_a_pass_holds(tmp_path):
   """Context and pictures are there beside what the gradient needs."""
   config = config_of(cells=(3, 5))
-  variants = sweep.variants_of(config, "d")
-  one, two = (packing.pass_bytes(learner(config), variants[:n]) for n in (1, 2))
+  variants = sweep.trials_of(config, "d")
+  one, two = (
+    packing.pack_bytes(trainer_of(config), variants[:n]) for n in (1, 2)
+  )
   # 16 pictures of 8 px thrice; in one layer, keys and values of 17 tokens of
   # width 32, for a batch of evaluation of 64; all float32.
   held = 3 * 16 * (8 * 8 * 3 + 1) * 4 + 64 * 2 * 17 * 32 * 4
   assert held < one < two < 4 * held
   more = dataclasses.replace(config, batch_size_eval=256)
   assert (
-    packing.pass_bytes(learner(more), variants[:1]) - one
+    packing.pack_bytes(trainer_of(more), variants[:1]) - one
     == 3 * 64 * 2 * 17 * 32 * 4
   )
 
@@ -313,37 +315,37 @@ def test_a_sweep_from_nothing_to_the_result(swept, tmp_path):
   )
   config = dataclasses.replace(swept, sweep=values)
   result = run.train_and_evaluate(config, tmp_path / "one")
-  assert result["sweep"]["variants"] == 2
-  assert result["sweep"]["passes"] == 1
-  entries = result["tasks"]
-  accuracies = [entry["val_accuracy"] for entry in entries]
+  assert result.sweep.variants == 2
+  assert result.sweep.passes == 1
+  entries = result.tasks
+  accuracies = [entry.val_accuracy for entry in entries]
   assert accuracies == sorted(accuracies, reverse=True)
-  assert entries[0]["exported"] == "tasks/digits-5-9"
-  assert {(e["learning_rate"], e["cells"]) for e in entries} == {
+  assert entries[0].exported == "tasks/digits-5-9"
+  assert {(e.learning_rate, e.cells) for e in entries} == {
     (0.3, 0), (0.01, 3)
   }  # fmt: skip
-  assert result["backbone"]["outputs_bit_equal"] is True
+  assert result.backbone.outputs_bit_equal is True
   assert (tmp_path / "one" / "sweep.png").stat().st_size > 1000
   backbone = mv.load_backbone(swept.backbone)
   tasks = mv.load_tasks(tmp_path / "one" / "tasks", backbone)
   names = {task.spec.name for task in tasks}
   assert names == {"digits-5-9", "digits-5-9-00", "digits-5-9-01"}
   best = next(t for t in tasks if t.spec.name == "digits-5-9")
-  assert (
-    best.provenance["config"]["learning_rate"] == (entries[0]["learning_rate"])
+  assert best.provenance["config"]["learning_rate"] == (
+    entries[0].learning_rate
   )
   assert best.provenance["metrics"]["name"] == "digits-5-9"
   for entry in entries:
-    label = f"learning_rate={entry['learning_rate']},cells={entry['cells']}"
+    label = f"learning_rate={entry.learning_rate},cells={entry.cells}"
     scalars = plots.read_scalars(tmp_path / "one" / "sweep" / label)
     _, top1 = scalars["validation/top1"]
-    assert max(top1) == pytest.approx(entry["val_accuracy"])
+    assert max(top1) == pytest.approx(entry.val_accuracy)
 
 
 @pytest.mark.slow
 def test_passes_of_a_sweep_equal_one(swept, tmp_path, monkeypatch):
   """With less memory in two passes, interrupted between them: the same."""
-  entries = run.train_and_evaluate(swept, tmp_path / "one")["tasks"]
+  entries = run.train_and_evaluate(swept, tmp_path / "one").tasks
   sizes = json.loads((tmp_path / "one" / "passes.json").read_text())
   enough_for_two = sizes["bytes_of_one"] + sizes["bytes_per_variant"]
   less = dataclasses.replace(
@@ -359,17 +361,17 @@ def test_passes_of_a_sweep_equal_one(swept, tmp_path, monkeypatch):
     return real_step(self, *args)
 
   monkeypatch.setattr(step.Step, "__call__", preempted_in_the_second_pass)
-  stop = preemption.Stop()
+  stop = preemption.StopSignal()
   with pytest.raises(preemption.Interrupted), stop.listening():
     run.train_and_evaluate(less, tmp_path / "two", stop)
   again = run.train_and_evaluate(less, tmp_path / "two")
   assert len(taken) == 2 * 4  # each step of each pass once
-  assert again["sweep"]["passes"] == 2
-  by_name = {entry["name"]: entry for entry in again["tasks"]}
+  assert again.sweep.passes == 2
+  by_name = {entry.name: entry for entry in again.tasks}
   for entry in entries:
-    found = by_name[entry["name"]]
-    assert found["test_accuracy"] == entry["test_accuracy"]
-    assert found["val_accuracy"] == entry["val_accuracy"]
+    found = by_name[entry.name]
+    assert found.test_accuracy == entry.test_accuracy
+    assert found.val_accuracy == entry.val_accuracy
 
   wider = dataclasses.replace(
     less, sweep=dataclasses.replace(less.sweep, seed=(0, 1))

@@ -21,7 +21,7 @@ from memory_vit.cli import commands
 from memory_vit.data import audit_report, datasets, tfds_trust
 from memory_vit.errors import DataError
 from memory_vit.study import execute, forecast
-from memory_vit.training import pretrain, run
+from memory_vit.training import pretrain, run, upstream
 
 EVIL = "bundle.evil.Evil"
 # One that TFDS imports, but that is none of its features.
@@ -168,7 +168,7 @@ def test_trust_reaches_every_reader(monkeypatch, trusted):
   planned = types.SimpleNamespace(name="x", data="digits:5-9", tested=True)
   readers = (
     lambda: run._open(config, "test"),
-    lambda: run._open_upstream(config, None),
+    lambda: upstream.open_upstream(config, None),
     lambda: pretrain.pretrain(config, None),
     lambda: forecast.train_split(config),
     lambda: execute.require_data(config, [planned], {}),

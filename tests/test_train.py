@@ -16,10 +16,11 @@ import pytest
 from memory_vit.data.data_record import DataRecord
 from memory_vit.errors import DivergedError
 from memory_vit.runtime import sharding
-from memory_vit.runtime.preemption import Interrupted, Stop
+from memory_vit.runtime.preemption import Interrupted, StopSignal
 from memory_vit.training import events, loop, progress, resume
 from memory_vit.training.checkpoints import Checkpoints
-from memory_vit.training.divergence import Skipped
+from memory_vit.training.divergence import SkipCount
+from memory_vit.training.loop_state import BestParams, LoopState
 from memory_vit.training.step import TrainState
 
 META = {"fingerprint": "f", "config": {}, "parents": {}, "attends_to": {},
@@ -44,9 +45,9 @@ class Run:
     self.steps = loop.Steps(total=total, log=1, **steps)
     self.accuracies = dict(accuracies)
     self.taken, self.evaluated = [], []
-    self.stop = Stop()
+    self.stop = StopSignal()
     self.in_step = self.in_evaluation = self.in_save = lambda step: None
-    self.logdirs = {}
+    self.logdirs, self.top5, self.classes = {}, 1.0, 2
 
   def _step(self, state, frozen, batch):
     step = int(state.step) + 1
@@ -69,8 +70,8 @@ class Run:
     self.stop.check()
     self.evaluated.append(count)
     top1 = self.accuracies[count]
-    return {"a": {"loss": 1.0, "top1": top1, "top5": 1.0, "examples": 9,
-                  "per_class": [top1] * 2}}  # fmt: skip
+    return {"a": {"loss": 1.0, "top1": top1, "top5": self.top5, "examples": 9,
+                  "per_class": [top1] * self.classes}}  # fmt: skip
 
   def go(self):
     """Trains from the newest state to the end; returns it and its past."""
@@ -84,16 +85,14 @@ class Run:
       state, past = resume.resume(
         checkpoints, first, META, {}, (), DataRecord()
       )
-      return loop.fit(
-        self._step, state, None,
-        self._batches(int(state.step)),
-        title="run", steps=self.steps, batch_size=1,
-        mesh=sharding.make_mesh(jax.devices()[:1]),
+      run = loop.Loop(
+        title="run", step_fn=self._step, frozen=None, steps=self.steps,
+        mesh=sharding.make_mesh(jax.devices()[:1]), batch_size=1,
         schedules={"a": optax.constant_schedule(0.1)},
-        past=past,
         validate=self._validate if self.accuracies else None,
         save=save, stop=self.stop, logdirs=self.logdirs,
       )  # fmt: skip
+      return run.fit(state, self._batches(int(state.step)), past)
 
   def saved(self):
     """{step: best step and its parameter} in what lies on disk."""
@@ -295,7 +294,7 @@ def test_what_was_skipped_is_saved(tmp_path):
   assert list(again.saved()) == [3, 4]
   fine = Run(tmp_path, checkpoint=1, skips=(3, 4))
   _, past = fine.go()
-  assert past.skipped == {"a": Skipped(2, ())}
+  assert past.skipped == {"a": SkipCount(2, ())}
 
 
 class Failing:
@@ -339,10 +338,10 @@ def test_events_that_cannot_be_opened_do_no_harm(tmp_path):
 
 def test_a_past_is_saved_as_it_is(tmp_path):
   """Every field of it: one that is forgotten changes a resumed run."""
-  past = loop.Past(
-    best={"a": loop.Best(1, 0.25, {"w": np.ones(3, np.float32)})},
+  past = LoopState(
+    best={"a": BestParams(1, 0.25, {"w": np.ones(3, np.float32)})},
     lost={"b": 3},
-    skipped={"b": Skipped(4, (1, 2, 3))},
+    skipped={"b": SkipCount(4, (1, 2, 3))},
     pending=True,
     changes=({"step": 1, "key": "config.seed", "from": 0, "to": 1},),
     timed_steps=7,
@@ -361,14 +360,14 @@ def test_a_past_is_saved_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize(("classes", "says"), [(5, False), (6, True)])
-def test_top5_is_said_where_it_can_be_wrong(monkeypatch, caplog, classes, says):
+def test_top5_is_said_where_it_can_be_wrong(
+  tmp_path, monkeypatch, caplog, classes, says
+):
   monkeypatch.setattr(logging.getLogger("memory_vit"), "propagate", True)
   caplog.set_level(logging.INFO)
-  found = {"loss": 1.0, "top1": 0.5, "top5": 0.875, "examples": 8,
-           "per_class": [0.5] * classes}  # fmt: skip
-  with events.Events({}) as nowhere:
-    state = TrainState(jnp.int32(2), {"a": ZERO}, ())
-    loop._validate(2, state, lambda params: {"a": found}, nowhere)
-  (line,) = caplog.messages
-  assert "validation of 8: loss 1.0000  top-1 0.5000" in line
+  run = Run(tmp_path, 1, {1: 0.5}, evaluate=1)
+  run.top5, run.classes = 0.875, classes
+  run.go()
+  (line,) = (said for said in caplog.messages if "validation of" in said)
+  assert "validation of 9: loss 1.0000  top-1 0.5000" in line
   assert ("top-5 0.8750" in line) is says

@@ -31,6 +31,7 @@ from memory_vit.cli import commands
 from memory_vit.data import image_files
 from memory_vit.errors import CheckpointError, TaskError
 from memory_vit.model import trees
+from memory_vit.run_result import RunResult
 from memory_vit.runtime import messages
 from memory_vit.tasks import array_files, describe, manifest, ocdbt, store
 from memory_vit.training import results, summary
@@ -1046,10 +1047,7 @@ def test_no_file_name_forges_a_line(pets, backbone, tmp_path, capsys):
 
 
 def test_what_a_run_left_out_stays_in_its_line():
-  result = {
-    "tasks": [], "backbone": {"outputs_bit_equal": None}, "left_out": [ODD],
-    "wall_seconds": 1, "images_per_second": 1,
-  }  # fmt: skip
+  result = RunResult(left_out=(ODD,), wall_seconds=1.0)
   said = summary.summary(result, pathlib.Path("runs"))
   assert f"\n  {SHOWN}\n" in said
   assert check_data._some([ODD]) == [f"  {SHOWN}"]

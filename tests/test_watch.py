@@ -3,12 +3,14 @@ import logging
 import pytest
 
 from memory_vit.errors import DivergedError
-from memory_vit.training.divergence import Skipped, Watch
+from memory_vit.training.divergence import DivergenceMonitor, SkipCount
 
 
 def watch_of(step=0, lost=(), skipped=(), **options):
   options = {"max_skipped": 3, **options}
-  return Watch(step, "run", lost=dict(lost), skipped=dict(skipped), **options)
+  return DivergenceMonitor(
+    step, "run", lost=dict(lost), skipped=dict(skipped), **options
+  )
 
 
 def add(watch, **skips):
@@ -21,7 +23,7 @@ def test_a_name_is_lost_after_so_many_in_a_row():
     add(watch, a=a, b=0)
   assert list(watch.check()) == ["b"]
   assert watch.lost == {"a": 9}
-  assert watch.skipped["a"] == Skipped(7, (7, 8, 9))
+  assert watch.skipped["a"] == SkipCount(7, (7, 8, 9))
   assert "b" not in watch.skipped
 
 
@@ -35,7 +37,7 @@ def test_it_counts_the_same_when_it_looks_later_or_goes_on():
     # As saved and resumed.
     often = watch_of(often._step, often.lost, often.skipped)
   at_once.check()
-  assert at_once.skipped == often.skipped == {"a": Skipped(3, (4, 5))}
+  assert at_once.skipped == often.skipped == {"a": SkipCount(3, (4, 5))}
   add(often, a=1)
   with pytest.raises(DivergedError, match="stopped at step 6") as error:
     often.check()

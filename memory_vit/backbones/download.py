@@ -1,21 +1,19 @@
 """Files from elsewhere: short names, addresses, a cache of what was fetched."""
 
-import contextlib
 import hashlib
 import logging
 import os
 import shutil
 import sys
 import urllib.parse
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from etils import epy
 
 from memory_vit.errors import CheckpointError
-from memory_vit.runtime import paths
+from memory_vit.runtime import checksums, files, paths
 
 with epy.lazy_imports():  # it brings jax, for which --help does not wait
   from memory_vit.backbones import npz
@@ -97,7 +95,8 @@ def _cached(url: str, fetch: Callable[[str, BinaryIO], None]) -> Path:
       logger.info("%s is already at %s", url, file)
       return file
     logger.info("downloading %s", url)
-    with replacing(file) as part:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with files.replacing(file) as part:
       with part.open("wb") as opened:
         arriving = _Arriving(opened)
         fetch(url, arriving)
@@ -112,8 +111,7 @@ def _cached(url: str, fetch: Callable[[str, BinaryIO], None]) -> Path:
       f"the file at {file} by hand, or give the path of a local copy."
       f"{_remedy(url)}"
     ) from error
-  with file.open("rb") as stream:
-    digest = hashlib.file_digest(stream, "sha256").hexdigest()
+  digest = checksums.file_digest(file)
   mebibytes = file.stat().st_size / 2**20
   logger.info(
     "downloaded %s: %.1f MiB, SHA-256 %s, to %s", url, mebibytes, digest, file
@@ -257,15 +255,3 @@ def _remedy(url: str) -> str:
     " gs:// needs TensorFlow or gcsfs, and credentials; for a public bucket "
     f"use {https}"
   )
-
-
-@contextlib.contextmanager
-def replacing(file: Path) -> Iterator[Path]:
-  """Gives a path to write to, and moves it to `file` once all went well."""
-  file.parent.mkdir(parents=True, exist_ok=True)
-  part = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}.part")
-  try:
-    yield part
-    part.replace(file)
-  finally:
-    part.unlink(missing_ok=True)

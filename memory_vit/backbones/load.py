@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from memory_vit.backbones import npz
-from memory_vit.backbones.download import local_file, replacing
+from memory_vit.backbones.download import local_file
 from memory_vit.backbones.layouts import (
   BLOCK,
   BLOCK_NUMBER,
@@ -41,6 +41,7 @@ from memory_vit.errors import CheckpointError
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone, backbone_shapes
 from memory_vit.model.vit_config import ViTConfig, square_side
+from memory_vit.runtime import files
 from memory_vit.runtime.messages import listed
 
 # The entries that tell the shape of the model, and their axes.
@@ -126,7 +127,9 @@ def save_backbone(backbone: Backbone, path: str | os.PathLike[str]) -> None:
     renumbered(name, TO_PRE_LINEN): np.asarray(leaf)
     for name, leaf in trees.flatten(backbone.params).items()
   }
-  with replacing(Path(path)) as part, part.open("wb") as file:
+  path = Path(path)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with files.replacing(path) as part, part.open("wb") as file:
     np.savez(file, allow_pickle=False, **arrays)
 
 

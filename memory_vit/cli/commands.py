@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from memory_vit.backbones.download import replacing
 from memory_vit.errors import MemoryVitError
 from memory_vit.runtime import files, messages
 from memory_vit.runtime.messages import escaped
@@ -60,7 +59,7 @@ def write_json(path: Path, values: Any) -> None:
   Raises:
     TrainingError: where it cannot be written now.
   """
-  with files.writing(path), replacing(path.resolve()) as part:
+  with files.writing(path), files.replacing(path.resolve()) as part:
     part.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 

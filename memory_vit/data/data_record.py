@@ -39,7 +39,7 @@ class DataRecord:
 
     Also where it was read before: it is read once.
     """
-    return processes.by_first(
+    return processes.on_process_0(
       lambda: {
         split: {"by": self.by, "sha256": inventory.digest(table)}
         for split, table in self._tables.items()
@@ -60,7 +60,7 @@ class DataRecord:
       found: `compared` of an earlier process. It is compared as that one did,
         by files or by contents.
     """
-    return processes.by_first(
+    return processes.on_process_0(
       lambda: {
         split: lines
         for split in _COMPARED
@@ -82,7 +82,7 @@ class DataRecord:
             self.directory.mkdir(parents=True, exist_ok=True)
           files.write_text(file, inventory.text_of(self._tables[split]))
 
-    processes.by_first(write)
+    processes.on_process_0(write)
 
   @functools.cached_property
   def _tables(self) -> dict[str, Table]:

@@ -78,7 +78,7 @@ def open_on_all_processes(ref: SplitRef) -> Reader:
   Raises:
     DataError: as `open_source`.
   """
-  return processes.first_before_others(lambda: open_reader(ref))
+  return processes.process_0_first(lambda: open_reader(ref))
 
 
 def open_reader(ref: SplitRef) -> Reader:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from memory_vit.runtime import messages
+from memory_vit.runtime import checksums, messages
 from memory_vit.runtime.messages import escaped
 
 # Files that a message names of a split.
@@ -191,7 +191,6 @@ def _contents(path: str) -> list:
   if entry[0] == _NO_SIZE:
     return entry
   try:
-    with Path(path).open("rb") as file:
-      return [entry[0], hashlib.file_digest(file, "sha256").hexdigest()]
+    return [entry[0], checksums.file_digest(Path(path))]
   except OSError as error:
     return [_NO_SIZE, f"cannot be read ({error.strerror})"]

@@ -102,7 +102,7 @@ class Reader:
     """
     if not self.max_bad:
       return []
-    indices = processes.known_to_any(self._unreadable)
+    indices = processes.union_over_processes(self._unreadable)
     self.mark_unreadable(
       dict.fromkeys(indices, "another process could not read it")
     )

@@ -1,4 +1,4 @@
-"""A directory whose files are known by their SHA-256, which lie in it.
+"""SHA-256 of files, and directories in which those of their files lie.
 
   state.json  what else is saved, the digests of all files, and its own
   arrays/     the files
@@ -8,12 +8,12 @@ What is noticed is damage, not malice: whoever can write there can seal again.
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from memory_vit.errors import TrainingError
+from memory_vit.runtime import files
 
 ARRAYS, _SEAL = "arrays", "state.json"
 
@@ -25,10 +25,11 @@ def seal(path: Path, saved: Mapping[str, Any]) -> None:
     path: a directory with the files in `arrays/`.
     saved: what else to save, which JSON can hold; without a key "files".
   """
-  saved = {**saved, "files": _file_digests(path, sync_too=True)}
+  files.sync_tree(path / ARRAYS)
+  saved = {**saved, "files": _file_digests(path)}
   (path / _SEAL).write_text(_sealed(saved), encoding="utf-8")
-  sync(path / _SEAL)
-  sync(path)
+  files.sync(path / _SEAL)
+  files.sync(path)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -65,28 +66,16 @@ def require_whole(path: Path) -> None:
     )
 
 
-def sync(path: Path) -> None:
-  """Waits until a file, or the names in a directory, survive a power cut."""
-  opened = os.open(path, os.O_RDONLY)
-  try:
-    os.fsync(opened)
-  finally:
-    os.close(opened)
+def file_digest(file: Path) -> str:
+  """The SHA-256 of a file, as hexadecimal."""
+  with file.open("rb") as opened:
+    return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _file_digests(path: Path, sync_too: bool = False) -> dict[str, str]:
-  """{file of the arrays: SHA-256}; where asked, once all is on the disk."""
-  digests = {}
-  for folder, _, names in os.walk(path / ARRAYS):
-    for name in names:
-      file = Path(folder) / name
-      with file.open("rb") as opened:
-        if sync_too:
-          os.fsync(opened.fileno())
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()
-      digests[file.relative_to(path).as_posix()] = digest
-    if sync_too:
-      sync(Path(folder))
+def _file_digests(path: Path) -> dict[str, str]:
+  """{file of the arrays: SHA-256}."""
+  found = (file for file in (path / ARRAYS).rglob("*") if not file.is_dir())
+  digests = {f.relative_to(path).as_posix(): file_digest(f) for f in found}
   return dict(sorted(digests.items()))
 
 

@@ -1,8 +1,16 @@
-"""JSON and text files that are written whole or not at all."""
+"""Files and directories that are written whole or not at all.
+
+What has its name survives a power cut: it is forced onto the disk before it is
+renamed, and so is its new name.
+"""
 
 import contextlib
 import json
 import os
+import re
+import shutil
+import tempfile
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +22,9 @@ from memory_vit.runtime.messages import brief, shortened
 
 with epy.lazy_imports():
   import jax  # The options are checked without it.
+
+# As `tempfile.mkdtemp` ends a name.
+_SCRATCH = re.compile(r"\.(?P<name>.+)-[a-z0-9_]{8}")
 
 
 def read_json(path: Path) -> Any:
@@ -82,13 +93,91 @@ def write_text(path: Path, text: str) -> None:
   """As `write_json`."""
   if jax.process_index() != 0:
     return
-  scratch = path.with_name(path.name + ".tmp")
-  with writing(path):
+  # Always the same name: what a killed process left is written over.
+  part = path.with_name(path.name + ".tmp")
+  with writing(path), replacing(path, part):
+    part.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def replacing(path: Path, part: Path | None = None) -> Iterator[Path]:
+  """Gives a file to write, and moves it to `path` once all went well.
+
+  Args:
+    path: of the file that is made or replaced; its directory is there.
+    part: the name to write under, in the same directory; by default one that no
+      other process has.
+  """
+  part = part or path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+  try:
+    yield part
+    sync(part)
+    part.replace(path)
+    sync(path.parent)
+  finally:
+    part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replacing_directory(path: Path) -> Iterator[Path]:
+  """Gives a name for a directory, which takes the place of `path` as a whole.
+
+  What lies at `path` is moved out of the way, not deleted, until the new one is
+  in its place. Where the process is killed in between, `tidy` puts it back.
+
+  Args:
+    path: of the directory that is made or replaced; its parent is there.
+  """
+  scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+  new, old = scratch / "new", scratch / "old"
+  try:
+    yield new
+    sync_tree(new)
+    if path.exists():
+      path.rename(old)
     try:
-      with scratch.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-      os.replace(scratch, path)
-    finally:
-      scratch.unlink(missing_ok=True)
+      new.rename(path)
+    except OSError:
+      if old.exists():
+        old.rename(path)
+      raise
+    sync(path.parent)
+  finally:
+    shutil.rmtree(scratch)
+
+
+def tidy(directory: Path) -> None:
+  """Removes what `replacing_directory` left where its process was killed.
+
+  What had been moved out of the way by then is put back. No link is followed,
+  and what is not written there is left alone.
+
+  Args:
+    directory: in which directories were replaced, and nobody writes now.
+  """
+  for scratch in directory.glob(".*-????????"):
+    found = _SCRATCH.fullmatch(scratch.name)
+    if not found or scratch.is_symlink() or not scratch.is_dir():
+      continue
+    if {path.name for path in scratch.iterdir()} <= {"new", "old"}:
+      old, place = scratch / "old", directory / found["name"]
+      if old.exists() and not place.exists():
+        old.rename(place)
+      shutil.rmtree(scratch)
+
+
+def sync(path: Path) -> None:
+  """Waits until a file, or the names in a directory, survive a power cut."""
+  opened = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(opened)
+  finally:
+    os.close(opened)
+
+
+def sync_tree(directory: Path) -> None:
+  """Waits until all that lies in a directory survives a power cut."""
+  for folder, _, names in os.walk(directory):
+    for name in names:
+      sync(Path(folder) / name)
+    sync(Path(folder))

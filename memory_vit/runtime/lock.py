@@ -49,9 +49,9 @@ def only_run(workdir: Path) -> Iterator[Callable[[], None]]:
       _lock(held[0], path)
 
     def require_held() -> None:
-      processes.by_first(lambda: _require_same(held[0], path))
+      processes.on_process_0(lambda: _require_same(held[0], path))
 
-    processes.by_first(take)
+    processes.on_process_0(take)
     yield require_held
 
 

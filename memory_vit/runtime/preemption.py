@@ -1,4 +1,4 @@
-"""Being asked to stop: by a scheduler (SIGTERM, preemption), or by Ctrl-C."""
+"""Preemption: SIGTERM of a scheduler, or Ctrl-C, stops a run that can go on."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ class Interrupted(KeyboardInterrupt):
     self.status = status
 
 
-class Stop:
+class StopSignal:
   """Whether a run was asked to stop.
 
   A loop that saves its state asks after every step. Everywhere else a signal
@@ -87,7 +87,7 @@ class Stop:
     self.check()  # it came too late for the loop
 
   def is_wanted(self) -> bool:
-    """Whether to save and stop: the same in all processes, which all ask."""
+    """Whether to save and stop; the same in all processes, which must call."""
     if jax.distributed.is_initialized():
       # A number of our own: the steps of a second pass begin at 1 again.
       self._asked += 1
@@ -100,7 +100,7 @@ class Stop:
       raise self.interrupted("what was saved is as it was")
 
   def interrupted(self, what: str) -> Interrupted:
-    """What to raise.
+    """The exception for the signal that came.
 
     Args:
       what: became of the run, for the message.

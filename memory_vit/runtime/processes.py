@@ -1,4 +1,4 @@
-"""What the processes of a run do as one.
+"""Collective operations of the processes of a run.
 
 Each calls the same things in the same order, as jax wants it. With one process
 everything here does next to nothing.
@@ -70,7 +70,7 @@ def require_same(what: str, values: Mapping[str, Any]) -> None:
 
 
 def _require_joined() -> None:
-  """Devices of other hosts may be there although nobody has joined them."""
+  """Raises unless `jax.distributed` has joined all processes."""
   if not jax.distributed.is_initialized():
     raise ConfigError(
       f"this is one of {jax.process_count()} processes that were not joined: "
@@ -101,21 +101,21 @@ def _gather(text: str) -> list[str]:
   ]
 
 
-def known_to_any(numbers: Collection[int]) -> list[int]:
-  """Numbers that at least one process knows, sorted; all must call."""
+def union_over_processes(numbers: Collection[int]) -> list[int]:
+  """Numbers that at least one process has, sorted; all must call."""
   if jax.process_count() == 1:
     return sorted(numbers)
   everywhere = map(json.loads, _gather(json.dumps(sorted(numbers))))
   return sorted({number for each in everywhere for number in each})
 
 
-def from_first(value: Any) -> Any:
+def broadcast_from_process_0(value: Any) -> Any:
   """The value of process 0, which JSON can hold, on all processes."""
-  return by_first(lambda: value)
+  return on_process_0(lambda: value)
 
 
-def by_first(action: Callable[[], Any]) -> Any:
-  """Does something in process 0 alone, while the others wait; all must call.
+def on_process_0(action: Callable[[], Any]) -> Any:
+  """Calls `action` on process 0 alone, while the others wait; all must call.
 
   Args:
     action: its result must be what JSON can hold.
@@ -143,13 +143,13 @@ def by_first(action: Callable[[], Any]) -> Any:
   return outcome["result"]
 
 
-def first_before_others(action: Callable[[], Any]) -> Any:
-  """Each process does the same; process 0 is done before the others begin.
+def process_0_first(action: Callable[[], Any]) -> Any:
+  """Calls `action` on process 0, and then on all others.
 
   For what makes files where there are none yet.
   """
   results = []
-  by_first(lambda: results.append(action()))
+  on_process_0(lambda: results.append(action()))
   return results[0] if results else action()
 
 
@@ -161,13 +161,15 @@ def require_shared(directory: Path) -> None:
   """
   if jax.process_count() == 1:
     return
-  file = directory / f".seen-by-all-{from_first(secrets.token_hex(8))}"
-  by_first(file.touch)
+  file = (
+    directory / f".seen-by-all-{broadcast_from_process_0(secrets.token_hex(8))}"
+  )
+  on_process_0(file.touch)
   end = time.monotonic() + 5
   while not file.exists() and time.monotonic() < end:
     time.sleep(0.2)  # of some network file systems
   seen = [json.loads(text) for text in _gather(json.dumps(file.exists()))]
-  by_first(file.unlink)
+  on_process_0(file.unlink)
   blind = [i for i, sees in enumerate(seen) if not sees]
   if blind:
     raise ConfigError(

@@ -17,8 +17,9 @@ from memory_vit.data.data_record import DataRecord
 from memory_vit.data.inventory import Inventory
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import ConfigError, DataError, DivergedError
+from memory_vit.run_result import RunResult, read_result
 from memory_vit.runtime import files, processes, schema
-from memory_vit.runtime.preemption import Stop
+from memory_vit.runtime.preemption import StopSignal
 from memory_vit.study import plan
 from memory_vit.study.runs import Run, config_of, data_sets
 from memory_vit.study.selection import best_parent
@@ -28,7 +29,6 @@ from memory_vit.study.trials import (
   Trials,
   directory_of,
   diverged_trials,
-  read_ending,
   trials_of,
 )
 from memory_vit.training import resume, run
@@ -66,7 +66,7 @@ class Executor:
   workdir: Path
   backbone: str
   fingerprint: str
-  stop: Stop | None = None
+  stop: StopSignal | None = None
 
   def finished(self, parts: Sequence[str]) -> dict[str, list[StudyTrial]]:
     """Finds the runs of some parts that earlier calls have finished.
@@ -137,7 +137,7 @@ class Executor:
     if not ending or self._differences(config, directory, ending):
       return None
     found = trials_of(planned, ending, directory)
-    return StudyRun(trials=found, data=ending.get("data", {}))
+    return StudyRun(trials=found, data=ending.data)
 
   def _config_of(self, planned: Run, trials: Trials) -> Config | None:
     """Configures a run; None where all that it could read diverged."""
@@ -160,14 +160,14 @@ class Executor:
       )
 
   def _differences(
-    self, config: Config, directory: Path, ending: Mapping[str, Any]
+    self, config: Config, directory: Path, ending: RunResult
   ) -> list[str]:
     """Lists the options that matter and differ from those of a finished run."""
     made_by = files.read_object(directory / "config.json")
     found, now = (
       {**resume.what_matters(values), **_epochs(values), "backbone": mark}
       for values, mark in (
-        (made_by, ending["backbone"]["fingerprint"]),
+        (made_by, ending.backbone.fingerprint),
         (to_dict(config), self.fingerprint),
       )
     )
@@ -219,7 +219,7 @@ def require_same_data(
   Raises:
     ConfigError: with what differs.
   """
-  other = processes.by_first(lambda: _other_data(config, done, runs))
+  other = processes.on_process_0(lambda: _other_data(config, done, runs))
   if other:
     names, lines = other
     raise ConfigError(
@@ -271,9 +271,9 @@ def _other_data(
   return (list(dict.fromkeys(names)), lines) if names else None
 
 
-def _ending(directory: Path) -> dict[str, Any] | None:
-  """`read_ending` on all processes: the others may not see it yet."""
-  return processes.by_first(lambda: read_ending(directory))
+def _ending(directory: Path) -> RunResult | None:
+  """Reads how a run ended, on all processes."""
+  return read_result(directory, DIVERGED) or read_result(directory)
 
 
 def _epochs(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from memory_vit.study import execute, plan
 from memory_vit.study.execute import Executor
 from memory_vit.study.runs import Run, config_of
 from memory_vit.training import open_backbone, progress, resolve, sweep
-from memory_vit.training.trainer import Learner
+from memory_vit.training.trainer import Trainer
 
 
 def forecast(config: Config, workdir: Path, parts: Sequence[str]) -> str:
@@ -83,7 +83,7 @@ def step_seconds(
     mesh: over which batches are split.
     train: training split.
   """
-  learner = Learner(
+  learner = Trainer(
     config=config,
     mesh=mesh,
     backbone=backbone,
@@ -91,7 +91,7 @@ def step_seconds(
     train=train,
     validation=None,
   )
-  start = learner.start(sweep.variants_of(config, "timed")[:1])
+  start = learner.start(sweep.trials_of(config, "timed")[:1])
   state, frozen = start.state, learner.frozen()
   batch = shard_batch(_random_batch(config), mesh)
   for _ in range(2):

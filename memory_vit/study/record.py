@@ -22,7 +22,7 @@ from memory_vit.study.trials import (
   Trials,
   directory_of,
   diverged_trials,
-  read_ending,
+  load_ending,
   trials_of,
 )
 
@@ -81,7 +81,7 @@ def _read_run(
 ) -> list[StudyTrial]:
   """Reads the results of a run; those that it reads are known."""
   directory = directory_of(workdir, run.name)
-  ending = read_ending(directory)
+  ending = load_ending(directory)
   if ending is not None:
     return trials_of(run, ending, directory)
   if run.reads and not best_parent(run, known, record.config.task.cells):

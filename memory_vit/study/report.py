@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from memory_vit import plots
-from memory_vit.backbones.download import replacing
 from memory_vit.config import Config, to_dict
 from memory_vit.runtime import files
 from memory_vit.study import analysis, costs, interference, plan
@@ -179,13 +178,13 @@ def _plot(file: Path, section: Section) -> None:
     ylabel="accuracy (test)",
     log=section.log,
   )
-  with files.writing(file), replacing(file) as part:
+  with files.writing(file), files.replacing(file) as part:
     figure.savefig(part, dpi=120, format="png")
 
 
 def _write(file: Path, text: str) -> None:
   """Writes a file that is whole or not there; needs no process 0."""
-  with files.writing(file), replacing(file) as part:
+  with files.writing(file), files.replacing(file) as part:
     part.write_text(text, encoding="utf-8")
 
 

@@ -17,7 +17,7 @@ from memory_vit.config import Config
 from memory_vit.model.backbone import Backbone
 from memory_vit.runtime import paths, processes, sharding
 from memory_vit.runtime.lock import only_run
-from memory_vit.runtime.preemption import Stop
+from memory_vit.runtime.preemption import StopSignal
 from memory_vit.study import costs, execute, interference, plan, report
 from memory_vit.study.execute import Executor
 from memory_vit.study.record import (
@@ -37,7 +37,7 @@ def run_study(
   config: Config,
   workdir: Path,
   parts: Sequence[str],
-  stop: Stop | None = None,
+  stop: StopSignal | None = None,
 ) -> None:
   """Measures what parts need, and writes the report after each of them.
 
@@ -55,15 +55,15 @@ def run_study(
   """
   consistency.require_same_start(config)
   processes.require_same("parts", {"--only": list(parts)})
-  processes.by_first(
+  processes.on_process_0(
     functools.partial(paths.make_directory, workdir, "--workdir")
   )
   with only_run(workdir):
-    _run_study(config, workdir, parts, stop or Stop())
+    _run_study(config, workdir, parts, stop or StopSignal())
 
 
 def _run_study(
-  config: Config, workdir: Path, parts: Sequence[str], stop: Stop
+  config: Config, workdir: Path, parts: Sequence[str], stop: StopSignal
 ) -> None:
   """`run_study` in a directory of which no other process writes."""
   processes.require_shared(workdir)
@@ -72,7 +72,7 @@ def _run_study(
   config = resolve.with_image_size(config, backbone)
   record = StudyRecord(
     command=" ".join(["python -m memory_vit.paper", *sys.argv[1:]]),
-    hardware=processes.from_first(hardware()),
+    hardware=processes.broadcast_from_process_0(hardware()),
     config=config,
     backbone=backbone.config,
   )
@@ -93,7 +93,7 @@ def _run_study(
     if part == "interference":
       _measure_interference(config, workdir, trials, backbone, mesh)
     now = dataclasses.replace(record, runs=tuple(trials))
-    processes.by_first(functools.partial(_report, workdir, now))
+    processes.on_process_0(functools.partial(_report, workdir, now))
     logger.info("%s is in %s", part, workdir / "report.md")
 
 
@@ -120,8 +120,8 @@ def _measure_once(
   file: Path, key: Callable[[], Any], measure: Callable[[], Any]
 ) -> None:
   """Measures into a file, unless it holds this already."""
-  now = processes.by_first(lambda: json.loads(json.dumps(key())))
-  known = processes.by_first(lambda: read_measured(file, now))
+  now = processes.on_process_0(lambda: json.loads(json.dumps(key())))
+  known = processes.on_process_0(lambda: read_measured(file, now))
   if known is None:
     write_measured(file, now, measure())
 

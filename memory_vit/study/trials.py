@@ -3,10 +3,9 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from memory_vit.errors import ConfigError
-from memory_vit.runtime import files
+from memory_vit.run_result import RunResult, TrialResult, load_result
 from memory_vit.study.runs import Run
 
 # What a run leaves all of whose trials diverged.
@@ -55,36 +54,36 @@ def directory_of(workdir: Path, name: str) -> Path:
   return workdir / "runs" / name
 
 
-def read_ending(directory: Path) -> dict[str, Any] | None:
-  """Reads `lost.json` or `result.json`; None if the run is unfinished."""
-  for name in (DIVERGED, "result.json"):
-    if (directory / name).exists():
-      return dict(files.read_object(directory / name))
-  return None
+def load_ending(directory: Path) -> RunResult | None:
+  """Reads `lost.json` or `result.json`; None if the run is unfinished.
+
+  A run all of whose trials diverged has a result without tasks.
+  """
+  return load_result(directory, DIVERGED) or load_result(directory)
 
 
 def trials_of(
-  planned: Run, ending: Mapping[str, Any], directory: Path
+  planned: Run, ending: RunResult, directory: Path
 ) -> list[StudyTrial]:
   """Results of all trials of a finished run, diverged ones among them.
 
   Args:
     planned: the run.
-    ending: from `read_ending`.
+    ending: from `load_ending`.
     directory: its work directory.
 
   Raises:
     ConfigError: where they are not the trials of the run.
   """
-  if "tasks" not in ending:
+  if not ending.tasks:
     return diverged_trials(planned)
   # A single run diverges as a whole. What was best before a trial diverged is
   # no result of its learning rate.
-  lost = ending["sweep"]["lost"] if "sweep" in ending else {}
+  lost = ending.sweep.lost if ending.sweep else {}
   entries = {
-    (entry["learning_rate"], entry["cells"]): entry
-    for entry in ending["tasks"]
-    if entry["name"] not in lost
+    (result.learning_rate, result.cells): result
+    for result in ending.tasks
+    if result.name not in lost
   }
   if (
     not {*entries} <= {*planned.trials}
@@ -119,16 +118,16 @@ def diverged_trials(planned: Run) -> list[StudyTrial]:
 
 
 def _with_result(
-  trial: StudyTrial, entry: Mapping[str, Any] | None, directory: Path
+  trial: StudyTrial, result: TrialResult | None, directory: Path
 ) -> StudyTrial:
-  """Adds an entry of `result.json`, if the trial has one."""
-  if entry is None:
+  """Adds the result of a trial, if it has one."""
+  if result is None:
     return trial
   return dataclasses.replace(
     trial,
-    validation=entry["val_accuracy"],
-    test=entry["test_accuracy"],
-    parameters=entry["trainable_params"],
-    task=str(directory / entry["exported"]),
-    examples=entry["test_examples"],
+    validation=result.val_accuracy,
+    test=result.test_accuracy,
+    parameters=result.trainable_params,
+    task=str(directory / result.exported),
+    examples=result.test_examples,
   )

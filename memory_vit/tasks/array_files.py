@@ -31,6 +31,7 @@ import numpy as np
 
 from memory_vit.errors import TaskError
 from memory_vit.model import trees
+from memory_vit.runtime import checksums
 from memory_vit.runtime.messages import brief, escaped
 from memory_vit.tasks import ocdbt, zstd
 
@@ -97,7 +98,7 @@ def write(path: Path, flat: Mapping[str, np.ndarray]) -> dict[str, str]:
   # It names the directory of whoever saved, and nothing reads it.
   (path / "commit_success.txt").unlink(missing_ok=True)
   return {
-    file.relative_to(path).as_posix(): _file_sha256(file)
+    file.relative_to(path).as_posix(): checksums.file_digest(file)
     for file in sorted(path.rglob("*"))
     if file.is_file()
   }
@@ -106,11 +107,6 @@ def write(path: Path, flat: Mapping[str, np.ndarray]) -> dict[str, str]:
 def sha256(content: bytes) -> str:
   """The digest of a file's content, as hexadecimal."""
   return hashlib.sha256(content).hexdigest()
-
-
-def _file_sha256(file: Path) -> str:
-  with file.open("rb") as stream:
-    return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def read(

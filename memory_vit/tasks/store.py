@@ -10,9 +10,6 @@ A saved task is a directory, and nothing else is in it:
 from __future__ import annotations
 
 import os
-import re
-import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +26,7 @@ from memory_vit.model.task import (
   TaskSpec,
   require_backbone,
 )
+from memory_vit.runtime import files
 from memory_vit.runtime import paths as typed
 from memory_vit.runtime.messages import escaped, listed
 from memory_vit.tasks import array_files, manifest
@@ -40,8 +38,6 @@ from memory_vit.tasks.compose import (
 from memory_vit.tasks.manifest import Manifest
 
 _ARRAYS = "arrays"
-# As `tempfile.mkdtemp` ends a name.
-_SCRATCH = re.compile(r"\.(?P<name>.+)-[a-z0-9_]{8}")
 
 
 def save_task(task: Task, path: str | os.PathLike) -> None:
@@ -66,55 +62,21 @@ def save_task(task: Task, path: str | os.PathLike) -> None:
   flat = {k: np.asarray(v) for k, v in trees.flatten(task.params).items()}
   array_files.require_finite(flat, f"task {task.spec.name!r} cannot be saved")
   path.parent.mkdir(parents=True, exist_ok=True)
-  # As `tidy` knows it.
-  scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-  try:
-    files = array_files.write(scratch / "new" / _ARRAYS, flat)
+  with files.replacing_directory(path) as new:
+    digests = array_files.write(new / _ARRAYS, flat)
     arrays = {k: array_files.describe(v) for k, v in flat.items()}
     text = manifest.to_text(
       Manifest(
         spec=task.spec,
         arrays=arrays,
-        files=files,
+        files=digests,
         provenance=task.provenance,
       ),
       str(path / manifest.FILE),
     )
-    (scratch / "new" / manifest.FILE).write_text(text, encoding="utf-8")
+    (new / manifest.FILE).write_text(text, encoding="utf-8")
     # Reading is strict, and another version of orbax may write otherwise.
-    array_files.read(scratch / "new" / _ARRAYS, files, arrays)
-    # The old one is moved out of the way, not deleted, until the new one is in
-    # its place.
-    if path.exists():
-      path.rename(scratch / "old")
-    try:
-      (scratch / "new").rename(path)
-    except OSError:
-      if (scratch / "old").exists():
-        (scratch / "old").rename(path)
-      raise
-  finally:
-    shutil.rmtree(scratch)
-
-
-def tidy(directory: Path) -> None:
-  """Removes what `save_task` left where its process was killed.
-
-  A task that had been moved out of the way by then is put back. No link is
-  followed, and what `save_task` does not write is left alone.
-
-  Args:
-    directory: of tasks, to which nobody writes now.
-  """
-  for scratch in directory.glob(".*-????????"):
-    found = _SCRATCH.fullmatch(scratch.name)
-    if not found or scratch.is_symlink() or not scratch.is_dir():
-      continue
-    if {path.name for path in scratch.iterdir()} <= {"new", "old"}:
-      old, place = scratch / "old", directory / found["name"]
-      if old.exists() and not place.exists():
-        old.rename(place)
-      shutil.rmtree(scratch)
+    array_files.read(new / _ARRAYS, digests, arrays)
 
 
 def load_task(path: str | os.PathLike, backbone: Backbone) -> Task:
@@ -156,8 +118,8 @@ def read_arrays(path: Path, found: Manifest) -> dict[str, np.ndarray]:
     TaskError: where they cannot be read, or are not what `task.json` says, or
       anything else lies in the directory.
   """
-  files = [manifest.FILE, *(f"{_ARRAYS}/{name}" for name in found.files)]
-  array_files.require_entries(path, files)
+  names = [manifest.FILE, *(f"{_ARRAYS}/{name}" for name in found.files)]
+  array_files.require_entries(path, names)
   return array_files.read(path / _ARRAYS, found.files, found.arrays)
 
 

@@ -1,4 +1,4 @@
-"""The state of a run on disk: what is needed to go on as if nothing happened.
+"""Saved states of a run, from which it goes on as if nothing had happened.
 
 Only what is trained is written, never the backbone; the position in the data is
 a number (`data/batching.py`). Orbax writes the arrays, and does not notice when
@@ -27,7 +27,13 @@ import orbax.checkpoint as ocp
 
 from memory_vit.errors import TrainingError
 from memory_vit.model import trees
-from memory_vit.runtime import checksums, messages, processes, sharding
+from memory_vit.runtime import (
+  checksums,
+  files,
+  messages,
+  processes,
+  sharding,
+)
 
 logger = logging.getLogger("memory_vit")
 
@@ -39,7 +45,7 @@ _KEPT = 2
 class Checkpoints:
   """The newest two saved states of a run; of several processes, of all.
 
-  What was best on validation is a part of each state, see `loop.Past`: no
+  What was best on validation is a part of each state, see `LoopState`: no
   third one has to be kept for it.
   """
 
@@ -48,7 +54,7 @@ class Checkpoints:
     self._directory = directory.absolute()  # orbax takes no other
     # Synchronous: the state is small, and a step that was saved is saved.
     self._arrays = ocp.Checkpointer(ocp.StandardCheckpointHandler())
-    processes.by_first(self._tidy)
+    processes.on_process_0(self._tidy)
 
   def __enter__(self) -> "Checkpoints":
     return self
@@ -66,7 +72,7 @@ class Checkpoints:
     return self._directory
 
   def steps(self) -> list[int]:
-    """All that were saved, oldest first; nothing is said of their health."""
+    """Steps of all saved states, oldest first; they are not verified."""
     found = self._directory.iterdir()
     return sorted(int(p.name) for p in found if _STEP.fullmatch(p.name))
 
@@ -81,7 +87,7 @@ class Checkpoints:
       TrainingError: where none is whole, now or when it was last looked for.
         All stay where they are.
     """
-    return processes.by_first(self._newest_whole)
+    return processes.on_process_0(self._newest_whole)
 
   def save(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
     """Writes a state, and deletes all but the newest two.
@@ -99,10 +105,10 @@ class Checkpoints:
     arrays = _verifiable(values)
     scratch = self._directory / f"{_SCRATCH}{_name_of(step)}"
     try:
-      processes.by_first(lambda: self._begin(step, scratch))
+      processes.on_process_0(lambda: self._begin(step, scratch))
       saved = ocp.args.StandardSave(values)
       self._arrays.save(scratch / checksums.ARRAYS, args=saved)
-      processes.by_first(lambda: self._finish(step, scratch, arrays, meta))
+      processes.on_process_0(lambda: self._finish(step, scratch, arrays, meta))
     except TrainingError:
       raise
     # Orbax and the reader below raise many types, Exception among them.
@@ -116,7 +122,7 @@ class Checkpoints:
       ) from error
 
   def meta(self, step: int) -> dict[str, Any]:
-    """What was saved beside a state.
+    """The metadata that was saved beside a state.
 
     Raises:
       TrainingError: where it is damaged.
@@ -134,7 +140,7 @@ class Checkpoints:
       TrainingError: where the saved state has another structure, or is damaged.
     """
     path = self._directory / _name_of(step)
-    processes.by_first(lambda: checksums.require_whole(path))
+    processes.on_process_0(lambda: checksums.require_whole(path))
     saved, expected = checksums.read(path)["arrays"], _with_values(like)
     _require_arrays(path, saved, expected)
     target = jax.tree.map(ocp.utils.to_shape_dtype_struct, expected)
@@ -250,7 +256,7 @@ class Checkpoints:
     }
     checksums.seal(scratch, rest)
     scratch.rename(self._directory / _name_of(step))
-    checksums.sync(self._directory)
+    files.sync(self._directory)
     self._delete_old()
 
   def _delete_old(self) -> None:

@@ -1,4 +1,4 @@
-"""What may be changed on purpose when a run goes on.
+"""Options that may be changed on purpose when a run goes on.
 
 A run goes on with the configuration and the data that it began with. Where
 somebody says so, some of it may change; what the saved state consists of, which
@@ -19,10 +19,10 @@ ON_REQUEST = (
 
 
 def allowed(keys: Sequence[str]) -> tuple[str, ...]:
-  """Checks the options that somebody allows to change.
+  """Checks options of a command line: "total_steps" or "config.total_steps".
 
   Args:
-    keys: as on a command line, "total_steps" or "config.total_steps".
+    keys: as they were given.
 
   Returns:
     The keys with "config." in front of them.
@@ -42,7 +42,7 @@ def allowed(keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def advice(keys: Sequence[str]) -> str:
-  """Advises where options differ from those that a run began with.
+  """Says what to do where options are not those that a run began with.
 
   Args:
     keys: "config.total_steps", ...
@@ -62,7 +62,7 @@ def changes(
   now: Mapping[str, Any],
   keys: Sequence[str],
 ) -> list[dict[str, Any]]:
-  """Lists the options that changed, of those that are allowed to.
+  """Lists the allowed differences from the options of a saved state.
 
   Args:
     step: after which.

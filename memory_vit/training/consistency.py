@@ -1,4 +1,4 @@
-"""What processes that run together must share, for their results to be one."""
+"""Checks that all processes have the same configuration, code and data."""
 
 import hashlib
 import json
@@ -16,17 +16,17 @@ from memory_vit.config import Config, to_dict
 from memory_vit.data.reader import Reader
 from memory_vit.model import trees
 from memory_vit.runtime import processes
-from memory_vit.training.trainer import Learner
+from memory_vit.training.trainer import Trainer
 
 
 def require_same_start(config: Config) -> None:
-  """Configuration, code, versions and devices, before anything is read.
+  """Compares configuration, code, versions and devices of all processes.
 
   Raises:
     ConfigError: on every process, with what differs.
   """
   options = trees.flatten(json.loads(json.dumps(to_dict(config))))
-  facts = {f"config.{k.replace('/', '.')}": v for k, v in options.items()}
+  facts = {f"config.{k.replace('/', '.')}": t for k, t in options.items()}
   facts["code of memory_vit (SHA-256)"] = _code_digest()
   for module in (jax, flax, optax, np):
     facts[f"version of {module.__name__}"] = module.__version__
@@ -34,20 +34,20 @@ def require_same_start(config: Config) -> None:
   processes.require_same("configuration", facts)
 
 
-def require_same_data(learner: Learner, splits: Mapping[str, Reader]) -> None:
-  """Backbone, tasks that are read; of all splits classes, names and sizes.
+def require_same_data(trainer: Trainer, splits: Mapping[str, Reader]) -> None:
+  """Compares backbone, parents, and classes and files of all splits.
 
   Not the times of files: copies on several hosts differ in these.
 
   Args:
-    learner: of the run.
+    trainer: of the run.
     splits: {"train": the split, ..., "upstream": ...}.
 
   Raises:
     ConfigError: on every process, with what differs.
   """
-  facts: dict[str, Any] = {"backbone": learner.backbone.fingerprint}
-  for task in learner.parents:
+  facts: dict[str, Any] = {"backbone": trainer.backbone.fingerprint}
+  for task in trainer.parents:
     facts[f"task {task.spec.name!r}"] = task.digest
   for name, reader in splits.items():
     key = "config.upstream" if name == "upstream" else f"config.data.{name}"

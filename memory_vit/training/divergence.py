@@ -1,4 +1,4 @@
-"""What every step says of itself, and which of it is not finite."""
+"""Counts of updates that are not finite, and which names diverge by them."""
 
 import dataclasses
 import logging
@@ -18,7 +18,7 @@ _SHOWN = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Skipped:
+class SkipCount:
   """Updates of one name that were skipped, as they were not finite.
 
   Attributes:
@@ -30,7 +30,7 @@ class Skipped:
   row: tuple[int, ...] = ()
 
 
-class Watch:
+class DivergenceMonitor:
   """Keeps the metrics of the last steps, and counts skipped updates.
 
   They are looked at now and then only: to look at every step would make the
@@ -44,7 +44,7 @@ class Watch:
     title: str,
     *,
     lost: Mapping[str, int],
-    skipped: Mapping[str, Skipped],
+    skipped: Mapping[str, SkipCount],
     max_skipped: int,
     examples: Examples | None = None,
   ) -> None:
@@ -107,13 +107,13 @@ class Watch:
 
   def _count(self, name: str, values: dict[str, float]) -> None:
     """Counts what one step skipped of a name."""
-    skipped = self.skipped.get(name, Skipped())
+    skipped = self.skipped.get(name, SkipCount())
     if not values["skipped"]:
       if skipped.row:
         self.skipped[name] = dataclasses.replace(skipped, row=())
       return
     row = (*skipped.row, self._step)
-    self.skipped[name] = Skipped(skipped.total + 1, row)
+    self.skipped[name] = SkipCount(skipped.total + 1, row)
     shown = ", ".join(f"{k} {v}" for k, v in values.items() if k != "skipped")
     if len(row) < self._max:
       logger.warning(

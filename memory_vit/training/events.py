@@ -1,4 +1,4 @@
-"""What is written for TensorBoard while a run goes on.
+"""TensorBoard events and profiles of a run.
 
 It is there to be looked at. Where it cannot be written, training goes on.
 """

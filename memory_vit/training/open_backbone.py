@@ -13,14 +13,14 @@ from memory_vit.errors import TrainingError
 from memory_vit.model.backbone import Backbone, init_backbone
 from memory_vit.model.vit_config import RANDOM, vit_config
 from memory_vit.runtime import processes, sharding
-from memory_vit.runtime.preemption import Stop
+from memory_vit.runtime.preemption import StopSignal
 from memory_vit.training.pretrain import pretrained_file
 
 logger = logging.getLogger("memory_vit")
 
 
 def open_backbone(
-  config: Config, workdir: Path, mesh: Mesh, stop: Stop | None = None
+  config: Config, workdir: Path, mesh: Mesh, stop: StopSignal | None = None
 ) -> Backbone:
   """Loads the backbone, or makes it first, and puts it on the devices.
 
@@ -60,7 +60,7 @@ def open_backbone(
 
 
 def study_backbone(
-  config: Config, workdir: Path, mesh: Mesh, stop: Stop | None = None
+  config: Config, workdir: Path, mesh: Mesh, stop: StopSignal | None = None
 ) -> tuple[Backbone, str]:
   """`open_backbone` for runs with seeds of their own; and what they load.
 
@@ -79,7 +79,7 @@ def study_backbone(
         save_backbone(dataclasses.replace(backbone, params=params), made)
 
     params = sharding.to_host(backbone.params)
-    processes.by_first(save)
+    processes.on_process_0(save)
     kept = dataclasses.replace(config, backbone=path)
     found = open_backbone(kept, workdir, mesh)
     if found.fingerprint != backbone.fingerprint:

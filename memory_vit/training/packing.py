@@ -1,4 +1,4 @@
-"""The passes of a run: which variants share one, and one after the other."""
+"""Packs of trials that are trained together, one pack after the other."""
 
 import json
 import logging
@@ -13,37 +13,38 @@ from memory_vit.errors import DivergedError, TrainingError
 from memory_vit.model import trees
 from memory_vit.model.regimes import REGIMES
 from memory_vit.runtime import files, processes
-from memory_vit.training import loop, optim, sweep
+from memory_vit.training import optim, sweep
+from memory_vit.training.loop_state import BestParams
 from memory_vit.training.step import TrainState
-from memory_vit.training.sweep import Variant
-from memory_vit.training.trainer import Learned, Learner
+from memory_vit.training.sweep import Trial
+from memory_vit.training.trainer import PackResult, Trainer
 
 logger = logging.getLogger("memory_vit")
 
 
 def plan(
-  learner: Learner, variants: Sequence[Variant], workdir: Path
+  trainer: Trainer, trials: Sequence[Trial], workdir: Path
 ) -> dict[str, Any]:
-  """Which variants are trained at once, and the estimate that says so.
+  """Plans which trials share a pack, by an estimate of the memory they take.
 
   A run that goes on keeps its plan, whatever memory is free now; one that has
   saved nothing yet makes a new one. All processes have that of process 0.
 
   Returns:
-    {"passes": names of the variants of each, "bytes_of_one": what a pass with
-    one variant takes, "bytes_per_variant": what each further one takes}; both
+    {"passes": names of the trials of each pack, "bytes_of_one": what a pack of
+    one trial takes, "bytes_per_variant": what each further one takes}; both
     None where there is one only.
   """
-  if len(variants) == 1:
-    return _passes(learner, variants)
+  if len(trials) == 1:
+    return _make_plan(trainer, trials)
   file = workdir / "passes.json"
-  names = sorted(variant.name for variant in variants)
-  if not (processes.by_first(file.exists) and has_saved(workdir)):
-    made = processes.from_first(_passes(learner, variants))
+  names = sorted(trial.name for trial in trials)
+  if not (processes.on_process_0(file.exists) and has_saved(workdir)):
+    made = processes.broadcast_from_process_0(_make_plan(trainer, trials))
     files.write_json(file, made)
     return made
-  made = processes.by_first(lambda: files.read_object(file, "passes"))
-  planned = sorted(name for part in made["passes"] for name in part)
+  made = processes.on_process_0(lambda: files.read_object(file, "passes"))
+  planned = sorted(name for pack in made["passes"] for name in pack)
   if planned != names:
     raise TrainingError(
       f"{file} plans the variants {planned}, the configuration has {names}. "
@@ -53,7 +54,7 @@ def plan(
 
 
 def has_saved(workdir: Path) -> bool:
-  """Whether a pass of the run has saved a state with which it goes on.
+  """Whether a pack of the run has saved a state with which it goes on.
 
   Every process must call: what the first one sees counts.
   """
@@ -62,95 +63,95 @@ def has_saved(workdir: Path) -> bool:
     saved = (workdir / "checkpoints").rglob("*")
     return any(path.name.isdigit() for path in saved)
 
-  return processes.by_first(look)
+  return processes.on_process_0(look)
 
 
-def _passes(learner: Learner, variants: Sequence[Variant]) -> dict[str, Any]:
-  """Deals variants out to passes, on an estimate of the memory they take."""
-  if len(variants) == 1 or not REGIMES[learner.config.regime].shares_pass:
+def _make_plan(trainer: Trainer, trials: Sequence[Trial]) -> dict[str, Any]:
+  """Deals trials out to packs."""
+  if len(trials) == 1 or not REGIMES[trainer.config.regime].shares_pass:
     return {
-      "passes": [[variant.name] for variant in variants],
+      "passes": [[trial.name] for trial in trials],
       "bytes_of_one": None,
       "bytes_per_variant": None,
     }
   # The longest memory is what all are padded to.
-  longest = sorted(variants, key=lambda v: v.config.task.cells)[-2:]
-  first = pass_bytes(learner, longest[1:])
-  further = max(0, pass_bytes(learner, longest) - first)
-  free = sweep.free_bytes(learner.config.sweep.memory_gib)
-  passes = sweep.passes_of(variants, sweep.at_once(first, further, free))
+  longest = sorted(trials, key=lambda t: t.config.task.cells)[-2:]
+  first = pack_bytes(trainer, longest[1:])
+  further = max(0, pack_bytes(trainer, longest) - first)
+  free = sweep.free_bytes(trainer.config.sweep.memory_gib)
+  packs = sweep.packs_of(trials, sweep.at_once(first, further, free))
   logger.info(
     "%d variants in %d passes: one takes %.2f GiB, each further one %.3f GiB, "
     "%.2f GiB may be taken (estimated by compiling for one and for two)",
-    len(variants), len(passes), first / 2**30, further / 2**30, free / 2**30,
+    len(trials), len(packs), first / 2**30, further / 2**30, free / 2**30,
   )  # fmt: skip
   return {
-    "passes": [[variant.name for variant in part] for part in passes],
+    "passes": [[trial.name for trial in pack] for pack in packs],
     "bytes_of_one": first,
     "bytes_per_variant": further,
   }
 
 
-def pass_bytes(learner: Learner, variants: Sequence[Variant]) -> int:
-  """Memory that a pass takes on a device beside the backbone, as compiled."""
-  tasks = {v.name: learner.new_task(v) for v in variants}
+def pack_bytes(trainer: Trainer, trials: Sequence[Trial]) -> int:
+  """Estimates the memory of a pack on a device, beside the backbone."""
+  tasks = {t.name: trainer.new_task(t) for t in trials}
   optimizer = optim.make_optimizer(
-    {v.name: v.config.optim for v in variants},
-    {v.name: lambda step: 0.0 for v in variants},
+    {t.name: t.config.optim for t in trials},
+    {t.name: lambda step: 0.0 for t in trials},
   )
   state = jax.eval_shape(
     lambda params: TrainState(jnp.int32(0), params, optimizer.init(params)),
     {name: task.params for name, task in tasks.items()},
   )
-  config = learner.config
+  config = trainer.config
   shape = (config.batch_size, config.image_size, config.image_size, 3)
   batch = {
     "image": jax.ShapeDtypeStruct(shape, jnp.float32),
     "label": jax.ShapeDtypeStruct((config.batch_size,), jnp.int32),
   }
-  step = learner.make_step(variants, tasks, optimizer)
+  step = trainer.make_step(trials, tasks, optimizer)
   needed = step.peak_bytes(
-    state.params, learner.frozen(), batch, config.batch_size_eval
+    state.params, trainer.frozen(), batch, config.batch_size_eval
   )
   # State and gradient; and once more, as the update does not work in place.
   return needed + 2 * trees.bytes_of(state) + trees.bytes_of(state.params)
 
 
-def learn(
-  learner: Learner,
-  variants: Sequence[Variant],
+def train(
+  trainer: Trainer,
+  trials: Sequence[Trial],
   plan: dict[str, Any],
   workdir: Path,
-) -> list[Learned]:
-  """Trains one pass after the other; of a sweep, also after one diverged."""
-  by_name = {variant.name: variant for variant in variants}
-  passes = [[by_name[name] for name in names] for names in plan["passes"]]
+) -> list[PackResult]:
+  """Trains one pack after the other; of a sweep, also after one diverged."""
+  by_name = {trial.name: trial for trial in trials}
+  packs = [[by_name[name] for name in names] for names in plan["passes"]]
   directory = workdir / "checkpoints"
-  if len(passes) == 1:
-    (part,) = passes
-    return [learner.learn(part, directory, _logdirs(part, workdir))]
-  learned, diverged = [], []
-  for i, part in enumerate(passes):
+  if len(packs) == 1:
+    (pack,) = packs
+    return [trainer.train_pack(pack, directory, _logdirs(pack, workdir))]
+  results, diverged = [], []
+  for i, pack in enumerate(packs):
     try:
-      learned.append(_learn_pass(learner, part, directory / f"pass-{i:02}",
+      results.append(_train_pack(trainer, pack, directory / f"pass-{i:02}",
                                  workdir))  # fmt: skip
     except DivergedError as error:
       logger.warning("%s", error)
       diverged.append(error)
-      none = {variant.name: loop.Best() for variant in part}
-      learned.append(Learned({}, none, error.lost, {}, (), 0, 0.0))
-  if len(diverged) == len(passes):
+      none = {trial.name: BestParams() for trial in pack}
+      results.append(PackResult(tasks={}, best=none, lost=error.lost))
+  if len(diverged) == len(packs):
     raise diverged[-1]
-  return learned
+  return results
 
 
-def _learn_pass(
-  learner: Learner, part: Sequence[Variant], directory: Path, workdir: Path
-) -> Learned:
-  """Trains a pass, or remembers from an earlier process that it diverged."""
+def _train_pack(
+  trainer: Trainer, pack: Sequence[Trial], directory: Path, workdir: Path
+) -> PackResult:
+  """Trains a pack, or remembers from an earlier process that it diverged."""
   file = directory.with_suffix(".json")
-  meta = json.loads(json.dumps(learner.meta(part)))
-  found = processes.by_first(
+  meta = json.loads(json.dumps(trainer.meta(pack)))
+  found = processes.on_process_0(
     lambda: (
       files.read_object(file, "meta", "message", "lost")
       if file.exists()
@@ -160,7 +161,7 @@ def _learn_pass(
   if found and found["meta"] == meta:
     raise DivergedError(found["message"], found["lost"])
   try:
-    return learner.learn(part, directory, _logdirs(part, workdir))
+    return trainer.train_pack(pack, directory, _logdirs(pack, workdir))
   except DivergedError as error:
     found = {"message": str(error), "lost": error.lost, "meta": meta}
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -168,9 +169,8 @@ def _learn_pass(
     raise
 
 
-def _logdirs(variants: Sequence[Variant], workdir: Path) -> dict[str, Path]:
-  """TensorBoard shows every variant as a run of its own."""
+def _logdirs(trials: Sequence[Trial], workdir: Path) -> dict[str, Path]:
+  """Gives every trial a directory: TensorBoard shows it as a run of its own."""
   return {
-    v.name: workdir / "sweep" / v.label if v.label else workdir
-    for v in variants
+    t.name: workdir / "sweep" / t.label if t.label else workdir for t in trials
   }

@@ -19,13 +19,15 @@ from memory_vit.model.backbone import Backbone, init_backbone
 from memory_vit.model.task import BACKBONE
 from memory_vit.model.vit_config import vit_config
 from memory_vit.runtime import files, processes, sharding
-from memory_vit.runtime.preemption import Stop
+from memory_vit.runtime.preemption import StopSignal
 from memory_vit.tasks import split_forward
 from memory_vit.training import loop, optim
 from memory_vit.training.step import Step, create_state
 
 
-def pretrain(config: Config, mesh: Mesh, stop: Stop | None = None) -> Backbone:
+def pretrain(
+  config: Config, mesh: Mesh, stop: StopSignal | None = None
+) -> Backbone:
   """Trains all of a ViT with AdamW, as `config.pretrain` says.
 
   Args:
@@ -52,31 +54,32 @@ def pretrain(config: Config, mesh: Mesh, stop: Stop | None = None) -> Backbone:
   )
   schedules = {BACKBONE: schedule}
   optimizer = optim.make_optimizer({BACKBONE: optim_config}, schedules)
-  state, _ = loop.fit(
-    Step(split_forward.full(backbone.config), optimizer, mesh),
-    create_state({BACKBONE: backbone.params}, optimizer, mesh),
-    None,
-    batching.train_batches(
-      reader,
-      settings.data,
-      image_size=config.image_size,
-      batch_size=settings.batch_size,
-      seed=config.seed if settings.data.seed < 0 else settings.data.seed,
-    ),
+  run = loop.Loop(
     title="pretraining",
+    step_fn=Step(split_forward.full(backbone.config), optimizer, mesh),
+    frozen=None,
+    mesh=mesh,
     steps=loop.Steps(total=settings.total_steps, log=config.log_every),
     batch_size=settings.batch_size,
-    mesh=mesh,
     schedules=schedules,
     max_skipped=optim_config.max_skipped,
-    stop=stop,
+    stop=stop or StopSignal(),
   )
+  batches = batching.train_batches(
+    reader,
+    settings.data,
+    image_size=config.image_size,
+    batch_size=settings.batch_size,
+    seed=config.seed if settings.data.seed < 0 else settings.data.seed,
+  )
+  state = create_state({BACKBONE: backbone.params}, optimizer, mesh)
+  state, _ = run.fit(state, batches)
   params = sharding.to_host(state.params[BACKBONE])
   return dataclasses.replace(backbone, params=params)
 
 
 def pretrained_file(
-  config: Config, workdir: Path, mesh: Mesh, stop: Stop | None = None
+  config: Config, workdir: Path, mesh: Mesh, stop: StopSignal | None = None
 ) -> Path:
   """The file of the backbone that `config.pretrain` describes.
 
@@ -93,7 +96,7 @@ def pretrained_file(
   """
   path, made_by = workdir / "backbone.npz", workdir / "backbone.json"
   wanted = _what_makes(config)
-  if not processes.from_first(path.exists()):
+  if not processes.broadcast_from_process_0(path.exists()):
     backbone = pretrain(config, mesh, stop)
 
     def save() -> None:
@@ -102,7 +105,7 @@ def pretrained_file(
       with files.writing(path):
         save_backbone(backbone, path)
 
-    processes.by_first(save)
+    processes.on_process_0(save)
   found = files.read_object(made_by) if made_by.exists() else {}
   if _what_matters(found) != _what_matters(wanted):
     raise TrainingError(

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on."""
+"""Progress bar and log lines of a run."""
 
 import logging
 import sys

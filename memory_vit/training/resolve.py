@@ -1,4 +1,4 @@
-"""What a configuration leaves to its backbone and to its data.
+"""Settles what a configuration leaves to its backbone and to its data.
 
 Both are settled once, when the backbone is loaded and the training split is
 open. What a run records is the number that came of it.
@@ -8,6 +8,8 @@ import dataclasses
 import fractions
 import logging
 import math
+import re
+from pathlib import Path
 
 from memory_vit.config import Config
 from memory_vit.model.backbone import Backbone
@@ -40,3 +42,16 @@ def with_steps(config: Config, examples: int) -> Config:
     config.epochs, examples, steps, config.batch_size,
   )  # fmt: skip
   return dataclasses.replace(config, total_steps=steps)
+
+
+def task_name(config: Config) -> str:
+  """The name of the task, after its data where none is given.
+
+  "sun397/tfds" -> "sun397".
+  """
+  if config.task.name:
+    return config.task.name
+  data = config.data
+  name = Path(data.dir).name if data.name == "folder" else data.name
+  name = re.sub(r"[^a-z0-9_-]+", "-", name.split("/")[0].lower())
+  return name.strip("-_")

@@ -1,9 +1,9 @@
-"""What a run leaves: tasks that know how good they are."""
+"""Tests, ranks and exports the trained tasks of a run."""
 
 import dataclasses
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,84 +13,127 @@ from memory_vit.data.reader import Reader
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import Task
+from memory_vit.run_result import TrialResult
 from memory_vit.runtime import files, processes
 from memory_vit.tasks import store
-from memory_vit.training.sweep import Variant
-from memory_vit.training.trainer import Learned, Learner
+from memory_vit.training.sweep import Trial
+from memory_vit.training.trainer import PackResult, Trainer
 
-# See `download.replacing` and `processes.require_shared`.
+# See `files.replacing` and `processes.require_shared`.
 _BEGUN = re.compile(r"\..+\.npz\.[0-9a-f]{8}\.part|\.seen-by-all-[0-9a-f]{16}")
 
 
-def with_metrics(
-  learner: Learner,
-  variants: Sequence[Variant],
-  learned: Sequence[Learned],
-  tested: Reader | None,
-) -> list[Task]:
-  """Tasks with how they were made and how good they are; the best comes first.
+@dataclasses.dataclass(frozen=True)
+class TrainedTrial:
+  """A trial after training.
 
-  In their metrics, "steps" is how long a task was trained, "best_step" when it
-  was as it is, and "skipped_updates" how many were not finite.
+  Attributes:
+    trial: as it was planned.
+    task: with the parameters that were best on validation.
+    result: how good it is.
+  """
+
+  trial: Trial
+  task: Task
+  result: TrialResult
+
+  def exported_as(self, name: str) -> "TrainedTrial":
+    """Notes in the result where the task is exported."""
+    result = dataclasses.replace(self.result, exported=f"tasks/{name}")
+    return dataclasses.replace(self, result=result)
+
+  def to_task(self, name: str) -> Task:
+    """The task under a name, with how it was made and how good it is."""
+    result = dataclasses.replace(self.exported_as(name).result, name=name)
+    made = {
+      "config": to_dict(self.trial.config),
+      "metrics": dataclasses.asdict(result),
+    }
+    spec = dataclasses.replace(self.task.spec, name=name)
+    return Task(spec, self.task.params, made)
+
+
+def evaluate_trained(
+  trainer: Trainer,
+  trials: Sequence[Trial],
+  packs: Sequence[PackResult],
+  tested: Reader | None,
+) -> list[TrainedTrial]:
+  """Evaluates all trained trials on the test split.
 
   Args:
-    learner: that learned them.
-    variants: of all passes.
-    learned: the passes.
+    trainer: that trained them.
+    trials: of all packs.
+    packs: after training.
     tested: the test split, or None.
   """
-  by_name = {variant.name: variant for variant in variants}
-  tasks = []
-  for part in learned:
+  by_name = {trial.name: trial for trial in trials}
+  found = []
+  for pack in packs:
     tests = {}
-    if tested and part.tasks:
-      tests = learner.evaluate(list(part.tasks.values()), tested)
-    for name, task in part.tasks.items():
-      variant, best = by_name[name], part.best[name]
-      metrics = _metrics(variant, task, tests.get(name))
-      metrics |= {
-        "best_step": best.step,
-        "val_accuracy": best.accuracy,
-        "skipped_updates": part.skipped.get(name, 0),
-      }
-      made = {"config": to_dict(variant.config), "metrics": metrics}
-      tasks.append(dataclasses.replace(task, provenance=made))
-  return sorted(
-    tasks, key=lambda t: -(t.provenance["metrics"]["val_accuracy"] or 0.0)
+    if tested and pack.tasks:
+      tests = trainer.evaluate(list(pack.tasks.values()), tested)
+    for name, task in pack.tasks.items():
+      result = dataclasses.replace(
+        _result(by_name[name], task, tests.get(name)),
+        best_step=pack.best[name].step,
+        val_accuracy=pack.best[name].accuracy,
+        skipped_updates=pack.skipped.get(name, 0),
+      )
+      found.append(TrainedTrial(by_name[name], task, result))
+  return found
+
+
+def _result(
+  trial: Trial, task: Task, test: Mapping[str, Any] | None
+) -> TrialResult:
+  """The result of a trial, without what validation said."""
+  config = trial.config
+  result = TrialResult(
+    name=task.spec.name,
+    regime=config.regime,
+    cells=task.spec.cells,
+    learning_rate=config.learning_rate,
+    seed=config.seed,
+    varied=dict(trial.varied),
+    steps=config.total_steps,
+    trainable_params=trees.count(task.params),
+    chance=1 / task.spec.num_classes,
+  )
+  if test is None:
+    return result
+  return dataclasses.replace(
+    result,
+    test_accuracy=test["top1"],
+    test_examples=test["examples"],
+    test_skipped=test["skipped"],
+    test_loss=test["loss"],
+    test_top5=test["top5"],
+    test_per_class=test["per_class"],
+    test_majority=test["majority"],
   )
 
 
-def _metrics(
-  variant: Variant, task: Task, test: dict[str, Any] | None
-) -> dict[str, Any]:
-  """An entry of `result.json`."""
-  config = variant.config
-  return {
-    "name": task.spec.name,
-    "regime": config.regime,
-    "cells": task.spec.cells,
-    "learning_rate": config.learning_rate,
-    "seed": config.seed,
-    "varied": dict(variant.varied),
-    "steps": config.total_steps,
-    "trainable_params": trees.count(task.params),
-    "test_accuracy": test and test["top1"],
-    "test_examples": test["examples"] if test else 0,
-    "test_skipped": test["skipped"] if test else 0,
-    "test_loss": test and test["loss"],
-    "test_top5": test and test["top5"],
-    "test_per_class": test and test["per_class"],
-    # What who guesses gets right: any class, and always the largest one.
-    "chance": 1 / task.spec.num_classes,
-    "test_majority": test and test["majority"],
-    "exported": None,
-  }
+def rank(
+  trained: Sequence[TrainedTrial], config: Config, name: str
+) -> list[TrainedTrial]:
+  """Sorts trials, the best on validation first; says where each is exported.
+
+  Args:
+    trained: from `evaluate_trained`.
+    config: of the run.
+    name: under which the best is exported.
+  """
+  best, *others = sorted(trained, key=lambda t: -(t.result.val_accuracy or 0.0))
+  if _exports_all(config):
+    others = [trial.exported_as(trial.result.name) for trial in others]
+  return [best.exported_as(name), *others]
 
 
 def export(
   config: Config,
   name: str,
-  tasks: Sequence[Task],
+  ranked: Sequence[TrainedTrial],
   workdir: Path,
   backbone: Backbone,
 ) -> list[Task]:
@@ -101,32 +144,28 @@ def export(
   Args:
     config: of the run.
     name: of the best.
-    tasks: from `with_metrics`; where they lie is noted in their metrics.
+    ranked: from `rank`.
     workdir: of the run; they are written to tasks/.
     backbone: of the tasks.
 
   Returns:
     What was written, read back as everybody else will read it.
   """
-  wanted = [(name, tasks[0])]
-  if config.sweep.is_on and config.sweep.export == "all":
-    wanted += [(task.spec.name, task) for task in tasks]
+  wanted = [(name, ranked[0])]
+  if _exports_all(config):
+    wanted += [(trial.result.name, trial) for trial in ranked]
   exported = []
-  for new_name, task in wanted:
-    where, metrics = f"tasks/{new_name}", task.provenance["metrics"]
-    # In the result, of the best: the name without a number.
-    metrics["exported"] = metrics["exported"] or where
-    made = {
-      "config": task.provenance["config"],
-      "metrics": {**metrics, "name": new_name, "exported": where},
-    }
-    spec = dataclasses.replace(task.spec, name=new_name)
-    save = functools.partial(
-      _save, Task(spec, task.params, made), workdir / where
+  for new_name, trial in wanted:
+    path = workdir / "tasks" / new_name
+    processes.on_process_0(
+      functools.partial(_save, trial.to_task(new_name), path)
     )
-    processes.by_first(save)
-    exported.append(store.load_task(workdir / where, backbone))
+    exported.append(store.load_task(path, backbone))
   return exported
+
+
+def _exports_all(config: Config) -> bool:
+  return config.sweep.is_on and config.sweep.export == "all"
 
 
 def tidy(workdir: Path) -> None:
@@ -138,7 +177,7 @@ def tidy(workdir: Path) -> None:
     workdir: of a run that alone is using it.
   """
   with files.writing(workdir):
-    store.tidy(workdir / "tasks")
+    files.tidy(workdir / "tasks")
     for path in workdir.glob(".*"):
       if _BEGUN.fullmatch(path.name) and path.is_file():
         path.unlink()
@@ -163,4 +202,4 @@ def save_model(task: Task, backbone: Backbone, path: Path) -> None:
   )
   params = {**task.params["backbone"], "head": task.params["head"]}
   model = Backbone(config, params, trees.fingerprint(params))
-  processes.by_first(functools.partial(save_backbone, model, path))
+  processes.on_process_0(functools.partial(save_backbone, model, path))

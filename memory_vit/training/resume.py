@@ -1,4 +1,4 @@
-"""What a pass needs to go on where it was left, and what must be as it was."""
+"""Saves and restores a pack; refuses to go on with what is not the same."""
 
 import dataclasses
 import json
@@ -13,9 +13,10 @@ from memory_vit.data.reader import Reader
 from memory_vit.errors import TrainingError
 from memory_vit.model import trees
 from memory_vit.runtime import schema, sharding
-from memory_vit.training import config_changes, loop
+from memory_vit.training import config_changes
 from memory_vit.training.checkpoints import Checkpoints
-from memory_vit.training.divergence import Skipped
+from memory_vit.training.divergence import SkipCount
+from memory_vit.training.loop_state import BestParams, LoopState
 from memory_vit.training.step import TrainState
 
 logger = logging.getLogger("memory_vit")
@@ -24,17 +25,17 @@ logger = logging.getLogger("memory_vit")
 def save(
   checkpoints: Checkpoints,
   state: TrainState,
-  past: loop.Past,
+  past: LoopState,
   meta: Mapping[str, Any],
   splits: Mapping[str, Reader],
 ) -> None:
-  """Writes all that a continued pass needs; every process must call.
+  """Writes all that a resumed pack needs; every process must call.
 
   Args:
     checkpoints: where.
     state: of the training.
     past: what belongs to it.
-    meta: what a continued pass must share.
+    meta: what a resumed pack must share.
     splits: {"train": the split, ...}, whose unreadable examples are noted.
 
   Raises:
@@ -71,19 +72,19 @@ def resume(
   splits: Mapping[str, Reader],
   may_change: Sequence[str],
   record: DataRecord,
-) -> tuple[TrainState, loop.Past | None]:
+) -> tuple[TrainState, LoopState | None]:
   """The newest saved state with its past, or the given one without any.
 
   Args:
     checkpoints: from where.
     state: to begin with, where nothing is saved.
-    meta: what a continued pass must share.
+    meta: what a resumed pack must share.
     splits: as in `save`; what was left out of them counts as before.
     may_change: from `config_changes.allowed`.
     record: of the data as it is now.
 
   Raises:
-    TrainingError: where the pass began with something else.
+    TrainingError: where the pack began with something else.
     BrokenDataError: where more was left out than may be now.
   """
   step = checkpoints.latest()
@@ -120,16 +121,16 @@ def resume(
   }
   saved = checkpoints.restore(step, like)
   best = {
-    name: loop.Best(best_step, accuracy, saved["best"].get(name))
+    name: BestParams(best_step, accuracy, saved["best"].get(name))
     for name, (best_step, accuracy) in found["best"].items()
   }
   logger.info("going on from step %d in %s", step, checkpoints.directory)
   skipped = {
-    name: Skipped(values["total"], tuple(values["row"]))
+    name: SkipCount(values["total"], tuple(values["row"]))
     for name, values in found["skipped"].items()
   }
   steps, seconds = found["timed"]
-  return saved["state"], loop.Past(
+  return saved["state"], LoopState(
     best=best,
     lost=found["lost"],
     skipped=skipped,
@@ -173,7 +174,7 @@ def _other_data(directory: Path, other: Mapping[str, Sequence[str]]) -> str:
 
 
 def require_within(state: TrainState, total: int, directory: Path) -> None:
-  """Raises unless there are steps left, or just none."""
+  """Raises where a restored state is beyond the last step."""
   if int(state.step) > total:
     raise TrainingError(
       f"the run in {directory} is at step {state.step}, beyond "
@@ -184,7 +185,7 @@ def require_within(state: TrainState, total: int, directory: Path) -> None:
 def require_same(
   found: Mapping[str, Any], now: Mapping[str, Any], directory: Path
 ) -> None:
-  """Raises unless a pass goes on with what it began with."""
+  """Raises unless a pack goes on with what it began with."""
   advice = "Give that one, or another --workdir."
   if found["fingerprint"] != now["fingerprint"]:
     raise TrainingError(

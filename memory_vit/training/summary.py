@@ -1,12 +1,11 @@
 """The summary at the end of a run, as a table."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from clu import parameter_overview as clu_overview
 
 from memory_vit.model import trees
+from memory_vit.run_result import RESULT, RunResult, SweepResult, TrialResult
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.tables import table
 
@@ -27,69 +26,72 @@ def parameter_overview(trained: trees.Tree, frozen: trees.Tree) -> str:
   )
 
 
-def summary(result: Mapping[str, Any], workdir: Path) -> str:
-  """What `result.json` holds, as a table, and where everything lies."""
-
-  def percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.2f} %"
-
-  varied = sorted({key for task in result["tasks"] for key in task["varied"]})
-  tasks = [
-    (
-      task["name"],
-      *(str(task["varied"].get(key, "")) for key in varied),
-      *(() if "task.cells" in varied else (str(task["cells"]),)),
-      f"{task['trainable_params']:,}",
-      percent(task["val_accuracy"]),
-      percent(task["test_accuracy"]),
-      percent(task["chance"]),
-      percent(task["test_majority"]),
-      f"{task['test_examples']:,}",
-    )
-    for task in result["tasks"]
-  ]
-  header = ("task", *(key.removeprefix("task.") for key in varied),
-            *(() if "task.cells" in varied else ("cells",)),
-            "trained", "validation", "test", "chance", "majority",
-            "test examples")  # fmt: skip
-  lines = ["", table(header, tasks)]
-  if "sweep" in result:
-    lines += ["", _of_sweep(result)]
-  backbone = result["backbone"]
-  if backbone["outputs_bit_equal"] is not None:
-    equal = "yes" if backbone["outputs_bit_equal"] else "NO"
+def summary(result: RunResult, workdir: Path) -> str:
+  """The result of a run as a table, and where everything lies."""
+  lines = ["", _table(result)]
+  if result.sweep:
+    lines += ["", _of_sweep(result.sweep, result.tasks[0])]
+  backbone = result.backbone
+  if backbone.outputs_bit_equal is not None:
+    equal = "yes" if backbone.outputs_bit_equal else "NO"
     lines += [
       "",
-      f"original task: {percent(backbone['accuracy_before'])} before, "
-      f"{percent(backbone['accuracy_after'])} after; all outputs equal to the "
+      f"original task: {_percent(backbone.accuracy_before)} before, "
+      f"{_percent(backbone.accuracy_after)} after; all outputs equal to the "
       f"bit: {equal}",
     ]
-  if result["left_out"]:
+  if result.left_out:
     lines += ["", "left out, as they could not be read:"]
-    lines += [f"  {escaped(example)}" for example in result["left_out"]]
+    lines += [f"  {escaped(example)}" for example in result.left_out]
   lines += [
-    f"{result['wall_seconds']:.0f} s in all, {result['images_per_second']:.0f} "
+    f"{result.wall_seconds:.0f} s in all, {result.images_per_second:.0f} "
     "training images/s",
     "",
     f"tasks         {workdir / 'tasks'}",
-    f"results       {workdir / 'result.json'}",
+    f"results       {workdir / RESULT}",
     f"TensorBoard   tensorboard --logdir {workdir}",
   ]
   return "\n".join(lines)
 
 
-def _of_sweep(result: Mapping[str, Any]) -> str:
+def _table(result: RunResult) -> str:
+  """A row for every task; a column for everything that was varied."""
+  varied = sorted({key for task in result.tasks for key in task.varied})
+  cells = () if "task.cells" in varied else ("cells",)
+  rows = [
+    (
+      task.name,
+      *(str(task.varied.get(key, "")) for key in varied),
+      *(str(getattr(task, key)) for key in cells),
+      f"{task.trainable_params:,}",
+      _percent(task.val_accuracy),
+      _percent(task.test_accuracy),
+      _percent(task.chance),
+      _percent(task.test_majority),
+      f"{task.test_examples:,}",
+    )
+    for task in result.tasks
+  ]
+  names = (key.removeprefix("task.") for key in varied)
+  header = ("task", *names, *cells, "trained", "validation", "test", "chance",
+            "majority", "test examples")  # fmt: skip
+  return table(header, rows)
+
+
+def _percent(value: float | None) -> str:
+  return "-" if value is None else f"{100 * value:.2f} %"
+
+
+def _of_sweep(sweep: SweepResult, best: TrialResult) -> str:
   """What a sweep took, and what came of it."""
-  sweep, best = result["sweep"], result["tasks"][0]
-  memory = sweep["bytes_per_variant"]
+  memory = sweep.bytes_per_variant
   taken = "" if memory is None else f" and {memory / 2**20:.0f} MiB"
   lost = "".join(
     f"\n{name} was lost: not finite at step {step}"
-    for name, step in sweep["lost"].items()
+    for name, step in sweep.lost.items()
   )
   return (
-    f"{sweep['variants']} variants in {sweep['passes']} pass(es), "
-    f"{sweep['training_seconds_per_variant']:.1f} s of training{taken} each; "
-    f"{best['name']} is best on validation, and exported as {sweep['task']}"
-    + lost
+    f"{sweep.variants} variants in {sweep.passes} pass(es), "
+    f"{sweep.training_seconds_per_variant:.1f} s of training{taken} each; "
+    f"{best.name} is best on validation, and exported as {sweep.task}" + lost
   )

@@ -1,8 +1,8 @@
-"""The variants of a task that are learned side by side.
+"""The trials of a sweep, which are trained side by side.
 
-Masked training costs a forward pass and, for every task, one token. Variants
+Masked training costs a forward pass and, for every task, one token. Trials
 (learning rates, cell counts, seeds) are tasks like any others: they share the
-pass and its pictures, and nothing else.
+pass and its images, and nothing else.
 """
 
 import dataclasses
@@ -27,13 +27,13 @@ _AXES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Variant:
+class Trial:
   """One of the tasks of a run.
 
   Attributes:
     name: of its task in the pass.
     varied: what it has for itself, {"task.cells": 5}; empty without a sweep.
-    config: of a run that learns it alone.
+    config: of a run that trains it alone.
   """
 
   name: str
@@ -46,15 +46,15 @@ class Variant:
     return ",".join(f"{k.split('.')[-1]}={v}" for k, v in self.varied.items())
 
 
-def variants_of(config: Config, name: str) -> list[Variant]:
-  """The variants of a run; one that is called `name` where it sweeps nothing.
+def trials_of(config: Config, name: str) -> list[Trial]:
+  """The trials of a run; one that is called `name` where it sweeps nothing.
 
   Raises:
     ConfigError: for a key that cannot vary, is given twice, or has a value that
-      is not possible; for two variants that are the same.
+      is not possible; for two trials that are the same.
   """
   if not config.sweep.is_on:
-    return [Variant(name, {}, config)]
+    return [Trial(name, {}, config)]
   if not config.data.validation:
     raise ConfigError(
       "config.sweep needs config.data.validation: the best variant is exported."
@@ -67,39 +67,39 @@ def variants_of(config: Config, name: str) -> list[Variant]:
     )
   combinations = _combinations(config.sweep)
   digits = len(str(len(combinations) - 1))
-  variants = [
-    Variant(f"{name}-{i:0{max(2, digits)}}", varied, _changed(config, varied))
+  trials = [
+    Trial(f"{name}-{i:0{max(2, digits)}}", varied, _changed(config, varied))
     for i, varied in enumerate(combinations)
   ]
-  for one, other in itertools.combinations(variants, 2):
+  for one, other in itertools.combinations(trials, 2):
     if one.config == other.config:
       raise ConfigError(
         f"config.sweep has variants that are the same: {dict(one.varied)} and "
         f"{dict(other.varied)}."
       )
-  return variants
+  return trials
 
 
-def passes_of(variants: Sequence[Variant], at_once: int) -> list[list[Variant]]:
-  """Deals variants out to as few passes as possible, of about equal size.
+def packs_of(trials: Sequence[Trial], at_once: int) -> list[list[Trial]]:
+  """Deals trials out to as few packs as possible, of about equal size.
 
-  Variants with like numbers of cells come together, since the longest memory
-  is what all in a pass are padded to.
+  Trials with like numbers of cells come together, since the longest memory
+  is what all in a pack are padded to.
   """
-  count = math.ceil(len(variants) / at_once)
+  count = math.ceil(len(trials) / at_once)
   if count == 1:
-    return [list(variants)]
-  by_cells = sorted(variants, key=lambda variant: variant.config.task.cells)
-  size = math.ceil(len(variants) / count)
-  return [by_cells[i : i + size] for i in range(0, len(variants), size)]
+    return [list(trials)]
+  by_cells = sorted(trials, key=lambda trial: trial.config.task.cells)
+  size = math.ceil(len(trials) / count)
+  return [by_cells[i : i + size] for i in range(0, len(trials), size)]
 
 
 def at_once(first: int, further: int, free: int) -> int:
-  """How many variants fit into memory.
+  """How many trials fit into memory.
 
   Args:
-    first: bytes that a pass with one variant takes.
-    further: bytes that each further variant takes.
+    first: bytes that a pack of one trial takes.
+    further: bytes that each further trial takes.
     free: bytes that there are.
 
   Raises:
@@ -115,7 +115,7 @@ def at_once(first: int, further: int, free: int) -> int:
 
 
 def free_bytes(memory_gib: float) -> int:
-  """Memory that a pass may take; all that is free where none is named.
+  """Memory that a pack may take; all that is free where none is named.
 
   Of a device the tenth is left out, and of a machine without one the half:
   what a program takes while it is compiled is not in the estimate.
@@ -129,7 +129,7 @@ def free_bytes(memory_gib: float) -> int:
 
 
 def _combinations(sweep: SweepConfig) -> list[dict[str, Any]]:
-  """What every variant has for itself, in the order of the lists."""
+  """The varied options of every trial, in the order of the lists."""
   axes = [
     [(_AXES[axis], value) for value in getattr(sweep, axis)]
     for axis in _AXES
@@ -157,9 +157,9 @@ def _require_keys(overrides: Mapping[str, Any], axes: Sequence[str]) -> None:
 
 
 def _changed(config: Config, varied: Mapping[str, Any]) -> Config:
-  """The configuration of a run that learns a variant alone."""
+  """The configuration of a run that trains one trial alone."""
   values = config_lib.to_dict(dataclasses.replace(config, sweep=SweepConfig()))
-  # The batches stay those of the sweep, whatever the seed of the variant is.
+  # The batches stay those of the sweep, whatever the seed of the trial is.
   values["data"]["seed"] = config_lib.data_seed(config)
   for key, value in varied.items():
     *path, last = key.split(".")

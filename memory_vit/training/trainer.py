@@ -1,4 +1,4 @@
-"""Learns the variants of a task in one pass, or goes on where it was left."""
+"""Trains a pack of trials, or goes on with one that was interrupted."""
 
 import dataclasses
 import logging
@@ -18,48 +18,50 @@ from memory_vit.evaluation.evaluate import Predict, evaluate_source
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.regimes import REGIMES
 from memory_vit.model.task import Task
-from memory_vit.runtime.preemption import Stop
+from memory_vit.runtime.preemption import StopSignal
 from memory_vit.tasks import create, split_forward
 from memory_vit.tasks.compose import require_fit
-from memory_vit.training import loop, optim, resume, summary
+from memory_vit.training import optim, resume, summary
 from memory_vit.training.checkpoints import Checkpoints
+from memory_vit.training.loop import Loop, Save, Steps
+from memory_vit.training.loop_state import BestParams, LoopState
 from memory_vit.training.step import Step, TrainState, create_state
-from memory_vit.training.sweep import Variant
+from memory_vit.training.sweep import Trial
 
 logger = logging.getLogger("memory_vit")
 
 
-@dataclasses.dataclass(frozen=True)
-class Learned:
-  """What a pass has learned.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PackResult:
+  """A pack after training.
 
   Attributes:
-    tasks: {variant's name: its task, as it was best on validation}. One that
+    tasks: {trial's name: its task, as it was best on validation}. One that
       was lost before it was ever evaluated is not there.
-    best: {variant's name: when that was, and how good}.
-    lost: {variant's name: the step at which too much was not finite}.
-    skipped: {variant's name: how many updates were not finite}.
+    best: {trial's name: when that was, and how good}.
+    lost: {trial's name: the step at which too much was not finite}.
+    skipped: {trial's name: how many updates were not finite}.
     changes: of the configuration on the way, from `config_changes.changes`.
-    examples: training pictures that were timed, and in how many seconds.
-    seconds: see there.
+    examples: number of training images in the steps that were timed.
+    seconds: time that these steps took.
   """
 
   tasks: dict[str, Task]
-  best: dict[str, loop.Best]
+  best: dict[str, BestParams]
   lost: dict[str, int]
-  skipped: dict[str, int]
-  changes: tuple[Mapping[str, Any], ...]
-  examples: int
-  seconds: float
+  skipped: dict[str, int] = dataclasses.field(default_factory=dict)
+  changes: tuple[Mapping[str, Any], ...] = ()
+  examples: int = 0
+  seconds: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-  """A pass before its first step.
+  """A pack before its first step.
 
   Attributes:
-    tasks: {variant's name: its task, before training}.
-    schedules: {variant's name: its learning rate over the steps}.
+    tasks: {trial's name: its task, before training}.
+    schedules: {trial's name: its learning rate over the steps}.
     step: one optimiser step for all of them.
     state: at step 0.
   """
@@ -71,8 +73,8 @@ class Start:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Learner:
-  """What all passes of a run share.
+class Trainer:
+  """What all packs of a run share.
 
   Attributes:
     config: of the run.
@@ -83,7 +85,7 @@ class Learner:
     validation: the split that chooses the best step, or None.
     stop: is asked after every step, and in every batch of an evaluation.
     may_change: options of the configuration that may not be those with which
-      a pass began, from `config_changes.allowed`.
+      a pack began, from `config_changes.allowed`.
     require_alone: raises where another run may be using the directory; is
       called before a state is saved.
     record: of the data; what a state holds of it.
@@ -95,40 +97,40 @@ class Learner:
   parents: tuple[Task, ...]
   train: Reader
   validation: Reader | None
-  stop: Stop = dataclasses.field(default_factory=Stop)
+  stop: StopSignal = dataclasses.field(default_factory=StopSignal)
   may_change: tuple[str, ...] = ()
   require_alone: Callable[[], None] = lambda: None
   record: DataRecord = dataclasses.field(default_factory=DataRecord)
 
-  def learn(
+  def train_pack(
     self,
-    variants: Sequence[Variant],
+    trials: Sequence[Trial],
     directory: Path,
     logdirs: Mapping[str, Path],
-  ) -> Learned:
-    """Trains variants side by side.
+  ) -> PackResult:
+    """Trains the trials of a pack side by side.
 
     Args:
-      variants: of one pass.
-      directory: of its saved states; where it holds some, the pass goes on.
-      logdirs: {variant's name: of its TensorBoard events}.
+      trials: of one pack.
+      directory: of its saved states; where it holds some, the pack goes on.
+      logdirs: {trial's name: of its TensorBoard events}.
 
     Raises:
-      DivergedError: where all variants are lost.
+      DivergedError: where all trials are lost.
       Interrupted: where it was asked to stop.
     """
-    start = self.start(variants)
+    start = self.start(trials)
     params = start.state.params
     logger.info("\n%s", summary.parameter_overview(params, self._untouched()))
     with Checkpoints(directory) as checkpoints:
-      past = self._fit(variants, start, checkpoints, logdirs)
-    learned = {
+      past = self._fit(trials, start, checkpoints, logdirs)
+    tasks = {
       name: dataclasses.replace(task, params=past.best[name].params)
       for name, task in start.tasks.items()
       if past.best[name].params is not None
     }
-    return Learned(
-      tasks=learned,
+    return PackResult(
+      tasks=tasks,
       best=past.best,
       lost=past.lost,
       skipped={name: found.total for name, found in past.skipped.items()},
@@ -139,13 +141,13 @@ class Learner:
 
   def _fit(
     self,
-    variants: Sequence[Variant],
+    trials: Sequence[Trial],
     start: Start,
     checkpoints: Checkpoints,
     logdirs: Mapping[str, Path],
-  ) -> loop.Past:
-    """The steps of a pass that are left."""
-    config, meta = self.config, self.meta(variants)
+  ) -> LoopState:
+    """Takes the steps of a pack that are left."""
+    config, meta = self.config, self.meta(trials)
     splits = {"train": self.train, "validation": self.validation}
     splits = {key: source for key, source in splits.items() if source}
     state, past = resume.resume(
@@ -154,9 +156,21 @@ class Learner:
     self.record.keep()
     resume.require_within(state, config.total_steps, checkpoints.directory)
 
-    def save(state: TrainState, past: loop.Past) -> None:
+    def save(state: TrainState, past: LoopState) -> None:
       self.require_alone()
       resume.save(checkpoints, state, past, meta, splits)
+
+    many = f"{len(trials)} variants"
+    title = trials[0].name if len(trials) == 1 else many
+    batches = self._train_batches(int(state.step) * config.batch_size)
+    run = self._loop(start, title, save, logdirs)
+    return run.fit(state, batches, past)[1]
+
+  def _loop(
+    self, start: Start, title: str, save: Save, logdirs: Mapping[str, Path]
+  ) -> Loop:
+    """The loop of a pack, as the configuration of the run says."""
+    config = self.config
 
     def validate(params: Any) -> dict[str, dict[str, Any]]:
       trained = [
@@ -165,14 +179,12 @@ class Learner:
       ]
       return self.evaluate(trained, self.validation)
 
-    _, past = loop.fit(
-      start.step,
-      state,
-      self.frozen(),
-      self._train_batches(int(state.step) * config.batch_size),
-      title=variants[0].name if len(variants) == 1 else
-            f"{len(variants)} variants",
-      steps=loop.Steps(
+    return Loop(
+      title=title,
+      step_fn=start.step,
+      frozen=self.frozen(),
+      mesh=self.mesh,
+      steps=Steps(
         total=config.total_steps,
         log=config.log_every,
         evaluate=config.eval_every,
@@ -180,52 +192,49 @@ class Learner:
         profile_at=config.profile_at,
       ),
       batch_size=config.batch_size,
-      mesh=self.mesh,
       schedules=start.schedules,
-      past=past,
       validate=validate if self.validation else None,
       save=save,
       max_skipped=config.optim.max_skipped,
       examples=self._train_examples,
       stop=self.stop,
       logdirs=logdirs,
-    )  # fmt: skip
-    return past
+    )
 
-  def start(self, variants: Sequence[Variant]) -> Start:
-    """The first values of a pass, and its step; nothing is compiled yet.
+  def start(self, trials: Sequence[Trial]) -> Start:
+    """Initialises a pack and its step; nothing is compiled yet.
 
     Raises:
       TaskError: for tasks that cannot share a pass.
     """
-    tasks = {v.name: self.new_task(v) for v in variants}
+    tasks = {t.name: self.new_task(t) for t in trials}
     if REGIMES[self.config.regime].composes:  # the others read no task
       require_fit([*self.parents, *tasks.values()])
     schedules = {
-      v.name: optim.make_schedule(
-        v.config.optim, v.config.learning_rate, self.config.total_steps
+      t.name: optim.make_schedule(
+        t.config.optim, t.config.learning_rate, self.config.total_steps
       )
-      for v in variants
+      for t in trials
     }
     optimizer = optim.make_optimizer(
-      {v.name: v.config.optim for v in variants}, schedules
+      {t.name: t.config.optim for t in trials}, schedules
     )
     params = {name: task.params for name, task in tasks.items()}
     return Start(
       tasks,
       schedules,
-      self.make_step(variants, tasks, optimizer),
+      self.make_step(trials, tasks, optimizer),
       create_state(params, optimizer, self.mesh),
     )
 
-  def new_task(self, variant: Variant) -> Task:
-    """The task of a variant, before training."""
-    config = variant.config
+  def new_task(self, trial: Trial) -> Task:
+    """The task of a trial, before training."""
+    config = trial.config
     kind = REGIMES[config.regime]
     return create.init_task(
       jax.random.key(config.seed),
       self.backbone,
-      name=variant.name,
+      name=trial.name,
       num_classes=self.train.num_classes,
       cells=config.task.cells if kind.has_memory else 0,
       regime=config.regime,
@@ -242,19 +251,17 @@ class Learner:
 
   def make_step(
     self,
-    variants: Sequence[Variant],
+    trials: Sequence[Trial],
     tasks: Mapping[str, Task],
     optimizer: Any,
   ) -> Step:
-    """One optimiser step for the tasks of a pass."""
+    """One optimiser step for the tasks of a pack."""
     specs = (t.spec for t in (*self.parents, *tasks.values()))
     return Step(
       split_forward.make_split_forward(self.backbone.config, tuple(specs)),
       optimizer,
       self.mesh,
-      label_smoothing={
-        v.name: v.config.optim.label_smoothing for v in variants
-      },
+      label_smoothing={t.name: t.config.optim.label_smoothing for t in trials},
       accumulation_steps=self.config.optim.accumulation_steps,
     )
 
@@ -300,7 +307,7 @@ class Learner:
     return self.parents[: len(self.parents) - len(self.config.task.indirect)]
 
   def frozen(self) -> dict[str, Any]:
-    """What a pass reads and does not train."""
+    """The arrays that a pack reads and does not train."""
     return {
       "backbone": self.backbone.params,
       "tasks": {task.spec.name: task.params for task in self.parents},
@@ -333,13 +340,13 @@ class Learner:
       step=step,
     )
 
-  def meta(self, variants: Sequence[Variant]) -> dict[str, Any]:
-    """What a continued pass must share with the one that was left."""
+  def meta(self, trials: Sequence[Trial]) -> dict[str, Any]:
+    """Describes a pack; a resumed one must be the same."""
     return {
       "fingerprint": self.backbone.fingerprint,
       "parents": {task.spec.name: task.digest for task in self.parents},
       "attends_to": {p.spec.name: p.digest for p in self._read()},
-      "variants": {v.name: v.label for v in variants},
+      "variants": {t.name: t.label for t in trials},
       "data": {"classes": list(self.train.class_names)},
       "files": self.record.compared,
       "config": resume.what_matters(to_dict(self.config)),

@@ -1,0 +1,215 @@
+"""The result of a run, as it lies in `result.json`.
+
+The fields are the keys of the file, in their order. What an earlier version did
+not write has its default.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from etils import epy
+
+from memory_vit.errors import ConfigError
+from memory_vit.runtime import files
+
+with epy.lazy_imports():  # a report of results is made without jax
+  from memory_vit.runtime import processes
+
+RESULT = "result.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrialResult:
+  """What a trial measured; also the metrics in the `task.json` of its task.
+
+  Attributes:
+    name: of the task.
+    regime: see `regimes`.
+    cells: of its memory.
+    learning_rate: at its peak.
+    seed: of its first values.
+    varied: what a sweep varied, {"task.cells": 5}.
+    steps: how long it was trained.
+    trainable_params: number of trained values.
+    test_accuracy: in [0, 1]; None without a test split, as the next three.
+    test_examples: how many were evaluated.
+    test_skipped: how many could not be read.
+    test_loss: mean cross-entropy.
+    test_top5: in [0, 1].
+    test_per_class: accuracy of every class; None where it has no example.
+    chance: accuracy of guessing any class.
+    test_majority: accuracy of always guessing the largest class.
+    exported: directory of the task in the workdir; None where it was not kept.
+    best_step: at which its parameters were as they are.
+    val_accuracy: at that step; None without a validation split.
+    skipped_updates: how many were not finite.
+  """
+
+  name: str
+  regime: str = ""
+  cells: int
+  learning_rate: float
+  seed: int = 0
+  varied: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  steps: int = 0
+  trainable_params: int = 0
+  test_accuracy: float | None = None
+  test_examples: int = 0
+  test_skipped: int = 0
+  test_loss: float | None = None
+  test_top5: float | None = None
+  test_per_class: Sequence[float | None] | None = None
+  chance: float | None = None
+  test_majority: float | None = None
+  exported: str | None = None
+  best_step: int = 0
+  val_accuracy: float | None = None
+  skipped_updates: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BackboneResult:
+  """The frozen model of a run, and its own task before and after training.
+
+  Attributes:
+    fingerprint: of its weights.
+    accuracy_before: of its own task, without the new tasks; None where
+      `config.upstream` names no data, as the next two.
+    accuracy_after: with the new tasks in the same pass.
+    outputs_bit_equal: whether all outputs on that data are the same.
+  """
+
+  fingerprint: str = ""
+  accuracy_before: float | None = None
+  accuracy_after: float | None = None
+  outputs_bit_equal: bool | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepResult:
+  """What a sweep as a whole took.
+
+  Attributes:
+    task: name under which the best trial is exported.
+    variants: number of trials.
+    passes: number of packs in which they were trained.
+    lost: {trial: the step at which it diverged}.
+    training_seconds: time of all steps that were timed.
+    training_seconds_per_variant: the same, for each trial.
+    bytes_of_one: estimated memory of a pack with one trial.
+    bytes_per_variant: estimated memory of each further trial.
+  """
+
+  task: str = ""
+  variants: int = 0
+  passes: int = 0
+  lost: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  training_seconds: float = 0.0
+  training_seconds_per_variant: float = 0.0
+  bytes_of_one: int | None = None
+  bytes_per_variant: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunResult:
+  """What a run leaves in numbers.
+
+  Attributes:
+    tasks: the trials that did not diverge before they were evaluated, the best
+      on validation first.
+    backbone: the frozen model.
+    data: {split: its digest}, from `DataRecord.digests`.
+    left_out: the examples that could not be read.
+    wall_seconds: time of the run; of one that was killed, since it went on.
+    images_per_second: training speed, over all processes.
+    config_changes: from `config_changes.changes`.
+    sweep: None where nothing was swept.
+  """
+
+  tasks: tuple[TrialResult, ...] = ()
+  backbone: BackboneResult = BackboneResult()
+  data: Mapping[str, Mapping[str, str]] = dataclasses.field(
+    default_factory=dict
+  )
+  left_out: tuple[str, ...] = ()
+  wall_seconds: float
+  images_per_second: float = 0.0
+  config_changes: tuple[Mapping[str, Any], ...] = ()
+  sweep: SweepResult | None = None
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns what `result.json` holds; without a sweep no key of it."""
+    values = json.loads(json.dumps(dataclasses.asdict(self)))
+    if self.sweep is None:
+      del values["sweep"]
+    return values
+
+  @classmethod
+  def from_json(cls, values: Mapping[str, Any]) -> "RunResult":
+    """Reads what `to_json` returned, here or in another version.
+
+    Raises:
+      TypeError: for values of another form.
+    """
+    parts = dict(values)
+    parts["tasks"] = tuple(
+      _known(TrialResult, task) for task in values.get("tasks", ())
+    )
+    for key, part in (("backbone", BackboneResult), ("sweep", SweepResult)):
+      if key in values:
+        parts[key] = _known(part, values[key])
+    for key in ("left_out", "config_changes"):
+      parts[key] = tuple(values.get(key, ()))
+    return _known(cls, parts)
+
+
+def load_result(workdir: Path, name: str = RESULT) -> RunResult | None:
+  """Reads the result of a run on this process; None if it is not finished.
+
+  Args:
+    workdir: of the run.
+    name: of the file.
+
+  Raises:
+    ConfigError: where the file holds something else.
+  """
+  return _parse(workdir / name, _read(workdir / name))
+
+
+def read_result(workdir: Path, name: str = RESULT) -> RunResult | None:
+  """Reads the result of a run; all processes must call.
+
+  What the first process sees counts: others may not see the file yet.
+
+  Args:
+    workdir: of the run.
+    name: of the file.
+
+  Raises:
+    ConfigError: where the file holds something else.
+  """
+  file = workdir / name
+  return _parse(file, processes.on_process_0(lambda: _read(file)))
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+  return files.read_object(file, "wall_seconds") if file.exists() else None
+
+
+def _parse(file: Path, values: Mapping[str, Any] | None) -> RunResult | None:
+  try:
+    return None if values is None else RunResult.from_json(values)
+  except (AttributeError, TypeError, ValueError) as error:
+    raise ConfigError(
+      f"{file} is no result of a run ({error}). Give another --workdir, or put "
+      "back what was there."
+    ) from error
+
+
+def _known(cls: type, values: Mapping[str, Any]) -> Any:
+  """Makes a dataclass of those of the values that are its fields."""
+  names = {field.name for field in dataclasses.fields(cls)}
+  return cls(**{key: v for key, v in values.items() if key in names})

@@ -1,0 +1,109 @@
+"""Refuses runs that are bound to fail, before anything is read or trained."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import psutil
+from jax.sharding import Mesh
+
+from memory_vit.config import Config, beyond_the_end
+from memory_vit.errors import ConfigError
+from memory_vit.model.task import NAME_PATTERN
+from memory_vit.runtime import messages, paths, processes, sharding
+from memory_vit.tasks import manifest
+from memory_vit.training import resolve, sweep
+from memory_vit.training.sweep import Trial
+from memory_vit.training.trainer import Trainer
+
+
+def require_possible(config: Config, workdir: Path, mesh: Mesh) -> None:
+  """Refuses what can be known to fail before anything is read."""
+  if "://" in str(workdir) or ":/" in str(workdir):
+    raise ConfigError(f"--workdir is {workdir}, expected a local directory.")
+  if not config.data.name:
+    raise ConfigError(
+      "config.data.name is empty: name a data set, as in "
+      "--config=configs/tfds.py:cifar10 or --config.data.name=cifar10."
+    )
+  if config.pretrain.variant and not config.pretrain.data.name:
+    raise ConfigError(
+      "config.pretrain.data.name is empty: name the data set that the backbone "
+      "learns."
+    )
+  _require_name(config)
+  for key in ("attends_to", "indirect"):
+    for path in getattr(config.task, key):
+      manifest.read(paths.local(path, f"config.task.{key}"))
+  _require_batches(config, mesh)
+  require_memory(config)
+  processes.on_process_0(
+    functools.partial(paths.make_directory, workdir, "--workdir")
+  )
+
+
+def _require_name(config: Config) -> None:
+  """Refuses what would be no name of a task once it is trained."""
+  for trial in sweep.trials_of(config, resolve.task_name(config)):
+    if not NAME_PATTERN.fullmatch(trial.name):
+      raise ConfigError(
+        f"the task would be called {messages.brief(trial.name)}: give a name "
+        f"by config.task.name, of the form {NAME_PATTERN.pattern}."
+      )
+
+
+def _require_batches(config: Config, mesh: Mesh) -> None:
+  """Refuses batches that the devices cannot share."""
+  parts = config.optim.accumulation_steps
+  for key, size in (
+    ("config.batch_size", config.batch_size),
+    ("config.batch_size_eval", config.batch_size_eval),
+    (
+      "config.batch_size / config.optim.accumulation_steps",
+      config.batch_size // parts,
+    ),
+  ):
+    sharding.require_divisible(size, mesh, key)
+  if config.pretrain.variant:
+    sharding.require_divisible(
+      config.pretrain.batch_size, mesh, "config.pretrain.batch_size"
+    )
+
+
+def require_memory(config: Config) -> None:
+  """Refuses a batch whose pictures alone this host cannot hold."""
+  picture = 3 * 4 * config.image_size**2  # float32 RGB
+  has = psutil.virtual_memory().total
+  sizes = {
+    "config.batch_size": config.batch_size,
+    "config.batch_size_eval": config.batch_size_eval,
+  }
+  if config.pretrain.variant:
+    sizes["config.pretrain.batch_size"] = config.pretrain.batch_size
+  for key, size in sizes.items():
+    takes = size // jax.process_count() * picture
+    if takes > has:
+      raise ConfigError(
+        f"{key} is {size}: the pictures of a batch, of {config.image_size} px, "
+        f"take {takes / 2**30:.1f} GiB, and this host has "
+        f"{has / 2**30:.1f} GiB. Expected a smaller one."
+      )
+
+
+def require_within(trials: Sequence[Trial]) -> None:
+  """Refuses what would come after the steps that epochs turned out to be."""
+  for trial in trials:
+    for problem in beyond_the_end(trial.config):
+      raise ConfigError(problem)
+
+
+def require_names(trainer: Trainer, name: str, trials: Sequence[Trial]) -> None:
+  """Refuses a task that would be called as one that it reads."""
+  parents = {task.spec.name for task in trainer.parents}
+  taken = sorted(parents & {name, *(trial.name for trial in trials)})
+  if taken:
+    raise ConfigError(
+      f"config.task.name: {taken} are names of tasks in config.task.attends_to "
+      "or config.task.indirect. Give the new task another one."
+    )

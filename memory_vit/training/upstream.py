@@ -1,0 +1,78 @@
+"""The backbone's own task: evaluated before and after training."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from memory_vit.config import Config
+from memory_vit.data import datasets, image_ops
+from memory_vit.data.reader import Reader
+from memory_vit.data.split_ref import configured_splits
+from memory_vit.errors import ConfigError
+from memory_vit.evaluation import evaluate
+from memory_vit.model.backbone import Backbone
+from memory_vit.model.task import BACKBONE, Task
+from memory_vit.run_result import BackboneResult
+from memory_vit.training.trainer import Trainer
+
+
+def open_upstream(config: Config, backbone: Backbone) -> Reader | None:
+  """Opens the data of the backbone's own task; None where none is configured.
+
+  Raises:
+    ConfigError: where they have other classes than the backbone.
+  """
+  ref = configured_splits(config).get("upstream")
+  reader = ref and datasets.open_on_all_processes(ref)
+  outputs = backbone.config.num_classes
+  if reader and reader.num_classes != outputs:
+    raise ConfigError(
+      f"config.upstream: {reader.name} has {reader.num_classes} classes, the "
+      f"head of the backbone has {outputs}."
+    )
+  return reader
+
+
+def evaluate_upstream(
+  trainer: Trainer, reader: Reader, tasks: Sequence[Task]
+) -> dict[str, Any]:
+  """Evaluates the original outputs, with tasks in the same pass."""
+  config, backbone = trainer.config, trainer.backbone
+  everything = [*trainer.parents, *tasks] if tasks else []
+  outputs = evaluate.predict_fn(backbone, everything, trainer.mesh, [BACKBONE])
+
+  def predict(images: jax.Array) -> dict[str, jax.Array]:
+    trainer.stop.check()
+    return outputs(images)
+
+  where = config.upstream
+  return evaluate.evaluate_source(
+    predict,
+    reader,
+    image_ops.evaluation_of(where.eval_crop, where.resize, config.image_size),
+    batch_size=config.batch_size_eval,
+    mesh=trainer.mesh,
+    digest=True,
+  )[BACKBONE]
+
+
+def compare(
+  fingerprint: str,
+  before: Mapping[str, Any] | None,
+  after: Mapping[str, Any] | None,
+) -> BackboneResult:
+  """The backbone in a result.
+
+  Args:
+    fingerprint: of its weights.
+    before: from `evaluate_upstream` without the new tasks; None where there is
+      no data.
+    after: the same with them.
+  """
+  return BackboneResult(
+    fingerprint=fingerprint,
+    accuracy_before=before and before["top1"],
+    accuracy_after=after and after["top1"],
+    outputs_bit_equal=after and before["digest"] == after["digest"],
+  )
