@@ -96,6 +96,11 @@ def run_json(capsys, *argv):
   return status, [json.loads(line) for line in out.splitlines()]
 
 
+def rgb(path):
+  with fake_data.Image.open(path) as image:
+    return image.convert("RGB")
+
+
 def by_hand(backbone, tasks, pixels):
   """{name: probabilities (c,)} of one picture of the right size."""
   image = np.asarray(pixels, np.float32)[None] / 127.5 - 1
@@ -215,8 +220,7 @@ def test_a_folder_in_one_pass_per_batch(
   assert passes == [(["pets", "birds"], (3, 8, 8, 3))] * 2
   assert inference.encode_program._cache_size() - before <= 1
   for line in lines:
-    image = fake_data.Image.open(line["image"]).convert("RGB")
-    same(line, by_hand(backbone, loaded, image))
+    same(line, by_hand(backbone, loaded, rgb(line["image"])))
   _, alone = run_json(capsys, *argv, "--batch_size=1", "--top=9")
   for line, other in zip(lines, alone, strict=True):
     assert line["image"] == other["image"]
@@ -324,8 +328,7 @@ def test_what_cannot_be_read_is_named_and_skipped(
   assert [x["image"] for x in lines] == paths
   for line in lines:
     if "tasks" in line:
-      image = fake_data.Image.open(line["image"]).convert("RGB")
-      same(line, by_hand(backbone, loaded, image))
+      same(line, by_hand(backbone, loaded, rgb(line["image"])))
 
 
 def test_only_pictures_that_cannot_be_read(models, tmp_path, capsys):

@@ -950,7 +950,7 @@ def test_python_is_never_run(pets, backbone, tmp_path, capsys):
   """What the commands of a server take is JSON, arrays and pictures."""
   sentinel = tmp_path / "sentinel"
   evil = tmp_path / "evil.py"
-  evil.write_text(f"open({str(sentinel)!r}, 'w')\n")
+  evil.write_text(f"open({str(sentinel)!r}, 'w').close()\n")
   (tmp_path / "task.json").write_text(evil.read_text())
   mv.save_backbone(backbone, tmp_path / "vit.npz")
   vit, task = f"--backbone={tmp_path}/vit.npz", f"--task={pets}"
