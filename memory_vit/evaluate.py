@@ -53,7 +53,15 @@ def _parser() -> argparse.ArgumentParser:
     prog="python -m memory_vit.evaluate",
     description="Evaluates tasks in one model, each on its own data set.",
   )
-  for name, options in {
+  arguments = {**_model_and_data(), **_reading_and_running()}
+  for name, options in arguments.items():
+    parser.add_argument(name, **options)
+  return parser
+
+
+def _model_and_data() -> dict[str, dict[str, Any]]:
+  """Arguments that say what is evaluated, and on what."""
+  return {
     "--backbone": {
       "required": True,
       "metavar": "NPZ",
@@ -95,6 +103,12 @@ def _parser() -> argparse.ArgumentParser:
       "help": "evaluate this one, instead of the test split: of all tasks, of "
       "one, or of the original one (backbone=SPLIT)",
     },
+  }
+
+
+def _reading_and_running() -> dict[str, dict[str, Any]]:
+  """Arguments that say how images are read, and how the model runs."""
+  return {
     "--cache_gib": {
       "type": number(float, OPTIONS["data.cache_gib"].rule),
       "default": Config.data.cache_gib,
@@ -135,9 +149,7 @@ def _parser() -> argparse.ArgumentParser:
       "default": "float32",
       "help": "of the computation (default: %(default)s)",
     },
-  }.items():
-    parser.add_argument(name, **options)
-  return parser
+  }
 
 
 def _run(arguments: argparse.Namespace) -> int:
