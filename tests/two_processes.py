@@ -23,7 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # In tests a dead process shall be noticed soon.
 HEARTBEAT = 10
 # Seconds until a group of processes must have ended; far more than it takes.
-PATIENCE = float(os.environ.get("MEMORY_VIT_PATIENCE", 300))
+PATIENCE = float(os.environ.get("MEMORY_VIT_PATIENCE", 1800))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ def joined(process: int, port: int, count: int = 2) -> list[str]:
     f"--num_processes={count}",
     f"--process_id={process}",
     f"--heartbeat_timeout={HEARTBEAT}",
-    "--initialization_timeout=120",
+    "--initialization_timeout=900",
   ]
 
 
