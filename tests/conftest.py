@@ -37,13 +37,11 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 import memory_vit as mv  # noqa: E402
-from memory_vit.backbones import load
 from memory_vit.data import watchdog
-from memory_vit.model import backbone as backbone_lib
 from memory_vit.model import trees
 from memory_vit.model.backbone import backbone_shapes  # noqa: E402
 from memory_vit.runtime import sharding
-from memory_vit.tasks import manifest, store
+from memory_vit.tasks import manifest
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -101,12 +99,6 @@ def data_dir() -> Path:
   return path
 
 
-# Tracing a model takes 0.1 s, and nearly every test makes or loads one.
-cached_shapes = functools.cache(backbone_shapes)
-for module in (store, backbone_lib, load):
-  module.backbone_shapes = cached_shapes
-
-
 def tiny_backbone(seed: int = 0, **overrides) -> mv.Backbone:
   """Two blocks of width 32, 16 patches of 2 pixels, a head of 7 classes."""
   options = {
@@ -118,7 +110,7 @@ def tiny_backbone(seed: int = 0, **overrides) -> mv.Backbone:
   # Made by numpy: a compiled initialiser takes longer than most tests.
   params = jax.tree.map(
     lambda a: (0.3 * rng.standard_normal(a.shape)).astype(np.float32),
-    cached_shapes(config),
+    backbone_shapes(config),
   )
   return mv.Backbone(config, params, trees.fingerprint(params))
 

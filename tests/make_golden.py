@@ -2,8 +2,8 @@
 
   PYTHONPATH=. python tests/make_golden.py
 
-`test_golden.py` loads them ever after. A directory is written once: that of a
-format that has been used by anybody is never written again.
+`tasks/test_old_tasks.py` loads them ever after. A directory is written once:
+that of a format that has been used by anybody is never written again.
 """
 
 import sys
@@ -15,7 +15,7 @@ from conftest import random_task, tiny_backbone
 import memory_vit as mv
 from memory_vit.tasks.manifest import FORMAT_VERSION
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parent / "golden"
 
 
 def main() -> None:

@@ -40,12 +40,12 @@ def test_each_is_one_place_in_the_code_and_still_python():
 
 def test_the_tests_that_should_notice_are_there():
   functions = {
-    path.name: {
+    str(path.relative_to(TESTS)): {
       node.name
       for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
       if isinstance(node, ast.FunctionDef)
     }
-    for path in TESTS.glob("test_*.py")
+    for path in TESTS.rglob("test_*.py")
   }
   for mutant in MUTANTS:
     assert mutant.tests, mutant.name

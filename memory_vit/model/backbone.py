@@ -99,6 +99,7 @@ def init_backbone(config: ViTConfig, key: jax.Array) -> Backbone:
   return Backbone(config, params, trees.fingerprint(params))
 
 
+@functools.lru_cache(maxsize=32)  # tracing takes longer than all its users
 def backbone_shapes(config: ViTConfig) -> dict[str, Any]:
   """The tree of a backbone as `jax.ShapeDtypeStruct`; computes nothing."""
   return jax.eval_shape(

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.ndimage
-from conftest import cached_shapes
+from conftest import ROOT
 from etils import epath
 
 from memory_vit.backbones import download, npz
@@ -29,7 +29,7 @@ from memory_vit.backbones.load import (
 )
 from memory_vit.errors import CheckpointError, ConfigError
 from memory_vit.model import trees
-from memory_vit.model.backbone import Backbone
+from memory_vit.model.backbone import Backbone, backbone_shapes
 from memory_vit.model.vit import VisionTransformer
 from memory_vit.model.vit_config import ViTConfig, vit_config
 
@@ -46,8 +46,7 @@ TINY = ViTConfig(
 )
 
 DATA = Path(
-  os.environ.get("MEMORY_VIT_DATA")
-  or Path(__file__).parents[2] / "shared" / "data"
+  os.environ.get("MEMORY_VIT_DATA") or ROOT.parent / "shared" / "data"
 )
 
 
@@ -59,7 +58,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
-  flat = trees.flatten(cached_shapes(config))
+  flat = trees.flatten(backbone_shapes(config))
   return {name: leaf.shape for name, leaf in flat.items()}
 
 

@@ -574,7 +574,7 @@ def read_by_tensorstore(path):
 
 def test_a_database_has_what_tensorstore_finds(pets, backbone, tmp_path):
   """As it is written now, as it was before, and as the tests forge it."""
-  older = ROOT / "tests" / "data" / "format_4" / "tasks"
+  older = ROOT / "tests" / "golden" / "format_4" / "tasks"
   wide = random_task(backbone, "wide", classes=300)  # values in files
   mv.save_task(wide, tmp_path / "wide")
   for path in (pets, tmp_path / "wide", older / "pets", older / "birds"):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
+from conftest import ROOT
 from fake_data import numbered_source, write_adhoc, write_folder, write_tfds
 
 from memory_vit.config import DataConfig
@@ -269,9 +270,8 @@ def test_program_ends_while_batches_are_being_made(tmp_path):
     )
     next(batches)
   """
-  root = pathlib.Path(__file__).parent.parent
   subprocess.run(
-    [sys.executable, "-c", program], cwd=root, timeout=600, check=True
+    [sys.executable, "-c", program], cwd=ROOT, timeout=600, check=True
   )
 
 

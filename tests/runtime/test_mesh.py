@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import random_task, tiny_backbone
-from test_step import assert_close, batch, setting
+from steps import assert_close, batch, setting
 
 import memory_vit as mv
 from configs import quickstart

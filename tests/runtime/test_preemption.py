@@ -1,4 +1,4 @@
-"""Signals to this process; those that end one are in test_faults.py."""
+"""Signals to this process; `test_interrupted_runs.py` has those that end it."""
 
 import os
 import signal

@@ -8,7 +8,6 @@ import numpy as np
 import oracle
 import pytest
 from conftest import (
-  cached_shapes,
   edit_task,
   one_device,
   random_task,
@@ -19,6 +18,7 @@ import memory_vit as mv
 from memory_vit.config import OptimConfig
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.model import trees
+from memory_vit.model.backbone import backbone_shapes
 from memory_vit.model.regimes import REGIMES
 from memory_vit.tasks import split_forward
 from memory_vit.training import step
@@ -85,7 +85,7 @@ def test_what_is_trained(backbone, regime):
 )
 def test_counts_of_parameters_are_the_papers(regime, expected):
   config = mv.vit_config("B/32")
-  shapes = cached_shapes(config)
+  shapes = backbone_shapes(config)
   backbone = mv.Backbone(config, shapes, "0" * 64)
   options = {
     "num_classes": 100,
