@@ -27,13 +27,12 @@ from memory_vit.study.trials import StudyTrial
 
 def table2(config: Config, trials: Sequence[StudyTrial]) -> Section:
   """Every regime at its best learning rate."""
-  paper = paper_numbers.table2(config)
   rows = [
     _row(config, trials, regime, cells)
     for regime in runs.regimes_of(config, "table2")
     for cells in _cells_of(config, regime)
   ]
-  if paper:
+  if paper := paper_numbers.table2(config):
     for row in rows:
       is_memory = row["regime"] == "memory"
       row["paper"] = paper.get(row["cells"] if is_memory else row["regime"])
@@ -82,7 +81,8 @@ def sensitivity(config: Config, trials: Sequence[StudyTrial]) -> Section:
     seed = runs.search_seed(config, regime)
     if seed is not None:  # further seeds know one rate alone
       some = [trial for trial in some if trial.seed == seed]
-    mine, line = [], []
+    line = lines.setdefault(label(regime, cells), [])
+    mine = []
     for rate in sorted(config.study.learning_rates):
       seeds = [t for t in some if t.learning_rate == rate]
       tests = [t.test for t in seeds if t.test is not None]
@@ -91,7 +91,6 @@ def sensitivity(config: Config, trials: Sequence[StudyTrial]) -> Section:
         line.append((rate, *_mean_and_range(tests)))
     rows += mine
     ranges.append(_range_row(regime, cells, mine))
-    lines[label(regime, cells)] = line
   return Section(
     title="Sensitivity to the learning rate",
     rows=rows,

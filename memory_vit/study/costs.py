@@ -9,6 +9,7 @@ Letters as in `vit_config`, m cells, r the bottleneck.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -82,17 +83,21 @@ def cost_of(
 ) -> Cost:
   """Computes the cost of a regime; compiles its forward pass.
 
-  Args:
-    config: of the backbone.
-    regime: see `regimes`.
-    cells: m, where the regime has memory.
-    bottleneck: r, where it has adapters.
+  `cells` and `bottleneck` count where the regime has memory, and adapters.
   """
   config = split_forward.headless(config)
   kind = REGIMES[regime]
   cells = cells if kind.has_memory else 0
   bottleneck = bottleneck if kind.has_adapters else 0
-  spec = _spec(config, regime, cells, bottleneck)
+  spec = task.TaskSpec(
+    name="task",
+    num_classes=1,
+    cells=cells,
+    regime=regime,
+    bottleneck=bottleneck,
+    backbone=backbone.Backbone(config, {}, "").id,
+    evaluation=task.EvalPreprocessing(image_size=config.image_size),
+  )
   shapes = spec.expected_shapes(config.width, config.depth)
   shapes.pop("head")
   counted = trees.count(shapes)
@@ -141,11 +146,7 @@ def backbone_parameters(config: ViTConfig) -> int:
 def flops(
   config: ViTConfig, regime: str, cells: int, bottleneck: int
 ) -> tuple[int, int]:
-  """FLOPs of a forward pass, by formula.
-
-  Returns:
-    For every image, and once for a batch.
-  """
+  """FLOPs of a forward pass by formula: for every image, and once a batch."""
   attention = REGIMES[regime].attention
   d, l, tokens = config.width, config.depth, config.num_patches + 1
   patches = 2 * config.num_patches * config.patch_size**2 * 3 * d
@@ -172,20 +173,6 @@ def _block(config: ViTConfig, queries: int, keys: int) -> int:
   return projections + attention + 2 * (2 * queries * d * config.mlp_dim)
 
 
-def _spec(
-  config: ViTConfig, regime: str, cells: int, bottleneck: int
-) -> TaskSpec:
-  return task.TaskSpec(
-    name="task",
-    num_classes=1,
-    cells=cells,
-    regime=regime,
-    bottleneck=bottleneck,
-    backbone=backbone.Backbone(config, {}, "").id,
-    evaluation=task.EvalPreprocessing(image_size=config.image_size),
-  )
-
-
 def _compiled_flops(
   config: ViTConfig, spec: TaskSpec, params: dict[str, Any]
 ) -> float | None:
@@ -205,40 +192,29 @@ def _compiled_flops(
     outputs, context = module.encode(image)
     return outputs, module.task_features([params], (spec,), context)
 
-  def program(frozen: Any, params: Any, image: jax.Array) -> Any:
-    variables = {"params": {"backbone": frozen}}
-    module = vit.MemoryViT(config)
-    return module.apply(variables, image, params, method=forward)
-
-  shapes = backbone.backbone_shapes(config)
-  lowered = jax.jit(program).lower(shapes, params, image)
+  program = functools.partial(vit.MemoryViT(config).apply, method=forward)
+  variables = {"params": {"backbone": backbone.backbone_shapes(config)}}
+  lowered = jax.jit(program).lower(variables, image, params)
   analysis = lowered.compile().cost_analysis() or {}
   return analysis.get("flops")
 
 
 def section(config: ViTConfig, found: Sequence[Mapping[str, Any]]) -> Section:
-  """Parameters and operations, by formula and as compiled.
-
-  Args:
-    config: of the backbone.
-    found: from `measure`.
-  """
+  """Parameters and operations by formula, and those that `measure` found."""
   plain, _ = flops(config, "head", 0, 0)
-  rows = []
-  for values in found:
-    cost = Cost(**values)
-    rows.append(
-      {
-        "regime": cost.regime,
-        "parameters": cost.parameters,
-        "in the arrays": cost.parameters_counted,
-        "MFLOP": cost.flops / 1e6,
-        "once a batch": cost.flops_once / 1e6,
-        "MFLOP by XLA": cost.flops_xla and cost.flops_xla / 1e6,
-        "XLA / formula": cost.flops_xla and cost.flops_xla / cost.flops,
-        "of the plain ViT": cost.flops / plain,
-      }
-    )
+  rows = [
+    {
+      "regime": cost.regime,
+      "parameters": cost.parameters,
+      "in the arrays": cost.parameters_counted,
+      "MFLOP": cost.flops / 1e6,
+      "once a batch": cost.flops_once / 1e6,
+      "MFLOP by XLA": cost.flops_xla and cost.flops_xla / 1e6,
+      "XLA / formula": cost.flops_xla and cost.flops_xla / cost.flops,
+      "of the plain ViT": cost.flops / plain,
+    }
+    for cost in (Cost(**values) for values in found)
+  ]
   return Section(
     title=f"Parameters and operations on {config.variant}, "
           f"{config.image_size} px",
@@ -266,9 +242,8 @@ def _beside_table5() -> list[Row]:
   masked, once = flops(b32, "memory_masked", cells, 0)
 
   def attention(config: ViTConfig) -> int:
-    return (
-      flops(config, "memory", cells, 0)[0] - flops(config, "memory", 0, 0)[0]
-    )
+    with_memory, _ = flops(config, "memory", cells, 0)
+    return with_memory - flops(config, "memory", 0, 0)[0]
 
   sizes = {"": b32, " on an L/32": vit_config("L/32"),
            " at 384 px": vit_config("B/32", image_size=384)}  # fmt: skip

@@ -29,25 +29,12 @@ from memory_vit.study.trials import (
   Trials,
   directory_of,
   diverged_trials,
+  load_ending,
   trials_of,
 )
 from memory_vit.training import resume, run
 
 logger = logging.getLogger("memory_vit")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StudyRun:
-  """A finished run.
-
-  Attributes:
-    trials: their results.
-    data: digests of its data, from `DataRecord.digests`; empty of a run all of
-      whose trials diverged, and of an earlier version.
-  """
-
-  trials: list[StudyTrial]
-  data: Mapping[str, Mapping[str, str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,23 +61,8 @@ class Executor:
     Raises:
       ConfigError: where their data are not those that are there now.
     """
-    found: dict[str, StudyRun] = {}
-    trials: dict[str, list[StudyTrial]] = {}
-    checked: set[Run] = set()
-    # What is finished says what else may be.
-    while new := [
-      planned
-      for planned in plan.plan(self.config, parts, trials)
-      if planned.learning_rates and planned not in checked
-    ]:
-      for planned in new:
-        checked.add(planned)
-        if planned.reads and planned.reads.name not in trials:
-          continue
-        if ended := self._find(planned, trials):
-          found[planned.name] = ended
-          trials[planned.name] = ended.trials
-    require_same_data(self.config, found, self.workdir / "runs")
+    trials = plan.finished_trials(self.config, parts, self._find)
+    require_same_data(self.config, trials, self.workdir)
     return trials
 
   def train(self, planned: Run, trials: Trials) -> list[StudyTrial]:
@@ -107,10 +79,15 @@ class Executor:
       ConfigError: where another configuration has finished the run there.
     """
     if found := self._find(planned, trials):
-      return found.trials
+      return found
     config = self._config_of(planned, trials)
     directory = directory_of(self.workdir, planned.name)
-    self._require_unfinished(config, directory)
+    if ending := _ending(directory):
+      raise ConfigError(
+        f"the run in {directory} was finished with another configuration. Give "
+        "that one, or another --workdir.\n  "
+        + "\n  ".join(self._differences(config, directory, ending))
+      )
     logger.info("run %s", directory)
     began = time.perf_counter()
     try:
@@ -126,18 +103,17 @@ class Executor:
     remove_checkpoints(directory)
     return trials_of(planned, _ending(directory), directory)
 
-  def _find(self, planned: Run, trials: Trials) -> StudyRun | None:
+  def _find(self, planned: Run, trials: Trials) -> list[StudyTrial] | None:
     """Reads a run of this configuration; None where it is not finished."""
     config = self._config_of(planned, trials)
     if config is None:
       logger.warning("run %s: what it would read diverged", planned.name)
-      return StudyRun(trials=diverged_trials(planned), data={})
+      return diverged_trials(planned)
     directory = directory_of(self.workdir, planned.name)
     ending = _ending(directory)
     if not ending or self._differences(config, directory, ending):
       return None
-    found = trials_of(planned, ending, directory)
-    return StudyRun(trials=found, data=ending.data)
+    return trials_of(planned, ending, directory)
 
   def _config_of(self, planned: Run, trials: Trials) -> Config | None:
     """Configures a run; None where all that it could read diverged."""
@@ -148,16 +124,6 @@ class Executor:
         return None
       read = [parent.task]
     return config_of(self.config, planned, self.backbone, read)
-
-  def _require_unfinished(self, config: Config, directory: Path) -> None:
-    """Refuses to train over the result of another configuration."""
-    ending = _ending(directory)
-    if ending is not None:
-      raise ConfigError(
-        f"the run in {directory} was finished with another configuration. Give "
-        "that one, or another --workdir.\n  "
-        + "\n  ".join(self._differences(config, directory, ending))
-      )
 
   def _differences(
     self, config: Config, directory: Path, ending: RunResult
@@ -179,9 +145,6 @@ def remove_checkpoints(directory: Path) -> None:
 
   With its two states, each with the best so far, a run of the regime `full`
   holds a backbone many times over; its result and its exported task stay.
-
-  Args:
-    directory: of the run.
   """
   states = directory / "checkpoints"
   if jax.process_index() == 0 and states.exists():
@@ -203,23 +166,16 @@ def require_data(config: Config, runs: Sequence[Run], finished: Trials) -> None:
     )
 
 
-def require_same_data(
-  config: Config, done: Mapping[str, StudyRun], runs: Path
-) -> None:
+def require_same_data(config: Config, done: Trials, workdir: Path) -> None:
   """Refuses finished runs whose data are others now; all processes must call.
 
   Data that are not there any more are named in the log: what is finished does
   not need them.
 
-  Args:
-    config: of the study.
-    done: {name: what a finished run left}.
-    runs: the directory of the runs.
-
   Raises:
     ConfigError: with what differs.
   """
-  other = processes.on_process_0(lambda: _other_data(config, done, runs))
+  other = processes.on_process_0(lambda: _other_data(config, done, workdir))
   if other:
     names, lines = other
     raise ConfigError(
@@ -229,7 +185,7 @@ def require_same_data(
 
 
 def _other_data(
-  config: Config, done: Mapping[str, StudyRun], runs: Path
+  config: Config, done: Trials, workdir: Path
 ) -> tuple[list[str], list[str]] | None:
   """The runs whose data are others now, and what differs for the first."""
   sets = data_sets(config)
@@ -252,23 +208,28 @@ def _other_data(
     return found and inventory.digest(found.table(by))
 
   names, lines = [], []
-  for name, ended in done.items():
-    of = ended.trials[0].data
+  for name, trials in done.items():
+    directory, of = directory_of(workdir, name), trials[0].data
+    # What diverged has none; nor has a run of an earlier version.
+    learned = any(trial.task for trial in trials)
+    ending = load_ending(directory) if learned else None
+    digests = ending.data if ending else {}
     for role in ("train", "validation", "test"):
-      known = ended.data.get(role)
+      known = digests.get(role)
       now = known and digest_now(of, role, known["by"])
       if not now or now == known["sha256"]:
         continue
-      names.append(name)
-      if names[0] == name:
+      if name not in names:
+        names.append(name)
+      if names == [name]:
         record = DataRecord(
-          directory=runs / name / "inventory",
+          directory=directory / "inventory",
           by=known["by"],
           inventories={role: inventory_of(of, role)},
         )
         first, *more = record.difference(role, known)
         lines += [f"{role}: {first}", *more]
-  return (list(dict.fromkeys(names)), lines) if names else None
+  return (names, lines) if names else None
 
 
 def _ending(directory: Path) -> RunResult | None:

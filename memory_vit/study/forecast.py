@@ -26,10 +26,7 @@ from memory_vit.training.trainer import Trainer
 def forecast(config: Config, workdir: Path, parts: Sequence[str]) -> str:
   """Lists the runs of a study and estimates their time; writes nothing.
 
-  Args:
-    config: of the study.
-    workdir: of the study; what is finished there takes no time.
-    parts: from `runs.possible_parts`.
+  What is finished in `workdir` takes no time.
   """
   mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
   backbone = _backbone(config, workdir, mesh)
@@ -42,7 +39,7 @@ def forecast(config: Config, workdir: Path, parts: Sequence[str]) -> str:
   execute.require_data(config, runs, done)
   left = [run for run in runs if run.name not in done]
   rows = [
-    (run.name, str(_count([run])), "finished" if run.name in done else "")
+    (run.name, str(_count([run])), "" if run in left else "finished")
     for run in runs
   ]
   lines = [table(("run", "trials", ""), rows), ""] if rows else []
@@ -51,8 +48,9 @@ def forecast(config: Config, workdir: Path, parts: Sequence[str]) -> str:
     f"steps for {', '.join(parts)}, {len(runs) - len(left)} of them finished."
   )
   if left:
-    seconds = step_seconds(_any_rate(config, left[0], file), backbone, mesh,
-                           train)  # fmt: skip
+    # Its rates are known: runs that wait for them come after those that tell.
+    timed = config_of(config, dataclasses.replace(left[0], reads=None), file)
+    seconds = step_seconds(timed, backbone, mesh, train)
     total = seconds * config.total_steps * _count(left)
     device = jax.devices()[0].device_kind
     lines.append(
@@ -77,13 +75,9 @@ def step_seconds(
 ) -> float:
   """Times one training step on random images, after one that compiles.
 
-  Args:
-    config: of a run that reads no other task; of a sweep, one trial is timed.
-    backbone: of the study.
-    mesh: over which batches are split.
-    train: training split.
+  Of a sweep one trial is timed. The run reads no other task.
   """
-  learner = Trainer(
+  trainer = Trainer(
     config=config,
     mesh=mesh,
     backbone=backbone,
@@ -91,8 +85,8 @@ def step_seconds(
     train=train,
     validation=None,
   )
-  start = learner.start(sweep.trials_of(config, "timed")[:1])
-  state, frozen = start.state, learner.frozen()
+  start = trainer.start(sweep.trials_of(config, "timed")[:1])
+  state, frozen = start.state, trainer.frozen()
   batch = shard_batch(_random_batch(config), mesh)
   for _ in range(2):
     began = time.perf_counter()
@@ -118,13 +112,6 @@ def _backbone(config: Config, workdir: Path, mesh: Mesh) -> Backbone:
   )
   params = sharding.put_backbone(backbone.params, mesh)
   return dataclasses.replace(backbone, params=params)
-
-
-def _any_rate(config: Config, run: Run, file: str) -> Config:
-  """Configures a run at whatever rate, reading no other task."""
-  rates = run.learning_rates or config.study.learning_rates[:1]
-  run = dataclasses.replace(run, learning_rates=rates, reads=None)
-  return config_of(config, run, file)
 
 
 def _random_batch(config: Config) -> dict[str, np.ndarray]:

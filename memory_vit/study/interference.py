@@ -47,17 +47,10 @@ def best_tasks(
     {regime: directories of tasks}; empty where one of them diverged.
   """
   found = {}
+  shared = {"cells": config.task.cells, "seed": config.study.seeds[0]}
   for regime in ("memory", "memory_masked"):
     chosen = [
-      best(
-        select(
-          trials,
-          regime=regime,
-          data=name,
-          cells=config.task.cells,
-          seed=config.study.seeds[0],
-        )
-      )
+      best(select(trials, regime=regime, data=name, **shared))
       for name in runs.data_sets(config)
     ]
     if None in chosen:
@@ -85,14 +78,7 @@ def measure(
   backbone: Backbone,
   mesh: Mesh,
 ) -> dict[str, Any]:
-  """Evaluates the first task, as `interference.json` keeps it.
-
-  Args:
-    config: of the study.
-    tasks: from `best_tasks`.
-    backbone: of the tasks.
-    mesh: over which batches are split.
-  """
+  """Evaluates the first of `best_tasks`, as `interference.json` keeps it."""
   where = config.data
   source = datasets.open_split(
     where, where.test, config.stall_timeout, config.trust_data_code
@@ -156,23 +142,19 @@ def naive_accuracies(
   Returns:
     Of the first task alone, then with one other, with two, ...
   """
-  name = tasks[0].name
+  first, *others = tasks
   outputs = [
-    evaluate.predict_fn(backbone, [naive(tasks[0], tasks[1:n])], mesh)
-    for n in range(1, len(tasks) + 1)
+    evaluate.predict_fn(backbone, [naive(first, others[:n])], mesh)
+    for n in range(len(tasks))
   ]
 
   def predict(images: jax.Array) -> dict[str, jax.Array]:
-    return {str(i): output(images)[name] for i, output in enumerate(outputs)}
+    return {str(n): out(images)[first.name] for n, out in enumerate(outputs)}
 
   found = evaluate.evaluate_source(
-    predict,
-    source,
-    tasks[0].spec.evaluation,
-    batch_size=batch_size,
-    mesh=mesh,
+    predict, source, first.spec.evaluation, batch_size=batch_size, mesh=mesh
   )
-  return [found[str(i)]["top1"] for i in range(len(tasks))]
+  return [result["top1"] for result in found.values()]
 
 
 def masked_accuracies(
@@ -185,18 +167,13 @@ def masked_accuracies(
 ) -> list[tuple[float, float]]:
   """Accuracy of the first of masked tasks as others join its pass.
 
-  Args:
-    backbone: of the tasks.
-    tasks: of masked regimes; the first is evaluated.
-    source: split of its data set.
-    batch_size: of all processes together.
-    mesh: over which batches are split.
+  Args: as `naive_accuracies`, but the tasks are of masked regimes.
 
   Returns:
     Accuracy, and the largest difference of a logit from those of the first task
     alone; alone, then with one other, with two, ...
   """
-  name = tasks[0].spec.name
+  first = tasks[0]
   # Slots of one size, so that nothing but the neighbours differs.
   size = {
     "slots": len(tasks),
@@ -210,19 +187,20 @@ def masked_accuracies(
 
   def predict(images: jax.Array) -> dict[str, jax.Array]:
     _, context = inference.encode(backbone, images, check=False)
-    found = [inference.read(backbone, some, context)[name] for some in slots]
-    differences.append([jnp.abs(found[0] - other).max() for other in found])
-    return {str(i): found[i] for i in range(len(found))}
+    logits = [
+      inference.read(backbone, some, context)[first.name] for some in slots
+    ]
+    differences.append([jnp.abs(logits[0] - other).max() for other in logits])
+    return {str(n): out for n, out in enumerate(logits)}
 
   found = evaluate.evaluate_source(
-    predict,
-    source,
-    tasks[0].spec.evaluation,
-    batch_size=batch_size,
-    mesh=mesh,
+    predict, source, first.spec.evaluation, batch_size=batch_size, mesh=mesh
   )
   largest = jnp.asarray(differences).max(axis=0)
-  return [(found[str(i)]["top1"], float(d)) for i, d in enumerate(largest)]
+  return [
+    (result["top1"], float(difference))
+    for result, difference in zip(found.values(), largest, strict=True)
+  ]
 
 
 def section(
@@ -237,9 +215,10 @@ def section(
     naive: from `naive_accuracies`.
     masked: from `masked_accuracies`; both are empty where a task diverged.
   """
-  names = [f"own ({config.data.name})",
-           *(f"+ {other}" for other in runs.other_names(config))]  # fmt: skip
+  first, *others = runs.data_sets(config)
+  names = [f"own ({first})", *(f"+ {other}" for other in others)]
   paper = [*paper_numbers.INTERFERENCE, *[None] * len(names)]
+  measured = enumerate(zip(naive, masked, strict=True))
   rows: list[Row] = [
     {
       "memories": names[i],
@@ -250,9 +229,7 @@ def section(
       "largest difference of a logit": largest,
       "paper, no mask": paper[i],
     }
-    for i, (unmasked, (kept, largest)) in enumerate(
-      zip(naive, masked, strict=True)
-    )
+    for i, (unmasked, (kept, largest)) in measured
   ]
   missing = "Not measured: a task diverged at every learning rate."
   return Section(

@@ -6,7 +6,8 @@ comes out, until there is nothing new.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 from memory_vit.config import Config
 from memory_vit.model.regimes import REGIMES
@@ -18,7 +19,7 @@ from memory_vit.study.runs import (
   search_seed,
 )
 from memory_vit.study.selection import best
-from memory_vit.study.trials import Trials
+from memory_vit.study.trials import StudyTrial, Trials
 
 
 def plan(config: Config, parts: Sequence[str], trials: Trials) -> list[Run]:
@@ -33,18 +34,39 @@ def next_run(config: Config, part: str, trials: Trials) -> Run | None:
   return next((run for run in left if run.learning_rates), None)
 
 
-def runs_of(config: Config, part: str, trials: Trials) -> list[Run]:
-  """The runs that a part needs; one that is read comes before its reader.
+def finished_trials(
+  config: Config,
+  parts: Sequence[str],
+  find: Callable[[Run, Trials], list[StudyTrial] | None],
+) -> dict[str, list[StudyTrial]]:
+  """Collects the trials of finished runs, which say what else may be finished.
 
   Args:
     config: of the study.
-    part: of it.
-    trials: of the runs that are finished.
+    parts: of it.
+    find: returns the trials of a run, given those of earlier ones; None where
+      it is not finished.
+  """
+  trials: dict[str, list[StudyTrial]] = {}
+  seen: set[Run] = set()
+  while new := [
+    run
+    for run in plan(config, parts, trials)
+    if run.learning_rates and run not in seen
+  ]:
+    for run in new:
+      seen.add(run)
+      possible = not run.reads or run.reads.name in trials
+      if possible and (found := find(run, trials)):
+        trials[run.name] = found
+  return trials
 
-  Returns:
-    The runs; those of further seeds have no learning rate as long as the runs
-    that choose it are not finished. Where all of these diverged there are no
-    further seeds.
+
+def runs_of(config: Config, part: str, trials: Trials) -> list[Run]:
+  """The runs that a part needs; one that is read comes before its reader.
+
+  Those of further seeds have no learning rate as long as the runs that choose
+  it are not finished. Where all of these diverged there are no further seeds.
   """
   study, first = config.study, config.data.name
   if part == "costs":
@@ -115,29 +137,24 @@ def _runs(
   rates = config.study.learning_rates
   cells = cells if REGIMES[regime].has_memory else ()
 
-  def run(seed: int, rates: tuple[float, ...], cells: tuple[int, ...]) -> Run:
-    return Run(
-      regime=regime,
-      data=data,
-      seed=seed,
-      learning_rates=rates,
-      cells=cells,
-      tested=tested,
-    )
-
+  run = functools.partial(Run, regime=regime, data=data, tested=tested)
   if REGIMES[regime].shares_pass:
-    return [run(seed, rates, cells) for seed in seeds]
+    return [run(seed=s, learning_rates=rates, cells=cells) for s in seeds]
+  first, *further = seeds
   runs = []
   for some in [(count,) for count in cells] or [()]:
-    search = [run(seeds[0], (rate,), some) for rate in rates]
+    search = [run(seed=first, learning_rates=(r,), cells=some) for r in rates]
     runs += search
     if search_seed(config, regime) is None:
-      runs += [run(s, (rate,), some) for s in seeds[1:] for rate in rates]
+      tried = [(rate,) for rate in rates]
     elif any(one.name not in trials for one in search):
-      runs += [run(seed, (), some) for seed in seeds[1:]]
+      tried = [()]  # it is not known yet which
     else:
       found = best([t for one in search for t in trials[one.name]])
-      if found is not None:
-        rate = (found.learning_rate,)
-        runs += [run(seed, rate, some) for seed in seeds[1:]]
+      tried = [(found.learning_rate,)] if found else []
+    runs += [
+      run(seed=seed, learning_rates=one, cells=some)
+      for seed in further
+      for one in tried
+    ]
   return runs

@@ -63,42 +63,26 @@ def write_record(workdir: Path, record: StudyRecord) -> None:
 
 def read_trials(record: StudyRecord, workdir: Path) -> Trials:
   """Reads the results of all finished runs."""
-  found: dict[str, list[StudyTrial]] = {}
+
+  def find(run: Run, known: Trials) -> list[StudyTrial] | None:
+    if run.name not in record.runs:
+      return None
+    directory = directory_of(workdir, run.name)
+    if ending := load_ending(directory):
+      return trials_of(run, ending, directory)
+    if run.reads and not best_parent(run, known, record.config.task.cells):
+      return diverged_trials(run)  # it was never trained
+    raise ConfigError(
+      f"{directory} has no result any more. Put it back, or give the command "
+      "of the study without --report_only."
+    )
+
   parts = possible_parts(record.config)
-  # What is finished says at which rate further seeds were run.
-  while new := [
-    run
-    for run in plan.plan(record.config, parts, found)
-    if run.name in record.runs and run.name not in found
-  ]:
-    for run in new:
-      found[run.name] = _read_run(record, run, found, workdir)
-  return found
-
-
-def _read_run(
-  record: StudyRecord, run: Run, known: Trials, workdir: Path
-) -> list[StudyTrial]:
-  """Reads the results of a run; those that it reads are known."""
-  directory = directory_of(workdir, run.name)
-  ending = load_ending(directory)
-  if ending is not None:
-    return trials_of(run, ending, directory)
-  if run.reads and not best_parent(run, known, record.config.task.cells):
-    return diverged_trials(run)  # it was never trained
-  raise ConfigError(
-    f"{directory} has no result any more. Put it back, or give the command of "
-    "the study without --report_only."
-  )
+  return plan.finished_trials(record.config, parts, find)
 
 
 def read_measured(file: Path, key: Any) -> Any:
-  """Reads what was measured for `key`; None where that was never measured.
-
-  Args:
-    file: that `write_measured` wrote.
-    key: what JSON can hold; what was measured for another one does not count.
-  """
+  """Reads what `write_measured` wrote for the same key; else None."""
   if not file.exists():
     return None
   known = files.read_object(file, "what", "found")

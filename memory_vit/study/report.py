@@ -76,20 +76,15 @@ def write_report(workdir: Path) -> None:
 def sections(
   record: StudyRecord, trials: Trials, workdir: Path
 ) -> dict[str, Section]:
-  """Sections of all parts for which everything has been measured.
-
-  Args:
-    record: of the study.
-    trials: of its finished runs.
-    workdir: of the study.
-  """
+  """Sections of all parts for which everything has been measured."""
   found = {}
   for part in possible_parts(record.config):
     runs = plan.runs_of(record.config, part, trials)
     if all(run.name in trials for run in runs):
       mine = [trial for run in runs for trial in trials[run.name]]
-      found[part] = _section(record, part, mine, workdir)
-  return {part: section for part, section in found.items() if section}
+      if section := _section(record, part, mine, workdir):
+        found[part] = section
+  return found
 
 
 def markdown(record: StudyRecord, found: Mapping[str, Section]) -> str:

@@ -45,7 +45,7 @@ def run_study(
 
   Args:
     config: of the study.
-    workdir: of the study.
+    workdir: where its runs, what it measured and its report are kept.
     parts: from `runs.possible_parts`.
     stop: see `run.train_and_evaluate`.
 
@@ -72,7 +72,7 @@ def _run_study(
   config = resolve.with_image_size(config, backbone)
   record = StudyRecord(
     command=" ".join(["python -m memory_vit.paper", *sys.argv[1:]]),
-    hardware=processes.broadcast_from_process_0(hardware()),
+    hardware=processes.broadcast_from_process_0(_hardware()),
     config=config,
     backbone=backbone.config,
   )
@@ -107,8 +107,7 @@ def _measure_interference(
   """Evaluates the best tasks side by side, unless one of them diverged."""
   runs = plan.runs_of(config, "interference", trials)
   mine = [trial for planned in runs for trial in trials[planned.name]]
-  tasks = interference.best_tasks(config, mine)
-  if tasks:
+  if tasks := interference.best_tasks(config, mine):
     _measure_once(
       workdir / "interference.json",
       lambda: interference.key(config, tasks),
@@ -132,7 +131,7 @@ def _report(workdir: Path, record: StudyRecord) -> None:
   report.write_report(workdir)
 
 
-def hardware() -> str:
+def _hardware() -> str:
   """Devices and versions of this session of the study."""
   devices = jax.devices()
   return (

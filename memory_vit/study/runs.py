@@ -97,11 +97,7 @@ def slug(name: str) -> str:
 
 
 def possible_parts(config: Config, only: Sequence[str] = ()) -> list[str]:
-  """Returns the parts that a configuration has the regimes and data for.
-
-  Args:
-    config: of the study.
-    only: parts that are asked for; none: all that are possible.
+  """Returns the parts, or those in `only`, that have their regimes and data.
 
   Raises:
     ConfigError: for a configuration that no study can have, or parts that are
@@ -109,21 +105,15 @@ def possible_parts(config: Config, only: Sequence[str] = ()) -> list[str]:
   """
   for problem in _problems(config):
     raise ConfigError(problem)
-  unknown = sorted({*only} - {*PARTS})
-  if unknown:
+  if unknown := sorted({*only} - {*PARTS}):
     raise ConfigError(
       f"--only={messages.brief(unknown)}: expected some of {list(PARTS)}."
     )
-  possible = []
+  reasons = {part: _why_not(config, part) for part in PARTS}
   for part in PARTS:
-    if only and part not in only:
-      continue
-    reason = _why_not(config, part)
-    if reason and only:
-      raise ConfigError(f"--only={part} {reason}.")
-    if not reason:
-      possible.append(part)
-  return possible
+    if part in only and reasons[part]:
+      raise ConfigError(f"--only={part} {reasons[part]}.")
+  return [p for p in PARTS if p in (only or PARTS) and not reasons[p]]
 
 
 def log_missing_parts(config: Config) -> None:
@@ -193,19 +183,18 @@ def _why_not(config: Config, part: str) -> str:
 def config_of(
   config: Config, run: Run, backbone: str, attends_to: Sequence[str] = ()
 ) -> Config:
-  """The configuration of a run.
+  """Configures a run whose learning rate is known.
 
   Args:
     config: of the study.
-    run: one of it, its learning rate being known.
+    run: one of it.
     backbone: file or name, as `config.backbone`.
     attends_to: directory of the task that it reads.
   """
-  sweeps = REGIMES[run.regime].shares_pass
   first = run.data == config.data.name
-  data = dataclasses.replace(
-    data_sets(config)[run.data], **({} if run.tested else {"test": ""})
-  )
+  data = data_sets(config)[run.data]
+  if not run.tested:
+    data = dataclasses.replace(data, test="")
   task = dataclasses.replace(
     config.task,
     name=config.task.name if first else "",
@@ -213,7 +202,7 @@ def config_of(
     attends_to=tuple(attends_to),
   )
   sweep = SweepConfig()
-  if sweeps:
+  if REGIMES[run.regime].shares_pass:
     # All of them: which one another part needs is known afterwards.
     sweep = SweepConfig(
       learning_rate=run.learning_rates,
@@ -248,14 +237,6 @@ def _problems(config: Config) -> list[str]:
         f"config.study.{key} is {values}, expected values that differ, at "
         "least one."
       )
-  trained = list(dict.fromkeys(
-    name for part in PARTS if part != "costs" for name in _PARTS[part]
-  ))  # fmt: skip
-  unknown = sorted({*study.regimes} - {*trained})
-  if unknown:
-    lines.append(
-      f"config.study.regimes names {unknown}, expected some of {trained}."
-    )
   if config.task.cells not in study.cells:
     lines.append(
       f"config.task.cells is {config.task.cells}, expected one of "

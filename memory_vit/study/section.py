@@ -59,25 +59,16 @@ def rate_columns(config: Config, regime: str, rate: BestRate | None) -> Row:
   """Columns of a table; without accuracies where nothing could be chosen."""
   seed, rates = runs.search_seed(config, regime), config.study.learning_rates
   chosen = "mean of the seeds" if seed is None else f"seed {seed}"
-  if rate is None:
-    keys = ("learning rate", "end of range", "chosen by", "validation", "test",
-            "spread", "standard error")  # fmt: skip
-    return {
-      **dict.fromkeys(keys),
-      "chosen by": chosen,
-      "seeds": 0,
-      "diverged": "at every rate",
-    }
   ends = {max(rates): "highest", min(rates): "lowest"}
   return {
-    "learning rate": rate.learning_rate,
-    "end of range": ends.get(rate.learning_rate),
+    "learning rate": rate and rate.learning_rate,
+    "end of range": rate and ends.get(rate.learning_rate),
     "chosen by": chosen,
-    "validation": rate.validation,
-    "test": rate.test,
-    "spread": rate.spread,
-    "standard error": rate.standard_error,
-    "seeds": len(rate.tests),
+    "validation": rate and rate.validation,
+    "test": rate and rate.test,
+    "spread": rate and rate.spread,
+    "standard error": rate and rate.standard_error,
+    "seeds": len(rate.tests) if rate else 0,
     "diverged": _diverged(rate),
   }
 
@@ -113,7 +104,7 @@ def compare(
       # As it is shown: what is 0.0 points lies on no side.
       beyond = abs(difference) > max(spread, 0.0005)
   diverged = [
-    f"{name}: {_diverged(rate) if rate else 'at every rate'}"
+    f"{name}: {_diverged(rate)}"
     for name, rate in ((one, first), (other, second))
     if rate is None or rate.diverged
   ]
@@ -134,8 +125,10 @@ def label(regime: str, cells: int) -> str:
   return f"{regime} ({cells} {'cell' if cells == 1 else 'cells'})"
 
 
-def _diverged(rate: BestRate) -> str | None:
-  """ "1 of 3"; None where no seed did."""
+def _diverged(rate: BestRate | None) -> str | None:
+  """How many seeds diverged, "1 of 3"; None where none did."""
+  if rate is None:
+    return "at every rate"
   if not rate.diverged:
     return None
   return f"{rate.diverged} of {len(rate.tests) + rate.diverged}"

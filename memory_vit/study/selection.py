@@ -106,12 +106,9 @@ def best(trials: Sequence[StudyTrial]) -> StudyTrial | None:
 
 
 def best_parent(planned: Run, trials: Trials, cells: int) -> StudyTrial | None:
-  """The trial whose task a run attends to; None where all of them diverged.
+  """The trial whose task, of so many cells, a run attends to.
 
-  Args:
-    planned: a run that reads another one.
-    trials: of the finished runs, that other one among them.
-    cells: of the task that is read.
+  None where all of them diverged.
   """
   found = trials[planned.reads.name]
   return best([trial for trial in found if trial.cells == cells])

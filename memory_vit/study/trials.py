@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from memory_vit.errors import ConfigError
-from memory_vit.run_result import RunResult, TrialResult, load_result
+from memory_vit.run_result import RunResult, load_result
 from memory_vit.study.runs import Run
 
 # What a run leaves all of whose trials diverged.
@@ -67,11 +67,6 @@ def trials_of(
 ) -> list[StudyTrial]:
   """Results of all trials of a finished run, diverged ones among them.
 
-  Args:
-    planned: the run.
-    ending: from `load_ending`.
-    directory: its work directory.
-
   Raises:
     ConfigError: where they are not the trials of the run.
   """
@@ -94,11 +89,18 @@ def trials_of(
       f"lost {sorted(lost)}: expected (learning rate, cells) "
       f"{planned.trials}. Move the run away to make it again."
     )
-  return [
-    _with_result(trial, entries.get((trial.learning_rate, trial.cells)),
-                 directory)
-    for trial in diverged_trials(planned)
-  ]  # fmt: skip
+  trials = diverged_trials(planned)
+  for i, trial in enumerate(trials):
+    if result := entries.get((trial.learning_rate, trial.cells)):
+      trials[i] = dataclasses.replace(
+        trial,
+        validation=result.val_accuracy,
+        test=result.test_accuracy,
+        parameters=result.trainable_params,
+        task=str(directory / result.exported),
+        examples=result.test_examples,
+      )
+  return trials
 
 
 def diverged_trials(planned: Run) -> list[StudyTrial]:
@@ -115,19 +117,3 @@ def diverged_trials(planned: Run) -> list[StudyTrial]:
     )
     for rate, cells in planned.trials
   ]
-
-
-def _with_result(
-  trial: StudyTrial, result: TrialResult | None, directory: Path
-) -> StudyTrial:
-  """Adds the result of a trial, if it has one."""
-  if result is None:
-    return trial
-  return dataclasses.replace(
-    trial,
-    validation=result.val_accuracy,
-    test=result.test_accuracy,
-    parameters=result.trainable_params,
-    task=str(directory / result.exported),
-    examples=result.test_examples,
-  )
