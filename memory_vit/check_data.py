@@ -28,7 +28,7 @@ from etils import epy
 from memory_vit.cli import command_line, commands
 from memory_vit.config import OPTIONS, Config
 from memory_vit.errors import ConfigError
-from memory_vit.runtime import messages, paths
+from memory_vit.runtime import messages
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.tables import table
 
@@ -42,7 +42,7 @@ _SHOWN = 10
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arguments:
-  """What the command line says.
+  """The command line, parsed.
 
   Attributes:
     config: names the data sets.
@@ -56,10 +56,7 @@ class Arguments:
 
 
 def parse(argv: Sequence[str]) -> Arguments:
-  """Reads the command line, and runs its configuration file.
-
-  Args:
-    argv: as `sys.argv`.
+  """Reads `sys.argv`, and runs its configuration file.
 
   Raises:
     ConfigError: for what cannot be used.
@@ -76,11 +73,9 @@ def parse(argv: Sequence[str]) -> Arguments:
       raise ConfigError(
         f"--split is {messages.brief(split)}, expected {rule.expected}."
       )
-  json = None
-  if file() is not None:
-    json = paths.local(file(), "--json")
-    paths.require_writable(json, "--json")
-  return Arguments(config=config, splits=tuple(splits()), json=json)
+  return Arguments(
+    config=config, splits=tuple(splits()), json=commands.json_file(file())
+  )
 
 
 def main(arguments: Arguments) -> int:
@@ -97,7 +92,9 @@ def main(arguments: Arguments) -> int:
 
 def text(report: dict[str, Any]) -> str:
   """The report for people."""
-  lines = [_table(report["splits"])]
+  header = ("split", "data set", "examples", "classes", "per class", "smallest",
+            "largest", "repeated", "problems")  # fmt: skip
+  lines = [table(header, [_row(entry) for entry in report["splits"]])]
   for entry in report["splits"]:
     lines += _kinds(entry) + _balanced(entry) + _problems(entry)
   for found in report["duplicates"]:
@@ -107,12 +104,6 @@ def text(report: dict[str, Any]) -> str:
       lines += _some([f"{a} = {b}" for a, b in found["pairs"]])
   lines += ["", "clean" if report["clean"] else "NOT clean: see above"]
   return "\n".join(lines)
-
-
-def _table(entries: Sequence[dict[str, Any]]) -> str:
-  header = ("split", "data set", "examples", "classes", "per class", "smallest",
-            "largest", "repeated", "problems")  # fmt: skip
-  return table(header, [_row(entry) for entry in entries])
 
 
 def _row(entry: dict[str, Any]) -> tuple[str, ...]:

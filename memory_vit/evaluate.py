@@ -21,10 +21,8 @@ from typing import TYPE_CHECKING, Any
 from etils import epy
 
 from memory_vit.cli import commands, load_model
-from memory_vit.cli.command_line import TRUST_HELP, Parser, number
-from memory_vit.config import OPTIONS, Config
+from memory_vit.cli.command_line import TRUST_HELP, Parser
 from memory_vit.errors import TaskError
-from memory_vit.runtime import messages, paths
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.tables import table
 
@@ -48,115 +46,72 @@ def main(argv: Sequence[str] | None = None) -> int:
   return commands.run_command(lambda: _run(_parser().parse_args(argv)))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
   parser = Parser(
     prog="python -m memory_vit.evaluate",
     description="Evaluates tasks in one model, each on its own data set.",
   )
-  arguments = {**_model_and_data(), **_reading_and_running()}
-  for name, options in arguments.items():
-    parser.add_argument(name, **options)
+  parser.model(256, "pictures in a batch")
+  parser.strings(
+    "--data_dir",
+    "[TASK=]DIR",
+    "where the data sets are: of all tasks, of one, or of the original one "
+    "(backbone=DIR). Which of those in it a task needs the task says",
+  )
+  parser.strings(
+    "--data",
+    "[TASK=]NAME",
+    "the data set, as config.data.name: of all tasks, of one, or of the "
+    "original one (backbone=NAME; backbone= for none). TFDS may download what "
+    "is named here",
+  )
+  parser.strings(
+    "--data_root",
+    "DIR",
+    "also open directories that tasks name, where they lie below this one, "
+    "links resolved; may be given several times",
+  )
+  parser.strings(
+    "--split",
+    "[TASK=]SPLIT",
+    "evaluate this one, instead of the test split: of all tasks, of one, or of "
+    "the original one (backbone=SPLIT)",
+  )
+  parser.option(
+    "--cache_gib",
+    "data.cache_gib",
+    "greatest size of a data set without random access, which is read into "
+    "memory",
+  )
+  parser.option(
+    "--max_bad",
+    "data.max_bad",
+    "so many pictures of a data set may be left out (and counted) as they "
+    "cannot be read",
+  )
+  parser.option(
+    "--stall_timeout",
+    "stall_timeout",
+    "end, with status 74, where pictures are waited for so many seconds; 0 "
+    "waits for ever",
+  )
+  parser.option(
+    "--fsdp",
+    "mesh.fsdp",
+    "split the backbone over so many devices, see config.mesh",
+  )
+  parser.switch("--trust_data_code", TRUST_HELP)
+  parser.switch(
+    "--verify", "compare with each task alone, and with the plain ViT"
+  )
+  parser.add_argument(
+    "--json", metavar="FILE", help="write the numbers to a file"
+  )
   return parser
 
 
-def _model_and_data() -> dict[str, dict[str, Any]]:
-  """Arguments that say what is evaluated, and on what."""
-  return {
-    "--backbone": {
-      "required": True,
-      "metavar": "NPZ",
-      "help": "an .npz file, its address or a short name",
-    },
-    "--task": {
-      "required": True,
-      "action": "append",
-      "metavar": "DIR",
-      "help": "a task, or a directory of tasks; may be given several times",
-    },
-    "--data_dir": {
-      "action": "append",
-      "default": [],
-      "metavar": "[TASK=]DIR",
-      "help": "where the data sets are: of all tasks, of one, or of the "
-      "original one (backbone=DIR). Which of those in it a task needs the task "
-      "says",
-    },
-    "--data": {
-      "action": "append",
-      "default": [],
-      "metavar": "[TASK=]NAME",
-      "help": "the data set, as config.data.name: of all tasks, of one, or of "
-      "the original one (backbone=NAME; backbone= for none). TFDS may download "
-      "what is named here",
-    },
-    "--data_root": {
-      "action": "append",
-      "default": [],
-      "metavar": "DIR",
-      "help": "also open directories that tasks name, where they lie below "
-      "this one, links resolved; may be given several times",
-    },
-    "--split": {
-      "action": "append",
-      "default": [],
-      "metavar": "[TASK=]SPLIT",
-      "help": "evaluate this one, instead of the test split: of all tasks, of "
-      "one, or of the original one (backbone=SPLIT)",
-    },
-  }
-
-
-def _reading_and_running() -> dict[str, dict[str, Any]]:
-  """Arguments that say how images are read, and how the model runs."""
-  return {
-    "--cache_gib": {
-      "type": number(float, OPTIONS["data.cache_gib"].rule),
-      "default": Config.data.cache_gib,
-      "help": "greatest size of a data set without random access, which is "
-      "read into memory (default: %(default)s)",
-    },
-    "--trust_data_code": {"action": "store_true", "help": TRUST_HELP},
-    "--verify": {
-      "action": "store_true",
-      "help": "compare with each task alone, and with the plain ViT",
-    },
-    "--json": {"metavar": "FILE", "help": "write the numbers to a file"},
-    "--batch_size": {
-      "type": number(int, OPTIONS["batch_size_eval"].rule),
-      "default": 256,
-      "help": "pictures in a batch (default: %(default)s)",
-    },
-    "--max_bad": {
-      "type": number(int, OPTIONS["data.max_bad"].rule),
-      "default": Config.data.max_bad,
-      "help": "so many pictures of a data set may be left out (and counted) as "
-      "they cannot be read (default: %(default)s)",
-    },
-    "--stall_timeout": {
-      "type": number(float, OPTIONS["stall_timeout"].rule),
-      "default": Config.stall_timeout,
-      "metavar": "SECONDS",
-      "help": "end, with status 74, where pictures are waited for so long "
-      "(default: %(default)s; 0 waits for ever)",
-    },
-    "--fsdp": {
-      "type": number(int, OPTIONS["mesh.fsdp"].rule),
-      "default": Config.mesh.fsdp,
-      "help": "split the backbone over so many devices, see config.mesh",
-    },
-    "--dtype": {
-      "choices": ("float32", "bfloat16"),
-      "default": "float32",
-      "help": "of the computation (default: %(default)s)",
-    },
-  }
-
-
 def _run(arguments: argparse.Namespace) -> int:
-  written = None
-  if arguments.json is not None:
-    written = paths.local(arguments.json, "--json")
-    paths.require_writable(written, "--json")
+  written = commands.json_file(arguments.json)
   # First of all: what is missing on the command line costs nothing.
   chosen, own = _choose(arguments)
   backbone, tasks = load_model.load_model(
@@ -188,7 +143,7 @@ def _run(arguments: argparse.Namespace) -> int:
     result["backbone"]["upstream"] = upstream and evaluator.upstream(*upstream)
     verified = verify.verified(result, arguments.dtype)
     result["verified"] = verified
-  commands.show(_text(result))
+  commands.show(text(result))
   if written:
     commands.write_json(written, result)
   return 0 if verified else 1
@@ -235,15 +190,11 @@ def _open_all(
   """Every data set that is needed, with the tasks that are evaluated on it."""
   names: dict[SplitRef, list[str]] = {}
   for task in tasks:
-    names.setdefault(chosen[task.spec.name], []).append(task.spec.name)
-  found = []
-  for ref, of in names.items():
-    source = _open(ref, arguments)
-    for task in tasks:
-      if task.spec.name in of:
-        _require_classes(task, source)
-    found.append((source, of))
-  return found
+    names.setdefault(chosen[task.name], []).append(task.name)
+  sources = {ref: _open(ref, arguments) for ref in names}
+  for task in tasks:
+    task_data.require_classes(task, sources[chosen[task.name]])
+  return [(sources[ref], some) for ref, some in names.items()]
 
 
 def _open_upstream(
@@ -261,42 +212,12 @@ def _open_upstream(
   return source, preprocessing
 
 
-def _require_classes(task: Task, source: Reader) -> None:
-  """Refuses a data set with other classes than the task has learned."""
-  if task.spec.class_names != source.class_names:
-    raise TaskError(
-      f"task {task.spec.name!r} has {task.spec.num_classes} classes "
-      f"({_first_of(task.spec.class_names)}, ...), the data set "
-      f"{source.name!r} has {source.num_classes} "
-      f"({_first_of(source.class_names)}, ...)."
-    )
-
-
-def _first_of(class_names: Sequence[str]) -> str:
-  return messages.shortened(escaped(", ".join(class_names[:3])))
-
-
-def _text(result: Mapping[str, Any]) -> str:
+def text(result: Mapping[str, Any]) -> str:
   """The result for people."""
   verified = "verified" in result
   header = ("task", "data set", "split", "examples", "top-1", "top-5")
   if verified:
     header += ("alone", "max. difference")
-  rows = []
-  for task in result["tasks"]:
-    row = [
-      task["name"],
-      escaped(task["data"]),
-      escaped(task["split"]),
-      f"{task['examples']:,}",
-      f"{100 * task['accuracy']:.2f} %",
-      f"{100 * task['top5']:.2f} %" if metrics.tells_top5(task) else "-",
-    ]
-    if verified:
-      row.append(f"{100 * task['alone']['accuracy']:.2f} %")
-      difference = task["alone"]["max_difference"]
-      row.append("not finite" if difference is None else f"{difference:.1e}")
-    rows.append(tuple(row))
   skipped = [
     f"{task['name']}: {task['skipped']:,} pictures of {escaped(task['data'])} "
     "could not be read, and do not count"
@@ -306,7 +227,7 @@ def _text(result: Mapping[str, Any]) -> str:
   timing = result["timing"]
   plain = timing["plain"]
   lines = [
-    table(header, rows),
+    table(header, [_row(task) for task in result["tasks"]]),
     *skipped,
     "",
     f"a batch of {timing['batch_size']}: plain ViT {plain:.3f} s; "
@@ -322,6 +243,26 @@ def _text(result: Mapping[str, Any]) -> str:
       f"verified: {'yes' if result['verified'] else 'NO'}",
     ]
   return "\n".join(lines)
+
+
+def _row(task: Mapping[str, Any]) -> tuple[str, ...]:
+  """A task in the table; two more columns where it was verified."""
+  row = (
+    task["name"],
+    escaped(task["data"]),
+    escaped(task["split"]),
+    f"{task['examples']:,}",
+    f"{100 * task['accuracy']:.2f} %",
+    f"{100 * task['top5']:.2f} %" if metrics.tells_top5(task) else "-",
+  )
+  if "alone" not in task:
+    return row
+  difference = task["alone"]["max_difference"]
+  return (
+    *row,
+    f"{100 * task['alone']['accuracy']:.2f} %",
+    "not finite" if difference is None else f"{difference:.1e}",
+  )
 
 
 def _upstream_line(upstream: Mapping[str, Any] | None) -> list[str]:

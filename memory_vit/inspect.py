@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   return run_command(lambda: _inspect(_parser().parse_args(argv)))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
   parser = Parser(
     prog="python -m memory_vit.inspect",
     description="Says what a backbone file or a task directory holds.",
@@ -62,12 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     help="an .npz file, address or short name of a backbone; a task "
     "directory; or a directory of task directories, such as WORKDIR/tasks",
   )
-  parser.add_argument(
-    "--labels", action="store_true", help="show all class names"
-  )
-  parser.add_argument(
-    "--json", action="store_true", help="everything, as one JSON object"
-  )
+  parser.switch("--labels", "show all class names")
+  parser.switch("--json", "everything, as one JSON object")
   return parser
 
 

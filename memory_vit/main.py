@@ -35,7 +35,7 @@ with epy.lazy_imports():  # once the command line is known to be right
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arguments:
-  """What the command line says.
+  """The command line, parsed.
 
   Attributes:
     config: of the run.
@@ -51,10 +51,7 @@ class Arguments:
 
 
 def parse(argv: Sequence[str]) -> Arguments:
-  """Reads the command line, and runs its configuration file.
-
-  Args:
-    argv: as `sys.argv`.
+  """Reads `sys.argv`, and runs its configuration file.
 
   Raises:
     ConfigError: for what cannot be used.

@@ -59,10 +59,7 @@ class Arguments:
 
 
 def parse(argv: Sequence[str]) -> Arguments:
-  """Reads the command line, and runs its configuration file.
-
-  Args:
-    argv: as `sys.argv`.
+  """Reads `sys.argv`, and runs its configuration file.
 
   Raises:
     ConfigError: for what cannot be used.

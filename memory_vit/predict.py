@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import json
 import sys
 import warnings
@@ -22,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 from etils import epy
 
 from memory_vit.cli import commands, load_model
-from memory_vit.cli.command_line import Parser, number
+from memory_vit.cli.command_line import Parser
 from memory_vit.cli.commands import show
-from memory_vit.config import OPTIONS
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.rules import Number
@@ -68,64 +66,31 @@ def main(argv: Sequence[str] | None = None) -> int:
   )
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
   parser = Parser(
     prog="python -m memory_vit.predict",
     description="Predicts the classes of pictures, by all tasks in one pass.",
   )
-  add = parser.add_argument
-  add(
+  parser.add_argument(
     "images",
     nargs="+",
     metavar="IMAGE",
     help="a file; a folder: all pictures below it, but for hidden files and "
     "behind links to folders; or -: paths on standard input, one per line",
   )
-  add(
-    "--backbone",
-    required=True,
-    metavar="NPZ",
-    help="an .npz file, its address or a short name such as augreg-B/32",
-  )
-  add(
-    "--task",
-    required=True,
-    action="append",
-    metavar="DIR",
-    help="a task, or a directory of tasks; may be given several times",
-  )
-  add(
-    "--top",
-    type=number(int, Number(1, 2**20, "classes")),
-    default=5,
-    help="classes to show (default: 5)",
-  )
-  add("--json", action="store_true", help="one JSON object per picture")
-  add(
-    "--batch_size",
-    type=number(int, OPTIONS["batch_size_eval"].rule),
-    default=32,
-    help="pictures per pass; results come after so many (default: 32)",
-  )
-  add(
+  parser.model(32, "pictures per pass; results come after so many")
+  parser.number("--top", Number(1, 2**20, "classes"), 5, "classes to show")
+  parser.switch("--json", "one JSON object per picture")
+  parser.number(
     "--memory_mib",
-    type=number(int, Number(1, 2**20, "MiB")),
-    default=2048,
-    help="memory for pictures: a batch of them, and those that are decoded for "
-    "it. Some wait for others; one that alone needs more is skipped (the "
-    "largest may take 1,600). The weights, the model and the libraries come on "
-    "top (default: 2048)",
+    Number(1, 2**20, "MiB"),
+    2048,
+    "memory for pictures: a batch of them, and those that are decoded for it. "
+    "Some wait for others; one that alone needs more is skipped (the largest "
+    "may take 1,600). The weights, the model and the libraries come on top",
   )
-  add(
-    "--dtype",
-    choices=("float32", "bfloat16"),
-    default="float32",
-    help="of the computation (default: float32)",
-  )
-  add(
-    "--original",
-    action="store_true",
-    help="show the outputs of the backbone's own head too, by index",
+  parser.switch(
+    "--original", "show the outputs of the backbone's own head too, by index"
   )
   return parser
 
@@ -167,9 +132,13 @@ def _predict_all(arguments: argparse.Namespace) -> int:
       total, entry = total + 1, picture.entry
       if picture.pixels is None:
         skipped += 1
-        _show_unreadable(entry.path, entry.reason, arguments.json)
+        reason = escaped(entry.reason)
+        show(f"skipped {escaped(entry.path)}: {reason}", sys.stderr)
+        if arguments.json:
+          show(json.dumps({"image": entry.path, "error": entry.reason}))
       else:
-        _show_guesses(entry.path, next(guesses), arguments.json)
+        line = _json_line if arguments.json else _text
+        show(line(entry.path, next(guesses)))
   if skipped:
     show(f"{skipped} of {total} pictures could not be read", sys.stderr)
   return 1 if skipped else 0
@@ -253,19 +222,15 @@ def _best(
   ]
 
 
-def _show_guesses(path: str, guesses: Guesses, as_json: bool) -> None:
-  show(_json_line(path, guesses) if as_json else _text(path, guesses))
-
-
-def _show_unreadable(path: str, reason: str, as_json: bool) -> None:
-  show(f"skipped {escaped(path)}: {escaped(reason)}", sys.stderr)
-  if as_json:
-    show(json.dumps({"image": path, "error": reason}))
-
-
 def _json_line(path: str, guesses: Guesses) -> str:
   """The original outputs stand beside the tasks: they are none of them."""
-  tasks = {name: _plain(found) for name, found in guesses.items()}
+  tasks = {
+    name: [
+      {"class": g.class_name, "index": g.index, "probability": g.probability}
+      for g in found
+    ]
+    for name, found in guesses.items()
+  }
   line: dict[str, Any] = {"image": path}
   original = task_sets.BACKBONE
   if original in tasks:
@@ -273,26 +238,19 @@ def _json_line(path: str, guesses: Guesses) -> str:
   return json.dumps({**line, "tasks": tasks})
 
 
-def _plain(found: Sequence[Guess]) -> list[dict[str, Any]]:
-  return [
-    {"class": g.class_name, "index": g.index, "probability": g.probability}
-    for g in found
-  ]
-
-
 def _text(path: str, guesses: Guesses) -> str:
   """The path, and one line for each guess: task, class, probability."""
-  task_width = max(map(len, guesses))
-  found = itertools.chain.from_iterable(guesses.values())
-  class_width = max(len(escaped(g.class_name)) for g in found)
-  lines = [escaped(path)]
-  for name, best in guesses.items():
-    for i, g in enumerate(best):
-      task = (name if i == 0 else "").ljust(task_width)
-      class_name = escaped(g.class_name).ljust(class_width)
-      percent = f"{100 * g.probability:5.1f} %"
-      lines.append(f"  {task}  {class_name}  {percent}")
-  return "\n".join(lines)
+  rows = [
+    (name if i == 0 else "", escaped(g.class_name), 100 * g.probability)
+    for name, best in guesses.items()
+    for i, g in enumerate(best)
+  ]
+  first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
+  lines = [
+    f"  {task:{first}}  {class_name:{second}}  {percent:5.1f} %"
+    for task, class_name, percent in rows
+  ]
+  return "\n".join([escaped(path), *lines])
 
 
 if __name__ == "__main__":

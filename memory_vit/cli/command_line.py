@@ -52,11 +52,56 @@ class Parser(argparse.ArgumentParser):
     problem = one_line(message).rstrip(".")
     raise ConfigError(f"the command line: {problem}; {_SEE_HELP}.")
 
+  def switch(self, name: str, about: str) -> None:
+    """Adds an argument without a value."""
+    self.add_argument(name, action="store_true", help=about)
 
-def number(kind: type[int] | type[float], rule: Number) -> Callable[[str], Any]:
-  """The type of an argument of `Parser`: a number that a rule accepts."""
+  def strings(self, name: str, metavar: str, about: str) -> None:
+    """Adds an argument that may be given several times, or never."""
+    self.add_argument(
+      name, action="append", default=[], metavar=metavar, help=about
+    )
 
-  def parse(text: str) -> int | float:
+  def number(self, name: str, rule: Number, default: float, about: str) -> None:
+    """Adds a number of the type of its default, which the help names."""
+    kind = _number(type(default), rule)
+    about += " (default: %(default)s)"
+    self.add_argument(name, type=kind, default=default, help=about)
+
+  def option(self, name: str, key: str, about: str) -> None:
+    """Adds a number with the rule and the default of `config.KEY`."""
+    option = config_lib.OPTIONS[key]
+    self.number(name, option.rule, option.default, about)
+
+  def model(self, batch_size: int, about_batch: str) -> None:
+    """Adds what every model is loaded and run by; see `load_model`."""
+    self.add_argument(
+      "--backbone",
+      required=True,
+      metavar="NPZ",
+      help="an .npz file, its address or a short name such as augreg-B/32",
+    )
+    self.add_argument(
+      "--task",
+      required=True,
+      action="append",
+      metavar="DIR",
+      help="a task, or a directory of tasks; may be given several times",
+    )
+    rule = config_lib.OPTIONS["batch_size_eval"].rule
+    self.number("--batch_size", rule, batch_size, about_batch)
+    self.add_argument(
+      "--dtype",
+      choices=("float32", "bfloat16"),
+      default="float32",
+      help="of the computation (default: %(default)s)",
+    )
+
+
+def _number(kind: type, rule: Number) -> Callable[[str], float]:
+  """Makes the type of an argument: a number that a rule accepts."""
+
+  def parse(text: str) -> float:
     try:
       value = kind(text)
     except ValueError:

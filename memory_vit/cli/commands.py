@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from memory_vit.errors import MemoryVitError
-from memory_vit.runtime import files, messages
+from memory_vit.runtime import files, messages, paths
 from memory_vit.runtime.messages import escaped
 
 _T = TypeVar("_T")
@@ -53,8 +53,21 @@ def leave_current_directory() -> None:
     del sys.path[0]
 
 
+def json_file(text: str | None) -> Path | None:
+  """The path that --json names, if it is given.
+
+  Raises:
+    ConfigError: where no file can be written there.
+  """
+  if text is None:
+    return None
+  path = paths.local(text, "--json")
+  paths.require_writable(path, "--json")
+  return path
+
+
 def write_json(path: Path, values: Any) -> None:
-  """Writes a file that `paths.require_writable` was asked about.
+  """Writes a `json_file`.
 
   Raises:
     TrainingError: where it cannot be written now.

@@ -7,17 +7,23 @@ package), for the name of a set inside of a directory that was given, and below
 a directory that the command line trusts as a whole.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memory_vit.config import UpstreamConfig
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import ConfigError, TaskError
-from memory_vit.model.task import BACKBONE, NAME_PATTERN
+from memory_vit.model.task import BACKBONE, NAME_PATTERN, Task
+from memory_vit.runtime import messages
 from memory_vit.tasks.manifest import Manifest
+
+if TYPE_CHECKING:  # it brings TensorFlow
+  from memory_vit.data.reader import Reader
 
 # A TFDS name with a namespace in front ("community:name") would be fetched from
 # elsewhere, with its code.
@@ -148,6 +154,25 @@ def choose(
       "below a directory that you trust."
     )
   return chosen, own
+
+
+def require_classes(task: Task, source: Reader) -> None:
+  """Refuses a data set with other classes than the task has learned.
+
+  Raises:
+    TaskError: with the first classes of both.
+  """
+  if task.spec.class_names != source.class_names:
+    raise TaskError(
+      f"task {task.name!r} has {task.spec.num_classes} classes "
+      f"({_first_of(task.spec.class_names)}, ...), the data set "
+      f"{source.name!r} has {source.num_classes} "
+      f"({_first_of(source.class_names)}, ...)."
+    )
+
+
+def _first_of(class_names: Sequence[str]) -> str:
+  return messages.shortened(messages.escaped(", ".join(class_names[:3])))
 
 
 def _of_task(task: Manifest, given: Given) -> SplitRef | _Missing:

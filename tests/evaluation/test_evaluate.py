@@ -179,5 +179,5 @@ def test_top5_of_five_classes_is_not_shown():
     "timing": {"batch_size": 8, "plain": 1.0, "tasks": 2, "together": 1.1,
                "one_by_one": 2.0},
   }  # fmt: skip
-  rows = evaluate._text(result).splitlines()[2:4]
+  rows = evaluate.text(result).splitlines()[2:4]
   assert [row.split()[-2:] for row in rows] == [["%", "-"], ["87.50", "%"]]

@@ -30,6 +30,7 @@ from memory_vit.backbones import load, npz
 from memory_vit.cli import commands
 from memory_vit.data import image_files
 from memory_vit.errors import CheckpointError, TaskError
+from memory_vit.evaluation import task_data
 from memory_vit.model import trees
 from memory_vit.run_result import RunResult
 from memory_vit.runtime import messages
@@ -1008,22 +1009,39 @@ def test_no_class_name_forges_a_line(backbone, tmp_path, capsys):
   assert found["provenance"]["metrics"] == {odd: 1, "x": odd, "y": None}
   assert found["spec"]["class_names"] == list(names)
 
-  guesses = {"pets": [predict.Guess(name, 0, 0.5) for name in names]}
-  predict._show_guesses(f"/data/{ODD}", guesses, as_json=False)
-  predict._show_unreadable(ODD, f"of {ODD}", as_json=False)
-  out, err = capsys.readouterr()
-  assert len(out.splitlines()) == 1 + len(names)
-  assert out.splitlines()[:2] == [
-    f"/data/{SHOWN}", f"  pets  {shown}   50.0 %"
-  ]  # fmt: skip
-  assert err == f"skipped {SHOWN}: of {SHOWN}\n"
   source = types.SimpleNamespace(
     class_names=(odd,), num_classes=1, name="digits"
   )
   with pytest.raises(TaskError) as caught:
-    evaluate._require_classes(task, source)
+    task_data.require_classes(task, source)
   assert str(caught.value).count(shown) == 2
   assert "\n" not in str(caught.value)
+
+
+def test_no_prediction_forges_a_line(backbone, tmp_path, capsys, monkeypatch):
+  odd = ODD.removesuffix("\udcff")  # that is no JSON
+  names = (odd, *READABLE)
+  task = random_task(backbone, "pets", classes=8, class_names=names)
+  mv.save_backbone(backbone, tmp_path / "vit.npz")
+  mv.save_task(task, tmp_path / "pets")
+  picture = tmp_path / ODD
+  picture.write_bytes(fake_data.encode(fake_data.noise(0, 8, 8), "PNG"))
+  entries = [
+    image_files.Entry(str(picture)), image_files.Entry(ODD, f"of {ODD}")
+  ]  # fmt: skip
+  monkeypatch.setattr(image_files, "find_images", lambda _: entries)
+  given = [f"--backbone={tmp_path / 'vit.npz'}", f"--task={tmp_path / 'pets'}"]
+  assert predict.main([*given, "--top=8", "-"]) == 1
+  out, err = capsys.readouterr()
+  path, *guesses = out.splitlines()
+  assert path == f"{tmp_path / SHOWN}"
+  shown = SHOWN.removesuffix("\\udcff")
+  found = [re.sub(r" +[\d.]+ %$", "", line) for line in guesses]
+  assert guesses[0].startswith("  pets  ")
+  assert sorted(line[8:] for line in found) == sorted([shown, *READABLE])
+  assert err.splitlines() == [
+    f"skipped {SHOWN}: of {SHOWN}", "1 of 2 pictures could not be read"
+  ]  # fmt: skip
 
 
 def test_no_file_name_forges_a_line(pets, backbone, tmp_path, capsys):
@@ -1050,7 +1068,16 @@ def test_what_a_run_left_out_stays_in_its_line():
   result = RunResult(left_out=(ODD,), wall_seconds=1.0)
   said = summary.summary(result, pathlib.Path("runs"))
   assert f"\n  {SHOWN}\n" in said
-  assert check_data._some([ODD]) == [f"  {SHOWN}"]
+  problem = {"kind": "cannot be read", "where": ODD, "detail": ODD}
+  split = {"role": "train", "data": "folder", "split": "train"}
+  report = {
+    "splits": [{**split, "problems": [problem]}],
+    "duplicates": [{"splits": "ab", "count": 1, "pairs": [(ODD, ODD)]}],
+    "clean": False,
+  }
+  said = check_data.text(report)
+  assert f"\n  {SHOWN}: {SHOWN}\n" in said
+  assert f"\n  {SHOWN} = {SHOWN}\n" in said
 
 
 def test_no_error_is_longer_than_a_screen(capsys):
