@@ -19,6 +19,10 @@ from memory_vit.run_result import RunResult, TrialResult
 
 # Tag -> steps, int64 (k,), and values, float64 (k,).
 Scalars = dict[str, tuple[np.ndarray, np.ndarray]]
+# x, mean, least, greatest.
+Point = tuple[float, float, float, float]
+# Label -> points.
+Lines = Mapping[str, Sequence[Point]]
 
 _COLUMNS = 8
 _EVENTS = "events.out.tfevents.*"
@@ -71,9 +75,15 @@ def read_scalars(workdir: str | os.PathLike) -> Scalars:
   Raises:
     TrainingError: where there are no events.
   """
+  path = Path(workdir)
+  if not any(path.glob(_EVENTS)):
+    raise TrainingError(
+      f"{path} has no TensorBoard events ({_EVENTS}). Expected the workdir of "
+      "a run that has trained."
+    )
   # Without a limit: by default ten values of a tag are kept, drawn by chance.
   events = event_accumulator.EventAccumulator(
-    os.fspath(_require_events(workdir)),
+    os.fspath(path),
     size_guidance={event_accumulator.TENSORS: 0},
     purge_orphaned_data=False,
   )
@@ -113,16 +123,15 @@ def training_curves(logdir: str | os.PathLike) -> Figure:
     )
   figure = Figure(figsize=(9, 3), layout="constrained")
   loss, accuracy = figure.subplots(1, 2)
-  _curves(
-    loss,
-    scalars,
-    {"training": "train/loss", "validation": "validation/loss"},
-  )
-  _curves(
-    accuracy,
-    scalars,
-    {"training": "train/accuracy", "validation": "validation/top1"},
-  )
+  for axes, training, validation in (
+    (loss, "train/loss", "validation/loss"),
+    (accuracy, "train/accuracy", "validation/top1"),
+  ):
+    for label, tag in (("training", training), ("validation", validation)):
+      if tag in scalars:
+        axes.plot(*scalars[tag], label=label, marker="o", markersize=4)
+    axes.grid(alpha=0.3)
+    axes.legend()
   loss.set(title="loss", xlabel="step", ylim=(0, None))
   accuracy.set(title="accuracy", xlabel="step", ylim=(0, 1.02))
   return figure
@@ -144,18 +153,8 @@ def sweep_figure(result: RunResult) -> Figure:
     (left, "val_accuracy", "validation"),
     (right, "test_accuracy", "test"),
   ):
-    for cells, rates in _by_cells(result.tasks, key).items():
-      means = [np.mean(values) for values in rates.values()]
-      ranges = [
-        (mean - min(values), max(values) - mean)
-        for mean, values in zip(means, rates.values(), strict=True)
-      ]
-      axes.errorbar(
-        list(rates), means, yerr=np.transpose(ranges), label=f"{cells} cells",
-        marker="o", markersize=4, capsize=2,
-      )  # fmt: skip
+    _draw(axes, _by_cells(result.tasks, key))
     axes.set(title=title, xlabel="learning rate", xscale="log")
-    axes.grid(alpha=0.3)
   left.set(ylabel="accuracy")
   if left.get_legend_handles_labels()[0]:
     left.legend()
@@ -164,17 +163,12 @@ def sweep_figure(result: RunResult) -> Figure:
 
 
 def lines_figure(
-  lines: Mapping[str, Sequence[tuple[float, float, float, float]]],
-  *,
-  title: str,
-  xlabel: str,
-  ylabel: str,
-  log: bool = False,
+  lines: Lines, *, title: str, xlabel: str, ylabel: str, log: bool = False
 ) -> Figure:
   """Lines of points with the range of what they are the mean of.
 
   Args:
-    lines: {label: (x, mean, least, greatest) of every point}.
+    lines: what is drawn.
     title: of the figure.
     xlabel: of the x axis.
     ylabel: of the y axis.
@@ -182,47 +176,35 @@ def lines_figure(
   """
   figure = Figure(figsize=(6, 3.5), layout="constrained")
   axes = figure.subplots()
+  _draw(axes, lines)
+  axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
+  if log:
+    axes.set(xscale="log")
+  if lines:
+    axes.legend()
+  return figure
+
+
+def _draw(axes: Axes, lines: Lines) -> None:
+  """Draws lines with bars from the least to the greatest of each point."""
   for label, points in lines.items():
     xs, means, least, greatest = np.reshape(points, (-1, 4)).T
     axes.errorbar(
       xs, means, yerr=(means - least, greatest - means), label=label,
       marker="o", markersize=4, capsize=2,
     )  # fmt: skip
-  axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
-  if log:
-    axes.set(xscale="log")
   axes.grid(alpha=0.3)
-  if lines:
-    axes.legend()
-  return figure
 
 
-def _by_cells(
-  tasks: Sequence[TrialResult], key: str
-) -> dict[int, dict[float, list[float]]]:
-  """{cells: {learning rate: accuracies}}, both rising; without missing ones."""
-  found: dict[int, dict[float, list[float]]] = {}
-  for task in sorted(tasks, key=lambda t: (t.cells, t.learning_rate)):
+def _by_cells(tasks: Sequence[TrialResult], key: str) -> Lines:
+  """Lines of accuracies over learning rate; without missing ones."""
+  found: dict[tuple[int, float], list[float]] = {}
+  for task in tasks:
     if (accuracy := getattr(task, key)) is not None:
-      rates = found.setdefault(task.cells, {})
-      rates.setdefault(task.learning_rate, []).append(accuracy)
-  return found
-
-
-def _curves(axes: Axes, scalars: Scalars, tags: Mapping[str, str]) -> None:
-  """Draws {label: tag}; what the run did not write is left out."""
-  for label, tag in tags.items():
-    if tag in scalars:
-      axes.plot(*scalars[tag], label=label, marker="o", markersize=4)
-  axes.grid(alpha=0.3)
-  axes.legend()
-
-
-def _require_events(workdir: str | os.PathLike) -> Path:
-  path = Path(workdir)
-  if not any(path.glob(_EVENTS)):
-    raise TrainingError(
-      f"{path} has no TensorBoard events ({_EVENTS}). Expected the workdir of "
-      "a run that has trained."
-    )
-  return path
+      setting = (task.cells, task.learning_rate)
+      found.setdefault(setting, []).append(accuracy)
+  lines: dict[str, list[Point]] = {}
+  for (cells, rate), values in sorted(found.items()):
+    point = (rate, float(np.mean(values)), min(values), max(values))
+    lines.setdefault(f"{cells} cells", []).append(point)
+  return lines

@@ -155,23 +155,17 @@ class RunResult:
       TypeError: for values of another form.
     """
     parts = dict(values)
-    parts["tasks"] = tuple(
-      _known(TrialResult, task) for task in values.get("tasks", ())
-    )
     for key, part in (("backbone", BackboneResult), ("sweep", SweepResult)):
       if key in values:
         parts[key] = _known(part, values[key])
-    for key in ("left_out", "config_changes"):
+    for key in ("tasks", "left_out", "config_changes"):
       parts[key] = tuple(values.get(key, ()))
+    parts["tasks"] = tuple(_known(TrialResult, task) for task in parts["tasks"])
     return _known(cls, parts)
 
 
 def load_result(workdir: Path, name: str = RESULT) -> RunResult | None:
   """Reads the result of a run on this process; None if it is not finished.
-
-  Args:
-    workdir: of the run.
-    name: of the file.
 
   Raises:
     ConfigError: where the file holds something else.
@@ -180,13 +174,9 @@ def load_result(workdir: Path, name: str = RESULT) -> RunResult | None:
 
 
 def read_result(workdir: Path, name: str = RESULT) -> RunResult | None:
-  """Reads the result of a run; all processes must call.
+  """`load_result` of process 0, for all processes; all must call.
 
-  What the first process sees counts: others may not see the file yet.
-
-  Args:
-    workdir: of the run.
-    name: of the file.
+  Others may not see the file yet.
 
   Raises:
     ConfigError: where the file holds something else.

@@ -34,15 +34,15 @@ def sections() -> tuple[str, ...]:
   return tuple(sorted(parents - {""}))
 
 
-def nearest(key: str, count: int = 3) -> list[str]:
-  """The options whose names are most like one that does not exist."""
+def nearest(key: str) -> list[str]:
+  """The three options whose names are most like one that does not exist."""
 
   def likeness(known: str) -> float:
     whole = difflib.SequenceMatcher(None, key, known).ratio()
     ends = key.rpartition(".")[2], known.rpartition(".")[2]
     return max(whole, difflib.SequenceMatcher(None, *ends).ratio())
 
-  return sorted(OPTIONS, key=likeness, reverse=True)[:count]
+  return sorted(OPTIONS, key=likeness, reverse=True)[:3]
 
 
 def text() -> str:

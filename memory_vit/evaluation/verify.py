@@ -1,6 +1,7 @@
 """All tasks in one model, compared with each alone and with the plain ViT."""
 
 import collections
+import functools
 import math
 import statistics
 import time
@@ -12,7 +13,7 @@ import numpy as np
 
 from memory_vit.data import batching
 from memory_vit.data.reader import Reader
-from memory_vit.evaluation.evaluate import Predict, evaluate_source
+from memory_vit.evaluation.evaluate import evaluate_source
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import BACKBONE, EvalPreprocessing, Task
 from memory_vit.runtime import sharding
@@ -38,7 +39,11 @@ class Evaluator:
   ) -> None:
     self._backbone, self._mesh = backbone, mesh
     self._batch_size = batch_size
+    self._evaluate = functools.partial(
+      evaluate_source, batch_size=batch_size, mesh=mesh
+    )
     self._slots = inference.fill_slots(backbone, tasks)
+    self._preprocessing = tasks[0].spec.evaluation  # that of all
     # A task is never without those that it reads.
     self._alone = {
       task.spec.name: inference.fill_slots(
@@ -66,17 +71,23 @@ class Evaluator:
       out = self._forward(self._slots, images)
       shown = {name: out[name] for name in names}
       if verify:
-        plain, alone = self._compared(images, names)
-        differences.add(BACKBONE, out[BACKBONE], plain)
+        _, context = inference.encode(self._backbone, images, check=False)
+        differences.add(BACKBONE, out[BACKBONE], self._plain(images))
         for name in names:
-          differences.add(name, out[name], alone[name])
-          shown[f"{name} alone"] = alone[name]
+          slots = self._alone[name]
+          alone = inference.read(self._backbone, slots, context)[name]
+          differences.add(name, out[name], alone)
+          shown[f"{name} alone"] = alone
       return shown
 
-    found = self._evaluate(predict, source, self._evaluation)
+    found = self._evaluate(predict, source, self._preprocessing)
     results = {}
     for name in names:
-      results[name] = _entry(name, source, found[name])
+      results[name] = {
+        "name": name,
+        **_evaluated(source, found[name]),
+        **{key: found[name][key] for key in ("top5", "loss", "per_class")},
+      }
       if verify:
         results[name]["alone"] = {
           "accuracy": found[f"{name} alone"]["top1"],
@@ -99,11 +110,7 @@ class Evaluator:
 
     found = self._evaluate(predict, source, preprocessing)
     return {
-      "data": source.name,
-      "split": source.split,
-      "examples": found["with"]["examples"],
-      "skipped": found["with"]["skipped"],
-      "accuracy": found["with"]["top1"],
+      **_evaluated(source, found["with"]),
       "accuracy_plain": found["plain"]["top1"],
       "outputs_bit_equal": differences.equal(BACKBONE),
     }
@@ -115,7 +122,7 @@ class Evaluator:
     `TIMING_SECONDS`. Reading images is left out.
     """
     batches = batching.eval_batches(
-      source, self._evaluation, batch_size=self._batch_size
+      source, self._preprocessing, batch_size=self._batch_size
     )
     images = next(sharding.prefetch(batches, self._mesh))["image"]
     seconds = _medians(
@@ -139,40 +146,8 @@ class Evaluator:
 
   def _plain(self, images: jax.Array) -> jax.Array:
     """The original outputs, by a program that hands nothing out to tasks."""
-    backbone = self._backbone
-    return inference.plain_program(
-      backbone.params, images, config=backbone.config
-    )
-
-  def _compared(
-    self, images: jax.Array, names: Sequence[str]
-  ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Outputs of the plain ViT, and of every task alone."""
-    _, context = inference.encode(self._backbone, images, check=False)
-    alone = {
-      name: inference.read(self._backbone, self._alone[name], context)[name]
-      for name in names
-    }
-    return self._plain(images), alone
-
-  @property
-  def _evaluation(self) -> EvalPreprocessing:
-    """Preprocessing, which all tasks share."""
-    return self._slots.specs[0].evaluation
-
-  def _evaluate(
-    self,
-    predict: Predict,
-    source: Reader,
-    preprocessing: EvalPreprocessing,
-  ) -> dict[str, dict[str, Any]]:
-    return evaluate_source(
-      predict,
-      source,
-      preprocessing,
-      batch_size=self._batch_size,
-      mesh=self._mesh,
-    )
+    config = self._backbone.config
+    return inference.plain_program(self._backbone.params, images, config=config)
 
 
 class _Differences:
@@ -222,20 +197,14 @@ def _medians(functions: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
   return {name: statistics.median(t) for name, t in times.items()}
 
 
-def _entry(
-  name: str, source: Reader, found: Mapping[str, Any]
-) -> dict[str, Any]:
-  """The entry of a task in the result."""
+def _evaluated(source: Reader, found: Mapping[str, Any]) -> dict[str, Any]:
+  """On what was evaluated, and the accuracy."""
   return {
-    "name": name,
     "data": source.name,
     "split": source.split,
     "examples": found["examples"],
     "skipped": found["skipped"],
     "accuracy": found["top1"],
-    "top5": found["top5"],
-    "loss": found["loss"],
-    "per_class": found["per_class"],
   }
 
 

@@ -2,12 +2,13 @@
 
 import dataclasses
 import json
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from memory_vit import plots
-from memory_vit.config import Config, to_dict
+from memory_vit.config import OPTIONS, Config, to_dict
 from memory_vit.runtime import files
 from memory_vit.study import analysis, costs, interference, plan
 from memory_vit.study.record import (
@@ -185,16 +186,7 @@ def _write(file: Path, text: str) -> None:
 
 def _changed(config: Config) -> Iterator[tuple[str, Any]]:
   """Options that are not at their defaults."""
-  default = dict(_flat(to_dict(Config()), "config"))
-  for key, value in _flat(to_dict(config), "config"):
-    if value != default[key]:
-      yield key, value
-
-
-def _flat(values: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
-  """("config.task.cells", 5) of every option."""
-  for key, value in values.items():
-    if isinstance(value, Mapping):
-      yield from _flat(value, f"{name}.{key}")
-    else:
-      yield f"{name}.{key}", value
+  for key, option in OPTIONS.items():
+    value = operator.attrgetter(key)(config)
+    if value != option.default:
+      yield f"config.{key}", value
