@@ -67,8 +67,7 @@ def parse(argv: Sequence[str]) -> Arguments:
   line = command_line.CommandLine(__doc__, argv)
   workdir = line.string("workdir", "Where results are written.")
   only = line.strings(
-    "only",
-    f"A part; may be given several times: {', '.join(runs.PARTS)}.",
+    "only", f"A part; may be given several times: {', '.join(runs.PARTS)}."
   )
   dry_run = line.switch("dry_run", "Show the runs, train nothing.")
   processes = launch.define_flags(line.flags)

@@ -6,8 +6,4 @@ with epy.lazy_api_imports(globals()):
   from memory_vit.evaluation.evaluate import evaluate_source, predict_fn
   from memory_vit.evaluation.verify import Evaluator
 
-__all__ = [
-  "Evaluator",
-  "evaluate_source",
-  "predict_fn",
-]
+__all__ = ["Evaluator", "evaluate_source", "predict_fn"]

@@ -7,9 +7,4 @@ with epy.lazy_api_imports(globals()):
   from memory_vit.study.runner import run_study
   from memory_vit.study.runs import PARTS, possible_parts
 
-__all__ = [
-  "PARTS",
-  "possible_parts",
-  "run_study",
-  "write_report",
-]
+__all__ = ["PARTS", "possible_parts", "run_study", "write_report"]

@@ -175,10 +175,7 @@ def masked_accuracies(
   """
   first = tasks[0]
   # Slots of one size, so that nothing but the neighbours differs.
-  size = {
-    "slots": len(tasks),
-    "cells": max(task.spec.cells for task in tasks),
-  }
+  size = {"slots": len(tasks), "cells": max(task.spec.cells for task in tasks)}
   slots = [
     inference.fill_slots(backbone, tasks[:n], **size)
     for n in range(1, len(tasks) + 1)
@@ -204,9 +201,7 @@ def masked_accuracies(
 
 
 def section(
-  config: Config,
-  naive: Sequence[float],
-  masked: Sequence[tuple[float, float]],
+  config: Config, naive: Sequence[float], masked: Sequence[tuple[float, float]]
 ) -> Section:
   """Accuracy of the first task as memories of others are added.
 

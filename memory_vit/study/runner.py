@@ -98,11 +98,7 @@ def _run_study(
 
 
 def _measure_interference(
-  config: Config,
-  workdir: Path,
-  trials: Trials,
-  backbone: Backbone,
-  mesh: Mesh,
+  config: Config, workdir: Path, trials: Trials, backbone: Backbone, mesh: Mesh
 ) -> None:
   """Evaluates the best tasks side by side, unless one of them diverged."""
   runs = plan.runs_of(config, "interference", trials)
