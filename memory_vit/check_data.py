@@ -42,13 +42,7 @@ _SHOWN = 10
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arguments:
-  """The command line, parsed.
-
-  Attributes:
-    config: names the data sets.
-    splits: of `config.data.name`, instead of all that the configuration names.
-    json: where to write what was found; None writes nothing.
-  """
+  """The command line, parsed; without `splits`, those of the configuration."""
 
   config: Config
   splits: tuple[str, ...]

@@ -423,7 +423,8 @@ class Config:
 
   def __post_init__(self) -> None:
     # Contradictions are looked for among values that are possible alone.
-    for problem in options.problems(self, "config") or _contradictions(self):
+    problems = options.problems(self, "config")
+    for problem in problems or [*_of_training(self), *_of_backbone(self)]:
       raise ConfigError(problem)
 
 
@@ -448,11 +449,6 @@ def from_dict(values: Mapping[str, Any]) -> Config:
 def to_dict(config: Config) -> dict[str, Any]:
   """`Config` -> nested dictionary of numbers, strings and tuples."""
   return dataclasses.asdict(config)
-
-
-def _contradictions(config: Config) -> list[str]:
-  """Lists options whose values are possible alone, but not together."""
-  return [*_of_training(config), *_of_backbone(config)]
 
 
 def _of_training(config: Config) -> list[str]:

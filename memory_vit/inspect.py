@@ -95,9 +95,8 @@ def _finite(value: Any) -> Any:
     return {key: _finite(inner) for key, inner in value.items()}
   if isinstance(value, list | tuple):
     return [_finite(inner) for inner in value]
-  return (
-    None if isinstance(value, float) and not math.isfinite(value) else value
-  )
+  lacking = isinstance(value, float) and not math.isfinite(value)
+  return None if lacking else value
 
 
 # Tasks.
@@ -124,7 +123,10 @@ def _tasks_json(
   root: Path, reports: Sequence[TaskReport], errors: Mapping[str, str]
 ) -> dict[str, Any]:
   """One object for a task, or for a directory of tasks."""
-  tasks = [_task_json(report) for report in reports]
+  tasks: list[dict[str, Any]] = [
+    {"kind": "task", **dataclasses.asdict(r), "verified": not r.damage}
+    for r in reports
+  ]
   tasks += [
     {"kind": "task", "path": path, "error": error}
     for path, error in errors.items()
@@ -132,11 +134,6 @@ def _tasks_json(
   if (root / "task.json").is_file():
     return tasks[0]
   return {"kind": "tasks", "path": str(root), "tasks": tasks}
-
-
-def _task_json(report: TaskReport) -> dict[str, Any]:
-  values = dataclasses.asdict(report)
-  return {"kind": "task", **values, "verified": not report.damage}
 
 
 def _task_text(report: TaskReport, labels: bool) -> str:

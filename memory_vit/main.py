@@ -35,14 +35,7 @@ with epy.lazy_imports():  # once the command line is known to be right
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arguments:
-  """The command line, parsed.
-
-  Attributes:
-    config: of the run.
-    workdir: of the run.
-    may_change: from `config_changes.allowed`.
-    processes: how the others are found.
-  """
+  """The command line, parsed; `may_change` is from `config_changes.allowed`."""
 
   config: Config
   workdir: Path

@@ -39,16 +39,7 @@ with epy.lazy_imports():  # once the command line is known to be right
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arguments:
-  """The command line, parsed.
-
-  Attributes:
-    config: of the study.
-    workdir: of the study.
-    only: parts that are asked for; none: all that are possible.
-    dry_run: whether to show the runs, and train nothing.
-    report_only: whether to make the report again, and nothing else.
-    processes: how the others are found.
-  """
+  """The command line, parsed; an empty `only` stands for all parts."""
 
   config: Config
   workdir: Path

@@ -29,17 +29,14 @@ _EVENTS = "events.out.tfevents.*"
 
 
 def picture_grid(images: np.ndarray, titles: Sequence[str]) -> Figure:
-  """Pictures side by side, each under its title.
+  """Images side by side, each under its title, in a figure with b axes.
 
   Args:
     images: floats (b, s, s, 3) in [-1, 1], as the model takes them.
     titles: b texts, of one line or of several.
 
-  Returns:
-    The figure, with b axes.
-
   Raises:
-    DataError: for pictures of another shape, or another number of titles.
+    DataError: for images of another shape, or another number of titles.
   """
   images = np.asarray(images)
   if images.ndim != 4 or images.shape[-1] != 3 or not len(images):
@@ -63,14 +60,10 @@ def picture_grid(images: np.ndarray, titles: Sequence[str]) -> Figure:
 
 
 def read_scalars(workdir: str | os.PathLike) -> Scalars:
-  """Reads what a run wrote for TensorBoard.
+  """Reads what a run wrote for TensorBoard; the steps of each tag are rising.
 
-  Args:
-    workdir: of the run.
-
-  Returns:
-    {tag: (steps, int64 (k,), rising; values, float64 (k,))}. Where a run was
-    stopped and went on, a step that was done twice counts as the last time.
+  Where a run was stopped and went on, a step that was done twice counts as the
+  last time.
 
   Raises:
     TrainingError: where there are no events.
@@ -106,12 +99,11 @@ def read_scalars(workdir: str | os.PathLike) -> Scalars:
 def training_curves(logdir: str | os.PathLike) -> Figure:
   """Loss and accuracy of a task over the steps of its run.
 
+  Loss to the left, accuracy to the right, each on training batches and, where
+  the run had a validation set, on that.
+
   Args:
     logdir: the workdir of a run, or of a sweep WORKDIR/sweep/VARIANT.
-
-  Returns:
-    The figure: loss to the left, accuracy to the right, each on training
-    batches and, where the run had a validation set, on that.
 
   Raises:
     TrainingError: where there are no events, or none of training.
@@ -138,14 +130,10 @@ def training_curves(logdir: str | os.PathLike) -> Figure:
 
 
 def sweep_figure(result: RunResult) -> Figure:
-  """Accuracy over learning rate, one line for every number of cells.
+  """Accuracies of a sweep over learning rate, a line for each number of cells.
 
-  Args:
-    result: of a sweep.
-
-  Returns:
-    The figure: on validation to the left, on the test split to the right; a
-    point is the mean over what else was varied, a bar its range.
+  On validation to the left, on the test split to the right; a point is the mean
+  over what else was varied, a bar its range.
   """
   figure = Figure(figsize=(9, 3.5), layout="constrained")
   left, right = figure.subplots(1, 2, sharey=True)
@@ -167,12 +155,7 @@ def lines_figure(
 ) -> Figure:
   """Lines of points with the range of what they are the mean of.
 
-  Args:
-    lines: what is drawn.
-    title: of the figure.
-    xlabel: of the x axis.
-    ylabel: of the y axis.
-    log: whether the x axis is logarithmic.
+  With `log` the x axis is logarithmic.
   """
   figure = Figure(figsize=(6, 3.5), layout="constrained")
   axes = figure.subplots()

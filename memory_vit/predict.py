@@ -42,13 +42,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Guess:
-  """One class, and how probable it is.
-
-  Attributes:
-    class_name: its name, or its index as text where that is unknown.
-    index: from 0.
-    probability: from 0 to 1.
-  """
+  """One class: its name (or index, as text), its index from 0, its share."""
 
   class_name: str
   index: int
@@ -153,7 +147,7 @@ def guess(
   top: int,
   original: bool = False,
 ) -> list[Guesses]:
-  """Runs all tasks on pictures, in one pass.
+  """Returns the guesses of all tasks for each picture, from one pass.
 
   Args:
     backbone: of the tasks.
@@ -164,9 +158,6 @@ def guess(
     top: guesses per task, fewer where it has fewer classes.
     original: whether to add the outputs of the backbone's own head, under the
       name "backbone".
-
-  Returns:
-    The guesses for each picture.
 
   Raises:
     TaskError: for outputs that are not finite.

@@ -11,7 +11,6 @@ import dataclasses
 import importlib.machinery
 import importlib.util
 import re
-import textwrap
 import traceback
 import typing
 from collections.abc import Callable, Sequence
@@ -124,12 +123,7 @@ class CommandLine:
   """
 
   def __init__(self, about: str, argv: Sequence[str]) -> None:
-    """Prepares to parse.
-
-    Args:
-      about: what --help says first.
-      argv: as `sys.argv`.
-    """
+    """Prepares to parse `argv`; `about` is what --help says first."""
     self._about, self._argv = about, list(argv)
     self.flags = flags.FlagValues()
     try:
@@ -223,7 +217,7 @@ class CommandLine:
       flag = self.flags[name]
       if flag.name == name and flag.help:
         default = "" if flag.default in (None, []) else f" ({flag.default!r})"
-        lines += [f"  --{name}{default}", *_indented(flag.help)]
+        lines += [f"  --{name}{default}", *option_help.indented(flag.help)]
     lines += [
       "",
       "Options of the configuration, with the defaults of memory_vit; a",
@@ -294,9 +288,3 @@ def one_line(text: str) -> str:
   shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
   more = "..." if len(shown) > _MOST_SHOWN else ""
   return shown[:_MOST_SHOWN] + more
-
-
-def _indented(text: str) -> list[str]:
-  return textwrap.wrap(
-    text, 80, initial_indent=" " * 6, subsequent_indent=" " * 6
-  )

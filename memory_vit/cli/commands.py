@@ -27,10 +27,8 @@ _MOST_SAID = 2_000
 def show(text: str, file: TextIO | None = None) -> None:
   """Prints at once; what the terminal cannot encode, or obeys, is escaped.
 
-  Args:
-    text: lines; names that strangers chose have been `escaped` before they
-      became a part of one, since line breaks are printed as they are.
-    file: stdout by default.
+  Names that strangers chose have been `escaped` before they became a part of a
+  line, since line breaks are printed as they are.
   """
   file = file or sys.stdout
   encoding = getattr(file, "encoding", None) or "utf-8"
@@ -91,15 +89,11 @@ def parsed(parse: Callable[[], _T]) -> _T:
 
 
 def run_command(command: Callable[[], int]) -> int:
-  """Runs the body of a command.
+  """Runs the body of a command, and returns its exit status.
 
-  Args:
-    command: returns an exit status, or exits with one.
-
-  Returns:
-    The exit status: 2 after a `MemoryVitError`, whose message is on stderr; 0
-    where stdout was closed before the end, as by `| head`; that of
-    `Interrupted`, or 130 after Ctrl-C.
+  That is 2 after a `MemoryVitError`, whose message is on stderr; 0 where stdout
+  was closed before the end, as by `| head`; that of `Interrupted`, or 130 after
+  Ctrl-C.
   """
   _open_streams()
   for name, value in _QUIET.items():

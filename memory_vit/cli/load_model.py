@@ -18,10 +18,7 @@ def load_model(
 ) -> tuple[backbones.Backbone, tuple[task_sets.Task, ...]]:
   """Loads a backbone as its tasks want it, and the tasks.
 
-  Args:
-    backbone: as `load_backbone`.
-    tasks: directories of tasks, or that hold some.
-    dtype: of the computation.
+  The arguments are those of the command line: `Parser.model`.
 
   Raises:
     MemoryVitError: for what cannot be read, or does not fit together.

@@ -14,9 +14,6 @@ from collections.abc import Mapping
 from memory_vit import config
 from memory_vit.config import OPTIONS
 
-# Columns of --help.
-_WIDTH = 80
-
 
 @functools.cache
 def meanings() -> Mapping[str, str]:
@@ -51,11 +48,16 @@ def text() -> str:
   for key, option in OPTIONS.items():
     lines.append(f"  --config.{key}={option.default!r}")
     allowed = f"{option.kind}: {option.rule.expected}."
-    for paragraph in (meanings()[key], allowed):
-      lines += textwrap.wrap(
-        paragraph, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6
-      )
+    lines += indented(meanings()[key]) + indented(allowed)
   return "\n".join(lines)
+
+
+def indented(text: str) -> list[str]:
+  """Lines of --help below the name of an option."""
+  indent = " " * 6
+  return textwrap.wrap(
+    text, 80, initial_indent=indent, subsequent_indent=indent
+  )
 
 
 def _comments() -> dict[tuple[str, str], str]:

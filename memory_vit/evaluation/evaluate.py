@@ -71,17 +71,9 @@ def evaluate_source(
 ) -> dict[str, dict[str, Any]]:
   """`evaluate`, on a split; each process reads its share.
 
-  Args:
-    predict: see `evaluate`.
-    source: the split.
-    preprocessing: of its images.
-    batch_size: of all processes together.
-    mesh: see `evaluate`.
-    digest: see `evaluate`.
-
-  Returns:
-    As `evaluate`, with "skipped": how many examples could not be read, and are
-    not among the "examples" on which the numbers stand.
+  `batch_size` is that of all processes together. The results also have
+  "skipped": how many examples could not be read, and are not among the
+  "examples" on which the numbers stand.
   """
   batches = batching.eval_batches(source, preprocessing, batch_size=batch_size)
   results = evaluate(predict, batches, mesh, digest=digest)

@@ -55,13 +55,7 @@ class Given:
 
 @dataclasses.dataclass(frozen=True)
 class Upstream:
-  """The backbone's own data.
-
-  Attributes:
-    ref: the split.
-    eval_crop: how images are prepared, as `config.upstream.eval_crop`.
-    resize: likewise.
-  """
+  """The backbone's own data, prepared as `config.upstream` says."""
 
   ref: SplitRef
   eval_crop: str
@@ -87,12 +81,7 @@ class _Missing:
 def parse(
   option: str, texts: Sequence[str], owners: Iterable[str]
 ) -> dict[str, str]:
-  """What is given for all tasks, or as TASK=VALUE for one.
-
-  Args:
-    option: its name, for messages.
-    texts: its values.
-    owners: the tasks that there are, and perhaps "backbone".
+  """What is given for all tasks, or as TASK=VALUE for one of `owners`.
 
   Raises:
     ConfigError: for a task that is not there, or what is said twice.
@@ -120,16 +109,7 @@ def parse(
 def choose(
   tasks: Sequence[Manifest], given: Given, upstream: bool
 ) -> tuple[dict[str, SplitRef], Upstream | None]:
-  """The data of every task, and of the backbone.
-
-  Args:
-    tasks: what the tasks say of themselves.
-    given: on the command line.
-    upstream: whether the backbone's own data are wanted, where somebody names
-      them.
-
-  Returns:
-    {task: its data}, and the backbone's.
+  """The data of every task; with `upstream` of the backbone, if they are named.
 
   Raises:
     TaskError: for all tasks together that lack data, with what to give.

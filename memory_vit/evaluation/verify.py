@@ -57,10 +57,7 @@ class Evaluator:
   ) -> dict[str, dict[str, Any]]:
     """Evaluates tasks on a data set, with all tasks in the pass.
 
-    Args:
-      source: the data set.
-      names: of the tasks.
-      verify: whether to compare every output with that of other programs.
+    With `verify` every output is compared with that of other programs.
 
     Returns:
       {name: an entry of the result}.
@@ -209,12 +206,7 @@ def _evaluated(source: Reader, found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verified(result: Mapping[str, Any], dtype: str) -> bool:
-  """Whether all outputs are as the method promises.
-
-  Args:
-    result: of an evaluation that compared.
-    dtype: of the computation.
-  """
+  """Whether all outputs that were compared are as the method promises."""
   upstream = result["backbone"]["upstream"]
   if upstream and not upstream["outputs_bit_equal"]:
     return False

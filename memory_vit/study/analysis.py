@@ -184,7 +184,7 @@ def adapters(
 def extension(config: Config, trials: Sequence[StudyTrial]) -> Section:
   """A task alone, as in a concatenation, and one that attends to the first."""
   regime, m = "memory_masked", config.task.cells
-  first, other = config.data.name, runs.other_names(config)[0]
+  first, other, *_ = runs.data_sets(config)
   some = {"regime": regime, "data": other, "cells": m}
   alone = choose(select(trials, **some))
   reading = choose(select(trials, **some, reads=True))

@@ -39,15 +39,7 @@ logger = logging.getLogger("memory_vit")
 
 @dataclasses.dataclass(frozen=True)
 class Executor:
-  """Trains and finds the runs of one study.
-
-  Attributes:
-    config: of the study.
-    workdir: of the study.
-    backbone: file or name, as `config.backbone`.
-    fingerprint: of the backbone.
-    stop: see `run.train_and_evaluate`.
-  """
+  """Trains and finds the runs of one study, on a backbone from a file."""
 
   config: Config
   workdir: Path
@@ -69,11 +61,7 @@ class Executor:
     """Trains a run, or goes on with it; a finished one is only read.
 
     A run all of whose trials diverge is finished as well: that is a result,
-    and is kept in `lost.json`.
-
-    Args:
-      planned: the run; its learning rates are known.
-      trials: of the finished runs, that which it reads among them.
+    and is kept in `lost.json`. What a run reads is finished before it.
 
     Raises:
       ConfigError: where another configuration has finished the run there.

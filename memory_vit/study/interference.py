@@ -95,11 +95,9 @@ def measure(
 
 
 def naive(first: Task, others: Sequence[Task]) -> Task:
-  """A task with the memories of others beside its own, in every layer.
+  """Puts the memories of other tasks beside a task's own, in every layer.
 
-  Args:
-    first: of the regime "memory"; its class token and its head stay.
-    others: of the same regime.
+  All are of the regime "memory"; class token and head stay the first one's.
 
   Raises:
     TaskError: for tasks of another regime or backbone.
@@ -167,7 +165,7 @@ def masked_accuracies(
 ) -> list[tuple[float, float]]:
   """Accuracy of the first of masked tasks as others join its pass.
 
-  Args: as `naive_accuracies`, but the tasks are of masked regimes.
+  The arguments are those of `naive_accuracies`, the tasks of masked regimes.
 
   Returns:
     Accuracy, and the largest difference of a logit from those of the first task
@@ -205,10 +203,7 @@ def section(
 ) -> Section:
   """Accuracy of the first task as memories of others are added.
 
-  Args:
-    config: of the study.
-    naive: from `naive_accuracies`.
-    masked: from `masked_accuracies`; both are empty where a task diverged.
+  `naive_accuracies` and `masked_accuracies` are empty where a task diverged.
   """
   first, *others = runs.data_sets(config)
   names = [f"own ({first})", *(f"+ {other}" for other in others)]

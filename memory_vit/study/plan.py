@@ -14,7 +14,6 @@ from memory_vit.model.regimes import REGIMES
 from memory_vit.study.runs import (
   Run,
   data_sets,
-  other_names,
   regimes_of,
   search_seed,
 )
@@ -41,11 +40,7 @@ def finished_trials(
 ) -> dict[str, list[StudyTrial]]:
   """Collects the trials of finished runs, which say what else may be finished.
 
-  Args:
-    config: of the study.
-    parts: of it.
-    find: returns the trials of a run, given those of earlier ones; None where
-      it is not finished.
+  `find` gets a run and the trials before it; None stands for an unfinished run.
   """
   trials: dict[str, list[StudyTrial]] = {}
   seen: set[Run] = set()
@@ -92,20 +87,19 @@ def runs_of(config: Config, part: str, trials: Trials) -> list[Run]:
 
 def _interference(config: Config, trials: Trials) -> list[Run]:
   """Tasks of one seed, on all data sets."""
-  study, first, cells = config.study, config.data.name, (config.task.cells,)
-  seeds = study.seeds[:1]
-  runs = _runs(config, "memory", first, trials, cells=cells, seeds=seeds)
-  runs += _runs(
-    config, "memory_masked", first, trials, cells=study.cells, seeds=seeds
-  )
-  for i, other in enumerate(other_names(config)):
-    for regime in ("memory", "memory_masked"):
-      # Only what the part on extension shares is tested: the others may have
-      # no split of that name.
-      tested = i == 0 and regime == "memory_masked"
-      runs += _runs(
-        config, regime, other, trials, cells=cells, seeds=seeds, tested=tested
-      )
+  cells, seeds = (config.task.cells,), config.study.seeds[:1]
+  runs = []
+  for i, data in enumerate(data_sets(config)):
+    # Of the others only what the part on extension shares is tested: they may
+    # have no split of that name.
+    runs += _runs(
+      config, "memory", data, trials, cells=cells, seeds=seeds, tested=i == 0
+    )
+    masked = cells if i else config.study.cells
+    runs += _runs(
+      config, "memory_masked", data, trials, cells=masked, seeds=seeds,
+      tested=i < 2,
+    )  # fmt: skip
   return runs
 
 

@@ -156,11 +156,6 @@ def data_sets(config: Config) -> dict[str, DataConfig]:
   return found
 
 
-def other_names(config: Config) -> list[str]:
-  """Names of the further data sets."""
-  return list(data_sets(config))[1:]
-
-
 def search_seed(config: Config, regime: str) -> int | None:
   """The seed whose validation alone chooses a rate; None where all do."""
   everything = config.study.search == "all" or REGIMES[regime].shares_pass
@@ -185,11 +180,7 @@ def config_of(
 ) -> Config:
   """Configures a run whose learning rate is known.
 
-  Args:
-    config: of the study.
-    run: one of it.
-    backbone: file or name, as `config.backbone`.
-    attends_to: directory of the task that it reads.
+  `attends_to` is the directory of the task that it reads.
   """
   first = run.data == config.data.name
   data = data_sets(config)[run.data]

@@ -62,16 +62,15 @@ def select(trials: Sequence[StudyTrial], **values: Any) -> list[StudyTrial]:
 def choose(
   trials: Sequence[StudyTrial], seed: int | None = None
 ) -> BestRate | None:
-  """Chooses a learning rate on validation.
+  """Chooses a learning rate on validation; it has test accuracies of all seeds.
+
+  A rate at which a seed diverged whose validation counts is not chosen; None
+  where all are such.
 
   Args:
     trials: of one regime, with one number of cells, on one data set; all have
       been tested.
     seed: whose validation alone counts; by default the mean over seeds does.
-
-  Returns:
-    The choice, with the test accuracies of all seeds. A rate at which a seed
-    diverged whose validation counts is not chosen; None where all are such.
   """
   choices = []
   for rate in sorted({trial.learning_rate for trial in trials}):

@@ -14,35 +14,20 @@ DIVERGED = "lost.json"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StudyTrial:
-  """One task that was learned, or that diverged.
-
-  Attributes:
-    run: name of the run that learned it.
-    regime: as in `runs.Run`.
-    data: name of the data set, as in `runs.Run`.
-    seed: of first values and batches.
-    reads: whether it attends to another task.
-    learning_rate: its own.
-    cells: its own, 0 in a regime without memory.
-    validation: accuracy; None where it diverged.
-    test: accuracy; None where it diverged, or was not tested.
-    parameters: that were trained, its head among them.
-    task: directory to which it was exported.
-    examples: on which it was tested; None as `test`.
-  """
+  """One task that a `Run` learned; without a result where it diverged."""
 
   run: str
   regime: str
   data: str
   seed: int
-  reads: bool
+  reads: bool  # whether it attends to another task
   learning_rate: float
-  cells: int
-  validation: float | None = None
-  test: float | None = None
-  parameters: int | None = None
-  task: str | None = None
-  examples: int | None = None
+  cells: int  # 0 in a regime without memory
+  validation: float | None = None  # accuracy
+  test: float | None = None  # accuracy; None also where it was not tested
+  parameters: int | None = None  # that were trained, its head among them
+  task: str | None = None  # directory to which it was exported
+  examples: int | None = None  # on which it was tested
 
 
 # {name of a finished run: its trials}.
