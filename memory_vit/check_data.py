@@ -3,13 +3,13 @@
   python -m memory_vit.check_data --config=configs/folder.py \\
     --config.data.dir=DATA [--split=SPLIT ...] [--json=FILE]
 
-Every picture of data.train, data.validation, data.test and upstream.split (of
+Every image of data.train, data.validation, data.test and upstream.split (of
 pretrain.data too, where there is one) is read and decoded; of --split, those of
-data.name that are named. Looked for are records and pictures that cannot be
-read, labels that are no classes, classes without a picture in the first split,
-pictures that are a line, or too long for crops, and files that are in two
+data.name that are named. Looked for are records and images that cannot be
+read, labels that are no classes, classes without an image in the first split,
+images that are a line, or too long for crops, and files that are in two
 splits of data.name. The exit status is 0 where nothing of that was found, 1
-where something was, 2 for bad usage, 74 where no picture comes for
+where something was, 2 for bad usage, 74 where no image comes for
 stall_timeout seconds. Classes of very different sizes are named, and are no
 fault.
 """
@@ -122,7 +122,7 @@ def _size(size: tuple[int, int] | None) -> str:
 
 
 def _kinds(entry: dict[str, Any]) -> list[str]:
-  """A line on the kinds of pictures."""
+  """A line on the kinds of images."""
   if not entry.get("kinds"):
     return []
   kinds = ", ".join(f"{n:,} {kind}" for kind, n in entry["kinds"].items())

@@ -1,9 +1,9 @@
 """The configuration of a run: every option, its default, and what it means.
 
-The defaults are those of the paper where it states one; the size of pictures is
+The defaults are those of the paper where it states one; the size of images is
 left to the backbone. Beside each default stand the option's rules: the values
 that it may have, whether it may change when a run goes on, and whether the
-variants of a sweep may differ in it. `configs/base.py` turns this tree into an
+trials of a sweep may differ in it. `configs/base.py` turns this tree into an
 `ml_collections.ConfigDict`, the only form in which it can be changed;
 `from_dict` turns that back, and refuses what it does not know.
 """
@@ -34,7 +34,7 @@ from memory_vit.runtime.rules import (
 )
 
 # All combinations of a sweep are compared with each other.
-MOST_VARIANTS = 1_000
+MOST_TRIALS = 1_000
 
 # Rules that several options share.
 # Steps, and what is counted in them, are int32 in a training state.
@@ -42,11 +42,11 @@ _STEPS = Number(1, 2**31 - 1, "steps are counted in 32 bits")
 _STEPS_OR_NONE = dataclasses.replace(_STEPS, least=0)
 # Beyond, every update of float32 values overflows.
 _RATE = Number(0, 1e6, "a learning rate", positive=True)
-_RATES = Items(_RATE, MOST_VARIANTS)
+_RATES = Items(_RATE, MOST_TRIALS)
 _FACTOR = Number(0, 1e6, "a factor")
-_BATCH = Number(1, 2**20, "pictures of a batch")
+_BATCH = Number(1, 2**20, "images of a batch")
 _SEED = Number(0, 2**32 - 1, "jax uses 32 bits of a seed")
-_SEEDS = Items(_SEED, MOST_VARIANTS)
+_SEEDS = Items(_SEED, MOST_TRIALS)
 _CELLS = Number(
   0, 4_096, "with more, a task of a ViT-H is beyond the 1 GiB of a saved task"
 )
@@ -64,7 +64,7 @@ _REGIME = Choice(tuple(REGIMES))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainDataConfig:
-  """A data set to train on, and how its pictures are prepared."""
+  """A data set to train on, and how its images are prepared."""
 
   # A TFDS name ("cifar100", "sun397/tfds"), "folder", or "digits:0-4".
   name: str = option("", _DATA_SET_OR_NONE, resume="never")
@@ -73,20 +73,20 @@ class TrainDataConfig:
   dir: str = option("", _DIRECTORY, resume="free")
   # Splits, in the notation of TFDS: "train[:98%]".
   train: str = option("train[:98%]", _SPLIT, resume="never")
-  # "inception": a random part of the picture (area 5-100 %, aspect 3/4-4/3);
+  # "inception": a random part of the image (area 5-100 %, aspect 3/4-4/3);
   # "small": the shorter side to `resize` pixels, then a random square.
   train_crop: str = option(
     "inception", Choice(("inception", "small")), resume="on_request"
   )
-  # Mirror half of the training pictures; wrong for digits and letters.
+  # Mirror half of the training images; wrong for digits and letters.
   flip: bool = option(True, Switch(), resume="on_request")
   # The shorter side before a "small" or "central" crop, in pixels; 0 is 8/7 of
   # image_size (256 for 224).
   resize: int = option(0, _RESIZE, resume="on_request")
-  # Of the order of the training pictures, and of their crops; -1 is that of the
-  # run. The variants of a sweep share their batches, whatever their seeds.
+  # Of the order of the training images, and of their crops; -1 is that of the
+  # run. The trials of a sweep share their batches, whatever their seeds.
   seed: int = option(-1, dataclasses.replace(_SEED, least=-1), resume="never")
-  # Data sets without random access are read into memory, as encoded pictures;
+  # Data sets without random access are read into memory, as encoded images;
   # larger ones (GiB) are refused with a word on how to convert them.
   cache_gib: float = option(16.0, _GIB, resume="free")
   # So many examples of a split may be left out as they cannot be read; one more
@@ -111,7 +111,7 @@ class DataConfig(TrainDataConfig):
   validation: str = option("train[98%:]", _SPLIT_OR_NONE, resume="never")
   # On which the result is reported; "" reports none.
   test: str = option("test", _SPLIT_OR_NONE, resume="never")
-  # "resize": the whole picture squeezed into the square, as vit_jax evaluates;
+  # "resize": the whole image squeezed into the square, as vit_jax evaluates;
   # "central": the shorter side to `resize` pixels, then the middle.
   eval_crop: str = option("resize", _EVAL_CROP, resume="never")
 
@@ -248,11 +248,11 @@ class PretrainConfig:
     ),
     resume="never",
   )
-  # A backbone is made once, from pictures that stay as they were prepared.
+  # A backbone is made once, from images that stay as they were prepared.
   data: TrainDataConfig = section(TrainDataConfig(), on_request=False)
   # Steps of this training.
   total_steps: int = option(0, _STEPS_OR_NONE, resume="never")
-  # Pictures in a step of it.
+  # Images in a step of it.
   batch_size: int = option(128, _BATCH, resume="never")
   # The peak, for AdamW.
   learning_rate: float = option(1e-3, _RATE, resume="never")
@@ -260,9 +260,9 @@ class PretrainConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepConfig:
-  """Variants of the task, learned in one pass over the same batches.
+  """Trials of the task, learned in one pass over the same batches.
 
-  Every combination of the lists, for each of `overrides`, is a variant. All
+  Every combination of the lists, for each of `overrides`, is a trial. All
   empty: no sweep.
   """
 
@@ -270,23 +270,21 @@ class SweepConfig:
   learning_rate: tuple[float, ...] = option((), _RATES, resume="never")
   # Values of `task.cells`.
   cells: tuple[int, ...] = option(
-    (), Items(_CELLS, MOST_VARIANTS), resume="never"
+    (), Items(_CELLS, MOST_TRIALS), resume="never"
   )
   # Of the first values of a task; the batches are the same for all.
   seed: tuple[int, ...] = option((), _SEEDS, resume="never")
   # Dictionaries such as {"optim.momentum": 0.8, "task.memory_norm": False}. Of
-  # `task` and `optim` all can vary but what all variants share.
+  # `task` and `optim` all can vary but what all trials share.
   overrides: tuple[dict[str, Any], ...] = option(
     (),
-    Items(
-      Changes('a dictionary such as {"optim.momentum": 0.8}'), MOST_VARIANTS
-    ),
+    Items(Changes('a dictionary such as {"optim.momentum": 0.8}'), MOST_TRIALS),
     resume="never",
   )
-  # "best" exports the variant that is best on validation, as task.name; "all"
+  # "best" exports the trial that is best on validation, as task.name; "all"
   # the others too, as task.name-00, -01, ...
   export: str = option("best", Choice(("best", "all")), resume="free")
-  # Where not all variants fit into so much memory (GiB), they are trained in
+  # Where not all trials fit into so much memory (GiB), they are trained in
   # several passes; 0 is what is free.
   memory_gib: float = option(0.0, _GIB, resume="free")
 
@@ -297,7 +295,7 @@ class SweepConfig:
 
   @property
   def combinations(self) -> int:
-    """How many variants there are; 1 where nothing is varied."""
+    """Number of trials; 1 where nothing is varied."""
     axes = (self.learning_rate, self.cells, self.seed, self.overrides)
     return math.prod(max(1, len(values)) for values in axes)
 
@@ -311,7 +309,7 @@ class StudyConfig:
   learning_rates: tuple[float, ...] = option(
     (0.003, 0.01, 0.03, 0.1, 0.3, 1.0), _RATES, resume="free"
   )
-  # Each is a run with its own first values and its own order of the pictures.
+  # Each is a run with its own first values and its own order of the images.
   seeds: tuple[int, ...] = option((0, 1, 2), _SEEDS, resume="free")
   # Of regimes that cost a run for each rate: "first" tries all rates with the
   # first seed and runs further seeds at the best one alone; "all" tries all
@@ -326,7 +324,7 @@ class StudyConfig:
   # is what is compared where the number does not vary.
   cells: tuple[int, ...] = option(
     (1, 5, 10, 20),
-    Items(dataclasses.replace(_CELLS, least=1), MOST_VARIANTS),
+    Items(dataclasses.replace(_CELLS, least=1), MOST_TRIALS),
     resume="free",
   )
   # Further data sets, for interference and extension: a name, or a dictionary
@@ -338,7 +336,7 @@ class StudyConfig:
       Changes(
         'a data set, or a dictionary such as {"name": "pets"}', _DATA_SET
       ),
-      MOST_VARIANTS,
+      MOST_TRIALS,
     ),
     resume="free",
   )
@@ -346,7 +344,7 @@ class StudyConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-  """How the devices share the work; a batch is always split over all."""
+  """Devices that share the work; a batch is always split over all."""
 
   # Over how many devices the backbone is split, for one that is too large for
   # a device; it divides their number. With 1 each device has all of it.
@@ -355,7 +353,7 @@ class MeshConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-  """A run: learn one task on one backbone, or a sweep over its variants."""
+  """A run: learn one task on one backbone, or a sweep of trials."""
 
   # A published checkpoint by short name ("i21k-B/32"), the path or address of
   # an .npz file, or random weights ("random:Ti/16"), to train from scratch.
@@ -366,7 +364,7 @@ class Config:
   )
   # "tanh" as vit_jax and big_vision train; "exact" for weights from PyTorch.
   gelu: str = option("tanh", Choice(("tanh", "exact")), resume="never")
-  # Side of the square pictures that the model gets, in pixels; 0 is the
+  # Side of the square images that the model gets, in pixels; 0 is the
   # backbone's own. For another one the position embedding is resized. Random
   # weights ("random:...", `pretrain`) have no size of their own: they need one.
   image_size: int = option(
@@ -376,9 +374,9 @@ class Config:
   dtype: str = option(
     "float32", Choice(("float32", "bfloat16")), resume="on_request"
   )
-  # Pictures in a step, over all devices.
+  # Images in a step, over all devices.
   batch_size: int = option(512, _BATCH, resume="never")
-  # Pictures in a batch of an evaluation.
+  # Images in a batch of an evaluation.
   batch_size_eval: int = option(512, _BATCH, resume="free")
   # Steps of training, where `epochs` is 0.
   total_steps: int = option(20_000, _STEPS, resume="on_request")
@@ -390,7 +388,7 @@ class Config:
   # The peak. The paper reports the best of several for each data set, and names
   # none: try 0.03 to 0.3.
   learning_rate: float = option(0.1, _RATE, resume="on_request", sweep=True)
-  # Of the first values, and of the order of the pictures.
+  # Of the first values, and of the order of the images.
   seed: int = option(0, _SEED, resume="never", sweep=True)
   # What is trained, and how attention runs: see `regimes`.
   regime: str = option("memory_masked", _REGIME, resume="never")
@@ -403,7 +401,7 @@ class Config:
   log_every: int = option(50, _STEPS, resume="free")
   # Step at which a profile of 5 steps is taken, for TensorBoard; 0 takes none.
   profile_at: int = option(0, _STEPS_OR_NONE, resume="free")
-  # Seconds to wait for a batch of pictures. Then what the process was doing is
+  # Seconds to wait for a batch of images. Then what the process was doing is
   # written to stderr and it ends, with status 74; 0 waits for ever.
   stall_timeout: float = option(
     600.0, Number(0, 2_592_000, "seconds, up to 30 days"), resume="free"
@@ -433,7 +431,7 @@ OPTIONS = options.table(Config)
 
 
 def data_seed(config: Config) -> int:
-  """The seed of the training pictures' order and crops."""
+  """The seed of the training images' order and crops."""
   return config.seed if config.data.seed < 0 else config.data.seed
 
 
@@ -466,10 +464,10 @@ def _of_training(config: Config) -> list[str]:
     )
   if not config.epochs:
     lines += beyond_the_end(config)
-  if config.sweep.combinations > MOST_VARIANTS:
+  if config.sweep.combinations > MOST_TRIALS:
     lines.append(
       f"config.sweep has {config.sweep.combinations} combinations, expected at "
-      f"most {MOST_VARIANTS}."
+      f"most {MOST_TRIALS}."
     )
   return lines
 

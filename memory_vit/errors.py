@@ -1,4 +1,4 @@
-"""What this package raises when its input is at fault.
+"""Exceptions of this package, for input that is at fault.
 
 The commands print one of these without a traceback and exit with status 2.
 Everything else that is raised is a bug, and keeps its traceback.
@@ -22,7 +22,7 @@ class DataError(MemoryVitError):
 
 
 class BrokenDataError(DataError):
-  """Files, pictures or labels of a data set are broken."""
+  """Files, images or labels of a data set are broken."""
 
 
 class ConfigError(MemoryVitError):

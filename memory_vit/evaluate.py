@@ -51,7 +51,7 @@ def _parser() -> Parser:
     prog="python -m memory_vit.evaluate",
     description="Evaluates tasks in one model, each on its own data set.",
   )
-  parser.model(256, "pictures in a batch")
+  parser.model(256, "images in a batch")
   parser.strings(
     "--data_dir",
     "[TASK=]DIR",
@@ -86,13 +86,13 @@ def _parser() -> Parser:
   parser.option(
     "--max_bad",
     "data.max_bad",
-    "so many pictures of a data set may be left out (and counted) as they "
+    "so many images of a data set may be left out (and counted) as they "
     "cannot be read",
   )
   parser.option(
     "--stall_timeout",
     "stall_timeout",
-    "end, with status 74, where pictures are waited for so many seconds; 0 "
+    "end, with status 74, where images are waited for so many seconds; 0 "
     "waits for ever",
   )
   parser.option(
@@ -152,7 +152,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _choose(
   arguments: argparse.Namespace,
 ) -> tuple[dict[str, SplitRef], Upstream | None]:
-  """Which data are opened; nothing is yet."""
+  """Chooses the data to open; nothing is opened yet."""
   tasks = [
     manifest.read(path)
     for given in arguments.task
@@ -200,7 +200,7 @@ def _open_all(
 def _open_upstream(
   backbone: Backbone, own: Upstream, arguments: argparse.Namespace
 ) -> tuple[Reader, EvalPreprocessing]:
-  """The backbone's own task, and how its pictures are prepared."""
+  """The backbone's own task, and how its images are prepared."""
   size = backbone.config.image_size
   preprocessing = image_ops.evaluation_of(own.eval_crop, own.resize, size)
   source = _open(own.ref, arguments)

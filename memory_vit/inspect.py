@@ -174,7 +174,7 @@ def _task_text(report: TaskReport, labels: bool) -> str:
 
 
 def _labels(spec: TaskSpec) -> str:
-  """How many classes, and the names of the first."""
+  """Number of classes, and the names of the first."""
   if not spec.class_names:
     return f"{spec.num_classes}, names unknown"
   first = ", ".join(map(escaped, spec.class_names[:_FIRST_LABELS]))
@@ -184,7 +184,7 @@ def _labels(spec: TaskSpec) -> str:
 
 
 def _provenance(provenance: Any, classes: int) -> list[tuple[str, str]]:
-  """What is known of the run, as far as it is there; nothing is required."""
+  """Rows on the run, as far as they are there; nothing is required."""
   if not provenance:
     return [("provenance", "unknown: not from a training run")]
   metrics = _mapping(provenance, "metrics")

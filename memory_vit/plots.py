@@ -1,4 +1,4 @@
-"""Figures for notebooks: pictures with their names, and how a run went.
+"""Figures for notebooks: images with their names, and how a run went.
 
 Figures are made without `pyplot`: nothing global keeps them alive, and each is
 shown once, where a cell returns it.
@@ -103,7 +103,7 @@ def training_curves(logdir: str | os.PathLike) -> Figure:
   the run had a validation set, on that.
 
   Args:
-    logdir: the workdir of a run, or of a sweep WORKDIR/sweep/VARIANT.
+    logdir: the workdir of a run, or of a sweep WORKDIR/sweep/TRIAL.
 
   Raises:
     TrainingError: where there are no events, or none of training.

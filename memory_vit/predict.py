@@ -1,11 +1,11 @@
-"""Predicts the classes of pictures, by any number of tasks in one pass.
+"""Predicts the classes of images, by any number of tasks in one pass.
 
   python -m memory_vit.predict --backbone=NPZ --task=DIR [--task=DIR ...] \\
     IMAGE [IMAGE ...]
 
-IMAGE is a file, a folder (all pictures below it) or "-" (paths on standard
-input, one per line). Pictures are prepared as the tasks were evaluated. The
-exit status is 0, 1 where pictures could not be read, 2 for other bad input.
+IMAGE is a file, a folder (all images below it) or "-" (paths on standard
+input, one per line). Images are prepared as the tasks were evaluated. The
+exit status is 0, 1 where images could not be read, 2 for other bad input.
 """
 
 from __future__ import annotations
@@ -63,23 +63,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> Parser:
   parser = Parser(
     prog="python -m memory_vit.predict",
-    description="Predicts the classes of pictures, by all tasks in one pass.",
+    description="Predicts the classes of images, by all tasks in one pass.",
   )
   parser.add_argument(
     "images",
     nargs="+",
     metavar="IMAGE",
-    help="a file; a folder: all pictures below it, but for hidden files and "
+    help="a file; a folder: all images below it, but for hidden files and "
     "behind links to folders; or -: paths on standard input, one per line",
   )
-  parser.model(32, "pictures per pass; results come after so many")
+  parser.model(32, "images per pass; results come after so many")
   parser.number("--top", Number(1, 2**20, "classes"), 5, "classes to show")
-  parser.switch("--json", "one JSON object per picture")
+  parser.switch("--json", "one JSON object per image")
   parser.number(
     "--memory_mib",
     Number(1, 2**20, "MiB"),
     2048,
-    "memory for pictures: a batch of them, and those that are decoded for it. "
+    "memory for images: a batch of them, and those that are decoded for it. "
     "Some wait for others; one that alone needs more is skipped (the largest "
     "may take 1,600). The weights, the model and the libraries come on top",
   )
@@ -91,7 +91,7 @@ def _parser() -> Parser:
 
 def _predict(arguments: argparse.Namespace) -> int:
   with warnings.catch_warnings():
-    # Large pictures are refused as such; Pillow warns from a lower limit on.
+    # Large images are refused as such; Pillow warns from a lower limit on.
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     return _predict_all(arguments)
 
@@ -111,20 +111,20 @@ def _predict_all(arguments: argparse.Namespace) -> int:
   batches = reading.read_batches(
     entries, evaluation, arguments.batch_size, arguments.memory_mib
   )
-  for pictures in batches:
+  for images in batches:
     guesses = iter(
       guess(
         backbone,
         slots,
-        [p.pixels for p in pictures if p.pixels is not None],
+        [image.pixels for image in images if image.pixels is not None],
         batch_size=arguments.batch_size,
         top=arguments.top,
         original=arguments.original,
       )
     )
-    for picture in pictures:
-      total, entry = total + 1, picture.entry
-      if picture.pixels is None:
+    for image in images:
+      total, entry = total + 1, image.entry
+      if image.pixels is None:
         skipped += 1
         reason = escaped(entry.reason)
         show(f"skipped {escaped(entry.path)}: {reason}", sys.stderr)
@@ -141,18 +141,18 @@ def _predict_all(arguments: argparse.Namespace) -> int:
 def guess(
   backbone: Backbone,
   slots: Slots,
-  pictures: Sequence[np.ndarray],
+  images: Sequence[np.ndarray],
   *,
   batch_size: int,
   top: int,
   original: bool = False,
 ) -> list[Guesses]:
-  """Returns the guesses of all tasks for each picture, from one pass.
+  """Returns the guesses of all tasks for each image, from one pass.
 
   Args:
     backbone: of the tasks.
     slots: the tasks, from `inference.fill_slots`.
-    pictures: float32 (s, s, 3) in [-1, 1], at most `batch_size` of them.
+    images: float32 (s, s, 3) in [-1, 1], at most `batch_size` of them.
     batch_size: what the batch is filled up to, so that nothing is compiled
       again for the last one.
     top: guesses per task, fewer where it has fewer classes.
@@ -162,23 +162,23 @@ def guess(
   Raises:
     TaskError: for outputs that are not finite.
   """
-  if not pictures:
+  if not images:
     return []
   size = backbone.config.image_size
-  images = np.zeros((batch_size, size, size, 3), np.float32)
-  images[: len(pictures)] = pictures
-  # `pictures` has scaled them.
-  outputs = inference.forward(backbone, slots, images, check=False)
+  batch = np.zeros((batch_size, size, size, 3), np.float32)
+  batch[: len(images)] = images
+  # `image_files` has scaled them.
+  outputs = inference.forward(backbone, slots, batch, check=False)
   names = {spec.name: spec.class_names for spec in slots.specs}
   if original:
     names = {task_sets.BACKBONE: (), **names}
   probabilities = {
-    name: softmax(np.asarray(outputs[name])[: len(pictures)], name)
+    name: softmax(np.asarray(outputs[name])[: len(images)], name)
     for name in names
   }
   return [
     {name: _best(probabilities[name][i], names[name], top) for name in names}
-    for i in range(len(pictures))
+    for i in range(len(images))
   ]
 
 

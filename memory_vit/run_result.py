@@ -23,7 +23,7 @@ RESULT = "result.json"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrialResult:
-  """What a trial measured; also the metrics in the `task.json` of its task.
+  """Metrics of a trial, which are also in the `task.json` of its task.
 
   Attributes:
     name: of the task.
@@ -90,7 +90,7 @@ class BackboneResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepResult:
-  """What a sweep as a whole took.
+  """Cost of a sweep as a whole, and its diverged trials.
 
   Attributes:
     task: name under which the best trial is exported.
@@ -115,7 +115,7 @@ class SweepResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunResult:
-  """What a run leaves in numbers.
+  """Content of `result.json`.
 
   Attributes:
     tasks: the trials that did not diverge before they were evaluated, the best

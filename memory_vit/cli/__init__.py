@@ -1,1 +1,1 @@
-"""What the commands share: flags, configuration, and errors in one line."""
+"""Shared by the commands: flags, configuration, and errors in one line."""

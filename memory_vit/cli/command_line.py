@@ -142,12 +142,12 @@ class CommandLine:
     return lambda: holder.value
 
   def strings(self, name: str, about: str) -> Callable[[], list[str]]:
-    """The same, of a flag that may be given several times."""
+    """Declares a flag that may be given several times."""
     holder = flags.DEFINE_multi_string(name, [], about, flag_values=self.flags)
     return lambda: holder.value
 
   def switch(self, name: str, about: str) -> Callable[[], bool]:
-    """The same, of a flag without a value."""
+    """Declares a flag without a value."""
     holder = flags.DEFINE_bool(name, False, about, flag_values=self.flags)
     return lambda: holder.value
 
@@ -199,7 +199,7 @@ class CommandLine:
         )
 
   def _explained(self, error: BaseException) -> ConfigError:
-    """What the libraries say, with what was expected."""
+    """Our error for one of the libraries, with what was expected."""
     inner: BaseException | None = error
     while inner:  # ours are wrapped by absl
       if isinstance(inner, MemoryVitError):
@@ -283,7 +283,7 @@ def _place(error: Exception, path: Path) -> str:
 
 
 def one_line(text: str) -> str:
-  """On one line, without what a terminal obeys, and not too long."""
+  """Shortens text to one line, without what a terminal obeys."""
   text = " ".join(text.split())
   shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
   more = "..." if len(shown) > _MOST_SHOWN else ""

@@ -1,4 +1,4 @@
-"""What the commands share."""
+"""Output, exit status and errors of a command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 _STOPPED = 130
 # TensorFlow says from C++ how it was built. Level 1 leaves that out, and no
 # warning or error; the remark on oneDNN is not said where that is off, and
-# nothing that we do with pictures uses it: the same bits (tested).
+# nothing that we do with images uses it: the same bits (tested).
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "1", "TF_ENABLE_ONEDNN_OPTS": "0"}
 # Of a message: names in it are foreign.
 _MOST_SAID = 2_000
@@ -75,7 +75,7 @@ def write_json(path: Path, values: Any) -> None:
 
 
 def parsed(parse: Callable[[], _T]) -> _T:
-  """What a command line says; ends the process where it cannot be used.
+  """Parses a command line; ends the process where it cannot be used.
 
   A configuration file is executed here, and may import others beside it; from
   then on the current directory is off `sys.path`.

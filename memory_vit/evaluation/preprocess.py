@@ -147,7 +147,7 @@ def _rgb(pixels: np.ndarray) -> np.ndarray:
 
 
 def _shown(picture: Any) -> str:
-  """What a picture is called in a message."""
+  """Name of a picture in a message."""
   if isinstance(picture, str | os.PathLike):
     return repr(os.fspath(picture))
   if isinstance(picture, np.ndarray | jax.Array):

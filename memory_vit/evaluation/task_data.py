@@ -1,4 +1,4 @@
-"""Which data a task is evaluated on: the command line says it, never the task.
+"""Choice of the data of a task: by the command line, never by the task.
 
 A task comes from anywhere, and opening a data set can import, download and
 read. What a task says of its data set is a hint. It is shown where the command
@@ -38,7 +38,7 @@ _LISTED = 20
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-  """What the command line says; the key "" stands for all tasks.
+  """Data that the command line names; the key "" stands for all tasks.
 
   Attributes:
     data: {task: name of its data set}.
@@ -64,7 +64,7 @@ class Upstream:
 
 @dataclasses.dataclass(frozen=True)
 class _Hint:
-  """What a task says; "" where it says nothing that could be used."""
+  """Data that a task names; "" where it says nothing that could be used."""
 
   name: str = ""
   directory: str = ""
@@ -73,7 +73,7 @@ class _Hint:
 
 @dataclasses.dataclass(frozen=True)
 class _Missing:
-  """What the command line has to say, and why."""
+  """Text on what the command line has to name, and why."""
 
   text: str
 
@@ -81,7 +81,7 @@ class _Missing:
 def parse(
   option: str, texts: Sequence[str], owners: Iterable[str]
 ) -> dict[str, str]:
-  """What is given for all tasks, or as TASK=VALUE for one of `owners`.
+  """Parses values for all tasks, or as TASK=VALUE for one of `owners`.
 
   Raises:
     ConfigError: for a task that is not there, or what is said twice.
@@ -168,7 +168,7 @@ def _of_task(task: Manifest, given: Given) -> SplitRef | _Missing:
 def _of_backbone(
   tasks: Sequence[Manifest], given: Given
 ) -> Upstream | _Missing | None:
-  """As the first task says whose run evaluated it, or as was given."""
+  """Data as the first task says whose run evaluated it, or as given."""
   if given.data.get(BACKBONE) == "":
     return None
   keys = ("name", "dir", "split", "eval_crop", "resize")
@@ -192,7 +192,7 @@ def _of_backbone(
 def _ref(
   owner: str, hint: _Hint, given: Given, common: str | None
 ) -> SplitRef | _Missing:
-  """What was said on the command line, else what may be followed."""
+  """Split of the command line, else of a hint that may be followed."""
   name = given.data.get(owner, common)
   directory = given.directories.get(owner, given.directories.get(""))
   common_split = "" if owner == BACKBONE else given.splits.get("", "")
@@ -226,7 +226,7 @@ def _below(directory: str, roots: Sequence[str]) -> str:
 
 
 def _needed(owner: str, hint: _Hint, name: str | None) -> str:
-  """What a task says of its data, and the flags that would open them."""
+  """Hint of a task on its data, and the flags that would open them."""
   directory = hint.directory if _PLAIN.fullmatch(hint.directory) else "DIR"
   flag = f"--data_dir={owner}={directory}"
   if name is not None:  # a folder, without a directory

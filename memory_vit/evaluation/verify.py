@@ -195,7 +195,7 @@ def _medians(functions: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
 
 
 def _evaluated(source: Reader, found: Mapping[str, Any]) -> dict[str, Any]:
-  """On what was evaluated, and the accuracy."""
+  """Data and accuracy, as every entry of the result has them."""
   return {
     "data": source.name,
     "split": source.split,

@@ -236,7 +236,7 @@ def _rate_row(
 
 
 def _range_row(regime: str, cells: int, rows: Sequence[Row]) -> Row:
-  """How far the learning rate moves a regime."""
+  """Range of a regime over learning rates."""
   means = [row["test"] for row in rows if row["test"] is not None]
   return {
     "regime": regime,

@@ -126,7 +126,7 @@ def label(regime: str, cells: int) -> str:
 
 
 def _diverged(rate: BestRate | None) -> str | None:
-  """How many seeds diverged, "1 of 3"; None where none did."""
+  """Count of seeds that diverged, "1 of 3"; None where none did."""
   if rate is None:
     return "at every rate"
   if not rate.diverged:

@@ -43,7 +43,7 @@ class BestRate:
 
   @property
   def standard_error(self) -> float | None:
-    """Of the accuracy, because the test split is a finite sample."""
+    """Standard error, because the test split is a finite sample."""
     if not self.examples:
       return None
     return math.sqrt(self.test * (1 - self.test) / self.examples)
