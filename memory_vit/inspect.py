@@ -105,11 +105,7 @@ def _finite(value: Any) -> Any:
 def _try_tasks(
   paths: Sequence[Path],
 ) -> tuple[list[TaskReport], dict[str, str]]:
-  """Describes tasks; one that cannot be read does not hide the others.
-
-  Returns:
-    The reports, and {directory: why there is no report of it}.
-  """
+  """Describes tasks; returns reports, and {directory: why there is none}."""
   reports, errors = [], {}
   for path in paths:
     try:

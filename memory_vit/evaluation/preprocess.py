@@ -107,11 +107,7 @@ def _reading() -> ModuleType:
 def _prepared(
   reading: ModuleType, picture: Any, evaluation: EvalPreprocessing
 ) -> np.ndarray:
-  """One picture: float32 (s, s, 3).
-
-  Raises:
-    DataError: says why not.
-  """
+  """Decodes and resizes one picture: float32 (s, s, 3)."""
   if isinstance(picture, np.ndarray | jax.Array):
     return reading.prepare_pixels(_rgb(np.asarray(picture)), evaluation)
   if isinstance(picture, str | os.PathLike):
@@ -125,11 +121,7 @@ def _prepared(
 
 
 def _rgb(pixels: np.ndarray) -> np.ndarray:
-  """Grey and alpha as decoding treats them: uint8 (h, w, 3).
-
-  Raises:
-    DataError: for other shapes and types.
-  """
+  """Treats grey and alpha as decoding does: uint8 (h, w, 3)."""
   channels = pixels.shape[2] if pixels.ndim == 3 else 1
   if (
     pixels.dtype != np.uint8

@@ -38,19 +38,12 @@ _LISTED = 20
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-  """Data that the command line names; the key "" stands for all tasks.
+  """Data that the command line names for a task; the key "" stands for all."""
 
-  Attributes:
-    data: {task: name of its data set}.
-    directories: {task: where that is}.
-    splits: {task: what is evaluated}.
-    roots: directories below which tasks may name others.
-  """
-
-  data: Mapping[str, str]
-  directories: Mapping[str, str]
-  splits: Mapping[str, str]
-  roots: tuple[str, ...] = ()
+  data: Mapping[str, str]  # names of data sets
+  directories: Mapping[str, str]  # where they are
+  splits: Mapping[str, str]  # what is evaluated
+  roots: tuple[str, ...] = ()  # directories below which tasks may name others
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +64,8 @@ class _Hint:
   split: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Missing:
-  """Text on what the command line has to name, and why."""
-
-  text: str
+# What the command line has to name, and why.
+_Missing = str
 
 
 def parse(
@@ -122,9 +112,7 @@ def choose(
     task.spec.name: _of_task(task, given) for task in tasks
   }
   own = _of_backbone(tasks, given) if upstream else None
-  missing = [w.text for w in chosen.values() if isinstance(w, _Missing)]
-  if isinstance(own, _Missing):
-    missing.append(own.text)
+  missing = [m for m in (*chosen.values(), own) if isinstance(m, _Missing)]
   if missing:
     more = len(missing) - _LISTED
     shown = missing[:_LISTED] + ([f"and {more} more"] if more > 0 else [])
@@ -181,7 +169,7 @@ def _of_backbone(
   hint = _Hint(said.get("name", ""), said.get("dir", ""), split)
   ref = _ref(BACKBONE, hint, given, None)
   if isinstance(ref, _Missing):
-    return _Missing(f"{ref.text} (--data={BACKBONE}= leaves it out)")
+    return f"{ref} (--data={BACKBONE}= leaves it out)"
   return Upstream(
     ref,
     said.get("eval_crop", default.eval_crop),
@@ -207,9 +195,9 @@ def _ref(
   else:
     found = None
   if not found:
-    return _Missing(_needed(owner, hint, name))
+    return _needed(owner, hint, name)
   if not split:
-    return _Missing(f"{owner!r} knows no split (give --split={owner}=SPLIT)")
+    return f"{owner!r} knows no split (give --split={owner}=SPLIT)"
   return found
 
 

@@ -35,25 +35,16 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cost:
-  """Cost of a regime in parameters and operations.
-
-  Attributes:
-    regime: see `regimes`.
-    parameters: trained, by formula.
-    parameters_counted: trained, in the arrays themselves.
-    flops: of a forward pass for one image, by formula.
-    flops_once: of these, those that a batch of any size takes once: keys and
-      values of memory depend on no image.
-    flops_xla: of the whole program for one image, as compiled; None where the
-      backend does not say.
-  """
+  """Trained parameters of a regime, and FLOPs of one image's forward pass."""
 
   regime: str
-  parameters: int
-  parameters_counted: int
-  flops: int
+  parameters: int  # by formula
+  parameters_counted: int  # in the arrays themselves
+  flops: int  # by formula
+  # Of these, those that a batch of any size takes once: keys and values of
+  # memory depend on no image.
   flops_once: int
-  flops_xla: float | None
+  flops_xla: float | None  # as compiled; None where the backend does not say
 
 
 def key(record: StudyRecord) -> dict[str, Any]:

@@ -29,21 +29,13 @@ from memory_vit.study.trials import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StudyRecord:
-  """Content of `study.json`.
+  """Content of `study.json`."""
 
-  Attributes:
-    command: that measured last.
-    hardware: on which it did.
-    config: of the study, with the size of the images.
-    backbone: shapes of the backbone.
-    runs: names of the runs that this configuration has finished.
-  """
-
-  command: str
-  hardware: str
-  config: Config
+  command: str  # that measured last
+  hardware: str  # on which it did
+  config: Config  # with the size of the images
   backbone: ViTConfig
-  runs: tuple[str, ...] = ()
+  runs: tuple[str, ...] = ()  # names of those that this configuration finished
 
 
 def read_record(workdir: Path) -> StudyRecord:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import logging
 import os
 import sys
@@ -115,9 +114,8 @@ def _measure_once(
   file: Path, key: Callable[[], Any], measure: Callable[[], Any]
 ) -> None:
   """Measures into a file, unless it holds this already."""
-  now = processes.on_process_0(lambda: json.loads(json.dumps(key())))
-  known = processes.on_process_0(lambda: read_measured(file, now))
-  if known is None:
+  now = processes.on_process_0(key)
+  if processes.on_process_0(lambda: read_measured(file, now)) is None:
     write_measured(file, now, measure())
 
 

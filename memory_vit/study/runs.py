@@ -53,25 +53,15 @@ class Run:
 
   A regime whose trials share a pass learns all its rates and cells in one
   sweep; a run of the others is one trial.
-
-  Attributes:
-    regime: see `regimes`.
-    data: name of the data set, see `data_sets`.
-    seed: of first values and batches.
-    learning_rates: one, or those of the sweep; empty as long as it is not known
-      which one is the best.
-    cells: as `learning_rates`; empty in a regime without memory.
-    tested: whether it is evaluated on the test split.
-    reads: the run whose best task it attends to (extension).
   """
 
   regime: str
-  data: str
-  seed: int
-  learning_rates: tuple[float, ...]
-  cells: tuple[int, ...] = ()
-  tested: bool = True
-  reads: "Run | None" = None
+  data: str  # a name in `data_sets`
+  seed: int  # of first values and batches
+  learning_rates: tuple[float, ...]  # empty until the best one is known
+  cells: tuple[int, ...] = ()  # empty in a regime without memory
+  tested: bool = True  # whether it is evaluated on the test split
+  reads: "Run | None" = None  # whose best task it attends to (extension)
 
   @property
   def name(self) -> str:

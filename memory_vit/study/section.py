@@ -18,25 +18,17 @@ Setting = tuple[str, int]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Section:
-  """A part of the report.
-
-  Attributes:
-    title: its heading.
-    rows: of the table; all have the same keys, which are its header.
-    comparisons: rows of a second table, of differences.
-    notes: how the numbers came about.
-    lines: {label: points}; empty where there is nothing to plot.
-    xlabel: of the plot.
-    log: whether its x axis is logarithmic.
-  """
+  """A part of the report; the keys of its rows are the header of a table."""
 
   title: str
   rows: list[Row]
+  # Rows of a second table, of differences.
   comparisons: list[Row] = dataclasses.field(default_factory=list)
-  notes: tuple[str, ...] = ()
+  notes: tuple[str, ...] = ()  # how the numbers came about
+  # {label: points} of the plot; empty where there is nothing to plot.
   lines: Mapping[str, Line] = dataclasses.field(default_factory=dict)
   xlabel: str = ""
-  log: bool = False
+  log: bool = False  # whether the x axis is logarithmic
 
 
 def on_first_data(

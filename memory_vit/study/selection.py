@@ -13,23 +13,14 @@ from memory_vit.study.trials import StudyTrial, Trials
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BestRate:
-  """A learning rate that was chosen on validation, with its test accuracies.
+  """The learning rate that is best on validation, with its test accuracies."""
 
-  Attributes:
-    learning_rate: with the best validation accuracy; of equals the lowest.
-    validation: mean of the accuracies that it was chosen by.
-    tests: accuracy of every seed that did not diverge.
-    diverged: number of seeds that did.
-    parameters: that were trained.
-    examples: on which was tested, where that is known.
-  """
-
-  learning_rate: float
-  validation: float
-  tests: tuple[float, ...]
-  diverged: int
-  parameters: int
-  examples: int | None = None
+  learning_rate: float  # of equals the lowest
+  validation: float  # mean of the accuracies that it was chosen by
+  tests: tuple[float, ...]  # accuracy of every seed that did not diverge
+  diverged: int  # number of seeds that did
+  parameters: int  # that were trained
+  examples: int | None = None  # on which was tested, where that is known
 
   @property
   def test(self) -> float:
