@@ -3,7 +3,7 @@
 The defaults are those of the paper where it states one; the size of pictures is
 left to the backbone. Beside each default stand the option's rules: the values
 that it may have, whether it may change when a run goes on, and whether the
-variants of a sweep may differ in it. `configs/base.py` turns this tree into an
+trials of a sweep may differ in it. `configs/base.py` turns this tree into an
 `ml_collections.ConfigDict`, the only form in which it can be changed;
 `from_dict` turns that back, and refuses what it does not know.
 """
@@ -34,7 +34,7 @@ from memory_vit.runtime.rules import (
 )
 
 # All combinations of a sweep are compared with each other.
-MOST_VARIANTS = 1_000
+MOST_TRIALS = 1_000
 
 # Rules that several options share.
 # Steps, and what is counted in them, are int32 in a training state.
@@ -42,11 +42,11 @@ _STEPS = Number(1, 2**31 - 1, "steps are counted in 32 bits")
 _STEPS_OR_NONE = dataclasses.replace(_STEPS, least=0)
 # Beyond, every update of float32 values overflows.
 _RATE = Number(0, 1e6, "a learning rate", positive=True)
-_RATES = Items(_RATE, MOST_VARIANTS)
+_RATES = Items(_RATE, MOST_TRIALS)
 _FACTOR = Number(0, 1e6, "a factor")
 _BATCH = Number(1, 2**20, "pictures of a batch")
 _SEED = Number(0, 2**32 - 1, "jax uses 32 bits of a seed")
-_SEEDS = Items(_SEED, MOST_VARIANTS)
+_SEEDS = Items(_SEED, MOST_TRIALS)
 _CELLS = Number(
   0, 4_096, "with more, a task of a ViT-H is beyond the 1 GiB of a saved task"
 )
@@ -84,7 +84,7 @@ class TrainDataConfig:
   # image_size (256 for 224).
   resize: int = option(0, _RESIZE, resume="on_request")
   # Of the order of the training pictures, and of their crops; -1 is that of the
-  # run. The variants of a sweep share their batches, whatever their seeds.
+  # run. The trials of a sweep share their batches, whatever their seeds.
   seed: int = option(-1, dataclasses.replace(_SEED, least=-1), resume="never")
   # Data sets without random access are read into memory, as encoded pictures;
   # larger ones (GiB) are refused with a word on how to convert them.
@@ -262,9 +262,9 @@ class PretrainConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepConfig:
-  """Variants of the task, learned in one pass over the same batches.
+  """Trials of the task, learned in one pass over the same batches.
 
-  Every combination of the lists, for each of `overrides`, is a variant. All
+  Every combination of the lists, for each of `overrides`, is a trial. All
   empty: no sweep.
   """
 
@@ -272,23 +272,21 @@ class SweepConfig:
   learning_rate: tuple[float, ...] = option((), _RATES, resume="never")
   # Values of `task.cells`.
   cells: tuple[int, ...] = option(
-    (), Items(_CELLS, MOST_VARIANTS), resume="never"
+    (), Items(_CELLS, MOST_TRIALS), resume="never"
   )
   # Of the first values of a task; the batches are the same for all.
   seed: tuple[int, ...] = option((), _SEEDS, resume="never")
   # Dictionaries such as {"optim.momentum": 0.8, "task.memory_norm": False}. Of
-  # `task` and `optim` all can vary but what all variants share.
+  # `task` and `optim` all can vary but what all trials share.
   overrides: tuple[dict[str, Any], ...] = option(
     (),
-    Items(
-      Changes('a dictionary such as {"optim.momentum": 0.8}'), MOST_VARIANTS
-    ),
+    Items(Changes('a dictionary such as {"optim.momentum": 0.8}'), MOST_TRIALS),
     resume="never",
   )
-  # "best" exports the variant that is best on validation, as task.name; "all"
+  # "best" exports the trial that is best on validation, as task.name; "all"
   # the others too, as task.name-00, -01, ...
   export: str = option("best", Choice(("best", "all")), resume="free")
-  # Where not all variants fit into so much memory (GiB), they are trained in
+  # Where not all trials fit into so much memory (GiB), they are trained in
   # several passes; 0 is what is free.
   memory_gib: float = option(0.0, _GIB, resume="free")
 
@@ -299,7 +297,7 @@ class SweepConfig:
 
   @property
   def combinations(self) -> int:
-    """How many variants there are; 1 where nothing is varied."""
+    """How many trials there are; 1 where nothing is varied."""
     axes = (self.learning_rate, self.cells, self.seed, self.overrides)
     return math.prod(max(1, len(values)) for values in axes)
 
@@ -328,7 +326,7 @@ class StudyConfig:
   # is what is compared where the number does not vary.
   cells: tuple[int, ...] = option(
     (1, 5, 10, 20),
-    Items(dataclasses.replace(_CELLS, least=1), MOST_VARIANTS),
+    Items(dataclasses.replace(_CELLS, least=1), MOST_TRIALS),
     resume="free",
   )
   # Further data sets, for interference and extension: a name, or a dictionary
@@ -340,7 +338,7 @@ class StudyConfig:
       Changes(
         'a data set, or a dictionary such as {"name": "pets"}', _DATA_SET
       ),
-      MOST_VARIANTS,
+      MOST_TRIALS,
     ),
     resume="free",
   )
@@ -357,7 +355,7 @@ class MeshConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-  """A run: learn one task on one backbone, or a sweep over its variants."""
+  """A run: learn one task on one backbone, or a sweep of trials."""
 
   # A published checkpoint by short name ("i21k-B/32"), the path or address of
   # an .npz file, or random weights ("random:Ti/16"), to train from scratch.
@@ -472,10 +470,10 @@ def _of_training(config: Config) -> list[str]:
     )
   if not config.epochs:
     lines += beyond_the_end(config)
-  if config.sweep.combinations > MOST_VARIANTS:
+  if config.sweep.combinations > MOST_TRIALS:
     lines.append(
       f"config.sweep has {config.sweep.combinations} combinations, expected at "
-      f"most {MOST_VARIANTS}."
+      f"most {MOST_TRIALS}."
     )
   return lines
 

@@ -97,7 +97,7 @@ def training_curves(logdir: str | os.PathLike) -> Figure:
   """Loss and accuracy of a task over the steps of its run.
 
   Args:
-    logdir: the workdir of a run, or of a sweep WORKDIR/sweep/VARIANT.
+    logdir: the workdir of a run, or of a sweep WORKDIR/sweep/TRIAL.
 
   Returns:
     The figure: loss to the left, accuracy to the right, each on training

@@ -163,7 +163,7 @@ class Trainer:
       self.context.require_alone()
       resume.save(checkpoints, state, past, meta, splits)
 
-    many = f"{len(trials)} variants"
+    many = f"{len(trials)} trials"
     title = trials[0].name if len(trials) == 1 else many
     batches = self._train_batches(int(state.step) * config.batch_size)
     run = self._loop(start, title, save, logdirs)

@@ -376,5 +376,5 @@ def test_passes_of_a_sweep_equal_one(swept, tmp_path, monkeypatch):
   wider = dataclasses.replace(
     less, sweep=dataclasses.replace(less.sweep, seed=(0, 1))
   )
-  with pytest.raises(TrainingError, match="passes.json plans the variants"):
+  with pytest.raises(TrainingError, match="passes.json plans the trials"):
     run.train_and_evaluate(wider, tmp_path / "two")
