@@ -135,7 +135,9 @@ class TaskConfig:
   # Directories of earlier tasks that this one reads (model extension). They
   # stay as they are.
   attends_to: tuple[str, ...] = option((), _TASKS, resume="free")
-  # Directories of tasks that those of `attends_to` read, and this one does not.
+  # Tasks that those of `attends_to` read, and this one does not, are found by
+  # their names beside the one that reads them. Directories of those that lie
+  # elsewhere.
   indirect: tuple[str, ...] = option((), _TASKS, resume="free")
   # The paper: memory passes the block's first LayerNorm (Figure 2).
   memory_norm: bool = option(True, Switch(), resume="never", sweep=True)

@@ -3,16 +3,22 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
+import venv
+import zipfile
 
+import pytest
 from conftest import ROOT
 
 import memory_vit as mv
 
 # Of docs/reliability.md: a test, as pytest takes it from within tests/.
 _TEST = r"`((?:\w+/)?test_\w+\.py::[^`]*)`"
+COMMANDS = ("main", "paper", "evaluate", "predict", "inspect", "check_data")
 HEAVY = ("tensorflow", "tensorflow_datasets", "clu", "ml_collections", "orbax",
          "pooch", "matplotlib", "sklearn")  # fmt: skip
 
@@ -37,6 +43,48 @@ def test_all_wings_are_in_a_wheel():
   folders = {path.parent for path in (ROOT / "memory_vit").rglob("*.py")}
   assert len(folders) >= 10
   assert [f for f in folders if not (f / "__init__.py").is_file()] == []
+
+
+@pytest.mark.slow
+def test_a_wheel_works_outside_the_checkout(tmp_path):
+  """Import, every command, and a task that is loaded and run."""
+  source = tmp_path / "source"  # setuptools writes beside what it builds
+  shutil.copytree(ROOT / "memory_vit", source / "memory_vit")
+  for name in ("pyproject.toml", "requirements.txt", "README.md", "LICENSE"):
+    shutil.copy(ROOT / name, source)
+  subprocess.run(
+    [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps",
+     "--wheel-dir", tmp_path, source],
+    check=True, cwd=tmp_path,
+  )  # fmt: skip
+  (wheel,) = tmp_path.glob("*.whl")
+  venv.create(tmp_path / "venv")
+  (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+  with zipfile.ZipFile(wheel) as file:
+    file.extractall(packages)
+  # All but this package, whose editable installation is not followed from here.
+  (packages / "rest.pth").write_text(sysconfig.get_path("purelib"))
+  golden = ROOT / "tests" / "golden" / "format_4"
+  code = f"""if True:
+    import memory_vit as mv, numpy as np
+    backbone = mv.load_backbone({str(golden / "backbone.npz")!r})
+    tasks = mv.load_tasks({str(golden / "tasks")!r}, backbone)
+    out = mv.forward(backbone, tasks, np.zeros((1, 8, 8, 3), np.float32))
+    print(mv.__file__, sorted(out))
+  """
+  python = tmp_path / "venv" / "bin" / "python"
+  environment = {**os.environ, "XLA_FLAGS": ""}
+
+  def output(*arguments):
+    return subprocess.run(
+      [python, *arguments], check=True, cwd=tmp_path, env=environment,
+      capture_output=True, text=True,
+    ).stdout  # fmt: skip
+
+  expected = f"{packages / 'memory_vit' / '__init__.py'} "
+  assert output("-c", code) == f"{expected}['backbone', 'birds', 'pets']\n"
+  for name in COMMANDS:
+    assert f"memory_vit.{name}" in output("-m", f"memory_vit.{name}", "--help")
 
 
 def test_public_names():

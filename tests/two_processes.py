@@ -90,7 +90,8 @@ def started(commands: Sequence[Mapping]) -> Iterator[list[subprocess.Popen]]:
     for process in processes:
       if process.poll() is None:
         process.kill()
-      process.wait()
+      with process:  # closes its pipes, and waits for it
+        pass
 
 
 def ends(processes: Sequence[subprocess.Popen]) -> list[Ended]:

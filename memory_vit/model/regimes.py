@@ -14,11 +14,9 @@ LayerNorms of its own, which no other token passes.
 """
 
 import dataclasses
-
-import jax
+from typing import Any
 
 from memory_vit.errors import ConfigError
-from memory_vit.model import trees
 
 # What a regime may train: the parts of the parameters of a task.
 PARTS = ("head", "cls", "memory", "norms", "adapters", "backbone")
@@ -76,7 +74,7 @@ class Regime:
 
   def expected_shapes(
     self, *, width: int, depth: int, classes: int, cells: int, bottleneck: int
-  ) -> trees.Tree:
+  ) -> dict[str, Any]:
     """Shapes of the parameters of a task, without the backbone it may hold.
 
     Args:
@@ -87,29 +85,23 @@ class Regime:
       bottleneck: r, the width of adapters.
 
     Returns:
-      A tree of float32 `jax.ShapeDtypeStruct`, with the parts as in `PARTS`.
+      A tree of tuples, with the parts as in `PARTS`. Not of jax's: whoever asks
+      for the names of all regimes does not wait for jax.
     """
-
-    def array(*shape: int) -> jax.ShapeDtypeStruct:
-      return jax.ShapeDtypeStruct(shape, "float32")
-
     adapter = {
       "down": {
-        "kernel": array(depth, width, bottleneck),
-        "bias": array(depth, bottleneck),
+        "kernel": (depth, width, bottleneck),
+        "bias": (depth, bottleneck),
       },
-      "up": {
-        "kernel": array(depth, bottleneck, width),
-        "bias": array(depth, width),
-      },
+      "up": {"kernel": (depth, bottleneck, width), "bias": (depth, width)},
     }
     # Of each LayerNorm: two in every block, and the last one.
-    norms = array(2 * depth + 1, width)
+    norms = (2 * depth + 1, width)
     # In this order: the random numbers of a part depend on how many come first.
     shapes = {
-      "head": {"kernel": array(width, classes), "bias": array(classes)},
-      "cls": array(width),
-      "memory": array(self.memory_layers(depth), cells, width),
+      "head": {"kernel": (width, classes), "bias": (classes,)},
+      "cls": (width,),
+      "memory": (self.memory_layers(depth), cells, width),
       "norms": {"scale": norms, "bias": norms},
       "adapters": {"attention": adapter, "mlp": adapter},
     }

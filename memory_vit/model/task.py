@@ -154,18 +154,24 @@ class TaskSpec:
       )
 
   def expected_shapes(self, width: int, depth: int) -> trees.Tree:
-    """Shapes of its parameters, see `Regime.expected_shapes`.
+    """Its parameters as float32 `jax.ShapeDtypeStruct`.
 
     Args:
       width: d, of the backbone.
       depth: l, of the backbone.
     """
-    return regime(self.regime).expected_shapes(
+    shapes = regime(self.regime).expected_shapes(
       width=width,
       depth=depth,
       classes=self.num_classes,
       cells=self.cells,
       bottleneck=self.bottleneck,
+    )
+    return trees.unflatten(
+      {
+        name: jax.ShapeDtypeStruct(shape, "float32")
+        for name, shape in trees.flatten(shapes).items()  # keeps their order
+      }
     )
 
   @property

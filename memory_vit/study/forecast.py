@@ -20,6 +20,7 @@ from memory_vit.study import execute, plan
 from memory_vit.study.execute import Executor
 from memory_vit.study.runs import Run, config_of
 from memory_vit.training import open_backbone, progress, resolve, sweep
+from memory_vit.training.run_context import RunContext
 from memory_vit.training.trainer import Trainer
 
 
@@ -79,11 +80,9 @@ def step_seconds(
   """
   trainer = Trainer(
     config=config,
-    mesh=mesh,
+    context=RunContext(mesh),
     backbone=backbone,
-    parents=(),
     train=train,
-    validation=None,
   )
   start = trainer.start(sweep.trials_of(config, "timed")[:1])
   state, frozen = start.state, trainer.frozen()

@@ -28,6 +28,8 @@ from memory_vit.study.record import (
 from memory_vit.study.runs import possible_parts
 from memory_vit.study.trials import Trials, directory_of
 from memory_vit.training import consistency, open_backbone, resolve
+from memory_vit.training.run import make_backbone
+from memory_vit.training.run_context import RunContext
 
 logger = logging.getLogger("memory_vit")
 
@@ -67,7 +69,8 @@ def _run_study(
   """`run_study` in a directory of which no other process writes."""
   processes.require_shared(workdir)
   mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
-  backbone, file = open_backbone.study_backbone(config, workdir, mesh, stop)
+  make_backbone(config, workdir, RunContext(mesh, stop))
+  backbone, file = open_backbone.study_backbone(config, workdir, mesh)
   config = resolve.with_image_size(config, backbone)
   record = StudyRecord(
     command=" ".join(["python -m memory_vit.paper", *sys.argv[1:]]),

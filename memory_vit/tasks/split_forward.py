@@ -15,7 +15,7 @@ import jax
 from memory_vit.errors import TaskError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.regimes import regime
-from memory_vit.model.task import BACKBONE, Task, TaskSpec
+from memory_vit.model.task import Task, TaskSpec
 from memory_vit.model.vit import MemoryViT, head_logits
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.tasks.inference import encode_program, read_tasks
@@ -150,20 +150,6 @@ def forward(
   inputs = make_split_forward(config, specs).prepare(frozen, images)
   trained = {task.spec.name: task.params for task in tasks}
   return logits_program(trained, frozen, inputs, config=config, specs=specs)
-
-
-def full(config: ViTConfig) -> SplitForward:
-  """All of a ViT with its own head, for pretraining.
-
-  Trained is {"backbone": its parameters}.
-  """
-
-  def logits(trained: Any, frozen: Any, images: jax.Array) -> Logits:
-    del frozen
-    outputs, _ = encode_program(trained[BACKBONE], images, config=config)
-    return {BACKBONE: outputs}
-
-  return SplitForward(lambda frozen, images: images, logits)
 
 
 def headless(config: ViTConfig) -> ViTConfig:

@@ -1,4 +1,4 @@
-"""The backbone that a configuration names: from a file, or made first."""
+"""The backbone that a configuration names, on the devices."""
 
 import dataclasses
 import logging
@@ -13,26 +13,21 @@ from memory_vit.errors import TrainingError
 from memory_vit.model.backbone import Backbone, init_backbone
 from memory_vit.model.vit_config import RANDOM, vit_config
 from memory_vit.runtime import processes, sharding
-from memory_vit.runtime.preemption import StopSignal
-from memory_vit.training.pretrain import pretrained_file
 
 logger = logging.getLogger("memory_vit")
 
 
-def open_backbone(
-  config: Config, workdir: Path, mesh: Mesh, stop: StopSignal | None = None
-) -> Backbone:
-  """Loads the backbone, or makes it first, and puts it on the devices.
+def open_backbone(config: Config, workdir: Path, mesh: Mesh) -> Backbone:
+  """Loads the backbone and puts it on the devices.
 
   Args:
     config: of the run.
-    workdir: of the run, where it is kept once it was pretrained.
+    workdir: of the run, where one lies that was pretrained.
     mesh: on whose devices it is put.
-    stop: see `run.train_and_evaluate`; of the pretraining.
   """
   path = config.backbone
   if config.pretrain.variant:
-    path = str(pretrained_file(config, workdir, mesh, stop))
+    path = str(workdir / "backbone.npz")
   if path.startswith(RANDOM):
     backbone = init_backbone(
       vit_config(
@@ -60,7 +55,7 @@ def open_backbone(
 
 
 def study_backbone(
-  config: Config, workdir: Path, mesh: Mesh, stop: StopSignal | None = None
+  config: Config, workdir: Path, mesh: Mesh
 ) -> tuple[Backbone, str]:
   """`open_backbone` for runs with seeds of their own; and what they load.
 
@@ -69,7 +64,7 @@ def study_backbone(
   Raises:
     TrainingError: where others were made before.
   """
-  backbone = open_backbone(config, workdir, mesh, stop)
+  backbone = open_backbone(config, workdir, mesh)
   path = study_file(config, workdir)
   if config.backbone.startswith(RANDOM) and not config.pretrain.variant:
     made = Path(path)

@@ -47,7 +47,7 @@ def plan(
   planned = sorted(name for pack in made["passes"] for name in pack)
   if planned != names:
     raise TrainingError(
-      f"{file} plans the variants {planned}, the configuration has {names}. "
+      f"{file} plans the trials {planned}, the configuration has {names}. "
       "Give the one that the run began with, or another --workdir."
     )
   return made
@@ -81,7 +81,7 @@ def _make_plan(trainer: Trainer, trials: Sequence[Trial]) -> dict[str, Any]:
   free = sweep.free_bytes(trainer.config.sweep.memory_gib)
   packs = sweep.packs_of(trials, sweep.at_once(first, further, free))
   logger.info(
-    "%d variants in %d passes: one takes %.2f GiB, each further one %.3f GiB, "
+    "%d trials in %d passes: one takes %.2f GiB, each further one %.3f GiB, "
     "%.2f GiB may be taken (estimated by compiling for one and for two)",
     len(trials), len(packs), first / 2**30, further / 2**30, free / 2**30,
   )  # fmt: skip

@@ -1,95 +1,75 @@
-"""Makes a small backbone from random weights, for demonstrations."""
+"""The backbone that a run trains first, by a run of the regime `full`."""
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-from jax.sharding import Mesh
-
-from memory_vit.backbones.load import save_backbone
-from memory_vit.config import OPTIONS, Config, OptimConfig
-from memory_vit.data import batching, datasets
-from memory_vit.data.split_ref import configured_splits
+from memory_vit.config import (
+  OPTIONS,
+  Config,
+  DataConfig,
+  OptimConfig,
+  StudyConfig,
+  SweepConfig,
+  TaskConfig,
+  UpstreamConfig,
+)
 from memory_vit.errors import TrainingError
 from memory_vit.model import trees
-from memory_vit.model.backbone import Backbone, init_backbone
-from memory_vit.model.task import BACKBONE
-from memory_vit.model.vit_config import vit_config
-from memory_vit.runtime import files, processes, sharding
-from memory_vit.runtime.preemption import StopSignal
-from memory_vit.tasks import split_forward
-from memory_vit.training import loop, optim
-from memory_vit.training.step import Step, create_state
+from memory_vit.model.vit_config import RANDOM
+from memory_vit.runtime import files, processes
+
+# The directory of this run, in that of the run which needs the backbone; and
+# what it calls its model.
+DIRECTORY = "pretrain"
+_NAME = "pretraining"
 
 
-def pretrain(
-  config: Config, mesh: Mesh, stop: StopSignal | None = None
-) -> Backbone:
-  """Trains all of a ViT with AdamW, as `config.pretrain` says.
+def pretrain_config(config: Config) -> Config:
+  """The configuration of the run that makes the backbone of `config`.
 
-  Args:
-    config: of the run that needs the backbone.
-    mesh: over which batches are split.
-    stop: is asked after every step. No state is saved here.
-
-  Returns:
-    The backbone, with a head for the classes of its data set.
+  It trains all of a ViT with AdamW and keeps the last step. How it computes,
+  what it reports and how often it is saved are as in the run that needs it.
   """
   settings = config.pretrain
-  reader = datasets.open_on_all_processes(configured_splits(config)["pretrain"])
-  vit = vit_config(
-    settings.variant,
-    image_size=config.image_size,
-    num_classes=reader.num_classes,
-    gelu=config.gelu,
-    dtype=config.dtype,
-  )
-  backbone = init_backbone(vit, jax.random.key(config.seed))
-  optim_config = OptimConfig(name="adamw", warmup=0.1)
-  schedule = optim.make_schedule(
-    optim_config, settings.learning_rate, settings.total_steps
-  )
-  schedules = {BACKBONE: schedule}
-  optimizer = optim.make_optimizer({BACKBONE: optim_config}, schedules)
-  run = loop.Loop(
-    title="pretraining",
-    step_fn=Step(split_forward.full(backbone.config), optimizer, mesh),
-    frozen=None,
-    mesh=mesh,
-    steps=loop.Steps(total=settings.total_steps, log=config.log_every),
+  return dataclasses.replace(
+    config,
+    backbone=RANDOM + settings.variant,
+    regime="full",
+    total_steps=settings.total_steps,
+    epochs=0.0,
     batch_size=settings.batch_size,
-    schedules=schedules,
-    max_skipped=optim_config.max_skipped,
-    stop=stop or StopSignal(),
+    learning_rate=settings.learning_rate,
+    eval_every=settings.total_steps,  # there is nothing to evaluate
+    profile_at=0,
+    data=DataConfig(
+      **dataclasses.asdict(settings.data),
+      validation="",
+      test="",
+      digest=config.data.digest,
+    ),
+    task=TaskConfig(name=_NAME),
+    optim=OptimConfig(name="adamw", warmup=0.1),
+    sweep=SweepConfig(),
+    upstream=UpstreamConfig(),
+    pretrain=dataclasses.replace(settings, variant=""),
+    study=StudyConfig(),
   )
-  batches = batching.train_batches(
-    reader,
-    settings.data,
-    image_size=config.image_size,
-    batch_size=settings.batch_size,
-    seed=config.seed if settings.data.seed < 0 else settings.data.seed,
-  )
-  state = create_state({BACKBONE: backbone.params}, optimizer, mesh)
-  state, _ = run.fit(state, batches)
-  params = sharding.to_host(state.params[BACKBONE])
-  return dataclasses.replace(backbone, params=params)
 
 
-def pretrained_file(
-  config: Config, workdir: Path, mesh: Mesh, stop: StopSignal | None = None
-) -> Path:
-  """The file of the backbone that `config.pretrain` describes.
-
-  It is made only once.
+def make_backbone(
+  config: Config, workdir: Path, train: Callable[[Config, Path], Any]
+) -> None:
+  """Trains WORKDIR/backbone.npz, unless it is there.
 
   Args:
-    config: of the run.
-    workdir: of the run, where it lies.
-    mesh: over which batches are split.
-    stop: whether to stop while it is made.
+    config: of the run that needs it.
+    workdir: of that run.
+    train: takes the run of a configuration to its end in a directory, or goes
+      on where it stopped.
 
   Raises:
     TrainingError: where another configuration has made the one there.
@@ -97,22 +77,23 @@ def pretrained_file(
   path, made_by = workdir / "backbone.npz", workdir / "backbone.json"
   wanted = _what_makes(config)
   if not processes.broadcast_from_process_0(path.exists()):
-    backbone = pretrain(config, mesh, stop)
+    directory = workdir / DIRECTORY
+    processes.on_process_0(lambda: directory.mkdir(exist_ok=True))
+    train(pretrain_config(config), directory)
 
-    def save() -> None:
+    def keep() -> None:
       # In this order: a backbone is never there without what made it.
       files.write_json(made_by, wanted)
-      with files.writing(path):
-        save_backbone(backbone, path)
+      with files.writing(path), files.replacing(path) as scratch:
+        shutil.copyfile(directory / f"{_NAME}.npz", scratch)
 
-    processes.on_process_0(save)
+    processes.on_process_0(keep)
   found = files.read_object(made_by) if made_by.exists() else {}
   if _what_matters(found) != _what_matters(wanted):
     raise TrainingError(
       f"{path} was not made by this configuration, but by "
       f"{found or 'something else'}. Give that one, or another --workdir."
     )
-  return path
 
 
 def _what_makes(config: Config) -> dict[str, Any]:
@@ -128,10 +109,10 @@ def _what_makes(config: Config) -> dict[str, Any]:
 
 
 def _what_matters(made: Mapping[str, Any]) -> dict[str, Any]:
-  """Leaves out how pictures are read, which may change; not from where.
+  """Leaves out how images are read, which may change; not from where.
 
-  The files of `data` are recorded, those of `pretrain.data` are not: what tells
-  other pictures is their directory alone.
+  The files of `data` are recorded, those of `pretrain.data` only as long as the
+  backbone is trained: what tells other images then is their directory alone.
   """
   free = {key for key, option in OPTIONS.items() if option.resume == "free"}
   free.remove("pretrain.data.dir")

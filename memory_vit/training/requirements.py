@@ -12,7 +12,7 @@ from memory_vit.config import Config, beyond_the_end
 from memory_vit.errors import ConfigError
 from memory_vit.model.task import NAME_PATTERN
 from memory_vit.runtime import messages, paths, processes, sharding
-from memory_vit.tasks import manifest
+from memory_vit.tasks.ancestors import ancestor_directories
 from memory_vit.training import resolve, sweep
 from memory_vit.training.sweep import Trial
 from memory_vit.training.trainer import Trainer
@@ -33,14 +33,26 @@ def require_possible(config: Config, workdir: Path, mesh: Mesh) -> None:
       "learns."
     )
   _require_name(config)
-  for key in ("attends_to", "indirect"):
-    for path in getattr(config.task, key):
-      manifest.read(paths.local(path, f"config.task.{key}"))
+  parent_directories(config)
   _require_batches(config, mesh)
   require_memory(config)
   processes.on_process_0(
     functools.partial(paths.make_directory, workdir, "--workdir")
   )
+
+
+def parent_directories(config: Config) -> tuple[list[Path], list[Path]]:
+  """The tasks that the new one attends to, and all that those attend to.
+
+  Raises:
+    ConfigError: for what the operating system takes for no path.
+    TaskError: for what is no task, and where one that is needed is not found.
+  """
+  attends_to, given = (
+    [paths.local(p, f"config.task.{key}") for p in getattr(config.task, key)]
+    for key in ("attends_to", "indirect")
+  )
+  return attends_to, ancestor_directories(attends_to, given)
 
 
 def _require_name(config: Config) -> None:

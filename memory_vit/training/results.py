@@ -131,37 +131,34 @@ def rank(
 
 
 def export(
-  config: Config,
-  name: str,
-  ranked: Sequence[TrainedTrial],
-  workdir: Path,
-  backbone: Backbone,
+  trainer: Trainer, name: str, ranked: Sequence[TrainedTrial], workdir: Path
 ) -> list[Task]:
   """Writes the best task under its name, and the others where that is asked.
 
-  One process writes; all read.
+  Beside them lies what they attend to: `tasks/` is all that it takes to run
+  them. One process writes; all read.
 
   Args:
-    config: of the run.
+    trainer: that trained them.
     name: of the best.
     ranked: from `rank`.
     workdir: of the run; they are written to tasks/.
-    backbone: of the tasks.
 
   Returns:
-    What was written, read back as everybody else will read it.
+    The new tasks, read back as everybody else will read them.
   """
-  wanted = [(name, ranked[0])]
-  if _exports_all(config):
-    wanted += [(trial.result.name, trial) for trial in ranked]
-  exported = []
-  for new_name, trial in wanted:
-    path = workdir / "tasks" / new_name
+  tasks = [ranked[0].to_task(name)]
+  if _exports_all(trainer.config):
+    tasks += [trial.to_task(trial.result.name) for trial in ranked]
+  directory = workdir / "tasks"
+  for task in (*trainer.parents, *tasks):
     processes.on_process_0(
-      functools.partial(_save, trial.to_task(new_name), path)
+      functools.partial(_save, task, directory / task.spec.name)
     )
-    exported.append(store.load_task(path, backbone))
-  return exported
+  return [
+    store.load_task(directory / task.spec.name, trainer.backbone)
+    for task in tasks
+  ]
 
 
 def _exports_all(config: Config) -> bool:

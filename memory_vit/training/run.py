@@ -3,12 +3,11 @@
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
 from memory_vit.config import Config, to_dict
 from memory_vit.data import datasets
@@ -27,12 +26,14 @@ from memory_vit.training import (
   consistency,
   open_backbone,
   packing,
+  pretrain,
   requirements,
   resolve,
   results,
   sweep,
   upstream,
 )
+from memory_vit.training.run_context import RunContext
 from memory_vit.training.sweep import Trial
 from memory_vit.training.trainer import PackResult, Trainer
 
@@ -49,8 +50,8 @@ def train_and_evaluate(
 
   Leaves there `config.json`, `checkpoints/`, `inventory/`, `tasks/NAME/`,
   TensorBoard events and `result.json`; of a sweep `passes.json` and
-  `sweep.png`, of pretraining `backbone.npz` and `backbone.json`, of the regime
-  `full` the whole model as `NAME.npz`.
+  `sweep.png`, of pretraining `pretrain/`, `backbone.npz` and `backbone.json`,
+  of the regime `full` the whole model as `NAME.npz`.
 
   Args:
     config: of the run.
@@ -72,9 +73,22 @@ def train_and_evaluate(
   requirements.require_possible(config, workdir, mesh)
   may_change = config_changes.allowed(may_change)
   with only_run(workdir) as require_alone:
-    processes.on_process_0(lambda: results.tidy(workdir))
-    return _run(
-      config, workdir, mesh, stop or StopSignal(), may_change, require_alone
+    context = RunContext(mesh, stop or StopSignal(), may_change, require_alone)
+    return _run(config, workdir, context)
+
+
+def make_backbone(config: Config, workdir: Path, context: RunContext) -> None:
+  """Trains WORKDIR/backbone.npz where a configuration asks for it.
+
+  It is made once; what was interrupted goes on.
+
+  Raises:
+    TrainingError: where another configuration has made the one there.
+    Interrupted: where `context.stop` says so.
+  """
+  if config.pretrain.variant:
+    pretrain.make_backbone(
+      config, workdir, lambda made, inner: _run(made, inner, context)
     )
 
 
@@ -97,25 +111,17 @@ class _Inputs:
   splits: dict[str, Reader]
 
 
-def _run(
-  config: Config,
-  workdir: Path,
-  mesh: Mesh,
-  stop: StopSignal,
-  may_change: tuple[str, ...],
-  require_alone: Callable[[], None],
-) -> RunResult:
+def _run(config: Config, workdir: Path, context: RunContext) -> RunResult:
   """See `train_and_evaluate`."""
   began = time.perf_counter()
   name = resolve.task_name(config)
   sweep.trials_of(config, name)  # a wrong one must not cost a backbone
+  processes.on_process_0(lambda: results.tidy(workdir))
   processes.require_shared(workdir)
   earlier = read_result(workdir)
-  inputs = _open_inputs(config, name, workdir, mesh, stop)
-  config = inputs.config
-  trainer = dataclasses.replace(
-    inputs.trainer, may_change=may_change, require_alone=require_alone
-  )
+  make_backbone(config, workdir, context)
+  inputs = _open_inputs(config, name, workdir, context)
+  config, trainer = inputs.config, inputs.trainer
   own_data = inputs.splits.get("upstream")
   before = own_data and upstream.evaluate_upstream(trainer, own_data, ())
   plan = packing.plan(trainer, inputs.trials, workdir)
@@ -126,8 +132,8 @@ def _run(
     config,
     name,
   )
-  require_alone()
-  exported = results.export(config, name, ranked, workdir, trainer.backbone)
+  context.require_alone()
+  exported = results.export(trainer, name, ranked, workdir)
   if config.regime == "full":
     model = workdir / f"{name}.npz"
     with files.writing(model):
@@ -155,17 +161,17 @@ def _run(
 
 
 def _open_inputs(
-  config: Config, name: str, workdir: Path, mesh: Mesh, stop: StopSignal
+  config: Config, name: str, workdir: Path, context: RunContext
 ) -> _Inputs:
   """Opens the backbone and all splits: a wrong one must not cost a training."""
-  backbone = open_backbone.open_backbone(config, workdir, mesh, stop)
+  backbone = open_backbone.open_backbone(config, workdir, context.mesh)
   train = _open(config, "train")
   config = resolve.with_image_size(config, backbone)
   config = resolve.with_steps(config, train.size)
   trials = sweep.trials_of(config, name)
   requirements.require_within(trials)
   requirements.require_memory(config)  # once more: image_size may have been 0
-  trainer = _trainer(config, mesh, backbone, train)
+  trainer = _trainer(config, context, backbone, train)
   requirements.require_names(trainer, name, trials)
   splits = {
     "train": trainer.train,
@@ -176,7 +182,7 @@ def _open_inputs(
   splits = {key: reader for key, reader in splits.items() if reader}
   consistency.require_same_data(trainer, splits)
   record = _record_of(splits, config, workdir)
-  trainer = dataclasses.replace(trainer, stop=stop, record=record)
+  trainer = dataclasses.replace(trainer, record=record)
   return _Inputs(config, name, trials, trainer, splits)
 
 
@@ -198,14 +204,15 @@ def _train(
 
 
 def _trainer(
-  config: Config, mesh: Mesh, backbone: Backbone, train: Reader
+  config: Config, context: RunContext, backbone: Backbone, train: Reader
 ) -> Trainer:
-  directories = (*config.task.attends_to, *config.task.indirect)
+  attends_to, ancestors = requirements.parent_directories(config)
   return Trainer(
     config=config,
-    mesh=mesh,
+    context=context,
     backbone=backbone,
-    parents=tuple(store.load_task(path, backbone) for path in directories),
+    attends_to=tuple(store.load_task(path, backbone) for path in attends_to),
+    ancestors=tuple(store.load_task(path, backbone) for path in ancestors),
     train=train,
     validation=_open(config, "validation"),
   )

@@ -91,7 +91,7 @@ def _of_sweep(sweep: SweepResult, best: TrialResult) -> str:
     for name, step in sweep.lost.items()
   )
   return (
-    f"{sweep.variants} variants in {sweep.passes} pass(es), "
+    f"{sweep.variants} trials in {sweep.passes} pass(es), "
     f"{sweep.training_seconds_per_variant:.1f} s of training{taken} each; "
     f"{best.name} is best on validation, and exported as {sweep.task}" + lost
   )

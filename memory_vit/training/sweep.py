@@ -57,7 +57,7 @@ def trials_of(config: Config, name: str) -> list[Trial]:
     return [Trial(name, {}, config)]
   if not config.data.validation:
     raise ConfigError(
-      "config.sweep needs config.data.validation: the best variant is exported."
+      "config.sweep needs config.data.validation: the best trial is exported."
     )
   made_here = config.pretrain.variant or config.backbone.startswith(RANDOM)
   if config.sweep.seed and made_here:
@@ -74,7 +74,7 @@ def trials_of(config: Config, name: str) -> list[Trial]:
   for one, other in itertools.combinations(trials, 2):
     if one.config == other.config:
       raise ConfigError(
-        f"config.sweep has variants that are the same: {dict(one.varied)} and "
+        f"config.sweep has trials that are the same: {dict(one.varied)} and "
         f"{dict(other.varied)}."
       )
   return trials
@@ -107,7 +107,7 @@ def at_once(first: int, further: int, free: int) -> int:
   """
   if first > free:
     raise ConfigError(
-      f"one variant takes {first / 2**30:.2f} GiB, of {free / 2**30:.2f} GiB: "
+      f"one trial takes {first / 2**30:.2f} GiB, of {free / 2**30:.2f} GiB: "
       "expected a smaller config.batch_size, more "
       "config.optim.accumulation_steps, or more config.sweep.memory_gib."
     )

@@ -2,12 +2,11 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
 from memory_vit.config import Config, data_seed, to_dict
 from memory_vit.data import batching, image_ops
@@ -18,13 +17,13 @@ from memory_vit.evaluation.evaluate import Predict, evaluate_source
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.regimes import REGIMES
 from memory_vit.model.task import Task
-from memory_vit.runtime.preemption import StopSignal
 from memory_vit.tasks import create, split_forward
 from memory_vit.tasks.compose import require_fit
 from memory_vit.training import optim, resume, summary
 from memory_vit.training.checkpoints import Checkpoints
 from memory_vit.training.loop import Loop, Save, Steps
 from memory_vit.training.loop_state import BestParams, LoopState
+from memory_vit.training.run_context import RunContext
 from memory_vit.training.step import Step, TrainState, create_state
 from memory_vit.training.sweep import Trial
 
@@ -78,29 +77,28 @@ class Trainer:
 
   Attributes:
     config: of the run.
-    mesh: over which batches are split.
+    context: devices, and when to stop.
     backbone: frozen; on the devices of the mesh.
-    parents: earlier tasks that the new one reads, and that those read.
     train: the training split.
     validation: the split that chooses the best step, or None.
-    stop: is asked after every step, and in every batch of an evaluation.
-    may_change: options of the configuration that may not be those with which
-      a pack began, from `config_changes.allowed`.
-    require_alone: raises where another run may be using the directory; is
-      called before a state is saved.
+    attends_to: earlier tasks that the new one reads.
+    ancestors: tasks that those read, and the new one does not.
     record: of the data; what a state holds of it.
   """
 
   config: Config
-  mesh: Mesh
+  context: RunContext
   backbone: Backbone
-  parents: tuple[Task, ...]
   train: Reader
-  validation: Reader | None
-  stop: StopSignal = dataclasses.field(default_factory=StopSignal)
-  may_change: tuple[str, ...] = ()
-  require_alone: Callable[[], None] = lambda: None
+  validation: Reader | None = None
+  attends_to: tuple[Task, ...] = ()
+  ancestors: tuple[Task, ...] = ()
   record: DataRecord = dataclasses.field(default_factory=DataRecord)
+
+  @property
+  def parents(self) -> tuple[Task, ...]:
+    """All earlier tasks that run beside the new one."""
+    return (*self.attends_to, *self.ancestors)
 
   def train_pack(
     self,
@@ -151,16 +149,21 @@ class Trainer:
     splits = {"train": self.train, "validation": self.validation}
     splits = {key: source for key, source in splits.items() if source}
     state, past = resume.resume(
-      checkpoints, start.state, meta, splits, self.may_change, self.record
+      checkpoints,
+      start.state,
+      meta,
+      splits,
+      self.context.may_change,
+      self.record,
     )
     self.record.keep()
     resume.require_within(state, config.total_steps, checkpoints.directory)
 
     def save(state: TrainState, past: LoopState) -> None:
-      self.require_alone()
+      self.context.require_alone()
       resume.save(checkpoints, state, past, meta, splits)
 
-    many = f"{len(trials)} variants"
+    many = f"{len(trials)} trials"
     title = trials[0].name if len(trials) == 1 else many
     batches = self._train_batches(int(state.step) * config.batch_size)
     run = self._loop(start, title, save, logdirs)
@@ -183,7 +186,7 @@ class Trainer:
       title=title,
       step_fn=start.step,
       frozen=self.frozen(),
-      mesh=self.mesh,
+      mesh=self.context.mesh,
       steps=Steps(
         total=config.total_steps,
         log=config.log_every,
@@ -197,7 +200,7 @@ class Trainer:
       save=save,
       max_skipped=config.optim.max_skipped,
       examples=self._train_examples,
-      stop=self.stop,
+      stop=self.context.stop,
       logdirs=logdirs,
     )
 
@@ -224,7 +227,7 @@ class Trainer:
       tasks,
       schedules,
       self.make_step(trials, tasks, optimizer),
-      create_state(params, optimizer, self.mesh),
+      create_state(params, optimizer, self.context.mesh),
     )
 
   def new_task(self, trial: Trial) -> Task:
@@ -239,7 +242,7 @@ class Trainer:
       cells=config.task.cells if kind.has_memory else 0,
       regime=config.regime,
       bottleneck=config.task.bottleneck if kind.has_adapters else 0,
-      attends_to=self._read(),
+      attends_to=self.attends_to,
       memory_norm=config.task.memory_norm,
       memory_std=config.task.memory_std,
       cls_init=config.task.cls_init,
@@ -260,7 +263,7 @@ class Trainer:
     return Step(
       split_forward.make_split_forward(self.backbone.config, tuple(specs)),
       optimizer,
-      self.mesh,
+      self.context.mesh,
       label_smoothing={t.name: t.config.optim.label_smoothing for t in trials},
       accumulation_steps=self.config.optim.accumulation_steps,
     )
@@ -282,7 +285,7 @@ class Trainer:
     outputs = self.predictor(tasks)
 
     def predict(images: jax.Array) -> dict[str, jax.Array]:
-      self.stop.check()
+      self.context.stop.check()
       return outputs(images)
 
     return evaluate_source(
@@ -290,7 +293,7 @@ class Trainer:
       source,
       tasks[0].spec.evaluation,
       batch_size=self.config.batch_size_eval,
-      mesh=self.mesh,
+      mesh=self.context.mesh,
     )
 
   def predictor(self, tasks: Sequence[Task]) -> Predict:
@@ -298,13 +301,9 @@ class Trainer:
     return evaluation.predict_fn(
       self.backbone,
       [*self.parents, *tasks],
-      self.mesh,
+      self.context.mesh,
       outputs=[task.name for task in tasks],
     )
-
-  def _read(self) -> tuple[Task, ...]:
-    """Of the parents, those that the task attends to itself."""
-    return self.parents[: len(self.parents) - len(self.config.task.indirect)]
 
   def frozen(self) -> dict[str, Any]:
     """The arrays that a pack reads and does not train."""
@@ -345,7 +344,7 @@ class Trainer:
     return {
       "fingerprint": self.backbone.fingerprint,
       "parents": {task.spec.name: task.digest for task in self.parents},
-      "attends_to": {p.spec.name: p.digest for p in self._read()},
+      "attends_to": {p.spec.name: p.digest for p in self.attends_to},
       "variants": {t.name: t.label for t in trials},
       "data": {"classes": list(self.train.class_names)},
       "files": self.record.compared,

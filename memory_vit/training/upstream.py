@@ -38,12 +38,12 @@ def evaluate_upstream(
   trainer: Trainer, reader: Reader, tasks: Sequence[Task]
 ) -> dict[str, Any]:
   """Evaluates the original outputs, with tasks in the same pass."""
-  config, backbone = trainer.config, trainer.backbone
+  config, mesh = trainer.config, trainer.context.mesh
   everything = [*trainer.parents, *tasks] if tasks else []
-  outputs = evaluate.predict_fn(backbone, everything, trainer.mesh, [BACKBONE])
+  outputs = evaluate.predict_fn(trainer.backbone, everything, mesh, [BACKBONE])
 
   def predict(images: jax.Array) -> dict[str, jax.Array]:
-    trainer.stop.check()
+    trainer.context.stop.check()
     return outputs(images)
 
   where = config.upstream
@@ -52,7 +52,7 @@ def evaluate_upstream(
     reader,
     image_ops.evaluation_of(where.eval_crop, where.resize, config.image_size),
     batch_size=config.batch_size_eval,
-    mesh=trainer.mesh,
+    mesh=mesh,
     digest=True,
   )[BACKBONE]
 

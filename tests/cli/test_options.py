@@ -55,6 +55,7 @@ from memory_vit.training import (
   run,
   trainer,
 )
+from memory_vit.training.run_context import RunContext
 from memory_vit.training.step import Step
 
 SEEN = {
@@ -410,7 +411,9 @@ class Watcher:
     try:
       if config.pretrain.variant:  # what comes after it is seen often enough
         workdir.mkdir()
-        open_backbone.open_backbone(config, workdir, sharding.make_mesh())
+        mesh = sharding.make_mesh()
+        run.make_backbone(config, workdir, RunContext(mesh))
+        open_backbone.open_backbone(config, workdir, mesh)
         return seen
       result = run.train_and_evaluate(config, workdir)
     except MemoryVitError as error:
@@ -467,13 +470,12 @@ class Watcher:
     patch = self._patch
     for module, name in (
       (optim, "make_schedule"), (split_forward, "make_split_forward"),
-      (split_forward, "full"), (datasets, "open_reader"),
+      (datasets, "open_reader"),
     ):  # fmt: skip
       patch.setattr(module, name, functools.cache(getattr(module, name)))
     patch.setattr(optim, "make_optimizer", once(optim.make_optimizer))
     made = once(Step)
     patch.setattr(trainer, "Step", made)
-    patch.setattr(pretrain, "Step", made)
     for name in ("train_batches", "eval_batches"):
       patch.setattr(batching, name, self._replayed(getattr(batching, name)))
 
@@ -507,6 +509,10 @@ class Watcher:
 
   def _look(self):
     """At what passes between the modules."""
+    self._wrap(
+      pretrain, "make_backbone", self._in_phase("pretraining"),
+      self._in_phase("training"),
+    )  # fmt: skip
     self._wrap(open_backbone, "open_backbone", after=self._see_backbone)
     self._wrap(trainer.Trainer, "start", after=self._see_start)
     self._wrap(loop.Loop, "fit", self._see_fit, self._see_learned)
@@ -540,6 +546,9 @@ class Watcher:
   def _at(self, what):
     return lambda *args, **options: self._see("when", (what, self._step))
 
+  def _in_phase(self, phase):
+    return lambda *args: setattr(self, "_phase", phase)
+
   def _see_backbone(self, backbone, *args):
     params = sharding.to_host(backbone.params)
     self._see(
@@ -558,7 +567,6 @@ class Watcher:
     return start
 
   def _see_fit(self, run, *args):
-    self._phase = run.title if run.title == "pretraining" else "training"
     self._step, total = 0, run.steps.total
     for schedule in run.schedules.values():
       self._see("rates", [float(schedule(i)) for i in range(total)])
@@ -566,7 +574,6 @@ class Watcher:
   def _see_learned(self, result, *args):
     state, _ = result
     self._see("learned", [host(task) for task in state.params.values()])
-    self._phase = "training"
     return result
 
   def _see_step(self, *args):

@@ -169,7 +169,7 @@ def test_trust_reaches_every_reader(monkeypatch, trusted):
   readers = (
     lambda: run._open(config, "test"),
     lambda: upstream.open_upstream(config, None),
-    lambda: pretrain.pretrain(config, None),
+    lambda: run._open(pretrain.pretrain_config(config), "train"),
     lambda: forecast.train_split(config),
     lambda: execute.require_data(config, [planned], {}),
     lambda: audit_report.audit_data(config),

@@ -102,7 +102,9 @@ def test_a_variant_is_best_by_validation(backbone, tmp_path):
       for task in tasks
     }  # fmt: skip
 
-  learner = types.SimpleNamespace(evaluate=evaluate)
+  learner = types.SimpleNamespace(
+    evaluate=evaluate, config=config, backbone=backbone, parents=()
+  )
   trained = results.evaluate_trained(
     learner, variants, learned, "the test split"
   )
@@ -114,7 +116,7 @@ def test_a_variant_is_best_by_validation(backbone, tmp_path):
   assert [r.exported for r in found] == ["tasks/d", None, None]
   assert found[0].learning_rate == 0.2
   # It is exported under the name of the task.
-  (exported,) = results.export(config, "d", ranked, tmp_path, backbone)
+  (exported,) = results.export(learner, "d", ranked, tmp_path)
   best = next(t for t in learned[1].tasks.values() if t.spec.name == "d-01")
   assert exported.spec.name == "d"
   assert exported.provenance["metrics"]["val_accuracy"] == 0.8

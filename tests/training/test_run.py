@@ -381,18 +381,30 @@ def test_extension_reads_an_exported_task(config, workdir, backbone_file):
 
 @pytest.mark.slow
 def test_a_parent_of_a_parent_need_not_be_read(config, workdir, backbone_file):
+  """It is found beside the one that reads it, or where somebody says it is."""
   backbone = mv.load_backbone(backbone_file)
-  a = saved(backbone, workdir.parent, "a")
-  saved(backbone, workdir.parent, "b", attends_to=[a])
-  a, b = (str(workdir.parent / name) for name in "ab")
-  config = changed(config, "task", attends_to=(b,), name="c")
-  with pytest.raises(TaskError, match="'b' attends to 'a', which is not"):
+  root = workdir.parent
+  a = saved(backbone, root, "a")
+  saved(backbone, root / "other", "b", attends_to=[a])
+  config = changed(
+    silent(config), "task", attends_to=(str(root / "other" / "b"),), name="c"
+  )
+  with pytest.raises(TaskError, match="'b' in .* attends to 'a', which is not"):
     run.train_and_evaluate(config, workdir)
   run.train_and_evaluate(
-    changed(config, "task", indirect=(a,)), workdir.parent / "second"
+    changed(config, "task", indirect=(str(root / "a"),)), workdir
   )
-  child = mv.load_task(workdir.parent / "second" / "tasks" / "c", backbone)
-  assert child.spec.attends_to == ("b",)
+  # All that the task needs lies beside it, and is found there by the next run.
+  first = mv.load_tasks(workdir / "tasks", backbone)
+  assert [task.name for task in first] == ["a", "b", "c"]
+  assert first[0].digest == a.digest
+  assert first[2].spec.attends_to == ("b",)
+  config = changed(
+    config, "task", attends_to=(str(workdir / "tasks" / "b"),), name="d"
+  )
+  run.train_and_evaluate(config, root / "second")
+  second = mv.load_tasks(root / "second" / "tasks", backbone)
+  assert [task.name for task in second] == ["a", "b", "d"]
 
 
 @pytest.mark.slow
@@ -491,35 +503,78 @@ def test_a_pass_that_diverged_is_remembered(tmp_path):
     packing.train(fake, variants, {"passes": [["a"]]}, tmp_path)
 
 
-def test_a_changed_pretraining_is_refused(config, workdir, monkeypatch):
+@pytest.fixture
+def pretraining(config):
+  """As `config`, with a backbone of its own, of 4 steps."""
+  values = {
+    "variant": "Micro/4", "total_steps": 4, "batch_size": 16,
+    "learning_rate": 0.003,
+  }  # fmt: skip
+  config = dataclasses.replace(silent(config), checkpoint_every=2)
+  return changed(config, "pretrain", **values)
+
+
+def test_pretraining_that_is_interrupted_goes_on(
+  pretraining, tmp_path, monkeypatch
+):
+  """It is a run: what it had saved counts; the backbone has the same bits."""
+  whole, interrupted = tmp_path / "whole", tmp_path / "interrupted"
+  run.train_and_evaluate(pretraining, whole)
+  steps = []
+  real_step = Step.__call__
+
+  def stops_in_step_4(self, *args):
+    steps.append(1)
+    if len(steps) == 4:
+      raise KeyboardInterrupt
+    return real_step(self, *args)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(Step, "__call__", stops_in_step_4)
+    with pytest.raises(KeyboardInterrupt):
+      run.train_and_evaluate(pretraining, interrupted)
+    assert not (interrupted / "backbone.npz").exists()
+    assert newest(interrupted / "pretrain")[0] == "00000002"
+    run.train_and_evaluate(pretraining, interrupted)
+  # 3 steps, the one that failed, those after the saved step 2, and the task.
+  assert len(steps) == 4 + 2 + pretraining.total_steps
+  made = mv.load_backbone(whole / "backbone.npz")
+  again = mv.load_backbone(interrupted / "backbone.npz")
+  assert made.fingerprint == again.fingerprint
+  assert made.config.num_classes == 5
+  assert read_result(whole / "pretrain").tasks[0].steps == 4
+
+
+def test_a_changed_pretraining_is_refused(pretraining, workdir):
   """Before anything is trained on a backbone that it does not describe."""
   made = []
 
-  def pretrained(config, mesh, stop):
-    made.append(config.pretrain.total_steps)
-    return small_backbone()
+  def train(config, directory):
+    made.append((config.total_steps, directory.name))
+    mv.save_backbone(small_backbone(), directory / "pretraining.npz")
 
-  monkeypatch.setattr(pretrain, "pretrain", pretrained)
+  def make(config):
+    pretrain.make_backbone(config, workdir, train)
+
   workdir.mkdir()
-  config = changed(config, "pretrain", variant="Micro/2", total_steps=2)
-  path = pretrain.pretrained_file(config, workdir, None)
-  assert pretrain.pretrained_file(config, workdir, None) == path
-  assert made == [2]
+  make(pretraining)
+  make(pretraining)
+  assert made == [(4, "pretrain")]
+  assert mv.load_backbone(workdir / "backbone.npz").config.num_classes == 5
 
   def with_data(**changes):
-    where = dataclasses.replace(config.pretrain.data, **changes)
-    return changed(config, "pretrain", data=where)
+    where = dataclasses.replace(pretraining.pretrain.data, **changes)
+    return changed(pretraining, "pretrain", data=where)
 
-  # How pictures are held in memory is no matter; where they are is one.
-  pretrain.pretrained_file(with_data(max_bad=3, cache_gib=1.0), workdir, None)
+  # How images are held in memory is no matter; where they are is one.
+  make(with_data(max_bad=3, cache_gib=1.0))
   with pytest.raises(TrainingError, match="backbone.npz was not made by this"):
-    pretrain.pretrained_file(with_data(dir="elsewhere"), workdir, None)
-  longer = changed(config, "pretrain", total_steps=3)
+    make(with_data(dir="elsewhere"))
   with pytest.raises(TrainingError, match="backbone.npz was not made by this"):
-    pretrain.pretrained_file(longer, workdir, None)
+    make(changed(pretraining, "pretrain", total_steps=3))
   (workdir / "backbone.json").unlink()
   with pytest.raises(TrainingError, match="but by something else"):
-    pretrain.pretrained_file(config, workdir, None)
+    make(pretraining)
 
 
 @pytest.mark.slow

@@ -9,12 +9,9 @@ import pytest
 from conftest import one_device, random_task, tiny_backbone
 from steps import assert_close, batch, setting
 
-from memory_vit.config import OptimConfig
 from memory_vit.model import trees
 from memory_vit.runtime import sharding
-from memory_vit.tasks import inference, split_forward
-from memory_vit.training import step
-from memory_vit.training.optim import make_optimizer, make_schedule
+from memory_vit.tasks import inference
 
 
 @pytest.fixture(scope="module")
@@ -139,16 +136,11 @@ def test_nothing_of_the_backbone_is_computed_backwards(backbone, images):
 
 
 def test_full_regime_trains_everything(images):
-  backbone = tiny_backbone(num_classes=3, depth=1)
-  mesh = one_device()
-  config = OptimConfig(name="adamw", warmup=0.0)
-  rates = {"backbone": make_schedule(config, 1e-3, 10)}
-  optimizer = make_optimizer(dict.fromkeys(rates, config), rates)
-  step_fn = step.Step(split_forward.full(backbone.config), optimizer, mesh)
-  state = step.create_state({"backbone": backbone.params}, optimizer, mesh)
-  state, _ = step_fn(state, None, batch(images, mesh))
-  after = trees.flatten(jax.device_get(state.params["backbone"]))
-  for name, before in trees.flatten(backbone.params).items():
+  backbone = tiny_backbone(depth=1)
+  task = random_task(backbone, "a", regime="full", cells=0)
+  state, _ = train(backbone, images, one_device(), [task], steps=1)
+  after = trees.flatten(state.params["a"])
+  for name, before in trees.flatten(task.params).items():
     # A bias on keys shifts all scores of a query alike: its gradient is zero.
     if not name.endswith("key/bias"):
       assert not np.array_equal(after[name], before), name

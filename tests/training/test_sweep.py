@@ -21,6 +21,7 @@ from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.model import trees
 from memory_vit.runtime import preemption
 from memory_vit.training import packing, run, step, sweep, trainer
+from memory_vit.training.run_context import RunContext
 
 
 def config_of(**sweep_values):
@@ -178,9 +179,8 @@ def test_memory_that_a_sweep_may_take(monkeypatch):
 def trainer_of(config):
   return trainer.Trainer(
     config=config,
-    mesh=one_device(),
+    context=RunContext(one_device()),
     backbone=tiny_backbone(num_classes=5, depth=1),
-    parents=(),
     train=datasets.open_source("digits:5-9", config.data.train),
     validation=datasets.open_source("digits:5-9", config.data.validation),
   )
@@ -376,5 +376,5 @@ def test_passes_of_a_sweep_equal_one(swept, tmp_path, monkeypatch):
   wider = dataclasses.replace(
     less, sweep=dataclasses.replace(less.sweep, seed=(0, 1))
   )
-  with pytest.raises(TrainingError, match="passes.json plans the variants"):
+  with pytest.raises(TrainingError, match="passes.json plans the trials"):
     run.train_and_evaluate(wider, tmp_path / "two")
