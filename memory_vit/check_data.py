@@ -76,9 +76,9 @@ def parse(argv: Sequence[str]) -> Arguments:
       raise ConfigError(
         f"--split is {messages.brief(split)}, expected {rule.expected}."
       )
-  json = None
-  if file() is not None:
-    json = paths.local(file(), "--json")
+  json, written = None, file()
+  if written is not None:
+    json = paths.local(written, "--json")
     paths.require_writable(json, "--json")
   return Arguments(config=config, splits=tuple(splits()), json=json)
 

@@ -171,10 +171,10 @@ def _run(arguments: argparse.Namespace) -> int:
   upstream = own and _open_upstream(backbone, own, arguments)
   evaluator = verify.Evaluator(backbone, tasks, mesh, arguments.batch_size)
 
-  results = {}
+  results: dict[str, dict[str, Any]] = {}
   for source, names in opened:
     results |= evaluator.evaluate(source, names, verify=arguments.verify)
-  result = {
+  result: dict[str, Any] = {
     "backbone": {
       "fingerprint": backbone.fingerprint,
       "variant": backbone.config.variant,
@@ -279,6 +279,7 @@ def _first_of(class_names: Sequence[str]) -> str:
 def _text(result: Mapping[str, Any]) -> str:
   """The result for people."""
   verified = "verified" in result
+  header: tuple[str, ...]
   header = ("task", "data set", "split", "examples", "top-1", "top-5")
   if verified:
     header += ("alone", "max. difference")

@@ -58,7 +58,7 @@ def picture_grid(images: np.ndarray, titles: Sequence[str]) -> Figure:
   return figure
 
 
-def read_scalars(workdir: str | os.PathLike) -> Scalars:
+def read_scalars(workdir: str | os.PathLike[str]) -> Scalars:
   """Reads what a run wrote for TensorBoard.
 
   Args:
@@ -93,7 +93,7 @@ def read_scalars(workdir: str | os.PathLike) -> Scalars:
   return scalars
 
 
-def training_curves(logdir: str | os.PathLike) -> Figure:
+def training_curves(logdir: str | os.PathLike[str]) -> Figure:
   """Loss and accuracy of a task over the steps of its run.
 
   Args:
@@ -159,7 +159,8 @@ def sweep_figure(result: RunResult) -> Figure:
   left.set(ylabel="accuracy")
   if left.get_legend_handles_labels()[0]:
     left.legend()
-  figure.suptitle(result.sweep.task)
+  if result.sweep is not None:
+    figure.suptitle(result.sweep.task)
   return figure
 
 
@@ -218,7 +219,7 @@ def _curves(axes: Axes, scalars: Scalars, tags: Mapping[str, str]) -> None:
   axes.legend()
 
 
-def _require_events(workdir: str | os.PathLike) -> Path:
+def _require_events(workdir: str | os.PathLike[str]) -> Path:
   path = Path(workdir)
   if not any(path.glob(_EVENTS)):
     raise TrainingError(

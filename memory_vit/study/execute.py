@@ -11,12 +11,17 @@ from typing import Any
 
 import jax
 
-from memory_vit.config import Config, to_dict
+from memory_vit.config import Config, DataConfig, to_dict
 from memory_vit.data import datasets, inventory
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.inventory import Inventory
 from memory_vit.data.split_ref import SplitRef
-from memory_vit.errors import ConfigError, DataError, DivergedError
+from memory_vit.errors import (
+  ConfigError,
+  DataError,
+  DivergedError,
+  TrainingError,
+)
 from memory_vit.run_result import RunResult, read_result
 from memory_vit.runtime import files, processes, schema
 from memory_vit.runtime.preemption import StopSignal
@@ -87,7 +92,9 @@ class Executor:
         checked.add(planned)
         if planned.reads and planned.reads.name not in trials:
           continue
-        if ended := self._find(planned, trials):
+        config = self._config_of(planned, trials)
+        ended = self._find(planned, config) if config else _lost(planned)
+        if ended:
           found[planned.name] = ended
           trials[planned.name] = ended.trials
     require_same_data(self.config, found, self.workdir / "runs")
@@ -105,10 +112,13 @@ class Executor:
 
     Raises:
       ConfigError: where another configuration has finished the run there.
+      TrainingError: where its result is gone at once.
     """
-    if found := self._find(planned, trials):
-      return found.trials
     config = self._config_of(planned, trials)
+    if config is None:
+      return _lost(planned).trials
+    if found := self._find(planned, config):
+      return found.trials
     directory = directory_of(self.workdir, planned.name)
     self._require_unfinished(config, directory)
     logger.info("run %s", directory)
@@ -124,14 +134,16 @@ class Executor:
       }
       files.write_json(directory / DIVERGED, diverged)
     remove_checkpoints(directory)
-    return trials_of(planned, _ending(directory), directory)
+    ending = _ending(directory)
+    if ending is None:  # somebody else removed it
+      raise TrainingError(
+        f"{directory} does not hold the result of its run any more. Give the "
+        "same command again."
+      )
+    return trials_of(planned, ending, directory)
 
-  def _find(self, planned: Run, trials: Trials) -> StudyRun | None:
+  def _find(self, planned: Run, config: Config) -> StudyRun | None:
     """Reads a run of this configuration; None where it is not finished."""
-    config = self._config_of(planned, trials)
-    if config is None:
-      logger.warning("run %s: what it would read diverged", planned.name)
-      return StudyRun(trials=diverged_trials(planned), data={})
     directory = directory_of(self.workdir, planned.name)
     ending = _ending(directory)
     if not ending or self._differences(config, directory, ending):
@@ -143,8 +155,8 @@ class Executor:
     """Configures a run; None where all that it could read diverged."""
     read = []
     if planned.reads:
-      parent = best_parent(planned, trials, self.config.task.cells)
-      if parent is None:
+      parent = best_parent(planned.reads, trials, self.config.task.cells)
+      if parent is None or parent.task is None:
         return None
       read = [parent.task]
     return config_of(self.config, planned, self.backbone, read)
@@ -174,6 +186,12 @@ class Executor:
     return schema.differences(found, now)
 
 
+def _lost(planned: Run) -> StudyRun:
+  """A run that cannot be trained, as all that it would read diverged."""
+  logger.warning("run %s: what it would read diverged", planned.name)
+  return StudyRun(trials=diverged_trials(planned), data={})
+
+
 def remove_checkpoints(directory: Path) -> None:
   """Removes the saved states of a finished run.
 
@@ -190,7 +208,8 @@ def remove_checkpoints(directory: Path) -> None:
 
 def require_data(config: Config, runs: Sequence[Run], finished: Trials) -> None:
   """Opens what runs will read: a wrong split must not cost those before it."""
-  sets, splits = data_sets(config), {}
+  sets = data_sets(config)
+  splits: dict[tuple[DataConfig, str], None] = {}
   for planned in runs:
     if planned.name not in finished:
       where = sets[planned.data]
@@ -249,22 +268,24 @@ def _other_data(
   @functools.cache
   def digest_now(data_set: str, role: str, by: str) -> str | None:
     found = inventory_of(data_set, role)
-    return found and inventory.digest(found.table(by))
+    return inventory.digest(found.table(by)) if found else None
 
   names, lines = [], []
   for name, ended in done.items():
     of = ended.trials[0].data
     for role in ("train", "validation", "test"):
       known = ended.data.get(role)
-      now = known and digest_now(of, role, known["by"])
-      if not now or now == known["sha256"]:
+      found = inventory_of(of, role) if known else None
+      if not known or not found:
+        continue
+      if digest_now(of, role, known["by"]) == known["sha256"]:
         continue
       names.append(name)
       if names[0] == name:
         record = DataRecord(
           directory=runs / name / "inventory",
           by=known["by"],
-          inventories={role: inventory_of(of, role)},
+          inventories={role: found},
         )
         first, *more = record.difference(role, known)
         lines += [f"{role}: {first}", *more]

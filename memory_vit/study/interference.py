@@ -48,8 +48,9 @@ def best_tasks(
   """
   found = {}
   for regime in ("memory", "memory_masked"):
-    chosen = [
-      best(
+    directories = []
+    for name in runs.data_sets(config):
+      trial = best(
         select(
           trials,
           regime=regime,
@@ -58,11 +59,10 @@ def best_tasks(
           seed=config.study.seeds[0],
         )
       )
-      for name in runs.data_sets(config)
-    ]
-    if None in chosen:
-      return {}
-    found[regime] = [Path(trial.task) for trial in chosen]
+      if trial is None or trial.task is None:
+        return {}
+      directories.append(Path(trial.task))
+    found[regime] = directories
   return found
 
 
@@ -101,10 +101,14 @@ def measure(
     [store.load_task(directory, backbone) for directory in tasks[regime]]
     for regime in ("memory", "memory_masked")
   )
-  options = {"batch_size": config.batch_size_eval, "mesh": mesh}
+  size = config.batch_size_eval
   return {
-    "naive": naive_accuracies(backbone, naive_tasks, source, **options),
-    "masked": masked_accuracies(backbone, masked_tasks, source, **options),
+    "naive": naive_accuracies(
+      backbone, naive_tasks, source, batch_size=size, mesh=mesh
+    ),
+    "masked": masked_accuracies(
+      backbone, masked_tasks, source, batch_size=size, mesh=mesh
+    ),
   }
 
 

@@ -128,7 +128,8 @@ def _runs(
   if REGIMES[regime].shares_pass:
     return [run(seed, rates, cells) for seed in seeds]
   runs = []
-  for some in [(count,) for count in cells] or [()]:
+  each: list[tuple[int, ...]] = [(count,) for count in cells]
+  for some in each or [()]:
     search = [run(seeds[0], (rate,), some) for rate in rates]
     runs += search
     if search_seed(config, regime) is None:

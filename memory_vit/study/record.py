@@ -84,7 +84,7 @@ def _read_run(
   ending = load_ending(directory)
   if ending is not None:
     return trials_of(run, ending, directory)
-  if run.reads and not best_parent(run, known, record.config.task.cells):
+  if run.reads and not best_parent(run.reads, known, record.config.task.cells):
     return diverged_trials(run)  # it was never trained
   raise ConfigError(
     f"{directory} has no result any more. Put it back, or give the command of "

@@ -203,9 +203,9 @@ def config_of(
   """
   sweeps = REGIMES[run.regime].shares_pass
   first = run.data == config.data.name
-  data = dataclasses.replace(
-    data_sets(config)[run.data], **({} if run.tested else {"test": ""})
-  )
+  data = data_sets(config)[run.data]
+  if not run.tested:
+    data = dataclasses.replace(data, test="")
   task = dataclasses.replace(
     config.task,
     name=config.task.name if first else "",

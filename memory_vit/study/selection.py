@@ -20,7 +20,7 @@ class BestRate:
     validation: mean of the accuracies that it was chosen by.
     tests: accuracy of every seed that did not diverge.
     diverged: number of seeds that did.
-    parameters: that were trained.
+    parameters: that were trained, where that is known.
     examples: on which was tested, where that is known.
   """
 
@@ -28,7 +28,7 @@ class BestRate:
   validation: float
   tests: tuple[float, ...]
   diverged: int
-  parameters: int
+  parameters: int | None
   examples: int | None = None
 
   @property
@@ -77,14 +77,15 @@ def choose(
   for rate in sorted({trial.learning_rate for trial in trials}):
     seeds = [trial for trial in trials if trial.learning_rate == rate]
     counting = [t for t in seeds if seed is None or t.seed == seed]
-    if any(trial.validation is None for trial in counting):
+    known = [t.validation for t in counting if t.validation is not None]
+    if len(known) < len(counting):
       continue
     well = [trial for trial in seeds if trial.validation is not None]
     choices.append(
       BestRate(
         learning_rate=rate,
-        validation=float(np.mean([trial.validation for trial in counting])),
-        tests=tuple(trial.test for trial in well),
+        validation=float(np.mean(known)),
+        tests=tuple(trial.test for trial in well if trial.test is not None),
         diverged=len(seeds) - len(well),
         parameters=well[0].parameters,
         examples=well[0].examples,
@@ -105,13 +106,13 @@ def best(trials: Sequence[StudyTrial]) -> StudyTrial | None:
   )  # fmt: skip
 
 
-def best_parent(planned: Run, trials: Trials, cells: int) -> StudyTrial | None:
+def best_parent(read: Run, trials: Trials, cells: int) -> StudyTrial | None:
   """The trial whose task a run attends to; None where all of them diverged.
 
   Args:
-    planned: a run that reads another one.
-    trials: of the finished runs, that other one among them.
+    read: the run that another one reads.
+    trials: of the finished runs, `read` among them.
     cells: of the task that is read.
   """
-  found = trials[planned.reads.name]
+  found = trials[read.name]
   return best([trial for trial in found if trial.cells == cells])

@@ -128,6 +128,6 @@ def _with_result(
     validation=result.val_accuracy,
     test=result.test_accuracy,
     parameters=result.trainable_params,
-    task=str(directory / result.exported),
+    task=str(directory / result.exported) if result.exported else None,
     examples=result.test_examples,
   )

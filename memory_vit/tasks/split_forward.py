@@ -16,7 +16,7 @@ from memory_vit.errors import TaskError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.regimes import regime
 from memory_vit.model.task import BACKBONE, Task, TaskSpec
-from memory_vit.model.vit import MemoryViT, head_logits
+from memory_vit.model.vit import MemoryViT, apply, head_logits
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.tasks.inference import encode_program, read_tasks
 
@@ -107,12 +107,8 @@ def _fine_tuned(config: ViTConfig, spec: TaskSpec) -> SplitForward:
     task = trained[spec.name]
     params = {**frozen["backbone"], **task.get("backbone", {})}
     return {
-      spec.name: model.apply(
-        {"params": {"backbone": params}},
-        images,
-        task,
-        spec,
-        method="fine_tuned",
+      spec.name: apply(
+        model, {"backbone": params}, images, task, spec, method="fine_tuned"
       )
     }
 

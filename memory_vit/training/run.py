@@ -117,7 +117,9 @@ def _run(
     inputs.trainer, may_change=may_change, require_alone=require_alone
   )
   own_data = inputs.splits.get("upstream")
-  before = own_data and upstream.evaluate_upstream(trainer, own_data, ())
+  before = after = None
+  if own_data:
+    before = upstream.evaluate_upstream(trainer, own_data, ())
   plan = packing.plan(trainer, inputs.trials, workdir)
   packs = _train(trainer, inputs.trials, plan, workdir)
   tested = inputs.splits.get("test")
@@ -132,7 +134,6 @@ def _run(
     model = workdir / f"{name}.npz"
     with files.writing(model):
       results.save_model(exported[0], trainer.backbone, model)
-  after = None
   if own_data and REGIMES[config.regime].composes:
     after = upstream.evaluate_upstream(trainer, own_data, exported)
   fingerprint = trainer.backbone.fingerprint
@@ -159,7 +160,7 @@ def _open_inputs(
 ) -> _Inputs:
   """Opens the backbone and all splits: a wrong one must not cost a training."""
   backbone = open_backbone.open_backbone(config, workdir, mesh, stop)
-  train = _open(config, "train")
+  train = datasets.open_on_all_processes(configured_splits(config)["train"])
   config = resolve.with_image_size(config, backbone)
   config = resolve.with_steps(config, train.size)
   trials = sweep.trials_of(config, name)
@@ -167,13 +168,13 @@ def _open_inputs(
   requirements.require_memory(config)  # once more: image_size may have been 0
   trainer = _trainer(config, mesh, backbone, train)
   requirements.require_names(trainer, name, trials)
-  splits = {
+  named = {
     "train": trainer.train,
     "validation": trainer.validation,
     "test": _open(config, "test"),
     "upstream": upstream.open_upstream(config, backbone),
   }
-  splits = {key: reader for key, reader in splits.items() if reader}
+  splits = {key: reader for key, reader in named.items() if reader}
   consistency.require_same_data(trainer, splits)
   record = _record_of(splits, config, workdir)
   trainer = dataclasses.replace(trainer, stop=stop, record=record)
@@ -214,7 +215,7 @@ def _trainer(
 def _open(config: Config, role: str) -> Reader | None:
   """Opens the split of a role; None where the configuration names none."""
   ref = configured_splits(config).get(role)
-  return ref and datasets.open_on_all_processes(ref)
+  return datasets.open_on_all_processes(ref) if ref else None
 
 
 def _record_of(
