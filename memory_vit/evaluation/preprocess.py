@@ -25,6 +25,7 @@ from memory_vit.tasks.slots import Slots
 
 # A file, the content of one, or pixels.
 PictureLike = str | os.PathLike[str] | bytes | np.ndarray | jax.Array
+# The same, as isinstance takes it.
 _ONE_PICTURE = (str, os.PathLike, bytes, np.ndarray, jax.Array)
 
 
