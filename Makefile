@@ -15,7 +15,7 @@ help:
 	@echo "make processes    the tests that start processes (under 10 minutes)"
 	@echo "make slow         the tests on real data, and others that take long"
 	@echo "make mutants      the code broken in 246 places: is each noticed? (20 minutes)"
-	@echo "make lint         format and style, as in CI"
+	@echo "make lint         format, style, import directions, types, as in CI"
 	@echo "make bench        costs as multiples of one forward pass"
 
 .venv/installed: requirements.txt pyproject.toml
@@ -51,9 +51,10 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
+	$(BIN)/mypy
 
 bench: .venv/installed
 	$(BIN)/python -m benchmarks.passes
 
 clean:
-	rm -rf .venv .venv-newest runs
+	rm -rf .venv .venv-newest .mypy_cache runs

@@ -106,7 +106,7 @@ def _tokens(
   dtype, b = jnp.dtype(config.dtype), images.shape[0]
   patch = (config.patch_size, config.patch_size)
   conv = nn.Conv(config.width, patch, patch, padding="VALID", dtype=dtype)
-  x = conv.apply({"params": backbone["embedding"]}, images.astype(dtype))
+  x = _apply(conv, backbone["embedding"], images.astype(dtype))
   x = x.reshape(b, -1, config.width)
   position = backbone["Transformer"]["posembed_input"]["pos_embedding"]
   position = position.astype(dtype)
@@ -172,7 +172,12 @@ def _dense(p: Any, x: jax.Array) -> jax.Array:
 
 
 def _layer_norm(p: Any, x: jax.Array) -> jax.Array:
-  return nn.LayerNorm(epsilon=1e-6, dtype=x.dtype).apply({"params": p}, x)
+  return _apply(nn.LayerNorm(epsilon=1e-6, dtype=x.dtype), p, x)
+
+
+def _apply(layer: nn.Module, params: Any, x: jax.Array) -> Any:
+  """Calls a layer, which changes no variables."""
+  return layer.apply({"params": params}, x)
 
 
 def _original(backbone: Any, y: jax.Array, config: mv.ViTConfig) -> jax.Array:

@@ -92,7 +92,7 @@ def _setting(arguments: argparse.Namespace) -> workloads.Setting:
 def _peaks(argv: Sequence[str], more: bool) -> dict[str, Any]:
   names = ["train_1", "full_finetune"]
   names += ["masked_sequence_train_1"] if more else []
-  result = {}
+  result: dict[str, Any] = {}
   for name in names:
     peak = peaks.in_process(argv, name)
     result[f"peak_bytes_{name}"] = peak.bytes
@@ -164,7 +164,7 @@ def _times(programs: Programs, rounds: int) -> dict[str, list[float]]:
   for program in programs.values():
     for _ in range(2):  # the first call compiles
       jax.block_until_ready(program())
-  times = {name: [] for name in programs}
+  times: dict[str, list[float]] = {name: [] for name in programs}
   for _ in range(rounds):
     for name, program in programs.items():
       began = time.perf_counter()
@@ -174,7 +174,7 @@ def _times(programs: Programs, rounds: int) -> dict[str, list[float]]:
 
 
 def _ratios(times: dict[str, list[float]], forward: float) -> dict[str, Any]:
-  ratios = {}
+  ratios: dict[str, Any] = {}
   for name, seconds in times.items():
     key = f"{name}_over_forward"
     ratios[key] = float(np.median(seconds)) / forward

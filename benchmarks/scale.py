@@ -110,8 +110,9 @@ def measure(variant: str, arguments: argparse.Namespace) -> list[Row]:
       ("prepare", prepare), ("gradient", gradient), ("update", update),
     )
   }  # fmt: skip
-  memory = {name: c.memory_analysis() for name, c in found.items()}
-  moved = {name: exchanged(c.as_text()) for name, c in found.items()}
+  # None on a platform that does not tell.
+  memory: dict[str, Any] = {n: c.memory_analysis() for n, c in found.items()}
+  moved = {name: exchanged(c.as_text() or "") for name, c in found.items()}
   by_formula = formulas(config, task, arguments.batch, mesh.shape["fsdp"])
   by_xla = {
     "weights and pictures": memory["prepare"].argument_size_in_bytes,

@@ -126,10 +126,10 @@ def _run(arguments: argparse.Namespace) -> int:
   upstream = own and _open_upstream(backbone, own, arguments)
   evaluator = verify.Evaluator(backbone, tasks, mesh, arguments.batch_size)
 
-  results = {}
+  results: dict[str, dict[str, Any]] = {}
   for source, names in opened:
     results |= evaluator.evaluate(source, names, verify=arguments.verify)
-  result = {
+  result: dict[str, Any] = {
     "backbone": {
       "fingerprint": backbone.fingerprint,
       "variant": backbone.config.variant,
@@ -215,6 +215,7 @@ def _open_upstream(
 def text(result: Mapping[str, Any]) -> str:
   """The result for people."""
   verified = "verified" in result
+  header: tuple[str, ...]
   header = ("task", "data set", "split", "examples", "top-1", "top-5")
   if verified:
     header += ("alone", "max. difference")

@@ -50,7 +50,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     ConfigError: for what cannot be used.
   """
   line = command_line.CommandLine(__doc__, argv)
-  workdir = line.string("workdir", "Where results are written.")
+  workdir = line.required_string("workdir", "Where results are written.")
   may_change = line.strings(
     "allow_config_change",
     "An option that may not be the one with which the run began; may be given "
@@ -60,7 +60,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     "allow-config-change", "allow_config_change", flag_values=line.flags
   )
   processes = launch.define_flags(line.flags)
-  config = line.parse("workdir")
+  config = line.parse()
   return Arguments(
     config=config,
     workdir=paths.local(workdir(), "--workdir"),

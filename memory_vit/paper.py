@@ -56,7 +56,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     ConfigError: for what cannot be used.
   """
   line = command_line.CommandLine(__doc__, argv)
-  workdir = line.string("workdir", "Where results are written.")
+  workdir = line.required_string("workdir", "Where results are written.")
   only = line.strings(
     "only", f"A part; may be given several times: {', '.join(runs.PARTS)}."
   )
@@ -65,7 +65,8 @@ def parse(argv: Sequence[str]) -> Arguments:
   report_only = line.switch(
     "report_only", "Make the report again, of the files in --workdir alone."
   )
-  config = line.parse("workdir", needs_config=lambda: not report_only())
+  config = line.parse(needs_config=lambda: not report_only())
+  directory = paths.local(workdir(), "--workdir")
   if not report_only():
     runs.possible_parts(config, only())
   elif only() or dry_run():
@@ -75,7 +76,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     )
   return Arguments(
     config=config,
-    workdir=paths.local(workdir(), "--workdir"),
+    workdir=directory,
     only=tuple(only()),
     dry_run=dry_run(),
     report_only=report_only(),

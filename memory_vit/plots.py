@@ -96,7 +96,7 @@ def read_scalars(workdir: str | os.PathLike) -> Scalars:
   return scalars
 
 
-def training_curves(logdir: str | os.PathLike) -> Figure:
+def training_curves(logdir: str | os.PathLike[str]) -> Figure:
   """Loss and accuracy of a task over the steps of its run.
 
   Loss to the left, accuracy to the right, each on training batches and, where
@@ -146,7 +146,8 @@ def sweep_figure(result: RunResult) -> Figure:
   left.set(ylabel="accuracy")
   if left.get_legend_handles_labels()[0]:
     left.legend()
-  figure.suptitle(result.sweep.task)
+  if result.sweep is not None:
+    figure.suptitle(result.sweep.task)
   return figure
 
 

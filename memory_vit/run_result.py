@@ -185,7 +185,7 @@ def read_result(workdir: Path, name: str = RESULT) -> RunResult | None:
   return _parse(file, processes.on_process_0(lambda: _read(file)))
 
 
-def _read(file: Path) -> dict[str, Any] | None:
+def _read(file: Path) -> Mapping[str, Any] | None:
   return files.read_object(file, "wall_seconds") if file.exists() else None
 
 

@@ -87,7 +87,7 @@ def local_file(path: str) -> Path:
   return file
 
 
-def _cached(url: str, fetch: Callable[[str, BinaryIO], None]) -> Path:
+def _cached(url: str, fetch: Callable[[str, "_Arriving"], None]) -> Path:
   """Returns the local copy of a file, made by `fetch` the first time."""
   file = _place(url)
   try:
@@ -195,7 +195,7 @@ def _what_came(arriving: _Arriving, problem: str) -> CheckpointError:
   )
 
 
-def _fetch_http(url: str, target: BinaryIO) -> None:
+def _fetch_http(url: str, target: _Arriving) -> None:
   import pooch  # Only who downloads needs it.
 
   options: dict[str, Any] = {"hooks": {"response": _check_redirect}}
@@ -239,7 +239,7 @@ def _check_redirect(response: Any, **options: Any) -> None:
     )
 
 
-def _fetch_gs(url: str, target: BinaryIO) -> None:
+def _fetch_gs(url: str, target: _Arriving) -> None:
   # Reads gs:// through TensorFlow or gcsfs, and imports them.
   from etils import epath
 

@@ -162,22 +162,18 @@ def _as_float32(array: np.ndarray, what: str) -> np.ndarray:
 
 def _infer_config(arrays: Arrays, file: Path) -> ViTConfig:
   """Reads the configuration from the shapes."""
-  shapes = {
-    pattern: _common_shape(arrays, pattern, len(axes))
-    for pattern, axes in _TELLING.items()
-  }
-  missing = [
-    f"missing: {pattern} ({', '.join(_TELLING[pattern])})"
-    for pattern, shape in shapes.items()
-    if not shape
-  ]
+  shapes, missing = [], []
+  for pattern, axes in _TELLING.items():
+    shape = _common_shape(arrays, pattern, len(axes))
+    if shape:
+      shapes.append(shape)
+    else:
+      missing.append(f"missing: {pattern} ({', '.join(axes)})")
   if missing:
     found = [f"found: {name} {arrays[name].shape}" for name in sorted(arrays)]
     raise _refusal(file, missing + found, arrays)
 
-  (patch, *_), (_, positions, _), (_, heads, head_dim), (_, mlp_dim) = (
-    shapes.values()
-  )
+  (patch, *_), (_, positions, _), (_, heads, head_dim), (_, mlp_dim) = shapes
   side = square_side(positions - 1)
   if not side:
     raise CheckpointError(

@@ -12,7 +12,7 @@ import warnings
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import jax.numpy as jnp
 import numpy as np
@@ -166,7 +166,7 @@ def _check_entries(entries: list[zipfile.ZipInfo], file: Path) -> None:
     )
 
 
-def _check_header(stream: BinaryIO, entry: zipfile.ZipInfo) -> None:
+def _check_header(stream: IO[bytes], entry: zipfile.ZipInfo) -> None:
   """Raises ValueError unless the header of an array fits its entry.
 
   Before the array is read: the memory for it is taken by the header alone.

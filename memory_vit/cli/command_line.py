@@ -25,7 +25,7 @@ from memory_vit.cli import option_help
 from memory_vit.config import Config
 from memory_vit.errors import ConfigError, MemoryVitError
 from memory_vit.runtime import messages, paths
-from memory_vit.runtime.rules import Number
+from memory_vit.runtime.rules import Rule
 
 with epy.lazy_imports():  # not all commands have a configuration
   import ml_collections
@@ -141,6 +141,21 @@ class CommandLine:
     holder = flags.DEFINE_string(name, None, about, flag_values=self.flags)
     return lambda: holder.value
 
+  def required_string(self, name: str, about: str) -> Callable[[], str]:
+    """The same, of a flag that must be given: the reader raises if it is not.
+
+    That is a `ConfigError`.
+    """
+    given = self.string(name, about)
+
+    def read() -> str:
+      value = given()
+      if value is None:
+        raise _missing(name, about)
+      return value
+
+    return read
+
   def strings(self, name: str, about: str) -> Callable[[], list[str]]:
     """Declares a flag that may be given several times."""
     holder = flags.DEFINE_multi_string(name, [], about, flag_values=self.flags)
@@ -151,13 +166,10 @@ class CommandLine:
     holder = flags.DEFINE_bool(name, False, about, flag_values=self.flags)
     return lambda: holder.value
 
-  def parse(
-    self, *required: str, needs_config: Callable[[], bool] = lambda: True
-  ) -> Config:
+  def parse(self, needs_config: Callable[[], bool] = lambda: True) -> Config:
     """Parses all flags; returns the configuration.
 
     Args:
-      *required: flags that must be given, beside --config.
       needs_config: whether --config must be, asked once flags are parsed;
         without it all options are at their defaults.
 
@@ -177,9 +189,8 @@ class CommandLine:
       raise ConfigError(
         f"unknown arguments {messages.brief(rest)}; options start with --."
       )
-    for name in ("config", *required) if needs_config() else required:
-      if self.flags[name].value is None:
-        raise ConfigError(f"--{name} is missing: {self.flags[name].help}")
+    if needs_config() and self._config.value is None:
+      raise _missing("config", self.flags["config"].help)
     given = self._config.value
     config = config_lib.from_dict(given.to_dict()) if given else Config()
     return dataclasses.replace(
@@ -228,7 +239,11 @@ class CommandLine:
     return "\n".join(lines)
 
 
-class _ConfigFile(flags.ArgumentParser):
+def _missing(name: str, about: str) -> ConfigError:
+  return ConfigError(f"--{name} is missing: {about}")
+
+
+class _ConfigFile(flags.ArgumentParser["ml_collections.ConfigDict"]):
   """Runs the Python of a configuration file; its errors are one line."""
 
   def parse(self, argument: str) -> ml_collections.ConfigDict:

@@ -80,8 +80,13 @@ def parsed(parse: Callable[[], _T]) -> _T:
   A configuration file is executed here, and may import others beside it; from
   then on the current directory is off `sys.path`.
   """
-  found = []
-  status = run_command(lambda: found.append(parse()) or 0)
+  found: list[_T] = []
+
+  def keep() -> int:
+    found.append(parse())
+    return 0
+
+  status = run_command(keep)
   if not found:
     sys.exit(status)
   leave_current_directory()

@@ -68,7 +68,9 @@ def _comments() -> dict[tuple[str, str], str]:
     if not isinstance(part, ast.ClassDef):
       continue
     for field in part.body:
-      if isinstance(field, ast.AnnAssign):
+      if isinstance(field, ast.AnnAssign) and isinstance(
+        field.target, ast.Name
+      ):
         first = field.lineno - 1  # from 0
         above = first
         while lines[above - 1].strip().startswith("#"):

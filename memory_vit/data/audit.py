@@ -73,10 +73,10 @@ class SplitAudit:
   smallest: tuple[int, int] | None = None
   largest: tuple[int, int] | None = None
   problems: list[Problem] = dataclasses.field(default_factory=list)
-  hashes: array.array = dataclasses.field(
+  hashes: "array.array[int]" = dataclasses.field(
     default_factory=lambda: array.array("Q")
   )
-  indices: array.array = dataclasses.field(
+  indices: "array.array[int]" = dataclasses.field(
     default_factory=lambda: array.array("Q")
   )
 
@@ -118,7 +118,7 @@ class SplitAudit:
 
 
 def audit_split(
-  reader: Reader, progress: Callable[[Iterable], Iterable] = iter
+  reader: Reader, progress: Callable[[Iterable[Any]], Iterable[Any]] = iter
 ) -> SplitAudit:
   """Reads and decodes all images of a split, without keeping them.
 

@@ -129,6 +129,7 @@ def _check_first_label(reader: Reader) -> None:
     except Exception as error:
       reader.mark_unreadable({index: sources.reason_of(error)})
     else:
-      source.check_labels(label.numpy()[None], lambda _, index=index: index)
+      # Its only row is that example.
+      source.check_labels(label.numpy()[None], [index].__getitem__)
       return
   raise reader.nothing_readable()

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 import numpy as np
 import tensorflow as tf
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from memory_vit.data import image_ops, jpeg
 from memory_vit.data.sources import SUFFIXES, reason_of
@@ -90,7 +90,8 @@ def _below(path: str) -> Iterator[Entry]:
     yield Entry(path)
     return
   suffixes = (*SUFFIXES, ".gif")
-  found, closed = [], []
+  found: list[str] = []
+  closed: list[OSError] = []
   for folder, folders, files in os.walk(path, onerror=closed.append):
     folders[:] = [name for name in folders if not name.startswith(".")]
     found += [
@@ -291,19 +292,20 @@ def _needed(file: BinaryIO, evaluation: EvalPreprocessing) -> int:
   try:
     with Image.open(file, formats=tuple(_BYTES_PER_PIXEL)) as image:
       width, height = image.size
-      kind = image.format
+      bytes_per_pixel = _BYTES_PER_PIXEL[image.format or ""]
   except Image.DecompressionBombError as error:  # From 179 megapixels on.
     raise DataError(limit) from error
-  except Image.UnidentifiedImageError as error:
+  except UnidentifiedImageError as error:
     raise DataError("not a JPEG, PNG, WebP, BMP or GIF file") from error
   except Exception as error:  # Pillow raises many kinds on broken files.
-    raise DataError(f"broken: {error or type(error).__name__}") from error
+    reason = str(error) or type(error).__name__
+    raise DataError(f"broken: {reason}") from error
   if width * height > MAX_PIXELS:
     raise DataError(f"{width} x {height} pixels, {limit}")
   if max(width, height) > MAX_SIDE:
     raise DataError(
       f"{width} x {height} pixels, a side of more than {MAX_SIDE}"
     )
-  decoded = width * height * _BYTES_PER_PIXEL[kind]
+  decoded = width * height * bytes_per_pixel
   shrunk = image_ops.resized_pixels(width, height, evaluation)
   return decoded + shrunk * 3 * 4

@@ -99,7 +99,7 @@ def differences(before: Table, now: Table) -> list[str]:
 
 
 def _changes(
-  before: Mapping[str, Sequence], now: Mapping[str, Sequence]
+  before: Mapping[str, Sequence[Any]], now: Mapping[str, Sequence[Any]]
 ) -> dict[str, list[str]]:
   """{what happened: a line per file}, between two {file: [size, mark]}."""
   old = {name: tuple(e) for name, e in before.items() if e != now.get(name)}
@@ -129,7 +129,7 @@ def _changes(
 
 
 def _moved(
-  old: Mapping[str, Sequence], new: Mapping[str, Sequence]
+  old: Mapping[str, Sequence[Any]], new: Mapping[str, Sequence[Any]]
 ) -> dict[str, str]:
   """{name of a file before: its name now}, known by size and mark."""
   moved: dict[str, str] = {}
@@ -151,7 +151,7 @@ def _class_of(name: str) -> str:
   return PurePosixPath(name).parent.name
 
 
-def _change(old: Sequence, new: Sequence) -> str:
+def _change(old: Sequence[Any], new: Sequence[Any]) -> str:
   """Says how a file changed."""
   if old[0] != new[0]:
     return f"{_size(old)}, now {_size(new)}"
@@ -160,21 +160,21 @@ def _change(old: Sequence, new: Sequence) -> str:
   return "the time of its last change is another"
 
 
-def _size(entry: Sequence) -> str:
+def _size(entry: Sequence[Any]) -> str:
   size, mark = entry
   return mark if size == _NO_SIZE else f"{size:,} bytes"
 
 
 def _in_threads(
-  look: Callable[[str], list], paths: Iterable[str]
-) -> list[list]:
+  look: Callable[[str], list[Any]], paths: Iterable[str]
+) -> list[list[Any]]:
   """Looks at files, some at a time."""
   with multiprocessing.pool.ThreadPool(_THREADS) as pool:
     # Handed out in chunks: to look at a file takes less than to hand it out.
     return list(pool.imap(look, list(paths), chunksize=64))
 
 
-def _file(path: str) -> list:
+def _file(path: str) -> list[Any]:
   """[size in bytes, time of the last change in ns], or [-1, why not]."""
   try:
     found = os.stat(path)
@@ -185,7 +185,7 @@ def _file(path: str) -> list:
   return [found.st_size, found.st_mtime_ns]
 
 
-def _contents(path: str) -> list:
+def _contents(path: str) -> list[Any]:
   """[size in bytes, SHA-256], or [-1, why not]."""
   entry = _file(path)
   if entry[0] == _NO_SIZE:

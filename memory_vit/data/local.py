@@ -177,7 +177,7 @@ def _image_files(
   Returns:
     Class -> its images, as paths relative to the parent of `folder`.
   """
-  found = {}
+  found: dict[str, list[str]] = {}
   for class_folder in _folders(folder):
     files = found[class_folder.name] = []
     with os.scandir(class_folder) as entries:

@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,7 +72,7 @@ class ExampleFn:
 
 # All that are not used up. A thread of TensorFlow that is in Python (some
 # sources are) while the interpreter ends would never let it end.
-_open_batches = weakref.WeakSet()
+_open_batches: weakref.WeakSet[Generator[Batch]] = weakref.WeakSet()
 
 
 @atexit.register
@@ -99,7 +99,7 @@ def batches(example: ExampleFn, starts: range, rows: int) -> Iterator[Batch]:
   return generated
 
 
-def _generate(example: ExampleFn, starts: range, rows: int) -> Iterator[Batch]:
+def _generate(example: ExampleFn, starts: range, rows: int) -> Generator[Batch]:
   """Yields the batches; begins a new pipeline behind one that failed."""
   pipeline, reader = None, example.reader
   start = starts[0]

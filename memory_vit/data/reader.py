@@ -108,7 +108,7 @@ class Reader:
     )
     return indices
 
-  def time_limit(self, first: int) -> contextlib.AbstractContextManager:
+  def time_limit(self, first: int) -> contextlib.AbstractContextManager[None]:
     """Ends the process where reading from example `first` on stalls."""
     what = f"{self.source}, from example {first} on"
     return watchdog.limit(self.stall_timeout, what)

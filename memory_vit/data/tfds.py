@@ -350,7 +350,8 @@ def _bad_array_records(shards: Sequence[Shard]) -> dict[int, str]:
   # Not everywhere that this package runs.
   from array_record.python import array_record_module
 
-  bad, first = {}, 0
+  bad: dict[int, str] = {}
+  first = 0
   for shard in shards:
     try:
       reader = array_record_module.ArrayRecordReader(shard.path)

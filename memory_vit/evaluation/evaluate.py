@@ -43,7 +43,7 @@ def evaluate(
     SHA-256 over the bytes of all its outputs: two models have the same digest
     where their outputs are equal to the bit.
   """
-  totals: dict[str, dict] = {}
+  totals: dict[str, dict[str, Any]] = {}
   digests: dict[str, Any] = {}
   replicated = sharding.replicated(mesh)
   for batch in sharding.prefetch(iter(batches), mesh):

@@ -37,7 +37,9 @@ def batch_sums(
   }
 
 
-def add(total: Mapping[str, Any] | None, sums: Mapping[str, Any]) -> dict:
+def add(
+  total: Mapping[str, Any] | None, sums: Mapping[str, Any]
+) -> dict[str, Any]:
   """Adds the sums of a batch to a total, in float64 on the host."""
   sums = {k: np.asarray(v, np.float64) for k, v in sums.items()}
   if total is None:

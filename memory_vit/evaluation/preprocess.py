@@ -24,7 +24,9 @@ from memory_vit.tasks.compose import (
 from memory_vit.tasks.slots import Slots
 
 # A file, the content of one, or pixels.
-PictureLike = str | os.PathLike | bytes | np.ndarray | jax.Array
+PictureLike = str | os.PathLike[str] | bytes | np.ndarray | jax.Array
+# The same, as isinstance takes it.
+_ONE_PICTURE = (str, os.PathLike, bytes, np.ndarray, jax.Array)
 
 
 def preprocess(
@@ -61,7 +63,7 @@ def preprocess(
     except DataError as error:
       raise DataError(f"picture{number} {_shown(picture)}: {error}") from error
 
-  if isinstance(pictures, PictureLike) or not isinstance(pictures, Iterable):
+  if isinstance(pictures, _ONE_PICTURE) or not isinstance(pictures, Iterable):
     return prepared(pictures)
   if isinstance(pictures, Mapping):
     raise DataError("pictures are a dictionary, expected a picture or a list.")

@@ -76,7 +76,8 @@ def parse(
   Raises:
     ConfigError: for a task that is not there, or what is said twice.
   """
-  owners, found = set(owners), {}
+  owners = set(owners)
+  found: dict[str, str] = {}
   for text in texts:
     owner, separator, value = text.partition("=")
     if not (separator and NAME_PATTERN.fullmatch(owner)):
@@ -108,9 +109,14 @@ def choose(
   for root in given.roots:
     if not os.path.isdir(os.path.expanduser(root)):
       raise ConfigError(f"--data_root={root}: there is no such directory.")
-  chosen: dict[str, SplitRef | _Missing] = {
-    task.spec.name: _of_task(task, given) for task in tasks
-  }
+  chosen: dict[str, SplitRef] = {}
+  missing = []
+  for task in tasks:
+    ref = _of_task(task, given)
+    if isinstance(ref, _Missing):
+      missing.append(ref.text)
+    else:
+      chosen[task.spec.name] = ref
   own = _of_backbone(tasks, given) if upstream else None
   missing = [m for m in (*chosen.values(), own) if isinstance(m, _Missing)]
   if missing:
@@ -185,15 +191,15 @@ def _ref(
   directory = given.directories.get(owner, given.directories.get(""))
   common_split = "" if owner == BACKBONE else given.splits.get("", "")
   split = given.splits.get(owner, common_split) or hint.split
+  found: SplitRef | None = None
   if name is None and _EMBEDDED.fullmatch(hint.name):
     found = SplitRef(hint.name, "", split, download=False)
   elif name is not None and (directory or name != "folder"):
     found = SplitRef(name, directory or "", split, download=True)
   elif name is None and _DATA_NAME.fullmatch(hint.name):
     directory = directory or _below(hint.directory, given.roots)
-    found = directory and SplitRef(hint.name, directory, split, download=False)
-  else:
-    found = None
+    if directory:
+      found = SplitRef(hint.name, directory, split, download=False)
   if not found:
     return _needed(owner, hint, name)
   if not split:

@@ -151,18 +151,18 @@ class _Differences:
   """The greatest difference of outputs, over all batches."""
 
   def __init__(self) -> None:
-    self._greatest = collections.defaultdict(float)
-    self._scale = collections.defaultdict(float)
-    self._equal = collections.defaultdict(lambda: True)
+    self._greatest: dict[str, float] = collections.defaultdict(float)
+    self._scale: dict[str, float] = collections.defaultdict(float)
+    self._equal: dict[str, bool] = collections.defaultdict(lambda: True)
 
   def add(self, name: str, found: jax.Array, expected: jax.Array) -> None:
     """Compares the outputs of a batch."""
-    found, expected = np.asarray(found), np.asarray(expected)
-    self._equal[name] &= found.tobytes() == expected.tobytes()
+    a, b = np.asarray(found), np.asarray(expected)
+    self._equal[name] &= a.tobytes() == b.tobytes()
     # A maximum with what is not a number is not a number.
-    greatest = np.abs(found - expected).max()
+    greatest = np.abs(a - b).max()
     self._greatest[name] = float(np.maximum(self._greatest[name], greatest))
-    scale = np.abs(expected).max()
+    scale = np.abs(b).max()
     self._scale[name] = float(np.maximum(self._scale[name], scale))
 
   def equal(self, name: str) -> bool:

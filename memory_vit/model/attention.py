@@ -10,6 +10,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from memory_vit.model.masks import TaskMask
 from memory_vit.model.vit_config import ViTConfig
@@ -157,31 +158,33 @@ def attend_from_tasks(
     (b, h, t, k).
   """
   tokens = [_with_parents(a, mask.parents, axis=2) for a in own]
-  cells = [_with_parents(a, mask.parents, axis=0) for a in cells]
+  memory = [_with_parents(a, mask.parents, axis=0) for a in cells]
   sees_token, sees_cell = _masks(mask)
 
   query = query / math.sqrt(query.shape[-1])
-  to_cells = jnp.einsum("bhtk,tphmk->bhtpm", query, cells[0])
-  scores = [
+  to_cells = jnp.einsum("bhtk,tphmk->bhtpm", query, memory[0])
+  parts = [
     jnp.einsum("bhtk,bhsk->bhts", query, context[0]),
     _hide(jnp.einsum("bhtk,bhtpk->bhtp", query, tokens[0]), sees_token),
     _hide(to_cells, sees_cell).reshape(*query.shape[:3], -1),
   ]
-  ends = [scores[0].shape[-1], scores[0].shape[-1] + scores[1].shape[-1]]
+  ends = [parts[0].shape[-1], parts[0].shape[-1] + parts[1].shape[-1]]
   # In float32 whatever the rest is computed in: it is a sum over many.
-  scores = jnp.concatenate(scores, axis=-1).astype(jnp.float32)
+  scores = jnp.concatenate(parts, axis=-1).astype(jnp.float32)
   weights = jax.nn.softmax(scores).astype(query.dtype)
   to_context, to_tokens, to_cells_ = jnp.split(weights, ends, axis=-1)
   return (
     jnp.einsum("bhts,bhsk->bhtk", to_context, context[1])
     + jnp.einsum("bhtp,bhtpk->bhtk", to_tokens, tokens[1])
     + jnp.einsum(
-      "bhtpm,tphmk->bhtk", to_cells_.reshape(to_cells.shape), cells[1]
+      "bhtpm,tphmk->bhtk", to_cells_.reshape(to_cells.shape), memory[1]
     )
   )
 
 
-def _with_parents(a: jax.Array, parents: jax.Array, axis: int) -> jax.Array:
+def _with_parents(
+  a: jax.Array | np.ndarray, parents: jax.Array | np.ndarray, axis: int
+) -> jax.Array:
   """Gives every task its own entry of `a`, and after it those of its parents.
 
   A parent is read as it is: the loss of a task never trains another one.

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from memory_vit.model.attention import KeysValues, MultiHeadDotProductAttention
 from memory_vit.model.masks import TaskMask
@@ -120,7 +121,9 @@ class EncoderBlock(nn.Module):
     y = self.MlpBlock_0(self.LayerNorm_1(x))
     return x + bottleneck_adapter(adapters["mlp"], y)
 
-  def keys_values(self, memory: jax.Array, norm: jax.Array) -> KeysValues:
+  def keys_values(
+    self, memory: jax.Array, norm: jax.Array | np.ndarray
+  ) -> KeysValues:
     """Keys and values of memory, the same for all images.
 
     Memory joins before the first LayerNorm (Figure 2 of the paper). It has no
@@ -256,10 +259,10 @@ class Encoder(nn.Module):
       (b, t, d), float32.
     """
     c = self.posembed_input(c, is_class=True)
-    norms = _unstack(norms, 2 * self.config.depth + 1)
+    each = _unstack(norms, 2 * self.config.depth + 1)
     for i, block in enumerate(self.encoderblock):
-      c = block.read(c, context[i], cells[i], mask, norms[2 * i : 2 * i + 2])
-    return task_layer_norm(norms[-1], c, self.encoder_norm(c))
+      c = block.read(c, context[i], cells[i], mask, each[2 * i : 2 * i + 2])
+    return task_layer_norm(each[-1], c, self.encoder_norm(c))
 
   def fine_tuned(
     self,
@@ -284,20 +287,24 @@ class Encoder(nn.Module):
     """
     x = self.posembed_input(x, is_class=False)
     tokens = x.shape[1]
-    adapters = _unstack(adapters, self.config.depth)
+    each = _unstack(adapters, self.config.depth)
     for i, block in enumerate(self.encoderblock):
       cells = None
-      if attention == "memory":
+      if memory is None:
+        pass  # the regime has no cells
+      elif attention == "memory":
         cells = block.keys_values(memory[i][None], jnp.array([memory_norm]))
       elif attention in ("propagated", "additive") and i == 0:
         carried = jnp.broadcast_to(memory[0], (x.shape[0], *memory.shape[1:]))
         x = jnp.concatenate([x, carried.astype(x.dtype)], axis=1)
       elif attention == "additive":
         x = x.at[:, tokens:].add(memory[i].astype(x.dtype))
-      x = block.fine_tuned(x, cells, adapters[i])
+      x = block.fine_tuned(x, cells, each[i])
     return self.encoder_norm(x)[:, 0]
 
-  def keys_values(self, memory: jax.Array, norm: jax.Array) -> Context:
+  def keys_values(
+    self, memory: jax.Array, norm: jax.Array | np.ndarray
+  ) -> Context:
     """Keys and values of memory, the same for all images.
 
     Args:

@@ -18,7 +18,7 @@ def require_key(key: Any) -> None:
   if dtype is not None:
     if jnp.issubdtype(dtype, jax.dtypes.prng_key) and shape == ():
       return
-    if dtype == jnp.uint32 and len(shape) == 1:
+    if dtype == jnp.uint32 and shape is not None and len(shape) == 1:
       return
   found = type(key).__name__ if dtype is None else f"{dtype} {shape}"
   raise MemoryVitError(

@@ -54,7 +54,7 @@ def parent_directories(tasks: Sequence[Task]) -> dict[str, str]:
 
   Provenance is free text: it may be shown, and is never opened.
   """
-  found = {}
+  found: dict[str, str] = {}
   for task in tasks:
     made = task.provenance.get("config")
     options = made.get("task") if isinstance(made, Mapping) else None

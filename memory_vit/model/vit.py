@@ -14,6 +14,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from memory_vit.model.encoder import Context, Encoder
 from memory_vit.model.masks import TaskMask, task_mask
@@ -171,7 +172,9 @@ class MemoryViT(nn.Module):
       self.backbone.fine_tuned(images, task, spec), task["head"]
     )
 
-  def keys_values(self, memory: jax.Array, norm: jax.Array) -> Context:
+  def keys_values(
+    self, memory: jax.Array, norm: jax.Array | np.ndarray
+  ) -> Context:
     """See `Encoder.keys_values`."""
     return self.backbone.Transformer.keys_values(memory, norm)
 
@@ -229,6 +232,17 @@ class MemoryViT(nn.Module):
       spec.name: head_logits(features[:, i], tasks[i]["head"])
       for i, spec in enumerate(self.specs)
     }
+
+
+def apply(
+  model: nn.Module, params: Mapping[str, Any], *args: Any, method: str
+) -> Any:
+  """Runs a method of a module on its parameters.
+
+  As `model.apply`, whose type says that changed variables may come with the
+  outputs; no module here changes any.
+  """
+  return model.apply({"params": params}, *args, method=method)
 
 
 def head_logits(

@@ -11,6 +11,7 @@ Dimension letters, used in every docstring of this package:
 import dataclasses
 import math
 import re
+from typing import Any
 
 from memory_vit.errors import ConfigError
 
@@ -105,7 +106,7 @@ VARIANTS = {
 }
 
 
-def vit_config(variant: str, **overrides) -> ViTConfig:
+def vit_config(variant: str, **overrides: Any) -> ViTConfig:
   """Returns the configuration of a variant such as "B/32".
 
   Args:

@@ -68,11 +68,12 @@ def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
   Raises:
     TrainingError: in place of what the operating system, or orbax, raises.
   """
+  refused: tuple[type[Exception], ...] = (OSError, *errors)
   try:
     yield
   except MemoryVitError:
     raise
-  except (OSError, *errors) as error:
+  except refused as error:
     raise TrainingError(
       f"{path} cannot be written: {shortened(str(error))}\n"
       "What was saved before is as it was. Make room, and give the same "

@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from absl import flags
 from etils import epy
@@ -92,7 +93,12 @@ def define_flags(values: flags.FlagValues) -> Callable[[], Options]:
       lower_bound=1, upper_bound=_LONGEST, flag_values=values,
     )  # fmt: skip
   names = [field.name for field in dataclasses.fields(Options)]
-  return lambda: Options(**{name: values[name].value for name in names})
+
+  def read() -> Options:
+    given: dict[str, Any] = {name: values[name].value for name in names}
+    return Options(**given)
+
+  return read
 
 
 def start(options: Options) -> None:
@@ -190,7 +196,7 @@ def leaving() -> Iterator[None]:
   except BaseException as error:
     # Where processes are joined they leave together, once their state is saved;
     # alone one leaves as every program does: nothing waits for it.
-    usual = (None, 0)
+    usual: tuple[int | None, ...] = (None, 0)
     if jax.distributed.is_initialized():
       usual = (*usual, preemption.PREEMPTED, preemption.STOPPED)
     if isinstance(error, SystemExit) and error.code in usual:

@@ -53,7 +53,8 @@ def listed(
     separator: between them.
     most: characters of all.
   """
-  shown, room = [], most
+  shown: list[str] = []
+  room = most
   for line in lines:
     room -= len(line) + len(separator)
     if shown and room < 0:

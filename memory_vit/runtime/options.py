@@ -73,7 +73,7 @@ def table(cls: type, prefix: str = "") -> dict[str, Option]:
   found = {}
   for field in dataclasses.fields(cls):
     key = f"{prefix}{field.name}"
-    if dataclasses.is_dataclass(field.type):
+    if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
       for inner in table(field.type, f"{key}.").values():
         on_request = field.metadata.get("on_request", True)
         if inner.resume == "on_request" and not on_request:

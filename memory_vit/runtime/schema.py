@@ -8,17 +8,22 @@ import dataclasses
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from memory_vit.errors import MemoryVitError
 from memory_vit.runtime.messages import brief, shortened
+
+if TYPE_CHECKING:
+  from _typeshed import DataclassInstance
+
+_T = TypeVar("_T", bound="DataclassInstance")
 
 
 class _TypeMismatchError(Exception):
   """A value has not one of the types that it may have."""
 
 
-def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
+def build(cls: type[_T], values: Any, where: str, error: type[Exception]) -> _T:
   """Makes a dataclass of a dictionary that has exactly its fields.
 
   Args:
@@ -37,10 +42,10 @@ def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
   """
   fields = {field.name: field for field in dataclasses.fields(cls)}
   require_keys(values, tuple(fields), where, error)
-  built = {}
+  built: dict[str, Any] = {}
   for name, field in fields.items():
     inner = f"{where}.{name}"
-    if dataclasses.is_dataclass(field.type):
+    if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
       built[name] = build(field.type, values[name], inner, error)
     else:
       built[name] = _typed(field.type, values[name], inner, error)

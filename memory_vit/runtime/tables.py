@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 
-def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
   """Aligned columns of text, the first to the left and the others right."""
   lines = [header, *rows]
   widths = [max(len(line[i]) for line in lines) for i in range(len(header))]

@@ -14,6 +14,7 @@ from memory_vit.study import costs, paper_numbers, runs
 from memory_vit.study.section import (
   Row,
   Section,
+  Setting,
   best_rate,
   compare,
   compare_settings,
@@ -114,10 +115,11 @@ def cells(config: Config, trials: Sequence[StudyTrial]) -> Section:
     "head_cls": ("full attention", "no memory"),
   }
   regimes = runs.regimes_of(config, "cells")
-  rows, lines = [], {}
+  rows: list[Row] = []
+  lines: dict[str, list[tuple[float, float, float, float]]] = {}
   for regime in (regime for regime in kinds if regime in regimes):
-    attention, memory = kinds[regime]
-    line = lines.setdefault(f"{attention}, {memory}", [])
+    attention, kind = kinds[regime]
+    line = lines.setdefault(f"{attention}, {kind}", [])
     for count in sorted(_cells_of(config, regime)):
       row = _row(config, trials, regime, count)
       rows.append({"attention": attention, **row})
@@ -128,8 +130,11 @@ def cells(config: Config, trials: Sequence[StudyTrial]) -> Section:
   masked = ("memory_masked", config.task.cells)
   memory = ("memory", config.task.cells)
   fewest, most = min(config.study.cells), max(config.study.cells)
-  pairs = [(memory, ("head_cls", 0)), (masked, ("cls_masked", 0)),
-           (masked, memory)]  # fmt: skip
+  pairs: list[tuple[Setting, Setting]] = [
+    (memory, ("head_cls", 0)),
+    (masked, ("cls_masked", 0)),
+    (masked, memory),
+  ]
   if most > fewest:
     pairs += [((r, most), (r, fewest)) for r in ("memory_masked", "memory")]
   return Section(

@@ -11,12 +11,17 @@ from typing import Any
 
 import jax
 
-from memory_vit.config import Config, to_dict
+from memory_vit.config import Config, DataConfig, to_dict
 from memory_vit.data import datasets, inventory
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.inventory import Inventory
 from memory_vit.data.split_ref import SplitRef
-from memory_vit.errors import ConfigError, DataError, DivergedError
+from memory_vit.errors import (
+  ConfigError,
+  DataError,
+  DivergedError,
+  TrainingError,
+)
 from memory_vit.run_result import RunResult, read_result
 from memory_vit.runtime import files, processes, schema
 from memory_vit.runtime.preemption import StopSignal
@@ -65,10 +70,15 @@ class Executor:
 
     Raises:
       ConfigError: where another configuration has finished the run there.
+      TrainingError: where its result is gone at once.
     """
     if found := self._find(planned, trials):
       return found
     config = self._config_of(planned, trials)
+    if config is None:
+      return _lost(planned).trials
+    if found := self._find(planned, config):
+      return found.trials
     directory = directory_of(self.workdir, planned.name)
     if ending := _ending(directory):
       raise ConfigError(
@@ -89,7 +99,13 @@ class Executor:
       }
       files.write_json(directory / DIVERGED, diverged)
     remove_checkpoints(directory)
-    return trials_of(planned, _ending(directory), directory)
+    ending = _ending(directory)
+    if ending is None:  # somebody else removed it
+      raise TrainingError(
+        f"{directory} does not hold the result of its run any more. Give the "
+        "same command again."
+      )
+    return trials_of(planned, ending, directory)
 
   def _find(self, planned: Run, trials: Trials) -> list[StudyTrial] | None:
     """Reads a run of this configuration; None where it is not finished."""
@@ -107,8 +123,8 @@ class Executor:
     """Configures a run; None where all that it could read diverged."""
     read = []
     if planned.reads:
-      parent = best_parent(planned, trials, self.config.task.cells)
-      if parent is None:
+      parent = best_parent(planned.reads, trials, self.config.task.cells)
+      if parent is None or parent.task is None:
         return None
       read = [parent.task]
     return config_of(self.config, planned, self.backbone, read)
@@ -128,6 +144,12 @@ class Executor:
     return schema.differences(found, now)
 
 
+def _lost(planned: Run) -> StudyRun:
+  """A run that cannot be trained, as all that it would read diverged."""
+  logger.warning("run %s: what it would read diverged", planned.name)
+  return StudyRun(trials=diverged_trials(planned), data={})
+
+
 def remove_checkpoints(directory: Path) -> None:
   """Removes the saved states of a finished run.
 
@@ -141,7 +163,8 @@ def remove_checkpoints(directory: Path) -> None:
 
 def require_data(config: Config, runs: Sequence[Run], finished: Trials) -> None:
   """Opens what runs will read: a wrong split must not cost those before it."""
-  sets, splits = data_sets(config), {}
+  sets = data_sets(config)
+  splits: dict[tuple[DataConfig, str], None] = {}
   for planned in runs:
     if planned.name not in finished:
       where = sets[planned.data]
@@ -193,7 +216,7 @@ def _other_data(
   @functools.cache
   def digest_now(data_set: str, role: str, by: str) -> str | None:
     found = inventory_of(data_set, role)
-    return found and inventory.digest(found.table(by))
+    return inventory.digest(found.table(by)) if found else None
 
   names, lines = [], []
   for name, trials in done.items():
@@ -213,7 +236,7 @@ def _other_data(
         record = DataRecord(
           directory=directory / "inventory",
           by=known["by"],
-          inventories={role: inventory_of(of, role)},
+          inventories={role: found},
         )
         first, *more = record.difference(role, known)
         lines += [f"{role}: {first}", *more]

@@ -87,10 +87,14 @@ def measure(
     [store.load_task(directory, backbone) for directory in tasks[regime]]
     for regime in ("memory", "memory_masked")
   )
-  options = {"batch_size": config.batch_size_eval, "mesh": mesh}
+  size = config.batch_size_eval
   return {
-    "naive": naive_accuracies(backbone, naive_tasks, source, **options),
-    "masked": masked_accuracies(backbone, masked_tasks, source, **options),
+    "naive": naive_accuracies(
+      backbone, naive_tasks, source, batch_size=size, mesh=mesh
+    ),
+    "masked": masked_accuracies(
+      backbone, masked_tasks, source, batch_size=size, mesh=mesh
+    ),
   }
 
 

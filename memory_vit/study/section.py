@@ -91,7 +91,7 @@ def compare(
   difference = spread = beyond = None
   if first and second:
     difference = first.test - second.test
-    if None not in (first.spread, second.spread):
+    if first.spread is not None and second.spread is not None:
       spread = max(first.spread, second.spread)
       # As it is shown: what is 0.0 points lies on no side.
       beyond = abs(difference) > max(spread, 0.0005)

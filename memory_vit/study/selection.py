@@ -67,14 +67,15 @@ def choose(
   for rate in sorted({trial.learning_rate for trial in trials}):
     seeds = [trial for trial in trials if trial.learning_rate == rate]
     counting = [t for t in seeds if seed is None or t.seed == seed]
-    if any(trial.validation is None for trial in counting):
+    known = [t.validation for t in counting if t.validation is not None]
+    if len(known) < len(counting):
       continue
     well = [trial for trial in seeds if trial.validation is not None]
     choices.append(
       BestRate(
         learning_rate=rate,
-        validation=float(np.mean([trial.validation for trial in counting])),
-        tests=tuple(trial.test for trial in well),
+        validation=float(np.mean(known)),
+        tests=tuple(trial.test for trial in well if trial.test is not None),
         diverged=len(seeds) - len(well),
         parameters=well[0].parameters,
         examples=well[0].examples,
@@ -100,5 +101,5 @@ def best_parent(planned: Run, trials: Trials, cells: int) -> StudyTrial | None:
 
   None where all of them diverged.
   """
-  found = trials[planned.reads.name]
+  found = trials[read.name]
   return best([trial for trial in found if trial.cells == cells])

@@ -296,14 +296,15 @@ def _array(
 ) -> np.ndarray:
   """An array from its two values; raises ValueError where it is another."""
   size = 4 * expected.size
+  data: bytes | memoryview = chunk
   plain, packed = (_metadata(expected, codec) for codec in (None, _ZSTD))
   if metadata == packed.encode():
-    chunk = zstd.unpack(chunk, size)
+    data = zstd.unpack(chunk, size)
   elif metadata != plain.encode():
     found = bytes(metadata[: len(packed)])
     raise ValueError(f"{name} is described by {brief(found)}, expected {plain}")
-  if len(chunk) != size:
-    raise ValueError(f"{name} has {len(chunk):,} bytes, expected {size:,}")
-  array = np.frombuffer(chunk, np.dtype(expected.dtype).newbyteorder("<"))
+  if len(data) != size:
+    raise ValueError(f"{name} has {len(data):,} bytes, expected {size:,}")
+  array = np.frombuffer(data, np.dtype(expected.dtype).newbyteorder("<"))
   # It begins anywhere in its file.
   return np.require(array.reshape(expected.shape), requirements=["ALIGNED"])

@@ -111,11 +111,13 @@ def _parents(
     )
   parents = []
   for parent in attends_to:
-    if not isinstance(parent, str | Task):
+    if isinstance(parent, Task):
+      parents.append((parent.name, parent.digest))
+    elif isinstance(parent, str):
+      parents.append((parent, ""))
+    else:
       raise TaskError(
         f"task {name!r}: attends_to holds a {type(parent).__name__}, expected "
         "tasks, or names of tasks."
       )
-    known = isinstance(parent, Task)
-    parents.append((parent.name, parent.digest) if known else (parent, ""))
   return parents

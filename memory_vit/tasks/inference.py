@@ -23,7 +23,7 @@ from memory_vit.model.backbone import Backbone
 from memory_vit.model.encoder import Context
 from memory_vit.model.stacking import SlotArrays, stack_heads, stack_tasks
 from memory_vit.model.task import BACKBONE, TaskSpec, require_backbone
-from memory_vit.model.vit import MemoryViT
+from memory_vit.model.vit import MemoryViT, apply
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.tasks import image_check
 from memory_vit.tasks.compose import TasksLike, require_fit, task_tuple
@@ -36,7 +36,7 @@ def encode_program(
 ) -> tuple[jax.Array, Context]:
   """`encode`, on the parameters of a backbone."""
   model = MemoryViT(config)
-  return model.apply({"params": {"backbone": params}}, images, method="encode")
+  return apply(model, {"backbone": params}, images, method="encode")
 
 
 @functools.partial(jax.jit, static_argnames="config")
@@ -48,8 +48,7 @@ def plain_program(
   As nothing else is handed out, XLA leaves out what tasks would read.
   """
   model = MemoryViT(config)
-  variables = {"params": {"backbone": params}}
-  return model.apply(variables, images, method="encode")[0]
+  return apply(model, {"backbone": params}, images, method="encode")[0]
 
 
 def read_tasks(
@@ -75,7 +74,7 @@ def read_tasks(
   """
   params = {"backbone": backbone_params, "tasks": task_params}
   model = MemoryViT(config, specs)
-  return model.apply({"params": params}, context, method="read")
+  return apply(model, params, context, method="read")
 
 
 @functools.partial(jax.jit, static_argnames="config")
@@ -87,8 +86,8 @@ def read_program(
   config: ViTConfig,
 ) -> jax.Array:
   """`MemoryViT.read_slots`; compiled once for all tasks that fit the slots."""
-  params = {"params": {"backbone": backbone_params}}
-  return MemoryViT(config).apply(params, slots, context, method="read_slots")
+  model, params = MemoryViT(config), {"backbone": backbone_params}
+  return apply(model, params, slots, context, method="read_slots")
 
 
 @functools.partial(jax.jit, static_argnames="config")
@@ -96,8 +95,8 @@ def memory_program(
   backbone_params: Any, memory: jax.Array, norm: jax.Array, *, config: ViTConfig
 ) -> Context:
   """Keys and values of memory (l, t, m, d), the same for all images."""
-  params = {"params": {"backbone": backbone_params}}
-  return MemoryViT(config).apply(params, memory, norm, method="keys_values")
+  model, params = MemoryViT(config), {"backbone": backbone_params}
+  return apply(model, params, memory, norm, method="keys_values")
 
 
 def fill_slots(

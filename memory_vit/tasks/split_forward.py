@@ -107,12 +107,8 @@ def _fine_tuned(config: ViTConfig, spec: TaskSpec) -> SplitForward:
     task = trained[spec.name]
     params = {**frozen["backbone"], **task.get("backbone", {})}
     return {
-      spec.name: model.apply(
-        {"params": {"backbone": params}},
-        images,
-        task,
-        spec,
-        method="fine_tuned",
+      spec.name: apply(
+        model, {"backbone": params}, images, task, spec, method="fine_tuned"
       )
     }
 

@@ -164,9 +164,10 @@ class Checkpoints:
         "wrote them."
       )
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
-    return structure.unflatten(
+    restored = (
       values[_leaf(path)] if np.size(leaf) else leaf for path, leaf in leaves
     )
+    return jax.tree.unflatten(structure, restored)
 
   def _left(self) -> str:
     """What became of earlier steps, after an error."""
@@ -208,12 +209,12 @@ class Checkpoints:
         )  # fmt: skip
       self._delete_old()
       return step
-    aside = [str(path) for path in self._directory.glob(f"{_CORRUPT}*")]
-    if problems or aside:
+    corrupt = [str(path) for path in self._directory.glob(f"{_CORRUPT}*")]
+    if problems or corrupt:
       raise TrainingError(
         f"no state in {self._directory} is whole. Put one back, or give "
         "another --workdir to begin anew.\n  "
-        + "\n  ".join([*problems.values(), *sorted(aside)])
+        + "\n  ".join([*problems.values(), *sorted(corrupt)])
       )
     if old := sorted(self._directory.glob("[0-9]*/_CHECKPOINT_METADATA")):
       raise TrainingError(

@@ -126,9 +126,10 @@ class DivergenceMonitor:
   def _lose(self, name: str, row: Sequence[int], shown: str) -> None:
     """Notes that a name is lost; raises where it was the last one."""
     self.lost[name] = self._step
-    for step in row if self._examples else ():
-      names = ", ".join(self._examples(step))
-      logger.warning("training examples of step %d: %s", step, names)
+    if self._examples:
+      for step in row:
+        names = ", ".join(self._examples(step))
+        logger.warning("training examples of step %d: %s", step, names)
     message = (
       f"at step {self._step}: an update of {name!r} is not finite ({shown}); "
       f"{len(row)} in a row were skipped. What was saved before is as it was. "
@@ -147,6 +148,6 @@ class DivergenceMonitor:
     parts = []
     for step in steps:
       names = self._examples(step)
-      shown = names[:_SHOWN] + ["..."] * (len(names) > _SHOWN)
+      shown = [*names[:_SHOWN], *["..."] * (len(names) > _SHOWN)]
       parts.append(f"of step {step} {', '.join(shown)}")
     return f": training examples {'; '.join(parts)}."

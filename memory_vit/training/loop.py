@@ -131,13 +131,13 @@ class Loop:
     past = past or LoopState({name: BestParams() for name in state.params})
     with self._monitors(first, past) as monitors:
       # No image is read ahead that no step will see: it might be broken.
-      batches = itertools.islice(batches, steps.total - first)
-      batches = sharding.prefetch(batches, self.mesh)
+      left = itertools.islice(batches, steps.total - first)
+      on_devices = sharding.prefetch(left, self.mesh)
       if past.pending:  # it was saved when it was interrupted
         past = self._evaluate_and_save(state, past, monitors, saves=False)
       for step in range(first + 1, steps.total + 1):
         monitors.profile.before(step)
-        state, metrics = self.step_fn(state, self.frozen, next(batches))
+        state, metrics = self.step_fn(state, self.frozen, next(on_devices))
         monitors.divergence.add(metrics)
         monitors.progress.advance()
         monitors.profile.after(step, state)

@@ -123,7 +123,9 @@ def _run(config: Config, workdir: Path, context: RunContext) -> RunResult:
   inputs = _open_inputs(config, name, workdir, context)
   config, trainer = inputs.config, inputs.trainer
   own_data = inputs.splits.get("upstream")
-  before = own_data and upstream.evaluate_upstream(trainer, own_data, ())
+  before = after = None
+  if own_data:
+    before = upstream.evaluate_upstream(trainer, own_data, ())
   plan = packing.plan(trainer, inputs.trials, workdir)
   packs = _train(trainer, inputs.trials, plan, workdir)
   tested = inputs.splits.get("test")
@@ -138,7 +140,6 @@ def _run(config: Config, workdir: Path, context: RunContext) -> RunResult:
     model = workdir / f"{name}.npz"
     with files.writing(model):
       results.save_model(exported[0], trainer.backbone, model)
-  after = None
   if own_data and REGIMES[config.regime].composes:
     after = upstream.evaluate_upstream(trainer, own_data, exported)
   fingerprint = trainer.backbone.fingerprint
@@ -173,13 +174,13 @@ def _open_inputs(
   requirements.require_memory(config)  # once more: image_size may have been 0
   trainer = _trainer(config, context, backbone, train)
   requirements.require_names(trainer, name, trials)
-  splits = {
+  named = {
     "train": trainer.train,
     "validation": trainer.validation,
     "test": _open(config, "test"),
     "upstream": upstream.open_upstream(config, backbone),
   }
-  splits = {key: reader for key, reader in splits.items() if reader}
+  splits = {key: reader for key, reader in named.items() if reader}
   consistency.require_same_data(trainer, splits)
   record = _record_of(splits, config, workdir)
   trainer = dataclasses.replace(trainer, record=record)
@@ -221,7 +222,7 @@ def _trainer(
 def _open(config: Config, role: str) -> Reader | None:
   """Opens the split of a role; None where the configuration names none."""
   ref = configured_splits(config).get(role)
-  return ref and datasets.open_on_all_processes(ref)
+  return datasets.open_on_all_processes(ref) if ref else None
 
 
 def _record_of(

@@ -96,7 +96,7 @@ class Step:
     self,
     params: Any,
     frozen: Any,
-    batch: dict[str, jax.Array],
+    batch: Mapping[str, jax.Array | jax.ShapeDtypeStruct],
     evaluated: int = 0,
   ) -> int:
     """What a run needs on a device beside state and backbone, as compiled.
@@ -118,10 +118,8 @@ class Step:
     inputs = jax.tree.map(on_rows, prepare.out_info)
     gradient = self._gradient.lower(params, frozen, inputs, part["label"])
     # One after the other; the context between them lives as long as both.
-    programs = [
-      program.compile().memory_analysis().temp_size_in_bytes
-      for program in (prepare, gradient)
-    ]
+    used = [p.compile().memory_analysis() for p in (prepare, gradient)]
+    programs = [0 if u is None else u.temp_size_in_bytes for u in used]
     # Evaluation hands over as much for a picture, and may have more of them.
     pictures = part["label"].shape[0]
     contexts = trees.bytes_of(inputs) * max(1.0, evaluated / pictures)
@@ -145,16 +143,21 @@ class Step:
       name, or what would become of its parameters, is not finite, they and its
       optimiser stay as they are: "skipped" is 1.
     """
-    total = None
-    for i in range(self._parts):
-      part = batch if self._parts == 1 else self._split(batch, self._parts, i)
-      new = self.gradient(state.params, frozen, part)
-      total = new if total is None else jax.tree.map(jnp.add, total, new)
+
+    def part(i: int) -> Any:
+      rows = batch if self._parts == 1 else self._split(batch, self._parts, i)
+      return self.gradient(state.params, frozen, rows)
+
+    total = part(0)
+    for i in range(1, self._parts):
+      total = jax.tree.map(jnp.add, total, part(i))
     grads, metrics = total
     return self._update(state, grads, metrics, 1.0 / self._parts)
 
 
-def _split(batch: dict[str, jax.Array], parts: int, i: int) -> dict:
+def _split(
+  batch: dict[str, jax.Array], parts: int, i: int
+) -> dict[str, jax.Array]:
   """Every `parts`-th row, from row i: each device keeps rows of its own."""
   return {name: rows[i::parts] for name, rows in batch.items()}
 

@@ -1,6 +1,7 @@
 """Trains a pack of trials, or goes on with one that was interrupted."""
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,8 +47,8 @@ class PackResult:
   """
 
   tasks: dict[str, Task]
-  best: dict[str, BestParams]
-  lost: dict[str, int]
+  best: Mapping[str, BestParams]
+  lost: Mapping[str, int]
   skipped: dict[str, int] = dataclasses.field(default_factory=dict)
   changes: tuple[Mapping[str, Any], ...] = ()
   examples: int = 0
@@ -146,8 +147,9 @@ class Trainer:
   ) -> LoopState:
     """Takes the steps of a pack that are left."""
     config, meta = self.config, self.meta(trials)
-    splits = {"train": self.train, "validation": self.validation}
-    splits = {key: source for key, source in splits.items() if source}
+    splits = {"train": self.train}
+    if self.validation:
+      splits["validation"] = self.validation
     state, past = resume.resume(
       checkpoints,
       start.state,
@@ -174,14 +176,9 @@ class Trainer:
   ) -> Loop:
     """The loop of a pack, as the configuration of the run says."""
     config = self.config
-
-    def validate(params: Any) -> dict[str, dict[str, Any]]:
-      trained = [
-        dataclasses.replace(task, params=params[name])
-        for name, task in start.tasks.items()
-      ]
-      return self.evaluate(trained, self.validation)
-
+    validate = None
+    if self.validation:
+      validate = functools.partial(self._validate, start, self.validation)
     return Loop(
       title=title,
       step_fn=start.step,
@@ -196,7 +193,7 @@ class Trainer:
       ),
       batch_size=config.batch_size,
       schedules=start.schedules,
-      validate=validate if self.validation else None,
+      validate=validate,
       save=save,
       max_skipped=config.optim.max_skipped,
       examples=self._train_examples,
@@ -267,6 +264,16 @@ class Trainer:
       label_smoothing={t.name: t.config.optim.label_smoothing for t in trials},
       accumulation_steps=self.config.optim.accumulation_steps,
     )
+
+  def _validate(
+    self, start: Start, split: Reader, params: Any
+  ) -> dict[str, dict[str, Any]]:
+    """Evaluates the tasks of a pack with the parameters of a step."""
+    trained = [
+      dataclasses.replace(task, params=params[name])
+      for name, task in start.tasks.items()
+    ]
+    return self.evaluate(trained, split)
 
   def evaluate(
     self,

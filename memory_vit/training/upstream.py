@@ -24,7 +24,7 @@ def open_upstream(config: Config, backbone: Backbone) -> Reader | None:
     ConfigError: where they have other classes than the backbone.
   """
   ref = configured_splits(config).get("upstream")
-  reader = ref and datasets.open_on_all_processes(ref)
+  reader = datasets.open_on_all_processes(ref) if ref else None
   outputs = backbone.config.num_classes
   if reader and reader.num_classes != outputs:
     raise ConfigError(
@@ -72,7 +72,9 @@ def compare(
   """
   return BackboneResult(
     fingerprint=fingerprint,
-    accuracy_before=before and before["top1"],
-    accuracy_after=after and after["top1"],
-    outputs_bit_equal=after and before["digest"] == after["digest"],
+    accuracy_before=before["top1"] if before else None,
+    accuracy_after=after["top1"] if after else None,
+    outputs_bit_equal=(
+      before["digest"] == after["digest"] if before and after else None
+    ),
   )

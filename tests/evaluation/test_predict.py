@@ -350,6 +350,17 @@ def read_one(path, evaluation):
   return picture
 
 
+def test_an_error_without_words_is_named_by_its_type(
+  folder, loaded, monkeypatch
+):
+  def fails(*args, **options):
+    raise EOFError
+
+  monkeypatch.setattr(image_files.Image, "open", fails)
+  found = read_one(folder / "a.png", loaded[0].spec.evaluation)
+  assert found.entry.reason == "broken: EOFError"
+
+
 def test_what_is_too_large_is_never_decoded(
   tmp_path, folder, loaded, monkeypatch, recwarn
 ):
