@@ -14,7 +14,7 @@ from memory_vit.config import OptimConfig
 from memory_vit.model.backbone import backbone_shapes
 from memory_vit.runtime import sharding
 from memory_vit.tasks import split_forward
-from memory_vit.tasks.inference import plain_program
+from memory_vit.tasks.inference import encode_program, plain_program
 from memory_vit.tasks.split_forward import SplitForward
 from memory_vit.training import step
 from memory_vit.training.optim import make_optimizer, make_schedule
@@ -161,9 +161,16 @@ def _task_training(
 def full_finetuning(setting: Setting) -> Training:
   """Trains all weights of the backbone, on its own head."""
   params = {"backbone": setting.backbone.params}
-  return Training(
-    split_forward.full(setting.backbone.config), params, None, setting
-  )
+
+  def logits(trained: Any, frozen: Any, images: jax.Array) -> Any:
+    del frozen
+    outputs, _ = encode_program(
+      trained["backbone"], images, config=setting.backbone.config
+    )
+    return {"backbone": outputs}
+
+  cut = SplitForward(lambda frozen, images: images, logits)
+  return Training(cut, params, None, setting)
 
 
 def matrix_products(dtype: str) -> tuple[Callable[[], Any], float]:

@@ -59,7 +59,7 @@ def picture_grid(images: np.ndarray, titles: Sequence[str]) -> Figure:
   return figure
 
 
-def read_scalars(workdir: str | os.PathLike) -> Scalars:
+def read_scalars(workdir: str | os.PathLike[str]) -> Scalars:
   """Reads what a run wrote for TensorBoard; the steps of each tag are rising.
 
   Where a run was stopped and went on, a step that was done twice counts as the

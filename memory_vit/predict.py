@@ -236,7 +236,8 @@ def _text(path: str, guesses: Guesses) -> str:
     for name, best in guesses.items()
     for i, g in enumerate(best)
   ]
-  first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
+  first = max(len(task) for task, _, _ in rows)
+  second = max(len(class_name) for _, class_name, _ in rows)
   lines = [
     f"  {task:{first}}  {class_name:{second}}  {percent:5.1f} %"
     for task, class_name, percent in rows

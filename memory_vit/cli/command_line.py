@@ -61,7 +61,7 @@ class Parser(argparse.ArgumentParser):
       name, action="append", default=[], metavar=metavar, help=about
     )
 
-  def number(self, name: str, rule: Number, default: float, about: str) -> None:
+  def number(self, name: str, rule: Rule, default: float, about: str) -> None:
     """Adds a number of the type of its default, which the help names."""
     kind = _number(type(default), rule)
     about += " (default: %(default)s)"
@@ -97,12 +97,12 @@ class Parser(argparse.ArgumentParser):
     )
 
 
-def _number(kind: type, rule: Number) -> Callable[[str], float]:
+def _number(kind: type[int] | type[float], rule: Rule) -> Callable[[str], Any]:
   """Makes the type of an argument: a number that a rule accepts."""
 
-  def parse(text: str) -> float:
+  def parse(text: str) -> Any:
     try:
-      value = kind(text)
+      value: Any = kind(text)
     except ValueError:
       value = None
     if value is None or not rule.accepts(value):

@@ -114,11 +114,13 @@ def choose(
   for task in tasks:
     ref = _of_task(task, given)
     if isinstance(ref, _Missing):
-      missing.append(ref.text)
+      missing.append(ref)
     else:
       chosen[task.spec.name] = ref
   own = _of_backbone(tasks, given) if upstream else None
-  missing = [m for m in (*chosen.values(), own) if isinstance(m, _Missing)]
+  if isinstance(own, _Missing):
+    missing.append(own)
+    own = None
   if missing:
     more = len(missing) - _LISTED
     shown = missing[:_LISTED] + ([f"and {more} more"] if more > 0 else [])

@@ -75,7 +75,8 @@ def placement(config: Config, trials: Sequence[StudyTrial]) -> Section:
 
 def sensitivity(config: Config, trials: Sequence[StudyTrial]) -> Section:
   """Accuracy over learning rate."""
-  lines, rows, ranges = {}, [], []
+  lines: dict[str, list[tuple[float, float, float, float]]] = {}
+  rows, ranges = [], []
   for regime in runs.regimes_of(config, "sensitivity"):
     cells = config.task.cells if REGIMES[regime].has_memory else 0
     some = on_first_data(config, trials, (regime, cells))

@@ -58,7 +58,7 @@ class Executor:
     Raises:
       ConfigError: where their data are not those that are there now.
     """
-    trials = plan.finished_trials(self.config, parts, self._find)
+    trials = plan.finished_trials(self.config, parts, self._recall)
     require_same_data(self.config, trials, self.workdir)
     return trials
 
@@ -72,13 +72,12 @@ class Executor:
       ConfigError: where another configuration has finished the run there.
       TrainingError: where its result is gone at once.
     """
-    if found := self._find(planned, trials):
-      return found
     config = self._config_of(planned, trials)
     if config is None:
-      return _lost(planned).trials
+      logger.warning("run %s: what it would read diverged", planned.name)
+      return diverged_trials(planned)
     if found := self._find(planned, config):
-      return found.trials
+      return found
     directory = directory_of(self.workdir, planned.name)
     if ending := _ending(directory):
       raise ConfigError(
@@ -107,12 +106,13 @@ class Executor:
       )
     return trials_of(planned, ending, directory)
 
-  def _find(self, planned: Run, trials: Trials) -> list[StudyTrial] | None:
-    """Reads a run of this configuration; None where it is not finished."""
+  def _recall(self, planned: Run, trials: Trials) -> list[StudyTrial] | None:
+    """Reads a run; None where neither it nor what it reads is finished."""
     config = self._config_of(planned, trials)
-    if config is None:
-      logger.warning("run %s: what it would read diverged", planned.name)
-      return diverged_trials(planned)
+    return self._find(planned, config) if config else diverged_trials(planned)
+
+  def _find(self, planned: Run, config: Config) -> list[StudyTrial] | None:
+    """Reads a run of this configuration; None where it is not finished."""
     directory = directory_of(self.workdir, planned.name)
     ending = _ending(directory)
     if not ending or self._differences(config, directory, ending):
@@ -142,12 +142,6 @@ class Executor:
       )
     )
     return schema.differences(found, now)
-
-
-def _lost(planned: Run) -> StudyRun:
-  """A run that cannot be trained, as all that it would read diverged."""
-  logger.warning("run %s: what it would read diverged", planned.name)
-  return StudyRun(trials=diverged_trials(planned), data={})
 
 
 def remove_checkpoints(directory: Path) -> None:
@@ -227,8 +221,10 @@ def _other_data(
     digests = ending.data if ending else {}
     for role in ("train", "validation", "test"):
       known = digests.get(role)
-      now = known and digest_now(of, role, known["by"])
-      if not now or now == known["sha256"]:
+      found = inventory_of(of, role) if known else None
+      if not known or not found:
+        continue
+      if digest_now(of, role, known["by"]) == known["sha256"]:
         continue
       if name not in names:
         names.append(name)

@@ -49,13 +49,13 @@ def best_tasks(
   found = {}
   shared = {"cells": config.task.cells, "seed": config.study.seeds[0]}
   for regime in ("memory", "memory_masked"):
-    chosen = [
-      best(select(trials, regime=regime, data=name, **shared))
-      for name in runs.data_sets(config)
-    ]
-    if None in chosen:
-      return {}
-    found[regime] = [Path(trial.task) for trial in chosen]
+    directories = []
+    for name in runs.data_sets(config):
+      trial = best(select(trials, regime=regime, data=name, **shared))
+      if trial is None or trial.task is None:
+        return {}
+      directories.append(Path(trial.task))
+    found[regime] = directories
   return found
 
 

@@ -136,9 +136,11 @@ def _runs(
     return [run(seed=s, learning_rates=rates, cells=cells) for s in seeds]
   first, *further = seeds
   runs = []
-  for some in [(count,) for count in cells] or [()]:
+  each: list[tuple[int, ...]] = [(count,) for count in cells]
+  for some in each or [()]:
     search = [run(seed=first, learning_rates=(r,), cells=some) for r in rates]
     runs += search
+    tried: list[tuple[float, ...]]
     if search_seed(config, regime) is None:
       tried = [(rate,) for rate in rates]
     elif any(one.name not in trials for one in search):

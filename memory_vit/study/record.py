@@ -62,7 +62,9 @@ def read_trials(record: StudyRecord, workdir: Path) -> Trials:
     directory = directory_of(workdir, run.name)
     if ending := load_ending(directory):
       return trials_of(run, ending, directory)
-    if run.reads and not best_parent(run, known, record.config.task.cells):
+    if run.reads and not best_parent(
+      run.reads, known, record.config.task.cells
+    ):
       return diverged_trials(run)  # it was never trained
     raise ConfigError(
       f"{directory} has no result any more. Put it back, or give the command "

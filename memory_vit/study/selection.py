@@ -19,7 +19,7 @@ class BestRate:
   validation: float  # mean of the accuracies that it was chosen by
   tests: tuple[float, ...]  # accuracy of every seed that did not diverge
   diverged: int  # number of seeds that did
-  parameters: int  # that were trained
+  parameters: int | None  # that were trained, where that is known
   examples: int | None = None  # on which was tested, where that is known
 
   @property
@@ -96,8 +96,8 @@ def best(trials: Sequence[StudyTrial]) -> StudyTrial | None:
   )  # fmt: skip
 
 
-def best_parent(planned: Run, trials: Trials, cells: int) -> StudyTrial | None:
-  """The trial whose task, of so many cells, a run attends to.
+def best_parent(read: Run, trials: Trials, cells: int) -> StudyTrial | None:
+  """The trial of a run whose task, of so many cells, another run attends to.
 
   None where all of them diverged.
   """

@@ -82,7 +82,7 @@ def trials_of(
         validation=result.val_accuracy,
         test=result.test_accuracy,
         parameters=result.trainable_params,
-        task=str(directory / result.exported),
+        task=str(directory / result.exported) if result.exported else None,
         examples=result.test_examples,
       )
   return trials

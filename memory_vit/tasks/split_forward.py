@@ -16,7 +16,7 @@ from memory_vit.errors import TaskError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.regimes import regime
 from memory_vit.model.task import Task, TaskSpec
-from memory_vit.model.vit import MemoryViT, head_logits
+from memory_vit.model.vit import MemoryViT, apply, head_logits
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.tasks.inference import encode_program, read_tasks
 
