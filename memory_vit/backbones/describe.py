@@ -9,7 +9,7 @@ import numpy as np
 
 from memory_vit.backbones import layouts, load, npz
 from memory_vit.backbones.download import KNOWN, local_file
-from memory_vit.errors import CheckpointError
+from memory_vit.errors import BackboneError
 from memory_vit.model import trees
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime import paths
@@ -43,11 +43,11 @@ def inspect_backbone(path: str) -> BackboneReport:
     path: anything that `load.load_backbone` takes.
 
   Raises:
-    CheckpointError: as `load_backbone`; and where there is nothing.
+    BackboneError: as `load_backbone`; and where there is nothing.
   """
   elsewhere = path in KNOWN or "://" in path
-  if not (elsewhere or paths.local(path, "it", CheckpointError).exists()):
-    raise CheckpointError(
+  if not (elsewhere or paths.local(path, "it", BackboneError).exists()):
+    raise BackboneError(
       f"{path} is not there: expected the .npz file of a backbone, its address "
       f"(https://, gs://) or one of {', '.join(KNOWN)}; or a task directory "
       "(with a task.json), or a directory of such."

@@ -12,13 +12,13 @@ from typing import Any, BinaryIO
 
 from etils import epy
 
-from memory_vit.errors import CheckpointError
+from memory_vit.errors import BackboneError
 from memory_vit.runtime import checksums, files, paths
 
 with epy.lazy_imports():  # it brings jax, for which --help does not wait
   from memory_vit.backbones import npz
 
-logger = logging.getLogger("memory_vit")
+logger = logging.getLogger(__name__)
 
 # Every .npz file begins so. Of a page that says "not found", or never ends, the
 # first bytes tell.
@@ -71,16 +71,16 @@ def local_file(path: str) -> Path:
     more is fetched again.
 
   Raises:
-    CheckpointError: where there is none, or it cannot be fetched.
+    BackboneError: where there is none, or it cannot be fetched.
   """
   address = KNOWN.get(path, path)
   if address.startswith(("https://", "http://")):
     return _cached(address, _fetch_http)
   if address.startswith("gs://"):
     return _cached(address, _fetch_gs)
-  file = paths.local(address, "the backbone", CheckpointError)
+  file = paths.local(address, "the backbone", BackboneError)
   if not file.is_file():
-    raise CheckpointError(
+    raise BackboneError(
       f"no file {path!r}: expected an .npz file, an address that starts with "
       f"https:// or gs://, or one of {', '.join(KNOWN)}."
     )
@@ -104,9 +104,9 @@ def _cached(url: str, fetch: Callable[[str, BinaryIO], None]) -> Path:
   except Exception as error:
     # Any: requests, TensorFlow and fsspec each have exceptions of their own.
     reason = f"{type(error).__name__}: {error}"
-    if isinstance(error, CheckpointError):
+    if isinstance(error, BackboneError):
       reason = str(error)
-    raise CheckpointError(
+    raise BackboneError(
       f"cannot fetch {url}: {reason.rstrip('.')}. Nothing of it is kept. Put "
       f"the file at {file} by hand, or give the path of a local copy."
       f"{_remedy(url)}"
@@ -129,7 +129,7 @@ def _place(url: str) -> Path:
     # For people; of a longer one the end, which says what kind of file it is.
     return Path(folder).expanduser() / f"{address}-{name[-_LONGEST_NAME:]}"
   except (RuntimeError, ValueError) as error:
-    raise CheckpointError(
+    raise BackboneError(
       f"cannot fetch {url!r} ({error}): expected the address of an .npz file, "
       "and in MEMORY_VIT_CACHE a directory, where it is set."
     ) from error
@@ -144,7 +144,7 @@ def _is_kept(file: Path) -> bool:
       npz.require_whole(file)
       return True
     problem = "no file"
-  except CheckpointError as error:
+  except BackboneError as error:
     problem = str(error)
   logger.warning("what was kept is removed, and fetched again: %s", problem)
   file.unlink()
@@ -164,7 +164,7 @@ class _Arriving:
     self.size, self.begins = 0, b""
 
   def write(self, data: bytes) -> int:
-    """Writes; raises `CheckpointError` once it can be no .npz file."""
+    """Writes; raises `BackboneError` once it can be no .npz file."""
     self.size += len(data)
     if len(self.begins) < _SHOWN:
       self.begins += data[: _SHOWN - len(self.begins)]
@@ -180,16 +180,16 @@ class _Arriving:
 
 
 def _require_npz(part: Path, arriving: _Arriving) -> None:
-  """Raises `CheckpointError`, with what came, unless that is a whole file."""
+  """Raises `BackboneError`, with what came, unless that is a whole file."""
   try:
     npz.require_whole(part)
-  except CheckpointError as error:
+  except BackboneError as error:
     problem = str(error).removeprefix(str(part))
     raise _what_came(arriving, problem) from error
 
 
-def _what_came(arriving: _Arriving, problem: str) -> CheckpointError:
-  return CheckpointError(
+def _what_came(arriving: _Arriving, problem: str) -> BackboneError:
+  return BackboneError(
     f"what came ({arriving.size:,} bytes that begin with {arriving.begins!r})"
     f"{problem}"
   )
@@ -233,7 +233,7 @@ def _check_redirect(response: Any, **options: Any) -> None:
   if not target.lower().startswith("https://") and (
     requests.utils.get_netrc_auth(target)
   ):
-    raise CheckpointError(
+    raise BackboneError(
       f"it leads to {target}, and a password of ~/.netrc would be sent there "
       "without encryption"
     )

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from memory_vit.errors import CheckpointError
+from memory_vit.errors import BackboneError
 from memory_vit.model.vit_config import square_side
 
-logger = logging.getLogger("memory_vit")
+logger = logging.getLogger(__name__)
 
 Arrays = dict[str, np.ndarray]
 
@@ -57,13 +57,13 @@ def as_vit_jax(arrays: Arrays, file: Path) -> Arrays:
   converted = {}
   for name, array in arrays.items():
     if _is_stacked(name, array) and len(array) > MAX_DEPTH:
-      raise CheckpointError(
+      raise BackboneError(
         f"{file}: {name} has {len(array):,} blocks, expected at most "
         f"{MAX_DEPTH}."
       )
     for new_name, new_array in as_published(name, array):
       if new_name in converted:
-        raise CheckpointError(
+        raise BackboneError(
           f"{file} has {new_name} more than once, in two layouts."
         )
       converted[new_name] = new_array

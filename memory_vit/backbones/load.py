@@ -37,7 +37,7 @@ from memory_vit.backbones.layouts import (
   resize_positions,
   without_prefix,
 )
-from memory_vit.errors import CheckpointError
+from memory_vit.errors import BackboneError
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone, backbone_shapes
 from memory_vit.model.vit_config import ViTConfig, square_side
@@ -88,7 +88,7 @@ def load_backbone(
     `image_size` and `dtype`.
 
   Raises:
-    CheckpointError: where there is no such file, it cannot be fetched or read,
+    BackboneError: where there is no such file, it cannot be fetched or read,
       or does not hold exactly the weights of a ViT with a class token.
     ConfigError: for an `image_size`, `dtype` or `gelu` that cannot be.
   """
@@ -150,7 +150,7 @@ def _as_float32(array: np.ndarray, what: str) -> np.ndarray:
   with np.errstate(over="ignore"):
     cast = array.astype(np.float32)
   if array.dtype.itemsize > cast.dtype.itemsize and not np.isfinite(cast).all():
-    raise CheckpointError(
+    raise BackboneError(
       f"{what} has values that are not finite as float32, in which the weights "
       "are used."
     )
@@ -180,7 +180,7 @@ def _infer_config(arrays: Arrays, file: Path) -> ViTConfig:
   )
   side = square_side(positions - 1)
   if not side:
-    raise CheckpointError(
+    raise BackboneError(
       f"{file}: the position embedding has {positions} entries, expected those "
       "of a square grid of patches and, except in files of big_vision, one for "
       "the class token."
@@ -205,7 +205,7 @@ def _depth(arrays: Arrays, file: Path) -> int:
   found = [BLOCK_NUMBER.match(name) for name in arrays]
   depth = 1 + max((int(number[1]) for number in found if number), default=-1)
   if depth > MAX_DEPTH:
-    raise CheckpointError(
+    raise BackboneError(
       f"{file} has a block of number {depth - 1:,}, expected at most "
       f"{MAX_DEPTH} blocks."
     )
@@ -251,7 +251,7 @@ def _expected_shapes(config: ViTConfig) -> dict[str, jax.ShapeDtypeStruct]:
   return expected
 
 
-def _refusal(file: Path, lines: list[str], arrays: Arrays) -> CheckpointError:
+def _refusal(file: Path, lines: list[str], arrays: Arrays) -> BackboneError:
   """One error with all problems of a file."""
   message = [
     f"{file} does not hold exactly the weights of a ViT:",
@@ -267,4 +267,4 @@ def _refusal(file: Path, lines: list[str], arrays: Arrays) -> CheckpointError:
     "big_vision (pos_embedding at the top, blocks stacked or not), optionally "
     f"under {' or '.join(PREFIXES)}."
   )
-  return CheckpointError(_INDENTED.join(message))
+  return BackboneError(_INDENTED.join(message))

@@ -17,7 +17,7 @@ from typing import BinaryIO
 import jax.numpy as jnp
 import numpy as np
 
-from memory_vit.errors import CheckpointError
+from memory_vit.errors import BackboneError
 from memory_vit.runtime.messages import brief, first_line
 
 # Of all entries, unpacked. The largest published ViT has 7 GB in float32.
@@ -61,7 +61,7 @@ class Archive:
       stores as two bytes of anything, as such.
 
     Raises:
-      CheckpointError: where it is damaged, no float, or not finite.
+      BackboneError: where it is damaged, no float, or not finite.
     """
     entry = self._archive.getinfo(name + _SUFFIX)
     # The header of Python 2 makes numpy warn; nothing here has one.
@@ -74,7 +74,7 @@ class Archive:
     if array.dtype.kind == "V":
       array = array.view(jnp.bfloat16)
     if not np.isfinite(array).all():
-      raise CheckpointError(
+      raise BackboneError(
         f"{self._file}: entry {name!r} has values that are not finite."
       )
     return array
@@ -88,11 +88,11 @@ def open_npz(file: Path) -> Iterator[Archive]:
     file: a local file.
 
   Raises:
-    CheckpointError: where it is none, is damaged, or is larger inside than its
+    BackboneError: where it is none, is damaged, or is larger inside than its
       length or `MAX_BYTES` allow; or its names are there twice, or are paths.
   """
   if not zipfile.is_zipfile(file):
-    raise CheckpointError(
+    raise BackboneError(
       f"{file} is no .npz file, or its end is missing: fetch it again."
     )
   with contextlib.ExitStack() as stack:
@@ -102,7 +102,7 @@ def open_npz(file: Path) -> Iterator[Archive]:
 
 
 def require_whole(file: Path) -> None:
-  """Raises `CheckpointError` unless every entry has its bytes (CRC-32).
+  """Raises `BackboneError` unless every entry has its bytes (CRC-32).
 
   What the arrays are nobody looks at: see `Archive.read`.
   """
@@ -126,13 +126,13 @@ def _refusals(what: str) -> Iterator[None]:
     yield
   except Exception as error:
     reason = first_line(error)
-    raise CheckpointError(f"{what} cannot be read: {reason}") from error
+    raise BackboneError(f"{what} cannot be read: {reason}") from error
 
 
 def _check_entries(entries: list[zipfile.ZipInfo], file: Path) -> None:
   """Refuses an archive by its table of contents."""
   if len(entries) > MAX_ENTRIES:
-    raise CheckpointError(
+    raise BackboneError(
       f"{file} has {len(entries)} entries, expected at most {MAX_ENTRIES}."
     )
   seen = set()
@@ -140,27 +140,27 @@ def _check_entries(entries: list[zipfile.ZipInfo], file: Path) -> None:
     # `orig_filename` still has what zipfile cuts off or replaces.
     name = entry.orig_filename
     if not name.endswith(_SUFFIX):
-      raise CheckpointError(
+      raise BackboneError(
         f"{file}: entry {brief(name)} is no array (NAME.npy)."
       )
     if not _NAME.fullmatch(name.removesuffix(_SUFFIX)):
-      raise CheckpointError(
+      raise BackboneError(
         f"{file}: entry {brief(name)} is no name of an array: expected at most "
         "200 characters of ASCII, parts separated by '/', without '..', '\\', "
         "':' and control characters."
       )
     if name in seen:
-      raise CheckpointError(f"{file} has two entries of the same name: {name}.")
+      raise BackboneError(f"{file} has two entries of the same name: {name}.")
     seen.add(name)
     if entry.compress_type not in _METHODS:
-      raise CheckpointError(
+      raise BackboneError(
         f"{file}: entry {name!r} is compressed by method "
         f"{entry.compress_type}, expected one of {list(_METHODS)} (stored, "
         "deflated)."
       )
   claimed, there = sum(e.file_size for e in entries), file.stat().st_size
   if claimed > min(MAX_BYTES, MAX_RATIO * there):
-    raise CheckpointError(
+    raise BackboneError(
       f"{file} would be {claimed:,} bytes unpacked, from {there:,}: expected "
       f"at most {MAX_BYTES:,}, and {MAX_RATIO} times as many."
     )

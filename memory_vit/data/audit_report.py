@@ -14,7 +14,7 @@ from memory_vit.data.audit import SplitAudit
 from memory_vit.data.split_ref import SplitRef, configured_splits
 from memory_vit.errors import BrokenDataError, ConfigError
 
-logger = logging.getLogger("memory_vit")
+logger = logging.getLogger(__name__)
 
 # From so many times as many images of a class as of another on, accuracy says
 # little of the smaller one. Work on imbalanced data begins there: Cui et al.

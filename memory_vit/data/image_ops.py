@@ -17,7 +17,7 @@ from memory_vit.config import TrainDataConfig
 from memory_vit.errors import ConfigError
 from memory_vit.model.task import EvalPreprocessing
 
-logger = logging.getLogger("memory_vit")
+logger = logging.getLogger(__name__)
 
 # TensorFlow would take all memory of a GPU, which belongs to JAX. Where it has
 # been used before, as in a notebook, it is too late, and no reason to stop.

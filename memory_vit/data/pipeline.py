@@ -15,7 +15,7 @@ import tensorflow as tf
 from memory_vit.data import sources
 from memory_vit.data.reader import Reader
 
-logger = logging.getLogger("memory_vit")
+logger = logging.getLogger(__name__)
 
 Batch = dict[str, np.ndarray]
 

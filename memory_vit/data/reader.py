@@ -10,7 +10,7 @@ from memory_vit.data.sources import Source
 from memory_vit.errors import BrokenDataError
 from memory_vit.runtime import processes
 
-logger = logging.getLogger("memory_vit.reader")
+logger = logging.getLogger(__name__)
 
 # Unreadable examples that a message lists.
 _SHOWN = 20

@@ -26,7 +26,7 @@ with epy.lazy_imports():  # the flags are parsed without them
 
   from memory_vit.runtime import preemption, processes
 
-logger = logging.getLogger("memory_vit")
+logger = logging.getLogger(__name__)
 
 # How long the process that the others need to hear of anything waits for them
 # to say what they have to, before it leaves with an error; in seconds.

@@ -30,7 +30,7 @@ from memory_vit.study.runs import possible_parts
 from memory_vit.study.trials import Trials, directory_of
 from memory_vit.training import consistency, open_backbone, resolve
 
-logger = logging.getLogger("memory_vit")
+logger = logging.getLogger(__name__)
 
 
 def run_study(

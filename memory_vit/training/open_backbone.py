@@ -16,7 +16,7 @@ from memory_vit.runtime import processes, sharding
 from memory_vit.runtime.preemption import StopSignal
 from memory_vit.training.pretrain import pretrained_file
 
-logger = logging.getLogger("memory_vit")
+logger = logging.getLogger(__name__)
 
 
 def open_backbone(

@@ -36,7 +36,7 @@ from memory_vit.training import (
 from memory_vit.training.sweep import Trial
 from memory_vit.training.trainer import PackResult, Trainer
 
-logger = logging.getLogger("memory_vit")
+logger = logging.getLogger(__name__)
 
 
 def train_and_evaluate(
