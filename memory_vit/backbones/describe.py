@@ -37,7 +37,7 @@ class BackboneReport:
 
 
 def inspect_backbone(path: str) -> BackboneReport:
-  """Describes the file of a backbone.
+  """Describe the file of a backbone.
 
   Args:
     path: anything that `load.load_backbone` takes.

@@ -59,7 +59,7 @@ KNOWN = {
 
 
 def local_file(path: str) -> Path:
-  """Finds an .npz file, and fetches it where it is elsewhere.
+  """Find an .npz file, and fetch it where it is elsewhere.
 
   Args:
     path: a name of `KNOWN`, a local path, or an address that starts with
@@ -88,7 +88,7 @@ def local_file(path: str) -> Path:
 
 
 def _cached(url: str, fetch: Callable[[str, BinaryIO], None]) -> Path:
-  """Returns the local copy of a file, made by `fetch` the first time."""
+  """Return the local copy of a file, made by `fetch` the first time."""
   file = _place(url)
   try:
     if _is_kept(file):
@@ -164,7 +164,7 @@ class _Arriving:
     self.size, self.begins = 0, b""
 
   def write(self, data: bytes) -> int:
-    """Writes; raises `BackboneError` once it can be no .npz file."""
+    """Write; raise `BackboneError` once it can be no .npz file."""
     self.size += len(data)
     if len(self.begins) < _SHOWN:
       self.begins += data[: _SHOWN - len(self.begins)]
@@ -180,7 +180,7 @@ class _Arriving:
 
 
 def _require_npz(part: Path, arriving: _Arriving) -> None:
-  """Raises `BackboneError`, with what came, unless that is a whole file."""
+  """Raise `BackboneError`, with what came, unless that is a whole file."""
   try:
     npz.require_whole(part)
   except BackboneError as error:
@@ -209,7 +209,7 @@ def _fetch_http(url: str, target: BinaryIO) -> None:
 
 
 def _own_password(request: Any) -> Any:
-  """Adds what an address itself says, and nothing of ~/.netrc.
+  """Add what an address itself says, and nothing of ~/.netrc.
 
   Without encryption everybody on the way would read it. (By `auth`, as
   `requests` looks into the file where there is none.)
@@ -223,7 +223,7 @@ def _own_password(request: Any) -> Any:
 
 
 def _check_redirect(response: Any, **options: Any) -> None:
-  """Refuses to be sent where a password of ~/.netrc would be readable."""
+  """Refuse to be sent where a password of ~/.netrc would be readable."""
   import requests
 
   del options

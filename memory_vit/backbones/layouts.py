@@ -36,7 +36,7 @@ MAX_DEPTH = 64
 
 
 def without_prefix(entries: Iterable[str]) -> dict[str, str]:
-  """Returns {name of a parameter: its entry in the file}."""
+  """Return {name of a parameter: its entry in the file}."""
   names = {entry: entry for entry in entries}
   for prefix in PREFIXES:
     if any(name.startswith(prefix) for name in names):
@@ -53,7 +53,7 @@ def without_prefix(entries: Iterable[str]) -> dict[str, str]:
 
 
 def as_vit_jax(arrays: Arrays, file: Path) -> Arrays:
-  """Converts the layout of all entries that are known; leaves the others."""
+  """Convert the layout of all entries that are known; leave the others."""
   converted = {}
   for name, array in arrays.items():
     if _is_stacked(name, array) and len(array) > MAX_DEPTH:
@@ -91,12 +91,12 @@ def _is_stacked(name: str, array: np.ndarray) -> bool:
 
 
 def renumbered(name: str, numbers: dict[str, str]) -> str:
-  """Renames the modules in the name of a parameter, as `numbers` says."""
+  """Rename the modules in the name of a parameter, as `numbers` says."""
   return "/".join(numbers.get(part, part) for part in name.split("/"))
 
 
 def _with_class_position(positions: np.ndarray) -> np.ndarray:
-  """Gives a big_vision position embedding (1, n, d) an entry for the class.
+  """Give a big_vision position embedding (1, n, d) an entry for the class.
 
   It is zero: `cls` of these files has it added. For that reason the fingerprint
   differs from that of the same weights unfolded. The backbone computes the same

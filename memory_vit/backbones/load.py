@@ -68,7 +68,7 @@ def load_backbone(
   *,
   gelu: str = "tanh",
 ) -> Backbone:
-  """Reads a pretrained ViT.
+  """Read a pretrained ViT.
 
   The layouts are those of vit_jax and big_vision; see the top of this file.
 
@@ -94,7 +94,7 @@ def load_backbone(
   """
   file = local_file(os.fspath(path))
   arrays = as_vit_jax(_read(file), file)
-  published = _infer_config(arrays, file)
+  published = infer_config(arrays, file)
   _require_weights(arrays, published, file)
   fingerprint = trees.fingerprint(trees.unflatten(arrays))
 
@@ -112,7 +112,7 @@ def load_backbone(
 
 
 def save_backbone(backbone: Backbone, path: str | os.PathLike[str]) -> None:
-  """Writes the .npz file of a backbone, in the layout of the published files.
+  """Write the .npz file of a backbone, in the layout of the published files.
 
   `load_backbone` reads the same parameters from it, and so the same
   fingerprint; except for a backbone with a resized position embedding, which is
@@ -137,7 +137,7 @@ def save_backbone(backbone: Backbone, path: str | os.PathLike[str]) -> None:
 
 
 def _read(file: Path) -> Arrays:
-  """Reads all parameters, as float32, under their names without prefix."""
+  """Read all parameters, as float32, under their names without prefix."""
   with npz.open_npz(file) as archive:
     return {
       name: _as_float32(archive.read(entry), f"{file}: entry {entry!r}")
@@ -146,7 +146,7 @@ def _read(file: Path) -> Arrays:
 
 
 def _as_float32(array: np.ndarray, what: str) -> np.ndarray:
-  """Casts finite numbers; refuses what float32 cannot hold."""
+  """Cast finite numbers; refuse what float32 cannot hold."""
   with np.errstate(over="ignore"):
     cast = array.astype(np.float32)
   if array.dtype.itemsize > cast.dtype.itemsize and not np.isfinite(cast).all():
@@ -160,8 +160,8 @@ def _as_float32(array: np.ndarray, what: str) -> np.ndarray:
 # Arrays -> configuration.
 
 
-def _infer_config(arrays: Arrays, file: Path) -> ViTConfig:
-  """Reads the configuration from the shapes."""
+def infer_config(arrays: Arrays, file: Path) -> ViTConfig:
+  """Read the configuration from the shapes."""
   shapes = {
     pattern: _common_shape(arrays, pattern, len(axes))
     for pattern, axes in _TELLING.items()
@@ -233,7 +233,7 @@ def _outputs(arrays: Arrays, layer: str) -> int:
 
 
 def _require_weights(arrays: Arrays, config: ViTConfig, file: Path) -> None:
-  """Raises unless the arrays are exactly the parameters of the model."""
+  """Raise unless the arrays are exactly the parameters of the model."""
   expected = _expected_shapes(config)
   problems = trees.differences(expected, arrays)
   if problems:

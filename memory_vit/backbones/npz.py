@@ -1,4 +1,4 @@
-"""Reads .npz files that nobody vouches for.
+"""Read .npz files that nobody vouches for.
 
 Nothing is unpickled. Sizes are checked before memory is taken: what the archive
 claims against caps and its own length, what the header of an array claims
@@ -51,7 +51,7 @@ class Archive:
     self.names = tuple(e.filename.removesuffix(_SUFFIX) for e in entries)
 
   def read(self, name: str) -> np.ndarray:
-    """Reads one array.
+    """Read one array.
 
     Args:
       name: one of `names`.
@@ -82,7 +82,7 @@ class Archive:
 
 @contextlib.contextmanager
 def open_npz(file: Path) -> Iterator[Archive]:
-  """Opens an .npz file.
+  """Open an .npz file.
 
   Args:
     file: a local file.
@@ -102,7 +102,7 @@ def open_npz(file: Path) -> Iterator[Archive]:
 
 
 def require_whole(file: Path) -> None:
-  """Raises `BackboneError` unless every entry has its bytes (CRC-32).
+  """Raise `BackboneError` unless every entry has its bytes (CRC-32).
 
   What the arrays are nobody looks at: see `Archive.read`.
   """
@@ -117,7 +117,7 @@ def require_whole(file: Path) -> None:
 
 @contextlib.contextmanager
 def _refusals(what: str) -> Iterator[None]:
-  """Says in our words what the libraries raise.
+  """Say in our words what the libraries raise.
 
   On damaged and hostile files that is nearly every type: of zipfile and zlib,
   SyntaxError of a header, RuntimeError of encryption, MemoryError.
@@ -130,7 +130,7 @@ def _refusals(what: str) -> Iterator[None]:
 
 
 def _check_entries(entries: list[zipfile.ZipInfo], file: Path) -> None:
-  """Refuses an archive by its table of contents."""
+  """Refuse an archive by its table of contents."""
   if len(entries) > MAX_ENTRIES:
     raise BackboneError(
       f"{file} has {len(entries)} entries, expected at most {MAX_ENTRIES}."
@@ -167,7 +167,7 @@ def _check_entries(entries: list[zipfile.ZipInfo], file: Path) -> None:
 
 
 def _check_header(stream: BinaryIO, entry: zipfile.ZipInfo) -> None:
-  """Raises ValueError unless the header of an array fits its entry.
+  """Raise ValueError unless the header of an array fits its entry.
 
   Before the array is read: the memory for it is taken by the header alone.
   """

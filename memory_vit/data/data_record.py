@@ -70,8 +70,7 @@ class DataRecord:
     )
 
   def keep(self) -> None:
-    """Writes the tables that are not there yet; all processes must call."""
-
+    """Write the tables that are not there yet; all processes must call."""
     compared = self.compared
 
     def write() -> None:

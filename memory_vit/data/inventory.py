@@ -44,7 +44,7 @@ class Inventory:
   files: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   def table(self, by: str) -> Table:
-    """Looks at all files.
+    """Look at all files.
 
     Args:
       by: "files" or "contents", which reads every byte.
@@ -76,7 +76,7 @@ def digest(table: Table) -> str:
 
 
 def differences(before: Table, now: Table) -> list[str]:
-  """Describes what differs between two tables of the same kind.
+  """Describe what differs between two tables of the same kind.
 
   Returns:
     How many files in a line, and then some of them, those first whose class is
@@ -152,7 +152,7 @@ def _class_of(name: str) -> str:
 
 
 def _change(old: Sequence, new: Sequence) -> str:
-  """Says how a file changed."""
+  """Say how a file changed."""
   if old[0] != new[0]:
     return f"{_size(old)}, now {_size(new)}"
   if isinstance(old[1], str):
@@ -168,7 +168,7 @@ def _size(entry: Sequence) -> str:
 def _in_threads(
   look: Callable[[str], list], paths: Iterable[str]
 ) -> list[list]:
-  """Looks at files, some at a time."""
+  """Look at files, some at a time."""
   with multiprocessing.pool.ThreadPool(_THREADS) as pool:
     # Handed out in chunks: to look at a file takes less than to hand it out.
     return list(pool.imap(look, list(paths), chunksize=64))

@@ -1,5 +1,6 @@
 """Data sets on this disk: folders of images, and the embedded digits."""
 
+import functools
 import hashlib
 import os
 import pathlib
@@ -24,7 +25,7 @@ from memory_vit.runtime.paths import local
 
 
 def open_folder(ref: SplitRef) -> Source:
-  """Opens a split of a folder with SPLIT/CLASS/IMAGE.
+  """Open a split of a folder with SPLIT/CLASS/IMAGE.
 
   Raises:
     DataError: where there is no such folder or split, or a class is empty.
@@ -63,7 +64,7 @@ def open_folder(ref: SplitRef) -> Source:
 
 
 def open_digits(ref: SplitRef) -> Source:
-  """Opens a split of the digits that come with scikit-learn.
+  """Open a split of the digits that come with scikit-learn.
 
   Every fifth image of a class is for the test.
 
@@ -77,7 +78,7 @@ def open_digits(ref: SplitRef) -> Source:
       f"data set {ref.name!r}: expected 'digits', or a range such as "
       "'digits:0-4'."
     )
-  images, digits = sklearn.datasets.load_digits(return_X_y=True)
+  images, encoded, digits = _digits()
   train, test = [], []
   for digit in range(first, last + 1):
     indices = np.flatnonzero(digits == digit)
@@ -91,18 +92,24 @@ def open_digits(ref: SplitRef) -> Source:
   sizes = {key: len(indices) for key, indices in splits.items()}
   parts = split_parts(ref.name, ref.split, sizes)
   chosen = np.concatenate([splits[key][part] for key, part in parts])
-  # 8 x 8 pixels from 0 to 16, as files: the rest is as for any other source.
-  images = np.round(images.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
-  encoded = tf.stack([tf.io.encode_png(images[i]) for i in chosen])
   labels = tf.constant(digits[chosen] - first, tf.int32)
   return Source(
     name=ref.name,
     split=ref.split,
     size=len(chosen),
     class_names=tuple(str(digit) for digit in range(first, last + 1)),
-    fetch=fetch_from_memory(encoded, labels),
+    fetch=fetch_from_memory(tf.gather(encoded, chosen), labels),
     inventory=Inventory(facts={"pictures": _digest(images[chosen], labels)}),
   )
+
+
+@functools.cache
+def _digits() -> tuple[np.ndarray, tf.Tensor, np.ndarray]:
+  """Images, uint8 (n, 8, 8, 1), the same as PNG files, and digits, (n,)."""
+  images, digits = sklearn.datasets.load_digits(return_X_y=True)
+  # They are from 0 to 16. As files they are read as any other source.
+  images = np.round(images.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
+  return images, tf.stack([tf.io.encode_png(image) for image in images]), digits
 
 
 def _digest(images: np.ndarray, labels: tf.Tensor) -> str:
@@ -113,7 +120,7 @@ def _digest(images: np.ndarray, labels: tf.Tensor) -> str:
 def _files_of_splits(
   root: pathlib.Path, directory: str
 ) -> tuple[dict[str, dict[str, list[str]]], dict[str, str]]:
-  """Finds all images of all splits.
+  """Find all images of all splits.
 
   Args:
     root: the image folder.
@@ -167,7 +174,7 @@ def _folders(root: pathlib.Path) -> list[pathlib.Path]:
 def _image_files(
   folder: pathlib.Path, irregular: dict[str, str]
 ) -> dict[str, list[str]]:
-  """Finds the images of a split, by their class.
+  """Find the images of a split, by their class.
 
   Args:
     folder: of the split.
@@ -192,7 +199,7 @@ def _image_files(
 
 
 def _kind(path: str) -> str:
-  """Names the kind of what is no regular file."""
+  """Name the kind of what is no regular file."""
   try:
     mode = os.stat(path).st_mode
   except OSError as error:
@@ -238,7 +245,7 @@ def _check_classes(
   files: Mapping[str, Sequence[str]],
   classes: Sequence[str],
 ) -> None:
-  """Refuses a class that train/ does not have, or without images."""
+  """Refuse a class that train/ does not have, or without images."""
   unknown = sorted(set(files) - set(classes))
   if unknown:
     raise BrokenDataError(

@@ -1,4 +1,4 @@
-"""Makes examples from their numbers, and batches of them, in tf.data."""
+"""Make examples from their numbers, and batches of them, in tf.data."""
 
 import atexit
 import dataclasses
@@ -26,7 +26,7 @@ _PREFETCH = 2
 
 @dataclasses.dataclass(frozen=True)
 class ExampleFn:
-  """Makes an example from its number, int64 ().
+  """A function from the number of an example, int64 (), to the example.
 
   The offset of an example is how many records of the source after its own one
   it takes, as those before cannot be read.
@@ -64,7 +64,7 @@ class ExampleFn:
   def check_labels(
     self, labels: np.ndarray, numbers: range, offsets: np.ndarray
   ) -> None:
-    """Refuses labels (b,) that are not classes: see `Source.check_labels`."""
+    """Refuse labels (b,) that are not classes: see `Source.check_labels`."""
     self.reader.source.check_labels(
       labels, lambda row: self.index(numbers[row], offsets[row])
     )
@@ -76,7 +76,8 @@ _open_batches = weakref.WeakSet()
 
 
 @atexit.register
-def _close_batches() -> None:
+def close_batches() -> None:
+  """Close all batches that are not used up."""
   for batches in list(_open_batches):
     batches.close()
 
@@ -100,7 +101,7 @@ def batches(example: ExampleFn, starts: range, rows: int) -> Iterator[Batch]:
 
 
 def _generate(example: ExampleFn, starts: range, rows: int) -> Iterator[Batch]:
-  """Yields the batches; begins a new pipeline behind one that failed."""
+  """Yield the batches; begin a new pipeline behind one that failed."""
   pipeline, reader = None, example.reader
   start = starts[0]
   try:
@@ -144,7 +145,7 @@ def _pipeline(example: ExampleFn, starts: range, rows: int) -> Iterator[Batch]:
 def _read_singly(
   example: ExampleFn, numbers: range, error: tf.errors.OpError
 ) -> tuple[Batch, np.ndarray]:
-  """Reads a batch that failed, each example by itself.
+  """Read a batch that failed, each example by itself.
 
   Where one cannot be made of its record, the next record of the source is
   tried, and so on: what comes out depends on the number of the example alone.
@@ -187,7 +188,7 @@ def _read_singly(
 def _attempts(
   example: ExampleFn, wanted: tuple[np.ndarray, np.ndarray]
 ) -> Iterator[dict[str, np.ndarray] | tf.errors.OpError]:
-  """Makes each of the examples with these numbers and offsets, int64 (n,)."""
+  """Make each of the examples with these numbers and offsets, int64 (n,)."""
   dataset = (
     tf.data.Dataset.from_tensor_slices(wanted)
     .map(example.graph, num_parallel_calls=os.cpu_count(), deterministic=True)
@@ -197,7 +198,7 @@ def _attempts(
 
 
 def _stacked(examples: Sequence[dict[str, Any]], offsets: np.ndarray) -> Batch:
-  """Stacks examples to a batch; one in place of another has mask 0."""
+  """Stack examples to a batch; one in place of another has mask 0."""
   batch = {key: np.stack([e[key] for e in examples]) for key in examples[0]}
   if "mask" in batch:
     batch["mask"] = np.where(offsets, np.float32(0), batch["mask"])

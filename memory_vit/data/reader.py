@@ -1,4 +1,4 @@
-"""Reads a source, and keeps which of its examples cannot be read."""
+"""Read a source, and note which of its examples cannot be read."""
 
 import contextlib
 import logging
@@ -29,7 +29,7 @@ class Reader:
   def __init__(
     self, source: Source, *, max_bad: int = 0, stall_timeout: float = 0.0
   ) -> None:
-    """Begins with what was unreadable when the source was opened.
+    """Begin with what was unreadable when the source was opened.
 
     Raises:
       BrokenDataError: where that is more than `max_bad`.
@@ -71,7 +71,7 @@ class Reader:
     return types.MappingProxyType(self._unreadable)
 
   def mark_unreadable(self, reasons: Mapping[int, str]) -> None:
-    """Leaves out examples that cannot be read; each is logged once.
+    """Leave out examples that cannot be read; each is logged once.
 
     Args:
       reasons: index -> why.
@@ -90,7 +90,7 @@ class Reader:
     self._unreadable.update(new)
 
   def sync_unreadable(self) -> list[int]:
-    """Shares unreadable examples among all processes, which all must call.
+    """Share unreadable examples among all processes, which all must call.
 
     Each process meets those of its own share; from here on all know all.
 
@@ -109,7 +109,7 @@ class Reader:
     return indices
 
   def time_limit(self, first: int) -> contextlib.AbstractContextManager:
-    """Ends the process where reading from example `first` on stalls."""
+    """End the process where reading from example `first` on stalls."""
     what = f"{self.source}, from example {first} on"
     return watchdog.limit(self.stall_timeout, what)
 

@@ -60,7 +60,7 @@ class Source:
     return f"data set {self.name!r}, split {self.split!r}"
 
   def describe(self, index: int) -> str:
-    """Names one example in a message."""
+    """Name one example in a message."""
     where = f"{self}, example {index}"
     file = escaped(self.file_name(index))
     return f"{where} ({file})" if file else where
@@ -68,7 +68,7 @@ class Source:
   def check_labels(
     self, labels: np.ndarray, index_of: Callable[[int], int] = int
   ) -> None:
-    """Refuses labels that are not classes.
+    """Refuse labels that are not classes.
 
     Args:
       labels: int32 (b,).
@@ -91,7 +91,7 @@ class Source:
 def split_parts(
   name: str, split: str, sizes: Mapping[str, int]
 ) -> list[tuple[str, slice]]:
-  """Parses a split such as "train[:98%]+test" into names and slices.
+  """Parse a split such as "train[:98%]+test" into names and slices.
 
   Args:
     name: of the data set, for messages.
@@ -124,7 +124,7 @@ def split_parts(
 def count_examples(
   parts: list[tuple[str, slice]], sizes: Mapping[str, int]
 ) -> int:
-  """Counts the examples in the parts that `split_parts` returns."""
+  """Count the examples in the parts that `split_parts` returns."""
   return sum(len(range(sizes[key])[part]) for key, part in parts)
 
 
@@ -147,7 +147,7 @@ def without_autotuning() -> tf.data.Options:
 def attempts(
   dataset: tf.data.Dataset, count: int
 ) -> Iterator[Any | tf.errors.OpError]:
-  """Yields the elements of a mapped data set, with errors in their place.
+  """Yield the elements of a mapped data set, with errors in their place.
 
   Args:
     dataset: of numbers or tensors, mapped. Not of a reader of files: that could

@@ -63,7 +63,7 @@ ADVICE = {
 
 
 def open_tfds(ref: SplitRef) -> Source:
-  """Opens a split of a data set of TFDS, which is prepared where it is not.
+  """Open a split of a data set of TFDS, which is prepared where it is not.
 
   Raises:
     DataError: where it cannot be had, or is not one of images with one class.
@@ -74,7 +74,7 @@ def open_tfds(ref: SplitRef) -> Source:
 
 
 def _open(builder: tfds.core.DatasetBuilder, ref: SplitRef) -> Source:
-  """Opens a split of a data set whose files are there."""
+  """Open a split of a data set whose files are there."""
   info = builder.info
   parts = split_parts(ref.name, ref.split, _sizes(builder))
   keys = find_keys(ref.name, info.features, info.supervised_keys)
@@ -103,7 +103,7 @@ def _open(builder: tfds.core.DatasetBuilder, ref: SplitRef) -> Source:
 
 
 def take_inventory(ref: SplitRef) -> Inventory:
-  """Lists the files of a data set that is prepared; nothing is read.
+  """List the files of a data set that is prepared; nothing is read.
 
   Raises:
     DataError: where it is not prepared, or has no such split.
@@ -121,7 +121,7 @@ def _inventory(
   parts: Sequence[tuple[str, slice]],
   shards: Sequence[Shard],
 ) -> Inventory:
-  """Lists what TFDS recorded of a split, and its files.
+  """List what TFDS recorded of a split, and its files.
 
   Of a data set in a bucket only the first: TFDS knows the bytes of its splits.
   """
@@ -152,7 +152,7 @@ def _sizes(builder: tfds.core.DatasetBuilder) -> dict[str, int]:
 
 
 def _require_room(ref: SplitRef, shards: Sequence[Shard]) -> None:
-  """Refuses what are no files, and numbers of examples that cannot be.
+  """Refuse what are no files, and numbers of examples that cannot be.
 
   Raises:
     BrokenDataError: before memory is taken for so many.
@@ -185,7 +185,7 @@ def find_keys(
   features: Mapping[str, tfds.features.FeatureConnector],
   supervised_keys: Sequence[str] | None,
 ) -> tuple[str, str]:
-  """Finds the features of a TFDS data set that are the image and its class.
+  """Find the features of a TFDS data set that are the image and its class.
 
   Args:
     name: of the data set, for messages.
@@ -220,7 +220,7 @@ def find_keys(
 
 
 def _prepared_builder(ref: SplitRef) -> tfds.core.DatasetBuilder:
-  """Finds the files of a TFDS data set, and makes them where they are not."""
+  """Find the files of a TFDS data set, and make them where they are not."""
   builder = _found_builder(ref)
   if not ref.download:
     return builder
@@ -292,7 +292,7 @@ def _fetch_from_array_record(
   keys: tuple[str, str],
   bad: Mapping[int, str],
 ) -> Fetch:
-  """Makes `Source.fetch` of files with random access.
+  """Make `Source.fetch` of files with random access.
 
   Only the bytes pass through Python; TensorFlow takes them apart. What `bad`
   names is not read: in a file of other records it would be another example.
@@ -324,7 +324,7 @@ def _check_cache(
   parts: Sequence[tuple[str, slice]],
   builder: tfds.core.DatasetBuilder,
 ) -> None:
-  """Refuses to read a split into memory that is larger than `cache_gib`."""
+  """Refuse to read a split into memory that is larger than `cache_gib`."""
   splits = builder.info.splits
   sizes = _sizes(builder)
   # TFDS knows the bytes of whole splits alone.
@@ -372,7 +372,7 @@ def _read_all(
   keys: tuple[str, str],
   shards: Sequence[Shard],
 ) -> tuple[tf.Tensor, tf.Tensor, dict[int, str]]:
-  """Reads a split into memory, in the order of its files.
+  """Read a split into memory, in the order of its files.
 
   Returns:
     The encoded images, string (n,), the labels, int32 (n,), and which examples
@@ -418,7 +418,7 @@ def _read_singly(
   keys: tuple[str, str],
   shards: Sequence[Shard],
 ) -> tuple[tf.Tensor, tf.Tensor, dict[int, str]]:
-  """Reads a split of TFRecord files like `_read_all`, record by record."""
+  """Read a split of TFRecord files like `_read_all`, record by record."""
   image_key, label_key = keys
 
   def parse(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -455,7 +455,7 @@ def _choose(candidates: Sequence[str], *preferred: str | None) -> str | None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-  """Keeps TFDS from logging each of its steps."""
+  """Keep TFDS from logging each of its steps."""
   verbosity = logging.get_verbosity()
   logging.set_verbosity(logging.WARNING)
   try:

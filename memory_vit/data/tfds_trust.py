@@ -30,7 +30,7 @@ _ADVICE = "Where you trust who made it, give --trust_data_code."
 
 
 def require_no_code(name: str, directory: str) -> None:
-  """Refuses a data set that brings code of its own.
+  """Refuse a data set that brings code of its own.
 
   Looked at is every version and configuration of it that is there: which one
   is opened TFDS decides.
@@ -66,7 +66,7 @@ def require_no_code(name: str, directory: str) -> None:
 
 
 def require_own_features(folder: epath.PathLike) -> None:
-  """Refuses prepared data that name other classes than the features of TFDS.
+  """Refuse prepared data that name other classes than the features of TFDS.
 
   Args:
     folder: with a features.json, a dataset_info.json, or neither.
@@ -82,7 +82,7 @@ def require_own_features(folder: epath.PathLike) -> None:
     if name == _INFO:
       values = values.get("features") if isinstance(values, Mapping) else None
     for found in _classes(values, file):
-      if found not in _own_classes():
+      if found not in own_classes():
         raise DataError(
           f"{file} names {messages.brief(found)}, which is no feature of TFDS: "
           f"it would be imported, and run. {_ADVICE}"
@@ -138,7 +138,7 @@ def _classes(values: Any, file: epath.Path) -> Iterator[str]:
 
 
 @functools.cache
-def _own_classes() -> frozenset[str]:
+def own_classes() -> frozenset[str]:
   """Names of the feature classes that TFDS itself exports, old ones too."""
   connector = tfds.features.FeatureConnector
   own = [

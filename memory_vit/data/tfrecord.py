@@ -40,7 +40,7 @@ class CorruptRecord:
 
 
 def place(shards: Sequence[Shard], index: int) -> str:
-  """Names the file of example `index` of some shards, and the record in it."""
+  """Name the file of example `index` of some shards, and the record in it."""
   for shard in shards:
     if index < shard.take:
       return f"{shard.path}, record {shard.skip + index} of {shard.size}"
@@ -73,7 +73,7 @@ def read(shard: Shard) -> Iterator[bytes | CorruptRecord]:
 
 
 def require_room(shards: Sequence[Shard]) -> None:
-  """Refuses files in which a record is longer than what is left of its file.
+  """Refuse files in which a record is longer than what is left of its file.
 
   TensorFlow's reader takes the memory for a record before it reads it, and the
   process ends where there is none. Lengths are looked at alone; where one is
@@ -120,7 +120,7 @@ def _records(path: str) -> Iterator[bytes | CorruptRecord]:
 
 
 def _record(file: tf.io.gfile.GFile, size: int) -> bytes | CorruptRecord:
-  """Reads the next record.
+  """Read the next record.
 
   It lies there as its length (8 bytes), a checksum of that (4), the bytes
   themselves, and a checksum of those (4).

@@ -19,7 +19,7 @@ ARRAYS, _SEAL = "arrays", "state.json"
 
 
 def seal(path: Path, saved: Mapping[str, Any]) -> None:
-  """Seals what lies in `path`; then all of it survives a power cut.
+  """Seal what lies in `path`; then all of it survives a power cut.
 
   Args:
     path: a directory with the files in `arrays/`.
@@ -53,7 +53,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def require_whole(path: Path) -> None:
-  """Raises `TrainingError` unless all files are what was written."""
+  """Raise `TrainingError` unless all files are what was written."""
   saved = read(path)["files"]
   try:
     found = _file_digests(path)

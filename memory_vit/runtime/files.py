@@ -28,7 +28,7 @@ _SCRATCH = re.compile(r"\.(?P<name>.+)-[a-z0-9_]{8}")
 
 
 def read_json(path: Path) -> Any:
-  """Reads a file that `write_json` wrote.
+  """Read a file that `write_json` wrote.
 
   Raises:
     ConfigError: where it is not readable.
@@ -59,7 +59,7 @@ def read_object(path: Path, *keys: str) -> Mapping[str, Any]:
 
 @contextlib.contextmanager
 def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
-  """Says which file could not be written, as on a full disk.
+  """Say which file could not be written, as on a full disk.
 
   Args:
     path: of the file.
@@ -81,7 +81,7 @@ def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
 
 
 def write_json(path: Path, values: Any) -> None:
-  """Writes a file that is whole or not there, by one process.
+  """Write a file that is whole or not there, by one process.
 
   Raises:
     TrainingError: where it cannot be written.
@@ -101,7 +101,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, part: Path | None = None) -> Iterator[Path]:
-  """Gives a file to write, and moves it to `path` once all went well.
+  """Give a file to write, and move it to `path` once all went well.
 
   Args:
     path: of the file that is made or replaced; its directory is there.
@@ -120,7 +120,7 @@ def replacing(path: Path, part: Path | None = None) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replacing_directory(path: Path) -> Iterator[Path]:
-  """Gives a name for a directory, which takes the place of `path` as a whole.
+  """Give a name for a directory, which takes the place of `path` as a whole.
 
   What lies at `path` is moved out of the way, not deleted, until the new one is
   in its place. Where the process is killed in between, `tidy` puts it back.
@@ -147,7 +147,7 @@ def replacing_directory(path: Path) -> Iterator[Path]:
 
 
 def tidy(directory: Path) -> None:
-  """Removes what `replacing_directory` left where its process was killed.
+  """Remove what `replacing_directory` left where its process was killed.
 
   What had been moved out of the way by then is put back. No link is followed,
   and what is not written there is left alone.
@@ -167,7 +167,7 @@ def tidy(directory: Path) -> None:
 
 
 def sync(path: Path) -> None:
-  """Waits until a file, or the names in a directory, survive a power cut."""
+  """Wait until a file, or the names in a directory, survive a power cut."""
   opened = os.open(path, os.O_RDONLY)
   try:
     os.fsync(opened)
@@ -176,7 +176,7 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(directory: Path) -> None:
-  """Waits until all that lies in a directory survives a power cut."""
+  """Wait until all that lies in a directory survives a power cut."""
   for folder, _, names in os.walk(directory):
     for name in names:
       sync(Path(folder) / name)

@@ -61,7 +61,7 @@ class Options:
 
 
 def define_flags(values: flags.FlagValues) -> Callable[[], Options]:
-  """Declares the flags of `Options`; returns what reads them afterwards."""
+  """Declare the flags of `Options`; return what reads them afterwards."""
   default = Options()
   flags.DEFINE_string(
     "coordinator", default.coordinator,
@@ -96,7 +96,7 @@ def define_flags(values: flags.FlagValues) -> Callable[[], Options]:
 
 
 def start(options: Options) -> None:
-  """Joins the other processes; does nothing where none are asked for.
+  """Join the other processes; do nothing where none are asked for.
 
   Before anything of jax is used.
 
@@ -158,7 +158,7 @@ def _require_address(address: str) -> None:
 
 
 def _wait_for(address: str, timeout: float) -> None:
-  """Returns once somebody listens at "HOST:PORT"."""
+  """Return once somebody listens at "HOST:PORT"."""
   host, _, port = address.rpartition(":")
   end = time.monotonic() + timeout
   while True:
@@ -199,7 +199,7 @@ def leaving() -> Iterator[None]:
 
 
 def _leave(error: BaseException) -> None:
-  """Says why, and ends at once."""
+  """Say why, and end at once."""
   status = 1
   if isinstance(error, SystemExit) and isinstance(error.code, int):
     status = error.code

@@ -22,7 +22,7 @@ _MOST_READ = 400
 
 @contextlib.contextmanager
 def only_run(workdir: Path) -> Iterator[Callable[[], None]]:
-  """Keeps other runs out of a directory, which is made where it is not there.
+  """Keep other runs out of a directory, which is made where it is not there.
 
   The operating system frees the lock when the process that holds it ends, in
   whatever way; what `.lock` says is for people. Of several processes the first
@@ -66,7 +66,7 @@ def _make(workdir: Path) -> None:
 
 
 def _open(path: Path) -> int:
-  """Opens `.lock`, which is made where it is not there; returns a descriptor.
+  """Open `.lock`, which is made where it is not there; return a descriptor.
 
   No link is followed, and nothing waits for the other end of a pipe: whoever
   may write into the directory could name any file of the user there.
@@ -89,7 +89,7 @@ def _open(path: Path) -> int:
 
 
 def _lock(file: int, path: Path) -> None:
-  """Locks a file and writes into it who did."""
+  """Lock a file and write into it who did."""
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError:
@@ -129,7 +129,7 @@ def _not_ours(path: Path) -> TrainingError:
 
 
 def _require_same(file: int, path: Path) -> None:
-  """Raises `TrainingError` unless the path still names the open file."""
+  """Raise `TrainingError` unless the path still names the open file."""
   with contextlib.suppress(OSError):
     if os.path.samestat(os.fstat(file), os.lstat(path)):
       return

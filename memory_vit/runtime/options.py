@@ -38,7 +38,7 @@ class Option:
 def option(
   default: Any, rule: Rule, *, resume: Resume, sweep: bool = False
 ) -> Any:
-  """Declares a field of a configuration; see `Option` for the arguments."""
+  """Declare a field of a configuration; see `Option` for the arguments."""
   known = typing.get_args(Resume)
   if resume not in known:
     raise ValueError(f"resume is {resume!r}, expected one of {known}.")
@@ -47,7 +47,7 @@ def option(
 
 
 def section(default: Any, *, on_request: bool) -> Any:
-  """Declares a field that holds options.
+  """Declare a field that holds options.
 
   Args:
     default: an instance of the dataclass with these options.
@@ -58,7 +58,7 @@ def section(default: Any, *, on_request: bool) -> Any:
 
 
 def table(cls: type, prefix: str = "") -> dict[str, Option]:
-  """Lists the options of a configuration, those of its sections too.
+  """List the options of a configuration, those of its sections too.
 
   Args:
     cls: a dataclass of `option`s and further such dataclasses.
@@ -93,7 +93,7 @@ def table(cls: type, prefix: str = "") -> dict[str, Option]:
 
 
 def problems(values: Any, where: str) -> list[str]:
-  """Checks every value against its rule, each seen alone.
+  """Check every value against its rule, each seen alone.
 
   Args:
     values: a dataclass, as for `table`.

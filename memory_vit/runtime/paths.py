@@ -41,7 +41,7 @@ def local(
 
 
 def make_directory(path: Path, where: str) -> None:
-  """Makes a directory to write to, where there is none.
+  """Make a directory to write to, where there is none.
 
   Raises:
     ConfigError: where it cannot be, or nothing can be written there.
@@ -58,7 +58,7 @@ def make_directory(path: Path, where: str) -> None:
 
 
 def require_writable(path: Path, where: str) -> None:
-  """Tries whether a file can be written, and leaves nothing behind.
+  """Try whether a file can be written, and leave nothing behind.
 
   Devices, pipes and the like are refused: a whole file takes the place of what
   is there.

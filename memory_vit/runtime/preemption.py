@@ -55,7 +55,7 @@ class StopSignal:
 
   @contextlib.contextmanager
   def listening(self) -> Iterator[None]:
-    """Takes SIGTERM and Ctrl-C, in the main thread of a command.
+    """Take SIGTERM and Ctrl-C, in the main thread of a command.
 
     What listened before does so again; but not where it ends with
     `Interrupted`. Then a status stands for what is saved, and while the process
@@ -95,7 +95,7 @@ class StopSignal:
     return self._signal is not None
 
   def check(self) -> None:
-    """Raises `Interrupted` where that is wanted; all processes must call."""
+    """Raise `Interrupted` where that is wanted; all processes must call."""
     if self.is_wanted():
       raise self.interrupted("what was saved is as it was")
 
@@ -110,7 +110,7 @@ class StopSignal:
     return Interrupted(PREEMPTED, f"stopped by SIGTERM: {what}.")
 
   def _take(self, number: int, frame: Any) -> None:
-    """Handles a signal; the second one ends the process as without us."""
+    """Handle a signal; the second one ends the process as without us."""
     now = time.monotonic()
     if self._signal is not None:
       since, self._since = self._since, now

@@ -38,7 +38,7 @@ def is_lost_partner(error: BaseException) -> bool:
 
 
 def require_same(what: str, values: Mapping[str, Any]) -> None:
-  """Raises unless all processes have the same values.
+  """Raise unless all processes have the same values.
 
   Args:
     what: to call them in the message.
@@ -70,7 +70,7 @@ def require_same(what: str, values: Mapping[str, Any]) -> None:
 
 
 def _require_joined() -> None:
-  """Raises unless `jax.distributed` has joined all processes."""
+  """Raise unless `jax.distributed` has joined all processes."""
   if not jax.distributed.is_initialized():
     raise ConfigError(
       f"this is one of {jax.process_count()} processes that were not joined: "
@@ -115,7 +115,7 @@ def broadcast_from_process_0(value: Any) -> Any:
 
 
 def on_process_0(action: Callable[[], Any]) -> Any:
-  """Calls `action` on process 0 alone, while the others wait; all must call.
+  """Call `action` on process 0 alone, while the others wait; all must call.
 
   Args:
     action: its result must be what JSON can hold.
@@ -144,7 +144,7 @@ def on_process_0(action: Callable[[], Any]) -> Any:
 
 
 def process_0_first(action: Callable[[], Any]) -> Any:
-  """Calls `action` on process 0, and then on all others.
+  """Call `action` on process 0, and then on all others.
 
   For what makes files where there are none yet.
   """
@@ -154,7 +154,7 @@ def process_0_first(action: Callable[[], Any]) -> Any:
 
 
 def require_shared(directory: Path) -> None:
-  """Raises unless all processes see the same directory.
+  """Raise unless all processes see the same directory.
 
   Raises:
     ConfigError: on every process, with the numbers of those that do not.

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 
 class Rule(Protocol):
-  """Decides which values of the right type an option may have."""
+  """Decide which values of the right type an option may have."""
 
   @property
   def expected(self) -> str:

@@ -19,7 +19,7 @@ class _TypeMismatchError(Exception):
 
 
 def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
-  """Makes a dataclass of a dictionary that has exactly its fields.
+  """Make a dataclass of a dictionary that has exactly its fields.
 
   Args:
     cls: a dataclass of numbers, strings, bools, tuples of such or of
@@ -55,7 +55,7 @@ def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
 def require_keys(
   values: Any, keys: tuple[str, ...], where: str, error: type[Exception]
 ) -> None:
-  """Raises `error` unless `values` is a mapping with exactly these keys."""
+  """Raise `error` unless `values` is a mapping with exactly these keys."""
   if not isinstance(values, Mapping):
     raise error(
       f"{where} is {brief(values)}, expected an object with {list(keys)}."
@@ -70,7 +70,7 @@ def require_keys(
 
 
 def _typed(kind: Any, value: Any, where: str, error: type[Exception]) -> Any:
-  """Checks a leaf; JSON and ConfigDict have lists where we have tuples."""
+  """Check a leaf; JSON and ConfigDict have lists where we have tuples."""
   if typing.get_origin(kind) is tuple:
     if isinstance(value, list | tuple):
       inner, _ = typing.get_args(kind)

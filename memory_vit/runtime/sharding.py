@@ -102,7 +102,7 @@ def constrain(tree: Any, mesh: Mesh) -> Any:
 
 
 def put(tree: Any, mesh: Mesh) -> Any:
-  """Puts arrays on the devices of all processes, as `layout` says.
+  """Put arrays on the devices of all processes, as `layout` says.
 
   Args:
     tree: the same values on every process; or arrays that lie on this mesh.
@@ -140,7 +140,7 @@ def to_host(tree: Any) -> Any:
 
 
 def require_divisible(batch_size: int, mesh: Mesh, key: str) -> None:
-  """Raises `ConfigError` unless a batch splits evenly over the devices."""
+  """Raise `ConfigError` unless a batch splits evenly over the devices."""
   if batch_size % mesh.size:
     raise ConfigError(
       f"{key} is {batch_size}, expected a multiple of the {mesh.size} devices."
@@ -159,7 +159,7 @@ def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, Any]:
 def prefetch(
   batches: Iterator[dict[str, np.ndarray]], mesh: Mesh, size: int = 2
 ) -> Iterator[dict[str, Any]]:
-  """Sends batches to the devices ahead of their use; `size` are on the way."""
+  """Send batches to the devices ahead of their use; `size` are on the way."""
   queue = collections.deque()
   for batch in batches:
     queue.append(shard_batch(batch, mesh))

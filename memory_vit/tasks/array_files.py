@@ -71,7 +71,7 @@ def describe(array: np.ndarray) -> StoredArray:
 
 
 def write(path: Path, flat: Mapping[str, np.ndarray]) -> dict[str, str]:
-  """Writes arrays with orbax, which takes none without values (0 cells).
+  """Write arrays with orbax, which takes none without values (0 cells).
 
   Args:
     path: an absolute path where nothing is.
@@ -112,7 +112,7 @@ def sha256(content: bytes) -> str:
 def read(
   path: Path, files: Mapping[str, str], stored: Mapping[str, StoredArray]
 ) -> dict[str, np.ndarray]:
-  """Reads arrays, and verifies them.
+  """Read arrays, and verify them.
 
   Args:
     path: the directory.
@@ -143,7 +143,7 @@ def read(
 
 
 def require_finite(arrays: Mapping[str, np.ndarray], where: str) -> None:
-  """Raises `TaskError` for infinities and what is not a number."""
+  """Raise `TaskError` for infinities and what is not a number."""
   broken = [k for k, v in arrays.items() if not np.isfinite(v).all()]
   if broken:
     raise TaskError(
@@ -152,7 +152,7 @@ def require_finite(arrays: Mapping[str, np.ndarray], where: str) -> None:
 
 
 def read_file(path: Path, limit: int) -> bytes:
-  """Reads a regular file of at most `limit` bytes, which is no link.
+  """Read a regular file of at most `limit` bytes, which is no link.
 
   Raises:
     OSError: where it cannot be read.
@@ -171,7 +171,7 @@ def read_file(path: Path, limit: int) -> bytes:
 
 
 def require_entries(path: Path, files: Iterable[str]) -> None:
-  """Raises `TaskError` unless exactly these files lie below a directory.
+  """Raise `TaskError` unless exactly these files lie below a directory.
 
   Args:
     path: the directory.
@@ -214,7 +214,7 @@ def _most_bytes(stored: Mapping[str, StoredArray]) -> int:
 def _read_files(
   path: Path, files: Mapping[str, str], limit: int
 ) -> dict[str, bytes]:
-  """Reads all files, `limit` bytes together, and compares their digests."""
+  """Read all files, `limit` bytes together, and compare their digests."""
   contents = {}
   for name, expected in files.items():
     try:
@@ -260,7 +260,7 @@ def _unpack(
 def _require_weight(
   contents: Mapping[str, bytes], stored: Mapping[str, StoredArray]
 ) -> None:
-  """Raises ValueError where arrays are much more than the files they are in."""
+  """Raise ValueError where arrays are much more than the files they are in."""
   claimed = sum(4 * array.size for array in stored.values())
   there = sum(map(len, contents.values()))
   if claimed > max(ALWAYS_ALLOWED_BYTES, MAX_RATIO * there):

@@ -34,7 +34,7 @@ class TaskReport:
 
 
 def inspect_task(path: str | os.PathLike) -> TaskReport:
-  """Describes one task.
+  """Describe one task.
 
   Raises:
     TaskError: where its `task.json` cannot be read. Damaged arrays are no

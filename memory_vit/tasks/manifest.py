@@ -110,7 +110,7 @@ def digest(values: Mapping[str, Any]) -> str:
 
 
 def read(path: Path) -> Manifest:
-  """Reads the `task.json` of a task's directory.
+  """Read the `task.json` of a task's directory.
 
   Raises:
     TaskError: where there is none, or it is refused.
@@ -134,7 +134,7 @@ def read(path: Path) -> Manifest:
 
 
 def check(values: Any, where: str) -> Manifest:
-  """Makes a `Manifest` of what JSON holds.
+  """Make a `Manifest` of what JSON holds.
 
   Args:
     values: of any kind.
@@ -178,7 +178,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _require_plain(value: Any, where: str, depth: int) -> None:
-  """Refuses what later code could choke on: depth, long or broken texts."""
+  """Refuse what later code could choke on: depth, long or broken texts."""
   if depth == 0:
     raise TaskError(f"{where} is nested more than {_MAX_DEPTH} levels deep.")
   if isinstance(value, int):
@@ -230,7 +230,7 @@ def _mapping(
 
 
 def _checked_path(name: str, where: str) -> str:
-  """Raises unless a name is a relative path that leads nowhere else."""
+  """Raise unless a name is a relative path that leads nowhere else."""
   if not _PATH.fullmatch(name) or len(name) > _MAX_NAME:
     raise TaskError(
       f"{where}: {messages.brief(name)} is no name: expected up to 8 parts of "
@@ -248,7 +248,7 @@ def _require_sha256(value: Any, where: str) -> None:
 
 
 def _require_possible(spec: TaskSpec, where: str) -> None:
-  """Refuses numbers that are used before a backbone is there to compare."""
+  """Refuse numbers that are used before a backbone is there to compare."""
   for name in ("num_classes", "cells", "bottleneck"):
     if getattr(spec, name) > MAX_COUNT:
       raise TaskError(
@@ -273,7 +273,7 @@ def _require_possible(spec: TaskSpec, where: str) -> None:
 def _require_sizes(
   arrays: Mapping[str, StoredArray], spec: TaskSpec, where: str
 ) -> None:
-  """Refuses arrays that nobody should make room for."""
+  """Refuse arrays that nobody should make room for."""
   claimed = 0
   for name, array in arrays.items():
     if len(array.shape) > _MAX_AXES or min(array.shape, default=0) < 0:
@@ -295,7 +295,7 @@ def _require_sizes(
 def _require_fit(
   arrays: Mapping[str, StoredArray], spec: TaskSpec, where: str
 ) -> None:
-  """Raises unless the arrays can be those of such a task, on some backbone."""
+  """Raise unless the arrays can be those of such a task, on some backbone."""
   width = _first_axis(arrays, "head/kernel")
   depth = _first_axis(arrays, "memory", "adapters/attention/down/bias")
   expected = trees.flatten(spec.expected_shapes(width, depth))

@@ -36,7 +36,7 @@ _NODE_BYTES_PER_KEY = 2**12
 def read(
   files: Mapping[str, bytes], keys: Iterable[str]
 ) -> dict[str, memoryview]:
-  """Reads a database that has exactly these keys.
+  """Read a database that has exactly these keys.
 
   Args:
     files: {path below the directory of the database: content}.
@@ -107,7 +107,7 @@ class _Reader:
     return [self.number() for _ in range(count)]
 
   def require_end(self) -> None:
-    """Raises ValueError where anything is left."""
+    """Raise ValueError where anything is left."""
     if self._at != len(self._data):
       raise ValueError("its database has more in it than its values")
 
@@ -156,7 +156,7 @@ def _file_table(leaf: _Reader, files: Mapping[str, bytes]) -> list[str]:
 
 
 def _require_keys(leaf: _Reader, expected: Sequence[bytes]) -> None:
-  """Raises ValueError unless these are all keys of a leaf."""
+  """Raise ValueError unless these are all keys of a leaf."""
   count = leaf.number()
   if count != len(expected):
     raise ValueError(

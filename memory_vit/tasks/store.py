@@ -41,7 +41,7 @@ _ARRAYS = "arrays"
 
 
 def save_task(task: Task, path: str | os.PathLike) -> None:
-  """Writes a task to a directory; an older one there is replaced as a whole.
+  """Write a task to a directory; an older one there is replaced as a whole.
 
   Args:
     task: with values that are known and finite.
@@ -80,7 +80,7 @@ def save_task(task: Task, path: str | os.PathLike) -> None:
 
 
 def load_task(path: str | os.PathLike, backbone: Backbone) -> Task:
-  """Reads a task, for the backbone that it was trained on.
+  """Read a task, for the backbone that it was trained on.
 
   Args:
     path: directory that `save_task` wrote.
@@ -104,7 +104,7 @@ def load_task(path: str | os.PathLike, backbone: Backbone) -> Task:
 
 
 def read_arrays(path: Path, found: Manifest) -> dict[str, np.ndarray]:
-  """Reads the arrays of a task without its backbone, and verifies them.
+  """Read the arrays of a task without its backbone, and verify them.
 
   Args:
     path: directory that `save_task` wrote.
@@ -133,7 +133,7 @@ def _shapes(backbone: Backbone, spec: TaskSpec) -> dict[str, Any]:
 
 
 def save_tasks(tasks: TasksLike, path: str | os.PathLike) -> None:
-  """Writes each task to `path`/NAME.
+  """Write each task to `path`/NAME.
 
   Args:
     tasks: a task, a sequence or generator of tasks, or {name: task}.
@@ -161,7 +161,7 @@ def save_tasks(tasks: TasksLike, path: str | os.PathLike) -> None:
 def load_tasks(
   paths: str | os.PathLike | Sequence[str | os.PathLike], backbone: Backbone
 ) -> Tasks:
-  """Reads tasks that share a pass.
+  """Read tasks that share a pass.
 
   Args:
     paths: directories of tasks, and directories that hold some, such as

@@ -2,7 +2,7 @@
 
 
 def unpack(packed: bytes | memoryview, limit: int) -> bytes:
-  """Unpacks frames, and takes no more memory than they may need.
+  """Unpack frames, and take no more memory than they may need.
 
   Args:
     packed: one frame, or several.

@@ -4,12 +4,13 @@ import dataclasses
 import functools
 import hashlib
 import http.server
-import itertools
+import io
 import logging
 import os
 import pickle
 import sys
 import threading
+import types
 import zipfile
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from etils import epath
 
 from memory_vit.backbones import download, npz
 from memory_vit.backbones.load import (
-  _infer_config,
+  infer_config,
   load_backbone,
   save_backbone,
 )
@@ -292,7 +293,7 @@ def test_published_variants(variant, count):
   assert trees.count(arrays) == count
   assert arrays.keys() == published_names(config.depth)
 
-  found = _infer_config(arrays, Path("any.npz"))
+  found = infer_config(arrays, Path("any.npz"))
   assert found == config
   assert found.variant == variant
 
@@ -304,7 +305,7 @@ def test_original_imagenet21k_has_pre_logits_and_head():
   assert arrays.keys() - published_names(12) == {
     "pre_logits/kernel", "pre_logits/bias", "head/kernel", "head/bias",
   }  # fmt: skip
-  assert _infer_config(arrays, Path("any.npz")) == config
+  assert infer_config(arrays, Path("any.npz")) == config
 
 
 @pytest.mark.slow
@@ -691,28 +692,44 @@ def test_what_comes_is_checked_before_it_is_kept(tmp_path, cache, change, says):
     assert len(requests) == 2
 
 
-def test_a_page_that_never_ends_is_left_at_once(cache):
+class Endless(io.RawIOBase):
+  """A file that is the same bytes again and again, without end."""
+
+  def __init__(self, part):
+    self.part, self.reads = part, 0
+
+  def read(self, size=-1):
+    self.reads += 1
+    return self.part
+
+
+@pytest.fixture
+def endless(monkeypatch):
+  """Gives gs://nowhere/vit.npz a content that never ends."""
+
+  def serve(part):
+    file = Endless(part)
+    place = types.SimpleNamespace(open=lambda mode: file)
+    monkeypatch.setattr(epath, "Path", lambda address: place)
+    return file
+
+  return serve
+
+
+def test_a_page_that_never_ends_is_left_at_once(cache, endless):
   """Its first bytes say that it is no .npz file."""
-  page = b"<html>" + b"x" * 2**20
-  arrived = []
+  page = endless(b"<html>" + b"x" * 2**20)
   with pytest.raises(BackboneError, match="is no .npz file"):
-    download._cached(
-      "http://nowhere/vit.npz",
-      lambda url, file: [
-        arrived.append(i) for i in itertools.count() if file.write(page)
-      ],
-    )
-  assert not arrived
+    load_backbone("gs://nowhere/vit.npz")
+  assert page.reads == 1
   assert not list(cache.iterdir())
 
 
-def test_what_never_ends_is_left_in_the_end(cache, monkeypatch):
+def test_what_never_ends_is_left_in_the_end(cache, endless, monkeypatch):
   monkeypatch.setattr(npz, "MAX_BYTES", 2**20)
+  endless(b"PK" * 9999)
   with pytest.raises(BackboneError, match="is more than 1,048,576 bytes"):
-    download._cached(
-      "http://nowhere/vit.npz",
-      lambda url, file: [file.write(b"PK" * 9999) for _ in itertools.count()],
-    )
+    load_backbone("gs://nowhere/vit.npz")
   assert not list(cache.iterdir())
 
 
