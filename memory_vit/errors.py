@@ -26,7 +26,7 @@ class DataError(MemoryVitError):
 
 
 class BrokenDataError(DataError):
-  """Files, pictures or labels of a data set are broken."""
+  """Files, images or labels of a data set are broken."""
 
 
 class ConfigError(MemoryVitError):

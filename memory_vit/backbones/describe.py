@@ -1,7 +1,7 @@
-"""What a backbone file or a task directory holds, without what it needs."""
+"""Describe the file of a backbone."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 import jax
@@ -17,7 +17,7 @@ from memory_vit.runtime import paths
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BackboneReport:
-  """What there is to say of the file of a backbone.
+  """The contents of the file of a backbone.
 
   Attributes:
     path: as it was given.
@@ -37,10 +37,7 @@ class BackboneReport:
 
 
 def inspect_backbone(path: str) -> BackboneReport:
-  """Describe the file of a backbone.
-
-  Args:
-    path: anything that `load.load_backbone` takes.
+  """Describe the file of a backbone; `path` is as for `load_backbone`.
 
   Raises:
     BackboneError: as `load_backbone`; and where there is nothing.
@@ -54,17 +51,17 @@ def inspect_backbone(path: str) -> BackboneReport:
     )
   backbone = load.load_backbone(path)
   layout, dtypes = _stored_form(local_file(path))
-  flat = trees.flatten(backbone.params)
+  arrays = {
+    name: jax.ShapeDtypeStruct(array.shape, dtypes[name])
+    for name, array in trees.flatten(backbone.params).items()
+  }
   return BackboneReport(
     path=path,
     layout=layout,
     config=backbone.config,
     parameters=trees.count(backbone.params),
     fingerprint=backbone.fingerprint,
-    arrays={
-      name: jax.ShapeDtypeStruct(array.shape, dtypes[name])
-      for name, array in flat.items()
-    },
+    arrays=arrays,
   )
 
 
@@ -77,16 +74,11 @@ def _stored_form(file: Path) -> tuple[str, dict[str, np.dtype]]:
       array = archive.read(entry)
       for published, _ in layouts.as_published(name, array):
         dtypes[published] = array.dtype
-  return layout_of(entries), dtypes
+  return _layout_of(entries), dtypes
 
 
-def layout_of(names: Iterable[str]) -> str:
-  """Which of the layouts of `backbones/load.py` the names of a file belong to.
-
-  Args:
-    names: of all parameters, without prefix.
-  """
-  names = list(names)
+def _layout_of(names: Collection[str]) -> str:
+  """The layout, of those in `backbones/load.py`, of names without prefix."""
   parts = {part for name in names for part in name.split("/")}
   if "pos_embedding" in names:
     stacked = any(n.startswith(layouts.STACKED_BLOCKS) for n in names)

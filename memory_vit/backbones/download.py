@@ -1,4 +1,4 @@
-"""Files from elsewhere: short names, addresses, a cache of what was fetched."""
+"""Download backbones by short name or address, and cache them."""
 
 import hashlib
 import logging
@@ -20,12 +20,12 @@ with epy.lazy_imports():  # it brings jax, for which --help does not wait
 
 logger = logging.getLogger(__name__)
 
-# Every .npz file begins so. Of a page that says "not found", or never ends, the
-# first bytes tell.
+# Every .npz file begins so; a page that says "not found", or never ends, does
+# not.
 _MAGIC = b"PK"
-# Of what came, in a message.
+# Bytes of a download that a message shows.
 _SHOWN = 40
-# In bytes, a file name may have 255, and that of a part is longer by 15.
+# A file name may have 255 bytes, and that of a part is longer by 15.
 _LONGEST_NAME = 50
 
 _BUCKET = "https://storage.googleapis.com/vit_models"
@@ -59,16 +59,15 @@ KNOWN = {
 
 
 def local_file(path: str) -> Path:
-  """Find an .npz file, and fetch it where it is elsewhere.
+  """Find an .npz file, and download it where it is not local.
 
   Args:
     path: a name of `KNOWN`, a local path, or an address that starts with
       https://, http:// or gs://.
 
   Returns:
-    The local file. What is fetched is kept in $MEMORY_VIT_CACHE, or
-    ~/.cache/memory_vit, where it is whole; one that is there and is not any
-    more is fetched again.
+    The local file. Whole downloads are kept in $MEMORY_VIT_CACHE, or
+    ~/.cache/memory_vit; one that is not whole any more is fetched again.
 
   Raises:
     BackboneError: where there is none, or it cannot be fetched.
@@ -101,30 +100,28 @@ def _cached(url: str, fetch: Callable[[str, BinaryIO], None]) -> Path:
         arriving = _Arriving(opened)
         fetch(url, arriving)
       _require_npz(part, arriving)
+  # Any: requests, TensorFlow and fsspec each have exceptions of their own.
   except Exception as error:
-    # Any: requests, TensorFlow and fsspec each have exceptions of their own.
-    reason = f"{type(error).__name__}: {error}"
-    if isinstance(error, BackboneError):
-      reason = str(error)
+    is_ours = isinstance(error, BackboneError)
+    reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
     raise BackboneError(
       f"cannot fetch {url}: {reason.rstrip('.')}. Nothing of it is kept. Put "
       f"the file at {file} by hand, or give the path of a local copy."
       f"{_remedy(url)}"
     ) from error
-  digest = checksums.file_digest(file)
-  mebibytes = file.stat().st_size / 2**20
   logger.info(
-    "downloaded %s: %.1f MiB, SHA-256 %s, to %s", url, mebibytes, digest, file
-  )
+    "downloaded %s: %.1f MiB, SHA-256 %s, to %s",
+    url, file.stat().st_size / 2**20, checksums.file_digest(file), file,
+  )  # fmt: skip
   return file
 
 
 def _place(url: str) -> Path:
-  """Where the copy of an address is kept."""
+  """The path of the cached copy of an address."""
+  folder = os.environ.get("MEMORY_VIT_CACHE") or "~/.cache/memory_vit"
+  # The same file name is published at several addresses.
+  address = hashlib.sha256(url.encode()).hexdigest()[:12]
   try:
-    folder = os.environ.get("MEMORY_VIT_CACHE") or "~/.cache/memory_vit"
-    # The same file name is published at several addresses.
-    address = hashlib.sha256(url.encode()).hexdigest()[:12]
     name = PurePosixPath(urllib.parse.urlsplit(url).path).name
     # For people; of a longer one the end, which says what kind of file it is.
     return Path(folder).expanduser() / f"{address}-{name[-_LONGEST_NAME:]}"
@@ -136,7 +133,7 @@ def _place(url: str) -> Path:
 
 
 def _is_kept(file: Path) -> bool:
-  """Whether a whole file is there; anything else of that name is removed."""
+  """Whether a whole file is there; remove anything else of that name."""
   if not os.path.lexists(file):
     return False
   try:
@@ -152,7 +149,7 @@ def _is_kept(file: Path) -> bool:
 
 
 class _Arriving:
-  """A file that takes what may be an .npz file, as it arrives.
+  """A file that checks the bytes of an .npz file as they arrive.
 
   Attributes:
     size: bytes so far.
@@ -175,12 +172,12 @@ class _Arriving:
     return self._file.write(data)
 
   def flush(self) -> None:
-    """As of any file."""
+    """Flush the file, as of any file."""
     self._file.flush()
 
 
 def _require_npz(part: Path, arriving: _Arriving) -> None:
-  """Raise `BackboneError`, with what came, unless that is a whole file."""
+  """Raise `BackboneError`, with what came, unless it is a whole file."""
   try:
     npz.require_whole(part)
   except BackboneError as error:
@@ -209,10 +206,10 @@ def _fetch_http(url: str, target: BinaryIO) -> None:
 
 
 def _own_password(request: Any) -> Any:
-  """Add what an address itself says, and nothing of ~/.netrc.
+  """Send the password in an address itself, and none of ~/.netrc.
 
-  Without encryption everybody on the way would read it. (By `auth`, as
-  `requests` looks into the file where there is none.)
+  Without encryption everybody on the way would read it. (`requests` looks into
+  that file where it is given no `auth`.)
   """
   import requests
 
@@ -223,16 +220,15 @@ def _own_password(request: Any) -> Any:
 
 
 def _check_redirect(response: Any, **options: Any) -> None:
-  """Refuse to be sent where a password of ~/.netrc would be readable."""
+  """Refuse a redirect by which a password of ~/.netrc would be readable."""
   import requests
 
   del options
   if not response.is_redirect:
     return
   target = urllib.parse.urljoin(response.url, response.headers["location"])
-  if not target.lower().startswith("https://") and (
-    requests.utils.get_netrc_auth(target)
-  ):
+  is_open = not target.lower().startswith("https://")
+  if is_open and requests.utils.get_netrc_auth(target):
     raise BackboneError(
       f"it leads to {target}, and a password of ~/.netrc would be sent there "
       "without encryption"

@@ -40,7 +40,7 @@ def without_prefix(entries: Iterable[str]) -> dict[str, str]:
   names = {entry: entry for entry in entries}
   for prefix in PREFIXES:
     if any(name.startswith(prefix) for name in names):
-      # What lies beside it is the state of the optimiser, clocks and the like.
+      # Beside it are the state of the optimiser, clocks and the like.
       names = {
         name.removeprefix(prefix): entry
         for name, entry in names.items()
@@ -49,11 +49,8 @@ def without_prefix(entries: Iterable[str]) -> dict[str, str]:
   return names
 
 
-# Any layout -> that of vit_jax with the numbers of Linen.
-
-
 def as_vit_jax(arrays: Arrays, file: Path) -> Arrays:
-  """Convert the layout of all entries that are known; leave the others."""
+  """Convert all known entries to the layout of vit_jax, numbered by Linen."""
   converted = {}
   for name, array in arrays.items():
     if _is_stacked(name, array) and len(array) > MAX_DEPTH:
@@ -71,12 +68,7 @@ def as_vit_jax(arrays: Arrays, file: Path) -> Arrays:
 
 
 def as_published(name: str, array: np.ndarray) -> list[tuple[str, np.ndarray]]:
-  """An array of a file under its published names; stacked blocks are several.
-
-  Args:
-    name: in the file, without prefix.
-    array: in the file.
-  """
+  """Name an array of a file as published; stacked blocks have several names."""
   if name == "pos_embedding":
     return [(POSITIONS, _with_class_position(array))]
   name = renumbered(name, FROM_PRE_LINEN)
@@ -98,9 +90,9 @@ def renumbered(name: str, numbers: dict[str, str]) -> str:
 def _with_class_position(positions: np.ndarray) -> np.ndarray:
   """Give a big_vision position embedding (1, n, d) an entry for the class.
 
-  It is zero: `cls` of these files has it added. For that reason the fingerprint
-  differs from that of the same weights unfolded. The backbone computes the same
-  from both; a task would not, as its own class token gets the entry added.
+  It is zero, as `cls` of these files has it added. Therefore the fingerprint
+  differs from that of the same weights unfolded: the backbone computes the same
+  from both, but a task adds the entry to its own class token.
   """
   if positions.ndim != 3 or not square_side(positions.shape[1]):
     return positions

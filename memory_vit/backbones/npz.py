@@ -1,4 +1,4 @@
-"""Read .npz files that nobody vouches for.
+"""Read untrusted .npz files.
 
 Nothing is unpickled. Sizes are checked before memory is taken: what the archive
 claims against caps and its own length, what the header of an array claims
@@ -51,14 +51,9 @@ class Archive:
     self.names = tuple(e.filename.removesuffix(_SUFFIX) for e in entries)
 
   def read(self, name: str) -> np.ndarray:
-    """Read one array.
+    """Read one array, a float of any width; `name` is one of `names`.
 
-    Args:
-      name: one of `names`.
-
-    Returns:
-      The array in its own type, a float of any width; bfloat16, which numpy
-      stores as two bytes of anything, as such.
+    What numpy stored as two bytes without a meaning is bfloat16.
 
     Raises:
       BackboneError: where it is damaged, no float, or not finite.
@@ -82,10 +77,7 @@ class Archive:
 
 @contextlib.contextmanager
 def open_npz(file: Path) -> Iterator[Archive]:
-  """Open an .npz file.
-
-  Args:
-    file: a local file.
+  """Open a local .npz file.
 
   Raises:
     BackboneError: where it is none, is damaged, or is larger inside than its
@@ -102,22 +94,18 @@ def open_npz(file: Path) -> Iterator[Archive]:
 
 
 def require_whole(file: Path) -> None:
-  """Raise `BackboneError` unless every entry has its bytes (CRC-32).
+  """Raise `BackboneError` unless every entry has its CRC-32.
 
-  What the arrays are nobody looks at: see `Archive.read`.
+  The arrays themselves are not checked: see `Archive.read`.
   """
-  with (
-    open_npz(file),
-    _refusals(str(file)),
-    zipfile.ZipFile(file) as archive,
-  ):
+  with open_npz(file), _refusals(str(file)), zipfile.ZipFile(file) as archive:
     if damaged := archive.testzip():
       raise ValueError(f"entry {damaged!r} is damaged")
 
 
 @contextlib.contextmanager
 def _refusals(what: str) -> Iterator[None]:
-  """Say in our words what the libraries raise.
+  """Raise a `BackboneError` for what the libraries raise.
 
   On damaged and hostile files that is nearly every type: of zipfile and zlib,
   SyntaxError of a header, RuntimeError of encryption, MemoryError.
@@ -125,8 +113,9 @@ def _refusals(what: str) -> Iterator[None]:
   try:
     yield
   except Exception as error:
-    reason = first_line(error)
-    raise BackboneError(f"{what} cannot be read: {reason}") from error
+    raise BackboneError(
+      f"{what} cannot be read: {first_line(error)}"
+    ) from error
 
 
 def _check_entries(entries: list[zipfile.ZipInfo], file: Path) -> None:

@@ -7,7 +7,6 @@ import functools
 import hashlib
 import io
 import itertools
-import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -34,14 +33,7 @@ _IntegerArray = functools.partial(array.array, "Q")  # uint64
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-  """An example that is not as it should be.
-
-  Attributes:
-    kind: one of the constants above.
-    index: of the example.
-    where: the example in words, with its file.
-    detail: more on it.
-  """
+  """A problem, of one of the kinds above, with the example `where` names."""
 
   kind: str
   index: int
@@ -160,12 +152,7 @@ def _examples(reader: Reader) -> Iterator[Any]:
       "size": (shape[1], shape[0]), "label": label,
     }  # fmt: skip
 
-  dataset = (
-    tf.data.Dataset.range(source.size)
-    .map(look, num_parallel_calls=os.cpu_count(), deterministic=True)
-    .with_options(sources.without_autotuning())
-  )
-  examples = sources.attempts(dataset, source.size)
+  examples = sources.attempts(tf.data.Dataset.range(source.size), look)
   for first in range(0, source.size, _AT_ONCE):
     with reader.time_limit(first):
       some = list(itertools.islice(examples, _AT_ONCE))

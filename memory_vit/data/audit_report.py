@@ -66,11 +66,7 @@ def audit_data(config: Config, splits: Sequence[str] = ()) -> dict[str, Any]:
 def splits_to_audit(
   config: Config, splits: Sequence[str]
 ) -> dict[str, SplitRef]:
-  """The splits of `audit_data`, by role; the training split first.
-
-  Raises:
-    ConfigError: where no data set is named.
-  """
+  """The splits that `audit_data` reads, by role; the training split first."""
   if not config.data.name:
     raise ConfigError("config.data.name is empty: name a data set.")
   found = configured_splits(config)
@@ -88,7 +84,7 @@ def _audit(role: str, ref: SplitRef) -> SplitAudit:
 
   def bar(examples: Iterable[Any]) -> Iterable[Any]:
     return tqdm.tqdm(
-      examples, role, reader.size, unit=" pictures", mininterval=often
+      examples, role, reader.size, unit=" images", mininterval=often
     )
 
   return audit.audit_split(reader, bar)

@@ -115,14 +115,8 @@ def eval_batches(
   """Batches with every example exactly once, in order.
 
   The last batch is filled up by repeating the last example, with mask 0. All
-  processes get the same number of batches.
-
-  Args:
-    source: the examples; how many of them may be unreadable, a reader says.
-    preprocessing: s is its `image_size`.
-    batch_size: as in `train_batches`; so are the numbers of processes.
-    process_index: see there.
-    process_count: see there.
+  processes get the same number of batches. The arguments are those of
+  `train_batches`; s is `preprocessing.image_size`.
 
   Returns:
     As `train_batches`, with "mask": float32 (b / p,). An example that cannot be

@@ -32,8 +32,8 @@ def open_source(
     BrokenDataError: of these, where more than `max_bad` records cannot be read.
   """
   ref = SplitRef(
-    name, directory, split, cache_gib, max_bad, stall_timeout, download,
-    trust_data_code,
+    name, directory, split, cache_gib=cache_gib, max_bad=max_bad,
+    stall_timeout=stall_timeout, download=download, trust_code=trust_data_code,
   )  # fmt: skip
   return open_reader(ref)
 
@@ -61,20 +61,13 @@ def open_on_all_processes(ref: SplitRef) -> Reader:
   """Open a split on every process; all must call.
 
   The first is done before the others begin: it may prepare the data set in a
-  directory that all share.
-
-  Raises:
-    DataError: as `open_source`.
+  directory that all share. Raises as `open_source`.
   """
   return processes.process_0_first(lambda: open_reader(ref))
 
 
 def open_reader(ref: SplitRef) -> Reader:
-  """Open a split on this process.
-
-  Raises:
-    DataError: as `open_source`.
-  """
+  """Open a split on this process; raises as `open_source`."""
   if not ref.name:
     raise DataError("no data set is named: set config.data.name.")
   source = _open_local(ref) or tfds.open_tfds(ref)

@@ -1,6 +1,6 @@
 """Find, check and read image files that a user names.
 
-What cannot be read does not end the reading of others: it says why.
+A file that cannot be read does not keep others from being read.
 """
 
 import contextlib
@@ -51,12 +51,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds an array
 class LoadedImage:
-  """An image, or why it could not be read.
-
-  Attributes:
-    entry: says why where it could not be read.
-    pixels: float32 (s, s, 3) in [-1, 1]; None where it could not be read.
-  """
+  """An image, float32 (s, s, 3) in [-1, 1]; None if `entry` says why not."""
 
   entry: Entry
   pixels: np.ndarray | None
@@ -121,7 +116,7 @@ def read_batches(
   left = memory_mib * _MIB - _COPIES_OF_A_BATCH * pixels * 3 * 4
   if left <= 0:
     raise ConfigError(
-      f"{size} pictures of {evaluation.image_size} pixels a side do not fit "
+      f"{size} images of {evaluation.image_size} pixels a side do not fit "
       f"into {memory_mib} MiB: expected a smaller --batch_size, or a larger "
       "--memory_mib."
     )
@@ -185,11 +180,7 @@ def prepare_pixels(
 
 
 def file_content(path: str) -> bytes:
-  """Read a file that is not too large.
-
-  Raises:
-    DataError: says why not.
-  """
+  """Read a file, or raise a `DataError`, for example if it is too large."""
   with _opened(path) as file:
     return file.read(_size_of(file))
 
@@ -228,11 +219,7 @@ class _Memory:
 
   @contextlib.contextmanager
   def taken(self, size: int) -> Iterator[None]:
-    """Take `size` bytes until the body ends.
-
-    Raises:
-      DataError: where there are not so many in all.
-    """
+    """Take `size` bytes until the body ends; `DataError` if it is too much."""
     if size > self._size:
       raise DataError(
         f"decoding it may take {size / _MIB:,.0f} MiB, more than the "
@@ -251,11 +238,7 @@ class _Memory:
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[BinaryIO]:
-  """Open a regular file.
-
-  Raises:
-    DataError: says why not.
-  """
+  """Open a regular file, or raise a `DataError` that says why not."""
   try:
     # Opening a pipe would wait for somebody to write into it.
     if not stat.S_ISREG(os.stat(path).st_mode):
@@ -269,10 +252,9 @@ def _opened(path: str) -> Iterator[BinaryIO]:
 
 
 def _needed(file: BinaryIO, evaluation: EvalPreprocessing) -> int:
-  """Bytes that preparing an image takes, by its header; decodes nothing.
+  """Bytes that preparing an image takes, by its header; nothing is decoded.
 
-  Raises:
-    DataError: for what is no image, or too large a one.
+  Raises `DataError` for what is no image, or too large.
   """
   limit = f"more than {MAX_PIXELS / 1e6:g} megapixels"
   try:

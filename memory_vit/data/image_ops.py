@@ -125,10 +125,8 @@ def evaluation_of(crop: str, resize: int, image_size: int) -> EvalPreprocessing:
     ConfigError: if the shorter side is below `image_size`.
     TaskError: for an unknown crop.
   """
-  if crop == "central":
-    resize = shorter_side(resize, image_size)
-    return EvalPreprocessing(image_size=image_size, crop=crop, resize=resize)
-  return EvalPreprocessing(image_size=image_size, crop=crop)
+  side = shorter_side(resize, image_size) if crop == "central" else 0
+  return EvalPreprocessing(image_size=image_size, crop=crop, resize=side)
 
 
 def shorter_side(side: int, image_size: int) -> int:
@@ -147,12 +145,9 @@ def shorter_side(side: int, image_size: int) -> int:
 
 
 def decode(encoded: tf.Tensor) -> tf.Tensor:
-  """Decode a JPEG, PNG, WebP, BMP or GIF file (the first frame), by content.
+  """Decode a JPEG, PNG, WebP, BMP or GIF file (the first frame), string ().
 
   Grey becomes RGB, of 16 bits the upper 8 are kept, alpha is dropped.
-
-  Args:
-    encoded: string (), the file.
 
   Returns:
     uint8 (height, width, 3).
@@ -176,11 +171,7 @@ def decode(encoded: tf.Tensor) -> tf.Tensor:
 def inception_crop(encoded: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
   """A random part: 5-100 % of the area, aspect ratio between 3/4 and 4/3.
 
-  Of a JPEG, only that part is decoded.
-
-  Args:
-    encoded: string (), the file.
-    seed: int32 or int64 (2,).
+  Of a JPEG, only that part is decoded. The arguments are as in `train_image`.
 
   Returns:
     uint8 (height, width, 3).
@@ -206,11 +197,7 @@ def resize(image: tf.Tensor, side: int) -> tf.Tensor:
 
 
 def resize_shorter(image: tf.Tensor, side: int) -> tf.Tensor:
-  """Resize such that the shorter side has `side` pixels; keep the aspect.
-
-  Args:
-    image: (height, width, 3).
-    side: in pixels.
+  """Resize the shorter side to `side` pixels; keep the aspect ratio.
 
   Returns:
     float32 (height, width, 3), of which the smaller is `side`.
@@ -261,9 +248,10 @@ def _starts_with(encoded: tf.Tensor, magic: bytes) -> tf.Tensor:
 # A graph even when called eagerly, so that errors are TensorFlow's either way.
 @tf.function
 def _decode_by_pillow(encoded: tf.Tensor) -> tf.Tensor:
-  """The rare formats: TensorFlow reads a BMP with a palette as if it were grey.
+  """Decode the rare formats.
 
-  It also wants to know beforehand whether a WebP file has alpha.
+  TensorFlow reads a BMP with a palette as if it were grey, and wants to know
+  beforehand whether a WebP file has alpha.
   """
   return tf.numpy_function(_pillow_rgb, [encoded], tf.uint8)
 

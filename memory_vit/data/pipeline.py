@@ -4,7 +4,6 @@ import atexit
 import dataclasses
 import functools
 import logging
-import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -83,12 +82,7 @@ def close_batches() -> None:
 
 
 def batches(example: ExampleFn, starts: range, rows: int) -> Iterator[Batch]:
-  """Batches of the examples start, start + 1, ... of each of `starts`.
-
-  Args:
-    example: makes the examples.
-    starts: number of the first example of each batch.
-    rows: of a batch.
+  """Batches of the `rows` examples start, start + 1, ... of each of `starts`.
 
   Returns:
     Iterator over what `example.prepare` makes, stacked. It raises a
@@ -127,47 +121,35 @@ def _generate(example: ExampleFn, starts: range, rows: int) -> Iterator[Batch]:
 
 def _pipeline(example: ExampleFn, starts: range, rows: int) -> Iterator[Batch]:
   """The batches as long as all examples can be read."""
-  dataset = (
-    tf.data.Dataset.range(starts.start, starts.stop, starts.step)
-    .flat_map(lambda start: tf.data.Dataset.range(start, start + rows))
-    .map(
-      lambda number: example.graph(number, tf.zeros_like(number)),
-      num_parallel_calls=os.cpu_count(),
-      deterministic=True,
-    )
-    .batch(rows, drop_remainder=True)
-    .prefetch(_PREFETCH)
-    .with_options(sources.without_autotuning())
+  first = tf.data.Dataset.range(starts.start, starts.stop, starts.step)
+  numbers = first.flat_map(lambda n: tf.data.Dataset.range(n, n + rows))
+  examples = sources.parallel_map(
+    numbers, lambda number: example.graph(number, tf.zeros_like(number))
   )
-  return dataset.as_numpy_iterator()
+  stacked = examples.batch(rows, drop_remainder=True).prefetch(_PREFETCH)
+  return stacked.as_numpy_iterator()
 
 
 def _read_singly(
   example: ExampleFn, numbers: range, error: tf.errors.OpError
 ) -> tuple[Batch, np.ndarray]:
-  """Read a batch that failed, each example by itself.
+  """Read a batch that ended with an error, each example by itself.
 
   Where one cannot be made of its record, the next record of the source is
-  tried, and so on: what comes out depends on the number of the example alone.
-
-  Args:
-    example: makes the examples.
-    numbers: of the examples.
-    error: that ended the batch.
+  tried, and so on: the result depends on the number of the example alone.
 
   Returns:
     The batch, and the offset of each example, int64 (b,).
-
-  Raises:
-    BrokenDataError: where more examples cannot be read than may.
   """
   reader = example.reader
   made: dict[int, dict[str, np.ndarray]] = {}
   offsets = np.zeros(len(numbers), np.int64)
   while missing := [i for i in range(len(numbers)) if i not in made]:
     wanted = (np.array(numbers)[missing], offsets[missing])
+    dataset = tf.data.Dataset.from_tensor_slices(wanted)
+    attempts = sources.attempts(dataset, example.graph)
     bad = {}
-    for i, result in zip(missing, _attempts(example, wanted), strict=True):
+    for i, result in zip(missing, attempts, strict=True):
       if isinstance(result, tf.errors.OpError):
         bad[example.index(numbers[i], offsets[i])] = sources.reason_of(result)
         offsets[i] += 1
@@ -183,18 +165,6 @@ def _read_singly(
       reader.source, numbers[0], numbers[-1], sources.reason_of(error),
     )  # fmt: skip
   return _stacked([made[i] for i in range(len(numbers))], offsets), offsets
-
-
-def _attempts(
-  example: ExampleFn, wanted: tuple[np.ndarray, np.ndarray]
-) -> Iterator[dict[str, np.ndarray] | tf.errors.OpError]:
-  """Make each of the examples with these numbers and offsets, int64 (n,)."""
-  dataset = (
-    tf.data.Dataset.from_tensor_slices(wanted)
-    .map(example.graph, num_parallel_calls=os.cpu_count(), deterministic=True)
-    .with_options(sources.without_autotuning())
-  )
-  return sources.attempts(dataset, len(wanted[0]))
 
 
 def _stacked(examples: Sequence[dict[str, Any]], offsets: np.ndarray) -> Batch:

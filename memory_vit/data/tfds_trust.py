@@ -1,7 +1,7 @@
-"""What a TFDS data set may name: the feature classes of TFDS, and no code.
+"""Refuse TFDS data sets that name code: only features of TFDS are allowed.
 
 TFDS imports the module of every class that the files beside the records name.
-So those files are read here first, as plain JSON.
+So those files are first read here, as plain JSON.
 """
 
 import functools
@@ -32,8 +32,8 @@ _ADVICE = "Where you trust who made it, give --trust_data_code."
 def require_no_code(name: str, directory: str) -> None:
   """Refuse a data set that brings code of its own.
 
-  Looked at is every version and configuration of it that is there: which one
-  is opened TFDS decides.
+  Every version and configuration that is there is looked at: TFDS decides which
+  one is opened.
 
   Args:
     name: as TFDS takes it.
@@ -103,18 +103,15 @@ def _read(file: epath.Path, most: int) -> Any:
     if len(content) > most:
       raise DataError(f"{file} has more than {most / 2**20:g} MiB.")
     return json.loads(content)
+  except DataError:
+    raise
   except (OSError, RecursionError, ValueError) as error:
-    if isinstance(error, DataError):
-      raise
     reason = messages.brief(str(error))
     raise DataError(f"{file} cannot be read: {reason}.") from error
 
 
 def _classes(values: Any, file: epath.Path) -> Iterator[str]:
-  """All that could be the name of a class, in JSON inside of strings too.
-
-  Older files hold the content of a feature as such a string.
-  """
+  """All possible names of classes; older files have JSON inside strings."""
   left = [(values, 0)]
   while left:
     value, depth = left.pop()

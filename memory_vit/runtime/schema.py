@@ -1,7 +1,4 @@
-"""Plain dictionaries, as JSON and ConfigDict hold them.
-
-They become typed dataclasses, or lie in files.
-"""
+"""Typed dataclasses from plain dictionaries, such as those of JSON."""
 
 import contextlib
 import dataclasses
@@ -15,7 +12,7 @@ from memory_vit.runtime.messages import brief, shortened
 
 
 class _TypeMismatchError(Exception):
-  """A value has not one of the types that it may have."""
+  """A value has none of the types that it may have."""
 
 
 def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
@@ -24,12 +21,9 @@ def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
   Args:
     cls: a dataclass of numbers, strings, bools, tuples of such or of
       dictionaries, and further such dataclasses.
-    values: what to make it of.
+    values: the dictionary.
     where: what to call it in a message, such as "config".
     error: what to raise.
-
-  Returns:
-    An instance of `cls`.
 
   Raises:
     error: for a missing or an unknown key, a value of another type, or values
@@ -94,7 +88,7 @@ def _typed(kind: Any, value: Any, where: str, error: type[Exception]) -> Any:
 
 
 def differences(found: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-  """Where two dictionaries differ, one line for every key."""
+  """Describe how two dictionaries differ, in a line for every key."""
   return [
     f"{name}: {found.get(name)!r}, now {now.get(name)!r}"
     for name in sorted(now.keys() | found.keys())

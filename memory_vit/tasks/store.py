@@ -1,4 +1,4 @@
-"""Tasks as objects: made, saved and loaded.
+"""Save and load tasks.
 
 A saved task is a directory, and nothing else is in it:
 
@@ -21,20 +21,12 @@ from memory_vit.errors import TaskError
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone, backbone_shapes, trunk
 from memory_vit.model.regimes import REGIMES
-from memory_vit.model.task import (
-  Task,
-  TaskSpec,
-  require_backbone,
-)
+from memory_vit.model.task import Task, TaskSpec, require_backbone
 from memory_vit.runtime import files
 from memory_vit.runtime import paths as typed
 from memory_vit.runtime.messages import escaped, listed
 from memory_vit.tasks import array_files, manifest
-from memory_vit.tasks.compose import (
-  Tasks,
-  TasksLike,
-  concatenate,
-)
+from memory_vit.tasks.compose import Tasks, TasksLike, concatenate
 from memory_vit.tasks.manifest import Manifest
 
 _ARRAYS = "arrays"
@@ -65,15 +57,10 @@ def save_task(task: Task, path: str | os.PathLike) -> None:
   with files.replacing_directory(path) as new:
     digests = array_files.write(new / _ARRAYS, flat)
     arrays = {k: array_files.describe(v) for k, v in flat.items()}
-    text = manifest.to_text(
-      Manifest(
-        spec=task.spec,
-        arrays=arrays,
-        files=digests,
-        provenance=task.provenance,
-      ),
-      str(path / manifest.FILE),
+    described = Manifest(
+      spec=task.spec, arrays=arrays, files=digests, provenance=task.provenance
     )
+    text = manifest.to_text(described, str(path / manifest.FILE))
     (new / manifest.FILE).write_text(text, encoding="utf-8")
     # Reading is strict, and another version of orbax may write otherwise.
     array_files.read(new / _ARRAYS, digests, arrays)
@@ -104,11 +91,7 @@ def load_task(path: str | os.PathLike, backbone: Backbone) -> Task:
 
 
 def read_arrays(path: Path, found: Manifest) -> dict[str, np.ndarray]:
-  """Read the arrays of a task without its backbone, and verify them.
-
-  Args:
-    path: directory that `save_task` wrote.
-    found: its manifest.
+  """Read and verify the arrays of the task that `save_task` wrote to `path`.
 
   Returns:
     {"cls": (d,), "memory": (l, m, d), "head/kernel": (d, c), "head/bias":
@@ -124,7 +107,7 @@ def read_arrays(path: Path, found: Manifest) -> dict[str, np.ndarray]:
 
 
 def _shapes(backbone: Backbone, spec: TaskSpec) -> dict[str, Any]:
-  """The parameters of a task on a backbone, as `jax.ShapeDtypeStruct`."""
+  """The shapes of the parameters of a task on a backbone."""
   config = backbone.config
   shapes = spec.expected_shapes(config.width, config.depth)
   if REGIMES[spec.regime].holds_backbone:
@@ -137,7 +120,7 @@ def save_tasks(tasks: TasksLike, path: str | os.PathLike) -> None:
 
   Args:
     tasks: a task, a sequence or generator of tasks, or {name: task}.
-    path: of a directory that holds nothing else.
+    path: a directory that holds nothing else.
 
   Raises:
     TaskError: where tasks do not fit together, something else has a name, or
@@ -178,7 +161,7 @@ def load_tasks(
 
 
 def task_directories(path: str | os.PathLike) -> list[Path]:
-  """The path itself where it is a task, or the tasks in it, by name.
+  """The path itself where it is a task, or the tasks in it, sorted by name.
 
   Raises:
     TaskError: where there is none.
@@ -201,7 +184,7 @@ def task_directories(path: str | os.PathLike) -> list[Path]:
 
 
 def _require_plain_name(directory: Path) -> None:
-  """What lies in a directory that is given is named in lines of ours."""
+  """Refuse names that would break the line of a message."""
   shown = escaped(directory.name)
   if shown != directory.name:
     raise TaskError(
@@ -211,7 +194,7 @@ def _require_plain_name(directory: Path) -> None:
 
 
 def _require_no_link(directory: Path) -> None:
-  """A directory that is given may be a link; what lies in it may not."""
+  """Refuse links in a directory, which itself may be one."""
   if directory.is_symlink():
     raise TaskError(
       f"{directory} is a link, which may lead anywhere: give the directory "
