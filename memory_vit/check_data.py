@@ -76,7 +76,7 @@ def main(arguments: Arguments) -> int:
   """Checks what the flags name; returns the exit status."""
   progress.log_to_stderr()
   # What cannot be read is in the report.
-  logging.getLogger("memory_vit.reader").setLevel(logging.ERROR)
+  logging.getLogger("memory_vit.data.reader").setLevel(logging.ERROR)
   report = audit_report.audit_data(arguments.config, arguments.splits)
   commands.show(text(report))
   if arguments.json:

@@ -9,8 +9,12 @@ class MemoryVitError(ValueError):
   """Bad input: the message says what was found, expected, and what to do."""
 
 
-class CheckpointError(MemoryVitError):
-  """A backbone file cannot be used."""
+class BackboneError(MemoryVitError):
+  """A backbone file cannot be used; `CheckpointError` is its former name."""
+
+
+# For those who catch it by that name.
+CheckpointError = BackboneError
 
 
 class TaskError(MemoryVitError):

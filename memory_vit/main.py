@@ -73,6 +73,7 @@ def main(arguments: Arguments) -> int:
   """Runs the configuration; returns the exit status."""
   progress.log_to_stderr()
   launch.start(arguments.processes)
+  # Not `__name__`, which is "__main__" here.
   logging.getLogger("memory_vit").info("devices: %s", jax.devices())
   stop = preemption.StopSignal()
   with stop.listening():

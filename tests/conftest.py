@@ -1,6 +1,5 @@
 """One environment for all tests: 8 virtual CPU devices, tiny models."""
 
-import functools
 import gc
 import json
 import os
@@ -37,28 +36,10 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 import memory_vit as mv  # noqa: E402
-from memory_vit.data import watchdog
 from memory_vit.model import trees
 from memory_vit.model.backbone import backbone_shapes  # noqa: E402
 from memory_vit.runtime import sharding
 from memory_vit.tasks import manifest
-
-
-@pytest.fixture(scope="session", autouse=True)
-def digits_once():
-  """Each part of the digits is read and encoded once, where they are used."""
-  if local := sys.modules.get("memory_vit.data.local"):
-    local.open_digits = functools.cache(local.open_digits)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def no_exit():
-  """Nothing that a test forgets may end the process of pytest."""
-
-  def refuse(seconds, what):
-    print(f"no batch of {what} for {seconds} s", file=sys.__stderr__)
-
-  watchdog._end = refuse
 
 
 @pytest.fixture(autouse=True)

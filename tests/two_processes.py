@@ -83,15 +83,16 @@ def command(log: pathlib.Path, flags: Sequence[str]) -> dict:
 @contextlib.contextmanager
 def started(commands: Sequence[Mapping]) -> Iterator[list[subprocess.Popen]]:
   """Starts processes; none outlives the block."""
-  processes = [subprocess.Popen(**one) for one in commands]
-  try:
-    yield processes
-  finally:
-    for process in processes:
-      if process.poll() is None:
-        process.kill()
-      with process:  # closes its pipes, and waits for it
-        pass
+  with contextlib.ExitStack() as stack:  # waits, and closes all pipes
+    processes = [
+      stack.enter_context(subprocess.Popen(**one)) for one in commands
+    ]
+    try:
+      yield processes
+    finally:
+      for process in processes:
+        if process.poll() is None:
+          process.kill()
 
 
 def ends(processes: Sequence[subprocess.Popen]) -> list[Ended]:

@@ -1,7 +1,7 @@
-"""What a backbone file or a task directory holds, without what it needs."""
+"""Describe the file of a backbone."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 import jax
@@ -9,7 +9,7 @@ import numpy as np
 
 from memory_vit.backbones import layouts, load, npz
 from memory_vit.backbones.download import KNOWN, local_file
-from memory_vit.errors import CheckpointError
+from memory_vit.errors import BackboneError
 from memory_vit.model import trees
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime import paths
@@ -17,7 +17,7 @@ from memory_vit.runtime import paths
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BackboneReport:
-  """What there is to say of the file of a backbone.
+  """The contents of the file of a backbone.
 
   Attributes:
     path: as it was given.
@@ -37,34 +37,31 @@ class BackboneReport:
 
 
 def inspect_backbone(path: str) -> BackboneReport:
-  """Describes the file of a backbone.
-
-  Args:
-    path: anything that `load.load_backbone` takes.
+  """Describe the file of a backbone; `path` is as for `load_backbone`.
 
   Raises:
-    CheckpointError: as `load_backbone`; and where there is nothing.
+    BackboneError: as `load_backbone`; and where there is nothing.
   """
   elsewhere = path in KNOWN or "://" in path
-  if not (elsewhere or paths.local(path, "it", CheckpointError).exists()):
-    raise CheckpointError(
+  if not (elsewhere or paths.local(path, "it", BackboneError).exists()):
+    raise BackboneError(
       f"{path} is not there: expected the .npz file of a backbone, its address "
       f"(https://, gs://) or one of {', '.join(KNOWN)}; or a task directory "
       "(with a task.json), or a directory of such."
     )
   backbone = load.load_backbone(path)
   layout, dtypes = _stored_form(local_file(path))
-  flat = trees.flatten(backbone.params)
+  arrays = {
+    name: jax.ShapeDtypeStruct(array.shape, dtypes[name])
+    for name, array in trees.flatten(backbone.params).items()
+  }
   return BackboneReport(
     path=path,
     layout=layout,
     config=backbone.config,
     parameters=trees.count(backbone.params),
     fingerprint=backbone.fingerprint,
-    arrays={
-      name: jax.ShapeDtypeStruct(array.shape, dtypes[name])
-      for name, array in flat.items()
-    },
+    arrays=arrays,
   )
 
 
@@ -77,16 +74,11 @@ def _stored_form(file: Path) -> tuple[str, dict[str, np.dtype]]:
       array = archive.read(entry)
       for published, _ in layouts.as_published(name, array):
         dtypes[published] = array.dtype
-  return layout_of(entries), dtypes
+  return _layout_of(entries), dtypes
 
 
-def layout_of(names: Iterable[str]) -> str:
-  """Which of the layouts of `backbones/load.py` the names of a file belong to.
-
-  Args:
-    names: of all parameters, without prefix.
-  """
-  names = list(names)
+def _layout_of(names: Collection[str]) -> str:
+  """The layout, of those in `backbones/load.py`, of names without prefix."""
   parts = {part for name in names for part in name.split("/")}
   if "pos_embedding" in names:
     stacked = any(n.startswith(layouts.STACKED_BLOCKS) for n in names)

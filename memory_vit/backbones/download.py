@@ -1,4 +1,4 @@
-"""Files from elsewhere: short names, addresses, a cache of what was fetched."""
+"""Download backbones by short name or address, and cache them."""
 
 import hashlib
 import logging
@@ -12,20 +12,20 @@ from typing import Any, BinaryIO
 
 from etils import epy
 
-from memory_vit.errors import CheckpointError
+from memory_vit.errors import BackboneError
 from memory_vit.runtime import checksums, files, paths
 
 with epy.lazy_imports():  # it brings jax, for which --help does not wait
   from memory_vit.backbones import npz
 
-logger = logging.getLogger("memory_vit")
+logger = logging.getLogger(__name__)
 
-# Every .npz file begins so. Of a page that says "not found", or never ends, the
-# first bytes tell.
+# Every .npz file begins so; a page that says "not found", or never ends, does
+# not.
 _MAGIC = b"PK"
-# Of what came, in a message.
+# Bytes of a download that a message shows.
 _SHOWN = 40
-# In bytes, a file name may have 255, and that of a part is longer by 15.
+# A file name may have 255 bytes, and that of a part is longer by 15.
 _LONGEST_NAME = 50
 
 _BUCKET = "https://storage.googleapis.com/vit_models"
@@ -59,36 +59,35 @@ KNOWN = {
 
 
 def local_file(path: str) -> Path:
-  """Finds an .npz file, and fetches it where it is elsewhere.
+  """Find an .npz file, and download it where it is not local.
 
   Args:
     path: a name of `KNOWN`, a local path, or an address that starts with
       https://, http:// or gs://.
 
   Returns:
-    The local file. What is fetched is kept in $MEMORY_VIT_CACHE, or
-    ~/.cache/memory_vit, where it is whole; one that is there and is not any
-    more is fetched again.
+    The local file. Whole downloads are kept in $MEMORY_VIT_CACHE, or
+    ~/.cache/memory_vit; one that is not whole any more is fetched again.
 
   Raises:
-    CheckpointError: where there is none, or it cannot be fetched.
+    BackboneError: where there is none, or it cannot be fetched.
   """
   address = KNOWN.get(path, path)
   if address.startswith(("https://", "http://")):
     return _cached(address, _fetch_http)
   if address.startswith("gs://"):
     return _cached(address, _fetch_gs)
-  file = paths.local(address, "the backbone", CheckpointError)
+  file = paths.local(address, "the backbone", BackboneError)
   if not file.is_file():
-    raise CheckpointError(
+    raise BackboneError(
       f"no file {path!r}: expected an .npz file, an address that starts with "
       f"https:// or gs://, or one of {', '.join(KNOWN)}."
     )
   return file
 
 
-def _cached(url: str, fetch: Callable[[str, "_Arriving"], None]) -> Path:
-  """Returns the local copy of a file, made by `fetch` the first time."""
+def _cached(url: str, fetch: Callable[[str, BinaryIO], None]) -> Path:
+  """Return the local copy of a file, made by `fetch` the first time."""
   file = _place(url)
   try:
     if _is_kept(file):
@@ -101,42 +100,40 @@ def _cached(url: str, fetch: Callable[[str, "_Arriving"], None]) -> Path:
         arriving = _Arriving(opened)
         fetch(url, arriving)
       _require_npz(part, arriving)
+  # Any: requests, TensorFlow and fsspec each have exceptions of their own.
   except Exception as error:
-    # Any: requests, TensorFlow and fsspec each have exceptions of their own.
-    reason = f"{type(error).__name__}: {error}"
-    if isinstance(error, CheckpointError):
-      reason = str(error)
-    raise CheckpointError(
+    is_ours = isinstance(error, BackboneError)
+    reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
+    raise BackboneError(
       f"cannot fetch {url}: {reason.rstrip('.')}. Nothing of it is kept. Put "
       f"the file at {file} by hand, or give the path of a local copy."
       f"{_remedy(url)}"
     ) from error
-  digest = checksums.file_digest(file)
-  mebibytes = file.stat().st_size / 2**20
   logger.info(
-    "downloaded %s: %.1f MiB, SHA-256 %s, to %s", url, mebibytes, digest, file
-  )
+    "downloaded %s: %.1f MiB, SHA-256 %s, to %s",
+    url, file.stat().st_size / 2**20, checksums.file_digest(file), file,
+  )  # fmt: skip
   return file
 
 
 def _place(url: str) -> Path:
-  """Where the copy of an address is kept."""
+  """The path of the cached copy of an address."""
+  folder = os.environ.get("MEMORY_VIT_CACHE") or "~/.cache/memory_vit"
+  # The same file name is published at several addresses.
+  address = hashlib.sha256(url.encode()).hexdigest()[:12]
   try:
-    folder = os.environ.get("MEMORY_VIT_CACHE") or "~/.cache/memory_vit"
-    # The same file name is published at several addresses.
-    address = hashlib.sha256(url.encode()).hexdigest()[:12]
     name = PurePosixPath(urllib.parse.urlsplit(url).path).name
     # For people; of a longer one the end, which says what kind of file it is.
     return Path(folder).expanduser() / f"{address}-{name[-_LONGEST_NAME:]}"
   except (RuntimeError, ValueError) as error:
-    raise CheckpointError(
+    raise BackboneError(
       f"cannot fetch {url!r} ({error}): expected the address of an .npz file, "
       "and in MEMORY_VIT_CACHE a directory, where it is set."
     ) from error
 
 
 def _is_kept(file: Path) -> bool:
-  """Whether a whole file is there; anything else of that name is removed."""
+  """Whether a whole file is there; remove anything else of that name."""
   if not os.path.lexists(file):
     return False
   try:
@@ -144,7 +141,7 @@ def _is_kept(file: Path) -> bool:
       npz.require_whole(file)
       return True
     problem = "no file"
-  except CheckpointError as error:
+  except BackboneError as error:
     problem = str(error)
   logger.warning("what was kept is removed, and fetched again: %s", problem)
   file.unlink()
@@ -152,7 +149,7 @@ def _is_kept(file: Path) -> bool:
 
 
 class _Arriving:
-  """A file that takes what may be an .npz file, as it arrives.
+  """A file that checks the bytes of an .npz file as they arrive.
 
   Attributes:
     size: bytes so far.
@@ -164,7 +161,7 @@ class _Arriving:
     self.size, self.begins = 0, b""
 
   def write(self, data: bytes) -> int:
-    """Writes; raises `CheckpointError` once it can be no .npz file."""
+    """Write; raise `BackboneError` once it can be no .npz file."""
     self.size += len(data)
     if len(self.begins) < _SHOWN:
       self.begins += data[: _SHOWN - len(self.begins)]
@@ -175,21 +172,21 @@ class _Arriving:
     return self._file.write(data)
 
   def flush(self) -> None:
-    """As of any file."""
+    """Flush the file, as of any file."""
     self._file.flush()
 
 
 def _require_npz(part: Path, arriving: _Arriving) -> None:
-  """Raises `CheckpointError`, with what came, unless that is a whole file."""
+  """Raise `BackboneError`, with what came, unless it is a whole file."""
   try:
     npz.require_whole(part)
-  except CheckpointError as error:
+  except BackboneError as error:
     problem = str(error).removeprefix(str(part))
     raise _what_came(arriving, problem) from error
 
 
-def _what_came(arriving: _Arriving, problem: str) -> CheckpointError:
-  return CheckpointError(
+def _what_came(arriving: _Arriving, problem: str) -> BackboneError:
+  return BackboneError(
     f"what came ({arriving.size:,} bytes that begin with {arriving.begins!r})"
     f"{problem}"
   )
@@ -209,10 +206,10 @@ def _fetch_http(url: str, target: _Arriving) -> None:
 
 
 def _own_password(request: Any) -> Any:
-  """Adds what an address itself says, and nothing of ~/.netrc.
+  """Send the password in an address itself, and none of ~/.netrc.
 
-  Without encryption everybody on the way would read it. (By `auth`, as
-  `requests` looks into the file where there is none.)
+  Without encryption everybody on the way would read it. (`requests` looks into
+  that file where it is given no `auth`.)
   """
   import requests
 
@@ -223,17 +220,16 @@ def _own_password(request: Any) -> Any:
 
 
 def _check_redirect(response: Any, **options: Any) -> None:
-  """Refuses to be sent where a password of ~/.netrc would be readable."""
+  """Refuse a redirect by which a password of ~/.netrc would be readable."""
   import requests
 
   del options
   if not response.is_redirect:
     return
   target = urllib.parse.urljoin(response.url, response.headers["location"])
-  if not target.lower().startswith("https://") and (
-    requests.utils.get_netrc_auth(target)
-  ):
-    raise CheckpointError(
+  is_open = not target.lower().startswith("https://")
+  if is_open and requests.utils.get_netrc_auth(target):
+    raise BackboneError(
       f"it leads to {target}, and a password of ~/.netrc would be sent there "
       "without encryption"
     )

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from memory_vit.errors import CheckpointError
+from memory_vit.errors import BackboneError
 from memory_vit.model.vit_config import square_side
 
-logger = logging.getLogger("memory_vit")
+logger = logging.getLogger(__name__)
 
 Arrays = dict[str, np.ndarray]
 
@@ -36,11 +36,11 @@ MAX_DEPTH = 64
 
 
 def without_prefix(entries: Iterable[str]) -> dict[str, str]:
-  """Returns {name of a parameter: its entry in the file}."""
+  """Return {name of a parameter: its entry in the file}."""
   names = {entry: entry for entry in entries}
   for prefix in PREFIXES:
     if any(name.startswith(prefix) for name in names):
-      # What lies beside it is the state of the optimiser, clocks and the like.
+      # Beside it are the state of the optimiser, clocks and the like.
       names = {
         name.removeprefix(prefix): entry
         for name, entry in names.items()
@@ -49,21 +49,18 @@ def without_prefix(entries: Iterable[str]) -> dict[str, str]:
   return names
 
 
-# Any layout -> that of vit_jax with the numbers of Linen.
-
-
 def as_vit_jax(arrays: Arrays, file: Path) -> Arrays:
-  """Converts the layout of all entries that are known; leaves the others."""
+  """Convert all known entries to the layout of vit_jax, numbered by Linen."""
   converted = {}
   for name, array in arrays.items():
     if _is_stacked(name, array) and len(array) > MAX_DEPTH:
-      raise CheckpointError(
+      raise BackboneError(
         f"{file}: {name} has {len(array):,} blocks, expected at most "
         f"{MAX_DEPTH}."
       )
     for new_name, new_array in as_published(name, array):
       if new_name in converted:
-        raise CheckpointError(
+        raise BackboneError(
           f"{file} has {new_name} more than once, in two layouts."
         )
       converted[new_name] = new_array
@@ -71,12 +68,7 @@ def as_vit_jax(arrays: Arrays, file: Path) -> Arrays:
 
 
 def as_published(name: str, array: np.ndarray) -> list[tuple[str, np.ndarray]]:
-  """An array of a file under its published names; stacked blocks are several.
-
-  Args:
-    name: in the file, without prefix.
-    array: in the file.
-  """
+  """Name an array of a file as published; stacked blocks have several names."""
   if name == "pos_embedding":
     return [(POSITIONS, _with_class_position(array))]
   name = renumbered(name, FROM_PRE_LINEN)
@@ -91,16 +83,16 @@ def _is_stacked(name: str, array: np.ndarray) -> bool:
 
 
 def renumbered(name: str, numbers: dict[str, str]) -> str:
-  """Renames the modules in the name of a parameter, as `numbers` says."""
+  """Rename the modules in the name of a parameter, as `numbers` says."""
   return "/".join(numbers.get(part, part) for part in name.split("/"))
 
 
 def _with_class_position(positions: np.ndarray) -> np.ndarray:
-  """Gives a big_vision position embedding (1, n, d) an entry for the class.
+  """Give a big_vision position embedding (1, n, d) an entry for the class.
 
-  It is zero: `cls` of these files has it added. For that reason the fingerprint
-  differs from that of the same weights unfolded. The backbone computes the same
-  from both; a task would not, as its own class token gets the entry added.
+  It is zero, as `cls` of these files has it added. Therefore the fingerprint
+  differs from that of the same weights unfolded: the backbone computes the same
+  from both, but a task adds the entry to its own class token.
   """
   if positions.ndim != 3 or not square_side(positions.shape[1]):
     return positions

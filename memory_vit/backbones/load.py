@@ -22,22 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from memory_vit.backbones import npz
+from memory_vit.backbones import layouts, npz
 from memory_vit.backbones.download import local_file
-from memory_vit.backbones.layouts import (
-  BLOCK,
-  BLOCK_NUMBER,
-  MAX_DEPTH,
-  POSITIONS,
-  PREFIXES,
-  TO_PRE_LINEN,
-  Arrays,
-  as_vit_jax,
-  renumbered,
-  resize_positions,
-  without_prefix,
-)
-from memory_vit.errors import CheckpointError
+from memory_vit.backbones.layouts import BLOCK, MAX_DEPTH, POSITIONS, Arrays
+from memory_vit.errors import BackboneError
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone, backbone_shapes
 from memory_vit.model.vit_config import ViTConfig, square_side
@@ -68,17 +56,14 @@ def load_backbone(
   *,
   gelu: str = "tanh",
 ) -> Backbone:
-  """Reads a pretrained ViT.
-
-  The layouts are those of vit_jax and big_vision; see the top of this file.
+  """Read a pretrained ViT, in a layout of vit_jax or big_vision.
 
   Args:
     path: a local .npz file, a name of `download.KNOWN`, or an address that
-      starts with https://, http:// or gs://. What is fetched is kept in
+      starts with https://, http:// or gs://. Downloads are kept in
       $MEMORY_VIT_CACHE, or ~/.cache/memory_vit.
-    image_size: in pixels, the side that the backbone is to be used with; for
-      another one than it was trained with, the position embedding is resized.
-      None keeps that of the file.
+    image_size: side in pixels with which the backbone is to be used; the
+      position embedding is resized for it. None keeps that of the file.
     dtype: of the computation, "float32" or "bfloat16".
     gelu: "tanh", or "exact" for weights that were trained in PyTorch.
 
@@ -88,13 +73,13 @@ def load_backbone(
     `image_size` and `dtype`.
 
   Raises:
-    CheckpointError: where there is no such file, it cannot be fetched or read,
+    BackboneError: where there is no such file, it cannot be fetched or read,
       or does not hold exactly the weights of a ViT with a class token.
     ConfigError: for an `image_size`, `dtype` or `gelu` that cannot be.
   """
   file = local_file(os.fspath(path))
-  arrays = as_vit_jax(_read(file), file)
-  published = _infer_config(arrays, file)
+  arrays = layouts.as_vit_jax(_read(file), file)
+  published = infer_config(arrays, file)
   _require_weights(arrays, published, file)
   fingerprint = trees.fingerprint(trees.unflatten(arrays))
 
@@ -104,7 +89,7 @@ def load_backbone(
     dtype=dtype,
     gelu=gelu,
   )
-  arrays[POSITIONS] = resize_positions(
+  arrays[POSITIONS] = layouts.resize_positions(
     arrays[POSITIONS], config.image_size // config.patch_size
   )
   params = jax.tree.map(jnp.asarray, trees.unflatten(arrays))
@@ -112,19 +97,14 @@ def load_backbone(
 
 
 def save_backbone(backbone: Backbone, path: str | os.PathLike[str]) -> None:
-  """Writes the .npz file of a backbone, in the layout of the published files.
+  """Write the .npz file of a backbone, in the layout of the published files.
 
-  `load_backbone` reads the same parameters from it, and so the same
-  fingerprint; except for a backbone with a resized position embedding, which is
-  written as it is: that is another set of weights. An existing file is replaced
-  once the new one is complete.
-
-  Args:
-    backbone: to be written, float32.
-    path: of the file.
+  `load_backbone` reads the same float32 parameters from it, and so the same
+  fingerprint, unless the position embedding was resized: that is another set of
+  weights. An existing file is replaced once the new one is complete.
   """
   arrays = {
-    renumbered(name, TO_PRE_LINEN): np.asarray(leaf)
+    layouts.renumbered(name, layouts.TO_PRE_LINEN): np.asarray(leaf)
     for name, leaf in trees.flatten(backbone.params).items()
   }
   path = Path(path)
@@ -133,42 +113,38 @@ def save_backbone(backbone: Backbone, path: str | os.PathLike[str]) -> None:
     np.savez(file, allow_pickle=False, **arrays)
 
 
-# Local file -> arrays.
-
-
 def _read(file: Path) -> Arrays:
-  """Reads all parameters, as float32, under their names without prefix."""
+  """Read all parameters, as float32, under their names without prefix."""
   with npz.open_npz(file) as archive:
     return {
       name: _as_float32(archive.read(entry), f"{file}: entry {entry!r}")
-      for name, entry in without_prefix(archive.names).items()
+      for name, entry in layouts.without_prefix(archive.names).items()
     }
 
 
 def _as_float32(array: np.ndarray, what: str) -> np.ndarray:
-  """Casts finite numbers; refuses what float32 cannot hold."""
+  """Cast finite numbers; refuse what float32 cannot hold."""
   with np.errstate(over="ignore"):
     cast = array.astype(np.float32)
   if array.dtype.itemsize > cast.dtype.itemsize and not np.isfinite(cast).all():
-    raise CheckpointError(
+    raise BackboneError(
       f"{what} has values that are not finite as float32, in which the weights "
       "are used."
     )
   return cast
 
 
-# Arrays -> configuration.
-
-
-def _infer_config(arrays: Arrays, file: Path) -> ViTConfig:
-  """Reads the configuration from the shapes."""
-  shapes, missing = [], []
-  for pattern, axes in _TELLING.items():
-    shape = _common_shape(arrays, pattern, len(axes))
-    if shape:
-      shapes.append(shape)
-    else:
-      missing.append(f"missing: {pattern} ({', '.join(axes)})")
+def infer_config(arrays: Arrays, file: Path) -> ViTConfig:
+  """Read the configuration from the shapes."""
+  shapes = {
+    pattern: _common_shape(arrays, pattern, len(axes))
+    for pattern, axes in _TELLING.items()
+  }
+  missing = [
+    f"missing: {pattern} ({', '.join(_TELLING[pattern])})"
+    for pattern, shape in shapes.items()
+    if not shape
+  ]
   if missing:
     found = [f"found: {name} {arrays[name].shape}" for name in sorted(arrays)]
     raise _refusal(file, missing + found, arrays)
@@ -176,7 +152,7 @@ def _infer_config(arrays: Arrays, file: Path) -> ViTConfig:
   (patch, *_), (_, positions, _), (_, heads, head_dim), (_, mlp_dim) = shapes
   side = square_side(positions - 1)
   if not side:
-    raise CheckpointError(
+    raise BackboneError(
       f"{file}: the position embedding has {positions} entries, expected those "
       "of a square grid of patches and, except in files of big_vision, one for "
       "the class token."
@@ -194,14 +170,14 @@ def _infer_config(arrays: Arrays, file: Path) -> ViTConfig:
 
 
 def _depth(arrays: Arrays, file: Path) -> int:
-  """The number of blocks, of which one that is missing in between counts.
+  """The number of blocks, with those that are missing in between.
 
   What has the name of a block but no number is none, and will be refused.
   """
-  found = [BLOCK_NUMBER.match(name) for name in arrays]
+  found = [layouts.BLOCK_NUMBER.match(name) for name in arrays]
   depth = 1 + max((int(number[1]) for number in found if number), default=-1)
   if depth > MAX_DEPTH:
-    raise CheckpointError(
+    raise BackboneError(
       f"{file} has a block of number {depth - 1:,}, expected at most "
       f"{MAX_DEPTH} blocks."
     )
@@ -211,9 +187,9 @@ def _depth(arrays: Arrays, file: Path) -> int:
 def _common_shape(
   arrays: Arrays, pattern: str, rank: int
 ) -> tuple[int, ...] | None:
-  """The shape that most arrays of that name and rank have, if there are any.
+  """The shape of most arrays of that name and rank, if there are any.
 
-  With that of most blocks, an error names the one block that differs.
+  An error names the one block that differs from the others.
   """
   found = [arrays[name] for name in sorted(fnmatch.filter(arrays, pattern))]
   shapes = [a.shape for a in found if a.ndim == rank and a.size]
@@ -229,7 +205,7 @@ def _outputs(arrays: Arrays, layer: str) -> int:
 
 
 def _require_weights(arrays: Arrays, config: ViTConfig, file: Path) -> None:
-  """Raises unless the arrays are exactly the parameters of the model."""
+  """Raise unless the arrays are exactly the parameters of the model."""
   expected = _expected_shapes(config)
   problems = trees.differences(expected, arrays)
   if problems:
@@ -247,8 +223,8 @@ def _expected_shapes(config: ViTConfig) -> dict[str, jax.ShapeDtypeStruct]:
   return expected
 
 
-def _refusal(file: Path, lines: list[str], arrays: Arrays) -> CheckpointError:
-  """One error with all problems of a file."""
+def _refusal(file: Path, lines: list[str], arrays: Arrays) -> BackboneError:
+  """The error with all problems of a file."""
   message = [
     f"{file} does not hold exactly the weights of a ViT:",
     listed(lines, _INDENTED, _MAX_CHARACTERS),
@@ -261,6 +237,6 @@ def _refusal(file: Path, lines: list[str], arrays: Arrays) -> CheckpointError:
   message.append(
     "Understood are the .npz files of vit_jax (either numbering of layers) and "
     "big_vision (pos_embedding at the top, blocks stacked or not), optionally "
-    f"under {' or '.join(PREFIXES)}."
+    f"under {' or '.join(layouts.PREFIXES)}."
   )
-  return CheckpointError(_INDENTED.join(message))
+  return BackboneError(_INDENTED.join(message))

@@ -1,4 +1,4 @@
-"""Reads .npz files that nobody vouches for.
+"""Read untrusted .npz files.
 
 Nothing is unpickled. Sizes are checked before memory is taken: what the archive
 claims against caps and its own length, what the header of an array claims
@@ -17,7 +17,7 @@ from typing import IO
 import jax.numpy as jnp
 import numpy as np
 
-from memory_vit.errors import CheckpointError
+from memory_vit.errors import BackboneError
 from memory_vit.runtime.messages import brief, first_line
 
 # Of all entries, unpacked. The largest published ViT has 7 GB in float32.
@@ -51,17 +51,12 @@ class Archive:
     self.names = tuple(e.filename.removesuffix(_SUFFIX) for e in entries)
 
   def read(self, name: str) -> np.ndarray:
-    """Reads one array.
+    """Read one array, a float of any width; `name` is one of `names`.
 
-    Args:
-      name: one of `names`.
-
-    Returns:
-      The array in its own type, a float of any width; bfloat16, which numpy
-      stores as two bytes of anything, as such.
+    What numpy stored as two bytes without a meaning is bfloat16.
 
     Raises:
-      CheckpointError: where it is damaged, no float, or not finite.
+      BackboneError: where it is damaged, no float, or not finite.
     """
     entry = self._archive.getinfo(name + _SUFFIX)
     # The header of Python 2 makes numpy warn; nothing here has one.
@@ -74,7 +69,7 @@ class Archive:
     if array.dtype.kind == "V":
       array = array.view(jnp.bfloat16)
     if not np.isfinite(array).all():
-      raise CheckpointError(
+      raise BackboneError(
         f"{self._file}: entry {name!r} has values that are not finite."
       )
     return array
@@ -82,17 +77,14 @@ class Archive:
 
 @contextlib.contextmanager
 def open_npz(file: Path) -> Iterator[Archive]:
-  """Opens an .npz file.
-
-  Args:
-    file: a local file.
+  """Open a local .npz file.
 
   Raises:
-    CheckpointError: where it is none, is damaged, or is larger inside than its
+    BackboneError: where it is none, is damaged, or is larger inside than its
       length or `MAX_BYTES` allow; or its names are there twice, or are paths.
   """
   if not zipfile.is_zipfile(file):
-    raise CheckpointError(
+    raise BackboneError(
       f"{file} is no .npz file, or its end is missing: fetch it again."
     )
   with contextlib.ExitStack() as stack:
@@ -102,22 +94,18 @@ def open_npz(file: Path) -> Iterator[Archive]:
 
 
 def require_whole(file: Path) -> None:
-  """Raises `CheckpointError` unless every entry has its bytes (CRC-32).
+  """Raise `BackboneError` unless every entry has its CRC-32.
 
-  What the arrays are nobody looks at: see `Archive.read`.
+  The arrays themselves are not checked: see `Archive.read`.
   """
-  with (
-    open_npz(file),
-    _refusals(str(file)),
-    zipfile.ZipFile(file) as archive,
-  ):
+  with open_npz(file), _refusals(str(file)), zipfile.ZipFile(file) as archive:
     if damaged := archive.testzip():
       raise ValueError(f"entry {damaged!r} is damaged")
 
 
 @contextlib.contextmanager
 def _refusals(what: str) -> Iterator[None]:
-  """Says in our words what the libraries raise.
+  """Raise a `BackboneError` for what the libraries raise.
 
   On damaged and hostile files that is nearly every type: of zipfile and zlib,
   SyntaxError of a header, RuntimeError of encryption, MemoryError.
@@ -125,14 +113,15 @@ def _refusals(what: str) -> Iterator[None]:
   try:
     yield
   except Exception as error:
-    reason = first_line(error)
-    raise CheckpointError(f"{what} cannot be read: {reason}") from error
+    raise BackboneError(
+      f"{what} cannot be read: {first_line(error)}"
+    ) from error
 
 
 def _check_entries(entries: list[zipfile.ZipInfo], file: Path) -> None:
-  """Refuses an archive by its table of contents."""
+  """Refuse an archive by its table of contents."""
   if len(entries) > MAX_ENTRIES:
-    raise CheckpointError(
+    raise BackboneError(
       f"{file} has {len(entries)} entries, expected at most {MAX_ENTRIES}."
     )
   seen = set()
@@ -140,34 +129,34 @@ def _check_entries(entries: list[zipfile.ZipInfo], file: Path) -> None:
     # `orig_filename` still has what zipfile cuts off or replaces.
     name = entry.orig_filename
     if not name.endswith(_SUFFIX):
-      raise CheckpointError(
+      raise BackboneError(
         f"{file}: entry {brief(name)} is no array (NAME.npy)."
       )
     if not _NAME.fullmatch(name.removesuffix(_SUFFIX)):
-      raise CheckpointError(
+      raise BackboneError(
         f"{file}: entry {brief(name)} is no name of an array: expected at most "
         "200 characters of ASCII, parts separated by '/', without '..', '\\', "
         "':' and control characters."
       )
     if name in seen:
-      raise CheckpointError(f"{file} has two entries of the same name: {name}.")
+      raise BackboneError(f"{file} has two entries of the same name: {name}.")
     seen.add(name)
     if entry.compress_type not in _METHODS:
-      raise CheckpointError(
+      raise BackboneError(
         f"{file}: entry {name!r} is compressed by method "
         f"{entry.compress_type}, expected one of {list(_METHODS)} (stored, "
         "deflated)."
       )
   claimed, there = sum(e.file_size for e in entries), file.stat().st_size
   if claimed > min(MAX_BYTES, MAX_RATIO * there):
-    raise CheckpointError(
+    raise BackboneError(
       f"{file} would be {claimed:,} bytes unpacked, from {there:,}: expected "
       f"at most {MAX_BYTES:,}, and {MAX_RATIO} times as many."
     )
 
 
-def _check_header(stream: IO[bytes], entry: zipfile.ZipInfo) -> None:
-  """Raises ValueError unless the header of an array fits its entry.
+def _check_header(stream: BinaryIO, entry: zipfile.ZipInfo) -> None:
+  """Raise ValueError unless the header of an array fits its entry.
 
   Before the array is read: the memory for it is taken by the header alone.
   """

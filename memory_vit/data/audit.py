@@ -1,12 +1,12 @@
-"""Reads every example of a split, and says what is wrong with it."""
+"""Read every example of a split, and say what is wrong with it."""
 
 import array
 import collections
 import dataclasses
+import functools
 import hashlib
 import io
 import itertools
-import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -28,16 +28,12 @@ LINE = "one pixel wide or high"
 LONG = f"more than {image_ops.LONGEST_ASPECT:.0f} times as long as wide"
 
 
+_IntegerArray = functools.partial(array.array, "Q")  # uint64
+
+
 @dataclasses.dataclass(frozen=True)
 class Problem:
-  """An example that is not as it should be.
-
-  Attributes:
-    kind: one of the constants above.
-    index: of the example.
-    where: the example in words, with its file.
-    detail: more on it.
-  """
+  """A problem, of one of the kinds above, with the example `where` names."""
 
   kind: str
   index: int
@@ -73,15 +69,11 @@ class SplitAudit:
   smallest: tuple[int, int] | None = None
   largest: tuple[int, int] | None = None
   problems: list[Problem] = dataclasses.field(default_factory=list)
-  hashes: "array.array[int]" = dataclasses.field(
-    default_factory=lambda: array.array("Q")
-  )
-  indices: "array.array[int]" = dataclasses.field(
-    default_factory=lambda: array.array("Q")
-  )
+  hashes: array.array = dataclasses.field(default_factory=_IntegerArray)
+  indices: array.array = dataclasses.field(default_factory=_IntegerArray)
 
   def add(self, index: int, example: Any) -> None:
-    """Counts an example, or what reading it has raised."""
+    """Count an example, or what reading it has raised."""
     if isinstance(example, tf.errors.OpError):
       # A record that could not be had stands in memory as an empty image.
       known = self.reader.unreadable.get(index)
@@ -97,11 +89,11 @@ class SplitAudit:
   def _add_label(self, index: int, label: int) -> None:
     least, greatest = self.labels or (label, label)
     self.labels = min(least, label), max(greatest, label)
-    if 0 <= label < self.reader.num_classes:
+    classes = len(self.per_class)
+    if 0 <= label < classes:
       self.per_class[label] += 1
     else:
-      last = self.reader.num_classes - 1
-      self._note(WRONG_LABEL, index, f"{label}, expected 0 to {last}")
+      self._note(WRONG_LABEL, index, f"{label}, expected 0 to {classes - 1}")
 
   def _add_size(self, index: int, width: int, height: int) -> None:
     size = (width, height)
@@ -120,12 +112,7 @@ class SplitAudit:
 def audit_split(
   reader: Reader, progress: Callable[[Iterable[Any]], Iterable[Any]] = iter
 ) -> SplitAudit:
-  """Reads and decodes all images of a split, without keeping them.
-
-  Args:
-    reader: of the split.
-    progress: is handed the examples, to show how far it is.
-  """
+  """Read and decode all images of a split; `progress` sees each example."""
   audit = SplitAudit(reader, np.zeros(reader.num_classes, np.int64))
   for index, example in enumerate(progress(_examples(reader))):
     audit.add(index, example)
@@ -145,15 +132,12 @@ def shared(first: SplitAudit, second: SplitAudit) -> list[tuple[int, int]]:
 
 
 def repeated(audit: SplitAudit) -> int:
-  """Counts the examples of a split with the same bytes as one before them."""
+  """Count the examples of a split with the same bytes as one before them."""
   return len(audit.hashes) - len(np.unique(audit.hashes))
 
 
 def _examples(reader: Reader) -> Iterator[Any]:
-  """Yields what is known of each example, or what reading it has raised.
-
-  Ends the process where none comes for `reader.stall_timeout`.
-  """
+  """Yield what is known of each example, or what reading it has raised."""
   source = reader.source
 
   def look(index: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -168,12 +152,7 @@ def _examples(reader: Reader) -> Iterator[Any]:
       "size": (shape[1], shape[0]), "label": label,
     }  # fmt: skip
 
-  dataset = (
-    tf.data.Dataset.range(source.size)
-    .map(look, num_parallel_calls=os.cpu_count(), deterministic=True)
-    .with_options(sources.without_autotuning())
-  )
-  examples = sources.attempts(dataset, source.size)
+  examples = sources.attempts(tf.data.Dataset.range(source.size), look)
   for first in range(0, source.size, _AT_ONCE):
     with reader.time_limit(first):
       some = list(itertools.islice(examples, _AT_ONCE))

@@ -1,6 +1,7 @@
-"""Audits the splits of a configuration, and reports what is wrong with them."""
+"""Audit the splits of a configuration, and report what is wrong with them."""
 
 import dataclasses
+import itertools
 import logging
 import sys
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,7 @@ from memory_vit.data.audit import SplitAudit
 from memory_vit.data.split_ref import SplitRef, configured_splits
 from memory_vit.errors import BrokenDataError, ConfigError
 
-logger = logging.getLogger("memory_vit")
+logger = logging.getLogger(__name__)
 
 # From so many times as many images of a class as of another on, accuracy says
 # little of the smaller one. Work on imbalanced data begins there: Cui et al.
@@ -26,7 +27,7 @@ _OF_THE_TASK = ("train", "validation", "test")
 
 
 def audit_data(config: Config, splits: Sequence[str] = ()) -> dict[str, Any]:
-  """Audits the splits of a configuration.
+  """Audit the splits of a configuration.
 
   Args:
     config: names the data sets, and how much of them memory may hold.
@@ -65,15 +66,7 @@ def audit_data(config: Config, splits: Sequence[str] = ()) -> dict[str, Any]:
 def splits_to_audit(
   config: Config, splits: Sequence[str]
 ) -> dict[str, SplitRef]:
-  """The splits to audit, by role; the training split first.
-
-  Args:
-    config: see `audit_data`.
-    splits: see there; each is a role of its own.
-
-  Raises:
-    ConfigError: where no data set is named.
-  """
+  """The splits that `audit_data` reads, by role; the training split first."""
   if not config.data.name:
     raise ConfigError("config.data.name is empty: name a data set.")
   found = configured_splits(config)
@@ -83,15 +76,15 @@ def splits_to_audit(
 
 
 def _audit(role: str, ref: SplitRef) -> SplitAudit:
-  """Opens a split and reads all of it, behind a progress bar."""
+  """Open a split and read all of it, behind a progress bar."""
   # Unreadable examples are what is looked for.
   reader = datasets.open_reader(dataclasses.replace(ref, max_bad=sys.maxsize))
-  # A line again and again on a terminal, in a log now and then a new one.
+  # A terminal shows one line that changes, a log a new line each time.
   often = 1 if sys.stderr.isatty() else 30
 
   def bar(examples: Iterable[Any]) -> Iterable[Any]:
     return tqdm.tqdm(
-      examples, role, reader.size, unit=" pictures", mininterval=often
+      examples, role, reader.size, unit=" images", mininterval=often
     )
 
   return audit.audit_split(reader, bar)
@@ -100,9 +93,7 @@ def _audit(role: str, ref: SplitRef) -> SplitAudit:
 def _contents(found: SplitAudit, *, all_classes: bool) -> dict[str, Any]:
   """The contents and the problems of a split, as JSON takes them.
 
-  Args:
-    found: the split.
-    all_classes: whether a class without an image is a problem.
+  `all_classes` makes a class without an image a problem.
   """
   source = found.reader.source
   per_class = dict(
@@ -150,13 +141,12 @@ def _balance(per_class: dict[str, int]) -> dict[str, Any] | None:
 def _duplicates(audits: dict[str, SplitAudit]) -> list[dict[str, Any]]:
   """The files that each two of the splits share."""
   duplicates = []
-  for i, (role, first) in enumerate(audits.items()):
-    for other, second in list(audits.items())[i + 1 :]:
-      pairs = [
-        [first.reader.source.describe(a), second.reader.source.describe(b)]
-        for a, b in audit.shared(first, second)
-      ]
-      duplicates.append(
-        {"splits": [role, other], "count": len(pairs), "pairs": pairs}
-      )
+  for roles in itertools.combinations(audits, 2):
+    first, second = (audits[role] for role in roles)
+    pairs = [
+      [first.reader.source.describe(a), second.reader.source.describe(b)]
+      for a, b in audit.shared(first, second)
+    ]
+    found = {"splits": [*roles], "count": len(pairs), "pairs": pairs}
+    duplicates.append(found)
   return duplicates

@@ -69,9 +69,6 @@ def train_batches(
   if data.train_crop == "small":
     image_ops.shorter_side(data.resize, image_size)
 
-  def record(number: tf.Tensor) -> tf.Tensor:
-    return _shuffled(number, reader.size, seed)
-
   def prepare(
     number: tf.Tensor, encoded: tf.Tensor, label: tf.Tensor
   ) -> dict[str, tf.Tensor]:
@@ -82,28 +79,25 @@ def train_batches(
     return {"image": image, "label": label}
 
   starts = range(start + first, 2**63 - batch_size, batch_size)
-  return pipeline.batches(ExampleFn(reader, record, prepare), starts, rows)
+  example = ExampleFn(
+    reader, lambda number: shuffled(number, reader.size, seed), prepare
+  )
+  return pipeline.batches(example, starts, rows)
 
 
 def train_examples(
   source: Source | Reader, *, seed: int, batch_size: int, step: int
 ) -> list[str]:
-  """Names the examples in the batch of a step: indices, and files.
+  """Name the examples in the batch of a step: indices, and files.
 
   Of examples that cannot be read, what takes their place; as far as this
-  process knows of them.
-
-  Args:
-    source: the examples.
-    seed: as in `train_batches`; so is batch_size.
-    batch_size: see there.
-    step: from 1.
+  process knows of them. `seed` and `batch_size` are those of `train_batches`;
+  `step` counts from 1.
   """
   reader = reader_of(source)
-  numbers = range((step - 1) * batch_size, step * batch_size)
   names = []
-  for number in numbers:
-    index = int(_shuffled(tf.constant(number, tf.int64), reader.size, seed))
+  for number in range((step - 1) * batch_size, step * batch_size):
+    index = int(shuffled(tf.constant(number, tf.int64), reader.size, seed))
     while index in reader.unreadable:
       index = (index + 1) % reader.size
     names.append(f"{index} {reader.source.file_name(index)}".strip())
@@ -121,31 +115,18 @@ def eval_batches(
   """Batches with every example exactly once, in order.
 
   The last batch is filled up by repeating the last example, with mask 0. All
-  processes get the same number of batches.
-
-  Args:
-    source: the examples; how many of them may be unreadable, a reader says.
-    preprocessing: s is its `image_size`.
-    batch_size: b, of all processes together.
-    process_index: i, which gets the rows i * b / p ... of a batch; by default
-      that of this process.
-    process_count: p; by default of this run.
+  processes get the same number of batches. The arguments are those of
+  `train_batches`; s is `preprocessing.image_size`.
 
   Returns:
-    Iterator over {"image": float32 (b / p, s, s, 3) in [-1, 1], "label": int32
-    (b / p,), "mask": float32 (b / p,)}. An example that cannot be read has
-    mask 0, where its `max_bad` allows it. The iterator raises a
-    `BrokenDataError` that names the images if more cannot be read, or if one
-    has no label.
+    As `train_batches`, with "mask": float32 (b / p,). An example that cannot be
+    read has mask 0, where `max_bad` of the reader allows it.
 
   Raises:
     ConfigError: if the batch does not divide.
   """
   reader = reader_of(source)
   rows, first = _share(batch_size, process_index, process_count)
-
-  def record(number: tf.Tensor) -> tf.Tensor:
-    return tf.minimum(number, reader.size - 1)
 
   def prepare(
     number: tf.Tensor, encoded: tf.Tensor, label: tf.Tensor
@@ -158,10 +139,13 @@ def eval_batches(
 
   steps = -(-reader.size // batch_size)
   starts = range(first, first + steps * batch_size, batch_size)
-  return pipeline.batches(ExampleFn(reader, record, prepare), starts, rows)
+  example = ExampleFn(
+    reader, lambda number: tf.minimum(number, reader.size - 1), prepare
+  )
+  return pipeline.batches(example, starts, rows)
 
 
-def _shuffled(number: tf.Tensor, size: int, seed: int) -> tf.Tensor:
+def shuffled(number: tf.Tensor, size: int, seed: int) -> tf.Tensor:
   """The record of example `number`: each epoch permutes them anew.
 
   Args:
@@ -182,11 +166,7 @@ def _shuffled(number: tf.Tensor, size: int, seed: int) -> tf.Tensor:
 def _share(
   batch_size: int, index: int | None, count: int | None
 ) -> tuple[int, int]:
-  """The number of rows of a process in a batch, and the first of them.
-
-  Raises:
-    ConfigError: if the batch does not divide.
-  """
+  """The number of rows of a process in a batch, and the first of them."""
   index = jax.process_index() if index is None else index
   count = jax.process_count() if count is None else count
   if batch_size < 1 or batch_size % count or not 0 <= index < count:

@@ -1,7 +1,7 @@
-"""The data that a run was given, kept beside it, to notice other data later.
+"""A record of the data of a run, to notice later that they have changed.
 
 A saved state holds one digest for each split; WORKDIR/inventory/SHA256.json is
-the table of files behind one, which says what differs.
+the table of files behind a digest, which says what differs.
 """
 
 import dataclasses
@@ -14,14 +14,14 @@ from memory_vit.data import inventory
 from memory_vit.data.inventory import Inventory, Table
 from memory_vit.runtime import files, processes
 
-# What a run is given and gives back. The data of the backbone's own task may be
-# another when a run goes on: it is looked at before and after in one process.
+# The data of the backbone's own task may be other data when a run goes on: they
+# are evaluated before and after training in one process.
 _COMPARED = ("train", "validation", "test")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataRecord:
-  """The data of a run as it is now; what process 0 sees of it counts.
+  """The data of a run as process 0 sees them now.
 
   Attributes:
     directory: of the tables.
@@ -35,10 +35,7 @@ class DataRecord:
 
   @functools.cached_property
   def digests(self) -> dict[str, dict[str, str]]:
-    """{split: {"by": kind, "sha256": of its table}}; all processes must call.
-
-    Also where it was read before: it is read once.
-    """
+    """{split: {"by": kind, "sha256": of its table}}; all must call."""
     return processes.on_process_0(
       lambda: {
         split: {"by": self.by, "sha256": inventory.digest(table)}
@@ -48,17 +45,16 @@ class DataRecord:
 
   @property
   def compared(self) -> dict[str, dict[str, str]]:
-    """Those of `digests` that a continued run must share."""
+    """The `digests` that a continued run must share."""
     return {key: self.digests[key] for key in _COMPARED if key in self.digests}
 
   def differences(
     self, found: Mapping[str, Mapping[str, str]]
   ) -> dict[str, list[str]]:
-    """{split: what differs}, of those that do; all processes must call.
+    """{split: what differs}, where anything does; all processes must call.
 
-    Args:
-      found: `compared` of an earlier process. It is compared as that one did,
-        by files or by contents.
+    `found` is what `compared` was in an earlier process, which decides whether
+    files or contents are compared.
     """
     return processes.on_process_0(
       lambda: {
@@ -70,8 +66,7 @@ class DataRecord:
     )
 
   def keep(self) -> None:
-    """Writes the tables that are not there yet; all processes must call."""
-
+    """Write the tables that are not there yet; all processes must call."""
     compared = self.compared
 
     def write() -> None:
@@ -93,11 +88,9 @@ class DataRecord:
   def difference(
     self, split: str, found: Mapping[str, str] | None
   ) -> list[str]:
-    """What differs of a split; for process 0 alone.
+    """Describe what differs in a split, on process 0 alone.
 
-    Args:
-      split: "train", ...
-      found: its entry in `digests` of an earlier process, where it had one.
+    `found` is its entry in `digests` of an earlier process, where it had one.
     """
     if found is None:
       return ["which files it was is not known: an earlier version saved this"]

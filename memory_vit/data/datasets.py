@@ -1,4 +1,4 @@
-"""Opens splits of data sets: image folders, the digits, and those of TFDS."""
+"""Open splits of data sets: image folders, the digits, and those of TFDS."""
 
 import tensorflow as tf
 
@@ -23,7 +23,7 @@ def open_source(
   download: bool = True,
   trust_data_code: bool = False,
 ) -> Reader:
-  """Opens one split of a data set; downloads it first where TFDS can.
+  """Open one split of a data set; download it first where TFDS can.
 
   The arguments are the attributes of a `SplitRef`.
 
@@ -31,18 +31,11 @@ def open_source(
     DataError: if it cannot be had, or is empty or unlabelled.
     BrokenDataError: of these, where more than `max_bad` records cannot be read.
   """
-  return open_reader(
-    SplitRef(
-      name,
-      directory,
-      split,
-      cache_gib=cache_gib,
-      max_bad=max_bad,
-      stall_timeout=stall_timeout,
-      download=download,
-      trust_code=trust_data_code,
-    )
-  )
+  ref = SplitRef(
+    name, directory, split, cache_gib=cache_gib, max_bad=max_bad,
+    stall_timeout=stall_timeout, download=download, trust_code=trust_data_code,
+  )  # fmt: skip
+  return open_reader(ref)
 
 
 def open_split(
@@ -51,42 +44,30 @@ def open_split(
   stall_timeout: float,
   trust_data_code: bool = False,
 ) -> Reader:
-  """Opens a split of the data set of a configuration; all processes must call.
+  """Open a split of the data set of a configuration; all processes must call.
 
-  Args:
-    data: the data set.
-    split: of it.
-    stall_timeout: see `SplitRef`.
-    trust_data_code: whether the data set may name code, which is then run.
+  The other arguments are attributes of a `SplitRef`.
 
   Raises:
     DataError: as `open_source`.
   """
-  return open_on_all_processes(
-    SplitRef.of(
-      data, split, stall_timeout=stall_timeout, trust_code=trust_data_code
-    )
+  ref = SplitRef.of(
+    data, split, stall_timeout=stall_timeout, trust_code=trust_data_code
   )
+  return open_on_all_processes(ref)
 
 
 def open_on_all_processes(ref: SplitRef) -> Reader:
-  """Opens a split on every process; all must call.
+  """Open a split on every process; all must call.
 
-  One is done before the others begin: it may be prepared on the way, in a
-  directory that all share.
-
-  Raises:
-    DataError: as `open_source`.
+  The first is done before the others begin: it may prepare the data set in a
+  directory that all share. Raises as `open_source`.
   """
   return processes.process_0_first(lambda: open_reader(ref))
 
 
 def open_reader(ref: SplitRef) -> Reader:
-  """Opens a split on this process.
-
-  Raises:
-    DataError: as `open_source`.
-  """
+  """Open a split on this process; raises as `open_source`."""
   if not ref.name:
     raise DataError("no data set is named: set config.data.name.")
   source = _open_local(ref) or tfds.open_tfds(ref)
@@ -96,7 +77,7 @@ def open_reader(ref: SplitRef) -> Reader:
 
 
 def take_inventory(ref: SplitRef) -> Inventory:
-  """Lists the files of a split that is there; nothing of it is read.
+  """List the files of a split that is there; nothing of it is read.
 
   Raises:
     DataError: if it is not there. It is not prepared, or downloaded.
@@ -106,7 +87,7 @@ def take_inventory(ref: SplitRef) -> Inventory:
 
 
 def _open_local(ref: SplitRef) -> Source | None:
-  """Opens a split of a folder or of the digits; None for a data set of TFDS."""
+  """Open a split of a folder or of the digits; None for a data set of TFDS."""
   if ref.name == "folder":
     return local.open_folder(ref)
   if ref.name.partition(":")[0] == "digits":
@@ -115,10 +96,7 @@ def _open_local(ref: SplitRef) -> Source | None:
 
 
 def _check_first_label(reader: Reader) -> None:
-  """Refuses a split without labels, which has none from the beginning on.
-
-  Other labels are checked as they come.
-  """
+  """Refuse an unlabelled split; other labels are checked when they are read."""
   source = reader.source
   for index in range(source.size):
     if index in reader.unreadable:

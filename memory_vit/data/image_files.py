@@ -1,6 +1,6 @@
-"""Finds, checks and reads image files that a user names.
+"""Find, check and read image files that a user names.
 
-What cannot be read does not end the reading of others: it says why.
+A file that cannot be read does not keep others from being read.
 """
 
 import contextlib
@@ -43,12 +43,7 @@ _MIB = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """An image file to read.
-
-  Attributes:
-    path: of the file.
-    reason: why it cannot be read; "" where nothing is known against it.
-  """
+  """An image file to read; `reason` says why it cannot be read, or is ""."""
 
   path: str
   reason: str = ""
@@ -56,19 +51,14 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds an array
 class LoadedImage:
-  """An image, or why it could not be read.
-
-  Attributes:
-    entry: says why where it could not be read.
-    pixels: float32 (s, s, 3) in [-1, 1]; None where it could not be read.
-  """
+  """An image, float32 (s, s, 3) in [-1, 1]; None if `entry` says why not."""
 
   entry: Entry
   pixels: np.ndarray | None
 
 
 def find_images(arguments: Iterable[str]) -> Iterator[Entry]:
-  """Yields the image files that are asked for.
+  """Yield the image files that are asked for.
 
   Args:
     arguments: files; folders, which stand for all images below them, sorted;
@@ -77,8 +67,7 @@ def find_images(arguments: Iterable[str]) -> Iterator[Entry]:
   for argument in arguments:
     if argument == "-":
       for line in sys.stdin.buffer:
-        path = os.fsdecode(line.rstrip(b"\r\n"))
-        if path:
+        if path := os.fsdecode(line.rstrip(b"\r\n")):
           yield from _below(path)
     else:
       yield from _below(argument)
@@ -111,7 +100,7 @@ def read_batches(
   size: int,
   memory_mib: int,
 ) -> Iterator[list[LoadedImage]]:
-  """Reads images, `size` at a time (fewer at the end), in order.
+  """Read images, `size` at a time (fewer at the end), in order.
 
   Args:
     entries: are asked for no earlier than needed.
@@ -128,7 +117,7 @@ def read_batches(
   left = memory_mib * _MIB - _COPIES_OF_A_BATCH * pixels * 3 * 4
   if left <= 0:
     raise ConfigError(
-      f"{size} pictures of {evaluation.image_size} pixels a side do not fit "
+      f"{size} images of {evaluation.image_size} pixels a side do not fit "
       f"into {memory_mib} MiB: expected a smaller --batch_size, or a larger "
       "--memory_mib."
     )
@@ -149,36 +138,32 @@ class _ImageReader:
     self._header = threading.Lock()
 
   def read(self, entry: Entry) -> LoadedImage:
-    """Reads an image; what cannot be read says why."""
+    """Read an image, or note why it cannot be read."""
     if entry.reason:
       return LoadedImage(entry, None)
     try:
-      return LoadedImage(entry, self._prepared(entry.path))
+      with _opened(entry.path) as file:
+        return LoadedImage(entry, self._prepared(file))
     except DataError as error:
       return LoadedImage(Entry(entry.path, str(error)), None)
 
-  def _prepared(self, path: str) -> np.ndarray:
-    with _opened(path) as file:
-      size = _size_of(file)
-      with self._header:
-        decoding = _needed(file, self._evaluation)
-      # As it lies in the file, for Python and for TensorFlow.
-      with self._memory.taken(2 * size + decoding):
-        file.seek(0)
-        return _decoded(file.read(size), self._evaluation)
+  def _prepared(self, file: BinaryIO) -> np.ndarray:
+    size = _size_of(file)
+    with self._header:
+      decoding = _needed(file, self._evaluation)
+    # As it lies in the file, for Python and for TensorFlow.
+    with self._memory.taken(2 * size + decoding):
+      file.seek(0)
+      return _decoded(file.read(size), self._evaluation)
 
 
 def prepare_encoded(
   encoded: bytes, evaluation: EvalPreprocessing
 ) -> np.ndarray:
-  """Decodes an image that nobody vouches for, as evaluation does.
-
-  Args:
-    encoded: content of a file.
-    evaluation: how it is prepared; s is its `image_size`.
+  """Decode an untrusted image file as evaluation does.
 
   Returns:
-    float32 (s, s, 3) in [-1, 1].
+    float32 (s, s, 3) in [-1, 1]; s is `evaluation.image_size`.
 
   Raises:
     DataError: says why not.
@@ -190,17 +175,13 @@ def prepare_encoded(
 def prepare_pixels(
   pixels: np.ndarray, evaluation: EvalPreprocessing
 ) -> np.ndarray:
-  """Prepares decoded pixels, uint8 (height, width, 3), as evaluation does."""
+  """Prepare decoded pixels, uint8 (height, width, 3), as evaluation does."""
   with _named_reasons():
     return image_ops.eval_view(tf.constant(pixels), evaluation).numpy()
 
 
 def file_content(path: str) -> bytes:
-  """Reads a file that is not too large.
-
-  Raises:
-    DataError: says why not.
-  """
+  """Read a file, or raise a `DataError`, for example if it is too large."""
   with _opened(path) as file:
     return file.read(_size_of(file))
 
@@ -213,9 +194,8 @@ def _size_of(file: BinaryIO) -> int:
 
 
 def _decoded(encoded: bytes, evaluation: EvalPreprocessing) -> np.ndarray:
-  """Decodes an image whose header has been looked at."""
-  problem = encoded.startswith(jpeg.MAGIC) and jpeg.too_costly(encoded)
-  if problem:
+  """Decode an image whose header has been checked."""
+  if encoded.startswith(jpeg.MAGIC) and (problem := jpeg.too_costly(encoded)):
     raise DataError(problem)
   with _named_reasons():
     # Eagerly: a tf.function rounds otherwise than tf.data, in the last bit.
@@ -224,7 +204,7 @@ def _decoded(encoded: bytes, evaluation: EvalPreprocessing) -> np.ndarray:
 
 @contextlib.contextmanager
 def _named_reasons() -> Iterator[None]:
-  """Errors of TensorFlow as ours."""
+  """Raise `DataError` in place of an error of TensorFlow."""
   try:
     yield
   except tf.errors.OpError as error:
@@ -232,7 +212,7 @@ def _named_reasons() -> Iterator[None]:
 
 
 class _Memory:
-  """Bytes that several threads share; who finds none left waits."""
+  """Bytes that threads share; a thread waits until enough are left."""
 
   def __init__(self, size: int) -> None:
     self._size = self._left = size
@@ -240,15 +220,11 @@ class _Memory:
 
   @contextlib.contextmanager
   def taken(self, size: int) -> Iterator[None]:
-    """Takes some for a while.
-
-    Raises:
-      DataError: where it would never be enough.
-    """
+    """Take `size` bytes until the body ends; `DataError` if it is too much."""
     if size > self._size:
       raise DataError(
-        f"decoding it may take {size / 2**20:,.0f} MiB, more than the "
-        f"{self._size / 2**20:,.0f} MiB that --memory_mib leaves beside a batch"
+        f"decoding it may take {size / _MIB:,.0f} MiB, more than the "
+        f"{self._size / _MIB:,.0f} MiB that --memory_mib leaves beside a batch"
       )
     with self._given_back:
       self._given_back.wait_for(lambda: self._left >= size)
@@ -263,30 +239,23 @@ class _Memory:
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[BinaryIO]:
-  """Opens a file that is one.
-
-  Raises:
-    DataError: says why not.
-  """
+  """Open a regular file, or raise a `DataError` that says why not."""
   try:
     # Opening a pipe would wait for somebody to write into it.
     if not stat.S_ISREG(os.stat(path).st_mode):
       raise DataError("not a file")
     with open(path, "rb") as file:
       yield file
-  except OSError as error:
-    raise DataError(error.strerror or str(error)) from error
   except DataError:
     raise
-  except ValueError as error:  # A name with a zero byte.
-    raise DataError(str(error)) from error
+  except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+    raise DataError(getattr(error, "strerror", None) or str(error)) from error
 
 
 def _needed(file: BinaryIO, evaluation: EvalPreprocessing) -> int:
-  """Bytes that preparing an image takes, by its header; decodes nothing.
+  """Bytes that preparing an image takes, by its header; nothing is decoded.
 
-  Raises:
-    DataError: for what is no image, or too large a one.
+  Raises `DataError` for what is no image, or too large.
   """
   limit = f"more than {MAX_PIXELS / 1e6:g} megapixels"
   try:

@@ -1,4 +1,4 @@
-"""Decodes, crops and scales images for the model. Pure functions.
+"""Decode, crop and scale images for the model. Pure functions.
 
 All randomness is stateless: the same seed gives the same image on every
 machine, in every order. Resizing is bilinear without antialiasing, on float32
@@ -14,10 +14,11 @@ import tensorflow as tf
 from PIL import Image
 
 from memory_vit.config import TrainDataConfig
+from memory_vit.data import jpeg
 from memory_vit.errors import ConfigError
 from memory_vit.model.task import EvalPreprocessing
 
-logger = logging.getLogger("memory_vit")
+logger = logging.getLogger(__name__)
 
 # TensorFlow would take all memory of a GPU, which belongs to JAX. Where it has
 # been used before, as in a notebook, it is too late, and no reason to stop.
@@ -26,7 +27,6 @@ try:
 except RuntimeError as error:
   logger.warning("GPUs cannot be hidden from TensorFlow any more: %s", error)
 
-_JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
 # Resized by its shorter side, a longer image would fill the memory.
 LONGEST_ASPECT = 32.0
@@ -78,14 +78,7 @@ def train_image(
 def eval_image(
   encoded: tf.Tensor, preprocessing: EvalPreprocessing
 ) -> tf.Tensor:
-  """Prepares an encoded image for evaluation.
-
-  Args:
-    encoded: string (), the file.
-    preprocessing: how; s is its `image_size`.
-
-  Returns:
-    float32 (s, s, 3) in [-1, 1].
+  """Prepare an encoded image, string (), for evaluation: see `eval_view`.
 
   Raises:
     tf.errors.InvalidArgumentError: if it cannot be decoded.
@@ -94,7 +87,7 @@ def eval_image(
 
 
 def eval_view(image: tf.Tensor, preprocessing: EvalPreprocessing) -> tf.Tensor:
-  """Prepares a decoded image for evaluation.
+  """Prepare a decoded image for evaluation.
 
   Args:
     image: uint8 (height, width, 3).
@@ -118,13 +111,7 @@ def eval_view(image: tf.Tensor, preprocessing: EvalPreprocessing) -> tf.Tensor:
 def resized_pixels(
   width: int, height: int, preprocessing: EvalPreprocessing
 ) -> int:
-  """Pixels that an image has at most once it was resized for evaluation.
-
-  Args:
-    width: of the image, at least 1.
-    height: likewise.
-    preprocessing: how it is prepared.
-  """
+  """Upper bound of the pixels of an image that was resized for evaluation."""
   if preprocessing.crop != "central":
     return preprocessing.image_size**2
   scale = preprocessing.resize / min(width, height)
@@ -132,23 +119,21 @@ def resized_pixels(
 
 
 def evaluation_of(crop: str, resize: int, image_size: int) -> EvalPreprocessing:
-  """The evaluation that an `eval_crop` and a `resize` of a configuration mean.
+  """The evaluation that `eval_crop` and `resize` of a configuration stand for.
 
   Raises:
     ConfigError: if the shorter side is below `image_size`.
     TaskError: for an unknown crop.
   """
-  if crop == "central":
-    resize = shorter_side(resize, image_size)
-    return EvalPreprocessing(image_size=image_size, crop=crop, resize=resize)
-  return EvalPreprocessing(image_size=image_size, crop=crop)
+  side = shorter_side(resize, image_size) if crop == "central" else 0
+  return EvalPreprocessing(image_size=image_size, crop=crop, resize=side)
 
 
 def shorter_side(side: int, image_size: int) -> int:
   """Pixels of the shorter side before a crop; 0 stands for 8/7 of the crop.
 
   Raises:
-    ConfigError: if there would be less than there is to crop.
+    ConfigError: if the shorter side would be less than the crop.
   """
   side = side or round(image_size * 8 / 7)
   if side < image_size:
@@ -160,12 +145,9 @@ def shorter_side(side: int, image_size: int) -> int:
 
 
 def decode(encoded: tf.Tensor) -> tf.Tensor:
-  """Decodes a JPEG, PNG, WebP, BMP or GIF file (the first frame), by content.
+  """Decode a JPEG, PNG, WebP, BMP or GIF file (the first frame), string ().
 
   Grey becomes RGB, of 16 bits the upper 8 are kept, alpha is dropped.
-
-  Args:
-    encoded: string (), the file.
 
   Returns:
     uint8 (height, width, 3).
@@ -175,7 +157,10 @@ def decode(encoded: tf.Tensor) -> tf.Tensor:
   """
   image = tf.case(
     [
-      (_starts_with(encoded, _JPEG), lambda: _decode_jpeg(encoded)),
+      (
+        _starts_with(encoded, jpeg.MAGIC),
+        lambda: tf.io.decode_jpeg(encoded, 3),
+      ),
       (_starts_with(encoded, _PNG), lambda: tf.io.decode_png(encoded, 3)),
     ],
     default=lambda: _decode_by_pillow(encoded),
@@ -186,11 +171,7 @@ def decode(encoded: tf.Tensor) -> tf.Tensor:
 def inception_crop(encoded: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
   """A random part: 5-100 % of the area, aspect ratio between 3/4 and 4/3.
 
-  Of a JPEG, only that part is decoded.
-
-  Args:
-    encoded: string (), the file.
-    seed: int32 or int64 (2,).
+  Of a JPEG, only that part is decoded. The arguments are as in `train_image`.
 
   Returns:
     uint8 (height, width, 3).
@@ -206,7 +187,7 @@ def inception_crop(encoded: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     y, x, height, width = tf.unstack(_inception_window(tf.shape(image), seed))
     return image[y : y + height, x : x + width]
 
-  image = tf.cond(_starts_with(encoded, _JPEG), decode_part, cut_part)
+  image = tf.cond(_starts_with(encoded, jpeg.MAGIC), decode_part, cut_part)
   return tf.ensure_shape(image, (None, None, 3))
 
 
@@ -216,11 +197,7 @@ def resize(image: tf.Tensor, side: int) -> tf.Tensor:
 
 
 def resize_shorter(image: tf.Tensor, side: int) -> tf.Tensor:
-  """Resizes such that the shorter side has `side` pixels; keeps the aspect.
-
-  Args:
-    image: (height, width, 3).
-    side: in pixels.
+  """Resize the shorter side to `side` pixels; keep the aspect ratio.
 
   Returns:
     float32 (height, width, 3), of which the smaller is `side`.
@@ -268,16 +245,13 @@ def _starts_with(encoded: tf.Tensor, magic: bytes) -> tf.Tensor:
   return tf.strings.substr(encoded, 0, len(magic)) == magic
 
 
-def _decode_jpeg(encoded: tf.Tensor) -> tf.Tensor:
-  return tf.io.decode_jpeg(encoded, channels=3)
-
-
 # A graph even when called eagerly, so that errors are TensorFlow's either way.
 @tf.function
 def _decode_by_pillow(encoded: tf.Tensor) -> tf.Tensor:
-  """The rare formats: TensorFlow reads a BMP with a palette as if it were grey.
+  """Decode the rare formats.
 
-  It also wants to know beforehand whether a WebP file has alpha.
+  TensorFlow reads a BMP with a palette as if it were grey, and wants to know
+  beforehand whether a WebP file has alpha.
   """
   return tf.numpy_function(_pillow_rgb, [encoded], tf.uint8)
 

@@ -1,4 +1,4 @@
-"""The files of a split of a data set, to know them again later.
+"""The files of a split of a data set, to recognise changes later.
 
 A table holds of every file its name, its size and a mark: by "files" the time
 of its last change, by "contents" the SHA-256 of its bytes. Nothing is decoded.
@@ -11,7 +11,7 @@ import json
 import multiprocessing.pool
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -32,11 +32,10 @@ Table = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inventory:
-  """The files of a split, which were not looked at yet.
+  """The files of a split, before any is looked at.
 
   Attributes:
-    facts: what is recorded of the data set apart from its files, which JSON can
-      hold.
+    facts: what is recorded of the data set besides its files, as JSON values.
     files: {name, which is the same wherever the data set lies: path}.
   """
 
@@ -44,25 +43,21 @@ class Inventory:
   files: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   def table(self, by: str) -> Table:
-    """Looks at all files.
-
-    Args:
-      by: "files" or "contents", which reads every byte.
-    """
+    """Look at all files; `by` is "files", or "contents" to read every byte."""
     look = _contents if by == "contents" else _file
-    entries = _in_threads(look, self.files.values())
-    return {
-      "by": by,
-      "facts": dict(self.facts),
-      "files": dict(zip(self.files, entries, strict=True)),
-    }
+    return {"by": by, "facts": dict(self.facts), "files": self._each(look)}
 
   def sizes(self) -> str:
     """A digest of names and sizes, which copies on several hosts share."""
-    entries = zip(self.files, _in_threads(_file, self.files.values()),
-                  strict=True)  # fmt: skip
-    sizes = {name: size for name, (size, _) in entries}
+    sizes = {name: size for name, (size, _) in self._each(_file).items()}
     return digest({"facts": dict(self.facts), "files": sizes})
+
+  def _each(self, look: Callable[[str], list]) -> dict[str, list]:
+    """{name: what `look` finds at its path}, some files at a time."""
+    with multiprocessing.pool.ThreadPool(_THREADS) as pool:
+      # In chunks: to look at a file takes less time than to hand it out.
+      found = list(pool.imap(look, list(self.files.values()), chunksize=64))
+    return dict(zip(self.files, found, strict=True))
 
 
 def text_of(table: Table) -> str:
@@ -76,11 +71,11 @@ def digest(table: Table) -> str:
 
 
 def differences(before: Table, now: Table) -> list[str]:
-  """Describes what differs between two tables of the same kind.
+  """Describe what differs between two tables of the same kind.
 
   Returns:
-    How many files in a line, and then some of them, those first whose class is
-    another; nothing where the tables are equal.
+    A line with the number of files, and then some of them, beginning with those
+    whose class has changed; nothing where the tables are equal.
   """
   changes = _changes(before["files"], now["files"])
   lines = [
@@ -110,7 +105,8 @@ def _changes(
     "of another class": [], "renamed": [], "changed": [], "gone": [], "new": [],
   }  # fmt: skip
   for name, place in moved.items():
-    first, second = _class_of(name), _class_of(place)
+    # The folder in which a file lies: of an image folder, its class.
+    first, second = (PurePosixPath(n).parent.name for n in (name, place))
     if first == second:
       changes["renamed"].append(f"{name}: now {place}")
     else:
@@ -146,13 +142,8 @@ def _moved(
   return moved
 
 
-def _class_of(name: str) -> str:
-  """The folder in which a file lies: of an image folder, its class."""
-  return PurePosixPath(name).parent.name
-
-
-def _change(old: Sequence[Any], new: Sequence[Any]) -> str:
-  """Says how a file changed."""
+def _change(old: Sequence, new: Sequence) -> str:
+  """Say how a file changed."""
   if old[0] != new[0]:
     return f"{_size(old)}, now {_size(new)}"
   if isinstance(old[1], str):
@@ -165,16 +156,7 @@ def _size(entry: Sequence[Any]) -> str:
   return mark if size == _NO_SIZE else f"{size:,} bytes"
 
 
-def _in_threads(
-  look: Callable[[str], list[Any]], paths: Iterable[str]
-) -> list[list[Any]]:
-  """Looks at files, some at a time."""
-  with multiprocessing.pool.ThreadPool(_THREADS) as pool:
-    # Handed out in chunks: to look at a file takes less than to hand it out.
-    return list(pool.imap(look, list(paths), chunksize=64))
-
-
-def _file(path: str) -> list[Any]:
+def _file(path: str) -> list:
   """[size in bytes, time of the last change in ns], or [-1, why not]."""
   try:
     found = os.stat(path)

@@ -1,4 +1,4 @@
-"""JPEG files that would take hours to decode, found without decoding.
+"""Detect JPEG files that would take hours to decode.
 
 A progressive JPEG paints the whole image anew with every scan. A scan may
 have a few bytes and costs as much as the image has pixels.
@@ -21,10 +21,10 @@ _MARKER = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")
 
 
 def too_costly(encoded: bytes) -> str:
-  """Why a JPEG should not be decoded; "" where nothing is against it.
+  """Say why a JPEG should not be decoded; "" if it may be.
 
-  It is read as its decoder would: what looks like a scan in a comment, in a
-  thumbnail or behind the end of the image is none.
+  It is read as its decoder would: bytes of a comment, of a thumbnail or behind
+  the end of the image are no scan.
 
   Args:
     encoded: a file that begins with `MAGIC`; it may be broken.

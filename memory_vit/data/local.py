@@ -1,5 +1,6 @@
 """Data sets on this disk: folders of images, and the embedded digits."""
 
+import functools
 import hashlib
 import os
 import pathlib
@@ -11,20 +12,16 @@ import numpy as np
 import sklearn.datasets
 import tensorflow as tf
 
+from memory_vit.data import sources
 from memory_vit.data.inventory import Inventory
-from memory_vit.data.sources import (
-  SUFFIXES,
-  Source,
-  fetch_from_memory,
-  split_parts,
-)
+from memory_vit.data.sources import SUFFIXES, Source
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.runtime.paths import local
 
 
 def open_folder(ref: SplitRef) -> Source:
-  """Opens a split of a folder with SPLIT/CLASS/IMAGE.
+  """Open a split of an image folder with SPLIT/CLASS/IMAGE.
 
   Raises:
     DataError: where there is no such folder or split, or a class is empty.
@@ -34,11 +31,11 @@ def open_folder(ref: SplitRef) -> Source:
   class_names = tuple(files["train"])
   sizes = {key: sum(map(len, files[key].values())) for key in files}
   chosen = []
-  for key, part in split_parts(ref.name, ref.split, sizes):
+  for key, part in sources.split_parts(ref.name, ref.split, sizes):
     _check_classes(root / key, files[key], class_names)
     chosen += _shuffled(files[key])[part]
   where = {file: os.path.join(root, file) for file, _ in chosen}
-  # What reads a pipe waits for ever: what is no file has no path here.
+  # Reading a pipe would wait for ever: only regular files have a path here.
   names = [
     b"" if file in irregular else os.fsencode(where[file]) for file, _ in chosen
   ]
@@ -63,9 +60,7 @@ def open_folder(ref: SplitRef) -> Source:
 
 
 def open_digits(ref: SplitRef) -> Source:
-  """Opens a split of the digits that come with scikit-learn.
-
-  Every fifth image of a class is for the test.
+  """Open a split of the digits of scikit-learn; every fifth is for the test.
 
   Raises:
     DataError: for another name, or a split that is not there.
@@ -77,7 +72,7 @@ def open_digits(ref: SplitRef) -> Source:
       f"data set {ref.name!r}: expected 'digits', or a range such as "
       "'digits:0-4'."
     )
-  images, digits = sklearn.datasets.load_digits(return_X_y=True)
+  images, encoded, digits = _digits()
   train, test = [], []
   for digit in range(first, last + 1):
     indices = np.flatnonzero(digits == digit)
@@ -89,20 +84,26 @@ def open_digits(ref: SplitRef) -> Source:
     "test": np.sort(np.concatenate(test)),
   }
   sizes = {key: len(indices) for key, indices in splits.items()}
-  parts = split_parts(ref.name, ref.split, sizes)
+  parts = sources.split_parts(ref.name, ref.split, sizes)
   chosen = np.concatenate([splits[key][part] for key, part in parts])
-  # 8 x 8 pixels from 0 to 16, as files: the rest is as for any other source.
-  images = np.round(images.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
-  encoded = tf.stack([tf.io.encode_png(images[i]) for i in chosen])
   labels = tf.constant(digits[chosen] - first, tf.int32)
   return Source(
     name=ref.name,
     split=ref.split,
     size=len(chosen),
     class_names=tuple(str(digit) for digit in range(first, last + 1)),
-    fetch=fetch_from_memory(encoded, labels),
+    fetch=sources.fetch_from_memory(tf.gather(encoded, chosen), labels),
     inventory=Inventory(facts={"pictures": _digest(images[chosen], labels)}),
   )
+
+
+@functools.cache
+def _digits() -> tuple[np.ndarray, tf.Tensor, np.ndarray]:
+  """Images, uint8 (n, 8, 8, 1), the same as PNG files, and digits, (n,)."""
+  images, digits = sklearn.datasets.load_digits(return_X_y=True)
+  # They are from 0 to 16. As files they are read as any other source.
+  images = np.round(images.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
+  return images, tf.stack([tf.io.encode_png(image) for image in images]), digits
 
 
 def _digest(images: np.ndarray, labels: tf.Tensor) -> str:
@@ -113,18 +114,11 @@ def _digest(images: np.ndarray, labels: tf.Tensor) -> str:
 def _files_of_splits(
   root: pathlib.Path, directory: str
 ) -> tuple[dict[str, dict[str, list[str]]], dict[str, str]]:
-  """Finds all images of all splits.
-
-  Args:
-    root: the image folder.
-    directory: the same as it was given, for messages.
+  """Find all images of all splits below `root`, in messages `directory`.
 
   Returns:
     {split: {class: images}}, as paths relative to `root`, and {image: what it
     is} of those that are no regular files.
-
-  Raises:
-    DataError: where there is no folder, or no train/ in it.
   """
   if not directory or not root.is_dir():
     raise DataError(
@@ -144,11 +138,7 @@ def _files_of_splits(
 
 
 def _folders(root: pathlib.Path) -> list[pathlib.Path]:
-  """The folders in a folder: splits, or classes.
-
-  Raises:
-    BrokenDataError: where the name of one is not UTF-8.
-  """
+  """The folders in a folder: splits, or classes. Their names must be UTF-8."""
   with os.scandir(root) as entries:
     names = sorted(
       entry.name
@@ -167,15 +157,12 @@ def _folders(root: pathlib.Path) -> list[pathlib.Path]:
 def _image_files(
   folder: pathlib.Path, irregular: dict[str, str]
 ) -> dict[str, list[str]]:
-  """Finds the images of a split, by their class.
+  """Find the images of a split, by their class.
 
-  Args:
-    folder: of the split.
-    irregular: what has the name of an image and is no regular file is added
-      to it, with what it is.
+  Adds to `irregular` what has the name of an image and is no regular file.
 
   Returns:
-    Class -> its images, as paths relative to the parent of `folder`.
+    {class: its images, as paths relative to the parent of `folder`}.
   """
   found: dict[str, list[str]] = {}
   for class_folder in _folders(folder):
@@ -192,19 +179,19 @@ def _image_files(
 
 
 def _kind(path: str) -> str:
-  """Names the kind of what is no regular file."""
+  """The kind of something that is no regular file."""
   try:
     mode = os.stat(path).st_mode
   except OSError as error:
     return f"a link to what cannot be found ({error.strerror})"
   kinds = {
-    stat.S_ISDIR: "a folder",
-    stat.S_ISFIFO: "a pipe",
-    stat.S_ISSOCK: "a socket",
-    stat.S_ISCHR: "a device",
-    stat.S_ISBLK: "a device",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
   }
-  return next((kind for is_, kind in kinds.items() if is_(mode)), "unknown")
+  return kinds.get(stat.S_IFMT(mode), "unknown")
 
 
 def _reader(names: Sequence[bytes]) -> Callable[[tf.Tensor], tf.Tensor]:
@@ -219,7 +206,7 @@ def _reader(names: Sequence[bytes]) -> Callable[[tf.Tensor], tf.Tensor]:
 # A graph even when called eagerly, so that errors are TensorFlow's either way.
 @tf.function
 def _read_in_python(path: tf.Tensor) -> tf.Tensor:
-  """TensorFlow reads a name that is not UTF-8, but cannot say if it fails."""
+  """Read a name that is not UTF-8; TensorFlow could not say if that fails."""
 
   def read(path: bytes) -> bytes:
     with open(path, "rb") as file:
@@ -238,7 +225,7 @@ def _check_classes(
   files: Mapping[str, Sequence[str]],
   classes: Sequence[str],
 ) -> None:
-  """Refuses a class that train/ does not have, or without images."""
+  """Refuse a class that train/ does not have, or without images."""
   unknown = sorted(set(files) - set(classes))
   if unknown:
     raise BrokenDataError(
@@ -247,17 +234,15 @@ def _check_classes(
   empty = sorted(name for name, images in files.items() if not images)
   if empty:
     raise BrokenDataError(
-      f"{folder} has no pictures ({', '.join(SUFFIXES)}) of classes {empty}."
+      f"{folder} has no images ({', '.join(SUFFIXES)}) of classes {empty}."
     )
 
 
 def _shuffled(files: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
-  """(file, class), in an order that mixes the classes, so slices are fair.
+  """Shuffle (file, class) pairs, so that a slice is fair to all classes.
 
   Sorting by a hash of the name is the same everywhere, and an image that is
   added leaves the others in their order.
   """
   pairs = [(file, name) for name in files for file in files[name]]
-  return sorted(
-    pairs, key=lambda pair: hashlib.sha256(os.fsencode(pair[0])).digest()
-  )
+  return sorted(pairs, key=lambda p: hashlib.sha256(os.fsencode(p[0])).digest())

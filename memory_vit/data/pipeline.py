@@ -1,10 +1,9 @@
-"""Makes examples from their numbers, and batches of them, in tf.data."""
+"""Make examples from their numbers, and batches of them, in tf.data."""
 
 import atexit
 import dataclasses
 import functools
 import logging
-import os
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ import tensorflow as tf
 from memory_vit.data import sources
 from memory_vit.data.reader import Reader
 
-logger = logging.getLogger("memory_vit")
+logger = logging.getLogger(__name__)
 
 Batch = dict[str, np.ndarray]
 
@@ -26,7 +25,7 @@ _PREFETCH = 2
 
 @dataclasses.dataclass(frozen=True)
 class ExampleFn:
-  """Makes an example from its number, int64 ().
+  """A function from the number of an example, int64 (), to the example.
 
   The offset of an example is how many records of the source after its own one
   it takes, as those before cannot be read.
@@ -64,7 +63,7 @@ class ExampleFn:
   def check_labels(
     self, labels: np.ndarray, numbers: range, offsets: np.ndarray
   ) -> None:
-    """Refuses labels (b,) that are not classes: see `Source.check_labels`."""
+    """Refuse labels (b,) that are not classes: see `Source.check_labels`."""
     self.reader.source.check_labels(
       labels, lambda row: self.index(numbers[row], offsets[row])
     )
@@ -76,18 +75,14 @@ _open_batches: weakref.WeakSet[Generator[Batch]] = weakref.WeakSet()
 
 
 @atexit.register
-def _close_batches() -> None:
+def close_batches() -> None:
+  """Close all batches that are not used up."""
   for batches in list(_open_batches):
     batches.close()
 
 
 def batches(example: ExampleFn, starts: range, rows: int) -> Iterator[Batch]:
-  """Batches of the examples start, start + 1, ... of each of `starts`.
-
-  Args:
-    example: makes the examples.
-    starts: number of the first example of each batch.
-    rows: of a batch.
+  """Batches of the `rows` examples start, start + 1, ... of each of `starts`.
 
   Returns:
     Iterator over what `example.prepare` makes, stacked. It raises a
@@ -99,8 +94,8 @@ def batches(example: ExampleFn, starts: range, rows: int) -> Iterator[Batch]:
   return generated
 
 
-def _generate(example: ExampleFn, starts: range, rows: int) -> Generator[Batch]:
-  """Yields the batches; begins a new pipeline behind one that failed."""
+def _generate(example: ExampleFn, starts: range, rows: int) -> Iterator[Batch]:
+  """Yield the batches; begin a new pipeline behind one that failed."""
   pipeline, reader = None, example.reader
   start = starts[0]
   try:
@@ -126,47 +121,35 @@ def _generate(example: ExampleFn, starts: range, rows: int) -> Generator[Batch]:
 
 def _pipeline(example: ExampleFn, starts: range, rows: int) -> Iterator[Batch]:
   """The batches as long as all examples can be read."""
-  dataset = (
-    tf.data.Dataset.range(starts.start, starts.stop, starts.step)
-    .flat_map(lambda start: tf.data.Dataset.range(start, start + rows))
-    .map(
-      lambda number: example.graph(number, tf.zeros_like(number)),
-      num_parallel_calls=os.cpu_count(),
-      deterministic=True,
-    )
-    .batch(rows, drop_remainder=True)
-    .prefetch(_PREFETCH)
-    .with_options(sources.without_autotuning())
+  first = tf.data.Dataset.range(starts.start, starts.stop, starts.step)
+  numbers = first.flat_map(lambda n: tf.data.Dataset.range(n, n + rows))
+  examples = sources.parallel_map(
+    numbers, lambda number: example.graph(number, tf.zeros_like(number))
   )
-  return dataset.as_numpy_iterator()
+  stacked = examples.batch(rows, drop_remainder=True).prefetch(_PREFETCH)
+  return stacked.as_numpy_iterator()
 
 
 def _read_singly(
   example: ExampleFn, numbers: range, error: tf.errors.OpError
 ) -> tuple[Batch, np.ndarray]:
-  """Reads a batch that failed, each example by itself.
+  """Read a batch that ended with an error, each example by itself.
 
   Where one cannot be made of its record, the next record of the source is
-  tried, and so on: what comes out depends on the number of the example alone.
-
-  Args:
-    example: makes the examples.
-    numbers: of the examples.
-    error: that ended the batch.
+  tried, and so on: the result depends on the number of the example alone.
 
   Returns:
     The batch, and the offset of each example, int64 (b,).
-
-  Raises:
-    BrokenDataError: where more examples cannot be read than may.
   """
   reader = example.reader
   made: dict[int, dict[str, np.ndarray]] = {}
   offsets = np.zeros(len(numbers), np.int64)
   while missing := [i for i in range(len(numbers)) if i not in made]:
     wanted = (np.array(numbers)[missing], offsets[missing])
+    dataset = tf.data.Dataset.from_tensor_slices(wanted)
+    attempts = sources.attempts(dataset, example.graph)
     bad = {}
-    for i, result in zip(missing, _attempts(example, wanted), strict=True):
+    for i, result in zip(missing, attempts, strict=True):
       if isinstance(result, tf.errors.OpError):
         bad[example.index(numbers[i], offsets[i])] = sources.reason_of(result)
         offsets[i] += 1
@@ -184,20 +167,8 @@ def _read_singly(
   return _stacked([made[i] for i in range(len(numbers))], offsets), offsets
 
 
-def _attempts(
-  example: ExampleFn, wanted: tuple[np.ndarray, np.ndarray]
-) -> Iterator[dict[str, np.ndarray] | tf.errors.OpError]:
-  """Makes each of the examples with these numbers and offsets, int64 (n,)."""
-  dataset = (
-    tf.data.Dataset.from_tensor_slices(wanted)
-    .map(example.graph, num_parallel_calls=os.cpu_count(), deterministic=True)
-    .with_options(sources.without_autotuning())
-  )
-  return sources.attempts(dataset, len(wanted[0]))
-
-
 def _stacked(examples: Sequence[dict[str, Any]], offsets: np.ndarray) -> Batch:
-  """Stacks examples to a batch; one in place of another has mask 0."""
+  """Stack examples to a batch; one in place of another has mask 0."""
   batch = {key: np.stack([e[key] for e in examples]) for key in examples[0]}
   if "mask" in batch:
     batch["mask"] = np.where(offsets, np.float32(0), batch["mask"])

@@ -1,16 +1,16 @@
-"""Reads a source, and keeps which of its examples cannot be read."""
+"""Read a source, and note which of its examples cannot be read."""
 
 import contextlib
 import logging
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from memory_vit.data import watchdog
 from memory_vit.data.sources import Source
 from memory_vit.errors import BrokenDataError
 from memory_vit.runtime import processes
 
-logger = logging.getLogger("memory_vit.reader")
+logger = logging.getLogger(__name__)
 
 # Unreadable examples that a message lists.
 _SHOWN = 20
@@ -20,50 +20,23 @@ class Reader:
   """A source, and how it is read in this process.
 
   Attributes:
-    source: the split.
-    max_bad: how many examples may be left out as they cannot be read.
-    stall_timeout: seconds after which a process that waits for a batch is
-      ended; 0 is never.
+    source: the split; its name, split, size, class_names and num_classes are
+      attributes of the reader, too.
+    max_bad: how many unreadable examples may be left out.
+    stall_timeout: seconds without a batch after which the process is ended; 0
+      is never.
   """
 
   def __init__(
     self, source: Source, *, max_bad: int = 0, stall_timeout: float = 0.0
   ) -> None:
-    """Begins with what was unreadable when the source was opened.
-
-    Raises:
-      BrokenDataError: where that is more than `max_bad`.
-    """
     self.source = source
+    self.name, self.split, self.size = source.name, source.split, source.size
+    self.class_names, self.num_classes = source.class_names, source.num_classes
     self.max_bad = max_bad
     self.stall_timeout = stall_timeout
     self._unreadable: dict[int, str] = {}
     self.mark_unreadable(source.unreadable)
-
-  @property
-  def name(self) -> str:
-    """The name of the data set."""
-    return self.source.name
-
-  @property
-  def split(self) -> str:
-    """The split, in the notation of TFDS."""
-    return self.source.split
-
-  @property
-  def size(self) -> int:
-    """The number of examples, unreadable ones too."""
-    return self.source.size
-
-  @property
-  def class_names(self) -> tuple[str, ...]:
-    """The names of the classes."""
-    return self.source.class_names
-
-  @property
-  def num_classes(self) -> int:
-    """The number of classes."""
-    return self.source.num_classes
 
   @property
   def unreadable(self) -> Mapping[int, str]:
@@ -71,10 +44,7 @@ class Reader:
     return types.MappingProxyType(self._unreadable)
 
   def mark_unreadable(self, reasons: Mapping[int, str]) -> None:
-    """Leaves out examples that cannot be read; each is logged once.
-
-    Args:
-      reasons: index -> why.
+    """Leave out unreadable examples, {index: why}; each is logged once.
 
     Raises:
       BrokenDataError: where they are more than `max_bad`, with those before.
@@ -90,9 +60,7 @@ class Reader:
     self._unreadable.update(new)
 
   def sync_unreadable(self) -> list[int]:
-    """Shares unreadable examples among all processes, which all must call.
-
-    Each process meets those of its own share; from here on all know all.
+    """Share the unreadable examples of all processes; all must call.
 
     Returns:
       Their indices, sorted.
@@ -108,8 +76,8 @@ class Reader:
     )
     return indices
 
-  def time_limit(self, first: int) -> contextlib.AbstractContextManager[None]:
-    """Ends the process where reading from example `first` on stalls."""
+  def time_limit(self, first: int) -> contextlib.AbstractContextManager:
+    """End the process where reading from example `first` on stalls."""
     what = f"{self.source}, from example {first} on"
     return watchdog.limit(self.stall_timeout, what)
 
@@ -124,11 +92,11 @@ class Reader:
 
 
 def reader_of(source: Source | Reader) -> Reader:
-  """A reader as it is; of a source one that allows no unreadable example."""
+  """A reader itself; for a source one that allows no unreadable example."""
   return source if isinstance(source, Reader) else Reader(source)
 
 
-def _too_many(lines: Sequence[str], allowed: int) -> str:
+def _too_many(lines: list[str], allowed: int) -> str:
   """The message for more unreadable examples than are allowed."""
   advice = (
     "`python -m memory_vit.check_data` names all that is broken; "
@@ -136,8 +104,9 @@ def _too_many(lines: Sequence[str], allowed: int) -> str:
   )
   if len(lines) == 1:
     return f"{lines[0]} {advice}"
-  more = len(lines) - _SHOWN
-  shown = [*lines[:_SHOWN], *([f"and {more} more"] if more > 0 else [])]
-  return f"{len(lines)} examples cannot be read. {advice}\n  " + "\n  ".join(
-    shown
+  shown = lines[:_SHOWN]
+  if len(lines) > _SHOWN:
+    shown.append(f"and {len(lines) - _SHOWN} more")
+  return "\n  ".join(
+    [f"{len(lines)} examples cannot be read. {advice}", *shown]
   )

@@ -5,6 +5,7 @@ number (see `data/batching.py`). `data/local.py` and `data/tfds.py` make them.
 """
 
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -36,9 +37,9 @@ class Source:
     fetch: int64 () index -> the encoded image, string (), and its label,
       int32 (). Runs eagerly and inside tf.data.
     file_name: index -> the file it comes from, "" where it has none.
-    unreadable: index -> why, of the examples that opening it has found to be
-      unreadable.
-    inventory: of its files, to notice later that they are others.
+    unreadable: index -> why, of the examples that were found to be unreadable
+      when it was opened.
+    inventory: of its files, to notice later that they have changed.
   """
 
   name: str
@@ -60,7 +61,7 @@ class Source:
     return f"data set {self.name!r}, split {self.split!r}"
 
   def describe(self, index: int) -> str:
-    """Names one example in a message."""
+    """Name one example in a message."""
     where = f"{self}, example {index}"
     file = escaped(self.file_name(index))
     return f"{where} ({file})" if file else where
@@ -68,7 +69,7 @@ class Source:
   def check_labels(
     self, labels: np.ndarray, index_of: Callable[[int], int] = int
   ) -> None:
-    """Refuses labels that are not classes.
+    """Refuse labels that are not classes.
 
     Args:
       labels: int32 (b,).
@@ -82,8 +83,8 @@ class Source:
       label = labels[wrong[0]]
       reason = ": an unlabelled test split" if label == -1 else ""
       raise BrokenDataError(
-        f"{self} has labels {label}"
-        f"{reason}; expected 0 to {self.num_classes - 1}. Use another split. "
+        f"{self} has labels {label}{reason}; expected 0 to "
+        f"{self.num_classes - 1}. Use another split. "
         f"(Found in {self.describe(index_of(int(wrong[0])))}.)"
       )
 
@@ -91,7 +92,7 @@ class Source:
 def split_parts(
   name: str, split: str, sizes: Mapping[str, int]
 ) -> list[tuple[str, slice]]:
-  """Parses a split such as "train[:98%]+test" into names and slices.
+  """Parse a split such as "train[:98%]+test" into names and slices.
 
   Args:
     name: of the data set, for messages.
@@ -124,7 +125,7 @@ def split_parts(
 def count_examples(
   parts: list[tuple[str, slice]], sizes: Mapping[str, int]
 ) -> int:
-  """Counts the examples in the parts that `split_parts` returns."""
+  """Count the examples in the parts that `split_parts` returns."""
   return sum(len(range(sizes[key])[part]) for key, part in parts)
 
 
@@ -134,31 +135,40 @@ def fetch_from_memory(images: tf.Tensor, labels: tf.Tensor) -> Fetch:
 
 
 def without_autotuning() -> tf.data.Options:
-  """Options of a pipeline without autotuning, whose thread sleeps on.
+  """Options of a pipeline without autotuning, which delays its end.
 
-  It has little to choose here, looks at the pipeline after 1, 2, 4, ... up to
-  60 seconds, and an iterator that is closed waits until it wakes.
+  Its thread sleeps for 1, 2, 4, ... up to 60 seconds, and an iterator that is
+  closed waits until it wakes; there is little to choose here.
   """
   options = tf.data.Options()
   options.autotune.enabled = False
   return options
 
 
+def parallel_map(
+  dataset: tf.data.Dataset, make: Callable[..., Any]
+) -> tf.data.Dataset:
+  """Apply `make` to elements in parallel, in order; nothing is autotuned."""
+  return dataset.map(
+    make, num_parallel_calls=os.cpu_count(), deterministic=True
+  ).with_options(without_autotuning())
+
+
 def attempts(
-  dataset: tf.data.Dataset, count: int
+  dataset: tf.data.Dataset, make: Callable[..., Any]
 ) -> Iterator[Any | tf.errors.OpError]:
-  """Yields the elements of a mapped data set, with errors in their place.
+  """Apply `make` to elements in parallel, with errors in their place.
 
   Args:
-    dataset: of numbers or tensors, mapped. Not of a reader of files: that could
-      fail at the same place again and again.
-    count: of its elements.
+    dataset: of numbers or tensors. Not of a reader of files: that could fail at
+      the same place again and again.
+    make: is applied to each element.
 
   Yields:
-    `count` times an element, as numpy arrays, or what making it has raised.
+    What `make` gives, as numpy arrays, or what it has raised.
   """
-  elements = dataset.as_numpy_iterator()
-  for _ in range(count):
+  elements = parallel_map(dataset, make).as_numpy_iterator()
+  for _ in range(len(dataset)):
     try:
       yield next(elements)
     except tf.errors.OpError as error:

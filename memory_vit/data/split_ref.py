@@ -1,4 +1,4 @@
-"""Which splits of which data sets to open."""
+"""References to the splits of data sets that a run opens."""
 
 import dataclasses
 import functools
@@ -8,7 +8,7 @@ from memory_vit.config import Config, TrainDataConfig
 
 @dataclasses.dataclass(frozen=True)
 class SplitRef:
-  """A split of a data set to open, and how leniently to read it.
+  """A split of a data set to open, and how to read it.
 
   Attributes:
     name: "folder": `dir`/SPLIT/CLASS/*.jpg (or png, webp, bmp), where the
@@ -48,14 +48,10 @@ class SplitRef:
   ) -> "SplitRef":
     """A split of the data set of a configuration."""
     return cls(
-      data.name,
-      data.dir,
-      split,
-      cache_gib=data.cache_gib,
-      max_bad=data.max_bad,
-      stall_timeout=stall_timeout,
-      trust_code=trust_code,
-    )
+      data.name, data.dir, split,
+      cache_gib=data.cache_gib, max_bad=data.max_bad,
+      stall_timeout=stall_timeout, trust_code=trust_code,
+    )  # fmt: skip
 
   def __str__(self) -> str:
     """For messages."""
@@ -63,14 +59,11 @@ class SplitRef:
 
 
 def configured_splits(config: Config) -> dict[str, SplitRef]:
-  """The splits that a run reads, by role; the training split first.
+  """The splits that a run reads: {"train", "validation", ...: split}, in order.
 
-  Returns:
-    {"train", "validation", "test", "upstream", "pretrain": the split}, without
-    those that the configuration does not name.
+  Those that the configuration does not name are missing.
   """
   pretrain, upstream = config.pretrain, config.upstream
-
   ref = functools.partial(
     SplitRef.of,
     stall_timeout=config.stall_timeout,

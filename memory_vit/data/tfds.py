@@ -15,19 +15,9 @@ import tensorflow_datasets as tfds
 from absl import logging
 from tensorflow_datasets.core import read_only_builder
 
-from memory_vit.data import tfds_trust, tfrecord
+from memory_vit.data import sources, tfds_trust, tfrecord
 from memory_vit.data.inventory import Inventory
-from memory_vit.data.sources import (
-  Fetch,
-  Source,
-  attempts,
-  count_examples,
-  fetch_from_memory,
-  first_line,
-  reason_of,
-  split_parts,
-  without_autotuning,
-)
+from memory_vit.data.sources import Fetch, Source
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.data.tfrecord import Shard
 from memory_vit.errors import BrokenDataError, DataError
@@ -51,7 +41,7 @@ ADVICE = {
   ),
   "i_naturalist2017": (
     "It is a download of 237 GiB, and as much again once prepared; TFDS does "
-    "not take files from a manual directory here. With the pictures at hand, "
+    "not take files from a manual directory here. With the images at hand, "
     "use an image folder with configs/folder.py."
   ),
   "i_naturalist2021": (
@@ -61,22 +51,34 @@ ADVICE = {
   ),
 }
 
+_NOT_DOWNLOADED = (
+  "It is not prepared there, and not downloaded either unless its name is "
+  "given on the command line (--data=NAME)."
+)
 
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+  """Keep TFDS from logging each of its steps."""
+  verbosity = logging.get_verbosity()
+  logging.set_verbosity(logging.WARNING)
+  try:
+    yield
+  finally:
+    logging.set_verbosity(verbosity)
+
+
+@_quiet()
 def open_tfds(ref: SplitRef) -> Source:
-  """Opens a split of a data set of TFDS, which is prepared where it is not.
+  """Open a split of a data set of TFDS, which is prepared where it is not.
 
   Raises:
     DataError: where it cannot be had, or is not one of images with one class.
     BrokenDataError: where its files are not what they should be.
   """
-  with _quiet():
-    return _open(_prepared_builder(ref), ref)
-
-
-def _open(builder: tfds.core.DatasetBuilder, ref: SplitRef) -> Source:
-  """Opens a split of a data set whose files are there."""
-  info = builder.info
-  parts = split_parts(ref.name, ref.split, _sizes(builder))
+  builder = _prepared_builder(ref)
+  info, sizes = builder.info, _sizes(builder)
+  parts = sources.split_parts(ref.name, ref.split, sizes)
   keys = find_keys(ref.name, info.features, info.supervised_keys)
   shards = _shards(builder, ref.split)
   _require_room(ref, shards)
@@ -87,11 +89,11 @@ def _open(builder: tfds.core.DatasetBuilder, ref: SplitRef) -> Source:
   else:
     _check_cache(ref, parts, builder)
     images, labels, bad = _read_all(ref, builder, keys, shards)
-    fetch = fetch_from_memory(images, labels)
+    fetch = sources.fetch_from_memory(images, labels)
   source = Source(
     name=ref.name,
     split=ref.split,
-    size=count_examples(parts, _sizes(builder)),
+    size=sources.count_examples(parts, sizes),
     class_names=tuple(info.features[keys[1]].names),
     fetch=fetch,
     file_name=lambda index: tfrecord.place(shards, index),
@@ -102,18 +104,18 @@ def _open(builder: tfds.core.DatasetBuilder, ref: SplitRef) -> Source:
   return source
 
 
+@_quiet()
 def take_inventory(ref: SplitRef) -> Inventory:
-  """Lists the files of a data set that is prepared; nothing is read.
+  """List the files of a data set that is prepared; nothing is read.
 
   Raises:
     DataError: where it is not prepared, or has no such split.
   """
-  with _quiet():
-    builder = _found_builder(dataclasses.replace(ref, download=False))
-    if not builder.is_prepared():
-      raise DataError(f"data set {ref.name!r} is not in {builder.data_dir}.")
-    parts = split_parts(ref.name, ref.split, _sizes(builder))
-    return _inventory(builder, parts, _shards(builder, ref.split))
+  builder = _found_builder(dataclasses.replace(ref, download=False))
+  if not builder.is_prepared():
+    raise DataError(f"data set {ref.name!r} is not in {builder.data_dir}.")
+  parts = sources.split_parts(ref.name, ref.split, _sizes(builder))
+  return _inventory(builder, parts, _shards(builder, ref.split))
 
 
 def _inventory(
@@ -121,10 +123,7 @@ def _inventory(
   parts: Sequence[tuple[str, slice]],
   shards: Sequence[Shard],
 ) -> Inventory:
-  """Lists what TFDS recorded of a split, and its files.
-
-  Of a data set in a bucket only the first: TFDS knows the bytes of its splits.
-  """
+  """List what TFDS recorded of a split, and its files unless in a bucket."""
   info = builder.info
   checksums = info.as_proto.download_checksums
   facts = {
@@ -152,11 +151,7 @@ def _sizes(builder: tfds.core.DatasetBuilder) -> dict[str, int]:
 
 
 def _require_room(ref: SplitRef, shards: Sequence[Shard]) -> None:
-  """Refuses what are no files, and numbers of examples that cannot be.
-
-  Raises:
-    BrokenDataError: before memory is taken for so many.
-  """
+  """Refuse what are no files, and more examples than files could hold."""
   local = [pathlib.Path(s.path) for s in shards if "://" not in s.path]
   for path in local:
     if path.exists() and not path.is_file():
@@ -185,7 +180,7 @@ def find_keys(
   features: Mapping[str, tfds.features.FeatureConnector],
   supervised_keys: Sequence[str] | None,
 ) -> tuple[str, str]:
-  """Finds the features of a TFDS data set that are the image and its class.
+  """Find the features of a TFDS data set that are the image and its class.
 
   Args:
     name: of the data set, for messages.
@@ -196,23 +191,19 @@ def find_keys(
   Raises:
     DataError: if there is no choice, or more than one.
   """
-  images = [
-    key
-    for key, feature in features.items()
-    if type(feature) is tfds.features.Image and feature.np_dtype == np.uint8
-  ]
-  labels = [
-    key
-    for key, feature in features.items()
-    if isinstance(feature, tfds.features.ClassLabel)
-  ]
+  images, labels = [], []
+  for key, feature in features.items():
+    if type(feature) is tfds.features.Image and feature.np_dtype == np.uint8:
+      images.append(key)
+    elif isinstance(feature, tfds.features.ClassLabel):
+      labels.append(key)
   image_key, label_key = (*(supervised_keys or ()), None, None)[:2]
   image_key = _choose(images, image_key)
   label_key = _choose(labels, label_key, "label")
   if image_key is None or label_key is None:
     found = {key: type(feature).__name__ for key, feature in features.items()}
     raise DataError(
-      f"data set {name!r} is not one of pictures with one class each: expected "
+      f"data set {name!r} is not one of images with one class each: expected "
       f"one 8-bit Image and one ClassLabel (or one named 'label') among its "
       f"features, which are {found}."
     )
@@ -220,7 +211,7 @@ def find_keys(
 
 
 def _prepared_builder(ref: SplitRef) -> tfds.core.DatasetBuilder:
-  """Finds the files of a TFDS data set, and makes them where they are not."""
+  """Find the files of a TFDS data set, and prepare them where they are not."""
   builder = _found_builder(ref)
   if not ref.download:
     return builder
@@ -234,8 +225,6 @@ def _prepared_builder(ref: SplitRef) -> tfds.core.DatasetBuilder:
       builder.download_and_prepare(
         file_format="array_record" if has_array_record else None
       )
-  except DataError:
-    raise
   # Builders download, unpack and parse: anything can be raised, and all of it
   # means that the data set cannot be had.
   except Exception as error:
@@ -268,13 +257,10 @@ def _found_builder(ref: SplitRef) -> tfds.core.DatasetBuilder:
 def _not_provided(ref: SplitRef, error: Exception) -> DataError:
   """The error for a data set that TFDS fails to provide."""
   problem = f"TFDS cannot provide data set {ref.name!r} in {_place(ref)}"
-  advice = _advice(ref)
-  if not ref.download:
-    advice = (
-      "It is not prepared there, and not downloaded either unless its name is "
-      "given on the command line (--data=NAME)."
-    )
-  return DataError(f"{problem} ({first_line(error)}). {advice}".rstrip())
+  advice = _advice(ref) if ref.download else _NOT_DOWNLOADED
+  return DataError(
+    f"{problem} ({sources.first_line(error)}). {advice}".rstrip()
+  )
 
 
 def _place(ref: SplitRef) -> str:
@@ -292,13 +278,11 @@ def _fetch_from_array_record(
   keys: tuple[str, str],
   bad: Mapping[int, str],
 ) -> Fetch:
-  """Makes `Source.fetch` of files with random access.
+  """Make `Source.fetch` of files with random access.
 
   Only the bytes pass through Python; TensorFlow takes them apart. What `bad`
   names is not read: in a file of other records it would be another example.
   """
-  image_key, label_key = keys
-  features = builder.info.features
   records = builder.as_data_source(
     split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
   )
@@ -310,13 +294,20 @@ def _fetch_from_array_record(
 
   def fetch(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     record = tf.numpy_function(read, [index], tf.string)
-    example = features.deserialize_example(
-      tf.ensure_shape(record, ()),
-      decoders={image_key: tfds.decode.SkipDecoding()},
-    )
-    return example[image_key], tf.cast(example[label_key], tf.int32)
+    return _parsed(tf.ensure_shape(record, ()), builder.info.features, keys)
 
   return fetch
+
+
+def _parsed(
+  record: tf.Tensor, features: tfds.features.FeaturesDict, keys: tuple[str, str]
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """The encoded image and the label in a record."""
+  image_key, label_key = keys
+  example = features.deserialize_example(
+    record, decoders={image_key: tfds.decode.SkipDecoding()}
+  )
+  return example[image_key], tf.cast(example[label_key], tf.int32)
 
 
 def _check_cache(
@@ -324,7 +315,7 @@ def _check_cache(
   parts: Sequence[tuple[str, slice]],
   builder: tfds.core.DatasetBuilder,
 ) -> None:
-  """Refuses to read a split into memory that is larger than `cache_gib`."""
+  """Refuse to read a split into memory that is larger than `cache_gib`."""
   splits = builder.info.splits
   sizes = _sizes(builder)
   # TFDS knows the bytes of whole splits alone.
@@ -360,7 +351,7 @@ def _bad_array_records(shards: Sequence[Shard]) -> dict[int, str]:
       reason = f"the file has {found} records; there should be {shard.size}"
     # The reader's own: it raises RuntimeError, ValueError, ...
     except Exception as error:
-      found, reason = -1, f"the file cannot be read: {reason_of(error)}"
+      found, reason = -1, f"the file cannot be read: {sources.reason_of(error)}"
     if found != shard.size:
       bad |= dict.fromkeys(range(first, first + shard.take), reason)
     first += shard.take
@@ -373,7 +364,7 @@ def _read_all(
   keys: tuple[str, str],
   shards: Sequence[Shard],
 ) -> tuple[tf.Tensor, tf.Tensor, dict[int, str]]:
-  """Reads a split into memory, in the order of its files.
+  """Read a split into memory, in the order of its files.
 
   Returns:
     The encoded images, string (n,), the labels, int32 (n,), and which examples
@@ -386,30 +377,27 @@ def _read_all(
     # One file after the other: the order of files with random access.
     read_config=tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False),
   )
-  dataset = dataset.map(
-    lambda x: (x[image_key], tf.cast(x[label_key], tf.int32)),
-    num_parallel_calls=os.cpu_count(),
-    deterministic=True,
-  ).with_options(without_autotuning())
+  dataset = sources.parallel_map(
+    dataset, lambda x: (x[image_key], tf.cast(x[label_key], tf.int32))
+  )
   size = sum(shard.take for shard in shards)
+  is_tfrecord = builder.info.file_format is tfds.core.FileFormat.TFRECORD
   try:
-    if builder.info.file_format is tfds.core.FileFormat.TFRECORD:
+    if is_tfrecord:
       tfrecord.require_room(shards)
     return *dataset.batch(size).get_single_element(), {}
   except tf.errors.OpError as error:
-    found = None
-    if builder.info.file_format is tfds.core.FileFormat.TFRECORD:
-      found = _read_singly(builder.info.features, keys, shards)
-    if found is None:
+    if not is_tfrecord:
       raise BrokenDataError(
         f"{ref}: the files in {builder.data_dir} cannot be read "
-        f"({reason_of(error)})."
+        f"({sources.reason_of(error)})."
       ) from error
+    found = _read_singly(builder.info.features, keys, shards)
     if not found[2]:
       # For example a file system that was away for a moment.
       logging.warning(
         "Data set %s, split %s was read at the second attempt; at the first: "
-        "%s", ref.name, ref.split, reason_of(error),
+        "%s", ref.name, ref.split, sources.reason_of(error),
       )  # fmt: skip
     return found
 
@@ -419,15 +407,7 @@ def _read_singly(
   keys: tuple[str, str],
   shards: Sequence[Shard],
 ) -> tuple[tf.Tensor, tf.Tensor, dict[int, str]]:
-  """Reads a split of TFRecord files like `_read_all`, record by record."""
-  image_key, label_key = keys
-
-  def parse(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    example = features.deserialize_example(
-      record, decoders={image_key: tfds.decode.SkipDecoding()}
-    )
-    return example[image_key], tf.cast(example[label_key], tf.int32)
-
+  """Read a split of TFRecord files like `_read_all`, record by record."""
   found = list(itertools.chain.from_iterable(map(tfrecord.read, shards)))
   lost = {
     i: record.reason
@@ -436,11 +416,14 @@ def _read_singly(
   }
   there = [i for i in range(len(found)) if i not in lost]
   records = tf.constant([found[i] for i in there], tf.string)
-  parsed = tf.data.Dataset.from_tensor_slices(records).map(parse)
+  parsed = sources.attempts(
+    tf.data.Dataset.from_tensor_slices(records),
+    lambda record: _parsed(record, features, keys),
+  )
   images, labels = [b""] * len(found), [0] * len(found)
-  for i, example in zip(there, attempts(parsed, len(there)), strict=True):
+  for i, example in zip(there, parsed, strict=True):
     if isinstance(example, tf.errors.OpError):
-      lost[i] = reason_of(example)
+      lost[i] = sources.reason_of(example)
     else:
       images[i], labels[i] = example
   return tf.constant(images), tf.constant(labels, tf.int32), lost
@@ -452,14 +435,3 @@ def _choose(candidates: Sequence[str], *preferred: str | None) -> str | None:
     if key in candidates:
       return key
   return candidates[0] if len(candidates) == 1 else None
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-  """Keeps TFDS from logging each of its steps."""
-  verbosity = logging.get_verbosity()
-  logging.set_verbosity(logging.WARNING)
-  try:
-    yield
-  finally:
-    logging.set_verbosity(verbosity)

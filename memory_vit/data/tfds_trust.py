@@ -1,7 +1,7 @@
-"""What a TFDS data set may name: the feature classes of TFDS, and no code.
+"""Refuse TFDS data sets that name code: only features of TFDS are allowed.
 
 TFDS imports the module of every class that the files beside the records name.
-So those files are read here first, as plain JSON.
+So those files are first read here, as plain JSON.
 """
 
 import functools
@@ -30,10 +30,10 @@ _ADVICE = "Where you trust who made it, give --trust_data_code."
 
 
 def require_no_code(name: str, directory: str) -> None:
-  """Refuses a data set that brings code of its own.
+  """Refuse a data set that brings code of its own.
 
-  Looked at is every version and configuration of it that is there: which one
-  is opened TFDS decides.
+  Every version and configuration that is there is looked at: TFDS decides which
+  one is opened.
 
   Args:
     name: as TFDS takes it.
@@ -66,7 +66,7 @@ def require_no_code(name: str, directory: str) -> None:
 
 
 def require_own_features(folder: epath.PathLike) -> None:
-  """Refuses prepared data that name other classes than the features of TFDS.
+  """Refuse prepared data that name other classes than the features of TFDS.
 
   Args:
     folder: with a features.json, a dataset_info.json, or neither.
@@ -82,7 +82,7 @@ def require_own_features(folder: epath.PathLike) -> None:
     if name == _INFO:
       values = values.get("features") if isinstance(values, Mapping) else None
     for found in _classes(values, file):
-      if found not in _own_classes():
+      if found not in own_classes():
         raise DataError(
           f"{file} names {messages.brief(found)}, which is no feature of TFDS: "
           f"it would be imported, and run. {_ADVICE}"
@@ -103,18 +103,15 @@ def _read(file: epath.Path, most: int) -> Any:
     if len(content) > most:
       raise DataError(f"{file} has more than {most / 2**20:g} MiB.")
     return json.loads(content)
+  except DataError:
+    raise
   except (OSError, RecursionError, ValueError) as error:
-    if isinstance(error, DataError):
-      raise
     reason = messages.brief(str(error))
     raise DataError(f"{file} cannot be read: {reason}.") from error
 
 
 def _classes(values: Any, file: epath.Path) -> Iterator[str]:
-  """All that could be the name of a class, in JSON inside of strings too.
-
-  Older files hold the content of a feature as such a string.
-  """
+  """All possible names of classes; older files have JSON inside strings."""
   left = [(values, 0)]
   while left:
     value, depth = left.pop()
@@ -138,7 +135,7 @@ def _classes(values: Any, file: epath.Path) -> Iterator[str]:
 
 
 @functools.cache
-def _own_classes() -> frozenset[str]:
+def own_classes() -> frozenset[str]:
   """Names of the feature classes that TFDS itself exports, old ones too."""
   connector = tfds.features.FeatureConnector
   own = [

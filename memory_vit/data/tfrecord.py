@@ -1,8 +1,7 @@
 """The files of TFDS data sets: which record lies where, and broken ones.
 
-TensorFlow's reader of TFRecord files ends at the first record that is corrupt;
-told to ignore that, it hangs. What is here reads on behind it, and says which
-record of which file it was.
+TensorFlow's reader of TFRecord files ends at the first corrupt record; told to
+ignore that, it hangs. `read` goes on behind it, and says which record it was.
 """
 
 import dataclasses
@@ -17,14 +16,7 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-  """Some of the records of a file.
-
-  Attributes:
-    path: of the file.
-    skip: records in front of those that are meant.
-    take: how many are meant.
-    size: how many the file should hold.
-  """
+  """The `take` records behind `skip` others; the file should have `size`."""
 
   path: str
   skip: int
@@ -40,7 +32,7 @@ class CorruptRecord:
 
 
 def place(shards: Sequence[Shard], index: int) -> str:
-  """Names the file of example `index` of some shards, and the record in it."""
+  """Name the file of example `index` of some shards, and the record in it."""
   for shard in shards:
     if index < shard.take:
       return f"{shard.path}, record {shard.skip + index} of {shard.size}"
@@ -49,10 +41,9 @@ def place(shards: Sequence[Shard], index: int) -> str:
 
 
 def read(shard: Shard) -> Iterator[bytes | CorruptRecord]:
-  """The records of a TFRecord file, broken ones too.
+  """Read the records of a TFRecord file, broken ones too.
 
-  Behind a record whose length is corrupt nothing can be found: all that follow
-  are lost with it.
+  All records behind one whose length is corrupt are lost with it.
 
   Yields:
     `shard.take` times the bytes of a record, or why it is lost. Records are
@@ -73,36 +64,33 @@ def read(shard: Shard) -> Iterator[bytes | CorruptRecord]:
 
 
 def require_room(shards: Sequence[Shard]) -> None:
-  """Refuses files in which a record is longer than what is left of its file.
+  """Refuse files in which a record is longer than what is left of its file.
 
   TensorFlow's reader takes the memory for a record before it reads it, and the
-  process ends where there is none. Lengths are looked at alone; where one is
-  corrupt, that reader notices it.
+  process ends where there is none. Only lengths are looked at; that reader
+  notices corrupt ones.
 
   Raises:
     tf.errors.DataLossError: for the first such record.
   """
   for shard in shards:
-    if "://" not in shard.path and os.path.exists(shard.path):
-      _require_room(shard.path)
-
-
-def _require_room(path: str) -> None:
-  """See `require_room`."""
-  size = os.path.getsize(path)
-  with open(path, "rb") as file:
-    while len(header := file.read(12)) == 12:
-      (length,) = struct.unpack("<Q", header[:8])
-      if length + 4 > size - file.tell():
-        raise tf.errors.DataLossError(
-          None, None, f"{path}: a record of {length:,} bytes in a file of "
-          f"{size:,}"
-        )  # fmt: skip
-      file.seek(length + 4, os.SEEK_CUR)
+    path = shard.path
+    if "://" in path or not os.path.exists(path):
+      continue
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+      while len(header := file.read(12)) == 12:
+        (length,) = struct.unpack("<Q", header[:8])
+        if length + 4 > size - file.tell():
+          problem = (
+            f"{path}: a record of {length:,} bytes in a file of {size:,}"
+          )
+          raise tf.errors.DataLossError(None, None, problem)
+        file.seek(length + 4, os.SEEK_CUR)
 
 
 class _CutError(Exception):
-  """Nothing more can be found in a file."""
+  """No further record can be found in a file."""
 
 
 def _records(path: str) -> Iterator[bytes | CorruptRecord]:
@@ -120,13 +108,10 @@ def _records(path: str) -> Iterator[bytes | CorruptRecord]:
 
 
 def _record(file: tf.io.gfile.GFile, size: int) -> bytes | CorruptRecord:
-  """Reads the next record.
+  """Read the next record, or raise `_CutError` where its end cannot be known.
 
-  It lies there as its length (8 bytes), a checksum of that (4), the bytes
-  themselves, and a checksum of those (4).
-
-  Raises:
-    _CutError: where there is none, or its end cannot be known.
+  It is a length (8 bytes), a checksum of that (4), the bytes themselves, and a
+  checksum of those (4).
   """
   header = file.read(12)
   if not header:
@@ -147,6 +132,6 @@ def _record(file: tf.io.gfile.GFile, size: int) -> bytes | CorruptRecord:
 
 
 def _checksum(content: bytes) -> int:
-  """CRC-32C, turned and moved as TFRecord files hold it."""
+  """The masked CRC-32C of TFRecord files."""
   value = google_crc32c.value(content)
   return ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""Ends a process that waits for its input in vain."""
+"""End a process that waits for its input in vain."""
 
 import contextlib
 import faulthandler
@@ -7,27 +7,25 @@ import sys
 import threading
 from collections.abc import Iterator
 
-# The status of a process that was ended for that: input or output error, in
-# sysexits.h.
+# The status of a process that was ended for that: EX_IOERR of sysexits.h.
 EXIT_STALLED = 74
 
 
 @contextlib.contextmanager
 def limit(seconds: float, what: str) -> Iterator[None]:
-  """Ends the process where the body takes longer than it may.
+  """Call `end_process` where the body takes longer than it may.
 
-  All stacks are dumped to stderr first. The process is ended from beside, with
-  the status `EXIT_STALLED`: whoever waits inside of native code would not
-  notice an exception.
+  From another thread: what waits inside of native code would not notice an
+  exception.
 
   Args:
     seconds: that the body may take; 0 for ever.
-    what: is waited for, for the message.
+    what: the input, for the message.
   """
   if not seconds:
     yield
     return
-  timer = threading.Timer(seconds, _end, [seconds, what])
+  timer = threading.Timer(seconds, end_process, [seconds, what])
   timer.daemon = True
   timer.start()
   try:
@@ -36,8 +34,8 @@ def limit(seconds: float, what: str) -> Iterator[None]:
     timer.cancel()
 
 
-def _end(seconds: float, what: str) -> None:
-  """Says what happened, and ends the process."""
+def end_process(seconds: float, what: str) -> None:
+  """Dump all stacks to stderr, and end the process with `EXIT_STALLED`."""
   # The real one, as what replaces it in notebooks and tests has no descriptor.
   stderr = sys.__stderr__ or sys.stderr
   faulthandler.dump_traceback(file=stderr, all_threads=True)

@@ -1,9 +1,9 @@
-"""SHA-256 of files, and directories in which those of their files lie.
+"""SHA-256 of files, and directories that hold the digests of their files.
 
   state.json  what else is saved, the digests of all files, and its own
   arrays/     the files
 
-What is noticed is damage, not malice: whoever can write there can seal again.
+They show damage, not malice: whoever can write there can seal again.
 """
 
 import hashlib
@@ -19,11 +19,9 @@ ARRAYS, _SEAL = "arrays", "state.json"
 
 
 def seal(path: Path, saved: Mapping[str, Any]) -> None:
-  """Seals what lies in `path`; then all of it survives a power cut.
+  """Write the digests of the files in `path`/arrays, and sync all to the disk.
 
-  Args:
-    path: a directory with the files in `arrays/`.
-    saved: what else to save, which JSON can hold; without a key "files".
+  `saved` is what else to save, as JSON values without a key "files".
   """
   files.sync_tree(path / ARRAYS)
   saved = {**saved, "files": _file_digests(path)}
@@ -33,7 +31,7 @@ def seal(path: Path, saved: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-  """What was saved, every byte of which is verified.
+  """Read what was saved, and verify every byte of it.
 
   Raises:
     TrainingError: where `state.json` is not what was written.
@@ -53,7 +51,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def require_whole(path: Path) -> None:
-  """Raises `TrainingError` unless all files are what was written."""
+  """Raise `TrainingError` unless all files are what was written."""
   saved = read(path)["files"]
   try:
     found = _file_digests(path)

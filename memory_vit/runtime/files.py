@@ -1,7 +1,7 @@
 """Files and directories that are written whole or not at all.
 
-What has its name survives a power cut: it is forced onto the disk before it is
-renamed, and so is its new name.
+They survive a power cut: a file is synced to the disk before it is renamed, and
+its new name after.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _SCRATCH = re.compile(r"\.(?P<name>.+)-[a-z0-9_]{8}")
 
 
 def read_json(path: Path) -> Any:
-  """Reads a file that `write_json` wrote.
+  """Read a file that `write_json` wrote.
 
   Raises:
     ConfigError: where it is not readable.
@@ -43,7 +43,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path, *keys: str) -> Mapping[str, Any]:
-  """`read_json`, of an object that has at least these keys.
+  """Read a JSON object that has at least these keys.
 
   Raises:
     ConfigError: where it is not readable, or something else.
@@ -59,14 +59,9 @@ def read_object(path: Path, *keys: str) -> Mapping[str, Any]:
 
 @contextlib.contextmanager
 def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
-  """Says which file could not be written, as on a full disk.
+  """Raise a `TrainingError` that names the file where it cannot be written.
 
-  Args:
-    path: of the file.
-    *errors: what its writer raises then, beside an `OSError`.
-
-  Raises:
-    TrainingError: in place of what the operating system, or orbax, raises.
+  In place of an `OSError`, as on a full disk, or of `errors` of its writer.
   """
   refused: tuple[type[Exception], ...] = (OSError, *errors)
   try:
@@ -82,7 +77,7 @@ def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
 
 
 def write_json(path: Path, values: Any) -> None:
-  """Writes a file that is whole or not there, by one process.
+  """Write a JSON file atomically, on process 0 alone.
 
   Raises:
     TrainingError: where it cannot be written.
@@ -91,7 +86,7 @@ def write_json(path: Path, values: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-  """As `write_json`."""
+  """Write a text file as `write_json` does."""
   if jax.process_index() != 0:
     return
   # Always the same name: what a killed process left is written over.
@@ -102,10 +97,10 @@ def write_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, part: Path | None = None) -> Iterator[Path]:
-  """Gives a file to write, and moves it to `path` once all went well.
+  """Yield a file to write, and move it to `path` once all went well.
 
   Args:
-    path: of the file that is made or replaced; its directory is there.
+    path: of the file that is made or replaced, in an existing directory.
     part: the name to write under, in the same directory; by default one that no
       other process has.
   """
@@ -121,13 +116,11 @@ def replacing(path: Path, part: Path | None = None) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replacing_directory(path: Path) -> Iterator[Path]:
-  """Gives a name for a directory, which takes the place of `path` as a whole.
+  """Yield a name for a directory, which takes the place of `path` as a whole.
 
-  What lies at `path` is moved out of the way, not deleted, until the new one is
-  in its place. Where the process is killed in between, `tidy` puts it back.
-
-  Args:
-    path: of the directory that is made or replaced; its parent is there.
+  What lies at `path`, in an existing directory, is moved out of the way until
+  the new one is in its place. If the process is killed in between, `tidy` puts
+  it back.
   """
   scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
   new, old = scratch / "new", scratch / "old"
@@ -148,13 +141,10 @@ def replacing_directory(path: Path) -> Iterator[Path]:
 
 
 def tidy(directory: Path) -> None:
-  """Removes what `replacing_directory` left where its process was killed.
+  """Remove what a killed `replacing_directory` left in a directory.
 
-  What had been moved out of the way by then is put back. No link is followed,
-  and what is not written there is left alone.
-
-  Args:
-    directory: in which directories were replaced, and nobody writes now.
+  What had been moved out of the way is put back. Nobody else may write there
+  now. No link is followed, and nothing else is touched.
   """
   for scratch in directory.glob(".*-????????"):
     found = _SCRATCH.fullmatch(scratch.name)
@@ -168,7 +158,7 @@ def tidy(directory: Path) -> None:
 
 
 def sync(path: Path) -> None:
-  """Waits until a file, or the names in a directory, survive a power cut."""
+  """Wait until a file, or the names in a directory, survive a power cut."""
   opened = os.open(path, os.O_RDONLY)
   try:
     os.fsync(opened)
@@ -177,7 +167,7 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(directory: Path) -> None:
-  """Waits until all that lies in a directory survives a power cut."""
+  """Wait until all that lies in a directory survives a power cut."""
   for folder, _, names in os.walk(directory):
     for name in names:
       sync(Path(folder) / name)

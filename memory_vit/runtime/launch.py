@@ -1,7 +1,6 @@
-"""How the processes of a run find each other, and how they end.
+"""Join the processes of a run, and end them.
 
-A run of one process starts nothing, and everything here then does next to
-nothing.
+In a run of one process, next to nothing of this happens.
 """
 
 from __future__ import annotations
@@ -21,16 +20,17 @@ from absl import flags
 from etils import epy
 
 from memory_vit.errors import ConfigError
+from memory_vit.runtime.messages import first_line
 
 with epy.lazy_imports():  # the flags are parsed without them
   import jax
 
   from memory_vit.runtime import preemption, processes
 
-logger = logging.getLogger("memory_vit")
+logger = logging.getLogger(__name__)
 
-# How long the process that the others need to hear of anything waits for them
-# to say what they have to, before it leaves with an error; in seconds.
+# Seconds that process 0, through which all others communicate, waits for their
+# last messages before it leaves with an error.
 _GRACE = 3.0
 # Seconds that one may ask to wait, a day: jax takes 32 bits.
 _LONGEST = 86_400
@@ -40,17 +40,9 @@ _MOST = 2**20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-  """How a process finds the others.
+  """Options for joining the other processes; `define_flags` describes each.
 
-  Attributes:
-    coordinator: "HOST:PORT" of process 0; "" where it is detected.
-    num_processes: of all hosts; None where it is detected.
-    process_id: of this one, from 0; None where it is detected.
-    distributed: whether jax may detect what is not given: on Cloud TPU, under
-      SLURM, Open MPI and on Kubernetes.
-    initialization_timeout: seconds until all must be there.
-    heartbeat_timeout: seconds after which a process that gives no sign of life
-      is taken for dead, and the others end.
+  What is None or "" is detected by jax, where `distributed` allows it.
   """
 
   coordinator: str = ""
@@ -62,36 +54,29 @@ class Options:
 
 
 def define_flags(values: flags.FlagValues) -> Callable[[], Options]:
-  """Declares the flags of `Options`; returns what reads them afterwards."""
-  default = Options()
+  """Declare the flags of `Options`; return what reads them afterwards."""
   flags.DEFINE_string(
-    "coordinator", default.coordinator,
+    "coordinator", Options.coordinator,
     "HOST:PORT of process 0, for a run of several processes.",
     flag_values=values,
   )  # fmt: skip
-  flags.DEFINE_integer(
-    "num_processes", None, "How many processes run together.",
-    lower_bound=1, upper_bound=_MOST, flag_values=values,
-  )  # fmt: skip
-  flags.DEFINE_integer(
-    "process_id", None, "Which of them this one is, from 0.",
-    lower_bound=0, upper_bound=_MOST - 1, flag_values=values,
-  )  # fmt: skip
   flags.DEFINE_bool(
-    "distributed", default.distributed,
+    "distributed", Options.distributed,
     "Let jax find the other processes: on Cloud TPU, under SLURM, Open MPI and "
     "on Kubernetes.",
     flag_values=values,
   )  # fmt: skip
-  for name, what in {
-    "initialization_timeout": "Seconds until all processes must be there.",
-    "heartbeat_timeout": "Seconds without a sign of life after which a process "
-    "is taken for dead, and the others end.",
-  }.items():
-    flags.DEFINE_integer(
-      name, getattr(default, name), what,
-      lower_bound=1, upper_bound=_LONGEST, flag_values=values,
-    )  # fmt: skip
+  for name, least, most, what in (
+    ("num_processes", 1, _MOST, "How many processes run together."),
+    ("process_id", 0, _MOST - 1, "Which of them this one is, from 0."),
+    ("initialization_timeout", 1, _LONGEST,
+     "Seconds until all processes must be there."),
+    ("heartbeat_timeout", 1, _LONGEST,
+     "Seconds without a sign of life after which a process is taken for dead, "
+     "and the others end."),
+  ):  # fmt: skip
+    default = getattr(Options, name)
+    flags.DEFINE_integer(name, default, what, least, most, values)
   names = [field.name for field in dataclasses.fields(Options)]
 
   def read() -> Options:
@@ -102,9 +87,7 @@ def define_flags(values: flags.FlagValues) -> Callable[[], Options]:
 
 
 def start(options: Options) -> None:
-  """Joins the other processes; does nothing where none are asked for.
-
-  Before anything of jax is used.
+  """Join the other processes, if any are asked for, before jax is used.
 
   Raises:
     ConfigError: for options that do not go together; where the others cannot
@@ -146,9 +129,9 @@ def start(options: Options) -> None:
     )
   except (RuntimeError, TypeError, ValueError) as error:
     raise ConfigError(
-      f"the processes cannot be joined: {_line(error)} Expected --coordinator, "
-      "--num_processes and --process_id, or a place where jax detects them "
-      "(--distributed)."
+      f"the processes cannot be joined: {first_line(error)} Expected "
+      "--coordinator, --num_processes and --process_id, or a place where jax "
+      "detects them (--distributed)."
     ) from error
   logger.info(
     "process %d of %d; should one end, the others end within %d s (by jax, "
@@ -164,7 +147,7 @@ def _require_address(address: str) -> None:
 
 
 def _wait_for(address: str, timeout: float) -> None:
-  """Returns once somebody listens at "HOST:PORT"."""
+  """Return once somebody listens at "HOST:PORT"."""
   host, _, port = address.rpartition(":")
   end = time.monotonic() + timeout
   while True:
@@ -185,11 +168,10 @@ def _wait_for(address: str, timeout: float) -> None:
 
 @contextlib.contextmanager
 def leaving() -> Iterator[None]:
-  """Around a command: ends a process at once that failed or was told to stop.
+  """End a process at once whose command failed or was told to stop.
 
-  In the usual way it would first wait: of several processes for the others,
-  which wait for it; and for threads of orbax, which wait forever once a write
-  has failed. Whoever asked it to stop does not wait for long.
+  In the usual way it would first wait for the other processes, which wait for
+  it, and for threads of orbax, which wait forever once a write has failed.
   """
   try:
     yield
@@ -205,27 +187,21 @@ def leaving() -> Iterator[None]:
 
 
 def _leave(error: BaseException) -> None:
-  """Says why, and ends at once."""
+  """Say why, and end at once."""
   status = 1
   if isinstance(error, SystemExit) and isinstance(error.code, int):
     status = error.code
-  elif processes.is_lost_partner(error):
-    traceback.print_exception(error)
-    print(
-      f"error: process {jax.process_index()} of {jax.process_count()} lost "
-      f"another one ({_line(error)}). Look for the error of that one. Start "
-      "all of them again: the run goes on from what was saved last.",
-      file=sys.stderr,
-    )
   else:
     traceback.print_exception(error)
+  if processes.is_lost_partner(error):
+    print(
+      f"error: process {jax.process_index()} of {jax.process_count()} lost "
+      f"another one ({first_line(error)}). Look for the error of that one. "
+      "Start all of them again: the run goes on from what was saved last.",
+      file=sys.stderr,
+    )
   sys.stdout.flush()
   sys.stderr.flush()
   if jax.distributed.is_initialized() and jax.process_index() == 0:
     time.sleep(_GRACE)
   os._exit(status)
-
-
-def _line(error: BaseException) -> str:
-  """The first line of what an error says."""
-  return next(iter(str(error).splitlines()), type(error).__name__)[:300]

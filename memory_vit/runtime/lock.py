@@ -14,24 +14,22 @@ from memory_vit.errors import TrainingError
 from memory_vit.runtime import processes
 
 _FILE = ".lock"
-# What we write into it.
 _OWNER = re.compile(r"process [0-9]{1,20} on .{1,300}\n")
-# Of a file that may be anything, what is read of it.
+# Characters that are read of a file that may be anything.
 _MOST_READ = 400
 
 
 @contextlib.contextmanager
 def only_run(workdir: Path) -> Iterator[Callable[[], None]]:
-  """Keeps other runs out of a directory, which is made where it is not there.
+  """Keep other runs out of a directory, which is made where it is not there.
 
   The operating system frees the lock when the process that holds it ends, in
-  whatever way; what `.lock` says is for people. Of several processes the first
-  holds it for all.
+  whatever way; what `.lock` says is for people. Process 0 holds it for all.
 
-  Returns:
-    What raises a `TrainingError` once `.lock` is not the file any more that
-    this run holds: where it is taken away another run is let in. All processes
-    must call it.
+  Yields:
+    A function that raises a `TrainingError` once `.lock` is not the file any
+    more that this run holds, so that another run is let in. All processes must
+    call it.
 
   Raises:
     TrainingError: where another process holds it, the file system has no
@@ -66,10 +64,10 @@ def _make(workdir: Path) -> None:
 
 
 def _open(path: Path) -> int:
-  """Opens `.lock`, which is made where it is not there; returns a descriptor.
+  """Open or make `.lock`; return a descriptor.
 
-  No link is followed, and nothing waits for the other end of a pipe: whoever
-  may write into the directory could name any file of the user there.
+  No link is followed, and nothing waits for the other end of a pipe: somebody
+  else who may write into the directory could name any file of the user there.
   """
   flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
   try:
@@ -89,7 +87,7 @@ def _open(path: Path) -> int:
 
 
 def _lock(file: int, path: Path) -> None:
-  """Locks a file and writes into it who did."""
+  """Lock a file and write into it who did."""
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError:
@@ -115,7 +113,7 @@ def _read(file: int) -> str:
 
 
 def _is_ours(file: int) -> bool:
-  """Whether it says what a run writes, or nothing yet."""
+  """Whether a file holds what a run writes, or nothing yet."""
   text = _read(file)
   return not text or _OWNER.fullmatch(text) is not None
 
@@ -129,7 +127,7 @@ def _not_ours(path: Path) -> TrainingError:
 
 
 def _require_same(file: int, path: Path) -> None:
-  """Raises `TrainingError` unless the path still names the open file."""
+  """Raise `TrainingError` unless the path still names the open file."""
   with contextlib.suppress(OSError):
     if os.path.samestat(os.fstat(file), os.lstat(path)):
       return

@@ -1,4 +1,4 @@
-"""Names that strangers chose, escaped so that they stay inside a line of ours.
+"""Text for messages: foreign names escaped, long values shortened.
 
 Class names, file names and what tasks say of themselves may hold line breaks,
 commands to a terminal, marks that turn the direction of writing, and bytes that
@@ -24,14 +24,10 @@ def escaped(text: str) -> str:
 
 
 def _escaped(character: str) -> str:
-  if character in _JOINERS:
-    return character
-  if unicodedata.category(character) not in _ESCAPED:
+  if character in _JOINERS or unicodedata.category(character) not in _ESCAPED:
     return character
   return ascii(character)[1:-1]
 
-
-pass
 
 # Characters of a value in a message, and of several.
 _MOST_SHOWN = 200
@@ -46,15 +42,8 @@ def shortened(text: str, most: int = _MOST_LISTED) -> str:
 def listed(
   lines: Sequence[str], separator: str = "; ", most: int = _MOST_LISTED
 ) -> str:
-  """As many lines as there is room for in a message, and how many are left.
-
-  Args:
-    lines: what is wrong.
-    separator: between them.
-    most: characters of all.
-  """
-  shown: list[str] = []
-  room = most
+  """As many lines as fit into `most` characters, and how many are left."""
+  shown, room = [], most
   for line in lines:
     room -= len(line) + len(separator)
     if shown and room < 0:
@@ -64,14 +53,14 @@ def listed(
   return separator.join(shown)
 
 
-def first_line(error: Exception) -> str:
-  """What a library says is wrong, in one line of a message of ours."""
+def first_line(error: BaseException) -> str:
+  """The first line of an error of a library, for a line of a message."""
   line = next(iter(str(error).splitlines()), "") or type(error).__name__
   return shortened(escaped(line), _MOST_SHOWN)
 
 
 def brief(value: Any) -> str:
-  """What a message shows of a value that somebody else wrote."""
+  """A short `repr` of a value that somebody else wrote."""
   if isinstance(value, str | bytes):
     value = value[: _MOST_SHOWN + 1]
   try:

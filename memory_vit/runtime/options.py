@@ -7,8 +7,8 @@ from typing import Any, Literal
 from memory_vit.runtime import messages
 from memory_vit.runtime.rules import Items, Rule
 
-# Whether a run may go on with another value than the one that it began with:
-# never, where somebody asks for it, or whenever (no result depends on it).
+# Whether a run may go on with another value than it began with: never, on
+# request, or freely (no result depends on it).
 Resume = Literal["never", "on_request", "free"]
 
 
@@ -38,7 +38,7 @@ class Option:
 def option(
   default: Any, rule: Rule, *, resume: Resume, sweep: bool = False
 ) -> Any:
-  """Declares a field of a configuration; see `Option` for the arguments."""
+  """Declare a field of a configuration; see `Option` for the arguments."""
   known = typing.get_args(Resume)
   if resume not in known:
     raise ValueError(f"resume is {resume!r}, expected one of {known}.")
@@ -47,18 +47,15 @@ def option(
 
 
 def section(default: Any, *, on_request: bool) -> Any:
-  """Declares a field that holds options.
+  """Declare a field that holds a dataclass of options.
 
-  Args:
-    default: an instance of the dataclass with these options.
-    on_request: whether any of them may change on request; where not, those
-      that declare it never change here.
+  Without `on_request`, options in it that declare it never change here.
   """
   return dataclasses.field(default=default, metadata={"on_request": on_request})
 
 
 def table(cls: type, prefix: str = "") -> dict[str, Option]:
-  """Lists the options of a configuration, those of its sections too.
+  """List the options of a configuration, those of its sections too.
 
   Args:
     cls: a dataclass of `option`s and further such dataclasses.
@@ -93,14 +90,11 @@ def table(cls: type, prefix: str = "") -> dict[str, Option]:
 
 
 def problems(values: Any, where: str) -> list[str]:
-  """Checks every value against its rule, each seen alone.
-
-  Args:
-    values: a dataclass, as for `table`.
-    where: what to call it in a message, "config" for instance.
+  """Check every value of a configuration against its own rule.
 
   Returns:
-    One line for every value that is refused.
+    A line for each value that is refused; in it `where`, such as "config", is
+    the name of the configuration.
   """
   lines = []
   for field in dataclasses.fields(values):

@@ -1,4 +1,4 @@
-"""Paths that somebody typed: `~` expanded, impossible ones refused."""
+"""Paths from users: `~` expanded, impossible ones refused."""
 
 import contextlib
 import os
@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from memory_vit.errors import ConfigError
+from memory_vit.runtime.messages import brief
 
 
 def local(
@@ -21,8 +22,8 @@ def local(
     error: what to raise.
 
   Raises:
-    error: where the operating system takes no such name: there is no such
-      user, or it is too long or empty.
+    error: for a name that cannot be: of a user who does not exist, too long,
+      or empty.
   """
   try:
     if not os.fspath(text):
@@ -35,13 +36,13 @@ def local(
       os.lstat(path)
   except (OSError, RuntimeError, ValueError) as problem:
     raise error(
-      f"{where} is {_short(text)}: no path ({_reason(problem)})."
+      f"{where} is {brief(os.fspath(text))}: no path ({_reason(problem)})."
     ) from problem
   return path
 
 
 def make_directory(path: Path, where: str) -> None:
-  """Makes a directory to write to, where there is none.
+  """Make a directory to write to, where there is none.
 
   Raises:
     ConfigError: where it cannot be, or nothing can be written there.
@@ -52,13 +53,13 @@ def make_directory(path: Path, where: str) -> None:
       pass
   except OSError as problem:
     raise ConfigError(
-      f"{where} is {_short(path)}, where nothing can be written "
+      f"{where} is {brief(str(path))}, where nothing can be written "
       f"({_reason(problem)}). Give another directory."
     ) from problem
 
 
 def require_writable(path: Path, where: str) -> None:
-  """Tries whether a file can be written, and leaves nothing behind.
+  """Try whether a file can be written, and leave nothing behind.
 
   Devices, pipes and the like are refused: a whole file takes the place of what
   is there.
@@ -68,7 +69,7 @@ def require_writable(path: Path, where: str) -> None:
   """
   if path.exists() and not path.is_file():
     raise ConfigError(
-      f"{where} is {_short(path)}, which is no file: expected one that is "
+      f"{where} is {brief(str(path))}, which is no file: expected one that is "
       "replaced, or a name that is free."
     )
   try:
@@ -76,16 +77,11 @@ def require_writable(path: Path, where: str) -> None:
       pass
   except (OSError, RuntimeError) as problem:
     raise ConfigError(
-      f"{where} is {_short(path)}, which cannot be written "
+      f"{where} is {brief(str(path))}, which cannot be written "
       f"({_reason(problem)})."
     ) from problem
 
 
-def _short(text: str | os.PathLike[str]) -> str:
-  shown = repr(os.fspath(text))
-  return shown if len(shown) <= 200 else f"{shown[:200]}..."
-
-
 def _reason(problem: Exception) -> str:
-  """Of an error of the operating system what it says, without the path."""
+  """The message of an error of the operating system, without the path."""
   return getattr(problem, "strerror", None) or str(problem)[:200]

@@ -16,15 +16,15 @@ PREEMPTED = 75
 # After Ctrl-C, as of any command; its state is saved as well.
 STOPPED = 130
 
-# `timeout` and some schedulers send a process the same SIGTERM twice, or again
-# and again: what comes so soon after another one is no further wish.
+# `timeout` and some schedulers send the same SIGTERM twice, or again and again:
+# one that comes so soon after another is not a second request.
 _AT_ONCE_SECONDS = 1.0
 
 
 class Interrupted(KeyboardInterrupt):
-  """A run was asked to stop; what it had to save is saved.
+  """A run was asked to stop, and has saved its state.
 
-  Not an `Exception`: nothing but a command's outermost level should catch it.
+  Not an `Exception`: only a command's outermost level should catch it.
 
   Attributes:
     status: with which the process should exit.
@@ -36,14 +36,14 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StopSignal:
-  """Whether a run was asked to stop.
+  """A request to stop, by SIGTERM or Ctrl-C.
 
   A loop that saves its state asks after every step. Everywhere else a signal
-  raises `Interrupted` at once: nothing is lost there that is not made again.
+  raises `Interrupted` at once: nothing is lost that is not made again.
 
-  Several processes have to stop at the same place. There the signal goes to
-  jax, which tells it to all of them and chooses when; jax has to be initialised
-  (`jax.distributed`) before signals are listened to. All of them have to ask,
+  Several processes have to stop at the same place: the signal goes to jax,
+  which tells all of them and chooses when. `jax.distributed` has to be
+  initialised before signals are listened to, and all processes have to ask
   after every step and in every batch of an evaluation; elsewhere it waits.
   """
 
@@ -55,11 +55,11 @@ class StopSignal:
 
   @contextlib.contextmanager
   def listening(self) -> Iterator[None]:
-    """Takes SIGTERM and Ctrl-C, in the main thread of a command.
+    """Take SIGTERM and Ctrl-C, in the main thread of a command.
 
-    What listened before does so again; but not where it ends with
-    `Interrupted`. Then a status stands for what is saved, and while the process
-    ends no further SIGTERM may change it; a further Ctrl-C ends it at once.
+    The former handlers come back, except after `Interrupted`: then the exit
+    status stands for what is saved, and no further SIGTERM may change it while
+    the process ends; a further Ctrl-C ends it at once.
     """
     signals = [signal.SIGINT]
     # Jax has a handler of its own, which another one would turn off.
@@ -78,7 +78,7 @@ class StopSignal:
 
   @contextlib.contextmanager
   def asked_for(self) -> Iterator[None]:
-    """Within it a signal waits until the loop asks."""
+    """Let signals wait until the loop asks."""
     self._asks = True
     try:
       yield
@@ -87,7 +87,7 @@ class StopSignal:
     self.check()  # it came too late for the loop
 
   def is_wanted(self) -> bool:
-    """Whether to save and stop; the same in all processes, which must call."""
+    """Whether to save and stop, the same in all processes; all must call."""
     if jax.distributed.is_initialized():
       # A number of our own: the steps of a second pass begin at 1 again.
       self._asked += 1
@@ -95,22 +95,18 @@ class StopSignal:
     return self._signal is not None
 
   def check(self) -> None:
-    """Raises `Interrupted` where that is wanted; all processes must call."""
+    """Raise `Interrupted` where that is wanted; all processes must call."""
     if self.is_wanted():
       raise self.interrupted("what was saved is as it was")
 
   def interrupted(self, what: str) -> Interrupted:
-    """The exception for the signal that came.
-
-    Args:
-      what: became of the run, for the message.
-    """
+    """The exception for the signal that came; `what` became of the run."""
     if self._signal == signal.SIGINT:
       return Interrupted(STOPPED, f"stopped by Ctrl-C: {what}.")
     return Interrupted(PREEMPTED, f"stopped by SIGTERM: {what}.")
 
   def _take(self, number: int, frame: Any) -> None:
-    """Handles a signal; the second one ends the process as without us."""
+    """Handle a signal; the second one ends the process as without us."""
     now = time.monotonic()
     if self._signal is not None:
       since, self._since = self._since, now

@@ -17,6 +17,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from memory_vit.errors import ConfigError, MemoryVitError, TrainingError
+from memory_vit.runtime.messages import shortened
 
 # What jax says where another process is gone, whatever carries the messages.
 _LOST = ("gloo", "nccl", "connection reset", "connection closed",
@@ -25,7 +26,7 @@ _LOST = ("gloo", "nccl", "connection reset", "connection closed",
 
 
 def is_lost_partner(error: BaseException) -> bool:
-  """Whether jax fails because another process is gone."""
+  """Whether an error of jax means that another process is gone."""
   if isinstance(error, MemoryVitError) or not isinstance(
     error, RuntimeError | ValueError
   ):
@@ -38,15 +39,11 @@ def is_lost_partner(error: BaseException) -> bool:
 
 
 def require_same(what: str, values: Mapping[str, Any]) -> None:
-  """Raises unless all processes have the same values.
-
-  Args:
-    what: to call them in the message.
-    values: that JSON can hold.
+  """Compare values, which JSON can hold, of all processes; all must call.
 
   Raises:
     ConfigError: on every process, with the keys that differ and their values;
-      where processes run beside each other that know nothing of each other.
+      where processes run side by side but were not joined.
   """
   if jax.process_count() == 1:
     return
@@ -61,7 +58,9 @@ def require_same(what: str, values: Mapping[str, Any]) -> None:
   for key in sorted({key for values in found for key in values}):
     each = [json.dumps(values.get(key)) for values in found]
     if len({*each}) > 1:
-      shown = [f"process {i} has {_short(v)}" for i, v in enumerate(each)]
+      shown = [
+        f"process {i} has {shortened(v, 200)}" for i, v in enumerate(each)
+      ]
       lines.append(f"{key}: {', '.join(shown)}")
   raise ConfigError(
     f"the processes differ in their {what}: start all of them with the same.\n"
@@ -70,7 +69,7 @@ def require_same(what: str, values: Mapping[str, Any]) -> None:
 
 
 def _require_joined() -> None:
-  """Raises unless `jax.distributed` has joined all processes."""
+  """Raise unless `jax.distributed` has joined all processes."""
   if not jax.distributed.is_initialized():
     raise ConfigError(
       f"this is one of {jax.process_count()} processes that were not joined: "
@@ -82,10 +81,6 @@ def _require_joined() -> None:
       f"process {jax.process_index()} has {local} of {all_of_them} devices: "
       f"expected as many on each of the {jax.process_count()} processes."
     )
-
-
-def _short(text: str) -> str:
-  return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _gather(text: str) -> list[str]:
@@ -115,17 +110,13 @@ def broadcast_from_process_0(value: Any) -> Any:
 
 
 def on_process_0(action: Callable[[], Any]) -> Any:
-  """Calls `action` on process 0 alone, while the others wait; all must call.
-
-  Args:
-    action: its result must be what JSON can hold.
+  """Call `action` on process 0 alone, while the others wait; all must call.
 
   Returns:
-    Its result, in every process.
+    Its result, which JSON can hold, in every process.
 
   Raises:
-    TrainingError: in the other processes, in the words of the first. There
-      everything that `action` raises.
+    TrainingError: in the other processes, where `action` raises anything.
   """
   if jax.process_count() == 1:
     return action()
@@ -144,26 +135,22 @@ def on_process_0(action: Callable[[], Any]) -> Any:
 
 
 def process_0_first(action: Callable[[], Any]) -> Any:
-  """Calls `action` on process 0, and then on all others.
-
-  For what makes files where there are none yet.
-  """
+  """Call `action`, which may make files, on process 0, then on all others."""
   results = []
   on_process_0(lambda: results.append(action()))
   return results[0] if results else action()
 
 
 def require_shared(directory: Path) -> None:
-  """Raises unless all processes see the same directory.
+  """Check that all processes see the same directory; all must call.
 
   Raises:
     ConfigError: on every process, with the numbers of those that do not.
   """
   if jax.process_count() == 1:
     return
-  file = (
-    directory / f".seen-by-all-{broadcast_from_process_0(secrets.token_hex(8))}"
-  )
+  token = broadcast_from_process_0(secrets.token_hex(8))
+  file = directory / f".seen-by-all-{token}"
   on_process_0(file.touch)
   end = time.monotonic() + 5
   while not file.exists() and time.monotonic() < end:

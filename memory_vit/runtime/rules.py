@@ -1,7 +1,7 @@
 """Rules for the values of options and flags, with the words for a refusal.
 
-An upper bound is where nothing that is meant can lie: what a machine has is
-compared by a run, before it reads anything.
+Upper bounds exclude what nobody can mean. What the machine has is checked by a
+run, before it reads anything.
 """
 
 import dataclasses
@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 
 class Rule(Protocol):
-  """Decides which values of the right type an option may have."""
+  """A test of the values, of the right type, that an option may have."""
 
   @property
   def expected(self) -> str:
-    """What follows "expected" in a message, and stands in --help."""
+    """The words after "expected" in a message and in --help."""
 
   def accepts(self, value: Any) -> bool:
     """Whether the option may have this value."""
@@ -41,14 +41,12 @@ class Number:
 
   @property
   def expected(self) -> str:
-    """See `Rule`."""
     if self.positive:
       return f"a positive number up to {self.most:,.0f} ({self.why})"
     last = "less than" if self.below else "at most"
     return f"at least {self.least:,} and {last} {self.most:,.0f} ({self.why})"
 
   def accepts(self, value: Any) -> bool:
-    """See `Rule`."""
     # Of NaN every comparison is false.
     above = value > self.least if self.positive else value >= self.least
     return above and (value < self.most if self.below else value <= self.most)
@@ -62,11 +60,9 @@ class Choice:
 
   @property
   def expected(self) -> str:
-    """See `Rule`."""
     return f"one of {list(self.names)}"
 
   def accepts(self, value: Any) -> bool:
-    """See `Rule`."""
     return value in self.names
 
 
@@ -86,11 +82,9 @@ class Text:
 
   @property
   def expected(self) -> str:
-    """See `Rule`."""
     return f"{self.what}, at most {self.most:,} characters that can be printed"
 
   def accepts(self, value: Any) -> bool:
-    """See `Rule`."""
     return (
       len(value) <= self.most
       and value.isprintable()
@@ -105,7 +99,6 @@ class Switch:
   expected: str = "true or false"
 
   def accepts(self, value: Any) -> bool:
-    """See `Rule`."""
     return True
 
 
@@ -122,7 +115,6 @@ class Changes:
   name: Text | None = None
 
   def accepts(self, value: Any) -> bool:
-    """See `Rule`."""
     if isinstance(value, str):
       return self.name is not None and self.name.accepts(value)
     return isinstance(value, Mapping)
@@ -130,21 +122,14 @@ class Changes:
 
 @dataclasses.dataclass(frozen=True)
 class Items:
-  """Several values, or none.
-
-  Attributes:
-    rule: the rule for each value.
-    most: the greatest number of values.
-  """
+  """Up to `most` values, each of which `rule` accepts."""
 
   rule: Rule
   most: int
 
   @property
   def expected(self) -> str:
-    """See `Rule`."""
     return f"at most {self.most:,} values, each {self.rule.expected}"
 
   def accepts(self, value: Any) -> bool:
-    """See `Rule`."""
     return len(value) <= self.most and all(map(self.rule.accepts, value))

@@ -1,7 +1,4 @@
-"""Plain dictionaries, as JSON and ConfigDict hold them.
-
-They become typed dataclasses, or lie in files.
-"""
+"""Typed dataclasses from plain dictionaries, such as those of JSON."""
 
 import contextlib
 import dataclasses
@@ -20,21 +17,18 @@ _T = TypeVar("_T", bound="DataclassInstance")
 
 
 class _TypeMismatchError(Exception):
-  """A value has not one of the types that it may have."""
+  """A value has none of the types that it may have."""
 
 
-def build(cls: type[_T], values: Any, where: str, error: type[Exception]) -> _T:
-  """Makes a dataclass of a dictionary that has exactly its fields.
+def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
+  """Make a dataclass of a dictionary that has exactly its fields.
 
   Args:
     cls: a dataclass of numbers, strings, bools, tuples of such or of
       dictionaries, and further such dataclasses.
-    values: what to make it of.
+    values: the dictionary.
     where: what to call it in a message, such as "config".
     error: what to raise.
-
-  Returns:
-    An instance of `cls`.
 
   Raises:
     error: for a missing or an unknown key, a value of another type, or values
@@ -60,7 +54,7 @@ def build(cls: type[_T], values: Any, where: str, error: type[Exception]) -> _T:
 def require_keys(
   values: Any, keys: tuple[str, ...], where: str, error: type[Exception]
 ) -> None:
-  """Raises `error` unless `values` is a mapping with exactly these keys."""
+  """Raise `error` unless `values` is a mapping with exactly these keys."""
   if not isinstance(values, Mapping):
     raise error(
       f"{where} is {brief(values)}, expected an object with {list(keys)}."
@@ -75,7 +69,7 @@ def require_keys(
 
 
 def _typed(kind: Any, value: Any, where: str, error: type[Exception]) -> Any:
-  """Checks a leaf; JSON and ConfigDict have lists where we have tuples."""
+  """Check a leaf; JSON and ConfigDict have lists where we have tuples."""
   if typing.get_origin(kind) is tuple:
     if isinstance(value, list | tuple):
       inner, _ = typing.get_args(kind)
@@ -99,7 +93,7 @@ def _typed(kind: Any, value: Any, where: str, error: type[Exception]) -> Any:
 
 
 def differences(found: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-  """Where two dictionaries differ, one line for every key."""
+  """Describe how two dictionaries differ, in a line for every key."""
   return [
     f"{name}: {found.get(name)!r}, now {now.get(name)!r}"
     for name in sorted(now.keys() | found.keys())

@@ -1,4 +1,4 @@
-"""Where arrays lie: a mesh with the axes "data" and "fsdp" over all devices.
+"""The placement of arrays on a mesh ("data", "fsdp") of all devices.
 
 Batches are split over both axes. The large arrays of a backbone are split over
 "fsdp" (fully sharded data parallelism): each device keeps a part, and a layer
@@ -30,12 +30,12 @@ def make_mesh(
   """A mesh ("data", "fsdp").
 
   Args:
-    devices: by default all of all processes.
-    fsdp: over how many devices a backbone is split; neighbours, so that these
-      are devices of one host as long as it has so many.
+    devices: by default those of all processes.
+    fsdp: over how many devices a backbone is split; they are neighbours, and so
+      on one host where it has as many.
 
   Raises:
-    ConfigError: where the devices do not divide.
+    ConfigError: where the number of devices is not a multiple of `fsdp`.
   """
   devices = jax.devices() if devices is None else devices
   if fsdp < 1 or len(devices) % fsdp:
@@ -43,14 +43,10 @@ def make_mesh(
       f"config.mesh.fsdp (--fsdp) is {fsdp}, expected a divisor of the "
       f"{len(devices)} devices."
     )
-  # Without the axis types jax makes an explicit mesh, for which every operation
-  # would have to name its sharding.
-  return jax.make_mesh(
-    (len(devices) // fsdp, fsdp),
-    _ROWS,
-    axis_types=(AxisType.Auto, AxisType.Auto),
-    devices=devices,
-  )
+  # By default the axes are explicit: every operation would have to name its
+  # sharding.
+  shape, axis_types = (len(devices) // fsdp, fsdp), (AxisType.Auto,) * 2
+  return jax.make_mesh(shape, _ROWS, axis_types=axis_types, devices=devices)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -64,7 +60,7 @@ def by_rows(mesh: Mesh) -> NamedSharding:
 
 
 def in_parts(shape: Sequence[int], mesh: Mesh) -> NamedSharding:
-  """An array of a backbone: its longest axis that divides is split.
+  """Split the longest axis of a backbone's array that divides over "fsdp".
 
   Small arrays, and those without such an axis, are replicated.
   """
@@ -78,14 +74,10 @@ def in_parts(shape: Sequence[int], mesh: Mesh) -> NamedSharding:
 
 
 def layout(tree: Any, mesh: Mesh) -> Any:
-  """Where each array of a training state lies, as a tree of shardings.
+  """The shardings of the arrays of a training state, as a tree.
 
-  Backbones that are trained are split as frozen ones are, and their gradients
-  and momenta with them.
-
-  Args:
-    tree: of arrays or their shapes. What lies below a key "backbone" is one.
-    mesh: over which.
+  The tree has arrays or their shapes. What lies below a key "backbone" is
+  split, also if it is trained, and its gradients and momenta with it.
   """
   key = jax.tree_util.DictKey(_IN_PARTS)
   return jax.tree.map_with_path(
@@ -97,16 +89,14 @@ def layout(tree: Any, mesh: Mesh) -> Any:
 
 
 def constrain(tree: Any, mesh: Mesh) -> Any:
-  """Within a program: makes arrays lie as `layout` says."""
+  """Constrain the sharding of arrays to `layout`, within a program."""
   return jax.lax.with_sharding_constraint(tree, layout(tree, mesh))
 
 
 def put(tree: Any, mesh: Mesh) -> Any:
-  """Puts arrays on the devices of all processes, as `layout` says.
+  """Put arrays on the devices of all processes, as `layout` says.
 
-  Args:
-    tree: the same values on every process; or arrays that lie on this mesh.
-    mesh: over which.
+  They have the same values on every process, or lie on this mesh already.
   """
 
   def place(array: Any, target: NamedSharding) -> jax.Array:
@@ -140,7 +130,7 @@ def to_host(tree: Any) -> Any:
 
 
 def require_divisible(batch_size: int, mesh: Mesh, key: str) -> None:
-  """Raises `ConfigError` unless a batch splits evenly over the devices."""
+  """Raise `ConfigError` unless a batch splits evenly over the devices."""
   if batch_size % mesh.size:
     raise ConfigError(
       f"{key} is {batch_size}, expected a multiple of the {mesh.size} devices."
@@ -159,8 +149,8 @@ def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, Any]:
 def prefetch(
   batches: Iterator[dict[str, np.ndarray]], mesh: Mesh, size: int = 2
 ) -> Iterator[dict[str, Any]]:
-  """Sends batches to the devices ahead of their use; `size` are on the way."""
-  queue: collections.deque[dict[str, Any]] = collections.deque()
+  """Send batches to the devices ahead of their use; `size` are on the way."""
+  queue = collections.deque()
   for batch in batches:
     queue.append(shard_batch(batch, mesh))
     if len(queue) >= size:

@@ -39,7 +39,7 @@ from memory_vit.study.trials import (
 )
 from memory_vit.training import resume, run
 
-logger = logging.getLogger("memory_vit")
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,7 +31,7 @@ from memory_vit.training import consistency, open_backbone, resolve
 from memory_vit.training.run import make_backbone
 from memory_vit.training.run_context import RunContext
 
-logger = logging.getLogger("memory_vit")
+logger = logging.getLogger(__name__)
 
 
 def run_study(

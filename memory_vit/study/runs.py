@@ -22,7 +22,7 @@ from memory_vit.errors import ConfigError
 from memory_vit.model.regimes import REGIMES
 from memory_vit.runtime import messages, options, schema
 
-logger = logging.getLogger("memory_vit")
+logger = logging.getLogger(__name__)
 
 # What --only names, in the order of the report, and the regimes of each.
 _PARTS = {

@@ -1,18 +1,16 @@
 """The arrays of a saved task: a directory that orbax writes.
 
-It is read with distrust. Every file is known by its SHA-256, and is read once,
-into memory; what the arrays are made of there are the bytes that were verified.
-Orbax and tensorstore themselves are not asked: they print tracebacks of their
-threads where something is damaged, end the process on metadata that is nested
-deeply, and take as much memory as a few bytes claim. What they write for a task
-is simple: for each array its metadata, `NAME/.zarray`, and one chunk with all
-its values, `NAME/0.0`, both in a database (`ocdbt`). So metadata is compared,
-byte by byte, with that of the array that `task.json` declares, and no foreign
-JSON is parsed. No array is there without its values, and none in parts.
+It is not trusted. Every file is known by its SHA-256 and is read once, into
+memory; arrays are made of the very bytes that were verified. Orbax and
+tensorstore do not read it: they print tracebacks of their threads where
+something is damaged, end the process on deeply nested metadata, and take as
+much memory as a few bytes claim. What they write for a task is simple: for each
+array its metadata, `NAME/.zarray`, and one chunk with all its values,
+`NAME/0.0`, both in a database (`ocdbt`). So metadata is compared, byte by byte,
+with that of the array that `task.json` declares, and no foreign JSON is parsed.
 
-Chunks are not packed: how much a task takes is how much it weighs. Those of
-earlier versions are (zstd, which gains 8 %, but a thousandfold on a head that
-is still zero), and are unpacked within `MAX_RATIO`.
+Chunks are not compressed. Those of earlier versions are (zstd, which gains 8 %,
+but a thousandfold on a head that is still zero), within `MAX_RATIO`.
 """
 
 import dataclasses
@@ -35,8 +33,8 @@ from memory_vit.runtime import checksums
 from memory_vit.runtime.messages import brief, escaped
 from memory_vit.tasks import ocdbt, zstd
 
-# Of all arrays over all files, as `npz.MAX_RATIO`; and what may be taken in any
-# case, since a head of zeros weighs nothing where it is packed.
+# Bytes of all arrays over those of all files, as `npz.MAX_RATIO`; and what is
+# always allowed, since a compressed head of zeros weighs nothing.
 MAX_RATIO = 100
 ALWAYS_ALLOWED_BYTES = 64 * 2**20
 # As tensorstore writes it into metadata.
@@ -45,13 +43,7 @@ _ZSTD = {"id": "zstd", "level": 1}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredArray:
-  """What `task.json` says of an array.
-
-  Attributes:
-    shape: as saved.
-    dtype: numpy's name of it.
-    sha256: `trees.array_digest`.
-  """
+  """The entry of an array in `task.json`; `sha256` is `trees.array_digest`."""
 
   shape: tuple[int, ...]
   dtype: str
@@ -64,18 +56,18 @@ class StoredArray:
 
 
 def describe(array: np.ndarray) -> StoredArray:
-  """What `task.json` shall say of an array."""
+  """The entry of an array in `task.json`."""
   return StoredArray(
     shape=array.shape, dtype=array.dtype.name, sha256=trees.array_digest(array)
   )
 
 
 def write(path: Path, flat: Mapping[str, np.ndarray]) -> dict[str, str]:
-  """Writes arrays with orbax, which takes none without values (0 cells).
+  """Write arrays with orbax, which takes none without values (0 cells).
 
   Args:
     path: an absolute path where nothing is.
-    flat: the arrays by name.
+    flat: {name: array}.
 
   Returns:
     {file below `path`: SHA-256}.
@@ -112,22 +104,25 @@ def sha256(content: bytes) -> str:
 def read(
   path: Path, files: Mapping[str, str], stored: Mapping[str, StoredArray]
 ) -> dict[str, np.ndarray]:
-  """Reads arrays, and verifies them.
+  """Read arrays, and verify them.
 
   Args:
     path: the directory.
-    files: those in it: {file: SHA-256}.
+    files: {file in it: SHA-256}.
     stored: what the arrays must be; float32, of a size that memory can hold.
-
-  Returns:
-    The arrays by name.
 
   Raises:
     TaskError: where a file is missing, a link or damaged, or an array is other
       than `stored` says, or not finite.
   """
-  contents = _read_files(path, files, _most_bytes(stored))
-  arrays = _unpack(path, contents, stored)
+  claimed = sum(4 * array.size for array in stored.values())
+  # More than orbax ever needs for such arrays.
+  contents = _read_files(path, files, 2**24 + 2 * claimed)
+  try:
+    _require_weight(claimed, sum(map(len, contents.values())))
+    arrays = _unpack(contents, stored)
+  except ValueError as error:
+    raise TaskError(f"arrays in {path} cannot be read: {error}.") from error
   damaged = [
     name
     for name, array in arrays.items()
@@ -143,7 +138,7 @@ def read(
 
 
 def require_finite(arrays: Mapping[str, np.ndarray], where: str) -> None:
-  """Raises `TaskError` for infinities and what is not a number."""
+  """Raise `TaskError` for values that are infinite or not a number."""
   broken = [k for k, v in arrays.items() if not np.isfinite(v).all()]
   if broken:
     raise TaskError(
@@ -152,7 +147,7 @@ def require_finite(arrays: Mapping[str, np.ndarray], where: str) -> None:
 
 
 def read_file(path: Path, limit: int) -> bytes:
-  """Reads a regular file of at most `limit` bytes, which is no link.
+  """Read a regular file of at most `limit` bytes, which is no link.
 
   Raises:
     OSError: where it cannot be read.
@@ -171,12 +166,7 @@ def read_file(path: Path, limit: int) -> bytes:
 
 
 def require_entries(path: Path, files: Iterable[str]) -> None:
-  """Raises `TaskError` unless exactly these files lie below a directory.
-
-  Args:
-    path: the directory.
-    files: relative paths.
-  """
+  """Raise `TaskError` unless exactly `files` lie below the directory `path`."""
   files = set(files)
   folders = {
     parent.as_posix() for name in files for parent in Path(name).parents
@@ -194,7 +184,7 @@ def require_entries(path: Path, files: Iterable[str]) -> None:
 
 
 def _walk(path: Path, inner: str, folders: set[str]) -> Iterator[str]:
-  """All that lies below a directory; of foreign directories just the name."""
+  """Yield all files below a directory; of foreign directories just the name."""
   with os.scandir(path / inner) as entries:
     for entry in entries:
       name = f"{inner}/{entry.name}" if inner else entry.name
@@ -206,15 +196,10 @@ def _walk(path: Path, inner: str, folders: set[str]) -> Iterator[str]:
         yield name
 
 
-def _most_bytes(stored: Mapping[str, StoredArray]) -> int:
-  """More than orbax ever needs for such arrays."""
-  return 2**24 + 2 * sum(4 * array.size for array in stored.values())
-
-
 def _read_files(
   path: Path, files: Mapping[str, str], limit: int
 ) -> dict[str, bytes]:
-  """Reads all files, `limit` bytes together, and compares their digests."""
+  """Read all files, `limit` bytes together, and compare their digests."""
   contents = {}
   for name, expected in files.items():
     try:
@@ -231,38 +216,27 @@ def _read_files(
 
 
 def _unpack(
-  path: Path,
-  contents: Mapping[str, bytes],
-  stored: Mapping[str, StoredArray],
-) -> dict[str, np.ndarray]:
-  """Arrays from the files of orbax: names, shapes, types are as in `stored`."""
-  try:
-    _require_weight(contents, stored)
-    keys = {
-      name: (f"{name}/.zarray", f"{name}/{_chunk(array)}")
-      for name, array in stored.items()
-      if array.size
-    }
-    values = {}
-    if keys:
-      values = ocdbt.read(contents, itertools.chain(*keys.values()))
-    arrays = {
-      name: _array(name, stored[name], *(values[key] for key in keys[name]))
-      if name in keys
-      else np.zeros(stored[name].shape, stored[name].dtype)
-      for name in stored
-    }
-  except ValueError as error:
-    raise TaskError(f"arrays in {path} cannot be read: {error}.") from error
-  return arrays
-
-
-def _require_weight(
   contents: Mapping[str, bytes], stored: Mapping[str, StoredArray]
-) -> None:
-  """Raises ValueError where arrays are much more than the files they are in."""
-  claimed = sum(4 * array.size for array in stored.values())
-  there = sum(map(len, contents.values()))
+) -> dict[str, np.ndarray]:
+  """Make the arrays of the files of orbax, or raise ValueError."""
+  keys = {
+    name: (f"{name}/.zarray", f"{name}/{_chunk(array)}")
+    for name, array in stored.items()
+    if array.size
+  }
+  values = {}
+  if keys:
+    values = ocdbt.read(contents, itertools.chain(*keys.values()))
+  return {
+    name: _array(name, stored[name], *(values[key] for key in keys[name]))
+    if name in keys
+    else np.zeros(stored[name].shape, stored[name].dtype)
+    for name in stored
+  }
+
+
+def _require_weight(claimed: int, there: int) -> None:
+  """Raise ValueError where arrays are much larger than their files."""
   if claimed > max(ALWAYS_ALLOWED_BYTES, MAX_RATIO * there):
     raise ValueError(
       f"they would be {claimed:,} bytes, from {there:,}: expected at most "
@@ -276,7 +250,7 @@ def _chunk(array: StoredArray) -> str:
 
 
 def _metadata(array: StoredArray, compressor: Mapping[str, Any] | None) -> str:
-  """What tensorstore writes of an array that is one chunk."""
+  """The metadata that tensorstore writes of an array that is one chunk."""
   values = {
     "chunks": array.shape,
     "compressor": compressor,
@@ -294,7 +268,7 @@ def _metadata(array: StoredArray, compressor: Mapping[str, Any] | None) -> str:
 def _array(
   name: str, expected: StoredArray, metadata: memoryview, chunk: memoryview
 ) -> np.ndarray:
-  """An array from its two values; raises ValueError where it is another."""
+  """Make an array of its two values; raise ValueError if it is another."""
   size = 4 * expected.size
   data: bytes | memoryview = chunk
   plain, packed = (_metadata(expected, codec) for codec in (None, _ZSTD))

@@ -14,13 +14,13 @@ from memory_vit.tasks.array_files import StoredArray
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskReport:
-  """What there is to say of a task without its backbone.
+  """The description of a saved task.
 
   Attributes:
     path: its directory.
     spec: what it is.
     parameters: the number of values.
-    arrays: name -> what `task.json` says of it.
+    arrays: name -> its entry in `task.json`.
     damage: what is wrong with the arrays; "" where they were verified.
     provenance: as saved.
   """
@@ -33,8 +33,8 @@ class TaskReport:
   provenance: Mapping[str, Any]
 
 
-def inspect_task(path: str | os.PathLike[str]) -> TaskReport:
-  """Describes one task.
+def inspect_task(path: str | os.PathLike) -> TaskReport:
+  """Describe a saved task without its backbone.
 
   Raises:
     TaskError: where its `task.json` cannot be read. Damaged arrays are no

@@ -1,4 +1,4 @@
-"""`task.json`: what a saved task says of itself, read with distrust.
+"""`task.json`, the untrusted description of a saved task.
 
 format_version  of the directory
 sha256          of all the rest, so that no bit of it changes unnoticed
@@ -48,13 +48,8 @@ _MAX_NAME = 200
 _MAX_NUMBER = 10**100
 
 _KEYS = (
-  "format_version",
-  "sha256",
-  "spec",
-  "arrays",
-  "files",
-  "provenance",
-)
+  "format_version", "sha256", "spec", "arrays", "files", "provenance",
+)  # fmt: skip
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PART = r"(?!\.)[A-Za-z0-9._-]{1,100}"
 _PATH = re.compile(rf"{_PART}(?:/{_PART}){{0,7}}")
@@ -79,11 +74,7 @@ class Manifest:
 
 
 def to_text(manifest: Manifest, where: str) -> str:
-  """The content of `task.json`.
-
-  Args:
-    manifest: need not have been checked.
-    where: the file that it will be, for messages.
+  """The content of the `task.json` at `where`.
 
   Raises:
     TaskError: for what `read` would refuse.
@@ -93,13 +84,11 @@ def to_text(manifest: Manifest, where: str) -> str:
   values = {"format_version": FORMAT_VERSION, **values}
   signed = {**values, "sha256": digest(values)}
   check(signed, where)
-  text = json.dumps(
-    {key: signed[key] for key in _KEYS}, indent=2, ensure_ascii=False
-  )
-  encoded = (text + "\n").encode()
-  if len(encoded) > MAX_FILE_BYTES:
+  ordered = {key: signed[key] for key in _KEYS}
+  text = json.dumps(ordered, indent=2, ensure_ascii=False) + "\n"
+  if len(text.encode()) > MAX_FILE_BYTES:
     raise TaskError(f"{where} would have more than {MAX_FILE_BYTES:,} bytes.")
-  return text + "\n"
+  return text
 
 
 def digest(values: Mapping[str, Any]) -> str:
@@ -110,7 +99,7 @@ def digest(values: Mapping[str, Any]) -> str:
 
 
 def read(path: Path) -> Manifest:
-  """Reads the `task.json` of a task's directory.
+  """Read the `task.json` of a task's directory.
 
   Raises:
     TaskError: where there is none, or it is refused.
@@ -134,11 +123,7 @@ def read(path: Path) -> Manifest:
 
 
 def check(values: Any, where: str) -> Manifest:
-  """Makes a `Manifest` of what JSON holds.
-
-  Args:
-    values: of any kind.
-    where: the file, for messages.
+  """Make a `Manifest` of JSON values of any kind, those of the file `where`.
 
   Raises:
     TaskError: for another format, missing or unknown keys, values of another
@@ -178,7 +163,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _require_plain(value: Any, where: str, depth: int) -> None:
-  """Refuses what later code could choke on: depth, long or broken texts."""
+  """Refuse deep nesting, huge numbers, and long or broken texts."""
   if depth == 0:
     raise TaskError(f"{where} is nested more than {_MAX_DEPTH} levels deep.")
   if isinstance(value, int):
@@ -230,7 +215,7 @@ def _mapping(
 
 
 def _checked_path(name: str, where: str) -> str:
-  """Raises unless a name is a relative path that leads nowhere else."""
+  """Raise unless a name is a plain relative path without ".."."""
   if not _PATH.fullmatch(name) or len(name) > _MAX_NAME:
     raise TaskError(
       f"{where}: {messages.brief(name)} is no name: expected up to 8 parts of "
@@ -248,7 +233,7 @@ def _require_sha256(value: Any, where: str) -> None:
 
 
 def _require_possible(spec: TaskSpec, where: str) -> None:
-  """Refuses numbers that are used before a backbone is there to compare."""
+  """Refuse numbers that are used before they are compared with a backbone."""
   for name in ("num_classes", "cells", "bottleneck"):
     if getattr(spec, name) > MAX_COUNT:
       raise TaskError(
@@ -273,7 +258,7 @@ def _require_possible(spec: TaskSpec, where: str) -> None:
 def _require_sizes(
   arrays: Mapping[str, StoredArray], spec: TaskSpec, where: str
 ) -> None:
-  """Refuses arrays that nobody should make room for."""
+  """Refuse arrays that take too much memory."""
   claimed = 0
   for name, array in arrays.items():
     if len(array.shape) > _MAX_AXES or min(array.shape, default=0) < 0:
@@ -283,8 +268,8 @@ def _require_sizes(
     _require_sha256(array.sha256, f"{where}: arrays.{name}.sha256")
     # An empty axis must not hide the others.
     claimed += 4 * math.prod(max(1, axis) for axis in array.shape)
-  kind = REGIMES[spec.regime]
-  most = MAX_BACKBONE_BYTES if kind.holds_backbone else MAX_BYTES
+  holds_backbone = REGIMES[spec.regime].holds_backbone
+  most = MAX_BACKBONE_BYTES if holds_backbone else MAX_BYTES
   if claimed > most:
     raise TaskError(
       f"{where}: the arrays would take {messages.brief(claimed)} bytes, "
@@ -295,7 +280,7 @@ def _require_sizes(
 def _require_fit(
   arrays: Mapping[str, StoredArray], spec: TaskSpec, where: str
 ) -> None:
-  """Raises unless the arrays can be those of such a task, on some backbone."""
+  """Raise unless the arrays can be those of such a task, on some backbone."""
   width = _first_axis(arrays, "head/kernel")
   depth = _first_axis(arrays, "memory", "adapters/attention/down/bias")
   expected = trees.flatten(spec.expected_shapes(width, depth))

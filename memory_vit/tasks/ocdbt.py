@@ -1,12 +1,11 @@
-"""The database in which orbax keeps arrays (OCDBT), read with distrust.
+"""Read untrusted OCDBT databases, in which orbax keeps arrays.
 
-Tensorstore, which writes it, trusts what it reads. A key is stored as what
-differs from the one before, so that a node of 600 bytes can unfold to a
-gigabyte of keys, and nodes can be used again and again, so that a small tree
-has any number of them. What tensorstore writes for the arrays of a task is much
-less than the format allows: one leaf with all keys. That alone is read here,
-and every key is known before. The manifest that leads to the leaf, and files of
-which orbax had need while it wrote, are not looked at.
+Tensorstore, which writes them, trusts what it reads. A key is stored as its
+difference from the one before, so a node of 600 bytes can unfold to a gigabyte
+of keys; nodes can be used again and again, so a small tree can have any number
+of them. For the arrays of a task tensorstore writes one leaf with all keys.
+Only that is read here, and every key is known before. The manifest that leads
+to the leaf, and files that orbax needed only for writing, are not read.
 
 The format is https://google.github.io/tensorstore/kvstore/ocdbt:
 
@@ -16,7 +15,7 @@ The format is https://google.github.io/tensorstore/kvstore/ocdbt:
   number      as in protocol buffers, seven bits in a byte, the lowest first
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from memory_vit.runtime.messages import brief
 from memory_vit.tasks import zstd
@@ -36,14 +35,14 @@ _NODE_BYTES_PER_KEY = 2**12
 def read(
   files: Mapping[str, bytes], keys: Iterable[str]
 ) -> dict[str, memoryview]:
-  """Reads a database that has exactly these keys.
+  """Read a database that has exactly these keys.
 
   Args:
     files: {path below the directory of the database: content}.
     keys: all of them.
 
   Returns:
-    {key: its value, as a part of the file where it lies}.
+    {key: value, as a view of the file that holds it}.
 
   Raises:
     ValueError: where it is damaged, has other keys, or is not what orbax writes
@@ -78,13 +77,13 @@ def read(
 
 
 class _Reader:
-  """Bytes, read from the beginning; raises ValueError where they end."""
+  """A reader of bytes that raises ValueError where they end."""
 
   def __init__(self, data: bytes | memoryview) -> None:
     self._data, self._at = memoryview(data), 0
 
   def take(self, length: int) -> memoryview:
-    """The next bytes."""
+    """Take the next `length` bytes."""
     end = self._at + length
     if end > len(self._data):
       raise ValueError("its database ends too early")
@@ -93,7 +92,7 @@ class _Reader:
     return taken
 
   def number(self) -> int:
-    """The next number, of at most 64 bits."""
+    """Take the next number, of at most 64 bits."""
     value = 0
     for shift in range(0, 64, 7):
       byte = self.take(1)[0]
@@ -103,17 +102,26 @@ class _Reader:
     raise ValueError("its database has a number of more than 64 bits")
 
   def numbers(self, count: int) -> list[int]:
-    """The next numbers."""
+    """Take the next `count` numbers."""
     return [self.number() for _ in range(count)]
 
+  def strings(self, shared: list[int], own: list[int]) -> Iterator[bytes]:
+    """Take strings: how much each shares with the one before, and its rest."""
+    string = b""
+    for prefix, suffix in zip(shared, own, strict=True):
+      if prefix > len(string):
+        raise ValueError("its database has a key that begins as none before")
+      string = string[:prefix] + bytes(self.take(suffix))
+      yield string
+
   def require_end(self) -> None:
-    """Raises ValueError where anything is left."""
+    """Raise ValueError where anything is left."""
     if self._at != len(self._data):
       raise ValueError("its database has more in it than its values")
 
 
 def _unpacked_leaf(files: Mapping[str, bytes], keys: int) -> bytes | memoryview:
-  """What lies in the envelope of the only node."""
+  """The content of the only node, decompressed."""
   nodes = [name for name in files if name.startswith(_NODES)]
   if len(nodes) != 1:
     raise ValueError(
@@ -146,17 +154,17 @@ def _file_table(leaf: _Reader, files: Mapping[str, bytes]) -> list[str]:
   shared = [0, *leaf.numbers(count - 1)] if count else []
   own = leaf.numbers(count)
   leaf.numbers(count)  # how much of each is a directory
-  found, before = [], b""
-  for prefix, suffix in zip(shared, own, strict=True):
-    before = _continued(before, prefix, leaf.take(suffix))
-    found.append(before.decode())
+  found = []
+  # Compared one by one, no name is longer than a known one and the leaf.
+  for name in leaf.strings(shared, own):
+    found.append(name.decode())
     if found[-1] not in files:
       raise ValueError(f"its database has no file {brief(found[-1])}")
   return found
 
 
 def _require_keys(leaf: _Reader, expected: Sequence[bytes]) -> None:
-  """Raises ValueError unless these are all keys of a leaf."""
+  """Raise ValueError unless these are all keys of a leaf."""
   count = leaf.number()
   if count != len(expected):
     raise ValueError(
@@ -164,18 +172,9 @@ def _require_keys(leaf: _Reader, expected: Sequence[bytes]) -> None:
       "one chunk for every array"
     )
   shared, own = [0, *leaf.numbers(count - 1)], leaf.numbers(count)
-  before = b""
-  for prefix, suffix, key in zip(shared, own, expected, strict=True):
-    # Compared one by one, no key is longer than the one before and the leaf.
-    before = _continued(before, prefix, leaf.take(suffix))
-    if before != key:
+  # Compared one by one, no key is longer than a known one and the leaf.
+  for found, key in zip(leaf.strings(shared, own), expected, strict=True):
+    if found != key:
       raise ValueError(
-        f"its database has the key {brief(before)}, expected {brief(key)}"
+        f"its database has the key {brief(found)}, expected {brief(key)}"
       )
-
-
-def _continued(before: bytes, shared: int, own: memoryview) -> bytes:
-  """What begins as the one before, and goes on by itself."""
-  if shared > len(before):
-    raise ValueError("its database has a key that begins as none before")
-  return before[:shared] + bytes(own)

@@ -1,4 +1,4 @@
-"""Tasks as objects: made, saved and loaded.
+"""Save and load tasks.
 
 A saved task is a directory, and nothing else is in it:
 
@@ -21,27 +21,19 @@ from memory_vit.errors import TaskError
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone, backbone_shapes, trunk
 from memory_vit.model.regimes import REGIMES
-from memory_vit.model.task import (
-  Task,
-  TaskSpec,
-  require_backbone,
-)
+from memory_vit.model.task import Task, TaskSpec, require_backbone
 from memory_vit.runtime import files
 from memory_vit.runtime import paths as typed
 from memory_vit.runtime.messages import escaped, listed
 from memory_vit.tasks import array_files, manifest
-from memory_vit.tasks.compose import (
-  Tasks,
-  TasksLike,
-  concatenate,
-)
+from memory_vit.tasks.compose import Tasks, TasksLike, concatenate
 from memory_vit.tasks.manifest import Manifest
 
 _ARRAYS = "arrays"
 
 
-def save_task(task: Task, path: str | os.PathLike[str]) -> None:
-  """Writes a task to a directory; an older one there is replaced as a whole.
+def save_task(task: Task, path: str | os.PathLike) -> None:
+  """Write a task to a directory; an older one there is replaced as a whole.
 
   Args:
     task: with values that are known and finite.
@@ -65,22 +57,17 @@ def save_task(task: Task, path: str | os.PathLike[str]) -> None:
   with files.replacing_directory(path) as new:
     digests = array_files.write(new / _ARRAYS, flat)
     arrays = {k: array_files.describe(v) for k, v in flat.items()}
-    text = manifest.to_text(
-      Manifest(
-        spec=task.spec,
-        arrays=arrays,
-        files=digests,
-        provenance=task.provenance,
-      ),
-      str(path / manifest.FILE),
+    described = Manifest(
+      spec=task.spec, arrays=arrays, files=digests, provenance=task.provenance
     )
+    text = manifest.to_text(described, str(path / manifest.FILE))
     (new / manifest.FILE).write_text(text, encoding="utf-8")
     # Reading is strict, and another version of orbax may write otherwise.
     array_files.read(new / _ARRAYS, digests, arrays)
 
 
-def load_task(path: str | os.PathLike[str], backbone: Backbone) -> Task:
-  """Reads a task, for the backbone that it was trained on.
+def load_task(path: str | os.PathLike, backbone: Backbone) -> Task:
+  """Read a task, for the backbone that it was trained on.
 
   Args:
     path: directory that `save_task` wrote.
@@ -104,11 +91,7 @@ def load_task(path: str | os.PathLike[str], backbone: Backbone) -> Task:
 
 
 def read_arrays(path: Path, found: Manifest) -> dict[str, np.ndarray]:
-  """Reads the arrays of a task without its backbone, and verifies them.
-
-  Args:
-    path: directory that `save_task` wrote.
-    found: its manifest.
+  """Read and verify the arrays of the task that `save_task` wrote to `path`.
 
   Returns:
     {"cls": (d,), "memory": (l, m, d), "head/kernel": (d, c), "head/bias":
@@ -124,7 +107,7 @@ def read_arrays(path: Path, found: Manifest) -> dict[str, np.ndarray]:
 
 
 def _shapes(backbone: Backbone, spec: TaskSpec) -> dict[str, Any]:
-  """The parameters of a task on a backbone, as `jax.ShapeDtypeStruct`."""
+  """The shapes of the parameters of a task on a backbone."""
   config = backbone.config
   shapes = spec.expected_shapes(config.width, config.depth)
   if REGIMES[spec.regime].holds_backbone:
@@ -132,12 +115,12 @@ def _shapes(backbone: Backbone, spec: TaskSpec) -> dict[str, Any]:
   return shapes
 
 
-def save_tasks(tasks: TasksLike, path: str | os.PathLike[str]) -> None:
-  """Writes each task to `path`/NAME.
+def save_tasks(tasks: TasksLike, path: str | os.PathLike) -> None:
+  """Write each task to `path`/NAME.
 
   Args:
     tasks: a task, a sequence or generator of tasks, or {name: task}.
-    path: of a directory that holds nothing else.
+    path: a directory that holds nothing else.
 
   Raises:
     TaskError: where tasks do not fit together, something else has a name, or
@@ -162,7 +145,7 @@ def load_tasks(
   paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
   backbone: Backbone,
 ) -> Tasks:
-  """Reads tasks that share a pass.
+  """Read tasks that share a pass.
 
   Args:
     paths: directories of tasks, and directories that hold some, such as
@@ -178,8 +161,8 @@ def load_tasks(
   return concatenate([load_task(found, backbone) for found in directories])
 
 
-def task_directories(path: str | os.PathLike[str]) -> list[Path]:
-  """The path itself where it is a task, or the tasks in it, by name.
+def task_directories(path: str | os.PathLike) -> list[Path]:
+  """The path itself where it is a task, or the tasks in it, sorted by name.
 
   Raises:
     TaskError: where there is none.
@@ -202,7 +185,7 @@ def task_directories(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def _require_plain_name(directory: Path) -> None:
-  """What lies in a directory that is given is named in lines of ours."""
+  """Refuse names that would break the line of a message."""
   shown = escaped(directory.name)
   if shown != directory.name:
     raise TaskError(
@@ -212,7 +195,7 @@ def _require_plain_name(directory: Path) -> None:
 
 
 def _require_no_link(directory: Path) -> None:
-  """A directory that is given may be a link; what lies in it may not."""
+  """Refuse links in a directory, which itself may be one."""
   if directory.is_symlink():
     raise TaskError(
       f"{directory} is a link, which may lead anywhere: give the directory "

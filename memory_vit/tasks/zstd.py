@@ -1,15 +1,11 @@
-"""Zstandard frames that nobody vouches for, unpacked to a known size."""
+"""Unpack untrusted Zstandard frames to a known size."""
 
 
 def unpack(packed: bytes | memoryview, limit: int) -> bytes:
-  """Unpacks frames, and takes no more memory than they may need.
-
-  Args:
-    packed: one frame, or several.
-    limit: of the unpacked bytes.
+  """Unpack one or more frames, and take no more memory than `limit` bytes.
 
   Raises:
-    ValueError: where they are damaged, or would be more than `limit` bytes.
+    ValueError: where they are damaged, or would be more than that.
   """
   # It stops where it is told to, unlike tensorstore; TFDS brings it.
   import pyarrow

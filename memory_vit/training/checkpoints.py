@@ -35,7 +35,7 @@ from memory_vit.runtime import (
   sharding,
 )
 
-logger = logging.getLogger("memory_vit")
+logger = logging.getLogger(__name__)
 
 _STEP = re.compile(r"[0-9]{8}|[1-9][0-9]{8,}")
 _SCRATCH, _CORRUPT = "scratch-", "corrupt-"

@@ -9,7 +9,7 @@ import jax
 
 from memory_vit.errors import DivergedError
 
-logger = logging.getLogger("memory_vit")
+logger = logging.getLogger(__name__)
 
 # Step -> the examples of its batch, by name.
 Examples = Callable[[int], Sequence[str]]

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from clu import metric_writers
 
-logger = logging.getLogger("memory_vit")
+logger = logging.getLogger(__name__)
 
 
 class Events:

@@ -23,7 +23,7 @@ from memory_vit.training.loop_state import BestParams, LoopState
 from memory_vit.training.progress import Progress
 from memory_vit.training.step import Step, TrainState
 
-logger = logging.getLogger("memory_vit")
+logger = logging.getLogger(__name__)
 
 Validate = Callable[[Any], dict[str, dict[str, Any]]]
 Save = Callable[[TrainState, LoopState], None]

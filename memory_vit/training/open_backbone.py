@@ -14,7 +14,7 @@ from memory_vit.model.backbone import Backbone, init_backbone
 from memory_vit.model.vit_config import RANDOM, vit_config
 from memory_vit.runtime import processes, sharding
 
-logger = logging.getLogger("memory_vit")
+logger = logging.getLogger(__name__)
 
 
 def open_backbone(config: Config, workdir: Path, mesh: Mesh) -> Backbone:

@@ -19,7 +19,7 @@ from memory_vit.training.step import TrainState
 from memory_vit.training.sweep import Trial
 from memory_vit.training.trainer import PackResult, Trainer
 
-logger = logging.getLogger("memory_vit")
+logger = logging.getLogger(__name__)
 
 
 def plan(

@@ -10,7 +10,7 @@ from absl import logging as absl_logging
 
 from memory_vit.training.summary import span
 
-logger = logging.getLogger("memory_vit")
+logger = logging.getLogger(__name__)
 
 # A log in which nothing has been said for so long looks like one of a run that
 # hangs.
@@ -114,5 +114,6 @@ def log_to_stderr() -> None:
   absl_logging.set_verbosity(absl_logging.WARNING)
   handler = logging.StreamHandler()
   handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-  logger.handlers, logger.propagate = [handler], False
-  logger.setLevel(logging.INFO)
+  package = logging.getLogger("memory_vit")
+  package.handlers, package.propagate = [handler], False
+  package.setLevel(logging.INFO)

@@ -14,7 +14,7 @@ from pathlib import Path
 from memory_vit.config import Config
 from memory_vit.model.backbone import Backbone
 
-logger = logging.getLogger("memory_vit")
+logger = logging.getLogger(__name__)
 
 
 def with_image_size(config: Config, backbone: Backbone) -> Config:

@@ -19,7 +19,7 @@ from memory_vit.training.divergence import SkipCount
 from memory_vit.training.loop_state import BestParams, LoopState
 from memory_vit.training.step import TrainState
 
-logger = logging.getLogger("memory_vit")
+logger = logging.getLogger(__name__)
 
 
 def save(

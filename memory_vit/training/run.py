@@ -37,7 +37,7 @@ from memory_vit.training.run_context import RunContext
 from memory_vit.training.sweep import Trial
 from memory_vit.training.trainer import PackResult, Trainer
 
-logger = logging.getLogger("memory_vit")
+logger = logging.getLogger(__name__)
 
 
 def train_and_evaluate(

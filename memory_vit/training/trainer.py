@@ -28,7 +28,7 @@ from memory_vit.training.run_context import RunContext
 from memory_vit.training.step import Step, TrainState, create_state
 from memory_vit.training.sweep import Trial
 
-logger = logging.getLogger("memory_vit")
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,12 +4,13 @@ import dataclasses
 import functools
 import hashlib
 import http.server
-import itertools
+import io
 import logging
 import os
 import pickle
 import sys
 import threading
+import types
 import zipfile
 from pathlib import Path
 
@@ -23,11 +24,11 @@ from etils import epath
 
 from memory_vit.backbones import download, npz
 from memory_vit.backbones.load import (
-  _infer_config,
+  infer_config,
   load_backbone,
   save_backbone,
 )
-from memory_vit.errors import CheckpointError, ConfigError
+from memory_vit.errors import BackboneError, CheckpointError, ConfigError
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone, backbone_shapes
 from memory_vit.model.vit import VisionTransformer
@@ -292,7 +293,7 @@ def test_published_variants(variant, count):
   assert trees.count(arrays) == count
   assert arrays.keys() == published_names(config.depth)
 
-  found = _infer_config(arrays, Path("any.npz"))
+  found = infer_config(arrays, Path("any.npz"))
   assert found == config
   assert found.variant == variant
 
@@ -304,7 +305,7 @@ def test_original_imagenet21k_has_pre_logits_and_head():
   assert arrays.keys() - published_names(12) == {
     "pre_logits/kernel", "pre_logits/bias", "head/kernel", "head/bias",
   }  # fmt: skip
-  assert _infer_config(arrays, Path("any.npz")) == config
+  assert infer_config(arrays, Path("any.npz")) == config
 
 
 @pytest.mark.slow
@@ -378,7 +379,7 @@ def test_impossible_options_are_config_errors(tmp_path, options):
 
 
 def refusal(path: Path, arrays: dict) -> str:
-  with pytest.raises(CheckpointError) as error:
+  with pytest.raises(BackboneError) as error:
     load(path, arrays)
   assert str(path) in str(error.value)
   return str(error.value)
@@ -495,7 +496,7 @@ def test_entries_of_the_same_name_are_refused(tmp_path):
     zipfile.ZipFile(path, "a") as archive,
   ):
     archive.writestr("cls.npy", archive.read("cls.npy"))
-  with pytest.raises(CheckpointError, match="two entries of the same name"):
+  with pytest.raises(BackboneError, match="two entries of the same name"):
     load_backbone(path)
 
 
@@ -518,7 +519,7 @@ def test_pickles_are_refused_and_not_run(tmp_path):
   (tmp_path / "plain.npz").write_bytes(pickle.dumps(Trap(sentinel)))
   np.save(tmp_path / "array.npy", trap)
   for name in ("plain.npz", "array.npy"):
-    with pytest.raises(CheckpointError, match="is no .npz file"):
+    with pytest.raises(BackboneError, match="is no .npz file"):
       load_backbone(tmp_path / name)
 
   assert not sentinel.exists()
@@ -530,29 +531,27 @@ def test_damaged_files_are_refused(tmp_path):
   whole = write(tmp_path / "a.npz", random_weights()).read_bytes()
   for length in range(0, len(whole), len(whole) // 20):
     (tmp_path / "cut.npz").write_bytes(whole[:length])
-    with pytest.raises(CheckpointError, match="cut.npz is no .npz file"):
+    with pytest.raises(BackboneError, match="cut.npz is no .npz file"):
       load_backbone(tmp_path / "cut.npz")
 
   data = whole.index(random_weights()["head/kernel"].tobytes())
   flipped = bytearray(whole)
   flipped[data] ^= 1
   (tmp_path / "flipped.npz").write_bytes(flipped)
-  with pytest.raises(
-    CheckpointError, match=r"flipped.npz: entry 'head/kernel'"
-  ):
+  with pytest.raises(BackboneError, match=r"flipped.npz: entry 'head/kernel'"):
     load_backbone(tmp_path / "flipped.npz")
 
 
 def test_a_zip_of_other_files_is_refused(tmp_path):
   with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
     archive.writestr("readme.txt", "hello")
-  with pytest.raises(CheckpointError, match="'readme.txt' is no array"):
+  with pytest.raises(BackboneError, match="'readme.txt' is no array"):
     load_backbone(tmp_path / "a.npz")
 
 
 @pytest.mark.parametrize("name", ["i21k-B/99", "nowhere.npz", "."])
 def test_missing_files_and_unknown_names(name):
-  with pytest.raises(CheckpointError) as error:
+  with pytest.raises(BackboneError) as error:
     load_backbone(name)
   assert f"no file '{name}'" in str(error.value)
   for known in ("i21k-B/32", "i21k-H/14", "augreg-Ti/16", "augreg-L/16"):
@@ -656,7 +655,7 @@ def test_failed_downloads_leave_nothing(tmp_path, cache, fault):
   file = write(tmp_path / "a.npz", random_weights())
   with (
     serving(file.read_bytes(), **fault) as (address, _),
-    pytest.raises(CheckpointError) as error,
+    pytest.raises(BackboneError) as error,
   ):
     load_backbone(f"{address}/vit.npz")
   assert f"{address}/vit.npz" in str(error.value)
@@ -684,7 +683,7 @@ def test_what_comes_is_checked_before_it_is_kept(tmp_path, cache, change, says):
   """No length was said; the next run asks again."""
   good = write(tmp_path / "a.npz", random_weights()).read_bytes()
   with serving(change(good), good, sized=False) as (address, requests):
-    with pytest.raises(CheckpointError, match=says) as error:
+    with pytest.raises(BackboneError, match=says) as error:
       load_backbone(f"{address}/vit.npz")
     assert f"cannot fetch {address}/vit.npz: what came" in str(error.value)
     assert "\n" not in str(error.value)
@@ -693,28 +692,44 @@ def test_what_comes_is_checked_before_it_is_kept(tmp_path, cache, change, says):
     assert len(requests) == 2
 
 
-def test_a_page_that_never_ends_is_left_at_once(cache):
+class Endless(io.RawIOBase):
+  """A file that is the same bytes again and again, without end."""
+
+  def __init__(self, part):
+    self.part, self.reads = part, 0
+
+  def read(self, size=-1):
+    self.reads += 1
+    return self.part
+
+
+@pytest.fixture
+def endless(monkeypatch):
+  """Gives gs://nowhere/vit.npz a content that never ends."""
+
+  def serve(part):
+    file = Endless(part)
+    place = types.SimpleNamespace(open=lambda mode: file)
+    monkeypatch.setattr(epath, "Path", lambda address: place)
+    return file
+
+  return serve
+
+
+def test_a_page_that_never_ends_is_left_at_once(cache, endless):
   """Its first bytes say that it is no .npz file."""
-  page = b"<html>" + b"x" * 2**20
-  arrived = []
-  with pytest.raises(CheckpointError, match="is no .npz file"):
-    download._cached(
-      "http://nowhere/vit.npz",
-      lambda url, file: [
-        arrived.append(i) for i in itertools.count() if file.write(page)
-      ],
-    )
-  assert not arrived
+  page = endless(b"<html>" + b"x" * 2**20)
+  with pytest.raises(BackboneError, match="is no .npz file"):
+    load_backbone("gs://nowhere/vit.npz")
+  assert page.reads == 1
   assert not list(cache.iterdir())
 
 
-def test_what_never_ends_is_left_in_the_end(cache, monkeypatch):
+def test_what_never_ends_is_left_in_the_end(cache, endless, monkeypatch):
   monkeypatch.setattr(npz, "MAX_BYTES", 2**20)
-  with pytest.raises(CheckpointError, match="is more than 1,048,576 bytes"):
-    download._cached(
-      "http://nowhere/vit.npz",
-      lambda url, file: [file.write(b"PK" * 9999) for _ in itertools.count()],
-    )
+  endless(b"PK" * 9999)
+  with pytest.raises(BackboneError, match="is more than 1,048,576 bytes"):
+    load_backbone("gs://nowhere/vit.npz")
   assert not list(cache.iterdir())
 
 
@@ -769,7 +784,7 @@ def test_passwords_do_not_follow_where_an_address_leads(
     address,
     requests,
   ):
-    with pytest.raises(CheckpointError, match="a password of ~/.netrc would"):
+    with pytest.raises(BackboneError, match="a password of ~/.netrc would"):
       load_backbone(f"{address}/vit.npz")
     assert requests == ["/vit.npz"]
     monkeypatch.setenv("NETRC", os.devnull)
@@ -791,9 +806,14 @@ def test_passwords_are_sent_with_encryption(netrc, monkeypatch):
 
   monkeypatch.setattr("pooch.HTTPDownloader", Downloader)
   for scheme in ("https", "http"):
-    with pytest.raises(CheckpointError):
+    with pytest.raises(BackboneError):
       load_backbone(f"{scheme}://127.0.0.1/vit.npz")
   assert ["auth" in options for options in given] == [False, True]
+
+
+def test_the_former_name_of_the_error_catches_it(tmp_path):
+  with pytest.raises(CheckpointError):
+    load_backbone(tmp_path / "nothing.npz")
 
 
 @pytest.mark.parametrize(
@@ -806,7 +826,7 @@ def test_passwords_are_sent_with_encryption(netrc, monkeypatch):
   ],
 )
 def test_names_that_cannot_be_are_refused(cache, path, says):
-  with pytest.raises(CheckpointError, match=says):
+  with pytest.raises(BackboneError, match=says):
     load_backbone(path)
 
 
@@ -817,13 +837,13 @@ def test_a_long_name_is_no_obstacle(tmp_path, cache, monkeypatch):
       load_backbone(f"{address}/{'x' * 300}.npz")
     assert len(requests) == 1
     monkeypatch.setenv("MEMORY_VIT_CACHE", "~nobody-of-that-name")
-    with pytest.raises(CheckpointError, match="MEMORY_VIT_CACHE"):
+    with pytest.raises(BackboneError, match="MEMORY_VIT_CACHE"):
       load_backbone(f"{address}/vit.npz")
 
 
 def test_the_error_says_where_to_put_the_file(tmp_path):
   address = "http://127.0.0.1:9/vit.npz"
-  with pytest.raises(CheckpointError) as error:
+  with pytest.raises(BackboneError) as error:
     load_backbone(address)
   place = str(error.value).split("Put the file at ")[1].split(" by hand")[0]
   write(Path(place), random_weights())
@@ -833,7 +853,7 @@ def test_the_error_says_where_to_put_the_file(tmp_path):
 def test_only_downloads_need_pooch(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, "pooch", None)
   assert load(tmp_path / "a.npz", random_weights()).config == TINY
-  with pytest.raises(CheckpointError, match="pooch"):
+  with pytest.raises(BackboneError, match="pooch"):
     load_backbone("i21k-B/32")
 
 
@@ -857,7 +877,7 @@ def test_gs_without_a_backend_names_the_https_form(cache, monkeypatch):
     raise ImportError("no gcsfs")
 
   monkeypatch.setattr(epath, "Path", path)
-  with pytest.raises(CheckpointError) as error:
+  with pytest.raises(BackboneError) as error:
     load_backbone("gs://bucket/folder/a.npz")
   assert "no gcsfs" in str(error.value)
   assert "https://storage.googleapis.com/bucket/folder/a.npz" in str(

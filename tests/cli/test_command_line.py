@@ -25,7 +25,7 @@ from memory_vit import (
 from memory_vit.backbones.download import local_file
 from memory_vit.cli import commands, option_help
 from memory_vit.config import OPTIONS, Config, from_dict, to_dict
-from memory_vit.errors import CheckpointError, ConfigError, TrainingError
+from memory_vit.errors import BackboneError, ConfigError, TrainingError
 from memory_vit.run_result import read_result
 from memory_vit.runtime import paths
 from memory_vit.runtime.lock import only_run
@@ -438,10 +438,10 @@ def test_what_is_no_task_is_refused_before_the_backbone(
 def test_a_cache_that_is_no_directory(monkeypatch):
   for cache in ("~nouser/x", "a" * 300, "/dev/null/x"):
     monkeypatch.setenv("MEMORY_VIT_CACHE", cache)
-    with pytest.raises(CheckpointError, match=r"^[^\n]{20,2000}$"):
+    with pytest.raises(BackboneError, match=r"^[^\n]{20,2000}$"):
       local_file("https://127.0.0.1:9/x.npz")
   for backbone in ("http://[::1", "~nouser/x", "a" * 300, "", "https:///"):
-    with pytest.raises(CheckpointError, match=r"^[^\n]{20,2000}$"):
+    with pytest.raises(BackboneError, match=r"^[^\n]{20,2000}$"):
       local_file(backbone)
 
 

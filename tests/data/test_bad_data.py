@@ -16,6 +16,7 @@ import types
 
 import fake_data
 import faults
+import google_crc32c
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -163,7 +164,9 @@ def test_a_record_that_is_longer_than_its_file(tmp_path, length):
   (file,) = directory.glob("*train*")
   start, content = fake_data.record_start(file, 11), file.read_bytes()
   header = struct.pack("<Q", length)
-  header += struct.pack("<I", tfrecord._checksum(header))
+  checksum = google_crc32c.value(header)
+  masked = (checksum >> 15 | checksum << 17) + 0xA282EAD8  # of TFRecord files
+  header += struct.pack("<I", masked & 0xFFFFFFFF)
   file.write_bytes(content[:start] + header + content[start + 12 :])
   with pytest.raises(BrokenDataError, match=f"middle of its {length:,} bytes"):
     open_source("own", "train", str(tmp_path))
@@ -672,41 +675,39 @@ class Clock:
 
   Attributes:
     running: the limits that run now.
-    ended: what would have ended the process, as `watchdog._end` gets it.
+    ended: (seconds, what) of those that would have ended the process.
   """
 
   def __init__(self, monkeypatch):
     self.running, self.ended = [], []
-    self._changed = threading.Condition()
+    self.changed = threading.Condition()
     clock = self
 
     class Timer:
       def __init__(self, seconds, end, arguments):
-        self.seconds, self.end, self.arguments = seconds, end, arguments
+        assert end is watchdog.end_process
+        self.seconds, self.arguments = seconds, arguments
 
       def start(self):
-        with clock._changed:
+        with clock.changed:
           clock.running.append(self)
-          clock._changed.notify_all()
+          clock.changed.notify_all()
 
       def cancel(self):
-        with clock._changed:
+        with clock.changed:
           if self in clock.running:
             clock.running.remove(self)
 
     only = types.SimpleNamespace(Timer=Timer)
     monkeypatch.setattr(watchdog, "threading", only)
-    monkeypatch.setattr(
-      watchdog, "_end", lambda *arguments: self.ended.append(arguments)
-    )
 
   def wait_and_end(self, what):
     """Waits until a limit of that name runs; then its time is over."""
-    with self._changed:
-      assert self._changed.wait_for(lambda: self._named(what), PATIENCE)
+    with self.changed:
+      assert self.changed.wait_for(lambda: self._named(what), PATIENCE)
       for timer in self._named(what):
         self.running.remove(timer)
-        timer.end(*timer.arguments)
+        self.ended.append(tuple(timer.arguments))
 
   def _named(self, what):
     return [timer for timer in self.running if what in timer.arguments[1]]

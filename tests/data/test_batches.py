@@ -73,7 +73,7 @@ def test_each_epoch_is_a_permutation():
 def test_epochs_are_independent(size, every, seed):
   numbers = tf.data.Dataset.range(0, 4 * size, every)
   records = numbers.map(
-    lambda g: data_lib._shuffled(g, size, seed), num_parallel_calls=2
+    lambda g: data_lib.shuffled(g, size, seed), num_parallel_calls=2
   )
   epochs = np.array(list(records.as_numpy_iterator())).reshape(4, -1)
   places = np.arange(0, size, every)
@@ -254,7 +254,7 @@ def test_open_batches_are_closed_at_exit():
     numbered_source(3), DataConfig(), image_size=8, batch_size=4, seed=0
   )
   next(batches)
-  pipeline._close_batches()
+  pipeline.close_batches()
   with pytest.raises(StopIteration):
     next(batches)
 

@@ -18,6 +18,7 @@ import memory_vit as mv
 from configs import quickstart
 from memory_vit import config as config_lib
 from memory_vit.cli import commands
+from memory_vit.config import PretrainConfig
 from memory_vit.data import audit_report, datasets, tfds_trust
 from memory_vit.errors import DataError
 from memory_vit.study import execute, forecast
@@ -147,14 +148,16 @@ def test_nothing_is_downloaded_unless_allowed(tmp_path, monkeypatch):
 
 
 def test_features_of_tfds_are_its_own():
-  own = tfds_trust._own_classes()
+  own = tfds_trust.own_classes()
   assert FEATURES_DICT in own
   assert "tensorflow_datasets.core.features.feature.Tensor" in own  # of old
   assert all(name.startswith("tensorflow_datasets.core.") for name in own)
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-def test_trust_reaches_every_reader(monkeypatch, trusted):
+def test_trust_reaches_every_reader(
+  tmp_path, monkeypatch, backbone_file, trusted
+):
   values = quickstart.get_config()
   values.trust_data_code = trusted
   config = config_lib.from_dict(values.to_dict())
@@ -165,9 +168,12 @@ def test_trust_reaches_every_reader(monkeypatch, trusted):
     raise DataError("seen")
 
   monkeypatch.setattr(datasets, "open_reader", open_reader)
+  no_pretraining = dataclasses.replace(
+    config, backbone=str(backbone_file), pretrain=PretrainConfig()
+  )
   planned = types.SimpleNamespace(name="x", data="digits:5-9", tested=True)
   readers = (
-    lambda: run._open(config, "test"),
+    lambda: run.train_and_evaluate(no_pretraining, tmp_path / "run"),
     lambda: upstream.open_upstream(config, None),
     lambda: run._open(pretrain.pretrain_config(config), "train"),
     lambda: forecast.train_split(config),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import ConfigError, DivergedError, TrainingError
 from memory_vit.runtime import files
 from memory_vit.runtime.lock import only_run
-from memory_vit.study import costs, execute, report, runner
+from memory_vit.study import costs, report, runner
 from memory_vit.training import run as training_run
 
 TRAINED = (
@@ -188,7 +189,7 @@ def test_finished_runs_on_other_data_are_refused(
     assert name in str(error.value)
   assert "train/a/2.png: class 'a', now 'b'" in str(error.value)
   # Without data nothing can be compared, and nothing has to be trained.
-  monkeypatch.setattr(execute.logger, "propagate", True)
+  monkeypatch.setattr(logging.getLogger("memory_vit"), "propagate", True)
   (pictures / "train").rename(pictures / "away")
   runner.run_study(config, tmp_path / "s", ["table2"])
   assert "whether data changed is not known" in caplog.text

@@ -20,7 +20,7 @@ from conftest import random_task, tiny_backbone
 from memory import peak_rss, start_rss
 
 import memory_vit as mv
-from memory_vit.errors import CheckpointError, TaskError
+from memory_vit.errors import BackboneError, TaskError
 from memory_vit.model import trees
 from memory_vit.model.task import TaskSpec
 from memory_vit.runtime import schema
@@ -79,7 +79,7 @@ def outcome(load, error, same) -> str:
   greatest["s"] = max(greatest["s"], round(seconds, 1))
   if refusal:
     # That of a backbone lists what is missing, line by line.
-    assert error is CheckpointError or "\n" not in refusal
+    assert error is BackboneError or "\n" not in refusal
     assert all(escaped(line) == line for line in refusal.split("\n"))
     assert len(refusal) < 2_500
     return "refused"
@@ -221,7 +221,7 @@ def test_damaged_npz_files(weights, tmp_path, capfd, cases):
     for _ in range(rng.integers(1, 3)):
       content = mutations.damaged(content, rng)
     file.write_bytes(content)
-    return outcome(lambda: mv.load_backbone(file), CheckpointError, same)
+    return outcome(lambda: mv.load_backbone(file), BackboneError, same)
 
   assert run(cases, one, capfd)["refused"] > 0.5 * len(cases)
 
@@ -247,7 +247,7 @@ def test_forged_npz_files(weights, tmp_path, capfd, cases):
 
   def one(rng):
     file.write_bytes(mutations.rewritten_npz(contents[0], rng))
-    return outcome(lambda: mv.load_backbone(file), CheckpointError, same)
+    return outcome(lambda: mv.load_backbone(file), BackboneError, same)
 
   counts = run(cases, one, capfd)
   assert min(counts["refused"], counts["same"]) > 0.05 * len(cases)

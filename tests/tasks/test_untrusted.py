@@ -29,8 +29,7 @@ from memory_vit import check_data, evaluate, inspect, predict
 from memory_vit.backbones import load, npz
 from memory_vit.cli import commands
 from memory_vit.data import image_files
-from memory_vit.errors import CheckpointError, TaskError
-from memory_vit.evaluation import task_data
+from memory_vit.errors import BackboneError, TaskError
 from memory_vit.model import trees
 from memory_vit.run_result import RunResult
 from memory_vit.runtime import messages
@@ -114,7 +113,7 @@ def test_the_fixture_is_a_backbone(archive, backbone):
 )
 def test_entries_that_lie(archive, entry, message):
   file = archive(entries={"cls.npy": entry})
-  said, peak = peak_of(lambda: mv.load_backbone(file), CheckpointError)
+  said, peak = peak_of(lambda: mv.load_backbone(file), BackboneError)
   assert "vit.npz: entry 'cls'" in said
   assert re.search(message, said)
   assert peak < SMALL
@@ -127,14 +126,14 @@ def test_a_bomb_is_never_unpacked(archive, monkeypatch):
   del zeros
   assert file.stat().st_size < 200_000
   began = time.process_time()  # not of whoever else uses the machine
-  said, peak = peak_of(lambda: mv.load_backbone(file), CheckpointError)
+  said, peak = peak_of(lambda: mv.load_backbone(file), BackboneError)
   assert "would be 67," in said
   assert "100 times as many" in said
   assert peak < SMALL
   assert time.process_time() - began < 5
   monkeypatch.setattr(npz, "MAX_RATIO", 10**6)
   monkeypatch.setattr(npz, "MAX_BYTES", 2**25)
-  with pytest.raises(CheckpointError, match="expected at most 33,554,432"):
+  with pytest.raises(BackboneError, match="expected at most 33,554,432"):
     mv.load_backbone(file)
 
 
@@ -150,7 +149,7 @@ def test_names_that_could_be_paths(archive, name):
   else:  # zipfile would not write it
     file = archive(entries={"a_x.npy": b""})
     file.write_bytes(file.read_bytes().replace(b"a_x.npy", b"a\0x.npy"))
-  with pytest.raises(CheckpointError, match="no array|no name of an array"):
+  with pytest.raises(BackboneError, match="no array|no name of an array"):
     mv.load_backbone(file)
 
 
@@ -161,7 +160,7 @@ def test_names_that_could_be_paths(archive, name):
 )
 def test_names_that_would_break_a_line(archive, name):
   file = archive(entries={f"{name}.npy": npy((1,), values=bytes(4))})
-  said, _ = peak_of(lambda: mv.load_backbone(file), CheckpointError)
+  said, _ = peak_of(lambda: mv.load_backbone(file), BackboneError)
   assert "no name of an array" in said
   assert said.isprintable()
   assert len(said) < 1_000
@@ -174,7 +173,7 @@ def test_empty_axes_hide_no_others(archive, name):
   """Nothing weighs two thousand million blocks of no values."""
   for shape in ((2 * 10**9, 0), (10**6, 0), (0,), (0, 10**18)):
     file = archive(entries={f"{name}.npy": npy(shape)})
-    said, peak = peak_of(lambda f=file: mv.load_backbone(f), CheckpointError)
+    said, peak = peak_of(lambda f=file: mv.load_backbone(f), BackboneError)
     assert "it has no values" in said
     assert peak < SMALL
 
@@ -192,7 +191,7 @@ def test_no_more_blocks_than_a_vit_has(archive, monkeypatch):
     {f"{block}/x.npy": npy((2**18, 1), values=value * 2**18)},
   ):
     file = archive(zipfile.ZIP_STORED, entries=entries)
-    said, peak = peak_of(lambda f=file: mv.load_backbone(f), CheckpointError)
+    said, peak = peak_of(lambda f=file: mv.load_backbone(f), BackboneError)
     assert "at most 64" in said
     assert len(said) < 1_000
     assert peak < SMALL
@@ -203,7 +202,7 @@ def test_names_of_blocks_that_are_none(archive):
   block, content = "Transformer/encoderblock", npy((1,), values=bytes(4))
   for name in (f"{block}_x/x", f"{block}_00/x", f"{block}_-1/x", f"{block}_/x"):
     file = archive(entries={f"{name}.npy": content})
-    with pytest.raises(CheckpointError, match=f"extra: {name}"):
+    with pytest.raises(BackboneError, match=f"extra: {name}"):
       mv.load_backbone(file)
 
 
@@ -214,7 +213,7 @@ def test_what_float32_cannot_hold(archive, value):
   assert mv.load_backbone(file).params["cls"][0, 0, 7] == 0.5
   wide[0, 0, 7] = value
   file = archive(entries={"cls.npy": npy((1, 1, 32), "<f8", wide.tobytes())})
-  with pytest.raises(CheckpointError, match="'cls' has values that are not fi"):
+  with pytest.raises(BackboneError, match="'cls' has values that are not fi"):
     mv.load_backbone(file)
 
 
@@ -235,10 +234,10 @@ def test_no_error_of_a_file_is_long(archive, tmp_path, capsys):
 
 def test_other_ways_to_pack(archive, monkeypatch):
   for method in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
-    with pytest.raises(CheckpointError, match=f"by method {method}, expected"):
+    with pytest.raises(BackboneError, match=f"by method {method}, expected"):
       mv.load_backbone(archive(method))
   monkeypatch.setattr(npz, "MAX_ENTRIES", 5)
-  with pytest.raises(CheckpointError, match="entries, expected at most 5"):
+  with pytest.raises(BackboneError, match="entries, expected at most 5"):
     mv.load_backbone(archive())
 
 
@@ -247,7 +246,7 @@ def test_an_encrypted_entry(archive):
   content = bytearray(file.read_bytes())
   content[content.index(b"PK\x01\x02") + 8] |= 1
   file.write_bytes(content)
-  with pytest.raises(CheckpointError, match="cannot be read: .*encrypted"):
+  with pytest.raises(BackboneError, match="cannot be read: .*encrypted"):
     mv.load_backbone(file)
 
 
@@ -874,7 +873,7 @@ def test_an_exported_model_is_itself_or_refused(backbone, tmp_path):
     (tmp_path / "a.npz").write_bytes(flipped)
     try:
       found = mv.load_backbone(tmp_path / "a.npz")
-    except CheckpointError:
+    except BackboneError:
       continue
     assert found.fingerprint == fingerprint
 

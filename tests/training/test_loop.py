@@ -246,7 +246,7 @@ def progress_lines(caplog, monkeypatch):
   return lambda: [
     record.getMessage()
     for record in caplog.records
-    if record.name == "memory_vit" and " step " in record.getMessage()
+    if record.name.startswith("memory_vit.") and " step " in record.getMessage()
   ]
 
 
