@@ -86,7 +86,7 @@ def local_file(path: str) -> Path:
   return file
 
 
-def _cached(url: str, fetch: Callable[[str, BinaryIO], None]) -> Path:
+def _cached(url: str, fetch: "Callable[[str, _Arriving], None]") -> Path:
   """Return the local copy of a file, made by `fetch` the first time."""
   file = _place(url)
   try:

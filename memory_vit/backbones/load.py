@@ -149,7 +149,9 @@ def infer_config(arrays: Arrays, file: Path) -> ViTConfig:
     found = [f"found: {name} {arrays[name].shape}" for name in sorted(arrays)]
     raise _refusal(file, missing + found, arrays)
 
-  (patch, *_), (_, positions, _), (_, heads, head_dim), (_, mlp_dim) = shapes
+  (patch, *_), (_, positions, _), (_, heads, head_dim), (_, mlp_dim) = (
+    shape for shape in shapes.values() if shape
+  )
   side = square_side(positions - 1)
   if not side:
     raise BackboneError(

@@ -155,7 +155,7 @@ def _check_entries(entries: list[zipfile.ZipInfo], file: Path) -> None:
     )
 
 
-def _check_header(stream: BinaryIO, entry: zipfile.ZipInfo) -> None:
+def _check_header(stream: IO[bytes], entry: zipfile.ZipInfo) -> None:
   """Raise ValueError unless the header of an array fits its entry.
 
   Before the array is read: the memory for it is taken by the header alone.

@@ -69,8 +69,8 @@ class SplitAudit:
   smallest: tuple[int, int] | None = None
   largest: tuple[int, int] | None = None
   problems: list[Problem] = dataclasses.field(default_factory=list)
-  hashes: array.array = dataclasses.field(default_factory=_IntegerArray)
-  indices: array.array = dataclasses.field(default_factory=_IntegerArray)
+  hashes: "array.array[int]" = dataclasses.field(default_factory=_IntegerArray)
+  indices: "array.array[int]" = dataclasses.field(default_factory=_IntegerArray)
 
   def add(self, index: int, example: Any) -> None:
     """Count an example, or what reading it has raised."""

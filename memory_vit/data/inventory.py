@@ -52,7 +52,7 @@ class Inventory:
     sizes = {name: size for name, (size, _) in self._each(_file).items()}
     return digest({"facts": dict(self.facts), "files": sizes})
 
-  def _each(self, look: Callable[[str], list]) -> dict[str, list]:
+  def _each(self, look: Callable[[str], list[Any]]) -> dict[str, list[Any]]:
     """{name: what `look` finds at its path}, some files at a time."""
     with multiprocessing.pool.ThreadPool(_THREADS) as pool:
       # In chunks: to look at a file takes less time than to hand it out.
@@ -142,7 +142,7 @@ def _moved(
   return moved
 
 
-def _change(old: Sequence, new: Sequence) -> str:
+def _change(old: Sequence[Any], new: Sequence[Any]) -> str:
   """Say how a file changed."""
   if old[0] != new[0]:
     return f"{_size(old)}, now {_size(new)}"
@@ -156,7 +156,7 @@ def _size(entry: Sequence[Any]) -> str:
   return mark if size == _NO_SIZE else f"{size:,} bytes"
 
 
-def _file(path: str) -> list:
+def _file(path: str) -> list[Any]:
   """[size in bytes, time of the last change in ns], or [-1, why not]."""
   try:
     found = os.stat(path)

@@ -94,7 +94,7 @@ def batches(example: ExampleFn, starts: range, rows: int) -> Iterator[Batch]:
   return generated
 
 
-def _generate(example: ExampleFn, starts: range, rows: int) -> Iterator[Batch]:
+def _generate(example: ExampleFn, starts: range, rows: int) -> Generator[Batch]:
   """Yield the batches; begin a new pipeline behind one that failed."""
   pipeline, reader = None, example.reader
   start = starts[0]

@@ -76,7 +76,7 @@ class Reader:
     )
     return indices
 
-  def time_limit(self, first: int) -> contextlib.AbstractContextManager:
+  def time_limit(self, first: int) -> contextlib.AbstractContextManager[None]:
     """End the process where reading from example `first` on stalls."""
     what = f"{self.source}, from example {first} on"
     return watchdog.limit(self.stall_timeout, what)

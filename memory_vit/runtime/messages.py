@@ -43,7 +43,8 @@ def listed(
   lines: Sequence[str], separator: str = "; ", most: int = _MOST_LISTED
 ) -> str:
   """As many lines as fit into `most` characters, and how many are left."""
-  shown, room = [], most
+  shown: list[str] = []
+  room = most
   for line in lines:
     room -= len(line) + len(separator)
     if shown and room < 0:

@@ -150,7 +150,7 @@ def prefetch(
   batches: Iterator[dict[str, np.ndarray]], mesh: Mesh, size: int = 2
 ) -> Iterator[dict[str, Any]]:
   """Send batches to the devices ahead of their use; `size` are on the way."""
-  queue = collections.deque()
+  queue: collections.deque[dict[str, Any]] = collections.deque()
   for batch in batches:
     queue.append(shard_batch(batch, mesh))
     if len(queue) >= size:

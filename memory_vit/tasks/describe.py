@@ -33,7 +33,7 @@ class TaskReport:
   provenance: Mapping[str, Any]
 
 
-def inspect_task(path: str | os.PathLike) -> TaskReport:
+def inspect_task(path: str | os.PathLike[str]) -> TaskReport:
   """Describe a saved task without its backbone.
 
   Raises:

@@ -32,7 +32,7 @@ from memory_vit.tasks.manifest import Manifest
 _ARRAYS = "arrays"
 
 
-def save_task(task: Task, path: str | os.PathLike) -> None:
+def save_task(task: Task, path: str | os.PathLike[str]) -> None:
   """Write a task to a directory; an older one there is replaced as a whole.
 
   Args:
@@ -66,7 +66,7 @@ def save_task(task: Task, path: str | os.PathLike) -> None:
     array_files.read(new / _ARRAYS, digests, arrays)
 
 
-def load_task(path: str | os.PathLike, backbone: Backbone) -> Task:
+def load_task(path: str | os.PathLike[str], backbone: Backbone) -> Task:
   """Read a task, for the backbone that it was trained on.
 
   Args:
@@ -115,7 +115,7 @@ def _shapes(backbone: Backbone, spec: TaskSpec) -> dict[str, Any]:
   return shapes
 
 
-def save_tasks(tasks: TasksLike, path: str | os.PathLike) -> None:
+def save_tasks(tasks: TasksLike, path: str | os.PathLike[str]) -> None:
   """Write each task to `path`/NAME.
 
   Args:
@@ -161,7 +161,7 @@ def load_tasks(
   return concatenate([load_task(found, backbone) for found in directories])
 
 
-def task_directories(path: str | os.PathLike) -> list[Path]:
+def task_directories(path: str | os.PathLike[str]) -> list[Path]:
   """The path itself where it is a task, or the tasks in it, sorted by name.
 
   Raises:
