@@ -102,6 +102,10 @@ def save_backbone(backbone: Backbone, path: str | os.PathLike[str]) -> None:
   `load_backbone` reads the same float32 parameters from it, and so the same
   fingerprint, unless the position embedding was resized: that is another set of
   weights. An existing file is replaced once the new one is complete.
+
+  Args:
+    backbone: to be written.
+    path: of the file.
   """
   arrays = {
     layouts.renumbered(name, layouts.TO_PRE_LINEN): np.asarray(leaf)
