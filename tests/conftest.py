@@ -22,6 +22,9 @@ os.environ["XLA_FLAGS"] = " ".join(
   ]
 )
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# (d,) + (b, d) must say how: a wrong axis often fits as well. Processes that
+# tests start inherit it.
+os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 # Runs compile the same programs again and again; kept for both workers, and
 # for the next time. Small ones as well: there are hundreds.
 ROOT = Path(__file__).resolve().parent.parent

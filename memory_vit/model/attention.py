@@ -36,7 +36,7 @@ class HeadProjection(nn.Module):
     kernel = self.param("kernel", _lecun(-3, (-2, -1)), (cfg.width, *shape))
     bias = self.param("bias", nn.initializers.zeros, shape)
     kernel = kernel.reshape(cfg.width, -1).astype(cfg.dtype)
-    y = z @ kernel + bias.reshape(-1).astype(cfg.dtype)
+    y = z @ kernel + bias.reshape(1, 1, -1).astype(cfg.dtype)
     return y.reshape(*y.shape[:-1], *shape)
 
 
@@ -53,7 +53,8 @@ class OutProjection(nn.Module):
     kernel = self.param("kernel", _lecun((-3, -2), -1), shape)
     bias = self.param("bias", nn.initializers.zeros, (cfg.width,))
     kernel = kernel.reshape(cfg.width, cfg.width).astype(cfg.dtype)
-    return y.reshape(*y.shape[:2], cfg.width) @ kernel + bias.astype(cfg.dtype)
+    y = y.reshape(*y.shape[:2], cfg.width) @ kernel
+    return y + bias[None, None].astype(cfg.dtype)
 
 
 def _lecun(in_axis: Any, out_axis: Any) -> Any:
@@ -208,4 +209,4 @@ def _masks(mask: TaskMask) -> tuple[jax.Array, jax.Array]:
 
 def _hide(scores: jax.Array, seen: jax.Array) -> jax.Array:
   """Sets scores (b, h, t, ...) of what `seen` (t, ...) leaves out to -inf."""
-  return jnp.where(seen, scores, -jnp.inf)
+  return jnp.where(seen[None, None], scores, -jnp.inf)

@@ -151,8 +151,8 @@ def bottleneck_adapter(params: Tree | None, y: jax.Array) -> jax.Array:
   down, up = jax.tree.map(
     lambda a: a.astype(y.dtype), (params["down"], params["up"])
   )
-  hidden = nn.gelu(y @ down["kernel"] + down["bias"])
-  return y + hidden @ up["kernel"] + up["bias"]
+  hidden = nn.gelu(y @ down["kernel"] + down["bias"][None, None])
+  return y + hidden @ up["kernel"] + up["bias"][None, None]
 
 
 def task_layer_norm(
@@ -171,8 +171,8 @@ def task_layer_norm(
   values = c.astype(jnp.float32)
   values = values - values.mean(-1, keepdims=True)
   variance = jnp.square(values).mean(-1, keepdims=True)
-  values = values * jax.lax.rsqrt(variance + _EPSILON) * own["scale"]
-  return normed + (values + own["bias"]).astype(normed.dtype)
+  values = values * jax.lax.rsqrt(variance + _EPSILON) * own["scale"][None]
+  return normed + (values + own["bias"][None]).astype(normed.dtype)
 
 
 def _unstack(tree: Tree | None, count: int) -> list[Tree | None]:

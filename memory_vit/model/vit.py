@@ -192,7 +192,7 @@ class MemoryViT(nn.Module):
     logits = jnp.einsum(
       "btd,tdc->btc", features.astype(jnp.float32), slots.kernel
     )
-    return logits + slots.bias
+    return logits + slots.bias[None]
 
   def task_features(
     self, tasks: Sequence[Tree], specs: Sequence[TaskSpec], context: Context
@@ -235,4 +235,4 @@ def head_logits(
   features: jax.Array, head: Mapping[str, jax.Array]
 ) -> jax.Array:
   """A linear head: (b, d) -> float32 (b, c)."""
-  return features.astype(jnp.float32) @ head["kernel"] + head["bias"]
+  return features.astype(jnp.float32) @ head["kernel"] + head["bias"][None]
