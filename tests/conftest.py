@@ -35,6 +35,14 @@ os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 
 sys.path.insert(0, str(ROOT))  # `configs` is no package that gets installed
 
+import jaxtyping
+
+# Every call checks the shapes and types of its signature.
+jaxtyping.install_import_hook(
+  ["memory_vit.model", "memory_vit.tasks", "memory_vit.evaluation"],
+  "checked.checked",
+)
+
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402

@@ -9,7 +9,7 @@ reads whom is in the tasks. Nothing here changes an array.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from memory_vit.errors import TaskError
 from memory_vit.model import trees
@@ -127,7 +127,7 @@ def rename(tasks: TasksLike, old: str, new: str) -> Tasks:
   return concatenate([renamed(task) for task in tasks])
 
 
-def _require_name(name: str, names: Sequence[str]) -> None:
+def _require_name(name: str, names: Collection[str]) -> None:
   if name not in names:
     raise TaskError(f"there is no task {name!r} among {list(names)}.")
 
