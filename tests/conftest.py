@@ -35,13 +35,11 @@ os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 
 sys.path.insert(0, str(ROOT))  # `configs` is no package that gets installed
 
+import checked
 import jaxtyping
 
 # Every call checks the shapes and types of its signature.
-jaxtyping.install_import_hook(
-  ["memory_vit.model", "memory_vit.tasks", "memory_vit.evaluation"],
-  "checked.checked",
-)
+jaxtyping.install_import_hook(checked.MODULES, "checked.checked")
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402

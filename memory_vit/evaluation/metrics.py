@@ -11,9 +11,7 @@ from jaxtyping import Array, Float, Float32, Float64, Int
 from memory_vit.model.trees import AnyArray
 
 # Sums over the examples of a split, as `batch_sums` names them.
-Totals = dict[
-  str, np.float64 | Float64[np.ndarray, ""] | Float64[np.ndarray, " c"]
-]
+Totals = dict[str, Float64[np.ndarray, ""] | Float64[np.ndarray, " c"]]
 
 
 def batch_sums(
@@ -52,10 +50,10 @@ def add(
   sums: Mapping[str, Float32[AnyArray, ""] | Float32[AnyArray, " c"]],
 ) -> Totals:
   """Adds the sums of a batch to a total, in float64 on the host."""
-  sums = {k: np.asarray(v, np.float64) for k, v in sums.items()}
+  added: Totals = {k: np.asarray(v, np.float64) for k, v in sums.items()}
   if total is None:
-    return sums
-  return {k: total[k] + sums[k] for k in sums}
+    return added
+  return {k: np.asarray(total[k] + added[k]) for k in added}
 
 
 def summarise(total: Totals) -> dict[str, Any]:
