@@ -149,7 +149,8 @@ def _attend(
     for name in ("key", "value")
   )
   scores = jnp.einsum("bhqk,bhsk->bhqs", q, k).astype(jnp.float32)
-  weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf)).astype(z.dtype)
+  scores = jnp.where(mask[None, None], scores, -jnp.inf)
+  weights = jax.nn.softmax(scores).astype(z.dtype)
   mixed = jnp.einsum("bhqs,bhsk->bhqk", weights, v)
   return _dense(p["out"], jnp.swapaxes(mixed, 1, 2).reshape(z.shape))
 
@@ -168,7 +169,8 @@ def _split_heads(a: jax.Array, heads: int) -> jax.Array:
 def _dense(p: Any, x: jax.Array) -> jax.Array:
   """A linear layer; kernels of heads are multiplied as matrices."""
   kernel = p["kernel"].reshape(x.shape[-1], -1).astype(x.dtype)
-  return x @ kernel + p["bias"].reshape(-1).astype(x.dtype)
+  bias = p["bias"].reshape(*[1] * (x.ndim - 1), -1)
+  return x @ kernel + bias.astype(x.dtype)
 
 
 def _layer_norm(p: Any, x: jax.Array) -> jax.Array:

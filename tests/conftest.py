@@ -21,6 +21,9 @@ os.environ["XLA_FLAGS"] = " ".join(
   ]
 )
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# (d,) + (b, d) must say how: a wrong axis often fits as well. Processes that
+# tests start inherit it.
+os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 # Runs compile the same programs again and again; kept for both workers, and
 # for the next time. Small ones as well: there are hundreds.
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,6 +33,12 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 
 sys.path.insert(0, str(ROOT))  # `configs` is no package that gets installed
+
+import checked
+import jaxtyping
+
+# Every call checks the shapes and types of its signature.
+jaxtyping.install_import_hook(checked.MODULES, "checked.checked")
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402

@@ -10,19 +10,29 @@ import jax.numpy as jnp
 import numpy as np
 
 
+def to_rank_of(x, a):
+  """`a`, with axes in front: it belongs to the last axes of `x`."""
+  return jnp.expand_dims(a, range(x.ndim - jnp.ndim(a)))
+
+
+def dense(p, x):
+  return x @ p["kernel"] + to_rank_of(x, p["bias"])
+
+
 def layer_norm(p, x, scale=0.0, bias=0.0):
   """What `scale` and `bias` (s, d) say is added to those of every token."""
   mean = x.mean(-1, keepdims=True)
   variance = ((x - mean) ** 2).mean(-1, keepdims=True)
   normed = (x - mean) / jnp.sqrt(variance + 1e-6)
-  return normed * (p["scale"] + scale) + p["bias"] + bias
+  scale = to_rank_of(x, p["scale"]) + to_rank_of(x, scale)
+  return normed * scale + to_rank_of(x, p["bias"]) + to_rank_of(x, bias)
 
 
 def patches(p, images, size):
   b, height, width, _ = images.shape
   grid = images.reshape(b, height // size, size, width // size, size, 3)
   grid = grid.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, size * size * 3)
-  return grid @ p["kernel"].reshape(size * size * 3, -1) + p["bias"]
+  return grid @ p["kernel"].reshape(size * size * 3, -1) + p["bias"][None, None]
 
 
 def may_attend(tasks, tokens):
@@ -48,20 +58,20 @@ def block(p, z, memory, mask, *, memory_norm, gelu, own=None):
   a = p["MultiHeadDotProductAttention_0"]
 
   def project(name, x):
-    return jnp.tensordot(x, a[name]["kernel"], 1) + a[name]["bias"]
+    return jnp.tensordot(x, a[name]["kernel"], 1) + a[name]["bias"][None, None]
 
   q, k = project("query", normed), project("key", keys_from)
   v = project("value", keys_from)
   scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(q.shape[-1])
-  weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1)
+  scores = jnp.where(mask[None, None], scores, -jnp.inf)
+  weights = jax.nn.softmax(scores, axis=-1)
   mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, v)
   z = z + jnp.einsum("bqhd,hdo->bqo", mixed, a["out"]["kernel"])
-  z = z + a["out"]["bias"]
+  z = z + a["out"]["bias"][None, None]
   m = p["MlpBlock_0"]
   y = layer_norm(p["LayerNorm_1"], z, own["scale"][1], own["bias"][1])
-  y = y @ m["Dense_0"]["kernel"] + m["Dense_0"]["bias"]
-  y = jax.nn.gelu(y, approximate=gelu == "tanh")
-  return z + y @ m["Dense_1"]["kernel"] + m["Dense_1"]["bias"]
+  y = jax.nn.gelu(dense(m["Dense_0"], y), approximate=gelu == "tanh")
+  return z + dense(m["Dense_1"], y)
 
 
 def norms_of(tasks, tokens, depth, width):
@@ -115,11 +125,8 @@ def forward(config, params, tasks, images):
   z = layer_norm(p["Transformer"]["encoder_norm"], z, **last)
   original = z[:, 0]
   if "pre_logits" in p:
-    original = jnp.tanh(
-      original @ p["pre_logits"]["kernel"] + p["pre_logits"]["bias"]
-    )
-  out = {"backbone": original @ p["head"]["kernel"] + p["head"]["bias"]}
+    original = jnp.tanh(dense(p["pre_logits"], original))
+  out = {"backbone": dense(p["head"], original)}
   for i, (name, _, _) in enumerate(tasks):
-    head = own[i]["head"]
-    out[name] = z[:, tokens + i] @ head["kernel"] + head["bias"]
+    out[name] = dense(own[i]["head"], z[:, tokens + i])
   return out

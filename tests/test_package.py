@@ -1,5 +1,6 @@
 """What can be said of the package from outside."""
 
+import importlib
 import json
 import os
 import re
@@ -11,10 +12,18 @@ import tomllib
 import venv
 import zipfile
 
+import checked
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
 import pytest
 from conftest import ROOT
 
 import memory_vit as mv
+from memory_vit.evaluation import metrics
+from memory_vit.model import vit
+from memory_vit.tasks import image_check
 
 # Of docs/reliability.md: a test, as pytest takes it from within tests/.
 _TEST = r"`((?:\w+/)?test_\w+\.py::[^`]*)`"
@@ -33,6 +42,30 @@ def test_the_core_imports_nothing_heavy():
     cwd=ROOT, env={**os.environ, "XLA_FLAGS": ""},
   )  # fmt: skip
   assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+def test_every_call_is_checked():
+  """By the import hook of conftest.py, in the wings that compute."""
+  head = {"kernel": jnp.zeros((4, 2)), "bias": jnp.zeros(2)}
+  calls = [
+    lambda: vit.head_logits(jnp.zeros(4), head),
+    lambda: image_check.begin(np.zeros(3, int)),
+    # Labels (b, 1) would be broadcast against (b, c) without a word.
+    lambda: metrics.batch_sums(
+      jnp.zeros((2, 2)), jnp.zeros((2, 1), int), jnp.ones(2)
+    ),
+  ]
+  for call in calls:
+    with pytest.raises(jaxtyping.TypeCheckError):
+      call()
+  with pytest.raises(ValueError, match="rank_promotion"):
+    jax.jit(jnp.add)(jnp.zeros((2, 2)), jnp.zeros(2))
+
+
+def test_what_is_not_checked_is_there():
+  for module, names in checked.DOORS.items():
+    for name in names:
+      assert callable(getattr(importlib.import_module(module), name))
 
 
 def test_all_wings_are_in_a_wheel():

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
+from jaxtyping import Array, Float
 
 from memory_vit.data import batching
 from memory_vit.data.reader import Reader
@@ -20,7 +21,10 @@ from memory_vit.model.task import EvalPreprocessing, Task
 from memory_vit.runtime import sharding
 from memory_vit.tasks import inference, split_forward
 
-Predict = Callable[[jax.Array], dict[str, jax.Array]]
+# Images that `data` has scaled -> {name: logits}.
+Predict = Callable[
+  [Float[Array, "b side side 3"]], dict[str, Float[Array, "b c"]]
+]
 
 
 def evaluate(
@@ -33,7 +37,7 @@ def evaluate(
   """Evaluates all outputs of a model on one data set.
 
   Args:
-    predict: images (b, s, s, 3) -> {name: logits (b, c)}.
+    predict: the model.
     batches: {"image", "label", "mask"}, the rows of this process.
     mesh: over which batches are split.
     digest: whether the outputs are brought to the host and hashed.
@@ -43,7 +47,7 @@ def evaluate(
     SHA-256 over the bytes of all its outputs: two models have the same digest
     where their outputs are equal to the bit.
   """
-  totals: dict[str, dict[str, Any]] = {}
+  totals: dict[str, metrics.Totals] = {}
   digests: dict[str, Any] = {}
   replicated = sharding.replicated(mesh)
   for batch in sharding.prefetch(iter(batches), mesh):
@@ -106,7 +110,7 @@ def predict_fn(
       compose, `BACKBONE` is the original output.
 
   Returns:
-    Images (b, s, s, 3), which `data` has scaled -> {name: logits (b, c)}.
+    The function, of what is named by `outputs`.
   """
   if outputs is None:
     outputs = [task.name for task in tasks]
@@ -120,7 +124,9 @@ def predict_fn(
     ]
     forward = functools.partial(split_forward.forward, backbone, placed)
 
-  def predict(images: jax.Array) -> dict[str, jax.Array]:
+  def predict(
+    images: Float[Array, "b side side 3"],
+  ) -> dict[str, Float[Array, "b _"]]:
     logits = forward(images=images)
     return {name: logits[name] for name in outputs}
 

@@ -6,21 +6,29 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from jaxtyping import Array, Float, Float32, Float64, Int
+
+from memory_vit.model.trees import AnyArray
+
+# Sums over the examples of a split, as `batch_sums` names them.
+Totals = dict[str, Float64[np.ndarray, ""] | Float64[np.ndarray, " c"]]
 
 
 def batch_sums(
-  logits: jax.Array, labels: jax.Array, mask: jax.Array
-) -> dict[str, jax.Array]:
+  logits: Float[Array, "b c"],
+  labels: Int[Array, " b"],
+  mask: Float32[Array, " b"],
+) -> dict[str, Float32[Array, ""] | Float32[Array, " c"]]:
   """Sums over the examples of a batch.
 
   Args:
-    logits: (b, c).
-    labels: int (b,).
-    mask: float (b,), 1 for an example and 0 for padding.
+    logits: outputs of the model.
+    labels: classes.
+    mask: 1 for an example and 0 for padding.
 
   Returns:
-    Sums "count", "loss" (cross-entropy, nats), "top1" and "top5", float32 (),
-    and over the examples of each class "class_count", "class_top1", (c,).
+    Sums "count", "loss" (cross-entropy, nats), "top1" and "top5", and over the
+    examples of each class "class_count", "class_top1", (c,).
   """
   loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
   best = jax.lax.top_k(logits, min(5, logits.shape[-1]))[1]
@@ -38,16 +46,17 @@ def batch_sums(
 
 
 def add(
-  total: Mapping[str, Any] | None, sums: Mapping[str, Any]
-) -> dict[str, Any]:
+  total: Totals | None,
+  sums: Mapping[str, Float32[AnyArray, ""] | Float32[AnyArray, " c"]],
+) -> Totals:
   """Adds the sums of a batch to a total, in float64 on the host."""
-  sums = {k: np.asarray(v, np.float64) for k, v in sums.items()}
+  added: Totals = {k: np.asarray(v, np.float64) for k, v in sums.items()}
   if total is None:
-    return sums
-  return {k: total[k] + sums[k] for k in sums}
+    return added
+  return {k: np.asarray(total[k] + added[k]) for k in added}
 
 
-def summarise(total: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def summarise(total: Totals) -> dict[str, Any]:
   """Sums -> "loss", "top1", "top5", "majority", "examples", "per_class".
 
   "top1" and "top5" are shares of the examples, and so is "majority": that of

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Float32, UInt8
 
 from memory_vit.errors import DataError, TaskError
 from memory_vit.model.task import EvalPreprocessing
@@ -32,7 +33,7 @@ _ONE_PICTURE = (str, os.PathLike, bytes, np.ndarray, jax.Array)
 def preprocess(
   pictures: PictureLike | Iterable[PictureLike],
   task: TasksLike | Slots | EvalPreprocessing,
-) -> np.ndarray:
+) -> Float32[np.ndarray, "*b side side 3"]:
   """Prepares pictures for `forward`, as the task was evaluated.
 
   To the bit what evaluation and the command `predict` see of the same file,
@@ -44,10 +45,11 @@ def preprocess(
       (h, w, 3), grey (h, w) or (h, w, 1), or (h, w, 4), of which alpha is
       dropped, as of files.
     task: whose preprocessing is taken: a task, tasks or slots that share a
-      pass, or an `EvalPreprocessing`; s is its `image_size`.
+      pass, or an `EvalPreprocessing`; side is its `image_size`.
 
   Returns:
-    float32 in [-1, 1]: (s, s, 3) of one picture, (b, s, s, 3) of several.
+    Values in [-1, 1]: (side, side, 3) of one picture, (b, side, side, 3) of
+    several.
 
   Raises:
     DataError: for what cannot be read, and says which and why.
@@ -57,7 +59,9 @@ def preprocess(
   evaluation = _evaluation_of(task)
   reading = _reading()
 
-  def prepared(picture: Any, number: str = "") -> np.ndarray:
+  def prepared(
+    picture: Any, number: str = ""
+  ) -> Float32[np.ndarray, "side side 3"]:
     try:
       return _prepared(reading, picture, evaluation)
     except DataError as error:
@@ -108,8 +112,12 @@ def _reading() -> ModuleType:
 
 def _prepared(
   reading: ModuleType, picture: Any, evaluation: EvalPreprocessing
-) -> np.ndarray:
-  """Decodes and resizes one picture: float32 (s, s, 3)."""
+) -> Float32[np.ndarray, "side side 3"]:
+  """Prepares one picture.
+
+  Raises:
+    DataError: says why not.
+  """
   if isinstance(picture, np.ndarray | jax.Array):
     return reading.prepare_pixels(_rgb(np.asarray(picture)), evaluation)
   if isinstance(picture, str | os.PathLike):
@@ -122,8 +130,12 @@ def _prepared(
   return reading.prepare_encoded(picture, evaluation)
 
 
-def _rgb(pixels: np.ndarray) -> np.ndarray:
-  """Treats grey and alpha as decoding does: uint8 (h, w, 3)."""
+def _rgb(pixels: np.ndarray) -> UInt8[np.ndarray, "height width 3"]:
+  """Grey and alpha as decoding treats them.
+
+  Raises:
+    DataError: for other shapes and types.
+  """
   channels = pixels.shape[2] if pixels.ndim == 3 else 1
   if (
     pixels.dtype != np.uint8

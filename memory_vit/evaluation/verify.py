@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Array, Float
 
 from memory_vit.data import batching
 from memory_vit.data.reader import Reader
@@ -19,7 +20,9 @@ from memory_vit.model.task import BACKBONE, EvalPreprocessing, Task
 from memory_vit.runtime import sharding
 from memory_vit.tasks import compose, inference
 from memory_vit.tasks.slots import Slots
+from memory_vit.tasks.split_forward import Logits
 
+Images = Float[Array, "b side side 3"]
 # Greatest difference of a logit, as a share of the greatest logit, between a
 # task among others and alone: the same sums in another order.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
@@ -64,7 +67,7 @@ class Evaluator:
     """
     differences = _Differences()
 
-    def predict(images: jax.Array) -> dict[str, jax.Array]:
+    def predict(images: Images) -> Logits:
       out = self._forward(self._slots, images)
       shown = {name: out[name] for name in names}
       if verify:
@@ -99,7 +102,7 @@ class Evaluator:
     """Evaluates the original head, with all tasks in the pass and without."""
     differences = _Differences()
 
-    def predict(images: jax.Array) -> dict[str, jax.Array]:
+    def predict(images: Images) -> Logits:
       out = self._forward(self._slots, images)[BACKBONE]
       plain = self._plain(images)
       differences.add(BACKBONE, out, plain)
@@ -137,14 +140,46 @@ class Evaluator:
       **seconds,
     }
 
-  def _forward(self, slots: Slots, images: jax.Array) -> dict[str, jax.Array]:
+  def _forward(self, slots: Slots, images: Images) -> Logits:
     """Runs all tasks in one pass, on images that `data` has scaled."""
     return inference.forward(self._backbone, slots, images, check=False)
 
-  def _plain(self, images: jax.Array) -> jax.Array:
+  def _plain(self, images: Images) -> Float[Array, "b c0"]:
     """The original outputs, by a program that hands nothing out to tasks."""
-    config = self._backbone.config
-    return inference.plain_program(self._backbone.params, images, config=config)
+    backbone = self._backbone
+    return inference.plain_program(
+      backbone.params, images, config=backbone.config
+    )
+
+  def _compared(
+    self, images: Images, names: Sequence[str]
+  ) -> tuple[Float[Array, "b c0"], Logits]:
+    """Outputs of the plain ViT, and of every task alone."""
+    _, context = inference.encode(self._backbone, images, check=False)
+    alone = {
+      name: inference.read(self._backbone, self._alone[name], context)[name]
+      for name in names
+    }
+    return self._plain(images), alone
+
+  @property
+  def _evaluation(self) -> EvalPreprocessing:
+    """Preprocessing, which all tasks share."""
+    return self._slots.specs[0].evaluation
+
+  def _evaluate(
+    self,
+    predict: Predict,
+    source: Reader,
+    preprocessing: EvalPreprocessing,
+  ) -> dict[str, dict[str, Any]]:
+    return evaluate_source(
+      predict,
+      source,
+      preprocessing,
+      batch_size=self._batch_size,
+      mesh=self._mesh,
+    )
 
 
 class _Differences:
@@ -155,7 +190,12 @@ class _Differences:
     self._scale: dict[str, float] = collections.defaultdict(float)
     self._equal: dict[str, bool] = collections.defaultdict(lambda: True)
 
-  def add(self, name: str, found: jax.Array, expected: jax.Array) -> None:
+  def add(
+    self,
+    name: str,
+    found: Float[Array, "b c"],
+    expected: Float[Array, "b c"],
+  ) -> None:
     """Compares the outputs of a batch."""
     a, b = np.asarray(found), np.asarray(expected)
     self._equal[name] &= a.tobytes() == b.tobytes()

@@ -10,17 +10,21 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from memory_vit.model.masks import TaskMask
+from memory_vit.model.trees import AnyArray
 from memory_vit.model.vit_config import ViTConfig
 
-# Keys and values (b, h, s, k) of a set of tokens, in one layer.
-KeysValues = tuple[jax.Array, jax.Array]
+# Keys and values in one layer: of a sequence of tokens,
+KeysValues = tuple[Float[Array, "b h s k"], Float[Array, "b h s k"]]
+# of the task tokens, and of the memory of tasks.
+TaskKeysValues = tuple[Float[Array, "b h t k"], Float[Array, "b h t k"]]
+CellKeysValues = tuple[Float[Array, "t h m k"], Float[Array, "t h m k"]]
 
 
 class HeadProjection(nn.Module):
-  """Query, key or value: (..., s, d) -> (..., s, h, k).
+  """Query, key or value.
 
   As flax's own layer, but for this: the kernel, of the published shape
   (d, h, k), is multiplied as a matrix, or the backward pass would write a
@@ -30,39 +34,40 @@ class HeadProjection(nn.Module):
   config: ViTConfig
 
   @nn.compact
-  def __call__(self, z: jax.Array) -> jax.Array:
-    """Returns (..., s, h, k)."""
+  def __call__(self, z: Float[Array, "b s d"]) -> Float[Array, "b s h k"]:
+    """Projects tokens."""
     cfg = self.config
     shape = (cfg.num_heads, cfg.head_dim)
     kernel = self.param("kernel", _lecun(-3, (-2, -1)), (cfg.width, *shape))
     bias = self.param("bias", nn.initializers.zeros, shape)
     kernel = kernel.reshape(cfg.width, -1).astype(cfg.dtype)
-    y = z @ kernel + bias.reshape(-1).astype(cfg.dtype)
+    y = z @ kernel + bias.reshape(1, 1, -1).astype(cfg.dtype)
     return y.reshape(*y.shape[:-1], *shape)
 
 
 class OutProjection(nn.Module):
-  """Joins the heads: (b, s, h, k) -> (b, s, d); see `HeadProjection`."""
+  """Joins the heads; see `HeadProjection`."""
 
   config: ViTConfig
 
   @nn.compact
-  def __call__(self, y: jax.Array) -> jax.Array:
-    """Returns (b, s, d)."""
+  def __call__(self, y: Float[Array, "b s h k"]) -> Float[Array, "b s d"]:
+    """Projects what the heads found."""
     cfg = self.config
     shape = (cfg.num_heads, cfg.head_dim, cfg.width)
     kernel = self.param("kernel", _lecun((-3, -2), -1), shape)
     bias = self.param("bias", nn.initializers.zeros, (cfg.width,))
     kernel = kernel.reshape(cfg.width, cfg.width).astype(cfg.dtype)
-    return y.reshape(*y.shape[:2], cfg.width) @ kernel + bias.astype(cfg.dtype)
+    y = y.reshape(*y.shape[:2], cfg.width) @ kernel
+    return y + bias[None, None].astype(cfg.dtype)
 
 
 def _lecun(in_axis: Any, out_axis: Any) -> Any:
   return nn.initializers.lecun_normal(in_axis=in_axis, out_axis=out_axis)
 
 
-def _heads_first(a: jax.Array) -> jax.Array:
-  """(..., s, h, k) -> (..., h, s, k), and back.
+def _heads_first(a: Float[Array, "b s h k"]) -> Float[Array, "b h s k"]:
+  """Swaps tokens and heads, and back.
 
   The order in which products of heads are computed: what the backbone stream
   hands over is read many times, and need not be turned round each time.
@@ -83,17 +88,17 @@ class MultiHeadDotProductAttention(nn.Module):
     self.out = OutProjection(self.config)
 
   def encode(
-    self, z: jax.Array, cells: KeysValues | None = None
-  ) -> tuple[jax.Array, KeysValues]:
+    self, z: Float[Array, "b s d"], cells: CellKeysValues | None = None
+  ) -> tuple[Float[Array, "b s d"], KeysValues]:
     """Self-attention of the backbone stream.
 
     Args:
-      z: (b, s, d) normed tokens.
-      cells: keys and values of memory that every token attends to, (1, h, m, k)
-        each; None in the plain ViT.
+      z: normed tokens.
+      cells: keys and values of the memory of one task, which every token
+        attends to; None in the plain ViT.
 
     Returns:
-      (b, s, d), and the keys and values of `z`, (b, h, s, k) each.
+      What the tokens read, and the keys and values of `z`.
     """
     q, k, v = self.query(z), self.key(z), self.value(z)
     own = _heads_first(k), _heads_first(v)
@@ -105,33 +110,32 @@ class MultiHeadDotProductAttention(nn.Module):
 
   def read(
     self,
-    c: jax.Array,
+    c: Float[Array, "b t d"],
     context: KeysValues,
-    cells: KeysValues,
+    cells: CellKeysValues,
     mask: TaskMask,
-  ) -> jax.Array:
+  ) -> Float[Array, "b t d"]:
     """Attention of the task stream to all that each task sees.
 
     Args:
-      c: (b, t, d) normed class tokens of the tasks.
-      context: keys and values of the backbone stream, (b, h, n + 1, k) each.
-      cells: keys and values of the tasks' memory, (t, h, m, k) each.
+      c: normed class tokens of the tasks.
+      context: keys and values of the backbone stream.
+      cells: keys and values of the tasks' memory.
       mask: who sees whom.
-
-    Returns:
-      (b, t, d).
     """
     query = _heads_first(self.query(c))
     mixed = attend_from_tasks(query, context, self.keys_values(c), cells, mask)
     return self.out(_heads_first(mixed))
 
-  def keys_values(self, z: jax.Array) -> KeysValues:
-    """Keys and values of normed tokens (..., s, d), (..., h, s, k) each."""
+  def keys_values(self, z: Float[Array, "b s d"]) -> KeysValues:
+    """Keys and values of normed tokens; of memory b is t, and s is m."""
     return _heads_first(self.key(z)), _heads_first(self.value(z))
 
 
-def _with_cells(a: jax.Array, cells: jax.Array) -> jax.Array:
-  """Keys or values (b, s, h, k) and (1, h, m, k) -> (b, s + m, h, k)."""
+def _with_cells(
+  a: Float[Array, "b s h k"], cells: Float[Array, "1 h m k"]
+) -> Float[Array, "b s+m h k"]:
+  """Appends keys or values of memory to those of every image."""
   cells = jnp.broadcast_to(
     _heads_first(cells), (a.shape[0], cells.shape[2], *a.shape[2:])
   )
@@ -139,27 +143,24 @@ def _with_cells(a: jax.Array, cells: jax.Array) -> jax.Array:
 
 
 def attend_from_tasks(
-  query: jax.Array,
+  query: Float[Array, "b h t k"],
   context: KeysValues,
-  own: KeysValues,
-  cells: KeysValues,
+  own: TaskKeysValues,
+  cells: CellKeysValues,
   mask: TaskMask,
-) -> jax.Array:
+) -> Float[Array, "b h t k"]:
   """One softmax of every task token over all that it sees.
 
   Args:
-    query: (b, h, t, k).
-    context: keys and values of the backbone stream, (b, h, n + 1, k) each.
-    own: those of the task tokens, (b, h, t, k) each.
-    cells: those of the memory, (t, h, m, k) each.
+    query: of the task tokens.
+    context: keys and values of the backbone stream.
+    own: those of the task tokens.
+    cells: those of the memory.
     mask: who sees whom.
-
-  Returns:
-    (b, h, t, k).
   """
   tokens = [_with_parents(a, mask.parents, axis=2) for a in own]
-  memory = [_with_parents(a, mask.parents, axis=0) for a in cells]
-  sees_token, sees_cell = _masks(mask)
+  cells = [_with_parents(a, mask.parents, axis=0) for a in cells]
+  sees_token, sees_cell = _masks(mask.parents, mask.is_parent, mask.cells)
 
   query = query / math.sqrt(query.shape[-1])
   to_cells = jnp.einsum("bhtk,tphmk->bhtpm", query, memory[0])
@@ -183,15 +184,15 @@ def attend_from_tasks(
 
 
 def _with_parents(
-  a: jax.Array | np.ndarray, parents: jax.Array | np.ndarray, axis: int
-) -> jax.Array:
+  a: Shaped[AnyArray, "..."], parents: Int[AnyArray, "t p"], axis: int
+) -> Shaped[Array, "..."]:
   """Gives every task its own entry of `a`, and after it those of its parents.
 
   A parent is read as it is: the loss of a task never trains another one.
 
   Args:
     a: (..., t, ...) with the tasks along `axis`.
-    parents: (t, p).
+    parents: see `TaskMask`.
     axis: of the tasks.
 
   Returns:
@@ -201,14 +202,20 @@ def _with_parents(
   return jnp.concatenate([jnp.expand_dims(a, axis + 1), read], axis + 1)
 
 
-def _masks(mask: TaskMask) -> tuple[jax.Array, jax.Array]:
-  """Masks over gathered tokens (t, 1 + p) and cells (t, 1 + p, m)."""
-  itself = jnp.ones((mask.parents.shape[0], 1), bool)
-  sees_token = jnp.concatenate([itself, mask.is_parent], axis=1)
-  has_cell = _with_parents(mask.cells, mask.parents, axis=0)
+def _masks(
+  parents: Int[AnyArray, "t p"],
+  is_parent: Bool[AnyArray, "t p"],
+  has_cell: Bool[AnyArray, "t m"],
+) -> tuple[Bool[Array, "t 1+p"], Bool[Array, "t 1+p m"]]:
+  """Masks over gathered tokens and cells."""
+  itself = jnp.ones((parents.shape[0], 1), bool)
+  sees_token = jnp.concatenate([itself, is_parent], axis=1)
+  has_cell = _with_parents(has_cell, parents, axis=0)
   return sees_token, sees_token[:, :, None] & has_cell
 
 
-def _hide(scores: jax.Array, seen: jax.Array) -> jax.Array:
-  """Sets scores (b, h, t, ...) of what `seen` (t, ...) leaves out to -inf."""
-  return jnp.where(seen, scores, -jnp.inf)
+def _hide(
+  scores: Float[Array, "b h *seen"], seen: Bool[Array, "*seen"]
+) -> Float[Array, "b h *seen"]:
+  """Sets scores of what a task does not see to -inf."""
+  return jnp.where(seen[None, None], scores, -jnp.inf)

@@ -1,7 +1,7 @@
 """The encoder: one set of weights, called on two streams.
 
-  backbone stream  x (b, n + 1, d): the plain ViT; nothing else is ever in its
-                   sequence.
+  backbone stream  x (b, s, d), s = n + 1: the plain ViT; nothing else is ever
+                   in its sequence.
   task stream      c (b, t, d): one token per task. It queries the keys and
                    values of the backbone stream, of the tasks that it may see,
                    and of the memory that it may see.
@@ -15,28 +15,34 @@ from collections.abc import Sequence
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jaxtyping import Array, Bool, Float, Float32
 
-from memory_vit.model.attention import KeysValues, MultiHeadDotProductAttention
+from memory_vit.model.attention import (
+  CellKeysValues,
+  KeysValues,
+  MultiHeadDotProductAttention,
+)
 from memory_vit.model.masks import TaskMask
-from memory_vit.model.trees import Tree
+from memory_vit.model.trees import AnyArray, Tree
 from memory_vit.model.vit_config import ViTConfig
 
-# Keys and values of every layer; of the backbone stream, all that a task sees
-# of an image.
+# Keys and values of every layer: of the backbone stream, all that a task sees
+# of an image;
 Context = tuple[KeysValues, ...]
+# of the memory of tasks, the same for all images.
+Cells = tuple[CellKeysValues, ...]
 
 _EPSILON = 1e-6  # of every LayerNorm in the published checkpoints
 
 
 class MlpBlock(nn.Module):
-  """The MLP of a block, on any tokens (..., d)."""
+  """The MLP of a block, on any tokens."""
 
   config: ViTConfig
 
   @nn.compact
-  def __call__(self, z: jax.Array) -> jax.Array:
-    """Returns (..., d)."""
+  def __call__(self, z: Float[Array, "b s d"]) -> Float[Array, "b s d"]:
+    """Runs the two layers on each token."""
     cfg = self.config
     # In this order: flax numbers the layers as they are made.
     z = nn.Dense(cfg.mlp_dim, dtype=cfg.dtype, name="Dense_0")(z)
@@ -57,15 +63,13 @@ class EncoderBlock(nn.Module):
     self.LayerNorm_1 = _layer_norm(cfg)
     self.MlpBlock_0 = MlpBlock(cfg)
 
-  def encode(self, x: jax.Array) -> tuple[jax.Array, KeysValues]:
+  def encode(
+    self, x: Float[Array, "b s d"]
+  ) -> tuple[Float[Array, "b s d"], KeysValues]:
     """Runs the block on the backbone stream.
 
-    Args:
-      x: (b, n + 1, d).
-
     Returns:
-      The same shape, and the keys and values of its attention,
-      (b, h, n + 1, k) each.
+      The tokens, and the keys and values of the block's attention.
     """
     attention = self.MultiHeadDotProductAttention_0
     mixed, keys_values = attention.encode(self.LayerNorm_0(x))
@@ -74,23 +78,20 @@ class EncoderBlock(nn.Module):
 
   def read(
     self,
-    c: jax.Array,
+    c: Float[Array, "b t d"],
     context: KeysValues,
-    cells: KeysValues,
+    cells: CellKeysValues,
     mask: TaskMask,
     norms: Sequence[Tree | None],
-  ) -> jax.Array:
+  ) -> Float[Array, "b t d"]:
     """Runs the block on the task stream.
 
     Args:
-      c: (b, t, d).
+      c: class tokens.
       context: from `encode`.
       cells: from `keys_values`.
       mask: who sees whom.
       norms: for each of the two LayerNorms, see `task_layer_norm`.
-
-    Returns:
-      (b, t, d).
     """
     first, second = norms
     normed = task_layer_norm(first, c, self.LayerNorm_0(c))
@@ -101,18 +102,18 @@ class EncoderBlock(nn.Module):
     return c + self.MlpBlock_0(normed)
 
   def fine_tuned(
-    self, x: jax.Array, cells: KeysValues | None, adapters: Tree | None
-  ) -> jax.Array:
+    self,
+    x: Float[Array, "b s d"],
+    cells: CellKeysValues | None,
+    adapters: Tree | None,
+  ) -> Float[Array, "b s d"]:
     """Runs the block on a backbone stream that a task changes.
 
     Args:
-      x: (b, s, d).
+      x: all tokens.
       cells: from `keys_values`, of memory that every token attends to.
       adapters: {"attention", "mlp"}, each of `bottleneck_adapter`, on its way
         to the residual stream.
-
-    Returns:
-      (b, s, d).
     """
     adapters = adapters or {"attention": None, "mlp": None}
     attention = self.MultiHeadDotProductAttention_0
@@ -122,27 +123,26 @@ class EncoderBlock(nn.Module):
     return x + bottleneck_adapter(adapters["mlp"], y)
 
   def keys_values(
-    self, memory: jax.Array, norm: jax.Array | np.ndarray
-  ) -> KeysValues:
+    self, memory: Float[AnyArray, "t m d"], norm: Bool[AnyArray, " t"]
+  ) -> CellKeysValues:
     """Keys and values of memory, the same for all images.
 
     Memory joins before the first LayerNorm (Figure 2 of the paper). It has no
     query, no MLP and no residual: it ends in this block's attention.
 
     Args:
-      memory: (t, m, d).
-      norm: bool (t,), see `TaskSpec.memory_norm`.
-
-    Returns:
-      (t, h, m, k) each.
+      memory: of this layer.
+      norm: see `TaskSpec.memory_norm`.
     """
     plain = memory.astype(self.config.dtype)
     normed = jnp.where(norm[:, None, None], self.LayerNorm_0(memory), plain)
     return self.MultiHeadDotProductAttention_0.keys_values(normed)
 
 
-def bottleneck_adapter(params: Tree | None, y: jax.Array) -> jax.Array:
-  """Adds a bottleneck adapter (Houlsby et al. 2019) to y (..., d).
+def bottleneck_adapter(
+  params: Tree | None, y: Float[Array, "b s d"]
+) -> Float[Array, "b s d"]:
+  """Adds a bottleneck adapter (Houlsby et al. 2019).
 
   Args:
     params: {"down": {"kernel": (d, r), "bias": (r,)}, "up": {"kernel": (r, d),
@@ -154,28 +154,28 @@ def bottleneck_adapter(params: Tree | None, y: jax.Array) -> jax.Array:
   down, up = jax.tree.map(
     lambda a: a.astype(y.dtype), (params["down"], params["up"])
   )
-  hidden = nn.gelu(y @ down["kernel"] + down["bias"])
-  return y + hidden @ up["kernel"] + up["bias"]
+  hidden = nn.gelu(y @ down["kernel"] + down["bias"][None, None])
+  return y + hidden @ up["kernel"] + up["bias"][None, None]
 
 
 def task_layer_norm(
-  own: Tree | None, c: jax.Array, normed: jax.Array
-) -> jax.Array:
+  own: Tree | None, c: Float[Array, "b t d"], normed: Float[Array, "b t d"]
+) -> Float[Array, "b t d"]:
   """A LayerNorm with a scale and bias of each task's own.
 
   Args:
     own: {"scale": (t, d), "bias": (t, d)}, added to those of the LayerNorm;
       None where no task has any.
-    c: (b, t, d), its input.
-    normed: (b, t, d), the output of the LayerNorm of the backbone.
+    c: its input.
+    normed: the output of the LayerNorm of the backbone.
   """
   if own is None:
     return normed
   values = c.astype(jnp.float32)
   values = values - values.mean(-1, keepdims=True)
   variance = jnp.square(values).mean(-1, keepdims=True)
-  values = values * jax.lax.rsqrt(variance + _EPSILON) * own["scale"]
-  return normed + (values + own["bias"]).astype(normed.dtype)
+  values = values * jax.lax.rsqrt(variance + _EPSILON) * own["scale"][None]
+  return normed + (values + own["bias"][None]).astype(normed.dtype)
 
 
 def _unstack(tree: Tree | None, count: int) -> list[Tree | None]:
@@ -195,8 +195,10 @@ class AddPositionEmbedding(nn.Module):
   config: ViTConfig
 
   @nn.compact
-  def __call__(self, z: jax.Array, is_class: bool) -> jax.Array:
-    """(b, n + 1, d), or class tokens (b, t, d) alone -> the same shape."""
+  def __call__(
+    self, z: Float[Array, "b s d"], is_class: bool
+  ) -> Float[Array, "b s d"]:
+    """Adds it to the backbone stream, or to class tokens alone (s = t)."""
     cfg = self.config
     embedding = self.param(
       "pos_embedding",
@@ -221,14 +223,13 @@ class Encoder(nn.Module):
     # What a head reads stays in float32.
     self.encoder_norm = nn.LayerNorm(epsilon=_EPSILON, dtype=jnp.float32)
 
-  def encode(self, x: jax.Array) -> tuple[jax.Array, Context]:
+  def encode(
+    self, x: Float[Array, "b s d"]
+  ) -> tuple[Float32[Array, "b s d"], Context]:
     """Runs the backbone stream: the plain ViT.
 
-    Args:
-      x: (b, n + 1, d).
-
     Returns:
-      The same shape, float32, and the keys and values of every layer.
+      The tokens, and the keys and values of every layer.
     """
     x = self.posembed_input(x, is_class=False)
     context = []
@@ -239,24 +240,21 @@ class Encoder(nn.Module):
 
   def read(
     self,
-    c: jax.Array,
+    c: Float[Array, "b t d"],
     context: Context,
-    cells: Context,
+    cells: Cells,
     mask: TaskMask,
     norms: Tree | None,
-  ) -> jax.Array:
+  ) -> Float32[Array, "b t d"]:
     """Runs the task stream.
 
     Args:
-      c: (b, t, d) class tokens.
+      c: class tokens.
       context: from `encode`.
       cells: from `keys_values`.
       mask: who sees whom.
       norms: what tasks add to the 2 l + 1 LayerNorms, {"scale", "bias"} of
         (2 l + 1, t, d) each; None where no task has any.
-
-    Returns:
-      (b, t, d), float32.
     """
     c = self.posembed_input(c, is_class=True)
     each = _unstack(norms, 2 * self.config.depth + 1)
@@ -266,24 +264,24 @@ class Encoder(nn.Module):
 
   def fine_tuned(
     self,
-    x: jax.Array,
+    x: Float[Array, "b s d"],
     *,
     attention: str,
-    memory: jax.Array | None = None,
+    memory: Float[AnyArray, "_ m d"] | None = None,
     memory_norm: bool = True,
     adapters: Tree | None = None,
-  ) -> jax.Array:
+  ) -> Float32[Array, "b d"]:
     """Runs the backbone stream of one task that changes it.
 
     Args:
-      x: (b, n + 1, d).
+      x: class and patches.
       attention: see `regimes`; neither "frozen" nor "masked".
       memory: (l, m, d), or (1, m, d) where it is propagated.
       memory_norm: see `TaskSpec`; of memory that is dropped after attention.
       adapters: of all layers, see `EncoderBlock.fine_tuned`.
 
     Returns:
-      (b, d), the class token, float32.
+      The class token.
     """
     x = self.posembed_input(x, is_class=False)
     tokens = x.shape[1]
@@ -303,16 +301,13 @@ class Encoder(nn.Module):
     return self.encoder_norm(x)[:, 0]
 
   def keys_values(
-    self, memory: jax.Array, norm: jax.Array | np.ndarray
-  ) -> Context:
+    self, memory: Float[Array, "l t m d"], norm: Bool[AnyArray, " t"]
+  ) -> Cells:
     """Keys and values of memory, the same for all images.
 
     Args:
-      memory: (l, t, m, d).
-      norm: bool (t,), which tasks' memory is layer-normed.
-
-    Returns:
-      For every layer (t, h, m, k) each.
+      memory: of all layers.
+      norm: which tasks' memory is layer-normed.
     """
     return tuple(
       block.keys_values(memory[i], norm)

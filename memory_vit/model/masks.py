@@ -4,15 +4,17 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Bool, Int32
 
 from memory_vit.errors import TaskError
 from memory_vit.model.task import Task, TaskSpec
+from memory_vit.model.trees import AnyArray
 from memory_vit.runtime import messages
 
 
 def attention_graph(
   specs: Sequence[TaskSpec], directories: Mapping[str, str] | None = None
-) -> np.ndarray:
+) -> Bool[np.ndarray, "t t"]:
   """Who reads whom: the lower right part of Table 1 of the paper.
 
   Args:
@@ -21,8 +23,8 @@ def attention_graph(
       for the message.
 
   Returns:
-    bool (t, t): element (i, j) says that the token of task i attends to the
-    token and to the memory of task j. The diagonal is True.
+    Element (i, j) says that the token of task i attends to the token and to the
+    memory of task j. The diagonal is True.
 
   Raises:
     TaskError: for a name that is there twice, a task that attends to itself or
@@ -67,7 +69,9 @@ def parent_directories(tasks: Sequence[Task]) -> dict[str, str]:
   return found
 
 
-def _refuse_circles(names: Sequence[str], sees: np.ndarray) -> None:
+def _refuse_circles(
+  names: Sequence[str], sees: Bool[np.ndarray, "t t"]
+) -> None:
   """Takes away tasks that read no remaining one, until none is left."""
   left = list(range(len(names)))
   while left:
@@ -83,19 +87,18 @@ class TaskMask(NamedTuple):
   """Who sees what, as the arrays that the task stream computes with.
 
   Attributes:
-    cells: bool (t, m), the memory cells that a task really has; the others
-      pad it to the longest.
-    parents: int32 (t, p), indices of the other tasks that a task attends to,
-      filled up with its own; p is the greatest number of them, 0 in
-      concatenation.
-    is_parent: bool (t, p), False where `parents` is filled up.
-    memory_norm: bool (t,), whether a task's memory is layer-normed.
+    cells: the memory cells that a task really has; the others pad it to the
+      longest.
+    parents: indices of the other tasks that a task attends to, filled up with
+      its own; p is the greatest number of them, 0 in concatenation.
+    is_parent: False where `parents` is filled up.
+    memory_norm: whether a task's memory is layer-normed.
   """
 
-  cells: np.ndarray
-  parents: np.ndarray
-  is_parent: np.ndarray
-  memory_norm: np.ndarray
+  cells: Bool[AnyArray, "t m"]
+  parents: Int32[AnyArray, "t p"]
+  is_parent: Bool[AnyArray, "t p"]
+  memory_norm: Bool[AnyArray, " t"]
 
 
 def task_mask(
@@ -113,18 +116,16 @@ def task_mask(
   slots = max(slots, len(specs))
   cells = max(cells, *(spec.cells for spec in specs), 0)
   parents = max(parents, int(others.sum(axis=1).max(initial=0)))
-  mask = TaskMask(
-    cells=np.zeros((slots, cells), bool),
-    # Where there is no parent a task reads itself, masked: no neighbour can
-    # enter, not even one that is not a number.
-    parents=np.tile(np.arange(slots, dtype=np.int32)[:, None], (1, parents)),
-    is_parent=np.zeros((slots, parents), bool),
-    memory_norm=np.ones(slots, bool),
-  )
+  has_cell = np.zeros((slots, cells), bool)
+  # Where there is no parent a task reads itself, masked: no neighbour can
+  # enter, not even one that is not a number.
+  reads = np.tile(np.arange(slots, dtype=np.int32)[:, None], (1, parents))
+  is_parent = np.zeros((slots, parents), bool)
+  memory_norm = np.ones(slots, bool)
   for i, spec in enumerate(specs):
     seen = np.flatnonzero(others[i])
-    mask.cells[i, : spec.cells] = True
-    mask.parents[i, : len(seen)] = seen
-    mask.is_parent[i, : len(seen)] = True
-    mask.memory_norm[i] = spec.memory_norm
-  return mask
+    has_cell[i, : spec.cells] = True
+    reads[i, : len(seen)] = seen
+    is_parent[i, : len(seen)] = True
+    memory_norm[i] = spec.memory_norm
+  return TaskMask(has_cell, reads, is_parent, memory_norm)

@@ -11,30 +11,31 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Shaped
 
-from memory_vit.model.encoder import Context
+from memory_vit.model.encoder import Cells
 from memory_vit.model.masks import TaskMask
-from memory_vit.model.trees import Tree
+from memory_vit.model.trees import AnyArray, Tree
 
 
 class SlotArrays(NamedTuple):
   """Tasks in slots, as a tree of arrays for the task stream.
 
   Attributes:
-    cls: (t, d) class tokens.
-    cells: keys and values of memory, of every layer (t, h, m, k) each. They
-      depend on no image, and are computed once.
-    kernel: (t, d, c) of the heads.
-    bias: (t, c).
+    cls: class tokens.
+    cells: keys and values of memory. They depend on no image, and are computed
+      once.
+    kernel: of the heads.
+    bias: of the heads.
     mask: who sees whom.
     norms: what tasks add to the LayerNorms, see `Encoder.read`; None where
       no task has any, and the program then knows nothing of them.
   """
 
-  cls: jax.Array
-  cells: Context
-  kernel: jax.Array
-  bias: jax.Array
+  cls: Float[Array, "t d"]
+  cells: Cells
+  kernel: Float[Array, "t d c"]
+  bias: Float[Array, "t c"]
   mask: TaskMask
   norms: Tree | None
 
@@ -43,14 +44,14 @@ class StackedTasks(NamedTuple):
   """Parameters of tasks side by side, zeros where a slot or cell is empty.
 
   Attributes:
-    cls: (t, d) class tokens.
-    memory: (l, t, m, d).
+    cls: class tokens.
+    memory: of all layers.
     norms: {"scale", "bias"} of (2 l + 1, t, d) each, zeros for tasks that have
       none; None where no task has any.
   """
 
-  cls: jax.Array
-  memory: jax.Array
+  cls: Float[Array, "t d"]
+  memory: Float[Array, "l t m d"]
   norms: Tree | None
 
 
@@ -95,7 +96,9 @@ def round_up_to(count: int, unit: int) -> int:
   return -(-count // unit) * unit
 
 
-def _pad(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def _pad(
+  array: Shaped[AnyArray, "..."], shape: tuple[int, ...]
+) -> Shaped[Array, "..."]:
   """Adds zeros at the end of every axis, up to `shape`."""
   widths = [(0, n - old) for old, n in zip(array.shape, shape, strict=True)]
   return jnp.pad(array, widths)

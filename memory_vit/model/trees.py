@@ -9,6 +9,8 @@ import numpy as np
 from flax import traverse_util
 
 Tree = dict[str, Any]
+# On a device, or on the host.
+AnyArray = jax.Array | np.ndarray
 
 
 def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:

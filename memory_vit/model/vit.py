@@ -5,24 +5,23 @@ Table 1 in the paper), a forward pass is two programs: `encode` is the same
 executable whatever the tasks are, and `read` holds all that can be trained.
 """
 
-# As text, `help` shows jax.Array by its name.
+# As text, `help` shows types by their short names.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
-import numpy as np
+from jaxtyping import Array, Bool, Float, Float32
 
-from memory_vit.model.encoder import Context, Encoder
+from memory_vit.model.encoder import Cells, Context, Encoder
 from memory_vit.model.masks import TaskMask, task_mask
 from memory_vit.model.regimes import regime
 from memory_vit.model.stacking import SlotArrays, stack_tasks
 from memory_vit.model.task import BACKBONE, TaskSpec
 from memory_vit.model.task_params import Tasks
-from memory_vit.model.trees import Tree
+from memory_vit.model.trees import AnyArray, Tree
 from memory_vit.model.vit_config import ViTConfig
 
 
@@ -47,15 +46,17 @@ class VisionTransformer(nn.Module):
     if cfg.num_classes:
       self.head = nn.Dense(cfg.num_classes, dtype=jnp.float32)
 
-  def encode(self, images: jax.Array) -> tuple[jax.Array, Context]:
+  def encode(
+    self, images: Float[Array, "b side side 3"]
+  ) -> tuple[Float32[Array, "b c0"], Context]:
     """Runs the plain ViT.
 
     Args:
-      images: (b, height, width, 3) in [-1, 1].
+      images: in [-1, 1].
 
     Returns:
-      Its outputs, float32 (b, c0), the logits of its head or, without a head,
-      the features in front of it; and the keys and values of every layer.
+      Its outputs, the logits of its head or, without a head, the features in
+      front of it; and the keys and values of every layer.
     """
     cfg = self.config
     x, context = self.Transformer.encode(self._tokens(images, self.cls[0, 0]))
@@ -68,40 +69,43 @@ class VisionTransformer(nn.Module):
 
   def read(
     self,
-    cls: jax.Array,
+    cls: Float[Array, "t d"],
     context: Context,
-    cells: Context,
+    cells: Cells,
     mask: TaskMask,
     norms: Tree | None,
-  ) -> jax.Array:
+  ) -> Float32[Array, "b t d"]:
     """Runs the task stream.
 
     Args:
-      cls: (t, d) class tokens.
+      cls: class tokens.
       context: from `encode`.
       cells: from `Encoder.keys_values`.
       mask: who sees whom.
       norms: see `Encoder.read`.
 
     Returns:
-      (b, t, d) the class tokens after the last LayerNorm.
+      The class tokens after the last LayerNorm.
     """
     b = context[0][0].shape[0]
     c = jnp.broadcast_to(cls.astype(self.config.dtype), (b, *cls.shape))
     return self.Transformer.read(c, context, cells, mask, norms)
 
   def fine_tuned(
-    self, images: jax.Array, task: Mapping[str, Any], spec: TaskSpec
-  ) -> jax.Array:
+    self,
+    images: Float[Array, "b side side 3"],
+    task: Mapping[str, Any],
+    spec: TaskSpec,
+  ) -> Float32[Array, "b d"]:
     """Runs the ViT as a task of one of the other regimes changes it.
 
     Args:
-      images: (b, height, width, 3) in [-1, 1].
+      images: in [-1, 1].
       task: parameters of the task; its class token replaces the original one.
       spec: of the task, whose regime is neither "frozen" nor "masked".
 
     Returns:
-      (b, d), the class token after the last LayerNorm.
+      The class token after the last LayerNorm.
     """
     cls = task["cls"] if "cls" in task else self.cls[0, 0]
     return self.Transformer.fine_tuned(
@@ -112,8 +116,10 @@ class VisionTransformer(nn.Module):
       adapters=task.get("adapters"),
     )
 
-  def _tokens(self, images: jax.Array, cls: jax.Array) -> jax.Array:
-    """Patches behind a class token (d,): (b, n + 1, d)."""
+  def _tokens(
+    self, images: Float[Array, "b side side 3"], cls: Float[AnyArray, " d"]
+  ) -> Float[Array, "b s d"]:
+    """Patches behind a class token: s = n + 1."""
     cfg = self.config
     x = self.embedding(images.astype(cfg.dtype))
     x = x.reshape(x.shape[0], -1, cfg.width)
@@ -142,43 +148,52 @@ class MemoryViT(nn.Module):
     self.backbone = VisionTransformer(self.config)
     self.tasks = Tasks(self.config, self.specs)
 
-  def __call__(self, images: jax.Array) -> dict[str, jax.Array]:
+  def __call__(
+    self, images: Float[Array, "b side side 3"]
+  ) -> dict[str, Float32[Array, "b _"]]:
     """Runs both streams at once.
 
     Args:
-      images: (b, height, width, 3) in [-1, 1].
+      images: in [-1, 1].
 
     Returns:
-      {"backbone": (b, c0), task name: (b, c), ...}, float32.
+      {"backbone": (b, c0), task name: (b, c), ...}.
     """
     outputs, context = self.encode(images)
     return {BACKBONE: outputs, **self.read(context)}
 
-  def encode(self, images: jax.Array) -> tuple[jax.Array, Context]:
+  def encode(
+    self, images: Float[Array, "b side side 3"]
+  ) -> tuple[Float32[Array, "b c0"], Context]:
     """See `VisionTransformer.encode`."""
     return self.backbone.encode(images)
 
   def fine_tuned(
-    self, images: jax.Array, task: Mapping[str, Any], spec: TaskSpec
-  ) -> jax.Array:
+    self,
+    images: Float[Array, "b side side 3"],
+    task: Mapping[str, Any],
+    spec: TaskSpec,
+  ) -> Float32[Array, "b c"]:
     """Runs a task of a regime that changes the backbone's computation.
 
     Arguments as in `VisionTransformer.fine_tuned`.
 
     Returns:
-      Its logits (b, c), float32.
+      Its logits.
     """
     return head_logits(
       self.backbone.fine_tuned(images, task, spec), task["head"]
     )
 
   def keys_values(
-    self, memory: jax.Array, norm: jax.Array | np.ndarray
-  ) -> Context:
+    self, memory: Float[Array, "l t m d"], norm: Bool[AnyArray, " t"]
+  ) -> Cells:
     """See `Encoder.keys_values`."""
     return self.backbone.Transformer.keys_values(memory, norm)
 
-  def read_slots(self, slots: SlotArrays, context: Context) -> jax.Array:
+  def read_slots(
+    self, slots: SlotArrays, context: Context
+  ) -> Float32[Array, "b t c"]:
     """Runs the task stream on stacked tasks, any that fit the shapes.
 
     Args:
@@ -186,8 +201,8 @@ class MemoryViT(nn.Module):
       context: from `encode`.
 
     Returns:
-      (b, t, c), float32. What belongs to an empty slot, or to a class that a
-      task does not have, means nothing.
+      Logits. What belongs to an empty slot, or to a class that a task does not
+      have, means nothing.
     """
     features = self.backbone.read(
       slots.cls, context, slots.cells, slots.mask, slots.norms
@@ -195,11 +210,11 @@ class MemoryViT(nn.Module):
     logits = jnp.einsum(
       "btd,tdc->btc", features.astype(jnp.float32), slots.kernel
     )
-    return logits + slots.bias
+    return logits + slots.bias[None]
 
   def task_features(
     self, tasks: Sequence[Tree], specs: Sequence[TaskSpec], context: Context
-  ) -> jax.Array:
+  ) -> Float32[Array, "b t d"]:
     """Runs the task stream on parameters of tasks, for their gradient.
 
     Args:
@@ -208,21 +223,21 @@ class MemoryViT(nn.Module):
       context: from `encode`.
 
     Returns:
-      (b, t, d), what the heads read.
+      What the heads read.
     """
     mask = task_mask(specs)
     cls, memory, norms = stack_tasks(tasks, mask)
     cells = self.keys_values(memory, mask.memory_norm)
     return self.backbone.read(cls, context, cells, mask, norms)
 
-  def read(self, context: Context) -> dict[str, jax.Array]:
+  def read(self, context: Context) -> dict[str, Float32[Array, "b _"]]:
     """Runs the task stream on the tasks of this module.
 
     Args:
       context: from `encode`.
 
     Returns:
-      {task name: (b, c)}, float32.
+      {task name: (b, c)}.
     """
     tasks = self.tasks()
     if not tasks:
@@ -246,7 +261,12 @@ def apply(
 
 
 def head_logits(
-  features: jax.Array, head: Mapping[str, jax.Array]
-) -> jax.Array:
-  """A linear head: (b, d) -> float32 (b, c)."""
-  return features.astype(jnp.float32) @ head["kernel"] + head["bias"]
+  features: Float[Array, "b d"], head: Mapping[str, AnyArray]
+) -> Float32[Array, "b c"]:
+  """A linear head.
+
+  Args:
+    features: what it reads.
+    head: {"kernel": (d, c), "bias": (c,)}.
+  """
+  return features.astype(jnp.float32) @ head["kernel"] + head["bias"][None]

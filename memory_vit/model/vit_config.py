@@ -1,11 +1,17 @@
 """The shapes of a Vision Transformer, and the table of published variants.
 
-Dimension letters, used in every docstring of this package:
+Dimension letters, used in every signature and docstring of this package:
 
-  b  images in a batch          n  patches of an image (n + 1 with the class)
+  b  images in a batch          n  patches of an image
+  s  tokens in a sequence; in the backbone stream n + 1, as the class is first
   t  tasks in one pass          m  memory cells of a task, per layer
+  p  other tasks that a task reads, the greatest number of them
   d  width                      h  attention heads (k = d / h, width of one)
-  l  layers                     c  classes of a task
+  l  layers                     r  width of a bottleneck adapter
+  c  classes of a task          c0 outputs of the backbone
+
+An image is (side, side, 3). In signatures they stand in annotations of
+jaxtyping, `Float[Array, "b s d"]`, which the tests check at every call.
 """
 
 import dataclasses

@@ -6,20 +6,22 @@ logits like any others.
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Shaped
 
 from memory_vit.errors import DataError
+from memory_vit.model.trees import AnyArray
 
+Images = Float[AnyArray, "..."]
 # What rounding may add where pictures are resized after they were scaled. Our
 # own preprocessing resizes first, and is never outside.
 _BOUND = 1 + 1e-5
 
 
-def require_shape(images: Any, size: int) -> None:
+def require_shape(images: Shaped[Array, "..."], size: int) -> None:
   """Raises `DataError` unless these are floats (b, size, size, 3)."""
   if images.shape[1:] != (size, size, 3) or not jnp.issubdtype(
     images.dtype, jnp.floating
@@ -30,15 +32,12 @@ def require_shape(images: Any, size: int) -> None:
     )
 
 
-def begin(images: Any) -> Callable[[], None]:
+def begin(images: Images) -> Callable[[], None]:
   """Begins to look whether all values are in [-1, 1].
 
   The device does so before the program that is handed over next, and works on
   that one while the answer is awaited. Arrays of NumPy are looked at on the
   host, meanwhile. Of what JAX traces the values are not known: it passes.
-
-  Args:
-    images: floats of any shape.
 
   Returns:
     A function that waits for the answer, and raises `DataError` unless all
@@ -53,7 +52,7 @@ def begin(images: Any) -> Callable[[], None]:
   return lambda: _require(bool(within), images)
 
 
-def _within_on_host(images: np.ndarray) -> bool:
+def _within_on_host(images: Float[np.ndarray, "..."]) -> bool:
   # Of a NaN either is NaN, and no comparison holds.
   return bool(
     images.min(initial=0) >= -_BOUND and images.max(initial=0) <= _BOUND
@@ -61,11 +60,11 @@ def _within_on_host(images: np.ndarray) -> bool:
 
 
 @jax.jit
-def _within(images: jax.Array) -> jax.Array:
+def _within(images: Float[Array, "..."]) -> Bool[Array, ""]:
   return jnp.all(jnp.abs(images) <= _BOUND)
 
 
-def _require(within: bool, images: Any) -> None:
+def _require(within: bool, images: Images) -> None:
   if within:
     return
   with _now():
@@ -82,7 +81,7 @@ def _require(within: bool, images: Any) -> None:
 
 
 @jax.jit
-def _describe(images: jax.Array) -> tuple[jax.Array, ...]:
+def _describe(images: Float[Array, "..."]) -> tuple[Shaped[Array, ""], ...]:
   """Range of what is finite, and how many are NaN or infinite."""
   finite = jnp.isfinite(images)
   return (

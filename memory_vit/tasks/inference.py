@@ -6,7 +6,7 @@ that depends on the tasks, which lie in slots (`tasks/slots.py`). A context can
 be kept, and read many times.
 """
 
-# As text, `help` shows jax.Array by its name.
+# As text, `help` shows types by their short names.
 from __future__ import annotations
 
 import functools
@@ -16,11 +16,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
+from jaxtyping import Array, ArrayLike, Bool, Float, Float32
 
 from memory_vit.errors import DataError, TaskError
 from memory_vit.model.backbone import Backbone
-from memory_vit.model.encoder import Context
+from memory_vit.model.encoder import Cells, Context
 from memory_vit.model.stacking import SlotArrays, stack_heads, stack_tasks
 from memory_vit.model.task import BACKBONE, TaskSpec, require_backbone
 from memory_vit.model.vit import MemoryViT, apply
@@ -32,8 +32,8 @@ from memory_vit.tasks.slots import Slots, slot_mask
 
 @functools.partial(jax.jit, static_argnames="config")
 def encode_program(
-  params: Any, images: jax.Array, *, config: ViTConfig
-) -> tuple[jax.Array, Context]:
+  params: Any, images: Float[Array, "b side side 3"], *, config: ViTConfig
+) -> tuple[Float32[Array, "b c0"], Context]:
   """`encode`, on the parameters of a backbone."""
   model = MemoryViT(config)
   return apply(model, {"backbone": params}, images, method="encode")
@@ -41,9 +41,9 @@ def encode_program(
 
 @functools.partial(jax.jit, static_argnames="config")
 def plain_program(
-  params: Any, images: jax.Array, *, config: ViTConfig
-) -> jax.Array:
-  """The original outputs alone, (b, c0).
+  params: Any, images: Float[Array, "b side side 3"], *, config: ViTConfig
+) -> Float32[Array, "b c0"]:
+  """The original outputs alone.
 
   As nothing else is handed out, XLA leaves out what tasks would read.
   """
@@ -58,7 +58,7 @@ def read_tasks(
   *,
   config: ViTConfig,
   specs: tuple[TaskSpec, ...],
-) -> dict[str, jax.Array]:
+) -> dict[str, Float32[Array, "b _"]]:
   """The function that training differentiates: `MemoryViT.read`.
 
   Args:
@@ -70,7 +70,7 @@ def read_tasks(
     specs: of the tasks.
 
   Returns:
-    {name: logits (b, c)}, float32.
+    {name: logits (b, c)}.
   """
   params = {"backbone": backbone_params, "tasks": task_params}
   model = MemoryViT(config, specs)
@@ -84,7 +84,7 @@ def read_program(
   context: Context,
   *,
   config: ViTConfig,
-) -> jax.Array:
+) -> Float32[Array, "b t c"]:
   """`MemoryViT.read_slots`; compiled once for all tasks that fit the slots."""
   model, params = MemoryViT(config), {"backbone": backbone_params}
   return apply(model, params, slots, context, method="read_slots")
@@ -92,11 +92,15 @@ def read_program(
 
 @functools.partial(jax.jit, static_argnames="config")
 def memory_program(
-  backbone_params: Any, memory: jax.Array, norm: jax.Array, *, config: ViTConfig
-) -> Context:
-  """Keys and values of memory (l, t, m, d), the same for all images."""
-  model, params = MemoryViT(config), {"backbone": backbone_params}
-  return apply(model, params, memory, norm, method="keys_values")
+  backbone_params: Any,
+  memory: Float[Array, "l t m d"],
+  norm: Bool[Array, " t"],
+  *,
+  config: ViTConfig,
+) -> Cells:
+  """Keys and values of memory, the same for all images."""
+  params = {"params": {"backbone": backbone_params}}
+  return MemoryViT(config).apply(params, memory, norm, method="keys_values")
 
 
 def fill_slots(
@@ -146,22 +150,25 @@ def fill_slots(
 
 
 def encode(
-  backbone: Backbone, images: ArrayLike, *, check: bool = True
-) -> tuple[jax.Array, Context]:
+  backbone: Backbone,
+  images: Float[ArrayLike, "b side side 3"],
+  *,
+  check: bool = True,
+) -> tuple[Float32[Array, "b c0"], Context]:
   """Runs the backbone.
 
   Args:
     backbone: the frozen ViT.
-    images: floats (b, s, s, 3) in [-1, 1], s the image size of the backbone, as
-      `preprocess` makes them. Images scaled to [0, 1] by mistake cannot be
-      told from bright ones.
+    images: in [-1, 1], as `preprocess` makes them; side is the image size of
+      the backbone. Images scaled to [0, 1] by mistake cannot be told from
+      bright ones.
     check: whether values are looked at. It costs next to nothing; where they
       are known to be right, or meant to be others, False leaves it out. What
       JAX traces is never looked at.
 
   Returns:
-    Its outputs, float32 (b, c0): the logits of its head, or the features in
-    front of it where it has none; and the context that tasks read.
+    Its outputs, the logits of its head, or the features in front of it where
+    it has none; and the context that tasks read.
 
   Raises:
     DataError: for images of another shape or type, with values outside
@@ -175,7 +182,7 @@ def encode(
 
 def read(
   backbone: Backbone, tasks: TasksLike | Slots, context: Context
-) -> dict[str, jax.Array]:
+) -> dict[str, Float32[Array, "b _"]]:
   """Runs tasks on a context.
 
   Args:
@@ -186,7 +193,7 @@ def read(
     context: from `encode`.
 
   Returns:
-    {task name: logits (b, c)}, float32.
+    {task name: logits (b, c)}.
 
   Raises:
     TaskError: for tasks of another backbone, or that do not fit together.
@@ -209,10 +216,10 @@ def read(
 def forward(
   backbone: Backbone,
   tasks: TasksLike | Slots,
-  images: ArrayLike,
+  images: Float[ArrayLike, "b side side 3"],
   *,
   check: bool = True,
-) -> dict[str, jax.Array]:
+) -> dict[str, Float32[Array, "b _"]]:
   """The original model and all tasks, in one pass.
 
   Args:
@@ -222,8 +229,8 @@ def forward(
     check: see `encode`.
 
   Returns:
-    {"backbone": (b, c0), task name: (b, c), ...}, float32. "backbone" holds the
-    same bits whatever the tasks are.
+    {"backbone": (b, c0), task name: (b, c), ...}. "backbone" holds the same
+    bits whatever the tasks are.
 
   Raises:
     TaskError: as `read`.
@@ -241,8 +248,8 @@ def forward(
 
 
 def _accepted(
-  backbone: Backbone, images: ArrayLike, check: bool
-) -> tuple[jax.Array, Callable[[], None]]:
+  backbone: Backbone, images: Float[ArrayLike, "b side side 3"], check: bool
+) -> tuple[Float[Array, "b side side 3"], Callable[[], None]]:
   """Returns images on the device, and a check to call once the model runs."""
   try:
     array = jnp.asarray(images)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jaxtyping import Array, Float, Float32
 
 from memory_vit.errors import TaskError
 from memory_vit.model.backbone import Backbone
@@ -20,7 +21,8 @@ from memory_vit.model.vit import MemoryViT, apply, head_logits
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.tasks.inference import encode_program, read_tasks
 
-Logits = dict[str, jax.Array]
+# {name: logits (b, c)}
+Logits = dict[str, Float32[Array, "b _"]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +31,11 @@ class SplitForward:
 
   Attributes:
     prepare: (frozen, images) -> inputs; runs without a gradient.
-    logits: (trained, frozen, inputs) -> {name: (b, c)} for every name in
-      `trained`; a pure function, compiled by the loop.
+    logits: (trained, frozen, inputs) -> those of every name in `trained`; a
+      pure function, compiled by the loop.
   """
 
-  prepare: Callable[[Any, jax.Array], Any]
+  prepare: Callable[[Any, Float[Array, "b side side 3"]], Any]
   logits: Callable[[Any, Any, Any], Logits]
 
 
@@ -69,7 +71,7 @@ def make_split_forward(
 def _masked(config: ViTConfig, specs: tuple[TaskSpec, ...]) -> SplitForward:
   """Masked tasks: the backbone is frozen, the task stream is trained."""
 
-  def prepare(frozen: Any, images: jax.Array) -> Any:
+  def prepare(frozen: Any, images: Float[Array, "b side side 3"]) -> Any:
     return encode_program(frozen["backbone"], images, config=config)[1]
 
   def logits(trained: Any, frozen: Any, context: Any) -> Logits:
@@ -86,10 +88,14 @@ def _on_features(config: ViTConfig) -> SplitForward:
   """A head on what the backbone puts out in front of its own."""
   config = headless(config)
 
-  def prepare(frozen: Any, images: jax.Array) -> jax.Array:
+  def prepare(
+    frozen: Any, images: Float[Array, "b side side 3"]
+  ) -> Float32[Array, "b d"]:
     return encode_program(frozen["backbone"], images, config=config)[0]
 
-  def logits(trained: Any, frozen: Any, features: jax.Array) -> Logits:
+  def logits(
+    trained: Any, frozen: Any, features: Float32[Array, "b d"]
+  ) -> Logits:
     del frozen
     return {
       name: head_logits(features, task["head"])
@@ -103,7 +109,9 @@ def _fine_tuned(config: ViTConfig, spec: TaskSpec) -> SplitForward:
   """A task on the way of every token: all of it is differentiated."""
   model = MemoryViT(headless(config))
 
-  def logits(trained: Any, frozen: Any, images: jax.Array) -> Logits:
+  def logits(
+    trained: Any, frozen: Any, images: Float[Array, "b side side 3"]
+  ) -> Logits:
     task = trained[spec.name]
     params = {**frozen["backbone"], **task.get("backbone", {})}
     return {
@@ -129,23 +137,38 @@ def logits_program(
 
 
 def forward(
-  backbone: Backbone, tasks: Sequence[Task], images: jax.Array
+  backbone: Backbone,
+  tasks: Sequence[Task],
+  images: Float[Array, "b side side 3"],
 ) -> Logits:
   """Runs tasks as they are trained, not in slots.
 
   Args:
     backbone: of the tasks.
     tasks: of any regime; several that share a pass.
-    images: (b, s, s, 3) in [-1, 1].
-
-  Returns:
-    {task name: logits (b, c)}, float32.
+    images: in [-1, 1].
   """
   config, specs = backbone.config, tuple(task.spec for task in tasks)
   frozen = {"backbone": backbone.params, "tasks": {}}
   inputs = make_split_forward(config, specs).prepare(frozen, images)
   trained = {task.spec.name: task.params for task in tasks}
   return logits_program(trained, frozen, inputs, config=config, specs=specs)
+
+
+def full(config: ViTConfig) -> SplitForward:
+  """All of a ViT with its own head, for pretraining.
+
+  Trained is {"backbone": its parameters}.
+  """
+
+  def logits(
+    trained: Any, frozen: Any, images: Float[Array, "b side side 3"]
+  ) -> Logits:
+    del frozen
+    outputs, _ = encode_program(trained[BACKBONE], images, config=config)
+    return {BACKBONE: outputs}
+
+  return SplitForward(lambda frozen, images: images, logits)
 
 
 def headless(config: ViTConfig) -> ViTConfig:

@@ -207,7 +207,7 @@ def test_against_the_dense_oracle(backbone, images, regime):
       if attention == "memory":
         memory = task["memory"][i]
       elif attention == "additive" and i:
-        z = jnp.concatenate([z[:, :n], z[:, n:] + task["memory"][i]], 1)
+        z = jnp.concatenate([z[:, :n], z[:, n:] + task["memory"][i][None]], 1)
       elif i == 0 and attention != "plain":
         first = jnp.broadcast_to(task["memory"][0], (len(z), 2, d))
         z = jnp.concatenate([z, first], 1)
@@ -216,7 +216,7 @@ def test_against_the_dense_oracle(backbone, images, regime):
         [spec.memory_norm] * len(memory), task.get("adapters"), i,
       )  # fmt: skip
     z = oracle.layer_norm(p["Transformer"]["encoder_norm"], z)
-    return z[:, 0] @ task["head"]["kernel"] + task["head"]["bias"]
+    return oracle.dense(task["head"], z[:, 0])
 
   def ours(params):
     cut = split_forward.make_split_forward(backbone.config, (spec,))
@@ -245,9 +245,8 @@ def dense_block(p, z, memory, norm, adapters, i):
     )
 
   def adapt(a, y):
-    hidden = y @ a["down"]["kernel"][i] + a["down"]["bias"][i]
-    hidden = jax.nn.gelu(hidden)
-    return y + hidden @ a["up"]["kernel"][i] + a["up"]["bias"][i]
+    a = jax.tree.map(lambda leaf: leaf[i], a)
+    return y + oracle.dense(a["up"], jax.nn.gelu(oracle.dense(a["down"], y)))
 
   mask = jnp.ones((z.shape[1], z.shape[1] + len(memory)), bool)
   norm = np.array(norm, bool)
@@ -259,8 +258,7 @@ def dense_block(p, z, memory, norm, adapters, i):
   z = z + adapt(adapters["attention"], attended - z)
   m = p["MlpBlock_0"]
   y = oracle.layer_norm(p["LayerNorm_1"], z)
-  y = jax.nn.gelu(y @ m["Dense_0"]["kernel"] + m["Dense_0"]["bias"])
-  y = y @ m["Dense_1"]["kernel"] + m["Dense_1"]["bias"]
+  y = oracle.dense(m["Dense_1"], jax.nn.gelu(oracle.dense(m["Dense_0"], y)))
   return z + adapt(adapters["mlp"], y)
 
 

@@ -39,7 +39,7 @@ def dense(config, p, task, memories, images):
       memory_norm=np.ones(len(memory), bool), gelu="tanh",
     )  # fmt: skip
   z = oracle.layer_norm(p["Transformer"]["encoder_norm"], z)
-  return z[:, 0] @ task["head"]["kernel"] + task["head"]["bias"]
+  return oracle.dense(task["head"], z[:, 0])
 
 
 def test_naive_memories_against_the_dense_oracle(backbone, images):
