@@ -146,40 +146,8 @@ class Evaluator:
 
   def _plain(self, images: Images) -> Float[Array, "b c0"]:
     """The original outputs, by a program that hands nothing out to tasks."""
-    backbone = self._backbone
-    return inference.plain_program(
-      backbone.params, images, config=backbone.config
-    )
-
-  def _compared(
-    self, images: Images, names: Sequence[str]
-  ) -> tuple[Float[Array, "b c0"], Logits]:
-    """Outputs of the plain ViT, and of every task alone."""
-    _, context = inference.encode(self._backbone, images, check=False)
-    alone = {
-      name: inference.read(self._backbone, self._alone[name], context)[name]
-      for name in names
-    }
-    return self._plain(images), alone
-
-  @property
-  def _evaluation(self) -> EvalPreprocessing:
-    """Preprocessing, which all tasks share."""
-    return self._slots.specs[0].evaluation
-
-  def _evaluate(
-    self,
-    predict: Predict,
-    source: Reader,
-    preprocessing: EvalPreprocessing,
-  ) -> dict[str, dict[str, Any]]:
-    return evaluate_source(
-      predict,
-      source,
-      preprocessing,
-      batch_size=self._batch_size,
-      mesh=self._mesh,
-    )
+    config = self._backbone.config
+    return inference.plain_program(self._backbone.params, images, config=config)
 
 
 class _Differences:

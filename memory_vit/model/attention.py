@@ -159,7 +159,7 @@ def attend_from_tasks(
     mask: who sees whom.
   """
   tokens = [_with_parents(a, mask.parents, axis=2) for a in own]
-  cells = [_with_parents(a, mask.parents, axis=0) for a in cells]
+  memory = [_with_parents(a, mask.parents, axis=0) for a in cells]
   sees_token, sees_cell = _masks(mask.parents, mask.is_parent, mask.cells)
 
   query = query / math.sqrt(query.shape[-1])

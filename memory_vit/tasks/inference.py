@@ -99,8 +99,8 @@ def memory_program(
   config: ViTConfig,
 ) -> Cells:
   """Keys and values of memory, the same for all images."""
-  params = {"params": {"backbone": backbone_params}}
-  return MemoryViT(config).apply(params, memory, norm, method="keys_values")
+  model, params = MemoryViT(config), {"backbone": backbone_params}
+  return apply(model, params, memory, norm, method="keys_values")
 
 
 def fill_slots(

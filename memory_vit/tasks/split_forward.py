@@ -155,22 +155,6 @@ def forward(
   return logits_program(trained, frozen, inputs, config=config, specs=specs)
 
 
-def full(config: ViTConfig) -> SplitForward:
-  """All of a ViT with its own head, for pretraining.
-
-  Trained is {"backbone": its parameters}.
-  """
-
-  def logits(
-    trained: Any, frozen: Any, images: Float[Array, "b side side 3"]
-  ) -> Logits:
-    del frozen
-    outputs, _ = encode_program(trained[BACKBONE], images, config=config)
-    return {BACKBONE: outputs}
-
-  return SplitForward(lambda frozen, images: images, logits)
-
-
 def headless(config: ViTConfig) -> ViTConfig:
   """The ViT up to the features in front of its head."""
   return dataclasses.replace(config, num_classes=0, representation_size=0)
