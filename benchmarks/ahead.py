@@ -36,7 +36,7 @@ class Unbounded(divergence.DivergenceMonitor):
   """Keeps metrics, and waits for none."""
 
   def add(self, metrics: object) -> None:
-    """Keeps the metrics of the next step, on the device."""
+    """Keep the metrics of the next step, on the device."""
     self._kept.append(metrics)
 
 
@@ -88,7 +88,7 @@ class Workload:
 
 
 def main() -> None:
-  """Measures and prints."""
+  """Measure and print."""
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--rounds", type=int, default=9)
   rounds = parser.parse_args().rounds

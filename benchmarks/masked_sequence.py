@@ -66,7 +66,7 @@ forward_program = jax.jit(forward, static_argnames=("config", "specs"))
 def masked_sequence_pass(
   config: mv.ViTConfig, specs: tuple[mv.TaskSpec, ...]
 ) -> SplitForward:
-  """Trains what `make_split_forward` does, with nothing cut off in front."""
+  """Train what `make_split_forward` does, with nothing cut off in front."""
 
   def logits(trained: Any, frozen: Any, images: jax.Array) -> Logits:
     outputs = forward(
@@ -178,7 +178,7 @@ def _layer_norm(p: Any, x: jax.Array) -> jax.Array:
 
 
 def _apply(layer: nn.Module, params: Any, x: jax.Array) -> Any:
-  """Calls a layer, which changes no variables."""
+  """Call a layer, which changes no variables."""
   return layer.apply({"params": params}, x)
 
 

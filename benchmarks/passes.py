@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-  """Asks no device: batch and dtype may stay open, see `_setting`."""
+  """Ask no device: batch and dtype may stay open, see `_setting`."""
   parser = argparse.ArgumentParser(
     prog="python -m benchmarks.passes", description=__doc__.split("\n")[0]
   )

@@ -91,7 +91,7 @@ def _child(arguments: Sequence[str], what: str, cache: str) -> Peak:
 
 
 def measure(setting: workloads.Setting, what: str) -> Peak:
-  """Takes steps in this process; see the top of the file."""
+  """Take steps in this process; see the top of the file."""
   if not _can_measure():
     return Peak(None, f"no peak of the resident set on {sys.platform}")
   train = TRAININGS[what](setting)

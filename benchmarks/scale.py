@@ -39,7 +39,7 @@ class Row:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """Prints the table."""
+  """Print the table."""
   parser = argparse.ArgumentParser(prog="python -m benchmarks.scale")
   parser.add_argument("--variant", action="append")
   parser.add_argument("--devices", type=int, default=64)

@@ -45,7 +45,7 @@ def make_setting(
   cells: int,
   classes: int,
 ) -> Setting:
-  """Draws everything in numpy: the device allocates what stays, no more."""
+  """Draw everything in numpy: the device allocates what stays, no more."""
   config = mv.vit_config(
     variant, image_size=image_size, num_classes=1000, dtype=dtype
   )
@@ -132,13 +132,13 @@ class Training:
     self.state = step.create_state(params, optimizer, mesh)
 
   def __call__(self) -> Any:
-    """Takes a step; what it returns is there when the step is done."""
+    """Take a step; what it returns is there when the step is done."""
     self.state, metrics = self._step(self.state, self._frozen, self._batch)
     return metrics
 
 
 def training(setting: Setting, count: int) -> Training:
-  """Trains `count` tasks at once, as the package does."""
+  """Train `count` tasks at once, as the package does."""
   return _task_training(split_forward.make_split_forward, setting, count)
 
 
@@ -159,7 +159,7 @@ def _task_training(
 
 
 def full_finetuning(setting: Setting) -> Training:
-  """Trains all weights of the backbone, on its own head."""
+  """Train all weights of the backbone, on its own head."""
   params = {"backbone": setting.backbone.params}
 
   def logits(trained: Any, frozen: Any, images: jax.Array) -> Any:

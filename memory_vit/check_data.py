@@ -50,7 +50,7 @@ class Arguments:
 
 
 def parse(argv: Sequence[str]) -> Arguments:
-  """Reads `sys.argv`, and runs its configuration file.
+  """Read `sys.argv`, and run its configuration file.
 
   Raises:
     ConfigError: for what cannot be used.
@@ -73,7 +73,7 @@ def parse(argv: Sequence[str]) -> Arguments:
 
 
 def main(arguments: Arguments) -> int:
-  """Checks what the flags name; returns the exit status."""
+  """Check what the flags name; return the exit status."""
   progress.log_to_stderr()
   # What cannot be read is in the report.
   logging.getLogger("memory_vit.data.reader").setLevel(logging.ERROR)

@@ -452,7 +452,7 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def _of_training(config: Config) -> list[str]:
-  """Lists contradictions in how a task is trained."""
+  """List contradictions in how a task is trained."""
   lines = []
   if config.batch_size % config.optim.accumulation_steps:
     lines.append(
@@ -475,7 +475,7 @@ def _of_training(config: Config) -> list[str]:
 
 
 def _of_backbone(config: Config) -> list[str]:
-  """Lists contradictions in a backbone that the run makes itself."""
+  """List contradictions in a backbone that the run makes itself."""
   variant, lines = config.pretrain.variant, []
   if variant and config.pretrain.total_steps < 1:
     lines.append(
@@ -499,7 +499,7 @@ def _of_backbone(config: Config) -> list[str]:
 
 
 def beyond_the_end(config: Config) -> list[str]:
-  """Lists options that lie after the last step, one line each.
+  """List options that lie after the last step, one line each.
 
   Of a run in epochs the last step is known once its data is.
   """

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns its exit status."""
+  """Run the command; return its exit status."""
   return commands.run_command(lambda: _run(_parser().parse_args(argv)))
 
 
@@ -152,7 +152,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _choose(
   arguments: argparse.Namespace,
 ) -> tuple[dict[str, SplitRef], Upstream | None]:
-  """Chooses the data to open; nothing is opened yet."""
+  """Choose the data to open; nothing is opened yet."""
   tasks = [
     manifest.read(path)
     for given in arguments.task
@@ -170,7 +170,7 @@ def _choose(
 
 
 def _open(ref: SplitRef, arguments: argparse.Namespace) -> Reader:
-  """Opens a split, as patient and as lenient as was asked for."""
+  """Open a split, as patient and as lenient as was asked for."""
   return datasets.open_reader(
     dataclasses.replace(
       ref,

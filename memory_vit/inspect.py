@@ -48,7 +48,7 @@ _SHARES = ("_accuracy", "_top5", "_majority", "chance")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns its exit status."""
+  """Run the command; return its exit status."""
   return run_command(lambda: _inspect(_parser().parse_args(argv)))
 
 
@@ -105,7 +105,7 @@ def _finite(value: Any) -> Any:
 def _try_tasks(
   paths: Sequence[Path],
 ) -> tuple[list[TaskReport], dict[str, str]]:
-  """Describes tasks; returns reports, and {directory: why there is none}."""
+  """Describe tasks; return reports, and {directory: why there is none}."""
   reports, errors = [], {}
   for path in paths:
     try:

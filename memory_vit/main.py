@@ -44,7 +44,7 @@ class Arguments:
 
 
 def parse(argv: Sequence[str]) -> Arguments:
-  """Reads `sys.argv`, and runs its configuration file.
+  """Read `sys.argv`, and run its configuration file.
 
   Raises:
     ConfigError: for what cannot be used.
@@ -70,7 +70,7 @@ def parse(argv: Sequence[str]) -> Arguments:
 
 
 def main(arguments: Arguments) -> int:
-  """Runs the configuration; returns the exit status."""
+  """Run the configuration; return the exit status."""
   progress.log_to_stderr()
   launch.start(arguments.processes)
   # Not `__name__`, which is "__main__" here.

@@ -50,7 +50,7 @@ class Arguments:
 
 
 def parse(argv: Sequence[str]) -> Arguments:
-  """Reads `sys.argv`, and runs its configuration file.
+  """Read `sys.argv`, and run its configuration file.
 
   Raises:
     ConfigError: for what cannot be used.
@@ -85,7 +85,7 @@ def parse(argv: Sequence[str]) -> Arguments:
 
 
 def main(arguments: Arguments) -> int:
-  """Runs the study, or shows its plan or report; returns the exit status."""
+  """Run the study, or show its plan or report; return the exit status."""
   config, workdir = arguments.config, arguments.workdir
   if arguments.report_only:
     report.write_report(workdir)
@@ -107,7 +107,7 @@ def main(arguments: Arguments) -> int:
 
 
 def _show_report(workdir: Path) -> int:
-  """Prints report.md."""
+  """Print report.md."""
   print((workdir / "report.md").read_text(encoding="utf-8"))
   return 0
 

@@ -60,7 +60,7 @@ def picture_grid(images: np.ndarray, titles: Sequence[str]) -> Figure:
 
 
 def read_scalars(workdir: str | os.PathLike[str]) -> Scalars:
-  """Reads what a run wrote for TensorBoard; the steps of each tag are rising.
+  """Read what a run wrote for TensorBoard; the steps of each tag are rising.
 
   Where a run was stopped and went on, a step that was done twice counts as the
   last time.
@@ -170,7 +170,7 @@ def lines_figure(
 
 
 def _draw(axes: Axes, lines: Lines) -> None:
-  """Draws lines with bars from the least to the greatest of each point."""
+  """Draw lines with bars from the least to the greatest of each point."""
   for label, points in lines.items():
     xs, means, least, greatest = np.reshape(points, (-1, 4)).T
     axes.errorbar(

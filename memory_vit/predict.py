@@ -54,7 +54,7 @@ Guesses = dict[str, list[Guess]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns its exit status."""
+  """Run the command; return its exit status."""
   return commands.run_command(
     lambda: _predict(_parser().parse_intermixed_args(argv))
   )
@@ -147,7 +147,7 @@ def guess(
   top: int,
   original: bool = False,
 ) -> list[Guesses]:
-  """Returns the guesses of all tasks for each image, from one pass.
+  """Return the guesses of all tasks for each image, from one pass.
 
   Args:
     backbone: of the tasks.

@@ -141,7 +141,7 @@ class RunResult:
   sweep: SweepResult | None = None
 
   def to_json(self) -> dict[str, Any]:
-    """Returns what `result.json` holds; without a sweep no key of it."""
+    """Return what `result.json` holds; without a sweep no key of it."""
     values = json.loads(json.dumps(dataclasses.asdict(self)))
     if self.sweep is None:
       del values["sweep"]
@@ -149,7 +149,7 @@ class RunResult:
 
   @classmethod
   def from_json(cls, values: Mapping[str, Any]) -> "RunResult":
-    """Reads what `to_json` returned, here or in another version.
+    """Read what `to_json` returned, here or in another version.
 
     Raises:
       TypeError: for values of another form.
@@ -165,7 +165,7 @@ class RunResult:
 
 
 def load_result(workdir: Path, name: str = RESULT) -> RunResult | None:
-  """Reads the result of a run on this process; None if it is not finished.
+  """Read the result of a run on this process; None if it is not finished.
 
   Raises:
     ConfigError: where the file holds something else.
@@ -200,6 +200,6 @@ def _parse(file: Path, values: Mapping[str, Any] | None) -> RunResult | None:
 
 
 def _known(cls: type, values: Mapping[str, Any]) -> Any:
-  """Makes a dataclass of those of the values that are its fields."""
+  """Make a dataclass of those of the values that are its fields."""
   names = {field.name for field in dataclasses.fields(cls)}
   return cls(**{key: v for key, v in values.items() if key in names})

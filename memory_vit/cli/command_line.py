@@ -47,33 +47,33 @@ class Parser(argparse.ArgumentParser):
   """For a command without a configuration: one line says what is wrong."""
 
   def error(self, message: str) -> typing.NoReturn:
-    """Raises `ConfigError`, where argparse would show all that there is."""
+    """Raise `ConfigError`, where argparse would show all that there is."""
     problem = one_line(message).rstrip(".")
     raise ConfigError(f"the command line: {problem}; {_SEE_HELP}.")
 
   def switch(self, name: str, about: str) -> None:
-    """Adds an argument without a value."""
+    """Add an argument without a value."""
     self.add_argument(name, action="store_true", help=about)
 
   def strings(self, name: str, metavar: str, about: str) -> None:
-    """Adds an argument that may be given several times, or never."""
+    """Add an argument that may be given several times, or never."""
     self.add_argument(
       name, action="append", default=[], metavar=metavar, help=about
     )
 
   def number(self, name: str, rule: Rule, default: float, about: str) -> None:
-    """Adds a number of the type of its default, which the help names."""
+    """Add a number of the type of its default, which the help names."""
     kind = _number(type(default), rule)
     about += " (default: %(default)s)"
     self.add_argument(name, type=kind, default=default, help=about)
 
   def option(self, name: str, key: str, about: str) -> None:
-    """Adds a number with the rule and the default of `config.KEY`."""
+    """Add a number with the rule and the default of `config.KEY`."""
     option = config_lib.OPTIONS[key]
     self.number(name, option.rule, option.default, about)
 
   def model(self, batch_size: int, about_batch: str) -> None:
-    """Adds what every model is loaded and run by; see `load_model`."""
+    """Add what every model is loaded and run by; see `load_model`."""
     self.add_argument(
       "--backbone",
       required=True,
@@ -98,7 +98,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _number(kind: type[int] | type[float], rule: Rule) -> Callable[[str], Any]:
-  """Makes the type of an argument: a number that a rule accepts."""
+  """Make the type of an argument: a number that a rule accepts."""
 
   def parse(text: str) -> Any:
     try:
@@ -123,7 +123,7 @@ class CommandLine:
   """
 
   def __init__(self, about: str, argv: Sequence[str]) -> None:
-    """Prepares to parse `argv`; `about` is what --help says first."""
+    """Prepare to parse `argv`; `about` is what --help says first."""
     self._about, self._argv = about, list(argv)
     self.flags = flags.FlagValues()
     try:
@@ -137,7 +137,7 @@ class CommandLine:
     self._trusts = self.switch("trust_data_code", TRUST_HELP)
 
   def string(self, name: str, about: str) -> Callable[[], str | None]:
-    """Declares a flag; returns what reads it once all are parsed."""
+    """Declare a flag; return what reads it once all are parsed."""
     holder = flags.DEFINE_string(name, None, about, flag_values=self.flags)
     return lambda: holder.value
 
@@ -157,17 +157,17 @@ class CommandLine:
     return read
 
   def strings(self, name: str, about: str) -> Callable[[], list[str]]:
-    """Declares a flag that may be given several times."""
+    """Declare a flag that may be given several times."""
     holder = flags.DEFINE_multi_string(name, [], about, flag_values=self.flags)
     return lambda: holder.value
 
   def switch(self, name: str, about: str) -> Callable[[], bool]:
-    """Declares a flag without a value."""
+    """Declare a flag without a value."""
     holder = flags.DEFINE_bool(name, False, about, flag_values=self.flags)
     return lambda: holder.value
 
   def parse(self, needs_config: Callable[[], bool] = lambda: True) -> Config:
-    """Parses all flags; returns the configuration.
+    """Parse all flags; return the configuration.
 
     Args:
       needs_config: whether --config must be, asked once flags are parsed;
@@ -198,7 +198,7 @@ class CommandLine:
     )
 
   def _require_options(self) -> None:
-    """Raises for an option that no configuration has."""
+    """Raise for an option that no configuration has."""
     known = {*config_lib.OPTIONS, *option_help.sections()}
     for argument in self._argv[1:]:
       found = re.match(r"--?(?:no)?config\.([^=\[]*)", argument)
@@ -276,7 +276,7 @@ class _ConfigFile(flags.ArgumentParser["ml_collections.ConfigDict"]):
 
 
 def _run(path: Path, given: Sequence[str]) -> Any:
-  """Calls get_config of a file of Python."""
+  """Call get_config of a file of Python."""
   loader = importlib.machinery.SourceFileLoader("config_file", str(path))
   spec = importlib.util.spec_from_loader(loader.name, loader)
   module = importlib.util.module_from_spec(typing.cast(Any, spec))
@@ -298,7 +298,7 @@ def _place(error: Exception, path: Path) -> str:
 
 
 def one_line(text: str) -> str:
-  """Shortens text to one line, without what a terminal obeys."""
+  """Shorten text to one line, without what a terminal obeys."""
   text = " ".join(text.split())
   shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
   more = "..." if len(shown) > _MOST_SHOWN else ""

@@ -25,7 +25,7 @@ _MOST_SAID = 2_000
 
 
 def show(text: str, file: TextIO | None = None) -> None:
-  """Prints at once; what the terminal cannot encode, or obeys, is escaped.
+  """Print at once; what the terminal cannot encode, or obeys, is escaped.
 
   Names that strangers chose have been `escaped` before they became a part of a
   line, since line breaks are printed as they are.
@@ -38,7 +38,7 @@ def show(text: str, file: TextIO | None = None) -> None:
 
 
 def leave_current_directory() -> None:
-  """Takes the current directory off `sys.path`, where `python -m` has put it.
+  """Take the current directory off `sys.path`, where `python -m` has put it.
 
   Beside downloads and files of others no module may be found by its name. This
   package finds its own through its `__path__`. What PYTHONPATH names stays.
@@ -65,7 +65,7 @@ def json_file(text: str | None) -> Path | None:
 
 
 def write_json(path: Path, values: Any) -> None:
-  """Writes a `json_file`.
+  """Write a `json_file`.
 
   Raises:
     TrainingError: where it cannot be written now.
@@ -75,7 +75,7 @@ def write_json(path: Path, values: Any) -> None:
 
 
 def parsed(parse: Callable[[], _T]) -> _T:
-  """Parses a command line; ends the process where it cannot be used.
+  """Parse a command line; end the process where it cannot be used.
 
   A configuration file is executed here, and may import others beside it; from
   then on the current directory is off `sys.path`.
@@ -94,7 +94,7 @@ def parsed(parse: Callable[[], _T]) -> _T:
 
 
 def run_command(command: Callable[[], int]) -> int:
-  """Runs the body of a command, and returns its exit status.
+  """Run the body of a command, and return its exit status.
 
   That is 2 after a `MemoryVitError`, whose message is on stderr; 0 where stdout
   was closed before the end, as by `| head`; that of `Interrupted`, or 130 after
@@ -120,7 +120,7 @@ def run_command(command: Callable[[], int]) -> int:
 
 
 def _open_streams() -> None:
-  """Opens those of stdin, stdout and stderr that were closed, to nowhere.
+  """Open those of stdin, stdout and stderr that were closed, to nowhere.
 
   The next files would get their numbers, and what libraries write to stderr
   would land in them.

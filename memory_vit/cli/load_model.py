@@ -16,7 +16,7 @@ with epy.lazy_imports():  # --help and wrong arguments do not wait for jax
 def load_model(
   backbone: str, tasks: Sequence[str], dtype: str
 ) -> tuple[backbones.Backbone, tuple[task_sets.Task, ...]]:
-  """Loads a backbone as its tasks want it, and the tasks.
+  """Load a backbone as its tasks want it, and the tasks.
 
   The arguments are those of the command line: `Parser.model`.
 

@@ -34,7 +34,7 @@ def evaluate(
   *,
   digest: bool = False,
 ) -> dict[str, dict[str, Any]]:
-  """Evaluates all outputs of a model on one data set.
+  """Evaluate all outputs of a model on one data set.
 
   Args:
     predict: the model.
@@ -99,7 +99,7 @@ def predict_fn(
   mesh: Mesh,
   outputs: Sequence[str] | None = None,
 ) -> Predict:
-  """Builds the function from images to logits of tasks of any regime.
+  """Build the function from images to logits of tasks of any regime.
 
   Args:
     backbone: of all tasks, on the devices of the mesh.

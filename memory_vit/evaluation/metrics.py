@@ -19,7 +19,7 @@ def batch_sums(
   labels: Int[Array, " b"],
   mask: Float32[Array, " b"],
 ) -> dict[str, Float32[Array, ""] | Float32[Array, " c"]]:
-  """Sums over the examples of a batch.
+  """Sum over the examples of a batch.
 
   Args:
     logits: outputs of the model.
@@ -49,7 +49,7 @@ def add(
   total: Totals | None,
   sums: Mapping[str, Float32[AnyArray, ""] | Float32[AnyArray, " c"]],
 ) -> Totals:
-  """Adds the sums of a batch to a total, in float64 on the host."""
+  """Add the sums of a batch to a total, in float64 on the host."""
   added: Totals = {k: np.asarray(v, np.float64) for k, v in sums.items()}
   if total is None:
     return added
@@ -57,7 +57,7 @@ def add(
 
 
 def summarise(total: Totals) -> dict[str, Any]:
-  """Sums -> "loss", "top1", "top5", "majority", "examples", "per_class".
+  """Return "loss", "top1", "top5", "majority", "examples", "per_class".
 
   "top1" and "top5" are shares of the examples, and so is "majority": that of
   the largest class, which is what who always names it gets right. A class

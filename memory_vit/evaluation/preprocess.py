@@ -34,7 +34,7 @@ def preprocess(
   pictures: PictureLike | Iterable[PictureLike],
   task: TasksLike | Slots | EvalPreprocessing,
 ) -> Float32[np.ndarray, "*b side side 3"]:
-  """Prepares pictures for `forward`, as the task was evaluated.
+  """Prepare pictures for `forward`, as the task was evaluated.
 
   To the bit what evaluation and the command `predict` see of the same file,
   with the same limits: 64 MiB, 64 megapixels, 16,384 pixels a side.
@@ -113,7 +113,7 @@ def _reading() -> ModuleType:
 def _prepared(
   reading: ModuleType, picture: Any, evaluation: EvalPreprocessing
 ) -> Float32[np.ndarray, "side side 3"]:
-  """Prepares one picture.
+  """Prepare one picture.
 
   Raises:
     DataError: says why not.

@@ -71,7 +71,7 @@ _Missing = str
 def parse(
   option: str, texts: Sequence[str], owners: Iterable[str]
 ) -> dict[str, str]:
-  """Parses values for all tasks, or as TASK=VALUE for one of `owners`.
+  """Parse values for all tasks, or as TASK=VALUE for one of `owners`.
 
   Raises:
     ConfigError: for a task that is not there, or what is said twice.
@@ -133,7 +133,7 @@ def choose(
 
 
 def require_classes(task: Task, source: Reader) -> None:
-  """Refuses a data set with other classes than the task has learned.
+  """Refuse a data set with other classes than the task has learned.
 
   Raises:
     TaskError: with the first classes of both.

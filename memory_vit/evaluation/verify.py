@@ -58,7 +58,7 @@ class Evaluator:
   def evaluate(
     self, source: Reader, names: Sequence[str], *, verify: bool
   ) -> dict[str, dict[str, Any]]:
-    """Evaluates tasks on a data set, with all tasks in the pass.
+    """Evaluate tasks on a data set, with all tasks in the pass.
 
     With `verify` every output is compared with that of other programs.
 
@@ -99,7 +99,7 @@ class Evaluator:
   def upstream(
     self, source: Reader, preprocessing: EvalPreprocessing
   ) -> dict[str, Any]:
-    """Evaluates the original head, with all tasks in the pass and without."""
+    """Evaluate the original head, with all tasks in the pass and without."""
     differences = _Differences()
 
     def predict(images: Images) -> Logits:
@@ -141,7 +141,7 @@ class Evaluator:
     }
 
   def _forward(self, slots: Slots, images: Images) -> Logits:
-    """Runs all tasks in one pass, on images that `data` has scaled."""
+    """Run all tasks in one pass, on images that `data` has scaled."""
     return inference.forward(self._backbone, slots, images, check=False)
 
   def _plain(self, images: Images) -> Float[Array, "b c0"]:
@@ -164,7 +164,7 @@ class _Differences:
     found: Float[Array, "b c"],
     expected: Float[Array, "b c"],
   ) -> None:
-    """Compares the outputs of a batch."""
+    """Compare the outputs of a batch."""
     a, b = np.asarray(found), np.asarray(expected)
     self._equal[name] &= a.tobytes() == b.tobytes()
     # A maximum with what is not a number is not a number.

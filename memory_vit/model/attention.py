@@ -81,7 +81,7 @@ class MultiHeadDotProductAttention(nn.Module):
   config: ViTConfig
 
   def setup(self) -> None:
-    """Declares the projections by hand: the methods share them."""
+    """Declare the projections by hand: the methods share them."""
     self.query = HeadProjection(self.config)
     self.key = HeadProjection(self.config)
     self.value = HeadProjection(self.config)
@@ -186,7 +186,7 @@ def attend_from_tasks(
 def _with_parents(
   a: Shaped[AnyArray, "..."], parents: Int[AnyArray, "t p"], axis: int
 ) -> Shaped[Array, "..."]:
-  """Gives every task its own entry of `a`, and after it those of its parents.
+  """Give every task its own entry of `a`, and after it those of its parents.
 
   A parent is read as it is: the loss of a task never trains another one.
 
@@ -217,5 +217,5 @@ def _masks(
 def _hide(
   scores: Float[Array, "b h *seen"], seen: Bool[Array, "*seen"]
 ) -> Float[Array, "b h *seen"]:
-  """Sets scores of what a task does not see to -inf."""
+  """Set scores of what a task does not see to -inf."""
   return jnp.where(seen[None, None], scores, -jnp.inf)

@@ -73,7 +73,7 @@ def random_backbone(
   key: jax.Array,
   dtype: str = "float32",
 ) -> Backbone:
-  """Returns a backbone with random weights, for tests and for pretraining.
+  """Return a backbone with random weights, for tests and for pretraining.
 
   Args:
     variant: such as "B/32"; see `vit_config.vit_config`.
@@ -94,7 +94,7 @@ def random_backbone(
 
 
 def init_backbone(config: ViTConfig, key: jax.Array) -> Backbone:
-  """Returns a backbone of any shape, with random weights."""
+  """Return a backbone of any shape, with random weights."""
   params = jax.jit(_init_params, static_argnums=0)(config, key)
   return Backbone(config, params, trees.fingerprint(params))
 

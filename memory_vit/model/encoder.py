@@ -42,7 +42,7 @@ class MlpBlock(nn.Module):
 
   @nn.compact
   def __call__(self, z: Float[Array, "b s d"]) -> Float[Array, "b s d"]:
-    """Runs the two layers on each token."""
+    """Run the two layers on each token."""
     cfg = self.config
     # In this order: flax numbers the layers as they are made.
     z = nn.Dense(cfg.mlp_dim, dtype=cfg.dtype, name="Dense_0")(z)
@@ -56,7 +56,7 @@ class EncoderBlock(nn.Module):
   config: ViTConfig
 
   def setup(self) -> None:
-    """Declares the parts, under their published names."""
+    """Declare the parts, under their published names."""
     cfg = self.config
     self.LayerNorm_0 = _layer_norm(cfg)
     self.MultiHeadDotProductAttention_0 = MultiHeadDotProductAttention(cfg)
@@ -66,7 +66,7 @@ class EncoderBlock(nn.Module):
   def encode(
     self, x: Float[Array, "b s d"]
   ) -> tuple[Float[Array, "b s d"], KeysValues]:
-    """Runs the block on the backbone stream.
+    """Run the block on the backbone stream.
 
     Returns:
       The tokens, and the keys and values of the block's attention.
@@ -84,7 +84,7 @@ class EncoderBlock(nn.Module):
     mask: TaskMask,
     norms: Sequence[Tree | None],
   ) -> Float[Array, "b t d"]:
-    """Runs the block on the task stream.
+    """Run the block on the task stream.
 
     Args:
       c: class tokens.
@@ -107,7 +107,7 @@ class EncoderBlock(nn.Module):
     cells: CellKeysValues | None,
     adapters: Tree | None,
   ) -> Float[Array, "b s d"]:
-    """Runs the block on a backbone stream that a task changes.
+    """Run the block on a backbone stream that a task changes.
 
     Args:
       x: all tokens.
@@ -142,7 +142,7 @@ class EncoderBlock(nn.Module):
 def bottleneck_adapter(
   params: Tree | None, y: Float[Array, "b s d"]
 ) -> Float[Array, "b s d"]:
-  """Adds a bottleneck adapter (Houlsby et al. 2019).
+  """Add a bottleneck adapter (Houlsby et al. 2019).
 
   Args:
     params: {"down": {"kernel": (d, r), "bias": (r,)}, "up": {"kernel": (r, d),
@@ -179,7 +179,7 @@ def task_layer_norm(
 
 
 def _unstack(tree: Tree | None, count: int) -> list[Tree | None]:
-  """Splits the arrays of a tree along their first axis, of `count` rows."""
+  """Split the arrays of a tree along their first axis, of `count` rows."""
   if tree is None:
     return [None] * count
   return [jax.tree.map(lambda a, i=i: a[i], tree) for i in range(count)]
@@ -198,7 +198,7 @@ class AddPositionEmbedding(nn.Module):
   def __call__(
     self, z: Float[Array, "b s d"], is_class: bool
   ) -> Float[Array, "b s d"]:
-    """Adds it to the backbone stream, or to class tokens alone (s = t)."""
+    """Add it to the backbone stream, or to class tokens alone (s = t)."""
     cfg = self.config
     embedding = self.param(
       "pos_embedding",
@@ -216,7 +216,7 @@ class Encoder(nn.Module):
   config: ViTConfig
 
   def setup(self) -> None:
-    """Declares the parts; a list `encoderblock` makes `encoderblock_0`, ..."""
+    """Declare the parts; a list `encoderblock` makes `encoderblock_0`, ..."""
     cfg = self.config
     self.posembed_input = AddPositionEmbedding(cfg)
     self.encoderblock = [EncoderBlock(cfg) for _ in range(cfg.depth)]
@@ -226,7 +226,7 @@ class Encoder(nn.Module):
   def encode(
     self, x: Float[Array, "b s d"]
   ) -> tuple[Float32[Array, "b s d"], Context]:
-    """Runs the backbone stream: the plain ViT.
+    """Run the backbone stream: the plain ViT.
 
     Returns:
       The tokens, and the keys and values of every layer.
@@ -246,7 +246,7 @@ class Encoder(nn.Module):
     mask: TaskMask,
     norms: Tree | None,
   ) -> Float32[Array, "b t d"]:
-    """Runs the task stream.
+    """Run the task stream.
 
     Args:
       c: class tokens.
@@ -271,7 +271,7 @@ class Encoder(nn.Module):
     memory_norm: bool = True,
     adapters: Tree | None = None,
   ) -> Float32[Array, "b d"]:
-    """Runs the backbone stream of one task that changes it.
+    """Run the backbone stream of one task that changes it.
 
     Args:
       x: class and patches.

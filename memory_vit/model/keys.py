@@ -9,7 +9,7 @@ from memory_vit.errors import MemoryVitError
 
 
 def require_key(key: Any) -> None:
-  """Raises `MemoryVitError` unless this is one random key of JAX.
+  """Raise `MemoryVitError` unless this is one random key of JAX.
 
   Args:
     key: of `jax.random.key`, or in the older form of `jax.random.PRNGKey`.

@@ -72,7 +72,7 @@ def parent_directories(tasks: Sequence[Task]) -> dict[str, str]:
 def _refuse_circles(
   names: Sequence[str], sees: Bool[np.ndarray, "t t"]
 ) -> None:
-  """Takes away tasks that read no remaining one, until none is left."""
+  """Take away tasks that read no remaining one, until none is left."""
   left = list(range(len(names)))
   while left:
     free = [i for i in left if not any(sees[i, j] for j in left if j != i)]
@@ -104,7 +104,7 @@ class TaskMask(NamedTuple):
 def task_mask(
   specs: Sequence[TaskSpec], *, slots: int = 0, cells: int = 0, parents: int = 0
 ) -> TaskMask:
-  """Returns the `TaskMask` of a set of tasks; raises as `attention_graph` does.
+  """Return the `TaskMask` of a set of tasks; raise as `attention_graph` does.
 
   Args:
     specs: the tasks.

@@ -56,7 +56,7 @@ class StackedTasks(NamedTuple):
 
 
 def stack_tasks(tasks: Sequence[Tree], mask: TaskMask) -> StackedTasks:
-  """Stacks what the task stream computes with, heads excepted.
+  """Stack what the task stream computes with, heads excepted.
 
   Args:
     tasks: parameters of at least one task.
@@ -99,13 +99,13 @@ def round_up_to(count: int, unit: int) -> int:
 def _pad(
   array: Shaped[AnyArray, "..."], shape: tuple[int, ...]
 ) -> Shaped[Array, "..."]:
-  """Adds zeros at the end of every axis, up to `shape`."""
+  """Add zeros at the end of every axis, up to `shape`."""
   widths = [(0, n - old) for old, n in zip(array.shape, shape, strict=True)]
   return jnp.pad(array, widths)
 
 
 def _stack(each: Sequence[Any], slots: int, axis: int = 0) -> Any:
-  """Stacks trees of arrays along a new axis, zeros in empty slots."""
+  """Stack trees of arrays along a new axis, zeros in empty slots."""
   none = jax.tree.map(jnp.zeros_like, each[0])
   each = [*each, *[none] * (slots - len(each))]
   return jax.tree.map(lambda *arrays: jnp.stack(arrays, axis), *each)

@@ -247,7 +247,7 @@ class Task:
 def require_backbone(
   spec: TaskSpec, found: BackboneId, owner: str = ""
 ) -> None:
-  """Raises `TaskError` where a task was trained on another backbone.
+  """Raise `TaskError` where a task was trained on another backbone.
 
   Args:
     spec: of the task.

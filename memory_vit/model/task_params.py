@@ -24,7 +24,7 @@ class TaskParams(nn.Module):
 
   @nn.compact
   def __call__(self) -> dict[str, Any]:
-    """Returns the parameters of `Task`, memory drawn from N(0, std^2)."""
+    """Return the parameters of `Task`, memory drawn from N(0, std^2)."""
     init = {
       # As vit_jax starts a head: in the first step class token and memory get
       # no gradient yet, and no random head pulls at them.
@@ -76,5 +76,5 @@ class Tasks(nn.Module):
 
   @nn.compact
   def __call__(self) -> list[dict[str, Any]]:
-    """Returns one tree for each of `specs`, in their order."""
+    """Return one tree for each of `specs`, in their order."""
     return [TaskParams(self.config, s, name=s.name)() for s in self.specs]

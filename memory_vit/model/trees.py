@@ -26,7 +26,7 @@ def unflatten(flat: Mapping[str, Any]) -> Tree:
 def differences(
   expected: Mapping[str, Any], found: Mapping[str, Any]
 ) -> list[str]:
-  """Compares names and shapes of two flat trees; one line for each problem."""
+  """Compare names and shapes of two flat trees; one line for each problem."""
   lines = [
     f"missing: {name} {tuple(expected[name].shape)}"
     for name in sorted(expected.keys() - found.keys())
@@ -85,7 +85,7 @@ def fingerprint(tree: Mapping[str, Any]) -> str:
 
 
 def _update(digest: Any, array: np.ndarray) -> None:
-  """Feeds an array to a hash, in the byte order of the common machines."""
+  """Feed an array to a hash, in the byte order of the common machines."""
   if array.dtype.byteorder == ">":
     array = array.astype(array.dtype.newbyteorder("<"))
   digest.update(f"{array.dtype.name}{array.shape}".encode() + b"\0")

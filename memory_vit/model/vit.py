@@ -31,7 +31,7 @@ class VisionTransformer(nn.Module):
   config: ViTConfig
 
   def setup(self) -> None:
-    """Declares the parts by hand: two methods share them."""
+    """Declare the parts by hand: two methods share them."""
     cfg = self.config
     patch = (cfg.patch_size, cfg.patch_size)
     self.embedding = nn.Conv(
@@ -49,7 +49,7 @@ class VisionTransformer(nn.Module):
   def encode(
     self, images: Float[Array, "b side side 3"]
   ) -> tuple[Float32[Array, "b c0"], Context]:
-    """Runs the plain ViT.
+    """Run the plain ViT.
 
     Args:
       images: in [-1, 1].
@@ -75,7 +75,7 @@ class VisionTransformer(nn.Module):
     mask: TaskMask,
     norms: Tree | None,
   ) -> Float32[Array, "b t d"]:
-    """Runs the task stream.
+    """Run the task stream.
 
     Args:
       cls: class tokens.
@@ -97,7 +97,7 @@ class VisionTransformer(nn.Module):
     task: Mapping[str, Any],
     spec: TaskSpec,
   ) -> Float32[Array, "b d"]:
-    """Runs the ViT as a task of one of the other regimes changes it.
+    """Run the ViT as a task of one of the other regimes changes it.
 
     Args:
       images: in [-1, 1].
@@ -144,14 +144,14 @@ class MemoryViT(nn.Module):
   specs: tuple[TaskSpec, ...] = ()
 
   def setup(self) -> None:
-    """Declares the two halves of the parameters."""
+    """Declare the two halves of the parameters."""
     self.backbone = VisionTransformer(self.config)
     self.tasks = Tasks(self.config, self.specs)
 
   def __call__(
     self, images: Float[Array, "b side side 3"]
   ) -> dict[str, Float32[Array, "b _"]]:
-    """Runs both streams at once.
+    """Run both streams at once.
 
     Args:
       images: in [-1, 1].
@@ -174,7 +174,7 @@ class MemoryViT(nn.Module):
     task: Mapping[str, Any],
     spec: TaskSpec,
   ) -> Float32[Array, "b c"]:
-    """Runs a task of a regime that changes the backbone's computation.
+    """Run a task of a regime that changes the backbone's computation.
 
     Arguments as in `VisionTransformer.fine_tuned`.
 
@@ -194,7 +194,7 @@ class MemoryViT(nn.Module):
   def read_slots(
     self, slots: SlotArrays, context: Context
   ) -> Float32[Array, "b t c"]:
-    """Runs the task stream on stacked tasks, any that fit the shapes.
+    """Run the task stream on stacked tasks, any that fit the shapes.
 
     Args:
       slots: the tasks; none of the module's own is read.
@@ -215,7 +215,7 @@ class MemoryViT(nn.Module):
   def task_features(
     self, tasks: Sequence[Tree], specs: Sequence[TaskSpec], context: Context
   ) -> Float32[Array, "b t d"]:
-    """Runs the task stream on parameters of tasks, for their gradient.
+    """Run the task stream on parameters of tasks, for their gradient.
 
     Args:
       tasks: parameters of at least one task.
@@ -231,7 +231,7 @@ class MemoryViT(nn.Module):
     return self.backbone.read(cls, context, cells, mask, norms)
 
   def read(self, context: Context) -> dict[str, Float32[Array, "b _"]]:
-    """Runs the task stream on the tasks of this module.
+    """Run the task stream on the tasks of this module.
 
     Args:
       context: from `encode`.
@@ -252,7 +252,7 @@ class MemoryViT(nn.Module):
 def apply(
   model: nn.Module, params: Mapping[str, Any], *args: Any, method: str
 ) -> Any:
-  """Runs a method of a module on its parameters.
+  """Run a method of a module on its parameters.
 
   As `model.apply`, whose type says that changed variables may come with the
   outputs; no module here changes any.

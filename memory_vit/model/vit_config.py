@@ -113,7 +113,7 @@ VARIANTS = {
 
 
 def vit_config(variant: str, **overrides: Any) -> ViTConfig:
-  """Returns the configuration of a variant such as "B/32".
+  """Return the configuration of a variant such as "B/32".
 
   Args:
     variant: letter of `VARIANTS`, a slash, the patch size in pixels.

@@ -72,7 +72,7 @@ def measure(record: StudyRecord) -> list[dict[str, Any]]:
 def cost_of(
   config: ViTConfig, regime: str, cells: int, bottleneck: int
 ) -> Cost:
-  """Computes the cost of a regime; compiles its forward pass.
+  """Compute the cost of a regime; compile its forward pass.
 
   `cells` and `bottleneck` count where the regime has memory, and adapters.
   """

@@ -53,7 +53,7 @@ class Executor:
   stop: StopSignal | None = None
 
   def finished(self, parts: Sequence[str]) -> dict[str, list[StudyTrial]]:
-    """Finds the runs of some parts that earlier calls have finished.
+    """Find the runs of some parts that earlier calls have finished.
 
     Raises:
       ConfigError: where their data are not those that are there now.
@@ -63,7 +63,7 @@ class Executor:
     return trials
 
   def train(self, planned: Run, trials: Trials) -> list[StudyTrial]:
-    """Trains a run, or goes on with it; a finished one is only read.
+    """Train a run, or go on with it; a finished one is only read.
 
     A run all of whose trials diverge is finished as well: that is a result,
     and is kept in `lost.json`. What a run reads is finished before it.
@@ -107,12 +107,12 @@ class Executor:
     return trials_of(planned, ending, directory)
 
   def _recall(self, planned: Run, trials: Trials) -> list[StudyTrial] | None:
-    """Reads a run; None where neither it nor what it reads is finished."""
+    """Read a run; None where neither it nor what it reads is finished."""
     config = self._config_of(planned, trials)
     return self._find(planned, config) if config else diverged_trials(planned)
 
   def _find(self, planned: Run, config: Config) -> list[StudyTrial] | None:
-    """Reads a run of this configuration; None where it is not finished."""
+    """Read a run of this configuration; None where it is not finished."""
     directory = directory_of(self.workdir, planned.name)
     ending = _ending(directory)
     if not ending or self._differences(config, directory, ending):
@@ -120,7 +120,7 @@ class Executor:
     return trials_of(planned, ending, directory)
 
   def _config_of(self, planned: Run, trials: Trials) -> Config | None:
-    """Configures a run; None where all that it could read diverged."""
+    """Configure a run; None where all that it could read diverged."""
     read = []
     if planned.reads:
       parent = best_parent(planned.reads, trials, self.config.task.cells)
@@ -132,7 +132,7 @@ class Executor:
   def _differences(
     self, config: Config, directory: Path, ending: RunResult
   ) -> list[str]:
-    """Lists the options that matter and differ from those of a finished run."""
+    """List the options that matter and differ from those of a finished run."""
     made_by = files.read_object(directory / "config.json")
     found, now = (
       {**resume.what_matters(values), **_epochs(values), "backbone": mark}
@@ -145,7 +145,7 @@ class Executor:
 
 
 def remove_checkpoints(directory: Path) -> None:
-  """Removes the saved states of a finished run.
+  """Remove the saved states of a finished run.
 
   With its two states, each with the best so far, a run of the regime `full`
   holds a backbone many times over; its result and its exported task stay.
@@ -156,7 +156,7 @@ def remove_checkpoints(directory: Path) -> None:
 
 
 def require_data(config: Config, runs: Sequence[Run], finished: Trials) -> None:
-  """Opens what runs will read: a wrong split must not cost those before it."""
+  """Open what runs will read: a wrong split must not cost those before it."""
   sets = data_sets(config)
   splits: dict[tuple[DataConfig, str], None] = {}
   for planned in runs:
@@ -172,7 +172,7 @@ def require_data(config: Config, runs: Sequence[Run], finished: Trials) -> None:
 
 
 def require_same_data(config: Config, done: Trials, workdir: Path) -> None:
-  """Refuses finished runs whose data are others now; all processes must call.
+  """Refuse finished runs whose data are others now; all processes must call.
 
   Data that are not there any more are named in the log: what is finished does
   not need them.
@@ -240,7 +240,7 @@ def _other_data(
 
 
 def _ending(directory: Path) -> RunResult | None:
-  """Reads how a run ended, on all processes."""
+  """Read how a run ended, on all processes."""
   return read_result(directory, DIVERGED) or read_result(directory)
 
 

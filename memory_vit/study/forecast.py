@@ -25,7 +25,7 @@ from memory_vit.training.trainer import Trainer
 
 
 def forecast(config: Config, workdir: Path, parts: Sequence[str]) -> str:
-  """Lists the runs of a study and estimates their time; writes nothing.
+  """List the runs of a study and estimate their time; write nothing.
 
   What is finished in `workdir` takes no time.
   """
@@ -64,7 +64,7 @@ def forecast(config: Config, workdir: Path, parts: Sequence[str]) -> str:
 
 
 def train_split(config: Config) -> Reader:
-  """Opens the training split of the first data set."""
+  """Open the training split of the first data set."""
   where = config.data
   return datasets.open_split(
     where, where.train, config.stall_timeout, config.trust_data_code
@@ -74,7 +74,7 @@ def train_split(config: Config) -> Reader:
 def step_seconds(
   config: Config, backbone: Backbone, mesh: Mesh, train: Reader
 ) -> float:
-  """Times one training step on random images, after one that compiles.
+  """Time one training step on random images, after one that compiles.
 
   Of a sweep one trial is timed. The run reads no other task.
   """
@@ -99,7 +99,7 @@ def _count(runs: Sequence[Run]) -> int:
 
 
 def _backbone(config: Config, workdir: Path, mesh: Mesh) -> Backbone:
-  """Opens the backbone, or one like that which will be pretrained."""
+  """Open the backbone, or one like that which will be pretrained."""
   made = Path(open_backbone.study_file(config, workdir))
   if not config.pretrain.variant or made.exists():
     return open_backbone.open_backbone(config, workdir, mesh)

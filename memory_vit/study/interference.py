@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 def best_tasks(
   config: Config, trials: Sequence[StudyTrial]
 ) -> dict[str, list[Path]]:
-  """Finds the tasks to put side by side: the first one, then the others.
+  """Find the tasks to put side by side: the first one, then the others.
 
   Returns:
     {regime: directories of tasks}; empty where one of them diverged.
@@ -78,7 +78,7 @@ def measure(
   backbone: Backbone,
   mesh: Mesh,
 ) -> dict[str, Any]:
-  """Evaluates the first of `best_tasks`, as `interference.json` keeps it."""
+  """Evaluate the first of `best_tasks`, as `interference.json` keeps it."""
   where = config.data
   source = datasets.open_split(
     where, where.test, config.stall_timeout, config.trust_data_code
@@ -99,7 +99,7 @@ def measure(
 
 
 def naive(first: Task, others: Sequence[Task]) -> Task:
-  """Puts the memories of other tasks beside a task's own, in every layer.
+  """Put the memories of other tasks beside a task's own, in every layer.
 
   All are of the regime "memory"; class token and head stay the first one's.
 

@@ -38,7 +38,7 @@ def finished_trials(
   parts: Sequence[str],
   find: Callable[[Run, Trials], list[StudyTrial] | None],
 ) -> dict[str, list[StudyTrial]]:
-  """Collects the trials of finished runs, which say what else may be finished.
+  """Collect the trials of finished runs, which say what else may be finished.
 
   `find` gets a run and the trials before it; None stands for an unfinished run.
   """

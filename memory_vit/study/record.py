@@ -39,7 +39,7 @@ class StudyRecord:
 
 
 def read_record(workdir: Path) -> StudyRecord:
-  """Reads `study.json`.
+  """Read `study.json`.
 
   Raises:
     ConfigError: where it is not there, or not of this version.
@@ -49,12 +49,12 @@ def read_record(workdir: Path) -> StudyRecord:
 
 
 def write_record(workdir: Path, record: StudyRecord) -> None:
-  """Writes `study.json`, by one process."""
+  """Write `study.json`, by one process."""
   files.write_json(workdir / "study.json", dataclasses.asdict(record))
 
 
 def read_trials(record: StudyRecord, workdir: Path) -> Trials:
-  """Reads the results of all finished runs."""
+  """Read the results of all finished runs."""
 
   def find(run: Run, known: Trials) -> list[StudyTrial] | None:
     if run.name not in record.runs:
@@ -76,7 +76,7 @@ def read_trials(record: StudyRecord, workdir: Path) -> Trials:
 
 
 def read_measured(file: Path, key: Any) -> Any:
-  """Reads what `write_measured` wrote for the same key; else None."""
+  """Read what `write_measured` wrote for the same key; else None."""
   if not file.exists():
     return None
   known = files.read_object(file, "what", "found")
@@ -85,5 +85,5 @@ def read_measured(file: Path, key: Any) -> Any:
 
 
 def write_measured(file: Path, key: Any, found: Any) -> None:
-  """Writes a measurement with its key, by one process."""
+  """Write a measurement with its key, by one process."""
   files.write_json(file, {"what": key, "found": found})

@@ -48,7 +48,7 @@ _COLUMNS = (
 
 
 def write_report(workdir: Path) -> None:
-  """Writes report.md, report.json and plots, from the files of a study.
+  """Write report.md, report.json and plots, from the files of a study.
 
   Raises:
     ConfigError: where these are missing or damaged.
@@ -124,7 +124,7 @@ def markdown_table(rows: Sequence[Row]) -> str:
 
 
 def shown(key: str, value: Any) -> str:
-  """Formats a value of a column."""
+  """Format a value of a column."""
   if value is None:
     return ""
   if isinstance(value, bool):
@@ -166,7 +166,7 @@ def _section(
 
 
 def _plot(file: Path, section: Section) -> None:
-  """Writes the plot of a section."""
+  """Write the plot of a section."""
   figure = plots.lines_figure(
     section.lines,
     title=section.title,
@@ -179,7 +179,7 @@ def _plot(file: Path, section: Section) -> None:
 
 
 def _write(file: Path, text: str) -> None:
-  """Writes a file that is whole or not there; needs no process 0."""
+  """Write a file that is whole or not there; needs no process 0."""
   with files.writing(file), files.replacing(file) as part:
     part.write_text(text, encoding="utf-8")
 

@@ -40,7 +40,7 @@ def run_study(
   parts: Sequence[str],
   stop: StopSignal | None = None,
 ) -> None:
-  """Measures what parts need, and writes the report after each of them.
+  """Measure what parts need, and write the report after each of them.
 
   The report has all parts for which everything was measured, now or before.
 
@@ -102,7 +102,7 @@ def _run_study(
 def _measure_interference(
   config: Config, workdir: Path, trials: Trials, backbone: Backbone, mesh: Mesh
 ) -> None:
-  """Evaluates the best tasks side by side, unless one of them diverged."""
+  """Evaluate the best tasks side by side, unless one of them diverged."""
   runs = plan.runs_of(config, "interference", trials)
   mine = [trial for planned in runs for trial in trials[planned.name]]
   if tasks := interference.best_tasks(config, mine):
@@ -116,14 +116,14 @@ def _measure_interference(
 def _measure_once(
   file: Path, key: Callable[[], Any], measure: Callable[[], Any]
 ) -> None:
-  """Measures into a file, unless it holds this already."""
+  """Measure into a file, unless it holds this already."""
   now = processes.on_process_0(key)
   if processes.on_process_0(lambda: read_measured(file, now)) is None:
     write_measured(file, now, measure())
 
 
 def _report(workdir: Path, record: StudyRecord) -> None:
-  """Writes the record of a study, and the report from it."""
+  """Write the record of a study, and the report from it."""
   write_record(workdir, record)
   report.write_report(workdir)
 

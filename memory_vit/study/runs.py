@@ -82,12 +82,12 @@ class Run:
 
 
 def slug(name: str) -> str:
-  """Makes a name safe for files, "sun397/tfds" -> "sun397-tfds"."""
+  """Make a name safe for files, "sun397/tfds" -> "sun397-tfds"."""
   return re.sub(r"[^a-z0-9_]+", "-", name.lower()).strip("-")
 
 
 def possible_parts(config: Config, only: Sequence[str] = ()) -> list[str]:
-  """Returns the parts, or those in `only`, that have their regimes and data.
+  """Return the parts, or those in `only`, that have their regimes and data.
 
   Raises:
     ConfigError: for a configuration that no study can have, or parts that are
@@ -107,7 +107,7 @@ def possible_parts(config: Config, only: Sequence[str] = ()) -> list[str]:
 
 
 def log_missing_parts(config: Config) -> None:
-  """Logs which parts are not possible, and why."""
+  """Log which parts are not possible, and why."""
   for part in PARTS:
     if reason := _why_not(config, part):
       logger.info("the part %r is left out: it %s", part, reason)
@@ -153,7 +153,7 @@ def search_seed(config: Config, regime: str) -> int | None:
 
 
 def _why_not(config: Config, part: str) -> str:
-  """Returns what a part lacks; "" where it is possible."""
+  """Return what a part lacks; "" where it is possible."""
   if part in _NEED_OTHERS and not config.study.others:
     return "needs further data sets: expected some in config.study.others"
   regimes = regimes_of(config, part)
@@ -168,7 +168,7 @@ def _why_not(config: Config, part: str) -> str:
 def config_of(
   config: Config, run: Run, backbone: str, attends_to: Sequence[str] = ()
 ) -> Config:
-  """Configures a run whose learning rate is known.
+  """Configure a run whose learning rate is known.
 
   `attends_to` is the directory of the task that it reads.
   """
@@ -208,7 +208,7 @@ def config_of(
 
 
 def _problems(config: Config) -> list[str]:
-  """Lists what keeps a configuration from being that of a study."""
+  """List what keeps a configuration from being that of a study."""
   study = config.study
   lines = []
   for key in ("learning_rates", "seeds", "cells", "regimes"):

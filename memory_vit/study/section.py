@@ -42,7 +42,7 @@ def on_first_data(
 def best_rate(
   config: Config, trials: Sequence[StudyTrial], setting: Setting
 ) -> BestRate | None:
-  """Chooses the learning rate of a regime on the first data set."""
+  """Choose the learning rate of a regime on the first data set."""
   seed = runs.search_seed(config, setting[0])
   return choose(on_first_data(config, trials, setting), seed)
 

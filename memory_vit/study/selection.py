@@ -53,7 +53,7 @@ def select(trials: Sequence[StudyTrial], **values: Any) -> list[StudyTrial]:
 def choose(
   trials: Sequence[StudyTrial], seed: int | None = None
 ) -> BestRate | None:
-  """Chooses a learning rate on validation; it has test accuracies of all seeds.
+  """Choose a learning rate on validation; it has test accuracies of all seeds.
 
   A rate at which a seed diverged whose validation counts is not chosen; None
   where all are such.

@@ -40,7 +40,7 @@ def directory_of(workdir: Path, name: str) -> Path:
 
 
 def load_ending(directory: Path) -> RunResult | None:
-  """Reads `lost.json` or `result.json`; None if the run is unfinished.
+  """Read `lost.json` or `result.json`; None if the run is unfinished.
 
   A run all of whose trials diverged has a result without tasks.
   """

@@ -10,7 +10,7 @@ from memory_vit.tasks import manifest
 def ancestor_directories(
   directories: Sequence[Path], given: Sequence[Path] = ()
 ) -> list[Path]:
-  """Finds all tasks that some tasks attend to, directly or through others.
+  """Find all tasks that some tasks attend to, directly or through others.
 
   A parent is known by its name. It is looked for among all directories that
   are named here, then beside the task that attends to it, where a run exports

@@ -21,7 +21,7 @@ Tasks = tuple[Task, ...]
 
 
 def concatenate(*parts: TasksLike) -> Tasks:
-  """Puts tasks and sets of tasks together.
+  """Put tasks and sets of tasks together.
 
   Args:
     *parts: tasks, sequences or generators of tasks, or {name: task}.
@@ -100,7 +100,7 @@ def remove(tasks: TasksLike, *names: str) -> Tasks:
 
 
 def rename(tasks: TasksLike, old: str, new: str) -> Tasks:
-  """Gives a task another name, also where others attend to it.
+  """Give a task another name, also where others attend to it.
 
   Args:
     tasks: a task, a sequence or generator of tasks, or {name: task}.
@@ -170,7 +170,7 @@ def task_tuple(tasks: TasksLike) -> tuple[Task, ...]:
 
 
 def require_fit(tasks: Sequence[Task]) -> None:
-  """Raises `TaskError` unless tasks can share a forward pass.
+  """Raise `TaskError` unless tasks can share a forward pass.
 
   They must have one backbone and one evaluation preprocessing, since they look
   at the same pictures; all that they attend to must be there, and as it was.
@@ -201,7 +201,7 @@ def require_fit(tasks: Sequence[Task]) -> None:
 
 
 def require_same_pictures(specs: Sequence[TaskSpec]) -> None:
-  """Raises `TaskError` where tasks want pictures prepared differently."""
+  """Raise `TaskError` where tasks want pictures prepared differently."""
   for spec in specs[1:]:
     if spec.evaluation != specs[0].evaluation:
       raise TaskError(

@@ -22,7 +22,7 @@ _BOUND = 1 + 1e-5
 
 
 def require_shape(images: Shaped[Array, "..."], size: int) -> None:
-  """Raises `DataError` unless these are floats (b, size, size, 3)."""
+  """Raise `DataError` unless these are floats (b, size, size, 3)."""
   if images.shape[1:] != (size, size, 3) or not jnp.issubdtype(
     images.dtype, jnp.floating
   ):
@@ -33,7 +33,7 @@ def require_shape(images: Shaped[Array, "..."], size: int) -> None:
 
 
 def begin(images: Images) -> Callable[[], None]:
-  """Begins to look whether all values are in [-1, 1].
+  """Begin to look whether all values are in [-1, 1].
 
   The device does so before the program that is handed over next, and works on
   that one while the answer is awaited. Arrays of NumPy are looked at on the
@@ -93,5 +93,5 @@ def _describe(images: Float[Array, "..."]) -> tuple[Shaped[Array, ""], ...]:
 
 
 def _now() -> contextlib.AbstractContextManager[None]:
-  """Computes at once, also while JAX traces a function of other arrays."""
+  """Compute at once, also while JAX traces a function of other arrays."""
   return jax.ensure_compile_time_eval()

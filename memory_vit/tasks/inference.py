@@ -106,7 +106,7 @@ def memory_program(
 def fill_slots(
   backbone: Backbone, tasks: TasksLike, *, slots: int = 0, cells: int = 0
 ) -> Slots:
-  """Makes tasks ready to be read many times.
+  """Make tasks ready to be read many times.
 
   The keys and values of their memory are computed here, once. Shapes are
   rounded up to slots of 1, 2, 4, 8, then multiples of 8 tasks; multiples of 8
@@ -155,7 +155,7 @@ def encode(
   *,
   check: bool = True,
 ) -> tuple[Float32[Array, "b c0"], Context]:
-  """Runs the backbone.
+  """Run the backbone.
 
   Args:
     backbone: the frozen ViT.
@@ -183,7 +183,7 @@ def encode(
 def read(
   backbone: Backbone, tasks: TasksLike | Slots, context: Context
 ) -> dict[str, Float32[Array, "b _"]]:
-  """Runs tasks on a context.
+  """Run tasks on a context.
 
   Args:
     backbone: the one that made the context.
@@ -250,7 +250,7 @@ def forward(
 def _accepted(
   backbone: Backbone, images: Float[ArrayLike, "b side side 3"], check: bool
 ) -> tuple[Float[Array, "b side side 3"], Callable[[], None]]:
-  """Returns images on the device, and a check to call once the model runs."""
+  """Return images on the device, and a check to call once the model runs."""
   try:
     array = jnp.asarray(images)
   except (TypeError, ValueError) as error:

@@ -46,7 +46,7 @@ class Slots:
 def slot_mask(
   specs: Sequence[TaskSpec], slots: int = 0, cells: int = 0
 ) -> TaskMask:
-  """Returns the `TaskMask` of tasks in slots: sizes are rounded up.
+  """Return the `TaskMask` of tasks in slots: sizes are rounded up.
 
   Args:
     specs: the tasks, at least one.

@@ -42,7 +42,7 @@ class SplitForward:
 def make_split_forward(
   config: ViTConfig, specs: tuple[TaskSpec, ...]
 ) -> SplitForward:
-  """Splits the forward pass of tasks of one regime.
+  """Split the forward pass of tasks of one regime.
 
   Trained is {name: task parameters}; frozen {"backbone": its parameters,
   "tasks": {name: parameters of the tasks that are read, but not trained}}.
@@ -141,7 +141,7 @@ def forward(
   tasks: Sequence[Task],
   images: Float[Array, "b side side 3"],
 ) -> Logits:
-  """Runs tasks as they are trained, not in slots.
+  """Run tasks as they are trained, not in slots.
 
   Args:
     backbone: of the tasks.

@@ -63,7 +63,7 @@ class Checkpoints:
     self.close()
 
   def close(self) -> None:
-    """Ends the threads of orbax."""
+    """End the threads of orbax."""
     self._arrays.close()
 
   @property
@@ -90,7 +90,7 @@ class Checkpoints:
     return processes.on_process_0(self._newest_whole)
 
   def save(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
-    """Writes a state, and deletes all but the newest two.
+    """Write a state, and delete all but the newest two.
 
     Args:
       step: its number; a step is written once.
@@ -130,7 +130,7 @@ class Checkpoints:
     return checksums.read(self._directory / _name_of(step))["meta"]
 
   def restore(self, step: int, like: Any) -> Any:
-    """Reads a state, and verifies it.
+    """Read a state, and verify it.
 
     Args:
       step: its number.
@@ -177,7 +177,7 @@ class Checkpoints:
       return f"The directory is not there any more ({error.strerror})."
 
   def _tidy(self) -> None:
-    """Removes what was being written, or deleted, when a process died.
+    """Remove what was being written, or deleted, when a process died.
 
     Raises:
       TrainingError: where the directory is something else.
@@ -224,7 +224,7 @@ class Checkpoints:
     return None
 
   def _set_aside(self, step: int) -> Path:
-    """Renames a step that is damaged."""
+    """Rename a step that is damaged."""
     path = self._directory / _name_of(step)
     aside, count = path.with_name(f"{_CORRUPT}{path.name}"), 1
     while aside.exists():
@@ -234,7 +234,7 @@ class Checkpoints:
     return aside
 
   def _begin(self, step: int, scratch: Path) -> None:
-    """Makes room for a step."""
+    """Make room for a step."""
     if (self._directory / _name_of(step)).exists():
       raise TrainingError(
         f"step {step} was not saved: {self._directory} already has steps "
@@ -250,7 +250,7 @@ class Checkpoints:
     arrays: Mapping[str, Any],
     meta: Mapping[str, Any],
   ) -> None:
-    """Seals what orbax has written, and makes it a step."""
+    """Seal what orbax has written, and make it a step."""
     rest = {
       "meta": dict(meta),
       "arrays": dict(arrays),
@@ -261,7 +261,7 @@ class Checkpoints:
     self._delete_old()
 
   def _delete_old(self) -> None:
-    """Deletes all states but the newest two; the newest must be whole."""
+    """Delete all states but the newest two; the newest must be whole."""
     for old in self.steps()[:-_KEPT]:
       # Renamed first: a step that is half deleted is none.
       gone = self._directory / f"{_SCRATCH}old-{_name_of(old)}"
@@ -270,7 +270,7 @@ class Checkpoints:
 
 
 def _remove(path: Path) -> None:
-  """Removes a directory, or the name of anything else; follows no link."""
+  """Remove a directory, or the name of anything else; follows no link."""
   if path.is_dir() and not path.is_symlink():
     shutil.rmtree(path)
   else:
@@ -284,7 +284,7 @@ def _name_of(step: int) -> str:
 def _require_arrays(
   path: Path, saved: Mapping[str, Any], expected: Mapping[str, Any]
 ) -> None:
-  """Says it in our words: orbax casts other types without any."""
+  """Say it in our words: orbax casts other types without any."""
   wanted = _described(expected)
   found = {
     name: {key: described[key] for key in ("dtype", "shape")}

@@ -19,7 +19,7 @@ ON_REQUEST = (
 
 
 def allowed(keys: Sequence[str]) -> tuple[str, ...]:
-  """Checks options of a command line: "total_steps" or "config.total_steps".
+  """Check options of a command line: "total_steps" or "config.total_steps".
 
   Args:
     keys: as they were given.
@@ -42,7 +42,7 @@ def allowed(keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def advice(keys: Sequence[str]) -> str:
-  """Says what to do where options are not those that a run began with.
+  """Say what to do where options are not those that a run began with.
 
   Args:
     keys: "config.total_steps", ...
@@ -62,7 +62,7 @@ def changes(
   now: Mapping[str, Any],
   keys: Sequence[str],
 ) -> list[dict[str, Any]]:
-  """Lists the allowed differences from the options of a saved state.
+  """List the allowed differences from the options of a saved state.
 
   Args:
     step: after which.

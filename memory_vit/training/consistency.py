@@ -20,7 +20,7 @@ from memory_vit.training.trainer import Trainer
 
 
 def require_same_start(config: Config) -> None:
-  """Compares configuration, code, versions and devices of all processes.
+  """Compare configuration, code, versions and devices of all processes.
 
   Raises:
     ConfigError: on every process, with what differs.
@@ -35,7 +35,7 @@ def require_same_start(config: Config) -> None:
 
 
 def require_same_data(trainer: Trainer, splits: Mapping[str, Reader]) -> None:
-  """Compares backbone, parents, and classes and files of all splits.
+  """Compare backbone, parents, and classes and files of all splits.
 
   Not the times of files: copies on several hosts differ in these.
 

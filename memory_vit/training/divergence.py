@@ -48,7 +48,7 @@ class DivergenceMonitor:
     max_skipped: int,
     examples: Examples | None = None,
   ) -> None:
-    """Begins after a step.
+    """Begin after a step.
 
     Args:
       step: the last one that was taken.
@@ -65,7 +65,7 @@ class DivergenceMonitor:
     self._last: dict[str, dict[str, float]] = {}
 
   def add(self, metrics: Any) -> None:
-    """Keeps the metrics of the next step, on the device.
+    """Keep the metrics of the next step, on the device.
 
     Returns once no more than two steps are left to compute, this one included.
     What was dispatched cannot be taken back, and a run that is asked to stop
@@ -106,7 +106,7 @@ class DivergenceMonitor:
     return {n: v for n, v in metrics.items() if n not in self.lost}
 
   def _count(self, name: str, values: dict[str, float]) -> None:
-    """Counts what one step skipped of a name."""
+    """Count what one step skipped of a name."""
     skipped = self.skipped.get(name, SkipCount())
     if not values["skipped"]:
       if skipped.row:
@@ -124,7 +124,7 @@ class DivergenceMonitor:
       self._lose(name, row, shown)
 
   def _lose(self, name: str, row: Sequence[int], shown: str) -> None:
-    """Notes that a name is lost; raises where it was the last one."""
+    """Note that a name is lost; raise where it was the last one."""
     self.lost[name] = self._step
     if self._examples:
       for step in row:

@@ -37,13 +37,13 @@ class Events:
                      name, path)  # fmt: skip
 
   def write(self, name: str, step: int, scalars: dict[str, float]) -> None:
-    """Writes scalars of a name."""
+    """Write scalars of a name."""
     if name in self._writers:
       write = self._writers[name].write_scalars
       self._try(name, lambda: write(step, scalars))
 
   def flush(self) -> None:
-    """Makes what was written visible."""
+    """Make what was written visible."""
     for name in list(self._writers):
       self._try(name, self._writers[name].flush)
 
@@ -52,7 +52,7 @@ class Events:
     self._writers[name] = metric_writers.SummaryWriter(path)
 
   def _try(self, name: str, action: Callable[[], None]) -> None:
-    """Gives up a writer that fails, with a warning."""
+    """Give up a writer that fails, with a warning."""
     try:
       action()
     except Exception as error:  # full disks, and whatever TensorFlow has
@@ -71,7 +71,7 @@ class Profile:
   def __init__(
     self, logdirs: Mapping[str, Path], first: int, total: int
   ) -> None:
-    """Prepares a profile.
+    """Prepare a profile.
 
     Args:
       logdirs: of `Events`; it is written to the first.
@@ -91,13 +91,13 @@ class Profile:
       self._stop()
 
   def before(self, step: int) -> None:
-    """Starts where it is time."""
+    """Start where it is time."""
     if step == self._first:
       jax.profiler.start_trace(str(self._logdir))
       self._runs = True
 
   def after(self, step: int, state: Any) -> None:
-    """Stops once the last step has been computed, not only started."""
+    """Stop once the last step has been computed, not only started."""
     if self._runs and step == self._last:
       jax.block_until_ready(state)
       self._stop()

@@ -57,7 +57,7 @@ class _Monitors:
   profile: Profile
 
   def into(self, past: LoopState) -> LoopState:
-    """Adds what was counted and timed by now."""
+    """Add what was counted and timed by now."""
     timed_steps, timed_seconds = self.progress.timed
     return dataclasses.replace(
       past,
@@ -110,7 +110,7 @@ class Loop:
     batches: Iterator[dict[str, np.ndarray]],
     past: LoopState | None = None,
   ) -> tuple[TrainState, LoopState]:
-    """Trains from the step of `state` to `steps.total`.
+    """Train from the step of `state` to `steps.total`.
 
     Args:
       state: where to begin; is used up.
@@ -151,7 +151,7 @@ class Loop:
 
   @contextlib.contextmanager
   def _monitors(self, first: int, past: LoopState) -> Iterator[_Monitors]:
-    """Opens what looks at the steps after `first`; a signal waits for them."""
+    """Open what looks at the steps after `first`; a signal waits for them."""
     total = self.steps.total
     with (
       self.stop.asked_for(),
@@ -178,7 +178,7 @@ class Loop:
     stopping: bool = False,
     saves: bool = True,
   ) -> LoopState:
-    """Evaluates if that is due and there is time, and saves in any case.
+    """Evaluate if that is due and there is time, and save in any case.
 
     Raises:
       Interrupted: where it was asked to stop before, or while it evaluated.
@@ -204,7 +204,7 @@ class Loop:
   def _evaluate(
     self, state: TrainState, past: LoopState, monitors: _Monitors
   ) -> LoopState:
-    """Notes which names are at their best; a lost one never is again."""
+    """Note which names are at their best; a lost one never is again."""
     step, lost = int(state.step), monitors.divergence.lost
     well = {name: b for name, b in past.best.items() if name not in lost}
     if self.validate:
@@ -217,7 +217,7 @@ class Loop:
     return dataclasses.replace(past, best={**past.best, **well}, pending=False)
 
   def _log(self, step: int, monitors: _Monitors, is_first: bool) -> None:
-    """Shows the metrics of a step if that is due, or nothing was for long."""
+    """Show the metrics of a step if that is due, or nothing was for long."""
     if is_first or self.steps.due(step, self.steps.log):
       shown = self._with_rates(step, monitors.divergence.check())
       speed = {"images_per_second": monitors.progress.images_per_second}
@@ -247,7 +247,7 @@ class Loop:
 def _show_validation(
   step: int, results: Mapping[str, Mapping[str, Any]], events: Events
 ) -> None:
-  """Logs the evaluation of a step, and writes it for TensorBoard."""
+  """Log the evaluation of a step, and write it for TensorBoard."""
   for name, result in results.items():
     shown = {key: result[key] for key in ("loss", "top1", "top5")}
     top5 = f"  top-5 {result['top5']:.4f}" * tells_top5(result)

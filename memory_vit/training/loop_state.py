@@ -59,7 +59,7 @@ def keep_better(
   accuracies: Mapping[str, float],
   state: TrainState,
 ) -> dict[str, BestParams]:
-  """Replaces what is now better than ever before; NaN is never better."""
+  """Replace what is now better than ever before; NaN is never better."""
   return {
     name: _at_now(name, accuracies[name], state)
     if accuracies[name] > (_WORST if found.accuracy is None else found.accuracy)
@@ -71,7 +71,7 @@ def keep_better(
 def keep_last(
   best: Mapping[str, BestParams], state: TrainState
 ) -> dict[str, BestParams]:
-  """Takes the last step as the best of names that have no accuracy."""
+  """Take the last step as the best of names that have no accuracy."""
   return {
     name: _at_now(name, None, state) if found.accuracy is None else found
     for name, found in best.items()

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def open_backbone(config: Config, workdir: Path, mesh: Mesh) -> Backbone:
-  """Loads the backbone and puts it on the devices.
+  """Load the backbone and put it on the devices.
 
   Args:
     config: of the run.

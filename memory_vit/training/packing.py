@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 def plan(
   trainer: Trainer, trials: Sequence[Trial], workdir: Path
 ) -> dict[str, Any]:
-  """Plans which trials share a pack, by an estimate of the memory they take.
+  """Plan which trials share a pack, by an estimate of the memory they take.
 
   A run that goes on keeps its plan, whatever memory is free now; one that has
   saved nothing yet makes a new one. All processes have that of process 0.
@@ -67,7 +67,7 @@ def has_saved(workdir: Path) -> bool:
 
 
 def _make_plan(trainer: Trainer, trials: Sequence[Trial]) -> dict[str, Any]:
-  """Deals trials out to packs."""
+  """Deal trials out to packs."""
   if len(trials) == 1 or not REGIMES[trainer.config.regime].shares_pass:
     return {
       "passes": [[trial.name] for trial in trials],
@@ -93,7 +93,7 @@ def _make_plan(trainer: Trainer, trials: Sequence[Trial]) -> dict[str, Any]:
 
 
 def pack_bytes(trainer: Trainer, trials: Sequence[Trial]) -> int:
-  """Estimates the memory of a pack on a device, beside the backbone."""
+  """Estimate the memory of a pack on a device, beside the backbone."""
   tasks = {t.name: trainer.new_task(t) for t in trials}
   optimizer = optim.make_optimizer(
     {t.name: t.config.optim for t in trials},
@@ -123,7 +123,7 @@ def train(
   plan: dict[str, Any],
   workdir: Path,
 ) -> list[PackResult]:
-  """Trains one pack after the other; of a sweep, also after one diverged."""
+  """Train one pack after the other; of a sweep, also after one diverged."""
   by_name = {trial.name: trial for trial in trials}
   packs = [[by_name[name] for name in names] for names in plan["passes"]]
   directory = workdir / "checkpoints"
@@ -148,7 +148,7 @@ def train(
 def _train_pack(
   trainer: Trainer, pack: Sequence[Trial], directory: Path, workdir: Path
 ) -> PackResult:
-  """Trains a pack, or remembers from an earlier process that it diverged."""
+  """Train a pack, or remember from an earlier process that it diverged."""
   file = directory.with_suffix(".json")
   meta = json.loads(json.dumps(trainer.meta(pack)))
   found = processes.on_process_0(
@@ -170,7 +170,7 @@ def _train_pack(
 
 
 def _logdirs(trials: Sequence[Trial], workdir: Path) -> dict[str, Path]:
-  """Gives every trial a directory: TensorBoard shows it as a run of its own."""
+  """Give every trial a directory: TensorBoard shows it as a run of its own."""
   return {
     t.name: workdir / "sweep" / t.label if t.label else workdir for t in trials
   }

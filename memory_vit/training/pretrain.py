@@ -63,7 +63,7 @@ def pretrain_config(config: Config) -> Config:
 def make_backbone(
   config: Config, workdir: Path, train: Callable[[Config, Path], Any]
 ) -> None:
-  """Trains WORKDIR/backbone.npz, unless it is there.
+  """Train WORKDIR/backbone.npz, unless it is there.
 
   Args:
     config: of the run that needs it.
@@ -109,7 +109,7 @@ def _what_makes(config: Config) -> dict[str, Any]:
 
 
 def _what_matters(made: Mapping[str, Any]) -> dict[str, Any]:
-  """Leaves out how images are read, which may change; not from where.
+  """Leave out how images are read, which may change; not from where.
 
   The files of `data` are recorded, those of `pretrain.data` only as long as the
   backbone is trained: what tells other images then is their directory alone.

@@ -46,7 +46,7 @@ class Progress:
     )
 
   def advance(self) -> None:
-    """Counts a step that was started."""
+    """Count a step that was started."""
     self._step += 1
     self._bar.update()
     if self._since is None:
@@ -55,13 +55,13 @@ class Progress:
       self._steps += 1
 
   def pause(self) -> None:
-    """Stops the clock; everything that was started must have ended."""
+    """Stop the clock; everything that was started must have ended."""
     if self._since is not None:
       self._seconds += time.perf_counter() - self._since
       self._since = None
 
   def resume(self) -> None:
-    """Starts the clock again."""
+    """Start the clock again."""
     self._since = time.perf_counter()
 
   @property
@@ -83,7 +83,7 @@ class Progress:
     return time.perf_counter() - self._reported >= _SILENCE_SECONDS
 
   def report(self, values: Mapping[str, list[float]]) -> None:
-    """Shows numbers of the last step; of several, the least and greatest."""
+    """Show numbers of the last step; of several, the least and greatest."""
     self._reported = time.perf_counter()
     shown = "  ".join(f"{key} {span(v)}" for key, v in values.items())
     if not self._bar.disable:
@@ -96,7 +96,7 @@ class Progress:
     logger.info("%s step %d/%d  %s", self._name, self._step, self._total, shown)
 
   def close(self) -> None:
-    """Ends the bar."""
+    """End the bar."""
     self._bar.close()
 
 
@@ -110,7 +110,7 @@ def duration(seconds: float) -> str:
 
 
 def log_to_stderr() -> None:
-  """Shows this package's log lines, and of the libraries only warnings."""
+  """Show this package's log lines, and of the libraries only warnings."""
   absl_logging.set_verbosity(absl_logging.WARNING)
   handler = logging.StreamHandler()
   handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))

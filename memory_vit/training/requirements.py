@@ -19,7 +19,7 @@ from memory_vit.training.trainer import Trainer
 
 
 def require_possible(config: Config, workdir: Path, mesh: Mesh) -> None:
-  """Refuses what can be known to fail before anything is read."""
+  """Refuse what can be known to fail before anything is read."""
   if "://" in str(workdir) or ":/" in str(workdir):
     raise ConfigError(f"--workdir is {workdir}, expected a local directory.")
   if not config.data.name:
@@ -56,7 +56,7 @@ def parent_directories(config: Config) -> tuple[list[Path], list[Path]]:
 
 
 def _require_name(config: Config) -> None:
-  """Refuses what would be no name of a task once it is trained."""
+  """Refuse what would be no name of a task once it is trained."""
   for trial in sweep.trials_of(config, resolve.task_name(config)):
     if not NAME_PATTERN.fullmatch(trial.name):
       raise ConfigError(
@@ -66,7 +66,7 @@ def _require_name(config: Config) -> None:
 
 
 def _require_batches(config: Config, mesh: Mesh) -> None:
-  """Refuses batches that the devices cannot share."""
+  """Refuse batches that the devices cannot share."""
   parts = config.optim.accumulation_steps
   for key, size in (
     ("config.batch_size", config.batch_size),
@@ -84,7 +84,7 @@ def _require_batches(config: Config, mesh: Mesh) -> None:
 
 
 def require_memory(config: Config) -> None:
-  """Refuses a batch whose pictures alone this host cannot hold."""
+  """Refuse a batch whose pictures alone this host cannot hold."""
   picture = 3 * 4 * config.image_size**2  # float32 RGB
   has = psutil.virtual_memory().total
   sizes = {
@@ -104,14 +104,14 @@ def require_memory(config: Config) -> None:
 
 
 def require_within(trials: Sequence[Trial]) -> None:
-  """Refuses what would come after the steps that epochs turned out to be."""
+  """Refuse what would come after the steps that epochs turned out to be."""
   for trial in trials:
     for problem in beyond_the_end(trial.config):
       raise ConfigError(problem)
 
 
 def require_names(trainer: Trainer, name: str, trials: Sequence[Trial]) -> None:
-  """Refuses a task that would be called as one that it reads."""
+  """Refuse a task that would be called as one that it reads."""
   parents = {task.spec.name for task in trainer.parents}
   taken = sorted(parents & {name, *(trial.name for trial in trials)})
   if taken:

@@ -38,7 +38,7 @@ class TrainedTrial:
   result: TrialResult
 
   def exported_as(self, name: str) -> "TrainedTrial":
-    """Notes in the result where the task is exported."""
+    """Note in the result where the task is exported."""
     result = dataclasses.replace(self.result, exported=f"tasks/{name}")
     return dataclasses.replace(self, result=result)
 
@@ -59,7 +59,7 @@ def evaluate_trained(
   packs: Sequence[PackResult],
   tested: Reader | None,
 ) -> list[TrainedTrial]:
-  """Evaluates all trained trials on the test split.
+  """Evaluate all trained trials on the test split.
 
   Args:
     trainer: that trained them.
@@ -117,7 +117,7 @@ def _result(
 def rank(
   trained: Sequence[TrainedTrial], config: Config, name: str
 ) -> list[TrainedTrial]:
-  """Sorts trials, the best on validation first; says where each is exported.
+  """Sort trials, the best on validation first; say where each is exported.
 
   Args:
     trained: from `evaluate_trained`.
@@ -133,7 +133,7 @@ def rank(
 def export(
   trainer: Trainer, name: str, ranked: Sequence[TrainedTrial], workdir: Path
 ) -> list[Task]:
-  """Writes the best task under its name, and the others where that is asked.
+  """Write the best task under its name, and the others where that is asked.
 
   Beside them lies what they attend to: `tasks/` is all that it takes to run
   them. One process writes; all read.
@@ -166,7 +166,7 @@ def _exports_all(config: Config) -> bool:
 
 
 def tidy(workdir: Path) -> None:
-  """Removes what runs that were killed had begun to write.
+  """Remove what runs that were killed had begun to write.
 
   Saved states are tidied where they are opened.
 
@@ -181,13 +181,13 @@ def tidy(workdir: Path) -> None:
 
 
 def _save(task: Task, path: Path) -> None:
-  """Writes a task to where nothing else can be."""
+  """Write a task to where nothing else can be."""
   with files.writing(path, ValueError):  # orbax's
     store.save_task(task, path)
 
 
 def save_model(task: Task, backbone: Backbone, path: Path) -> None:
-  """Writes a task of the regime `full` as a ViT of its own.
+  """Write a task of the regime `full` as a ViT of its own.
 
   Args:
     task: holds a whole backbone, and a head.

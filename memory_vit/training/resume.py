@@ -29,7 +29,7 @@ def save(
   meta: Mapping[str, Any],
   splits: Mapping[str, Reader],
 ) -> None:
-  """Writes all that a resumed pack needs; every process must call.
+  """Write all that a resumed pack needs; every process must call.
 
   Args:
     checkpoints: where.
@@ -174,7 +174,7 @@ def _other_data(directory: Path, other: Mapping[str, Sequence[str]]) -> str:
 
 
 def require_within(state: TrainState, total: int, directory: Path) -> None:
-  """Raises where a restored state is beyond the last step."""
+  """Raise where a restored state is beyond the last step."""
   if int(state.step) > total:
     raise TrainingError(
       f"the run in {directory} is at step {state.step}, beyond "
@@ -185,7 +185,7 @@ def require_within(state: TrainState, total: int, directory: Path) -> None:
 def require_same(
   found: Mapping[str, Any], now: Mapping[str, Any], directory: Path
 ) -> None:
-  """Raises unless a pack goes on with what it began with."""
+  """Raise unless a pack goes on with what it began with."""
   advice = "Give that one, or another --workdir."
   if found["fingerprint"] != now["fingerprint"]:
     raise TrainingError(

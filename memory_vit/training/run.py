@@ -46,7 +46,7 @@ def train_and_evaluate(
   stop: StopSignal | None = None,
   may_change: Sequence[str] = (),
 ) -> RunResult:
-  """Learns a task or a sweep, or goes on where a run in `workdir` stopped.
+  """Learn a task or a sweep, or go on where a run in `workdir` stopped.
 
   Leaves there `config.json`, `checkpoints/`, `inventory/`, `tasks/NAME/`,
   TensorBoard events and `result.json`; of a sweep `passes.json` and
@@ -78,7 +78,7 @@ def train_and_evaluate(
 
 
 def make_backbone(config: Config, workdir: Path, context: RunContext) -> None:
-  """Trains WORKDIR/backbone.npz where a configuration asks for it.
+  """Train WORKDIR/backbone.npz where a configuration asks for it.
 
   It is made once; what was interrupted goes on.
 
@@ -164,7 +164,7 @@ def _run(config: Config, workdir: Path, context: RunContext) -> RunResult:
 def _open_inputs(
   config: Config, name: str, workdir: Path, context: RunContext
 ) -> _Inputs:
-  """Opens the backbone and all splits: a wrong one must not cost a training."""
+  """Open the backbone and all splits: a wrong one must not cost a training."""
   backbone = open_backbone.open_backbone(config, workdir, context.mesh)
   train = datasets.open_on_all_processes(configured_splits(config)["train"])
   config = resolve.with_image_size(config, backbone)
@@ -193,7 +193,7 @@ def _train(
   plan: dict[str, Any],
   workdir: Path,
 ) -> list[PackResult]:
-  """Trains all packs; keeps the configuration with which they were begun."""
+  """Train all packs; keep the configuration with which they were begun."""
   file, options = workdir / "config.json", to_dict(trainer.config)
   # A run that goes on has its own.
   if not (packing.has_saved(workdir) and processes.on_process_0(file.exists)):
@@ -220,7 +220,7 @@ def _trainer(
 
 
 def _open(config: Config, role: str) -> Reader | None:
-  """Opens the split of a role; None where the configuration names none."""
+  """Open the split of a role; None where the configuration names none."""
   ref = configured_splits(config).get(role)
   return datasets.open_on_all_processes(ref) if ref else None
 
@@ -239,7 +239,7 @@ def _record_of(
 
 
 def _sync_unreadable(readers: Iterable[Reader]) -> tuple[str, ...]:
-  """Names the examples that some process could not read; all must call."""
+  """Name the examples that some process could not read; all must call."""
   return tuple(
     reader.source.describe(index)
     for reader in readers
@@ -281,7 +281,7 @@ def _of_the_sweep(
 
 
 def _plot(result: RunResult, workdir: Path) -> None:
-  """Draws the sweep, by one process."""
+  """Draw the sweep, by one process."""
   # Here, as only a sweep needs matplotlib.
   from memory_vit import plots
 

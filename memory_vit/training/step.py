@@ -58,7 +58,7 @@ class Step:
     label_smoothing: Mapping[str, float] = types.MappingProxyType({}),
     accumulation_steps: int = 1,
   ) -> None:
-    """Builds the programs; nothing is compiled yet.
+    """Build the programs; nothing is compiled yet.
 
     Args:
       forward: what is frozen, and what is trained.
@@ -130,7 +130,7 @@ class Step:
   def __call__(
     self, state: TrainState, frozen: Any, batch: dict[str, jax.Array]
   ) -> tuple[TrainState, dict[str, dict[str, jax.Array]]]:
-    """Takes one step.
+    """Take one step.
 
     Args:
       state: is used up (donated).
@@ -200,7 +200,7 @@ def _update(
   metrics: dict[str, dict[str, jax.Array]],
   scale: float,
 ) -> tuple[TrainState, dict[str, dict[str, jax.Array]]]:
-  """Applies the mean gradient; `scale` is one over the number of parts."""
+  """Apply the mean gradient; `scale` is one over the number of parts."""
   grads, metrics = jax.tree.map(lambda a: a * scale, (grads, metrics))
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)

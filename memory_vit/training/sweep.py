@@ -81,7 +81,7 @@ def trials_of(config: Config, name: str) -> list[Trial]:
 
 
 def packs_of(trials: Sequence[Trial], at_once: int) -> list[list[Trial]]:
-  """Deals trials out to as few packs as possible, of about equal size.
+  """Deal trials out to as few packs as possible, of about equal size.
 
   Trials with like numbers of cells come together, since the longest memory
   is what all in a pack are padded to.

@@ -107,7 +107,7 @@ class Trainer:
     directory: Path,
     logdirs: Mapping[str, Path],
   ) -> PackResult:
-    """Trains the trials of a pack side by side.
+    """Train the trials of a pack side by side.
 
     Args:
       trials: of one pack.
@@ -145,7 +145,7 @@ class Trainer:
     checkpoints: Checkpoints,
     logdirs: Mapping[str, Path],
   ) -> LoopState:
-    """Takes the steps of a pack that are left."""
+    """Take the steps of a pack that are left."""
     config, meta = self.config, self.meta(trials)
     splits = {"train": self.train}
     if self.validation:
@@ -202,7 +202,7 @@ class Trainer:
     )
 
   def start(self, trials: Sequence[Trial]) -> Start:
-    """Initialises a pack and its step; nothing is compiled yet.
+    """Initialise a pack and its step; nothing is compiled yet.
 
     Raises:
       TaskError: for tasks that cannot share a pass.
@@ -268,7 +268,7 @@ class Trainer:
   def _validate(
     self, start: Start, split: Reader, params: Any
   ) -> dict[str, dict[str, Any]]:
-    """Evaluates the tasks of a pack with the parameters of a step."""
+    """Evaluate the tasks of a pack with the parameters of a step."""
     trained = [
       dataclasses.replace(task, params=params[name])
       for name, task in start.tasks.items()
@@ -280,7 +280,7 @@ class Trainer:
     tasks: Sequence[Task],
     source: Reader,
   ) -> dict[str, dict[str, Any]]:
-    """Evaluates tasks on a split of their data set, in one pass.
+    """Evaluate tasks on a split of their data set, in one pass.
 
     Args:
       tasks: of one regime.
@@ -347,7 +347,7 @@ class Trainer:
     )
 
   def meta(self, trials: Sequence[Trial]) -> dict[str, Any]:
-    """Describes a pack; a resumed one must be the same."""
+    """Describe a pack; a resumed one must be the same."""
     return {
       "fingerprint": self.backbone.fingerprint,
       "parents": {task.spec.name: task.digest for task in self.parents},

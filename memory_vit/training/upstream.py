@@ -18,7 +18,7 @@ from memory_vit.training.trainer import Trainer
 
 
 def open_upstream(config: Config, backbone: Backbone) -> Reader | None:
-  """Opens the data of the backbone's own task; None where none is configured.
+  """Open the data of the backbone's own task; None where none is configured.
 
   Raises:
     ConfigError: where they have other classes than the backbone.
@@ -37,7 +37,7 @@ def open_upstream(config: Config, backbone: Backbone) -> Reader | None:
 def evaluate_upstream(
   trainer: Trainer, reader: Reader, tasks: Sequence[Task]
 ) -> dict[str, Any]:
-  """Evaluates the original outputs, with tasks in the same pass."""
+  """Evaluate the original outputs, with tasks in the same pass."""
   config, mesh = trainer.config, trainer.context.mesh
   everything = [*trainer.parents, *tasks] if tasks else []
   outputs = evaluate.predict_fn(trainer.backbone, everything, mesh, [BACKBONE])

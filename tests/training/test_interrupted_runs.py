@@ -325,6 +325,7 @@ from memory_vit.training import trainer
 from memory_vit.training import progress
 from memory_vit.runtime import sharding
 from memory_vit.training import sweep
+from memory_vit.training.run_context import RunContext
 from memory_vit.runtime.preemption import Interrupted, StopSignal
 progress.log_to_stderr()
 values = quickstart.get_config()
@@ -347,7 +348,7 @@ backbone = mv.load_backbone(backbone, image_size=8)
 params = jax.device_put(backbone.params, sharding.replicated(mesh))
 stop = StopSignal()
 slow = Slow(
-  config=settings, mesh=mesh, parents=(), stop=stop,
+  config=settings, context=RunContext(mesh, stop),
   validation=datasets.open_source("digits:5-9", "test"),
   backbone=dataclasses.replace(backbone, params=params),
   train=datasets.open_source("digits:5-9", "train"),
