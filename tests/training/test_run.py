@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 import quick
-from conftest import ROOT, random_task, tiny_backbone
+from conftest import ROOT, one_device, random_task, tiny_backbone
 
 import memory_vit as mv
 from configs import quickstart
@@ -28,7 +28,7 @@ from memory_vit.errors import (
   TaskError,
   TrainingError,
 )
-from memory_vit.model import trees
+from memory_vit.model import trees, vit_config
 from memory_vit.run_result import read_result
 from memory_vit.runtime import files
 from memory_vit.tasks import inference, split_forward, store
@@ -43,6 +43,7 @@ from memory_vit.training import (
 )
 from memory_vit.training.checkpoints import Checkpoints
 from memory_vit.training.loop_state import BestParams
+from memory_vit.training.run_context import RunContext
 from memory_vit.training.step import Step
 from memory_vit.training.trainer import PackResult
 
@@ -504,8 +505,9 @@ def test_a_pass_that_diverged_is_remembered(tmp_path):
 
 
 @pytest.fixture
-def pretraining(config):
-  """As `config`, with a backbone of its own, of 4 steps."""
+def pretraining(config, monkeypatch):
+  """As `config`, with a backbone of its own, of one block and 4 steps."""
+  monkeypatch.setitem(vit_config.VARIANTS, "Micro", (16, 1, 16, 2))
   values = {
     "variant": "Micro/4", "total_steps": 4, "batch_size": 16,
     "learning_rate": 0.003,
@@ -518,8 +520,15 @@ def test_pretraining_that_is_interrupted_goes_on(
   pretraining, tmp_path, monkeypatch
 ):
   """It is a run: what it had saved counts; the backbone has the same bits."""
-  whole, interrupted = tmp_path / "whole", tmp_path / "interrupted"
-  run.train_and_evaluate(pretraining, whole)
+
+  def make(workdir):
+    workdir.mkdir(exist_ok=True)
+    run.make_backbone(pretraining, workdir, RunContext(one_device()))
+    return mv.load_backbone(workdir / "backbone.npz")
+
+  made = make(tmp_path / "whole")
+  assert made.config.num_classes == 5
+  assert read_result(tmp_path / "whole" / "pretrain").tasks[0].steps == 4
   steps = []
   real_step = Step.__call__
 
@@ -529,20 +538,17 @@ def test_pretraining_that_is_interrupted_goes_on(
       raise KeyboardInterrupt
     return real_step(self, *args)
 
-  with monkeypatch.context() as patch:
-    patch.setattr(Step, "__call__", stops_in_step_4)
-    with pytest.raises(KeyboardInterrupt):
-      run.train_and_evaluate(pretraining, interrupted)
-    assert not (interrupted / "backbone.npz").exists()
-    assert newest(interrupted / "pretrain")[0] == "00000002"
-    run.train_and_evaluate(pretraining, interrupted)
-  # 3 steps, the one that failed, those after the saved step 2, and the task.
-  assert len(steps) == 4 + 2 + pretraining.total_steps
-  made = mv.load_backbone(whole / "backbone.npz")
-  again = mv.load_backbone(interrupted / "backbone.npz")
+  monkeypatch.setattr(Step, "__call__", stops_in_step_4)
+  with pytest.raises(KeyboardInterrupt):
+    make(tmp_path / "interrupted")
+  assert not (tmp_path / "interrupted" / "backbone.npz").exists()
+  assert newest(tmp_path / "interrupted" / "pretrain")[0] == "00000002"
+  again = make(tmp_path / "interrupted")
+  # 3 steps, the one that failed, and those after the saved step 2.
+  assert len(steps) == 4 + 2
   assert made.fingerprint == again.fingerprint
-  assert made.config.num_classes == 5
-  assert read_result(whole / "pretrain").tasks[0].steps == 4
+  assert make(tmp_path / "whole").fingerprint == made.fingerprint
+  assert len(steps) == 4 + 2  # what is there is not made again
 
 
 def test_a_changed_pretraining_is_refused(pretraining, workdir):
