@@ -21,9 +21,6 @@ ON_REQUEST = (
 def allowed(keys: Sequence[str]) -> tuple[str, ...]:
   """Check options of a command line: "total_steps" or "config.total_steps".
 
-  Args:
-    keys: as they were given.
-
   Returns:
     The keys with "config." in front of them.
 
@@ -42,11 +39,7 @@ def allowed(keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def advice(keys: Sequence[str]) -> str:
-  """Say what to do where options are not those that a run began with.
-
-  Args:
-    keys: "config.total_steps", ...
-  """
+  """Say what to do where options are not those that a run began with."""
   names = [key.removeprefix("config.") for key in keys]
   flags = [f"--allow_config_change={key}" for key in names if key in ON_REQUEST]
   fixed = [key for key in names if key not in ON_REQUEST]

@@ -54,10 +54,6 @@ def make_optimizer(
 
   The gradient norm of each is clipped alone: a task trains as it would without
   its neighbours.
-
-  Args:
-    configs: of every name in the tree.
-    schedules: of every name in the tree.
   """
   return optax.partition(
     {name: _optimizer(configs[name], schedules[name]) for name in configs},

@@ -25,10 +25,6 @@ def with_image_size(config: Config, backbone: Backbone) -> Config:
 def with_steps(config: Config, examples: int) -> Config:
   """The configuration with the steps that its epochs take, if it has any.
 
-  Args:
-    config: of the run.
-    examples: in its training split.
-
   Raises:
     ConfigError: where they are more steps than a run may have.
   """

@@ -59,14 +59,7 @@ def evaluate_trained(
   packs: Sequence[PackResult],
   tested: Reader | None,
 ) -> list[TrainedTrial]:
-  """Evaluate all trained trials on the test split.
-
-  Args:
-    trainer: that trained them.
-    trials: of all packs.
-    packs: after training.
-    tested: the test split, or None.
-  """
+  """Evaluate all trained trials on the test split."""
   by_name = {trial.name: trial for trial in trials}
   found = []
   for pack in packs:
@@ -117,13 +110,7 @@ def _result(
 def rank(
   trained: Sequence[TrainedTrial], config: Config, name: str
 ) -> list[TrainedTrial]:
-  """Sort trials, the best on validation first; say where each is exported.
-
-  Args:
-    trained: from `evaluate_trained`.
-    config: of the run.
-    name: under which the best is exported.
-  """
+  """Sort trials, the best on validation first; say where each is exported."""
   best, *others = sorted(trained, key=lambda t: -(t.result.val_accuracy or 0.0))
   if _exports_all(config):
     others = [trial.exported_as(trial.result.name) for trial in others]

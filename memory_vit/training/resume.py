@@ -215,9 +215,6 @@ def require_same(
 def what_matters(values: Mapping[str, Any]) -> dict[str, Any]:
   """The options that a continued run must share, as JSON gives them back.
 
-  Args:
-    values: a configuration, or what `config.json` holds.
-
   Returns:
     {"config.task.cells": 5, ...}, without options that change no result. Of
     tasks that are read the directories may change, not their digests, and

@@ -282,10 +282,6 @@ class Trainer:
   ) -> dict[str, dict[str, Any]]:
     """Evaluate tasks on a split of their data set, in one pass.
 
-    Args:
-      tasks: of one regime.
-      source: the split.
-
     Raises:
       Interrupted: between two batches, where it was asked to stop.
     """
