@@ -156,7 +156,7 @@ def _choose(
   tasks = [
     manifest.read(path)
     for given in arguments.task
-    for path in store.task_directories(given)
+    for path in store.task_paths(given)
   ]
   owners = [task.spec.name for task in tasks]
   owners += [task_sets.BACKBONE] if arguments.verify else []

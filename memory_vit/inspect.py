@@ -74,7 +74,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     values = _backbone_json(report)
     show(_to_json(values) if arguments.json else _backbone_text(report))
     return 0
-  reports, errors = _try_tasks(store.task_directories(root))
+  reports, errors = _try_tasks(store.task_paths(root))
   if arguments.json:
     show(_to_json(_tasks_json(root, reports, errors)))
   elif reports:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from memory_vit.errors import TaskError
-from memory_vit.tasks import manifest
+from memory_vit.tasks import manifest, single_file
 
 
 def ancestor_directories(
@@ -37,10 +37,12 @@ def ancestor_directories(
         continue
       beside = path.absolute().parent / parent
       if not _is_task(beside, parent):
+        beside = beside.with_name(parent + single_file.SUFFIX)
+      if not _is_task(beside, parent):
         raise TaskError(
           f"task {spec.name!r} in {path} attends to {parent!r}, which is not "
-          f"in {beside}. Put it there, or give its directory in "
-          "config.task.indirect (in config.task.attends_to, if the new task "
+          f"in {beside.with_suffix('')}. Put it there, or give its directory "
+          "in config.task.indirect (in config.task.attends_to, if the new task "
           "is to read it too)."
         )
       known[parent] = beside
@@ -55,6 +57,7 @@ def _name(path: Path) -> str:
 
 def _is_task(path: Path, name: str) -> bool:
   """Whether a task of this name lies there; a link may lead anywhere."""
-  if path.is_symlink() or not (path / manifest.FILE).is_file():
+  file = path if single_file.is_one(path) else path / manifest.FILE
+  if path.is_symlink() or not file.is_file():
     return False
   return _name(path) == name

@@ -123,6 +123,16 @@ def read(
     arrays = _unpack(contents, stored)
   except ValueError as error:
     raise TaskError(f"arrays in {path} cannot be read: {error}.") from error
+  require_as_stored(arrays, stored, f"arrays in {path}")
+  return arrays
+
+
+def require_as_stored(
+  arrays: Mapping[str, np.ndarray],
+  stored: Mapping[str, StoredArray],
+  where: str,
+) -> None:
+  """Raise `TaskError` for arrays that are others, or are not finite."""
   damaged = [
     name
     for name, array in arrays.items()
@@ -130,11 +140,10 @@ def read(
   ]
   if damaged:
     raise TaskError(
-      f"arrays in {path} are damaged: {brief(sorted(damaged))} are not what "
-      "task.json says (SHA-256)."
+      f"{where} are damaged: {brief(sorted(damaged))} are not what task.json "
+      "says (SHA-256)."
     )
-  require_finite(arrays, f"arrays in {path}")
-  return arrays
+  require_finite(arrays, where)
 
 
 def require_finite(arrays: Mapping[str, np.ndarray], where: str) -> None:
@@ -146,8 +155,15 @@ def require_finite(arrays: Mapping[str, np.ndarray], where: str) -> None:
     )
 
 
-def read_file(path: Path, limit: int) -> bytes:
-  """Read a regular file of at most `limit` bytes, which is no link.
+def read_file(
+  path: Path, limit: int | None, at_most: int | None = None
+) -> bytes:
+  """Read a regular file, which is no link.
+
+  Args:
+    path: of the file.
+    limit: bytes that it may have; None for any number.
+    at_most: bytes that are read, of a longer file the first ones.
 
   Raises:
     OSError: where it cannot be read.
@@ -159,10 +175,11 @@ def read_file(path: Path, limit: int) -> bytes:
     found = os.fstat(file.fileno())
     if not stat.S_ISREG(found.st_mode):
       raise TaskError(f"{path} is no regular file.")
-    if found.st_size > limit:
+    if limit is not None and found.st_size > limit:
       raise TaskError(f"{path} has more than the {limit:,} bytes expected.")
     # Not without a number: it may grow. Not `limit`: as much would be reserved.
-    return file.read(found.st_size)
+    size = found.st_size if at_most is None else min(found.st_size, at_most)
+    return file.read(size)
 
 
 def require_entries(path: Path, files: Iterable[str]) -> None:

@@ -22,7 +22,7 @@ from memory_vit.model import trees
 from memory_vit.model.regimes import REGIMES
 from memory_vit.model.task import TaskSpec
 from memory_vit.runtime import messages, schema
-from memory_vit.tasks import array_files
+from memory_vit.tasks import array_files, single_file
 from memory_vit.tasks.array_files import StoredArray
 
 FORMAT_VERSION = 4
@@ -99,19 +99,24 @@ def digest(values: Mapping[str, Any]) -> str:
 
 
 def read(path: Path) -> Manifest:
-  """Read the `task.json` of a task's directory.
+  """Read the `task.json` of a task's directory, or what stands in its file.
 
   Raises:
     TaskError: where there is none, or it is refused.
   """
-  file = path / FILE
+  is_file = single_file.is_one(path)
+  file = path if is_file else path / FILE
   try:
-    text = array_files.read_file(file, MAX_FILE_BYTES).decode("utf-8")
+    if is_file:
+      text = single_file.read_text(file, MAX_FILE_BYTES)
+    else:
+      text = array_files.read_file(file, MAX_FILE_BYTES).decode("utf-8")
     values = json.loads(text, object_pairs_hook=_without_duplicates)
   except (FileNotFoundError, NotADirectoryError):
+    what = "there is no such file" if is_file else "it has no task.json"
     raise TaskError(
-      f"{path} is not a task: it has no task.json. Expected a directory that "
-      "memory_vit exported, such as WORKDIR/tasks/NAME."
+      f"{path} is not a task: {what}. Expected a directory that memory_vit "
+      "exported, such as WORKDIR/tasks/NAME, or a .safetensors file of one."
     ) from None
   except TaskError:
     raise
@@ -119,7 +124,10 @@ def read(path: Path) -> Manifest:
   except (OSError, ValueError, RecursionError) as error:
     reason = messages.first_line(error)
     raise TaskError(f"{file} is not readable as JSON: {reason}") from error
-  return check(values, str(file))
+  found = check(values, str(file))
+  if is_file and found.files:
+    raise TaskError(f"{file} describes other files: it holds all by itself.")
+  return found
 
 
 def check(values: Any, where: str) -> Manifest:

@@ -4,11 +4,14 @@ A saved task is a directory, and nothing else is in it:
 
   task.json   what it is, readable: see `manifest`
   arrays/     the parameters: see `array_files`
+
+or one file, NAME.safetensors, with both: see `single_file`.
 """
 
 # As text, `help` shows jax.Array by its name.
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,20 +27,24 @@ from memory_vit.model.regimes import REGIMES
 from memory_vit.model.task import Task, TaskSpec, require_backbone
 from memory_vit.runtime import files
 from memory_vit.runtime import paths as typed
-from memory_vit.runtime.messages import escaped, listed
-from memory_vit.tasks import array_files, manifest
+from memory_vit.runtime.messages import brief, escaped, listed
+from memory_vit.tasks import array_files, manifest, single_file
 from memory_vit.tasks.compose import Tasks, TasksLike, concatenate
 from memory_vit.tasks.manifest import Manifest
 
 _ARRAYS = "arrays"
 
 
-def save_task(task: Task, path: str | os.PathLike[str]) -> None:
-  """Write a task to a directory; an older one there is replaced as a whole.
+def save_task(
+  task: Task, path: str | os.PathLike[str], *, format: str = "directory"
+) -> None:
+  """Write a task; an older one at this path is replaced as a whole.
 
   Args:
     task: with values that are known and finite.
-    path: of the directory.
+    path: of the directory; or of the file, which ends in .safetensors.
+    format: "directory" (task.json, and arrays as orbax writes them) or
+      "safetensors" (all in one file).
 
   Raises:
     TaskError: for what is no task, where the path is there and is not a task,
@@ -49,32 +56,54 @@ def save_task(task: Task, path: str | os.PathLike[str]) -> None:
       "writes several)."
     )
   path = Path(path).absolute()
-  if path.exists() and not (path / manifest.FILE).is_file():
-    raise TaskError(f"{path} exists and is not a task: it is left as it is.")
+  _require_place(path, format)
   flat = {k: np.asarray(v) for k, v in trees.flatten(task.params).items()}
   array_files.require_finite(flat, f"task {task.spec.name!r} cannot be saved")
   path.parent.mkdir(parents=True, exist_ok=True)
+  described = Manifest(
+    spec=task.spec,
+    arrays={name: array_files.describe(array) for name, array in flat.items()},
+    files={},
+    provenance=task.provenance,
+  )
+  if format == "safetensors":
+    single_file.write(path, flat, manifest.to_text(described, str(path)))
+    return
   with files.replacing_directory(path) as new:
     digests = array_files.write(new / _ARRAYS, flat)
-    arrays = {k: array_files.describe(v) for k, v in flat.items()}
-    described = Manifest(
-      spec=task.spec, arrays=arrays, files=digests, provenance=task.provenance
-    )
+    described = dataclasses.replace(described, files=digests)
     text = manifest.to_text(described, str(path / manifest.FILE))
     (new / manifest.FILE).write_text(text, encoding="utf-8")
     # Reading is strict, and another version of orbax may write otherwise.
-    array_files.read(new / _ARRAYS, digests, arrays)
+    array_files.read(new / _ARRAYS, digests, described.arrays)
+
+
+def _require_place(path: Path, format: str) -> None:
+  """Refuse a path at which something else lies, or would be misread."""
+  if format not in ("directory", "safetensors"):
+    raise TaskError(
+      f"format is {brief(format)}, expected 'directory' or 'safetensors'."
+    )
+  is_file = format == "safetensors"
+  if is_file != (path.suffix == single_file.SUFFIX):
+    raise TaskError(
+      f"{path} with format={format!r}: expected a name that ends in "
+      f"{single_file.SUFFIX} for a file, and another one for a directory."
+    )
+  there = path.is_file() if is_file else (path / manifest.FILE).is_file()
+  if path.exists() and not there:
+    raise TaskError(f"{path} exists and is not a task: it is left as it is.")
 
 
 def load_task(path: str | os.PathLike[str], backbone: Backbone) -> Task:
   """Read a task, for the backbone that it was trained on.
 
   Args:
-    path: directory that `save_task` wrote.
+    path: directory or file that `save_task` wrote.
     backbone: on which it will run.
 
   Raises:
-    TaskError: for a directory that is not a task or is damaged, a format that
+    TaskError: for what is not a task or is damaged, a format that
       is not known, or another backbone.
   """
   path = Path(path).absolute()
@@ -101,6 +130,8 @@ def read_arrays(path: Path, found: Manifest) -> dict[str, np.ndarray]:
     TaskError: where they cannot be read, or are not what `task.json` says, or
       anything else lies in the directory.
   """
+  if single_file.is_one(path):
+    return single_file.read(path, found.arrays)
   names = [manifest.FILE, *(f"{_ARRAYS}/{name}" for name in found.files)]
   array_files.require_entries(path, names)
   return array_files.read(path / _ARRAYS, found.files, found.arrays)
@@ -115,20 +146,24 @@ def _shapes(backbone: Backbone, spec: TaskSpec) -> dict[str, Any]:
   return shapes
 
 
-def save_tasks(tasks: TasksLike, path: str | os.PathLike[str]) -> None:
-  """Write each task to `path`/NAME.
+def save_tasks(
+  tasks: TasksLike, path: str | os.PathLike[str], *, format: str = "directory"
+) -> None:
+  """Write each task to `path`/NAME, or to `path`/NAME.safetensors.
 
   Args:
     tasks: a task, a sequence or generator of tasks, or {name: task}.
     path: a directory that holds nothing else.
+    format: as of `save_task`.
 
   Raises:
     TaskError: where tasks do not fit together, something else has a name, or
       other tasks lie in the directory: it would hold another set.
   """
   tasks = concatenate(tasks)
-  names = [task.spec.name for task in tasks]
-  found = [file.parent.name for file in Path(path).glob("*/task.json")]
+  suffix = single_file.SUFFIX if format == "safetensors" else ""
+  names = [task.spec.name + suffix for task in tasks]
+  found = [found.name for found in _paths_in(Path(path))]
   others = sorted(n for n in found if n not in names and n[0] != ".")
   if others:
     raise TaskError(
@@ -137,8 +172,8 @@ def save_tasks(tasks: TasksLike, path: str | os.PathLike[str]) -> None:
     )
   for name in names:
     _require_no_link(Path(path) / name)
-  for task in tasks:
-    save_task(task, Path(path) / task.spec.name)
+  for task, name in zip(tasks, names, strict=True):
+    save_task(task, Path(path) / name, format=format)
 
 
 def load_tasks(
@@ -157,31 +192,38 @@ def load_tasks(
   """
   if isinstance(paths, str | os.PathLike):
     paths = [paths]
-  directories = [found for path in paths for found in task_directories(path)]
+  directories = [found for path in paths for found in task_paths(path)]
   return concatenate([load_task(found, backbone) for found in directories])
 
 
-def task_directories(path: str | os.PathLike[str]) -> list[Path]:
+def task_paths(path: str | os.PathLike[str]) -> list[Path]:
   """The path itself where it is a task, or the tasks in it, sorted by name.
+
+  Each is a directory, or a .safetensors file.
 
   Raises:
     TaskError: where there is none.
   """
   path = typed.local(path, "a task", TaskError)
-  if (path / "task.json").is_file():
+  if single_file.is_one(path) or (path / "task.json").is_file():
     return [path]
-  found = sorted(file.parent for file in path.glob("*/task.json"))
-  # A task that is being written has a directory with a dot.
-  found = [directory for directory in found if directory.name[0] != "."]
+  # A task that is being written has a name with a dot.
+  found = [path for path in _paths_in(path) if path.name[0] != "."]
   if not found:
     raise TaskError(
       f"{path} is neither a task nor a directory of tasks: there is no "
-      "task.json in it, nor one level below."
+      "task.json in it, nor one level below, and no .safetensors file."
     )
   for directory in found:
     _require_plain_name(directory)
     _require_no_link(directory)
   return found
+
+
+def _paths_in(path: Path) -> list[Path]:
+  """What looks like a task in a directory."""
+  files_there = path.glob(f"*{single_file.SUFFIX}")
+  return sorted([*(f.parent for f in path.glob("*/task.json")), *files_there])
 
 
 def _require_plain_name(directory: Path) -> None:

@@ -387,7 +387,7 @@ def test_the_examples_of_the_readme_and_the_docs_run(tmp_path, monkeypatch):
   pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
   texts = [page.read_text(encoding="utf-8") for page in pages]
   blocks = re.findall(r"```python\n(.*?)```", "\n".join(texts), re.S)
-  assert len(blocks) == 3
+  assert len(blocks) == 4
   names = {}
   for block in blocks:
     exec(compile(block, "an example", "exec"), names)

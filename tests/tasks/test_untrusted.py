@@ -1058,7 +1058,7 @@ def test_no_file_name_forges_a_line(pets, backbone, tmp_path, capsys):
     os.unlink(path)
   pets.rename(pets.parent / ODD)
   with pytest.raises(TaskError, match="is no UTF-8: rename it") as caught:
-    store.task_directories(pets.parent)
+    store.task_paths(pets.parent)
   assert SHOWN in str(caught.value)
   assert inspect.main([str(pets.parent)]) == 2
   assert capsys.readouterr().err.count("\n") == 1
