@@ -153,11 +153,7 @@ def _choose(
   arguments: argparse.Namespace,
 ) -> tuple[dict[str, SplitRef], Upstream | None]:
   """Choose the data to open; nothing is opened yet."""
-  tasks = [
-    manifest.read(path)
-    for given in arguments.task
-    for path in store.task_paths(given)
-  ]
+  tasks = [manifest.read(path) for path in store.find_tasks(arguments.task)]
   owners = [task.spec.name for task in tasks]
   owners += [task_sets.BACKBONE] if arguments.verify else []
   given = task_data.Given(

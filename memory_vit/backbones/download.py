@@ -119,9 +119,9 @@ def _cached(url: str, fetch: "Callable[[str, _Arriving], None]") -> Path:
 def _place(url: str) -> Path:
   """The path of the cached copy of an address."""
   folder = os.environ.get("MEMORY_VIT_CACHE") or "~/.cache/memory_vit"
-  # The same file name is published at several addresses.
-  address = hashlib.sha256(url.encode()).hexdigest()[:12]
   try:
+    # The same file name is published at several addresses.
+    address = hashlib.sha256(url.encode()).hexdigest()[:12]
     name = PurePosixPath(urllib.parse.urlsplit(url).path).name
     # For people; of a longer one the end, which says what kind of file it is.
     return Path(folder).expanduser() / f"{address}-{name[-_LONGEST_NAME:]}"

@@ -23,7 +23,7 @@ def load_model(
   Raises:
     MemoryVitError: for what cannot be read, or does not fit together.
   """
-  found = [path for given in tasks for path in store.task_paths(given)]
+  found = store.find_tasks(tasks)
   first, *others = [manifest.read(path).spec for path in found]
   for other in others:  # before the one that they do not share is loaded
     task_sets.require_backbone(other, first.backbone, first.name)

@@ -67,7 +67,7 @@ def open_on_all_processes(ref: SplitRef) -> Reader:
 
 
 def open_reader(ref: SplitRef) -> Reader:
-  """Open a split on this process; raises as `open_source`."""
+  """Open a split on this process; raise as `open_source`."""
   if not ref.name:
     raise DataError("no data set is named: set config.data.name.")
   source = _open_local(ref) or tfds.open_tfds(ref)

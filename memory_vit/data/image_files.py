@@ -261,7 +261,9 @@ def _needed(file: BinaryIO, evaluation: EvalPreprocessing) -> int:
   try:
     with Image.open(file, formats=tuple(_BYTES_PER_PIXEL)) as image:
       width, height = image.size
-      bytes_per_pixel = _BYTES_PER_PIXEL[image.format or ""]
+      kind = image.format or ""
+      # Several images in one JPEG file, of which the first is decoded.
+      bytes_per_pixel = _BYTES_PER_PIXEL["JPEG" if kind == "MPO" else kind]
   except Image.DecompressionBombError as error:  # From 179 megapixels on.
     raise DataError(limit) from error
   except UnidentifiedImageError as error:

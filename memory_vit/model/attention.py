@@ -35,7 +35,7 @@ class HeadProjection(nn.Module):
 
   @nn.compact
   def __call__(self, z: Float[Array, "b s d"]) -> Float[Array, "b s h k"]:
-    """Projects tokens."""
+    """Project tokens."""
     cfg = self.config
     shape = (cfg.num_heads, cfg.head_dim)
     kernel = self.param("kernel", _lecun(-3, (-2, -1)), (cfg.width, *shape))
@@ -52,7 +52,7 @@ class OutProjection(nn.Module):
 
   @nn.compact
   def __call__(self, y: Float[Array, "b s h k"]) -> Float[Array, "b s d"]:
-    """Projects what the heads found."""
+    """Project what the heads found."""
     cfg = self.config
     shape = (cfg.num_heads, cfg.head_dim, cfg.width)
     kernel = self.param("kernel", _lecun((-3, -2), -1), shape)
@@ -67,7 +67,7 @@ def _lecun(in_axis: Any, out_axis: Any) -> Any:
 
 
 def _heads_first(a: Float[Array, "b s h k"]) -> Float[Array, "b h s k"]:
-  """Swaps tokens and heads, and back.
+  """Swap tokens and heads, and back.
 
   The order in which products of heads are computed: what the backbone stream
   hands over is read many times, and need not be turned round each time.
@@ -135,7 +135,7 @@ class MultiHeadDotProductAttention(nn.Module):
 def _with_cells(
   a: Float[Array, "b s h k"], cells: Float[Array, "1 h m k"]
 ) -> Float[Array, "b s+m h k"]:
-  """Appends keys or values of memory to those of every image."""
+  """Append keys or values of memory to those of every image."""
   cells = jnp.broadcast_to(
     _heads_first(cells), (a.shape[0], cells.shape[2], *a.shape[2:])
   )

@@ -23,7 +23,7 @@ class Option:
     default: its value where nothing is said.
     rule: the values that it may have.
     resume: whether it may change when a run goes on.
-    sweep: whether the variants of a sweep may differ in it.
+    sweep: whether the trials of a sweep may differ in it.
   """
 
   key: str

@@ -74,8 +74,7 @@ class Executor:
     """
     config = self._config_of(planned, trials)
     if config is None:
-      logger.warning("run %s: what it would read diverged", planned.name)
-      return diverged_trials(planned)
+      return _lost(planned)
     if found := self._find(planned, config):
       return found
     directory = directory_of(self.workdir, planned.name)
@@ -107,9 +106,9 @@ class Executor:
     return trials_of(planned, ending, directory)
 
   def _recall(self, planned: Run, trials: Trials) -> list[StudyTrial] | None:
-    """Read a run; None where neither it nor what it reads is finished."""
+    """Read a run, which cannot be trained where what it reads diverged."""
     config = self._config_of(planned, trials)
-    return self._find(planned, config) if config else diverged_trials(planned)
+    return self._find(planned, config) if config else _lost(planned)
 
   def _find(self, planned: Run, config: Config) -> list[StudyTrial] | None:
     """Read a run of this configuration; None where it is not finished."""
@@ -142,6 +141,12 @@ class Executor:
       )
     )
     return schema.differences(found, now)
+
+
+def _lost(planned: Run) -> list[StudyTrial]:
+  """The trials of a run that cannot be trained."""
+  logger.warning("run %s: what it would read diverged", planned.name)
+  return diverged_trials(planned)
 
 
 def remove_checkpoints(directory: Path) -> None:

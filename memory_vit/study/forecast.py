@@ -19,7 +19,13 @@ from memory_vit.runtime.tables import table
 from memory_vit.study import execute, plan
 from memory_vit.study.execute import Executor
 from memory_vit.study.runs import Run, config_of
-from memory_vit.training import open_backbone, progress, resolve, sweep
+from memory_vit.training import (
+  open_backbone,
+  pretrain,
+  progress,
+  resolve,
+  sweep,
+)
 from memory_vit.training.run_context import RunContext
 from memory_vit.training.trainer import Trainer
 
@@ -102,6 +108,8 @@ def _backbone(config: Config, workdir: Path, mesh: Mesh) -> Backbone:
   """Open the backbone, or one like that which will be pretrained."""
   made = Path(open_backbone.study_file(config, workdir))
   if not config.pretrain.variant or made.exists():
+    if config.pretrain.variant:
+      pretrain.require_made_by(config, workdir)
     return open_backbone.open_backbone(config, workdir, mesh)
   backbone = random_backbone(
     config.pretrain.variant,

@@ -59,17 +59,21 @@ def run_study(
   processes.on_process_0(
     functools.partial(paths.make_directory, workdir, "--workdir")
   )
-  with only_run(workdir):
-    _run_study(config, workdir, parts, stop or StopSignal())
+  mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
+  with only_run(workdir) as require_alone:
+    context = RunContext(
+      mesh, stop or StopSignal(), require_alone=require_alone
+    )
+    _run_study(config, workdir, parts, context)
 
 
 def _run_study(
-  config: Config, workdir: Path, parts: Sequence[str], stop: StopSignal
+  config: Config, workdir: Path, parts: Sequence[str], context: RunContext
 ) -> None:
-  """`run_study` in a directory of which no other process writes."""
+  """`run_study` in a directory to which no other process writes."""
+  mesh, stop = context.mesh, context.stop
   processes.require_shared(workdir)
-  mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
-  make_backbone(config, workdir, RunContext(mesh, stop))
+  make_backbone(config, workdir, context)
   backbone, file = open_backbone.study_backbone(config, workdir, mesh)
   config = resolve.with_image_size(config, backbone)
   record = StudyRecord(

@@ -21,7 +21,7 @@ def ancestor_directories(
     given: of further tasks, in which to look first.
 
   Returns:
-    `given`, and then what was found beside the tasks, each once.
+    `given`, and then what was found beside the tasks.
 
   Raises:
     TaskError: for what is no task, and for a parent that is in neither place.

@@ -12,8 +12,9 @@ or one file, NAME.safetensors, with both: see `single_file`.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -183,8 +184,8 @@ def load_tasks(
   """Read tasks that share a pass.
 
   Args:
-    paths: directories of tasks, and directories that hold some, such as
-      WORKDIR/tasks.
+    paths: tasks, and directories that hold some, such as WORKDIR/tasks. A task
+      that lies in two of them, as what another attends to does, is read once.
     backbone: on which they will run.
 
   Raises:
@@ -192,8 +193,25 @@ def load_tasks(
   """
   if isinstance(paths, str | os.PathLike):
     paths = [paths]
-  directories = [found for path in paths for found in task_paths(path)]
-  return concatenate([load_task(found, backbone) for found in directories])
+  return concatenate([load_task(path, backbone) for path in find_tasks(paths)])
+
+
+def find_tasks(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
+  """All tasks at some paths; of one that lies at two places, the first.
+
+  What is given twice is there twice: that is a mistake, and refused later.
+
+  Raises:
+    TaskError: where there is none at one of them, or one cannot be read.
+  """
+  found: list[Path] = []
+  places: dict[Any, Path] = {}
+  for one in itertools.chain.from_iterable(map(task_paths, paths)):
+    read = manifest.read(one)
+    key = read.spec, frozenset(read.arrays.items())
+    if places.setdefault(key, one.resolve()) == one.resolve():
+      found.append(one)
+  return found
 
 
 def task_paths(path: str | os.PathLike[str]) -> list[Path]:

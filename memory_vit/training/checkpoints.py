@@ -50,7 +50,7 @@ class Checkpoints:
   """
 
   def __init__(self, directory: Path) -> None:
-    """Opens, or makes, a directory in which nobody else writes."""
+    """Open, or make, a directory in which nobody else writes."""
     self._directory = directory.absolute()  # orbax takes no other
     # Synchronous: the state is small, and a step that was saved is saved.
     self._arrays = ocp.Checkpointer(ocp.StandardCheckpointHandler())

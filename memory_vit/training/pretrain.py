@@ -20,12 +20,13 @@ from memory_vit.config import (
 from memory_vit.errors import TrainingError
 from memory_vit.model import trees
 from memory_vit.model.vit_config import RANDOM
-from memory_vit.runtime import files, processes
+from memory_vit.runtime import files, paths, processes
 
 # The directory of this run, in that of the run which needs the backbone; and
 # what it calls its model.
 DIRECTORY = "pretrain"
 _NAME = "pretraining"
+_MADE_BY = "backbone.json"
 
 
 def pretrain_config(config: Config) -> Config:
@@ -74,24 +75,33 @@ def make_backbone(
   Raises:
     TrainingError: where another configuration has made the one there.
   """
-  path, made_by = workdir / "backbone.npz", workdir / "backbone.json"
-  wanted = _what_makes(config)
+  path = workdir / "backbone.npz"
   if not processes.broadcast_from_process_0(path.exists()):
     directory = workdir / DIRECTORY
-    processes.on_process_0(lambda: directory.mkdir(exist_ok=True))
+    processes.on_process_0(
+      lambda: paths.make_directory(directory, "the directory of pretraining")
+    )
     train(pretrain_config(config), directory)
 
     def keep() -> None:
       # In this order: a backbone is never there without what made it.
-      files.write_json(made_by, wanted)
+      files.write_json(workdir / _MADE_BY, _what_makes(config))
       with files.writing(path), files.replacing(path) as scratch:
         shutil.copyfile(directory / f"{_NAME}.npz", scratch)
+      # Two states of a whole model and its optimiser, which nobody needs now.
+      shutil.rmtree(directory / "checkpoints", ignore_errors=True)
 
     processes.on_process_0(keep)
+  require_made_by(config, workdir)
+
+
+def require_made_by(config: Config, workdir: Path) -> None:
+  """Raise `TrainingError` where another configuration made the backbone."""
+  made_by = workdir / _MADE_BY
   found = files.read_object(made_by) if made_by.exists() else {}
-  if _what_matters(found) != _what_matters(wanted):
+  if _what_matters(found) != _what_matters(_what_makes(config)):
     raise TrainingError(
-      f"{path} was not made by this configuration, but by "
+      f"{workdir / 'backbone.npz'} was not made by this configuration, but by "
       f"{found or 'something else'}. Give that one, or another --workdir."
     )
 

@@ -117,5 +117,6 @@ def require_names(trainer: Trainer, name: str, trials: Sequence[Trial]) -> None:
   if taken:
     raise ConfigError(
       f"config.task.name: {taken} are names of tasks in config.task.attends_to "
-      "or config.task.indirect. Give the new task another one."
+      "or config.task.indirect, or of what those attend to. Give the new task "
+      "another one."
     )

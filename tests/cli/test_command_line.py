@@ -440,7 +440,9 @@ def test_a_cache_that_is_no_directory(monkeypatch):
     monkeypatch.setenv("MEMORY_VIT_CACHE", cache)
     with pytest.raises(BackboneError, match=r"^[^\n]{20,2000}$"):
       local_file("https://127.0.0.1:9/x.npz")
-  for backbone in ("http://[::1", "~nouser/x", "a" * 300, "", "https:///"):
+  for backbone in (
+    "http://[::1", "~nouser/x", "a" * 300, "", "https:///", "https://h/\udcff",
+  ):  # fmt: skip
     with pytest.raises(BackboneError, match=r"^[^\n]{20,2000}$"):
       local_file(backbone)
 

@@ -186,7 +186,7 @@ ROWS = [
   row("task.name", "mine", "task", "files", "result"),
   row("task.cells", 1, "task", "study", "learned"),
   row("task.bottleneck", 2, "task", "learned", given=ADAPTER),
-  row("task.attends_to", ("PARENT",), "task", "study", "learned"),
+  row("task.attends_to", ("PARENT",), "task", "study", "learned", "files"),
   row("task.indirect", ("PARENT",), "refused",
       given={"task.attends_to": ("CHILD",)}),
   row("task.memory_norm", False, "task", "learned"),

@@ -33,6 +33,8 @@ def _pictures() -> dict[str, bytes]:
     "jpeg-progressive": encode(rgb, "JPEG", progressive=True),
     "jpeg-grey": encode(grey, "JPEG"),
     "jpeg-cmyk": encode(rgb.convert("CMYK"), "JPEG"),
+    # As cameras write it that keep a second picture in the file.
+    "jpeg-of-several": encode(rgb, "MPO", **animation),
     "png": encode(rgb, "PNG"),
     "png-grey": encode(grey, "PNG"),
     "png-grey-alpha": encode(rgba.convert("LA"), "PNG"),

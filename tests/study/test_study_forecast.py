@@ -2,13 +2,14 @@
 
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 from conftest import one_device
 from fake_studies import FakeRuns, accuracies, small_study, with_study
 
 import memory_vit as mv
-from memory_vit.errors import DataError
+from memory_vit.errors import DataError, TrainingError
 from memory_vit.study import forecast, plan
 from memory_vit.study.runs import config_of
 from memory_vit.training import run as training_run
@@ -78,6 +79,16 @@ def test_a_dry_run_knows_how_many_steps_epochs_are(
 
 
 @pytest.mark.slow
+def test_a_backbone_of_another_pretraining_is_refused(config, tmp_path):
+  settings = dataclasses.replace(
+    config.pretrain, variant="Micro/2", total_steps=4
+  )
+  (tmp_path / "backbone.npz").write_bytes(Path(config.backbone).read_bytes())
+  other = dataclasses.replace(config, pretrain=settings)
+  with pytest.raises(TrainingError, match="was not made by this configuration"):
+    forecast.forecast(other, tmp_path, ["adapters"])
+
+
 def test_a_step_is_timed(config):
   """Of a sweep that of one of its trials."""
   planned = next(

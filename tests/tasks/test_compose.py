@@ -118,6 +118,20 @@ def test_a_set_on_disk_is_its_tasks(family, backbone, images, tmp_path):
     store.load_tasks(tmp_path / "empty", backbone)
 
 
+def test_a_task_that_is_given_twice_counts_once(family, backbone, tmp_path):
+  """As a parent is, which every run exports beside its task."""
+  a, b = family[:2]
+  store.save_tasks([a], tmp_path / "first")
+  store.save_tasks([a, b], tmp_path / "second")
+  given = [tmp_path / "first", tmp_path / "second"]
+  assert store.find_tasks(given) == [given[0] / "a", given[1] / "b"]
+  assert names(store.load_tasks(given, backbone)) == ["a", "b"]
+  # Another one of this name is another task.
+  store.save_tasks([random_task(backbone, "a", seed=8)], tmp_path / "third")
+  with pytest.raises(TaskError, match=r"there twice: \['a'\]"):
+    store.load_tasks([*given, tmp_path / "third"], backbone)
+
+
 def test_a_set_does_not_mix_with_another(family, backbone, tmp_path):
   store.save_tasks(family, tmp_path)
   store.save_tasks(family, tmp_path)

@@ -426,7 +426,7 @@ def test_other_regimes_end_to_end(config, workdir, backbone_file, regime):
   for batch in batching.eval_batches(
     source, task.spec.evaluation, batch_size=64
   ):
-    inputs = cut.prepare(frozen, batch["image"])
+    inputs = cut.prepare(frozen, jax.numpy.asarray(batch["image"]))
     out = cut.logits({task.spec.name: task.params}, frozen, inputs)
     right = np.asarray(out[task.spec.name]).argmax(-1) == batch["label"]
     hits += list(right[batch["mask"] > 0])
