@@ -119,6 +119,23 @@ def test_the_best_lies_in_every_state_that_is_kept(tmp_path):
   assert (past.best["a"].step, past.best["a"].accuracy) == (1, 0.9)
 
 
+def test_only_training_is_timed(tmp_path, monkeypatch):
+  """Of a clock that moves by 1 in a step, and by more in all else."""
+  now = [0.0]
+
+  def takes(seconds):
+    return lambda step: now.__setitem__(0, now[0] + seconds)
+
+  clock = types.SimpleNamespace(perf_counter=lambda: now[0])
+  monkeypatch.setattr(progress, "time", clock)
+  run = Run(tmp_path, 6, {2: 0.5, 4: 0.6, 6: 0.7}, evaluate=2, checkpoint=3)
+  run.in_step, run.in_evaluation = takes(1), takes(100)
+  run.in_save = takes(10_000)
+  _, past = run.go()
+  # The first step compiles, and is not counted.
+  assert (past.timed_steps, past.timed_seconds) == (5, 5.0)
+
+
 @pytest.mark.parametrize(
   ("accuracies", "best", "accuracy"),
   [
