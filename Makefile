@@ -14,7 +14,7 @@ help:
 	@echo "make newest       the same on Python 3.12 or 3.13, with the newest jax"
 	@echo "make processes    the tests that start processes (under 10 minutes)"
 	@echo "make slow         the tests on real data, and others that take long"
-	@echo "make mutants      the code broken in 258 places: is each noticed? (20 minutes)"
+	@echo "make mutants      the code broken in 264 places: is each noticed? (20 minutes)"
 	@echo "make lint         format, style, import directions, types, as in CI"
 	@echo "make bench        costs as multiples of one forward pass"
 

@@ -1,4 +1,4 @@
-"""The same model in the usual way: one long sequence under one dense mask.
+"""Baseline: the same model as one long sequence under one dense mask.
 
 Patches and task tokens are in one sequence, the memory of all tasks joins it as
 further keys and values in every layer, and Table 1 of the paper is the mask.
@@ -156,7 +156,7 @@ def _attend(
 
 
 def _append(tokens: jax.Array, cells: jax.Array) -> jax.Array:
-  """The same cells (m, d) behind the tokens (b, s, d) of every picture."""
+  """Append the cells (m, d) to the tokens (b, s, d) of every image."""
   cells = jnp.broadcast_to(cells, (tokens.shape[0], *cells.shape))
   return jnp.concatenate([tokens, cells], axis=1)
 
@@ -183,7 +183,7 @@ def _apply(layer: nn.Module, params: Any, x: jax.Array) -> Any:
 
 
 def _original(backbone: Any, y: jax.Array, config: mv.ViTConfig) -> jax.Array:
-  """What the ViT makes of its own class token, (b, c0)."""
+  """Compute the original outputs of the ViT, (b, c0)."""
   if config.representation_size:
     y = jnp.tanh(_dense(backbone["pre_logits"], y))
   return _dense(backbone["head"], y) if config.num_classes else y

@@ -1,4 +1,4 @@
-"""What tasks cost, as multiples of one forward pass of the plain ViT.
+"""Cost of tasks, as multiples of one forward pass of the plain ViT.
 
   python -m benchmarks.passes [--variant=B/32] [--batch=16] [--dtype=float32]
     [--tasks 1 4 16 64] [--rounds=9] [--more] [--json=FILE]
@@ -139,7 +139,7 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
 def _programs(
   setting: workloads.Setting, arguments: argparse.Namespace
 ) -> Programs:
-  """What is timed, under the names of the results."""
+  """List the programs that are timed, under the names of the results."""
   infer, train = arguments.tasks, arguments.train_tasks
   programs = {"encode": workloads.encoding(setting)}
   for count in infer:

@@ -22,7 +22,7 @@ from memory_vit.training.optim import make_optimizer, make_schedule
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """What is computed, and on what.
+  """Model, tasks and images that are computed with.
 
   Attributes:
     backbone: with random weights and 1,000 classes.
@@ -96,7 +96,7 @@ def inference(setting: Setting, count: int) -> Callable[[], Any]:
 
 
 def masked_inference(setting: Setting, count: int) -> Callable[[], Any]:
-  """The same in one sequence, in which memory is projected on every call."""
+  """Infer in one sequence, which projects memory on every call."""
   tasks = make_tasks(setting, count)
   program = functools.partial(
     masked_sequence.forward_program,
@@ -143,7 +143,7 @@ def training(setting: Setting, count: int) -> Training:
 
 
 def masked_training(setting: Setting, count: int) -> Training:
-  """The same in one sequence; loss, optimiser and update are shared."""
+  """Train in one sequence; loss, optimiser and update are shared."""
   return _task_training(masked_sequence.masked_sequence_pass, setting, count)
 
 

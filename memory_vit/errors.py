@@ -38,7 +38,7 @@ class TrainingError(MemoryVitError):
 
 
 class DivergedError(TrainingError):
-  """All that a pass trains has a loss or a gradient that is not finite.
+  """Divergence: no trial of a pack has a loss and a gradient that are finite.
 
   Attributes:
     lost: {name: the step at which that was noticed}.

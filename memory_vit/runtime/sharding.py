@@ -50,7 +50,7 @@ def make_mesh(
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-  """The same values on every device."""
+  """Sharding with the same values on every device."""
   return NamedSharding(mesh, PartitionSpec())
 
 
