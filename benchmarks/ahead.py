@@ -5,7 +5,7 @@
 The training loop as it is, with at most three steps under way, and the same
 loop that dispatches without end, in turn in one process: a small ViT, whose
 steps are about as long as the host needs to dispatch one, and Ti/16 at 64 px
-with 128 pictures. Printed is how long the first takes as a multiple of the
+with 128 images. Printed is how long the first takes as a multiple of the
 second; the median of the rounds, and the quartiles.
 """
 
@@ -28,7 +28,7 @@ from memory_vit.training import divergence, loop, optim
 from memory_vit.training.step import Step, create_state
 
 _NAME = "task"
-# (variant, side in pixels, pictures in a batch, steps of a round)
+# (variant, side in pixels, images in a batch, steps of a round)
 _WORKLOADS = (("Micro/8", 32, 16, 40), ("Ti/16", 64, 128, 5))
 
 
@@ -41,7 +41,7 @@ class Unbounded(divergence.DivergenceMonitor):
 
 
 class Workload:
-  """A task that is trained on pictures of noise."""
+  """A task that is trained on images of noise."""
 
   def __init__(self, variant: str, side: int, batch_size: int) -> None:
     config = vit_config(variant, image_size=side, num_classes=10)

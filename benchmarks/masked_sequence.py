@@ -37,7 +37,7 @@ def forward(
   Args:
     backbone: parameters, the published tree.
     tasks: {name: parameters of the task}.
-    images: (b, s, s, 3).
+    images: (b, side, side, 3).
     config: of the backbone.
     specs: of at least one task; their memory is layer-normed.
 

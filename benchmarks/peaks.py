@@ -1,7 +1,7 @@
 """Peak memory of a training step, each in a process of its own.
 
 The number is what a step needs beside one copy of the weights and one batch of
-pictures: the trained values that are no part of those weights, the slots of the
+images: the trained values that are no part of those weights, the slots of the
 optimiser, gradients, and whatever is alive in between. It is the sum of
 
 - the bytes of the training state, without the copy of the weights that full

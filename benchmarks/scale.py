@@ -9,7 +9,7 @@ them beside what a formula says. The devices are virtual ones of the CPU; with
 --topology those of a TPU, for which libtpu must be installed (no TPU). Nothing
 is run. The table of docs/scale.md was made by this.
 
-Letters as in `model/vit_config.py`; s = n + 1 tokens, b pictures on a device, f
+Letters as in `model/vit_config.py`; s = n + 1 tokens, b images on a device, f
 devices over which the backbone is split, e bytes of a value in the computation.
 """
 
@@ -99,7 +99,7 @@ def measure(variant: str, arguments: argparse.Namespace) -> list[Row]:
     prepare.out_info,
   )
   taken = step.Step(cut, optimizer, mesh)
-  gradient = taken._gradient.lower(state.params, frozen, context, labels)
+  gradient = taken.gradient_program.lower(state.params, frozen, context, labels)
   scalar = jax.ShapeDtypeStruct((), "float32")
   metrics = {"a": {"loss": scalar, "accuracy": scalar}}
   update = taken._update.lower(state, state.params, metrics, 1.0)
@@ -115,7 +115,7 @@ def measure(variant: str, arguments: argparse.Namespace) -> list[Row]:
   moved = {name: exchanged(c.as_text() or "") for name, c in found.items()}
   by_formula = formulas(config, task, arguments.batch, mesh.shape["fsdp"])
   by_xla = {
-    "weights and pictures": memory["prepare"].argument_size_in_bytes,
+    "weights and images": memory["prepare"].argument_size_in_bytes,
     "context": memory["prepare"].output_size_in_bytes,
     "forward pass, in between": memory["prepare"].temp_size_in_bytes,
     "task, momentum, gradient": memory["update"].argument_size_in_bytes,
@@ -141,7 +141,7 @@ def formulas(
   Args:
     config: of the backbone.
     task: parameters of the task, or their shapes.
-    b: pictures on a device.
+    b: images on a device.
     f: devices over which the backbone is split.
     wide: values from which on an array is split.
   """
@@ -163,13 +163,13 @@ def formulas(
     large += positions
   else:
     small += positions
-  pictures = 4 * b * config.image_size**2 * 3
+  images = 4 * b * config.image_size**2 * 3
   trained = 4 * trees.count(task)
   mlp = b * s * (2 * m + 2 * d)
   split = f > 1
   tokens = e * l * f * b * d
   return {
-    "weights and pictures": 4 * (large / f + small) + pictures,
+    "weights and images": 4 * (large / f + small) + images,
     "context": e * b * l * 2 * s * d,
     # The MLP before and after its activation, its input and its output; and
     # the matrix that it is multiplied by.

@@ -27,7 +27,7 @@ class Setting:
   Attributes:
     backbone: with random weights and 1,000 classes.
     task: all tasks are as this one.
-    images: random, (b, s, s, 3).
+    images: random, (b, side, side, 3).
     labels: (b,).
   """
 
@@ -194,7 +194,7 @@ def matrix_products(dtype: str) -> tuple[Callable[[], Any], float]:
 
 
 def forward_operations(config: mv.ViTConfig) -> float:
-  """Additions and multiplications of matrix products, plain ViT, a picture."""
+  """Additions and multiplications of matrix products, plain ViT, an image."""
   n, d = config.num_patches, config.width
   embedding = n * config.patch_size**2 * 3 * d
   projections = 4 * (n + 1) * d**2

@@ -1,4 +1,4 @@
-"""CIFAR-100: 100 classes of pictures of 32 px.
+"""CIFAR-100: 100 classes of images of 32 px.
 
   python -m memory_vit.main --config=configs/cifar100.py --workdir=DIR
 
@@ -22,7 +22,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.image_size = 224
   config.task.name = "cifar100"
   config.data.name = "cifar100"
-  # Unstated in the paper: the pictures on which the best step is chosen. The
+  # Unstated in the paper: the images on which the best step is chosen. The
   # last 2 % of the training split, as there is no validation split.
   config.data.train = "train[:98%]"
   config.data.validation = "train[98%:]"
@@ -31,7 +31,7 @@ def get_config() -> ml_collections.ConfigDict:
   # random square of 224 pixels out of 256.
   config.data.train_crop = "small"
   config.data.resize = 256
-  # Unstated as well: the whole picture, as vit_jax evaluates.
+  # Unstated as well: the whole image, as vit_jax evaluates.
   config.data.eval_crop = "resize"
   # The public PyTorch reproduction of the paper reports "a 5-step linear rate
   # warmup" of the authors; the paper's own text could not be checked.

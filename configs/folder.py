@@ -1,10 +1,10 @@
-"""Your own pictures, one folder per class.
+"""Your own images, one folder per class.
 
   python -m memory_vit.main --config=configs/folder.py --workdir=DIR \\
     --config.data.dir=DATA
 
-DATA/train/CLASS/ holds the pictures (jpg, jpeg, png, webp, bmp) of a class, and
-DATA/test/CLASS/ those for the result. Each picture is seen 50 times, which is
+DATA/train/CLASS/ holds the images (jpg, jpeg, png, webp, bmp) of a class, and
+DATA/test/CLASS/ those for the result. Each image is seen 50 times, which is
 2,000 steps for 5,120 of them and 118 for 300; --config.epochs=N changes it. The
 time depends on them; not measured by us.
 """

@@ -7,7 +7,7 @@ ImageNet-21k, 224 px), on TPUs that it does not specify. Not measured by us, nor
 the time.
 
 Data: TFDS `i_naturalist2017`, a download of 237 GiB, and as much again once
-prepared; TFDS takes no files from a manual directory here. With the pictures at
+prepared; TFDS takes no files from a manual directory here. With the images at
 hand, sort them into folders and use configs/folder.py.
 """
 
@@ -30,7 +30,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.data.train = "train[:98%]"
   config.data.validation = "train[98%:]"
   config.data.test = "validation"
-  # Unstated in the paper: the whole picture, as vit_jax evaluates.
+  # Unstated in the paper: the whole image, as vit_jax evaluates.
   config.data.eval_crop = "resize"
   # The public PyTorch reproduction of the paper reports "a 5-step linear rate
   # warmup" of the authors; the paper's own text could not be checked.

@@ -28,7 +28,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.data.train = "train[:98%]"
   config.data.validation = "train[98%:]"
   config.data.test = "validation"
-  # Unstated in the paper: the whole picture, as vit_jax evaluates.
+  # Unstated in the paper: the whole image, as vit_jax evaluates.
   config.data.eval_crop = "resize"
   # The public PyTorch reproduction of the paper reports "a 5-step linear rate
   # warmup" of the authors; the paper's own text could not be checked.

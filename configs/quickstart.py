@@ -17,7 +17,7 @@ from configs import base
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """A micro ViT with patches of 2 pixels on pictures of 8."""
+  """A micro ViT with patches of 2 pixels on images of 8."""
   config = base.get_config()
   config.image_size = 8
   config.batch_size = 128

@@ -1,4 +1,4 @@
-"""The paper's study on small pictures, with a small backbone, on CPU cores.
+"""The paper's study on small images, with a small backbone, on CPU cores.
 
   python -m memory_vit.paper --config=configs/small_study.py:NAME \\
     --workdir=DIR --config.data.dir=DATA --config.backbone=FILE
@@ -13,7 +13,7 @@ from configs import tfds
 
 
 def get_config(name: str = "") -> ml_collections.ConfigDict:
-  """Some two epochs of 9,000 pictures: hours, not days, for all regimes."""
+  """Some two epochs of 9,000 images: hours, not days, for all regimes."""
   config = tfds.get_config(name)
   config.batch_size = 64
   config.batch_size_eval = 250

@@ -7,7 +7,7 @@ TPUs that it does not specify. Not measured by us, nor the time.
 
 Data: TFDS `sun397/tfds`, 36 GiB. Its host no longer answers. Put SUN397.tar.gz
 and Partitions.zip into DATA/downloads/manual, `pip install
-opencv-python-headless`, and give --config.data.dir=DATA; or sort the pictures
+opencv-python-headless`, and give --config.data.dir=DATA; or sort the images
 into folders and use configs/folder.py.
 """
 
@@ -24,11 +24,11 @@ def get_config() -> ml_collections.ConfigDict:
   config.task.name = "sun397"
   config.data.name = "sun397/tfds"
   # The paper does not say which of the partitions it uses; this one, of 76,128
-  # / 10,875 / 21,750 pictures, is that of VTAB.
+  # / 10,875 / 21,750 images, is that of VTAB.
   config.data.train = "train"
   config.data.validation = "validation"
   config.data.test = "test"
-  # Unstated as well: the whole picture, as vit_jax evaluates.
+  # Unstated as well: the whole image, as vit_jax evaluates.
   config.data.eval_crop = "resize"
   # The public PyTorch reproduction of the paper reports "a 5-step linear rate
   # warmup" of the authors; the paper's own text could not be checked.

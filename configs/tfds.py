@@ -1,4 +1,4 @@
-"""Any data set of TFDS that has pictures with one class each.
+"""Any data set of TFDS that has images with one class each.
 
   python -m memory_vit.main --config=configs/tfds.py:cifar10 --workdir=DIR
 
@@ -21,7 +21,7 @@ def get_config(name: str = "") -> ml_collections.ConfigDict:
   config.data.train = "train[:90%]"
   config.data.validation = "train[90%:]"
   config.data.test = "test"
-  # A tenth of the paper's, for data sets of some thousands of pictures.
+  # A tenth of the paper's, for data sets of some thousands of images.
   config.total_steps = 2_000
   config.eval_every = 200
   config.checkpoint_every = 200

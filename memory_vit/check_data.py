@@ -138,7 +138,7 @@ def _balanced(entry: dict[str, Any]) -> list[str]:
     return []
   (least, few), (greatest, many) = found["fewest"], found["most"]
   lines = [
-    f"{entry['role']}: pictures per class from {few:,} ({least}) to {many:,} "
+    f"{entry['role']}: images per class from {few:,} ({least}) to {many:,} "
     f"({greatest}), ratio {found['ratio']:.1f}"
   ]
   if found["imbalanced"]:

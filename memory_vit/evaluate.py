@@ -216,7 +216,7 @@ def text(result: Mapping[str, Any]) -> str:
   if verified:
     header += ("alone", "max. difference")
   skipped = [
-    f"{task['name']}: {task['skipped']:,} pictures of {escaped(task['data'])} "
+    f"{task['name']}: {task['skipped']:,} images of {escaped(task['data'])} "
     "could not be read, and do not count"
     for task in result["tasks"]
     if task["skipped"]
@@ -267,7 +267,7 @@ def _upstream_line(upstream: Mapping[str, Any] | None) -> list[str]:
     return []
   return [
     f"original task, {escaped(upstream['data'])} ({upstream['examples']:,} "
-    "pictures): "
+    "images): "
     f"{100 * upstream['accuracy']:.2f} % with all tasks in the pass, "
     f"{100 * upstream['accuracy_plain']:.2f} % by the plain ViT; equal to the "
     f"bit: {'yes' if upstream['outputs_bit_equal'] else 'NO'}"

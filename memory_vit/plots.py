@@ -28,11 +28,11 @@ _COLUMNS = 8
 _EVENTS = "events.out.tfevents.*"
 
 
-def picture_grid(images: np.ndarray, titles: Sequence[str]) -> Figure:
+def image_grid(images: np.ndarray, titles: Sequence[str]) -> Figure:
   """Images side by side, each under its title, in a figure with b axes.
 
   Args:
-    images: floats (b, s, s, 3) in [-1, 1], as the model takes them.
+    images: floats (b, side, side, 3) in [-1, 1], as the model takes them.
     titles: b texts, of one line or of several.
 
   Raises:
@@ -41,7 +41,7 @@ def picture_grid(images: np.ndarray, titles: Sequence[str]) -> Figure:
   images = np.asarray(images)
   if images.ndim != 4 or images.shape[-1] != 3 or not len(images):
     raise DataError(
-      f"images have shape {images.shape}, expected (batch, s, s, 3)."
+      f"images have shape {images.shape}, expected (batch, side, side, 3)."
     )
   if len(titles) != len(images):
     raise DataError(f"{len(titles)} titles for {len(images)} images.")

@@ -134,7 +134,7 @@ def _predict_all(arguments: argparse.Namespace) -> int:
         line = _json_line if arguments.json else _text
         show(line(entry.path, next(guesses)))
   if skipped:
-    show(f"{skipped} of {total} pictures could not be read", sys.stderr)
+    show(f"{skipped} of {total} images could not be read", sys.stderr)
   return 1 if skipped else 0
 
 
@@ -152,7 +152,7 @@ def guess(
   Args:
     backbone: of the tasks.
     slots: the tasks, from `inference.fill_slots`.
-    images: float32 (s, s, 3) in [-1, 1], at most `batch_size` of them.
+    images: float32 (side, side, 3) in [-1, 1], at most `batch_size` of them.
     batch_size: what the batch is filled up to, so that nothing is compiled
       again for the last one.
     top: guesses per task, fewer where it has fewer classes.

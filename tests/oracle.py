@@ -89,7 +89,7 @@ def forward(config, params, tasks, images):
     config: shapes.
     params: {"backbone": ..., "tasks": {name: ...}}.
     tasks: (name, names that it reads, memory_norm) of every task.
-    images: (b, s, s, 3).
+    images: (b, side, side, 3).
   """
   p = params["backbone"]
   own = [params["tasks"][name] for name, _, _ in tasks]

@@ -48,7 +48,7 @@ def random_images(count, size=8):
 @pytest.mark.parametrize("count", [1, 5, 8, 9, 24])
 def test_a_grid_has_every_picture_as_it_is(count, agg):
   images, titles = random_images(count), [f"title {i}" for i in range(count)]
-  figure = plots.picture_grid(images, titles)
+  figure = plots.image_grid(images, titles)
   assert len(figure.axes) == count
   for axes, image, title in zip(figure.axes, images, titles, strict=True):
     (shown,) = axes.images
@@ -60,13 +60,13 @@ def test_a_grid_has_every_picture_as_it_is(count, agg):
 def test_contrast_is_not_stretched():
   """A grey picture is grey, and not black because it is the darkest."""
   image = np.full((1, 2, 2, 3), -0.5)
-  (shown,) = plots.picture_grid(image, [""]).axes[0].images
+  (shown,) = plots.image_grid(image, [""]).axes[0].images
   assert np.all(np.asarray(shown.get_array()) == 0.25)
 
 
 def test_pictures_and_titles_do_not_overlap(agg):
   titles = ["first line\nsecond line"] * 20
-  figure = agg(plots.picture_grid(random_images(20), titles))
+  figure = agg(plots.image_grid(random_images(20), titles))
   figure.canvas.draw()
   boxes = [axes.get_tightbbox() for axes in figure.axes]
   for a, b in itertools.combinations(boxes, 2):
@@ -85,7 +85,7 @@ def test_pictures_and_titles_do_not_overlap(agg):
 )
 def test_a_grid_of_something_else(images, titles):
   with pytest.raises(DataError):
-    plots.picture_grid(images, titles)
+    plots.image_grid(images, titles)
 
 
 def test_scalars_are_read_back(tmp_path):

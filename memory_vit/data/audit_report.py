@@ -102,7 +102,7 @@ def _contents(found: SplitAudit, *, all_classes: bool) -> dict[str, Any]:
   problems = [dataclasses.asdict(problem) for problem in found.problems]
   if all_classes:
     problems += [
-      {"kind": "class without a picture", "where": name, "detail": ""}
+      {"kind": "class without an image", "where": name, "detail": ""}
       for name, count in per_class.items()
       if not count
     ]

@@ -55,8 +55,8 @@ def train_batches(
     process_count: p; by default of this run.
 
   Returns:
-    Iterator over {"image": float32 (b / p, s, s, 3) in [-1, 1], "label": int32
-    (b / p,)}. Where its `max_bad` allows it, the next readable example of
+    Iterator over {"image": float32 (b / p, side, side, 3) in [-1, 1], "label":
+    int32 (b / p,)}. Where its `max_bad` allows it, the next readable example of
     the source takes the place of one that cannot be read. The iterator raises a
     `BrokenDataError` that names the images if more cannot be read, or if one
     has no label.

@@ -51,7 +51,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds an array
 class LoadedImage:
-  """An image, float32 (s, s, 3) in [-1, 1]; None if `entry` says why not."""
+  """An image, float32 (side, side, 3) in [-1, 1]; None if it was skipped."""
 
   entry: Entry
   pixels: np.ndarray | None
@@ -90,7 +90,7 @@ def _below(path: str) -> Iterator[Entry]:
     ]
   yield from (Entry(os.fspath(e.filename), str(e.strerror)) for e in closed)
   if not found and not closed:
-    yield Entry(path, f"a folder without pictures ({', '.join(suffixes)})")
+    yield Entry(path, f"a folder without images ({', '.join(suffixes)})")
   yield from map(Entry, sorted(found))
 
 
@@ -163,7 +163,7 @@ def prepare_encoded(
   """Decode an untrusted image file as evaluation does.
 
   Returns:
-    float32 (s, s, 3) in [-1, 1]; s is `evaluation.image_size`.
+    float32 (side, side, 3) in [-1, 1]; side is `evaluation.image_size`.
 
   Raises:
     DataError: says why not.

@@ -51,7 +51,7 @@ def train_image(
     image_size: s, the side of the square, in pixels.
 
   Returns:
-    float32 (s, s, 3) in [-1, 1].
+    float32 (side, side, 3) in [-1, 1].
 
   Raises:
     ConfigError: for an unknown crop, or one that is larger than the image.
@@ -91,10 +91,10 @@ def eval_view(image: tf.Tensor, preprocessing: EvalPreprocessing) -> tf.Tensor:
 
   Args:
     image: uint8 (height, width, 3).
-    preprocessing: how; s is its `image_size`.
+    preprocessing: how; side is its `image_size`.
 
   Returns:
-    float32 (s, s, 3) in [-1, 1].
+    float32 (side, side, 3) in [-1, 1].
 
   Raises:
     tf.errors.InvalidArgumentError: where the central crop is not possible, see

@@ -1,4 +1,4 @@
-"""Pictures for `inference.forward`, from files or arrays, as in evaluation.
+"""Images for `inference.forward`, from files or arrays, as in evaluation.
 
 TensorFlow decodes and resizes; it is imported when it is first needed.
 """
@@ -19,28 +19,28 @@ from memory_vit.errors import DataError, TaskError
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.tasks.compose import (
   TasksLike,
-  require_same_pictures,
+  require_same_images,
   task_tuple,
 )
 from memory_vit.tasks.slots import Slots
 
 # A file, the content of one, or pixels.
-PictureLike = str | os.PathLike[str] | bytes | np.ndarray | jax.Array
+ImageLike = str | os.PathLike[str] | bytes | np.ndarray | jax.Array
 # The same, as isinstance takes it.
-_ONE_PICTURE = (str, os.PathLike, bytes, np.ndarray, jax.Array)
+_ONE_IMAGE = (str, os.PathLike, bytes, np.ndarray, jax.Array)
 
 
 def preprocess(
-  pictures: PictureLike | Iterable[PictureLike],
+  images: ImageLike | Iterable[ImageLike],
   task: TasksLike | Slots | EvalPreprocessing,
 ) -> Float32[np.ndarray, "*b side side 3"]:
-  """Prepare pictures for `forward`, as the task was evaluated.
+  """Prepare images for `forward`, as the task was evaluated.
 
   To the bit what evaluation and the command `predict` see of the same file,
   with the same limits: 64 MiB, 64 megapixels, 16,384 pixels a side.
 
   Args:
-    pictures: one picture, or several. A picture is the path of a JPEG, PNG,
+    images: one image, or several. An image is the path of a JPEG, PNG,
       WebP, BMP or GIF file; the bytes of one; or uint8 pixels of 0 to 255:
       (h, w, 3), grey (h, w) or (h, w, 1), or (h, w, 4), of which alpha is
       dropped, as of files.
@@ -48,32 +48,32 @@ def preprocess(
       pass, or an `EvalPreprocessing`; side is its `image_size`.
 
   Returns:
-    Values in [-1, 1]: (side, side, 3) of one picture, (b, side, side, 3) of
+    Values in [-1, 1]: (side, side, 3) of one image, (b, side, side, 3) of
     several.
 
   Raises:
     DataError: for what cannot be read, and says which and why.
-    TaskError: where tasks want pictures prepared differently.
+    TaskError: where tasks want images prepared differently.
     ImportError: where TensorFlow is not installed.
   """
   evaluation = _evaluation_of(task)
   reading = _reading()
 
   def prepared(
-    picture: Any, number: str = ""
+    image: Any, number: str = ""
   ) -> Float32[np.ndarray, "side side 3"]:
     try:
-      return _prepared(reading, picture, evaluation)
+      return _prepared(reading, image, evaluation)
     except DataError as error:
-      raise DataError(f"picture{number} {_shown(picture)}: {error}") from error
+      raise DataError(f"image{number} {_shown(image)}: {error}") from error
 
-  if isinstance(pictures, _ONE_PICTURE) or not isinstance(pictures, Iterable):
-    return prepared(pictures)
-  if isinstance(pictures, Mapping):
-    raise DataError("pictures are a dictionary, expected a picture or a list.")
-  several = list(pictures)
+  if isinstance(images, _ONE_IMAGE) or not isinstance(images, Iterable):
+    return prepared(images)
+  if isinstance(images, Mapping):
+    raise DataError("images are a dictionary, expected an image or a list.")
+  several = list(images)
   if not several:
-    raise DataError("there is no picture to prepare.")
+    raise DataError("there is no image to prepare.")
   with ThreadPoolExecutor(reading.THREADS) as pool:
     numbers = (f" {i}," for i in range(len(several)))
     return np.stack(list(pool.map(prepared, several, numbers)))
@@ -90,10 +90,10 @@ def _evaluation_of(
     specs = [task.spec for task in task_tuple(task)]
   if not specs:
     raise TaskError(
-      "there is no task to prepare pictures for; where there shall be none, "
+      "there is no task to prepare images for; where there shall be none, "
       "give EvalPreprocessing(image_size=...)."
     )
-  require_same_pictures(specs)
+  require_same_images(specs)
   return specs[0].evaluation
 
 
@@ -103,7 +103,7 @@ def _reading() -> ModuleType:
     from memory_vit.data import image_files
   except ModuleNotFoundError as error:
     raise ImportError(
-      f"mv.preprocess needs {error.name}, which is not installed: pictures are "
+      f"mv.preprocess needs {error.name}, which is not installed: images are "
       "decoded and resized by TensorFlow, as in training. Install the packages "
       "of requirements.txt (tensorflow-cpu, or tensorflow on a Mac)."
     ) from error
@@ -111,23 +111,23 @@ def _reading() -> ModuleType:
 
 
 def _prepared(
-  reading: ModuleType, picture: Any, evaluation: EvalPreprocessing
+  reading: ModuleType, image: Any, evaluation: EvalPreprocessing
 ) -> Float32[np.ndarray, "side side 3"]:
-  """Prepare one picture.
+  """Prepare one image.
 
   Raises:
     DataError: says why not.
   """
-  if isinstance(picture, np.ndarray | jax.Array):
-    return reading.prepare_pixels(_rgb(np.asarray(picture)), evaluation)
-  if isinstance(picture, str | os.PathLike):
-    picture = reading.file_content(os.fspath(picture))
-  if not isinstance(picture, bytes):
+  if isinstance(image, np.ndarray | jax.Array):
+    return reading.prepare_pixels(_rgb(np.asarray(image)), evaluation)
+  if isinstance(image, str | os.PathLike):
+    image = reading.file_content(os.fspath(image))
+  if not isinstance(image, bytes):
     raise DataError(
-      "expected a path, the bytes of a file, or a uint8 array; of a picture of "
-      "Pillow, np.asarray(picture.convert('RGB'))"
+      "expected a path, the bytes of a file, or a uint8 array; of an image of "
+      "Pillow, np.asarray(image.convert('RGB'))"
     )
-  return reading.prepare_encoded(picture, evaluation)
+  return reading.prepare_encoded(image, evaluation)
 
 
 def _rgb(pixels: np.ndarray) -> UInt8[np.ndarray, "height width 3"]:
@@ -152,12 +152,12 @@ def _rgb(pixels: np.ndarray) -> UInt8[np.ndarray, "height width 3"]:
   return pixels[:, :, :3]
 
 
-def _shown(picture: Any) -> str:
-  """Name of a picture in a message."""
-  if isinstance(picture, str | os.PathLike):
-    return repr(os.fspath(picture))
-  if isinstance(picture, np.ndarray | jax.Array):
-    return f"{picture.dtype} {picture.shape}"
-  if isinstance(picture, bytes):
-    return f"of {len(picture)} bytes"
-  return f"of type {type(picture).__name__}"
+def _shown(image: Any) -> str:
+  """Name of an image in a message."""
+  if isinstance(image, str | os.PathLike):
+    return repr(os.fspath(image))
+  if isinstance(image, np.ndarray | jax.Array):
+    return f"{image.dtype} {image.shape}"
+  if isinstance(image, bytes):
+    return f"of {len(image)} bytes"
+  return f"of type {type(image).__name__}"

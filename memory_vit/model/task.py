@@ -148,7 +148,7 @@ class TaskSpec:
       )
     if self.evaluation.image_size != self.backbone.image_size:
       raise TaskError(
-        f"task {self.name!r}: pictures are prepared at "
+        f"task {self.name!r}: images are prepared at "
         f"{self.evaluation.image_size} px, the backbone takes "
         f"{self.backbone.image_size} px."
       )

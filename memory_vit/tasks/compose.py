@@ -173,7 +173,7 @@ def require_fit(tasks: Sequence[Task]) -> None:
   """Raise `TaskError` unless tasks can share a forward pass.
 
   They must have one backbone and one evaluation preprocessing, since they look
-  at the same pictures; all that they attend to must be there, and as it was.
+  at the same images; all that they attend to must be there, and as it was.
   That last one cannot be told while JAX traces a function of their values.
   """
   for task in tasks:
@@ -185,7 +185,7 @@ def require_fit(tasks: Sequence[Task]) -> None:
       )
   for task in tasks[1:]:
     require_backbone(task.spec, tasks[0].spec.backbone, tasks[0].spec.name)
-  require_same_pictures([task.spec for task in tasks])
+  require_same_images([task.spec for task in tasks])
   attention_graph([task.spec for task in tasks], parent_directories(tasks))
   by_name = {task.spec.name: task for task in tasks}
   for spec in (task.spec for task in tasks):
@@ -200,12 +200,12 @@ def require_fit(tasks: Sequence[Task]) -> None:
         )
 
 
-def require_same_pictures(specs: Sequence[TaskSpec]) -> None:
-  """Raise `TaskError` where tasks want pictures prepared differently."""
+def require_same_images(specs: Sequence[TaskSpec]) -> None:
+  """Raise `TaskError` where tasks want images prepared differently."""
   for spec in specs[1:]:
     if spec.evaluation != specs[0].evaluation:
       raise TaskError(
-        f"tasks {specs[0].name!r} and {spec.name!r} want pictures prepared "
+        f"tasks {specs[0].name!r} and {spec.name!r} want images prepared "
         f"differently: {specs[0].evaluation} and {spec.evaluation}. One pass "
-        "has one picture for all."
+        "has one image for all."
       )

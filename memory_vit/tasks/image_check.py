@@ -1,6 +1,6 @@
-"""Pictures that the model does not expect are refused.
+"""Images that the model does not expect are refused.
 
-It would compute on without a word: pictures of 0 to 255, or with a NaN, give
+It would compute on without a word: images of 0 to 255, or with a NaN, give
 logits like any others.
 """
 
@@ -16,7 +16,7 @@ from memory_vit.errors import DataError
 from memory_vit.model.trees import AnyArray
 
 Images = Float[AnyArray, "..."]
-# What rounding may add where pictures are resized after they were scaled. Our
+# What rounding may add where images are resized after they were scaled. Our
 # own preprocessing resizes first, and is never outside.
 _BOUND = 1 + 1e-5
 

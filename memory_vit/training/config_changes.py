@@ -2,7 +2,7 @@
 
 A run goes on with the configuration and the data that it began with. Where
 somebody says so, some of it may change; what the saved state consists of, which
-classes it has and the order of the pictures may not.
+classes it has and the order of the images may not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Any
 from memory_vit.config import OPTIONS
 from memory_vit.errors import ConfigError
 
-# No option, but the pictures: other files than those that a run began with.
+# No option, but the images: other files than those that a run began with.
 DATA = "data"
 ON_REQUEST = (
   DATA, *(key for key, o in OPTIONS.items() if o.resume == "on_request")

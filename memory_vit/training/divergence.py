@@ -134,7 +134,7 @@ class DivergenceMonitor:
       f"at step {self._step}: an update of {name!r} is not finite ({shown}); "
       f"{len(row)} in a row were skipped. What was saved before is as it was. "
       "Try a lower learning_rate or a longer optim.warmup, and look for broken "
-      f"pictures in the data{self._named(row)}"
+      f"images in the data{self._named(row)}"
     )
     if len(self.lost) == len(self._last):
       text = f"training of {self._title!r} stopped {message}"

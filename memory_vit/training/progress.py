@@ -74,7 +74,7 @@ class Progress:
 
   @property
   def images_per_second(self) -> float:
-    """Training pictures a second, over all processes; 0.0 before two steps."""
+    """Training images a second, over all processes; 0.0 before two steps."""
     steps, seconds = self.timed
     return steps * self._batch_size / seconds if steps else 0.0
 

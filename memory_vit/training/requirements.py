@@ -84,8 +84,8 @@ def _require_batches(config: Config, mesh: Mesh) -> None:
 
 
 def require_memory(config: Config) -> None:
-  """Refuse a batch whose pictures alone this host cannot hold."""
-  picture = 3 * 4 * config.image_size**2  # float32 RGB
+  """Refuse a batch whose images alone this host cannot hold."""
+  image = 3 * 4 * config.image_size**2  # float32 RGB
   has = psutil.virtual_memory().total
   sizes = {
     "config.batch_size": config.batch_size,
@@ -94,10 +94,10 @@ def require_memory(config: Config) -> None:
   if config.pretrain.variant:
     sizes["config.pretrain.batch_size"] = config.pretrain.batch_size
   for key, size in sizes.items():
-    takes = size // jax.process_count() * picture
+    takes = size // jax.process_count() * image
     if takes > has:
       raise ConfigError(
-        f"{key} is {size}: the pictures of a batch, of {config.image_size} px, "
+        f"{key} is {size}: the images of a batch, of {config.image_size} px, "
         f"take {takes / 2**30:.1f} GiB, and this host has "
         f"{has / 2**30:.1f} GiB. Expected a smaller one."
       )

@@ -108,7 +108,7 @@ def resume(
                    change)  # fmt: skip
   # States of earlier versions say nothing of them.
   for key, bad in found.get("left_out", {}).items():
-    if key not in other:  # there these numbers are other pictures
+    if key not in other:  # there these numbers are other images
       reason = f"left out up to step {step}"
       splits[key].mark_unreadable(dict.fromkeys(bad, reason))
   like = {

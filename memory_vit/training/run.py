@@ -256,7 +256,7 @@ def _changes(packs: Sequence[PackResult]) -> tuple[Mapping[str, Any], ...]:
 
 
 def _speed(packs: Sequence[PackResult]) -> float:
-  """Training pictures per second, over all packs and all processes."""
+  """Training images per second, over all packs and all processes."""
   seconds = sum(pack.seconds for pack in packs)
   examples = sum(pack.examples for pack in packs)
   return round(examples / seconds, 1) if seconds else 0.0

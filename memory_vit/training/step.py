@@ -47,6 +47,10 @@ class Step:
 
   `SplitForward.prepare` (everything frozen), the gradient (everything trained),
   and the update. A batch may pass the first two in parts.
+
+  Attributes:
+    gradient_program: the compiled function (trained, frozen, inputs, labels) ->
+      gradient and metrics.
   """
 
   def __init__(
@@ -72,7 +76,7 @@ class Step:
     loss = functools.partial(_loss, forward, label_smoothing)
     # Of gradient and state, the layout is fixed within the programs.
     outputs = (None, sharding.replicated(mesh))
-    self._gradient = jax.jit(
+    self.gradient_program = jax.jit(
       functools.partial(_gradient, jax.grad(loss, has_aux=True), mesh),
       out_shardings=outputs,
     )
@@ -90,7 +94,7 @@ class Step:
   ) -> tuple[Any, dict[str, dict[str, jax.Array]]]:
     """The gradient of the mean loss of every name, and its metrics."""
     inputs = self._prepare(frozen, batch["image"])
-    return self._gradient(params, frozen, inputs, batch["label"])
+    return self.gradient_program(params, frozen, inputs, batch["label"])
 
   def peak_bytes(
     self,
@@ -105,7 +109,7 @@ class Step:
       params: arrays, or their shapes.
       frozen: arrays.
       batch: arrays or shapes, of a whole step.
-      evaluated: pictures in a batch of evaluation.
+      evaluated: images in a batch of evaluation.
     """
     rows = sharding.by_rows(self._mesh)
 
@@ -116,13 +120,14 @@ class Step:
     part = {name: on_rows(a, self._parts) for name, a in batch.items()}
     prepare = jax.jit(self._prepare).lower(frozen, part["image"])
     inputs = jax.tree.map(on_rows, prepare.out_info)
-    gradient = self._gradient.lower(params, frozen, inputs, part["label"])
+    program = self.gradient_program
+    gradient = program.lower(params, frozen, inputs, part["label"])
     # One after the other; the context between them lives as long as both.
     used = [p.compile().memory_analysis() for p in (prepare, gradient)]
     programs = [0 if u is None else u.temp_size_in_bytes for u in used]
-    # Evaluation hands over as much for a picture, and may have more of them.
-    pictures = part["label"].shape[0]
-    contexts = trees.bytes_of(inputs) * max(1.0, evaluated / pictures)
+    # Evaluation hands over as much for an image, and may have more of them.
+    images = part["label"].shape[0]
+    contexts = trees.bytes_of(inputs) * max(1.0, evaluated / images)
     # Two batches are on their way while one is used.
     kept = contexts + 3 * trees.bytes_of(batch)
     return int(kept / self._mesh.size) + int(max(programs))
@@ -135,7 +140,7 @@ class Step:
     Args:
       state: is used up (donated).
       frozen: what is read and not trained.
-      batch: "image" (b, s, s, 3), "label" int (b,).
+      batch: "image" (b, side, side, 3), "label" int (b,).
 
     Returns:
       The next state, and {name: {"loss", "accuracy", "grad_norm",

@@ -300,7 +300,7 @@ class Trainer:
     )
 
   def predictor(self, tasks: Sequence[Task]) -> Predict:
-    """How tasks are evaluated: pictures (b, s, s, 3) -> {name: logits}."""
+    """How tasks are evaluated: images (b, side, side, 3) -> {name: logits}."""
     return evaluation.predict_fn(
       self.backbone,
       [*self.parents, *tasks],

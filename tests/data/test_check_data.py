@@ -105,7 +105,7 @@ def test_all_that_is_wrong_with_a_folder(tmp_path):
   ]
   assert files_of("one pixel wide or high") == ["b/line.png", "b/pixel.png"]
   assert files_of("more than 32 times as long as wide") == ["b/long.png"]
-  assert kinds(train)["class without a picture"] == ["c"]
+  assert kinds(train)["class without an image"] == ["c"]
   assert train["per_class"] == {"a": 5, "b": 6, "c": 0}
   assert train["kinds"] == {"PNG RGB": 9, "JPEG CMYK": 1, "JPEG RGB": 1}
   assert train["turned"] == 1
@@ -193,7 +193,7 @@ def test_imbalance_is_said_and_no_fault(tmp_path):
   assert report["clean"] is True
   assert report["splits"][0]["balance"]["imbalanced"] is True
   shown = check_data.text(report)
-  assert "pictures per class from 1 (b) to 10 (a), ratio 10.0" in shown
+  assert "images per class from 1 (b) to 10 (a), ratio 10.0" in shown
   assert "who always says 'a' is right for 90.9 %" in shown
   json.dumps(report)
 

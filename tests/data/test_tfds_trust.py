@@ -22,7 +22,7 @@ from memory_vit.config import PretrainConfig
 from memory_vit.data import audit_report, datasets, tfds_trust
 from memory_vit.errors import DataError
 from memory_vit.study import execute, forecast
-from memory_vit.training import pretrain, run, upstream
+from memory_vit.training import run, upstream
 
 EVIL = "bundle.evil.Evil"
 # One that TFDS imports, but that is none of its features.
@@ -175,7 +175,7 @@ def test_trust_reaches_every_reader(
   readers = (
     lambda: run.train_and_evaluate(no_pretraining, tmp_path / "run"),
     lambda: upstream.open_upstream(config, None),
-    lambda: run._open(pretrain.pretrain_config(config), "train"),
+    lambda: run.train_and_evaluate(config, tmp_path / "pretrained"),
     lambda: forecast.train_split(config),
     lambda: execute.require_data(config, [planned], {}),
     lambda: audit_report.audit_data(config),

@@ -305,7 +305,7 @@ def test_what_cannot_be_read_is_named_and_skipped(
     (folder / name).write_bytes(content)
   reasons = {str(folder / name): reason for name, (_, reason) in broken.items()}
   (folder / "void").mkdir()
-  reasons[str(folder / "void")] = "a folder without pictures"
+  reasons[str(folder / "void")] = "a folder without images"
   reasons[str(folder / "missing.jpg")] = "No such file"
   argv = arguments(
     models, folder, folder / "void", folder / "missing.jpg", folder / "a.png"
@@ -316,7 +316,7 @@ def test_what_cannot_be_read_is_named_and_skipped(
   errors = {x["image"]: x["error"] for x in lines if "error" in x}
   assert errors.keys() == reasons.keys()
   *reported, summary = err.splitlines()
-  assert summary == "10 of 16 pictures could not be read"
+  assert summary == "10 of 16 images could not be read"
   for path, reason in reasons.items():
     assert reason in errors[path]
     assert f"skipped {path}: {errors[path]}" in reported
@@ -338,7 +338,7 @@ def test_only_pictures_that_cannot_be_read(models, tmp_path, capsys):
     "",
     f"skipped {tmp_path / 'a'}: No such file or directory\n"
     f"skipped {tmp_path / 'b'}: No such file or directory\n"
-    "2 of 2 pictures could not be read\n",
+    "2 of 2 images could not be read\n",
   )
 
 
@@ -523,7 +523,7 @@ def test_tasks_that_cannot_share_a_pass(backbone, models, tmp_path, capsys):
   mv.save_task(exact, tmp_path / "boats")
   argv = arguments(models, "a.png", tasks=["pets"])
   message = refused(capsys, *argv, f"--task={tmp_path / 'cars'}")
-  assert "'pets' and 'cars' want pictures prepared differently" in message
+  assert "'pets' and 'cars' want images prepared differently" in message
   assert "resize=9" in message
   # Before the backbone is loaded: which of the two would it be?
   argv[0] = "--backbone=none.npz"

@@ -1040,7 +1040,7 @@ def test_no_prediction_forges_a_line(backbone, tmp_path, capsys, monkeypatch):
   assert guesses[0].startswith("  pets  ")
   assert sorted(line[8:] for line in found) == sorted([shown, *READABLE])
   assert err.splitlines() == [
-    f"skipped {SHOWN}: of {SHOWN}", "1 of 2 pictures could not be read"
+    f"skipped {SHOWN}: of {SHOWN}", "1 of 2 images could not be read"
   ]  # fmt: skip
 
 

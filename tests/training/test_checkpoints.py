@@ -8,6 +8,7 @@ import shutil
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from memory_vit.errors import TrainingError
@@ -311,13 +312,13 @@ def test_a_directory_that_is_a_file_is_named(tmp_path):
 def test_a_failed_save_changes_nothing(directory, monkeypatch):
   with Checkpoints(directory) as checkpoints:
 
-    def fails(path, args):
+    def fails(checkpointer, path, args):
       path.mkdir()
       (path / "half").write_text("of it")
       raise ValueError("OUT_OF_RANGE: Error writing")  # as orbax does
 
     with monkeypatch.context() as context:
-      context.setattr(checkpoints._arrays, "save", fails)
+      context.setattr(ocp.Checkpointer, "save", fails)
       with pytest.raises(
         TrainingError, match="step 6 cannot be written(.|\n)*r"
       ):

@@ -30,12 +30,12 @@ def test_a_name_is_lost_after_so_many_in_a_row():
 def test_it_counts_the_same_when_it_looks_later_or_goes_on():
   steps = (0, 1, 0, 1, 1)
   at_once, often = watch_of(), watch_of()
-  for a in steps:
+  for step, a in enumerate(steps, start=1):
     add(at_once, a=a)
     add(often, a=a)
     often.check()
     # As saved and resumed.
-    often = watch_of(often._step, often.lost, often.skipped)
+    often = watch_of(step, often.lost, often.skipped)
   at_once.check()
   assert at_once.skipped == often.skipped == {"a": SkipCount(3, (4, 5))}
   add(often, a=1)

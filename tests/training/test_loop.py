@@ -49,7 +49,7 @@ class Run:
     self.in_step = self.in_evaluation = self.in_save = lambda step: None
     self.logdirs, self.top5, self.classes = {}, 1.0, 2
 
-  def _step(self, state, frozen, batch):
+  def step(self, state, frozen, batch):
     step = int(state.step) + 1
     self.taken.append(step)
     self.in_step(step)
@@ -86,7 +86,7 @@ class Run:
         checkpoints, first, META, {}, (), DataRecord()
       )
       run = loop.Loop(
-        title="run", step_fn=self._step, frozen=None, steps=self.steps,
+        title="run", step_fn=self.step, frozen=None, steps=self.steps,
         mesh=sharding.make_mesh(jax.devices()[:1]), batch_size=1,
         schedules={"a": optax.constant_schedule(0.1)},
         validate=self._validate if self.accuracies else None,
@@ -236,7 +236,7 @@ def test_no_more_than_three_steps_are_under_way(tmp_path):
   run = Run(tmp_path, 50)
   run.steps = loop.Steps(total=50, log=1000)
   device, most, left = [], [], []
-  step = run._step
+  step = run.step
 
   def dispatched(*args):
     state, metrics = step(*args)
@@ -248,7 +248,7 @@ def test_no_more_than_three_steps_are_under_way(tmp_path):
     left.append(sum(not number.done for number in device))
     return False
 
-  run._step, run.stop.is_wanted = dispatched, asked
+  run.step, run.stop.is_wanted = dispatched, asked
   run.go()
   assert len(most) == 50
   assert max(most) == 3  # and no fewer: the device must not wait for the host

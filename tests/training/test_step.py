@@ -123,7 +123,7 @@ def test_nothing_of_the_backbone_is_computed_backwards(backbone, images):
   task = random_task(backbone, "a")
   step_fn, state, frozen = setting(backbone, one_device(), [task])
   _, context = inference.encode(backbone, images)
-  gradient = step_fn._gradient.lower(
+  gradient = step_fn.gradient_program.lower(
     state.params, frozen, context, jnp.zeros(len(images), jnp.int32)
   )
   flops = gradient.compile().cost_analysis()["flops"]
