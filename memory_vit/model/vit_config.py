@@ -44,8 +44,25 @@ class ViTConfig:
       the model puts out its features.
     representation_size: width of `pre_logits`, the tanh layer before the head
       of the original ImageNet-21k checkpoints; 0 where there is none.
-    gelu: "tanh", the approximation that vit_jax and big_vision train with, or
-      "exact", for weights that were trained in PyTorch.
+    gelu: "tanh", the approximation that vit_jax and big_vision train with;
+      "exact", for most weights that were trained in PyTorch; or "quick",
+      x sigmoid(1.702 x), of OpenAI's CLIP.
+    layer_norm_epsilon: of every LayerNorm.
+    class_tokens: 0, 1 or 2, in front of the sequence.
+    registers: tokens between class and patches that have no position.
+    positions: "learned" is a table, of which class tokens have the first rows;
+      "rope" rotates queries and keys of patches (DINOv3).
+    rope_base: the period of the slowest rotation.
+    position_resize: how the table is made to fit another image size:
+      "bilinear" with corners on corners, as vit_jax; "bicubic" without
+      antialiasing, as transformers; "bicubic_antialias", as timm.
+    pre_norm: whether a LayerNorm stands in front of the blocks (CLIP).
+    mlp: "gelu", of two layers, or "swiglu", with a gate.
+    pooling: what the outputs are made of: "tok" the first class token, "gap"
+      the mean of the patches, "map" attention of a learned probe to all tokens
+      (SigLIP).
+    norm_after_pooling: whether the last LayerNorm comes after the mean, and not
+      before (`fc_norm` of timm).
     dtype: of the computation, "float32" or "bfloat16". Parameters stay float32.
   """
 
@@ -58,6 +75,16 @@ class ViTConfig:
   num_classes: int = 0
   representation_size: int = 0
   gelu: str = "tanh"
+  layer_norm_epsilon: float = 1e-6
+  class_tokens: int = 1
+  registers: int = 0
+  positions: str = "learned"
+  rope_base: float = 100.0
+  position_resize: str = "bilinear"
+  pre_norm: bool = False
+  mlp: str = "gelu"
+  pooling: str = "tok"
+  norm_after_pooling: bool = False
   dtype: str = "float32"
 
   def __post_init__(self) -> None:
