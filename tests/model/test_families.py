@@ -1,5 +1,7 @@
 """What is promised of the published ViT holds for every family of ViTs."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import oracle
@@ -39,9 +41,11 @@ def family(request):
 
 
 def tasks_of(backbone):
-  """Two that ignore each other, and one that reads both."""
+  """Two that ignore each other, and one that reads both; one has norms."""
   a = random_task(backbone, "a", seed=1, cells=2)
-  b = random_task(backbone, "b", seed=2, cells=3, classes=4)
+  b = random_task(
+    backbone, "b", seed=2, cells=0, classes=4, regime="norms_masked"
+  )
   return [a, b, random_task(backbone, "c", seed=3, attends_to=["a", "b"])]
 
 
@@ -106,6 +110,23 @@ def test_every_token_of_a_task_matters(name, regime, images):
     changed[leaf] = 1 - changed[leaf]
     other = mv.Task(task.spec, trees.unflatten(changed))
     assert not np.allclose(out, logits_of(backbone, other, images)), leaf
+
+
+def test_a_token_of_a_task_is_a_class_token_of_no_position(images):
+  """On a backbone without one, all tokens see it as they would see its own."""
+  backbone = tiny_backbone(width=16, **FAMILIES["mean"] | {"num_classes": 0})
+  task = random_task(backbone, "a", regime="head_cls", cells=0)
+  params = trees.flatten(backbone.params)
+  table = "Transformer/posembed_input/pos_embedding"
+  params[table] = np.pad(params[table], ((0, 0), (1, 0), (0, 0)))
+  params["cls"] = task.params["cls"][None, None]
+  config = dataclasses.replace(backbone.config, class_tokens=1, pooling="tok")
+  same = mv.Backbone(config, trees.unflatten(params), "")
+  head = task.params["head"]
+  features = mv.forward(same, [], images)["backbone"]
+  expected = features @ head["kernel"] + head["bias"][None]
+  found = logits_of(backbone, task, images)
+  np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_rope_with_memory_behind_the_patches_turns_the_patches_alone(images):
