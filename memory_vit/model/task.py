@@ -75,16 +75,18 @@ class BackboneId:
   """Identity of a backbone; a task runs only on the one it was trained on.
 
   Attributes:
-    fingerprint: SHA-256 of its parameters (`trees.fingerprint`).
+    fingerprint: SHA-256 of its parameters (`backbone.fingerprint_of`).
     variant: its shape, such as "B/32".
     image_size: in pixels.
-    gelu: "tanh" or "exact".
+    gelu: as in `ViTConfig`.
+    layer_norm_epsilon: the same.
   """
 
   fingerprint: str
   variant: str
   image_size: int
   gelu: str
+  layer_norm_epsilon: float = schema.added(1e-6)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -271,7 +273,7 @@ def require_backbone(
   differences = [
     f"{field} {getattr(found, field)!r}, the task has "
     f"{getattr(spec.backbone, field)!r}"
-    for field in ("fingerprint", "variant", "image_size", "gelu")
+    for field in (f.name for f in dataclasses.fields(BackboneId))
     if getattr(found, field) != getattr(spec.backbone, field)
   ]
   this = f"That of {owner!r}" if owner else "This one"
