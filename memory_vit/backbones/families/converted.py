@@ -107,13 +107,10 @@ class Weights:
     lines = sorted(self._problems)
     # Of a stopped comparison, what is left over is no problem.
     if not remarks:
-      lines += [
-        f"extra: {brief(name)} {self._arrays[name].shape}"
-        for name in sorted(self._left)
-      ]
+      lines += [f"extra: {brief(name)}" for name in sorted(self._left)]
     message = [
-      f"{self._where} does not hold exactly the weights that its configuration "
-      "says:",
+      f"{self._where}: the arrays beside it are not exactly those of the model "
+      "that it describes:",
       listed(lines, _INDENTED, _MOST_CHARACTERS),
       *remarks,
     ]

@@ -1,6 +1,5 @@
 """Values of an untrusted config.json, checked one by one."""
 
-import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias, TypeVar
 
@@ -108,17 +107,15 @@ class Fields:
     return sides[0]
 
   def numbers(
-    self, name: str, count: _Int, default: tuple[_Float, ...] | None = None
+    self, name: str, count: _Int, low: _Float = -1e30, high: _Float = 1e30
   ) -> tuple[_Float, ...]:
-    """A list of `count` finite numbers."""
-    expected = f"a list of {count} finite numbers"
-    value = self._get(name, default, expected)
+    """A list of `count` numbers from `low` to `high`."""
+    expected = f"a list of {count} numbers, {low:g} to {high:g}"
+    value = self._get(name, None, expected)
     if not isinstance(value, list | tuple) or len(value) != count:
       raise self._refusal(name, expected)
     for number in value:
-      # A whole number may be too large for a float.
-      is_number = type(number) in (_Int, _Float) and abs(number) < 1e30
-      if not is_number or not math.isfinite(number):
+      if type(number) not in (_Int, _Float) or not low <= number <= high:
         raise self._refusal(name, expected)
     return tuple(_Float(number) for number in value)
 
