@@ -1,8 +1,10 @@
 """Small models of transformers and timm, saved as their libraries save them."""
 
 import contextlib
+import copy
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,13 +49,13 @@ class Published:
   """A model as somebody publishes it.
 
   Attributes:
-    make: builds it, tiny.
+    make: builds it, tiny; with other arguments, where they are given.
     outputs: what the family puts out of normalized images.
     sizes: of images, the native one first.
     at_size: makes it take images of a size, where it has to be told.
   """
 
-  make: Callable[[], Any]
+  make: Callable[..., Any]
   outputs: Outputs
   sizes: tuple[int, ...] = (56, 84, 42)
   at_size: Callable[[Any, int], Any] = lambda model, size: model
@@ -64,13 +66,23 @@ class Published:
 
 
 def perturbed(model: Any, seed: int = 0) -> Any:
-  """Make every array differ from zero, from one, and from place to place."""
+  """Make every array differ from zero, from one, and from place to place.
+
+  By so much that each counts in the outputs: tokens and positions as much as
+  patches.
+  """
   generator = torch.Generator().manual_seed(seed)
   with torch.no_grad():
     for parameter in model.parameters():
       noise = torch.randn(parameter.shape, generator=generator)
-      parameter.add_(noise * (0.3 if parameter.ndim == 1 else 0.1))
+      parameter.add_(noise * _noise(parameter.shape))
   return model.eval()
+
+
+def _noise(shape: torch.Size) -> float:
+  if len(shape) == 3:  # tokens and positions
+    return 1.0
+  return math.prod(shape[1:]) ** -0.5 if len(shape) > 1 else 0.3
 
 
 def save(published: Published, model: Any, directory: Path) -> None:
@@ -101,7 +113,7 @@ def their_outputs(
   normalized = (images - np.array(MEAN)) / np.array(STD)
   tensor = torch.tensor(normalized.transpose(0, 3, 1, 2), dtype=torch.float32)
   with torch.no_grad():
-    model = published.at_size(model, images.shape[1])
+    model = published.at_size(copy.deepcopy(model), images.shape[1])
     return published.outputs(model, tensor).numpy()
 
 
@@ -161,15 +173,15 @@ def _transformers(
 ) -> Published:
   """A model class of transformers; `more` are fields of its configuration."""
 
-  def make() -> Any:
+  def make(**other: Any) -> Any:
     model_class = getattr(transformers, kind)
-    return model_class(model_class.config_class(**more))
+    return model_class(model_class.config_class(**{**more, **other}))
 
   return Published(make=make, outputs=outputs, sizes=sizes)
 
 
 def _timm(name: str, **more: Any) -> Published:
-  def make() -> Any:
+  def make(**other: Any) -> Any:
     arguments = {
       "embed_dim": 24,
       "depth": 2,
@@ -177,6 +189,7 @@ def _timm(name: str, **more: Any) -> Published:
       "patch_size": 14,
       "img_size": 56,
       **more,
+      **other,
     }
     return timm.create_model(name, **arguments)
 

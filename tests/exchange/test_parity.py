@@ -6,8 +6,9 @@ from library_models import MODELS, perturbed, save, their_outputs
 
 import memory_vit as mv
 
-# Of the largest value; both compute in float32.
-TOLERANCE = 1e-4
+# Of the largest value, where 1e-4 is promised: both compute in float32, and a
+# wrong kind of GELU shows from 1e-4 on.
+TOLERANCE = 1e-5
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +29,11 @@ def saved(tmp_path_factory):
   return get
 
 
+def relative_difference(ours, theirs):
+  assert ours.shape == theirs.shape
+  return np.abs(ours - theirs).max() / np.abs(theirs).max()
+
+
 def images_of(size):
   return np.random.default_rng(size).uniform(size=(3, size, size, 3))
 
@@ -42,7 +48,20 @@ def test_outputs_are_those_of_the_library(saved, name, which):
   images = images_of(size)
   backbone = mv.load_backbone(directory, image_size=size if which else None)
   assert backbone.config.image_size == size
-  ours = np.asarray(mv.forward(backbone, [], (images * 2 - 1))["backbone"])
+  ours = np.asarray(mv.forward(backbone, [], images * 2 - 1)["backbone"])
   theirs = their_outputs(MODELS[name], model, images)
-  assert ours.shape == theirs.shape
-  assert np.abs(ours - theirs).max() <= TOLERANCE * np.abs(theirs).max()
+  assert relative_difference(ours, theirs) <= TOLERANCE
+
+
+def test_pixels_that_no_patch_covers_are_left_out(tmp_path):
+  """SigLIP So400m/14 is published for 384 pixels: 27 patches, and 6 pixels."""
+  published = MODELS["siglip vision"]
+  model = perturbed(published.make(image_size=60))
+  save(published, model, tmp_path)
+  backbone = mv.load_backbone(tmp_path)
+  assert backbone.config.image_size == 56
+  images = images_of(60)
+  theirs = their_outputs(published, model, images)
+  kept = images[:, :56, :56] * 2 - 1
+  ours = np.asarray(mv.forward(backbone, [], kept)["backbone"])
+  assert relative_difference(ours, theirs) <= TOLERANCE

@@ -113,7 +113,11 @@ def architecture(name: str, where: str) -> Architecture:
       or size in _SEARCHED
       or bool(tags & {"plus", "36x1", "dinov2", "tipsv2"})
     ),
-    qkv_bias="miil" not in tags and (size, tags) != ("medium", {"gap"}),
+    qkv_bias=not (
+      "miil" in tags
+      or size == "so150m2"
+      or (size in _SEARCHED and tags == {"gap"})
+    ),
     swiglu=size == "giant" and bool(tags & {"dinov2", "tipsv2"}),
   )
 
