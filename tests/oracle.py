@@ -19,11 +19,11 @@ def dense(p, x):
   return x @ p["kernel"] + to_rank_of(x, p["bias"])
 
 
-def layer_norm(p, x, scale=0.0, bias=0.0):
+def layer_norm(p, x, config, scale=0.0, bias=0.0):
   """What `scale` and `bias` (s, d) say is added to those of every token."""
   mean = x.mean(-1, keepdims=True)
   variance = ((x - mean) ** 2).mean(-1, keepdims=True)
-  normed = (x - mean) / jnp.sqrt(variance + 1e-6)
+  normed = (x - mean) / jnp.sqrt(variance + config.layer_norm_epsilon)
   scale = to_rank_of(x, p["scale"]) + to_rank_of(x, scale)
   return normed * scale + to_rank_of(x, p["bias"]) + to_rank_of(x, bias)
 
@@ -46,11 +46,56 @@ def may_attend(tasks, tokens):
   return np.array([[column in row for column in columns] for row in rows])
 
 
-def block(p, z, memory, mask, *, memory_norm, gelu, own=None):
+def gelu(z, kind):
+  if kind == "tanh":
+    return z / 2 * (1 + jnp.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)))
+  if kind == "quick":
+    return z / (1 + jnp.exp(-1.702 * z))
+  return z / 2 * (1 + jax.scipy.special.erf(z / np.sqrt(2)))
+
+
+def mlp(p, z, config):
+  hidden = dense(p["Dense_0"], z)
+  if config.mlp == "swiglu":
+    gate = dense(p["gate"], z)
+    hidden = hidden * gate / (1 + jnp.exp(-gate))
+  else:
+    hidden = gelu(hidden, config.gelu)
+  return dense(p["Dense_1"], hidden)
+
+
+def turned(x, config):
+  """Queries or keys (b, s, h, k), those of the patches as complex numbers.
+
+  Of k / 2 pairs the first half turns with the row of a patch, the second with
+  its column: by half a turn times base^(-4 i / k) from the middle to the edge
+  of a patch that lies there, twice that from -1 to 1.
+  """
+  if config.positions != "rope":
+    return x
+  side, pairs = config.image_size // config.patch_size, x.shape[-1] // 2
+  first = config.class_tokens + config.registers
+  angles = np.zeros((x.shape[1], pairs))
+  for row in range(side):
+    for column in range(side):
+      for i in range(pairs):
+        place = (row, column)[i >= pairs // 2]
+        frequency = config.rope_base ** (-(i % (pairs // 2)) / (pairs // 2))
+        center = (place + 0.5) / side * 2 - 1
+        angles[first + row * side + column, i] = 2 * np.pi * center * frequency
+  z = (x[..., :pairs] + 1j * x[..., pairs:]) * np.exp(1j * angles)[
+    None, :, None
+  ]
+  return jnp.concatenate([z.real, z.imag], -1).astype(x.dtype)
+
+
+def block(p, z, memory, mask, *, memory_norm, config, own=None):
   """One block; z is (b, s, d), memory (sum of cells, d), own as `norms_of`."""
   own = own or {"scale": (0.0, 0.0), "bias": (0.0, 0.0)}
-  normed = layer_norm(p["LayerNorm_0"], z, own["scale"][0], own["bias"][0])
-  cells = layer_norm(p["LayerNorm_0"], memory)
+  normed = layer_norm(
+    p["LayerNorm_0"], z, config, own["scale"][0], own["bias"][0]
+  )
+  cells = layer_norm(p["LayerNorm_0"], memory, config)
   cells = jnp.where(memory_norm[:, None], cells, memory)
   keys_from = jnp.concatenate(
     [normed, jnp.broadcast_to(cells, (z.shape[0], *cells.shape))], axis=1
@@ -60,7 +105,8 @@ def block(p, z, memory, mask, *, memory_norm, gelu, own=None):
   def project(name, x):
     return jnp.tensordot(x, a[name]["kernel"], 1) + a[name]["bias"][None, None]
 
-  q, k = project("query", normed), project("key", keys_from)
+  q = turned(project("query", normed), config)
+  k = turned(project("key", keys_from), config)
   v = project("value", keys_from)
   scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(q.shape[-1])
   scores = jnp.where(mask[None, None], scores, -jnp.inf)
@@ -68,10 +114,54 @@ def block(p, z, memory, mask, *, memory_norm, gelu, own=None):
   mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, v)
   z = z + jnp.einsum("bqhd,hdo->bqo", mixed, a["out"]["kernel"])
   z = z + a["out"]["bias"][None, None]
-  m = p["MlpBlock_0"]
-  y = layer_norm(p["LayerNorm_1"], z, own["scale"][1], own["bias"][1])
-  y = jax.nn.gelu(dense(m["Dense_0"], y), approximate=gelu == "tanh")
-  return z + dense(m["Dense_1"], y)
+  y = layer_norm(p["LayerNorm_1"], z, config, own["scale"][1], own["bias"][1])
+  return z + mlp(p["MlpBlock_0"], y, config)
+
+
+def first_tokens(p, images, config):
+  """Class tokens, registers and patches, and the position of a class."""
+  x = patches(p["embedding"], images, config.patch_size)
+  b, n, d = x.shape
+  table = jnp.zeros((1, config.class_tokens + n, d))
+  if config.positions == "learned":
+    table = p["Transformer"]["posembed_input"]["pos_embedding"]
+  of_classes = table[:, : config.class_tokens]
+  parts = [x + table[:, config.class_tokens :]]
+  if config.registers:
+    parts = [p["registers"], *parts]
+  if config.class_tokens:
+    parts = [p["cls"] + of_classes, *parts]
+  x = jnp.concatenate(
+    [jnp.broadcast_to(a, (b, *a.shape[1:])) for a in parts], 1
+  )
+  return x, of_classes[:, :1] if config.class_tokens else jnp.zeros((1, 1, d))
+
+
+def pooled(p, x, config):
+  """Features of the backbone, of its tokens in front of the last LayerNorm."""
+  last = p["Transformer"]["encoder_norm"]
+  if config.pooling == "tok":
+    return layer_norm(last, x, config)[:, 0]
+  if config.pooling == "gap":
+    x = x[:, config.class_tokens + config.registers :]
+    if config.norm_after_pooling:
+      return layer_norm(last, x.mean(1), config)
+    return layer_norm(last, x, config).mean(1)
+  m, x = p["MAPHead_0"], layer_norm(last, x, config)
+  a = m["MultiHeadDotProductAttention_0"]
+  q, k, v = (
+    jnp.einsum("bsd,dhk->bshk", z, a[name]["kernel"])
+    + a[name]["bias"][None, None]
+    for name, z in (("query", m["probe"]), ("key", x), ("value", x))
+  )
+  scores = jnp.einsum("qhk,bshk->bhqs", q[0], k) / np.sqrt(q.shape[-1])
+  mixed = jnp.einsum("bhqs,bshk->bqhk", jax.nn.softmax(scores, axis=-1), v)
+  y = jnp.einsum("bqhk,hkd->bqd", mixed, a["out"]["kernel"])
+  y = y + a["out"]["bias"][None, None]
+  z = layer_norm(m["LayerNorm_0"], y, config)
+  # Its MLP never has a gate.
+  z = gelu(dense(m["MlpBlock_0"]["Dense_0"], z), config.gelu)
+  return (y + dense(m["MlpBlock_0"]["Dense_1"], z))[:, 0]
 
 
 def norms_of(tasks, tokens, depth, width):
@@ -93,15 +183,14 @@ def forward(config, params, tasks, images):
   """
   p = params["backbone"]
   own = [params["tasks"][name] for name, _, _ in tasks]
-  x = patches(p["embedding"], images, config.patch_size)
-  b, _, d = x.shape
-  position = p["Transformer"]["posembed_input"]["pos_embedding"]
-  x = jnp.concatenate([jnp.broadcast_to(p["cls"], (b, 1, d)), x], 1) + position
-  tokens = x.shape[1]
-  classes = [t["cls"][None, None] + position[:, :1] for t in own]
+  x, position = first_tokens(p, images, config)
+  b, tokens, d = x.shape
+  classes = [t["cls"][None, None] + position for t in own]
   z = jnp.concatenate(
     [x, *(jnp.broadcast_to(c, (b, 1, d)) for c in classes)], 1
   )
+  if config.pre_norm:
+    z = layer_norm(p["Transformer"]["pre_norm"], z, config)
 
   cells = [t["memory"].shape[1] for t in own]
   mask = may_attend(
@@ -118,15 +207,15 @@ def forward(config, params, tasks, images):
       jnp.concatenate(memory),
       mask,
       memory_norm=norm,
-      gelu=config.gelu,
+      config=config,
       own={k: a[2 * i : 2 * i + 2] for k, a in norms.items()},
     )
+  original = pooled(p, z[:, :tokens], config)
   last = {k: a[-1] for k, a in norms.items()}
-  z = layer_norm(p["Transformer"]["encoder_norm"], z, **last)
-  original = z[:, 0]
+  z = layer_norm(p["Transformer"]["encoder_norm"], z, config, **last)
   if "pre_logits" in p:
     original = jnp.tanh(dense(p["pre_logits"], original))
-  out = {"backbone": dense(p["head"], original)}
+  out = {"backbone": dense(p["head"], original) if "head" in p else original}
   for i, (name, _, _) in enumerate(tasks):
     out[name] = dense(own[i]["head"], z[:, tokens + i])
   return out

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from memory_vit.model.masks import TaskMask
+from memory_vit.model.rope import Rotation, rotate
 from memory_vit.model.trees import AnyArray
 from memory_vit.model.vit_config import ViTConfig
 
@@ -88,19 +89,24 @@ class MultiHeadDotProductAttention(nn.Module):
     self.out = OutProjection(self.config)
 
   def encode(
-    self, z: Float[Array, "b s d"], cells: CellKeysValues | None = None
+    self,
+    z: Float[Array, "b s d"],
+    angles: Rotation | None,
+    cells: CellKeysValues | None = None,
   ) -> tuple[Float[Array, "b s d"], KeysValues]:
     """Self-attention of the backbone stream.
 
     Args:
       z: normed tokens.
+      angles: of all tokens, see `rope.rotation`.
       cells: keys and values of the memory of one task, which every token
         attends to; None in the plain ViT.
 
     Returns:
       What the tokens read, and the keys and values of `z`.
     """
-    q, k, v = self.query(z), self.key(z), self.value(z)
+    q, k = rotate(self.query(z), angles), rotate(self.key(z), angles)
+    v = self.value(z)
     own = _heads_first(k), _heads_first(v)
     if cells is not None:
       k, v = _with_cells(k, cells[0]), _with_cells(v, cells[1])
@@ -126,6 +132,13 @@ class MultiHeadDotProductAttention(nn.Module):
     query = _heads_first(self.query(c))
     mixed = attend_from_tasks(query, context, self.keys_values(c), cells, mask)
     return self.out(_heads_first(mixed))
+
+  def pool(
+    self, probe: Float[Array, "b 1 d"], x: Float[Array, "b s d"]
+  ) -> Float[Array, "b 1 d"]:
+    """Attention of a probe to all tokens."""
+    q, k, v = self.query(probe), self.key(x), self.value(x)
+    return self.out(nn.dot_product_attention(q, k, v))
 
   def keys_values(self, z: Float[Array, "b s d"]) -> KeysValues:
     """Keys and values of normed tokens; of memory b is t, and s is m."""

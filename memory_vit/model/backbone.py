@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float32
 
 from memory_vit.model import trees
 from memory_vit.model.keys import require_key
@@ -26,8 +27,8 @@ _SWITCHES = (
   "class_tokens", "registers", "positions", "rope_base", "position_resize",
   "pre_norm", "mlp", "pooling", "norm_after_pooling",
 )  # fmt: skip
-# What is below the head.
-_TRUNK = ("Transformer", "cls", "embedding")
+# What is not: everything else is below the head.
+_HEAD = ("head", "pre_logits")
 
 
 @functools.partial(
@@ -144,9 +145,28 @@ def backbone_shapes(config: ViTConfig) -> dict[str, Any]:
   )
 
 
+def first_class_token(backbone: Backbone) -> Float32[Array, " d"]:
+  """The token from which that of a new task starts.
+
+  The first class token. Where there is none, what pools in its place: the probe
+  of attention pooling; of a mean, a patch of mid-grey at the mean position,
+  which every block treats as one of the tokens that it is the mean of.
+  """
+  params, config = backbone.params, backbone.config
+  if config.class_tokens:
+    return jnp.array(params["cls"][0, 0])
+  if config.pooling == "map":
+    return jnp.array(params["MAPHead_0"]["probe"][0, 0])
+  token = jnp.array(params["embedding"]["bias"])
+  if config.positions == "learned":
+    positions = params["Transformer"]["posembed_input"]["pos_embedding"]
+    token = token + jnp.array(positions)[0].mean(axis=0)
+  return token
+
+
 def trunk(params: dict[str, Any]) -> dict[str, Any]:
   """The parameters of a backbone below its head."""
-  return {part: params[part] for part in _TRUNK}
+  return {part: params[part] for part in params if part not in _HEAD}
 
 
 def _init_params(config: ViTConfig, key: jax.Array) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The encoder: one set of weights, called on two streams.
 
-  backbone stream  x (b, s, d), s = n + 1: the plain ViT; nothing else is ever
-                   in its sequence.
+  backbone stream  x (b, s, d): class tokens, registers, patches; the plain ViT,
+                   nothing else is ever in its sequence.
   task stream      c (b, t, d): one token per task. It queries the keys and
                    values of the backbone stream, of the tasks that it may see,
                    and of the memory that it may see.
@@ -11,6 +11,7 @@ tree is the published one.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -23,6 +24,7 @@ from memory_vit.model.attention import (
   MultiHeadDotProductAttention,
 )
 from memory_vit.model.masks import TaskMask
+from memory_vit.model.rope import Rotation, rotation
 from memory_vit.model.trees import AnyArray, Tree
 from memory_vit.model.vit_config import ViTConfig
 
@@ -31,8 +33,6 @@ from memory_vit.model.vit_config import ViTConfig
 Context = tuple[KeysValues, ...]
 # of the memory of tasks, the same for all images.
 Cells = tuple[CellKeysValues, ...]
-
-_EPSILON = 1e-6  # of every LayerNorm in the published checkpoints
 
 
 class MlpBlock(nn.Module):
@@ -45,9 +45,20 @@ class MlpBlock(nn.Module):
     """Run the two layers on each token."""
     cfg = self.config
     # In this order: flax numbers the layers as they are made.
-    z = nn.Dense(cfg.mlp_dim, dtype=cfg.dtype, name="Dense_0")(z)
-    z = nn.gelu(z, approximate=cfg.gelu == "tanh")
-    return nn.Dense(cfg.width, dtype=cfg.dtype, name="Dense_1")(z)
+    y = nn.Dense(cfg.mlp_dim, dtype=cfg.dtype, name="Dense_0")(z)
+    if cfg.mlp == "swiglu":
+      gate = nn.Dense(cfg.mlp_dim, dtype=cfg.dtype, name="gate")(z)
+      y = nn.silu(gate) * y
+    else:
+      y = gelu(y, cfg.gelu)
+    return nn.Dense(cfg.width, dtype=cfg.dtype, name="Dense_1")(y)
+
+
+def gelu(z: Float[Array, "b s d"], kind: str) -> Float[Array, "b s d"]:
+  """A GELU, of the kinds of `ViTConfig.gelu`."""
+  if kind == "quick":
+    return z * nn.sigmoid(1.702 * z)
+  return nn.gelu(z, approximate=kind == "tanh")
 
 
 class EncoderBlock(nn.Module):
@@ -58,21 +69,25 @@ class EncoderBlock(nn.Module):
   def setup(self) -> None:
     """Declare the parts, under their published names."""
     cfg = self.config
-    self.LayerNorm_0 = _layer_norm(cfg)
+    self.LayerNorm_0 = layer_norm(cfg)
     self.MultiHeadDotProductAttention_0 = MultiHeadDotProductAttention(cfg)
-    self.LayerNorm_1 = _layer_norm(cfg)
+    self.LayerNorm_1 = layer_norm(cfg)
     self.MlpBlock_0 = MlpBlock(cfg)
 
   def encode(
-    self, x: Float[Array, "b s d"]
+    self, x: Float[Array, "b s d"], angles: Rotation | None
   ) -> tuple[Float[Array, "b s d"], KeysValues]:
     """Run the block on the backbone stream.
+
+    Args:
+      x: all tokens.
+      angles: of all tokens, see `rope.rotation`.
 
     Returns:
       The tokens, and the keys and values of the block's attention.
     """
     attention = self.MultiHeadDotProductAttention_0
-    mixed, keys_values = attention.encode(self.LayerNorm_0(x))
+    mixed, keys_values = attention.encode(self.LayerNorm_0(x), angles)
     x = x + mixed
     return x + self.MlpBlock_0(self.LayerNorm_1(x)), keys_values
 
@@ -94,16 +109,18 @@ class EncoderBlock(nn.Module):
       norms: for each of the two LayerNorms, see `task_layer_norm`.
     """
     first, second = norms
-    normed = task_layer_norm(first, c, self.LayerNorm_0(c))
+    cfg = self.config
+    normed = task_layer_norm(first, c, self.LayerNorm_0(c), cfg)
     c = c + self.MultiHeadDotProductAttention_0.read(
       normed, context, cells, mask
     )
-    normed = task_layer_norm(second, c, self.LayerNorm_1(c))
+    normed = task_layer_norm(second, c, self.LayerNorm_1(c), cfg)
     return c + self.MlpBlock_0(normed)
 
   def fine_tuned(
     self,
     x: Float[Array, "b s d"],
+    angles: Rotation | None,
     cells: CellKeysValues | None,
     adapters: Tree | None,
   ) -> Float[Array, "b s d"]:
@@ -111,13 +128,14 @@ class EncoderBlock(nn.Module):
 
     Args:
       x: all tokens.
+      angles: of all tokens, see `rope.rotation`.
       cells: from `keys_values`, of memory that every token attends to.
       adapters: {"attention", "mlp"}, each of `bottleneck_adapter`, on its way
         to the residual stream.
     """
     adapters = adapters or {"attention": None, "mlp": None}
     attention = self.MultiHeadDotProductAttention_0
-    mixed, _ = attention.encode(self.LayerNorm_0(x), cells)
+    mixed, _ = attention.encode(self.LayerNorm_0(x), angles, cells)
     x = x + bottleneck_adapter(adapters["attention"], mixed)
     y = self.MlpBlock_0(self.LayerNorm_1(x))
     return x + bottleneck_adapter(adapters["mlp"], y)
@@ -159,7 +177,10 @@ def bottleneck_adapter(
 
 
 def task_layer_norm(
-  own: Tree | None, c: Float[Array, "b t d"], normed: Float[Array, "b t d"]
+  own: Tree | None,
+  c: Float[Array, "b t d"],
+  normed: Float[Array, "b t d"],
+  config: ViTConfig,
 ) -> Float[Array, "b t d"]:
   """A LayerNorm with a scale and bias of each task's own.
 
@@ -168,13 +189,15 @@ def task_layer_norm(
       None where no task has any.
     c: its input.
     normed: the output of the LayerNorm of the backbone.
+    config: of the backbone.
   """
   if own is None:
     return normed
   values = c.astype(jnp.float32)
   values = values - values.mean(-1, keepdims=True)
   variance = jnp.square(values).mean(-1, keepdims=True)
-  values = values * jax.lax.rsqrt(variance + _EPSILON) * own["scale"][None]
+  scale = jax.lax.rsqrt(variance + config.layer_norm_epsilon)
+  values = values * scale * own["scale"][None]
   return normed + (values + own["bias"][None]).astype(normed.dtype)
 
 
@@ -185,12 +208,15 @@ def _unstack(tree: Tree | None, count: int) -> list[Tree | None]:
   return [jax.tree.map(lambda a, i=i: a[i], tree) for i in range(count)]
 
 
-def _layer_norm(config: ViTConfig) -> nn.LayerNorm:
-  return nn.LayerNorm(epsilon=_EPSILON, dtype=config.dtype)
+def layer_norm(config: ViTConfig, **options: Any) -> nn.LayerNorm:
+  """A LayerNorm of the backbone, in the type in which it computes."""
+  return nn.LayerNorm(
+    **{"epsilon": config.layer_norm_epsilon, "dtype": config.dtype, **options}
+  )
 
 
 class AddPositionEmbedding(nn.Module):
-  """Adds what was learned for each position; that of the class comes first."""
+  """Adds what was learned for each position; those of classes come first."""
 
   config: ViTConfig
 
@@ -200,18 +226,25 @@ class AddPositionEmbedding(nn.Module):
   ) -> Float[Array, "b s d"]:
     """Add it to the backbone stream, or to class tokens alone (s = t)."""
     cfg = self.config
+    if cfg.positions != "learned":
+      return z
     embedding = self.param(
       "pos_embedding",
       nn.initializers.normal(0.02),
-      (1, cfg.num_patches + 1, cfg.width),
+      (1, cfg.class_tokens + cfg.num_patches, cfg.width),
     )
+    if is_class and not cfg.class_tokens:
+      return z
     # Every class token stands at position 0 (Figure 3 of the paper).
     embedding = embedding[:, :1] if is_class else embedding
+    # That of a task on a backbone without one has no position.
+    extra = 0 if is_class else z.shape[1] - embedding.shape[1]
+    embedding = jnp.pad(embedding, ((0, 0), (extra, 0), (0, 0)))
     return z + embedding.astype(z.dtype)
 
 
 class Encoder(nn.Module):
-  """Position embedding, l blocks and the last LayerNorm, on either stream."""
+  """Positions, registers, l blocks and the last LayerNorm, on either stream."""
 
   config: ViTConfig
 
@@ -219,24 +252,54 @@ class Encoder(nn.Module):
     """Declare the parts; a list `encoderblock` makes `encoderblock_0`, ..."""
     cfg = self.config
     self.posembed_input = AddPositionEmbedding(cfg)
+    if cfg.pre_norm:
+      self.pre_norm = layer_norm(cfg)
     self.encoderblock = [EncoderBlock(cfg) for _ in range(cfg.depth)]
     # What a head reads stays in float32.
-    self.encoder_norm = nn.LayerNorm(epsilon=_EPSILON, dtype=jnp.float32)
+    self.encoder_norm = layer_norm(cfg, dtype=jnp.float32)
 
   def encode(
-    self, x: Float[Array, "b s d"]
-  ) -> tuple[Float32[Array, "b s d"], Context]:
-    """Run the backbone stream: the plain ViT.
+    self,
+    x: Float[Array, "b _ d"],
+    registers: Float[AnyArray, "1 _ d"] | None,
+  ) -> tuple[Float[Array, "b s d"], Context]:
+    """Run the blocks on the backbone stream: the plain ViT.
+
+    Args:
+      x: class tokens and patches.
+      registers: tokens without a position; None where there are none.
 
     Returns:
-      The tokens, and the keys and values of every layer.
+      The tokens in front of the last LayerNorm, and the keys and values of
+      every layer.
     """
-    x = self.posembed_input(x, is_class=False)
+    x = self._tokens(x, registers)
+    angles = self._angles(x.shape[1])
     context = []
     for block in self.encoderblock:
-      x, keys_values = block.encode(x)
+      x, keys_values = block.encode(x, angles)
       context.append(keys_values)
-    return self.encoder_norm(x), tuple(context)
+    return x, tuple(context)
+
+  def _tokens(
+    self,
+    x: Float[Array, "b _ d"],
+    registers: Float[AnyArray, "1 _ d"] | None,
+  ) -> Float[Array, "b s d"]:
+    """Add positions, and registers between class tokens and patches."""
+    x = self.posembed_input(x, is_class=False)
+    if registers is not None:
+      first = x.shape[1] - self.config.num_patches
+      registers = jnp.broadcast_to(
+        registers.astype(x.dtype), (x.shape[0], *registers.shape[1:])
+      )
+      x = jnp.concatenate([x[:, :first], registers, x[:, first:]], axis=1)
+    return self.pre_norm(x) if self.config.pre_norm else x
+
+  def _angles(self, tokens: int, behind: int = 0) -> Rotation | None:
+    """Angles of `tokens` tokens, of which `behind` stand behind the patches."""
+    before = tokens - behind - self.config.num_patches
+    return rotation(self.config, before, behind)
 
   def read(
     self,
@@ -257,34 +320,38 @@ class Encoder(nn.Module):
         (2 l + 1, t, d) each; None where no task has any.
     """
     c = self.posembed_input(c, is_class=True)
+    c = self.pre_norm(c) if self.config.pre_norm else c
     each = _unstack(norms, 2 * self.config.depth + 1)
     for i, block in enumerate(self.encoderblock):
       c = block.read(c, context[i], cells[i], mask, each[2 * i : 2 * i + 2])
-    return task_layer_norm(each[-1], c, self.encoder_norm(c))
+    return task_layer_norm(each[-1], c, self.encoder_norm(c), self.config)
 
   def fine_tuned(
     self,
-    x: Float[Array, "b s d"],
+    x: Float[Array, "b _ d"],
+    registers: Float[AnyArray, "1 _ d"] | None,
     *,
     attention: str,
     memory: Float[AnyArray, "_ m d"] | None = None,
     memory_norm: bool = True,
     adapters: Tree | None = None,
-  ) -> Float32[Array, "b d"]:
-    """Run the backbone stream of one task that changes it.
+  ) -> Float[Array, "b s d"]:
+    """Run the blocks on the backbone stream of one task that changes it.
 
     Args:
-      x: class and patches.
+      x: class tokens and patches.
+      registers: see `encode`.
       attention: see `regimes`; neither "frozen" nor "masked".
       memory: (l, m, d), or (1, m, d) where it is propagated.
       memory_norm: see `TaskSpec`; of memory that is dropped after attention.
       adapters: of all layers, see `EncoderBlock.fine_tuned`.
 
     Returns:
-      The class token.
+      The tokens in front of the last LayerNorm; propagated memory comes last.
     """
-    x = self.posembed_input(x, is_class=False)
+    x = self._tokens(x, registers)
     tokens = x.shape[1]
+    angles = self._angles(tokens)
     each = _unstack(adapters, self.config.depth)
     for i, block in enumerate(self.encoderblock):
       cells = None
@@ -295,10 +362,11 @@ class Encoder(nn.Module):
       elif attention in ("propagated", "additive") and i == 0:
         carried = jnp.broadcast_to(memory[0], (x.shape[0], *memory.shape[1:]))
         x = jnp.concatenate([x, carried.astype(x.dtype)], axis=1)
+        angles = self._angles(x.shape[1], behind=x.shape[1] - tokens)
       elif attention == "additive":
         x = x.at[:, tokens:].add(memory[i].astype(x.dtype))
-      x = block.fine_tuned(x, cells, each[i])
-    return self.encoder_norm(x)[:, 0]
+      x = block.fine_tuned(x, angles, cells, each[i])
+    return x
 
   def keys_values(
     self, memory: Float[Array, "l t m d"], norm: Bool[AnyArray, " t"]

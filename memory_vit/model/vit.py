@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Float32
 
 from memory_vit.model.encoder import Cells, Context, Encoder
 from memory_vit.model.masks import TaskMask, task_mask
+from memory_vit.model.pooling import MAPHead, mean_of_patches
 from memory_vit.model.regimes import regime
 from memory_vit.model.stacking import SlotArrays, stack_tasks
 from memory_vit.model.task import BACKBONE, TaskSpec
@@ -37,8 +38,16 @@ class VisionTransformer(nn.Module):
     self.embedding = nn.Conv(
       cfg.width, patch, strides=patch, padding="VALID", dtype=cfg.dtype
     )
-    self.cls = self.param("cls", nn.initializers.zeros, (1, 1, cfg.width))
+    if cfg.class_tokens:
+      shape = (1, cfg.class_tokens, cfg.width)
+      self.cls = self.param("cls", nn.initializers.zeros, shape)
+    if cfg.registers:
+      shape = (1, cfg.registers, cfg.width)
+      normal = nn.initializers.normal(0.02)
+      self.registers = self.param("registers", normal, shape)
     self.Transformer = Encoder(cfg)
+    if cfg.pooling == "map":
+      self.MAPHead_0 = MAPHead(cfg)
     # Heads are computed in float32: of many classes, several would have the
     # same logit in bfloat16.
     if cfg.representation_size:
@@ -59,8 +68,9 @@ class VisionTransformer(nn.Module):
       front of it; and the keys and values of every layer.
     """
     cfg = self.config
-    x, context = self.Transformer.encode(self._tokens(images, self.cls[0, 0]))
-    y = x[:, 0]
+    x = self._tokens(images, self._cls())
+    x, context = self.Transformer.encode(x, self._registers())
+    y = self._pooled(x)
     if cfg.representation_size:
       y = jnp.tanh(self.pre_logits(y))
     if cfg.num_classes:
@@ -101,29 +111,57 @@ class VisionTransformer(nn.Module):
 
     Args:
       images: in [-1, 1].
-      task: parameters of the task; its class token replaces the original one.
+      task: parameters of the task; its class token replaces the original one,
+        or comes in front where there is none.
       spec: of the task, whose regime is neither "frozen" nor "masked".
 
     Returns:
-      The class token after the last LayerNorm.
+      The class token of the task after the last LayerNorm; what the backbone
+      pools, where the task has none.
     """
-    cls = task["cls"] if "cls" in task else self.cls[0, 0]
-    return self.Transformer.fine_tuned(
+    cls = self._cls()
+    if "cls" in task:
+      cls = jnp.concatenate([task["cls"][None], cls[1:]])
+    x = self.Transformer.fine_tuned(
       self._tokens(images, cls),
+      self._registers(),
       attention=regime(spec.regime).attention,
       memory=task.get("memory"),
       memory_norm=spec.memory_norm,
       adapters=task.get("adapters"),
     )
+    if "cls" in task:
+      return self.Transformer.encoder_norm(x)[:, 0]
+    return self._pooled(x)
+
+  def _cls(self) -> Float[AnyArray, "_ d"]:
+    """The class tokens of the backbone."""
+    if self.config.class_tokens:
+      return self.cls[0]
+    return jnp.zeros((0, self.config.width))
+
+  def _registers(self) -> Float[AnyArray, "1 _ d"] | None:
+    return self.registers if self.config.registers else None
+
+  def _pooled(self, x: Float[Array, "b s d"]) -> Float32[Array, "b d"]:
+    """The features of the backbone, of the tokens behind its last block."""
+    cfg, norm = self.config, self.Transformer.encoder_norm
+    if cfg.pooling == "map":
+      return self.MAPHead_0(norm(x))
+    if cfg.pooling == "tok":
+      return norm(x)[:, 0]
+    if cfg.norm_after_pooling:
+      return norm(mean_of_patches(x, cfg))
+    return mean_of_patches(norm(x), cfg)
 
   def _tokens(
-    self, images: Float[Array, "b side side 3"], cls: Float[AnyArray, " d"]
-  ) -> Float[Array, "b s d"]:
-    """Patches behind a class token: s = n + 1."""
+    self, images: Float[Array, "b side side 3"], cls: Float[AnyArray, "_ d"]
+  ) -> Float[Array, "b _ d"]:
+    """Patches behind class tokens."""
     cfg = self.config
     x = self.embedding(images.astype(cfg.dtype))
     x = x.reshape(x.shape[0], -1, cfg.width)
-    cls = jnp.broadcast_to(cls.astype(x.dtype), (x.shape[0], 1, cfg.width))
+    cls = jnp.broadcast_to(cls.astype(x.dtype), (x.shape[0], *cls.shape))
     return jnp.concatenate([cls, x], axis=1)
 
 

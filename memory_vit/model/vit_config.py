@@ -3,7 +3,8 @@
 Dimension letters, used in every signature and docstring of this package:
 
   b  images in a batch          n  patches of an image
-  s  tokens in a sequence; in the backbone stream n + 1, as the class is first
+  s  tokens in a sequence; in the backbone stream class tokens, registers and
+     patches, in this order: n + 1 in the published ViT
   t  tasks in one pass          m  memory cells of a task, per layer
   p  other tasks that a task reads, the greatest number of them
   d  width                      h  attention heads (k = d / h, width of one)
@@ -98,12 +99,43 @@ class ViTConfig:
         f"image_size {self.image_size} is not a multiple of the patch size "
         f"{self.patch_size}: use {nearest * self.patch_size}."
       )
-    if self.gelu not in ("tanh", "exact"):
-      raise ConfigError(f"gelu is {self.gelu!r}, expected 'tanh' or 'exact'.")
-    if self.dtype not in ("float32", "bfloat16"):
+    for field, choices in _CHOICES.items():
+      if getattr(self, field) not in choices:
+        raise ConfigError(
+          f"{field} is {getattr(self, field)!r}, expected one of "
+          f"{', '.join(map(repr, choices))}."
+        )
+    self._require_tokens()
+
+  def _require_tokens(self) -> None:
+    """Refuse numbers, and combinations, that no ViT has."""
+    if not 0 < self.layer_norm_epsilon < 1:
       raise ConfigError(
-        f"dtype is {self.dtype!r}, expected 'float32' or 'bfloat16'."
+        f"layer_norm_epsilon is {self.layer_norm_epsilon}, expected a number "
+        "between 0 and 1."
       )
+    if not 0 <= self.class_tokens <= 2 or not 0 <= self.registers <= 64:
+      raise ConfigError(
+        f"class_tokens is {self.class_tokens}, expected 0 to 2; registers is "
+        f"{self.registers}, expected 0 to 64."
+      )
+    if self.pooling == "tok" and not self.class_tokens:
+      raise ConfigError(
+        "pooling 'tok' needs a class token: class_tokens is 0, expected 1 or 2."
+      )
+    if self.norm_after_pooling and self.pooling != "gap":
+      raise ConfigError(
+        f"norm_after_pooling goes with pooling 'gap', not {self.pooling!r}."
+      )
+    if self.positions == "rope":
+      if self.head_dim % 4:
+        raise ConfigError(
+          f"rope needs heads of a multiple of 4, not of width {self.head_dim}."
+        )
+      if not 1 < self.rope_base < 1e9:
+        raise ConfigError(
+          f"rope_base is {self.rope_base}, expected a number between 1 and 1e9."
+        )
 
   @property
   def num_patches(self) -> int:
@@ -127,8 +159,19 @@ class ViTConfig:
     )
 
 
+# Field -> its values.
+_CHOICES = {
+  "gelu": ("tanh", "exact", "quick"),
+  "positions": ("learned", "rope"),
+  "position_resize": ("bilinear", "bicubic", "bicubic_antialias"),
+  "mlp": ("gelu", "swiglu"),
+  "pooling": ("tok", "gap", "map"),
+  "dtype": ("float32", "bfloat16"),
+}
+
 # Letter -> width, depth, mlp_dim, num_heads. "Micro" is ours, for the
-# quickstart and the tests; the others are those of the ViT and DeiT papers.
+# quickstart and the tests; So400m is SigLIP's; the others are those of the ViT
+# and DeiT papers.
 VARIANTS = {
   "Micro": (64, 4, 256, 4),
   "Ti": (192, 12, 768, 3),
@@ -136,6 +179,7 @@ VARIANTS = {
   "B": (768, 12, 3072, 12),
   "L": (1024, 24, 4096, 16),
   "H": (1280, 32, 5120, 16),
+  "So400m": (1152, 27, 4304, 16),
 }
 
 

@@ -7,10 +7,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import jax
-import jax.numpy as jnp
 
 from memory_vit.errors import TaskError
-from memory_vit.model.backbone import Backbone, trunk
+from memory_vit.model.backbone import Backbone, first_class_token, trunk
 from memory_vit.model.keys import require_key
 from memory_vit.model.regimes import REGIMES
 from memory_vit.model.task import (
@@ -54,7 +53,8 @@ def init_task(
     memory_norm: see `TaskSpec`.
     memory_std: memory is drawn from N(0, memory_std^2).
     cls_init: "pretrained" starts its class token as a copy of the backbone's,
-      "normal" at N(0, 0.02^2).
+      or of what pools in its place (`backbone.first_class_token`); "normal" at
+      N(0, 0.02^2).
     class_names: c names, or none.
     evaluation: how images are prepared; by default as the source of the
       backbone states, and resized to the square where it states nothing.
@@ -92,7 +92,7 @@ def init_task(
   )
   params = TaskParams(backbone.config, spec, memory_std).init(key)["params"]
   if "cls" in params and cls_init == "pretrained":
-    params["cls"] = jnp.array(backbone.params["cls"][0, 0])
+    params["cls"] = first_class_token(backbone)
   if REGIMES[regime].holds_backbone:
     params["backbone"] = trunk(backbone.params)
   return Task(spec, params)

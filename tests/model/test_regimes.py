@@ -214,8 +214,9 @@ def test_against_the_dense_oracle(backbone, images, regime):
       z = dense_block(
         p["Transformer"][f"encoderblock_{i}"], z, memory,
         [spec.memory_norm] * len(memory), task.get("adapters"), i,
+        backbone.config,
       )  # fmt: skip
-    z = oracle.layer_norm(p["Transformer"]["encoder_norm"], z)
+    z = oracle.layer_norm(p["Transformer"]["encoder_norm"], z, backbone.config)
     return oracle.dense(task["head"], z[:, 0])
 
   def ours(params):
@@ -236,12 +237,12 @@ def test_against_the_dense_oracle(backbone, images, regime):
   jax.tree.map(close, found_grad, expected_grad)
 
 
-def dense_block(p, z, memory, norm, adapters, i):
+def dense_block(p, z, memory, norm, adapters, i, config):
   """`oracle.block`, with adapters."""
   if adapters is None:
     mask = jnp.ones((z.shape[1], z.shape[1] + len(memory)), bool)
     return oracle.block(
-      p, z, memory, mask, memory_norm=np.array(norm, bool), gelu="tanh"
+      p, z, memory, mask, memory_norm=np.array(norm, bool), config=config
     )
 
   def adapt(a, y):
@@ -253,11 +254,16 @@ def dense_block(p, z, memory, norm, adapters, i):
   # Attention alone: a block whose MLP puts out zero.
   silent = jax.tree.map(jnp.zeros_like, p["MlpBlock_0"])
   attended = oracle.block(
-    {**p, "MlpBlock_0": silent}, z, memory, mask, memory_norm=norm, gelu="tanh"
+    {**p, "MlpBlock_0": silent},
+    z,
+    memory,
+    mask,
+    memory_norm=norm,
+    config=config,
   )
   z = z + adapt(adapters["attention"], attended - z)
   m = p["MlpBlock_0"]
-  y = oracle.layer_norm(p["LayerNorm_1"], z)
+  y = oracle.layer_norm(p["LayerNorm_1"], z, config)
   y = oracle.dense(m["Dense_1"], jax.nn.gelu(oracle.dense(m["Dense_0"], y)))
   return z + adapt(adapters["mlp"], y)
 

@@ -36,9 +36,9 @@ def dense(config, p, task, memories, images):
     z = oracle.block(
       p["Transformer"][f"encoderblock_{i}"], z, memory,
       jnp.ones((z.shape[1], z.shape[1] + len(memory)), bool),
-      memory_norm=np.ones(len(memory), bool), gelu="tanh",
+      memory_norm=np.ones(len(memory), bool), config=config,
     )  # fmt: skip
-  z = oracle.layer_norm(p["Transformer"]["encoder_norm"], z)
+  z = oracle.layer_norm(p["Transformer"]["encoder_norm"], z, config)
   return oracle.dense(task["head"], z[:, 0])
 
 

@@ -1,0 +1,45 @@
+"""Pooling: from the tokens of the backbone stream to its features."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Float32
+
+from memory_vit.model.attention import MultiHeadDotProductAttention
+from memory_vit.model.encoder import MlpBlock, layer_norm
+from memory_vit.model.vit_config import ViTConfig
+
+
+class MAPHead(nn.Module):
+  """Attention of a learned probe to all tokens (Set Transformer; SigLIP).
+
+  Computed in float32, as all that is behind the last LayerNorm. Named as in
+  big_vision.
+  """
+
+  config: ViTConfig
+
+  @nn.compact
+  def __call__(self, x: Float32[Array, "b s d"]) -> Float32[Array, "b d"]:
+    """Pool tokens."""
+    cfg = dataclasses.replace(self.config, dtype="float32", mlp="gelu")
+    probe = self.param(
+      "probe", nn.initializers.xavier_uniform(), (1, 1, cfg.width)
+    )
+    attention = MultiHeadDotProductAttention(
+      cfg, name="MultiHeadDotProductAttention_0"
+    )
+    probe = jnp.broadcast_to(probe, (x.shape[0], 1, cfg.width))
+    y = attention.pool(probe, x)
+    z = layer_norm(cfg, name="LayerNorm_0")(y)
+    return (y + MlpBlock(cfg, name="MlpBlock_0")(z))[:, 0]
+
+
+def mean_of_patches(
+  x: Float[Array, "b s d"], config: ViTConfig
+) -> Float32[Array, "b d"]:
+  """The mean over the patches alone."""
+  first = config.class_tokens + config.registers
+  patches = x[:, first : first + config.num_patches]
+  return patches.astype(jnp.float32).mean(axis=1)

@@ -1,0 +1,48 @@
+"""Rotary position embedding of patches, as in DINOv3 (arXiv:2508.10104)."""
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float32
+
+from memory_vit.model.vit_config import ViTConfig
+
+# Cosines and sines of the angles of every token: (s, k) each.
+Rotation = tuple[Float32[np.ndarray, "s k"], Float32[np.ndarray, "s k"]]
+
+
+def rotation(config: ViTConfig, before: int, after: int) -> Rotation | None:
+  """Angles by which queries and keys are rotated; None without `rope`.
+
+  A patch is turned by its place: of each head one half of the pairs by its row,
+  the other by its column, both in [-1, 1] from edge to edge, with periods that
+  grow from 1 to `rope_base`. All other tokens stay as they are.
+
+  Args:
+    config: of the backbone.
+    before: tokens in front of the patches.
+    after: tokens behind them.
+  """
+  if config.positions != "rope":
+    return None
+  side, quarter = config.image_size // config.patch_size, config.head_dim // 4
+  centers = (2 * np.arange(side) + 1) / side - 1
+  rows, columns = np.meshgrid(centers, centers, indexing="ij")
+  places = np.stack([rows.ravel(), columns.ravel()], axis=1)  # (n, 2)
+  frequencies = config.rope_base ** -(np.arange(quarter) / quarter)
+  angles = 2 * np.pi * places[:, :, None] * frequencies[None, None]
+  angles = np.tile(angles.reshape(len(places), -1), 2)
+  angles = np.pad(angles, ((before, after), (0, 0)))
+  return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+
+def rotate(
+  a: Float[Array, "b s h k"], by: Rotation | None
+) -> Float[Array, "b s h k"]:
+  """Rotate queries or keys; component i is paired with i + k / 2."""
+  if by is None:
+    return a
+  cos, sin = (x[None, :, None] for x in by)
+  wide = a.astype(jnp.float32)
+  first, second = jnp.split(wide, 2, axis=-1)
+  turned = jnp.concatenate([-second, first], axis=-1)
+  return (wide * cos + turned * sin).astype(a.dtype)

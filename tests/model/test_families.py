@@ -1,0 +1,199 @@
+"""What is promised of the published ViT holds for every family of ViTs."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import oracle
+import pytest
+from conftest import random_task, tiny_backbone
+
+import memory_vit as mv
+from memory_vit.errors import ConfigError
+from memory_vit.model import trees
+from memory_vit.model.backbone import backbone_shapes
+from memory_vit.model.regimes import REGIMES
+from memory_vit.tasks import split_forward
+
+FAMILIES = {
+  "hf vit": {"gelu": "exact", "layer_norm_epsilon": 1e-12},
+  "timm, mean": {
+    "gelu": "exact", "registers": 1, "pooling": "gap",
+    "norm_after_pooling": True,
+  },
+  "dinov2": {
+    "gelu": "exact", "registers": 3, "mlp": "swiglu", "num_classes": 0,
+  },
+  "dinov3": {
+    "gelu": "exact", "registers": 2, "positions": "rope",
+    "layer_norm_epsilon": 1e-5, "num_classes": 0,
+  },
+  "siglip": {"class_tokens": 0, "pooling": "map", "num_classes": 0},
+  "mean": {"class_tokens": 0, "pooling": "gap"},
+  "clip": {"gelu": "quick", "layer_norm_epsilon": 1e-2, "pre_norm": True},
+  "two classes": {"class_tokens": 2},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request):
+  return tiny_backbone(width=16, **FAMILIES[request.param])
+
+
+def tasks_of(backbone):
+  """Two that ignore each other, and one that reads both; one has norms."""
+  a = random_task(backbone, "a", seed=1, cells=2)
+  b = random_task(
+    backbone, "b", seed=2, cells=0, classes=4, regime="norms_masked"
+  )
+  return [a, b, random_task(backbone, "c", seed=3, attends_to=["a", "b"])]
+
+
+def test_two_streams_equal_the_masked_sequence(family, images):
+  tasks = tasks_of(family)
+  params = {
+    "backbone": family.params, "tasks": {t.name: t.params for t in tasks},
+  }  # fmt: skip
+  known = [(t.name, t.spec.attends_to, t.spec.memory_norm) for t in tasks]
+  dense = jax.jit(lambda p: oracle.forward(family.config, p, known, images))
+  found, expected = mv.forward(family, tasks, images), dense(params)
+  assert found.keys() == expected.keys()
+  for name, logits in expected.items():
+    assert np.ptp(logits) > 0.1
+    scale = np.abs(logits).max()
+    np.testing.assert_allclose(found[name], logits, atol=3e-5 * scale)
+
+
+def test_outputs_are_preserved_and_tasks_are_as_alone(family, images):
+  tasks = tasks_of(family)
+  original = mv.forward(family, [], images)["backbone"]
+  together = mv.forward(family, tasks, images)
+  assert np.array_equal(together["backbone"], original)
+  assert np.array_equal(mv.encode(family, images)[0], original)
+  alone = mv.forward(family, tasks[:1], images)["a"]
+  np.testing.assert_allclose(together["a"], alone, atol=1e-5)
+  fewer = mv.forward(family, mv.fill_slots(family, tasks, slots=8), images)
+  np.testing.assert_allclose(fewer["c"], together["c"], atol=1e-5)
+
+
+def logits_of(backbone, task, images):
+  return split_forward.forward(backbone, [task], images)[task.name]
+
+
+@pytest.mark.parametrize("name", ["timm, mean", "dinov3", "siglip", "mean"])
+def test_full_starts_as_the_backbone(name, images):
+  """All of a `full` task is the backbone's, so its features are as well."""
+  backbone = tiny_backbone(width=16, **FAMILIES[name] | {"num_classes": 7})
+  task = mv.init_task(
+    jax.random.key(0), backbone, name="a", num_classes=7, regime="full",
+    cells=0,
+  )  # fmt: skip
+  params = {**task.params, "head": backbone.params["head"]}
+  found = logits_of(backbone, mv.Task(task.spec, params), images)
+  expected = mv.forward(backbone, [], images)["backbone"]
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["dinov3", "siglip"])
+@pytest.mark.parametrize("regime", ["memory", "memory_additive", "adapter"])
+def test_every_token_of_a_task_matters(name, regime, images):
+  """Of a backbone without class token as well: the task brings its own."""
+  backbone = tiny_backbone(width=16, depth=1, **FAMILIES[name])
+  kind = REGIMES[regime]
+  task = random_task(
+    backbone, "a", regime=regime, cells=2 if kind.has_memory else 0,
+    bottleneck=3 if kind.has_adapters else 0,
+  )  # fmt: skip
+  out = np.asarray(logits_of(backbone, task, images))
+  for leaf in trees.flatten(task.params):
+    changed = trees.flatten(task.params)
+    changed[leaf] = 1 - changed[leaf]
+    other = mv.Task(task.spec, trees.unflatten(changed))
+    assert not np.allclose(out, logits_of(backbone, other, images)), leaf
+
+
+def test_a_token_of_a_task_is_a_class_token_of_no_position(images):
+  """On a backbone without one, all tokens see it as they would see its own."""
+  backbone = tiny_backbone(width=16, **FAMILIES["mean"] | {"num_classes": 0})
+  task = random_task(backbone, "a", regime="head_cls", cells=0)
+  params = trees.flatten(backbone.params)
+  table = "Transformer/posembed_input/pos_embedding"
+  params[table] = np.pad(params[table], ((0, 0), (1, 0), (0, 0)))
+  params["cls"] = task.params["cls"][None, None]
+  config = dataclasses.replace(backbone.config, class_tokens=1, pooling="tok")
+  same = mv.Backbone(config, trees.unflatten(params), "")
+  head = task.params["head"]
+  features = mv.forward(same, [], images)["backbone"]
+  expected = features @ head["kernel"] + head["bias"][None]
+  found = logits_of(backbone, task, images)
+  np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_rope_with_memory_behind_the_patches_turns_the_patches_alone(images):
+  """Memory that nothing is learned of yet reads and is read by all alike."""
+  backbone = tiny_backbone(width=16, depth=1, **FAMILIES["dinov3"])
+  task = random_task(backbone, "a", regime="memory_propagated", cells=2)
+  swapped = {**task.params, "memory": task.params["memory"][:, ::-1]}
+  np.testing.assert_allclose(
+    logits_of(backbone, task, images),
+    logits_of(backbone, mv.Task(task.spec, swapped), images),
+    atol=1e-5,
+  )
+
+
+def test_a_task_starts_from_what_is_pooled():
+  """The class token; else the probe; else a grey patch at the mean position."""
+  for name in ("clip", "siglip", "mean"):
+    backbone = tiny_backbone(width=16, **FAMILIES[name])
+    params = backbone.params
+    expected = {
+      "clip": lambda p: p["cls"][0, 0],
+      "siglip": lambda p: p["MAPHead_0"]["probe"][0, 0],
+      "mean": lambda p: (
+        p["embedding"]["bias"]
+        + p["Transformer"]["posembed_input"]["pos_embedding"][0].mean(0)
+      ),
+    }[name](params)
+    task = mv.init_task(jax.random.key(0), backbone, name="a", num_classes=3)
+    np.testing.assert_allclose(task.params["cls"], expected, rtol=1e-5)
+
+
+def test_the_tree_has_what_the_family_has_and_nothing_else():
+  def shapes(name):
+    config = tiny_backbone(**FAMILIES[name]).config
+    found = trees.flatten(backbone_shapes(config))
+    return {name: leaf.shape for name, leaf in found.items()}
+
+  table, block = "Transformer/posembed_input/pos_embedding", "encoderblock_0"
+  dinov3, siglip, plain = shapes("dinov3"), shapes("siglip"), shapes("hf vit")
+  assert dinov3["cls"] == (1, 1, 32)
+  assert dinov3["registers"] == (1, 2, 32)
+  assert table not in dinov3
+  assert siglip[table] == (1, 16, 32)
+  assert siglip["MAPHead_0/probe"] == (1, 1, 32)
+  assert "cls" not in siglip
+  gate = f"Transformer/{block}/MlpBlock_0/gate/kernel"
+  assert shapes("dinov2")[gate] == (32, 48)
+  assert shapes("two classes")["cls"] == (1, 2, 32)
+  assert shapes("two classes")[table] == (1, 18, 32)
+  norm = {f"Transformer/pre_norm/{part}" for part in ("scale", "bias")}
+  assert shapes("clip").keys() - norm == plain.keys()
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"gelu": "fast"}, "gelu is 'fast', expected one of 'tanh', 'exact'"),
+    ({"pooling": "max"}, "pooling is 'max', expected one of 'tok', 'gap'"),
+    ({"class_tokens": 3}, "class_tokens is 3, expected 0 to 2"),
+    ({"registers": -1}, "registers is -1, expected 0 to 64"),
+    ({"class_tokens": 0}, "pooling 'tok' needs a class token"),
+    ({"norm_after_pooling": True}, "goes with pooling 'gap', not 'tok'"),
+    ({"layer_norm_epsilon": 0.0}, "layer_norm_epsilon is 0.0, expected"),
+    ({"positions": "rope", "rope_base": 1.0}, "rope_base is 1.0, expected"),
+    ({"positions": "rope", "num_heads": 16}, "heads of a multiple of 4"),
+  ],
+)
+def test_what_no_vit_has_is_refused(options, message):
+  with pytest.raises(ConfigError, match=message):
+    tiny_backbone(**options)
