@@ -1,4 +1,4 @@
-"""Published checkpoints -> `Backbone`, and back to an .npz file.
+"""Published checkpoints -> `Backbone`.
 
 Understood are models of transformers and timm (see `model_import`), and the
 layouts of .npz files in which ViT weights are published:
@@ -17,7 +17,6 @@ import dataclasses
 import fnmatch
 import os
 import statistics
-import zipfile
 from collections.abc import Collection
 from pathlib import Path
 
@@ -36,13 +35,7 @@ from memory_vit.backbones.download import KNOWN, local_file
 from memory_vit.backbones.image_processor import at_size
 from memory_vit.backbones.layouts import BLOCK, MAX_DEPTH, POSITIONS, Arrays
 from memory_vit.backbones.model_files import ModelFiles
-from memory_vit.backbones.published import (
-  ENTRY,
-  Note,
-  Published,
-  Source,
-  to_text,
-)
+from memory_vit.backbones.published import Published
 from memory_vit.errors import BackboneError, ConfigError
 from memory_vit.model import trees
 from memory_vit.model.backbone import (
@@ -50,9 +43,8 @@ from memory_vit.model.backbone import (
   backbone_shapes,
   fingerprint_of,
 )
-from memory_vit.model.task import EvalPreprocessing
 from memory_vit.model.vit_config import ViTConfig, square_side
-from memory_vit.runtime import files, paths
+from memory_vit.runtime import paths
 from memory_vit.runtime.messages import listed
 
 # The entries that tell the shape of the model, and their axes.
@@ -168,64 +160,6 @@ def to_backbone(
   params = jax.tree.map(jnp.asarray, trees.unflatten(arrays))
   evaluation = at_size(published.evaluation, config.image_size)
   return Backbone(config, params, fingerprint, evaluation)
-
-
-def save_backbone(
-  backbone: Backbone,
-  path: str | os.PathLike[str],
-  *,
-  source: Source | None = None,
-) -> None:
-  """Write the .npz file of a backbone, in the layout of the published files.
-
-  `load_backbone` reads the same float32 parameters from it, and so the same
-  fingerprint, unless the position embedding was resized: that is another set of
-  weights. What the shapes do not tell is written beside them. An existing file
-  is replaced once the new one is complete.
-
-  Args:
-    backbone: to be written.
-    path: of the file.
-    source: what it was converted from, to be noted in the file.
-  """
-  flat = {k: np.asarray(v) for k, v in trees.flatten(backbone.params).items()}
-  arrays = {
-    layouts.renumbered(name, layouts.TO_PRE_LINEN): array
-    for name, array in flat.items()
-  }
-  path = Path(path)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  note = _note(backbone, flat, source)
-  with files.replacing(path) as part:
-    with part.open("wb") as file:
-      np.savez(file, allow_pickle=False, **arrays)
-    if note:
-      with zipfile.ZipFile(part, "a") as archive:
-        archive.writestr(ENTRY, to_text(note))
-
-
-def _note(
-  backbone: Backbone, arrays: Arrays, source: Source | None
-) -> Note | None:
-  """What the shapes of a backbone do not tell; None where they tell all."""
-  config = dataclasses.replace(backbone.config, dtype="float32")
-  # What new tasks take where nothing is stated.
-  plain = EvalPreprocessing(image_size=config.image_size)
-  if (
-    not source
-    and backbone.evaluation in (None, plain)
-    and _tells(arrays, config)
-  ):
-    return None
-  return Note(config=config, evaluation=backbone.evaluation, source=source)
-
-
-def _tells(arrays: Arrays, config: ViTConfig) -> bool:
-  """Whether a configuration can be told by the shapes of arrays alone."""
-  try:
-    return infer_config(arrays, Path()) == config
-  except BackboneError:  # such as of a model without a class token
-    return False
 
 
 def _read_npz(file: Path) -> Published:

@@ -71,6 +71,12 @@ def is_model(path: Path) -> bool:
   )
 
 
+def holds_model(directory: Path) -> bool:
+  """Whether a directory has the weights of such a model."""
+  names = (WEIGHTS, safetensors_files.INDEX)
+  return any((directory / name).is_file() for name in names)
+
+
 def find(path: Path, source: str) -> ModelFiles:
   """Find the files of a model.
 

@@ -20,8 +20,6 @@ from memory_vit.model.task import BackboneId, EvalPreprocessing
 from memory_vit.model.vit import VisionTransformer
 from memory_vit.model.vit_config import ViTConfig, vit_config
 
-# What is not: everything else is below the head.
-_HEAD = ("head", "pre_logits")
 # Switches of a configuration that no shape and no other field tells, in whose
 # defaults the weights of vit_jax and big_vision compute. They are a part of the
 # fingerprint; `gelu` and `layer_norm_epsilon` stand in `BackboneId`.
@@ -29,6 +27,8 @@ _SWITCHES = (
   "class_tokens", "registers", "positions", "rope_base", "position_resize",
   "pre_norm", "mlp", "pooling", "norm_after_pooling",
 )  # fmt: skip
+# What is not: everything else is below the head.
+_HEAD = ("head", "pre_logits")
 
 
 @functools.partial(
@@ -80,6 +80,15 @@ class Backbone:
     )
 
 
+def switches_of(config: ViTConfig) -> dict[str, Any]:
+  """The switches that are not as vit_jax and big_vision compute."""
+  return {
+    field.name: getattr(config, field.name)
+    for field in dataclasses.fields(config)
+    if field.name in _SWITCHES and getattr(config, field.name) != field.default
+  }
+
+
 def fingerprint_of(config: ViTConfig, params: Mapping[str, Any]) -> str:
   """SHA-256 of a backbone: its arrays, and the switches that it is run with.
 
@@ -91,12 +100,7 @@ def fingerprint_of(config: ViTConfig, params: Mapping[str, Any]) -> str:
     params: a tree of arrays, on the host or a device.
   """
   arrays = trees.fingerprint(params)
-  default = {f.name: f.default for f in dataclasses.fields(ViTConfig)}
-  switches = {
-    name: getattr(config, name)
-    for name in _SWITCHES
-    if getattr(config, name) != default[name]
-  }
+  switches = switches_of(config)
   if not switches:
     return arrays
   text = arrays + json.dumps(switches, sort_keys=True)

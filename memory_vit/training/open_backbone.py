@@ -7,7 +7,8 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from memory_vit.backbones.load import load_backbone, save_backbone
+from memory_vit.backbones.load import load_backbone
+from memory_vit.backbones.save import save_backbone
 from memory_vit.config import Config
 from memory_vit.errors import TrainingError
 from memory_vit.model.backbone import Backbone, init_backbone

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memory_vit.backbones.load import save_backbone
+from memory_vit.backbones.save import save_backbone
 from memory_vit.config import Config, to_dict
 from memory_vit.data.reader import Reader
 from memory_vit.model import trees
