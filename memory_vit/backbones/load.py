@@ -152,7 +152,10 @@ def to_backbone(
   arrays = dict(published.arrays)
   if POSITIONS in arrays:
     arrays[POSITIONS] = layouts.resize_positions(
-      arrays[POSITIONS], config.image_size // config.patch_size
+      arrays[POSITIONS],
+      config.image_size // config.patch_size,
+      config.position_resize,
+      config.class_tokens,
     )
   params = jax.tree.map(jnp.asarray, trees.unflatten(arrays))
   evaluation = at_size(published.evaluation, config.image_size)

@@ -3,7 +3,14 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from memory_vit.backbones.families import hf_vit
+from memory_vit.backbones.families import (
+  clip,
+  dinov2,
+  dinov3,
+  hf_vit,
+  siglip,
+  timm_vit,
+)
 from memory_vit.backbones.families.converted import Arrays, Converted
 from memory_vit.errors import BackboneError
 from memory_vit.runtime.messages import brief
@@ -13,9 +20,22 @@ Convert = Callable[[Mapping[str, Any], Arrays, str], Converted]
 # `model_type` of transformers -> converter.
 _TRANSFORMERS: Mapping[str, Convert] = {
   "vit": hf_vit.convert,
+  "dinov2": dinov2.convert,
+  "dinov2_with_registers": dinov2.convert,
+  "dinov3_vit": dinov3.convert,
+  "siglip": siglip.convert,
+  "siglip_vision_model": siglip.convert,
+  "siglip2": siglip.convert,
+  "siglip2_vision_model": siglip.convert,
+  "clip": clip.convert,
+  "clip_vision_model": clip.convert,
 }
 # Beginning of `architecture` of timm -> converter.
-_TIMM: Mapping[str, Convert] = {}
+_TIMM: Mapping[str, Convert] = {
+  "vit_": timm_vit.convert,
+  "deit_": timm_vit.convert,
+  "deit3_": timm_vit.convert,
+}
 
 
 def family_of(config: Mapping[str, Any], where: str) -> tuple[str, Convert]:
