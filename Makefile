@@ -4,9 +4,11 @@ BIN := .venv/bin
 # Of Python 3.12 or later, for which there is a newer jax; none on many machines.
 NEWEST ?= $(shell .ci/newest-python)
 NEWEST_BIN := .venv-newest/bin
+# With torch, transformers and timm, against which backbones are checked.
+EXCHANGE_BIN := .venv-exchange/bin
 WORKDIR ?= runs/quickstart
 
-.PHONY: help quickstart test newest processes slow mutants lint bench clean
+.PHONY: help quickstart test newest processes slow exchange mutants lint bench clean
 
 help:
 	@echo "make quickstart   learn a task on the embedded data, into $(WORKDIR)"
@@ -14,6 +16,7 @@ help:
 	@echo "make newest       the same on Python 3.12 or 3.13, with the newest jax"
 	@echo "make processes    the tests that start processes (under 10 minutes)"
 	@echo "make slow         the tests on real data, and others that take long"
+	@echo "make exchange     backbones against transformers and timm (3 minutes)"
 	@echo "make mutants      the code broken in 264 places: is each noticed? (20 minutes)"
 	@echo "make lint         format, style, import directions, types, as in CI"
 	@echo "make bench        costs as multiples of one forward pass"
@@ -27,6 +30,11 @@ help:
 	@test -n "$(NEWEST)" || { echo "no Python 3.12 or 3.13 here: make newest NEWEST=PYTHON"; exit 1; }
 	$(NEWEST) -m venv .venv-newest
 	$(NEWEST_BIN)/pip install --quiet --editable '.[test]'
+	touch $@
+
+.venv-exchange/installed: requirements.txt pyproject.toml
+	$(PYTHON) -m venv .venv-exchange
+	$(EXCHANGE_BIN)/pip install --quiet --editable '.[test,exchange]'
 	touch $@
 
 quickstart: .venv/installed
@@ -44,6 +52,9 @@ processes: .venv/installed
 slow: .venv/installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
+exchange: .venv-exchange/installed
+	$(EXCHANGE_BIN)/python -m pytest tests/exchange
+
 mutants: .venv/installed
 	$(BIN)/python tests/mutants/run.py
 
@@ -57,4 +68,4 @@ bench: .venv/installed
 	$(BIN)/python -m benchmarks.passes
 
 clean:
-	rm -rf .venv .venv-newest .mypy_cache runs
+	rm -rf .venv .venv-newest .venv-exchange .mypy_cache runs

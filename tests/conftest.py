@@ -1,6 +1,7 @@
 """One environment for all tests: 8 virtual CPU devices, tiny models."""
 
 import gc
+import importlib.util
 import json
 import os
 import signal
@@ -11,6 +12,9 @@ import quick
 
 # Importing and tracing make many objects, and few that can be collected.
 gc.set_threshold(50_000, 20, 20)
+# `make exchange` has what these compare with.
+if importlib.util.find_spec("torch") is None:
+  collect_ignore_glob = ["exchange/*"]
 # Before jax is imported by anything.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = " ".join(

@@ -92,8 +92,10 @@ def _stored_dtypes(path: str) -> dict[str, np.dtype]:
   """Published name -> dtype in an .npz file."""
   dtypes = {}
   with npz.open_npz(local_file(path)) as archive:
-    for name, entry in layouts.without_prefix(archive.names).items():
+    names = layouts.without_prefix(archive.names)
+    classes = 0 if layouts.has_map_head(names) else 1
+    for name, entry in names.items():
       array = archive.read(entry)
-      for published, _ in layouts.as_published(name, array):
+      for published, _ in layouts.as_published(name, array, classes):
         dtypes[published] = array.dtype
   return dtypes

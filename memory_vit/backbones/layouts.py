@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,11 @@ Arrays = dict[str, np.ndarray]
 
 # Around the parameters in the files of whole training states.
 PREFIXES = ("opt/target/", "params/")
+# In a model of images and texts of big_vision, such as SigLIP: the image tower,
+# and what stands beside it.
+TOWER = "img/"
+_BESIDE_TOWER = re.compile(r"txt/.+|t|b")
+_MAP_HEAD = "MAPHead_0/"
 
 BLOCK = "Transformer/encoderblock_"
 STACKED_BLOCKS = "Transformer/encoderblock/"
@@ -47,19 +52,34 @@ def without_prefix(entries: Iterable[str]) -> dict[str, str]:
         for name, entry in names.items()
         if name.startswith(prefix)
       }
-  return names
+  return _of_tower(names)
+
+
+def _of_tower(names: dict[str, str]) -> dict[str, str]:
+  """The names of the image tower; all of them where there is more than two."""
+  tower = {n: entry for n, entry in names.items() if n.startswith(TOWER)}
+  beside = names.keys() - tower.keys()
+  if not tower or not all(map(_BESIDE_TOWER.fullmatch, beside)):
+    return names
+  return {name.removeprefix(TOWER): entry for name, entry in tower.items()}
+
+
+def has_map_head(names: Collection[str]) -> bool:
+  """Whether a probe pools, as in SigLIP, in the place of a class token."""
+  return "cls" not in names and any(n.startswith(_MAP_HEAD) for n in names)
 
 
 def as_vit_jax(arrays: Arrays, file: Path) -> Arrays:
   """Convert all known entries to the layout of vit_jax, numbered by Linen."""
   converted = {}
+  classes = 0 if has_map_head(arrays) else 1
   for name, array in arrays.items():
     if _is_stacked(name, array) and len(array) > MAX_DEPTH:
       raise BackboneError(
         f"{file}: {name} has {len(array):,} blocks, expected at most "
         f"{MAX_DEPTH}."
       )
-    for new_name, new_array in as_published(name, array):
+    for new_name, new_array in as_published(name, array, classes):
       if new_name in converted:
         raise BackboneError(
           f"{file} has {new_name} more than once, in two layouts."
@@ -68,10 +88,13 @@ def as_vit_jax(arrays: Arrays, file: Path) -> Arrays:
   return converted
 
 
-def as_published(name: str, array: np.ndarray) -> list[tuple[str, np.ndarray]]:
+def as_published(
+  name: str, array: np.ndarray, class_tokens: int
+) -> list[tuple[str, np.ndarray]]:
   """Name an array of a file as published; stacked blocks have several names."""
   if name == "pos_embedding":
-    return [(POSITIONS, _with_class_position(array))]
+    positions = _with_class_position(array) if class_tokens else array
+    return [(POSITIONS, positions)]
   name = renumbered(name, FROM_PRE_LINEN)
   if _is_stacked(name, array):
     inner = name.removeprefix(STACKED_BLOCKS)

@@ -7,7 +7,9 @@ layouts of .npz files in which ViT weights are published:
                numbers that flax gave to layers before Linen (all files under
                gs://vit_models have these)
   big_vision   no position embedding for the class token, which has it added
-               already; blocks optionally stacked along a first axis
+               already; blocks optionally stacked along a first axis; of
+               SigLIP and SigLIP 2 the image tower, which has a probe in the
+               place of a class token
 
 Nothing is guessed and nothing is skipped: a file that does not have exactly the
 weights of one ViT is refused, with all that is wrong.
@@ -224,7 +226,8 @@ def infer_config(arrays: Arrays, file: Path) -> ViTConfig:
   (patch, *_), (_, positions, _), (_, heads, head_dim), (_, mlp_dim) = (
     shape for shape in shapes.values() if shape
   )
-  side = square_side(positions - 1)
+  pools = layouts.has_map_head(arrays)
+  side = square_side(positions if pools else positions - 1)
   if not side:
     raise BackboneError(
       f"{file}: the position embedding has {positions} entries, expected those "
@@ -240,6 +243,8 @@ def infer_config(arrays: Arrays, file: Path) -> ViTConfig:
     image_size=side * patch,
     num_classes=_outputs(arrays, "head"),
     representation_size=_outputs(arrays, "pre_logits"),
+    class_tokens=0 if pools else 1,
+    pooling="map" if pools else "tok",
   )
 
 
@@ -305,14 +310,14 @@ def _refusal(
     f"{file} does not hold exactly the weights of a ViT:",
     listed(lines, _INDENTED, _MAX_CHARACTERS),
   ]
-  if "cls" not in arrays:
+  if "cls" not in arrays and not layouts.has_map_head(arrays):
     message.append(
-      "There is no class token (cls): models that pool all patches, such as "
-      "those of big_vision with 'gap' or 'map', cannot be used."
+      "There is neither a class token (cls) nor a probe (MAPHead_0): models of "
+      "big_vision that take the mean of the patches ('gap') are not understood."
     )
   message.append(
     "Understood are the .npz files of vit_jax (either numbering of layers) and "
     "big_vision (pos_embedding at the top, blocks stacked or not), optionally "
-    f"under {' or '.join(layouts.PREFIXES)}."
+    f"under {' or '.join(layouts.PREFIXES)}, and {layouts.TOWER} of SigLIP."
   )
   return BackboneError(_INDENTED.join(message))
