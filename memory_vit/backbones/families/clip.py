@@ -68,15 +68,23 @@ def convert(config: Mapping[str, Any], arrays: Arrays, where: str) -> Converted:
     )
   fields = Fields(config, where)
   both = fields.choice("model_type", {"clip": True, "clip_vision_model": False})
-  vit = _config(fields, both, f"{_PROJECTION}.weight" in arrays, where)
+  projected = _is_projected(config, arrays) or both
+  vit = _config(fields, both, projected, where)
   weights = Weights(arrays, where, _IGNORED)
   tree = _tree(weights, towers.prefix(arrays), vit)
   weights.done()
   return Converted(config=vit, arrays=trees.flatten(tree))
 
 
+def _is_projected(config: Mapping[str, Any], arrays: Arrays) -> bool:
+  """Whether a tower alone has, or says that it has, a projection."""
+  stated = config.get("architectures")
+  named = isinstance(stated, list) and "CLIPVisionModelWithProjection" in stated
+  return named or f"{_PROJECTION}.weight" in arrays
+
+
 def _config(
-  fields: Fields, both: bool, has_projection: bool, where: str
+  fields: Fields, both: bool, projected: bool, where: str
 ) -> ViTConfig:
   tower = _tower_fields(fields) if both else fields
   projection = fields.int("projection_dim", 1, MAX_CLASSES, 512)
@@ -85,7 +93,7 @@ def _config(
     **transformers_shape(tower, _DEFAULTS),
     mlp_dim=tower.int("intermediate_size", 1, MAX_MLP_DIM, 3072),
     gelu=tower.choice("hidden_act", _ACTIVATIONS, "quick_gelu"),
-    num_classes=projection if both or has_projection else 0,
+    num_classes=projection if projected else 0,
     pre_norm=True,
     position_resize="bicubic",
   )

@@ -158,7 +158,8 @@ def _config(
   """The configuration, and the rows of the table of positions."""
   prefix = model.class_token + model.reg_tokens
   rows = _shape(arrays, "pos_embed", 3, where)[1]
-  sides = {side for n in (rows, rows - prefix) if (side := square_side(n))}
+  patches = (rows, max(0, rows - prefix))
+  sides = {side for n in patches if (side := square_side(n))}
   if len(sides) != 1:
     raise BackboneError(
       f"{where}: pos_embed has {rows} positions, expected those of one square "
@@ -199,9 +200,14 @@ def _config(
     pre_norm=model.pre_norm,
     mlp="swiglu" if model.swiglu else "gelu",
     pooling=pooling,
-    norm_after_pooling=pooling == "gap" and "fc_norm.weight" in arrays,
+    norm_after_pooling=pooling == "gap" and _has_fc_norm(arrays),
   )
   return config, rows
+
+
+def _has_fc_norm(arrays: Arrays) -> bool:
+  """Whether the last LayerNorm comes after the mean, which it is named for."""
+  return "fc_norm.weight" in arrays or "fc_norm.bias" in arrays
 
 
 def _shape(arrays: Arrays, name: str, rank: int, where: str) -> tuple[int, ...]:

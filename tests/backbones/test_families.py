@@ -1,0 +1,365 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from memory_vit.backbones import layouts, position_resizing
+from memory_vit.backbones.families import detect
+from memory_vit.backbones.load import _expected_shapes
+from memory_vit.errors import BackboneError
+
+# What transformers and timm write of small models; `tests/exchange` keeps it.
+RECORDED = json.loads(
+  (Path(__file__).parent / "published_names.json").read_text()
+)
+# One of each way to name or to order the arrays.
+DISTINCT = [
+  "dinov2 swiglu",
+  "dinov2 registers",
+  "dinov3 gated",
+  "siglip",
+  "siglip classifier",
+  "clip projection",
+  "timm registers, norm after",
+  "timm siglip",
+]
+UNREAD = ("mask_token", "text_", "logit_", "classifier.weight")
+BLOCK = "Transformer/encoderblock_1"
+ATTENTION = f"{BLOCK}/MultiHeadDotProductAttention_0"
+
+
+def source_of(name, **changes):
+  """The configuration and random arrays of a recorded model."""
+  recorded = RECORDED[name]
+  rng = np.random.default_rng(len(name))
+  arrays = {
+    key: rng.normal(size=shape).astype(np.float32)
+    for key, shape in recorded["arrays"].items()
+  }
+  return {**recorded["config"], **changes}, arrays
+
+
+def convert(config, arrays):
+  _, function = detect.family_of(config, "config.json")
+  return function(config, arrays, "config.json")
+
+
+def refusal(config, arrays):
+  with pytest.raises(BackboneError) as raised:
+    convert(config, arrays)
+  return str(raised.value)
+
+
+def is_read(config, name):
+  """A classifier of SigLIP leaves out the other head."""
+  head = "ForImageClassification" in str(config.get("architectures"))
+  unread = (*UNREAD, "vision_model.head.") if head else UNREAD
+  return not any(part in name for part in unread)
+
+
+@pytest.mark.parametrize("name", DISTINCT)
+def test_converted_arrays_are_exactly_those_of_the_model(name):
+  converted = convert(*source_of(name))
+  expected = _expected_shapes(converted.config)
+  assert {n: a.shape for n, a in converted.arrays.items()} == {
+    n: a.shape for n, a in expected.items()
+  }
+  assert {a.dtype for a in converted.arrays.values()} == {np.dtype("f4")}
+
+
+@pytest.mark.parametrize("name", DISTINCT)
+def test_each_array_that_is_missing_is_named(name):
+  config, arrays = source_of(name)
+  read = [key for key in arrays if is_read(config, key)]
+  assert len(read) > 20
+  for key in read:
+    others = {k: a for k, a in arrays.items() if k != key}
+    assert key in refusal(config, others)
+
+
+@pytest.mark.parametrize("name", DISTINCT)
+def test_each_array_of_another_shape_is_named(name):
+  config, arrays = source_of(name)
+  for key, array in arrays.items():
+    if is_read(config, key):
+      longer = np.concatenate([array, array[..., :1]], axis=-1)
+      assert key in refusal(config, {**arrays, key: longer})
+
+
+@pytest.mark.parametrize("name", DISTINCT)
+def test_one_error_names_all_that_is_wrong(name):
+  config, arrays = source_of(name)
+  missing, misshapen = [
+    key for key in arrays if is_read(config, key) and "norm1" in key
+  ][:2] or [key for key in arrays if "layer_norm1" in key][:2]
+  arrays = {**arrays, "surprise": np.zeros(3, np.float32)}
+  del arrays[missing]
+  arrays[misshapen] = np.zeros((2, 2), np.float32)
+  message = refusal(config, arrays)
+  assert f"missing: {missing} (24,)" in message
+  assert f"shape of {misshapen}: (2, 2), expected (24,)" in message
+  assert "extra: 'surprise'" in message
+
+
+def linear(arrays, name, z):
+  """What torch.nn.Linear puts out."""
+  bias = arrays.get(f"{name}.bias", 0.0)
+  return arrays[f"{name}.weight"].astype(np.float64) @ z + bias
+
+
+def heads(converted, part, z):
+  """Our layer in front of attention, its heads one after the other."""
+  kernel = converted[f"{part}/kernel"]
+  return (np.einsum("d,dhk->hk", z, kernel) + converted[f"{part}/bias"]).ravel()
+
+
+def dense(converted, name, z):
+  return z @ converted[f"{name}/kernel"] + converted[f"{name}/bias"]
+
+
+def out(converted, name, z):
+  kernel = converted[f"{name}/kernel"]
+  mixed = np.einsum("hk,hkd->d", z.reshape(kernel.shape[:2]), kernel)
+  return mixed + converted[f"{name}/bias"]
+
+
+def close(ours, theirs):
+  np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+Z = np.random.default_rng(5).normal(size=24)
+
+
+def test_layer_scale_and_gates_of_dinov2_are_folded():
+  config, arrays = source_of("dinov2 swiglu")
+  ours, theirs = convert(config, arrays).arrays, "encoder.layer.1"
+  for part in ("query", "key", "value"):
+    source = f"{theirs}.attention.attention.{part}"
+    close(heads(ours, f"{ATTENTION}/{part}", Z), linear(arrays, source, Z))
+  first, second = (arrays[f"{theirs}.layer_scale{i}.lambda1"] for i in (1, 2))
+  mixed = linear(arrays, f"{theirs}.attention.output.dense", Z)
+  close(out(ours, f"{ATTENTION}/out", Z), first * mixed)
+  gate, up = np.split(linear(arrays, f"{theirs}.mlp.weights_in", Z), 2)
+  close(dense(ours, f"{BLOCK}/MlpBlock_0/gate", Z), gate)
+  close(dense(ours, f"{BLOCK}/MlpBlock_0/Dense_0", Z), up)
+  hidden = np.random.default_rng(6).normal(size=len(up))
+  down = linear(arrays, f"{theirs}.mlp.weights_out", hidden)
+  close(dense(ours, f"{BLOCK}/MlpBlock_0/Dense_1", hidden), second * down)
+
+
+def test_dinov3_has_no_table_of_positions_and_no_bias_of_keys():
+  config, arrays = source_of("dinov3 gated")
+  converted = convert(config, arrays)
+  ours, theirs = converted.arrays, "layer.1"
+  assert converted.config.positions == "rope"
+  assert not any("pos_embedding" in name for name in ours)
+  assert not ours[f"{ATTENTION}/key/bias"].any()
+  for part, name in (("query", "q_proj"), ("key", "k_proj")):
+    source = f"{theirs}.attention.{name}"
+    close(heads(ours, f"{ATTENTION}/{part}", Z), linear(arrays, source, Z))
+  for part, name in (("gate", "gate_proj"), ("Dense_0", "up_proj")):
+    source = linear(arrays, f"{theirs}.mlp.{name}", Z)
+    close(dense(ours, f"{BLOCK}/MlpBlock_0/{part}", Z), source)
+  scale = arrays[f"{theirs}.layer_scale2.lambda1"]
+  hidden = np.random.default_rng(6).normal(size=40)
+  down = linear(arrays, f"{theirs}.mlp.down_proj", hidden)
+  close(dense(ours, f"{BLOCK}/MlpBlock_0/Dense_1", hidden), scale * down)
+
+
+def test_the_probe_of_siglip_has_queries_keys_and_values_in_one_array():
+  config, arrays = source_of("siglip")
+  converted = convert(config, arrays)
+  assert (converted.config.pooling, converted.config.class_tokens) == ("map", 0)
+  ours, theirs = converted.arrays, "vision_model.head.attention"
+  weight, bias = (
+    arrays[f"{theirs}.in_proj_weight"],
+    arrays[f"{theirs}.in_proj_bias"],
+  )
+  stacked = np.split(weight @ Z + bias, 3)
+  for part, expected in zip(("query", "key", "value"), stacked, strict=True):
+    name = f"MAPHead_0/MultiHeadDotProductAttention_0/{part}"
+    close(heads(ours, name, Z), expected)
+
+
+def test_patches_are_the_convolution_of_torch():
+  config, arrays = source_of("clip")
+  converted = convert(config, arrays).arrays
+  patch = np.random.default_rng(7).normal(size=(14, 14, 3))
+  kernel = arrays["vision_model.embeddings.patch_embedding.weight"]
+  expected = np.einsum("dcxy,xyc->d", kernel, patch)
+  ours = np.einsum("xycd,xyc->d", converted["embedding/kernel"], patch)
+  close(ours + converted["embedding/bias"], expected)
+  assert not converted["embedding/bias"].any()
+
+
+def test_the_projection_of_clip_is_a_head_without_bias():
+  config, arrays = source_of("clip")
+  converted = convert(config, arrays)
+  assert converted.config.num_classes == 10
+  close(
+    dense(converted.arrays, "head", Z), arrays["visual_projection.weight"] @ Z
+  )
+
+
+def test_fused_layers_of_timm_are_split():
+  config, arrays = source_of("timm deit3")
+  ours = convert(config, arrays).arrays
+  stacked = np.split(linear(arrays, "blocks.1.attn.qkv", Z), 3)
+  for part, expected in zip(("query", "key", "value"), stacked, strict=True):
+    close(heads(ours, f"{ATTENTION}/{part}", Z), expected)
+  first, second = (arrays[f"blocks.1.ls{i}.gamma"] for i in (1, 2))
+  mixed = linear(arrays, "blocks.1.attn.proj", Z)
+  close(out(ours, f"{ATTENTION}/out", Z), first * mixed)
+  hidden = np.random.default_rng(6).normal(size=96)
+  down = linear(arrays, "blocks.1.mlp.fc2", hidden)
+  close(dense(ours, f"{BLOCK}/MlpBlock_0/Dense_1", hidden), second * down)
+
+
+def test_positions_of_registers_are_added_to_them():
+  config, arrays = source_of("timm registers with positions")
+  ours, table = convert(config, arrays).arrays, arrays["pos_embed"]
+  assert (ours["registers"] == arrays["reg_token"] + table[:, :4]).all()
+  assert (ours[layouts.POSITIONS] == table[:, 4:]).all()
+
+
+def test_a_class_token_without_position_gets_a_zero_one():
+  config, arrays = source_of("timm dinov2")
+  ours, table = convert(config, arrays).arrays, arrays["pos_embed"]
+  assert not ours[layouts.POSITIONS][:, 0].any()
+  assert (ours[layouts.POSITIONS][:, 1:] == table).all()
+  assert (ours["registers"] == arrays["reg_token"]).all()
+
+
+def test_older_files_name_a_buffer_and_the_tower():
+  """Of a tower alone, transformers 4 wrote both."""
+  config, arrays = source_of("clip vision")
+  older = {f"vision_model.{key}": array for key, array in arrays.items()}
+  older["vision_model.embeddings.position_ids"] = np.zeros((1, 17), np.float32)
+  ours, theirs = convert(config, arrays).arrays, convert(config, older).arrays
+  assert ours.keys() == theirs.keys()
+  assert all((ours[key] == theirs[key]).all() for key in ours)
+
+
+def test_absent_fields_mean_what_transformers_means():
+  """That of the published SigLIP B/16 says nothing of its vision tower."""
+  message = refusal(
+    {"model_type": "siglip", "vision_config": {}}, source_of("siglip")[1]
+  )
+  assert "vision_model.embeddings.position_embedding.weight" in message
+  assert "expected (196, 768)" in message
+
+
+REFUSED = {
+  "a classifier of DINOv2": (
+    "dinov2", {}, {"classifier.weight": (5, 48)},
+    "the class token and the mean of the patches side by side",
+  ),
+  "a classifier of CLIP": (
+    "clip", {}, {"classifier.weight": (5, 24)},
+    "the mean of the patches before the last LayerNorm",
+  ),
+  "a SigLIP without pooling": (
+    "siglip vision", {"vision_use_head": False}, {}, "no pooled output",
+  ),
+  "a SigLIP for any shape": (
+    "siglip vision", {"model_type": "siglip2_vision_model"}, {}, "NaFlex",
+  ),
+  "a distilled DeiT": (
+    "timm deit", {}, {"head_dist.weight": (5, 24)}, "distilled DeiT",
+  ),
+  "another GELU": (
+    "dinov2", {"hidden_act": "relu"}, {}, "hidden_act is 'relu'",
+  ),
+  "a gate without SiLU": (
+    "dinov3 gated", {"hidden_act": "gelu"}, {}, "'silu': SwiGLU",
+  ),
+  "other channels": ("dinov3", {"num_channels": 4}, {}, "num_channels is 4"),
+  "no heads that fit": (
+    "dinov3", {"num_attention_heads": 5}, {}, "not a multiple of 5 heads",
+  ),
+  "a rotation that does not fit": (
+    "dinov3", {"num_attention_heads": 4}, {}, "a multiple of 4",
+  ),
+  "an image without a patch": (
+    "siglip vision", {"image_size": 10}, {}, "has no patch of 14",
+  ),
+  "a hybrid": (
+    "timm vit", {"architecture": "vit_base_r50_s16_224"}, {},
+    "expected a plain ViT of timm",
+  ),
+  "an argument that is not known": (
+    "timm vit", {"model_args": {"embed_norm_layer": "x"}}, {},
+    "model_args has 'embed_norm_layer'",
+  ),
+  "an argument with another value": (
+    "timm vit", {"model_args": {"qk_norm": True}}, {}, "qk_norm is True",
+  ),
+  "another pooling": (
+    "timm vit", {"model_args": {"global_pool": "avgmax"}}, {},
+    "global_pool is 'avgmax'",
+  ),
+  "a probe that passes over registers": (
+    "timm registers with positions",
+    {"architecture": "vit_so150m_patch16_reg4_map_256", "global_pool": "map",
+     "model_args": {"patch_size": 14}},
+    {}, "its probe attends to the patches alone",
+  ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_models_that_are_not_computed_are_refused_with_the_reason(what):
+  name, changes, more, reason = REFUSED[what]
+  config, arrays = source_of(name, **changes)
+  more = {key: np.zeros(shape, np.float32) for key, shape in more.items()}
+  message = refusal(config, {**arrays, **more})
+  assert reason in message
+  assert message.startswith("config.json")
+
+
+def test_positions_that_fit_no_square_are_refused():
+  config, arrays = source_of("timm dinov2")
+  for rows in (2, 13, 19):
+    table = np.zeros((1, rows, 24), np.float32)
+    assert f"pos_embed has {rows} positions" in refusal(
+      config, {**arrays, "pos_embed": table}
+    )
+
+
+# Of torch 2.13: interpolate(line, mode="bicubic", antialias=...).
+LINE = np.array([1.0, -2.0, 4.0, 3.0])
+BY_TORCH = {
+  ("bicubic", 3): [0.465278, 0.8125, 3.247684],
+  ("bicubic", 6): [1.260417, -1.0625, -1.381944, 3.173611, 4.0625, 2.913195],
+  ("bicubic_antialias", 3): [-0.084668, 0.929598, 3.590389],
+  ("bicubic_antialias", 6): [
+    1.197368,
+    -0.764706,
+    -1.439815,
+    3.300926,
+    3.82353,
+    2.934211,
+  ],
+}
+
+
+@pytest.mark.parametrize("kind", ["bicubic", "bicubic_antialias"])
+@pytest.mark.parametrize("new", [3, 6])
+def test_a_line_is_resized_as_by_torch(kind, new):
+  ours = position_resizing.cubic_weights(4, new, kind) @ LINE
+  np.testing.assert_allclose(ours, BY_TORCH[kind, new], atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["bicubic", "bicubic_antialias"])
+def test_resized_positions_keep_class_tokens_and_turn_with_the_grid(kind):
+  rng = np.random.default_rng(0)
+  table = rng.normal(size=(1, 2 + 25, 3)).astype(np.float32)
+  for side in (3, 5, 8):
+    resized = layouts.resize_positions(table, side, kind, class_tokens=2)
+    assert resized.shape == (1, 2 + side**2, 3)
+    assert (resized[:, :2] == table[:, :2]).all()
+    grid = table[:, 2:].reshape(5, 5, 3)
+    turned = position_resizing.resized(np.rot90(grid), side, kind)
+    expected = np.rot90(resized[0, 2:].reshape(side, side, 3))
+    np.testing.assert_allclose(turned, expected, atol=1e-6)
