@@ -386,6 +386,40 @@ def rewritten_npz(content: bytes, rng: np.random.Generator) -> bytes:
   return out.getvalue()
 
 
+def damaged_model(files: Files, rng: np.random.Generator) -> Files:
+  """A model in several files, with something wrong in one of them."""
+  files = dict(files)
+  name = rng.choice(sorted(files))
+  if name.endswith(".json") and rng.random() < 0.7:
+    values = json.loads(files[name])
+    for _ in range(rng.integers(1, 3)):
+      change_json(values, rng)
+    files[name] = to_json(values)
+    return files
+  match rng.integers(0, 6):
+    case 0:
+      del files[name]
+    case 1:
+      other = rng.choice(sorted(files))
+      files[name], files[other] = files[other], files[name]
+    case 2 | 3 if name.endswith(".safetensors"):
+      files[name] = _with_header(files[name], rng)
+    case _:
+      files[name] = damaged(files[name], rng)
+  return files
+
+
+def _with_header(content: bytes, rng: np.random.Generator) -> bytes:
+  """A file of safetensors whose header says something else."""
+  length = int.from_bytes(content[:8], "little")
+  values = json.loads(content[8 : 8 + length])
+  change_json(values, rng)
+  header = to_json(values)
+  if rng.random() < 0.2:
+    header = header.replace(b"F32", (b"F64", b"I32", b"BF16")[rng.integers(3)])
+  return len(header).to_bytes(8, "little") + header + content[8 + length :]
+
+
 def _npy_header(shape, descr) -> bytes:
   out = io.BytesIO()
   header = {"descr": descr, "fortran_order": False, "shape": shape}

@@ -77,8 +77,9 @@ class Parser(argparse.ArgumentParser):
     self.add_argument(
       "--backbone",
       required=True,
-      metavar="NPZ",
-      help="an .npz file, its address or a short name such as augreg-B/32",
+      metavar="SOURCE",
+      help="an .npz file, its address or a short name such as augreg-B/32; a "
+      "directory of transformers or timm, or hf://OWNER/NAME",
     )
     self.add_argument(
       "--task",

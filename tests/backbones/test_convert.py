@@ -216,7 +216,7 @@ def test_command_lines_that_cannot_be(tmp_path, capsys):
   for arguments, said in (
     ([path, str(tmp_path / "out")], "expected a name that ends in .npz"),
     ([path, str(tmp_path / "no" / "a.npz")], "cannot be written"),
-    ([path], "required: out"),
+    ([path], "expected SOURCE OUT"),
     (["nowhere", str(tmp_path / "a.npz")], "no file 'nowhere'"),
     ([path, "x", "--format=onnx"], "invalid choice"),
   ):

@@ -7,6 +7,7 @@ import collections
 import contextlib
 import io
 import json
+import os
 import signal
 import time
 import warnings
@@ -15,6 +16,7 @@ import databases
 import jax
 import mutations
 import numpy as np
+import published_models
 import pytest
 from conftest import random_task, tiny_backbone
 from memory import peak_rss, start_rss
@@ -28,6 +30,8 @@ from memory_vit.runtime.messages import escaped
 from memory_vit.tasks import describe
 
 FEW = 100
+# Of models, in `make slow`; a campaign has more.
+MANY = int(os.environ.get("MEMORY_VIT_FUZZ_MODELS", "600"))
 slow = pytest.mark.slow
 # What hangs does so for ever; what does not may be slow on a busy machine.
 SECONDS = 300
@@ -247,6 +251,32 @@ def test_forged_npz_files(weights, tmp_path, capfd, cases):
   def one(rng):
     file.write_bytes(mutations.rewritten_npz(contents[0], rng))
     return outcome(lambda: mv.load_backbone(file), BackboneError, same)
+
+  counts = run(cases, one, capfd)
+  assert min(counts["refused"], counts["same"]) > 0.05 * len(cases)
+
+
+@pytest.mark.parametrize(
+  "cases",
+  [range(FEW), pytest.param(range(50_000, 50_000 + MANY), marks=slow)],
+  ids=len,
+)
+def test_damaged_models(tmp_path, capfd, cases):
+  """Of config.json, shards and their index: a model is one that it may be."""
+  path = published_models.write_shards(tmp_path / "vit")
+  files = mutations.read_files(path)
+  expected = mv.load_backbone(path)
+
+  def same(loaded):
+    for leaf in jax.tree.leaves(loaded.params):
+      assert np.isfinite(leaf).all()
+    if loaded.fingerprint == expected.fingerprint:
+      require_same_params(loaded.params, expected.params)
+
+  def one(rng):
+    changed = mutations.damaged_model(files, rng)
+    mutations.write_files(path, changed)
+    return outcome(lambda: mv.load_backbone(path), BackboneError, same)
 
   counts = run(cases, one, capfd)
   assert min(counts["refused"], counts["same"]) > 0.05 * len(cases)

@@ -1,0 +1,282 @@
+"""Tasks out of the public PyTorch reproduction, its `MemoryCapableViT`.
+
+Its state dict holds a ViT of transformers, and beside it of every head k >= 1
+
+  vit.embeddings.cls_tokens.K                                  (1, 1, d)
+  vit.encoder.layer.L.attention.attention.memory_tokens.K-1    (1, m, d)
+  classifiers.K.weight, classifiers.K.bias                     (c, d), (c,)
+
+Memory is put in after the LayerNorm. Whether heads read each other (model
+extension) stands in its `attention_mask`.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from memory_vit.backbones import json_files, load, npz
+from memory_vit.backbones.families import hf_vit
+from memory_vit.backbones.families.converted import Weights
+from memory_vit.backbones.safetensors_files import as_float32
+from memory_vit.errors import BackboneError, TaskError
+from memory_vit.model import trees
+from memory_vit.model.backbone import Backbone
+from memory_vit.model.task import EvalPreprocessing, Task, TaskSpec
+from memory_vit.runtime import checksums
+from memory_vit.runtime.messages import brief, first_line
+
+State = Mapping[str, np.ndarray]
+_ATTENTION = "vit.encoder.layer.{}.attention.attention"
+_LEARNED = re.compile(
+  r"vit\.embeddings\.cls_tokens\.[0-9]+|classifiers\.[0-9]+\.(weight|bias)|"
+  r"vit\.encoder\.layer\.[0-9]+\.attention\.attention\."
+  r"(memory_tokens\.[0-9]+|attention_mask)"
+)
+_FIRST_CLASS, _CLASS = "vit.embeddings.cls_tokens.0", "vit.embeddings.cls_token"
+# Far more heads than the mask of a model has room for.
+_MOST_HEADS = 256
+
+
+def read_tasks(file: Path, source: str) -> tuple[Task, ...]:
+  """Read the tasks of a state dict that was saved by `torch.save`.
+
+  Args:
+    file: whose content is read with `weights_only=True`: no code in it runs.
+    source: the ViT of transformers that it was trained on, as for
+      `load_backbone`.
+
+  Raises:
+    BackboneError: for a `source` that is no such ViT.
+    TaskError: for a file that is no such state dict, or of another ViT; and
+      where torch is not installed.
+  """
+  model = load.model_source(source)
+  if model is None:
+    raise BackboneError(
+      f"{brief(source)} is no model of transformers, which the tasks of "
+      f"{file} were trained on: expected its directory or hf://OWNER/NAME."
+    )
+  config = json_files.read_object(model.config)
+  backbone = load.load_backbone(source)
+  state = _state(file)
+  provenance = {
+    "converted_from": {
+      "file": file.name, "sha256": checksums.file_digest(file),
+    }
+  }  # fmt: skip
+  return tasks_of(state, config, backbone, str(file), provenance)
+
+
+def tasks_of(
+  state: State,
+  config: Mapping[str, Any],
+  backbone: Backbone,
+  where: str,
+  provenance: Mapping[str, Any],
+) -> tuple[Task, ...]:
+  """The tasks of a state dict, in the order of its heads.
+
+  Args:
+    state: name -> array of any float.
+    config: the config.json of the backbone.
+    backbone: that it was trained on.
+    where: what to call it in messages.
+    provenance: of every task.
+
+  Raises:
+    TaskError: where it is anything else, or of another ViT.
+  """
+  try:
+    _require_trunk(state, config, backbone, where)
+    learned = {
+      name: as_float32(array, f"{where}: {name}")
+      for name, array in state.items()
+      if _LEARNED.fullmatch(name) and not name.endswith("attention_mask")
+    }
+    weights = Weights(learned, where, (_FIRST_CLASS, "classifiers.0.*"))
+    heads = _count(learned, where)
+    params = [
+      _params(weights, learned, backbone, k) for k in range(1, heads + 1)
+    ]
+    weights.done()
+  except BackboneError as error:
+    raise TaskError(str(error)) from error
+  extended = _is_extended(state, backbone, params, where)
+  return _tasks(params, extended, backbone, provenance)
+
+
+def _state(file: Path) -> State:
+  """The arrays of a file of torch.save, under their names."""
+  try:
+    import torch  # This alone needs it.
+  except ModuleNotFoundError as error:
+    raise TaskError(
+      f"{file} is of PyTorch, and {error.name} is not installed: install it "
+      "for this one command (pip install torch)."
+    ) from error
+  _require_plain_zip(file)
+  try:
+    found = torch.load(file, map_location="cpu", weights_only=True)
+    return {
+      name: tensor.detach().to(torch.float32).numpy()
+      for name, tensor in found.items()
+    }
+  # Whatever a hostile file makes torch raise.
+  except Exception as error:
+    raise TaskError(
+      f"{file} is no state dict of arrays: {first_line(error)}"
+    ) from error
+
+
+def _require_plain_zip(file: Path) -> None:
+  """Refuse what is larger inside than it is, before it is unpacked."""
+  if not zipfile.is_zipfile(file):
+    raise TaskError(
+      f"{file} is not there, or no file of torch.save (of PyTorch 1.6 or "
+      "later): expected the state dict of a MemoryCapableViT."
+    )
+  try:
+    with zipfile.ZipFile(file) as archive:
+      entries = archive.infolist()
+  except (OSError, ValueError, zipfile.BadZipFile) as error:
+    raise TaskError(f"{file} cannot be read: {first_line(error)}") from error
+  is_packed = any(e.compress_type != zipfile.ZIP_STORED for e in entries)
+  total = sum(entry.file_size for entry in entries)
+  if is_packed or total > min(npz.MAX_BYTES, file.stat().st_size):
+    raise TaskError(
+      f"{file} would be {total:,} bytes unpacked, which torch.save does not "
+      "do: it is not read."
+    )
+
+
+def _require_trunk(
+  state: State, config: Mapping[str, Any], backbone: Backbone, where: str
+) -> None:
+  """Raise `BackboneError` unless the frozen weights are the backbone's."""
+  trunk = {
+    name: as_float32(array, f"{where}: {name}")
+    for name, array in state.items()
+    if not _LEARNED.fullmatch(name)
+  }
+  if _FIRST_CLASS in state:
+    trunk[_CLASS] = as_float32(state[_FIRST_CLASS], where)
+  converted = hf_vit.convert(config, trunk, where)
+  own = trees.flatten(backbone.params)
+  for name, array in converted.arrays.items():
+    # The mean of the images was folded into the patches of the backbone.
+    is_folded = name.startswith(("embedding/", "head/", "pre_logits/"))
+    if not is_folded and not np.array_equal(array, np.asarray(own[name])):
+      raise BackboneError(
+        f"{where} was trained on another ViT than the one that is given: "
+        f"{name} differs."
+      )
+
+
+def _count(learned: State, where: str) -> int:
+  """The heads beside the original one."""
+  heads = sum(f"classifiers.{k}.weight" in learned
+              for k in range(1, len(learned) + 1))  # fmt: skip
+  if not 1 <= heads <= _MOST_HEADS:
+    raise BackboneError(
+      f"{where} has {heads} heads beside the original one (classifiers.1, "
+      f"...): expected 1 to {_MOST_HEADS}."
+    )
+  return heads
+
+
+def _params(
+  weights: Weights, learned: State, backbone: Backbone, k: int
+) -> dict[str, Any]:
+  """The parameters of head k; what is missing is zero, and noted."""
+  d = backbone.config.width
+  first = learned.get(f"{_ATTENTION.format(0)}.memory_tokens.{k - 1}")
+  cells = first.shape[1] if first is not None and first.ndim == 3 else 1
+  classes = len(learned[f"classifiers.{k}.weight"])
+  memory = [
+    weights.take(
+      f"{_ATTENTION.format(layer)}.memory_tokens.{k - 1}", (1, cells, d)
+    )
+    for layer in range(backbone.config.depth)
+  ]
+  return {
+    "cls": weights.take(f"vit.embeddings.cls_tokens.{k}", (1, 1, d))[0, 0],
+    "memory": np.concatenate(memory),
+    "head": {
+      "kernel": weights.take(f"classifiers.{k}.weight", (classes, d)).T,
+      "bias": weights.take(f"classifiers.{k}.bias", (classes,)),
+    },
+  }
+
+
+def _is_extended(
+  state: State,
+  backbone: Backbone,
+  params: Sequence[Mapping[str, Any]],
+  where: str,
+) -> bool:
+  """Whether every head reads those before it, by the masks of all layers."""
+  cells = [one["memory"].shape[1] for one in params]
+  masks = [
+    state.get(f"{_ATTENTION.format(layer)}.attention_mask")
+    for layer in range(backbone.config.depth)
+  ]
+  for extended in (False, True):
+    expected = _mask(backbone.config.num_patches, cells, extended)
+    if all(m is not None and np.array_equal(m, expected) for m in masks):
+      return extended
+  raise TaskError(
+    f"{where}: its attention_mask is neither that of concatenated heads nor "
+    "that of model extension, or is missing."
+  )
+
+
+def _mask(patches: int, cells: Sequence[int], extended: bool) -> np.ndarray:
+  """What is added to the logits of attention, (1, queries, keys).
+
+  Patches come first, then the original class token, those of the heads, and as
+  keys their memory.
+  """
+  queries = patches + 1 + len(cells)
+  mask = np.zeros((1, queries, queries + sum(cells)), np.float32)
+  mask[:, :, patches + 1 :] = -np.inf
+  start = queries
+  for i, count in enumerate(cells):
+    token = patches + 1 + i
+    last = queries if extended else token + 1
+    mask[:, token:last, token] = 0
+    mask[:, token:last, start : start + count] = 0
+    start += count
+  return mask
+
+
+def _tasks(
+  params: Sequence[Mapping[str, Any]],
+  extended: bool,
+  backbone: Backbone,
+  provenance: Mapping[str, Any],
+) -> tuple[Task, ...]:
+  size = backbone.config.image_size
+  tasks: list[Task] = []
+  for k, one in enumerate(params, 1):
+    parents = tasks if extended else []
+    spec = TaskSpec(
+      name=f"head-{k}",
+      num_classes=len(one["head"]["bias"]),
+      cells=one["memory"].shape[1],
+      memory_norm=False,
+      attends_to=tuple(parent.name for parent in parents),
+      parent_digests=tuple(parent.digest for parent in parents),
+      backbone=backbone.id,
+      evaluation=backbone.evaluation or EvalPreprocessing(image_size=size),
+    )
+    arrays = jax.tree.map(jnp.asarray, dict(one))
+    tasks.append(Task(spec, arrays, provenance))
+  return tuple(tasks)

@@ -1,0 +1,73 @@
+"""Models of the Hugging Face hub; nothing here reaches it."""
+
+import sys
+import types
+
+import published_models as models
+import pytest
+
+import memory_vit as mv
+from memory_vit.backbones import load
+from memory_vit.errors import BackboneError
+
+ADDRESS = "hf://google/vit-base-patch16-224"
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+  """What stands in for huggingface_hub: it keeps what it was asked."""
+  made = types.ModuleType("huggingface_hub")
+  made.asked = []
+
+  def snapshot_download(name, **options):
+    made.asked.append((name, options))
+    return str(models.write_model(tmp_path / "snapshot"))
+
+  made.snapshot_download = snapshot_download
+  monkeypatch.setitem(sys.modules, "huggingface_hub", made)
+  return made
+
+
+def test_a_snapshot_of_exactly_these_files(hub, tmp_path):
+  backbone = mv.load_backbone(f"{ADDRESS}@refs/pr/1")
+  path = tmp_path / "snapshot"
+  assert backbone.fingerprint == mv.load_backbone(path).fingerprint
+  [(name, options)] = hub.asked
+  assert name == "google/vit-base-patch16-224"
+  assert options["revision"] == "refs/pr/1"
+  # No pickles, and no weights of other libraries.
+  assert options["allow_patterns"] == [
+    "config.json", "preprocessor_config.json", "model*.safetensors",
+    "model.safetensors.index.json", "README.md",
+  ]  # fmt: skip
+  assert load.model_source(ADDRESS).source == ADDRESS
+  assert hub.asked[1][1]["revision"] is None
+
+
+@pytest.mark.parametrize("address", [
+  "hf://", "hf://google", "hf://google/", "hf://a/b/c", "hf://../b",
+  "hf://a/b@", "hf://a/b@x y", "hf://a/b\n", "hf:///etc/passwd",
+])  # fmt: skip
+def test_addresses_of_no_model(hub, address):
+  with pytest.raises(BackboneError, match="expected hf://OWNER/NAME"):
+    mv.load_backbone(address)
+  assert not hub.asked
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_what_cannot_be_fetched_is_said_with_a_way_out(
+  hub, monkeypatch, installed
+):
+  def offline(name, **options):
+    raise OSError("cannot reach the hub\nand more\x1b[2J")
+
+  hub.snapshot_download = offline
+  if not installed:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+  with pytest.raises(BackboneError) as error:
+    mv.load_backbone(ADDRESS)
+  message = str(error.value)
+  reason = "OSError: cannot reach the hub" if installed else "memory_vit[hf]"
+  for said in (ADDRESS, reason, "config.json", ".safetensors", "by hand"):
+    assert said in message
+  assert "\n" not in message

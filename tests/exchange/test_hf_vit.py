@@ -1,0 +1,99 @@
+"""What is handed to transformers, and what comes from `torch.save`."""
+
+import dataclasses
+
+import library_models  # noqa: F401  (makes torchvision importable)
+import numpy as np
+import published_models as models
+import pytest
+import torch
+import transformers
+from conftest import tiny_backbone
+
+import memory_vit as mv
+from memory_vit import convert
+from memory_vit.errors import TaskError
+from memory_vit.model.backbone import fingerprint_of
+from memory_vit.tasks import torch_import
+
+
+@pytest.mark.parametrize("options", [
+  {}, {"gelu": "exact", "layer_norm_epsilon": 1e-12}, {"gelu": "quick"},
+  {"num_classes": 0, "representation_size": 32},
+  {"num_classes": 0},
+])  # fmt: skip
+def test_transformers_computes_what_it_is_handed(tmp_path, options, images):
+  backbone = tiny_backbone(**options)
+  mv.save_backbone(backbone, tmp_path / "vit", format="hf")
+  if backbone.config.num_classes:
+    cls = transformers.ViTForImageClassification
+  else:
+    cls = transformers.ViTModel
+  pooler = {} if "num_classes" not in options else {
+    "add_pooling_layer": backbone.config.representation_size > 0
+  }  # fmt: skip
+  model, loaded = cls.from_pretrained(
+    tmp_path / "vit", output_loading_info=True, **pooler
+  )
+  assert not any(loaded.values()), loaded
+  with torch.no_grad():
+    out = model(torch.tensor(np.moveaxis(np.asarray(images), 3, 1)))
+  if backbone.config.num_classes:
+    theirs = out.logits
+  elif backbone.config.representation_size:
+    theirs = out.pooler_output
+  else:
+    theirs = out.last_hidden_state[:, 0]
+  ours = np.asarray(mv.forward(backbone, [], images)["backbone"])
+  theirs = theirs.numpy()
+  assert np.abs(ours - theirs).max() <= 1e-4 * np.abs(theirs).max()
+
+
+def test_a_fine_tuned_model_goes_out_and_comes_back(tmp_path):
+  backbone = tiny_backbone(position_resize="bicubic", gelu="exact")
+  backbone = dataclasses.replace(
+    backbone, fingerprint=fingerprint_of(backbone.config, backbone.params)
+  )
+  mv.save_backbone(backbone, tmp_path / "vit", format="hf")
+  model = transformers.ViTForImageClassification.from_pretrained(
+    tmp_path / "vit"
+  )
+  model.save_pretrained(tmp_path / "again")
+  again = mv.load_backbone(tmp_path / "again")
+  assert again.fingerprint == backbone.fingerprint
+  assert again.config == backbone.config
+
+
+class Boom:
+  """What a pickle would run."""
+
+  def __reduce__(self):
+    return (print, ("ran",))
+
+
+def test_tasks_of_torch(tmp_path, capsys):
+  from tasks import test_torch_import as fast
+
+  path = tmp_path / "vit"
+  arrays = models.vit_arrays(head=False, pooler=True)
+  models.write_model(path, models.without_prefix(arrays))
+  state = fast.state(arrays, extended=True)
+  tensors = {name: torch.tensor(array) for name, array in state.items()}
+  file = tmp_path / "task.pt"
+  torch.save(tensors, file)
+  out = tmp_path / "tasks"
+  arguments = [f"--task={file}", f"--backbone={path}", str(out)]
+  assert convert.main(arguments) == 0
+  backbone = mv.load_backbone(path)
+  expected = torch_import.tasks_of(state, models.CONFIG, backbone, "it", {})
+  found = mv.load_tasks([out], backbone)
+  assert [t.digest for t in found] == [t.digest for t in expected]
+
+  capsys.readouterr()
+  torch.save({"a": Boom()}, file)
+  with pytest.raises(TaskError, match="no state dict of arrays"):
+    torch_import.read_tasks(file, str(path))
+  torch.save([1, 2], file)
+  with pytest.raises(TaskError, match="no state dict of arrays"):
+    torch_import.read_tasks(file, str(path))
+  assert capsys.readouterr().out == ""
