@@ -9,7 +9,8 @@ from etils import epy
 # Each is imported once it is used: `--help` and a wrong option must not wait
 # for jax.
 with epy.lazy_api_imports(globals()):
-  from memory_vit.backbones.load import load_backbone, save_backbone
+  from memory_vit.backbones.load import load_backbone
+  from memory_vit.backbones.save import save_backbone
   from memory_vit.errors import MemoryVitError
   from memory_vit.evaluation.preprocess import preprocess
   from memory_vit.model.backbone import Backbone, random_backbone

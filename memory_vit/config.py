@@ -57,7 +57,7 @@ _DATA_SET_OR_NONE = Text('a data set, or ""', r"[\w.,:/+-]*", 200)
 _DIRECTORY = Text('a directory, or ""', ".*", 4_000)
 _SPLIT = Text("a split of TFDS")
 _SPLIT_OR_NONE = Text('a split of TFDS, or ""', ".*")
-_EVAL_CROP = Choice(("resize", "central"))
+_EVAL_CROP = Choice(("backbone", "resize", "central"))
 _TASKS = Items(Text("the directory of a task", ".+", 4_000), 1_000)
 _REGIME = Choice(tuple(REGIMES))
 
@@ -112,8 +112,10 @@ class DataConfig(TrainDataConfig):
   # On which the result is reported; "" reports none.
   test: str = option("test", _SPLIT_OR_NONE, resume="never")
   # "resize": the whole image squeezed into the square, as vit_jax evaluates;
-  # "central": the shorter side to `resize` pixels, then the middle.
-  eval_crop: str = option("resize", _EVAL_CROP, resume="never")
+  # "central": the shorter side to `resize` pixels, then the middle. "backbone"
+  # is what the source of the backbone states, its interpolation too, and
+  # "resize" where it states nothing; that is recorded as "resize".
+  eval_crop: str = option("backbone", _EVAL_CROP, resume="never")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -232,7 +234,7 @@ class UpstreamConfig:
   # On which the backbone is evaluated, before training and after it.
   split: str = option("test", _SPLIT, resume="free")
   # As `data.eval_crop`.
-  eval_crop: str = option("resize", _EVAL_CROP, resume="free")
+  eval_crop: str = option("backbone", _EVAL_CROP, resume="free")
   # As `data.resize`.
   resize: int = option(0, _RESIZE, resume="free")
 
@@ -358,14 +360,26 @@ class Config:
   """A run: learn one task on one backbone, or a sweep of trials."""
 
   # A published checkpoint by short name ("i21k-B/32"), the path or address of
-  # an .npz file, or random weights ("random:Ti/16"), to train from scratch.
+  # an .npz file, a model of transformers or timm (a directory, a .safetensors
+  # file, hf://OWNER/NAME), or random weights ("random:Ti/16"), to train from
+  # scratch.
   backbone: str = option(
     "i21k-B/32",
-    Text("a short name, a file, an address or random:B/32", ".+", 4_000),
+    Text(
+      "a short name, a file, a directory, an address or random:B/32",
+      ".+",
+      4_000,
+    ),
     resume="free",
   )
-  # "tanh" as vit_jax and big_vision train; "exact" for weights from PyTorch.
-  gelu: str = option("tanh", Choice(("tanh", "exact")), resume="never")
+  # "tanh" as vit_jax and big_vision train; "exact" for weights from PyTorch;
+  # "quick" for CLIP of OpenAI. "backbone" is what the source of the backbone
+  # states, and "tanh" where it states nothing; it is recorded as that.
+  gelu: str = option(
+    "backbone",
+    Choice(("backbone", "tanh", "exact", "quick")),
+    resume="never",
+  )
   # Side of the square images that the model gets, in pixels; 0 is the
   # backbone's own. For another one the position embedding is resized. Random
   # weights ("random:...", `pretrain`) have no size of their own: they need one.

@@ -198,7 +198,9 @@ def _open_upstream(
 ) -> tuple[Reader, EvalPreprocessing]:
   """The backbone's own task, and how its images are prepared."""
   size = backbone.config.image_size
-  preprocessing = image_ops.evaluation_of(own.eval_crop, own.resize, size)
+  preprocessing = image_ops.evaluation_of(
+    own.eval_crop, own.resize, size, backbone.evaluation
+  )
   source = _open(own.ref, arguments)
   if source.num_classes != backbone.config.num_classes:
     raise TaskError(

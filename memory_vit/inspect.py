@@ -1,6 +1,6 @@
 """Says what a file or a directory holds: a backbone, a task, several tasks.
 
-  python -m memory_vit.inspect NPZ_OR_TASK_DIR [--labels] [--json]
+  python -m memory_vit.inspect BACKBONE_OR_TASK_DIR [--labels] [--json]
 
 A task is described without its backbone, and its arrays are compared with the
 SHA-256 in its `task.json`. The exit status is 2 where anything is damaged.
@@ -29,12 +29,14 @@ from memory_vit.runtime.tables import aligned, table
 
 with epy.lazy_imports():  # once the command line is known to be right
   from memory_vit.backbones import describe as backbone_files
+  from memory_vit.backbones import model_files
+  from memory_vit.model import backbone as backbones
   from memory_vit.tasks import describe as task_files
   from memory_vit.tasks import store
 
 if TYPE_CHECKING:
   from memory_vit.backbones.describe import BackboneReport
-  from memory_vit.model.task import TaskSpec
+  from memory_vit.model.task import EvalPreprocessing, TaskSpec
   from memory_vit.tasks.describe import TaskReport
 
 # Class names that are shown without --labels.
@@ -59,8 +61,8 @@ def _parser() -> Parser:
   )
   parser.add_argument(
     "path",
-    help="an .npz file, address or short name of a backbone; a task "
-    "directory; or a directory of task directories, such as WORKDIR/tasks",
+    help="an .npz file, address, short name or directory of a backbone; a "
+    "task directory; or a directory of task directories, such as WORKDIR/tasks",
   )
   parser.switch("--labels", "show all class names")
   parser.switch("--json", "everything, as one JSON object")
@@ -69,7 +71,7 @@ def _parser() -> Parser:
 
 def _inspect(arguments: argparse.Namespace) -> int:
   root = local(arguments.path, "the path", TaskError)
-  if not root.is_dir():
+  if not root.is_dir() or model_files.holds_model(root):
     report = backbone_files.inspect_backbone(arguments.path)
     values = _backbone_json(report)
     show(_to_json(values) if arguments.json else _backbone_text(report))
@@ -134,10 +136,6 @@ def _tasks_json(
 
 def _task_text(report: TaskReport, labels: bool) -> str:
   spec, backbone = report.spec, report.spec.backbone
-  evaluation = spec.evaluation
-  crop = evaluation.crop
-  if evaluation.resize:
-    crop += f", shorter side to {evaluation.resize} px"
   memory_norm = "before" if spec.memory_norm else "after"
   lines = aligned(
     [
@@ -148,7 +146,7 @@ def _task_text(report: TaskReport, labels: bool) -> str:
       ("attends to", ", ".join(spec.attends_to) or "no other task"),
       ("memory", f"put in {memory_norm} the LayerNorm "
                  f"(memory_norm {spec.memory_norm})"),
-      ("evaluation", f"{evaluation.image_size} px, {crop}"),
+      ("evaluation", _evaluation(spec.evaluation)),
       ("backbone", f"{escaped(backbone.variant)}, {backbone.image_size} px, "
                    f"gelu {escaped(backbone.gelu)}"),
       ("", backbone.fingerprint),
@@ -166,6 +164,15 @@ def _task_text(report: TaskReport, labels: bool) -> str:
   if labels and spec.class_names:
     names = [(str(i), escaped(n)) for i, n in enumerate(spec.class_names)]
     text += f"\n\n{aligned([('index', 'class'), *names])}"
+  return text
+
+
+def _evaluation(evaluation: EvalPreprocessing) -> str:
+  text = f"{evaluation.image_size} px, {evaluation.crop}"
+  if evaluation.resize:
+    text += f", shorter side to {evaluation.resize} px"
+  if evaluation.interpolation != "bilinear":
+    text += f", {evaluation.interpolation}"
   return text
 
 
@@ -214,8 +221,10 @@ def _metric(key: str, value: Any) -> str:
 
 def _backbone_json(report: BackboneReport) -> dict[str, Any]:
   config = dataclasses.asdict(report.config)
-  # Choices of who loads it, that the file does not hold.
-  del config["gelu"], config["dtype"]
+  del config["dtype"]  # who loads it chooses
+  if not report.states_config:
+    del config["gelu"]  # nor does the file hold that
+  evaluation, source = report.evaluation, report.source
   return {
     "kind": "backbone",
     "path": report.path,
@@ -225,6 +234,8 @@ def _backbone_json(report: BackboneReport) -> dict[str, Any]:
     "num_patches": report.config.num_patches,
     "parameters": report.parameters,
     "fingerprint": report.fingerprint,
+    "evaluation": evaluation and dataclasses.asdict(evaluation),
+    "source": source and dataclasses.asdict(source),
     "arrays": {
       name: {"shape": list(array.shape), "dtype": array.dtype.name}
       for name, array in report.arrays.items()
@@ -246,8 +257,10 @@ def _backbone_text(report: BackboneReport) -> str:
       ("num_classes", f"{config.num_classes}" if config.num_classes
                       else "0: no head, puts out its features"),
       ("representation_size", str(config.representation_size)),
+      *_computation(report),
       ("parameters", f"{report.parameters:,}"),
       ("fingerprint", report.fingerprint),
+      *_source(report),
     ]
   )  # fmt: skip
   rows = [
@@ -255,6 +268,36 @@ def _backbone_text(report: BackboneReport) -> str:
     for name, array in report.arrays.items()
   ]
   return f"{lines}\n\n{table(('array', 'shape', 'dtype'), rows)}"
+
+
+def _computation(report: BackboneReport) -> list[tuple[str, str]]:
+  """Rows on what a source states of how its model computes."""
+  if not report.states_config:
+    return []
+  config = report.config
+  switches = [f"{k} {v}" for k, v in backbones.switches_of(config).items()]
+  rows = [
+    ("gelu", config.gelu),
+    ("LayerNorm", f"epsilon {config.layer_norm_epsilon:g}"),
+    ("switches", ", ".join(switches) or "none: as vit_jax"),
+  ]
+  if report.evaluation:
+    rows.append(("evaluation", _evaluation(report.evaluation)))
+  return rows
+
+
+def _source(report: BackboneReport) -> list[tuple[str, str]]:
+  """Rows on what a backbone was converted from."""
+  source = report.source
+  if not source:
+    return []
+  return [
+    ("source", escaped(source.name)),
+    ("family", escaped(source.family)),
+    ("licence", escaped(source.licence)),
+    *(("file", f"{escaped(n)}, SHA-256 {escaped(digest)}")
+      for n, digest in source.files.items()),
+  ]  # fmt: skip
 
 
 def _dimensions(shape: Sequence[int]) -> str:

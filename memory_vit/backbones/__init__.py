@@ -4,7 +4,8 @@ from etils import epy
 
 with epy.lazy_api_imports(globals()):
   from memory_vit.backbones.describe import inspect_backbone
-  from memory_vit.backbones.load import load_backbone, save_backbone
+  from memory_vit.backbones.load import load_backbone
+  from memory_vit.backbones.save import save_backbone
 
 __all__ = [
   "inspect_backbone",

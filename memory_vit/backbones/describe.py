@@ -1,43 +1,52 @@
-"""Describe the file of a backbone."""
+"""Describe the source of a backbone."""
 
 import dataclasses
-from collections.abc import Collection
-from pathlib import Path
 
 import jax
 import numpy as np
 
-from memory_vit.backbones import layouts, load, npz
+from memory_vit.backbones import layouts, load, model_files, model_import, npz
 from memory_vit.backbones.download import KNOWN, local_file
+from memory_vit.backbones.published import Source
 from memory_vit.errors import BackboneError
 from memory_vit.model import trees
+from memory_vit.model.backbone import fingerprint_of
+from memory_vit.model.task import EvalPreprocessing
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime import paths
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BackboneReport:
-  """The contents of the file of a backbone.
+  """The contents of the source of a backbone.
 
   Attributes:
     path: as it was given.
     layout: how the weights lie in the file.
-    config: its shape.
+    config: its shape, and how it computes.
+    states_config: whether the source says how it computes, rather than shapes
+      alone.
+    evaluation: how the source states that images are prepared.
+    source: what it is made of, where that is known: files, licence.
     parameters: the number of values.
     fingerprint: SHA-256, in full.
-    arrays: published name -> shape, and dtype in the file.
+    arrays: published name -> shape, and dtype in the file; of a model that was
+      converted on reading, float32.
   """
 
   path: str
   layout: str
   config: ViTConfig
+  states_config: bool
+  evaluation: EvalPreprocessing | None
+  source: Source | None
   parameters: int
   fingerprint: str
   arrays: dict[str, jax.ShapeDtypeStruct]
 
 
 def inspect_backbone(path: str) -> BackboneReport:
-  """Describe the file of a backbone; `path` is as for `load_backbone`.
+  """Describe the source of a backbone; `path` is as for `load_backbone`.
 
   Raises:
     BackboneError: as `load_backbone`; and where there is nothing.
@@ -46,43 +55,45 @@ def inspect_backbone(path: str) -> BackboneReport:
   if not (elsewhere or paths.local(path, "it", BackboneError).exists()):
     raise BackboneError(
       f"{path} is not there: expected the .npz file of a backbone, its address "
-      f"(https://, gs://) or one of {', '.join(KNOWN)}; or a task directory "
-      "(with a task.json), or a directory of such."
+      f"(https://, gs://, hf://) or one of {', '.join(KNOWN)}; a directory "
+      f"with {model_files.CONFIG} and {model_files.WEIGHTS}; or a task "
+      "directory (with a task.json), or a directory of such."
     )
-  backbone = load.load_backbone(path)
-  layout, dtypes = _stored_form(local_file(path))
-  arrays = {
-    name: jax.ShapeDtypeStruct(array.shape, dtypes[name])
-    for name, array in trees.flatten(backbone.params).items()
-  }
+  published = load.read_published(path)
+  dtypes = _stored_dtypes(path) if not load.model_source(path) else {}
   return BackboneReport(
     path=path,
-    layout=layout,
-    config=backbone.config,
-    parameters=trees.count(backbone.params),
-    fingerprint=backbone.fingerprint,
-    arrays=arrays,
+    layout=published.layout,
+    config=published.config,
+    states_config=published.states_config,
+    evaluation=published.evaluation,
+    source=published.source or source_of(path),
+    parameters=trees.count(published.arrays),
+    fingerprint=fingerprint_of(
+      published.config, trees.unflatten(published.arrays)
+    ),
+    arrays={
+      name: jax.ShapeDtypeStruct(array.shape, dtypes.get(name, array.dtype))
+      for name, array in published.arrays.items()
+    },
   )
 
 
-def _stored_form(file: Path) -> tuple[str, dict[str, np.dtype]]:
-  """The layout of a file, and published name -> dtype in the file."""
+def source_of(path: str) -> Source | None:
+  """What a model of transformers or timm is made of; None for an .npz file.
+
+  Reads all of its files, for their SHA-256.
+  """
+  model = load.model_source(path)
+  return model_import.source_of(model) if model else None
+
+
+def _stored_dtypes(path: str) -> dict[str, np.dtype]:
+  """Published name -> dtype in an .npz file."""
   dtypes = {}
-  with npz.open_npz(file) as archive:
-    entries = layouts.without_prefix(archive.names)
-    for name, entry in entries.items():
+  with npz.open_npz(local_file(path)) as archive:
+    for name, entry in layouts.without_prefix(archive.names).items():
       array = archive.read(entry)
       for published, _ in layouts.as_published(name, array):
         dtypes[published] = array.dtype
-  return _layout_of(entries), dtypes
-
-
-def _layout_of(names: Collection[str]) -> str:
-  """The layout, of those in `backbones/load.py`, of names without prefix."""
-  parts = {part for name in names for part in name.split("/")}
-  if "pos_embedding" in names:
-    stacked = any(n.startswith(layouts.STACKED_BLOCKS) for n in names)
-    return "big_vision, blocks stacked" if stacked else "big_vision"
-  if parts & layouts.FROM_PRE_LINEN.keys():
-    return "vit_jax, layers numbered as before Linen"
-  return "vit_jax, layers numbered as by Linen"
+  return dtypes

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from memory_vit.backbones import position_resizing
 from memory_vit.errors import BackboneError
 from memory_vit.model.vit_config import square_side
 
@@ -99,21 +100,27 @@ def _with_class_position(positions: np.ndarray) -> np.ndarray:
   return np.pad(positions, ((0, 0), (1, 0), (0, 0)))
 
 
-def resize_positions(positions: np.ndarray, side: int) -> np.ndarray:
-  """Position embedding (1, n + 1, d) -> (1, side^2 + 1, d), as vit_jax does.
+def resize_positions(
+  positions: np.ndarray,
+  side: int,
+  kind: str = "bilinear",
+  class_tokens: int = 1,
+) -> np.ndarray:
+  """Position embedding (1, class + n, d) -> (1, class + side^2, d).
 
-  The entry of the class stays; those of the patches are interpolated, bilinear
-  with corners on corners.
+  Args:
+    positions: those of class tokens, which stay, and of a square of patches.
+    side: of the new square.
+    kind: `ViTConfig.position_resize`.
+    class_tokens: `ViTConfig.class_tokens`.
   """
-  old = square_side(positions.shape[1] - 1)
+  old = square_side(positions.shape[1] - class_tokens)
   if side == old:
     return positions
-  import scipy.ndimage  # A sixth of a second.
-
-  grid = positions[0, 1:].reshape(old, old, -1)
-  grid = scipy.ndimage.zoom(grid, (side / old, side / old, 1), order=1)
+  grid = positions[0, class_tokens:].reshape(old, old, -1)
+  grid = position_resizing.resized(grid, side, kind)
   logger.info(
     "resized position embedding from (%d,%d) to (%d,%d)", old, old, side, side
   )
   patches = grid.reshape(1, side * side, -1)
-  return np.concatenate([positions[:, :1], patches], axis=1)
+  return np.concatenate([positions[:, :class_tokens], patches], axis=1)

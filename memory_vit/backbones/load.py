@@ -1,6 +1,7 @@
-"""Published checkpoints: an .npz file -> `Backbone`, and back.
+"""Published checkpoints -> `Backbone`.
 
-Understood are the layouts in which ViT weights are published:
+Understood are models of transformers and timm (see `model_import`), and the
+layouts of .npz files in which ViT weights are published:
 
   vit_jax      the tree of `vit.VisionTransformer`, and the same with the
                numbers that flax gave to layers before Linen (all files under
@@ -16,20 +17,34 @@ import dataclasses
 import fnmatch
 import os
 import statistics
+from collections.abc import Collection
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from memory_vit.backbones import layouts, npz
-from memory_vit.backbones.download import local_file
+from memory_vit.backbones import (
+  hub,
+  layouts,
+  model_files,
+  model_import,
+  npz,
+)
+from memory_vit.backbones.download import KNOWN, local_file
+from memory_vit.backbones.image_processor import at_size
 from memory_vit.backbones.layouts import BLOCK, MAX_DEPTH, POSITIONS, Arrays
-from memory_vit.errors import BackboneError
+from memory_vit.backbones.model_files import ModelFiles
+from memory_vit.backbones.published import Published
+from memory_vit.errors import BackboneError, ConfigError
 from memory_vit.model import trees
-from memory_vit.model.backbone import Backbone, backbone_shapes
+from memory_vit.model.backbone import (
+  Backbone,
+  backbone_shapes,
+  fingerprint_of,
+)
 from memory_vit.model.vit_config import ViTConfig, square_side
-from memory_vit.runtime import files
+from memory_vit.runtime import paths
 from memory_vit.runtime.messages import listed
 
 # The entries that tell the shape of the model, and their axes.
@@ -54,18 +69,21 @@ def load_backbone(
   image_size: int | None = None,
   dtype: str = "float32",
   *,
-  gelu: str = "tanh",
+  gelu: str | None = None,
 ) -> Backbone:
-  """Read a pretrained ViT, in a layout of vit_jax or big_vision.
+  """Read a pretrained ViT, of vit_jax, big_vision, transformers or timm.
 
   Args:
     path: a local .npz file, a name of `download.KNOWN`, or an address that
       starts with https://, http:// or gs://. Downloads are kept in
-      $MEMORY_VIT_CACHE, or ~/.cache/memory_vit.
+      $MEMORY_VIT_CACHE, or ~/.cache/memory_vit. Or a directory as transformers
+      or timm save it, with config.json and model.safetensors; such a
+      .safetensors file; or hf://OWNER/NAME[@REVISION] of the Hugging Face hub.
     image_size: side in pixels with which the backbone is to be used; the
       position embedding is resized for it. None keeps that of the file.
     dtype: of the computation, "float32" or "bfloat16".
-    gelu: "tanh", or "exact" for weights that were trained in PyTorch.
+    gelu: see `ViTConfig`, for a file of arrays that does not state it; None
+      takes what the source states, and "tanh" where it states nothing.
 
   Returns:
     The backbone; its parameters are float32, on the default device. The
@@ -73,57 +91,107 @@ def load_backbone(
     `image_size` and `dtype`.
 
   Raises:
-    BackboneError: where there is no such file, it cannot be fetched or read,
-      or does not hold exactly the weights of a ViT with a class token.
+    BackboneError: where there is no such source, it cannot be fetched or read,
+      or does not hold exactly the weights of a ViT that is understood.
     ConfigError: for an `image_size`, `dtype` or `gelu` that cannot be.
   """
-  file = local_file(os.fspath(path))
-  arrays = layouts.as_vit_jax(_read(file), file)
-  published = infer_config(arrays, file)
-  _require_weights(arrays, published, file)
-  fingerprint = trees.fingerprint(trees.unflatten(arrays))
-
-  config = dataclasses.replace(
-    published,
-    image_size=published.image_size if image_size is None else image_size,
-    dtype=dtype,
-    gelu=gelu,
+  return to_backbone(
+    read_published(os.fspath(path)), image_size, dtype, gelu=gelu
   )
-  arrays[POSITIONS] = layouts.resize_positions(
-    arrays[POSITIONS], config.image_size // config.patch_size
-  )
-  params = jax.tree.map(jnp.asarray, trees.unflatten(arrays))
-  return Backbone(config, params, fingerprint)
 
 
-def save_backbone(backbone: Backbone, path: str | os.PathLike[str]) -> None:
-  """Write the .npz file of a backbone, in the layout of the published files.
+def read_published(path: str) -> Published:
+  """Read a source of any kind; `path` is as for `load_backbone`.
 
-  `load_backbone` reads the same float32 parameters from it, and so the same
-  fingerprint, unless the position embedding was resized: that is another set of
-  weights. An existing file is replaced once the new one is complete.
-
-  Args:
-    backbone: to be written.
-    path: of the file.
+  Raises:
+    BackboneError: as `load_backbone`.
   """
-  arrays = {
-    layouts.renumbered(name, layouts.TO_PRE_LINEN): np.asarray(leaf)
-    for name, leaf in trees.flatten(backbone.params).items()
-  }
-  path = Path(path)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  with files.replacing(path) as part, part.open("wb") as file:
-    np.savez(file, allow_pickle=False, **arrays)
+  if files := model_source(path):
+    published = model_import.read(files)
+  else:
+    published = _read_npz(local_file(path))
+  _require_weights(published.arrays, published.config, published.where)
+  return published
 
 
-def _read(file: Path) -> Arrays:
-  """Read all parameters, as float32, under their names without prefix."""
+def model_source(path: str) -> ModelFiles | None:
+  """The files of a model of transformers or timm; None for an .npz file.
+
+  Raises:
+    BackboneError: where such a model is named and is not there.
+  """
+  if path.startswith(hub.PREFIX):
+    return model_files.find(hub.fetch(path), path)
+  if path in KNOWN or "://" in path:
+    return None
+  place = paths.local(path, "the backbone", BackboneError)
+  return model_files.find(place, path) if model_files.is_model(place) else None
+
+
+def to_backbone(
+  published: Published,
+  image_size: int | None = None,
+  dtype: str = "float32",
+  *,
+  gelu: str | None = None,
+) -> Backbone:
+  """Put a published ViT on the default device; see `load_backbone`."""
+  stated = published.config
+  if published.states_config and gelu not in (None, stated.gelu):
+    raise ConfigError(
+      f"gelu is {gelu!r}, and {published.where} states {stated.gelu!r}: leave "
+      "it out."
+    )
+  fingerprint = fingerprint_of(stated, trees.unflatten(published.arrays))
+  config = dataclasses.replace(
+    stated,
+    image_size=stated.image_size if image_size is None else image_size,
+    dtype=dtype,
+    gelu=gelu or stated.gelu,
+  )
+  arrays = dict(published.arrays)
+  if POSITIONS in arrays:
+    arrays[POSITIONS] = layouts.resize_positions(
+      arrays[POSITIONS],
+      config.image_size // config.patch_size,
+      config.position_resize,
+      config.class_tokens,
+    )
+  params = jax.tree.map(jnp.asarray, trees.unflatten(arrays))
+  evaluation = at_size(published.evaluation, config.image_size)
+  return Backbone(config, params, fingerprint, evaluation)
+
+
+def _read_npz(file: Path) -> Published:
+  """Read all parameters of an .npz file, and what it says of itself."""
   with npz.open_npz(file) as archive:
-    return {
+    note = archive.note()
+    entries = layouts.without_prefix(archive.names)
+    stored = {
       name: _as_float32(archive.read(entry), f"{file}: entry {entry!r}")
-      for name, entry in layouts.without_prefix(archive.names).items()
+      for name, entry in entries.items()
     }
+  arrays = layouts.as_vit_jax(stored, file)
+  return Published(
+    config=note.config if note else infer_config(arrays, file),
+    arrays=arrays,
+    where=str(file),
+    layout=_layout_of(entries),
+    states_config=note is not None,
+    evaluation=note.evaluation if note else None,
+    source=note.source if note else None,
+  )
+
+
+def _layout_of(names: Collection[str]) -> str:
+  """The layout, of those named above, of names without prefix."""
+  parts = {part for name in names for part in name.split("/")}
+  if "pos_embedding" in names:
+    stacked = any(n.startswith(layouts.STACKED_BLOCKS) for n in names)
+    return "big_vision, blocks stacked" if stacked else "big_vision"
+  if parts & layouts.FROM_PRE_LINEN.keys():
+    return "vit_jax, layers numbered as before Linen"
+  return "vit_jax, layers numbered as by Linen"
 
 
 def _as_float32(array: np.ndarray, what: str) -> np.ndarray:
@@ -210,7 +278,7 @@ def _outputs(arrays: Arrays, layer: str) -> int:
   return 0
 
 
-def _require_weights(arrays: Arrays, config: ViTConfig, file: Path) -> None:
+def _require_weights(arrays: Arrays, config: ViTConfig, file: str) -> None:
   """Raise unless the arrays are exactly the parameters of the model."""
   expected = _expected_shapes(config)
   problems = trees.differences(expected, arrays)
@@ -229,7 +297,9 @@ def _expected_shapes(config: ViTConfig) -> dict[str, jax.ShapeDtypeStruct]:
   return expected
 
 
-def _refusal(file: Path, lines: list[str], arrays: Arrays) -> BackboneError:
+def _refusal(
+  file: str | Path, lines: list[str], arrays: Arrays
+) -> BackboneError:
   """The error with all problems of a file."""
   message = [
     f"{file} does not hold exactly the weights of a ViT:",

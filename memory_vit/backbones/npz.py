@@ -17,6 +17,7 @@ from typing import IO
 import jax.numpy as jnp
 import numpy as np
 
+from memory_vit.backbones import published
 from memory_vit.errors import BackboneError
 from memory_vit.runtime.messages import brief, first_line
 
@@ -48,7 +49,25 @@ class Archive:
     self._file = file
     entries = archive.infolist()
     _check_entries(entries, file)
-    self.names = tuple(e.filename.removesuffix(_SUFFIX) for e in entries)
+    self.names = tuple(
+      e.filename.removesuffix(_SUFFIX)
+      for e in entries
+      if e.filename != published.ENTRY
+    )
+    self._has_note = len(self.names) < len(entries)
+
+  def note(self) -> published.Note | None:
+    """Read what the file says of itself, where it does.
+
+    Raises:
+      BackboneError: where that is damaged, or not possible.
+    """
+    if not self._has_note:
+      return None
+    where = f"{self._file}: entry {published.ENTRY}"
+    with _refusals(where):
+      content = self._archive.read(published.ENTRY)
+    return published.parse(content, where)
 
   def read(self, name: str) -> np.ndarray:
     """Read one array, a float of any width; `name` is one of `names`.
@@ -128,11 +147,17 @@ def _check_entries(entries: list[zipfile.ZipInfo], file: Path) -> None:
   for entry in entries:
     # `orig_filename` still has what zipfile cuts off or replaces.
     name = entry.orig_filename
-    if not name.endswith(_SUFFIX):
+    is_note = name == published.ENTRY
+    if is_note and entry.file_size > published.MAX_BYTES:
+      raise BackboneError(
+        f"{file}: entry {name} has {entry.file_size:,} bytes, expected at most "
+        f"{published.MAX_BYTES:,}."
+      )
+    if not is_note and not name.endswith(_SUFFIX):
       raise BackboneError(
         f"{file}: entry {brief(name)} is no array (NAME.npy)."
       )
-    if not _NAME.fullmatch(name.removesuffix(_SUFFIX)):
+    if not is_note and not _NAME.fullmatch(name.removesuffix(_SUFFIX)):
       raise BackboneError(
         f"{file}: entry {brief(name)} is no name of an array: expected at most "
         "200 characters of ASCII, parts separated by '/', without '..', '\\', "

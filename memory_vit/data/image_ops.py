@@ -118,13 +118,26 @@ def resized_pixels(
   return min(int(width * height * scale**2) + 1, MAX_RESIZED_PIXELS)
 
 
-def evaluation_of(crop: str, resize: int, image_size: int) -> EvalPreprocessing:
+def evaluation_of(
+  crop: str,
+  resize: int,
+  image_size: int,
+  stated: EvalPreprocessing | None = None,
+) -> EvalPreprocessing:
   """The evaluation that `eval_crop` and `resize` of a configuration stand for.
+
+  Args:
+    crop: "backbone", "resize" or "central".
+    resize: the shorter side before a central crop; 0 is 8/7 of the image size.
+    image_size: in pixels.
+    stated: what the source of the backbone states, which "backbone" stands for.
 
   Raises:
     ConfigError: if the shorter side is below `image_size`.
     TaskError: for an unknown crop.
   """
+  if crop == "backbone":
+    return stated or EvalPreprocessing(image_size=image_size)
   side = shorter_side(resize, image_size) if crop == "central" else 0
   return EvalPreprocessing(image_size=image_size, crop=crop, resize=side)
 

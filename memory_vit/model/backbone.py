@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -13,10 +16,17 @@ from jaxtyping import Array, Float32
 
 from memory_vit.model import trees
 from memory_vit.model.keys import require_key
-from memory_vit.model.task import BackboneId
+from memory_vit.model.task import BackboneId, EvalPreprocessing
 from memory_vit.model.vit import VisionTransformer
 from memory_vit.model.vit_config import ViTConfig, vit_config
 
+# Switches of a configuration that no shape and no other field tells, in whose
+# defaults the weights of vit_jax and big_vision compute. They are a part of the
+# fingerprint; `gelu` and `layer_norm_epsilon` stand in `BackboneId`.
+_SWITCHES = (
+  "class_tokens", "registers", "positions", "rope_base", "position_resize",
+  "pre_norm", "mlp", "pooling", "norm_after_pooling",
+)  # fmt: skip
 # What is not: everything else is below the head.
 _HEAD = ("head", "pre_logits")
 
@@ -24,7 +34,7 @@ _HEAD = ("head", "pre_logits")
 @functools.partial(
   jax.tree_util.register_dataclass,
   data_fields=["params"],
-  meta_fields=["config", "fingerprint"],
+  meta_fields=["config", "fingerprint", "evaluation"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
 class Backbone:
@@ -38,13 +48,16 @@ class Backbone:
   Attributes:
     config: its shape and how it computes.
     params: exactly the tree of the published checkpoint, float32.
-    fingerprint: `trees.fingerprint` of the parameters as they were published,
-      before any change of the image size.
+    fingerprint: of the parameters as they were published, before any change of
+      the image size; see `fingerprint_of`.
+    evaluation: how its source states that images are prepared for evaluation,
+      which new tasks take over; None where it states nothing.
   """
 
   config: ViTConfig
   params: dict[str, Any]
   fingerprint: str
+  evaluation: EvalPreprocessing | None = None
 
   def __repr__(self) -> str:
     config = self.config
@@ -63,7 +76,35 @@ class Backbone:
       variant=self.config.variant,
       image_size=self.config.image_size,
       gelu=self.config.gelu,
+      layer_norm_epsilon=self.config.layer_norm_epsilon,
     )
+
+
+def switches_of(config: ViTConfig) -> dict[str, Any]:
+  """The switches that are not as vit_jax and big_vision compute."""
+  return {
+    field.name: getattr(config, field.name)
+    for field in dataclasses.fields(config)
+    if field.name in _SWITCHES and getattr(config, field.name) != field.default
+  }
+
+
+def fingerprint_of(config: ViTConfig, params: Mapping[str, Any]) -> str:
+  """SHA-256 of a backbone: its arrays, and the switches that it is run with.
+
+  Of a backbone that computes as those of vit_jax and big_vision, that of its
+  arrays alone.
+
+  Args:
+    config: how it computes.
+    params: a tree of arrays, on the host or a device.
+  """
+  arrays = trees.fingerprint(params)
+  switches = switches_of(config)
+  if not switches:
+    return arrays
+  text = arrays + json.dumps(switches, sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()
 
 
 def random_backbone(
@@ -97,7 +138,7 @@ def random_backbone(
 def init_backbone(config: ViTConfig, key: jax.Array) -> Backbone:
   """Return a backbone of any shape, with random weights."""
   params = jax.jit(_init_params, static_argnums=0)(config, key)
-  return Backbone(config, params, trees.fingerprint(params))
+  return Backbone(config, params, fingerprint_of(config, params))
 
 
 @functools.lru_cache(maxsize=32)  # tracing takes longer than all its users

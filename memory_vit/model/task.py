@@ -16,9 +16,11 @@ from memory_vit.errors import TaskError
 from memory_vit.model import trees
 from memory_vit.model.regimes import regime
 from memory_vit.model.vit_config import MAX_IMAGE_SIZE, MAX_RESIZE
-from memory_vit.runtime import messages
+from memory_vit.runtime import messages, schema
 from memory_vit.runtime.messages import name_list
 
+# How images are resized: see `EvalPreprocessing`.
+INTERPOLATIONS = ("bilinear", "bilinear_antialias", "bicubic")
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 # The key of the original outputs in the result of a forward pass.
 BACKBONE = "backbone"
@@ -33,13 +35,23 @@ class EvalPreprocessing:
     crop: "resize" squeezes the whole image into the square; "central" scales
       its shorter side to `resize` pixels and takes the middle.
     resize: the shorter side before a central crop, in pixels; 0 for "resize".
+    interpolation: "bilinear" without antialiasing, in float32, as vit_jax
+      trains; "bilinear_antialias" and "bicubic", with antialiasing, are
+      Pillow's on uint8, as timm and transformers prepare images.
   """
 
   image_size: int
   crop: str = "resize"
   resize: int = 0
+  interpolation: str = schema.added("bilinear")
 
   def __post_init__(self) -> None:
+    if self.interpolation not in INTERPOLATIONS:
+      raise TaskError(
+        "evaluation preprocessing: interpolation is "
+        f"{messages.brief(self.interpolation)}, expected one of "
+        f"{', '.join(INTERPOLATIONS)}."
+      )
     if not 1 <= self.image_size <= MAX_IMAGE_SIZE:
       raise TaskError(
         f"evaluation preprocessing: image_size is "
@@ -63,16 +75,18 @@ class BackboneId:
   """Identity of a backbone; a task runs only on the one it was trained on.
 
   Attributes:
-    fingerprint: SHA-256 of its parameters (`trees.fingerprint`).
+    fingerprint: SHA-256 of its parameters (`backbone.fingerprint_of`).
     variant: its shape, such as "B/32".
     image_size: in pixels.
-    gelu: "tanh" or "exact".
+    gelu: as in `ViTConfig`.
+    layer_norm_epsilon: the same.
   """
 
   fingerprint: str
   variant: str
   image_size: int
   gelu: str
+  layer_norm_epsilon: float = schema.added(1e-6)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -259,7 +273,7 @@ def require_backbone(
   differences = [
     f"{field} {getattr(found, field)!r}, the task has "
     f"{getattr(spec.backbone, field)!r}"
-    for field in ("fingerprint", "variant", "image_size", "gelu")
+    for field in (f.name for f in dataclasses.fields(BackboneId))
     if getattr(found, field) != getattr(spec.backbone, field)
   ]
   this = f"That of {owner!r}" if owner else "This one"

@@ -38,7 +38,7 @@ def forecast(config: Config, workdir: Path, parts: Sequence[str]) -> str:
   mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
   backbone = _backbone(config, workdir, mesh)
   train = train_split(config)
-  config = resolve.with_image_size(config, backbone)
+  config = resolve.with_backbone(config, backbone)
   config = resolve.with_steps(config, train.size)
   file = open_backbone.study_file(config, workdir)
   done = Executor(config, workdir, file, backbone.fingerprint).finished(parts)

@@ -75,7 +75,7 @@ def _run_study(
   processes.require_shared(workdir)
   make_backbone(config, workdir, context)
   backbone, file = open_backbone.study_backbone(config, workdir, mesh)
-  config = resolve.with_image_size(config, backbone)
+  config = resolve.with_backbone(config, backbone)
   record = StudyRecord(
     command=" ".join(["python -m memory_vit.paper", *sys.argv[1:]]),
     hardware=processes.broadcast_from_process_0(_hardware()),

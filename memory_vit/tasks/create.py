@@ -56,7 +56,8 @@ def init_task(
       or of what pools in its place (`backbone.first_class_token`); "normal" at
       N(0, 0.02^2).
     class_names: c names, or none.
-    evaluation: how images are prepared; by default resized to the square.
+    evaluation: how images are prepared; by default as the source of the
+      backbone states, and resized to the square where it states nothing.
 
   Returns:
     The task, with the head at zero.
@@ -85,7 +86,9 @@ def init_task(
     memory_norm=memory_norm,
     class_names=tuple(class_names),
     backbone=backbone.id,
-    evaluation=evaluation or EvalPreprocessing(image_size=size),
+    evaluation=(
+      evaluation or backbone.evaluation or EvalPreprocessing(image_size=size)
+    ),
   )
   params = TaskParams(backbone.config, spec, memory_std).init(key)["params"]
   if "cls" in params and cls_init == "pretrained":

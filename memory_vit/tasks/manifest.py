@@ -81,6 +81,7 @@ def to_text(manifest: Manifest, where: str) -> str:
   """
   # What JSON makes of it (tuples, keys) is what will be read.
   values = json.loads(json.dumps(dataclasses.asdict(manifest)))
+  values["spec"] = schema.without_added(TaskSpec, values["spec"])
   values = {"format_version": FORMAT_VERSION, **values}
   signed = {**values, "sha256": digest(values)}
   check(signed, where)

@@ -7,12 +7,14 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from memory_vit.backbones.load import load_backbone, save_backbone
+from memory_vit.backbones.load import load_backbone
+from memory_vit.backbones.save import save_backbone
 from memory_vit.config import Config
 from memory_vit.errors import TrainingError
 from memory_vit.model.backbone import Backbone, init_backbone
 from memory_vit.model.vit_config import RANDOM, vit_config
 from memory_vit.runtime import processes, sharding
+from memory_vit.training import resolve
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +36,7 @@ def open_backbone(config: Config, workdir: Path, mesh: Mesh) -> Backbone:
         path.removeprefix(RANDOM),
         image_size=config.image_size,
         dtype=config.dtype,
-        gelu=config.gelu,
+        gelu=resolve.made_gelu(config),
       ),
       jax.random.key(config.seed),
     )
@@ -43,7 +45,7 @@ def open_backbone(config: Config, workdir: Path, mesh: Mesh) -> Backbone:
       path,
       image_size=config.image_size or None,
       dtype=config.dtype,
-      gelu=config.gelu,
+      gelu=resolve.stated_gelu(config),
     )
   logger.info(
     "backbone %s: %s, %d px, fingerprint %s",

@@ -10,16 +10,49 @@ import logging
 import math
 import re
 from pathlib import Path
+from typing import TypeVar
 
-from memory_vit.config import Config
+from memory_vit.config import Config, DataConfig, UpstreamConfig
 from memory_vit.model.backbone import Backbone
+
+_Part = TypeVar("_Part", DataConfig, UpstreamConfig)
 
 logger = logging.getLogger(__name__)
 
 
-def with_image_size(config: Config, backbone: Backbone) -> Config:
-  """The configuration with the size at which its backbone was opened."""
-  return dataclasses.replace(config, image_size=backbone.config.image_size)
+# What a configuration says that leaves something to its backbone.
+_BACKBONE = "backbone"
+
+
+def with_backbone(config: Config, backbone: Backbone) -> Config:
+  """The configuration with what it left to its backbone.
+
+  That is the size of images, the GELU, and how images are prepared: the latter
+  stays "backbone" where its source states something.
+  """
+  return dataclasses.replace(
+    config,
+    image_size=backbone.config.image_size,
+    gelu=backbone.config.gelu,
+    data=_with_crop(config.data, backbone),
+    upstream=_with_crop(config.upstream, backbone),
+  )
+
+
+def _with_crop(part: _Part, backbone: Backbone) -> _Part:
+  if part.eval_crop != _BACKBONE or backbone.evaluation:
+    return part
+  return dataclasses.replace(part, eval_crop="resize")
+
+
+def stated_gelu(config: Config) -> str | None:
+  """The GELU of a configuration; None where it is left to the backbone."""
+  return None if config.gelu == _BACKBONE else config.gelu
+
+
+def made_gelu(config: Config) -> str:
+  """The GELU of a backbone that is made with random weights."""
+  return stated_gelu(config) or "tanh"
 
 
 def with_steps(config: Config, examples: int) -> Config:

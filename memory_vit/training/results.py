@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memory_vit.backbones.load import save_backbone
+from memory_vit.backbones.save import save_backbone
 from memory_vit.config import Config, to_dict
 from memory_vit.data.reader import Reader
 from memory_vit.model import trees
-from memory_vit.model.backbone import Backbone
+from memory_vit.model.backbone import Backbone, fingerprint_of
 from memory_vit.model.task import Task
 from memory_vit.run_result import TrialResult
 from memory_vit.runtime import files, processes
@@ -185,5 +185,6 @@ def save_model(task: Task, backbone: Backbone, path: Path) -> None:
     backbone.config, num_classes=task.spec.num_classes, representation_size=0
   )
   params = {**task.params["backbone"], "head": task.params["head"]}
-  model = Backbone(config, params, trees.fingerprint(params))
+  fingerprint = fingerprint_of(config, params)
+  model = Backbone(config, params, fingerprint, task.spec.evaluation)
   processes.on_process_0(functools.partial(save_backbone, model, path))

@@ -167,7 +167,7 @@ def _open_inputs(
   """Open the backbone and all splits: a wrong one must not cost a training."""
   backbone = open_backbone.open_backbone(config, workdir, context.mesh)
   train = datasets.open_on_all_processes(configured_splits(config)["train"])
-  config = resolve.with_image_size(config, backbone)
+  config = resolve.with_backbone(config, backbone)
   config = resolve.with_steps(config, train.size)
   trials = sweep.trials_of(config, name)
   requirements.require_within(trials)

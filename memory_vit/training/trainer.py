@@ -245,7 +245,10 @@ class Trainer:
       cls_init=config.task.cls_init,
       class_names=self.train.class_names,
       evaluation=image_ops.evaluation_of(
-        config.data.eval_crop, config.data.resize, config.image_size
+        config.data.eval_crop,
+        config.data.resize,
+        config.image_size,
+        self.backbone.evaluation,
       ),
     )
 

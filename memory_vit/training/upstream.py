@@ -50,7 +50,12 @@ def evaluate_upstream(
   return evaluate.evaluate_source(
     predict,
     reader,
-    image_ops.evaluation_of(where.eval_crop, where.resize, config.image_size),
+    image_ops.evaluation_of(
+      where.eval_crop,
+      where.resize,
+      config.image_size,
+      trainer.backbone.evaluation,
+    ),
     batch_size=config.batch_size_eval,
     mesh=mesh,
     digest=True,

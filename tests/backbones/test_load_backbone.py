@@ -23,11 +23,8 @@ from conftest import ROOT
 from etils import epath
 
 from memory_vit.backbones import download, npz
-from memory_vit.backbones.load import (
-  infer_config,
-  load_backbone,
-  save_backbone,
-)
+from memory_vit.backbones.load import infer_config, load_backbone
+from memory_vit.backbones.save import save_backbone
 from memory_vit.errors import BackboneError, CheckpointError, ConfigError
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone, backbone_shapes

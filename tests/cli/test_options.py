@@ -183,6 +183,8 @@ ROWS = [
   row("data.validation", "train[50:60]", "evaluated", "result"),
   row("data.test", "test[10:20]", "evaluated", "result"),
   row("data.eval_crop", "central", "task", "evaluated", maybe=("result",)),
+  row("data.eval_crop", "resize", "task", "evaluated",
+      given={"backbone": "STATES"}, maybe=("result",)),
   row("task.name", "mine", "task", "files", "result"),
   row("task.cells", 1, "task", "study", "learned"),
   row("task.bottleneck", 2, "task", "learned", given=ADAPTER),
@@ -222,6 +224,9 @@ ROWS = [
       goes_on=True, maybe=("result",)),
   row("upstream.eval_crop", "central", "evaluated", given=UPSTREAM,
       goes_on=True, maybe=("result",)),
+  row("upstream.eval_crop", "resize", "evaluated",
+      given={**UPSTREAM, "backbone": "STATES"}, goes_on=True,
+      maybe=("result",)),
   row("upstream.resize", 10, "evaluated", given=UP_CENTRAL,
       goes_on=True, maybe=("result",)),
   row("pretrain.variant", "Micro/4", *PRETRAINED,
@@ -306,6 +311,9 @@ def files(tmp_path_factory):
   backbone = small_backbone(0)
   mv.save_backbone(backbone, root / "BACKBONE.npz")
   mv.save_backbone(small_backbone(1), root / "OTHER.npz")
+  central = mv.EvalPreprocessing(image_size=8, crop="central", resize=10)
+  states = dataclasses.replace(backbone, evaluation=central)
+  mv.save_backbone(states, root / "STATES.npz")
   parent = random_task(backbone, "parent")
   mv.save_task(parent, root / "PARENT")
   child = random_task(backbone, "child", attends_to=[parent])

@@ -53,6 +53,30 @@ def test_what_task_json_holds(saved, backbone):
   assert mv.load_task(path, backbone).provenance == task.provenance
 
 
+def test_interpolation_is_kept_and_older_files_have_none(backbone, tmp_path):
+  """The default is not written, so that digests stay what they were."""
+  bicubic = mv.EvalPreprocessing(image_size=8, interpolation="bicubic")
+  for evaluation in (mv.EvalPreprocessing(image_size=8), bicubic):
+    task = random_task(backbone, "pets", evaluation=evaluation)
+    mv.save_task(task, tmp_path / evaluation.interpolation)
+    loaded = mv.load_task(tmp_path / evaluation.interpolation, backbone)
+    assert loaded.spec == task.spec
+    assert loaded.spec.evaluation == evaluation
+  written = json.loads((tmp_path / "bicubic" / "task.json").read_text())
+  assert written["spec"]["evaluation"]["interpolation"] == "bicubic"
+  path = tmp_path / "bilinear"
+  assert "interpolation" not in (path / "task.json").read_text()
+
+  def lanczos(values):
+    values["spec"]["evaluation"]["interpolation"] = "lanczos\n"
+
+  edit_task(path, lanczos)
+  message = "interpolation is 'lanczos.*expected one of bilinear, bilinear_ant"
+  with pytest.raises(TaskError, match=message) as error:
+    mv.load_task(path, backbone)
+  assert "\n" not in str(error.value)
+
+
 def test_saving_again_replaces_as_a_whole(saved, backbone):
   _, path = saved
   other = random_task(backbone, "pets", seed=9, cells=1)

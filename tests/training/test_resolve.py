@@ -7,6 +7,7 @@ from conftest import tiny_backbone
 
 from memory_vit.config import Config
 from memory_vit.errors import ConfigError
+from memory_vit.model.task import EvalPreprocessing
 from memory_vit.training import resolve
 
 
@@ -38,8 +39,28 @@ def test_without_epochs_steps_are_as_given():
 @pytest.mark.parametrize("given", [0, 12])
 def test_the_size_of_the_backbone(given):
   config = Config(image_size=given)
-  found = resolve.with_image_size(config, tiny_backbone(image_size=12))
-  assert found == dataclasses.replace(config, image_size=12)
+  found = resolve.with_backbone(config, tiny_backbone(image_size=12))
+  assert found.image_size == 12
+
+
+def test_what_is_left_to_a_backbone_that_states_nothing():
+  """As it was recorded before there was anything to leave to it."""
+  found = resolve.with_backbone(Config(image_size=8), tiny_backbone())
+  assert (found.gelu, found.data.eval_crop) == ("tanh", "resize")
+  assert found.upstream.eval_crop == "resize"
+  assert resolve.with_backbone(found, tiny_backbone()) == found
+
+
+def test_what_a_backbone_states_is_taken_and_no_more():
+  evaluation = EvalPreprocessing(image_size=8, interpolation="bicubic")
+  backbone = dataclasses.replace(
+    tiny_backbone(gelu="exact"), evaluation=evaluation
+  )
+  found = resolve.with_backbone(Config(), backbone)
+  assert (found.gelu, found.data.eval_crop) == ("exact", "backbone")
+  own = dataclasses.replace(Config().data, eval_crop="central")
+  found = resolve.with_backbone(Config(data=own), backbone)
+  assert found.data == own
 
 
 def test_limits_wait_for_the_number_of_steps():

@@ -1,0 +1,142 @@
+"""What a name of timm says of a ViT: `vit_base_patch16_clip_quickgelu_224`.
+
+The configurations that timm writes leave out what the name implies. Its parts
+are a family, a size, the side of a patch, tags, and the side of an image. That
+what is said here is what timm builds is a test of every name that timm has.
+"""
+
+import dataclasses
+import re
+
+from memory_vit.errors import BackboneError
+from memory_vit.runtime.messages import brief
+
+# Size -> width, depth, heads.
+_SIZES = {
+  "tiny": (192, 12, 3),
+  "xsmall": (256, 10, 4),
+  "wee": (256, 14, 4),
+  "little": (320, 14, 5),
+  "small": (384, 12, 6),
+  "medium": (512, 12, 8),
+  "mediumd": (512, 20, 8),
+  "betwixt": (640, 12, 10),
+  "base": (768, 12, 12),
+  "so150m2": (832, 21, 13),
+  "so150m": (896, 18, 14),
+  "large": (1024, 24, 16),
+  "so400m": (1152, 27, 16),
+  "huge": (1280, 32, 16),
+  "giant": (1408, 40, 16),
+  "giantopt": (1536, 40, 16),
+  "gigantic": (1664, 48, 16),
+}
+# The same, for a size with one of the tags.
+_TAGGED_SIZES = {
+  ("base", "plus"): (896, 12, 14),
+  ("small", "36x1"): (384, 36, 6),
+  ("giant", "dinov2"): (1536, 40, 24),
+  ("giant", "tipsv2"): (1536, 40, 24),
+}
+_REGISTERS = {"reg1": 1, "reg4": 4}
+_TAGS = {
+  *("36x1", "clip", "dinov2", "gap", "map", "miil", "plus", "quickgelu"),
+  *("siglip", "tipsv2", *_REGISTERS),
+}
+# Sizes of timm's own search for shapes, all with LayerScale.
+_SEARCHED = {"wee", "little", "medium", "mediumd", "betwixt", "so150m2"}
+# SigLIP 2 with the activation that it was trained with: size, patch, image. For
+# other sizes timm has one model for both generations, with the exact one.
+_TANH_SIGLIP = re.compile(
+  r"vit_(giantopt_patch16_.*|so400m_patch16_.*|large_patch16_.*_512|"
+  r"base_patch32_.*)"
+)
+_NAME = re.compile(
+  r"(vit|deit|deit3)_([a-z0-9]+)_patch([1-9][0-9]?)((?:_\w+)?)"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Architecture:
+  """What the name of a model implies, in the words of timm."""
+
+  embed_dim: int
+  depth: int
+  num_heads: int
+  patch_size: int
+  class_token: bool
+  reg_tokens: int
+  global_pool: str
+  act_layer: str
+  norm_epsilon: float
+  pre_norm: bool
+  layer_scale: bool
+  qkv_bias: bool
+  swiglu: bool
+
+
+def architecture(name: str, where: str) -> Architecture:
+  """Look up a name of timm.
+
+  Raises:
+    BackboneError: for one that is none of a plain ViT.
+  """
+  match = _NAME.fullmatch(name)
+  family, size, patch, rest = match.groups() if match else ("", "", "", "")
+  tags = {tag for tag in rest.split("_") if tag and not tag.isdecimal()}
+  if size not in _SIZES or not tags <= _TAGS:
+    raise BackboneError(
+      f"{where}: architecture is {brief(name)}, expected a plain ViT of timm, "
+      f"(vit|deit|deit3)_SIZE_patchN, with SIZE of {', '.join(_SIZES)} and "
+      f"then any of {', '.join(sorted(_TAGS))}: hybrids, other positions, "
+      "parallel blocks and a second head for distillation are not computed."
+    )
+  width, depth, heads = _shape(size, tags)
+  clip, siglip = "clip" in tags, "siglip" in tags
+  pool = _pool(tags)
+  if (size, tags) == ("base", {"gap"}):
+    heads = 16
+  return Architecture(
+    embed_dim=width,
+    depth=depth,
+    num_heads=heads,
+    patch_size=int(patch),
+    class_token=pool == "token",
+    reg_tokens=sum(_REGISTERS.get(tag, 0) for tag in tags),
+    global_pool=pool,
+    act_layer=_activation(name, tags),
+    norm_epsilon=1e-5 if clip else 1e-6,
+    pre_norm=clip,
+    layer_scale=not (clip or siglip)
+    and (
+      family == "deit3"
+      or size in _SEARCHED
+      or bool(tags & {"plus", "36x1", "dinov2", "tipsv2"})
+    ),
+    qkv_bias=not (
+      "miil" in tags
+      or size == "so150m2"
+      or (size in _SEARCHED and tags == {"gap"})
+    ),
+    swiglu=size == "giant" and bool(tags & {"dinov2", "tipsv2"}),
+  )
+
+
+def _shape(size: str, tags: set[str]) -> tuple[int, int, int]:
+  for tag in tags:
+    if (size, tag) in _TAGGED_SIZES:
+      return _TAGGED_SIZES[size, tag]
+  return _SIZES[size]
+
+
+def _pool(tags: set[str]) -> str:
+  if "gap" in tags:
+    return "avg"
+  return "map" if tags & {"map", "siglip"} else "token"
+
+
+def _activation(name: str, tags: set[str]) -> str:
+  if "quickgelu" in tags:
+    return "quick_gelu"
+  tanh = "siglip" in tags and _TANH_SIGLIP.fullmatch(name)
+  return "gelu_tanh" if tanh else "gelu"

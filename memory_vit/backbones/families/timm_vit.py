@@ -1,0 +1,325 @@
+"""Plain ViTs of timm: `vit_*`, `deit_*` and `deit3_*`.
+
+One array for query, key and value; a class token, registers, LayerScale and a
+probe where the architecture has them; the last LayerNorm before or after the
+mean. What config.json does not say, the name of the architecture does.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from memory_vit.backbones.families import torch_layers
+from memory_vit.backbones.families.converted import Arrays, Converted, Weights
+from memory_vit.backbones.families.fields import Fields
+from memory_vit.backbones.families.shapes import (
+  MAX_CLASSES,
+  MAX_HEADS,
+  MAX_MLP_DIM,
+  MAX_PATCH_SIZE,
+  MAX_REGISTERS,
+  MAX_WIDTH,
+  vit_config,
+)
+from memory_vit.backbones.families.timm_architectures import (
+  Architecture,
+  architecture,
+)
+from memory_vit.backbones.layouts import MAX_DEPTH
+from memory_vit.errors import BackboneError
+from memory_vit.model import trees
+from memory_vit.model.trees import Tree
+from memory_vit.model.vit_config import MAX_IMAGE_SIZE, ViTConfig, square_side
+from memory_vit.runtime.messages import brief
+
+_POOLING = {"token": "tok", "avg": "gap", "map": "map"}
+_ACTIVATIONS = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick"}
+# Arguments of a model whose effect is in the shapes, or in training alone.
+_SEEN_ELSEWHERE = {
+  *("img_size", "mlp_ratio", "no_embed_class", "fc_norm", "num_classes"),
+  *("dynamic_img_size", "dynamic_img_pad", "weight_init", "fix_init"),
+  *("drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate"),
+  *("attn_drop_rate", "drop_path_rate"),
+}
+# Arguments of which one value is understood, which is also the default.
+_FIXED = {
+  "in_chans": 3,
+  "pos_embed": "learn",
+  "final_norm": True,
+  "pool_include_prefix": False,
+  "proj_bias": True,
+  "qk_norm": False,
+  "scale_attn_norm": False,
+  "scale_mlp_norm": False,
+}
+_READ = {
+  *("embed_dim", "depth", "num_heads", "patch_size", "class_token"),
+  *("reg_tokens", "global_pool", "act_layer", "pre_norm", "init_values"),
+  "qkv_bias",
+}
+
+
+def convert(config: Mapping[str, Any], arrays: Arrays, where: str) -> Converted:
+  """Convert a plain ViT of timm.
+
+  The outputs are the logits of its head, or the features in front of it where
+  it was made with `num_classes=0`.
+
+  Args:
+    config: of its config.json.
+    arrays: of its file.
+    where: what to call the source in messages.
+
+  Raises:
+    BackboneError: where the arrays are not exactly those of the architecture,
+      or that is none of a plain ViT.
+  """
+  fields = Fields(config, where)
+  _refuse_distilled(arrays, where)
+  implied = architecture(fields.text("architecture"), where)
+  model = _stated(implied, config, fields, where)
+  vit, positions = _config(model, _classes(fields), arrays, where)
+  weights = Weights(arrays, where)
+  tree = _tree(weights, vit, model, positions)
+  weights.done()
+  return Converted(config=vit, arrays=trees.flatten(tree))
+
+
+def _refuse_distilled(arrays: Arrays, where: str) -> None:
+  if "dist_token" in arrays or "head_dist.weight" in arrays:
+    raise BackboneError(
+      f"{where} is a distilled DeiT, whose outputs are the mean of two heads "
+      "on two tokens: expected a ViT with one head, such as deit_* without "
+      "'distilled', or deit3_*."
+    )
+
+
+def _stated(
+  implied: Architecture, config: Mapping[str, Any], fields: Fields, where: str
+) -> Architecture:
+  """What the arguments in `model_args` change of what the name implies."""
+  args = fields.section("model_args")
+  given = config.get("model_args") or {}
+  known = _SEEN_ELSEWHERE | _FIXED.keys() | _READ
+  unknown = sorted(map(str, given.keys() - known))
+  if unknown:
+    raise BackboneError(
+      f"{where}: model_args has {brief(unknown[0])}, which is not understood, "
+      f"expected only {', '.join(sorted(known))}."
+    )
+  for name, value in _FIXED.items():
+    args.require(name, value, "another one computes another model", value)
+  pool = fields.choice(
+    "global_pool", dict(zip(_POOLING, _POOLING, strict=True)),
+    implied.global_pool,
+  )  # fmt: skip
+  return dataclasses.replace(
+    implied,
+    embed_dim=args.int("embed_dim", 1, MAX_WIDTH, implied.embed_dim),
+    depth=args.int("depth", 1, MAX_DEPTH, implied.depth),
+    num_heads=args.int("num_heads", 1, MAX_HEADS, implied.num_heads),
+    patch_size=args.size("patch_size", 1, MAX_PATCH_SIZE, implied.patch_size),
+    class_token=args.flag("class_token", implied.class_token),
+    reg_tokens=args.int("reg_tokens", 0, MAX_REGISTERS, implied.reg_tokens),
+    global_pool=args.choice(
+      "global_pool", dict(zip(_POOLING, _POOLING, strict=True)), pool
+    ),
+    act_layer=args.choice(
+      "act_layer", dict(zip(_ACTIVATIONS, _ACTIVATIONS, strict=True)),
+      implied.act_layer,
+    ),
+    pre_norm=args.flag("pre_norm", implied.pre_norm),
+    qkv_bias=args.flag("qkv_bias", implied.qkv_bias),
+    layer_scale=_layer_scale(given, args, implied),
+  )  # fmt: skip
+
+
+def _layer_scale(
+  given: Mapping[str, Any], args: Fields, implied: Architecture
+) -> bool:
+  """Whether there is one: null, of `init_values`, says that there is none."""
+  if "init_values" not in given:
+    return implied.layer_scale
+  return args.optional_float("init_values", 0, 1e3) is not None
+
+
+def _classes(fields: Fields) -> int:
+  """The width of the head; the outer field is the one that timm builds by."""
+  if not fields.has("num_classes"):
+    fields = fields.section("pretrained_cfg")
+  return fields.int("num_classes", 0, MAX_CLASSES)
+
+
+def _config(
+  model: Architecture, classes: int, arrays: Arrays, where: str
+) -> tuple[ViTConfig, int]:
+  """The configuration, and the rows of the table of positions."""
+  prefix = model.class_token + model.reg_tokens
+  rows = _shape(arrays, "pos_embed", 3, where)[1]
+  sides = {side for n in (rows, rows - prefix) if (side := square_side(n))}
+  if len(sides) != 1:
+    raise BackboneError(
+      f"{where}: pos_embed has {rows} positions, expected those of one square "
+      f"grid of patches, with or without the {prefix} tokens before them."
+    )
+  side = sides.pop()
+  image_size = side * model.patch_size
+  if image_size > MAX_IMAGE_SIZE:
+    raise BackboneError(
+      f"{where}: pos_embed has {rows} positions, of an image of {image_size} "
+      f"pixels: expected at most {MAX_IMAGE_SIZE}."
+    )
+  pooling = _POOLING[model.global_pool]
+  if pooling == "map" and prefix:
+    raise BackboneError(
+      f"{where}: its probe attends to the patches alone, though there are "
+      f"{prefix} tokens before them: expected no class token and no registers."
+    )
+  mlp_dim = _shape(arrays, "blocks.0.mlp.fc1.weight", 2, where)[0]
+  if mlp_dim > 2 * MAX_MLP_DIM or (model.swiglu and mlp_dim % 2):
+    raise BackboneError(
+      f"{where}: an MLP of width {mlp_dim:,}, expected at most {MAX_MLP_DIM:,}."
+    )
+  config = vit_config(
+    where,
+    width=model.embed_dim,
+    depth=model.depth,
+    mlp_dim=mlp_dim // 2 if model.swiglu else mlp_dim,
+    num_heads=model.num_heads,
+    patch_size=model.patch_size,
+    image_size=image_size,
+    num_classes=classes,
+    gelu=_ACTIVATIONS[model.act_layer],
+    layer_norm_epsilon=model.norm_epsilon,
+    class_tokens=int(model.class_token),
+    registers=model.reg_tokens,
+    position_resize="bicubic_antialias",
+    pre_norm=model.pre_norm,
+    mlp="swiglu" if model.swiglu else "gelu",
+    pooling=pooling,
+    norm_after_pooling=pooling == "gap" and "fc_norm.weight" in arrays,
+  )
+  return config, rows
+
+
+def _shape(arrays: Arrays, name: str, rank: int, where: str) -> tuple[int, ...]:
+  """The shape of an array that tells that of the model."""
+  shape = arrays[name].shape if name in arrays else None
+  if shape is None or len(shape) != rank:
+    raise BackboneError(
+      f"{where}: {name} is {'missing' if shape is None else brief(shape)}, "
+      f"expected an array of {rank} axes."
+    )
+  return shape
+
+
+def _tree(
+  weights: Weights, vit: ViTConfig, model: Architecture, rows: int
+) -> Tree:
+  d = vit.width
+  tokens, positions = _tokens(weights, vit, rows)
+  last = "fc_norm" if vit.norm_after_pooling else "norm"
+  encoder: Tree = {
+    "posembed_input": {"pos_embedding": positions},
+    **{
+      f"encoderblock_{i}": _block(weights, f"blocks.{i}", vit, model)
+      for i in range(vit.depth)
+    },
+    "encoder_norm": torch_layers.layer_norm(weights, last, d),
+  }
+  if vit.pre_norm:
+    encoder["pre_norm"] = torch_layers.layer_norm(weights, "norm_pre", d)
+  tree: Tree = {
+    "embedding": torch_layers.patch_embedding(
+      # timm leaves the bias to the LayerNorm behind it.
+      weights, "patch_embed.proj", vit, bias=not vit.pre_norm
+    ),
+    "Transformer": encoder,
+    **tokens,
+  }  # fmt: skip
+  if vit.pooling == "map":
+    tree["MAPHead_0"] = _map_head(weights, vit)
+  if vit.num_classes:
+    head = torch_layers.linear(weights, "head", d, vit.num_classes)
+    tree["head"] = torch_layers.dense(head)
+  return tree
+
+
+def _tokens(
+  weights: Weights, vit: ViTConfig, rows: int
+) -> tuple[Tree, np.ndarray]:
+  """Class token, registers, and the table of positions.
+
+  Where the table has rows for the tokens in front, that of the class stays and
+  those of the registers are added to them; where it has not, that of the class
+  is zero.
+  """
+  classes, registers, d = vit.class_tokens, vit.registers, vit.width
+  tree: Tree = {}
+  if classes:
+    tree["cls"] = weights.take("cls_token", (1, classes, d))
+  if registers:
+    tree["registers"] = weights.take("reg_token", (1, registers, d))
+  table = weights.take("pos_embed", (1, rows, d))
+  if rows == vit.num_patches:
+    return tree, np.pad(table, ((0, 0), (classes, 0), (0, 0)))
+  before = classes + registers
+  if registers:
+    tree["registers"] = tree["registers"] + table[:, classes:before]
+  return tree, np.concatenate([table[:, :classes], table[:, before:]], axis=1)
+
+
+def _block(
+  weights: Weights, name: str, vit: ViTConfig, model: Architecture
+) -> Tree:
+  d = vit.width
+  fused = torch_layers.linear(
+    weights, f"{name}.attn.qkv", d, 3 * d, bias=model.qkv_bias
+  )
+  out = torch_layers.linear(weights, f"{name}.attn.proj", d, d)
+  scales = [
+    weights.take(f"{name}.ls{part}.gamma", (d,)) if model.layer_scale else None
+    for part in (1, 2)
+  ]
+  return {
+    "LayerNorm_0": torch_layers.layer_norm(weights, f"{name}.norm1", d),
+    "MultiHeadDotProductAttention_0": torch_layers.attention(
+      torch_layers.split(fused, 3), out, vit.num_heads, scales[0]
+    ),
+    "LayerNorm_1": torch_layers.layer_norm(weights, f"{name}.norm2", d),
+    "MlpBlock_0": _mlp(weights, f"{name}.mlp", vit, scales[1]),
+  }
+
+
+def _mlp(
+  weights: Weights, name: str, vit: ViTConfig, scale: np.ndarray | None
+) -> Tree:
+  d, hidden = vit.width, vit.mlp_dim
+  second = torch_layers.linear(weights, f"{name}.fc2", hidden, d)
+  if vit.mlp == "gelu":
+    first = torch_layers.linear(weights, f"{name}.fc1", d, hidden)
+    return torch_layers.mlp(first, second, scale=scale)
+  stacked = torch_layers.linear(weights, f"{name}.fc1", d, 2 * hidden)
+  gate, first = torch_layers.split(stacked, 2)
+  return torch_layers.mlp(first, second, gate=gate, scale=scale)
+
+
+def _map_head(weights: Weights, vit: ViTConfig) -> Tree:
+  d, hidden = vit.width, vit.mlp_dim
+  query = torch_layers.linear(weights, "attn_pool.q", d, d)
+  fused = torch_layers.linear(weights, "attn_pool.kv", d, 2 * d)
+  return {
+    "probe": weights.take("attn_pool.latent", (1, 1, d)),
+    "MultiHeadDotProductAttention_0": torch_layers.attention(
+      [query, *torch_layers.split(fused, 2)],
+      torch_layers.linear(weights, "attn_pool.proj", d, d),
+      vit.num_heads,
+    ),
+    "LayerNorm_0": torch_layers.layer_norm(weights, "attn_pool.norm", d),
+    "MlpBlock_0": torch_layers.mlp(
+      torch_layers.linear(weights, "attn_pool.mlp.fc1", d, hidden),
+      torch_layers.linear(weights, "attn_pool.mlp.fc2", hidden, d),
+    ),
+  }

@@ -1,0 +1,188 @@
+"""A backbone as a directory that transformers loads.
+
+The inverse of `families/hf_vit.py`, for the ViTs that transformers has: images
+are normalized by 0.5 and 0.5, which is what ours take.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from memory_vit.backbones import model_files
+from memory_vit.backbones.layouts import BLOCK, POSITIONS, Arrays
+from memory_vit.errors import BackboneError
+from memory_vit.model.backbone import Backbone
+from memory_vit.model.task import EvalPreprocessing
+from memory_vit.model.vit_config import ViTConfig
+from memory_vit.runtime import files
+
+# What every such ViT has; `position_resize` matters at other sizes alone.
+_COMPUTED = {
+  "class_tokens": 1,
+  "registers": 0,
+  "positions": "learned",
+  "pre_norm": False,
+  "mlp": "gelu",
+  "pooling": "tok",
+}
+_ACTIVATIONS = {
+  "exact": "gelu",
+  "tanh": "gelu_pytorch_tanh",
+  "quick": "quick_gelu",
+}
+_RESAMPLES = {"bilinear": 2, "bilinear_antialias": 2, "bicubic": 3}
+
+
+def write(backbone: Backbone, arrays: Arrays, path: Path) -> None:
+  """Write config.json, model.safetensors and preprocessor_config.json.
+
+  Args:
+    backbone: to be written.
+    arrays: its parameters, by name.
+    path: of the directory; one that is there is replaced as a whole.
+
+  Raises:
+    BackboneError: where a ViT of transformers cannot compute the same, or
+      something else lies there.
+  """
+  config = backbone.config
+  _require_possible(config)
+  _require_replaceable(path)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  named = _named(arrays, config)
+  texts = {
+    model_files.CONFIG: _config(config),
+    model_files.PREPROCESSOR: _preprocessor(backbone),
+  }
+  with files.replacing_directory(path) as new:
+    new.mkdir()
+    safetensors.numpy.save_file(
+      {name: np.ascontiguousarray(array) for name, array in named.items()},
+      new / model_files.WEIGHTS,
+      {"format": "pt"},  # transformers asks for it
+    )
+    for name, values in texts.items():
+      text = json.dumps(values, indent=2) + "\n"
+      (new / name).write_text(text, encoding="utf-8")
+
+
+def _require_possible(config: ViTConfig) -> None:
+  for name, value in _COMPUTED.items():
+    if getattr(config, name) != value:
+      raise BackboneError(
+        f"a ViT of transformers has {name} {value!r}, this backbone has "
+        f"{getattr(config, name)!r}: save it as an .npz file."
+      )
+  if config.num_classes and config.representation_size:
+    raise BackboneError(
+      f"a ViT of transformers has a head or a pooler, this backbone has "
+      f"{config.num_classes} classes and a representation_size of "
+      f"{config.representation_size}: save it as an .npz file."
+    )
+
+
+def _require_replaceable(path: Path) -> None:
+  """Nothing but another model is replaced."""
+  if not path.exists() or model_files.holds_model(path):
+    return
+  if path.is_dir() and not any(path.iterdir()):
+    return
+  raise BackboneError(
+    f"{path} is there, and no model: it is left as it is. Give another path."
+  )
+
+
+def _named(arrays: Arrays, config: ViTConfig) -> dict[str, np.ndarray]:
+  """The arrays under the names of transformers."""
+  d, prefix = config.width, "vit." if config.num_classes else ""
+  patches = f"{prefix}embeddings.patch_embeddings.projection"
+  named = {
+    f"{prefix}embeddings.cls_token": arrays["cls"],
+    f"{prefix}embeddings.position_embeddings": arrays[POSITIONS],
+    f"{patches}.weight": arrays["embedding/kernel"].transpose(3, 2, 0, 1),
+    f"{patches}.bias": arrays["embedding/bias"],
+    **_layer(arrays, "Transformer/encoder_norm", f"{prefix}layernorm"),
+  }
+  for i in range(config.depth):
+    ours, theirs = f"{BLOCK}{i}", f"{prefix}encoder.layer.{i}"
+    attention = f"{ours}/MultiHeadDotProductAttention_0"
+    for part in ("query", "key", "value"):
+      kernel = arrays[f"{attention}/{part}/kernel"].reshape(d, d)
+      name = f"{theirs}.attention.attention.{part}"
+      named[f"{name}.weight"] = kernel.T
+      named[f"{name}.bias"] = arrays[f"{attention}/{part}/bias"].reshape(d)
+    name = f"{theirs}.attention.output.dense"
+    named[f"{name}.weight"] = arrays[f"{attention}/out/kernel"].reshape(d, d).T
+    named[f"{name}.bias"] = arrays[f"{attention}/out/bias"]
+    for layer, name in (
+      ("LayerNorm_0", "layernorm_before"),
+      ("LayerNorm_1", "layernorm_after"),
+      ("MlpBlock_0/Dense_0", "intermediate.dense"),
+      ("MlpBlock_0/Dense_1", "output.dense"),
+    ):
+      named |= _layer(arrays, f"{ours}/{layer}", f"{theirs}.{name}")
+  if config.num_classes:
+    named |= _layer(arrays, "head", "classifier")
+  if config.representation_size:
+    named |= _layer(arrays, "pre_logits", f"{prefix}pooler.dense")
+  return named
+
+
+def _layer(arrays: Arrays, ours: str, theirs: str) -> Arrays:
+  """A LayerNorm, or a linear layer, of two axes."""
+  is_norm = f"{ours}/scale" in arrays
+  weight = arrays[f"{ours}/scale" if is_norm else f"{ours}/kernel"]
+  return {
+    f"{theirs}.weight": weight.T,
+    f"{theirs}.bias": arrays[f"{ours}/bias"],
+  }
+
+
+def _config(config: ViTConfig) -> dict[str, Any]:
+  head = config.num_classes > 0
+  values: dict[str, Any] = {
+    "architectures": ["ViTForImageClassification" if head else "ViTModel"],
+    "model_type": "vit",
+    "hidden_act": _ACTIVATIONS[config.gelu],
+    "hidden_size": config.width,
+    "image_size": config.image_size,
+    "intermediate_size": config.mlp_dim,
+    "layer_norm_eps": config.layer_norm_epsilon,
+    "num_attention_heads": config.num_heads,
+    "num_channels": 3,
+    "num_hidden_layers": config.depth,
+    "patch_size": config.patch_size,
+    "qkv_bias": True,
+  }
+  if head:  # transformers counts the classes by it
+    labels = [f"LABEL_{i}" for i in range(config.num_classes)]
+    values["id2label"] = dict(enumerate(labels))
+    values["label2id"] = {label: i for i, label in enumerate(labels)}
+  if config.representation_size:
+    values["pooler_act"] = "tanh"
+    values["pooler_output_size"] = config.representation_size
+  return values
+
+
+def _preprocessor(backbone: Backbone) -> dict[str, Any]:
+  side = backbone.config.image_size
+  evaluation = backbone.evaluation or EvalPreprocessing(image_size=side)
+  values: dict[str, Any] = {
+    "image_processor_type": "ViTImageProcessor",
+    "do_normalize": True,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "resample": _RESAMPLES[evaluation.interpolation],
+    "rescale_factor": 1 / 255,
+    "size": {"height": side, "width": side},
+  }
+  if evaluation.crop == "central":
+    values["do_center_crop"] = True
+    values["crop_size"] = values["size"]
+    values["size"] = {"shortest_edge": evaluation.resize}
+  return values

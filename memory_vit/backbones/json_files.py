@@ -1,0 +1,64 @@
+"""Read untrusted JSON files that hold one object."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from memory_vit.errors import BackboneError
+from memory_vit.runtime.messages import brief, first_line
+
+# A config.json with the names of 21,843 classes has 2 MB; an index of 10,000
+# arrays has less.
+MAX_BYTES = 8 * 2**20
+
+
+def read_object(file: Path) -> dict[str, Any]:
+  """Read a file of one JSON object, of at most 8 MiB.
+
+  Raises:
+    BackboneError: where it is not there, is larger, or holds anything else.
+  """
+  if not file.is_file():
+    raise BackboneError(f"{file} is not there, or no file.")
+  if (size := file.stat().st_size) > MAX_BYTES:
+    raise BackboneError(
+      f"{file} has {size:,} bytes, expected at most {MAX_BYTES:,}."
+    )
+  try:
+    content = file.read_bytes()
+  except OSError as error:
+    raise BackboneError(
+      f"{file} cannot be read: {first_line(error)}"
+    ) from error
+  return parse_object(content, str(file))
+
+
+def parse_object(content: bytes, where: str) -> dict[str, Any]:
+  """Parse one JSON object, in which no key stands twice.
+
+  Args:
+    content: UTF-8, of a length that was checked.
+    where: what to call it in messages.
+
+  Raises:
+    BackboneError: where it is anything else.
+  """
+  try:
+    values = json.loads(
+      content.decode("utf-8"), object_pairs_hook=_without_duplicates
+    )
+  # Of JSON and of UTF-8 among them; brackets in brackets end the stack.
+  except (ValueError, RecursionError) as error:
+    raise BackboneError(
+      f"{where} is not readable as JSON: {first_line(error)}"
+    ) from error
+  if not isinstance(values, dict):
+    raise BackboneError(f"{where} holds {brief(values)}, expected an object.")
+  return values
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  values = dict(pairs)
+  if len(values) < len(pairs):
+    raise ValueError("an object has a key twice")
+  return values

@@ -1,0 +1,108 @@
+"""Backbones out of the files of transformers and timm."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from memory_vit.backbones import image_processor, json_files, model_files
+from memory_vit.backbones.families import detect, fold
+from memory_vit.backbones.families.converted import Arrays, Converted
+from memory_vit.backbones.image_processor import ImageProcessor
+from memory_vit.backbones.model_files import ModelFiles
+from memory_vit.backbones.published import Published, Source
+from memory_vit.errors import BackboneError, ConfigError
+
+# In the first lines of a README.md of the hub.
+_LICENCE = re.compile(r"^license(?:_name)?: *([A-Za-z0-9._-]{1,60}) *$", re.M)
+_CARD_BYTES = 2**16
+_NO_LICENCE = "not stated in its files: see where it was published"
+
+
+def read(files: ModelFiles) -> Published:
+  """Read and convert a model.
+
+  Raises:
+    BackboneError: for one that is not exactly a ViT of a known family.
+  """
+  config = json_files.read_object(files.config)
+  family, convert = detect.family_of(config, str(files.config))
+  stated = _stated_processor(config, files)
+  with files.open_weights() as tensors:
+    try:
+      converted = convert(config, tensors, str(files.config))
+    except ConfigError as error:  # sizes that do not fit together
+      raise BackboneError(f"{files.config}: {error}") from error
+  processor = stated or _default_processor(converted, files)
+  return Published(
+    config=converted.config,
+    arrays=_normalized(converted.arrays, processor),
+    where=str(files.weights),
+    layout=f"{family}, {files.weights.name}",
+    states_config=True,
+    evaluation=processor.evaluation,
+  )
+
+
+def source_of(files: ModelFiles) -> Source:
+  """What to note of a model that is converted; reads all of its files."""
+  config = json_files.read_object(files.config)
+  family, _ = detect.family_of(config, str(files.config))
+  return Source(
+    name=files.source,
+    family=family,
+    licence=_licence(config, files),
+    files=files.digests(),
+  )
+
+
+def _normalized(arrays: Arrays, processor: ImageProcessor) -> dict[str, Any]:
+  """Arrays that take images in [-1, 1]."""
+  kernel, bias = fold.fold_normalization(
+    arrays["embedding/kernel"], arrays["embedding/bias"],
+    processor.mean, processor.std,
+  )  # fmt: skip
+  return {**arrays, "embedding/kernel": kernel, "embedding/bias": bias}
+
+
+def _stated_processor(
+  config: Mapping[str, Any], files: ModelFiles
+) -> ImageProcessor | None:
+  """What the files state of images, if anything."""
+  if files.preprocessor:
+    values = json_files.read_object(files.preprocessor)
+    return image_processor.of_transformers(values, str(files.preprocessor))
+  if config.get("pretrained_cfg") is not None:
+    where = f"{files.config}: pretrained_cfg"
+    return image_processor.of_timm(config["pretrained_cfg"], where)
+  return None
+
+
+def _default_processor(
+  converted: Converted, files: ModelFiles
+) -> ImageProcessor:
+  """What the family documents, where it does."""
+  if converted.image_mean is None or converted.image_std is None:
+    raise BackboneError(
+      f"{files.config} has no {model_files.PREPROCESSOR} beside it, which says "
+      "by what mean and deviation images are normalized: fetch it from where "
+      "the model is from."
+    )
+  return ImageProcessor(
+    mean=converted.image_mean, std=converted.image_std, evaluation=None
+  )
+
+
+def _licence(config: Mapping[str, Any], files: ModelFiles) -> str:
+  """What timm's configuration states, or the README.md of the hub."""
+  stated = config.get("pretrained_cfg")
+  found = stated.get("license") if isinstance(stated, Mapping) else None
+  if isinstance(found, str) and _LICENCE.fullmatch(f"license: {found}"):
+    return found
+  if files.card:
+    with files.card.open("rb") as opened:
+      text = opened.read(_CARD_BYTES).decode("utf-8", "replace")
+    if match := _LICENCE.search(text):
+      return match[1]
+  return _NO_LICENCE

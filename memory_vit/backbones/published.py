@@ -1,0 +1,160 @@
+"""A published ViT before it is put on a device, and what is noted beside it.
+
+Beside the arrays of an .npz file may stand one more entry, `memory_vit.json`,
+which says what the shapes do not: how the model computes, how it wants its
+images, and the files that it was converted from. Files without it are read as
+ever, and numpy opens those that have it.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from memory_vit.backbones import json_files
+from memory_vit.errors import BackboneError
+from memory_vit.model.task import EvalPreprocessing
+from memory_vit.model.vit_config import MAX_IMAGE_SIZE, ViTConfig
+from memory_vit.runtime import schema
+from memory_vit.runtime.messages import brief
+
+ENTRY = "memory_vit.json"
+FORMAT_VERSION = 1
+# Of the entry, which lists the files of a source.
+MAX_BYTES = 2**20
+_KEYS = ("format_version", "config", "evaluation", "source")
+# Who loads a backbone chooses it.
+_CHOSEN = "dtype"
+# Above what any ViT has, and small enough to compute with.
+_MOST = {
+  "width": 16_384, "depth": 64, "mlp_dim": 65_536, "num_heads": 256,
+  "patch_size": 256, "image_size": MAX_IMAGE_SIZE, "num_classes": 2**24,
+  "representation_size": 65_536, "class_tokens": 2, "registers": 256,
+}  # fmt: skip
+_MAY_BE_0 = ("num_classes", "representation_size", "class_tokens", "registers")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+  """Where a converted backbone is from.
+
+  Attributes:
+    name: what was converted, such as "hf://google/vit-base-patch16-224".
+    family: as its config.json calls it.
+    licence: as its files state it.
+    files: {file: SHA-256} of all that it was made of.
+  """
+
+  name: str
+  family: str
+  licence: str
+  files: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Published:
+  """A ViT as it was published.
+
+  Attributes:
+    config: how it computes; float32.
+    arrays: "a/b/c" -> float32, for images in [-1, 1].
+    where: its file, for messages.
+    layout: how the weights lie in the file, for people.
+    states_config: whether the source says how it computes, rather than shapes
+      alone.
+    evaluation: how the source says to prepare images.
+    source: where it was converted from.
+  """
+
+  config: ViTConfig
+  arrays: dict[str, np.ndarray]
+  where: str
+  layout: str
+  states_config: bool = False
+  evaluation: EvalPreprocessing | None = None
+  source: Source | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Note:
+  """What the entry says; see `Published`."""
+
+  config: ViTConfig
+  evaluation: EvalPreprocessing | None = None
+  source: Source | None = None
+
+
+def to_text(note: Note) -> str:
+  """The content of the entry."""
+  config = dataclasses.asdict(note.config)
+  del config[_CHOSEN]
+  values = {
+    "format_version": FORMAT_VERSION,
+    "config": config,
+    "evaluation": note.evaluation and dataclasses.asdict(note.evaluation),
+    "source": note.source and dataclasses.asdict(note.source),
+  }
+  return json.dumps(values, indent=2, sort_keys=True) + "\n"
+
+
+def parse(content: bytes, where: str) -> Note:
+  """Read the content of the entry, of at most `MAX_BYTES`.
+
+  Raises:
+    BackboneError: where it is not what `to_text` writes.
+  """
+  values = json_files.parse_object(content, where)
+  schema.require_keys(values, _KEYS, where, BackboneError)
+  if values["format_version"] != FORMAT_VERSION:
+    raise BackboneError(
+      f"{where} has format_version {brief(values['format_version'])}, this "
+      f"version of memory_vit reads {FORMAT_VERSION}: update memory_vit."
+    )
+  return Note(
+    config=_config(values["config"], f"{where}: config"),
+    evaluation=_optional(EvalPreprocessing, values, "evaluation", where),
+    source=_source(values, where),
+  )
+
+
+def _config(values: Any, where: str) -> ViTConfig:
+  if not isinstance(values, Mapping):
+    raise BackboneError(f"{where} is {brief(values)}, expected an object.")
+  for name, most in _MOST.items():
+    value, least = values.get(name), 0 if name in _MAY_BE_0 else 1
+    if type(value) is not int or not least <= value <= most:
+      raise BackboneError(
+        f"{where}.{name} is {brief(value)}, expected a whole number, {least} "
+        f"to {most:,}."
+      )
+  defaults = {
+    field.name: field.default
+    for field in dataclasses.fields(ViTConfig)
+    if field.default is not dataclasses.MISSING
+  }
+  config: ViTConfig = schema.build(
+    ViTConfig, {**defaults, **values, _CHOSEN: "float32"}, where, BackboneError
+  )
+  if not 0 <= config.layer_norm_epsilon <= 1e-2:
+    raise BackboneError(
+      f"{where}.layer_norm_epsilon is {config.layer_norm_epsilon}, expected 0 "
+      "to 0.01."
+    )
+  return config
+
+
+def _optional(
+  cls: type, values: Mapping[str, Any], key: str, where: str
+) -> Any:
+  if values[key] is None:
+    return None
+  return schema.build(cls, values[key], f"{where}: {key}", BackboneError)
+
+
+def _source(values: Mapping[str, Any], where: str) -> Source | None:
+  source: Source | None = _optional(Source, values, "source", where)
+  if source and not all(type(d) is str for d in source.files.values()):
+    raise BackboneError(f"{where}: source.files has digests that are no text.")
+  return source

@@ -1,0 +1,97 @@
+"""Write a `Backbone`: an .npz file, or a directory for transformers."""
+
+import dataclasses
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from memory_vit.backbones import hf_export, layouts
+from memory_vit.backbones.layouts import Arrays
+from memory_vit.backbones.load import infer_config
+from memory_vit.backbones.published import ENTRY, Note, Source, to_text
+from memory_vit.errors import BackboneError
+from memory_vit.model import trees
+from memory_vit.model.backbone import Backbone
+from memory_vit.model.task import EvalPreprocessing
+from memory_vit.model.vit_config import ViTConfig
+from memory_vit.runtime import files
+
+FORMATS = ("npz", "hf")
+
+
+def save_backbone(
+  backbone: Backbone,
+  path: str | os.PathLike[str],
+  *,
+  format: str = "npz",
+  source: Source | None = None,
+) -> None:
+  """Write a backbone, for this library or for others.
+
+  What was there is replaced once the new files are complete.
+
+  Args:
+    backbone: to be written.
+    path: of the file or directory.
+    format: "npz" is a file in the layout of the published ones, with what the
+      shapes do not tell beside the arrays: `load_backbone` reads the same
+      parameters from it, and so the same fingerprint, unless the position
+      embedding was resized: that is another set of weights. "hf" is a
+      directory that transformers loads as a `ViTForImageClassification`, or as
+      a `ViTModel` where there is no head.
+    source: what it was converted from, to be noted in an .npz file.
+
+  Raises:
+    BackboneError: for another format, and for a backbone that computes
+      something that a `ViTModel` of transformers cannot.
+  """
+  if format not in FORMATS:
+    raise BackboneError(
+      f"format is {format!r}, expected one of {', '.join(FORMATS)}."
+    )
+  path = Path(path)
+  arrays = {k: np.asarray(v) for k, v in trees.flatten(backbone.params).items()}
+  if format == "hf":
+    hf_export.write(backbone, arrays, path)
+  else:
+    _write_npz(_note(backbone, arrays, source), arrays, path)
+
+
+def _write_npz(note: Note | None, arrays: Arrays, path: Path) -> None:
+  named = {
+    layouts.renumbered(name, layouts.TO_PRE_LINEN): array
+    for name, array in arrays.items()
+  }
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with files.replacing(path) as part:
+    with part.open("wb") as file:
+      np.savez(file, allow_pickle=False, **named)
+    if note:
+      with zipfile.ZipFile(part, "a") as archive:
+        archive.writestr(ENTRY, to_text(note))
+
+
+def _note(
+  backbone: Backbone, arrays: Arrays, source: Source | None
+) -> Note | None:
+  """What the shapes of a backbone do not tell; None where they tell all."""
+  config = dataclasses.replace(backbone.config, dtype="float32")
+  # What new tasks take where nothing is stated.
+  plain = EvalPreprocessing(image_size=config.image_size)
+  if (
+    not source
+    and backbone.evaluation in (None, plain)
+    and _tells(arrays, config)
+  ):
+    return None
+  return Note(config=config, evaluation=backbone.evaluation, source=source)
+
+
+def _tells(arrays: Arrays, config: ViTConfig) -> bool:
+  """Whether a configuration can be told by the shapes of arrays alone."""
+  try:
+    return infer_config(arrays, Path()) == config
+  except BackboneError:  # such as of a model without a class token
+    return False

@@ -1,0 +1,228 @@
+"""Backbones in other formats: the command `convert`, and saving for others."""
+
+import dataclasses
+import hashlib
+import json
+import zipfile
+
+import numpy as np
+import published_models as models
+import pytest
+from conftest import tiny_backbone
+
+import memory_vit as mv
+from memory_vit import convert, inspect
+from memory_vit.backbones import published
+from memory_vit.backbones.load import read_published
+from memory_vit.errors import BackboneError
+from memory_vit.model import trees
+from memory_vit.model.backbone import fingerprint_of
+
+
+def same(found: mv.Backbone, expected: mv.Backbone) -> None:
+  assert found.config == expected.config
+  assert found.fingerprint == expected.fingerprint
+  assert found.evaluation == expected.evaluation
+  found, expected = map(trees.flatten, (found.params, expected.params))
+  assert found.keys() == expected.keys()
+  for name in expected:
+    np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+@pytest.mark.parametrize("write", [models.write_model, models.write_shards])
+def test_a_converted_model_is_the_same_to_the_bit(tmp_path, capsys, write):
+  path, out = write(tmp_path / "vit"), tmp_path / "vit.npz"
+  (path / "README.md").write_text("---\nlicense: apache-2.0\n---\nA ViT.")
+  assert convert.main([str(path), str(out)]) == 0
+  assert "licence: apache-2.0" in capsys.readouterr().out
+  same(mv.load_backbone(out), mv.load_backbone(path))
+
+  source = read_published(str(out)).source
+  assert (source.name, source.family) == (str(path), "vit")
+  assert source.files == {
+    file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+    for file in path.iterdir()
+    if file.name != "README.md"
+  }
+  # Once more, from the new file: what it was made of is kept.
+  assert convert.main([str(out), str(tmp_path / "again.npz")]) == 0
+  assert read_published(str(tmp_path / "again.npz")).source == source
+
+
+def test_numpy_opens_what_was_converted(tmp_path):
+  path, out = models.write_model(tmp_path / "vit"), tmp_path / "vit.npz"
+  convert.main([str(path), str(out)])
+  with np.load(out, allow_pickle=False) as archive:
+    assert published.ENTRY in archive.files
+    np.testing.assert_array_equal(
+      archive["cls"], models.vit_arrays()["vit.embeddings.cls_token"]
+    )
+
+
+def test_a_plain_backbone_is_written_as_before(tmp_path):
+  for evaluation in (None, mv.EvalPreprocessing(image_size=8)):
+    backbone = dataclasses.replace(tiny_backbone(), evaluation=evaluation)
+    mv.save_backbone(backbone, tmp_path / "a.npz")
+    with zipfile.ZipFile(tmp_path / "a.npz") as archive:
+      assert published.ENTRY not in archive.namelist()
+
+
+@pytest.mark.parametrize("switches", [
+  {"gelu": "exact"}, {"layer_norm_epsilon": 1e-5}, {"registers": 3},
+  {"class_tokens": 0, "pooling": "gap"}, {"pooling": "map"},
+  {"positions": "rope", "rope_base": 50.0}, {"mlp": "swiglu"},
+  {"pre_norm": True}, {"class_tokens": 2},
+  {"pooling": "gap", "norm_after_pooling": True},
+  {"position_resize": "bicubic"},
+])  # fmt: skip
+def test_what_shapes_do_not_tell_is_written_beside_them(tmp_path, switches):
+  backbone = tiny_backbone(**switches)
+  backbone = dataclasses.replace(
+    backbone,
+    fingerprint=fingerprint_of(backbone.config, backbone.params),
+  )
+  mv.save_backbone(backbone, tmp_path / "a.npz")
+  same(mv.load_backbone(tmp_path / "a.npz"), backbone)
+
+
+def test_inspect_shows_what_a_backbone_was_made_of(tmp_path, capsys):
+  path, out = models.write_model(tmp_path / "vit"), tmp_path / "vit.npz"
+  convert.main([str(path), str(out)])
+  capsys.readouterr()
+  for given in (path, out):
+    assert inspect.main([str(given)]) == 0
+    text = capsys.readouterr().out
+    for said in ("gelu", "exact", "epsilon 1e-12", "position_resize bicubic",
+                 "8 px, resize, bicubic", "family", "licence"):  # fmt: skip
+      assert said in text
+    assert inspect.main([str(given), "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["gelu"] == "exact"
+    assert values["source"]["files"].keys() == {
+      "config.json", "model.safetensors", "preprocessor_config.json",
+    }  # fmt: skip
+    assert values["fingerprint"] == mv.load_backbone(path).fingerprint
+
+
+# What an .npz file says of itself is as untrusted as its arrays.
+
+
+def with_note(path, content, compress=zipfile.ZIP_STORED):
+  mv.save_backbone(tiny_backbone(), path)
+  with zipfile.ZipFile(path, "a", compress) as archive:
+    archive.writestr(published.ENTRY, content)
+  return path
+
+
+def note(**changes):
+  values = json.loads(
+    published.to_text(published.Note(config=tiny_backbone().config))
+  )
+  for key, value in changes.items():
+    part, _, name = key.partition("__")
+    if name:
+      values[part][name] = value
+    else:
+      values[part] = value
+  return json.dumps(values)
+
+
+def test_a_note_says_how_a_backbone_computes(tmp_path):
+  path = with_note(tmp_path / "a.npz", note(config__gelu="exact"))
+  assert mv.load_backbone(path).config.gelu == "exact"
+
+
+@pytest.mark.parametrize(("content", "said"), [
+  ("", "not readable as JSON"),
+  ("[" * 100_000, "not readable as JSON"),
+  ("[]", "expected an object"),
+  ("{}", "missing keys"),
+  (note(more=1), "unknown keys ['more']"),
+  (note(format_version=2), "format_version 2, this version"),
+  (note(config={}), "config.width is None"),
+  (note(config=7), "config is 7, expected an object"),
+  (note(config__num_heads=0), "config.num_heads is 0, expected"),
+  (note(config__depth=10**9), "config.depth is 1000000000, expected"),
+  (note(config__width=True), "config.width is True"),
+  (note(config__gelu="\x1b[2J"), "gelu is"),
+  (note(config__x=1), "unknown keys ['x']"),
+  (note(config__layer_norm_epsilon=1e30), "layer_norm_epsilon is 1e+30"),
+  (note(config__registers=2), "missing: registers (1, 2, 32)"),
+  (note(evaluation={"image_size": 8}), "evaluation: missing keys"),
+  (note(source={"name": "a", "family": "b", "licence": "c",
+                "files": {"a": 1}}), "digests that are no text"),
+  (" " * (2**20 + 1), "expected at most 1,048,576"),
+])  # fmt: skip
+def test_notes_that_lie_are_refused(tmp_path, content, said):
+  path = with_note(tmp_path / "a.npz", content, zipfile.ZIP_DEFLATED)
+  with pytest.raises(BackboneError) as error:
+    mv.load_backbone(path)
+  assert said in str(error.value)
+  assert str(path) in str(error.value)
+  assert "\x1b" not in str(error.value)
+
+
+# For transformers.
+
+
+@pytest.mark.parametrize("options", [
+  {}, {"gelu": "exact", "layer_norm_epsilon": 1e-12}, {"num_classes": 0},
+  {"num_classes": 0, "representation_size": 5},
+])  # fmt: skip
+def test_a_directory_for_transformers_is_the_same_weights(tmp_path, options):
+  backbone = tiny_backbone(**options)
+  mv.save_backbone(backbone, tmp_path / "hf", format="hf")
+  found = mv.load_backbone(tmp_path / "hf")
+  expected = dataclasses.replace(backbone.config, position_resize="bicubic")
+  assert found.config == expected
+  assert trees.fingerprint(found.params) == trees.fingerprint(backbone.params)
+
+
+def test_how_images_are_prepared_is_handed_on(tmp_path):
+  evaluation = mv.EvalPreprocessing(
+    image_size=8, crop="central", resize=10, interpolation="bicubic"
+  )
+  backbone = dataclasses.replace(tiny_backbone(), evaluation=evaluation)
+  mv.save_backbone(backbone, tmp_path / "hf", format="hf")
+  assert mv.load_backbone(tmp_path / "hf").evaluation == evaluation
+
+
+@pytest.mark.parametrize("switches", [
+  {"class_tokens": 0, "pooling": "gap"}, {"registers": 1}, {"pre_norm": True},
+  {"positions": "rope"}, {"mlp": "swiglu"}, {"pooling": "map"},
+  {"representation_size": 5},
+])  # fmt: skip
+def test_what_transformers_cannot_compute_is_refused(tmp_path, switches):
+  with pytest.raises(BackboneError, match="save it as an .npz file"):
+    mv.save_backbone(tiny_backbone(**switches), tmp_path / "hf", format="hf")
+  assert not (tmp_path / "hf").exists()
+
+
+def test_only_a_model_is_replaced(tmp_path):
+  (tmp_path / "mine").mkdir()
+  (tmp_path / "mine" / "notes.txt").write_text("mine")
+  for path in (tmp_path / "mine", tmp_path / "mine" / "notes.txt"):
+    with pytest.raises(BackboneError, match="left as it is"):
+      mv.save_backbone(tiny_backbone(), path, format="hf")
+  assert (tmp_path / "mine" / "notes.txt").read_text() == "mine"
+  for seed in (0, 1):
+    mv.save_backbone(tiny_backbone(seed), tmp_path / "hf", format="hf")
+  found = trees.fingerprint(mv.load_backbone(tmp_path / "hf").params)
+  assert found == tiny_backbone(1).fingerprint
+
+
+def test_command_lines_that_cannot_be(tmp_path, capsys):
+  path = str(models.write_model(tmp_path / "vit"))
+  for arguments, said in (
+    ([path, str(tmp_path / "out")], "expected a name that ends in .npz"),
+    ([path, str(tmp_path / "no" / "a.npz")], "cannot be written"),
+    ([path], "required: out"),
+    (["nowhere", str(tmp_path / "a.npz")], "no file 'nowhere'"),
+    ([path, "x", "--format=onnx"], "invalid choice"),
+  ):
+    assert convert.main(arguments) == 2
+    message = capsys.readouterr().err
+    assert said in message
+    assert message.count("\n") == 1
+  with pytest.raises(BackboneError, match="format is 'onnx'"):
+    mv.save_backbone(tiny_backbone(), tmp_path / "a", format="onnx")

@@ -1,0 +1,389 @@
+"""Backbones from the files of transformers."""
+
+import dataclasses
+import json
+import logging
+import re
+import struct
+
+import jax.numpy as jnp
+import numpy as np
+import published_models as models
+import pytest
+from conftest import random_task
+from memory import peak_rss, start_rss
+
+import memory_vit as mv
+from memory_vit.backbones import json_files, safetensors_files
+from memory_vit.errors import BackboneError, ConfigError
+from memory_vit.model import trees
+from memory_vit.model.backbone import fingerprint_of
+
+
+def assert_same(found: dict, expected: dict) -> None:
+  assert found.keys() == expected.keys()
+  for name in expected:
+    np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+def refusal(path, **options) -> str:
+  with pytest.raises(BackboneError) as error:
+    mv.load_backbone(path, **options)
+  return str(error.value)
+
+
+@pytest.mark.parametrize("parts", [
+  {}, {"head": False}, {"head": False, "pooler": True},
+])  # fmt: skip
+@pytest.mark.parametrize("named", [dict, models.without_prefix])
+def test_a_model_of_transformers_is_the_published_tree(tmp_path, parts, named):
+  theirs = models.vit_arrays(**parts)
+  path = models.write_model(
+    tmp_path / "vit", named(theirs), preprocessor=models.PLAIN
+  )
+  backbone = mv.load_backbone(path)
+  expected = models.as_ours(theirs)
+  assert_same(trees.flatten(backbone.params), expected)
+  assert backbone.config == mv.ViTConfig(
+    width=8, depth=2, mlp_dim=12, num_heads=2, patch_size=4, image_size=8,
+    num_classes=3 if "head" not in parts else 0,
+    representation_size=8 if "pooler" in parts else 0,
+    gelu="exact", layer_norm_epsilon=1e-12, position_resize="bicubic",
+  )  # fmt: skip
+  assert backbone.id.layer_norm_epsilon == 1e-12
+
+
+def test_every_way_to_name_a_model_is_the_same_backbone(tmp_path):
+  one = mv.load_backbone(models.write_model(tmp_path / "one"))
+  shards = mv.load_backbone(models.write_shards(tmp_path / "shards"))
+  file = mv.load_backbone(tmp_path / "one" / "model.safetensors")
+  assert one.fingerprint == shards.fingerprint == file.fingerprint
+  assert one.config == shards.config == file.config
+  assert one.evaluation == shards.evaluation == file.evaluation
+
+
+@pytest.mark.parametrize("stored", [np.float16, np.float64, jnp.bfloat16])
+def test_other_floats_become_float32(tmp_path, stored):
+  stored = {n: a.astype(stored) for n, a in models.vit_arrays().items()}
+  path = models.write_model(tmp_path, stored, preprocessor=models.PLAIN)
+  wide = {name: a.astype(np.float32) for name, a in stored.items()}
+  found = trees.flatten(mv.load_backbone(path).params)
+  assert_same(found, models.as_ours(wide))
+
+
+def test_normalization_is_folded_into_the_patches(tmp_path):
+  theirs = models.vit_arrays()
+  backbone = mv.load_backbone(models.write_model(tmp_path))
+  ours = trees.flatten(backbone.params)
+  rng = np.random.default_rng(0)
+  patch = rng.uniform(0, 1, (models.PATCH, models.PATCH, 3))
+  normal = (patch - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
+  name = "vit.embeddings.patch_embeddings.projection"
+  expected = theirs[f"{name}.bias"] + np.einsum(
+    "xyc,dcxy->d", normal, theirs[f"{name}.weight"]
+  )
+  found = ours["embedding/bias"] + np.einsum(
+    "xyc,xycd->d", 2 * patch - 1, ours["embedding/kernel"]
+  )
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_without_a_preprocessor_a_vit_takes_what_it_documents(tmp_path):
+  plain = models.write_model(tmp_path / "a", preprocessor=models.PLAIN)
+  without = models.write_model(tmp_path / "b", preprocessor=None)
+  without = mv.load_backbone(without)
+  assert without.fingerprint == mv.load_backbone(plain).fingerprint
+  assert without.evaluation is None
+
+
+def test_switches_are_a_part_of_the_fingerprint(tmp_path):
+  backbone = mv.load_backbone(models.write_model(tmp_path))
+  arrays = trees.fingerprint(backbone.params)
+  assert backbone.fingerprint != arrays
+  config = backbone.config
+  same = dataclasses.replace(
+    config, position_resize="bilinear", layer_norm_epsilon=1e-6
+  )
+  assert fingerprint_of(same, backbone.params) == arrays
+  other = dataclasses.replace(config, position_resize="bicubic_antialias")
+  assert fingerprint_of(other, backbone.params) != backbone.fingerprint
+
+
+def test_a_qkv_without_bias_has_zeros(tmp_path):
+  arrays = {
+    name: array
+    for name, array in models.vit_arrays().items()
+    if not re.search(r"(query|key|value)\.bias", name)
+  }
+  path = models.write_model(
+    tmp_path, arrays, {**models.CONFIG, "qkv_bias": False}
+  )
+  block = mv.load_backbone(path).params["Transformer"]["encoderblock_1"]
+  attention = block["MultiHeadDotProductAttention_0"]
+  assert not np.any(attention["key"]["bias"])
+  assert np.any(attention["out"]["bias"])
+
+
+# How images are prepared.
+
+
+@pytest.mark.parametrize(
+  ("changes", "expected"),
+  [
+    ({}, (8, "resize", 0, "bicubic")),
+    ({"resample": 2}, (8, "resize", 0, "bilinear_antialias")),
+    ({"size": 8}, (8, "resize", 0, "bicubic")),
+    (
+      {
+        "do_center_crop": True, "crop_size": {"height": 8, "width": 8},
+        "size": {"shortest_edge": 10},
+      },
+      (8, "central", 10, "bicubic"),
+    ),
+    ({"do_center_crop": True, "crop_size": 4, "size": 5},
+     (8, "central", 10, "bicubic")),
+  ],
+)  # fmt: skip
+def test_evaluation_is_as_the_source_states(tmp_path, changes, expected):
+  path = models.write_model(
+    tmp_path, preprocessor={**models.PREPROCESSOR, **changes}
+  )
+  backbone = mv.load_backbone(path)
+  found = backbone.evaluation
+  assert dataclasses.astuple(found) == expected
+  assert random_task(backbone, "pets").spec.evaluation == found
+  own = mv.EvalPreprocessing(image_size=8)
+  assert random_task(backbone, "a", evaluation=own).spec.evaluation == own
+
+
+def test_a_crop_takes_the_same_share_at_another_size(tmp_path):
+  path = models.write_model(tmp_path, preprocessor={
+    **models.PREPROCESSOR, "do_center_crop": True, "crop_size": 224,
+    "size": {"shortest_edge": 256},
+  })  # fmt: skip
+  evaluation = mv.load_backbone(path).evaluation
+  assert (evaluation.image_size, evaluation.resize) == (8, 9)
+
+
+@pytest.mark.parametrize("changes", [
+  {"resample": 1}, {"do_resize": False}, {"size": {"height": 8, "width": 9}},
+  {"do_center_crop": True, "crop_size": 8, "size": {"shortest_edge": 7}},
+])  # fmt: skip
+def test_other_preprocessing_is_said_and_not_guessed(tmp_path, changes, caplog):
+  path = models.write_model(
+    tmp_path, preprocessor={**models.PREPROCESSOR, **changes}
+  )
+  with caplog.at_level(logging.WARNING, "memory_vit"):
+    assert mv.load_backbone(path).evaluation is None
+  assert "preprocessor_config.json: resizing or cropping" in caplog.text
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+  ({"image_std": [0.2, 0, 0.2]}, "image_std is [0.2, 0, 0.2], expected"),
+  ({"image_mean": [0.5] * 4}, "image_mean is [0.5, 0.5, 0.5, 0.5], expected"),
+  ({"image_mean": None}, "image_mean is missing"),
+  ({"rescale_factor": 1}, "rescale_factor is 1, expected"),
+  ({"do_rescale": False}, "do_rescale is false"),
+])  # fmt: skip
+def test_normalization_that_cannot_be_is_refused(tmp_path, changes, said):
+  path = models.write_model(
+    tmp_path, preprocessor={**models.PREPROCESSOR, **changes}
+  )
+  message = refusal(path)
+  assert said in message
+  assert "preprocessor_config.json" in message
+
+
+# Options.
+
+
+def test_gelu_is_what_the_source_states(tmp_path):
+  path = models.write_model(tmp_path)
+  exact = mv.load_backbone(path, gelu="exact")
+  assert exact.config == mv.load_backbone(path).config
+  with pytest.raises(ConfigError, match="'tanh', and .* states 'exact'"):
+    mv.load_backbone(path, gelu="tanh")
+
+
+# Files that are refused.
+
+
+def test_one_error_names_every_problem(tmp_path):
+  arrays = models.vit_arrays()
+  del arrays["vit.layernorm.bias"]
+  arrays["vit.encoder.layer.2.output.dense.bias"] = np.zeros(8, np.float32)
+  arrays["classifier.bias"] = np.zeros(4, np.float32)
+  message = refusal(models.write_model(tmp_path, arrays))
+  assert message.startswith(f"{tmp_path}/config.json")
+  assert [line.strip() for line in message.split("\n")[1:]] == [
+    "missing: vit.layernorm.bias (8,)",
+    "shape of classifier.bias: (4,), expected (3,)",
+    "extra: 'vit.encoder.layer.2.output.dense.bias'",
+  ]
+
+
+@pytest.mark.parametrize("name", sorted(models.vit_shapes()))
+def test_no_array_may_be_missing(tmp_path, name):
+  arrays = models.vit_arrays()
+  del arrays[name]
+  message = refusal(models.write_model(tmp_path, arrays))
+  assert name in message
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+  ({"model_type": "bert"}, "model_type 'bert', architecture None: expected"),
+  ({"model_type": None}, "model_type None"),
+  ({"model_type": ["vit"]}, "model_type ['vit']"),
+  ({"hidden_size": "8"}, "hidden_size is '8', expected a whole number"),
+  ({"hidden_size": True}, "hidden_size is True, expected"),
+  ({"hidden_size": 10**30}, "hidden_size is 1000"),
+  ({"num_attention_heads": 3}, "width 8 is not a multiple of 3 heads"),
+  ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000, expected"),
+  ({"patch_size": [4, 2]}, "patch_size is [4, 2], expected the side"),
+  ({"patch_size": 3}, "not a multiple of the patch size"),
+  ({"num_channels": 1}, "num_channels is 1, expected 3"),
+  ({"hidden_act": "relu"}, "hidden_act is 'relu', expected one of 'gelu'"),
+  ({"layer_norm_eps": float("nan")}, "layer_norm_eps is nan, expected"),
+  ({"hidden_act": None}, "hidden_act is missing"),
+])  # fmt: skip
+def test_configurations_that_cannot_be(tmp_path, changes, said):
+  message = refusal(models.write_model(
+    tmp_path, config={**models.CONFIG, **changes}
+  ))  # fmt: skip
+  assert said in message
+  assert "config.json" in message
+  assert "\n" not in message
+
+
+def test_a_huge_model_of_few_bytes_takes_no_memory(tmp_path):
+  config = {**models.CONFIG, "hidden_size": 16_384, "num_hidden_layers": 64,
+            "intermediate_size": 65_536}  # fmt: skip
+  path = models.write_model(tmp_path, config=config)
+  before = start_rss()
+  assert "further names were not compared" in refusal(path)
+  assert peak_rss() - before < 200 * 2**20
+
+
+def test_pickles_are_refused_with_a_way_to_convert(tmp_path):
+  for name in ("pytorch_model.bin", "vit.pt", "vit.pth"):
+    directory = tmp_path / name[:-3]
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    (directory / name).write_bytes(b"\x80\x04.")
+    for path in (directory, directory / name):
+      message = refusal(path)
+      assert f"{name} is a pickle" in message
+      assert "save_pretrained" in message
+
+
+def test_missing_parts_are_named(tmp_path):
+  path = models.write_model(tmp_path / "a")
+  (path / "config.json").unlink()
+  assert "has no config.json beside it" in refusal(path)
+  assert "config.json beside it" in refusal(path / "model.safetensors")
+  (path / "model.safetensors").unlink()
+  assert "a directory without model.safetensors" in refusal(path)
+  assert "no file" in refusal(path / "model.safetensors")
+  both = models.write_shards(tmp_path / "b")
+  models.write_tensors(both / "model.safetensors", models.vit_arrays())
+  assert "has both" in refusal(both)
+
+
+def test_arrays_that_are_no_weights(tmp_path):
+  for bad, said in (
+    (np.arange(3), "is 'I64', expected one of F64"),
+    (np.float32([1, np.nan, 1]), "not finite"),
+    (np.float64([1, 1e300, 1]), "not finite as float32"),
+    (np.zeros((0, 3), np.float32), "no values"),
+  ):
+    arrays = models.vit_arrays() | {"classifier.bias": bad}
+    message = refusal(models.write_model(tmp_path, arrays))
+    assert f"classifier.bias {said}" in message or said in message
+
+
+# What the library says, or we before it, of files that are not what they claim.
+
+
+def header(values) -> bytes:
+  text = values if isinstance(values, bytes) else json.dumps(values).encode()
+  return struct.pack("<Q", len(text)) + text
+
+
+@pytest.mark.parametrize("content", [
+  b"",
+  b"1234567",
+  b"<html>not found</html>",
+  struct.pack("<Q", 2**62),
+  struct.pack("<Q", 2**32) + b"{}",
+  header({"a": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}),
+  header({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 2**63]}}),
+  header({"a\nb": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}})
+  + bytes(4),
+  header({"a" * 300: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}})
+  + bytes(4),
+  header(b"[" * 10_000),
+  header(b'{"a":1}'),
+], ids=range(11))  # fmt: skip
+def test_weights_that_lie_are_refused_before_memory_is_taken(tmp_path, content):
+  path = models.write_model(tmp_path)
+  (path / "model.safetensors").write_bytes(content)
+  before = start_rss()
+  message = refusal(path)
+  assert peak_rss() - before < 16 * 2**20
+  assert "model.safetensors" in message
+  assert "\n" not in message
+
+
+def test_caps_on_what_is_read(tmp_path, monkeypatch):
+  path = models.write_model(tmp_path)
+  with monkeypatch.context() as small:
+    small.setattr(safetensors_files, "MAX_HEADER_BYTES", 100)
+    assert "(at most 100)" in refusal(path)
+  with monkeypatch.context() as small:
+    small.setattr(safetensors_files.npz, "MAX_BYTES", 100)
+    assert "expected at most 100" in refusal(path)
+  with monkeypatch.context() as small:
+    small.setattr(safetensors_files.npz, "MAX_ENTRIES", 3)
+    assert "more than 3 arrays" in refusal(path)
+  monkeypatch.setattr(json_files, "MAX_BYTES", 10)
+  assert "config.json has" in refusal(path)
+
+
+@pytest.mark.parametrize(("change", "said"), [
+  (lambda m: m.update({"classifier.bias": "../a.safetensors"}), "expected the"),
+  (lambda m: m.update({"classifier.bias": "/a.safetensors"}), "expected the"),
+  (lambda m: m.update({"classifier.bias": 7}), "is listed in 7"),
+  (lambda m: m.update({"classifier.bias": "x.bin"}), "listed in 'x.bin'"),
+  (lambda m: m.update({"classifier.bias": "x.safetensors"}),
+   "x.safetensors is not there"),
+  (lambda m: m.update(more=models.SHARDS[0]), "and lies in no file"),
+  (lambda m: m.pop("classifier.bias"), "listed in no file, and lies in"),
+  (lambda m: m.update({"classifier.bias": models.SHARDS[1]}), "is listed in"),
+  (lambda m: m.clear(), "weight_map is {}"),
+])  # fmt: skip
+def test_indexes_that_lie(tmp_path, change, said):
+  path = models.write_shards(tmp_path)
+  file = path / models.INDEX
+  places = json.loads(file.read_text())["weight_map"]
+  change(places)
+  models.write_index(path, places)
+  message = refusal(path)
+  assert said in message
+  assert "\n" not in message
+
+
+def test_no_array_lies_in_two_shards(tmp_path):
+  path = models.write_shards(tmp_path)
+  for shard in models.SHARDS:
+    models.write_tensors(path / shard, models.vit_arrays())
+  assert "and so has" in refusal(path)
+
+
+@pytest.mark.parametrize("content", [
+  b"\xff", b"{", b"[]", b'{"a": 1, "a": 1}', b"[" * 100_000, b"null",
+  b'{"a": ' + b"9" * 5_000 + b"}",
+])  # fmt: skip
+def test_configurations_that_are_no_object(tmp_path, content):
+  path = models.write_model(tmp_path)
+  (path / "config.json").write_bytes(content)
+  assert "config.json" in refusal(path)

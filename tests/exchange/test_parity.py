@@ -1,0 +1,67 @@
+"""Our outputs are those of transformers and timm, on the same weights."""
+
+import numpy as np
+import pytest
+from library_models import MODELS, perturbed, save, their_outputs
+
+import memory_vit as mv
+
+# Of the largest value, where 1e-4 is promised: both compute in float32, and a
+# wrong kind of GELU shows from 1e-4 on.
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+  """Make, perturb and save each model once: (model, directory)."""
+  kept = {}
+
+  def get(name):
+    if name not in kept:
+      directory = tmp_path_factory.mktemp("model")
+      model = perturbed(MODELS[name].make())
+      for key, array in model.state_dict().items():
+        assert array.min() < array.max() or array.numel() == 1, key
+      save(MODELS[name], model, directory)
+      kept[name] = model, directory
+    return kept[name]
+
+  return get
+
+
+def relative_difference(ours, theirs):
+  assert ours.shape == theirs.shape
+  return np.abs(ours - theirs).max() / np.abs(theirs).max()
+
+
+def images_of(size):
+  return np.random.default_rng(size).uniform(size=(3, size, size, 3))
+
+
+@pytest.mark.parametrize(
+  "which", [0, 1, 2], ids=["native", "larger", "smaller"]
+)
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_are_those_of_the_library(saved, name, which):
+  model, directory = saved(name)
+  size = MODELS[name].sizes[which]
+  images = images_of(size)
+  backbone = mv.load_backbone(directory, image_size=size if which else None)
+  assert backbone.config.image_size == size
+  ours = np.asarray(mv.forward(backbone, [], images * 2 - 1)["backbone"])
+  theirs = their_outputs(MODELS[name], model, images)
+  assert relative_difference(ours, theirs) <= TOLERANCE
+
+
+def test_pixels_that_no_patch_covers_are_left_out(tmp_path):
+  """SigLIP So400m/14 is published for 384 pixels: 27 patches, and 6 pixels."""
+  published = MODELS["siglip vision"]
+  model = perturbed(published.make(image_size=60))
+  save(published, model, tmp_path)
+  backbone = mv.load_backbone(tmp_path)
+  assert backbone.config.image_size == 56
+  images = images_of(60)
+  theirs = their_outputs(published, model, images)
+  kept = images[:, :56, :56] * 2 - 1
+  ours = np.asarray(mv.forward(backbone, [], kept)["backbone"])
+  assert relative_difference(ours, theirs) <= TOLERANCE
