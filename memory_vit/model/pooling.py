@@ -3,6 +3,7 @@
 import dataclasses
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
@@ -31,6 +32,9 @@ class MAPHead(nn.Module):
       cfg, name="MultiHeadDotProductAttention_0"
     )
     probe = jnp.broadcast_to(probe, (x.shape[0], 1, cfg.width))
+    # Where weights are constants of a program, XLA would compute the query of
+    # the probe ahead, in another order of sums: other bits.
+    probe, x = jax.lax.optimization_barrier((probe, x))
     y = attention.pool(probe, x)
     z = layer_norm(cfg, name="LayerNorm_0")(y)
     return (y + MlpBlock(cfg, name="MlpBlock_0")(z))[:, 0]

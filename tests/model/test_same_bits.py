@@ -11,6 +11,7 @@ import sys
 
 import pytest
 from conftest import ROOT
+from test_families import FAMILIES
 
 COUNTS = [0, 1, 4, 16, 64]
 # One that is no multiple of what vector units take, and one that is.
@@ -43,6 +44,19 @@ def test_tiny_backbones():
      "jits": [4]},
     {"shape": EVEN, "dtype": "bfloat16", "batch": 1, "counts": [0, 4],
      "jits": []},
+  )  # fmt: skip
+
+
+@pytest.mark.processes
+def test_every_family():
+  """With and without tasks, and in one jit with all of them."""
+  shape = {**ODD, "width": 24, "num_heads": 2}  # rope wants heads of 4, 8, ...
+  assert_same(
+    *(
+      {"shape": shape, "family": family, "dtype": "float32", "batch": 3,
+       "counts": [0, 1, 8], "jits": [8]}
+      for family in FAMILIES.values()
+    )
   )  # fmt: skip
 
 
