@@ -1,4 +1,6 @@
+import copy
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -268,6 +270,9 @@ REFUSED = {
   "a distilled DeiT": (
     "timm deit", {}, {"head_dist.weight": (5, 24)}, "distilled DeiT",
   ),
+  "a distilled DeiT of transformers": (
+    "dinov2", {"model_type": "deit"}, {}, "a token for distillation",
+  ),
   "another GELU": (
     "dinov2", {"hidden_act": "relu"}, {}, "hidden_act is 'relu'",
   ),
@@ -363,3 +368,42 @@ def test_resized_positions_keep_class_tokens_and_turn_with_the_grid(kind):
     turned = position_resizing.resized(np.rot90(grid), side, kind)
     expected = np.rot90(resized[0, 2:].reshape(side, side, 3))
     np.testing.assert_allclose(turned, expected, atol=1e-6)
+
+
+STRANGE = [
+  None, True, False, -1, 0, 1, 3, 7, 10**30, 1e300, -0.5, float("nan"), "",
+  "x", "gelu", "\n", [], [14], [14, 14], [14, 15], {}, {"a": 1}, [None, {}],
+]  # fmt: skip
+# A campaign has more, as that of tests/tasks/test_fuzz.py.
+SEEDS = int(os.environ.get("MEMORY_VIT_FUZZ_MODELS", "25"))
+
+
+def damaged(rng, config, arrays):
+  """One or two fields, and sometimes an array, as nobody writes them."""
+  config, arrays = copy.deepcopy(config), dict(arrays)
+  for _ in range(rng.integers(1, 3)):
+    inside = [config, *(v for v in config.values() if isinstance(v, dict))]
+    part = inside[rng.integers(len(inside))]
+    if part:
+      key = sorted(part)[rng.integers(len(part))]
+      part[key] = copy.deepcopy(STRANGE[rng.integers(len(STRANGE))])
+  if rng.random() < 0.3:
+    name = sorted(arrays)[rng.integers(len(arrays))]
+    shape = tuple(rng.integers(1, 4, size=rng.integers(0, 5)))
+    arrays[name] = np.zeros(shape, np.float32)
+  return config, arrays
+
+
+@pytest.mark.parametrize("name", DISTINCT)
+def test_damaged_models_are_converted_or_refused(name):
+  """No other error than ours, and nothing that takes memory."""
+  source = source_of(name)
+  refusals = []
+  for seed in range(SEEDS):
+    config, arrays = damaged(np.random.default_rng(seed), *source)
+    try:
+      convert(config, arrays)
+    except BackboneError as error:
+      refusals.append(str(error))
+  assert len(refusals) > SEEDS / 4
+  assert max(map(len, refusals)) < 4_000

@@ -30,6 +30,13 @@ _TRANSFORMERS: Mapping[str, Convert] = {
   "clip": clip.convert,
   "clip_vision_model": clip.convert,
 }
+# `model_type` -> why there is none.
+_REFUSED = {
+  "deit": (
+    "DeiT with a token for distillation, whose outputs are the mean of two "
+    "heads: expected one without, which transformers calls vit"
+  ),
+}
 # Beginning of `architecture` of timm -> converter.
 _TIMM: Mapping[str, Convert] = {
   "vit_": timm_vit.convert,
@@ -51,6 +58,8 @@ def family_of(config: Mapping[str, Any], where: str) -> tuple[str, Convert]:
   kind = config.get("model_type")
   if isinstance(kind, str) and kind in _TRANSFORMERS:
     return kind, _TRANSFORMERS[kind]
+  if isinstance(kind, str) and kind in _REFUSED:
+    raise BackboneError(f"{where}: model_type {brief(kind)}: {_REFUSED[kind]}.")
   architecture = config.get("architecture")
   if kind is None and isinstance(architecture, str):
     for begins, convert in _TIMM.items():
