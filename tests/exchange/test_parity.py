@@ -5,6 +5,7 @@ import pytest
 from library_models import MODELS, perturbed, save, their_outputs
 
 import memory_vit as mv
+from memory_vit.model import trees
 
 # Of the largest value, where 1e-4 is promised: both compute in float32, and a
 # wrong kind of GELU shows from 1e-4 on.
@@ -65,3 +66,16 @@ def test_pixels_that_no_patch_covers_are_left_out(tmp_path):
   kept = images[:, :56, :56] * 2 - 1
   ours = np.asarray(mv.forward(backbone, [], kept)["backbone"])
   assert relative_difference(ours, theirs) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_our_npz_of_a_model_is_the_same_backbone(saved, name, tmp_path):
+  _, directory = saved(name)
+  backbone = mv.load_backbone(directory)
+  mv.save_backbone(backbone, tmp_path / "converted.npz")
+  again = mv.load_backbone(tmp_path / "converted.npz")
+  for field in ("config", "fingerprint", "evaluation"):
+    assert getattr(again, field) == getattr(backbone, field)
+  ours, theirs = trees.flatten(again.params), trees.flatten(backbone.params)
+  assert ours.keys() == theirs.keys()
+  assert all((ours[key] == theirs[key]).all() for key in ours)
