@@ -20,7 +20,7 @@ from memory_vit.runtime import checksums
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 PREPROCESSOR = "preprocessor_config.json"
 # What is fetched of a published model; README.md for its licence.
-PATTERNS = (CONFIG, PREPROCESSOR, "model*.safetensors",
+PATTERNS = (CONFIG, PREPROCESSOR, WEIGHTS, "model-*-of-*.safetensors",
             safetensors_files.INDEX, "README.md")  # fmt: skip
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 

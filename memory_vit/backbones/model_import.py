@@ -14,8 +14,10 @@ from memory_vit.backbones.model_files import ModelFiles
 from memory_vit.backbones.published import Published, Source
 from memory_vit.errors import BackboneError, ConfigError
 
-# In the first lines of a README.md of the hub.
-_LICENCE = re.compile(r"^license(?:_name)?: *([A-Za-z0-9._-]{1,60}) *$", re.M)
+# In the first lines of a README.md of the hub. Where "license" is "other", its
+# name stands beside it.
+_LICENCE_NAME = re.compile(r"^license_name: *([A-Za-z0-9._-]{1,60}) *$", re.M)
+_LICENCE = re.compile(r"^license: *([A-Za-z0-9._-]{1,60}) *$", re.M)
 _CARD_BYTES = 2**16
 _NO_LICENCE = "not stated in its files: see where it was published"
 
@@ -103,6 +105,6 @@ def _licence(config: Mapping[str, Any], files: ModelFiles) -> str:
   if files.card:
     with files.card.open("rb") as opened:
       text = opened.read(_CARD_BYTES).decode("utf-8", "replace")
-    if match := _LICENCE.search(text):
+    if match := _LICENCE_NAME.search(text) or _LICENCE.search(text):
       return match[1]
   return _NO_LICENCE

@@ -29,6 +29,19 @@ def same(found: mv.Backbone, expected: mv.Backbone) -> None:
     np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 
 
+@pytest.mark.parametrize(("card", "licence"), [
+  ("---\nlicense: other\nlicense_name: dinov3-license\n---", "dinov3-license"),
+  ("---\ntags: [x]\n---", "not stated in its files"),
+  ("---\nlicense: \x1b[2J\n---", "not stated in its files"),
+])  # fmt: skip
+def test_the_licence_is_as_the_files_state_it(tmp_path, card, licence):
+  path = models.write_model(tmp_path / "vit")
+  (path / "README.md").write_text(card)
+  convert.main([str(path), str(tmp_path / "a.npz")])
+  found = read_published(str(tmp_path / "a.npz")).source
+  assert found.licence.startswith(licence)
+
+
 @pytest.mark.parametrize("write", [models.write_model, models.write_shards])
 def test_a_converted_model_is_the_same_to_the_bit(tmp_path, capsys, write):
   path, out = write(tmp_path / "vit"), tmp_path / "vit.npz"
