@@ -33,6 +33,14 @@ _DEFAULTS = Shape(
 _ACTIVATIONS = {"gelu_pytorch_tanh": "tanh", "gelu": "exact"}
 # The text tower, and what compares texts with images; a buffer of old files.
 _IGNORED = ("text_model.*", "logit_scale", "logit_bias", "*.position_ids")
+_MODEL_TYPES = {
+  "siglip": "both",
+  "siglip_vision_model": "vision",
+  "siglip2": "naflex",
+  "siglip2_vision_model": "naflex",
+}
+# A classifier does not read what the probe gathers.
+_HEAD = ("vision_model.head.*", "head.*")
 
 
 def convert(config: Mapping[str, Any], arrays: Arrays, where: str) -> Converted:
@@ -72,16 +80,6 @@ def convert(config: Mapping[str, Any], arrays: Arrays, where: str) -> Converted:
     image_mean=(0.5, 0.5, 0.5),
     image_std=(0.5, 0.5, 0.5),
   )
-
-
-_MODEL_TYPES = {
-  "siglip": "both",
-  "siglip_vision_model": "vision",
-  "siglip2": "naflex",
-  "siglip2_vision_model": "naflex",
-}
-# A classifier does not read what the probe gathers.
-_HEAD = ("vision_model.head.*", "head.*")
 
 
 def _config(fields: Fields, where: str, classes: int) -> ViTConfig:

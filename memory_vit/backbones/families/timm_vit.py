@@ -5,29 +5,23 @@ probe where the architecture has them; the last LayerNorm before or after the
 mean. What config.json does not say, the name of the architecture does.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from memory_vit.backbones.families import torch_layers
+from memory_vit.backbones.families import timm_arguments, torch_layers
 from memory_vit.backbones.families.converted import Arrays, Converted, Weights
 from memory_vit.backbones.families.fields import Fields
 from memory_vit.backbones.families.shapes import (
   MAX_CLASSES,
-  MAX_HEADS,
   MAX_MLP_DIM,
-  MAX_PATCH_SIZE,
-  MAX_REGISTERS,
-  MAX_WIDTH,
   vit_config,
 )
 from memory_vit.backbones.families.timm_architectures import (
   Architecture,
   architecture,
 )
-from memory_vit.backbones.layouts import MAX_DEPTH
 from memory_vit.errors import BackboneError
 from memory_vit.model import trees
 from memory_vit.model.trees import Tree
@@ -36,29 +30,6 @@ from memory_vit.runtime.messages import brief
 
 _POOLING = {"token": "tok", "avg": "gap", "map": "map"}
 _ACTIVATIONS = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick"}
-# Arguments of a model whose effect is in the shapes, or in training alone.
-_SEEN_ELSEWHERE = {
-  *("img_size", "mlp_ratio", "no_embed_class", "fc_norm", "num_classes"),
-  *("dynamic_img_size", "dynamic_img_pad", "weight_init", "fix_init"),
-  *("drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate"),
-  *("attn_drop_rate", "drop_path_rate"),
-}
-# Arguments of which one value is understood, which is also the default.
-_FIXED = {
-  "in_chans": 3,
-  "pos_embed": "learn",
-  "final_norm": True,
-  "pool_include_prefix": False,
-  "proj_bias": True,
-  "qk_norm": False,
-  "scale_attn_norm": False,
-  "scale_mlp_norm": False,
-}
-_READ = {
-  *("embed_dim", "depth", "num_heads", "patch_size", "class_token"),
-  *("reg_tokens", "global_pool", "act_layer", "pre_norm", "init_values"),
-  "qkv_bias",
-}
 
 
 def convert(config: Mapping[str, Any], arrays: Arrays, where: str) -> Converted:
@@ -79,7 +50,7 @@ def convert(config: Mapping[str, Any], arrays: Arrays, where: str) -> Converted:
   fields = Fields(config, where)
   _refuse_distilled(arrays, where)
   implied = architecture(fields.text("architecture"), where)
-  model = _stated(implied, config, fields, where)
+  model = timm_arguments.stated(implied, config, where)
   vit, positions = _config(model, _classes(fields), arrays, where)
   weights = Weights(arrays, where)
   tree = _tree(weights, vit, model, positions)
@@ -96,55 +67,6 @@ def _refuse_distilled(arrays: Arrays, where: str) -> None:
     )
 
 
-def _stated(
-  implied: Architecture, config: Mapping[str, Any], fields: Fields, where: str
-) -> Architecture:
-  """What the arguments in `model_args` change of what the name implies."""
-  args = fields.section("model_args")
-  given = config.get("model_args") or {}
-  known = _SEEN_ELSEWHERE | _FIXED.keys() | _READ
-  unknown = sorted(map(str, given.keys() - known))
-  if unknown:
-    raise BackboneError(
-      f"{where}: model_args has {brief(unknown[0])}, which is not understood, "
-      f"expected only {', '.join(sorted(known))}."
-    )
-  for name, value in _FIXED.items():
-    args.require(name, value, "another one computes another model", value)
-  pool = fields.choice(
-    "global_pool", dict(zip(_POOLING, _POOLING, strict=True)),
-    implied.global_pool,
-  )  # fmt: skip
-  return dataclasses.replace(
-    implied,
-    embed_dim=args.int("embed_dim", 1, MAX_WIDTH, implied.embed_dim),
-    depth=args.int("depth", 1, MAX_DEPTH, implied.depth),
-    num_heads=args.int("num_heads", 1, MAX_HEADS, implied.num_heads),
-    patch_size=args.size("patch_size", 1, MAX_PATCH_SIZE, implied.patch_size),
-    class_token=args.flag("class_token", implied.class_token),
-    reg_tokens=args.int("reg_tokens", 0, MAX_REGISTERS, implied.reg_tokens),
-    global_pool=args.choice(
-      "global_pool", dict(zip(_POOLING, _POOLING, strict=True)), pool
-    ),
-    act_layer=args.choice(
-      "act_layer", dict(zip(_ACTIVATIONS, _ACTIVATIONS, strict=True)),
-      implied.act_layer,
-    ),
-    pre_norm=args.flag("pre_norm", implied.pre_norm),
-    qkv_bias=args.flag("qkv_bias", implied.qkv_bias),
-    layer_scale=_layer_scale(given, args, implied),
-  )  # fmt: skip
-
-
-def _layer_scale(
-  given: Mapping[str, Any], args: Fields, implied: Architecture
-) -> bool:
-  """Whether there is one: null, of `init_values`, says that there is none."""
-  if "init_values" not in given:
-    return implied.layer_scale
-  return args.optional_float("init_values", 0, 1e3) is not None
-
-
 def _classes(fields: Fields) -> int:
   """The width of the head; the outer field is the one that timm builds by."""
   if not fields.has("num_classes"):
@@ -156,41 +78,21 @@ def _config(
   model: Architecture, classes: int, arrays: Arrays, where: str
 ) -> tuple[ViTConfig, int]:
   """The configuration, and the rows of the table of positions."""
-  prefix = model.class_token + model.reg_tokens
-  rows = _shape(arrays, "pos_embed", 3, where)[1]
-  patches = (rows, max(0, rows - prefix))
-  sides = {side for n in patches if (side := square_side(n))}
-  if len(sides) != 1:
-    raise BackboneError(
-      f"{where}: pos_embed has {rows} positions, expected those of one square "
-      f"grid of patches, with or without the {prefix} tokens before them."
-    )
-  side = sides.pop()
-  image_size = side * model.patch_size
-  if image_size > MAX_IMAGE_SIZE:
-    raise BackboneError(
-      f"{where}: pos_embed has {rows} positions, of an image of {image_size} "
-      f"pixels: expected at most {MAX_IMAGE_SIZE}."
-    )
+  rows, side = _grid(model, arrays, where)
   pooling = _POOLING[model.global_pool]
-  if pooling == "map" and prefix:
+  if pooling == "map" and (model.class_token or model.reg_tokens):
     raise BackboneError(
       f"{where}: its probe attends to the patches alone, though there are "
-      f"{prefix} tokens before them: expected no class token and no registers."
-    )
-  mlp_dim = _shape(arrays, "blocks.0.mlp.fc1.weight", 2, where)[0]
-  if mlp_dim > 2 * MAX_MLP_DIM or (model.swiglu and mlp_dim % 2):
-    raise BackboneError(
-      f"{where}: an MLP of width {mlp_dim:,}, expected at most {MAX_MLP_DIM:,}."
+      "tokens before them: expected no class token and no registers."
     )
   config = vit_config(
     where,
     width=model.embed_dim,
     depth=model.depth,
-    mlp_dim=mlp_dim // 2 if model.swiglu else mlp_dim,
+    mlp_dim=_mlp_dim(model, arrays, where),
     num_heads=model.num_heads,
     patch_size=model.patch_size,
-    image_size=image_size,
+    image_size=side * model.patch_size,
     num_classes=classes,
     gelu=_ACTIVATIONS[model.act_layer],
     layer_norm_epsilon=model.norm_epsilon,
@@ -203,6 +105,38 @@ def _config(
     norm_after_pooling=pooling == "gap" and _has_fc_norm(arrays),
   )
   return config, rows
+
+
+def _grid(model: Architecture, arrays: Arrays, where: str) -> tuple[int, int]:
+  """The rows of the table of positions, and the side of their square."""
+  prefix = model.class_token + model.reg_tokens
+  rows = _shape(arrays, "pos_embed", 3, where)[1]
+  patches = (rows, max(0, rows - prefix))
+  sides = {side for n in patches if (side := square_side(n))}
+  if len(sides) != 1:
+    raise BackboneError(
+      f"{where}: pos_embed has {rows} positions, expected those of one square "
+      f"grid of patches, with or without the {prefix} tokens before them."
+    )
+  side = sides.pop()
+  if side * model.patch_size > MAX_IMAGE_SIZE:
+    raise BackboneError(
+      f"{where}: pos_embed has {rows} positions, of an image of "
+      f"{side * model.patch_size} pixels: expected at most {MAX_IMAGE_SIZE}."
+    )
+  return rows, side
+
+
+def _mlp_dim(model: Architecture, arrays: Arrays, where: str) -> int:
+  """The width of the MLPs; a gate lies in the same array as its layer."""
+  outputs = _shape(arrays, "blocks.0.mlp.fc1.weight", 2, where)[0]
+  layers = 2 if model.swiglu else 1
+  if outputs % layers or outputs > layers * MAX_MLP_DIM:
+    raise BackboneError(
+      f"{where}: blocks.0.mlp.fc1.weight has {outputs:,} outputs, expected "
+      f"those of {layers} layers of at most {MAX_MLP_DIM:,}."
+    )
+  return outputs // layers
 
 
 def _has_fc_norm(arrays: Arrays) -> bool:
