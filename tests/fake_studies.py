@@ -28,7 +28,7 @@ def small_study(backbone_file) -> Config:
   values = quickstart.get_config()
   values.pretrain.variant = ""
   values.upstream.name = ""
-  values.backbone = str(backbone_file)
+  values.backbone, values.gelu = str(backbone_file), "tanh"
   values.batch_size, values.batch_size_eval = 16, 64
   values.total_steps, values.eval_every, values.checkpoint_every = 2, 2, 2
   values.study.learning_rates = (0.3, 0.1)

@@ -16,6 +16,7 @@ from memory_vit.backbones.download import KNOWN
 from memory_vit.backbones.safetensors_files import Tensors
 from memory_vit.errors import BackboneError
 from memory_vit.runtime import checksums
+from memory_vit.runtime.messages import first_line
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 PREPROCESSOR = "preprocessor_config.json"
@@ -87,6 +88,15 @@ def find(path: Path, source: str) -> ModelFiles:
   Raises:
     BackboneError: where there is none, or what there is cannot be used.
   """
+  try:
+    return _find(path, source)
+  except OSError as error:  # such as of a directory that may not be read
+    raise BackboneError(
+      f"{path} cannot be read: {first_line(error)}"
+    ) from error
+
+
+def _find(path: Path, source: str) -> ModelFiles:
   if not path.is_dir():
     if path.suffix in _PICKLES:
       raise _pickle(path)

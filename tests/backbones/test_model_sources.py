@@ -14,7 +14,11 @@ from conftest import random_task
 from memory import peak_rss, start_rss
 
 import memory_vit as mv
-from memory_vit.backbones import json_files, safetensors_files
+from memory_vit.backbones import (
+  image_processor,
+  json_files,
+  safetensors_files,
+)
 from memory_vit.errors import BackboneError, ConfigError
 from memory_vit.model import trees
 from memory_vit.model.backbone import fingerprint_of
@@ -192,6 +196,42 @@ def test_normalization_that_cannot_be_is_refused(tmp_path, changes, said):
   message = refusal(path)
   assert said in message
   assert "preprocessor_config.json" in message
+
+
+TIMM = {
+  "input_size": [3, 224, 224], "mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.4],
+  "crop_pct": 0.875, "crop_mode": "center", "interpolation": "bicubic",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "expected"), [
+  ({}, (224, "central", 256, "bicubic")),
+  ({"crop_pct": 0.9}, (224, "central", 248, "bicubic")),
+  ({"crop_pct": 1.0, "interpolation": "bilinear"},
+   (224, "central", 224, "bilinear_antialias")),
+  ({"crop_pct": 1.0, "crop_mode": "squash"}, (224, "resize", 0, "bicubic")),
+  ({"crop_mode": "squash"}, None),
+  ({"crop_mode": "border"}, None),
+  ({"interpolation": "random"}, None),
+  ({"input_size": [3, 224, 192]}, None),
+])  # fmt: skip
+def test_what_timm_states_of_images(changes, expected, caplog):
+  found = image_processor.of_timm({**TIMM, **changes}, "config.json")
+  assert (found.mean, found.std) == ((0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
+  if expected:
+    assert dataclasses.astuple(found.evaluation) == expected
+  else:
+    assert found.evaluation is None
+    assert "config.json: resizing or cropping" in caplog.text
+
+
+@pytest.mark.parametrize("changes", [
+  {"std": [0, 1, 1]}, {"mean": None}, {"mean": "0.5"}, {"crop_pct": 0},
+  {"input_size": [3, 224]}, {"input_size": [3, "a", 4]}, {"crop_mode": 7},
+])  # fmt: skip
+def test_what_timm_cannot_state(changes):
+  with pytest.raises(BackboneError, match=rf"config.json: {[*changes][0]} is"):
+    image_processor.of_timm({**TIMM, **changes}, "config.json")
 
 
 # Options.

@@ -140,6 +140,10 @@ def test_saving_leaves_other_directories_alone(backbone, tmp_path):
   [
     ({"seed": 1}, "fingerprint"),
     ({"gelu": "exact"}, "gelu 'exact', the task has 'tanh'"),
+    (
+      {"layer_norm_epsilon": 1e-5},
+      "layer_norm_epsilon 1e-05, the task has 1e-06",
+    ),
   ],
 )
 def test_other_backbones_are_refused(saved, overrides, message):

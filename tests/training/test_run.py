@@ -65,7 +65,7 @@ def config(backbone_file):
   """The quickstart, on a backbone that is there, in 6 steps."""
   values = quickstart.get_config()
   values.pretrain.variant = ""
-  values.backbone = str(backbone_file)
+  values.backbone, values.gelu = str(backbone_file), "tanh"
   values.batch_size, values.batch_size_eval = 16, 64
   values.total_steps, values.log_every = 6, 1
   values.eval_every, values.checkpoint_every = 3, 2
@@ -203,13 +203,17 @@ def test_a_finished_run_is_not_trained_again(
 def test_what_is_left_to_backbone_and_data_is_recorded(
   config, workdir, monkeypatch
 ):
-  given = dataclasses.replace(silent(config), image_size=0, epochs=0.15)
+  given = dataclasses.replace(
+    silent(config), image_size=0, epochs=0.15, gelu="backbone"
+  )
   examples = datasets.open_source(config.data.name, config.data.train).size
   steps = math.ceil(0.15 * examples / config.batch_size)
   result = run.train_and_evaluate(given, workdir)
   assert result.tasks[0].steps == steps != config.total_steps
   stored = json.loads((workdir / "config.json").read_text())
-  expected = dataclasses.replace(given, image_size=8, total_steps=steps)
+  expected = dataclasses.replace(
+    given, image_size=8, total_steps=steps, gelu="tanh"
+  )
   assert config_lib.from_dict(stored) == expected
   made = json.loads((workdir / "tasks/digits-5-9/task.json").read_text())
   assert made["spec"]["evaluation"]["image_size"] == 8
