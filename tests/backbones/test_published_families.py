@@ -25,6 +25,7 @@ DISTINCT = [
   "clip projection",
   "timm registers, norm after",
   "timm siglip",
+  "timm dinov3",
 ]
 UNREAD = ("mask_token", "text_", "logit_", "classifier.weight")
 BLOCK = "Transformer/encoderblock_1"
@@ -169,6 +170,18 @@ def test_dinov3_has_no_table_of_positions_and_no_bias_of_keys():
   close(dense(ours, f"{BLOCK}/MlpBlock_0/Dense_1", hidden), scale * down)
 
 
+def test_biases_of_dinov3_stand_apart_in_timm():
+  config, arrays = source_of("timm dinov3")
+  ours = convert(config, arrays).arrays
+  stacked = np.split(arrays["blocks.1.attn.qkv.weight"] @ Z, 3)
+  for part, expected in zip(("query", "key", "value"), stacked, strict=True):
+    bias = arrays.get(f"blocks.1.attn.{part[0]}_bias", 0.0)
+    close(heads(ours, f"{ATTENTION}/{part}", Z), expected + bias)
+  scale = arrays["blocks.1.gamma_1"]
+  mixed = linear(arrays, "blocks.1.attn.proj", Z)
+  close(out(ours, f"{ATTENTION}/out", Z), scale * mixed)
+
+
 def test_the_probe_of_siglip_has_queries_keys_and_values_in_one_array():
   config, arrays = source_of("siglip")
   converted = convert(config, arrays)
@@ -299,6 +312,10 @@ REFUSED = {
   ),
   "an argument with another value": (
     "timm vit", {"model_args": {"qk_norm": True}}, {}, "qk_norm is True",
+  ),
+  "an argument of DINOv3": (
+    "timm dinov3", {"model_args": {"rope_temperature": 50}}, {},
+    "model_args has 'rope_temperature'",
   ),
   "another pooling": (
     "timm vit", {"model_args": {"global_pool": "avgmax"}}, {},

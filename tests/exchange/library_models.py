@@ -245,6 +245,10 @@ MODELS = {
   "timm siglip gap": _timm("vit_base_patch16_siglip_gap_224", num_classes=5),
   "timm dinov2": _timm("vit_base_patch14_reg4_dinov2"),
   "timm swiglu": _timm("vit_giant_patch14_dinov2"),
+  "timm dinov3": _timm("vit_base_patch16_dinov3_qkvb"),
+  "timm dinov3 gated": _timm(
+    "vit_small_plus_patch16_dinov3", global_pool="token", num_classes=5
+  ),
   "timm deit3": _timm("deit3_small_patch16_224", num_classes=5),
   "timm deit": _timm("deit_tiny_patch16_224", num_classes=5),
 }

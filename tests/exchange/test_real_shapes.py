@@ -89,6 +89,13 @@ TIMM = [
   "vit_gigantic_patch14_clip_quickgelu_224",
   "vit_mediumd_patch16_reg4_gap_384",
   "deit3_huge_patch14_224",
+  "vit_tiny_patch16_dinov3_qkvb",
+  "vit_small_patch16_dinov3",
+  "vit_small_plus_patch16_dinov3",
+  "vit_base_patch16_dinov3_qkvb",
+  "vit_large_patch16_dinov3",
+  "vit_huge_plus_patch16_dinov3",
+  "vit_7b_patch16_dinov3",
 ]
 
 
@@ -137,7 +144,11 @@ def test_models_of_transformers(kind, fields):
 def test_models_of_timm(name):
   with torch.device("meta"), contextlib.suppress(NotImplementedError):
     model = timm.create_model(name)
-  config = {"architecture": name, "num_classes": model.num_classes}
+  config = {
+    "architecture": name,
+    "num_classes": model.num_classes,
+    "pretrained_cfg": {"input_size": [3, 224, 224]},
+  }
   vit = require_our_tree(config, arrays_of(model.state_dict()))
   assert (vit.num_heads, vit.depth) == (
     model.blocks[0].attn.num_heads,

@@ -9,6 +9,7 @@ from memory_vit.backbones.families import (
   dinov3,
   hf_vit,
   siglip,
+  timm_dinov3,
   timm_vit,
 )
 from memory_vit.backbones.families.converted import Arrays, Converted
@@ -62,6 +63,8 @@ def family_of(config: Mapping[str, Any], where: str) -> tuple[str, Convert]:
     raise BackboneError(f"{where}: model_type {brief(kind)}: {_REFUSED[kind]}.")
   architecture = config.get("architecture")
   if kind is None and isinstance(architecture, str):
+    if timm_dinov3.NAME.fullmatch(architecture):
+      return "timm", timm_dinov3.convert
     for begins, convert in _TIMM.items():
       if architecture.startswith(begins):
         return "timm", convert
