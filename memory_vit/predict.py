@@ -31,7 +31,7 @@ with epy.lazy_imports():  # once the command line is known to be right
   import numpy as np
   from PIL import Image
 
-  from memory_vit.data import image_files as reading
+  from memory_vit.images import image_files as reading
   from memory_vit.model import task as task_sets
   from memory_vit.tasks import inference
 

@@ -16,13 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
 
 import numpy as np
-import tensorflow as tf
 from PIL import Image, UnidentifiedImageError
 
-from memory_vit.data import image_ops, jpeg
-from memory_vit.data.sources import SUFFIXES, reason_of
 from memory_vit.errors import ConfigError, DataError
+from memory_vit.images import decoding, jpeg, view
 from memory_vit.model.task import EvalPreprocessing
+
+# Of folders that are a data set; whoever names files may name GIF ones too.
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 # An image beyond any of these is refused before it is decoded: a file of a few
 # kilobytes can claim to be an image that fills the memory. 64 megapixels are
@@ -31,9 +32,9 @@ MAX_FILE_BYTES = 64 * 2**20
 MAX_PIXELS = 64_000_000
 MAX_SIDE = 16_384
 
-# Those that `image_ops.decode` takes, with the bytes that a pixel takes while
-# it is decoded, at most: measured, and rounded up. A JPEG in one scan needs 4.
-_BYTES_PER_PIXEL = {"JPEG": 12, "PNG": 4, "WEBP": 24, "BMP": 16, "GIF": 12}
+# Those that `decode` takes, with the bytes that a pixel takes while it is
+# decoded, at most: measured, and rounded up.
+_BYTES_PER_PIXEL = {"JPEG": 14, "PNG": 14, "WEBP": 24, "BMP": 12, "GIF": 12}
 # While a batch is made: the images one by one, side by side, and on the
 # device, each as float32.
 _COPIES_OF_A_BATCH = 3
@@ -129,7 +130,7 @@ def read_batches(
 
 
 class _ImageReader:
-  """Reads images the way `batching.eval_batches` does, in several threads."""
+  """Reads images in several threads."""
 
   def __init__(self, evaluation: EvalPreprocessing, memory: int) -> None:
     self._evaluation = evaluation
@@ -151,7 +152,7 @@ class _ImageReader:
     size = _size_of(file)
     with self._header:
       decoding = _needed(file, self._evaluation)
-    # As it lies in the file, for Python and for TensorFlow.
+    # As it lies in the file, and what Pillow has read of it.
     with self._memory.taken(2 * size + decoding):
       file.seek(0)
       return _decoded(file.read(size), self._evaluation)
@@ -160,7 +161,7 @@ class _ImageReader:
 def prepare_encoded(
   encoded: bytes, evaluation: EvalPreprocessing
 ) -> np.ndarray:
-  """Decode an untrusted image file as evaluation does.
+  """Decode an untrusted image file, and prepare it for evaluation.
 
   Returns:
     float32 (side, side, 3) in [-1, 1]; side is `evaluation.image_size`.
@@ -175,9 +176,8 @@ def prepare_encoded(
 def prepare_pixels(
   pixels: np.ndarray, evaluation: EvalPreprocessing
 ) -> np.ndarray:
-  """Prepare decoded pixels, uint8 (height, width, 3), as evaluation does."""
-  with _named_reasons():
-    return image_ops.eval_view(tf.constant(pixels), evaluation).numpy()
+  """Prepare decoded pixels, uint8 (height, width, 3), for evaluation."""
+  return view.eval_view(pixels, evaluation)
 
 
 def file_content(path: str) -> bytes:
@@ -197,18 +197,7 @@ def _decoded(encoded: bytes, evaluation: EvalPreprocessing) -> np.ndarray:
   """Decode an image whose header has been checked."""
   if encoded.startswith(jpeg.MAGIC) and (problem := jpeg.too_costly(encoded)):
     raise DataError(problem)
-  with _named_reasons():
-    # Eagerly: a tf.function rounds otherwise than tf.data, in the last bit.
-    return image_ops.eval_image(tf.constant(encoded), evaluation).numpy()
-
-
-@contextlib.contextmanager
-def _named_reasons() -> Iterator[None]:
-  """Raise `DataError` in place of an error of TensorFlow."""
-  try:
-    yield
-  except tf.errors.OpError as error:
-    raise DataError(reason_of(error)) from error
+  return view.eval_view(decoding.decode(encoded), evaluation)
 
 
 class _Memory:
@@ -278,5 +267,4 @@ def _needed(file: BinaryIO, evaluation: EvalPreprocessing) -> int:
       f"{width} x {height} pixels, a side of more than {MAX_SIDE}"
     )
   decoded = width * height * bytes_per_pixel
-  shrunk = image_ops.resized_pixels(width, height, evaluation)
-  return decoded + shrunk * 3 * 4
+  return decoded + view.view_bytes(height, width, evaluation)
