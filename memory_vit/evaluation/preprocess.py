@@ -33,10 +33,8 @@ def preprocess(
 ) -> Float32[np.ndarray, "*b side side 3"]:
   """Prepare images for `forward`, as the task was evaluated.
 
-  To the bit what the command `predict` sees of the same file, with the same
-  limits: 64 MiB, 64 megapixels, 16,384 pixels a side. And what evaluation
-  sees, where TensorFlow decodes: to the bit, but of JPEG files to one grey
-  level of 255 on the average (docs/images.md).
+  To the bit what evaluation and the command `predict` see of the same file,
+  with the same limits: 64 MiB, 64 megapixels, 16,384 pixels a side.
 
   Args:
     images: one image, or several. An image is the path of a JPEG, PNG,

@@ -25,12 +25,8 @@ from memory_vit.model.task import EvalPreprocessing
 # Of folders that are a data set; whoever names files may name GIF ones too.
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
-# An image beyond any of these is refused before it is decoded: a file of a few
-# kilobytes can claim to be an image that fills the memory. 64 megapixels are
-# those of the largest common cameras.
+# A larger file is not read; how many pixels it may have `decoding` says.
 MAX_FILE_BYTES = 64 * 2**20
-MAX_PIXELS = 64_000_000
-MAX_SIDE = 16_384
 
 # Those that `decode` takes, with the bytes that a pixel takes while it is
 # decoded, at most: measured, and rounded up.
@@ -246,7 +242,6 @@ def _needed(file: BinaryIO, evaluation: EvalPreprocessing) -> int:
 
   Raises `DataError` for what is no image, or too large.
   """
-  limit = f"more than {MAX_PIXELS / 1e6:g} megapixels"
   try:
     with Image.open(file, formats=tuple(_BYTES_PER_PIXEL)) as image:
       width, height = image.size
@@ -254,17 +249,12 @@ def _needed(file: BinaryIO, evaluation: EvalPreprocessing) -> int:
       # Several images in one JPEG file, of which the first is decoded.
       bytes_per_pixel = _BYTES_PER_PIXEL["JPEG" if kind == "MPO" else kind]
   except Image.DecompressionBombError as error:  # From 179 megapixels on.
-    raise DataError(limit) from error
+    raise DataError(decoding.TOO_LARGE) from error
   except UnidentifiedImageError as error:
     raise DataError("not a JPEG, PNG, WebP, BMP or GIF file") from error
   except Exception as error:  # Pillow raises many kinds on broken files.
     reason = str(error) or type(error).__name__
     raise DataError(f"broken: {reason}") from error
-  if width * height > MAX_PIXELS:
-    raise DataError(f"{width} x {height} pixels, {limit}")
-  if max(width, height) > MAX_SIDE:
-    raise DataError(
-      f"{width} x {height} pixels, a side of more than {MAX_SIDE}"
-    )
+  decoding.require_size(width, height)
   decoded = width * height * bytes_per_pixel
   return decoded + view.view_bytes(height, width, evaluation)

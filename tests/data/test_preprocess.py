@@ -319,7 +319,7 @@ def test_what_cannot_be_prepared_is_named(pictures, message):
 def test_large_pictures_are_refused_as_predict_does(tmp_path, monkeypatch):
   (tmp_path / "a.png").write_bytes(encode(noise(0, 9, 9), "PNG"))
   monkeypatch.setattr(decoding, "decode", None)  # nothing is decoded
-  monkeypatch.setattr(reading, "MAX_PIXELS", 80)
+  monkeypatch.setattr(decoding, "MAX_PIXELS", 80)
   for picture in (tmp_path / "a.png", (tmp_path / "a.png").read_bytes()):
     with pytest.raises(DataError, match="9 x 9 pixels, more than"):
       mv.preprocess(picture, PLAIN)
