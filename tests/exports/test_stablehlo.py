@@ -45,20 +45,17 @@ def test_one_file_computes_all_tasks_for_any_batch(backbone, images, tmp_path):
       loaded.call(images[:batch]), mv.forward(backbone, tasks, images[:batch])
     )
   assert set(loaded.platforms) == {"cpu", "cuda", "tpu"}
-
-
-def test_the_order_of_outputs_is_that_of_the_tasks(backbone):
-  tasks = [random_task(backbone, name) for name in ("b", "a")]
+  # In the order of the tasks, where JAX sorts names.
   assert list(make_program(backbone, tasks).outputs().items()) == [
-    ("backbone", 7), ("b", 3), ("a", 3)
+    ("backbone", 7), ("0-b_", 130), ("images", 3), ("c", 3)
   ]  # fmt: skip
 
 
-@pytest.mark.parametrize("regime", ["full", "head", "memory_additive"])
+@pytest.mark.parametrize("regime", ["full", "memory"])
 def test_a_regime_that_composes_with_nothing_is_exported_alone(
   backbone, images, tmp_path, regime
 ):
-  cells = 2 if regime == "memory_additive" else 0
+  cells = 2 if regime == "memory" else 0
   task = random_task(backbone, "a", regime=regime, cells=cells)
   expected = split_forward.forward(backbone, [task], images)
   require_close(exported(backbone, task, tmp_path).call(images), expected)
