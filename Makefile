@@ -4,16 +4,18 @@ BIN := .venv/bin
 # Of Python 3.12 or later, for which there is a newer jax; none on many machines.
 NEWEST ?= $(shell .ci/newest-python)
 NEWEST_BIN := .venv-newest/bin
+LOWEST_BIN := .venv-lowest/bin
 # With torch, transformers and timm, against which backbones are checked.
 EXCHANGE_BIN := .venv-exchange/bin
 WORKDIR ?= runs/quickstart
 
-.PHONY: help quickstart test newest processes slow exchange mutants lint bench clean
+.PHONY: help quickstart test newest lowest processes slow exchange mutants lint bench clean
 
 help:
 	@echo "make quickstart   learn a task on the embedded data, into $(WORKDIR)"
 	@echo "make test         the tests (under 3 minutes on 2 cores)"
 	@echo "make newest       the same on Python 3.12 or 3.13, with the newest jax"
+	@echo "make lowest       the same with the lowest versions that are allowed"
 	@echo "make processes    the tests that start processes (under 10 minutes)"
 	@echo "make slow         the tests on real data, and others that take long"
 	@echo "make exchange     backbones against transformers and timm (3 minutes)"
@@ -23,18 +25,24 @@ help:
 
 .venv/installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --editable '.[test]'
+	$(BIN)/pip install --quiet --editable '.[train,test]'
 	touch $@
 
 .venv-newest/installed: requirements.txt pyproject.toml
 	@test -n "$(NEWEST)" || { echo "no Python 3.12 or 3.13 here: make newest NEWEST=PYTHON"; exit 1; }
 	$(NEWEST) -m venv .venv-newest
-	$(NEWEST_BIN)/pip install --quiet --editable '.[test]'
+	$(NEWEST_BIN)/pip install --quiet --editable '.[train,test]'
+	touch $@
+
+.venv-lowest/installed: requirements.txt pyproject.toml
+	$(PYTHON) -m venv .venv-lowest
+	$(LOWEST_BIN)/python .ci/lowest > .venv-lowest/lowest.txt
+	$(LOWEST_BIN)/pip install --quiet --constraint .venv-lowest/lowest.txt --editable '.[train,test]'
 	touch $@
 
 .venv-exchange/installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv .venv-exchange
-	$(EXCHANGE_BIN)/pip install --quiet --editable '.[test,exchange]'
+	$(EXCHANGE_BIN)/pip install --quiet --editable '.[train,test,exchange]'
 	touch $@
 
 quickstart: .venv/installed
@@ -45,6 +53,10 @@ test: .venv/installed
 
 newest: .venv-newest/installed
 	$(NEWEST_BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not processes"
+
+# Old releases warn of what newer ones have changed.
+lowest: .venv-lowest/installed
+	$(LOWEST_BIN)/python -m pytest -n 2 --dist loadfile -W ignore::DeprecationWarning -m "not slow and not processes"
 
 processes: .venv/installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m processes
@@ -68,4 +80,4 @@ bench: .venv/installed
 	$(BIN)/python -m benchmarks.passes
 
 clean:
-	rm -rf .venv .venv-newest .venv-exchange .mypy_cache runs
+	rm -rf .venv .venv-newest .venv-lowest .venv-exchange .mypy_cache runs

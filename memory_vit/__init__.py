@@ -13,6 +13,8 @@ with epy.lazy_api_imports(globals()):
   from memory_vit.backbones.save import save_backbone
   from memory_vit.errors import MemoryVitError
   from memory_vit.evaluation.preprocess import preprocess
+  from memory_vit.exports.export import export_model
+  from memory_vit.exports.image_input import ImageInput
   from memory_vit.model.backbone import Backbone, random_backbone
   from memory_vit.model.task import EvalPreprocessing, Task, TaskSpec
   from memory_vit.model.vit import MemoryViT
@@ -34,6 +36,7 @@ __version__ = "0.1.0"
 __all__ = [
   "Backbone",
   "EvalPreprocessing",
+  "ImageInput",
   "MemoryViT",
   "MemoryVitError",
   "Slots",
@@ -42,6 +45,7 @@ __all__ = [
   "ViTConfig",
   "concatenate",
   "encode",
+  "export_model",
   "fill_slots",
   "forward",
   "init_task",

@@ -33,6 +33,10 @@ class ConfigError(MemoryVitError):
   """A configuration cannot be used."""
 
 
+class ExportError(MemoryVitError):
+  """A model cannot be exported, or its export computes something else."""
+
+
 class TrainingError(MemoryVitError):
   """Training cannot go on, for example after a loss that is not finite."""
 

@@ -9,6 +9,8 @@ MODULES = (
   "memory_vit.evaluation.metrics",
   "memory_vit.evaluation.preprocess",
   "memory_vit.evaluation.verify",
+  "memory_vit.exports.image_input",
+  "memory_vit.exports.program",
   "memory_vit.model",
   "memory_vit.tasks.compose",
   "memory_vit.tasks.create",

@@ -36,6 +36,41 @@ def encode(image: Image.Image | np.ndarray, kind: str, **options) -> bytes:
   return file.getvalue()
 
 
+def every_kind() -> dict[str, bytes]:
+  """A file of every kind of image that is read."""
+  smooth = np.repeat(np.repeat(noise(0, 5, 7), 6, axis=0), 6, axis=1)
+  rgb = Image.fromarray(smooth)
+  grey, palette = rgb.convert("L"), rgb.convert("P", palette=Image.ADAPTIVE)
+  rgba = rgb.copy()
+  rgba.putalpha(grey)
+  turned = rgb.transpose(Image.FLIP_LEFT_RIGHT)
+  animation = {"save_all": True, "append_images": [turned]}
+  return {
+    "jpeg": encode(rgb, "JPEG"),
+    "jpeg-progressive": encode(rgb, "JPEG", progressive=True),
+    "jpeg-grey": encode(grey, "JPEG"),
+    "jpeg-cmyk": encode(rgb.convert("CMYK"), "JPEG"),
+    # As cameras write it that keep a second picture in the file.
+    "jpeg-of-several": encode(rgb, "MPO", **animation),
+    "png": encode(rgb, "PNG"),
+    "png-grey": encode(grey, "PNG"),
+    "png-grey-alpha": encode(rgba.convert("LA"), "PNG"),
+    "png-rgba": encode(rgba, "PNG"),
+    "png-palette": encode(palette, "PNG"),
+    "png-1bit": encode(rgb.convert("1"), "PNG"),
+    "webp": encode(rgb, "WEBP"),
+    "webp-rgba": encode(rgba, "WEBP", lossless=True),
+    "webp-animation": encode(rgb, "WEBP", lossless=True, **animation),
+    "bmp": encode(rgb, "BMP"),
+    "bmp-grey": encode(grey, "BMP"),
+    "bmp-palette": encode(palette, "BMP"),
+    "bmp-1bit": encode(rgb.convert("1"), "BMP"),
+    "bmp-rgba": encode(rgba, "BMP"),
+    "gif": encode(palette, "GIF"),
+    "gif-animation": encode(palette, "GIF", **animation),
+  }
+
+
 def numbered_source(size: int) -> Source:
   """Example i has label i, and a random picture of its own."""
   pictures = tf.constant([encode(noise(i), "PNG") for i in range(size)])

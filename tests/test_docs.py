@@ -117,5 +117,5 @@ def test_commands_are_found():
   found = [command for page in PAGES for command in commands(page)]
   assert len(found) >= 20
   assert {module for module, _ in found} >= {
-    "main", "paper", "evaluate", "predict", "inspect", "check_data"
+    "main", "paper", "evaluate", "predict", "inspect", "check_data", "export"
   }  # fmt: skip

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -60,14 +61,14 @@ def save_backbone(
 
 
 def _write_npz(note: Note | None, arrays: Arrays, path: Path) -> None:
-  named = {
+  named: dict[str, Any] = {
     layouts.renumbered(name, layouts.TO_PRE_LINEN): array
     for name, array in arrays.items()
   }
   path.parent.mkdir(parents=True, exist_ok=True)
   with files.replacing(path) as part:
     with part.open("wb") as file:
-      np.savez(file, allow_pickle=False, **named)
+      np.savez(file, **named)  # of float32: nothing of Python is in it
     if note:
       with zipfile.ZipFile(part, "a") as archive:
         archive.writestr(ENTRY, to_text(note))

@@ -14,11 +14,12 @@ with epy.lazy_imports():  # --help and wrong arguments do not wait for jax
 
 
 def load_model(
-  backbone: str, tasks: Sequence[str], dtype: str
+  backbone: str, tasks: Sequence[str], dtype: str, *, any_regime: bool = False
 ) -> tuple[backbones.Backbone, tuple[task_sets.Task, ...]]:
   """Load a backbone as its tasks want it, and the tasks.
 
-  The arguments are those of the command line: `Parser.model`.
+  The arguments are those of the command line: `Parser.model`. With `any_regime`
+  one task alone may be of a regime that composes with nothing.
 
   Raises:
     MemoryVitError: for what cannot be read, or does not fit together.
@@ -31,4 +32,6 @@ def load_model(
   loaded = load.load_backbone(
     backbone, image_size=wanted.image_size, dtype=dtype, gelu=wanted.gelu
   )
+  if any_regime and not others:
+    return loaded, (store.load_task(found[0], loaded),)
   return loaded, store.load_tasks(found, loaded)

@@ -16,6 +16,7 @@ from PIL import Image
 
 from memory_vit.data import image_ops, sources
 from memory_vit.data.reader import Reader
+from memory_vit.images.view import LONGEST_ASPECT
 
 _ORIENTATION = 0x0112  # of EXIF
 # Images that are waited for together: what keeps the time costs a thread.
@@ -25,7 +26,7 @@ _AT_ONCE = 64
 UNREADABLE = "cannot be read"
 WRONG_LABEL = "label is no class"
 LINE = "one pixel wide or high"
-LONG = f"more than {image_ops.LONGEST_ASPECT:.0f} times as long as wide"
+LONG = f"more than {LONGEST_ASPECT:.0f} times as long as wide"
 
 
 _IntegerArray = functools.partial(array.array, "Q")  # uint64
@@ -101,7 +102,7 @@ class SplitAudit:
     self.largest = max(self.largest or size, size, key=np.prod)
     if min(size) == 1:
       self._note(LINE, index, f"{width} x {height}")
-    elif max(size) > image_ops.LONGEST_ASPECT * min(size):
+    elif max(size) > LONGEST_ASPECT * min(size):
       self._note(LONG, index, f"{width} x {height}")
 
   def _note(self, kind: str, index: int, detail: str) -> None:

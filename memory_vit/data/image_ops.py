@@ -2,20 +2,21 @@
 
 All randomness is stateless: the same seed gives the same image on every
 machine, in every order. Resizing is bilinear without antialiasing, on float32
-and without rounding in between, as vit_jax trains and evaluates. Alpha is
-dropped, and the orientation tag of EXIF is not applied, as in TensorFlow.
+and without rounding in between, as vit_jax trains and evaluates, unless an
+evaluation says otherwise. Alpha is dropped, and the orientation tag of EXIF is
+not applied, as in TensorFlow. `memory_vit.images` prepares images for
+evaluation without TensorFlow.
 """
 
-import io
 import logging
 
 import numpy as np
 import tensorflow as tf
-from PIL import Image
 
 from memory_vit.config import TrainDataConfig
-from memory_vit.data import jpeg
 from memory_vit.errors import ConfigError
+from memory_vit.images import decoding, jpeg, view
+from memory_vit.images.view import LONGEST_ASPECT, MAX_RESIZED_PIXELS
 from memory_vit.model.task import EvalPreprocessing
 
 logger = logging.getLogger(__name__)
@@ -28,11 +29,6 @@ except RuntimeError as error:
   logger.warning("GPUs cannot be hidden from TensorFlow any more: %s", error)
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-# Resized by its shorter side, a longer image would fill the memory.
-LONGEST_ASPECT = 32.0
-# Before a crop: 403 MB, as float32. Any image stays below up to a shorter
-# side of 1,024, and a square up to `tasks.MAX_RESIZE`.
-MAX_RESIZED_PIXELS = 2**25
 
 
 def train_image(
@@ -100,22 +96,14 @@ def eval_view(image: tf.Tensor, preprocessing: EvalPreprocessing) -> tf.Tensor:
     tf.errors.InvalidArgumentError: where the central crop is not possible, see
       `resize_shorter`.
   """
+  if preprocessing.interpolation != "bilinear":
+    return _pillow_view(image, preprocessing)
   if preprocessing.crop == "central":
     image = resize_shorter(image, preprocessing.resize)
     image = central_square(image, preprocessing.image_size)
   else:
     image = resize(image, preprocessing.image_size)
   return scale(image)
-
-
-def resized_pixels(
-  width: int, height: int, preprocessing: EvalPreprocessing
-) -> int:
-  """Upper bound of the pixels of an image that was resized for evaluation."""
-  if preprocessing.crop != "central":
-    return preprocessing.image_size**2
-  scale = preprocessing.resize / min(width, height)
-  return min(int(width * height * scale**2) + 1, MAX_RESIZED_PIXELS)
 
 
 def evaluation_of(
@@ -270,14 +258,21 @@ def _decode_by_pillow(encoded: tf.Tensor) -> tf.Tensor:
 
 
 def _pillow_rgb(encoded: bytes) -> np.ndarray:
-  file = io.BytesIO(encoded)
-  try:
-    with Image.open(file, formats=("WEBP", "BMP", "GIF")) as image:
-      return np.asarray(image.convert("RGB"))
-  except Exception as error:  # Pillow raises many kinds on broken files.
-    raise ValueError(
-      f"not a whole JPEG, PNG, WebP, BMP or GIF file ({error})"
-    ) from error
+  return decoding.decode(encoded, ("WEBP", "BMP", "GIF"))
+
+
+@tf.function
+def _pillow_view(
+  image: tf.Tensor, preprocessing: EvalPreprocessing
+) -> tf.Tensor:
+  """`eval_view` by Pillow's filters, of which TensorFlow has no equal."""
+
+  def prepare(pixels: np.ndarray) -> np.ndarray:
+    return view.eval_view(pixels, preprocessing)
+
+  square = tf.numpy_function(prepare, [image], tf.float32)
+  side = preprocessing.image_size
+  return tf.ensure_shape(square, (side, side, 3))
 
 
 def _inception_window(shape: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:

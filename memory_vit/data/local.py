@@ -14,9 +14,10 @@ import tensorflow as tf
 
 from memory_vit.data import sources
 from memory_vit.data.inventory import Inventory
-from memory_vit.data.sources import SUFFIXES, Source
+from memory_vit.data.sources import Source
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import BrokenDataError, DataError
+from memory_vit.images.image_files import SUFFIXES
 from memory_vit.runtime.paths import local
 
 

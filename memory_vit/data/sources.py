@@ -18,9 +18,8 @@ from memory_vit.data.inventory import Inventory
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.runtime.messages import escaped
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 # In front of what Python raised inside of TensorFlow.
-_RAISED = re.compile(r"\w+(Error|Exception): ")
+_RAISED = re.compile(r"[\w.]+(Error|Exception): ")
 # Index, int64 () -> the encoded image, string (), and its label, int32 ().
 Fetch = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 

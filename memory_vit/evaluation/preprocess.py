@@ -1,14 +1,10 @@
-"""Images for `inference.forward`, from files or arrays, as in evaluation.
-
-TensorFlow decodes and resizes; it is imported when it is first needed.
-"""
+"""Images for `inference.forward`, from files or arrays, as in evaluation."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -16,6 +12,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 
 from memory_vit.errors import DataError, TaskError
+from memory_vit.images import image_files
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.tasks.compose import (
   TasksLike,
@@ -54,16 +51,14 @@ def preprocess(
   Raises:
     DataError: for what cannot be read, and says which and why.
     TaskError: where tasks want images prepared differently.
-    ImportError: where TensorFlow is not installed.
   """
   evaluation = _evaluation_of(task)
-  reading = _reading()
 
   def prepared(
     image: Any, number: str = ""
   ) -> Float32[np.ndarray, "side side 3"]:
     try:
-      return _prepared(reading, image, evaluation)
+      return _prepared(image, evaluation)
     except DataError as error:
       raise DataError(f"image{number} {_shown(image)}: {error}") from error
 
@@ -74,7 +69,7 @@ def preprocess(
   several = list(images)
   if not several:
     raise DataError("there is no image to prepare.")
-  with ThreadPoolExecutor(reading.THREADS) as pool:
+  with ThreadPoolExecutor(image_files.THREADS) as pool:
     numbers = (f" {i}," for i in range(len(several)))
     return np.stack(list(pool.map(prepared, several, numbers)))
 
@@ -97,21 +92,8 @@ def _evaluation_of(
   return specs[0].evaluation
 
 
-def _reading() -> ModuleType:
-  """The module that brings TensorFlow."""
-  try:
-    from memory_vit.data import image_files
-  except ModuleNotFoundError as error:
-    raise ImportError(
-      f"mv.preprocess needs {error.name}, which is not installed: images are "
-      "decoded and resized by TensorFlow, as in training. Install the packages "
-      "of requirements.txt (tensorflow-cpu, or tensorflow on a Mac)."
-    ) from error
-  return image_files
-
-
 def _prepared(
-  reading: ModuleType, image: Any, evaluation: EvalPreprocessing
+  image: Any, evaluation: EvalPreprocessing
 ) -> Float32[np.ndarray, "side side 3"]:
   """Prepare one image.
 
@@ -119,15 +101,15 @@ def _prepared(
     DataError: says why not.
   """
   if isinstance(image, np.ndarray | jax.Array):
-    return reading.prepare_pixels(_rgb(np.asarray(image)), evaluation)
+    return image_files.prepare_pixels(_rgb(np.asarray(image)), evaluation)
   if isinstance(image, str | os.PathLike):
-    image = reading.file_content(os.fspath(image))
+    image = image_files.file_content(os.fspath(image))
   if not isinstance(image, bytes):
     raise DataError(
       "expected a path, the bytes of a file, or a uint8 array; of an image of "
       "Pillow, np.asarray(image.convert('RGB'))"
     )
-  return reading.prepare_encoded(image, evaluation)
+  return image_files.prepare_encoded(image, evaluation)
 
 
 def _rgb(pixels: np.ndarray) -> UInt8[np.ndarray, "height width 3"]:

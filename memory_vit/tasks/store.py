@@ -100,14 +100,15 @@ def load_task(path: str | os.PathLike[str], backbone: Backbone) -> Task:
   """Read a task, for the backbone that it was trained on.
 
   Args:
-    path: directory or file that `save_task` wrote.
+    path: directory or file that `save_task` wrote; or a directory with one
+      such file, as a model hub keeps it.
     backbone: on which it will run.
 
   Raises:
     TaskError: for what is not a task or is damaged, a format that
       is not known, or another backbone.
   """
-  path = Path(path).absolute()
+  path = _in_repository(Path(path).absolute())
   found = manifest.read(path)
   require_backbone(found.spec, backbone.id)
   # What fits task.json fits the backbone that it names, unless that is a lie.
@@ -118,6 +119,21 @@ def load_task(path: str | os.PathLike[str], backbone: Backbone) -> Task:
   flat = read_arrays(path, found)
   params = trees.unflatten({k: jnp.asarray(v) for k, v in flat.items()})
   return Task(found.spec, params, found.provenance)
+
+
+def _in_repository(path: Path) -> Path:
+  """The one .safetensors file in a directory that is no task itself."""
+  if single_file.is_one(path) or (path / manifest.FILE).is_file():
+    return path
+  found = sorted(path.glob(f"*{single_file.SUFFIX}"))
+  if len(found) > 1:
+    raise TaskError(
+      f"{path} has {len(found)} tasks, expected one: load_tasks reads several."
+    )
+  if not found:
+    return path
+  _require_no_link(found[0])
+  return found[0]
 
 
 def read_arrays(path: Path, found: Manifest) -> dict[str, np.ndarray]:

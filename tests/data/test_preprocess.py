@@ -1,58 +1,21 @@
 """Pictures: decoded, cropped and scaled; and `mv.preprocess`."""
 
-import sys
-
 import fake_data
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import random_task, tiny_backbone
-from fake_data import encode, noise
+from fake_data import encode, every_kind, noise
 from PIL import Image
 
 import memory_vit as mv
 from memory_vit.config import DataConfig
-from memory_vit.data import image_files as reading
 from memory_vit.data import image_ops
 from memory_vit.errors import ConfigError, DataError, TaskError
+from memory_vit.images import decoding
+from memory_vit.images import image_files as reading
 from memory_vit.model.task import EvalPreprocessing
-
-
-def _pictures() -> dict[str, bytes]:
-  """A file of every kind that `decode` promises."""
-  smooth = np.repeat(np.repeat(noise(0, 5, 7), 6, axis=0), 6, axis=1)
-  rgb = Image.fromarray(smooth)
-  grey, palette = rgb.convert("L"), rgb.convert("P", palette=Image.ADAPTIVE)
-  rgba = rgb.copy()
-  rgba.putalpha(grey)
-  turned = rgb.transpose(Image.FLIP_LEFT_RIGHT)
-  animation = {"save_all": True, "append_images": [turned]}
-  return {
-    "jpeg": encode(rgb, "JPEG"),
-    "jpeg-progressive": encode(rgb, "JPEG", progressive=True),
-    "jpeg-grey": encode(grey, "JPEG"),
-    "jpeg-cmyk": encode(rgb.convert("CMYK"), "JPEG"),
-    # As cameras write it that keep a second picture in the file.
-    "jpeg-of-several": encode(rgb, "MPO", **animation),
-    "png": encode(rgb, "PNG"),
-    "png-grey": encode(grey, "PNG"),
-    "png-grey-alpha": encode(rgba.convert("LA"), "PNG"),
-    "png-rgba": encode(rgba, "PNG"),
-    "png-palette": encode(palette, "PNG"),
-    "png-1bit": encode(rgb.convert("1"), "PNG"),
-    "webp": encode(rgb, "WEBP"),
-    "webp-rgba": encode(rgba, "WEBP", lossless=True),
-    "webp-animation": encode(rgb, "WEBP", lossless=True, **animation),
-    "bmp": encode(rgb, "BMP"),
-    "bmp-grey": encode(grey, "BMP"),
-    "bmp-palette": encode(palette, "BMP"),
-    "bmp-1bit": encode(rgb.convert("1"), "BMP"),
-    "bmp-rgba": encode(rgba, "BMP"),
-    "gif": encode(palette, "GIF"),
-    "gif-animation": encode(palette, "GIF", **animation),
-  }
-
 
 decode_in_graph = tf.function(
   image_ops.decode, input_signature=[tf.TensorSpec((), tf.string)]
@@ -60,7 +23,7 @@ decode_in_graph = tf.function(
 
 
 def test_every_kind_of_picture_decodes_to_what_pillow_gives(tmp_path):
-  for name, encoded in _pictures().items():
+  for name, encoded in every_kind().items():
     image = decode_in_graph(encoded).numpy()
     (tmp_path / name).write_bytes(encoded)
     with Image.open(tmp_path / name) as file:
@@ -281,16 +244,6 @@ def test_what_would_fill_the_memory_once_resized(eager):
       run(side)
 
 
-def test_how_large_a_picture_gets():
-  for height, width in ((20, 30), (30, 20), (7, 7), (1, 32)):
-    central = EvalPreprocessing(image_size=8, crop="central", resize=11)
-    image = image_ops.resize_shorter(noise(0, height, width), 11)
-    found = image_ops.resized_pixels(width, height, central)
-    assert abs(found - image.shape[0] * image.shape[1]) <= 11
-    plain = EvalPreprocessing(image_size=8)
-    assert image_ops.resized_pixels(width, height, plain) == 64
-
-
 def test_evaluation_of_a_configuration():
   plain = image_ops.evaluation_of("resize", 256, 224)
   assert plain == EvalPreprocessing(image_size=224)
@@ -365,8 +318,8 @@ def test_what_cannot_be_prepared_is_named(pictures, message):
 
 def test_large_pictures_are_refused_as_predict_does(tmp_path, monkeypatch):
   (tmp_path / "a.png").write_bytes(encode(noise(0, 9, 9), "PNG"))
-  monkeypatch.setattr(image_ops, "eval_image", None)  # nothing is decoded
-  monkeypatch.setattr(reading, "MAX_PIXELS", 80)
+  monkeypatch.setattr(decoding, "decode", None)  # nothing is decoded
+  monkeypatch.setattr(decoding, "MAX_PIXELS", 80)
   for picture in (tmp_path / "a.png", (tmp_path / "a.png").read_bytes()):
     with pytest.raises(DataError, match="9 x 9 pixels, more than"):
       mv.preprocess(picture, PLAIN)
@@ -385,11 +338,3 @@ def test_nothing_prepared_is_outside():
     ):
       prepared = mv.preprocess(pixels, evaluation)
       assert (prepared.min(), prepared.max()) == (-1, 1)
-
-
-def test_without_tensorflow(monkeypatch):
-  monkeypatch.setitem(sys.modules, "tensorflow", None)
-  monkeypatch.delitem(sys.modules, "memory_vit.data.image_files")
-  monkeypatch.delattr("memory_vit.data.image_files")
-  with pytest.raises(ImportError, match="needs tensorflow, which is not inst"):
-    mv.preprocess(noise(0), PLAIN)

@@ -282,7 +282,7 @@ def test_the_flag_of_commands_with_a_configuration(bundle):
 WATCH = """
 import atexit, json, os, sys
 def tell():
-  module = sys.modules.get("memory_vit.data.image_files")
+  module = sys.modules.get("memory_vit.images.image_files")
   found = [sys.path, getattr(module, "__file__", None)]
   open(os.environ["SEEN"], "w").write(json.dumps(found))
 atexit.register(tell)
@@ -315,7 +315,7 @@ def test_a_checkout_finds_itself_without_the_current_directory(
   found, image_files = json.loads((tmp_path / "seen").read_text())
   assert str(ROOT) not in found
   assert found[0] == str(tmp_path / "site")
-  assert image_files == str(ROOT / "memory_vit/data/image_files.py")
+  assert image_files == str(ROOT / "memory_vit/images/image_files.py")
 
 
 def test_what_is_left_of_the_path(monkeypatch):

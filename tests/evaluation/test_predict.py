@@ -19,8 +19,10 @@ from conftest import ROOT, random_task, tiny_backbone
 
 import memory_vit as mv
 from memory_vit import predict
-from memory_vit.data import batching, datasets, image_files, image_ops
+from memory_vit.data import batching, datasets
 from memory_vit.errors import ConfigError, TaskError
+from memory_vit.images import decoding, image_files
+from memory_vit.model.task import INTERPOLATIONS
 from memory_vit.tasks import inference
 
 PETS = ("cat", "dog", "日", "a very long name")
@@ -292,8 +294,8 @@ def test_what_cannot_be_read_is_named_and_skipped(
 ):
   jpeg = fake_data.encode(fake_data.noise(1, 40, 40), "JPEG")
   broken = {
-    "cut.jpg": (jpeg[: len(jpeg) // 2], "Invalid JPEG data"),
-    "cut.png": ((folder / "c.png").read_bytes()[:60], "Invalid PNG data"),
+    "cut.jpg": (jpeg[: len(jpeg) // 2], "not a whole JPEG, PNG, WebP"),
+    "cut.png": ((folder / "c.png").read_bytes()[:60], "truncated"),
     "cut.bmp": ((folder / "b/a.bmp").read_bytes()[:80], "truncated"),
     "empty.jpg": (b"", "not a JPEG, PNG, WebP, BMP or GIF file"),
     "text.jpg": (b"text", "not a JPEG, PNG, WebP, BMP or GIF file"),
@@ -367,16 +369,16 @@ def test_what_is_too_large_is_never_decoded(
   evaluation = loaded[0].spec.evaluation
   bomb = tmp_path / "bomb.png"
   bomb.write_bytes(png(60_000, 60_000))
-  real = image_ops.eval_image
+  real = decoding.decode
   decoded = []
   monkeypatch.setattr(
-    image_ops, "eval_image", lambda *a: decoded.append(1) or real(*a)
+    decoding, "decode", lambda *a: decoded.append(1) or real(*a)
   )
   assert read_one(bomb, evaluation).pixels is None
   good = folder / "a.png"  # 8 x 8 pixels
-  monkeypatch.setattr(image_files, "MAX_PIXELS", 63)
+  monkeypatch.setattr(decoding, "MAX_PIXELS", 63)
   assert "8 x 8 pixels, more than" in read_one(good, evaluation).entry.reason
-  monkeypatch.setattr(image_files, "MAX_PIXELS", 64)
+  monkeypatch.setattr(decoding, "MAX_PIXELS", 64)
   size = good.stat().st_size
   monkeypatch.setattr(image_files, "MAX_FILE_BYTES", size - 1)
   assert "the file has more than" in read_one(good, evaluation).entry.reason
@@ -396,7 +398,7 @@ def test_a_picture_that_takes_hours_is_skipped(tmp_path, loaded, monkeypatch):
     content = encoded[:-2] + (scans - 10) * last + b"\xff\xd9"
     (tmp_path / "bomb.jpg").write_bytes(content)
     if skipped:  # before anything is decoded
-      monkeypatch.setattr(image_ops, "eval_image", None)
+      monkeypatch.setattr(decoding, "decode", None)
     picture = read_one(tmp_path / "bomb.jpg", evaluation)
     assert (picture.pixels is None) == skipped
   assert picture.entry.reason == "a JPEG of more than 64 scans"
@@ -411,12 +413,12 @@ def test_memory_for_pictures(tmp_path, loaded, monkeypatch, kind):
     write(path, fake_data.noise(0, 256, 256))
   size = paths[0].stat().st_size
   per_pixel = image_files._BYTES_PER_PIXEL[kind.upper()]
-  need = 2 * size + per_pixel * 256**2 + 12 * 8 * 8
+  need = 2 * size + per_pixel * 256**2 + 48 * 8 * 8
   batch = 4 * 8 * 8 * 3 * 4 * image_files._COPIES_OF_A_BATCH
-  assert per_pixel >= {"webp": 22, "jpeg": 12}.get(kind, 4)
+  assert per_pixel >= {"webp": 22, "jpeg": 14, "png": 14}.get(kind, 11)
 
   inside, most = [], []
-  decode = image_ops.eval_image
+  decode = decoding.decode
 
   def watched(*given):
     inside.append(1)
@@ -426,7 +428,7 @@ def test_memory_for_pictures(tmp_path, loaded, monkeypatch, kind):
     inside.pop()
     return found
 
-  monkeypatch.setattr(image_ops, "eval_image", watched)
+  monkeypatch.setattr(decoding, "decode", watched)
   monkeypatch.setattr(image_files.os, "cpu_count", lambda: 4)
 
   def read(memory):
@@ -455,10 +457,15 @@ def test_odd_files_do_not_hang_or_stop(tmp_path, loaded):
   assert "null" in read_one("a\0b", evaluation).entry.reason
 
 
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
 @pytest.mark.parametrize(("crop", "resize"), [("resize", 0), ("central", 11)])
-def test_pictures_are_prepared_as_in_evaluation(tmp_path, crop, resize):
+def test_images_are_prepared_as_in_evaluation(
+  tmp_path, crop, resize, interpolation
+):
   """To the bit, or accuracies would not be those that were measured."""
-  evaluation = mv.EvalPreprocessing(image_size=8, crop=crop, resize=resize)
+  evaluation = mv.EvalPreprocessing(
+    image_size=8, crop=crop, resize=resize, interpolation=interpolation
+  )
   kinds = ("jpeg", "png", "bmp", "gif", "webp")
   root = tmp_path / "data" / "train" / "a"
   root.mkdir(parents=True)
@@ -467,16 +474,17 @@ def test_pictures_are_prepared_as_in_evaluation(tmp_path, crop, resize):
   # GIF is not among the suffixes of image folders.
   (root / "3.gif").rename(root / "3.png")
   reader = datasets.open_source("folder", "train", str(tmp_path / "data"))
-  batch = next(batching.eval_batches(reader, evaluation, batch_size=5))
-  entries = [image_files.Entry(reader.source.file_name(i)) for i in range(5)]
-  [found] = image_files.read_batches(entries, evaluation, 5, 2048)
-  assert np.array_equal(np.stack([p.pixels for p in found]), batch["image"])
+  batch = next(batching.eval_batches(reader, evaluation, batch_size=5))["image"]
   files = [pathlib.Path(reader.source.file_name(i)) for i in range(5)]
-  assert np.array_equal(mv.preprocess(files, evaluation), batch["image"])
-  one = mv.preprocess(str(files[0]), evaluation)
-  assert np.array_equal(one, batch["image"][0])
+  found = mv.preprocess(files, evaluation)
+  assert np.array_equal(found, batch)
+  # What the command sees, and bytes and a single file.
+  entries = [image_files.Entry(str(file)) for file in files]
+  [read] = image_files.read_batches(entries, evaluation, 5, 2048)
+  assert np.array_equal(np.stack([image.pixels for image in read]), found)
+  assert np.array_equal(mv.preprocess(str(files[0]), evaluation), found[0])
   encoded = [file.read_bytes() for file in files]
-  assert np.array_equal(mv.preprocess(encoded, evaluation), batch["image"])
+  assert np.array_equal(mv.preprocess(encoded, evaluation), found)
 
 
 def test_gelu_and_image_size_come_from_the_task(tmp_path, backbone, capsys):

@@ -28,9 +28,9 @@ import memory_vit as mv
 from memory_vit import check_data, evaluate, inspect, predict
 from memory_vit.backbones import load, npz
 from memory_vit.cli import commands
-from memory_vit.data import image_files
 from memory_vit.errors import BackboneError, TaskError
 from memory_vit.evaluation import task_data
+from memory_vit.images import image_files
 from memory_vit.model import trees
 from memory_vit.run_result import RunResult
 from memory_vit.runtime import messages

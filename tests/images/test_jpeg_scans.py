@@ -3,7 +3,7 @@
 import fake_data
 import pytest
 
-from memory_vit.data import jpeg
+from memory_vit.images import jpeg
 
 END = b"\xff\xd9"
 SCAN = b"\xff\xda"

@@ -16,24 +16,21 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
 
 import numpy as np
-import tensorflow as tf
 from PIL import Image, UnidentifiedImageError
 
-from memory_vit.data import image_ops, jpeg
-from memory_vit.data.sources import SUFFIXES, reason_of
 from memory_vit.errors import ConfigError, DataError
+from memory_vit.images import decoding, jpeg, view
 from memory_vit.model.task import EvalPreprocessing
 
-# An image beyond any of these is refused before it is decoded: a file of a few
-# kilobytes can claim to be an image that fills the memory. 64 megapixels are
-# those of the largest common cameras.
-MAX_FILE_BYTES = 64 * 2**20
-MAX_PIXELS = 64_000_000
-MAX_SIDE = 16_384
+# Of folders that are a data set; whoever names files may name GIF ones too.
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
-# Those that `image_ops.decode` takes, with the bytes that a pixel takes while
-# it is decoded, at most: measured, and rounded up. A JPEG in one scan needs 4.
-_BYTES_PER_PIXEL = {"JPEG": 12, "PNG": 4, "WEBP": 24, "BMP": 16, "GIF": 12}
+# A larger file is not read; how many pixels it may have `decoding` says.
+MAX_FILE_BYTES = 64 * 2**20
+
+# Those that `decode` takes, with the bytes that a pixel takes while it is
+# decoded, at most: measured, and rounded up.
+_BYTES_PER_PIXEL = {"JPEG": 14, "PNG": 14, "WEBP": 24, "BMP": 12, "GIF": 12}
 # While a batch is made: the images one by one, side by side, and on the
 # device, each as float32.
 _COPIES_OF_A_BATCH = 3
@@ -129,7 +126,7 @@ def read_batches(
 
 
 class _ImageReader:
-  """Reads images the way `batching.eval_batches` does, in several threads."""
+  """Reads images in several threads."""
 
   def __init__(self, evaluation: EvalPreprocessing, memory: int) -> None:
     self._evaluation = evaluation
@@ -151,7 +148,7 @@ class _ImageReader:
     size = _size_of(file)
     with self._header:
       decoding = _needed(file, self._evaluation)
-    # As it lies in the file, for Python and for TensorFlow.
+    # As it lies in the file, and what Pillow has read of it.
     with self._memory.taken(2 * size + decoding):
       file.seek(0)
       return _decoded(file.read(size), self._evaluation)
@@ -160,7 +157,7 @@ class _ImageReader:
 def prepare_encoded(
   encoded: bytes, evaluation: EvalPreprocessing
 ) -> np.ndarray:
-  """Decode an untrusted image file as evaluation does.
+  """Decode an untrusted image file, and prepare it for evaluation.
 
   Returns:
     float32 (side, side, 3) in [-1, 1]; side is `evaluation.image_size`.
@@ -175,9 +172,8 @@ def prepare_encoded(
 def prepare_pixels(
   pixels: np.ndarray, evaluation: EvalPreprocessing
 ) -> np.ndarray:
-  """Prepare decoded pixels, uint8 (height, width, 3), as evaluation does."""
-  with _named_reasons():
-    return image_ops.eval_view(tf.constant(pixels), evaluation).numpy()
+  """Prepare decoded pixels, uint8 (height, width, 3), for evaluation."""
+  return view.eval_view(pixels, evaluation)
 
 
 def file_content(path: str) -> bytes:
@@ -197,18 +193,7 @@ def _decoded(encoded: bytes, evaluation: EvalPreprocessing) -> np.ndarray:
   """Decode an image whose header has been checked."""
   if encoded.startswith(jpeg.MAGIC) and (problem := jpeg.too_costly(encoded)):
     raise DataError(problem)
-  with _named_reasons():
-    # Eagerly: a tf.function rounds otherwise than tf.data, in the last bit.
-    return image_ops.eval_image(tf.constant(encoded), evaluation).numpy()
-
-
-@contextlib.contextmanager
-def _named_reasons() -> Iterator[None]:
-  """Raise `DataError` in place of an error of TensorFlow."""
-  try:
-    yield
-  except tf.errors.OpError as error:
-    raise DataError(reason_of(error)) from error
+  return view.eval_view(decoding.decode(encoded), evaluation)
 
 
 class _Memory:
@@ -257,7 +242,6 @@ def _needed(file: BinaryIO, evaluation: EvalPreprocessing) -> int:
 
   Raises `DataError` for what is no image, or too large.
   """
-  limit = f"more than {MAX_PIXELS / 1e6:g} megapixels"
   try:
     with Image.open(file, formats=tuple(_BYTES_PER_PIXEL)) as image:
       width, height = image.size
@@ -265,18 +249,12 @@ def _needed(file: BinaryIO, evaluation: EvalPreprocessing) -> int:
       # Several images in one JPEG file, of which the first is decoded.
       bytes_per_pixel = _BYTES_PER_PIXEL["JPEG" if kind == "MPO" else kind]
   except Image.DecompressionBombError as error:  # From 179 megapixels on.
-    raise DataError(limit) from error
+    raise DataError(decoding.TOO_LARGE) from error
   except UnidentifiedImageError as error:
     raise DataError("not a JPEG, PNG, WebP, BMP or GIF file") from error
   except Exception as error:  # Pillow raises many kinds on broken files.
     reason = str(error) or type(error).__name__
     raise DataError(f"broken: {reason}") from error
-  if width * height > MAX_PIXELS:
-    raise DataError(f"{width} x {height} pixels, {limit}")
-  if max(width, height) > MAX_SIDE:
-    raise DataError(
-      f"{width} x {height} pixels, a side of more than {MAX_SIDE}"
-    )
+  decoding.require_size(width, height)
   decoded = width * height * bytes_per_pixel
-  shrunk = image_ops.resized_pixels(width, height, evaluation)
-  return decoded + shrunk * 3 * 4
+  return decoded + view.view_bytes(height, width, evaluation)

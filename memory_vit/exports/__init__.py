@@ -1,0 +1,10 @@
+"""Models for servers: StableHLO, SavedModel, ONNX, and tasks for a hub."""
+
+from etils import epy
+
+with epy.lazy_api_imports(globals()):
+  from memory_vit.exports.export import export_model
+  from memory_vit.exports.export_manifest import ExportReport
+  from memory_vit.exports.image_input import ImageInput
+
+__all__ = ["ExportReport", "ImageInput", "export_model"]

@@ -1,0 +1,215 @@
+"""An exported model compared with ours, in a process that has nothing of ours.
+
+A file that was written can still fail when it is run: only the library that
+reads it, on its own, shows that it computes the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from PIL import Image
+
+from memory_vit.errors import ExportError
+from memory_vit.exports import run_exported
+from memory_vit.exports.image_input import ImageInput
+from memory_vit.exports.program import Program
+from memory_vit.model.task import EvalPreprocessing
+from memory_vit.runtime.messages import escaped, shortened
+
+# Greatest difference of an output, as a share of the greatest one: the same
+# sums in another order, by another compiler.
+TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
+# It runs beside this process, whose accelerator it cannot share, and compares
+# with what the CPU computes. TensorFlow's XLA ends a process for a flag that
+# only jax knows.
+_ENVIRONMENT = {
+  "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1", "XLA_FLAGS": "",
+  "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0",
+}  # fmt: skip
+
+Outputs = dict[str, Float[np.ndarray, "b _"]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+  """How an export compares with `mv.forward`.
+
+  Attributes:
+    images: how many were compared.
+    tolerance: that was allowed.
+    max_difference: {signature: {output: the greatest difference, as a share of
+      the greatest value}}.
+    load_seconds: until the model could be called.
+    first_call_seconds: of the first batch, compiling included.
+    call_seconds: of a batch of all images; the median of several.
+    memory_vit_call_seconds: the same of `mv.forward`, on prepared images.
+  """
+
+  images: int
+  tolerance: float
+  max_difference: Mapping[str, Mapping[str, float]]
+  load_seconds: float
+  first_call_seconds: float
+  call_seconds: float
+  memory_vit_call_seconds: float
+
+
+def compare(
+  program: Program, kind: str, model: Path, images: ImageInput, count: int
+) -> Comparison:
+  """Run an exported model on random images, and compare its outputs.
+
+  Args:
+    program: that was exported.
+    kind: of `run_exported.LOADERS`.
+    model: the file or directory that was written.
+    images: what it takes.
+    count: of images.
+
+  Raises:
+    ExportError: where it cannot be run, or computes something else.
+  """
+  given, prepared = _random_images(program.evaluation, images, count)
+  files = _random_files(count) if kind == "saved_model" else []
+  expected = {"serving_default": _arrays(program.call_own(prepared))}
+  if files:
+    own = program.call_own(_preprocessed(files, program.evaluation))
+    expected["encoded"] = _arrays(own)
+  found, seconds = run(kind, model, given, files)
+  differences = {
+    signature: {
+      name: difference(found[signature].get(name), outputs[name])
+      for name in program.names
+    }
+    for signature, outputs in expected.items()
+  }
+  tolerance = TOLERANCE[program.backbone.config.dtype]
+  _require_within(differences, tolerance)
+  return Comparison(
+    images=count,
+    tolerance=tolerance,
+    max_difference=differences,
+    memory_vit_call_seconds=run_exported.call_seconds(
+      program.call_own, prepared
+    ),
+    **seconds,
+  )
+
+
+def run(
+  kind: str, model: Path, images: np.ndarray, files: Sequence[bytes] = ()
+) -> tuple[dict[str, Outputs], dict[str, float]]:
+  """Run an exported model in a process of its own.
+
+  Args:
+    kind: of `run_exported.LOADERS`.
+    model: the file or directory that was written.
+    images: what it takes.
+    files: the content of image files, for the signature `encoded`.
+
+  Returns:
+    {signature: {name: outputs (b, c)}}, and seconds.
+
+  Raises:
+    ExportError: where the process fails.
+  """
+  with tempfile.TemporaryDirectory() as name:
+    folder = Path(name)
+    np.save(folder / "images.npy", images)
+    (folder / "files").mkdir()
+    for i, content in enumerate(files):
+      (folder / "files" / f"{i:08}").write_bytes(content)
+    # By its path, and with -P: its directory is none to import from.
+    done = subprocess.run(
+      [sys.executable, "-P", run_exported.__file__, kind, model, folder],
+      capture_output=True, text=True, env={**os.environ, **_ENVIRONMENT},
+    )  # fmt: skip
+    if done.returncode:
+      said = done.stderr.strip().splitlines() or ["it said nothing"]
+      raise ExportError(
+        f"the {kind} that was written cannot be run (status "
+        f"{done.returncode}): {shortened(escaped(said[-1]), 400)}"
+      )
+    found: dict[str, Outputs] = {}
+    for file in folder.glob("*/*.npy"):
+      found.setdefault(file.parent.name, {})[file.stem] = np.load(file)
+  return found, json.loads(done.stdout.splitlines()[-1])
+
+
+def difference(found: Any, expected: np.ndarray) -> float:
+  """The greatest difference, as a share of the greatest expected value.
+
+  Infinite for another shape, and where a value is not finite.
+  """
+  if found is None or found.shape != expected.shape:
+    return float("inf")
+  greatest = np.abs(found.astype(np.float64) - expected).max()
+  share = float(greatest / max(np.abs(expected).max(), 1e-30))
+  return share if np.isfinite(share) else float("inf")
+
+
+def _require_within(
+  differences: Mapping[str, Mapping[str, float]], tolerance: float
+) -> None:
+  beyond = [
+    f"{name} of {signature} by {share:.3g}"
+    for signature, shares in differences.items()
+    for name, share in shares.items()
+    if not share <= tolerance
+  ]
+  if beyond:
+    raise ExportError(
+      "the exported model computes something else than mv.forward: "
+      f"{'; '.join(beyond)} of the greatest output, expected at most "
+      f"{tolerance:g}. Nothing was written; give another --format, and tell us."
+    )
+
+
+def _arrays(outputs: Mapping[str, Any]) -> Outputs:
+  return {name: np.asarray(value) for name, value in outputs.items()}
+
+
+def _random_images(
+  evaluation: EvalPreprocessing, images: ImageInput, count: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """What the export is given, and the same prepared for `mv.forward`."""
+  rng = np.random.default_rng(0)
+  side = evaluation.image_size
+  if images.kind == "float32":
+    given = rng.uniform(-1, 1, (count, side, side, 3)).astype(np.float32)
+    return given, given
+  # Neither square nor of the size of the model, unless the user says so.
+  height, width = images.size or (side + side // 2, 2 * side + 1)
+  given = rng.integers(0, 256, (count, height, width, 3)).astype(np.uint8)
+  return given, _preprocessed(list(given), evaluation)
+
+
+def _random_files(count: int) -> list[bytes]:
+  """JPEG and PNG files in turn, each of another size."""
+  rng = np.random.default_rng(1)
+  files = []
+  for i in range(count):
+    pixels = rng.integers(0, 256, (40 + i % 7, 60 + i % 5, 3)).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, format="PNG" if i % 2 else "JPEG")
+    files.append(file.getvalue())
+  return files
+
+
+def _preprocessed(images: Any, evaluation: EvalPreprocessing) -> np.ndarray:
+  """As evaluation prepares them; it may bring TensorFlow."""
+  from memory_vit.evaluation.preprocess import preprocess
+
+  return preprocess(images, evaluation)

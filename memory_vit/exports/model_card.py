@@ -1,0 +1,178 @@
+"""`README.md` for a model hub: the card of tasks, made from what they know.
+
+Names of classes and data sets are strangers' text. In the card they are that
+and nothing else: no markup, no link, no line of their own.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from memory_vit.model.task import Task, TaskSpec
+from memory_vit.runtime.messages import escaped, shortened
+
+FILE = "README.md"
+# Nothing of a task is in here: a value cannot end the block.
+_FRONT_MATTER = """\
+---
+library_name: memory_vit
+pipeline_tag: image-classification
+tags:
+- vision-transformer
+- learnable-memory
+# Yours to choose: the backbone and the data have licences of their own.
+# license: ...
+---
+"""
+_MOST_CLASSES, _MOST_CHARACTERS = 200, 200
+# Keys of the configuration of a run that say what it learned from.
+_DATA_KEYS = ("name", "train", "validation", "test")
+# Keys of the result of a run, and what a reader calls them.
+_METRICS = {
+  "test_accuracy": "accuracy, test",
+  "test_top5": "top-5 accuracy, test",
+  "val_accuracy": "accuracy, validation",
+  "chance": "accuracy of guessing",
+  "test_majority": "accuracy of the most frequent class",
+}
+_COUNTS = {"test_examples": "images of the test", "steps": "steps of training"}
+
+
+def to_text(tasks: Sequence[Task]) -> str:
+  """The card of tasks that lie in one directory, as `NAME.safetensors`."""
+  title = ", ".join(task.name for task in tasks)
+  parts = [
+    f"{_FRONT_MATTER}\n# {title}\n",
+    "New tasks for a frozen Vision Transformer, learned with memory tokens "
+    "(Sandler et al., CVPR 2022). The backbone is not in here: its original "
+    "outputs stay as they are.\n",
+    *map(_section, tasks),
+    _loading(tasks),
+    _preprocessing(tasks[0].spec),
+    _backbone(tasks[0].spec),
+  ]
+  return "\n".join(parts)
+
+
+def literal(value: Any) -> str:
+  """Text of a stranger as code, on one line, of at most 200 letters.
+
+  Escapes would not do: hubs look for addresses in what is left of them, and
+  make links of those. In code nothing is looked for.
+  """
+  text = escaped(shortened(str(value), _MOST_CHARACTERS)).strip() or "(empty)"
+  longest = max(map(len, re.findall("`*", text)))
+  fence = "`" * (longest + 1)
+  space = " " if longest else ""  # which is not shown
+  return f"{fence}{space}{text}{space}{fence}"
+
+
+def _section(task: Task) -> str:
+  spec, provenance = task.spec, task.provenance
+  lines = [f"## {spec.name}", "", f"- classes: {_classes(spec)}"]
+  lines.append(
+    f"- learned by: {literal(spec.regime)}, {spec.cells} memory cells"
+  )
+  if spec.attends_to:
+    lines.append(f"- attends to: {', '.join(map(literal, spec.attends_to))}")
+  data = _mapping(_mapping(provenance, "config"), "data")
+  known = [
+    f"{key} {literal(data[key])}"
+    for key in _DATA_KEYS
+    if isinstance(data.get(key), str) and data[key]
+  ]
+  lines.append(f"- data: {', '.join(known) or 'not known'}")
+  lines += _metrics(_mapping(provenance, "metrics"))
+  return "\n".join(lines) + "\n"
+
+
+def _classes(spec: TaskSpec) -> str:
+  if not spec.class_names:
+    return f"{spec.num_classes}, whose names are not known"
+  shown = ", ".join(map(literal, spec.class_names[:_MOST_CLASSES]))
+  more = len(spec.class_names) - _MOST_CLASSES
+  return f"{spec.num_classes}: {shown}{f', and {more} more' * (more > 0)}"
+
+
+def _metrics(metrics: Mapping[str, Any]) -> list[str]:
+  """A table of the numbers that are there; nothing is required."""
+  rows = [
+    f"| {label} | {100 * metrics[key]:.2f} % |"
+    for key, label in _METRICS.items()
+    if _is_number(metrics.get(key))
+  ]
+  rows += [
+    f"| {label} | {metrics[key]:,} |"
+    for key, label in _COUNTS.items()
+    if type(metrics.get(key)) is int
+  ]
+  if not rows:
+    return ["- accuracy: not known"]
+  return ["", "| measured when it was trained | |", "|---|---|", *rows]
+
+
+def _is_number(value: Any) -> bool:
+  """A number that can be shown as a share; JSON has NaN in Python."""
+  return type(value) in (int, float) and math.isfinite(value) and value <= 1e6
+
+
+def _mapping(values: Any, key: str) -> Mapping[str, Any]:
+  inner = values.get(key) if isinstance(values, Mapping) else None
+  return inner if isinstance(inner, Mapping) else {}
+
+
+def _loading(tasks: Sequence[Task]) -> str:
+  files = ", ".join(f'"{task.name}.safetensors"' for task in tasks)
+  spec = tasks[0].spec
+  return f"""\
+## How to load
+
+```python
+import memory_vit as mv
+
+backbone = mv.load_backbone(
+  BACKBONE, image_size={spec.backbone.image_size}, gelu={_gelu(spec)}
+)
+tasks = mv.load_tasks([{files}], backbone)
+outputs = mv.forward(backbone, tasks, mv.preprocess(FILES, tasks))
+```
+
+or `python -m memory_vit.predict --backbone=BACKBONE --task=. IMAGE`. A task is
+refused on any backbone but its own.
+"""
+
+
+def _gelu(spec: TaskSpec) -> str:
+  """As a literal of Python; what no backbone has would not load either."""
+  return '"exact"' if spec.backbone.gelu == "exact" else '"tanh"'
+
+
+def _preprocessing(spec: TaskSpec) -> str:
+  evaluation = spec.evaluation
+  side = evaluation.image_size
+  how = f"squeezed into {side} x {side} pixels"
+  if evaluation.crop == "central":
+    how = (
+      f"resized to {evaluation.resize} pixels on the shorter side, and the "
+      f"middle {side} x {side} taken"
+    )
+  return f"""\
+## Preprocessing
+
+RGB images are {how}, bilinearly and without antialiasing, then scaled from
+0..255 to [-1, 1] by (x - 127.5) / 127.5.
+"""
+
+
+def _backbone(spec: TaskSpec) -> str:
+  found = spec.backbone
+  return f"""\
+## Backbone
+
+A ViT {literal(found.variant)} at {found.image_size} pixels, with the GELU
+{literal(found.gelu)}. Its weights have the fingerprint (SHA-256)
+`{found.fingerprint}`.
+"""

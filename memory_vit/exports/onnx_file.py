@@ -1,0 +1,115 @@
+"""ONNX: for onnxruntime and what reads its files, by jax2onnx."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float32
+
+from memory_vit.errors import ExportError
+from memory_vit.exports import stablehlo
+from memory_vit.exports.image_input import ImageInput
+from memory_vit.exports.program import Program
+from memory_vit.runtime.messages import first_line
+
+FILE, INPUT = "model.onnx", "images"
+INSTALL = (
+  "pip install onnx onnx-ir onnxruntime equinox einops dm-pix netron && pip "
+  "install --no-deps jax2onnx==0.17.1"
+)
+
+
+def require_possible(program: Program, images: ImageInput) -> None:
+  """Refuse what ONNX has no form for.
+
+  Raises:
+    ExportError: for bfloat16, for uint8 images of any size, and for an output
+      with the name of the input.
+  """
+  if program.backbone.config.dtype != "float32":
+    raise ExportError(
+      "--format=onnx with --dtype=bfloat16: onnxruntime has no such kernels "
+      "for the CPU. Give --dtype=float32."
+    )
+  if images.kind == "uint8" and not images.size:
+    raise ExportError(
+      "--format=onnx with --input=uint8 needs --input_size=HEIGHTxWIDTH: the "
+      "converter knows images of one size only."
+    )
+  if INPUT in program.names:
+    raise ExportError(
+      f"--format=onnx: a task is called {INPUT!r}, as the input of the model "
+      "is. Rename it (mv.rename)."
+    )
+
+
+def write(program: Program, directory: Path, images: ImageInput) -> None:
+  """Write `model.onnx`, and `model.onnx.data` where weights are large.
+
+  Raises:
+    ExportError: where the converter fails.
+  """
+  jax2onnx = require_installed()
+  predict = stablehlo.with_input(program, images)
+
+  def in_order(pixels: Array) -> tuple[Float32[Array, "b _"], ...]:
+    outputs = predict(pixels)
+    return tuple(outputs[name] for name in program.names)
+
+  side = program.evaluation.image_size
+  height, width = images.size or (side, side)
+  dtype = jnp.uint8 if images.kind == "uint8" else jnp.float32
+  (batch,) = jax.export.symbolic_shape("b")
+  shape = jax.ShapeDtypeStruct((batch, height, width, 3), dtype)
+  try:
+    with _quiet():
+      jax2onnx.to_onnx(
+        in_order,
+        [shape],
+        model_name="memory_vit",
+        return_mode="file",
+        output_path=directory / FILE,
+        input_names=[INPUT],
+        output_names=list(program.names),
+      )
+  # Of a converter that does not know an operation, of any type.
+  except Exception as error:
+    raise ExportError(
+      f"jax2onnx cannot convert this model: {first_line(error)}. Give "
+      "--format=stablehlo or saved_model, and tell us."
+    ) from error
+
+
+def require_installed() -> ModuleType:
+  """Import the converter.
+
+  Raises:
+    ExportError: where it is not installed, or nothing that runs its files.
+  """
+  try:
+    import jax2onnx
+    import onnxruntime  # noqa: F401 - it runs the file afterwards
+  except ModuleNotFoundError as error:
+    raise ExportError(
+      f"--format=onnx needs {error.name}, which is not installed: {INSTALL} "
+      "(docs/export.md says why in this way)."
+    ) from error
+  return jax2onnx
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+  """Leave out remarks on shapes that are inferred all the same."""
+  logger = logging.getLogger("onnx_ir")
+  before = logger.level
+  logger.setLevel(logging.ERROR)
+  try:
+    yield
+  finally:
+    logger.setLevel(before)

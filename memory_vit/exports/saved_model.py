@@ -1,0 +1,177 @@
+"""SavedModel: for TensorFlow Serving, by `jax.experimental.jax2tf`.
+
+It has two signatures: `serving_default` takes images as arrays, and `encoded`
+the bytes of JPEG and PNG files, which TensorFlow decodes, crops and scales as
+in evaluation. The weights are its variables, so they may have any size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+
+from memory_vit.errors import ExportError
+from memory_vit.exports.image_input import ImageInput
+from memory_vit.exports.program import Program, flat_weights
+from memory_vit.exports.stablehlo import PLATFORMS
+
+DIRECTORY = "saved_model"
+_JPEG = b"\xff\xd8\xff"
+# {name: logits (b, c)} of float32 images (b, side, side, 3), in TensorFlow.
+_Predict = Callable[[Any], dict[str, Any]]
+
+
+def batch_buckets() -> tuple[int, ...]:
+  """Return sizes of batches that are compiled; () where any size is.
+
+  What jax 0.11 writes for a batch of any size has checks of its shape in a
+  version of StableHLO that TensorFlow 2.21 cannot read: it saves, and fails
+  when it is run. There a batch is split and filled up to one of these sizes.
+  """
+  return (1, 8, 32) if jax.__version_info__ >= (0, 11) else ()
+
+
+def write(program: Program, directory: Path, images: ImageInput) -> None:
+  """Write the directory `saved_model`."""
+  tf = require_installed()
+  module = tf.Module()
+  module.weights = [
+    tf.Variable(array, trainable=False) for array in flat_weights(program)
+  ]
+  predict = _converted(tf, program, module.weights)
+  signatures = {
+    "serving_default": _from_images(tf, program, predict, images),
+    "encoded": _from_files(tf, program, predict),
+  }
+  tf.saved_model.save(module, str(directory / DIRECTORY), signatures)
+
+
+def require_installed() -> ModuleType:
+  """Import TensorFlow, without its memory on a GPU, which belongs to jax.
+
+  Raises:
+    ExportError: where it is not installed.
+  """
+  try:
+    import tensorflow
+
+    from memory_vit.data import image_ops  # noqa: F401 - it hides GPUs
+  except ModuleNotFoundError as error:
+    raise ExportError(
+      f"--format=saved_model needs {error.name}, which is not installed: "
+      "pip install tensorflow-cpu (tensorflow on a Mac)."
+    ) from error
+  return tensorflow
+
+
+def _converted(tf: Any, program: Program, variables: list[Any]) -> _Predict:
+  """The function in TensorFlow, for batches of any size."""
+  from jax.experimental import jax2tf
+
+  tree = jax.tree.structure(program.weights)
+  side = program.evaluation.image_size
+
+  def run(arrays: list[Any], images: Any) -> dict[str, Any]:
+    return program.run(jax.tree.unflatten(tree, arrays), images)
+
+  def converted(batch: str) -> _Predict:
+    function = jax2tf.convert(
+      run,
+      polymorphic_shapes=[None, f"({batch}, {side}, {side}, 3)"],
+      with_gradient=False,
+      native_serialization_platforms=PLATFORMS,
+    )
+    return lambda images: function(variables, images)
+
+  buckets = batch_buckets()
+  if not buckets:
+    return converted("b")
+  by_size = {size: converted(str(size)) for size in buckets}
+  return lambda images: _in_buckets(tf, by_size, images, program.names)
+
+
+def _in_buckets(
+  tf: Any, by_size: dict[int, _Predict], images: Any, names: tuple[str, ...]
+) -> dict[str, Any]:
+  """Run a batch of any size in parts of the smallest bucket that holds it."""
+  count = tf.shape(images)[0]
+
+  def in_parts(size: int) -> dict[str, Any]:
+    parts = tf.maximum(1, (count + size - 1) // size)
+    filled = tf.pad(images, [[0, parts * size - count], [0, 0], [0, 0], [0, 0]])
+    shape = tf.concat([[parts, size], tf.shape(images)[1:]], axis=0)
+    split = tf.ensure_shape(
+      tf.reshape(filled, shape), (None, size, *images.shape[1:])
+    )
+    outputs = tf.map_fn(
+      by_size[size], split, fn_output_signature=dict.fromkeys(names, tf.float32)
+    )
+    return {
+      name: tf.reshape(out, (parts * size, out.shape[-1]))[:count]
+      for name, out in outputs.items()
+    }
+
+  sizes = sorted(by_size)
+  chosen = tf.reduce_sum(tf.cast(count > tf.constant(sizes[:-1]), tf.int32))
+  branches = [lambda size=size: in_parts(size) for size in sizes]
+  found: dict[str, Any] = tf.switch_case(chosen, branches)
+  return found
+
+
+def _from_images(
+  tf: Any, program: Program, predict: _Predict, images: ImageInput
+) -> Any:
+  """The signature that takes arrays, under the name `images`."""
+  side = program.evaluation.image_size
+  if images.kind == "float32":
+    spec = tf.TensorSpec((None, side, side, 3), tf.float32, name="images")
+    return tf.function(predict, autograph=False, input_signature=[spec])
+  height, width = images.size or (None, None)
+  spec = tf.TensorSpec((None, height, width, 3), tf.uint8, name="images")
+  view = _view(program)
+  return tf.function(
+    lambda images: predict(_each(tf, view, images, side)),
+    autograph=False,
+    input_signature=[spec],
+  )
+
+
+def _from_files(tf: Any, program: Program, predict: _Predict) -> Any:
+  """The signature that takes the bytes of files, under the name `encoded`."""
+  side = program.evaluation.image_size
+  view = _view(program)
+
+  def prepare(encoded: Any) -> Any:
+    is_jpeg = tf.strings.substr(encoded, 0, len(_JPEG)) == _JPEG
+    pixels = tf.cond(
+      is_jpeg,
+      lambda: tf.io.decode_jpeg(encoded, 3),
+      lambda: tf.io.decode_png(encoded, 3),
+    )
+    return view(tf.ensure_shape(pixels, (None, None, 3)))
+
+  return tf.function(
+    lambda encoded: predict(_each(tf, prepare, encoded, side)),
+    autograph=False,
+    input_signature=[tf.TensorSpec((None,), tf.string, name="encoded")],
+  )
+
+
+def _view(program: Program) -> Callable[[Any], Any]:
+  """The preprocessing of evaluation, of one image (height, width, 3)."""
+  from memory_vit.data import image_ops
+
+  return lambda pixels: image_ops.eval_view(pixels, program.evaluation)
+
+
+def _each(
+  tf: Any, function: Callable[[Any], Any], batch: Any, side: int
+) -> Any:
+  """Prepare one image after another."""
+  spec = tf.TensorSpec((side, side, 3), tf.float32)
+  prepared = tf.map_fn(function, batch, fn_output_signature=spec)
+  return tf.ensure_shape(prepared, (None, side, side, 3))

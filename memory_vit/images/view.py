@@ -1,0 +1,160 @@
+"""Resize, crop and scale decoded images for a model, in NumPy or by Pillow.
+
+Bilinear without antialiasing is computed in float32 and in the order of
+`tf.image.resize`: of the same pixels, the view is TensorFlow's.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float32, Int, UInt8
+from PIL import Image
+
+from memory_vit.errors import DataError
+from memory_vit.model.task import EvalPreprocessing
+
+# Resized by its shorter side, a longer image would fill the memory.
+LONGEST_ASPECT = 32.0
+# Before a crop: 403 MB, as float32. Any image stays below up to a shorter
+# side of 1,024, and a square up to `vit_config.MAX_RESIZE`.
+MAX_RESIZED_PIXELS = 2**25
+
+_FILTERS = {
+  "bilinear_antialias": Image.Resampling.BILINEAR,
+  "bicubic": Image.Resampling.BICUBIC,
+}
+
+
+class _Neighbours(NamedTuple):
+  """Between which two of the old pixels each new one lies, along an axis.
+
+  Attributes:
+    lower: the first of them.
+    upper: the second, which may be the same.
+    weight: of the second.
+  """
+
+  lower: Int[np.ndarray, " new"]
+  upper: Int[np.ndarray, " new"]
+  weight: Float32[np.ndarray, " new"]
+
+
+def eval_view(
+  pixels: UInt8[np.ndarray, "height width 3"], evaluation: EvalPreprocessing
+) -> Float32[np.ndarray, "side side 3"]:
+  """Prepare decoded pixels for evaluation.
+
+  Args:
+    pixels: of an image, at least one.
+    evaluation: how; side is its `image_size`.
+
+  Returns:
+    Values in [-1, 1].
+
+  Raises:
+    DataError: where a central crop is not possible, see `resized_shape`.
+  """
+  side = evaluation.image_size
+  old_height, old_width = pixels.shape[:2]
+  height, width = resized_shape(old_height, old_width, evaluation)
+  y, x = (height - side) // 2, (width - side) // 2
+  if evaluation.interpolation == "bilinear":
+    # What the crop leaves out is not computed.
+    rows = _neighbours(old_height, height, slice(y, y + side))
+    columns = _neighbours(old_width, width, slice(x, x + side))
+    view = _bilinear(pixels, rows, columns)
+  else:
+    resample = _FILTERS[evaluation.interpolation]
+    resized = Image.fromarray(pixels).resize((width, height), resample)
+    square = resized.crop((x, y, x + side, y + side))
+    view = np.asarray(square).astype(np.float32)
+  view -= np.float32(127.5)
+  view /= np.float32(127.5)
+  return view
+
+
+def resized_shape(
+  height: int, width: int, evaluation: EvalPreprocessing
+) -> tuple[int, int]:
+  """Height and width of an image that is resized, before it is cropped.
+
+  Raises:
+    DataError: for an image that is more than `LONGEST_ASPECT` times as long as
+      it is wide, or would get more than `MAX_RESIZED_PIXELS`.
+  """
+  if evaluation.crop != "central":
+    return evaluation.image_size, evaluation.image_size
+  side, shorter = evaluation.resize, min(height, width)
+  if max(height, width) > shorter * LONGEST_ASPECT:
+    raise DataError(
+      f"one side is more than {LONGEST_ASPECT:.0f} times the other"
+    )
+  if evaluation.interpolation == "bilinear":  # as TensorFlow rounds
+    old = np.array([height, width], np.float32)
+    new = np.round(old * (np.float32(side) / np.float32(shorter)))
+  else:  # as timm and transformers do
+    new = np.array([side * height // shorter, side * width // shorter])
+  if new.prod() > MAX_RESIZED_PIXELS:
+    raise DataError(
+      f"with a shorter side of {side} pixels it would have more than "
+      f"{MAX_RESIZED_PIXELS:,}: too long"
+    )
+  return int(new[0]), int(new[1])
+
+
+def view_bytes(height: int, width: int, evaluation: EvalPreprocessing) -> int:
+  """Upper bound of the memory that `eval_view` takes beside the pixels.
+
+  Raises:
+    DataError: as `resized_shape`.
+  """
+  new_height, new_width = resized_shape(height, width, evaluation)
+  # float32, and three corners of each pixel besides.
+  view = 4 * 3 * 4 * evaluation.image_size**2
+  if evaluation.interpolation == "bilinear":
+    return view
+  # Pillow takes 4 bytes a pixel: for its copy, for the image that has the new
+  # width and the old height, and for the resized one.
+  old, new = height * width, new_height * new_width
+  return view + 4 * (old + max(old, new) + new)
+
+
+def _neighbours(old: int, new: int, part: slice) -> _Neighbours:
+  """For a part of the `new` pixels that `old` ones become."""
+  scale = np.float32(old) / np.float32(new)
+  half = np.float32(0.5)
+  place = (np.arange(new, dtype=np.float32)[part] + half) * scale - half
+  floor = np.floor(place)
+  return _Neighbours(
+    lower=np.maximum(floor.astype(np.int64), 0),
+    upper=np.minimum(np.ceil(place).astype(np.int64), old - 1),
+    weight=place - floor,
+  )
+
+
+def _bilinear(
+  pixels: UInt8[np.ndarray, "height width 3"],
+  rows: _Neighbours,
+  columns: _Neighbours,
+) -> Float32[np.ndarray, "rows columns 3"]:
+  """Interpolate between four pixels."""
+
+  def row(index: Int[np.ndarray, " rows"]) -> Float32[np.ndarray, "rows _ 3"]:
+    left = pixels[index[:, None], columns.lower].astype(np.float32)
+    right = pixels[index[:, None], columns.upper].astype(np.float32)
+    return _between(left, right, columns.weight[None, :, None])
+
+  top, bottom = row(rows.lower), row(rows.upper)
+  return _between(top, bottom, rows.weight[:, None, None])
+
+
+def _between(
+  first: Float32[np.ndarray, "rows columns 3"],
+  second: Float32[np.ndarray, "rows columns 3"],
+  weight: Float32[np.ndarray, "_ _ 1"],
+) -> Float32[np.ndarray, "rows columns 3"]:
+  """First + (second - first) * weight, in place of `second`."""
+  second -= first
+  second *= weight
+  second += first
+  return second

@@ -1,0 +1,231 @@
+"""What an export writes, what it refuses, and that it leaves nothing behind."""
+
+import hashlib
+import json
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from conftest import random_task, tiny_backbone
+
+import memory_vit as mv
+from memory_vit import export as command
+from memory_vit.errors import ExportError, TaskError
+from memory_vit.exports import check, onnx_file, run_exported, saved_model
+from memory_vit.exports.program import make_program
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+  """To start another one takes seconds; `test_other_processes.py` does."""
+
+  def run(kind, model, images, files=()):
+    del files
+    (call,) = run_exported.LOADERS[kind][1](model).values()
+    found = {name: np.asarray(v) for name, v in call(images).items()}
+    seconds = {
+      "load_seconds": 0.1, "first_call_seconds": 0.2, "call_seconds": 0.3
+    }  # fmt: skip
+    return {"serving_default": found}, seconds
+
+  monkeypatch.setattr(check, "run", run)
+
+
+def names_in(path):
+  return sorted(file.name for file in path.rglob("*"))
+
+
+def test_the_manifest_says_what_lies_beside_it(
+  backbone, in_this_process, tmp_path
+):
+  task = random_task(
+    backbone, "a", class_names=("cat\n", "Käfer", "<b>"), cells=1
+  )
+  out = tmp_path / "new" / "out"
+  report = mv.export_model(backbone, task, out, format="stablehlo", examples=3)
+  values = json.loads((out / "manifest.json").read_text())
+  assert values["files"] == report.files
+  (file,) = report.files
+  content = (out / file).read_bytes()
+  assert names_in(out) == ["manifest.json", file]
+  assert values["files"][file] == {
+    "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()
+  }  # fmt: skip
+  assert values["backbone"]["fingerprint"] == backbone.fingerprint
+  assert values["tasks"][0]["digest"] == task.digest
+  assert values["tasks"][0]["class_names"] == ["cat\n", "Käfer", "<b>"]
+  signature = values["signatures"]["serving_default"]
+  assert signature["inputs"]["images"]["shape"] == ["b", 8, 8, 3]
+  assert {n: o["shape"] for n, o in signature["outputs"].items()} == {
+    "backbone": ["b", 7], "a": ["b", 3]
+  }  # fmt: skip
+  compared = values["comparison"]
+  assert compared["images"] == 3
+  shares = compared["max_difference"]["serving_default"]
+  assert set(shares) == {"backbone", "a"}
+  assert max(shares.values()) <= compared["tolerance"] == 1e-4
+  assert values["versions"]["jax"] == jax.__version__
+  # Again: what an export wrote is replaced.
+  again = mv.export_model(backbone, task, out, format="stablehlo", examples=1)
+  assert again.files == report.files
+
+
+def test_an_export_that_computes_something_else_leaves_nothing(
+  backbone, in_this_process, monkeypatch, tmp_path
+):
+  task, run = random_task(backbone, "a"), check.run
+
+  def wrong(*arguments):
+    found, seconds = run(*arguments)
+    outputs = found["serving_default"]
+    return {"serving_default": {**outputs, "a": outputs["a"] * 1.01}}, seconds
+
+  monkeypatch.setattr(check, "run", wrong)
+  with pytest.raises(ExportError, match="something else than mv.forward: a of"):
+    mv.export_model(
+      backbone, task, tmp_path / "out", format="stablehlo", examples=1
+    )
+  assert names_in(tmp_path) == []
+
+
+def test_a_difference_is_seen_in_whatever_form():
+  one = np.array([[1.0, -4.0]], np.float32)
+  assert check.difference(one + np.float32(0.5), one) == 0.125
+  assert check.difference(one, one) == 0
+  for other in (None, one[0], one[:, :1], one * np.nan, one + np.inf):
+    assert check.difference(other, one) == float("inf")
+  assert check.difference(one, one * np.nan) == float("inf")
+
+
+def test_a_process_that_fails_is_quoted(tmp_path, monkeypatch):
+  said = "Traceback ...\nOSError: no\x1b such file"
+  monkeypatch.setattr(
+    check.subprocess, "run",
+    lambda *a, **k: subprocess.CompletedProcess(a, 1, "", said),
+  )  # fmt: skip
+  with pytest.raises(ExportError, match=r"status 1\): OSError: no\\x1b such"):
+    check.run("onnx", tmp_path / "model.onnx", np.zeros(1))
+
+
+@pytest.mark.parametrize("format", ["stablehlo", "safetensors"])
+def test_what_no_export_wrote_is_left_as_it_is(backbone, tmp_path, format):
+  task = random_task(backbone, "a")
+  out = tmp_path / "out"
+  out.mkdir()
+  mine = out / "mine\n.txt"
+  mine.write_text("mine")
+  manifest = out / "manifest.json"
+  texts = ("", "[", "[]", '{"kind": "memory_vit export"}', "[" * 99_999,
+           '{"kind": "memory_vit export", "files": {"other": {}}}')  # fmt: skip
+  for text in texts:
+    manifest.write_text(text)
+    with pytest.raises(ExportError, match=r"no export wrote") as error:
+      mv.export_model(backbone, task, out, format=format)
+    assert "\n" not in str(error.value)
+  assert mine.read_text() == "mine"
+  (tmp_path / "link").symlink_to(out)
+  for path in (mine, tmp_path / "link"):
+    with pytest.raises(ExportError, match="a link or no directory"):
+      mv.export_model(backbone, task, path, format=format)
+
+
+def test_a_task_for_the_hub_is_read_back_from_its_directory(backbone, tmp_path):
+  first = random_task(backbone, "a")
+  second = random_task(backbone, "b", attends_to=[first])
+  mv.export_model(backbone, [first], tmp_path / "one", format="safetensors")
+  assert names_in(tmp_path / "one") == [
+    "README.md", "a.safetensors", "manifest.json"
+  ]  # fmt: skip
+  loaded = mv.load_task(tmp_path / "one", backbone)
+  assert loaded.digest == first.digest
+  both = tmp_path / "both"
+  mv.export_model(backbone, [first, second], both, format="safetensors")
+  assert [t.digest for t in mv.load_tasks(both, backbone)] == [
+    first.digest, second.digest
+  ]  # fmt: skip
+  with pytest.raises(TaskError, match="has 2 tasks, expected one"):
+    mv.load_task(both, backbone)
+  with pytest.raises(TaskError, match="another backbone"):
+    mv.load_task(tmp_path / "one", tiny_backbone(seed=1))
+  with pytest.raises(TaskError, match="another backbone"):
+    mv.export_model(
+      tiny_backbone(seed=1), first, tmp_path / "no", format="safetensors"
+    )
+  (both / "a.safetensors").unlink()
+  (both / "a.safetensors").symlink_to(tmp_path / "one" / "a.safetensors")
+  (both / "b.safetensors").unlink()
+  with pytest.raises(TaskError, match="is a link"):
+    mv.load_task(both, backbone)
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"format": "tflite"}, "format is 'tflite', expected one of stablehlo"),
+    ({"format": "stablehlo", "examples": 0}, "examples is 0, expected 1 to"),
+    (
+      {"format": "safetensors", "images": mv.ImageInput(kind="uint8")},
+      "is no function that takes images",
+    ),
+  ],
+)
+def test_options_that_no_export_can_use_are_refused(
+  backbone, tmp_path, options, message
+):
+  task = random_task(backbone, "a")
+  with pytest.raises(ExportError, match=message):
+    mv.export_model(backbone, task, tmp_path / "out", **options)
+  assert names_in(tmp_path) == []
+
+
+def test_images_that_cannot_go_in_are_refused():
+  with pytest.raises(ExportError, match="input is 'int8', expected one of"):
+    mv.ImageInput(kind="int8")
+  with pytest.raises(ExportError, match="floats have the image size"):
+    mv.ImageInput(size=(8, 8))
+
+
+def test_onnx_refuses_beforehand_what_would_not_run(backbone):
+  require = onnx_file.require_possible
+  program = _program(tiny_backbone(dtype="bfloat16"), "a")
+  with pytest.raises(ExportError, match="no such kernels"):
+    require(program, mv.ImageInput())
+  with pytest.raises(ExportError, match="needs --input_size"):
+    require(_program(backbone, "a"), mv.ImageInput(kind="uint8"))
+  with pytest.raises(ExportError, match="a task is called 'images'"):
+    require(_program(backbone, "images"), mv.ImageInput())
+  require(_program(backbone, "a"), mv.ImageInput(kind="uint8", size=(4, 5)))
+
+
+def _program(backbone, name):
+  return make_program(backbone, random_task(backbone, name))
+
+
+@pytest.mark.parametrize(
+  ("module", "missing"),
+  [(onnx_file, "jax2onnx"), (saved_model, "tensorflow")],
+)
+def test_a_library_that_is_missing_is_named(module, missing, monkeypatch):
+  monkeypatch.setitem(sys.modules, missing, None)
+  with pytest.raises(ExportError, match=f"{missing}, which is not .*pip"):
+    module.require_installed()
+
+
+@pytest.mark.parametrize(
+  ("flags", "message"),
+  [
+    (["--format=tf"], "invalid choice: 'tf'"),
+    (["--input=uint8", "--input_size=4"], "expected HEIGHTxWIDTH"),
+    (["--input_size=4x5"], "floats have the image size"),
+    (["--batch_size=9999"], "examples is 9999"),
+  ],
+)
+def test_the_command_says_in_one_line_what_is_wrong(flags, message, capsys):
+  given = ["--backbone=none.npz", "--task=none", "--out=out",
+           "--format=stablehlo", *flags]  # fmt: skip
+  assert command.main(given) == 2
+  said = capsys.readouterr().err
+  assert message in said
+  assert len(said.splitlines()) == 1

@@ -1,0 +1,87 @@
+"""The card says what a task knows of itself, as text and nothing else."""
+
+import re
+
+import markdown_it
+import pytest
+import yaml
+from conftest import random_task
+
+import memory_vit as mv
+from memory_vit.exports import model_card
+
+# Each would be markup, where it was not escaped.
+HOSTILE = (
+  "<script>alert(1)</script>", "[here](http://e.example)", "![x](http://e/x)",
+  "www.e.example", "http://e.example", "a | b |", "`code`", "**bold**",
+  "# title", "line\n# break", "---", "&lt;b&gt;", "line\u2028break", "x\r---\r",
+  "me@e.example", "``a", "`", "```\nx", "~~~", " ", "a" * 999 + "`",
+  "<http://e.example>", "$$x$$", "~~x~~", "\\", "\\<b>",
+)  # fmt: skip
+
+
+def test_the_card_says_what_on_what_and_how_good(backbone):
+  made = {
+    "config": {"data": {"name": "digits", "train": "train"}},
+    "metrics": {"test_accuracy": 0.875, "test_examples": 2000, "chance": 0.1},
+  }
+  task = random_task(backbone, "a", class_names=("cat", "dog", "hen"))
+  text = model_card.to_text([mv.Task(task.spec, task.params, made)])
+  for part in ("# a\n", "3: `cat`, `dog`, `hen`", "name `digits`, train",
+               "| accuracy, test | 87.50 % |", "| images of the test | 2,000 |",
+               'mv.load_tasks(["a.safetensors"]', backbone.fingerprint,
+               "squeezed into 8 x 8 pixels"):  # fmt: skip
+    assert part in text
+  front = yaml.safe_load(text.split("---\n")[1])
+  assert front["library_name"] == "memory_vit"
+  assert front["pipeline_tag"] == "image-classification"
+  assert "license" not in front  # the user's to choose
+
+
+def test_a_card_needs_no_provenance(backbone):
+  text = model_card.to_text([random_task(backbone, "a")])
+  assert "- data: not known" in text
+  assert "- accuracy: not known" in text
+  assert "whose names are not known" in text
+
+
+def _kinds(text):
+  """The tokens of Markdown as hubs read it, without what they contain."""
+  parser = markdown_it.MarkdownIt("commonmark", {"html": True}).enable("table")
+  tokens = parser.parse(re.sub(r"^---\n.*?^---\n", "", text, flags=re.M | re.S))
+  return [
+    (token.type, inner.type)
+    for token in tokens
+    for inner in (token.children or [token])
+    if inner.type != "text"
+  ]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_of_strangers_are_text(backbone, name):
+  """The structure of a card is that of one with harmless names."""
+
+  def card(text):
+    made = {
+      "config": {"data": {"name": text, "test": text}},
+      "metrics": {"test_accuracy": text, "steps": text, "chance": 0.5},
+    }
+    names = (text, f"{text} 2", f"{text} 3")
+    task = random_task(backbone, "a", class_names=names)
+    return model_card.to_text([mv.Task(task.spec, task.params, made)])
+
+  hostile, harmless = card(name), card("harmless")
+  assert _kinds(hostile) == _kinds(harmless)
+  assert hostile.split("---\n")[1] == harmless.split("---\n")[1]
+
+
+@pytest.mark.parametrize(
+  "metrics",
+  [[], {"test_accuracy": float("nan")}, {"steps": True}, {"chance": 10**99},
+   {"test_accuracy": None, "steps": 1.5}],
+)  # fmt: skip
+def test_numbers_that_are_none_are_left_out(backbone, metrics):
+  task = random_task(backbone, "a")
+  made = {"metrics": metrics, "config": 3}
+  text = model_card.to_text([mv.Task(task.spec, task.params, made)])
+  assert "- accuracy: not known" in text

@@ -1,0 +1,111 @@
+"""The exported function computes what `mv.forward` computes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import random_task, tiny_backbone
+
+import memory_vit as mv
+from memory_vit.errors import TaskError
+from memory_vit.evaluation.preprocess import preprocess
+from memory_vit.exports import image_input, stablehlo
+from memory_vit.exports.image_input import ImageInput
+from memory_vit.exports.program import make_program
+from memory_vit.tasks import split_forward
+
+TOLERANCE = 1e-5
+
+
+def exported(backbone, tasks, path, images=None):
+  """Written, and read by jax alone."""
+  program = make_program(backbone, tasks)
+  stablehlo.write(program, path, images or ImageInput())
+  content = (path / "model.stablehlo").read_bytes()
+  return jax.export.deserialize(bytearray(content))
+
+
+def require_close(found, expected, share=TOLERANCE):
+  assert set(found) == set(expected)
+  for name, values in expected.items():
+    assert found[name].shape == values.shape
+    greatest = np.abs(np.asarray(found[name]) - np.asarray(values)).max()
+    assert greatest <= share * np.abs(np.asarray(values)).max(), name
+
+
+def test_one_file_computes_all_tasks_for_any_batch(backbone, images, tmp_path):
+  """Two apart, and one that attends to the first: names as users choose."""
+  first = random_task(backbone, "images", classes=3)
+  second = random_task(backbone, "0-b_", classes=130, cells=9, seed=1)
+  third = random_task(backbone, "c", seed=2, attends_to=[first])
+  tasks = [second, first, third]
+  loaded = exported(backbone, tasks, tmp_path)
+  for batch in (1, 7):
+    require_close(
+      loaded.call(images[:batch]), mv.forward(backbone, tasks, images[:batch])
+    )
+  assert set(loaded.platforms) == {"cpu", "cuda", "tpu"}
+  # In the order of the tasks, where JAX sorts names.
+  assert list(make_program(backbone, tasks).outputs().items()) == [
+    ("backbone", 7), ("0-b_", 130), ("images", 3), ("c", 3)
+  ]  # fmt: skip
+
+
+@pytest.mark.parametrize("regime", ["full", "memory"])
+def test_a_regime_that_composes_with_nothing_is_exported_alone(
+  backbone, images, tmp_path, regime
+):
+  cells = 2 if regime == "memory" else 0
+  task = random_task(backbone, "a", regime=regime, cells=cells)
+  expected = split_forward.forward(backbone, [task], images)
+  require_close(exported(backbone, task, tmp_path).call(images), expected)
+  assert set(expected) == {"a"}
+  with pytest.raises(TaskError, match="cannot share a pass"):
+    make_program(backbone, [task, random_task(backbone, "b")])
+
+
+def test_a_fine_tuned_backbone_is_not_stored_beside_the_original(backbone):
+  task = random_task(backbone, "a", regime="full", cells=0)
+  whole = sum(leaf.nbytes for leaf in jax.tree.leaves(backbone.params))
+  assert make_program(backbone, task).weight_bytes < 1.2 * whole
+
+
+@pytest.mark.parametrize("crop", [("resize", 0), ("central", 11)])
+def test_pixels_of_any_size_are_prepared_as_in_evaluation(crop):
+  rng = np.random.default_rng(0)
+  evaluation = mv.EvalPreprocessing(image_size=8, crop=crop[0], resize=crop[1])
+  prepare = jax.jit(lambda pixels: image_input.prepare(pixels, evaluation))
+  for height, width in ((5, 40), (97, 31)):
+    pixels = rng.integers(0, 256, (2, height, width, 3)).astype(np.uint8)
+    found = prepare(pixels)
+    expected = preprocess(list(pixels), evaluation)
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+def test_pixels_go_in_where_that_is_asked(backbone, tmp_path):
+  evaluation = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
+  task = random_task(backbone, "a", evaluation=evaluation)
+  loaded = exported(backbone, task, tmp_path, ImageInput(kind="uint8"))
+  rng = np.random.default_rng(0)
+  for shape in ((1, 20, 30, 3), (3, 31, 9, 3)):
+    pixels = rng.integers(0, 256, shape).astype(np.uint8)
+    images = mv.preprocess(list(pixels), task)
+    require_close(loaded.call(pixels), mv.forward(backbone, task, images), 1e-4)
+
+
+def test_bfloat16_is_computed_where_that_is_asked(images, tmp_path):
+  backbone = tiny_backbone(dtype="bfloat16")
+  task = random_task(backbone, "a")
+  loaded = exported(backbone, task, tmp_path)
+  assert "bf16" in loaded.mlir_module()
+  outputs = loaded.call(images)
+  require_close(outputs, mv.forward(backbone, task, images), 5e-2)
+  assert outputs["a"].dtype == jnp.float32
+
+
+def test_another_backbone_is_refused(images):
+  other = tiny_backbone(seed=1)
+  for regime in ("full", "cls_masked"):
+    task = random_task(tiny_backbone(), "a", regime=regime, cells=0)
+    with pytest.raises(TaskError, match="another backbone"):
+      make_program(other, task)

@@ -1,0 +1,89 @@
+"""Views of decoded images: as TensorFlow's, or as Pillow's."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from fake_data import noise
+from PIL import Image
+
+from memory_vit.data import image_ops
+from memory_vit.errors import DataError
+from memory_vit.images import view
+from memory_vit.model.task import INTERPOLATIONS, EvalPreprocessing
+
+
+def central(size, resize, interpolation="bilinear"):
+  return EvalPreprocessing(
+    image_size=size, crop="central", resize=resize, interpolation=interpolation
+  )
+
+
+@pytest.mark.parametrize("evaluation", [
+  EvalPreprocessing(image_size=16), central(16, 16), central(13, 19),
+])  # fmt: skip
+def test_bilinear_views_are_those_of_tensorflow(evaluation):
+  """One pixel, enlarged, reduced, long, square: to the bit of float32."""
+  shapes = [(1, 1), (3, 2), (16, 16), (19, 19), (64, 48), (7, 211), (500, 333)]
+  for seed, shape in enumerate(shapes):
+    pixels = noise(seed, *shape)
+    found = view.eval_view(pixels, evaluation)
+    expected = image_ops.eval_view(tf.constant(pixels), evaluation).numpy()
+    assert (found.dtype, found.shape) == (np.float32, expected.shape)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-7)
+
+
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS[1:])
+def test_antialiased_views_are_those_of_torch_users(interpolation):
+  """Of timm and transformers: longer sides rounded down, uint8 in between."""
+  filters = {
+    "bicubic": Image.Resampling.BICUBIC,
+    "bilinear_antialias": Image.Resampling.BILINEAR,
+  }
+  for shape, resized in [((8, 15), (9, 16)), ((30, 20), (13, 9))]:
+    pixels = noise(3, *shape)
+    image = Image.fromarray(pixels)
+    image = image.resize(resized[::-1], filters[interpolation])
+    y, x = (resized[0] - 8) // 2, (resized[1] - 8) // 2
+    expected = np.asarray(image)[y : y + 8, x : x + 8] / 127.5 - 1
+    found = view.eval_view(pixels, central(8, 9, interpolation))
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    # The same in tf.data.
+    other = image_ops.eval_view(pixels, central(8, 9, interpolation))
+    assert np.array_equal(found, other)
+
+
+def test_antialiasing_looks_at_every_pixel():
+  """Of stripes only grey is left; without, whatever pixels are met."""
+  stripes = np.zeros((64, 64, 3), np.uint8)
+  stripes[:, ::4] = 255
+  for interpolation in INTERPOLATIONS:
+    evaluation = EvalPreprocessing(image_size=16, interpolation=interpolation)
+    seen = view.eval_view(stripes, evaluation)[4:-4, 4:-4]
+    if interpolation == "bilinear":
+      assert set(np.unique(seen)) <= {-1.0, 1.0}
+    else:
+      np.testing.assert_allclose(seen, 63.75 / 127.5 - 1, atol=2 / 127.5)
+
+
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
+def test_what_would_fill_the_memory_is_refused(interpolation):
+  with pytest.raises(DataError, match="more than 32 times the other"):
+    view.eval_view(noise(0, 1, 33), central(8, 9, interpolation))
+  with pytest.raises(DataError, match="1025 pixels it would have more .* long"):
+    view.eval_view(noise(0, 1, 32), central(8, 1025, interpolation))
+
+
+@pytest.mark.parametrize("shape", [(600, 400), (40, 500), (30, 30)])
+@pytest.mark.parametrize("evaluation", [
+  EvalPreprocessing(image_size=200), central(200, 230),
+])  # fmt: skip
+def test_a_view_takes_the_memory_that_is_set_aside(shape, evaluation):
+  pixels = noise(0, *shape)
+  tracemalloc.start()
+  view.eval_view(pixels, evaluation)
+  peak = tracemalloc.get_traced_memory()[1]
+  tracemalloc.stop()
+  # Indices, and NumPy's own.
+  assert peak <= view.view_bytes(*shape, evaluation) + 2**16
