@@ -1,5 +1,6 @@
 """Models of the Hugging Face hub, fetched and kept by huggingface_hub."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -14,6 +15,7 @@ _ADDRESS = re.compile(
 )
 
 
+@functools.cache  # a command asks several times, and the hub is far away
 def fetch(address: str) -> Path:
   """Fetch a model, where it is not in the cache of huggingface_hub already.
 

@@ -7,7 +7,8 @@ import published_models as models
 import pytest
 
 import memory_vit as mv
-from memory_vit.backbones import load
+from memory_vit.backbones import describe, load
+from memory_vit.backbones import hub as hub_module
 from memory_vit.errors import BackboneError
 
 ADDRESS = "hf://google/vit-base-patch16-224"
@@ -25,6 +26,7 @@ def hub(monkeypatch, tmp_path):
 
   made.snapshot_download = snapshot_download
   monkeypatch.setitem(sys.modules, "huggingface_hub", made)
+  hub_module.fetch.cache_clear()
   return made
 
 
@@ -42,6 +44,13 @@ def test_a_snapshot_of_exactly_these_files(hub, tmp_path):
   ]  # fmt: skip
   assert load.model_source(ADDRESS).source == ADDRESS
   assert hub.asked[1][1]["revision"] is None
+
+
+def test_the_hub_is_asked_once(hub):
+  report = describe.inspect_backbone(ADDRESS)
+  assert report.source.name == ADDRESS
+  assert report.fingerprint == mv.load_backbone(ADDRESS).fingerprint
+  assert len(hub.asked) == 1
 
 
 @pytest.mark.parametrize("address", [
