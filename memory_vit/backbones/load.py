@@ -114,7 +114,7 @@ def save_backbone(backbone: Backbone, path: str | os.PathLike[str]) -> None:
   path = Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   with files.replacing(path) as part, part.open("wb") as file:
-    np.savez(file, allow_pickle=False, **arrays)
+    np.savez(file, **arrays)  # of float32: nothing of Python is in it
 
 
 def _read(file: Path) -> Arrays:

@@ -195,14 +195,13 @@ class TaskSpec:
     )
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["params"],
-  meta_fields=["spec"],
-  # Metrics would be those of other values, and no two tasks share a program.
-  drop_fields=["provenance"],
-)
+# Provenance is left out: metrics would be those of other values, and no two
+# tasks would share a program. Of what is no dataclass yet JAX lets it be left
+# out; `drop_fields` does not work before jax 0.8.
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+@functools.partial(
+  jax.tree_util.register_dataclass, data_fields=["params"], meta_fields=["spec"]
+)
 class Task:
   """A task: what it is, and what it learned.
 

@@ -7,7 +7,8 @@ def unpack(packed: bytes | memoryview, limit: int) -> bytes:
   Raises:
     ValueError: where they are damaged, or would be more than that.
   """
-  # It stops where it is told to, unlike tensorstore; TFDS brings it.
+  # It stops where it is told to, unlike tensorstore, and says where a frame
+  # is cut short, unlike zstandard.
   import pyarrow
 
   try:

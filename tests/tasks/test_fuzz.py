@@ -197,8 +197,8 @@ def weights(tmp_path_factory):
   backbone = tiny_backbone(depth=1, width=8, mlp_dim=8, num_classes=3)
   plain, packed = io.BytesIO(), io.BytesIO()
   arrays = trees.flatten(backbone.params)
-  np.savez(plain, allow_pickle=False, **arrays)
-  np.savez_compressed(packed, allow_pickle=False, **arrays)
+  np.savez(plain, **arrays)
+  np.savez_compressed(packed, **arrays)
   return backbone, [plain.getvalue(), packed.getvalue()]
 
 
