@@ -111,13 +111,18 @@ def _predict_all(arguments: argparse.Namespace) -> int:
   batches = reading.read_batches(
     entries, evaluation, arguments.batch_size, arguments.memory_mib
   )
+  batch_size = 0
   for images in batches:
+    # A first batch that is not full is the only one.
+    batch_size = batch_size or min(
+      arguments.batch_size, 1 << (len(images) - 1).bit_length()
+    )
     guesses = iter(
       guess(
         backbone,
         slots,
         [image.pixels for image in images if image.pixels is not None],
-        batch_size=arguments.batch_size,
+        batch_size=batch_size,
         top=arguments.top,
         original=arguments.original,
       )

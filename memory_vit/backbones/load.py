@@ -17,6 +17,7 @@ import fnmatch
 import os
 import statistics
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -107,7 +108,7 @@ def save_backbone(backbone: Backbone, path: str | os.PathLike[str]) -> None:
     backbone: to be written.
     path: of the file.
   """
-  arrays = {
+  arrays: dict[str, Any] = {
     layouts.renumbered(name, layouts.TO_PRE_LINEN): np.asarray(leaf)
     for name, leaf in trees.flatten(backbone.params).items()
   }
