@@ -12,7 +12,7 @@ cifar-100-binary.tar.gz into DATA/downloads/manual and give
 
 import ml_collections
 
-from configs import base
+from memory_vit.configs import base
 
 
 def get_config() -> ml_collections.ConfigDict:

@@ -11,7 +11,7 @@ time depends on them; not measured by us.
 
 import ml_collections
 
-from configs import base
+from memory_vit.configs import base
 
 
 def get_config() -> ml_collections.ConfigDict:

@@ -13,7 +13,7 @@ filelist_places365-standard.tar into DATA/downloads/manual and give
 
 import ml_collections
 
-from configs import base
+from memory_vit.configs import base
 
 
 def get_config() -> ml_collections.ConfigDict:

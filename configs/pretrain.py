@@ -9,7 +9,7 @@ the data set and the variant; not measured by us.
 
 import ml_collections
 
-from configs import tfds
+from memory_vit.configs import tfds
 
 
 def get_config(name: str = "") -> ml_collections.ConfigDict:

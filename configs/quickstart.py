@@ -13,7 +13,7 @@ Hardware: 2 CPU cores. Time and accuracy: see the README (measured by us).
 
 import ml_collections
 
-from configs import base
+from memory_vit.configs import base
 
 
 def get_config() -> ml_collections.ConfigDict:

@@ -9,7 +9,7 @@ What was measured with it, on what, and how long it took: docs/results.md.
 
 import ml_collections
 
-from configs import tfds
+from memory_vit.configs import tfds
 
 
 def get_config(name: str = "") -> ml_collections.ConfigDict:

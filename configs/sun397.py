@@ -13,7 +13,7 @@ into folders and use configs/folder.py.
 
 import ml_collections
 
-from configs import base
+from memory_vit.configs import base
 
 
 def get_config() -> ml_collections.ConfigDict:

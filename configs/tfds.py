@@ -9,7 +9,7 @@ The time depends on it; not measured by us.
 
 import ml_collections
 
-from configs import base
+from memory_vit.configs import base
 
 
 def get_config(name: str = "") -> ml_collections.ConfigDict:

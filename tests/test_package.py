@@ -76,6 +76,9 @@ def test_all_wings_are_in_a_wheel():
   folders = {path.parent for path in (ROOT / "memory_vit").rglob("*.py")}
   assert len(folders) >= 10
   assert [f for f in folders if not (f / "__init__.py").is_file()] == []
+  # A link: the files stay where they were, and are packed with the others.
+  configs = ROOT / "memory_vit" / "configs"
+  assert configs.resolve() == ROOT / "configs"
 
 
 @pytest.mark.slow

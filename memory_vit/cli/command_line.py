@@ -36,6 +36,8 @@ _ERRORS = (flags.Error, AttributeError, LookupError, MemoryError, OSError,
            RecursionError, SyntaxError, TypeError, ValueError)  # fmt: skip
 # Characters of one of their messages.
 _MOST_SHOWN = 400
+# Of the checkout, to which a link leads; a part of the wheel.
+_CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 _SEE_HELP = "--help lists all"
 TRUST_HELP = (
   "Run the code that the files of a data set name: classes of features that "
@@ -128,7 +130,8 @@ class CommandLine:
     self.flags = flags.FlagValues()
     try:
       self._config = config_flags.DEFINE_config_file(
-        "config", None, "Configuration file, FILE.py or FILE.py:ARGUMENT.",
+        "config", None, "Configuration: FILE.py, or NAME for one of "
+        f"{', '.join(_names())}; an argument may follow: tfds:cifar10.",
         flag_values=self.flags, sys_argv=self._argv,
       )  # fmt: skip
     except _ERRORS as error:  # it opens --flagfile
@@ -243,24 +246,32 @@ def _missing(name: str, about: str) -> ConfigError:
   return ConfigError(f"--{name} is missing: {about}")
 
 
+def _names() -> list[str]:
+  """The configurations that come with the package."""
+  found = (path.stem for path in _CONFIGS.glob("[!_]*.py"))
+  return sorted(set(found) - {"base"})
+
+
 class _ConfigFile(flags.ArgumentParser["ml_collections.ConfigDict"]):
   """Runs the Python of a configuration file; its errors are one line."""
 
   def parse(self, argument: str) -> ml_collections.ConfigDict:
-    """FILE.py or FILE.py:ARGUMENT -> what its get_config returns, locked."""
+    """FILE.py, or NAME, and :ARGUMENT -> what its get_config returns."""
     name, *given = argument.split(":", 1)
     path = paths.local(name, "--config")
+    if not path.is_file() and name in _names():
+      path = _CONFIGS / f"{name}.py"
     if not path.is_file():
       raise ConfigError(
         f"--config is {messages.brief(name)}: there is no such file. Expected "
-        "one of Python, such as configs/folder.py."
+        f"one of Python, or a name: {', '.join(_names())}."
       )
     try:
       found = _run(path, given)
     except Exception as error:  # whatever its author has written
       raise ConfigError(
         f"--config={one_line(name)}, {_place(error, path)}: "
-        f"{type(error).__name__}: {one_line(str(error))}"
+        f"{type(error).__name__}: {one_line(str(error))}{_advice(error)}"
       ) from error
     if not isinstance(found, ml_collections.ConfigDict):
       raise ConfigError(
@@ -282,6 +293,13 @@ def _run(path: Path, given: Sequence[str]) -> Any:
   module = importlib.util.module_from_spec(typing.cast(Any, spec))
   loader.exec_module(module)
   return module.get_config(*given)
+
+
+def _advice(error: Exception) -> str:
+  """What to do about a file that is written for a checkout."""
+  if isinstance(error, ModuleNotFoundError) and error.name == "configs":
+    return "; write: from memory_vit.configs import base"
+  return ""
 
 
 def _place(error: Exception, path: Path) -> str:

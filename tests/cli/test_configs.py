@@ -7,13 +7,15 @@ they are written with the specification of the TFDS builder itself.
 import dataclasses
 import importlib
 import json
+import sys
 
 import fake_data
 import pytest
-from conftest import tiny_backbone
+from conftest import ROOT, tiny_backbone
 
 import memory_vit as mv
 from memory_vit import config as config_lib
+from memory_vit.cli import command_line
 from memory_vit.data import batching, datasets
 from memory_vit.errors import ConfigError
 from memory_vit.training import resolve, run
@@ -191,3 +193,59 @@ def test_the_size_of_pictures_is_the_backbones():
 def test_tfds_wants_a_name(tmp_path):
   with pytest.raises(ConfigError, match="config.data.name is empty"):
     run.train_and_evaluate(load("tfds"), tmp_path)
+
+
+def parsed(*argv):
+  """The configuration of a command line."""
+  return command_line.CommandLine("", ["main", *argv]).parse()
+
+
+def test_a_configuration_by_its_name(tmp_path, monkeypatch):
+  """Outside of a checkout too, with an argument, and changed."""
+  monkeypatch.chdir(ROOT)
+  files = [
+    f"--config={name}"
+    for name in ("configs/sun397.py", "configs/tfds.py:cifar10")
+  ]
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(ROOT)])
+  names = ("--config=sun397", "--config=tfds:cifar10")
+  found = [parsed(name, "--config.seed=3") for name in names]
+  monkeypatch.chdir(ROOT)
+  assert found == [parsed(file, "--config.seed=3") for file in files]
+
+
+def test_a_file_of_that_name_comes_first(tmp_path, monkeypatch):
+  """As before there were names."""
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "sun397").write_text(
+    "from memory_vit.configs import base\n"
+    "def get_config():\n  c = base.get_config()\n  c.seed = 9\n  return c\n"
+  )
+  assert parsed("--config=sun397").seed == 9
+
+
+def test_a_name_that_there_is_not():
+  message = "'sun398'.*cifar100, folder, .*quickstart.* sun397, tfds"
+  with pytest.raises(ConfigError, match=message) as error:
+    parsed("--config=sun398")
+  assert "base" not in str(error.value)
+  assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_written_for_a_checkout(tmp_path, monkeypatch):
+  """It is told how to find ours from anywhere."""
+  path = tmp_path / "mine.py"
+  path.write_text("from configs import base\nget_config = base.get_config\n")
+  for name in [n for n in sys.modules if n.partition(".")[0] == "configs"]:
+    monkeypatch.delitem(sys.modules, name)
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(
+    sys, "path", [p for p in sys.path if p not in ("", str(ROOT))]
+  )
+  with pytest.raises(ConfigError, match="from memory_vit.configs import base"):
+    parsed(f"--config={path}")
+  path.write_text(
+    "from memory_vit.configs import base\nget_config = base.get_config\n"
+  )
+  assert parsed(f"--config={path}") == config_lib.Config()
