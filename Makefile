@@ -4,14 +4,16 @@ BIN := .venv/bin
 # Of Python 3.12 or later, for which there is a newer jax; none on many machines.
 NEWEST ?= $(shell .ci/newest-python)
 NEWEST_BIN := .venv-newest/bin
+LOWEST_BIN := .venv-lowest/bin
 WORKDIR ?= runs/quickstart
 
-.PHONY: help quickstart test newest processes slow mutants lint bench clean
+.PHONY: help quickstart test newest lowest processes slow mutants lint bench clean
 
 help:
 	@echo "make quickstart   learn a task on the embedded data, into $(WORKDIR)"
 	@echo "make test         the tests (under 3 minutes on 2 cores)"
 	@echo "make newest       the same on Python 3.12 or 3.13, with the newest jax"
+	@echo "make lowest       the same with the lowest versions that are allowed"
 	@echo "make processes    the tests that start processes (under 10 minutes)"
 	@echo "make slow         the tests on real data, and others that take long"
 	@echo "make mutants      the code broken in 264 places: is each noticed? (20 minutes)"
@@ -20,13 +22,19 @@ help:
 
 .venv/installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --editable '.[test]'
+	$(BIN)/pip install --quiet --editable '.[train,test]'
 	touch $@
 
 .venv-newest/installed: requirements.txt pyproject.toml
 	@test -n "$(NEWEST)" || { echo "no Python 3.12 or 3.13 here: make newest NEWEST=PYTHON"; exit 1; }
 	$(NEWEST) -m venv .venv-newest
-	$(NEWEST_BIN)/pip install --quiet --editable '.[test]'
+	$(NEWEST_BIN)/pip install --quiet --editable '.[train,test]'
+	touch $@
+
+.venv-lowest/installed: requirements.txt pyproject.toml
+	$(PYTHON) -m venv .venv-lowest
+	$(LOWEST_BIN)/python .ci/lowest > .venv-lowest/lowest.txt
+	$(LOWEST_BIN)/pip install --quiet --constraint .venv-lowest/lowest.txt --editable '.[train,test]'
 	touch $@
 
 quickstart: .venv/installed
@@ -37,6 +45,10 @@ test: .venv/installed
 
 newest: .venv-newest/installed
 	$(NEWEST_BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not processes"
+
+# Old releases warn of what newer ones have changed.
+lowest: .venv-lowest/installed
+	$(LOWEST_BIN)/python -m pytest -n 2 --dist loadfile -W ignore::DeprecationWarning -m "not slow and not processes"
 
 processes: .venv/installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m processes
@@ -57,4 +69,4 @@ bench: .venv/installed
 	$(BIN)/python -m benchmarks.passes
 
 clean:
-	rm -rf .venv .venv-newest .mypy_cache runs
+	rm -rf .venv .venv-newest .venv-lowest .mypy_cache runs

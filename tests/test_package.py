@@ -1,6 +1,7 @@
 """What can be said of the package from outside."""
 
 import importlib
+import importlib.metadata
 import json
 import os
 import re
@@ -13,14 +14,18 @@ import venv
 import zipfile
 
 import checked
+import fake_data
 import jax
 import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
 from conftest import ROOT
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import memory_vit as mv
+from memory_vit.cli import commands
 from memory_vit.evaluation import metrics
 from memory_vit.model import vit
 from memory_vit.tasks import image_check
@@ -81,46 +86,181 @@ def test_all_wings_are_in_a_wheel():
   assert configs.resolve() == ROOT / "configs"
 
 
-@pytest.mark.slow
-def test_a_wheel_works_outside_the_checkout(tmp_path):
-  """Import, every command, and a task that is loaded and run."""
-  source = tmp_path / "source"  # setuptools writes beside what it builds
+def project():
+  with (ROOT / "pyproject.toml").open("rb") as file:
+    return tomllib.load(file)["project"]
+
+
+def requirements(lines):
+  """Requirements without their comments."""
+  found = (line.partition("#")[0].strip() for line in lines)
+  return {Requirement(line) for line in found if line}
+
+
+def test_what_is_tested_is_the_core_and_training():
+  """`requirements.txt` and pyproject.toml cannot drift apart."""
+  core = requirements(project()["dependencies"])
+  train = requirements(project()["optional-dependencies"]["train"])
+  lines = (ROOT / "requirements.txt").read_text().splitlines()
+  assert requirements(lines) == core | train
+  names = [canonicalize_name(one.name) for one in (*core, *train)]
+  assert len(set(names)) == len(names)
+  # pip would put both into the same folder.
+  assert "tensorflow" in names
+  assert "tensorflow-cpu" not in names
+  lowest = subprocess.run(
+    [sys.executable, ROOT / ".ci" / "lowest"],
+    check=True, capture_output=True, text=True,
+  ).stdout.split()  # fmt: skip
+  assert [line.partition("==")[0] for line in lowest] == [
+    Requirement(line.partition("#")[0]).name
+    for extra in (
+      project()["dependencies"],
+      project()["optional-dependencies"]["train"],
+    )
+    for line in extra
+  ]
+
+
+def test_the_modules_of_training():
+  """What a command names that finds one missing."""
+  brought = importlib.metadata.packages_distributions()
+  train = requirements(project()["optional-dependencies"]["train"])
+  names = {canonicalize_name(one.name) for one in train}
+  for module in commands.TRAIN_MODULES - {"google_crc32c"}:
+    # A build of TensorFlow for one kind of machine has a longer name.
+    known = {canonicalize_name(n).removesuffix("-cpu") for n in brought[module]}
+    assert known & names, module
+  assert len(commands.TRAIN_MODULES) == len(names)
+
+
+def build_wheel(folder):
+  """The wheel of this checkout."""
+  source = folder / "source"  # setuptools writes beside what it builds
   shutil.copytree(ROOT / "memory_vit", source / "memory_vit")
-  for name in ("pyproject.toml", "requirements.txt", "README.md", "LICENSE"):
+  for name in ("pyproject.toml", "README.md", "LICENSE"):
     shutil.copy(ROOT / name, source)
   subprocess.run(
     [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps",
-     "--wheel-dir", tmp_path, source],
-    check=True, cwd=tmp_path,
+     "--wheel-dir", folder, source],
+    check=True, cwd=folder,
   )  # fmt: skip
-  (wheel,) = tmp_path.glob("*.whl")
-  venv.create(tmp_path / "venv")
-  (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+  (wheel,) = folder.glob("*.whl")
+  return wheel
+
+
+def installed(wheel, folder):
+  """An environment with a wheel alone: its python and its packages."""
+  venv.create(folder)
+  (packages,) = folder.glob("lib/python*/site-packages")
   with zipfile.ZipFile(wheel) as file:
     file.extractall(packages)
+  return folder / "bin" / "python", packages
+
+
+def run(python, *arguments):
+  """Run a python away from the checkout."""
+  environment = {**os.environ, "XLA_FLAGS": ""}
+  environment.pop("PYTHONPATH", None)
+  return subprocess.run(
+    [python, *map(str, arguments)], cwd=python.parent, env=environment,
+    capture_output=True, text=True,
+  )  # fmt: skip
+
+
+GOLDEN = ROOT / "tests" / "golden" / "format_4"
+
+
+@pytest.mark.slow
+def test_a_wheel_works_outside_the_checkout(tmp_path):
+  """Import, every command, a configuration by name, and a task that runs."""
+  python, packages = installed(build_wheel(tmp_path), tmp_path / "venv")
   # All but this package, whose editable installation is not followed from here.
   (packages / "rest.pth").write_text(sysconfig.get_path("purelib"))
-  golden = ROOT / "tests" / "golden" / "format_4"
   code = f"""if True:
     import memory_vit as mv, numpy as np
-    backbone = mv.load_backbone({str(golden / "backbone.npz")!r})
-    tasks = mv.load_tasks({str(golden / "tasks")!r}, backbone)
+    backbone = mv.load_backbone({str(GOLDEN / "backbone.npz")!r})
+    tasks = mv.load_tasks({str(GOLDEN / "tasks")!r}, backbone)
     out = mv.forward(backbone, tasks, np.zeros((1, 8, 8, 3), np.float32))
     print(mv.__file__, sorted(out))
   """
-  python = tmp_path / "venv" / "bin" / "python"
-  environment = {**os.environ, "XLA_FLAGS": ""}
-
-  def output(*arguments):
-    return subprocess.run(
-      [python, *arguments], check=True, cwd=tmp_path, env=environment,
-      capture_output=True, text=True,
-    ).stdout  # fmt: skip
-
   expected = f"{packages / 'memory_vit' / '__init__.py'} "
-  assert output("-c", code) == f"{expected}['backbone', 'birds', 'pets']\n"
+  assert run(python, "-c", code).stdout == (
+    f"{expected}['backbone', 'birds', 'pets']\n"
+  )
   for name in COMMANDS:
-    assert f"memory_vit.{name}" in output("-m", f"memory_vit.{name}", "--help")
+    shown = run(python, "-m", f"memory_vit.{name}", "--help").stdout
+    assert f"memory_vit.{name}" in shown
+  for config in ROOT.glob("configs/*.py"):
+    packed = packages / "memory_vit" / "configs" / config.name
+    assert packed.read_bytes() == config.read_bytes()
+  # An option that is refused only once the configuration has been read.
+  done = run(
+    python, "-m", "memory_vit.main", "--config=sun397",
+    f"--workdir={tmp_path / 'run'}", "--config.total_steps=0",
+  )  # fmt: skip
+  assert done.returncode == 2
+  assert done.stderr.startswith("error: config.total_steps is 0")
+
+
+def core_distributions():
+  """The names of what the core requires, and of what that requires."""
+  found, todo = set(), requirements(project()["dependencies"])
+  while todo:
+    one = todo.pop()
+    name = canonicalize_name(one.name)
+    extras = one.extras or {""}
+    if (name, *extras) in found:
+      continue
+    found.add((name, *extras))
+    for line in importlib.metadata.requires(name) or ():
+      needed = Requirement(line)
+      if not needed.marker or any(
+        needed.marker.evaluate({"extra": extra}) for extra in extras
+      ):
+        todo.add(needed)
+  return {name for name, *_ in found}
+
+
+@pytest.mark.slow
+def test_a_wheel_with_the_core_alone(tmp_path):
+  """It loads, predicts, and says in a line what training needs.
+
+  What the core requires is linked into an environment, and nothing else is
+  there: no TensorFlow, for which it would not matter who has asked.
+  """
+  python, packages = installed(build_wheel(tmp_path), tmp_path / "venv")
+  names = core_distributions()
+  assert not names & {"tensorflow", "tensorflow-cpu", "clu", "matplotlib"}
+  for name in names:
+    distribution = importlib.metadata.distribution(name)
+    for top in {file.parts[0] for file in distribution.files or ()}:
+      if top not in ("..", "__pycache__") and not (packages / top).exists():
+        (packages / top).symlink_to(distribution.locate_file(top))
+  (tmp_path / "a.png").write_bytes(fake_data.encode(fake_data.noise(0), "PNG"))
+  (tmp_path / "a.jpg").write_bytes(fake_data.encode(fake_data.noise(0), "JPEG"))
+  done = run(
+    python, "-m", "memory_vit.predict", "--json", "--original",
+    f"--backbone={GOLDEN / 'backbone.npz'}", f"--task={GOLDEN / 'tasks'}",
+    tmp_path / "a.png", tmp_path / "a.jpg",
+  )  # fmt: skip
+  assert (done.returncode, done.stderr) == (0, "")
+  lines = [json.loads(line) for line in done.stdout.splitlines()]
+  assert [sorted(line["tasks"]) for line in lines] == [["birds", "pets"]] * 2
+  names = f"import memory_vit as mv; [getattr(mv, n) for n in {mv.__all__}]"
+  assert run(python, "-c", names).returncode == 0
+  for command, *arguments in [
+    ("main", "--config=quickstart", f"--workdir={tmp_path / 'run'}"),
+    ("check_data", "--config=folder", f"--config.data.dir={tmp_path}"),
+    ("evaluate", f"--backbone={GOLDEN / 'backbone.npz'}",
+     f"--task={GOLDEN / 'tasks'}", "--data=digits:0-4", "--split=train"),
+  ]:  # fmt: skip
+    done = run(python, "-m", f"memory_vit.{command}", *arguments)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: this command needs ")
+    assert "pip install 'memory_vit[train]'" in done.stderr
 
 
 def test_public_names():

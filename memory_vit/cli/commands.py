@@ -22,6 +22,12 @@ _STOPPED = 130
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "1", "TF_ENABLE_ONEDNN_OPTS": "0"}
 # Where in the source each operation stands: a fifth of the time of tracing.
 _QUICK = {"JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0"}
+# What the extra `train` of pyproject.toml brings, as it is imported.
+TRAIN_MODULES = frozenset({
+  "array_record", "clu", "google_crc32c", "importlib_resources", "matplotlib",
+  "ml_collections", "optax", "psutil", "sklearn", "tensorboard", "tensorflow",
+  "tensorflow_datasets", "tqdm",
+})  # fmt: skip
 # Of a message: names in it are foreign.
 _MOST_SAID = 2_000
 
@@ -98,7 +104,8 @@ def parsed(parse: Callable[[], _T]) -> _T:
 def run_command(command: Callable[[], int]) -> int:
   """Run the body of a command, and return its exit status.
 
-  That is 2 after a `MemoryVitError`, whose message is on stderr; 0 where stdout
+  That is 2 after a `MemoryVitError`, whose message is on stderr, and where a
+  library for training is not installed; 0 where stdout
   was closed before the end, as by `| head`; that of `Interrupted`, or 130 after
   Ctrl-C.
   """
@@ -110,6 +117,16 @@ def run_command(command: Callable[[], int]) -> int:
     return command()
   except MemoryVitError as error:
     show(messages.shortened(f"error: {error}", _MOST_SAID), sys.stderr)
+    return 2
+  except ModuleNotFoundError as error:
+    missing = (error.name or "").partition(".")[0]
+    if missing not in TRAIN_MODULES:
+      raise
+    show(
+      f"error: this command needs {missing}, which is not installed: pip "
+      "install 'memory_vit[train]'",
+      sys.stderr,
+    )
     return 2
   except KeyboardInterrupt as stopped:
     # `Interrupted` has a status, and something to say.
