@@ -112,7 +112,8 @@ def test_nothing_is_installed_where_everything_is_there(notebook, installed):
 
 
 @pytest.mark.parametrize(
-  ("runtime", "extra"), [("cpu", ""), ("tpu", "[tpu]"), ("gpu", "[cuda]")]
+  ("runtime", "extra"),
+  [("cpu", "[train]"), ("tpu", "[train,tpu]"), ("gpu", "[train,cuda]")],
 )
 def test_the_checkout_is_installed_where_it_is_not(
   installed, monkeypatch, runtime, extra
