@@ -9,6 +9,7 @@ MODULES = (
   "memory_vit.evaluation.metrics",
   "memory_vit.evaluation.preprocess",
   "memory_vit.evaluation.verify",
+  "memory_vit.images.view",
   "memory_vit.model",
   "memory_vit.tasks.compose",
   "memory_vit.tasks.create",
