@@ -11,6 +11,7 @@ MODULES = (
   "memory_vit.evaluation.verify",
   "memory_vit.exports.image_input",
   "memory_vit.exports.program",
+  "memory_vit.images.view",
   "memory_vit.model",
   "memory_vit.tasks.compose",
   "memory_vit.tasks.create",
