@@ -78,6 +78,10 @@ def write(program: Program, directory: Path, images: ImageInput) -> None:
         input_names=[INPUT],
         output_names=list(program.names),
       )
+    # Large weights lie in a file that nobody else could read.
+    mode = (directory / FILE).stat().st_mode
+    for file in directory.iterdir():
+      file.chmod(mode)
   # Of a converter that does not know an operation, of any type.
   except Exception as error:
     raise ExportError(

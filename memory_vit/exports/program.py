@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Float32
 
+from memory_vit.errors import ExportError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.regimes import regime
 from memory_vit.model.task import (
@@ -94,8 +95,9 @@ def make_program(backbone: Backbone, tasks: compose.TasksLike) -> Program:
 
   Raises:
     TaskError: where there is none, or they cannot share a pass.
+    ExportError: where jax was told to leave out the CPU.
   """
-  cpu = jax.local_devices(backend="cpu")[0]
+  cpu = _cpu()
   backbone, chosen = jax.device_put((backbone, compose.task_tuple(tasks)), cpu)
   if _is_alone(chosen):
     return _lone_program(backbone, chosen[0])
@@ -106,6 +108,16 @@ def make_program(backbone: Backbone, tasks: compose.TasksLike) -> Program:
     return inference.forward(filled_backbone, filled, images, check=False)
 
   return Program(backbone, chosen, (backbone, slots), run)
+
+
+def _cpu() -> jax.Device:
+  try:
+    return jax.local_devices(backend="cpu")[0]
+  except RuntimeError as error:
+    raise ExportError(
+      "jax has no CPU here, on which exports are made and compared: expected "
+      "cpu among JAX_PLATFORMS, as in JAX_PLATFORMS=cuda,cpu."
+    ) from error
 
 
 def _is_alone(tasks: tuple[Task, ...]) -> bool:

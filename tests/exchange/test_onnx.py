@@ -56,6 +56,21 @@ def test_one_file_for_every_batch_under_the_names_of_the_tasks(
     require_close(found, {name: own[name] for name in names})
 
 
+def test_large_weights_beside_the_model_can_be_read_by_others(
+  backbone, images, tmp_path
+):
+  task = random_task(backbone, "a", classes=20_000)
+  out = tmp_path / "out"
+  report = mv.export_model(backbone, task, out, format="onnx")
+  assert set(report.files) == {"model.onnx", "model.onnx.data"}
+  # The converter's own is its writer's alone.
+  assert len({file.stat().st_mode for file in out.iterdir()}) == 1
+  found = run(out / "model.onnx", np.asarray(images))
+  require_close({"a": found["a"]}, {
+    "a": mv.forward(backbone, task, images)["a"]
+  })  # fmt: skip
+
+
 def test_pixels_of_one_size(backbone, tmp_path):
   evaluation = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
   task = random_task(backbone, "a", evaluation=evaluation)

@@ -7,7 +7,7 @@ import pytest
 from conftest import random_task, tiny_backbone
 
 import memory_vit as mv
-from memory_vit.errors import TaskError
+from memory_vit.errors import ExportError, TaskError
 from memory_vit.evaluation.preprocess import preprocess
 from memory_vit.exports import image_input, stablehlo
 from memory_vit.exports.image_input import ImageInput
@@ -103,7 +103,16 @@ def test_bfloat16_is_computed_where_that_is_asked(images, tmp_path):
   assert outputs["a"].dtype == jnp.float32
 
 
-def test_another_backbone_is_refused(images):
+def test_a_process_without_a_cpu_is_told_what_to_do(backbone, monkeypatch):
+  def unknown(**backend):
+    raise RuntimeError(f"Unknown backend {backend}")
+
+  monkeypatch.setattr(jax, "local_devices", unknown)
+  with pytest.raises(ExportError, match="JAX_PLATFORMS=cuda,cpu"):
+    make_program(backbone, random_task(backbone, "a"))
+
+
+def test_another_backbone_is_refused():
   other = tiny_backbone(seed=1)
   for regime in ("full", "cls_masked"):
     task = random_task(tiny_backbone(), "a", regime=regime, cells=0)
