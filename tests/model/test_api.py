@@ -384,7 +384,10 @@ def test_the_examples_of_the_readme_and_the_docs_run(tmp_path, monkeypatch):
   mv.save_backbone(backbone, "runs/quickstart/backbone.npz")
   digits = random_task(backbone, "digits-5-9", classes=5)
   mv.save_tasks(digits, "runs/quickstart/tasks")
+  # The examples of these pages need other libraries, or a network.
+  elsewhere = {"backbones.md", "export.md"}
   pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+  pages = [page for page in pages if page.name not in elsewhere]
   texts = [page.read_text(encoding="utf-8") for page in pages]
   blocks = re.findall(r"```python\n(.*?)```", "\n".join(texts), re.S)
   assert len(blocks) == 4
