@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import ROOT, random_task, tiny_backbone
+from families import FAMILIES
 
 import memory_vit as mv
 from memory_vit.exports import export as exports
@@ -54,6 +55,15 @@ def test_one_file_for_every_batch_under_the_names_of_the_tasks(
     own = mv.forward(backbone, tasks, images[:batch])
     names = ["backbone", *(task.name for task in tasks)]
     require_close(found, {name: own[name] for name in names})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family(family, images, tmp_path):
+  backbone = tiny_backbone(width=16, **FAMILIES[family])
+  task = random_task(backbone, "a")
+  mv.export_model(backbone, task, tmp_path / "out", format="onnx")
+  found = run(tmp_path / "out" / "model.onnx", np.asarray(images[:3]))
+  require_close(found, mv.forward(backbone, [task], images[:3]))
 
 
 def test_large_weights_beside_the_model_can_be_read_by_others(

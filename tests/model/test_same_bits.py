@@ -11,7 +11,7 @@ import sys
 
 import pytest
 from conftest import ROOT
-from test_families import FAMILIES
+from families import FAMILIES
 
 COUNTS = [0, 1, 4, 16, 64]
 # One that is no multiple of what vector units take, and one that is.

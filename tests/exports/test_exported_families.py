@@ -1,0 +1,29 @@
+"""Every family of backbones is exported."""
+
+import jax
+import numpy as np
+import pytest
+from conftest import random_task, tiny_backbone
+from families import FAMILIES
+
+import memory_vit as mv
+from memory_vit.exports import stablehlo
+from memory_vit.exports.image_input import ImageInput
+from memory_vit.exports.program import make_program
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_stablehlo(family, images, tmp_path):
+  backbone = tiny_backbone(width=16, **FAMILIES[family])
+  first = random_task(backbone, "a", seed=1)
+  tasks = [first, random_task(backbone, "b", seed=2, attends_to=[first])]
+  stablehlo.write(make_program(backbone, tasks), tmp_path, ImageInput())
+  content = (tmp_path / "model.stablehlo").read_bytes()
+  loaded = jax.export.deserialize(bytearray(content))
+  for batch in (1, 7):
+    found = loaded.call(images[:batch])
+    expected = mv.forward(backbone, tasks, images[:batch])
+    assert set(found) == set(expected)
+    for name, values in expected.items():
+      np.testing.assert_allclose(found[name], values, atol=1e-5)

@@ -1,0 +1,20 @@
+"""How families of ViTs differ, as fields of `ViTConfig`."""
+
+FAMILIES = {
+  "hf vit": {"gelu": "exact", "layer_norm_epsilon": 1e-12},
+  "timm, mean": {
+    "gelu": "exact", "registers": 1, "pooling": "gap",
+    "norm_after_pooling": True,
+  },
+  "dinov2": {
+    "gelu": "exact", "registers": 3, "mlp": "swiglu", "num_classes": 0,
+  },
+  "dinov3": {
+    "gelu": "exact", "registers": 2, "positions": "rope",
+    "layer_norm_epsilon": 1e-5, "num_classes": 0,
+  },
+  "siglip": {"class_tokens": 0, "pooling": "map", "num_classes": 0},
+  "mean": {"class_tokens": 0, "pooling": "gap"},
+  "clip": {"gelu": "quick", "layer_norm_epsilon": 1e-2, "pre_norm": True},
+  "two classes": {"class_tokens": 2},
+}  # fmt: skip
