@@ -107,9 +107,12 @@ def _text(out: str, report: ExportReport) -> str:
   if found:
     for signature, shares in found["max_difference"].items():
       differences = ", ".join(f"{n} {share:.1e}" for n, share in shares.items())
-      rows.append((f"difference, {signature}", differences))
+      limit = found["tolerance"][signature]
+      rows += [
+        (f"difference, {signature}", differences),
+        ("allowed", f"{limit:g} of the greatest output"),
+      ]
     rows += [
-      ("allowed", f"{found['tolerance']:g} of the greatest output"),
       ("loading", f"{found['load_seconds']:.2f} s"),
       ("first call", f"{found['first_call_seconds']:.2f} s"),
       (f"{found['images']} images", f"{found['call_seconds']:.4f} s"),

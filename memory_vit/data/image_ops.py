@@ -106,6 +106,44 @@ def eval_view(image: tf.Tensor, preprocessing: EvalPreprocessing) -> tf.Tensor:
   return scale(image)
 
 
+def antialiased_view(
+  image: tf.Tensor, preprocessing: EvalPreprocessing
+) -> tf.Tensor:
+  """`eval_view` with antialiasing, by operations of TensorFlow alone.
+
+  A graph that is saved cannot call Pillow. Grey levels are Pillow's, but for
+  those in the middle between two, which may be rounded to the other one.
+
+  Args:
+    image: uint8 (height, width, 3).
+    preprocessing: with an interpolation that antialiases; side is its
+      `image_size`.
+
+  Returns:
+    float32 (side, side, 3) in [-1, 1].
+
+  Raises:
+    tf.errors.InvalidArgumentError: where the central crop is not possible, see
+      `resize_shorter`.
+  """
+  side = preprocessing.image_size
+  old = tf.shape(image)[:2]
+  new = tf.constant([side, side])
+  if preprocessing.crop == "central":
+    # In int64: a product of sides may be larger than int32 holds.
+    sides = tf.cast(old, tf.int64)
+    resized = preprocessing.resize * sides // tf.reduce_min(sides)
+    new = tf.cast(_possible(old, resized, preprocessing.resize), tf.int32)
+  method = "bicubic"
+  if preprocessing.interpolation == "bilinear_antialias":
+    method = "bilinear"
+  # Pillow rounds after the width, and again after the height.
+  for sides in (tf.stack([old[0], new[1]]), new):
+    image = tf.image.resize(image, sides, method=method, antialias=True)
+    image = tf.clip_by_value(tf.floor(image + 0.5), 0, 255)
+  return scale(central_square(image, side))
+
+
 def evaluation_of(
   crop: str,
   resize: int,
@@ -207,25 +245,10 @@ def resize_shorter(image: tf.Tensor, side: int) -> tf.Tensor:
     tf.errors.InvalidArgumentError: for an image that is more than 32 times as
       long as it is wide, or would get more than `MAX_RESIZED_PIXELS`.
   """
-  shape = tf.cast(tf.shape(image)[:2], tf.float32)
-  shorter, longer = tf.reduce_min(shape), tf.reduce_max(shape)
-  resized = tf.round(shape * (side / shorter))
-  assertions = [
-    tf.debugging.assert_less_equal(
-      longer,
-      shorter * LONGEST_ASPECT,
-      f"one side is more than {LONGEST_ASPECT:.0f} times the other",
-    ),
-    tf.debugging.assert_less_equal(
-      tf.reduce_prod(resized),
-      float(MAX_RESIZED_PIXELS),
-      f"with a shorter side of {side} pixels it would have more than "
-      f"{MAX_RESIZED_PIXELS:,}: too long",
-    ),
-  ]
-  # In eager mode the assertions have been made, and are None.
-  with tf.control_dependencies([a for a in assertions if a is not None]):
-    sides = tf.cast(resized, tf.int32)
+  shape = tf.shape(image)[:2]
+  sides = tf.cast(shape, tf.float32)
+  resized = tf.round(sides * (side / tf.reduce_min(sides)))
+  sides = tf.cast(_possible(shape, resized, side), tf.int32)
   return tf.image.resize(image, sides, method="bilinear")
 
 
@@ -244,6 +267,36 @@ def scale(image: tf.Tensor) -> tf.Tensor:
 
 def _starts_with(encoded: tf.Tensor, magic: bytes) -> tf.Tensor:
   return tf.strings.substr(encoded, 0, len(magic)) == magic
+
+
+def _possible(shape: tf.Tensor, resized: tf.Tensor, side: int) -> tf.Tensor:
+  """`resized`, the new shape of an image, where it is no larger than allowed.
+
+  Args:
+    shape: of the image, int32 (2,).
+    resized: whole numbers (2,), of any type.
+    side: the smaller of them.
+
+  Raises:
+    tf.errors.InvalidArgumentError: see `resize_shorter`.
+  """
+  shape = tf.cast(shape, tf.float32)
+  assertions = [
+    tf.debugging.assert_less_equal(
+      tf.reduce_max(shape),
+      tf.reduce_min(shape) * LONGEST_ASPECT,
+      f"one side is more than {LONGEST_ASPECT:.0f} times the other",
+    ),
+    tf.debugging.assert_less_equal(
+      tf.reduce_prod(tf.cast(resized, tf.float32)),
+      float(MAX_RESIZED_PIXELS),
+      f"with a shorter side of {side} pixels it would have more than "
+      f"{MAX_RESIZED_PIXELS:,}: too long",
+    ),
+  ]
+  # In eager mode the assertions have been made, and are None.
+  with tf.control_dependencies([a for a in assertions if a is not None]):
+    return tf.identity(resized)
 
 
 # A graph even when called eagerly, so that errors are TensorFlow's either way.

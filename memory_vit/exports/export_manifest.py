@@ -24,6 +24,18 @@ FILE = "manifest.json"
 FORMAT_VERSION = 1
 # 21,843 classes with their names take 2 MB.
 _MAX_BYTES = 64 * 2**20
+# How `EvalPreprocessing.interpolation` resizes.
+_RESIZING = {
+  "bilinear": "bilinear, half-pixel centres, without antialiasing",
+  "bilinear_antialias": (
+    "bilinear with antialiasing, as Pillow resizes uint8: the width, then the "
+    "height, each rounded to 0..255; a longer side is rounded down"
+  ),
+  "bicubic": (
+    "bicubic (a = -0.5) with antialiasing, as Pillow resizes uint8: the width, "
+    "then the height, each rounded to 0..255; a longer side is rounded down"
+  ),
+}
 # What takes part in making one of the files, where it is installed.
 _PACKAGES = (
   "jax", "jaxlib", "flax", "numpy", "safetensors", "tensorflow-cpu",
@@ -96,14 +108,14 @@ def describe(
   format: str, backbone: Backbone, tasks: Sequence[Task]
 ) -> ExportReport:
   """Report what is known before anything is written."""
-  evaluation = dataclasses.asdict(tasks[0].spec.evaluation)
+  evaluation = tasks[0].spec.evaluation
   return ExportReport(
     format=format,
     dtype=backbone.config.dtype,
     backbone=dataclasses.asdict(backbone.id),
     preprocessing={
-      **evaluation,
-      "resizing": "bilinear, half-pixel centres, without antialiasing",
+      **dataclasses.asdict(evaluation),
+      "resizing": _RESIZING[evaluation.interpolation],
       "scaling": "(x - 127.5) / 127.5",
     },
     tasks=[_task(task) for task in tasks],

@@ -1,7 +1,8 @@
 """What an exported function takes: floats in [-1, 1], or uint8 pixels.
 
 Of pixels the resizing and scaling of evaluation become part of the function:
-bilinear, without antialiasing, as TensorFlow's `tf.image.resize` does it.
+bilinear without antialiasing as by TensorFlow's `tf.image.resize`, and with
+antialiasing as by Pillow.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32, UInt8
 
 from memory_vit.errors import ExportError
+from memory_vit.exports import antialias
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime.messages import brief
 
@@ -65,15 +67,27 @@ def prepare(
 ) -> Float32[Array, "b side side 3"]:
   """Prepare pixels as evaluation does; height and width may be symbolic.
 
-  Four neighbours are gathered: `jax.image.resize` multiplies by dense matrices,
-  which for a photograph of 12 megapixels costs as much as a ViT-B/16.
-
   Args:
     images: of 0 to 255.
     evaluation: how; side is its `image_size`.
 
   Returns:
     Values in [-1, 1].
+  """
+  if evaluation.interpolation == "bilinear":
+    pixels = _bilinear(images, evaluation)
+  else:
+    pixels = antialias.resize_and_crop(images, evaluation)
+  return (pixels - 127.5) / 127.5
+
+
+def _bilinear(
+  images: UInt8[Array, "b height width 3"], evaluation: EvalPreprocessing
+) -> Float32[Array, "b side side 3"]:
+  """Resize and crop without antialiasing.
+
+  Four neighbours are gathered: `jax.image.resize` multiplies by dense matrices,
+  which for a photograph of 12 megapixels costs as much as a ViT-B/16.
   """
   side = evaluation.image_size
   height, width = images.shape[1:3]
@@ -88,8 +102,7 @@ def prepare(
   at = at * (sides / resized)[None] - 0.5
   pixels = images.astype(jnp.float32)
   pixels = _between(pixels, at[:, 1], axis=2)
-  pixels = _between(pixels, at[:, 0], axis=1)
-  return (pixels - 127.5) / 127.5
+  return _between(pixels, at[:, 0], axis=1)
 
 
 def _between(

@@ -38,6 +38,12 @@ _METRICS = {
   "chance": "accuracy of guessing",
   "test_majority": "accuracy of the most frequent class",
 }
+# What a reader calls an interpolation.
+_RESIZING = {
+  "bilinear": "bilinearly and without antialiasing",
+  "bilinear_antialias": "bilinearly with antialiasing, as Pillow does it",
+  "bicubic": "bicubically with antialiasing, as Pillow does it",
+}
 _COUNTS = {"test_examples": "images of the test", "steps": "steps of training"}
 
 
@@ -147,7 +153,8 @@ refused on any backbone but its own.
 
 def _gelu(spec: TaskSpec) -> str:
   """As a literal of Python; what no backbone has would not load either."""
-  return '"exact"' if spec.backbone.gelu == "exact" else '"tanh"'
+  known = spec.backbone.gelu in ("tanh", "exact", "quick")
+  return f'"{spec.backbone.gelu}"' if known else '"tanh"'
 
 
 def _preprocessing(spec: TaskSpec) -> str:
@@ -162,7 +169,7 @@ def _preprocessing(spec: TaskSpec) -> str:
   return f"""\
 ## Preprocessing
 
-RGB images are {how}, bilinearly and without antialiasing, then scaled from
+RGB images are {how}, {_RESIZING[evaluation.interpolation]}, then scaled from
 0..255 to [-1, 1] by (x - 127.5) / 127.5.
 """
 

@@ -63,7 +63,7 @@ def require_installed() -> ModuleType:
   except ModuleNotFoundError as error:
     raise ExportError(
       f"--format=saved_model needs {error.name}, which is not installed: "
-      "pip install tensorflow-cpu (tensorflow on a Mac)."
+      "pip install 'memory_vit[train]'."
     ) from error
   return tensorflow
 
@@ -165,7 +165,10 @@ def _view(program: Program) -> Callable[[Any], Any]:
   """The preprocessing of evaluation, of one image (height, width, 3)."""
   from memory_vit.data import image_ops
 
-  return lambda pixels: image_ops.eval_view(pixels, program.evaluation)
+  evaluation = program.evaluation
+  if evaluation.interpolation == "bilinear":
+    return lambda pixels: image_ops.eval_view(pixels, evaluation)
+  return lambda pixels: image_ops.antialiased_view(pixels, evaluation)
 
 
 def _each(

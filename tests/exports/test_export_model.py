@@ -13,7 +13,13 @@ from conftest import random_task, tiny_backbone
 import memory_vit as mv
 from memory_vit import export as command
 from memory_vit.errors import ExportError, TaskError
-from memory_vit.exports import check, onnx_file, run_exported, saved_model
+from memory_vit.exports import (
+  check,
+  export_manifest,
+  onnx_file,
+  run_exported,
+  saved_model,
+)
 from memory_vit.exports.program import make_program
 
 
@@ -65,7 +71,8 @@ def test_the_manifest_says_what_lies_beside_it(
   assert compared["images"] == 3
   shares = compared["max_difference"]["serving_default"]
   assert set(shares) == {"backbone", "a"}
-  assert max(shares.values()) <= compared["tolerance"] == 1e-4
+  assert compared["tolerance"] == {"serving_default": 1e-4}
+  assert max(shares.values()) <= 1e-4
   assert values["versions"]["jax"] == jax.__version__
   # What an export wrote is replaced as a whole.
   mv.export_model(backbone, task, out, format="safetensors")
@@ -89,6 +96,42 @@ def test_an_export_that_computes_something_else_leaves_nothing(
       backbone, task, tmp_path / "out", format="stablehlo", examples=1
     )
   assert names_in(tmp_path) == []
+
+
+def test_pixels_that_are_rounded_have_a_tolerance_of_their_own(backbone):
+  """Of a SavedModel of floats, the other signature alone takes pixels."""
+  evaluation = mv.EvalPreprocessing(image_size=8, interpolation="bicubic")
+  task = random_task(backbone, "a", evaluation=evaluation)
+  program = make_program(backbone, task)
+  pixels = mv.ImageInput(kind="uint8")
+  for images, signature, expected in (
+    (mv.ImageInput(), "serving_default", 1e-4),
+    (mv.ImageInput(), "encoded", 1e-2),
+    (pixels, "serving_default", 1e-2),
+  ):
+    assert check.allowed(program, images, signature) == expected
+  bilinear = make_program(backbone, random_task(backbone, "a"))
+  assert check.allowed(bilinear, pixels, "encoded") == 1e-4
+  with pytest.raises(ExportError, match=r"a of encoded by 0.02 \(at most 0.01"):
+    check._require_within({"encoded": {"a": 0.02}}, {"encoded": 0.01})
+
+
+@pytest.mark.parametrize(
+  ("interpolation", "said"),
+  [
+    ("bilinear", "without antialiasing"),
+    ("bilinear_antialias", "bilinear with antialiasing"),
+    ("bicubic", "bicubic (a = -0.5) with antialiasing"),
+  ],
+)
+def test_the_manifest_says_how_images_are_resized(
+  backbone, interpolation, said
+):
+  evaluation = mv.EvalPreprocessing(image_size=8, interpolation=interpolation)
+  task = random_task(backbone, "a", evaluation=evaluation)
+  report = export_manifest.describe("safetensors", backbone, [task])
+  assert report.preprocessing["interpolation"] == interpolation
+  assert said in report.preprocessing["resizing"]
 
 
 def test_a_difference_is_seen_in_whatever_form():

@@ -38,6 +38,17 @@ def test_the_card_says_what_on_what_and_how_good(backbone):
   assert "license" not in front  # the user's to choose
 
 
+def test_the_card_says_how_images_are_resized(backbone):
+  for interpolation, said in (
+    ("bilinear", "bilinearly and without antialiasing"),
+    ("bilinear_antialias", "bilinearly with antialiasing"),
+    ("bicubic", "bicubically with antialiasing"),
+  ):
+    evaluation = mv.EvalPreprocessing(image_size=8, interpolation=interpolation)
+    task = random_task(backbone, "a", evaluation=evaluation)
+    assert f"8 x 8 pixels, {said}" in model_card.to_text([task])
+
+
 def test_a_card_needs_no_provenance(backbone):
   text = model_card.to_text([random_task(backbone, "a")])
   assert "- data: not known" in text

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import random_task, tiny_backbone
+from fake_data import noise
 
 import memory_vit as mv
 from memory_vit.errors import ExportError, TaskError
@@ -12,6 +13,8 @@ from memory_vit.evaluation.preprocess import preprocess
 from memory_vit.exports import image_input, stablehlo
 from memory_vit.exports.image_input import ImageInput
 from memory_vit.exports.program import make_program
+from memory_vit.images import view
+from memory_vit.model.task import INTERPOLATIONS
 from memory_vit.tasks import split_forward
 
 TOLERANCE = 1e-5
@@ -82,15 +85,52 @@ def test_pixels_of_any_size_are_prepared_as_in_evaluation(crop):
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
-def test_pixels_go_in_where_that_is_asked(backbone, tmp_path):
-  evaluation = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
+# Enlarged, tall (Pillow 13 would begin with the height), reduced, as it is, and
+# long (of which the crop leaves out the most).
+@pytest.mark.parametrize("crop", [("resize", 0), ("central", 37)])
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS[1:])
+def test_antialiased_pixels_are_those_of_pillow(interpolation, crop):
+  evaluation = mv.EvalPreprocessing(
+    image_size=32, crop=crop[0], resize=crop[1], interpolation=interpolation
+  )
+  prepare = jax.jit(lambda pixels: image_input.prepare(pixels, evaluation))
+  shapes = ((20, 27), (97, 31), (301, 250), (32, 32), (40, 400))
+  differences = []
+  for seed, shape in enumerate(shapes):
+    pixels = noise(seed, *shape)
+    expected = view.eval_view(pixels, evaluation)
+    differences.append((prepare(pixels[None])[0] - expected) * 127.5)
+  levels = np.abs(np.stack(differences))
+  # Where a sum lies in the middle between two levels.
+  assert levels.max() < 1.01
+  assert (levels > 0.5).mean() < 0.01
+
+
+def test_a_large_image_is_resized_in_its_place():
+  """In float32 places in it would be off by parts of a pixel."""
+  evaluation = mv.EvalPreprocessing(
+    image_size=8, crop="central", resize=600, interpolation="bicubic"
+  )
+  pixels = noise(0, 512, 16384)
+  found = jax.jit(lambda p: image_input.prepare(p, evaluation))(pixels[None])
+  expected = view.eval_view(pixels, evaluation)
+  assert (np.abs(found[0] - expected) * 127.5 > 0.5).mean() < 0.01
+
+
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
+def test_pixels_go_in_where_that_is_asked(backbone, tmp_path, interpolation):
+  evaluation = mv.EvalPreprocessing(
+    image_size=8, crop="central", resize=9, interpolation=interpolation
+  )
   task = random_task(backbone, "a", evaluation=evaluation)
   loaded = exported(backbone, task, tmp_path, ImageInput(kind="uint8"))
   rng = np.random.default_rng(0)
   for shape in ((1, 20, 30, 3), (3, 31, 9, 3)):
     pixels = rng.integers(0, 256, shape).astype(np.uint8)
     images = mv.preprocess(list(pixels), task)
-    require_close(loaded.call(pixels), mv.forward(backbone, task, images), 1e-4)
+    share = 1e-4 if interpolation == "bilinear" else 1e-2
+    expected = mv.forward(backbone, task, images)
+    require_close(loaded.call(pixels), expected, share)
 
 
 def test_bfloat16_is_computed_where_that_is_asked(images, tmp_path):

@@ -54,6 +54,48 @@ def test_antialiased_views_are_those_of_torch_users(interpolation):
     assert np.array_equal(found, other)
 
 
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS[1:])
+def test_a_tall_view_does_not_depend_on_the_version_of_pillow(interpolation):
+  """The width is first, though Pillow 13 would begin with the height here."""
+  pixels = noise(3, 97, 31)
+  resample = view._FILTERS[interpolation]
+  image = Image.fromarray(pixels).resize((64, 97), resample)
+  expected = np.asarray(image.resize((64, 64), resample)) / 127.5 - 1
+  evaluation = EvalPreprocessing(image_size=64, interpolation=interpolation)
+  np.testing.assert_allclose(
+    view.eval_view(pixels, evaluation), expected, atol=1e-6
+  )
+
+
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS[1:])
+def test_tensorflow_antialiases_as_pillow_but_for_rounding(interpolation):
+  """In a graph that can be saved: nothing in it calls Python."""
+  for evaluation in (
+    EvalPreprocessing(image_size=32, interpolation=interpolation),
+    central(32, 37, interpolation),
+  ):
+    graph = tf.function(
+      lambda pixels, how=evaluation: image_ops.antialiased_view(pixels, how),
+      input_signature=[tf.TensorSpec((None, None, 3), tf.uint8)],
+      autograph=False,
+    )
+    nodes = graph.get_concrete_function().graph.as_graph_def().node
+    assert not any("PyFunc" in node.op for node in nodes)
+    levels = []
+    for seed, shape in enumerate([(20, 27), (97, 31), (301, 250), (40, 400)]):
+      pixels = noise(seed, *shape)
+      expected = view.eval_view(pixels, evaluation)
+      levels.append(np.abs(graph(pixels).numpy() - expected) * 127.5)
+    assert np.max(levels) < 1.01
+    assert np.mean(np.stack(levels) > 0.5) < 0.01
+  with pytest.raises(
+    tf.errors.InvalidArgumentError, match="more than 32 times"
+  ):
+    graph(noise(0, 1, 33))
+  with pytest.raises(tf.errors.InvalidArgumentError, match="too long"):
+    image_ops.antialiased_view(noise(0, 1, 32), central(8, 1025, interpolation))
+
+
 def test_antialiasing_looks_at_every_pixel():
   """Of stripes only grey is left; without, whatever pixels are met."""
   stripes = np.zeros((64, 64, 3), np.uint8)
