@@ -25,7 +25,7 @@ import numpy as np
 from memory_vit.backbones import json_files, load, npz
 from memory_vit.backbones.families import hf_vit
 from memory_vit.backbones.families.converted import Weights
-from memory_vit.backbones.safetensors_files import as_float32
+from memory_vit.backbones.float_arrays import as_float32
 from memory_vit.errors import BackboneError, TaskError
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone
