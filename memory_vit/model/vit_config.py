@@ -130,14 +130,14 @@ class ViTConfig:
       raise ConfigError(
         f"norm_after_pooling goes with pooling 'gap', not {self.pooling!r}."
       )
+    if not 1 < self.rope_base < 1e9:
+      raise ConfigError(
+        f"rope_base is {self.rope_base}, expected a number between 1 and 1e9."
+      )
     if self.positions == "rope":
       if self.head_dim % 4:
         raise ConfigError(
           f"rope needs heads of a multiple of 4, not of width {self.head_dim}."
-        )
-      if not 1 < self.rope_base < 1e9:
-        raise ConfigError(
-          f"rope_base is {self.rope_base}, expected a number between 1 and 1e9."
         )
       if self.num_patches > MAX_ROTATED_PATCHES:
         raise ConfigError(

@@ -191,6 +191,8 @@ def test_the_tree_has_what_the_family_has_and_nothing_else():
     ({"norm_after_pooling": True}, "goes with pooling 'gap', not 'tok'"),
     ({"layer_norm_epsilon": 0.0}, "layer_norm_epsilon is 0.0, expected"),
     ({"positions": "rope", "rope_base": 1.0}, "rope_base is 1.0, expected"),
+    # No configuration equals one with it: every call would compile anew.
+    ({"rope_base": float("nan")}, "rope_base is nan, expected"),
     ({"positions": "rope", "num_heads": 16}, "heads of a multiple of 4"),
     # Angles of all of them would take gigabytes.
     (
