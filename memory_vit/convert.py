@@ -57,9 +57,8 @@ def _parser() -> Parser:
   parser.add_argument(
     "--format",
     choices=("npz", "hf"),
-    default="npz",
     help='of a backbone: "npz" for memory_vit, "hf" a directory for '
-    "transformers (default: %(default)s)",
+    "transformers (default: npz)",
   )
   parser.add_argument(
     "--task",
@@ -86,8 +85,13 @@ def _run(arguments: argparse.Namespace) -> int:
     )
   *source, out = arguments.paths
   if arguments.task:
+    if arguments.format:
+      raise ConfigError(
+        "--format is of a backbone, and with --task none is written: leave it "
+        "out."
+      )
     return _convert_tasks(arguments.task, arguments.backbone, out)
-  return _convert(source[0], out, arguments.format)
+  return _convert(source[0], out, arguments.format or "npz")
 
 
 def _convert_tasks(given: str, source: str, directory: str) -> int:

@@ -18,6 +18,7 @@ from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime import files
+from memory_vit.runtime.messages import brief
 
 # What every such ViT has; `position_resize` matters at other sizes alone.
 _COMPUTED = {
@@ -33,6 +34,7 @@ _ACTIVATIONS = {
   "tanh": "gelu_pytorch_tanh",
   "quick": "quick_gelu",
 }
+_WRITTEN = {model_files.CONFIG, model_files.PREPROCESSOR, model_files.WEIGHTS}
 _RESAMPLES = {"bilinear": 2, "bilinear_antialias": 2, "bicubic": 3}
 
 
@@ -42,7 +44,7 @@ def write(backbone: Backbone, arrays: Arrays, path: Path) -> None:
   Args:
     backbone: to be written.
     arrays: its parameters, by name.
-    path: of the directory; one that is there is replaced as a whole.
+    path: of the directory; one that such a model was written to is replaced.
 
   Raises:
     BackboneError: where a ViT of transformers cannot compute the same, or
@@ -85,14 +87,19 @@ def _require_possible(config: ViTConfig) -> None:
 
 
 def _require_replaceable(path: Path) -> None:
-  """Nothing but another model is replaced."""
-  if not path.exists() or model_files.holds_model(path):
+  """Nothing but what `write` has written is replaced."""
+  if not path.exists():
     return
-  if path.is_dir() and not any(path.iterdir()):
-    return
-  raise BackboneError(
-    f"{path} is there, and no model: it is left as it is. Give another path."
-  )
+  if not path.is_dir():
+    raise BackboneError(
+      f"{path} is a file: it is left as it is. Give another path."
+    )
+  others = sorted({file.name for file in path.iterdir()} - _WRITTEN)
+  if others:
+    raise BackboneError(
+      f"{path} is there, and has {brief(others[0])} in it: it is left as it "
+      "is. Give a new or an empty directory."
+    )
 
 
 def _named(arrays: Arrays, config: ViTConfig) -> dict[str, np.ndarray]:

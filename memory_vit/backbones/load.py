@@ -24,7 +24,6 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from memory_vit.backbones import (
   hub,
@@ -34,6 +33,7 @@ from memory_vit.backbones import (
   npz,
 )
 from memory_vit.backbones.download import KNOWN, local_file
+from memory_vit.backbones.float_arrays import as_float32
 from memory_vit.backbones.image_processor import at_size
 from memory_vit.backbones.layouts import BLOCK, MAX_DEPTH, POSITIONS, Arrays
 from memory_vit.backbones.model_files import ModelFiles
@@ -170,7 +170,7 @@ def _read_npz(file: Path) -> Published:
     note = archive.note()
     entries = layouts.without_prefix(archive.names)
     stored = {
-      name: _as_float32(archive.read(entry), f"{file}: entry {entry!r}")
+      name: as_float32(archive.read(entry), f"{file}: entry {entry!r}")
       for name, entry in entries.items()
     }
   arrays = layouts.as_vit_jax(stored, file)
@@ -194,18 +194,6 @@ def _layout_of(names: Collection[str]) -> str:
   if parts & layouts.FROM_PRE_LINEN.keys():
     return "vit_jax, layers numbered as before Linen"
   return "vit_jax, layers numbered as by Linen"
-
-
-def _as_float32(array: np.ndarray, what: str) -> np.ndarray:
-  """Cast finite numbers; refuse what float32 cannot hold."""
-  with np.errstate(over="ignore"):
-    cast = array.astype(np.float32)
-  if array.dtype.itemsize > cast.dtype.itemsize and not np.isfinite(cast).all():
-    raise BackboneError(
-      f"{what} has values that are not finite as float32, in which the weights "
-      "are used."
-    )
-  return cast
 
 
 def infer_config(arrays: Arrays, file: Path) -> ViTConfig:

@@ -15,6 +15,7 @@ import numpy as np
 import safetensors
 
 from memory_vit.backbones import json_files, npz
+from memory_vit.backbones.float_arrays import as_float32
 from memory_vit.errors import BackboneError
 from memory_vit.runtime.messages import brief, first_line
 
@@ -67,22 +68,6 @@ class Tensors(Mapping[str, np.ndarray]):
     with _refusals(where):
       array = np.asarray(opened.get_tensor(name))
     return as_float32(array, where)
-
-
-def as_float32(array: np.ndarray, where: str) -> np.ndarray:
-  """Cast an array of any float.
-
-  Raises:
-    BackboneError: where it has no values, or some that are not finite as
-      float32.
-  """
-  if not array.size:
-    raise BackboneError(f"{where} has the shape {array.shape}: no values.")
-  with np.errstate(over="ignore", invalid="ignore"):
-    cast = array.astype(np.float32, copy=False)
-  if not np.isfinite(cast).all():
-    raise BackboneError(f"{where} has values that are not finite as float32.")
-  return cast
 
 
 @contextlib.contextmanager

@@ -29,8 +29,13 @@ def load_model(
   for other in others:  # before the one that they do not share is loaded
     task_sets.require_backbone(other, first.backbone, first.name)
   wanted = first.backbone
-  loaded = load.load_backbone(
-    backbone, image_size=wanted.image_size, dtype=dtype, gelu=wanted.gelu
+  published = load.read_published(backbone)
+  loaded = load.to_backbone(
+    published,
+    wanted.image_size,
+    dtype,
+    # Where a source states another one, it is another backbone.
+    gelu=None if published.states_config else wanted.gelu,
   )
   if any_regime and not others:
     return loaded, (store.load_task(found[0], loaded),)

@@ -28,6 +28,9 @@ RANDOM = "random:"
 # attention takes 13 GB an image.
 MAX_IMAGE_SIZE = 2_048
 MAX_RESIZE = 4_096
+# Of a model with `rope`, which has an angle for each and no array that would
+# bound them: those of 8 pixels in the largest image.
+MAX_ROTATED_PATCHES = 2**16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,14 +130,19 @@ class ViTConfig:
       raise ConfigError(
         f"norm_after_pooling goes with pooling 'gap', not {self.pooling!r}."
       )
+    if not 1 < self.rope_base < 1e9:
+      raise ConfigError(
+        f"rope_base is {self.rope_base}, expected a number between 1 and 1e9."
+      )
     if self.positions == "rope":
       if self.head_dim % 4:
         raise ConfigError(
           f"rope needs heads of a multiple of 4, not of width {self.head_dim}."
         )
-      if not 1 < self.rope_base < 1e9:
+      if self.num_patches > MAX_ROTATED_PATCHES:
         raise ConfigError(
-          f"rope_base is {self.rope_base}, expected a number between 1 and 1e9."
+          f"rope turns at most {MAX_ROTATED_PATCHES:,} patches, not those of "
+          f"{self.patch_size} pixels in an image of {self.image_size}."
         )
 
   @property

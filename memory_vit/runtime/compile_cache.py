@@ -3,8 +3,9 @@
 JAX does it, and is told where by its environment, before it is imported: what
 it compiles is kept under a hash of the program, the options and the versions,
 and is the same to the bit when it is loaded. Several processes may read and
-write at once; a file that is not whole, as of a process that was killed, is
-compiled anew.
+write at once. JAX does not replace what is there: a file that is not whole, as
+of a process that was killed, is compiled anew, with a warning, until somebody
+deletes it.
 """
 
 import contextlib

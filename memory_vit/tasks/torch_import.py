@@ -25,7 +25,7 @@ import numpy as np
 from memory_vit.backbones import json_files, load, npz
 from memory_vit.backbones.families import hf_vit
 from memory_vit.backbones.families.converted import Weights
-from memory_vit.backbones.safetensors_files import as_float32
+from memory_vit.backbones.float_arrays import as_float32
 from memory_vit.errors import BackboneError, TaskError
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone
@@ -125,6 +125,7 @@ def _state(file: Path) -> State:
   _require_plain_zip(file)
   try:
     found = torch.load(file, map_location="cpu", weights_only=True)
+    _require_stored(found, file)
     return {
       name: tensor.detach().to(torch.float32).numpy()
       for name, tensor in found.items()
@@ -134,6 +135,19 @@ def _state(file: Path) -> State:
     raise TaskError(
       f"{file} is no state dict of arrays: {first_line(error)}"
     ) from error
+
+
+def _require_stored(found: Mapping[Any, Any], file: Path) -> None:
+  """Raise ValueError for names that are none, and for arrays out of nothing.
+
+  A tensor may be one stored value, as if it were there a billion times.
+  """
+  for name in found:
+    if not isinstance(name, str):
+      raise ValueError(f"{brief(name)} is no name of an array")
+  values = sum(tensor.numel() for tensor in found.values())
+  if values > (size := file.stat().st_size):
+    raise ValueError(f"it would have {values:,} values, from {size:,} bytes")
 
 
 def _require_plain_zip(file: Path) -> None:
@@ -146,7 +160,7 @@ def _require_plain_zip(file: Path) -> None:
   try:
     with zipfile.ZipFile(file) as archive:
       entries = archive.infolist()
-  except (OSError, ValueError, zipfile.BadZipFile) as error:
+  except Exception as error:  # of a damaged file zipfile raises many types
     raise TaskError(f"{file} cannot be read: {first_line(error)}") from error
   is_packed = any(e.compress_type != zipfile.ZIP_STORED for e in entries)
   total = sum(entry.file_size for entry in entries)
@@ -199,7 +213,8 @@ def _params(
   d = backbone.config.width
   first = learned.get(f"{_ATTENTION.format(0)}.memory_tokens.{k - 1}")
   cells = first.shape[1] if first is not None and first.ndim == 3 else 1
-  classes = len(learned[f"classifiers.{k}.weight"])
+  head = learned[f"classifiers.{k}.weight"]
+  classes = len(head) if head.ndim else 1
   memory = [
     weights.take(
       f"{_ATTENTION.format(layer)}.memory_tokens.{k - 1}", (1, cells, d)

@@ -222,6 +222,11 @@ def test_only_a_model_is_replaced(tmp_path):
     mv.save_backbone(tiny_backbone(seed), tmp_path / "hf", format="hf")
   found = trees.fingerprint(mv.load_backbone(tmp_path / "hf").params)
   assert found == tiny_backbone(1).fingerprint
+  # Not even what somebody has put beside a model.
+  (tmp_path / "hf" / "README.md").write_text("mine")
+  with pytest.raises(BackboneError, match=r"has 'README.md' in it"):
+    mv.save_backbone(tiny_backbone(), tmp_path / "hf", format="hf")
+  assert (tmp_path / "hf" / "README.md").read_text() == "mine"
 
 
 def test_command_lines_that_cannot_be(tmp_path, capsys):
@@ -232,6 +237,10 @@ def test_command_lines_that_cannot_be(tmp_path, capsys):
     ([path], "expected SOURCE OUT"),
     (["nowhere", str(tmp_path / "a.npz")], "no file 'nowhere'"),
     ([path, "x", "--format=onnx"], "invalid choice"),
+    (
+      ["--task=a.pt", f"--backbone={path}", "--format=hf", "x"],
+      "--format is of a backbone",
+    ),
   ):
     assert convert.main(arguments) == 2
     message = capsys.readouterr().err

@@ -57,6 +57,18 @@ def test_a_model_of_transformers_is_the_published_tree(tmp_path, parts, named):
   assert backbone.id.layer_norm_epsilon == 1e-12
 
 
+def test_a_classifier_does_not_read_the_pooler(tmp_path):
+  """As in transformers, which makes none beside a classifier."""
+  both = models.vit_arrays(pooler=True)
+  plain = {n: a for n, a in both.items() if "pooler" not in n}
+  found = [
+    mv.load_backbone(models.write_model(tmp_path / name, arrays))
+    for name, arrays in (("both", both), ("plain", plain))
+  ]
+  assert found[0].config == found[1].config
+  assert found[0].fingerprint == found[1].fingerprint
+
+
 def test_every_way_to_name_a_model_is_the_same_backbone(tmp_path):
   one = mv.load_backbone(models.write_model(tmp_path / "one"))
   shards = mv.load_backbone(models.write_shards(tmp_path / "shards"))

@@ -1,5 +1,6 @@
 """Predictions are those of `forward`, whatever way the pictures come."""
 
+import dataclasses
 import io
 import json
 import os
@@ -521,6 +522,23 @@ def test_what_does_not_fit_is_refused(models, tmp_path, folder, capsys):
   assert "there twice: ['pets']" in message
   message = refused(capsys, *arguments(models, folder, tasks=["none"]))
   assert "is neither a task nor a directory of tasks" in message
+
+
+def test_a_backbone_that_states_another_gelu_is_another_one(
+  models, backbone, tmp_path, folder, capsys
+):
+  """And not an option to be left out, which nobody has given."""
+  other = dataclasses.replace(
+    backbone, config=dataclasses.replace(backbone.config, gelu="exact")
+  )
+  mv.save_backbone(other, tmp_path / "exact.npz")
+  message = refused(
+    capsys, f"--backbone={tmp_path / 'exact.npz'}",
+    f"--task={models / 'tasks' / 'pets'}", str(folder),
+  )  # fmt: skip
+  assert "'pets' belongs to another backbone" in message
+  assert "gelu 'exact', the task has 'tanh'" in message
+  assert "leave it out" not in message
 
 
 def test_tasks_that_cannot_share_a_pass(backbone, models, tmp_path, capsys):

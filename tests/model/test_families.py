@@ -173,7 +173,14 @@ def test_the_tree_has_what_the_family_has_and_nothing_else():
     ({"norm_after_pooling": True}, "goes with pooling 'gap', not 'tok'"),
     ({"layer_norm_epsilon": 0.0}, "layer_norm_epsilon is 0.0, expected"),
     ({"positions": "rope", "rope_base": 1.0}, "rope_base is 1.0, expected"),
+    # No configuration equals one with it: every call would compile anew.
+    ({"rope_base": float("nan")}, "rope_base is nan, expected"),
     ({"positions": "rope", "num_heads": 16}, "heads of a multiple of 4"),
+    # Angles of all of them would take gigabytes.
+    (
+      {"positions": "rope", "patch_size": 1, "image_size": 257},
+      "rope turns at most 65,536 patches",
+    ),
   ],
 )
 def test_what_no_vit_has_is_refused(options, message):

@@ -177,6 +177,8 @@ def test_extension_is_kept_as_the_order_of_parents(vit):
   (lambda s: [s.pop(f"classifiers.{k}.weight") for k in (1, 2)], "has 0 heads"),
   (lambda s: s.update({"classifiers.1.bias": np.full(4, np.nan)}),
    "not finite"),
+  (lambda s: s.update({"classifiers.1.weight": np.float32(1)[...]}),
+   "shape of classifiers.1.weight: (), expected (1, 8)"),
 ])  # fmt: skip
 def test_other_states_are_refused(vit, change, said):
   found = state({n: a.copy() for n, a in vit[1].items()})
@@ -202,24 +204,28 @@ class FakeTensor(np.ndarray):
   def numpy(self):
     return np.asarray(self)
 
+  def numel(self):
+    return self.size
+
 
 @pytest.fixture
 def torch(monkeypatch, vit):
   """What loads any file as the state of `vit`."""
   made = type(sys)("torch")
   made.float32 = np.float32
-  made.asked = []
+  made.asked, made.more = [], {}
 
   def load(file, **options):
     made.asked.append(options)
-    return {n: a.view(FakeTensor) for n, a in state(vit[1]).items()}
+    found = {**state(vit[1]), **made.more}
+    return {n: a.view(FakeTensor) for n, a in found.items()}
 
   made.load = load
   monkeypatch.setitem(sys.modules, "torch", made)
   return made
 
 
-def pt_file(path, compress=zipfile.ZIP_STORED, content=bytes(1000)):
+def pt_file(path, compress=zipfile.ZIP_STORED, content=bytes(10_000)):
   with zipfile.ZipFile(path, "w", compress) as archive:
     archive.writestr("state/data/0", content)
   return path
@@ -256,6 +262,33 @@ def test_files_that_torch_shall_not_see(vit, tmp_path, torch, capsys):
   assert "no file of torch.save" in out[2]
   assert not torch.asked
   assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("name", "array", "said"), [
+  # One value, as torch.expand shows it; nobody may make a copy of it.
+  ("a", np.broadcast_to(np.float32(1), (10**9, 10**9)),
+   "it would have 1,000,000,000,000,"),
+  (0, np.ones(2, np.float32), "0 is no name of an array"),
+])  # fmt: skip
+def test_what_torch_may_have_read(
+  vit, tmp_path, torch, capsys, name, array, said
+):
+  torch.more = {name: array}
+  file = pt_file(tmp_path / "a.pt")
+  assert run(f"--task={file}", f"--backbone={vit[0]}", tmp_path / "out") == 2
+  message = capsys.readouterr().err
+  assert said in message
+  assert "a.pt is no state dict of arrays" in message
+
+
+def test_a_zip_of_a_later_version_is_refused(vit, tmp_path, torch, capsys):
+  file = pt_file(tmp_path / "a.pt")
+  content = bytearray(file.read_bytes())
+  content[content.rfind(b"PK\x01\x02") + 6] = 99
+  file.write_bytes(content)
+  assert run(f"--task={file}", f"--backbone={vit[0]}", tmp_path / "out") == 2
+  assert "a.pt cannot be read: zip file version 9.9" in capsys.readouterr().err
+  assert not torch.asked
 
 
 def test_without_torch_one_line_says_so(vit, tmp_path, monkeypatch, capsys):

@@ -23,10 +23,12 @@ ACTIVATIONS = {
 }
 # What masked-image pretraining puts in the place of patches.
 _IGNORED = ("embeddings.mask_token", "vit.embeddings.mask_token")
+# A classifier does not read what a pooler makes of the class token.
+_POOLER = ("pooler.dense.*", "vit.pooler.dense.*")
 
 
 def convert(config: Mapping[str, Any], arrays: Arrays, where: str) -> Converted:
-  """Convert a ViT; its features are those of the pooler, where it has one.
+  """Convert a ViT: logits of its classifier, or features of its pooler.
 
   Args:
     config: its config.json.
@@ -37,7 +39,9 @@ def convert(config: Mapping[str, Any], arrays: Arrays, where: str) -> Converted:
     BackboneError: for a model that is not exactly such a ViT.
   """
   fields = Fields(config, where)
-  weights = Weights(arrays, where, _IGNORED)
+  has_head = "classifier.weight" in arrays or "classifier.bias" in arrays
+  ignored = (*_IGNORED, *_POOLER) if has_head else _IGNORED
+  weights = Weights(arrays, where, ignored)
   prefix = "vit." if any(name.startswith("vit.") for name in arrays) else ""
   vit = _config(fields, weights, prefix, arrays)
   converted: dict[str, np.ndarray] = {
