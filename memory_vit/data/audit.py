@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from PIL import Image
 
 from memory_vit.data import image_ops, sources
+from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.reader import Reader
 from memory_vit.images.view import LONGEST_ASPECT
 

@@ -14,11 +14,11 @@ evaluation they do not count, and the result says how many they were.
 from collections.abc import Iterator
 
 import jax
-import tensorflow as tf
 
 from memory_vit.config import TrainDataConfig
 from memory_vit.data import image_ops, pipeline
 from memory_vit.data.pipeline import Batch, ExampleFn
+from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.reader import Reader, reader_of
 from memory_vit.data.sources import Source
 from memory_vit.errors import ConfigError

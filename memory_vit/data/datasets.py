@@ -1,10 +1,9 @@
 """Open splits of data sets: image folders, the digits, and those of TFDS."""
 
-import tensorflow as tf
-
 from memory_vit.config import TrainDataConfig
 from memory_vit.data import local, sources, tfds
 from memory_vit.data.inventory import Inventory
+from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.reader import Reader
 from memory_vit.data.sources import Source
 from memory_vit.data.split_ref import SplitRef

@@ -8,25 +8,14 @@ not applied, as in TensorFlow. `memory_vit.images` prepares images for
 evaluation without TensorFlow.
 """
 
-import logging
-
 import numpy as np
-import tensorflow as tf
 
 from memory_vit.config import TrainDataConfig
+from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.errors import ConfigError
 from memory_vit.images import decoding, jpeg, view
 from memory_vit.images.view import LONGEST_ASPECT, MAX_RESIZED_PIXELS
 from memory_vit.model.task import EvalPreprocessing
-
-logger = logging.getLogger(__name__)
-
-# TensorFlow would take all memory of a GPU, which belongs to JAX. Where it has
-# been used before, as in a notebook, it is too late, and no reason to stop.
-try:
-  tf.config.set_visible_devices([], "GPU")
-except RuntimeError as error:
-  logger.warning("GPUs cannot be hidden from TensorFlow any more: %s", error)
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 

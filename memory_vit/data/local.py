@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import sklearn.datasets
-import tensorflow as tf
 
 from memory_vit.data import sources
 from memory_vit.data.inventory import Inventory
+from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.sources import Source
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import BrokenDataError, DataError

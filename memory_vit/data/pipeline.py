@@ -9,9 +9,9 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from memory_vit.data import sources
+from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.reader import Reader
 
 logger = logging.getLogger(__name__)

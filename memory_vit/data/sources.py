@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
-import tensorflow_datasets as tfds
 
 from memory_vit.data.inventory import Inventory
+from memory_vit.data.quiet_tensorflow import tf, tfds
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.runtime.messages import escaped
 

@@ -10,13 +10,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-import tensorflow as tf
-import tensorflow_datasets as tfds
 from absl import logging
 from tensorflow_datasets.core import read_only_builder
 
 from memory_vit.data import sources, tfds_trust, tfrecord
 from memory_vit.data.inventory import Inventory
+from memory_vit.data.quiet_tensorflow import tf, tfds
 from memory_vit.data.sources import Fetch, Source
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.data.tfrecord import Shard

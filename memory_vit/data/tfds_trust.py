@@ -9,11 +9,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import tensorflow_datasets as tfds
 from etils import epath
 from tensorflow_datasets.core import naming
 from tensorflow_datasets.core.utils import file_utils
 
+from memory_vit.data.quiet_tensorflow import tfds
 from memory_vit.errors import DataError
 from memory_vit.runtime import messages
 

@@ -11,7 +11,8 @@ import struct
 from collections.abc import Iterator, Sequence
 
 import google_crc32c
-import tensorflow as tf
+
+from memory_vit.data.quiet_tensorflow import tf
 
 
 @dataclasses.dataclass(frozen=True)

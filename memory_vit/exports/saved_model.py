@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import jax
 
@@ -57,15 +57,13 @@ def require_installed() -> ModuleType:
     ExportError: where it is not installed.
   """
   try:
-    import tensorflow
-
-    from memory_vit.data import image_ops  # noqa: F401 - it hides GPUs
+    from memory_vit.data.quiet_tensorflow import tf
   except ModuleNotFoundError as error:
     raise ExportError(
       f"--format=saved_model needs {error.name}, which is not installed: "
       "pip install 'memory_vit[train]'."
     ) from error
-  return tensorflow
+  return cast(ModuleType, tf)
 
 
 def _converted(tf: Any, program: Program, variables: list[Any]) -> _Predict:

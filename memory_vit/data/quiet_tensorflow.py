@@ -1,0 +1,62 @@
+"""TensorFlow, imported in silence and without GPUs.
+
+What its C++ writes while it is loaded, to the standard error itself, tells how
+it was built and that it found no CUDA: no level of logging leaves that out.
+"""
+
+import contextlib
+import logging
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+
+logger = logging.getLogger(__name__)
+
+_SAID = re.compile(
+  rb"WARNING: All log messages before absl::InitializeLog\(\).*"
+  rb"|[A-Z]\d{4} \d\d:\d\d:\d\d\S* +\d+ (cudart_stub|cuda_platform"
+  rb"|cuda_executor|cuda_diagnostics|port|computation_placer|cpu_feature_guard"
+  rb"|cuda_(dnn|fft|blas))\.cc:\d+\] .*"
+)
+
+
+@contextlib.contextmanager
+def without_remarks() -> Iterator[None]:
+  """Hold back what is written to the standard error, and leave remarks out.
+
+  Every other line is written at the end, also where an error is raised.
+  """
+  sys.stderr.flush()
+  error = os.dup(2)
+  try:
+    with tempfile.TemporaryFile() as kept:
+      os.dup2(kept.fileno(), 2)
+      try:
+        yield
+      finally:
+        sys.stderr.flush()
+        os.dup2(error, 2)
+        kept.seek(0)
+        for line in kept:
+          if not _SAID.fullmatch(line.rstrip(b"\n")):
+            os.write(2, line)
+  finally:
+    os.close(error)
+
+
+with without_remarks():
+  import tensorflow as tf
+  import tensorflow_datasets as tfds
+
+  # It would take all memory of a GPU, which belongs to JAX. Where it has been
+  # used before, as in a notebook, it is too late, and no reason to stop.
+  try:
+    tf.config.set_visible_devices([], "GPU")
+  except RuntimeError as problem:
+    logger.warning(
+      "GPUs cannot be hidden from TensorFlow any more: %s", problem
+    )
+
+__all__ = ["tf", "tfds", "without_remarks"]
