@@ -23,7 +23,6 @@ from collections.abc import Collection
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 
 from memory_vit.backbones import (
   hub,
@@ -159,7 +158,7 @@ def to_backbone(
       config.position_resize,
       config.class_tokens,
     )
-  params = jax.tree.map(jnp.asarray, trees.unflatten(arrays))
+  params = jax.device_put(trees.unflatten(arrays))
   evaluation = at_size(published.evaluation, config.image_size)
   return Backbone(config, params, fingerprint, evaluation)
 

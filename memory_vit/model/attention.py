@@ -39,7 +39,8 @@ class HeadProjection(nn.Module):
     """Project tokens."""
     cfg = self.config
     shape = (cfg.num_heads, cfg.head_dim)
-    kernel = self.param("kernel", _lecun(-3, (-2, -1)), (cfg.width, *shape))
+    init = when_made(self, _lecun(-3, (-2, -1)))
+    kernel = self.param("kernel", init, (cfg.width, *shape))
     bias = self.param("bias", nn.initializers.zeros, shape)
     kernel = kernel.reshape(cfg.width, -1).astype(cfg.dtype)
     y = z @ kernel + bias.reshape(1, 1, -1).astype(cfg.dtype)
@@ -56,11 +57,21 @@ class OutProjection(nn.Module):
     """Project what the heads found."""
     cfg = self.config
     shape = (cfg.num_heads, cfg.head_dim, cfg.width)
-    kernel = self.param("kernel", _lecun((-3, -2), -1), shape)
+    init = when_made(self, _lecun((-3, -2), -1))
+    kernel = self.param("kernel", init, shape)
     bias = self.param("bias", nn.initializers.zeros, (cfg.width,))
     kernel = kernel.reshape(cfg.width, cfg.width).astype(cfg.dtype)
     y = y.reshape(*y.shape[:2], cfg.width) @ kernel
     return y + bias[None, None].astype(cfg.dtype)
+
+
+def when_made(module: nn.Module, init: Any) -> Any:
+  """An initializer for parameters that are made, and a quick one else.
+
+  Of parameters that are there flax takes the shape of the initializer, to
+  compare: tracing random numbers for that is a third of tracing the model.
+  """
+  return init if module.is_initializing() else nn.initializers.zeros
 
 
 def _lecun(in_axis: Any, out_axis: Any) -> Any:

@@ -144,9 +144,8 @@ def init_backbone(config: ViTConfig, key: jax.Array) -> Backbone:
 @functools.lru_cache(maxsize=32)  # tracing takes longer than all its users
 def backbone_shapes(config: ViTConfig) -> dict[str, Any]:
   """The tree of a backbone as `jax.ShapeDtypeStruct`; computes nothing."""
-  return jax.eval_shape(
-    lambda key: _init_params(config, key), jax.random.key(0)
-  )
+  # The key is made while it is traced: nothing is compiled for it.
+  return jax.eval_shape(lambda: _init_params(config, jax.random.key(0)))
 
 
 def first_class_token(backbone: Backbone) -> Float32[Array, " d"]:

@@ -10,6 +10,7 @@ The modules are named as in the published checkpoints, so that the parameter
 tree is the published one.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from memory_vit.model.attention import (
   CellKeysValues,
   KeysValues,
   MultiHeadDotProductAttention,
+  when_made,
 )
 from memory_vit.model.masks import TaskMask
 from memory_vit.model.rope import Rotation, rotation
@@ -45,13 +47,15 @@ class MlpBlock(nn.Module):
     """Run the two layers on each token."""
     cfg = self.config
     # In this order: flax numbers the layers as they are made.
-    y = nn.Dense(cfg.mlp_dim, dtype=cfg.dtype, name="Dense_0")(z)
+    init = when_made(self, nn.initializers.lecun_normal())
+    dense = functools.partial(nn.Dense, dtype=cfg.dtype, kernel_init=init)
+    y = dense(cfg.mlp_dim, name="Dense_0")(z)
     if cfg.mlp == "swiglu":
-      gate = nn.Dense(cfg.mlp_dim, dtype=cfg.dtype, name="gate")(z)
+      gate = dense(cfg.mlp_dim, name="gate")(z)
       y = nn.silu(gate) * y
     else:
       y = gelu(y, cfg.gelu)
-    return nn.Dense(cfg.width, dtype=cfg.dtype, name="Dense_1")(y)
+    return dense(cfg.width, name="Dense_1")(y)
 
 
 def gelu(z: Float[Array, "b s d"], kind: str) -> Float[Array, "b s d"]:

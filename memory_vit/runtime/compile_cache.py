@@ -51,7 +51,7 @@ def enable() -> None:
     return
   os.environ[_JAX] = str(folder)
   # Of a second by default: many programs of a command take less.
-  os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+  os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.03")
 
 
 def _machine() -> str:

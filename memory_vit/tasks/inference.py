@@ -10,7 +10,7 @@ be kept, and read many times.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,8 +21,15 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Float32
 from memory_vit.errors import DataError, TaskError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.encoder import Cells, Context
-from memory_vit.model.stacking import SlotArrays, stack_heads, stack_tasks
+from memory_vit.model.masks import TaskMask
+from memory_vit.model.stacking import (
+  SlotArrays,
+  StackedTasks,
+  stack_heads,
+  stack_tasks,
+)
 from memory_vit.model.task import BACKBONE, TaskSpec, require_backbone
+from memory_vit.model.trees import Tree
 from memory_vit.model.vit import MemoryViT, apply
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.tasks import image_check
@@ -134,19 +141,28 @@ def fill_slots(
     require_backbone(task.spec, backbone.id)
   require_fit(tasks)
   specs = tuple(task.spec for task in tasks)
-  mask = slot_mask(specs, slots, cells)
-  params = [task.params for task in tasks]
-  cls, memory, norms = stack_tasks(params, mask)
+  stacked, heads, mask = _stack_program(
+    [task.params for task in tasks], slot_mask(specs, slots, cells)
+  )
   arrays = SlotArrays(
-    cls=cls,
+    cls=stacked.cls,
     cells=memory_program(
-      backbone.params, memory, mask.memory_norm, config=backbone.config
+      backbone.params, stacked.memory, mask.memory_norm, config=backbone.config
     ),
-    **stack_heads(params, len(cls)),
-    mask=jax.tree.map(jnp.asarray, mask),
-    norms=norms,
+    **heads,
+    mask=mask,
+    norms=stacked.norms,
   )
   return Slots(specs, arrays)
+
+
+@jax.jit
+def _stack_program(
+  params: Sequence[Tree], mask: TaskMask
+) -> tuple[StackedTasks, Tree, TaskMask]:
+  """Stack tasks in one program: there would be one for each operation."""
+  stacked = stack_tasks(params, mask)
+  return stacked, stack_heads(params, len(stacked.cls)), mask
 
 
 def encode(

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from memory_vit.errors import TaskError
@@ -117,7 +117,7 @@ def load_task(path: str | os.PathLike[str], backbone: Backbone) -> Task:
   if problems:
     raise TaskError(f"task in {path} does not fit: {listed(problems)}.")
   flat = read_arrays(path, found)
-  params = trees.unflatten({k: jnp.asarray(v) for k, v in flat.items()})
+  params = jax.device_put(trees.unflatten(flat))
   return Task(found.spec, params, found.provenance)
 
 
