@@ -80,7 +80,7 @@ def inspect_backbone(path: str) -> BackboneReport:
 
 
 def source_of(path: str) -> Source | None:
-  """What a model of transformers or timm is made of; None for an .npz file.
+  """Name the files of a model of transformers or timm; None for an .npz file.
 
   Reads all of its files, for their SHA-256.
   """

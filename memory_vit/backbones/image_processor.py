@@ -1,4 +1,4 @@
-"""How a published model wants its images, as its files state it."""
+"""Preprocessing of images, as the files of a published model state it."""
 
 import dataclasses
 import logging

@@ -31,7 +31,7 @@ _CHOSEN = "dtype"
 _MOST = {
   "width": 16_384, "depth": 64, "mlp_dim": 65_536, "num_heads": 256,
   "patch_size": 256, "image_size": MAX_IMAGE_SIZE, "num_classes": 2**24,
-  "representation_size": 65_536, "class_tokens": 2, "registers": 256,
+  "representation_size": 65_536, "class_tokens": 2, "registers": 64,
 }  # fmt: skip
 _MAY_BE_0 = ("num_classes", "representation_size", "class_tokens", "registers")
 

@@ -99,7 +99,7 @@ def compare(
     for signature, outputs in expected.items()
   }
   tolerance = {name: allowed(program, images, name) for name in expected}
-  _require_within(differences, tolerance)
+  require_within(differences, tolerance)
   return Comparison(
     images=count,
     tolerance=tolerance,
@@ -178,10 +178,19 @@ def difference(found: Any, expected: np.ndarray) -> float:
   return share if np.isfinite(share) else float("inf")
 
 
-def _require_within(
+def require_within(
   differences: Mapping[str, Mapping[str, float]],
   tolerance: Mapping[str, float],
 ) -> None:
+  """Refuse an export whose outputs differ by more than a tolerance.
+
+  Args:
+    differences: {signature: {output: share of the greatest value}}.
+    tolerance: {signature: the greatest share}.
+
+  Raises:
+    ExportError: with every output that is beyond.
+  """
   beyond = [
     f"{name} of {signature} by {share:.3g} (at most {tolerance[signature]:g})"
     for signature, shares in differences.items()

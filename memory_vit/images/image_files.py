@@ -147,7 +147,7 @@ class _ImageReader:
   def _prepared(self, file: BinaryIO) -> np.ndarray:
     size = _size_of(file)
     with self._header:
-      decoding = _needed(file, self._evaluation)
+      decoding = bytes_needed(file, self._evaluation)
     # As it lies in the file, and what Pillow has read of it.
     with self._memory.taken(2 * size + decoding):
       file.seek(0)
@@ -165,7 +165,7 @@ def prepare_encoded(
   Raises:
     DataError: says why not.
   """
-  _needed(io.BytesIO(encoded), evaluation)
+  bytes_needed(io.BytesIO(encoded), evaluation)
   return _decoded(encoded, evaluation)
 
 
@@ -237,7 +237,7 @@ def _opened(path: str) -> Iterator[BinaryIO]:
     raise DataError(getattr(error, "strerror", None) or str(error)) from error
 
 
-def _needed(file: BinaryIO, evaluation: EvalPreprocessing) -> int:
+def bytes_needed(file: BinaryIO, evaluation: EvalPreprocessing) -> int:
   """Bytes that preparing an image takes, by its header; nothing is decoded.
 
   Raises `DataError` for what is no image, or too large.

@@ -113,7 +113,7 @@ def test_pixels_that_are_rounded_have_a_tolerance_of_their_own(backbone):
   bilinear = make_program(backbone, random_task(backbone, "a"))
   assert check.allowed(bilinear, pixels, "encoded") == 1e-4
   with pytest.raises(ExportError, match=r"a of encoded by 0.02 \(at most 0.01"):
-    check._require_within({"encoded": {"a": 0.02}}, {"encoded": 0.01})
+    check.require_within({"encoded": {"a": 0.02}}, {"encoded": 0.01})
 
 
 @pytest.mark.parametrize(

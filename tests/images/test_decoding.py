@@ -99,7 +99,7 @@ def test_decoding_takes_the_memory_that_is_set_aside(kind, mode, options):
   encoded = encode(image, kind, **options)
   decoding.decode(encode(image.resize((9, 9)), kind))  # the reader is loaded
   evaluation = EvalPreprocessing(image_size=8)
-  room = image_files._needed(io.BytesIO(encoded), evaluation)
+  room = image_files.bytes_needed(io.BytesIO(encoded), evaluation)
   before = memory.start_rss()
   pixels = decoding.decode(encoded)
   assert pixels.shape == (side, side, 3)

@@ -8,8 +8,6 @@ out.
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from memory_vit.backbones.families import torch_layers, towers
 from memory_vit.backbones.families.converted import Arrays, Converted, Weights
 from memory_vit.backbones.families.fields import Fields
@@ -126,7 +124,7 @@ def _tree(weights: Weights, prefix: str, vit: ViTConfig) -> Tree:
   }
   if not vit.num_classes:
     return tree
-  kernel = weights.take(f"{_PROJECTION}.weight", (vit.num_classes, d))
-  bias = np.zeros(vit.num_classes, np.float32)
-  head = torch_layers.dense(torch_layers.Linear(kernel, bias))
-  return {**tree, "head": head}
+  head = torch_layers.linear(
+    weights, _PROJECTION, d, vit.num_classes, bias=False
+  )
+  return {**tree, "head": torch_layers.dense(head)}

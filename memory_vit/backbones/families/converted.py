@@ -1,4 +1,4 @@
-"""What the converter of a family takes and returns."""
+"""Interface of the converters: weights of a source in, a ViT of ours out."""
 
 import dataclasses
 import fnmatch

@@ -1,4 +1,4 @@
-"""Which family a published model is of, by its config.json."""
+"""Detect the family of a published model, by its config.json."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

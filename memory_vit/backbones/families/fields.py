@@ -40,10 +40,6 @@ class Fields:
       raise self._refusal(name, f"a whole number, {low} to {high:,}")
     return value
 
-  def optional_int(self, name: str, low: _Int, high: _Int) -> _Int | None:
-    """The same, or None where it is absent."""
-    return self.int(name, low, high) if self.has(name) else None
-
   def float(
     self, name: str, low: _Float, high: _Float, default: _Float | None = None
   ) -> _Float:
@@ -57,13 +53,13 @@ class Fields:
   def optional_float(
     self, name: str, low: _Float, high: _Float
   ) -> _Float | None:
-    """The same, or None where it is absent."""
+    """A number from `low` to `high`, or None where it is absent."""
     return self.float(name, low, high) if self.has(name) else None
 
   def choice(
     self, name: str, choices: Mapping[str, _T], default: str | None = None
   ) -> _T:
-    """What `choices` has for a string; `default` is one of its keys."""
+    """The value in `choices` of a string; `default` is one of its keys."""
     expected = f"one of {', '.join(map(repr, choices))}"
     value = self._get(name, default, expected)
     if type(value) is not str or value not in choices:

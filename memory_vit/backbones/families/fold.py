@@ -19,11 +19,6 @@ def conv_kernel(weight: np.ndarray) -> np.ndarray:
   return weight.transpose(2, 3, 1, 0)
 
 
-def split_qkv(stacked: np.ndarray) -> tuple[np.ndarray, ...]:
-  """(3 d, ...) of query, key and value -> three of (d, ...)."""
-  return tuple(np.split(stacked, 3))
-
-
 def heads_kernel(weight: np.ndarray, heads: int) -> np.ndarray:
   """Linear of query, key or value (h k, d) -> kernel (d, h, k)."""
   return weight.T.reshape(weight.shape[1], heads, -1)

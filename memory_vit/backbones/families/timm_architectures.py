@@ -1,4 +1,4 @@
-"""What a name of timm says of a ViT: `vit_base_patch16_clip_quickgelu_224`.
+"""Architectures of timm by name, such as `vit_base_patch16_clip_quickgelu_224`.
 
 The configurations that timm writes leave out what the name implies. Its parts
 are a family, a size, the side of a patch, tags, and the side of an image. That
@@ -58,7 +58,7 @@ _NAME = re.compile(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Architecture:
-  """What the name of a model implies, in the words of timm."""
+  """A plain ViT of timm, as its name implies it, in the words of timm."""
 
   embed_dim: int
   depth: int

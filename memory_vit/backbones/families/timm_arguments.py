@@ -1,4 +1,4 @@
-"""What the arguments of a model of timm change of what its name implies."""
+"""Arguments of timm models (`model_args`), which change their architecture."""
 
 import dataclasses
 from collections.abc import Mapping

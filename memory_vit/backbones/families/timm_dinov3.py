@@ -122,7 +122,7 @@ def _image_size(args: Fields, pretrained: Fields) -> int:
 
 
 def _mlp_dim(arrays: Arrays, layer: str, where: str) -> int:
-  """Of a width that is not published."""
+  """The width of the MLP of a model whose width is no published one."""
   name = f"blocks.0.mlp.{layer}.weight"
   shape = arrays[name].shape if name in arrays else ()
   if len(shape) != 2 or not 1 <= shape[0] <= MAX_MLP_DIM:

@@ -117,9 +117,3 @@ def mlp(
   """Two layers, a gate for the first, and LayerScale of the outputs."""
   tree = {"Dense_0": dense(first), "Dense_1": dense(second, scale)}
   return tree if gate is None else {**tree, "gate": dense(gate)}
-
-
-def class_head(weights: Weights, name: str, inputs: int, outputs: int) -> Tree:
-  """A head without bias, such as the projection of CLIP, or with one."""
-  has_bias = weights.has(f"{name}.bias")
-  return dense(linear(weights, name, inputs, outputs, bias=has_bias))

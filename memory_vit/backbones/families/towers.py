@@ -12,7 +12,7 @@ _PREFIX = "vision_model."
 
 
 def prefix(arrays: Arrays) -> str:
-  """What stands before the names of the tower.
+  """The prefix of the names of the tower.
 
   A tower that transformers 5 wrote alone has nothing there.
   """
