@@ -12,7 +12,7 @@ from families import FAMILIES
 import memory_vit as mv
 from memory_vit.errors import ConfigError
 from memory_vit.model import trees
-from memory_vit.model.backbone import backbone_shapes
+from memory_vit.model.backbone import backbone_shapes, init_backbone
 from memory_vit.model.regimes import REGIMES
 from memory_vit.tasks import split_forward
 
@@ -138,6 +138,19 @@ def test_a_task_starts_from_what_is_pooled():
     }[name](params)
     task = mv.init_task(jax.random.key(0), backbone, name="a", num_classes=3)
     np.testing.assert_allclose(task.params["cls"], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["hf vit", "dinov2", "siglip"])
+def test_random_weights_are_drawn_for_every_kernel(name):
+  """As LeCun: as large as the inputs are many. In compiled models none is."""
+  config = tiny_backbone(**FAMILIES[name]).config
+  params = trees.flatten(init_backbone(config, jax.random.key(0)).params)
+  kernels = {k: np.asarray(v) for k, v in params.items() if "kernel" in k}
+  for path, kernel in kernels.items():
+    to_heads = any(part in path for part in ("query/", "key/", "value/"))
+    outputs = (-2, -1) if to_heads else -1
+    inputs = kernel.size / np.prod(np.take(kernel.shape, outputs))
+    assert abs(kernel.std() * inputs**0.5 - 1) < 0.2, path
 
 
 def test_the_tree_has_what_the_family_has_and_nothing_else():
