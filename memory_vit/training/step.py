@@ -49,6 +49,7 @@ class Step:
   and the update. A batch may pass the first two in parts.
 
   Attributes:
+    prepare: (frozen, images) -> inputs of the gradient.
     gradient_program: the compiled function (trained, frozen, inputs, labels) ->
       gradient and metrics.
   """
@@ -71,7 +72,7 @@ class Step:
       label_smoothing: {name: share}; 0 for those that are not named.
       accumulation_steps: parts in which a batch goes through the model.
     """
-    self._prepare, self._mesh = forward.prepare, mesh
+    self.prepare, self._mesh = forward.prepare, mesh
     self._parts = accumulation_steps
     loss = functools.partial(_loss, forward, label_smoothing)
     # Of gradient and state, the layout is fixed within the programs.
@@ -90,17 +91,22 @@ class Step:
     )
 
   def gradient(
-    self, params: Any, frozen: Any, batch: dict[str, jax.Array]
+    self, params: Any, frozen: Any, batch: dict[str, Any]
   ) -> tuple[Any, dict[str, dict[str, jax.Array]]]:
-    """The gradient of the mean loss of every name, and its metrics."""
-    inputs = self._prepare(frozen, batch["image"])
+    """The gradient of the mean loss of every name, and its metrics.
+
+    The batch holds images, or the "inputs" that `prepare` makes of them.
+    """
+    inputs = batch.get("inputs")
+    if inputs is None:
+      inputs = self.prepare(frozen, batch["image"])
     return self.gradient_program(params, frozen, inputs, batch["label"])
 
   def peak_bytes(
     self,
     params: Any,
     frozen: Any,
-    batch: Mapping[str, jax.Array | jax.ShapeDtypeStruct],
+    batch: Mapping[str, Any],
     evaluated: int = 0,
   ) -> int:
     """What a run needs on a device beside state and backbone, as compiled.
@@ -108,7 +114,8 @@ class Step:
     Args:
       params: arrays, or their shapes.
       frozen: arrays.
-      batch: arrays or shapes, of a whole step.
+      batch: arrays or shapes, of a whole step; with "inputs" where they are
+        kept.
       evaluated: images in a batch of evaluation.
     """
     rows = sharding.by_rows(self._mesh)
@@ -117,30 +124,35 @@ class Step:
       shape = (a.shape[0] // parts, *a.shape[1:])
       return jax.ShapeDtypeStruct(shape, a.dtype, sharding=rows)
 
-    part = {name: on_rows(a, self._parts) for name, a in batch.items()}
-    prepare = jax.jit(self._prepare).lower(frozen, part["image"])
-    inputs = jax.tree.map(on_rows, prepare.out_info)
+    part = jax.tree.map(lambda a: on_rows(a, self._parts), dict(batch))
+    programs = []
+    if "inputs" in part:
+      inputs = part["inputs"]
+    else:
+      programs = [jax.jit(self.prepare).lower(frozen, part["image"])]
+      inputs = jax.tree.map(on_rows, programs[0].out_info)
     program = self.gradient_program
-    gradient = program.lower(params, frozen, inputs, part["label"])
+    programs.append(program.lower(params, frozen, inputs, part["label"]))
     # One after the other; the context between them lives as long as both.
-    used = [p.compile().memory_analysis() for p in (prepare, gradient)]
-    programs = [0 if u is None else u.temp_size_in_bytes for u in used]
+    used = [p.compile().memory_analysis() for p in programs]
+    temporary = [0 if u is None else u.temp_size_in_bytes for u in used]
     # Evaluation hands over as much for an image, and may have more of them.
     images = part["label"].shape[0]
     contexts = trees.bytes_of(inputs) * max(1.0, evaluated / images)
     # Two batches are on their way while one is used.
     kept = contexts + 3 * trees.bytes_of(batch)
-    return int(kept / self._mesh.size) + int(max(programs))
+    return int(kept / self._mesh.size) + int(max(temporary))
 
   def __call__(
-    self, state: TrainState, frozen: Any, batch: dict[str, jax.Array]
+    self, state: TrainState, frozen: Any, batch: dict[str, Any]
   ) -> tuple[TrainState, dict[str, dict[str, jax.Array]]]:
     """Take one step.
 
     Args:
       state: is used up (donated).
       frozen: what is read and not trained.
-      batch: "image" (b, side, side, 3), "label" int (b,).
+      batch: "image" (b, side, side, 3) or "inputs", see `gradient`; "label"
+        int (b,).
 
     Returns:
       The next state, and {name: {"loss", "accuracy", "grad_norm",
@@ -160,11 +172,12 @@ class Step:
     return self._update(state, grads, metrics, 1.0 / self._parts)
 
 
-def _split(
-  batch: dict[str, jax.Array], parts: int, i: int
-) -> dict[str, jax.Array]:
+def _split(batch: dict[str, Any], parts: int, i: int) -> dict[str, Any]:
   """Every `parts`-th row, from row i: each device keeps rows of its own."""
-  return {name: rows[i::parts] for name, rows in batch.items()}
+  return {
+    name: jax.tree.map(lambda rows: rows[i::parts], rows)
+    for name, rows in batch.items()
+  }
 
 
 def _loss(
