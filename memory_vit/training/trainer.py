@@ -17,7 +17,7 @@ from memory_vit.evaluation import evaluate as evaluation
 from memory_vit.evaluation.evaluate import Predict, evaluate_source
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.regimes import REGIMES
-from memory_vit.model.task import Task
+from memory_vit.model.task import EvalPreprocessing, Task
 from memory_vit.tasks import create, split_forward
 from memory_vit.tasks.compose import require_fit
 from memory_vit.training import optim, resume, summary
@@ -100,6 +100,17 @@ class Trainer:
   def parents(self) -> tuple[Task, ...]:
     """All earlier tasks that run beside the new one."""
     return (*self.attends_to, *self.ancestors)
+
+  @property
+  def preprocessing(self) -> EvalPreprocessing:
+    """How images of the task are prepared for evaluation."""
+    data = self.config.data
+    return image_ops.evaluation_of(
+      data.eval_crop,
+      data.resize,
+      self.config.image_size,
+      self.backbone.evaluation,
+    )
 
   def train_pack(
     self,
@@ -244,12 +255,7 @@ class Trainer:
       memory_std=config.task.memory_std,
       cls_init=config.task.cls_init,
       class_names=self.train.class_names,
-      evaluation=image_ops.evaluation_of(
-        config.data.eval_crop,
-        config.data.resize,
-        config.image_size,
-        self.backbone.evaluation,
-      ),
+      evaluation=self.preprocessing,
     )
 
   def make_step(
@@ -334,6 +340,7 @@ class Trainer:
       batch_size=config.batch_size,
       seed=data_seed(config),
       start=start,
+      interpolation=self.preprocessing.interpolation,
     )
 
   def _train_examples(self, step: int) -> list[str]:
