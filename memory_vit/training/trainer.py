@@ -18,7 +18,7 @@ from memory_vit.evaluation.evaluate import Predict, evaluate_source
 from memory_vit.kept.splits import Kept, Prepare
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.regimes import REGIMES
-from memory_vit.model.task import Task
+from memory_vit.model.task import EvalPreprocessing, Task
 from memory_vit.tasks import create, split_forward
 from memory_vit.tasks.compose import require_fit
 from memory_vit.training import optim, resume, summary
@@ -101,6 +101,17 @@ class Trainer:
   def parents(self) -> tuple[Task, ...]:
     """All earlier tasks that run beside the new one."""
     return (*self.attends_to, *self.ancestors)
+
+  @property
+  def preprocessing(self) -> EvalPreprocessing:
+    """How images of the task are prepared for evaluation."""
+    data = self.config.data
+    return image_ops.evaluation_of(
+      data.eval_crop,
+      data.resize,
+      self.config.image_size,
+      self.backbone.evaluation,
+    )
 
   def train_pack(
     self,
@@ -245,12 +256,7 @@ class Trainer:
       memory_std=config.task.memory_std,
       cls_init=config.task.cls_init,
       class_names=self.train.class_names,
-      evaluation=image_ops.evaluation_of(
-        config.data.eval_crop,
-        config.data.resize,
-        config.image_size,
-        self.backbone.evaluation,
-      ),
+      evaluation=self.preprocessing,
     )
 
   def make_step(
@@ -279,9 +285,7 @@ class Trainer:
     ]
     if not self.kept:
       return self.evaluate(trained, split)
-    batches = self.kept.eval_batches(
-      split, trained[0].spec.evaluation, self.frozen_pass(start.step)
-    )
+    batches = self.kept.eval_batches(split, self.frozen_pass(start.step))
     return self.evaluate(trained, split, batches)
 
   def evaluate(
@@ -330,7 +334,9 @@ class Trainer:
     """What is kept of the frozen pass, for all packs; None for nothing."""
     if self.config.keep.what == "none":
       return None
-    return Kept(self.config, self.context.mesh, self.context.stop)
+    return Kept(
+      self.config, self.preprocessing, self.context.mesh, self.context.stop
+    )
 
   def frozen_pass(self, step: Step) -> Prepare:
     """Images (b, side, side, 3) -> what a step reads; that of all packs."""
@@ -367,6 +373,7 @@ class Trainer:
       batch_size=config.batch_size,
       seed=data_seed(config),
       start=step * config.batch_size,
+      interpolation=self.preprocessing.interpolation,
     )
 
   def _train_examples(self, step: int) -> list[str]:
