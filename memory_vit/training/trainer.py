@@ -179,7 +179,7 @@ class Trainer:
 
     many = f"{len(trials)} trials"
     title = trials[0].name if len(trials) == 1 else many
-    batches = self._train_batches(start, int(state.step))
+    batches = self._batches_after(int(state.step), start)
     run = self._loop(start, title, save, logdirs)
     return run.fit(state, batches, past)[1]
 
@@ -356,23 +356,25 @@ class Trainer:
       frozen["backbone"] = {}
     return frozen
 
-  def _train_batches(self, start: Start, step: int) -> Any:
-    """The batches behind a step; what is kept of them is computed here."""
-    config = self.config
+  def _batches_after(self, step: int, start: Start) -> Any:
+    """The batches after a step; what is kept of them is computed here."""
+    if step == self.config.total_steps:  # nothing is left to be trained
+      return iter(())
+    first = step * self.config.batch_size
     if self.kept:
-      if step == config.total_steps:  # nothing is left to be trained
-        return iter(())
       prepare = self.frozen_pass(start.step)
-      return self.kept.train_batches(
-        self.train, prepare, step * config.batch_size
-      )
+      return self.kept.train_batches(self.train, prepare, first)
+    return self._train_batches(first)
+
+  def _train_batches(self, start: int) -> Any:
+    config = self.config
     return batching.train_batches(
       self.train,
       config.data,
       image_size=config.image_size,
       batch_size=config.batch_size,
       seed=data_seed(config),
-      start=step * config.batch_size,
+      start=start,
       interpolation=self.preprocessing.interpolation,
     )
 

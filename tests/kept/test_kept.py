@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from memory_vit.errors import BrokenDataError, ConfigError
 from memory_vit.kept.layout import RowLayout
 from memory_vit.kept.rows import DeviceRows, HostRows
 from memory_vit.model import trees
+from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime import sharding
 from memory_vit.tasks import split_forward
 from memory_vit.training import sweep, trainer
@@ -130,66 +132,76 @@ def test_a_sweep_on_8_devices_that_reads_a_task_in_parts(backbone, tmp_path):
   assert_same_bits(results[2], results[0])
 
 
-def reference_batches(
-  source, data, *, image_size, batch_size, seed, start, interpolation
-):
-  """Batches of fixed views, made from what `keep.views` says."""
-  views = 3
-  images = [source.source.fetch(tf.constant(i, tf.int64)) for i in range(SIZE)]
-  number = start
-  while True:
-    rows = []
-    for g in range(number, number + batch_size):
-      record = int(batching.shuffled(tf.constant(g, tf.int64), SIZE, seed))
-      view = g // SIZE % views
-      encoded, label = images[record]
-      key = tf.constant([seed, view * SIZE + record], tf.int64)
-      image = image_ops.train_image(
-        encoded, key, data=data, image_size=image_size
+def kept_images(made, start=0):
+  """Training batches where the frozen pass hands on the images themselves."""
+  return made.kept.train_batches(made.train, lambda images: images, start)
+
+
+def test_views_are_taken_in_turn(backbone):
+  """Record r in epoch e: view e mod k, cropped by seed, r and the view."""
+  keep, views = {**CONTEXTS, "views": 3}, 3
+  made = trainer_of(config_of(data=RANDOM, keep=keep, seed=4), backbone)
+  fetch = made.train.source.fetch
+  number = 0
+  for batch in itertools.islice(kept_images(made), 12):  # more than 4 epochs
+    images = np.asarray(batch["inputs"])
+    for image, label in zip(images, batch["label"], strict=True):
+      record = int(batching.shuffled(tf.constant(number, tf.int64), SIZE, 4))
+      encoded, expected = fetch(tf.constant(record, tf.int64))
+      key = [4, number // SIZE % views * SIZE + record]
+      view = image_ops.train_image(
+        encoded, tf.constant(key, tf.int64), data=made.config.data, image_size=8
       )
-      rows.append((image.numpy(), label.numpy()))
-    image, label = map(np.stack, zip(*rows, strict=True))
-    yield {"image": image, "label": label}
-    number += batch_size
+      np.testing.assert_array_equal(image, view)
+      assert label == expected
+      number += 1
 
 
-def test_views_are_taken_in_turn(backbone, tmp_path, monkeypatch):
-  keep = {"what": "contexts", "views": 3}
+def test_kept_images_are_squeezed_as_the_backbone_states(backbone):
+  stated = EvalPreprocessing(image_size=12, interpolation="bicubic")
+  config = config_of(data=SQUEEZED, keep=CONTEXTS)
+  made = trainer_of(dataclasses.replace(config, image_size=12), backbone)
+  made = dataclasses.replace(
+    made, backbone=dataclasses.replace(backbone, evaluation=stated)
+  )
+  evaluated = batching.eval_batches(made.train, stated, batch_size=SIZE)
+  known = {image.tobytes() for b in evaluated for image in b["image"]}
+  for image in np.asarray(next(kept_images(made))["inputs"]):
+    assert image.tobytes() in known
+
+
+def test_a_run_that_goes_on_draws_on(backbone):
+  keep = {**CONTEXTS, "views": 2}
   made = trainer_of(config_of(data=RANDOM, keep=keep), backbone)
-  found = trained(made, tmp_path / "kept")
-  monkeypatch.setattr(batching, "train_batches", reference_batches)
-  made = trainer_of(config_of(data=RANDOM), backbone)
-  assert_same_bits(found, trained(made, tmp_path / "reference"))
+  whole = list(itertools.islice(kept_images(made), 7))
+  later = list(itertools.islice(kept_images(made, 4 * BATCH), 3))
+  for found, expected in zip(later, whole[4:], strict=True):
+    np.testing.assert_array_equal(found["inputs"], expected["inputs"])
+    np.testing.assert_array_equal(found["label"], expected["label"])
 
 
 def test_each_image_passes_the_backbone_once(backbone, tmp_path, monkeypatch):
+  """However many steps, evaluations and passes of a sweep there are."""
   seen = []
   real = split_forward.encode_program
 
   def counted(params, images, *, config):
-    seen.append(len(images))
+    if not isinstance(images, jax.core.Tracer):  # to know the shapes
+      seen.append(len(images))
     return real(params, images, config=config)
 
-  made = trainer_of(config_of(data=SQUEEZED, keep=CONTEXTS), backbone)
-  monkeypatch.setattr(split_forward, "encode_program", counted)
-  trained(made, tmp_path)
-  # Each traced once, then 44 in batches of 16, and 39 in batches of 32: however
-  # many steps and evaluations there are.
-  assert sorted(seen) == [16] * (3 + 1) + [32] * (2 + 1)
-
-
-def test_a_pack_that_goes_on_draws_on(backbone, tmp_path):
-  keep = {"what": "contexts", "views": 2}
-  whole = config_of(data=RANDOM, keep=keep, optim={"schedule": "constant"})
-  expected = trained(trainer_of(whole, backbone), tmp_path / "whole")
-  part = dataclasses.replace(whole, total_steps=4)
-  trained(trainer_of(part, backbone), tmp_path / "parts")
-  made = trainer_of(whole, backbone)
-  context = dataclasses.replace(
-    made.context, may_change=("config.total_steps",)
+  config = config_of(
+    data=SQUEEZED,
+    keep=CONTEXTS,
+    optim={"accumulation_steps": 2},
+    sweep=config_lib.SweepConfig(learning_rate=(0.1, 0.3)),
   )
-  made = dataclasses.replace(made, context=context)
-  assert_same_bits(trained(made, tmp_path / "parts"), expected)
+  made = trainer_of(config, backbone)
+  monkeypatch.setattr(split_forward, "encode_program", counted)
+  for i, trial in enumerate(sweep.trials_of(config, "d")):
+    made.train_pack([trial], tmp_path / str(i), {})
+  # 44 in parts of a step, 39 in batches of an evaluation.
+  assert sorted(seen) == [8] * 6 + [32] * 2
 
 
 def test_bfloat16_rounds_what_is_kept(backbone):
