@@ -116,16 +116,17 @@ def predict_fn(
   """
   if outputs is None:
     outputs = [task.name for task in tasks]
+  # All at one place: a program is compiled for where its arrays are as well.
+  placed = [
+    dataclasses.replace(task, params=sharding.put(task.params, mesh))
+    for task in tasks
+  ]
   if all(REGIMES[task.spec.regime].composes for task in tasks):
     slots = (
-      inference.fill_slots(backbone, tasks, classes=classes) if tasks else ()
+      inference.fill_slots(backbone, placed, classes=classes) if tasks else ()
     )
     forward = functools.partial(inference.forward, backbone, slots, check=False)
   else:  # they take the place of the head
-    placed = [
-      dataclasses.replace(task, params=sharding.put(task.params, mesh))
-      for task in tasks
-    ]
     forward = functools.partial(split_forward.forward, backbone, placed)
 
   def predict(
