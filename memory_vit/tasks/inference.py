@@ -152,6 +152,7 @@ def fill_slots(
     **heads,
     mask=mask,
     norms=stacked.norms,
+    layers=stacked.layers,
   )
   return Slots(specs, arrays)
 
