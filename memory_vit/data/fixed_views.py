@@ -72,6 +72,7 @@ def training_views(
   image_size: int,
   seed: int,
   views: int,
+  interpolation: str = "bilinear",
 ) -> FixedViews:
   """The training views that this process keeps: of every p-th record.
 
@@ -80,6 +81,7 @@ def training_views(
     data: how images are cropped and mirrored.
     image_size: side of the square, in pixels.
     seed: of the crops.
+    interpolation: see `image_ops.train_image`.
     views: k; places are those of the first view, then those of the second, ...
 
   Raises:
@@ -99,7 +101,13 @@ def training_views(
 
   def image(number: tf.Tensor, encoded: tf.Tensor) -> tf.Tensor:
     key = tf.stack([tf.constant(seed, tf.int64), number])
-    return image_ops.train_image(encoded, key, data=data, image_size=image_size)
+    return image_ops.train_image(
+      encoded,
+      key,
+      data=data,
+      image_size=image_size,
+      interpolation=interpolation,
+    )
 
   return FixedViews(reader, (offsets + records[None]).ravel(), image)
 

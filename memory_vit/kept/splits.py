@@ -44,15 +44,23 @@ class KeptSplit:
 class Kept:
   """The frozen part of a run, computed when it is first asked for."""
 
-  def __init__(self, config: Config, mesh: Mesh, stop: StopSignal) -> None:
+  def __init__(
+    self,
+    config: Config,
+    preprocessing: EvalPreprocessing,
+    mesh: Mesh,
+    stop: StopSignal,
+  ) -> None:
     """Nothing is computed yet.
 
     Args:
       config: of the run; `config.keep` says what is kept.
+      preprocessing: of images that are evaluated.
       mesh: over which batches are split.
       stop: is asked while it is computed.
     """
-    self._config, self._mesh, self._stop = config, mesh, stop
+    self._config, self._preprocessing = config, preprocessing
+    self._mesh, self._stop = mesh, stop
     self._splits: dict[str, KeptSplit] = {}
 
   def train_batches(
@@ -101,11 +109,9 @@ class Kept:
       records += [int(place) * count + i for place in places]
     return batching.names_of(reader, records)
 
-  def eval_batches(
-    self, reader: Reader, preprocessing: EvalPreprocessing, prepare: Prepare
-  ) -> Batches:
+  def eval_batches(self, reader: Reader, prepare: Prepare) -> Batches:
     """The batches of `batching.eval_batches`, with "inputs" for "image"."""
-    kept = self._evaluation(reader, preprocessing, prepare)
+    kept = self._evaluation(reader, prepare)
     rows, _ = batching.share(self._config.batch_size_eval)
     last = len(kept.labels) - 1
     for start in self._starts_of_evaluation(reader):
@@ -127,6 +133,7 @@ class Kept:
         image_size=config.image_size,
         seed=data_seed(config),
         views=config.keep.views,
+        interpolation=self._preprocessing.interpolation,
       )
       rows, _ = batching.share(
         config.batch_size // config.optim.accumulation_steps
@@ -137,12 +144,12 @@ class Kept:
       self._splits["train"] = self._compute("training", views, starts, prepare)
     return self._splits["train"]
 
-  def _evaluation(
-    self, reader: Reader, preprocessing: EvalPreprocessing, prepare: Prepare
-  ) -> KeptSplit:
+  def _evaluation(self, reader: Reader, prepare: Prepare) -> KeptSplit:
     if "validation" not in self._splits:
       views = fixed_views.evaluation_views(
-        reader, preprocessing, batch_size=self._config.batch_size_eval
+        reader,
+        self._preprocessing,
+        batch_size=self._config.batch_size_eval,
       )
       starts = self._starts_of_evaluation(reader)
       self._splits["validation"] = self._compute(

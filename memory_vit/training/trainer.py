@@ -315,9 +315,7 @@ class Trainer:
     ]
     if not self.kept:
       return self.evaluate(trained, split)
-    batches = self.kept.eval_batches(
-      split, trained[0].spec.evaluation, self.frozen_pass(start.step)
-    )
+    batches = self.kept.eval_batches(split, self.frozen_pass(start.step))
     return self.evaluate(trained, split, batches)
 
   def evaluate(
@@ -370,7 +368,9 @@ class Trainer:
     """What is kept of the frozen pass, for all packs; None for nothing."""
     if self.config.keep.what == "none":
       return None
-    return Kept(self.config, self.context.mesh, self.context.stop)
+    return Kept(
+      self.config, self.preprocessing, self.context.mesh, self.context.stop
+    )
 
   def frozen_pass(self, step: Step) -> Prepare:
     """Images (b, side, side, 3) -> what a step reads; that of all packs."""

@@ -1,8 +1,10 @@
 """What is kept trains and evaluates as what is computed in every step."""
 
 import dataclasses
+import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -20,30 +22,28 @@ from memory_vit.training import sweep, trainer
 from memory_vit.training.run_context import RunContext
 
 SIZE, BATCH = 44, 16
-# The whole digit: a random square of 8 pixels out of 8.
-WHOLE = {"train_crop": "small", "resize": 8}
+SQUEEZED = {"train_crop": "resize"}
 RANDOM = {"train_crop": "small", "resize": 10}
+CONTEXTS = {"what": "contexts"}
 
 
-def config_of(regime="memory_masked", *, data=(), keep=(), optim=(), **values):
+def config_of(regime="cls_masked", *, data=(), keep=(), optim=(), **values):
   return config_lib.Config(
     image_size=8,
     batch_size=BATCH,
     batch_size_eval=32,
-    # More than two epochs, and none ends with a batch.
-    total_steps=7,
     eval_every=4,
     regime=regime,
     data=config_lib.DataConfig(
       name="digits:5-9",
       train=f"train[:{SIZE}]",
       validation="test[:39]",
-      flip=False,
-      **dict(data),
+      **{"flip": False, **dict(data)},
     ),
     keep=config_lib.KeepConfig(**dict(keep)),
     optim=config_lib.OptimConfig(**dict(optim)),
-    **values,
+    # More than two epochs, and none ends with a batch.
+    **{"total_steps": 7, **values},
   )
 
 
@@ -87,21 +87,32 @@ def assert_same_bits(found, expected):
     assert arrays[name].tobytes() == value.tobytes(), name
 
 
+@pytest.fixture(scope="module")
+def without(backbone, tmp_path_factory):
+  """Regime -> what a run learns that keeps nothing."""
+
+  @functools.cache
+  def train(regime):
+    made = trainer_of(config_of(regime, data=SQUEEZED), backbone)
+    return trained(made, tmp_path_factory.mktemp(regime))
+
+  return train
+
+
 @pytest.mark.parametrize("where", ["device", "host"])
 @pytest.mark.parametrize(
-  ("regime", "what"), [("memory_masked", "contexts"), ("head", "features")]
+  ("regime", "what"), [("cls_masked", "contexts"), ("head", "features")]
 )
 def test_trains_to_the_same_bits_as_a_run_without(
-  regime, what, where, backbone, tmp_path
+  regime, what, where, backbone, without, tmp_path
 ):
-  without = config_of(regime, data=WHOLE)
-  keep = {"what": what, "views": 2, "where": where}
-  config = config_of(regime, data=WHOLE, keep=keep)
-  found = trained(trainer_of(config, backbone), tmp_path / "kept")
-  expected = trained(trainer_of(without, backbone), tmp_path / "without")
-  assert_same_bits(found, expected)
+  keep = {"what": what, "where": where}
+  config = config_of(regime, data=SQUEEZED, keep=keep)
+  found = trained(trainer_of(config, backbone), tmp_path)
+  assert_same_bits(found, without(regime))
 
 
+@pytest.mark.slow
 def test_a_sweep_on_8_devices_that_reads_a_task_in_parts(backbone, tmp_path):
   """All at once: what could lie or be drawn otherwise."""
   options = {
@@ -111,18 +122,19 @@ def test_a_sweep_on_8_devices_that_reads_a_task_in_parts(backbone, tmp_path):
   mesh = sharding.make_mesh(fsdp=2)
   parents = [random_task(backbone, "parent")]
   results = []
-  for keep in ({}, {"what": "contexts", "views": 2, "where": "device"}):
-    made = trainer_of(
-      config_of(data=WHOLE, keep=keep, **options), backbone, mesh, parents
-    )
+  for keep in ({}, CONTEXTS, {**CONTEXTS, "where": "device"}):
+    config = config_of(data=SQUEEZED, keep=keep, **options)
+    made = trainer_of(config, backbone, mesh, parents)
     results.append(trained(made, tmp_path / str(len(results))))
   assert_same_bits(results[1], results[0])
+  assert_same_bits(results[2], results[0])
 
 
 def reference_batches(
-  source, data, *, image_size, batch_size, seed, start=0, views=3
+  source, data, *, image_size, batch_size, seed, start, interpolation
 ):
   """Batches of fixed views, made from what `keep.views` says."""
+  views = 3
   images = [source.source.fetch(tf.constant(i, tf.int64)) for i in range(SIZE)]
   number = start
   while True:
@@ -158,13 +170,12 @@ def test_each_image_passes_the_backbone_once(backbone, tmp_path, monkeypatch):
     seen.append(len(images))
     return real(params, images, config=config)
 
-  keep = {"what": "contexts", "views": 2}
-  made = trainer_of(config_of(data=WHOLE, keep=keep), backbone)
+  made = trainer_of(config_of(data=SQUEEZED, keep=CONTEXTS), backbone)
   monkeypatch.setattr(split_forward, "encode_program", counted)
   trained(made, tmp_path)
-  # Each traced once, then 2 views of 44 in batches of 16, and 39 in batches of
-  # 32: however many steps and evaluations there are.
-  assert sorted(seen) == [16] * (6 + 1) + [32] * (2 + 1)
+  # Each traced once, then 44 in batches of 16, and 39 in batches of 32: however
+  # many steps and evaluations there are.
+  assert sorted(seen) == [16] * (3 + 1) + [32] * (2 + 1)
 
 
 def test_a_pack_that_goes_on_draws_on(backbone, tmp_path):
@@ -181,16 +192,22 @@ def test_a_pack_that_goes_on_draws_on(backbone, tmp_path):
   assert_same_bits(trained(made, tmp_path / "parts"), expected)
 
 
-def test_what_bfloat16_changes_is_rounding(backbone, tmp_path):
-  results = []
+def test_bfloat16_rounds_what_is_kept(backbone):
+  inputs = {}
   for dtype in ("float32", "bfloat16"):
-    keep = {"what": "contexts", "views": 2, "dtype": dtype}
-    made = trainer_of(config_of(data=WHOLE, keep=keep), backbone)
-    results.append(trained(made, tmp_path / dtype)[0])
-  differ = [k for k, v in results[0].items() if (results[1][k] != v).any()]
-  assert differ
-  for name, value in results[0].items():
-    np.testing.assert_allclose(results[1][name], value, atol=0.02)
+    keep = {**CONTEXTS, "dtype": dtype}
+    made = trainer_of(config_of(data=SQUEEZED, keep=keep), backbone)
+    start = made.start(sweep.trials_of(made.config, "d"))
+    batches = made.kept.train_batches(
+      made.train, made.frozen_pass(start.step), 0
+    )
+    inputs[dtype] = jax.tree.leaves(next(batches)["inputs"])
+  for exact, rounded in zip(*inputs.values(), strict=True):
+    assert exact.dtype == rounded.dtype == np.float32
+    np.testing.assert_array_equal(
+      rounded, exact.astype(jnp.bfloat16).astype(np.float32)
+    )
+    assert (rounded != exact).any()
 
 
 def broken_digits(monkeypatch, reader, bad):
@@ -212,8 +229,8 @@ def test_the_next_readable_record_takes_the_place_of_a_broken_one(
   """The last one's is the first; validation does not count it."""
   bad = (7, 8, SIZE - 1)
   results = []
-  for keep in ({}, {"what": "contexts", "views": 2}):
-    config = config_of(data=WHOLE, keep=keep)
+  for keep in ({}, CONTEXTS):
+    config = config_of(data=SQUEEZED, keep=keep, total_steps=4)
     made = trainer_of(config, backbone)
     splits = {}
     for role in ("train", "validation"):
@@ -232,7 +249,7 @@ def test_the_next_readable_record_takes_the_place_of_a_broken_one(
 
 
 def test_too_many_broken_records_are_refused(backbone, tmp_path, monkeypatch):
-  config = config_of(data=WHOLE, keep={"what": "contexts", "views": 2})
+  config = config_of(data=SQUEEZED, keep=CONTEXTS)
   made = trainer_of(config, backbone)
   bad = broken_digits(monkeypatch, made.train, [3])
   made = trainer_of(config, backbone, train=bad)
@@ -243,12 +260,13 @@ def test_too_many_broken_records_are_refused(backbone, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   ("regime", "keep", "data", "message"),
   [
-    ("memory", {"what": "contexts"}, {}, "expected .none.: the regime"),
+    ("memory", CONTEXTS, {}, "expected 'none': the regime 'memory' changes"),
     ("full", {"what": "features"}, {}, "expected 'none': the regime 'full'"),
-    ("head", {"what": "contexts"}, {}, "expected 'none' or 'features'"),
-    ("cls_masked", {"what": "features"}, {}, "expected 'none' or 'contexts'"),
-    ("cls_masked", {"what": "contexts"}, WHOLE,
-     "or more views, such as config.keep.views 10"),
+    ("head", CONTEXTS, SQUEEZED, "expected 'none' or 'features'"),
+    ("cls_masked", {"what": "features"}, SQUEEZED, "'none' or 'contexts'"),
+    ("cls_masked", CONTEXTS, RANDOM, "such as config.keep.views 10"),
+    ("cls_masked", CONTEXTS, {**SQUEEZED, "flip": True}, "and flip False"),
+    ("cls_masked", {**CONTEXTS, "views": 2}, SQUEEZED, "same view each time"),
   ],
 )  # fmt: skip
 def test_what_cannot_be_kept_is_refused(regime, keep, data, message):
@@ -291,7 +309,7 @@ def test_rows_come_back_as_they_were_put(filled):
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_processes_keep_every_record_once(count, monkeypatch):
   reader = datasets.open_source("digits:5-9", "train[:7]")
-  data = config_lib.TrainDataConfig(flip=False, **WHOLE)
+  data = config_lib.TrainDataConfig(flip=False, **SQUEEZED)
   numbers, evaluated = [], []
   monkeypatch.setattr(jax, "process_count", lambda: count)
   for i in range(count):

@@ -203,7 +203,8 @@ def test_images_are_squeezed_as_the_backbone_states():
       made.train, made.preprocessing, batch_size=64
     )
     known = {image.tobytes() for b in evaluated for image in b["image"]}
-    for image in next(made._train_batches(0))["image"]:
+    start = made.start(sweep.trials_of(made.config, "digits"))
+    for image in next(made._train_batches(start, 0))["image"]:
       assert image.tobytes() in known
 
 
