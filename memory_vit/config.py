@@ -52,6 +52,7 @@ _CELLS = Number(
 )
 _GIB = Number(0, 2**20, "GiB of memory")
 _RESIZE = Number(0, MAX_RESIZE, "pixels")
+_EXAMPLES = Number(0, 2**31 - 1, "examples of a split")
 _DATA_SET = Text("a data set", r"[\w.,:/+-]+", 200)
 _DATA_SET_OR_NONE = Text('a data set, or ""', r"[\w.,:/+-]*", 200)
 _DIRECTORY = Text('a directory, or ""', ".*", 4_000)
@@ -94,9 +95,7 @@ class TrainDataConfig:
   # ends the run. In training the next readable one takes their place; they do
   # not count in evaluation, and the result says how many they were. Those of
   # all processes count together whenever a state is saved.
-  max_bad: int = option(
-    0, Number(0, 2**31 - 1, "examples of a split"), resume="free"
-  )
+  max_bad: int = option(0, _EXAMPLES, resume="free")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,6 +107,12 @@ class DataConfig(TrainDataConfig):
   # them at every start). Of TFDS sets what TFDS recorded counts as well. May
   # change when a run goes on: it is compared as its state was saved.
   digest: str = option("files", Choice(("files", "contents")), resume="free")
+  # Train on so many images of each class, chosen by `seed` from `train`; 0
+  # takes all. It is an error where a class has fewer.
+  per_class: int = option(0, _EXAMPLES, resume="never")
+  # Train on so many images of `train`, of whatever class, chosen by `seed`; 0
+  # takes all.
+  first: int = option(0, _EXAMPLES, resume="never")
   # On which the best step is chosen; "" keeps the last step instead.
   validation: str = option("train[98%:]", _SPLIT_OR_NONE, resume="never")
   # On which the result is reported; "" reports none.
@@ -534,6 +539,11 @@ def _of_training(config: Config) -> list[str]:
     lines.append(
       f"config.early_stopping is {config.early_stopping}, and there is no "
       "config.data.validation to look at: expected 0, or a split."
+    )
+  if config.data.per_class and config.data.first:
+    lines.append(
+      f"config.data.first is {config.data.first} and config.data.per_class "
+      f"{config.data.per_class}: expected one of them to be 0."
     )
   if not config.epochs:
     lines += beyond_the_end(config)

@@ -189,6 +189,8 @@ ROWS = [
   # What a state says of its data is written otherwise then; it is compared as
   # it was written.
   row("data.digest", "contents", "result"),
+  row("data.per_class", 2, "examples", "crops", "learned"),
+  row("data.first", 20, "examples", "crops", "learned"),
   row("data.validation", "train[50:60]", "evaluated", "result"),
   row("data.test", "test[10:20]", "evaluated", "result"),
   row("data.eval_crop", "central", "task", "evaluated", maybe=("result",)),
