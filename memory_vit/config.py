@@ -52,6 +52,7 @@ _CELLS = Number(
 )
 _GIB = Number(0, 2**20, "GiB of memory")
 _RESIZE = Number(0, MAX_RESIZE, "pixels")
+_EXAMPLES = Number(0, 2**31 - 1, "examples of a split")
 _DATA_SET = Text("a data set", r"[\w.,:/+-]+", 200)
 _DATA_SET_OR_NONE = Text('a data set, or ""', r"[\w.,:/+-]*", 200)
 _DIRECTORY = Text('a directory, or ""', ".*", 4_000)
@@ -94,9 +95,7 @@ class TrainDataConfig:
   # ends the run. In training the next readable one takes their place; they do
   # not count in evaluation, and the result says how many they were. Those of
   # all processes count together whenever a state is saved.
-  max_bad: int = option(
-    0, Number(0, 2**31 - 1, "examples of a split"), resume="free"
-  )
+  max_bad: int = option(0, _EXAMPLES, resume="free")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,6 +107,12 @@ class DataConfig(TrainDataConfig):
   # them at every start). Of TFDS sets what TFDS recorded counts as well. May
   # change when a run goes on: it is compared as its state was saved.
   digest: str = option("files", Choice(("files", "contents")), resume="free")
+  # Train on so many images of each class, chosen by `seed` from `train`; 0
+  # takes all. It is an error where a class has fewer.
+  per_class: int = option(0, _EXAMPLES, resume="never")
+  # Train on so many images of `train`, of whatever class, chosen by `seed`; 0
+  # takes all.
+  first: int = option(0, _EXAMPLES, resume="never")
   # On which the best step is chosen; "" keeps the last step instead.
   validation: str = option("train[98%:]", _SPLIT_OR_NONE, resume="never")
   # On which the result is reported; "" reports none.
@@ -184,6 +189,12 @@ class TaskConfig:
   cls_init: str = option(
     "pretrained", Choice(("pretrained", "normal")), resume="never", sweep=True
   )
+  # Above 0, the head is trained with so many outputs, of which those beyond the
+  # classes of the data set get no probability and are not exported: tasks with
+  # different numbers of classes then run the same compiled programs.
+  padded_classes: int = option(
+    0, Number(0, 2**20, "outputs of a head"), resume="never"
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -238,6 +249,17 @@ class OptimConfig:
     Number(0, 1, "a probability", below=True),
     resume="on_request",
     sweep=True,
+  )
+  # "balanced" weighs the loss of an example by n / (classes * count), with the
+  # count of its class in the training split: rare classes count as much as
+  # frequent ones. "" weighs all examples alike.
+  class_weights: str = option(
+    "", Choice(("", "balanced")), resume="never", sweep=True
+  )
+  # Above 0, mixup: images are mixed in pairs, with shares drawn from
+  # Beta(mixup, mixup). 0.2 is common; the trials of a sweep share their images.
+  mixup: float = option(
+    0.0, Number(0, 1e3, "of a beta distribution"), resume="on_request"
   )
   # An update that is not finite is skipped; after so many in a row, training of
   # that task stops.
@@ -311,7 +333,8 @@ class SweepConfig:
     resume="never",
   )
   # "best" exports the trial that is best on validation, as task.name; "all"
-  # the others too, as task.name-00, -01, ...
+  # the others too, as task.name-00, -01, ... Without a validation split there
+  # is no best one: only "all" is possible then, and task.name is the first.
   export: str = option("best", Choice(("best", "all")), resume="free")
   # Where not all trials fit into so much memory (GiB), they are trained in
   # several passes; 0 is what is free.
@@ -436,6 +459,12 @@ class Config:
   # Steps between evaluations on data.validation. The last step is evaluated
   # whatever is said here: a shorter run, also of few `epochs`, at that alone.
   eval_every: int = option(1_000, _STEPS, resume="on_request")
+  # Training stops after so many evaluations in a row by which no trial became
+  # better on validation; 0 goes on to the last step. The learning rate still
+  # falls as if no run stopped early: "constant" may suit this better.
+  early_stopping: int = option(
+    0, Number(0, 2**31 - 1, "evaluations"), resume="on_request"
+  )
   # Steps between saved states. The last step is saved whatever is said here.
   checkpoint_every: int = option(1_000, _STEPS, resume="on_request")
   # Steps between progress lines.
@@ -506,6 +535,16 @@ def _of_training(config: Config) -> list[str]:
       f"config.optim.weight_decay is {config.optim.weight_decay}, which 'sgd' "
       "does not use: expected 0, or config.optim.name 'adamw'."
     )
+  if config.early_stopping and not config.data.validation:
+    lines.append(
+      f"config.early_stopping is {config.early_stopping}, and there is no "
+      "config.data.validation to look at: expected 0, or a split."
+    )
+  if config.data.per_class and config.data.first:
+    lines.append(
+      f"config.data.first is {config.data.first} and config.data.per_class "
+      f"{config.data.per_class}: expected one of them to be 0."
+    )
   if not config.epochs:
     lines += beyond_the_end(config)
   if config.sweep.combinations > MOST_TRIALS:
@@ -564,6 +603,11 @@ def _of_keep(config: Config) -> list[str]:
     lines.append(
       f"config.keep.what is {keep.what!r}, expected 'none' or {possible!r}, "
       f"which the regime {config.regime!r} reads."
+    )
+  if config.optim.mixup:
+    lines.append(
+      f"config.optim.mixup is {config.optim.mixup}, expected 0 with "
+      "config.keep.what: mixed images are new in every step."
     )
   fixed = data.train_crop == "resize" and not data.flip
   if keep.views == 1 and not fixed:

@@ -104,6 +104,7 @@ def predict_fn(
   mesh: Mesh,
   outputs: Sequence[str] | None = None,
   *,
+  classes: int = 0,
   kept: bool = False,
 ) -> Predict:
   """Build the function from images to logits of tasks of any regime.
@@ -115,6 +116,7 @@ def predict_fn(
     mesh: on whose devices the tasks are put.
     outputs: names of what is predicted; by default all tasks. Beside tasks that
       compose, `BACKBONE` is the original output.
+    classes: see `inference.fill_slots`.
     kept: whether the function takes, in place of images, what the frozen pass
       of training makes of them; the logits are the same to the bit. Not for
       `BACKBONE`, nor for regimes that have no such pass.
@@ -124,17 +126,20 @@ def predict_fn(
   """
   if outputs is None:
     outputs = [task.name for task in tasks]
+  # All at one place: a program is compiled for where its arrays are as well.
+  placed = [
+    dataclasses.replace(task, params=sharding.put(task.params, mesh))
+    for task in tasks
+  ]
   forward: Callable[[Any], dict[str, Array]]
   if all(REGIMES[task.spec.regime].composes for task in tasks):
-    slots = inference.fill_slots(backbone, tasks) if tasks else ()
+    slots = (
+      inference.fill_slots(backbone, placed, classes=classes) if tasks else ()
+    )
     forward = functools.partial(inference.forward, backbone, slots, check=False)
     if kept:
       forward = functools.partial(inference.read, backbone, slots)
   else:  # they take the place of the head
-    placed = [
-      dataclasses.replace(task, params=sharding.put(task.params, mesh))
-      for task in tasks
-    ]
     forward = functools.partial(
       split_forward.read if kept else split_forward.forward, backbone, placed
     )

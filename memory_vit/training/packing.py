@@ -105,7 +105,7 @@ def pack_bytes(trainer: Trainer, trials: Sequence[Trial]) -> int:
   )
   config = trainer.config
   shape = (config.batch_size, config.image_size, config.image_size, 3)
-  step = trainer.make_step(trials, tasks, optimizer)
+  step = trainer.make_step(trials, tasks)
   image = jax.ShapeDtypeStruct(shape, jnp.float32)
   batch: dict[str, Any] = {
     "label": jax.ShapeDtypeStruct((config.batch_size,), jnp.int32)

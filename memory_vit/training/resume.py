@@ -91,8 +91,7 @@ def resume(
   if step is None:
     return state, None
   found = checkpoints.meta(step)
-  # An option that came later was at its default before.
-  options = {**what_matters(to_dict(Config())), **found["config"]}
+  options = {**_defaults(meta), **found["config"]}
   changed = config_changes.changes(step, options, meta["config"], may_change)
   accepted = {change["key"]: change["to"] for change in changed}
   began = {**found, "config": {**options, **accepted}}
@@ -139,6 +138,12 @@ def resume(
     timed_steps=steps,
     timed_seconds=seconds,
   )
+
+
+def _defaults(now: Mapping[str, Any]) -> dict[str, Any]:
+  """Options as they were before there were any of the newer ones."""
+  defaults = what_matters(to_dict(Config()))
+  return {k: v for k, v in defaults.items() if k in now["config"]}
 
 
 def _data_changes(
