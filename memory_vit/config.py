@@ -144,8 +144,11 @@ class KeepConfig:
   dtype: str = option(
     "float32", Choice(("float32", "bfloat16")), resume="on_request"
   )
-  # "device" is fastest; "host" is the memory of the machine.
-  where: str = option("host", Choice(("device", "host")), resume="free")
+  # "device" is fastest; "host" is the memory of the machine; "disk" is found
+  # again by later runs on the same images.
+  where: str = option("host", Choice(("device", "host", "disk")), resume="free")
+  # For "disk"; "" is kept/ in $MEMORY_VIT_CACHE, or in ~/.cache/memory_vit.
+  dir: str = option("", _DIRECTORY, resume="free")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -369,7 +369,12 @@ class Trainer:
     if self.config.keep.what == "none":
       return None
     return Kept(
-      self.config, self.preprocessing, self.context.mesh, self.context.stop
+      config=self.config,
+      backbone=self.backbone,
+      preprocessing=self.preprocessing,
+      record=self.record,
+      mesh=self.context.mesh,
+      stop=self.context.stop,
     )
 
   def frozen_pass(self, step: Step) -> Prepare:
@@ -424,6 +429,8 @@ class Trainer:
     first = step * self.config.batch_size
     if self.kept:
       prepare = self.frozen_pass(start.step)
+      if self.validation:  # now, and not within the loop
+        self.kept.validation(self.validation, prepare)
       return self.kept.train_batches(self.train, prepare, first)
     return self._train_batches(first)
 

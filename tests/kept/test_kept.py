@@ -16,6 +16,7 @@ from memory_vit.data import batching, datasets, fixed_views, image_ops
 from memory_vit.errors import BrokenDataError, ConfigError
 from memory_vit.kept.layout import RowLayout
 from memory_vit.kept.rows import DeviceRows, HostRows
+from memory_vit.kept.shards import ShardRows
 from memory_vit.model import trees
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime import sharding
@@ -101,14 +102,20 @@ def without(backbone, tmp_path_factory):
   return train
 
 
-@pytest.mark.parametrize("where", ["device", "host"])
 @pytest.mark.parametrize(
-  ("regime", "what"), [("cls_masked", "contexts"), ("head", "features")]
+  ("regime", "what", "where"),
+  [
+    ("cls_masked", "contexts", "device"),
+    ("cls_masked", "contexts", "host"),
+    ("cls_masked", "contexts", "disk"),
+    pytest.param("head", "features", "host", marks=pytest.mark.slow),
+    pytest.param("memory_masked", "contexts", "disk", marks=pytest.mark.slow),
+  ],
 )
 def test_trains_to_the_same_bits_as_a_run_without(
   regime, what, where, backbone, without, tmp_path
 ):
-  keep = {"what": what, "where": where}
+  keep = {"what": what, "where": where, "dir": str(tmp_path / "kept")}
   config = config_of(regime, data=SQUEEZED, keep=keep)
   found = trained(trainer_of(config, backbone), tmp_path)
   assert_same_bits(found, without(regime))
@@ -142,19 +149,16 @@ def test_views_are_taken_in_turn(backbone):
   keep, views = {**CONTEXTS, "views": 3}, 3
   made = trainer_of(config_of(data=RANDOM, keep=keep, seed=4), backbone)
   fetch = made.train.source.fetch
-  number = 0
-  for batch in itertools.islice(kept_images(made), 12):  # more than 4 epochs
-    images = np.asarray(batch["inputs"])
-    for image, label in zip(images, batch["label"], strict=True):
-      record = int(batching.shuffled(tf.constant(number, tf.int64), SIZE, 4))
-      encoded, expected = fetch(tf.constant(record, tf.int64))
-      key = [4, number // SIZE % views * SIZE + record]
-      view = image_ops.train_image(
-        encoded, tf.constant(key, tf.int64), data=made.config.data, image_size=8
-      )
-      np.testing.assert_array_equal(image, view)
-      assert label == expected
-      number += 1
+  for i, batch in enumerate(itertools.islice(kept_images(made), 12)):
+    number = i * BATCH + i  # of one row of each batch; more than 4 epochs
+    record = int(batching.shuffled(tf.constant(number, tf.int64), SIZE, 4))
+    encoded, label = fetch(tf.constant(record, tf.int64))
+    key = [4, number // SIZE % views * SIZE + record]
+    view = image_ops.train_image(
+      encoded, tf.constant(key, tf.int64), data=made.config.data, image_size=8
+    )
+    np.testing.assert_array_equal(np.asarray(batch["inputs"])[i], view)
+    assert batch["label"][i] == label
 
 
 def test_kept_images_are_squeezed_as_the_backbone_states(backbone):
@@ -236,28 +240,46 @@ def broken_digits(monkeypatch, reader, bad):
 
 
 def test_the_next_readable_record_takes_the_place_of_a_broken_one(
-  backbone, tmp_path, monkeypatch
+  backbone, monkeypatch
 ):
   """The last one's is the first; validation does not count it."""
-  bad = (7, 8, SIZE - 1)
-  results = []
-  for keep in ({}, CONTEXTS):
-    config = config_of(data=SQUEEZED, keep=keep, total_steps=4)
-    made = trainer_of(config, backbone)
-    splits = {}
-    for role in ("train", "validation"):
-      reader = getattr(made, role)
-      reader.max_bad = 3
-      splits[role] = broken_digits(monkeypatch, reader, bad)
-    made = trainer_of(config, backbone, **splits)
-    results.append(trained(made, tmp_path / str(len(results))))
-    assert [*splits["train"].unreadable] == [7, 8, SIZE - 1]
-    assert [*splits["validation"].unreadable] == [7, 8]
-    names = made._train_examples(2)
-  assert names == batching.train_examples(
-    splits["train"], seed=0, batch_size=BATCH, step=2
+  made = trainer_of(config_of(data=SQUEEZED, keep=CONTEXTS), backbone)
+  readers = {}
+  for role in ("train", "validation"):
+    reader = getattr(made, role)
+    reader.max_bad = 3
+    readers[role] = [
+      broken_digits(monkeypatch, reader, (7, 8, SIZE - 1)) for _ in range(2)
+    ]
+  expected = batching.train_batches(
+    readers["train"][0],
+    made.config.data,
+    image_size=8,
+    batch_size=BATCH,
+    seed=0,
   )
-  assert_same_bits(results[1], results[0])
+  made = dataclasses.replace(made, train=readers["train"][1])
+  for batch, real in itertools.islice(
+    zip(kept_images(made), expected, strict=False), 4
+  ):
+    np.testing.assert_array_equal(batch["inputs"], real["image"])
+    np.testing.assert_array_equal(batch["label"], real["label"])
+  names = batching.train_examples(made.train, seed=0, batch_size=BATCH, step=2)
+  assert made._train_examples(2) == names
+  expected = batching.eval_batches(
+    readers["validation"][0], made.preprocessing, batch_size=32
+  )
+  found = made.kept.eval_batches(
+    readers["validation"][1], lambda images: images
+  )
+  for batch, real in zip(found, expected, strict=True):
+    counts = real["mask"] > 0
+    np.testing.assert_array_equal(batch["mask"], real["mask"])
+    for key, name in (("inputs", "image"), ("label", "label")):
+      kept = np.asarray(batch[key])
+      np.testing.assert_array_equal(kept[counts], real[name][counts])
+  assert [*readers["train"][1].unreadable] == [7, 8, SIZE - 1]
+  assert [*readers["validation"][1].unreadable] == [7, 8]
 
 
 def test_too_many_broken_records_are_refused(backbone, tmp_path, monkeypatch):
@@ -287,8 +309,8 @@ def test_what_cannot_be_kept_is_refused(regime, keep, data, message):
 
 
 @pytest.fixture(params=[1, 8], ids=["1 device", "8 devices"])
-def filled(request):
-  """Rows on the device and on the host, and what they were filled with."""
+def filled(request, tmp_path):
+  """Rows wherever they can be kept, and what they were filled with."""
   mesh = sharding.make_mesh(jax.devices()[: request.param])
   rng = np.random.default_rng(0)
   tree = {
@@ -296,12 +318,17 @@ def filled(request):
     "b": (rng.standard_normal((24,)).astype(np.float32),),
   }
   tree["a"][5] = -0.0
-  layout = RowLayout.of(tree, "float32")
-  stores = DeviceRows(layout, 3, mesh, 8), HostRows(layout, 21, mesh)
-  for start in (0, 8, 16):
+  layout, places = RowLayout.of(tree, "float32"), range(0, 24, 8)
+  stores = [
+    DeviceRows(layout, 21, mesh, places),
+    HostRows(layout, 21, mesh, places),
+    ShardRows(layout, 21, mesh, places, tmp_path),
+  ]
+  batch = {"label": np.arange(8), "mask": np.ones(8)}
+  for start in places:
     part = jax.tree.map(lambda a, s=start: a[s : s + 8], tree)
     for store in stores:
-      store.put(start, sharding.shard_batch(part, mesh))
+      store.put(start, sharding.shard_batch(part, mesh), batch)
   return tree, stores, mesh
 
 
