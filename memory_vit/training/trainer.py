@@ -282,8 +282,12 @@ class Trainer:
     self,
     tasks: Sequence[Task],
     source: Reader,
+    *,
+    hits: bool = False,
   ) -> dict[str, dict[str, Any]]:
     """Evaluate tasks on a split of their data set, in one pass.
+
+    `hits` and what is returned are those of `evaluate_source`.
 
     Raises:
       Interrupted: between two batches, where it was asked to stop.
@@ -300,6 +304,7 @@ class Trainer:
       tasks[0].spec.evaluation,
       batch_size=self.config.batch_size_eval,
       mesh=self.context.mesh,
+      hits=hits,
     )
 
   def predictor(self, tasks: Sequence[Task]) -> Predict:
