@@ -35,6 +35,10 @@ _PARTS = {
   "costs": tuple(REGIMES),
   "interference": ("memory", "memory_masked"),
   "extension": ("memory_masked",),
+  "regimes": (
+    *(name for name, kind in REGIMES.items() if kind.shares_pass),
+    "head_cls", "memory", "full",
+  ),
 }  # fmt: skip
 PARTS = tuple(_PARTS)
 # Of these regimes a part needs every one, of others at least one.
@@ -43,6 +47,7 @@ _INDISPENSABLE = {
   "adapters": ("adapter",),
   "interference": ("memory", "memory_masked"),
   "extension": ("memory_masked",),
+  "regimes": ("cls_masked",),
 }
 _NEED_OTHERS = ("interference", "extension")
 

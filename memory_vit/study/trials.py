@@ -28,6 +28,7 @@ class StudyTrial:
   parameters: int | None = None  # that were trained, its head among them
   task: str | None = None  # directory to which it was exported
   examples: int | None = None  # on which it was tested
+  name: str | None = None  # of the trial in its run
 
 
 # {name of a finished run: its trials}.
@@ -84,6 +85,7 @@ def trials_of(
         parameters=result.trainable_params,
         task=str(directory / result.exported) if result.exported else None,
         examples=result.test_examples,
+        name=result.name,
       )
   return trials
 

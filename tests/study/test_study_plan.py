@@ -121,7 +121,7 @@ def test_a_rate_at_which_the_first_seed_diverged_is_not_chosen(config):
 def test_regimes_that_are_not_to_be_run(config):
   masked = with_study(config, regimes=("memory_masked", "cls_masked"))
   assert possible_parts(masked) == [
-    "table2", "sensitivity", "cells", "costs", "extension",
+    "table2", "sensitivity", "cells", "costs", "extension", "regimes",
   ]  # fmt: skip
   runs, trials = follow(masked, possible_parts(masked), lambda *_: 0.5)
   assert {r.regime for r in runs} == {"memory_masked", "cls_masked"}
@@ -187,6 +187,7 @@ def test_parts(config):
   assert possible_parts(config) == list(PARTS)
   assert possible_parts(alone) == [
     "table2", "sensitivity", "cells", "placement", "adapters", "costs",
+    "regimes",
   ]  # fmt: skip
   assert possible_parts(config, ["costs", "table2"]) == [
     "table2", "costs",
