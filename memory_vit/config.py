@@ -153,6 +153,12 @@ class TaskConfig:
     resume="never",
     sweep=True,
   )
+  # How memory starts, in the masked regimes: "normal" as it is drawn (the
+  # paper); "quiet" turns each cell away from the queries that the task's token
+  # has on the first batch, so that at first it takes little of its attention.
+  memory_init: str = option(
+    "normal", Choice(("normal", "quiet")), resume="never", sweep=True
+  )
   # "pretrained" starts the class token as a copy of the original one, "normal"
   # at N(0, 0.02^2), as memory starts. The copy is our choice: of the paper we
   # know that it learns a new class token, not where that starts.
@@ -492,6 +498,14 @@ def to_dict(config: Config) -> dict[str, Any]:
 def _of_training(config: Config) -> list[str]:
   """List contradictions in how a task is trained."""
   lines = []
+  kind = REGIMES[config.regime]
+  if (
+    config.task.memory_init == "quiet" and kind.has_memory and not kind.composes
+  ):
+    lines.append(
+      "config.task.memory_init is 'quiet', which config.regime "
+      f"{config.regime!r} cannot be: expected 'normal', or a masked regime."
+    )
   if config.batch_size % config.optim.accumulation_steps:
     lines.append(
       f"config.batch_size {config.batch_size} does not divide into "

@@ -1,5 +1,6 @@
 """Trains a pack of trials, or goes on with one that was interrupted."""
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -23,6 +24,8 @@ from memory_vit.model.task import Task
 from memory_vit.runtime import processes, sharding
 from memory_vit.tasks import create
 from memory_vit.tasks.compose import require_fit
+from memory_vit.tasks.inference import encode
+from memory_vit.tasks.quiet_start import quieted
 from memory_vit.training import optim, padded_head, resume, summary, sweep
 from memory_vit.training.checkpoints import Checkpoints
 from memory_vit.training.loop import Loop, Save, Steps
@@ -225,7 +228,7 @@ class Trainer:
     Raises:
       TaskError: for tasks that cannot share a pass.
     """
-    tasks = {t.name: self.new_task(t) for t in trials}
+    tasks = self._quieted(trials, {t.name: self.new_task(t) for t in trials})
     if REGIMES[self.config.regime].composes:  # the others read no task
       require_fit([*self.parents, *tasks.values()])
     schedules = {
@@ -270,6 +273,30 @@ class Trainer:
         self.backbone.evaluation,
       ),
     )
+
+  def _quieted(
+    self, trials: Sequence[Trial], tasks: dict[str, Task]
+  ) -> dict[str, Task]:
+    """Turn the memory of those that ask for it from the first images."""
+    has_memory = REGIMES[self.config.regime].has_memory
+    quiet = {
+      t.name
+      for t in trials
+      if has_memory and t.config.task.memory_init == "quiet"
+    }
+    if not quiet:
+      return tasks
+    with contextlib.closing(self._train_batches(0)) as batches:
+      # As many rows as pass the model at once.
+      rows = next(batches)["image"][:: self.config.optim.accumulation_steps]
+    images = sharding.shard_batch({"image": rows}, self.context.mesh)["image"]
+    _, context = encode(self.backbone, images, check=False)
+    return {
+      name: quieted(self.backbone, task, self.parents, context)
+      if name in quiet
+      else task
+      for name, task in tasks.items()
+    }
 
   def make_step(
     self, trials: Sequence[Trial], tasks: Mapping[str, Task]

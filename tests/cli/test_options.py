@@ -197,6 +197,7 @@ ROWS = [
       given={"task.attends_to": ("CHILD",)}),
   row("task.memory_norm", False, "task", "learned"),
   row("task.memory_std", 0.5, "task", "learned"),
+  row("task.memory_init", "quiet", "task", "learned"),
   row("task.cls_init", "normal", "task", "learned"),
   row("task.padded_classes", 9, "task", "learned"),
   row("optim.name", "adamw", "learned"),
