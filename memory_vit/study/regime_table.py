@@ -1,8 +1,8 @@
 """Section of the report that holds every regime against the class token alone.
 
 Of every regime, with each number of cells and start of memory: its accuracy at
-the rate that is best on validation, and how far that is from `cls_masked`, image
-by image and seed by seed.
+the rate that is best on validation, and how far that is from the baseline,
+image by image and seed by seed.
 """
 
 import dataclasses
