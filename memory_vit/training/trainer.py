@@ -352,6 +352,8 @@ class Trainer:
     tasks: Sequence[Task],
     source: Reader,
     kept: Iterable[dict[str, Any]] | None = None,
+    *,
+    hits: bool = False,
   ) -> dict[str, dict[str, Any]]:
     """Evaluate tasks on a split of their data set, in one pass.
 
@@ -359,6 +361,7 @@ class Trainer:
       tasks: trained side by side.
       source: the split.
       kept: its batches, where their frozen part is kept.
+      hits: see `evaluate_source`, as what is returned.
 
     Raises:
       Interrupted: between two batches, where it was asked to stop.
@@ -375,6 +378,7 @@ class Trainer:
       tasks[0].spec.evaluation,
       batch_size=self.config.batch_size_eval,
       mesh=self.context.mesh,
+      hits=hits,
       batches=kept,
     )
 

@@ -269,6 +269,7 @@ ROWS = [
   row("study.search", "all", "study", goes_on=True),
   row("study.regimes", ("memory",), "study", goes_on=True),
   row("study.cells", (5,), "study", goes_on=True),
+  row("study.memory_inits", ("quiet",), "study", goes_on=True),
   row("study.others", ("digits:0-4",), "study", goes_on=True),
   row("mesh.fsdp", 2, "placement", goes_on=True),
 ]  # fmt: skip
