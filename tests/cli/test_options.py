@@ -212,6 +212,7 @@ ROWS = [
       given={"task.attends_to": ("CHILD",)}),
   row("task.memory_norm", False, "task", "learned"),
   row("task.memory_std", 0.5, "task", "learned"),
+  row("task.memory_init", "quiet", "task", "learned"),
   row("task.cls_init", "normal", "task", "learned"),
   row("task.padded_classes", 9, "task", "learned"),
   row("optim.name", "adamw", "learned"),
@@ -270,6 +271,7 @@ ROWS = [
   row("study.search", "all", "study", goes_on=True),
   row("study.regimes", ("memory",), "study", goes_on=True),
   row("study.cells", (5,), "study", goes_on=True),
+  row("study.memory_inits", ("quiet",), "study", goes_on=True),
   row("study.others", ("digits:0-4",), "study", goes_on=True),
   row("mesh.fsdp", 2, "placement", goes_on=True),
 ]  # fmt: skip
