@@ -164,6 +164,19 @@ def _run(config: Config, workdir: Path, context: RunContext) -> RunResult:
   return result
 
 
+def open_trainer(
+  config: Config, workdir: Path, context: RunContext
+) -> tuple[Trainer, list[Trial]]:
+  """Open backbone and data of a run, and name its trials; nothing is written.
+
+  Raises:
+    MemoryVitError: for what cannot be used, or does not fit together.
+  """
+  name = resolve.task_name(config)
+  inputs = _open_inputs(config, name, workdir, context)
+  return inputs.trainer, inputs.trials
+
+
 def _open_inputs(
   config: Config, name: str, workdir: Path, context: RunContext
 ) -> _Inputs:
