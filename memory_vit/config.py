@@ -131,8 +131,12 @@ class KeepConfig:
 
   # "contexts": what masked tasks read of the backbone; "features": what a head
   # reads of it; "none" computes it in every step. Validation keeps the same.
+  # "images", in any regime: the decoded images of training, no larger than with
+  # a shorter side of `data.resize`, so that random crops need no decoding.
   what: str = option(
-    "none", Choice(("none", "contexts", "features")), resume="on_request"
+    "none",
+    Choice(("none", "contexts", "features", "images")),
+    resume="on_request",
   )
   # How many fixed random crops of every training image are kept, and taken in
   # turn by epoch. 1 is the image without randomness: data.train_crop "resize",
@@ -610,6 +614,8 @@ def _of_keep(config: Config) -> list[str]:
   keep, data = config.keep, config.data
   if keep.what == "none":
     return []
+  if keep.what == "images":
+    return _of_kept_images(keep)
   lines = []
   possible = what_can_be_kept(config.regime)
   if possible == "none":
@@ -636,6 +642,17 @@ def _of_keep(config: Config) -> list[str]:
       "without config.data.flip gives the same view each time: expected 1."
     )
   return lines
+
+
+def _of_kept_images(keep: KeepConfig) -> list[str]:
+  """List options that decoded images have no use for."""
+  expected = {"views": 1, "dtype": "float32", "where": "host"}
+  return [
+    f"config.keep.{key} is {getattr(keep, key)!r}, but decoded images "
+    f"(config.keep.what 'images') have {value!r}: expected that."
+    for key, value in expected.items()
+    if getattr(keep, key) != value
+  ]
 
 
 def beyond_the_end(config: Config) -> list[str]:

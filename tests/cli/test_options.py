@@ -199,6 +199,8 @@ ROWS = [
   row("keep.what", "contexts", "crops", "evaluated", "placement",
       given=SQUEEZED),
   # The third epoch takes the third view, or the first one again.
+  # The digits are no larger than what is kept of an image.
+  row("keep.what", "images"),
   row("keep.views", 2, "crops", "learned", given=VIEWS),
   row("keep.dtype", "bfloat16", "crops", "evaluated", "learned", given=KEPT),
   row("keep.where", "device", "placement", given=KEPT, goes_on=True),
