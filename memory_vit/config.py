@@ -61,6 +61,7 @@ _SPLIT_OR_NONE = Text('a split of TFDS, or ""', ".*")
 _EVAL_CROP = Choice(("backbone", "resize", "central"))
 _TASKS = Items(Text("the directory of a task", ".+", 4_000), 1_000)
 _REGIME = Choice(tuple(REGIMES))
+_MEMORY_INIT = Choice(("normal", "quiet"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,6 +132,30 @@ class DataConfig(TrainDataConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class KeepConfig:
+  """What of a frozen pass is computed once, and read in every step."""
+
+  # "contexts": what masked tasks read of the backbone; "features": what a head
+  # reads of it; "none" computes it in every step. Validation keeps the same.
+  what: str = option(
+    "none", Choice(("none", "contexts", "features")), resume="on_request"
+  )
+  # How many fixed random crops of every training image are kept, and taken in
+  # turn by epoch. 1 is the image without randomness: data.train_crop "resize",
+  # and no data.flip.
+  views: int = option(
+    1, Number(1, 1_000, "crops of an image"), resume="on_request"
+  )
+  # "float32" keeps what was computed, to the bit (of a backbone in bfloat16,
+  # its 16 bits); "bfloat16" takes half of the room, and is rounded.
+  dtype: str = option(
+    "float32", Choice(("float32", "bfloat16")), resume="on_request"
+  )
+  # "device" is fastest; "host" is the memory of the machine.
+  where: str = option("host", Choice(("device", "host")), resume="free")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskConfig:
   """The task that is learned."""
 
@@ -165,11 +190,21 @@ class TaskConfig:
     resume="never",
     sweep=True,
   )
+  # How memory starts, in the masked regimes: "normal" as it is drawn (the
+  # paper); "quiet" turns each cell away from the queries that the task's token
+  # has on the first batch, so that at first it takes little of its attention.
+  memory_init: str = option("normal", _MEMORY_INIT, resume="never", sweep=True)
   # "pretrained" starts the class token as a copy of the original one, "normal"
   # at N(0, 0.02^2), as memory starts. The copy is our choice: of the paper we
   # know that it learns a new class token, not where that starts.
   cls_init: str = option(
     "pretrained", Choice(("pretrained", "normal")), resume="never", sweep=True
+  )
+  # Above 0, the head is trained with so many outputs, of which those beyond the
+  # classes of the data set get no probability and are not exported: tasks with
+  # different numbers of classes then run the same compiled programs.
+  padded_classes: int = option(
+    0, Number(0, 2**20, "outputs of a head"), resume="never"
   )
 
 
@@ -225,6 +260,17 @@ class OptimConfig:
     Number(0, 1, "a probability", below=True),
     resume="on_request",
     sweep=True,
+  )
+  # "balanced" weighs the loss of an example by n / (classes * count), with the
+  # count of its class in the training split: rare classes count as much as
+  # frequent ones. "" weighs all examples alike.
+  class_weights: str = option(
+    "", Choice(("", "balanced")), resume="never", sweep=True
+  )
+  # Above 0, mixup: images are mixed in pairs, with shares drawn from
+  # Beta(mixup, mixup). 0.2 is common; the trials of a sweep share their images.
+  mixup: float = option(
+    0.0, Number(0, 1e3, "of a beta distribution"), resume="on_request"
   )
   # An update that is not finite is skipped; after so many in a row, training of
   # that task stops.
@@ -298,7 +344,8 @@ class SweepConfig:
     resume="never",
   )
   # "best" exports the trial that is best on validation, as task.name; "all"
-  # the others too, as task.name-00, -01, ...
+  # the others too, as task.name-00, -01, ... Without a validation split there
+  # is no best one: only "all" is possible then, and task.name is the first.
   export: str = option("best", Choice(("best", "all")), resume="free")
   # Where not all trials fit into so much memory (GiB), they are trained in
   # several passes; 0 is what is free.
@@ -342,6 +389,11 @@ class StudyConfig:
     (1, 5, 10, 20),
     Items(dataclasses.replace(_CELLS, least=1), MOST_TRIALS),
     resume="free",
+  )
+  # Ways in which memory starts that the part `regimes` compares, beside
+  # `task.memory_init`.
+  memory_inits: tuple[str, ...] = option(
+    (), Items(_MEMORY_INIT, 2), resume="free"
   )
   # Further data sets, for interference and extension: a name, or a dictionary
   # such as {"name": "places365_small", "test": "validation"} of options of
@@ -423,6 +475,12 @@ class Config:
   # Steps between evaluations on data.validation. The last step is evaluated
   # whatever is said here: a shorter run, also of few `epochs`, at that alone.
   eval_every: int = option(1_000, _STEPS, resume="on_request")
+  # Training stops after so many evaluations in a row by which no trial became
+  # better on validation; 0 goes on to the last step. The learning rate still
+  # falls as if no run stopped early: "constant" may suit this better.
+  early_stopping: int = option(
+    0, Number(0, 2**31 - 1, "evaluations"), resume="on_request"
+  )
   # Steps between saved states. The last step is saved whatever is said here.
   checkpoint_every: int = option(1_000, _STEPS, resume="on_request")
   # Steps between progress lines.
@@ -439,6 +497,7 @@ class Config:
   # --trust_data_code.
   trust_data_code: bool = option(False, Switch(), resume="free")
   data: DataConfig = DataConfig()
+  keep: KeepConfig = KeepConfig()
   task: TaskConfig = TaskConfig()
   optim: OptimConfig = OptimConfig()
   sweep: SweepConfig = SweepConfig()
@@ -450,7 +509,9 @@ class Config:
   def __post_init__(self) -> None:
     # Contradictions are looked for among values that are possible alone.
     problems = options.problems(self, "config")
-    for problem in problems or [*_of_training(self), *_of_backbone(self)]:
+    for problem in problems or [
+      *_of_training(self), *_of_backbone(self), *_of_keep(self),
+    ]:  # fmt: skip
       raise ConfigError(problem)
 
 
@@ -480,6 +541,14 @@ def to_dict(config: Config) -> dict[str, Any]:
 def _of_training(config: Config) -> list[str]:
   """List contradictions in how a task is trained."""
   lines = []
+  kind = REGIMES[config.regime]
+  if (
+    config.task.memory_init == "quiet" and kind.has_memory and not kind.composes
+  ):
+    lines.append(
+      "config.task.memory_init is 'quiet', which config.regime "
+      f"{config.regime!r} cannot be: expected 'normal', or a masked regime."
+    )
   if config.batch_size % config.optim.accumulation_steps:
     lines.append(
       f"config.batch_size {config.batch_size} does not divide into "
@@ -489,6 +558,11 @@ def _of_training(config: Config) -> list[str]:
     lines.append(
       f"config.optim.weight_decay is {config.optim.weight_decay}, which 'sgd' "
       "does not use: expected 0, or config.optim.name 'adamw'."
+    )
+  if config.early_stopping and not config.data.validation:
+    lines.append(
+      f"config.early_stopping is {config.early_stopping}, and there is no "
+      "config.data.validation to look at: expected 0, or a split."
     )
   if config.data.per_class and config.data.first:
     lines.append(
@@ -526,6 +600,47 @@ def _of_backbone(config: Config) -> list[str]:
       vit_config(variant, image_size=config.image_size)
     except ConfigError as error:
       lines.append(f"config: {error}")
+  return lines
+
+
+def what_can_be_kept(regime: str) -> str:
+  """What of a pass of this regime is frozen: a value of `keep.what`."""
+  kind = REGIMES[regime]
+  if kind.composes:
+    return "contexts"
+  return "features" if kind.on_features else "none"
+
+
+def _of_keep(config: Config) -> list[str]:
+  """List contradictions between what is kept, and what a step computes."""
+  keep, data = config.keep, config.data
+  if keep.what == "none":
+    return []
+  lines = []
+  possible = what_can_be_kept(config.regime)
+  if possible == "none":
+    lines.append(
+      f"config.keep.what is {keep.what!r}, expected 'none': the regime "
+      f"{config.regime!r} changes what the backbone computes."
+    )
+  elif keep.what != possible:
+    lines.append(
+      f"config.keep.what is {keep.what!r}, expected 'none' or {possible!r}, "
+      f"which the regime {config.regime!r} reads."
+    )
+  fixed = data.train_crop == "resize" and not data.flip
+  if keep.views == 1 and not fixed:
+    lines.append(
+      "config.keep.views is 1, the image without randomness, but "
+      f"config.data.train_crop is {data.train_crop!r} and config.data.flip is "
+      f"{data.flip}: expected train_crop 'resize' and flip False, or more "
+      "views, such as config.keep.views 10."
+    )
+  if keep.views > 1 and fixed:
+    lines.append(
+      f"config.keep.views is {keep.views}, but config.data.train_crop 'resize' "
+      "without config.data.flip gives the same view each time: expected 1."
+    )
   return lines
 
 

@@ -40,6 +40,7 @@ from memory_vit import config as config_lib
 from memory_vit.data import batching, datasets
 from memory_vit.errors import MemoryVitError
 from memory_vit.evaluation import evaluate
+from memory_vit.kept import compute
 from memory_vit.model import trees, vit_config
 from memory_vit.runtime import sharding
 from memory_vit.study import plan
@@ -111,11 +112,16 @@ FOLDER = {
   "data.name": "folder", "data.dir": "FOLDER", "data.train": "train",
   "data.validation": "train", "data.test": "train", "task.name": "pictures",
 }  # fmt: skip
+SQUEEZED = {"data.train_crop": "resize", "data.flip": False}
+KEPT = {**SQUEEZED, "keep.what": "contexts"}
+VIEWS = {**SMALL, "keep.what": "contexts", "keep.views": 3, "total_steps": 12}
 BROKEN = {**FOLDER, "data.dir": "BROKEN"}
 TFDS = {**FOLDER, "data.name": "own", "data.dir": "TFDS"}
 CODE = {**TFDS, "data.dir": "CODE"}
 ADAPTER = {"regime": "adapter"}
 ADAMW = {"optim.name": "adamw"}
+# Nothing is learned, so that no evaluation is better than the first.
+STOPS = {"eval_every": 1, "learning_rate": 1e-9}
 # Each step multiplies all parameters by a million millions.
 DIVERGES = {
   "optim.name": "adamw", "optim.weight_decay": 1e6, "learning_rate": 1e6,
@@ -161,6 +167,8 @@ ROWS = [
   row("regime", "adapter", "task", "learned"),
   row("eval_every", 1, "when", "evaluated", "evaluation batches", "files",
       maybe=("result",)),
+  row("early_stopping", 1, "when", "files", "result", given=STOPS,
+      maybe=("evaluated", "evaluation batches", "examples", "crops", "parts")),
   row("checkpoint_every", 1, "when", "files"),
   row("log_every", 1, "when", goes_on=True),
   row("profile_at", 2, "when", goes_on=True),
@@ -189,6 +197,12 @@ ROWS = [
   row("data.eval_crop", "central", "task", "evaluated", maybe=("result",)),
   row("data.eval_crop", "resize", "task", "evaluated",
       given={"backbone": "STATES"}, maybe=("result",)),
+  row("keep.what", "contexts", "crops", "evaluated", "placement",
+      given=SQUEEZED),
+  # The third epoch takes the third view, or the first one again.
+  row("keep.views", 2, "crops", "learned", given=VIEWS),
+  row("keep.dtype", "bfloat16", "crops", "evaluated", "learned", given=KEPT),
+  row("keep.where", "device", "placement", given=KEPT, goes_on=True),
   row("task.name", "mine", "task", "files", "result"),
   row("task.cells", 1, "task", "study", "learned"),
   row("task.bottleneck", 2, "task", "learned", given=ADAPTER),
@@ -197,7 +211,9 @@ ROWS = [
       given={"task.attends_to": ("CHILD",)}),
   row("task.memory_norm", False, "task", "learned"),
   row("task.memory_std", 0.5, "task", "learned"),
+  row("task.memory_init", "quiet", "task", "learned"),
   row("task.cls_init", "normal", "task", "learned"),
+  row("task.padded_classes", 9, "task", "learned"),
   row("optim.name", "adamw", "learned"),
   row("optim.momentum", 0.5, "learned"),
   row("optim.weight_decay", 0.5, "learned", given=ADAMW),
@@ -209,6 +225,8 @@ ROWS = [
   row("optim.warmup_steps", 3, "rates", "learned"),
   row("optim.schedule", "constant", "rates", "learned"),
   row("optim.label_smoothing", 0.3, "learned"),
+  row("optim.class_weights", "balanced", "learned"),
+  row("optim.mixup", 0.5, "parts", "learned"),
   row("optim.max_skipped", 2, "refused", given=DIVERGES),
   row("optim.accumulation_steps", 2, "parts"),
   row("sweep.learning_rate", (0.3, 0.5), "task", "rates", "files", "study",
@@ -252,6 +270,7 @@ ROWS = [
   row("study.search", "all", "study", goes_on=True),
   row("study.regimes", ("memory",), "study", goes_on=True),
   row("study.cells", (5,), "study", goes_on=True),
+  row("study.memory_inits", ("quiet",), "study", goes_on=True),
   row("study.others", ("digits:0-4",), "study", goes_on=True),
   row("mesh.fsdp", 2, "placement", goes_on=True),
 ]  # fmt: skip
@@ -531,6 +550,7 @@ class Watcher:
     self._wrap(loop.Loop, "fit", self._see_fit, self._see_learned)
     self._wrap(Step, "__call__", before=self._see_step)
     self._wrap(Step, "gradient", before=self._see_part)
+    self._wrap(compute, "compute", before=self._see_kept)
     self._wrap(evaluate, "evaluate_source", before=self._see_evaluation)
     self._wrap(sharding, "prefetch", after=self._see_batches)
     self._wrap(progress.Progress, "report", before=self._at("report"))
@@ -595,6 +615,9 @@ class Watcher:
   def _see_part(self, step, params, frozen, batch):
     self._see("parts", len(batch["label"]))
 
+  def _see_kept(self, views, starts, prepare, rows, **options):
+    self._see("placement", type(rows).__name__)
+
   def _see_evaluation(self, predict, source, *args, **options):
     self._see("evaluated", (source.name, source.split))
     self._see("when", ("evaluate", self._step))
@@ -602,7 +625,11 @@ class Watcher:
   def _see_batches(self, batches, *args):
     evaluated = []
     for batch in batches:
-      image, label = np.asarray(batch["image"]), np.asarray(batch["label"])
+      # Of what is kept, the first leaf stands for the image.
+      shown = batch.get("image", batch.get("inputs"))
+      image, label = map(
+        np.asarray, (jax.tree.leaves(shown)[0], batch["label"])
+      )
       if "mask" in batch:
         real = np.asarray(batch["mask"]) > 0
         self._see("evaluation batches", len(label))
