@@ -155,8 +155,11 @@ class KeepConfig:
   dtype: str = option(
     "float32", Choice(("float32", "bfloat16")), resume="on_request"
   )
-  # "device" is fastest; "host" is the memory of the machine.
-  where: str = option("host", Choice(("device", "host")), resume="free")
+  # "device" is fastest; "host" is the memory of the machine; "disk" is found
+  # again by later runs on the same images.
+  where: str = option("host", Choice(("device", "host", "disk")), resume="free")
+  # For "disk"; "" is kept/ in $MEMORY_VIT_CACHE, or in ~/.cache/memory_vit.
+  dir: str = option("", _DIRECTORY, resume="free")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -633,6 +636,11 @@ def _of_keep(config: Config) -> list[str]:
     lines.append(
       f"config.keep.what is {keep.what!r}, expected 'none' or {possible!r}, "
       f"which the regime {config.regime!r} reads."
+    )
+  if config.optim.mixup:
+    lines.append(
+      f"config.optim.mixup is {config.optim.mixup}, expected 0 with "
+      "config.keep.what: mixed images are new in every step."
     )
   fixed = data.train_crop == "resize" and not data.flip
   if keep.views == 1 and not fixed:

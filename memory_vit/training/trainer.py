@@ -403,7 +403,12 @@ class Trainer:
     if self.config.keep.what not in ("contexts", "features"):
       return None
     return Kept(
-      self.config, self.preprocessing, self.context.mesh, self.context.stop
+      config=self.config,
+      backbone=self.backbone,
+      preprocessing=self.preprocessing,
+      record=self.record,
+      mesh=self.context.mesh,
+      stop=self.context.stop,
     )
 
   @functools.cached_property
@@ -468,6 +473,8 @@ class Trainer:
       if step == config.total_steps:  # nothing is left to be trained
         return iter(())
       prepare = self.frozen_pass(step_fn)
+      if self.validation:  # now, and not within the loop
+        self.kept.validation(self.validation, prepare)
       return self.kept.train_batches(
         self.train, prepare, step * config.batch_size
       )
