@@ -57,6 +57,7 @@ def compiled(caplog, work):
   }
 
 
+@pytest.mark.slow
 def test_tasks_of_one_width_compile_once(backbone, tmp_path, caplog):
   """Of data sets with 5, 3 and 10 classes, in a sweep of two rates."""
   sweep = config_lib.SweepConfig(learning_rate=(0.1, 0.5))
@@ -78,6 +79,7 @@ def test_tasks_of_one_width_compile_once(backbone, tmp_path, caplog):
   assert counts[1] == counts[2] == dict.fromkeys(_LARGE, 0)
 
 
+@pytest.mark.slow
 def test_a_padded_head_learns_the_same(backbone, tmp_path):
   config = config_of(backbone, "digits:5-9")
   expected = run.train_and_evaluate(config, tmp_path / "alone")
@@ -109,6 +111,7 @@ def test_a_head_that_is_too_narrow_is_refused(backbone, tmp_path):
     run.train_and_evaluate(config, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_sweep_without_validation_exports_the_last_step(backbone, tmp_path):
   """Each trial as a run of its own that chooses nothing."""
   config = config_of(backbone, "digits:5-9")
