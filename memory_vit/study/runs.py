@@ -17,6 +17,7 @@ from memory_vit.config import (
   StudyConfig,
   SweepConfig,
   UpstreamConfig,
+  what_can_be_kept,
 )
 from memory_vit.data.split_ref import OF_A_DIRECTORY
 from memory_vit.errors import ConfigError
@@ -203,6 +204,9 @@ def config_of(
     memory_init=run.memory_init or own_start,
     attends_to=tuple(attends_to),
   )
+  keep = config.keep
+  if keep.what != "none":
+    keep = dataclasses.replace(keep, what=what_can_be_kept(run.regime))
   sweep = SweepConfig()
   if REGIMES[run.regime].shares_pass:
     # All of them: which one another part needs is known afterwards.
@@ -221,6 +225,7 @@ def config_of(
     data=data,
     task=task,
     sweep=sweep,
+    keep=keep,
     # The backbone is there, and its own task is not what is studied.
     pretrain=PretrainConfig(),
     upstream=UpstreamConfig(),

@@ -7,6 +7,7 @@ import pytest
 from fake_studies import follow, small_study, with_study
 
 from memory_vit import config as config_lib
+from memory_vit.config import KeepConfig
 from memory_vit.errors import ConfigError
 from memory_vit.study import analysis, plan
 from memory_vit.study.runs import PARTS, config_of, possible_parts
@@ -191,6 +192,26 @@ def test_configurations_of_runs(config):
       assert variants == planned.trials
     assert len(variants) == len(planned.trials)
     assert made.study == config_lib.StudyConfig()
+
+
+def test_what_a_run_keeps_is_what_its_regime_reads(config):
+  """One study has runs that keep contexts, features, and nothing."""
+  squeezed = dataclasses.replace(config.data, train_crop="resize", flip=False)
+  config = dataclasses.replace(
+    config, data=squeezed, keep=KeepConfig(what="contexts", where="device")
+  )
+  kept = {
+    run.regime: config_of(config, run, "b").keep
+    for run in follow(config, ["regimes"], lambda *_: 0.5)[0]
+  }
+  assert {keep.where for keep in kept.values()} == {"device"}
+  expected = {"head": "features", "full": "none", "memory": "none"}
+  expected |= {"cls_masked": "contexts", "norms_layers_masked": "contexts"}
+  found = {name: kept[name].what for name in expected}
+  assert found == expected
+  nothing = dataclasses.replace(config, keep=KeepConfig())
+  runs = follow(nothing, ["regimes"], lambda *_: 0.5)[0]
+  assert {config_of(nothing, run, "b").keep.what for run in runs} == {"none"}
 
 
 def test_other_data_sets_have_splits_of_their_own(config):
