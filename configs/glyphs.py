@@ -33,7 +33,7 @@ def get_config(name: str = "glyph_inverted") -> ml_collections.ConfigDict:
   config.eval_every = 500
   config.checkpoint_every = 500
   config.log_every = 250
-  config.study.learning_rates = (0.1, 0.3, 1.0, 3.0)
+  config.study.learning_rates = (0.03, 0.1, 0.3, 1.0, 3.0)
   config.study.seeds = (0, 1, 2, 3, 4)
   config.study.cells = (5, 20)
   return config
