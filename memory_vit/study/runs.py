@@ -209,11 +209,11 @@ def config_of(
     keep = dataclasses.replace(keep, what=what_can_be_kept(run.regime))
   sweep = SweepConfig()
   if REGIMES[run.regime].shares_pass:
-    # All of them: which one another part needs is known afterwards.
     sweep = SweepConfig(
       learning_rate=run.learning_rates,
       cells=run.cells,
-      export="all",
+      # All of them: which one another part needs is known afterwards.
+      export="all" if _is_read(run) else "best",
       memory_gib=config.sweep.memory_gib,
     )
   return dataclasses.replace(
@@ -231,6 +231,11 @@ def config_of(
     upstream=UpstreamConfig(),
     study=StudyConfig(),
   )
+
+
+def _is_read(run: Run) -> bool:
+  """Whether the parts on interference and extension read tasks of a run."""
+  return run.regime == "memory_masked" and not run.memory_init
 
 
 def _problems(config: Config) -> list[str]:

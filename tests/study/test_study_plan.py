@@ -194,6 +194,25 @@ def test_configurations_of_runs(config):
     assert made.study == config_lib.StudyConfig()
 
 
+def test_tasks_that_other_parts_read_are_exported(config):
+  """All trials of those; of others the best alone, which takes less time."""
+  config = with_study(config, memory_inits=("quiet",))
+  runs, trials = follow(config, ["regimes", *PARTS], lambda *_: 0.5)
+  read = {run.reads.name for run in runs if run.reads}
+  read |= {
+    run.name for run in plan.runs_of(config, "interference", trials)
+    if run.regime == "memory_masked"
+  }  # fmt: skip
+  found = {
+    run.name
+    for run in runs
+    if config_of(config, run, "b").sweep.export == "all"
+  }
+  assert found >= read
+  assert {name.split("-")[0] for name in found} == {"memory_masked"}
+  assert not any("quiet" in name for name in found)
+
+
 def test_what_a_run_keeps_is_what_its_regime_reads(config):
   """One study has runs that keep contexts, features, and nothing."""
   squeezed = dataclasses.replace(config.data, train_crop="resize", flip=False)
