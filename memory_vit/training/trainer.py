@@ -25,7 +25,6 @@ from memory_vit.model.task import EvalPreprocessing, Task
 from memory_vit.runtime import processes, sharding
 from memory_vit.tasks import create
 from memory_vit.tasks.compose import require_fit
-from memory_vit.tasks.inference import encode
 from memory_vit.tasks.quiet_start import quieted
 from memory_vit.training import optim, padded_head, resume, summary, sweep
 from memory_vit.training.checkpoints import Checkpoints
@@ -198,7 +197,7 @@ class Trainer:
 
     many = f"{len(trials)} trials"
     title = trials[0].name if len(trials) == 1 else many
-    batches = self._batches_after(int(state.step), start)
+    batches = self._train_batches(start.step, int(state.step))
     run = self._loop(start, title, save, logdirs)
     state, past = run.fit(state, batches, past)
     return int(state.step), past
@@ -240,7 +239,9 @@ class Trainer:
     Raises:
       TaskError: for tasks that cannot share a pass.
     """
-    tasks = self._quieted(trials, {t.name: self.new_task(t) for t in trials})
+    tasks = {t.name: self.new_task(t) for t in trials}
+    step = self.make_step(trials, tasks)
+    tasks = self._quieted(trials, tasks, step)
     if REGIMES[self.config.regime].composes:  # the others read no task
       require_fit([*self.parents, *tasks.values()])
     schedules = {
@@ -256,7 +257,7 @@ class Trainer:
     return Start(
       tasks,
       schedules,
-      self.make_step(trials, tasks),
+      step,
       create_state(params, optimizer, self.context.mesh),
     )
 
@@ -282,7 +283,7 @@ class Trainer:
     )
 
   def _quieted(
-    self, trials: Sequence[Trial], tasks: dict[str, Task]
+    self, trials: Sequence[Trial], tasks: dict[str, Task], step: Step
   ) -> dict[str, Task]:
     """Turn the memory of those that ask for it from the first images."""
     has_memory = REGIMES[self.config.regime].has_memory
@@ -293,11 +294,12 @@ class Trainer:
     }
     if not quiet:
       return tasks
-    with contextlib.closing(self._train_batches(0)) as batches:
+    parts = self.config.optim.accumulation_steps
+    with contextlib.closing(self._train_batches(step, 0)) as batches:
       # As many rows as pass the model at once.
-      rows = next(batches)["image"][:: self.config.optim.accumulation_steps]
-    images = sharding.shard_batch({"image": rows}, self.context.mesh)["image"]
-    _, context = encode(self.backbone, images, check=False)
+      rows = jax.tree.map(lambda a: a[::parts], next(batches))
+    rows = sharding.shard_batch(rows, self.context.mesh)
+    context = step.inputs(self.frozen(), rows)
     return {
       name: quieted(self.backbone, task, self.parents, context)
       if name in quiet
@@ -359,7 +361,7 @@ class Trainer:
       tasks: trained side by side.
       source: the split.
       kept: its batches, where their frozen part is kept.
-      hits: as what is returned, see `evaluate_source`.
+      hits: see `evaluate_source`, as what is returned.
 
     Raises:
       Interrupted: between two batches, where it was asked to stop.
@@ -448,25 +450,23 @@ class Trainer:
       frozen["backbone"] = {}
     return frozen
 
-  def _batches_after(self, step: int, start: Start) -> Any:
-    """The batches after a step; what is kept of them is computed here."""
-    if step == self.config.total_steps:  # nothing is left to be trained
-      return iter(())
-    first = step * self.config.batch_size
-    if self.kept:
-      prepare = self.frozen_pass(start.step)
-      return self.kept.train_batches(self.train, prepare, first)
-    return self._train_batches(first)
-
-  def _train_batches(self, start: int) -> Any:
+  def _train_batches(self, step_fn: Step, step: int) -> Any:
+    """The batches behind a step; what is kept of them is computed here."""
     config = self.config
+    if self.kept:
+      if step == config.total_steps:  # nothing is left to be trained
+        return iter(())
+      prepare = self.frozen_pass(step_fn)
+      return self.kept.train_batches(
+        self.train, prepare, step * config.batch_size
+      )
     return batching.train_batches(
       self.train,
       config.data,
       image_size=config.image_size,
       batch_size=config.batch_size,
       seed=data_seed(config),
-      start=start,
+      start=step * config.batch_size,
       interpolation=self.preprocessing.interpolation,
     )
 
