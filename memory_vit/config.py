@@ -108,6 +108,12 @@ class DataConfig(TrainDataConfig):
   # them at every start). Of TFDS sets what TFDS recorded counts as well. May
   # change when a run goes on: it is compared as its state was saved.
   digest: str = option("files", Choice(("files", "contents")), resume="free")
+  # Of a TFDS data set with several labels: the name of a feature, or a label of
+  # VTAB: "clevr_count", "clevr_distance", "kitti_distance", "dsprites_x",
+  # "dsprites_orientation", "smallnorb_azimuth" or "smallnorb_elevation".
+  label: str = option(
+    "", Text('a feature of the data set, or ""', ".*", 200), resume="never"
+  )
   # Train on so many images of each class, chosen by `seed` from `train`; 0
   # takes all. It is an error where a class has fewer.
   per_class: int = option(0, _EXAMPLES, resume="never")
@@ -131,8 +137,12 @@ class KeepConfig:
 
   # "contexts": what masked tasks read of the backbone; "features": what a head
   # reads of it; "none" computes it in every step. Validation keeps the same.
+  # "images", in any regime: the decoded images of training, no larger than with
+  # a shorter side of `data.resize`, so that random crops need no decoding.
   what: str = option(
-    "none", Choice(("none", "contexts", "features")), resume="on_request"
+    "none",
+    Choice(("none", "contexts", "features", "images")),
+    resume="on_request",
   )
   # How many fixed random crops of every training image are kept, and taken in
   # turn by epoch. 1 is the image without randomness: data.train_crop "resize",
@@ -613,6 +623,8 @@ def _of_keep(config: Config) -> list[str]:
   keep, data = config.keep, config.data
   if keep.what == "none":
     return []
+  if keep.what == "images":
+    return _of_kept_images(keep)
   lines = []
   possible = what_can_be_kept(config.regime)
   if possible == "none":
@@ -644,6 +656,17 @@ def _of_keep(config: Config) -> list[str]:
       "without config.data.flip gives the same view each time: expected 1."
     )
   return lines
+
+
+def _of_kept_images(keep: KeepConfig) -> list[str]:
+  """List options that decoded images have no use for."""
+  expected = {"views": 1, "dtype": "float32", "where": "host"}
+  return [
+    f"config.keep.{key} is {getattr(keep, key)!r}, but decoded images "
+    f"(config.keep.what 'images') have {value!r}: expected that."
+    for key, value in expected.items()
+    if getattr(keep, key) != value
+  ]
 
 
 def beyond_the_end(config: Config) -> list[str]:

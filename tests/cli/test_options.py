@@ -190,6 +190,7 @@ ROWS = [
   # What a state says of its data is written otherwise then; it is compared as
   # it was written.
   row("data.digest", "contents", "result"),
+  row("data.label", "other", "task", "learned", given=TFDS),
   row("data.per_class", 2, "examples", "crops", "learned"),
   row("data.first", 20, "examples", "crops", "learned"),
   row("data.validation", "train[50:60]", "evaluated", "result"),
@@ -200,6 +201,8 @@ ROWS = [
   row("keep.what", "contexts", "crops", "evaluated", "placement",
       given=SQUEEZED),
   # The third epoch takes the third view, or the first one again.
+  # The digits are no larger than what is kept of an image.
+  row("keep.what", "images"),
   row("keep.views", 2, "crops", "learned", given=VIEWS),
   row("keep.dtype", "bfloat16", "crops", "evaluated", "learned", given=KEPT),
   row("keep.where", "device", "placement", given=KEPT, goes_on=True),
@@ -351,6 +354,7 @@ def files(tmp_path_factory):
     {
       "image": tfds.features.Image(shape=(None, None, 3)),
       "label": tfds.features.ClassLabel(names=["a", "b"]),
+      "other": tfds.features.ClassLabel(names=["x", "y", "z"]),
     }
   )
   for name in ("PLACE", "PLACE2"):
