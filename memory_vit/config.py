@@ -52,6 +52,7 @@ _CELLS = Number(
 )
 _GIB = Number(0, 2**20, "GiB of memory")
 _RESIZE = Number(0, MAX_RESIZE, "pixels")
+_EXAMPLES = Number(0, 2**31 - 1, "examples of a split")
 _DATA_SET = Text("a data set", r"[\w.,:/+-]+", 200)
 _DATA_SET_OR_NONE = Text('a data set, or ""', r"[\w.,:/+-]*", 200)
 _DIRECTORY = Text('a directory, or ""', ".*", 4_000)
@@ -66,17 +67,18 @@ _REGIME = Choice(tuple(REGIMES))
 class TrainDataConfig:
   """A data set to train on, and how its images are prepared."""
 
-  # A TFDS name ("cifar100", "sun397/tfds"), "folder", or "digits:0-4".
+  # A TFDS name ("cifar100", "sun397/tfds"), "folder", "list", or "digits:0-4".
   name: str = option("", _DATA_SET_OR_NONE, resume="never")
-  # TFDS data directory, or the folder that holds train/ and test/; "" is TFDS's
-  # own default directory.
+  # TFDS data directory; of "folder" what holds train/ and test/, of "list" what
+  # holds train.txt and test.txt; "" is TFDS's own default directory.
   dir: str = option("", _DIRECTORY, resume="free")
   # Splits, in the notation of TFDS: "train[:98%]".
   train: str = option("train[:98%]", _SPLIT, resume="never")
   # "inception": a random part of the image (area 5-100 %, aspect 3/4-4/3);
-  # "small": the shorter side to `resize` pixels, then a random square.
+  # "small": the shorter side to `resize` pixels, then a random square;
+  # "resize": the whole image squeezed into the square, as evaluation does it.
   train_crop: str = option(
-    "inception", Choice(("inception", "small")), resume="on_request"
+    "inception", Choice(("inception", "small", "resize")), resume="on_request"
   )
   # Mirror half of the training images; wrong for digits and letters.
   flip: bool = option(True, Switch(), resume="on_request")
@@ -93,9 +95,7 @@ class TrainDataConfig:
   # ends the run. In training the next readable one takes their place; they do
   # not count in evaluation, and the result says how many they were. Those of
   # all processes count together whenever a state is saved.
-  max_bad: int = option(
-    0, Number(0, 2**31 - 1, "examples of a split"), resume="free"
-  )
+  max_bad: int = option(0, _EXAMPLES, resume="free")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,6 +107,12 @@ class DataConfig(TrainDataConfig):
   # them at every start). Of TFDS sets what TFDS recorded counts as well. May
   # change when a run goes on: it is compared as its state was saved.
   digest: str = option("files", Choice(("files", "contents")), resume="free")
+  # Train on so many images of each class, chosen by `seed` from `train`; 0
+  # takes all. It is an error where a class has fewer.
+  per_class: int = option(0, _EXAMPLES, resume="never")
+  # Train on so many images of `train`, of whatever class, chosen by `seed`; 0
+  # takes all.
+  first: int = option(0, _EXAMPLES, resume="never")
   # On which the best step is chosen; "" keeps the last step instead.
   validation: str = option("train[98%:]", _SPLIT_OR_NONE, resume="never")
   # On which the result is reported; "" reports none.
@@ -116,6 +122,30 @@ class DataConfig(TrainDataConfig):
   # is what the source of the backbone states, its interpolation too, and
   # "resize" where it states nothing; that is recorded as "resize".
   eval_crop: str = option("backbone", _EVAL_CROP, resume="never")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KeepConfig:
+  """What of a frozen pass is computed once, and read in every step."""
+
+  # "contexts": what masked tasks read of the backbone; "features": what a head
+  # reads of it; "none" computes it in every step. Validation keeps the same.
+  what: str = option(
+    "none", Choice(("none", "contexts", "features")), resume="on_request"
+  )
+  # How many fixed random crops of every training image are kept, and taken in
+  # turn by epoch. 1 is the image without randomness: data.train_crop "resize",
+  # and no data.flip.
+  views: int = option(
+    1, Number(1, 1_000, "crops of an image"), resume="on_request"
+  )
+  # "float32" keeps what was computed, to the bit (of a backbone in bfloat16,
+  # its 16 bits); "bfloat16" takes half of the room, and is rounded.
+  dtype: str = option(
+    "float32", Choice(("float32", "bfloat16")), resume="on_request"
+  )
+  # "device" is fastest; "host" is the memory of the machine.
+  where: str = option("host", Choice(("device", "host")), resume="free")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,6 +194,12 @@ class TaskConfig:
   # know that it learns a new class token, not where that starts.
   cls_init: str = option(
     "pretrained", Choice(("pretrained", "normal")), resume="never", sweep=True
+  )
+  # Above 0, the head is trained with so many outputs, of which those beyond the
+  # classes of the data set get no probability and are not exported: tasks with
+  # different numbers of classes then run the same compiled programs.
+  padded_classes: int = option(
+    0, Number(0, 2**20, "outputs of a head"), resume="never"
   )
 
 
@@ -219,6 +255,17 @@ class OptimConfig:
     Number(0, 1, "a probability", below=True),
     resume="on_request",
     sweep=True,
+  )
+  # "balanced" weighs the loss of an example by n / (classes * count), with the
+  # count of its class in the training split: rare classes count as much as
+  # frequent ones. "" weighs all examples alike.
+  class_weights: str = option(
+    "", Choice(("", "balanced")), resume="never", sweep=True
+  )
+  # Above 0, mixup: images are mixed in pairs, with shares drawn from
+  # Beta(mixup, mixup). 0.2 is common; the trials of a sweep share their images.
+  mixup: float = option(
+    0.0, Number(0, 1e3, "of a beta distribution"), resume="on_request"
   )
   # An update that is not finite is skipped; after so many in a row, training of
   # that task stops.
@@ -292,7 +339,8 @@ class SweepConfig:
     resume="never",
   )
   # "best" exports the trial that is best on validation, as task.name; "all"
-  # the others too, as task.name-00, -01, ...
+  # the others too, as task.name-00, -01, ... Without a validation split there
+  # is no best one: only "all" is possible then, and task.name is the first.
   export: str = option("best", Choice(("best", "all")), resume="free")
   # Where not all trials fit into so much memory (GiB), they are trained in
   # several passes; 0 is what is free.
@@ -417,6 +465,12 @@ class Config:
   # Steps between evaluations on data.validation. The last step is evaluated
   # whatever is said here: a shorter run, also of few `epochs`, at that alone.
   eval_every: int = option(1_000, _STEPS, resume="on_request")
+  # Training stops after so many evaluations in a row by which no trial became
+  # better on validation; 0 goes on to the last step. The learning rate still
+  # falls as if no run stopped early: "constant" may suit this better.
+  early_stopping: int = option(
+    0, Number(0, 2**31 - 1, "evaluations"), resume="on_request"
+  )
   # Steps between saved states. The last step is saved whatever is said here.
   checkpoint_every: int = option(1_000, _STEPS, resume="on_request")
   # Steps between progress lines.
@@ -433,6 +487,7 @@ class Config:
   # --trust_data_code.
   trust_data_code: bool = option(False, Switch(), resume="free")
   data: DataConfig = DataConfig()
+  keep: KeepConfig = KeepConfig()
   task: TaskConfig = TaskConfig()
   optim: OptimConfig = OptimConfig()
   sweep: SweepConfig = SweepConfig()
@@ -444,7 +499,9 @@ class Config:
   def __post_init__(self) -> None:
     # Contradictions are looked for among values that are possible alone.
     problems = options.problems(self, "config")
-    for problem in problems or [*_of_training(self), *_of_backbone(self)]:
+    for problem in problems or [
+      *_of_training(self), *_of_backbone(self), *_of_keep(self),
+    ]:  # fmt: skip
       raise ConfigError(problem)
 
 
@@ -492,6 +549,16 @@ def _of_training(config: Config) -> list[str]:
       f"config.optim.weight_decay is {config.optim.weight_decay}, which 'sgd' "
       "does not use: expected 0, or config.optim.name 'adamw'."
     )
+  if config.early_stopping and not config.data.validation:
+    lines.append(
+      f"config.early_stopping is {config.early_stopping}, and there is no "
+      "config.data.validation to look at: expected 0, or a split."
+    )
+  if config.data.per_class and config.data.first:
+    lines.append(
+      f"config.data.first is {config.data.first} and config.data.per_class "
+      f"{config.data.per_class}: expected one of them to be 0."
+    )
   if not config.epochs:
     lines += beyond_the_end(config)
   if config.sweep.combinations > MOST_TRIALS:
@@ -523,6 +590,47 @@ def _of_backbone(config: Config) -> list[str]:
       vit_config(variant, image_size=config.image_size)
     except ConfigError as error:
       lines.append(f"config: {error}")
+  return lines
+
+
+def what_can_be_kept(regime: str) -> str:
+  """What of a pass of this regime is frozen: a value of `keep.what`."""
+  kind = REGIMES[regime]
+  if kind.composes:
+    return "contexts"
+  return "features" if kind.on_features else "none"
+
+
+def _of_keep(config: Config) -> list[str]:
+  """List contradictions between what is kept, and what a step computes."""
+  keep, data = config.keep, config.data
+  if keep.what == "none":
+    return []
+  lines = []
+  possible = what_can_be_kept(config.regime)
+  if possible == "none":
+    lines.append(
+      f"config.keep.what is {keep.what!r}, expected 'none': the regime "
+      f"{config.regime!r} changes what the backbone computes."
+    )
+  elif keep.what != possible:
+    lines.append(
+      f"config.keep.what is {keep.what!r}, expected 'none' or {possible!r}, "
+      f"which the regime {config.regime!r} reads."
+    )
+  fixed = data.train_crop == "resize" and not data.flip
+  if keep.views == 1 and not fixed:
+    lines.append(
+      "config.keep.views is 1, the image without randomness, but "
+      f"config.data.train_crop is {data.train_crop!r} and config.data.flip is "
+      f"{data.flip}: expected train_crop 'resize' and flip False, or more "
+      "views, such as config.keep.views 10."
+    )
+  if keep.views > 1 and fixed:
+    lines.append(
+      f"config.keep.views is {keep.views}, but config.data.train_crop 'resize' "
+      "without config.data.flip gives the same view each time: expected 1."
+    )
   return lines
 
 

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from memory_vit.config import Config
 from memory_vit.data import datasets
 from memory_vit.data.reader import Reader
+from memory_vit.data.split_ref import configured_splits
 from memory_vit.model.backbone import Backbone, random_backbone
 from memory_vit.runtime import sharding
 from memory_vit.runtime.sharding import shard_batch
@@ -71,10 +72,7 @@ def forecast(config: Config, workdir: Path, parts: Sequence[str]) -> str:
 
 def train_split(config: Config) -> Reader:
   """Open the training split of the first data set."""
-  where = config.data
-  return datasets.open_split(
-    where, where.train, config.stall_timeout, config.trust_data_code
-  )
+  return datasets.open_on_all_processes(configured_splits(config)["train"])
 
 
 def step_seconds(

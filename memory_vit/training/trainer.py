@@ -4,32 +4,42 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from memory_vit.config import Config, data_seed, to_dict
 from memory_vit.data import batching, image_ops
+from memory_vit.data.class_counts import class_counts
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.reader import Reader
 from memory_vit.evaluation import evaluate as evaluation
 from memory_vit.evaluation.evaluate import Predict, evaluate_source
+from memory_vit.kept.splits import Kept, Prepare
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.regimes import REGIMES
-from memory_vit.model.task import Task
-from memory_vit.runtime import sharding
-from memory_vit.tasks import create, split_forward
+from memory_vit.model.task import EvalPreprocessing, Task
+from memory_vit.runtime import processes, sharding
+from memory_vit.tasks import create
 from memory_vit.tasks.compose import require_fit
 from memory_vit.tasks.inference import encode
 from memory_vit.tasks.quiet_start import quieted
-from memory_vit.training import optim, resume, summary
+from memory_vit.training import optim, padded_head, resume, summary, sweep
 from memory_vit.training.checkpoints import Checkpoints
 from memory_vit.training.loop import Loop, Save, Steps
 from memory_vit.training.loop_state import BestParams, LoopState
+from memory_vit.training.loss import HeadClasses, balanced_weights
+from memory_vit.training.mixup import Mixup
 from memory_vit.training.run_context import RunContext
 from memory_vit.training.step import Step, TrainState, create_state
+from memory_vit.training.step_plan import (
+  StepPlan,
+  shared_step,
+  without_classes,
+)
 from memory_vit.training.sweep import Trial
 
 logger = logging.getLogger(__name__)
@@ -46,6 +56,7 @@ class PackResult:
     lost: {trial's name: the step at which too much was not finite}.
     skipped: {trial's name: how many updates were not finite}.
     changes: of the configuration on the way, from `config_changes.changes`.
+    steps: how long it was trained.
     examples: number of training images in the steps that were timed.
     seconds: time that these steps took.
   """
@@ -55,6 +66,7 @@ class PackResult:
   lost: Mapping[str, int]
   skipped: dict[str, int] = dataclasses.field(default_factory=dict)
   changes: tuple[Mapping[str, Any], ...] = ()
+  steps: int = 0
   examples: int = 0
   seconds: float = 0.0
 
@@ -105,6 +117,17 @@ class Trainer:
     """All earlier tasks that run beside the new one."""
     return (*self.attends_to, *self.ancestors)
 
+  @property
+  def preprocessing(self) -> EvalPreprocessing:
+    """How images of the task are prepared for evaluation."""
+    data = self.config.data
+    return image_ops.evaluation_of(
+      data.eval_crop,
+      data.resize,
+      self.config.image_size,
+      self.backbone.evaluation,
+    )
+
   def train_pack(
     self,
     trials: Sequence[Trial],
@@ -126,9 +149,12 @@ class Trainer:
     params = start.state.params
     logger.info("\n%s", summary.parameter_overview(params, self._untouched()))
     with Checkpoints(directory) as checkpoints:
-      past = self._fit(trials, start, checkpoints, logdirs)
+      steps, past = self._fit(trials, start, checkpoints, logdirs)
     tasks = {
-      name: dataclasses.replace(task, params=past.best[name].params)
+      name: padded_head.without_padding(
+        dataclasses.replace(task, params=past.best[name].params),
+        self.train.class_names,
+      )
       for name, task in start.tasks.items()
       if past.best[name].params is not None
     }
@@ -138,6 +164,7 @@ class Trainer:
       lost=past.lost,
       skipped={name: found.total for name, found in past.skipped.items()},
       changes=past.changes,
+      steps=steps,
       examples=past.timed_steps * self.config.batch_size,
       seconds=past.timed_seconds,
     )
@@ -148,8 +175,8 @@ class Trainer:
     start: Start,
     checkpoints: Checkpoints,
     logdirs: Mapping[str, Path],
-  ) -> LoopState:
-    """Take the steps of a pack that are left."""
+  ) -> tuple[int, LoopState]:
+    """Take the steps of a pack that are left; count those of the whole run."""
     config, meta = self.config, self.meta(trials)
     splits = {"train": self.train}
     if self.validation:
@@ -171,9 +198,10 @@ class Trainer:
 
     many = f"{len(trials)} trials"
     title = trials[0].name if len(trials) == 1 else many
-    batches = self._train_batches(int(state.step) * config.batch_size)
+    batches = self._train_batches(start, int(state.step))
     run = self._loop(start, title, save, logdirs)
-    return run.fit(state, batches, past)[1]
+    state, past = run.fit(state, batches, past)
+    return int(state.step), past
 
   def _loop(
     self, start: Start, title: str, save: Save, logdirs: Mapping[str, Path]
@@ -194,6 +222,7 @@ class Trainer:
         evaluate=config.eval_every,
         checkpoint=config.checkpoint_every,
         profile_at=config.profile_at,
+        patience=config.early_stopping,
       ),
       batch_size=config.batch_size,
       schedules=start.schedules,
@@ -227,7 +256,7 @@ class Trainer:
     return Start(
       tasks,
       schedules,
-      self.make_step(trials, tasks, optimizer),
+      self.make_step(trials, tasks),
       create_state(params, optimizer, self.context.mesh),
     )
 
@@ -235,11 +264,12 @@ class Trainer:
     """The task of a trial, before training."""
     config = trial.config
     kind = REGIMES[config.regime]
+    padded = self._padded_classes
     return create.init_task(
       jax.random.key(config.seed),
       self.backbone,
       name=trial.name,
-      num_classes=self.train.num_classes,
+      num_classes=padded or self.train.num_classes,
       cells=config.task.cells if kind.has_memory else 0,
       regime=config.regime,
       bottleneck=config.task.bottleneck if kind.has_adapters else 0,
@@ -247,13 +277,8 @@ class Trainer:
       memory_norm=config.task.memory_norm,
       memory_std=config.task.memory_std,
       cls_init=config.task.cls_init,
-      class_names=self.train.class_names,
-      evaluation=image_ops.evaluation_of(
-        config.data.eval_crop,
-        config.data.resize,
-        config.image_size,
-        self.backbone.evaluation,
-      ),
+      class_names=() if padded else self.train.class_names,
+      evaluation=self.preprocessing,
     )
 
   def _quieted(
@@ -268,7 +293,7 @@ class Trainer:
     }
     if not quiet:
       return tasks
-    with contextlib.closing(self._train_batches(0)) as batches:
+    with contextlib.closing(self._image_batches(0)) as batches:
       # As many rows as pass the model at once.
       rows = next(batches)["image"][:: self.config.optim.accumulation_steps]
     images = sharding.shard_batch({"image": rows}, self.context.mesh)["image"]
@@ -281,19 +306,30 @@ class Trainer:
     }
 
   def make_step(
-    self,
-    trials: Sequence[Trial],
-    tasks: Mapping[str, Task],
-    optimizer: Any,
+    self, trials: Sequence[Trial], tasks: Mapping[str, Task]
   ) -> Step:
-    """One optimiser step for the tasks of a pack."""
+    """One optimiser step for the tasks of a pack.
+
+    Packs that differ in their data and first values alone share it, and what
+    it has compiled.
+    """
+    optim_config = self.config.optim
+    mixup = None
+    if optim_config.mixup:
+      mixup = Mixup(optim_config.mixup, data_seed(self.config))
     specs = (t.spec for t in (*self.parents, *tasks.values()))
-    return Step(
-      split_forward.make_split_forward(self.backbone.config, tuple(specs)),
-      optimizer,
-      self.context.mesh,
-      label_smoothing={t.name: t.config.optim.label_smoothing for t in trials},
-      accumulation_steps=self.config.optim.accumulation_steps,
+    return shared_step(
+      StepPlan(
+        backbone=self.backbone.config,
+        specs=tuple(without_classes(spec) for spec in specs),
+        optimizers=tuple(
+          (t.name, t.config.optim, t.config.learning_rate) for t in trials
+        ),
+        total_steps=self.config.total_steps,
+        mixup=mixup,
+        accumulation_steps=optim_config.accumulation_steps,
+        mesh=self.context.mesh,
+      )
     )
 
   def _validate(
@@ -304,23 +340,32 @@ class Trainer:
       dataclasses.replace(task, params=params[name])
       for name, task in start.tasks.items()
     ]
-    return self.evaluate(trained, split)
+    if not self.kept:
+      return self.evaluate(trained, split)
+    batches = self.kept.eval_batches(split, self.frozen_pass(start.step))
+    return self.evaluate(trained, split, batches)
 
   def evaluate(
     self,
     tasks: Sequence[Task],
     source: Reader,
+    kept: Iterable[dict[str, Any]] | None = None,
   ) -> dict[str, dict[str, Any]]:
     """Evaluate tasks on a split of their data set, in one pass.
+
+    Args:
+      tasks: trained side by side.
+      source: the split.
+      kept: its batches, where their frozen part is kept.
 
     Raises:
       Interrupted: between two batches, where it was asked to stop.
     """
-    outputs = self.predictor(tasks)
+    outputs = self.predictor(tasks, kept=kept is not None)
 
-    def predict(images: jax.Array) -> dict[str, jax.Array]:
+    def predict(inputs: Any) -> dict[str, jax.Array]:
       self.context.stop.check()
-      return outputs(images)
+      return outputs(inputs)
 
     return evaluate_source(
       predict,
@@ -328,32 +373,91 @@ class Trainer:
       tasks[0].spec.evaluation,
       batch_size=self.config.batch_size_eval,
       mesh=self.context.mesh,
+      batches=kept,
     )
 
-  def predictor(self, tasks: Sequence[Task]) -> Predict:
-    """How tasks are evaluated: images (b, side, side, 3) -> {name: logits}."""
-    return evaluation.predict_fn(
+  def predictor(self, tasks: Sequence[Task], *, kept: bool = False) -> Predict:
+    """How tasks are evaluated: see `predict_fn`."""
+    predict = evaluation.predict_fn(
       self.backbone,
       [*self.parents, *tasks],
       self.context.mesh,
       outputs=[task.name for task in tasks],
+      classes=self._padded_classes,
+      kept=kept,
     )
+    if not self._padded_classes:
+      return predict
+    return padded_head.of_classes(predict, self.train.num_classes)
+
+  @functools.cached_property
+  def kept(self) -> Kept | None:
+    """What is kept of the frozen pass, for all packs; None for nothing."""
+    if self.config.keep.what == "none":
+      return None
+    return Kept(
+      self.config, self.preprocessing, self.context.mesh, self.context.stop
+    )
+
+  def frozen_pass(self, step: Step) -> Prepare:
+    """Images (b, side, side, 3) -> what a step reads; that of all packs."""
+    return functools.partial(step.prepare, self.frozen())
 
   def frozen(self) -> dict[str, Any]:
     """The arrays that a pack reads and does not train."""
-    return {
+    frozen = {
       "backbone": self.backbone.params,
       "tasks": {task.spec.name: task.params for task in self.parents},
     }
+    classes = self._head_classes
+    if jax.tree.leaves(classes):
+      frozen["classes"] = sharding.put(classes, self.context.mesh)
+    return frozen
+
+  @functools.cached_property
+  def _head_classes(self) -> HeadClasses:
+    """What heads are told of the classes of the training split."""
+    classes = self.train.num_classes
+    is_class = padded_head.is_class(self._padded_classes, classes)
+    weights = None
+    if self._weighs_classes:
+      weights = balanced_weights(
+        processes.on_process_0(lambda: class_counts(self.train))
+      )
+      more = max(0, self._padded_classes - classes)
+      weights = np.pad(weights, (0, more))
+    return HeadClasses(is_class, weights)
+
+  @property
+  def _padded_classes(self) -> int:
+    return self.config.task.padded_classes
+
+  @property
+  def _weighs_classes(self) -> bool:
+    trials = sweep.trials_of(self.config, "any")
+    return any(trial.config.optim.class_weights for trial in trials)
 
   def _untouched(self) -> dict[str, Any]:
     """What stays as it is: of `full`, nothing of the backbone."""
-    frozen = self.frozen()
+    frozen = {k: v for k, v in self.frozen().items() if k != "classes"}
     if REGIMES[self.config.regime].holds_backbone:
       frozen["backbone"] = {}
     return frozen
 
-  def _train_batches(self, start: int) -> Any:
+  def _train_batches(self, start: Start, step: int) -> Any:
+    """The batches behind a step; what is kept of them is computed here."""
+    config = self.config
+    if self.kept:
+      if step == config.total_steps:  # nothing is left to be trained
+        return iter(())
+      prepare = self.frozen_pass(start.step)
+      return self.kept.train_batches(
+        self.train, prepare, step * config.batch_size
+      )
+    return self._image_batches(step * config.batch_size)
+
+  def _image_batches(self, start: int) -> Any:
+    """Batches of images, from the example `start` on."""
     config = self.config
     return batching.train_batches(
       self.train,
@@ -362,10 +466,13 @@ class Trainer:
       batch_size=config.batch_size,
       seed=data_seed(config),
       start=start,
+      interpolation=self.preprocessing.interpolation,
     )
 
   def _train_examples(self, step: int) -> list[str]:
     config = self.config
+    if self.kept:
+      return self.kept.train_examples(self.train, step)
     return batching.train_examples(
       self.train,
       seed=data_seed(config),
@@ -382,5 +489,7 @@ class Trainer:
       "variants": {t.name: t.label for t in trials},
       "data": {"classes": list(self.train.class_names)},
       "files": self.record.compared,
+      # Each process draws from the rows that it keeps.
+      "drawn_by": jax.process_count() if self.kept else 1,
       "config": resume.what_matters(to_dict(self.config)),
     }

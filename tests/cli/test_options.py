@@ -40,6 +40,7 @@ from memory_vit import config as config_lib
 from memory_vit.data import batching, datasets
 from memory_vit.errors import MemoryVitError
 from memory_vit.evaluation import evaluate
+from memory_vit.kept import compute
 from memory_vit.model import trees, vit_config
 from memory_vit.runtime import sharding
 from memory_vit.study import plan
@@ -111,11 +112,16 @@ FOLDER = {
   "data.name": "folder", "data.dir": "FOLDER", "data.train": "train",
   "data.validation": "train", "data.test": "train", "task.name": "pictures",
 }  # fmt: skip
+SQUEEZED = {"data.train_crop": "resize", "data.flip": False}
+KEPT = {**SQUEEZED, "keep.what": "contexts"}
+VIEWS = {**SMALL, "keep.what": "contexts", "keep.views": 3, "total_steps": 12}
 BROKEN = {**FOLDER, "data.dir": "BROKEN"}
 TFDS = {**FOLDER, "data.name": "own", "data.dir": "TFDS"}
 CODE = {**TFDS, "data.dir": "CODE"}
 ADAPTER = {"regime": "adapter"}
 ADAMW = {"optim.name": "adamw"}
+# Nothing is learned, so that no evaluation is better than the first.
+STOPS = {"eval_every": 1, "learning_rate": 1e-9}
 # Each step multiplies all parameters by a million millions.
 DIVERGES = {
   "optim.name": "adamw", "optim.weight_decay": 1e6, "learning_rate": 1e6,
@@ -161,6 +167,8 @@ ROWS = [
   row("regime", "adapter", "task", "learned"),
   row("eval_every", 1, "when", "evaluated", "evaluation batches", "files",
       maybe=("result",)),
+  row("early_stopping", 1, "when", "files", "result", given=STOPS,
+      maybe=("evaluated", "evaluation batches", "examples", "crops", "parts")),
   row("checkpoint_every", 1, "when", "files"),
   row("log_every", 1, "when", goes_on=True),
   row("profile_at", 2, "when", goes_on=True),
@@ -171,6 +179,7 @@ ROWS = [
   row("data.dir", "FOLDER2", "crops", "evaluated", "learned", given=FOLDER),
   row("data.train", "train[:30]", "examples", "crops", "learned"),
   row("data.train_crop", "small", "crops", "learned"),
+  row("data.train_crop", "resize", "crops", "learned"),
   row("data.flip", False, "crops", "learned"),
   row("data.resize", 10, "crops", "learned", given=SMALL),
   row("data.resize", 10, "task", "evaluated", given=CENTRAL, maybe=("result",)),
@@ -180,11 +189,19 @@ ROWS = [
   # What a state says of its data is written otherwise then; it is compared as
   # it was written.
   row("data.digest", "contents", "result"),
+  row("data.per_class", 2, "examples", "crops", "learned"),
+  row("data.first", 20, "examples", "crops", "learned"),
   row("data.validation", "train[50:60]", "evaluated", "result"),
   row("data.test", "test[10:20]", "evaluated", "result"),
   row("data.eval_crop", "central", "task", "evaluated", maybe=("result",)),
   row("data.eval_crop", "resize", "task", "evaluated",
       given={"backbone": "STATES"}, maybe=("result",)),
+  row("keep.what", "contexts", "crops", "evaluated", "placement",
+      given=SQUEEZED),
+  # The third epoch takes the third view, or the first one again.
+  row("keep.views", 2, "crops", "learned", given=VIEWS),
+  row("keep.dtype", "bfloat16", "crops", "evaluated", "learned", given=KEPT),
+  row("keep.where", "device", "placement", given=KEPT, goes_on=True),
   row("task.name", "mine", "task", "files", "result"),
   row("task.cells", 1, "task", "study", "learned"),
   row("task.bottleneck", 2, "task", "learned", given=ADAPTER),
@@ -195,6 +212,7 @@ ROWS = [
   row("task.memory_std", 0.5, "task", "learned"),
   row("task.memory_init", "quiet", "task", "learned"),
   row("task.cls_init", "normal", "task", "learned"),
+  row("task.padded_classes", 9, "task", "learned"),
   row("optim.name", "adamw", "learned"),
   row("optim.momentum", 0.5, "learned"),
   row("optim.weight_decay", 0.5, "learned", given=ADAMW),
@@ -206,6 +224,8 @@ ROWS = [
   row("optim.warmup_steps", 3, "rates", "learned"),
   row("optim.schedule", "constant", "rates", "learned"),
   row("optim.label_smoothing", 0.3, "learned"),
+  row("optim.class_weights", "balanced", "learned"),
+  row("optim.mixup", 0.5, "parts", "learned"),
   row("optim.max_skipped", 2, "refused", given=DIVERGES),
   row("optim.accumulation_steps", 2, "parts"),
   row("sweep.learning_rate", (0.3, 0.5), "task", "rates", "files", "study",
@@ -527,6 +547,7 @@ class Watcher:
     self._wrap(loop.Loop, "fit", self._see_fit, self._see_learned)
     self._wrap(Step, "__call__", before=self._see_step)
     self._wrap(Step, "gradient", before=self._see_part)
+    self._wrap(compute, "compute", before=self._see_kept)
     self._wrap(evaluate, "evaluate_source", before=self._see_evaluation)
     self._wrap(sharding, "prefetch", after=self._see_batches)
     self._wrap(progress.Progress, "report", before=self._at("report"))
@@ -591,6 +612,9 @@ class Watcher:
   def _see_part(self, step, params, frozen, batch):
     self._see("parts", len(batch["label"]))
 
+  def _see_kept(self, views, starts, prepare, rows, **options):
+    self._see("placement", type(rows).__name__)
+
   def _see_evaluation(self, predict, source, *args, **options):
     self._see("evaluated", (source.name, source.split))
     self._see("when", ("evaluate", self._step))
@@ -598,7 +622,11 @@ class Watcher:
   def _see_batches(self, batches, *args):
     evaluated = []
     for batch in batches:
-      image, label = np.asarray(batch["image"]), np.asarray(batch["label"])
+      # Of what is kept, the first leaf stands for the image.
+      shown = batch.get("image", batch.get("inputs"))
+      image, label = map(
+        np.asarray, (jax.tree.leaves(shown)[0], batch["label"])
+      )
       if "mask" in batch:
         real = np.asarray(batch["mask"]) > 0
         self._see("evaluation batches", len(label))
