@@ -272,7 +272,7 @@ class Trainer:
       num_classes=padded or self.train.num_classes,
       cells=config.task.cells if kind.has_memory else 0,
       regime=config.regime,
-      bottleneck=config.task.bottleneck if kind.has_adapters else 0,
+      bottleneck=config.task.bottleneck if kind.has_bottleneck else 0,
       attends_to=self.attends_to,
       memory_norm=config.task.memory_norm,
       memory_std=config.task.memory_std,
