@@ -159,6 +159,12 @@ class TaskConfig:
   cls_init: str = option(
     "pretrained", Choice(("pretrained", "normal")), resume="never", sweep=True
   )
+  # Above 0, the head is trained with so many outputs, of which those beyond the
+  # classes of the data set get no probability and are not exported: tasks with
+  # different numbers of classes then run the same compiled programs.
+  padded_classes: int = option(
+    0, Number(0, 2**20, "outputs of a head"), resume="never"
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -213,6 +219,17 @@ class OptimConfig:
     Number(0, 1, "a probability", below=True),
     resume="on_request",
     sweep=True,
+  )
+  # "balanced" weighs the loss of an example by n / (classes * count), with the
+  # count of its class in the training split: rare classes count as much as
+  # frequent ones. "" weighs all examples alike.
+  class_weights: str = option(
+    "", Choice(("", "balanced")), resume="never", sweep=True
+  )
+  # Above 0, mixup: images are mixed in pairs, with shares drawn from
+  # Beta(mixup, mixup). 0.2 is common; the trials of a sweep share their images.
+  mixup: float = option(
+    0.0, Number(0, 1e3, "of a beta distribution"), resume="on_request"
   )
   # An update that is not finite is skipped; after so many in a row, training of
   # that task stops.
@@ -286,7 +303,8 @@ class SweepConfig:
     resume="never",
   )
   # "best" exports the trial that is best on validation, as task.name; "all"
-  # the others too, as task.name-00, -01, ...
+  # the others too, as task.name-00, -01, ... Without a validation split there
+  # is no best one: only "all" is possible then, and task.name is the first.
   export: str = option("best", Choice(("best", "all")), resume="free")
   # Where not all trials fit into so much memory (GiB), they are trained in
   # several passes; 0 is what is free.
@@ -411,6 +429,12 @@ class Config:
   # Steps between evaluations on data.validation. The last step is evaluated
   # whatever is said here: a shorter run, also of few `epochs`, at that alone.
   eval_every: int = option(1_000, _STEPS, resume="on_request")
+  # Training stops after so many evaluations in a row by which no trial became
+  # better on validation; 0 goes on to the last step. The learning rate still
+  # falls as if no run stopped early: "constant" may suit this better.
+  early_stopping: int = option(
+    0, Number(0, 2**31 - 1, "evaluations"), resume="on_request"
+  )
   # Steps between saved states. The last step is saved whatever is said here.
   checkpoint_every: int = option(1_000, _STEPS, resume="on_request")
   # Steps between progress lines.
@@ -477,6 +501,11 @@ def _of_training(config: Config) -> list[str]:
     lines.append(
       f"config.optim.weight_decay is {config.optim.weight_decay}, which 'sgd' "
       "does not use: expected 0, or config.optim.name 'adamw'."
+    )
+  if config.early_stopping and not config.data.validation:
+    lines.append(
+      f"config.early_stopping is {config.early_stopping}, and there is no "
+      "config.data.validation to look at: expected 0, or a split."
     )
   if not config.epochs:
     lines += beyond_the_end(config)

@@ -98,6 +98,7 @@ def predict_fn(
   tasks: Sequence[Task],
   mesh: Mesh,
   outputs: Sequence[str] | None = None,
+  classes: int = 0,
 ) -> Predict:
   """Build the function from images to logits of tasks of any regime.
 
@@ -108,6 +109,7 @@ def predict_fn(
     mesh: on whose devices the tasks are put.
     outputs: names of what is predicted; by default all tasks. Beside tasks that
       compose, `BACKBONE` is the original output.
+    classes: see `inference.fill_slots`.
 
   Returns:
     The function, of what is named by `outputs`.
@@ -115,7 +117,9 @@ def predict_fn(
   if outputs is None:
     outputs = [task.name for task in tasks]
   if all(REGIMES[task.spec.regime].composes for task in tasks):
-    slots = inference.fill_slots(backbone, tasks) if tasks else ()
+    slots = (
+      inference.fill_slots(backbone, tasks, classes=classes) if tasks else ()
+    )
     forward = functools.partial(inference.forward, backbone, slots, check=False)
   else:  # they take the place of the head
     placed = [

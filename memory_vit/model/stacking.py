@@ -80,11 +80,15 @@ def _stack_norms(tasks: Sequence[Tree], slots: int) -> Tree | None:
   return _stack([task.get("norms", none) for task in tasks], slots, axis=1)
 
 
-def stack_heads(tasks: Sequence[Tree], slots: int) -> Tree:
-  """Kernels (t, d, c) and biases (t, c), with zeros where nothing is."""
+def stack_heads(tasks: Sequence[Tree], slots: int, classes: int = 0) -> Tree:
+  """Kernels (t, d, c) and biases (t, c), with zeros where nothing is.
+
+  c is the greatest number of classes, or `classes` where that is more, rounded
+  up.
+  """
   heads = [task["head"] for task in tasks]
   d = heads[0]["kernel"].shape[0]
-  c = round_up_to(max(head["bias"].shape[0] for head in heads), 128)
+  c = round_up_to(max(classes, *(head["bias"].shape[0] for head in heads)), 128)
   shapes = {"kernel": (d, c), "bias": (c,)}
   return _stack(
     [{k: _pad(head[k], shapes[k]) for k in shapes} for head in heads], slots

@@ -111,7 +111,12 @@ def memory_program(
 
 
 def fill_slots(
-  backbone: Backbone, tasks: TasksLike, *, slots: int = 0, cells: int = 0
+  backbone: Backbone,
+  tasks: TasksLike,
+  *,
+  slots: int = 0,
+  cells: int = 0,
+  classes: int = 0,
 ) -> Slots:
   """Make tasks ready to be read many times.
 
@@ -127,6 +132,7 @@ def fill_slots(
       one, and all that they attend to must be among them.
     slots: t, at least.
     cells: m, at least.
+    classes: c, at least.
 
   Returns:
     What `read` and `forward` take in place of the tasks.
@@ -142,7 +148,7 @@ def fill_slots(
   require_fit(tasks)
   specs = tuple(task.spec for task in tasks)
   stacked, heads, mask = _stack_program(
-    [task.params for task in tasks], slot_mask(specs, slots, cells)
+    [task.params for task in tasks], slot_mask(specs, slots, cells), classes
   )
   arrays = SlotArrays(
     cls=stacked.cls,
@@ -156,13 +162,13 @@ def fill_slots(
   return Slots(specs, arrays)
 
 
-@jax.jit
+@functools.partial(jax.jit, static_argnums=2)
 def _stack_program(
-  params: Sequence[Tree], mask: TaskMask
+  params: Sequence[Tree], mask: TaskMask, classes: int
 ) -> tuple[StackedTasks, Tree, TaskMask]:
   """Stack tasks in one program: there would be one for each operation."""
   stacked = stack_tasks(params, mask)
-  return stacked, stack_heads(params, len(stacked.cls)), mask
+  return stacked, stack_heads(params, len(stacked.cls), classes), mask
 
 
 def encode(

@@ -33,7 +33,8 @@ Save = Callable[[TrainState, LoopState], None]
 class Steps:
   """How long to train, and how often what happens; all in steps, 0 is never.
 
-  The last step is evaluated and saved whatever is said here.
+  The last step is evaluated and saved whatever is said here. `patience` is in
+  evaluations: after so many in a row without a better one training stops.
   """
 
   total: int
@@ -41,10 +42,18 @@ class Steps:
   evaluate: int = 0
   checkpoint: int = 0
   profile_at: int = 0
+  patience: int = 0
 
   def due(self, step: int, every: int) -> bool:
     """Whether something that happens `every` so many steps happens now."""
     return step == self.total or (every > 0 and step % every == 0)
+
+  def stopped_early(self, step: int, past: LoopState) -> bool:
+    """Whether no name became better for long, as was seen at this step."""
+    if not (self.patience and step and self.due(step, self.evaluate)):
+      return False
+    since = [b.step for name, b in past.best.items() if name not in past.lost]
+    return all(step - best >= self.patience * self.evaluate for best in since)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +128,9 @@ class Loop:
       past: of the run that is continued.
 
     Returns:
-      The last state; and the best of every name, with the time that steps took.
+      The last state, which may be an earlier one than `steps.total` where
+      training stops early; and the best of every name, with the time that steps
+      took.
 
     Raises:
       DivergedError: where every name is lost. Nothing is saved after the step
@@ -136,6 +147,9 @@ class Loop:
       if past.pending:  # it was saved when it was interrupted
         past = self._evaluate_and_save(state, past, monitors, saves=False)
       for step in range(first + 1, steps.total + 1):
+        if steps.stopped_early(step - 1, past):
+          _show_early_stop(step - 1, past, steps.patience)
+          break
         monitors.profile.before(step)
         state, metrics = self.step_fn(state, self.frozen, next(on_devices))
         monitors.divergence.add(metrics)
@@ -242,6 +256,16 @@ class Loop:
       name: {**values, "learning_rate": float(self.schedules[name](step - 1))}
       for name, values in metrics.items()
     }
+
+
+def _show_early_stop(step: int, past: LoopState, patience: int) -> None:
+  """Log that training stops before its last step, and when it was best."""
+  best = {name: found.step for name, found in past.best.items()}
+  logger.info(
+    "stopped early at step %d (config.early_stopping %d): nothing became "
+    "better on validation since the steps %s",
+    step, patience, best,
+  )  # fmt: skip
 
 
 def _show_validation(

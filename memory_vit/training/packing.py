@@ -109,7 +109,7 @@ def pack_bytes(trainer: Trainer, trials: Sequence[Trial]) -> int:
     "image": jax.ShapeDtypeStruct(shape, jnp.float32),
     "label": jax.ShapeDtypeStruct((config.batch_size,), jnp.int32),
   }
-  step = trainer.make_step(trials, tasks, optimizer)
+  step = trainer.make_step(trials, tasks)
   needed = step.peak_bytes(
     state.params, trainer.frozen(), batch, config.batch_size_eval
   )

@@ -69,6 +69,7 @@ def evaluate_trained(
     for name, task in pack.tasks.items():
       result = dataclasses.replace(
         _result(by_name[name], task, tests.get(name)),
+        steps=pack.steps,
         best_step=pack.best[name].step,
         val_accuracy=pack.best[name].accuracy,
         skipped_updates=pack.skipped.get(name, 0),
@@ -89,7 +90,6 @@ def _result(
     learning_rate=config.learning_rate,
     seed=config.seed,
     varied=dict(trial.varied),
-    steps=config.total_steps,
     trainable_params=trees.count(task.params),
     chance=1 / task.spec.num_classes,
   )

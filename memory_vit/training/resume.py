@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memory_vit.config import OPTIONS
+from memory_vit.config import OPTIONS, Config, to_dict
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.reader import Reader
 from memory_vit.errors import TrainingError
@@ -90,7 +90,7 @@ def resume(
   step = checkpoints.latest()
   if step is None:
     return state, None
-  found = checkpoints.meta(step)
+  found = _with_defaults(checkpoints.meta(step), meta)
   changed = config_changes.changes(
     step, found["config"], meta["config"], may_change
   )
@@ -139,6 +139,15 @@ def resume(
     timed_steps=steps,
     timed_seconds=seconds,
   )
+
+
+def _with_defaults(
+  found: Mapping[str, Any], now: Mapping[str, Any]
+) -> dict[str, Any]:
+  """What a state says, with the defaults of options that are newer than it."""
+  defaults = what_matters(to_dict(Config()))
+  known = {k: v for k, v in defaults.items() if k in now["config"]}
+  return {**found, "config": {**known, **found["config"]}}
 
 
 def _data_changes(

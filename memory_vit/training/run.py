@@ -26,6 +26,7 @@ from memory_vit.training import (
   consistency,
   open_backbone,
   packing,
+  padded_head,
   pretrain,
   requirements,
   resolve,
@@ -169,6 +170,7 @@ def _open_inputs(
   train = datasets.open_on_all_processes(configured_splits(config)["train"])
   config = resolve.with_backbone(config, backbone)
   config = resolve.with_steps(config, train.size)
+  padded_head.require_width(config.task.padded_classes, train.num_classes)
   trials = sweep.trials_of(config, name)
   requirements.require_within(trials)
   requirements.require_memory(config)  # once more: image_size may have been 0

@@ -2,7 +2,7 @@
 
 import functools
 import types
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import flax.struct
@@ -15,6 +15,8 @@ from memory_vit.model import trees
 from memory_vit.runtime import sharding
 from memory_vit.tasks.split_forward import SplitForward
 from memory_vit.training import optim
+from memory_vit.training.loss import HeadClasses, loss_and_accuracy
+from memory_vit.training.mixup import Mixup, mix
 
 
 @flax.struct.dataclass
@@ -46,7 +48,8 @@ class Step:
   """One optimiser step on a batch, in three programs.
 
   `SplitForward.prepare` (everything frozen), the gradient (everything trained),
-  and the update. A batch may pass the first two in parts.
+  and the update. A batch may pass the first two in parts; its images may be
+  mixed before.
 
   Attributes:
     gradient_program: the compiled function (trained, frozen, inputs, labels) ->
@@ -60,6 +63,8 @@ class Step:
     mesh: Mesh,
     *,
     label_smoothing: Mapping[str, float] = types.MappingProxyType({}),
+    weighted: Collection[str] = (),
+    mixup: Mixup | None = None,
     accumulation_steps: int = 1,
   ) -> None:
     """Build the programs; nothing is compiled yet.
@@ -69,11 +74,13 @@ class Step:
       optimizer: over {name: parameters}.
       mesh: over which batches are split.
       label_smoothing: {name: share}; 0 for those that are not named.
+      weighted: names whose loss weighs classes, see `HeadClasses`.
+      mixup: how images are mixed; None where they are not.
       accumulation_steps: parts in which a batch goes through the model.
     """
     self._prepare, self._mesh = forward.prepare, mesh
     self._parts = accumulation_steps
-    loss = functools.partial(_loss, forward, label_smoothing)
+    loss = functools.partial(_loss, forward, label_smoothing, weighted)
     # Of gradient and state, the layout is fixed within the programs.
     outputs = (None, sharding.replicated(mesh))
     self.gradient_program = jax.jit(
@@ -85,12 +92,18 @@ class Step:
       donate_argnums=0,
       out_shardings=outputs,
     )
+    self._mix = None
+    if mixup:
+      self._mix = jax.jit(
+        functools.partial(mix, mixup=mixup),
+        out_shardings=sharding.by_rows(mesh),
+      )
     self._split = jax.jit(
       _split, static_argnums=(1, 2), out_shardings=sharding.by_rows(mesh)
     )
 
   def gradient(
-    self, params: Any, frozen: Any, batch: dict[str, jax.Array]
+    self, params: Any, frozen: Any, batch: dict[str, Any]
   ) -> tuple[Any, dict[str, dict[str, jax.Array]]]:
     """The gradient of the mean loss of every name, and its metrics."""
     inputs = self._prepare(frozen, batch["image"])
@@ -112,12 +125,15 @@ class Step:
       evaluated: images in a batch of evaluation.
     """
     rows = sharding.by_rows(self._mesh)
+    passed = batch
+    if self._mix:
+      passed = jax.eval_shape(self._mix, dict(batch), jnp.int32(0))
 
     def on_rows(a: Any, parts: int = 1) -> jax.ShapeDtypeStruct:
       shape = (a.shape[0] // parts, *a.shape[1:])
       return jax.ShapeDtypeStruct(shape, a.dtype, sharding=rows)
 
-    part = {name: on_rows(a, self._parts) for name, a in batch.items()}
+    part = jax.tree.map(lambda a: on_rows(a, self._parts), dict(passed))
     prepare = jax.jit(self._prepare).lower(frozen, part["image"])
     inputs = jax.tree.map(on_rows, prepare.out_info)
     program = self.gradient_program
@@ -126,7 +142,7 @@ class Step:
     used = [p.compile().memory_analysis() for p in (prepare, gradient)]
     programs = [0 if u is None else u.temp_size_in_bytes for u in used]
     # Evaluation hands over as much for an image, and may have more of them.
-    images = part["label"].shape[0]
+    images = part["image"].shape[0]
     contexts = trees.bytes_of(inputs) * max(1.0, evaluated / images)
     # Two batches are on their way while one is used.
     kept = contexts + 3 * trees.bytes_of(batch)
@@ -148,6 +164,8 @@ class Step:
       name, or what would become of its parameters, is not finite, they and its
       optimiser stay as they are: "skipped" is 1.
     """
+    if self._mix:
+      batch = self._mix(batch, state.step)
 
     def part(i: int) -> Any:
       rows = batch if self._parts == 1 else self._split(batch, self._parts, i)
@@ -160,20 +178,19 @@ class Step:
     return self._update(state, grads, metrics, 1.0 / self._parts)
 
 
-def _split(
-  batch: dict[str, jax.Array], parts: int, i: int
-) -> dict[str, jax.Array]:
+def _split(batch: dict[str, Any], parts: int, i: int) -> dict[str, Any]:
   """Every `parts`-th row, from row i: each device keeps rows of its own."""
-  return {name: rows[i::parts] for name, rows in batch.items()}
+  return jax.tree.map(lambda rows: rows[i::parts], batch)
 
 
 def _loss(
   forward: SplitForward,
   label_smoothing: Mapping[str, float],
+  weighted: Collection[str],
   params: Any,
   frozen: Any,
   inputs: Any,
-  labels: jax.Array,
+  labels: Any,
 ) -> tuple[jax.Array, dict[str, dict[str, jax.Array]]]:
   """The sum over names of the mean loss.
 
@@ -181,14 +198,18 @@ def _loss(
   read each other as they are, or not at all.
   """
   metrics = {}
+  classes = frozen.get("classes", HeadClasses())
   for name, logits in forward.logits(params, frozen, inputs).items():
-    targets = optax.smooth_labels(
-      jax.nn.one_hot(labels, logits.shape[-1]), label_smoothing.get(name, 0.0)
+    weights = classes.weights if name in weighted else None
+    loss, accuracy = loss_and_accuracy(
+      logits,
+      labels,
+      smoothing=label_smoothing.get(name, 0.0),
+      classes=classes._replace(weights=weights),
     )
-    loss = optax.softmax_cross_entropy(logits, targets).mean()
-    accuracy = (logits.argmax(-1) == labels).mean()
     metrics[name] = {"loss": loss, "accuracy": accuracy}
-  return sum(m["loss"] for m in metrics.values()), metrics
+  losses = [values["loss"] for values in metrics.values()]
+  return functools.reduce(jnp.add, losses), metrics
 
 
 def _gradient(loss_gradient: Any, mesh: Mesh, *args: Any) -> tuple[Any, Any]:

@@ -55,9 +55,11 @@ def trials_of(config: Config, name: str) -> list[Trial]:
   """
   if not config.sweep.is_on:
     return [Trial(name, {}, config)]
-  if not config.data.validation:
+  if not config.data.validation and config.sweep.export != "all":
     raise ConfigError(
-      "config.sweep needs config.data.validation: the best trial is exported."
+      "config.sweep needs config.data.validation, on which the best trial is "
+      'chosen, or config.sweep.export="all", which exports each after its last '
+      "step."
     )
   made_here = config.pretrain.variant or config.backbone.startswith(RANDOM)
   if config.sweep.seed and made_here:

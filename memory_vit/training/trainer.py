@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from memory_vit.config import Config, data_seed, to_dict
 from memory_vit.data import batching, image_ops
+from memory_vit.data.class_counts import class_counts
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.reader import Reader
 from memory_vit.evaluation import evaluate as evaluation
@@ -18,14 +20,22 @@ from memory_vit.evaluation.evaluate import Predict, evaluate_source
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.regimes import REGIMES
 from memory_vit.model.task import Task
-from memory_vit.tasks import create, split_forward
+from memory_vit.runtime import processes, sharding
+from memory_vit.tasks import create
 from memory_vit.tasks.compose import require_fit
-from memory_vit.training import optim, resume, summary
+from memory_vit.training import optim, padded_head, resume, summary, sweep
 from memory_vit.training.checkpoints import Checkpoints
 from memory_vit.training.loop import Loop, Save, Steps
 from memory_vit.training.loop_state import BestParams, LoopState
+from memory_vit.training.loss import HeadClasses, balanced_weights
+from memory_vit.training.mixup import Mixup
 from memory_vit.training.run_context import RunContext
 from memory_vit.training.step import Step, TrainState, create_state
+from memory_vit.training.step_plan import (
+  StepPlan,
+  shared_step,
+  without_classes,
+)
 from memory_vit.training.sweep import Trial
 
 logger = logging.getLogger(__name__)
@@ -42,6 +52,7 @@ class PackResult:
     lost: {trial's name: the step at which too much was not finite}.
     skipped: {trial's name: how many updates were not finite}.
     changes: of the configuration on the way, from `config_changes.changes`.
+    steps: how long it was trained.
     examples: number of training images in the steps that were timed.
     seconds: time that these steps took.
   """
@@ -51,6 +62,7 @@ class PackResult:
   lost: Mapping[str, int]
   skipped: dict[str, int] = dataclasses.field(default_factory=dict)
   changes: tuple[Mapping[str, Any], ...] = ()
+  steps: int = 0
   examples: int = 0
   seconds: float = 0.0
 
@@ -122,9 +134,12 @@ class Trainer:
     params = start.state.params
     logger.info("\n%s", summary.parameter_overview(params, self._untouched()))
     with Checkpoints(directory) as checkpoints:
-      past = self._fit(trials, start, checkpoints, logdirs)
+      steps, past = self._fit(trials, start, checkpoints, logdirs)
     tasks = {
-      name: dataclasses.replace(task, params=past.best[name].params)
+      name: padded_head.without_padding(
+        dataclasses.replace(task, params=past.best[name].params),
+        self.train.class_names,
+      )
       for name, task in start.tasks.items()
       if past.best[name].params is not None
     }
@@ -134,6 +149,7 @@ class Trainer:
       lost=past.lost,
       skipped={name: found.total for name, found in past.skipped.items()},
       changes=past.changes,
+      steps=steps,
       examples=past.timed_steps * self.config.batch_size,
       seconds=past.timed_seconds,
     )
@@ -144,8 +160,8 @@ class Trainer:
     start: Start,
     checkpoints: Checkpoints,
     logdirs: Mapping[str, Path],
-  ) -> LoopState:
-    """Take the steps of a pack that are left."""
+  ) -> tuple[int, LoopState]:
+    """Take the steps of a pack that are left; count those of the whole run."""
     config, meta = self.config, self.meta(trials)
     splits = {"train": self.train}
     if self.validation:
@@ -169,7 +185,8 @@ class Trainer:
     title = trials[0].name if len(trials) == 1 else many
     batches = self._train_batches(int(state.step) * config.batch_size)
     run = self._loop(start, title, save, logdirs)
-    return run.fit(state, batches, past)[1]
+    state, past = run.fit(state, batches, past)
+    return int(state.step), past
 
   def _loop(
     self, start: Start, title: str, save: Save, logdirs: Mapping[str, Path]
@@ -190,6 +207,7 @@ class Trainer:
         evaluate=config.eval_every,
         checkpoint=config.checkpoint_every,
         profile_at=config.profile_at,
+        patience=config.early_stopping,
       ),
       batch_size=config.batch_size,
       schedules=start.schedules,
@@ -223,7 +241,7 @@ class Trainer:
     return Start(
       tasks,
       schedules,
-      self.make_step(trials, tasks, optimizer),
+      self.make_step(trials, tasks),
       create_state(params, optimizer, self.context.mesh),
     )
 
@@ -231,11 +249,12 @@ class Trainer:
     """The task of a trial, before training."""
     config = trial.config
     kind = REGIMES[config.regime]
+    padded = self._padded_classes
     return create.init_task(
       jax.random.key(config.seed),
       self.backbone,
       name=trial.name,
-      num_classes=self.train.num_classes,
+      num_classes=padded or self.train.num_classes,
       cells=config.task.cells if kind.has_memory else 0,
       regime=config.regime,
       bottleneck=config.task.bottleneck if kind.has_adapters else 0,
@@ -243,7 +262,7 @@ class Trainer:
       memory_norm=config.task.memory_norm,
       memory_std=config.task.memory_std,
       cls_init=config.task.cls_init,
-      class_names=self.train.class_names,
+      class_names=() if padded else self.train.class_names,
       evaluation=image_ops.evaluation_of(
         config.data.eval_crop,
         config.data.resize,
@@ -253,19 +272,30 @@ class Trainer:
     )
 
   def make_step(
-    self,
-    trials: Sequence[Trial],
-    tasks: Mapping[str, Task],
-    optimizer: Any,
+    self, trials: Sequence[Trial], tasks: Mapping[str, Task]
   ) -> Step:
-    """One optimiser step for the tasks of a pack."""
+    """One optimiser step for the tasks of a pack.
+
+    Packs that differ in their data and first values alone share it, and what
+    it has compiled.
+    """
+    optim_config = self.config.optim
+    mixup = None
+    if optim_config.mixup:
+      mixup = Mixup(optim_config.mixup, data_seed(self.config))
     specs = (t.spec for t in (*self.parents, *tasks.values()))
-    return Step(
-      split_forward.make_split_forward(self.backbone.config, tuple(specs)),
-      optimizer,
-      self.context.mesh,
-      label_smoothing={t.name: t.config.optim.label_smoothing for t in trials},
-      accumulation_steps=self.config.optim.accumulation_steps,
+    return shared_step(
+      StepPlan(
+        backbone=self.backbone.config,
+        specs=tuple(without_classes(spec) for spec in specs),
+        optimizers=tuple(
+          (t.name, t.config.optim, t.config.learning_rate) for t in trials
+        ),
+        total_steps=self.config.total_steps,
+        mixup=mixup,
+        accumulation_steps=optim_config.accumulation_steps,
+        mesh=self.context.mesh,
+      )
     )
 
   def _validate(
@@ -304,23 +334,54 @@ class Trainer:
 
   def predictor(self, tasks: Sequence[Task]) -> Predict:
     """How tasks are evaluated: images (b, side, side, 3) -> {name: logits}."""
-    return evaluation.predict_fn(
+    predict = evaluation.predict_fn(
       self.backbone,
       [*self.parents, *tasks],
       self.context.mesh,
       outputs=[task.name for task in tasks],
+      classes=self._padded_classes,
     )
+    if not self._padded_classes:
+      return predict
+    return padded_head.of_classes(predict, self.train.num_classes)
 
   def frozen(self) -> dict[str, Any]:
     """The arrays that a pack reads and does not train."""
-    return {
+    frozen = {
       "backbone": self.backbone.params,
       "tasks": {task.spec.name: task.params for task in self.parents},
     }
+    classes = self._head_classes
+    if jax.tree.leaves(classes):
+      frozen["classes"] = sharding.put(classes, self.context.mesh)
+    return frozen
+
+  @functools.cached_property
+  def _head_classes(self) -> HeadClasses:
+    """What heads are told of the classes of the training split."""
+    classes = self.train.num_classes
+    is_class = padded_head.is_class(self._padded_classes, classes)
+    weights = None
+    if self._weighs_classes:
+      weights = balanced_weights(
+        processes.on_process_0(lambda: class_counts(self.train))
+      )
+      more = max(0, self._padded_classes - classes)
+      weights = np.pad(weights, (0, more))
+    return HeadClasses(is_class, weights)
+
+  @property
+  def _padded_classes(self) -> int:
+    return self.config.task.padded_classes
+
+  @property
+  def _weighs_classes(self) -> bool:
+    trials = sweep.trials_of(self.config, "any")
+    return any(trial.config.optim.class_weights for trial in trials)
 
   def _untouched(self) -> dict[str, Any]:
     """What stays as it is: of `full`, nothing of the backbone."""
-    frozen = self.frozen()
+    frozen = {k: v for k, v in self.frozen().items() if k != "classes"}
     if REGIMES[self.config.regime].holds_backbone:
       frozen["backbone"] = {}
     return frozen

@@ -116,6 +116,8 @@ TFDS = {**FOLDER, "data.name": "own", "data.dir": "TFDS"}
 CODE = {**TFDS, "data.dir": "CODE"}
 ADAPTER = {"regime": "adapter"}
 ADAMW = {"optim.name": "adamw"}
+# Nothing is learned, so that no evaluation is better than the first.
+STOPS = {"eval_every": 1, "learning_rate": 1e-9}
 # Each step multiplies all parameters by a million millions.
 DIVERGES = {
   "optim.name": "adamw", "optim.weight_decay": 1e6, "learning_rate": 1e6,
@@ -161,6 +163,8 @@ ROWS = [
   row("regime", "adapter", "task", "learned"),
   row("eval_every", 1, "when", "evaluated", "evaluation batches", "files",
       maybe=("result",)),
+  row("early_stopping", 1, "when", "files", "result", given=STOPS,
+      maybe=("evaluated", "evaluation batches", "examples", "crops", "parts")),
   row("checkpoint_every", 1, "when", "files"),
   row("log_every", 1, "when", goes_on=True),
   row("profile_at", 2, "when", goes_on=True),
@@ -194,6 +198,7 @@ ROWS = [
   row("task.memory_norm", False, "task", "learned"),
   row("task.memory_std", 0.5, "task", "learned"),
   row("task.cls_init", "normal", "task", "learned"),
+  row("task.padded_classes", 9, "task", "learned"),
   row("optim.name", "adamw", "learned"),
   row("optim.momentum", 0.5, "learned"),
   row("optim.weight_decay", 0.5, "learned", given=ADAMW),
@@ -205,6 +210,8 @@ ROWS = [
   row("optim.warmup_steps", 3, "rates", "learned"),
   row("optim.schedule", "constant", "rates", "learned"),
   row("optim.label_smoothing", 0.3, "learned"),
+  row("optim.class_weights", "balanced", "learned"),
+  row("optim.mixup", 0.5, "parts", "learned"),
   row("optim.max_skipped", 2, "refused", given=DIVERGES),
   row("optim.accumulation_steps", 2, "parts"),
   row("sweep.learning_rate", (0.3, 0.5), "task", "rates", "files", "study",

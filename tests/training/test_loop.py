@@ -388,3 +388,22 @@ def test_top5_is_said_where_it_can_be_wrong(
   (line,) = (said for said in caplog.messages if "validation of" in said)
   assert "validation of 9: loss 1.0000  top-1 0.5000" in line
   assert ("top-5 0.8750" in line) is says
+
+
+def test_it_stops_when_nothing_becomes_better(tmp_path, caplog):
+  """Two evaluations after the best one; the state and the best are kept."""
+  accuracies = {1: 0.1, 2: 0.6, 3: 0.6, 4: 0.2, 5: 0.9, 6: 0.1}
+  settings = {"total": 6, "accuracies": accuracies, "evaluate": 1}
+  run = Run(tmp_path, **settings, patience=2)
+  caplog.set_level(logging.INFO)
+  past = run.go()[1]
+  assert run.taken == [1, 2, 3, 4]
+  assert (past.best["a"].step, past.best["a"].accuracy) == (2, 0.6)
+  assert "stopped early at step 4 (config.early_stopping 2)" in caplog.text
+  # Who goes on with it takes no step more; who waits longer does.
+  again = Run(tmp_path, **settings, patience=2)
+  assert again.go()[1].best["a"].step == 2
+  assert again.taken == []
+  longer = Run(tmp_path, **settings, patience=3)
+  assert longer.go()[1].best["a"].step == 5
+  assert longer.taken == [5, 6]

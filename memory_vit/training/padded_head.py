@@ -1,0 +1,60 @@
+"""Heads with more outputs than classes, so that tasks share programs.
+
+A program is compiled for shapes. Where the tasks of several data sets are
+trained one after the other, `task.padded_classes` gives all of them heads of
+one width; what is beyond the classes is cut off before a task is exported.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from memory_vit.errors import ConfigError
+from memory_vit.evaluation.evaluate import Predict
+from memory_vit.model.task import Task
+
+
+def require_width(padded: int, classes: int) -> None:
+  """Refuse a head that is narrower than its data set has classes.
+
+  Raises:
+    ConfigError: with both numbers.
+  """
+  if padded and padded < classes:
+    raise ConfigError(
+      f"config.task.padded_classes is {padded}, and the data set has {classes} "
+      "classes: expected at least as many, or 0."
+    )
+
+
+def is_class(padded: int, classes: int) -> np.ndarray | None:
+  """Which outputs are classes, bool (padded,); None where all are."""
+  return np.arange(padded) < classes if padded > classes else None
+
+
+def without_padding(task: Task, class_names: Sequence[str]) -> Task:
+  """Cut the head of a task down to the classes that it has."""
+  classes = len(class_names)
+  head = task.params["head"]
+  spec = dataclasses.replace(
+    task.spec, num_classes=classes, class_names=tuple(class_names)
+  )
+  cut = {
+    "kernel": head["kernel"][:, :classes],
+    "bias": head["bias"][:classes],
+  }
+  return dataclasses.replace(
+    task, spec=spec, params={**task.params, "head": cut}
+  )
+
+
+def of_classes(predict: Predict, classes: int) -> Predict:
+  """Predict the logits of classes alone, of heads that may be padded."""
+
+  def cut(images: jax.Array) -> dict[str, jax.Array]:
+    logits = predict(images)
+    return {name: rows[:, :classes] for name, rows in logits.items()}
+
+  return cut
