@@ -66,17 +66,18 @@ _REGIME = Choice(tuple(REGIMES))
 class TrainDataConfig:
   """A data set to train on, and how its images are prepared."""
 
-  # A TFDS name ("cifar100", "sun397/tfds"), "folder", or "digits:0-4".
+  # A TFDS name ("cifar100", "sun397/tfds"), "folder", "list", or "digits:0-4".
   name: str = option("", _DATA_SET_OR_NONE, resume="never")
-  # TFDS data directory, or the folder that holds train/ and test/; "" is TFDS's
-  # own default directory.
+  # TFDS data directory; of "folder" what holds train/ and test/, of "list" what
+  # holds train.txt and test.txt; "" is TFDS's own default directory.
   dir: str = option("", _DIRECTORY, resume="free")
   # Splits, in the notation of TFDS: "train[:98%]".
   train: str = option("train[:98%]", _SPLIT, resume="never")
   # "inception": a random part of the image (area 5-100 %, aspect 3/4-4/3);
-  # "small": the shorter side to `resize` pixels, then a random square.
+  # "small": the shorter side to `resize` pixels, then a random square;
+  # "resize": the whole image squeezed into the square, as evaluation does it.
   train_crop: str = option(
-    "inception", Choice(("inception", "small")), resume="on_request"
+    "inception", Choice(("inception", "small", "resize")), resume="on_request"
   )
   # Mirror half of the training images; wrong for digits and letters.
   flip: bool = option(True, Switch(), resume="on_request")

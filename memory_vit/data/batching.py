@@ -35,6 +35,7 @@ def train_batches(
   start: int = 0,
   process_index: int | None = None,
   process_count: int | None = None,
+  interpolation: str = "bilinear",
 ) -> Iterator[Batch]:
   """Batches for training, without end.
 
@@ -53,6 +54,7 @@ def train_batches(
     process_index: i, which gets the rows i * b / p ... of a batch; by default
       that of this process.
     process_count: p; by default of this run.
+    interpolation: of the evaluation, for `train_crop` "resize".
 
   Returns:
     Iterator over {"image": float32 (b / p, side, side, 3) in [-1, 1], "label":
@@ -74,7 +76,11 @@ def train_batches(
   ) -> dict[str, tf.Tensor]:
     key = tf.stack([tf.constant(seed, tf.int64), number])
     image = image_ops.train_image(
-      encoded, key, data=data, image_size=image_size
+      encoded,
+      key,
+      data=data,
+      image_size=image_size,
+      interpolation=interpolation,
     )
     return {"image": image, "label": label}
 

@@ -1,7 +1,7 @@
-"""Open splits of data sets: image folders, the digits, and those of TFDS."""
+"""Open splits of data sets: folders, file lists, the digits, those of TFDS."""
 
 from memory_vit.config import TrainDataConfig
-from memory_vit.data import local, sources, tfds
+from memory_vit.data import file_list, local, sources, tfds
 from memory_vit.data.inventory import Inventory
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.reader import Reader
@@ -86,9 +86,11 @@ def take_inventory(ref: SplitRef) -> Inventory:
 
 
 def _open_local(ref: SplitRef) -> Source | None:
-  """Open a split of a folder or of the digits; None for a data set of TFDS."""
+  """Open a split that is no data set of TFDS; None for one that is."""
   if ref.name == "folder":
     return local.open_folder(ref)
+  if ref.name == "list":
+    return file_list.open_list(ref)
   if ref.name.partition(":")[0] == "digits":
     return local.open_digits(ref)
   return None

@@ -26,6 +26,7 @@ def train_image(
   *,
   data: TrainDataConfig,
   image_size: int,
+  interpolation: str = "bilinear",
 ) -> tf.Tensor:
   """A random view of an image, for training.
 
@@ -34,6 +35,8 @@ def train_image(
     seed: int32 or int64 (2,); equal seeds give equal views.
     data: `train_crop`, `flip` and `resize` are used.
     image_size: s, the side of the square, in pixels.
+    interpolation: of `EvalPreprocessing`, for the crop "resize" alone: without
+      mirroring, its view is then that of an evaluation, to the bit.
 
   Returns:
     float32 (side, side, 3) in [-1, 1].
@@ -44,20 +47,25 @@ def train_image(
   """
   crop_seed, flip_seed = tf.unstack(tf.random.split(seed, 2))
   if data.train_crop == "inception":
-    image = resize(inception_crop(encoded, crop_seed), image_size)
+    image = scale(resize(inception_crop(encoded, crop_seed), image_size))
   elif data.train_crop == "small":
     side = shorter_side(data.resize, image_size)
     image = resize_shorter(decode(encoded), side)
     shape = (image_size, image_size, 3)
-    image = tf.image.stateless_random_crop(image, shape, crop_seed)
+    image = scale(tf.image.stateless_random_crop(image, shape, crop_seed))
+  elif data.train_crop == "resize":
+    squeezed = EvalPreprocessing(
+      image_size=image_size, interpolation=interpolation
+    )
+    image = eval_image(encoded, squeezed)
   else:
     raise ConfigError(
-      f"config.data.train_crop is {data.train_crop!r}, expected 'inception' or "
-      "'small'."
+      f"config.data.train_crop is {data.train_crop!r}, expected 'inception', "
+      "'small' or 'resize'."
     )
   if data.flip:
     image = tf.image.stateless_random_flip_left_right(image, flip_seed)
-  return scale(image)
+  return image
 
 
 def eval_image(

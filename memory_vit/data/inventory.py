@@ -18,6 +18,9 @@ from typing import Any
 from memory_vit.runtime import checksums, messages
 from memory_vit.runtime.messages import escaped
 
+# The fact that holds a digest of a file list: there the folder of a file is not
+# its class.
+LISTED = "listed paths and labels"
 # Files that a message names of a split.
 _SHOWN = 5
 # File systems over a network answer several at once.
@@ -77,7 +80,8 @@ def differences(before: Table, now: Table) -> list[str]:
     A line with the number of files, and then some of them, beginning with those
     whose class has changed; nothing where the tables are equal.
   """
-  changes = _changes(before["files"], now["files"])
+  in_folders = LISTED not in now["facts"]
+  changes = _changes(before["files"], now["files"], in_folders)
   lines = [
     f"{key}: {messages.brief(before['facts'].get(key))}, now "
     f"{messages.brief(now['facts'].get(key))}"
@@ -94,9 +98,14 @@ def differences(before: Table, now: Table) -> list[str]:
 
 
 def _changes(
-  before: Mapping[str, Sequence[Any]], now: Mapping[str, Sequence[Any]]
+  before: Mapping[str, Sequence[Any]],
+  now: Mapping[str, Sequence[Any]],
+  in_folders: bool,
 ) -> dict[str, list[str]]:
-  """{what happened: a line per file}, between two {file: [size, mark]}."""
+  """{what happened: a line per file}, between two {file: [size, mark]}.
+
+  `in_folders` says whether the folder of a file is its class.
+  """
   old = {name: tuple(e) for name, e in before.items() if e != now.get(name)}
   new = {name: tuple(e) for name, e in now.items() if e != before.get(name)}
   moved = _moved(old, new)
@@ -107,7 +116,7 @@ def _changes(
   for name, place in moved.items():
     # The folder in which a file lies: of an image folder, its class.
     first, second = (PurePosixPath(n).parent.name for n in (name, place))
-    if first == second:
+    if first == second or not in_folders:
       changes["renamed"].append(f"{name}: now {place}")
     else:
       changes["of another class"].append(

@@ -5,13 +5,12 @@ import hashlib
 import os
 import pathlib
 import re
-import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import sklearn.datasets
 
-from memory_vit.data import sources
+from memory_vit.data import image_paths, sources
 from memory_vit.data.inventory import Inventory
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.sources import Source
@@ -30,33 +29,17 @@ def open_folder(ref: SplitRef) -> Source:
   root = local(ref.dir or ".", "the image folder", DataError)
   files, irregular = _files_of_splits(root, ref.dir)
   class_names = tuple(files["train"])
+  label_of = {class_name: i for i, class_name in enumerate(class_names)}
   sizes = {key: sum(map(len, files[key].values())) for key in files}
   chosen = []
   for key, part in sources.split_parts(ref.name, ref.split, sizes):
     _check_classes(root / key, files[key], class_names)
-    chosen += _shuffled(files[key])[part]
-  where = {file: os.path.join(root, file) for file, _ in chosen}
-  # Reading a pipe would wait for ever: only regular files have a path here.
-  names = [
-    b"" if file in irregular else os.fsencode(where[file]) for file, _ in chosen
-  ]
-  paths = tf.constant(names)
-  label_of = {class_name: i for i, class_name in enumerate(class_names)}
-  labels = tf.constant([label_of[name] for _, name in chosen], tf.int32)
-  read = _reader(names)
-  return Source(
-    name=ref.name,
-    split=ref.split,
-    size=len(chosen),
-    class_names=class_names,
-    fetch=lambda i: (read(tf.gather(paths, i)), tf.gather(labels, i)),
-    file_name=lambda i: _shown(where[chosen[i][0]]),
-    unreadable={
-      i: irregular[file]
-      for i, (file, _) in enumerate(chosen)
-      if file in irregular
-    },
-    inventory=Inventory(files=where),
+    labelled = [
+      (file, label_of[name]) for name in files[key] for file in files[key][name]
+    ]
+    chosen += image_paths.shuffled(labelled)[part]
+  return image_paths.source_of(
+    ref, root, chosen, class_names=class_names, irregular=irregular
   )
 
 
@@ -147,10 +130,10 @@ def _folders(root: pathlib.Path) -> list[pathlib.Path]:
       if entry.is_dir() and not entry.name.startswith(".")
     )
   for name in names:
-    if _shown(name) != name:
+    if image_paths.shown(name) != name:
       raise BrokenDataError(
-        f"the name of the folder {_shown(str(root / name))} is not UTF-8, so "
-        "that it cannot be that of a class or a split: rename it."
+        f"the name of the folder {image_paths.shown(str(root / name))} is not "
+        "UTF-8, so that it cannot be that of a class or a split: rename it."
       )
   return [root / name for name in names]
 
@@ -175,50 +158,8 @@ def _image_files(
           file = f"{folder.name}/{class_folder.name}/{entry.name}"
           files.append(file)
           if not entry.is_file():  # links are followed
-            irregular[file] = f"no regular file, but {_kind(entry.path)}"
+            irregular[file] = image_paths.why_irregular(entry.path)
   return found
-
-
-def _kind(path: str) -> str:
-  """The kind of something that is no regular file."""
-  try:
-    mode = os.stat(path).st_mode
-  except OSError as error:
-    return f"a link to what cannot be found ({error.strerror})"
-  kinds = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-  }
-  return kinds.get(stat.S_IFMT(mode), "unknown")
-
-
-def _reader(names: Sequence[bytes]) -> Callable[[tf.Tensor], tf.Tensor]:
-  """A function that reads a file: path, string () -> contents, string ()."""
-  try:
-    b"".join(names).decode("utf-8")
-  except UnicodeDecodeError:
-    return _read_in_python
-  return tf.io.read_file
-
-
-# A graph even when called eagerly, so that errors are TensorFlow's either way.
-@tf.function
-def _read_in_python(path: tf.Tensor) -> tf.Tensor:
-  """Read a name that is not UTF-8; TensorFlow could not say if that fails."""
-
-  def read(path: bytes) -> bytes:
-    with open(path, "rb") as file:
-      return file.read()
-
-  return tf.ensure_shape(tf.numpy_function(read, [path], tf.string), ())
-
-
-def _shown(path: str) -> str:
-  """A path for messages: bytes that are not UTF-8 as \\xff."""
-  return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _check_classes(
@@ -237,13 +178,3 @@ def _check_classes(
     raise BrokenDataError(
       f"{folder} has no images ({', '.join(SUFFIXES)}) of classes {empty}."
     )
-
-
-def _shuffled(files: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
-  """Shuffle (file, class) pairs, so that a slice is fair to all classes.
-
-  Sorting by a hash of the name is the same everywhere, and an image that is
-  added leaves the others in their order.
-  """
-  pairs = [(file, name) for name in files for file in files[name]]
-  return sorted(pairs, key=lambda p: hashlib.sha256(os.fsencode(p[0])).digest())

@@ -1,7 +1,8 @@
 """A split of a data set with random access.
 
 Example i can be fetched by itself, so the position in training is a single
-number (see `data/batching.py`). `data/local.py` and `data/tfds.py` make them.
+number (see `data/batching.py`). `data/local.py`, `data/file_list.py` and
+`data/tfds.py` make them.
 """
 
 import dataclasses

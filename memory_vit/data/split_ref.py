@@ -5,6 +5,9 @@ import functools
 
 from memory_vit.config import Config, TrainDataConfig
 
+# Names that stand for what lies in `dir`, whose own name tells it from others.
+OF_A_DIRECTORY = ("folder", "list")
+
 
 @dataclasses.dataclass(frozen=True)
 class SplitRef:
@@ -12,11 +15,12 @@ class SplitRef:
 
   Attributes:
     name: "folder": `dir`/SPLIT/CLASS/*.jpg (or png, webp, bmp), where the
-      folders in train/ are the classes. "digits": the digits that come with
+      folders in train/ are the classes. "list": the images that the lines
+      PATH LABEL of `dir`/SPLIT.txt name. "digits": the digits that come with
       scikit-learn, "digits:0-4" a range of them. Anything else is a TFDS name,
       such as "cifar100" or "sun397/tfds".
-    dir: the image folder; or the TFDS data directory, or the directory of one
-      prepared data set (with a dataset_info.json); "" is TFDS's default.
+    dir: of "folder" and "list"; or the TFDS data directory, or the directory of
+      one prepared data set (with a dataset_info.json); "" is TFDS's default.
     split: in the notation of TFDS, such as "train[:98%]" or "train+test".
     cache_gib: greatest size of a TFDS split without random access, which is
       read into memory (and takes twice as much while it is read).

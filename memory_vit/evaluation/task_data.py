@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from memory_vit.config import UpstreamConfig
-from memory_vit.data.split_ref import SplitRef
+from memory_vit.data.split_ref import OF_A_DIRECTORY, SplitRef
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.model.task import BACKBONE, NAME_PATTERN, Task
 from memory_vit.runtime import messages
@@ -196,7 +196,7 @@ def _ref(
   found: SplitRef | None = None
   if name is None and _EMBEDDED.fullmatch(hint.name):
     found = SplitRef(hint.name, "", split, download=False)
-  elif name is not None and (directory or name != "folder"):
+  elif name is not None and (directory or name not in OF_A_DIRECTORY):
     found = SplitRef(name, directory or "", split, download=True)
   elif name is None and _DATA_NAME.fullmatch(hint.name):
     directory = directory or _below(hint.directory, given.roots)
@@ -225,14 +225,14 @@ def _needed(owner: str, hint: _Hint, name: str | None) -> str:
   """Hint of a task on its data, and the flags that would open them."""
   directory = hint.directory if _PLAIN.fullmatch(hint.directory) else "DIR"
   flag = f"--data_dir={owner}={directory}"
-  if name is not None:  # a folder, without a directory
+  if name is not None:  # a folder or a list, without a directory
     return f"{owner!r} has no directory (give {flag})"
   place = f" in {_shown(hint.directory)}" if hint.directory else ""
   says = f"{owner!r} says {_shown(hint.name)}{place}"
   if not _DATA_NAME.fullmatch(hint.name):
     says = says if hint.name else f"{owner!r} says nothing of its data"
     return f"{says} (give --data={owner}=NAME --data_dir={owner}=DIR)"
-  if hint.directory or hint.name == "folder":
+  if hint.directory or hint.name in OF_A_DIRECTORY:
     return f"{says} (give {flag})"
   named = f"--data={owner}={hint.name}"
   return f"{says} (give {named}, which TFDS may download, or {flag})"

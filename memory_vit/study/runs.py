@@ -18,6 +18,7 @@ from memory_vit.config import (
   SweepConfig,
   UpstreamConfig,
 )
+from memory_vit.data.split_ref import OF_A_DIRECTORY
 from memory_vit.errors import ConfigError
 from memory_vit.model.regimes import REGIMES
 from memory_vit.runtime import messages, options, schema
@@ -133,10 +134,10 @@ def data_sets(config: Config) -> dict[str, DataConfig]:
     other = schema.build(DataConfig, values, where, ConfigError)
     for problem in options.problems(other, where):
       raise ConfigError(problem)
-    # Folders have no names of their own.
+    # Folders and lists have no names of their own.
     name = other.name
-    if name == "folder":
-      name = f"folder:{Path(other.dir).name}"
+    if name in OF_A_DIRECTORY:
+      name = f"{name}:{Path(other.dir).name}"
     if slug(name) in {slug(known) for known in found}:
       raise ConfigError(
         f"{where} is {name!r}, a name that an earlier data set has as well: "

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from memory_vit.config import Config, DataConfig, UpstreamConfig
+from memory_vit.data.split_ref import OF_A_DIRECTORY
 from memory_vit.model.backbone import Backbone
 
 _Part = TypeVar("_Part", DataConfig, UpstreamConfig)
@@ -81,6 +82,6 @@ def task_name(config: Config) -> str:
   if config.task.name:
     return config.task.name
   data = config.data
-  name = Path(data.dir).name if data.name == "folder" else data.name
+  name = Path(data.dir).name if data.name in OF_A_DIRECTORY else data.name
   name = re.sub(r"[^a-z0-9_-]+", "-", name.split("/")[0].lower())
   return name.strip("-_")

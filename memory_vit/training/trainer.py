@@ -19,7 +19,7 @@ from memory_vit.evaluation import evaluate as evaluation
 from memory_vit.evaluation.evaluate import Predict, evaluate_source
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.regimes import REGIMES
-from memory_vit.model.task import Task
+from memory_vit.model.task import EvalPreprocessing, Task
 from memory_vit.runtime import processes, sharding
 from memory_vit.tasks import create
 from memory_vit.tasks.compose import require_fit
@@ -112,6 +112,17 @@ class Trainer:
   def parents(self) -> tuple[Task, ...]:
     """All earlier tasks that run beside the new one."""
     return (*self.attends_to, *self.ancestors)
+
+  @property
+  def preprocessing(self) -> EvalPreprocessing:
+    """How images of the task are prepared for evaluation."""
+    data = self.config.data
+    return image_ops.evaluation_of(
+      data.eval_crop,
+      data.resize,
+      self.config.image_size,
+      self.backbone.evaluation,
+    )
 
   def train_pack(
     self,
@@ -263,12 +274,7 @@ class Trainer:
       memory_std=config.task.memory_std,
       cls_init=config.task.cls_init,
       class_names=() if padded else self.train.class_names,
-      evaluation=image_ops.evaluation_of(
-        config.data.eval_crop,
-        config.data.resize,
-        config.image_size,
-        self.backbone.evaluation,
-      ),
+      evaluation=self.preprocessing,
     )
 
   def make_step(
@@ -395,6 +401,7 @@ class Trainer:
       batch_size=config.batch_size,
       seed=data_seed(config),
       start=start,
+      interpolation=self.preprocessing.interpolation,
     )
 
   def _train_examples(self, step: int) -> list[str]:

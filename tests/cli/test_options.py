@@ -175,6 +175,7 @@ ROWS = [
   row("data.dir", "FOLDER2", "crops", "evaluated", "learned", given=FOLDER),
   row("data.train", "train[:30]", "examples", "crops", "learned"),
   row("data.train_crop", "small", "crops", "learned"),
+  row("data.train_crop", "resize", "crops", "learned"),
   row("data.flip", False, "crops", "learned"),
   row("data.resize", 10, "crops", "learned", given=SMALL),
   row("data.resize", 10, "task", "evaluated", given=CENTRAL, maybe=("result",)),

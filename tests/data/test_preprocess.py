@@ -159,6 +159,35 @@ def test_mirroring_does_not_depend_on_the_crop(crop):
   assert np.abs(found).max() < 5 / np.sqrt(len(views))
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize(
+  "interpolation", ["bilinear", "bilinear_antialias", "bicubic"]
+)
+def test_a_squeezed_training_picture_is_that_of_evaluation(kind, interpolation):
+  data = DataConfig(train_crop="resize", flip=False, resize=30)
+  encoded = encode(noise(0, 21, 40), kind)
+  plain = EvalPreprocessing(image_size=16, interpolation=interpolation)
+  expected = image_ops.eval_image(encoded, plain).numpy()
+
+  def views(data):
+    return [
+      image_ops.train_image(
+        tf.constant(encoded),
+        tf.constant([0, seed]),
+        data=data,
+        image_size=16,
+        interpolation=interpolation,
+      ).numpy()
+      for seed in range(12)
+    ]
+
+  for view in views(data):
+    np.testing.assert_array_equal(view, expected)
+  mirrored = views(DataConfig(train_crop="resize"))
+  both = np.unique(np.stack([expected, expected[:, ::-1]]), axis=0)
+  np.testing.assert_array_equal(np.unique(mirrored, axis=0), both)
+
+
 def test_small_crop_moves_over_the_whole_picture():
   data = DataConfig(train_crop="small", resize=12, flip=False)
   ramp = np.tile(np.arange(12, dtype=np.uint8)[:, None, None], (1, 12, 3))

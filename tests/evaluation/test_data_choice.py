@@ -50,6 +50,7 @@ def refusal(*tasks, **given):
     ("mnist", "", "(give --data=pets=mnist, which TFDS may download, or "
      "--data_dir=pets=DIR)"),
     ("folder", "", "(give --data_dir=pets=DIR)"),
+    ("list", "", "(give --data_dir=pets=DIR)"),
     ("", "", "'pets' says nothing of its data (give --data=pets=NAME"),
     (3, None, "'pets' says nothing of its data"),
     ("stranger:code", "", "'stranger:code' (give --data=pets=NAME"),
@@ -96,7 +97,8 @@ def test_what_the_command_line_says(backbone):
   assert found["pets"] == SplitRef("mnist", "", "train[:5]", download=True)
   found, _ = choose(toy, data={"": "mnist"}, splits={"pets": "a", "": "b"})
   assert found["pets"] == SplitRef("mnist", "", "a", download=True)
-  assert "--data_dir=pets" in refusal(digits, data={"pets": "folder"})
+  for name in ("folder", "list"):
+    assert "--data_dir=pets" in refusal(digits, data={"pets": name})
   silent = dataclasses.replace(digits, provenance={})
   assert "--split=pets=SPLIT" in refusal(silent, data={"": "mnist"})
   found, _ = choose(silent, data={"": "mnist"}, splits={"": "test"})

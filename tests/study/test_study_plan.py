@@ -160,6 +160,7 @@ def test_other_data_sets_have_splits_of_their_own(config):
     {"name": "folder", "dir": "pictures/birds", "test": "new", "resize": 7},
     "digits:2-6",
     {"name": "digits:0-4", "test": ""},
+    {"name": "list", "dir": "vtab/dtd"},
   )
   config = config_lib.from_dict(
     config_lib.to_dict(with_study(config, others=others))
@@ -175,6 +176,7 @@ def test_other_data_sets_have_splits_of_their_own(config):
   assert digits == dataclasses.replace(first, name="digits:2-6", test="")
   names = [r.name for r in runs if r.data == "folder:birds"]
   assert names[0] == "memory-folder-birds-cells5-rate0.3-seed0"
+  assert made["list:dtd", False].dir == "vtab/dtd"
   assert possible_parts(config) == list(PARTS)
   for wrong in ((3,), ({"name": 3},)):
     # Where it is no data set at all the configuration is refused already.

@@ -697,6 +697,7 @@ def test_names_of_tasks(config):
     "sun397": {"name": "sun397/tfds:4.0.0"},
     "digits-0-4": {"name": "digits:0-4"},
     "my-pets": {"name": "folder", "dir": "/data/My Pets/"},
+    "dtd": {"name": "list", "dir": "vtab/dtd"},
   }
   for expected, values in names.items():
     data = config_lib.DataConfig(**values)

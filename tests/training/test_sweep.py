@@ -16,7 +16,7 @@ import memory_vit as mv
 from configs import quickstart
 from memory_vit import config as config_lib
 from memory_vit import plots
-from memory_vit.data import datasets
+from memory_vit.data import batching, datasets
 from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.model import trees
 from memory_vit.runtime import preemption
@@ -184,6 +184,27 @@ def trainer_of(config):
     train=datasets.open_source("digits:5-9", config.data.train),
     validation=datasets.open_source("digits:5-9", config.data.validation),
   )
+
+
+def test_images_are_squeezed_as_the_backbone_states():
+  """With data.train_crop=resize, training sees the pixels of evaluation."""
+  config = config_of()
+  data = dataclasses.replace(
+    config.data, train_crop="resize", flip=False, eval_crop="backbone"
+  )
+  plain = trainer_of(dataclasses.replace(config, data=data, image_size=12))
+  stated = mv.EvalPreprocessing(image_size=12, interpolation="bicubic")
+  bicubic = dataclasses.replace(
+    plain, backbone=dataclasses.replace(plain.backbone, evaluation=stated)
+  )
+  for made, interpolation in ((plain, "bilinear"), (bicubic, "bicubic")):
+    assert made.preprocessing.interpolation == interpolation
+    evaluated = batching.eval_batches(
+      made.train, made.preprocessing, batch_size=64
+    )
+    known = {image.tobytes() for b in evaluated for image in b["image"]}
+    for image in next(made._train_batches(0))["image"]:
+      assert image.tobytes() in known
 
 
 def test_a_sweep_equals_its_variants_alone(tmp_path):

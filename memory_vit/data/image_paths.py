@@ -1,0 +1,118 @@
+"""A source of image files on this disk, each with its label.
+
+File names need not be UTF-8. What is no regular file is never opened.
+"""
+
+import hashlib
+import os
+import pathlib
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from memory_vit.data.inventory import Inventory
+from memory_vit.data.quiet_tensorflow import tf
+from memory_vit.data.sources import Source
+from memory_vit.data.split_ref import SplitRef
+
+
+def source_of(
+  ref: SplitRef,
+  root: pathlib.Path,
+  labelled: Sequence[tuple[str, int]],
+  *,
+  class_names: Sequence[str],
+  irregular: Mapping[str, str],
+  facts: Mapping[str, Any] | None = None,
+) -> Source:
+  """Make a source of image files.
+
+  Args:
+    ref: the split that is opened.
+    root: the directory of the data set.
+    labelled: (image, as a path relative to `root`; its label), in order.
+    class_names: one per label.
+    irregular: {image: why it cannot be read}.
+    facts: what is recorded of the data set besides its files.
+  """
+  where = {file: os.path.join(root, file) for file, _ in labelled}
+  # Reading a pipe would wait for ever: only regular files have a path here.
+  names = [
+    b"" if file in irregular else os.fsencode(where[file])
+    for file, _ in labelled
+  ]
+  paths = tf.constant(names)
+  labels = tf.constant([label for _, label in labelled], tf.int32)
+  read = _reader(names)
+  return Source(
+    name=ref.name,
+    split=ref.split,
+    size=len(labelled),
+    class_names=tuple(class_names),
+    fetch=lambda i: (read(tf.gather(paths, i)), tf.gather(labels, i)),
+    file_name=lambda i: shown(where[labelled[i][0]]),
+    unreadable={
+      i: irregular[file]
+      for i, (file, _) in enumerate(labelled)
+      if file in irregular
+    },
+    inventory=Inventory(facts=facts or {}, files=where),
+  )
+
+
+def shuffled(labelled: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+  """Shuffle (image, label) pairs, so that a slice is fair to all classes.
+
+  Sorting by a hash of the name is the same everywhere, and an image that is
+  added leaves the others in their order.
+  """
+  return sorted(
+    labelled, key=lambda pair: hashlib.sha256(os.fsencode(pair[0])).digest()
+  )
+
+
+def why_irregular(path: str) -> str:
+  """Say what it is that is no regular file."""
+  return f"no regular file, but {_kind(path)}"
+
+
+def shown(path: str) -> str:
+  r"""A path for messages: bytes that are not UTF-8 as \xff."""
+  return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def _kind(path: str) -> str:
+  """The kind of something that is no regular file."""
+  try:
+    mode = os.stat(path).st_mode
+  except OSError as error:
+    return f"a link to what cannot be found ({error.strerror})"
+  kinds = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+  }
+  return kinds.get(stat.S_IFMT(mode), "unknown")
+
+
+def _reader(names: Sequence[bytes]) -> Callable[[tf.Tensor], tf.Tensor]:
+  """A function that reads a file: path, string () -> contents, string ()."""
+  try:
+    b"".join(names).decode("utf-8")
+  except UnicodeDecodeError:
+    return _read_in_python
+  return tf.io.read_file
+
+
+# A graph even when called eagerly, so that errors are TensorFlow's either way.
+@tf.function
+def _read_in_python(path: tf.Tensor) -> tf.Tensor:
+  """Read a name that is not UTF-8; TensorFlow could not say if that fails."""
+
+  def read(path: bytes) -> bytes:
+    with open(path, "rb") as file:
+      return file.read()
+
+  return tf.ensure_shape(tf.numpy_function(read, [path], tf.string), ())
