@@ -17,7 +17,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from etils import epy
 
@@ -79,9 +78,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     seeds=_seeds(seeds()),
     workdir=paths.local(workdir(), "--workdir"),
   )
-  return Arguments(
-    benchmark=bench, dry_run=dry_run(), processes=processes()
-  )
+  return Arguments(benchmark=bench, dry_run=dry_run(), processes=processes())
 
 
 def _with_config(argv: Sequence[str]) -> list[str]:

@@ -138,6 +138,7 @@ def final_config(
 
 def _configured(config: Config, data: TaskData, regime: str) -> Config:
   """What search and final run share."""
+  label: dict[str, Any] = {"label": data.label} if data.label else {}
   return dataclasses.replace(
     config,
     regime=regime,
@@ -145,7 +146,7 @@ def _configured(config: Config, data: TaskData, regime: str) -> Config:
     eval_every=_NEVER,
     task=dataclasses.replace(config.task, name=NAME_IN_RUNS),
     data=dataclasses.replace(
-      config.data, name=data.name, dir=data.dir, label=data.label
+      config.data, name=data.name, dir=data.dir, **label
     ),
   )
 

@@ -94,9 +94,9 @@ NOTES = (
   "Numbers of V-PETL Bench were read in its README; those of ComBo's table and "
   "of Adapter+ second-hand, not in the papers themselves.",
   "The code of FacT and of SynQT, and with it what was built on them, reports "
-  "the best epoch on the test split; most papers normalise by the mean and the "
-  "standard deviation of ImageNet, which these weights were not trained with.",
-  "Tuned fairly, the methods that fine-tune few parameters are alike on VTAB-1k "
-  "(a study of Ohio State University, CVPR 2025): a difference of less than "
-  "about a point between two papers says nothing.",
+  "the best epoch on the test split. FacT's normalizes by the mean and the "
+  "standard deviation of ImageNet, with which these weights were not trained.",
+  "Tuned fairly, the methods that fine-tune few parameters are alike on "
+  "VTAB-1k (a study of Ohio State University, CVPR 2025): a difference of less "
+  "than about a point between two papers says nothing.",
 )

@@ -23,9 +23,9 @@ from memory_vit.runtime.messages import escaped
 Scores = Mapping[tuple[str, str], Score]
 _PROTOCOL = (
   "The protocol: every image squeezed into the square of the backbone, without "
-  "crop or flip; every setting is learned from 800 images with every seed, and "
-  "the one that is best on 200 others, in the mean over seeds, is learned again "
-  "from all 1,000; the last step is tested, once, on the original test split. "
+  "crop or flip; every setting is learned from 800 images, and the one that is "
+  "best on 200 others, in the mean over seeds, is learned again from all 1,000 "
+  "with every seed; the last step is tested, once, on the original test split. "
   "Accuracies are in per cent, the mean over seeds. Seeds share the order of "
   "the images: they are of first values."
 )
@@ -73,7 +73,9 @@ def write_report(workdir: Path) -> None:
 def means(regime: str, scores: Scores) -> Means:
   """The means of a regime, of what was measured."""
   tests = {
-    task.name: score.test if (score := scores.get((task.name, regime))) else None
+    task.name: score.test
+    if (score := scores.get((task.name, regime)))
+    else None
     for task in TASKS
   }
   groups = {
@@ -83,7 +85,9 @@ def means(regime: str, scores: Scores) -> Means:
   every = _mean(list(tests.values()))
   spread = None
   if every is not None:
-    each = zip(*(scores[task.name, regime].tests for task in TASKS), strict=True)
+    each = zip(
+      *(scores[task.name, regime].tests for task in TASKS), strict=True
+    )
     by_seed = [sum(values) / len(TASKS) for values in each]
     spread = max(by_seed) - min(by_seed) if len(by_seed) > 1 else None
   if every is None:  # not even of a group: what is left out may be chosen
@@ -340,6 +344,4 @@ def _percent(value: float | None) -> str:
 
 
 def _number(value: float | None) -> str:
-  return "" if value is None else f"{value:.1f}"
-
-
+  return "" if value is None else f"{value:g}"

@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -255,7 +254,7 @@ def _begun(bench: Benchmark, backbone: Backbone) -> BenchmarkRecord:
   )
 
 
-def _described(backbone: Backbone) -> Mapping[str, Any]:
+def _described(backbone: Backbone) -> dict[str, Any]:
   return {
     "fingerprint": backbone.fingerprint,
     "variant": backbone.config.variant,

@@ -84,7 +84,8 @@ def measure(
   tasks = [store.load_task(directory, backbone) for directory in directories]
   size, dtype = bench.config.batch_size_eval, bench.config.dtype
   evaluator = Evaluator(backbone, tasks, mesh, size)
-  results, first = {}, None
+  results: dict[str, Any] = {}
+  first = None
   for data in bench.tasks:
     config = protocol.final_config(bench, data, regime, {})
     reader = datasets.open_on_all_processes(configured_splits(config)["test"])

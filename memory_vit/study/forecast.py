@@ -78,11 +78,11 @@ def train_split(config: Config) -> Reader:
 
 
 def step_seconds(
-  config: Config, backbone: Backbone, mesh: Mesh, train: Reader
+  config: Config, backbone: Backbone, mesh: Mesh, train: Reader, most: int = 1
 ) -> float:
   """Time one training step on random images, after one that compiles.
 
-  Of a sweep one trial is timed. The run reads no other task.
+  Of a sweep the first `most` trials are timed. The run reads no other task.
   """
   trainer = Trainer(
     config=config,
@@ -90,7 +90,7 @@ def step_seconds(
     backbone=backbone,
     train=train,
   )
-  start = trainer.start(sweep.trials_of(config, "timed")[:1])
+  start = trainer.start(sweep.trials_of(config, "timed")[:most])
   state, frozen = start.state, trainer.frozen()
   batch = shard_batch(_random_batch(config), mesh)
   for _ in range(2):
