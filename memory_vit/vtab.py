@@ -17,13 +17,15 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from etils import epy
 
 from memory_vit.benchmark import layout, protocol, tasks
 from memory_vit.benchmark.protocol import Benchmark
+from memory_vit.benchmark.tasks import VtabTask
 from memory_vit.cli import command_line, commands
-from memory_vit.config import MOST_TRIALS
+from memory_vit.config import MOST_TRIALS, Config
 from memory_vit.errors import ConfigError
 from memory_vit.runtime import launch, paths
 
@@ -37,15 +39,36 @@ with epy.lazy_imports():  # once the command line is known to be right
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arguments:
-  """The command line, parsed."""
+  """The command line, parsed; nothing was looked for on disk."""
 
-  benchmark: Benchmark
+  config: Config
+  directory: Path
+  workdir: Path
+  tasks: tuple[VtabTask, ...]
+  regimes: tuple[str, ...]
+  seeds: tuple[int, ...]
   dry_run: bool
   processes: launch.Options
 
+  def benchmark(self) -> Benchmark:
+    """What is to be measured, with the data that are there.
+
+    Raises:
+      ConfigError: where there are none.
+    """
+    found, missing = layout.find(self.directory, self.tasks)
+    return Benchmark(
+      config=self.config,
+      tasks=found,
+      missing=missing,
+      regimes=self.regimes,
+      seeds=self.seeds,
+      workdir=self.workdir,
+    )
+
 
 def parse(argv: Sequence[str]) -> Arguments:
-  """Read `sys.argv`, and look for the data.
+  """Read `sys.argv`, and run its configuration file.
 
   Raises:
     ConfigError: for what cannot be used.
@@ -68,17 +91,16 @@ def parse(argv: Sequence[str]) -> Arguments:
     config = dataclasses.replace(config, backbone=given)
   named = _between_commas(regimes()) or protocol.REGIMES_COMPARED
   protocol.require_possible(config, named)
-  there = paths.local(directory(), "--dir")
-  found, missing = layout.find(there, tasks.choose(_between_commas(only())))
-  bench = Benchmark(
+  return Arguments(
     config=config,
-    tasks=found,
-    missing=missing,
+    directory=paths.local(directory(), "--dir"),
+    workdir=paths.local(workdir(), "--workdir"),
+    tasks=tasks.choose(_between_commas(only())),
     regimes=named,
     seeds=_seeds(seeds()),
-    workdir=paths.local(workdir(), "--workdir"),
+    dry_run=dry_run(),
+    processes=processes(),
   )
-  return Arguments(benchmark=bench, dry_run=dry_run(), processes=processes())
 
 
 def _with_config(argv: Sequence[str]) -> list[str]:
@@ -114,7 +136,7 @@ def _seeds(text: str | None) -> tuple[int, ...]:
 
 def main(arguments: Arguments) -> int:
   """Run the benchmark, or show what would run; return the exit status."""
-  bench = arguments.benchmark
+  bench = arguments.benchmark()
   progress.log_to_stderr()
   launch.start(arguments.processes)
   if arguments.dry_run:
