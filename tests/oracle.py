@@ -172,6 +172,15 @@ def norms_of(tasks, tokens, depth, width):
   return {k: jnp.stack([r[k] for r in rows], 1) for k in ("scale", "bias")}
 
 
+def of_layers(weights, seen, config):
+  """A token after each block (b, d), normalised, times the weights (l, d)."""
+  if weights is None:
+    return 0.0
+  plain = {"scale": jnp.ones(1), "bias": jnp.zeros(1)}
+  states = jnp.stack([layer_norm(plain, x, config) for x in seen])
+  return jnp.einsum("lbd,ld->bd", states, weights)
+
+
 def forward(config, params, tasks, images):
   """Logits of the original head and of every task.
 
@@ -199,6 +208,7 @@ def forward(config, params, tasks, images):
   )
   norm = np.repeat([norm for _, _, norm in tasks], cells).astype(bool)
   norms = norms_of(own, tokens, config.depth, d)
+  after = []
   for i in range(config.depth):
     memory = [jnp.zeros((0, d)), *(t["memory"][i] for t in own)]
     z = block(
@@ -210,6 +220,7 @@ def forward(config, params, tasks, images):
       config=config,
       own={k: a[2 * i : 2 * i + 2] for k, a in norms.items()},
     )
+    after.append(z)
   original = pooled(p, z[:, :tokens], config)
   last = {k: a[-1] for k, a in norms.items()}
   z = layer_norm(p["Transformer"]["encoder_norm"], z, config, **last)
@@ -217,5 +228,7 @@ def forward(config, params, tasks, images):
     original = jnp.tanh(dense(p["pre_logits"], original))
   out = {"backbone": dense(p["head"], original) if "head" in p else original}
   for i, (name, _, _) in enumerate(tasks):
-    out[name] = dense(own[i]["head"], z[:, tokens + i])
+    seen = [x[:, tokens + i] for x in after]
+    features = z[:, tokens + i] + of_layers(own[i].get("layers"), seen, config)
+    out[name] = dense(own[i]["head"], features)
   return out

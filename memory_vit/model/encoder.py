@@ -197,12 +197,39 @@ def task_layer_norm(
   """
   if own is None:
     return normed
+  values = standardized(c, config) * own["scale"][None]
+  return normed + (values + own["bias"][None]).astype(normed.dtype)
+
+
+def layer_readout(
+  weights: Float[AnyArray, "l t d"] | None,
+  states: Sequence[Float[Array, "b t d"]],
+  last: Float32[Array, "b t d"],
+  config: ViTConfig,
+) -> Float32[Array, "b t d"]:
+  """Add the tokens after each block, with weights of each task's own.
+
+  Args:
+    weights: of each layer; None where no task has any.
+    states: class tokens after each of the l blocks.
+    last: the output of the last LayerNorm, to which they are added.
+    config: of the backbone.
+  """
+  if weights is None:
+    return last
+  for weight, state in zip(weights, states, strict=True):
+    last = last + standardized(state, config) * weight[None]
+  return last
+
+
+def standardized(
+  c: Float[Array, "b t d"], config: ViTConfig
+) -> Float32[Array, "b t d"]:
+  """Tokens of mean 0 and variance 1: a LayerNorm without parameters."""
   values = c.astype(jnp.float32)
   values = values - values.mean(-1, keepdims=True)
   variance = jnp.square(values).mean(-1, keepdims=True)
-  scale = jax.lax.rsqrt(variance + config.layer_norm_epsilon)
-  values = values * scale * own["scale"][None]
-  return normed + (values + own["bias"][None]).astype(normed.dtype)
+  return values * jax.lax.rsqrt(variance + config.layer_norm_epsilon)
 
 
 def _unstack(tree: Tree | None, count: int) -> list[Tree | None]:
@@ -312,6 +339,7 @@ class Encoder(nn.Module):
     cells: Cells,
     mask: TaskMask,
     norms: Tree | None,
+    layers: Float[AnyArray, "l t d"] | None,
   ) -> Float32[Array, "b t d"]:
     """Run the task stream.
 
@@ -322,13 +350,18 @@ class Encoder(nn.Module):
       mask: who sees whom.
       norms: what tasks add to the 2 l + 1 LayerNorms, {"scale", "bias"} of
         (2 l + 1, t, d) each; None where no task has any.
+      layers: weights with which tasks read their token after each block; None
+        where no task reads it there.
     """
     c = self.posembed_input(c, is_class=True)
     c = self.pre_norm(c) if self.config.pre_norm else c
     each = _unstack(norms, 2 * self.config.depth + 1)
+    states = []
     for i, block in enumerate(self.encoderblock):
       c = block.read(c, context[i], cells[i], mask, each[2 * i : 2 * i + 2])
-    return task_layer_norm(each[-1], c, self.encoder_norm(c), self.config)
+      states.append(c)
+    last = task_layer_norm(each[-1], c, self.encoder_norm(c), self.config)
+    return layer_readout(layers, states, last, self.config)
 
   def fine_tuned(
     self,

@@ -9,8 +9,14 @@ additive    as propagated, and every layer adds its own memory to it
 masked      Table 1: the backbone never sees the task; the original outputs
             stay, and tasks can share a pass
 
-`norms_masked` is not the paper's: in place of memory the task's own token has
-LayerNorms of its own, which no other token passes.
+Not the paper's are two parts of masked tasks, alone or beside memory. With
+`norms` the task's own token has LayerNorms of its own, which no other token
+passes. With `layers` its head reads the token out of all layers: the token
+after each block, normalised and times a vector of that layer, is added to what
+the last LayerNorm puts out. What the head reads of one layer alone, others read
+of all: Head2Toe (Evci et al. 2022) selects among the features of a frozen
+backbone, VQT (Tu et al. 2023) and SynQT (2024) concatenate or sum queries
+that are learned in every layer.
 """
 
 import dataclasses
@@ -19,7 +25,9 @@ from typing import Any
 from memory_vit.errors import ConfigError
 
 # What a regime may train: the parts of the parameters of a task.
-PARTS = ("head", "cls", "memory", "norms", "adapters", "backbone")
+PARTS = (
+  "head", "cls", "memory", "norms", "layers", "adapters", "backbone",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +111,7 @@ class Regime:
       "cls": (width,),
       "memory": (self.memory_layers(depth), cells, width),
       "norms": {"scale": norms, "bias": norms},
+      "layers": (depth, width),
       "adapters": {"attention": adapter, "mlp": adapter},
     }
     # Masked tasks that learn no memory have memory of no cells.
@@ -118,6 +127,12 @@ REGIMES = {
   "memory_masked": Regime(("head", "cls", "memory"), "masked"),
   "cls_masked": Regime(("head", "cls"), "masked"),
   "norms_masked": Regime(("head", "cls", "norms"), "masked"),
+  "layers_masked": Regime(("head", "cls", "layers"), "masked"),
+  "norms_layers_masked": Regime(("head", "cls", "norms", "layers"), "masked"),
+  "norms_memory_masked": Regime(("head", "cls", "memory", "norms"), "masked"),
+  "norms_layers_memory_masked": Regime(
+    ("head", "cls", "memory", "norms", "layers"), "masked"
+  ),
   "memory_propagated": Regime(("head", "cls", "memory"), "propagated"),
   "memory_additive": Regime(("head", "cls", "memory"), "additive"),
   "adapter": Regime(("head", "cls", "adapters"), "plain"),

@@ -30,6 +30,8 @@ class SlotArrays(NamedTuple):
     mask: who sees whom.
     norms: what tasks add to the LayerNorms, see `Encoder.read`; None where
       no task has any, and the program then knows nothing of them.
+    layers: with which tasks read their token after each block, see
+      `Encoder.read`; None likewise.
   """
 
   cls: Float[Array, "t d"]
@@ -38,6 +40,7 @@ class SlotArrays(NamedTuple):
   bias: Float[Array, "t c"]
   mask: TaskMask
   norms: Tree | None
+  layers: Float[Array, "l t d"] | None
 
 
 class StackedTasks(NamedTuple):
@@ -48,11 +51,13 @@ class StackedTasks(NamedTuple):
     memory: of all layers.
     norms: {"scale", "bias"} of (2 l + 1, t, d) each, zeros for tasks that have
       none; None where no task has any.
+    layers: the same of the weights of layers.
   """
 
   cls: Float[Array, "t d"]
   memory: Float[Array, "l t m d"]
   norms: Tree | None
+  layers: Float[Array, "l t d"] | None
 
 
 def stack_tasks(tasks: Sequence[Tree], mask: TaskMask) -> StackedTasks:
@@ -68,16 +73,18 @@ def stack_tasks(tasks: Sequence[Tree], mask: TaskMask) -> StackedTasks:
   return StackedTasks(
     cls=_stack([task["cls"] for task in tasks], slots),
     memory=_stack(memory, slots, axis=1),
-    norms=_stack_norms(tasks, slots),
+    norms=_stack_part("norms", tasks, slots),
+    layers=_stack_part("layers", tasks, slots),
   )
 
 
-def _stack_norms(tasks: Sequence[Tree], slots: int) -> Tree | None:
-  known = [task["norms"] for task in tasks if "norms" in task]
+def _stack_part(part: str, tasks: Sequence[Tree], slots: int) -> Any:
+  """Stack a part that not all tasks have, along its second axis."""
+  known = [task[part] for task in tasks if part in task]
   if not known:
     return None
   none = jax.tree.map(jnp.zeros_like, known[0])
-  return _stack([task.get("norms", none) for task in tasks], slots, axis=1)
+  return _stack([task.get(part, none) for task in tasks], slots, axis=1)
 
 
 def stack_heads(tasks: Sequence[Tree], slots: int, classes: int = 0) -> Tree:

@@ -33,6 +33,8 @@ class TaskParams(nn.Module):
       "memory": _normal(self.memory_std),
       # Added to the LayerNorms of the backbone: at first nothing.
       "norms": _zeros,
+      # Added to what the last LayerNorm puts out: the same.
+      "layers": _zeros,
       "adapters": _adapters,
     }
     shapes = self.spec.expected_shapes(self.config.width, self.config.depth)

@@ -84,6 +84,7 @@ class VisionTransformer(nn.Module):
     cells: Cells,
     mask: TaskMask,
     norms: Tree | None,
+    layers: Float[AnyArray, "l t d"] | None,
   ) -> Float32[Array, "b t d"]:
     """Run the task stream.
 
@@ -93,13 +94,15 @@ class VisionTransformer(nn.Module):
       cells: from `Encoder.keys_values`.
       mask: who sees whom.
       norms: see `Encoder.read`.
+      layers: the same.
 
     Returns:
-      The class tokens after the last LayerNorm.
+      What the heads read: the class tokens after the last LayerNorm, and of
+      other layers what `layers` says.
     """
     b = context[0][0].shape[0]
     c = jnp.broadcast_to(cls.astype(self.config.dtype), (b, *cls.shape))
-    return self.Transformer.read(c, context, cells, mask, norms)
+    return self.Transformer.read(c, context, cells, mask, norms, layers)
 
   def fine_tuned(
     self,
@@ -245,7 +248,7 @@ class MemoryViT(nn.Module):
       have, means nothing.
     """
     features = self.backbone.read(
-      slots.cls, context, slots.cells, slots.mask, slots.norms
+      slots.cls, context, slots.cells, slots.mask, slots.norms, slots.layers
     )
     logits = jnp.einsum(
       "btd,tdc->btc", features.astype(jnp.float32), slots.kernel
@@ -266,9 +269,11 @@ class MemoryViT(nn.Module):
       What the heads read.
     """
     mask = task_mask(specs)
-    cls, memory, norms = stack_tasks(tasks, mask)
-    cells = self.keys_values(memory, mask.memory_norm)
-    return self.backbone.read(cls, context, cells, mask, norms)
+    stacked = stack_tasks(tasks, mask)
+    cells = self.keys_values(stacked.memory, mask.memory_norm)
+    return self.backbone.read(
+      stacked.cls, context, cells, mask, stacked.norms, stacked.layers
+    )
 
   def read(self, context: Context) -> dict[str, Float32[Array, "b _"]]:
     """Run the task stream on the tasks of this module.

@@ -117,6 +117,7 @@ def parameters(
     "memory": kind.memory_layers(l) * cells * d,
     # Scale and bias of two LayerNorms in each block, and of the last one.
     "norms": 2 * (2 * l + 1) * d,
+    "layers": l * d,
     # After attention and after the MLP: down and up, each with a bias.
     "adapters": l * 2 * (2 * d * bottleneck + bottleneck + d),
     "backbone": backbone_parameters(config),

@@ -158,6 +158,7 @@ def fill_slots(
     **heads,
     mask=mask,
     norms=stacked.norms,
+    layers=stacked.layers,
   )
   return Slots(specs, arrays)
 

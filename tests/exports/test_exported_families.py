@@ -17,7 +17,10 @@ from memory_vit.exports.program import make_program
 def test_stablehlo(family, images, tmp_path):
   backbone = tiny_backbone(width=16, **FAMILIES[family])
   first = random_task(backbone, "a", seed=1)
-  tasks = [first, random_task(backbone, "b", seed=2, attends_to=[first])]
+  second = random_task(
+    backbone, "b", seed=2, attends_to=[first], regime="layers_masked", cells=0
+  )
+  tasks = [first, second]
   stablehlo.write(make_program(backbone, tasks), tmp_path, ImageInput())
   content = (tmp_path / "model.stablehlo").read_bytes()
   loaded = jax.export.deserialize(bytearray(content))

@@ -42,8 +42,9 @@ def model(tmp_path_factory):
   evaluation = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
   first = random_task(backbone, "a", evaluation=evaluation)
   second = random_task(
-    backbone, "file", attends_to=[first], evaluation=evaluation, seed=1
-  )
+    backbone, "file", attends_to=[first], evaluation=evaluation, seed=1,
+    regime="norms_layers_memory_masked",
+  )  # fmt: skip
   mv.save_tasks([first, second], path / "tasks")
   alone = random_task(backbone, "alone", regime="adapter", cells=0,
                       bottleneck=3, evaluation=evaluation)  # fmt: skip

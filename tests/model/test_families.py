@@ -23,12 +23,16 @@ def family(request):
 
 
 def tasks_of(backbone):
-  """Two that ignore each other, and one that reads both; one has norms."""
+  """Two that ignore each other, and one that reads both, and all layers."""
   a = random_task(backbone, "a", seed=1, cells=2)
   b = random_task(
     backbone, "b", seed=2, cells=0, classes=4, regime="norms_masked"
   )
-  return [a, b, random_task(backbone, "c", seed=3, attends_to=["a", "b"])]
+  c = random_task(
+    backbone, "c", seed=3, attends_to=["a", "b"],
+    regime="norms_layers_memory_masked",
+  )  # fmt: skip
+  return [a, b, c]
 
 
 def test_two_streams_equal_the_masked_sequence(family, images):

@@ -58,7 +58,7 @@ def with_head_of(task, other):
 def test_what_is_trained(backbone, regime):
   task = task_of(backbone, regime)
   parts = set(REGIMES[regime].trained)
-  if regime in ("cls_masked", "norms_masked"):  # masked tasks of no cells
+  if REGIMES[regime].composes and regime not in MEMORY:  # of no cells
     assert task.params["memory"].shape == (2, 0, 32)
     parts.add("memory")
   assert set(task.params) == parts
@@ -76,6 +76,14 @@ def test_what_is_trained(backbone, regime):
     ("memory_additive", 100 * 769 + 768 + 768 * 12 * 5),
     # Scale and bias of 25 LayerNorms: fewer than 5 cells have.
     ("norms_masked", 100 * 769 + 768 + 768 * 25 * 2),
+    # A vector for each layer, beside those.
+    ("layers_masked", 100 * 769 + 768 + 768 * 12),
+    ("norms_layers_masked", 100 * 769 + 768 + 768 * (25 * 2 + 12)),
+    ("norms_memory_masked", 100 * 769 + 768 + 768 * (12 * 5 + 25 * 2)),
+    (
+      "norms_layers_memory_masked",
+      100 * 769 + 768 + 768 * (12 * 5 + 25 * 2 + 12),
+    ),
     ("memory_propagated", 100 * 769 + 768 + 768 * 5),
     # Two adapters in each of 12 blocks: 768 to 5 to 768, with biases.
     ("adapter", 100 * 769 + 768 + 12 * 2 * (2 * 768 * 5 + 5 + 768)),
@@ -125,13 +133,24 @@ def test_masked_memory_of_no_cells_is_cls_masked(backbone, images):
   close(mv.forward(backbone, [masked], images)["a"], expected)
 
 
-def test_own_norms_start_as_those_of_the_backbone(backbone, images, tmp_path):
+@pytest.mark.parametrize(
+  ("regime", "array"),
+  [
+    ("norms_masked", "norms/bias"),
+    ("layers_masked", "layers"),
+    ("norms_layers_masked", "layers"),
+  ],
+)
+def test_parts_of_the_token_start_as_nothing(
+  backbone, images, tmp_path, regime, array
+):
+  """Own LayerNorms and readouts of layers: at first the class token alone."""
   plain = task_of(backbone, "cls_masked")
-  task = with_head_of(task_of(backbone, "norms_masked", start=True), plain)
+  task = with_head_of(task_of(backbone, regime, start=True), plain)
   task.params["cls"] = plain.params["cls"]
   expected = logits(backbone, plain, images)
   close(logits(backbone, task, images), expected)
-  moved = task_of(backbone, "norms_masked")
+  moved = task_of(backbone, regime)
   moved.params.update(cls=plain.params["cls"], head=plain.params["head"])
   found = logits(backbone, moved, images)
   assert np.abs(found - expected).max() > 0.1
@@ -140,11 +159,33 @@ def test_own_norms_start_as_those_of_the_backbone(backbone, images, tmp_path):
   loaded = mv.load_task(tmp_path / "a", backbone)
   assert loaded.digest == moved.digest
   close(mv.forward(backbone, [loaded], images)["a"], found)
-  edit_task(
-    tmp_path / "a", lambda m: m["arrays"]["norms/bias"].update(shape=[4, 32])
-  )
-  with pytest.raises(TaskError, match=r"norms/bias: \(4, 32\), expected \(5"):
+  rows = len(trees.flatten(moved.params)[array])
+  edit_task(tmp_path / "a", lambda m: m["arrays"][array].update(shape=[9, 32]))
+  with pytest.raises(
+    TaskError, match=rf"{array}: \(9, 32\), expected \({rows}"
+  ):
     mv.load_task(tmp_path / "a", backbone)
+
+
+def test_a_readout_of_layers_is_not_read_by_other_tasks(backbone, images):
+  """A child reads the keys and values of its parent's token as before."""
+  parent = task_of(backbone, "layers_masked")
+  params = {**parent.params, "layers": -parent.params["layers"]}
+  child = random_task(backbone, "child", seed=1, attends_to=("a",))
+  found = mv.forward(backbone, [parent, child], images)
+  other = mv.forward(backbone, [mv.Task(parent.spec, params), child], images)
+  assert not np.allclose(found["a"], other["a"])
+  assert np.array_equal(found["child"], other["child"])
+
+
+def test_layers_beside_masked_memory_begin_as_it(backbone):
+  """With the same seed, what regimes share starts with the same values."""
+  tasks = [
+    task_of(backbone, name, start=True)
+    for name in ("memory_masked", "norms_layers_memory_masked")
+  ]
+  for part in ("cls", "memory"):
+    assert np.array_equal(*(task.params[part] for task in tasks))
 
 
 @pytest.mark.parametrize("regime", ADAPTERS)

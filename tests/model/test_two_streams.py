@@ -28,7 +28,10 @@ def random_tasks(backbone, seed, count=5):
     cells = int(rng.integers(0, 4))
     learned = {"cells": cells}
     if i in (1, 3):
-      learned = {"cells": 0, "regime": "norms_masked"}
+      regime = "norms_masked" if i == 1 else "layers_masked"
+      learned = {"cells": 0, "regime": regime}
+    if i == 4:
+      learned["regime"] = "norms_layers_memory_masked"
     tasks.append(
       random_task(
         backbone, f"task{i}", seed=10 * seed + i,
@@ -120,7 +123,8 @@ def test_original_outputs_are_preserved_to_the_bit(images, dtype):
   tasks = [
     random_task(
       backbone, f"t{i}", seed=i, cells=i % 4,
-      regime="memory_masked" if i % 4 or i < 8 else "norms_masked",
+      regime="memory_masked" if i % 4 or i < 8 else
+      ("norms_masked", "layers_masked", "norms_layers_masked")[i // 4 % 3],
     )
     for i in range(64)
   ]  # fmt: skip

@@ -75,9 +75,14 @@ def test_neighbours_change_no_bit(images, dtype):
   broken = dataclasses.replace(
     a, params=jax.tree.map(lambda x: x * np.nan, a.params)
   )
-  norms = random_task(backbone, "n", cells=0, regime="norms_masked")
+  norms, layers = (
+    random_task(backbone, "n", cells=0, regime=regime)
+    for regime in ("norms_masked", "layers_masked")
+  )
   every = logits(a, b, child, c)
-  for others in ((c, b, child, a), (broken, b, child), (norms, b, child)):
+  for others in (
+    (c, b, child, a), (broken, b, child), (norms, b, child), (layers, b, child),
+  ):  # fmt: skip
     found = logits(*others)
     for name in ("t1", "child"):
       assert np.array_equal(found[name], every[name])
@@ -127,6 +132,7 @@ def test_slots_hold_what_training_computes(backbone, images):
   """Padded and stacked or not: the same model."""
   tasks = tasks_of(backbone, 5)
   tasks.append(random_task(backbone, "n", cells=0, regime="norms_masked"))
+  tasks.append(random_task(backbone, "l", cells=0, regime="layers_masked"))
   tasks.append(random_task(backbone, "child", attends_to=tasks[3:]))
   _, context = mv.encode(backbone, images)
   found = mv.read(backbone, tasks, context)
