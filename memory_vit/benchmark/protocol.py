@@ -21,7 +21,14 @@ from memory_vit.run_result import RunResult, TrialResult
 
 # What is compared where --regimes does not say it: all that read the frozen
 # backbone once for every trial, and the head that everybody begins with.
-REGIMES_COMPARED = ("head", "cls_masked", "memory_masked", "norms_masked")
+REGIMES_COMPARED = (
+  "head",
+  "cls_masked",
+  "memory_masked",
+  "norms_masked",
+  "layers_masked",
+  "norms_layers_masked",
+)
 # Evaluated at the last step alone: more than any run has.
 _NEVER = 2**31 - 1
 # Of all tasks, within their runs: programs that know the names of their tasks
