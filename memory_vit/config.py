@@ -120,6 +120,30 @@ class DataConfig(TrainDataConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class KeepConfig:
+  """What of a frozen pass is computed once, and read in every step."""
+
+  # "contexts": what masked tasks read of the backbone; "features": what a head
+  # reads of it; "none" computes it in every step. Validation keeps the same.
+  what: str = option(
+    "none", Choice(("none", "contexts", "features")), resume="on_request"
+  )
+  # How many fixed random crops of every training image are kept, and taken in
+  # turn by epoch. 1 is the image without randomness: data.train_crop "resize",
+  # and no data.flip.
+  views: int = option(
+    1, Number(1, 1_000, "crops of an image"), resume="on_request"
+  )
+  # "float32" keeps what was computed, to the bit (of a backbone in bfloat16,
+  # its 16 bits); "bfloat16" takes half of the room, and is rounded.
+  dtype: str = option(
+    "float32", Choice(("float32", "bfloat16")), resume="on_request"
+  )
+  # "device" is fastest; "host" is the memory of the machine.
+  where: str = option("host", Choice(("device", "host")), resume="free")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskConfig:
   """The task that is learned."""
 
@@ -452,6 +476,7 @@ class Config:
   # --trust_data_code.
   trust_data_code: bool = option(False, Switch(), resume="free")
   data: DataConfig = DataConfig()
+  keep: KeepConfig = KeepConfig()
   task: TaskConfig = TaskConfig()
   optim: OptimConfig = OptimConfig()
   sweep: SweepConfig = SweepConfig()
@@ -463,7 +488,9 @@ class Config:
   def __post_init__(self) -> None:
     # Contradictions are looked for among values that are possible alone.
     problems = options.problems(self, "config")
-    for problem in problems or [*_of_training(self), *_of_backbone(self)]:
+    for problem in problems or [
+      *_of_training(self), *_of_backbone(self), *_of_keep(self),
+    ]:  # fmt: skip
       raise ConfigError(problem)
 
 
@@ -539,6 +566,47 @@ def _of_backbone(config: Config) -> list[str]:
       vit_config(variant, image_size=config.image_size)
     except ConfigError as error:
       lines.append(f"config: {error}")
+  return lines
+
+
+def what_can_be_kept(regime: str) -> str:
+  """What of a pass of this regime is frozen: a value of `keep.what`."""
+  kind = REGIMES[regime]
+  if kind.composes:
+    return "contexts"
+  return "features" if kind.on_features else "none"
+
+
+def _of_keep(config: Config) -> list[str]:
+  """List contradictions between what is kept, and what a step computes."""
+  keep, data = config.keep, config.data
+  if keep.what == "none":
+    return []
+  lines = []
+  possible = what_can_be_kept(config.regime)
+  if possible == "none":
+    lines.append(
+      f"config.keep.what is {keep.what!r}, expected 'none': the regime "
+      f"{config.regime!r} changes what the backbone computes."
+    )
+  elif keep.what != possible:
+    lines.append(
+      f"config.keep.what is {keep.what!r}, expected 'none' or {possible!r}, "
+      f"which the regime {config.regime!r} reads."
+    )
+  fixed = data.train_crop == "resize" and not data.flip
+  if keep.views == 1 and not fixed:
+    lines.append(
+      "config.keep.views is 1, the image without randomness, but "
+      f"config.data.train_crop is {data.train_crop!r} and config.data.flip is "
+      f"{data.flip}: expected train_crop 'resize' and flip False, or more "
+      "views, such as config.keep.views 10."
+    )
+  if keep.views > 1 and fixed:
+    lines.append(
+      f"config.keep.views is {keep.views}, but config.data.train_crop 'resize' "
+      "without config.data.flip gives the same view each time: expected 1."
+    )
   return lines
 
 

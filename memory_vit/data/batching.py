@@ -11,7 +11,7 @@ next readable record takes the place of one, whatever happened before; in
 evaluation they do not count, and the result says how many they were.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import jax
 
@@ -67,7 +67,7 @@ def train_batches(
     ConfigError: if the batch does not divide, or the crop is impossible.
   """
   reader = reader_of(source)
-  rows, first = _share(batch_size, process_index, process_count)
+  rows, first = share(batch_size, process_index, process_count)
   if data.train_crop == "small":
     image_ops.shorter_side(data.resize, image_size)
 
@@ -101,9 +101,15 @@ def train_examples(
   `step` counts from 1.
   """
   reader = reader_of(source)
+  numbers = tf.range((step - 1) * batch_size, step * batch_size, dtype=tf.int64)
+  return names_of(reader, shuffled(numbers, reader.size, seed).numpy())
+
+
+def names_of(reader: Reader, records: Iterable[int]) -> list[str]:
+  """Name records, or what takes their place: indices, and files."""
   names = []
-  for number in range((step - 1) * batch_size, step * batch_size):
-    index = int(shuffled(tf.constant(number, tf.int64), reader.size, seed))
+  for record in records:
+    index = int(record)
     while index in reader.unreadable:
       index = (index + 1) % reader.size
     names.append(f"{index} {reader.source.file_name(index)}".strip())
@@ -132,7 +138,7 @@ def eval_batches(
     ConfigError: if the batch does not divide.
   """
   reader = reader_of(source)
-  rows, first = _share(batch_size, process_index, process_count)
+  rows, first = share(batch_size, process_index, process_count)
 
   def prepare(
     number: tf.Tensor, encoded: tf.Tensor, label: tf.Tensor
@@ -155,24 +161,29 @@ def shuffled(number: tf.Tensor, size: int, seed: int) -> tf.Tensor:
   """The record of example `number`: each epoch permutes them anew.
 
   Args:
-    number: int64 ().
+    number: int64 () or (b,).
     size: of the source.
     seed: of all epochs.
 
   Returns:
-    int64 (), from 0 to size - 1.
+    int64, as `number`, from 0 to size - 1.
   """
   epoch, place = number // size, number % size
-  key = tf.stack([tf.constant(seed, tf.int64), epoch, tf.zeros_like(epoch)])
+  zeros = tf.zeros_like(epoch)
+  key = tf.stack([zeros + tf.constant(seed, tf.int64), epoch, zeros], axis=-1)
   # With the default of four rounds, seed 0 hardly shuffles a small source, and
   # the epochs of one of 50,000 correlate by 0.7. Sixteen cost nothing.
   return tf.random_index_shuffle(place, key, max_index=size - 1, rounds=16)
 
 
-def _share(
-  batch_size: int, index: int | None, count: int | None
+def share(
+  batch_size: int, index: int | None = None, count: int | None = None
 ) -> tuple[int, int]:
-  """The number of rows of a process in a batch, and the first of them."""
+  """The number of rows of a process in a batch, and the first of them.
+
+  Raises:
+    ConfigError: if the batch does not divide.
+  """
   index = jax.process_index() if index is None else index
   count = jax.process_count() if count is None else count
   if batch_size < 1 or batch_size % count or not 0 <= index < count:

@@ -21,15 +21,13 @@ from memory_vit.model.task import EvalPreprocessing, Task
 from memory_vit.runtime import sharding
 from memory_vit.tasks import inference, split_forward
 
-# Images that `data` has scaled -> {name: logits}.
-Predict = Callable[
-  [Float[Array, "b side side 3"]], dict[str, Float[Array, "b c"]]
-]
+# Images that `data` has scaled -> {name: logits}; or what is kept of them.
+Predict = Callable[[Any], dict[str, Float[Array, "b c"]]]
 
 
 def evaluate(
   predict: Predict,
-  batches: Iterable[dict[str, np.ndarray]],
+  batches: Iterable[dict[str, Any]],
   mesh: Mesh,
   *,
   digest: bool = False,
@@ -38,7 +36,8 @@ def evaluate(
 
   Args:
     predict: the model.
-    batches: {"image", "label", "mask"}, the rows of this process.
+    batches: {"image", "label", "mask"}, the rows of this process; or "inputs",
+      what is kept of the images, which is then what the model takes.
     mesh: over which batches are split.
     digest: whether the outputs are brought to the host and hashed.
 
@@ -51,7 +50,8 @@ def evaluate(
   digests: dict[str, Any] = {}
   replicated = sharding.replicated(mesh)
   for batch in sharding.prefetch(iter(batches), mesh):
-    for name, logits in predict(batch["image"]).items():
+    inputs = batch["inputs"] if "inputs" in batch else batch["image"]
+    for name, logits in predict(inputs).items():
       sums = _batch_sums(replicated)(logits, batch["label"], batch["mask"])
       totals[name] = metrics.add(totals.get(name), sums)
       if digest:
@@ -72,14 +72,19 @@ def evaluate_source(
   batch_size: int,
   mesh: Mesh,
   digest: bool = False,
+  batches: Iterable[dict[str, Any]] | None = None,
 ) -> dict[str, dict[str, Any]]:
   """`evaluate`, on a split; each process reads its share.
 
-  `batch_size` is that of all processes together. The results also have
+  `batch_size` is that of all processes together. Where `batches` are kept,
+  nothing is read. The results also have
   "skipped": how many examples could not be read, and are not among the
   "examples" on which the numbers stand.
   """
-  batches = batching.eval_batches(source, preprocessing, batch_size=batch_size)
+  if batches is None:
+    batches = batching.eval_batches(
+      source, preprocessing, batch_size=batch_size
+    )
   results = evaluate(predict, batches, mesh, digest=digest)
   for result in results.values():
     # Of all processes, as the sums are.
@@ -98,7 +103,9 @@ def predict_fn(
   tasks: Sequence[Task],
   mesh: Mesh,
   outputs: Sequence[str] | None = None,
+  *,
   classes: int = 0,
+  kept: bool = False,
 ) -> Predict:
   """Build the function from images to logits of tasks of any regime.
 
@@ -110,28 +117,35 @@ def predict_fn(
     outputs: names of what is predicted; by default all tasks. Beside tasks that
       compose, `BACKBONE` is the original output.
     classes: see `inference.fill_slots`.
+    kept: whether the function takes, in place of images, what the frozen pass
+      of training makes of them; the logits are the same to the bit. Not for
+      `BACKBONE`, nor for regimes that have no such pass.
 
   Returns:
     The function, of what is named by `outputs`.
   """
   if outputs is None:
     outputs = [task.name for task in tasks]
+  # All at one place: a program is compiled for where its arrays are as well.
+  placed = [
+    dataclasses.replace(task, params=sharding.put(task.params, mesh))
+    for task in tasks
+  ]
+  forward: Callable[[Any], dict[str, Array]]
   if all(REGIMES[task.spec.regime].composes for task in tasks):
     slots = (
-      inference.fill_slots(backbone, tasks, classes=classes) if tasks else ()
+      inference.fill_slots(backbone, placed, classes=classes) if tasks else ()
     )
     forward = functools.partial(inference.forward, backbone, slots, check=False)
+    if kept:
+      forward = functools.partial(inference.read, backbone, slots)
   else:  # they take the place of the head
-    placed = [
-      dataclasses.replace(task, params=sharding.put(task.params, mesh))
-      for task in tasks
-    ]
-    forward = functools.partial(split_forward.forward, backbone, placed)
+    forward = functools.partial(
+      split_forward.read if kept else split_forward.forward, backbone, placed
+    )
 
-  def predict(
-    images: Float[Array, "b side side 3"],
-  ) -> dict[str, Float[Array, "b _"]]:
-    logits = forward(images=images)
+  def predict(inputs: Any) -> dict[str, Float[Array, "b _"]]:
+    logits = forward(inputs)
     return {name: logits[name] for name in outputs}
 
   return predict

@@ -137,17 +137,25 @@ def require_divisible(batch_size: int, mesh: Mesh, key: str) -> None:
     )
 
 
-def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, Any]:
-  """The rows of this process -> global arrays, split over all devices."""
+def shard_batch(batch: Any, mesh: Mesh) -> Any:
+  """The rows of this process -> global arrays, split over all devices.
+
+  Args:
+    batch: a tree of arrays of NumPy; those of jax are left where they are.
+    mesh: over which it is split.
+  """
   sharding = by_rows(mesh)
-  return {
-    name: jax.make_array_from_process_local_data(sharding, rows)
-    for name, rows in batch.items()
-  }
+
+  def place(rows: np.ndarray | jax.Array) -> jax.Array:
+    if isinstance(rows, jax.Array):
+      return rows
+    return jax.make_array_from_process_local_data(sharding, rows)
+
+  return jax.tree.map(place, batch)
 
 
 def prefetch(
-  batches: Iterator[dict[str, np.ndarray]], mesh: Mesh, size: int = 2
+  batches: Iterator[dict[str, Any]], mesh: Mesh, size: int = 2
 ) -> Iterator[dict[str, Any]]:
   """Send batches to the devices ahead of their use; `size` are on the way."""
   queue: collections.deque[dict[str, Any]] = collections.deque()

@@ -148,9 +148,22 @@ def forward(
     tasks: of any regime; several that share a pass.
     images: in [-1, 1].
   """
+  specs = tuple(task.spec for task in tasks)
+  frozen = {"backbone": backbone.params, "tasks": {}}
+  prepare = make_split_forward(backbone.config, specs).prepare
+  return read(backbone, tasks, prepare(frozen, images))
+
+
+def read(backbone: Backbone, tasks: Sequence[Task], inputs: Any) -> Logits:
+  """Run tasks as they are trained, on what their frozen pass has made.
+
+  Args:
+    backbone: of the tasks.
+    tasks: as in `forward`.
+    inputs: from `SplitForward.prepare`.
+  """
   config, specs = backbone.config, tuple(task.spec for task in tasks)
   frozen = {"backbone": backbone.params, "tasks": {}}
-  inputs = make_split_forward(config, specs).prepare(frozen, images)
   trained = {task.spec.name: task.params for task in tasks}
   return logits_program(trained, frozen, inputs, config=config, specs=specs)
 

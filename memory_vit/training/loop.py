@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -116,7 +115,7 @@ class Loop:
   def fit(
     self,
     state: TrainState,
-    batches: Iterator[dict[str, np.ndarray]],
+    batches: Iterator[dict[str, Any]],
     past: LoopState | None = None,
   ) -> tuple[TrainState, LoopState]:
     """Train from the step of `state` to `steps.total`.

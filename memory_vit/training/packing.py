@@ -105,11 +105,15 @@ def pack_bytes(trainer: Trainer, trials: Sequence[Trial]) -> int:
   )
   config = trainer.config
   shape = (config.batch_size, config.image_size, config.image_size, 3)
-  batch = {
-    "image": jax.ShapeDtypeStruct(shape, jnp.float32),
-    "label": jax.ShapeDtypeStruct((config.batch_size,), jnp.int32),
-  }
   step = trainer.make_step(trials, tasks)
+  image = jax.ShapeDtypeStruct(shape, jnp.float32)
+  batch: dict[str, Any] = {
+    "label": jax.ShapeDtypeStruct((config.batch_size,), jnp.int32)
+  }
+  if trainer.kept:
+    batch["inputs"] = jax.eval_shape(trainer.frozen_pass(step), image)
+  else:
+    batch["image"] = image
   needed = step.peak_bytes(
     state.params, trainer.frozen(), batch, config.batch_size_eval
   )

@@ -90,12 +90,11 @@ def resume(
   step = checkpoints.latest()
   if step is None:
     return state, None
-  found = _with_defaults(checkpoints.meta(step), meta)
-  changed = config_changes.changes(
-    step, found["config"], meta["config"], may_change
-  )
+  found = checkpoints.meta(step)
+  options = {**_defaults(meta), **found["config"]}
+  changed = config_changes.changes(step, options, meta["config"], may_change)
   accepted = {change["key"]: change["to"] for change in changed}
-  began = {**found, "config": {**found["config"], **accepted}}
+  began = {**found, "config": {**options, **accepted}}
   if "data" in found:  # earlier versions noted sizes, which the files tell
     began["data"] = {"classes": found["data"]["classes"]}
   require_same(began, meta, checkpoints.directory)
@@ -141,13 +140,10 @@ def resume(
   )
 
 
-def _with_defaults(
-  found: Mapping[str, Any], now: Mapping[str, Any]
-) -> dict[str, Any]:
-  """What a state says, with the defaults of options that are newer than it."""
+def _defaults(now: Mapping[str, Any]) -> dict[str, Any]:
+  """Options as they were before there were any of the newer ones."""
   defaults = what_matters(to_dict(Config()))
-  known = {k: v for k, v in defaults.items() if k in now["config"]}
-  return {**found, "config": {**known, **found["config"]}}
+  return {k: v for k, v in defaults.items() if k in now["config"]}
 
 
 def _data_changes(
@@ -200,6 +196,13 @@ def require_same(
     raise TrainingError(
       f"the run in {directory} began on the backbone with fingerprint "
       f"{found['fingerprint'][:16]}, not {now['fingerprint'][:16]}. {advice}"
+    )
+  processes = [saved.get("drawn_by", 1) for saved in (found, now)]
+  if processes[0] != processes[1]:
+    raise TrainingError(
+      f"the run in {directory} drew its batches on {processes[0]} processes, "
+      f"now {processes[1]}: with config.keep each draws from its own rows. "
+      "Start as many, or give another --workdir."
     )
   for key in ("config", "parents", "attends_to", "variants", "data"):
     if key not in found:

@@ -52,6 +52,7 @@ class Step:
   mixed before.
 
   Attributes:
+    prepare: (frozen, images) -> inputs of the gradient.
     gradient_program: the compiled function (trained, frozen, inputs, labels) ->
       gradient and metrics.
   """
@@ -78,7 +79,7 @@ class Step:
       mixup: how images are mixed; None where they are not.
       accumulation_steps: parts in which a batch goes through the model.
     """
-    self._prepare, self._mesh = forward.prepare, mesh
+    self.prepare, self._mesh = forward.prepare, mesh
     self._parts = accumulation_steps
     loss = functools.partial(_loss, forward, label_smoothing, weighted)
     # Of gradient and state, the layout is fixed within the programs.
@@ -105,15 +106,20 @@ class Step:
   def gradient(
     self, params: Any, frozen: Any, batch: dict[str, Any]
   ) -> tuple[Any, dict[str, dict[str, jax.Array]]]:
-    """The gradient of the mean loss of every name, and its metrics."""
-    inputs = self._prepare(frozen, batch["image"])
+    """The gradient of the mean loss of every name, and its metrics.
+
+    The batch holds images, or the "inputs" that `prepare` makes of them.
+    """
+    inputs = batch.get("inputs")
+    if inputs is None:
+      inputs = self.prepare(frozen, batch["image"])
     return self.gradient_program(params, frozen, inputs, batch["label"])
 
   def peak_bytes(
     self,
     params: Any,
     frozen: Any,
-    batch: Mapping[str, jax.Array | jax.ShapeDtypeStruct],
+    batch: Mapping[str, Any],
     evaluated: int = 0,
   ) -> int:
     """What a run needs on a device beside state and backbone, as compiled.
@@ -121,7 +127,8 @@ class Step:
     Args:
       params: arrays, or their shapes.
       frozen: arrays.
-      batch: arrays or shapes, of a whole step.
+      batch: arrays or shapes, of a whole step; with "inputs" where they are
+        kept.
       evaluated: images in a batch of evaluation.
     """
     rows = sharding.by_rows(self._mesh)
@@ -134,29 +141,34 @@ class Step:
       return jax.ShapeDtypeStruct(shape, a.dtype, sharding=rows)
 
     part = jax.tree.map(lambda a: on_rows(a, self._parts), dict(passed))
-    prepare = jax.jit(self._prepare).lower(frozen, part["image"])
-    inputs = jax.tree.map(on_rows, prepare.out_info)
+    programs = []
+    if "inputs" in part:
+      inputs = part["inputs"]
+    else:
+      programs = [jax.jit(self.prepare).lower(frozen, part["image"])]
+      inputs = jax.tree.map(on_rows, programs[0].out_info)
     program = self.gradient_program
-    gradient = program.lower(params, frozen, inputs, part["label"])
+    programs.append(program.lower(params, frozen, inputs, part["label"]))
     # One after the other; the context between them lives as long as both.
-    used = [p.compile().memory_analysis() for p in (prepare, gradient)]
-    programs = [0 if u is None else u.temp_size_in_bytes for u in used]
+    used = [p.compile().memory_analysis() for p in programs]
+    temporary = [0 if u is None else u.temp_size_in_bytes for u in used]
     # Evaluation hands over as much for an image, and may have more of them.
-    images = part["image"].shape[0]
+    images = jax.tree.leaves(part)[0].shape[0]
     contexts = trees.bytes_of(inputs) * max(1.0, evaluated / images)
     # Two batches are on their way while one is used.
     kept = contexts + 3 * trees.bytes_of(batch)
-    return int(kept / self._mesh.size) + int(max(programs))
+    return int(kept / self._mesh.size) + int(max(temporary))
 
   def __call__(
-    self, state: TrainState, frozen: Any, batch: dict[str, jax.Array]
+    self, state: TrainState, frozen: Any, batch: dict[str, Any]
   ) -> tuple[TrainState, dict[str, dict[str, jax.Array]]]:
     """Take one step.
 
     Args:
       state: is used up (donated).
       frozen: what is read and not trained.
-      batch: "image" (b, side, side, 3), "label" int (b,).
+      batch: "image" (b, side, side, 3) or "inputs", see `gradient`; "label"
+        int (b,).
 
     Returns:
       The next state, and {name: {"loss", "accuracy", "grad_norm",

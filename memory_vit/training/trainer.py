@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from memory_vit.data.data_record import DataRecord
 from memory_vit.data.reader import Reader
 from memory_vit.evaluation import evaluate as evaluation
 from memory_vit.evaluation.evaluate import Predict, evaluate_source
+from memory_vit.kept.splits import Kept, Prepare
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.regimes import REGIMES
 from memory_vit.model.task import EvalPreprocessing, Task
@@ -194,7 +195,7 @@ class Trainer:
 
     many = f"{len(trials)} trials"
     title = trials[0].name if len(trials) == 1 else many
-    batches = self._train_batches(int(state.step) * config.batch_size)
+    batches = self._train_batches(start, int(state.step))
     run = self._loop(start, title, save, logdirs)
     state, past = run.fit(state, batches, past)
     return int(state.step), past
@@ -312,23 +313,32 @@ class Trainer:
       dataclasses.replace(task, params=params[name])
       for name, task in start.tasks.items()
     ]
-    return self.evaluate(trained, split)
+    if not self.kept:
+      return self.evaluate(trained, split)
+    batches = self.kept.eval_batches(split, self.frozen_pass(start.step))
+    return self.evaluate(trained, split, batches)
 
   def evaluate(
     self,
     tasks: Sequence[Task],
     source: Reader,
+    kept: Iterable[dict[str, Any]] | None = None,
   ) -> dict[str, dict[str, Any]]:
     """Evaluate tasks on a split of their data set, in one pass.
+
+    Args:
+      tasks: trained side by side.
+      source: the split.
+      kept: its batches, where their frozen part is kept.
 
     Raises:
       Interrupted: between two batches, where it was asked to stop.
     """
-    outputs = self.predictor(tasks)
+    outputs = self.predictor(tasks, kept=kept is not None)
 
-    def predict(images: jax.Array) -> dict[str, jax.Array]:
+    def predict(inputs: Any) -> dict[str, jax.Array]:
       self.context.stop.check()
-      return outputs(images)
+      return outputs(inputs)
 
     return evaluate_source(
       predict,
@@ -336,20 +346,35 @@ class Trainer:
       tasks[0].spec.evaluation,
       batch_size=self.config.batch_size_eval,
       mesh=self.context.mesh,
+      batches=kept,
     )
 
-  def predictor(self, tasks: Sequence[Task]) -> Predict:
-    """How tasks are evaluated: images (b, side, side, 3) -> {name: logits}."""
+  def predictor(self, tasks: Sequence[Task], *, kept: bool = False) -> Predict:
+    """How tasks are evaluated: see `predict_fn`."""
     predict = evaluation.predict_fn(
       self.backbone,
       [*self.parents, *tasks],
       self.context.mesh,
       outputs=[task.name for task in tasks],
       classes=self._padded_classes,
+      kept=kept,
     )
     if not self._padded_classes:
       return predict
     return padded_head.of_classes(predict, self.train.num_classes)
+
+  @functools.cached_property
+  def kept(self) -> Kept | None:
+    """What is kept of the frozen pass, for all packs; None for nothing."""
+    if self.config.keep.what == "none":
+      return None
+    return Kept(
+      self.config, self.preprocessing, self.context.mesh, self.context.stop
+    )
+
+  def frozen_pass(self, step: Step) -> Prepare:
+    """Images (b, side, side, 3) -> what a step reads; that of all packs."""
+    return functools.partial(step.prepare, self.frozen())
 
   def frozen(self) -> dict[str, Any]:
     """The arrays that a pack reads and does not train."""
@@ -392,20 +417,30 @@ class Trainer:
       frozen["backbone"] = {}
     return frozen
 
-  def _train_batches(self, start: int) -> Any:
+  def _train_batches(self, start: Start, step: int) -> Any:
+    """The batches behind a step; what is kept of them is computed here."""
     config = self.config
+    if self.kept:
+      if step == config.total_steps:  # nothing is left to be trained
+        return iter(())
+      prepare = self.frozen_pass(start.step)
+      return self.kept.train_batches(
+        self.train, prepare, step * config.batch_size
+      )
     return batching.train_batches(
       self.train,
       config.data,
       image_size=config.image_size,
       batch_size=config.batch_size,
       seed=data_seed(config),
-      start=start,
+      start=step * config.batch_size,
       interpolation=self.preprocessing.interpolation,
     )
 
   def _train_examples(self, step: int) -> list[str]:
     config = self.config
+    if self.kept:
+      return self.kept.train_examples(self.train, step)
     return batching.train_examples(
       self.train,
       seed=data_seed(config),
@@ -422,5 +457,7 @@ class Trainer:
       "variants": {t.name: t.label for t in trials},
       "data": {"classes": list(self.train.class_names)},
       "files": self.record.compared,
+      # Each process draws from the rows that it keeps.
+      "drawn_by": jax.process_count() if self.kept else 1,
       "config": resume.what_matters(to_dict(self.config)),
     }

@@ -40,6 +40,7 @@ from memory_vit import config as config_lib
 from memory_vit.data import batching, datasets
 from memory_vit.errors import MemoryVitError
 from memory_vit.evaluation import evaluate
+from memory_vit.kept import compute
 from memory_vit.model import trees, vit_config
 from memory_vit.runtime import sharding
 from memory_vit.study import plan
@@ -111,6 +112,9 @@ FOLDER = {
   "data.name": "folder", "data.dir": "FOLDER", "data.train": "train",
   "data.validation": "train", "data.test": "train", "task.name": "pictures",
 }  # fmt: skip
+SQUEEZED = {"data.train_crop": "resize", "data.flip": False}
+KEPT = {**SQUEEZED, "keep.what": "contexts"}
+VIEWS = {**SMALL, "keep.what": "contexts", "keep.views": 3, "total_steps": 12}
 BROKEN = {**FOLDER, "data.dir": "BROKEN"}
 TFDS = {**FOLDER, "data.name": "own", "data.dir": "TFDS"}
 CODE = {**TFDS, "data.dir": "CODE"}
@@ -190,6 +194,12 @@ ROWS = [
   row("data.eval_crop", "central", "task", "evaluated", maybe=("result",)),
   row("data.eval_crop", "resize", "task", "evaluated",
       given={"backbone": "STATES"}, maybe=("result",)),
+  row("keep.what", "contexts", "crops", "evaluated", "placement",
+      given=SQUEEZED),
+  # The third epoch takes the third view, or the first one again.
+  row("keep.views", 2, "crops", "learned", given=VIEWS),
+  row("keep.dtype", "bfloat16", "crops", "evaluated", "learned", given=KEPT),
+  row("keep.where", "device", "placement", given=KEPT, goes_on=True),
   row("task.name", "mine", "task", "files", "result"),
   row("task.cells", 1, "task", "study", "learned"),
   row("task.bottleneck", 2, "task", "learned", given=ADAPTER),
@@ -534,6 +544,7 @@ class Watcher:
     self._wrap(loop.Loop, "fit", self._see_fit, self._see_learned)
     self._wrap(Step, "__call__", before=self._see_step)
     self._wrap(Step, "gradient", before=self._see_part)
+    self._wrap(compute, "compute", before=self._see_kept)
     self._wrap(evaluate, "evaluate_source", before=self._see_evaluation)
     self._wrap(sharding, "prefetch", after=self._see_batches)
     self._wrap(progress.Progress, "report", before=self._at("report"))
@@ -598,6 +609,9 @@ class Watcher:
   def _see_part(self, step, params, frozen, batch):
     self._see("parts", len(batch["label"]))
 
+  def _see_kept(self, views, starts, prepare, rows, **options):
+    self._see("placement", type(rows).__name__)
+
   def _see_evaluation(self, predict, source, *args, **options):
     self._see("evaluated", (source.name, source.split))
     self._see("when", ("evaluate", self._step))
@@ -605,7 +619,11 @@ class Watcher:
   def _see_batches(self, batches, *args):
     evaluated = []
     for batch in batches:
-      image, label = np.asarray(batch["image"]), np.asarray(batch["label"])
+      # Of what is kept, the first leaf stands for the image.
+      shown = batch.get("image", batch.get("inputs"))
+      image, label = map(
+        np.asarray, (jax.tree.leaves(shown)[0], batch["label"])
+      )
       if "mask" in batch:
         real = np.asarray(batch["mask"]) > 0
         self._see("evaluation batches", len(label))

@@ -11,7 +11,7 @@ from conftest import tiny_backbone
 import memory_vit as mv
 from memory_vit import config as config_lib
 from memory_vit.errors import ConfigError
-from memory_vit.training import run
+from memory_vit.training import padded_head, run
 
 # Programs whose size depends on the model, and which are not those of a data
 # set alone.
@@ -57,12 +57,13 @@ def compiled(caplog, work):
   }
 
 
+@pytest.mark.slow
 def test_tasks_of_one_width_compile_once(backbone, tmp_path, caplog):
   """Of data sets with 5, 3 and 10 classes, in a sweep of two rates."""
   sweep = config_lib.SweepConfig(learning_rate=(0.1, 0.5))
   counts = []
   for i, name in enumerate(["digits:5-9", "digits:0-2", "digits"]):
-    config = padded(config_of(backbone, name, sweep=sweep), 12)
+    config = padded(config_of(backbone, name, sweep=sweep), 300)
     counts.append(
       compiled(
         caplog,
@@ -74,9 +75,11 @@ def test_tasks_of_one_width_compile_once(backbone, tmp_path, caplog):
   # One for the estimate of memory, of a trial alone; one for the pack.
   assert counts[0]["_gradient"] >= 1
   assert counts[0]["_update"] == 1
+  assert counts[0]["read_program"] == 1  # for validation and test
   assert counts[1] == counts[2] == dict.fromkeys(_LARGE, 0)
 
 
+@pytest.mark.slow
 def test_a_padded_head_learns_the_same(backbone, tmp_path):
   config = config_of(backbone, "digits:5-9")
   expected = run.train_and_evaluate(config, tmp_path / "alone")
@@ -96,12 +99,19 @@ def test_a_padded_head_learns_the_same(backbone, tmp_path):
   assert found.tasks[0].chance == 1 / 5
 
 
+def test_what_is_no_class_is_not_predicted():
+  logits = np.arange(10.0).reshape(2, 5)
+  predict = padded_head.of_classes(lambda images: {"a": logits}, 3)
+  np.testing.assert_array_equal(predict(None)["a"], [[0, 1, 2], [5, 6, 7]])
+
+
 def test_a_head_that_is_too_narrow_is_refused(backbone, tmp_path):
   config = padded(config_of(backbone, "digits:5-9"), 4)
   with pytest.raises(ConfigError, match="padded_classes is 4, .* 5 classes"):
     run.train_and_evaluate(config, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_sweep_without_validation_exports_the_last_step(backbone, tmp_path):
   """Each trial as a run of its own that chooses nothing."""
   config = config_of(backbone, "digits:5-9")

@@ -1,0 +1,85 @@
+"""Compute what is kept of a split: one pass over its fixed views."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from memory_vit.data.fixed_views import FixedViews
+from memory_vit.kept.rows import Rows
+from memory_vit.runtime import sharding
+from memory_vit.runtime.preemption import StopSignal
+
+logger = logging.getLogger(__name__)
+
+# Seconds between progress lines.
+_EVERY = 10.0
+
+
+class PassProgress:
+  """Lines that say how far a pass over images is, and when it will end."""
+
+  def __init__(self, what: str, total: int) -> None:
+    self._what, self._total, self._done = what, total, 0
+    self._began = self._said = time.perf_counter()
+
+  def advance(self, images: int) -> None:
+    """Count images, and say so if nothing was said for ten seconds."""
+    self._done = min(self._total, self._done + images)
+    now = time.perf_counter()
+    if now - self._said < _EVERY and self._done < self._total:
+      return
+    self._said, seconds = now, now - self._began
+    speed = self._done / max(seconds, 1e-9)
+    left = (self._total - self._done) / speed
+    logger.info(
+      "%s: %d/%d images, %.0f images/s, %s", self._what, self._done,
+      self._total, speed,
+      f"{left:.0f} s left" if left else f"{seconds:.1f} s",
+    )  # fmt: skip
+
+
+def compute(
+  views: FixedViews,
+  starts: range,
+  prepare: Callable[[Any], Any],
+  rows: Rows,
+  *,
+  mesh: Mesh,
+  stop: StopSignal,
+  progress: PassProgress,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Put the inputs of some places into `rows`; all processes must call.
+
+  Args:
+    views: of the split.
+    starts: places at which the batches of this process start, one after the
+      other; as many on every process.
+    prepare: images (b, side, side, 3) -> inputs, frozen.
+    rows: where they go.
+    mesh: over which a batch is split.
+    stop: is asked in every batch.
+    progress: counts images of all processes.
+
+  Returns:
+    Labels int32 (n,) and masks float32 (n,) of these places.
+
+  Raises:
+    Interrupted: where it was asked to stop.
+  """
+  labels, masks = [], []
+  size = starts.step
+  batches = views.batches(starts, size)
+  for start, batch in zip(starts, batches, strict=True):
+    stop.check()
+    labels.append(batch.pop("label"))
+    masks.append(batch.pop("mask"))
+    inputs = prepare(sharding.shard_batch(batch, mesh)["image"])
+    rows.put(start, inputs)
+    jax.block_until_ready(inputs)
+    progress.advance(size * jax.process_count())
+  return np.concatenate(labels), np.concatenate(masks)

@@ -1,0 +1,335 @@
+"""What is kept trains and evaluates as what is computed in every step."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import one_device, random_task, tiny_backbone
+
+from memory_vit import config as config_lib
+from memory_vit.data import batching, datasets, fixed_views, image_ops
+from memory_vit.errors import BrokenDataError, ConfigError
+from memory_vit.kept.layout import RowLayout
+from memory_vit.kept.rows import DeviceRows, HostRows
+from memory_vit.model import trees
+from memory_vit.runtime import sharding
+from memory_vit.tasks import split_forward
+from memory_vit.training import sweep, trainer
+from memory_vit.training.run_context import RunContext
+
+SIZE, BATCH = 44, 16
+SQUEEZED = {"train_crop": "resize"}
+RANDOM = {"train_crop": "small", "resize": 10}
+CONTEXTS = {"what": "contexts"}
+
+
+def config_of(regime="cls_masked", *, data=(), keep=(), optim=(), **values):
+  return config_lib.Config(
+    image_size=8,
+    batch_size=BATCH,
+    batch_size_eval=32,
+    eval_every=4,
+    regime=regime,
+    data=config_lib.DataConfig(
+      name="digits:5-9",
+      train=f"train[:{SIZE}]",
+      validation="test[:39]",
+      **{"flip": False, **dict(data)},
+    ),
+    keep=config_lib.KeepConfig(**dict(keep)),
+    optim=config_lib.OptimConfig(**dict(optim)),
+    # More than two epochs, and none ends with a batch.
+    **{"total_steps": 7, **values},
+  )
+
+
+@pytest.fixture(scope="module")
+def backbone():
+  return tiny_backbone(depth=1)
+
+
+def trainer_of(config, backbone, mesh=None, parents=(), **splits):
+  mesh = mesh or one_device()
+  params = sharding.put_backbone(backbone.params, mesh)
+  opened = {
+    role: datasets.open_source("digits:5-9", getattr(config.data, role))
+    for role in ("train", "validation")
+  }
+  return trainer.Trainer(
+    config=config,
+    context=RunContext(mesh),
+    backbone=dataclasses.replace(backbone, params=params),
+    attends_to=tuple(parents),
+    **{**opened, **splits},
+  )
+
+
+def trained(made, directory):
+  """{array of the best task: its value}, and what validation said of it."""
+  pack = made.train_pack(sweep.trials_of(made.config, "d"), directory, {})
+  arrays = {
+    f"{name}/{key}": np.asarray(value)
+    for name, task in pack.tasks.items()
+    for key, value in trees.flatten(task.params).items()
+  }
+  return arrays, {k: (b.step, b.accuracy) for k, b in pack.best.items()}
+
+
+def assert_same_bits(found, expected):
+  arrays, best = found
+  assert best == expected[1]
+  assert arrays.keys() == expected[0].keys()
+  for name, value in expected[0].items():
+    assert arrays[name].tobytes() == value.tobytes(), name
+
+
+@pytest.fixture(scope="module")
+def without(backbone, tmp_path_factory):
+  """Regime -> what a run learns that keeps nothing."""
+
+  @functools.cache
+  def train(regime):
+    made = trainer_of(config_of(regime, data=SQUEEZED), backbone)
+    return trained(made, tmp_path_factory.mktemp(regime))
+
+  return train
+
+
+@pytest.mark.parametrize("where", ["device", "host"])
+@pytest.mark.parametrize(
+  ("regime", "what"), [("cls_masked", "contexts"), ("head", "features")]
+)
+def test_trains_to_the_same_bits_as_a_run_without(
+  regime, what, where, backbone, without, tmp_path
+):
+  keep = {"what": what, "where": where}
+  config = config_of(regime, data=SQUEEZED, keep=keep)
+  found = trained(trainer_of(config, backbone), tmp_path)
+  assert_same_bits(found, without(regime))
+
+
+@pytest.mark.slow
+def test_a_sweep_on_8_devices_that_reads_a_task_in_parts(backbone, tmp_path):
+  """All at once: what could lie or be drawn otherwise."""
+  options = {
+    "optim": {"accumulation_steps": 2},
+    "sweep": config_lib.SweepConfig(learning_rate=(0.1, 0.3)),
+  }
+  mesh = sharding.make_mesh(fsdp=2)
+  parents = [random_task(backbone, "parent")]
+  results = []
+  for keep in ({}, CONTEXTS, {**CONTEXTS, "where": "device"}):
+    config = config_of(data=SQUEEZED, keep=keep, **options)
+    made = trainer_of(config, backbone, mesh, parents)
+    results.append(trained(made, tmp_path / str(len(results))))
+  assert_same_bits(results[1], results[0])
+  assert_same_bits(results[2], results[0])
+
+
+def reference_batches(
+  source, data, *, image_size, batch_size, seed, start, interpolation
+):
+  """Batches of fixed views, made from what `keep.views` says."""
+  views = 3
+  images = [source.source.fetch(tf.constant(i, tf.int64)) for i in range(SIZE)]
+  number = start
+  while True:
+    rows = []
+    for g in range(number, number + batch_size):
+      record = int(batching.shuffled(tf.constant(g, tf.int64), SIZE, seed))
+      view = g // SIZE % views
+      encoded, label = images[record]
+      key = tf.constant([seed, view * SIZE + record], tf.int64)
+      image = image_ops.train_image(
+        encoded, key, data=data, image_size=image_size
+      )
+      rows.append((image.numpy(), label.numpy()))
+    image, label = map(np.stack, zip(*rows, strict=True))
+    yield {"image": image, "label": label}
+    number += batch_size
+
+
+def test_views_are_taken_in_turn(backbone, tmp_path, monkeypatch):
+  keep = {"what": "contexts", "views": 3}
+  made = trainer_of(config_of(data=RANDOM, keep=keep), backbone)
+  found = trained(made, tmp_path / "kept")
+  monkeypatch.setattr(batching, "train_batches", reference_batches)
+  made = trainer_of(config_of(data=RANDOM), backbone)
+  assert_same_bits(found, trained(made, tmp_path / "reference"))
+
+
+def test_each_image_passes_the_backbone_once(backbone, tmp_path, monkeypatch):
+  seen = []
+  real = split_forward.encode_program
+
+  def counted(params, images, *, config):
+    seen.append(len(images))
+    return real(params, images, config=config)
+
+  made = trainer_of(config_of(data=SQUEEZED, keep=CONTEXTS), backbone)
+  monkeypatch.setattr(split_forward, "encode_program", counted)
+  trained(made, tmp_path)
+  # Each traced once, then 44 in batches of 16, and 39 in batches of 32: however
+  # many steps and evaluations there are.
+  assert sorted(seen) == [16] * (3 + 1) + [32] * (2 + 1)
+
+
+def test_a_pack_that_goes_on_draws_on(backbone, tmp_path):
+  keep = {"what": "contexts", "views": 2}
+  whole = config_of(data=RANDOM, keep=keep, optim={"schedule": "constant"})
+  expected = trained(trainer_of(whole, backbone), tmp_path / "whole")
+  part = dataclasses.replace(whole, total_steps=4)
+  trained(trainer_of(part, backbone), tmp_path / "parts")
+  made = trainer_of(whole, backbone)
+  context = dataclasses.replace(
+    made.context, may_change=("config.total_steps",)
+  )
+  made = dataclasses.replace(made, context=context)
+  assert_same_bits(trained(made, tmp_path / "parts"), expected)
+
+
+def test_bfloat16_rounds_what_is_kept(backbone):
+  inputs = {}
+  for dtype in ("float32", "bfloat16"):
+    keep = {**CONTEXTS, "dtype": dtype}
+    made = trainer_of(config_of(data=SQUEEZED, keep=keep), backbone)
+    start = made.start(sweep.trials_of(made.config, "d"))
+    batches = made.kept.train_batches(
+      made.train, made.frozen_pass(start.step), 0
+    )
+    inputs[dtype] = jax.tree.leaves(next(batches)["inputs"])
+  for exact, rounded in zip(*inputs.values(), strict=True):
+    assert exact.dtype == rounded.dtype == np.float32
+    np.testing.assert_array_equal(
+      rounded, exact.astype(jnp.bfloat16).astype(np.float32)
+    )
+    assert (rounded != exact).any()
+
+
+def broken_digits(monkeypatch, reader, bad):
+  """The reader of a split of which some records are no images."""
+  fetch = reader.source.fetch
+
+  def damaged(index):
+    encoded, label = fetch(index)
+    is_bad = tf.reduce_any(index == tf.constant(bad, tf.int64))
+    return tf.where(is_bad, "no image", encoded), label
+
+  source = dataclasses.replace(reader.source, fetch=damaged)
+  return type(reader)(source, max_bad=reader.max_bad)
+
+
+def test_the_next_readable_record_takes_the_place_of_a_broken_one(
+  backbone, tmp_path, monkeypatch
+):
+  """The last one's is the first; validation does not count it."""
+  bad = (7, 8, SIZE - 1)
+  results = []
+  for keep in ({}, CONTEXTS):
+    config = config_of(data=SQUEEZED, keep=keep, total_steps=4)
+    made = trainer_of(config, backbone)
+    splits = {}
+    for role in ("train", "validation"):
+      reader = getattr(made, role)
+      reader.max_bad = 3
+      splits[role] = broken_digits(monkeypatch, reader, bad)
+    made = trainer_of(config, backbone, **splits)
+    results.append(trained(made, tmp_path / str(len(results))))
+    assert [*splits["train"].unreadable] == [7, 8, SIZE - 1]
+    assert [*splits["validation"].unreadable] == [7, 8]
+    names = made._train_examples(2)
+  assert names == batching.train_examples(
+    splits["train"], seed=0, batch_size=BATCH, step=2
+  )
+  assert_same_bits(results[1], results[0])
+
+
+def test_too_many_broken_records_are_refused(backbone, tmp_path, monkeypatch):
+  config = config_of(data=SQUEEZED, keep=CONTEXTS)
+  made = trainer_of(config, backbone)
+  bad = broken_digits(monkeypatch, made.train, [3])
+  made = trainer_of(config, backbone, train=bad)
+  with pytest.raises(BrokenDataError, match="example 3"):
+    trained(made, tmp_path)
+
+
+@pytest.mark.parametrize(
+  ("regime", "keep", "data", "message"),
+  [
+    ("memory", CONTEXTS, {}, "expected 'none': the regime 'memory' changes"),
+    ("full", {"what": "features"}, {}, "expected 'none': the regime 'full'"),
+    ("head", CONTEXTS, SQUEEZED, "expected 'none' or 'features'"),
+    ("cls_masked", {"what": "features"}, SQUEEZED, "'none' or 'contexts'"),
+    ("cls_masked", CONTEXTS, RANDOM, "such as config.keep.views 10"),
+    ("cls_masked", CONTEXTS, {**SQUEEZED, "flip": True}, "and flip False"),
+    ("cls_masked", {**CONTEXTS, "views": 2}, SQUEEZED, "same view each time"),
+  ],
+)  # fmt: skip
+def test_what_cannot_be_kept_is_refused(regime, keep, data, message):
+  with pytest.raises(ConfigError, match=message):
+    config_of(regime, data=data, keep=keep)
+
+
+@pytest.fixture(params=[1, 8], ids=["1 device", "8 devices"])
+def filled(request):
+  """Rows on the device and on the host, and what they were filled with."""
+  mesh = sharding.make_mesh(jax.devices()[: request.param])
+  rng = np.random.default_rng(0)
+  tree = {
+    "a": rng.standard_normal((24, 2, 3)).astype(np.float32),
+    "b": (rng.standard_normal((24,)).astype(np.float32),),
+  }
+  tree["a"][5] = -0.0
+  layout = RowLayout.of(tree, "float32")
+  stores = DeviceRows(layout, 3, mesh, 8), HostRows(layout, 21, mesh)
+  for start in (0, 8, 16):
+    part = jax.tree.map(lambda a, s=start: a[s : s + 8], tree)
+    for store in stores:
+      store.put(start, sharding.shard_batch(part, mesh))
+  return tree, stores, mesh
+
+
+def test_rows_come_back_as_they_were_put(filled):
+  tree, stores, mesh = filled
+  places = np.array([20, 5, 5, 0, 8, 7, 16, 15])
+  for store in stores:
+    batch = store.take(places)
+    jax.tree.map(np.testing.assert_array_equal, batch, jax.tree.map(
+      lambda a: a[places], tree
+    ))  # fmt: skip
+    assert all(
+      a.sharding == sharding.by_rows(mesh) for a in jax.tree.leaves(batch)
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_processes_keep_every_record_once(count, monkeypatch):
+  reader = datasets.open_source("digits:5-9", "train[:7]")
+  data = config_lib.TrainDataConfig(flip=False, **SQUEEZED)
+  numbers, evaluated = [], []
+  monkeypatch.setattr(jax, "process_count", lambda: count)
+  for i in range(count):
+    monkeypatch.setattr(jax, "process_index", lambda i=i: i)
+    views = fixed_views.training_views(
+      reader, data, image_size=8, seed=0, views=2
+    )
+    numbers += list(views.numbers)
+    assert {n % 7 % count for n in views.numbers} == {i}
+    views = fixed_views.evaluation_views(
+      reader, image_ops.evaluation_of("resize", 0, 8), batch_size=6
+    )
+    evaluated += list(views.numbers)
+  assert sorted(numbers) == list(range(14))
+  assert sorted(evaluated) == list(range(7))
+
+
+def test_each_epoch_draws_every_row_of_its_view():
+  places = fixed_views.drawn_places(np.arange(5 * 6), 5, 3, 0).reshape(6, 5)
+  for epoch, found in enumerate(places):
+    view = epoch % 3
+    assert sorted(found) == list(range(5 * view, 5 * view + 5))
+  assert len({tuple(found % 5) for found in places}) > 3
