@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from memory_vit.benchmark.layout import TaskData
-from memory_vit.config import Config, DataConfig, SweepConfig
+from memory_vit.config import (
+  Config,
+  DataConfig,
+  SweepConfig,
+  what_can_be_kept,
+)
 from memory_vit.errors import ConfigError
 from memory_vit.model.regimes import REGIMES
 from memory_vit.model.vit_config import RANDOM
@@ -146,11 +151,15 @@ def final_config(
 def _configured(config: Config, data: TaskData, regime: str) -> Config:
   """What search and final run share."""
   label: dict[str, Any] = {"label": data.label} if data.label else {}
+  # What is kept is said of all regimes; each keeps what it has.
+  keeps = config.keep.what != "none"
+  what = what_can_be_kept(regime) if keeps else "none"
   return dataclasses.replace(
     config,
     regime=regime,
     seed=0,  # the batches are the same for all trials, and in all regimes
     eval_every=_NEVER,
+    keep=dataclasses.replace(config.keep, what=what),
     task=dataclasses.replace(config.task, name=NAME_IN_RUNS),
     data=dataclasses.replace(
       config.data, name=data.name, dir=data.dir, **label
