@@ -52,6 +52,7 @@ _CELLS = Number(
 )
 _GIB = Number(0, 2**20, "GiB of memory")
 _RESIZE = Number(0, MAX_RESIZE, "pixels")
+_EXAMPLES = Number(0, 2**31 - 1, "examples of a split")
 _DATA_SET = Text("a data set", r"[\w.,:/+-]+", 200)
 _DATA_SET_OR_NONE = Text('a data set, or ""', r"[\w.,:/+-]*", 200)
 _DIRECTORY = Text('a directory, or ""', ".*", 4_000)
@@ -60,6 +61,7 @@ _SPLIT_OR_NONE = Text('a split of TFDS, or ""', ".*")
 _EVAL_CROP = Choice(("backbone", "resize", "central"))
 _TASKS = Items(Text("the directory of a task", ".+", 4_000), 1_000)
 _REGIME = Choice(tuple(REGIMES))
+_MEMORY_INIT = Choice(("normal", "quiet"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,9 +96,7 @@ class TrainDataConfig:
   # ends the run. In training the next readable one takes their place; they do
   # not count in evaluation, and the result says how many they were. Those of
   # all processes count together whenever a state is saved.
-  max_bad: int = option(
-    0, Number(0, 2**31 - 1, "examples of a split"), resume="free"
-  )
+  max_bad: int = option(0, _EXAMPLES, resume="free")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,6 +108,12 @@ class DataConfig(TrainDataConfig):
   # them at every start). Of TFDS sets what TFDS recorded counts as well. May
   # change when a run goes on: it is compared as its state was saved.
   digest: str = option("files", Choice(("files", "contents")), resume="free")
+  # Train on so many images of each class, chosen by `seed` from `train`; 0
+  # takes all. It is an error where a class has fewer.
+  per_class: int = option(0, _EXAMPLES, resume="never")
+  # Train on so many images of `train`, of whatever class, chosen by `seed`; 0
+  # takes all.
+  first: int = option(0, _EXAMPLES, resume="never")
   # On which the best step is chosen; "" keeps the last step instead.
   validation: str = option("train[98%:]", _SPLIT_OR_NONE, resume="never")
   # On which the result is reported; "" reports none.
@@ -178,6 +184,10 @@ class TaskConfig:
     resume="never",
     sweep=True,
   )
+  # How memory starts, in the masked regimes: "normal" as it is drawn (the
+  # paper); "quiet" turns each cell away from the queries that the task's token
+  # has on the first batch, so that at first it takes little of its attention.
+  memory_init: str = option("normal", _MEMORY_INIT, resume="never", sweep=True)
   # "pretrained" starts the class token as a copy of the original one, "normal"
   # at N(0, 0.02^2), as memory starts. The copy is our choice: of the paper we
   # know that it learns a new class token, not where that starts.
@@ -374,6 +384,11 @@ class StudyConfig:
     Items(dataclasses.replace(_CELLS, least=1), MOST_TRIALS),
     resume="free",
   )
+  # Ways in which memory starts that the part `regimes` compares, beside
+  # `task.memory_init`.
+  memory_inits: tuple[str, ...] = option(
+    (), Items(_MEMORY_INIT, 2), resume="free"
+  )
   # Further data sets, for interference and extension: a name, or a dictionary
   # such as {"name": "places365_small", "test": "validation"} of options of
   # `data`. What is not said is as in `data`.
@@ -520,6 +535,14 @@ def to_dict(config: Config) -> dict[str, Any]:
 def _of_training(config: Config) -> list[str]:
   """List contradictions in how a task is trained."""
   lines = []
+  kind = REGIMES[config.regime]
+  if (
+    config.task.memory_init == "quiet" and kind.has_memory and not kind.composes
+  ):
+    lines.append(
+      "config.task.memory_init is 'quiet', which config.regime "
+      f"{config.regime!r} cannot be: expected 'normal', or a masked regime."
+    )
   if config.batch_size % config.optim.accumulation_steps:
     lines.append(
       f"config.batch_size {config.batch_size} does not divide into "
@@ -534,6 +557,11 @@ def _of_training(config: Config) -> list[str]:
     lines.append(
       f"config.early_stopping is {config.early_stopping}, and there is no "
       "config.data.validation to look at: expected 0, or a split."
+    )
+  if config.data.per_class and config.data.first:
+    lines.append(
+      f"config.data.first is {config.data.first} and config.data.per_class "
+      f"{config.data.per_class}: expected one of them to be 0."
     )
   if not config.epochs:
     lines += beyond_the_end(config)

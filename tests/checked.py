@@ -17,6 +17,7 @@ MODULES = (
   "memory_vit.tasks.create",
   "memory_vit.tasks.image_check",
   "memory_vit.tasks.inference",
+  "memory_vit.tasks.quiet_start",
   "memory_vit.tasks.slots",
   "memory_vit.tasks.split_forward",
 )
@@ -31,6 +32,7 @@ DOORS = {
   "memory_vit.tasks.inference": (
     "encode", "fill_slots", "forward", "read", "_accepted",
   ),
+  "memory_vit.tasks.quiet_start": ("quiet_memory",),
 }  # fmt: skip
 
 

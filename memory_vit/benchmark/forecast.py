@@ -5,14 +5,12 @@ search has, and so is a pass of the plain backbone. Nothing is written.
 """
 
 import dataclasses
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
-from memory_vit.benchmark import protocol
+from memory_vit.benchmark import protocol, timing
 from memory_vit.benchmark.layout import TaskData
 from memory_vit.benchmark.protocol import Benchmark
 from memory_vit.benchmark.record import run_directory
@@ -20,14 +18,11 @@ from memory_vit.benchmark.runner import require_data
 from memory_vit.config import Config
 from memory_vit.data import datasets
 from memory_vit.data.split_ref import configured_splits
-from memory_vit.evaluation.evaluate import predict_fn
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.regimes import REGIMES
-from memory_vit.model.task import BACKBONE
 from memory_vit.runtime import sharding
 from memory_vit.runtime.tables import table
 from memory_vit.study import finished_runs
-from memory_vit.study.forecast import step_seconds
 from memory_vit.training import open_backbone, progress, resolve
 
 # Passes of each test image in one model: of all tasks, of the backbone that
@@ -43,12 +38,14 @@ class _Left:
     task: its name.
     regime: by which it is learned.
     steps: of search and final run, those that are not finished.
+    examples: to train on, of the larger of these; 0 where both are finished.
     tests: images on which seeds are tested.
   """
 
   task: str
   regime: str
   steps: int
+  examples: int
   tests: int
 
 
@@ -104,24 +101,31 @@ def _left(
   search = protocol.search_config(bench, data, regime)
   done = finished_runs.find(search, directory / "search", fingerprint)
   choice = protocol.choose(search, done) if done else None
-  final = protocol.final_config(
-    bench, data, regime, choice.settings if choice else {}
-  )
+  settings = choice.settings if choice else {}
+  final = protocol.final_config(bench, data, regime, settings)
   ended = choice and finished_runs.find(final, directory / "final", fingerprint)
-  steps = 0 if done else _steps(search)
-  if not (ended or (done and not choice)):  # not where all settings diverged
-    steps += _steps(final)
-    return _Left(task=data.task.name, regime=regime, steps=steps, tests=tests)
-  return _Left(task=data.task.name, regime=regime, steps=steps, tests=0)
+  steps, examples = 0, 0
+  if not done:
+    steps, examples = _length(search)
+  if not ended and (choice or not done):  # else all settings diverged
+    more, examples = _length(final)
+    steps += more
+  return _Left(
+    task=data.task.name,
+    regime=regime,
+    steps=steps,
+    examples=examples,
+    tests=tests if steps else 0,
+  )
 
 
-def _steps(config: Config) -> int:
-  """Steps of a run, with those of the passes that do not fit into one."""
+def _length(config: Config) -> tuple[int, int]:
+  """Steps of a run, of all its passes, and its training examples."""
   train = datasets.open_on_all_processes(configured_splits(config)["train"])
   passes = 1
   if not REGIMES[config.regime].shares_pass:
     passes = config.sweep.combinations
-  return passes * resolve.steps_of(config, train.size)
+  return passes * resolve.steps_of(config, train.size), train.size
 
 
 def _counted(bench: Benchmark) -> str:
@@ -139,55 +143,50 @@ def _counted(bench: Benchmark) -> str:
 def _estimate(
   bench: Benchmark,
   left: Sequence[_Left],
-  tests: dict[str, int],
+  tests: Mapping[str, int],
   backbone: Backbone,
   mesh: Mesh,
 ) -> list[str]:
   """Time steps and a pass, and multiply."""
-  image = forward_seconds(bench, backbone, mesh)
-  shown, total = [], 0.0
+  image = timing.pass_seconds(bench.config, backbone, mesh)
+  shown, total, most = [], 0.0, 0
   for regime in bench.regimes:
     mine = [x for x in left if x.regime == regime and x.steps]
     if not mine:
       continue
-    step = _step_seconds(bench, regime, backbone, mesh)
-    shown.append(f"{regime} {step:.3g}")
-    total += step * sum(x.steps for x in mine)
+    cost = _step_cost(bench, regime, backbone, mesh)
+    shown.append(f"{regime} {cost.seconds:.3g}")
+    total += cost.seconds * sum(x.steps for x in mine)
     total += image * sum(x.tests for x in mine)
+    kept = max(x.examples for x in mine)
+    most = max(most, kept * cost.row_bytes)
+    if cost.row_bytes:  # once in the search, once in the final run
+      total += 2 * image * sum(x.examples for x in mine)
   if any(REGIMES[regime].composes for regime in bench.regimes):
     total += _PASSES_TOGETHER * image * sum(tests.values())
   device = jax.devices()[0].device_kind
-  return [
+  lines = [
     f"About {progress.duration(total)} left on {len(jax.devices())} x "
     f"{device}, an estimate: seconds of a step of {bench.config.batch_size} "
     f"images, with as many trials as the search has: {', '.join(shown)}; "
     f"{1 / image:,.0f} images/s by the plain backbone. Compiling, and images "
     "that are read slower than the model takes them, come on top."
   ]
+  if most:
+    lines.append(
+      f"What is kept of the images of a task takes up to {most / 2**30:.2f} "
+      f"GiB ({bench.config.keep.where}); --config.keep.what=none keeps nothing."
+    )
+  return lines
 
 
-def _step_seconds(
+def _step_cost(
   bench: Benchmark, regime: str, backbone: Backbone, mesh: Mesh
-) -> float:
-  """Time a step of the search of a regime, on the shapes of the first task."""
+) -> timing.StepCost:
+  """Time a step of the search of a regime, with the data of the first task."""
   config = protocol.search_config(bench, bench.tasks[0], regime)
   train = datasets.open_on_all_processes(configured_splits(config)["train"])
-  config = resolve.with_steps(config, train.size)
-  most = config.sweep.combinations if REGIMES[regime].shares_pass else 1
-  return step_seconds(config, backbone, mesh, train, most)
-
-
-def forward_seconds(bench: Benchmark, backbone: Backbone, mesh: Mesh) -> float:
-  """Time the plain backbone on random images, after a batch that compiles.
-
-  Returns:
-    Seconds of one image.
-  """
-  rows, side = bench.config.batch_size_eval, backbone.config.image_size
-  images = np.zeros((rows // jax.process_count(), side, side, 3), np.float32)
-  batch = sharding.shard_batch({"image": images}, mesh)["image"]
-  predict = predict_fn(backbone, (), mesh, outputs=(BACKBONE,))
-  for _ in range(2):
-    began = time.perf_counter()
-    jax.block_until_ready(predict(batch))
-  return (time.perf_counter() - began) / rows
+  config = dataclasses.replace(
+    config, total_steps=resolve.steps_of(config, train.size), epochs=0.0
+  )
+  return timing.step_cost(config, backbone, mesh, train)

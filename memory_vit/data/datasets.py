@@ -1,7 +1,7 @@
 """Open splits of data sets: folders, file lists, the digits, those of TFDS."""
 
 from memory_vit.config import TrainDataConfig
-from memory_vit.data import file_list, local, sources, tfds
+from memory_vit.data import file_list, local, sources, subset, tfds
 from memory_vit.data.inventory import Inventory
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.reader import Reader
@@ -71,6 +71,11 @@ def open_reader(ref: SplitRef) -> Reader:
     raise DataError("no data set is named: set config.data.name.")
   source = _open_local(ref) or tfds.open_tfds(ref)
   reader = Reader(source, max_bad=ref.max_bad, stall_timeout=ref.stall_timeout)
+  if ref.subset:
+    source = subset.choose(reader, ref.subset)
+    reader = Reader(
+      source, max_bad=ref.max_bad, stall_timeout=ref.stall_timeout
+    )
   _check_first_label(reader)
   return reader
 
@@ -82,7 +87,8 @@ def take_inventory(ref: SplitRef) -> Inventory:
     DataError: if it is not there. It is not prepared, or downloaded.
   """
   source = _open_local(ref)
-  return source.inventory if source else tfds.take_inventory(ref)
+  inventory = source.inventory if source else tfds.take_inventory(ref)
+  return ref.subset.noted(inventory) if ref.subset else inventory
 
 
 def _open_local(ref: SplitRef) -> Source | None:

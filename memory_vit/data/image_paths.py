@@ -10,6 +10,8 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from memory_vit.data.inventory import Inventory
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.sources import Source
@@ -42,7 +44,8 @@ def source_of(
     for file, _ in labelled
   ]
   paths = tf.constant(names)
-  labels = tf.constant([label for _, label in labelled], tf.int32)
+  numbers = np.array([label for _, label in labelled], np.int32)
+  labels = tf.constant(numbers)
   read = _reader(names)
   return Source(
     name=ref.name,
@@ -57,6 +60,7 @@ def source_of(
       if file in irregular
     },
     inventory=Inventory(facts=facts or {}, files=where),
+    labels=numbers,
   )
 
 

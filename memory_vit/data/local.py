@@ -78,6 +78,7 @@ def open_digits(ref: SplitRef) -> Source:
     class_names=tuple(str(digit) for digit in range(first, last + 1)),
     fetch=sources.fetch_from_memory(tf.gather(encoded, chosen), labels),
     inventory=Inventory(facts={"pictures": _digest(images[chosen], labels)}),
+    labels=labels.numpy(),
   )
 
 

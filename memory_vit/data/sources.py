@@ -39,6 +39,7 @@ class Source:
     unreadable: index -> why, of the examples that were found to be unreadable
       when it was opened.
     inventory: of its files, to notice later that they have changed.
+    labels: int32 (size,), where they are known before examples are read.
   """
 
   name: str
@@ -49,6 +50,7 @@ class Source:
   file_name: Callable[[int], str] = lambda index: ""
   unreadable: Mapping[int, str] = dataclasses.field(default_factory=dict)
   inventory: Inventory = dataclasses.field(default_factory=Inventory)
+  labels: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
   @property
   def num_classes(self) -> int:

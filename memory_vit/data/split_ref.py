@@ -3,10 +3,37 @@
 import dataclasses
 import functools
 
-from memory_vit.config import Config, TrainDataConfig
+from memory_vit.config import Config, TrainDataConfig, data_seed
+from memory_vit.data.inventory import Inventory
 
 # Names that stand for what lies in `dir`, whose own name tells it from others.
 OF_A_DIRECTORY = ("folder", "list")
+
+
+@dataclasses.dataclass(frozen=True)
+class Subset:
+  """A part of a split that is chosen by a seed; see `subset.choose`.
+
+  Attributes:
+    per_class: examples of each class; 0 where `first` counts.
+    first: examples of whatever class; 0 where `per_class` counts.
+    seed: of the choice.
+  """
+
+  per_class: int = 0
+  first: int = 0
+  seed: int = 0
+
+  def __str__(self) -> str:
+    """For messages."""
+    if self.per_class:
+      return f"{self.per_class:,} of each class (seed {self.seed})"
+    return f"{self.first:,} examples (seed {self.seed})"
+
+  def noted(self, inventory: Inventory) -> Inventory:
+    """The inventory of a split with what is chosen of it."""
+    facts = {**inventory.facts, "chosen": dataclasses.asdict(self)}
+    return dataclasses.replace(inventory, facts=facts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +57,7 @@ class SplitRef:
     download: whether TFDS may fetch and prepare what is not there.
     trust_code: whether a TFDS set may name code, which is then run; see
       `tfds_trust`.
+    subset: what is chosen of it; None takes all.
   """
 
   name: str
@@ -40,6 +68,7 @@ class SplitRef:
   stall_timeout: float = 0.0
   download: bool = True
   trust_code: bool = False
+  subset: Subset | None = None
 
   @classmethod
   def of(
@@ -62,6 +91,15 @@ class SplitRef:
     return f"data set {self.name!r}, split {self.split!r}"
 
 
+def training_split(ref: SplitRef, config: Config) -> SplitRef:
+  """The training split of a configuration, less what is not chosen of it."""
+  data = config.data
+  if not data.per_class and not data.first:
+    return ref
+  subset = Subset(data.per_class, data.first, data_seed(config))
+  return dataclasses.replace(ref, subset=subset)
+
+
 def configured_splits(config: Config) -> dict[str, SplitRef]:
   """The splits that a run reads: {"train", "validation", ...: split}, in order.
 
@@ -78,6 +116,8 @@ def configured_splits(config: Config) -> dict[str, SplitRef]:
     for role in ("train", "validation", "test")
     if (split := getattr(config.data, role))
   }
+  if "train" in found:
+    found["train"] = training_split(found["train"], config)
   if upstream.name:
     found["upstream"] = dataclasses.replace(
       ref(config.data, upstream.split), name=upstream.name, dir=upstream.dir

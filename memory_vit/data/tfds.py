@@ -81,14 +81,14 @@ def open_tfds(ref: SplitRef) -> Source:
   keys = find_keys(ref.name, info.features, info.supervised_keys)
   shards = _shards(builder, ref.split)
   _require_room(ref, shards)
-  labels = tf.zeros((0,), tf.int32)  # Of files they are seen when read.
+  labels = None  # Of files they are seen when read.
   if tfds.core.FileFormat.ARRAY_RECORD in info.available_file_formats():
     bad = _bad_array_records(shards)
     fetch = _fetch_from_array_record(builder, ref.split, keys, bad)
   else:
     _check_cache(ref, parts, builder)
-    images, labels, bad = _read_all(ref, builder, keys, shards)
-    fetch = sources.fetch_from_memory(images, labels)
+    images, found, bad = _read_all(ref, builder, keys, shards)
+    fetch, labels = sources.fetch_from_memory(images, found), found.numpy()
   source = Source(
     name=ref.name,
     split=ref.split,
@@ -98,8 +98,10 @@ def open_tfds(ref: SplitRef) -> Source:
     file_name=lambda index: tfrecord.place(shards, index),
     unreadable=bad,
     inventory=_inventory(builder, parts, shards),
+    labels=labels,
   )
-  source.check_labels(labels.numpy())
+  if labels is not None:
+    source.check_labels(labels)
   return source
 
 

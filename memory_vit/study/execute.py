@@ -6,11 +6,15 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from memory_vit.config import Config, DataConfig
+from memory_vit.config import Config
 from memory_vit.data import datasets, inventory
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.inventory import Inventory
-from memory_vit.data.split_ref import SplitRef
+from memory_vit.data.split_ref import (
+  SplitRef,
+  configured_splits,
+  training_split,
+)
 from memory_vit.errors import (
   ConfigError,
   DataError,
@@ -102,17 +106,17 @@ def _lost(planned: Run) -> list[StudyTrial]:
 def require_data(config: Config, runs: Sequence[Run], finished: Trials) -> None:
   """Open what runs will read: a wrong split must not cost those before it."""
   sets = data_sets(config)
-  splits: dict[tuple[DataConfig, str], None] = {}
+  refs: dict[SplitRef, None] = {}
   for planned in runs:
     if planned.name not in finished:
-      where = sets[planned.data]
-      tested = [where.test] if planned.tested else []
-      for split in (where.train, where.validation, *tested):
-        splits[where, split] = None
-  for where, split in splits:
-    datasets.open_split(
-      where, split, config.stall_timeout, config.trust_data_code
-    )
+      there = dataclasses.replace(
+        config, data=sets[planned.data], seed=planned.seed
+      )
+      splits = configured_splits(there)
+      for role in ("train", "validation", *["test"] * planned.tested):
+        refs[splits[role]] = None
+  for ref in refs:
+    datasets.open_on_all_processes(ref)
 
 
 def require_same_data(config: Config, done: Trials, workdir: Path) -> None:
@@ -140,35 +144,43 @@ def _other_data(
   sets = data_sets(config)
 
   @functools.cache
-  def inventory_of(data_set: str, role: str) -> Inventory | None:
-    where = sets[data_set]
-    split = getattr(where, role)
+  def inventory_of(data_set: str, role: str, seed: int) -> Inventory | None:
+    there = dataclasses.replace(config, data=sets[data_set], seed=seed)
+    ref = SplitRef.of(
+      there.data,
+      getattr(there.data, role),
+      trust_code=config.trust_data_code,
+    )
     try:
       return datasets.take_inventory(
-        SplitRef.of(where, split, trust_code=config.trust_data_code)
+        training_split(ref, there) if role == "train" else ref
       )
     except DataError as error:
       logger.warning("whether data changed is not known: %s", error)
       return None
 
   @functools.cache
-  def digest_now(data_set: str, role: str, by: str) -> str | None:
-    found = inventory_of(data_set, role)
+  def digest_now(data_set: str, role: str, seed: int, by: str) -> str | None:
+    found = inventory_of(data_set, role, seed)
     return inventory.digest(found.table(by)) if found else None
 
   names, lines = [], []
   for name, trials in done.items():
-    directory, of = directory_of(workdir, name), trials[0].data
+    directory = directory_of(workdir, name)
+    of = trials[0].data
+    # Only where it chooses the images: each look takes time.
+    chosen = sets[of].per_class or sets[of].first
+    seed = trials[0].seed if chosen else config.seed
     # What diverged has none; nor has a run of an earlier version.
     learned = any(trial.task for trial in trials)
     ending = load_ending(directory) if learned else None
     digests = ending.data if ending else {}
     for role in ("train", "validation", "test"):
       known = digests.get(role)
-      found = inventory_of(of, role) if known else None
+      found = inventory_of(of, role, seed) if known else None
       if not known or not found:
         continue
-      if digest_now(of, role, known["by"]) == known["sha256"]:
+      if digest_now(of, role, seed, known["by"]) == known["sha256"]:
         continue
       if name not in names:
         names.append(name)

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from memory_vit.config import Config
 from memory_vit.data import datasets
 from memory_vit.data.reader import Reader
+from memory_vit.data.split_ref import configured_splits
 from memory_vit.model.backbone import Backbone, random_backbone
 from memory_vit.runtime import sharding
 from memory_vit.runtime.sharding import shard_batch
@@ -71,18 +72,15 @@ def forecast(config: Config, workdir: Path, parts: Sequence[str]) -> str:
 
 def train_split(config: Config) -> Reader:
   """Open the training split of the first data set."""
-  where = config.data
-  return datasets.open_split(
-    where, where.train, config.stall_timeout, config.trust_data_code
-  )
+  return datasets.open_on_all_processes(configured_splits(config)["train"])
 
 
 def step_seconds(
-  config: Config, backbone: Backbone, mesh: Mesh, train: Reader, most: int = 1
+  config: Config, backbone: Backbone, mesh: Mesh, train: Reader
 ) -> float:
   """Time one training step on random images, after one that compiles.
 
-  Of a sweep the first `most` trials are timed. The run reads no other task.
+  Of a sweep one trial is timed. The run reads no other task.
   """
   trainer = Trainer(
     config=config,
@@ -90,7 +88,7 @@ def step_seconds(
     backbone=backbone,
     train=train,
   )
-  start = trainer.start(sweep.trials_of(config, "timed")[:most])
+  start = trainer.start(sweep.trials_of(config, "timed")[:1])
   state, frozen = start.state, trainer.frozen()
   batch = shard_batch(_random_batch(config), mesh)
   for _ in range(2):

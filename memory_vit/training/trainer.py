@@ -1,5 +1,6 @@
 """Trains a pack of trials, or goes on with one that was interrupted."""
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -24,6 +25,7 @@ from memory_vit.model.task import EvalPreprocessing, Task
 from memory_vit.runtime import processes, sharding
 from memory_vit.tasks import create
 from memory_vit.tasks.compose import require_fit
+from memory_vit.tasks.quiet_start import quieted
 from memory_vit.training import optim, padded_head, resume, summary, sweep
 from memory_vit.training.checkpoints import Checkpoints
 from memory_vit.training.loop import Loop, Save, Steps
@@ -195,7 +197,7 @@ class Trainer:
 
     many = f"{len(trials)} trials"
     title = trials[0].name if len(trials) == 1 else many
-    batches = self._train_batches(start, int(state.step))
+    batches = self._train_batches(start.step, int(state.step))
     run = self._loop(start, title, save, logdirs)
     state, past = run.fit(state, batches, past)
     return int(state.step), past
@@ -238,6 +240,8 @@ class Trainer:
       TaskError: for tasks that cannot share a pass.
     """
     tasks = {t.name: self.new_task(t) for t in trials}
+    step = self.make_step(trials, tasks)
+    tasks = self._quieted(trials, tasks, step)
     if REGIMES[self.config.regime].composes:  # the others read no task
       require_fit([*self.parents, *tasks.values()])
     schedules = {
@@ -253,7 +257,7 @@ class Trainer:
     return Start(
       tasks,
       schedules,
-      self.make_step(trials, tasks),
+      step,
       create_state(params, optimizer, self.context.mesh),
     )
 
@@ -277,6 +281,31 @@ class Trainer:
       class_names=() if padded else self.train.class_names,
       evaluation=self.preprocessing,
     )
+
+  def _quieted(
+    self, trials: Sequence[Trial], tasks: dict[str, Task], step: Step
+  ) -> dict[str, Task]:
+    """Turn the memory of those that ask for it from the first images."""
+    has_memory = REGIMES[self.config.regime].has_memory
+    quiet = {
+      t.name
+      for t in trials
+      if has_memory and t.config.task.memory_init == "quiet"
+    }
+    if not quiet:
+      return tasks
+    parts = self.config.optim.accumulation_steps
+    with contextlib.closing(self._train_batches(step, 0)) as batches:
+      # As many rows as pass the model at once.
+      rows = jax.tree.map(lambda a: a[::parts], next(batches))
+    rows = sharding.shard_batch(rows, self.context.mesh)
+    context = step.inputs(self.frozen(), rows)
+    return {
+      name: quieted(self.backbone, task, self.parents, context)
+      if name in quiet
+      else task
+      for name, task in tasks.items()
+    }
 
   def make_step(
     self, trials: Sequence[Trial], tasks: Mapping[str, Task]
@@ -323,6 +352,8 @@ class Trainer:
     tasks: Sequence[Task],
     source: Reader,
     kept: Iterable[dict[str, Any]] | None = None,
+    *,
+    hits: bool = False,
   ) -> dict[str, dict[str, Any]]:
     """Evaluate tasks on a split of their data set, in one pass.
 
@@ -330,6 +361,7 @@ class Trainer:
       tasks: trained side by side.
       source: the split.
       kept: its batches, where their frozen part is kept.
+      hits: see `evaluate_source`, as what is returned.
 
     Raises:
       Interrupted: between two batches, where it was asked to stop.
@@ -346,6 +378,7 @@ class Trainer:
       tasks[0].spec.evaluation,
       batch_size=self.config.batch_size_eval,
       mesh=self.context.mesh,
+      hits=hits,
       batches=kept,
     )
 
@@ -417,13 +450,13 @@ class Trainer:
       frozen["backbone"] = {}
     return frozen
 
-  def _train_batches(self, start: Start, step: int) -> Any:
+  def _train_batches(self, step_fn: Step, step: int) -> Any:
     """The batches behind a step; what is kept of them is computed here."""
     config = self.config
     if self.kept:
       if step == config.total_steps:  # nothing is left to be trained
         return iter(())
-      prepare = self.frozen_pass(start.step)
+      prepare = self.frozen_pass(step_fn)
       return self.kept.train_batches(
         self.train, prepare, step * config.batch_size
       )

@@ -189,6 +189,8 @@ ROWS = [
   # What a state says of its data is written otherwise then; it is compared as
   # it was written.
   row("data.digest", "contents", "result"),
+  row("data.per_class", 2, "examples", "crops", "learned"),
+  row("data.first", 20, "examples", "crops", "learned"),
   row("data.validation", "train[50:60]", "evaluated", "result"),
   row("data.test", "test[10:20]", "evaluated", "result"),
   row("data.eval_crop", "central", "task", "evaluated", maybe=("result",)),
@@ -208,6 +210,7 @@ ROWS = [
       given={"task.attends_to": ("CHILD",)}),
   row("task.memory_norm", False, "task", "learned"),
   row("task.memory_std", 0.5, "task", "learned"),
+  row("task.memory_init", "quiet", "task", "learned"),
   row("task.cls_init", "normal", "task", "learned"),
   row("task.padded_classes", 9, "task", "learned"),
   row("optim.name", "adamw", "learned"),
@@ -266,6 +269,7 @@ ROWS = [
   row("study.search", "all", "study", goes_on=True),
   row("study.regimes", ("memory",), "study", goes_on=True),
   row("study.cells", (5,), "study", goes_on=True),
+  row("study.memory_inits", ("quiet",), "study", goes_on=True),
   row("study.others", ("digits:0-4",), "study", goes_on=True),
   row("mesh.fsdp", 2, "placement", goes_on=True),
 ]  # fmt: skip

@@ -24,7 +24,7 @@ import memory_vit as mv
 from memory_vit import config as config_lib
 from memory_vit.data import datasets
 from memory_vit.data.data_record import DataRecord
-from memory_vit.data.split_ref import SplitRef
+from memory_vit.data.split_ref import configured_splits
 from memory_vit.errors import ConfigError, DivergedError, TrainingError
 from memory_vit.runtime import files
 from memory_vit.runtime.lock import only_run
@@ -150,15 +150,16 @@ def test_a_study_in_epochs_is_not_repeated(config, tmp_path, monkeypatch):
   assert report["config"]["image_size"] == 8
 
 
+@pytest.mark.parametrize("per_class", [0, 1])
 def test_finished_runs_on_other_data_are_refused(
-  config, tmp_path, monkeypatch, caplog
+  config, tmp_path, monkeypatch, caplog, per_class
 ):
-  """As long as the data are there to be compared."""
+  """As long as the data are there to be compared; also if a seed chooses."""
   config = with_study(config, regimes=("head",), others=())
   pictures = tmp_path / "pictures"
   where = dataclasses.replace(
     config.data, name="folder", dir=str(pictures), train="train",
-    validation="train", test="train",
+    validation="train", test="train", per_class=per_class,
   )  # fmt: skip
   fake_data.write_folder(
     pictures, {"train/a": ["1.png", "2.png"], "train/b": ["3.png"]}
@@ -168,10 +169,13 @@ def test_finished_runs_on_other_data_are_refused(
 
   def runs(config, directory, stop=None):
     result = fake(config, directory, stop)
-    found = datasets.take_inventory(SplitRef("folder", str(pictures), "train"))
+    splits = configured_splits(config)
     record = DataRecord(
       directory=directory / "inventory",
-      inventories=dict.fromkeys(("train", "validation", "test"), found),
+      inventories={
+        role: datasets.take_inventory(splits[role])
+        for role in ("train", "validation", "test")
+      },
     )
     record.keep()
     result = dataclasses.replace(result, data=record.digests)
