@@ -96,8 +96,15 @@ def _differences(
 ) -> list[str]:
   """List the options that matter and differ from those of a finished run."""
   made_by = files.read_object(directory / "config.json")
+  # An option that is newer than the run was as it now is by default.
+  defaults = resume.what_matters(to_dict(Config()))
   found, now = (
-    {**resume.what_matters(values), **_epochs(values), "backbone": mark}
+    {
+      **defaults,
+      **resume.what_matters(values),
+      **_epochs(values),
+      "backbone": mark,
+    }
     for values, mark in (
       (made_by, ending.backbone.fingerprint),
       (to_dict(config), fingerprint),

@@ -6,10 +6,10 @@ import json
 import pytest
 from fake_benchmarks import RATES, FakeRuns, small_benchmark, vtab_config
 
+from memory_vit import config as config_lib
 from memory_vit.benchmark import protocol, report, runner
 from memory_vit.benchmark.record import Score, read_record
 from memory_vit.benchmark.tasks import TASKS
-from memory_vit.config import DataConfig
 from memory_vit.errors import ConfigError
 from memory_vit.run_result import RunResult, SweepResult, TrialResult
 from memory_vit.training import run as training_run
@@ -99,6 +99,35 @@ def test_a_finished_run_of_another_configuration_is_refused(
     runner.run_benchmark(dataclasses.replace(bench, config=changed))
 
 
+def test_a_finished_run_of_an_earlier_version_is_taken(
+  tmp_path, backbone_file, fake
+):
+  """Its configuration has no options that came later."""
+  bench = small_benchmark(tmp_path, backbone_file, ["cifar"])
+  runner.run_benchmark(bench)
+  calls = len(fake.configs)
+  for file in bench.workdir.rglob("config.json"):
+    values = json.loads(file.read_text())
+    del values["optim"]["mixup"], values["upstream"], values["early_stopping"]
+    file.write_text(json.dumps(values))
+  runner.run_benchmark(bench)
+  assert len(fake.configs) == calls
+
+
+def test_changed_data_of_a_finished_run_are_refused(
+  tmp_path, backbone_file, fake
+):
+  """Also where only the list is another."""
+  bench = small_benchmark(tmp_path, backbone_file, ["cifar"])
+  runner.run_benchmark(bench)
+  result = next(bench.workdir.rglob("search/result.json"))
+  values = json.loads(result.read_text())
+  values["data"] = {"train": {"by": "files", "sha256": "0" * 64}}
+  result.write_text(json.dumps(values))
+  with pytest.raises(ConfigError, match="data are not those of the finished"):
+    runner.run_benchmark(bench)
+
+
 def test_data_of_other_classes_are_refused(tmp_path, backbone_file, fake):
   bench = small_benchmark(tmp_path, backbone_file, ["kitti"])
   lines = tmp_path / "data/kitti/test.txt"
@@ -161,14 +190,20 @@ def test_of_equals_the_first_is_chosen():
 @pytest.mark.parametrize(
   ("key", "value"),
   [
-    ("data", DataConfig(name="cifar10")),
-    ("data", DataConfig(test="validation")),
+    ("data.name", "cifar10"),
+    ("data.test", "validation"),
+    ("task.name", "pets"),
     ("backbone", "random:B/16"),
   ],
 )
 def test_what_the_protocol_sets_is_refused(key, value):
-  config = vtab_config(**{"image_size": 224, key: value})
-  with pytest.raises(ConfigError, match=rf"config\.{key}.* expected") as error:
+  values = config_lib.to_dict(vtab_config(image_size=224))
+  part, _, last = key.rpartition(".")
+  (values[part] if part else values)[last] = value
+  config = config_lib.from_dict(values)
+  with pytest.raises(
+    ConfigError, match=rf"config\.{key} is .* expected"
+  ) as error:
     protocol.require_possible(config, ["head"])
   assert "\n" not in str(error.value)
 
