@@ -108,6 +108,12 @@ class DataConfig(TrainDataConfig):
   # them at every start). Of TFDS sets what TFDS recorded counts as well. May
   # change when a run goes on: it is compared as its state was saved.
   digest: str = option("files", Choice(("files", "contents")), resume="free")
+  # Of a TFDS data set with several labels: the name of a feature, or a label of
+  # VTAB: "clevr_count", "clevr_distance", "kitti_distance", "dsprites_x",
+  # "dsprites_orientation", "smallnorb_azimuth" or "smallnorb_elevation".
+  label: str = option(
+    "", Text('a feature of the data set, or ""', ".*", 200), resume="never"
+  )
   # Train on so many images of each class, chosen by `seed` from `train`; 0
   # takes all. It is an error where a class has fewer.
   per_class: int = option(0, _EXAMPLES, resume="never")

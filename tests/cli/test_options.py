@@ -189,6 +189,7 @@ ROWS = [
   # What a state says of its data is written otherwise then; it is compared as
   # it was written.
   row("data.digest", "contents", "result"),
+  row("data.label", "other", "task", "learned", given=TFDS),
   row("data.per_class", 2, "examples", "crops", "learned"),
   row("data.first", 20, "examples", "crops", "learned"),
   row("data.validation", "train[50:60]", "evaluated", "result"),
@@ -349,6 +350,7 @@ def files(tmp_path_factory):
     {
       "image": tfds.features.Image(shape=(None, None, 3)),
       "label": tfds.features.ClassLabel(names=["a", "b"]),
+      "other": tfds.features.ClassLabel(names=["x", "y", "z"]),
     }
   )
   for name in ("TFDS", "CODE"):
