@@ -7,8 +7,10 @@ learn. There are fewer of them than the benchmark has.
 import io
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import tensorflow_datasets as tfds
 from PIL import Image
 
 from memory_vit.benchmark.tasks import TASKS, VtabTask
@@ -61,7 +63,7 @@ def write_folder(
   held_out: int = 8,
   test: int = 12,
 ) -> pathlib.Path:
-  """Write the prepared folder: images and lists of tasks; all by default."""
+  """Write the prepared folder: images and lists of tasks, all by default."""
   for task in TASKS:
     if names and task.name not in names:
       continue
@@ -83,3 +85,97 @@ def write_folder(
     for split, lines in lists.items():
       (folder / f"{split}.txt").write_text("".join(lines))
   return root
+
+
+def write_tfds(
+  root: pathlib.Path, *, train: int = 100, held_out: int = 8, test: int = 12
+) -> pathlib.Path:
+  """Write the 16 data sets, with the features and versions that TFDS has.
+
+  Of three of them two tasks are asked; their images show the class of the
+  first. Those that hold out a part of "train" have so many that 90 % of them
+  come before it.
+  """
+  for name in dict.fromkeys(task.tfds for task in TASKS):
+    task = next(task for task in TASKS if task.tfds == name)
+    real = tfds.builder(name, data_dir=root)
+    sizes = {"train": train, "validation": held_out, "test": test}
+    if task.tfds == "smallnorb":
+      sizes["test"] = 2 * test
+    splits = {
+      split: [
+        (i, _example(task, real.info.features, label, i))
+        for i, label in enumerate(labels_of(task, size))
+      ]
+      for split, size in sizes.items()
+    }
+    tfds.dataset_builders.store_as_tfds_dataset(
+      name=real.name,
+      version=str(real.version),
+      config=real.builder_config.name if real.builder_config else None,
+      features=real.info.features,
+      split_datasets=splits,
+      data_dir=root,
+    )
+  return root
+
+
+def _example(
+  task: VtabTask,
+  features: tfds.features.FeaturesDict,
+  label: int,
+  seed: int,
+) -> dict[str, Any]:
+  """An example of a class; features that no task reads are empty."""
+  image = drawn(task, label, seed)
+  made: dict[str, Any] = {
+    key: _empty(feature, image.shape) for key, feature in features.items()
+  }
+  channels = features["image"].shape[-1]
+  made["image"] = image if channels == 3 else image[:, :, :1]
+  if task.tfds == "dsprites":  # a mask
+    made["image"] = (made["image"] > 128).astype(np.uint8)
+    made["label_x_position"] = 2 * label
+    made["label_orientation"] = (5 * label + 1) // 2
+  elif task.tfds == "smallnorb":
+    made["label_azimuth"], made["label_elevation"] = label, label % 9
+  elif task.tfds == "clevr":
+    # The number of objects is one task, the depth of the nearest the other.
+    nearest = (7.0, 8.2, 8.7, 9.2, 9.7, 11.0)[label % 6]
+    made["objects"] = [
+      {**_empty_row(features["objects"]), "pixel_coords": _point(nearest + i)}
+      for i in range(label + 3)
+    ]
+  elif task.tfds == "kitti":
+    depth = (5.0, 15.0, 40.0, 40.0)[label]
+    row = {**_empty_row(features["objects"]), "location": _point(depth)}
+    made["objects"] = [{**row, "type": 7 if label == 3 else 0}]
+  else:
+    made["label"] = label
+  return made
+
+
+def _point(depth: float) -> np.ndarray:
+  return np.array([0, 0, depth], np.float32)
+
+
+def _empty_row(sequence: Any) -> dict[str, Any]:
+  """An object of an image, without values."""
+  row = {k: _empty(f, ()) for k, f in sequence.feature.items()}
+  if "bbox" in row:
+    row["bbox"] = tfds.features.BBox(0.0, 0.0, 1.0, 1.0)
+  return row
+
+
+def _empty(feature: Any, shape: Sequence[int]) -> Any:
+  """A value without content."""
+  if isinstance(feature, tfds.features.Image):
+    height, width, channels = feature.shape
+    return np.zeros((height or shape[0], width or shape[1], channels), np.uint8)
+  if isinstance(feature, tfds.features.Text):
+    return ""
+  if isinstance(feature, tfds.features.Sequence):
+    return []
+  if isinstance(feature, tfds.features.BBoxFeature):
+    return tfds.features.BBox(0.0, 0.0, 1.0, 1.0)
+  return np.zeros(feature.shape, feature.np_dtype) if feature.shape else 0

@@ -85,6 +85,7 @@ def require_possible(config: Config, regimes: Sequence[str]) -> None:
   said = {
     "data.name": config.data.name,
     "data.dir": config.data.dir,
+    "data.label": config.data.label,
     "task.name": config.task.name,
     "task.attends_to": config.task.attends_to,
     "sweep.seed": config.sweep.seed,
@@ -150,7 +151,6 @@ def final_config(
 
 def _configured(config: Config, data: TaskData, regime: str) -> Config:
   """What search and final run share."""
-  label: dict[str, Any] = {"label": data.label} if data.label else {}
   # What is kept is said of all regimes; each keeps what it has.
   keeps = config.keep.what != "none"
   what = what_can_be_kept(regime) if keeps else "none"
@@ -162,7 +162,7 @@ def _configured(config: Config, data: TaskData, regime: str) -> Config:
     keep=dataclasses.replace(config.keep, what=what),
     task=dataclasses.replace(config.task, name=NAME_IN_RUNS),
     data=dataclasses.replace(
-      config.data, name=data.name, dir=data.dir, **label
+      config.data, name=data.name, dir=data.dir, label=data.label
     ),
   )
 

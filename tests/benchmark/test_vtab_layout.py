@@ -113,7 +113,7 @@ def test_sets_of_tfds_are_cut_as_the_benchmark_does(
   tmp_path, name, sizes, splits
 ):
   chosen = task(name)
-  write_info(tmp_path, f"{chosen.tfds}/1.0.0", train=1)  # an older one
+  write_info(tmp_path, f"{chosen.tfds}/1.9.0", train=1)  # an older one
   write_info(tmp_path, f"{chosen.tfds}/1.10.0", **sizes)
   (found,), missing = layout.find(tmp_path, [chosen])
   assert not missing
