@@ -52,6 +52,14 @@ def run_benchmark(bench: Benchmark, stop: StopSignal | None = None) -> None:
   """
   workdir = bench.workdir
   consistency.require_same_start(bench.config)
+  processes.require_same(
+    "benchmark",
+    {
+      "tasks": [data.task.name for data in bench.tasks],
+      "--regimes": bench.regimes,
+      "--seeds": bench.seeds,
+    },
+  )
   processes.on_process_0(
     functools.partial(paths.make_directory, workdir, "--workdir")
   )

@@ -83,7 +83,7 @@ def measure(
   """
   tasks = [store.load_task(directory, backbone) for directory in directories]
   size, dtype = bench.config.batch_size_eval, bench.config.dtype
-  evaluator = Evaluator(backbone, tasks, mesh, size)
+  evaluator = Evaluator(backbone, tasks, mesh, size, one_shape=True)
   results: dict[str, Any] = {}
   first = None
   for data in bench.tasks:

@@ -126,10 +126,10 @@ def test_a_dry_run_writes_nothing(backbone_file, tmp_path, capsys):
   names = ["kitti", "svhn"]
   data = vtab_miniature.write_folder(tmp_path / "data", names, train=8, test=4)
   run = tmp_path / "run"
-  argv = ["--regimes=cls_masked", "--dry_run", "--only=kitti,dtd"]
+  argv = ["--regimes=head", "--dry_run", "--only=kitti,dtd"]
   assert run_command(data, backbone_file, run, *argv) == 0
   out = capsys.readouterr().out
-  assert "2 runs of 6 trials: 1 tasks with cls_masked, 2 seeds." in out
+  assert "2 runs of 6 trials: 1 tasks with head, 2 seeds." in out
   assert "dtd is left out: there is no dtd" in out
   assert "About 0:0" in out
   assert "svhn" not in out
