@@ -23,15 +23,17 @@ def get_config(name: str = "glyph_inverted") -> ml_collections.ConfigDict:
   config.batch_size = 64
   config.batch_size_eval = 400
   # A character is another one when it is mirrored, and there is no room to cut
-  # off anything.
+  # off anything. So an image is always the same, and what the backbone makes of
+  # it is kept.
   config.data.flip = False
-  config.data.train_crop, config.data.resize = "small", 24
+  config.data.train_crop = "resize"
+  config.keep.what = "contexts"
   config.total_steps = 500
   # The last step alone: its length is the same for all that are compared.
   config.eval_every = 500
   config.checkpoint_every = 500
   config.log_every = 250
-  config.study.learning_rates = (0.1, 0.3, 1.0, 3.0)
+  config.study.learning_rates = (0.03, 0.1, 0.3, 1.0, 3.0)
   config.study.seeds = (0, 1, 2, 3, 4)
   config.study.cells = (5, 20)
   return config

@@ -137,8 +137,12 @@ class KeepConfig:
 
   # "contexts": what masked tasks read of the backbone; "features": what a head
   # reads of it; "none" computes it in every step. Validation keeps the same.
+  # "images", in any regime: the decoded images of training, no larger than with
+  # a shorter side of `data.resize`, so that random crops need no decoding.
   what: str = option(
-    "none", Choice(("none", "contexts", "features")), resume="on_request"
+    "none",
+    Choice(("none", "contexts", "features", "images")),
+    resume="on_request",
   )
   # How many fixed random crops of every training image are kept, and taken in
   # turn by epoch. 1 is the image without randomness: data.train_crop "resize",
@@ -151,8 +155,11 @@ class KeepConfig:
   dtype: str = option(
     "float32", Choice(("float32", "bfloat16")), resume="on_request"
   )
-  # "device" is fastest; "host" is the memory of the machine.
-  where: str = option("host", Choice(("device", "host")), resume="free")
+  # "device" is fastest; "host" is the memory of the machine; "disk" is found
+  # again by later runs on the same images.
+  where: str = option("host", Choice(("device", "host", "disk")), resume="free")
+  # For "disk"; "" is kept/ in $MEMORY_VIT_CACHE, or in ~/.cache/memory_vit.
+  dir: str = option("", _DIRECTORY, resume="free")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -616,6 +623,8 @@ def _of_keep(config: Config) -> list[str]:
   keep, data = config.keep, config.data
   if keep.what == "none":
     return []
+  if keep.what == "images":
+    return _of_kept_images(keep)
   lines = []
   possible = what_can_be_kept(config.regime)
   if possible == "none":
@@ -627,6 +636,11 @@ def _of_keep(config: Config) -> list[str]:
     lines.append(
       f"config.keep.what is {keep.what!r}, expected 'none' or {possible!r}, "
       f"which the regime {config.regime!r} reads."
+    )
+  if config.optim.mixup:
+    lines.append(
+      f"config.optim.mixup is {config.optim.mixup}, expected 0 with "
+      "config.keep.what: mixed images are new in every step."
     )
   fixed = data.train_crop == "resize" and not data.flip
   if keep.views == 1 and not fixed:
@@ -642,6 +656,17 @@ def _of_keep(config: Config) -> list[str]:
       "without config.data.flip gives the same view each time: expected 1."
     )
   return lines
+
+
+def _of_kept_images(keep: KeepConfig) -> list[str]:
+  """List options that decoded images have no use for."""
+  expected = {"views": 1, "dtype": "float32", "where": "host"}
+  return [
+    f"config.keep.{key} is {getattr(keep, key)!r}, but decoded images "
+    f"(config.keep.what 'images') have {value!r}: expected that."
+    for key, value in expected.items()
+    if getattr(keep, key) != value
+  ]
 
 
 def beyond_the_end(config: Config) -> list[str]:

@@ -17,6 +17,7 @@ from memory_vit.config import (
   StudyConfig,
   SweepConfig,
   UpstreamConfig,
+  what_can_be_kept,
 )
 from memory_vit.data.split_ref import OF_A_DIRECTORY
 from memory_vit.errors import ConfigError
@@ -203,13 +204,16 @@ def config_of(
     memory_init=run.memory_init or own_start,
     attends_to=tuple(attends_to),
   )
+  keep = config.keep
+  if keep.what != "none":
+    keep = dataclasses.replace(keep, what=what_can_be_kept(run.regime))
   sweep = SweepConfig()
   if REGIMES[run.regime].shares_pass:
-    # All of them: which one another part needs is known afterwards.
     sweep = SweepConfig(
       learning_rate=run.learning_rates,
       cells=run.cells,
-      export="all",
+      # All of them: which one another part needs is known afterwards.
+      export="all" if _is_read(run) else "best",
       memory_gib=config.sweep.memory_gib,
     )
   return dataclasses.replace(
@@ -221,11 +225,17 @@ def config_of(
     data=data,
     task=task,
     sweep=sweep,
+    keep=keep,
     # The backbone is there, and its own task is not what is studied.
     pretrain=PretrainConfig(),
     upstream=UpstreamConfig(),
     study=StudyConfig(),
   )
+
+
+def _is_read(run: Run) -> bool:
+  """Whether the parts on interference and extension read tasks of a run."""
+  return run.regime == "memory_masked" and not run.memory_init
 
 
 def _problems(config: Config) -> list[str]:

@@ -15,6 +15,7 @@ from memory_vit.config import Config, data_seed, to_dict
 from memory_vit.data import batching, image_ops
 from memory_vit.data.class_counts import class_counts
 from memory_vit.data.data_record import DataRecord
+from memory_vit.data.decoded_images import keep_decoded
 from memory_vit.data.reader import Reader
 from memory_vit.evaluation import evaluate as evaluation
 from memory_vit.evaluation.evaluate import Predict, evaluate_source
@@ -399,11 +400,26 @@ class Trainer:
   @functools.cached_property
   def kept(self) -> Kept | None:
     """What is kept of the frozen pass, for all packs; None for nothing."""
-    if self.config.keep.what == "none":
+    if self.config.keep.what not in ("contexts", "features"):
       return None
     return Kept(
-      self.config, self.preprocessing, self.context.mesh, self.context.stop
+      config=self.config,
+      backbone=self.backbone,
+      preprocessing=self.preprocessing,
+      record=self.record,
+      mesh=self.context.mesh,
+      stop=self.context.stop,
     )
+
+  @functools.cached_property
+  def _training_images(self) -> Reader:
+    """The training split; decoded in memory where that is kept."""
+    if self.config.keep.what != "images":
+      return self.train
+    side = image_ops.shorter_side(
+      self.config.data.resize, self.config.image_size
+    )
+    return keep_decoded(self.train, side, self.context.stop.check)
 
   def frozen_pass(self, step: Step) -> Prepare:
     """Images (b, side, side, 3) -> what a step reads; that of all packs."""
@@ -457,11 +473,13 @@ class Trainer:
       if step == config.total_steps:  # nothing is left to be trained
         return iter(())
       prepare = self.frozen_pass(step_fn)
+      if self.validation:  # now, and not within the loop
+        self.kept.validation(self.validation, prepare)
       return self.kept.train_batches(
         self.train, prepare, step * config.batch_size
       )
     return batching.train_batches(
-      self.train,
+      self._training_images,
       config.data,
       image_size=config.image_size,
       batch_size=config.batch_size,

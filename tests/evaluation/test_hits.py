@@ -29,14 +29,14 @@ def test_hits_are_what_top1_counts():
 
 def test_hits_of_a_split_are_those_of_its_examples_in_order():
   """Whatever the size of a batch: what fills the last one is left out."""
-  backbone = tiny_backbone()
+  backbone = tiny_backbone(depth=1)
   source = datasets.open_source("digits:5-9", "test[:50]")
   task = random_task(
     backbone, "digits", classes=5, class_names=source.class_names
   )
   predict = evaluate.predict_fn(backbone, [task], one_device())
   found = {}
-  for size in (1, 16, 50):
+  for size in (16, 50):
     result = evaluate.evaluate_source(
       predict, source, task.spec.evaluation, batch_size=size,
       mesh=one_device(), hits=True,
@@ -45,9 +45,8 @@ def test_hits_of_a_split_are_those_of_its_examples_in_order():
     assert hits.right.shape == hits.counted.shape == (source.size,)
     assert hits.right.mean() == pytest.approx(result["top1"])
     assert hits.counted.all()
-  assert 0 < found[1].right.sum() < 50
-  for size in (16, 50):
-    np.testing.assert_array_equal(found[size].right, found[1].right)
+  assert 0 < found[16].right.sum() < 50
+  np.testing.assert_array_equal(found[16].right, found[50].right)
 
 
 @pytest.mark.parametrize("count", [0, 1, 8, 13])

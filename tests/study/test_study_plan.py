@@ -7,6 +7,7 @@ import pytest
 from fake_studies import follow, small_study, with_study
 
 from memory_vit import config as config_lib
+from memory_vit.config import KeepConfig
 from memory_vit.errors import ConfigError
 from memory_vit.study import analysis, plan
 from memory_vit.study.runs import PARTS, config_of, possible_parts
@@ -191,6 +192,45 @@ def test_configurations_of_runs(config):
       assert variants == planned.trials
     assert len(variants) == len(planned.trials)
     assert made.study == config_lib.StudyConfig()
+
+
+def test_tasks_that_other_parts_read_are_exported(config):
+  """All trials of those; of others the best alone, which takes less time."""
+  config = with_study(config, memory_inits=("quiet",))
+  runs, trials = follow(config, ["regimes", *PARTS], lambda *_: 0.5)
+  read = {run.reads.name for run in runs if run.reads}
+  read |= {
+    run.name for run in plan.runs_of(config, "interference", trials)
+    if run.regime == "memory_masked"
+  }  # fmt: skip
+  found = {
+    run.name
+    for run in runs
+    if config_of(config, run, "b").sweep.export == "all"
+  }
+  assert found >= read
+  assert {name.split("-")[0] for name in found} == {"memory_masked"}
+  assert not any("quiet" in name for name in found)
+
+
+def test_what_a_run_keeps_is_what_its_regime_reads(config):
+  """One study has runs that keep contexts, features, and nothing."""
+  squeezed = dataclasses.replace(config.data, train_crop="resize", flip=False)
+  config = dataclasses.replace(
+    config, data=squeezed, keep=KeepConfig(what="contexts", where="device")
+  )
+  kept = {
+    run.regime: config_of(config, run, "b").keep
+    for run in follow(config, ["regimes"], lambda *_: 0.5)[0]
+  }
+  assert {keep.where for keep in kept.values()} == {"device"}
+  expected = {"head": "features", "full": "none", "memory": "none"}
+  expected |= {"cls_masked": "contexts", "norms_layers_masked": "contexts"}
+  found = {name: kept[name].what for name in expected}
+  assert found == expected
+  nothing = dataclasses.replace(config, keep=KeepConfig())
+  runs = follow(nothing, ["regimes"], lambda *_: 0.5)[0]
+  assert {config_of(nothing, run, "b").keep.what for run in runs} == {"none"}
 
 
 def test_other_data_sets_have_splits_of_their_own(config):
