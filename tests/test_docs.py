@@ -107,7 +107,7 @@ def test_commands_have_the_flags_that_they_are_given(page):
 def test_commands_have_the_options_that_they_are_given(page, monkeypatch):
   monkeypatch.chdir(ROOT)
   for module, arguments in commands(page):
-    reads = module in ("main", "paper", "check_data")
+    reads = module in ("main", "paper", "vtab", "check_data")
     if reads and "--config=..." not in arguments:
       command = importlib.import_module(f"memory_vit.{module}")
       assert command.parse([module, *arguments]), arguments
@@ -117,5 +117,6 @@ def test_commands_are_found():
   found = [command for page in PAGES for command in commands(page)]
   assert len(found) >= 20
   assert {module for module, _ in found} >= {
-    "main", "paper", "evaluate", "predict", "inspect", "check_data", "export"
+    "main", "paper", "vtab", "evaluate", "predict", "inspect", "check_data",
+    "export",
   }  # fmt: skip

@@ -32,8 +32,8 @@ from memory_vit.tasks import image_check
 
 # Of docs/reliability.md: a test, as pytest takes it from within tests/.
 _TEST = r"`((?:\w+/)?test_\w+\.py::[^`]*)`"
-COMMANDS = ("main", "paper", "evaluate", "predict", "inspect", "check_data",
-            "export")  # fmt: skip
+COMMANDS = ("main", "paper", "vtab", "evaluate", "predict", "inspect",
+            "check_data", "export")  # fmt: skip
 HEAVY = ("tensorflow", "tensorflow_datasets", "clu", "ml_collections", "orbax",
          "pooch", "matplotlib", "sklearn")  # fmt: skip
 

@@ -39,7 +39,19 @@ class Evaluator:
     tasks: Sequence[Task],
     mesh: jax.sharding.Mesh,
     batch_size: int,
+    *,
+    one_shape: bool = False,
   ) -> None:
+    """Make all tasks ready, and each alone.
+
+    Args:
+      backbone: on the devices of the mesh.
+      tasks: all of the model.
+      mesh: over which batches are split.
+      batch_size: of all processes together.
+      one_shape: whether each task alone is padded to the cells and classes of
+        the largest, so that one program is compiled for all.
+    """
     self._backbone, self._mesh = backbone, mesh
     self._batch_size = batch_size
     self._evaluate = functools.partial(
@@ -47,10 +59,15 @@ class Evaluator:
     )
     self._slots = inference.fill_slots(backbone, tasks)
     self._preprocessing = tasks[0].spec.evaluation  # that of all
+    specs = [task.spec for task in tasks if one_shape]
+    most = {
+      "cells": max((spec.cells for spec in specs), default=0),
+      "classes": max((spec.num_classes for spec in specs), default=0),
+    }
     # A task is never without those that it reads.
     self._alone = {
       task.spec.name: inference.fill_slots(
-        backbone, compose.with_parents(tasks, task.spec.name)
+        backbone, compose.with_parents(tasks, task.spec.name), **most
       )
       for task in tasks
     }

@@ -3,15 +3,10 @@
 import dataclasses
 import functools
 import logging
-import shutil
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import jax
-
-from memory_vit.config import Config, to_dict
+from memory_vit.config import Config
 from memory_vit.data import datasets, inventory
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.inventory import Inventory
@@ -23,17 +18,13 @@ from memory_vit.data.split_ref import (
 from memory_vit.errors import (
   ConfigError,
   DataError,
-  DivergedError,
-  TrainingError,
 )
-from memory_vit.run_result import RunResult, read_result
-from memory_vit.runtime import files, processes, schema
+from memory_vit.runtime import processes
 from memory_vit.runtime.preemption import StopSignal
-from memory_vit.study import plan
+from memory_vit.study import finished_runs, plan
 from memory_vit.study.runs import Run, config_of, data_sets
 from memory_vit.study.selection import best_parent
 from memory_vit.study.trials import (
-  DIVERGED,
   StudyTrial,
   Trials,
   directory_of,
@@ -41,7 +32,6 @@ from memory_vit.study.trials import (
   load_ending,
   trials_of,
 )
-from memory_vit.training import resume, run
 
 logger = logging.getLogger(__name__)
 
@@ -79,34 +69,10 @@ class Executor:
     config = self._config_of(planned, trials)
     if config is None:
       return _lost(planned)
-    if found := self._find(planned, config):
-      return found
     directory = directory_of(self.workdir, planned.name)
-    if ending := _ending(directory):
-      raise ConfigError(
-        f"the run in {directory} was finished with another configuration. Give "
-        "that one, or another --workdir.\n  "
-        + "\n  ".join(self._differences(config, directory, ending))
-      )
-    logger.info("run %s", directory)
-    began = time.perf_counter()
-    try:
-      run.train_and_evaluate(config, directory, self.stop)
-    except DivergedError as error:
-      logger.warning("%s", error)
-      diverged = {
-        "backbone": {"fingerprint": self.fingerprint},
-        "message": str(error),
-        "wall_seconds": round(time.perf_counter() - began, 2),
-      }
-      files.write_json(directory / DIVERGED, diverged)
-    remove_checkpoints(directory)
-    ending = _ending(directory)
-    if ending is None:  # somebody else removed it
-      raise TrainingError(
-        f"{directory} does not hold the result of its run any more. Give the "
-        "same command again."
-      )
+    ending = finished_runs.finish(
+      config, directory, self.fingerprint, self.stop
+    )
     return trials_of(planned, ending, directory)
 
   def _recall(self, planned: Run, trials: Trials) -> list[StudyTrial] | None:
@@ -117,10 +83,8 @@ class Executor:
   def _find(self, planned: Run, config: Config) -> list[StudyTrial] | None:
     """Read a run of this configuration; None where it is not finished."""
     directory = directory_of(self.workdir, planned.name)
-    ending = _ending(directory)
-    if not ending or self._differences(config, directory, ending):
-      return None
-    return trials_of(planned, ending, directory)
+    ending = finished_runs.find(config, directory, self.fingerprint)
+    return trials_of(planned, ending, directory) if ending else None
 
   def _config_of(self, planned: Run, trials: Trials) -> Config | None:
     """Configure a run; None where all that it could read diverged."""
@@ -132,36 +96,11 @@ class Executor:
       read = [parent.task]
     return config_of(self.config, planned, self.backbone, read)
 
-  def _differences(
-    self, config: Config, directory: Path, ending: RunResult
-  ) -> list[str]:
-    """List the options that matter and differ from those of a finished run."""
-    made_by = files.read_object(directory / "config.json")
-    found, now = (
-      {**resume.what_matters(values), **_epochs(values), "backbone": mark}
-      for values, mark in (
-        (made_by, ending.backbone.fingerprint),
-        (to_dict(config), self.fingerprint),
-      )
-    )
-    return schema.differences(found, now)
-
 
 def _lost(planned: Run) -> list[StudyTrial]:
   """The trials of a run that cannot be trained."""
   logger.warning("run %s: what it would read diverged", planned.name)
   return diverged_trials(planned)
-
-
-def remove_checkpoints(directory: Path) -> None:
-  """Remove the saved states of a finished run.
-
-  With its two states, each with the best so far, a run of the regime `full`
-  holds a backbone many times over; its result and its exported task stay.
-  """
-  states = directory / "checkpoints"
-  if jax.process_index() == 0 and states.exists():
-    shutil.rmtree(states)
 
 
 def require_data(config: Config, runs: Sequence[Run], finished: Trials) -> None:
@@ -254,17 +193,3 @@ def _other_data(
         first, *more = record.difference(role, known)
         lines += [f"{role}: {first}", *more]
   return (names, lines) if names else None
-
-
-def _ending(directory: Path) -> RunResult | None:
-  """Read how a run ended, on all processes."""
-  return read_result(directory, DIVERGED) or read_result(directory)
-
-
-def _epochs(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Length in epochs, where it is given so, in place of steps.
-
-  How many steps these are the run itself finds out, in its own data.
-  """
-  epochs = values.get("epochs")  # earlier versions had no such option
-  return {"config.total_steps": f"{epochs} epochs"} if epochs else {}

@@ -17,7 +17,14 @@ from memory_vit.model.backbone import Backbone
 from memory_vit.runtime import paths, processes, sharding
 from memory_vit.runtime.lock import only_run
 from memory_vit.runtime.preemption import StopSignal
-from memory_vit.study import costs, execute, interference, plan, report
+from memory_vit.study import (
+  costs,
+  execute,
+  finished_runs,
+  interference,
+  plan,
+  report,
+)
 from memory_vit.study.execute import Executor
 from memory_vit.study.record import (
   StudyRecord,
@@ -85,7 +92,7 @@ def _run_study(
   executor = Executor(config, workdir, file, backbone.fingerprint, stop)
   trials = executor.finished(possible_parts(config))
   for name in trials:  # of one that was killed once it was finished
-    execute.remove_checkpoints(directory_of(workdir, name))
+    finished_runs.remove_checkpoints(directory_of(workdir, name))
   execute.require_data(config, plan.plan(config, parts, trials), trials)
   for part in parts:
     while planned := plan.next_run(config, part, trials):

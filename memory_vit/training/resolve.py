@@ -64,14 +64,21 @@ def with_steps(config: Config, examples: int) -> Config:
   """
   if not config.epochs:
     return config
-  # As the number was written: in binary, 0.07 of 100 is a little more than 7.
-  epochs = fractions.Fraction(str(config.epochs))
-  steps = math.ceil(epochs * examples / config.batch_size)
+  steps = steps_of(config, examples)
   logger.info(
     "%g epochs of %d examples are %d steps of %d",
     config.epochs, examples, steps, config.batch_size,
   )  # fmt: skip
   return dataclasses.replace(config, total_steps=steps)
+
+
+def steps_of(config: Config, examples: int) -> int:
+  """Number of steps of a run with so many training examples."""
+  if not config.epochs:
+    return config.total_steps
+  # As the number was written: in binary, 0.07 of 100 is a little more than 7.
+  epochs = fractions.Fraction(str(config.epochs))
+  return math.ceil(epochs * examples / config.batch_size)
 
 
 def task_name(config: Config) -> str:

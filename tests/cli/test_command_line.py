@@ -21,6 +21,7 @@ from memory_vit import (
   main,
   paper,
   predict,
+  vtab,
 )
 from memory_vit.backbones.download import local_file
 from memory_vit.cli import commands, option_help
@@ -400,7 +401,7 @@ def test_what_may_change_is_named_with_its_flag():
   assert "--allow" not in config_changes.advice(["config.seed"])
 
 
-@pytest.mark.parametrize("command", [main, paper, check_data])
+@pytest.mark.parametrize("command", [main, paper, vtab, check_data])
 def test_help_says_all_of_every_option(command, capsys):
   with pytest.raises(SystemExit) as end:
     command.parse(["x", "--help"])
@@ -610,7 +611,8 @@ print(heavy, file=sys.stderr)
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-  "name", ["main", "paper", "check_data", "evaluate", "predict", "inspect"]
+  "name",
+  ["main", "paper", "vtab", "check_data", "evaluate", "predict", "inspect"],
 )
 def test_help_waits_for_nothing_heavy(name):
   done = fresh("-c", HEAVY.format(name=name))

@@ -1,0 +1,54 @@
+"""VTAB-1k: 19 tasks of 1,000 images, all by `python -m memory_vit.vtab`.
+
+  python -m memory_vit.main --config=configs/vtab.py:cifar --workdir=DIR \\
+    --config.data.dir=DATA/cifar
+
+learns one task from its 1,000 images, in the prepared folder of the benchmark
+(docs/vtab.md); tasks: cifar, caltech101, dtd, and those that a wrong name
+lists. `memory_vit.vtab` learns all, and chooses the learning rate before.
+Accuracy and time: not measured by us.
+"""
+
+import ml_collections
+
+from memory_vit.benchmark import tasks
+from memory_vit.configs import base
+
+
+def get_config(name: str = "") -> ml_collections.ConfigDict:
+  """The protocol of the benchmark, of one task or of all."""
+  config = base.get_config()
+  config.backbone = "i21k-B/16"
+  # Resized to a square without crop or flip, as the benchmark's authors do.
+  config.data.train_crop = "resize"
+  config.data.eval_crop = "resize"
+  config.data.flip = False
+  # As the benchmark is tuned for frozen backbones: AdamW, 100 epochs of batches
+  # of 64, 10 of them to warm up, then a cosine.
+  config.optim.name = "adamw"
+  config.optim.weight_decay = 1e-4
+  config.optim.warmup = 0.1
+  config.learning_rate = 1e-3
+  config.batch_size = 64
+  config.batch_size_eval = 256
+  config.epochs = 100.0
+  # All tasks compile one program. One more than Sun397 has, whose head would
+  # else be the only one without padding, in programs of its own.
+  config.task.padded_classes = 1 + max(task.classes for task in tasks.TASKS)
+  config.checkpoint_every = 500
+  # Without crop and flip every image is the same in each epoch: it goes through
+  # the backbone once. 1,000 contexts of a B/16 take 7.3 GB so, and twice as
+  # much in float32; "device" is faster where they fit.
+  config.keep.what = "contexts"
+  config.keep.dtype = "bfloat16"
+  if not name:
+    # What the search tries; --regimes and --seeds say the rest.
+    config.sweep.learning_rate = (3e-4, 1e-3, 3e-3, 1e-2)
+    return config
+  (task,) = tasks.choose([name])
+  config.task.name = task.name
+  config.data.name = "list"
+  config.data.train = "train800val200"
+  config.data.validation = ""
+  config.data.test = "test"
+  return config

@@ -1,0 +1,171 @@
+"""The whole command on a miniature of VTAB-1k."""
+
+import json
+import logging
+
+import jax
+import pytest
+import vtab_miniature
+from conftest import tiny_backbone
+
+import memory_vit as mv
+from memory_vit import config as config_lib
+from memory_vit import evaluate, vtab
+from memory_vit.benchmark import layout
+from memory_vit.benchmark.tasks import TASKS
+from memory_vit.cli import commands
+from memory_vit.configs import vtab as vtab_config
+from memory_vit.errors import ConfigError
+
+# Programs whose size depends on the model.
+_LARGE = ("_gradient", "_update", "encode_program", "read_program")
+
+
+@pytest.fixture(scope="module")
+def backbone_file(tmp_path_factory):
+  path = tmp_path_factory.mktemp("backbone") / "tiny.npz"
+  mv.save_backbone(tiny_backbone(depth=1), path)
+  return path
+
+
+def run_command(data, backbone_file, workdir, *argv):
+  """Run the command in this process; return its exit status."""
+  given = [
+    "vtab", f"--dir={data}", f"--backbone={backbone_file}",
+    f"--workdir={workdir}", "--seeds=2", "--config.batch_size=8",
+    "--config.batch_size_eval=8", "--config.epochs=20",
+    "--config.sweep.learning_rate=(0.003,0.03)", *argv,
+  ]  # fmt: skip
+  return commands.run_command(lambda: vtab.main(vtab.parse(given)))
+
+
+@pytest.mark.slow
+def test_all_tasks_from_the_prepared_folder(
+  backbone_file, tmp_path, capsys, caplog
+):
+  """Learned, tested, put together; and nothing is done a second time."""
+  data = vtab_miniature.write_folder(tmp_path / "data", train=16, test=12)
+  run = tmp_path / "run"
+  argv = ["--regimes=head,cls_masked"]
+  with jax.log_compiles(), caplog.at_level(logging.WARNING):
+    assert run_command(data, backbone_file, run, *argv) == 0
+  numbers = json.loads((run / "report.json").read_text())
+  assert len(numbers["scores"]) == 19 * 2
+  assert not numbers["missing"]
+  for regime in ("head", "cls_masked"):
+    means = numbers["means"][regime]
+    scores = [s for s in numbers["scores"] if s["regime"] == regime]
+    tests = [sum(s["tests"]) / 2 for s in scores]
+    assert means["of_tasks"] == pytest.approx(sum(tests) / 19)
+    # The colour tells the class, where a class has been seen.
+    kitti = next(s for s in scores if s["task"] == "kitti")
+    assert sum(kitti["tests"]) / 2 > 0.5
+  together = numbers["together"]
+  assert together["verified"]
+  assert len(together["tasks"]) == 19
+  first = {s["task"]: s["tests"][0] for s in numbers["scores"][1::2]}
+  for name, found in together["tasks"].items():
+    assert found["alone"]["outputs_bit_equal"]
+    assert found["alone"]["accuracy"] == pytest.approx(first[name], abs=1e-6)
+  text = (run / "report.md").read_text()
+  assert "No means" not in text
+  assert "those of the plain ViT: yes" in text
+
+  # 19 tasks, of 2 to 397 classes: for each regime a search, and a final run at
+  # each of two rates. Gradients also of one trial and of two, by which the
+  # memory of a pack is estimated. What reads masked tasks: search and final
+  # run, all in one model, and each alone.
+  messages = [r.getMessage() for r in caplog.records]
+  counts = {
+    name: sum(f"Compiling jit({name})" in text for text in messages)
+    for name in _LARGE
+  }
+  assert counts["_update"] <= 2 * 3
+  assert counts["_gradient"] <= 2 * 3 * 3
+  assert counts["read_program"] <= 4
+
+  # Again, and nothing happens; and the tasks are those that were tested.
+  before = {p: p.stat().st_mtime_ns for p in run.rglob("result.json")}
+  assert run_command(data, backbone_file, run, *argv) == 0
+  assert {p: p.stat().st_mtime_ns for p in run.rglob("result.json")} == before
+  capsys.readouterr()
+  argv = [
+    f"--backbone={backbone_file}", f"--task={run}/tasks/cls_masked/kitti",
+    "--data=list", f"--data_dir={data}/kitti", "--split=test",
+    f"--json={tmp_path}/kitti.json",
+  ]  # fmt: skip
+  assert evaluate.main(argv) == 0
+  found = json.loads((tmp_path / "kitti.json").read_text())
+  assert found["tasks"][0]["accuracy"] == pytest.approx(first["kitti"])
+
+
+@pytest.mark.slow
+def test_tasks_from_sets_of_tfds(backbone_file, tmp_path, monkeypatch, capsys):
+  """All 19 open, with their classes; those whose labels are made are learned.
+
+  A set that two tasks share is told apart by its label.
+  """
+  monkeypatch.setattr(layout, "TRAINED", 16)
+  monkeypatch.setattr(layout, "HELD_OUT", 8)
+  data = vtab_miniature.write_tfds(tmp_path / "data")
+  run = tmp_path / "run"
+  # Opens every split of all of them, and refuses other classes.
+  assert run_command(data, backbone_file, run, "--dry_run") == 0
+  assert "left out" not in capsys.readouterr().out
+  names = "clevr_count,clevr_dist,kitti,dsprites_ori,smallnorb_ele"
+  argv = [f"--only={names}", "--regimes=norms_layers_masked"]
+  assert run_command(data, backbone_file, run, *argv) == 0
+  numbers = json.loads((run / "report.json").read_text())
+  tested = {s["task"]: s["test_examples"] for s in numbers["scores"]}
+  assert tested == {
+    "clevr_count": 8, "clevr_dist": 8, "kitti": 12, "dsprites_ori": 10,
+    "smallnorb_ele": 12,
+  }  # fmt: skip
+  assert numbers["together"]["verified"]
+  assert numbers["means"]["norms_layers_masked"]["of_tasks"] is None
+
+
+def test_a_dry_run_writes_nothing(backbone_file, tmp_path, capsys):
+  names = ["kitti", "svhn"]
+  data = vtab_miniature.write_folder(tmp_path / "data", names, train=8, test=4)
+  run = tmp_path / "run"
+  argv = ["--regimes=head", "--dry_run", "--only=kitti,dtd"]
+  assert run_command(data, backbone_file, run, *argv) == 0
+  out = capsys.readouterr().out
+  assert "2 runs of 6 trials: 1 tasks with head, 2 seeds." in out
+  assert "dtd is left out: there is no dtd" in out
+  assert "About 0:0" in out
+  assert "svhn" not in out
+  assert not run.exists()
+
+
+def test_wrong_flags_are_one_line(tmp_path, capsys):
+  for argv, problem in (
+    (["--only=cifar,pets"], "'pets': VTAB-1k has no such task"),
+    (["--regimes=heads"], "'heads' is none"),
+    (["--seeds=0"], "--seeds='0': expected how many"),
+    (["--seeds=x"], "--seeds='x': expected how many"),
+    (["--config.data.name=cifar10"], "config.data.name is 'cifar10'"),
+    ([], "has no data of cifar, caltech101"),
+  ):
+    status = run_command(tmp_path, "no.npz", tmp_path / "run", *argv)
+    out, err = capsys.readouterr()
+    assert (status, out) == (2, "")
+    assert err.startswith("error: ")
+    assert problem in err
+    assert len(err.splitlines()) == 1
+  assert not (tmp_path / "run").exists()
+
+
+def test_the_configuration_of_a_task():
+  """By name, for `memory_vit.main`; a wrong name lists all."""
+  config = config_lib.from_dict(vtab_config.get_config("kitti").to_dict())
+  assert (config.task.name, config.data.name) == ("kitti", "list")
+  assert (config.data.train, config.data.test) == ("train800val200", "test")
+  assert config.data.validation == ""
+  assert not config.sweep.is_on
+  with pytest.raises(ConfigError, match="smallnorb_ele"):
+    vtab_config.get_config("pets")
+  whole = config_lib.from_dict(vtab_config.get_config().to_dict())
+  # Every task is padded: Sun397 too.
+  assert whole.task.padded_classes == 398 > max(t.classes for t in TASKS)

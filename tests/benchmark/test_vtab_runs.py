@@ -1,0 +1,262 @@
+"""The protocol of VTAB-1k: what is searched, chosen, learned and tested."""
+
+import dataclasses
+import json
+
+import pytest
+from fake_benchmarks import RATES, FakeRuns, small_benchmark, vtab_config
+
+from memory_vit import config as config_lib
+from memory_vit.benchmark import protocol, report, runner
+from memory_vit.benchmark.record import Score, read_record
+from memory_vit.benchmark.tasks import TASKS
+from memory_vit.errors import ConfigError
+from memory_vit.run_result import RunResult, SweepResult, TrialResult
+from memory_vit.training import run as training_run
+
+
+@pytest.fixture
+def fake(monkeypatch):
+  runs = FakeRuns()
+  monkeypatch.setattr(training_run, "train_and_evaluate", runs)
+  return runs
+
+
+def scores(bench):
+  return read_record(bench.workdir).found()
+
+
+def test_chosen_on_the_200_and_tested_once(tmp_path, backbone_file, fake):
+  bench = small_benchmark(tmp_path, backbone_file, ["cifar", "kitti"])
+  runner.run_benchmark(bench)
+  search, final = fake.configs[:2]
+  assert (search.data.train, search.data.validation) == ("train800", "val200")
+  assert search.data.test == ""
+  assert search.sweep.learning_rate == RATES
+  assert final.data.train == "train800+val200"
+  assert (final.data.validation, final.data.test) == ("", "test")
+  # Of the final run, every seed at the chosen rate, and nothing else.
+  assert final.sweep.overrides == ({"learning_rate": 0.1},)
+  assert search.sweep.seed == final.sweep.seed == (0, 1)
+  assert final.sweep.combinations == 2
+  for config in (search, final):
+    assert config.eval_every > 10**9  # only the last step is looked at
+    assert config.data.train_crop == config.data.eval_crop == "resize"
+    assert not config.data.flip
+  score = scores(bench)["cifar", "head"]
+  assert score.settings == {"learning_rate": 0.1}
+  assert score.validation == pytest.approx(0.605)
+  # At the chosen rate, of seed 0 and seed 1; a lower rate is better on test.
+  assert score.tests == pytest.approx((0.49, 0.48))
+  assert score.test == pytest.approx(0.485)
+  assert (score.tried, score.trials, score.at_edge) == (3, 3 * 2 + 2, ())
+  assert score.passes == (1, 1)
+  assert (score.training_seconds, score.wall_seconds) == (4.0, 16.0)
+
+
+def test_what_is_finished_is_not_repeated(tmp_path, backbone_file, monkeypatch):
+  bench = small_benchmark(
+    tmp_path, backbone_file, ["cifar", "kitti"], regimes=("head", "full")
+  )
+  killed = FakeRuns(stops_at=6)
+  monkeypatch.setattr(training_run, "train_and_evaluate", killed)
+  with pytest.raises(KeyboardInterrupt):
+    runner.run_benchmark(bench)
+  # What is known by then has been written.
+  assert {task for task, _ in scores(bench)} == {"cifar"}
+  rest = FakeRuns()
+  monkeypatch.setattr(training_run, "train_and_evaluate", rest)
+  runner.run_benchmark(bench)
+  assert rest.directories[0] == killed.directories[-1]
+  assert len(killed.directories[:-1] + rest.directories) == 8
+  first = (bench.workdir / "report.json").read_bytes()
+  again = FakeRuns()
+  monkeypatch.setattr(training_run, "train_and_evaluate", again)
+  runner.run_benchmark(bench)
+  assert not again.configs
+  assert (bench.workdir / "report.json").read_bytes() == first
+
+
+def test_regimes_that_share_no_pass_search_with_one_seed(
+  tmp_path, backbone_file, fake
+):
+  bench = small_benchmark(
+    tmp_path, backbone_file, ["cifar"], regimes=("full",), seeds=(0, 1, 2)
+  )
+  runner.run_benchmark(bench)
+  search, final = fake.configs
+  assert (search.sweep.seed, final.sweep.seed) == ((0,), (0, 1, 2))
+  assert scores(bench)["cifar", "full"].trials == 3 + 3
+
+
+def test_a_finished_run_of_another_configuration_is_refused(
+  tmp_path, backbone_file, fake
+):
+  bench = small_benchmark(tmp_path, backbone_file, ["cifar"])
+  runner.run_benchmark(bench)
+  changed = dataclasses.replace(bench.config, epochs=3.0)
+  with pytest.raises(ConfigError, match="another configuration.*\n.*epochs"):
+    runner.run_benchmark(dataclasses.replace(bench, config=changed))
+
+
+def test_a_finished_run_of_an_earlier_version_is_taken(
+  tmp_path, backbone_file, fake
+):
+  """Its configuration has no options that came later."""
+  bench = small_benchmark(tmp_path, backbone_file, ["cifar"])
+  runner.run_benchmark(bench)
+  calls = len(fake.configs)
+  for file in bench.workdir.rglob("config.json"):
+    values = json.loads(file.read_text())
+    del values["optim"]["mixup"], values["upstream"], values["early_stopping"]
+    file.write_text(json.dumps(values))
+  runner.run_benchmark(bench)
+  assert len(fake.configs) == calls
+
+
+def test_changed_data_of_a_finished_run_are_refused(
+  tmp_path, backbone_file, fake
+):
+  """Also where only the list is another."""
+  bench = small_benchmark(tmp_path, backbone_file, ["cifar"])
+  runner.run_benchmark(bench)
+  result = next(bench.workdir.rglob("search/result.json"))
+  values = json.loads(result.read_text())
+  values["data"] = {"train": {"by": "files", "sha256": "0" * 64}}
+  result.write_text(json.dumps(values))
+  with pytest.raises(ConfigError, match="data are not those of the finished"):
+    runner.run_benchmark(bench)
+
+
+def test_data_of_other_classes_are_refused(tmp_path, backbone_file, fake):
+  bench = small_benchmark(tmp_path, backbone_file, ["kitti"])
+  lines = tmp_path / "data/kitti/test.txt"
+  lines.write_text(lines.read_text().replace(" 3\n", " 4\n"))
+  with pytest.raises(ConfigError, match="5 classes, kitti of VTAB-1k has 4"):
+    runner.run_benchmark(bench)
+  assert not fake.configs
+
+
+def test_settings_at_which_a_seed_diverged_are_not_chosen(
+  tmp_path, backbone_file, monkeypatch
+):
+  runs = FakeRuns(diverges=lambda c: (c.learning_rate, c.seed) == (0.1, 1))
+  monkeypatch.setattr(training_run, "train_and_evaluate", runs)
+  bench = small_benchmark(tmp_path, backbone_file, ["cifar"])
+  runner.run_benchmark(bench)
+  score = scores(bench)["cifar", "head"]
+  assert score.settings == {"learning_rate": 0.01}
+  assert (score.diverged, score.at_edge) == (1, ("learning_rate",))
+
+
+def test_a_task_that_always_diverges_has_no_accuracy(
+  tmp_path, backbone_file, monkeypatch
+):
+  runs = FakeRuns(diverges=lambda c: True)
+  monkeypatch.setattr(training_run, "train_and_evaluate", runs)
+  bench = small_benchmark(tmp_path, backbone_file, ["cifar"])
+  runner.run_benchmark(bench)
+  score = scores(bench)["cifar", "head"]
+  assert (score.test, score.tests, score.diverged) == (None, (), 3)
+  assert len(runs.configs) == 1  # there is nothing to learn again
+  text = (bench.workdir / "report.md").read_text()
+  assert "none: all diverged" in text
+
+
+def test_of_equals_the_first_is_chosen():
+  config = dataclasses.replace(vtab_config())
+  config = dataclasses.replace(
+    config, sweep=dataclasses.replace(config.sweep, seed=(0,), cells=(1, 5))
+  )
+  trials = tuple(
+    TrialResult(
+      name=f"task-{i}",
+      cells=5,
+      learning_rate=rate,
+      varied={"learning_rate": rate, "task.cells": 5, "seed": 0},
+      val_accuracy=0.5,
+    )
+    for i, rate in enumerate(RATES)
+  )
+  result = RunResult(
+    tasks=trials[::-1], wall_seconds=1.0, sweep=SweepResult(lost={"task-0": 3})
+  )
+  choice = protocol.choose(config, result)
+  assert choice.settings == {"learning_rate": 0.1, "task.cells": 5}
+  assert (choice.tried, choice.diverged) == (6, 4)
+  assert choice.at_edge == ("task.cells",)
+
+
+@pytest.mark.parametrize(
+  ("key", "value"),
+  [
+    ("data.name", "cifar10"),
+    ("data.test", "validation"),
+    ("task.name", "pets"),
+    ("backbone", "random:B/16"),
+  ],
+)
+def test_what_the_protocol_sets_is_refused(key, value):
+  values = config_lib.to_dict(vtab_config(image_size=224))
+  part, _, last = key.rpartition(".")
+  (values[part] if part else values)[last] = value
+  config = config_lib.from_dict(values)
+  with pytest.raises(
+    ConfigError, match=rf"config\.{key} is .* expected"
+  ) as error:
+    protocol.require_possible(config, ["head"])
+  assert "\n" not in str(error.value)
+
+
+def test_regimes_that_there_are_not():
+  for names, problem in (
+    (["head", "heads"], "'heads' is none"),
+    (["head", "head"], "'head' is there twice"),
+  ):
+    with pytest.raises(ConfigError, match=f"{problem}; .*cls_masked"):
+      protocol.require_possible(vtab_config(), names)
+
+
+def test_means_are_of_all_or_not_printed():
+  scores = {}
+  for i, task in enumerate(TASKS):
+    tests = (0.01 * i, 0.01 * i + 0.02)
+    scores[task.name, "head"] = Score(
+      task=task.name, regime="head", tests=tests, seeds=2
+    )
+  found = report.means("head", scores)
+  # 0 to 6, 7 to 10, 11 to 18: the mean of groups is not that of the tasks.
+  assert found.groups == pytest.approx(
+    {"natural": 0.04, "specialized": 0.095, "structured": 0.155}
+  )
+  assert found.of_groups == pytest.approx(0.29 / 3)
+  assert found.of_tasks == pytest.approx(0.10)
+  assert found.spread == pytest.approx(0.02)
+  lost = dataclasses.replace(scores["kitti", "head"], tests=(0.5,))
+  for changed in (
+    {**scores, ("kitti", "head"): lost},
+    {key: s for key, s in scores.items() if key[0] != "kitti"},
+  ):
+    found = report.means("head", changed)
+    assert (found.of_groups, found.of_tasks, found.spread) == (None, None, None)
+    assert set(found.groups.values()) == {None}
+
+
+def test_the_report_names_what_is_missing(tmp_path, backbone_file, fake):
+  bench = small_benchmark(tmp_path, backbone_file, ["cifar", "kitti"])
+  bench = dataclasses.replace(bench, missing={"dtd": "there is no dtd"})
+  runner.run_benchmark(bench)
+  text = (bench.workdir / "report.md").read_text()
+  assert "**No means are given**" in text
+  assert "- dtd: there is no dtd\n" in text
+  assert "- svhn: left out by --only" in text
+  table = next(
+    line for line in text.splitlines() if line.startswith("| head | 48.5 |")
+  )
+  cells = [cell.strip() for cell in table.strip("|").split("|")]
+  assert len(cells) == 1 + 19 + 3 + 2
+  assert cells[1 + [t.name for t in TASKS].index("kitti")] == "48.5"
+  assert cells[-5:] == [""] * 5
+  numbers = json.loads((bench.workdir / "report.json").read_text())
+  assert numbers["means"]["head"]["of_tasks"] is None
+  assert len(numbers["scores"]) == 2
