@@ -174,7 +174,8 @@ class TaskConfig:
   )
   # Memory cells per layer, in the regimes that have memory.
   cells: int = option(5, _CELLS, resume="never", sweep=True)
-  # Width of adapters, in the regimes that have some (the paper's).
+  # Width of adapters, in the regimes that have some (the paper's), and of the
+  # values of `probe`.
   bottleneck: int = option(
     5, Number(1, 1_280, "no wider than the tokens of a ViT-H"), resume="never"
   )

@@ -274,7 +274,7 @@ class Trainer:
       num_classes=padded or self.train.num_classes,
       cells=config.task.cells if kind.has_memory else 0,
       regime=config.regime,
-      bottleneck=config.task.bottleneck if kind.has_adapters else 0,
+      bottleneck=config.task.bottleneck if kind.has_bottleneck else 0,
       attends_to=self.attends_to,
       memory_norm=config.task.memory_norm,
       memory_std=config.task.memory_std,
@@ -478,13 +478,18 @@ class Trainer:
       return self.kept.train_batches(
         self.train, prepare, step * config.batch_size
       )
+    return self._image_batches(step * config.batch_size)
+
+  def _image_batches(self, start: int) -> Any:
+    """Batches of images, from the example `start` on."""
+    config = self.config
     return batching.train_batches(
       self._training_images,
       config.data,
       image_size=config.image_size,
       batch_size=config.batch_size,
       seed=data_seed(config),
-      start=step * config.batch_size,
+      start=start,
       interpolation=self.preprocessing.interpolation,
     )
 
