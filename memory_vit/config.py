@@ -61,6 +61,7 @@ _SPLIT_OR_NONE = Text('a split of TFDS, or ""', ".*")
 _EVAL_CROP = Choice(("backbone", "resize", "central"))
 _TASKS = Items(Text("the directory of a task", ".+", 4_000), 1_000)
 _REGIME = Choice(tuple(REGIMES))
+_MEMORY_INIT = Choice(("normal", "quiet"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,6 +108,12 @@ class DataConfig(TrainDataConfig):
   # them at every start). Of TFDS sets what TFDS recorded counts as well. May
   # change when a run goes on: it is compared as its state was saved.
   digest: str = option("files", Choice(("files", "contents")), resume="free")
+  # Of a TFDS data set with several labels: the name of a feature, or a label of
+  # VTAB: "clevr_count", "clevr_distance", "kitti_distance", "dsprites_x",
+  # "dsprites_orientation", "smallnorb_azimuth" or "smallnorb_elevation".
+  label: str = option(
+    "", Text('a feature of the data set, or ""', ".*", 200), resume="never"
+  )
   # Train on so many images of each class, chosen by `seed` from `train`; 0
   # takes all. It is an error where a class has fewer.
   per_class: int = option(0, _EXAMPLES, resume="never")
@@ -130,8 +137,12 @@ class KeepConfig:
 
   # "contexts": what masked tasks read of the backbone; "features": what a head
   # reads of it; "none" computes it in every step. Validation keeps the same.
+  # "images", in any regime: the decoded images of training, no larger than with
+  # a shorter side of `data.resize`, so that random crops need no decoding.
   what: str = option(
-    "none", Choice(("none", "contexts", "features")), resume="on_request"
+    "none",
+    Choice(("none", "contexts", "features", "images")),
+    resume="on_request",
   )
   # How many fixed random crops of every training image are kept, and taken in
   # turn by epoch. 1 is the image without randomness: data.train_crop "resize",
@@ -144,8 +155,11 @@ class KeepConfig:
   dtype: str = option(
     "float32", Choice(("float32", "bfloat16")), resume="on_request"
   )
-  # "device" is fastest; "host" is the memory of the machine.
-  where: str = option("host", Choice(("device", "host")), resume="free")
+  # "device" is fastest; "host" is the memory of the machine; "disk" is found
+  # again by later runs on the same images.
+  where: str = option("host", Choice(("device", "host", "disk")), resume="free")
+  # For "disk"; "" is kept/ in $MEMORY_VIT_CACHE, or in ~/.cache/memory_vit.
+  dir: str = option("", _DIRECTORY, resume="free")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -187,9 +201,7 @@ class TaskConfig:
   # How memory starts, in the masked regimes: "normal" as it is drawn (the
   # paper); "quiet" turns each cell away from the queries that the task's token
   # has on the first batch, so that at first it takes little of its attention.
-  memory_init: str = option(
-    "normal", Choice(("normal", "quiet")), resume="never", sweep=True
-  )
+  memory_init: str = option("normal", _MEMORY_INIT, resume="never", sweep=True)
   # "pretrained" starts the class token as a copy of the original one, "normal"
   # at N(0, 0.02^2), as memory starts. The copy is our choice: of the paper we
   # know that it learns a new class token, not where that starts.
@@ -385,6 +397,11 @@ class StudyConfig:
     (1, 5, 10, 20),
     Items(dataclasses.replace(_CELLS, least=1), MOST_TRIALS),
     resume="free",
+  )
+  # Ways in which memory starts that the part `regimes` compares, beside
+  # `task.memory_init`.
+  memory_inits: tuple[str, ...] = option(
+    (), Items(_MEMORY_INIT, 2), resume="free"
   )
   # Further data sets, for interference and extension: a name, or a dictionary
   # such as {"name": "places365_small", "test": "validation"} of options of
@@ -607,6 +624,8 @@ def _of_keep(config: Config) -> list[str]:
   keep, data = config.keep, config.data
   if keep.what == "none":
     return []
+  if keep.what == "images":
+    return _of_kept_images(keep)
   lines = []
   possible = what_can_be_kept(config.regime)
   if possible == "none":
@@ -618,6 +637,11 @@ def _of_keep(config: Config) -> list[str]:
     lines.append(
       f"config.keep.what is {keep.what!r}, expected 'none' or {possible!r}, "
       f"which the regime {config.regime!r} reads."
+    )
+  if config.optim.mixup:
+    lines.append(
+      f"config.optim.mixup is {config.optim.mixup}, expected 0 with "
+      "config.keep.what: mixed images are new in every step."
     )
   fixed = data.train_crop == "resize" and not data.flip
   if keep.views == 1 and not fixed:
@@ -633,6 +657,17 @@ def _of_keep(config: Config) -> list[str]:
       "without config.data.flip gives the same view each time: expected 1."
     )
   return lines
+
+
+def _of_kept_images(keep: KeepConfig) -> list[str]:
+  """List options that decoded images have no use for."""
+  expected = {"views": 1, "dtype": "float32", "where": "host"}
+  return [
+    f"config.keep.{key} is {getattr(keep, key)!r}, but decoded images "
+    f"(config.keep.what 'images') have {value!r}: expected that."
+    for key, value in expected.items()
+    if getattr(keep, key) != value
+  ]
 
 
 def beyond_the_end(config: Config) -> list[str]:

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import hashlib
 import io
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -19,8 +18,6 @@ from memory_vit.data.reader import Reader
 from memory_vit.images.view import LONGEST_ASPECT
 
 _ORIENTATION = 0x0112  # of EXIF
-# Images that are waited for together: what keeps the time costs a thread.
-_AT_ONCE = 64
 
 # What is wrong with an example; what is odd does not keep it from being used.
 UNREADABLE = "cannot be read"
@@ -153,11 +150,7 @@ def _examples(reader: Reader) -> Iterator[Any]:
       "size": (shape[1], shape[0]), "label": label,
     }  # fmt: skip
 
-  examples = sources.attempts(tf.data.Dataset.range(source.size), look)
-  for first in range(0, source.size, _AT_ONCE):
-    with reader.time_limit(first):
-      some = list(itertools.islice(examples, _AT_ONCE))
-    yield from some
+  return reader.each(look)
 
 
 def _look(encoded: bytes) -> tuple[np.uint64, bytes, bool]:

@@ -27,9 +27,7 @@ def class_counts(reader: Reader) -> np.ndarray:
   source = reader.source
   logger.info("counting the classes of %d examples", reader.size)
   counts = np.zeros(reader.num_classes, np.int64)
-  labels = sources.attempts(
-    tf.data.Dataset.range(reader.size), lambda index: source.fetch(index)[1]
-  )
+  labels = reader.each(lambda index: source.fetch(index)[1])
   for index, label in enumerate(labels):
     if isinstance(label, tf.errors.OpError):
       reader.mark_unreadable({index: sources.reason_of(label)})

@@ -6,9 +6,9 @@ from memory_vit.data.inventory import Inventory
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.reader import Reader
 from memory_vit.data.sources import Source
-from memory_vit.data.split_ref import SplitRef
+from memory_vit.data.split_ref import OF_A_DIRECTORY, SplitRef
 from memory_vit.errors import DataError
-from memory_vit.runtime import processes
+from memory_vit.runtime import messages, processes
 
 
 def open_source(
@@ -93,11 +93,18 @@ def take_inventory(ref: SplitRef) -> Inventory:
 
 def _open_local(ref: SplitRef) -> Source | None:
   """Open a split that is no data set of TFDS; None for one that is."""
+  first = ref.name.partition(":")[0]
+  is_local = first in (*OF_A_DIRECTORY, "digits")
+  if is_local and ref.label:
+    raise DataError(
+      f"config.data.label is {messages.brief(ref.label)}: {ref.name!r} has one "
+      "label alone, expected ''."
+    )
   if ref.name == "folder":
     return local.open_folder(ref)
   if ref.name == "list":
     return file_list.open_list(ref)
-  if ref.name.partition(":")[0] == "digits":
+  if first == "digits":
     return local.open_digits(ref)
   return None
 

@@ -11,6 +11,7 @@ evaluation without TensorFlow.
 import numpy as np
 
 from memory_vit.config import TrainDataConfig
+from memory_vit.data import raw_images
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.errors import ConfigError
 from memory_vit.images import decoding, jpeg, view
@@ -183,6 +184,8 @@ def shorter_side(side: int, image_size: int) -> int:
 def decode(encoded: tf.Tensor) -> tf.Tensor:
   """Decode a JPEG, PNG, WebP, BMP or GIF file (the first frame), string ().
 
+  A decoded image of `raw_images` is taken as it is.
+
   Grey becomes RGB, of 16 bits the upper 8 are kept, alpha is dropped.
 
   Returns:
@@ -198,6 +201,10 @@ def decode(encoded: tf.Tensor) -> tf.Tensor:
         lambda: tf.io.decode_jpeg(encoded, 3),
       ),
       (_starts_with(encoded, _PNG), lambda: tf.io.decode_png(encoded, 3)),
+      (
+        _starts_with(encoded, raw_images.MAGIC),
+        lambda: raw_images.decode(encoded),
+      ),
     ],
     default=lambda: _decode_by_pillow(encoded),
   )
@@ -207,7 +214,8 @@ def decode(encoded: tf.Tensor) -> tf.Tensor:
 def inception_crop(encoded: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
   """A random part: 5-100 % of the area, aspect ratio between 3/4 and 4/3.
 
-  Of a JPEG, only that part is decoded. The arguments are as in `train_image`.
+  Of a JPEG, only that part is decoded; of a decoded image, it is copied. The
+  arguments are as in `train_image`.
 
   Returns:
     uint8 (height, width, 3).
@@ -218,12 +226,22 @@ def inception_crop(encoded: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     window = _inception_window(shape, seed)
     return tf.io.decode_and_crop_jpeg(encoded, window, channels=3)
 
+  def cut_raw() -> tf.Tensor:
+    window = _inception_window(raw_images.shape_of(encoded), seed)
+    return raw_images.decode_and_crop(encoded, window)
+
   def cut_part() -> tf.Tensor:
     image = decode(encoded)
     y, x, height, width = tf.unstack(_inception_window(tf.shape(image), seed))
     return image[y : y + height, x : x + width]
 
-  image = tf.cond(_starts_with(encoded, jpeg.MAGIC), decode_part, cut_part)
+  image = tf.case(
+    [
+      (_starts_with(encoded, jpeg.MAGIC), decode_part),
+      (_starts_with(encoded, raw_images.MAGIC), cut_raw),
+    ],
+    default=cut_part,
+  )
   return tf.ensure_shape(image, (None, None, 3))
 
 

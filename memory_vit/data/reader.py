@@ -1,17 +1,22 @@
 """Read a source, and note which of its examples cannot be read."""
 
 import contextlib
+import itertools
 import logging
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
-from memory_vit.data import watchdog
+from memory_vit.data import sources, watchdog
+from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.sources import Source
 from memory_vit.errors import BrokenDataError
 from memory_vit.runtime import processes
 
 logger = logging.getLogger(__name__)
 
+# Examples that are waited for together: what keeps the time costs a thread.
+_AT_ONCE = 64
 # Unreadable examples that a message lists.
 _SHOWN = 20
 
@@ -80,6 +85,24 @@ class Reader:
     """End the process where reading from example `first` on stalls."""
     what = f"{self.source}, from example {first} on"
     return watchdog.limit(self.stall_timeout, what)
+
+  def each(
+    self, make: Callable[[tf.Tensor], Any]
+  ) -> Iterator[Any | tf.errors.OpError]:
+    """Apply a function to the index of every example, in parallel, in order.
+
+    Args:
+      make: int64 () -> tensors.
+
+    Yields:
+      What it gives, as numpy arrays, or what it has raised. Where that stalls
+      the process is ended, as in training.
+    """
+    examples = sources.attempts(tf.data.Dataset.range(self.size), make)
+    for first in range(0, self.size, _AT_ONCE):
+      with self.time_limit(first):
+        some = list(itertools.islice(examples, _AT_ONCE))
+      yield from some
 
   def nothing_readable(self) -> BrokenDataError:
     """The error for a source of which no example can be read."""

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 
-from memory_vit.config import Config, TrainDataConfig, data_seed
+from memory_vit.config import Config, DataConfig, TrainDataConfig, data_seed
 from memory_vit.data.inventory import Inventory
 
 # Names that stand for what lies in `dir`, whose own name tells it from others.
@@ -57,6 +57,8 @@ class SplitRef:
     download: whether TFDS may fetch and prepare what is not there.
     trust_code: whether a TFDS set may name code, which is then run; see
       `tfds_trust`.
+    label: which label of a TFDS data set, see `tfds_labels`; "" where there is
+      one alone.
     subset: what is chosen of it; None takes all.
   """
 
@@ -68,6 +70,7 @@ class SplitRef:
   stall_timeout: float = 0.0
   download: bool = True
   trust_code: bool = False
+  label: str = ""
   subset: Subset | None = None
 
   @classmethod
@@ -84,6 +87,7 @@ class SplitRef:
       data.name, data.dir, split,
       cache_gib=data.cache_gib, max_bad=data.max_bad,
       stall_timeout=stall_timeout, trust_code=trust_code,
+      label=data.label if isinstance(data, DataConfig) else "",
     )  # fmt: skip
 
   def __str__(self) -> str:
@@ -120,7 +124,10 @@ def configured_splits(config: Config) -> dict[str, SplitRef]:
     found["train"] = training_split(found["train"], config)
   if upstream.name:
     found["upstream"] = dataclasses.replace(
-      ref(config.data, upstream.split), name=upstream.name, dir=upstream.dir
+      ref(config.data, upstream.split),
+      name=upstream.name,
+      dir=upstream.dir,
+      label="",
     )
   if pretrain.variant:
     found["pretrain"] = ref(pretrain.data, pretrain.data.train)

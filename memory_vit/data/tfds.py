@@ -8,16 +8,17 @@ import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-import numpy as np
 from absl import logging
 from tensorflow_datasets.core import read_only_builder
 
-from memory_vit.data import sources, tfds_trust, tfrecord
+from memory_vit.data import sources, tfds_labels, tfds_trust, tfrecord
 from memory_vit.data.inventory import Inventory
 from memory_vit.data.quiet_tensorflow import tf, tfds
 from memory_vit.data.sources import Fetch, Source
 from memory_vit.data.split_ref import SplitRef
+from memory_vit.data.tfds_labels import Target
 from memory_vit.data.tfrecord import Shard
 from memory_vit.errors import BrokenDataError, DataError
 
@@ -78,26 +79,28 @@ def open_tfds(ref: SplitRef) -> Source:
   builder = _prepared_builder(ref)
   info, sizes = builder.info, _sizes(builder)
   parts = sources.split_parts(ref.name, ref.split, sizes)
-  keys = find_keys(ref.name, info.features, info.supervised_keys)
+  target = tfds_labels.find_target(
+    info.name, info.features, info.supervised_keys, ref.label
+  )
   shards = _shards(builder, ref.split)
   _require_room(ref, shards)
   labels = None  # Of files they are seen when read.
   if tfds.core.FileFormat.ARRAY_RECORD in info.available_file_formats():
     bad = _bad_array_records(shards)
-    fetch = _fetch_from_array_record(builder, ref.split, keys, bad)
+    fetch = _fetch_from_array_record(builder, ref.split, target, bad)
   else:
     _check_cache(ref, parts, builder)
-    images, found, bad = _read_all(ref, builder, keys, shards)
+    images, found, bad = _read_all(ref, builder, target, shards)
     fetch, labels = sources.fetch_from_memory(images, found), found.numpy()
   source = Source(
     name=ref.name,
     split=ref.split,
     size=sources.count_examples(parts, sizes),
-    class_names=tuple(info.features[keys[1]].names),
+    class_names=target.class_names,
     fetch=fetch,
     file_name=lambda index: tfrecord.place(shards, index),
     unreadable=bad,
-    inventory=_inventory(builder, parts, shards),
+    inventory=_inventory(ref, builder, parts, shards),
     labels=labels,
   )
   if labels is not None:
@@ -116,10 +119,11 @@ def take_inventory(ref: SplitRef) -> Inventory:
   if not builder.is_prepared():
     raise DataError(f"data set {ref.name!r} is not in {builder.data_dir}.")
   parts = sources.split_parts(ref.name, ref.split, _sizes(builder))
-  return _inventory(builder, parts, _shards(builder, ref.split))
+  return _inventory(ref, builder, parts, _shards(builder, ref.split))
 
 
 def _inventory(
+  ref: SplitRef,
   builder: tfds.core.DatasetBuilder,
   parts: Sequence[tuple[str, slice]],
   shards: Sequence[Shard],
@@ -138,6 +142,8 @@ def _inventory(
     },
     "downloads": {url: checksums[url].checksum for url in sorted(checksums)},
   }
+  if ref.label:
+    facts["label"] = ref.label
   files = {
     os.path.basename(shard.path): shard.path
     for shard in shards
@@ -174,41 +180,6 @@ def _shards(builder: tfds.core.DatasetBuilder, split: str) -> list[Shard]:
     Shard(str(file.filename), file.skip, file.take, file.examples_in_shard)
     for file in builder.info.splits[split].file_instructions
   ]
-
-
-def find_keys(
-  name: str,
-  features: Mapping[str, tfds.features.FeatureConnector],
-  supervised_keys: Sequence[str] | None,
-) -> tuple[str, str]:
-  """Find the features of a TFDS data set that are the image and its class.
-
-  Args:
-    name: of the data set, for messages.
-    features: `builder.info.features`.
-    supervised_keys: `builder.info.supervised_keys`: image and label, perhaps
-      followed by more (places365_small), or None (sun397).
-
-  Raises:
-    DataError: if there is no choice, or more than one.
-  """
-  images, labels = [], []
-  for key, feature in features.items():
-    if type(feature) is tfds.features.Image and feature.np_dtype == np.uint8:
-      images.append(key)
-    elif isinstance(feature, tfds.features.ClassLabel):
-      labels.append(key)
-  image_key, label_key = (*(supervised_keys or ()), None, None)[:2]
-  image_key = _choose(images, image_key)
-  label_key = _choose(labels, label_key, "label")
-  if image_key is None or label_key is None:
-    found = {key: type(feature).__name__ for key, feature in features.items()}
-    raise DataError(
-      f"data set {name!r} is not one of images with one class each: expected "
-      f"one 8-bit Image and one ClassLabel (or one named 'label') among its "
-      f"features, which are {found}."
-    )
-  return image_key, label_key
 
 
 def _prepared_builder(ref: SplitRef) -> tfds.core.DatasetBuilder:
@@ -276,7 +247,7 @@ def _advice(ref: SplitRef) -> str:
 def _fetch_from_array_record(
   builder: tfds.core.DatasetBuilder,
   split: str,
-  keys: tuple[str, str],
+  target: Target,
   bad: Mapping[int, str],
 ) -> Fetch:
   """Make `Source.fetch` of files with random access.
@@ -295,20 +266,26 @@ def _fetch_from_array_record(
 
   def fetch(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     record = tf.numpy_function(read, [index], tf.string)
-    return _parsed(tf.ensure_shape(record, ()), builder.info.features, keys)
+    return _parsed(tf.ensure_shape(record, ()), builder.info.features, target)
 
   return fetch
 
 
 def _parsed(
-  record: tf.Tensor, features: tfds.features.FeaturesDict, keys: tuple[str, str]
+  record: tf.Tensor, features: tfds.features.FeaturesDict, target: Target
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """The encoded image and the label in a record."""
-  image_key, label_key = keys
-  example = features.deserialize_example(
-    record, decoders={image_key: tfds.decode.SkipDecoding()}
-  )
-  return example[image_key], tf.cast(example[label_key], tf.int32)
+  example = features.deserialize_example(record, decoders=_encoded(features))
+  return target.take(example)
+
+
+def _encoded(features: tfds.features.FeaturesDict) -> dict[str, Any]:
+  """Decoders that leave all images encoded."""
+  return {
+    key: tfds.decode.SkipDecoding()
+    for key, feature in features.items()
+    if isinstance(feature, tfds.features.Image)
+  }
 
 
 def _check_cache(
@@ -362,7 +339,7 @@ def _bad_array_records(shards: Sequence[Shard]) -> dict[int, str]:
 def _read_all(
   ref: SplitRef,
   builder: tfds.core.DatasetBuilder,
-  keys: tuple[str, str],
+  target: Target,
   shards: Sequence[Shard],
 ) -> tuple[tf.Tensor, tf.Tensor, dict[int, str]]:
   """Read a split into memory, in the order of its files.
@@ -371,16 +348,14 @@ def _read_all(
     The encoded images, string (n,), the labels, int32 (n,), and which examples
     cannot be read, and why: of those the image is empty.
   """
-  image_key, label_key = keys
+  features = builder.info.features
   dataset = builder.as_dataset(
     split=ref.split,
-    decoders={image_key: tfds.decode.SkipDecoding()},
+    decoders=_encoded(features),
     # One file after the other: the order of files with random access.
     read_config=tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False),
   )
-  dataset = sources.parallel_map(
-    dataset, lambda x: (x[image_key], tf.cast(x[label_key], tf.int32))
-  )
+  dataset = sources.parallel_map(dataset, target.take)
   size = sum(shard.take for shard in shards)
   is_tfrecord = builder.info.file_format is tfds.core.FileFormat.TFRECORD
   try:
@@ -393,7 +368,7 @@ def _read_all(
         f"{ref}: the files in {builder.data_dir} cannot be read "
         f"({sources.reason_of(error)})."
       ) from error
-    found = _read_singly(builder.info.features, keys, shards)
+    found = _read_singly(features, target, shards)
     if not found[2]:
       # For example a file system that was away for a moment.
       logging.warning(
@@ -405,7 +380,7 @@ def _read_all(
 
 def _read_singly(
   features: tfds.features.FeaturesDict,
-  keys: tuple[str, str],
+  target: Target,
   shards: Sequence[Shard],
 ) -> tuple[tf.Tensor, tf.Tensor, dict[int, str]]:
   """Read a split of TFRecord files like `_read_all`, record by record."""
@@ -419,7 +394,7 @@ def _read_singly(
   records = tf.constant([found[i] for i in there], tf.string)
   parsed = sources.attempts(
     tf.data.Dataset.from_tensor_slices(records),
-    lambda record: _parsed(record, features, keys),
+    lambda record: _parsed(record, features, target),
   )
   images, labels = [b""] * len(found), [0] * len(found)
   for i, example in zip(there, parsed, strict=True):
@@ -428,11 +403,3 @@ def _read_singly(
     else:
       images[i], labels[i] = example
   return tf.constant(images), tf.constant(labels, tf.int32), lost
-
-
-def _choose(candidates: Sequence[str], *preferred: str | None) -> str | None:
-  """The first preferred candidate, else the only one, else None."""
-  for key in preferred:
-    if key in candidates:
-      return key
-  return candidates[0] if len(candidates) == 1 else None

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 from memory_vit.data import batching
 from memory_vit.data.reader import Reader
 from memory_vit.evaluation import metrics
+from memory_vit.evaluation.hits import Hits
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.regimes import REGIMES
 from memory_vit.model.task import EvalPreprocessing, Task
@@ -31,6 +32,7 @@ def evaluate(
   mesh: Mesh,
   *,
   digest: bool = False,
+  hits: bool = False,
 ) -> dict[str, dict[str, Any]]:
   """Evaluate all outputs of a model on one data set.
 
@@ -40,20 +42,26 @@ def evaluate(
       what is kept of the images, which is then what the model takes.
     mesh: over which batches are split.
     digest: whether the outputs are brought to the host and hashed.
+    hits: whether the results say which examples are right.
 
   Returns:
     For every name `metrics.summarise`; and where it is asked for "digest", a
     SHA-256 over the bytes of all its outputs: two models have the same digest
-    where their outputs are equal to the bit.
+    where their outputs are equal to the bit. And "hits", int8 (rows of all
+    batches,), see `metrics.example_hits`.
   """
   totals: dict[str, metrics.Totals] = {}
   digests: dict[str, Any] = {}
+  right: dict[str, list[np.ndarray]] = {}
   replicated = sharding.replicated(mesh)
   for batch in sharding.prefetch(iter(batches), mesh):
     inputs = batch["inputs"] if "inputs" in batch else batch["image"]
     for name, logits in predict(inputs).items():
       sums = _batch_sums(replicated)(logits, batch["label"], batch["mask"])
       totals[name] = metrics.add(totals.get(name), sums)
+      if hits:
+        rows = _batch_hits(replicated)(logits, batch["label"], batch["mask"])
+        right.setdefault(name, []).append(np.asarray(rows))
       if digest:
         rows = multihost_utils.process_allgather(logits, tiled=True)
         hashed = digests.setdefault(name, hashlib.sha256())
@@ -61,6 +69,8 @@ def evaluate(
   results = {name: metrics.summarise(total) for name, total in totals.items()}
   for name, hashed in digests.items():
     results[name]["digest"] = hashed.hexdigest()
+  for name, parts in right.items():
+    results[name]["hits"] = np.concatenate(parts)
   return results
 
 
@@ -72,6 +82,7 @@ def evaluate_source(
   batch_size: int,
   mesh: Mesh,
   digest: bool = False,
+  hits: bool = False,
   batches: Iterable[dict[str, Any]] | None = None,
 ) -> dict[str, dict[str, Any]]:
   """`evaluate`, on a split; each process reads its share.
@@ -79,16 +90,20 @@ def evaluate_source(
   `batch_size` is that of all processes together. Where `batches` are kept,
   nothing is read. The results also have
   "skipped": how many examples could not be read, and are not among the
-  "examples" on which the numbers stand.
+  "examples" on which the numbers stand. "hits" are a `Hits`, of all examples of
+  the split in their order.
   """
   if batches is None:
     batches = batching.eval_batches(
       source, preprocessing, batch_size=batch_size
     )
-  results = evaluate(predict, batches, mesh, digest=digest)
+  results = evaluate(predict, batches, mesh, digest=digest, hits=hits)
   for result in results.values():
     # Of all processes, as the sums are.
     result["skipped"] = source.size - result["examples"]
+    if hits:
+      rows = result["hits"][: source.size]
+      result["hits"] = Hits(right=rows == 1, counted=rows >= 0)
   return results
 
 
@@ -96,6 +111,12 @@ def evaluate_source(
 def _batch_sums(replicated: Any) -> Callable[..., dict[str, jax.Array]]:
   """`metrics.batch_sums`, compiled to leave its results on every device."""
   return jax.jit(metrics.batch_sums, out_shardings=replicated)
+
+
+@functools.cache
+def _batch_hits(replicated: Any) -> Callable[..., jax.Array]:
+  """`metrics.example_hits`, compiled as `_batch_sums` is."""
+  return jax.jit(metrics.example_hits, out_shardings=replicated)
 
 
 def predict_fn(

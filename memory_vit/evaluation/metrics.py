@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Float32, Float64, Int
+from jaxtyping import Array, Float, Float32, Float64, Int, Int8
 
 from memory_vit.model.trees import AnyArray
 
@@ -43,6 +44,19 @@ def batch_sums(
     "class_count": classes.sum(0),
     "class_top1": (classes * top1[:, None]).sum(0),
   }
+
+
+def example_hits(
+  logits: Float[Array, "b c"],
+  labels: Int[Array, " b"],
+  mask: Float32[Array, " b"],
+) -> Int8[Array, " b"]:
+  """1 for an example that is right, 0 for a wrong one, -1 where it is none.
+
+  The arguments are those of `batch_sums`, and so is what "top1" counts.
+  """
+  best = jax.lax.top_k(logits, 1)[1][:, 0]
+  return jnp.where(mask > 0, best == labels, -1).astype(jnp.int8)
 
 
 def add(

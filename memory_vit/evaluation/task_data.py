@@ -62,6 +62,7 @@ class _Hint:
   name: str = ""
   directory: str = ""
   split: str = ""
+  label: str = ""
 
 
 # What the command line has to name, and why.
@@ -152,11 +153,12 @@ def _first_of(class_names: Sequence[str]) -> str:
 
 
 def _of_task(task: Manifest, given: Given) -> SplitRef | _Missing:
-  said = _said(task, "data", ("name", "dir", "test", "validation"))
+  said = _said(task, "data", ("name", "dir", "test", "validation", "label"))
   hint = _Hint(
     said.get("name", ""),
     said.get("dir", ""),
     said.get("test") or said.get("validation", ""),
+    said.get("label", ""),
   )
   return _ref(task.spec.name, hint, given, given.data.get(""))
 
@@ -206,7 +208,9 @@ def _ref(
     return _needed(owner, hint, name)
   if not split:
     return f"{owner!r} knows no split (give --split={owner}=SPLIT)"
-  return found
+  # Which of its labels a data set is read for opens nothing.
+  same = found.name == hint.name
+  return dataclasses.replace(found, label=hint.label) if same else found
 
 
 def _below(directory: str, roots: Sequence[str]) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from memory_vit.data.fixed_views import FixedViews
@@ -52,7 +51,7 @@ def compute(
   mesh: Mesh,
   stop: StopSignal,
   progress: PassProgress,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> None:
   """Put the inputs of some places into `rows`; all processes must call.
 
   Args:
@@ -65,21 +64,14 @@ def compute(
     stop: is asked in every batch.
     progress: counts images of all processes.
 
-  Returns:
-    Labels int32 (n,) and masks float32 (n,) of these places.
-
   Raises:
     Interrupted: where it was asked to stop.
   """
-  labels, masks = [], []
   size = starts.step
   batches = views.batches(starts, size)
   for start, batch in zip(starts, batches, strict=True):
     stop.check()
-    labels.append(batch.pop("label"))
-    masks.append(batch.pop("mask"))
-    inputs = prepare(sharding.shard_batch(batch, mesh)["image"])
-    rows.put(start, inputs)
+    inputs = prepare(sharding.shard_batch(batch["image"], mesh))
+    rows.put(start, inputs, batch)
     jax.block_until_ready(inputs)
     progress.advance(size * jax.process_count())
-  return np.concatenate(labels), np.concatenate(masks)

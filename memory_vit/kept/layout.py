@@ -54,6 +54,15 @@ class RowLayout:
     """Bytes of a row."""
     return self.dtype.itemsize
 
+  def fill(self, rows: np.ndarray, inputs: Any) -> None:
+    """Write a tree of host arrays (b, ...) to the first of some rows.
+
+    Where there are fewer than b, what is left is padding.
+    """
+    for i, leaf in enumerate(jax.tree.leaves(inputs)):
+      count = min(len(rows), len(leaf))
+      rows[str(i)][:count] = leaf[:count]
+
   def gather(self, rows: np.ndarray, places: np.ndarray) -> Any:
     """Rows (n,), places (b,) -> a tree of host arrays (b, ...)."""
     leaves = [rows[str(i)][places] for i in range(len(self.shapes))]

@@ -5,6 +5,7 @@ row crosses the network.
 """
 
 import functools
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import jax
@@ -16,31 +17,65 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from memory_vit.kept.layout import RowLayout
 from memory_vit.runtime import sharding
 
+Batch = Mapping[str, np.ndarray]
+
 
 class Rows(Protocol):
-  """Rows by place."""
+  """Rows by place.
 
-  def put(self, start: int, inputs: Any) -> None:
-    """Keep a computed batch; its first row of this process is at `start`."""
+  Attributes:
+    labels: int32 (n,).
+    masks: float32 (n,), 1 for examples that count in an evaluation.
+  """
+
+  labels: np.ndarray
+  masks: np.ndarray
+
+  def missing(self) -> list[range]:
+    """Places that are not kept yet, at whole batches; all must call."""
+
+  def put(self, start: int, inputs: Any, batch: Batch) -> None:
+    """Keep a computed batch.
+
+    Args:
+      start: place of its first row of this process.
+      inputs: what the frozen pass made of the batch, of all processes.
+      batch: "label" and "mask" of the rows of this process; what lies behind
+        the last place is padding.
+    """
 
   def take(self, places: np.ndarray) -> Any:
     """The rows int64 (b,) of this process, as a batch of all processes."""
 
 
 class HostRows:
-  """Rows in the memory of the host."""
+  """Rows in the memory of the host; see `Rows`."""
 
-  def __init__(self, layout: RowLayout, count: int, mesh: Mesh) -> None:
-    """Make room for `count` rows; a page is taken when it is written."""
-    self._layout, self._mesh = layout, mesh
+  def __init__(
+    self, layout: RowLayout, count: int, mesh: Mesh, places: range
+  ) -> None:
+    """Make room for `count` rows; a page is taken when it is written.
+
+    Args:
+      layout: of a row.
+      count: n.
+      mesh: over which a batch is split.
+      places: at which the batches of this process start.
+    """
+    self._layout, self._mesh, self._places = layout, mesh, places
     self._rows = np.zeros(count, layout.dtype)
+    self.labels, self.masks = empty_labels(count)
 
-  def put(self, start: int, inputs: Any) -> None:
-    """See `Rows`; what lies behind the last place is padding."""
-    leaves = jax.tree.leaves(to_host(self._layout.narrow(inputs), self._mesh))
-    rows = self._rows[start : start + len(leaves[0])]
-    for i, leaf in enumerate(leaves):
-      rows[str(i)] = leaf[: len(rows)]
+  def missing(self) -> list[range]:
+    """See `Rows`."""
+    return [self._places]
+
+  def put(self, start: int, inputs: Any, batch: Batch) -> None:
+    """See `Rows`."""
+    put_labels(self, start, batch)
+    self._layout.fill(
+      self._rows[start:], to_host(self._layout.narrow(inputs), self._mesh)
+    )
 
   def take(self, places: np.ndarray) -> Any:
     """See `Rows`."""
@@ -55,10 +90,12 @@ class DeviceRows:
   """
 
   def __init__(
-    self, layout: RowLayout, batches: int, mesh: Mesh, rows: int
+    self, layout: RowLayout, count: int, mesh: Mesh, places: range
   ) -> None:
-    """Make room for some batches of `rows` rows of this process each."""
-    self._layout, self._mesh, self._batch = layout, mesh, rows
+    """Make room for whole batches; for the arguments see `HostRows`."""
+    self._layout, self._mesh, self._places = layout, mesh, places
+    self.labels, self.masks = empty_labels(count)
+    batches, rows = len(places), places.step
     # Of several processes, the devices of this one.
     self._local = sharding.by_rows(mesh.local_mesh)
     across = NamedSharding(
@@ -73,23 +110,40 @@ class DeviceRows:
     self._put = jax.jit(_put, donate_argnums=0, out_shardings=across)
     self._take = jax.jit(_take, out_shardings=self._local)
 
-  def put(self, start: int, inputs: Any) -> None:
+  def missing(self) -> list[range]:
     """See `Rows`."""
+    return [self._places]
+
+  def put(self, start: int, inputs: Any, batch: Batch) -> None:
+    """See `Rows`."""
+    put_labels(self, start, batch)
     leaves = jax.tree.leaves(self._layout.narrow(inputs))
     local = multihost_utils.global_array_to_host_local_array(
       leaves, self._mesh, sharding.by_rows(self._mesh).spec
     )
-    self._leaves = self._put(self._leaves, local, start // self._batch)
+    self._leaves = self._put(self._leaves, local, start // self._places.step)
 
   def take(self, places: np.ndarray) -> Any:
     """See `Rows`."""
-    batch, row = np.divmod(places.astype(np.int32), np.int32(self._batch))
+    batch, row = np.divmod(places.astype(np.int32), np.int32(self._places.step))
     leaves = multihost_utils.host_local_array_to_global_array(
       self._take(self._leaves, batch, row),
       self._mesh,
       sharding.by_rows(self._mesh).spec,
     )
     return self._layout.widen(jax.tree.unflatten(self._layout.treedef, leaves))
+
+
+def empty_labels(count: int) -> tuple[np.ndarray, np.ndarray]:
+  """Room for labels and masks."""
+  return np.zeros(count, np.int32), np.zeros(count, np.float32)
+
+
+def put_labels(rows: Rows, start: int, batch: Batch) -> None:
+  """Keep labels and masks of a batch, without its padding."""
+  count = len(rows.labels[start : start + len(batch["label"])])
+  rows.labels[start : start + count] = batch["label"][:count]
+  rows.masks[start : start + count] = batch["mask"][:count]
 
 
 def to_host(inputs: Any, mesh: Mesh) -> Any:

@@ -1,8 +1,13 @@
 """What a run keeps of its splits, and the batches that are made of it."""
 
 import dataclasses
+import functools
+import json
 import logging
-from collections.abc import Callable, Iterator
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,13 +15,17 @@ import numpy as np
 from jax.sharding import Mesh
 
 from memory_vit.config import Config, data_seed
-from memory_vit.data import batching, fixed_views
-from memory_vit.data.fixed_views import FixedViews
+from memory_vit.data import batching, fixed_views, inventory
+from memory_vit.data.data_record import DataRecord
 from memory_vit.data.reader import Reader
-from memory_vit.kept import compute
+from memory_vit.kept import compute, plan, room
 from memory_vit.kept.layout import RowLayout
+from memory_vit.kept.plan import SplitPlan
 from memory_vit.kept.rows import DeviceRows, HostRows, Rows
+from memory_vit.kept.shards import ShardRows
+from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import EvalPreprocessing
+from memory_vit.runtime import files, lock, paths, processes
 from memory_vit.runtime.preemption import StopSignal
 
 logger = logging.getLogger(__name__)
@@ -24,44 +33,32 @@ logger = logging.getLogger(__name__)
 # Images (b, side, side, 3) -> what is kept of them, a tree of arrays (b, ...).
 Prepare = Callable[[Any], Any]
 Batches = Iterator[dict[str, Any]]
+# Of the folders on disk; a new number makes everything again.
+_FORMAT = 1
 
 
-@dataclasses.dataclass(frozen=True)
-class KeptSplit:
-  """A split of which the frozen part is kept.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kept:
+  """The frozen part of a run, computed when it is first asked for.
 
   Attributes:
-    rows: by place.
-    labels: int32 (n,).
-    masks: float32 (n,), 1 for examples that count in an evaluation.
+    config: of the run; `config.keep` says what is kept, and where.
+    backbone: that is frozen.
+    preprocessing: of images that are evaluated.
+    record: of the data of the run.
+    mesh: over which batches are split.
+    stop: is asked while it is computed.
   """
 
-  rows: Rows
-  labels: np.ndarray
-  masks: np.ndarray
-
-
-class Kept:
-  """The frozen part of a run, computed when it is first asked for."""
-
-  def __init__(
-    self,
-    config: Config,
-    preprocessing: EvalPreprocessing,
-    mesh: Mesh,
-    stop: StopSignal,
-  ) -> None:
-    """Nothing is computed yet.
-
-    Args:
-      config: of the run; `config.keep` says what is kept.
-      preprocessing: of images that are evaluated.
-      mesh: over which batches are split.
-      stop: is asked while it is computed.
-    """
-    self._config, self._preprocessing = config, preprocessing
-    self._mesh, self._stop = mesh, stop
-    self._splits: dict[str, KeptSplit] = {}
+  config: Config
+  backbone: Backbone
+  preprocessing: EvalPreprocessing
+  record: DataRecord
+  mesh: Mesh
+  stop: StopSignal
+  _splits: dict[str, Rows] = dataclasses.field(
+    default_factory=dict, init=False, repr=False
+  )
 
   def train_batches(
     self, reader: Reader, prepare: Prepare, start: int
@@ -81,27 +78,28 @@ class Kept:
       Iterator over {"inputs": tree of arrays (b, ...), "label": int32 (b / p,)
       of this process}.
     """
-    config, size = self._config, self._training_size(reader)
-    rows, _ = batching.share(config.batch_size)
-    kept = self._training(reader, prepare)
+    config = self.config
+    size = len(range(jax.process_index(), reader.size, jax.process_count()))
+    count, _ = batching.share(config.batch_size)
+    rows = self.training(reader, prepare)
 
     def generate() -> Batches:
       number = start // jax.process_count()
       while True:
         places = fixed_views.drawn_places(
-          np.arange(number, number + rows), size, config.keep.views,
+          np.arange(number, number + count), size, config.keep.views,
           data_seed(config),
         )  # fmt: skip
-        yield {"inputs": kept.rows.take(places), "label": kept.labels[places]}
-        number += rows
+        yield {"inputs": rows.take(places), "label": rows.labels[places]}
+        number += count
 
     return generate()
 
   def train_examples(self, reader: Reader, step: int) -> list[str]:
     """Name the examples of a step (from 1): see `batching.train_examples`."""
-    config, count = self._config, jax.process_count()
-    rows, _ = batching.share(config.batch_size)
-    numbers = np.arange((step - 1) * rows, step * rows)
+    config, count = self.config, jax.process_count()
+    share, _ = batching.share(config.batch_size)
+    numbers = np.arange((step - 1) * share, step * share)
     records: list[int] = []
     for i in range(count):
       size = len(range(i, reader.size, count))
@@ -111,88 +109,158 @@ class Kept:
 
   def eval_batches(self, reader: Reader, prepare: Prepare) -> Batches:
     """The batches of `batching.eval_batches`, with "inputs" for "image"."""
-    kept = self._evaluation(reader, prepare)
-    rows, _ = batching.share(self._config.batch_size_eval)
-    last = len(kept.labels) - 1
-    for start in self._starts_of_evaluation(reader):
-      places = np.arange(start, start + rows)
-      counts = places <= last
+    rows = self.validation(reader, prepare)
+    count, _ = batching.share(self.config.batch_size_eval)
+    last = len(rows.labels) - 1
+    for i in range(-(-reader.size // self.config.batch_size_eval)):
+      places = np.arange(i * count, (i + 1) * count)
+      counts = (places <= last).astype(np.float32)
       places = np.minimum(places, last)
       yield {
-        "inputs": kept.rows.take(places),
-        "label": kept.labels[places],
-        "mask": kept.masks[places] * counts.astype(np.float32),
+        "inputs": rows.take(places),
+        "label": rows.labels[places],
+        "mask": rows.masks[places] * counts,
       }
 
-  def _training(self, reader: Reader, prepare: Prepare) -> KeptSplit:
-    if "train" not in self._splits:
-      config = self._config
-      views = fixed_views.training_views(
-        reader,
-        config.data,
-        image_size=config.image_size,
-        seed=data_seed(config),
-        views=config.keep.views,
-        interpolation=self._preprocessing.interpolation,
-      )
-      rows, _ = batching.share(
-        config.batch_size // config.optim.accumulation_steps
-      )
-      # As many batches on every process: the first one has most records.
-      most = -(-reader.size // jax.process_count()) * config.keep.views
-      starts = range(0, -(-most // rows) * rows, rows)
-      self._splits["train"] = self._compute("training", views, starts, prepare)
-    return self._splits["train"]
+  def training(self, reader: Reader, prepare: Prepare) -> Rows:
+    """The rows of the training split, computed where they are not there."""
+    make = functools.partial(plan.training_plan, self.config)
+    return self._rows("train", make, reader, prepare)
 
-  def _evaluation(self, reader: Reader, prepare: Prepare) -> KeptSplit:
-    if "validation" not in self._splits:
-      views = fixed_views.evaluation_views(
-        reader,
-        self._preprocessing,
-        batch_size=self._config.batch_size_eval,
+  def validation(self, reader: Reader, prepare: Prepare) -> Rows:
+    """The rows of the validation split; see `training`."""
+    make = functools.partial(plan.validation_plan, self.config)
+    return self._rows("validation", make, reader, prepare)
+
+  def _rows(
+    self,
+    key: str,
+    make_plan: Callable[[EvalPreprocessing, Reader], SplitPlan],
+    reader: Reader,
+    prepare: Prepare,
+  ) -> Rows:
+    if key not in self._splits:
+      made = make_plan(self.preprocessing, reader)
+      if self.config.keep.where == "disk":
+        self._splits[key] = self._on_disk(key, made, prepare)
+      else:
+        self._splits[key] = self._in_memory(made, prepare)
+    return self._splits[key]
+
+  def layout(self, made: SplitPlan, prepare: Prepare) -> RowLayout:
+    """The layout of a row, from the shapes alone."""
+    side = self.config.image_size
+    count = made.starts.step * jax.process_count()
+    image = jax.ShapeDtypeStruct((count, side, side, 3), np.float32)
+    return RowLayout.of(jax.eval_shape(prepare, image), self.config.keep.dtype)
+
+  def _in_memory(self, made: SplitPlan, prepare: Prepare) -> Rows:
+    """Rows that end with the run."""
+    layout, where = self.layout(made, prepare), self.config.keep.where
+    what = f"{self.config.keep.what} of {made.role}"
+    room.require_room(what, made.count * layout.nbytes, where, Path())
+    kind = DeviceRows if where == "device" else HostRows
+    rows = kind(layout, made.count, self.mesh, made.starts)
+    self._fill(rows, made, layout, prepare)
+    return rows
+
+  def _on_disk(self, key: str, made: SplitPlan, prepare: Prepare) -> Rows:
+    """Rows that later runs find again."""
+    layout, reader = self.layout(made, prepare), made.views.reader
+    facts = self._facts(key, made, layout)
+    folder = self._folder() / plan.key_of(facts)
+    paths.make_directory(folder, "config.keep.dir")
+    with lock.one_at_a_time(folder / ".lock", self._wait):
+      rows = ShardRows(
+        layout, made.count, self.mesh, made.starts, folder,
+        lambda: reader.unreadable,
+      )  # fmt: skip
+      reader.mark_unreadable(rows.unreadable)
+      text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
+      about = folder / "about.json"
+      with files.writing(about), files.replacing(about) as part:
+        part.write_text(text, encoding="utf-8")
+      logger.info(
+        "the %s of %s are kept in %s", self.config.keep.what, made.role, folder
       )
-      starts = self._starts_of_evaluation(reader)
-      self._splits["validation"] = self._compute(
-        "validation", views, starts, prepare
-      )
-    return self._splits["validation"]
+      self._fill(rows, made, layout, prepare)
+    return rows
 
-  def _starts_of_evaluation(self, reader: Reader) -> range:
-    """First places of the batches of an evaluation, on every process."""
-    size = self._config.batch_size_eval
-    rows, _ = batching.share(size)
-    return range(0, -(-reader.size // size) * rows, rows)
-
-  def _training_size(self, reader: Reader) -> int:
-    """How many records this process keeps."""
-    return len(range(jax.process_index(), reader.size, jax.process_count()))
-
-  def _compute(
-    self, role: str, views: FixedViews, starts: range, prepare: Prepare
-  ) -> KeptSplit:
-    """Compute the rows of a split."""
-    keep, count = self._config.keep, len(views.numbers)
-    side = self._config.image_size
-    rows_of_all = starts.step * jax.process_count()
-    image = jax.ShapeDtypeStruct((rows_of_all, side, side, 3), np.float32)
-    layout = RowLayout.of(jax.eval_shape(prepare, image), keep.dtype)
-    rows: Rows = (
-      DeviceRows(layout, len(starts), self._mesh, starts.step)
-      if keep.where == "device"
-      else HostRows(layout, count, self._mesh)
-    )
-    what = f"keeping the {keep.what} of {role}"
+  def _fill(
+    self, rows: Rows, made: SplitPlan, layout: RowLayout, prepare: Prepare
+  ) -> None:
+    """Compute what is missing, if there is room for it."""
+    keep, spans = self.config.keep, rows.missing()
+    count = sum(len(range(made.count)[s.start : s.stop]) for s in spans)
+    what = f"{keep.what} of {made.role}"
+    if keep.where == "disk":
+      room.require_room(what, count * layout.nbytes, "disk", self._folder())
+    if not spans:
+      return
     logger.info(
-      "%s: %d views of %.2f MB, %.2f GiB in the memory of the %s", what,
-      count, layout.nbytes / 1e6, count * layout.nbytes / 2**30, keep.where,
+      "keeping the %s: %d views of %.3f MB, %.2f GiB (%s)", what, count,
+      layout.nbytes / 1e6, count * layout.nbytes / 2**30, keep.where,
     )  # fmt: skip
-    labels, masks = compute.compute(
-      views,
-      starts,
-      prepare,
-      rows,
-      mesh=self._mesh,
-      stop=self._stop,
-      progress=compute.PassProgress(what, count * jax.process_count()),
+    progress = compute.PassProgress(what, count * jax.process_count())
+    for span in spans:
+      compute.compute(
+        made.views, span, prepare, rows,
+        mesh=self.mesh, stop=self.stop, progress=progress,
+      )  # fmt: skip
+
+  def _facts(
+    self, key: str, made: SplitPlan, layout: RowLayout
+  ) -> dict[str, Any]:
+    """All that rows depend on: with other facts they are other rows."""
+    reader, backbone = made.views.reader, self.backbone
+    leaves = zip(layout.kept, layout.shapes, strict=True)
+    return {
+      "format": _FORMAT,
+      "code": plan.code_digest(),
+      "what": self.config.keep.what,
+      "row": [[dtype.name, list(shape)] for dtype, shape in leaves],
+      "backbone": backbone.fingerprint,
+      "model": dataclasses.asdict(backbone.config),
+      "data": {
+        "name": reader.name,
+        "split": reader.split,
+        "size": reader.size,
+        "classes": list(reader.class_names),
+        "files": self._digest(key, reader),
+      },
+      "images": {"role": made.role, **made.facts},
+      # The bits of a row depend on the program, which is one for each batch.
+      "program": {
+        "rows": made.starts.step,
+        "process": [jax.process_index(), jax.process_count()],
+        "mesh": dict(self.mesh.shape),
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+      },
+    }
+
+  def _digest(self, key: str, reader: Reader) -> Mapping[str, str]:
+    """What tells the files of a split from others; all must call."""
+    if key in self.record.inventories:
+      return self.record.digests[key]
+    by = self.config.data.digest
+    table = processes.on_process_0(
+      lambda: inventory.digest(reader.source.inventory.table(by))
     )
-    return KeptSplit(rows, labels[:count], masks[:count])
+    return {"by": by, "sha256": table}
+
+  def _folder(self) -> Path:
+    """Where folders of shards are."""
+    if self.config.keep.dir:
+      return paths.local(self.config.keep.dir, "config.keep.dir")
+    root = os.environ.get("MEMORY_VIT_CACHE") or "~/.cache/memory_vit"
+    return paths.local(root, "MEMORY_VIT_CACHE") / "kept"
+
+  def _wait(self, owner: str) -> None:
+    """Wait a moment for another run, which is computing the same."""
+    logger.info("waiting for %s, which is keeping the same", owner or "another")
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+      if jax.process_count() == 1:  # else all would have to ask
+        self.stop.check()
+      time.sleep(0.2)

@@ -53,6 +53,29 @@ def only_run(workdir: Path) -> Iterator[Callable[[], None]]:
     yield require_held
 
 
+@contextlib.contextmanager
+def one_at_a_time(path: Path, wait: Callable[[str], None]) -> Iterator[None]:
+  """Hold the lock of a file, once no other process does.
+
+  Args:
+    path: of the file, in an existing directory; it is never deleted.
+    wait: is called with the line of the process that holds it, as long as one
+      does, and takes its time.
+
+  Raises:
+    TrainingError: where the file system has no locks, or the file is not one of
+      ours.
+  """
+  file = _open(path)
+  try:
+    while not _try_lock(file, path):
+      wait(_read(file).strip() if _is_ours(file) else "")
+    _sign(file, path)
+    yield
+  finally:
+    os.close(file)
+
+
 def _make(workdir: Path) -> None:
   try:
     workdir.mkdir(parents=True, exist_ok=True)
@@ -88,19 +111,31 @@ def _open(path: Path) -> int:
 
 def _lock(file: int, path: Path) -> None:
   """Lock a file and write into it who did."""
-  try:
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except BlockingIOError:
+  if not _try_lock(file, path):
     owner = _read(file).strip() if _is_ours(file) else ""
     raise TrainingError(
       f"another run is using {path.parent}: {owner or 'unknown'}. "
       "Wait for it, end it, or give another --workdir."
-    ) from None
+    )
+  _sign(file, path)
+
+
+def _try_lock(file: int, path: Path) -> bool:
+  """Lock a file; False where another process has it."""
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    return False
   except OSError as error:
     raise TrainingError(
       f"{path} cannot be locked ({error}): its file system has no "
       "locks (flock). Give a --workdir on another one, or mount it with locks."
     ) from error
+  return True
+
+
+def _sign(file: int, path: Path) -> None:
+  """Write into a locked file who has locked it."""
   if not _is_ours(file):
     raise _not_ours(path)
   os.ftruncate(file, 0)

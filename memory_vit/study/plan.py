@@ -14,6 +14,7 @@ from memory_vit.model.regimes import REGIMES
 from memory_vit.study.runs import (
   Run,
   data_sets,
+  memory_inits,
   regimes_of,
   search_seed,
 )
@@ -81,7 +82,11 @@ def runs_of(config: Config, part: str, trials: Trials) -> list[Run]:
     # A sensitivity of one seed is shown where that seed searches alone.
     if part == "sensitivity" and search_seed(config, regime) is not None:
       seeds = seeds[:1]
-    runs += _runs(config, regime, first, trials, cells=cells, seeds=seeds)
+    for init in memory_inits(config, part, regime):
+      runs += _runs(
+        config, regime, first, trials, cells=cells, seeds=seeds,
+        memory_init=init,
+      )  # fmt: skip
   return runs
 
 
@@ -126,12 +131,15 @@ def _runs(
   cells: tuple[int, ...],
   seeds: tuple[int, ...],
   tested: bool = True,
+  memory_init: str = "",
 ) -> list[Run]:
   """The runs of a regime on a data set, the first of the seeds coming first."""
   rates = config.study.learning_rates
   cells = cells if REGIMES[regime].has_memory else ()
 
-  run = functools.partial(Run, regime=regime, data=data, tested=tested)
+  run = functools.partial(
+    Run, regime=regime, data=data, tested=tested, memory_init=memory_init
+  )
   if REGIMES[regime].shares_pass:
     return [run(seed=s, learning_rates=rates, cells=cells) for s in seeds]
   first, *further = seeds

@@ -10,7 +10,13 @@ from typing import Any
 from memory_vit import plots
 from memory_vit.config import OPTIONS, Config, to_dict
 from memory_vit.runtime import files
-from memory_vit.study import analysis, costs, interference, plan
+from memory_vit.study import (
+  analysis,
+  costs,
+  interference,
+  plan,
+  regime_table,
+)
 from memory_vit.study.record import (
   StudyRecord,
   read_measured,
@@ -26,6 +32,8 @@ _SHARES = ("validation", "test", "lowest test", "highest test", "paper",
            "no mask", "masked", "paper, no mask",
            "paper, i-Naturalist")  # fmt: skip
 _DIFFERENCES = ("difference", "difference, no mask", "difference, masked")
+_ERRORS = ("spread", "standard error", "error over images",
+           "error over seeds")  # fmt: skip
 _SECTIONS = {
   "table2": analysis.table2,
   "sensitivity": analysis.sensitivity,
@@ -133,7 +141,7 @@ def shown(key: str, value: Any) -> str:
     return f"{100 * value:.1f} %"
   if key in _DIFFERENCES:  # in points; -0.0 is shown as 0.0
     return f"{100 * value:+.1f}" if abs(value) >= 0.0005 else "0.0"
-  if key in ("spread", "standard error"):
+  if key in _ERRORS:
     return f"{100 * value:.1f}"
   if isinstance(value, int):
     return f"{value:,}"
@@ -162,6 +170,8 @@ def _section(
     return interference.section(config, **found) if found else None
   if part == "adapters":
     return analysis.adapters(config, trials, record.backbone)
+  if part == "regimes":
+    return regime_table.section(config, trials, workdir, record.backbone)
   return _SECTIONS[part](config, trials)
 
 

@@ -17,6 +17,7 @@ from memory_vit.config import (
   StudyConfig,
   SweepConfig,
   UpstreamConfig,
+  what_can_be_kept,
 )
 from memory_vit.data.split_ref import OF_A_DIRECTORY
 from memory_vit.errors import ConfigError
@@ -36,6 +37,10 @@ _PARTS = {
   "costs": tuple(REGIMES),
   "interference": ("memory", "memory_masked"),
   "extension": ("memory_masked",),
+  "regimes": (
+    *(name for name, kind in REGIMES.items() if kind.shares_pass),
+    "head_cls", "memory", "full",
+  ),
 }  # fmt: skip
 PARTS = tuple(_PARTS)
 # Of these regimes a part needs every one, of others at least one.
@@ -44,6 +49,7 @@ _INDISPENSABLE = {
   "adapters": ("adapter",),
   "interference": ("memory", "memory_masked"),
   "extension": ("memory_masked",),
+  "regimes": ("cls_masked",),
 }
 _NEED_OTHERS = ("interference", "extension")
 
@@ -63,11 +69,13 @@ class Run:
   cells: tuple[int, ...] = ()  # empty in a regime without memory
   tested: bool = True  # whether it is evaluated on the test split
   reads: "Run | None" = None  # whose best task it attends to (extension)
+  memory_init: str = ""  # in place of config.task.memory_init, if any
 
   @property
   def name(self) -> str:
     """Regime, data, seed and what else varies; good as a directory."""
-    parts = [self.regime, slug(self.data)]
+    start = [self.memory_init] if self.memory_init else []
+    parts = [self.regime, *start, slug(self.data)]
     if self.reads:
       parts.append(f"reading-{slug(self.reads.data)}")
     if not REGIMES[self.regime].shares_pass:
@@ -118,6 +126,15 @@ def regimes_of(config: Config, part: str) -> list[str]:
   """The regimes that a part compares, without those that are not to be run."""
   wanted = config.study.regimes
   return [name for name in _PARTS[part] if not wanted or name in wanted]
+
+
+def memory_inits(config: Config, part: str, regime: str) -> list[str]:
+  """Starts of memory that a part compares in a regime; "" is the task's own."""
+  kind = REGIMES[regime]
+  if part != "regimes" or not (kind.composes and kind.has_memory):
+    return [""]
+  own = config.task.memory_init
+  return ["", *(init for init in config.study.memory_inits if init != own)]
 
 
 def data_sets(config: Config) -> dict[str, DataConfig]:
@@ -177,19 +194,26 @@ def config_of(
   data = data_sets(config)[run.data]
   if not run.tested:
     data = dataclasses.replace(data, test="")
+  # Memory that every token attends to has no other start.
+  masked = REGIMES[run.regime].composes
+  own_start = config.task.memory_init if masked else "normal"
   task = dataclasses.replace(
     config.task,
     name=config.task.name if first else "",
     cells=run.cells[0] if run.cells else config.task.cells,
+    memory_init=run.memory_init or own_start,
     attends_to=tuple(attends_to),
   )
+  keep = config.keep
+  if keep.what != "none":
+    keep = dataclasses.replace(keep, what=what_can_be_kept(run.regime))
   sweep = SweepConfig()
   if REGIMES[run.regime].shares_pass:
-    # All of them: which one another part needs is known afterwards.
     sweep = SweepConfig(
       learning_rate=run.learning_rates,
       cells=run.cells,
-      export="all",
+      # All of them: which one another part needs is known afterwards.
+      export="all" if _is_read(run) else "best",
       memory_gib=config.sweep.memory_gib,
     )
   return dataclasses.replace(
@@ -201,6 +225,7 @@ def config_of(
     data=data,
     task=task,
     sweep=sweep,
+    keep=keep,
     # The backbone is there, and its own task is not what is studied.
     pretrain=PretrainConfig(),
     upstream=UpstreamConfig(),
@@ -208,13 +233,19 @@ def config_of(
   )
 
 
+def _is_read(run: Run) -> bool:
+  """Whether the parts on interference and extension read tasks of a run."""
+  return run.regime == "memory_masked" and not run.memory_init
+
+
 def _problems(config: Config) -> list[str]:
   """List what keeps a configuration from being that of a study."""
   study = config.study
   lines = []
-  for key in ("learning_rates", "seeds", "cells", "regimes"):
+  for key in ("learning_rates", "seeds", "cells", "regimes", "memory_inits"):
     values = getattr(study, key)
-    if len(set(values)) < len(values) or not (values or key == "regimes"):
+    may_be_empty = key in ("regimes", "memory_inits")
+    if len(set(values)) < len(values) or not (values or may_be_empty):
       lines.append(
         f"config.study.{key} is {values}, expected values that differ, at "
         "least one."

@@ -28,6 +28,8 @@ class StudyTrial:
   parameters: int | None = None  # that were trained, its head among them
   task: str | None = None  # directory to which it was exported
   examples: int | None = None  # on which it was tested
+  name: str | None = None  # of the trial in its run
+  memory_init: str = ""  # where it is not the configuration's own
 
 
 # {name of a finished run: its trials}.
@@ -84,6 +86,7 @@ def trials_of(
         parameters=result.trainable_params,
         task=str(directory / result.exported) if result.exported else None,
         examples=result.test_examples,
+        name=result.name,
       )
   return trials
 
@@ -99,6 +102,7 @@ def diverged_trials(planned: Run) -> list[StudyTrial]:
       reads=planned.reads is not None,
       learning_rate=rate,
       cells=cells,
+      memory_init=planned.memory_init,
     )
     for rate, cells in planned.trials
   ]

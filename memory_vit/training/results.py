@@ -10,6 +10,8 @@ from typing import Any
 from memory_vit.backbones.save import save_backbone
 from memory_vit.config import Config, to_dict
 from memory_vit.data.reader import Reader
+from memory_vit.evaluation import hits as test_hits
+from memory_vit.evaluation.hits import Hits
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone, fingerprint_of
 from memory_vit.model.task import Task
@@ -31,11 +33,13 @@ class TrainedTrial:
     trial: as it was planned.
     task: with the parameters that were best on validation.
     result: how good it is.
+    hits: which examples of the test split it gets right; None without one.
   """
 
   trial: Trial
   task: Task
   result: TrialResult
+  hits: Hits | None = None
 
   def exported_as(self, name: str) -> "TrainedTrial":
     """Note in the result where the task is exported."""
@@ -65,16 +69,18 @@ def evaluate_trained(
   for pack in packs:
     tests = {}
     if tested and pack.tasks:
-      tests = trainer.evaluate(list(pack.tasks.values()), tested)
+      tests = trainer.evaluate(list(pack.tasks.values()), tested, hits=True)
     for name, task in pack.tasks.items():
+      test = tests.get(name)
       result = dataclasses.replace(
-        _result(by_name[name], task, tests.get(name)),
+        _result(by_name[name], task, test),
         steps=pack.steps,
         best_step=pack.best[name].step,
         val_accuracy=pack.best[name].accuracy,
         skipped_updates=pack.skipped.get(name, 0),
       )
-      found.append(TrainedTrial(by_name[name], task, result))
+      hits = test["hits"] if test else None
+      found.append(TrainedTrial(by_name[name], task, result, hits))
   return found
 
 
@@ -150,6 +156,13 @@ def export(
 
 def _exports_all(config: Config) -> bool:
   return config.sweep.is_on and config.sweep.export == "all"
+
+
+def save_hits(ranked: Sequence[TrainedTrial], workdir: Path) -> None:
+  """Write which examples of the test split the trials get right, if any."""
+  hits = {t.result.name: t.hits for t in ranked if t.hits is not None}
+  if hits:
+    test_hits.write_hits(workdir, hits)
 
 
 def tidy(workdir: Path) -> None:

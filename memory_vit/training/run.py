@@ -50,7 +50,8 @@ def train_and_evaluate(
   """Learn a task or a sweep, or go on where a run in `workdir` stopped.
 
   Leaves there `config.json`, `checkpoints/`, `inventory/`, `tasks/NAME/`,
-  TensorBoard events and `result.json`; of a sweep `passes.json` and
+  TensorBoard events, `result.json` and, of a test split, `hits.json` (which
+  examples of it are right, see `evaluation.hits`); of a sweep `passes.json` and
   `sweep.png`, of pretraining `pretrain/`, `backbone.npz` and `backbone.json`,
   of the regime `full` the whole model as `NAME.npz`.
 
@@ -143,6 +144,7 @@ def _run(config: Config, workdir: Path, context: RunContext) -> RunResult:
       results.save_model(exported[0], trainer.backbone, model)
   if own_data and REGIMES[config.regime].composes:
     after = upstream.evaluate_upstream(trainer, own_data, exported)
+  results.save_hits(ranked, workdir)
   fingerprint = trainer.backbone.fingerprint
   # A run that had finished has not become faster.
   seconds = earlier and earlier.wall_seconds

@@ -110,10 +110,14 @@ class Step:
 
     The batch holds images, or the "inputs" that `prepare` makes of them.
     """
-    inputs = batch.get("inputs")
-    if inputs is None:
-      inputs = self.prepare(frozen, batch["image"])
+    inputs = self.inputs(frozen, batch)
     return self.gradient_program(params, frozen, inputs, batch["label"])
+
+  def inputs(self, frozen: Any, batch: Mapping[str, Any]) -> Any:
+    """What the gradient reads of a batch: made of its images, or kept."""
+    if "inputs" in batch:
+      return batch["inputs"]
+    return self.prepare(frozen, batch["image"])
 
   def peak_bytes(
     self,

@@ -15,6 +15,7 @@ from memory_vit.config import Config, data_seed, to_dict
 from memory_vit.data import batching, image_ops
 from memory_vit.data.class_counts import class_counts
 from memory_vit.data.data_record import DataRecord
+from memory_vit.data.decoded_images import keep_decoded
 from memory_vit.data.reader import Reader
 from memory_vit.evaluation import evaluate as evaluation
 from memory_vit.evaluation.evaluate import Predict, evaluate_source
@@ -25,7 +26,6 @@ from memory_vit.model.task import EvalPreprocessing, Task
 from memory_vit.runtime import processes, sharding
 from memory_vit.tasks import create
 from memory_vit.tasks.compose import require_fit
-from memory_vit.tasks.inference import encode
 from memory_vit.tasks.quiet_start import quieted
 from memory_vit.training import optim, padded_head, resume, summary, sweep
 from memory_vit.training.checkpoints import Checkpoints
@@ -198,7 +198,7 @@ class Trainer:
 
     many = f"{len(trials)} trials"
     title = trials[0].name if len(trials) == 1 else many
-    batches = self._train_batches(start, int(state.step))
+    batches = self._train_batches(start.step, int(state.step))
     run = self._loop(start, title, save, logdirs)
     state, past = run.fit(state, batches, past)
     return int(state.step), past
@@ -240,7 +240,9 @@ class Trainer:
     Raises:
       TaskError: for tasks that cannot share a pass.
     """
-    tasks = self._quieted(trials, {t.name: self.new_task(t) for t in trials})
+    tasks = {t.name: self.new_task(t) for t in trials}
+    step = self.make_step(trials, tasks)
+    tasks = self._quieted(trials, tasks, step)
     if REGIMES[self.config.regime].composes:  # the others read no task
       require_fit([*self.parents, *tasks.values()])
     schedules = {
@@ -256,7 +258,7 @@ class Trainer:
     return Start(
       tasks,
       schedules,
-      self.make_step(trials, tasks),
+      step,
       create_state(params, optimizer, self.context.mesh),
     )
 
@@ -282,7 +284,7 @@ class Trainer:
     )
 
   def _quieted(
-    self, trials: Sequence[Trial], tasks: dict[str, Task]
+    self, trials: Sequence[Trial], tasks: dict[str, Task], step: Step
   ) -> dict[str, Task]:
     """Turn the memory of those that ask for it from the first images."""
     has_memory = REGIMES[self.config.regime].has_memory
@@ -293,11 +295,12 @@ class Trainer:
     }
     if not quiet:
       return tasks
-    with contextlib.closing(self._image_batches(0)) as batches:
+    parts = self.config.optim.accumulation_steps
+    with contextlib.closing(self._train_batches(step, 0)) as batches:
       # As many rows as pass the model at once.
-      rows = next(batches)["image"][:: self.config.optim.accumulation_steps]
-    images = sharding.shard_batch({"image": rows}, self.context.mesh)["image"]
-    _, context = encode(self.backbone, images, check=False)
+      rows = jax.tree.map(lambda a: a[::parts], next(batches))
+    rows = sharding.shard_batch(rows, self.context.mesh)
+    context = step.inputs(self.frozen(), rows)
     return {
       name: quieted(self.backbone, task, self.parents, context)
       if name in quiet
@@ -350,6 +353,8 @@ class Trainer:
     tasks: Sequence[Task],
     source: Reader,
     kept: Iterable[dict[str, Any]] | None = None,
+    *,
+    hits: bool = False,
   ) -> dict[str, dict[str, Any]]:
     """Evaluate tasks on a split of their data set, in one pass.
 
@@ -357,6 +362,7 @@ class Trainer:
       tasks: trained side by side.
       source: the split.
       kept: its batches, where their frozen part is kept.
+      hits: see `evaluate_source`, as what is returned.
 
     Raises:
       Interrupted: between two batches, where it was asked to stop.
@@ -373,6 +379,7 @@ class Trainer:
       tasks[0].spec.evaluation,
       batch_size=self.config.batch_size_eval,
       mesh=self.context.mesh,
+      hits=hits,
       batches=kept,
     )
 
@@ -393,11 +400,26 @@ class Trainer:
   @functools.cached_property
   def kept(self) -> Kept | None:
     """What is kept of the frozen pass, for all packs; None for nothing."""
-    if self.config.keep.what == "none":
+    if self.config.keep.what not in ("contexts", "features"):
       return None
     return Kept(
-      self.config, self.preprocessing, self.context.mesh, self.context.stop
+      config=self.config,
+      backbone=self.backbone,
+      preprocessing=self.preprocessing,
+      record=self.record,
+      mesh=self.context.mesh,
+      stop=self.context.stop,
     )
+
+  @functools.cached_property
+  def _training_images(self) -> Reader:
+    """The training split; decoded in memory where that is kept."""
+    if self.config.keep.what != "images":
+      return self.train
+    side = image_ops.shorter_side(
+      self.config.data.resize, self.config.image_size
+    )
+    return keep_decoded(self.train, side, self.context.stop.check)
 
   def frozen_pass(self, step: Step) -> Prepare:
     """Images (b, side, side, 3) -> what a step reads; that of all packs."""
@@ -444,28 +466,25 @@ class Trainer:
       frozen["backbone"] = {}
     return frozen
 
-  def _train_batches(self, start: Start, step: int) -> Any:
+  def _train_batches(self, step_fn: Step, step: int) -> Any:
     """The batches behind a step; what is kept of them is computed here."""
     config = self.config
     if self.kept:
       if step == config.total_steps:  # nothing is left to be trained
         return iter(())
-      prepare = self.frozen_pass(start.step)
+      prepare = self.frozen_pass(step_fn)
+      if self.validation:  # now, and not within the loop
+        self.kept.validation(self.validation, prepare)
       return self.kept.train_batches(
         self.train, prepare, step * config.batch_size
       )
-    return self._image_batches(step * config.batch_size)
-
-  def _image_batches(self, start: int) -> Any:
-    """Batches of images, from the example `start` on."""
-    config = self.config
     return batching.train_batches(
-      self.train,
+      self._training_images,
       config.data,
       image_size=config.image_size,
       batch_size=config.batch_size,
       seed=data_seed(config),
-      start=start,
+      start=step * config.batch_size,
       interpolation=self.preprocessing.interpolation,
     )
 

@@ -18,6 +18,7 @@ from memory_vit import config as config_lib
 from memory_vit.cli import command_line
 from memory_vit.data import batching, datasets
 from memory_vit.errors import ConfigError
+from memory_vit.study import runs
 from memory_vit.training import resolve, run
 from memory_vit.training.optim import warmup_steps
 
@@ -188,6 +189,17 @@ def test_the_size_of_pictures_is_the_backbones():
     assert load(name, argument).image_size == 0
   assert load("pretrain", "x").image_size == 64
   assert load("quickstart").image_size == 8
+  assert load("glyphs", "glyph_inverted").image_size == 24
+
+
+@pytest.mark.parametrize("name", ["glyph_new100", "glyph_rotation"])
+def test_the_test_bed_can_run_its_table(name):
+  """All parts that it is for, on images that keep what they show."""
+  config = load("glyphs", name)
+  assert config.data.name == name
+  assert not config.data.flip
+  assert runs.possible_parts(config, ["regimes"]) == ["regimes"]
+  assert config.task.cells == min(config.study.cells)
 
 
 def test_tfds_wants_a_name(tmp_path):

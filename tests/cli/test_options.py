@@ -114,6 +114,7 @@ FOLDER = {
 }  # fmt: skip
 SQUEEZED = {"data.train_crop": "resize", "data.flip": False}
 KEPT = {**SQUEEZED, "keep.what": "contexts"}
+ON_DISK = {**KEPT, "keep.where": "disk", "keep.dir": "PLACE"}
 VIEWS = {**SMALL, "keep.what": "contexts", "keep.views": 3, "total_steps": 12}
 BROKEN = {**FOLDER, "data.dir": "BROKEN"}
 TFDS = {**FOLDER, "data.name": "own", "data.dir": "TFDS"}
@@ -189,6 +190,7 @@ ROWS = [
   # What a state says of its data is written otherwise then; it is compared as
   # it was written.
   row("data.digest", "contents", "result"),
+  row("data.label", "other", "task", "learned", given=TFDS),
   row("data.per_class", 2, "examples", "crops", "learned"),
   row("data.first", 20, "examples", "crops", "learned"),
   row("data.validation", "train[50:60]", "evaluated", "result"),
@@ -199,9 +201,12 @@ ROWS = [
   row("keep.what", "contexts", "crops", "evaluated", "placement",
       given=SQUEEZED),
   # The third epoch takes the third view, or the first one again.
+  # The digits are no larger than what is kept of an image.
+  row("keep.what", "images"),
   row("keep.views", 2, "crops", "learned", given=VIEWS),
   row("keep.dtype", "bfloat16", "crops", "evaluated", "learned", given=KEPT),
   row("keep.where", "device", "placement", given=KEPT, goes_on=True),
+  row("keep.dir", "PLACE2", "placement", given=ON_DISK, goes_on=True),
   row("task.name", "mine", "task", "files", "result"),
   row("task.cells", 1, "task", "study", "learned"),
   row("task.bottleneck", 2, "task", "learned", given=ADAPTER),
@@ -269,6 +274,7 @@ ROWS = [
   row("study.search", "all", "study", goes_on=True),
   row("study.regimes", ("memory",), "study", goes_on=True),
   row("study.cells", (5,), "study", goes_on=True),
+  row("study.memory_inits", ("quiet",), "study", goes_on=True),
   row("study.others", ("digits:0-4",), "study", goes_on=True),
   row("mesh.fsdp", 2, "placement", goes_on=True),
 ]  # fmt: skip
@@ -348,8 +354,11 @@ def files(tmp_path_factory):
     {
       "image": tfds.features.Image(shape=(None, None, 3)),
       "label": tfds.features.ClassLabel(names=["a", "b"]),
+      "other": tfds.features.ClassLabel(names=["x", "y", "z"]),
     }
   )
+  for name in ("PLACE", "PLACE2"):
+    (root / name).mkdir()
   for name in ("TFDS", "CODE"):
     fake_data.write_adhoc(root / name, "own", features, {"train": [0, 1] * 4})
   for file in (root / "CODE").rglob("features.json"):
@@ -613,7 +622,9 @@ class Watcher:
     self._see("parts", len(batch["label"]))
 
   def _see_kept(self, views, starts, prepare, rows, **options):
-    self._see("placement", type(rows).__name__)
+    folder = getattr(rows, "folder", None)
+    place = folder and folder.parent.name
+    self._see("placement", (type(rows).__name__, place))
 
   def _see_evaluation(self, predict, source, *args, **options):
     self._see("evaluated", (source.name, source.split))

@@ -16,7 +16,7 @@ from memory_vit.data import batching as data_lib
 from memory_vit.data import pipeline
 from memory_vit.data.batching import eval_batches, train_batches
 from memory_vit.data.datasets import open_source
-from memory_vit.data.tfds import find_keys
+from memory_vit.data.tfds_labels import find_keys
 from memory_vit.errors import ConfigError, DataError
 from memory_vit.model.task import EvalPreprocessing
 

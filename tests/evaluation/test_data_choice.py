@@ -105,6 +105,20 @@ def test_what_the_command_line_says(backbone):
   assert found["pets"].name == "mnist"
 
 
+def test_the_label_is_that_of_the_task_on_its_own_data(backbone):
+  task = said(backbone, name="clevr", label="clevr_count", test="test")
+  found, _ = choose(task, dirs={"": "/d"})
+  assert found["pets"] == SplitRef(
+    "clevr", "/d", "test", download=False, label="clevr_count"
+  )
+  found, _ = choose(task, data={"": "clevr"})
+  assert found["pets"].label == "clevr_count"
+  found, _ = choose(task, data={"": "mnist"})
+  assert found["pets"].label == ""
+  nonsense = said(backbone, name="clevr", label=["x"], test="test")
+  assert choose(nonsense, dirs={"": "/d"})[0]["pets"].label == ""
+
+
 def test_the_data_of_the_backbone(backbone):
   theirs = {"name": "toy", "dir": "/d", "split": "s", "resize": 9}
   task = said(backbone, name="digits", upstream=theirs)

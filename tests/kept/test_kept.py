@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,9 @@ from memory_vit.data import batching, datasets, fixed_views, image_ops
 from memory_vit.errors import BrokenDataError, ConfigError
 from memory_vit.kept.layout import RowLayout
 from memory_vit.kept.rows import DeviceRows, HostRows
+from memory_vit.kept.shards import ShardRows
 from memory_vit.model import trees
+from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime import sharding
 from memory_vit.tasks import split_forward
 from memory_vit.training import sweep, trainer
@@ -99,14 +102,20 @@ def without(backbone, tmp_path_factory):
   return train
 
 
-@pytest.mark.parametrize("where", ["device", "host"])
 @pytest.mark.parametrize(
-  ("regime", "what"), [("cls_masked", "contexts"), ("head", "features")]
+  ("regime", "what", "where"),
+  [
+    ("cls_masked", "contexts", "device"),
+    ("cls_masked", "contexts", "host"),
+    ("cls_masked", "contexts", "disk"),
+    pytest.param("head", "features", "host", marks=pytest.mark.slow),
+    pytest.param("memory_masked", "contexts", "disk", marks=pytest.mark.slow),
+  ],
 )
 def test_trains_to_the_same_bits_as_a_run_without(
   regime, what, where, backbone, without, tmp_path
 ):
-  keep = {"what": what, "where": where}
+  keep = {"what": what, "where": where, "dir": str(tmp_path / "kept")}
   config = config_of(regime, data=SQUEEZED, keep=keep)
   found = trained(trainer_of(config, backbone), tmp_path)
   assert_same_bits(found, without(regime))
@@ -130,66 +139,73 @@ def test_a_sweep_on_8_devices_that_reads_a_task_in_parts(backbone, tmp_path):
   assert_same_bits(results[2], results[0])
 
 
-def reference_batches(
-  source, data, *, image_size, batch_size, seed, start, interpolation
-):
-  """Batches of fixed views, made from what `keep.views` says."""
-  views = 3
-  images = [source.source.fetch(tf.constant(i, tf.int64)) for i in range(SIZE)]
-  number = start
-  while True:
-    rows = []
-    for g in range(number, number + batch_size):
-      record = int(batching.shuffled(tf.constant(g, tf.int64), SIZE, seed))
-      view = g // SIZE % views
-      encoded, label = images[record]
-      key = tf.constant([seed, view * SIZE + record], tf.int64)
-      image = image_ops.train_image(
-        encoded, key, data=data, image_size=image_size
-      )
-      rows.append((image.numpy(), label.numpy()))
-    image, label = map(np.stack, zip(*rows, strict=True))
-    yield {"image": image, "label": label}
-    number += batch_size
+def kept_images(made, start=0):
+  """Training batches where the frozen pass hands on the images themselves."""
+  return made.kept.train_batches(made.train, lambda images: images, start)
 
 
-def test_views_are_taken_in_turn(backbone, tmp_path, monkeypatch):
-  keep = {"what": "contexts", "views": 3}
+def test_views_are_taken_in_turn(backbone):
+  """Record r in epoch e: view e mod k, cropped by seed, r and the view."""
+  keep, views = {**CONTEXTS, "views": 3}, 3
+  made = trainer_of(config_of(data=RANDOM, keep=keep, seed=4), backbone)
+  fetch = made.train.source.fetch
+  for i, batch in enumerate(itertools.islice(kept_images(made), 12)):
+    number = i * BATCH + i  # of one row of each batch; more than 4 epochs
+    record = int(batching.shuffled(tf.constant(number, tf.int64), SIZE, 4))
+    encoded, label = fetch(tf.constant(record, tf.int64))
+    key = [4, number // SIZE % views * SIZE + record]
+    view = image_ops.train_image(
+      encoded, tf.constant(key, tf.int64), data=made.config.data, image_size=8
+    )
+    np.testing.assert_array_equal(np.asarray(batch["inputs"])[i], view)
+    assert batch["label"][i] == label
+
+
+def test_kept_images_are_squeezed_as_the_backbone_states(backbone):
+  stated = EvalPreprocessing(image_size=12, interpolation="bicubic")
+  config = config_of(data=SQUEEZED, keep=CONTEXTS)
+  made = trainer_of(dataclasses.replace(config, image_size=12), backbone)
+  made = dataclasses.replace(
+    made, backbone=dataclasses.replace(backbone, evaluation=stated)
+  )
+  evaluated = batching.eval_batches(made.train, stated, batch_size=SIZE)
+  known = {image.tobytes() for b in evaluated for image in b["image"]}
+  for image in np.asarray(next(kept_images(made))["inputs"]):
+    assert image.tobytes() in known
+
+
+def test_a_run_that_goes_on_draws_on(backbone):
+  keep = {**CONTEXTS, "views": 2}
   made = trainer_of(config_of(data=RANDOM, keep=keep), backbone)
-  found = trained(made, tmp_path / "kept")
-  monkeypatch.setattr(batching, "train_batches", reference_batches)
-  made = trainer_of(config_of(data=RANDOM), backbone)
-  assert_same_bits(found, trained(made, tmp_path / "reference"))
+  whole = list(itertools.islice(kept_images(made), 7))
+  later = list(itertools.islice(kept_images(made, 4 * BATCH), 3))
+  for found, expected in zip(later, whole[4:], strict=True):
+    np.testing.assert_array_equal(found["inputs"], expected["inputs"])
+    np.testing.assert_array_equal(found["label"], expected["label"])
 
 
 def test_each_image_passes_the_backbone_once(backbone, tmp_path, monkeypatch):
+  """However many steps, evaluations and passes of a sweep there are."""
   seen = []
   real = split_forward.encode_program
 
   def counted(params, images, *, config):
-    seen.append(len(images))
+    if not isinstance(images, jax.core.Tracer):  # to know the shapes
+      seen.append(len(images))
     return real(params, images, config=config)
 
-  made = trainer_of(config_of(data=SQUEEZED, keep=CONTEXTS), backbone)
-  monkeypatch.setattr(split_forward, "encode_program", counted)
-  trained(made, tmp_path)
-  # Each traced once, then 44 in batches of 16, and 39 in batches of 32: however
-  # many steps and evaluations there are.
-  assert sorted(seen) == [16] * (3 + 1) + [32] * (2 + 1)
-
-
-def test_a_pack_that_goes_on_draws_on(backbone, tmp_path):
-  keep = {"what": "contexts", "views": 2}
-  whole = config_of(data=RANDOM, keep=keep, optim={"schedule": "constant"})
-  expected = trained(trainer_of(whole, backbone), tmp_path / "whole")
-  part = dataclasses.replace(whole, total_steps=4)
-  trained(trainer_of(part, backbone), tmp_path / "parts")
-  made = trainer_of(whole, backbone)
-  context = dataclasses.replace(
-    made.context, may_change=("config.total_steps",)
+  config = config_of(
+    data=SQUEEZED,
+    keep=CONTEXTS,
+    optim={"accumulation_steps": 2},
+    sweep=config_lib.SweepConfig(learning_rate=(0.1, 0.3)),
   )
-  made = dataclasses.replace(made, context=context)
-  assert_same_bits(trained(made, tmp_path / "parts"), expected)
+  made = trainer_of(config, backbone)
+  monkeypatch.setattr(split_forward, "encode_program", counted)
+  for i, trial in enumerate(sweep.trials_of(config, "d")):
+    made.train_pack([trial], tmp_path / str(i), {})
+  # 44 in parts of a step, 39 in batches of an evaluation.
+  assert sorted(seen) == [8] * 6 + [32] * 2
 
 
 def test_bfloat16_rounds_what_is_kept(backbone):
@@ -224,28 +240,46 @@ def broken_digits(monkeypatch, reader, bad):
 
 
 def test_the_next_readable_record_takes_the_place_of_a_broken_one(
-  backbone, tmp_path, monkeypatch
+  backbone, monkeypatch
 ):
   """The last one's is the first; validation does not count it."""
-  bad = (7, 8, SIZE - 1)
-  results = []
-  for keep in ({}, CONTEXTS):
-    config = config_of(data=SQUEEZED, keep=keep, total_steps=4)
-    made = trainer_of(config, backbone)
-    splits = {}
-    for role in ("train", "validation"):
-      reader = getattr(made, role)
-      reader.max_bad = 3
-      splits[role] = broken_digits(monkeypatch, reader, bad)
-    made = trainer_of(config, backbone, **splits)
-    results.append(trained(made, tmp_path / str(len(results))))
-    assert [*splits["train"].unreadable] == [7, 8, SIZE - 1]
-    assert [*splits["validation"].unreadable] == [7, 8]
-    names = made._train_examples(2)
-  assert names == batching.train_examples(
-    splits["train"], seed=0, batch_size=BATCH, step=2
+  made = trainer_of(config_of(data=SQUEEZED, keep=CONTEXTS), backbone)
+  readers = {}
+  for role in ("train", "validation"):
+    reader = getattr(made, role)
+    reader.max_bad = 3
+    readers[role] = [
+      broken_digits(monkeypatch, reader, (7, 8, SIZE - 1)) for _ in range(2)
+    ]
+  expected = batching.train_batches(
+    readers["train"][0],
+    made.config.data,
+    image_size=8,
+    batch_size=BATCH,
+    seed=0,
   )
-  assert_same_bits(results[1], results[0])
+  made = dataclasses.replace(made, train=readers["train"][1])
+  for batch, real in itertools.islice(
+    zip(kept_images(made), expected, strict=False), 4
+  ):
+    np.testing.assert_array_equal(batch["inputs"], real["image"])
+    np.testing.assert_array_equal(batch["label"], real["label"])
+  names = batching.train_examples(made.train, seed=0, batch_size=BATCH, step=2)
+  assert made._train_examples(2) == names
+  expected = batching.eval_batches(
+    readers["validation"][0], made.preprocessing, batch_size=32
+  )
+  found = made.kept.eval_batches(
+    readers["validation"][1], lambda images: images
+  )
+  for batch, real in zip(found, expected, strict=True):
+    counts = real["mask"] > 0
+    np.testing.assert_array_equal(batch["mask"], real["mask"])
+    for key, name in (("inputs", "image"), ("label", "label")):
+      kept = np.asarray(batch[key])
+      np.testing.assert_array_equal(kept[counts], real[name][counts])
+  assert [*readers["train"][1].unreadable] == [7, 8, SIZE - 1]
+  assert [*readers["validation"][1].unreadable] == [7, 8]
 
 
 def test_too_many_broken_records_are_refused(backbone, tmp_path, monkeypatch):
@@ -275,8 +309,8 @@ def test_what_cannot_be_kept_is_refused(regime, keep, data, message):
 
 
 @pytest.fixture(params=[1, 8], ids=["1 device", "8 devices"])
-def filled(request):
-  """Rows on the device and on the host, and what they were filled with."""
+def filled(request, tmp_path):
+  """Rows wherever they can be kept, and what they were filled with."""
   mesh = sharding.make_mesh(jax.devices()[: request.param])
   rng = np.random.default_rng(0)
   tree = {
@@ -284,12 +318,17 @@ def filled(request):
     "b": (rng.standard_normal((24,)).astype(np.float32),),
   }
   tree["a"][5] = -0.0
-  layout = RowLayout.of(tree, "float32")
-  stores = DeviceRows(layout, 3, mesh, 8), HostRows(layout, 21, mesh)
-  for start in (0, 8, 16):
+  layout, places = RowLayout.of(tree, "float32"), range(0, 24, 8)
+  stores = [
+    DeviceRows(layout, 21, mesh, places),
+    HostRows(layout, 21, mesh, places),
+    ShardRows(layout, 21, mesh, places, tmp_path),
+  ]
+  batch = {"label": np.arange(8), "mask": np.ones(8)}
+  for start in places:
     part = jax.tree.map(lambda a, s=start: a[s : s + 8], tree)
     for store in stores:
-      store.put(start, sharding.shard_batch(part, mesh))
+      store.put(start, sharding.shard_batch(part, mesh), batch)
   return tree, stores, mesh
 
 

@@ -15,6 +15,7 @@ from memory_vit import config as config_lib
 from memory_vit.data import batching, datasets
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.runtime import sharding
+from memory_vit.tasks import inference, split_forward
 from memory_vit.tasks.quiet_start import quieted
 from memory_vit.training import sweep
 from memory_vit.training.run_context import RunContext
@@ -218,12 +219,12 @@ def test_a_start_takes_no_more_images_than_pass_at_once():
   trainer = trainer_of(trial[0].config, 1)
   sizes = []
 
-  def encode(backbone, images, **options):
+  def encode(params, images, *, config):
     sizes.append(len(images))
-    return mv.encode(backbone, images, **options)
+    return inference.encode_program(params, images, config=config)
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr("memory_vit.training.trainer.encode", encode)
+    patch.setattr(split_forward, "encode_program", encode)
     trainer.start(trial)
   assert sizes == [4]
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -28,6 +29,7 @@ from memory_vit.errors import (
   TaskError,
   TrainingError,
 )
+from memory_vit.evaluation.hits import read_hits
 from memory_vit.model import trees, vit_config
 from memory_vit.run_result import read_result
 from memory_vit.runtime import files
@@ -141,6 +143,9 @@ def test_a_run_from_nothing_to_the_result(config, finished):
     labels += list(batch["label"][batch["mask"] > 0])
   assert len(hits) == source.size == task_result.test_examples
   assert np.mean(hits) == task_result.test_accuracy
+  kept = read_hits(workdir)["digits-5-9"]
+  assert list(kept.right) == hits
+  assert kept.counted.all()
   assert task_result.chance == 1 / 5
   assert task_result.test_majority == max(np.bincount(labels)) / len(labels)
 
@@ -669,6 +674,8 @@ def test_what_cannot_be_written_is_named(
     real = getattr(module, target)
 
     def full(*args):
+      if isinstance(args[0], Path) and args[0].name != name:
+        return real(*args)
       resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
       try:
         return real(*args)
@@ -683,6 +690,7 @@ def test_what_cannot_be_written_is_named(
         run.train_and_evaluate(config, workdir)
 
   refused("tasks/digits-5-9", store, "save_task")
+  refused("hits.json", files, "write_json")
   refused("result.json", files, "write_json")
   assert (workdir / "result.json").read_text() == before
   assert not (workdir / "result.tmp").exists()

@@ -18,6 +18,7 @@ from memory_vit import config as config_lib
 from memory_vit import plots
 from memory_vit.data import batching, datasets
 from memory_vit.errors import ConfigError, TrainingError
+from memory_vit.evaluation.hits import read_hits
 from memory_vit.model import trees
 from memory_vit.runtime import preemption
 from memory_vit.training import packing, run, step, sweep, trainer
@@ -363,6 +364,10 @@ def test_a_sweep_from_nothing_to_the_result(swept, tmp_path):
     scalars = plots.read_scalars(tmp_path / "one" / "sweep" / label)
     _, top1 = scalars["validation/top1"]
     assert max(top1) == pytest.approx(entry.val_accuracy)
+  hits = read_hits(tmp_path / "one")
+  assert {name: float(found.right.mean()) for name, found in hits.items()} == {
+    entry.name: pytest.approx(entry.test_accuracy) for entry in entries
+  }
 
 
 @pytest.mark.slow

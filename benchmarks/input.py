@@ -1,0 +1,145 @@
+"""Images per second of the input alone, with and without decoded images kept.
+
+  python -m benchmarks.input [--folder=DIR] [--size=224] [--crop=inception]
+    [--rounds=5] [--json=FILE]
+
+Three ways are timed in turn, round by round: what training reads from files,
+the same from decoded images in memory (`config.keep.what=images`), and plain
+tf.data as one would write it by hand (read, decode, random crop, batch,
+autotuned). Without a folder (SPLIT/CLASS/IMAGE, of which train is read), the
+two photographs that come with scikit-learn are cut and scaled to 500 x 375.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import pathlib
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import sklearn.datasets
+from PIL import Image
+
+from memory_vit.config import TrainDataConfig
+from memory_vit.data import batching, datasets, image_ops
+from memory_vit.data.decoded_images import keep_decoded
+from memory_vit.data.quiet_tensorflow import tf
+from memory_vit.data.reader import Reader
+
+_BATCH = 64
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+  """Measure, print a table, and write a file where one is named."""
+  arguments = _arguments(sys.argv[1:] if argv is None else argv)
+  with tempfile.TemporaryDirectory() as scratch:
+    folder = arguments.folder or _photographs(pathlib.Path(scratch))
+    result = _measure(str(folder), arguments)
+  for key, value in result.items():
+    print(f"{key:32} {value}")
+  if arguments.json:
+    pathlib.Path(arguments.json).write_text(json.dumps(result, indent=2))
+  return result
+
+
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+  parser = argparse.ArgumentParser(
+    prog="python -m benchmarks.input", description=__doc__.split("\n")[0]
+  )
+  add = parser.add_argument
+  add("--folder")
+  add("--size", type=int, default=224)
+  add("--crop", default="inception", choices=("inception", "small"))
+  add("--rounds", type=int, default=5)
+  add("--batches", type=int, default=16, help="of 64, in a round")
+  add("--json", help="file for the numbers")
+  return parser.parse_args(argv)
+
+
+def _photographs(root: pathlib.Path) -> pathlib.Path:
+  """Write 128 JPEGs of 500 x 375 pixels, parts of two photographs."""
+  rng = np.random.default_rng(0)
+  folder = root / "train" / "photograph"
+  folder.mkdir(parents=True)
+  for i in range(128):
+    whole = Image.fromarray(sklearn.datasets.load_sample_images().images[i % 2])
+    x, y = int(rng.integers(200)), int(rng.integers(150))
+    part = whole.crop((x, y, x + 400, y + 270)).resize((500, 375))
+    part.save(folder / f"{i}.jpg", quality=92)
+  return root
+
+
+def _measure(folder: str, arguments: argparse.Namespace) -> dict[str, Any]:
+  data = TrainDataConfig(train_crop=arguments.crop)
+  reader = datasets.open_source("folder", "train", folder)
+  began = time.perf_counter()
+  kept = keep_decoded(
+    reader, image_ops.shorter_side(data.resize, arguments.size)
+  )
+  seconds = time.perf_counter() - began
+  ways: dict[str, Callable[[], Iterator[Any]]] = {
+    "files": lambda: _ours(reader, data, arguments.size),
+    "kept": lambda: _ours(kept, data, arguments.size),
+    "plain_tf_data": lambda: _plain(folder, data, arguments.size),
+  }
+  speeds: dict[str, list[float]] = {name: [] for name in ways}
+  for _ in range(arguments.rounds):
+    for name, way in ways.items():
+      speeds[name].append(_speed(way(), arguments.batches))
+  middle = {name: float(np.median(s)) for name, s in speeds.items()}
+  return {
+    "cpus": os.cpu_count(),
+    "crop": arguments.crop,
+    "image_size": arguments.size,
+    "images": reader.size,
+    "seconds_to_keep": round(seconds, 2),
+    **{f"images_per_second_{n}": round(v, 1) for n, v in middle.items()},
+    "kept_over_files": round(middle["kept"] / middle["files"], 2),
+    "kept_over_plain_tf_data": round(
+      middle["kept"] / middle["plain_tf_data"], 2
+    ),
+  }
+
+
+def _speed(batches: Iterator[Any], count: int) -> float:
+  """Images per second of a pipeline that runs alone."""
+  # More than were read ahead before anybody asked for them.
+  list(itertools.islice(batches, 4))
+  start = time.perf_counter()
+  list(itertools.islice(batches, count))
+  seconds = time.perf_counter() - start
+  if isinstance(batches, Generator):
+    batches.close()
+  return count * _BATCH / seconds
+
+
+def _ours(
+  reader: Reader, data: TrainDataConfig, size: int
+) -> Iterator[dict[str, Any]]:
+  return batching.train_batches(
+    reader, data, image_size=size, batch_size=_BATCH, seed=0
+  )
+
+
+def _plain(folder: str, data: TrainDataConfig, size: int) -> Iterator[Any]:
+  """The same images and crops, in a pipeline written by hand."""
+
+  def view(path: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    return image_ops.train_image(
+      tf.io.read_file(path), tf.stack([seed, seed]), data=data, image_size=size
+    )
+
+  paths = tf.data.Dataset.list_files(f"{folder}/train/*/*")
+  dataset = paths.shuffle(1024).repeat()
+  dataset = tf.data.Dataset.zip(dataset, tf.data.Dataset.counter())
+  dataset = dataset.map(view, num_parallel_calls=tf.data.AUTOTUNE)
+  return dataset.batch(_BATCH).prefetch(tf.data.AUTOTUNE).as_numpy_iterator()
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,39 @@
+"""The test bed of docs/results.md: drawn characters, near to and far from what
+a small backbone knows.
+
+  python -m memory_vit.paper --config=configs/glyphs.py:NAME --workdir=DIR \\
+    --config.data.dir=DATA --config.backbone=FILE --only=regimes
+
+NAME is `glyph_new100` (near: characters that the backbone has not seen),
+`glyph_inverted` (far: light on dark, with noise) or `glyph_rotation` (far: by
+how much a character is turned, which the backbone was trained to ignore), as
+prepared in DATA; FILE a backbone for 24 px. What was measured, and in which
+time on 2 CPU cores: docs/results.md.
+"""
+
+import ml_collections
+
+from memory_vit.configs import tfds
+
+
+def get_config(name: str = "glyph_inverted") -> ml_collections.ConfigDict:
+  """Ten epochs or so of some thousands of small images."""
+  config = tfds.get_config(name)
+  config.image_size = 24
+  config.batch_size = 64
+  config.batch_size_eval = 400
+  # A character is another one when it is mirrored, and there is no room to cut
+  # off anything. So an image is always the same, and what the backbone makes of
+  # it is kept.
+  config.data.flip = False
+  config.data.train_crop = "resize"
+  config.keep.what = "contexts"
+  config.total_steps = 500
+  # The last step alone: its length is the same for all that are compared.
+  config.eval_every = 500
+  config.checkpoint_every = 500
+  config.log_every = 250
+  config.study.learning_rates = (0.03, 0.1, 0.3, 1.0, 3.0)
+  config.study.seeds = (0, 1, 2, 3, 4)
+  config.study.cells = (5, 20)
+  return config

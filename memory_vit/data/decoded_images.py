@@ -1,0 +1,131 @@
+"""Decode the images of a training split once, and keep them in memory.
+
+Random crops differ in every epoch, so that the backbone has to see each of
+them; but the file need not be decoded each time. What is kept is no larger than
+crops need: the shorter side is `data.resize` at most.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import psutil
+
+from memory_vit.data import image_ops, raw_images, sources
+from memory_vit.data.quiet_tensorflow import tf
+from memory_vit.data.reader import Reader
+from memory_vit.errors import ConfigError
+from memory_vit.images.view import LONGEST_ASPECT
+
+logger = logging.getLogger(__name__)
+
+# Images that are decoded before memory is looked at again.
+_AT_ONCE = 256
+# Of the memory that is free, so much stays so.
+_SPARED = 0.1
+# In the estimate of what all take: sides of most photographs.
+_ASPECT = 4 / 3
+
+
+def keep_decoded(
+  reader: Reader, side: int, check: Callable[[], None] = lambda: None
+) -> Reader:
+  """Return a reader of the same examples, decoded in memory.
+
+  An image whose shorter side is longer than `side` is resized to that, as for
+  the crop "small", and rounded to uint8; a smaller one is kept as it is.
+
+  Args:
+    reader: of a training split.
+    side: in pixels.
+    check: is called now and then, and may raise.
+
+  Raises:
+    ConfigError: where memory does not suffice, before or on the way.
+    BrokenDataError: where more images cannot be read than may.
+  """
+  need = int(reader.size * 3 * side * side * _ASPECT)
+  _require_memory(need, reader, "about ")
+  logger.info(
+    "decoding %d images with a shorter side of at most %d px into memory "
+    "(about %.2f GiB)", reader.size, side, need / 2**30,
+  )  # fmt: skip
+  images, labels, taken = [], [], 0
+  for index, example in enumerate(_decoded(reader, side)):
+    if index % _AT_ONCE == 0:
+      check()
+      _require_memory(0, reader, "more than ")
+    if isinstance(example, tf.errors.OpError):
+      reader.mark_unreadable({index: sources.reason_of(example)})
+      # Whatever asks for it cannot decode it: the next one takes its place.
+      images.append(b"")
+      labels.append(0)
+      continue
+    image, label = example
+    images.append(raw_images.encode(image))
+    labels.append(int(label))
+    taken += len(images[-1])
+  logger.info("%d decoded images take %.2f GiB", len(images), taken / 2**30)
+  source = dataclasses.replace(
+    reader.source,
+    fetch=_fetch(images, labels),
+    unreadable=dict(reader.unreadable),
+  )
+  return Reader(
+    source, max_bad=reader.max_bad, stall_timeout=reader.stall_timeout
+  )
+
+
+def _fetch(images: Sequence[bytes], labels: Sequence[int]) -> sources.Fetch:
+  """`Source.fetch` of what is kept.
+
+  As a tensor, all of it would be copied once more.
+  """
+  classes = tf.constant(labels, tf.int32)
+
+  def fetch(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    image = tf.numpy_function(images.__getitem__, [index], tf.string)
+    return tf.ensure_shape(image, ()), tf.gather(classes, index)
+
+  return fetch
+
+
+def _decoded(
+  reader: Reader, side: int
+) -> Iterator[tuple[np.ndarray, np.ndarray] | tf.errors.OpError]:
+  """Every image and label in their order, or what reading has raised."""
+
+  def make(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    encoded, label = reader.source.fetch(index)
+    return _no_larger(image_ops.decode(encoded), side), label
+
+  return reader.each(make)
+
+
+def _no_larger(image: tf.Tensor, side: int) -> tf.Tensor:
+  """uint8 (height, width, 3), its shorter side at most `side`."""
+  sides = tf.shape(image)[:2]
+  shorter, longer = tf.reduce_min(sides), tf.reduce_max(sides)
+  too_long = tf.cast(longer, tf.float32) > LONGEST_ASPECT * tf.cast(
+    shorter, tf.float32
+  )
+
+  def resized() -> tf.Tensor:
+    small = image_ops.resize_shorter(image, side)
+    return tf.cast(tf.clip_by_value(tf.round(small), 0, 255), tf.uint8)
+
+  return tf.cond((shorter > side) & ~too_long, resized, lambda: image)
+
+
+def _require_memory(need: int, reader: Reader, about: str) -> None:
+  """Refuse what the memory of this host does not hold."""
+  memory = psutil.virtual_memory()
+  if need < memory.available - _SPARED * memory.total:
+    return
+  raise ConfigError(
+    f"config.keep.what is 'images': the {reader.size:,} decoded images of "
+    f"{reader.source} take {about}{max(need, memory.available) / 2**30:.1f} "
+    f"GiB, and {memory.available / 2**30:.1f} GiB of memory are free. Expected "
+    "a smaller config.data.resize, fewer images, or config.keep.what 'none'."
+  )

@@ -1,0 +1,238 @@
+"""What of a TFDS example is the image, and what its label.
+
+Of most data sets both are features. Five tasks of the benchmark VTAB have a
+label that is computed from others: its definitions are those of VTAB's own code
+(google-research/task_adaptation).
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from memory_vit.data import image_ops
+from memory_vit.data.quiet_tensorflow import tf, tfds
+from memory_vit.errors import DataError
+from memory_vit.runtime import messages
+
+# Features of an example, {name: value}, those of a sequence side by side.
+_Example = Mapping[str, Any]
+_Features = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+  """The image and the label of an example.
+
+  Attributes:
+    image: the feature that holds the image.
+    label: example -> its label, an integer ().
+    class_names: one per label.
+    is_mask: whether a pixel is 0 or 1, which becomes 255.
+  """
+
+  image: str
+  label: Callable[[_Example], tf.Tensor]
+  class_names: tuple[str, ...]
+  is_mask: bool = False
+
+  def take(self, example: _Example) -> tuple[tf.Tensor, tf.Tensor]:
+    """The encoded image, string (), and the label, int32 ()."""
+    encoded = example[self.image]
+    if self.is_mask:
+      white = tf.cast(image_ops.decode(encoded) > 0, tf.uint8) * 255
+      encoded = tf.io.encode_png(white)
+    return encoded, tf.cast(self.label(example), tf.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Computed:
+  """A label that is computed from features.
+
+  Attributes:
+    needs: paths of these, "objects/size" of a sequence.
+    label: example -> its label.
+    class_names: one per label.
+  """
+
+  needs: tuple[str, ...]
+  label: Callable[[_Example], tf.Tensor]
+  class_names: tuple[str, ...]
+
+
+def find_target(
+  name: str,
+  features: _Features,
+  supervised_keys: Sequence[str] | None,
+  label: str = "",
+) -> Target:
+  """Find the image and the label of a TFDS data set.
+
+  Args:
+    name: of the data set.
+    features: `builder.info.features`.
+    supervised_keys: `builder.info.supervised_keys`.
+    label: a feature, or a label of VTAB; "" where there is one alone.
+
+  Raises:
+    DataError: where a feature is missing, or there is more than one choice.
+  """
+  image = _find_image(features, supervised_keys)
+  if not label:
+    image, label = find_keys(name, features, supervised_keys)
+  if image is None:
+    raise DataError(
+      f"data set {messages.brief(name)} has no 8-bit Image, or several, among "
+      f"its features, which are {_shown(features)}."
+    )
+  is_mask = name == "dsprites" or label.startswith("dsprites_")
+  if label in VTAB_LABELS:
+    computed = VTAB_LABELS[label]
+    _require(name, features, label, computed.needs)
+    return Target(image, computed.label, computed.class_names, is_mask)
+  found = dict(features.items()).get(label)
+  if not isinstance(found, tfds.features.ClassLabel):
+    raise DataError(
+      f"config.data.label is {messages.brief(label)}, expected a ClassLabel "
+      f"among the features of data set {messages.brief(name)}, which are "
+      f"{_shown(features)}; or one of {', '.join(VTAB_LABELS)}."
+    )
+  return Target(
+    image, lambda example: example[label], tuple(found.names), is_mask
+  )
+
+
+def find_keys(
+  name: str, features: _Features, supervised_keys: Sequence[str] | None
+) -> tuple[str, str]:
+  """Find the features of a TFDS data set that are the image and its class.
+
+  Args:
+    name: of the data set, for messages.
+    features: `builder.info.features`.
+    supervised_keys: `builder.info.supervised_keys`: image and label, perhaps
+      followed by more (places365_small), or None (sun397).
+
+  Raises:
+    DataError: if there is no choice, or more than one.
+  """
+  labels = [
+    key
+    for key, feature in features.items()
+    if isinstance(feature, tfds.features.ClassLabel)
+  ]
+  _, stated = (*(supervised_keys or ()), None, None)[:2]
+  image = _find_image(features, supervised_keys)
+  label = _only(labels, stated, "label")
+  if image is None or label is None:
+    raise DataError(
+      f"data set {name!r} is not one of images with one class each: expected "
+      "one 8-bit Image and one ClassLabel (or one named 'label', or the one "
+      "that config.data.label names) among its features, which are "
+      f"{_shown(features)}."
+    )
+  return image, label
+
+
+def _find_image(
+  features: _Features, supervised_keys: Sequence[str] | None
+) -> str | None:
+  """The feature that is the image; None where there is no choice, or more."""
+  images = [
+    key
+    for key, feature in features.items()
+    if type(feature) is tfds.features.Image and feature.np_dtype == np.uint8
+  ]
+  return _only(images, (*(supervised_keys or ()), None)[0], "image")
+
+
+def _only(candidates: Sequence[str], *preferred: str | None) -> str | None:
+  """The first preferred candidate, else the only one, else None."""
+  for key in preferred:
+    if key in candidates:
+      return key
+  return candidates[0] if len(candidates) == 1 else None
+
+
+def _shown(features: _Features) -> dict[str, str]:
+  return {key: type(feature).__name__ for key, feature in features.items()}
+
+
+def _require(
+  name: str, features: _Features, label: str, needs: Sequence[str]
+) -> None:
+  """Refuse a data set that lacks what a label is computed from."""
+  for path in needs:
+    inner: Any = features
+    for key in path.split("/"):
+      if isinstance(inner, tfds.features.Sequence):
+        inner = inner.feature
+      keys = inner.keys() if hasattr(inner, "keys") else ()
+      inner = inner[key] if key in keys else None
+    if inner is None:
+      raise DataError(
+        f"config.data.label is {label!r}, which is computed from the feature "
+        f"{path!r}; data set {messages.brief(name)} has none, but "
+        f"{_shown(features)}."
+      )
+
+
+def _between(value: tf.Tensor, bounds: Sequence[float]) -> tf.Tensor:
+  """How many of the growing `bounds` are below a value, less one."""
+  below = tf.constant(bounds, tf.float32) < tf.cast(value, tf.float32)
+  return tf.reduce_sum(tf.cast(below, tf.int32)) - 1
+
+
+def _clevr_count(example: _Example) -> tf.Tensor:
+  """Objects in the scene, of which there are 3 to 10."""
+  return tf.size(example["objects"]["size"]) - 3
+
+
+def _clevr_distance(example: _Example) -> tf.Tensor:
+  """Depth of the nearest object, in six steps."""
+  depth = tf.reduce_min(example["objects"]["pixel_coords"][:, 2])
+  return _between(depth, (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0))
+
+
+def _kitti_distance(example: _Example) -> tf.Tensor:
+  """Metres to the nearest car, van or truck, in three steps, or none at all."""
+  objects = example["objects"]
+  is_vehicle = objects["type"] < 3
+  depths = tf.boolean_mask(objects["location"][:, 2], is_vehicle)
+  nearest = tf.reduce_min(tf.concat([depths, [1000.0]], axis=0))
+  return _between(nearest, (-100.0, 8.0, 20.0, 999.0))
+
+
+def _binned(key: str, old: int, new: int) -> _Computed:
+  """A feature with `old` classes in `new` bins of equal width."""
+  # In float32, as the original: 40 orientations in 16 bins are 2.5 each.
+  return _Computed(
+    (key,),
+    lambda example: tf.math.floordiv(
+      tf.cast(example[key], tf.float32), old / new
+    ),
+    tuple(map(str, range(new))),
+  )
+
+
+# The labels of VTAB that are no features, or hard to tell from others.
+VTAB_LABELS: Mapping[str, _Computed] = {
+  "clevr_count": _Computed(
+    ("objects/size",), _clevr_count, tuple(map(str, range(3, 11)))
+  ),
+  "clevr_distance": _Computed(
+    ("objects/pixel_coords",),
+    _clevr_distance,
+    ("below 8", "8-8.5", "8.5-9", "9-9.5", "9.5-10", "above 10"),
+  ),
+  "kitti_distance": _Computed(
+    ("objects/type", "objects/location"),
+    _kitti_distance,
+    ("below 8 m", "8-20 m", "above 20 m", "no vehicle"),
+  ),
+  "dsprites_x": _binned("label_x_position", 32, 16),
+  "dsprites_orientation": _binned("label_orientation", 40, 16),
+  "smallnorb_azimuth": _binned("label_azimuth", 18, 18),
+  "smallnorb_elevation": _binned("label_elevation", 9, 9),
+}

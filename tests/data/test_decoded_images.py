@@ -1,0 +1,107 @@
+"""Decoded images that are kept: the same examples, without their files."""
+
+import itertools
+import types
+
+import fake_data
+import numpy as np
+import psutil
+import pytest
+
+from memory_vit.config import TrainDataConfig
+from memory_vit.data import batching, datasets, image_ops, raw_images
+from memory_vit.data.decoded_images import keep_decoded
+from memory_vit.data.quiet_tensorflow import tf
+from memory_vit.errors import BrokenDataError, ConfigError
+
+SIZES = [(20, 30), (48, 33), (16, 16), (90, 40)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """Two classes of images of several sizes."""
+  for i, (height, width) in enumerate(SIZES):
+    for label in "ab":
+      directory = tmp_path / "train" / label
+      directory.mkdir(parents=True, exist_ok=True)
+      picture = fake_data.noise(10 * i + ord(label), height, width)
+      encoded = fake_data.encode(picture, "PNG")
+      (directory / f"{i}.png").write_bytes(encoded)
+  return tmp_path
+
+
+def opened(folder, **options):
+  return datasets.open_source("folder", "train", str(folder), **options)
+
+
+def batches_of(reader, crop):
+  made = batching.train_batches(
+    reader, TrainDataConfig(train_crop=crop, resize=20), image_size=16,
+    batch_size=6, seed=3,
+  )  # fmt: skip
+  found = list(itertools.islice(made, 3))
+  made.close()
+  return found
+
+
+@pytest.mark.parametrize("crop", ["small", "inception", "resize"])
+def test_images_that_are_small_enough_give_the_same_bits(folder, crop):
+  """Order, crops, labels and pixels; and no file is read again."""
+  expected = batches_of(opened(folder), crop)
+  kept = keep_decoded(opened(folder), 90)
+  for path in folder.rglob("*.png"):
+    path.unlink()
+  for one, other in zip(batches_of(kept, crop), expected, strict=True):
+    np.testing.assert_array_equal(one["label"], other["label"])
+    np.testing.assert_array_equal(one["image"], other["image"])
+
+
+def test_larger_images_are_resized_as_the_small_crop_does(folder):
+  expected = batches_of(opened(folder), "small")
+  found = batches_of(keep_decoded(opened(folder), 20), "small")
+  for one, other in zip(found, expected, strict=True):
+    np.testing.assert_array_equal(one["label"], other["label"])
+    # Rounded to whole grey levels, of which 127.5 are 1.
+    np.testing.assert_allclose(
+      one["image"], other["image"], atol=0.5 / 127.5 + 1e-6
+    )
+
+
+def test_what_cannot_be_decoded_is_replaced_as_always(folder):
+  (folder / "train/a/1.png").write_bytes(b"no image")
+  with pytest.raises(BrokenDataError, match="cannot be read"):
+    keep_decoded(opened(folder), 90)
+  expected = opened(folder, max_bad=1)
+  first = batches_of(expected, "small")
+  reader = opened(folder, max_bad=1)
+  kept = keep_decoded(reader, 90)
+  # What it is told before the first batch is what a state notes.
+  assert dict(reader.unreadable).keys() == dict(expected.unreadable).keys()
+  for one, other in zip(batches_of(kept, "small"), first, strict=True):
+    np.testing.assert_array_equal(one["image"], other["image"])
+    np.testing.assert_array_equal(one["label"], other["label"])
+
+
+def test_memory_is_looked_at_before(folder, monkeypatch):
+  memory = types.SimpleNamespace(total=2**30, available=2**20)
+  monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+  with pytest.raises(ConfigError, match="8 decoded images .* GiB"):
+    keep_decoded(opened(folder), 90)
+
+
+def test_a_header_that_promises_more_is_refused():
+  """A file of a stranger may begin as a decoded image does."""
+  image = fake_data.noise(0, 4, 5)
+  encoded = raw_images.encode(np.asarray(image))
+  np.testing.assert_array_equal(image_ops.decode(encoded), image)
+  many = raw_images.MAGIC + b"\xff\xff\xff\x7f" * 2 + encoded[12:]
+  negative = raw_images.MAGIC + b"\xff\xff\xff\xff" * 2 + encoded[12:]
+  with pytest.raises(tf.errors.InvalidArgumentError):
+    image_ops.decode(tf.constant(encoded[:-1]))
+  for broken in (encoded[:8], many, negative):
+    for read in (
+      image_ops.decode,
+      lambda e: image_ops.inception_crop(e, tf.constant([0, 1])),
+    ):
+      with pytest.raises(tf.errors.InvalidArgumentError):
+        read(tf.constant(broken))

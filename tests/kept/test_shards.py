@@ -1,0 +1,317 @@
+"""Kept rows on disk: found again, never wrong ones, whole or made again."""
+
+import dataclasses
+import logging
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import one_device, tiny_backbone
+
+from memory_vit import config as config_lib
+from memory_vit.data import datasets
+from memory_vit.errors import BrokenDataError, ConfigError, TrainingError
+from memory_vit.kept import shards
+from memory_vit.runtime import lock
+from memory_vit.runtime.preemption import PREEMPTED, Interrupted, StopSignal
+from memory_vit.training import trainer
+from memory_vit.training.run_context import RunContext
+
+SIZE, BATCH = 23, 4
+# Of 8 pixels, which stand for what a frozen pass makes of them; two batches.
+BYTES = 4 * 8 * 8 * 3
+SHARD = 2 * BATCH * BYTES
+
+
+@pytest.fixture(scope="module")
+def backbone():
+  return tiny_backbone(depth=1)
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch):
+  monkeypatch.setattr(shards, "SHARD_BYTES", SHARD)
+
+
+@pytest.fixture
+def config(tmp_path):
+  return config_lib.Config(
+    image_size=8,
+    batch_size=BATCH,
+    total_steps=5,
+    data=config_lib.DataConfig(
+      name="digits:5-9",
+      train=f"train[:{SIZE}]",
+      validation="",
+      train_crop="resize",
+      flip=False,
+    ),
+    keep=config_lib.KeepConfig(
+      what="contexts", where="disk", dir=str(tmp_path / "kept")
+    ),
+  )
+
+
+def kept_of(config, backbone, stop=None):
+  return trainer.Trainer(
+    config=config,
+    context=RunContext(one_device(), stop or StopSignal()),
+    backbone=backbone,
+    train=datasets.open_source("digits:5-9", config.data.train),
+  ).kept
+
+
+def reader_of(config):
+  return datasets.open_source("digits:5-9", config.data.train)
+
+
+class Pass:
+  """Stands for the frozen pass; counts the images that it was given."""
+
+  def __init__(self, after=None):
+    self.images, self._after = 0, after
+
+  def __call__(self, images):
+    if not isinstance(images, jax.core.Tracer):  # to know the shapes
+      self.images += len(images)
+      if self._after:
+        self._after(self.images)
+    return images
+
+
+def kept_rows(config, backbone, frozen_pass, reader=None):
+  """Everything that is kept: images, labels."""
+  kept = kept_of(config, backbone)
+  rows = kept.training(reader or reader_of(config), frozen_pass)
+  places = np.arange(len(rows.labels))
+  return np.asarray(rows.take(places)), rows.labels.copy()
+
+
+def folder_of(config):
+  (folder,) = Path(config.keep.dir).iterdir()
+  return folder
+
+
+def test_a_later_run_finds_what_is_kept(config, backbone):
+  first, again = Pass(), Pass()
+  images, labels = kept_rows(config, backbone, first)
+  assert first.images == 24  # six batches
+  assert len(list(folder_of(config).glob("*.rows"))) == 3
+  found, found_labels = kept_rows(config, backbone, again)
+  assert again.images == 0
+  assert found.tobytes() == images.tobytes()
+  assert (found_labels == labels).all()
+  in_memory = dataclasses.replace(
+    config, keep=config_lib.KeepConfig(what="contexts")
+  )
+  expected, expected_labels = kept_rows(in_memory, backbone, Pass())
+  assert images.tobytes() == expected.tobytes()
+  assert (labels == expected_labels).all()
+
+
+def flip(path):
+  data = bytearray(path.read_bytes())
+  data[len(data) // 2] ^= 1
+  path.write_bytes(data)
+
+
+DAMAGES = {
+  "flipped": flip,
+  "cut": lambda path: path.write_bytes(path.read_bytes()[:-2]),
+  "empty": lambda path: path.write_bytes(b""),
+  "other": lambda path: path.write_bytes(b"[1, 2]"),
+  "large": lambda path: path.write_bytes(b'{"shard": ' + b"[" * 2**22),
+  "gone": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("kind", ["rows", "json"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_shard_is_made_again(kind, damage, config, backbone, caplog):
+  images, labels = kept_rows(config, backbone, Pass())
+  DAMAGES[damage](folder_of(config) / f"00001.{kind}")
+  again, whole = Pass(), Pass()
+  with caplog.at_level(logging.WARNING):
+    found, found_labels = kept_rows(config, backbone, again)
+  assert again.images == 2 * BATCH  # of that shard alone
+  assert found.tobytes() == images.tobytes()
+  assert (found_labels == labels).all()
+  # Without its last file it was never finished: there is nothing to say.
+  never_finished = (kind, damage) == ("json", "gone")
+  said = "shard 1 is damaged, and is made again" in caplog.text
+  assert said != never_finished
+  kept_rows(config, backbone, whole)
+  assert whole.images == 0
+
+
+def test_a_large_file_of_labels_is_not_read(config, backbone, monkeypatch):
+  kept_rows(config, backbone, Pass())
+  (folder_of(config) / "00001.json").write_bytes(b" " * 2**22)
+  read = []
+  real = Path.read_text
+  monkeypatch.setattr(
+    Path, "read_text", lambda p, **kw: read.append(p.name) or real(p, **kw)
+  )
+  kept_rows(config, backbone, Pass())
+  assert read == ["00000.json", "00002.json"]
+
+
+def test_shards_that_were_finished_before_a_signal_are_found(config, backbone):
+  def stop_later(images):
+    if images == 4 * BATCH:  # the second shard is not written yet
+      raise Interrupted(PREEMPTED, "stopped")
+
+  with pytest.raises(Interrupted):
+    kept_rows(config, backbone, Pass(stop_later))
+  rest = Pass()
+  kept_rows(config, backbone, rest)
+  assert rest.images == 4 * BATCH
+
+
+def changed(config, part, **values):
+  part_values = dataclasses.replace(getattr(config, part), **values)
+  return dataclasses.replace(config, **{part: part_values})
+
+
+def with_views(config, seed=0):
+  """Two random crops of every image."""
+  return dataclasses.replace(
+    config,
+    seed=seed,
+    data=dataclasses.replace(config.data, train_crop="small"),
+    keep=dataclasses.replace(config.keep, views=2),
+  )
+
+
+CHANGES = {
+  "split": lambda c: changed(c, "data", train="train[1:24]"),
+  "dtype": lambda c: changed(c, "keep", dtype="bfloat16"),
+  "batch": lambda c: dataclasses.replace(c, batch_size=8),
+  "parts": lambda c: changed(c, "optim", accumulation_steps=2),
+  "size": lambda c: dataclasses.replace(c, image_size=12),
+  "views": with_views,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_rows_of_another_configuration_are_not_found(change, config, backbone):
+  other = Pass()
+  kept_rows(config, backbone, Pass())
+  kept_rows(CHANGES[change](config), backbone, other)
+  assert other.images >= SIZE
+
+
+@pytest.mark.parametrize(
+  "change",
+  [
+    {"fingerprint": "0" * 64},
+    {"config": tiny_backbone(depth=1, gelu="exact").config},
+  ],
+  ids=["weights", "gelu"],
+)
+def test_rows_of_another_backbone_are_not_found(change, config, backbone):
+  other = Pass()
+  kept_rows(config, backbone, Pass())
+  kept_rows(config, dataclasses.replace(backbone, **change), other)
+  assert other.images >= SIZE
+
+
+def test_a_seed_matters_where_views_are_random(config, backbone):
+  again = Pass()
+  kept_rows(config, backbone, Pass())
+  kept_rows(dataclasses.replace(config, seed=3), backbone, again)
+  assert again.images == 0
+  kept_rows(with_views(config), backbone, Pass())
+  kept_rows(with_views(config, seed=3), backbone, again)
+  assert again.images >= 2 * SIZE
+
+
+def test_rows_of_another_crop_are_not_found(config, backbone):
+  crops, other = with_views(config), Pass()
+  kept_rows(crops, backbone, Pass())
+  crops = changed(crops, "data", train_crop="inception")
+  kept_rows(crops, backbone, other)
+  assert other.images >= 2 * SIZE
+
+
+def test_code_that_changed_makes_rows_anew(config, backbone, monkeypatch):
+  kept_rows(config, backbone, Pass())
+  monkeypatch.setattr("memory_vit.kept.plan.code_digest", lambda: "other")
+  again = Pass()
+  kept_rows(config, backbone, again)
+  assert again.images >= SIZE
+
+
+@pytest.mark.parametrize("where", ["disk", "host", "device"])
+def test_too_little_room_is_said_before_the_work(
+  where, config, backbone, monkeypatch
+):
+  needed = SIZE * BYTES
+  usage = shutil._ntuple_diskusage(2**40, 2**40, needed - 1)
+  monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+  memory = type("Memory", (), {"available": needed - 1})
+  monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
+  config = changed(config, "keep", where=where)
+  frozen_pass = Pass()
+  with pytest.raises(ConfigError) as error:
+    kept_rows(config, backbone, frozen_pass)
+  assert f"{needed:,} bytes" in str(error.value)
+  assert f"{needed - 1:,} free" in str(error.value)
+  assert "'bfloat16'" in str(error.value)
+  assert frozen_pass.images == 0
+
+
+def test_a_disk_that_is_full_all_the_same(config, backbone, monkeypatch):
+  """Another process may fill it while rows are computed."""
+
+  def full(self, path):
+    raise OSError(28, "No space left on device")
+
+  buffer = type("Buffer", (np.ndarray,), {"tofile": full})
+  monkeypatch.setattr(
+    shards.np, "empty", lambda *args: np.zeros(*args).view(buffer)
+  )
+  with pytest.raises(TrainingError, match="cannot be written.*No space left"):
+    kept_rows(config, backbone, Pass())
+
+
+def test_a_later_run_knows_what_could_not_be_read(config, backbone):
+  results = []
+  for max_bad in (1, 1, 0):
+    reader = reader_of(config)
+    fetch = reader.source.fetch
+
+    def damaged(index, fetch=fetch):
+      encoded, label = fetch(index)
+      return tf.where(index == 5, "no image", encoded), label
+
+    source = dataclasses.replace(reader.source, fetch=damaged)
+    reader = type(reader)(source, max_bad=max_bad)
+    frozen_pass = Pass()
+    if not max_bad:
+      with pytest.raises(BrokenDataError, match="example 5"):
+        kept_rows(config, backbone, frozen_pass, reader)
+    else:
+      results.append(kept_rows(config, backbone, frozen_pass, reader))
+      assert [*reader.unreadable] == [5]
+  assert results[0][0].tobytes() == results[1][0].tobytes()
+  assert (results[0][0][5] == results[0][0][6]).all()
+
+
+def test_one_run_at_a_time_keeps_the_same(tmp_path):
+  asked = []
+  path = tmp_path / ".lock"
+  first = lock.one_at_a_time(path, asked.append)
+  first.__enter__()
+
+  def wait(owner):
+    asked.append(owner)
+    if len(asked) == 3:
+      first.__exit__(None, None, None)
+
+  with lock.one_at_a_time(path, wait):
+    assert len(asked) == 3
+    assert all(owner.startswith("process ") for owner in asked)
