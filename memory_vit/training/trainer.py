@@ -478,18 +478,13 @@ class Trainer:
       return self.kept.train_batches(
         self.train, prepare, step * config.batch_size
       )
-    return self._image_batches(step * config.batch_size)
-
-  def _image_batches(self, start: int) -> Any:
-    """Batches of images, from the example `start` on."""
-    config = self.config
     return batching.train_batches(
       self._training_images,
       config.data,
       image_size=config.image_size,
       batch_size=config.batch_size,
       seed=data_seed(config),
-      start=start,
+      start=step * config.batch_size,
       interpolation=self.preprocessing.interpolation,
     )
 
