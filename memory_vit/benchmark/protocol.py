@@ -153,7 +153,7 @@ def _configured(config: Config, data: TaskData, regime: str) -> Config:
   """What search and final run share."""
   # Whether a frozen pass is kept is said of all regimes; each keeps its own.
   what = config.keep.what
-  if what in ("contexts", "features"):
+  if what != "none":
     what = what_can_be_kept(regime)
   return dataclasses.replace(
     config,

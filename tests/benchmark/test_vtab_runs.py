@@ -93,7 +93,6 @@ def test_regimes_that_share_no_pass_search_with_one_seed(
   ("said", "kept"),
   [
     ("contexts", ["features", "contexts", "none"]),
-    ("images", ["images"] * 3),
     ("none", ["none"] * 3),
   ],
 )
@@ -102,7 +101,7 @@ def test_each_regime_keeps_what_it_reads(
 ):
   regimes = ("head", "cls_masked", "full")
   bench = small_benchmark(tmp_path, backbone_file, ["kitti"], regimes=regimes)
-  keep = dataclasses.replace(bench.config.keep, what=said, dtype="float32")
+  keep = dataclasses.replace(bench.config.keep, what=said)
   config = dataclasses.replace(bench.config, keep=keep)
   bench = dataclasses.replace(bench, config=config)
   found = [
