@@ -10,6 +10,9 @@ ratios are between medians. In brackets and under "*_quartiles" are the lower
 and the upper quartile. Peak memory is measured first, in processes of their
 own; `peaks.py` says what is counted.
 
+"train" takes steps from images, "kept_train" from contexts that were computed
+before; the rows of every batch are drawn at random, and fetching them counts.
+
 Needs jax, flax, optax and numpy only.
 """
 
@@ -68,6 +71,8 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
   add("--classes", type=int, default=100)
   add("--tasks", type=int, nargs="+", default=[1, 4, 16, 64])
   add("--train_tasks", type=int, nargs="+", default=[1, 20])
+  add("--keep_where", choices=("device", "host"), default="device",
+      help="where kept_train has its contexts")  # fmt: skip
   add("--rounds", type=int, default=9)
   add("--more", action="store_true", help="the usual way at every number of "
       "tasks, and full fine-tuning")  # fmt: skip
@@ -125,6 +130,7 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
     "cells": setting.task.spec.cells,
     "classes": setting.task.spec.num_classes,
     "rounds": arguments.rounds,
+    "keep_where": arguments.keep_where,
     "seconds_forward": forward,
     "seconds_forward_quartiles": _quartiles(times.pop("forward"), 1.0),
     "images_per_second_forward": batch / forward,
@@ -150,6 +156,9 @@ def _programs(
     )
   for count in train:
     programs[f"train_{count}"] = workloads.training(setting, count)
+    programs[f"kept_train_{count}"] = workloads.kept_training(
+      setting, count, arguments.keep_where
+    )
   for count in train if arguments.more else train[:1]:
     programs[f"masked_sequence_train_{count}"] = workloads.masked_training(
       setting, count

@@ -11,6 +11,8 @@ import numpy as np
 import memory_vit as mv
 from benchmarks import masked_sequence
 from memory_vit.config import OptimConfig
+from memory_vit.kept.layout import RowLayout
+from memory_vit.kept.rows import DeviceRows, HostRows
 from memory_vit.model.backbone import backbone_shapes
 from memory_vit.runtime import sharding
 from memory_vit.tasks import split_forward
@@ -142,6 +144,46 @@ def training(setting: Setting, count: int) -> Training:
   return _task_training(split_forward.make_split_forward, setting, count)
 
 
+class KeptTraining(Training):
+  """`Training` that reads what is kept, rows drawn anew for every step."""
+
+  def __init__(
+    self,
+    cut: SplitForward,
+    params: Any,
+    frozen: Any,
+    setting: Setting,
+    where: str,
+  ) -> None:
+    super().__init__(cut, params, frozen, setting)
+    mesh, size = sharding.make_mesh(jax.devices()[:1]), len(setting.images)
+    context = cut.prepare(frozen, setting.images)
+    # More than a batch, so that rows come from all over.
+    places = range(0, 4 * size, size)
+    layout = RowLayout.of(context, "float32")
+    kind = DeviceRows if where == "device" else HostRows
+    self._rows = kind(layout, 4 * size, mesh, places)
+    labels = np.asarray(setting.labels)
+    for start in places:
+      self._rows.put(start, context, {"label": labels, "mask": labels})
+    self._order, self._size = np.random.default_rng(0), size
+
+  def __call__(self) -> Any:
+    """Fetch the rows of a batch, and take a step."""
+    drawn = self._order.permutation(len(self._rows.labels))[: self._size]
+    self._batch = {
+      "inputs": self._rows.take(drawn),
+      "label": jax.device_put(self._rows.labels[drawn]),
+    }
+    return super().__call__()
+
+
+def kept_training(setting: Setting, count: int, where: str) -> Training:
+  """Train `count` tasks at once on kept contexts, fetching included."""
+  params, frozen, cut = _tasks(split_forward.make_split_forward, setting, count)
+  return KeptTraining(cut, params, frozen, setting, where)
+
+
 def masked_training(setting: Setting, count: int) -> Training:
   """Train in one sequence; loss, optimiser and update are shared."""
   return _task_training(masked_sequence.masked_sequence_pass, setting, count)
@@ -150,12 +192,19 @@ def masked_training(setting: Setting, count: int) -> Training:
 def _task_training(
   make_pass: Callable[..., SplitForward], setting: Setting, count: int
 ) -> Training:
+  params, frozen, cut = _tasks(make_pass, setting, count)
+  return Training(cut, params, frozen, setting)
+
+
+def _tasks(
+  make_pass: Callable[..., SplitForward], setting: Setting, count: int
+) -> tuple[Any, Any, SplitForward]:
+  """What is trained, what is frozen, and the pass between them."""
   tasks = make_tasks(setting, count)
   specs = tuple(task.spec for task in tasks)
   params = {task.spec.name: task.params for task in tasks}
   frozen = {"backbone": setting.backbone.params, "tasks": {}}
-  cut = make_pass(setting.backbone.config, specs)
-  return Training(cut, params, frozen, setting)
+  return params, frozen, make_pass(setting.backbone.config, specs)
 
 
 def full_finetuning(setting: Setting) -> Training:

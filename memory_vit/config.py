@@ -174,7 +174,8 @@ class TaskConfig:
   )
   # Memory cells per layer, in the regimes that have memory.
   cells: int = option(5, _CELLS, resume="never", sweep=True)
-  # Width of adapters, in the regimes that have some (the paper's).
+  # Width of adapters, in the regimes that have some (the paper's), and of the
+  # values of `probe`.
   bottleneck: int = option(
     5, Number(1, 1_280, "no wider than the tokens of a ViT-H"), resume="never"
   )
@@ -624,7 +625,7 @@ def _of_keep(config: Config) -> list[str]:
   if keep.what == "none":
     return []
   if keep.what == "images":
-    return _of_kept_images(keep)
+    return _of_kept_images(keep, config.data)
   lines = []
   possible = what_can_be_kept(config.regime)
   if possible == "none":
@@ -658,10 +659,18 @@ def _of_keep(config: Config) -> list[str]:
   return lines
 
 
-def _of_kept_images(keep: KeepConfig) -> list[str]:
-  """List options that decoded images have no use for."""
+def _of_kept_images(keep: KeepConfig, data: DataConfig) -> list[str]:
+  """List options that do not go with decoded images."""
   expected = {"views": 1, "dtype": "float32", "where": "host"}
-  return [
+  lines = []
+  if data.train_crop == "resize":
+    lines.append(
+      "config.keep.what is 'images', which is for random crops, but "
+      "config.data.train_crop is 'resize', whose pixels would not be those of "
+      "evaluation any more: expected config.keep.what 'none', or 'contexts' or "
+      "'features' where the regime has some."
+    )
+  return lines + [
     f"config.keep.{key} is {getattr(keep, key)!r}, but decoded images "
     f"(config.keep.what 'images') have {value!r}: expected that."
     for key, value in expected.items()

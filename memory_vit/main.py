@@ -1,7 +1,7 @@
 """Trains (or resumes), evaluates and exports a task.
 
   python -m memory_vit.main --config=configs/sun397.py --workdir=DIR \\
-    [--config.KEY=VALUE ...] [--allow_config_change=KEY ...]
+    [--config.KEY=VALUE ...] [--allow_config_change=KEY ...] [--dry_run]
 
 The same command goes on with a run that was interrupted. Exit status: 2 for
 bad input, 75 after SIGTERM (preemption) and 130 after Ctrl-C, once the state is
@@ -30,7 +30,7 @@ with epy.lazy_imports():  # once the command line is known to be right
   import jax
 
   from memory_vit.runtime import preemption
-  from memory_vit.training import progress, run, summary
+  from memory_vit.training import dry_run, progress, run, summary
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,7 @@ class Arguments:
   config: Config
   workdir: Path
   may_change: tuple[str, ...]
+  dry_run: bool
   processes: launch.Options
 
 
@@ -59,12 +60,16 @@ def parse(argv: Sequence[str]) -> Arguments:
   flags.DEFINE_alias(
     "allow-config-change", "allow_config_change", flag_values=line.flags
   )
+  dry_run = line.switch(
+    "dry_run", "Show steps, bytes that are kept and seconds; train nothing."
+  )
   processes = launch.define_flags(line.flags)
   config = line.parse()
   return Arguments(
     config=config,
     workdir=paths.local(workdir(), "--workdir"),
     may_change=config_changes.allowed(may_change()),
+    dry_run=dry_run(),
     processes=processes(),
   )
 
@@ -75,6 +80,11 @@ def main(arguments: Arguments) -> int:
   launch.start(arguments.processes)
   # Not `__name__`, which is "__main__" here.
   logging.getLogger("memory_vit").info("devices: %s", jax.devices())
+  if arguments.dry_run:
+    text = dry_run.dry_run(arguments.config, arguments.workdir)
+    if jax.process_index() == 0:
+      print(text)
+    return 0
   stop = preemption.StopSignal()
   with stop.listening():
     result = run.train_and_evaluate(

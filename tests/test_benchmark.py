@@ -118,7 +118,8 @@ def test_result_is_complete_and_written(tmp_path, capsys):
   counts = ["--tasks", "3", "--train_tasks", "1"]
   result = passes.main([*TINY, *counts, "--no_peaks", f"--json={file}"])
   infer = ("infer_3", "masked_sequence_infer_3")
-  assert_complete(result, infer, ("train_1", "masked_sequence_train_1"))
+  train = ("train_1", "kept_train_1", "masked_sequence_train_1")
+  assert_complete(result, infer, train)
   assert set(result["outputs_bit_equal"]) == {
     "3_tasks", "plain_program"
   }  # fmt: skip

@@ -9,6 +9,7 @@ with epy.lazy_api_imports(globals()):
     train_examples,
   )
   from memory_vit.data.datasets import open_source, open_split
+  from memory_vit.data.indexable import open_indexable
   from memory_vit.data.reader import Reader
   from memory_vit.data.sources import Source
   from memory_vit.data.split_ref import SplitRef
@@ -18,6 +19,7 @@ __all__ = [
   "Source",
   "SplitRef",
   "eval_batches",
+  "open_indexable",
   "open_source",
   "open_split",
   "train_batches",

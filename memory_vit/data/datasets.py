@@ -69,14 +69,18 @@ def open_reader(ref: SplitRef) -> Reader:
   """Open a split on this process; raise as `open_source`."""
   if not ref.name:
     raise DataError("no data set is named: set config.data.name.")
-  source = _open_local(ref) or tfds.open_tfds(ref)
+  return read_as(ref, _open_local(ref) or tfds.open_tfds(ref))
+
+
+def read_as(ref: SplitRef, source: Source) -> Reader:
+  """Read a source as a split is read; raise as `open_source`."""
   reader = Reader(source, max_bad=ref.max_bad, stall_timeout=ref.stall_timeout)
   if ref.subset:
     source = subset.choose(reader, ref.subset)
     reader = Reader(
       source, max_bad=ref.max_bad, stall_timeout=ref.stall_timeout
     )
-  _check_first_label(reader)
+  check_first_label(reader)
   return reader
 
 
@@ -109,7 +113,7 @@ def _open_local(ref: SplitRef) -> Source | None:
   return None
 
 
-def _check_first_label(reader: Reader) -> None:
+def check_first_label(reader: Reader) -> None:
   """Refuse an unlabelled split; other labels are checked when they are read."""
   source = reader.source
   for index in range(source.size):

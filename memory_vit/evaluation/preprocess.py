@@ -9,10 +9,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float32, UInt8
+from jaxtyping import Float32
 
 from memory_vit.errors import DataError, TaskError
-from memory_vit.images import image_files
+from memory_vit.images import decoding, image_files
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.tasks.compose import (
   TasksLike,
@@ -101,7 +101,9 @@ def _prepared(
     DataError: says why not.
   """
   if isinstance(image, np.ndarray | jax.Array):
-    return image_files.prepare_pixels(_rgb(np.asarray(image)), evaluation)
+    return image_files.prepare_pixels(
+      decoding.rgb_pixels(np.asarray(image)), evaluation
+    )
   if isinstance(image, str | os.PathLike):
     image = image_files.file_content(os.fspath(image))
   if not isinstance(image, bytes):
@@ -110,28 +112,6 @@ def _prepared(
       "Pillow, np.asarray(image.convert('RGB'))"
     )
   return image_files.prepare_encoded(image, evaluation)
-
-
-def _rgb(pixels: np.ndarray) -> UInt8[np.ndarray, "height width 3"]:
-  """Grey and alpha as decoding treats them.
-
-  Raises:
-    DataError: for other shapes and types.
-  """
-  channels = pixels.shape[2] if pixels.ndim == 3 else 1
-  if (
-    pixels.dtype != np.uint8
-    or pixels.ndim not in (2, 3)
-    or channels not in (1, 3, 4)
-    or pixels.size == 0
-  ):
-    raise DataError(
-      "expected uint8 pixels of 0 to 255 of shape (h, w, 3), (h, w), (h, w, 1) "
-      "or (h, w, 4), or a list of such arrays"
-    )
-  if channels == 1:
-    return np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, axis=2)
-  return pixels[:, :, :3]
 
 
 def _shown(image: Any) -> str:

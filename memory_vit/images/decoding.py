@@ -45,7 +45,7 @@ def decode(encoded: bytes, formats: tuple[str, ...] = FORMATS) -> np.ndarray:
       return _decode_jpeg(encoded)
     with Image.open(io.BytesIO(encoded), formats=formats) as image:
       require_size(*image.size)
-      return _rgb(image)
+      return rgb(image)
   except DataError:
     raise
   except Exception as error:  # Decoders raise many kinds on broken files.
@@ -96,10 +96,32 @@ def _of_inks(inks: np.ndarray, encoded: bytes) -> np.ndarray:
   return rgb.astype(np.uint8)
 
 
-def _rgb(image: Image.Image) -> np.ndarray:
+def rgb(image: Image.Image) -> np.ndarray:
   """The pixels of an opened image, uint8 (height, width, 3)."""
   if image.mode.startswith("I"):  # grey of 16 bits, which `convert` would clip
     grey = (np.asarray(image) >> 8).astype(np.uint8)
     return np.repeat(grey[:, :, None], 3, axis=2)
   # Of an RGB image `convert` would be a copy.
   return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
+
+
+def rgb_pixels(pixels: np.ndarray) -> np.ndarray:
+  """Pixels of any shape as uint8 (height, width, 3), alpha dropped.
+
+  Raises:
+    DataError: for other shapes and types.
+  """
+  channels = pixels.shape[2] if pixels.ndim == 3 else 1
+  if (
+    pixels.dtype != np.uint8
+    or pixels.ndim not in (2, 3)
+    or channels not in (1, 3, 4)
+    or pixels.size == 0
+  ):
+    raise DataError(
+      "expected uint8 pixels of 0 to 255 of shape (h, w, 3), (h, w), (h, w, 1) "
+      "or (h, w, 4), or a list of such arrays"
+    )
+  if channels == 1:
+    return np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, axis=2)
+  return pixels[:, :, :3]

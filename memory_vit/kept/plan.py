@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 
-import memory_vit
 from memory_vit.config import Config, data_seed
 from memory_vit.data import batching, fixed_views
 from memory_vit.data.fixed_views import FixedViews
@@ -94,7 +93,7 @@ def validation_plan(
 def code_digest() -> str:
   """SHA-256 of the code that decides what is in a row."""
   digest = hashlib.sha256()
-  package = Path(memory_vit.__file__).parent
+  package = Path(__file__).parents[1]
   for wing in _WINGS:
     for file in sorted((package / wing).rglob("*.py")):
       digest.update(file.relative_to(package).as_posix().encode())

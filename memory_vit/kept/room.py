@@ -18,7 +18,11 @@ def free_bytes(where: str, folder: Path) -> tuple[int, str]:
     folder: on whose disk rows are kept.
   """
   if where == "disk":
-    return shutil.disk_usage(folder).free, f"the disk of {brief(str(folder))}"
+    there = next(
+      path for path in (folder, *folder.absolute().parents) if path.exists()
+    )
+    free = shutil.disk_usage(there).free
+    return free, f"the disk of {brief(str(folder))}"
   stats = [device.memory_stats() for device in jax.local_devices()]
   if where == "device" and all(s and "bytes_limit" in s for s in stats):
     least = min(s["bytes_limit"] - s["bytes_in_use"] for s in stats if s)

@@ -30,6 +30,12 @@ _MOST_BYTES_OF_A_LABEL = 64
 _MOST_BYTES_BESIDE = 2**20
 
 
+def tidy(folder: Path) -> None:
+  """Remove what a process that was killed had begun to write."""
+  for left in folder.glob(".*.part"):
+    left.unlink()
+
+
 class ShardRows:
   """Rows in shards on disk; see `rows.Rows`.
 
@@ -57,7 +63,7 @@ class ShardRows:
       count: n.
       mesh: over which a batch is split.
       places: at which the batches of this process start.
-      folder: of these rows alone, in which no other process writes now.
+      folder: of these rows alone; to put some, its lock is needed.
       unreadable: the examples that cannot be read, as far as is known.
     """
     self._layout, self._mesh, self.folder = layout, mesh, folder
@@ -68,8 +74,6 @@ class ShardRows:
     self.labels, self.masks = empty_labels(count)
     self.unreadable: dict[int, str] = {}
     self._buffer = np.empty(0, layout.dtype)
-    for left in folder.glob(".*.part"):  # of a process that was killed
-      left.unlink()
     self._maps = [self._open(i) for i in range(self._number)]
 
   def missing(self) -> list[range]:

@@ -1,12 +1,11 @@
 """What a run keeps of its splits, and the batches that are made of it."""
 
 import dataclasses
-import functools
 import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from memory_vit.config import Config, data_seed
 from memory_vit.data import batching, fixed_views, inventory
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.reader import Reader
-from memory_vit.kept import compute, plan, room
+from memory_vit.kept import compute, plan, room, shards
 from memory_vit.kept.layout import RowLayout
 from memory_vit.kept.plan import SplitPlan
 from memory_vit.kept.rows import DeviceRows, HostRows, Rows
@@ -35,6 +34,26 @@ Prepare = Callable[[Any], Any]
 Batches = Iterator[dict[str, Any]]
 # Of the folders on disk; a new number makes everything again.
 _FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+  """What keeping a split takes, on this process.
+
+  Attributes:
+    plan: of its rows.
+    row_bytes: of each.
+    missing: rows that are not there yet.
+  """
+
+  plan: SplitPlan
+  row_bytes: int
+  missing: int
+
+  @property
+  def bytes(self) -> int:
+    """Of all rows."""
+    return self.plan.count * self.row_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,23 +143,63 @@ class Kept:
 
   def training(self, reader: Reader, prepare: Prepare) -> Rows:
     """The rows of the training split, computed where they are not there."""
-    make = functools.partial(plan.training_plan, self.config)
-    return self._rows("train", make, reader, prepare)
+    return self._rows("train", reader, prepare)
 
   def validation(self, reader: Reader, prepare: Prepare) -> Rows:
     """The rows of the validation split; see `training`."""
-    make = functools.partial(plan.validation_plan, self.config)
-    return self._rows("validation", make, reader, prepare)
+    return self._rows("validation", reader, prepare)
 
-  def _rows(
-    self,
-    key: str,
-    make_plan: Callable[[EvalPreprocessing, Reader], SplitPlan],
-    reader: Reader,
-    prepare: Prepare,
-  ) -> Rows:
+  def needs(self, key: str, reader: Reader, prepare: Prepare) -> Needs:
+    """What a split takes, and what of it is missing; nothing is computed.
+
+    Args:
+      key: "train" or "validation".
+      reader: of the split.
+      prepare: the program of the frozen pass.
+    """
+    made = self.plan(key, reader)
+    layout, missing = self.layout(made, prepare), made.count
+    if self.config.keep.where == "disk":
+      folder = self._folder() / plan.key_of(self._facts(key, made, layout))
+      if folder.is_dir():
+        rows = ShardRows(layout, made.count, self.mesh, made.starts, folder)
+        missing = _count(made, rows.missing())
+    return Needs(made, layout.nbytes, missing)
+
+  def require_room(self, needs: Sequence[Needs]) -> None:
+    """Raise `ConfigError` where splits do not fit together."""
+    disk = self.config.keep.where == "disk"
+    needed = sum(
+      n.row_bytes * (n.missing if disk else n.plan.count) for n in needs
+    )
+    roles = " and ".join(n.plan.role for n in needs)
+    what = f"{self.config.keep.what} of {roles}"
+    room.require_room(what, needed, self.config.keep.where, self._folder())
+
+  @property
+  def place(self) -> str:
+    """Where rows are kept, and what is free there."""
+    free, place = room.free_bytes(self.config.keep.where, self._folder())
+    return f"{place}, which has {free:,} bytes free ({free / 2**30:.2f} GiB)"
+
+  def bytes_on_device(self, needs: Sequence[Needs]) -> int:
+    """Bytes that splits take of the memory of a device, or of its share.
+
+    A CPU has no memory but that of the host, which its devices share.
+    """
+    where = self.config.keep.where
+    if where == "disk" or (where == "host" and jax.default_backend() != "cpu"):
+      return 0
+    return sum(n.bytes for n in needs) // jax.local_device_count()
+
+  def plan(self, key: str, reader: Reader) -> SplitPlan:
+    """Which rows are kept of the split "train" or "validation"."""
+    make = plan.training_plan if key == "train" else plan.validation_plan
+    return make(self.config, self.preprocessing, reader)
+
+  def _rows(self, key: str, reader: Reader, prepare: Prepare) -> Rows:
     if key not in self._splits:
-      made = make_plan(self.preprocessing, reader)
+      made = self.plan(key, reader)
       if self.config.keep.where == "disk":
         self._splits[key] = self._on_disk(key, made, prepare)
       else:
@@ -171,6 +230,7 @@ class Kept:
     folder = self._folder() / plan.key_of(facts)
     paths.make_directory(folder, "config.keep.dir")
     with lock.one_at_a_time(folder / ".lock", self._wait):
+      shards.tidy(folder)
       rows = ShardRows(
         layout, made.count, self.mesh, made.starts, folder,
         lambda: reader.unreadable,
@@ -191,7 +251,7 @@ class Kept:
   ) -> None:
     """Compute what is missing, if there is room for it."""
     keep, spans = self.config.keep, rows.missing()
-    count = sum(len(range(made.count)[s.start : s.stop]) for s in spans)
+    count = _count(made, spans)
     what = f"{keep.what} of {made.role}"
     if keep.where == "disk":
       room.require_room(what, count * layout.nbytes, "disk", self._folder())
@@ -264,3 +324,8 @@ class Kept:
       if jax.process_count() == 1:  # else all would have to ask
         self.stop.check()
       time.sleep(0.2)
+
+
+def _count(made: SplitPlan, spans: Sequence[range]) -> int:
+  """The rows in some spans of the places of a plan."""
+  return sum(len(range(made.count)[s.start : s.stop]) for s in spans)

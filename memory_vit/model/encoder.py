@@ -312,6 +312,24 @@ class Encoder(nn.Module):
       context.append(keys_values)
     return x, tuple(context)
 
+  def states(
+    self,
+    x: Float[Array, "b _ d"],
+    registers: Float[AnyArray, "1 _ d"] | None,
+  ) -> tuple[Float[Array, "b s d"], ...]:
+    """Run the blocks on the backbone stream; return the tokens after each.
+
+    Args:
+      x: class tokens and patches.
+      registers: see `encode`.
+    """
+    x = self._tokens(x, registers)
+    angles, states = self._angles(x.shape[1]), []
+    for block in self.encoderblock:
+      x, _ = block.encode(x, angles)
+      states.append(x)
+    return tuple(states)
+
   def _tokens(
     self,
     x: Float[Array, "b _ d"],

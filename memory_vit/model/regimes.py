@@ -1,6 +1,6 @@
 """The regimes that the paper compares: what is trained, how attention runs.
 
-frozen      the backbone as it is; a head on its features
+frozen      the backbone as it is; a head on its features, or a probe of them
 plain       attention as in any ViT, with the class token of the task
 memory      every token attends to the memory of each layer, which is dropped
             after attention (Figure 2, left, of the paper)
@@ -16,7 +16,8 @@ after each block, normalised and times a vector of that layer, is added to what
 the last LayerNorm puts out. What the head reads of one layer alone, others read
 of all: Head2Toe (Evci et al. 2022) selects among the features of a frozen
 backbone, VQT (Tu et al. 2023) and SynQT (2024) concatenate or sum queries
-that are learned in every layer.
+that are learned in every layer. `probe` reads all layers of the backbone as it
+is, by attention over their class token and mean patch; see `probe`.
 """
 
 import dataclasses
@@ -26,8 +27,10 @@ from memory_vit.errors import ConfigError
 
 # What a regime may train: the parts of the parameters of a task.
 PARTS = (
-  "head", "cls", "memory", "norms", "layers", "adapters", "backbone",
+  "head", "cls", "memory", "norms", "layers", "probe", "adapters", "backbone",
 )  # fmt: skip
+# Learned queries of a probe; each decides for an equal share of the features.
+PROBE_QUERIES = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +70,14 @@ class Regime:
     return "memory" in self.trained
 
   @property
-  def has_adapters(self) -> bool:
-    """Whether its tasks learn bottleneck adapters."""
-    return "adapters" in self.trained
+  def has_probe(self) -> bool:
+    """Whether its tasks read all layers of the frozen backbone."""
+    return "probe" in self.trained
+
+  @property
+  def has_bottleneck(self) -> bool:
+    """Whether its tasks learn adapters, or what else has a bottleneck."""
+    return "adapters" in self.trained or self.has_probe
 
   @property
   def holds_backbone(self) -> bool:
@@ -81,16 +89,24 @@ class Regime:
     return 1 if self.attention == "propagated" else depth
 
   def expected_shapes(
-    self, *, width: int, depth: int, classes: int, cells: int, bottleneck: int
+    self,
+    *,
+    width: int,
+    depth: int,
+    summary: int,
+    classes: int,
+    cells: int,
+    bottleneck: int,
   ) -> dict[str, Any]:
     """Shapes of the parameters of a task, without the backbone it may hold.
 
     Args:
       width: d, of the backbone.
       depth: l, of the backbone.
+      summary: n, its `ViTConfig.summary_tokens`.
       classes: c.
       cells: m.
-      bottleneck: r, the width of adapters.
+      bottleneck: r.
 
     Returns:
       A tree of tuples, with the parts as in `PARTS`. Not of jax's: whoever asks
@@ -112,6 +128,13 @@ class Regime:
       "memory": (self.memory_layers(depth), cells, width),
       "norms": {"scale": norms, "bias": norms},
       "layers": (depth, width),
+      "probe": {
+        "query": (PROBE_QUERIES, width),
+        "bias": (PROBE_QUERIES, summary),
+        "scale": (summary, width),
+        "down": (summary, width, bottleneck),
+        "up": (summary, bottleneck, width),
+      },
       "adapters": {"attention": adapter, "mlp": adapter},
     }
     # Masked tasks that learn no memory have memory of no cells.
@@ -122,6 +145,7 @@ class Regime:
 REGIMES = {
   "full": Regime(("backbone", "head"), "plain"),
   "head": Regime(("head",), "frozen"),
+  "probe": Regime(("head", "probe"), "frozen"),
   "head_cls": Regime(("head", "cls"), "plain"),
   "memory": Regime(("head", "cls", "memory"), "memory"),
   "memory_masked": Regime(("head", "cls", "memory"), "masked"),

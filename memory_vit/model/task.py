@@ -98,7 +98,8 @@ class TaskSpec:
     num_classes: c, outputs of its head.
     regime: how it was learned, see `regimes`.
     cells: m, memory cells per layer; 0 is a task without memory.
-    bottleneck: width of its adapters; 0 where its regime has none.
+    bottleneck: width of its adapters, or of the values of its probe; 0 where
+      its regime has neither.
     attends_to: names of the earlier tasks that it reads (model extension).
       Empty: it ignores all others (concatenation).
     parent_digests: `Task.digest` of each of `attends_to`, as it was when this
@@ -140,10 +141,10 @@ class TaskSpec:
         f"task {self.name!r} has {self.cells} cells, and its regime "
         f"{self.regime!r} has no memory: expected 0."
       )
-    if (self.bottleneck > 0) != kind.has_adapters:
+    if (self.bottleneck > 0) != kind.has_bottleneck:
       raise TaskError(
         f"task {self.name!r}: bottleneck is {self.bottleneck}; expected at "
-        "least 1 in a regime with adapters, and 0 in any other."
+        "least 1 in a regime with adapters or a probe, and 0 in any other."
       )
     if self.num_classes < 1 or self.cells < 0:
       raise TaskError(
@@ -167,16 +168,18 @@ class TaskSpec:
         f"{self.backbone.image_size} px."
       )
 
-  def expected_shapes(self, width: int, depth: int) -> trees.Tree:
+  def expected_shapes(self, width: int, depth: int, summary: int) -> trees.Tree:
     """Its parameters as float32 `jax.ShapeDtypeStruct`.
 
     Args:
       width: d, of the backbone.
       depth: l, of the backbone.
+      summary: n, its `ViTConfig.summary_tokens`.
     """
     shapes = regime(self.regime).expected_shapes(
       width=width,
       depth=depth,
+      summary=summary,
       classes=self.num_classes,
       cells=self.cells,
       bottleneck=self.bottleneck,

@@ -35,9 +35,12 @@ class TaskParams(nn.Module):
       "norms": _zeros,
       # Added to what the last LayerNorm puts out: the same.
       "layers": _zeros,
+      "probe": _probe,
       "adapters": _adapters,
     }
-    shapes = self.spec.expected_shapes(self.config.width, self.config.depth)
+    shapes = self.spec.expected_shapes(
+      self.config.width, self.config.depth, self.config.summary_tokens
+    )
     return {
       part: self.param(part, init[part], shape)
       for part, shape in shapes.items()
@@ -68,6 +71,14 @@ def _adapters(key: jax.Array, shapes: Any) -> dict[str, Any]:
     "attention": adapter(attention, shapes["attention"]),
     "mlp": adapter(mlp, shapes["mlp"]),
   }
+
+
+def _probe(key: jax.Array, shapes: Any) -> dict[str, Any]:
+  """A probe that begins with the mean of all tokens, as they are."""
+  params = _zeros(key, shapes)
+  params["scale"] = params["scale"] + 1.0
+  down = nn.initializers.lecun_normal(batch_axis=0)
+  return {**params, "down": down(key, shapes["down"].shape)}
 
 
 class Tasks(nn.Module):

@@ -15,7 +15,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32
 
-from memory_vit.model.encoder import Cells, Context, Encoder
+from memory_vit.model.encoder import Cells, Context, Encoder, standardized
 from memory_vit.model.masks import TaskMask, task_mask
 from memory_vit.model.pooling import MAPHead, mean_of_patches
 from memory_vit.model.regimes import regime
@@ -76,6 +76,26 @@ class VisionTransformer(nn.Module):
     if cfg.num_classes:
       y = self.head(y)
     return y.astype(jnp.float32), context
+
+  def summarize(
+    self, images: Float[Array, "b side side 3"]
+  ) -> Float32[Array, "b n d"]:
+    """Run the plain ViT for what each of its layers makes of an image.
+
+    Args:
+      images: in [-1, 1].
+
+    Returns:
+      After each block the first class token, where there is one, and the mean
+      of the patches: n tokens, standardized, layer by layer.
+    """
+    cfg, tokens = self.config, self._tokens(images, self._cls())
+    summary = []
+    for x in self.Transformer.states(tokens, self._registers()):
+      if cfg.class_tokens:
+        summary.append(x[:, 0].astype(jnp.float32))
+      summary.append(mean_of_patches(x, cfg))
+    return standardized(jnp.stack(summary, axis=1), cfg)
 
   def read(
     self,
@@ -210,6 +230,12 @@ class MemoryViT(nn.Module):
   ) -> tuple[Float32[Array, "b c0"], Context]:
     """See `VisionTransformer.encode`."""
     return self.backbone.encode(images)
+
+  def summarize(
+    self, images: Float[Array, "b side side 3"]
+  ) -> Float32[Array, "b n d"]:
+    """See `VisionTransformer.summarize`."""
+    return self.backbone.summarize(images)
 
   def fine_tuned(
     self,

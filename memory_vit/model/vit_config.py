@@ -151,6 +151,11 @@ class ViTConfig:
     return (self.image_size // self.patch_size) ** 2
 
   @property
+  def summary_tokens(self) -> int:
+    """n, the tokens of `VisionTransformer.summarize`, of all layers."""
+    return self.depth * (2 if self.class_tokens else 1)
+
+  @property
   def head_dim(self) -> int:
     """The width of one attention head."""
     return self.width // self.num_heads

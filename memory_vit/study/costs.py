@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epy
 
-from memory_vit.model.regimes import REGIMES
+from memory_vit.model.regimes import PROBE_QUERIES, REGIMES
 from memory_vit.model.vit_config import ViTConfig, vit_config
 from memory_vit.study.record import StudyRecord
 from memory_vit.study.runs import regimes_of
@@ -25,7 +25,7 @@ with epy.lazy_imports():  # to measure; formulas and tables do without
   import jax
   import jax.numpy as jnp
 
-  from memory_vit.model import backbone, task, trees, vit
+  from memory_vit.model import backbone, probe, task, trees, vit
   from memory_vit.tasks import split_forward
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def cost_of(
   config = split_forward.headless(config)
   kind = REGIMES[regime]
   cells = cells if kind.has_memory else 0
-  bottleneck = bottleneck if kind.has_adapters else 0
+  bottleneck = bottleneck if kind.has_bottleneck else 0
   spec = task.TaskSpec(
     name="task",
     num_classes=1,
@@ -89,7 +89,9 @@ def cost_of(
     backbone=backbone.Backbone(config, {}, "").id,
     evaluation=task.EvalPreprocessing(image_size=config.image_size),
   )
-  shapes = spec.expected_shapes(config.width, config.depth)
+  shapes = spec.expected_shapes(
+    config.width, config.depth, config.summary_tokens
+  )
   shapes.pop("head")
   counted = trees.count(shapes)
   if kind.holds_backbone:
@@ -110,7 +112,7 @@ def parameters(
 ) -> int:
   """Number of parameters that a regime trains, by formula."""
   kind = REGIMES[regime]
-  d, l = config.width, config.depth
+  d, l, n = config.width, config.depth, config.summary_tokens
   each = {
     "head": 0,
     "cls": d,
@@ -118,6 +120,8 @@ def parameters(
     # Scale and bias of two LayerNorms in each block, and of the last one.
     "norms": 2 * (2 * l + 1) * d,
     "layers": l * d,
+    # Queries with a bias for each token; scale, down and up of each token.
+    "probe": PROBE_QUERIES * (d + n) + n * d * (1 + 2 * bottleneck),
     # After attention and after the MLP: down and up, each with a bias.
     "adapters": l * 2 * (2 * d * bottleneck + bottleneck + d),
     "backbone": backbone_parameters(config),
@@ -154,6 +158,10 @@ def flops(
   if attention in ("propagated", "additive"):
     more = tokens + cells
     return patches + l * _block(config, more, more), 0
+  if REGIMES[regime].has_probe:
+    # Scores, down and up, and the sum over tokens.
+    each = 2 * config.summary_tokens * d
+    return plain + each * (PROBE_QUERIES + 2 * bottleneck + 1), 0
   return plain + l * 2 * (2 * 2 * tokens * d * bottleneck), 0
 
 
@@ -177,6 +185,9 @@ def _compiled_flops(
     module: MemoryViT, image: jax.Array, params: dict[str, Any]
   ) -> Any:
     kind = REGIMES[spec.regime]
+    if kind.has_probe:
+      summary = module.backbone.summarize(image)
+      return probe.probe_features(params["probe"], summary)
     if kind.on_features:
       return module.encode(image)[0]
     if not kind.composes:

@@ -46,7 +46,8 @@ def init_task(
     num_classes: c.
     cells: m, memory cells per layer; 0 in a regime without memory.
     regime: how it will be learned, see `regimes`.
-    bottleneck: width of adapters; 0 in a regime without.
+    bottleneck: width of adapters, or of the values of a probe; 0 in a regime
+      without.
     attends_to: the earlier tasks that it reads, one or several. Of a `Task`,
       not of a mere name, its digest is kept, and another of that name is
       refused later.

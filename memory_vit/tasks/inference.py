@@ -58,6 +58,15 @@ def plain_program(
   return apply(model, {"backbone": params}, images, method="encode")[0]
 
 
+@functools.partial(jax.jit, static_argnames="config")
+def summary_program(
+  params: Any, images: Float[Array, "b side side 3"], *, config: ViTConfig
+) -> Float32[Array, "b n d"]:
+  """`summarize`, on the parameters of a backbone."""
+  model = MemoryViT(config)
+  return apply(model, {"backbone": params}, images, method="summarize")
+
+
 def read_tasks(
   task_params: Any,
   backbone_params: Any,

@@ -292,7 +292,8 @@ def _require_fit(
   """Raise unless the arrays can be those of such a task, on some backbone."""
   width = _first_axis(arrays, "head/kernel")
   depth = _first_axis(arrays, "memory", "adapters/attention/down/bias")
-  expected = trees.flatten(spec.expected_shapes(width, depth))
+  summary = _first_axis(arrays, "probe/scale")
+  expected = trees.flatten(spec.expected_shapes(width, depth, summary))
   # A backbone is compared where the one that the task was trained on is known.
   holds_backbone = REGIMES[spec.regime].holds_backbone
   described = {

@@ -15,11 +15,16 @@ from jaxtyping import Array, Float, Float32
 
 from memory_vit.errors import TaskError
 from memory_vit.model.backbone import Backbone
+from memory_vit.model.probe import probe_features
 from memory_vit.model.regimes import regime
 from memory_vit.model.task import Task, TaskSpec
 from memory_vit.model.vit import MemoryViT, apply, head_logits
 from memory_vit.model.vit_config import ViTConfig
-from memory_vit.tasks.inference import encode_program, read_tasks
+from memory_vit.tasks.inference import (
+  encode_program,
+  read_tasks,
+  summary_program,
+)
 
 # {name: logits (b, c)}
 Logits = dict[str, Float32[Array, "b _"]]
@@ -64,7 +69,7 @@ def make_split_forward(
       f"{specs[-1].regime!r} changes what the backbone computes."
     )
   if heads:
-    return _on_features(config)
+    return _on_features(config, specs)
   return _fine_tuned(config, specs[0])
 
 
@@ -84,21 +89,36 @@ def _masked(config: ViTConfig, specs: tuple[TaskSpec, ...]) -> SplitForward:
   return SplitForward(prepare, logits)
 
 
-def _on_features(config: ViTConfig) -> SplitForward:
-  """A head on what the backbone puts out in front of its own."""
+def _on_features(
+  config: ViTConfig, specs: tuple[TaskSpec, ...]
+) -> SplitForward:
+  """Heads on what the backbone puts out in front of its own, and probes.
+
+  Handed on are {"pooled": (b, d)} for heads, and {"layers": (b, n, d)} for
+  probes.
+  """
   config = headless(config)
+  probes = [regime(spec.regime).has_probe for spec in specs]
 
   def prepare(
     frozen: Any, images: Float[Array, "b side side 3"]
-  ) -> Float32[Array, "b d"]:
-    return encode_program(frozen["backbone"], images, config=config)[0]
+  ) -> dict[str, Array]:
+    params, features = frozen["backbone"], {}
+    if not all(probes):
+      features["pooled"] = encode_program(params, images, config=config)[0]
+    if any(probes):
+      features["layers"] = summary_program(params, images, config=config)
+    return features
 
-  def logits(
-    trained: Any, frozen: Any, features: Float32[Array, "b d"]
-  ) -> Logits:
+  def logits(trained: Any, frozen: Any, features: dict[str, Array]) -> Logits:
     del frozen
     return {
-      name: head_logits(features, task["head"])
+      name: head_logits(
+        probe_features(task["probe"], features["layers"])
+        if "probe" in task
+        else features["pooled"],
+        task["head"],
+      )
       for name, task in trained.items()
     }
 

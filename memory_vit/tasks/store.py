@@ -157,7 +157,9 @@ def read_arrays(path: Path, found: Manifest) -> dict[str, np.ndarray]:
 def _shapes(backbone: Backbone, spec: TaskSpec) -> dict[str, Any]:
   """The shapes of the parameters of a task on a backbone."""
   config = backbone.config
-  shapes = spec.expected_shapes(config.width, config.depth)
+  shapes = spec.expected_shapes(
+    config.width, config.depth, config.summary_tokens
+  )
   if REGIMES[spec.regime].holds_backbone:
     shapes["backbone"] = trunk(backbone_shapes(config))
   return shapes

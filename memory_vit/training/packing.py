@@ -36,11 +36,11 @@ def plan(
     None where there is one only.
   """
   if len(trials) == 1:
-    return _make_plan(trainer, trials)
+    return make_plan(trainer, trials)
   file = workdir / "passes.json"
   names = sorted(trial.name for trial in trials)
   if not (processes.on_process_0(file.exists) and has_saved(workdir)):
-    made = processes.broadcast_from_process_0(_make_plan(trainer, trials))
+    made = processes.broadcast_from_process_0(make_plan(trainer, trials))
     files.write_json(file, made)
     return made
   made = processes.on_process_0(lambda: files.read_object(file, "passes"))
@@ -66,8 +66,8 @@ def has_saved(workdir: Path) -> bool:
   return processes.on_process_0(look)
 
 
-def _make_plan(trainer: Trainer, trials: Sequence[Trial]) -> dict[str, Any]:
-  """Deal trials out to packs."""
+def make_plan(trainer: Trainer, trials: Sequence[Trial]) -> dict[str, Any]:
+  """Deal trials out to packs: see `plan`, which keeps one that was made."""
   if len(trials) == 1 or not REGIMES[trainer.config.regime].shares_pass:
     return {
       "passes": [[trial.name] for trial in trials],
@@ -117,6 +117,16 @@ def pack_bytes(trainer: Trainer, trials: Sequence[Trial]) -> int:
   needed = step.peak_bytes(
     state.params, trainer.frozen(), batch, config.batch_size_eval
   )
+  if trainer.kept:
+    prepare = trainer.frozen_pass(step)
+    splits = {"train": trainer.train, "validation": trainer.validation}
+    needed += trainer.kept.bytes_on_device(
+      [
+        trainer.kept.needs(key, reader, prepare)
+        for key, reader in splits.items()
+        if reader
+      ]
+    )
   # State and gradient; and once more, as the update does not work in place.
   return needed + 2 * trees.bytes_of(state) + trees.bytes_of(state.params)
 

@@ -19,7 +19,15 @@ from memory_vit.training.trainer import Trainer
 
 
 def require_possible(config: Config, workdir: Path, mesh: Mesh) -> None:
-  """Refuse what can be known to fail before anything is read."""
+  """Refuse what can be known to fail, and make the working directory."""
+  require_sound(config, workdir, mesh)
+  processes.on_process_0(
+    functools.partial(paths.make_directory, workdir, "--workdir")
+  )
+
+
+def require_sound(config: Config, workdir: Path, mesh: Mesh) -> None:
+  """Refuse what can be known to fail before anything is read or written."""
   if "://" in str(workdir) or ":/" in str(workdir):
     raise ConfigError(f"--workdir is {workdir}, expected a local directory.")
   if not config.data.name:
@@ -36,9 +44,6 @@ def require_possible(config: Config, workdir: Path, mesh: Mesh) -> None:
   parent_directories(config)
   _require_batches(config, mesh)
   require_memory(config)
-  processes.on_process_0(
-    functools.partial(paths.make_directory, workdir, "--workdir")
-  )
 
 
 def parent_directories(config: Config) -> tuple[list[Path], list[Path]]:

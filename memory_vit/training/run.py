@@ -13,7 +13,7 @@ from memory_vit.config import Config, to_dict
 from memory_vit.data import datasets
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.reader import Reader
-from memory_vit.data.split_ref import configured_splits
+from memory_vit.data.split_ref import SplitRef, configured_splits
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.regimes import REGIMES
 from memory_vit.run_result import RESULT, RunResult, SweepResult, read_result
@@ -24,6 +24,7 @@ from memory_vit.tasks import store
 from memory_vit.training import (
   config_changes,
   consistency,
+  given_splits,
   open_backbone,
   packing,
   padded_head,
@@ -46,6 +47,7 @@ def train_and_evaluate(
   workdir: Path,
   stop: StopSignal | None = None,
   may_change: Sequence[str] = (),
+  splits: Mapping[str, Reader] | None = None,
 ) -> RunResult:
   """Learn a task or a sweep, or go on where a run in `workdir` stopped.
 
@@ -61,6 +63,9 @@ def train_and_evaluate(
     stop: whether a run that trains should save its state and stop.
     may_change: what may not be as it was in the run that goes on, some of
       `config_changes.ON_REQUEST`.
+    splits: {"train": reader, ...} in place of a data set that `config.data`
+      names; such as from `data.open_indexable`. Perhaps also "validation" and
+      "test".
 
   Returns:
     The numbers that `result.json` holds.
@@ -70,12 +75,16 @@ def train_and_evaluate(
       using `workdir`.
     Interrupted: where `stop` says so.
   """
+  if splits is not None:
+    config = given_splits.with_splits(config, splits)
   consistency.require_same_start(config)
   mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
   requirements.require_possible(config, workdir, mesh)
   may_change = config_changes.allowed(may_change)
   with only_run(workdir) as require_alone:
-    context = RunContext(mesh, stop or StopSignal(), may_change, require_alone)
+    context = RunContext(
+      mesh, stop or StopSignal(), may_change, require_alone, splits or {}
+    )
     return _run(config, workdir, context)
 
 
@@ -88,6 +97,7 @@ def make_backbone(config: Config, workdir: Path, context: RunContext) -> None:
     TrainingError: where another configuration has made the one there.
     Interrupted: where `context.stop` says so.
   """
+  context = dataclasses.replace(context, splits={})  # those of the task
   if config.pretrain.variant:
     pretrain.make_backbone(
       config, workdir, lambda made, inner: _run(made, inner, context)
@@ -164,12 +174,25 @@ def _run(config: Config, workdir: Path, context: RunContext) -> RunResult:
   return result
 
 
+def open_trainer(
+  config: Config, workdir: Path, context: RunContext
+) -> tuple[Trainer, list[Trial]]:
+  """Open backbone and data of a run, and name its trials; nothing is written.
+
+  Raises:
+    MemoryVitError: for what cannot be used, or does not fit together.
+  """
+  name = resolve.task_name(config)
+  inputs = _open_inputs(config, name, workdir, context)
+  return inputs.trainer, inputs.trials
+
+
 def _open_inputs(
   config: Config, name: str, workdir: Path, context: RunContext
 ) -> _Inputs:
   """Open the backbone and all splits: a wrong one must not cost a training."""
   backbone = open_backbone.open_backbone(config, workdir, context.mesh)
-  train = datasets.open_on_all_processes(configured_splits(config)["train"])
+  train = _open_split(configured_splits(config)["train"], "train", context)
   config = resolve.with_backbone(config, backbone)
   config = resolve.with_steps(config, train.size)
   padded_head.require_width(config.task.padded_classes, train.num_classes)
@@ -181,7 +204,7 @@ def _open_inputs(
   named = {
     "train": trainer.train,
     "validation": trainer.validation,
-    "test": _open(config, "test"),
+    "test": _open(config, "test", context),
     "upstream": upstream.open_upstream(config, backbone),
   }
   splits = {key: reader for key, reader in named.items() if reader}
@@ -219,14 +242,21 @@ def _trainer(
     attends_to=tuple(store.load_task(path, backbone) for path in attends_to),
     ancestors=tuple(store.load_task(path, backbone) for path in ancestors),
     train=train,
-    validation=_open(config, "validation"),
+    validation=_open(config, "validation", context),
   )
 
 
-def _open(config: Config, role: str) -> Reader | None:
+def _open(config: Config, role: str, context: RunContext) -> Reader | None:
   """Open the split of a role; None where the configuration names none."""
   ref = configured_splits(config).get(role)
-  return datasets.open_on_all_processes(ref) if ref else None
+  return _open_split(ref, role, context) if ref else None
+
+
+def _open_split(ref: SplitRef, role: str, context: RunContext) -> Reader:
+  """Open a split, unless it is given."""
+  if role in context.splits:
+    return datasets.read_as(ref, context.splits[role].source)
+  return datasets.open_on_all_processes(ref)
 
 
 def _record_of(

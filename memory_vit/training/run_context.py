@@ -1,10 +1,11 @@
 """What a run is given beside its configuration."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from jax.sharding import Mesh
 
+from memory_vit.data.reader import Reader
 from memory_vit.runtime.preemption import StopSignal
 
 
@@ -19,9 +20,11 @@ class RunContext:
       a run began, from `config_changes.allowed`.
     require_alone: raises where another run may be using the directory; is
       called before a state is saved. All processes call it.
+    splits: {"train": reader, ...}, where they are given and not opened.
   """
 
   mesh: Mesh
   stop: StopSignal = dataclasses.field(default_factory=StopSignal)
   may_change: tuple[str, ...] = ()
   require_alone: Callable[[], None] = lambda: None
+  splits: Mapping[str, Reader] = dataclasses.field(default_factory=dict)

@@ -274,7 +274,7 @@ class Trainer:
       num_classes=padded or self.train.num_classes,
       cells=config.task.cells if kind.has_memory else 0,
       regime=config.regime,
-      bottleneck=config.task.bottleneck if kind.has_adapters else 0,
+      bottleneck=config.task.bottleneck if kind.has_bottleneck else 0,
       attends_to=self.attends_to,
       memory_norm=config.task.memory_norm,
       memory_std=config.task.memory_std,
@@ -296,7 +296,7 @@ class Trainer:
     if not quiet:
       return tasks
     parts = self.config.optim.accumulation_steps
-    with contextlib.closing(self._train_batches(step, 0)) as batches:
+    with contextlib.closing(self._image_batches(0)) as batches:
       # As many rows as pass the model at once.
       rows = jax.tree.map(lambda a: a[::parts], next(batches))
     rows = sharding.shard_batch(rows, self.context.mesh)

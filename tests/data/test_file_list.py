@@ -7,8 +7,9 @@ import fake_data
 import numpy as np
 import pytest
 
+from memory_vit import config as config_lib
 from memory_vit.config import DataConfig
-from memory_vit.data import datasets, file_list, inventory
+from memory_vit.data import audit_report, datasets, file_list, inventory
 from memory_vit.data.batching import eval_batches, train_batches
 from memory_vit.data.datasets import open_source
 from memory_vit.data.split_ref import SplitRef
@@ -251,6 +252,28 @@ def test_what_is_no_regular_file_is_never_read(tmp_path):
     assert line in str(error.value)
   reader = open_source("list", "train", str(root), max_bad=6)
   assert sorted(contents(reader)) == [(0, 0), (1, 1)]
+
+
+def test_all_that_is_wrong_with_lists_is_reported(prepared):
+  (prepared / "images/100.png").unlink()
+  (prepared / "images/7.png").write_bytes(b"no picture")
+  (prepared / "val20.txt").write_text(lines(range(79, 100)))
+  values = config_lib.to_dict(config_lib.Config())
+  values["data"] |= {
+    "name": "list", "dir": str(prepared), "train": "train80",
+    "validation": "val20",
+  }  # fmt: skip
+  report = audit_report.audit_data(config_lib.from_dict(values))
+  assert not report["clean"]
+  problems = [split["problems"] for split in report["splits"]]
+  assert [len(found) for found in problems] == [1, 0, 1]
+  assert "images/7.png" in problems[0][0]["where"]
+  assert problems[2][0]["detail"] == "it is not there"
+  (shared, *_) = report["duplicates"]
+  assert (shared["splits"], shared["count"]) == (["train", "validation"], 1)
+  (prepared / "test.txt").write_text("no list\n")
+  report = audit_report.audit_data(config_lib.from_dict(values))
+  assert "test.txt, line 1" in report["splits"][2]["problems"][0]["where"]
 
 
 def test_names_of_files_that_are_not_utf_8(tmp_path):

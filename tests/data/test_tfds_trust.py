@@ -171,7 +171,9 @@ def test_trust_reaches_every_reader(
   no_pretraining = dataclasses.replace(
     config, backbone=str(backbone_file), pretrain=PretrainConfig()
   )
-  planned = types.SimpleNamespace(name="x", data="digits:5-9", tested=True)
+  planned = types.SimpleNamespace(
+    name="x", data="digits:5-9", seed=0, tested=True
+  )
   readers = (
     lambda: run.train_and_evaluate(no_pretraining, tmp_path / "run"),
     lambda: upstream.open_upstream(config, None),

@@ -57,12 +57,15 @@ def test_one_file_computes_all_tasks_for_any_batch(backbone, images, tmp_path):
   ]  # fmt: skip
 
 
-@pytest.mark.parametrize("regime", ["full", "memory"])
+@pytest.mark.parametrize("regime", ["full", "memory", "probe"])
 def test_a_regime_that_composes_with_nothing_is_exported_alone(
   backbone, images, tmp_path, regime
 ):
   cells = 2 if regime == "memory" else 0
-  task = random_task(backbone, "a", regime=regime, cells=cells)
+  task = random_task(
+    backbone, "a", regime=regime, cells=cells,
+    bottleneck=3 if regime == "probe" else 0,
+  )  # fmt: skip
   expected = split_forward.forward(backbone, [task], images)
   require_close(exported(backbone, task, tmp_path).call(images), expected)
   assert set(expected) == {"a"}

@@ -42,6 +42,13 @@ def test_a_run_learns_the_same_bits(regime, tmp_path):
     np.testing.assert_array_equal(other[name], values, err_msg=name)
 
 
+def test_it_is_for_random_crops():
+  keep = config_lib.KeepConfig(what="images")
+  data = config_lib.DataConfig(train_crop="resize", flip=False)
+  with pytest.raises(ConfigError, match="is for random crops, but"):
+    config_lib.Config(keep=keep, data=data)
+
+
 @pytest.mark.parametrize(
   "keep", [{"views": 2}, {"dtype": "bfloat16"}, {"where": "device"}]
 )

@@ -17,8 +17,9 @@ from memory_vit.errors import BrokenDataError, ConfigError, TrainingError
 from memory_vit.kept import shards
 from memory_vit.runtime import lock
 from memory_vit.runtime.preemption import PREEMPTED, Interrupted, StopSignal
-from memory_vit.training import trainer
+from memory_vit.training import packing, sweep, trainer
 from memory_vit.training.run_context import RunContext
+from memory_vit.training.step import Step
 
 SIZE, BATCH = 23, 4
 # Of 8 pixels, which stand for what a frozen pass makes of them; two batches.
@@ -315,3 +316,22 @@ def test_one_run_at_a_time_keeps_the_same(tmp_path):
   with lock.one_at_a_time(path, wait):
     assert len(asked) == 3
     assert all(owner.startswith("process ") for owner in asked)
+
+
+def test_memory_that_is_kept_is_planned_for(config, backbone, monkeypatch):
+  monkeypatch.setattr(Step, "peak_bytes", lambda *args: 0)
+  found = []
+  for keep in ({}, {"what": "contexts"}, {"what": "contexts", "where": "disk"}):
+    keep = config_lib.KeepConfig(**keep)
+    config = dataclasses.replace(config, keep=keep)
+    made = trainer.Trainer(
+      config=config,
+      context=RunContext(one_device()),
+      backbone=backbone,
+      train=reader_of(config),
+    )
+    found.append(packing.pack_bytes(made, sweep.trials_of(config, "d")))
+  # Keys and values of 17 tokens of width 32; all devices share one memory.
+  kept = SIZE * 2 * 17 * 32 * 4 // jax.local_device_count()
+  assert found[1] - found[0] == kept
+  assert found[2] == found[0]

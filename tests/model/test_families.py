@@ -88,7 +88,7 @@ def test_every_token_of_a_task_matters(name, regime, images):
   kind = REGIMES[regime]
   task = random_task(
     backbone, "a", regime=regime, cells=2 if kind.has_memory else 0,
-    bottleneck=3 if kind.has_adapters else 0,
+    bottleneck=3 if kind.has_bottleneck else 0,
   )  # fmt: skip
   out = np.asarray(logits_of(backbone, task, images))
   for leaf in trees.flatten(task.params):

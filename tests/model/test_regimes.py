@@ -34,7 +34,7 @@ def task_of(backbone, regime, *, seed=0, cells=2, start=False, **options):
   options = {
     "cells": cells if regime in MEMORY else 0,
     "regime": regime,
-    "bottleneck": 3 if regime in ADAPTERS else 0,
+    "bottleneck": 3 if REGIMES[regime].has_bottleneck else 0,
     **options,
   }
   if start:
@@ -87,6 +87,8 @@ def test_what_is_trained(backbone, regime):
     ("memory_propagated", 100 * 769 + 768 + 768 * 5),
     # Two adapters in each of 12 blocks: 768 to 5 to 768, with biases.
     ("adapter", 100 * 769 + 768 + 12 * 2 * (2 * 768 * 5 + 5 + 768)),
+    # Of 24 tokens: 8 queries with a bias for each; scales, 768 to 5 to 768.
+    ("probe", 100 * 769 + 8 * (768 + 24) + 24 * 768 * (1 + 2 * 5)),
     # The published B/32, without its head and the layer before it.
     ("full", 100 * 769 + 87_455_232),
   ],
@@ -98,7 +100,7 @@ def test_counts_of_parameters_are_the_papers(regime, expected):
   options = {
     "num_classes": 100,
     "cells": 5 if regime in MEMORY else 0,
-    "bottleneck": 5 if regime in ADAPTERS else 0,
+    "bottleneck": 5 if REGIMES[regime].has_bottleneck else 0,
   }
 
   def params(key):

@@ -240,10 +240,11 @@ def test_a_sweep_equals_its_variants_alone(tmp_path):
 
 
 @pytest.mark.slow
-def test_heads_are_learned_side_by_side(tmp_path):
+@pytest.mark.parametrize("regime", ["head", "probe"])
+def test_heads_are_learned_side_by_side(tmp_path, regime):
   """They share the features, and nothing else."""
   config = dataclasses.replace(
-    config_of(learning_rate=(0.3, 0.1)), regime="head", total_steps=2
+    config_of(learning_rate=(0.3, 0.1)), regime=regime, total_steps=2
   )
   variants = sweep.trials_of(config, "d")
   together = trainer_of(config).train_pack(variants, tmp_path / "all", {})

@@ -1,0 +1,184 @@
+"""Splits of what Python already holds: anything with a length and examples.
+
+That is how torch, torchvision, Hugging Face `datasets` and Grain hand out data
+sets with random access.
+"""
+
+import contextlib
+import io
+import operator
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from PIL import Image
+
+from memory_vit.data import datasets
+from memory_vit.data.inventory import Inventory
+from memory_vit.data.quiet_tensorflow import tf
+from memory_vit.data.reader import Reader
+from memory_vit.data.sources import Fetch, Source
+from memory_vit.errors import DataError
+from memory_vit.images import decoding
+from memory_vit.runtime import messages
+
+_NAME = re.compile(r"[\w.-]{1,100}", re.ASCII)
+
+
+class Indexable(Protocol):
+  """Examples that have numbers, from 0 on."""
+
+  def __len__(self) -> int:
+    """The number of examples."""
+
+  def __getitem__(self, index: int, /) -> Any:
+    """The example of a number."""
+
+
+def open_indexable(
+  examples: Indexable,
+  *,
+  name: str,
+  version: str,
+  class_names: Sequence[str] = (),
+  split: str = "all",
+  keys: tuple[str, str] = ("image", "label"),
+  parallel: bool = True,
+) -> Reader:
+  """Open the examples of a Python object as a split.
+
+  An example is a pair (image, label), or a dictionary with `keys`. An image is
+  one of Pillow, uint8 pixels (h, w, 3), (h, w), (h, w, 1) or (h, w, 4), of
+  which alpha is dropped, the bytes of an image file, or a dictionary with such
+  "bytes". A label is an integer from 0.
+
+  Args:
+    examples: any object with `len` and examples by number. Always the same for
+      the same number: without any random change of images.
+    name: of the data set, for messages and results.
+    version: what tells these examples from other ones of the same name. Their
+      contents are not looked at when a run goes on, but this, their number and
+      their classes.
+    class_names: one per label; by default those that Hugging Face `datasets`
+      (`features`) or torchvision (`classes`) state.
+    split: its name, for messages and results.
+    keys: of the image and the label, where an example is a dictionary.
+    parallel: whether several threads may ask for examples at once.
+
+  Returns:
+    A reader for `data.train_batches`, `data.eval_batches` and
+    `training.train_and_evaluate`.
+
+  Raises:
+    DataError: for examples without a length, classes or integer labels.
+    BrokenDataError: where the first example cannot be read.
+  """
+  if not _NAME.fullmatch(name) or not version or not split:
+    raise DataError(
+      f"the examples have the name {messages.brief(name)}, version "
+      f"{messages.brief(version)} and split {messages.brief(split)}: expected "
+      "letters, digits, '.', '_' and '-' as the name, and no empty one."
+    )
+  source = Source(
+    name=f"python:{name}",
+    split=split,
+    size=_count(examples, name),
+    class_names=tuple(class_names) or _stated_classes(examples, keys[1], name),
+    fetch=_fetch(examples, keys, parallel),
+    inventory=Inventory(facts={"examples": len(examples), "version": version}),
+  )
+  reader = Reader(source)
+  datasets.check_first_label(reader)
+  return reader
+
+
+def _count(examples: Indexable, name: str) -> int:
+  """The number of examples, at least one."""
+  kind = type(examples).__name__
+  if not hasattr(examples, "__len__") or not hasattr(examples, "__getitem__"):
+    raise DataError(
+      f"the examples of {name!r} are of type {kind}: expected an object with "
+      "`__len__` and `__getitem__`. Of a stream, make a list."
+    )
+  if not len(examples):
+    raise DataError(f"the examples of {name!r} are an empty {kind}.")
+  return len(examples)
+
+
+def _stated_classes(
+  examples: Indexable, label: str, name: str
+) -> tuple[str, ...]:
+  """The classes that a data set of another library states."""
+  features = getattr(examples, "features", None)
+  feature = features.get(label) if isinstance(features, Mapping) else None
+  stated = getattr(feature, "names", None) or getattr(examples, "classes", None)
+  if not stated or not all(isinstance(each, str) for each in stated):
+    raise DataError(
+      f"the examples of {name!r} do not say what their classes are called: "
+      "give class_names."
+    )
+  return tuple(stated)
+
+
+def _fetch(examples: Indexable, keys: tuple[str, str], parallel: bool) -> Fetch:
+  """Make `Source.fetch` of a Python object."""
+  lock = contextlib.nullcontext() if parallel else threading.Lock()
+
+  def read(index: int) -> tuple[bytes, np.int32]:
+    with lock:
+      example = examples[int(index)]
+      image, label = _pair(example, keys)
+      return _encoded(image), np.int32(_whole(label))
+
+  # A graph even when called eagerly, so that all errors are TensorFlow's.
+  @tf.function
+  def fetch(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    encoded, label = tf.numpy_function(read, [index], [tf.string, tf.int32])
+    return tf.ensure_shape(encoded, ()), tf.ensure_shape(label, ())
+
+  return fetch
+
+
+def _pair(example: Any, keys: tuple[str, str]) -> tuple[Any, Any]:
+  """The image and the label of an example."""
+  if isinstance(example, Mapping):
+    if not all(key in example for key in keys):
+      raise DataError(f"it has the keys {[*example]}, expected {list(keys)}")
+    return example[keys[0]], example[keys[1]]
+  if isinstance(example, Sequence) and len(example) == 2:
+    return example[0], example[1]
+  kind = type(example).__name__
+  raise DataError(f"it is of type {kind}, expected (image, label) or a dict")
+
+
+def _whole(label: Any) -> int:
+  """An integer of Python, NumPy or torch."""
+  try:
+    return operator.index(label)
+  except TypeError:
+    shown = messages.brief(label)
+    raise DataError(f"its label is {shown}, expected an integer") from None
+
+
+def _encoded(image: Any) -> bytes:
+  """An image as a file; pixels become a PNG that is not compressed."""
+  if isinstance(
+    image, Mapping
+  ):  # as Hugging Face hands out what it may not decode
+    image = image.get("bytes")
+  if isinstance(image, bytes):
+    return image
+  if isinstance(image, Image.Image):
+    pixels = decoding.rgb(image)
+  elif hasattr(image, "__array__"):
+    pixels = decoding.rgb_pixels(np.asarray(image))
+  else:
+    raise DataError(
+      f"its image is of type {type(image).__name__}, expected one of Pillow, "
+      "uint8 pixels, or the bytes of a file"
+    )
+  file = io.BytesIO()
+  Image.fromarray(pixels).save(file, "PNG", compress_level=0)
+  return file.getvalue()

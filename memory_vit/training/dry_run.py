@@ -1,0 +1,144 @@
+"""Dry run: what a run will keep, how long it will take, before it begins."""
+
+import itertools
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from memory_vit.config import Config
+from memory_vit.errors import ConfigError
+from memory_vit.kept.splits import Kept, Needs, Prepare
+from memory_vit.runtime import sharding
+from memory_vit.runtime.tables import aligned
+from memory_vit.training import consistency, packing, requirements, run
+from memory_vit.training.progress import duration
+from memory_vit.training.run_context import RunContext
+from memory_vit.training.trainer import Start, Trainer
+
+# Batches that are read to be timed; the first begins the pipeline.
+_READ = 3
+
+
+def dry_run(config: Config, workdir: Path) -> str:
+  """Describe a run by a few batches and steps of it; nothing is written.
+
+  Args:
+    config: of the run.
+    workdir: where it would write.
+
+  Returns:
+    A table: steps, bytes that are kept, seconds.
+
+  Raises:
+    MemoryVitError: for what the run itself would refuse; where the backbone is
+      one that the run would train first, and has not.
+  """
+  consistency.require_same_start(config)
+  mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
+  requirements.require_sound(config, workdir, mesh)
+  if config.pretrain.variant and not (workdir / "backbone.npz").exists():
+    raise ConfigError(
+      f"--dry_run times steps on the backbone, which config.pretrain makes "
+      f"first: {workdir / 'backbone.npz'} is not there yet. Run without "
+      "--dry_run, or give config.backbone."
+    )
+  trainer, trials = run.open_trainer(config, workdir, RunContext(mesh))
+  config = trainer.config
+  passes = packing.make_plan(trainer, trials)["passes"]
+  start = trainer.start([t for t in trials if t.name in passes[0]])
+  prepare = trainer.frozen_pass(start.step)
+  seconds = _step_seconds(trainer, start, prepare)
+  total = duration(config.total_steps * len(passes) * seconds)
+  rows = [
+    (
+      "steps",
+      f"{config.total_steps:,} of {config.batch_size} images, for "
+      f"{len(trials)} trials in {len(passes)} passes",
+    ),
+    *_of_kept(trainer, prepare),
+    ("training", f"about {total}, {seconds:.3g} s a step"),
+  ]
+  return (
+    f"{aligned(rows)}\n\nMeasured on a few batches. Compiling, evaluation, and "
+    "images that are read more slowly than they are trained on come on top."
+  )
+
+
+def _of_kept(trainer: Trainer, prepare: Prepare) -> list[tuple[str, str]]:
+  """What is kept of each split: bytes, where, and how long it will take."""
+  kept = trainer.kept
+  if not kept:
+    return [("kept", "nothing (config.keep.what is 'none')")]
+  readers = {"train": trainer.train, "validation": trainer.validation}
+  needs = [
+    kept.needs(key, reader, prepare)
+    for key, reader in readers.items()
+    if reader
+  ]
+  kept.require_room(needs)
+  seconds = sum(n.missing * _row_seconds(kept, n, prepare) for n in needs)
+  return [
+    *(
+      (
+        f"{kept.config.keep.what} of {n.plan.role}",
+        f"{n.plan.count:,} rows of {n.row_bytes:,} bytes: {n.bytes:,} bytes "
+        f"({n.bytes / 2**30:.2f} GiB), {n.missing:,} rows are missing",
+      )
+      for n in needs
+    ),
+    ("kept in", kept.place),
+    ("computing", f"about {duration(seconds)}, once"),
+  ]
+
+
+def _row_seconds(kept: Kept, needs: Needs, prepare: Prepare) -> float:
+  """Seconds to read the image of a row, and to compute the row."""
+  if not needs.missing:
+    return 0.0
+  views, starts = needs.plan.views, needs.plan.starts
+  read = views.batches(starts[:_READ], starts.step)
+  images = next(read)["image"]
+  began, count = time.perf_counter(), 0
+  for batch in itertools.islice(read, _READ - 1):
+    images, count = batch["image"], count + 1
+  reading = (time.perf_counter() - began) / max(1, count)
+  placed = sharding.shard_batch(images, kept.mesh)
+  return (reading + _seconds(lambda: prepare(placed))) / starts.step
+
+
+def _step_seconds(trainer: Trainer, start: Start, prepare: Prepare) -> float:
+  """Seconds of a step on one batch, from images or from what is kept."""
+  config = trainer.config
+  shape = (config.batch_size, config.image_size, config.image_size, 3)
+  rows: Any = jax.ShapeDtypeStruct(shape, np.float32)
+  if trainer.kept:
+    rows = jax.eval_shape(prepare, rows)
+  labels = jax.ShapeDtypeStruct((config.batch_size,), np.int32)
+  kind = "inputs" if trainer.kept else "image"
+  # How long it takes does not depend on the numbers.
+  batch = jax.jit(
+    lambda: jax.tree.map(
+      lambda a: jnp.zeros(a.shape, a.dtype), {kind: rows, "label": labels}
+    ),
+    out_shardings=sharding.by_rows(trainer.context.mesh),
+  )()
+  state, frozen = start.state, trainer.frozen()
+
+  def step() -> Any:
+    nonlocal state
+    state, metrics = start.step(state, frozen, batch)
+    return metrics
+
+  return _seconds(step)
+
+
+def _seconds(program: Any) -> float:
+  """Of the second call: the first one compiles."""
+  jax.block_until_ready(program())
+  began = time.perf_counter()
+  jax.block_until_ready(program())
+  return time.perf_counter() - began
