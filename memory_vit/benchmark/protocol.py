@@ -151,9 +151,10 @@ def final_config(
 
 def _configured(config: Config, data: TaskData, regime: str) -> Config:
   """What search and final run share."""
-  # What is kept is said of all regimes; each keeps what it has.
-  keeps = config.keep.what != "none"
-  what = what_can_be_kept(regime) if keeps else "none"
+  # Whether a frozen pass is kept is said of all regimes; each keeps its own.
+  what = config.keep.what
+  if what != "none":
+    what = what_can_be_kept(regime)
   return dataclasses.replace(
     config,
     regime=regime,

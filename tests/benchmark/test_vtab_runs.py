@@ -89,6 +89,28 @@ def test_regimes_that_share_no_pass_search_with_one_seed(
   assert scores(bench)["cifar", "full"].trials == 3 + 3
 
 
+@pytest.mark.parametrize(
+  ("said", "kept"),
+  [
+    ("contexts", ["features", "contexts", "none"]),
+    ("none", ["none"] * 3),
+  ],
+)
+def test_each_regime_keeps_what_it_reads(
+  tmp_path, backbone_file, fake, said, kept
+):
+  regimes = ("head", "cls_masked", "full")
+  bench = small_benchmark(tmp_path, backbone_file, ["kitti"], regimes=regimes)
+  keep = dataclasses.replace(bench.config.keep, what=said)
+  config = dataclasses.replace(bench.config, keep=keep)
+  bench = dataclasses.replace(bench, config=config)
+  found = [
+    protocol.search_config(bench, bench.tasks[0], regime).keep.what
+    for regime in regimes
+  ]
+  assert found == kept
+
+
 def test_a_finished_run_of_another_configuration_is_refused(
   tmp_path, backbone_file, fake
 ):
