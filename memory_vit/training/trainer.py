@@ -296,7 +296,7 @@ class Trainer:
     if not quiet:
       return tasks
     parts = self.config.optim.accumulation_steps
-    with contextlib.closing(self._image_batches(0)) as batches:
+    with contextlib.closing(self._train_batches(step, 0)) as batches:
       # As many rows as pass the model at once.
       rows = jax.tree.map(lambda a: a[::parts], next(batches))
     rows = sharding.shard_batch(rows, self.context.mesh)
