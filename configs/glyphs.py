@@ -24,10 +24,11 @@ def get_config(name: str = "glyph_inverted") -> ml_collections.ConfigDict:
   config.batch_size_eval = 400
   # A character is another one when it is mirrored, and there is no room to cut
   # off anything. So an image is always the same, and what the backbone makes of
-  # it is kept.
+  # it is kept, for all runs of a study.
   config.data.flip = False
   config.data.train_crop = "resize"
   config.keep.what = "contexts"
+  config.keep.where = "disk"
   config.total_steps = 500
   # The last step alone: its length is the same for all that are compared.
   config.eval_every = 500

@@ -17,6 +17,7 @@ from memory_vit.config import Config, data_seed
 from memory_vit.data import batching, fixed_views, inventory
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.reader import Reader
+from memory_vit.errors import ConfigError
 from memory_vit.kept import compute, plan, room, shards
 from memory_vit.kept.layout import RowLayout
 from memory_vit.kept.plan import SplitPlan
@@ -226,6 +227,7 @@ class Kept:
   def _on_disk(self, key: str, made: SplitPlan, prepare: Prepare) -> Rows:
     """Rows that later runs find again."""
     layout, reader = self.layout(made, prepare), made.views.reader
+    _require_known(reader)
     facts = self._facts(key, made, layout)
     folder = self._folder() / plan.key_of(facts)
     paths.make_directory(folder, "config.keep.dir")
@@ -329,3 +331,14 @@ class Kept:
 def _count(made: SplitPlan, spans: Sequence[range]) -> int:
   """The rows in some spans of the places of a plan."""
   return sum(len(range(made.count)[s.start : s.stop]) for s in spans)
+
+
+def _require_known(reader: Reader) -> None:
+  """Refuse data that nothing tells from others: a wrong row might be found."""
+  known = reader.source.inventory
+  if not known.files and known.facts.get("version") == "":
+    raise ConfigError(
+      f"config.keep.where is 'disk', but {reader.source} comes from Python "
+      "without a version, so that later runs could not tell it from others: "
+      "give it one, or expected 'host' or 'device'."
+    )

@@ -172,8 +172,8 @@ def _pairs(
 ) -> list[tuple[_Setting, _Setting]]:
   """What is compared beside the baseline.
 
-  Parts alone and together, other starts and numbers of cells of the same, and
-  memory with and without the mask.
+  Parts alone and together, what reads frozen features alone, other starts and
+  numbers of cells of the same, and memory with and without the mask.
   """
   count = config.task.cells
   masked, norms = _Setting("memory_masked", count), _Setting("norms_masked")
@@ -184,6 +184,8 @@ def _pairs(
     (_Setting(f"norms_{more}memory_masked", count), fewer)
     for more, fewer in (("", norms), ("layers_", both))
   ]
+  probe = _Setting("probe")
+  pairs += [(probe, _Setting("head")), (both, probe)]
   pairs += [(memory, masked), (memory, _Setting("head_cls"))]
   for one in settings:
     if one.memory_init:

@@ -13,6 +13,7 @@ from conftest import one_device, tiny_backbone
 
 from memory_vit import config as config_lib
 from memory_vit.data import datasets
+from memory_vit.data.inventory import Inventory
 from memory_vit.errors import BrokenDataError, ConfigError, TrainingError
 from memory_vit.kept import shards
 from memory_vit.runtime import lock
@@ -300,6 +301,21 @@ def test_a_later_run_knows_what_could_not_be_read(config, backbone):
       assert [*reader.unreadable] == [5]
   assert results[0][0].tobytes() == results[1][0].tobytes()
   assert (results[0][0][5] == results[0][0][6]).all()
+
+
+@pytest.mark.parametrize("version", ["", "2"])
+def test_data_of_python_needs_a_version(version, config, backbone):
+  """Of its contents nothing else is known."""
+  reader = reader_of(config)
+  known = Inventory(facts={"examples": SIZE, "version": version})
+  source = dataclasses.replace(reader.source, inventory=known)
+  frozen_pass = Pass()
+  if version:
+    kept_rows(config, backbone, frozen_pass, type(reader)(source))
+  else:
+    with pytest.raises(ConfigError, match="without a version"):
+      kept_rows(config, backbone, frozen_pass, type(reader)(source))
+  assert bool(frozen_pass.images) == bool(version)
 
 
 def test_one_run_at_a_time_keeps_the_same(tmp_path):
