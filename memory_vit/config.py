@@ -271,9 +271,9 @@ class OptimConfig:
   )
   # "balanced" weighs the loss of an example by n / (classes * count), with the
   # count of its class in the training split: rare classes count as much as
-  # frequent ones. "" weighs all examples alike.
+  # frequent ones. "none" weighs all examples alike.
   class_weights: str = option(
-    "", Choice(("", "balanced")), resume="never", sweep=True
+    "none", Choice(("none", "balanced")), resume="never", sweep=True
   )
   # Above 0, mixup: images are mixed in pairs, with shares drawn from
   # Beta(mixup, mixup). 0.2 is common; the trials of a sweep share their images.

@@ -57,7 +57,9 @@ def shared_step(plan: StepPlan) -> Step:
     optim.make_optimizer(options, schedules),
     plan.mesh,
     label_smoothing={n: o.label_smoothing for n, o in options.items()},
-    weighted=tuple(n for n, o in options.items() if o.class_weights),
+    weighted=tuple(
+      n for n, o in options.items() if o.class_weights == "balanced"
+    ),
     mixup=plan.mixup,
     accumulation_steps=plan.accumulation_steps,
   )

@@ -457,7 +457,7 @@ class Trainer:
   @property
   def _weighs_classes(self) -> bool:
     trials = sweep.trials_of(self.config, "any")
-    return any(trial.config.optim.class_weights for trial in trials)
+    return any(t.config.optim.class_weights == "balanced" for t in trials)
 
   def _untouched(self) -> dict[str, Any]:
     """What stays as it is: of `full`, nothing of the backbone."""

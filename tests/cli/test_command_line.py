@@ -207,6 +207,12 @@ BESIDE = {
   "optim.accumulation_steps": {"batch_size": 2**20},
   "pretrain.variant": {"pretrain.total_steps": 1, "image_size": 224},
 }
+# The same, for a value.
+SQUEEZED = {"data.train_crop": "resize", "data.flip": False}
+BESIDE_VALUE = {
+  ("keep.what", "contexts"): SQUEEZED,
+  ("keep.what", "features"): {**SQUEEZED, "regime": "head"},
+}
 
 
 def changed(values):
@@ -226,6 +232,7 @@ def test_what_is_legal_is_accepted(part):
   for key in keys:
     for value in legal_values(key):
       beside = {"total_steps": 2**31 - 1, **BESIDE.get(key, {})}
+      beside |= BESIDE_VALUE.get((key, str(value)), {})
       made = changed({**beside, key: value})
       assert from_dict(to_dict(made)) == made
 

@@ -17,7 +17,7 @@ from fake_data import encode, noise
 from configs import base
 from memory_vit import check_data
 from memory_vit import config as config_lib
-from memory_vit.data import audit, audit_report, watchdog
+from memory_vit.data import audit_report, watchdog
 from memory_vit.errors import ConfigError, DataError
 
 
@@ -149,7 +149,7 @@ def test_pictures_that_do_not_come_end_it(tmp_path, monkeypatch):
     yield
 
   monkeypatch.setattr(watchdog, "limit", limit)
-  monkeypatch.setattr(audit, "_AT_ONCE", 4)
+  monkeypatch.setattr("memory_vit.data.reader._AT_ONCE", 4)
   config = config_of("folder", tmp_path, test="")
   config = dataclasses.replace(config, stall_timeout=7.0)
   (entry,) = audit_report.audit_data(config)["splits"]

@@ -92,12 +92,13 @@ def test_a_variant_is_best_by_validation(backbone, tmp_path):
     for names in (("d-00",), ("d-01", "d-02"))
   ]  # fmt: skip
 
-  def evaluate(tasks, source):
+  def evaluate(tasks, source, hits):
     assert source == "the test split"
     return {
       task.spec.name: {
         "top1": test[task.spec.name], "top5": 1.0, "loss": 1.0,
         "per_class": [], "majority": 0.5, "examples": 9, "skipped": 0,
+        "hits": None,
       }
       for task in tasks
     }  # fmt: skip
