@@ -683,7 +683,7 @@ def beyond_the_end(config: Config) -> list[str]:
 
   Of a run in epochs the last step is known once its data is.
   """
-  return [
+  late = [
     f"config.{key} is {value}, beyond config.total_steps {config.total_steps}."
     for key, value in (
       ("profile_at", config.profile_at),
@@ -691,3 +691,10 @@ def beyond_the_end(config: Config) -> list[str]:
     )
     if value > config.total_steps
   ]
+  if config.early_stopping and config.eval_every >= config.total_steps:
+    late.append(
+      f"config.early_stopping is {config.early_stopping}, but the only "
+      f"evaluation is at the last step: expected a config.eval_every below "
+      f"config.total_steps {config.total_steps}."
+    )
+  return late

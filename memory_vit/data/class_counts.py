@@ -14,8 +14,8 @@ logger = logging.getLogger(__name__)
 def class_counts(reader: Reader) -> np.ndarray:
   """How many examples of each class a split has.
 
-  Every record is read, and no image is decoded. Examples that cannot be read do
-  not count.
+  Every record is read, and no image is decoded. Records that cannot be read do
+  not count; images that turn out to be broken once they are decoded do.
 
   Returns:
     int64 (c,).

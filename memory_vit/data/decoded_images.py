@@ -21,11 +21,9 @@ from memory_vit.images.view import LONGEST_ASPECT
 logger = logging.getLogger(__name__)
 
 # Images that are decoded before memory is looked at again.
-_AT_ONCE = 256
+_AT_ONCE = 16
 # Of the memory that is free, so much stays so.
 _SPARED = 0.1
-# In the estimate of what all take: sides of most photographs.
-_ASPECT = 4 / 3
 
 
 def keep_decoded(
@@ -42,20 +40,18 @@ def keep_decoded(
     check: is called now and then, and may raise.
 
   Raises:
-    ConfigError: where memory does not suffice, before or on the way.
+    ConfigError: where memory will not suffice, by the images so far.
     BrokenDataError: where more images cannot be read than may.
   """
-  need = int(reader.size * 3 * side * side * _ASPECT)
-  _require_memory(need, reader, "about ")
   logger.info(
-    "decoding %d images with a shorter side of at most %d px into memory "
-    "(about %.2f GiB)", reader.size, side, need / 2**30,
+    "decoding %d images with a shorter side of at most %d px into memory",
+    reader.size, side,
   )  # fmt: skip
   images, labels, taken = [], [], 0
   for index, example in enumerate(_decoded(reader, side)):
-    if index % _AT_ONCE == 0:
+    if index and index % _AT_ONCE == 0:
       check()
-      _require_memory(0, reader, "more than ")
+      _require_memory(taken, index, reader)
     if isinstance(example, tf.errors.OpError):
       reader.mark_unreadable({index: sources.reason_of(example)})
       # Whatever asks for it cannot decode it: the next one takes its place.
@@ -118,14 +114,22 @@ def _no_larger(image: tf.Tensor, side: int) -> tf.Tensor:
   return tf.cond((shorter > side) & ~too_long, resized, lambda: image)
 
 
-def _require_memory(need: int, reader: Reader, about: str) -> None:
-  """Refuse what the memory of this host does not hold."""
+def _require_memory(taken: int, done: int, reader: Reader) -> None:
+  """Refuse what the memory of this host will not hold, by the images so far.
+
+  Args:
+    taken: bytes of the first images.
+    done: number of these.
+    reader: of all.
+  """
   memory = psutil.virtual_memory()
-  if need < memory.available - _SPARED * memory.total:
+  left = taken * (reader.size - done) // done
+  if left < memory.available - _SPARED * memory.total:
     return
   raise ConfigError(
     f"config.keep.what is 'images': the {reader.size:,} decoded images of "
-    f"{reader.source} take {about}{max(need, memory.available) / 2**30:.1f} "
-    f"GiB, and {memory.available / 2**30:.1f} GiB of memory are free. Expected "
-    "a smaller config.data.resize, fewer images, or config.keep.what 'none'."
+    f"{reader.source} take about {(taken + left) / 2**30:.1f} GiB, by the "
+    f"first {done}, and {memory.available / 2**30:.1f} GiB of memory are free. "
+    "Expected a smaller config.data.resize, fewer images, or config.keep.what "
+    "'none'."
   )

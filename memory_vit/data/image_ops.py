@@ -9,6 +9,7 @@ evaluation without TensorFlow.
 """
 
 import numpy as np
+import PIL
 
 from memory_vit.config import TrainDataConfig
 from memory_vit.data import raw_images
@@ -19,6 +20,11 @@ from memory_vit.images.view import LONGEST_ASPECT, MAX_RESIZED_PIXELS
 from memory_vit.model.task import EvalPreprocessing
 
 _PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def decoders() -> dict[str, str]:
+  """The versions of what decodes and resizes images."""
+  return {"tensorflow": tf.__version__, "pillow": PIL.__version__}
 
 
 def train_image(

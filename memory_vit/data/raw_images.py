@@ -4,14 +4,15 @@ They take the place of encoded images where decoding is what training waits for
 (`keep.what=images`). Of a crop, only its rows are copied.
 """
 
+import os
 import struct
 
 import numpy as np
 
 from memory_vit.data.quiet_tensorflow import tf
 
-# No image format begins like this.
-MAGIC = b"\x00RGB"
+# Drawn anew in every process: no file can begin like this.
+MAGIC = b"\x00RGB" + os.urandom(12)
 _SIZES = struct.Struct("<ii")
 _HEADER = len(MAGIC) + _SIZES.size
 

@@ -17,7 +17,7 @@ from memory_vit.data.reader import Reader
 from memory_vit.model.task import EvalPreprocessing
 
 # Wings whose code decides what is in a row.
-_WINGS = ("model", "tasks", "images", "data", "kept")
+_WINGS = ("model", "backbones", "tasks", "images", "data", "kept")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """What a run keeps of its splits, and the batches that are made of it."""
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -14,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from memory_vit.config import Config, data_seed
-from memory_vit.data import batching, fixed_views, inventory
+from memory_vit.data import batching, fixed_views, image_ops, inventory
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.reader import Reader
 from memory_vit.errors import ConfigError
@@ -130,12 +131,12 @@ class Kept:
   def eval_batches(self, reader: Reader, prepare: Prepare) -> Batches:
     """The batches of `batching.eval_batches`, with "inputs" for "image"."""
     rows = self.validation(reader, prepare)
-    count, _ = batching.share(self.config.batch_size_eval)
-    last = len(rows.labels) - 1
-    for i in range(-(-reader.size // self.config.batch_size_eval)):
-      places = np.arange(i * count, (i + 1) * count)
-      counts = (places <= last).astype(np.float32)
-      places = np.minimum(places, last)
+    size = self.config.batch_size_eval
+    count, first = batching.share(size)
+    for i in range(-(-reader.size // size)):
+      numbers = np.arange(count) + i * size + first
+      counts = (numbers < reader.size).astype(np.float32)
+      places = np.minimum(np.arange(count) + i * count, len(rows.labels) - 1)
       yield {
         "inputs": rows.take(places),
         "label": rows.labels[places],
@@ -176,6 +177,29 @@ class Kept:
     roles = " and ".join(n.plan.role for n in needs)
     what = f"{self.config.keep.what} of {roles}"
     room.require_room(what, needed, self.config.keep.where, self._folder())
+
+  def require_room_for(
+    self, readers: Mapping[str, Reader | None], prepare: Prepare
+  ) -> None:
+    """Raise `ConfigError` where what is not kept yet does not fit together.
+
+    What a folder on disk lacks is known once it is opened.
+
+    Args:
+      readers: {"train": of that split, "validation": ...}.
+      prepare: the program of the frozen pass.
+    """
+    needs = []
+    for key, reader in readers.items():
+      if not reader or key in self._splits:
+        continue
+      made = self.plan(key, reader)
+      layout = self.layout(made, prepare)
+      facts = self._facts(key, made, layout)
+      there = (self._folder() / plan.key_of(facts)).is_dir()
+      if self.config.keep.where != "disk" or not there:
+        needs.append(Needs(made, layout.nbytes, made.count))
+    self.require_room(needs)
 
   @property
   def place(self) -> str:
@@ -231,7 +255,7 @@ class Kept:
     facts = self._facts(key, made, layout)
     folder = self._folder() / plan.key_of(facts)
     paths.make_directory(folder, "config.keep.dir")
-    with lock.one_at_a_time(folder / ".lock", self._wait):
+    with self._locked(folder / ".lock"):
       shards.tidy(folder)
       rows = ShardRows(
         layout, made.count, self.mesh, made.starts, folder,
@@ -298,6 +322,7 @@ class Kept:
         "mesh": dict(self.mesh.shape),
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
+        **image_ops.decoders(),
       },
     }
 
@@ -317,6 +342,23 @@ class Kept:
       return paths.local(self.config.keep.dir, "config.keep.dir")
     root = os.environ.get("MEMORY_VIT_CACHE") or "~/.cache/memory_vit"
     return paths.local(root, "MEMORY_VIT_CACHE") / "kept"
+
+  @contextlib.contextmanager
+  def _locked(self, path: Path) -> Iterator[None]:
+    """Lock the folder of this process; all processes must call.
+
+    Process 0 is first: of two runs, the one that has its folder gets those of
+    all others, and no run waits for one that waits for it.
+    """
+
+    def enter() -> None:
+      stack.enter_context(lock.one_at_a_time(path, self._wait))
+
+    with contextlib.ExitStack() as stack:
+      processes.on_process_0(enter)
+      if jax.process_index() > 0:
+        enter()
+      yield
 
   def _wait(self, owner: str) -> None:
     """Wait a moment for another run, which is computing the same."""

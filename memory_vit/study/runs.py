@@ -205,7 +205,7 @@ def config_of(
     attends_to=tuple(attends_to),
   )
   keep = config.keep
-  if keep.what != "none":
+  if keep.what in ("contexts", "features"):
     keep = dataclasses.replace(keep, what=what_can_be_kept(run.regime))
   sweep = SweepConfig()
   if REGIMES[run.regime].shares_pass:

@@ -30,7 +30,7 @@ from memory_vit.model.trees import AnyArray, Tree
 from memory_vit.model.vit import MemoryViT, apply
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime import sharding
-from memory_vit.tasks.compose import TasksLike, task_tuple
+from memory_vit.tasks.compose import TasksLike, require_fit, task_tuple
 from memory_vit.tasks.inference import encode
 
 
@@ -58,8 +58,10 @@ def quiet_memory(
   """
   require_quiet(task.spec)
   require_backbone(task.spec, backbone.id)
+  used = task_tuple(parents)
+  require_fit([*used, task])
   _, context = encode(backbone, images)
-  return quieted(backbone, task, task_tuple(parents), context)
+  return quieted(backbone, task, used, context)
 
 
 def require_quiet(spec: TaskSpec) -> None:

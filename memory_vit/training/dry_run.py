@@ -71,6 +71,8 @@ def dry_run(config: Config, workdir: Path) -> str:
 def _of_kept(trainer: Trainer, prepare: Prepare) -> list[tuple[str, str]]:
   """What is kept of each split: bytes, where, and how long it will take."""
   kept = trainer.kept
+  if trainer.config.keep.what == "images":
+    return [("kept", f"{trainer.train.size:,} decoded images, in memory")]
   if not kept:
     return [("kept", "nothing (config.keep.what is 'none')")]
   readers = {"train": trainer.train, "validation": trainer.validation}

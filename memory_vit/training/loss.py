@@ -42,8 +42,8 @@ class HeadClasses(NamedTuple):
 def balanced_weights(counts: Any) -> Any:
   """Weights of classes by which all contribute alike to the mean loss.
 
-  They are n / (c * count): on average over the examples 1, so that the scale of
-  the loss stays. A class without examples has weight 0.
+  They are n / (c * count): on average over the examples 1 where every class has
+  some, so that the scale of the loss stays. A class without any has weight 0.
 
   Args:
     counts: int (c,), of the examples of each class, as NumPy's.

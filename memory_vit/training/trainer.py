@@ -296,7 +296,8 @@ class Trainer:
     if not quiet:
       return tasks
     parts = self.config.optim.accumulation_steps
-    with contextlib.closing(self._train_batches(step, 0)) as batches:
+    # Not of what is kept, which a dry run must not compute.
+    with contextlib.closing(self._image_batches(self.train, 0)) as batches:
       # As many rows as pass the model at once.
       rows = jax.tree.map(lambda a: a[::parts], next(batches))
     rows = sharding.shard_batch(rows, self.context.mesh)
@@ -473,18 +474,26 @@ class Trainer:
       if step == config.total_steps:  # nothing is left to be trained
         return iter(())
       prepare = self.frozen_pass(step_fn)
+      self.kept.require_room_for(
+        {"train": self.train, "validation": self.validation}, prepare
+      )
       if self.validation:  # now, and not within the loop
         self.kept.validation(self.validation, prepare)
       return self.kept.train_batches(
         self.train, prepare, step * config.batch_size
       )
+    return self._image_batches(self._training_images, step * config.batch_size)
+
+  def _image_batches(self, reader: Reader, start: int) -> Any:
+    """Batches of training images, from an example on."""
+    config = self.config
     return batching.train_batches(
-      self._training_images,
+      reader,
       config.data,
       image_size=config.image_size,
       batch_size=config.batch_size,
       seed=data_seed(config),
-      start=step * config.batch_size,
+      start=start,
       interpolation=self.preprocessing.interpolation,
     )
 

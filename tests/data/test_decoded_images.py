@@ -9,7 +9,13 @@ import psutil
 import pytest
 
 from memory_vit.config import TrainDataConfig
-from memory_vit.data import batching, datasets, image_ops, raw_images
+from memory_vit.data import (
+  batching,
+  datasets,
+  decoded_images,
+  image_ops,
+  raw_images,
+)
 from memory_vit.data.decoded_images import keep_decoded
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.errors import BrokenDataError, ConfigError
@@ -83,23 +89,26 @@ def test_what_cannot_be_decoded_is_replaced_as_always(folder):
     np.testing.assert_array_equal(one["label"], other["label"])
 
 
-def test_memory_is_looked_at_before(folder, monkeypatch):
+def test_memory_is_looked_at_on_the_way(folder, monkeypatch):
   memory = types.SimpleNamespace(total=2**30, available=2**20)
   monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-  with pytest.raises(ConfigError, match="8 decoded images .* GiB"):
+  monkeypatch.setattr(decoded_images, "_AT_ONCE", 2)
+  with pytest.raises(ConfigError, match="8 decoded .* by the first 2, and"):
     keep_decoded(opened(folder), 90)
 
 
 def test_a_header_that_promises_more_is_refused():
-  """A file of a stranger may begin as a decoded image does."""
+  """Whatever may be wrong with one, nothing is read behind its end."""
   image = fake_data.noise(0, 4, 5)
   encoded = raw_images.encode(np.asarray(image))
   np.testing.assert_array_equal(image_ops.decode(encoded), image)
-  many = raw_images.MAGIC + b"\xff\xff\xff\x7f" * 2 + encoded[12:]
-  negative = raw_images.MAGIC + b"\xff\xff\xff\xff" * 2 + encoded[12:]
+  start = len(raw_images.MAGIC)
+  pixels = encoded[start + 8 :]
+  many = raw_images.MAGIC + b"\xff\xff\xff\x7f" * 2 + pixels
+  negative = raw_images.MAGIC + b"\xff\xff\xff\xff" * 2 + pixels
   with pytest.raises(tf.errors.InvalidArgumentError):
     image_ops.decode(tf.constant(encoded[:-1]))
-  for broken in (encoded[:8], many, negative):
+  for broken in (encoded[: start + 4], many, negative):
     for read in (
       image_ops.decode,
       lambda e: image_ops.inception_crop(e, tf.constant([0, 1])),
