@@ -83,7 +83,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     "How every task is learned, with commas between them; else "
     f"{','.join(protocol.REGIMES_COMPARED)}.",
   )
-  seeds = line.string("seeds", "Of first values: 0, 1, ..., so many; else 3.")
+  seeds = line.string("seeds", "Final runs of each, so many; else 3.")
   dry_run = line.switch("dry_run", "Show what would run, train nothing.")
   processes = launch.define_flags(line.flags)
   config = line.parse()

@@ -1,7 +1,7 @@
 """Dry run of a benchmark: what would run, and an estimate of its time.
 
-A step of every regime is timed on random images, with as many trials as the
-search has, and so is a pass of the plain backbone. Nothing is written.
+Steps of search and final run are timed on random images, of every regime, and
+so is a pass of the plain backbone. Nothing is written.
 """
 
 import dataclasses
@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 import jax
 from jax.sharding import Mesh
 
-from memory_vit.benchmark import protocol, timing
+from memory_vit.benchmark import protocol, testing, timing
 from memory_vit.benchmark.layout import TaskData
 from memory_vit.benchmark.protocol import Benchmark
-from memory_vit.benchmark.record import run_directory
+from memory_vit.benchmark.record import final_directory, search_directory
 from memory_vit.benchmark.runner import require_data
 from memory_vit.config import Config
 from memory_vit.data import datasets
@@ -31,22 +31,31 @@ _PASSES_TOGETHER = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Left:
+class Left:
   """What is left to do of a task with a regime.
 
   Attributes:
     task: its name.
     regime: by which it is learned.
-    steps: of search and final run, those that are not finished.
-    examples: to train on, of the larger of these; 0 where both are finished.
-    tests: images on which seeds are tested.
+    search: its steps; 0 where it is finished.
+    final: steps of all final runs that are not finished.
+    examples: of which the frozen part is computed, once for each run.
+    most: of these, in one run.
+    tests: the runs that are not tested.
   """
 
   task: str
   regime: str
-  steps: int
+  search: int
+  final: int
   examples: int
-  tests: int
+  most: int
+  tests: tuple[testing.Run, ...]
+
+  @property
+  def is_finished(self) -> bool:
+    """Whether there is nothing to do."""
+    return not (self.search or self.final or self.tests)
 
 
 def forecast(bench: Benchmark) -> str:
@@ -63,9 +72,9 @@ def forecast(bench: Benchmark) -> str:
   config = resolve.with_backbone(config, backbone)
   bench = dataclasses.replace(bench, config=config)
   require_data(bench)
-  tests = {data.task.name: _size(bench, data, "test") for data in bench.tasks}
+  tests = {data.task.name: _test_images(bench, data) for data in bench.tasks}
   left = [
-    _left(bench, data, regime, backbone.fingerprint, tests[data.task.name])
+    left_of(bench, data, regime, backbone.fingerprint)
     for data, regime in bench.pairs
   ]
   rows = [
@@ -74,7 +83,7 @@ def forecast(bench: Benchmark) -> str:
       data.name,
       f"{tests[data.task.name]:,}",
       ", ".join(
-        x.regime for x in left if x.task == data.task.name and not x.steps
+        x.regime for x in left if x.task == data.task.name and x.is_finished
       ),
     )
     for data in bench.tasks
@@ -82,40 +91,57 @@ def forecast(bench: Benchmark) -> str:
   lines = [table(("task", "data set", "test images", "finished"), rows), ""]
   lines += [f"{n} is left out: {why}" for n, why in bench.missing.items()]
   lines.append(_counted(bench))
-  if any(x.steps for x in left):
+  if not all(x.is_finished for x in left):
     lines += _estimate(bench, left, tests, backbone, mesh)
   return "\n".join(lines)
 
 
-def _size(bench: Benchmark, data: TaskData, role: str) -> int:
-  """Examples of a split of the final run."""
-  config = protocol.final_config(bench, data, bench.regimes[0], {})
-  return datasets.open_on_all_processes(configured_splits(config)[role]).size
+def _test_images(bench: Benchmark, data: TaskData) -> int:
+  """Examples of the test split."""
+  ref = protocol.test_split(bench, data)
+  return datasets.open_on_all_processes(ref).size
 
 
-def _left(
-  bench: Benchmark, data: TaskData, regime: str, fingerprint: str, tests: int
-) -> _Left:
+def left_of(
+  bench: Benchmark, data: TaskData, regime: str, fingerprint: str
+) -> Left:
   """What is not finished of a task with a regime."""
-  directory = run_directory(bench.workdir, data.task.name, regime)
-  search = protocol.search_config(bench, data, regime)
-  done = finished_runs.find(search, directory / "search", fingerprint)
-  choice = protocol.choose(search, done) if done else None
-  settings = choice.settings if choice else {}
-  final = protocol.final_config(bench, data, regime, settings)
-  ended = choice and finished_runs.find(final, directory / "final", fingerprint)
-  steps, examples = 0, 0
-  if not done:
-    steps, examples = _length(search)
-  if not ended and (choice or not done):  # else all settings diverged
-    more, examples = _length(final)
-    steps += more
-  return _Left(
+  place = (bench.workdir, data.task.name, regime)
+  config = protocol.search_config(bench, data, regime)
+  done = finished_runs.find(config, search_directory(*place), fingerprint)
+  choice = protocol.choose(config, done) if done else None
+  search, examples = (0, 0) if done else _length(config)
+  found = Left(
     task=data.task.name,
     regime=regime,
-    steps=steps,
+    search=search,
+    final=0,
     examples=examples,
-    tests=tests if steps else 0,
+    most=examples,
+    tests=(),
+  )
+  if done and not choice:  # all settings diverged
+    return found
+  settings = choice.settings if choice else {}
+  for seed in bench.seeds:
+    config = protocol.final_config(bench, data, regime, settings, seed)
+    directory = final_directory(*place, seed)
+    ended = choice and finished_runs.find(config, directory, fingerprint)
+    if not ended:
+      found = _with_run(found, *_length(config))
+    if not ended or ended.tasks and not (directory / testing.TEST).exists():
+      tests = (*found.tests, (regime, seed))
+      found = dataclasses.replace(found, tests=tests)
+  return found
+
+
+def _with_run(left: Left, steps: int, examples: int) -> Left:
+  """With a final run more."""
+  return dataclasses.replace(
+    left,
+    final=left.final + steps,
+    examples=left.examples + examples,
+    most=max(left.most, examples),
   )
 
 
@@ -134,15 +160,16 @@ def _counted(bench: Benchmark) -> str:
   for data, regime in bench.pairs:
     search = protocol.search_config(bench, data, regime)
     trials += search.sweep.combinations + len(bench.seeds)
+  runs = len(bench.pairs) * (1 + len(bench.seeds))
   return (
-    f"{2 * len(bench.pairs)} runs of {trials} trials: {len(bench.tasks)} tasks "
-    f"with {', '.join(bench.regimes)}, {len(bench.seeds)} seeds."
+    f"{runs} runs of {trials} trials: {len(bench.tasks)} tasks with "
+    f"{', '.join(bench.regimes)}, {len(bench.seeds)} seeds."
   )
 
 
 def _estimate(
   bench: Benchmark,
-  left: Sequence[_Left],
+  left: Sequence[Left],
   tests: Mapping[str, int],
   backbone: Backbone,
   mesh: Mesh,
@@ -151,24 +178,29 @@ def _estimate(
   image = timing.pass_seconds(bench.config, backbone, mesh)
   shown, total, most = [], 0.0, 0
   for regime in bench.regimes:
-    mine = [x for x in left if x.regime == regime and x.steps]
+    mine = [x for x in left if x.regime == regime and (x.search or x.final)]
     if not mine:
       continue
-    cost = _step_cost(bench, regime, backbone, mesh)
-    shown.append(f"{regime} {cost.seconds:.3g}")
-    total += cost.seconds * sum(x.steps for x in mine)
-    total += image * sum(x.tests for x in mine)
-    kept = max(x.examples for x in mine)
-    most = max(most, kept * cost.row_bytes)
-    if cost.row_bytes:  # once in the search, once in the final run
-      total += 2 * image * sum(x.examples for x in mine)
+    search, final = _step_costs(bench, regime, backbone, mesh)
+    shown.append(f"{regime} {search.seconds:.3g} and {final.seconds:.3g}")
+    total += search.seconds * sum(x.search for x in mine)
+    total += final.seconds * sum(x.final for x in mine)
+    most = max(most, search.row_bytes * max(x.most for x in mine))
+    if search.row_bytes:  # once in each run
+      total += image * sum(x.examples for x in mine)
+  for name, images in tests.items():
+    runs = [run for x in left if x.task == name for run in x.tests]
+    total += image * images * testing.backbone_passes(runs)
   if any(REGIMES[regime].composes for regime in bench.regimes):
     total += _PASSES_TOGETHER * image * sum(tests.values())
   device = jax.devices()[0].device_kind
+  timed = (
+    f"seconds of a step of {bench.config.batch_size} images, of the search "
+    f"with all its trials and of a final run: {', '.join(shown)}; "
+  )
   lines = [
     f"About {progress.duration(total)} left on {len(jax.devices())} x "
-    f"{device}, an estimate: seconds of a step of {bench.config.batch_size} "
-    f"images, with as many trials as the search has: {', '.join(shown)}; "
+    f"{device}, an estimate: {timed if shown else ''}"
     f"{1 / image:,.0f} images/s by the plain backbone. Compiling, and images "
     "that are read slower than the model takes them, come on top."
   ]
@@ -180,11 +212,25 @@ def _estimate(
   return lines
 
 
-def _step_cost(
+def _step_costs(
   bench: Benchmark, regime: str, backbone: Backbone, mesh: Mesh
+) -> tuple[timing.StepCost, timing.StepCost]:
+  """Time steps of the search and of a final run, on data of the first task."""
+  data, seed = bench.tasks[0], bench.seeds[0]
+  search, final = (
+    _step_cost(config, backbone, mesh)
+    for config in (
+      protocol.search_config(bench, data, regime),
+      protocol.final_config(bench, data, regime, {}, seed),
+    )
+  )
+  return search, final
+
+
+def _step_cost(
+  config: Config, backbone: Backbone, mesh: Mesh
 ) -> timing.StepCost:
-  """Time a step of the search of a regime, with the data of the first task."""
-  config = protocol.search_config(bench, bench.tasks[0], regime)
+  """Time a step of a run."""
   train = datasets.open_on_all_processes(configured_splits(config)["train"])
   config = dataclasses.replace(
     config, total_steps=resolve.steps_of(config, train.size), epochs=0.0

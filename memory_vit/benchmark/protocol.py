@@ -1,13 +1,12 @@
 """The protocol of VTAB-1k: a search on 800 and 200 images, then all 1,000.
 
-The search learns every trial of `config.sweep` with every seed, in one pass
+The search learns every trial of `config.sweep` with the first seed, in one pass
 where the regime allows it, and looks at the 200 once, at its end. What is best
-in the mean over seeds is learned again from the 1,000, with all seeds in one
-pass; its last step is tested, once.
+is learned again from the 1,000, by a run for each seed, which orders the images
+and draws the first values; its last step is tested, once.
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,11 @@ from memory_vit.config import (
   SweepConfig,
   what_can_be_kept,
 )
+from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import ConfigError
 from memory_vit.model.regimes import REGIMES
 from memory_vit.model.vit_config import RANDOM
-from memory_vit.run_result import RunResult, TrialResult
+from memory_vit.run_result import RunResult
 
 # What is compared where --regimes does not say it: all that read the frozen
 # backbone once for every trial, and the head that everybody begins with.
@@ -50,7 +50,7 @@ class Benchmark:
     tasks: with their data.
     missing: {task: why its data are not there}.
     regimes: how every task is learned.
-    seeds: of first values.
+    seeds: of the final runs; the search is of the first.
     workdir: of all runs.
   """
 
@@ -81,22 +81,20 @@ def require_possible(config: Config, regimes: Sequence[str]) -> None:
         f"{'there twice' if name in REGIMES else 'none'}; expected some of "
         f"{', '.join(REGIMES)}, with commas between them."
       )
-  default = DataConfig()
+  default = Config()
   said = {
-    "data.name": config.data.name,
-    "data.dir": config.data.dir,
-    "data.label": config.data.label,
-    "task.name": config.task.name,
-    "task.attends_to": config.task.attends_to,
-    "sweep.seed": config.sweep.seed,
-    "pretrain.variant": config.pretrain.variant,
-    "upstream.name": config.upstream.name,
+    "seed": (config.seed, default.seed),
+    "sweep.seed": (config.sweep.seed, default.sweep.seed),
+    "task.name": (config.task.name, default.task.name),
+    "task.attends_to": (config.task.attends_to, default.task.attends_to),
+    "pretrain.variant": (config.pretrain.variant, default.pretrain.variant),
+    "upstream.name": (config.upstream.name, default.upstream.name),
   }
-  for key in ("train", "validation", "test"):
-    if getattr(config.data, key) != getattr(default, key):
-      said[f"data.{key}"] = getattr(config.data, key)
-  for key, value in said.items():
-    if value:
+  for key in ("name", "dir", "label", "seed", "train", "validation", "test"):
+    values = getattr(config.data, key), getattr(default.data, key)
+    said[f"data.{key}"] = values
+  for key, (value, unsaid) in said.items():
+    if value != unsaid:
       raise ConfigError(
         f"config.{key} is {value!r}: the benchmark sets it for every run; "
         "expected nothing there (see --dir, --seeds, --backbone)."
@@ -110,16 +108,14 @@ def require_possible(config: Config, regimes: Sequence[str]) -> None:
 
 def search_config(bench: Benchmark, data: TaskData, regime: str) -> Config:
   """Configure the run that tries all settings, on 800 and 200 images."""
-  config, kind = bench.config, REGIMES[regime]
-  # Where trials do not share a pass, further seeds would cost as much again.
-  seeds = bench.seeds if kind.shares_pass else bench.seeds[:1]
+  config, first = bench.config, bench.seeds[0]
   sweep = dataclasses.replace(
     config.sweep,
-    seed=seeds,
-    cells=config.sweep.cells if kind.has_memory else (),
+    seed=(first,),
+    cells=config.sweep.cells if REGIMES[regime].has_memory else (),
     export="best",
   )
-  found = _configured(config, data, regime)
+  found = _configured(config, data, regime, first)
   return dataclasses.replace(
     found,
     sweep=sweep,
@@ -130,27 +126,54 @@ def search_config(bench: Benchmark, data: TaskData, regime: str) -> Config:
 
 
 def final_config(
-  bench: Benchmark, data: TaskData, regime: str, chosen: Mapping[str, Any]
+  bench: Benchmark,
+  data: TaskData,
+  regime: str,
+  chosen: Mapping[str, Any],
+  seed: int,
 ) -> Config:
-  """Configure the run that is tested, with the settings that were chosen."""
-  found = _configured(bench.config, data, regime)
+  """Configure the run of a seed, with the settings that were chosen.
+
+  It evaluates nothing: the task that it exports is tested beside others.
+  """
+  found = _configured(bench.config, data, regime, seed)
   overrides = (dict(chosen),) if chosen else ()
   return dataclasses.replace(
     found,
     sweep=SweepConfig(
-      seed=bench.seeds,
+      seed=(seed,),
       overrides=overrides,
       export="all",
       memory_gib=bench.config.sweep.memory_gib,
     ),
     data=dataclasses.replace(
-      found.data, train=data.both, validation="", test=data.test
+      found.data, train=data.both, validation="", test=""
     ),
   )
 
 
-def _configured(config: Config, data: TaskData, regime: str) -> Config:
-  """What search and final run share."""
+def test_split(bench: Benchmark, data: TaskData) -> SplitRef:
+  """The split on which tasks are tested, of no run."""
+  config = bench.config
+  return SplitRef.of(
+    _data_of(config, data),
+    data.test,
+    stall_timeout=config.stall_timeout,
+    trust_code=config.trust_data_code,
+  )
+
+
+def _data_of(config: Config, data: TaskData) -> DataConfig:
+  """The options of the data of a task, without splits."""
+  return dataclasses.replace(
+    config.data, name=data.name, dir=data.dir, label=data.label
+  )
+
+
+def _configured(
+  config: Config, data: TaskData, regime: str, seed: int
+) -> Config:
+  """What search and final runs share."""
   # Whether a frozen pass is kept is said of all regimes; each keeps its own.
   what = config.keep.what
   if what != "none":
@@ -158,13 +181,11 @@ def _configured(config: Config, data: TaskData, regime: str) -> Config:
   return dataclasses.replace(
     config,
     regime=regime,
-    seed=0,  # the batches are the same for all trials, and in all regimes
+    seed=seed,  # of the order of the images, too: the same in all regimes
     eval_every=_NEVER,
     keep=dataclasses.replace(config.keep, what=what),
     task=dataclasses.replace(config.task, name=NAME_IN_RUNS),
-    data=dataclasses.replace(
-      config.data, name=data.name, dir=data.dir, label=data.label
-    ),
+    data=_data_of(config, data),
   )
 
 
@@ -174,10 +195,10 @@ class Choice:
 
   Attributes:
     settings: {"learning_rate": 0.1, ...}; empty where nothing was varied.
-    validation: mean accuracy over seeds.
+    validation: accuracy on them.
     at_edge: of these, the settings that are the least or the greatest tried.
     tried: how many there were.
-    diverged: of how many some seed diverged; they are not chosen.
+    diverged: how many of these did; they are not chosen.
   """
 
   settings: Mapping[str, Any]
@@ -188,45 +209,33 @@ class Choice:
 
 
 def choose(config: Config, result: RunResult) -> Choice | None:
-  """Choose by the mean over seeds; None where all diverged.
+  """Choose the best settings; None where all diverged.
 
-  Settings at which a seed diverged are not chosen. Of equals the first is, in
-  the order of the sweep.
+  Of equals the first is chosen, in the order of the sweep.
 
   Args:
     config: of the search.
     result: of the search.
   """
-  seeds = max(1, len(config.sweep.seed))
   lost = result.sweep.lost if result.sweep else {}
-  well = [trial for trial in result.tasks if trial.name not in lost]
-  groups: dict[str, list[float]] = {}
-  for trial in sorted(well, key=lambda trial: trial.name):
-    accuracies = groups.setdefault(_settings_key(trial), [])
-    if trial.val_accuracy is not None:
-      accuracies.append(trial.val_accuracy)
-  means = {
-    key: sum(accuracies) / seeds
-    for key, accuracies in groups.items()
-    if len(accuracies) == seeds
+  well = {
+    trial.name: trial.val_accuracy
+    for trial in result.tasks
+    if trial.name not in lost and trial.val_accuracy is not None
   }
-  if not means:
+  if not well:
     return None
-  best = max(means, key=lambda key: means[key])
-  tried = config.sweep.combinations // seeds
+  best = max(sorted(well), key=lambda name: well[name])
+  (varied,) = (trial.varied for trial in result.tasks if trial.name == best)
+  settings = {k: v for k, v in varied.items() if k != "seed"}
+  tried = config.sweep.combinations
   return Choice(
-    settings=json.loads(best),
-    validation=means[best],
-    at_edge=_edges(json.loads(best), config),
+    settings=settings,
+    validation=well[best],
+    at_edge=_edges(settings, config),
     tried=tried,
-    diverged=tried - len(means),
+    diverged=tried - len(well),
   )
-
-
-def _settings_key(trial: TrialResult) -> str:
-  """What was varied but for the seed, to be compared."""
-  settings = {k: v for k, v in trial.varied.items() if k != "seed"}
-  return json.dumps(settings)
 
 
 def _edges(chosen: Mapping[str, Any], config: Config) -> tuple[str, ...]:

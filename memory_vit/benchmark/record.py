@@ -2,8 +2,8 @@
 
 vtab.json: command, hardware, configuration, what is missing, and of every task
 and regime that is finished what was chosen and how good it is; together.json:
-all tasks in one model. runs/TASK/REGIME/search and .../final are what
-`memory_vit.main` leaves.
+all tasks in one model. runs/TASK/REGIME/search and .../seed-0, seed-1, ... are
+what `memory_vit.main` leaves; test.json in these is what the test split says.
 """
 
 import dataclasses
@@ -25,21 +25,21 @@ class Score:
     task: name in the benchmark.
     regime: by which it was learned.
     settings: that were chosen, {"learning_rate": 0.001}.
-    validation: mean accuracy on the 200; None where every setting diverged.
+    validation: accuracy on the 200; None where every setting diverged.
     at_edge: settings that are the least or the greatest tried.
     tried: settings that were tried.
-    diverged: of these, at how many a seed diverged.
+    diverged: how many of these did.
     tests: accuracy of every seed on the test split; those that diverged are
       missing.
     seeds: how many there were.
-    trials: tasks that were learned, in search and final run.
+    trials: tasks that were learned, in search and final runs.
     test_examples: how many images were tested.
     skipped: how many could not be read.
     parameters: trained values of one task, the head among them.
-    passes: over the images, as `SweepResult.passes`: of the search, and of the
+    passes: over the images, as `SweepResult.passes`: of the search, and of each
       final run.
-    training_seconds: of both runs.
-    wall_seconds: of both runs, with everything.
+    training_seconds: of all runs.
+    wall_seconds: of all runs, with everything, and of their tests.
   """
 
   task: str
@@ -104,9 +104,19 @@ class BenchmarkRecord:
     return found
 
 
-def run_directory(workdir: Path, task: str, regime: str) -> Path:
-  """Where search and final run of a task are."""
-  return workdir / "runs" / task / regime
+def search_directory(workdir: Path, task: str, regime: str) -> Path:
+  """Where the search of a task is."""
+  return workdir / "runs" / task / regime / "search"
+
+
+def final_directory(workdir: Path, task: str, regime: str, seed: int) -> Path:
+  """Where the final run of a seed is."""
+  return workdir / "runs" / task / regime / f"seed-{seed}"
+
+
+def tested_directory(workdir: Path, task: str) -> Path:
+  """Where the tables of the files of a test split are, in inventory/."""
+  return workdir / "runs" / task
 
 
 def task_directory(workdir: Path, task: str, regime: str) -> Path:

@@ -1,4 +1,4 @@
-"""Runs a benchmark: search and final run of every task, then the report."""
+"""Runs a benchmark: search, final runs and tests, then the report."""
 
 import dataclasses
 import functools
@@ -6,27 +6,35 @@ import logging
 import os
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from memory_vit.benchmark import protocol, report, together
+from memory_vit.benchmark import (
+  changed_data,
+  protocol,
+  report,
+  testing,
+  together,
+)
 from memory_vit.benchmark.layout import TaskData
 from memory_vit.benchmark.protocol import Benchmark
 from memory_vit.benchmark.record import (
   BenchmarkRecord,
   Score,
-  run_directory,
+  final_directory,
+  search_directory,
   task_directory,
   write_record,
 )
 from memory_vit.benchmark.tasks import TASKS
+from memory_vit.benchmark.testing import Outcome, Run
 from memory_vit.config import Config, to_dict
-from memory_vit.data import datasets, inventory
-from memory_vit.data.data_record import DataRecord
+from memory_vit.data import datasets
 from memory_vit.data.split_ref import configured_splits
-from memory_vit.errors import ConfigError, DataError
+from memory_vit.errors import ConfigError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.regimes import REGIMES
 from memory_vit.run_result import RunResult
@@ -79,7 +87,11 @@ def _run(bench: Benchmark, stop: StopSignal) -> None:
   record = _begun(bench, backbone)
   scores: list[Score] = []
   for data in bench.tasks:
-    scores += [learner.learn(data, regime) for regime in bench.regimes]
+    learned = [learner.learn(data, regime) for regime in bench.regimes]
+    runs = {run: path for each in learned for run, path in each.runs.items()}
+    tests = testing.finish(bench, data, runs, backbone, mesh, stop)
+    processes.on_process_0(functools.partial(_remove_backbones, runs))
+    scores += [_with_tests(each, tests) for each in learned]
     record = dataclasses.replace(
       record, scores=tuple(dataclasses.asdict(score) for score in scores)
     )
@@ -97,16 +109,31 @@ def require_data(bench: Benchmark) -> None:
     ConfigError: for data with other classes than the task has.
   """
   for data in bench.tasks:
-    config = protocol.final_config(bench, data, bench.regimes[0], {})
-    refs = configured_splits(config)
-    for ref in (refs["train"], refs["test"]):
+    regime, seed = bench.regimes[0], bench.seeds[0]
+    config = protocol.final_config(bench, data, regime, {}, seed)
+    train = configured_splits(config)["train"]
+    for ref in (train, protocol.test_split(bench, data)):
       reader = datasets.open_on_all_processes(ref)
       if reader.num_classes != data.task.classes:
         raise ConfigError(
-          f"{reader} has {reader.num_classes} classes, {data.task.name} of "
-          f"VTAB-1k has {data.task.classes}: expected the data of the "
-          f"benchmark in {data.dir}, or --only without {data.task.name}."
+          f"{reader.source} has {reader.num_classes} classes, "
+          f"{data.task.name} of VTAB-1k has {data.task.classes}: expected the "
+          f"data of the benchmark in {data.dir}, or --only without "
+          f"{data.task.name}."
         )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Learned:
+  """A task that was learned by a regime, before it is tested.
+
+  Attributes:
+    score: without what the test split says.
+    runs: {regime and seed: directory}, of the seeds that did not diverge.
+  """
+
+  score: Score
+  runs: Mapping[Run, Path] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,30 +144,38 @@ class _Learner:
   backbone: Backbone
   stop: StopSignal
 
-  def learn(self, data: TaskData, regime: str) -> Score:
-    """Search, choose, learn again with all seeds, and test."""
-    directory = run_directory(self.bench.workdir, data.task.name, regime)
-    config = protocol.search_config(self.bench, data, regime)
-    searched = self._finish(config, directory / "search")
+  def learn(self, data: TaskData, regime: str) -> _Learned:
+    """Search, choose, and learn again with every seed."""
+    bench, name = self.bench, data.task.name
+    directory = search_directory(bench.workdir, name, regime)
+    config = protocol.search_config(bench, data, regime)
+    searched = self._finish(config, directory)
     choice = protocol.choose(config, searched)
     # Of the search only the choice is kept: with all its trials, `full` would
     # hold many backbones.
-    processes.on_process_0(lambda: _remove_tasks(directory / "search"))
+    processes.on_process_0(lambda: _remove_tasks(directory))
     score = Score(
-      task=data.task.name,
+      task=name,
       regime=regime,
-      tried=config.sweep.combinations // len(config.sweep.seed),
-      seeds=len(self.bench.seeds),
+      tried=config.sweep.combinations,
+      seeds=len(bench.seeds),
       trials=config.sweep.combinations,
     )
     if choice is None:
       diverged = dataclasses.replace(score, diverged=score.tried)
-      return _with_cost(diverged, searched)
-    config = protocol.final_config(self.bench, data, regime, choice.settings)
-    final = self._finish(config, directory / "final")
-    processes.on_process_0(
-      lambda: self._export(data.task.name, regime, directory / "final")
-    )
+      return _Learned(score=_with_cost(diverged, [searched]))
+    results, runs = [], {}
+    for seed in bench.seeds:
+      config = protocol.final_config(bench, data, regime, choice.settings, seed)
+      directory = final_directory(bench.workdir, name, regime, seed)
+      results.append(self._finish(config, directory))
+      if results[-1].tasks:
+        runs[regime, seed] = directory
+    first = next(iter(runs.values()), None)
+    if first and not REGIMES[regime].holds_backbone:
+      there = task_directory(bench.workdir, name, regime)
+      processes.on_process_0(lambda: export(first, there, name, self.backbone))
+    sizes = [task.trainable_params for run in results for task in run.tasks]
     score = dataclasses.replace(
       score,
       settings=dict(choice.settings),
@@ -148,84 +183,44 @@ class _Learner:
       at_edge=choice.at_edge,
       diverged=choice.diverged,
       trials=score.trials + score.seeds,
+      parameters=sizes[0] if sizes else 0,
     )
-    return _with_cost(_with_tests(score, final), searched, final)
-
-  def _export(self, name: str, regime: str, final: Path) -> None:
-    """Keep the task of the first seed under its own name, by one process.
-
-    Of `full` no task is kept: each is a backbone of its own.
-    """
-    if REGIMES[regime].holds_backbone:
-      _remove_tasks(final)
-      return
-    there = task_directory(self.bench.workdir, name, regime)
-    trained = final / "tasks" / protocol.NAME_IN_RUNS
-    if there.exists() or not trained.exists():
-      return
-    task = store.load_task(trained, self.backbone)
-    spec = dataclasses.replace(task.spec, name=name)
-    with files.writing(there, ValueError):  # orbax's
-      store.save_task(dataclasses.replace(task, spec=spec), there)
+    score = _with_cost(score, [searched, *results])
+    return _Learned(score=score, runs=runs)
 
   def _finish(self, config: Config, directory: Path) -> RunResult:
     """Train a run; a finished one is read, if its data are as they were."""
     if ending := finished_runs.ending_of(directory):
-      problem = processes.on_process_0(
-        lambda: other_data(config, ending, directory)
-      )
-      if problem:
-        raise ConfigError(problem)
+      refs = configured_splits(config)
+      changed_data.require_same(refs, ending.data, directory)
     fingerprint = self.backbone.fingerprint
     return finished_runs.finish(config, directory, fingerprint, self.stop)
 
 
-def other_data(config: Config, ending: RunResult, directory: Path) -> str:
-  """Say how the data of a finished run have changed; "" where they have not.
-
-  Data that are not there any more are named in the log: what is finished does
-  not need them.
-  """
-  for role, ref in configured_splits(config).items():
-    known = ending.data.get(role)
-    if not known:  # it diverged
-      continue
-    try:
-      found = datasets.take_inventory(ref)
-    except DataError as error:
-      logger.warning("whether data changed is not known: %s", error)
-      continue
-    if inventory.digest(found.table(known["by"])) != known["sha256"]:
-      record = DataRecord(
-        directory=directory / "inventory",
-        by=known["by"],
-        inventories={role: found},
-      )
-      lines = record.difference(role, known)
-      return (
-        f"the data are not those of the finished run {directory}. Put those "
-        "back, or give another --workdir.\n  " + "\n  ".join(lines)
-      )
-  return ""
+def export(run: Path, there: Path, name: str, backbone: Backbone) -> None:
+  """Keep the task of a run under its own name, by one process."""
+  if there.exists():
+    return
+  task = store.load_task(run / "tasks" / protocol.NAME_IN_RUNS, backbone)
+  spec = dataclasses.replace(task.spec, name=name)
+  with files.writing(there, ValueError):  # orbax's
+    store.save_task(dataclasses.replace(task, spec=spec), there)
 
 
-def _with_tests(score: Score, final: RunResult) -> Score:
+def _with_tests(learned: _Learned, found: Mapping[Run, Outcome]) -> Score:
   """What the test split says, in the order of the seeds."""
-  lost = final.sweep.lost if final.sweep else {}
-  trials = sorted(final.tasks, key=lambda trial: trial.name)
-  well = [trial for trial in trials if trial.name not in lost]
-  tests = [t.test_accuracy for t in well if t.test_accuracy is not None]
-  first = well[0] if well else None
+  score, tests = learned.score, [found[run] for run in learned.runs]
+  first = tests[0] if tests else None
   return dataclasses.replace(
     score,
-    tests=tuple(tests),
-    test_examples=first.test_examples if first else 0,
-    skipped=first.test_skipped if first else 0,
-    parameters=first.trainable_params if first else 0,
+    tests=tuple(test.accuracy for test in tests),
+    test_examples=first.examples if first else 0,
+    skipped=first.skipped if first else 0,
+    wall_seconds=score.wall_seconds + sum(test.seconds for test in tests),
   )
 
 
-def _with_cost(score: Score, *results: RunResult) -> Score:
+def _with_cost(score: Score, results: Sequence[RunResult]) -> Score:
   """What the runs of a score took."""
   sweeps = [result.sweep for result in results if result.sweep]
   return dataclasses.replace(
@@ -236,11 +231,19 @@ def _with_cost(score: Score, *results: RunResult) -> Score:
   )
 
 
+def _remove_backbones(runs: Mapping[Run, Path]) -> None:
+  """Remove the tested tasks that hold a backbone of their own."""
+  for (regime, _), directory in runs.items():
+    if REGIMES[regime].holds_backbone:
+      _remove_tasks(directory)
+
+
 def _remove_tasks(directory: Path) -> None:
-  """Remove the tasks that a run exported."""
+  """Remove the tasks that a run exported, and the model that `full` did."""
   tasks = directory / "tasks"
   if tasks.exists():
     shutil.rmtree(tasks)
+  (directory / f"{protocol.NAME_IN_RUNS}.npz").unlink(missing_ok=True)
 
 
 def _begun(bench: Benchmark, backbone: Backbone) -> BenchmarkRecord:

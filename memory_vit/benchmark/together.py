@@ -16,7 +16,6 @@ from memory_vit.benchmark import protocol
 from memory_vit.benchmark.protocol import Benchmark
 from memory_vit.benchmark.record import TOGETHER, Score, task_directory
 from memory_vit.data import datasets
-from memory_vit.data.split_ref import configured_splits
 from memory_vit.evaluation.verify import TOLERANCE, Evaluator
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.regimes import REGIMES
@@ -87,8 +86,8 @@ def measure(
   results: dict[str, Any] = {}
   first = None
   for data in bench.tasks:
-    config = protocol.final_config(bench, data, regime, {})
-    reader = datasets.open_on_all_processes(configured_splits(config)["test"])
+    ref = protocol.test_split(bench, data)
+    reader = datasets.open_on_all_processes(ref)
     first = first or reader
     name = data.task.name
     logger.info("%s among %d tasks", name, len(tasks))

@@ -125,6 +125,8 @@ def predict_fn(
   mesh: Mesh,
   outputs: Sequence[str] | None = None,
   *,
+  slots: int = 0,
+  cells: int = 0,
   classes: int = 0,
   kept: bool = False,
 ) -> Predict:
@@ -137,7 +139,9 @@ def predict_fn(
     mesh: on whose devices the tasks are put.
     outputs: names of what is predicted; by default all tasks. Beside tasks that
       compose, `BACKBONE` is the original output.
-    classes: see `inference.fill_slots`.
+    slots: see `inference.fill_slots`, as the next two.
+    cells: of the longest memory, at least.
+    classes: of the widest head, at least.
     kept: whether the function takes, in place of images, what the frozen pass
       of training makes of them; the logits are the same to the bit. Not for
       `BACKBONE`, nor for regimes that have no such pass.
@@ -154,12 +158,18 @@ def predict_fn(
   ]
   forward: Callable[[Any], dict[str, Array]]
   if all(REGIMES[task.spec.regime].composes for task in tasks):
-    slots = (
-      inference.fill_slots(backbone, placed, classes=classes) if tasks else ()
+    filled = (
+      inference.fill_slots(
+        backbone, placed, slots=slots, cells=cells, classes=classes
+      )
+      if tasks
+      else ()
     )
-    forward = functools.partial(inference.forward, backbone, slots, check=False)
+    forward = functools.partial(
+      inference.forward, backbone, filled, check=False
+    )
     if kept:
-      forward = functools.partial(inference.read, backbone, slots)
+      forward = functools.partial(inference.read, backbone, filled)
   else:  # they take the place of the head
     forward = functools.partial(
       split_forward.read if kept else split_forward.forward, backbone, placed

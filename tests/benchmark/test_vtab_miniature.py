@@ -60,6 +60,13 @@ def test_all_tasks_from_the_prepared_folder(
     # The colour tells the class, where a class has been seen.
     kitti = next(s for s in scores if s["task"] == "kitti")
     assert sum(kitti["tests"]) / 2 > 0.5
+  # Nothing of these is drawn at the start: seeds differ by their images' order.
+  for task in TASKS:
+    losses = {
+      json.loads(file.read_text())["found"]["loss"]
+      for file in run.glob(f"runs/{task.name}/cls_masked/seed-*/test.json")
+    }
+    assert len(losses) == 2, task.name
   together = numbers["together"]
   assert together["verified"]
   assert len(together["tasks"]) == 19
@@ -73,8 +80,8 @@ def test_all_tasks_from_the_prepared_folder(
 
   # 19 tasks, of 2 to 397 classes: for each regime a search, and a final run at
   # each of two rates. Gradients also of one trial and of two, by which the
-  # memory of a pack is estimated. What reads masked tasks: search and final
-  # run, all in one model, and each alone.
+  # memory of a pack is estimated. What reads masked tasks: search, test, all in
+  # one model, and each alone.
   messages = [r.getMessage() for r in caplog.records]
   counts = {
     name: sum(f"Compiling jit({name})" in text for text in messages)
@@ -132,7 +139,7 @@ def test_a_dry_run_writes_nothing(backbone_file, tmp_path, capsys):
   argv = ["--regimes=head", "--dry_run", "--only=kitti,dtd"]
   assert run_command(data, backbone_file, run, *argv) == 0
   out = capsys.readouterr().out
-  assert "2 runs of 6 trials: 1 tasks with head, 2 seeds." in out
+  assert "3 runs of 4 trials: 1 tasks with head, 2 seeds." in out
   assert "dtd is left out: there is no dtd" in out
   assert "About 0:0" in out
   assert "svhn" not in out

@@ -4,22 +4,28 @@ import dataclasses
 import json
 
 import pytest
-from fake_benchmarks import RATES, FakeRuns, small_benchmark, vtab_config
+from fake_benchmarks import (
+  RATES,
+  FakeRuns,
+  small_benchmark,
+  vtab_config,
+  write_digest,
+)
+from fake_studies import fingerprint
 
+import memory_vit as mv
 from memory_vit import config as config_lib
-from memory_vit.benchmark import protocol, report, runner
-from memory_vit.benchmark.record import Score, read_record
+from memory_vit.benchmark import forecast, protocol, report, runner
+from memory_vit.benchmark.record import Score, final_directory, read_record
 from memory_vit.benchmark.tasks import TASKS
 from memory_vit.errors import ConfigError
 from memory_vit.run_result import RunResult, SweepResult, TrialResult
-from memory_vit.training import run as training_run
+from memory_vit.training import resolve
 
 
 @pytest.fixture
 def fake(monkeypatch):
-  runs = FakeRuns()
-  monkeypatch.setattr(training_run, "train_and_evaluate", runs)
-  return runs
+  return FakeRuns().install(monkeypatch)
 
 
 def scores(bench):
@@ -29,64 +35,124 @@ def scores(bench):
 def test_chosen_on_the_200_and_tested_once(tmp_path, backbone_file, fake):
   bench = small_benchmark(tmp_path, backbone_file, ["cifar", "kitti"])
   runner.run_benchmark(bench)
-  search, final = fake.configs[:2]
+  search, *finals = fake.configs[:3]
   assert (search.data.train, search.data.validation) == ("train800", "val200")
   assert search.data.test == ""
   assert search.sweep.learning_rate == RATES
-  assert final.data.train == "train800+val200"
-  assert (final.data.validation, final.data.test) == ("", "test")
-  # Of the final run, every seed at the chosen rate, and nothing else.
-  assert final.sweep.overrides == ({"learning_rate": 0.1},)
-  assert search.sweep.seed == final.sweep.seed == (0, 1)
-  assert final.sweep.combinations == 2
-  for config in (search, final):
+  assert search.sweep.seed == (0,)
+  for seed, final in enumerate(finals):
+    assert final.data.train == "train800+val200"
+    assert (final.data.validation, final.data.test) == ("", "")
+    # At the chosen rate, and nothing else.
+    assert final.sweep.overrides == ({"learning_rate": 0.1},)
+    assert final.sweep.combinations == 1
+    # Of the order of the images as well as of the first values.
+    assert config_lib.data_seed(final) == seed
+    assert final.sweep.seed == (seed,)
+  for config in (search, *finals):
     assert config.eval_every > 10**9  # only the last step is looked at
     assert config.data.train_crop == config.data.eval_crop == "resize"
     assert not config.data.flip
+  assert fake.tested == [
+    [(name, "head", 0), (name, "head", 1)] for name in ("cifar", "kitti")
+  ]
   score = scores(bench)["cifar", "head"]
   assert score.settings == {"learning_rate": 0.1}
-  assert score.validation == pytest.approx(0.605)
+  assert score.validation == pytest.approx(0.6)
   # At the chosen rate, of seed 0 and seed 1; a lower rate is better on test.
   assert score.tests == pytest.approx((0.49, 0.48))
   assert score.test == pytest.approx(0.485)
-  assert (score.tried, score.trials, score.at_edge) == (3, 3 * 2 + 2, ())
-  assert score.passes == (1, 1)
-  assert (score.training_seconds, score.wall_seconds) == (4.0, 16.0)
+  assert (score.tried, score.trials, score.at_edge) == (3, 3 + 2, ())
+  assert score.passes == (1, 1, 1)
+  assert (score.test_examples, score.parameters) == (4, 100)
+  assert (score.training_seconds, score.wall_seconds) == (6.0, 25.0)
 
 
 def test_what_is_finished_is_not_repeated(tmp_path, backbone_file, monkeypatch):
   bench = small_benchmark(
     tmp_path, backbone_file, ["cifar", "kitti"], regimes=("head", "full")
   )
-  killed = FakeRuns(stops_at=6)
-  monkeypatch.setattr(training_run, "train_and_evaluate", killed)
+  killed = FakeRuns(stops_at=9)
+  killed.install(monkeypatch)
   with pytest.raises(KeyboardInterrupt):
     runner.run_benchmark(bench)
   # What is known by then has been written.
   assert {task for task, _ in scores(bench)} == {"cifar"}
   rest = FakeRuns()
-  monkeypatch.setattr(training_run, "train_and_evaluate", rest)
+  rest.install(monkeypatch)
   runner.run_benchmark(bench)
   assert rest.directories[0] == killed.directories[-1]
-  assert len(killed.directories[:-1] + rest.directories) == 8
+  assert len(killed.directories[:-1] + rest.directories) == 2 * 2 * 3
+  # Heads side by side, and every `full` by itself; each once.
+  assert killed.tested + rest.tested == [
+    [(name, *run) for run in runs]
+    for name in ("cifar", "kitti")
+    for runs in ([("head", 0), ("head", 1)], [("full", 0)], [("full", 1)])
+  ]
+  # What is a backbone of its own is not kept, once it is tested.
+  assert {p.parents[3].name for p in bench.workdir.rglob("task.json")} == {
+    "head"
+  }
   first = (bench.workdir / "report.json").read_bytes()
   again = FakeRuns()
-  monkeypatch.setattr(training_run, "train_and_evaluate", again)
+  again.install(monkeypatch)
   runner.run_benchmark(bench)
-  assert not again.configs
+  assert not again.configs + again.tested
   assert (bench.workdir / "report.json").read_bytes() == first
 
 
-def test_regimes_that_share_no_pass_search_with_one_seed(
-  tmp_path, backbone_file, fake
-):
-  bench = small_benchmark(
-    tmp_path, backbone_file, ["cifar"], regimes=("full",), seeds=(0, 1, 2)
-  )
+def test_a_forecast_knows_what_is_finished(tmp_path, backbone_file, fake):
+  bench = small_benchmark(tmp_path, backbone_file, ["kitti"])
   runner.run_benchmark(bench)
-  search, final = fake.configs
-  assert (search.sweep.seed, final.sweep.seed) == ((0,), (0, 1, 2))
-  assert scores(bench)["cifar", "full"].trials == 3 + 3
+  assert "About" not in forecast.forecast(bench)
+  backbone = mv.load_backbone(backbone_file)
+  config = resolve.with_backbone(bench.config, backbone)
+  bench = dataclasses.replace(bench, config=config)
+  # Of a seed more one run is left, and its test; no step of the search.
+  more = dataclasses.replace(bench, seeds=(0, 1, 2))
+  left = forecast.left_of(more, bench.tasks[0], "head", fingerprint())
+  assert (left.search, left.tests) == (0, (("head", 2),))
+  assert left.final == 12 * 2 // 8  # images, epochs, batches of 8
+  assert (left.examples, left.most) == (12, 12)
+  (next(bench.workdir.rglob("seed-1/test.json"))).unlink()
+  left = forecast.left_of(bench, bench.tasks[0], "head", fingerprint())
+  assert (left.final, left.tests) == (0, (("head", 1),))
+
+
+def test_more_seeds_are_added(tmp_path, backbone_file, fake):
+  """The search is of the first seed alone: what was finished stays."""
+  bench = small_benchmark(tmp_path, backbone_file, ["cifar"], seeds=(0, 1))
+  runner.run_benchmark(bench)
+  calls = len(fake.configs)
+  runner.run_benchmark(dataclasses.replace(bench, seeds=(0, 1, 2)))
+  assert [config.seed for config in fake.configs[calls:]] == [2]
+  assert fake.tested[1:] == [[("cifar", "head", 2)]]
+  assert scores(bench)["cifar", "head"].tests == pytest.approx(
+    (0.49, 0.48, 0.47)
+  )
+
+
+def test_another_task_is_tested_again(tmp_path, backbone_file, fake):
+  bench = small_benchmark(tmp_path, backbone_file, ["cifar"])
+  runner.run_benchmark(bench)
+  write_digest(final_directory(bench.workdir, "cifar", "head", 1), "of another")
+  runner.run_benchmark(bench)
+  assert fake.tested[1:] == [[("cifar", "head", 1)]]
+
+
+def test_changed_test_images_are_refused(tmp_path, backbone_file, fake):
+  """No run reads them: the test itself remembers which they were."""
+  bench = small_benchmark(tmp_path, backbone_file, ["cifar"])
+  runner.run_benchmark(bench)
+  image = (
+    tmp_path
+    / "data/cifar"
+    / ((tmp_path / "data/cifar/test.txt").read_text().split()[0])
+  )
+  image.write_bytes(image.read_bytes() + b" ")
+  with pytest.raises(ConfigError, match="data are not those .*\n.*1 changed"):
+    runner.run_benchmark(bench)
+  assert len(fake.tested) == 1
 
 
 @pytest.mark.parametrize(
@@ -159,11 +225,11 @@ def test_data_of_other_classes_are_refused(tmp_path, backbone_file, fake):
   assert not fake.configs
 
 
-def test_settings_at_which_a_seed_diverged_are_not_chosen(
+def test_settings_that_diverged_are_not_chosen(
   tmp_path, backbone_file, monkeypatch
 ):
-  runs = FakeRuns(diverges=lambda c: (c.learning_rate, c.seed) == (0.1, 1))
-  monkeypatch.setattr(training_run, "train_and_evaluate", runs)
+  runs = FakeRuns(diverges=lambda c: c.learning_rate == 0.1)
+  runs.install(monkeypatch)
   bench = small_benchmark(tmp_path, backbone_file, ["cifar"])
   runner.run_benchmark(bench)
   score = scores(bench)["cifar", "head"]
@@ -171,11 +237,24 @@ def test_settings_at_which_a_seed_diverged_are_not_chosen(
   assert (score.diverged, score.at_edge) == (1, ("learning_rate",))
 
 
+def test_a_seed_that_diverges_leaves_no_mean(
+  tmp_path, backbone_file, monkeypatch
+):
+  """It is not tested; the others are."""
+  runs = FakeRuns(diverges=lambda c: c.seed == 1)
+  runs.install(monkeypatch)
+  bench = small_benchmark(tmp_path, backbone_file, ["cifar"], seeds=(0, 1, 2))
+  runner.run_benchmark(bench)
+  score = scores(bench)["cifar", "head"]
+  assert runs.tested == [[("cifar", "head", 0), ("cifar", "head", 2)]]
+  assert (score.test, score.tests) == (None, pytest.approx((0.49, 0.47)))
+
+
 def test_a_task_that_always_diverges_has_no_accuracy(
   tmp_path, backbone_file, monkeypatch
 ):
   runs = FakeRuns(diverges=lambda c: True)
-  monkeypatch.setattr(training_run, "train_and_evaluate", runs)
+  runs.install(monkeypatch)
   bench = small_benchmark(tmp_path, backbone_file, ["cifar"])
   runner.run_benchmark(bench)
   score = scores(bench)["cifar", "head"]
@@ -214,6 +293,8 @@ def test_of_equals_the_first_is_chosen():
   [
     ("data.name", "cifar10"),
     ("data.test", "validation"),
+    ("data.seed", 0),
+    ("seed", 1),
     ("task.name", "pets"),
     ("backbone", "random:B/16"),
   ],
