@@ -67,6 +67,7 @@ def test_larger_images_are_resized_as_the_small_crop_does(folder):
     )
 
 
+@pytest.mark.slow
 def test_what_cannot_be_decoded_is_replaced_as_always(folder):
   (folder / "train/a/1.png").write_bytes(b"no image")
   with pytest.raises(BrokenDataError, match="cannot be read"):

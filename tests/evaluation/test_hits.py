@@ -27,6 +27,7 @@ def test_hits_are_what_top1_counts():
   assert {*found.tolist()} == {-1, 0, 1}
 
 
+@pytest.mark.slow
 def test_hits_of_a_split_are_those_of_its_examples_in_order():
   """Whatever the size of a batch: what fills the last one is left out."""
   backbone = tiny_backbone(depth=1)

@@ -105,9 +105,9 @@ def without(backbone, tmp_path_factory):
 @pytest.mark.parametrize(
   ("regime", "what", "where"),
   [
-    ("cls_masked", "contexts", "device"),
     ("cls_masked", "contexts", "host"),
-    ("cls_masked", "contexts", "disk"),
+    pytest.param("cls_masked", "contexts", "device", marks=pytest.mark.slow),
+    pytest.param("cls_masked", "contexts", "disk", marks=pytest.mark.slow),
     pytest.param("head", "features", "host", marks=pytest.mark.slow),
     pytest.param("memory_masked", "contexts", "disk", marks=pytest.mark.slow),
   ],
@@ -184,6 +184,7 @@ def test_a_run_that_goes_on_draws_on(backbone):
     np.testing.assert_array_equal(found["label"], expected["label"])
 
 
+@pytest.mark.slow
 def test_each_image_passes_the_backbone_once(backbone, tmp_path, monkeypatch):
   """However many steps, evaluations and passes of a sweep there are."""
   seen = []
@@ -239,6 +240,7 @@ def broken_digits(monkeypatch, reader, bad):
   return type(reader)(source, max_bad=reader.max_bad)
 
 
+@pytest.mark.slow
 def test_the_next_readable_record_takes_the_place_of_a_broken_one(
   backbone, monkeypatch
 ):

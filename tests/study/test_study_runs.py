@@ -41,6 +41,7 @@ def config(backbone_file):
   return small_study(backbone_file)
 
 
+@pytest.mark.slow
 def test_a_study_from_its_runs_to_the_report(config, tmp_path, monkeypatch):
   """Killed in its middle, it goes on without repeating a run."""
   planned, _ = follow(config, TRAINED, lambda run, rate: rate)

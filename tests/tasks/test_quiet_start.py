@@ -105,6 +105,7 @@ def test_new_memory_takes_less_attention(images, seed):
   assert first_share(backbone, quiet, images) < 0.2 * drawn
 
 
+@pytest.mark.slow
 def test_nothing_else_changes(backbone, images):
   parent = random_task(backbone, "parent")
   task = new_task(
@@ -173,6 +174,7 @@ def config_of(**changes):
   return config_lib.from_dict(values.to_dict())
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_its_first_batch():
   """In a sweep each trial as alone, and as those who never ask for it."""
   config = config_of(task__memory_init="quiet")

@@ -37,6 +37,7 @@ def config(backbone_file, tmp_path):
   )
 
 
+@pytest.mark.slow
 def test_it_tells_bytes_and_writes_nothing(config, tmp_path):
   workdir = tmp_path / "run"
   text = dry_run.dry_run(config, workdir)
