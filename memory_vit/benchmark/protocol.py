@@ -176,15 +176,18 @@ def _configured(
   """What search and final runs share."""
   # Whether a frozen pass is kept is said of all regimes; each keeps its own.
   what = config.keep.what
-  if what != "none":
+  if what in ("contexts", "features"):
     what = what_can_be_kept(regime)
+  # Memory that every token attends to has no other start.
+  masked = REGIMES[regime].composes
+  start = config.task.memory_init if masked else "normal"
   return dataclasses.replace(
     config,
     regime=regime,
     seed=seed,  # of the order of the images, too: the same in all regimes
     eval_every=_NEVER,
     keep=dataclasses.replace(config.keep, what=what),
-    task=dataclasses.replace(config.task, name=NAME_IN_RUNS),
+    task=dataclasses.replace(config.task, name=NAME_IN_RUNS, memory_init=start),
     data=_data_of(config, data),
   )
 

@@ -134,6 +134,7 @@ def markdown(
     "",
     _PROTOCOL,
     *_absent(record, scores),
+    *_other_sizes(scores),
     *_section("Accuracy", _accuracies(record, scores, together)),
     *_section(
       "Spread over seeds, in points", _spreads(record, scores), _OF_SEEDS
@@ -159,6 +160,25 @@ def _absent(record: BenchmarkRecord, scores: Scores) -> list[str]:
   if not lines:
     return []
   return ["", "**No means are given**, as tasks are missing:", "", *lines]
+
+
+def _other_sizes(scores: Scores) -> list[str]:
+  """Say which test splits are not those of the benchmark."""
+  found = {task: score.test_examples for (task, _), score in scores.items()}
+  lines = [
+    f"- {task.name}: {found[task.name]:,} test images, the benchmark has "
+    f"{task.test_examples:,}"
+    for task in TASKS
+    if found.get(task.name, task.test_examples) != task.test_examples
+  ]
+  if not lines:
+    return []
+  return [
+    "",
+    "**These numbers are not those of VTAB-1k**, as data have other sizes:",
+    "",
+    *lines,
+  ]
 
 
 def _section(
@@ -308,9 +328,7 @@ def _costs(record: BenchmarkRecord, scores: Scores) -> list[dict[str, str]]:
         "tasks": str(len(mine)),
         "trained values": _range(sizes),
         "trials": str(sum(s.trials for s in mine)),
-        "passes over the training images": str(
-          sum(sum(s.passes) for s in mine)
-        ),
+        "packs of trials": str(sum(sum(s.passes) for s in mine)),
         "seconds of training": f"{sum(s.training_seconds for s in mine):,.0f}",
         "seconds in all": f"{sum(s.wall_seconds for s in mine):,.0f}",
       }

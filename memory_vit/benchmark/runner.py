@@ -106,8 +106,11 @@ def require_data(bench: Benchmark) -> None:
 
   Raises:
     DataError: for one that cannot be opened.
-    ConfigError: for data with other classes than the task has.
+    ConfigError: for data with other classes than the task has, and options
+      that a regime refuses.
   """
+  for data, regime in bench.pairs:
+    protocol.search_config(bench, data, regime)
   for data in bench.tasks:
     regime, seed = bench.regimes[0], bench.seeds[0]
     config = protocol.final_config(bench, data, regime, {}, seed)
@@ -199,9 +202,9 @@ class _Learner:
 
 def export(run: Path, there: Path, name: str, backbone: Backbone) -> None:
   """Keep the task of a run under its own name, by one process."""
-  if there.exists():
-    return
   task = store.load_task(run / "tasks" / protocol.NAME_IN_RUNS, backbone)
+  if there.exists() and store.load_task(there, backbone).digest == task.digest:
+    return
   spec = dataclasses.replace(task.spec, name=name)
   with files.writing(there, ValueError):  # orbax's
     store.save_task(dataclasses.replace(task, spec=spec), there)

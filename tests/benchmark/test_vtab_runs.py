@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import pytest
+from conftest import random_task, tiny_backbone
 from fake_benchmarks import (
   RATES,
   FakeRuns,
@@ -363,3 +364,14 @@ def test_the_report_names_what_is_missing(tmp_path, backbone_file, fake):
   numbers = json.loads((bench.workdir / "report.json").read_text())
   assert numbers["means"]["head"]["of_tasks"] is None
   assert len(numbers["scores"]) == 2
+
+
+def test_a_task_that_was_learned_again_replaces_the_old_one(tmp_path):
+  """The table and the tasks are of the same runs."""
+  backbone = tiny_backbone(depth=1)
+  for seed in (1, 2):
+    task = random_task(backbone, protocol.NAME_IN_RUNS, seed=seed)
+    mv.save_task(task, tmp_path / "run" / "tasks" / protocol.NAME_IN_RUNS)
+    runner.export(tmp_path / "run", tmp_path / "kept", "cifar", backbone)
+    found = mv.load_task(tmp_path / "kept", backbone)
+    assert (found.name, found.digest) == ("cifar", task.digest)
