@@ -219,7 +219,7 @@ def full_finetuning(setting: Setting) -> Training:
     return {"backbone": outputs}
 
   cut = SplitForward(lambda frozen, images: images, logits)
-  return Training(cut, params, None, setting)
+  return Training(cut, params, {}, setting)
 
 
 def matrix_products(dtype: str) -> tuple[Callable[[], Any], float]:

@@ -15,6 +15,8 @@ from memory_vit.data.quiet_tensorflow import tf
 MAGIC = b"\x00RGB" + os.urandom(12)
 _SIZES = struct.Struct("<ii")
 _HEADER = len(MAGIC) + _SIZES.size
+# Pixels of a side: no format has more.
+_LONGEST = 2**16 - 1
 
 
 def encode(image: np.ndarray) -> bytes:
@@ -24,8 +26,11 @@ def encode(image: np.ndarray) -> bytes:
 
 def shape_of(encoded: tf.Tensor) -> tf.Tensor:
   """The shape of an image, int32 (3,)."""
-  sizes = tf.strings.substr(encoded, len(MAGIC), _SIZES.size)
-  return tf.concat([tf.io.decode_raw(sizes, tf.int32), [3]], axis=0)
+  header = tf.strings.substr(encoded, len(MAGIC), _SIZES.size)
+  sizes = tf.io.decode_raw(header, tf.int32)
+  # Of what is no such image, numbers that TensorFlow takes for a shape.
+  sizes = tf.clip_by_value(sizes, 0, _LONGEST)
+  return tf.concat([sizes, [3]], axis=0)
 
 
 def decode(encoded: tf.Tensor) -> tf.Tensor:
