@@ -13,8 +13,8 @@ from jaxtyping import Float64
 
 from memory_vit.evaluation.hits import Hits
 
-# A difference of so many errors is taken for one; by chance alone it has one in
-# twenty.
+# A difference of so many errors is taken for one. By chance alone one in twenty
+# is as large, where images are many and seeds are, too; of three seeds more are.
 _ERRORS = 2.0
 
 
