@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import json
+import logging
 import os
 import signal
 import sys
@@ -63,6 +64,16 @@ def own_signals():
   yield
   for number, handler in before.items():
     signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def own_log_lines():
+  """A command shows log lines on a stderr that ends with its test."""
+  logger = logging.getLogger("memory_vit")
+  before = logger.handlers, logger.propagate, logger.level
+  yield
+  logger.handlers, logger.propagate, level = before
+  logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")
