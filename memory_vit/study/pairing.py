@@ -14,7 +14,7 @@ from jaxtyping import Float64
 from memory_vit.evaluation.hits import Hits
 
 # A difference of so many errors is taken for one. By chance alone one in twenty
-# is as large, where images are many and seeds are, too; of three seeds more are.
+# is as large, where images and seeds are many; of three seeds more are.
 _ERRORS = 2.0
 
 

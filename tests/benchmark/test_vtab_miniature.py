@@ -132,6 +132,7 @@ def test_tasks_from_sets_of_tfds(backbone_file, tmp_path, monkeypatch, capsys):
   assert numbers["means"]["norms_layers_masked"]["of_tasks"] is None
 
 
+@pytest.mark.slow
 def test_a_dry_run_writes_nothing(backbone_file, tmp_path, capsys):
   names = ["kitti", "svhn"]
   data = vtab_miniature.write_folder(tmp_path / "data", names, train=8, test=4)

@@ -50,7 +50,14 @@ def batches_of(reader, crop):
   return found
 
 
-@pytest.mark.parametrize("crop", ["small", "inception", "resize"])
+@pytest.mark.parametrize(
+  "crop",
+  [
+    "small",
+    pytest.param("inception", marks=pytest.mark.slow),
+    pytest.param("resize", marks=pytest.mark.slow),
+  ],
+)
 def test_images_that_are_small_enough_give_the_same_bits(folder, crop):
   """Order, crops, labels and pixels; and no file is read again."""
   expected = batches_of(opened(folder), crop)

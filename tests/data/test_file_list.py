@@ -77,6 +77,7 @@ def test_lists_hold_what_their_lines_say(prepared):
     assert reader.class_names == ("0", "1", "2")
 
 
+@pytest.mark.slow
 def test_slices_are_fair_disjoint_and_those_of_a_folder(prepared):
   """The order is that of the names' hashes, whatever that of the lines."""
   first = contents(open_source("list", "train80[:50%]", str(prepared)))

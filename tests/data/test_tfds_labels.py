@@ -136,6 +136,7 @@ def test_labels_of_kitti(tmp_path):
   assert reader.class_names[3] == "no vehicle"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file_format", ["tfrecord", "array_record"])
 def test_labels_and_pixels_of_dsprites(tmp_path, file_format):
   features = tfds.builder("dsprites").info.features

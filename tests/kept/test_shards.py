@@ -221,6 +221,7 @@ def test_rows_of_another_backbone_are_not_found(change, config, backbone):
   assert other.images >= SIZE
 
 
+@pytest.mark.slow
 def test_a_seed_matters_where_views_are_random(config, backbone):
   again = Pass()
   kept_rows(config, backbone, Pass())
@@ -231,6 +232,7 @@ def test_a_seed_matters_where_views_are_random(config, backbone):
   assert again.images >= 2 * SIZE
 
 
+@pytest.mark.slow
 def test_rows_of_another_crop_are_not_found(config, backbone):
   crops, other = with_views(config), Pass()
   kept_rows(crops, backbone, Pass())
@@ -239,6 +241,7 @@ def test_rows_of_another_crop_are_not_found(config, backbone):
   assert other.images >= 2 * SIZE
 
 
+@pytest.mark.slow
 def test_code_that_changed_makes_rows_anew(config, backbone, monkeypatch):
   kept_rows(config, backbone, Pass())
   monkeypatch.setattr("memory_vit.kept.plan.code_digest", lambda: "other")

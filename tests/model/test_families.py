@@ -144,6 +144,7 @@ def test_a_task_starts_from_what_is_pooled():
     np.testing.assert_allclose(task.params["cls"], expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hf vit", "dinov2", "siglip"])
 def test_random_weights_are_drawn_for_every_kernel(name):
   """As LeCun: as large as the inputs are many. In compiled models none is."""

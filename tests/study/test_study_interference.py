@@ -62,6 +62,7 @@ def test_naive_memories_against_the_dense_oracle(backbone, images):
     interference.naive(tasks[0], [random_task(backbone, "m")])
 
 
+@pytest.mark.slow
 def test_interference_is_measured(config):
   backbone = tiny_backbone(num_classes=5, depth=1)
   source = datasets.open_source("digits:5-9", "test")

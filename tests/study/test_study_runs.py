@@ -297,6 +297,7 @@ def test_the_report_needs_no_jax(config, tmp_path, monkeypatch):
   assert (tmp_path / "report.md").read_text() == text
 
 
+@pytest.mark.slow
 def test_what_diverges_is_a_result(config, tmp_path, monkeypatch):
   """It is not tried again, and no other run needs it to be there."""
 

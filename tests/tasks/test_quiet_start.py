@@ -70,6 +70,7 @@ def close(found, expected):
   np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_memory_lies_against_the_queries(backbone, images):
   """By hand, where no LayerNorm comes between memory and its keys."""
   task = new_task(backbone, memory_norm=False)
