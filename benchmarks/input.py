@@ -127,7 +127,7 @@ def _ours(
 
 
 def _plain(folder: str, data: TrainDataConfig, size: int) -> Iterator[Any]:
-  """The same images and crops, in a pipeline written by hand."""
+  """A pipeline of the same images and crops, written by hand."""
 
   def view(path: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return image_ops.train_image(

@@ -199,7 +199,7 @@ def _task_training(
 def _tasks(
   make_pass: Callable[..., SplitForward], setting: Setting, count: int
 ) -> tuple[Any, Any, SplitForward]:
-  """What is trained, what is frozen, and the pass between them."""
+  """Trained parameters, frozen ones, and the pass between them."""
   tasks = make_tasks(setting, count)
   specs = tuple(task.spec for task in tasks)
   params = {task.spec.name: task.params for task in tasks}

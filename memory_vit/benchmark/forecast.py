@@ -32,7 +32,7 @@ _PASSES_TOGETHER = 3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Left:
-  """What is left to do of a task with a regime.
+  """Work that is left of a task with a regime.
 
   Attributes:
     task: its name.
@@ -105,7 +105,7 @@ def _test_images(bench: Benchmark, data: TaskData) -> int:
 def left_of(
   bench: Benchmark, data: TaskData, regime: str, fingerprint: str
 ) -> Left:
-  """What is not finished of a task with a regime."""
+  """Count what is not finished of a task with a regime."""
   place = (bench.workdir, data.task.name, regime)
   config = protocol.search_config(bench, data, regime)
   done = finished_runs.find(config, search_directory(*place), fingerprint)
@@ -155,7 +155,7 @@ def _length(config: Config) -> tuple[int, int]:
 
 
 def _counted(bench: Benchmark) -> str:
-  """How many runs and trials there are, finished or not."""
+  """Count runs and trials, finished or not."""
   trials = 0
   for data, regime in bench.pairs:
     search = protocol.search_config(bench, data, regime)

@@ -43,7 +43,7 @@ NAME_IN_RUNS = "task"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Benchmark:
-  """What is measured.
+  """A benchmark to run: tasks, regimes, seeds.
 
   Attributes:
     config: of all runs, but for what `search_config` and `final_config` set.
@@ -173,7 +173,7 @@ def _data_of(config: Config, data: TaskData) -> DataConfig:
 def _configured(
   config: Config, data: TaskData, regime: str, seed: int
 ) -> Config:
-  """What search and final runs share."""
+  """Set the options that search and final runs share."""
   # Whether a frozen pass is kept is said of all regimes; each keeps its own.
   what = config.keep.what
   if what in ("contexts", "features"):

@@ -26,7 +26,7 @@ class Labels(NamedTuple):
 
 
 class HeadClasses(NamedTuple):
-  """What heads are told of the classes of their data set.
+  """Classes of a data set, as the loss of a head counts them.
 
   Attributes:
     is_class: bool (c,), False for outputs that only fill up a padded head;

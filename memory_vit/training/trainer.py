@@ -439,7 +439,7 @@ class Trainer:
 
   @functools.cached_property
   def _head_classes(self) -> HeadClasses:
-    """What heads are told of the classes of the training split."""
+    """Classes of the training split, as the loss counts them."""
     classes = self.train.num_classes
     is_class = padded_head.is_class(self._padded_classes, classes)
     weights = None

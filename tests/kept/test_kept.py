@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from memory_vit.errors import BrokenDataError, ConfigError
 from memory_vit.kept.layout import RowLayout
 from memory_vit.kept.rows import DeviceRows, HostRows
 from memory_vit.kept.shards import ShardRows
+from memory_vit.kept.splits import Kept
 from memory_vit.model import trees
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime import sharding
@@ -366,6 +368,26 @@ def test_processes_keep_every_record_once(count, monkeypatch):
     evaluated += list(views.numbers)
   assert sorted(numbers) == list(range(14))
   assert sorted(evaluated) == list(range(7))
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_processes_evaluate_every_example_once(count, backbone, monkeypatch):
+  """Also where the share of one is empty."""
+  made = trainer_of(config_of(data=SQUEEZED, keep=CONTEXTS), backbone)
+  reader = datasets.open_source("digits:5-9", "train[:7]")
+  monkeypatch.setattr(jax, "process_count", lambda: count)
+  counted = 0.0
+  for i in range(count):
+    monkeypatch.setattr(jax, "process_index", lambda i=i: i)
+    views = fixed_views.evaluation_views(
+      reader, made.preprocessing, batch_size=32
+    )
+    ones = np.ones(len(views.numbers), np.float32)
+    rows = types.SimpleNamespace(labels=ones, masks=ones, take=lambda at: at)
+    monkeypatch.setattr(Kept, "validation", lambda *_, rows=rows: rows)
+    batches = made.kept.eval_batches(reader, None)
+    counted += sum(batch["mask"].sum() for batch in batches)
+  assert counted == 7
 
 
 def test_each_epoch_draws_every_row_of_its_view():
