@@ -62,8 +62,9 @@ lowest: .venv-lowest/installed
 processes: .venv/installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m processes
 
+# By test and not by file: some files have two tests, of minutes each.
 slow: .venv/installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 exchange: .venv-exchange/installed
 	$(EXCHANGE_BIN)/python -m pytest tests/exchange
