@@ -28,12 +28,12 @@ def backbone_file(tmp_path_factory):
   return path
 
 
-def run_command(data, backbone_file, workdir, *argv):
+def run_command(data, backbone_file, workdir, *argv, epochs=20):
   """Run the command in this process; return its exit status."""
   given = [
     "vtab", f"--dir={data}", f"--backbone={backbone_file}",
     f"--workdir={workdir}", "--seeds=2", "--config.batch_size=8",
-    "--config.batch_size_eval=8", "--config.epochs=20",
+    "--config.batch_size_eval=8", f"--config.epochs={epochs}",
     "--config.sweep.learning_rate=(0.003,0.03)", *argv,
   ]  # fmt: skip
   return commands.run_command(lambda: vtab.main(vtab.parse(given)))
@@ -43,67 +43,81 @@ def run_command(data, backbone_file, workdir, *argv):
 def test_all_tasks_from_the_prepared_folder(
   backbone_file, tmp_path, capsys, caplog
 ):
-  """Learned, tested, put together; and nothing is done a second time."""
+  """Learned, tested, put together; two of them by more regimes and seeds."""
   data = vtab_miniature.write_folder(tmp_path / "data", train=16, test=12)
-  run = tmp_path / "run"
-  argv = ["--regimes=head,cls_masked"]
+  every, two = tmp_path / "every", tmp_path / "two"
+  regimes = ["--regimes=cls_masked", "--seeds=1"]
+  several = ["--regimes=head,cls_masked", "--only=kitti,sun397"]
   with jax.log_compiles(), caplog.at_level(logging.WARNING):
-    assert run_command(data, backbone_file, run, *argv) == 0
-  numbers = json.loads((run / "report.json").read_text())
-  assert len(numbers["scores"]) == 19 * 2
+    assert run_command(data, backbone_file, every, *regimes, epochs=10) == 0
+    assert run_command(data, backbone_file, two, *several, epochs=10) == 0
+
+  numbers = json.loads((every / "report.json").read_text())
   assert not numbers["missing"]
-  for regime in ("head", "cls_masked"):
-    means = numbers["means"][regime]
-    scores = [s for s in numbers["scores"] if s["regime"] == regime]
-    tests = [sum(s["tests"]) / 2 for s in scores]
-    assert means["of_tasks"] == pytest.approx(sum(tests) / 19)
-    # The colour tells the class, where a class has been seen.
-    kitti = next(s for s in scores if s["task"] == "kitti")
-    assert sum(kitti["tests"]) / 2 > 0.5
-  # Nothing of these is drawn at the start: seeds differ by their images' order.
-  for task in TASKS:
-    losses = {
-      json.loads(file.read_text())["found"]["loss"]
-      for file in run.glob(f"runs/{task.name}/cls_masked/seed-*/test.json")
-    }
-    assert len(losses) == 2, task.name
-  together = numbers["together"]
-  assert together["verified"]
-  assert len(together["tasks"]) == 19
-  first = {s["task"]: s["tests"][0] for s in numbers["scores"][1::2]}
-  for name, found in together["tasks"].items():
-    assert found["alone"]["outputs_bit_equal"]
-    assert found["alone"]["accuracy"] == pytest.approx(first[name], abs=1e-6)
-  text = (run / "report.md").read_text()
+  first = {s["task"]: s["tests"][0] for s in numbers["scores"]}
+  assert len(numbers["scores"]) == len(first) == 19
+  mean = numbers["means"]["cls_masked"]["of_tasks"]
+  assert mean == pytest.approx(sum(first.values()) / 19)
+  require_together(numbers["together"], first)
+  text = (every / "report.md").read_text()
   assert "No means" not in text
   assert "those of the plain ViT: yes" in text
 
-  # 19 tasks, of 2 to 397 classes: for each regime a search, and a final run at
-  # each of two rates. Gradients also of one trial and of two, by which the
-  # memory of a pack is estimated. What reads masked tasks: search, test, all in
-  # one model, and each alone.
+  require_several(two)
+  # Tasks of 2 to 397 classes: for each regime a search, and a final run at each
+  # of two rates. Gradients also of one trial and of two, by which the memory of
+  # a pack is estimated. What reads masked tasks: search, tests of one task and
+  # of two, all 19 in one model, both, and each alone.
   messages = [r.getMessage() for r in caplog.records]
   counts = {
     name: sum(f"Compiling jit({name})" in text for text in messages)
     for name in _LARGE
   }
-  assert counts["_update"] <= 2 * 3
-  assert counts["_gradient"] <= 2 * 3 * 3
-  assert counts["read_program"] <= 4
+  assert 1 <= counts["_update"] <= 2 * 3
+  assert 1 <= counts["_gradient"] <= 2 * 3 * 3
+  assert 1 <= counts["read_program"] <= 6
 
   # Again, and nothing happens; and the tasks are those that were tested.
-  before = {p: p.stat().st_mtime_ns for p in run.rglob("result.json")}
-  assert run_command(data, backbone_file, run, *argv) == 0
-  assert {p: p.stat().st_mtime_ns for p in run.rglob("result.json")} == before
+  before = {p: p.stat().st_mtime_ns for p in every.rglob("result.json")}
+  assert run_command(data, backbone_file, every, *regimes, epochs=10) == 0
+  assert {p: p.stat().st_mtime_ns for p in every.rglob("result.json")} == before
   capsys.readouterr()
   argv = [
-    f"--backbone={backbone_file}", f"--task={run}/tasks/cls_masked/kitti",
+    f"--backbone={backbone_file}", f"--task={every}/tasks/cls_masked/kitti",
     "--data=list", f"--data_dir={data}/kitti", "--split=test",
     f"--json={tmp_path}/kitti.json",
   ]  # fmt: skip
   assert evaluate.main(argv) == 0
   found = json.loads((tmp_path / "kitti.json").read_text())
   assert found["tasks"][0]["accuracy"] == pytest.approx(first["kitti"])
+
+
+def require_together(together, tested):
+  """All tasks in one model, each as it was tested alone."""
+  assert together["verified"]
+  assert together["tasks"].keys() == tested.keys()
+  for name, found in together["tasks"].items():
+    assert found["alone"]["outputs_bit_equal"]
+    assert found["alone"]["accuracy"] == pytest.approx(tested[name], abs=1e-6)
+
+
+def require_several(run):
+  """Two tasks by two regimes, with two seeds each."""
+  numbers = json.loads((run / "report.json").read_text())
+  assert len(numbers["scores"]) == 2 * 2
+  assert numbers["means"]["head"]["of_tasks"] is None
+  for score in numbers["scores"]:
+    assert len(score["tests"]) == 2
+    # The colour tells the class, where a class has been seen.
+    if score["task"] == "kitti":
+      assert sum(score["tests"]) / 2 > 0.5
+  # Nothing of these is drawn at the start: seeds differ by their images' order.
+  for name in ("kitti", "sun397"):
+    losses = {
+      json.loads(file.read_text())["found"]["loss"]
+      for file in run.glob(f"runs/{name}/cls_masked/seed-*/test.json")
+    }
+    assert len(losses) == 2, name
 
 
 @pytest.mark.slow
