@@ -85,9 +85,9 @@ class Pass:
     return images
 
 
-def kept_rows(config, backbone, frozen_pass, reader=None):
+def kept_rows(config, backbone, frozen_pass, reader=None, stop=None):
   """Everything that is kept: images, labels."""
-  kept = kept_of(config, backbone)
+  kept = kept_of(config, backbone, stop)
   rows = kept.training(reader or reader_of(config), frozen_pass)
   places = np.arange(len(rows.labels))
   return np.asarray(rows.take(places)), rows.labels.copy()
@@ -190,6 +190,25 @@ def test_shards_that_were_finished_before_a_signal_are_found(config, backbone):
   rest = Pass()
   kept_rows(config, backbone, rest)
   assert rest.images == 4 * BATCH
+
+
+def test_it_is_asked_before_every_batch_whether_to_stop(config, backbone):
+  """Several processes hear of a signal where they ask together."""
+
+  class Asked(StopSignal):
+    times = 0
+
+    def is_wanted(self):
+      self.times += 1
+      return self.times > 4
+
+  stopped, rest = Pass(), Pass()
+  with pytest.raises(Interrupted) as error:
+    kept_rows(config, backbone, stopped, stop=Asked())
+  assert error.value.status == PREEMPTED
+  assert stopped.images == 4 * BATCH
+  kept_rows(config, backbone, rest)
+  assert rest.images == 2 * BATCH
 
 
 def changed(config, part, **values):
