@@ -106,6 +106,7 @@ def finished(run: Run, patch: str = PATCH) -> list[Process]:
 def learned(run: Run) -> dict[str, bytes]:
   path = run.workdir / "tasks" / "digits-5-9"
   found = store.read_arrays(path, manifest.read(path))
+  assert "cls" in found
   return {name: array.tobytes() for name, array in found.items()}
 
 
