@@ -23,6 +23,7 @@ from memory_vit.model.vit_config import (
   vit_config,
 )
 from memory_vit.runtime import options, schema
+from memory_vit.runtime.messages import brief
 from memory_vit.runtime.options import option, section
 from memory_vit.runtime.rules import (
   Changes,
@@ -622,11 +623,16 @@ def what_can_be_kept(regime: str) -> str:
 def _of_keep(config: Config) -> list[str]:
   """List contradictions between what is kept, and what a step computes."""
   keep, data = config.keep, config.data
-  if keep.what == "none":
-    return []
-  if keep.what == "images":
-    return _of_kept_images(keep, config.data)
   lines = []
+  if keep.dir and keep.where != "disk":
+    lines.append(
+      f"config.keep.dir is {brief(keep.dir)}, which config.keep.where "
+      f"{keep.where!r} does not use: expected '', or where 'disk'."
+    )
+  if keep.what == "none":
+    return lines
+  if keep.what == "images":
+    return lines + _of_kept_images(keep, config.data)
   possible = what_can_be_kept(config.regime)
   if possible == "none":
     lines.append(

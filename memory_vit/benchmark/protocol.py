@@ -24,10 +24,12 @@ from memory_vit.model.regimes import REGIMES
 from memory_vit.model.vit_config import RANDOM
 from memory_vit.run_result import RunResult
 
-# What is compared where --regimes does not say it: all that read the frozen
-# backbone once for every trial, and the head that everybody begins with.
+# What is compared where --regimes does not say it: what reads the frozen
+# backbone once for all trials. `head` is what everybody begins with; `probe` is
+# the best on features alone, for one more pass over the test images.
 REGIMES_COMPARED = (
   "head",
+  "probe",
   "cls_masked",
   "memory_masked",
   "norms_masked",

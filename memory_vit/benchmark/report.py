@@ -1,7 +1,7 @@
 """Report of a benchmark: a pure function of its directory, made without jax.
 
-Means are printed only where all that they are of was measured: a mean of 18
-tasks is no number of VTAB-1k.
+Means are printed only where all that they are of was measured, on the test
+images of the benchmark: a mean of 18 tasks is no number of VTAB-1k.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from memory_vit.benchmark.record import (
   read_record,
   read_together,
 )
-from memory_vit.benchmark.tasks import GROUPS, TASKS
+from memory_vit.benchmark.tasks import GROUPS, TASKS, VtabTask
 from memory_vit.runtime import files
 from memory_vit.runtime.messages import escaped
 
@@ -37,7 +37,9 @@ _OF_SEEDS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Means:
-  """Means of a regime, in [0, 1]; None where something of them is missing.
+  """Means of a regime, in [0, 1]; None where they are not of the benchmark.
+
+  A task is missing then, or was tested on more or fewer images.
 
   Attributes:
     groups: {group: mean of its tasks}.
@@ -76,10 +78,14 @@ def write_report(workdir: Path) -> None:
 
 def means(regime: str, scores: Scores) -> Means:
   """The means of a regime, of what was measured."""
-  tests = {
-    task.name: score.test
+  mine = {
+    task.name: score
+    for task in TASKS
     if (score := scores.get((task.name, regime)))
-    else None
+    and not _is_other_size(task, score)
+  }
+  tests = {
+    task.name: mine[task.name].test if task.name in mine else None
     for task in TASKS
   }
   groups = {
@@ -89,9 +95,7 @@ def means(regime: str, scores: Scores) -> Means:
   every = _mean(list(tests.values()))
   spread = None
   if every is not None:
-    each = zip(
-      *(scores[task.name, regime].tests for task in TASKS), strict=True
-    )
+    each = zip(*(score.tests for score in mine.values()), strict=True)
     by_seed = [sum(values) / len(TASKS) for values in each]
     spread = max(by_seed) - min(by_seed) if len(by_seed) > 1 else None
   if every is None:  # not even of a group: what is left out may be chosen
@@ -162,20 +166,26 @@ def _absent(record: BenchmarkRecord, scores: Scores) -> list[str]:
   return ["", "**No means are given**, as tasks are missing:", "", *lines]
 
 
+def _is_other_size(task: VtabTask, score: Score) -> bool:
+  """Whether a task was tested on more or fewer images than the benchmark's."""
+  return bool(score.tests) and score.test_examples != task.test_examples
+
+
 def _other_sizes(scores: Scores) -> list[str]:
   """Say which test splits are not those of the benchmark."""
-  found = {task: score.test_examples for (task, _), score in scores.items()}
+  found = {task: score for (task, _), score in scores.items() if score.tests}
   lines = [
-    f"- {task.name}: {found[task.name]:,} test images, the benchmark has "
-    f"{task.test_examples:,}"
+    f"- {task.name}: {found[task.name].test_examples:,} test images, the "
+    f"benchmark has {task.test_examples:,}"
     for task in TASKS
-    if found.get(task.name, task.test_examples) != task.test_examples
+    if task.name in found and _is_other_size(task, found[task.name])
   ]
   if not lines:
     return []
   return [
     "",
-    "**These numbers are not those of VTAB-1k**, as data have other sizes:",
+    "**No means are given**, as data have other sizes, so that these numbers "
+    "are not those of VTAB-1k:",
     "",
     *lines,
   ]
@@ -205,36 +215,41 @@ def _accuracies(
   """A row for every regime, and one for all tasks in one model."""
   rows = []
   for regime in record.regimes:
-    found = means(regime, scores)
-    row = {"regime": regime}
-    for task in TASKS:
-      score = scores.get((task.name, regime))
-      row[task.name] = _percent(score.test if score else None)
-    row |= {group: _percent(found.groups[group]) for group in GROUPS}
-    row["mean of groups"] = _percent(found.of_groups)
-    row["mean of 19"] = _percent(found.of_tasks)
-    rows.append(row)
+    rows.append({"regime": regime, **_columns_of(regime, scores)})
   if together:
     rows.append(_row_together(together))
   return rows
 
 
+def _columns_of(regime: str, scores: Scores) -> dict[str, str]:
+  """The accuracies of a regime, and their means."""
+  found, row = means(regime, scores), {}
+  for task in TASKS:
+    score = scores.get((task.name, regime))
+    row[task.name] = _percent(score.test if score else None)
+  row |= {group: _percent(found.groups[group]) for group in GROUPS}
+  row["mean of groups"] = _percent(found.of_groups)
+  row["mean of 19"] = _percent(found.of_tasks)
+  return row
+
+
 def _row_together(together: Mapping[str, Any]) -> dict[str, str]:
   """The first seed of every task, all in one model."""
-  tests = {name: found["accuracy"] for name, found in together["tasks"].items()}
-  row = {"regime": f"{together['regime']}, seed 0, all in one model"}
-  row |= {task.name: _percent(tests.get(task.name)) for task in TASKS}
-  groups = [
-    _mean([tests.get(task.name) for task in TASKS if task.group == group])
-    for group in GROUPS
-  ]
-  every = _mean([tests.get(task.name) for task in TASKS])
-  if every is None:
-    groups = [None] * len(GROUPS)
-  row |= {g: _percent(mean) for g, mean in zip(GROUPS, groups, strict=True)}
-  row["mean of groups"] = _percent(_mean(groups))
-  row["mean of 19"] = _percent(every)
-  return row
+  regime, found = together["regime"], together["tasks"]
+  scores = {
+    (name, regime): Score(
+      task=name,
+      regime=regime,
+      tests=(one["accuracy"],),
+      seeds=1,
+      test_examples=one["examples"],
+    )
+    for name, one in found.items()
+  }
+  return {
+    "regime": f"{regime}, seed 0, all in one model",
+    **_columns_of(regime, scores),
+  }
 
 
 def _spreads(record: BenchmarkRecord, scores: Scores) -> list[dict[str, str]]:

@@ -1,37 +1,63 @@
 """Room for what is kept: how much there is, said before the work begins."""
 
+import dataclasses
 import shutil
+import socket
 from pathlib import Path
 
 import jax
 import psutil
 
 from memory_vit.errors import ConfigError
+from memory_vit.runtime import processes
 from memory_vit.runtime.messages import brief
 
 
-def free_bytes(where: str, folder: Path) -> tuple[int, str]:
-  """Bytes that this process may fill, and what has them.
+@dataclasses.dataclass(frozen=True)
+class Place:
+  """Where a process keeps rows.
+
+  Attributes:
+    name: "the disk of /data/kept".
+    key: is the same for all processes that fill it together.
+    free: bytes.
+  """
+
+  name: str
+  key: str
+  free: int
+
+
+def place_of(where: str, folder: Path) -> Place:
+  """Where this process keeps rows, and how much is free there.
 
   Args:
     where: a value of `config.keep.where`.
     folder: on whose disk rows are kept.
   """
+  host = socket.gethostname()
   if where == "disk":
     there = next(
       path for path in (folder, *folder.absolute().parents) if path.exists()
     )
+    name = f"the disk of {brief(str(folder))}"
     free = shutil.disk_usage(there).free
-    return free, f"the disk of {brief(str(folder))}"
+    return Place(name, f"disk {there.stat().st_dev} of {host}", free)
   stats = [device.memory_stats() for device in jax.local_devices()]
   if where == "device" and all(s and "bytes_limit" in s for s in stats):
     least = min(s["bytes_limit"] - s["bytes_in_use"] for s in stats if s)
-    return least * len(stats), f"the memory of {len(stats)} devices"
-  return psutil.virtual_memory().available, "the memory of this machine"
+    name = f"the memory of {len(stats)} devices"
+    # No other process uses the devices of this one.
+    return Place(name, f"process {jax.process_index()}", least * len(stats))
+  free = psutil.virtual_memory().available
+  return Place("the memory of this machine", f"memory of {host}", free)
 
 
 def require_room(what: str, needed: int, where: str, folder: Path) -> None:
-  """Refuse what does not fit.
+  """Refuse what does not fit; all processes must call.
+
+  What several processes of a host keep on one file system, or in its memory,
+  has to fit there together.
 
   Args:
     what: is kept, "contexts of training".
@@ -40,14 +66,36 @@ def require_room(what: str, needed: int, where: str, folder: Path) -> None:
     folder: on whose disk rows are kept.
 
   Raises:
-    ConfigError: where there is less room.
+    ConfigError: on every process, where one of them has less room.
   """
-  free, place = free_bytes(where, folder)
-  if needed <= free:
-    return
+  mine = place_of(where, folder)
+  asked = processes.gather([mine.key, needed, mine.free, mine.name])
+  places = dict.fromkeys(key for key, *_ in asked)
+  # The own one first, so that each process speaks of that if it can.
+  for key in sorted(places, key=lambda key: key != mine.key):
+    same = [i for i, (other, *_) in enumerate(asked) if other == key]
+    total = sum(asked[i][1] for i in same)
+    # Others may write there meanwhile: not all have seen the same.
+    free, name = min((asked[i][2], asked[i][3]) for i in same)
+    if total > free:
+      raise _no_room(what, total, where, f"{name}{_of(same, len(asked))}", free)
+
+
+def _of(same: list[int], count: int) -> str:
+  """Say which of several processes share a place."""
+  if count == 1:
+    return ""
+  numbers = ", ".join(map(str, same))
+  return f" (of {'process' if len(same) == 1 else 'processes'} {numbers})"
+
+
+def _no_room(
+  what: str, needed: int, where: str, place: str, free: int
+) -> ConfigError:
+  """The error that says how much there is, and what to do."""
   elsewhere = {"device": "'host' or 'disk'", "host": "'disk'"}.get(where)
   other = f"config.keep.where {elsewhere}" if elsewhere else "config.keep.dir"
-  raise ConfigError(
+  return ConfigError(
     f"config.keep.where is {where!r}: the {what} take {needed:,} bytes "
     f"({needed / 2**30:.2f} GiB), and {place} has {free:,} free "
     f"({free / 2**30:.2f} GiB). Expected fewer: config.keep.dtype 'bfloat16' "

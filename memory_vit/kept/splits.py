@@ -154,6 +154,8 @@ class Kept:
   def needs(self, key: str, reader: Reader, prepare: Prepare) -> Needs:
     """What a split takes, and what of it is missing; nothing is computed.
 
+    All processes must call.
+
     Args:
       key: "train" or "validation".
       reader: of the split.
@@ -163,13 +165,13 @@ class Kept:
     layout, missing = self.layout(made, prepare), made.count
     if self.config.keep.where == "disk":
       folder = self._folder() / plan.key_of(self._facts(key, made, layout))
-      if folder.is_dir():
-        rows = ShardRows(layout, made.count, self.mesh, made.starts, folder)
-        missing = _count(made, rows.missing())
+      # Also where there is none: what others lack, this process makes as well.
+      rows = ShardRows(layout, made.count, self.mesh, made.starts, folder)
+      missing = _count(made, rows.missing())
     return Needs(made, layout.nbytes, missing)
 
   def require_room(self, needs: Sequence[Needs]) -> None:
-    """Raise `ConfigError` where splits do not fit together."""
+    """Raise `ConfigError` where splits do not fit together; all must call."""
     disk = self.config.keep.where == "disk"
     needed = sum(
       n.row_bytes * (n.missing if disk else n.plan.count) for n in needs
@@ -183,7 +185,8 @@ class Kept:
   ) -> None:
     """Raise `ConfigError` where what is not kept yet does not fit together.
 
-    What a folder on disk lacks is known once it is opened.
+    All processes must call. What a folder on disk lacks is known once it is
+    opened.
 
     Args:
       readers: {"train": of that split, "validation": ...}.
@@ -204,8 +207,9 @@ class Kept:
   @property
   def place(self) -> str:
     """Where rows are kept, and what is free there."""
-    free, place = room.free_bytes(self.config.keep.where, self._folder())
-    return f"{place}, which has {free:,} bytes free ({free / 2**30:.2f} GiB)"
+    place = room.place_of(self.config.keep.where, self._folder())
+    gib = place.free / 2**30
+    return f"{place.name}, which has {place.free:,} bytes free ({gib:.2f} GiB)"
 
   def bytes_on_device(self, needs: Sequence[Needs]) -> int:
     """Bytes that splits take of the memory of a device, or of its share.
@@ -352,7 +356,9 @@ class Kept:
     """
 
     def enter() -> None:
-      stack.enter_context(lock.one_at_a_time(path, self._wait))
+      stack.enter_context(
+        lock.one_at_a_time(path, self._wait, "config.keep.dir")
+      )
 
     with contextlib.ExitStack() as stack:
       processes.on_process_0(enter)

@@ -17,6 +17,8 @@ _FILE = ".lock"
 _OWNER = re.compile(r"process [0-9]{1,20} on .{1,300}\n")
 # Characters that are read of a file that may be anything.
 _MOST_READ = 400
+# By which a run is told where its lock lies.
+_WORKDIR = "--workdir"
 
 
 @contextlib.contextmanager
@@ -42,7 +44,7 @@ def only_run(workdir: Path) -> Iterator[Callable[[], None]]:
     def take() -> None:
       _make(workdir)
       # Never deleted: two could then hold two files of this name.
-      held.append(_open(path))
+      held.append(_open(path, _WORKDIR))
       stack.callback(os.close, held[0])
       _lock(held[0], path)
 
@@ -54,23 +56,26 @@ def only_run(workdir: Path) -> Iterator[Callable[[], None]]:
 
 
 @contextlib.contextmanager
-def one_at_a_time(path: Path, wait: Callable[[str], None]) -> Iterator[None]:
+def one_at_a_time(
+  path: Path, wait: Callable[[str], None], option: str
+) -> Iterator[None]:
   """Hold the lock of a file, once no other process does.
 
   Args:
     path: of the file, in an existing directory; it is never deleted.
     wait: is called with the line of the process that holds it, as long as one
       does, and takes its time.
+    option: by which users choose where it lies, for messages.
 
   Raises:
     TrainingError: where the file system has no locks, or the file is not one of
       ours.
   """
-  file = _open(path)
+  file = _open(path, option)
   try:
-    while not _try_lock(file, path):
+    while not _try_lock(file, path, option):
       wait(_read(file).strip() if _is_ours(file) else "")
-    _sign(file, path)
+    _sign(file, path, option)
     yield
   finally:
     os.close(file)
@@ -86,7 +91,7 @@ def _make(workdir: Path) -> None:
     ) from error
 
 
-def _open(path: Path) -> int:
+def _open(path: Path, option: str) -> int:
   """Open or make `.lock`; return a descriptor.
 
   No link is followed, and nothing waits for the other end of a pipe: somebody
@@ -97,30 +102,30 @@ def _open(path: Path) -> int:
     file = os.open(path, flags, 0o666)
   except OSError as error:
     if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-      raise _not_ours(path) from error
+      raise _not_ours(path, option) from error
     raise TrainingError(
-      f"{path} cannot be written ({error.strerror}): expected a --workdir into "
+      f"{path} cannot be written ({error.strerror}): expected a {option} into "
       "which this user may write."
     ) from error
   found = os.fstat(file)
   if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
     os.close(file)
-    raise _not_ours(path)
+    raise _not_ours(path, option)
   return file
 
 
 def _lock(file: int, path: Path) -> None:
   """Lock a file and write into it who did."""
-  if not _try_lock(file, path):
+  if not _try_lock(file, path, _WORKDIR):
     owner = _read(file).strip() if _is_ours(file) else ""
     raise TrainingError(
       f"another run is using {path.parent}: {owner or 'unknown'}. "
-      "Wait for it, end it, or give another --workdir."
+      f"Wait for it, end it, or give another {_WORKDIR}."
     )
-  _sign(file, path)
+  _sign(file, path, _WORKDIR)
 
 
-def _try_lock(file: int, path: Path) -> bool:
+def _try_lock(file: int, path: Path, option: str) -> bool:
   """Lock a file; False where another process has it."""
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -129,15 +134,15 @@ def _try_lock(file: int, path: Path) -> bool:
   except OSError as error:
     raise TrainingError(
       f"{path} cannot be locked ({error}): its file system has no "
-      "locks (flock). Give a --workdir on another one, or mount it with locks."
+      f"locks (flock). Give a {option} on another one, or mount it with locks."
     ) from error
   return True
 
 
-def _sign(file: int, path: Path) -> None:
+def _sign(file: int, path: Path, option: str) -> None:
   """Write into a locked file who has locked it."""
   if not _is_ours(file):
-    raise _not_ours(path)
+    raise _not_ours(path, option)
   os.ftruncate(file, 0)
   line = f"process {os.getpid()} on {socket.gethostname()}\n"
   os.pwrite(file, line.encode(), 0)
@@ -153,11 +158,11 @@ def _is_ours(file: int) -> bool:
   return not text or _OWNER.fullmatch(text) is not None
 
 
-def _not_ours(path: Path) -> TrainingError:
+def _not_ours(path: Path, option: str) -> TrainingError:
   return TrainingError(
     f"{path} is not the file by which a run keeps others out (a plain file of "
     "one line, and no link): it is left as it is. Take it away, or give "
-    "another --workdir."
+    f"another {option}."
   )
 
 

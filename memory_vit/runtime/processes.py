@@ -96,11 +96,16 @@ def _gather(text: str) -> list[str]:
   ]
 
 
+def gather(value: Any) -> list[Any]:
+  """The values of all processes, which JSON can hold, on all; all must call."""
+  if jax.process_count() == 1:
+    return [value]
+  return [json.loads(text) for text in _gather(json.dumps(value))]
+
+
 def union_over_processes(numbers: Collection[int]) -> list[int]:
   """Numbers that at least one process has, sorted; all must call."""
-  if jax.process_count() == 1:
-    return sorted(numbers)
-  everywhere = map(json.loads, _gather(json.dumps(sorted(numbers))))
+  everywhere = gather(sorted(numbers))
   return sorted({number for each in everywhere for number in each})
 
 

@@ -66,7 +66,8 @@ def section(
       f"seeds, from `{_BASELINE.label}` or from what stands beside; its errors "
       "are standard errors, as the images of the test split are a sample, and "
       "as the seeds are one: differences are taken image by image and seed by "
-      "seed. It is `clear` where it exceeds two of both errors together.",
+      "seed. It is `clear` where it exceeds two of both errors together. "
+      "`paired seeds`: of how many seeds both sides are there.",
     ),
   )
 
@@ -208,4 +209,5 @@ def _columns(pair: PairedDifference | None) -> Row:
     "error over images": pair and pair.over_images,
     "error over seeds": pair and pair.over_seeds,
     "clear": pair and pair.is_clear,
+    "paired seeds": pair and pair.seeds,
   }

@@ -326,7 +326,11 @@ def test_means_are_of_all_or_not_printed():
   for i, task in enumerate(TASKS):
     tests = (0.01 * i, 0.01 * i + 0.02)
     scores[task.name, "head"] = Score(
-      task=task.name, regime="head", tests=tests, seeds=2
+      task=task.name,
+      regime="head",
+      tests=tests,
+      seeds=2,
+      test_examples=task.test_examples,
     )
   found = report.means("head", scores)
   # 0 to 6, 7 to 10, 11 to 18: the mean of groups is not that of the tasks.
@@ -337,8 +341,11 @@ def test_means_are_of_all_or_not_printed():
   assert found.of_tasks == pytest.approx(0.10)
   assert found.spread == pytest.approx(0.02)
   lost = dataclasses.replace(scores["kitti", "head"], tests=(0.5,))
+  # On fewer images it is no number of the benchmark.
+  fewer = dataclasses.replace(scores["kitti", "head"], test_examples=710)
   for changed in (
     {**scores, ("kitti", "head"): lost},
+    {**scores, ("kitti", "head"): fewer},
     {key: s for key, s in scores.items() if key[0] != "kitti"},
   ):
     found = report.means("head", changed)
@@ -351,7 +358,9 @@ def test_the_report_names_what_is_missing(tmp_path, backbone_file, fake):
   bench = dataclasses.replace(bench, missing={"dtd": "there is no dtd"})
   runner.run_benchmark(bench)
   text = (bench.workdir / "report.md").read_text()
-  assert "**No means are given**" in text
+  assert "**No means are given**, as tasks are missing:" in text
+  assert "**No means are given**, as data have other sizes" in text
+  assert "- kitti: 4 test images, the benchmark has 711\n" in text
   assert "- dtd: there is no dtd\n" in text
   assert "- svhn: left out by --only" in text
   table = next(

@@ -205,6 +205,7 @@ def legal_values(key):
 BESIDE = {
   "optim.weight_decay": {"optim.name": "adamw"},
   "optim.accumulation_steps": {"batch_size": 2**20},
+  "keep.dir": {"keep.where": "disk"},
   "pretrain.variant": {"pretrain.total_steps": 1, "image_size": 224},
 }
 # The same, for a value.

@@ -117,7 +117,9 @@ def without(backbone, tmp_path_factory):
 def test_trains_to_the_same_bits_as_a_run_without(
   regime, what, where, backbone, without, tmp_path
 ):
-  keep = {"what": what, "where": where, "dir": str(tmp_path / "kept")}
+  keep = {"what": what, "where": where}
+  if where == "disk":
+    keep["dir"] = str(tmp_path / "kept")
   config = config_of(regime, data=SQUEEZED, keep=keep)
   found = trained(trainer_of(config, backbone), tmp_path)
   assert_same_bits(found, without(regime))
@@ -305,6 +307,8 @@ def test_too_many_broken_records_are_refused(backbone, tmp_path, monkeypatch):
     ("cls_masked", CONTEXTS, RANDOM, "such as config.keep.views 10"),
     ("cls_masked", CONTEXTS, {**SQUEEZED, "flip": True}, "and flip False"),
     ("cls_masked", {**CONTEXTS, "views": 2}, SQUEEZED, "same view each time"),
+    ("cls_masked", {**CONTEXTS, "dir": "a"}, SQUEEZED, "expected '', or where"),
+    ("full", {"dir": "a", "where": "device"}, {}, "'device' does not use"),
   ],
 )  # fmt: skip
 def test_what_cannot_be_kept_is_refused(regime, keep, data, message):

@@ -1,6 +1,7 @@
 """Kept rows on disk: found again, never wrong ones, whole or made again."""
 
 import dataclasses
+import json
 import logging
 import shutil
 from pathlib import Path
@@ -16,7 +17,7 @@ from memory_vit.data import datasets
 from memory_vit.data.inventory import Inventory
 from memory_vit.errors import BrokenDataError, ConfigError, TrainingError
 from memory_vit.kept import shards
-from memory_vit.runtime import lock
+from memory_vit.runtime import lock, processes
 from memory_vit.runtime.preemption import PREEMPTED, Interrupted, StopSignal
 from memory_vit.training import packing, sweep, trainer
 from memory_vit.training.run_context import RunContext
@@ -84,9 +85,9 @@ class Pass:
     return images
 
 
-def kept_rows(config, backbone, frozen_pass, reader=None):
+def kept_rows(config, backbone, frozen_pass, reader=None, stop=None):
   """Everything that is kept: images, labels."""
-  kept = kept_of(config, backbone)
+  kept = kept_of(config, backbone, stop)
   rows = kept.training(reader or reader_of(config), frozen_pass)
   places = np.arange(len(rows.labels))
   return np.asarray(rows.take(places)), rows.labels.copy()
@@ -149,6 +150,24 @@ def test_a_damaged_shard_is_made_again(kind, damage, config, backbone, caplog):
   assert whole.images == 0
 
 
+def test_labels_that_others_have_written_are_made_again(
+  config, backbone, caplog
+):
+  """What can be read is compared as well."""
+  _, labels = kept_rows(config, backbone, Pass())
+  seal = folder_of(config) / "00001.json"
+  said = json.loads(seal.read_text())
+  said["shard"]["labels"].reverse()
+  assert said["shard"]["labels"][0] != labels[2 * BATCH]
+  seal.write_text(json.dumps(said))
+  again = Pass()
+  with caplog.at_level(logging.WARNING):
+    _, found_labels = kept_rows(config, backbone, again)
+  assert again.images == 2 * BATCH
+  assert (found_labels == labels).all()
+  assert "00001.json is not what was written (SHA-256)" in caplog.text
+
+
 def test_a_large_file_of_labels_is_not_read(config, backbone, monkeypatch):
   kept_rows(config, backbone, Pass())
   (folder_of(config) / "00001.json").write_bytes(b" " * 2**22)
@@ -171,6 +190,25 @@ def test_shards_that_were_finished_before_a_signal_are_found(config, backbone):
   rest = Pass()
   kept_rows(config, backbone, rest)
   assert rest.images == 4 * BATCH
+
+
+def test_it_is_asked_before_every_batch_whether_to_stop(config, backbone):
+  """Several processes hear of a signal where they ask together."""
+
+  class Asked(StopSignal):
+    times = 0
+
+    def is_wanted(self):
+      self.times += 1
+      return self.times > 4
+
+  stopped, rest = Pass(), Pass()
+  with pytest.raises(Interrupted) as error:
+    kept_rows(config, backbone, stopped, stop=Asked())
+  assert error.value.status == PREEMPTED
+  assert stopped.images == 4 * BATCH
+  kept_rows(config, backbone, rest)
+  assert rest.images == 2 * BATCH
 
 
 def changed(config, part, **values):
@@ -259,7 +297,8 @@ def test_too_little_room_is_said_before_the_work(
   monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
   memory = type("Memory", (), {"available": needed - 1})
   monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
-  config = changed(config, "keep", where=where)
+  if where != "disk":
+    config = changed(config, "keep", where=where, dir="")
   frozen_pass = Pass()
   with pytest.raises(ConfigError) as error:
     kept_rows(config, backbone, frozen_pass)
@@ -321,10 +360,29 @@ def test_data_of_python_needs_a_version(version, config, backbone):
   assert bool(frozen_pass.images) == bool(version)
 
 
+def test_what_is_missing_is_asked_of_all(config, backbone, monkeypatch):
+  """Also by a process that has nothing yet, where others have some."""
+  asked = []
+  real = processes.union_over_processes
+  monkeypatch.setattr(
+    processes,
+    "union_over_processes",
+    lambda numbers: asked.append(list(numbers)) or real(numbers),
+  )
+  kept = kept_of(config, backbone)
+  needs = kept.needs("train", reader_of(config), Pass())
+  assert needs.missing == needs.plan.count
+  assert asked == [[0, 1, 2]]
+  kept.training(reader_of(config), Pass())
+  needs = kept.needs("train", reader_of(config), Pass())
+  assert needs.missing == 0
+  assert asked[1:] == [[0, 1, 2], []]
+
+
 def test_one_run_at_a_time_keeps_the_same(tmp_path):
   asked = []
   path = tmp_path / ".lock"
-  first = lock.one_at_a_time(path, asked.append)
+  first = lock.one_at_a_time(path, asked.append, "config.keep.dir")
   first.__enter__()
 
   def wait(owner):
@@ -332,7 +390,7 @@ def test_one_run_at_a_time_keeps_the_same(tmp_path):
     if len(asked) == 3:
       first.__exit__(None, None, None)
 
-  with lock.one_at_a_time(path, wait):
+  with lock.one_at_a_time(path, wait, "config.keep.dir"):
     assert len(asked) == 3
     assert all(owner.startswith("process ") for owner in asked)
 

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from memory_vit.errors import TrainingError
-from memory_vit.runtime.lock import only_run
+from memory_vit.runtime.lock import one_at_a_time, only_run
 
 
 def test_a_second_run_is_refused(tmp_path):
@@ -74,6 +74,32 @@ def test_what_is_not_ours_is_left_as_it_is(tmp_path, put):
   ]  # fmt: skip
   if put == "text":
     assert lock.read_text() == "process of thinking\n"
+
+
+@pytest.mark.parametrize("fault", ["text", "directory", "no locks", "no room"])
+def test_what_is_said_names_the_option_of_the_lock(
+  fault, tmp_path, monkeypatch
+):
+  """Not every lock is that of a --workdir."""
+
+  def fails(file, how):
+    raise OSError(errno.ENOLCK, "No locks available")
+
+  path = tmp_path / ".lock"
+  if fault == "text":
+    path.write_text("of another program")
+  elif fault == "directory":
+    path.mkdir()
+  elif fault == "no room":
+    path = tmp_path / "absent" / ".lock"
+  else:
+    monkeypatch.setattr(fcntl, "flock", fails)
+  with (
+    pytest.raises(TrainingError, match=r"config\.keep\.dir") as error,
+    one_at_a_time(path, pytest.fail, "config.keep.dir"),
+  ):
+    pass
+  assert "--workdir" not in str(error.value)
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path):

@@ -206,11 +206,13 @@ def test_what_other_processes_have_is_compared(monkeypatch):
 
 
 def test_numbers_that_any_process_knows(monkeypatch):
+  assert processes.gather("a") == ["a"]
   assert processes.union_over_processes({3, 1}) == [1, 3]
   monkeypatch.setattr(processes.jax, "process_count", lambda: 2)
   monkeypatch.setattr(processes, "_gather", lambda text: [text, "[2, 3]"])
   assert processes.union_over_processes({3, 1}) == [1, 2, 3]
   assert processes.union_over_processes({}) == [2, 3]
+  assert processes.gather("a") == ["a", [2, 3]]
 
 
 def test_what_tells_that_a_process_was_lost(monkeypatch):

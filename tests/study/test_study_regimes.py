@@ -143,6 +143,7 @@ def test_a_row_is_a_regime_at_its_best_rate(config, tmp_path):
   sizes = [row["without head"] for row in found.rows]
   assert sizes == sorted(sizes)
   assert rows["cls_masked", None]["difference"] is None
+  assert rows["cls_masked", None]["paired seeds"] is None
   for setting, expected in (
     (("norms_masked", None), 0.1), (("memory_masked", 5), -0.05),
     (("memory_masked", 1), 0.0),
@@ -157,15 +158,15 @@ def test_a_row_is_a_regime_at_its_best_rate(config, tmp_path):
       math.sqrt(share * (1 - share) / (SIZE - 1)), rel=0.05
     )
     assert row["clear"] is (expected != 0)
-    assert row["seeds"] == 3
+    assert row["seeds"] == row["paired seeds"] == 3
   pairs = {
     (row["regime"], row["compared to"]): row for row in found.comparisons
   }
   row = pairs["norms_masked", "memory_masked (5 cells)"]
   assert row["difference"] == pytest.approx(0.15)
   text = report.markdown_table(found.rows)
-  assert "| +10.0 | 0.9 | 0.0 | yes |" in text
-  assert "| -5.0 | 0.7 | 0.0 | yes |" in text
+  assert "| +10.0 | 0.9 | 0.0 | yes | 3 |" in text
+  assert "| -5.0 | 0.7 | 0.0 | yes | 3 |" in text
 
 
 def test_other_starts_of_memory_have_rows(config, tmp_path):
@@ -232,6 +233,7 @@ def test_hits_that_do_not_fit_are_refused(config, tmp_path):
   found = regime_table.section(config, trials, tmp_path, vit)
   (head,) = (row for row in found.rows if row["regime"] == "head")
   assert head["difference"] == pytest.approx(0)
+  assert (head["seeds"], head["paired seeds"]) == (3, 2)
   write_hits(directory, {"t-01": hits_of([1]), "t-00": hits_of([1])})
   with pytest.raises(ConfigError, match="were tested on other images"):
     regime_table.section(config, trials, tmp_path, vit)
