@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ from memory_vit.model.attention_weights import (
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.encoder import Context
 from memory_vit.model.stacking import SlotArrays
+from memory_vit.model.task import TaskSpec
 from memory_vit.model.vit import MemoryViT
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.tasks.compose import TasksLike
@@ -124,16 +125,58 @@ def read_attention(
   slots = in_slots(backbone, tasks)
   if slots is None:
     return {}
-  weights = token_attention_program(
-    backbone.params,
-    slots.arrays,
-    context,
-    config=backbone.config,
-    per_head=per_head,
+  specs = dict(enumerate(slots.specs))
+  return attention_in_slots(
+    backbone, specs, slots.arrays, context, per_head=per_head
   )
+
+
+def attention_in_slots(
+  backbone: Backbone,
+  specs: Mapping[int, TaskSpec],
+  slots: SlotArrays,
+  context: Context,
+  *,
+  per_head: bool = False,
+) -> dict[str, TokenAttention]:
+  """`read_attention` of tasks in slots of which any may be empty.
+
+  Args:
+    backbone: the one that made the context, and that of the tasks.
+    specs: {number of a slot: the task in it}.
+    slots: the tasks.
+    context: from `encode`.
+    per_head: see `token_attention`.
+
+  Returns:
+    {task name: its attention}.
+  """
+  image, tokens, cells = jax.device_get(
+    token_attention_program(
+      backbone.params,
+      slots,
+      context,
+      config=backbone.config,
+      per_head=per_head,
+    )
+  )
+  mask = jax.device_get(slots.mask)
   return {
-    attention.task: attention
-    for attention in _of_each_task(backbone.config, slots, weights)
+    spec.name: _of_one_task(
+      spec.name,
+      backbone.config,
+      image[:, i],
+      tokens[:, i],
+      cells[:, i],
+      # Itself, and its parents in their places.
+      {0: spec}
+      | {
+        place: specs[j]
+        for place, j in enumerate(mask.parents[i].tolist(), start=1)
+        if mask.is_parent[i, place - 1]
+      },
+    )
+    for i, spec in specs.items()
   }
 
 
@@ -167,30 +210,36 @@ def token_attention_program(
   )
 
 
-def _of_each_task(
-  config: ViTConfig, slots: Slots, weights: tuple[Any, ...]
-) -> Iterator[TokenAttention]:
-  """Cut the weights of slots into those of tasks, on the host."""
-  image, tokens, cells = jax.device_get(weights)
-  mask = jax.device_get(slots.arrays.mask)
-  for i, spec in enumerate(slots.specs):
-    # Which are seen: places without a parent, and cells that only pad, are not.
-    parents = {
-      slots.specs[j].name: (place, slots.specs[j].cells)
-      for place, j in enumerate(mask.parents[i].tolist(), start=1)
-      if mask.is_parent[i, place - 1]
-    }
-    yield TokenAttention(
-      task=spec.name,
-      image=image[:, i],
-      memory=cells[:, i, ..., 0, : spec.cells],
-      token=tokens[:, i, ..., 0],
-      parent_tokens={
-        name: tokens[:, i, ..., place] for name, (place, _) in parents.items()
-      },
-      parent_memory={
-        name: cells[:, i, ..., place, :count]
-        for name, (place, count) in parents.items()
-      },
-      config=config,
-    )
+def _of_one_task(
+  name: str,
+  config: ViTConfig,
+  image: Float32[np.ndarray, "b l *h s"],
+  tokens: Float32[np.ndarray, "b l *h _"],
+  cells: Float32[np.ndarray, "b l *h _ m"],
+  read: Mapping[int, TaskSpec],
+) -> TokenAttention:
+  """Name the weights of a task, and leave out what only pads them.
+
+  Args:
+    name: of the task.
+    config: of the backbone.
+    image: onto the tokens of the backbone stream.
+    tokens: onto tokens of tasks, 1 + p of them.
+    cells: onto their memory.
+    read: {place among the 1 + p: the task that is read there}.
+  """
+  memory = {
+    place: cells[..., place, : spec.cells] for place, spec in read.items()
+  }
+  parents = {place: spec.name for place, spec in read.items() if place}
+  return TokenAttention(
+    task=name,
+    image=image,
+    memory=memory[0],
+    token=tokens[..., 0],
+    parent_tokens={
+      parent: tokens[..., place] for place, parent in parents.items()
+    },
+    parent_memory={parent: memory[place] for place, parent in parents.items()},
+    config=config,
+  )
