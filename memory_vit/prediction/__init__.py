@@ -1,0 +1,1 @@
+"""Answer images by a changing set of tasks, in fixed shapes."""
