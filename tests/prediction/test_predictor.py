@@ -11,7 +11,12 @@ from conftest import random_task, tiny_backbone
 
 import memory_vit as mv
 from memory_vit.errors import ConfigError, TaskError, UnknownTask
-from memory_vit.prediction import Predictor, compilations, task_set
+from memory_vit.prediction import (
+  Predictor,
+  compilations,
+  fixed_shapes,
+  task_set,
+)
 from memory_vit.tasks import inference
 
 SIZES = (1, 4)
@@ -398,3 +403,39 @@ def test_reserved_parts_are_no_growth(backbone, tasks, pixels):
   expected = by_forward(backbone, [tasks[0], both], pixels, slots=2)
   for name, logits in found.logits.items():
     assert same_bits(logits, expected[name])
+
+
+def test_images_are_padded_to_the_smallest_batch_that_holds_them(pixels):
+  def shapes(count, sizes):
+    return [
+      (len(batch), whole)
+      for batch, whole in fixed_shapes.padded_batches(pixels[:count], sizes)
+    ]
+
+  assert shapes(0, (1, 4)) == []
+  assert shapes(1, (1, 2, 4)) == [(1, 1)]
+  assert shapes(2, (1, 2, 4)) == [(2, 2)]
+  assert shapes(3, (1, 2, 4)) == [(4, 3)]
+  assert shapes(9, (1, 2, 4)) == [(4, 4), (4, 4), (1, 1)]
+  assert shapes(6, (1, 4)) == [(4, 4), (4, 2)]
+  [(batch, _)] = fixed_shapes.padded_batches(pixels[:3], (4,))
+  assert np.array_equal(batch[:3], pixels[:3])
+  assert not batch[3].any()
+
+
+def test_what_others_compile_does_not_count():
+  """Nor what the same thread compiles before and after."""
+  counter = compilations.CompilationCounter()
+
+  def compile_something(scale):
+    jax.jit(lambda x: x * scale)(np.float32(1))
+
+  compile_something(1.25)
+  with counter.counting() as tally:
+    other = threading.Thread(target=compile_something, args=(1.5,))
+    other.start()
+    other.join()
+    assert tally.count == 0
+    compile_something(1.75)
+  compile_something(2.25)
+  assert tally.count == counter.count == 1
