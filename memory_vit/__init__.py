@@ -28,6 +28,8 @@ with epy.lazy_api_imports(globals()):
     TokenAttention,
     token_attention,
   )
+  from memory_vit.prediction.config import PredictorConfig
+  from memory_vit.prediction.predictor import Predictor
   from memory_vit.tasks.compose import concatenate, remove, rename, select
   from memory_vit.tasks.create import init_task
   from memory_vit.tasks.inference import encode, fill_slots, forward, read
@@ -50,6 +52,8 @@ __all__ = [
   "ImageInput",
   "MemoryViT",
   "MemoryVitError",
+  "Predictor",
+  "PredictorConfig",
   "Slots",
   "Task",
   "TaskSpec",

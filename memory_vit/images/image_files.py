@@ -3,6 +3,7 @@
 A file that cannot be read does not keep others from being read.
 """
 
+import collections
 import contextlib
 import dataclasses
 import io
@@ -20,6 +21,7 @@ from PIL import Image, UnidentifiedImageError
 
 from memory_vit.errors import ConfigError, DataError
 from memory_vit.images import decoding, jpeg, view
+from memory_vit.images.memory_limit import MemoryLimit
 from memory_vit.model.task import EvalPreprocessing
 
 # Of folders that are a data set; whoever names files may name GIF ones too.
@@ -32,7 +34,7 @@ MAX_FILE_BYTES = 64 * 2**20
 # decoded, at most: measured, and rounded up.
 _BYTES_PER_PIXEL = {"JPEG": 14, "PNG": 14, "WEBP": 24, "BMP": 12, "GIF": 12}
 # While a batch is made: the images one by one, side by side, and on the
-# device, each as float32.
+# device, each as float32. Of one that is read ahead, the images one by one.
 _COPIES_OF_A_BATCH = 3
 THREADS = min(8, os.cpu_count() or 1)
 _MIB = 2**20
@@ -96,6 +98,8 @@ def read_batches(
   evaluation: EvalPreprocessing,
   size: int,
   memory_mib: int,
+  *,
+  ahead: bool = False,
 ) -> Iterator[list[LoadedImage]]:
   """Read images, `size` at a time (fewer at the end), in order.
 
@@ -106,12 +110,14 @@ def read_batches(
     memory_mib: what a batch, and the images that are decoded for it, may
       take together; some wait for others, and one that alone needs more is
       refused.
+    ahead: whether the next batch is read while one is used; it counts then as
+      well.
 
   Raises:
     ConfigError: where there is no room for a batch.
   """
   pixels = size * evaluation.image_size**2
-  left = memory_mib * _MIB - _COPIES_OF_A_BATCH * pixels * 3 * 4
+  left = memory_mib * _MIB - (_COPIES_OF_A_BATCH + ahead) * pixels * 3 * 4
   if left <= 0:
     raise ConfigError(
       f"{size} images of {evaluation.image_size} pixels a side do not fit "
@@ -121,8 +127,15 @@ def read_batches(
   reader = _ImageReader(evaluation, left)
   entries = iter(entries)
   with ThreadPoolExecutor(THREADS) as pool:
-    while batch := list(itertools.islice(entries, size)):
-      yield list(pool.map(reader.read, batch))
+    begun: collections.deque[Iterator[LoadedImage]] = collections.deque()
+    try:
+      while batch := list(itertools.islice(entries, size)):
+        begun.append(pool.map(reader.read, batch))
+        if len(begun) > ahead:
+          yield list(begun.popleft())
+      yield from map(list, begun)
+    finally:  # nobody waits for what is not begun
+      pool.shutdown(wait=False, cancel_futures=True)
 
 
 class _ImageReader:
@@ -130,7 +143,7 @@ class _ImageReader:
 
   def __init__(self, evaluation: EvalPreprocessing, memory: int) -> None:
     self._evaluation = evaluation
-    self._memory = _Memory(memory)
+    self._memory = MemoryLimit(memory)
     # A header is short, but of a WebP file, which is read as a whole.
     self._header = threading.Lock()
 
@@ -155,9 +168,16 @@ class _ImageReader:
 
 
 def prepare_encoded(
-  encoded: bytes, evaluation: EvalPreprocessing
+  encoded: bytes,
+  evaluation: EvalPreprocessing,
+  memory: MemoryLimit | None = None,
 ) -> np.ndarray:
   """Decode an untrusted image file, and prepare it for evaluation.
+
+  Args:
+    encoded: the file.
+    evaluation: how.
+    memory: that threads share, where several decode at the same time.
 
   Returns:
     float32 (side, side, 3) in [-1, 1]; side is `evaluation.image_size`.
@@ -165,8 +185,14 @@ def prepare_encoded(
   Raises:
     DataError: says why not.
   """
-  bytes_needed(io.BytesIO(encoded), evaluation)
-  return _decoded(encoded, evaluation)
+  if len(encoded) > MAX_FILE_BYTES:
+    raise DataError(f"it has more than {MAX_FILE_BYTES / 2**20:g} MiB")
+  needed = bytes_needed(io.BytesIO(encoded), evaluation)
+  # Pillow keeps a copy of the file.
+  with (
+    memory.taken(len(encoded) + needed) if memory else contextlib.nullcontext()
+  ):
+    return _decoded(encoded, evaluation)
 
 
 def prepare_pixels(
@@ -194,32 +220,6 @@ def _decoded(encoded: bytes, evaluation: EvalPreprocessing) -> np.ndarray:
   if encoded.startswith(jpeg.MAGIC) and (problem := jpeg.too_costly(encoded)):
     raise DataError(problem)
   return view.eval_view(decoding.decode(encoded), evaluation)
-
-
-class _Memory:
-  """Bytes that threads share; a thread waits until enough are left."""
-
-  def __init__(self, size: int) -> None:
-    self._size = self._left = size
-    self._given_back = threading.Condition()
-
-  @contextlib.contextmanager
-  def taken(self, size: int) -> Iterator[None]:
-    """Take `size` bytes until the body ends; `DataError` if it is too much."""
-    if size > self._size:
-      raise DataError(
-        f"decoding it may take {size / _MIB:,.0f} MiB, more than the "
-        f"{self._size / _MIB:,.0f} MiB that --memory_mib leaves beside a batch"
-      )
-    with self._given_back:
-      self._given_back.wait_for(lambda: self._left >= size)
-      self._left -= size
-    try:
-      yield
-    finally:
-      with self._given_back:
-        self._left += size
-        self._given_back.notify_all()
 
 
 @contextlib.contextmanager
