@@ -1,6 +1,7 @@
 """Predictions and embeddings as rows: the numbers of the model, to the bit."""
 
 import json
+import re
 
 import fake_data
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from conftest import random_task, tiny_backbone
+from conftest import ROOT, random_task, tiny_backbone
 
 import memory_vit as mv
 from memory_vit import embed, predict
@@ -209,3 +210,24 @@ def test_files_without_embeddings_are_refused(place, tmp_path):
   (output / "part-00001-of-00003.parquet").unlink()
   with pytest.raises(DataError, match="has 2 of 3 shards"):
     read_embeddings(output)
+
+
+def test_the_example_trains_a_probe(place, tmp_path, monkeypatch):
+  """As docs/scale.md has it; what it saves answers as any task."""
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "runs" / "quickstart").mkdir(parents=True)
+  (tmp_path / "runs" / "quickstart" / "backbone.npz").symlink_to(
+    place / "tiny.npz"
+  )
+  command(embed, place, tmp_path / "EMBEDDED", "--stored=float32")
+  page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+  example = re.findall(r"```python\n(.*?)```", page, re.S)[0]
+  exec(compile(example, "an example", "exec"), {})
+  backbone = mv.load_backbone(place / "tiny.npz")
+  probe = mv.load_task("runs/probe", backbone)
+  embedded = read_embeddings("EMBEDDED")
+  images = mv.preprocess(embedded.paths, probe)
+  logits = split_forward.forward(backbone, [probe], jnp.asarray(images))
+  best = np.asarray(logits["probe"]).argmax(axis=-1)
+  found = [embedded.class_names()[i] for i in best]
+  assert found == list(embedded.labels)  # it has learned nine images by heart
