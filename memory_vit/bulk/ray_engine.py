@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ from memory_vit.runtime.messages import first_line
 # Bytes for the objects of a cluster that this process starts: there are none
 # but numbers of shards.
 _OBJECT_STORE = 200 * 2**20
+# Times that a cluster is started here: Ray waits 30 seconds for it and no more,
+# which a machine that is busy may take.
+_TRIES = 4
 # Times that a shard is tried again after its worker has died. One that ends
 # every worker must not be tried for ever.
 _RETRIES = 10
@@ -84,15 +88,21 @@ class RayEngine:
       "object_store_memory": _OBJECT_STORE, "include_dashboard": False,
       "num_cpus": max(self.workers, os.cpu_count() or 1),
     }  # fmt: skip
-    try:
-      ray.init(
-        address=address, logging_level="warning", log_to_driver=True, **local
-      )
-    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-      raise ConfigError(
-        f"--ray_address {address or ''}: no cluster of Ray there "
-        f"({first_line(error)})."
-      ) from error
+    for tries in range(_TRIES, 0, -1):
+      try:
+        with warnings.catch_warnings():
+          # Of JAX, on forks: what Ray forks becomes another program at once.
+          warnings.simplefilter("ignore", RuntimeWarning)
+          ray.init(address=address, logging_level="warning", **local)
+        break
+      except Exception as error:  # Ray raises many kinds, `Exception` itself
+        ray.shutdown()
+        if address is None and tries > 1:
+          continue
+        where = f"at {address}" if address else "that could be started here"
+        raise ConfigError(
+          f"--engine=ray: there is no cluster {where}: {first_line(error)}."
+        ) from error
     return ray
 
   def _finished(

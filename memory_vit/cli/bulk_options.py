@@ -16,6 +16,8 @@ from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.rules import Number
 
 with epy.lazy_imports():  # --help and wrong arguments do not wait for them
+  import jax
+
   from memory_vit.bulk import containers, ray_engine, run
 
 if TYPE_CHECKING:
@@ -115,6 +117,8 @@ def run_job(arguments: argparse.Namespace, job: Job) -> int:
   )
   engine = None
   if arguments.engine == "ray":
+    # Devices are for the workers: this process only looks at the model.
+    jax.config.update("jax_platforms", "cpu")
     engine = ray_engine.RayEngine(
       arguments.workers,
       arguments.worker_cpus,

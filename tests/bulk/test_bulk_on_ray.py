@@ -18,7 +18,7 @@ from memory_vit.bulk import run
 pytest.importorskip("ray", reason="ray is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
-IMAGES = 200
+IMAGES = 400
 BROKEN = (17, 90)
 SHARD = 10
 PATIENCE = 600
@@ -26,14 +26,14 @@ PATIENCE = 600
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-  """A model, 200 images of which two are broken, and the rows to expect."""
+  """A model, images of which two are broken, and the rows to expect."""
   root = tmp_path_factory.mktemp("ray")
   mv.save_backbone(tiny_backbone(), root / "tiny.npz")
   backbone = mv.load_backbone(root / "tiny.npz")
   mv.save_tasks([random_task(backbone, "digits")], root / "tasks")
   (root / "images").mkdir()
   for i in range(IMAGES):
-    content = fake_data.encode(fake_data.noise(i), "PNG")
+    content = fake_data.encode(fake_data.noise(i, 200, 200), "PNG")
     content = content[:-40] if i in BROKEN else content
     (root / "images" / f"{i:03}.png").write_bytes(content)
   assert predict.main(flags(root, root / "expected")) == 1
@@ -50,15 +50,19 @@ def flags(root, output, *more):
 
 def start(root, output, log, *more):
   """Starts the command with two workers of a cluster of its own."""
-  return subprocess.Popen(
-    [
-      sys.executable, "-m", "memory_vit.predict",
-      *flags(root, output, "--engine=ray", "--workers=2", *more),
-    ],
-    cwd=ROOT, stdout=log.open("w"), stderr=subprocess.STDOUT,
-    start_new_session=True,
-    env={**os.environ, "JAX_PLATFORMS": "cpu", "RAY_USAGE_STATS_ENABLED": "0"},
-  )  # fmt: skip
+  command = [
+    sys.executable, "-m", "memory_vit.predict",
+    *flags(root, output, "--engine=ray", "--workers=2", *more),
+  ]  # fmt: skip
+  with log.open("w") as file:
+    return subprocess.Popen(
+      command,
+      cwd=ROOT,
+      stdout=file,
+      stderr=subprocess.STDOUT,
+      start_new_session=True,
+      env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
 
 
 def shards(output):
