@@ -72,7 +72,9 @@ class Inventory:
     return tuple(sorted(set(self.files["label"].to_pylist()) - {None}))
 
 
-def take_inventory(inputs: Sequence[str], columns: Columns) -> Inventory:
+def take_inventory(
+  inputs: Sequence[str], columns: Columns, outputs: Sequence[Path] = ()
+) -> Inventory:
   """List the files of inputs.
 
   Args:
@@ -80,12 +82,14 @@ def take_inventory(inputs: Sequence[str], columns: Columns) -> Inventory:
       files; folders, which stand for all images below them or, where there is
       none, for the Parquet and ArrayRecord files below them.
     columns: of Parquet files.
+    outputs: files and folders of Parquet that are not read, wherever they lie.
 
   Raises:
     DataError: for an input that is not there or has no image, and for a file
       of many images that cannot be read.
   """
-  rows = [row for text in inputs for row in _files_of(text, columns)]
+  skipped = [path.resolve() for path in outputs]
+  rows = [row for text in inputs for row in _files_of(text, columns, skipped)]
   columns_of_rows = zip(*rows, strict=True) if rows else [[]] * len(_SCHEMA)
   arrays = [
     pa.array(values, field.type)
@@ -100,7 +104,9 @@ def take_inventory(inputs: Sequence[str], columns: Columns) -> Inventory:
   return found
 
 
-def _files_of(text: str, columns: Columns) -> Iterator[_Row]:
+def _files_of(
+  text: str, columns: Columns, skipped: Sequence[Path]
+) -> Iterator[_Row]:
   """The rows of one input."""
   path = paths.local(text, "--input", DataError)
   if not path.exists():
@@ -109,7 +115,12 @@ def _files_of(text: str, columns: Columns) -> Iterator[_Row]:
     many = containers.is_container(path)
     yield _container(path, columns) if many else _image(str(path), None, "")
     return
-  images, many_images = _below(path)
+  images, found = _below(path)
+  many_images = [
+    file
+    for file in found
+    if not any(file.resolve().is_relative_to(other) for other in skipped)
+  ]
   if images and many_images:
     raise DataError(
       f"--input {brief(text)} holds both images and files of many images "

@@ -102,16 +102,19 @@ def run_bulk(
     MemoryVitError: for inputs and models that cannot be used.
   """
   began = time.perf_counter()
-  found = inventory.take_inventory(source.paths, source.columns)
-  model = job.open(warm_up=False)
-  made = Plan(found, source.columns, shard_images, job.batch_size, model.facts)
   place = paths.local(output, "--output")
   folder = single_file.shard_folder(place)
+  # Of a run that resumes, the output may lie below its input.
+  outputs = (place, folder)
+  found = inventory.take_inventory(source.paths, source.columns, outputs)
+  model = job.open(warm_up=False)
+  made = Plan(found, source.columns, shard_images, job.batch_size, model.facts)
   there = single_file.counts(place, made)
   if there is None:
     plan.settle(made, folder)
   missing: list[int] = []
-  with _alone(folder) if folder.exists() else contextlib.nullcontext():
+  begun = (folder / plan.FOLDER).exists()
+  with _alone(folder) if begun else contextlib.nullcontext():
     if there is None:
       missing = _missing(made, folder, say)
       make = engine or (lambda p, f, _, m: work.make_shards(p, f, model, m))

@@ -1,5 +1,6 @@
 """A bulk run on a real cluster of Ray: the same rows, whoever is killed."""
 
+import json
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import time
 
 import fake_data
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT, random_task, tiny_backbone
@@ -134,6 +136,51 @@ def test_a_killed_command_is_resumed(place, tmp_path):
   for name, time_ns in before.items():
     assert (output / name).stat().st_mtime_ns == time_ns
   require_the_same_rows(output, place)
+
+
+_PIPELINE = """
+import json, sys
+import ray
+import memory_vit as mv
+
+backbone, tasks, *paths = sys.argv[1:]
+ray.init(
+  object_store_memory=200 * 2**20, include_dashboard=False, num_cpus=2
+)
+config = mv.PredictorConfig(backbone, (tasks,), batch_sizes=(4,))
+found = ray.data.from_items([{"path": path} for path in paths]).map_batches(
+  mv.Predictor,
+  fn_constructor_args=(config,),
+  batch_size=4,
+  compute=ray.data.ActorPoolStrategy(size=1),
+)
+rows = {row["path"]: row["digits/logits"].tolist() for row in found.iter_rows()}
+print("ROWS" + json.dumps(rows))
+"""
+
+
+def test_the_predictor_is_a_class_for_map_batches(place, tmp_path):
+  """As a pipeline of Ray Data takes it; the logits are those of `predict`."""
+  expected = {
+    row["path"]: row["digits/logits"]
+    for row in pq.read_table(place / "expected").to_pylist()
+    if not row["error"]
+  }
+  paths = sorted(expected)[:8]
+  done = subprocess.run(
+    [
+      sys.executable, "-c", _PIPELINE, place / "tiny.npz", place / "tasks",
+      *paths,
+    ],
+    cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE,
+    env={**os.environ, "JAX_PLATFORMS": "cpu", "RAY_USAGE_STATS_ENABLED": "0"},
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  [line] = [x for x in done.stdout.splitlines() if x.startswith("ROWS")]
+  rows = json.loads(line.removeprefix("ROWS"))
+  assert sorted(rows) == paths
+  for path in paths:
+    np.testing.assert_array_equal(rows[path], expected[path])
 
 
 def _arguments(pid):

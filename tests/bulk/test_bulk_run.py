@@ -172,6 +172,14 @@ def test_one_file_that_was_interrupted_is_resumed(folder, tmp_path):
   assert len(table(file)) == 23
 
 
+@pytest.mark.parametrize("name", ["out", "out.parquet"])
+def test_an_output_may_lie_below_the_input(folder, name):
+  """What was written is no input of the same command."""
+  assert make(folder, folder / name).made == 3
+  assert make(folder, folder / name).made == 0
+  assert len(table(folder / name)) == 23
+
+
 def test_two_writers_of_a_shard_do_not_spoil_it(folder, tmp_path):
   """Both write whole files; the last one stays."""
   output = tmp_path / "out"
