@@ -6,6 +6,11 @@
 IMAGE is a file, a folder (all images below it) or "-" (paths on standard
 input, one per line). Images are prepared as the tasks were evaluated. The
 exit status is 0, 1 where images could not be read, 2 for other bad input.
+
+Millions of images go into Parquet, by this process or by a Ray cluster:
+
+  python -m memory_vit.predict --backbone=NPZ --task=DIR [--task=DIR ...] \\
+    --input=FOLDER --output=DIR [--engine=ray]
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epy
 
-from memory_vit.cli import commands
+from memory_vit.cli import bulk_options, commands
 from memory_vit.cli.command_line import Parser
 from memory_vit.cli.commands import show
 from memory_vit.errors import ConfigError
@@ -30,8 +35,10 @@ with epy.lazy_imports():  # once the command line is known to be right
   import numpy as np
   from PIL import Image
 
+  from memory_vit.bulk import predictions
   from memory_vit.images import image_files as reading
   from memory_vit.model import task as task_sets
+  from memory_vit.prediction import config as predictor_config
   from memory_vit.prediction import predictor as predictors
   from memory_vit.tasks import model_loading
 
@@ -60,7 +67,7 @@ def _parser() -> Parser:
   )
   parser.add_argument(
     "images",
-    nargs="+",
+    nargs="*",
     metavar="IMAGE",
     help="a file; a folder: all images below it, but for hidden files and "
     "behind links to folders; or -: paths on standard input, one per line",
@@ -79,6 +86,8 @@ def _parser() -> Parser:
   parser.switch(
     "--original", "show the outputs of the backbone's own head too, by index"
   )
+  parser.switch("--logits", "with --input: write the logits of all classes")
+  bulk_options.add(parser, required=False)
   return parser
 
 
@@ -86,7 +95,29 @@ def _predict(arguments: argparse.Namespace) -> int:
   with warnings.catch_warnings():
     # Large images are refused as such; Pillow warns from a lower limit on.
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+    if bulk_options.is_bulk(arguments, "logits"):
+      return _predict_bulk(arguments)
     return _predict_all(arguments)
+
+
+def _predict_bulk(arguments: argparse.Namespace) -> int:
+  """Predict into Parquet."""
+  if arguments.images or arguments.json:
+    raise ConfigError(
+      "--input writes Parquet and prints no predictions: expected neither "
+      "--json nor an IMAGE beside it."
+    )
+  config = predictor_config.PredictorConfig(
+    backbone=arguments.backbone,
+    tasks=tuple(arguments.task),
+    dtype=arguments.dtype,
+    batch_sizes=(arguments.batch_size,),
+    memory_mib=arguments.memory_mib,
+  )
+  job = predictions.PredictionJob(
+    config, arguments.top, arguments.logits, arguments.original
+  )
+  return bulk_options.run_job(arguments, job)
 
 
 def _predict_all(arguments: argparse.Namespace) -> int:

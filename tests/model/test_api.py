@@ -384,9 +384,9 @@ def test_the_examples_of_the_readme_and_the_docs_run(tmp_path, monkeypatch):
   mv.save_backbone(backbone, "runs/quickstart/backbone.npz")
   digits = random_task(backbone, "digits-5-9", classes=5)
   mv.save_tasks(digits, "runs/quickstart/tasks")
-  # The examples of these pages need other libraries, or a network; that of
-  # data.md trains, and has a test of its own.
-  elsewhere = {"backbones.md", "data.md", "export.md"}
+  # The examples of these pages need other libraries, or a network; those of
+  # data.md and scale.md train, and have tests of their own.
+  elsewhere = {"backbones.md", "data.md", "export.md", "scale.md"}
   pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
   pages = [page for page in pages if page.name not in elsewhere]
   texts = [page.read_text(encoding="utf-8") for page in pages]

@@ -1,0 +1,17 @@
+"""Predict or embed millions of images, into Parquet: resumable, in shards."""
+
+from etils import epy
+
+with epy.lazy_api_imports(globals()):
+  from memory_vit.bulk.embedding_file import Embeddings, read_embeddings
+  from memory_vit.bulk.embeddings import EmbeddingJob
+  from memory_vit.bulk.predictions import PredictionJob
+  from memory_vit.bulk.run import run_bulk
+
+__all__ = [
+  "EmbeddingJob",
+  "Embeddings",
+  "PredictionJob",
+  "read_embeddings",
+  "run_bulk",
+]

@@ -1,0 +1,315 @@
+"""Read files of many images: Parquet and ArrayRecord.
+
+In Parquet an image is the bytes of a file, a struct {bytes, path} as Hugging
+Face `datasets` writes it, or the path of a file. In ArrayRecord every record is
+an image file, and nothing else: TFDS wraps its images in tf.train.Example.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import itertools
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image, UnidentifiedImageError
+
+from memory_vit.errors import DataError
+from memory_vit.images import decoding
+from memory_vit.runtime.messages import brief, escaped, first_line
+
+# In the order in which they are looked for.
+_IMAGE_COLUMNS = ("image", "bytes", "path", "file", "file_name")
+_LABEL_COLUMN = "label"
+# Rows of a file that are in memory at once: each may be an image of megabytes.
+_ROWS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+  """Which columns of Parquet files are read.
+
+  Attributes:
+    image: images or paths; "" for the first of "image", "bytes", "path",
+      "file" and "file_name" that is there.
+    label: integers or text; "" for "label", where there is one.
+    root: folder that paths in them are relative to, and may not leave; "" for
+      that of the Parquet file.
+  """
+
+  image: str = ""
+  label: str = ""
+  root: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageRow:
+  """An image of an input that has not been decoded.
+
+  Attributes:
+    number: among all images of the input, from 0.
+    path: of its file; of a row of a file of many, its own name, or FILE#ROW.
+    image: a path, or the bytes of a file; None where there is neither.
+    label: its class, None where the input says nothing of it.
+    reason: why there is no image, or "".
+  """
+
+  number: int
+  path: str
+  image: str | bytes | None
+  label: str | None
+  reason: str = ""
+
+
+def is_container(path: Path) -> bool:
+  """Whether a file holds many images, by its name."""
+  return path.suffix == ".parquet" or _is_array_record(path)
+
+
+def _is_array_record(path: Path) -> bool:
+  """Also of NAME.array_record-00000-of-00010."""
+  suffix = path.suffix.partition("-")[0]
+  return suffix in (".array_record", ".arrayrecord")
+
+
+def count_images(path: Path, columns: Columns) -> int:
+  """The number of images in a file.
+
+  Raises:
+    DataError: where it cannot be read, or holds none in a way that is known.
+  """
+  if _is_array_record(path):
+    with _array_record(path) as reader:
+      count = reader.num_records()
+      if count:
+        _require_image(path, reader.read([0])[0])
+      return count
+  with _parquet(path) as file:
+    _found_columns(path, file.schema_arrow, columns)
+    return file.metadata.num_rows
+
+
+def stated_labels(path: Path, columns: Columns) -> tuple[str, ...]:
+  """The classes that a Parquet file of Hugging Face states, or none."""
+  if _is_array_record(path):
+    return ()
+  with _parquet(path) as file:
+    _, label = _found_columns(path, file.schema_arrow, columns)
+    metadata = file.schema_arrow.metadata or {}
+  try:
+    stated = json.loads(metadata.get(b"huggingface", b"{}"))
+    names = stated["info"]["features"][label]["names"]
+  except (ValueError, LookupError, TypeError):
+    return ()
+  if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+    return ()
+  return tuple(names)
+
+
+def read_container(
+  path: Path, rows: range, first: int, columns: Columns
+) -> Iterator[ImageRow]:
+  """Read images of a file, in order.
+
+  Args:
+    path: of the file.
+    rows: which of its images, without gaps.
+    first: the number of its first image in the whole input.
+    columns: of Parquet files.
+
+  Raises:
+    DataError: where the file cannot be read any more.
+  """
+  if _is_array_record(path):
+    read = _read_array_record(path, rows)
+  else:
+    read = _read_parquet(path, rows, columns)
+  for row, (image, name, label, reason) in zip(rows, read, strict=True):
+    place = name or f"{_text(str(path))}#{row}"
+    yield ImageRow(first + row, place, image, label, reason)
+
+
+# An image, its own name, its label, and why there is none.
+_Found = tuple[str | bytes | None, str, str | None, str]
+
+
+def _read_array_record(path: Path, rows: range) -> Iterator[_Found]:
+  with _array_record(path) as reader:
+    for start in range(rows.start, rows.stop, _ROWS):
+      part = range(start, min(start + _ROWS, rows.stop))
+      for record in reader.read([*part]):
+        yield record, "", None, ""
+
+
+def _read_parquet(
+  path: Path, rows: range, columns: Columns
+) -> Iterator[_Found]:
+  names = stated_labels(path, columns)
+  root = Path(columns.root) if columns.root else path.parent
+  with _parquet(path) as file:
+    image, label = _found_columns(path, file.schema_arrow, columns)
+    wanted = [image, label] if label else [image]
+    for values in _rows_of(path, file, rows, wanted):
+      shown = _label(values[label], names) if label else None
+      found, name, reason = _image(values[image], root)
+      yield found, name, shown, reason
+
+
+def _rows_of(
+  path: Path, file: pq.ParquetFile, rows: range, wanted: list[str]
+) -> Iterator[Mapping[str, Any]]:
+  """Rows of a file; row groups that have none of them are not read."""
+  counts = [
+    file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)
+  ]
+  ends = list(itertools.accumulate(counts))
+  groups = [
+    i
+    for i, (count, end) in enumerate(zip(counts, ends, strict=True))
+    if end > rows.start and end - count < rows.stop
+  ]
+  place = ends[groups[0]] - counts[groups[0]] if groups else 0
+  try:
+    for batch in file.iter_batches(_ROWS, row_groups=groups, columns=wanted):
+      inside = range(place, place + len(batch))
+      place = inside.stop
+      first, last = max(inside.start, rows.start), min(place, rows.stop)
+      if first < last:
+        yield from batch.slice(first - inside.start, last - first).to_pylist()
+  except (pa.ArrowException, OSError) as error:
+    raise _unreadable(path, error) from error
+
+
+def _image(value: Any, root: Path) -> tuple[str | bytes | None, str, str]:
+  """An image, its own name, and why there is none, of a value of a column."""
+  name = ""
+  if isinstance(value, Mapping):  # of Hugging Face: bytes come first
+    name = _text(value.get("path") or "")
+    value = value["bytes"] if value.get("bytes") else value.get("path")
+  if isinstance(value, bytes):
+    return value, name, ""
+  if not value:
+    return None, name, "the row has no image"
+  path = Path(value)
+  if path.is_absolute() or ".." in path.parts:
+    inside = path.is_relative_to(root) and ".." not in path.parts
+    if not inside:
+      return None, name or _text(value), f"not a path below {root}"
+  return str(root / path), name or _text(value), ""
+
+
+def _label(value: Any, names: tuple[str, ...]) -> str | None:
+  """A label as text: its name, where the file states one."""
+  if value is None:
+    return None
+  if isinstance(value, int) and 0 <= value < len(names):
+    return names[value]
+  return _text(str(value))
+
+
+def _found_columns(
+  path: Path, schema: pa.Schema, columns: Columns
+) -> tuple[str, str | None]:
+  """The columns of images and of labels in a Parquet file."""
+  wanted = (columns.image,) if columns.image else _IMAGE_COLUMNS
+  image = next((name for name in wanted if name in schema.names), "")
+  if not image or not _kind(schema.field(image).type):
+    what = f"is of type {schema.field(image).type}" if image else "is not there"
+    raise DataError(
+      f"{escaped(str(path))}: the column of images, {' or '.join(wanted)}, "
+      f"{what}; it has the columns {brief(schema.names)}. Expected bytes, a "
+      "struct {bytes, path}, or paths: name it by --image_column."
+    )
+  label = columns.label or _LABEL_COLUMN
+  if label in schema.names:
+    return image, label
+  if columns.label:
+    raise DataError(
+      f"{escaped(str(path))} has no column {brief(label)} of labels, but "
+      f"{brief(schema.names)}: expected one of these as --label_column."
+    )
+  return image, None
+
+
+def _kind(type_: pa.DataType) -> str:
+  """Whether a column holds "bytes", a "struct" or a "path", or none: ""."""
+  if pa.types.is_binary(type_) or pa.types.is_large_binary(type_):
+    return "bytes"
+  if pa.types.is_string(type_) or pa.types.is_large_string(type_):
+    return "path"
+  if pa.types.is_struct(type_):
+    names = {type_.field(i).name for i in range(type_.num_fields)}
+    if "bytes" in names and _kind(type_.field("bytes").type) == "bytes":
+      return "struct"
+  return ""
+
+
+@contextlib.contextmanager
+def _parquet(path: Path) -> Iterator[pq.ParquetFile]:
+  """Open a Parquet file; `DataError` where it is none."""
+  try:
+    # Without a memory map: a file that gets shorter would end the process.
+    file = pq.ParquetFile(path, memory_map=False)
+  except (pa.ArrowException, OSError) as error:
+    raise _unreadable(path, error) from error
+  with file:
+    yield file
+
+
+@contextlib.contextmanager
+def _array_record(path: Path) -> Iterator[Any]:
+  """Open an ArrayRecord file; `DataError` where it is none."""
+  try:
+    from array_record.python import array_record_module
+  except ImportError as error:
+    raise DataError(
+      f"{escaped(str(path))} is an ArrayRecord file, for which array_record "
+      "is needed (Linux): pip install 'memory_vit[train]'"
+    ) from error
+  try:
+    # As for random access: nothing is read ahead.
+    options = "readahead_buffer_size:0,max_parallelism:0"
+    reader = array_record_module.ArrayRecordReader(str(path), options)
+  except (OSError, RuntimeError, ValueError) as error:
+    raise _unreadable(path, error) from error
+  try:
+    yield reader
+  except (RuntimeError, IndexError) as error:
+    raise _unreadable(path, error) from error
+  finally:
+    reader.close()
+
+
+def _require_image(path: Path, record: bytes) -> None:
+  """Refuse a file whose records are something else."""
+  try:
+    # The header alone: nothing is decoded.
+    with Image.open(io.BytesIO(record), formats=decoding.FORMATS):
+      pass
+  except UnidentifiedImageError as error:
+    raise DataError(
+      f"{escaped(str(path))}: its first record is no image file. Expected "
+      "records that are; TFDS wraps images in tf.train.Example: write the "
+      "images of such a data set to Parquet, or to files."
+    ) from error
+  except Exception:  # A broken image is a row with an error, not the end.
+    return
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+  return DataError(
+    f"{escaped(str(path))} cannot be read: {first_line(error)}. It may have "
+    "changed, or be no Parquet or ArrayRecord file."
+  )
+
+
+def _text(text: str) -> str:
+  """Text that can be written: bytes that are no UTF-8 are escaped."""
+  return os.fsencode(text).decode("utf-8", "backslashreplace")

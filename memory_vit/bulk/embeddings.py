@@ -1,0 +1,163 @@
+"""Embeddings as rows: what heads and probes read of a frozen backbone."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Array, Float, Float32
+
+from memory_vit.backbones import load
+from memory_vit.bulk.decoding import Decoder
+from memory_vit.bulk.versions import versions
+from memory_vit.errors import DataError, TaskError
+from memory_vit.model.backbone import Backbone
+from memory_vit.model.task import EvalPreprocessing
+from memory_vit.model.vit import MemoryViT, apply
+from memory_vit.model.vit_config import ViTConfig
+from memory_vit.tasks import manifest, split_forward, store
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingJob:
+  """What is embedded; it can be pickled, and opened in another process.
+
+  Attributes:
+    backbone: any source that `load_backbone` takes.
+    task: whose image size and preprocessing are taken, a path; "" for those
+      that the backbone states, or images squeezed to its size.
+    batch_size: images of a pass.
+    dtype: of the computation, "float32" or "bfloat16".
+    stored: the type in which values are written, "float32" or "bfloat16".
+    memory_mib: what images and their decoding may take together, in MiB.
+  """
+
+  backbone: str
+  task: str = ""
+  batch_size: int = 32
+  dtype: str = "float32"
+  stored: str = "bfloat16"
+  memory_mib: int = 2048
+
+  def open(self, warm_up: bool = True) -> EmbeddingModel:
+    """Load the backbone; without `warm_up` nothing is compiled yet.
+
+    Raises:
+      MemoryVitError: for what cannot be read.
+    """
+    size = gelu = evaluation = None
+    if self.task:
+      found = store.find_tasks([self.task])
+      if len(found) > 1:
+        raise TaskError(
+          f"{self.task} holds {len(found)} tasks: expected one, whose "
+          "preprocessing is taken."
+        )
+      spec = manifest.read(found[0]).spec
+      size, gelu = spec.backbone.image_size, spec.backbone.gelu
+      evaluation = spec.evaluation
+    published = load.read_published(self.backbone)
+    backbone = load.to_backbone(
+      published,
+      size,
+      self.dtype,
+      # Where a source states another one, it is another backbone.
+      gelu=None if published.states_config else gelu,
+    )
+    side = backbone.config.image_size
+    evaluation = (
+      evaluation or backbone.evaluation or EvalPreprocessing(image_size=side)
+    )
+    model = EmbeddingModel(self, backbone, evaluation)
+    if warm_up:
+      model.columns(np.zeros((1, side, side, 3), np.float32))
+    return model
+
+
+class EmbeddingModel:
+  """A frozen backbone that makes rows; see `work.Model`.
+
+  Attributes:
+    schema: "pooled", what a head reads, and "layers", what a probe reads: the
+      values of an image one after the other, as little-endian bytes.
+    facts: what rows depend on, with the shapes and the type of the values.
+    described: the same, with versions.
+  """
+
+  def __init__(
+    self, job: EmbeddingJob, backbone: Backbone, evaluation: EvalPreprocessing
+  ) -> None:
+    """Describe what a backbone will make of images."""
+    self._job, self._backbone = job, backbone
+    config = backbone.config
+    self._decoder = Decoder(evaluation, job.batch_size, job.memory_mib)
+    self._stored = np.dtype(jnp.dtype(job.stored))
+    shapes = {
+      "pooled": (config.width,),
+      "layers": (config.summary_tokens, config.width),
+    }
+    self.schema = pa.schema([
+      (name, pa.binary(math.prod(shape) * self._stored.itemsize))
+      for name, shape in shapes.items()
+    ])  # fmt: skip
+    self.facts: dict[str, Any] = {
+      "rows": "embeddings",
+      "backbone": dataclasses.asdict(backbone.id),
+      "dtype": job.dtype,
+      "preprocessing": dataclasses.asdict(evaluation),
+      "values": {
+        "dtype": job.stored,
+        "shapes": {name: list(shape) for name, shape in shapes.items()},
+      },
+    }
+    self.described = {**self.facts, "versions": versions()}
+
+  def prepare(
+    self, images: Sequence[str | bytes]
+  ) -> list[np.ndarray | DataError]:
+    """See `work.Model`."""
+    return self._decoder.each(images)
+
+  def columns(
+    self, pixels: Float32[np.ndarray, "k side side 3"]
+  ) -> list[pa.Array]:
+    """See `work.Model`."""
+    # One shape, so that one program is compiled.
+    images = np.zeros((self._job.batch_size, *pixels.shape[1:]), np.float32)
+    images[: len(pixels)] = pixels
+    arrays = embed_program(
+      self._backbone.params, images, config=self._backbone.config
+    )
+    return [
+      _as_bytes(np.asarray(array)[: len(pixels)].astype(self._stored))
+      for array in arrays
+    ]
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def embed_program(
+  params: Any, images: Float[Array, "b side side 3"], *, config: ViTConfig
+) -> tuple[Float32[Array, "b d"], Float32[Array, "b n d"]]:
+  """What heads read, and what probes read, in one pass.
+
+  The outputs of the backbone in front of its head, and `summarize`: two walks
+  over the same blocks, of which XLA computes one.
+  """
+  model = MemoryViT(split_forward.headless(config))
+  backbone = {"backbone": params}
+  pooled, _ = apply(model, backbone, images, method="encode")
+  return pooled, apply(model, backbone, images, method="summarize")
+
+
+def _as_bytes(values: np.ndarray) -> pa.Array:
+  """An array (k, ...) as k values of bytes."""
+  width = values[0].nbytes
+  buffer = pa.py_buffer(np.ascontiguousarray(values).view(np.uint8))
+  return pa.Array.from_buffers(pa.binary(width), len(values), [None, buffer])

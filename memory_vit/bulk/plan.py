@@ -1,0 +1,189 @@
+"""The plan of a bulk run: which images, cut into which shards, by which model.
+
+It is written before the first image is read, and a run that resumes must have
+an equal one. In the directory of the output:
+
+  part-00000-of-00010.parquet  a shard, whole or not there
+  _plan/plan.json              this plan
+  _plan/inputs.parquet         the files of the input
+
+Readers of Parquet leave out what starts with an underscore.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from memory_vit.bulk.containers import Columns
+from memory_vit.bulk.inventory import Inventory
+from memory_vit.errors import ConfigError
+from memory_vit.runtime import files, paths
+from memory_vit.runtime.messages import brief, first_line, listed
+
+# A new number makes everything again.
+FORMAT = 1
+FOLDER = "_plan"
+_PLAN, _INPUTS = "plan.json", "inputs.parquet"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """What a bulk run does.
+
+  Attributes:
+    inventory: of the input.
+    columns: of Parquet files in it.
+    shard_images: of every shard, but for the last.
+    batch_size: images of a pass; the bits of a row depend on it.
+    model: all else that rows depend on, as JSON values: what they are, the
+      backbone, tasks, preprocessing, options of the output.
+  """
+
+  inventory: Inventory
+  columns: Columns
+  shard_images: int
+  batch_size: int
+  model: Mapping[str, Any]
+
+  @property
+  def shards(self) -> int:
+    """How many there are."""
+    return -(-self.inventory.images // self.shard_images)
+
+  def numbers(self, shard: int) -> range:
+    """The images of a shard."""
+    first = shard * self.shard_images
+    return range(first, min(first + self.shard_images, self.inventory.images))
+
+  def name(self, shard: int) -> str:
+    """The file of a shard."""
+    return f"part-{shard:05}-of-{self.shards:05}.parquet"
+
+  @functools.cached_property
+  def facts(self) -> dict[str, Any]:
+    """All that decides what is in the output, as JSON values."""
+    facts = {
+      "format": FORMAT,
+      "input": {
+        "sha256": self.inventory.digest,
+        "files": self.inventory.files.num_rows,
+        "images": self.inventory.images,
+        "columns": dataclasses.asdict(self.columns),
+      },
+      "shard_images": self.shard_images,
+      "batch_size": self.batch_size,
+      "model": dict(self.model),
+    }
+    return as_json(facts)
+
+  @functools.cached_property
+  def digest(self) -> str:
+    """SHA-256 of `facts`: every shard has it in its metadata."""
+    text = json.dumps(self.facts, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
+  """What JSON makes of values (tuples, keys): that is what will be read."""
+  return json.loads(json.dumps(values))
+
+
+def settle(plan: Plan, folder: Path) -> bool:
+  """Write a plan, or make sure that the one that is there is equal.
+
+  Args:
+    plan: of this run.
+    folder: of the output; it is made where it is not there.
+
+  Returns:
+    Whether it was there.
+
+  Raises:
+    ConfigError: where another one is there, or something that is no output of
+      ours.
+  """
+  place = folder / FOLDER
+  if (place / _PLAN).exists():
+    _require_equal(plan, place / _PLAN)
+    return True
+  if folder.exists() and (not folder.is_dir() or _holds_others(folder)):
+    raise ConfigError(
+      f"--output {brief(str(folder))} is there and holds something else: "
+      "expected a new or empty directory, or that of a run to resume."
+    )
+  paths.make_directory(place, "--output")
+  inputs = place / _INPUTS
+  with files.writing(inputs), files.replacing(inputs) as part:
+    pq.write_table(plan.inventory.files, part)
+  file = place / _PLAN  # last: without it there is no plan
+  with files.writing(file), files.replacing(file) as part:
+    part.write_text(json.dumps(plan.facts, indent=1) + "\n", encoding="utf-8")
+  return False
+
+
+def read_plan(folder: Path) -> Plan:
+  """Read what `settle` wrote, in another process.
+
+  Raises:
+    ConfigError: where it is not there.
+  """
+  facts = _read(folder / FOLDER / _PLAN)
+  return Plan(
+    inventory=Inventory(pq.read_table(folder / FOLDER / _INPUTS)),
+    columns=Columns(**facts["input"]["columns"]),
+    shard_images=facts["shard_images"],
+    batch_size=facts["batch_size"],
+    model=facts["model"],
+  )
+
+
+def _read(file: Path) -> dict[str, Any]:
+  try:
+    return json.loads(file.read_text(encoding="utf-8"))
+  except (OSError, ValueError) as error:
+    raise ConfigError(
+      f"{file} is not readable ({first_line(error)}): expected the plan of a "
+      "bulk run. Give another --output, or put back what was there."
+    ) from error
+
+
+def _holds_others(folder: Path) -> bool:
+  """Whether anything but an interrupted `settle` and its lock lies there."""
+  return any(path.name != FOLDER for path in folder.iterdir())
+
+
+def _require_equal(plan: Plan, file: Path) -> None:
+  """Raise `ConfigError` where the plan in a file is another one."""
+  there = _read(file)
+  if there == plan.facts:
+    return
+  problems = [
+    f"{key} is {brief(new)}, there {brief(old)}"
+    for key, new, old in _differences(plan.facts, there, "")
+  ]
+  raise ConfigError(
+    f"--output {brief(str(file.parent.parent))} holds another run: "
+    f"{listed(problems)}. Give the same inputs, tasks and options to resume "
+    "it, or another --output."
+  )
+
+
+def _differences(new: Any, old: Any, key: str) -> list[tuple[str, Any, Any]]:
+  """(key, new, old) of all values that differ in two JSON values."""
+  if new == old:
+    return []
+  if not isinstance(new, Mapping) or not isinstance(old, Mapping):
+    return [(key, new, old)]
+  found = []
+  for part in sorted({*new, *old}):
+    below = f"{key}.{part}" if key else part
+    found += _differences(new.get(part), old.get(part), below)
+  return found

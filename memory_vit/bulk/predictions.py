@@ -1,0 +1,161 @@
+"""Predictions as rows: the best classes of every task, and their logits."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from memory_vit.bulk.decoding import Decoder
+from memory_vit.bulk.versions import versions
+from memory_vit.errors import ConfigError, DataError, TaskError
+from memory_vit.model.task import BACKBONE
+from memory_vit.prediction.config import PredictorConfig
+from memory_vit.prediction.predictions import Predictions, best, class_label
+from memory_vit.prediction.predictor import Predictor
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictionJob:
+  """What is predicted; it can be pickled, and opened in another process.
+
+  Attributes:
+    config: of the predictor. Of its `batch_sizes` there is one: the bits of a
+      row depend on the shape of its batch.
+    top: classes of each task, the most probable first; fewer where it has
+      fewer.
+    logits: whether the logits of all classes are written too.
+    original: whether the outputs of the backbone's own head are, as of a task
+      called "backbone".
+  """
+
+  config: PredictorConfig
+  top: int = 5
+  logits: bool = False
+  original: bool = False
+
+  @property
+  def batch_size(self) -> int:
+    """Images of a pass."""
+    [size] = self.config.batch_sizes
+    return size
+
+  def open(self, warm_up: bool = True) -> PredictionModel:
+    """Load the model; without `warm_up` nothing is compiled yet.
+
+    Raises:
+      MemoryVitError: for what cannot be read, or does not fit together.
+    """
+    return PredictionModel(self, Predictor(self.config, warm_up=warm_up))
+
+
+class PredictionModel:
+  """A predictor that makes rows; see `work.Model`.
+
+  Attributes:
+    schema: for each task NAME "NAME/top_classes", "NAME/top_indices",
+      "NAME/top_probabilities", and "NAME/logits" where these are asked for.
+    facts: what rows depend on, as JSON values.
+    described: the same, with versions.
+  """
+
+  def __init__(self, job: PredictionJob, predictor: Predictor) -> None:
+    """Describe what a predictor will answer; its tasks must stay."""
+    self._job, self._predictor = job, predictor
+    self._task_set = task_set = predictor.task_set
+    if not task_set.names:
+      raise TaskError("there is no task to predict with: give one by --task.")
+    backbone = predictor.backbone
+    if job.original and not backbone.config.num_classes:
+      raise ConfigError(
+        f"--original: the backbone {job.config.backbone} has no head."
+      )
+    sizes = {spec.name: spec.num_classes for spec in task_set.specs}
+    if job.original:
+      sizes = {BACKBONE: backbone.config.num_classes, **sizes}
+    self._names = tuple(sizes)
+    self._decoder = Decoder(
+      predictor.evaluation, job.batch_size, job.config.memory_mib
+    )
+    fields = [self._fields(name, size) for name, size in sizes.items()]
+    self.schema = pa.schema([*itertools.chain.from_iterable(fields)])
+    self.facts: dict[str, Any] = {
+      "rows": "predictions",
+      "backbone": dataclasses.asdict(backbone.id),
+      "dtype": job.config.dtype,
+      "preprocessing": dataclasses.asdict(predictor.evaluation),
+      "tasks": [*map(dataclasses.asdict, task_set.describe())],
+      "top": job.top,
+      "logits": job.logits,
+      "original": job.original,
+    }
+    self.described = {**self.facts, "versions": versions()}
+
+  def prepare(
+    self, images: Sequence[str | bytes]
+  ) -> list[np.ndarray | DataError]:
+    """See `work.Model`."""
+    return self._decoder.each(images)
+
+  def columns(self, pixels: np.ndarray) -> list[pa.Array]:
+    """See `work.Model`.
+
+    Raises:
+      TaskError: for outputs that are not finite.
+    """
+    predictions = self._predictor.predict_pixels(
+      pixels, task_set=self._task_set, original=self._job.original
+    )
+    return [
+      array for name in self._names for array in self._arrays(predictions, name)
+    ]
+
+  def _fields(self, name: str, size: int) -> list[pa.Field]:
+    """The columns of a task of so many classes."""
+    fields = [
+      pa.field(f"{name}/top_classes", pa.list_(pa.string())),
+      pa.field(f"{name}/top_indices", pa.list_(pa.int32())),
+      pa.field(f"{name}/top_probabilities", pa.list_(pa.float32())),
+    ]
+    if self._job.logits:
+      fields.append(pa.field(f"{name}/logits", pa.list_(pa.float32(), size)))
+    return fields
+
+  def _arrays(self, predictions: Predictions, name: str) -> list[pa.Array]:
+    """The values of `_fields`."""
+    shares = predictions.probabilities(name)
+    indices = best(shares, self._job.top)
+    names = predictions.class_names(name)
+    labels = [class_label(names, i) for i in indices.ravel().tolist()]
+    found = [
+      _lists(pa.array(labels, pa.string()), indices),
+      _lists(pa.array(indices.astype(np.int32).ravel()), indices),
+      _lists(
+        pa.array(
+          np.take_along_axis(shares, indices, axis=-1)
+          .astype(np.float32)
+          .ravel()
+        ),
+        indices,
+      ),
+    ]
+    if self._job.logits:
+      is_task = name != BACKBONE
+      logits = predictions.logits[name] if is_task else predictions.original
+      logits = np.ascontiguousarray(logits, np.float32)
+      found.append(
+        pa.FixedSizeListArray.from_arrays(logits.ravel(), logits.shape[1])
+      )
+    return found
+
+
+def _lists(values: pa.Array, shaped: np.ndarray) -> pa.Array:
+  """Values (b * k,) as b lists of k, where `shaped` is (b, k)."""
+  b, k = shaped.shape
+  return pa.ListArray.from_arrays(
+    pa.array(np.arange(b + 1, dtype=np.int32) * k), values
+  )

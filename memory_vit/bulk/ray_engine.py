@@ -1,0 +1,198 @@
+"""Make the shards of a bulk run on a Ray cluster, by Ray Data.
+
+A shard is the unit of work, not an image: a row of the data set is the number
+of a shard, and the class that `map_batches` calls writes that shard and renames
+it. So whatever Ray Data repeats after a worker has died writes the same file
+again, and a shard that is there is left alone: nothing is lost, and nothing is
+there twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memory_vit.bulk import plan as plans
+from memory_vit.bulk import shard_file, work
+from memory_vit.bulk.plan import Plan
+from memory_vit.bulk.shard_file import ShardCounts
+from memory_vit.errors import ConfigError, MemoryVitError, TrainingError
+from memory_vit.runtime.messages import first_line
+
+# Bytes for the objects of a cluster that this process starts: there are none
+# but numbers of shards.
+_OBJECT_STORE = 200 * 2**20
+# Times that a cluster is started here: Ray waits 30 seconds for it and no more,
+# which a machine that is busy may take.
+_TRIES = 4
+# Times that a shard is tried again after its worker has died. One that ends
+# every worker must not be tried for ever.
+_RETRIES = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class RayEngine:
+  """Where shards are made; see `run.Engine`.
+
+  Attributes:
+    workers: processes, each with a model of its own.
+    worker_cpus: CPUs of each; 0 shares those of the cluster out.
+    worker_gpus: GPUs of each, or shares of one.
+    address: of a running cluster, "auto" for the one of this machine; "" takes
+      that of $RAY_ADDRESS, or starts one here.
+  """
+
+  workers: int
+  worker_cpus: float = 0
+  worker_gpus: float = 0
+  address: str = ""
+
+  def __call__(
+    self, plan: Plan, folder: Path, job: Any, missing: Sequence[int]
+  ) -> Iterator[work.Finished]:
+    """Make shards.
+
+    Raises:
+      ConfigError: where the cluster cannot be reached, or has less than the
+        workers need.
+      MemoryVitError: of a worker.
+    """
+    if not missing:
+      return
+    ray = self._connected()
+    try:
+      yield from self._finished(ray, plan, folder, job, missing)
+    finally:
+      ray.shutdown()
+
+  def _connected(self) -> Any:
+    """Ray, with a cluster; statistics of use are not sent."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+      ray: Any = importlib.import_module("ray")
+      importlib.import_module("ray.data")
+    except ModuleNotFoundError as error:
+      raise ConfigError(
+        f"--engine=ray needs {error.name}, which is not installed: pip install "
+        "'memory_vit[ray]'"
+      ) from error
+    address = self.address or os.environ.get("RAY_ADDRESS") or None
+    local = {} if address else {
+      "object_store_memory": _OBJECT_STORE, "include_dashboard": False,
+      "num_cpus": max(self.workers, os.cpu_count() or 1),
+    }  # fmt: skip
+    for tries in range(_TRIES, 0, -1):
+      try:
+        with warnings.catch_warnings():
+          # Of JAX, on forks: what Ray forks becomes another program at once.
+          warnings.simplefilter("ignore", RuntimeWarning)
+          ray.init(address=address, logging_level="warning", **local)
+        break
+      except Exception as error:  # Ray raises many kinds, `Exception` itself
+        ray.shutdown()
+        if address is None and tries > 1:
+          continue
+        where = f"at {address}" if address else "that could be started here"
+        raise ConfigError(
+          f"--engine=ray: there is no cluster {where}: {first_line(error)}."
+        ) from error
+    return ray
+
+  def _finished(
+    self,
+    ray: Any,
+    plan: Plan,
+    folder: Path,
+    job: Any,
+    missing: Sequence[int],
+  ) -> Iterator[work.Finished]:
+    """Follow the data set of shards."""
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    # Later shards are handed out while an earlier one is being repeated.
+    context.execution_options.preserve_order = False
+    workers = min(self.workers, len(missing))
+    cpus = ray.cluster_resources().get("CPU", 1)
+    made = ray.data.from_items(
+      [{"shard": i} for i in missing], override_num_blocks=len(missing)
+    ).map_batches(
+      ShardWorker,
+      fn_constructor_args=(str(folder.absolute()), plan.digest, job),
+      batch_size=1,
+      compute=ray.data.ActorPoolStrategy(size=workers),
+      num_cpus=self.worker_cpus or max(1, cpus // workers),
+      num_gpus=self.worker_gpus,
+      max_restarts=-1,
+      max_task_retries=_RETRIES,
+    )
+    try:
+      for row in made.iter_rows():
+        counts = ShardCounts(int(row["images"]), int(row["errors"]))
+        yield work.Finished(int(row["shard"]), counts)
+    except ray.exceptions.RayError as error:
+      raise _own(error) from error
+
+
+class ShardWorker:
+  """Makes shards in a process of a cluster: the class that Ray Data calls."""
+
+  def __init__(self, folder: str, digest: str, job: Any) -> None:
+    """Load the model and compile it.
+
+    Args:
+      folder: of the output, on a file system that all processes share.
+      digest: of the plan.
+      job: to be opened; see `run.Job`.
+
+    Raises:
+      MemoryVitError: where the plan or the model is another one here.
+    """
+    self._folder = Path(folder)
+    self._model = job.open()
+    self._plan = plans.read_plan(self._folder)
+    if self._plan.digest != digest or self._plan.model != plans.as_json(
+      self._model.facts
+    ):
+      raise TrainingError(
+        f"{folder}: the plan that a worker finds there is another one, or its "
+        "model is. Expected a file system that all workers share, with the "
+        "same backbone and tasks at the same paths."
+      )
+
+  def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Make the shards "shard" (k,), and count their "images" and "errors"."""
+    counts = [self._make(int(shard)) for shard in batch["shard"]]
+    return {
+      "shard": batch["shard"],
+      "images": np.array([c.images for c in counts]),
+      "errors": np.array([c.errors for c in counts]),
+    }
+
+  def _make(self, shard: int) -> ShardCounts:
+    """Make a shard, unless a worker that died after that has made it."""
+    there = shard_file.finished(self._folder, self._plan, shard)
+    if there:
+      return there
+    [made] = work.make_shards(self._plan, self._folder, self._model, [shard])
+    return made.counts
+
+
+def _own(error: BaseException) -> MemoryVitError:
+  """Our error for one of Ray, with what a worker said."""
+  inner: BaseException | None = error
+  while inner:
+    if isinstance(inner, MemoryVitError):
+      return type(inner)(str(inner))
+    inner = getattr(inner, "cause", None) or inner.__cause__
+  return TrainingError(
+    f"a worker of Ray failed: {first_line(error)} What is finished is kept: "
+    "give the same command again."
+  )

@@ -1,0 +1,86 @@
+"""An output in one file, NAME.parquet: shards that are joined at the end.
+
+Until then they lie in NAME.parquet.shards beside it.
+"""
+
+import contextlib
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from memory_vit.bulk import shard_file
+from memory_vit.bulk.plan import FOLDER, Plan
+from memory_vit.bulk.shard_file import ShardCounts
+from memory_vit.errors import ConfigError
+from memory_vit.runtime import files
+from memory_vit.runtime.messages import brief
+
+_SUFFIX = ".parquet"
+
+
+def is_one(output: Path) -> bool:
+  """Whether an output is a file, by its name."""
+  return output.suffix == _SUFFIX and not output.is_dir()
+
+
+def shard_folder(output: Path) -> Path:
+  """Where the shards of an output are."""
+  if not is_one(output):
+    return output
+  return output.with_name(f"{output.name}.shards")
+
+
+def counts(output: Path, plan: Plan) -> ShardCounts | None:
+  """What is in the file of an output; None where it is not there.
+
+  Raises:
+    ConfigError: where something else is.
+  """
+  if not is_one(output) or not output.exists():
+    return None
+  try:
+    metadata = pq.read_metadata(output)
+    about = json.loads((metadata.metadata or {})[shard_file.METADATA])
+    same = about["plan"] == plan.digest
+  except (OSError, pa.ArrowException, LookupError, TypeError, ValueError):
+    same = False
+  if not same:
+    raise ConfigError(
+      f"--output {brief(str(output))} is there, and holds something else, or "
+      "rows of other inputs, tasks or options: give another --output."
+    )
+  return ShardCounts(metadata.num_rows, shard_file.count_errors(metadata))
+
+
+def join(folder: Path, plan: Plan, output: Path) -> None:
+  """Write all shards to one file, in order; a row group at a time."""
+  first = pq.read_schema(folder / plan.name(0))
+  about = json.loads(first.metadata[shard_file.METADATA])
+  del about["shard"]
+  text = json.dumps(about).encode()
+  schema = first.with_metadata({shard_file.METADATA: text})
+  with (
+    files.writing(output, pa.ArrowException),
+    files.replacing(output) as part,
+    shard_file.parquet_writer(part, schema) as writer,
+  ):
+    for i in range(plan.shards):
+      with pq.ParquetFile(folder / plan.name(i)) as shard:
+        for group in range(shard.num_row_groups):
+          table = shard.read_row_group(group)
+          writer.write_table(table.cast(schema), row_group_size=len(table))
+
+
+def remove_shards(folder: Path, plan: Plan) -> None:
+  """Remove the shards that were joined; what we did not write stays."""
+  if not folder.exists():
+    return
+  for i in range(plan.shards):
+    (folder / plan.name(i)).unlink(missing_ok=True)
+  for name in ("plan.json", "inputs.parquet", ".lock"):
+    (folder / FOLDER / name).unlink(missing_ok=True)
+  with contextlib.suppress(OSError):  # something else lies there
+    (folder / FOLDER).rmdir()
+    folder.rmdir()

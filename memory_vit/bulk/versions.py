@@ -1,0 +1,16 @@
+"""The versions that made an output, for its metadata."""
+
+import jax
+import pyarrow as pa
+
+import memory_vit
+
+
+def versions() -> dict[str, str]:
+  """{library: its version}."""
+  return {
+    "memory_vit": memory_vit.__version__,
+    "jax": jax.__version__,
+    "pyarrow": pa.__version__,
+    "device": jax.devices()[0].device_kind,
+  }

@@ -1,0 +1,152 @@
+"""Make shards: rows are read and decoded ahead of the device, and written.
+
+The one place that does this; engines only say which shards are made where.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from memory_vit.bulk import image_rows, shard_file
+from memory_vit.bulk.containers import ImageRow
+from memory_vit.bulk.decoding import AHEAD
+from memory_vit.bulk.plan import Plan
+from memory_vit.bulk.shard_file import ShardCounts
+from memory_vit.errors import DataError
+
+
+class Model(Protocol):
+  """A model that is loaded, and what it makes of an image.
+
+  Attributes:
+    schema: of the columns that it adds to `shard_file.COMMON`.
+    facts: all that its columns depend on, but for images; JSON values.
+    described: of the output, for the metadata of its files; JSON values.
+  """
+
+  schema: pa.Schema
+  facts: dict[str, Any]
+  described: dict[str, Any]
+
+  def prepare(
+    self, images: Sequence[str | bytes]
+  ) -> list[np.ndarray | DataError]:
+    """Decode images, each to float32 (side, side, 3), or why that fails."""
+
+  def columns(self, pixels: np.ndarray) -> list[pa.Array]:
+    """Float32 (k, side, side, 3) -> an array of k values for each field."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+  """A shard that was made just now."""
+
+  shard: int
+  counts: ShardCounts
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Batch:
+  """A batch of a shard, decoded."""
+
+  shard: int
+  rows: list[ImageRow]
+  pixels: list[np.ndarray | DataError]
+
+
+def make_shards(
+  plan: Plan, folder: Path, model: Model, shards: Iterable[int]
+) -> Iterator[Finished]:
+  """Make shards one after the other, and say when each is there.
+
+  Args:
+    plan: of the run.
+    folder: of the output.
+    model: of the plan.
+    shards: numbers of shards.
+
+  Raises:
+    DataError: where a file of many images cannot be read any more.
+    TrainingError: where a shard cannot be written.
+  """
+  schema = pa.schema([*shard_file.COMMON, *model.schema])
+  batches = _decoded_ahead(plan, model, shards)
+  for shard, group in itertools.groupby(batches, key=lambda batch: batch.shard):
+    images = errors = 0
+    with shard_file.writing_shard(
+      folder, plan, shard, schema, model.described
+    ) as writer:
+      for batch in group:
+        writer.add(_record_batch(batch, model, schema))
+        images += len(batch.rows)
+        errors += sum(isinstance(p, DataError) for p in batch.pixels)
+    yield Finished(shard, ShardCounts(images, errors))
+
+
+def _decoded_ahead(
+  plan: Plan, model: Model, shards: Iterable[int]
+) -> Iterator[_Batch]:
+  """Batches of shards in order; the next ones are decoded meanwhile.
+
+  Every shard begins with a new batch, so that its rows do not depend on which
+  shards are made beside it.
+  """
+
+  def encoded() -> Iterator[tuple[int, list[ImageRow]]]:
+    for shard in shards:
+      numbers = plan.numbers(shard)
+      rows = image_rows.read_rows(plan.inventory, numbers, plan.columns)
+      for batch in image_rows.batches_of(rows, plan.batch_size):
+        yield shard, batch
+
+  def decode(shard: int, rows: list[ImageRow]) -> _Batch:
+    images = [row.image for row in rows if row.image is not None]
+    prepared = iter(model.prepare(images))
+    pixels = [
+      DataError(row.reason) if row.image is None else next(prepared)
+      for row in rows
+    ]
+    return _Batch(shard, rows, pixels)
+
+  # One thread hands out batches; `prepare` has several for the images of one.
+  with ThreadPoolExecutor(1) as pool:
+    waiting: list[Future[_Batch]] = []
+    for shard, rows in encoded():
+      waiting.append(pool.submit(decode, shard, rows))
+      if len(waiting) > AHEAD:
+        yield waiting.pop(0).result()
+    for future in waiting:
+      yield future.result()
+
+
+def _record_batch(
+  batch: _Batch, model: Model, schema: pa.Schema
+) -> pa.RecordBatch:
+  """The rows of a batch; where there are no pixels, columns are null."""
+  errors = [str(p) if isinstance(p, DataError) else None for p in batch.pixels]
+  pixels = [p for p in batch.pixels if not isinstance(p, DataError)]
+  common = [
+    [row.number for row in batch.rows],
+    [row.path for row in batch.rows],
+    [row.label for row in batch.rows],
+    errors,
+  ]
+  columns = [
+    pa.array(values, field.type)
+    for values, field in zip(common, shard_file.COMMON, strict=True)
+  ]
+  if pixels:
+    numbers = itertools.count()
+    places = pa.array([next(numbers) if e is None else None for e in errors])
+    columns += [a.take(places) for a in model.columns(np.stack(pixels))]
+  else:
+    columns += [pa.nulls(len(errors), field.type) for field in model.schema]
+  return pa.RecordBatch.from_arrays(columns, schema=schema)

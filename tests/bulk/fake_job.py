@@ -1,0 +1,39 @@
+"""A bulk job without a model: the mean of the pixels of an image."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from memory_vit.bulk.decoding import Decoder
+from memory_vit.errors import DataError
+from memory_vit.model.task import EvalPreprocessing
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanJob:
+  batch_size: int = 4
+  version: int = 0
+
+  def open(self, warm_up: bool = True) -> "MeanModel":
+    return MeanModel(self)
+
+
+class MeanModel:
+  schema = pa.schema([("mean", pa.float32())])
+
+  def __init__(self, job: MeanJob) -> None:
+    self.facts = {"rows": "means", "version": job.version}
+    self.described = {**self.facts, "versions": {}}
+    self.batches: list[int] = []
+    self._decoder = Decoder(EvalPreprocessing(image_size=8), job.batch_size, 64)
+
+  def prepare(
+    self, images: Sequence[str | bytes]
+  ) -> list[np.ndarray | DataError]:
+    return self._decoder.each(images)
+
+  def columns(self, pixels: np.ndarray) -> list[pa.Array]:
+    self.batches.append(len(pixels))
+    return [pa.array(pixels.mean(axis=(1, 2, 3)), pa.float32())]

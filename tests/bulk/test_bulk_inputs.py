@@ -1,0 +1,174 @@
+"""What is read: folders, files, Parquet, ArrayRecord."""
+
+import json
+import os
+
+import fake_data
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from memory_vit.bulk import containers, image_rows
+from memory_vit.bulk.containers import Columns
+from memory_vit.bulk.inventory import take_inventory
+from memory_vit.errors import DataError
+
+PNG = fake_data.encode(fake_data.picture(7), "PNG")
+
+
+def rows(inputs, numbers=None, columns=Columns()):  # noqa: B008
+  found = take_inventory([str(path) for path in inputs], columns)
+  numbers = range(found.images) if numbers is None else numbers
+  return list(image_rows.read_rows(found, numbers, columns))
+
+
+def write(path, values, group=None, metadata=None):
+  table = pa.table(values)
+  if metadata:
+    table = table.replace_schema_metadata(metadata)
+  pq.write_table(table, path, row_group_size=group)
+  return path
+
+
+def test_a_folder_is_its_images_and_their_classes(tmp_path):
+  fake_data.write_folder(tmp_path, {"b": ["2.png", "1.jpg"], "a": ["1.png"]})
+  (tmp_path / "top.png").write_bytes(PNG)
+  (tmp_path / ".hidden.png").write_bytes(PNG)
+  (tmp_path / "notes.txt").write_text("no image")
+  found = rows([tmp_path])
+  assert [os.path.relpath(r.path, tmp_path) for r in found] == [
+    "a/1.png", "b/1.jpg", "b/2.png", "top.png",
+  ]  # fmt: skip
+  assert [r.label for r in found] == ["a", "b", "b", None]
+  assert [r.number for r in found] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["bytes", "struct", "path"])
+def test_images_in_parquet(tmp_path, kind):
+  (tmp_path / "1.png").write_bytes(PNG)
+  column = {
+    "bytes": [PNG, None],
+    "struct": [{"bytes": PNG, "path": "one"}, {"bytes": None, "path": None}],
+    "path": ["1.png", None],
+  }[kind]
+  path = write(
+    tmp_path / "x.parquet", {"image": column, "label": ["cat", None]}
+  )
+  one, two = rows([path])
+  if kind == "path":
+    assert one.image == str(tmp_path / "1.png")
+  else:
+    assert one.image == PNG
+  names = {"bytes": f"{path}#0", "struct": "one", "path": "1.png"}
+  assert (one.path, one.label) == (names[kind], "cat")
+  assert (two.image, two.path) == (None, f"{path}#1")
+  assert two.reason == "the row has no image"
+
+
+def test_labels_have_the_names_that_hugging_face_states(tmp_path):
+  stated = {"info": {"features": {"label": {"names": ["cat", "dog"]}}}}
+  path = write(
+    tmp_path / "x.parquet",
+    {"image": [PNG] * 3, "label": [1, 0, 5]},
+    metadata={"huggingface": json.dumps(stated)},
+  )
+  assert [r.label for r in rows([path])] == ["dog", "cat", "5"]
+
+
+@pytest.mark.parametrize("group", [1, 3, 7, 100])
+def test_any_part_of_several_files_is_read(tmp_path, group):
+  """Whatever the row groups are, and where files have no row at all."""
+  contents = [f"{i}".encode() for i in range(50)]
+  sizes = [20, 0, 1, 29]
+  files, start = [], 0
+  for i, size in enumerate(sizes):
+    part = pa.array(contents[start : start + size], pa.binary())
+    files.append(write(tmp_path / f"{i}.parquet", {"image": part}, group))
+    start += size
+  for numbers in (range(50), range(3, 22), range(19, 21), range(20, 50)):
+    found = rows([tmp_path], numbers)
+    assert [r.image for r in found] == [contents[i] for i in numbers]
+    assert [r.number for r in found] == list(numbers)
+
+
+@pytest.mark.parametrize("bad", ["/etc/passwd", "../1.png", "a/../../1.png"])
+def test_paths_in_parquet_do_not_lead_out_of_its_folder(tmp_path, bad):
+  (tmp_path / "in").mkdir()
+  path = write(tmp_path / "in" / "x.parquet", {"path": [bad, "ok.png"]})
+  refused, read = rows([path])
+  assert refused.image is None
+  assert "not a path below" in refused.reason
+  assert read.image == str(tmp_path / "in" / "ok.png")
+  columns = Columns(root=str(tmp_path))
+  absolute = write(path, {"path": [str(tmp_path / "1.png")]})
+  assert rows([absolute], columns=columns)[0].image == str(tmp_path / "1.png")
+
+
+def test_images_in_array_record(tmp_path):
+  module = pytest.importorskip("array_record.python.array_record_module")
+  path = tmp_path / "x.array_record-00000-of-00001"
+  writer = module.ArrayRecordWriter(str(path), "group_size:1")
+  contents = [fake_data.encode(fake_data.picture(i), "PNG") for i in range(40)]
+  for content in contents:
+    writer.write(content)
+  writer.close()
+  found = rows([path], range(5, 39))
+  assert [r.image for r in found] == contents[5:39]
+  assert found[0].path == f"{path}#5"
+
+
+def test_array_record_of_something_else_is_refused(tmp_path):
+  module = pytest.importorskip("array_record.python.array_record_module")
+  path = tmp_path / "x.array_record"
+  writer = module.ArrayRecordWriter(str(path), "group_size:1")
+  writer.write(b"\x0a\x05image")
+  writer.close()
+  with pytest.raises(DataError, match="first record is no image file.*TFDS"):
+    rows([path])
+
+
+def test_what_cannot_be_used_is_refused(tmp_path):
+  with pytest.raises(DataError, match="no such file or folder"):
+    rows([tmp_path / "missing"])
+  with pytest.raises(DataError, match="has no image"):
+    rows([tmp_path])
+  broken = tmp_path / "x.parquet"
+  broken.write_bytes(b"PAR1 and no more")
+  with pytest.raises(DataError, match="x.parquet cannot be read"):
+    rows([broken])
+  write(broken, {"number": [1]})
+  with pytest.raises(DataError, match=r"is not there; it has the columns \['n"):
+    rows([broken])
+  with pytest.raises(DataError, match="is of type int64"):
+    rows([broken], columns=Columns(image="number"))
+  write(broken, {"image": [PNG]})
+  with pytest.raises(DataError, match="no column 'class' of labels"):
+    rows([broken], columns=Columns(label="class"))
+  (tmp_path / "1.png").write_bytes(PNG)
+  with pytest.raises(DataError, match="holds both images and files of many"):
+    rows([tmp_path])
+
+
+def test_an_inventory_knows_changed_files(tmp_path):
+  fake_data.write_folder(tmp_path, {"a": ["1.png", "2.png"]})
+
+  def digest():
+    return take_inventory([str(tmp_path)], Columns()).digest
+
+  first = digest()
+  assert digest() == first
+  os.utime(tmp_path / "a" / "1.png", ns=(1, 1))
+  assert digest() != first
+  changed = digest()
+  (tmp_path / "a" / "3.png").write_bytes(PNG)
+  assert digest() != changed
+
+
+def test_names_that_are_no_text(tmp_path):
+  name = os.fsencode(tmp_path) + b"/\xff\n.png"
+  with open(name, "wb") as file:
+    file.write(PNG)
+  [row] = rows([tmp_path])
+  assert os.fsencode(row.image) == name
+  row.path.encode()  # can be written to Parquet
+  assert containers.is_container(tmp_path / "x.array_record-00000-of-00010")

@@ -1,0 +1,233 @@
+"""Predictions and embeddings as rows: the numbers of the model, to the bit."""
+
+import json
+import re
+
+import fake_data
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from conftest import ROOT, random_task, tiny_backbone
+
+import memory_vit as mv
+from memory_vit import embed, predict
+from memory_vit.bulk import read_embeddings
+from memory_vit.errors import BackboneError, DataError
+from memory_vit.tasks import split_forward
+
+IMAGES = 11
+BROKEN = (2, 5)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+  """A backbone, two tasks, and images in folders of two classes."""
+  root = tmp_path_factory.mktemp("bulk")
+  mv.save_backbone(tiny_backbone(), root / "tiny.npz")
+  backbone = mv.load_backbone(root / "tiny.npz")
+  digits = random_task(backbone, "digits", classes=7)
+  cats = random_task(
+    backbone, "cats", seed=1, attends_to=digits, class_names=["a", "b", "c"]
+  )
+  mv.save_tasks([digits, cats], root / "tasks")
+  for i in range(IMAGES):
+    folder = root / "images" / ("even" if i % 2 == 0 else "odd")
+    folder.mkdir(parents=True, exist_ok=True)
+    content = fake_data.encode(fake_data.noise(i), "PNG")
+    (folder / f"{i:02}.png").write_bytes(
+      content[:-40] if i in BROKEN else content
+    )
+  return root
+
+
+def command(module, place, output, *more):
+  given = [
+    f"--backbone={place / 'tiny.npz'}",
+    f"--task={place / 'tasks'}",
+    f"--input={place / 'images'}",
+    f"--output={output}",
+    "--batch_size=4",
+  ]
+  if module is embed:
+    given[1] = f"--task={place / 'tasks' / 'digits'}"
+  return module.main([*given, *more])
+
+
+def batches(rows, size=4):
+  """The images of rows that could be read, as they lie in batches."""
+  for start in range(0, len(rows), size):
+    yield [row for row in rows[start : start + size] if row["error"] is None]
+
+
+def padded(backbone, rows, size=4):
+  images = mv.preprocess(
+    [row["path"] for row in rows],
+    mv.EvalPreprocessing(image_size=backbone.config.image_size),
+  )
+  return np.concatenate([images, np.zeros((size - len(rows), 8, 8, 3), "f4")])
+
+
+def test_predictions_are_those_of_forward(place, tmp_path, capsys):
+  output = tmp_path / "out"
+  status = command(predict, place, output, "--logits", "--original", "--top=2")
+  assert status == 1  # some images could not be read
+  said = capsys.readouterr()
+  assert "11 images, 2 of them unreadable, in 1 shards" in said.out
+  assert said.err.count("skipped ") == len(BROKEN)
+  backbone = mv.load_backbone(place / "tiny.npz")
+  tasks = mv.load_tasks(place / "tasks", backbone)
+  slots = mv.fill_slots(backbone, tasks, slots=8, cells=8, classes=128)
+  rows = pq.read_table(output).to_pylist()
+  assert len(rows) == IMAGES
+  assert {row["label"] for row in rows} == {"even", "odd"}
+  for batch in batches(rows):
+    expected = mv.forward(backbone, slots, padded(backbone, batch))
+    for i, row in enumerate(batch):
+      for name in ("digits", "cats", "backbone"):
+        logits = np.asarray(expected[name])[i]
+        np.testing.assert_array_equal(
+          np.array(row[f"{name}/logits"], "f4"), logits
+        )
+        best = np.argsort(-logits, kind="stable")[:2]
+        assert row[f"{name}/top_indices"] == list(best)
+        names = "abc" if name == "cats" else "0123456"
+        assert row[f"{name}/top_classes"] == [names[k] for k in best]
+        shares = np.array(jax.nn.softmax(logits))[best]
+        np.testing.assert_allclose(
+          row[f"{name}/top_probabilities"], shares, rtol=1e-5
+        )
+  broken = [row for row in rows if row["error"]]
+  assert len(broken) == len(BROKEN)
+  assert all(row["cats/logits"] is None for row in broken)
+
+
+def test_metadata_says_what_made_the_rows(place, tmp_path):
+  command(predict, place, tmp_path / "one.parquet")
+  metadata = pq.read_schema(tmp_path / "one.parquet").metadata
+  about = json.loads(metadata[b"memory_vit"])
+  backbone = mv.load_backbone(place / "tiny.npz")
+  tasks = mv.load_tasks(place / "tasks", backbone)
+  assert about["backbone"]["fingerprint"] == backbone.fingerprint
+  assert {t["name"]: t["digest"] for t in about["tasks"]} == {
+    task.name: task.digest for task in tasks
+  }
+  assert about["preprocessing"]["image_size"] == 8
+  assert set(about["versions"]) == {"memory_vit", "jax", "pyarrow", "device"}
+  assert "digits/logits" not in pq.read_schema(tmp_path / "one.parquet").names
+
+
+def test_a_retrained_task_is_another_run(place, tmp_path, capsys):
+  output = tmp_path / "out"
+  command(predict, place, output)
+  other = tmp_path / "tasks"
+  backbone = mv.load_backbone(place / "tiny.npz")
+  digits = random_task(backbone, "digits", classes=7, seed=5)
+  mv.save_tasks([digits], other)
+  args = [
+    f"--backbone={place / 'tiny.npz'}", f"--task={other}",
+    f"--input={place / 'images'}", f"--output={output}", "--batch_size=4",
+  ]  # fmt: skip
+  capsys.readouterr()
+  assert predict.main(args) == 2
+  said = capsys.readouterr().err
+  assert said.startswith("error: --output")
+  assert "holds another run: model.tasks is" in said
+
+
+@pytest.mark.parametrize(
+  ("flags", "expected"),
+  [
+    (["--input=x"], "expected both --input and --output"),
+    (["--output=x"], "expected both --input and --output"),
+    (["--input=x", "--output=y", "--json"], "expected neither --json"),
+    (["--input=x", "--output=y", "z.png"], "expected neither --json"),
+    (["z.png", "--logits"], "--logits is of predictions into Parquet"),
+    (["z.png", "--engine=ray"], "--engine is of predictions into Parquet"),
+    (["--input=x", "--output=y", "--workers=3"], "expected --engine=ray"),
+    ([], "there is no image"),
+  ],
+)
+def test_options_that_would_not_be_read(flags, expected, capsys):
+  given = ["--backbone=b.npz", "--task=t", *flags]
+  assert predict.main(given) == 2
+  assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+def test_embeddings_are_what_heads_and_probes_read(place, tmp_path, stored):
+  output = tmp_path / "out"
+  assert command(embed, place, output, f"--stored={stored}") == 1
+  backbone = mv.load_backbone(place / "tiny.npz")
+  found = read_embeddings(output)
+  found.require_backbone(backbone)
+  assert len(found.paths) == IMAGES - len(BROKEN)
+  assert found.class_names() == ("even", "odd")
+  assert found.pooled.shape == (9, 32)
+  assert found.layers.shape == (9, 4, 32)
+  specs = [
+    random_task(
+      backbone, regime, cells=0, regime=regime, bottleneck=bottleneck
+    ).spec
+    for regime, bottleneck in (("head", 0), ("probe", 2))
+  ]
+  prepare = split_forward.make_split_forward(
+    backbone.config, tuple(specs)
+  ).prepare
+  rows = pq.read_table(output).to_pylist()
+  place_ = 0
+  for batch in batches(rows):
+    expected = prepare(
+      {"backbone": backbone.params}, jnp.asarray(padded(backbone, batch))
+    )
+    part = slice(place_, place_ + len(batch))
+    place_ = part.stop
+    for name, values in (("pooled", found.pooled), ("layers", found.layers)):
+      wanted = np.asarray(expected[name])[: len(batch)]
+      rounded = wanted.astype(jnp.dtype(stored)).astype(np.float32)
+      np.testing.assert_allclose(
+        values[part], rounded, rtol=1e-5 if stored == "float32" else 1 / 128,
+        atol=1e-5,
+      )  # fmt: skip
+
+
+def test_embeddings_of_another_backbone_are_refused(place, tmp_path):
+  command(embed, place, tmp_path / "one.parquet")
+  found = read_embeddings(tmp_path / "one.parquet")
+  with pytest.raises(BackboneError, match="load the one that made them"):
+    found.require_backbone(tiny_backbone(seed=3))
+
+
+def test_files_without_embeddings_are_refused(place, tmp_path):
+  command(predict, place, tmp_path / "out")
+  with pytest.raises(DataError, match="holds no embeddings"):
+    read_embeddings(tmp_path / "out")
+  with pytest.raises(DataError, match="has 0 of 1 shards"):
+    read_embeddings(place)
+  output = tmp_path / "embedded"
+  command(embed, place, output, "--shard_images=4")
+  (output / "part-00001-of-00003.parquet").unlink()
+  with pytest.raises(DataError, match="has 2 of 3 shards"):
+    read_embeddings(output)
+
+
+def test_the_example_trains_a_probe(place, tmp_path, monkeypatch):
+  """As docs/scale.md has it; what it saves answers as any task."""
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "runs" / "quickstart").mkdir(parents=True)
+  (tmp_path / "runs" / "quickstart" / "backbone.npz").symlink_to(
+    place / "tiny.npz"
+  )
+  command(embed, place, tmp_path / "EMBEDDED", "--stored=float32")
+  page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+  example = re.findall(r"```python\n(.*?)```", page, re.S)[0]
+  exec(compile(example, "an example", "exec"), {})
+  backbone = mv.load_backbone(place / "tiny.npz")
+  probe = mv.load_task("runs/probe", backbone)
+  embedded = read_embeddings("EMBEDDED")
+  images = mv.preprocess(embedded.paths, probe)
+  logits = split_forward.forward(backbone, [probe], jnp.asarray(images))
+  best = np.asarray(logits["probe"]).argmax(axis=-1)
+  found = [embedded.class_names()[i] for i in best]
+  assert found == list(embedded.labels)  # it has learned nine images by heart

@@ -1,0 +1,268 @@
+"""Plans, shards, resuming: exactly one row for every image."""
+
+import dataclasses
+import json
+
+import fake_data
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from fake_job import MeanJob
+
+from memory_vit.bulk import plan as plans
+from memory_vit.bulk import run, shard_file, work
+from memory_vit.bulk.run import Input, run_bulk
+from memory_vit.errors import ConfigError, TrainingError
+
+BROKEN = (3, 4, 5, 6, 7, 11)  # 4 to 7 are a whole batch
+
+
+@pytest.fixture
+def folder(tmp_path):
+  path = tmp_path / "images"
+  path.mkdir()
+  for i in range(23):
+    content = fake_data.encode(fake_data.picture(10 * i), "PNG")
+    good = i not in BROKEN
+    (path / f"{i:02}.png").write_bytes(content if good else content[:-30])
+  return path
+
+
+def make(folder, output, **options):
+  options = {"shard_images": 8, **options}
+  job = options.pop("job", MeanJob())
+  return run_bulk(job, Input((str(folder),)), str(output), **options)
+
+
+def table(output):
+  return pq.read_table(output).to_pylist()
+
+
+def test_every_image_has_one_row(folder, tmp_path):
+  summary = make(folder, tmp_path / "out")
+  assert (summary.images, summary.errors) == (23, len(BROKEN))
+  assert (summary.shards, summary.made) == (3, 3)
+  rows = table(tmp_path / "out")
+  assert [row["id"] for row in rows] == list(range(23))
+  assert [row["path"] for row in rows] == [
+    str(folder / f"{i:02}.png") for i in range(23)
+  ]
+  for i, row in enumerate(rows):
+    if i in BROKEN:
+      assert row["error"]
+      assert row["mean"] is None
+    else:
+      assert row["error"] is None
+      expected = 10 * i / 127.5 - 1
+      np.testing.assert_allclose(row["mean"], expected, atol=1e-6)
+  named = dict(run.unreadable(str(tmp_path / "out")))
+  assert set(named) == {str(folder / f"{i:02}.png") for i in BROKEN}
+
+
+def test_shards_say_what_made_them(folder, tmp_path):
+  make(folder, tmp_path / "out")
+  metadata = pq.read_schema(
+    tmp_path / "out" / "part-00001-of-00003.parquet"
+  ).metadata
+  about = json.loads(metadata[b"memory_vit"])
+  assert about["shard"] == 1
+  assert about["rows"] == "means"
+
+
+def test_what_is_finished_is_not_made_again(folder, tmp_path):
+  make(folder, tmp_path / "whole")
+  output = tmp_path / "out"
+
+  def two_shards(plan, there, job, missing):
+    yield from work.make_shards(plan, there, job.open(), missing[:2])
+    raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    make(folder, output, engine=two_shards)
+  first = output / "part-00000-of-00003.parquet"
+  before = first.stat()
+  left = output / ".part-00002-of-00003.parquet.0123abcd.part"
+  left.write_bytes(b"of a process that was killed")
+  made = []
+
+  def engine(plan, there, job, missing):
+    made.extend(missing)
+    return work.make_shards(plan, there, job.open(), missing)
+
+  assert make(folder, output, engine=engine).made == 1
+  assert made == [2]
+  assert first.stat().st_mtime_ns == before.st_mtime_ns
+  assert not left.exists()
+  assert table(output) == table(tmp_path / "whole")
+  again = make(folder, output)
+  assert (again.made, again.images, again.errors) == (0, 23, len(BROKEN))
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "other"])
+def test_a_damaged_shard_is_made_again(folder, tmp_path, how):
+  make(folder, tmp_path / "out")
+  expected = table(tmp_path / "out")
+  shard = tmp_path / "out" / "part-00001-of-00003.parquet"
+  content = {
+    "cut": shard.read_bytes()[:-20],
+    "empty": b"",
+    "other": (tmp_path / "out" / "part-00000-of-00003.parquet").read_bytes(),
+  }[how]
+  shard.write_bytes(content)
+  said = []
+  assert make(folder, tmp_path / "out", say=said.append).made == 1
+  assert any("is damaged, and is made again" in line for line in said)
+  assert table(tmp_path / "out") == expected
+
+
+def test_another_run_is_refused(folder, tmp_path):
+  output = tmp_path / "out"
+  make(folder, output)
+  for options, key in (
+    ({"job": MeanJob(version=1)}, "model.version is 1, there 0"),
+    ({"job": MeanJob(batch_size=2)}, "batch_size is 2, there 4"),
+    ({"shard_images": 9}, "shard_images is 9, there 8"),
+  ):
+    with pytest.raises(ConfigError, match=key):
+      make(folder, output, **options)
+  (folder / "more.png").write_bytes(b"")
+  with pytest.raises(ConfigError, match="input.files is 24, there 23"):
+    make(folder, output)
+
+
+def test_other_files_are_left_alone(folder, tmp_path):
+  output = tmp_path / "out"
+  output.mkdir()
+  (output / "mine.txt").write_text("mine")
+  with pytest.raises(ConfigError, match="holds something else"):
+    make(folder, output)
+  assert [path.name for path in output.iterdir()] == ["mine.txt"]
+  file = tmp_path / "x.parquet"
+  file.write_bytes(b"mine")
+  with pytest.raises(ConfigError, match="is there, and holds something else"):
+    make(folder, file)
+  assert file.read_bytes() == b"mine"
+
+
+def test_one_file(folder, tmp_path):
+  make(folder, tmp_path / "shards")
+  file = tmp_path / "one.parquet"
+  assert make(folder, file).made == 3
+  assert table(file) == table(tmp_path / "shards")
+  assert sorted(p.name for p in tmp_path.iterdir() if p != folder) == [
+    "one.parquet", "shards",
+  ]  # fmt: skip
+  again = make(folder, file)
+  assert (again.made, again.images, again.errors) == (0, 23, len(BROKEN))
+  with pytest.raises(ConfigError, match="other inputs, tasks or options"):
+    make(folder, file, job=MeanJob(version=1))
+
+
+def test_one_file_that_was_interrupted_is_resumed(folder, tmp_path):
+  file = tmp_path / "one.parquet"
+
+  def one_shard(plan, there, job, missing):
+    yield from work.make_shards(plan, there, job.open(), missing[:1])
+    raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    make(folder, file, engine=one_shard)
+  assert not file.exists()
+  assert make(folder, file).made == 2
+  assert len(table(file)) == 23
+
+
+@pytest.mark.parametrize("name", ["out", "out.parquet"])
+def test_an_output_may_lie_below_the_input(folder, name):
+  """What was written is no input of the same command."""
+  assert make(folder, folder / name).made == 3
+  assert make(folder, folder / name).made == 0
+  assert len(table(folder / name)) == 23
+
+
+def test_two_writers_of_a_shard_do_not_spoil_it(folder, tmp_path):
+  """Both write whole files; the last one stays."""
+  output = tmp_path / "out"
+  make(folder, output)
+  expected = table(output)
+  plan = plans.read_plan(output)
+  model = MeanJob().open()
+  first = work.make_shards(plan, output, model, [1])
+  schema = [*shard_file.COMMON, *model.schema]
+  import pyarrow as pa
+
+  with shard_file.writing_shard(
+    output, plan, 1, pa.schema(schema), model.described
+  ):
+    # Another one begins and ends while this one writes.
+    assert [done.shard for done in first] == [1]
+    assert table(output) == expected
+    with pytest.raises(BaseException, match="^stopped$"):
+      raise BaseException("stopped")
+  assert not list(output.glob(".*.part"))
+
+
+def test_a_second_command_is_refused(folder, tmp_path):
+  output = tmp_path / "out"
+
+  def engine(plan, there, job, missing):
+    with pytest.raises(ConfigError, match="is writing there"):
+      make(folder, output)
+    return work.make_shards(plan, there, job.open(), missing)
+
+  assert make(folder, output, engine=engine).made == 3
+
+
+def test_a_shard_that_an_engine_says_and_nobody_finds(folder, tmp_path):
+  def elsewhere(plan, there, job, missing):
+    (tmp_path / "elsewhere").mkdir()
+    return work.make_shards(plan, tmp_path / "elsewhere", job.open(), missing)
+
+  with pytest.raises(TrainingError, match="all workers share"):
+    make(folder, tmp_path / "out", engine=elsewhere)
+
+
+def test_a_plan_is_read_as_it_was_written(folder, tmp_path):
+  seen = []
+
+  def engine(plan, there, job, missing):
+    found = plans.read_plan(there)
+    assert found.digest == plan.digest
+    assert found.facts == plan.facts
+    seen.append(found)
+    return work.make_shards(found, there, job.open(), missing)
+
+  make(folder, tmp_path / "out", engine=engine)
+  assert len(seen) == 1
+
+
+def test_rows_do_not_depend_on_which_shards_are_made_together(folder, tmp_path):
+  batches = {}
+  for name, order in (("one", [2, 0, 1]), ("each", None)):
+    model = MeanJob().open()
+
+    def engine(plan, there, job, missing, model=model, order=order):
+      if order:
+        yield from work.make_shards(plan, there, model, order)
+      else:
+        for shard in missing:
+          yield from work.make_shards(plan, there, model, [shard])
+
+    make(folder, tmp_path / name, engine=engine)
+    batches[name] = sorted(model.batches)
+  assert batches["one"] == batches["each"]
+  assert table(tmp_path / "one") == table(tmp_path / "each")
+
+
+def test_readers_see_nothing_but_rows(folder, tmp_path):
+  """As pyarrow, Spark and others open a directory."""
+  import pyarrow.dataset as ds
+
+  make(folder, tmp_path / "out")
+  files = ds.dataset(tmp_path / "out", format="parquet").files
+  assert len(files) == 3
+
+
+def test_summary_is_plain(folder, tmp_path):
+  summary = make(folder, tmp_path / "out")
+  assert dataclasses.asdict(summary)["seconds"] > 0
