@@ -21,9 +21,9 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 import memory_vit as mv
-from memory_vit.cli import load_model
 from memory_vit.exports import check, onnx_file, saved_model, stablehlo
 from memory_vit.runtime.tables import table
+from memory_vit.tasks import model_loading
 
 _FILES = {
   "stablehlo": stablehlo.FILE,
@@ -35,7 +35,7 @@ _FILES = {
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
   """Export, run, compare, and print a table; return what the file holds."""
   arguments = _arguments(sys.argv[1:] if argv is None else argv)
-  backbone, tasks = load_model.load_model(
+  backbone, tasks = model_loading.load_model(
     arguments.backbone, arguments.task, arguments.dtype, any_regime=True
   )
   files = _image_files(arguments.data, arguments.images)

@@ -19,6 +19,8 @@ with epy.lazy_api_imports(globals()):
   from memory_vit.model.task import EvalPreprocessing, Task, TaskSpec
   from memory_vit.model.vit import MemoryViT
   from memory_vit.model.vit_config import ViTConfig, vit_config
+  from memory_vit.prediction.config import PredictorConfig
+  from memory_vit.prediction.predictor import Predictor
   from memory_vit.tasks.compose import concatenate, remove, rename, select
   from memory_vit.tasks.create import init_task
   from memory_vit.tasks.inference import encode, fill_slots, forward, read
@@ -40,6 +42,8 @@ __all__ = [
   "ImageInput",
   "MemoryViT",
   "MemoryVitError",
+  "Predictor",
+  "PredictorConfig",
   "Slots",
   "Task",
   "TaskSpec",

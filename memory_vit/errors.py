@@ -21,6 +21,18 @@ class TaskError(MemoryVitError):
   """A task, or a set of tasks, cannot be used."""
 
 
+class UnknownTask(TaskError):  # noqa: N818 what users catch reads well
+  """A task is asked for by a name that no task has.
+
+  Attributes:
+    known: the names that there are.
+  """
+
+  def __init__(self, message: str, known: tuple[str, ...]) -> None:
+    super().__init__(message)
+    self.known = known
+
+
 class DataError(MemoryVitError):
   """A data set cannot be used."""
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epy
 
-from memory_vit.cli import commands, load_model
+from memory_vit.cli import commands
 from memory_vit.cli.command_line import TRUST_HELP, Parser
 from memory_vit.errors import TaskError
 from memory_vit.runtime.messages import escaped
@@ -31,7 +31,7 @@ with epy.lazy_imports():  # once the command line is known to be right
   from memory_vit.evaluation import metrics, task_data, verify
   from memory_vit.model import task as task_sets
   from memory_vit.runtime import sharding
-  from memory_vit.tasks import manifest, store
+  from memory_vit.tasks import manifest, model_loading, store
 
 if TYPE_CHECKING:
   from memory_vit.data.reader import Reader
@@ -114,7 +114,7 @@ def _run(arguments: argparse.Namespace) -> int:
   written = commands.json_file(arguments.json)
   # First of all: what is missing on the command line costs nothing.
   chosen, own = _choose(arguments)
-  backbone, tasks = load_model.load_model(
+  backbone, tasks = model_loading.load_model(
     arguments.backbone, arguments.task, arguments.dtype
   )
   mesh = sharding.make_mesh(fsdp=arguments.fsdp)

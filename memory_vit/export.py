@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from etils import epy
 
-from memory_vit.cli import commands, load_model
+from memory_vit.cli import commands
 from memory_vit.cli.command_line import Parser
 from memory_vit.cli.commands import show
 from memory_vit.runtime.messages import escaped
@@ -24,6 +24,7 @@ from memory_vit.runtime.tables import aligned
 
 with epy.lazy_imports():  # once the command line is known to be right
   from memory_vit.exports import export, image_input
+  from memory_vit.tasks import model_loading
 
 if TYPE_CHECKING:
   from memory_vit.exports.export_manifest import ExportReport
@@ -80,7 +81,7 @@ def _export(arguments: argparse.Namespace) -> int:
     kind=arguments.input, size=image_input.parse_size(size) if size else None
   )
   export.require_options(arguments.format, images, arguments.batch_size)
-  backbone, tasks = load_model.load_model(
+  backbone, tasks = model_loading.load_model(
     arguments.backbone, arguments.task, arguments.dtype, any_regime=True
   )
   report = export.export_model(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epy
 
-from memory_vit.cli import commands, load_model
+from memory_vit.cli import commands
 from memory_vit.cli.command_line import Parser
 from memory_vit.cli.commands import show
 from memory_vit.errors import ConfigError, TaskError
@@ -33,7 +33,7 @@ with epy.lazy_imports():  # once the command line is known to be right
 
   from memory_vit.images import image_files as reading
   from memory_vit.model import task as task_sets
-  from memory_vit.tasks import inference
+  from memory_vit.tasks import inference, model_loading
 
 if TYPE_CHECKING:
   from memory_vit.model.backbone import Backbone
@@ -97,7 +97,7 @@ def _predict(arguments: argparse.Namespace) -> int:
 
 
 def _predict_all(arguments: argparse.Namespace) -> int:
-  backbone, tasks = load_model.load_model(
+  backbone, tasks = model_loading.load_model(
     arguments.backbone, arguments.task, arguments.dtype
   )
   if arguments.original and not backbone.config.num_classes:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import jax
 import numpy as np
 from jaxtyping import Float32
 
 from memory_vit.errors import DataError, TaskError
-from memory_vit.images import decoding, image_files
+from memory_vit.images import image_files
+from memory_vit.images.preparation import (
+  ONE_IMAGE,
+  ImageLike,
+  image_name,
+  prepare_image,
+)
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.tasks.compose import (
   TasksLike,
@@ -20,11 +24,6 @@ from memory_vit.tasks.compose import (
   task_tuple,
 )
 from memory_vit.tasks.slots import Slots
-
-# A file, the content of one, or pixels.
-ImageLike = str | os.PathLike[str] | bytes | np.ndarray | jax.Array
-# The same, as isinstance takes it.
-_ONE_IMAGE = (str, os.PathLike, bytes, np.ndarray, jax.Array)
 
 
 def preprocess(
@@ -58,11 +57,11 @@ def preprocess(
     image: Any, number: str = ""
   ) -> Float32[np.ndarray, "side side 3"]:
     try:
-      return _prepared(image, evaluation)
+      return prepare_image(image, evaluation)
     except DataError as error:
-      raise DataError(f"image{number} {_shown(image)}: {error}") from error
+      raise DataError(f"image{number} {image_name(image)}: {error}") from error
 
-  if isinstance(images, _ONE_IMAGE) or not isinstance(images, Iterable):
+  if isinstance(images, ONE_IMAGE) or not isinstance(images, Iterable):
     return prepared(images)
   if isinstance(images, Mapping):
     raise DataError("images are a dictionary, expected an image or a list.")
@@ -90,36 +89,3 @@ def _evaluation_of(
     )
   require_same_images(specs)
   return specs[0].evaluation
-
-
-def _prepared(
-  image: Any, evaluation: EvalPreprocessing
-) -> Float32[np.ndarray, "side side 3"]:
-  """Prepare one image.
-
-  Raises:
-    DataError: says why not.
-  """
-  if isinstance(image, np.ndarray | jax.Array):
-    return image_files.prepare_pixels(
-      decoding.rgb_pixels(np.asarray(image)), evaluation
-    )
-  if isinstance(image, str | os.PathLike):
-    image = image_files.file_content(os.fspath(image))
-  if not isinstance(image, bytes):
-    raise DataError(
-      "expected a path, the bytes of a file, or a uint8 array; of an image of "
-      "Pillow, np.asarray(image.convert('RGB'))"
-    )
-  return image_files.prepare_encoded(image, evaluation)
-
-
-def _shown(image: Any) -> str:
-  """Name of an image in a message."""
-  if isinstance(image, str | os.PathLike):
-    return repr(os.fspath(image))
-  if isinstance(image, np.ndarray | jax.Array):
-    return f"{image.dtype} {image.shape}"
-  if isinstance(image, bytes):
-    return f"of {len(image)} bytes"
-  return f"of type {type(image).__name__}"

@@ -20,6 +20,7 @@ from PIL import Image, UnidentifiedImageError
 
 from memory_vit.errors import ConfigError, DataError
 from memory_vit.images import decoding, jpeg, view
+from memory_vit.images.memory_limit import MemoryLimit
 from memory_vit.model.task import EvalPreprocessing
 
 # Of folders that are a data set; whoever names files may name GIF ones too.
@@ -130,7 +131,7 @@ class _ImageReader:
 
   def __init__(self, evaluation: EvalPreprocessing, memory: int) -> None:
     self._evaluation = evaluation
-    self._memory = _Memory(memory)
+    self._memory = MemoryLimit(memory)
     # A header is short, but of a WebP file, which is read as a whole.
     self._header = threading.Lock()
 
@@ -155,9 +156,16 @@ class _ImageReader:
 
 
 def prepare_encoded(
-  encoded: bytes, evaluation: EvalPreprocessing
+  encoded: bytes,
+  evaluation: EvalPreprocessing,
+  memory: MemoryLimit | None = None,
 ) -> np.ndarray:
   """Decode an untrusted image file, and prepare it for evaluation.
+
+  Args:
+    encoded: the file.
+    evaluation: how.
+    memory: that threads share, where several decode at the same time.
 
   Returns:
     float32 (side, side, 3) in [-1, 1]; side is `evaluation.image_size`.
@@ -165,8 +173,14 @@ def prepare_encoded(
   Raises:
     DataError: says why not.
   """
-  bytes_needed(io.BytesIO(encoded), evaluation)
-  return _decoded(encoded, evaluation)
+  if len(encoded) > MAX_FILE_BYTES:
+    raise DataError(f"it has more than {MAX_FILE_BYTES / 2**20:g} MiB")
+  needed = bytes_needed(io.BytesIO(encoded), evaluation)
+  # Pillow keeps a copy of the file.
+  with (
+    memory.taken(len(encoded) + needed) if memory else contextlib.nullcontext()
+  ):
+    return _decoded(encoded, evaluation)
 
 
 def prepare_pixels(
@@ -194,32 +208,6 @@ def _decoded(encoded: bytes, evaluation: EvalPreprocessing) -> np.ndarray:
   if encoded.startswith(jpeg.MAGIC) and (problem := jpeg.too_costly(encoded)):
     raise DataError(problem)
   return view.eval_view(decoding.decode(encoded), evaluation)
-
-
-class _Memory:
-  """Bytes that threads share; a thread waits until enough are left."""
-
-  def __init__(self, size: int) -> None:
-    self._size = self._left = size
-    self._given_back = threading.Condition()
-
-  @contextlib.contextmanager
-  def taken(self, size: int) -> Iterator[None]:
-    """Take `size` bytes until the body ends; `DataError` if it is too much."""
-    if size > self._size:
-      raise DataError(
-        f"decoding it may take {size / _MIB:,.0f} MiB, more than the "
-        f"{self._size / _MIB:,.0f} MiB that --memory_mib leaves beside a batch"
-      )
-    with self._given_back:
-      self._given_back.wait_for(lambda: self._left >= size)
-      self._left -= size
-    try:
-      yield
-    finally:
-      with self._given_back:
-        self._left += size
-        self._given_back.notify_all()
 
 
 @contextlib.contextmanager

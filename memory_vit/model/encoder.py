@@ -424,7 +424,7 @@ class Encoder(nn.Module):
     return x
 
   def keys_values(
-    self, memory: Float[Array, "l t m d"], norm: Bool[AnyArray, " t"]
+    self, memory: Float[AnyArray, "l t m d"], norm: Bool[AnyArray, " t"]
   ) -> Cells:
     """Keys and values of memory, the same for all images.
 

@@ -102,7 +102,12 @@ class TaskMask(NamedTuple):
 
 
 def task_mask(
-  specs: Sequence[TaskSpec], *, slots: int = 0, cells: int = 0, parents: int = 0
+  specs: Sequence[TaskSpec],
+  *,
+  slots: int = 0,
+  cells: int = 0,
+  parents: int = 0,
+  places: Sequence[int] | None = None,
 ) -> TaskMask:
   """Return the `TaskMask` of a set of tasks; raise as `attention_graph` does.
 
@@ -111,9 +116,11 @@ def task_mask(
     slots: t; more than there are tasks leaves slots empty.
     cells: m, at least.
     parents: p, at least.
+    places: the slot of each task; by default the first ones, in their order.
   """
   others = attention_graph(specs) & ~np.eye(len(specs), dtype=bool)
-  slots = max(slots, len(specs))
+  place = np.arange(len(specs)) if places is None else np.asarray(places, int)
+  slots = max(slots, int(place.max(initial=-1)) + 1)
   cells = max(cells, *(spec.cells for spec in specs), 0)
   parents = max(parents, int(others.sum(axis=1).max(initial=0)))
   has_cell = np.zeros((slots, cells), bool)
@@ -122,8 +129,8 @@ def task_mask(
   reads = np.tile(np.arange(slots, dtype=np.int32)[:, None], (1, parents))
   is_parent = np.zeros((slots, parents), bool)
   memory_norm = np.ones(slots, bool)
-  for i, spec in enumerate(specs):
-    seen = np.flatnonzero(others[i])
+  for i, spec, reads_whom in zip(place, specs, others, strict=True):
+    seen = place[reads_whom]
     has_cell[i, : spec.cells] = True
     reads[i, : len(seen)] = seen
     is_parent[i, : len(seen)] = True

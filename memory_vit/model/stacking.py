@@ -7,6 +7,7 @@ masked. The sixth task in a model of eight slots runs the program that is there.
 """
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
@@ -54,40 +55,51 @@ class StackedTasks(NamedTuple):
     layers: the same of the weights of layers.
   """
 
-  cls: Float[Array, "t d"]
-  memory: Float[Array, "l t m d"]
+  cls: Float[AnyArray, "t d"]
+  memory: Float[AnyArray, "l t m d"]
   norms: Tree | None
-  layers: Float[Array, "l t d"] | None
+  layers: Float[AnyArray, "l t d"] | None
 
 
-def stack_tasks(tasks: Sequence[Tree], mask: TaskMask) -> StackedTasks:
+def stack_tasks(
+  tasks: Sequence[Tree], mask: TaskMask, *, xp: ModuleType = jnp
+) -> StackedTasks:
   """Stack what the task stream computes with, heads excepted.
 
   Args:
     tasks: parameters of at least one task.
     mask: of these tasks; it says how many slots and cells there are.
+    xp: `numpy` stacks on the host, where nothing is compiled.
   """
   slots, cells = mask.cells.shape
   l, _, d = tasks[0]["memory"].shape
-  memory = [_pad(task["memory"], (l, cells, d)) for task in tasks]
+  memory = [_pad(task["memory"], (l, cells, d), xp) for task in tasks]
   return StackedTasks(
-    cls=_stack([task["cls"] for task in tasks], slots),
-    memory=_stack(memory, slots, axis=1),
-    norms=_stack_part("norms", tasks, slots),
-    layers=_stack_part("layers", tasks, slots),
+    cls=_stack([task["cls"] for task in tasks], slots, xp),
+    memory=_stack(memory, slots, xp, axis=1),
+    norms=_stack_part("norms", tasks, slots, xp),
+    layers=_stack_part("layers", tasks, slots, xp),
   )
 
 
-def _stack_part(part: str, tasks: Sequence[Tree], slots: int) -> Any:
+def _stack_part(
+  part: str, tasks: Sequence[Tree], slots: int, xp: ModuleType
+) -> Any:
   """Stack a part that not all tasks have, along its second axis."""
   known = [task[part] for task in tasks if part in task]
   if not known:
     return None
-  none = jax.tree.map(jnp.zeros_like, known[0])
-  return _stack([task.get(part, none) for task in tasks], slots, axis=1)
+  none = jax.tree.map(xp.zeros_like, known[0])
+  return _stack([task.get(part, none) for task in tasks], slots, xp, axis=1)
 
 
-def stack_heads(tasks: Sequence[Tree], slots: int, classes: int = 0) -> Tree:
+def stack_heads(
+  tasks: Sequence[Tree],
+  slots: int,
+  classes: int = 0,
+  *,
+  xp: ModuleType = jnp,
+) -> Tree:
   """Kernels (t, d, c) and biases (t, c), with zeros where nothing is.
 
   c is the greatest number of classes, or `classes` where that is more, rounded
@@ -97,9 +109,8 @@ def stack_heads(tasks: Sequence[Tree], slots: int, classes: int = 0) -> Tree:
   d = heads[0]["kernel"].shape[0]
   c = round_up_to(max(classes, *(head["bias"].shape[0] for head in heads)), 128)
   shapes = {"kernel": (d, c), "bias": (c,)}
-  return _stack(
-    [{k: _pad(head[k], shapes[k]) for k in shapes} for head in heads], slots
-  )
+  padded = [{k: _pad(head[k], shapes[k], xp) for k in shapes} for head in heads]
+  return _stack(padded, slots, xp)
 
 
 def round_up_to(count: int, unit: int) -> int:
@@ -108,15 +119,17 @@ def round_up_to(count: int, unit: int) -> int:
 
 
 def _pad(
-  array: Shaped[AnyArray, "..."], shape: tuple[int, ...]
-) -> Shaped[Array, "..."]:
+  array: Shaped[AnyArray, "..."], shape: tuple[int, ...], xp: ModuleType
+) -> Shaped[AnyArray, "..."]:
   """Add zeros at the end of every axis, up to `shape`."""
   widths = [(0, n - old) for old, n in zip(array.shape, shape, strict=True)]
-  return jnp.pad(array, widths)
+  return xp.pad(array, widths)
 
 
-def _stack(each: Sequence[Any], slots: int, axis: int = 0) -> Any:
+def _stack(
+  each: Sequence[Any], slots: int, xp: ModuleType, axis: int = 0
+) -> Any:
   """Stack trees of arrays along a new axis, zeros in empty slots."""
-  none = jax.tree.map(jnp.zeros_like, each[0])
+  none = jax.tree.map(xp.zeros_like, each[0])
   each = [*each, *[none] * (slots - len(each))]
-  return jax.tree.map(lambda *arrays: jnp.stack(arrays, axis), *each)
+  return jax.tree.map(lambda *arrays: xp.stack(arrays, axis), *each)

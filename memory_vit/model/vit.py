@@ -99,7 +99,7 @@ class VisionTransformer(nn.Module):
 
   def read(
     self,
-    cls: Float[Array, "t d"],
+    cls: Float[AnyArray, "t d"],
     context: Context,
     cells: Cells,
     mask: TaskMask,
@@ -255,7 +255,7 @@ class MemoryViT(nn.Module):
     )
 
   def keys_values(
-    self, memory: Float[Array, "l t m d"], norm: Bool[AnyArray, " t"]
+    self, memory: Float[AnyArray, "l t m d"], norm: Bool[AnyArray, " t"]
   ) -> Cells:
     """See `Encoder.keys_values`."""
     return self.backbone.Transformer.keys_values(memory, norm)

@@ -21,7 +21,7 @@ Images = Float[AnyArray, "..."]
 _BOUND = 1 + 1e-5
 
 
-def require_shape(images: Shaped[Array, "..."], size: int) -> None:
+def require_shape(images: Shaped[AnyArray, "..."], size: int) -> None:
   """Raise `DataError` unless these are floats (b, size, size, 3)."""
   if images.shape[1:] != (size, size, 3) or not jnp.issubdtype(
     images.dtype, jnp.floating

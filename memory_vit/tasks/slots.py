@@ -8,9 +8,10 @@ import jax
 
 from memory_vit.model import trees
 from memory_vit.model.masks import TaskMask, task_mask
-from memory_vit.model.stacking import SlotArrays, round_up_to
+from memory_vit.model.stacking import SlotArrays
 from memory_vit.model.task import TaskSpec
 from memory_vit.runtime.messages import name_list
+from memory_vit.tasks.room import Room
 
 
 @functools.partial(
@@ -53,15 +54,7 @@ def slot_mask(
     slots: t, at least.
     cells: m, at least.
   """
-  parents = max(len(spec.attends_to) for spec in specs)
+  room = Room(slots=slots, cells=cells).holding(specs)
   return task_mask(
-    specs,
-    slots=_rounded_up(max(slots, len(specs))),
-    cells=round_up_to(max(cells, 1, *(spec.cells for spec in specs)), 8),
-    parents=_rounded_up(parents) if parents else 0,
+    specs, slots=room.slots, cells=room.cells, parents=room.parents
   )
-
-
-def _rounded_up(count: int) -> int:
-  """1, 2, 4, 8, then multiples of 8: never more than 7 for nothing."""
-  return 1 << (count - 1).bit_length() if count <= 8 else round_up_to(count, 8)

@@ -1,16 +1,13 @@
-"""Load a backbone and its tasks for a command."""
+"""Load a backbone, and tasks to run on it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from etils import epy
-
-with epy.lazy_imports():  # --help and wrong arguments do not wait for jax
-  from memory_vit.backbones import load
-  from memory_vit.model import backbone as backbones
-  from memory_vit.model import task as task_sets
-  from memory_vit.tasks import manifest, store
+from memory_vit.backbones import load
+from memory_vit.model import backbone as backbones
+from memory_vit.model import task as task_sets
+from memory_vit.tasks import manifest, store
 
 
 def load_model(
@@ -18,13 +15,20 @@ def load_model(
 ) -> tuple[backbones.Backbone, tuple[task_sets.Task, ...]]:
   """Load a backbone as its tasks want it, and the tasks.
 
-  The arguments are those of the command line: `Parser.model`. With `any_regime`
-  one task alone may be of a regime that composes with nothing.
+  Args:
+    backbone: any source of `load_backbone`.
+    tasks: paths of tasks, and of directories of tasks; none loads the backbone
+      at its own image size.
+    dtype: of the computation.
+    any_regime: whether one task alone may be of a regime that composes with
+      nothing.
 
   Raises:
     MemoryVitError: for what cannot be read, or does not fit together.
   """
   found = store.find_tasks(tasks)
+  if not found:
+    return load.load_backbone(backbone, dtype=dtype), ()
   first, *others = [manifest.read(path).spec for path in found]
   for other in others:  # before the one that they do not share is loaded
     task_sets.require_backbone(other, first.backbone, first.name)

@@ -1,0 +1,38 @@
+"""A limit of memory that threads share while they decode images."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from memory_vit.errors import DataError
+
+_MIB = 2**20
+
+
+class MemoryLimit:
+  """Bytes that threads share; a thread waits until enough are left."""
+
+  def __init__(self, size: int, option: str = "--memory_mib") -> None:
+    """Allow `size` bytes; `option` says for messages who set them."""
+    self._size = self._left = size
+    self._option = option
+    self._given_back = threading.Condition()
+
+  @contextlib.contextmanager
+  def taken(self, size: int) -> Iterator[None]:
+    """Take `size` bytes until the body ends; `DataError` if it is too much."""
+    if size > self._size:
+      raise DataError(
+        f"decoding it may take {size / _MIB:,.0f} MiB, more than the "
+        f"{self._size / _MIB:,.0f} MiB that {self._option} leaves beside a "
+        "batch"
+      )
+    with self._given_back:
+      self._given_back.wait_for(lambda: self._left >= size)
+      self._left -= size
+    try:
+      yield
+    finally:
+      with self._given_back:
+        self._left += size
+        self._given_back.notify_all()

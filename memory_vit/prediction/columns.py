@@ -1,0 +1,88 @@
+"""Columns of a table in, columns out: arrays of NumPy by their names.
+
+As `map_batches` of Ray Data hands batches to a class that it calls.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from memory_vit.errors import DataError
+from memory_vit.prediction.predictions import Predictions, best, class_label
+from memory_vit.runtime.messages import brief, name_list
+
+# Where a table has several, the first of these is read.
+IMAGE_COLUMNS = ("pixels", "image", "path")
+
+
+def image_column(columns: Mapping[str, Any]) -> str:
+  """The column that holds the images.
+
+  Raises:
+    DataError: where there is none.
+  """
+  for name in IMAGE_COLUMNS:
+    if name in columns:
+      return name
+  raise DataError(
+    f"the columns are {brief(name_list(list(map(str, columns))))}, expected "
+    "one of 'image' (bytes of files, or uint8 arrays), 'path', or 'pixels' "
+    "(prepared images)."
+  )
+
+
+def passed_through(
+  columns: Mapping[str, Any], read: str
+) -> dict[str, np.ndarray]:
+  """The columns that were not read; paths are kept, as they name the images."""
+  return {
+    name: column
+    for name, column in columns.items()
+    if name != read or name == "path"
+  }
+
+
+def prediction_columns(
+  predictions: Predictions, top: int
+) -> dict[str, np.ndarray]:
+  """Predictions as columns of k rows.
+
+  Args:
+    predictions: of k images.
+    top: most probable classes of each task, at most.
+
+  Returns:
+    For each task NAME "NAME/logits" and "NAME/probabilities", float32 (k, c),
+    "NAME/top_indices" int32 (k, top), "NAME/top_probabilities" float32 (k, top)
+    and "NAME/top_classes", text (k, top); and "features" where there are any.
+  """
+  found: dict[str, np.ndarray] = {}
+  for name, logits in predictions.logits.items():
+    probabilities = predictions.probabilities(name)
+    indices = best(probabilities, top)
+    names = predictions.class_names(name)
+    classes = [[class_label(names, i) for i in row] for row in indices]
+    shares = np.take_along_axis(probabilities, indices, axis=-1)
+    found |= {
+      f"{name}/logits": logits,
+      f"{name}/probabilities": probabilities.astype(np.float32),
+      f"{name}/top_indices": indices.astype(np.int32),
+      f"{name}/top_probabilities": shares.astype(np.float32),
+      f"{name}/top_classes": np.array(classes, str).reshape(indices.shape),
+    }
+  if predictions.features is not None:
+    found["features"] = predictions.features
+  return found
+
+
+def joined(
+  kept: Mapping[str, np.ndarray], made: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+  """Both, or `DataError` where a column would take the place of another."""
+  if twice := sorted(kept.keys() & made.keys()):
+    raise DataError(
+      f"the columns have {brief(name_list(twice))}, which the predictions are "
+      "called: expected other names."
+    )
+  return {**kept, **made}

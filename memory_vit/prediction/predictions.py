@@ -1,0 +1,118 @@
+"""What a predictor answers: logits, and the best classes of each task."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from memory_vit.errors import TaskError, UnknownTask
+from memory_vit.model.task import BACKBONE
+from memory_vit.prediction.task_set import TaskSet
+from memory_vit.runtime.messages import brief, name_list
+
+
+@dataclasses.dataclass(frozen=True)
+class Guess:
+  """One class: its name (or index, as text), its index from 0, its share."""
+
+  class_name: str
+  index: int
+  probability: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+class Predictions:
+  """The answers to k images, all of one set of tasks.
+
+  Attributes:
+    task_set: which has answered.
+    logits: {name of a task: float32 (k, c)}, of the tasks that were asked for.
+    original: float32 (k, c0), the original outputs; None where they were not
+      asked for.
+    features: float32 (k, l, n, d), of each block the class token and the mean
+      patch (n is 2, or 1 of a backbone without class token), standardized, as
+      `VisionTransformer.summarize` says; None where they were not asked for.
+  """
+
+  task_set: TaskSet
+  logits: dict[str, np.ndarray]
+  original: np.ndarray | None = None
+  features: np.ndarray | None = None
+
+  def probabilities(self, name: str) -> np.ndarray:
+    """Probabilities of the classes of a task, float64 (k, c).
+
+    Args:
+      name: of a task; or "backbone", of the original outputs.
+
+    Raises:
+      UnknownTask: for a task that was not asked for.
+      TaskError: where its logits are not finite.
+    """
+    if name == BACKBONE and self.original is not None:
+      return softmax(self.original, name)
+    if name not in self.logits:
+      raise UnknownTask(
+        f"there are no predictions of {brief(name)}: expected one of "
+        f"{name_list(list(self.logits), 32) or 'none'}.",
+        tuple(self.logits),
+      )
+    return softmax(self.logits[name], name)
+
+  def class_names(self, name: str) -> tuple[str, ...]:
+    """Names of the classes of a task; empty where they are not known."""
+    return () if name == BACKBONE else self.task_set.spec(name).class_names
+
+  def top(self, name: str, count: int = 5) -> list[list[Guess]]:
+    """The most probable classes of a task for each image, the best first.
+
+    Args:
+      name: as of `probabilities`.
+      count: of classes; fewer where the task has fewer.
+
+    Raises:
+      UnknownTask, TaskError: as `probabilities`.
+    """
+    probabilities = self.probabilities(name)
+    names = self.class_names(name)
+    indices = best(probabilities, count)
+    shares = np.take_along_axis(probabilities, indices, axis=-1)
+    return [
+      [
+        Guess(class_label(names, i), int(i), float(p))
+        for i, p in zip(*of_image, strict=True)
+      ]
+      for of_image in zip(indices, shares, strict=True)
+    ]
+
+
+def softmax(logits: Float[np.ndarray, "b c"], name: str) -> np.ndarray:
+  """Logits (b, c) of the task `name` -> probabilities, float64 (b, c).
+
+  Raises:
+    TaskError: for logits that are not finite.
+  """
+  if not np.isfinite(logits).all():
+    raise TaskError(
+      f"the outputs of {name!r} are not finite: its weights, or those of the "
+      "backbone, cannot be used."
+    )
+  logits = logits.astype(np.float64)
+  shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
+  return shares / shares.sum(axis=-1, keepdims=True)
+
+
+def best(probabilities: np.ndarray, count: int) -> np.ndarray:
+  """The most probable of (b, c): indices (b, count); of equal ones the first.
+
+  There are fewer than `count` where c is less.
+  """
+  return np.argsort(-probabilities, axis=-1, kind="stable")[:, :count]
+
+
+def class_label(names: Sequence[str], index: int) -> str:
+  """The name of a class, or its index where no names are known."""
+  return names[index] if names else str(int(index))

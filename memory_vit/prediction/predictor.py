@@ -1,0 +1,424 @@
+"""The predictor: tasks in slots behind one door, which threads share."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+
+from memory_vit.errors import DataError, TaskError
+from memory_vit.model.backbone import Backbone
+from memory_vit.model.task import EvalPreprocessing, Task, require_backbone
+from memory_vit.prediction import columns, task_set
+from memory_vit.prediction.compilations import CompilationCounter, counted
+from memory_vit.prediction.config import PredictorConfig
+from memory_vit.prediction.fixed_shapes import FixedShapes
+from memory_vit.prediction.image_preparer import (
+  ImagePreparer,
+  Images,
+  checked_pixels,
+)
+from memory_vit.prediction.placement import on_host, place
+from memory_vit.prediction.predictions import Predictions
+from memory_vit.prediction.task_set import Change, TaskSet
+from memory_vit.runtime.messages import first_line
+from memory_vit.tasks import store
+from memory_vit.tasks.compose import TasksLike, require_fit, task_tuple
+from memory_vit.tasks.model_loading import load_model
+from memory_vit.tasks.room import Room
+
+Columns = Mapping[str, Any]
+
+
+class Predictor:
+  """Answers images by all tasks in one pass, while tasks come and go.
+
+  Programs have fixed shapes: images are padded to one of a few batch sizes, and
+  tasks lie in slots. After `warm_up` nothing is compiled as long as tasks fit.
+  All methods may be called from any thread.
+
+  Attributes:
+    config: what it was built from; None of `from_model`.
+    backbone: the frozen ViT.
+    batch_sizes: images per pass, ascending.
+  """
+
+  def __init__(self, config: PredictorConfig, *, warm_up: bool = True) -> None:
+    """Load a backbone and tasks.
+
+    Args:
+      config: which, and in what shapes.
+      warm_up: whether all programs are compiled now.
+
+    Raises:
+      MemoryVitError: for what cannot be read, or does not fit together.
+    """
+    backbone, tasks = load_model(config.backbone, config.tasks, config.dtype)
+    self._begin(backbone, tasks, config)
+    self.config: PredictorConfig | None = config
+    if warm_up:
+      self.warm_up()
+
+  @classmethod
+  def from_model(
+    cls,
+    backbone: Backbone,
+    tasks: TasksLike = (),
+    *,
+    warm_up: bool = True,
+    **options: Any,
+  ) -> Predictor:
+    """Build a predictor of what is loaded already.
+
+    Args:
+      backbone: the frozen ViT.
+      tasks: a task, a sequence or generator of tasks, or {name: task}; also
+        none.
+      warm_up: whether all programs are compiled now.
+      **options: fields of `PredictorConfig`, from `batch_sizes` on.
+
+    Raises:
+      TaskError: for tasks of another backbone, or that do not fit together.
+      ConfigError: for options that cannot be.
+    """
+    shapes = PredictorConfig(backbone.config.variant, **options)
+    predictor = cls.__new__(cls)
+    predictor._begin(backbone, task_tuple(tasks), shapes)
+    predictor.config = None
+    if warm_up:
+      predictor.warm_up()
+    return predictor
+
+  def _begin(
+    self, backbone: Backbone, tasks: Sequence[Task], shapes: PredictorConfig
+  ) -> None:
+    """Fill the slots."""
+    for task in tasks:
+      require_backbone(task.spec, backbone.id)
+    require_fit(tasks)
+    self.backbone, self.batch_sizes = backbone, shapes.batch_sizes
+    self._shapes, self._warm = shapes, False
+    side = backbone.config.image_size
+    self._images = ImagePreparer(
+      shapes.memory_mib, shapes.batch_sizes[-1], side
+    )
+    self._programs = FixedShapes(backbone, shapes.batch_sizes)
+    self._counter = CompilationCounter()
+    self._changing = threading.Lock()
+    room = Room(
+      slots=shapes.slots,
+      cells=shapes.cells,
+      classes=shapes.classes,
+      parents=shapes.parents,
+      norms="norms" in shapes.parts,
+      layers="layers" in shapes.parts,
+    )
+    evaluation = backbone.evaluation or EvalPreprocessing(image_size=side)
+    if tasks:
+      evaluation = tasks[0].spec.evaluation  # that of all
+    # Whether a task has said how images are prepared; it then stays.
+    self._settled = bool(tasks)
+    by_slot = {i: _held(task) for i, task in enumerate(tasks)}
+    room = room.holding([task.spec for task in tasks])
+    arrays = place(backbone, by_slot, room)
+    self._task_set = TaskSet(1, by_slot, room, arrays, evaluation)
+
+  def __reduce__(self) -> NoReturn:
+    raise pickle.PicklingError(
+      "a Predictor holds threads and what is on a device: hand its config over "
+      "and build another from it."
+    )
+
+  @property
+  def task_set(self) -> TaskSet:
+    """The tasks that answer now: a snapshot, which never changes."""
+    return self._task_set
+
+  @property
+  def evaluation(self) -> EvalPreprocessing:
+    """How images are prepared now; the first task decides, and it stays."""
+    return self._task_set.evaluation
+
+  @property
+  def compilations(self) -> int:
+    """Programs that it had XLA compile, those of `warm_up` excepted."""
+    return self._counter.count
+
+  def warm_up(self) -> int:
+    """Compile the programs of all batch sizes.
+
+    Returns:
+      How many programs were compiled.
+    """
+    with self._changing, counted() as tally:
+      self._programs.warm_up(
+        self._task_set.arrays, features=self._shapes.features
+      )
+      self._warm = True
+    return tally.count
+
+  def prepare(self, images: Images) -> np.ndarray:
+    """Prepare images for `predict_pixels`, in threads.
+
+    To the bit what `mv.preprocess` makes of them.
+
+    Args:
+      images: one or several: paths, bytes of files, uint8 pixels of any size,
+        or what is prepared already, floats (side, side, 3) in [-1, 1].
+
+    Returns:
+      float32 (k, side, side, 3) in [-1, 1].
+
+    Raises:
+      DataError: for what cannot be read, and says which and why.
+    """
+    return self._prepare(images, self.evaluation)
+
+  def prepare_each(self, images: Images) -> list[np.ndarray | DataError]:
+    """Prepare images; in the place of one that cannot be read is its error.
+
+    Args:
+      images: as of `prepare`.
+
+    Returns:
+      For each image float32 (side, side, 3), or a `DataError` that names it.
+    """
+    return self._images.each(images, self.evaluation)
+
+  def predict(
+    self,
+    images: Images,
+    *,
+    tasks: Sequence[str] | None = None,
+    task_set: TaskSet | None = None,
+    features: bool = False,
+    original: bool = False,
+  ) -> Predictions:
+    """Answer images.
+
+    Args:
+      images: as of `prepare`; any number.
+      tasks: names of those whose logits are handed out; by default all.
+      task_set: an earlier snapshot; by default the tasks of now.
+      features: whether those of each block are handed out. They are made by a
+        second pass through the backbone.
+      original: whether the original outputs are handed out.
+
+    Raises:
+      DataError: for an image that cannot be read.
+      UnknownTask: for a name that no task has.
+    """
+    answering = task_set or self._task_set
+    if tasks is not None:  # before images are decoded for nothing
+      answering.require(tasks)
+    pixels = self._prepare(images, answering.evaluation)
+    return self._predict(
+      pixels, answering, tasks, original=original, features=features
+    )
+
+  def predict_pixels(
+    self,
+    pixels: np.ndarray,
+    *,
+    tasks: Sequence[str] | None = None,
+    task_set: TaskSet | None = None,
+    features: bool = False,
+    original: bool = False,
+  ) -> Predictions:
+    """Answer prepared images; see `predict`.
+
+    Args:
+      pixels: float32 (k, side, side, 3) in [-1, 1], of any k.
+      tasks: see `predict`, as all others.
+      task_set: an earlier snapshot.
+      features: whether those of each block are handed out.
+      original: whether the original outputs are handed out.
+
+    Raises:
+      DataError: for another shape or type, and values outside [-1, 1] or that
+        are not finite.
+      UnknownTask: for a name that no task has.
+    """
+    answering = task_set or self._task_set
+    if tasks is not None:
+      answering.require(tasks)
+    checked = checked_pixels(pixels, self.backbone.config.image_size)
+    return self._predict(
+      checked, answering, tasks, original=original, features=features
+    )
+
+  def __call__(self, images: Images | Columns) -> Any:
+    """Answer images, or columns of a table.
+
+    Args:
+      images: as of `prepare`; or columns as `map_batches` of Ray Data hands
+        them over: {"image": bytes of files or uint8 arrays}, {"path": ...} or
+        {"pixels": prepared images}. Other columns are kept.
+
+    Returns:
+      `Predictions`; of columns the columns of `columns.prediction_columns`.
+
+    Raises:
+      DataError: for an image that cannot be read.
+    """
+    if not isinstance(images, Mapping):
+      return self.predict(images)
+    read = columns.image_column(images)
+    given, answering = images[read], self._task_set
+    if read == "pixels":
+      side = self.backbone.config.image_size
+      pixels = checked_pixels(_stacked(given), side)
+    else:
+      pixels = self._prepare(list(given), answering.evaluation)
+    predictions = self._predict(
+      pixels, answering, None, original=False, features=self._shapes.features
+    )
+    made = columns.prediction_columns(predictions, self._shapes.top)
+    return columns.joined(columns.passed_through(images, read), made)
+
+  def add(self, task: str | Path | Task, *, name: str | None = None) -> Change:
+    """Add a task, in the first slot that is free.
+
+    Args:
+      task: a loaded one, or the path of one.
+      name: that it gets; by default its own.
+
+    Raises:
+      TaskError: for what cannot be read, a name that is taken, or a task that
+        does not fit those that are there. Nothing has changed then.
+    """
+    loaded = self._loaded(task)
+    if name is not None:
+      loaded = task_set.named(loaded, name)
+    with self._changing:
+      by_slot = task_set.with_added(self._task_set.by_slot, loaded)
+      return self._show(by_slot)
+
+  def replace(self, name: str, task: str | Path | Task) -> Change:
+    """Put a task in the place of another, whose name and slot it gets.
+
+    Each request sees the one or the other.
+
+    Args:
+      name: of the one that goes.
+      task: a loaded one, or the path of one; of any size.
+
+    Raises:
+      UnknownTask: where there is none of this name.
+      TaskError: as `add`; and where others read the values that go.
+    """
+    self._task_set.require((name,))
+    loaded = self._loaded(task)
+    with self._changing:
+      by_slot = task_set.with_replaced(self._task_set.by_slot, name, loaded)
+      return self._show(by_slot)
+
+  def remove(self, name: str) -> Change:
+    """Remove a task; its slot is free then.
+
+    Raises:
+      UnknownTask: where there is none of this name.
+      TaskError: where others read it.
+    """
+    with self._changing:
+      return self._show(task_set.without(self._task_set.by_slot, name))
+
+  def _loaded(self, task: str | Path | Task) -> Task:
+    if not isinstance(task, Task):
+      if not isinstance(task, str | Path):
+        raise TaskError(
+          f"the task is of type {type(task).__name__}, expected a Task or the "
+          "path of one."
+        )
+      task = store.load_task(task, self.backbone)
+    require_backbone(task.spec, self.backbone.id)
+    return _held(task)
+
+  def _show(self, by_slot: dict[int, Task]) -> Change:
+    """Make a set of tasks ready, and then the one that answers."""
+    old = self._task_set
+    specs = [task.spec for task in by_slot.values()]
+    evaluation = old.evaluation
+    if specs and not self._settled:
+      evaluation = specs[0].evaluation
+    for spec in specs:
+      if spec.evaluation != evaluation:
+        raise TaskError(
+          f"task {spec.name!r} wants images prepared by {spec.evaluation}; "
+          f"this predictor prepares them by {evaluation}. Build another "
+          "predictor for it."
+        )
+    room = old.room.holding(specs)
+    grew = room != old.room
+    with self._counter.counting() as tally:
+      arrays = place(self.backbone, by_slot, room)
+      if grew and self._warm:
+        self._programs.compile_reading(arrays)
+      else:
+        jax.block_until_ready(arrays)  # so that no request waits for it
+    self._settled |= bool(specs)
+    self._task_set = TaskSet(old.version + 1, by_slot, room, arrays, evaluation)
+    return Change(
+      self._task_set.version, self._task_set.names, grew, tally.count
+    )
+
+  def _prepare(
+    self, images: Images, evaluation: EvalPreprocessing
+  ) -> np.ndarray:
+    pixels = []
+    for image in self._images.each(images, evaluation):
+      if isinstance(image, DataError):
+        raise image
+      pixels.append(image)
+    side = evaluation.image_size
+    return np.stack(pixels) if pixels else np.zeros((0, side, side, 3), "f4")
+
+  def _predict(
+    self,
+    pixels: np.ndarray,
+    answering: TaskSet,
+    names: Sequence[str] | None,
+    *,
+    original: bool,
+    features: bool,
+  ) -> Predictions:
+    """Answer prepared images by a set of tasks."""
+    names = answering.names if names is None else tuple(names)
+    with self._counter.counting():
+      outputs = self._programs.run(
+        pixels,
+        answering.arrays if names else None,
+        original=original,
+        features=features,
+      )
+    logits = {
+      name: outputs.logits[
+        :, answering.slots[name], : answering.spec(name).num_classes
+      ]
+      for name in names
+      if outputs.logits is not None
+    }
+    return Predictions(answering, logits, outputs.original, outputs.features)
+
+
+def _held(task: Task) -> Task:
+  """A task on the host, from where it is put into slots again and again."""
+  return dataclasses.replace(task, params=on_host(task.params))
+
+
+def _stacked(pixels: Any) -> Any:
+  """A column of prepared images as one array; it may be a list of arrays."""
+  if isinstance(pixels, np.ndarray) and pixels.dtype != object:
+    return pixels
+  try:
+    return np.stack(list(pixels))
+  except (TypeError, ValueError) as error:
+    raise DataError(
+      f"the column 'pixels' holds no images of one shape: {first_line(error)}."
+    ) from error

@@ -1,0 +1,193 @@
+"""A set of tasks in slots, which never changes; changing it makes another."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+
+from memory_vit.errors import TaskError, UnknownTask
+from memory_vit.model.stacking import SlotArrays
+from memory_vit.model.task import EvalPreprocessing, Task, TaskSpec
+from memory_vit.runtime.messages import brief, name_list
+from memory_vit.tasks import compose
+from memory_vit.tasks.room import Room
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskDescription:
+  """What users are told of a task.
+
+  Attributes:
+    name: of the task.
+    slot: number of its slot.
+    classes: c, the number of them.
+    class_names: c names, or empty where they are not known.
+    cells: m, memory cells per layer.
+    regime: how it was learned.
+    parents: names of the tasks that it reads.
+    digest: SHA-256 of its values, see `Task.digest`.
+    fingerprint: of its backbone.
+  """
+
+  name: str
+  slot: int
+  classes: int
+  class_names: tuple[str, ...]
+  cells: int
+  regime: str
+  parents: tuple[str, ...]
+  digest: str
+  fingerprint: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+  """What a change of the set of tasks has done.
+
+  Attributes:
+    version: of the new set.
+    names: of its tasks.
+    grew: whether slots, cells, classes, parents or parts had to grow. What
+      had been compiled by a warm-up was then compiled anew, before the new set
+      was shown.
+    compiled: how many programs.
+  """
+
+  version: int
+  names: tuple[str, ...]
+  grew: bool
+  compiled: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+class TaskSet:
+  """The tasks that answer a request, each in the slot where it stays.
+
+  Attributes:
+    version: 1 of the first set, one more with each change.
+    by_slot: {slot: task}, in the order of the slots.
+    room: the sizes that programs are compiled for.
+    arrays: the tasks as `read_program` takes them.
+    evaluation: how images are prepared.
+  """
+
+  version: int
+  by_slot: Mapping[int, Task]
+  room: Room
+  arrays: SlotArrays
+  evaluation: EvalPreprocessing
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    """Names of the tasks, in the order of their slots."""
+    return tuple(task.name for task in self.by_slot.values())
+
+  @property
+  def specs(self) -> tuple[TaskSpec, ...]:
+    """What the tasks are, in the order of their slots."""
+    return tuple(task.spec for task in self.by_slot.values())
+
+  @functools.cached_property
+  def slots(self) -> dict[str, int]:
+    """{name: number of its slot}."""
+    return {task.name: slot for slot, task in self.by_slot.items()}
+
+  def spec(self, name: str) -> TaskSpec:
+    """What the task of this name is; `UnknownTask` where there is none."""
+    self.require((name,))
+    return self.by_slot[self.slots[name]].spec
+
+  def require(self, names: Sequence[str]) -> None:
+    """Raise `UnknownTask` where one of these is no task of the set."""
+    _require_names(names, self.names)
+
+  def describe(self) -> tuple[TaskDescription, ...]:
+    """What users are told of the tasks, in the order of their slots."""
+    return tuple(
+      TaskDescription(
+        name=task.name,
+        slot=slot,
+        classes=task.spec.num_classes,
+        class_names=task.spec.class_names,
+        cells=task.spec.cells,
+        regime=task.spec.regime,
+        parents=task.spec.attends_to,
+        digest=task.digest,
+        fingerprint=task.spec.backbone.fingerprint,
+      )
+      for slot, task in self.by_slot.items()
+    )
+
+  def __repr__(self) -> str:
+    names = name_list(self.names) or "none"
+    return f"TaskSet(version {self.version}, {len(self.names)} tasks: {names})"
+
+
+def with_added(by_slot: Mapping[int, Task], task: Task) -> dict[int, Task]:
+  """Put a task into the first free slot.
+
+  Raises:
+    TaskError: where there is a task of this name, or they do not fit together.
+  """
+  if task.name in (other.name for other in by_slot.values()):
+    raise TaskError(
+      f"there is a task {task.name!r} already: expected another name, or "
+      "replace it."
+    )
+  free = next(i for i in range(len(by_slot) + 1) if i not in by_slot)
+  return _fitting({**by_slot, free: task})
+
+
+def with_replaced(
+  by_slot: Mapping[int, Task], name: str, task: Task
+) -> dict[int, Task]:
+  """Put a task into the slot of the one of this name, and give it that name.
+
+  Raises:
+    UnknownTask: where there is no task of this name.
+    TaskError: where they do not fit together, as where others read the values
+      that go.
+  """
+  _require_names((name,), [other.name for other in by_slot.values()])
+  slot = next(i for i, other in by_slot.items() if other.name == name)
+  return _fitting({**by_slot, slot: named(task, name)})
+
+
+def without(by_slot: Mapping[int, Task], name: str) -> dict[int, Task]:
+  """Empty the slot of a task.
+
+  Raises:
+    UnknownTask: where there is no task of this name.
+    TaskError: where others read it.
+  """
+  _require_names((name,), [other.name for other in by_slot.values()])
+  compose.remove(list(by_slot.values()), name)  # raises where others read it
+  return {i: task for i, task in by_slot.items() if task.name != name}
+
+
+def named(task: Task, name: str) -> Task:
+  """The same task under another name."""
+  spec = dataclasses.replace(task.spec, name=name)
+  return dataclasses.replace(task, spec=spec)
+
+
+def _fitting(by_slot: Mapping[int, Task]) -> dict[int, Task]:
+  """Raise `TaskError` unless tasks can share a pass; sorted by slot."""
+  by_slot = dict(sorted(by_slot.items()))
+  compose.require_fit(list(by_slot.values()))
+  return by_slot
+
+
+def _require_names(names: Sequence[str], known: Sequence[str]) -> None:
+  if isinstance(names, str):
+    raise TaskError(
+      f"tasks are the text {brief(names)}, expected a sequence of names."
+    )
+  for name in names:
+    if name not in known:
+      raise UnknownTask(
+        f"there is no task {brief(name)}: expected one of "
+        f"{name_list(known, 32) or 'none, there is no task'}.",
+        tuple(known),
+      )
