@@ -88,11 +88,12 @@ def _parser() -> Parser:
 
 def _add_settings(parser: Parser) -> None:
   """A flag for each field of `ServerSettings`."""
+  defaults = ServerSettings()
   for field in dataclasses.fields(ServerSettings):
     about = field.metadata["about"]
     if "rule" in field.metadata:
-      rule = field.metadata["rule"]
-      parser.number(f"--{field.name}", rule, field.default, about)
+      rule, default = field.metadata["rule"], getattr(defaults, field.name)
+      parser.number(f"--{field.name}", rule, default, about)
     else:
       parser.add_argument(f"--{field.name}", metavar="PATH", help=about)
 

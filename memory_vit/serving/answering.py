@@ -40,7 +40,7 @@ class Answering:
     self._decoders = ThreadPoolExecutor(_DECODED_TOGETHER, "decode")
     self._batcher: Batcher[Predictions] = Batcher(
       self._predict,
-      sizes=predictor.config.batch_sizes,
+      sizes=predictor.batch_sizes,
       wait_seconds=settings.wait_ms / 1e3,
       max_queue=settings.max_queue,
       on_batch=metrics.batch,

@@ -24,7 +24,7 @@ with epy.lazy_imports():  # they bring jax
 
 if TYPE_CHECKING:
   from memory_vit.model.task import Task
-  from memory_vit.prediction.predictor import Change, Predictor
+  from memory_vit.prediction import Change, Predictor
 
 audit = logging.getLogger("memory_vit.serving.audit")
 # In messages, in place of where the server keeps it.

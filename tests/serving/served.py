@@ -1,5 +1,6 @@
 """A tiny model behind the application, and a client of it."""
 
+import asyncio
 import contextlib
 import io
 
@@ -63,6 +64,7 @@ async def serving(model, **options):
   async with app.router.lifespan_context(app), client(app) as http:
     while (await http.get("/readyz")).status_code != 200:
       assert (await http.get("/healthz")).status_code == 200
+      await asyncio.sleep(0.05)
     yield http
 
 
