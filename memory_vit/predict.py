@@ -11,7 +11,6 @@ exit status is 0, 1 where images could not be read, 2 for other bad input.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import sys
 import warnings
@@ -23,7 +22,7 @@ from etils import epy
 from memory_vit.cli import commands
 from memory_vit.cli.command_line import Parser
 from memory_vit.cli.commands import show
-from memory_vit.errors import ConfigError, TaskError
+from memory_vit.errors import ConfigError
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.rules import Number
 
@@ -33,24 +32,18 @@ with epy.lazy_imports():  # once the command line is known to be right
 
   from memory_vit.images import image_files as reading
   from memory_vit.model import task as task_sets
-  from memory_vit.tasks import inference, model_loading
+  from memory_vit.prediction import predictor as predictors
+  from memory_vit.tasks import model_loading
 
 if TYPE_CHECKING:
   from memory_vit.model.backbone import Backbone
-  from memory_vit.tasks.slots import Slots
-
-
-@dataclasses.dataclass(frozen=True)
-class Guess:
-  """One class: its name (or index, as text), its index from 0, its share."""
-
-  class_name: str
-  index: int
-  probability: float
+  from memory_vit.model.task import Task
+  from memory_vit.prediction.predictions import Guess
+  from memory_vit.prediction.predictor import Predictor
 
 
 # Name of a task -> its best guesses, the most probable first.
-Guesses = dict[str, list[Guess]]
+Guesses = dict[str, "list[Guess]"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,7 +72,7 @@ def _parser() -> Parser:
     "--memory_mib",
     Number(1, 2**20, "MiB"),
     2048,
-    "memory for images: a batch of them, and those that are decoded for it. "
+    "memory for images: a batch of them, the next one, and what is decoded. "
     "Some wait for others; one that alone needs more is skipped (the largest "
     "may take 1,600). The weights, the model and the libraries come on top",
   )
@@ -104,25 +97,25 @@ def _predict_all(arguments: argparse.Namespace) -> int:
     raise ConfigError(
       f"--original: the backbone {arguments.backbone} has no head."
     )
-  slots = inference.fill_slots(backbone, tasks)
-  evaluation = tasks[0].spec.evaluation  # that of all
-  total = skipped = 0
+  # Paths on standard input come one by one: the next batch may take hours.
+  ahead = "-" not in arguments.images
   entries = reading.find_images(arguments.images)
   batches = reading.read_batches(
-    entries, evaluation, arguments.batch_size, arguments.memory_mib
+    entries,
+    tasks[0].spec.evaluation,  # that of all
+    arguments.batch_size,
+    arguments.memory_mib,
+    ahead=ahead,
   )
-  batch_size = 0
+  total = skipped = 0
+  predictor = None
   for images in batches:
     # A first batch that is not full is the only one.
-    batch_size = batch_size or min(
-      arguments.batch_size, 1 << (len(images) - 1).bit_length()
-    )
+    predictor = predictor or _predictor(backbone, tasks, arguments, len(images))
     guesses = iter(
       guess(
-        backbone,
-        slots,
+        predictor,
         [image.pixels for image in images if image.pixels is not None],
-        batch_size=batch_size,
         top=arguments.top,
         original=arguments.original,
       )
@@ -143,23 +136,39 @@ def _predict_all(arguments: argparse.Namespace) -> int:
   return 1 if skipped else 0
 
 
-def guess(
+def _predictor(
   backbone: Backbone,
-  slots: Slots,
+  tasks: Sequence[Task],
+  arguments: argparse.Namespace,
+  images: int,
+) -> Predictor:
+  """Build the predictor for a first batch of so many images.
+
+  No task comes later: there is no room for more.
+  """
+  size = min(arguments.batch_size, 1 << (images - 1).bit_length())
+  return predictors.Predictor.from_model(
+    backbone,
+    tasks,
+    batch_sizes=(size,),
+    slots=1,
+    memory_mib=arguments.memory_mib,
+    warm_up=False,  # it is compiled while the next batch is decoded
+  )
+
+
+def guess(
+  predictor: Predictor,
   images: Sequence[np.ndarray],
   *,
-  batch_size: int,
   top: int,
   original: bool = False,
 ) -> list[Guesses]:
   """Return the guesses of all tasks for each image, from one pass.
 
   Args:
-    backbone: of the tasks.
-    slots: the tasks, from `inference.fill_slots`.
-    images: float32 (side, side, 3) in [-1, 1], at most `batch_size` of them.
-    batch_size: what the batch is filled up to, so that nothing is compiled
-      again for the last one.
+    predictor: with the tasks.
+    images: float32 (side, side, 3) in [-1, 1].
     top: guesses per task, fewer where it has fewer classes.
     original: whether to add the outputs of the backbone's own head, under the
       name "backbone".
@@ -169,53 +178,10 @@ def guess(
   """
   if not images:
     return []
-  size = backbone.config.image_size
-  batch = np.zeros((batch_size, size, size, 3), np.float32)
-  batch[: len(images)] = images
-  # `image_files` has scaled them.
-  outputs = inference.forward(backbone, slots, batch, check=False)
-  names = {spec.name: spec.class_names for spec in slots.specs}
-  if original:
-    names = {task_sets.BACKBONE: (), **names}
-  probabilities = {
-    name: softmax(np.asarray(outputs[name])[: len(images)], name)
-    for name in names
-  }
-  return [
-    {name: _best(probabilities[name][i], names[name], top) for name in names}
-    for i in range(len(images))
-  ]
-
-
-def softmax(logits: np.ndarray, name: str) -> np.ndarray:
-  """Logits (b, c) of the task `name` -> probabilities, float64 (b, c).
-
-  Raises:
-    TaskError: for logits that are not finite.
-  """
-  if not np.isfinite(logits).all():
-    raise TaskError(
-      f"the outputs of {name!r} are not finite: its weights, or those of the "
-      "backbone, cannot be used."
-    )
-  logits = logits.astype(np.float64)
-  shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
-  return shares / shares.sum(axis=-1, keepdims=True)
-
-
-def _best(
-  probabilities: np.ndarray, class_names: Sequence[str], top: int
-) -> list[Guess]:
-  """The most probable of probabilities (c,); of equal ones the first."""
-  order = np.argsort(-probabilities, kind="stable")[:top]
-  return [
-    Guess(
-      class_name=class_names[i] if class_names else str(i),
-      index=int(i),
-      probability=float(probabilities[i]),
-    )
-    for i in order
-  ]
+  found = predictor.predict_pixels(np.stack(images), original=original)
+  names = [*([task_sets.BACKBONE] if original else []), *found.logits]
+  best = {name: found.top(name, top) for name in names}
+  return [{name: best[name][i] for name in names} for i in range(len(images))]
 
 
 def _json_line(path: str, guesses: Guesses) -> str:

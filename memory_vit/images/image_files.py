@@ -3,6 +3,7 @@
 A file that cannot be read does not keep others from being read.
 """
 
+import collections
 import contextlib
 import dataclasses
 import io
@@ -33,7 +34,7 @@ MAX_FILE_BYTES = 64 * 2**20
 # decoded, at most: measured, and rounded up.
 _BYTES_PER_PIXEL = {"JPEG": 14, "PNG": 14, "WEBP": 24, "BMP": 12, "GIF": 12}
 # While a batch is made: the images one by one, side by side, and on the
-# device, each as float32.
+# device, each as float32. Of one that is read ahead, the images one by one.
 _COPIES_OF_A_BATCH = 3
 THREADS = min(8, os.cpu_count() or 1)
 _MIB = 2**20
@@ -97,6 +98,8 @@ def read_batches(
   evaluation: EvalPreprocessing,
   size: int,
   memory_mib: int,
+  *,
+  ahead: bool = False,
 ) -> Iterator[list[LoadedImage]]:
   """Read images, `size` at a time (fewer at the end), in order.
 
@@ -107,12 +110,14 @@ def read_batches(
     memory_mib: what a batch, and the images that are decoded for it, may
       take together; some wait for others, and one that alone needs more is
       refused.
+    ahead: whether the next batch is read while one is used; it counts then as
+      well.
 
   Raises:
     ConfigError: where there is no room for a batch.
   """
   pixels = size * evaluation.image_size**2
-  left = memory_mib * _MIB - _COPIES_OF_A_BATCH * pixels * 3 * 4
+  left = memory_mib * _MIB - (_COPIES_OF_A_BATCH + ahead) * pixels * 3 * 4
   if left <= 0:
     raise ConfigError(
       f"{size} images of {evaluation.image_size} pixels a side do not fit "
@@ -122,8 +127,15 @@ def read_batches(
   reader = _ImageReader(evaluation, left)
   entries = iter(entries)
   with ThreadPoolExecutor(THREADS) as pool:
-    while batch := list(itertools.islice(entries, size)):
-      yield list(pool.map(reader.read, batch))
+    begun: collections.deque[Iterator[LoadedImage]] = collections.deque()
+    try:
+      while batch := list(itertools.islice(entries, size)):
+        begun.append(pool.map(reader.read, batch))
+        if len(begun) > ahead:
+          yield list(begun.popleft())
+      yield from map(list, begun)
+    finally:  # nobody waits for what is not begun
+      pool.shutdown(wait=False, cancel_futures=True)
 
 
 class _ImageReader:

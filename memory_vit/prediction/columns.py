@@ -62,7 +62,7 @@ def prediction_columns(
     probabilities = predictions.probabilities(name)
     indices = best(probabilities, top)
     names = predictions.class_names(name)
-    classes = [[class_label(names, i) for i in row] for row in indices]
+    classes = [[class_label(names, i) for i in row] for row in indices.tolist()]
     shares = np.take_along_axis(probabilities, indices, axis=-1)
     found |= {
       f"{name}/logits": logits,

@@ -109,7 +109,7 @@ def image_list(images: Images) -> list[Any]:
     DataError: for a dictionary, or what is no collection.
   """
   if isinstance(images, np.ndarray | jax.Array) and (
-    images.ndim == 4 or images.dtype == object
+    images.ndim == 4 or images.dtype.kind in "OSU"  # of bytes, or of paths
   ):
     return list(np.asarray(images))
   if isinstance(images, ONE_IMAGE):

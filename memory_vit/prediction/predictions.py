@@ -82,10 +82,10 @@ class Predictions:
     shares = np.take_along_axis(probabilities, indices, axis=-1)
     return [
       [
-        Guess(class_label(names, i), int(i), float(p))
-        for i, p in zip(*of_image, strict=True)
+        Guess(class_label(names, index), index, share)
+        for index, share in zip(*of_image, strict=True)
       ]
-      for of_image in zip(indices, shares, strict=True)
+      for of_image in zip(indices.tolist(), shares.tolist(), strict=True)
     ]
 
 
@@ -115,4 +115,4 @@ def best(probabilities: np.ndarray, count: int) -> np.ndarray:
 
 def class_label(names: Sequence[str], index: int) -> str:
   """The name of a class, or its index where no names are known."""
-  return names[index] if names else str(int(index))
+  return names[index] if names else str(index)

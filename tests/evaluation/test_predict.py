@@ -9,6 +9,7 @@ import re
 import struct
 import subprocess
 import sys
+import threading
 import time
 import zlib
 
@@ -24,6 +25,7 @@ from memory_vit.data import batching, datasets
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.images import decoding, image_files
 from memory_vit.model.task import INTERPOLATIONS
+from memory_vit.prediction import fixed_shapes, predictions
 from memory_vit.tasks import inference
 
 PETS = ("cat", "dog", "日", "a very long name")
@@ -207,20 +209,19 @@ def test_a_folder_in_one_pass_per_batch(
 ):
   passes = []
 
-  def counted(backbone, tasks, images, **options):
-    assert options == {"check": False}  # they come from our own reader
-    passes.append(([spec.name for spec in tasks.specs], images.shape))
-    return forward(backbone, tasks, images, **options)
+  def counted(self, batch, slots, original, features):
+    passes.append((slots.cls.shape[0], batch.shape, original, features))
+    return run(self, batch, slots, original, features)
 
-  forward = mv.forward  # imported before another takes its place
-  monkeypatch.setattr(inference, "forward", counted)
+  run = fixed_shapes.FixedShapes._run_batch
+  monkeypatch.setattr(fixed_shapes.FixedShapes, "_run_batch", counted)
   before = inference.encode_program._cache_size()
   argv = arguments(models, folder)
   status, lines = run_json(capsys, *argv, "--batch_size=3", "--top=9")
   assert status == 0
   assert [line["image"] for line in lines] == [str(folder / n) for n in NAMES]
   # The second batch is filled up: nothing is compiled again.
-  assert passes == [(["pets", "birds"], (3, 8, 8, 3))] * 2
+  assert passes == [(2, (3, 8, 8, 3), False, False)] * 2
   assert inference.encode_program._cache_size() - before <= 1
   for line in lines:
     same(line, by_hand(backbone, loaded, rgb(line["image"])))
@@ -275,6 +276,68 @@ def test_standard_input_is_read_as_it_is_needed(folder, monkeypatch, loaded):
   ]
   assert len(asked) == 6
   batches.close()
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_next_batch_is_read_while_one_is_used(
+  folder, monkeypatch, loaded, ahead
+):
+  decoded, second = [], threading.Event()
+  decode = decoding.decode
+
+  def watched(*given):
+    decoded.append(1)
+    if len(decoded) == 4:
+      second.set()
+    return decode(*given)
+
+  monkeypatch.setattr(decoding, "decode", watched)
+  entries = image_files.find_images([str(folder)])
+  batches = image_files.read_batches(
+    entries, loaded[0].spec.evaluation, 2, 2048, ahead=ahead
+  )
+  found = [next(batches)]
+  assert second.wait(10 if ahead else 0.2) == ahead  # two, and two
+  assert len(decoded) == (4 if ahead else 2)
+  found += batches
+  assert [[image.entry.path for image in batch] for batch in found] == [
+    [str(folder / name) for name in names]
+    for names in (NAMES[:2], NAMES[2:4], NAMES[4:])
+  ]
+
+
+def test_a_batch_that_is_read_ahead_counts(folder, loaded, monkeypatch):
+  monkeypatch.setattr(image_files, "_MIB", 1)  # count in bytes
+  images = 5 * 8 * 8 * 3 * 4
+
+  def read(memory, ahead):
+    entries = image_files.find_images([str(folder)])
+    evaluation = loaded[0].spec.evaluation
+    return list(
+      image_files.read_batches(entries, evaluation, 5, memory, ahead=ahead)
+    )
+
+  assert len(read(3 * images + 1, ahead=False)) == 1
+  assert len(read(4 * images + 1, ahead=True)) == 1
+  with pytest.raises(ConfigError, match="do not fit into"):
+    read(4 * images, ahead=True)
+
+
+def test_files_are_read_ahead_and_standard_input_is_not(
+  models, folder, capsys, monkeypatch
+):
+  read, asked = image_files.read_batches, []
+
+  def noted(*given, ahead):
+    asked.append(ahead)
+    return read(*given, ahead=ahead)
+
+  monkeypatch.setattr(image_files, "read_batches", noted)
+  stdin = io.TextIOWrapper(io.BytesIO(f"{folder / 'a.png'}\n".encode()))
+  monkeypatch.setattr(sys, "stdin", stdin)
+  for images in ([folder], [folder, "-"]):
+    assert run_json(capsys, *arguments(models, *images))[0] == 0
+  assert asked == [True, False]
 
 
 def png(width, height):
@@ -570,10 +633,10 @@ def test_softmax():
   logits = np.array([[1000.0, 1001.0, -1000.0], [0.0, 0.0, 0.0]], np.float32)
   share = 1 / (1 + np.e)
   expected = [[share, 1 - share, 0], [1 / 3] * 3]
-  found = predict.softmax(logits, "pets")
+  found = predictions.softmax(logits, "pets")
   np.testing.assert_allclose(found, expected, rtol=1e-12)
   with pytest.raises(TaskError, match="'pets' are not finite"):
-    predict.softmax(np.array([[np.nan, 0.0]]), "pets")
+    predictions.softmax(np.array([[np.nan, 0.0]]), "pets")
 
 
 def test_wrong_options(models, capsys):

@@ -1,13 +1,18 @@
 """A predictor answers as `forward` does, whatever comes and goes."""
 
 import dataclasses
+import threading
+import time
 
+import jax
 import numpy as np
 import pytest
 from conftest import random_task, tiny_backbone
 
 import memory_vit as mv
-from memory_vit.prediction import Predictor, compilations
+from memory_vit.errors import ConfigError, TaskError, UnknownTask
+from memory_vit.prediction import Predictor, compilations, task_set
+from memory_vit.tasks import inference
 
 SIZES = (1, 4)
 
@@ -161,3 +166,235 @@ def test_nothing_compiles_after_the_warm_up(tasks, pixels):
   assert change.grew
   assert predictor.task_set.room.slots == 8
   assert change.version == predictor.task_set.version == 15
+
+
+def test_threads_see_one_set_each_while_tasks_are_swapped(
+  backbone, tasks, pixels
+):
+  predictor = predictor_of(backbone, tasks[:2])
+  stop, found, failures = threading.Event(), [], []
+
+  def ask():
+    try:
+      while not stop.is_set():
+        answer = predictor.predict_pixels(pixels[:4], original=True)
+        found.append(answer)
+        assert answer.logits.keys() == set(answer.task_set.names)
+    except Exception as error:  # in a thread: reported below
+      failures.append(error)
+
+  threads = [threading.Thread(target=ask) for _ in range(8)]
+  for thread in threads:
+    thread.start()
+  for i in range(4):
+    predictor.replace("t1", tasks[2 + i % 4])
+    predictor.add(tasks[2 + i % 4])
+    time.sleep(0.01)
+    predictor.remove(tasks[2 + i % 4].name)
+  stop.set()
+  for thread in threads:
+    thread.join()
+  assert failures == []
+  versions = {answer.task_set.version: answer.task_set for answer in found}
+  assert len(versions) > 3
+  assert max(versions) <= predictor.task_set.version == 13
+  expected = {
+    version: by_forward(backbone, list(shown.by_slot.values()), pixels[:4])
+    for version, shown in versions.items()
+  }
+  for answer in found:
+    of_version = expected[answer.task_set.version]
+    assert same_bits(answer.original, of_version["backbone"])
+    for name, logits in answer.logits.items():
+      assert same_bits(logits, of_version[name])
+
+
+def test_a_snapshot_answers_after_a_change(backbone, tasks, pixels):
+  predictor = predictor_of(backbone, tasks[:2], warm_up=False)
+  before = predictor.task_set
+  expected = predictor.predict_pixels(pixels)
+  predictor.remove("t0")
+  predictor.add(random_task(backbone, "big", classes=130))
+  found = predictor.predict_pixels(pixels, task_set=before)
+  assert found.task_set is before
+  assert found.logits.keys() == {"t0", "t1"}
+  for name, logits in found.logits.items():
+    assert same_bits(logits, expected.logits[name])
+
+
+def test_what_is_asked_for_is_handed_out(backbone, tasks, pixels):
+  predictor = predictor_of(backbone, tasks[:3], warm_up=False)
+  every = predictor.predict_pixels(pixels)
+  assert every.original is None
+  assert every.features is None
+  found = predictor.predict_pixels(pixels, tasks=("t2", "t0"))
+  assert list(found.logits) == ["t2", "t0"]
+  for name, logits in found.logits.items():
+    assert same_bits(logits, every.logits[name])
+  with pytest.raises(UnknownTask, match=r"no task 't9'.*t0, t1, t2") as raised:
+    predictor.predict_pixels(pixels, tasks=("t0", "t9"))
+  assert raised.value.known == ("t0", "t1", "t2")
+  with pytest.raises(UnknownTask):
+    predictor.predict(["no such file"], tasks=("t9",))
+  with pytest.raises(UnknownTask):
+    found.probabilities("t1")  # there, and not asked for
+  with pytest.raises(TaskError, match="the text 't1'"):
+    predictor.predict_pixels(pixels, tasks="t1")
+  only = predictor.predict_pixels(pixels[:3], tasks=(), features=True)
+  assert only.logits == {}
+  assert only.original is None
+  summary = inference.summary_program(
+    backbone.params,
+    np.concatenate([pixels[:3], np.zeros_like(pixels[:1])]),
+    config=backbone.config,
+  )
+  assert same_bits(only.features, np.asarray(summary)[:3].reshape(3, 1, 2, 32))
+
+
+def test_no_task_and_no_image(backbone, tasks, pixels):
+  predictor = predictor_of(backbone, ())
+  found = predictor.predict_pixels(pixels, original=True)
+  plain = by_forward(backbone, tasks[:1], pixels)["backbone"]
+  assert same_bits(found.original, plain)
+  assert predictor.evaluation == mv.EvalPreprocessing(image_size=8)
+  central = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
+  predictor.add(random_task(backbone, "central", evaluation=central))
+  assert predictor.evaluation == central
+  predictor.remove("central")
+  with pytest.raises(TaskError, match="'t0' wants images prepared by"):
+    predictor.add(tasks[0])
+  assert predictor.task_set.names == ()
+  predictor.add(random_task(backbone, "again", classes=3, evaluation=central))
+  none = predictor.predict([], original=True, features=True)
+  assert none.logits["again"].shape == (0, 3)
+  assert none.original.shape == (0, 7)
+  assert none.features.shape == (0, 1, 2, 32)
+  assert none.top("again") == []
+
+
+def test_changes_that_are_refused_change_nothing(backbone, tasks, pixels):
+  child = random_task(backbone, "child", attends_to=tasks[1:2])
+  predictor = predictor_of(backbone, [*tasks[:2], child], warm_up=False)
+  before = predictor.task_set
+  other = random_task(tiny_backbone(depth=1, seed=1), "other")
+  for change, message in (
+    (lambda: predictor.remove("t1"), "cannot be removed.*'child'"),
+    (lambda: predictor.remove("t9"), "no task 't9'.*t0, t1, child"),
+    (lambda: predictor.replace("t9", tasks[2]), "no task 't9'"),
+    # What the child has learned to read is not there any more.
+    (lambda: predictor.replace("t1", tasks[2]), "'child' was trained beside"),
+    (lambda: predictor.add(tasks[0]), "a task 't0' already"),
+    (lambda: predictor.add(tasks[2], name="No name"), "expected 1 to 64 of"),
+    (lambda: predictor.add(other), "belongs to another backbone"),
+    (lambda: predictor.add("no/such/task"), "no/such/task"),
+    (lambda: predictor.add(7), "of type int, expected a Task or the path"),
+    (
+      lambda: predictor.add(
+        random_task(backbone, "orphan", attends_to=("none",))
+      ),
+      "'orphan' attends to 'none'",
+    ),
+  ):
+    with pytest.raises(TaskError, match=message):
+      change()
+    assert predictor.task_set is before
+  with pytest.raises(UnknownTask) as raised:
+    predictor.remove("a\x1b[2J")
+  assert "\x1b" not in str(raised.value)
+  predictor.remove("child")
+  predictor.remove("t1")
+
+
+def test_the_most_probable_classes(backbone, pixels):
+  names = tuple("abcdef")
+  tasks = [
+    random_task(backbone, "named", classes=6, class_names=names),
+    random_task(backbone, "two", seed=1, classes=2),
+  ]
+  found = predictor_of(backbone, tasks, warm_up=False).predict_pixels(
+    pixels, original=True
+  )
+  probabilities = found.probabilities("named")
+  np.testing.assert_allclose(
+    probabilities, jax.nn.softmax(found.logits["named"]), rtol=1e-5
+  )
+  top = found.top("named", 3)
+  assert len(top) == len(pixels)
+  for row, guesses in zip(probabilities, top, strict=True):
+    order = np.argsort(-row)[:3]
+    assert [guess.index for guess in guesses] == list(order)
+    assert [guess.class_name for guess in guesses] == [names[i] for i in order]
+    assert [guess.probability for guess in guesses] == list(row[order])
+  assert {len(guesses) for guesses in found.top("two")} == {2}
+  assert {g.class_name for g in found.top("two")[0]} == {"0", "1"}
+  assert len(found.top("backbone", 9)[0]) == 7
+
+
+def test_what_is_no_number_is_refused(backbone, tasks, pixels):
+  broken = dataclasses.replace(
+    tasks[0], params=jax.tree.map(lambda x: x * np.nan, tasks[0].params)
+  )
+  found = predictor_of(
+    backbone, [broken, tasks[1]], warm_up=False
+  ).predict_pixels(pixels)
+  with pytest.raises(TaskError, match="'t0' are not finite"):
+    found.top("t0")
+  found.top("t1")  # whom it does not disturb
+
+
+def test_describe(backbone, tasks):
+  child = random_task(backbone, "child", cells=3, attends_to=tasks[1:2])
+  predictor = predictor_of(backbone, [tasks[1], child], warm_up=False)
+  assert predictor.task_set.describe() == (
+    task_set.TaskDescription(
+      name="t1", slot=0, classes=3, class_names=(), cells=1,
+      regime="memory_masked", parents=(), digest=tasks[1].digest,
+      fingerprint=backbone.fingerprint,
+    ),
+    task_set.TaskDescription(
+      name="child", slot=1, classes=3, class_names=(), cells=3,
+      regime="memory_masked", parents=("t1",), digest=child.digest,
+      fingerprint=backbone.fingerprint,
+    ),
+  )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"batch_sizes": ()}, r"batch_sizes is \(\)"),
+    ({"batch_sizes": (8, 1)}, "that ascend"),
+    ({"batch_sizes": [1, 8]}, "expected a tuple"),
+    ({"batch_sizes": (0, 8)}, "from 1 to"),
+    ({"slots": 0}, "slots is 0, expected a number from 1"),
+    ({"slots": "8"}, "slots is '8'"),
+    ({"top": 0}, "top is 0"),
+    ({"parts": "norms"}, "parts is 'norms'"),
+    ({"parts": ("heads",)}, "expected a tuple of 'norms', 'layers'"),
+    ({"tasks": "DIR"}, "tasks is the text 'DIR'"),
+  ],
+)
+def test_options_that_cannot_be(options, message):
+  with pytest.raises(ConfigError, match=message):
+    mv.PredictorConfig("augreg-B/32", **options)
+
+
+def test_a_batch_that_does_not_fit_into_the_memory(backbone):
+  with pytest.raises(ConfigError, match="do not fit into 1 MiB"):
+    predictor_of(backbone, (), batch_sizes=(4096,), memory_mib=1)
+
+
+def test_reserved_parts_are_no_growth(backbone, tasks, pixels):
+  predictor = predictor_of(
+    backbone, tasks[:1], parts=("norms", "layers"), parents=1, slots=2
+  )
+  both = random_task(
+    backbone, "both", cells=2, regime="norms_layers_memory_masked",
+    attends_to=tasks[:1],
+  )  # fmt: skip
+  assert not predictor.add(both).grew
+  found = predictor.predict_pixels(pixels)
+  assert predictor.compilations == 0
+  expected = by_forward(backbone, [tasks[0], both], pixels, slots=2)
+  for name, logits in found.logits.items():
+    assert same_bits(logits, expected[name])

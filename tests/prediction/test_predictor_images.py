@@ -1,0 +1,254 @@
+"""Images come as files, bytes, pixels or columns; bad ones are named."""
+
+import dataclasses
+import json
+import pickle
+import subprocess
+import sys
+
+import fake_data
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import ROOT, random_task, tiny_backbone
+
+import memory_vit as mv
+from memory_vit.errors import ConfigError, DataError
+from memory_vit.images import image_files
+from memory_vit.prediction import Predictor
+
+NAMES = ("cat", "dog", "日")
+
+
+@pytest.fixture(scope="module")
+def backbone():
+  """One block: nothing here looks into it."""
+  return tiny_backbone(depth=1)
+
+
+@pytest.fixture(scope="module")
+def tasks(backbone):
+  central = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
+  return [
+    random_task(backbone, "pets", class_names=NAMES, evaluation=central),
+    random_task(backbone, "two", seed=1, classes=2, evaluation=central),
+  ]
+
+
+@pytest.fixture(scope="module")
+def predictor(backbone, tasks):
+  return Predictor.from_model(backbone, tasks, batch_sizes=(4,), warm_up=False)
+
+
+@pytest.fixture
+def files(tmp_path):
+  paths = [tmp_path / f"{i}.png" for i in range(3)]
+  for i, path in enumerate(paths):
+    path.write_bytes(fake_data.encode(fake_data.noise(i), "PNG"))
+  return paths
+
+
+def test_every_kind_of_image_is_prepared_as_by_preprocess(
+  predictor, tasks, files
+):
+  expected = mv.preprocess(files, tasks)
+  encoded = [path.read_bytes() for path in files]
+  pixels = [fake_data.noise(i) for i in range(3)]
+  for images in (
+    files,
+    [str(path) for path in files],
+    np.array([str(path) for path in files]),
+    encoded,
+    np.array(encoded, object),
+    pixels,
+    np.stack(pixels),
+    jnp.stack(pixels),
+    list(expected),
+    expected,
+    (path for path in files),
+    [files[0], encoded[1], pixels[2]],
+  ):
+    found = predictor.prepare(images)
+    assert found.dtype == np.float32
+    assert np.array_equal(found, expected)
+  for image in (files[0], encoded[0], pixels[0], expected[0]):
+    assert np.array_equal(predictor.prepare(image), expected[:1])
+
+
+def test_a_bad_image_is_named_and_does_not_spoil_others(predictor, files):
+  good = predictor.prepare(files[:1])[0]
+  bad = [
+    ("none.png", r"image 1, 'none.png': No such file"),
+    (b"no image", "image 1, of 8 bytes: not a JPEG, PNG"),
+    (files[0].read_bytes()[:60], "image 1, of 60 bytes: .*truncated"),
+    (np.zeros((8, 8, 2), np.uint8), r"image 1, uint8 \(8, 8, 2\): expected"),
+    (np.zeros((8, 8, 3), np.int32), r"image 1, int32 \(8, 8, 3\)"),
+    (np.full((8, 8, 3), 1.5), r"image 1, float64 \(8, 8, 3\): .*\[-1, 1\]"),
+    (np.full((8, 8, 3), np.nan), "NaN"),
+    (np.zeros((9, 9, 3), np.float32), r"image 1, float32 \(9, 9, 3\)"),
+    (None, "image 1, of type NoneType"),
+  ]
+  for image, message in bad:
+    with pytest.raises(DataError, match=message):
+      predictor.predict([files[0], image, files[1]])
+    found = predictor.prepare_each([files[0], image, files[0]])
+    assert isinstance(found[1], DataError)
+    assert np.array_equal(found[0], good)
+    assert np.array_equal(found[2], good)
+  for images in (7, {"image": 7}):
+    with pytest.raises(DataError, match="of type .*expected an image or a"):
+      predictor.prepare(images)
+  with pytest.raises(DataError, match="of type list, expected an array"):
+    predictor.predict_pixels([good])
+  with pytest.raises(DataError, match="values from"):
+    predictor.predict_pixels(2 * np.ones((1, 8, 8, 3), np.float32))
+
+
+def test_limits_hold_before_anything_is_decoded(
+  predictor, files, backbone, monkeypatch
+):
+  encoded = fake_data.encode(fake_data.noise(0, 300, 300), "PNG")
+  small = Predictor.from_model(
+    backbone, (), batch_sizes=(1,), memory_mib=1, warm_up=False
+  )
+  [found] = small.prepare_each([encoded])
+  assert "decoding it may take 1 MiB, more than the 1 MiB" in str(found)
+  assert "that memory_mib leaves" in str(found)
+  small.prepare(files[0])
+  monkeypatch.setattr(image_files, "MAX_FILE_BYTES", len(encoded) - 1)
+  [found] = predictor.prepare_each([encoded])
+  assert "it has more than" in str(found)
+
+
+def test_columns_in_and_columns_out(predictor, files):
+  expected = predictor.predict(files)
+  encoded = np.array([path.read_bytes() for path in files], object)
+  paths = np.array([str(path) for path in files])
+  pixels = np.stack([fake_data.noise(i) for i in range(3)])
+  several = np.empty(3, object)
+  several[:] = list(predictor.prepare(files))
+  ids = np.array([7, 8, 9])
+  for columns, kept in (
+    ({"image": encoded, "id": ids, "path": paths}, {"id", "path"}),
+    ({"image": pixels, "id": ids}, {"id"}),
+    ({"path": paths}, {"path"}),
+    ({"pixels": predictor.prepare(files), "image": ids}, {"image"}),
+    ({"pixels": several}, set()),
+  ):
+    found = predictor(columns)
+    made = {key for key in found if "/" in key}
+    assert found.keys() - made == kept
+    for name in kept:
+      assert found[name] is columns[name]
+    for name, classes in (("pets", 3), ("two", 2)):
+      assert found[f"{name}/logits"].dtype == np.float32
+      assert np.array_equal(found[f"{name}/logits"], expected.logits[name])
+      probabilities = expected.probabilities(name).astype(np.float32)
+      assert np.array_equal(found[f"{name}/probabilities"], probabilities)
+      top = expected.top(name)
+      shape = (3, classes)
+      for column, dtype in (
+        ("top_indices", np.int32), ("top_probabilities", np.float32)
+      ):  # fmt: skip
+        assert found[f"{name}/{column}"].dtype == dtype
+        assert found[f"{name}/{column}"].shape == shape
+      for row, guesses in enumerate(top):
+        assert found[f"{name}/top_indices"][row].tolist() == [
+          guess.index for guess in guesses
+        ]
+        assert found[f"{name}/top_classes"][row].tolist() == [
+          guess.class_name for guess in guesses
+        ]
+    assert len(made) == 10
+  assert isinstance(predictor(files), type(expected))
+
+
+def test_columns_that_cannot_be(predictor, files, backbone, tasks):
+  with pytest.raises(DataError, match="'id', expected one of 'image'"):
+    predictor({"id": np.arange(3)})
+  with pytest.raises(DataError, match="columns have 'pets/logits'"):
+    predictor({"path": [str(files[0])], "pets/logits": np.zeros(1)})
+  with pytest.raises(DataError, match="image 0, 'none.png'"):
+    predictor({"path": ["none.png"]})
+  with pytest.raises(DataError, match="'pixels' holds no images of one shape"):
+    predictor({"pixels": [np.zeros((8, 8, 3)), np.zeros((9, 8, 3))]})
+  empty = predictor({"image": np.empty(0, object)})
+  assert empty["pets/logits"].shape == (0, 3)
+  assert empty["pets/top_classes"].shape == (0, 3)
+  one = Predictor.from_model(
+    backbone, tasks, batch_sizes=(4,), warm_up=False, features=True, top=1
+  )
+  found = one({"path": [str(files[0])]})
+  assert found["features"].shape == (1, 1, 2, 32)
+  assert found["pets/top_indices"].shape == (1, 1)
+
+
+@pytest.fixture
+def saved(backbone, tasks, tmp_path):
+  mv.save_backbone(backbone, tmp_path / "vit.npz")
+  mv.save_tasks(tasks, tmp_path / "tasks")
+  return mv.PredictorConfig(
+    str(tmp_path / "vit.npz"),
+    (str(tmp_path / "tasks"),),
+    batch_sizes=(4,),
+    slots=2,
+  )
+
+
+def test_a_config_builds_the_same_predictor(
+  saved, backbone, tasks, files, tmp_path
+):
+  config = pickle.loads(pickle.dumps(saved))
+  assert config == saved
+  predictor = Predictor(config, warm_up=False)
+  assert predictor.config == saved
+  assert predictor.batch_sizes == (4,)
+  found = predictor.predict(files, original=True)
+  slots = mv.fill_slots(backbone, tasks)
+  batch = np.concatenate([mv.preprocess(files, tasks), np.zeros((1, 8, 8, 3))])
+  expected = mv.forward(backbone, slots, batch.astype(np.float32))
+  assert np.array_equal(found.original, expected["backbone"][:3])
+  for name, logits in found.logits.items():
+    assert np.array_equal(logits, expected[name][:3])
+  # From a file as well as from a directory of tasks.
+  mv.save_task(tasks[0], tmp_path / "a.safetensors", format="safetensors")
+  change = predictor.add(str(tmp_path / "a.safetensors"), name="again")
+  again = predictor.predict(files).logits["again"]
+  assert change.names == ("pets", "two", "again")
+  np.testing.assert_allclose(again, found.logits["pets"], rtol=1e-5, atol=1e-5)
+  predictor.replace("two", tmp_path / "a.safetensors")
+  with pytest.raises(pickle.PicklingError, match="hand its config over"):
+    pickle.dumps(predictor)
+  none = dataclasses.replace(saved, tasks=())
+  empty = Predictor(none, warm_up=False)
+  assert empty.task_set.names == ()
+  with pytest.raises(ConfigError, match="dtype"):
+    Predictor(dataclasses.replace(saved, dtype="int8"), warm_up=False)
+
+
+@pytest.mark.processes
+def test_a_pickled_config_in_a_fresh_process(saved, files, tmp_path):
+  """Equal to the bit, without TensorFlow."""
+  found = Predictor(saved, warm_up=False).predict(files)
+  (tmp_path / "config.pickle").write_bytes(pickle.dumps(saved))
+  code = """
+import json, pickle, sys
+import memory_vit as mv
+config = pickle.load(open(sys.argv[1], "rb"))
+predictor = mv.Predictor(config)
+found = predictor.predict(sys.argv[2:])
+assert "tensorflow" not in sys.modules
+print(json.dumps({
+  "compilations": predictor.compilations,
+  "logits": {n: v.tobytes().hex() for n, v in found.logits.items()},
+}))
+"""
+  done = subprocess.run(
+    [sys.executable, "-c", code, tmp_path / "config.pickle", *files],
+    cwd=ROOT, stdout=subprocess.PIPE, check=True,
+  )  # fmt: skip
+  other = json.loads(done.stdout)
+  assert other["compilations"] == 0
+  assert other["logits"] == {
+    name: logits.tobytes().hex() for name, logits in found.logits.items()
+  }
