@@ -19,8 +19,17 @@ with epy.lazy_api_imports(globals()):
   from memory_vit.model.task import EvalPreprocessing, Task, TaskSpec
   from memory_vit.model.vit import MemoryViT
   from memory_vit.model.vit_config import ViTConfig, vit_config
+  from memory_vit.prediction.attention_map import overlay, patch_map
+  from memory_vit.prediction.attention_rollout import (
+    AttentionRollout,
+    attention_rollout,
+  )
   from memory_vit.prediction.config import PredictorConfig
   from memory_vit.prediction.predictor import Predictor
+  from memory_vit.prediction.token_attention import (
+    TokenAttention,
+    token_attention,
+  )
   from memory_vit.tasks.compose import concatenate, remove, rename, select
   from memory_vit.tasks.create import init_task
   from memory_vit.tasks.inference import encode, fill_slots, forward, read
@@ -37,6 +46,7 @@ with epy.lazy_api_imports(globals()):
 __version__ = "0.1.0"
 
 __all__ = [
+  "AttentionRollout",
   "Backbone",
   "EvalPreprocessing",
   "ImageInput",
@@ -47,7 +57,9 @@ __all__ = [
   "Slots",
   "Task",
   "TaskSpec",
+  "TokenAttention",
   "ViTConfig",
+  "attention_rollout",
   "concatenate",
   "encode",
   "export_model",
@@ -57,6 +69,8 @@ __all__ = [
   "load_backbone",
   "load_task",
   "load_tasks",
+  "overlay",
+  "patch_map",
   "preprocess",
   "quiet_memory",
   "random_backbone",
@@ -67,5 +81,6 @@ __all__ = [
   "save_task",
   "save_tasks",
   "select",
+  "token_attention",
   "vit_config",
 ]

@@ -13,9 +13,12 @@ MODULES = (
   "memory_vit.exports.program",
   "memory_vit.images.view",
   "memory_vit.model",
+  "memory_vit.prediction.attention_map",
+  "memory_vit.prediction.attention_rollout",
   "memory_vit.prediction.fixed_shapes",
   "memory_vit.prediction.placement",
   "memory_vit.prediction.predictions",
+  "memory_vit.prediction.token_attention",
   "memory_vit.tasks.compose",
   "memory_vit.tasks.create",
   "memory_vit.tasks.image_check",
@@ -28,12 +31,17 @@ MODULES = (
 DOORS = {
   "memory_vit.evaluation.preprocess": ("preprocess", "_evaluation_of"),
   "memory_vit.model.backbone": ("random_backbone",),
+  "memory_vit.prediction.attention_map": ("overlay", "_require_image"),
+  "memory_vit.prediction.attention_rollout": ("attention_rollout",),
+  "memory_vit.prediction.token_attention": (
+    "read_attention", "token_attention",
+  ),
   "memory_vit.tasks.compose": (
     "concatenate", "remove", "rename", "select", "task_tuple",
   ),
   "memory_vit.tasks.create": ("init_task", "_parents"),
   "memory_vit.tasks.inference": (
-    "encode", "fill_slots", "forward", "read", "_accepted",
+    "accept_images", "encode", "fill_slots", "forward", "in_slots", "read",
   ),
   "memory_vit.tasks.quiet_start": ("quiet_memory",),
 }  # fmt: skip

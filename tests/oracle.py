@@ -89,8 +89,11 @@ def turned(x, config):
   return jnp.concatenate([z.real, z.imag], -1).astype(x.dtype)
 
 
-def block(p, z, memory, mask, *, memory_norm, config, own=None):
-  """One block; z is (b, s, d), memory (sum of cells, d), own as `norms_of`."""
+def block(p, z, memory, mask, *, memory_norm, config, own=None, seen=None):
+  """One block; z is (b, s, d), memory (sum of cells, d), own as `norms_of`.
+
+  The weights of its attention, (b, h, s, keys), are appended to `seen`.
+  """
   own = own or {"scale": (0.0, 0.0), "bias": (0.0, 0.0)}
   normed = layer_norm(
     p["LayerNorm_0"], z, config, own["scale"][0], own["bias"][0]
@@ -111,6 +114,8 @@ def block(p, z, memory, mask, *, memory_norm, config, own=None):
   scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(q.shape[-1])
   scores = jnp.where(mask[None, None], scores, -jnp.inf)
   weights = jax.nn.softmax(scores, axis=-1)
+  if seen is not None:
+    seen.append(weights)
   mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, v)
   z = z + jnp.einsum("bqhd,hdo->bqo", mixed, a["out"]["kernel"])
   z = z + a["out"]["bias"][None, None]
@@ -181,7 +186,7 @@ def of_layers(weights, seen, config):
   return jnp.einsum("lbd,ld->bd", states, weights)
 
 
-def forward(config, params, tasks, images):
+def forward(config, params, tasks, images, weights=None):
   """Logits of the original head and of every task.
 
   Args:
@@ -189,6 +194,7 @@ def forward(config, params, tasks, images):
     params: {"backbone": ..., "tasks": {name: ...}}.
     tasks: (name, names that it reads, memory_norm) of every task.
     images: (b, side, side, 3).
+    weights: a list; those of the attention of every block are appended.
   """
   p = params["backbone"]
   own = [params["tasks"][name] for name, _, _ in tasks]
@@ -219,6 +225,7 @@ def forward(config, params, tasks, images):
       memory_norm=norm,
       config=config,
       own={k: a[2 * i : 2 * i + 2] for k, a in norms.items()},
+      seen=weights,
     )
     after.append(z)
   original = pooled(p, z[:, :tokens], config)

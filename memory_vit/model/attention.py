@@ -23,6 +23,11 @@ KeysValues = tuple[Float[Array, "b h s k"], Float[Array, "b h s k"]]
 TaskKeysValues = tuple[Float[Array, "b h t k"], Float[Array, "b h t k"]]
 CellKeysValues = tuple[Float[Array, "t h m k"], Float[Array, "t h m k"]]
 
+# Under these names modules sow their weights after the softmax, as flax calls
+# it. Only a program that captures them has them; see `attention_weights`.
+SOWN_BY_TASKS = "task_attention_weights"
+SOWN_BY_BACKBONE = "attention_weights"  # flax's own name
+
 
 class HeadProjection(nn.Module):
   """Query, key or value.
@@ -123,7 +128,8 @@ class MultiHeadDotProductAttention(nn.Module):
       k, v = _with_cells(k, cells[0]), _with_cells(v, cells[1])
     # As flax's own layer: with the softmax of bfloat16 in float32, a plain ViT
     # that is compiled apart would not have the same bits.
-    return self.out(nn.dot_product_attention(q, k, v)), own
+    # Sown for `attention_weights`; in any other program that is nothing.
+    return self.out(nn.dot_product_attention(q, k, v, module=self)), own
 
   def read(
     self,
@@ -140,8 +146,8 @@ class MultiHeadDotProductAttention(nn.Module):
       cells: keys and values of the tasks' memory.
       mask: who sees whom.
     """
-    query = _heads_first(self.query(c))
-    mixed = attend_from_tasks(query, context, self.keys_values(c), cells, mask)
+    query, own = _heads_first(self.query(c)), self.keys_values(c)
+    mixed = attend_from_tasks(query, context, own, cells, mask, module=self)
     return self.out(_heads_first(mixed))
 
   def pool(
@@ -172,6 +178,7 @@ def attend_from_tasks(
   own: TaskKeysValues,
   cells: CellKeysValues,
   mask: TaskMask,
+  module: nn.Module | None = None,
 ) -> Float[Array, "b h t k"]:
   """One softmax of every task token over all that it sees.
 
@@ -181,6 +188,9 @@ def attend_from_tasks(
     own: those of the task tokens.
     cells: those of the memory.
     mask: who sees whom.
+    module: sows the weights, float32 (b, h, t, s + (1 + p) (1 + m)), as
+      `SOWN_BY_TASKS`: onto the backbone stream, then onto the tokens and the
+      memory of the task and its parents.
   """
   tokens = [_with_parents(a, mask.parents, axis=2) for a in own]
   memory = [_with_parents(a, mask.parents, axis=0) for a in cells]
@@ -196,7 +206,10 @@ def attend_from_tasks(
   ends = [parts[0].shape[-1], parts[0].shape[-1] + parts[1].shape[-1]]
   # In float32 whatever the rest is computed in: it is a sum over many.
   scores = jnp.concatenate(parts, axis=-1).astype(jnp.float32)
-  weights = jax.nn.softmax(scores).astype(query.dtype)
+  weights = jax.nn.softmax(scores)
+  if module is not None:
+    module.sow("intermediates", SOWN_BY_TASKS, weights)
+  weights = weights.astype(query.dtype)
   to_context, to_tokens, to_cells_ = jnp.split(weights, ends, axis=-1)
   return (
     jnp.einsum("bhts,bhsk->bhtk", to_context, context[1])

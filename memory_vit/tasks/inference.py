@@ -206,7 +206,7 @@ def encode(
     DataError: for images of another shape or type, with values outside
       [-1, 1] or that are not finite.
   """
-  images, refuse = _accepted(backbone, images, check)
+  images, refuse = accept_images(backbone, images, check)
   encoded = encode_program(backbone.params, images, config=backbone.config)
   refuse()
   return encoded
@@ -230,19 +230,35 @@ def read(
   Raises:
     TaskError: for tasks of another backbone, or that do not fit together.
   """
-  if not isinstance(tasks, Slots):
-    tasks = task_tuple(tasks)
-    if not tasks:
-      return {}
-    tasks = fill_slots(backbone, tasks)
-  require_backbone(tasks.specs[0], backbone.id)
+  slots = in_slots(backbone, tasks)
+  if slots is None:
+    return {}
   logits = read_program(
-    backbone.params, tasks.arrays, context, config=backbone.config
+    backbone.params, slots.arrays, context, config=backbone.config
   )
   return {
     spec.name: logits[:, i, : spec.num_classes]
-    for i, spec in enumerate(tasks.specs)
+    for i, spec in enumerate(slots.specs)
   }
+
+
+def in_slots(backbone: Backbone, tasks: TasksLike | Slots) -> Slots | None:
+  """Tasks in slots of the size that they need; None where there is no task.
+
+  Args:
+    backbone: the one that they run on.
+    tasks: see `read`; what lies in slots already stays as it is.
+
+  Raises:
+    TaskError: as `read`.
+  """
+  if not isinstance(tasks, Slots):
+    tasks = task_tuple(tasks)
+    if not tasks:
+      return None
+    tasks = fill_slots(backbone, tasks)
+  require_backbone(tasks.specs[0], backbone.id)
+  return tasks
 
 
 def forward(
@@ -270,7 +286,7 @@ def forward(
   """
   if not isinstance(tasks, Slots):
     tasks = task_tuple(tasks)
-  images, refuse = _accepted(backbone, images, check)
+  images, refuse = accept_images(backbone, images, check)
   outputs, context = encode_program(
     backbone.params, images, config=backbone.config
   )
@@ -279,10 +295,23 @@ def forward(
   return result
 
 
-def _accepted(
+def accept_images(
   backbone: Backbone, images: Float[ArrayLike, "b side side 3"], check: bool
 ) -> tuple[Float[Array, "b side side 3"], Callable[[], None]]:
-  """Return images on the device, and a check to call once the model runs."""
+  """Take images to the device, and begin to look at their values.
+
+  Args:
+    backbone: that shall take them.
+    images: see `encode`.
+    check: the same.
+
+  Returns:
+    The images on the device, and a check to call once the model runs.
+
+  Raises:
+    DataError: for images of another shape or type; the check raises it for
+      their values.
+  """
   try:
     array = jnp.asarray(images)
   except (TypeError, ValueError) as error:

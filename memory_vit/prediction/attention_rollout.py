@@ -1,0 +1,166 @@
+"""Attention rollout for the class tokens of tasks.
+
+Abnar and Zuidema, Quantifying Attention Flow in Transformers (ACL 2020): in
+each layer a token is half what it was, by the residual connection, and half
+what it attends to, by the mean over heads; the product over the layers says of
+which inputs it is made. The inputs of a task's token are the tokens of the
+image, the class tokens that were learned, and the memory of each layer.
+"""
+
+# As text, `help` shows types by their short names.
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, Float32
+
+from memory_vit.model.attention_weights import (
+  TaskWeights,
+  capture,
+  weights_of_backbone,
+  weights_of_tasks,
+)
+from memory_vit.model.backbone import Backbone
+from memory_vit.model.masks import TaskMask
+from memory_vit.model.stacking import SlotArrays
+from memory_vit.model.vit import MemoryViT
+from memory_vit.model.vit_config import ViTConfig
+from memory_vit.tasks.compose import TasksLike
+from memory_vit.tasks.inference import accept_images, in_slots
+from memory_vit.tasks.slots import Slots
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+class AttentionRollout:
+  """Of which inputs the class token of a task is made, after each block.
+
+  All arrays are float32 of NumPy, shares of 1: `image` summed over s, `tokens`
+  and `memory` add up to 1 in each layer.
+
+  Attributes:
+    task: its name.
+    image: (b, l, s), of the tokens of the image as they enter the first block:
+      class tokens, registers, then patches, row by row.
+    tokens: (b, l), of the class tokens of the task and of all that it reads,
+      also by way of others.
+    memory: (b, l), of the memory of the same tasks, in all layers so far.
+    config: of the backbone; it says which of the s tokens are patches.
+  """
+
+  task: str
+  image: Float32[np.ndarray, "b l s"]
+  tokens: Float32[np.ndarray, "b l"]
+  memory: Float32[np.ndarray, "b l"]
+  config: ViTConfig = dataclasses.field(repr=False)
+
+
+def attention_rollout(
+  backbone: Backbone,
+  tasks: TasksLike | Slots,
+  images: Float[ArrayLike, "b side side 3"],
+  *,
+  check: bool = True,
+) -> dict[str, AttentionRollout]:
+  """Follow the attention of tasks' class tokens back to the image.
+
+  It needs the attention of the frozen backbone to itself, so it is a program of
+  its own, with a pass through the backbone: `token_attention` costs less where
+  the context is there. XLA may round that pass otherwise than `forward`.
+
+  Args:
+    backbone: the frozen ViT.
+    tasks: as for `forward`; all that they attend to must be among them.
+    images: in [-1, 1], as `preprocess` makes them.
+    check: whether values of images are looked at, see `encode`.
+
+  Returns:
+    {task name: its rollout}.
+
+  Raises:
+    TaskError: for tasks of another backbone, or that do not fit together.
+    DataError: for images of another shape or type, or with other values.
+  """
+  images, refuse = accept_images(backbone, images, check)
+  slots = in_slots(backbone, tasks)
+  if slots is None:
+    refuse()
+    return {}
+  shares = rollout_program(
+    backbone.params, slots.arrays, images, config=backbone.config
+  )
+  refuse()
+  shares = jax.device_get(shares)
+  return {
+    spec.name: AttentionRollout(
+      task=spec.name,
+      image=shares[:, i, :, :-2],
+      tokens=shares[:, i, :, -2],
+      memory=shares[:, i, :, -1],
+      config=backbone.config,
+    )
+    for i, spec in enumerate(slots.specs)
+  }
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def rollout_program(
+  backbone_params: Any,
+  slots: SlotArrays,
+  images: Float[Array, "b side side 3"],
+  *,
+  config: ViTConfig,
+) -> Float32[Array, "b t l _"]:
+  """Run both streams for their weights alone, and multiply those.
+
+  Returns:
+    (b, t, l, s + 2), shares of all slots: of the s tokens of an image, of
+    class tokens, of memory.
+  """
+  model, params = MemoryViT(config), {"backbone": backbone_params}
+  (_, context), sown = capture(model, params, images, method="encode")
+  frozen = [weights_of_backbone(layer) for layer in sown]
+  _, sown = capture(model, params, slots, context, method="read_slots")
+  tasks = [weights_of_tasks(layer, slots.mask) for layer in sown]
+  return roll_out(frozen, tasks, slots.mask)
+
+
+def roll_out(
+  frozen: Sequence[Float[Array, "b h s s"]],
+  tasks: Sequence[TaskWeights],
+  mask: TaskMask,
+) -> Float32[Array, "b t l _"]:
+  """Multiply the weights of all layers, from the first to the last.
+
+  Args:
+    frozen: weights of the backbone stream in each layer.
+    tasks: weights of the task stream.
+    mask: who sees whom.
+
+  Returns:
+    After each block the shares of the task tokens; see `rollout_program`.
+  """
+  b, _, t, s = tasks[0].image.shape
+  # An image token is made of image tokens, the token of a task of itself.
+  image = jnp.broadcast_to(jnp.eye(s, s + 2), (b, s, s + 2))
+  token = jnp.broadcast_to(jax.nn.one_hot(s, s + 2), (b, t, s + 2))
+  memory = jax.nn.one_hot(s + 1, s + 2)
+  seen = jnp.concatenate([jnp.arange(t)[:, None], mask.parents], axis=1)
+  after = []
+  for own, weights in zip(frozen, tasks, strict=True):
+    to_image, to_tokens, to_cells = (part.mean(1) for part in weights)
+    # What is read is what entered the block, in either stream.
+    read = jnp.einsum("bts,bsx->btx", to_image, image)
+    read += jnp.einsum("btp,btpx->btx", to_tokens, token[:, seen])
+    read += to_cells.sum((-2, -1))[..., None] * memory[None, None]
+    token = (token + read) / 2
+    after.append(token)
+    mixed = own.astype(jnp.float32).mean(1)
+    mixed /= mixed.sum(-1, keepdims=True)  # bfloat16 leaves some 0.4 %
+    image = (image + jnp.einsum("bqs,bsx->bqx", mixed, image)) / 2
+  return jnp.stack(after, axis=2)

@@ -1,0 +1,196 @@
+"""Attention of a task's class token: to the image, to its memory, to tasks.
+
+The weights are those of the forward pass (`model/attention_weights.py`), after
+the softmax. They say where a token looks in one layer, and not why a class is
+its answer: what it reads there was mixed from all of the image in the layers
+before. `attention_rollout` follows that.
+"""
+
+# As text, `help` shows types by their short names.
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import ArrayLike, Float, Float32
+
+from memory_vit.model.attention_weights import (
+  capture,
+  weights_of_tasks,
+)
+from memory_vit.model.backbone import Backbone
+from memory_vit.model.encoder import Context
+from memory_vit.model.stacking import SlotArrays
+from memory_vit.model.vit import MemoryViT
+from memory_vit.model.vit_config import ViTConfig
+from memory_vit.tasks.compose import TasksLike
+from memory_vit.tasks.inference import encode, in_slots
+from memory_vit.tasks.slots import Slots
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+class TokenAttention:
+  """What the class token of a task attends to, in every layer.
+
+  All arrays are float32 of NumPy, weights after the softmax: the mean over
+  heads, or of each head, with an axis h after that of the layers. The weights
+  of a token in one layer, over all fields, sum to 1.
+
+  Attributes:
+    task: its name.
+    image: (b, l, s), onto the tokens of the frozen stream: class tokens,
+      registers, then patches, row by row.
+    memory: (b, l, m), onto its own memory of that layer.
+    token: (b, l), onto itself.
+    parent_tokens: {task that it reads: (b, l)}, onto the tokens of those.
+    parent_memory: {task that it reads: (b, l, m)}, onto their memory.
+    config: of the backbone; it says which of the s tokens are patches.
+  """
+
+  task: str
+  image: Float32[np.ndarray, "b l *h s"]
+  memory: Float32[np.ndarray, "b l *h m"]
+  token: Float32[np.ndarray, "b l *h"]
+  parent_tokens: dict[str, Float32[np.ndarray, "b l *h"]]
+  parent_memory: dict[str, Float32[np.ndarray, "b l *h _"]]
+  config: ViTConfig = dataclasses.field(repr=False)
+
+  @property
+  def total(self) -> Float32[np.ndarray, "b l *h"]:
+    """The sum of all weights of each row: 1, up to rounding."""
+    parts = [self.image, self.memory, *self.parent_memory.values()]
+    tokens = [self.token, *self.parent_tokens.values()]
+    return sum(tokens, sum(part.sum(-1) for part in parts))
+
+
+def token_attention(
+  backbone: Backbone,
+  tasks: TasksLike | Slots,
+  images: Float[ArrayLike, "b side side 3"],
+  *,
+  per_head: bool = False,
+  check: bool = True,
+) -> dict[str, TokenAttention]:
+  """Compute where the class tokens of tasks look.
+
+  The backbone runs the program of `forward`, and the tasks one of their own,
+  which is compiled once for the shapes of slots and of the batch.
+
+  Args:
+    backbone: the frozen ViT.
+    tasks: as for `forward`; all that they attend to must be among them.
+    images: in [-1, 1], as `preprocess` makes them.
+    per_head: whether the weights of each head are wanted, instead of their
+      mean.
+    check: whether values of images are looked at, see `encode`.
+
+  Returns:
+    {task name: its attention}.
+
+  Raises:
+    TaskError: for tasks of another backbone, or that do not fit together.
+    DataError: for images of another shape or type, or with other values.
+  """
+  _, context = encode(backbone, images, check=check)
+  return read_attention(backbone, tasks, context, per_head=per_head)
+
+
+def read_attention(
+  backbone: Backbone,
+  tasks: TasksLike | Slots,
+  context: Context,
+  *,
+  per_head: bool = False,
+) -> dict[str, TokenAttention]:
+  """`token_attention` on a context that is there, as `read` is of `forward`.
+
+  Args:
+    backbone: the one that made the context.
+    tasks: see `token_attention`.
+    context: from `encode`.
+    per_head: see `token_attention`.
+
+  Returns:
+    {task name: its attention}.
+
+  Raises:
+    TaskError: as `token_attention`.
+  """
+  slots = in_slots(backbone, tasks)
+  if slots is None:
+    return {}
+  weights = token_attention_program(
+    backbone.params,
+    slots.arrays,
+    context,
+    config=backbone.config,
+    per_head=per_head,
+  )
+  return {
+    attention.task: attention
+    for attention in _of_each_task(backbone.config, slots, weights)
+  }
+
+
+@functools.partial(jax.jit, static_argnames=("config", "per_head"))
+def token_attention_program(
+  backbone_params: Any,
+  slots: SlotArrays,
+  context: Context,
+  *,
+  config: ViTConfig,
+  per_head: bool,
+) -> tuple[Float32[jax.Array, "b t l *_"], ...]:
+  """Weights of all slots, in the parts of `TaskWeights`.
+
+  Returns:
+    (b, t, l, s), (b, t, l, 1 + p) and (b, t, l, 1 + p, m); with an axis h
+    after l where `per_head` is.
+  """
+  model, params = MemoryViT(config), {"backbone": backbone_params}
+  _, sown = capture(model, params, slots, context, method="read_slots")
+  each = [weights_of_tasks(layer, slots.mask) for layer in sown]
+  if per_head:
+    # (l, b, h, t, ...) to (b, t, l, h, ...)
+    return tuple(
+      jnp.moveaxis(jnp.stack(part), (0, 2), (2, 3))
+      for part in zip(*each, strict=True)
+    )
+  return tuple(
+    jnp.stack([weights.mean(1) for weights in part], axis=2)
+    for part in zip(*each, strict=True)
+  )
+
+
+def _of_each_task(
+  config: ViTConfig, slots: Slots, weights: tuple[Any, ...]
+) -> Iterator[TokenAttention]:
+  """Cut the weights of slots into those of tasks, on the host."""
+  image, tokens, cells = jax.device_get(weights)
+  mask = jax.device_get(slots.arrays.mask)
+  for i, spec in enumerate(slots.specs):
+    # Which are seen: places without a parent, and cells that only pad, are not.
+    parents = {
+      slots.specs[j].name: (place, slots.specs[j].cells)
+      for place, j in enumerate(mask.parents[i].tolist(), start=1)
+      if mask.is_parent[i, place - 1]
+    }
+    yield TokenAttention(
+      task=spec.name,
+      image=image[:, i],
+      memory=cells[:, i, ..., 0, : spec.cells],
+      token=tokens[:, i, ..., 0],
+      parent_tokens={
+        name: tokens[:, i, ..., place] for name, (place, _) in parents.items()
+      },
+      parent_memory={
+        name: cells[:, i, ..., place, :count]
+        for name, (place, count) in parents.items()
+      },
+      config=config,
+    )
