@@ -27,6 +27,7 @@ from memory_vit.serving.answering import (
   unknown_tasks,
 )
 from memory_vit.serving.limits import BodyLimits
+from memory_vit.serving.looking import Looking
 from memory_vit.serving.metrics import CONTENT_TYPE, Metrics
 from memory_vit.serving.page_files import page_response
 from memory_vit.serving.predict_requests import (
@@ -81,6 +82,7 @@ class Service:
     )
     self.changes.restore()
     self._answering: Answering | None = None
+    self._looking: Looking | None = None
     self._warm = False
     self._failed = False
     self._watch()
@@ -105,6 +107,17 @@ class Service:
       raise busy(f"the server is {self.state}.", _WARMING_SECONDS)
     return self._answering
 
+  @property
+  def looking(self) -> Looking:
+    """What says where tasks look.
+
+    Raises:
+      RequestError: as `answering`.
+    """
+    if self._looking is None or not self._warm:
+      raise busy(f"the server is {self.state}.", _WARMING_SECONDS)
+    return self._looking
+
   def note_cut_off(self) -> None:
     """Count a request that was not finished."""
     self.cut_off += 1
@@ -113,6 +126,7 @@ class Service:
   async def running(self) -> AsyncIterator[None]:
     """Compile, beside the first requests for health; at the end, finish."""
     self._answering = Answering(self.predictor, self.settings, self.metrics)
+    self._looking = Looking(self.predictor, self.settings.timeout)
     warming = asyncio.create_task(self._warm_up())
     try:
       yield
@@ -120,6 +134,7 @@ class Service:
       self.stopping = True
       await warming
       await self._answering.close()
+      await asyncio.to_thread(self._looking.close)
       self._store.close()
 
   async def _warm_up(self) -> None:
@@ -251,6 +266,19 @@ def _add_prediction(app: FastAPI, service: Service) -> None:
     answering = service.answering
     asked = await read_predict_request(request, service.settings.max_images)
     return JSONResponse(await answering.answer(asked))
+
+  @app.post(
+    "/v1/attention",
+    tags=["images"],
+    responses=openapi.ATTENTION,
+    openapi_extra=openapi.PREDICT_BODY,
+  )
+  async def attention(request: Request) -> Response:
+    """Answer where the tokens of tasks look in one image, layer by layer."""
+    looking = service.looking
+    return JSONResponse(
+      await looking.look(await read_predict_request(request, 1))
+    )
 
 
 def _add_tasks(app: FastAPI, service: Service) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memory_vit.serving.schemas import (
+  AttentionAnswer,
   ChangeAnswer,
   PredictAnswer,
   PredictBody,
@@ -54,6 +55,10 @@ PREDICT: _Responses = {
   503: _BUSY,
   504: _problem("It took too long."),
   **_BODIES,
+}
+ATTENTION: _Responses = {
+  **PREDICT,
+  200: {"model": AttentionAnswer, "description": "The weights of attention."},
 }
 TASKS: _Responses = {
   200: {"model": TasksAnswer, "description": "The tasks that answer now."}

@@ -10,17 +10,13 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from etils import epy
-
 from memory_vit.errors import ConfigError, MemoryVitError, TaskError
+from memory_vit.model.task import BACKBONE, NAME_PATTERN
 from memory_vit.runtime import paths
 from memory_vit.runtime.messages import brief, escaped
 from memory_vit.serving.request_error import RequestError, one_line
 from memory_vit.serving.task_store import TaskStore
-
-with epy.lazy_imports():  # they bring jax
-  from memory_vit.model.task import BACKBONE, NAME_PATTERN
-  from memory_vit.tasks import store as task_files
+from memory_vit.tasks import store as task_files
 
 if TYPE_CHECKING:
   from memory_vit.model.task import Task

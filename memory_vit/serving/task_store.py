@@ -14,13 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from etils import epy
-
 from memory_vit.errors import ConfigError
 from memory_vit.runtime import files, paths
-
-with epy.lazy_imports():  # they bring jax
-  from memory_vit.tasks import store
+from memory_vit.tasks import store
 
 if TYPE_CHECKING:
   from memory_vit.model.task import Task

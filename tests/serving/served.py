@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import io
 
 import httpx
@@ -26,6 +27,35 @@ def predictor(*tasks, **options):
   """One that is not warm yet."""
   options = {"batch_sizes": SIZES, "slots": 4, **options}
   return Predictor.from_model(BACKBONE, tasks, warm_up=False, **options)
+
+
+@functools.cache
+def warm_predictor():
+  """One of birds and pets that compiles nothing more, for all tests.
+
+  Whoever changes its tasks puts them back: `with_tasks`.
+  """
+  found = predictor(BIRDS, PETS)
+  found.warm_up()
+  return found
+
+
+@contextlib.contextmanager
+def with_tasks(*tasks):
+  """The warm predictor, of these tasks until the body ends."""
+  model = warm_predictor()
+
+  def show(wanted):
+    for name in reversed(model.task_set.names):
+      model.remove(name)
+    for task in wanted:
+      model.add(task)
+
+  show(tasks)
+  try:
+    yield model
+  finally:
+    show((BIRDS, PETS))
 
 
 def png(seed=0, side=8):

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import io
 import json
 import logging
 import re
@@ -11,6 +12,7 @@ import zlib
 
 import numpy as np
 import pytest
+from PIL import Image
 from served import (
   BACKBONE,
   BIRDS,
@@ -19,8 +21,9 @@ from served import (
   client,
   image_files,
   png,
-  predictor,
   serving,
+  warm_predictor,
+  with_tasks,
 )
 
 import memory_vit as mv
@@ -29,6 +32,12 @@ from memory_vit.serving import ServerSettings, create_app
 from memory_vit.serving.page_files import page_response
 
 GOOD = {"files": image_files(png())}
+
+
+@pytest.fixture
+def ready():
+  """The warm predictor, for tests that change no task."""
+  return warm_predictor()
 
 
 def expected(task, content, rows):
@@ -49,9 +58,9 @@ def probabilities(guesses, count):
   return found
 
 
-def test_the_answer_is_that_of_forward():
+def test_the_answer_is_that_of_forward(ready):
   async def check():
-    async with serving(predictor(BIRDS, PETS)) as http:
+    async with serving(ready) as http:
       done = await http.post("/v1/predict", files=image_files(png(3)))
       assert done.status_code == 200
       answer = done.json()
@@ -68,9 +77,9 @@ def test_the_answer_is_that_of_forward():
   asyncio.run(check())
 
 
-def test_json_and_forms_get_the_same():
+def test_json_and_forms_get_the_same(ready):
   async def check():
-    async with serving(predictor(BIRDS, PETS)) as http:
+    async with serving(ready) as http:
       contents = [png(i) for i in range(3)]
       form = await http.post(
         "/v1/predict",
@@ -92,9 +101,9 @@ def test_json_and_forms_get_the_same():
   asyncio.run(check())
 
 
-def test_an_unknown_task_is_never_answered_silently():
+def test_an_unknown_task_is_never_answered_silently(ready):
   async def check():
-    async with serving(predictor(BIRDS, PETS)) as http:
+    async with serving(ready) as http:
       for asked in ("cats", "birds,cats", "../birds", "backbone"):
         done = await http.post("/v1/predict", **GOOD, data={"tasks": asked})
         assert done.status_code == 404
@@ -105,9 +114,9 @@ def test_an_unknown_task_is_never_answered_silently():
   asyncio.run(check())
 
 
-def test_a_bad_image_does_not_spoil_the_others():
+def test_a_bad_image_does_not_spoil_the_others(ready):
   async def check():
-    async with serving(predictor(BIRDS)) as http:
+    async with serving(ready) as http:
       files = image_files(png(0), b"no picture", png(1)[:-40], png(2))
       done = await http.post("/v1/predict", files=files)
       assert done.status_code == 200
@@ -158,7 +167,7 @@ REFUSED = {
   "another type": (raw(png(), "image/png"), 415, "the body is 'image/png'"),
   "no form": (raw(b"x", "multipart/form-data"), 400, "boundary"),
   "broken form": (
-    raw(b"--a\r\nwhat\r\n", "multipart/form-data; boundary=a"), 422, "images",
+    raw(b"--a\r\nwhat\r\n", "multipart/form-data; boundary=a"), 400, "the form",
   ),
   "no JSON": (raw(b'{"images": '), 422, "the body: Invalid JSON"),
   "deep JSON": (raw(b"[" * 100_000), 422, "the body"),
@@ -183,32 +192,28 @@ REFUSED = {
   "long field": ({**GOOD, "data": {"tasks": "x" * 10**6}}, 400, "the form"),
   "large body": ({"files": image_files(bytes(2**20 + 1))}, 413, "1 MiB"),
   "gigapixels": ({"files": image_files(large_png())}, 422, "megapixels"),
-  "truncated": ({"files": image_files(png()[:30])}, 422, "broken"),
+  "truncated": ({"files": image_files(png()[:-40])}, 422, "truncated"),
   "empty": ({"files": image_files(b"")}, 422, "not a JPEG"),
   "a pickle": ({"files": image_files(b"\x80\x04N.")}, 422, "not a JPEG"),
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def ready():
-  """A predictor that is warm, for tests that change no task."""
-  model = predictor(BIRDS, PETS)
-  model.warm_up()
-  return model
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_bad_input_is_refused_in_one_line(ready, case):
-  request, status, message = REFUSED[case]
+def test_bad_input_is_refused_in_one_line(ready):
+  """And the next good request is answered."""
 
   async def check():
     limits = {"max_images": 8, "max_body_mib": 1, "max_task_mib": 1}
     async with serving(ready, **limits) as http:
-      done = await http.post("/v1/predict", **request)
-      error = done.json()["error"]
-      assert (done.status_code, "\n" in error) == (status, False), error
-      assert message in error
-      assert (await http.post("/v1/predict", **GOOD)).status_code == 200
+      for case, (request, status, message) in REFUSED.items():
+        done = await http.post("/v1/predict", **request)
+        error = done.json()["error"]
+        assert (done.status_code, error.count("\n")) == (status, 0), (
+          case,
+          error,
+        )
+        assert message in error, case
+        good = await http.post("/v1/predict", **GOOD)
+        assert good.status_code == 200, case
 
   asyncio.run(check())
 
@@ -227,6 +232,45 @@ def test_unknown_routes_are_refused(ready):
   asyncio.run(check())
 
 
+def test_where_a_task_looks(ready):
+  async def check():
+    async with serving(ready) as http:
+      done = await http.post("/v1/attention", files=image_files(png(1)))
+      assert done.status_code == 200, done.text
+      answer = done.json()
+      sides, view = (answer["rows"], answer["columns"]), answer["view"]
+      assert sides == (4, 4)
+      assert mv.preprocess(png(1), BIRDS).shape == (8, 8, 3)
+      seen = Image.open(io.BytesIO(base64.b64decode(view.partition(",")[2])))
+      np.testing.assert_allclose(
+        np.asarray(seen) / 127.5 - 1, mv.preprocess(png(1), BIRDS), atol=1e-6
+      )
+      real = mv.token_attention(
+        BACKBONE, [BIRDS, PETS], mv.preprocess([png(1)], BIRDS)
+      )
+      for name, found in answer["tasks"].items():
+        image = real[name].image[0]
+        np.testing.assert_allclose(found["patches"], image[:, -16:], atol=2e-6)
+        np.testing.assert_allclose(
+          found["class_token"], image[:, :-16].sum(-1), atol=2e-6
+        )
+        np.testing.assert_allclose(
+          np.sum(found["patches"], 1) + found["class_token"] + found["rest"],
+          1, atol=1e-4,
+        )  # fmt: skip
+      for request, status in (
+        ({"files": image_files(b"bad")}, 422),
+        ({"files": image_files(png(), png())}, 413),
+        ({**GOOD, "data": {"tasks": "cats"}}, 404),
+        ({**GOOD, "data": {"tasks": "pets"}}, 200),
+      ):
+        done = await http.post("/v1/attention", **request)
+        assert done.status_code == status
+      assert list(done.json()["tasks"]) == ["pets"]
+
+  asyncio.run(check())
+
+
 def test_a_fault_is_told_to_the_log_alone(ready, monkeypatch):
   async def check():
     async with serving(ready) as http:
@@ -241,14 +285,15 @@ def test_a_fault_is_told_to_the_log_alone(ready, monkeypatch):
 
 
 def test_without_tasks_nothing_is_made_up():
-  async def check():
-    async with serving(predictor()) as http:
+  async def check(model):
+    async with serving(model) as http:
       done = await http.post("/v1/predict", **GOOD, data={"original": "true"})
       [image] = done.json()["images"]
       assert image["tasks"] == {}
       assert len(image["original"]) == 5
 
-  asyncio.run(check())
+  with with_tasks() as model:
+    asyncio.run(check(model))
 
 
 def test_what_takes_too_long_ends(ready, monkeypatch):
@@ -271,17 +316,16 @@ def test_what_takes_too_long_ends(ready, monkeypatch):
   asyncio.run(check())
 
 
-def test_it_is_ready_once_it_is_warm():
-  model, go = predictor(BIRDS), threading.Event()
-  real = model.warm_up
-  model.warm_up = lambda: go.wait() and real()
+def test_it_is_ready_once_it_is_warm(ready, monkeypatch):
+  go = threading.Event()
+  monkeypatch.setattr(type(ready), "warm_up", lambda _: go.wait() and 0)
 
   async def check():
-    app = create_app(model, ServerSettings())
+    app = create_app(ready, ServerSettings())
     async with app.router.lifespan_context(app), client(app) as http:
       assert (await http.get("/healthz")).status_code == 200
-      ready = await http.get("/readyz")
-      assert (ready.status_code, ready.json()["status"]) == (503, "warming up")
+      state = await http.get("/readyz")
+      assert (state.status_code, state.json()["status"]) == (503, "warming up")
       early = await http.post("/v1/predict", **GOOD)
       assert early.status_code == 503
       assert int(early.headers["retry-after"]) >= 1
@@ -290,18 +334,17 @@ def test_it_is_ready_once_it_is_warm():
         await asyncio.sleep(0.01)
       assert (await http.post("/v1/predict", **GOOD)).status_code == 200
       app.state.service.stopping = True
-      ready = await http.get("/readyz")
-      assert (ready.status_code, ready.json()["status"]) == (503, "stopping")
+      state = await http.get("/readyz")
+      assert (state.status_code, state.json()["status"]) == (503, "stopping")
 
   asyncio.run(check())
 
 
-def test_a_warm_up_that_fails_is_seen(caplog):
-  model = predictor(BIRDS)
-  model.warm_up = lambda: 1 / 0
+def test_a_warm_up_that_fails_is_seen(ready, monkeypatch, caplog):
+  monkeypatch.setattr(type(ready), "warm_up", lambda _: 1 / 0)
 
   async def check():
-    app = create_app(model, ServerSettings())
+    app = create_app(ready, ServerSettings())
     async with app.router.lifespan_context(app), client(app) as http:
       while (await http.get("/healthz")).status_code == 200:
         await asyncio.sleep(0.01)
@@ -329,7 +372,7 @@ def test_metrics_count_what_happened(ready):
         "memory_vit_batch_fill_sum": 1,
         "memory_vit_batch_fill_count": 1,
         "memory_vit_queue_images": 0,
-        "memory_vit_compilations": 0,
+        "memory_vit_compilations": ready.compilations,
         "memory_vit_tasks": 2,
         "memory_vit_task_set_version": ready.task_set.version,
         "memory_vit_ready": 1,
@@ -400,7 +443,7 @@ def test_the_page_loads_nothing_from_elsewhere(ready):
         assert "unsafe" not in policy
       # Names of strangers are text, and never HTML.
       assert "innerHTML" not in (await http.get("/page.js")).text
-      assert not re.search(r"<script>|on\w+=", (await http.get("/")).text)
+      assert not re.search(r"<script>|\son\w+=", (await http.get("/")).text)
 
   asyncio.run(check())
   assert SECRET not in page_response("page.js").body.decode()
