@@ -31,7 +31,8 @@ from memory_vit.serving.settings import ServerSettings
 with epy.lazy_imports():  # once the command line is known to be right
   from PIL import Image
 
-  from memory_vit.prediction import Predictor, PredictorConfig
+  from memory_vit.prediction import config as shapes
+  from memory_vit.prediction import predictor as predictors
   from memory_vit.serving import app, http_server
 
 _ROOM = Number(1, 2**20, "more are taken, and compile programs")
@@ -99,7 +100,7 @@ def _add_settings(parser: Parser) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-  config = PredictorConfig(
+  config = shapes.PredictorConfig(
     backbone=arguments.backbone,
     tasks=tuple(arguments.task),
     dtype=arguments.dtype,
@@ -122,7 +123,7 @@ def _serve(arguments: argparse.Namespace) -> int:
   ):
     # Large images are refused as such; Pillow warns from a lower limit on.
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-    predictor = Predictor(config, warm_up=False)
+    predictor = predictors.Predictor(config, warm_up=False)
     application = app.create_app(predictor, settings)
     show(f"listening on {http_server.url(bound)}")
     if not _is_loopback(bound.getsockname()[0]):

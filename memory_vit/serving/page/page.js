@@ -3,8 +3,8 @@
 "use strict";
 
 const $ = (id) => document.getElementById(id);
-// Tasks that answered last; the page asks again after each change.
-let limits = { images: 8 };
+// Of the server; it says how many images it takes at once.
+const limits = { images: 8 };
 
 function element(tag, options = {}, ...children) {
   const found = Object.assign(document.createElement(tag), options);
@@ -39,7 +39,8 @@ async function ask(path, options) {
   return body;
 }
 
-const percent = (share) => `${(100 * share).toFixed(1)} %`;
+// With a space that breaks no line.
+const percent = (share) => `${(100 * share).toFixed(1)}\u00a0%`;
 const plural = (count, what) => `${count} ${what}${count === 1 ? "" : "s"}`;
 
 // Images ---------------------------------------------------------------------
@@ -161,7 +162,7 @@ function looks(found, view, fileName) {
     const chosen = Number(layer.value);
     const all = found.tasks[tasks.value];
     const where = chosen ? `layer ${chosen} of ${layers}` : `mean of ${layers} layers`;
-    shown.textContent = where;
+    shown.textContent = chosen ? `${chosen} of ${layers}` : where;
     layer.setAttribute("aria-valuetext", where);
     canvas.setAttribute("aria-label", `Where ${tasks.value} looks in ${fileName}, ${where}`);
     paint(canvas, view, patches(all, chosen), found, Number(strength.value) / 100);
@@ -278,7 +279,7 @@ async function removeTask(name) {
     $("token").focus();
     return;
   }
-  if (!window.confirm(`Remove the task ${name}? It answers no more at once.`)) return;
+  if (!window.confirm(`Remove the task ${name}? It stops answering at once.`)) return;
   await change(name, { method: "DELETE", headers: authorized() });
 }
 
