@@ -24,12 +24,12 @@ with epy.lazy_api_imports(globals()):
     AttentionRollout,
     attention_rollout,
   )
+  from memory_vit.prediction.config import PredictorConfig
+  from memory_vit.prediction.predictor import Predictor
   from memory_vit.prediction.token_attention import (
     TokenAttention,
     token_attention,
   )
-  from memory_vit.prediction.config import PredictorConfig
-  from memory_vit.prediction.predictor import Predictor
   from memory_vit.tasks.compose import concatenate, remove, rename, select
   from memory_vit.tasks.create import init_task
   from memory_vit.tasks.inference import encode, fill_slots, forward, read

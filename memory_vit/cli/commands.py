@@ -32,6 +32,12 @@ TRAIN_MODULES = frozenset({
   "ml_collections", "optax", "psutil", "sklearn", "tensorboard", "tensorflow",
   "tensorflow_datasets", "tqdm",
 })  # fmt: skip
+# What the extra `serve` brings, with what that brings.
+SERVE_MODULES = frozenset({
+  "fastapi", "h11", "multipart", "prometheus_client", "pydantic",
+  "python_multipart", "starlette", "uvicorn",
+})  # fmt: skip
+_EXTRAS = {"train": TRAIN_MODULES, "serve": SERVE_MODULES}
 # Of a message: names in it are foreign.
 _MOST_SAID = 2_000
 
@@ -109,9 +115,8 @@ def run_command(command: Callable[[], int]) -> int:
   """Run the body of a command, and return its exit status.
 
   That is 2 after a `MemoryVitError`, whose message is on stderr, and where a
-  library for training is not installed; 0 where stdout
-  was closed before the end, as by `| head`; that of `Interrupted`, or 130 after
-  Ctrl-C.
+  library of an extra is not installed; 0 where stdout was closed before the
+  end, as by `| head`; that of `Interrupted`, or 130 after Ctrl-C.
   """
   _open_streams()
   for name, value in {**_QUIET, **_QUICK}.items():
@@ -125,11 +130,12 @@ def run_command(command: Callable[[], int]) -> int:
     return 2
   except ModuleNotFoundError as error:
     missing = (error.name or "").partition(".")[0]
-    if missing not in TRAIN_MODULES:
+    extra = next((e for e in _EXTRAS if missing in _EXTRAS[e]), None)
+    if extra is None:
       raise
     show(
       f"error: this command needs {missing}, which is not installed: pip "
-      "install 'memory_vit[train]'",
+      f"install 'memory_vit[{extra}]'",
       sys.stderr,
     )
     return 2

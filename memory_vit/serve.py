@@ -1,0 +1,164 @@
+"""Serves tasks over HTTP, all of them in one pass of one backbone.
+
+  python -m memory_vit.serve --backbone=SOURCE --task=DIR [--task=DIR ...]
+
+Tasks can be added, replaced and removed while it runs, by a client that has
+the token of --token_file. The page at / shows what all tasks say of a picture.
+The exit status is 0 where all that was taken was answered, 1 where requests
+were cut off at the end, 2 for bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import ipaddress
+import logging
+import sys
+import warnings
+from collections.abc import Sequence
+
+from etils import epy
+
+from memory_vit.cli import commands
+from memory_vit.cli.command_line import Parser
+from memory_vit.cli.commands import show
+from memory_vit.errors import ConfigError
+from memory_vit.runtime.messages import brief
+from memory_vit.runtime.rules import Number
+from memory_vit.serving.settings import ServerSettings
+
+with epy.lazy_imports():  # once the command line is known to be right
+  from PIL import Image
+
+  from memory_vit.prediction import config as shapes
+  from memory_vit.prediction import predictor as predictors
+  from memory_vit.serving import app, http_server
+
+_ROOM = Number(1, 2**20, "more are taken, and compile programs")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Run the command; return its exit status."""
+  return commands.run_command(lambda: _serve(_parser().parse_args(argv)))
+
+
+def _parser() -> Parser:
+  parser = Parser(
+    prog="python -m memory_vit.serve",
+    description="Serves tasks over HTTP, all of them in one pass.",
+  )
+  parser.add_argument(
+    "--backbone",
+    required=True,
+    metavar="SOURCE",
+    help="an .npz file, its address or a short name such as augreg-B/32; a "
+    "directory of transformers or timm, or hf://OWNER/NAME",
+  )
+  parser.strings(
+    "--task", "DIR", "a task, or a directory of tasks; several times, or never"
+  )
+  parser.add_argument(
+    "--host",
+    default="127.0.0.1",
+    help="where to listen; 0.0.0.0 lets in all that reach this machine, and "
+    "there is no encryption (default: %(default)s)",
+  )
+  ports = Number(0, 65_535, "0 for any that is free")
+  parser.number("--port", ports, 8000, "port to listen on")
+  parser.add_argument(
+    "--dtype",
+    choices=("float32", "bfloat16"),
+    default="float32",
+    help="of the computation (default: %(default)s)",
+  )
+  parser.add_argument(
+    "--batch_sizes",
+    default="1,8,32",
+    metavar="N,N",
+    help="images per pass, ascending: each is compiled (default: %(default)s)",
+  )
+  parser.number("--slots", _ROOM, 8, "room for so many tasks")
+  parser.number("--cells", _ROOM, 8, "room for memory cells per layer")
+  parser.number("--classes", _ROOM, 128, "room for classes of a task")
+  mebibytes = Number(1, 2**20, "MiB")
+  parser.number("--memory_mib", mebibytes, 2048, "MiB to decode images in")
+  _add_settings(parser)
+  return parser
+
+
+def _add_settings(parser: Parser) -> None:
+  """A flag for each field of `ServerSettings`."""
+  defaults = ServerSettings()
+  for field in dataclasses.fields(ServerSettings):
+    about = field.metadata["about"]
+    if "rule" in field.metadata:
+      rule, default = field.metadata["rule"], getattr(defaults, field.name)
+      parser.number(f"--{field.name}", rule, default, about)
+    else:
+      parser.add_argument(f"--{field.name}", metavar="PATH", help=about)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+  config = shapes.PredictorConfig(
+    backbone=arguments.backbone,
+    tasks=tuple(arguments.task),
+    dtype=arguments.dtype,
+    batch_sizes=_batch_sizes(arguments.batch_sizes),
+    slots=arguments.slots,
+    cells=arguments.cells,
+    classes=arguments.classes,
+    memory_mib=arguments.memory_mib,
+  )
+  settings = ServerSettings(
+    **{
+      field.name: getattr(arguments, field.name)
+      for field in dataclasses.fields(ServerSettings)
+    }
+  )
+  _log_to_stderr()
+  with (
+    warnings.catch_warnings(),
+    http_server.bind(arguments.host, arguments.port) as bound,
+  ):
+    # Large images are refused as such; Pillow warns from a lower limit on.
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+    predictor = predictors.Predictor(config, warm_up=False)
+    application = app.create_app(predictor, settings)
+    show(f"listening on {http_server.url(bound)}")
+    if not _is_loopback(bound.getsockname()[0]):
+      show("whoever reaches this machine can use it, unencrypted", sys.stderr)
+    cut_off = http_server.serve(application, settings, bound)
+  if cut_off:
+    show(f"{cut_off} requests were cut off", sys.stderr)
+  return 1 if cut_off else 0
+
+
+def _batch_sizes(text: str) -> tuple[int, ...]:
+  try:
+    return tuple(int(part) for part in text.split(","))
+  except ValueError:
+    raise ConfigError(
+      f"--batch_sizes is {brief(text)}, expected numbers such as 1,8,32."
+    ) from None
+
+
+def _is_loopback(address: str) -> bool:
+  return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _log_to_stderr() -> None:
+  """Show the lines of the server: requests, changes of tasks, and faults."""
+  handler = logging.StreamHandler()
+  handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+  for name, level in (
+    ("memory_vit", logging.INFO), ("uvicorn", logging.WARNING),
+  ):  # fmt: skip
+    logger = logging.getLogger(name)
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(level)
+
+
+if __name__ == "__main__":
+  commands.leave_current_directory()
+  sys.exit(main())

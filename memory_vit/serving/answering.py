@@ -1,0 +1,207 @@
+"""From the images of a request to its answer: decode, share a pass, pick."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memory_vit.errors import DataError
+from memory_vit.model.task import BACKBONE
+from memory_vit.runtime.messages import brief
+from memory_vit.serving.batcher import Batcher
+from memory_vit.serving.metrics import Metrics
+from memory_vit.serving.predict_requests import PredictRequest
+from memory_vit.serving.request_error import RequestError, one_line
+from memory_vit.serving.settings import ServerSettings
+
+if TYPE_CHECKING:
+  from memory_vit.prediction import Guess, Predictions, Predictor, TaskSet
+
+# Requests whose images are decoded at the same time; the predictor decodes
+# those of each in threads of its own.
+_DECODED_TOGETHER = 4
+
+
+class Answering:
+  """Answers requests; to be made and used within one event loop."""
+
+  def __init__(
+    self, predictor: Predictor, settings: ServerSettings, metrics: Metrics
+  ) -> None:
+    self._predictor = predictor
+    self._settings = settings
+    self._metrics = metrics
+    self._decoders = ThreadPoolExecutor(_DECODED_TOGETHER, "decode")
+    self._batcher: Batcher[Predictions] = Batcher(
+      self._predict,
+      sizes=predictor.batch_sizes,
+      wait_seconds=settings.wait_ms / 1e3,
+      max_queue=settings.max_queue,
+      on_batch=metrics.batch,
+    )
+
+  @property
+  def taken(self) -> int:
+    """Images that were taken and are not yet answered."""
+    return self._batcher.taken
+
+  async def answer(self, request: PredictRequest) -> dict[str, Any]:
+    """Answer all images of a request by one set of tasks.
+
+    Raises:
+      RequestError: 404 for unknown tasks, 422 where no image can be read, 503
+        where there is no room, 504 where it takes too long.
+    """
+    # Before anything is decoded for it; the set that answers is asked again.
+    self._require_known(request, self._predictor.task_set)
+    deadline = time.monotonic() + self._settings.timeout
+    # Its place in the queue is free once its threads are, not before.
+    work = asyncio.create_task(self._work(request, deadline))
+    work.add_done_callback(_retrieve)
+    try:
+      async with asyncio.timeout(self._settings.timeout):
+        return await asyncio.shield(work)
+    except TimeoutError:
+      raise RequestError(
+        504,
+        f"no answer within {self._settings.timeout:g} seconds: the server is "
+        "overloaded, or the images are very large.",
+      ) from None
+
+  async def close(self) -> None:
+    """Answer what was taken, and end."""
+    await self._batcher.close()
+    self._decoders.shutdown(wait=False, cancel_futures=True)
+
+  async def _work(
+    self, request: PredictRequest, deadline: float
+  ) -> dict[str, Any]:
+    with self._batcher.room(len(request.images)):
+      while True:
+        wanted = self._predictor.evaluation
+        prepared = await self._prepared(request, deadline)
+        good = [one for one in prepared if isinstance(one, np.ndarray)]
+        refused = len(prepared) - len(good)
+        if not good:
+          self._metrics.images(0, refused)
+          raise _no_image(request, prepared)
+        answer, rows = await self._batcher.submit(np.stack(good), deadline)
+        # The first task of an empty set may want images prepared otherwise.
+        if answer.task_set.evaluation == wanted:
+          break
+    self._require_known(request, answer.task_set)
+    self._metrics.images(len(good), refused)
+    guesses = iter(self._guesses(answer, rows, request))
+    return {
+      "task_set": task_set_json(answer.task_set),
+      "images": [
+        {"name": image.name, **next(guesses)}
+        if isinstance(one, np.ndarray)
+        else {"name": image.name, "error": one_line(str(one))}
+        for image, one in zip(request.images, prepared, strict=True)
+      ],
+    }
+
+  async def _prepared(
+    self, request: PredictRequest, deadline: float
+  ) -> list[np.ndarray | DataError]:
+    """Each image float32 (side, side, 3), or why it cannot be read."""
+
+    def prepare() -> list[np.ndarray | DataError]:
+      if time.monotonic() > deadline:  # nobody waits for it any more
+        raise TimeoutError
+      encoded = [one.content for one in request.images if not one.error]
+      found = iter(self._predictor.prepare_each(encoded) if encoded else ())
+      return [
+        DataError(one.error) if one.error else next(found)
+        for one in request.images
+      ]
+
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(self._decoders, prepare)
+
+  def _predict(self, pixels: np.ndarray) -> Predictions:
+    has_head = bool(self._predictor.backbone.config.num_classes)
+    return self._predictor.predict_pixels(pixels, original=has_head)
+
+  def _require_known(self, request: PredictRequest, task_set: TaskSet) -> None:
+    unknown = [n for n in request.tasks or () if n not in task_set.names]
+    if unknown:
+      raise unknown_tasks(unknown, task_set.names)
+    if request.original and not self._predictor.backbone.config.num_classes:
+      raise RequestError(
+        422, "original: the backbone of this server has no head."
+      )
+
+  def _guesses(
+    self, answer: Predictions, rows: slice, request: PredictRequest
+  ) -> list[dict[str, Any]]:
+    """For each row: the best classes of each task."""
+    names = request.tasks or tuple(answer.logits)
+    # Only what this request gets is sorted.
+    mine = dataclasses.replace(
+      answer,
+      logits={name: answer.logits[name][rows] for name in names},
+      original=None if answer.original is None else answer.original[rows],
+      features=None,
+    )
+    top = request.top or self._settings.top
+    tops = {name: mine.top(name, top) for name in names}
+    found: list[dict[str, Any]] = [
+      {"tasks": {name: guesses_json(tops[name][i]) for name in names}}
+      for i in range(rows.stop - rows.start)
+    ]
+    if request.original:
+      for one, guesses in zip(found, mine.top(BACKBONE, top), strict=True):
+        one["original"] = guesses_json(guesses)
+    return found
+
+
+def task_set_json(task_set: TaskSet) -> dict[str, Any]:
+  """Which set of tasks it is."""
+  return {"version": task_set.version, "names": list(task_set.names)}
+
+
+def guesses_json(guesses: Sequence[Guess]) -> list[dict[str, Any]]:
+  """The best classes of a task for an image."""
+  return [
+    {"class": g.class_name, "index": g.index, "probability": g.probability}
+    for g in guesses
+  ]
+
+
+def unknown_tasks(unknown: Sequence[str], known: Sequence[str]) -> RequestError:
+  """Status 404, with the names that there are."""
+  return RequestError(
+    404,
+    f"there is no task {', '.join(map(brief, unknown[:8]))}; there are "
+    f"{len(known)}: see known.",
+    known=list(known),
+  )
+
+
+def _no_image(
+  request: PredictRequest, prepared: Sequence[np.ndarray | DataError]
+) -> RequestError:
+  """Status 422 where none of the images can be read."""
+  reasons = [one_line(str(one)) for one in prepared]
+  return RequestError(
+    422,
+    f"none of {len(reasons)} images can be read; the first: {reasons[0]}",
+    images=[
+      {"name": image.name, "error": reason}
+      for image, reason in zip(request.images, reasons, strict=True)
+    ],
+  )
+
+
+def _retrieve(work: asyncio.Task[Any]) -> None:
+  """Look at an error for which nobody waits any more."""
+  if not work.cancelled():
+    work.exception()

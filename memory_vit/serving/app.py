@@ -1,0 +1,403 @@
+"""The application: its routes, and what holds them together.
+
+`create_app` is the one door: the command serves it with uvicorn, and anything
+else that speaks ASGI can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.security import HTTPBearer
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+import memory_vit
+from memory_vit.errors import MemoryVitError
+from memory_vit.serving import openapi
+from memory_vit.serving.answering import (
+  Answering,
+  task_set_json,
+  unknown_tasks,
+)
+from memory_vit.serving.limits import BodyLimits
+from memory_vit.serving.looking import Looking
+from memory_vit.serving.metrics import CONTENT_TYPE, Metrics
+from memory_vit.serving.page_files import page_response
+from memory_vit.serving.predict_requests import (
+  media_type,
+  parse_json,
+  read_predict_request,
+)
+from memory_vit.serving.request_error import RequestError, busy, one_line
+from memory_vit.serving.request_log import RequestLog, client_of
+from memory_vit.serving.schemas import TaskPath
+from memory_vit.serving.settings import ServerSettings
+from memory_vit.serving.task_changes import (
+  Changed,
+  TaskChanges,
+  audit_refused,
+)
+from memory_vit.serving.task_store import TaskStore
+from memory_vit.serving.token import Token, read_token
+
+if TYPE_CHECKING:
+  from memory_vit.prediction import Predictor, TaskDescription
+
+logger = logging.getLogger(__name__)
+_WARMING_SECONDS = 5.0
+# For OpenAPI alone: `Token` checks it.
+_BEARER = Depends(HTTPBearer(scheme_name="token", auto_error=False))
+
+
+class Service:
+  """What the routes of one application share.
+
+  Attributes:
+    stopping: whether the server was told to end; it takes nothing new.
+    cut_off: requests that were not finished in the time for that.
+  """
+
+  def __init__(self, predictor: Predictor, settings: ServerSettings) -> None:
+    """Read the token, and the tasks that were added before.
+
+    Raises:
+      MemoryVitError: for settings or tasks that cannot be used.
+    """
+    self.stopping = False
+    self.cut_off = 0
+    self.predictor = predictor
+    self.settings = settings
+    self.metrics = Metrics()
+    self.token: Token = read_token(settings.token_file)
+    self._store = TaskStore(settings.state_dir)
+    self.changes = TaskChanges(
+      predictor, self._store, settings.task_root, self.metrics.change
+    )
+    self.changes.restore()
+    self._answering: Answering | None = None
+    self._looking: Looking | None = None
+    self._warm = False
+    self._failed = False
+    self._watch()
+
+  @property
+  def state(self) -> str:
+    """What the server is doing: "ready", "warming up", "stopping", "failed"."""
+    if self._failed:
+      return "failed"
+    if self.stopping:
+      return "stopping"
+    return "ready" if self._warm else "warming up"
+
+  @property
+  def answering(self) -> Answering:
+    """What answers requests.
+
+    Raises:
+      RequestError: 503 until all programs are compiled, and at the end.
+    """
+    if self._answering is None or not self._warm:
+      raise busy(f"the server is {self.state}.", _WARMING_SECONDS)
+    return self._answering
+
+  @property
+  def looking(self) -> Looking:
+    """What says where tasks look.
+
+    Raises:
+      RequestError: as `answering`.
+    """
+    if self._looking is None or not self._warm:
+      raise busy(f"the server is {self.state}.", _WARMING_SECONDS)
+    return self._looking
+
+  def note_cut_off(self) -> None:
+    """Count a request that was not finished."""
+    self.cut_off += 1
+
+  @contextlib.asynccontextmanager
+  async def running(self) -> AsyncIterator[None]:
+    """Compile, beside the first requests for health; at the end, finish."""
+    self._answering = Answering(self.predictor, self.settings, self.metrics)
+    self._looking = Looking(self.predictor, self.settings.timeout)
+    warming = asyncio.create_task(self._warm_up())
+    try:
+      yield
+    finally:
+      self.stopping = True
+      await warming
+      await self._answering.close()
+      await asyncio.to_thread(self._looking.close)
+      self._store.close()
+
+  async def _warm_up(self) -> None:
+    try:
+      compiled = await asyncio.to_thread(self.predictor.warm_up)
+    except Exception:
+      self._failed = True
+      logger.exception("the warm-up failed; /healthz says so")
+      return
+    self._warm = True
+    logger.info("ready: %d programs compiled", compiled)
+
+  def _watch(self) -> None:
+    predictor, watch = self.predictor, self.metrics.watch
+    watch(
+      "queue_images",
+      "Images that were taken and are not yet answered.",
+      lambda: self._answering.taken if self._answering else 0,
+    )
+    watch(
+      "compilations",
+      "Programs that were compiled since the warm-up.",
+      lambda: predictor.compilations,
+    )
+    watch("tasks", "Tasks that answer.", lambda: len(predictor.task_set.names))
+    watch(
+      "task_set_version",
+      "Version of the set of tasks: 1 more with each change.",
+      lambda: predictor.task_set.version,
+    )
+    watch("ready", "1 if it is ready, else 0.", lambda: self.state == "ready")
+
+
+def create_app(predictor: Predictor, settings: ServerSettings) -> FastAPI:
+  """Make the application that answers by a predictor.
+
+  Its lifespan warms the predictor up, and at the end finishes what was taken.
+  `app.state.service.stopping = True` turns /readyz to 503 before.
+
+  Args:
+    predictor: with or without tasks; it need not be warm.
+    settings: limits, timeouts, and where tasks are kept.
+
+  Raises:
+    MemoryVitError: for settings that cannot be used, such as a token file that
+      others may read, and kept tasks that fit no more.
+  """
+  service = Service(predictor, settings)
+
+  @contextlib.asynccontextmanager
+  async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async with service.running():
+      yield
+
+  app = FastAPI(
+    title="memory_vit",
+    version=memory_vit.__version__,
+    description=openapi.DESCRIPTION,
+    lifespan=lifespan,
+    docs_url=None,  # these pages would load scripts from elsewhere
+    redoc_url=None,
+  )
+  app.state.service = service
+  _add_refusals(app)
+  _add_health(app, service)
+  _add_prediction(app, service)
+  _add_tasks(app, service)
+  _add_page(app)
+  app.add_middleware(BodyLimits, settings=settings)
+  app.add_middleware(  # outermost
+    RequestLog, metrics=service.metrics, on_cut_off=service.note_cut_off
+  )
+  return app
+
+
+def _add_refusals(app: FastAPI) -> None:
+  """Every refusal is JSON with one line."""
+
+  @app.exception_handler(RequestError)
+  async def refused(_: Request, error: RequestError) -> Response:
+    return error.response()
+
+  @app.exception_handler(MemoryVitError)
+  async def bad_input(_: Request, error: MemoryVitError) -> Response:
+    return RequestError(422, str(error)).response()
+
+  @app.exception_handler(HTTPException)
+  async def no_route(_: Request, error: HTTPException) -> Response:
+    refusal = RequestError(
+      error.status_code, error.detail, headers=error.headers
+    )
+    return refusal.response()
+
+  @app.exception_handler(Exception)
+  async def failed(_: Request, error: Exception) -> Response:
+    # Its traceback goes to the log, and not to strangers.
+    return RequestError(500, "the server failed; its log says how.").response()
+
+
+def _add_health(app: FastAPI, service: Service) -> None:
+  @app.get("/healthz", tags=["health"], responses=openapi.HEALTH)
+  async def healthz() -> Response:
+    """Whether the process lives: 500 where its warm-up failed."""
+    status = 500 if service.state == "failed" else 200
+    return JSONResponse({"status": service.state}, status)
+
+  @app.get("/readyz", tags=["health"], responses=openapi.READY)
+  async def readyz() -> Response:
+    """Whether requests are answered: 503 while it warms up, or stops."""
+    status = 200 if service.state == "ready" else 503
+    task_set = task_set_json(service.predictor.task_set)
+    return JSONResponse({"status": service.state, "task_set": task_set}, status)
+
+  @app.get("/metrics", tags=["health"], responses=openapi.METRICS)
+  async def metrics() -> Response:
+    """Metrics for Prometheus."""
+    return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+
+
+def _add_prediction(app: FastAPI, service: Service) -> None:
+  @app.post(
+    "/v1/predict",
+    tags=["images"],
+    responses=openapi.PREDICT,
+    openapi_extra=openapi.PREDICT_BODY,
+  )
+  async def predict(request: Request) -> Response:
+    """Answer images by all tasks, or by those that are named."""
+    answering = service.answering
+    asked = await read_predict_request(request, service.settings.max_images)
+    return JSONResponse(await answering.answer(asked))
+
+  @app.post(
+    "/v1/attention",
+    tags=["images"],
+    responses=openapi.ATTENTION,
+    openapi_extra=openapi.PREDICT_BODY,
+  )
+  async def attention(request: Request) -> Response:
+    """Answer where the tokens of tasks look in one image, layer by layer."""
+    looking = service.looking
+    return JSONResponse(
+      await looking.look(await read_predict_request(request, 1))
+    )
+
+
+def _add_tasks(app: FastAPI, service: Service) -> None:
+  @app.get("/v1/tasks", tags=["tasks"], responses=openapi.TASKS)
+  async def tasks() -> Response:
+    """The tasks that answer now, without the names of their classes."""
+    return JSONResponse(_tasks_json(service))
+
+  @app.get("/v1/tasks/{name}", tags=["tasks"], responses=openapi.TASK)
+  async def task(name: str) -> Response:
+    """One task, with the names of its classes."""
+    described = service.predictor.task_set.describe()
+    for one in described:
+      if one.name == name:
+        return JSONResponse(dataclasses.asdict(one))
+    raise unknown_tasks([name], [one.name for one in described])
+
+  @app.put(
+    "/v1/tasks/{name}",
+    tags=["tasks"],
+    responses=openapi.CHANGE,
+    openapi_extra=openapi.TASK_BODY,
+    dependencies=[_BEARER],
+  )
+  async def put_task(name: str, request: Request) -> Response:
+    """Add a task, or replace the one of this name."""
+    client = _require_token(service, request, "put", name)
+    changed = await _put(service.changes, name, request, client)
+    status = 201 if changed.action == "add" else 200
+    return JSONResponse(_change_json(name, changed), status)
+
+  @app.delete(
+    "/v1/tasks/{name}",
+    tags=["tasks"],
+    responses=openapi.CHANGE,
+    dependencies=[_BEARER],
+  )
+  async def delete_task(name: str, request: Request) -> Response:
+    """Remove a task."""
+    client = _require_token(service, request, "remove", name)
+    changed = await service.changes.remove(name, client)
+    return JSONResponse(_change_json(name, changed))
+
+
+async def _put(
+  changes: TaskChanges, name: str, request: Request, client: str
+) -> Changed:
+  """A file as the body itself, or JSON with a path of the server."""
+  kind = media_type(request)
+  if kind == "application/json":
+    path = parse_json(TaskPath, await request.body()).path
+    return await changes.put_path(name, path, client)
+  if kind in ("application/octet-stream", "application/x-safetensors"):
+    return await changes.upload(name, request.stream(), client)
+  raise RequestError(
+    415,
+    f"the body is {one_line(kind) or 'of no type'}, expected "
+    "application/octet-stream, the bytes of a task's .safetensors file; or "
+    'application/json, {"path": "..."}.',
+  )
+
+
+def _require_token(
+  service: Service, request: Request, action: str, name: str
+) -> str:
+  """Let in who has the token; return the client's address."""
+  client = client_of(request.scope)
+  try:
+    service.token.require(request.headers.get("authorization"))
+  except RequestError as refusal:
+    audit_refused(action, name, client, refusal.message)
+    raise
+  if service.stopping:
+    raise busy("the server is stopping.", _WARMING_SECONDS)
+  return client
+
+
+def _tasks_json(service: Service) -> dict[str, Any]:
+  task_set, backbone = service.predictor.task_set, service.predictor.backbone
+  return {
+    "task_set": task_set_json(task_set),
+    "tasks": [_without_classes(one) for one in task_set.describe()],
+    "backbone": {
+      "variant": backbone.id.variant,
+      "image_size": backbone.id.image_size,
+      "fingerprint": backbone.id.fingerprint,
+      "classes": backbone.config.num_classes,
+    },
+    "changes": service.token.is_set,
+    "max_images": service.settings.max_images,
+  }
+
+
+def _without_classes(described: TaskDescription) -> dict[str, Any]:
+  values = dataclasses.asdict(described)
+  del values["class_names"]  # thousands of each, in some tasks
+  return values
+
+
+def _change_json(name: str, changed: Changed) -> dict[str, Any]:
+  change = changed.change
+  return {
+    "action": changed.action,
+    "name": name,
+    "task_set": {"version": change.version, "names": list(change.names)},
+    "grew": change.grew,
+    "compiled": change.compiled,
+  }
+
+
+def _add_page(app: FastAPI) -> None:
+  @app.get("/", include_in_schema=False)
+  async def index() -> Response:
+    return page_response("index.html")
+
+  @app.get("/page.js", include_in_schema=False)
+  async def script() -> Response:
+    return page_response("page.js")
+
+  @app.get("/page.css", include_in_schema=False)
+  async def style() -> Response:
+    return page_response("page.css")

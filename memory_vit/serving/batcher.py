@@ -1,0 +1,214 @@
+"""Dynamic batching: requests that arrive together share a pass.
+
+Requests are never taken apart: all images of one are in one call, and so are
+answered by one set of tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from memory_vit.serving.pace import Pace
+from memory_vit.serving.request_error import busy
+
+T = TypeVar("T")
+_MOST_RETRY_SECONDS = 60.0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Waiting(Generic[T]):
+  """Images of a request that are ready: float32 (k, side, side, 3)."""
+
+  pixels: np.ndarray
+  answer: asyncio.Future[tuple[T, slice]]
+  since: float
+  deadline: float
+
+
+class Batcher(Generic[T]):
+  """Collects images of requests, and runs them in batches in one thread.
+
+  To be made and used within one event loop.
+
+  Attributes:
+    taken: images that were taken and are not yet answered.
+  """
+
+  def __init__(
+    self,
+    predict: Callable[[np.ndarray], T],
+    *,
+    sizes: Sequence[int],
+    wait_seconds: float,
+    max_queue: int,
+    on_batch: Callable[[int, int, float], None] = lambda *_: None,
+  ) -> None:
+    """Start to work.
+
+    Args:
+      predict: float32 (k, side, side, 3) -> the answer for all of them; k is
+        any number.
+      sizes: batch sizes that are compiled, ascending.
+      wait_seconds: that images wait for others which are being decoded.
+      max_queue: images that may be taken at the same time.
+      on_batch: is told images, rows of the batches they were padded to, and
+        seconds.
+    """
+    self.taken = 0
+    self._predict = predict
+    self._sizes = tuple(sizes)
+    self._wait_seconds = wait_seconds
+    self._max_queue = max_queue
+    self._on_batch = on_batch
+    self._waiting: collections.deque[_Waiting[T]] = collections.deque()
+    self._changed = asyncio.Event()
+    self._closing = False
+    self._pace = Pace(self._sizes)
+    self._thread = ThreadPoolExecutor(1, thread_name_prefix="predict")
+    self._worker = asyncio.create_task(self._work())
+
+  @contextlib.contextmanager
+  def room(self, count: int) -> Iterator[None]:
+    """Take so many images into the queue until the body ends.
+
+    Raises:
+      RequestError: 503 where there is no room for them; Retry-After says when.
+    """
+    if self._closing:
+      raise busy("the server is stopping.", 5)
+    if self.taken + count > self._max_queue:
+      seconds = self.taken * self._pace.seconds_per_image()
+      raise busy(
+        f"{self.taken} images are waiting, and there is room for "
+        f"{self._max_queue}: come again.",
+        min(_MOST_RETRY_SECONDS, seconds),
+      )
+    self.taken += count
+    try:
+      yield
+    finally:
+      self.taken -= count
+      self._changed.set()
+
+  async def submit(
+    self, pixels: np.ndarray, deadline: float
+  ) -> tuple[T, slice]:
+    """Answer images for which there is `room`.
+
+    Args:
+      pixels: float32 (k, side, side, 3).
+      deadline: of `time.monotonic`; later they are not begun any more.
+
+    Returns:
+      The answer of the batch, and which rows of it are those of the images.
+
+    Raises:
+      TimeoutError: where the deadline passed before they were begun.
+    """
+    loop = asyncio.get_running_loop()
+    one = _Waiting[T](pixels, loop.create_future(), time.monotonic(), deadline)
+    self._waiting.append(one)
+    self._changed.set()
+    return await one.answer
+
+  async def close(self) -> None:
+    """Answer all that was taken, and end."""
+    self._closing = True
+    self._changed.set()
+    await self._worker
+    self._thread.shutdown()
+
+  async def _work(self) -> None:
+    while await self._is_any_waiting():
+      await self._gather()
+      batch = self._take()
+      if batch:
+        await self._run(batch)
+
+  async def _is_any_waiting(self) -> bool:
+    while not self._waiting:
+      if self._closing and not self.taken:
+        return False
+      self._changed.clear()
+      await self._changed.wait()
+    return True
+
+  async def _gather(self) -> None:
+    """Wait for images that are being decoded, but not for long."""
+    until = self._waiting[0].since + self._wait_seconds
+    while not self._closing and (left := until - time.monotonic()) > 0:
+      ready = sum(len(one.pixels) for one in self._waiting)
+      if ready >= min(self._sizes[-1], self.taken):  # no other can come
+        return
+      self._changed.clear()
+      with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(left):
+          await self._changed.wait()
+
+  def _take(self) -> list[_Waiting[T]]:
+    """The requests of the next batch, the oldest first."""
+    now = time.monotonic()
+    alive: collections.deque[_Waiting[T]] = collections.deque()
+    for one in self._waiting:
+      if one.answer.done():  # cancelled
+        continue
+      if one.deadline > now:
+        alive.append(one)
+      else:
+        one.answer.set_exception(TimeoutError())
+    self._waiting = alive
+    room = self._pace.best_size(sum(len(one.pixels) for one in alive))
+    batch: list[_Waiting[T]] = []
+    while alive and (not batch or len(alive[0].pixels) <= room):
+      batch.append(alive.popleft())
+      room -= len(batch[-1].pixels)
+    return batch
+
+  async def _run(self, batch: list[_Waiting[T]]) -> None:
+    loop = asyncio.get_running_loop()
+    count = sum(len(one.pixels) for one in batch)
+    begun = time.monotonic()
+    try:
+      answer = await loop.run_in_executor(
+        self._thread, self._predict_all, [one.pixels for one in batch]
+      )
+    except Exception as error:
+      # Each gets its own: they are raised in as many places.
+      for one in batch:
+        if not one.answer.done():
+          one.answer.set_exception(_copied(error))
+      return
+    seconds = time.monotonic() - begun
+    rows = self._pace.rows(count)
+    self._pace.record(rows, seconds)
+    self._on_batch(count, rows, seconds)
+    start = 0
+    for one in batch:
+      stop = start + len(one.pixels)
+      if not one.answer.done():
+        one.answer.set_result((answer, slice(start, stop)))
+      start = stop
+
+  def _predict_all(self, pixels: list[np.ndarray]) -> T:
+    return self._predict(
+      pixels[0] if len(pixels) == 1 else np.concatenate(pixels)
+    )
+
+
+def _copied(error: Exception) -> Exception:
+  """An error of the same kind, which says the same, with the same cause."""
+  try:
+    copy = type(error)(*error.args)
+  except Exception:  # whose arguments are others
+    copy = RuntimeError(str(error))
+  copy.__cause__ = error
+  return copy

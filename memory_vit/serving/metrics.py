@@ -1,0 +1,98 @@
+"""Metrics of the server, as Prometheus reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from prometheus_client import (
+  CollectorRegistry,
+  Counter,
+  Gauge,
+  Histogram,
+  ProcessCollector,
+  generate_latest,
+)
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# Seconds: from a small model on an accelerator to a full queue on a CPU.
+_SECONDS = (
+  0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0,
+)  # fmt: skip
+_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+
+
+class Metrics:
+  """Counters of one application; nothing is shared between two."""
+
+  def __init__(self) -> None:
+    self._registry = CollectorRegistry()
+    ProcessCollector(registry=self._registry)
+    labels = ("method", "route")
+    self._requests = Counter(
+      "memory_vit_requests",
+      "Requests, by method, route and status.",
+      (*labels, "status"),
+      registry=self._registry,
+    )
+    self._latency = Histogram(
+      "memory_vit_request_seconds",
+      "Seconds from the headers of a request to the end of its answer.",
+      labels,
+      buckets=_SECONDS,
+      registry=self._registry,
+    )
+    self._images = Counter(
+      "memory_vit_images",
+      "Images of requests, by what became of them.",
+      ("result",),
+      registry=self._registry,
+    )
+    self._batch_fill = Histogram(
+      "memory_vit_batch_fill",
+      "Share of the rows of a batch that are images; the rest is padding.",
+      buckets=_SHARES,
+      registry=self._registry,
+    )
+    self._batch_seconds = Histogram(
+      "memory_vit_batch_seconds",
+      "Seconds of the pass of a batch.",
+      buckets=_SECONDS,
+      registry=self._registry,
+    )
+    self._changes = Counter(
+      "memory_vit_task_changes",
+      "Changes of the set of tasks, by kind.",
+      ("action",),
+      registry=self._registry,
+    )
+
+  def watch(self, name: str, about: str, value: Callable[[], Any]) -> None:
+    """Add a gauge whose value is asked for when metrics are read."""
+    gauge = Gauge(f"memory_vit_{name}", about, registry=self._registry)
+    gauge.set_function(lambda: float(value()))
+
+  def request(
+    self, method: str, route: str, status: int, seconds: float
+  ) -> None:
+    """Count an answered request."""
+    self._requests.labels(method, route, str(status)).inc()
+    self._latency.labels(method, route).observe(seconds)
+
+  def images(self, answered: int, refused: int) -> None:
+    """Count the images of a request."""
+    self._images.labels("answered").inc(answered)
+    self._images.labels("refused").inc(refused)
+
+  def batch(self, images: int, rows: int, seconds: float) -> None:
+    """Count a batch: its images, the rows they were padded to, its time."""
+    self._batch_fill.observe(images / rows)
+    self._batch_seconds.observe(seconds)
+
+  def change(self, action: str) -> None:
+    """Count a change of the set of tasks."""
+    self._changes.labels(action).inc()
+
+  def text(self) -> bytes:
+    """All metrics, of `CONTENT_TYPE`."""
+    return generate_latest(self._registry)

@@ -1,0 +1,333 @@
+// The page of the server: answers of all tasks, where their tokens look, and
+// changes of tasks. Names come from strangers: they are only ever set as text.
+"use strict";
+
+const $ = (id) => document.getElementById(id);
+// Of the server; it says how many images it takes at once.
+const limits = { images: 8 };
+
+function element(tag, options = {}, ...children) {
+  const found = Object.assign(document.createElement(tag), options);
+  found.append(...children);
+  return found;
+}
+
+function say(place, text, isError = false) {
+  place.textContent = text;
+  place.classList.toggle("error", isError);
+}
+
+// The JSON of an answer, or an Error with the server's one line.
+async function ask(path, options) {
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch {
+    throw new Error("The server cannot be reached.");
+  }
+  let body = {};
+  try {
+    body = await response.json();
+  } catch {
+    // What is no JSON has nothing to say beyond its status.
+  }
+  if (!response.ok) {
+    const error = new Error(body.error || `The server answered with status ${response.status}.`);
+    error.images = body.images;
+    throw error;
+  }
+  return body;
+}
+
+// With a space that breaks no line.
+const percent = (share) => `${(100 * share).toFixed(1)}\u00a0%`;
+const plural = (count, what) => `${count} ${what}${count === 1 ? "" : "s"}`;
+
+// Images ---------------------------------------------------------------------
+
+function form(files, fields = {}) {
+  const data = new FormData();
+  for (const file of files) data.append("images", file, file.name);
+  for (const [name, value] of Object.entries(fields)) data.append(name, value);
+  return data;
+}
+
+async function predict(files) {
+  if (!files.length) return;
+  $("drop").setAttribute("aria-busy", "true");
+  let done = 0, bad = 0;
+  for (let i = 0; i < files.length; i += limits.images) {
+    const some = files.slice(i, i + limits.images);
+    say($("progress"), `Asking about ${plural(files.length, "image")} …`);
+    let answers;
+    try {
+      const answer = await ask("v1/predict", { method: "POST", body: form(some) });
+      answers = answer.images;
+      showVersion(answer.task_set);
+    } catch (error) {
+      if (!error.images) {
+        say($("progress"), error.message, true);
+        $("drop").removeAttribute("aria-busy");
+        return;
+      }
+      answers = error.images;
+    }
+    answers.forEach((answer, j) => {
+      $("results").prepend(card(some[j], answer));
+      if (answer.error) bad += 1; else done += 1;
+    });
+  }
+  $("drop").removeAttribute("aria-busy");
+  const failed = bad ? `, ${bad} could not be read` : "";
+  say($("progress"), `${plural(done, "image")} answered${failed}.`);
+}
+
+function card(file, answer) {
+  const title = element("h3", { textContent: file.name });
+  const picture = element("div", { className: "picture" });
+  if (answer.error) {
+    const problem = element("p", { className: "error", textContent: answer.error });
+    picture.append(title);
+    return element("li", {}, picture, problem);
+  }
+  const image = element("img", { alt: "", src: URL.createObjectURL(file) });
+  image.addEventListener("load", () => URL.revokeObjectURL(image.src), { once: true });
+  picture.append(image, title);
+  const answers = element("div", { className: "answers" });
+  for (const [name, guesses] of Object.entries(answer.tasks)) {
+    answers.append(answersOf(name, guesses));
+  }
+  const item = element("li", {}, picture, answers);
+  if (Object.keys(answer.tasks).length) {
+    const button = element("button", { type: "button", className: "plain", textContent: "Where do they look?" });
+    button.setAttribute("aria-label", `Where do tasks look in ${file.name}?`);
+    button.addEventListener("click", () => showLooks(item, file, button));
+    picture.append(button);
+  } else {
+    answers.append(element("p", { textContent: "There is no task to answer." }));
+  }
+  return item;
+}
+
+function answersOf(name, guesses) {
+  const list = element("ol");
+  for (const guess of guesses) {
+    const row = element("li", {},
+      element("span", { textContent: guess.class }),
+      element("span", { textContent: percent(guess.probability) }));
+    row.style.backgroundSize = `${100 * guess.probability}% 100%`;
+    list.append(row);
+  }
+  return element("section", {}, element("h3", { textContent: name }), list);
+}
+
+// Where tokens look ----------------------------------------------------------
+
+// Dark to bright with even steps of lightness, as (red, green, blue).
+const STOPS = [[0, 0, 4], [87, 16, 110], [188, 55, 84], [249, 142, 9], [252, 255, 164]];
+
+function colour(value) {
+  const place = Math.min(Math.max(value, 0), 1) * (STOPS.length - 1);
+  const i = Math.min(Math.floor(place), STOPS.length - 2);
+  return STOPS[i].map((low, c) => low + (place - i) * (STOPS[i + 1][c] - low));
+}
+
+async function showLooks(item, file, button) {
+  button.disabled = true;
+  try {
+    const found = await ask("v1/attention", { method: "POST", body: form([file]) });
+    const view = new Image();
+    view.src = found.view;
+    await view.decode();
+    item.append(looks(found, view, file.name));
+    button.remove();
+    item.querySelector(".looks select").focus();
+  } catch (error) {
+    button.disabled = false;
+    say($("progress"), error.message, true);
+  }
+}
+
+function looks(found, view, fileName) {
+  const names = Object.keys(found.tasks);
+  const layers = found.tasks[names[0]].patches.length;
+  const canvas = element("canvas", { width: 448, height: 448 });
+  canvas.setAttribute("role", "img");
+  const tasks = element("select", {}, ...names.map((n) => element("option", { value: n, textContent: n })));
+  const layer = element("input", { type: "range", min: 0, max: layers, value: 0, step: 1 });
+  const strength = element("input", { type: "range", min: 0, max: 100, value: 65 });
+  const shown = element("output");
+  const shares = element("p", { className: "shares" });
+  const draw = () => {
+    const chosen = Number(layer.value);
+    const all = found.tasks[tasks.value];
+    const where = chosen ? `layer ${chosen} of ${layers}` : `mean of ${layers} layers`;
+    shown.textContent = chosen ? `${chosen} of ${layers}` : where;
+    layer.setAttribute("aria-valuetext", where);
+    canvas.setAttribute("aria-label", `Where ${tasks.value} looks in ${fileName}, ${where}`);
+    paint(canvas, view, patches(all, chosen), found, Number(strength.value) / 100);
+    const pick = (values) => chosen ? values[chosen - 1] : mean(values);
+    const sums = all.patches.map((row) => row.reduce((a, b) => a + b, 0));
+    shares.textContent = `Of its attention, patches get ${percent(pick(sums))}, ` +
+      `the class token ${percent(pick(all.class_token))}, ` +
+      `its own memory and tokens of tasks ${percent(pick(all.rest))}.`;
+  };
+  for (const control of [tasks, layer, strength]) control.addEventListener("input", draw);
+  draw();
+  const controls = element("div", { className: "controls" },
+    element("label", {}, "Task", tasks),
+    element("label", {}, element("span", {}, "Layer: ", shown), layer),
+    element("label", {}, "Strength of the overlay", strength),
+    shares);
+  return element("div", { className: "looks" }, canvas, controls);
+}
+
+const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
+
+// Weights of the patches in one layer, from 1; or their mean, for 0.
+function patches(all, layer) {
+  if (layer) return all.patches[layer - 1];
+  return all.patches[0].map((_, i) => mean(all.patches.map((row) => row[i])));
+}
+
+function paint(canvas, view, weights, found, strength) {
+  const [rows, columns] = [found.rows, found.columns];
+  const most = Math.max(...weights) || 1;
+  const small = element("canvas", { width: columns, height: rows });
+  const pixels = new ImageData(columns, rows);
+  weights.forEach((weight, i) => {
+    pixels.data.set([...colour(weight / most), 255], 4 * i);
+  });
+  small.getContext("2d").putImageData(pixels, 0, 0);
+  const context = canvas.getContext("2d");
+  context.globalAlpha = 1;
+  context.imageSmoothingEnabled = true;
+  context.drawImage(view, 0, 0, canvas.width, canvas.height);
+  context.globalAlpha = strength;
+  context.drawImage(small, 0, 0, canvas.width, canvas.height);
+}
+
+// Tasks ----------------------------------------------------------------------
+
+function showVersion(set) {
+  $("server").dataset.version = set.version;
+}
+
+async function refresh() {
+  let found;
+  try {
+    found = await ask("v1/tasks");
+  } catch (error) {
+    say($("server"), error.message, true);
+    return;
+  }
+  limits.images = found.max_images;
+  showVersion(found.task_set);
+  const { variant, image_size: side, fingerprint } = found.backbone;
+  say($("server"),
+    `${plural(found.tasks.length, "task")} on one ${variant} at ${side} pixels ` +
+    `(fingerprint ${fingerprint.slice(0, 12)}), in one pass. Set of tasks: version ${found.task_set.version}.`);
+  $("none").hidden = found.tasks.length > 0;
+  $("locked").hidden = found.changes;
+  $("change").hidden = !found.changes;
+  $("tasks").replaceChildren(...found.tasks.map((task) => taskRow(task, found.changes)));
+}
+
+function taskRow(task, changes) {
+  const cell = (textContent, className = "") => element("td", { textContent, className });
+  const row = element("tr", {},
+    element("th", { scope: "row", textContent: task.name }),
+    cell(task.classes, "number"),
+    cell(task.cells, "number"),
+    cell(task.regime),
+    cell(task.parents.join(", ") || "–"),
+    element("td", {}, element("code", { textContent: task.digest.slice(0, 12), title: task.digest })));
+  const last = element("td");
+  if (changes) {
+    const button = element("button", { type: "button", className: "plain", textContent: "Remove" });
+    button.setAttribute("aria-label", `Remove ${task.name}`);
+    button.addEventListener("click", () => removeTask(task.name));
+    last.append(button);
+  }
+  row.append(last);
+  return row;
+}
+
+function authorized(more = {}) {
+  return { ...more, Authorization: `Bearer ${$("token").value}` };
+}
+
+async function change(name, options) {
+  say($("changed"), "One moment …");
+  try {
+    const done = await ask(`v1/tasks/${encodeURIComponent(name)}`, options);
+    const what = { add: "added", replace: "replaced", remove: "removed" }[done.action];
+    const grew = done.grew ? `, and ${plural(done.compiled, "program")} compiled for it` : "";
+    say($("changed"), `${name} was ${what}${grew}: version ${done.task_set.version}.`);
+    return true;
+  } catch (error) {
+    say($("changed"), error.message, true);
+    return false;
+  } finally {
+    await refresh();
+  }
+}
+
+async function removeTask(name) {
+  if (!$("token").value) {
+    say($("changed"), "To remove a task, give the token of the server first.", true);
+    $("token").focus();
+    return;
+  }
+  if (!window.confirm(`Remove the task ${name}? It stops answering at once.`)) return;
+  await change(name, { method: "DELETE", headers: authorized() });
+}
+
+async function addTask(event) {
+  event.preventDefault();
+  const button = $("change").querySelector("button");
+  button.disabled = true;
+  const headers = authorized({ "Content-Type": "application/octet-stream" });
+  const added = await change($("name").value, { method: "PUT", headers, body: $("file").files[0] });
+  button.disabled = false;
+  if (added) {
+    $("file").value = "";
+    $("name").value = "";
+    $("file").focus();
+  }
+}
+
+// A name of a task that a file's name suggests.
+function suggestName() {
+  const [file] = $("file").files;
+  if (file && !$("name").value) {
+    const name = file.name.toLowerCase().replace(/\.safetensors$/, "");
+    $("name").value = name.replace(/[^a-z0-9_-]+/g, "-").replace(/^[-_]+/, "").slice(0, 64);
+  }
+}
+
+function start() {
+  const drop = $("drop");
+  $("files").addEventListener("change", async () => {
+    const files = [...$("files").files];
+    $("files").value = "";
+    await predict(files);
+  });
+  for (const kind of ["dragenter", "dragover"]) {
+    drop.addEventListener(kind, (event) => {
+      event.preventDefault();
+      drop.classList.add("over");
+    });
+  }
+  drop.addEventListener("dragleave", () => drop.classList.remove("over"));
+  drop.addEventListener("drop", async (event) => {
+    event.preventDefault();
+    drop.classList.remove("over");
+    await predict([...event.dataTransfer.files]);
+  });
+  $("change").addEventListener("submit", addTask);
+  $("file").addEventListener("change", suggestName);
+  refresh();
+}
+
+start();

@@ -1,0 +1,32 @@
+"""The page at `/`: three files, which load nothing from elsewhere."""
+
+from __future__ import annotations
+
+import importlib.resources
+
+from starlette.responses import Response
+
+_TYPES = {
+  "index.html": "text/html; charset=utf-8",
+  "page.css": "text/css; charset=utf-8",
+  "page.js": "text/javascript; charset=utf-8",
+}
+# Nothing is loaded from elsewhere, and no other site may frame the page.
+# Pictures that are dropped are blobs, what the model saw of them is data.
+_HEADERS = {
+  "Content-Security-Policy": (
+    "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+  ),
+  "X-Content-Type-Options": "nosniff",
+  "Referrer-Policy": "no-referrer",
+  "Cache-Control": "no-cache",
+}
+
+
+def page_response(name: str) -> Response:
+  """A file of the page, as it is sent."""
+  folder = importlib.resources.files("memory_vit.serving") / "page"
+  content = (folder / name).read_bytes()
+  return Response(content, media_type=_TYPES[name], headers=_HEADERS)

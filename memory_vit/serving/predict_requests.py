@@ -1,0 +1,199 @@
+"""Read the body of a prediction request: multipart, or JSON with base64."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import dataclasses
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from memory_vit.runtime.messages import brief, shortened
+from memory_vit.serving.request_error import RequestError
+from memory_vit.serving.schemas import ImageData, PredictBody
+
+_Model = TypeVar("_Model", bound=BaseModel)
+# Of a form, beside the images.
+_MOST_FIELDS = 1_000
+_MOST_FIELD_BYTES = 64 * 1024
+_MOST_NAME = 200
+_MULTIPART, _JSON = "multipart/form-data", "application/json"
+_FORM_FIELDS = ("images", "tasks", "top", "original")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class UploadedImage:
+  """An image file of a request, or why there is none."""
+
+  name: str
+  content: bytes
+  error: str = ""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PredictRequest:
+  """What a client asks for.
+
+  Attributes:
+    images: at least one.
+    tasks: names, in the order of the request; None for all.
+    top: classes of each task; None for the default of the server.
+    original: whether the backbone's own head answers too.
+  """
+
+  images: tuple[UploadedImage, ...]
+  tasks: tuple[str, ...] | None
+  top: int | None
+  original: bool
+
+
+async def read_predict_request(
+  request: Request, max_images: int
+) -> PredictRequest:
+  """Read and check the body of a request.
+
+  Raises:
+    RequestError: 415 for another type, 413 for too many images, 422 for what
+      does not fit, 400 for what is broken.
+  """
+  kind = media_type(request)
+  if kind == _MULTIPART:
+    return await _read_form(request, max_images)
+  if kind == _JSON:
+    body = await request.body()
+    # Megabytes of base64 must not hold up everybody else.
+    return await asyncio.to_thread(_read_json, body, max_images)
+  raise RequestError(
+    415,
+    f"the body is {brief(kind)}, expected {_MULTIPART} with files named "
+    f"'images', or {_JSON} with base64.",
+  )
+
+
+def media_type(request: Request) -> str:
+  """The media type of a body, without its parameters."""
+  content_type = request.headers.get("content-type", "")
+  return content_type.partition(";")[0].strip().lower()
+
+
+def parse_json(model: type[_Model], body: bytes) -> _Model:
+  """Parse a JSON body.
+
+  Raises:
+    RequestError: 422 that names the first place that does not fit.
+  """
+  try:
+    return model.model_validate_json(body)
+  except ValidationError as error:
+    raise RequestError(422, _problem(error)) from error
+
+
+def _problem(error: ValidationError) -> str:
+  """The first of the problems, in words; what was sent is not repeated."""
+  first, *others = error.errors(include_input=False, include_url=False)
+  place = shortened(".".join(map(str, first["loc"])), 100) or "the body"
+  more = f" (and {len(others)} more problems)" if others else ""
+  return f"{place}: {first['msg']}{more}."
+
+
+def _read_json(body: bytes, max_images: int) -> PredictRequest:
+  found = parse_json(PredictBody, body)
+  _require_few(len(found.images), max_images)
+  return PredictRequest(
+    images=tuple(map(_decoded, found.images)),
+    tasks=None if found.tasks is None else tuple(found.tasks),
+    top=found.top,
+    original=found.original,
+  )
+
+
+def _decoded(image: ImageData) -> UploadedImage:
+  name = shortened(image.name, _MOST_NAME)
+  try:
+    return UploadedImage(name, base64.b64decode(image.data, validate=True))
+  except (binascii.Error, ValueError):
+    return UploadedImage(name, b"", "its data are no base64")
+
+
+async def _read_form(request: Request, max_images: int) -> PredictRequest:
+  try:
+    form = await request.form(
+      # One more than allowed, so that it is counted here, and refused.
+      max_files=max_images + 1,
+      max_fields=_MOST_FIELDS,
+      max_part_size=_MOST_FIELD_BYTES,
+    )
+  except HTTPException as error:
+    status = 413 if "Too many files" in error.detail else 400
+    raise RequestError(status, f"the form: {error.detail}") from error
+  try:
+    images = await _form_images(form, max_images)
+  finally:
+    await form.close()
+  tasks = _form_tasks(form)
+  top, original = form.get("top"), form.get("original", "false")
+  values = {
+    "images": [{"data": ""}],
+    "tasks": tasks,
+    "top": top or None,
+    "original": original or False,
+  }
+  try:
+    found = PredictBody.model_validate(values)
+  except ValidationError as error:
+    raise RequestError(422, _problem(error)) from error
+  return PredictRequest(
+    images=images,
+    tasks=None if found.tasks is None else tuple(found.tasks),
+    top=found.top,
+    original=found.original,
+  )
+
+
+async def _form_images(
+  form: FormData, max_images: int
+) -> tuple[UploadedImage, ...]:
+  for name in form:
+    if name not in _FORM_FIELDS:
+      raise RequestError(
+        422,
+        f"the form has a field {brief(name)}, expected files named 'images', "
+        "and 'tasks', 'top' or 'original'.",
+      )
+  files = form.getlist("images")
+  _require_few(len(files), max_images)
+  if not files or not all(isinstance(one, UploadFile) for one in files):
+    raise RequestError(
+      422,
+      "images: expected at least one file; with curl, -F images=@FILE.",
+    )
+  return tuple(
+    [
+      UploadedImage(shortened(one.filename or "", _MOST_NAME), await one.read())
+      for one in files
+      if isinstance(one, UploadFile)
+    ]
+  )
+
+
+def _form_tasks(form: FormData) -> list[str] | None:
+  """Names of tasks: of several fields, and of several in one."""
+  fields = form.getlist("tasks")
+  if not fields:
+    return None
+  if any(isinstance(field, UploadFile) for field in fields):
+    raise RequestError(422, "tasks: expected names, separated by commas.")
+  names = [name.strip() for text in fields for name in str(text).split(",")]
+  return [name for name in names if name]
+
+
+def _require_few(count: int, most: int) -> None:
+  if count > most:
+    raise RequestError(
+      413, f"more than {most} images: send them in several requests."
+    )

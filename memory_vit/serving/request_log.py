@@ -1,0 +1,68 @@
+"""One line of the log for each request: nothing of what was sent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from memory_vit.serving.metrics import Metrics
+
+logger = logging.getLogger("memory_vit.serving.requests")
+# Paths that are asked for again and again by machines.
+_QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"})
+
+
+class RequestLog:
+  """ASGI middleware: logs and counts requests by the route that they took.
+
+  A path itself, which a stranger chooses, appears nowhere.
+  """
+
+  def __init__(
+    self, app: ASGIApp, metrics: Metrics, on_cut_off: Callable[[], None]
+  ) -> None:
+    """Count into `metrics`; `on_cut_off` is told of each that is cancelled."""
+    self._app = app
+    self._metrics = metrics
+    self._on_cut_off = on_cut_off
+
+  async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    """Run the application, and log what it answered."""
+    if scope["type"] != "http":
+      await self._app(scope, receive, send)
+      return
+    begun = time.monotonic()
+    status = 500  # where it ends without an answer
+
+    async def noted(message: Message) -> None:
+      nonlocal status
+      if message["type"] == "http.response.start":
+        status = message["status"]
+      await send(message)
+
+    try:
+      await self._app(scope, receive, noted)
+    except asyncio.CancelledError:  # the time to finish is over
+      self._on_cut_off()
+      raise
+    finally:
+      seconds = time.monotonic() - begun
+      route = getattr(scope.get("route"), "path", "none")
+      method = scope["method"] if scope["method"] in _METHODS else "other"
+      self._metrics.request(method, route, status, seconds)
+      level = logging.DEBUG if route in _QUIET else logging.INFO
+      logger.log(
+        level, "%s %s %s %d %.1f ms",
+        client_of(scope), method, route, status, 1e3 * seconds,
+      )  # fmt: skip
+
+
+def client_of(scope: Scope) -> str:
+  """Address of the client, as the socket has it: headers may lie."""
+  client = scope.get("client")
+  return f"{client[0]}:{client[1]}" if client else "unknown"

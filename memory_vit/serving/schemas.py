@@ -1,0 +1,169 @@
+"""The JSON of requests and answers, for checking them and for OpenAPI."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+# A PNG of one red pixel, for the examples.
+_RED_PIXEL = (
+  "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLv"
+  "AAAAAElFTkSuQmCC"
+)
+MOST_TOP = 2**20
+
+
+class _Strict(BaseModel):
+  """An object without other keys than those that are declared."""
+
+  model_config = ConfigDict(extra="forbid")
+
+
+class ImageData(_Strict):
+  """An image file in base64, under a name that comes back in the answer."""
+
+  name: str = Field(default="", max_length=1_000)
+  data: str = Field(description="the file in base64: JPEG, PNG, WebP, BMP, GIF")
+
+
+class PredictBody(_Strict):
+  """Images to predict, the tasks to answer by, and how much to tell."""
+
+  model_config = ConfigDict(
+    extra="forbid",
+    json_schema_extra={
+      "examples": [
+        {
+          "images": [{"name": "a.png", "data": _RED_PIXEL}],
+          "tasks": ["birds"],
+          "top": 3,
+        }
+      ]
+    },
+  )
+  images: list[ImageData] = Field(min_length=1)
+  tasks: list[str] | None = Field(
+    default=None, min_length=1, description="names of tasks; without it, all"
+  )
+  top: int | None = Field(
+    default=None, ge=1, le=MOST_TOP, description="classes of each task"
+  )
+  original: bool = Field(
+    default=False, description="whether the backbone's own head answers too"
+  )
+
+
+class TaskPath(_Strict):
+  """A task that lies on the server, below its --task_root."""
+
+  model_config = ConfigDict(
+    extra="forbid",
+    json_schema_extra={"examples": [{"path": "runs/mine/tasks/birds"}]},
+  )
+  path: str = Field(min_length=1, max_length=4_000)
+
+
+class TaskSetName(BaseModel):
+  """Which set of tasks answered; its version grows by 1 with each change."""
+
+  version: int
+  names: list[str]
+
+
+class GuessedClass(BaseModel):
+  """A class, by its name (or its index, as text), and its probability."""
+
+  model_config = ConfigDict(
+    json_schema_extra={
+      "examples": [{"class": "heron", "index": 17, "probability": 0.93}]
+    },
+  )
+  class_name: str = Field(alias="class")
+  index: int
+  probability: float
+
+
+class PredictedImage(BaseModel):
+  """What the tasks say of an image; or only why it could not be read."""
+
+  name: str
+  tasks: dict[str, list[GuessedClass]] | None = None
+  original: list[GuessedClass] | None = None
+  error: str | None = None
+
+
+class PredictAnswer(BaseModel):
+  """One set of tasks answered all images of a request."""
+
+  task_set: TaskSetName
+  images: list[PredictedImage]
+
+
+class Attention(BaseModel):
+  """Where the token of a task looks, in each of l layers.
+
+  The weights of a layer sum to 1: `patches`, row by row, `class_token` (and
+  registers), and the rest, on its own memory and the tokens of tasks.
+  """
+
+  class_token: list[float]
+  patches: list[list[float]]
+  rest: list[float]
+
+
+class AttentionAnswer(BaseModel):
+  """Where tasks look in one image, and the image as the model sees it."""
+
+  task_set: TaskSetName
+  view: str = Field(description="the prepared image, as the URL of a PNG")
+  rows: int
+  columns: int
+  tasks: dict[str, Attention]
+
+
+class TaskDescription(BaseModel):
+  """One task that answers now; its classes are named where it is asked for."""
+
+  name: str
+  slot: int
+  classes: int
+  class_names: list[str] | None = None
+  cells: int
+  regime: str
+  parents: list[str]
+  digest: str
+  fingerprint: str
+
+
+class TasksAnswer(BaseModel):
+  """The tasks that answer now, and the backbone under them."""
+
+  task_set: TaskSetName
+  tasks: list[TaskDescription]
+  backbone: dict[str, Any]
+  changes: bool = Field(description="whether a token lets tasks be changed")
+  max_images: int = Field(description="images of one request, at most")
+
+
+class ChangeAnswer(BaseModel):
+  """A change of the set of tasks, which requests see from now on."""
+
+  action: str
+  name: str
+  task_set: TaskSetName
+  grew: bool = Field(description="whether programs had to be compiled for it")
+  compiled: int
+
+
+class Problem(BaseModel):
+  """Why a request was refused, in one line."""
+
+  model_config = ConfigDict(extra="allow")
+  error: str
+
+
+class UnknownTaskProblem(Problem):
+  """Names that no task has, and those that there are."""
+
+  known: list[str]

@@ -1,0 +1,98 @@
+"""Where a server keeps the tasks that were added to it, and their uploads.
+
+STATE/tasks/NAME.safetensors   a task that answers under this name
+STATE/uploads/                 what is still being received or checked
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memory_vit.errors import ConfigError
+from memory_vit.runtime import files, paths
+from memory_vit.tasks import store
+
+if TYPE_CHECKING:
+  from memory_vit.model.task import Task
+
+SUFFIX = ".safetensors"
+
+
+class TaskStore:
+  """Files of tasks below a directory; without one, below a temporary one.
+
+  Attributes:
+    is_kept: whether they are there after a restart.
+  """
+
+  def __init__(self, state_dir: str | None) -> None:
+    """Make the directories, and remove what was never completed.
+
+    Raises:
+      ConfigError: where nothing can be written there.
+    """
+    self.is_kept = state_dir is not None
+    if state_dir is None:
+      self._root = Path(tempfile.mkdtemp(prefix="memory_vit_serve-"))
+    else:
+      self._root = paths.local(state_dir, "--state_dir").absolute()
+    self._tasks, self._uploads = self._root / "tasks", self._root / "uploads"
+    for directory in (self._tasks, self._uploads):
+      if directory.is_symlink():
+        raise ConfigError(
+          f"{directory} is a link, expected a directory: give another "
+          "--state_dir."
+        )
+      paths.make_directory(directory, "--state_dir")
+      # Of a server that was killed: each of these names is of this class.
+      for part in directory.glob(f".*.part{SUFFIX}"):
+        part.unlink()
+
+  @contextlib.contextmanager
+  def upload(self) -> Iterator[Path]:
+    """Yield the name of a new file for an upload; it is removed after."""
+    path = self._uploads / f".{uuid.uuid4().hex}.part{SUFFIX}"
+    try:
+      yield path
+    finally:
+      path.unlink(missing_ok=True)
+
+  def kept(self) -> list[tuple[str, Path]]:
+    """(name, file) of each task that was added, the longest ago first."""
+    found = [path for path in self._tasks.glob(f"*{SUFFIX}")]
+    found.sort(key=lambda path: (path.stat().st_mtime_ns, path.name))
+    return [(path.name.removesuffix(SUFFIX), path) for path in found]
+
+  @contextlib.contextmanager
+  def keeping(self, name: str, task: Task) -> Iterator[None]:
+    """Write a task, and keep it under a name if the body does not fail.
+
+    Raises:
+      TrainingError: where it cannot be written; the body is not run then.
+    """
+    path = self._tasks / f"{name}{SUFFIX}"
+    part = self._tasks / f".{uuid.uuid4().hex}.part{SUFFIX}"
+    try:
+      with files.writing(part):
+        store.save_task(task, part, format="safetensors")
+      yield
+      part.replace(path)
+      files.sync(self._tasks)
+    finally:
+      part.unlink(missing_ok=True)
+
+  def remove(self, name: str) -> None:
+    """Keep the task of this name no longer, if it was kept."""
+    (self._tasks / f"{name}{SUFFIX}").unlink(missing_ok=True)
+    files.sync(self._tasks)
+
+  def close(self) -> None:
+    """Remove what is not kept."""
+    if not self.is_kept:
+      shutil.rmtree(self._root, ignore_errors=True)

@@ -1,0 +1,109 @@
+"""A tiny model behind the application, and a client of it."""
+
+import asyncio
+import contextlib
+import functools
+import io
+
+import httpx
+import numpy as np
+from conftest import random_task, tiny_backbone
+from PIL import Image
+
+import memory_vit as mv
+from memory_vit.prediction import Predictor
+from memory_vit.serving import ServerSettings, create_app
+
+SECRET = "a token of 24 characters"
+BEARER = {"Authorization": f"Bearer {SECRET}"}
+BYTES = {**BEARER, "Content-Type": "application/octet-stream"}
+SIZES = (1, 4)
+BACKBONE = tiny_backbone()
+BIRDS = random_task(BACKBONE, "birds", seed=1, classes=3)
+PETS = random_task(BACKBONE, "pets", seed=2, classes=5)
+
+
+def predictor(*tasks, **options):
+  """One that is not warm yet."""
+  options = {"batch_sizes": SIZES, "slots": 4, **options}
+  return Predictor.from_model(BACKBONE, tasks, warm_up=False, **options)
+
+
+@functools.cache
+def warm_predictor():
+  """One of birds and pets that compiles nothing more, for all tests.
+
+  Whoever changes its tasks puts them back: `with_tasks`.
+  """
+  found = predictor(BIRDS, PETS)
+  found.warm_up()
+  return found
+
+
+@contextlib.contextmanager
+def with_tasks(*tasks):
+  """The warm predictor, of these tasks until the body ends."""
+  model = warm_predictor()
+
+  def show(wanted):
+    for name in reversed(model.task_set.names):
+      model.remove(name)
+    for task in wanted:
+      model.add(task)
+
+  show(tasks)
+  try:
+    yield model
+  finally:
+    show((BIRDS, PETS))
+
+
+def png(seed=0, side=8):
+  """A random picture as a PNG file."""
+  rng = np.random.default_rng(seed)
+  pixels = rng.integers(0, 256, (side, side, 3), np.uint8)
+  file = io.BytesIO()
+  Image.fromarray(pixels).save(file, "PNG")
+  return file.getvalue()
+
+
+def image_files(*contents):
+  """What httpx sends as a form."""
+  return [("images", (f"{i}.png", c)) for i, c in enumerate(contents)]
+
+
+def task_bytes(task, folder):
+  """A task as one file."""
+  path = folder / f"{task.name}-upload.safetensors"
+  mv.save_task(task, path, format="safetensors")
+  return path.read_bytes()
+
+
+def token_file(folder):
+  """A file with `SECRET` that only its owner may read."""
+  path = folder / "token"
+  path.write_text(SECRET)
+  path.chmod(0o600)
+  return str(path)
+
+
+@contextlib.asynccontextmanager
+async def serving(model, **options):
+  """A client of an application that is ready."""
+  app = create_app(model, ServerSettings(**options))
+  async with app.router.lifespan_context(app), client(app) as http:
+    while (await http.get("/readyz")).status_code != 200:
+      assert (await http.get("/healthz")).status_code == 200
+      await asyncio.sleep(0.05)
+    yield http
+
+
+def client(app):
+  """A client; what goes wrong in the application is status 500."""
+  transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+  return httpx.AsyncClient(transport=transport, base_url="http://test")
+
+
+async def names(http):
+  """Names of the tasks that answer."""
+  return (await http.get("/v1/tasks")).json()["task_set"]["names"]

@@ -1,0 +1,449 @@
+"""The routes: what they answer, and what they refuse."""
+
+import asyncio
+import base64
+import io
+import json
+import logging
+import re
+import struct
+import threading
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+from served import (
+  BACKBONE,
+  BIRDS,
+  PETS,
+  SECRET,
+  client,
+  image_files,
+  png,
+  serving,
+  warm_predictor,
+  with_tasks,
+)
+
+import memory_vit as mv
+from memory_vit.prediction.predictions import softmax
+from memory_vit.serving import ServerSettings, create_app
+from memory_vit.serving.page_files import page_response
+
+GOOD = {"files": image_files(png())}
+
+
+@pytest.fixture
+def ready():
+  """The warm predictor, for tests that change no task."""
+  return warm_predictor()
+
+
+def expected(task, content, rows):
+  """Probabilities of a task alone, in a batch of so many rows."""
+  image = mv.preprocess(content, task)
+  batch = np.zeros((rows, *image.shape), np.float32)
+  batch[0] = image
+  slots = mv.fill_slots(BACKBONE, task, slots=4)
+  logits = np.asarray(mv.forward(BACKBONE, slots, batch)[task.name])
+  return softmax(logits[:1], task.name)[0]
+
+
+def probabilities(guesses, count):
+  """Of an answer, by class."""
+  found = np.zeros(count)
+  for guess in guesses:
+    found[guess["index"]] = guess["probability"]
+  return found
+
+
+def test_the_answer_is_that_of_forward(ready):
+  async def check():
+    async with serving(ready) as http:
+      done = await http.post("/v1/predict", files=image_files(png(3)))
+      assert done.status_code == 200
+      answer = done.json()
+      assert answer["task_set"]["names"] == ["birds", "pets"]
+      [image] = answer["images"]
+      assert image["name"] == "0.png"
+      for task, count in ((BIRDS, 3), (PETS, 5)):
+        guesses = image["tasks"][task.name]
+        found = probabilities(guesses, count)
+        np.testing.assert_array_equal(found, expected(task, png(3), 1))
+        shares = [guess["probability"] for guess in guesses]
+        assert shares == sorted(shares, reverse=True)
+
+  asyncio.run(check())
+
+
+def test_json_and_forms_get_the_same(ready):
+  async def check():
+    async with serving(ready) as http:
+      contents = [png(i) for i in range(3)]
+      form = await http.post(
+        "/v1/predict",
+        files=image_files(*contents),
+        data={"tasks": "pets", "top": "2", "original": "true"},
+      )
+      images = [
+        {"name": f"{i}.png", "data": base64.b64encode(c).decode()}
+        for i, c in enumerate(contents)
+      ]
+      body = {"images": images, "tasks": ["pets"], "top": 2, "original": True}
+      both = await http.post("/v1/predict", json=body)
+      assert form.json() == both.json()
+      assert len(form.json()["images"]) == 3
+      for image in form.json()["images"]:
+        assert {k: len(v) for k, v in image["tasks"].items()} == {"pets": 2}
+        assert len(image["original"]) == 2
+
+  asyncio.run(check())
+
+
+def test_an_unknown_task_is_never_answered_silently(ready):
+  async def check():
+    async with serving(ready) as http:
+      for asked in ("cats", "birds,cats", "../birds", "backbone"):
+        done = await http.post("/v1/predict", **GOOD, data={"tasks": asked})
+        assert done.status_code == 404
+        assert done.json()["known"] == ["birds", "pets"]
+      one = await http.get("/v1/tasks/cats")
+      assert (one.status_code, one.json()["known"]) == (404, ["birds", "pets"])
+
+  asyncio.run(check())
+
+
+def test_a_bad_image_does_not_spoil_the_others(ready):
+  async def check():
+    async with serving(ready) as http:
+      files = image_files(png(0), b"no picture", png(1)[:-40], png(2))
+      done = await http.post("/v1/predict", files=files)
+      assert done.status_code == 200
+      images = done.json()["images"]
+      assert ["error" in image for image in images] == [
+        False,
+        True,
+        True,
+        False,
+      ]
+      assert "not a JPEG" in images[1]["error"]
+      alone = await http.post("/v1/predict", files=image_files(png(2)))
+      np.testing.assert_allclose(
+        probabilities(images[3]["tasks"]["birds"], 3),
+        probabilities(alone.json()["images"][0]["tasks"]["birds"], 3),
+        atol=1e-6,
+      )
+      bad = await http.post("/v1/predict", files=files[1:3])
+      assert bad.status_code == 422
+      assert len(bad.json()["images"]) == 2
+      assert bad.json()["error"].startswith("none of 2 images can be read")
+
+  asyncio.run(check())
+
+
+def large_png():
+  """A file of some bytes that claims 10 gigapixels."""
+
+  def chunk(kind, content):
+    check = struct.pack(">I", zlib.crc32(kind + content))
+    return struct.pack(">I", len(content)) + kind + content + check
+
+  header = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
+  data = zlib.compress(bytes(100_000))
+  return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data)
+
+
+def json_body(**values):
+  return {"json": {"images": [{"data": ""}], **values}}
+
+
+def raw(content, kind="application/json"):
+  return {"content": content, "headers": {"Content-Type": kind}}
+
+
+REFUSED = {
+  "no body": ({}, 415, "expected multipart/form-data"),
+  "another type": (raw(png(), "image/png"), 415, "the body is 'image/png'"),
+  "no form": (raw(b"x", "multipart/form-data"), 400, "boundary"),
+  "broken form": (
+    raw(b"--a\r\nwhat\r\n", "multipart/form-data; boundary=a"), 400, "the form",
+  ),
+  "no JSON": (raw(b'{"images": '), 422, "the body: Invalid JSON"),
+  "deep JSON": (raw(b"[" * 100_000), 422, "the body"),
+  "a list": (raw(b"[]"), 422, "the body"),
+  "not UTF-8": (raw(b'{"images": "\xff"}'), 422, "the body"),
+  "no images": ({"json": {"images": []}}, 422, "images: List should"),
+  "no base64": (json_body(images=[{"data": "%"}]), 422, "no base64"),
+  "a typing error": (json_body(task=["birds"]), 422, "task: Extra"),
+  "top": (json_body(top=0), 422, "top: Input should be greater"),
+  "no tasks": (json_body(tasks=[]), 422, "tasks: List should"),
+  "top of a form": ({**GOOD, "data": {"top": "many"}}, 422, "top: Input"),
+  "form field": ({**GOOD, "data": {"task": "birds"}}, 422, "field 'task'"),
+  "image as text": ({"files": [("images", (None, "x"))]}, 422, "-F images=@"),
+  "tasks as file": (
+    {"files": [*GOOD["files"], ("tasks", ("a", b"birds"))]}, 422, "tasks:",
+  ),
+  "many images": ({"files": image_files(*[b"x"] * 9)}, 413, "more than 8"),
+  "many in JSON": (json_body(images=[{"data": ""}] * 9), 413, "more than 8"),
+  "many parts": (
+    {"files": image_files(*[b"x"] * 500)}, 413, "Too many files",
+  ),
+  "long field": ({**GOOD, "data": {"tasks": "x" * 10**6}}, 400, "the form"),
+  "large body": ({"files": image_files(bytes(2**20 + 1))}, 413, "1 MiB"),
+  "gigapixels": ({"files": image_files(large_png())}, 422, "megapixels"),
+  "truncated": ({"files": image_files(png()[:-40])}, 422, "truncated"),
+  "empty": ({"files": image_files(b"")}, 422, "not a JPEG"),
+  "a pickle": ({"files": image_files(b"\x80\x04N.")}, 422, "not a JPEG"),
+}  # fmt: skip
+
+
+def test_bad_input_is_refused_in_one_line(ready):
+  """And the next good request is answered."""
+
+  async def check():
+    limits = {"max_images": 8, "max_body_mib": 1, "max_task_mib": 1}
+    async with serving(ready, **limits) as http:
+      for case, (request, status, message) in REFUSED.items():
+        done = await http.post("/v1/predict", **request)
+        error = done.json()["error"]
+        assert (done.status_code, error.count("\n")) == (status, 0), (
+          case,
+          error,
+        )
+        assert message in error, case
+        good = await http.post("/v1/predict", **GOOD)
+        assert good.status_code == 200, case
+
+  asyncio.run(check())
+
+
+def test_unknown_routes_are_refused(ready):
+  async def check():
+    async with serving(ready) as http:
+      for method, path, status in (
+        ("GET", "/v2/tasks", 404), ("GET", "/page/../app.py", 404),
+        ("GET", "/..%2f..%2fetc/passwd", 404), ("DELETE", "/v1/predict", 405),
+      ):  # fmt: skip
+        done = await http.request(method, path)
+        assert done.status_code == status
+        assert list(done.json()) == ["error"]
+
+  asyncio.run(check())
+
+
+def test_where_a_task_looks(ready):
+  async def check():
+    async with serving(ready) as http:
+      done = await http.post("/v1/attention", files=image_files(png(1)))
+      assert done.status_code == 200, done.text
+      answer = done.json()
+      sides, view = (answer["rows"], answer["columns"]), answer["view"]
+      assert sides == (4, 4)
+      assert mv.preprocess(png(1), BIRDS).shape == (8, 8, 3)
+      seen = Image.open(io.BytesIO(base64.b64decode(view.partition(",")[2])))
+      np.testing.assert_allclose(
+        np.asarray(seen) / 127.5 - 1, mv.preprocess(png(1), BIRDS), atol=1e-6
+      )
+      real = mv.token_attention(
+        BACKBONE, [BIRDS, PETS], mv.preprocess([png(1)], BIRDS)
+      )
+      for name, found in answer["tasks"].items():
+        image = real[name].image[0]
+        np.testing.assert_allclose(found["patches"], image[:, -16:], atol=2e-6)
+        np.testing.assert_allclose(
+          found["class_token"], image[:, :-16].sum(-1), atol=2e-6
+        )
+        np.testing.assert_allclose(
+          np.sum(found["patches"], 1) + found["class_token"] + found["rest"],
+          1, atol=1e-4,
+        )  # fmt: skip
+      for request, status in (
+        ({"files": image_files(b"bad")}, 422),
+        ({"files": image_files(png(), png())}, 413),
+        ({**GOOD, "data": {"tasks": "cats"}}, 404),
+        ({**GOOD, "data": {"tasks": "pets"}}, 200),
+      ):
+        done = await http.post("/v1/attention", **request)
+        assert done.status_code == status
+      assert list(done.json()["tasks"]) == ["pets"]
+
+  asyncio.run(check())
+
+
+def test_a_fault_is_told_to_the_log_alone(ready, monkeypatch):
+  async def check():
+    async with serving(ready) as http:
+      with monkeypatch.context() as patch:
+        patch.setattr(type(ready), "predict_pixels", lambda *_, **__: 1 / 0)
+        done = await http.post("/v1/predict", **GOOD)
+      assert done.status_code == 500
+      assert done.json() == {"error": "the server failed; its log says how."}
+      assert (await http.post("/v1/predict", **GOOD)).status_code == 200
+
+  asyncio.run(check())
+
+
+def test_without_tasks_nothing_is_made_up():
+  async def check(model):
+    async with serving(model) as http:
+      done = await http.post("/v1/predict", **GOOD, data={"original": "true"})
+      [image] = done.json()["images"]
+      assert image["tasks"] == {}
+      assert len(image["original"]) == 5
+
+  with with_tasks() as model:
+    asyncio.run(check(model))
+
+
+def test_what_takes_too_long_ends(ready, monkeypatch):
+  go = threading.Event()
+  real = type(ready).predict_pixels
+
+  def slow(self, *args, **options):
+    go.wait()
+    return real(self, *args, **options)
+
+  async def check():
+    async with serving(ready, timeout=0.05) as http:
+      with monkeypatch.context() as patch:
+        patch.setattr(type(ready), "predict_pixels", slow)
+        done = await http.post("/v1/predict", **GOOD)
+        assert done.status_code == 504
+        assert "within 0.05 seconds" in done.json()["error"]
+        go.set()
+
+  asyncio.run(check())
+
+
+def test_it_is_ready_once_it_is_warm(ready, monkeypatch):
+  go = threading.Event()
+  monkeypatch.setattr(type(ready), "warm_up", lambda _: go.wait() and 0)
+
+  async def check():
+    app = create_app(ready, ServerSettings())
+    async with app.router.lifespan_context(app), client(app) as http:
+      assert (await http.get("/healthz")).status_code == 200
+      state = await http.get("/readyz")
+      assert (state.status_code, state.json()["status"]) == (503, "warming up")
+      early = await http.post("/v1/predict", **GOOD)
+      assert early.status_code == 503
+      assert int(early.headers["retry-after"]) >= 1
+      go.set()
+      while (await http.get("/readyz")).status_code != 200:
+        await asyncio.sleep(0.01)
+      assert (await http.post("/v1/predict", **GOOD)).status_code == 200
+      app.state.service.stopping = True
+      state = await http.get("/readyz")
+      assert (state.status_code, state.json()["status"]) == (503, "stopping")
+
+  asyncio.run(check())
+
+
+def test_a_warm_up_that_fails_is_seen(ready, monkeypatch, caplog):
+  monkeypatch.setattr(type(ready), "warm_up", lambda _: 1 / 0)
+
+  async def check():
+    app = create_app(ready, ServerSettings())
+    async with app.router.lifespan_context(app), client(app) as http:
+      while (await http.get("/healthz")).status_code == 200:
+        await asyncio.sleep(0.01)
+      assert (await http.get("/healthz")).json() == {"status": "failed"}
+      assert (await http.post("/v1/predict", **GOOD)).status_code == 503
+
+  asyncio.run(check())
+  assert "ZeroDivisionError" in caplog.text
+
+
+def test_metrics_count_what_happened(ready):
+  async def check():
+    async with serving(ready) as http:
+      await http.post("/v1/predict", files=image_files(png(), b"bad"))
+      await http.post("/v1/predict", **GOOD, data={"tasks": "none"})
+      text = (await http.get("/metrics")).text
+      values = dict(re.findall(r"^(memory_vit_\S+) (\S+)$", text, re.M))
+      route = 'method="POST",route="/v1/predict"'
+      counted = {
+        f'memory_vit_requests_total{{{route},status="200"}}': 1,
+        f'memory_vit_requests_total{{{route},status="404"}}': 1,
+        f"memory_vit_request_seconds_count{{{route}}}": 2,
+        'memory_vit_images_total{result="answered"}': 1,
+        'memory_vit_images_total{result="refused"}': 1,
+        "memory_vit_batch_fill_sum": 1,
+        "memory_vit_batch_fill_count": 1,
+        "memory_vit_queue_images": 0,
+        "memory_vit_compilations": ready.compilations,
+        "memory_vit_tasks": 2,
+        "memory_vit_task_set_version": ready.task_set.version,
+        "memory_vit_ready": 1,
+      }
+      assert {name: float(values[name]) for name in counted} == counted
+
+  asyncio.run(check())
+
+
+def test_logs_say_nothing_of_what_was_sent(ready, caplog):
+  async def check():
+    async with serving(ready) as http:
+      secret = [("images", ("secret-name.png", png()))]
+      with caplog.at_level(logging.INFO, "memory_vit"):
+        await http.post("/v1/predict", files=secret)
+        await http.get("/secret-path?secret=query")
+
+  asyncio.run(check())
+  lines = [
+    record.getMessage()
+    for record in caplog.records
+    if record.name == "memory_vit.serving.requests"
+  ]
+  assert [line.split()[1:4] for line in lines] == [
+    ["POST", "/v1/predict", "200"], ["GET", "none", "404"],
+  ]  # fmt: skip
+  assert "secret" not in caplog.text
+
+
+def test_openapi_describes_each_route(ready):
+  async def check():
+    async with serving(ready) as http:
+      found = (await http.get("/openapi.json")).json()
+      routes = {(m, p) for p, of in found["paths"].items() for m in of}
+      assert routes == {
+        ("get", "/healthz"), ("get", "/readyz"), ("get", "/metrics"),
+        ("post", "/v1/predict"), ("post", "/v1/attention"),
+        ("get", "/v1/tasks"), ("get", "/v1/tasks/{name}"),
+        ("put", "/v1/tasks/{name}"), ("delete", "/v1/tasks/{name}"),
+      }  # fmt: skip
+      body = found["paths"]["/v1/predict"]["post"]["requestBody"]["content"]
+      assert body.keys() == {"multipart/form-data", "application/json"}
+      # The example is a request that works.
+      [example] = body["application/json"]["schema"]["examples"]
+      done = await http.post("/v1/predict", json=example)
+      assert done.status_code == 200
+      change = found["paths"]["/v1/tasks/{name}"]["put"]
+      assert change["security"] == [{"token": []}]
+      assert not re.search(r'"\$ref": "#/\$defs', json.dumps(found))
+
+  asyncio.run(check())
+
+
+def test_the_page_loads_nothing_from_elsewhere(ready):
+  async def check():
+    async with serving(ready) as http:
+      for path, kind in (
+        ("/", "html"),
+        ("/page.js", "java"),
+        ("/page.css", "css"),
+      ):
+        done = await http.get(path)
+        assert done.status_code == 200
+        assert kind in done.headers["content-type"]
+        assert not re.search(r"https?://|//\w+\.", done.text)
+        policy = done.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'")
+        assert "unsafe" not in policy
+      # Names of strangers are text, and never HTML.
+      assert "innerHTML" not in (await http.get("/page.js")).text
+      assert not re.search(r"<script>|\son\w+=", (await http.get("/")).text)
+
+  asyncio.run(check())
+  assert SECRET not in page_response("page.js").body.decode()

@@ -1,0 +1,239 @@
+"""Requests that arrive together share a pass, and none is taken apart."""
+
+import asyncio
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from memory_vit.serving.batcher import Batcher
+from memory_vit.serving.pace import Pace
+from memory_vit.serving.request_error import RequestError
+
+SIZES = (1, 4, 8)
+
+
+def pixels(*values):
+  """An image of one value for each."""
+  return np.array(values, np.float32).reshape(-1, 1, 1, 1)
+
+
+class Passes:
+  """Doubles numbers, and notes how many each pass got."""
+
+  def __init__(self):
+    self.sizes = []
+    self.go = threading.Event()
+    self.go.set()
+
+  def __call__(self, batch):
+    self.go.wait()
+    self.sizes.append(len(batch))
+    if -1 in batch:
+      raise ValueError("a pass that fails")
+    return 2 * batch.reshape(-1)
+
+
+def batcher(passes, **options):
+  options = {"sizes": SIZES, "wait_seconds": 0, "max_queue": 100, **options}
+  return Batcher(passes, **options)
+
+
+async def answer(b, *values, seconds=20.0):
+  """The answer to a request of these numbers."""
+  with b.room(len(values)):
+    found, rows = await b.submit(pixels(*values), time.monotonic() + seconds)
+  return found[rows].tolist()
+
+
+def test_each_request_gets_its_own_rows():
+  async def check():
+    passes = Passes()
+    b = batcher(passes)
+    requests = [[i + j / 10 for j in range(1 + i % 3)] for i in range(30)]
+    found = await asyncio.gather(*(answer(b, *r) for r in requests))
+    await b.close()
+    for request, got in zip(requests, found, strict=True):
+      np.testing.assert_allclose(got, 2 * np.array(request), rtol=1e-6)
+    assert sum(passes.sizes) == sum(map(len, requests))
+    assert len(passes.sizes) < len(requests)  # they share passes
+    assert max(passes.sizes) <= SIZES[-1]
+    assert b.taken == 0
+
+  asyncio.run(check())
+
+
+def test_a_request_is_in_one_pass():
+  """Whatever else waits: then one set of tasks answers all its images."""
+
+  async def check():
+    passes = Passes()
+    b = batcher(passes)
+    passes.go.clear()
+    first = asyncio.create_task(answer(b, 0))
+    await asyncio.sleep(0.02)
+    rest = [asyncio.create_task(answer(b, *[i] * 5)) for i in (1, 2, 3)]
+    large = asyncio.create_task(answer(b, *range(20)))
+    await asyncio.sleep(0.02)
+    passes.go.set()
+    await asyncio.gather(first, large, *rest)
+    await b.close()
+    assert passes.sizes == [1, 5, 5, 5, 20]
+
+  asyncio.run(check())
+
+
+def test_a_failing_pass_fails_its_requests_alone():
+  async def check():
+    passes = Passes()
+    b = batcher(passes)
+    passes.go.clear()
+    first = asyncio.create_task(answer(b, 1))
+    await asyncio.sleep(0.02)
+    bad = [
+      asyncio.create_task(answer(b, -1)),
+      asyncio.create_task(answer(b, 3)),
+    ]
+    await asyncio.sleep(0.02)
+    passes.go.set()
+    found = await asyncio.gather(*bad, return_exceptions=True)
+    assert [str(one) for one in found] == ["a pass that fails"] * 2
+    assert found[0] is not found[1]
+    assert await first == [2]
+    assert await answer(b, 4) == [8]
+    await b.close()
+
+  asyncio.run(check())
+
+
+def test_a_full_queue_says_when_to_come_again():
+  async def check():
+    passes = Passes()
+    b = batcher(passes, max_queue=3)
+    passes.go.clear()
+    waiting = asyncio.create_task(answer(b, 1, 2))
+    await asyncio.sleep(0.02)
+    with pytest.raises(RequestError, match="2 images are waiting") as refused:
+      await answer(b, 3, 4)
+    assert refused.value.status == 503
+    assert int(refused.value.headers["Retry-After"]) >= 1
+    another = asyncio.create_task(answer(b, 3))  # for which there is room
+    await asyncio.sleep(0.02)
+    passes.go.set()
+    assert await waiting == [2, 4]
+    assert await another == [6]
+    assert await answer(b, 3, 4, 5) == [6, 8, 10]
+    await b.close()
+
+  asyncio.run(check())
+
+
+def test_what_nobody_waits_for_is_not_computed():
+  async def check():
+    passes = Passes()
+    b = batcher(passes)
+    passes.go.clear()
+    first = asyncio.create_task(answer(b, 1))
+    await asyncio.sleep(0.02)
+    late = asyncio.create_task(answer(b, 2, seconds=0.01))
+    cancelled = asyncio.create_task(answer(b, 3))
+    await asyncio.sleep(0.03)
+    cancelled.cancel()
+    passes.go.set()
+    with pytest.raises(TimeoutError):
+      await late
+    await first
+    await b.close()
+    assert passes.sizes == [1]
+    assert b.taken == 0
+
+  asyncio.run(check())
+
+
+def test_a_lone_request_does_not_wait():
+  async def check():
+    b = batcher(Passes(), wait_seconds=30.0)
+    async with asyncio.timeout(5):
+      assert await answer(b, 1) == [2]
+      await b.close()
+
+  asyncio.run(check())
+
+
+def test_images_wait_for_those_that_are_decoded():
+  async def check():
+    passes = Passes()
+    b = batcher(passes, wait_seconds=30.0)
+
+    async def slow():
+      with b.room(1):
+        await asyncio.sleep(0.05)  # decodes
+        await b.submit(pixels(7), time.monotonic() + 9)
+
+    async with asyncio.timeout(5):
+      await asyncio.gather(slow(), answer(b, 1))
+    assert passes.sizes == [2]
+    passes.sizes.clear()
+    b = batcher(passes, wait_seconds=0.01)
+    await asyncio.gather(slow(), answer(b, 1))
+    assert passes.sizes == [1, 1]  # but not for long
+    await b.close()
+
+  asyncio.run(check())
+
+
+def test_closing_answers_what_was_taken():
+  async def check():
+    passes = Passes()
+    b = batcher(passes)
+    passes.go.clear()
+    waiting = [asyncio.create_task(answer(b, i)) for i in range(5)]
+    await asyncio.sleep(0.02)
+    closing = asyncio.create_task(b.close())
+    await asyncio.sleep(0.02)
+    with pytest.raises(RequestError, match="stopping"):
+      await answer(b, 9)
+    passes.go.set()
+    await closing
+    assert [await one for one in waiting] == [[2 * i] for i in range(5)]
+
+  asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+  ("waiting", "cpu", "accelerator"),
+  [(1, 1, 1), (2, 1, 4), (3, 4, 4), (4, 4, 4), (5, 4, 8), (7, 4, 8),
+   (8, 8, 8), (30, 8, 8)],
+)  # fmt: skip
+def test_the_batch_size_follows_what_was_measured(waiting, cpu, accelerator):
+  for best, seconds in (
+    (cpu, {1: 1.0, 4: 2.9, 8: 8.0}),
+    (accelerator, {1: 1.0, 4: 1.1, 8: 1.2}),
+  ):
+    pace = Pace(SIZES)
+    for size, time_taken in seconds.items():
+      pace.record(size, time_taken)
+    assert pace.best_size(waiting) == best
+
+
+def test_what_was_never_measured_is_tried():
+  pace = Pace(SIZES)
+  assert [pace.best_size(n) for n in (1, 3, 6)] == [1, 4, 8]
+  pace.record(8, 0.8)
+  assert pace.best_size(3) == 4
+  assert pace.seconds_per_image() == pytest.approx(0.1)
+
+
+def test_one_slow_pass_is_forgotten():
+  pace = Pace(SIZES)
+  pace.record(1, 1.0)
+  pace.record(4, 4.0)
+  pace.record(8, 1_000.0)
+  assert pace.best_size(8) == 8
+
+
+def test_rows_count_padding():
+  pace = Pace(SIZES)
+  counts = (1, 2, 4, 5, 8, 9, 10, 20)
+  assert [pace.rows(n) for n in counts] == [1, 4, 4, 8, 8, 9, 12, 20]

@@ -1,0 +1,307 @@
+"""Tasks that are added, replaced and removed, and who may do that."""
+
+import asyncio
+import io
+import json
+import logging
+import re
+import zipfile
+
+import pytest
+from conftest import random_task, tiny_backbone
+from served import (
+  BACKBONE,
+  BEARER,
+  BIRDS,
+  BYTES,
+  PETS,
+  image_files,
+  names,
+  png,
+  serving,
+  task_bytes,
+  token_file,
+  warm_predictor,
+  with_tasks,
+)
+
+import memory_vit as mv
+from memory_vit.errors import ConfigError, TaskError
+from memory_vit.serving import ServerSettings, create_app
+
+CATS = random_task(BACKBONE, "cats", seed=5, classes=4)
+GOOD = {"files": image_files(png())}
+
+
+def test_a_task_is_added_replaced_and_removed(tmp_path):
+  async def check(model):
+    async with serving(model, token_file=token_file(tmp_path)) as http:
+      version = model.task_set.version
+      for content, status, action in (
+        (CATS, 201, "add"), (PETS, 200, "replace"),
+      ):  # fmt: skip
+        body = task_bytes(content, tmp_path)
+        done = await http.put("/v1/tasks/mine", content=body, headers=BYTES)
+        answer = done.json()
+        version += 1
+        assert done.status_code == status, answer
+        assert (answer["action"], answer["grew"]) == (action, False)
+        assert answer["task_set"]["version"] == version
+        one = (await http.get("/v1/tasks/mine")).json()
+        assert one["classes"] == content.spec.num_classes
+        asked = await http.post("/v1/predict", **GOOD)
+        assert asked.json()["task_set"]["version"] == version
+        found = asked.json()["images"][0]["tasks"]
+        assert len(found["mine"]) == min(5, content.spec.num_classes)
+      # It computes what the task that was sent computes.
+      assert found["mine"] != found["birds"]
+      same = await http.post("/v1/predict", **GOOD)
+      assert same.json()["images"][0]["tasks"]["mine"] == found["mine"]
+      done = await http.delete("/v1/tasks/mine", headers=BEARER)
+      assert (done.status_code, done.json()["action"]) == (200, "remove")
+      assert await names(http) == ["birds"]
+      gone = await http.delete("/v1/tasks/mine", headers=BEARER)
+      assert (gone.status_code, gone.json()["known"]) == (404, ["birds"])
+
+  with with_tasks(BIRDS) as model:
+    asyncio.run(check(model))
+
+
+def test_a_task_that_others_read_stays(tmp_path):
+  reader = random_task(BACKBONE, "reader", attends_to=[BIRDS])
+  with with_tasks(BIRDS) as model:
+    model.add(reader)
+
+    async def check():
+      async with serving(model, token_file=token_file(tmp_path)) as http:
+        done = await http.delete("/v1/tasks/birds", headers=BEARER)
+        assert done.status_code == 409
+        assert "reader" in done.json()["error"]
+        assert await names(http) == ["birds", "reader"]
+
+    asyncio.run(check())
+
+
+def test_nobody_changes_tasks_without_the_token(tmp_path, caplog):
+  async def check(model, headers, status, **options):
+    async with serving(model, **options) as http:
+      body = task_bytes(CATS, tmp_path)
+      kind = {"Content-Type": "application/octet-stream"}
+      for done in (
+        await http.put("/v1/tasks/cats", content=body, headers=headers | kind),
+        await http.delete("/v1/tasks/birds", headers=headers),
+      ):
+        assert done.status_code == status
+        assert list(done.json()) == ["error"]
+      assert await names(http) == ["birds", "pets"]
+
+  caplog.set_level(logging.INFO, "memory_vit")
+  model, file = warm_predictor(), token_file(tmp_path)
+  asyncio.run(check(model, {}, 401, token_file=file))
+  asyncio.run(
+    check(model, {"Authorization": "Bearer no"}, 401, token_file=file)
+  )
+  asyncio.run(check(model, BEARER, 403))
+  lines = [r.getMessage() for r in caplog.records if "audit" in r.name]
+  assert len([line for line in lines if "refused" in line]) == 6
+
+
+def refused_bodies(folder):
+  """What is no task of this backbone, and a word of the refusal."""
+  body = task_bytes(CATS, folder)
+  other = tiny_backbone(seed=9)
+  archive = io.BytesIO()
+  with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+    file.writestr("cats.safetensors", bytes(2**24))
+  header = int.from_bytes(body[:8], "little")
+  changed = body[: 8 + header] + bytes(4) + body[8 + header + 4 :]
+  return {
+    "empty": (b"", "not a task"),
+    "text": (b"what is this?", "not a task"),
+    "truncated": (body[:-100], "cannot be read"),
+    "cut in its header": (body[:100], "not a task"),
+    "changed": (changed, "damaged"),
+    "longer": (body + b"x", "cannot be read"),
+    "a bomb": (archive.getvalue(), "not a task"),
+    "a header of terabytes": (b"\xff" * 8 + body[8:], "not a task"),
+    "a pickle": (b"\x80\x04cos\nsystem\n.", "not a task"),
+    "of another backbone": (
+      task_bytes(random_task(other, "other"), folder), "fingerprint",
+    ),
+    "too large": (bytes(2**20 + 1), "more than 1 MiB"),
+  }  # fmt: skip
+
+
+def test_uploads_that_are_refused(tmp_path):
+  """In one line, without paths of the server, and nothing changes."""
+
+  async def check(model):
+    state = tmp_path / "state"
+    options = {
+      "token_file": token_file(tmp_path), "state_dir": str(state),
+      "max_task_mib": 1,
+    }  # fmt: skip
+    async with serving(model, **options) as http:
+      version = model.task_set.version
+      for case, (body, message) in refused_bodies(tmp_path).items():
+        done = await http.put("/v1/tasks/cats", content=body, headers=BYTES)
+        error = done.json()["error"]
+        status = 413 if case == "too large" else 422
+        assert (done.status_code, error.count("\n")) == (status, 0), error
+        assert message in error, (case, error)
+        assert str(tmp_path) not in error
+      assert model.task_set.version == version
+      assert [p for p in state.rglob("*") if p.is_file()] == []
+      assert (await http.post("/v1/predict", **GOOD)).status_code == 200
+
+  asyncio.run(check(warm_predictor()))
+
+
+@pytest.mark.parametrize(
+  "name",
+  ["A", "backbone", "%2e%2e", "a%2Fb", "a%00b", "x" * 65, "%0Aaudit", "é"],
+)
+def test_names_that_are_refused(tmp_path, name, caplog):
+  caplog.set_level(logging.INFO, "memory_vit")
+
+  async def check(model):
+    async with serving(model, token_file=token_file(tmp_path)) as http:
+      body = task_bytes(CATS, tmp_path)
+      put = await http.put(f"/v1/tasks/{name}", content=body, headers=BYTES)
+      delete = await http.delete(f"/v1/tasks/{name}", headers=BEARER)
+      assert {put.status_code, delete.status_code} <= {404, 405, 422}
+      assert await names(http) == ["birds", "pets"]
+
+  asyncio.run(check(warm_predictor()))
+  assert all("\n" not in r.getMessage() for r in caplog.records)
+
+
+def test_paths_stay_below_the_task_root(tmp_path):
+  root, outside = tmp_path / "root", tmp_path / "outside"
+  mv.save_task(CATS, root / "cats")
+  mv.save_task(CATS, outside / "cats")
+  (root / "link").symlink_to(outside / "cats")
+  (root / "plain").mkdir()
+  (root / "here").symlink_to(root / "cats")
+
+  async def put(http, path):
+    return await http.put("/v1/tasks/cats", json={"path": path}, headers=BEARER)
+
+  async def check(model):
+    options = {"token_file": token_file(tmp_path), "task_root": str(root)}
+    async with serving(model, **options) as http:
+      for path in (
+        "../outside/cats", str(outside / "cats"), "link", "none", "a\0b",
+        "/etc/passwd", "cats/../../outside/cats",
+      ):  # fmt: skip
+        done = await put(http, path)
+        assert done.status_code == 422
+        assert "no such task below --task_root" in done.json()["error"]
+      assert "not a task" in (await put(http, "plain")).json()["error"]
+      for path in ("cats", str(root / "cats"), "here"):
+        assert (await put(http, path)).status_code in (200, 201)
+      await http.delete("/v1/tasks/cats", headers=BEARER)
+    async with serving(model, token_file=options["token_file"]) as http:
+      done = await put(http, "cats")
+      assert (done.status_code, "--task_root" in done.text) == (403, True)
+
+  with with_tasks(BIRDS) as model:
+    asyncio.run(check(model))
+
+
+def test_added_tasks_are_there_after_a_restart(tmp_path):
+  reader = random_task(BACKBONE, "aaa", attends_to=[CATS])
+  options = {
+    "token_file": token_file(tmp_path), "state_dir": str(tmp_path / "state"),
+  }  # fmt: skip
+
+  async def change(model):
+    async with serving(model, **options) as http:
+      for task in (CATS, reader, PETS):
+        body = task_bytes(task, tmp_path)
+        url = f"/v1/tasks/{'birds' if task is PETS else task.name}"
+        done = await http.put(url, content=body, headers=BYTES)
+        assert done.status_code in (200, 201), done.text
+      body = task_bytes(CATS, tmp_path)
+      await http.put("/v1/tasks/gone", content=body, headers=BYTES)
+      await http.delete("/v1/tasks/gone", headers=BEARER)
+
+  def digests(model):
+    return {one.name: one.digest for one in model.task_set.describe()}
+
+  with with_tasks(BIRDS) as model:
+    asyncio.run(change(model))
+    before = digests(model)
+  # What is kept takes the place of what is given; parents come first.
+  with with_tasks(BIRDS) as model:
+    create_app(model, ServerSettings(**options))
+    assert digests(model) == before
+    assert before.keys() == {"birds", "cats", "aaa"}
+  kept = tmp_path / "state" / "tasks" / "cats.safetensors"
+  kept.write_bytes(kept.read_bytes()[:-1])
+  with with_tasks(BIRDS) as model, pytest.raises(TaskError, match="Remove the"):
+    create_app(model, ServerSettings(**options))
+
+
+def test_what_is_half_received_is_removed_at_the_start(tmp_path):
+  state = tmp_path / "state"
+  options = {"state_dir": str(state)}
+  create_app(warm_predictor(), ServerSettings(**options))
+  left = state / "uploads" / ".0123.part.safetensors"
+  left.write_bytes(b"half a task")
+  create_app(warm_predictor(), ServerSettings(**options))
+  assert not left.exists()
+
+
+def test_directories_that_are_refused(tmp_path):
+  (tmp_path / "file").touch()
+  for options, message in (
+    ({"task_root": str(tmp_path / "none")}, "--task_root"),
+    ({"state_dir": str(tmp_path / "file")}, "--state_dir"),
+  ):
+    with pytest.raises(ConfigError, match=message):
+      create_app(warm_predictor(), ServerSettings(**options))
+
+
+def test_each_change_is_a_line_of_the_audit(tmp_path, caplog):
+  caplog.set_level(logging.INFO, "memory_vit")
+
+  async def check(model):
+    async with serving(model, token_file=token_file(tmp_path)) as http:
+      body = task_bytes(CATS, tmp_path)
+      await http.put("/v1/tasks/cats", content=body, headers=BYTES)
+      await http.delete("/v1/tasks/cats", headers=BEARER)
+      await http.put("/v1/tasks/cats", content=b"", headers=BYTES)
+
+  with with_tasks(BIRDS) as model:
+    version = model.task_set.version
+    asyncio.run(check(model))
+  lines = [r.getMessage() for r in caplog.records if "audit" in r.name]
+  when = r"audit \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
+  who = r"name='cats' client=127\.0\.0\.1:\d+"
+  digest = CATS.digest
+  for line, pattern in zip(
+    lines,
+    (
+      rf"{when} add {who} version={version + 1} digest={digest}",
+      rf"{when} remove {who} version={version + 2} digest={digest}",
+      rf"{when} put {who} refused: .*not a task.*",
+    ),
+    strict=True,
+  ):
+    assert re.fullmatch(pattern, line), line
+
+
+def test_json_bodies_of_changes_are_checked(tmp_path):
+  async def check(model):
+    async with serving(model, token_file=token_file(tmp_path)) as http:
+      for body, kind, status in (
+        (b"{}", "application/json", 422),
+        (json.dumps({"path": ""}).encode(), "application/json", 422),
+        (b"x", "text/plain", 415),
+      ):
+        headers = {**BEARER, "Content-Type": kind}
+        done = await http.put("/v1/tasks/a", content=body, headers=headers)
+        assert done.status_code == status
+
+  asyncio.run(check(warm_predictor()))
