@@ -1,6 +1,7 @@
 """A predictor answers as `forward` does, whatever comes and goes."""
 
 import dataclasses
+import pickle
 import threading
 import time
 
@@ -387,6 +388,26 @@ def test_options_that_cannot_be(options, message):
 def test_a_batch_that_does_not_fit_into_the_memory(backbone):
   with pytest.raises(ConfigError, match="do not fit into 1 MiB"):
     predictor_of(backbone, (), batch_sizes=(4096,), memory_mib=1)
+
+
+def test_what_belongs_to_another_model_is_refused(backbone, tasks, pixels):
+  other = tiny_backbone(depth=1, seed=1)
+  foreign = predictor_of(other, [random_task(other, "t0")], warm_up=False)
+  predictor = predictor_of(backbone, tasks[:1], warm_up=False)
+  with pytest.raises(TaskError, match="'t0' belongs to another backbone"):
+    predictor.predict_pixels(pixels, task_set=foreign.task_set)
+  with pytest.raises(TaskError, match="'t0' belongs to another backbone"):
+    predictor_of(other, tasks[:1], warm_up=False)
+  with pytest.raises(ConfigError, match="dtype is that of the backbone"):
+    predictor_of(backbone, tasks[:1], dtype="bfloat16")
+
+
+def test_an_unknown_name_can_be_told_to_another_process(backbone, tasks):
+  with pytest.raises(UnknownTask) as raised:
+    predictor_of(backbone, tasks[:2], warm_up=False).remove("t9")
+  error = pickle.loads(pickle.dumps(raised.value))
+  assert error.known == ("t0", "t1")
+  assert str(error) == str(raised.value)
 
 
 def test_reserved_parts_are_no_growth(backbone, tasks, pixels):
