@@ -103,7 +103,9 @@ def test_a_task_keeps_its_bits_while_neighbours_come_and_go(
   for name in ("child", "t2"):
     assert same_bits(found.logits[name], expected[name])
   predictor.remove("t0")
-  unchanged("t1")
+  found = unchanged("t1")
+  # Its parent is in another slot than its number among the tasks.
+  assert same_bits(found.logits["child"], expected["child"])
   assert predictor.task_set.slots == {"t1": 1, "child": 2, "t2": 3}
   change = predictor.add(tasks[5], name="other")  # into the slot that is free
   assert change.names == ("other", "t1", "child", "t2")
