@@ -1,0 +1,431 @@
+"""The server under load, while its tasks change; and one model per task.
+
+  python -m benchmarks.serve [--backbone=NPZ] [--seconds=120] [--clients=8]
+    [--tasks=4] [--json=FILE]
+
+Clients of a real process send images as fast as they are answered; another one
+adds, replaces and removes tasks all the while. Each answer is compared with
+`mv.forward` of the set of tasks that it names: so a lost request and a mixed
+answer both end the benchmark. Beside it, as many servers with one task each
+are asked one after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import random
+import re
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jax
+import numpy as np
+from PIL import Image
+
+import memory_vit as mv
+from memory_vit.prediction.predictions import softmax
+
+_BATCH_SIZES = (1, 8)
+_IMAGES = 12
+_MOST_PER_REQUEST = 3
+_TOLERANCE = 1e-5
+_SECONDS_TO_START = 300.0
+# {task: {index of a class: probability}} for one image.
+Probabilities = dict[str, dict[int, float]]
+
+
+@dataclasses.dataclass
+class Load:
+  """What clients have seen.
+
+  Attributes:
+    latencies: seconds of each request.
+    busy: answers of status 503, which were asked again.
+    answers: {(version, image): what was answered}; all that were.
+    images: that were answered.
+  """
+
+  latencies: list[float] = dataclasses.field(default_factory=list)
+  busy: int = 0
+  answers: dict[tuple[int, int], list[Probabilities]] = dataclasses.field(
+    default_factory=dict
+  )
+  images: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Server:
+  """A process that serves; `memory` is its resident set, in bytes."""
+
+  url: str
+  token: str
+  process: subprocess.Popen[str]
+
+  async def metric(self, http: httpx.AsyncClient, name: str) -> float:
+    """A value of /metrics."""
+    text = (await http.get(f"{self.url}/metrics")).text
+    found = re.search(rf"^{name} (\S+)$", text, re.M)
+    if found is None:
+      raise LookupError(name)
+    return float(found[1])
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+  """Measure, print the result, and write a file where one is named."""
+  arguments = _parser().parse_args(argv)
+  backbone = mv.load_backbone(arguments.backbone)
+  with tempfile.TemporaryDirectory() as folder:
+    result = asyncio.run(_measure(backbone, arguments, Path(folder)))
+  text = json.dumps(result, indent=2)
+  print(text)
+  if arguments.json:
+    Path(arguments.json).write_text(text + "\n")
+  return result
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+  parser.add_argument("--backbone", required=True)
+  parser.add_argument("--seconds", type=float, default=120)
+  parser.add_argument("--clients", type=int, default=8)
+  parser.add_argument("--tasks", type=int, default=4)
+  parser.add_argument("--json")
+  return parser
+
+
+async def _measure(
+  backbone: mv.Backbone, arguments: argparse.Namespace, folder: Path
+) -> dict[str, Any]:
+  tasks = [
+    random_task(backbone, f"t{i}", i) for i in range(arguments.tasks + 2)
+  ]
+  mv.save_tasks(tasks, folder / "tasks")
+  paths = [str(folder / "tasks" / task.name) for task in tasks]
+  pictures = [_picture(i) for i in range(_IMAGES)]
+  seconds, clients = arguments.seconds, arguments.clients
+  source, given = arguments.backbone, paths[: arguments.tasks]
+  with serving(source, given, folder / "many") as server:
+    many, memory = await _under_load(
+      server, pictures, tasks, arguments.tasks, seconds, clients
+    )
+  checked = check(backbone, pictures, many, memory["sets"])
+  with contextlib.ExitStack() as stack:
+    each = [
+      stack.enter_context(serving(source, [path], folder / Path(path).name))
+      for path in given
+    ]
+    apart = await _one_after_the_other(each, pictures, seconds / 4, clients)
+  return {
+    "cpus": os.cpu_count(),
+    "load_average": os.getloadavg()[0],
+    "clients": clients,
+    "seconds": seconds,
+    "requests": len(many.latencies),
+    "images": many.images,
+    "busy": many.busy,
+    "changes": len(memory["sets"]) - 1,
+    **checked,
+    "rss_mib": memory["rss_mib"],
+    "compilations": memory["compilations"],
+    "one_server": percentiles(many.latencies),
+    "a_server_per_task": percentiles(apart.latencies),
+  }
+
+
+def random_task(backbone: mv.Backbone, name: str, seed: int) -> mv.Task:
+  """A task of 5 cells and 10 classes, as if it had been trained."""
+  task = mv.init_task(
+    jax.random.key(seed), backbone, name=name, num_classes=10, cells=5
+  )
+  rng = np.random.default_rng(seed)
+  params = jax.tree.map(
+    lambda a: (0.3 * rng.standard_normal(a.shape)).astype(np.float32),
+    task.params,
+  )
+  return mv.Task(task.spec, params)
+
+
+def _picture(seed: int) -> bytes:
+  """A drawn photograph, as a JPEG file."""
+  rng = np.random.default_rng(seed)
+  small = rng.integers(0, 256, (9, 12, 3), np.uint8)
+  file = io.BytesIO()
+  Image.fromarray(small).resize((400, 300)).save(file, "JPEG")
+  return file.getvalue()
+
+
+@contextlib.contextmanager
+def serving(
+  backbone: str, tasks: Sequence[str], folder: Path, *options: str
+) -> Iterator[Server]:
+  """Run a server in a process of its own, until it is ready and after."""
+  folder.mkdir(parents=True)
+  token = secrets.token_urlsafe(24)
+  file = folder / "token"
+  file.touch(0o600)
+  file.write_text(token)
+  with (folder / "log").open("w") as log:
+    process = subprocess.Popen(
+      [
+        sys.executable, "-m", "memory_vit.serve", f"--backbone={backbone}",
+        *(f"--task={path}" for path in tasks), "--port=0", "--top=10",
+        f"--token_file={file}", "--slots=8", *options,
+        f"--batch_sizes={','.join(map(str, _BATCH_SIZES))}",
+      ],
+      stdout=subprocess.PIPE, stderr=log, text=True,
+    )  # fmt: skip
+    try:
+      line = process.stdout.readline() if process.stdout else ""
+      found = re.search(r"http://\S+", line)
+      if found is None:
+        raise RuntimeError((folder / "log").read_text()[-2000:])
+      _wait_until_ready(found[0])
+      yield Server(found[0], token, process)
+    finally:
+      process.terminate()
+      if process.wait(60) != 0:
+        print((folder / "log").read_text()[-2000:], file=sys.stderr)
+        raise RuntimeError(f"the server ended with {process.returncode}")
+
+
+def _wait_until_ready(url: str) -> None:
+  until = time.monotonic() + _SECONDS_TO_START
+  while time.monotonic() < until:
+    with contextlib.suppress(httpx.TransportError):
+      if httpx.get(f"{url}/readyz").status_code == 200:
+        return
+    time.sleep(0.1)
+  raise RuntimeError("the server does not get ready")
+
+
+async def _under_load(
+  server: Server,
+  pictures: Sequence[bytes],
+  tasks: Sequence[mv.Task],
+  first: int,
+  seconds: float,
+  clients: int,
+) -> tuple[Load, dict[str, Any]]:
+  """Ask and change at the same time; how much memory it took."""
+  load = Load()
+  async with _client() as http:
+    version = (await http.get(f"{server.url}/v1/tasks")).json()["task_set"]
+    sets = {version["version"]: {task.name: task for task in tasks[:first]}}
+    until = time.monotonic() + seconds
+    asking = [
+      asyncio.create_task(_ask(server.url, pictures, load, until, i))
+      for i in range(clients)
+    ]
+    changing = asyncio.create_task(change(server, http, tasks, sets, until))
+    await asyncio.sleep(seconds / 10)
+    name = "process_resident_memory_bytes"
+    before = await server.metric(http, name)
+    await asyncio.gather(changing, *asking)
+    after = await server.metric(http, name)
+    compiled = await server.metric(http, "memory_vit_compilations")
+  return load, {
+    "sets": sets,
+    "rss_mib": [round(before / 2**20), round(after / 2**20)],
+    "compilations": int(compiled),
+  }
+
+
+@contextlib.asynccontextmanager
+async def _client() -> AsyncIterator[httpx.AsyncClient]:
+  async with httpx.AsyncClient(timeout=120) as http:
+    yield http
+
+
+async def _ask(
+  url: str, pictures: Sequence[bytes], load: Load, until: float, seed: int
+) -> None:
+  """A client: one request after the other."""
+  rng = random.Random(seed)
+  async with _client() as http:
+    while time.monotonic() < until:
+      count = rng.randint(1, _MOST_PER_REQUEST)
+      chosen = rng.choices(range(len(pictures)), k=count)
+      begun = time.monotonic()
+      answer = await _predict(http, url, [pictures[i] for i in chosen], load)
+      load.latencies.append(time.monotonic() - begun)
+      _note(load, answer, chosen)
+
+
+async def _predict(
+  http: httpx.AsyncClient, url: str, encoded: Sequence[bytes], load: Load
+) -> Mapping[str, Any]:
+  """The answer to one request, which may have to come again."""
+  files = [("images", (f"{i}.jpg", one)) for i, one in enumerate(encoded)]
+  while True:
+    done = await http.post(f"{url}/v1/predict", files=files)
+    if done.status_code == 200:
+      found: Mapping[str, Any] = done.json()
+      return found
+    if done.status_code != 503:
+      raise RuntimeError(f"a request was lost: {done.status_code} {done.text}")
+    load.busy += 1
+    await asyncio.sleep(float(done.headers["retry-after"]))
+
+
+def _note(load: Load, answer: Mapping[str, Any], chosen: Sequence[int]) -> None:
+  version, names = answer["task_set"]["version"], answer["task_set"]["names"]
+  if len(answer["images"]) != len(chosen):
+    raise RuntimeError("an image was lost")
+  for i, image in zip(chosen, answer["images"], strict=True):
+    if sorted(image["tasks"]) != sorted(names):
+      raise RuntimeError(f"other tasks than those of version {version}")
+    found = {
+      name: {g["index"]: g["probability"] for g in guesses}
+      for name, guesses in image["tasks"].items()
+    }
+    load.answers.setdefault((version, i), []).append(found)
+    load.images += 1
+
+
+async def change(
+  server: Server,
+  http: httpx.AsyncClient,
+  tasks: Sequence[mv.Task],
+  sets: dict[int, dict[str, mv.Task]],
+  until: float,
+) -> None:
+  """Add, replace and remove tasks, and note what each version was."""
+  rng = random.Random(0)
+  with tempfile.TemporaryDirectory() as folder:
+    files = []
+    for task in tasks:
+      path = Path(folder) / f"{task.name}.safetensors"
+      mv.save_task(task, path, format="safetensors")
+      files.append(path.read_bytes())
+  headers = {
+    "Authorization": f"Bearer {server.token}",
+    "Content-Type": "application/octet-stream",
+  }
+  names = [task.name for task in tasks]
+  while time.monotonic() < until:
+    current = dict(sets[max(sets)])
+    name = rng.choice(names)
+    url = f"{server.url}/v1/tasks/{name}"
+    if name in current and len(current) > 1 and rng.random() < 0.5:
+      done = await http.delete(url, headers=headers)
+      del current[name]
+    else:  # under this name, any of them
+      i = rng.randrange(len(tasks))
+      done = await http.put(url, content=files[i], headers=headers)
+      current[name] = tasks[i]
+    if done.status_code not in (200, 201):
+      raise RuntimeError(f"a change failed: {done.status_code} {done.text}")
+    sets[done.json()["task_set"]["version"]] = current
+    await asyncio.sleep(0.5)
+
+
+def check(
+  backbone: mv.Backbone,
+  pictures: Sequence[bytes],
+  load: Load,
+  sets: Mapping[int, Mapping[str, mv.Task]],
+) -> dict[str, Any]:
+  """Compare each answer with `mv.forward` of the set that it names.
+
+  Raises:
+    RuntimeError: for one that differs.
+  """
+  images = mv.preprocess(pictures, next(iter(sets[min(sets)].values())))
+  expected: dict[int, dict[str, np.ndarray]] = {}
+  worst, equal, total = 0.0, 0, 0
+  for (version, i), answers in load.answers.items():
+    if version not in expected:
+      expected[version] = _probabilities(backbone, sets[version], images)
+    for answer in answers:
+      if answer.keys() != expected[version].keys():
+        raise RuntimeError(f"an answer mixes version {version} with others")
+      for name, found in answer.items():
+        row = np.array([found[c] for c in range(len(found))])
+        # In each batch size of the server; it took one of them.
+        differences = np.abs(expected[version][name][:, i] - row).max(axis=-1)
+        worst, total = max(worst, float(differences.max())), total + 1
+        equal += bool((differences == 0).any())
+        if differences.max() > _TOLERANCE:
+          raise RuntimeError(
+            f"version {version}, {name}, image {i}: off by {differences}"
+          )
+  return {
+    "checked": total,
+    "worst_difference": worst,
+    "equal_to_the_bit": round(equal / total, 4),
+    "versions_seen": len({version for version, _ in load.answers}),
+  }
+
+
+def _probabilities(
+  backbone: mv.Backbone, tasks: Mapping[str, mv.Task], images: np.ndarray
+) -> dict[str, np.ndarray]:
+  """{task: float64 (2, b, c)} of `mv.forward`, in batches of 1 and of 8."""
+  named = [
+    mv.Task(dataclasses.replace(task.spec, name=name), task.params)
+    for name, task in tasks.items()
+  ]
+  slots = mv.fill_slots(backbone, named, slots=8)
+  found: dict[str, list[list[np.ndarray]]] = {name: [] for name in tasks}
+  for size in _BATCH_SIZES:
+    for shares in found.values():
+      shares.append([])
+    for image in images:
+      batch = np.zeros((size, *image.shape), np.float32)
+      batch[0] = image
+      out = mv.forward(backbone, slots, batch)
+      for name in tasks:
+        logits = np.asarray(out[name][:1])
+        found[name][-1].append(softmax(logits, name)[0])
+  return {name: np.array(shares) for name, shares in found.items()}
+
+
+async def _one_after_the_other(
+  servers: Sequence[Server],
+  pictures: Sequence[bytes],
+  seconds: float,
+  clients: int,
+) -> Load:
+  """Ask servers of one task each, one after the other, for each request."""
+  load, until = Load(), time.monotonic() + seconds
+
+  async def ask(seed: int) -> None:
+    rng = random.Random(seed)
+    async with _client() as http:
+      while time.monotonic() < until:
+        count = rng.randint(1, _MOST_PER_REQUEST)
+        chosen = [rng.choice(pictures) for _ in range(count)]
+        begun = time.monotonic()
+        for server in servers:
+          await _predict(http, server.url, chosen, load)
+        load.latencies.append(time.monotonic() - begun)
+
+  await asyncio.gather(*map(ask, range(clients)))
+  return load
+
+
+def percentiles(latencies: Sequence[float]) -> dict[str, float]:
+  """Of latencies in seconds, milliseconds; and how many there are."""
+  values = 1e3 * np.array(latencies)
+  return {
+    "requests": len(latencies),
+    "p50_ms": round(float(np.percentile(values, 50)), 1),
+    "p99_ms": round(float(np.percentile(values, 99)), 1),
+  }
+
+
+if __name__ == "__main__":
+  main()

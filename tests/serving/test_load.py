@@ -1,0 +1,23 @@
+"""A real server under load, while its tasks change; see benchmarks/serve.py."""
+
+import pytest
+
+from benchmarks import serve
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_no_request_is_lost_and_no_answer_mixed(backbone_file):
+  """Each is compared with `mv.forward` of the set of tasks that it names."""
+  result = serve.main(
+    [f"--backbone={backbone_file}", "--seconds=20", "--clients=4", "--tasks=2"]
+  )
+  assert result["requests"] >= 20
+  assert result["checked"] >= result["images"]
+  assert result["worst_difference"] <= 1e-5
+  assert result["equal_to_the_bit"] > 0
+  assert result["changes"] >= 5
+  assert result["versions_seen"] >= 3
+  assert result["compilations"] == 0
+  before, after = result["rss_mib"]
+  assert after < 1.3 * before
