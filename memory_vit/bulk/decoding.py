@@ -50,6 +50,9 @@ class Decoder:
     return list(self._threads.map(self._decoded, images))
 
   def _decoded(self, image: str | bytes) -> np.ndarray | DataError:
+    most = image_files.MAX_FILE_BYTES
+    if isinstance(image, bytes) and len(image) > most:
+      return DataError(f"the image has more than {most // _MIB} MiB")
     try:
       return prepare_image(image, self._evaluation, self._memory)
     except DataError as error:

@@ -29,9 +29,9 @@ from memory_vit.runtime.messages import first_line
 # Bytes for the objects of a cluster that this process starts: there are none
 # but numbers of shards.
 _OBJECT_STORE = 200 * 2**20
-# Times that a cluster is started here: Ray waits 30 seconds for it and no more,
-# which a machine that is busy may take.
-_TRIES = 4
+# Seconds that Ray waits for a cluster that it starts here; by default 30, which
+# a machine that is busy may take.
+_PATIENCE = "300"
 # Times that a shard is tried again after its worker has died. One that ends
 # every worker must not be tried for ever.
 _RETRIES = 10
@@ -75,6 +75,7 @@ class RayEngine:
   def _connected(self) -> Any:
     """Ray, with a cluster; statistics of use are not sent."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", _PATIENCE)
     try:
       ray: Any = importlib.import_module("ray")
       importlib.import_module("ray.data")
@@ -88,21 +89,16 @@ class RayEngine:
       "object_store_memory": _OBJECT_STORE, "include_dashboard": False,
       "num_cpus": max(self.workers, os.cpu_count() or 1),
     }  # fmt: skip
-    for tries in range(_TRIES, 0, -1):
-      try:
-        with warnings.catch_warnings():
-          # Of JAX, on forks: what Ray forks becomes another program at once.
-          warnings.simplefilter("ignore", RuntimeWarning)
-          ray.init(address=address, logging_level="warning", **local)
-        break
-      except Exception as error:  # Ray raises many kinds, `Exception` itself
-        ray.shutdown()
-        if address is None and tries > 1:
-          continue
-        where = f"at {address}" if address else "that could be started here"
-        raise ConfigError(
-          f"--engine=ray: there is no cluster {where}: {first_line(error)}."
-        ) from error
+    try:
+      with warnings.catch_warnings():
+        # Of JAX, on forks: what Ray forks becomes another program at once.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        ray.init(address=address, logging_level="warning", **local)
+    except Exception as error:  # Ray raises many kinds, `Exception` itself
+      where = f"at {address}" if address else "that could be started here"
+      raise ConfigError(
+        f"--engine=ray: there is no cluster {where}: {first_line(error)}."
+      ) from error
     return ray
 
   def _finished(

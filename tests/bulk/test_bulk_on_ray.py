@@ -173,7 +173,10 @@ def test_the_predictor_is_a_class_for_map_batches(place, tmp_path):
       *paths,
     ],
     cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE,
-    env={**os.environ, "JAX_PLATFORMS": "cpu", "RAY_USAGE_STATS_ENABLED": "0"},
+    env={
+      **os.environ, "JAX_PLATFORMS": "cpu", "RAY_USAGE_STATS_ENABLED": "0",
+      "RAY_raylet_start_wait_time_s": "300",
+    },
   )  # fmt: skip
   assert done.returncode == 0, done.stderr
   [line] = [x for x in done.stdout.splitlines() if x.startswith("ROWS")]

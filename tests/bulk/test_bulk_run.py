@@ -5,6 +5,7 @@ import json
 
 import fake_data
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fake_job import MeanJob
@@ -13,6 +14,7 @@ from memory_vit.bulk import plan as plans
 from memory_vit.bulk import run, shard_file, work
 from memory_vit.bulk.run import Input, run_bulk
 from memory_vit.errors import ConfigError, TrainingError
+from memory_vit.images import image_files
 
 BROKEN = (3, 4, 5, 6, 7, 11)  # 4 to 7 are a whole batch
 
@@ -57,6 +59,18 @@ def test_every_image_has_one_row(folder, tmp_path):
       np.testing.assert_allclose(row["mean"], expected, atol=1e-6)
   named = dict(run.unreadable(str(tmp_path / "out")))
   assert set(named) == {str(folder / f"{i:02}.png") for i in BROKEN}
+
+
+def test_images_in_tables_have_the_limits_of_files(tmp_path, monkeypatch):
+  monkeypatch.setattr(image_files, "MAX_FILE_BYTES", 2**20)
+  picture = fake_data.encode(fake_data.noise(0), "PNG")
+  larger = picture + bytes(2**20)
+  path = tmp_path / "x.parquet"
+  pq.write_table(pa.table({"image": [picture, larger]}), path)
+  assert make(path, tmp_path / "out").errors == 1
+  first, second = table(tmp_path / "out")
+  assert first["error"] is None
+  assert second["error"] == "the image has more than 1 MiB"
 
 
 def test_shards_say_what_made_them(folder, tmp_path):
@@ -189,8 +203,6 @@ def test_two_writers_of_a_shard_do_not_spoil_it(folder, tmp_path):
   model = MeanJob().open()
   first = work.make_shards(plan, output, model, [1])
   schema = [*shard_file.COMMON, *model.schema]
-  import pyarrow as pa
-
   with shard_file.writing_shard(
     output, plan, 1, pa.schema(schema), model.described
   ):
