@@ -150,7 +150,7 @@ def _alone(folder: Path) -> Iterator[None]:
       "there. Wait for it, end it, or give another --output."
     )
 
-  with lock.one_at_a_time(folder / plan.FOLDER / ".lock", refuse):
+  with lock.one_at_a_time(folder / plan.FOLDER / ".lock", refuse, "--output"):
     for left in folder.glob(".part-*.part"):  # of a process that was killed
       left.unlink(missing_ok=True)
     yield
