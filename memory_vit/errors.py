@@ -28,7 +28,8 @@ class UnknownTask(TaskError):  # noqa: N818 what users catch reads well
     known: the names that there are.
   """
 
-  def __init__(self, message: str, known: tuple[str, ...]) -> None:
+  # With a default, so that it can be pickled.
+  def __init__(self, message: str, known: tuple[str, ...] = ()) -> None:
     super().__init__(message)
     self.known = known
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from memory_vit.errors import DataError, TaskError
+from memory_vit.errors import ConfigError, DataError, TaskError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import EvalPreprocessing, Task, require_backbone
 from memory_vit.prediction import columns, task_set
@@ -87,6 +87,11 @@ class Predictor:
       TaskError: for tasks of another backbone, or that do not fit together.
       ConfigError: for options that cannot be.
     """
+    if "dtype" in options:
+      raise ConfigError(
+        "dtype is that of the backbone: expected none beside it; "
+        "load_backbone(..., dtype=...) sets it."
+      )
     shapes = PredictorConfig(backbone.config.variant, **options)
     predictor = cls.__new__(cls)
     predictor._begin(backbone, task_tuple(tasks), shapes)
@@ -214,9 +219,8 @@ class Predictor:
       DataError: for an image that cannot be read.
       UnknownTask: for a name that no task has.
     """
-    answering = task_set or self._task_set
-    if tasks is not None:  # before images are decoded for nothing
-      answering.require(tasks)
+    # Before images are decoded for nothing.
+    answering = self._answering(task_set, tasks)
     pixels = self._prepare(images, answering.evaluation)
     return self._predict(
       pixels, answering, tasks, original=original, features=features
@@ -245,9 +249,7 @@ class Predictor:
         are not finite.
       UnknownTask: for a name that no task has.
     """
-    answering = task_set or self._task_set
-    if tasks is not None:
-      answering.require(tasks)
+    answering = self._answering(task_set, tasks)
     checked = checked_pixels(pixels, self.backbone.config.image_size)
     return self._predict(
       checked, answering, tasks, original=original, features=features
@@ -328,6 +330,17 @@ class Predictor:
     """
     with self._changing:
       return self._show(task_set.without(self._task_set.by_slot, name))
+
+  def _answering(
+    self, task_set: TaskSet | None, names: Sequence[str] | None
+  ) -> TaskSet:
+    """The set that answers, once it has all tasks that are asked for."""
+    answering = task_set or self._task_set
+    for spec in answering.specs[:1]:  # that of all
+      require_backbone(spec, self.backbone.id)
+    if names is not None:
+      answering.require(names)
+    return answering
 
   def _loaded(self, task: str | Path | Task) -> Task:
     if not isinstance(task, Task):

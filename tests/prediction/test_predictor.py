@@ -1,6 +1,7 @@
 """A predictor answers as `forward` does, whatever comes and goes."""
 
 import dataclasses
+import pickle
 import threading
 import time
 
@@ -11,7 +12,12 @@ from conftest import random_task, tiny_backbone
 
 import memory_vit as mv
 from memory_vit.errors import ConfigError, TaskError, UnknownTask
-from memory_vit.prediction import Predictor, compilations, task_set
+from memory_vit.prediction import (
+  Predictor,
+  compilations,
+  fixed_shapes,
+  task_set,
+)
 from memory_vit.tasks import inference
 
 SIZES = (1, 4)
@@ -97,7 +103,9 @@ def test_a_task_keeps_its_bits_while_neighbours_come_and_go(
   for name in ("child", "t2"):
     assert same_bits(found.logits[name], expected[name])
   predictor.remove("t0")
-  unchanged("t1")
+  found = unchanged("t1")
+  # Its parent is in another slot than its number among the tasks.
+  assert same_bits(found.logits["child"], expected["child"])
   assert predictor.task_set.slots == {"t1": 1, "child": 2, "t2": 3}
   change = predictor.add(tasks[5], name="other")  # into the slot that is free
   assert change.names == ("other", "t1", "child", "t2")
@@ -150,6 +158,11 @@ def test_nothing_compiles_after_the_warm_up(tasks, pixels):
     predictor.predict_pixels(pixels)
   assert tally.count == 0
   assert found.logits["big"].shape == (9, 200)
+
+
+@pytest.mark.slow
+def test_the_room_grows_where_it_must_and_says_so(backbone, tasks):
+  predictor = predictor_of(backbone, tasks[1:3])
   room = predictor.task_set.room
   for task, grown in (
     (random_task(backbone, "cells", cells=9), {"cells": 16}),
@@ -165,7 +178,7 @@ def test_nothing_compiles_after_the_warm_up(tasks, pixels):
   change = predictor.add(tasks[5])  # the fifth
   assert change.grew
   assert predictor.task_set.room.slots == 8
-  assert change.version == predictor.task_set.version == 15
+  assert change.version == predictor.task_set.version == 10
 
 
 def test_threads_see_one_set_each_while_tasks_are_swapped(
@@ -384,6 +397,26 @@ def test_a_batch_that_does_not_fit_into_the_memory(backbone):
     predictor_of(backbone, (), batch_sizes=(4096,), memory_mib=1)
 
 
+def test_what_belongs_to_another_model_is_refused(backbone, tasks, pixels):
+  other = tiny_backbone(depth=1, seed=1)
+  foreign = predictor_of(other, [random_task(other, "t0")], warm_up=False)
+  predictor = predictor_of(backbone, tasks[:1], warm_up=False)
+  with pytest.raises(TaskError, match="'t0' belongs to another backbone"):
+    predictor.predict_pixels(pixels, task_set=foreign.task_set)
+  with pytest.raises(TaskError, match="'t0' belongs to another backbone"):
+    predictor_of(other, tasks[:1], warm_up=False)
+  with pytest.raises(ConfigError, match="dtype is that of the backbone"):
+    predictor_of(backbone, tasks[:1], dtype="bfloat16")
+
+
+def test_an_unknown_name_can_be_told_to_another_process(backbone, tasks):
+  with pytest.raises(UnknownTask) as raised:
+    predictor_of(backbone, tasks[:2], warm_up=False).remove("t9")
+  error = pickle.loads(pickle.dumps(raised.value))
+  assert error.known == ("t0", "t1")
+  assert str(error) == str(raised.value)
+
+
 def test_reserved_parts_are_no_growth(backbone, tasks, pixels):
   predictor = predictor_of(
     backbone, tasks[:1], parts=("norms", "layers"), parents=1, slots=2
@@ -398,3 +431,39 @@ def test_reserved_parts_are_no_growth(backbone, tasks, pixels):
   expected = by_forward(backbone, [tasks[0], both], pixels, slots=2)
   for name, logits in found.logits.items():
     assert same_bits(logits, expected[name])
+
+
+def test_images_are_padded_to_the_smallest_batch_that_holds_them(pixels):
+  def shapes(count, sizes):
+    return [
+      (len(batch), whole)
+      for batch, whole in fixed_shapes.padded_batches(pixels[:count], sizes)
+    ]
+
+  assert shapes(0, (1, 4)) == []
+  assert shapes(1, (1, 2, 4)) == [(1, 1)]
+  assert shapes(2, (1, 2, 4)) == [(2, 2)]
+  assert shapes(3, (1, 2, 4)) == [(4, 3)]
+  assert shapes(9, (1, 2, 4)) == [(4, 4), (4, 4), (1, 1)]
+  assert shapes(6, (1, 4)) == [(4, 4), (4, 2)]
+  [(batch, _)] = fixed_shapes.padded_batches(pixels[:3], (4,))
+  assert np.array_equal(batch[:3], pixels[:3])
+  assert not batch[3].any()
+
+
+def test_what_others_compile_does_not_count():
+  """Nor what the same thread compiles before and after."""
+  counter = compilations.CompilationCounter()
+
+  def compile_something(scale):
+    jax.jit(lambda x: x * scale)(np.float32(1))
+
+  compile_something(1.25)
+  with counter.counting() as tally:
+    other = threading.Thread(target=compile_something, args=(1.5,))
+    other.start()
+    other.join()
+    assert tally.count == 0
+    compile_something(1.75)
+  compile_something(2.25)
+  assert tally.count == counter.count == 1

@@ -1,0 +1,249 @@
+"""Costs of the predictor: requests, changes of tasks, a folder of images.
+
+  python -m benchmarks.predictor [--variant=B/32] [--image_size=224]
+    [--rounds=9] [--images=128] [--json=FILE]
+
+Requests with 1 and 16 tasks are timed in turn with a plain forward pass of the
+same batch, and stand as multiples of it. A folder of drawn JPEGs is predicted
+in turn with and without the next batch being read ahead. Compilations are those
+after the warm-up, while tasks are added, replaced and removed. All is random:
+weights, tasks and pixels; no figure depends on what they are.
+"""
+
+import argparse
+import functools
+import io
+import json
+import os
+import pathlib
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from PIL import Image, ImageDraw
+
+import memory_vit as mv
+from memory_vit.images import image_files
+from memory_vit.runtime.tables import table
+from memory_vit.tasks import inference
+
+_BATCHES = (1, 8, 32)
+_TASKS = (1, 16)
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+  """Measure, print a table, and write a file where one is named."""
+  arguments = _arguments(sys.argv[1:] if argv is None else argv)
+  key = jax.random.key(0)
+  backbone = mv.random_backbone(
+    arguments.variant, image_size=arguments.image_size, num_classes=10, key=key
+  )
+  tasks = [
+    mv.init_task(
+      jax.random.key(i), backbone, name=f"t{i}", num_classes=100, cells=5
+    )
+    for i in range(max(_TASKS) + 2)
+  ]
+  predictors = {
+    count: mv.Predictor.from_model(
+      backbone, tasks[:count], batch_sizes=_BATCHES, slots=count
+    )
+    for count in _TASKS
+  }
+  rounds = arguments.rounds
+  result = {
+    "cpus": os.cpu_count(),
+    "variant": arguments.variant,
+    "image_size": arguments.image_size,
+    "requests": _requests(backbone, predictors, rounds),
+    "changes": _changes(backbone, tasks),
+    "folder": _folder(predictors[1], arguments.images, rounds),
+  }
+  _show(result)
+  if arguments.json:
+    pathlib.Path(arguments.json).write_text(json.dumps(result, indent=2))
+  return result
+
+
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+  parser = argparse.ArgumentParser(
+    prog="python -m benchmarks.predictor", description=__doc__.split("\n")[0]
+  )
+  add = parser.add_argument
+  add("--variant", default="B/32")
+  add("--image_size", type=int, default=224)
+  add("--rounds", type=int, default=9)
+  add("--images", type=int, default=128, help="JPEGs in the folder")
+  add("--json", help="file for the numbers")
+  return parser.parse_args(argv)
+
+
+def _requests(
+  backbone: mv.Backbone, predictors: Mapping[int, mv.Predictor], rounds: int
+) -> list[dict[str, Any]]:
+  """Requests as multiples of a plain forward pass, by batch and tasks."""
+  side = backbone.config.image_size
+  rng = np.random.default_rng(0)
+  rows = []
+  for size in _BATCHES:
+    pixels = rng.uniform(-1, 1, (size, side, side, 3)).astype(np.float32)
+    images = jnp.asarray(pixels)
+
+    def plain(images: jax.Array = images) -> Any:
+      return jax.block_until_ready(
+        inference.plain_program(backbone.params, images, config=backbone.config)
+      )
+
+    ways: dict[str, Callable[[], Any]] = {"plain": plain}
+    for count, predictor in predictors.items():
+      ways[f"{count} tasks"] = functools.partial(
+        predictor.predict_pixels, pixels
+      )
+    seconds = _seconds(ways, rounds)
+    for count in predictors:
+      rows.append(
+        {
+          "batch": size,
+          "tasks": count,
+          **_ratio(seconds[f"{count} tasks"], seconds["plain"]),
+        }
+      )
+  return rows
+
+
+def _plain(backbone: mv.Backbone, images: jax.Array) -> None:
+  """A forward pass of the original model alone."""
+  config = backbone.config
+  outputs = inference.plain_program(backbone.params, images, config=config)
+  jax.block_until_ready(outputs)
+
+
+def _seconds(
+  ways: Mapping[str, Callable[[], Any]], rounds: int
+) -> dict[str, list[float]]:
+  """Seconds of each way, round by round in turn, after one that is thrown."""
+  seconds: dict[str, list[float]] = {name: [] for name in ways}
+  for way in ways.values():
+    way()
+  for _ in range(rounds):
+    for name, way in ways.items():
+      began = time.perf_counter()
+      way()
+      seconds[name].append(time.perf_counter() - began)
+  return seconds
+
+
+def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
+  """Median and quartiles of the ratios of the rounds."""
+  low, middle, high = np.quantile(
+    np.asarray(ours) / np.asarray(theirs), [0.25, 0.5, 0.75]
+  )
+  return {
+    "ratio": round(float(middle), 3),
+    "low": round(float(low), 3),
+    "high": round(float(high), 3),
+  }
+
+
+def _changes(backbone: mv.Backbone, tasks: Sequence[mv.Task]) -> dict[str, Any]:
+  """Compilations after the warm-up, and seconds of a change."""
+  predictor = mv.Predictor.from_model(
+    backbone, tasks[:1], batch_sizes=_BATCHES[:1], slots=16
+  )
+  side = backbone.config.image_size
+  pixels = np.zeros((1, side, side, 3), np.float32)
+  seconds = []
+  for task in tasks[1:16]:
+    for change in (
+      lambda t=task: predictor.add(t),
+      lambda t=task: predictor.replace(t.name, tasks[16]),
+      lambda t=task: predictor.remove(t.name),
+      lambda t=task: predictor.add(t),
+    ):
+      began = time.perf_counter()
+      change()
+      seconds.append(time.perf_counter() - began)
+      predictor.predict_pixels(pixels)
+  inside = predictor.compilations
+  grown = predictor.add(tasks[16])  # into the slot after the last
+  return {
+    "changes": len(seconds),
+    "compilations": inside,
+    "seconds_of_a_change": round(float(np.median(seconds)), 4),
+    "compilations_when_it_grows": grown.compiled,
+  }
+
+
+def _folder(
+  predictor: mv.Predictor, images: int, rounds: int
+) -> dict[str, Any]:
+  """Images per second of a folder, with and without reading ahead."""
+  with tempfile.TemporaryDirectory() as scratch:
+    _draw(pathlib.Path(scratch), images)
+    ways = {
+      name: lambda ahead=ahead: _predict_folder(predictor, scratch, ahead)
+      for name, ahead in (("in_turn", False), ("ahead", True))
+    }
+    seconds = _seconds(ways, rounds)
+  found = {
+    f"images_per_second_{name}": round(images / float(np.median(s)), 1)
+    for name, s in seconds.items()
+  }
+  # How many times as fast: seconds of the one over those of the other.
+  speedup = _ratio(seconds["in_turn"], seconds["ahead"])
+  return {"images": images, **found, "ahead_over_in_turn": speedup}
+
+
+def _predict_folder(predictor: mv.Predictor, folder: str, ahead: bool) -> None:
+  """The loop of the command `predict`, without what it prints."""
+  batches = image_files.read_batches(
+    image_files.find_images([folder]),
+    predictor.evaluation,
+    _BATCHES[-1],
+    2048,
+    ahead=ahead,
+  )
+  for batch in batches:
+    pixels = [image.pixels for image in batch if image.pixels is not None]
+    predictor.predict_pixels(np.stack(pixels)).top("t0")
+
+
+def _draw(folder: pathlib.Path, count: int) -> None:
+  """Draw JPEGs of 500 x 375 pixels: a ramp, noise, and a few ellipses."""
+  rng = np.random.default_rng(0)
+  ramp = np.linspace(0, 160, 500)[None, :, None]
+  for i in range(count):
+    pixels = ramp + rng.integers(0, 64, (375, 500, 3))
+    image = Image.fromarray(pixels.astype(np.uint8))
+    draw = ImageDraw.Draw(image)
+    for _ in range(8):
+      x, y = int(rng.integers(400)), int(rng.integers(300))
+      draw.ellipse((x, y, x + 90, y + 60), fill=tuple(rng.integers(0, 255, 3)))
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=90)
+    (folder / f"{i:05}.jpg").write_bytes(file.getvalue())
+
+
+def _show(result: Mapping[str, Any]) -> None:
+  """Print the result."""
+  rows = [
+    (
+      str(row["batch"]),
+      str(row["tasks"]),
+      f"{row['ratio']:.2f} ({row['low']:.2f} to {row['high']:.2f})",
+    )
+    for row in result["requests"]
+  ]
+  print(table(("batch", "tasks", "plain forward passes"), rows))
+  for part in ("changes", "folder"):
+    for key, value in result[part].items():
+      print(f"{key:32} {value}")
+
+
+if __name__ == "__main__":
+  main()
