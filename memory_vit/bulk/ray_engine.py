@@ -32,9 +32,9 @@ _OBJECT_STORE = 200 * 2**20
 # Seconds that Ray waits for a cluster that it starts here; by default 30, which
 # a machine that is busy may take.
 _PATIENCE = "300"
-# Times that a shard is tried again after its worker has died. One that ends
-# every worker must not be tried for ever.
-_RETRIES = 10
+# Workers that a shard may end. Ray Data starts a worker again and repeats what
+# it was doing, for ever; whatever ends every worker must end the command.
+_MOST_TRIES = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,8 +126,6 @@ class RayEngine:
       compute=ray.data.ActorPoolStrategy(size=workers),
       num_cpus=self.worker_cpus or max(1, cpus // workers),
       num_gpus=self.worker_gpus,
-      max_restarts=-1,
-      max_task_retries=_RETRIES,
     )
     try:
       for row in made.iter_rows():
@@ -177,7 +175,17 @@ class ShardWorker:
     there = shard_file.finished(self._folder, self._plan, shard)
     if there:
       return there
+    tries = self._folder / plans.FOLDER / f"{self._plan.name(shard)}.tries"
+    with tries.open("ab") as file:
+      if file.tell() >= _MOST_TRIES:
+        raise TrainingError(
+          f"{_MOST_TRIES} workers have died while they made the shard "
+          f"{self._plan.name(shard)}, images {self._plan.numbers(shard)}: they "
+          "may need more memory (a smaller --batch_size, --memory_mib)."
+        )
+      file.write(b".")
     [made] = work.make_shards(self._plan, self._folder, self._model, [shard])
+    tries.unlink(missing_ok=True)
     return made.counts
 
 

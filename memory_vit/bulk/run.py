@@ -153,6 +153,8 @@ def _alone(folder: Path) -> Iterator[None]:
   with lock.one_at_a_time(folder / plan.FOLDER / ".lock", refuse, "--output"):
     for left in folder.glob(".part-*.part"):  # of a process that was killed
       left.unlink(missing_ok=True)
+    for counted in (folder / plan.FOLDER).glob("part-*.tries"):
+      counted.unlink(missing_ok=True)
     yield
 
 

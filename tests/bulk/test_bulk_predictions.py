@@ -212,6 +212,7 @@ def test_files_without_embeddings_are_refused(place, tmp_path):
     read_embeddings(output)
 
 
+@pytest.mark.slow
 def test_the_example_trains_a_probe(place, tmp_path, monkeypatch):
   """As docs/scale.md has it; what it saves answers as any task."""
   monkeypatch.chdir(tmp_path)

@@ -11,12 +11,12 @@ import pytest
 from fake_job import MeanJob
 
 from memory_vit.bulk import plan as plans
-from memory_vit.bulk import run, shard_file, work
+from memory_vit.bulk import ray_engine, run, shard_file, work
 from memory_vit.bulk.run import Input, run_bulk
 from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.images import image_files
 
-BROKEN = (3, 4, 5, 6, 7, 11)  # 4 to 7 are a whole batch
+BROKEN = (1, 4, 5, 6, 7, 13)  # 4 to 7 are a whole batch
 
 
 @pytest.fixture
@@ -264,6 +264,43 @@ def test_rows_do_not_depend_on_which_shards_are_made_together(folder, tmp_path):
     batches[name] = sorted(model.batches)
   assert batches["one"] == batches["each"]
   assert table(tmp_path / "one") == table(tmp_path / "each")
+
+
+def test_a_shard_that_ends_every_worker_ends_the_command(folder, tmp_path):
+  """The class that Ray Data calls, as a worker after the tenth."""
+  output = tmp_path / "out"
+
+  def engine(plan, there, job, missing):
+    worker = ray_engine.ShardWorker(str(there), plan.digest, job)
+    tries = there / "_plan" / f"{plan.name(1)}.tries"
+    found = worker({"shard": np.array([0])})
+    assert {key: list(v) for key, v in found.items()} == {
+      "shard": [0], "images": [8], "errors": [5],
+    }  # fmt: skip
+    tries.write_bytes(b".........")  # nine
+    worker({"shard": np.array([1])})
+    assert not tries.exists()
+    (there / plan.name(1)).unlink()
+    tries.write_bytes(b"..........")
+    worker({"shard": np.array([1])})
+    return []
+
+  with pytest.raises(TrainingError, match="10 workers have died"):
+    make(folder, output, engine=engine)
+  assert make(folder, output).made == 2
+  assert sorted(p.name for p in (output / "_plan").iterdir()) == [
+    ".lock", "inputs.parquet", "plan.json",
+  ]  # fmt: skip
+
+
+def test_a_worker_that_finds_another_plan_is_refused(folder, tmp_path):
+  make(folder, tmp_path / "out")
+  plan = plans.read_plan(tmp_path / "out")
+  out = str(tmp_path / "out")
+  ray_engine.ShardWorker(out, plan.digest, MeanJob())
+  for digest, job in ((plan.digest, MeanJob(version=1)), ("0", MeanJob())):
+    with pytest.raises(TrainingError, match="is another one, or its model"):
+      ray_engine.ShardWorker(out, digest, job)
 
 
 def test_readers_see_nothing_but_rows(folder, tmp_path):
