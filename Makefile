@@ -25,24 +25,24 @@ help:
 
 .venv/installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --editable '.[train,test]'
+	$(BIN)/pip install --quiet --editable '.[train,serve,test]'
 	touch $@
 
 .venv-newest/installed: requirements.txt pyproject.toml
 	@test -n "$(NEWEST)" || { echo "no Python 3.12 or 3.13 here: make newest NEWEST=PYTHON"; exit 1; }
 	$(NEWEST) -m venv .venv-newest
-	$(NEWEST_BIN)/pip install --quiet --editable '.[train,test]'
+	$(NEWEST_BIN)/pip install --quiet --editable '.[train,serve,test]'
 	touch $@
 
 .venv-lowest/installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv .venv-lowest
 	$(LOWEST_BIN)/python .ci/lowest > .venv-lowest/lowest.txt
-	$(LOWEST_BIN)/pip install --quiet --constraint .venv-lowest/lowest.txt --editable '.[train,test]'
+	$(LOWEST_BIN)/pip install --quiet --constraint .venv-lowest/lowest.txt --editable '.[train,serve,test]'
 	touch $@
 
 .venv-exchange/installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv .venv-exchange
-	$(EXCHANGE_BIN)/pip install --quiet --editable '.[train,test,exchange]'
+	$(EXCHANGE_BIN)/pip install --quiet --editable '.[train,serve,test,exchange]'
 	$(EXCHANGE_BIN)/pip install --quiet --no-deps jax2onnx==0.17.1
 	touch $@
 
