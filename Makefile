@@ -42,7 +42,7 @@ help:
 
 .venv-exchange/installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv .venv-exchange
-	$(EXCHANGE_BIN)/pip install --quiet --editable '.[train,test,exchange]'
+	$(EXCHANGE_BIN)/pip install --quiet --editable '.[train,serve,test,exchange]'
 	$(EXCHANGE_BIN)/pip install --quiet --no-deps jax2onnx==0.17.1
 	touch $@
 

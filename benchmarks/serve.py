@@ -177,16 +177,18 @@ def serving(
   file = folder / "token"
   file.touch(0o600)
   file.write_text(token)
-  with (folder / "log").open("w") as log:
-    process = subprocess.Popen(
-      [
-        sys.executable, "-m", "memory_vit.serve", f"--backbone={backbone}",
-        *(f"--task={path}" for path in tasks), "--port=0", "--top=10",
-        f"--token_file={file}", "--slots=8", *options,
-        f"--batch_sizes={','.join(map(str, _BATCH_SIZES))}",
-      ],
-      stdout=subprocess.PIPE, stderr=log, text=True,
-    )  # fmt: skip
+  command = [
+    sys.executable, "-m", "memory_vit.serve", f"--backbone={backbone}",
+    *(f"--task={path}" for path in tasks), "--port=0", "--top=10",
+    f"--token_file={file}", "--slots=8", *options,
+    f"--batch_sizes={','.join(map(str, _BATCH_SIZES))}",
+  ]  # fmt: skip
+  with (
+    (folder / "log").open("w") as log,
+    subprocess.Popen(
+      command, stdout=subprocess.PIPE, stderr=log, text=True
+    ) as process,
+  ):
     try:
       line = process.stdout.readline() if process.stdout else ""
       found = re.search(r"http://\S+", line)

@@ -118,5 +118,5 @@ def test_commands_are_found():
   assert len(found) >= 20
   assert {module for module, _ in found} >= {
     "main", "paper", "vtab", "evaluate", "predict", "inspect", "check_data",
-    "export",
+    "export", "serve",
   }  # fmt: skip

@@ -33,7 +33,7 @@ from memory_vit.tasks import image_check
 # Of docs/reliability.md: a test, as pytest takes it from within tests/.
 _TEST = r"`((?:\w+/)?test_\w+\.py::[^`]*)`"
 COMMANDS = ("main", "paper", "vtab", "evaluate", "predict", "inspect",
-            "check_data", "export")  # fmt: skip
+            "check_data", "export", "serve")  # fmt: skip
 HEAVY = ("tensorflow", "tensorflow_datasets", "clu", "ml_collections", "orbax",
          "pooch", "matplotlib", "sklearn")  # fmt: skip
 
@@ -133,6 +133,20 @@ def test_the_modules_of_training():
     known = {canonicalize_name(n).removesuffix("-cpu") for n in brought[module]}
     assert known & names, module
   assert len(commands.TRAIN_MODULES) == len(names)
+
+
+def test_the_modules_of_the_server():
+  """What `serve` names that finds one missing."""
+  brought = importlib.metadata.packages_distributions()
+  serve = requirements(project()["optional-dependencies"]["serve"])
+  names = {canonicalize_name(one.name) for one in serve}
+  found = {
+    canonicalize_name(name)
+    for module in commands.SERVE_MODULES & brought.keys()
+    for name in brought[module]
+  }
+  assert names <= found
+  assert not commands.SERVE_MODULES & commands.TRAIN_MODULES
 
 
 def build_wheel(folder):
