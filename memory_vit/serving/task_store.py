@@ -10,6 +10,7 @@ import contextlib
 import shutil
 import tempfile
 import uuid
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +41,10 @@ class TaskStore:
     self.is_kept = state_dir is not None
     if state_dir is None:
       self._root = Path(tempfile.mkdtemp(prefix="memory_vit_serve-"))
+      # Also where the application is made and never run.
+      self._remove = weakref.finalize(
+        self, shutil.rmtree, self._root, ignore_errors=True
+      )
     else:
       self._root = paths.local(state_dir, "--state_dir").absolute()
     self._tasks, self._uploads = self._root / "tasks", self._root / "uploads"
@@ -95,4 +100,4 @@ class TaskStore:
   def close(self) -> None:
     """Remove what is not kept."""
     if not self.is_kept:
-      shutil.rmtree(self._root, ignore_errors=True)
+      self._remove()
