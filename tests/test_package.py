@@ -118,6 +118,7 @@ def test_what_is_tested_is_the_core_and_training():
     for extra in (
       project()["dependencies"],
       project()["optional-dependencies"]["train"],
+      project()["optional-dependencies"]["serve"],
     )
     for line in extra
   ]
