@@ -391,7 +391,7 @@ def test_the_examples_of_the_readme_and_the_docs_run(tmp_path, monkeypatch):
   pages = [page for page in pages if page.name not in elsewhere]
   texts = [page.read_text(encoding="utf-8") for page in pages]
   blocks = re.findall(r"```python\n(.*?)```", "\n".join(texts), re.S)
-  assert len(blocks) == 5
+  assert len(blocks) == 7
   names = {}
   for block in blocks:
     exec(compile(block, "an example", "exec"), names)
