@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -49,11 +49,28 @@ class ImagePreparer:
         f"{memory_mib} MiB: expected smaller batch_sizes, or a larger "
         "memory_mib."
       )
+    self._batch_size, self._side = batch_size, side
     self._memory = MemoryLimit(left, "memory_mib")
     self._threads = ThreadPoolExecutor(THREADS, "memory_vit-images")
 
-  def each(
+  def batches(
     self, images: Images, evaluation: EvalPreprocessing
+  ) -> Iterator[np.ndarray]:
+    """Prepare images, a batch at a time; each when it is asked for.
+
+    Yields:
+      float32 (b, side, side, 3).
+
+    Raises:
+      DataError: for the first image that cannot be prepared; it names it.
+    """
+    several = image_list(images)
+    for start in range(0, len(several), self._batch_size):
+      part = several[start : start + self._batch_size]
+      yield stacked(self.each(part, evaluation, start), self._side)
+
+  def each(
+    self, images: Images, evaluation: EvalPreprocessing, first: int = 0
   ) -> list[np.ndarray | DataError]:
     """Prepare images; in the place of a bad one there is its error.
 
@@ -61,6 +78,7 @@ class ImagePreparer:
       images: one or several. Paths, bytes of files, uint8 pixels of any size,
         or what is prepared already: floats (side, side, 3) in [-1, 1].
       evaluation: how.
+      first: number of the first image, for messages.
 
     Returns:
       For each image float32 (side, side, 3), or a `DataError` that names it.
@@ -74,7 +92,8 @@ class ImagePreparer:
         return DataError(named)
 
     several = image_list(images)
-    return list(self._threads.map(prepared, range(len(several)), several))
+    numbers = range(first, first + len(several))
+    return list(self._threads.map(prepared, numbers, several))
 
   def _prepared(self, image: Any, evaluation: EvalPreprocessing) -> np.ndarray:
     if isinstance(image, np.ndarray | jax.Array) and np.issubdtype(
@@ -82,6 +101,16 @@ class ImagePreparer:
     ):
       return checked_pixels(np.asarray(image)[None], evaluation.image_size)[0]
     return prepare_image(image, evaluation, self._memory)
+
+
+def stacked(found: list[np.ndarray | DataError], side: int) -> np.ndarray:
+  """Prepared images as one array; the first error among them is raised."""
+  pixels = []
+  for image in found:
+    if isinstance(image, DataError):
+      raise image
+    pixels.append(image)
+  return np.stack(pixels) if pixels else np.zeros((0, side, side, 3), "f4")
 
 
 def checked_pixels(pixels: Any, side: int) -> np.ndarray:

@@ -16,6 +16,8 @@ import memory_vit as mv
 from memory_vit.errors import ConfigError, DataError
 from memory_vit.images import image_files
 from memory_vit.prediction import Predictor
+from memory_vit.prediction.fixed_shapes import FixedShapes
+from memory_vit.prediction.image_preparer import ImagePreparer
 
 NAMES = ("cat", "dog", "日")
 
@@ -118,6 +120,45 @@ def test_limits_hold_before_anything_is_decoded(
   monkeypatch.setattr(image_files, "MAX_FILE_BYTES", len(encoded) - 1)
   [found] = predictor.prepare_each([encoded])
   assert "it has more than" in str(found)
+
+
+def test_images_are_prepared_a_batch_at_a_time(
+  backbone, tasks, files, monkeypatch
+):
+  """So that the memory of prepared images does not grow with their number."""
+  predictor = Predictor.from_model(
+    backbone, tasks, batch_sizes=(2,), warm_up=False
+  )
+  events = []
+  each, run = ImagePreparer.each, FixedShapes._run_batch
+
+  def noted_each(self, images, *args):
+    events.append(f"prepare {len(images)}")
+    return each(self, images, *args)
+
+  def noted_run(self, batch, *args):
+    events.append(f"run {len(batch)}")
+    return run(self, batch, *args)
+
+  monkeypatch.setattr(ImagePreparer, "each", noted_each)
+  monkeypatch.setattr(FixedShapes, "_run_batch", noted_run)
+  predictor.predict(files)
+  assert events == ["prepare 2", "run 2", "prepare 1", "run 2"]
+  with pytest.raises(DataError, match=r"image 3, 'none.png'"):
+    predictor.predict([*files, "none.png"])
+
+
+def test_a_snapshot_says_how_images_are_prepared(backbone, tasks, files):
+  predictor = Predictor.from_model(
+    backbone, (), batch_sizes=(4,), warm_up=False
+  )
+  before = predictor.task_set
+  expected = predictor.prepare(files)
+  predictor.add(tasks[0])
+  assert not np.array_equal(predictor.prepare(files), expected)
+  assert np.array_equal(predictor.prepare(files, task_set=before), expected)
+  [found, *_] = predictor.prepare_each(files, task_set=before)
+  assert np.array_equal(found, expected[0])
 
 
 def test_columns_in_and_columns_out(predictor, files):
