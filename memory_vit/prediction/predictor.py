@@ -14,7 +14,12 @@ import numpy as np
 
 from memory_vit.errors import ConfigError, DataError, TaskError
 from memory_vit.model.backbone import Backbone
-from memory_vit.model.task import EvalPreprocessing, Task, require_backbone
+from memory_vit.model.task import (
+  EvalPreprocessing,
+  Task,
+  TaskSpec,
+  require_backbone,
+)
 from memory_vit.prediction import columns, task_set
 from memory_vit.prediction.compilations import CompilationCounter, counted
 from memory_vit.prediction.config import PredictorConfig
@@ -28,13 +33,19 @@ from memory_vit.prediction.image_preparer import (
 from memory_vit.prediction.placement import on_host, place
 from memory_vit.prediction.predictions import Predictions
 from memory_vit.prediction.task_set import Change, TaskSet
-from memory_vit.runtime.messages import first_line
-from memory_vit.tasks import store
+from memory_vit.runtime.messages import brief, first_line, name_list
+from memory_vit.tasks import manifest, store
 from memory_vit.tasks.compose import TasksLike, require_fit, task_tuple
 from memory_vit.tasks.model_loading import load_model
 from memory_vit.tasks.room import Room
 
 Columns = Mapping[str, Any]
+# Of `from_model`: what says nothing about what is loaded.
+_OPTIONS = tuple(
+  field.name
+  for field in dataclasses.fields(PredictorConfig)
+  if field.name not in ("backbone", "tasks", "dtype", "image_size")
+)
 
 
 class Predictor:
@@ -60,7 +71,12 @@ class Predictor:
     Raises:
       MemoryVitError: for what cannot be read, or does not fit together.
     """
-    backbone, tasks = load_model(config.backbone, config.tasks, config.dtype)
+    backbone, tasks = load_model(
+      config.backbone,
+      config.tasks,
+      config.dtype,
+      image_size=config.image_size or None,
+    )
     self._begin(backbone, tasks, config)
     self.config: PredictorConfig | None = config
     if warm_up:
@@ -88,10 +104,16 @@ class Predictor:
       TaskError: for tasks of another backbone, or that do not fit together.
       ConfigError: for options that cannot be.
     """
-    if "dtype" in options:
+    for name in ("dtype", "image_size"):
+      if name in options:
+        raise ConfigError(
+          f"{name} is that of the backbone: expected none beside it; "
+          f"load_backbone(..., {name}=...) sets it."
+        )
+    if unknown := options.keys() - set(_OPTIONS):
       raise ConfigError(
-        "dtype is that of the backbone: expected none beside it; "
-        "load_backbone(..., dtype=...) sets it."
+        f"there is no option {brief(min(unknown))}, expected some of "
+        f"{name_list(_OPTIONS, 32)}."
       )
     shapes = PredictorConfig(backbone.config.variant, **options)
     predictor = cls.__new__(cls)
@@ -365,9 +387,24 @@ class Predictor:
           f"the task is of type {type(task).__name__}, expected a Task or the "
           "path of one."
         )
+      self._require_image_size(manifest.read(Path(task)).spec)
       task = store.load_task(task, self.backbone)
+    self._require_image_size(task.spec)
     require_backbone(task.spec, self.backbone.id)
     return _held(task)
+
+  def _require_image_size(self, spec: TaskSpec) -> None:
+    """Raise `TaskError` for a task of this backbone at another image size."""
+    mine, wanted = self.backbone.id, spec.backbone
+    if dataclasses.replace(wanted, image_size=mine.image_size) != mine:
+      return  # another backbone, which is said as such
+    if wanted.image_size != mine.image_size:
+      raise TaskError(
+        f"task {spec.name!r} was trained at {wanted.image_size} pixels, and "
+        f"this predictor runs the backbone at {mine.image_size}: build one by "
+        f"PredictorConfig(..., image_size={wanted.image_size}), or with the "
+        "task."
+      )
 
   def _show(self, by_slot: dict[int, Task]) -> Change:
     """Make a set of tasks ready, and then the one that answers."""

@@ -368,6 +368,9 @@ def test_the_most_probable_classes(backbone, pixels):
     assert [guess.probability for guess in guesses] == list(row[order])
   assert {len(guesses) for guesses in found.top("two")} == {2}
   assert {g.class_name for g in found.top("two")[0]} == {"0", "1"}
+  for count in (0, -1):
+    with pytest.raises(ConfigError, match=f"classes is {count}, expected"):
+      found.top("two", count)
   assert len(found.top("backbone", 9)[0]) == 7
 
 
@@ -412,7 +415,12 @@ def test_describe(backbone, tasks):
     ({"top": 0}, "top is 0"),
     ({"parts": "norms"}, "parts is 'norms'"),
     ({"parts": ("heads",)}, "expected a tuple of 'norms', 'layers'"),
+    ({"parts": (["norms"],)}, r"parts is \(\['norms'\],\)"),
     ({"tasks": "DIR"}, "tasks is the text 'DIR'"),
+    ({"features": "no"}, "features is 'no', expected True or False"),
+    ({"slots": True}, "slots is True, expected a number"),
+    ({"batch_sizes": (True, 8)}, "from 1 to"),
+    ({"image_size": -1}, "image_size is -1, expected a number from 0"),
   ],
 )
 def test_options_that_cannot_be(options, message):
@@ -435,6 +443,8 @@ def test_what_belongs_to_another_model_is_refused(backbone, tasks, pixels):
     predictor_of(other, tasks[:1], warm_up=False)
   with pytest.raises(ConfigError, match="dtype is that of the backbone"):
     predictor_of(backbone, tasks[:1], dtype="bfloat16")
+  with pytest.raises(ConfigError, match="'slot', expected some of batch_si"):
+    Predictor.from_model(backbone, tasks[:1], slot=3)
 
 
 def test_an_unknown_name_can_be_told_to_another_process(backbone, tasks):
