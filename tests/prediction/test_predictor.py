@@ -123,7 +123,9 @@ def test_a_task_keeps_its_bits_while_neighbours_come_and_go(
   assert predictor.compilations == 0
 
 
-@pytest.mark.parametrize("committed", [False, True])
+@pytest.mark.parametrize(
+  "committed", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_nothing_compiles_after_the_warm_up(tasks, pixels, committed):
   # Of its own: whatever it runs is compiled here.
   backbone = tiny_backbone(depth=1, seed=5, mlp_dim=40 + 8 * committed)
@@ -185,6 +187,7 @@ def test_the_room_grows_where_it_must_and_says_so(backbone, tasks):
   assert change.version == predictor.task_set.version == 10
 
 
+@pytest.mark.slow
 def test_threads_see_one_set_each_while_tasks_are_swapped(
   backbone, tasks, pixels
 ):
