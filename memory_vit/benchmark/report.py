@@ -138,7 +138,7 @@ def markdown(
     "",
     _PROTOCOL,
     *_absent(record, scores),
-    *_other_sizes(scores),
+    *other_sizes(scores, together),
     *_section("Accuracy", _accuracies(record, scores, together)),
     *_section(
       "Spread over seeds, in points", _spreads(record, scores), _OF_SEEDS
@@ -171,21 +171,24 @@ def _is_other_size(task: VtabTask, score: Score) -> bool:
   return bool(score.tests) and score.test_examples != task.test_examples
 
 
-def _other_sizes(scores: Scores) -> list[str]:
-  """Say which test splits are not those of the benchmark."""
-  found = {task: score for (task, _), score in scores.items() if score.tests}
+def other_sizes(
+  scores: Scores, together: Mapping[str, Any] | None
+) -> list[str]:
+  """Say which test splits are not those of the benchmark, by regime."""
+  every = {**scores, **(_scores_together(together) if together else {})}
   lines = [
-    f"- {task.name}: {found[task.name].test_examples:,} test images, the "
+    f"- {task.name}, {regime}: {score.test_examples:,} test images, the "
     f"benchmark has {task.test_examples:,}"
     for task in TASKS
-    if task.name in found and _is_other_size(task, found[task.name])
+    for (name, regime), score in every.items()
+    if name == task.name and _is_other_size(task, score)
   ]
   if not lines:
     return []
   return [
     "",
-    "**No means are given**, as data have other sizes, so that these numbers "
-    "are not those of VTAB-1k:",
+    "**No means are given** of these, as data have other sizes, so that the "
+    "numbers are not those of VTAB-1k:",
     "",
     *lines,
   ]
@@ -217,7 +220,8 @@ def _accuracies(
   for regime in record.regimes:
     rows.append({"regime": regime, **_columns_of(regime, scores)})
   if together:
-    rows.append(_row_together(together))
+    row = _label_together(together)
+    rows.append({"regime": row, **_columns_of(row, _scores_together(together))})
   return rows
 
 
@@ -233,22 +237,22 @@ def _columns_of(regime: str, scores: Scores) -> dict[str, str]:
   return row
 
 
-def _row_together(together: Mapping[str, Any]) -> dict[str, str]:
-  """The first seed of every task, all in one model."""
-  regime, found = together["regime"], together["tasks"]
-  scores = {
-    (name, regime): Score(
+def _label_together(together: Mapping[str, Any]) -> str:
+  return f"{together['regime']}, seed 0, all in one model"
+
+
+def _scores_together(together: Mapping[str, Any]) -> Scores:
+  """The first seed of every task, all in one model, by the label of its row."""
+  label = _label_together(together)
+  return {
+    (name, label): Score(
       task=name,
-      regime=regime,
+      regime=label,
       tests=(one["accuracy"],),
       seeds=1,
       test_examples=one["examples"],
     )
-    for name, one in found.items()
-  }
-  return {
-    "regime": f"{regime}, seed 0, all in one model",
-    **_columns_of(regime, scores),
+    for name, one in together["tasks"].items()
   }
 
 

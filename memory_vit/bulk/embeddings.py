@@ -15,8 +15,8 @@ import pyarrow as pa
 from jaxtyping import Array, Float, Float32
 
 from memory_vit.backbones import load
-from memory_vit.bulk.decoding import Decoder
 from memory_vit.bulk.versions import versions
+from memory_vit.bulk.work import image_preparer
 from memory_vit.errors import DataError, TaskError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import EvalPreprocessing
@@ -97,7 +97,10 @@ class EmbeddingModel:
     """Describe what a backbone will make of images."""
     self._job, self._backbone = job, backbone
     config = backbone.config
-    self._decoder = Decoder(evaluation, job.batch_size, job.memory_mib)
+    self._evaluation = evaluation
+    self._images = image_preparer(
+      job.memory_mib, job.batch_size, evaluation.image_size
+    )
     self._stored = np.dtype(jnp.dtype(job.stored))
     shapes = {
       "pooled": (config.width,),
@@ -123,7 +126,7 @@ class EmbeddingModel:
     self, images: Sequence[str | bytes]
   ) -> list[np.ndarray | DataError]:
     """See `work.Model`."""
-    return self._decoder.each(images)
+    return self._images.each_unnamed(images, self._evaluation)
 
   def columns(
     self, pixels: Float32[np.ndarray, "k side side 3"]

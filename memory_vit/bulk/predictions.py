@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from memory_vit.bulk.decoding import Decoder
 from memory_vit.bulk.versions import versions
+from memory_vit.bulk.work import image_preparer
 from memory_vit.errors import ConfigError, DataError, TaskError
 from memory_vit.model.task import BACKBONE
 from memory_vit.prediction.config import PredictorConfig
@@ -78,8 +78,8 @@ class PredictionModel:
     if job.original:
       sizes = {BACKBONE: backbone.config.num_classes, **sizes}
     self._names = tuple(sizes)
-    self._decoder = Decoder(
-      predictor.evaluation, job.batch_size, job.config.memory_mib
+    self._images = image_preparer(
+      job.config.memory_mib, job.batch_size, backbone.config.image_size
     )
     fields = [self._fields(name, size) for name, size in sizes.items()]
     self.schema = pa.schema([*itertools.chain.from_iterable(fields)])
@@ -99,7 +99,7 @@ class PredictionModel:
     self, images: Sequence[str | bytes]
   ) -> list[np.ndarray | DataError]:
     """See `work.Model`."""
-    return self._decoder.each(images)
+    return self._images.each_unnamed(images, self._task_set.evaluation)
 
   def columns(self, pixels: np.ndarray) -> list[pa.Array]:
     """See `work.Model`.

@@ -17,10 +17,31 @@ import pyarrow as pa
 
 from memory_vit.bulk import image_rows, shard_file
 from memory_vit.bulk.containers import ImageRow
-from memory_vit.bulk.decoding import AHEAD
 from memory_vit.bulk.plan import Plan
 from memory_vit.bulk.shard_file import ShardCounts
 from memory_vit.errors import DataError
+from memory_vit.images.image_files import COPIES_OF_A_BATCH
+from memory_vit.prediction.image_preparer import ImagePreparer
+
+# Batches that are decoded while the device has another one.
+AHEAD = 2
+
+
+def image_preparer(
+  memory_mib: int, batch_size: int, side: int
+) -> ImagePreparer:
+  """What decodes images, while batches wait that were decoded ahead.
+
+  Raises:
+    ConfigError: where there is no room for the batches.
+  """
+  return ImagePreparer(
+    memory_mib,
+    batch_size,
+    side,
+    copies=AHEAD + COPIES_OF_A_BATCH,
+    option="--memory_mib",
+  )
 
 
 class Model(Protocol):

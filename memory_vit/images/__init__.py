@@ -5,7 +5,6 @@ from etils import epy
 with epy.lazy_api_imports(globals()):
   from memory_vit.images.decoding import decode
   from memory_vit.images.image_files import (
-    file_content,
     find_images,
     prepare_encoded,
     prepare_pixels,
@@ -16,7 +15,6 @@ with epy.lazy_api_imports(globals()):
 __all__ = [
   "decode",
   "eval_view",
-  "file_content",
   "find_images",
   "prepare_encoded",
   "prepare_pixels",

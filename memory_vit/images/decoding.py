@@ -8,6 +8,7 @@ and a model that is unsure answers otherwise for one image in ten.
 
 import io
 
+import jax
 import numpy as np
 import simplejpeg
 from PIL import Image, UnidentifiedImageError
@@ -111,6 +112,14 @@ def rgb_pixels(pixels: np.ndarray) -> np.ndarray:
   Raises:
     DataError: for other shapes and types.
   """
+  require_pixels(pixels)
+  if pixels.ndim == 2 or pixels.shape[2] == 1:
+    return np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, axis=2)
+  return pixels[:, :, :3]
+
+
+def require_pixels(pixels: np.ndarray | jax.Array) -> None:
+  """Raise `DataError` for shapes and types that `rgb_pixels` does not take."""
   channels = pixels.shape[2] if pixels.ndim == 3 else 1
   if (
     pixels.dtype != np.uint8
@@ -122,6 +131,3 @@ def rgb_pixels(pixels: np.ndarray) -> np.ndarray:
       "expected uint8 pixels of 0 to 255 of shape (h, w, 3), (h, w), (h, w, 1) "
       "or (h, w, 4), or a list of such arrays"
     )
-  if channels == 1:
-    return np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, axis=2)
-  return pixels[:, :, :3]

@@ -11,11 +11,11 @@ import itertools
 import os
 import stat
 import sys
-import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
 
+import jax
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
@@ -33,9 +33,10 @@ MAX_FILE_BYTES = 64 * 2**20
 # Those that `decode` takes, with the bytes that a pixel takes while it is
 # decoded, at most: measured, and rounded up.
 _BYTES_PER_PIXEL = {"JPEG": 14, "PNG": 14, "WEBP": 24, "BMP": 12, "GIF": 12}
-# While a batch is made: the images one by one, side by side, and on the
-# device, each as float32. Of one that is read ahead, the images one by one.
-_COPIES_OF_A_BATCH = 3
+# While a batch is made: the images one by one, side by side, filled up to the
+# size of a batch, and on the device, each as float32. Of one that is read
+# ahead, the images one by one.
+COPIES_OF_A_BATCH = 4
 THREADS = min(8, os.cpu_count() or 1)
 _MIB = 2**20
 
@@ -117,7 +118,7 @@ def read_batches(
     ConfigError: where there is no room for a batch.
   """
   pixels = size * evaluation.image_size**2
-  left = memory_mib * _MIB - (_COPIES_OF_A_BATCH + ahead) * pixels * 3 * 4
+  left = memory_mib * _MIB - (COPIES_OF_A_BATCH + ahead) * pixels * 3 * 4
   if left <= 0:
     raise ConfigError(
       f"{size} images of {evaluation.image_size} pixels a side do not fit "
@@ -144,27 +145,33 @@ class _ImageReader:
   def __init__(self, evaluation: EvalPreprocessing, memory: int) -> None:
     self._evaluation = evaluation
     self._memory = MemoryLimit(memory)
-    # A header is short, but of a WebP file, which is read as a whole.
-    self._header = threading.Lock()
 
   def read(self, entry: Entry) -> LoadedImage:
     """Read an image, or note why it cannot be read."""
     if entry.reason:
       return LoadedImage(entry, None)
     try:
-      with _opened(entry.path) as file:
-        return LoadedImage(entry, self._prepared(file))
+      prepared = prepare_file(entry.path, self._evaluation, self._memory)
+      return LoadedImage(entry, prepared)
     except DataError as error:
       return LoadedImage(Entry(entry.path, str(error)), None)
 
-  def _prepared(self, file: BinaryIO) -> np.ndarray:
+
+def prepare_file(
+  path: str, evaluation: EvalPreprocessing, memory: MemoryLimit | None = None
+) -> np.ndarray:
+  """`prepare_encoded` of a file, which is read once there is memory for it.
+
+  Raises:
+    DataError: says why not.
+  """
+  with _opened(path) as file:
     size = _size_of(file)
-    with self._header:
-      decoding = bytes_needed(file, self._evaluation)
+    needed = _needed(file, evaluation, memory)
     # As it lies in the file, and what Pillow has read of it.
-    with self._memory.taken(2 * size + decoding):
+    with _taken(2 * size + needed, memory):
       file.seek(0)
-      return _decoded(file.read(size), self._evaluation)
+      return _decoded(file.read(size), evaluation)
 
 
 def prepare_encoded(
@@ -187,25 +194,49 @@ def prepare_encoded(
   """
   if len(encoded) > MAX_FILE_BYTES:
     raise DataError(f"it has more than {MAX_FILE_BYTES / 2**20:g} MiB")
-  needed = bytes_needed(io.BytesIO(encoded), evaluation)
+  needed = _needed(io.BytesIO(encoded), evaluation, memory)
   # Pillow keeps a copy of the file.
-  with (
-    memory.taken(len(encoded) + needed) if memory else contextlib.nullcontext()
-  ):
+  with _taken(len(encoded) + needed, memory):
     return _decoded(encoded, evaluation)
 
 
 def prepare_pixels(
-  pixels: np.ndarray, evaluation: EvalPreprocessing
+  pixels: np.ndarray | jax.Array,
+  evaluation: EvalPreprocessing,
+  memory: MemoryLimit | None = None,
 ) -> np.ndarray:
-  """Prepare decoded pixels, uint8 (height, width, 3), for evaluation."""
-  return view.eval_view(pixels, evaluation)
+  """Prepare decoded pixels for evaluation.
+
+  Args:
+    pixels: of `decoding.rgb_pixels`.
+    evaluation: how.
+    memory: see `prepare_encoded`.
+
+  Raises:
+    DataError: for other shapes and types, and what takes too much memory.
+  """
+  decoding.require_pixels(pixels)
+  height, width = pixels.shape[:2]
+  # A copy from a device, and one with three channels.
+  needed = pixels.size + 3 * height * width
+  needed += view.view_bytes(height, width, evaluation)
+  with _taken(needed, memory):
+    return view.eval_view(decoding.rgb_pixels(np.asarray(pixels)), evaluation)
 
 
-def file_content(path: str) -> bytes:
-  """Read a file, or raise a `DataError`, for example if it is too large."""
-  with _opened(path) as file:
-    return file.read(_size_of(file))
+def _needed(
+  file: BinaryIO, evaluation: EvalPreprocessing, memory: MemoryLimit | None
+) -> int:
+  """`bytes_needed`, in one thread at a time of those that share memory."""
+  with memory.header if memory else contextlib.nullcontext():
+    return bytes_needed(file, evaluation)
+
+
+def _taken(
+  size: int, memory: MemoryLimit | None
+) -> contextlib.AbstractContextManager[None]:
+  """Take memory, where there is a limit."""
+  return memory.taken(size) if memory else contextlib.nullcontext()
 
 
 def _size_of(file: BinaryIO) -> int:

@@ -17,6 +17,9 @@ class MemoryLimit:
     self._size = self._left = size
     self._option = option
     self._given_back = threading.Condition()
+    # Held while a header is read, of which nobody knows before what it takes:
+    # it is short, but of a WebP file, which is read as a whole.
+    self.header = threading.Lock()
 
   @contextlib.contextmanager
   def taken(self, size: int) -> Iterator[None]:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from memory_vit.errors import DataError
-from memory_vit.images import decoding, image_files
+from memory_vit.images import image_files
 from memory_vit.images.memory_limit import MemoryLimit
 from memory_vit.model.task import EvalPreprocessing
 
@@ -35,11 +35,9 @@ def prepare_image(
     DataError: says why not; the caller knows which image it was.
   """
   if isinstance(image, np.ndarray | jax.Array):
-    return image_files.prepare_pixels(
-      decoding.rgb_pixels(np.asarray(image)), evaluation
-    )
+    return image_files.prepare_pixels(image, evaluation, memory)
   if isinstance(image, str | os.PathLike):
-    image = image_files.file_content(os.fspath(image))
+    return image_files.prepare_file(os.fspath(image), evaluation, memory)
   if not isinstance(image, bytes):
     raise DataError(
       "expected a path, the bytes of a file, or a uint8 array; of an image of "

@@ -28,6 +28,8 @@ class PredictorConfig:
     memory_mib: what images and their decoding may take together, in MiB.
     features: whether the programs of features are compiled at the warm-up, and
       a dictionary of columns gets them.
+    image_size: side in pixels at which the backbone runs; 0 is that of the
+      tasks, or without any the backbone's own.
     top: classes per task in a dictionary of columns, the most probable first.
   """
 
@@ -43,6 +45,7 @@ class PredictorConfig:
   memory_mib: int = 2048
   features: bool = False
   top: int = 5
+  image_size: int = 0
 
   def __post_init__(self) -> None:
     if isinstance(self.tasks, str):
@@ -52,18 +55,21 @@ class PredictorConfig:
     require_batch_sizes(self.batch_sizes)
     for name, least in (
       ("slots", 1), ("cells", 0), ("classes", 1), ("parents", 0),
-      ("memory_mib", 1), ("top", 1),
+      ("memory_mib", 1), ("top", 1), ("image_size", 0),
     ):  # fmt: skip
       value = getattr(self, name)
-      if not isinstance(value, int) or not least <= value <= 2**20:
+      if not _is_number(value) or not least <= value <= 2**20:
         raise ConfigError(
           f"{name} is {brief(value)}, expected a number from {least} to "
           f"{2**20:,}."
         )
-    if isinstance(self.parts, str) or not set(self.parts) <= {
-      "norms",
-      "layers",
-    }:
+    if not isinstance(self.features, bool):
+      raise ConfigError(
+        f"features is {brief(self.features)}, expected True or False."
+      )
+    if not isinstance(self.parts, tuple | list) or any(
+      part not in ("norms", "layers") for part in self.parts
+    ):
       raise ConfigError(
         f"parts is {brief(self.parts)}, expected a tuple of 'norms', 'layers'."
       )
@@ -74,10 +80,15 @@ def require_batch_sizes(sizes: tuple[int, ...]) -> None:
   if (
     not isinstance(sizes, tuple)
     or not sizes
-    or not all(isinstance(s, int) and 1 <= s <= _MOST_IMAGES for s in sizes)
+    or not all(_is_number(s) and 1 <= s <= _MOST_IMAGES for s in sizes)
     or list(sizes) != sorted(set(sizes))
   ):
     raise ConfigError(
       f"batch_sizes is {brief(sizes)}, expected a tuple of numbers that ascend,"
       f" from 1 to {_MOST_IMAGES:,}, such as (1, 8, 32)."
     )
+
+
+def _is_number(value: object) -> bool:
+  """Whether this is an int; True and False are none."""
+  return isinstance(value, int) and not isinstance(value, bool)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -15,17 +15,45 @@ from memory_vit.tasks import inference
 
 
 class Outputs(NamedTuple):
-  """What a pass hands out, on the host; None is what was not asked for.
+  """What is handed out of all batches; None is what was not asked for.
 
   Attributes:
-    logits: of all slots.
+    logits: {name of a head: its logits}.
     original: the original outputs.
     features: class token and mean patch after each block, standardized.
   """
 
-  logits: Float32[np.ndarray, "k t c"] | None
+  logits: dict[str, Float32[np.ndarray, "k _"]]
   original: Float32[np.ndarray, "k c0"] | None
   features: Float32[np.ndarray, "k l n d"] | None
+
+
+class BatchOutputs(NamedTuple):
+  """What one batch gives, with its padding; logits are those of all slots."""
+
+  logits: Float32[np.ndarray, "b t c"] | None
+  original: Float32[np.ndarray, "b c0"] | None
+  features: Float32[np.ndarray, "b l n d"] | None
+
+  def cut(self, count: int, heads: Heads) -> Outputs:
+    """Copy what was asked for of the first `count` images.
+
+    A view would keep the logits of all slots alive.
+    """
+    logits = self.logits
+    return Outputs(
+      {}
+      if logits is None
+      else {
+        name: logits[:count, slot, :classes].copy()
+        for name, (slot, classes) in heads.items()
+      },
+      *(None if a is None else a[:count] for a in self[1:]),
+    )
+
+
+# {name: (number of its slot, how many classes it has)}
+Heads = Mapping[str, tuple[int, int]]
 
 
 class FixedShapes:
@@ -40,8 +68,9 @@ class FixedShapes:
 
   def run(
     self,
-    pixels: Float32[np.ndarray, "k side side 3"],
-    slots: SlotArrays | None,
+    parts: Iterable[Float32[np.ndarray, "_ side side 3"]],
+    slots: SlotArrays,
+    heads: Heads,
     *,
     original: bool,
     features: bool,
@@ -49,46 +78,42 @@ class FixedShapes:
     """Run the model.
 
     Args:
-      pixels: prepared images, any number of them.
-      slots: tasks that are read; None for none.
+      parts: prepared images, any number of arrays of any number of them. Each
+        array is asked for when those before it are answered.
+      slots: the tasks.
+      heads: those whose logits are handed out; without any no task is read.
       original: whether the original outputs are wanted.
       features: whether those of each block are wanted: a second pass.
     """
-    parts = [
-      Outputs(*(None if a is None else a[:count] for a in outputs))
+    read = slots if heads else None
+    found = [
+      self._run_batch(batch, read, original, features).cut(count, heads)
+      for pixels in parts
       for batch, count in padded_batches(pixels, self._sizes)
-      for outputs in (self._run_batch(batch, slots, original, features),)
     ]
-    if not parts:
-      parts = [self._of_no_image(slots, original, features)]
+    if not found:
+      found = [self._of_no_image(heads, original, features)]
+    logits, *others = zip(*found, strict=True)
     return Outputs(
-      *(
-        None if found[0] is None else np.concatenate(found)
-        for found in zip(*parts, strict=True)
-      )
+      {name: np.concatenate([one[name] for one in logits]) for name in heads},
+      *(None if a[0] is None else np.concatenate(a) for a in others),
     )
 
   def warm_up(self, slots: SlotArrays, *, features: bool) -> None:
     """Compile what images need, and what reads the tasks."""
     for size in self._sizes:
       batch = np.zeros((size, *self._image_shape), np.float32)
-      self._run_batch(batch, None, original=True, features=features)
-    self.compile_reading(slots)
+      self._run_batch(batch, slots, original=True, features=features)
 
   def compile_reading(self, slots: SlotArrays) -> None:
-    """Compile what reads tasks, in slots of this room."""
-    config, params = self._backbone.config, self._backbone.params
+    """Compile what reads tasks, in slots of this room.
+
+    It takes a pass of each size: only a context that was computed lies where
+    those of requests lie, which depends on where the backbone was put.
+    """
     for size in self._sizes:
-      batch = jax.ShapeDtypeStruct((size, *self._image_shape), np.float32)
-      _, context = inference.encode_program.eval_shape(
-        params, batch, config=config
-      )
-      # Computed, it would have the same shapes, and take a pass.
-      zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), context)
-      logits = inference.read_program(
-        params, slots, jax.device_put(zeros), config=config
-      )
-      jax.block_until_ready(logits)
+      batch = np.zeros((size, *self._image_shape), np.float32)
+      self._run_batch(batch, slots, original=False, features=False)
 
   @property
   def _image_shape(self) -> tuple[int, int, int]:
@@ -101,7 +126,7 @@ class FixedShapes:
     slots: SlotArrays | None,
     original: bool,
     features: bool,
-  ) -> Outputs:
+  ) -> BatchOutputs:
     """Run programs on a batch, all before the first result is waited for."""
     config, params = self._backbone.config, self._backbone.params
     images = jax.device_put(batch)
@@ -116,14 +141,14 @@ class FixedShapes:
       summary = np.asarray(summary).reshape(
         len(batch), config.depth, -1, config.width
       )
-    return Outputs(
+    return BatchOutputs(
       None if logits is None else np.asarray(logits),
       np.asarray(outputs) if original else None,
       summary,
     )
 
   def _of_no_image(
-    self, slots: SlotArrays | None, original: bool, features: bool
+    self, heads: Heads, original: bool, features: bool
   ) -> Outputs:
     """Outputs of the right shapes, with no row."""
     config, params = self._backbone.config, self._backbone.params
@@ -133,7 +158,7 @@ class FixedShapes:
     )
     n = config.summary_tokens // config.depth
     return Outputs(
-      np.zeros((0, *slots.bias.shape), np.float32) if slots else None,
+      {name: np.zeros((0, c), np.float32) for name, (_, c) in heads.items()},
       np.zeros((0, outputs.shape[1]), np.float32) if original else None,
       np.zeros((0, config.depth, n, config.width), np.float32)
       if features

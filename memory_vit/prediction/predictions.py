@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from memory_vit.errors import TaskError, UnknownTask
+from memory_vit.errors import ConfigError, TaskError, UnknownTask
 from memory_vit.model.task import BACKBONE
 from memory_vit.prediction.task_set import TaskSet
 from memory_vit.runtime.messages import brief, name_list
@@ -75,6 +75,7 @@ class Predictions:
 
     Raises:
       UnknownTask, TaskError: as `probabilities`.
+      ConfigError: for a count below 1.
     """
     probabilities = self.probabilities(name)
     names = self.class_names(name)
@@ -109,7 +110,12 @@ def best(probabilities: np.ndarray, count: int) -> np.ndarray:
   """The most probable of (b, c): indices (b, count); of equal ones the first.
 
   There are fewer than `count` where c is less.
+
+  Raises:
+    ConfigError: for a count below 1.
   """
+  if count < 1:
+    raise ConfigError(f"the number of classes is {count}, expected 1 or more.")
   return np.argsort(-probabilities, axis=-1, kind="stable")[:, :count]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,7 +14,12 @@ import numpy as np
 
 from memory_vit.errors import ConfigError, DataError, TaskError
 from memory_vit.model.backbone import Backbone
-from memory_vit.model.task import EvalPreprocessing, Task, require_backbone
+from memory_vit.model.task import (
+  EvalPreprocessing,
+  Task,
+  TaskSpec,
+  require_backbone,
+)
 from memory_vit.prediction import columns, task_set
 from memory_vit.prediction.compilations import CompilationCounter, counted
 from memory_vit.prediction.config import PredictorConfig
@@ -23,17 +28,24 @@ from memory_vit.prediction.image_preparer import (
   ImagePreparer,
   Images,
   checked_pixels,
+  stacked,
 )
 from memory_vit.prediction.placement import on_host, place
 from memory_vit.prediction.predictions import Predictions
 from memory_vit.prediction.task_set import Change, TaskSet
-from memory_vit.runtime.messages import first_line
-from memory_vit.tasks import store
+from memory_vit.runtime.messages import brief, first_line, name_list
+from memory_vit.tasks import manifest, store
 from memory_vit.tasks.compose import TasksLike, require_fit, task_tuple
 from memory_vit.tasks.model_loading import load_model
 from memory_vit.tasks.room import Room
 
 Columns = Mapping[str, Any]
+# Of `from_model`: what says nothing about what is loaded.
+_OPTIONS = tuple(
+  field.name
+  for field in dataclasses.fields(PredictorConfig)
+  if field.name not in ("backbone", "tasks", "dtype", "image_size")
+)
 
 
 class Predictor:
@@ -59,7 +71,12 @@ class Predictor:
     Raises:
       MemoryVitError: for what cannot be read, or does not fit together.
     """
-    backbone, tasks = load_model(config.backbone, config.tasks, config.dtype)
+    backbone, tasks = load_model(
+      config.backbone,
+      config.tasks,
+      config.dtype,
+      image_size=config.image_size or None,
+    )
     self._begin(backbone, tasks, config)
     self.config: PredictorConfig | None = config
     if warm_up:
@@ -87,10 +104,16 @@ class Predictor:
       TaskError: for tasks of another backbone, or that do not fit together.
       ConfigError: for options that cannot be.
     """
-    if "dtype" in options:
+    for name in ("dtype", "image_size"):
+      if name in options:
+        raise ConfigError(
+          f"{name} is that of the backbone: expected none beside it; "
+          f"load_backbone(..., {name}=...) sets it."
+        )
+    if unknown := options.keys() - set(_OPTIONS):
       raise ConfigError(
-        "dtype is that of the backbone: expected none beside it; "
-        "load_backbone(..., dtype=...) sets it."
+        f"there is no option {brief(min(unknown))}, expected some of "
+        f"{name_list(_OPTIONS, 32)}."
       )
     shapes = PredictorConfig(backbone.config.variant, **options)
     predictor = cls.__new__(cls)
@@ -168,14 +191,19 @@ class Predictor:
       self._warm = True
     return tally.count
 
-  def prepare(self, images: Images) -> np.ndarray:
+  def prepare(
+    self, images: Images, *, task_set: TaskSet | None = None
+  ) -> np.ndarray:
     """Prepare images for `predict_pixels`, in threads.
 
-    To the bit what `mv.preprocess` makes of them.
+    To the bit what `mv.preprocess` makes of them. All of them are kept, 12
+    bytes a pixel; `predict` keeps a batch at a time.
 
     Args:
       images: one or several: paths, bytes of files, uint8 pixels of any size,
         or what is prepared already, floats (side, side, 3) in [-1, 1].
+      task_set: a snapshot, which is to answer them; by default the tasks of
+        now.
 
     Returns:
       float32 (k, side, side, 3) in [-1, 1].
@@ -183,24 +211,29 @@ class Predictor:
     Raises:
       DataError: for what cannot be read, and says which and why.
     """
-    return self._prepare(images, self.evaluation)
+    found = self.prepare_each(images, task_set=task_set)
+    return stacked(found, self.backbone.config.image_size)
 
-  def prepare_each(self, images: Images) -> list[np.ndarray | DataError]:
+  def prepare_each(
+    self, images: Images, *, task_set: TaskSet | None = None
+  ) -> list[np.ndarray | DataError]:
     """Prepare images; in the place of one that cannot be read is its error.
 
     Args:
       images: as of `prepare`.
+      task_set: see `prepare`.
 
     Returns:
       For each image float32 (side, side, 3), or a `DataError` that names it.
     """
-    return self._images.each(images, self.evaluation)
+    answering, _ = self._answering(task_set, ())
+    return self._images.each(images, answering.evaluation)
 
   def predict(
     self,
     images: Images,
     *,
-    tasks: Sequence[str] | None = None,
+    tasks: Iterable[str] | None = None,
     task_set: TaskSet | None = None,
     features: bool = False,
     original: bool = False,
@@ -220,17 +253,17 @@ class Predictor:
       UnknownTask: for a name that no task has.
     """
     # Before images are decoded for nothing.
-    answering = self._answering(task_set, tasks)
-    pixels = self._prepare(images, answering.evaluation)
+    answering, names = self._answering(task_set, tasks)
+    batches = self._images.batches(images, answering.evaluation)
     return self._predict(
-      pixels, answering, tasks, original=original, features=features
+      batches, answering, names, original=original, features=features
     )
 
   def predict_pixels(
     self,
     pixels: np.ndarray,
     *,
-    tasks: Sequence[str] | None = None,
+    tasks: Iterable[str] | None = None,
     task_set: TaskSet | None = None,
     features: bool = False,
     original: bool = False,
@@ -249,10 +282,10 @@ class Predictor:
         are not finite.
       UnknownTask: for a name that no task has.
     """
-    answering = self._answering(task_set, tasks)
+    answering, names = self._answering(task_set, tasks)
     checked = checked_pixels(pixels, self.backbone.config.image_size)
     return self._predict(
-      checked, answering, tasks, original=original, features=features
+      [checked], answering, names, original=original, features=features
     )
 
   def __call__(self, images: Images | Columns) -> Any:
@@ -273,13 +306,18 @@ class Predictor:
       return self.predict(images)
     read = columns.image_column(images)
     given, answering = images[read], self._task_set
+    batches: Iterable[np.ndarray]
     if read == "pixels":
       side = self.backbone.config.image_size
-      pixels = checked_pixels(_stacked(given), side)
+      batches = [checked_pixels(_stacked(given), side)]
     else:
-      pixels = self._prepare(list(given), answering.evaluation)
+      batches = self._images.batches(list(given), answering.evaluation)
     predictions = self._predict(
-      pixels, answering, None, original=False, features=self._shapes.features
+      batches,
+      answering,
+      answering.names,
+      original=False,
+      features=self._shapes.features,
     )
     made = columns.prediction_columns(predictions, self._shapes.top)
     return columns.joined(columns.passed_through(images, read), made)
@@ -332,15 +370,15 @@ class Predictor:
       return self._show(task_set.without(self._task_set.by_slot, name))
 
   def _answering(
-    self, task_set: TaskSet | None, names: Sequence[str] | None
-  ) -> TaskSet:
-    """The set that answers, once it has all tasks that are asked for."""
+    self, task_set: TaskSet | None, names: Iterable[str] | None
+  ) -> tuple[TaskSet, tuple[str, ...]]:
+    """The set that answers, and the names that are asked for: it has them."""
     answering = task_set or self._task_set
     for spec in answering.specs[:1]:  # that of all
       require_backbone(spec, self.backbone.id)
-    if names is not None:
-      answering.require(names)
-    return answering
+    if names is None:
+      return answering, answering.names
+    return answering, answering.require(names)
 
   def _loaded(self, task: str | Path | Task) -> Task:
     if not isinstance(task, Task):
@@ -349,9 +387,24 @@ class Predictor:
           f"the task is of type {type(task).__name__}, expected a Task or the "
           "path of one."
         )
+      self._require_image_size(manifest.read(Path(task)).spec)
       task = store.load_task(task, self.backbone)
+    self._require_image_size(task.spec)
     require_backbone(task.spec, self.backbone.id)
     return _held(task)
+
+  def _require_image_size(self, spec: TaskSpec) -> None:
+    """Raise `TaskError` for a task of this backbone at another image size."""
+    mine, wanted = self.backbone.id, spec.backbone
+    if dataclasses.replace(wanted, image_size=mine.image_size) != mine:
+      return  # another backbone, which is said as such
+    if wanted.image_size != mine.image_size:
+      raise TaskError(
+        f"task {spec.name!r} was trained at {wanted.image_size} pixels, and "
+        f"this predictor runs the backbone at {mine.image_size}: build one by "
+        f"PredictorConfig(..., image_size={wanted.image_size}), or with the "
+        "task."
+      )
 
   def _show(self, by_slot: dict[int, Task]) -> Change:
     """Make a set of tasks ready, and then the one that answers."""
@@ -381,43 +434,25 @@ class Predictor:
       self._task_set.version, self._task_set.names, grew, tally.count
     )
 
-  def _prepare(
-    self, images: Images, evaluation: EvalPreprocessing
-  ) -> np.ndarray:
-    pixels = []
-    for image in self._images.each(images, evaluation):
-      if isinstance(image, DataError):
-        raise image
-      pixels.append(image)
-    side = evaluation.image_size
-    return np.stack(pixels) if pixels else np.zeros((0, side, side, 3), "f4")
-
   def _predict(
     self,
-    pixels: np.ndarray,
+    batches: Iterable[np.ndarray],
     answering: TaskSet,
-    names: Sequence[str] | None,
+    names: tuple[str, ...],
     *,
     original: bool,
     features: bool,
   ) -> Predictions:
     """Answer prepared images by a set of tasks."""
-    names = answering.names if names is None else tuple(names)
+    heads = {
+      name: (answering.slots[name], answering.spec(name).num_classes)
+      for name in names
+    }
     with self._counter.counting():
       outputs = self._programs.run(
-        pixels,
-        answering.arrays if names else None,
-        original=original,
-        features=features,
+        batches, answering.arrays, heads, original=original, features=features
       )
-    logits = {
-      name: outputs.logits[
-        :, answering.slots[name], : answering.spec(name).num_classes
-      ]
-      for name in names
-      if outputs.logits is not None
-    }
-    return Predictions(answering, logits, outputs.original, outputs.features)
+    return Predictions(answering, *outputs)
 
 
 def _held(task: Task) -> Task:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from memory_vit.errors import TaskError, UnknownTask
 from memory_vit.model.stacking import SlotArrays
@@ -98,9 +98,9 @@ class TaskSet:
     self.require((name,))
     return self.by_slot[self.slots[name]].spec
 
-  def require(self, names: Sequence[str]) -> None:
-    """Raise `UnknownTask` where one of these is no task of the set."""
-    _require_names(names, self.names)
+  def require(self, names: Iterable[str]) -> tuple[str, ...]:
+    """These names; `UnknownTask` where one of them is no task of the set."""
+    return _require_names(names, self.names)
 
   def describe(self) -> tuple[TaskDescription, ...]:
     """What users are told of the tasks, in the order of their slots."""
@@ -151,6 +151,15 @@ def with_replaced(
   """
   _require_names((name,), [other.name for other in by_slot.values()])
   slot = next(i for i, other in by_slot.items() if other.name == name)
+  readers = [
+    other.name for other in by_slot.values() if name in other.spec.attends_to
+  ]
+  # Of a parent's digest that a reader does not know, nobody else would say it.
+  if readers and task.digest != by_slot[slot].digest:
+    raise TaskError(
+      f"task {name!r} cannot be replaced by other values: "
+      f"{name_list(readers)} attend to it. Remove them first."
+    )
   return _fitting({**by_slot, slot: named(task, name)})
 
 
@@ -179,11 +188,19 @@ def _fitting(by_slot: Mapping[int, Task]) -> dict[int, Task]:
   return by_slot
 
 
-def _require_names(names: Sequence[str], known: Sequence[str]) -> None:
+def _require_names(
+  names: Iterable[str], known: Sequence[str]
+) -> tuple[str, ...]:
+  """These names as a tuple: a generator of them is used up by reading it."""
   if isinstance(names, str):
     raise TaskError(
       f"tasks are the text {brief(names)}, expected a sequence of names."
     )
+  if not isinstance(names, Iterable):
+    raise TaskError(
+      f"tasks are of type {type(names).__name__}, expected a sequence of names."
+    )
+  names = tuple(names)
   for name in names:
     if name not in known:
       raise UnknownTask(
@@ -191,3 +208,4 @@ def _require_names(names: Sequence[str], known: Sequence[str]) -> None:
         f"{name_list(known, 32) or 'none, there is no task'}.",
         tuple(known),
       )
+  return names

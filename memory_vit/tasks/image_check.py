@@ -67,8 +67,11 @@ def _within(images: Float[Array, "..."]) -> Bool[Array, ""]:
 def _require(within: bool, images: Images) -> None:
   if within:
     return
-  with _now():
-    least, greatest, nans, infinite = map(float, _describe(images))
+  if isinstance(images, np.ndarray):
+    least, greatest, nans, infinite = _describe_on_host(images)
+  else:
+    with _now():
+      least, greatest, nans, infinite = map(float, _describe(images))
   known = least <= greatest
   found = f"values from {least:.6g} to {greatest:.6g}" if known else "no number"
   if nans or infinite:
@@ -77,6 +80,19 @@ def _require(within: bool, images: Images) -> None:
     f"images have {found}; expected finite values in [-1, 1]. mv.preprocess "
     "makes them of files and of uint8 arrays; pixels x of 0 to 255 are scaled "
     "by (x - 127.5) / 127.5."
+  )
+
+
+def _describe_on_host(
+  images: Float[np.ndarray, "..."],
+) -> tuple[float, ...]:
+  """`_describe`, with nothing compiled, and nothing put on the device."""
+  finite = images[np.isfinite(images)]
+  return (
+    float(finite.min(initial=np.inf)),
+    float(finite.max(initial=-np.inf)),
+    float(np.isnan(images).sum()),
+    float(np.isinf(images).sum()),
   )
 
 

@@ -5,34 +5,47 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memory_vit.backbones import load
+from memory_vit.errors import ConfigError
 from memory_vit.model import backbone as backbones
 from memory_vit.model import task as task_sets
 from memory_vit.tasks import manifest, store
 
 
 def load_model(
-  backbone: str, tasks: Sequence[str], dtype: str, *, any_regime: bool = False
+  backbone: str,
+  tasks: Sequence[str],
+  dtype: str,
+  *,
+  any_regime: bool = False,
+  image_size: int | None = None,
 ) -> tuple[backbones.Backbone, tuple[task_sets.Task, ...]]:
   """Load a backbone as its tasks want it, and the tasks.
 
   Args:
     backbone: any source of `load_backbone`.
-    tasks: paths of tasks, and of directories of tasks; none loads the backbone
-      at its own image size.
+    tasks: paths of tasks, and of directories of tasks.
     dtype: of the computation.
     any_regime: whether one task alone may be of a regime that composes with
       nothing.
+    image_size: side in pixels at which the backbone runs; None is that of the
+      tasks, or without any the backbone's own.
 
   Raises:
     MemoryVitError: for what cannot be read, or does not fit together.
+    ConfigError: for an image size that is not that of the tasks.
   """
   found = store.find_tasks(tasks)
   if not found:
-    return load.load_backbone(backbone, dtype=dtype), ()
+    return load.load_backbone(backbone, image_size, dtype), ()
   first, *others = [manifest.read(path).spec for path in found]
   for other in others:  # before the one that they do not share is loaded
     task_sets.require_backbone(other, first.backbone, first.name)
   wanted = first.backbone
+  if image_size not in (None, wanted.image_size):
+    raise ConfigError(
+      f"image_size is {image_size}, and the tasks were trained at "
+      f"{wanted.image_size}: leave it out."
+    )
   published = load.read_published(backbone)
   loaded = load.to_backbone(
     published,

@@ -353,14 +353,39 @@ def test_means_are_of_all_or_not_printed():
     assert set(found.groups.values()) == {None}
 
 
+def test_the_report_names_each_regime_with_data_of_another_size():
+  """Also where another regime of the task, or what runs alone, has all."""
+  task = next(task for task in TASKS if task.name == "kitti")
+
+  def score(regime, images):
+    return Score(
+      task="kitti", regime=regime, tests=(0.5,), seeds=1, test_examples=images
+    )
+
+  scores = {
+    ("kitti", "head"): score("head", 4),
+    ("kitti", "memory"): score("memory", task.test_examples),
+  }
+  one = {"accuracy": 0.5, "examples": 7}
+  together = {"regime": "memory", "tasks": {"kitti": one}}
+  lines = report.other_sizes(scores, together)
+  assert lines[-2:] == [
+    "- kitti, head: 4 test images, the benchmark has 711",
+    "- kitti, memory, seed 0, all in one model: 7 test images, the benchmark "
+    "has 711",
+  ]
+  whole = {("kitti", "memory"): scores["kitti", "memory"]}
+  assert report.other_sizes(whole, None) == []
+
+
 def test_the_report_names_what_is_missing(tmp_path, backbone_file, fake):
   bench = small_benchmark(tmp_path, backbone_file, ["cifar", "kitti"])
   bench = dataclasses.replace(bench, missing={"dtd": "there is no dtd"})
   runner.run_benchmark(bench)
   text = (bench.workdir / "report.md").read_text()
   assert "**No means are given**, as tasks are missing:" in text
-  assert "**No means are given**, as data have other sizes" in text
-  assert "- kitti: 4 test images, the benchmark has 711\n" in text
+  assert "**No means are given** of these, as data have other sizes" in text
+  assert "- kitti, head: 4 test images, the benchmark has 711\n" in text
   assert "- dtd: there is no dtd\n" in text
   assert "- svhn: left out by --only" in text
   table = next(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from memory_vit.bulk.decoding import Decoder
+from memory_vit.bulk.work import image_preparer
 from memory_vit.errors import DataError
 from memory_vit.model.task import EvalPreprocessing
 
@@ -27,12 +27,13 @@ class MeanModel:
     self.facts = {"rows": "means", "version": job.version}
     self.described = {**self.facts, "versions": {}}
     self.batches: list[int] = []
-    self._decoder = Decoder(EvalPreprocessing(image_size=8), job.batch_size, 64)
+    self._images = image_preparer(64, job.batch_size, 8)
 
   def prepare(
     self, images: Sequence[str | bytes]
   ) -> list[np.ndarray | DataError]:
-    return self._decoder.each(images)
+    evaluation = EvalPreprocessing(image_size=8)
+    return self._images.each_unnamed(images, evaluation)
 
   def columns(self, pixels: np.ndarray) -> list[pa.Array]:
     self.batches.append(len(pixels))

@@ -70,7 +70,7 @@ def test_images_in_tables_have_the_limits_of_files(tmp_path, monkeypatch):
   assert make(path, tmp_path / "out").errors == 1
   first, second = table(tmp_path / "out")
   assert first["error"] is None
-  assert second["error"] == "the image has more than 1 MiB"
+  assert second["error"] == "it has more than 1 MiB"
 
 
 def test_shards_say_what_made_them(folder, tmp_path):

@@ -317,10 +317,10 @@ def test_a_batch_that_is_read_ahead_counts(folder, loaded, monkeypatch):
       image_files.read_batches(entries, evaluation, 5, memory, ahead=ahead)
     )
 
-  assert len(read(3 * images + 1, ahead=False)) == 1
-  assert len(read(4 * images + 1, ahead=True)) == 1
+  assert len(read(4 * images + 1, ahead=False)) == 1
+  assert len(read(5 * images + 1, ahead=True)) == 1
   with pytest.raises(ConfigError, match="do not fit into"):
-    read(4 * images, ahead=True)
+    read(5 * images, ahead=True)
 
 
 def test_files_are_read_ahead_and_standard_input_is_not(
@@ -478,7 +478,7 @@ def test_memory_for_pictures(tmp_path, loaded, monkeypatch, kind):
   size = paths[0].stat().st_size
   per_pixel = image_files._BYTES_PER_PIXEL[kind.upper()]
   need = 2 * size + per_pixel * 256**2 + 48 * 8 * 8
-  batch = 4 * 8 * 8 * 3 * 4 * image_files._COPIES_OF_A_BATCH
+  batch = 4 * 8 * 8 * 3 * 4 * image_files.COPIES_OF_A_BATCH
   assert per_pixel >= {"webp": 22, "jpeg": 14, "png": 14}.get(kind, 11)
 
   inside, most = [], []

@@ -123,9 +123,15 @@ def test_a_task_keeps_its_bits_while_neighbours_come_and_go(
   assert predictor.compilations == 0
 
 
-def test_nothing_compiles_after_the_warm_up(tasks, pixels):
+@pytest.mark.parametrize(
+  "committed", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
+def test_nothing_compiles_after_the_warm_up(tasks, pixels, committed):
   # Of its own: whatever it runs is compiled here.
-  backbone = tiny_backbone(depth=1, seed=5, mlp_dim=40)
+  backbone = tiny_backbone(depth=1, seed=5, mlp_dim=40 + 8 * committed)
+  if committed:  # to a device, as by who chooses one
+    params = jax.device_put(backbone.params, jax.devices()[0])
+    backbone = dataclasses.replace(backbone, params=params)
 
   def on_it(task):
     spec = dataclasses.replace(task.spec, backbone=backbone.id)
@@ -181,6 +187,7 @@ def test_the_room_grows_where_it_must_and_says_so(backbone, tasks):
   assert change.version == predictor.task_set.version == 10
 
 
+@pytest.mark.slow
 def test_threads_see_one_set_each_while_tasks_are_swapped(
   backbone, tasks, pixels
 ):
@@ -244,6 +251,14 @@ def test_what_is_asked_for_is_handed_out(backbone, tasks, pixels):
   assert list(found.logits) == ["t2", "t0"]
   for name, logits in found.logits.items():
     assert same_bits(logits, every.logits[name])
+    # Those of other slots are not kept alive behind it.
+    assert logits.base is None or logits.base.size == logits.size
+  images = list(pixels)
+  for answer in (
+    predictor.predict_pixels(pixels, tasks=(n for n in ("t2", "t0"))),
+    predictor.predict(images, tasks=iter(["t2", "t0"])),
+  ):
+    assert list(answer.logits) == ["t2", "t0"]
   with pytest.raises(UnknownTask, match=r"no task 't9'.*t0, t1, t2") as raised:
     predictor.predict_pixels(pixels, tasks=("t0", "t9"))
   assert raised.value.known == ("t0", "t1", "t2")
@@ -253,6 +268,8 @@ def test_what_is_asked_for_is_handed_out(backbone, tasks, pixels):
     found.probabilities("t1")  # there, and not asked for
   with pytest.raises(TaskError, match="the text 't1'"):
     predictor.predict_pixels(pixels, tasks="t1")
+  with pytest.raises(TaskError, match="of type int"):
+    predictor.predict_pixels(pixels, tasks=7)
   only = predictor.predict_pixels(pixels[:3], tasks=(), features=True)
   assert only.logits == {}
   assert only.original is None
@@ -295,7 +312,7 @@ def test_changes_that_are_refused_change_nothing(backbone, tasks, pixels):
     (lambda: predictor.remove("t9"), "no task 't9'.*t0, t1, child"),
     (lambda: predictor.replace("t9", tasks[2]), "no task 't9'"),
     # What the child has learned to read is not there any more.
-    (lambda: predictor.replace("t1", tasks[2]), "'child' was trained beside"),
+    (lambda: predictor.replace("t1", tasks[2]), "'t1' cannot be repl.*child"),
     (lambda: predictor.add(tasks[0]), "a task 't0' already"),
     (lambda: predictor.add(tasks[2], name="No name"), "expected 1 to 64 of"),
     (lambda: predictor.add(other), "belongs to another backbone"),
@@ -316,6 +333,20 @@ def test_changes_that_are_refused_change_nothing(backbone, tasks, pixels):
   assert "\x1b" not in str(raised.value)
   predictor.remove("child")
   predictor.remove("t1")
+
+
+def test_what_others_read_by_name_is_not_replaced(backbone, tasks, pixels):
+  """A child that knows its parent by name alone would answer otherwise."""
+  child = random_task(backbone, "child", attends_to=("t0",))
+  assert not any(child.spec.parent_digests)
+  predictor = predictor_of(backbone, [tasks[0], child], warm_up=False)
+  before = predictor.task_set
+  with pytest.raises(TaskError, match="'t0' cannot be replaced.*child"):
+    predictor.replace("t0", tasks[1])
+  assert predictor.task_set is before
+  predictor.replace("t0", tasks[0])  # the same values
+  predictor.replace("child", tasks[1])
+  predictor.replace("t0", tasks[2])
 
 
 def test_the_most_probable_classes(backbone, pixels):
@@ -340,6 +371,9 @@ def test_the_most_probable_classes(backbone, pixels):
     assert [guess.probability for guess in guesses] == list(row[order])
   assert {len(guesses) for guesses in found.top("two")} == {2}
   assert {g.class_name for g in found.top("two")[0]} == {"0", "1"}
+  for count in (0, -1):
+    with pytest.raises(ConfigError, match=f"classes is {count}, expected"):
+      found.top("two", count)
   assert len(found.top("backbone", 9)[0]) == 7
 
 
@@ -384,7 +418,12 @@ def test_describe(backbone, tasks):
     ({"top": 0}, "top is 0"),
     ({"parts": "norms"}, "parts is 'norms'"),
     ({"parts": ("heads",)}, "expected a tuple of 'norms', 'layers'"),
+    ({"parts": (["norms"],)}, r"parts is \(\['norms'\],\)"),
     ({"tasks": "DIR"}, "tasks is the text 'DIR'"),
+    ({"features": "no"}, "features is 'no', expected True or False"),
+    ({"slots": True}, "slots is True, expected a number"),
+    ({"batch_sizes": (True, 8)}, "from 1 to"),
+    ({"image_size": -1}, "image_size is -1, expected a number from 0"),
   ],
 )
 def test_options_that_cannot_be(options, message):
@@ -407,6 +446,8 @@ def test_what_belongs_to_another_model_is_refused(backbone, tasks, pixels):
     predictor_of(other, tasks[:1], warm_up=False)
   with pytest.raises(ConfigError, match="dtype is that of the backbone"):
     predictor_of(backbone, tasks[:1], dtype="bfloat16")
+  with pytest.raises(ConfigError, match="'slot', expected some of batch_si"):
+    Predictor.from_model(backbone, tasks[:1], slot=3)
 
 
 def test_an_unknown_name_can_be_told_to_another_process(backbone, tasks):
@@ -431,6 +472,15 @@ def test_reserved_parts_are_no_growth(backbone, tasks, pixels):
   expected = by_forward(backbone, [tasks[0], both], pixels, slots=2)
   for name, logits in found.logits.items():
     assert same_bits(logits, expected[name])
+
+
+def test_what_is_cut_out_of_a_batch_keeps_no_other_slot_alive():
+  logits = np.arange(4 * 8 * 128, dtype=np.float32).reshape(4, 8, 128)
+  batch = fixed_shapes.BatchOutputs(logits, None, None)
+  found = batch.cut(3, {"a": (2, 5), "b": (0, 128)}).logits
+  assert same_bits(found["a"], logits[:3, 2, :5])
+  assert same_bits(found["b"], logits[:3, 0])
+  assert not any(np.shares_memory(one, logits) for one in found.values())
 
 
 def test_images_are_padded_to_the_smallest_batch_that_holds_them(pixels):

@@ -1,10 +1,12 @@
 """Images come as files, bytes, pixels or columns; bad ones are named."""
 
 import dataclasses
+import io
 import json
 import pickle
 import subprocess
 import sys
+import time
 
 import fake_data
 import jax.numpy as jnp
@@ -13,9 +15,13 @@ import pytest
 from conftest import ROOT, random_task, tiny_backbone
 
 import memory_vit as mv
-from memory_vit.errors import ConfigError, DataError
-from memory_vit.images import image_files
-from memory_vit.prediction import Predictor
+from memory_vit.errors import ConfigError, DataError, TaskError
+from memory_vit.images import image_files, view
+from memory_vit.images.memory_limit import MemoryLimit
+from memory_vit.prediction import Predictor, compilations
+from memory_vit.prediction.fixed_shapes import FixedShapes
+from memory_vit.prediction.image_preparer import ImagePreparer
+from memory_vit.tasks import image_check
 
 NAMES = ("cat", "dog", "日")
 
@@ -95,6 +101,13 @@ def test_a_bad_image_is_named_and_does_not_spoil_others(predictor, files):
     assert isinstance(found[1], DataError)
     assert np.array_equal(found[0], good)
     assert np.array_equal(found[2], good)
+  for images, message in (
+    (np.array([files[0].read_bytes()]), "'S'.*dtype=object"),
+    (np.array(str(files[0])), "no axis"),
+    (np.array(b"", object), "no axis"),
+  ):
+    with pytest.raises(DataError, match=message):
+      predictor.prepare(images)
   for images in (7, {"image": 7}):
     with pytest.raises(DataError, match="of type .*expected an image or a"):
       predictor.prepare(images)
@@ -118,6 +131,99 @@ def test_limits_hold_before_anything_is_decoded(
   monkeypatch.setattr(image_files, "MAX_FILE_BYTES", len(encoded) - 1)
   [found] = predictor.prepare_each([encoded])
   assert "it has more than" in str(found)
+
+
+def test_what_an_image_takes_is_asked_for_before_it_is_read(
+  predictor, files, monkeypatch
+):
+  """Also of a path, which is not read before, and of pixels."""
+  asked, heads = [], []
+  taken, needed = MemoryLimit.taken, image_files.bytes_needed
+
+  def noted(self, size):
+    asked.append(size)
+    return taken(self, size)
+
+  def watched(*args):
+    heads.append(1)
+    time.sleep(0.01)
+    most.append(len(heads))
+    found = needed(*args)
+    heads.pop()
+    return found
+
+  most = []
+  monkeypatch.setattr(MemoryLimit, "taken", noted)
+  monkeypatch.setattr(image_files, "bytes_needed", watched)
+  size = files[0].stat().st_size
+  encoded = files[0].read_bytes()
+  room = needed(io.BytesIO(encoded), predictor.evaluation)
+  predictor.prepare([encoded])
+  predictor.prepare([files[0]])
+  assert asked == [size + room, 2 * size + room]
+  pixels = fake_data.noise(0, 30, 20)
+  predictor.prepare([pixels])
+  assert asked[2:] == [
+    2 * pixels.size + view.view_bytes(30, 20, predictor.evaluation)
+  ]
+  # A header may be a whole file: threads read one after the other.
+  predictor.prepare([encoded, files[0], encoded, files[0]])
+  assert len(most) == 6
+  assert max(most) == 1
+
+
+def test_pixels_that_are_refused_compile_nothing():
+  for value, message in (
+    (300, "values from 300 to 300; expected finite"),
+    (np.nan, "no number, 105 NaN and 0 infinite"),
+    (np.inf, "no number, 0 NaN and 105 infinite"),
+  ):
+    images = np.full((1, 7, 5, 3), value, np.float32)
+    with (
+      compilations.counted() as tally,
+      pytest.raises(DataError, match=message),
+    ):
+      image_check.begin(images)()
+    assert tally.count == 0
+
+
+def test_images_are_prepared_a_batch_at_a_time(
+  backbone, tasks, files, monkeypatch
+):
+  """So that the memory of prepared images does not grow with their number."""
+  predictor = Predictor.from_model(
+    backbone, tasks, batch_sizes=(2,), warm_up=False
+  )
+  events = []
+  each, run = ImagePreparer.each, FixedShapes._run_batch
+
+  def noted_each(self, images, *args):
+    events.append(f"prepare {len(images)}")
+    return each(self, images, *args)
+
+  def noted_run(self, batch, *args):
+    events.append(f"run {len(batch)}")
+    return run(self, batch, *args)
+
+  monkeypatch.setattr(ImagePreparer, "each", noted_each)
+  monkeypatch.setattr(FixedShapes, "_run_batch", noted_run)
+  predictor.predict(files)
+  assert events == ["prepare 2", "run 2", "prepare 1", "run 2"]
+  with pytest.raises(DataError, match=r"image 3, 'none.png'"):
+    predictor.predict([*files, "none.png"])
+
+
+def test_a_snapshot_says_how_images_are_prepared(backbone, tasks, files):
+  predictor = Predictor.from_model(
+    backbone, (), batch_sizes=(4,), warm_up=False
+  )
+  before = predictor.task_set
+  expected = predictor.prepare(files)
+  predictor.add(tasks[0])
+  assert not np.array_equal(predictor.prepare(files), expected)
+  assert np.array_equal(predictor.prepare(files, task_set=before), expected)
+  [found, *_] = predictor.prepare_each(files, task_set=before)
+  assert np.array_equal(found, expected[0])
 
 
 def test_columns_in_and_columns_out(predictor, files):
@@ -222,6 +328,14 @@ def test_a_config_builds_the_same_predictor(
   none = dataclasses.replace(saved, tasks=())
   empty = Predictor(none, warm_up=False)
   assert empty.task_set.names == ()
+  # Of a task that comes later; the position embeddings are resized.
+  sized = dataclasses.replace(none, image_size=12)
+  assert Predictor(sized, warm_up=False).backbone.config.image_size == 12
+  small = random_task(tiny_backbone(depth=1), "small")
+  with pytest.raises(TaskError, match="PredictorConfig.*image_size=8"):
+    Predictor(sized, warm_up=False).add(small)
+  with pytest.raises(ConfigError, match="image_size is 12, and the tasks.* 8"):
+    Predictor(dataclasses.replace(saved, image_size=12), warm_up=False)
   with pytest.raises(ConfigError, match="dtype"):
     Predictor(dataclasses.replace(saved, dtype="int8"), warm_up=False)
 

@@ -73,7 +73,14 @@ def close(found, expected, atol=2e-6):
   np.testing.assert_allclose(found, expected, atol=atol)
 
 
-@pytest.mark.parametrize("family", BACKBONES)
+QUICK = ("plain", "dinov3", "siglip")
+FAMILIES = [
+  name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+  for name in BACKBONES
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_weights_are_those_of_the_masked_sequence(family):
   backbone, tasks, expected = of_oracle(family)
   tokens = expected.shape[3] - len(tasks)
@@ -126,16 +133,7 @@ def dense_rollout(weights, tokens, tasks):
   return np.stack(after, axis=1)
 
 
-QUICK = ("plain", "dinov3", "siglip")
-
-
-@pytest.mark.parametrize(
-  "family",
-  [
-    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
-    for name in BACKBONES
-  ],
-)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_rollout_is_the_product_over_the_layers(family):
   backbone, tasks, weights = of_oracle(family)
   tokens = weights.shape[3] - len(tasks)
@@ -183,6 +181,7 @@ def test_other_tasks_and_images_of_these_shapes_compile_nothing(backbone):
   assert sizes[1:] == sizes[:1] * 2
 
 
+@pytest.mark.slow
 def test_bfloat16_sums_to_one_and_is_close():
   found = []
   for dtype in ("float32", "bfloat16"):
