@@ -78,6 +78,12 @@ def _parser() -> Parser:
     metavar="N,N",
     help="images per pass, ascending: each is compiled (default: %(default)s)",
   )
+  parser.number(
+    "--image_size",
+    Number(0, 2**20, "pixels; 0: that of the tasks, or of the backbone"),
+    0,
+    "of the model; to be given where tasks of another size come later",
+  )
   parser.number("--slots", _ROOM, 8, "room for so many tasks")
   parser.number("--cells", _ROOM, 8, "room for memory cells per layer")
   parser.number("--classes", _ROOM, 128, "room for classes of a task")
@@ -104,6 +110,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     backbone=arguments.backbone,
     tasks=tuple(arguments.task),
     dtype=arguments.dtype,
+    image_size=arguments.image_size,
     batch_sizes=_batch_sizes(arguments.batch_sizes),
     slots=arguments.slots,
     cells=arguments.cells,
