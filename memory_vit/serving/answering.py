@@ -97,7 +97,10 @@ class Answering:
           break
     self._require_known(request, answer.task_set)
     self._metrics.images(len(good), refused)
-    guesses = iter(self._guesses(answer, rows, request))
+    # Many classes of many tasks must not hold up everybody else.
+    guesses = iter(
+      await asyncio.to_thread(self._guesses, answer, rows, request)
+    )
     return {
       "task_set": task_set_json(answer.task_set),
       "images": [
@@ -131,7 +134,8 @@ class Answering:
     return self._predictor.predict_pixels(pixels, original=has_head)
 
   def _require_known(self, request: PredictRequest, task_set: TaskSet) -> None:
-    unknown = [n for n in request.tasks or () if n not in task_set.names]
+    known = set(task_set.names)
+    unknown = [name for name in request.tasks or () if name not in known]
     if unknown:
       raise unknown_tasks(unknown, task_set.names)
     if request.original and not self._predictor.backbone.config.num_classes:

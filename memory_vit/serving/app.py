@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import Depends, FastAPI, Request
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 import memory_vit
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _WARMING_SECONDS = 5.0
+# As nginx has it: the client was gone before it was answered.
+_CLIENT_LEFT = 499
 # For OpenAPI alone: `Token` checks it.
 _BEARER = Depends(HTTPBearer(scheme_name="token", auto_error=False))
 
@@ -227,6 +230,11 @@ def _add_refusals(app: FastAPI) -> None:
       error.status_code, error.detail, headers=error.headers
     )
     return refusal.response()
+
+  @app.exception_handler(ClientDisconnect)
+  async def left(_: Request, error: ClientDisconnect) -> Response:
+    # Nobody reads it: so metrics and the log name it, and show no fault.
+    return RequestError(_CLIENT_LEFT, "the client left.").response()
 
   @app.exception_handler(Exception)
   async def failed(_: Request, error: Exception) -> Response:

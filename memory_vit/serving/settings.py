@@ -13,6 +13,7 @@ from memory_vit.runtime.messages import brief
 from memory_vit.runtime.rules import Number, Rule
 
 MIB = 2**20
+MOST_IMAGES = 4096
 _DAY = 86_400
 
 
@@ -61,7 +62,7 @@ class ServerSettings:
     "status 503, and when to come again",
   )
   max_images: int = _number(
-    32, Number(1, 4096, "images"), "images of one request"
+    32, Number(1, MOST_IMAGES, "images"), "images of one request"
   )
   max_body_mib: int = _number(
     64, Number(1, 4096, "MiB"), "MiB of one request's body"

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 from served import (
   BACKBONE,
+  BEARER,
   BIRDS,
   PETS,
   SECRET,
@@ -22,12 +23,13 @@ from served import (
   image_files,
   png,
   serving,
+  token_file,
   warm_predictor,
   with_tasks,
 )
 
 import memory_vit as mv
-from memory_vit.prediction.predictions import softmax
+from memory_vit.prediction.predictions import Predictions, softmax
 from memory_vit.serving import ServerSettings, create_app
 from memory_vit.serving.page_files import page_response
 
@@ -114,6 +116,64 @@ def test_an_unknown_task_is_never_answered_silently(ready):
   asyncio.run(check())
 
 
+def test_a_task_that_is_named_twice_is_answered_once(ready, monkeypatch):
+  asked = []
+  real = Predictions.top
+
+  def top(self, name, count):
+    asked.append((name, threading.current_thread()))
+    return real(self, name, count)
+
+  monkeypatch.setattr(Predictions, "top", top)
+
+  async def check():
+    async with serving(ready) as http:
+      named = json_body(tasks=["pets", "birds", "pets"] * 99)
+      named["json"]["images"][0]["data"] = base64.b64encode(png()).decode()
+      done = await http.post("/v1/predict", **named)
+      assert list(done.json()["images"][0]["tasks"]) == ["pets", "birds"]
+    assert [name for name, _ in asked] == ["pets", "birds"]
+    # Beside the event loop, which others wait for.
+    assert threading.current_thread() not in [thread for _, thread in asked]
+
+  asyncio.run(check())
+
+
+def test_a_client_that_leaves_is_no_fault(ready, tmp_path, caplog):
+  async def check():
+    options = {"token_file": token_file(tmp_path)}
+    app = create_app(ready, ServerSettings(**options))
+    async with app.router.lifespan_context(app), client(app) as http:
+      while (await http.get("/readyz")).status_code != 200:
+        await asyncio.sleep(0.01)
+
+      async def receive():
+        return {"type": "http.disconnect"}
+
+      statuses = []
+
+      async def send(message):
+        statuses.append(message.get("status"))
+
+      for method, path, kind in (
+        ("POST", "/v1/predict", b"application/json"),
+        ("POST", "/v1/predict", b"multipart/form-data; boundary=a"),
+        ("PUT", "/v1/tasks/cats", b"application/octet-stream"),
+      ):
+        scope = {
+          "type": "http", "method": method, "path": path, "query_string": b"",
+          "headers": [
+            (b"content-type", kind),
+            (b"authorization", BEARER["Authorization"].encode()),
+          ],
+        }  # fmt: skip
+        await app(scope, receive, send)
+      assert [status for status in statuses if status] == [499] * 3
+
+  asyncio.run(check())
+  assert not any(record.exc_info for record in caplog.records)
+
+
 def test_a_bad_image_does_not_spoil_the_others(ready):
   async def check():
     async with serving(ready) as http:
@@ -177,6 +237,14 @@ REFUSED = {
   "no base64": (json_body(images=[{"data": "%"}]), 422, "no base64"),
   "a typing error": (json_body(task=["birds"]), 422, "task: Extra"),
   "top": (json_body(top=0), 422, "top: Input should be greater"),
+  "many bad images": (raw(b'{"images": [' + b"{}," * 300 + b"{}]}"), 422,
+    "images.0.data: Field required."),
+  "many values": (raw(b"[" + b"0," * 300_000 + b"0]"), 413, "many values"),
+  "many names": (json_body(tasks=["a"] * 1_025), 422, "tasks: List should"),
+  "a charset": (
+    raw(b"", "multipart/form-data; boundary=a; charset=punycode"), 415,
+    "'punycode'",
+  ),
   "no tasks": (json_body(tasks=[]), 422, "tasks: List should"),
   "top of a form": ({**GOOD, "data": {"top": "many"}}, 422, "top: Input"),
   "form field": ({**GOOD, "data": {"task": "birds"}}, 422, "field 'task'"),
