@@ -65,6 +65,7 @@ class Service:
   Attributes:
     stopping: whether the server was told to end; it takes nothing new.
     cut_off: requests that were not finished in the time for that.
+    open_requests: requests that are not finished yet.
   """
 
   def __init__(self, predictor: Predictor, settings: ServerSettings) -> None:
@@ -75,6 +76,7 @@ class Service:
     """
     self.stopping = False
     self.cut_off = 0
+    self.open_requests = 0
     self.predictor = predictor
     self.settings = settings
     self.metrics = Metrics()
@@ -121,9 +123,18 @@ class Service:
       raise busy(f"the server is {self.state}.", _WARMING_SECONDS)
     return self._looking
 
-  def note_cut_off(self) -> None:
-    """Count a request that was not finished."""
-    self.cut_off += 1
+  def note_begin(self) -> None:
+    """Count a request that is begun."""
+    self.open_requests += 1
+
+  def note_end(self, is_cut_off: bool) -> None:
+    """Count a request that ends, finished or not."""
+    self.open_requests -= 1
+    self.cut_off += is_cut_off
+
+  def remove_files(self) -> None:
+    """Remove what is not kept for the next start."""
+    self._store.close()
 
   @contextlib.asynccontextmanager
   async def running(self) -> AsyncIterator[None]:
@@ -138,7 +149,7 @@ class Service:
       await warming
       await self._answering.close()
       await asyncio.to_thread(self._looking.close)
-      self._store.close()
+      self.remove_files()
 
   async def _warm_up(self) -> None:
     try:
@@ -208,7 +219,10 @@ def create_app(predictor: Predictor, settings: ServerSettings) -> FastAPI:
   _add_page(app)
   app.add_middleware(BodyLimits, settings=settings)
   app.add_middleware(  # outermost
-    RequestLog, metrics=service.metrics, on_cut_off=service.note_cut_off
+    RequestLog,
+    metrics=service.metrics,
+    on_begin=service.note_begin,
+    on_end=service.note_end,
   )
   return app
 
