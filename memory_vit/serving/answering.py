@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memory_vit.errors import DataError
+from memory_vit.errors import DataError, TaskError
 from memory_vit.model.task import BACKBONE
 from memory_vit.runtime.messages import brief
 from memory_vit.serving.batcher import Batcher
@@ -156,15 +156,32 @@ class Answering:
       features=None,
     )
     top = request.top or self._settings.top
-    tops = {name: mine.top(name, top) for name in names}
-    found: list[dict[str, Any]] = [
-      {"tasks": {name: guesses_json(tops[name][i]) for name in names}}
+    tops, problems = _tops(mine, names, top, request.original)
+    original = tops.pop(BACKBONE, None)
+    return [
+      {
+        "tasks": {name: guesses_json(of[i]) for name, of in tops.items()},
+        **({"original": guesses_json(original[i])} if original else {}),
+        **({"task_errors": problems} if problems else {}),
+      }
       for i in range(rows.stop - rows.start)
     ]
-    if request.original:
-      for one, guesses in zip(found, mine.top(BACKBONE, top), strict=True):
-        one["original"] = guesses_json(guesses)
-    return found
+
+
+def _tops(
+  answer: Predictions, names: Sequence[str], top: int, original: bool
+) -> tuple[dict[str, list[list[Guess]]], dict[str, str]]:
+  """For each task the best classes of all rows; or why there are none.
+
+  A task whose outputs are not finite must not spoil what the others say.
+  """
+  tops, problems = {}, {}
+  for name in (*names, BACKBONE) if original else names:
+    try:
+      tops[name] = answer.top(name, top)
+    except TaskError as error:
+      problems[name] = one_line(str(error))
+  return tops, problems
 
 
 def task_set_json(task_set: TaskSet) -> dict[str, Any]:

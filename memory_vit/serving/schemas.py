@@ -99,6 +99,9 @@ class PredictedImage(BaseModel):
   name: str
   tasks: dict[str, list[GuessedClass]] | None = None
   original: list[GuessedClass] | None = None
+  task_errors: dict[str, str] | None = Field(
+    default=None, description="tasks, or the backbone, that have no answer"
+  )
   error: str | None = None
 
 
