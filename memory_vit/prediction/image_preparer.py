@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -53,7 +54,7 @@ class ImagePreparer:
     self._threads = ThreadPoolExecutor(THREADS, "memory_vit-images")
 
   def each(
-    self, images: Images, evaluation: EvalPreprocessing
+    self, images: Images, evaluation: EvalPreprocessing, first: int = 0
   ) -> list[np.ndarray | DataError]:
     """Prepare images; in the place of a bad one there is its error.
 
@@ -61,6 +62,7 @@ class ImagePreparer:
       images: one or several. Paths, bytes of files, uint8 pixels of any size,
         or what is prepared already: floats (side, side, 3) in [-1, 1].
       evaluation: how.
+      first: number of the first image, for messages.
 
     Returns:
       For each image float32 (side, side, 3), or a `DataError` that names it.
@@ -74,7 +76,7 @@ class ImagePreparer:
         return DataError(named)
 
     several = image_list(images)
-    return list(self._threads.map(prepared, range(len(several)), several))
+    return list(self._threads.map(prepared, itertools.count(first), several))
 
   def _prepared(self, image: Any, evaluation: EvalPreprocessing) -> np.ndarray:
     if isinstance(image, np.ndarray | jax.Array) and np.issubdtype(

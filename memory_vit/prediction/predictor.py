@@ -185,16 +185,19 @@ class Predictor:
     """
     return self._prepare(images, self.evaluation)
 
-  def prepare_each(self, images: Images) -> list[np.ndarray | DataError]:
+  def prepare_each(
+    self, images: Images, first: int = 0
+  ) -> list[np.ndarray | DataError]:
     """Prepare images; in the place of one that cannot be read is its error.
 
     Args:
       images: as of `prepare`.
+      first: number of the first image, for messages.
 
     Returns:
       For each image float32 (side, side, 3), or a `DataError` that names it.
     """
-    return self._images.each(images, self.evaluation)
+    return self._images.each(images, self.evaluation, first)
 
   def predict(
     self,

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memory_vit.errors import DataError, TaskError
+from memory_vit.images import decoding
+from memory_vit.images.image_files import THREADS
 from memory_vit.model.task import BACKBONE
 from memory_vit.runtime.messages import brief
 from memory_vit.serving.batcher import Batcher
@@ -117,10 +119,15 @@ class Answering:
     """Each image float32 (side, side, 3), or why it cannot be read."""
 
     def prepare() -> list[np.ndarray | DataError]:
-      if time.monotonic() > deadline:  # nobody waits for it any more
-        raise TimeoutError
       encoded = [one.content for one in request.images if not one.error]
-      found = iter(self._predictor.prepare_each(encoded) if encoded else ())
+      _require_few_pixels(encoded, self._settings.max_megapixels)
+      several: list[np.ndarray | DataError] = []
+      for first in range(0, len(encoded), THREADS):
+        if time.monotonic() > deadline:  # nobody waits for it any more
+          raise TimeoutError
+        part = encoded[first : first + THREADS]
+        several += self._predictor.prepare_each(part, first)
+      found = iter(several)
       return [
         DataError(one.error) if one.error else next(found)
         for one in request.images
@@ -182,6 +189,23 @@ def _tops(
     except TaskError as error:
       problems[name] = one_line(str(error))
   return tops, problems
+
+
+def _require_few_pixels(encoded: Sequence[bytes], most: float) -> None:
+  """Refuse images that would take long to decode, by their headers.
+
+  A file of a few kilobytes can be one of many megapixels.
+
+  Raises:
+    RequestError: 413 for more than `most` megapixels in all.
+  """
+  pixels = sum(map(decoding.pixels_claimed, encoded))
+  if pixels > most * 1e6:
+    raise RequestError(
+      413,
+      f"the images have {pixels / 1e6:.0f} megapixels together, expected at "
+      f"most {most:g}: send them in several requests, or smaller.",
+    )
 
 
 def task_set_json(task_set: TaskSet) -> dict[str, Any]:

@@ -64,6 +64,11 @@ class ServerSettings:
   max_images: int = _number(
     32, Number(1, MOST_IMAGES, "images"), "images of one request"
   )
+  max_megapixels: int = _number(
+    256,
+    Number(1, 2**20, "megapixels"),
+    "megapixels of all images of one request, by their headers",
+  )
   max_body_mib: int = _number(
     64, Number(1, 4096, "MiB"), "MiB of one request's body"
   )

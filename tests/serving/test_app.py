@@ -8,6 +8,7 @@ import logging
 import re
 import struct
 import threading
+import time
 import zlib
 
 import numpy as np
@@ -29,6 +30,8 @@ from served import (
 )
 
 import memory_vit as mv
+from memory_vit.errors import DataError
+from memory_vit.images.image_files import THREADS
 from memory_vit.prediction.predictions import Predictions, softmax
 from memory_vit.serving import ServerSettings, create_app
 from memory_vit.serving.page_files import page_response
@@ -212,6 +215,50 @@ def large_png():
   header = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
   data = zlib.compress(bytes(100_000))
   return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data)
+
+
+def test_many_pixels_are_refused_before_they_are_decoded(ready, monkeypatch):
+  """Small files that are large images: they would hold up everybody."""
+  file = io.BytesIO()
+  Image.new("L", (1_000, 600)).save(file, "PNG")
+  decoded = []
+  real = type(ready).prepare_each
+
+  def noted(self, images, *rest):
+    decoded.append(len(images))
+    return real(self, images, *rest)
+
+  monkeypatch.setattr(type(ready), "prepare_each", noted)
+
+  async def check():
+    async with serving(ready, max_megapixels=1) as http:
+      two = image_files(file.getvalue(), file.getvalue())
+      done = await http.post("/v1/predict", files=two)
+      assert (done.status_code, decoded) == (413, [])
+      assert "1 megapixels together" in done.json()["error"]
+      one = await http.post("/v1/predict", files=two[:1])
+      assert (one.status_code, decoded) == (200, [1])
+
+  asyncio.run(check())
+
+
+def test_what_nobody_waits_for_is_not_decoded_to_its_end(ready, monkeypatch):
+  decoded = []
+
+  def slow(self, images, first=0):
+    time.sleep(0.1)
+    decoded.extend(range(first, first + len(images)))
+    return [DataError("none")] * len(images)
+
+  monkeypatch.setattr(type(ready), "prepare_each", slow)
+
+  async def check():
+    async with serving(ready, timeout=0.05) as http:
+      files = image_files(*[png()] * 32)
+      assert (await http.post("/v1/predict", files=files)).status_code == 504
+
+  asyncio.run(check())  # also the end of what it still does
+  assert decoded == list(range(THREADS))
 
 
 def json_body(**values):
