@@ -63,18 +63,26 @@ class Answering:
     # Before anything is decoded for it; the set that answers is asked again.
     self._require_known(request, self._predictor.task_set)
     deadline = time.monotonic() + self._settings.timeout
+    count = len(request.images)
     # Its place in the queue is free once its threads are, not before.
     work = asyncio.create_task(self._work(request, deadline))
     work.add_done_callback(_retrieve)
     try:
       async with asyncio.timeout(self._settings.timeout):
-        return await asyncio.shield(work)
+        answer = await asyncio.shield(work)
+    except RequestError as refusal:
+      self._metrics.images(0, len(refusal.more.get("images", ())))
+      raise
     except TimeoutError:
       raise RequestError(
         504,
         f"no answer within {self._settings.timeout:g} seconds: the server is "
         "overloaded, or the images are very large.",
       ) from None
+    # Of those that a client waited for to the end.
+    refused = sum("error" in image for image in answer["images"])
+    self._metrics.images(count - refused, refused)
+    return answer
 
   async def close(self) -> None:
     """Answer what was taken, and end."""
@@ -91,14 +99,12 @@ class Answering:
         good = [one for one in prepared if isinstance(one, np.ndarray)]
         refused = len(prepared) - len(good)
         if not good:
-          self._metrics.images(0, refused)
           raise _no_image(request, prepared)
         answer, rows = await self._batcher.submit(np.stack(good), deadline)
         # The first task of an empty set may want images prepared otherwise.
         if answer.task_set.evaluation == wanted:
           break
     self._require_known(request, answer.task_set)
-    self._metrics.images(len(good), refused)
     # Many classes of many tasks must not hold up everybody else.
     guesses = iter(
       await asyncio.to_thread(self._guesses, answer, rows, request)

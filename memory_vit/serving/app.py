@@ -141,7 +141,7 @@ class Service:
     """Compile, beside the first requests for health; at the end, finish."""
     self._answering = Answering(self.predictor, self.settings, self.metrics)
     self._looking = Looking(self.predictor, self.settings.timeout)
-    warming = asyncio.create_task(self._warm_up())
+    warming = asyncio.create_task(self._warm_up(self._looking))
     try:
       yield
     finally:
@@ -151,9 +151,10 @@ class Service:
       await asyncio.to_thread(self._looking.close)
       self.remove_files()
 
-  async def _warm_up(self) -> None:
+  async def _warm_up(self, looking: Looking) -> None:
     try:
       compiled = await asyncio.to_thread(self.predictor.warm_up)
+      await asyncio.to_thread(looking.warm_up)
     except Exception:
       self._failed = True
       logger.exception("the warm-up failed; /healthz says so")
@@ -171,7 +172,10 @@ class Service:
     watch(
       "compilations",
       "Programs that were compiled since the warm-up.",
-      lambda: predictor.compilations,
+      lambda: (
+        predictor.compilations
+        + (self._looking.compilations if self._looking else 0)
+      ),
     )
     watch("tasks", "Tasks that answer.", lambda: len(predictor.task_set.names))
     watch(

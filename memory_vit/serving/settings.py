@@ -78,7 +78,8 @@ class ServerSettings:
   max_held_mib: int = _number(
     512,
     Number(1, 2**20, "MiB"),
-    "MiB of the bodies of all requests together; of more, status 503",
+    "MiB of the bodies of all requests together, as they were sent and until "
+    "their answers are; of more, status 503. JSON takes about 4 times as much",
   )
   timeout: float = _number(
     30.0,
@@ -96,7 +97,10 @@ class ServerSettings:
     "seconds that a connection without a request is kept",
   )
   max_connections: int = _number(
-    512, Number(1, 65_536, "connections"), "connections at the same time"
+    512,
+    Number(1, 65_536, "connections"),
+    "connections at the same time, or requests at work; of as many, each request "
+    "gets status 503 as plain text, /healthz and /metrics too",
   )
   grace: int = _number(
     30,

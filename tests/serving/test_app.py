@@ -11,6 +11,7 @@ import threading
 import time
 import zlib
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
@@ -34,6 +35,7 @@ from memory_vit.errors import DataError
 from memory_vit.images.image_files import THREADS
 from memory_vit.prediction.predictions import Predictions, softmax
 from memory_vit.serving import ServerSettings, create_app
+from memory_vit.serving.looking import Looking
 from memory_vit.serving.page_files import page_response
 
 GOOD = {"files": image_files(png())}
@@ -386,6 +388,43 @@ def test_where_a_task_looks(ready):
   asyncio.run(check())
 
 
+def test_attention_is_warm_and_counted(ready, monkeypatch):
+  warmed = []
+  real = Looking.warm_up
+
+  def noted(self):
+    real(self)
+    warmed.append(self)
+
+  monkeypatch.setattr(Looking, "warm_up", noted)
+
+  async def check():
+    async with serving(ready) as http:
+      assert len(warmed) == 1
+      before = warmed[0].compilations, ready.compilations
+      done = await http.post("/v1/attention", **GOOD)
+      assert done.status_code == 200
+      assert (warmed[0].compilations, ready.compilations) == before
+      # Fields that it would not read are refused.
+      for unread in ({"top": "2"}, {"original": "true"}):
+        done = await http.post("/v1/attention", **GOOD, data=unread)
+        assert (done.status_code, "top and" in done.text) == (422, True)
+      weights = Looking._weights
+
+      def compiling(self, pixels, task_set):
+        jax.jit(lambda x: x * 3)(pixels)
+        return weights(self, pixels, task_set)
+
+      monkeypatch.setattr(Looking, "_weights", compiling)
+      await http.post("/v1/attention", **GOOD)
+      assert warmed[0].compilations == 1
+      text = (await http.get("/metrics")).text
+      count = ready.compilations + warmed[0].compilations
+      assert f"memory_vit_compilations {count:.1f}" in text
+
+  asyncio.run(check())
+
+
 def test_a_fault_is_told_to_the_log_alone(ready, monkeypatch):
   async def check():
     async with serving(ready) as http:
@@ -427,6 +466,9 @@ def test_what_takes_too_long_ends(ready, monkeypatch):
         assert done.status_code == 504
         assert "within 0.05 seconds" in done.json()["error"]
         go.set()
+      await asyncio.sleep(0.2)  # until it is computed, for nobody
+      text = (await http.get("/metrics")).text
+      assert 'images_total{result="answered"}' not in text
 
   asyncio.run(check())
 
