@@ -56,6 +56,23 @@ def decode(encoded: bytes, formats: tuple[str, ...] = FORMATS) -> np.ndarray:
     raise DataError(problem) from error
 
 
+def pixels_claimed(encoded: bytes) -> int:
+  """Width times height in the header of a file that `decode` would decode.
+
+  0 of what is no image, or too large for it.
+  """
+  try:
+    if encoded.startswith(jpeg.MAGIC):
+      height, width, *_ = simplejpeg.decode_jpeg_header(encoded)
+    else:
+      with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
+        width, height = image.size
+    require_size(width, height)
+  except Exception:  # `decode` says what it is
+    return 0
+  return width * height
+
+
 def require_size(width: int, height: int) -> None:
   """Raise `DataError` for an image that is too large to be decoded."""
   if width * height > MAX_PIXELS:

@@ -215,19 +215,20 @@ class Predictor:
     return stacked(found, self.backbone.config.image_size)
 
   def prepare_each(
-    self, images: Images, *, task_set: TaskSet | None = None
+    self, images: Images, first: int = 0, *, task_set: TaskSet | None = None
   ) -> list[np.ndarray | DataError]:
     """Prepare images; in the place of one that cannot be read is its error.
 
     Args:
       images: as of `prepare`.
+      first: number of the first image, for messages.
       task_set: see `prepare`.
 
     Returns:
       For each image float32 (side, side, 3), or a `DataError` that names it.
     """
     answering, _ = self._answering(task_set, ())
-    return self._images.each(images, answering.evaluation)
+    return self._images.each(images, answering.evaluation, first)
 
   def predict(
     self,

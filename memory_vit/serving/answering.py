@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memory_vit.errors import DataError
+from memory_vit.errors import DataError, TaskError
+from memory_vit.images import decoding
+from memory_vit.images.image_files import THREADS
 from memory_vit.model.task import BACKBONE
 from memory_vit.runtime.messages import brief
 from memory_vit.serving.batcher import Batcher
@@ -61,18 +63,26 @@ class Answering:
     # Before anything is decoded for it; the set that answers is asked again.
     self._require_known(request, self._predictor.task_set)
     deadline = time.monotonic() + self._settings.timeout
+    count = len(request.images)
     # Its place in the queue is free once its threads are, not before.
     work = asyncio.create_task(self._work(request, deadline))
     work.add_done_callback(_retrieve)
     try:
       async with asyncio.timeout(self._settings.timeout):
-        return await asyncio.shield(work)
+        answer = await asyncio.shield(work)
+    except RequestError as refusal:
+      self._metrics.images(0, len(refusal.more.get("images", ())))
+      raise
     except TimeoutError:
       raise RequestError(
         504,
         f"no answer within {self._settings.timeout:g} seconds: the server is "
         "overloaded, or the images are very large.",
       ) from None
+    # Of those that a client waited for to the end.
+    refused = sum("error" in image for image in answer["images"])
+    self._metrics.images(count - refused, refused)
+    return answer
 
   async def close(self) -> None:
     """Answer what was taken, and end."""
@@ -89,15 +99,16 @@ class Answering:
         good = [one for one in prepared if isinstance(one, np.ndarray)]
         refused = len(prepared) - len(good)
         if not good:
-          self._metrics.images(0, refused)
           raise _no_image(request, prepared)
         answer, rows = await self._batcher.submit(np.stack(good), deadline)
         # The first task of an empty set may want images prepared otherwise.
         if answer.task_set.evaluation == wanted:
           break
     self._require_known(request, answer.task_set)
-    self._metrics.images(len(good), refused)
-    guesses = iter(self._guesses(answer, rows, request))
+    # Many classes of many tasks must not hold up everybody else.
+    guesses = iter(
+      await asyncio.to_thread(self._guesses, answer, rows, request)
+    )
     return {
       "task_set": task_set_json(answer.task_set),
       "images": [
@@ -114,10 +125,15 @@ class Answering:
     """Each image float32 (side, side, 3), or why it cannot be read."""
 
     def prepare() -> list[np.ndarray | DataError]:
-      if time.monotonic() > deadline:  # nobody waits for it any more
-        raise TimeoutError
       encoded = [one.content for one in request.images if not one.error]
-      found = iter(self._predictor.prepare_each(encoded) if encoded else ())
+      _require_few_pixels(encoded, self._settings.max_megapixels)
+      several: list[np.ndarray | DataError] = []
+      for first in range(0, len(encoded), THREADS):
+        if time.monotonic() > deadline:  # nobody waits for it any more
+          raise TimeoutError
+        part = encoded[first : first + THREADS]
+        several += self._predictor.prepare_each(part, first)
+      found = iter(several)
       return [
         DataError(one.error) if one.error else next(found)
         for one in request.images
@@ -131,7 +147,8 @@ class Answering:
     return self._predictor.predict_pixels(pixels, original=has_head)
 
   def _require_known(self, request: PredictRequest, task_set: TaskSet) -> None:
-    unknown = [n for n in request.tasks or () if n not in task_set.names]
+    known = set(task_set.names)
+    unknown = [name for name in request.tasks or () if name not in known]
     if unknown:
       raise unknown_tasks(unknown, task_set.names)
     if request.original and not self._predictor.backbone.config.num_classes:
@@ -152,15 +169,49 @@ class Answering:
       features=None,
     )
     top = request.top or self._settings.top
-    tops = {name: mine.top(name, top) for name in names}
-    found: list[dict[str, Any]] = [
-      {"tasks": {name: guesses_json(tops[name][i]) for name in names}}
+    tops, problems = _tops(mine, names, top, request.original)
+    original = tops.pop(BACKBONE, None)
+    return [
+      {
+        "tasks": {name: guesses_json(of[i]) for name, of in tops.items()},
+        **({"original": guesses_json(original[i])} if original else {}),
+        **({"task_errors": problems} if problems else {}),
+      }
       for i in range(rows.stop - rows.start)
     ]
-    if request.original:
-      for one, guesses in zip(found, mine.top(BACKBONE, top), strict=True):
-        one["original"] = guesses_json(guesses)
-    return found
+
+
+def _tops(
+  answer: Predictions, names: Sequence[str], top: int, original: bool
+) -> tuple[dict[str, list[list[Guess]]], dict[str, str]]:
+  """For each task the best classes of all rows; or why there are none.
+
+  A task whose outputs are not finite must not spoil what the others say.
+  """
+  tops, problems = {}, {}
+  for name in (*names, BACKBONE) if original else names:
+    try:
+      tops[name] = answer.top(name, top)
+    except TaskError as error:
+      problems[name] = one_line(str(error))
+  return tops, problems
+
+
+def _require_few_pixels(encoded: Sequence[bytes], most: float) -> None:
+  """Refuse images that would take long to decode, by their headers.
+
+  A file of a few kilobytes can be one of many megapixels.
+
+  Raises:
+    RequestError: 413 for more than `most` megapixels in all.
+  """
+  pixels = sum(map(decoding.pixels_claimed, encoded))
+  if pixels > most * 1e6:
+    raise RequestError(
+      413,
+      f"the images have {pixels / 1e6:.0f} megapixels together, expected at "
+      f"most {most:g}: send them in several requests, or smaller.",
+    )
 
 
 def task_set_json(task_set: TaskSet) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import Depends, FastAPI, Request
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 import memory_vit
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _WARMING_SECONDS = 5.0
+# As nginx has it: the client was gone before it was answered.
+_CLIENT_LEFT = 499
 # For OpenAPI alone: `Token` checks it.
 _BEARER = Depends(HTTPBearer(scheme_name="token", auto_error=False))
 
@@ -62,6 +65,7 @@ class Service:
   Attributes:
     stopping: whether the server was told to end; it takes nothing new.
     cut_off: requests that were not finished in the time for that.
+    open_requests: requests that are not finished yet.
   """
 
   def __init__(self, predictor: Predictor, settings: ServerSettings) -> None:
@@ -72,6 +76,7 @@ class Service:
     """
     self.stopping = False
     self.cut_off = 0
+    self.open_requests = 0
     self.predictor = predictor
     self.settings = settings
     self.metrics = Metrics()
@@ -118,16 +123,25 @@ class Service:
       raise busy(f"the server is {self.state}.", _WARMING_SECONDS)
     return self._looking
 
-  def note_cut_off(self) -> None:
-    """Count a request that was not finished."""
-    self.cut_off += 1
+  def note_begin(self) -> None:
+    """Count a request that is begun."""
+    self.open_requests += 1
+
+  def note_end(self, is_cut_off: bool) -> None:
+    """Count a request that ends, finished or not."""
+    self.open_requests -= 1
+    self.cut_off += is_cut_off
+
+  def remove_files(self) -> None:
+    """Remove what is not kept for the next start."""
+    self._store.close()
 
   @contextlib.asynccontextmanager
   async def running(self) -> AsyncIterator[None]:
     """Compile, beside the first requests for health; at the end, finish."""
     self._answering = Answering(self.predictor, self.settings, self.metrics)
     self._looking = Looking(self.predictor, self.settings.timeout)
-    warming = asyncio.create_task(self._warm_up())
+    warming = asyncio.create_task(self._warm_up(self._looking))
     try:
       yield
     finally:
@@ -135,11 +149,12 @@ class Service:
       await warming
       await self._answering.close()
       await asyncio.to_thread(self._looking.close)
-      self._store.close()
+      self.remove_files()
 
-  async def _warm_up(self) -> None:
+  async def _warm_up(self, looking: Looking) -> None:
     try:
       compiled = await asyncio.to_thread(self.predictor.warm_up)
+      await asyncio.to_thread(looking.warm_up)
     except Exception:
       self._failed = True
       logger.exception("the warm-up failed; /healthz says so")
@@ -157,7 +172,10 @@ class Service:
     watch(
       "compilations",
       "Programs that were compiled since the warm-up.",
-      lambda: predictor.compilations,
+      lambda: (
+        predictor.compilations
+        + (self._looking.compilations if self._looking else 0)
+      ),
     )
     watch("tasks", "Tasks that answer.", lambda: len(predictor.task_set.names))
     watch(
@@ -205,7 +223,10 @@ def create_app(predictor: Predictor, settings: ServerSettings) -> FastAPI:
   _add_page(app)
   app.add_middleware(BodyLimits, settings=settings)
   app.add_middleware(  # outermost
-    RequestLog, metrics=service.metrics, on_cut_off=service.note_cut_off
+    RequestLog,
+    metrics=service.metrics,
+    on_begin=service.note_begin,
+    on_end=service.note_end,
   )
   return app
 
@@ -227,6 +248,11 @@ def _add_refusals(app: FastAPI) -> None:
       error.status_code, error.detail, headers=error.headers
     )
     return refusal.response()
+
+  @app.exception_handler(ClientDisconnect)
+  async def left(_: Request, error: ClientDisconnect) -> Response:
+    # Nobody reads it: so metrics and the log name it, and show no fault.
+    return RequestError(_CLIENT_LEFT, "the client left.").response()
 
   @app.exception_handler(Exception)
   async def failed(_: Request, error: Exception) -> Response:

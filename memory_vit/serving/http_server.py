@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
+import sys
+import threading
 from collections.abc import Generator
 from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 import uvicorn
 from fastapi import FastAPI
@@ -18,7 +22,12 @@ from memory_vit.errors import ConfigError
 from memory_vit.runtime.messages import brief
 from memory_vit.serving.settings import ServerSettings
 
+if TYPE_CHECKING:
+  from memory_vit.serving.app import Service
+
 logger = logging.getLogger(__name__)
+# After the time to finish: in which those that were cut off are counted.
+_END_SECONDS = 2.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -61,7 +70,9 @@ def serve(app: FastAPI, settings: ServerSettings, bound: socket.socket) -> int:
   """Serve until SIGTERM or Ctrl-C; a second signal ends it at once.
 
   Then no connection is taken any more, and what was taken is finished within
-  `settings.grace` seconds.
+  `settings.grace` seconds. After them the process ends, with status 1 where
+  requests were cut off: a thread that compiles or decodes cannot be stopped
+  otherwise. The caller goes on only where all was finished before.
 
   Returns:
     How many requests were cut off.
@@ -83,8 +94,12 @@ def serve(app: FastAPI, settings: ServerSettings, bound: socket.socket) -> int:
   )
   # Beside our own lines only what went wrong.
   logging.getLogger("uvicorn").setLevel(logging.WARNING)
-  _Server(config, app).run(sockets=[bound])
-  return app.state.service.cut_off
+  server = _Server(config, app)
+  server.run(sockets=[bound])
+  cut_off: int = app.state.service.cut_off
+  if not cut_off:  # else threads may still be at work
+    server.forget_end()
+  return cut_off
 
 
 class _Server(uvicorn.Server):
@@ -92,7 +107,14 @@ class _Server(uvicorn.Server):
 
   def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
     super().__init__(config)
-    self._app = app
+    self._service: Service = app.state.service
+    self._seconds = (config.timeout_graceful_shutdown or 0) + _END_SECONDS
+    self._end: threading.Timer | None = None
+
+  def forget_end(self) -> None:
+    """Let the process go on: nothing is at work any more."""
+    if self._end is not None:
+      self._end.cancel()
 
   @contextlib.contextmanager
   def capture_signals(self) -> Generator[None, None, None]:
@@ -106,10 +128,26 @@ class _Server(uvicorn.Server):
 
   def handle_exit(self, sig: int, frame: FrameType | None) -> None:
     """End gracefully; at the second signal, without waiting."""
-    self._app.state.service.stopping = True
+    self._service.stopping = True
     if self.should_exit:
-      self.force_exit = True
+      _end_process(self._service)
     self.should_exit = True
+    # In a thread of its own: the event loop may wait for others.
+    self._end = threading.Timer(self._seconds, _end_process, [self._service])
+    self._end.daemon = True
+    self._end.start()
+
+
+def _end_process(service: Service) -> NoReturn:
+  """End at once, whatever threads do; a file that is kept is whole or absent.
+
+  The exit status is 1 where requests were cut off, else 0.
+  """
+  cut_off = service.cut_off + service.open_requests
+  if cut_off:
+    print(f"{cut_off} requests were cut off", file=sys.stderr, flush=True)
+  service.remove_files()
+  os._exit(1 if cut_off else 0)
 
 
 def _connection_class(header_seconds: float) -> type[H11Protocol]:

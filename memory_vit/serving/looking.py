@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from memory_vit.errors import DataError
+from memory_vit.prediction.compilations import CompilationCounter
 from memory_vit.prediction.token_attention import token_attention_program
 from memory_vit.serving.answering import task_set_json, unknown_tasks
 from memory_vit.serving.predict_requests import PredictRequest
@@ -35,17 +36,33 @@ class Looking:
     self._predictor = predictor
     self._timeout = timeout
     self._waiting = 0
+    self._counter = CompilationCounter()
     self._thread = ThreadPoolExecutor(1, thread_name_prefix="attention")
+
+  @property
+  def compilations(self) -> int:
+    """Programs that requests had XLA compile."""
+    return self._counter.count
+
+  def warm_up(self) -> None:
+    """Compile its programs, so that the first request does not wait."""
+    side = self._predictor.backbone.config.image_size
+    grey = np.zeros((side, side, 3), np.float32)
+    self._weights(grey, self._predictor.task_set)
 
   async def look(self, request: PredictRequest) -> dict[str, Any]:
     """Answer where tasks look in the one image of a request.
 
     Raises:
       RequestError: 404 for unknown tasks, 422 for an image that cannot be
-        read, or several, 503 where too many wait, 504 where it takes too long.
+        read, or several, and for options of predictions, 503 where too many wait, 504 where it takes too long.
     """
     if len(request.images) != 1:
       raise RequestError(422, "images: expected one, to look at.")
+    if request.top is not None or request.original:
+      raise RequestError(
+        422, "top and original: expected none, they are of predictions."
+      )
     if self._waiting >= _MOST_WAITING:
       raise busy(f"{self._waiting} images wait to be looked at.", 2)
     self._waiting += 1
@@ -83,7 +100,8 @@ class Looking:
     if uploaded.error or isinstance(pixels, DataError):
       raise RequestError(422, uploaded.error or str(pixels))
     side = math.isqrt(self._predictor.backbone.config.num_patches)
-    image = self._weights(pixels, task_set)
+    with self._counter.counting():
+      image = self._weights(pixels, task_set)
     return {
       "task_set": task_set_json(task_set),
       "view": _png_url(pixels),

@@ -44,7 +44,7 @@ class Metrics:
     )
     self._images = Counter(
       "memory_vit_images",
-      "Images of requests, by what became of them.",
+      "Images of requests that were answered, or could not be read.",
       ("result",),
       registry=self._registry,
     )
@@ -56,7 +56,7 @@ class Metrics:
     )
     self._batch_seconds = Histogram(
       "memory_vit_batch_seconds",
-      "Seconds of the pass of a batch.",
+      "Seconds of a batch: of several passes where it is a large request.",
       buckets=_SECONDS,
       registry=self._registry,
     )

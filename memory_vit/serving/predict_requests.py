@@ -9,19 +9,28 @@ import dataclasses
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from memory_vit.runtime.messages import brief, shortened
 from memory_vit.serving.request_error import RequestError
-from memory_vit.serving.schemas import ImageData, PredictBody
+from memory_vit.serving.schemas import (
+  MOST_TASKS,
+  ImageData,
+  PredictBody,
+)
 
 _Model = TypeVar("_Model", bound=BaseModel)
 # Of a form, beside the images.
 _MOST_FIELDS = 1_000
 _MOST_FIELD_BYTES = 64 * 1024
 _MOST_NAME = 200
+# Of a JSON body: values that are no images. Without a limit of them a body of a
+# few MiB would be parsed to hundreds.
+_MOST_COMMAS_PER_IMAGE = 64
+_MOST_OTHER_COMMAS = 2 * MOST_TASKS
 _MULTIPART, _JSON = "multipart/form-data", "application/json"
 _FORM_FIELDS = ("images", "tasks", "top", "original")
 
@@ -41,7 +50,7 @@ class PredictRequest:
 
   Attributes:
     images: at least one.
-    tasks: names, in the order of the request; None for all.
+    tasks: names, each once, in the order of the request; None for all.
     top: classes of each task; None for the default of the server.
     original: whether the backbone's own head answers too.
   """
@@ -58,10 +67,11 @@ async def read_predict_request(
   """Read and check the body of a request.
 
   Raises:
-    RequestError: 415 for another type, 413 for too many images, 422 for what
-      does not fit, 400 for what is broken.
+    RequestError: 415 for another type or encoding, 413 for too many images, 422
+      for what does not fit, 400 for what is broken.
   """
   kind = media_type(request)
+  _require_utf8(request)
   if kind == _MULTIPART:
     return await _read_form(request, max_images)
   if kind == _JSON:
@@ -81,12 +91,33 @@ def media_type(request: Request) -> str:
   return content_type.partition(";")[0].strip().lower()
 
 
-def parse_json(model: type[_Model], body: bytes) -> _Model:
+def _require_utf8(request: Request) -> None:
+  """Refuse other encodings of text: some take long to decode, or fail."""
+  content_type = request.headers.get("content-type", "")
+  charset = parse_options_header(content_type)[1].get(b"charset", b"utf-8")
+  if charset.lower() not in (b"utf-8", b"utf8"):
+    shown = brief(charset.decode("latin-1"))
+    raise RequestError(415, f"the charset of the body is {shown}: send utf-8.")
+
+
+def parse_json(
+  model: type[_Model], body: bytes, most_commas: int = _MOST_OTHER_COMMAS
+) -> _Model:
   """Parse a JSON body.
 
+  Args:
+    model: what it must be.
+    body: as it was sent.
+    most_commas: about as many values may be in it; base64 has none.
+
   Raises:
-    RequestError: 422 that names the first place that does not fit.
+    RequestError: 413 for too many values, 422 that names the first place that
+      does not fit.
   """
+  if body.count(b",") > most_commas:
+    raise RequestError(
+      413, f"the JSON has more than {most_commas} commas, so too many values."
+    )
   try:
     return model.model_validate_json(body)
   except ValidationError as error:
@@ -102,14 +133,20 @@ def _problem(error: ValidationError) -> str:
 
 
 def _read_json(body: bytes, max_images: int) -> PredictRequest:
-  found = parse_json(PredictBody, body)
+  commas = _MOST_OTHER_COMMAS + _MOST_COMMAS_PER_IMAGE * max_images
+  found = parse_json(PredictBody, body, commas)
   _require_few(len(found.images), max_images)
   return PredictRequest(
     images=tuple(map(_decoded, found.images)),
-    tasks=None if found.tasks is None else tuple(found.tasks),
+    tasks=_each_once(found.tasks),
     top=found.top,
     original=found.original,
   )
+
+
+def _each_once(names: list[str] | None) -> tuple[str, ...] | None:
+  """Names without repetitions, in their order."""
+  return None if names is None else tuple(dict.fromkeys(names))
 
 
 def _decoded(image: ImageData) -> UploadedImage:
@@ -149,7 +186,7 @@ async def _read_form(request: Request, max_images: int) -> PredictRequest:
     raise RequestError(422, _problem(error)) from error
   return PredictRequest(
     images=images,
-    tasks=None if found.tasks is None else tuple(found.tasks),
+    tasks=_each_once(found.tasks),
     top=found.top,
     original=found.original,
   )

@@ -24,12 +24,16 @@ class RequestLog:
   """
 
   def __init__(
-    self, app: ASGIApp, metrics: Metrics, on_cut_off: Callable[[], None]
+    self,
+    app: ASGIApp,
+    metrics: Metrics,
+    on_begin: Callable[[], None],
+    on_end: Callable[[bool], None],
   ) -> None:
-    """Count into `metrics`; `on_cut_off` is told of each that is cancelled."""
+    """Count into `metrics`; `on_end` is told whether it was cancelled."""
     self._app = app
     self._metrics = metrics
-    self._on_cut_off = on_cut_off
+    self._on_begin, self._on_end = on_begin, on_end
 
   async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
     """Run the application, and log what it answered."""
@@ -38,6 +42,8 @@ class RequestLog:
       return
     begun = time.monotonic()
     status = 500  # where it ends without an answer
+    is_cut_off = False
+    self._on_begin()
 
     async def noted(message: Message) -> None:
       nonlocal status
@@ -48,9 +54,10 @@ class RequestLog:
     try:
       await self._app(scope, receive, noted)
     except asyncio.CancelledError:  # the time to finish is over
-      self._on_cut_off()
+      is_cut_off = True
       raise
     finally:
+      self._on_end(is_cut_off)
       seconds = time.monotonic() - begun
       route = getattr(scope.get("route"), "path", "none")
       method = scope["method"] if scope["method"] in _METHODS else "other"

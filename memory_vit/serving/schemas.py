@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
+
+from memory_vit.serving.settings import MOST_IMAGES
 
 # A PNG of one red pixel, for the examples.
 _RED_PIXEL = (
@@ -12,6 +14,7 @@ _RED_PIXEL = (
   "AAAAAElFTkSuQmCC"
 )
 MOST_TOP = 2**20
+MOST_TASKS = 1_024
 
 
 class _Strict(BaseModel):
@@ -42,9 +45,15 @@ class PredictBody(_Strict):
       ]
     },
   )
-  images: list[ImageData] = Field(min_length=1)
+  # The first bad entry ends it: a million of them would fill the memory.
+  images: Annotated[list[ImageData], FailFast()] = Field(
+    min_length=1, max_length=MOST_IMAGES
+  )
   tasks: list[str] | None = Field(
-    default=None, min_length=1, description="names of tasks; without it, all"
+    default=None,
+    min_length=1,
+    max_length=MOST_TASKS,
+    description="names of tasks; without it, all",
   )
   top: int | None = Field(
     default=None, ge=1, le=MOST_TOP, description="classes of each task"
@@ -90,6 +99,9 @@ class PredictedImage(BaseModel):
   name: str
   tasks: dict[str, list[GuessedClass]] | None = None
   original: list[GuessedClass] | None = None
+  task_errors: dict[str, str] | None = Field(
+    default=None, description="tasks, or the backbone, that have no answer"
+  )
   error: str | None = None
 
 

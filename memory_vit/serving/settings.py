@@ -13,6 +13,7 @@ from memory_vit.runtime.messages import brief
 from memory_vit.runtime.rules import Number, Rule
 
 MIB = 2**20
+MOST_IMAGES = 4096
 _DAY = 86_400
 
 
@@ -61,7 +62,12 @@ class ServerSettings:
     "status 503, and when to come again",
   )
   max_images: int = _number(
-    32, Number(1, 4096, "images"), "images of one request"
+    32, Number(1, MOST_IMAGES, "images"), "images of one request"
+  )
+  max_megapixels: int = _number(
+    256,
+    Number(1, 2**20, "megapixels"),
+    "megapixels of all images of one request, by their headers",
   )
   max_body_mib: int = _number(
     64, Number(1, 4096, "MiB"), "MiB of one request's body"
@@ -72,7 +78,8 @@ class ServerSettings:
   max_held_mib: int = _number(
     512,
     Number(1, 2**20, "MiB"),
-    "MiB of the bodies of all requests together; of more, status 503",
+    "MiB of the bodies of all requests together, as they were sent and until "
+    "their answers are; of more, status 503. JSON takes about 4 times as much",
   )
   timeout: float = _number(
     30.0,
@@ -90,7 +97,10 @@ class ServerSettings:
     "seconds that a connection without a request is kept",
   )
   max_connections: int = _number(
-    512, Number(1, 65_536, "connections"), "connections at the same time"
+    512,
+    Number(1, 65_536, "connections"),
+    "connections at the same time, or requests at work; of as many, each request "
+    "gets status 503 as plain text, /healthz and /metrics too",
   )
   grace: int = _number(
     30,

@@ -10,7 +10,14 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memory_vit.errors import ConfigError, MemoryVitError, TaskError
+import numpy as np
+
+from memory_vit.errors import (
+  ConfigError,
+  MemoryVitError,
+  TaskError,
+  TrainingError,
+)
 from memory_vit.model.task import BACKBONE, NAME_PATTERN
 from memory_vit.runtime import paths
 from memory_vit.runtime.messages import brief, escaped
@@ -100,9 +107,12 @@ class TaskChanges:
     """
     require_name(name)
     with self._store.upload() as path:
-      with path.open("xb") as file:
-        async for part in content:
-          await asyncio.to_thread(file.write, part)
+      try:
+        with path.open("xb") as file:
+          async for part in content:
+            await asyncio.to_thread(file.write, part)
+      except OSError as error:
+        raise _not_stored("put", name, client, error) from error
       return await self._put_file(name, path, _UPLOADED, client)
 
   async def put_path(self, name: str, text: str, client: str) -> Changed:
@@ -120,20 +130,21 @@ class TaskChanges:
 
     Raises:
       RequestError: 404 where there is none of this name, 409 where others
-        read it.
+        read it, 500 where its file cannot be removed. It answers then.
     """
     require_name(name)
     async with self._one:
       before = self._digest(name)
       try:
-        change = await asyncio.to_thread(self._predictor.remove, name)
+        change = await asyncio.to_thread(self._remove, name)
+      except OSError as error:
+        raise _not_stored("remove", name, client, error) from error
       except TaskError as error:
         known = self._predictor.task_set.names
         _audit("remove", name, client, problem=str(error))
         if name not in known:
           raise RequestError(404, str(error), known=list(known)) from error
         raise RequestError(409, str(error)) from error
-      await asyncio.to_thread(self._store.remove, name)
       _audit("remove", name, client, change.version, before)
     self._on_change("remove")
     return Changed("remove", change)
@@ -145,10 +156,16 @@ class TaskChanges:
     async with self._one:
       try:
         changed = await asyncio.to_thread(self._check_and_put, name, path)
+      except TrainingError as error:  # of its file, before it could answer
+        reason = error.__cause__
+        cause = reason if isinstance(reason, OSError) else OSError()
+        raise _not_stored("put", name, client, cause) from error
       except MemoryVitError as error:
         message = str(error).replace(str(path), shown)
         _audit("put", name, client, problem=message)
         raise RequestError(422, message) from error
+      except OSError as error:
+        raise _not_stored("put", name, client, error) from error
       version = changed.change.version
       _audit(changed.action, name, client, version, self._digest(name))
     self._on_change(changed.action)
@@ -156,8 +173,44 @@ class TaskChanges:
 
   def _check_and_put(self, name: str, path: Path) -> Changed:
     task = task_files.load_task(path, self._predictor.backbone)
-    with self._store.keeping(name, task):
-      return self._put(name, task)
+    changed: Changed | None = None
+    old = self._answering(name)
+    try:
+      with self._store.keeping(name, task):
+        changed = self._put(name, task)
+        self._require_finite(name)
+    except (OSError, TaskError):
+      if changed is not None:
+        self._undo(name, old)
+      raise
+    return changed
+
+  def _remove(self, name: str) -> Change:
+    if name not in self._predictor.task_set.names:
+      return self._predictor.remove(name)  # raises
+    with self._store.removing(name):
+      return self._predictor.remove(name)
+
+  def _answering(self, name: str) -> Task | None:
+    """The task of this name that answers now."""
+    by_slot = self._predictor.task_set.by_slot
+    return next((task for task in by_slot.values() if task.name == name), None)
+
+  def _undo(self, name: str, old: Task | None) -> None:
+    """Let the task that was there before answer again."""
+    if old is None:
+      self._predictor.remove(name)
+    else:
+      self._predictor.replace(name, old)
+
+  def _require_finite(self, name: str) -> None:
+    """Raise `TaskError` for a task that overflows, as for a grey image."""
+    side = self._predictor.backbone.config.image_size
+    has_head = bool(self._predictor.backbone.config.num_classes)
+    grey = np.zeros((1, side, side, 3), np.float32)
+    # What requests run, so that nothing is compiled for it.
+    answer = self._predictor.predict_pixels(grey, original=has_head)
+    answer.probabilities(name)
 
   def _put(self, name: str, task: Task) -> Changed:
     """Replace the task of this name, or add one."""
@@ -198,6 +251,16 @@ def require_name(name: str) -> None:
       f"task name {brief(name)}: expected 1 to 64 of a-z, 0-9, '_' and '-', "
       f"starting with a letter or digit, and not {BACKBONE!r}.",
     )
+
+
+def _not_stored(
+  action: str, name: str, client: str, error: OSError
+) -> RequestError:
+  """Status 500 where files fail; the tasks that answer are as before."""
+  reason = error.strerror or type(error).__name__
+  message = f"its file cannot be written or removed ({reason}): no change."
+  _audit(action, name, client, problem=message)
+  return RequestError(500, message)
 
 
 def _audit(

@@ -7,6 +7,7 @@ STATE/uploads/                 what is still being received or checked
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 import tempfile
 import uuid
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
   from memory_vit.model.task import Task
 
 SUFFIX = ".safetensors"
+logger = logging.getLogger(__name__)
 
 
 class TaskStore:
@@ -80,6 +82,7 @@ class TaskStore:
 
     Raises:
       TrainingError: where it cannot be written; the body is not run then.
+      OSError: where it cannot get its name; the body must be undone then.
     """
     path = self._tasks / f"{name}{SUFFIX}"
     part = self._tasks / f".{uuid.uuid4().hex}.part{SUFFIX}"
@@ -88,14 +91,39 @@ class TaskStore:
         store.save_task(task, part, format="safetensors")
       yield
       part.replace(path)
-      files.sync(self._tasks)
     finally:
       part.unlink(missing_ok=True)
+    self._sync()
 
-  def remove(self, name: str) -> None:
-    """Keep the task of this name no longer, if it was kept."""
-    (self._tasks / f"{name}{SUFFIX}").unlink(missing_ok=True)
-    files.sync(self._tasks)
+  @contextlib.contextmanager
+  def removing(self, name: str) -> Iterator[None]:
+    """Keep the task of this name no longer, if the body does not fail.
+
+    Raises:
+      OSError: where its file cannot be removed; the body is not run then.
+    """
+    path = self._tasks / f"{name}{SUFFIX}"
+    # What has such a name is removed at the next start.
+    aside = self._tasks / f".{uuid.uuid4().hex}.part{SUFFIX}"
+    is_kept = path.exists()
+    if is_kept:
+      path.replace(aside)
+    try:
+      yield
+    except BaseException:
+      if is_kept:
+        aside.replace(path)
+      raise
+    with contextlib.suppress(OSError):
+      aside.unlink(missing_ok=True)
+    self._sync()
+
+  def _sync(self) -> None:
+    """Let names survive a power cut, where the file system can do that."""
+    try:
+      files.sync(self._tasks)
+    except OSError as error:
+      logger.warning("%s cannot be synchronized: %s", self._tasks, error)
 
   def close(self) -> None:
     """Remove what is not kept."""

@@ -8,13 +8,16 @@ import logging
 import re
 import struct
 import threading
+import time
 import zlib
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
 from served import (
   BACKBONE,
+  BEARER,
   BIRDS,
   PETS,
   SECRET,
@@ -22,13 +25,17 @@ from served import (
   image_files,
   png,
   serving,
+  token_file,
   warm_predictor,
   with_tasks,
 )
 
 import memory_vit as mv
-from memory_vit.prediction.predictions import softmax
+from memory_vit.errors import DataError
+from memory_vit.images.image_files import THREADS
+from memory_vit.prediction.predictions import Predictions, softmax
 from memory_vit.serving import ServerSettings, create_app
+from memory_vit.serving.looking import Looking
 from memory_vit.serving.page_files import page_response
 
 GOOD = {"files": image_files(png())}
@@ -114,6 +121,64 @@ def test_an_unknown_task_is_never_answered_silently(ready):
   asyncio.run(check())
 
 
+def test_a_task_that_is_named_twice_is_answered_once(ready, monkeypatch):
+  asked = []
+  real = Predictions.top
+
+  def top(self, name, count):
+    asked.append((name, threading.current_thread()))
+    return real(self, name, count)
+
+  monkeypatch.setattr(Predictions, "top", top)
+
+  async def check():
+    async with serving(ready) as http:
+      named = json_body(tasks=["pets", "birds", "pets"] * 99)
+      named["json"]["images"][0]["data"] = base64.b64encode(png()).decode()
+      done = await http.post("/v1/predict", **named)
+      assert list(done.json()["images"][0]["tasks"]) == ["pets", "birds"]
+    assert [name for name, _ in asked] == ["pets", "birds"]
+    # Beside the event loop, which others wait for.
+    assert threading.current_thread() not in [thread for _, thread in asked]
+
+  asyncio.run(check())
+
+
+def test_a_client_that_leaves_is_no_fault(ready, tmp_path, caplog):
+  async def check():
+    options = {"token_file": token_file(tmp_path)}
+    app = create_app(ready, ServerSettings(**options))
+    async with app.router.lifespan_context(app), client(app) as http:
+      while (await http.get("/readyz")).status_code != 200:
+        await asyncio.sleep(0.01)
+
+      async def receive():
+        return {"type": "http.disconnect"}
+
+      statuses = []
+
+      async def send(message):
+        statuses.append(message.get("status"))
+
+      for method, path, kind in (
+        ("POST", "/v1/predict", b"application/json"),
+        ("POST", "/v1/predict", b"multipart/form-data; boundary=a"),
+        ("PUT", "/v1/tasks/cats", b"application/octet-stream"),
+      ):
+        scope = {
+          "type": "http", "method": method, "path": path, "query_string": b"",
+          "headers": [
+            (b"content-type", kind),
+            (b"authorization", BEARER["Authorization"].encode()),
+          ],
+        }  # fmt: skip
+        await app(scope, receive, send)
+      assert [status for status in statuses if status] == [499] * 3
+
+  asyncio.run(check())
+  assert not any(record.exc_info for record in caplog.records)
+
+
 def test_a_bad_image_does_not_spoil_the_others(ready):
   async def check():
     async with serving(ready) as http:
@@ -154,6 +219,50 @@ def large_png():
   return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data)
 
 
+def test_many_pixels_are_refused_before_they_are_decoded(ready, monkeypatch):
+  """Small files that are large images: they would hold up everybody."""
+  file = io.BytesIO()
+  Image.new("L", (1_000, 600)).save(file, "PNG")
+  decoded = []
+  real = type(ready).prepare_each
+
+  def noted(self, images, *rest):
+    decoded.append(len(images))
+    return real(self, images, *rest)
+
+  monkeypatch.setattr(type(ready), "prepare_each", noted)
+
+  async def check():
+    async with serving(ready, max_megapixels=1) as http:
+      two = image_files(file.getvalue(), file.getvalue())
+      done = await http.post("/v1/predict", files=two)
+      assert (done.status_code, decoded) == (413, [])
+      assert "1 megapixels together" in done.json()["error"]
+      one = await http.post("/v1/predict", files=two[:1])
+      assert (one.status_code, decoded) == (200, [1])
+
+  asyncio.run(check())
+
+
+def test_what_nobody_waits_for_is_not_decoded_to_its_end(ready, monkeypatch):
+  decoded = []
+
+  def slow(self, images, first=0):
+    time.sleep(0.1)
+    decoded.extend(range(first, first + len(images)))
+    return [DataError("none")] * len(images)
+
+  monkeypatch.setattr(type(ready), "prepare_each", slow)
+
+  async def check():
+    async with serving(ready, timeout=0.05) as http:
+      files = image_files(*[png()] * 32)
+      assert (await http.post("/v1/predict", files=files)).status_code == 504
+
+  asyncio.run(check())  # also the end of what it still does
+  assert decoded == list(range(THREADS))
+
+
 def json_body(**values):
   return {"json": {"images": [{"data": ""}], **values}}
 
@@ -177,6 +286,14 @@ REFUSED = {
   "no base64": (json_body(images=[{"data": "%"}]), 422, "no base64"),
   "a typing error": (json_body(task=["birds"]), 422, "task: Extra"),
   "top": (json_body(top=0), 422, "top: Input should be greater"),
+  "many bad images": (raw(b'{"images": [' + b"{}," * 300 + b"{}]}"), 422,
+    "images.0.data: Field required."),
+  "many values": (raw(b"[" + b"0," * 300_000 + b"0]"), 413, "many values"),
+  "many names": (json_body(tasks=["a"] * 1_025), 422, "tasks: List should"),
+  "a charset": (
+    raw(b"", "multipart/form-data; boundary=a; charset=punycode"), 415,
+    "'punycode'",
+  ),
   "no tasks": (json_body(tasks=[]), 422, "tasks: List should"),
   "top of a form": ({**GOOD, "data": {"top": "many"}}, 422, "top: Input"),
   "form field": ({**GOOD, "data": {"task": "birds"}}, 422, "field 'task'"),
@@ -271,6 +388,43 @@ def test_where_a_task_looks(ready):
   asyncio.run(check())
 
 
+def test_attention_is_warm_and_counted(ready, monkeypatch):
+  warmed = []
+  real = Looking.warm_up
+
+  def noted(self):
+    real(self)
+    warmed.append(self)
+
+  monkeypatch.setattr(Looking, "warm_up", noted)
+
+  async def check():
+    async with serving(ready) as http:
+      assert len(warmed) == 1
+      before = warmed[0].compilations, ready.compilations
+      done = await http.post("/v1/attention", **GOOD)
+      assert done.status_code == 200
+      assert (warmed[0].compilations, ready.compilations) == before
+      # Fields that it would not read are refused.
+      for unread in ({"top": "2"}, {"original": "true"}):
+        done = await http.post("/v1/attention", **GOOD, data=unread)
+        assert (done.status_code, "top and" in done.text) == (422, True)
+      weights = Looking._weights
+
+      def compiling(self, pixels, task_set):
+        jax.jit(lambda x: x * 3)(pixels)
+        return weights(self, pixels, task_set)
+
+      monkeypatch.setattr(Looking, "_weights", compiling)
+      await http.post("/v1/attention", **GOOD)
+      assert warmed[0].compilations == 1
+      text = (await http.get("/metrics")).text
+      count = ready.compilations + warmed[0].compilations
+      assert f"memory_vit_compilations {count:.1f}" in text
+
+  asyncio.run(check())
+
+
 def test_a_fault_is_told_to_the_log_alone(ready, monkeypatch):
   async def check():
     async with serving(ready) as http:
@@ -312,6 +466,9 @@ def test_what_takes_too_long_ends(ready, monkeypatch):
         assert done.status_code == 504
         assert "within 0.05 seconds" in done.json()["error"]
         go.set()
+      await asyncio.sleep(0.2)  # until it is computed, for nobody
+      text = (await http.get("/metrics")).text
+      assert 'images_total{result="answered"}' not in text
 
   asyncio.run(check())
 

@@ -58,6 +58,49 @@ def test_it_serves_and_ends(tmp_path):
   assert server.process.returncode == 0
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_it_ends_whatever_threads_are_doing(tmp_path, again):
+  """Once the time to finish is over, or at a second signal."""
+  code = (
+    "import sys, time\n"
+    "from memory_vit import serve\n"
+    "from memory_vit.prediction import Predictor\n"
+    "Predictor.predict_pixels = lambda *_, **__: time.sleep(90)\n"
+    "sys.exit(serve.main(sys.argv[1:]))\n"
+  )
+  command = [
+    sys.executable, "-c", code, f"--backbone={GOLDEN / 'backbone.npz'}",
+    f"--task={GOLDEN / 'tasks'}", "--port=0", "--batch_sizes=1",
+    f"--grace={60 if again else 1}",
+  ]  # fmt: skip
+  request = httpx.Request(
+    "POST", "http://a/v1/predict", files=image_files(png())
+  )
+  body, kind = request.read(), request.headers["content-type"]
+  with subprocess.Popen(
+    command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    cwd=ROOT,
+  ) as process:  # fmt: skip
+    try:
+      url = re.search(r"http://\S+", process.stdout.readline())[0]
+      serve._wait_until_ready(url)
+      with connected(url) as client:
+        client.sendall(
+          f"POST /v1/predict HTTP/1.1\r\nHost: a\r\nContent-Type: {kind}\r\n"
+          f"Content-Length: {len(body)}\r\n\r\n".encode()
+          + body
+        )
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        if again:
+          time.sleep(0.3)
+          process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 1
+    finally:
+      process.kill()
+    assert "1 requests were cut off" in process.stderr.read()
+
+
 def test_slow_clients_are_given_up(tmp_path):
   """Whether they drip headers, a body, or say nothing; others are answered."""
   ends = {}

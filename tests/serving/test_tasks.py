@@ -1,12 +1,17 @@
 """Tasks that are added, replaced and removed, and who may do that."""
 
 import asyncio
+import dataclasses
+import errno
 import io
 import json
 import logging
 import re
 import zipfile
+from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 from conftest import random_task, tiny_backbone
 from served import (
@@ -290,6 +295,93 @@ def test_each_change_is_a_line_of_the_audit(tmp_path, caplog):
     strict=True,
   ):
     assert re.fullmatch(pattern, line), line
+
+
+def test_what_cannot_be_kept_does_not_change(tmp_path, monkeypatch, caplog):
+  caplog.set_level(logging.INFO, "memory_vit")
+  state = tmp_path / "state"
+  options = {"token_file": token_file(tmp_path), "state_dir": str(state)}
+
+  real = Path.replace
+
+  def full(self, target):
+    if target.name.startswith(".") and self.name != "cats.safetensors":
+      return real(self, target)  # a task that is written, before it answers
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+  async def check(model):
+    async with serving(model, **options) as http:
+      body = task_bytes(CATS, tmp_path)
+      put = await http.put("/v1/tasks/cats", content=body, headers=BYTES)
+      assert put.status_code == 201
+      kept = state / "tasks" / "cats.safetensors"
+      digests = [one.digest for one in model.task_set.describe()]
+      before = kept.read_bytes()
+      other = task_bytes(PETS, tmp_path)
+      with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        for method, name in (
+          ("PUT", "cats"),
+          ("PUT", "new"),
+          ("DELETE", "cats"),
+        ):
+          sent = {"content": other} if method == "PUT" else {}
+          done = await http.request(
+            method, f"/v1/tasks/{name}", headers=BYTES, **sent
+          )
+          assert done.status_code == 500
+          assert "No space left" in done.json()["error"]
+          assert [one.digest for one in model.task_set.describe()] == digests
+      assert kept.read_bytes() == before
+      assert [p for p in state.rglob("*.safetensors")] == [kept]
+      reader = task_bytes(
+        random_task(BACKBONE, "aaa", attends_to=[CATS]), tmp_path
+      )
+      await http.put("/v1/tasks/aaa", content=reader, headers=BYTES)
+      read = await http.delete("/v1/tasks/cats", headers=BEARER)
+      assert read.status_code == 409
+      assert kept.read_bytes() == before
+
+  with with_tasks(BIRDS) as model:
+    asyncio.run(check(model))
+  refused = [r.getMessage() for r in caplog.records if "audit" in r.name]
+  assert sum("No space left" in line for line in refused) == 3
+
+
+def overflowing(task):
+  """The same task, finite in all its values, but not in its outputs."""
+  params = jax.tree.map(lambda a: np.full(a.shape, 3e38, a.dtype), task.params)
+  return dataclasses.replace(task, params=params)
+
+
+def test_a_task_that_overflows_is_refused(tmp_path):
+  async def check(model):
+    async with serving(model, token_file=token_file(tmp_path)) as http:
+      body = task_bytes(overflowing(CATS), tmp_path)
+      compiled = model.compilations
+      for name in ("cats", "birds"):
+        done = await http.put(f"/v1/tasks/{name}", content=body, headers=BYTES)
+        assert done.status_code == 422, done.text
+        assert "not finite" in done.json()["error"]
+      assert model.compilations == compiled
+      [bird] = model.task_set.describe()
+      assert bird.digest == BIRDS.digest
+
+  with with_tasks(BIRDS) as model:
+    asyncio.run(check(model))
+
+
+def test_a_task_that_overflows_does_not_spoil_others():
+  async def check(model):
+    async with serving(model) as http:
+      done = await http.post("/v1/predict", **GOOD)
+      assert done.status_code == 200, done.text
+      [image] = done.json()["images"]
+      assert list(image["tasks"]) == ["birds"]
+      assert "not finite" in image["task_errors"]["cats"]
+
+  with with_tasks(BIRDS, overflowing(CATS)) as model:
+    asyncio.run(check(model))
 
 
 def test_json_bodies_of_changes_are_checked(tmp_path):

@@ -97,13 +97,17 @@ function card(file, answer) {
   for (const [name, guesses] of Object.entries(answer.tasks)) {
     answers.append(answersOf(name, guesses));
   }
+  const problems = Object.entries(answer.task_errors ?? {});
+  for (const [name, problem] of problems) {
+    answers.append(element("p", { className: "error", textContent: `${name}: ${problem}` }));
+  }
   const item = element("li", {}, picture, answers);
   if (Object.keys(answer.tasks).length) {
     const button = element("button", { type: "button", className: "plain", textContent: "Where do they look?" });
     button.setAttribute("aria-label", `Where do tasks look in ${file.name}?`);
     button.addEventListener("click", () => showLooks(item, file, button));
     picture.append(button);
-  } else {
+  } else if (!problems.length) {
     answers.append(element("p", { textContent: "There is no task to answer." }));
   }
   return item;
