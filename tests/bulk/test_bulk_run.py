@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import pathlib
+import types
+from unittest import mock
 
 import fake_data
 import numpy as np
@@ -291,6 +294,53 @@ def test_a_shard_that_ends_every_worker_ends_the_command(folder, tmp_path):
   assert sorted(p.name for p in (output / "_plan").iterdir()) == [
     ".lock", "inputs.parquet", "plan.json",
   ]  # fmt: skip
+
+
+def shares(nodes, **options):
+  """CPUs of each worker on nodes of (CPUs, GPUs), or the error."""
+  cluster = types.SimpleNamespace(
+    nodes=lambda: [
+      {"Alive": alive, "Resources": {"CPU": cpus, "GPU": gpus}}
+      for cpus, gpus, alive in nodes
+    ],
+    data=mock.MagicMock(),
+    exceptions=types.SimpleNamespace(RayError=RuntimeError),
+    shutdown=lambda: None,
+  )
+  data = cluster.data.from_items.return_value.map_batches
+  data.return_value.iter_rows.return_value = []
+  engine = ray_engine.RayEngine(**options)
+  with mock.patch.object(ray_engine.RayEngine, "_connected") as connected:
+    connected.return_value = cluster
+    plan = types.SimpleNamespace(digest="")
+    list(engine(plan, pathlib.Path("out"), None, range(100)))
+  return data.call_args.kwargs["num_cpus"]
+
+
+def test_workers_that_fit_onto_a_cluster_get_its_cpus():
+  assert shares([(8, 0, True)], workers=2) == 4
+  assert shares([(8, 0, True)], workers=3) == 2
+  # A worker of (3 + 4) // 2 CPUs lies on one node, and two of them on two.
+  assert shares([(3, 0, True), (4, 0, True)], workers=2) == 3
+  assert shares([(5, 0, True), (1, 0, True)], workers=2) == 2
+  assert shares([(8, 1, True)], workers=10, worker_cpus=0.1, worker_gpus=0.1)
+
+
+@pytest.mark.parametrize(
+  ("nodes", "options"),
+  [
+    ([(2, 0, True)], {"workers": 3}),
+    ([(8, 0, True)], {"workers": 1, "worker_gpus": 1}),
+    ([(8, 4, False), (8, 1, True)], {"workers": 2, "worker_gpus": 1}),
+    # Together they would have enough.
+    ([(4, 0, True), (4, 0, True)], {"workers": 1, "worker_cpus": 8}),
+    ([(8, 0, True), (0, 1, True)], {"workers": 1, "worker_gpus": 1}),
+  ],
+)
+def test_workers_that_never_fit_are_refused(nodes, options):
+  """Ray would wait for more nodes for ever."""
+  with pytest.raises(ConfigError, match="do not fit onto the cluster"):
+    shares(nodes, **options)
 
 
 def test_a_worker_that_finds_another_plan_is_refused(folder, tmp_path):
