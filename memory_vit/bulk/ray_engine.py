@@ -204,7 +204,7 @@ class ShardWorker:
 
   def _make(self, shard: int) -> ShardCounts:
     """Make a shard, unless a worker that died after that has made it."""
-    there = shard_file.finished(self._folder, self._plan, shard)
+    there = shard_file.undamaged(self._folder, self._plan, shard)
     if there:
       return there
     tries = self._folder / plans.FOLDER / f"{self._plan.name(shard)}.tries"

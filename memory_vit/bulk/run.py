@@ -162,7 +162,7 @@ def _missing(made: Plan, folder: Path, say: Callable[[str], None]) -> list[int]:
   """The shards that are not there, or are not whole."""
   missing = []
   for i in range(made.shards):
-    if shard_file.finished(folder, made, i):
+    if shard_file.undamaged(folder, made, i):
       continue
     missing.append(i)
     if (folder / made.name(i)).exists():

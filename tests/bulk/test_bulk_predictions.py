@@ -210,6 +210,11 @@ def test_files_without_embeddings_are_refused(place, tmp_path):
   (output / "part-00001-of-00003.parquet").unlink()
   with pytest.raises(DataError, match="has 2 of 3 shards"):
     read_embeddings(output)
+  first = output / "part-00000-of-00003.parquet"
+  first.rename(output / "part-x.parquet")
+  (output / "part-00002-of-00003.parquet").unlink()
+  with pytest.raises(DataError, match="'part-x.parquet', which is no shard"):
+    read_embeddings(output)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from fake_job import MeanJob
 from memory_vit.bulk import plan as plans
 from memory_vit.bulk import ray_engine, run, shard_file, work
 from memory_vit.bulk.run import Input, run_bulk
-from memory_vit.errors import ConfigError, TrainingError
+from memory_vit.errors import ConfigError, DataError, TrainingError
 from memory_vit.images import image_files
 
 BROKEN = (1, 4, 5, 6, 7, 13)  # 4 to 7 are a whole batch
@@ -115,7 +115,15 @@ def test_what_is_finished_is_not_made_again(folder, tmp_path):
   assert (again.made, again.images, again.errors) == (0, 23, len(BROKEN))
 
 
-@pytest.mark.parametrize("how", ["cut", "empty", "other"])
+def flipped(file):
+  """The content of a file, with one bit of its values changed."""
+  column = pq.read_metadata(file).row_group(0).column(0)
+  content = bytearray(file.read_bytes())
+  content[column.data_page_offset + column.total_compressed_size - 1] ^= 1
+  return bytes(content)
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "other", "flipped"])
 def test_a_damaged_shard_is_made_again(folder, tmp_path, how):
   make(folder, tmp_path / "out")
   expected = table(tmp_path / "out")
@@ -124,6 +132,7 @@ def test_a_damaged_shard_is_made_again(folder, tmp_path, how):
     "cut": shard.read_bytes()[:-20],
     "empty": b"",
     "other": (tmp_path / "out" / "part-00000-of-00003.parquet").read_bytes(),
+    "flipped": flipped(shard),
   }[how]
   shard.write_bytes(content)
   said = []
@@ -187,6 +196,34 @@ def test_one_file_that_was_interrupted_is_resumed(folder, tmp_path):
   assert not file.exists()
   assert make(folder, file).made == 2
   assert len(table(file)) == 23
+
+
+def test_damage_is_not_handed_on_to_one_file(folder, tmp_path):
+  file = tmp_path / "one.parquet"
+
+  def damaging(plan, there, job, missing):
+    yield from work.make_shards(plan, there, job.open(), missing)
+    shard = there / plan.name(1)
+    shard.write_bytes(flipped(shard))
+
+  with pytest.raises(TrainingError, match="00003.parquet is damaged"):
+    make(folder, file, engine=damaging)
+  assert not file.exists()
+  assert make(folder, file).made == 1
+  file.write_bytes(flipped(file))
+  with pytest.raises(DataError, match="is damaged.*remove it"):
+    make(folder, file)
+
+
+def test_a_worker_of_ray_makes_damaged_shards_again(folder, tmp_path):
+  make(folder, tmp_path / "out")
+  plan = plans.read_plan(tmp_path / "out")
+  shard = tmp_path / "out" / plan.name(1)
+  content = shard.read_bytes()
+  shard.write_bytes(flipped(shard))
+  worker = ray_engine.ShardWorker(str(tmp_path / "out"), plan.digest, MeanJob())
+  worker({"shard": np.array([1])})
+  assert shard.read_bytes() == content
 
 
 @pytest.mark.parametrize("name", ["out", "out.parquet"])
