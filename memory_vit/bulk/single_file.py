@@ -33,6 +33,11 @@ def shard_folder(output: Path) -> Path:
   return output.with_name(f"{output.name}.shards")
 
 
+def lock_file(output: Path) -> Path:
+  """By which two commands keep off one output: beside it, and kept."""
+  return output.with_name(f".{output.name}.lock")
+
+
 def counts(output: Path, plan: Plan) -> ShardCounts | None:
   """What is in the file of an output; None where it is not there.
 
@@ -103,7 +108,7 @@ def remove_shards(folder: Path, plan: Plan) -> None:
     return
   for i in range(plan.shards):
     (folder / plan.name(i)).unlink(missing_ok=True)
-  for name in ("plan.json", "inputs.parquet", ".lock"):
+  for name in ("plan.json", "inputs.parquet"):
     (folder / FOLDER / name).unlink(missing_ok=True)
   with contextlib.suppress(OSError):  # something else lies there
     (folder / FOLDER).rmdir()

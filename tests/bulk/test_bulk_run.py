@@ -176,7 +176,7 @@ def test_one_file(folder, tmp_path):
   assert make(folder, file).made == 3
   assert table(file) == table(tmp_path / "shards")
   assert sorted(p.name for p in tmp_path.iterdir() if p != folder) == [
-    "one.parquet", "shards",
+    ".one.parquet.lock", "one.parquet", "shards",
   ]  # fmt: skip
   again = make(folder, file)
   assert (again.made, again.images, again.errors) == (0, 23, len(BROKEN))
@@ -254,15 +254,36 @@ def test_two_writers_of_a_shard_do_not_spoil_it(folder, tmp_path):
   assert not list(output.glob(".*.part"))
 
 
-def test_a_second_command_is_refused(folder, tmp_path):
-  output = tmp_path / "out"
+@pytest.mark.parametrize("name", ["out", "out.parquet"])
+@pytest.mark.parametrize("where", ["settle", "make_shards"])
+def test_a_second_command_is_refused(
+  folder, tmp_path, monkeypatch, where, name
+):
+  """From before there is a plan, so that two can never have two plans."""
+  module = {"settle": plans, "make_shards": work}[where]
+  begun, tried = getattr(module, where), []
 
-  def engine(plan, there, job, missing):
-    with pytest.raises(ConfigError, match="is writing there"):
-      make(folder, output)
-    return work.make_shards(plan, there, job.open(), missing)
+  def second(*arguments):
+    if not tried:
+      tried.append(1)
+      with pytest.raises(ConfigError, match="is writing there"):
+        make(folder, tmp_path / name, job=MeanJob(version=1))
+    return begun(*arguments)
 
-  assert make(folder, output, engine=engine).made == 3
+  monkeypatch.setattr(module, where, second)
+  assert make(folder, tmp_path / name).made == 3
+  assert tried
+
+
+def test_the_lock_of_an_output_is_never_deleted(folder, tmp_path):
+  """Two commands could then each hold a lock of this name."""
+  numbers = []
+  make(folder, tmp_path / "one.parquet")
+  for _ in range(2):
+    numbers.append((tmp_path / ".one.parquet.lock").stat().st_ino)
+    make(folder, tmp_path / "one.parquet")
+    (tmp_path / "one.parquet").unlink()
+  assert numbers[0] == numbers[1]
 
 
 def test_a_shard_that_an_engine_says_and_nobody_finds(folder, tmp_path):
