@@ -192,6 +192,8 @@ class ShardWorker:
         "model is. Expected a file system that all workers share, with the "
         "same backbone and tasks at the same paths."
       )
+    self._plan.columns.absolute()
+    self._plan.inventory.require_seen()
 
   def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Make the shards "shard" (k,), and count their "images" and "errors"."""

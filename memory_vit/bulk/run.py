@@ -106,9 +106,10 @@ def run_bulk(
   folder = single_file.shard_folder(place)
   # Of a run that resumes, the output may lie below its input.
   outputs = (place, folder)
-  found = inventory.take_inventory(source.paths, source.columns, outputs)
+  columns = source.columns.absolute()
+  found = inventory.take_inventory(source.paths, columns, outputs)
   model = job.open(warm_up=False)
-  made = Plan(found, source.columns, shard_images, job.batch_size, model.facts)
+  made = Plan(found, columns, shard_images, job.batch_size, model.facts)
   missing: list[int] = []
   with _alone(place, folder):
     there = single_file.counts(place, made)

@@ -14,6 +14,7 @@ from conftest import ROOT, random_task, tiny_backbone
 import memory_vit as mv
 from memory_vit import embed, predict
 from memory_vit.bulk import read_embeddings
+from memory_vit.cli import bulk_options
 from memory_vit.errors import BackboneError, DataError
 from memory_vit.tasks import split_forward
 
@@ -190,6 +191,16 @@ def test_embeddings_are_what_heads_and_probes_read(place, tmp_path, stored):
         values[part], rounded, rtol=1e-5 if stored == "float32" else 1 / 128,
         atol=1e-5,
       )  # fmt: skip
+
+
+def test_workers_are_given_whole_paths(tmp_path, monkeypatch):
+  """Names of published backbones stay as they are."""
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "tiny.npz").touch()
+  found = bulk_options.for_workers("tiny.npz", "ray")
+  assert found == str(tmp_path / "tiny.npz")
+  assert bulk_options.for_workers("tiny.npz", "local") == "tiny.npz"
+  assert bulk_options.for_workers("timm:vit", "ray") == "timm:vit"
 
 
 def test_embeddings_of_another_backbone_are_refused(place, tmp_path):

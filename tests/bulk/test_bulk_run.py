@@ -1,7 +1,9 @@
 """Plans, shards, resuming: exactly one row for every image."""
 
 import dataclasses
+import errno
 import json
+import os
 import pathlib
 import types
 from unittest import mock
@@ -13,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from fake_job import MeanJob
 
+from memory_vit.bulk import containers, ray_engine, run, shard_file, work
 from memory_vit.bulk import plan as plans
-from memory_vit.bulk import ray_engine, run, shard_file, work
 from memory_vit.bulk.run import Input, run_bulk
 from memory_vit.errors import ConfigError, DataError, TrainingError
 from memory_vit.images import image_files
@@ -409,6 +411,64 @@ def test_a_worker_that_finds_another_plan_is_refused(folder, tmp_path):
   for digest, job in ((plan.digest, MeanJob(version=1)), ("0", MeanJob())):
     with pytest.raises(TrainingError, match="is another one, or its model"):
       ray_engine.ShardWorker(out, digest, job)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
+def test_what_may_pass_is_no_row(folder, tmp_path, monkeypatch, number):
+  """A disk or a mount that fails for a moment: the next run reads it."""
+
+  def failing(path, *arguments):
+    if str(path).endswith("20.png"):
+      raise OSError(number, os.strerror(number))
+    return open(path, *arguments)
+
+  with monkeypatch.context() as context:
+    context.setattr(image_files, "open", failing, raising=False)
+    with pytest.raises(DataError, match="20.png cannot be read now"):
+      make(folder, tmp_path / "out")
+  summary = make(folder, tmp_path / "out")
+  assert (summary.made, summary.errors) == (1, len(BROKEN))
+
+
+def test_what_is_gone_is_a_row(folder, tmp_path):
+  def engine(plan, there, job, missing):
+    (folder / "20.png").unlink()
+    return work.make_shards(plan, there, job.open(), missing)
+
+  summary = make(folder, tmp_path / "out", engine=engine)
+  assert summary.errors == len(BROKEN) + 1
+
+
+def test_a_worker_without_the_mount_of_the_input_is_refused(folder, tmp_path):
+  make(folder, tmp_path / "out")
+  digest = plans.read_plan(tmp_path / "out").digest
+  folder.rename(tmp_path / "away")
+  with pytest.raises(DataError, match="00.png was there when.*mounted"):
+    ray_engine.ShardWorker(str(tmp_path / "out"), digest, MeanJob())
+
+
+def test_paths_do_not_depend_on_the_working_directory(
+  folder, tmp_path, monkeypatch
+):
+  """Of workers, which have another one, and of a run that resumes."""
+  listed = tmp_path / "x.parquet"
+  pq.write_table(pa.table({"path": ["00.png"]}), listed)
+  columns = containers.Columns(root="images")
+  monkeypatch.chdir(tmp_path)
+  source = Input(("images",)), Input(("x.parquet",), columns)
+  for i in range(2):
+    run_bulk(MeanJob(), source[i], f"out{i}")
+    monkeypatch.chdir(folder)
+    plan = plans.read_plan(tmp_path / f"out{i}")
+    model = MeanJob().open()
+    [made] = work.make_shards(plan, tmp_path / f"out{i}", model, [0])
+    assert made.counts.errors == (len(BROKEN), 0)[i]
+    monkeypatch.chdir(tmp_path)
+  assert make(folder, tmp_path / "out0", shard_images=4096).made == 0
+  with pytest.raises(DataError, match="--image_root.*is no folder"):
+    run_bulk(
+      MeanJob(), Input(("x.parquet",), containers.Columns(root="no")), "o"
+    )
 
 
 def test_readers_see_nothing_but_rows(folder, tmp_path):
