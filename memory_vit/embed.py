@@ -81,8 +81,8 @@ def _parser() -> Parser:
 def _embed(arguments: argparse.Namespace) -> int:
   bulk_options.require_engine_options(arguments)
   job = embeddings.EmbeddingJob(
-    backbone=arguments.backbone,
-    task=arguments.task,
+    backbone=bulk_options.for_workers(arguments.backbone, arguments.engine),
+    task=bulk_options.for_workers(arguments.task, arguments.engine),
     batch_size=arguments.batch_size,
     dtype=arguments.dtype,
     stored=arguments.stored,

@@ -108,8 +108,11 @@ def _predict_bulk(arguments: argparse.Namespace) -> int:
       "--json nor an IMAGE beside it."
     )
   config = predictor_config.PredictorConfig(
-    backbone=arguments.backbone,
-    tasks=tuple(arguments.task),
+    backbone=bulk_options.for_workers(arguments.backbone, arguments.engine),
+    tasks=tuple(
+      bulk_options.for_workers(task, arguments.engine)
+      for task in arguments.task
+    ),
     dtype=arguments.dtype,
     batch_sizes=(arguments.batch_size,),
     memory_mib=arguments.memory_mib,

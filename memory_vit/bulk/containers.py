@@ -23,6 +23,7 @@ from PIL import Image, UnidentifiedImageError
 
 from memory_vit.errors import DataError
 from memory_vit.images import decoding
+from memory_vit.runtime import paths
 from memory_vit.runtime.messages import brief, escaped, first_line
 
 # In the order in which they are looked for.
@@ -47,6 +48,22 @@ class Columns:
   image: str = ""
   label: str = ""
   root: str = ""
+
+  def absolute(self) -> Columns:
+    """The same, whatever the working directory is.
+
+    Raises:
+      DataError: where `root` is not there.
+    """
+    if not self.root:
+      return self
+    root = paths.local(self.root, "--image_root", DataError).absolute()
+    if not root.is_dir():
+      raise DataError(
+        f"--image_root {brief(str(root))} is no folder: expected one that "
+        "paths in Parquet are below."
+      )
+    return dataclasses.replace(self, root=str(root))
 
 
 @dataclasses.dataclass(frozen=True)

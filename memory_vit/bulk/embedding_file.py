@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import BackboneId, EvalPreprocessing
 from memory_vit.runtime import schema
 from memory_vit.runtime.messages import brief, first_line
+
+# As a plan names them.
+_SHARD = re.compile(r"part-[0-9]+-of-(?P<shards>[0-9]+)\.parquet")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
@@ -76,7 +80,7 @@ def read_embeddings(path: str | os.PathLike[str]) -> Embeddings:
   tables, abouts = [], []
   for file in files:
     try:
-      table = pq.read_table(file)
+      table = pq.read_table(file, page_checksum_verification=True)
     except (OSError, pa.ArrowException) as error:
       raise DataError(f"{file} cannot be read: {first_line(error)}.") from error
     abouts.append(_described(file, table))
@@ -90,8 +94,15 @@ def read_embeddings(path: str | os.PathLike[str]) -> Embeddings:
 
 def _require_all(path: Path, files: list[Path]) -> None:
   """Refuse a directory in which shards are missing."""
-  named = files[0].stem if path.is_dir() and files else "1"
-  expected = int(named.rpartition("-")[2])
+  expected = 1
+  if path.is_dir() and files:
+    named = _SHARD.fullmatch(files[0].name)
+    if not named:
+      raise DataError(
+        f"{path} holds {brief(files[0].name)}, which is no shard: expected "
+        "what embed wrote, and nothing else beside it."
+      )
+    expected = int(named["shards"])
   if len(files) != expected:
     raise DataError(
       f"{path} has {len(files)} of {expected} shards: expected the --output of "

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from memory_vit.bulk import containers
 from memory_vit.bulk.containers import Columns
@@ -67,6 +68,22 @@ class Inventory:
       digest.update(repr((path, *row.values())).encode())
     return digest.hexdigest()
 
+  def require_seen(self) -> None:
+    """Make sure that another process sees the same files.
+
+    Raises:
+      DataError: where the first or the last of them is not there.
+    """
+    was_there = self.files.filter(pc.not_equal(self.files["time"], 0))
+    ends = {0, was_there.num_rows - 1} if was_there.num_rows else ()
+    for path in was_there["path"].take([*ends]).to_pylist():
+      if not os.path.exists(path):
+        raise DataError(
+          f"{escaped(os.fsdecode(path))} was there when the input was listed, "
+          "and is not seen by this process: is its file system mounted here? "
+          "All workers must see the inputs at the same paths."
+        )
+
   def label_names(self) -> tuple[str, ...]:
     """The folders that images lie in, sorted; of other inputs none."""
     return tuple(sorted(set(self.files["label"].to_pylist()) - {None}))
@@ -108,7 +125,8 @@ def _files_of(
   text: str, columns: Columns, skipped: Sequence[Path]
 ) -> Iterator[_Row]:
   """The rows of one input."""
-  path = paths.local(text, "--input", DataError)
+  # Workers may have another working directory, and so may a run that resumes.
+  path = paths.local(text, "--input", DataError).absolute()
   if not path.exists():
     raise DataError(f"--input {brief(text)}: there is no such file or folder.")
   if not path.is_dir():

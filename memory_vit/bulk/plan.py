@@ -96,8 +96,27 @@ def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
   return json.loads(json.dumps(values))
 
 
+def claim(folder: Path) -> None:
+  """Make the directory of an output, whose plan may be there.
+
+  Raises:
+    ConfigError: where something that is no output of ours is there, or it
+      cannot be made.
+  """
+  # Of two that begin at once, one may write its plan between these two looks.
+  strange = folder.exists() and (not folder.is_dir() or _holds_others(folder))
+  if strange and not (folder / FOLDER / _PLAN).exists():
+    raise ConfigError(
+      f"--output {brief(str(folder))} is there and holds something else: "
+      "expected a new or empty directory, or that of a run to resume."
+    )
+  paths.make_directory(folder / FOLDER, "--output")
+
+
 def settle(plan: Plan, folder: Path) -> bool:
   """Write a plan, or make sure that the one that is there is equal.
+
+  Nobody else may write there meanwhile.
 
   Args:
     plan: of this run.
@@ -110,16 +129,11 @@ def settle(plan: Plan, folder: Path) -> bool:
     ConfigError: where another one is there, or something that is no output of
       ours.
   """
+  claim(folder)
   place = folder / FOLDER
   if (place / _PLAN).exists():
     _require_equal(plan, place / _PLAN)
     return True
-  if folder.exists() and (not folder.is_dir() or _holds_others(folder)):
-    raise ConfigError(
-      f"--output {brief(str(folder))} is there and holds something else: "
-      "expected a new or empty directory, or that of a run to resume."
-    )
-  paths.make_directory(place, "--output")
   inputs = place / _INPUTS
   with files.writing(inputs), files.replacing(inputs) as part:
     pq.write_table(plan.inventory.files, part)

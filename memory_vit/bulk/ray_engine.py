@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,15 @@ from memory_vit.runtime.messages import first_line
 # Bytes for the objects of a cluster that this process starts: there are none
 # but numbers of shards.
 _OBJECT_STORE = 200 * 2**20
-# Seconds that Ray waits for a cluster that it starts here; by default 30, which
-# a machine that is busy may take.
-_PATIENCE = "300"
+# Seconds that Ray waits for a cluster that it starts here. By default 30, which
+# a busy machine may need; no more than twice that, as Ray notices a raylet that
+# died at its start only when they are over.
+_PATIENCE = "60"
 # Workers that a shard may end. Ray Data starts a worker again and repeats what
 # it was doing, for ever; whatever ends every worker must end the command.
 _MOST_TRIES = 10
+# Nodes that a message names.
+_MOST_NAMED = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +120,7 @@ class RayEngine:
     # Later shards are handed out while an earlier one is being repeated.
     context.execution_options.preserve_order = False
     workers = min(self.workers, len(missing))
-    cpus = ray.cluster_resources().get("CPU", 1)
+    cpus = self._cpus_of_each(workers, _nodes(ray))
     made = ray.data.from_items(
       [{"shard": i} for i in missing], override_num_blocks=len(missing)
     ).map_batches(
@@ -124,7 +128,7 @@ class RayEngine:
       fn_constructor_args=(str(folder.absolute()), plan.digest, job),
       batch_size=1,
       compute=ray.data.ActorPoolStrategy(size=workers),
-      num_cpus=self.worker_cpus or max(1, cpus // workers),
+      num_cpus=cpus,
       num_gpus=self.worker_gpus,
     )
     try:
@@ -133,6 +137,34 @@ class RayEngine:
         yield work.Finished(int(row["shard"]), counts)
     except ray.exceptions.RayError as error:
       raise _own(error) from error
+
+  def _cpus_of_each(
+    self, workers: int, nodes: Sequence[Mapping[str, float]]
+  ) -> float:
+    """CPUs of a worker, so that all of them fit onto the nodes of a cluster.
+
+    Raises:
+      ConfigError: where they do not: Ray would wait for more nodes for ever.
+    """
+    shared = int(sum(node.get("CPU", 0) for node in nodes) // workers)
+    # The largest share first; a worker does not lie on two nodes.
+    tried = [self.worker_cpus] if self.worker_cpus else range(shared, 0, -1)
+    for cpus in tried:
+      each = {"CPU": cpus, "GPU": self.worker_gpus}
+      if sum(_fitting(node, each) for node in nodes) >= workers:
+        return cpus
+    there = ", ".join(
+      f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs"
+      for node in nodes[:_MOST_NAMED]
+    )
+    if len(nodes) > _MOST_NAMED:
+      there += f" (and {len(nodes) - _MOST_NAMED} nodes more)"
+    raise ConfigError(
+      f"--workers={workers} of {self.worker_cpus or 1:g} CPUs and "
+      f"{self.worker_gpus:g} GPUs each do not fit onto the cluster, with nodes "
+      f"of {there}: expected fewer --workers, less --worker_cpus or "
+      "--worker_gpus, or more nodes."
+    )
 
 
 class ShardWorker:
@@ -160,6 +192,8 @@ class ShardWorker:
         "model is. Expected a file system that all workers share, with the "
         "same backbone and tasks at the same paths."
       )
+    self._plan.columns.absolute()
+    self._plan.inventory.require_seen()
 
   def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Make the shards "shard" (k,), and count their "images" and "errors"."""
@@ -172,7 +206,7 @@ class ShardWorker:
 
   def _make(self, shard: int) -> ShardCounts:
     """Make a shard, unless a worker that died after that has made it."""
-    there = shard_file.finished(self._folder, self._plan, shard)
+    there = shard_file.undamaged(self._folder, self._plan, shard)
     if there:
       return there
     tries = self._folder / plans.FOLDER / f"{self._plan.name(shard)}.tries"
@@ -187,6 +221,21 @@ class ShardWorker:
     [made] = work.make_shards(self._plan, self._folder, self._model, [shard])
     tries.unlink(missing_ok=True)
     return made.counts
+
+
+def _nodes(ray: Any) -> list[Mapping[str, float]]:
+  """What each node of a cluster has: "CPU", "GPU", and more."""
+  return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _fitting(node: Mapping[str, float], each: Mapping[str, float]) -> int:
+  """How many workers fit onto a node."""
+  return min(
+    # Shares such as 0.1 are rounded: ten of them are one.
+    math.floor(node.get(kind, 0) / wanted + 1e-6)
+    for kind, wanted in each.items()
+    if wanted
+  )
 
 
 def _own(error: BaseException) -> MemoryVitError:

@@ -106,16 +106,15 @@ def run_bulk(
   folder = single_file.shard_folder(place)
   # Of a run that resumes, the output may lie below its input.
   outputs = (place, folder)
-  found = inventory.take_inventory(source.paths, source.columns, outputs)
+  columns = source.columns.absolute()
+  found = inventory.take_inventory(source.paths, columns, outputs)
   model = job.open(warm_up=False)
-  made = Plan(found, source.columns, shard_images, job.batch_size, model.facts)
-  there = single_file.counts(place, made)
-  if there is None:
-    plan.settle(made, folder)
+  made = Plan(found, columns, shard_images, job.batch_size, model.facts)
   missing: list[int] = []
-  begun = (folder / plan.FOLDER).exists()
-  with _alone(folder) if begun else contextlib.nullcontext():
+  with _alone(place, folder):
+    there = single_file.counts(place, made)
     if there is None:
+      plan.settle(made, folder)
       missing = _missing(made, folder, say)
       make = engine or (lambda p, f, _, m: work.make_shards(p, f, model, m))
       _follow(make(made, folder, job, missing), made, missing, say)
@@ -141,16 +140,28 @@ def unreadable(output: str) -> Iterator[tuple[str, str]]:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-  """Keep out other processes that would make the same shards."""
+def _alone(output: Path, folder: Path) -> Iterator[None]:
+  """Keep out other processes that would write the same output.
+
+  Args:
+    output: a directory or a file.
+    folder: of its shards.
+  """
 
   def refuse(owner: str) -> None:
     raise ConfigError(
-      f"--output {brief(str(folder))}: {owner or 'another process'} is writing "
+      f"--output {brief(str(output))}: {owner or 'another process'} is writing "
       "there. Wait for it, end it, or give another --output."
     )
 
-  with lock.one_at_a_time(folder / plan.FOLDER / ".lock", refuse, "--output"):
+  # It is never deleted: another process could then hold a lock of this name.
+  if single_file.is_one(output):
+    file = single_file.lock_file(output)
+    paths.make_directory(file.parent, "--output")
+  else:
+    plan.claim(folder)
+    file = folder / plan.FOLDER / ".lock"
+  with lock.one_at_a_time(file, refuse, "--output"):
     for left in folder.glob(".part-*.part"):  # of a process that was killed
       left.unlink(missing_ok=True)
     for counted in (folder / plan.FOLDER).glob("part-*.tries"):
@@ -162,7 +173,7 @@ def _missing(made: Plan, folder: Path, say: Callable[[str], None]) -> list[int]:
   """The shards that are not there, or are not whole."""
   missing = []
   for i in range(made.shards):
-    if shard_file.finished(folder, made, i):
+    if shard_file.undamaged(folder, made, i):
       continue
     missing.append(i)
     if (folder / made.name(i)).exists():

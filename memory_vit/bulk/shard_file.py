@@ -112,8 +112,38 @@ def parquet_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
   )
 
 
+def undamaged(folder: Path, plan: Plan, shard: int) -> ShardCounts | None:
+  """As `finished`, of a shard that may be old: all that is in it is read."""
+  counts = finished(folder, plan, shard)
+  try:
+    if counts:
+      require_whole(folder / plan.name(shard))
+  except (OSError, pa.ArrowException):
+    return None
+  return counts
+
+
+def require_whole(path: Path) -> None:
+  """Read a file whose pages have checksums.
+
+  Raises:
+    OSError: where one does not fit; or `pyarrow.ArrowException`.
+  """
+  with checked(path) as file:
+    for group in range(file.num_row_groups):
+      file.read_row_group(group)
+
+
+def checked(path: Path) -> pq.ParquetFile:
+  """Open a file so that whatever is read of it is what was written."""
+  return pq.ParquetFile(path, page_checksum_verification=True)
+
+
 def finished(folder: Path, plan: Plan, shard: int) -> ShardCounts | None:
-  """What is in a shard; None where it is not there, or is not of this plan."""
+  """What is in a shard, by its footer.
+
+  None where it is not there, or is not of this plan.
+  """
   path = folder / plan.name(shard)
   try:
     metadata = pq.read_metadata(path)

@@ -5,6 +5,7 @@ Until then they lie in NAME.parquet.shards beside it.
 
 import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,9 +14,9 @@ import pyarrow.parquet as pq
 from memory_vit.bulk import shard_file
 from memory_vit.bulk.plan import FOLDER, Plan
 from memory_vit.bulk.shard_file import ShardCounts
-from memory_vit.errors import ConfigError
+from memory_vit.errors import ConfigError, DataError, TrainingError
 from memory_vit.runtime import files
-from memory_vit.runtime.messages import brief
+from memory_vit.runtime.messages import brief, first_line
 
 _SUFFIX = ".parquet"
 
@@ -32,11 +33,17 @@ def shard_folder(output: Path) -> Path:
   return output.with_name(f"{output.name}.shards")
 
 
+def lock_file(output: Path) -> Path:
+  """By which two commands keep off one output: beside it, and kept."""
+  return output.with_name(f".{output.name}.lock")
+
+
 def counts(output: Path, plan: Plan) -> ShardCounts | None:
   """What is in the file of an output; None where it is not there.
 
   Raises:
     ConfigError: where something else is.
+    DataError: where it is damaged.
   """
   if not is_one(output) or not output.exists():
     return None
@@ -51,11 +58,22 @@ def counts(output: Path, plan: Plan) -> ShardCounts | None:
       f"--output {brief(str(output))} is there, and holds something else, or "
       "rows of other inputs, tasks or options: give another --output."
     )
+  try:
+    shard_file.require_whole(output)
+  except (OSError, pa.ArrowException) as error:
+    raise DataError(
+      f"--output {brief(str(output))} is damaged ({first_line(error)}): remove "
+      "it, and give the same command again."
+    ) from error
   return ShardCounts(metadata.num_rows, shard_file.count_errors(metadata))
 
 
 def join(folder: Path, plan: Plan, output: Path) -> None:
-  """Write all shards to one file, in order; a row group at a time."""
+  """Write all shards to one file, in order; a row group at a time.
+
+  Raises:
+    TrainingError: where a shard is damaged, or the file cannot be written.
+  """
   first = pq.read_schema(folder / plan.name(0))
   about = json.loads(first.metadata[shard_file.METADATA])
   del about["shard"]
@@ -67,10 +85,21 @@ def join(folder: Path, plan: Plan, output: Path) -> None:
     shard_file.parquet_writer(part, schema) as writer,
   ):
     for i in range(plan.shards):
-      with pq.ParquetFile(folder / plan.name(i)) as shard:
-        for group in range(shard.num_row_groups):
-          table = shard.read_row_group(group)
-          writer.write_table(table.cast(schema), row_group_size=len(table))
+      for table in _row_groups(folder / plan.name(i)):
+        writer.write_table(table.cast(schema), row_group_size=len(table))
+
+
+def _row_groups(path: Path) -> Iterator[pa.Table]:
+  """The rows of a shard, as they were written."""
+  try:
+    with shard_file.checked(path) as shard:
+      for group in range(shard.num_row_groups):
+        yield shard.read_row_group(group)
+  except (OSError, pa.ArrowException) as error:
+    raise TrainingError(
+      f"{path} is damaged ({first_line(error)}). Give the same command again: "
+      "it is made again."
+    ) from error
 
 
 def remove_shards(folder: Path, plan: Plan) -> None:
@@ -79,7 +108,7 @@ def remove_shards(folder: Path, plan: Plan) -> None:
     return
   for i in range(plan.shards):
     (folder / plan.name(i)).unlink(missing_ok=True)
-  for name in ("plan.json", "inputs.parquet", ".lock"):
+  for name in ("plan.json", "inputs.parquet"):
     (folder / FOLDER / name).unlink(missing_ok=True)
   with contextlib.suppress(OSError):  # something else lies there
     (folder / FOLDER).rmdir()

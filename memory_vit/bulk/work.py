@@ -6,6 +6,7 @@ The one place that does this; engines only say which shards are made where.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,9 +23,16 @@ from memory_vit.bulk.shard_file import ShardCounts
 from memory_vit.errors import DataError
 from memory_vit.images.image_files import COPIES_OF_A_BATCH
 from memory_vit.prediction.image_preparer import ImagePreparer
+from memory_vit.runtime.messages import escaped
 
 # Batches that are decoded while the device has another one.
 AHEAD = 2
+# What the system says of a file that will be so tomorrow; all else that it says
+# (an error of a disk, a stale handle, a time-out) may pass.
+_LASTING = {
+  errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG,
+  errno.EACCES, errno.EPERM, errno.EINVAL, errno.EILSEQ, errno.ENXIO,
+}  # fmt: skip
 
 
 def image_preparer(
@@ -95,7 +103,8 @@ def make_shards(
     shards: numbers of shards.
 
   Raises:
-    DataError: where a file of many images cannot be read any more.
+    DataError: where a file of many images cannot be read any more, or an image
+      cannot for a reason that may pass: it would be an error for ever.
     TrainingError: where a shard cannot be written.
   """
   schema = pa.schema([*shard_file.COMMON, *model.schema])
@@ -135,6 +144,7 @@ def _decoded_ahead(
       DataError(row.reason) if row.image is None else next(prepared)
       for row in rows
     ]
+    _require_lasting(rows, pixels)
     return _Batch(shard, rows, pixels)
 
   # One thread hands out batches; `prepare` has several for the images of one.
@@ -146,6 +156,19 @@ def _decoded_ahead(
         yield waiting.pop(0).result()
     for future in waiting:
       yield future.result()
+
+
+def _require_lasting(
+  rows: Sequence[ImageRow], pixels: Sequence[np.ndarray | DataError]
+) -> None:
+  """Raise `DataError` for an image that may be read another time."""
+  for row, problem in zip(rows, pixels, strict=True):
+    cause = problem.__cause__ if isinstance(problem, DataError) else None
+    if isinstance(cause, OSError) and cause.errno not in {None, *_LASTING}:
+      raise DataError(
+        f"{escaped(row.path)} cannot be read now: {problem}. What is finished "
+        "is kept: give the same command again."
+      )
 
 
 def _record_batch(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -152,6 +153,19 @@ def _name_unreadable(output: str, summary: run.Summary) -> None:
     show(
       f"skipped {more:,} more: rows of the output with an `error`", sys.stderr
     )
+
+
+def for_workers(source: str, engine: str) -> str:
+  """A backbone or task as workers in other directories find it.
+
+  Args:
+    source: a path; or the name of something else, which stays as it is.
+    engine: of the command line.
+  """
+  path = os.path.expanduser(source)
+  if engine == "local" or not os.path.exists(path):
+    return source
+  return os.path.abspath(path)
 
 
 def is_bulk(arguments: argparse.Namespace, *others: str) -> bool:

@@ -14,6 +14,7 @@ from conftest import ROOT, random_task, tiny_backbone
 import memory_vit as mv
 from memory_vit import embed, predict
 from memory_vit.bulk import read_embeddings
+from memory_vit.cli import bulk_options
 from memory_vit.errors import BackboneError, DataError
 from memory_vit.tasks import split_forward
 
@@ -192,6 +193,16 @@ def test_embeddings_are_what_heads_and_probes_read(place, tmp_path, stored):
       )  # fmt: skip
 
 
+def test_workers_are_given_whole_paths(tmp_path, monkeypatch):
+  """Names of published backbones stay as they are."""
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "tiny.npz").touch()
+  found = bulk_options.for_workers("tiny.npz", "ray")
+  assert found == str(tmp_path / "tiny.npz")
+  assert bulk_options.for_workers("tiny.npz", "local") == "tiny.npz"
+  assert bulk_options.for_workers("timm:vit", "ray") == "timm:vit"
+
+
 def test_embeddings_of_another_backbone_are_refused(place, tmp_path):
   command(embed, place, tmp_path / "one.parquet")
   found = read_embeddings(tmp_path / "one.parquet")
@@ -209,6 +220,11 @@ def test_files_without_embeddings_are_refused(place, tmp_path):
   command(embed, place, output, "--shard_images=4")
   (output / "part-00001-of-00003.parquet").unlink()
   with pytest.raises(DataError, match="has 2 of 3 shards"):
+    read_embeddings(output)
+  first = output / "part-00000-of-00003.parquet"
+  first.rename(output / "part-x.parquet")
+  (output / "part-00002-of-00003.parquet").unlink()
+  with pytest.raises(DataError, match="'part-x.parquet', which is no shard"):
     read_embeddings(output)
 
 

@@ -1,7 +1,12 @@
 """Plans, shards, resuming: exactly one row for every image."""
 
 import dataclasses
+import errno
 import json
+import os
+import pathlib
+import types
+from unittest import mock
 
 import fake_data
 import numpy as np
@@ -10,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 from fake_job import MeanJob
 
+from memory_vit.bulk import containers, ray_engine, run, shard_file, work
 from memory_vit.bulk import plan as plans
-from memory_vit.bulk import ray_engine, run, shard_file, work
 from memory_vit.bulk.run import Input, run_bulk
-from memory_vit.errors import ConfigError, TrainingError
+from memory_vit.errors import ConfigError, DataError, TrainingError
 from memory_vit.images import image_files
 
 BROKEN = (1, 4, 5, 6, 7, 13)  # 4 to 7 are a whole batch
@@ -112,7 +117,15 @@ def test_what_is_finished_is_not_made_again(folder, tmp_path):
   assert (again.made, again.images, again.errors) == (0, 23, len(BROKEN))
 
 
-@pytest.mark.parametrize("how", ["cut", "empty", "other"])
+def flipped(file):
+  """The content of a file, with one bit of its values changed."""
+  column = pq.read_metadata(file).row_group(0).column(0)
+  content = bytearray(file.read_bytes())
+  content[column.data_page_offset + column.total_compressed_size - 1] ^= 1
+  return bytes(content)
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "other", "flipped"])
 def test_a_damaged_shard_is_made_again(folder, tmp_path, how):
   make(folder, tmp_path / "out")
   expected = table(tmp_path / "out")
@@ -121,6 +134,7 @@ def test_a_damaged_shard_is_made_again(folder, tmp_path, how):
     "cut": shard.read_bytes()[:-20],
     "empty": b"",
     "other": (tmp_path / "out" / "part-00000-of-00003.parquet").read_bytes(),
+    "flipped": flipped(shard),
   }[how]
   shard.write_bytes(content)
   said = []
@@ -164,7 +178,7 @@ def test_one_file(folder, tmp_path):
   assert make(folder, file).made == 3
   assert table(file) == table(tmp_path / "shards")
   assert sorted(p.name for p in tmp_path.iterdir() if p != folder) == [
-    "one.parquet", "shards",
+    ".one.parquet.lock", "one.parquet", "shards",
   ]  # fmt: skip
   again = make(folder, file)
   assert (again.made, again.images, again.errors) == (0, 23, len(BROKEN))
@@ -184,6 +198,34 @@ def test_one_file_that_was_interrupted_is_resumed(folder, tmp_path):
   assert not file.exists()
   assert make(folder, file).made == 2
   assert len(table(file)) == 23
+
+
+def test_damage_is_not_handed_on_to_one_file(folder, tmp_path):
+  file = tmp_path / "one.parquet"
+
+  def damaging(plan, there, job, missing):
+    yield from work.make_shards(plan, there, job.open(), missing)
+    shard = there / plan.name(1)
+    shard.write_bytes(flipped(shard))
+
+  with pytest.raises(TrainingError, match="00003.parquet is damaged"):
+    make(folder, file, engine=damaging)
+  assert not file.exists()
+  assert make(folder, file).made == 1
+  file.write_bytes(flipped(file))
+  with pytest.raises(DataError, match="is damaged.*remove it"):
+    make(folder, file)
+
+
+def test_a_worker_of_ray_makes_damaged_shards_again(folder, tmp_path):
+  make(folder, tmp_path / "out")
+  plan = plans.read_plan(tmp_path / "out")
+  shard = tmp_path / "out" / plan.name(1)
+  content = shard.read_bytes()
+  shard.write_bytes(flipped(shard))
+  worker = ray_engine.ShardWorker(str(tmp_path / "out"), plan.digest, MeanJob())
+  worker({"shard": np.array([1])})
+  assert shard.read_bytes() == content
 
 
 @pytest.mark.parametrize("name", ["out", "out.parquet"])
@@ -214,15 +256,36 @@ def test_two_writers_of_a_shard_do_not_spoil_it(folder, tmp_path):
   assert not list(output.glob(".*.part"))
 
 
-def test_a_second_command_is_refused(folder, tmp_path):
-  output = tmp_path / "out"
+@pytest.mark.parametrize("name", ["out", "out.parquet"])
+@pytest.mark.parametrize("where", ["settle", "make_shards"])
+def test_a_second_command_is_refused(
+  folder, tmp_path, monkeypatch, where, name
+):
+  """From before there is a plan, so that two can never have two plans."""
+  module = {"settle": plans, "make_shards": work}[where]
+  begun, tried = getattr(module, where), []
 
-  def engine(plan, there, job, missing):
-    with pytest.raises(ConfigError, match="is writing there"):
-      make(folder, output)
-    return work.make_shards(plan, there, job.open(), missing)
+  def second(*arguments):
+    if not tried:
+      tried.append(1)
+      with pytest.raises(ConfigError, match="is writing there"):
+        make(folder, tmp_path / name, job=MeanJob(version=1))
+    return begun(*arguments)
 
-  assert make(folder, output, engine=engine).made == 3
+  monkeypatch.setattr(module, where, second)
+  assert make(folder, tmp_path / name).made == 3
+  assert tried
+
+
+def test_the_lock_of_an_output_is_never_deleted(folder, tmp_path):
+  """Two commands could then each hold a lock of this name."""
+  numbers = []
+  make(folder, tmp_path / "one.parquet")
+  for _ in range(2):
+    numbers.append((tmp_path / ".one.parquet.lock").stat().st_ino)
+    make(folder, tmp_path / "one.parquet")
+    (tmp_path / "one.parquet").unlink()
+  assert numbers[0] == numbers[1]
 
 
 def test_a_shard_that_an_engine_says_and_nobody_finds(folder, tmp_path):
@@ -293,6 +356,53 @@ def test_a_shard_that_ends_every_worker_ends_the_command(folder, tmp_path):
   ]  # fmt: skip
 
 
+def shares(nodes, **options):
+  """CPUs of each worker on nodes of (CPUs, GPUs), or the error."""
+  cluster = types.SimpleNamespace(
+    nodes=lambda: [
+      {"Alive": alive, "Resources": {"CPU": cpus, "GPU": gpus}}
+      for cpus, gpus, alive in nodes
+    ],
+    data=mock.MagicMock(),
+    exceptions=types.SimpleNamespace(RayError=RuntimeError),
+    shutdown=lambda: None,
+  )
+  data = cluster.data.from_items.return_value.map_batches
+  data.return_value.iter_rows.return_value = []
+  engine = ray_engine.RayEngine(**options)
+  with mock.patch.object(ray_engine.RayEngine, "_connected") as connected:
+    connected.return_value = cluster
+    plan = types.SimpleNamespace(digest="")
+    list(engine(plan, pathlib.Path("out"), None, range(100)))
+  return data.call_args.kwargs["num_cpus"]
+
+
+def test_workers_that_fit_onto_a_cluster_get_its_cpus():
+  assert shares([(8, 0, True)], workers=2) == 4
+  assert shares([(8, 0, True)], workers=3) == 2
+  # A worker of (3 + 4) // 2 CPUs lies on one node, and two of them on two.
+  assert shares([(3, 0, True), (4, 0, True)], workers=2) == 3
+  assert shares([(5, 0, True), (1, 0, True)], workers=2) == 2
+  assert shares([(8, 1, True)], workers=10, worker_cpus=0.1, worker_gpus=0.1)
+
+
+@pytest.mark.parametrize(
+  ("nodes", "options"),
+  [
+    ([(2, 0, True)], {"workers": 3}),
+    ([(8, 0, True)], {"workers": 1, "worker_gpus": 1}),
+    ([(8, 4, False), (8, 1, True)], {"workers": 2, "worker_gpus": 1}),
+    # Together they would have enough.
+    ([(4, 0, True), (4, 0, True)], {"workers": 1, "worker_cpus": 8}),
+    ([(8, 0, True), (0, 1, True)], {"workers": 1, "worker_gpus": 1}),
+  ],
+)
+def test_workers_that_never_fit_are_refused(nodes, options):
+  """Ray would wait for more nodes for ever."""
+  with pytest.raises(ConfigError, match="do not fit onto the cluster"):
+    shares(nodes, **options)
+
+
 def test_a_worker_that_finds_another_plan_is_refused(folder, tmp_path):
   make(folder, tmp_path / "out")
   plan = plans.read_plan(tmp_path / "out")
@@ -301,6 +411,64 @@ def test_a_worker_that_finds_another_plan_is_refused(folder, tmp_path):
   for digest, job in ((plan.digest, MeanJob(version=1)), ("0", MeanJob())):
     with pytest.raises(TrainingError, match="is another one, or its model"):
       ray_engine.ShardWorker(out, digest, job)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
+def test_what_may_pass_is_no_row(folder, tmp_path, monkeypatch, number):
+  """A disk or a mount that fails for a moment: the next run reads it."""
+
+  def failing(path, *arguments):
+    if str(path).endswith("20.png"):
+      raise OSError(number, os.strerror(number))
+    return open(path, *arguments)
+
+  with monkeypatch.context() as context:
+    context.setattr(image_files, "open", failing, raising=False)
+    with pytest.raises(DataError, match="20.png cannot be read now"):
+      make(folder, tmp_path / "out")
+  summary = make(folder, tmp_path / "out")
+  assert (summary.made, summary.errors) == (1, len(BROKEN))
+
+
+def test_what_is_gone_is_a_row(folder, tmp_path):
+  def engine(plan, there, job, missing):
+    (folder / "20.png").unlink()
+    return work.make_shards(plan, there, job.open(), missing)
+
+  summary = make(folder, tmp_path / "out", engine=engine)
+  assert summary.errors == len(BROKEN) + 1
+
+
+def test_a_worker_without_the_mount_of_the_input_is_refused(folder, tmp_path):
+  make(folder, tmp_path / "out")
+  digest = plans.read_plan(tmp_path / "out").digest
+  folder.rename(tmp_path / "away")
+  with pytest.raises(DataError, match="00.png was there when.*mounted"):
+    ray_engine.ShardWorker(str(tmp_path / "out"), digest, MeanJob())
+
+
+def test_paths_do_not_depend_on_the_working_directory(
+  folder, tmp_path, monkeypatch
+):
+  """Of workers, which have another one, and of a run that resumes."""
+  listed = tmp_path / "x.parquet"
+  pq.write_table(pa.table({"path": ["00.png"]}), listed)
+  columns = containers.Columns(root="images")
+  monkeypatch.chdir(tmp_path)
+  source = Input(("images",)), Input(("x.parquet",), columns)
+  for i in range(2):
+    run_bulk(MeanJob(), source[i], f"out{i}")
+    monkeypatch.chdir(folder)
+    plan = plans.read_plan(tmp_path / f"out{i}")
+    model = MeanJob().open()
+    [made] = work.make_shards(plan, tmp_path / f"out{i}", model, [0])
+    assert made.counts.errors == (len(BROKEN), 0)[i]
+    monkeypatch.chdir(tmp_path)
+  assert make(folder, tmp_path / "out0", shard_images=4096).made == 0
+  with pytest.raises(DataError, match="--image_root.*is no folder"):
+    run_bulk(
+      MeanJob(), Input(("x.parquet",), containers.Columns(root="no")), "o"
+    )
 
 
 def test_readers_see_nothing_but_rows(folder, tmp_path):
