@@ -97,7 +97,6 @@ class Answering:
         wanted = self._predictor.evaluation
         prepared = await self._prepared(request, deadline)
         good = [one for one in prepared if isinstance(one, np.ndarray)]
-        refused = len(prepared) - len(good)
         if not good:
           raise _no_image(request, prepared)
         answer, rows = await self._batcher.submit(np.stack(good), deadline)

@@ -82,10 +82,14 @@ class Service:
     self.metrics = Metrics()
     self.token: Token = read_token(settings.token_file)
     self._store = TaskStore(settings.state_dir)
-    self.changes = TaskChanges(
-      predictor, self._store, settings.task_root, self.metrics.change
-    )
-    self.changes.restore()
+    try:
+      self.changes = TaskChanges(
+        predictor, self._store, settings.task_root, self.metrics.change
+      )
+      self.changes.restore()
+    except BaseException:
+      self.remove_files()
+      raise
     self._answering: Answering | None = None
     self._looking: Looking | None = None
     self._warm = False

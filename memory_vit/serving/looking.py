@@ -55,7 +55,8 @@ class Looking:
 
     Raises:
       RequestError: 404 for unknown tasks, 422 for an image that cannot be
-        read, or several, and for options of predictions, 503 where too many wait, 504 where it takes too long.
+        read, or several, and for options of predictions, 503 where too many
+        wait, 504 where it takes too long.
     """
     if len(request.images) != 1:
       raise RequestError(422, "images: expected one, to look at.")

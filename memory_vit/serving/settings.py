@@ -99,8 +99,8 @@ class ServerSettings:
   max_connections: int = _number(
     512,
     Number(1, 65_536, "connections"),
-    "connections at the same time, or requests at work; of as many, each request "
-    "gets status 503 as plain text, /healthz and /metrics too",
+    "connections at the same time, or requests at work; of as many, each "
+    "request gets status 503 as plain text, /healthz and /metrics too",
   )
   grace: int = _number(
     30,

@@ -2,6 +2,7 @@
 
 STATE/tasks/NAME.safetensors   a task that answers under this name
 STATE/uploads/                 what is still being received or checked
+STATE/.lock                    held by the one server that uses it
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memory_vit.errors import ConfigError
-from memory_vit.runtime import files, paths
+from memory_vit.runtime import files, lock, paths
+from memory_vit.runtime.messages import brief
 from memory_vit.tasks import store
 
 if TYPE_CHECKING:
@@ -38,8 +40,10 @@ class TaskStore:
     """Make the directories, and remove what was never completed.
 
     Raises:
-      ConfigError: where nothing can be written there.
+      ConfigError: where nothing can be written there, or another server uses
+        it.
     """
+    self._held = contextlib.ExitStack()
     self.is_kept = state_dir is not None
     if state_dir is None:
       self._root = Path(tempfile.mkdtemp(prefix="memory_vit_serve-"))
@@ -49,6 +53,11 @@ class TaskStore:
       )
     else:
       self._root = paths.local(state_dir, "--state_dir").absolute()
+      paths.make_directory(self._root, "--state_dir")
+      # Before anything is removed that another may be receiving.
+      self._held.enter_context(
+        lock.one_at_a_time(self._root / ".lock", self._refuse, "--state_dir")
+      )
     self._tasks, self._uploads = self._root / "tasks", self._root / "uploads"
     for directory in (self._tasks, self._uploads):
       if directory.is_symlink():
@@ -60,6 +69,12 @@ class TaskStore:
       # Of a server that was killed: each of these names is of this class.
       for part in directory.glob(f".*.part{SUFFIX}"):
         part.unlink()
+
+  def _refuse(self, owner: str) -> None:
+    raise ConfigError(
+      f"--state_dir {brief(str(self._root))}: {owner or 'another process'} is "
+      "using it. End that server, or give another --state_dir."
+    )
 
   @contextlib.contextmanager
   def upload(self) -> Iterator[Path]:
@@ -126,6 +141,7 @@ class TaskStore:
       logger.warning("%s cannot be synchronized: %s", self._tasks, error)
 
   def close(self) -> None:
-    """Remove what is not kept."""
+    """Remove what is not kept, and let another server use the directory."""
     if not self.is_kept:
       self._remove()
+    self._held.close()

@@ -156,7 +156,8 @@ def test_uploads_that_are_refused(tmp_path):
         assert message in error, (case, error)
         assert str(tmp_path) not in error
       assert model.task_set.version == version
-      assert [p for p in state.rglob("*") if p.is_file()] == []
+      left = [p.name for p in state.rglob("*") if p.is_file()]
+      assert left == [".lock"]
       assert (await http.post("/v1/predict", **GOOD)).status_code == 200
 
   asyncio.run(check(warm_predictor()))
@@ -239,7 +240,8 @@ def test_added_tasks_are_there_after_a_restart(tmp_path):
     before = digests(model)
   # What is kept takes the place of what is given; parents come first.
   with with_tasks(BIRDS) as model:
-    create_app(model, ServerSettings(**options))
+    app = create_app(model, ServerSettings(**options))
+    app.state.service.remove_files()
     assert digests(model) == before
     assert before.keys() == {"birds", "cats", "aaa"}
   kept = tmp_path / "state" / "tasks" / "cats.safetensors"
@@ -251,11 +253,18 @@ def test_added_tasks_are_there_after_a_restart(tmp_path):
 def test_what_is_half_received_is_removed_at_the_start(tmp_path):
   state = tmp_path / "state"
   options = {"state_dir": str(state)}
-  create_app(warm_predictor(), ServerSettings(**options))
+  app = create_app(warm_predictor(), ServerSettings(**options))
+  app.state.service.remove_files()
   left = state / "uploads" / ".0123.part.safetensors"
   left.write_bytes(b"half a task")
-  create_app(warm_predictor(), ServerSettings(**options))
+  first = create_app(warm_predictor(), ServerSettings(**options))
   assert not left.exists()
+  # What a server that runs is receiving stays.
+  left.touch()
+  with pytest.raises(ConfigError, match=r"process \d+ on .* is using it"):
+    create_app(warm_predictor(), ServerSettings(**options))
+  assert left.exists()
+  first.state.service.remove_files()
 
 
 def test_directories_that_are_refused(tmp_path):
