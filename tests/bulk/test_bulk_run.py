@@ -119,7 +119,7 @@ def test_what_is_finished_is_not_made_again(folder, tmp_path):
 
 def flipped(file):
   """The content of a file, with one bit of its values changed."""
-  column = pq.read_metadata(file).row_group(0).column(0)
+  column = pq.read_metadata(file).row_group(0).column(4)
   content = bytearray(file.read_bytes())
   content[column.data_page_offset + column.total_compressed_size - 1] ^= 1
   return bytes(content)
