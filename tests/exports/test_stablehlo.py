@@ -123,7 +123,13 @@ def test_a_large_image_is_resized_in_its_place():
   assert (np.abs(found[0] - expected) * 127.5 > 0.5).mean() < 0.01
 
 
-@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
+@pytest.mark.parametrize(
+  "interpolation",
+  [
+    INTERPOLATIONS[0],
+    *(pytest.param(i, marks=pytest.mark.slow) for i in INTERPOLATIONS[1:]),
+  ],
+)
 def test_pixels_go_in_where_that_is_asked(backbone, tmp_path, interpolation):
   evaluation = mv.EvalPreprocessing(
     image_size=8, crop="central", resize=9, interpolation=interpolation

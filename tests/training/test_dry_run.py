@@ -57,6 +57,7 @@ def test_it_tells_bytes_and_writes_nothing(config, tmp_path):
   assert "0 rows are missing" in dry_run.dry_run(config, workdir)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused(config, tmp_path, monkeypatch):
   usage = shutil._ntuple_diskusage(2**40, 2**40, 50 * ROW - 1)
   monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)

@@ -205,6 +205,7 @@ def test_a_finished_run_is_not_trained_again(
   assert again == first
 
 
+@pytest.mark.slow
 def test_what_is_left_to_backbone_and_data_is_recorded(
   config, workdir, monkeypatch
 ):
@@ -525,6 +526,7 @@ def pretraining(config, monkeypatch):
   return changed(config, "pretrain", **values)
 
 
+@pytest.mark.slow
 def test_pretraining_that_is_interrupted_goes_on(
   pretraining, tmp_path, monkeypatch
 ):
