@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import pathlib
+import resource
 import types
 from unittest import mock
 
@@ -286,6 +287,29 @@ def test_the_lock_of_an_output_is_never_deleted(folder, tmp_path):
     make(folder, tmp_path / "one.parquet")
     (tmp_path / "one.parquet").unlink()
   assert numbers[0] == numbers[1]
+
+
+def test_a_full_disk_ends_the_run(folder, tmp_path):
+  """What is finished stays, and the next run makes the rest."""
+  output = tmp_path / "out"
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+  def full(plan, there, job, missing):
+    made = work.make_shards(plan, there, job.open(), missing)
+    yield next(made)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
+    try:
+      yield from made
+    finally:
+      resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+  with pytest.raises(TrainingError, match="00001-of-00003.*cannot be written"):
+    make(folder, output, engine=full)
+  assert [p.name for p in output.glob("*part*")] == [
+    "part-00000-of-00003.parquet"
+  ]
+  assert make(folder, output).made == 2
+  assert [row["id"] for row in table(output)] == list(range(23))
 
 
 def test_a_shard_that_an_engine_says_and_nobody_finds(folder, tmp_path):

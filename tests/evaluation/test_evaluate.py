@@ -5,13 +5,14 @@ import json
 
 import numpy as np
 import pytest
-from conftest import random_task, tiny_backbone
+from conftest import one_device, random_task, tiny_backbone
 
 import memory_vit as mv
 from configs import quickstart
 from memory_vit import config as config_lib
 from memory_vit import evaluate
 from memory_vit.data import batching, datasets
+from memory_vit.data.split_ref import SplitRef
 from memory_vit.evaluation import verify
 
 CENTRAL = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
@@ -81,6 +82,36 @@ def test_every_task_on_its_own_data(model, capsys):
   assert result["verified"] is True
   assert result["timing"]["together"] > 0
   assert "verified: yes" in shown
+
+
+def test_each_pass_is_that_of_a_predictor(model, monkeypatch):
+  """All of one shape, also the last, which is filled up; the same bits."""
+  _, backbone, tasks = model
+  real, passes = verify.inference.forward, []
+
+  def noted(backbone, slots, images, **options):
+    out = real(backbone, slots, images, **options)
+    passes.append((np.asarray(images), out))
+    return out
+
+  monkeypatch.setattr(verify.inference, "forward", noted)
+  source = datasets.open_reader(SplitRef("digits:0-4", "", "test"))
+  verify.Evaluator(backbone, tasks, one_device(), 64).evaluate(
+    source, ["low", "child"], verify=False
+  )
+  assert len(passes) == -(-source.size // 64)
+  assert source.size % 64
+  predictor = mv.Predictor.from_model(
+    backbone, tasks, batch_sizes=(64,), slots=1, warm_up=False
+  )
+  for i, (images, out) in enumerate(passes):
+    assert len(images) == 64
+    whole = images[: source.size - 64 * i]
+    found = predictor.predict_pixels(whole, original=True)
+    logits = {**found.logits, "backbone": found.original}
+    assert logits.keys() == out.keys()
+    for name, expected in out.items():
+      np.testing.assert_array_equal(logits[name], expected[: len(whole)])
 
 
 @pytest.mark.slow

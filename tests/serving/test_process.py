@@ -1,5 +1,6 @@
 """The command: its start, slow clients, and its end."""
 
+import contextlib
 import json
 import os
 import re
@@ -146,6 +147,22 @@ def test_slow_clients_are_given_up(tmp_path):
       thread.join()
   assert all(seconds < 15 for seconds, _ in ends.values()), ends
   assert b" 408 " in ends["body"][1]
+
+
+def test_a_flood_of_connections_is_turned_away(tmp_path):
+  """From --max_connections on, and answered again once they are gone."""
+  with golden(tmp_path, "--max_connections=4") as server:
+    url = f"{server.url}/v1/predict"
+    with contextlib.ExitStack() as opened:
+      for _ in range(12):
+        opened.enter_context(connected(server.url))
+      busy = httpx.post(url, files=image_files(png()))
+      assert busy.status_code == 503
+    deadline = time.monotonic() + 20
+    while busy.status_code == 503 and time.monotonic() < deadline:
+      time.sleep(0.1)  # until the server has seen that they are gone
+      busy = httpx.post(url, files=image_files(png()))
+    assert busy.status_code == 200
 
 
 def run(*arguments):
