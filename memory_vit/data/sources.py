@@ -15,6 +15,7 @@ import numpy as np
 
 from memory_vit.data.inventory import Inventory
 from memory_vit.data.quiet_tensorflow import tf, tfds
+from memory_vit.embeddings.embedded_rows import EmbeddedRows
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.runtime.messages import escaped
 
@@ -40,6 +41,8 @@ class Source:
       when it was opened.
     inventory: of its files, to notice later that they have changed.
     labels: int32 (size,), where they are known before examples are read.
+    embedded: rows in place of images; `fetch` raises a `DataError` then.
+    left_out: what is no example of the split, as it has no embedding.
   """
 
   name: str
@@ -51,6 +54,8 @@ class Source:
   unreadable: Mapping[int, str] = dataclasses.field(default_factory=dict)
   inventory: Inventory = dataclasses.field(default_factory=Inventory)
   labels: np.ndarray | None = dataclasses.field(default=None, compare=False)
+  embedded: EmbeddedRows | None = dataclasses.field(default=None, compare=False)
+  left_out: tuple[str, ...] = ()
 
   @property
   def num_classes(self) -> int:
@@ -88,6 +93,12 @@ class Source:
         f"{self.num_classes - 1}. Use another split. "
         f"(Found in {self.describe(index_of(int(wrong[0])))}.)"
       )
+
+
+def split_names(split: str) -> list[str]:
+  """The splits that one such as "train[:90%]+val" is made of."""
+  names = [part.partition("[")[0].strip() for part in split.split("+")]
+  return list(dict.fromkeys(names))
 
 
 def split_parts(
