@@ -102,7 +102,7 @@ def _source(
     split=ref.split,
     size=len(labels),
     class_names=tuple(class_names),
-    fetch=_no_images(ref),
+    fetch=_no_image,
     file_name=lambda index: chosen[index].as_py(),
     inventory=_inventory(root, parts, chosen, labels),
     labels=labels,
@@ -261,13 +261,6 @@ def _left_out(output: _Output) -> list[str]:
   return lines
 
 
-def _no_images(ref: SplitRef) -> sources.Fetch:
+def _no_image(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
   """`Source.fetch` where there is nothing to fetch."""
-
-  def fetch(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    raise DataError(
-      f"{ref} holds embeddings and no images: heads and probes alone are "
-      "trained on them, by config.keep.what 'features'."
-    )
-
-  return fetch
+  raise DataError(f"example {index} is an embedding, and has no image.")

@@ -41,7 +41,7 @@ class Source:
       when it was opened.
     inventory: of its files, to notice later that they have changed.
     labels: int32 (size,), where they are known before examples are read.
-    embedded: rows in place of images; `fetch` raises a `DataError` then.
+    embedded: rows in place of images, of which `fetch` has none then.
     left_out: what is no example of the split, as it has no embedding.
   """
 
@@ -65,6 +65,14 @@ class Source:
   def __str__(self) -> str:
     """For messages."""
     return f"data set {self.name!r}, split {self.split!r}"
+
+  def require_images(self) -> None:
+    """Raise `DataError` where there are embeddings in place of images."""
+    if self.embedded:
+      raise DataError(
+        f"{self} holds embeddings and no images: heads and probes alone are "
+        "trained on them, by config.keep.what 'features'."
+      )
 
   def describe(self, index: int) -> str:
     """Name one example in a message."""
