@@ -103,7 +103,7 @@ def _source(
     size=len(labels),
     class_names=tuple(class_names),
     fetch=_no_image,
-    file_name=lambda index: chosen[index].as_py(),
+    file_name=lambda index: chosen[int(index)].as_py(),
     inventory=_inventory(root, parts, chosen, labels),
     labels=labels,
     embedded=_rows(parts),

@@ -47,10 +47,8 @@ class Embeddings:
       )
 
   def class_names(self) -> tuple[str, ...]:
-    """The labels that occur: numbers in their order, else by the alphabet."""
-    found = {label for label in self.labels if label is not None}
-    numbers = all(label.isdecimal() for label in found)
-    return tuple(sorted(found, key=int if numbers else None))
+    """The labels that occur, sorted as `main` sorts folders of classes."""
+    return tuple(sorted({label for label in self.labels if label is not None}))
 
 
 def read_embeddings(path: str | os.PathLike[str]) -> Embeddings:

@@ -229,6 +229,7 @@ def test_what_embed_wrote_is_what_a_run_keeps_but_for_rounding(place, tmp_path):
   assert len(np.unique(found[1][1][:8])) == 3  # the classes are mixed
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on(place, tmp_path, monkeypatch):
   config = config_of(place, {"checkpoint_every": 3, "data.test": ""})
   run.train_and_evaluate(config, tmp_path / "whole")
