@@ -185,7 +185,9 @@ def test_pretraining_is_the_regime_full_from_random_weights():
 
 def test_the_size_of_pictures_is_the_backbones():
   """But for the paper's data sets, and backbones that are made first."""
-  for name, argument in (("folder", None), ("tfds", "x"), ("small_study", "x")):
+  for name, argument in (
+    ("folder", None), ("tfds", "x"), ("small_study", "x"), ("embeddings", None),
+  ):  # fmt: skip
     assert load(name, argument).image_size == 0
   assert load("pretrain", "x").image_size == 64
   assert load("quickstart").image_size == 8

@@ -90,8 +90,8 @@ def test_some_places_can_be_read_by_themselves(made):
   records = np.arange(1, reader.size, 2)  # of the second of two processes
   views = EmbeddedViews.of(reader, records, "head")
   assert sorted(views.numbers) == [*records]
-  whole = [*views.batches(range(0, 24, 4), 4)]
-  part = [*views.batches(range(8, 24, 4), 4)]
+  whole = [*views.batches(range(0, 25, 5), 5)]
+  part = [*views.batches(range(10, 25, 5), 5)]
   for first, second in zip(whole[2:], part, strict=True):
     for key in ("label", "mask"):
       np.testing.assert_array_equal(first[key], second[key])
@@ -99,7 +99,7 @@ def test_some_places_can_be_read_by_themselves(made):
       first["inputs"]["pooled"], second["inputs"]["pooled"]
     )
   masks = np.concatenate([batch["mask"] for batch in whole])
-  np.testing.assert_array_equal(masks, np.arange(24) < len(records))
+  np.testing.assert_array_equal(masks, np.arange(25) < len(records))
   labels = np.concatenate([batch["label"] for batch in whole])
   np.testing.assert_array_equal(
     labels[views.places], reader.source.labels[records]
