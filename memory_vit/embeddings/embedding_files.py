@@ -93,6 +93,9 @@ class EmbeddingFiles:
     for path in self.paths:
       with _reading(path) as file:
         found = file.read(columns=[*_COLUMNS])
+        found.validate(full=True)  # text may be no UTF-8
+        if found["path"].null_count:
+          raise DataError(f"{_shown(path)} has rows without a path.")
         tables.append(found.replace_schema_metadata())
     return pa.concat_tables(tables)
 

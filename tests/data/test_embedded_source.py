@@ -4,6 +4,7 @@ import shutil
 
 import fake_embeddings
 import numpy as np
+import pyarrow as pa
 import pytest
 from fake_embeddings import CLASSES, TEST, TRAIN
 
@@ -265,6 +266,31 @@ def changed_about(**changes):
       "column 'pooled' is .*fixed_size_binary.128.*expected",
     ),
     (changed_about(backbone={"fingerprint": 3}), "metadata"),
+    (changed_about(backbone=[]), "metadata"),
+    (changed_about(preprocessing="resize"), "metadata"),
+    (changed_about(values=[]), "holds no embeddings"),
+    (
+      changed_about(values={"dtype": "float32", "shapes": {"pooled": 32}}),
+      "holds no embeddings",
+    ),
+    (
+      lambda table, about: (
+        fake_embeddings.column_set(table, "path", [None] * len(table)),
+        about,
+      ),
+      "has rows without a path",
+    ),
+    (
+      lambda table, about: (
+        table.set_column(
+          table.schema.get_field_index("label"),
+          "label",
+          pa.array([b"\xff"] * len(table)).view(pa.string()),
+        ),
+        about,
+      ),
+      "cannot be read",
+    ),
     (
       lambda table, about: (table.drop_columns("label"), about),
       "column 'label' is 'missing', expected string",
