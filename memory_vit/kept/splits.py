@@ -138,7 +138,13 @@ class Kept:
   def eval_batches(
     self, reader: Reader, prepare: Prepare, key: str = "validation"
   ) -> Batches:
-    """The batches of `batching.eval_batches`, with "inputs" for "image"."""
+    """The batches of `batching.eval_batches`, with "inputs" for "image".
+
+    Args:
+      reader: of the split.
+      prepare: the program of the frozen pass.
+      key: "validation", or "test" of embeddings.
+    """
     rows = self._rows(key, reader, prepare)
     size = self.config.batch_size_eval
     count, first = batching.share(size)
