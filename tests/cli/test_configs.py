@@ -240,7 +240,7 @@ def test_a_file_of_that_name_comes_first(tmp_path, monkeypatch):
 
 
 def test_a_name_that_there_is_not():
-  message = "'sun398'.*cifar100, embeddings, folder, .*quickstart.* sun397, tfds"
+  message = "'sun398'.*cifar100, embeddings, .*quickstart.* sun397, tfds"
   with pytest.raises(ConfigError, match=message) as error:
     parsed("--config=sun398")
   assert "base" not in str(error.value)
