@@ -34,6 +34,8 @@ from memory_vit.runtime.rules import (
   Text,
 )
 
+# The data set of rows that `memory_vit.embed` wrote.
+EMBEDDINGS = "embeddings"
 # All combinations of a sweep are compared with each other.
 MOST_TRIALS = 1_000
 
@@ -69,10 +71,13 @@ _MEMORY_INIT = Choice(("normal", "quiet"))
 class TrainDataConfig:
   """A data set to train on, and how its images are prepared."""
 
-  # A TFDS name ("cifar100", "sun397/tfds"), "folder", "list", or "digits:0-4".
+  # A TFDS name ("cifar100", "sun397/tfds"), "folder", "list", "embeddings", or
+  # "digits:0-4".
   name: str = option("", _DATA_SET_OR_NONE, resume="never")
   # TFDS data directory; of "folder" what holds train/ and test/, of "list" what
-  # holds train.txt and test.txt; "" is TFDS's own default directory.
+  # holds train.txt and test.txt, of "embeddings" what holds train/ or
+  # train.parquet, or the output of `memory_vit.embed` itself, which is "train";
+  # "" is TFDS's own default directory.
   dir: str = option("", _DIRECTORY, resume="free")
   # Splits, in the notation of TFDS: "train[:98%]".
   train: str = option("train[:98%]", _SPLIT, resume="never")
@@ -128,7 +133,8 @@ class DataConfig(TrainDataConfig):
   # "resize": the whole image squeezed into the square, as vit_jax evaluates;
   # "central": the shorter side to `resize` pixels, then the middle. "backbone"
   # is what the source of the backbone states, its interpolation too, and
-  # "resize" where it states nothing; that is recorded as "resize".
+  # "resize" where it states nothing; that is recorded as "resize". Of
+  # embeddings it is as they were made, and is recorded as that.
   eval_crop: str = option("backbone", _EVAL_CROP, resume="never")
 
 
@@ -140,6 +146,8 @@ class KeepConfig:
   # reads of it; "none" computes it in every step. Validation keeps the same.
   # "images", in any regime: the decoded images of training, no larger than with
   # a shorter side of `data.resize`, so that random crops need no decoding.
+  # Embeddings are "features" that are read and not computed; of the test split
+  # as well.
   what: str = option(
     "none",
     Choice(("none", "contexts", "features", "images")),
@@ -152,7 +160,8 @@ class KeepConfig:
     1, Number(1, 1_000, "crops of an image"), resume="on_request"
   )
   # "float32" keeps what was computed, to the bit (of a backbone in bfloat16,
-  # its 16 bits); "bfloat16" takes half of the room, and is rounded.
+  # its 16 bits); "bfloat16" takes half of the room, and is rounded. Embeddings
+  # that are stored as bfloat16 are kept as that.
   dtype: str = option(
     "float32", Choice(("float32", "bfloat16")), resume="on_request"
   )
@@ -519,7 +528,8 @@ class Config:
     # Contradictions are looked for among values that are possible alone.
     problems = options.problems(self, "config")
     for problem in problems or [
-      *_of_training(self), *_of_backbone(self), *_of_keep(self),
+      *_of_training(self), *_of_backbone(self), *_of_embeddings(self),
+      *_of_keep(self),
     ]:  # fmt: skip
       raise ConfigError(problem)
 
@@ -610,6 +620,42 @@ def _of_backbone(config: Config) -> list[str]:
     except ConfigError as error:
       lines.append(f"config: {error}")
   return lines
+
+
+def _of_embeddings(config: Config) -> list[str]:
+  """List options that do not go with embeddings, or take them for images."""
+  lines = [
+    f"config.{key}.name is {EMBEDDINGS!r}, which holds no images: expected a "
+    "data set of images."
+    for key, data in (
+      ("upstream", config.upstream), ("pretrain.data", config.pretrain.data)
+    )
+    if data.name == EMBEDDINGS
+  ]  # fmt: skip
+  if config.data.name != EMBEDDINGS:
+    return lines
+  if not REGIMES[config.regime].on_features:
+    frozen = [repr(name) for name, kind in REGIMES.items() if kind.on_features]
+    lines.append(
+      f"config.regime is {config.regime!r}, for which embeddings "
+      f"(config.data.name) do not suffice: expected {' or '.join(frozen)}, or "
+      "images."
+    )
+  expected: tuple[tuple[str, Any, Any], ...] = (
+    ("keep.what", config.keep.what, "features"),
+    ("keep.views", config.keep.views, 1),
+    ("data.train_crop", config.data.train_crop, "resize"),
+    ("data.flip", config.data.flip, False),
+    ("optim.mixup", config.optim.mixup, 0.0),
+    ("pretrain.variant", config.pretrain.variant, ""),
+  )
+  return lines + [
+    f"config.{key} is {brief(found)}, but embeddings (config.data.name) were "
+    f"made before, of images as they are: expected {value!r}, as "
+    "configs/embeddings.py has it."
+    for key, found, value in expected
+    if found != value
+  ]
 
 
 def what_can_be_kept(regime: str) -> str:

@@ -3,10 +3,10 @@
 from etils import epy
 
 with epy.lazy_api_imports(globals()):
-  from memory_vit.bulk.embedding_file import Embeddings, read_embeddings
   from memory_vit.bulk.embeddings import EmbeddingJob
   from memory_vit.bulk.predictions import PredictionJob
   from memory_vit.bulk.run import run_bulk
+  from memory_vit.embeddings.arrays import Embeddings, read_embeddings
 
 __all__ = [
   "EmbeddingJob",

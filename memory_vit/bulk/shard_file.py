@@ -17,10 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from memory_vit.bulk.plan import Plan
-from memory_vit.runtime import files
+from memory_vit.runtime import files, parquet
 
-# Of the metadata of a file.
-METADATA = b"memory_vit"
 # Bytes of rows that wait to become a row group.
 _GROUP_BYTES = 64 * 2**20
 # Columns that every output begins with.
@@ -89,7 +87,7 @@ def writing_shard(
   """
   path = folder / plan.name(shard)
   about = {**described, "plan": plan.digest, "shard": shard}
-  schema = schema.with_metadata({METADATA: json.dumps(about).encode()})
+  schema = schema.with_metadata({parquet.METADATA: json.dumps(about).encode()})
   with (
     files.writing(path, pa.ArrowException),
     files.replacing(path) as part,
@@ -129,14 +127,9 @@ def require_whole(path: Path) -> None:
   Raises:
     OSError: where one does not fit; or `pyarrow.ArrowException`.
   """
-  with checked(path) as file:
+  with parquet.checked(path) as file:
     for group in range(file.num_row_groups):
       file.read_row_group(group)
-
-
-def checked(path: Path) -> pq.ParquetFile:
-  """Open a file so that whatever is read of it is what was written."""
-  return pq.ParquetFile(path, page_checksum_verification=True)
 
 
 def finished(folder: Path, plan: Plan, shard: int) -> ShardCounts | None:
@@ -147,7 +140,7 @@ def finished(folder: Path, plan: Plan, shard: int) -> ShardCounts | None:
   path = folder / plan.name(shard)
   try:
     metadata = pq.read_metadata(path)
-    about = json.loads((metadata.metadata or {})[METADATA])
+    about = parquet.described(metadata.schema.to_arrow_schema())
     whole = about["plan"] == plan.digest and about["shard"] == shard
   except (OSError, pa.ArrowException, LookupError, TypeError, ValueError):
     return None

@@ -15,7 +15,7 @@ from memory_vit.bulk import shard_file
 from memory_vit.bulk.plan import FOLDER, Plan
 from memory_vit.bulk.shard_file import ShardCounts
 from memory_vit.errors import ConfigError, DataError, TrainingError
-from memory_vit.runtime import files
+from memory_vit.runtime import files, parquet
 from memory_vit.runtime.messages import brief, first_line
 
 _SUFFIX = ".parquet"
@@ -49,7 +49,7 @@ def counts(output: Path, plan: Plan) -> ShardCounts | None:
     return None
   try:
     metadata = pq.read_metadata(output)
-    about = json.loads((metadata.metadata or {})[shard_file.METADATA])
+    about = parquet.described(metadata.schema.to_arrow_schema())
     same = about["plan"] == plan.digest
   except (OSError, pa.ArrowException, LookupError, TypeError, ValueError):
     same = False
@@ -75,10 +75,10 @@ def join(folder: Path, plan: Plan, output: Path) -> None:
     TrainingError: where a shard is damaged, or the file cannot be written.
   """
   first = pq.read_schema(folder / plan.name(0))
-  about = json.loads(first.metadata[shard_file.METADATA])
+  about = dict(parquet.described(first))
   del about["shard"]
   text = json.dumps(about).encode()
-  schema = first.with_metadata({shard_file.METADATA: text})
+  schema = first.with_metadata({parquet.METADATA: text})
   with (
     files.writing(output, pa.ArrowException),
     files.replacing(output) as part,
@@ -92,7 +92,7 @@ def join(folder: Path, plan: Plan, output: Path) -> None:
 def _row_groups(path: Path) -> Iterator[pa.Table]:
   """The rows of a shard, as they were written."""
   try:
-    with shard_file.checked(path) as shard:
+    with parquet.checked(path) as shard:
       for group in range(shard.num_row_groups):
         yield shard.read_row_group(group)
   except (OSError, pa.ArrowException) as error:

@@ -9,7 +9,7 @@ from typing import Any
 
 import tqdm
 
-from memory_vit.config import Config
+from memory_vit.config import EMBEDDINGS, Config
 from memory_vit.data import audit, datasets
 from memory_vit.data.audit import SplitAudit
 from memory_vit.data.split_ref import SplitRef, configured_splits
@@ -70,6 +70,11 @@ def splits_to_audit(
   if not config.data.name:
     raise ConfigError("config.data.name is empty: name a data set.")
   found = configured_splits(config)
+  if any(ref.name == EMBEDDINGS for ref in found.values()):
+    raise ConfigError(
+      f"config.data.name is {EMBEDDINGS!r}, and images are what is checked: "
+      "name the data set that was embedded."
+    )
   return {
     split: dataclasses.replace(found["train"], split=split) for split in splits
   } or found

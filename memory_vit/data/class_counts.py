@@ -25,6 +25,8 @@ def class_counts(reader: Reader) -> np.ndarray:
       than may be.
   """
   source = reader.source
+  if source.embedded and source.labels is not None:
+    return np.bincount(source.labels, minlength=reader.num_classes)
   logger.info("counting the classes of %d examples", reader.size)
   counts = np.zeros(reader.num_classes, np.int64)
   labels = reader.each(lambda index: source.fetch(index)[1])

@@ -1,7 +1,14 @@
-"""Open splits of data sets: folders, file lists, the digits, those of TFDS."""
+"""Open splits of data sets: folders, lists, embeddings, digits, TFDS's."""
 
-from memory_vit.config import TrainDataConfig
-from memory_vit.data import file_list, local, sources, subset, tfds
+from memory_vit.config import EMBEDDINGS, TrainDataConfig
+from memory_vit.data import (
+  embedded,
+  file_list,
+  local,
+  sources,
+  subset,
+  tfds,
+)
 from memory_vit.data.inventory import Inventory
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.reader import Reader
@@ -108,6 +115,8 @@ def _open_local(ref: SplitRef) -> Source | None:
     return local.open_folder(ref)
   if ref.name == "list":
     return file_list.open_list(ref)
+  if ref.name == EMBEDDINGS:
+    return embedded.open_embeddings(ref)
   if first == "digits":
     return local.open_digits(ref)
   return None
@@ -116,6 +125,8 @@ def _open_local(ref: SplitRef) -> Source | None:
 def check_first_label(reader: Reader) -> None:
   """Refuse an unlabelled split; other labels are checked when they are read."""
   source = reader.source
+  if source.embedded:  # all its labels are classes
+    return
   for index in range(source.size):
     if index in reader.unreadable:
       continue

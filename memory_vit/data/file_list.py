@@ -80,7 +80,7 @@ def _find_lists(root: pathlib.Path, directory: str) -> dict[str, pathlib.Path]:
 
 def _named_lists(ref: SplitRef, lists: Collection[str]) -> list[str]:
   """The lists that a split such as "train[:90%]+val" names."""
-  wanted = [part.partition("[")[0].strip() for part in ref.split.split("+")]
+  wanted = sources.split_names(ref.split)
   for name in wanted:
     if name not in lists:
       known = messages.name_list([messages.brief(stem) for stem in lists])
@@ -89,7 +89,7 @@ def _named_lists(ref: SplitRef, lists: Collection[str]) -> list[str]:
         f"{messages.brief(ref.dir)} holds no such .txt file, and has "
         f"{known or 'none at all'}."
       )
-  return list(dict.fromkeys(wanted))
+  return wanted
 
 
 def _read_list(path: pathlib.Path, classes: int) -> dict[str, int]:

@@ -40,6 +40,9 @@ class ExampleFn:
   record: Callable[[tf.Tensor], tf.Tensor]
   prepare: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], dict[str, tf.Tensor]]
 
+  def __post_init__(self) -> None:
+    self.reader.source.require_images()
+
   @functools.cached_property
   def graph(self) -> Callable[[tf.Tensor, tf.Tensor], dict[str, tf.Tensor]]:
     """Number and offset -> the example; both int64 ().

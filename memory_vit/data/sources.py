@@ -15,6 +15,7 @@ import numpy as np
 
 from memory_vit.data.inventory import Inventory
 from memory_vit.data.quiet_tensorflow import tf, tfds
+from memory_vit.embeddings.embedded_rows import EmbeddedRows
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.runtime.messages import escaped
 
@@ -40,6 +41,8 @@ class Source:
       when it was opened.
     inventory: of its files, to notice later that they have changed.
     labels: int32 (size,), where they are known before examples are read.
+    embedded: rows in place of images, of which `fetch` has none then.
+    left_out: what is no example of the split, as it has no embedding.
   """
 
   name: str
@@ -51,6 +54,8 @@ class Source:
   unreadable: Mapping[int, str] = dataclasses.field(default_factory=dict)
   inventory: Inventory = dataclasses.field(default_factory=Inventory)
   labels: np.ndarray | None = dataclasses.field(default=None, compare=False)
+  embedded: EmbeddedRows | None = dataclasses.field(default=None, compare=False)
+  left_out: tuple[str, ...] = ()
 
   @property
   def num_classes(self) -> int:
@@ -60,6 +65,14 @@ class Source:
   def __str__(self) -> str:
     """For messages."""
     return f"data set {self.name!r}, split {self.split!r}"
+
+  def require_images(self) -> None:
+    """Raise `DataError` where there are embeddings in place of images."""
+    if self.embedded:
+      raise DataError(
+        f"{self} holds embeddings and no images: heads and probes alone are "
+        "trained on them, by config.keep.what 'features'."
+      )
 
   def describe(self, index: int) -> str:
     """Name one example in a message."""
@@ -88,6 +101,12 @@ class Source:
         f"{self.num_classes - 1}. Use another split. "
         f"(Found in {self.describe(index_of(int(wrong[0])))}.)"
       )
+
+
+def split_names(split: str) -> list[str]:
+  """The splits that one such as "train[:90%]+val" is made of."""
+  names = [part.partition("[")[0].strip() for part in split.split("+")]
+  return list(dict.fromkeys(names))
 
 
 def split_parts(

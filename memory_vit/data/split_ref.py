@@ -3,11 +3,17 @@
 import dataclasses
 import functools
 
-from memory_vit.config import Config, DataConfig, TrainDataConfig, data_seed
+from memory_vit.config import (
+  EMBEDDINGS,
+  Config,
+  DataConfig,
+  TrainDataConfig,
+  data_seed,
+)
 from memory_vit.data.inventory import Inventory
 
 # Names that stand for what lies in `dir`, whose own name tells it from others.
-OF_A_DIRECTORY = ("folder", "list")
+OF_A_DIRECTORY = ("folder", "list", EMBEDDINGS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +49,13 @@ class SplitRef:
   Attributes:
     name: "folder": `dir`/SPLIT/CLASS/*.jpg (or png, webp, bmp), where the
       folders in train/ are the classes. "list": the images that the lines
-      PATH LABEL of `dir`/SPLIT.txt name. "digits": the digits that come with
-      scikit-learn, "digits:0-4" a range of them. Anything else is a TFDS name,
-      such as "cifar100" or "sun397/tfds".
-    dir: of "folder" and "list"; or the TFDS data directory, or the directory of
-      one prepared data set (with a dataset_info.json); "" is TFDS's default.
+      PATH LABEL of `dir`/SPLIT.txt name. "embeddings": the rows that `embed`
+      wrote to `dir`/SPLIT. "digits": the digits that come with scikit-learn,
+      "digits:0-4" a range of them. Anything else is a TFDS name, such as
+      "cifar100" or "sun397/tfds".
+    dir: of "folder", "list" and "embeddings"; or the TFDS data directory, or
+      the directory of one prepared data set (with a dataset_info.json); "" is
+      TFDS's default.
     split: in the notation of TFDS, such as "train[:98%]" or "train+test".
     cache_gib: greatest size of a TFDS split without random access, which is
       read into memory (and takes twice as much while it is read).

@@ -117,5 +117,6 @@ def _take(source: Source, indices: np.ndarray, subset: Subset) -> Source:
     file_name=lambda i: source.file_name(int(indices[i])),
     unreadable={},
     labels=None if source.labels is None else source.labels[indices],
+    embedded=source.embedded and source.embedded.take(indices),
     inventory=subset.noted(source.inventory),
   )

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from memory_vit.config import UpstreamConfig
+from memory_vit.config import EMBEDDINGS, UpstreamConfig
 from memory_vit.data.split_ref import OF_A_DIRECTORY, SplitRef
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.model.task import BACKBONE, NAME_PATTERN, Task
@@ -193,6 +193,11 @@ def _ref(
   """Split of the command line, else of a hint that may be followed."""
   name = given.data.get(owner, common)
   directory = given.directories.get(owner, given.directories.get(""))
+  if name == EMBEDDINGS or (name is None and hint.name == EMBEDDINGS):
+    return (
+      f"{owner!r} was trained on embeddings, and images are evaluated (give "
+      f"--data={owner}=NAME --data_dir={owner}=DIR of a data set of images)"
+    )
   common_split = "" if owner == BACKBONE else given.splits.get("", "")
   split = given.splits.get(owner, common_split) or hint.split
   found: SplitRef | None = None

@@ -9,6 +9,7 @@ import jax
 from jax.sharding import Mesh
 
 from memory_vit.data.fixed_views import FixedViews
+from memory_vit.kept.embedded_views import EmbeddedViews
 from memory_vit.kept.rows import Rows
 from memory_vit.runtime import sharding
 from memory_vit.runtime.preemption import StopSignal
@@ -43,7 +44,7 @@ class PassProgress:
 
 
 def compute(
-  views: FixedViews,
+  views: FixedViews | EmbeddedViews,
   starts: range,
   prepare: Callable[[Any], Any],
   rows: Rows,
@@ -54,8 +55,10 @@ def compute(
 ) -> None:
   """Put the inputs of some places into `rows`; all processes must call.
 
+  Embeddings are inputs already: nothing is computed of them.
+
   Args:
-    views: of the split.
+    views: of the split, or its embeddings.
     starts: places at which the batches of this process start, one after the
       other; as many on every process.
     prepare: images (b, side, side, 3) -> inputs, frozen.
@@ -71,7 +74,10 @@ def compute(
   batches = views.batches(starts, size)
   for start, batch in zip(starts, batches, strict=True):
     stop.check()
-    inputs = prepare(sharding.shard_batch(batch["image"], mesh))
+    given = "inputs" if "inputs" in batch else "image"
+    inputs = sharding.shard_batch(batch[given], mesh)
+    if given == "image":
+      inputs = prepare(inputs)
     rows.put(start, inputs, batch)
     jax.block_until_ready(inputs)
     progress.advance(size * jax.process_count())

@@ -14,10 +14,13 @@ from memory_vit.config import Config, data_seed
 from memory_vit.data import batching, fixed_views
 from memory_vit.data.fixed_views import FixedViews
 from memory_vit.data.reader import Reader
+from memory_vit.kept.embedded_views import EmbeddedViews
 from memory_vit.model.task import EvalPreprocessing
 
 # Wings whose code decides what is in a row.
-_WINGS = ("model", "backbones", "tasks", "images", "data", "kept")
+_WINGS = (
+  "model", "backbones", "tasks", "images", "embeddings", "data", "kept",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,14 +28,14 @@ class SplitPlan:
   """The rows of a split that this process keeps.
 
   Attributes:
-    role: "training" or "validation".
-    views: of every place.
+    role: "training", "validation" or "test".
+    views: of every place, or embeddings.
     starts: places at which its batches start, as many on every process.
     facts: what the images depend on, as JSON values.
   """
 
   role: str
-  views: FixedViews
+  views: FixedViews | EmbeddedViews
   starts: range
   facts: Mapping[str, Any]
 
@@ -78,7 +81,10 @@ def training_plan(
 
 
 def validation_plan(
-  config: Config, preprocessing: EvalPreprocessing, reader: Reader
+  config: Config,
+  preprocessing: EvalPreprocessing,
+  reader: Reader,
+  role: str = "validation",
 ) -> SplitPlan:
   """Plan what is evaluated of a split; see `training_plan`."""
   size = config.batch_size_eval
@@ -86,7 +92,13 @@ def validation_plan(
   rows, _ = batching.share(size)
   starts = range(0, -(-reader.size // size) * rows, rows)
   facts = dataclasses.asdict(preprocessing)
-  return SplitPlan("validation", views, starts, facts)
+  return SplitPlan(role, views, starts, facts)
+
+
+def of_embeddings(plan: SplitPlan, config: Config) -> SplitPlan:
+  """The plan of a split whose rows are read from embeddings, in their order."""
+  views = EmbeddedViews.of(plan.views.reader, plan.views.numbers, config.regime)
+  return dataclasses.replace(plan, views=views)
 
 
 @functools.cache

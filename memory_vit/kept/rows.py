@@ -20,7 +20,7 @@ from memory_vit.runtime import sharding
 Batch = Mapping[str, np.ndarray]
 
 
-class Rows(Protocol):
+class FilledRows(Protocol):
   """Rows by place.
 
   Attributes:
@@ -30,6 +30,13 @@ class Rows(Protocol):
 
   labels: np.ndarray
   masks: np.ndarray
+
+  def take(self, places: np.ndarray) -> Any:
+    """The rows int64 (b,) of this process, as a batch of all processes."""
+
+
+class Rows(FilledRows, Protocol):
+  """Rows by place, which are put there first."""
 
   def missing(self) -> list[range]:
     """Places that are not kept yet, at whole batches; all must call."""
@@ -44,8 +51,23 @@ class Rows(Protocol):
         the last place is padding.
     """
 
+
+class OrderedRows:
+  """Rows in another order than that in which they are kept."""
+
+  def __init__(self, rows: FilledRows, places: np.ndarray) -> None:
+    """Give rows other places.
+
+    Args:
+      rows: n of them.
+      places: int64 (n,), place here -> place in `rows`.
+    """
+    self._rows, self._places = rows, places
+    self.labels, self.masks = rows.labels[places], rows.masks[places]
+
   def take(self, places: np.ndarray) -> Any:
-    """The rows int64 (b,) of this process, as a batch of all processes."""
+    """See `FilledRows`."""
+    return self._rows.take(self._places[places])
 
 
 class HostRows:

@@ -20,9 +20,16 @@ from memory_vit.data.data_record import DataRecord
 from memory_vit.data.reader import Reader
 from memory_vit.errors import ConfigError
 from memory_vit.kept import compute, plan, room, shards
+from memory_vit.kept.embedded_views import EmbeddedViews
 from memory_vit.kept.layout import RowLayout
 from memory_vit.kept.plan import SplitPlan
-from memory_vit.kept.rows import DeviceRows, HostRows, Rows
+from memory_vit.kept.rows import (
+  DeviceRows,
+  FilledRows,
+  HostRows,
+  OrderedRows,
+  Rows,
+)
 from memory_vit.kept.shards import ShardRows
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import EvalPreprocessing
@@ -77,7 +84,7 @@ class Kept:
   record: DataRecord
   mesh: Mesh
   stop: StopSignal
-  _splits: dict[str, Rows] = dataclasses.field(
+  _splits: dict[str, FilledRows] = dataclasses.field(
     default_factory=dict, init=False, repr=False
   )
 
@@ -128,9 +135,17 @@ class Kept:
       records += [int(place) * count + i for place in places]
     return batching.names_of(reader, records)
 
-  def eval_batches(self, reader: Reader, prepare: Prepare) -> Batches:
-    """The batches of `batching.eval_batches`, with "inputs" for "image"."""
-    rows = self.validation(reader, prepare)
+  def eval_batches(
+    self, reader: Reader, prepare: Prepare, key: str = "validation"
+  ) -> Batches:
+    """The batches of `batching.eval_batches`, with "inputs" for "image".
+
+    Args:
+      reader: of the split.
+      prepare: the program of the frozen pass.
+      key: "validation", or "test" of embeddings.
+    """
+    rows = self._rows(key, reader, prepare)
     size = self.config.batch_size_eval
     count, first = batching.share(size)
     for i in range(-(-reader.size // size)):
@@ -143,11 +158,11 @@ class Kept:
         "mask": rows.masks[places] * counts,
       }
 
-  def training(self, reader: Reader, prepare: Prepare) -> Rows:
+  def training(self, reader: Reader, prepare: Prepare) -> FilledRows:
     """The rows of the training split, computed where they are not there."""
     return self._rows("train", reader, prepare)
 
-  def validation(self, reader: Reader, prepare: Prepare) -> Rows:
+  def validation(self, reader: Reader, prepare: Prepare) -> FilledRows:
     """The rows of the validation split; see `training`."""
     return self._rows("validation", reader, prepare)
 
@@ -157,7 +172,7 @@ class Kept:
     All processes must call.
 
     Args:
-      key: "train" or "validation".
+      key: "train", "validation" or "test".
       reader: of the split.
       prepare: the program of the frozen pass.
     """
@@ -181,7 +196,7 @@ class Kept:
     room.require_room(what, needed, self.config.keep.where, self._folder())
 
   def require_room_for(
-    self, readers: Mapping[str, Reader | None], prepare: Prepare
+    self, readers: Mapping[str, Reader], prepare: Prepare
   ) -> None:
     """Raise `ConfigError` where what is not kept yet does not fit together.
 
@@ -194,7 +209,7 @@ class Kept:
     """
     needs = []
     for key, reader in readers.items():
-      if not reader or key in self._splits:
+      if key in self._splits:
         continue
       made = self.plan(key, reader)
       layout = self.layout(made, prepare)
@@ -222,17 +237,25 @@ class Kept:
     return sum(n.bytes for n in needs) // jax.local_device_count()
 
   def plan(self, key: str, reader: Reader) -> SplitPlan:
-    """Which rows are kept of the split "train" or "validation"."""
-    make = plan.training_plan if key == "train" else plan.validation_plan
-    return make(self.config, self.preprocessing, reader)
+    """Which rows are kept of the split "train", "validation" or "test"."""
+    config, preprocessing = self.config, self.preprocessing
+    if key == "train":
+      made = plan.training_plan(config, preprocessing, reader)
+    else:
+      made = plan.validation_plan(config, preprocessing, reader, key)
+    return plan.of_embeddings(made, config) if reader.source.embedded else made
 
-  def _rows(self, key: str, reader: Reader, prepare: Prepare) -> Rows:
+  def _rows(self, key: str, reader: Reader, prepare: Prepare) -> FilledRows:
     if key not in self._splits:
       made = self.plan(key, reader)
+      rows: FilledRows
       if self.config.keep.where == "disk":
-        self._splits[key] = self._on_disk(key, made, prepare)
+        rows = self._on_disk(key, made, prepare)
       else:
-        self._splits[key] = self._in_memory(made, prepare)
+        rows = self._in_memory(made, prepare)
+      if isinstance(made.views, EmbeddedViews):
+        rows = OrderedRows(rows, made.views.places)
+      self._splits[key] = rows
     return self._splits[key]
 
   def layout(self, made: SplitPlan, prepare: Prepare) -> RowLayout:
@@ -240,7 +263,10 @@ class Kept:
     side = self.config.image_size
     count = made.starts.step * jax.process_count()
     image = jax.ShapeDtypeStruct((count, side, side, 3), np.float32)
-    return RowLayout.of(jax.eval_shape(prepare, image), self.config.keep.dtype)
+    dtype, embedded = self.config.keep.dtype, made.views.reader.source.embedded
+    if embedded and embedded.origin.stored == "bfloat16":  # nothing is lost
+      dtype = "bfloat16"
+    return RowLayout.of(jax.eval_shape(prepare, image), dtype)
 
   def _in_memory(self, made: SplitPlan, prepare: Prepare) -> Rows:
     """Rows that end with the run."""

@@ -75,11 +75,9 @@ def _of_kept(trainer: Trainer, prepare: Prepare) -> list[tuple[str, str]]:
     return [("kept", f"{trainer.train.size:,} decoded images, in memory")]
   if not kept:
     return [("kept", "nothing (config.keep.what is 'none')")]
-  readers = {"train": trainer.train, "validation": trainer.validation}
   needs = [
     kept.needs(key, reader, prepare)
-    for key, reader in readers.items()
-    if reader
+    for key, reader in trainer.kept_splits.items()
   ]
   kept.require_room(needs)
   seconds = sum(n.missing * _row_seconds(kept, n, prepare) for n in needs)
@@ -93,22 +91,27 @@ def _of_kept(trainer: Trainer, prepare: Prepare) -> list[tuple[str, str]]:
       for n in needs
     ),
     ("kept in", kept.place),
-    ("computing", f"about {duration(seconds)}, once"),
+    (
+      "reading" if trainer.train.source.embedded else "computing",
+      f"about {duration(seconds)}, once",
+    ),
   ]
 
 
 def _row_seconds(kept: Kept, needs: Needs, prepare: Prepare) -> float:
-  """Seconds to read the image of a row, and to compute the row."""
+  """Seconds to read the image of a row, and to compute it if that is needed."""
   if not needs.missing:
     return 0.0
   views, starts = needs.plan.views, needs.plan.starts
   read = views.batches(starts[:_READ], starts.step)
-  images = next(read)["image"]
+  last = next(read)
   began, count = time.perf_counter(), 0
   for batch in itertools.islice(read, _READ - 1):
-    images, count = batch["image"], count + 1
+    last, count = batch, count + 1
   reading = (time.perf_counter() - began) / max(1, count)
-  placed = sharding.shard_batch(images, kept.mesh)
+  if "inputs" in last:
+    return reading / starts.step
+  placed = sharding.shard_batch(last["image"], kept.mesh)
   return (reading + _seconds(lambda: prepare(placed))) / starts.step
 
 

@@ -119,12 +119,10 @@ def pack_bytes(trainer: Trainer, trials: Sequence[Trial]) -> int:
   )
   if trainer.kept:
     prepare = trainer.frozen_pass(step)
-    splits = {"train": trainer.train, "validation": trainer.validation}
     needed += trainer.kept.bytes_on_device(
       [
         trainer.kept.needs(key, reader, prepare)
-        for key, reader in splits.items()
-        if reader
+        for key, reader in trainer.kept_splits.items()
       ]
     )
   # State and gradient; and once more, as the update does not work in place.

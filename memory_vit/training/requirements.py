@@ -8,8 +8,10 @@ import jax
 import psutil
 from jax.sharding import Mesh
 
-from memory_vit.config import Config, beyond_the_end
-from memory_vit.errors import ConfigError
+from memory_vit.config import EMBEDDINGS, Config, beyond_the_end
+from memory_vit.data.reader import Reader
+from memory_vit.errors import BackboneError, ConfigError
+from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import NAME_PATTERN
 from memory_vit.runtime import messages, paths, processes, sharding
 from memory_vit.tasks.ancestors import ancestor_directories
@@ -90,6 +92,8 @@ def _require_batches(config: Config, mesh: Mesh) -> None:
 
 def require_memory(config: Config) -> None:
   """Refuse a batch whose images alone this host cannot hold."""
+  if config.data.name == EMBEDDINGS:  # there are none
+    return
   image = 3 * 4 * config.image_size**2  # float32 RGB
   has = psutil.virtual_memory().total
   sizes = {
@@ -106,6 +110,42 @@ def require_memory(config: Config) -> None:
         f"take {takes / 2**30:.1f} GiB, and this host has "
         f"{has / 2**30:.1f} GiB. Expected a smaller one."
       )
+
+
+def require_embeddings_of(
+  backbone: Backbone, config: Config, reader: Reader
+) -> None:
+  """Refuse embeddings that this backbone would not make, as it is configured.
+
+  Data of images pass.
+
+  Raises:
+    BackboneError: where they are of another backbone.
+    ConfigError: where an option makes it compute something else.
+  """
+  if not reader.source.embedded:
+    return
+  made, found = reader.source.embedded.origin, backbone.id
+  options = (
+    ("image_size", made.backbone.image_size, found.image_size),
+    ("gelu", made.backbone.gelu, found.gelu),
+    ("dtype", made.dtype, config.dtype),
+  )
+  for key, expected, value in options:
+    # With other weights, that is not what is wrong.
+    if value != expected and made.backbone.fingerprint == found.fingerprint:
+      raise ConfigError(
+        f"config.{key} is {value!r}, and the embeddings of {reader.source} "
+        f"were made with {expected!r}: expected that."
+      )
+  width, summary = backbone.config.width, backbone.config.summary_tokens
+  shapes = {"pooled": (width,), "layers": (summary, width)}
+  if made.backbone != found or made.shapes != shapes:
+    raise BackboneError(
+      f"{reader.source}: the embeddings are of {made.backbone}, with values of "
+      f"the shapes {messages.brief(dict(made.shapes))}, and config.backbone is "
+      f"{found}, which makes {shapes}: expected the one that made them."
+    )
 
 
 def require_within(trials: Sequence[Trial]) -> None:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from memory_vit.config import Config, DataConfig, UpstreamConfig
+from memory_vit.data.reader import Reader
 from memory_vit.data.split_ref import OF_A_DIRECTORY
+from memory_vit.errors import ConfigError
 from memory_vit.model.backbone import Backbone
 
 _Part = TypeVar("_Part", DataConfig, UpstreamConfig)
@@ -44,6 +46,33 @@ def _with_crop(part: _Part, backbone: Backbone) -> _Part:
   if part.eval_crop != _BACKBONE or backbone.evaluation:
     return part
   return dataclasses.replace(part, eval_crop="resize")
+
+
+def with_embeddings(config: Config, train: Reader) -> Config:
+  """The configuration with how the images of embeddings were prepared.
+
+  Of other data it stays as it is.
+
+  Raises:
+    ConfigError: where it says that they are prepared otherwise.
+  """
+  if not train.source.embedded:
+    return config
+  made = train.source.embedded.origin.evaluation
+  data = config.data
+  if data.eval_crop == _BACKBONE:
+    data = dataclasses.replace(data, eval_crop=made.crop, resize=made.resize)
+  expected: dict[str, str | int] = {"eval_crop": made.crop}
+  if made.crop == "central":
+    expected["resize"] = made.resize
+  for key, value in expected.items():
+    if getattr(data, key) != value:
+      raise ConfigError(
+        f"config.data.{key} is {getattr(data, key)!r}, and the embeddings were "
+        f"made with {value!r}: expected that, or config.data.eval_crop "
+        f"{_BACKBONE!r}, which takes over how they were made."
+      )
+  return dataclasses.replace(config, data=data)
 
 
 def stated_gelu(config: Config) -> str | None:

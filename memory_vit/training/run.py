@@ -162,7 +162,7 @@ def _run(config: Config, workdir: Path, context: RunContext) -> RunResult:
     tasks=tuple(trial.result for trial in ranked),
     backbone=upstream.compare(fingerprint, before, after),
     data=trainer.record.digests,
-    left_out=_sync_unreadable(inputs.splits.values()),
+    left_out=_left_out(inputs.splits.values()),
     wall_seconds=seconds or round(time.perf_counter() - began, 2),
     images_per_second=_speed(packs),
     config_changes=_changes(packs),
@@ -193,6 +193,7 @@ def _open_inputs(
   """Open the backbone and all splits: a wrong one must not cost a training."""
   backbone = open_backbone.open_backbone(config, workdir, context.mesh)
   train = _open_split(configured_splits(config)["train"], "train", context)
+  config = resolve.with_embeddings(config, train)
   config = resolve.with_backbone(config, backbone)
   config = resolve.with_steps(config, train.size)
   padded_head.require_width(config.task.padded_classes, train.num_classes)
@@ -204,10 +205,12 @@ def _open_inputs(
   named = {
     "train": trainer.train,
     "validation": trainer.validation,
-    "test": _open(config, "test", context),
+    "test": trainer.test,
     "upstream": upstream.open_upstream(config, backbone),
   }
   splits = {key: reader for key, reader in named.items() if reader}
+  for reader in splits.values():
+    requirements.require_embeddings_of(backbone, config, reader)
   consistency.require_same_data(trainer, splits)
   record = _record_of(splits, config, workdir)
   trainer = dataclasses.replace(trainer, record=record)
@@ -243,6 +246,7 @@ def _trainer(
     ancestors=tuple(store.load_task(path, backbone) for path in ancestors),
     train=train,
     validation=_open(config, "validation", context),
+    test=_open(config, "test", context),
   )
 
 
@@ -272,13 +276,20 @@ def _record_of(
   )
 
 
-def _sync_unreadable(readers: Iterable[Reader]) -> tuple[str, ...]:
-  """Name the examples that some process could not read; all must call."""
-  return tuple(
+def _left_out(readers: Iterable[Reader]) -> tuple[str, ...]:
+  """Name what some process could not read, or has no embedding.
+
+  All must call.
+  """
+  readers = list(readers)
+  unreadable = [
     reader.source.describe(index)
     for reader in readers
     for index in reader.sync_unreadable()
-  )
+  ]
+  # Slices of an output of `embed` leave out the same.
+  others = [line for reader in readers for line in reader.source.left_out]
+  return (*unreadable, *dict.fromkeys(others))
 
 
 def _changes(packs: Sequence[PackResult]) -> tuple[Mapping[str, Any], ...]:

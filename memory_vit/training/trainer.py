@@ -24,7 +24,7 @@ from memory_vit.model.backbone import Backbone
 from memory_vit.model.regimes import REGIMES
 from memory_vit.model.task import EvalPreprocessing, Task
 from memory_vit.runtime import processes, sharding
-from memory_vit.tasks import create
+from memory_vit.tasks import create, split_forward
 from memory_vit.tasks.compose import require_fit
 from memory_vit.tasks.quiet_start import quieted
 from memory_vit.training import optim, padded_head, resume, summary, sweep
@@ -98,6 +98,7 @@ class Trainer:
     backbone: frozen; on the devices of the mesh.
     train: the training split.
     validation: the split that chooses the best step, or None.
+    test: on which the result is reported, or None.
     attends_to: earlier tasks that the new one reads.
     ancestors: tasks that those read, and the new one does not.
     record: of the data; what a state holds of it.
@@ -108,6 +109,7 @@ class Trainer:
   backbone: Backbone
   train: Reader
   validation: Reader | None = None
+  test: Reader | None = None
   attends_to: tuple[Task, ...] = ()
   ancestors: tuple[Task, ...] = ()
   record: DataRecord = dataclasses.field(default_factory=DataRecord)
@@ -120,7 +122,9 @@ class Trainer:
   @property
   def preprocessing(self) -> EvalPreprocessing:
     """How images of the task are prepared for evaluation."""
-    data = self.config.data
+    data, embedded = self.config.data, self.train.source.embedded
+    if embedded:
+      return embedded.origin.evaluation
     return image_ops.evaluation_of(
       data.eval_crop,
       data.resize,
@@ -368,6 +372,8 @@ class Trainer:
     Raises:
       Interrupted: between two batches, where it was asked to stop.
     """
+    if kept is None and self.kept and source.source.embedded:
+      kept = self.kept.eval_batches(source, self._prepare(tasks), "test")
     outputs = self.predictor(tasks, kept=kept is not None)
 
     def predict(inputs: Any) -> dict[str, jax.Array]:
@@ -411,6 +417,20 @@ class Trainer:
       mesh=self.context.mesh,
       stop=self.context.stop,
     )
+
+  @property
+  def kept_splits(self) -> dict[str, Reader]:
+    """{"train": the split, ...}, those of which something is kept."""
+    named = {"train": self.train, "validation": self.validation}
+    if self.train.source.embedded:  # there are no images to compute it of
+      named["test"] = self.test
+    return {key: reader for key, reader in named.items() if reader}
+
+  def _prepare(self, tasks: Sequence[Task]) -> Prepare:
+    """Images -> what tasks read; as `frozen_pass`, without a step."""
+    specs = tuple(task.spec for task in (*self.parents, *tasks))
+    split = split_forward.make_split_forward(self.backbone.config, specs)
+    return functools.partial(split.prepare, self.frozen())
 
   @functools.cached_property
   def _training_images(self) -> Reader:
@@ -474,9 +494,7 @@ class Trainer:
       if step == config.total_steps:  # nothing is left to be trained
         return iter(())
       prepare = self.frozen_pass(step_fn)
-      self.kept.require_room_for(
-        {"train": self.train, "validation": self.validation}, prepare
-      )
+      self.kept.require_room_for(self.kept_splits, prepare)
       if self.validation:  # now, and not within the loop
         self.kept.validation(self.validation, prepare)
       return self.kept.train_batches(

@@ -228,23 +228,15 @@ def test_files_without_embeddings_are_refused(place, tmp_path):
     read_embeddings(output)
 
 
-@pytest.mark.slow
-def test_the_example_trains_a_probe(place, tmp_path, monkeypatch):
-  """As docs/scale.md has it; what it saves answers as any task."""
+def test_the_example_reads_arrays(place, tmp_path, monkeypatch, capsys):
+  """As docs/scale.md has it."""
   monkeypatch.chdir(tmp_path)
   (tmp_path / "runs" / "quickstart").mkdir(parents=True)
   (tmp_path / "runs" / "quickstart" / "backbone.npz").symlink_to(
     place / "tiny.npz"
   )
-  command(embed, place, tmp_path / "EMBEDDED", "--stored=float32")
+  command(embed, place, tmp_path / "EMBEDDED" / "train")
   page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
   example = re.findall(r"```python\n(.*?)```", page, re.S)[0]
   exec(compile(example, "an example", "exec"), {})
-  backbone = mv.load_backbone(place / "tiny.npz")
-  probe = mv.load_task("runs/probe", backbone)
-  embedded = read_embeddings("EMBEDDED")
-  images = mv.preprocess(embedded.paths, probe)
-  logits = split_forward.forward(backbone, [probe], jnp.asarray(images))
-  best = np.asarray(logits["probe"]).argmax(axis=-1)
-  found = [embedded.class_names()[i] for i in best]
-  assert found == list(embedded.labels)  # it has learned nine images by heart
+  assert "(9, 32) (9, 4, 32) ('even', 'odd')" in capsys.readouterr().out

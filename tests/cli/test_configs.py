@@ -185,7 +185,9 @@ def test_pretraining_is_the_regime_full_from_random_weights():
 
 def test_the_size_of_pictures_is_the_backbones():
   """But for the paper's data sets, and backbones that are made first."""
-  for name, argument in (("folder", None), ("tfds", "x"), ("small_study", "x")):
+  for name, argument in (
+    ("folder", None), ("tfds", "x"), ("small_study", "x"), ("embeddings", None),
+  ):  # fmt: skip
     assert load(name, argument).image_size == 0
   assert load("pretrain", "x").image_size == 64
   assert load("quickstart").image_size == 8
@@ -238,7 +240,7 @@ def test_a_file_of_that_name_comes_first(tmp_path, monkeypatch):
 
 
 def test_a_name_that_there_is_not():
-  message = "'sun398'.*cifar100, folder, .*quickstart.* sun397, tfds"
+  message = "'sun398'.*cifar100, embeddings, .*quickstart.* sun397, tfds"
   with pytest.raises(ConfigError, match=message) as error:
     parsed("--config=sun398")
   assert "base" not in str(error.value)

@@ -388,7 +388,7 @@ def test_processes_evaluate_every_example_once(count, backbone, monkeypatch):
     )
     ones = np.ones(len(views.numbers), np.float32)
     rows = types.SimpleNamespace(labels=ones, masks=ones, take=lambda at: at)
-    monkeypatch.setattr(Kept, "validation", lambda *_, rows=rows: rows)
+    monkeypatch.setattr(Kept, "_rows", lambda *_, rows=rows: rows)
     batches = made.kept.eval_batches(reader, None)
     counted += sum(batch["mask"].sum() for batch in batches)
   assert counted == 7

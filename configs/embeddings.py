@@ -1,0 +1,40 @@
+"""Heads and probes from embeddings, without images.
+
+  python -m memory_vit.embed --backbone=NPZ --input=DATA/train \\
+    --output=EMBEDDED/train
+  python -m memory_vit.embed --backbone=NPZ --input=DATA/test \\
+    --output=EMBEDDED/test
+  python -m memory_vit.main --config=configs/embeddings.py --workdir=DIR \\
+    --config.backbone=NPZ --config.data.dir=EMBEDDED
+
+EMBEDDED is also a single output of `embed`, which is then the split "train":
+--config.data.train='train[:80%]', --config.data.validation='train[80%:90%]',
+--config.data.test='train[90%:]'. --config.regime=probe reads all layers; the
+images that were embedded, and how, are those of the task. Each image is seen 50
+times; --config.epochs=N changes it.
+"""
+
+import ml_collections
+
+from memory_vit.configs import base
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """A linear head on what a frozen backbone has put out."""
+  config = base.get_config()
+  config.regime = "head"
+  config.data.name = "embeddings"
+  # Rows are in an order that mixes the classes, so the last tenth is a fair
+  # sample. "validation" is an output EMBEDDED/validation, if there is one.
+  config.data.train = "train[:90%]"
+  config.data.validation = "train[90%:]"
+  # "" where there is no EMBEDDED/test.
+  config.data.test = "test"
+  # Images are as they were embedded, and their features are read, not computed.
+  config.data.train_crop = "resize"
+  config.data.flip = False
+  config.keep.what = "features"
+  config.epochs = 50.0
+  config.eval_every = 100
+  config.checkpoint_every = 100
+  return config

@@ -1,0 +1,64 @@
+"""The embeddings of a split, in the order in which their files are read."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from memory_vit.data.reader import Reader
+from memory_vit.model.regimes import REGIMES
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+class EmbeddedViews:
+  """The embeddings that a process keeps; see `fixed_views.FixedViews`.
+
+  Files are read from their beginning to their end, once, and the examples of a
+  split are in another order: they are kept as they are read.
+
+  Attributes:
+    reader: of the split.
+    numbers: int64 (n,), the example at every place, in the order of the files.
+    places: int64 (n,), of the examples in the order of the split.
+    name: of the column: "pooled" for a head, "layers" for a probe.
+  """
+
+  reader: Reader
+  numbers: np.ndarray
+  places: np.ndarray
+  name: str
+
+  @classmethod
+  def of(
+    cls, reader: Reader, numbers: np.ndarray, regime: str
+  ) -> "EmbeddedViews":
+    """The embeddings of some examples, int64 (n,), that a regime reads."""
+    embedded = reader.source.embedded
+    assert embedded is not None
+    order = np.argsort(embedded.rows[numbers], kind="stable")
+    name = "layers" if REGIMES[regime].has_probe else "pooled"
+    return cls(reader, numbers[order], np.argsort(order), name)
+
+  def batches(self, starts: range, rows: int) -> Iterator[dict[str, Any]]:
+    """Batches of the `rows` places from each of `starts` on, without gaps.
+
+    Returns:
+      Iterator over {"inputs": {name: (b, ...), as it is stored}, "label": int32
+      (b,), "mask": float32 (b,)}. Behind the last place are zeros, with mask 0.
+    """
+    source = self.reader.source
+    assert source.embedded is not None
+    assert source.labels is not None
+    numbers = self.numbers[starts.start : starts.stop]
+    found = source.embedded.take(numbers).batches(self.name, rows)
+    shape = source.embedded.origin.shapes[self.name]
+    for i in range(len(starts)):
+      some = numbers[i * rows : (i + 1) * rows]
+      inputs = np.zeros((rows, *shape), source.embedded.origin.kind)
+      label, mask = np.zeros(rows, np.int32), np.zeros(rows, np.float32)
+      if len(some):
+        inputs[: len(some)] = next(found)
+        label[: len(some)] = source.labels[some]
+        mask[: len(some)] = 1
+      yield {"inputs": {self.name: inputs}, "label": label, "mask": mask}

@@ -1,0 +1,357 @@
+"""Splits of embeddings: which rows, in which order, and what is wrong."""
+
+import shutil
+
+import fake_embeddings
+import numpy as np
+import pyarrow as pa
+import pytest
+from fake_embeddings import CLASSES, TEST, TRAIN
+
+from memory_vit import config as config_lib
+from memory_vit.bulk import read_embeddings
+from memory_vit.data import batching, class_counts, datasets, inventory
+from memory_vit.data.datasets import open_source
+from memory_vit.data.split_ref import SplitRef, Subset
+from memory_vit.errors import BrokenDataError, DataError
+from memory_vit.kept.embedded_views import EmbeddedViews
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+  """A backbone, images, and their embeddings in three shards and in a file."""
+  root = tmp_path_factory.mktemp("embedded")
+  fake_embeddings.write_backbone(root)
+  data = fake_embeddings.write_images(root)
+  fake_embeddings.embedded(root, "all/train", data / "train")
+  fake_embeddings.embedded(root, "all/test.parquet", data / "test")
+  return root
+
+
+@pytest.fixture
+def place(made, tmp_path):
+  """A copy, to be changed."""
+  shutil.copytree(made / "all", tmp_path / "all")
+  return tmp_path / "all"
+
+
+def opened(directory, split="train", **options):
+  return open_source("embeddings", split, str(directory), **options)
+
+
+def names(reader):
+  return [reader.source.file_name(i) for i in range(reader.size)]
+
+
+def values(reader, name="pooled"):
+  """The values of all examples, in their order."""
+  views = EmbeddedViews.of(
+    reader, np.arange(reader.size), "head" if name == "pooled" else "probe"
+  )
+  [batch] = views.batches(range(0, reader.size, reader.size), reader.size)
+  return batch["inputs"][name][views.places]
+
+
+def test_slices_are_those_of_the_image_folder(made):
+  """Order, classes, labels, and what each slice holds."""
+  for split in ("train", "train[:60%]", "test[2:]+train[-3:]", "test"):
+    found = opened(made / "all", split)
+    images = open_source("folder", split, str(made / "data"))
+    assert names(found) == names(images)
+    assert found.class_names == images.class_names == CLASSES
+    np.testing.assert_array_equal(found.source.labels, images.source.labels)
+
+
+def test_an_output_alone_is_the_training_split(made, tmp_path):
+  for where in (made / "all" / "train", made / "all" / "test.parquet"):
+    found = opened(where, "train[4:]")
+    assert found.split == "train[4:]"
+    assert found.class_names == CLASSES
+  assert opened(made / "all" / "train").size == TRAIN * len(CLASSES)
+  assert opened(made / "all" / "test.parquet").size == TEST * len(CLASSES)
+
+
+def test_a_row_is_that_of_its_image(made):
+  """Over the files of two outputs, whose rows are in another order."""
+  whole = {}
+  for output in ("all/train", "all/test.parquet"):
+    found = read_embeddings(made / output)
+    for name in ("pooled", "layers"):
+      pairs = zip(found.paths, getattr(found, name), strict=True)
+      whole |= {(path, name): value for path, value in pairs}
+  reader = opened(made / "all", "test[3:]+train[5:30]")
+  for name in ("pooled", "layers"):
+    expected = [whole[path, name] for path in names(reader)]
+    np.testing.assert_array_equal(values(reader, name), expected)
+
+
+def test_some_places_can_be_read_by_themselves(made):
+  """As where shards of kept rows are missing; behind the last is nothing."""
+  reader = opened(made / "all")
+  records = np.arange(1, reader.size, 2)  # of the second of two processes
+  views = EmbeddedViews.of(reader, records, "head")
+  assert sorted(views.numbers) == [*records]
+  whole = [*views.batches(range(0, 25, 5), 5)]
+  part = [*views.batches(range(10, 25, 5), 5)]
+  for first, second in zip(whole[2:], part, strict=True):
+    for key in ("label", "mask"):
+      np.testing.assert_array_equal(first[key], second[key])
+    np.testing.assert_array_equal(
+      first["inputs"]["pooled"], second["inputs"]["pooled"]
+    )
+  masks = np.concatenate([batch["mask"] for batch in whole])
+  np.testing.assert_array_equal(masks, np.arange(25) < len(records))
+  labels = np.concatenate([batch["label"] for batch in whole])
+  np.testing.assert_array_equal(
+    labels[views.places], reader.source.labels[records]
+  )
+
+
+def test_the_order_does_not_depend_on_where_images_lie(made, place):
+  """A folder that was moved, or is seen elsewhere by the workers."""
+
+  def moved(table, about):
+    paths = [
+      path.replace(str(made / "data"), "/mnt/há/elsewhere")
+      for path in table["path"].to_pylist()
+    ]
+    return fake_embeddings.column_set(table, "path", paths), about
+
+  before = opened(made / "all", "train[:9]")
+  for file in place.glob("train/*.parquet"):
+    fake_embeddings.rewritten(file, moved)
+  after = opened(place, "train[:9]")
+  assert [name.split("/")[-2:] for name in names(after)] == [
+    name.split("/")[-2:] for name in names(before)
+  ]
+
+
+def with_column(name, change):
+  """A change of tables: every value of a column by a function of its path."""
+
+  def rewrite(table, about):
+    rows = zip(table["path"].to_pylist(), table[name].to_pylist(), strict=True)
+    found = [change(path, value) for path, value in rows]
+    return fake_embeddings.column_set(table, name, found), about
+
+  return rewrite
+
+
+def broken(path):
+  return path.endswith("train/ants/03.png") or path.endswith("bees/07.png")
+
+
+def test_rows_with_an_error_are_left_out_and_counted(place, caplog):
+  """Their values are none, and their label does not matter."""
+  for file in place.glob("train/*.parquet"):
+    for name, value in (
+      ("error", "it is\n truncated"), ("label", None), ("pooled", None),
+    ):  # fmt: skip
+      fake_embeddings.rewritten(
+        file, with_column(name, lambda p, v, new=value: new if broken(p) else v)
+      )
+  reader = opened(place)
+  assert reader.size == TRAIN * len(CLASSES) - 2
+  assert not any(map(broken, names(reader)))
+  assert "2 of 33 rows are left out" in caplog.text
+  assert len(reader.source.left_out) == 2
+  assert "ants/03.png has none: it is\n truncated" in reader.source.left_out[0]
+  assert values(reader).shape == (31, 32)
+
+
+def test_rows_without_a_label_are_refused(place):
+  for file in place.glob("train/*.parquet"):
+    fake_embeddings.rewritten(
+      file, with_column("label", lambda p, v: None if broken(p) else v)
+    )
+  with pytest.raises(BrokenDataError, match="2 of 33 rows have no label") as e:
+    opened(place)
+  assert "--label_column" in str(e.value)
+  assert "\n" not in str(e.value)
+
+
+def test_a_class_that_train_lacks_is_refused(place):
+  fake_embeddings.rewritten(
+    place / "test.parquet", with_column("label", lambda p, v: f"{v}\n")
+  )
+  with pytest.raises(
+    BrokenDataError, match="those of 'train' do not have: 'ants.n'"
+  ):
+    opened(place, "test")
+
+
+def test_classes_are_sorted_as_folders_are(place):
+  """Also where they are numbers: as an image folder with the same names."""
+  numbers = {"ants": "10", "bees": "9", "cats": "1"}
+  for file in [*place.glob("train/*.parquet"), place / "test.parquet"]:
+    fake_embeddings.rewritten(
+      file, with_column("label", lambda p, v: numbers[v])
+    )
+  assert opened(place).class_names == ("1", "10", "9")
+
+
+def test_values_that_are_missing_are_refused(place):
+  for file in place.glob("train/*.parquet"):
+    fake_embeddings.rewritten(
+      file, with_column("pooled", lambda p, v: None if broken(p) else v)
+    )
+  with pytest.raises(DataError, match="1 rows have no 'pooled'"):
+    values(opened(place))
+  assert values(opened(place), "layers").shape == (33, 2, 32)
+
+
+def test_splits_that_are_not_there(place, tmp_path):
+  with pytest.raises(DataError, match=r"no split 'val'.*'test', 'train'"):
+    opened(place, "val")
+  with pytest.raises(DataError, match="no split 'test'.*has 'train'"):
+    opened(place / "train", "test")
+  shutil.rmtree(place / "train")
+  with pytest.raises(DataError, match="no split 'train'.*and has 'test'"):
+    opened(place, "test")
+  for where in ("", tmp_path / "nothing"):
+    with pytest.raises(DataError, match="set config.data.dir to the --output"):
+      opened(where)
+  with pytest.raises(DataError, match="has one label alone"):
+    datasets.open_reader(
+      SplitRef("embeddings", str(place), "test", label="label")
+    )
+
+
+def test_an_output_that_is_not_whole_is_refused(place):
+  [*_, last] = sorted(place.glob("train/*.parquet"))
+  # Shards of a single file that is not joined yet are no split.
+  (place / "more.parquet.shards").mkdir()
+  shutil.copy(last, place / "more.parquet.shards")
+  assert opened(place, "test").size == TEST * len(CLASSES)
+  whole = last.read_bytes()
+  last.write_bytes(whole[:-1])
+  with pytest.raises(DataError, match="cannot be read"):
+    opened(place)
+  last.unlink()
+  with pytest.raises(DataError, match="has 2 of 3 shards"):
+    opened(place)
+
+
+def test_damage_of_values_is_noticed(place):
+  """By the checksums of the pages: nobody learns from other bits."""
+  whole = read_embeddings(place / "train").pooled
+  file = sorted(place.glob("train/*.parquet"))[1]
+  content = bytearray(file.read_bytes())
+  # Of a row that the statistics in front of a page do not repeat.
+  [row] = [r for r in whole[16:32] if content.count(r.tobytes()) == 1][:1]
+  content[content.index(row.tobytes())] ^= 1
+  file.write_bytes(content)
+  reader = opened(place)
+  with pytest.raises(DataError, match="00001-of-00003.parquet cannot be read"):
+    values(reader)
+
+
+def changed_about(**changes):
+  return lambda table, about: (table, {**about, **changes})
+
+
+@pytest.mark.parametrize(
+  ("change", "expected"),
+  [
+    (changed_about(dtype="bfloat16"), "shards of 2 runs"),
+    (changed_about(plan="another"), "shards of 2 runs"),
+    (changed_about(rows="predictions"), "holds no embeddings"),
+    (changed_about(values={"dtype": "int8", "shapes": {}}), "no embeddings"),
+    (
+      changed_about(values={"dtype": "float32", "shapes": {"pooled": [-32]}}),
+      "holds no embeddings",
+    ),
+    (
+      changed_about(values={"dtype": "bfloat16", "shapes": {"pooled": [32]}}),
+      "column 'pooled' is .*fixed_size_binary.128.*expected",
+    ),
+    (changed_about(backbone={"fingerprint": 3}), "metadata"),
+    (changed_about(backbone=[]), "metadata"),
+    (changed_about(preprocessing="resize"), "metadata"),
+    (changed_about(values=[]), "holds no embeddings"),
+    (
+      changed_about(values={"dtype": "float32", "shapes": {"pooled": 32}}),
+      "holds no embeddings",
+    ),
+    (
+      lambda table, about: (
+        fake_embeddings.column_set(table, "path", [None] * len(table)),
+        about,
+      ),
+      "has rows without a path",
+    ),
+    (
+      lambda table, about: (
+        table.set_column(
+          table.schema.get_field_index("label"),
+          "label",
+          pa.array([b"\xff"] * len(table)).view(pa.string()),
+        ),
+        about,
+      ),
+      "cannot be read",
+    ),
+    (
+      lambda table, about: (table.drop_columns("label"), about),
+      "column 'label' is 'missing', expected string",
+    ),
+  ],
+)
+def test_files_that_say_something_else(place, change, expected):
+  file = sorted(place.glob("train/*.parquet"))[1]
+  fake_embeddings.rewritten(file, change)
+  with pytest.raises(DataError, match=expected) as error:
+    opened(place)
+  assert "\n" not in str(error.value)
+
+
+def test_splits_that_were_made_differently(place):
+  change = changed_about(dtype="bfloat16")
+  fake_embeddings.rewritten(place / "test.parquet", change)
+  with pytest.raises(DataError, match="were made in different ways"):
+    opened(place, "train+test")
+
+
+def test_there_are_no_images(made):
+  reader = opened(made / "all")
+  data = config_lib.TrainDataConfig(name="embeddings", train_crop="resize")
+  with pytest.raises(DataError, match="holds embeddings and no images"):
+    next(
+      batching.train_batches(reader, data, image_size=8, batch_size=8, seed=0)
+    )
+
+
+def test_few_of_each_class(made):
+  """Their rows, and not only their labels, are those that were chosen."""
+  ref = SplitRef("embeddings", str(made / "all"), "train",
+                 subset=Subset(per_class=2, seed=1))  # fmt: skip
+  few = datasets.open_reader(ref)
+  assert [*class_counts.class_counts(few)] == [2, 2, 2]
+  images = datasets.open_reader(
+    SplitRef("folder", str(made / "data"), "train",
+             subset=Subset(per_class=2, seed=1))
+  )  # fmt: skip
+  assert names(few) == names(images)
+  whole = opened(made / "all")
+  all_values = dict(zip(names(whole), values(whole), strict=True))
+  np.testing.assert_array_equal(
+    values(few), [all_values[name] for name in names(few)]
+  )
+
+
+def test_changes_are_noticed_when_a_run_goes_on(place):
+  """Another label is another data set, though no file has come or gone."""
+  before = opened(place).source.inventory
+  for file in sorted(place.glob("train/*.parquet"))[:1]:
+    fake_embeddings.rewritten(
+      file, with_column("label", lambda p, v: "bees" if broken(p) else v)
+    )
+  after = opened(place).source.inventory
+  assert before.facts != after.facts
+  assert before.files == after.files
+  assert sorted(after.files) == [
+    f"all/train/part-{i:05}-of-00003.parquet" for i in range(3)
+  ]
+  said = inventory.differences(before.table("files"), after.table("files"))
+  assert len(said) == 1
+  assert said[0].startswith(inventory.LISTED)

@@ -1,0 +1,68 @@
+"""Two processes that read embeddings: each keeps its own share of the rows."""
+
+import contextlib
+import json
+
+import fake_embeddings
+import numpy as np
+import pytest
+from faults import Run
+from two_processes import joined, kept_port
+
+from memory_vit.tasks import manifest, store
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+  root = tmp_path_factory.mktemp("embedded")
+  fake_embeddings.write_backbone(root)
+  data = fake_embeddings.write_images(root)
+  fake_embeddings.embedded(root, "embedded/train", data / "train")
+  fake_embeddings.embedded(root, "embedded/test.parquet", data / "test")
+  return root
+
+
+def finished(place, workdir, name, directory) -> Run:
+  """Two processes of a run, of a device each, that have come to their end."""
+  # An odd number of rows, of which one process has more than the other.
+  run = Run(place / "tiny.npz", workdir, **{
+    "regime": "head", "batch_size": 8, "batch_size_eval": 8, "total_steps": 9,
+    "eval_every": 3, "checkpoint_every": 100, "task.name": "pets",
+    "data.name": name, "data.dir": place / directory,
+    "data.train": "train[:25]", "data.validation": "train[25:]",
+    "data.test": "test", "data.train_crop": "resize", "data.flip": False,
+    "data.eval_crop": "backbone", "data.resize": 0, "keep.what": "features",
+  })  # fmt: skip
+  with kept_port() as port, contextlib.ExitStack() as stack:
+    both = [
+      stack.enter_context(run.start(flags=joined(i, port))) for i in range(2)
+    ]
+    for process in both:
+      assert process.wait() == 0, process.text
+  return run
+
+
+def learned(run: Run) -> dict[str, np.ndarray]:
+  path = run.workdir / "tasks" / "pets"
+  return dict(store.read_arrays(path, manifest.read(path)))
+
+
+def test_two_processes_learn_from_embeddings_what_they_learn_from_images(
+  place, tmp_path
+):
+  """The same images in every step; other programs computed the numbers."""
+  images = finished(place, tmp_path / "images", "folder", "data")
+  rows = finished(place, tmp_path / "rows", "embeddings", "embedded")
+  expected, found = learned(images), learned(rows)
+  assert expected.keys() == found.keys()
+  for name, value in expected.items():
+    np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=1e-5)
+  results = [
+    json.loads((run.workdir / "result.json").read_text())["tasks"][0]
+    for run in (images, rows)
+  ]
+  for key in ("val_accuracy", "test_accuracy", "test_examples"):
+    assert results[0][key] == results[1][key]
+  assert results[1]["test_loss"] == pytest.approx(results[0]["test_loss"], 1e-4)
