@@ -24,6 +24,7 @@ import contextlib
 import dataclasses
 import logging
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
@@ -93,7 +94,6 @@ class Ledger:
     self._founding: asyncio.Task[Board] | None = None
     self._contents: dict[str, bytes] = {}
     self._members: dict[str, _Member] = {}
-    self._proposals = 0
     self._one = asyncio.Lock()
     self._news = asyncio.Condition()
 
@@ -184,8 +184,7 @@ class Ledger:
       if self._board is None or base != self._board.current.version:
         return Outcome("outdated")
       current = self._board.current
-      self._proposals += 1
-      proposal = Proposal(self._proposals, Listing(base + 1, entries))
+      proposal = Proposal(uuid.uuid4().hex, Listing(base + 1, entries))
       self._contents |= contents
       await self._show(Board(current, proposal))
       decided = Board(current)
@@ -241,7 +240,7 @@ class Ledger:
       return [
         name
         for name, member in self._members.items()
-        if member.report.judged != proposal.number
+        if member.report.judged != proposal.key
       ]
 
     def refusal() -> Refusal | None:
@@ -249,7 +248,7 @@ class Ledger:
         (
           member.report.refusal
           for member in self._members.values()
-          if member.report.judged == proposal.number and member.report.refusal
+          if member.report.judged == proposal.key and member.report.refusal
         ),
         None,
       )

@@ -39,9 +39,12 @@ class Listing:
 
 @dataclasses.dataclass(frozen=True)
 class Proposal:
-  """A set of tasks that all replicas are asked to make ready."""
+  """A set of tasks that all replicas are asked to make ready.
 
-  number: int
+  `key` is of this proposal alone, also where another ledger made others.
+  """
+
+  key: str
   listing: Listing
 
 
@@ -67,12 +70,12 @@ class Report:
 
   Attributes:
     shown: version of the set that it answers by.
-    judged: number of the last proposal that it has looked at.
+    judged: key of the last proposal that it has looked at.
     refusal: why it cannot take that one; None where it is ready for it.
   """
 
   shown: int
-  judged: int = 0
+  judged: str = ""
   refusal: Refusal | None = None
 
 

@@ -104,7 +104,7 @@ class SharedTaskChanges(TaskChanges):
     return self._problem
 
   def restore(self) -> None:
-    """Keep back what is kept: it comes from the ledger, in `begin`."""
+    """Do nothing: `prepare` asks the ledger for what is kept."""
 
   async def begin(self) -> None:
     """Join the others, once this replica answers by what they answer by."""
@@ -294,17 +294,17 @@ class SharedTaskChanges(TaskChanges):
 
   async def _obey(self, board: Board) -> None:
     """Answer by the current set; make a proposed one ready, and judge it."""
-    if board.current.version != self._shown.version:
+    if board.current != self._shown:
       await self._show(board.current)
     self._board = board
     proposal = board.proposal
-    if proposal is None or proposal.number == self._report.judged:
+    if proposal is None or proposal.key == self._report.judged:
       self._report = dataclasses.replace(
         self._report, shown=self._shown.version
       )
       return
     refusal = await self._judge(proposal)
-    self._report = Report(self._shown.version, proposal.number, refusal)
+    self._report = Report(self._shown.version, proposal.key, refusal)
 
   async def _judge(self, proposal: Proposal) -> Refusal | None:
     """Make a proposed set ready; why it cannot be."""

@@ -5,7 +5,13 @@ import asyncio
 import pytest
 
 from memory_vit.ray_serve.ledger import Ledger, Patience
-from memory_vit.ray_serve.listing import Entry, Listing, Refusal, Report
+from memory_vit.ray_serve.listing import (
+  Entry,
+  Listing,
+  Refusal,
+  Report,
+  with_entry,
+)
 from memory_vit.serving.task_store import TaskStore
 
 PATIENCE = Patience(ready=0.5, shown=0.3, news=0.2, founding=0.05, alive=0.05)
@@ -14,6 +20,12 @@ BIRDS, PETS, CATS = (
   for slot, name in enumerate(("birds", "pets", "cats"))
 )
 FILES = {e.content: e.name.encode() for e in (BIRDS, PETS, CATS)}
+
+
+def test_a_task_takes_the_place_of_the_one_in_its_slot():
+  other = Entry(BIRDS.slot, "birds", "other", added=True)
+  assert with_entry((BIRDS, PETS), other) == (other, PETS)
+  assert with_entry((PETS,), BIRDS) == (BIRDS, PETS)
 
 
 class Replica:
@@ -43,8 +55,8 @@ class Replica:
       if board.current != self.shown[-1] and not self.is_stuck:
         self.shown.append(board.current)
       judged, refusal = report.judged, report.refusal
-      if board.proposal and board.proposal.number != judged:
-        judged, refusal = board.proposal.number, None
+      if board.proposal and board.proposal.key != judged:
+        judged, refusal = board.proposal.key, None
         if self.refuses & board.proposal.listing.contents:
           refusal = Refusal("no room.", by_task=False)
       report = Report(self.shown[-1].version, judged, refusal)
@@ -179,9 +191,15 @@ def test_a_new_ledger_takes_the_newest_set(newest_first):
   if not newest_first:
     offers.reverse()
 
+  async def found(ledger, number, offer):
+    await asyncio.sleep(0.005 * number)
+    return await ledger.found(offer, FILES)
+
   async def check():
     ledger = Ledger(None, lambda handle: None, PATIENCE)
-    boards = await asyncio.gather(*(ledger.found(o, FILES) for o in offers))
+    boards = await asyncio.gather(
+      *(found(ledger, i, offer) for i, offer in enumerate(offers))
+    )
     assert {board.current for board in boards} == {Listing(8, (PETS, CATS))}
     assert not await ledger.join("r", None, 7)
     assert await ledger.join("r", None, 8)

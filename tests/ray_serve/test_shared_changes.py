@@ -215,7 +215,6 @@ def test_a_replica_that_starts_has_the_tasks_of_now(tmp_path):
 def test_a_lost_ledger_loses_no_change(tmp_path):
   async def check(cluster, a, b):
     await cluster.put(a, CATS)
-    await b.delete("/v1/tasks/pets", headers=BEARER)
     before = await task_set(a)
     cluster.lose_ledger()
     # One that starts first does not bring its own set back.
@@ -224,6 +223,20 @@ def test_a_lost_ledger_loses_no_change(tmp_path):
       done = await cluster.put(new, DOGS)
       assert done.json()["task_set"]["version"] == before["version"] + 1
       assert done.json()["task_set"] == await task_set(a) == await task_set(b)
+
+  asyncio.run(with_two(tmp_path, check))
+
+
+def test_a_new_ledger_asks_anew(tmp_path):
+  """Nobody takes its first proposal for one that was judged before."""
+
+  async def check(cluster, a, b):
+    await cluster.put(a, CATS)
+    before = await task_set(a)
+    cluster.lose_ledger()
+    over = await cluster.put(a, overflowing(DOGS))
+    assert (over.status_code, "not finite" in over.text) == (422, True)
+    assert before == await task_set(a) == await task_set(b)
 
   asyncio.run(with_two(tmp_path, check))
 
