@@ -377,7 +377,11 @@ class SharedTaskChanges(TaskChanges):
   def _loaded(self, name: str, file: bytes) -> Task:
     with self.store.upload() as path:
       path.write_bytes(file)
-      task = task_files.load_task(path, self.predictor.backbone)
+      try:
+        task = task_files.load_task(path, self.predictor.backbone)
+      except TaskError as error:  # without the name of a file that goes
+        message = str(error).replace(str(path), f"task {name!r}")
+        raise TaskError(message) from error
     return sets.named(task, name)
 
   async def _asked(self, call: Callable[[], Awaitable[Any]]) -> Any:
