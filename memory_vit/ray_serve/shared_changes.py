@@ -144,8 +144,8 @@ class SharedTaskChanges(TaskChanges):
     file = await asyncio.to_thread(self._file, sets.named(task, name))
 
     def changed(listing: Listing) -> tuple[str, tuple[Entry, ...]]:
-      by_slot = self.predictor.task_set.by_slot
-      if name in self.predictor.task_set.names:
+      by_slot = self._predictor.task_set.by_slot
+      if name in self._predictor.task_set.names:
         action, wanted = "replace", sets.with_replaced(by_slot, name, task)
       else:
         action, wanted = "add", sets.with_added(by_slot, sets.named(task, name))
@@ -159,7 +159,7 @@ class SharedTaskChanges(TaskChanges):
     """Remove a task on all replicas; see `TaskChanges.drop`."""
 
     def changed(listing: Listing) -> tuple[str, tuple[Entry, ...]]:
-      sets.without(self.predictor.task_set.by_slot, name)  # raises
+      sets.without(self._predictor.task_set.by_slot, name)  # raises
       return "remove", tuple(e for e in listing.entries if e.name != name)
 
     return await self._change(changed, {})
@@ -237,7 +237,7 @@ class SharedTaskChanges(TaskChanges):
     with contextlib.ExitStack() as stack:
       files = []
       for name, content in kept:
-        path = stack.enter_context(self.store.upload())
+        path = stack.enter_context(self._store.upload())
         path.write_bytes(content)
         files.append((name, path))
       try:
@@ -251,20 +251,20 @@ class SharedTaskChanges(TaskChanges):
   def _listed(self, kept: Mapping[str, bytes]) -> Listing:
     """What the predictor answers by, of version 0; its files are kept."""
     entries = []
-    for slot, task in self.predictor.task_set.by_slot.items():
+    for slot, task in self._predictor.task_set.by_slot.items():
       content = content_of(self._file(task))
       entries.append(Entry(slot, task.name, content, task.name in kept))
     return Listing(0, tuple(entries))
 
   def _all_files(self) -> dict[str, bytes]:
     """{content: file} of all tasks of now."""
-    tasks = self.predictor.task_set.by_slot.values()
+    tasks = self._predictor.task_set.by_slot.values()
     files = [self._file(task) for task in tasks]
     return {content_of(file): file for file in files}
 
   def _file(self, task: Task) -> bytes:
     """The file of a task: the same bytes, whoever writes it."""
-    with self.store.upload() as path:
+    with self._store.upload() as path:
       task_files.save_task(task, path, format="safetensors")
       return path.read_bytes()
 
@@ -315,7 +315,7 @@ class SharedTaskChanges(TaskChanges):
         e.name for e in listing.entries if e in self._shown.entries
       }
       for name in new:
-        await asyncio.to_thread(self.require_finite, name, ready.task_set)
+        await asyncio.to_thread(self._require_finite, name, ready.task_set)
     except MemoryVitError as error:
       return Refusal(one_line(str(error)), by_task=True)
     except Exception as error:  # such as no memory on the device
@@ -341,7 +341,7 @@ class SharedTaskChanges(TaskChanges):
       ready = await self._made_ready(listing)
       self._note(ready)
     # In a thread: a warm-up may hold the predictor for long.
-    await asyncio.to_thread(self.predictor.show, ready.task_set)
+    await asyncio.to_thread(self._predictor.show, ready.task_set)
     self._ready = {listing.version: ready}
     async with self._changed:
       self._shown = listing
@@ -354,7 +354,7 @@ class SharedTaskChanges(TaskChanges):
   async def _made_ready(self, listing: Listing) -> _Ready:
     """Make a listing ready, with files of the ledger for what is not here."""
     here = {e.content: e for e in self._shown.entries}
-    by_slot = self.predictor.task_set.by_slot
+    by_slot = self._predictor.task_set.by_slot
     wanted: dict[int, Task] = {}
     for entry in listing.entries:
       old = here.get(entry.content)
@@ -363,7 +363,7 @@ class SharedTaskChanges(TaskChanges):
       else:
         wanted[entry.slot] = await self._fetched(entry)
     task_set, change = await asyncio.to_thread(
-      self.predictor.make_ready, wanted, listing.version
+      self._predictor.make_ready, wanted, listing.version
     )
     return _Ready(listing, task_set, change)
 
@@ -375,10 +375,10 @@ class SharedTaskChanges(TaskChanges):
     return await asyncio.to_thread(self._loaded, entry.name, file)
 
   def _loaded(self, name: str, file: bytes) -> Task:
-    with self.store.upload() as path:
+    with self._store.upload() as path:
       path.write_bytes(file)
       try:
-        task = task_files.load_task(path, self.predictor.backbone)
+        task = task_files.load_task(path, self._predictor.backbone)
       except TaskError as error:  # without the name of a file that goes
         message = str(error).replace(str(path), f"task {name!r}")
         raise TaskError(message) from error

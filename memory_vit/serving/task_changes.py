@@ -69,8 +69,8 @@ class TaskChanges:
     Raises:
       ConfigError: for a task root that is no directory.
     """
-    self.predictor = predictor
-    self.store = store
+    self._predictor = predictor
+    self._store = store
     self._on_change = on_change
     self._one = asyncio.Lock()
     self._root: Path | None = None
@@ -90,7 +90,7 @@ class TaskChanges:
     Raises:
       TaskError: where one cannot be read, or fits no more.
     """
-    self.add_kept(self.store.kept())
+    self.add_kept(self._store.kept())
 
   def add_kept(self, kept: Sequence[tuple[str, Path]]) -> None:
     """Add tasks, (name, file) of each, as `restore` does."""
@@ -99,7 +99,7 @@ class TaskChanges:
       left, problem = [], None
       for name, path in waiting:
         try:
-          self._put(name, task_files.load_task(path, self.predictor.backbone))
+          self._put(name, task_files.load_task(path, self._predictor.backbone))
         except TaskError as error:
           left.append((name, path))
           problem = TaskError(
@@ -133,7 +133,7 @@ class TaskChanges:
       RequestError: for a name or a task that cannot be used.
     """
     require_name(name)
-    with self.store.upload() as path:
+    with self._store.upload() as path:
       try:
         with path.open("xb") as file:
           async for part in content:
@@ -167,7 +167,7 @@ class TaskChanges:
       except OSError as error:
         raise _not_stored("remove", name, client, error) from error
       except TaskError as error:
-        known = self.predictor.task_set.names
+        known = self._predictor.task_set.names
         _audit("remove", name, client, problem=str(error))
         if name not in known:
           raise RequestError(404, str(error), known=list(known)) from error
@@ -186,7 +186,7 @@ class TaskChanges:
     async with self._one:
       try:
         task = await asyncio.to_thread(
-          task_files.load_task, path, self.predictor.backbone
+          task_files.load_task, path, self._predictor.backbone
         )
         changed = await self.take(name, task)
       except TrainingError as error:  # of its file, before it could answer
@@ -229,9 +229,9 @@ class TaskChanges:
     changed: Changed | None = None
     old = self._answering(name)
     try:
-      with self.store.keeping(name, task):
+      with self._store.keeping(name, task):
         changed = self._put(name, task)
-        self.require_finite(name)
+        self._require_finite(name)
     except (OSError, TaskError):
       if changed is not None:
         self._undo(name, old)
@@ -239,44 +239,44 @@ class TaskChanges:
     return changed
 
   def _remove(self, name: str) -> Change:
-    if name not in self.predictor.task_set.names:
-      return self.predictor.remove(name)  # raises
-    with self.store.removing(name):
-      return self.predictor.remove(name)
+    if name not in self._predictor.task_set.names:
+      return self._predictor.remove(name)  # raises
+    with self._store.removing(name):
+      return self._predictor.remove(name)
 
   def _answering(self, name: str) -> Task | None:
     """The task of this name that answers now."""
-    by_slot = self.predictor.task_set.by_slot
+    by_slot = self._predictor.task_set.by_slot
     return next((task for task in by_slot.values() if task.name == name), None)
 
   def _undo(self, name: str, old: Task | None) -> None:
     """Let the task that was there before answer again."""
     if old is None:
-      self.predictor.remove(name)
+      self._predictor.remove(name)
     else:
-      self.predictor.replace(name, old)
+      self._predictor.replace(name, old)
 
-  def require_finite(self, name: str, task_set: TaskSet | None = None) -> None:
+  def _require_finite(self, name: str, task_set: TaskSet | None = None) -> None:
     """Raise `TaskError` for a task that overflows, as for a grey image.
 
     Args:
       name: of the task.
       task_set: that it is in; by default the tasks of now.
     """
-    side = self.predictor.backbone.config.image_size
-    has_head = bool(self.predictor.backbone.config.num_classes)
+    side = self._predictor.backbone.config.image_size
+    has_head = bool(self._predictor.backbone.config.num_classes)
     grey = np.zeros((1, side, side, 3), np.float32)
     # What requests run, so that nothing is compiled for it.
-    answer = self.predictor.predict_pixels(
+    answer = self._predictor.predict_pixels(
       grey, original=has_head, task_set=task_set
     )
     answer.probabilities(name)
 
   def _put(self, name: str, task: Task) -> Changed:
     """Replace the task of this name, or add one."""
-    if name in self.predictor.task_set.names:
-      return Changed("replace", self.predictor.replace(name, task))
-    return Changed("add", self.predictor.add(task, name=name))
+    if name in self._predictor.task_set.names:
+      return Changed("replace", self._predictor.replace(name, task))
+    return Changed("add", self._predictor.add(task, name=name))
 
   def _below_root(self, text: str) -> Path:
     """The path of a task on this machine, with all links resolved."""
@@ -299,7 +299,7 @@ class TaskChanges:
 
   def _digest(self, name: str) -> str:
     """The digest of a task that answers now, or ""."""
-    described = self.predictor.task_set.describe()
+    described = self._predictor.task_set.describe()
     return next((one.digest for one in described if one.name == name), "")
 
 
