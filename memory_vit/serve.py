@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import ipaddress
-import logging
 import sys
 import warnings
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from memory_vit.cli.commands import show
 from memory_vit.errors import ConfigError
 from memory_vit.runtime.messages import brief
 from memory_vit.runtime.rules import Number
+from memory_vit.serving import server_log
 from memory_vit.serving.settings import ServerSettings
 
 with epy.lazy_imports():  # once the command line is known to be right
@@ -123,7 +123,7 @@ def _serve(arguments: argparse.Namespace) -> int:
       for field in dataclasses.fields(ServerSettings)
     }
   )
-  _log_to_stderr()
+  server_log.log_to_stderr()
   with (
     warnings.catch_warnings(),
     http_server.bind(arguments.host, arguments.port) as bound,
@@ -152,18 +152,6 @@ def _batch_sizes(text: str) -> tuple[int, ...]:
 
 def _is_loopback(address: str) -> bool:
   return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-
-
-def _log_to_stderr() -> None:
-  """Show the lines of the server: requests, changes of tasks, and faults."""
-  handler = logging.StreamHandler()
-  handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-  for name, level in (
-    ("memory_vit", logging.INFO), ("uvicorn", logging.WARNING),
-  ):  # fmt: skip
-    logger = logging.getLogger(name)
-    logger.handlers, logger.propagate = [handler], False
-    logger.setLevel(level)
 
 
 if __name__ == "__main__":

@@ -370,6 +370,38 @@ class Predictor:
     with self._changing:
       return self._show(task_set.without(self._task_set.by_slot, name))
 
+  def make_ready(
+    self, by_slot: Mapping[int, Task], version: int
+  ) -> tuple[TaskSet, Change]:
+    """Make a whole set of tasks ready, which does not answer yet.
+
+    It is compiled where it has to grow, and can be asked by `task_set=`; `show`
+    lets it answer. So several predictors, in as many processes, can change from
+    one set to another only where all of them can.
+
+    Args:
+      by_slot: {slot: loaded task}.
+      version: that the set gets.
+
+    Returns:
+      The set, and what the change to it would be.
+
+    Raises:
+      TaskError: for tasks of another backbone, or that do not fit together.
+    """
+    held = {id(task) for task in self._task_set.by_slot.values()}
+    loaded = {
+      slot: task if id(task) in held else self._loaded(task)
+      for slot, task in by_slot.items()
+    }
+    with self._changing:
+      return self._made_ready(task_set.fitting(loaded), version)
+
+  def show(self, ready: TaskSet) -> None:
+    """Let a set of `make_ready` answer from now on; nothing is compiled."""
+    with self._changing:
+      self._answer_by(ready)
+
   def _answering(
     self, task_set: TaskSet | None, names: Iterable[str] | None
   ) -> tuple[TaskSet, tuple[str, ...]]:
@@ -407,8 +439,20 @@ class Predictor:
         "task."
       )
 
-  def _show(self, by_slot: dict[int, Task]) -> Change:
+  def _show(self, by_slot: Mapping[int, Task]) -> Change:
     """Make a set of tasks ready, and then the one that answers."""
+    ready, change = self._made_ready(by_slot, self._task_set.version + 1)
+    self._answer_by(ready)
+    return change
+
+  def _answer_by(self, ready: TaskSet) -> None:
+    self._settled |= bool(ready.by_slot)
+    self._task_set = ready
+
+  def _made_ready(
+    self, by_slot: Mapping[int, Task], version: int
+  ) -> tuple[TaskSet, Change]:
+    """Place tasks, and compile what has to grow for them."""
     old = self._task_set
     specs = [task.spec for task in by_slot.values()]
     evaluation = old.evaluation
@@ -429,11 +473,8 @@ class Predictor:
         self._programs.compile_reading(arrays)
       else:
         jax.block_until_ready(arrays)  # so that no request waits for it
-    self._settled |= bool(specs)
-    self._task_set = TaskSet(old.version + 1, by_slot, room, arrays, evaluation)
-    return Change(
-      self._task_set.version, self._task_set.names, grew, tally.count
-    )
+    ready = TaskSet(version, by_slot, room, arrays, evaluation)
+    return ready, Change(version, ready.names, ready.digest, grew, tally.count)
 
   def _predict(
     self,

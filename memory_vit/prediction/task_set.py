@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from memory_vit.errors import TaskError, UnknownTask
@@ -48,6 +49,7 @@ class Change:
   Attributes:
     version: of the new set.
     names: of its tasks.
+    digest: of the new set, see `TaskSet.digest`.
     grew: whether slots, cells, classes, parents or parts had to grow. What
       had been compiled by a warm-up was then compiled anew, before the new set
       was shown.
@@ -56,6 +58,7 @@ class Change:
 
   version: int
   names: tuple[str, ...]
+  digest: str
   grew: bool
   compiled: int
 
@@ -92,6 +95,19 @@ class TaskSet:
   def slots(self) -> dict[str, int]:
     """{name: number of its slot}."""
     return {task.name: slot for slot, task in self.by_slot.items()}
+
+  @functools.cached_property
+  def digest(self) -> str:
+    """SHA-256 of what its answers depend on beside the backbone.
+
+    Names of tasks, their values and names of classes; not their slots, nor the
+    version. So two servers with one digest give one answer.
+    """
+    parts = sorted(
+      (task.name, task.digest, task.spec.class_names)
+      for task in self.by_slot.values()
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
   def spec(self, name: str) -> TaskSpec:
     """What the task of this name is; `UnknownTask` where there is none."""
@@ -136,7 +152,7 @@ def with_added(by_slot: Mapping[int, Task], task: Task) -> dict[int, Task]:
       "replace it."
     )
   free = next(i for i in range(len(by_slot) + 1) if i not in by_slot)
-  return _fitting({**by_slot, free: task})
+  return fitting({**by_slot, free: task})
 
 
 def with_replaced(
@@ -160,7 +176,7 @@ def with_replaced(
       f"task {name!r} cannot be replaced by other values: "
       f"{name_list(readers)} attend to it. Remove them first."
     )
-  return _fitting({**by_slot, slot: named(task, name)})
+  return fitting({**by_slot, slot: named(task, name)})
 
 
 def without(by_slot: Mapping[int, Task], name: str) -> dict[int, Task]:
@@ -181,7 +197,7 @@ def named(task: Task, name: str) -> Task:
   return dataclasses.replace(task, spec=spec)
 
 
-def _fitting(by_slot: Mapping[int, Task]) -> dict[int, Task]:
+def fitting(by_slot: Mapping[int, Task]) -> dict[int, Task]:
   """Raise `TaskError` unless tasks can share a pass; sorted by slot."""
   by_slot = dict(sorted(by_slot.items()))
   compose.require_fit(list(by_slot.values()))

@@ -215,7 +215,11 @@ def _require_few_pixels(encoded: Sequence[bytes], most: float) -> None:
 
 def task_set_json(task_set: TaskSet) -> dict[str, Any]:
   """Which set of tasks it is."""
-  return {"version": task_set.version, "names": list(task_set.names)}
+  return {
+    "version": task_set.version,
+    "names": list(task_set.names),
+    "digest": task_set.digest,
+  }
 
 
 def guesses_json(guesses: Sequence[Guess]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 from fastapi import Depends, FastAPI, Request
@@ -53,6 +53,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _WARMING_SECONDS = 5.0
+_MakeChanges = Callable[
+  ["Predictor", TaskStore, str | None, Callable[[str], None]], TaskChanges
+]
 # As nginx has it: the client was gone before it was answered.
 _CLIENT_LEFT = 499
 # For OpenAPI alone: `Token` checks it.
@@ -68,7 +71,12 @@ class Service:
     open_requests: requests that are not finished yet.
   """
 
-  def __init__(self, predictor: Predictor, settings: ServerSettings) -> None:
+  def __init__(
+    self,
+    predictor: Predictor,
+    settings: ServerSettings,
+    make_changes: _MakeChanges = TaskChanges,
+  ) -> None:
     """Read the token, and the tasks that were added before.
 
     Raises:
@@ -83,7 +91,7 @@ class Service:
     self.token: Token = read_token(settings.token_file)
     self._store = TaskStore(settings.state_dir)
     try:
-      self.changes = TaskChanges(
+      self.changes = make_changes(
         predictor, self._store, settings.task_root, self.metrics.change
       )
       self.changes.restore()
@@ -93,17 +101,27 @@ class Service:
     self._answering: Answering | None = None
     self._looking: Looking | None = None
     self._warm = False
-    self._failed = False
+    self._problem = ""
+    self._settled = asyncio.Event()
     self._watch()
 
   @property
   def state(self) -> str:
     """What the server is doing: "ready", "warming up", "stopping", "failed"."""
-    if self._failed:
+    if self.problem:
       return "failed"
     if self.stopping:
       return "stopping"
     return "ready" if self._warm else "warming up"
+
+  @property
+  def problem(self) -> str:
+    """Why it failed, in one line; "" where it did not."""
+    return self._problem or self.changes.problem
+
+  async def settled(self) -> None:
+    """Wait until it is ready, or has failed."""
+    await self._settled.wait()
 
   @property
   def answering(self) -> Answering:
@@ -153,18 +171,23 @@ class Service:
       await warming
       await self._answering.close()
       await asyncio.to_thread(self._looking.close)
+      await self.changes.end()
       self.remove_files()
 
   async def _warm_up(self, looking: Looking) -> None:
     try:
+      await self.changes.prepare()
       compiled = await asyncio.to_thread(self.predictor.warm_up)
       await asyncio.to_thread(looking.warm_up)
-    except Exception:
-      self._failed = True
+      await self.changes.begin()
+    except Exception as error:
+      self._problem = one_line(str(error)) or type(error).__name__
       logger.exception("the warm-up failed; /healthz says so")
-      return
-    self._warm = True
-    logger.info("ready: %d programs compiled", compiled)
+    else:
+      self._warm = True
+      logger.info("ready: %d programs compiled", compiled)
+    finally:
+      self._settled.set()
 
   def _watch(self) -> None:
     predictor, watch = self.predictor, self.metrics.watch
@@ -190,7 +213,11 @@ class Service:
     watch("ready", "1 if it is ready, else 0.", lambda: self.state == "ready")
 
 
-def create_app(predictor: Predictor, settings: ServerSettings) -> FastAPI:
+def create_app(
+  predictor: Predictor,
+  settings: ServerSettings,
+  make_changes: _MakeChanges = TaskChanges,
+) -> FastAPI:
   """Make the application that answers by a predictor.
 
   Its lifespan warms the predictor up, and at the end finishes what was taken.
@@ -199,12 +226,14 @@ def create_app(predictor: Predictor, settings: ServerSettings) -> FastAPI:
   Args:
     predictor: with or without tasks; it need not be warm.
     settings: limits, timeouts, and where tasks are kept.
+    make_changes: makes what changes the tasks, of the arguments of
+      `TaskChanges`: a subclass where several servers share one set of tasks.
 
   Raises:
     MemoryVitError: for settings that cannot be used, such as a token file that
       others may read, and kept tasks that fit no more.
   """
-  service = Service(predictor, settings)
+  service = Service(predictor, settings, make_changes)
 
   @contextlib.asynccontextmanager
   async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -337,8 +366,7 @@ def _add_tasks(app: FastAPI, service: Service) -> None:
     """Add a task, or replace the one of this name."""
     client = _require_token(service, request, "put", name)
     changed = await _put(service.changes, name, request, client)
-    status = 201 if changed.action == "add" else 200
-    return JSONResponse(_change_json(name, changed), status)
+    return _change_response(name, changed)
 
   @app.delete(
     "/v1/tasks/{name}",
@@ -349,8 +377,7 @@ def _add_tasks(app: FastAPI, service: Service) -> None:
   async def delete_task(name: str, request: Request) -> Response:
     """Remove a task."""
     client = _require_token(service, request, "remove", name)
-    changed = await service.changes.remove(name, client)
-    return JSONResponse(_change_json(name, changed))
+    return _change_response(name, await service.changes.remove(name, client))
 
 
 async def _put(
@@ -408,15 +435,22 @@ def _without_classes(described: TaskDescription) -> dict[str, Any]:
   return values
 
 
-def _change_json(name: str, changed: Changed) -> dict[str, Any]:
+def _change_response(name: str, changed: Changed) -> Response:
   change = changed.change
-  return {
+  content = {
     "action": changed.action,
     "name": name,
-    "task_set": {"version": change.version, "names": list(change.names)},
+    "task_set": {
+      "version": change.version,
+      "names": list(change.names),
+      "digest": change.digest,
+    },
     "grew": change.grew,
     "compiled": change.compiled,
   }
+  if changed.waiting:
+    return JSONResponse({**content, "waiting": list(changed.waiting)}, 202)
+  return JSONResponse(content, 201 if changed.action == "add" else 200)
 
 
 def _add_page(app: FastAPI) -> None:

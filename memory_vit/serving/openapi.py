@@ -73,6 +73,10 @@ TASK: _Responses = {
 CHANGE: _Responses = {
   200: {"model": ChangeAnswer, "description": "What was changed."},
   201: {"model": ChangeAnswer, "description": "The task was added."},
+  202: {
+    "model": ChangeAnswer,
+    "description": "It was changed, and some replicas do not answer by it yet.",
+  },
   401: _problem("No token was sent, or another one."),
   403: _problem("The server allows no changes, or no paths."),
   404: _problem("There is no task of this name."),

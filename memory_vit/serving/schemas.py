@@ -78,6 +78,9 @@ class TaskSetName(BaseModel):
 
   version: int
   names: list[str]
+  digest: str = Field(
+    description="SHA-256 of the names, values and classes of the tasks"
+  )
 
 
 class GuessedClass(BaseModel):
@@ -166,6 +169,11 @@ class ChangeAnswer(BaseModel):
   task_set: TaskSetName
   grew: bool = Field(description="whether programs had to be compiled for it")
   compiled: int
+  waiting: list[str] | None = Field(
+    default=None,
+    description="of status 202: replicas that live, and did not say in time "
+    "that they answer by the new set",
+  )
 
 
 class Problem(BaseModel):

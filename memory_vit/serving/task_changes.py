@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ from memory_vit.tasks import store as task_files
 
 if TYPE_CHECKING:
   from memory_vit.model.task import Task
-  from memory_vit.prediction import Change, Predictor
+  from memory_vit.prediction import Change, Predictor, TaskSet
 
 audit = logging.getLogger("memory_vit.serving.audit")
 # In messages, in place of where the server keeps it.
@@ -36,16 +36,25 @@ _UPLOADED = "the uploaded task"
 
 @dataclasses.dataclass(frozen=True)
 class Changed:
-  """A change, and what was done: "add", "replace" or "remove"."""
+  """What was done to a set of tasks.
+
+  Attributes:
+    action: "add", "replace" or "remove".
+    change: what it did.
+    waiting: of several servers with one set, those that live and did not say in
+      time that they answer by the new one.
+  """
 
   action: str
   change: Change
+  waiting: tuple[str, ...] = ()
 
 
 class TaskChanges:
   """Changes the tasks of a predictor, and keeps their files.
 
-  Every change, and every one that is refused, is a line of the log.
+  Every change, and every one that is refused, is a line of the log. A subclass
+  may `take` and `drop` tasks otherwise, such as on several servers at once.
   """
 
   def __init__(
@@ -81,7 +90,11 @@ class TaskChanges:
     Raises:
       TaskError: where one cannot be read, or fits no more.
     """
-    waiting = self._store.kept()
+    self.add_kept(self._store.kept())
+
+  def add_kept(self, kept: Sequence[tuple[str, Path]]) -> None:
+    """Add tasks, (name, file) of each, as `restore` does."""
+    waiting = list(kept)
     while waiting:
       left, problem = [], None
       for name, path in waiting:
@@ -96,6 +109,20 @@ class TaskChanges:
       if problem and len(left) == len(waiting):
         raise problem
       waiting = left
+
+  async def prepare(self) -> None:
+    """Called before the predictor is warm."""
+
+  async def begin(self) -> None:
+    """Called once the predictor is warm; requests are answered after it."""
+
+  async def end(self) -> None:
+    """Called at the end, once all that was taken is answered."""
+
+  @property
+  def problem(self) -> str:
+    """Why no more changes can come here, in one line; "" where they can."""
+    return ""
 
   async def upload(
     self, name: str, content: AsyncIterator[bytes], client: str
@@ -136,7 +163,7 @@ class TaskChanges:
     async with self._one:
       before = self._digest(name)
       try:
-        change = await asyncio.to_thread(self._remove, name)
+        changed = await self.drop(name)
       except OSError as error:
         raise _not_stored("remove", name, client, error) from error
       except TaskError as error:
@@ -145,9 +172,12 @@ class TaskChanges:
         if name not in known:
           raise RequestError(404, str(error), known=list(known)) from error
         raise RequestError(409, str(error)) from error
-      _audit("remove", name, client, change.version, before)
+      except RequestError as refusal:
+        _audit("remove", name, client, problem=refusal.message)
+        raise
+      _audit("remove", name, client, changed.change.version, before)
     self._on_change("remove")
-    return Changed("remove", change)
+    return changed
 
   async def _put_file(
     self, name: str, path: Path, shown: str, client: str
@@ -155,7 +185,10 @@ class TaskChanges:
     """Check a file or directory, and let it answer."""
     async with self._one:
       try:
-        changed = await asyncio.to_thread(self._check_and_put, name, path)
+        task = await asyncio.to_thread(
+          task_files.load_task, path, self._predictor.backbone
+        )
+        changed = await self.take(name, task)
       except TrainingError as error:  # of its file, before it could answer
         reason = error.__cause__
         cause = reason if isinstance(reason, OSError) else OSError()
@@ -166,13 +199,33 @@ class TaskChanges:
         raise RequestError(422, message) from error
       except OSError as error:
         raise _not_stored("put", name, client, error) from error
+      except RequestError as refusal:
+        _audit("put", name, client, problem=refusal.message)
+        raise
       version = changed.change.version
       _audit(changed.action, name, client, version, self._digest(name))
     self._on_change(changed.action)
     return changed
 
-  def _check_and_put(self, name: str, path: Path) -> Changed:
-    task = task_files.load_task(path, self._predictor.backbone)
+  async def take(self, name: str, task: Task) -> Changed:
+    """Let a task that was loaded answer under a name, and keep it.
+
+    Raises:
+      MemoryVitError: where it cannot answer, or not be written.
+      OSError: where it cannot be kept. Nothing has changed then.
+    """
+    return await asyncio.to_thread(self._check_and_put, name, task)
+
+  async def drop(self, name: str) -> Changed:
+    """Let the task of a name answer no more, and keep it no longer.
+
+    Raises:
+      TaskError: where there is none, or others read it.
+      OSError: where its file cannot be removed. Nothing has changed then.
+    """
+    return Changed("remove", await asyncio.to_thread(self._remove, name))
+
+  def _check_and_put(self, name: str, task: Task) -> Changed:
     changed: Changed | None = None
     old = self._answering(name)
     try:
@@ -203,13 +256,20 @@ class TaskChanges:
     else:
       self._predictor.replace(name, old)
 
-  def _require_finite(self, name: str) -> None:
-    """Raise `TaskError` for a task that overflows, as for a grey image."""
+  def _require_finite(self, name: str, task_set: TaskSet | None = None) -> None:
+    """Raise `TaskError` for a task that overflows, as for a grey image.
+
+    Args:
+      name: of the task.
+      task_set: that it is in; by default the tasks of now.
+    """
     side = self._predictor.backbone.config.image_size
     has_head = bool(self._predictor.backbone.config.num_classes)
     grey = np.zeros((1, side, side, 3), np.float32)
     # What requests run, so that nothing is compiled for it.
-    answer = self._predictor.predict_pixels(grey, original=has_head)
+    answer = self._predictor.predict_pixels(
+      grey, original=has_head, task_set=task_set
+    )
     answer.probabilities(name)
 
   def _put(self, name: str, task: Task) -> Changed:

@@ -92,8 +92,12 @@ class TaskStore:
     return [(path.name.removesuffix(SUFFIX), path) for path in found]
 
   @contextlib.contextmanager
-  def keeping(self, name: str, task: Task) -> Iterator[None]:
+  def keeping(self, name: str, task: Task | bytes) -> Iterator[None]:
     """Write a task, and keep it under a name if the body does not fail.
+
+    Args:
+      name: under which it answers.
+      task: a loaded one, or the bytes of a file of one.
 
     Raises:
       TrainingError: where it cannot be written; the body is not run then.
@@ -103,7 +107,11 @@ class TaskStore:
     part = self._tasks / f".{uuid.uuid4().hex}.part{SUFFIX}"
     try:
       with files.writing(part):
-        store.save_task(task, part, format="safetensors")
+        if isinstance(task, bytes):
+          part.write_bytes(task)
+          files.sync(part)
+        else:
+          store.save_task(task, part, format="safetensors")
       yield
       part.replace(path)
     finally:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT, random_task, tiny_backbone
+from ray_clusters import children_of, end, environment
 
 import memory_vit as mv
 from memory_vit import predict
@@ -63,7 +64,7 @@ def start(root, output, log, *more):
       stdout=file,
       stderr=subprocess.STDOUT,
       start_new_session=True,
-      env={**os.environ, "JAX_PLATFORMS": "cpu"},
+      env=environment(),
     )
 
 
@@ -77,22 +78,6 @@ def wait_for_shards(process, output, count, log):
     assert process.poll() is None, log.read_text()
     assert time.monotonic() < end, log.read_text()
     time.sleep(0.02)
-
-
-def children_of(process, word):
-  """Processes of Ray below a command, by what they call themselves."""
-  listed = subprocess.run(
-    ["ps", "-eo", "pid,sid,ppid,args"],
-    check=True, capture_output=True, text=True,
-  ).stdout.splitlines()[1:]  # fmt: skip
-  rows = [line.split(None, 3) for line in listed]
-  below, size = {process.pid}, 0
-  while len(below) > size:
-    size = len(below)
-    below |= {int(pid) for pid, _, parent, _ in rows if int(parent) in below}
-  return [
-    int(pid) for pid, _, _, args in rows if int(pid) in below and word in args
-  ]
 
 
 def require_the_same_rows(output, root):
@@ -117,7 +102,7 @@ def test_a_killed_worker_loses_nothing(place, tmp_path):
     there = len(shards(output))
     assert process.wait(PATIENCE) == 1, log.read_text()
   finally:
-    _end(process)
+    end(process, PATIENCE)
   assert there < IMAGES / SHARD  # it was killed in the middle
   require_the_same_rows(output, place)
 
@@ -128,7 +113,7 @@ def test_a_killed_command_is_resumed(place, tmp_path):
   try:
     wait_for_shards(process, output, 2, log)
   finally:
-    _end(process)
+    end(process, PATIENCE)
   before = {name: (output / name).stat().st_mtime_ns for name in shards(output)}
   assert 2 <= len(before) < IMAGES / SHARD
   # In this process: who makes the rest does not matter.
@@ -173,10 +158,7 @@ def test_the_predictor_is_a_class_for_map_batches(place, tmp_path):
       *paths,
     ],
     cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE,
-    env={
-      **os.environ, "JAX_PLATFORMS": "cpu", "RAY_USAGE_STATS_ENABLED": "0",
-      "RAY_raylet_start_wait_time_s": "300",
-    },
+    env=environment(),
   )  # fmt: skip
   assert done.returncode == 0, done.stderr
   [line] = [x for x in done.stdout.splitlines() if x.startswith("ROWS")]
@@ -189,15 +171,3 @@ def test_the_predictor_is_a_class_for_map_batches(place, tmp_path):
 def _arguments(pid):
   with open(f"/proc/{pid}/cmdline", "rb") as file:
     return file.read().decode(errors="replace")
-
-
-def _end(process):
-  """Kills a command and all that it started."""
-  if process.poll() is None:
-    below = children_of(process, "")
-    for pid in below:
-      try:
-        os.kill(pid, signal.SIGKILL)
-      except ProcessLookupError:
-        continue
-  process.wait(PATIENCE)

@@ -517,3 +517,40 @@ def test_what_others_compile_does_not_count():
     compile_something(1.75)
   compile_something(2.25)
   assert tally.count == counter.count == 1
+
+
+def test_a_digest_names_what_answers(backbone, tasks):
+  """Whatever the slots, the version, and the way to get there."""
+  one = predictor_of(backbone, tasks[:2], warm_up=False)
+  other = predictor_of(backbone, [tasks[2], tasks[1]], warm_up=False)
+  change = other.replace("t2", tasks[0])
+  assert change.digest == other.task_set.digest != one.task_set.digest
+  other.remove("t2")
+  other.add(tasks[0])
+  assert other.task_set.digest == one.task_set.digest
+  spec = dataclasses.replace(tasks[0].spec, class_names=("a", "b"))
+  named = dataclasses.replace(tasks[0], spec=spec)
+  assert one.replace("t0", named).digest != other.task_set.digest
+
+
+def test_a_set_that_is_made_ready_answers_once_it_is_shown(
+  backbone, tasks, pixels
+):
+  predictor = predictor_of(backbone, tasks[:2])
+  before = predictor.task_set
+  wanted = {0: tasks[2], 3: tasks[1]}
+  ready, change = predictor.make_ready(wanted, version=9)
+  assert predictor.task_set is before
+  assert (change.version, change.names) == (9, ("t2", "t1"))
+  assert (change.grew, change.compiled) == (False, 0)
+  asked = predictor.predict_pixels(pixels, task_set=ready)
+  predictor.show(ready)
+  assert predictor.task_set is ready
+  found = predictor.predict_pixels(pixels)
+  expected = by_forward(backbone, [tasks[2], tasks[1]], pixels)
+  for name in ("t2", "t1"):
+    np.testing.assert_array_equal(found.logits[name], expected[name])
+    np.testing.assert_array_equal(asked.logits[name], expected[name])
+  with pytest.raises(TaskError, match="t1"):
+    predictor.make_ready({0: tasks[1], 1: tasks[1]}, version=10)
+  assert predictor.add(tasks[3]).version == 10

@@ -1,0 +1,119 @@
+"""Arguments of the application: those of the server, checked as its flags."""
+
+import dataclasses
+import inspect
+
+import pytest
+
+from memory_vit import serve
+from memory_vit.errors import ConfigError
+from memory_vit.prediction.config import PredictorConfig
+from memory_vit.ray_serve.arguments import Arguments, Scaling, deployed
+from memory_vit.serving import ServerSettings
+
+
+def what(**given):
+  return deployed(Arguments.model_validate({"backbone": "a.npz", **given}))
+
+
+def test_names_and_defaults_are_those_of_the_flags():
+  flags = vars(serve._parser().parse_args(["--backbone=a.npz"]))
+  flags["batch_sizes"] = serve._batch_sizes(flags["batch_sizes"])
+  flags["task"] = tuple(flags["task"])
+  apart = {"host", "port", "timeout_keep_alive"}
+  scaling = {field.name for field in dataclasses.fields(Scaling)}
+  arguments = dict(Arguments.model_validate({"backbone": "a.npz"}))
+  assert arguments.keys() - scaling == flags.keys() - apart
+  for name in arguments.keys() - scaling:
+    assert arguments[name] == flags[name], name
+
+
+def test_texts_are_numbers_and_lists():
+  """As `serve run` hands them over; a config file has numbers and lists."""
+  texts = what(
+    task="a,b", batch_sizes="1,4", slots="4", timeout="2.5", num_cpus="0.5",
+    state_dir="/state",
+  )  # fmt: skip
+  typed = what(
+    task=["a", "b"], batch_sizes=[1, 4], slots=4, timeout=2.5, num_cpus=0.5,
+    state_dir="/state",
+  )  # fmt: skip
+  assert texts == typed
+  assert texts.model == PredictorConfig(
+    "a.npz", ("a", "b"), batch_sizes=(1, 4), slots=4
+  )
+  assert texts.server == ServerSettings(timeout=2.5, state_dir="/state")
+  assert texts.scaling == Scaling(num_cpus=0.5)
+
+
+@pytest.mark.parametrize(
+  ("given", "message"),
+  [
+    ({"slot": "4"}, "no argument 'slot', expected some of task, backbone"),
+    ({"slots": 0}, "slots is 0, expected a number from 1"),
+    ({"max_queue": 0}, "max_queue is 0, expected at least 1"),
+    ({"timeout": "nan"}, "timeout is nan, expected a positive number"),
+    ({"top": "many"}, "top is 'many': Input should be a valid integer"),
+    ({"backbone": None}, "backbone is None"),
+    ({"dtype": "float16"}, "expected one of ['float32', 'bfloat16']"),
+    ({"batch_sizes": "8,1"}, "batch_sizes is (8, 1), expected"),
+    ({"port": 8000}, "port is not of a replica: see http_options"),
+    ({"num_replicas": 0}, "num_replicas is 0, expected at least 1"),
+    ({"num_gpus": -1}, "num_gpus is -1.0, expected at least 0"),
+    (
+      {"max_replicas": 2, "min_replicas": 3},
+      "min_replicas is 3, expected at most max_replicas, 2",
+    ),
+    ({"max_images": 300}, "max_images is 300, expected at most max_queue"),
+  ],
+)
+def test_bad_arguments_are_refused_in_one_line(given, message):
+  with pytest.raises(ConfigError) as caught:
+    what(**given)
+  assert message in str(caught.value)
+  assert "\n" not in str(caught.value)
+
+
+def test_the_backbone_must_be_given():
+  with pytest.raises(ConfigError, match="backbone is missing"):
+    Arguments.model_validate({})
+
+
+@pytest.mark.slow  # importing Ray takes seconds
+def test_options_of_the_deployment():
+  pytest.importorskip("ray.serve", reason="ray is not installed")
+  from memory_vit.ray_serve import application
+  from memory_vit.ray_serve.deployment import deployment_options
+
+  # Else Ray Serve hands a dictionary over that nobody has checked.
+  [argument] = inspect.signature(application).parameters.values()
+  assert argument.annotation is Arguments
+  fixed = deployment_options(what(num_replicas=3, num_gpus=0.5, grace=7))
+  assert fixed == {
+    "num_replicas": 3, "max_ongoing_requests": 512,
+    "graceful_shutdown_timeout_s": 7,
+    "ray_actor_options": {"num_cpus": 1, "num_gpus": 0.5},
+  }  # fmt: skip
+  scaled = deployment_options(
+    what(min_replicas=2, max_replicas=9, target_ongoing_requests=4)
+  )
+  assert "num_replicas" not in scaled
+  assert scaled["autoscaling_config"] == {
+    "min_replicas": 2, "max_replicas": 9, "target_ongoing_requests": 4,
+  }  # fmt: skip
+
+
+@pytest.mark.slow  # importing Ray takes seconds
+def test_relative_paths_are_made_whole(tmp_path, monkeypatch):
+  pytest.importorskip("ray.serve", reason="ray is not installed")
+  from memory_vit.ray_serve.deployment import with_whole_paths
+
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "a.npz").touch()
+  found = with_whole_paths(what(task="t", state_dir="s", token_file="/token"))
+  assert found.model.backbone == str(tmp_path / "a.npz")
+  assert found.model.tasks == (str(tmp_path / "t"),)
+  assert found.server.state_dir == str(tmp_path / "s")
+  assert found.server.token_file == "/token"
+  named = with_whole_paths(what(backbone="augreg-B/32"))
+  assert named.model.backbone == "augreg-B/32"

@@ -1,0 +1,306 @@
+"""Two replicas of the application, one ledger: no Ray, all in one process."""
+
+import asyncio
+import contextlib
+import dataclasses
+
+import httpx
+import jax
+import numpy as np
+import pytest
+from conftest import random_task, tiny_backbone
+
+import memory_vit as mv
+from memory_vit.prediction import Predictor
+from memory_vit.ray_serve.ledger import Ledger, Patience
+from memory_vit.ray_serve.ledger_calls import LedgerLost
+from memory_vit.ray_serve.shared_changes import SharedTaskChanges
+from memory_vit.serving import ServerSettings, create_app
+from memory_vit.serving.task_store import TaskStore
+
+PATIENCE = Patience(ready=30, shown=0.5, news=1, founding=0.05, alive=0.05)
+SECRET = "a token of 24 characters"
+BEARER = {"Authorization": f"Bearer {SECRET}"}
+BYTES = {**BEARER, "Content-Type": "application/octet-stream"}
+BACKBONE = tiny_backbone()
+BIRDS, PETS, CATS, DOGS = (
+  random_task(BACKBONE, name, seed=i, classes=3)
+  for i, name in enumerate(("birds", "pets", "cats", "dogs"))
+)
+
+
+class Cluster:
+  """A ledger that can be lost, and replicas that reach it by its calls."""
+
+  def __init__(self, folder, store=None, patience=PATIENCE):
+    self.folder, self.store, self.patience = folder, store, patience
+    self._token = folder / "token"
+    self._token.touch(0o600)
+    self._token.write_text(SECRET)
+    self.dead, self.models, self.changes = set(), {}, {}
+    self.begin_ledger()
+
+  def begin_ledger(self):
+    self._ledger = Ledger(self.store, self._is_alive, self.patience)
+    self._lost = asyncio.Event()
+
+  def lose_ledger(self):
+    """End it: all calls fail, and the next ones reach another one."""
+    self._lost.set()
+    self.begin_ledger()
+
+  async def _is_alive(self, handle):
+    return handle not in self.dead
+
+  def __getattr__(self, method):
+    async def call(*arguments):
+      lost = asyncio.create_task(self._lost.wait())
+      asked = asyncio.create_task(getattr(self._ledger, method)(*arguments))
+      await asyncio.wait({lost, asked}, return_when="FIRST_COMPLETED")
+      if not asked.done():
+        asked.cancel()
+        raise LedgerLost
+      lost.cancel()
+      return asked.result()
+
+    return call
+
+  @contextlib.asynccontextmanager
+  async def replica(self, name, *tasks, backbone=BACKBONE):
+    """A client of one that is ready."""
+    model = self.models[name] = Predictor.from_model(
+      backbone, tasks, warm_up=False, batch_sizes=(1,), slots=4
+    )
+
+    def changes(*given):
+      made = SharedTaskChanges(*given, ledger=self, member=name, handle=name)
+      self.changes[name] = made
+      return made
+
+    settings = ServerSettings(token_file=str(self._token))
+    app = create_app(model, settings, changes)
+    async with app.router.lifespan_context(app):
+      await app.state.service.settled()
+      assert app.state.service.state == "ready", app.state.service.problem
+      transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+      async with httpx.AsyncClient(
+        transport=transport, base_url="http://test", timeout=30
+      ) as http:
+        yield http
+
+  def file(self, task):
+    path = self.folder / f"{task.name}.safetensors"
+    mv.save_task(task, path, format="safetensors")
+    return path.read_bytes()
+
+  async def put(self, http, task):
+    url = f"/v1/tasks/{task.name}"
+    return await http.put(url, content=self.file(task), headers=BYTES)
+
+
+async def task_set(http):
+  return (await http.get("/v1/tasks")).json()["task_set"]
+
+
+async def with_two(folder, check, patience=PATIENCE):
+  cluster = Cluster(folder, patience=patience)
+  async with (
+    cluster.replica("a", BIRDS, PETS) as a,
+    cluster.replica("b", BIRDS, PETS) as b,
+  ):
+    await check(cluster, a, b)
+
+
+def test_a_change_by_one_replica_is_that_of_all(tmp_path):
+  async def check(cluster, a, b):
+    grey = np.zeros((1, *[BACKBONE.config.image_size] * 2, 3), np.float32)
+    assert await task_set(a) == await task_set(b)
+    for change, names in (
+      (cluster.put(a, CATS), ["birds", "pets", "cats"]),
+      (b.delete("/v1/tasks/birds", headers=BEARER), ["pets", "cats"]),
+      (cluster.put(b, DOGS), ["dogs", "pets", "cats"]),
+      (cluster.put(a, DOGS), ["dogs", "pets", "cats"]),
+    ):
+      done = await change
+      assert done.status_code in (200, 201), done.text
+      told = done.json()["task_set"]
+      assert told["names"] == names  # in the same slots
+      assert told == await task_set(a) == await task_set(b)
+      assert (done.json()["grew"], done.json()["compiled"]) == (False, 0)
+    one, other = (m.predict_pixels(grey) for m in cluster.models.values())
+    for name in one.logits:
+      np.testing.assert_array_equal(one.logits[name], other.logits[name])
+    assert told["version"] == 5
+    gone = await b.delete("/v1/tasks/birds", headers=BEARER)
+    assert (gone.status_code, sorted(gone.json()["known"])) == (
+      404, ["cats", "dogs", "pets"],
+    )  # fmt: skip
+
+  asyncio.run(with_two(tmp_path, check))
+
+
+def test_changes_of_two_replicas_at_once(tmp_path):
+  async def check(cluster, a, b):
+    done = await asyncio.gather(
+      cluster.put(a, CATS),
+      cluster.put(b, DOGS),
+      a.delete("/v1/tasks/birds", headers=BEARER),
+      b.delete("/v1/tasks/pets", headers=BEARER),
+    )
+    assert [d.status_code for d in done] == [201, 201, 200, 200]
+    versions = [d.json()["task_set"]["version"] for d in done]
+    assert sorted(versions) == [2, 3, 4, 5]
+    assert await task_set(a) == await task_set(b)
+    assert set((await task_set(a))["names"]) == {"cats", "dogs"}
+
+  asyncio.run(with_two(tmp_path, check))
+
+
+def overflowing(task):
+  params = jax.tree.map(lambda a: np.full(a.shape, 3e38, a.dtype), task.params)
+  return dataclasses.replace(task, params=params)
+
+
+def test_what_one_replica_cannot_take_is_taken_by_none(tmp_path, monkeypatch):
+  async def check(cluster, a, b):
+    before = await task_set(a)
+
+    def no_room(*_):
+      raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    with monkeypatch.context() as patch:
+      patch.setattr(cluster.models["b"], "make_ready", no_room)
+      done = await cluster.put(a, CATS)
+      assert done.status_code == 500
+      assert "replica b cannot take it: RESOURCE_EXH" in done.json()["error"]
+    over = await cluster.put(b, overflowing(CATS))
+    assert (over.status_code, "not finite" in over.text) == (422, True)
+    assert before == await task_set(a) == await task_set(b)
+    done = await cluster.put(a, CATS)
+    assert done.json()["task_set"]["version"] == before["version"] + 1
+
+  asyncio.run(with_two(tmp_path, check))
+
+
+def test_a_replica_that_is_late_is_named(tmp_path):
+  async def check(cluster, a, b):
+    before = await task_set(a)
+    cluster.changes["b"]._following.cancel()  # it lives, and asks no more
+    done = await cluster.put(a, CATS)
+    assert (done.status_code, "in time: b." in done.text) == (503, True)
+    assert int(done.headers["retry-after"]) > 0
+    assert before == await task_set(a) == await task_set(b)
+    cluster.dead.add("b")
+    assert (await cluster.put(a, CATS)).status_code == 201
+
+  patience = dataclasses.replace(PATIENCE, ready=0.5)
+  asyncio.run(with_two(tmp_path, check, patience))
+
+
+def test_a_replica_that_starts_has_the_tasks_of_now(tmp_path):
+  async def check(cluster, a, b):
+    await cluster.put(a, CATS)
+    await a.delete("/v1/tasks/birds", headers=BEARER)
+    async with cluster.replica("new", BIRDS, PETS) as new:
+      assert await task_set(new) == await task_set(a)
+      await cluster.put(b, DOGS)
+      assert await task_set(new) == await task_set(a)
+      assert "dogs" in (await task_set(new))["names"]
+    # It has left: nobody waits for it.
+    assert (await cluster.put(b, CATS)).status_code == 200
+
+  asyncio.run(with_two(tmp_path, check))
+
+
+def test_a_lost_ledger_loses_no_change(tmp_path):
+  async def check(cluster, a, b):
+    await cluster.put(a, CATS)
+    before = await task_set(a)
+    cluster.lose_ledger()
+    # One that starts first does not bring its own set back.
+    async with cluster.replica("new", BIRDS, PETS) as new:
+      assert before == await task_set(new) == await task_set(b)
+      done = await cluster.put(new, DOGS)
+      assert done.json()["task_set"]["version"] == before["version"] + 1
+      assert done.json()["task_set"] == await task_set(a) == await task_set(b)
+
+  asyncio.run(with_two(tmp_path, check))
+
+
+def test_a_new_ledger_asks_anew(tmp_path):
+  """Nobody takes its first proposal for one that was judged before."""
+
+  async def check(cluster, a, b):
+    await cluster.put(a, CATS)
+    before = await task_set(a)
+    cluster.lose_ledger()
+    over = await cluster.put(a, overflowing(DOGS))
+    assert (over.status_code, "not finite" in over.text) == (422, True)
+    assert before == await task_set(a) == await task_set(b)
+
+  asyncio.run(with_two(tmp_path, check))
+
+
+def test_a_ledger_lost_during_a_change_says_that_it_is_open(
+  tmp_path, monkeypatch
+):
+  async def check(cluster, a, b):
+    real = cluster.models["b"].make_ready
+
+    def slow(*arguments):
+      cluster._loop.call_soon_threadsafe(cluster.lose_ledger)
+      return real(*arguments)
+
+    cluster._loop = asyncio.get_running_loop()
+    with monkeypatch.context() as patch:
+      patch.setattr(cluster.models["b"], "make_ready", slow)
+      done = await cluster.put(a, CATS)
+    assert (done.status_code, "is not known" in done.text) == (503, True)
+    assert (await cluster.put(b, CATS)).status_code in (200, 201)
+    assert await task_set(a) == await task_set(b)
+    assert "cats" in (await task_set(a))["names"]
+
+  asyncio.run(with_two(tmp_path, check))
+
+
+def test_state_dir_survives_the_cluster(tmp_path):
+  reader = random_task(BACKBONE, "aaa", attends_to=[CATS])
+
+  async def first():
+    store = TaskStore(str(tmp_path / "state"))
+    cluster = Cluster(tmp_path, store)
+    async with cluster.replica("a", BIRDS) as a:
+      for task in (CATS, reader, DOGS):
+        assert (await cluster.put(a, task)).status_code == 201
+      await a.delete("/v1/tasks/dogs", headers=BEARER)
+      found = await task_set(a)
+    store.close()
+    return found
+
+  async def second():
+    store = TaskStore(str(tmp_path / "state"))
+    cluster = Cluster(tmp_path, store)
+    async with cluster.replica("b", BIRDS) as b:
+      found = await task_set(b)
+      await b.delete("/v1/tasks/aaa", headers=BEARER)
+    kept = [name for name, _ in store.kept()]
+    store.close()
+    return found, kept
+
+  before = asyncio.run(first())
+  after, kept = asyncio.run(second())
+  assert set(after["names"]) == {"birds", "cats", "aaa"}
+  assert after["digest"] == before["digest"]
+  assert kept == ["cats"]
+
+
+def test_who_cannot_use_the_tasks_does_not_start(tmp_path):
+  """Of another backbone: it says why, and the others go on."""
+
+  async def check(cluster, a, b):
+    starting = cluster.replica("other", backbone=tiny_backbone(seed=9))
+    with pytest.raises(AssertionError, match="fingerprint"):
+      await starting.__aenter__()
+    assert (await cluster.put(a, CATS)).status_code == 201
+
+  asyncio.run(with_two(tmp_path, check))
