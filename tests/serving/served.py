@@ -44,6 +44,7 @@ def warm_predictor():
 def with_tasks(*tasks):
   """The warm predictor, of these tasks until the body ends."""
   model = warm_predictor()
+  room = model.task_set.room
 
   def show(wanted):
     for name in reversed(model.task_set.names):
@@ -56,6 +57,8 @@ def with_tasks(*tasks):
     yield model
   finally:
     show((BIRDS, PETS))
+    if model.task_set.room != room:
+      warm_predictor.cache_clear()  # what has grown rounds otherwise
 
 
 def png(seed=0, side=8):
