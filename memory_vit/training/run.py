@@ -211,6 +211,7 @@ def _open_inputs(
   splits = {key: reader for key, reader in named.items() if reader}
   for reader in splits.values():
     requirements.require_embeddings_of(backbone, config, reader)
+    requirements.require_prepared_alike(train, reader)
   consistency.require_same_data(trainer, splits)
   record = _record_of(splits, config, workdir)
   trainer = dataclasses.replace(trainer, record=record)

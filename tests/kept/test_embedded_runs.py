@@ -19,7 +19,7 @@ import memory_vit as mv
 from memory_vit import config as config_lib
 from memory_vit.configs import embeddings as embeddings_config
 from memory_vit.data import audit_report, datasets
-from memory_vit.errors import BackboneError, ConfigError, TaskError
+from memory_vit.errors import BackboneError, ConfigError, DataError, TaskError
 from memory_vit.evaluation import task_data
 from memory_vit.kept.shards import ShardRows
 from memory_vit.model.task import EvalPreprocessing
@@ -338,6 +338,26 @@ def test_another_middle_than_that_which_was_embedded(place, central, tmp_path):
   }  # fmt: skip
   with pytest.raises(ConfigError, match="data.resize is 9.* made with 11"):
     opened(config_of(place, changes), tmp_path)
+
+
+@pytest.mark.parametrize("split", ["test", "validation"])
+def test_splits_that_were_prepared_differently(place, central, tmp_path, split):
+  """A task would be measured on other images than those that it is made for."""
+  there = tmp_path / "embedded"
+  there.mkdir()
+  (there / "train").symlink_to(place / "embedded" / "train")
+  (there / "test").symlink_to(place / "central" / "test")
+  changes = {"data.dir": str(there), f"data.{split}": "test"}
+  if split == "validation":
+    changes["data.test"] = ""
+  with pytest.raises(
+    DataError,
+    match="'test': .* with crop 'central', resize 11, interpolation 'bicubic', "
+    r"and those of .*'train\[:24\]' with crop 'resize', resize 0, interpol",
+  ) as error:
+    run.train_and_evaluate(config_of(place, changes), tmp_path / "run")
+  assert "\n" not in str(error.value)
+  assert not (tmp_path / "run" / "tasks").exists()
 
 
 def test_values_that_the_backbone_does_not_make(place, tmp_path):
