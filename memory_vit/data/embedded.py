@@ -240,7 +240,7 @@ def _inventory(
   return Inventory(
     facts={LISTED: digest.hexdigest()},
     files={
-      os.path.relpath(path, root.parent): str(path)
+      path.name if path == root else os.path.relpath(path, root): str(path)
       for output, _ in parts
       for path in output.files.paths
     },

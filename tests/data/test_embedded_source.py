@@ -350,8 +350,23 @@ def test_changes_are_noticed_when_a_run_goes_on(place):
   assert before.facts != after.facts
   assert before.files == after.files
   assert sorted(after.files) == [
-    f"all/train/part-{i:05}-of-00003.parquet" for i in range(3)
+    f"train/part-{i:05}-of-00003.parquet" for i in range(3)
   ]
   said = inventory.differences(before.table("files"), after.table("files"))
   assert len(said) == 1
   assert said[0].startswith(inventory.LISTED)
+
+
+@pytest.mark.parametrize("output", ["", "train", "test.parquet"])
+def test_embeddings_may_be_moved_while_a_run_is_stopped(place, output):
+  """They are the same below a directory, or in a file, of another name."""
+  before = opened(place / output).source.inventory.table("files")
+  moved = place.parent / "elsewhere"
+  shutil.copytree(place, moved)
+  after = opened(moved / output).source.inventory.table("files")
+  assert inventory.differences(before, after) == []
+  assert before == after
+  for file in moved.rglob("*.parquet"):
+    file.touch()
+  after = opened(moved / output).source.inventory.table("files")
+  assert before != after
