@@ -36,6 +36,8 @@ _TRAIN = "train"
 _SUFFIX = ".parquet"
 # Rows without an embedding that a result names.
 _NAMED = 100
+# The fact that tells runs of `embed` from others.
+_RUNS = "runs of embed"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds a table
@@ -127,16 +129,28 @@ def _find_outputs(root: Path, directory: str) -> dict[str, Path]:
     )
   if any(root.glob(embedding_files.SHARDS)):
     return {_TRAIN: root}
-  found = {}
+  found: dict[str, Path] = {}
   for path in sorted(root.iterdir()):
-    if path.name.startswith((".", "_")):
+    if not _is_output(path):
       continue
-    if path.suffix == _SUFFIX and path.is_file():
-      found[path.stem] = path
-    # Shards of a file that is not whole yet are no split.
-    elif not path.suffix and any(path.glob(embedding_files.SHARDS)):
-      found[path.name] = path
+    if other := found.get(path.stem):
+      raise DataError(
+        f"{messages.brief(directory)} holds {messages.brief(other.name)} and "
+        f"{messages.brief(path.name)}, expected one of them: move the one that "
+        "is not to be used."
+      )
+    found[path.stem] = path
   return found
+
+
+def _is_output(path: Path) -> bool:
+  """Whether something in a directory is a split."""
+  if path.name.startswith((".", "_")):
+    return False
+  if path.suffix == _SUFFIX and path.is_file():
+    return True
+  # Shards of a file that is not whole yet are no split.
+  return not path.suffix and any(path.glob(embedding_files.SHARDS))
 
 
 def _require_splits(
@@ -233,12 +247,14 @@ def _inventory(
   paths: pa.ChunkedArray,
   labels: np.ndarray,
 ) -> Inventory:
-  """The files of a split, with a digest of its examples."""
+  """The files of a split, with what made them, and a digest of its examples."""
   digest = hashlib.sha256(labels.tobytes())
   for path in paths.to_pylist():
     digest.update(os.fsencode(f"{path}\n"))
+  plans = [plan for output, _ in parts for plan in output.files.plans]
   return Inventory(
-    facts={LISTED: digest.hexdigest()},
+    # Files of other values may have the same sizes.
+    facts={LISTED: digest.hexdigest(), _RUNS: [*dict.fromkeys(plans)]},
     files={
       path.name if path == root else os.path.relpath(path, root): str(path)
       for output, _ in parts

@@ -217,6 +217,15 @@ def test_splits_that_are_not_there(place, tmp_path):
     )
 
 
+def test_a_split_that_is_there_twice_is_refused(place):
+  """Which of them is the newer one is nothing to guess."""
+  (place / "train.parquet").symlink_to(place / "test.parquet")
+  for split in ("train", "test"):
+    with pytest.raises(DataError, match="'train' and 'train.parquet'") as error:
+      opened(place, split)
+    assert "\n" not in str(error.value)
+
+
 def test_an_output_that_is_not_whole_is_refused(place):
   [*_, last] = sorted(place.glob("train/*.parquet"))
   # Shards of a single file that is not joined yet are no split.
@@ -355,6 +364,17 @@ def test_changes_are_noticed_when_a_run_goes_on(place):
   said = inventory.differences(before.table("files"), after.table("files"))
   assert len(said) == 1
   assert said[0].startswith(inventory.LISTED)
+
+
+def test_another_run_of_embed_is_noticed(place):
+  """By hosts with copies that have equal names and sizes, too."""
+  before = opened(place).source.inventory
+  for file in place.glob("train/*.parquet"):
+    fake_embeddings.rewritten(file, changed_about(plan=64 * "0"))
+  after = opened(place).source.inventory
+  assert [*before.facts] == [*after.facts]
+  [key] = [k for k, v in before.facts.items() if v != after.facts[k]]
+  assert after.facts[key] == [64 * "0"]
 
 
 @pytest.mark.parametrize("output", ["", "train", "test.parquet"])
