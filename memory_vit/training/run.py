@@ -288,7 +288,7 @@ def _left_out(readers: Iterable[Reader]) -> tuple[str, ...]:
     for reader in readers
     for index in reader.sync_unreadable()
   ]
-  # Slices of an output of `embed` leave out the same.
+  # Slices may overlap, or be the same.
   others = [line for reader in readers for line in reader.source.left_out]
   return (*unreadable, *dict.fromkeys(others))
 
