@@ -19,7 +19,13 @@ import memory_vit as mv
 from memory_vit import config as config_lib
 from memory_vit.configs import embeddings as embeddings_config
 from memory_vit.data import audit_report, datasets
-from memory_vit.errors import BackboneError, ConfigError, DataError, TaskError
+from memory_vit.errors import (
+  BackboneError,
+  ConfigError,
+  DataError,
+  TaskError,
+  TrainingError,
+)
 from memory_vit.evaluation import task_data
 from memory_vit.kept.shards import ShardRows
 from memory_vit.model.task import EvalPreprocessing
@@ -231,7 +237,9 @@ def test_what_embed_wrote_is_what_a_run_keeps_but_for_rounding(place, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on(place, tmp_path, monkeypatch):
-  config = config_of(place, {"checkpoint_every": 3, "data.test": ""})
+  """Also where its embeddings lie elsewhere, unless they have changed."""
+  changes = {"checkpoint_every": 3, "data.test": ""}
+  config = config_of(place, changes)
   run.train_and_evaluate(config, tmp_path / "whole")
   steps, real = [], Step.__call__
 
@@ -244,7 +252,16 @@ def test_a_run_that_was_stopped_goes_on(place, tmp_path, monkeypatch):
   monkeypatch.setattr(Step, "__call__", stops_in_step_5)
   with pytest.raises(KeyboardInterrupt):
     run.train_and_evaluate(config, tmp_path / "stopped")
-  run.train_and_evaluate(config, tmp_path / "stopped")
+  moved = tmp_path / "moved"
+  shutil.copytree(place / "embedded", moved)
+  elsewhere = config_of(place, {**changes, "data.dir": str(moved)})
+  for file in moved.rglob("*.parquet"):
+    file.touch()
+  with pytest.raises(TrainingError, match="files"):
+    run.train_and_evaluate(elsewhere, tmp_path / "stopped")
+  for file in moved.rglob("*.parquet"):
+    shutil.copystat(place / "embedded" / file.relative_to(moved), file)
+  run.train_and_evaluate(elsewhere, tmp_path / "stopped")
   assert len(steps) == 5 + 4  # from step 3 on
   assert_same_bits(learned(tmp_path / "stopped"), learned(tmp_path / "whole"))
 
