@@ -36,6 +36,8 @@ _TRAIN = "train"
 _SUFFIX = ".parquet"
 # Rows without an embedding that a result names.
 _NAMED = 100
+# The fact that tells runs of `embed` from others.
+_RUNS = "runs of embed"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds a table
@@ -46,13 +48,17 @@ class _Output:
     name: of the split.
     files: of its rows.
     table: "path", "label" and "error" of every row.
-    rows: int64 (k,), those with an embedding, in an order that mixes classes.
+    good: bool (n,), the rows that have an embedding.
   """
 
   name: str
   files: EmbeddingFiles
   table: pa.Table
-  rows: np.ndarray
+  good: np.ndarray
+
+
+# Some rows of an output, int64 (k,), in an order that mixes classes.
+_Part = tuple[_Output, np.ndarray]
 
 
 def open_embeddings(ref: SplitRef) -> Source:
@@ -71,32 +77,32 @@ def open_embeddings(ref: SplitRef) -> Source:
     name: _open(name, paths[name]) for name in dict.fromkeys([_TRAIN, *wanted])
   }
   class_names = _class_names(outputs[_TRAIN])
-  sizes = {name: len(outputs[name].rows) for name in wanted}
-  parts = [
-    (outputs[name], outputs[name].rows[part])
-    for name, part in sources.split_parts(ref.name, ref.split, sizes)
-  ]
-  return _source(ref, root, parts, class_names)
+  sizes = {name: len(outputs[name].table) for name in wanted}
+  parts = sources.split_parts(ref.name, ref.split, sizes)
+  orders = {name: _mixed(outputs[name]) for name in wanted}
+  # Slices are of all images, as those of a folder are, readable or not.
+  sliced = [(outputs[name], orders[name][part]) for name, part in parts]
+  return _source(ref, root, sliced, class_names)
 
 
 def _source(
   ref: SplitRef,
   root: Path,
-  parts: Sequence[tuple[_Output, np.ndarray]],
+  sliced: Sequence[_Part],
   class_names: Sequence[str],
 ) -> Source:
-  """The source of some rows of some outputs, in their order."""
+  """The source of those rows of a split that have an embedding."""
+  parts = [(output, rows[output.good[rows]]) for output, rows in sliced]
+  left_out = _left_out(ref, sliced)
   labels = np.concatenate([
     _labels(output, class_names)[rows] for output, rows in parts
   ])  # fmt: skip
-  chosen = pa.chunked_array(
-    [
-      chunk
-      for output, rows in parts
-      for chunk in output.table["path"].take(rows).chunks
-    ],
-    pa.string(),
-  )
+  if not len(labels):
+    raise BrokenDataError(
+      f"data set {ref.name!r}, split {ref.split!r}, has no embedding: none of "
+      "its images could be read."
+    )
+  chosen = _column("path", parts)
   return Source(
     name=ref.name,
     split=ref.split,
@@ -107,12 +113,18 @@ def _source(
     inventory=_inventory(root, parts, chosen, labels),
     labels=labels,
     embedded=_rows(parts),
-    left_out=tuple(
-      line
-      for output in {output.name: output for output, _ in parts}.values()
-      for line in _left_out(output)
-    ),
+    left_out=left_out,
   )
+
+
+def _column(name: str, parts: Sequence[_Part]) -> pa.ChunkedArray:
+  """The values of a column of text, of all rows in their order."""
+  chunks = [
+    chunk
+    for output, rows in parts
+    for chunk in output.table[name].take(rows).chunks
+  ]
+  return pa.chunked_array(chunks, pa.string())
 
 
 def _find_outputs(root: Path, directory: str) -> dict[str, Path]:
@@ -127,16 +139,28 @@ def _find_outputs(root: Path, directory: str) -> dict[str, Path]:
     )
   if any(root.glob(embedding_files.SHARDS)):
     return {_TRAIN: root}
-  found = {}
+  found: dict[str, Path] = {}
   for path in sorted(root.iterdir()):
-    if path.name.startswith((".", "_")):
+    if not _is_output(path):
       continue
-    if path.suffix == _SUFFIX and path.is_file():
-      found[path.stem] = path
-    # Shards of a file that is not whole yet are no split.
-    elif not path.suffix and any(path.glob(embedding_files.SHARDS)):
-      found[path.name] = path
+    if other := found.get(path.stem):
+      raise DataError(
+        f"{messages.brief(directory)} holds {messages.brief(other.name)} and "
+        f"{messages.brief(path.name)}, expected one of them: move the one that "
+        "is not to be used."
+      )
+    found[path.stem] = path
   return found
+
+
+def _is_output(path: Path) -> bool:
+  """Whether something in a directory is a split."""
+  if path.name.startswith((".", "_")):
+    return False
+  if path.suffix == _SUFFIX and path.is_file():
+    return True
+  # Shards of a file that is not whole yet are no split.
+  return not path.suffix and any(path.glob(embedding_files.SHARDS))
 
 
 def _require_splits(
@@ -153,44 +177,38 @@ def _require_splits(
 
 
 def _open(name: str, path: Path) -> _Output:
-  """Open an output, and count the rows that have no embedding."""
+  """Open an output, whose embeddings all have to be labelled."""
   files = embedding_files.open_files(path)
   table = files.table()
   good = table["error"].is_null()
-  rows = np.flatnonzero(good.to_numpy())
   where = escaped(str(path))
-  if not len(rows):
-    raise BrokenDataError(f"{where} has no row that is an embedding.")
-  if len(rows) < len(table):
-    logger.warning(
-      "%s: %d of %d rows are left out, whose images could not be read",
-      where, len(table) - len(rows), len(table),
-    )  # fmt: skip
   found = table.filter(good)
+  if not len(found):
+    raise BrokenDataError(f"{where} has no row that is an embedding.")
   unlabelled = found.filter(found["label"].is_null())["path"]
   if len(unlabelled):
     raise BrokenDataError(
-      f"{where}: {len(unlabelled):,} of {len(rows):,} rows have no label, such "
-      f"as {escaped(unlabelled[0].as_py())}: expected embeddings of folders of "
-      "classes (embed --input=FOLDER_OF_CLASSES), or of Parquet files with a "
-      "--label_column."
+      f"{where}: {len(unlabelled):,} of {len(found):,} rows have no label, "
+      f"such as {escaped(unlabelled[0].as_py())}: expected embeddings of "
+      "folders of classes (embed --input=FOLDER_OF_CLASSES), or of Parquet "
+      "files with a --label_column."
     )
-  order = _mixed(name, found["path"])
-  return _Output(name, files, table, rows[order])
+  return _Output(name, files, table, good.to_numpy())
 
 
-def _mixed(name: str, paths: pa.ChunkedArray) -> np.ndarray:
-  """The order of a split, so that a slice is fair to all classes: int64 (k,).
+def _mixed(output: _Output) -> np.ndarray:
+  """The order of all rows, so that a slice is fair to all classes: int64 (n,).
 
   By the hash of a path below the folder that all lie in, as the images of a
   folder or a list are: embeddings of DATA/train are in the order of DATA/train
   itself, and stay so where the folder is moved, or embedded by other backbones.
   """
+  paths = output.table["path"]
   ends = pc.min_max(paths).as_py()
   common = os.path.commonprefix([ends["min"], ends["max"]])
   start = common.rfind("/") + 1
   keys = [
-    hashlib.sha256(os.fsencode(f"{name}/{path[start:]}")).digest()
+    hashlib.sha256(os.fsencode(f"{output.name}/{path[start:]}")).digest()
     for path in paths.to_pylist()
   ]
   return np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
@@ -198,7 +216,7 @@ def _mixed(name: str, paths: pa.ChunkedArray) -> np.ndarray:
 
 def _class_names(train: _Output) -> list[str]:
   """The labels of the training output, sorted as folders of classes are."""
-  return sorted(pc.unique(train.table["label"].take(train.rows)).to_pylist())
+  return sorted(pc.unique(train.table["label"].filter(train.good)).to_pylist())
 
 
 def _labels(output: _Output, class_names: Sequence[str]) -> np.ndarray:
@@ -206,9 +224,9 @@ def _labels(output: _Output, class_names: Sequence[str]) -> np.ndarray:
   known = pa.array(class_names, pa.string())
   places = pc.fill_null(pc.index_in(output.table["label"], known), -1)
   labels = places.to_numpy().astype(np.int32)
-  unknown = output.rows[labels[output.rows] < 0]
+  unknown = np.flatnonzero(output.good & (labels < 0))
   if len(unknown):
-    names = pc.unique(output.table["label"].take(np.sort(unknown)))
+    names = pc.unique(output.table["label"].take(unknown))
     raise BrokenDataError(
       f"the embeddings of {output.name!r} have classes that those of "
       f"{_TRAIN!r} do not have: "
@@ -217,7 +235,7 @@ def _labels(output: _Output, class_names: Sequence[str]) -> np.ndarray:
   return labels
 
 
-def _rows(parts: Sequence[tuple[_Output, np.ndarray]]) -> EmbeddedRows:
+def _rows(parts: Sequence[_Part]) -> EmbeddedRows:
   """Where the examples are, counted over the files of all parts."""
   files = embedding_files.joined([output.files for output, _ in parts])
   starts = np.cumsum([0, *(output.files.size for output, _ in parts)])
@@ -229,36 +247,48 @@ def _rows(parts: Sequence[tuple[_Output, np.ndarray]]) -> EmbeddedRows:
 
 def _inventory(
   root: Path,
-  parts: Sequence[tuple[_Output, np.ndarray]],
+  parts: Sequence[_Part],
   paths: pa.ChunkedArray,
   labels: np.ndarray,
 ) -> Inventory:
-  """The files of a split, with a digest of its examples."""
+  """The files of a split, with what made them, and a digest of its examples."""
   digest = hashlib.sha256(labels.tobytes())
   for path in paths.to_pylist():
     digest.update(os.fsencode(f"{path}\n"))
+  plans = [plan for output, _ in parts for plan in output.files.plans]
   return Inventory(
-    facts={LISTED: digest.hexdigest()},
+    # Files of other values may have the same sizes.
+    facts={LISTED: digest.hexdigest(), _RUNS: [*dict.fromkeys(plans)]},
     files={
-      os.path.relpath(path, root.parent): str(path)
+      path.name if path == root else os.path.relpath(path, root): str(path)
       for output, _ in parts
       for path in output.files.paths
     },
   )
 
 
-def _left_out(output: _Output) -> list[str]:
-  """Name the rows without an embedding; of many, the first ones."""
-  bad = output.table.filter(pc.is_valid(output.table["error"]))
+def _left_out(ref: SplitRef, sliced: Sequence[_Part]) -> tuple[str, ...]:
+  """Name the images without an embedding; of many, the first ones."""
+  bad = [(output, rows[~output.good[rows]]) for output, rows in sliced]
+  count = sum(len(rows) for _, rows in bad)
+  if not count:
+    return ()
+  logger.warning(
+    "embeddings, split %r: %d of %d rows are left out, whose images could not "
+    "be read", ref.split, count, sum(len(rows) for _, rows in sliced),
+  )  # fmt: skip
+  what = f"embeddings of {ref.split!r}"
+  paths, errors = (
+    _column(name, bad).slice(0, _NAMED).to_pylist()
+    for name in ("path", "error")
+  )
   lines = [
-    f"embeddings of {output.name!r}: {row['path']} has none: {row['error']}"
-    for row in bad.slice(0, _NAMED).to_pylist()
+    f"{what}: {path} has none: {error}"
+    for path, error in zip(paths, errors, strict=True)
   ]
-  if len(bad) > _NAMED:
-    lines.append(
-      f"embeddings of {output.name!r}: {len(bad) - _NAMED:,} more have none"
-    )
-  return lines
+  if count > _NAMED:
+    lines.append(f"{what}: {count - _NAMED:,} more have none")
+  return tuple(lines)
 
 
 def _no_image(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

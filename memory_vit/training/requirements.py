@@ -1,5 +1,6 @@
 """Refuses runs that are bound to fail, before anything is read or trained."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from jax.sharding import Mesh
 
 from memory_vit.config import EMBEDDINGS, Config, beyond_the_end
 from memory_vit.data.reader import Reader
-from memory_vit.errors import BackboneError, ConfigError
+from memory_vit.errors import BackboneError, ConfigError, DataError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import NAME_PATTERN
 from memory_vit.runtime import messages, paths, processes, sharding
@@ -145,6 +146,32 @@ def require_embeddings_of(
       f"{reader.source}: the embeddings are of {made.backbone}, with values of "
       f"the shapes {messages.brief(dict(made.shapes))}, and config.backbone is "
       f"{found}, which makes {shapes}: expected the one that made them."
+    )
+
+
+def require_prepared_alike(train: Reader, reader: Reader) -> None:
+  """Refuse embeddings of images that were prepared otherwise than train's.
+
+  A task carries how its training images are prepared, and it is measured on
+  images that are prepared so. Data of images pass.
+
+  Raises:
+    DataError: with what differs.
+  """
+  if not (train.source.embedded and reader.source.embedded):
+    return
+  expected = dataclasses.asdict(train.source.embedded.origin.evaluation)
+  found = dataclasses.asdict(reader.source.embedded.origin.evaluation)
+  different = [key for key in expected if found[key] != expected[key]]
+  if different:
+    first, second = (
+      ", ".join(f"{key} {values[key]!r}" for key in different)
+      for values in (found, expected)
+    )
+    raise DataError(
+      f"{reader.source}: the images of these embeddings were prepared with "
+      f"{first}, and those of {train.source} with {second}: embed all splits "
+      "with the same --task, or all without one."
     )
 
 

@@ -211,6 +211,7 @@ def _open_inputs(
   splits = {key: reader for key, reader in named.items() if reader}
   for reader in splits.values():
     requirements.require_embeddings_of(backbone, config, reader)
+    requirements.require_prepared_alike(train, reader)
   consistency.require_same_data(trainer, splits)
   record = _record_of(splits, config, workdir)
   trainer = dataclasses.replace(trainer, record=record)
@@ -287,7 +288,7 @@ def _left_out(readers: Iterable[Reader]) -> tuple[str, ...]:
     for reader in readers
     for index in reader.sync_unreadable()
   ]
-  # Slices of an output of `embed` leave out the same.
+  # Slices may overlap, or be the same.
   others = [line for reader in readers for line in reader.source.left_out]
   return (*unreadable, *dict.fromkeys(others))
 

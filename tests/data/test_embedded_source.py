@@ -150,13 +150,39 @@ def test_rows_with_an_error_are_left_out_and_counted(place, caplog):
       fake_embeddings.rewritten(
         file, with_column(name, lambda p, v, new=value: new if broken(p) else v)
       )
-  reader = opened(place)
-  assert reader.size == TRAIN * len(CLASSES) - 2
+  reader = opened(place, "train+test")
+  assert reader.size == (TRAIN + TEST) * len(CLASSES) - 2
   assert not any(map(broken, names(reader)))
-  assert "2 of 33 rows are left out" in caplog.text
+  assert "2 of 48 rows are left out" in caplog.text
   assert len(reader.source.left_out) == 2
-  assert "ants/03.png has none: it is\n truncated" in reader.source.left_out[0]
-  assert values(reader).shape == (31, 32)
+  [line] = [e for e in reader.source.left_out if "ants" in e]
+  assert line.endswith("ants/03.png has none: it is\n truncated")
+  assert values(reader).shape == (46, 32)
+  caplog.clear()
+  assert not opened(place, "test").source.left_out
+  assert not caplog.text
+
+
+def test_slices_hold_the_same_images_where_some_are_broken(made, place):
+  """A folder finds them when it is read; its slices are of all images."""
+  for file in place.glob("train/*.parquet"):
+    fake_embeddings.rewritten(
+      file, with_column("error", lambda p, v: "cut" if broken(p) else v)
+    )
+  left_out = []
+  for split in ("train[:9]", "train[9:20]", "train[20:]", "train[-60%:]+test"):
+    expected = names(open_source("folder", split, str(made / "data")))
+    reader = opened(place, split)
+    assert names(reader) == [p for p in expected if not broken(p)]
+    bad = [path for path in expected if broken(path)]
+    assert [line.split()[3] for line in reader.source.left_out] == bad
+    left_out += bad
+  assert len(set(left_out)) == 2
+  whole = names(open_source("folder", "train", str(made / "data")))
+  at = [*map(broken, whole)].index(True)
+  with pytest.raises(BrokenDataError, match="has no embedding") as error:
+    opened(place, f"train[{at}:{at + 1}]")
+  assert "\n" not in str(error.value)
 
 
 def test_rows_without_a_label_are_refused(place):
@@ -215,6 +241,15 @@ def test_splits_that_are_not_there(place, tmp_path):
     datasets.open_reader(
       SplitRef("embeddings", str(place), "test", label="label")
     )
+
+
+def test_a_split_that_is_there_twice_is_refused(place):
+  """Which of them is the newer one is nothing to guess."""
+  (place / "train.parquet").symlink_to(place / "test.parquet")
+  for split in ("train", "test"):
+    with pytest.raises(DataError, match="'train' and 'train.parquet'") as error:
+      opened(place, split)
+    assert "\n" not in str(error.value)
 
 
 def test_an_output_that_is_not_whole_is_refused(place):
@@ -350,8 +385,34 @@ def test_changes_are_noticed_when_a_run_goes_on(place):
   assert before.facts != after.facts
   assert before.files == after.files
   assert sorted(after.files) == [
-    f"all/train/part-{i:05}-of-00003.parquet" for i in range(3)
+    f"train/part-{i:05}-of-00003.parquet" for i in range(3)
   ]
   said = inventory.differences(before.table("files"), after.table("files"))
   assert len(said) == 1
   assert said[0].startswith(inventory.LISTED)
+
+
+def test_another_run_of_embed_is_noticed(place):
+  """By hosts with copies that have equal names and sizes, too."""
+  before = opened(place).source.inventory
+  for file in place.glob("train/*.parquet"):
+    fake_embeddings.rewritten(file, changed_about(plan=64 * "0"))
+  after = opened(place).source.inventory
+  assert [*before.facts] == [*after.facts]
+  [key] = [k for k, v in before.facts.items() if v != after.facts[k]]
+  assert after.facts[key] == [64 * "0"]
+
+
+@pytest.mark.parametrize("output", ["", "train", "test.parquet"])
+def test_embeddings_may_be_moved_while_a_run_is_stopped(place, output):
+  """They are the same below a directory, or in a file, of another name."""
+  before = opened(place / output).source.inventory.table("files")
+  moved = place.parent / "elsewhere"
+  shutil.copytree(place, moved)
+  after = opened(moved / output).source.inventory.table("files")
+  assert inventory.differences(before, after) == []
+  assert before == after
+  for file in moved.rglob("*.parquet"):
+    file.touch()
+  after = opened(moved / output).source.inventory.table("files")
+  assert before != after

@@ -19,7 +19,13 @@ import memory_vit as mv
 from memory_vit import config as config_lib
 from memory_vit.configs import embeddings as embeddings_config
 from memory_vit.data import audit_report, datasets
-from memory_vit.errors import BackboneError, ConfigError, TaskError
+from memory_vit.errors import (
+  BackboneError,
+  ConfigError,
+  DataError,
+  TaskError,
+  TrainingError,
+)
 from memory_vit.evaluation import task_data
 from memory_vit.kept.shards import ShardRows
 from memory_vit.model.task import EvalPreprocessing
@@ -231,7 +237,9 @@ def test_what_embed_wrote_is_what_a_run_keeps_but_for_rounding(place, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on(place, tmp_path, monkeypatch):
-  config = config_of(place, {"checkpoint_every": 3, "data.test": ""})
+  """Also where its embeddings lie elsewhere, unless they have changed."""
+  changes = {"checkpoint_every": 3, "data.test": ""}
+  config = config_of(place, changes)
   run.train_and_evaluate(config, tmp_path / "whole")
   steps, real = [], Step.__call__
 
@@ -244,7 +252,16 @@ def test_a_run_that_was_stopped_goes_on(place, tmp_path, monkeypatch):
   monkeypatch.setattr(Step, "__call__", stops_in_step_5)
   with pytest.raises(KeyboardInterrupt):
     run.train_and_evaluate(config, tmp_path / "stopped")
-  run.train_and_evaluate(config, tmp_path / "stopped")
+  moved = tmp_path / "moved"
+  shutil.copytree(place / "embedded", moved)
+  elsewhere = config_of(place, {**changes, "data.dir": str(moved)})
+  for file in moved.rglob("*.parquet"):
+    file.touch()
+  with pytest.raises(TrainingError, match="files"):
+    run.train_and_evaluate(elsewhere, tmp_path / "stopped")
+  for file in moved.rglob("*.parquet"):
+    shutil.copystat(place / "embedded" / file.relative_to(moved), file)
+  run.train_and_evaluate(elsewhere, tmp_path / "stopped")
   assert len(steps) == 5 + 4  # from step 3 on
   assert_same_bits(learned(tmp_path / "stopped"), learned(tmp_path / "whole"))
 
@@ -338,6 +355,26 @@ def test_another_middle_than_that_which_was_embedded(place, central, tmp_path):
   }  # fmt: skip
   with pytest.raises(ConfigError, match="data.resize is 9.* made with 11"):
     opened(config_of(place, changes), tmp_path)
+
+
+@pytest.mark.parametrize("split", ["test", "validation"])
+def test_splits_that_were_prepared_differently(place, central, tmp_path, split):
+  """A task would be measured on other images than those that it is made for."""
+  there = tmp_path / "embedded"
+  there.mkdir()
+  (there / "train").symlink_to(place / "embedded" / "train")
+  (there / "test").symlink_to(place / "central" / "test")
+  changes = {"data.dir": str(there), f"data.{split}": "test"}
+  if split == "validation":
+    changes["data.test"] = ""
+  with pytest.raises(
+    DataError,
+    match="'test': .* with crop 'central', resize 11, interpolation 'bicubic', "
+    r"and those of .*'train\[:24\]' with crop 'resize', resize 0, interpol",
+  ) as error:
+    run.train_and_evaluate(config_of(place, changes), tmp_path / "run")
+  assert "\n" not in str(error.value)
+  assert not (tmp_path / "run" / "tasks").exists()
 
 
 def test_values_that_the_backbone_does_not_make(place, tmp_path):
