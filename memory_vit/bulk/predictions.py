@@ -74,14 +74,12 @@ class PredictionModel:
       raise ConfigError(
         f"--original: the backbone {job.config.backbone} has no head."
       )
-    sizes = {spec.name: spec.num_classes for spec in task_set.specs}
-    if job.original:
-      sizes = {BACKBONE: backbone.config.num_classes, **sizes}
-    self._names = tuple(sizes)
+    original = (BACKBONE,) if job.original else ()
+    self._names = (*original, *(spec.name for spec in task_set.specs))
     self._images = image_preparer(
       job.config.memory_mib, job.batch_size, backbone.config.image_size
     )
-    fields = [self._fields(name, size) for name, size in sizes.items()]
+    fields = [self._fields(name) for name in self._names]
     self.schema = pa.schema([*itertools.chain.from_iterable(fields)])
     self.facts: dict[str, Any] = {
       "rows": "predictions",
@@ -114,15 +112,15 @@ class PredictionModel:
       array for name in self._names for array in self._arrays(predictions, name)
     ]
 
-  def _fields(self, name: str, size: int) -> list[pa.Field]:
-    """The columns of a task of so many classes."""
+  def _fields(self, name: str) -> list[pa.Field]:
+    """The columns of a task."""
     fields = [
       pa.field(f"{name}/top_classes", pa.list_(pa.string())),
       pa.field(f"{name}/top_indices", pa.list_(pa.int32())),
       pa.field(f"{name}/top_probabilities", pa.list_(pa.float32())),
     ]
     if self._job.logits:
-      fields.append(pa.field(f"{name}/logits", pa.list_(pa.float32(), size)))
+      fields.append(pa.field(f"{name}/logits", pa.list_(pa.float32())))
     return fields
 
   def _arrays(self, predictions: Predictions, name: str) -> list[pa.Array]:
@@ -147,9 +145,8 @@ class PredictionModel:
       is_task = name != BACKBONE
       logits = predictions.logits[name] if is_task else predictions.original
       logits = np.ascontiguousarray(logits, np.float32)
-      found.append(
-        pa.FixedSizeListArray.from_arrays(logits.ravel(), logits.shape[1])
-      )
+      # No lists of a fixed size: before 26 pyarrow cannot write one that is null.
+      found.append(_lists(pa.array(logits.ravel()), logits))
     return found
 
 

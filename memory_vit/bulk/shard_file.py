@@ -161,18 +161,22 @@ def count_errors(metadata: pq.FileMetaData) -> int:
 
 def _compression(schema: pa.Schema) -> dict[str, str]:
   """zstd, but for arrays of numbers, which it does not make smaller."""
-  arrays = (pa.types.is_fixed_size_list, pa.types.is_fixed_size_binary)
   return {
-    _leaf(field): "none" if any(is_(field.type) for is_ in arrays) else "zstd"
+    _leaf(field): "none" if _is_array(field.type) else "zstd"
     for field in schema
   }
 
 
+def _is_array(type_: pa.DataType) -> bool:
+  """Whether values of a type are many floats."""
+  if pa.types.is_list(type_):
+    return pa.types.is_floating(type_.value_type)
+  return pa.types.is_fixed_size_binary(type_)
+
+
 def _leaf(field: pa.Field) -> str:
   """The name of a column as Parquet has it: of a list, that of its values."""
-  nested = pa.types.is_list(field.type) or pa.types.is_fixed_size_list(
-    field.type
-  )
+  nested = pa.types.is_list(field.type)
   return f"{field.name}.list.element" if nested else field.name
 
 
