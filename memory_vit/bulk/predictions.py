@@ -145,7 +145,7 @@ class PredictionModel:
       is_task = name != BACKBONE
       logits = predictions.logits[name] if is_task else predictions.original
       logits = np.ascontiguousarray(logits, np.float32)
-      # No lists of a fixed size: before 26 pyarrow cannot write one that is null.
+      # No lists of a fixed size: pyarrow 24 cannot write one that is null.
       found.append(_lists(pa.array(logits.ravel()), logits))
     return found
 
