@@ -41,11 +41,15 @@ class LedgerActor:
     """
     self._store = TaskStore(state_dir) if state_dir else None
     self._patience = patience
+    context = ray.get_runtime_context()
+    self._is_restarted = bool(context.was_current_actor_reconstructed)
 
   @functools.cached_property
   def _ledger(self) -> Ledger:
     """Made in the event loop, as its parts belong to it."""
-    ledger = Ledger(self._store, is_alive, self._patience)
+    ledger = Ledger(
+      self._store, is_alive, self._patience, is_restarted=self._is_restarted
+    )
     self._watching = asyncio.create_task(self._end_when_idle(ledger))
     return ledger
 

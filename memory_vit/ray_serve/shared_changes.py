@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memory_vit.errors import MemoryVitError, TaskError
@@ -278,19 +278,41 @@ class SharedTaskChanges(TaskChanges):
     """Do what the ledger says, until the end."""
     try:
       while True:
-        try:
-          board = await self._ledger.follow(
-            self._member, self._board, self._report
-          )
-          if board is None:
-            board = await self._found(is_member=True)
-        except LedgerLost:
-          board = await self._found(is_member=True)
+        board = await self._news()
         with contextlib.suppress(_Gone):  # asked again, as it is not known yet
           await self._obey(board)
     except Exception as error:
       self._problem = f"it follows the ledger no more: {one_line(str(error))}"
       logger.exception("this replica follows the ledger no more")
+
+  async def _news(self) -> Board:
+    """What the ledger says, once that is new, or one that starts knows it."""
+    with contextlib.suppress(LedgerLost):
+      board = await self._ledger.follow(self._member, self._board, self._report)
+      if board is not None:
+        return board
+    return await self._found(is_member=True)
+
+  @contextlib.asynccontextmanager
+  async def _known_to_ledger(self) -> AsyncIterator[None]:
+    """Go on asking during the body, which may compile for minutes.
+
+    A ledger that is restarted meanwhile would take the set of others, which may
+    be older.
+    """
+
+    async def ask() -> None:
+      while True:
+        await self._news()
+        await asyncio.sleep(_AGAIN_SECONDS)
+
+    asking = asyncio.create_task(ask())
+    try:
+      yield
+    finally:
+      asking.cancel()
+      # What fails here fails again in `_follow`, which says so.
+      await asyncio.gather(asking, return_exceptions=True)
 
   async def _obey(self, board: Board) -> None:
     """Answer by the current set; make a proposed one ready, and judge it."""
@@ -303,7 +325,8 @@ class SharedTaskChanges(TaskChanges):
         self._report, shown=self._shown.version
       )
       return
-    refusal = await self._judge(proposal)
+    async with self._known_to_ledger():
+      refusal = await self._judge(proposal)
     self._report = Report(self._shown.version, proposal.key, refusal)
 
   async def _judge(self, proposal: Proposal) -> Refusal | None:

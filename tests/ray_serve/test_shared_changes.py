@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import threading
 
 import httpx
 import jax
@@ -225,6 +226,37 @@ def test_a_lost_ledger_loses_no_change(tmp_path):
       assert done.json()["task_set"] == await task_set(a) == await task_set(b)
 
   asyncio.run(with_two(tmp_path, check))
+
+
+def test_who_compiles_while_the_ledger_is_lost_is_heard(tmp_path, monkeypatch):
+  """It alone knows a change that was confirmed; another one is starting."""
+
+  async def check():
+    cluster = Cluster(tmp_path)
+    loop, going_on = asyncio.get_running_loop(), threading.Event()
+    compiling = asyncio.Event()
+    async with cluster.replica("a", BIRDS, PETS) as a:
+      await cluster.put(a, CATS)
+      before = await task_set(a)
+      real = cluster.models["a"].make_ready
+
+      def slow(*arguments):
+        loop.call_soon_threadsafe(compiling.set)
+        going_on.wait(20)
+        return real(*arguments)
+
+      with monkeypatch.context() as patch:
+        patch.setattr(cluster.models["a"], "make_ready", slow)
+        change = asyncio.create_task(cluster.put(a, DOGS))
+        await compiling.wait()
+        cluster.lose_ledger()
+        async with cluster.replica("new", BIRDS, PETS) as new:
+          found = await task_set(new)
+          going_on.set()
+          assert found == before == await task_set(a)
+          assert (await change).status_code == 503
+
+  asyncio.run(check())
 
 
 def test_a_new_ledger_asks_anew(tmp_path):
