@@ -186,14 +186,16 @@ class Ledger:
     return self._board
 
   async def propose(
-    self, base: int, entries: tuple[Entry, ...], contents: Mapping[str, bytes]
-  ) -> Outcome:
+    self, base: int, entries: tuple[Entry, ...], contents: Mapping[str, bytes],
+    seconds: float | None = None,
+  ) -> Outcome:  # fmt: skip
     """Change the set of tasks on all replicas, or on none.
 
     Args:
       base: version of the set that was changed.
       entries: of the new set.
       contents: files that are new in it.
+      seconds: until all replicas are ready; None is that of `Patience`.
     """
     async with self._one:
       if self._board is None or base != self._board.current.version:
@@ -204,7 +206,7 @@ class Ledger:
       await self._show(Board(current, proposal))
       decided = Board(current)
       try:
-        refused = await self._judged(proposal)
+        refused = await self._judged(proposal, seconds)
         if self._correcting:
           refused = Outcome("outdated")
         if refused is None:
@@ -278,7 +280,9 @@ class Ledger:
         with self._store.keeping(name, content):
           pass
 
-  async def _judged(self, proposal: Proposal) -> Outcome | None:
+  async def _judged(
+    self, proposal: Proposal, seconds: float | None
+  ) -> Outcome | None:
     """Wait until all replicas are ready; else why it ends here."""
 
     def late() -> list[str]:
@@ -301,7 +305,8 @@ class Ledger:
     def lacking() -> list[str]:
       return [] if refusal() or self._correcting else late()
 
-    await self._wait(lacking, self._patience.ready)
+    seconds = self._patience.ready if seconds is None else seconds
+    await self._wait(lacking, seconds)
     if found := refusal():
       return Outcome("refused", refusal=found)
     if missing := late():

@@ -74,6 +74,7 @@ class SharedTaskChanges(TaskChanges):
     ledger: LedgerCalls,
     member: str,
     handle: Any,
+    change_timeout: float | None = None,
   ) -> None:
     """Talk to nobody yet.
 
@@ -85,10 +86,13 @@ class SharedTaskChanges(TaskChanges):
       ledger: of all replicas.
       member: name of this one.
       handle: by which the ledger can tell whether it lives.
+      change_timeout: seconds until all replicas are ready for a change that
+        comes by this one; None leaves that to the ledger.
     """
     super().__init__(predictor, store, task_root, on_change)
     self._ledger = ledger
     self._member, self._handle = member, handle
+    self._change_timeout = change_timeout
     self._shown = Listing(0, ())
     self._board = Board(self._shown)
     self._report = Report(0)
@@ -121,8 +125,26 @@ class SharedTaskChanges(TaskChanges):
     board = await self._asked(self._ledger.board)
     if board is None:
       board = await self._found()
+    elif not self._shown.version:
+      await asyncio.to_thread(self._warn_of_other_tasks, board.current)
     with contextlib.suppress(_Gone):  # `begin` asks again
       await self._obey(Board(board.current))
+
+  def _warn_of_other_tasks(self, current: Listing) -> None:
+    """Say where a task that was given is another one than the others have.
+
+    Such as where its files were replaced after the application was deployed.
+    """
+    mine = {entry.name: entry.content for entry in self._listed({}).entries}
+    for entry in current.entries:
+      if not entry.added and mine.get(entry.name, entry.content) != (
+        entry.content
+      ):
+        logger.warning(
+          "task %r that was given is not the one by which the other replicas "
+          "answer: theirs is used. Deploy again to change it for all.",
+          entry.name,
+        )
 
   async def end(self) -> None:
     """Take no part any more."""
@@ -174,7 +196,9 @@ class SharedTaskChanges(TaskChanges):
       base = self._shown
       action, entries = changed(base)
       try:
-        outcome = await self._ledger.propose(base.version, entries, files)
+        outcome = await self._ledger.propose(
+          base.version, entries, files, self._change_timeout
+        )
       except LedgerLost:
         raise busy(
           "the order of changes was lost and is being restored: whether the "
