@@ -5,6 +5,7 @@
 import dataclasses
 import hashlib
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,19 @@ from fastapi import FastAPI
 from PIL import Image
 from ray import serve
 
-from memory_vit.errors import TrainingError
+from memory_vit.errors import TaskError, TrainingError
 from memory_vit.ray_serve.arguments import Arguments, Deployed, deployed
+from memory_vit.ray_serve.ledger_calls import PROTOCOL
 from memory_vit.ray_serve.replica_header import ReplicaHeader
 from memory_vit.runtime import compile_cache
+from memory_vit.runtime.messages import brief
 from memory_vit.serving.server_log import log_to_stderr
 
 with epy.lazy_imports():  # once it is said where compiled programs are kept
   from memory_vit.prediction import predictor as predictors
-  from memory_vit.ray_serve import ledger, ledger_actor, shared_changes
+  from memory_vit.ray_serve import ledger_actor, shared_changes
   from memory_vit.serving import app as apps
+  from memory_vit.tasks import manifest, single_file, store
 
 NAME = "MemoryViT"
 
@@ -38,12 +42,15 @@ def application(arguments: Arguments) -> serve.Application:  # type: ignore[vali
 
   Raises:
     ConfigError: for values that cannot be used.
+    MemoryVitError: for tasks that cannot be found or read here.
   """
   what = with_whole_paths(deployed(arguments))
 
+  given = contents_of(what.model.tasks)
+
   # A function of this function: Ray sends it to replicas by its value.
   def build() -> FastAPI:
-    return replica_app(what)
+    return replica_app(what, given)
 
   deployment = serve.deployment(name=NAME, **deployment_options(what))
   return deployment(serve.ingress(build)(Replica)).bind()
@@ -96,8 +103,13 @@ def deployment_options(what: Deployed) -> dict[str, Any]:
   return options
 
 
-def replica_app(what: Deployed) -> FastAPI:
-  """The application in a replica: its tasks are those of all replicas."""
+def replica_app(what: Deployed, given: str) -> FastAPI:
+  """The application in a replica: its tasks are those of all replicas.
+
+  Args:
+    what: the arguments.
+    given: the contents of its tasks, when they were deployed.
+  """
   # Large images are refused as such; Pillow warns from a lower limit on.
   warnings.simplefilter("ignore", Image.DecompressionBombWarning)
   log_to_stderr()
@@ -105,15 +117,17 @@ def replica_app(what: Deployed) -> FastAPI:
   context = serve.get_replica_context()
   replica = context.replica_id.unique_id
   client = ledger_actor.LedgerClient(
-    _ledger_name(context.app_name, what),
-    what.server.state_dir,
-    ledger.Patience(ready=what.scaling.change_timeout),
+    ledger_name(context.app_name, what, given), what.server.state_dir
   )
 
-  def changes(*given: Any) -> shared_changes.SharedTaskChanges:
+  def changes(*of_server: Any) -> shared_changes.SharedTaskChanges:
     handle = ray.get_runtime_context().current_actor
     return shared_changes.SharedTaskChanges(
-      *given, ledger=client, member=replica, handle=handle
+      *of_server,
+      ledger=client,
+      member=replica,
+      handle=handle,
+      change_timeout=what.scaling.change_timeout,
     )
 
   app = apps.create_app(
@@ -126,10 +140,45 @@ def replica_app(what: Deployed) -> FastAPI:
   return app
 
 
-def _ledger_name(app_name: str, what: Deployed) -> str:
-  """One ledger for all replicas of a model: another model has other tasks."""
-  parts = repr((what.model, what.server.state_dir))
-  return f"{app_name}-tasks-{hashlib.sha256(parts.encode()).hexdigest()[:16]}"
+def contents_of(tasks: Sequence[str]) -> str:
+  """SHA-256 of the files that say what tasks are, wherever they lie.
+
+  Args:
+    tasks: paths of tasks, and of directories of tasks.
+
+  Raises:
+    MemoryVitError: where there is none, or one cannot be read.
+  """
+  found = hashlib.sha256()
+  for path in store.find_tasks(tasks):
+    # `task.json` has the digests of all arrays.
+    listed = path / manifest.FILE
+    files = [path] if path.is_file() else [listed]
+    if path.is_dir() and not listed.is_file():
+      files = sorted(path.glob(f"*{single_file.SUFFIX}"))
+    for file in files:
+      try:
+        found.update(hashlib.sha256(file.read_bytes()).digest())
+      except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise TaskError(f"task {brief(str(file))}: {reason}.") from error
+  return found.hexdigest()
+
+
+def ledger_name(app_name: str, what: Deployed, given: str) -> str:
+  """One ledger for all replicas of a model: another model has other tasks.
+
+  Args:
+    app_name: of the application.
+    what: the arguments; limits and sizes do not count.
+    given: see `replica_app`.
+  """
+  parts = (
+    PROTOCOL, what.model.backbone, what.model.image_size, given,
+    what.server.state_dir,
+  )  # fmt: skip
+  digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+  return f"{app_name}-tasks-{digest}"
 
 
 class Replica:

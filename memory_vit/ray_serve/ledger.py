@@ -60,6 +60,8 @@ class Patience:
     shown: until all that live have said that they answer by it.
     news: until a replica that asks for news is told that there is none.
     founding: after a start, for the replica that knows the newest set.
+    survivors: after a restart, for the first replica that has answered before,
+      where only replicas that start have come.
     alive: between two looks at whether a replica lives that is waited for.
   """
 
@@ -67,6 +69,7 @@ class Patience:
   shown: float = 10.0
   news: float = 10.0
   founding: float = 2.0
+  survivors: float = 15.0
   alive: float = 1.0
 
 
@@ -78,6 +81,8 @@ class Ledger:
     store: TaskStore | None,
     is_alive: Callable[[Any], Awaitable[bool]],
     patience: Patience,
+    *,
+    is_restarted: bool = False,
   ) -> None:
     """Know nothing yet: the first replicas say what the set is.
 
@@ -85,13 +90,17 @@ class Ledger:
       store: where tasks that were added are kept; None for nowhere.
       is_alive: whether the replica of a handle lives.
       patience: how long it waits.
+      is_restarted: whether there was one before it, which replicas followed.
     """
     self._store = store
     self._is_alive = is_alive
     self._patience = patience
+    self._is_restarted = is_restarted
     self._board: Board | None = None
     self._founders: list[Listing] = []
     self._founding: asyncio.Task[Board] | None = None
+    # Calls of members that know a newer set, for which a change gives way.
+    self._correcting = 0
     self._contents: dict[str, bytes] = {}
     self._members: dict[str, _Member] = {}
     self._one = asyncio.Lock()
@@ -124,7 +133,8 @@ class Ledger:
     """Say what the set of tasks is, to a ledger that does not know.
 
     Of several that say so within a while the newest is taken: those that have
-    answered requests by it know every change that was confirmed.
+    answered requests by it know every change that was confirmed. One of those
+    that comes later still is believed, and its newer set answers from then on.
 
     Args:
       listing: version 0 of a replica that starts, else what it answers by.
@@ -135,14 +145,19 @@ class Ledger:
     Raises:
       OSError: where --state_dir cannot be read or written.
     """
+    if self._board is None:
+      self._contents |= contents
+      self._founders.append(listing)
+      await self._tell()
+      if self._founding is None or self._founding.done():
+        self._founding = asyncio.create_task(self._choose_newest())
+    elif member and listing.version > self._board.current.version:
+      await self._correct(listing, contents)
     if member:
       self._members[member] = _Member(handle, Report(listing.version))
     if self._board is not None:
       return self._board
-    self._contents |= contents
-    self._founders.append(listing)
-    if self._founding is None or self._founding.done():
-      self._founding = asyncio.create_task(self._choose_newest())
+    assert self._founding is not None
     return await asyncio.shield(self._founding)
 
   async def join(self, member: str, handle: Any, shown: int) -> bool:
@@ -171,14 +186,16 @@ class Ledger:
     return self._board
 
   async def propose(
-    self, base: int, entries: tuple[Entry, ...], contents: Mapping[str, bytes]
-  ) -> Outcome:
+    self, base: int, entries: tuple[Entry, ...], contents: Mapping[str, bytes],
+    seconds: float | None = None,
+  ) -> Outcome:  # fmt: skip
     """Change the set of tasks on all replicas, or on none.
 
     Args:
       base: version of the set that was changed.
       entries: of the new set.
       contents: files that are new in it.
+      seconds: until all replicas are ready; None is that of `Patience`.
     """
     async with self._one:
       if self._board is None or base != self._board.current.version:
@@ -189,7 +206,9 @@ class Ledger:
       await self._show(Board(current, proposal))
       decided = Board(current)
       try:
-        refused = await self._judged(proposal)
+        refused = await self._judged(proposal, seconds)
+        if self._correcting:
+          refused = Outcome("outdated")
         if refused is None:
           refused = await self._keep(current, proposal.listing)
         if refused is None:
@@ -209,15 +228,43 @@ class Ledger:
 
   async def _choose_newest(self) -> Board:
     await asyncio.sleep(self._patience.founding)
-    newest = max(self._founders, key=lambda listing: listing.version)
-    current = Listing(max(1, newest.version), newest.entries)
-    self._founders.clear()
-    if self._store is not None:
-      await asyncio.to_thread(self._reconcile, current)
+    if self._is_restarted:
+      with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(self._patience.survivors), self._news:
+          await self._news.wait_for(lambda: self._newest_founder().version > 0)
+    chosen = None
+    # Another one may come while files are written.
+    while chosen != (chosen := self._newest_founder()):
+      current = Listing(max(1, chosen.version), chosen.entries)
+      if self._store is not None:
+        await asyncio.to_thread(self._reconcile, current)
     board = Board(current)
     await self._show(board)
+    self._founders.clear()
     self._forget_contents()
     return board
+
+  def _newest_founder(self) -> Listing:
+    return max(self._founders, key=lambda listing: listing.version)
+
+  async def _correct(
+    self, newer: Listing, contents: Mapping[str, bytes]
+  ) -> None:
+    """Let a set answer that was confirmed, and that nobody had told of."""
+    self._correcting += 1
+    await self._tell()  # a change that waits for replicas gives way
+    try:
+      async with self._one:
+        assert self._board is not None
+        if newer.version > self._board.current.version:
+          logger.warning("a replica has a newer set: version %d", newer.version)
+          self._contents |= contents
+          if self._store is not None:
+            await asyncio.to_thread(self._reconcile, newer)
+          await self._show(Board(newer))
+          self._forget_contents()
+    finally:
+      self._correcting -= 1
 
   def _reconcile(self, current: Listing) -> None:
     """Let --state_dir have what is answered by, and no change besides."""
@@ -233,7 +280,9 @@ class Ledger:
         with self._store.keeping(name, content):
           pass
 
-  async def _judged(self, proposal: Proposal) -> Outcome | None:
+  async def _judged(
+    self, proposal: Proposal, seconds: float | None
+  ) -> Outcome | None:
     """Wait until all replicas are ready; else why it ends here."""
 
     def late() -> list[str]:
@@ -253,7 +302,11 @@ class Ledger:
         None,
       )
 
-    await self._wait(lambda: [] if refusal() else late(), self._patience.ready)
+    def lacking() -> list[str]:
+      return [] if refusal() or self._correcting else late()
+
+    seconds = self._patience.ready if seconds is None else seconds
+    await self._wait(lacking, seconds)
     if found := refusal():
       return Outcome("refused", refusal=found)
     if missing := late():

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import (
+  ActorUnavailableError,
+  GetTimeoutError,
+  RayActorError,
+  RayError,
+)
 
 from memory_vit.errors import ConfigError, MemoryVitError
 from memory_vit.ray_serve.ledger import Ledger, Patience
@@ -33,21 +37,31 @@ _RETRY_SECONDS = 0.2
 class LedgerActor:
   """Runs a `Ledger` in a process of its own, and ends it when it is idle."""
 
-  def __init__(self, state_dir: str | None, patience: Patience) -> None:
-    """Take the directory, if there is one.
+  def __init__(self, state_dir: str | None) -> None:
+    """Take nothing yet: one that Ray restarts may be asked by nobody."""
+    self._state_dir = state_dir
+    self._store: TaskStore | None = None
+    self._made: Ledger | None = None
+    self._watching: asyncio.Task[None] | None = None
+
+  @property
+  def _ledger(self) -> Ledger:
+    """Made in the event loop, as its parts belong to it, with its directory.
 
     Raises:
-      ConfigError: where it cannot be had, as where another one uses it.
+      ConfigError: where that cannot be had, as where another one uses it; the
+        next call tries again.
     """
-    self._store = TaskStore(state_dir) if state_dir else None
-    self._patience = patience
-
-  @functools.cached_property
-  def _ledger(self) -> Ledger:
-    """Made in the event loop, as its parts belong to it."""
-    ledger = Ledger(self._store, is_alive, self._patience)
-    self._watching = asyncio.create_task(self._end_when_idle(ledger))
-    return ledger
+    if self._watching is None:
+      self._watching = asyncio.create_task(self._end_when_idle())
+    if self._made is None:
+      context = ray.get_runtime_context()
+      is_restarted = bool(context.was_current_actor_reconstructed)
+      self._store = TaskStore(self._state_dir) if self._state_dir else None
+      self._made = Ledger(
+        self._store, is_alive, Patience(), is_restarted=is_restarted
+      )
+    return self._made
 
   async def board(self) -> Board | None:
     """See `Ledger`, as all others."""
@@ -83,19 +97,22 @@ class LedgerActor:
     return await self._ledger.follow(member, known, report)
 
   async def propose(
-    self, base: int, entries: tuple[Entry, ...], contents: Mapping[str, bytes]
-  ) -> Outcome:
+    self, base: int, entries: tuple[Entry, ...], contents: Mapping[str, bytes],
+    seconds: float | None = None,
+  ) -> Outcome:  # fmt: skip
     """See `Ledger`."""
-    return await self._ledger.propose(base, entries, contents)
+    return await self._ledger.propose(base, entries, contents, seconds)
 
-  async def _end_when_idle(self, ledger: Ledger) -> None:
+  async def _end_when_idle(self) -> None:
     """End the process a while after the last replica."""
     idle = 0.0
-    most = _IDLE_SECONDS_ON_DISK if self._store else _IDLE_SECONDS
+    most = _IDLE_SECONDS_ON_DISK if self._state_dir else _IDLE_SECONDS
     while idle < most:
       await asyncio.sleep(_LOOK_SECONDS)
-      await ledger.drop_dead()
-      idle = 0.0 if ledger.members else idle + _LOOK_SECONDS
+      if self._made is not None:
+        await self._made.drop_dead()
+      has_members = self._made is not None and self._made.members
+      idle = 0.0 if has_members else idle + _LOOK_SECONDS
     if self._store is not None:
       self._store.close()
     ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
@@ -105,6 +122,8 @@ async def is_alive(handle: Any) -> bool:
   """Whether an actor lives, as far as the cluster knows."""
   try:
     await asyncio.wait_for(handle.__ray_ready__.remote(), _ALIVE_SECONDS)
+  except ActorUnavailableError:
+    return True  # out of reach for a moment; it may answer requests
   except RayActorError:
     return False
   except (TimeoutError, GetTimeoutError):
@@ -115,18 +134,15 @@ async def is_alive(handle: Any) -> bool:
 class LedgerClient:
   """The calls of the ledger of a name, which is made where there is none."""
 
-  def __init__(
-    self, name: str, state_dir: str | None, patience: Patience
-  ) -> None:
+  def __init__(self, name: str, state_dir: str | None) -> None:
     """Reach nobody yet.
 
     Args:
       name: of the actor; all replicas with this name share one ledger.
       state_dir: where it keeps tasks that were added.
-      patience: of the ledger.
     """
     self._name = name
-    self._arguments = (state_dir, patience)
+    self._state_dir = state_dir
     self._actor: Any = None
 
   async def board(self) -> Board | None:
@@ -164,10 +180,11 @@ class LedgerClient:
     return await self._call("follow", member, known, report)
 
   async def propose(
-    self, base: int, entries: tuple[Entry, ...], contents: Mapping[str, bytes]
-  ) -> Outcome:
+    self, base: int, entries: tuple[Entry, ...], contents: Mapping[str, bytes],
+    seconds: float | None = None,
+  ) -> Outcome:  # fmt: skip
     """See `Ledger`."""
-    return await self._call("propose", base, entries, contents)
+    return await self._call("propose", base, entries, contents, seconds)
 
   async def _call(self, method: str, *arguments: Any) -> Any:
     """Call a method of the actor.
@@ -199,7 +216,7 @@ class LedgerClient:
         lifetime="detached", num_cpus=0, max_restarts=-1,
         max_concurrency=_MOST_CALLS,
       )
-      .remote(*self._arguments)
+      .remote(self._state_dir)
     )  # fmt: skip
 
 
@@ -207,7 +224,8 @@ def _raise_own(error: BaseException) -> None:
   """Raise the error of ours that one of Ray tells of, if it does."""
   inner: BaseException | None = error
   while inner is not None:
-    if isinstance(inner, MemoryVitError):
+    # Ray makes errors that are of its own class as well, with long texts.
+    if isinstance(inner, MemoryVitError) and not isinstance(inner, RayError):
       raise type(inner)(str(inner)) from error
     inner = getattr(inner, "cause", None) or inner.__cause__
   with contextlib.suppress(IndexError):

@@ -7,6 +7,10 @@ from typing import Any, Protocol
 
 from memory_vit.ray_serve.listing import Board, Entry, Listing, Outcome, Report
 
+# Of what replicas and the ledger say to each other. Raise it when that changes,
+# so that replicas of two versions of this program have two ledgers.
+PROTOCOL = 1
+
 
 class LedgerLost(Exception):  # noqa: N818 what happened, not a fault of ours
   """The ledger ended while it was asked; the next call finds another one."""
@@ -28,5 +32,6 @@ class LedgerCalls(Protocol):
     self, member: str, known: Board, report: Report
   ) -> Board | None: ...
   async def propose(  # noqa: D102
-    self, base: int, entries: tuple[Entry, ...], contents: Mapping[str, bytes]
-  ) -> Outcome: ...
+    self, base: int, entries: tuple[Entry, ...], contents: Mapping[str, bytes],
+    seconds: float | None = None,
+  ) -> Outcome: ...  # fmt: skip

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memory_vit.errors import MemoryVitError, TaskError
@@ -74,6 +74,7 @@ class SharedTaskChanges(TaskChanges):
     ledger: LedgerCalls,
     member: str,
     handle: Any,
+    change_timeout: float | None = None,
   ) -> None:
     """Talk to nobody yet.
 
@@ -85,10 +86,13 @@ class SharedTaskChanges(TaskChanges):
       ledger: of all replicas.
       member: name of this one.
       handle: by which the ledger can tell whether it lives.
+      change_timeout: seconds until all replicas are ready for a change that
+        comes by this one; None leaves that to the ledger.
     """
     super().__init__(predictor, store, task_root, on_change)
     self._ledger = ledger
     self._member, self._handle = member, handle
+    self._change_timeout = change_timeout
     self._shown = Listing(0, ())
     self._board = Board(self._shown)
     self._report = Report(0)
@@ -121,8 +125,26 @@ class SharedTaskChanges(TaskChanges):
     board = await self._asked(self._ledger.board)
     if board is None:
       board = await self._found()
+    elif not self._shown.version:
+      await asyncio.to_thread(self._warn_of_other_tasks, board.current)
     with contextlib.suppress(_Gone):  # `begin` asks again
       await self._obey(Board(board.current))
+
+  def _warn_of_other_tasks(self, current: Listing) -> None:
+    """Say where a task that was given is another one than the others have.
+
+    Such as where its files were replaced after the application was deployed.
+    """
+    mine = {entry.name: entry.content for entry in self._listed({}).entries}
+    for entry in current.entries:
+      if not entry.added and mine.get(entry.name, entry.content) != (
+        entry.content
+      ):
+        logger.warning(
+          "task %r that was given is not the one by which the other replicas "
+          "answer: theirs is used. Deploy again to change it for all.",
+          entry.name,
+        )
 
   async def end(self) -> None:
     """Take no part any more."""
@@ -174,7 +196,9 @@ class SharedTaskChanges(TaskChanges):
       base = self._shown
       action, entries = changed(base)
       try:
-        outcome = await self._ledger.propose(base.version, entries, files)
+        outcome = await self._ledger.propose(
+          base.version, entries, files, self._change_timeout
+        )
       except LedgerLost:
         raise busy(
           "the order of changes was lost and is being restored: whether the "
@@ -278,19 +302,41 @@ class SharedTaskChanges(TaskChanges):
     """Do what the ledger says, until the end."""
     try:
       while True:
-        try:
-          board = await self._ledger.follow(
-            self._member, self._board, self._report
-          )
-          if board is None:
-            board = await self._found(is_member=True)
-        except LedgerLost:
-          board = await self._found(is_member=True)
+        board = await self._news()
         with contextlib.suppress(_Gone):  # asked again, as it is not known yet
           await self._obey(board)
     except Exception as error:
       self._problem = f"it follows the ledger no more: {one_line(str(error))}"
       logger.exception("this replica follows the ledger no more")
+
+  async def _news(self) -> Board:
+    """What the ledger says, once that is new, or one that starts knows it."""
+    with contextlib.suppress(LedgerLost):
+      board = await self._ledger.follow(self._member, self._board, self._report)
+      if board is not None:
+        return board
+    return await self._found(is_member=True)
+
+  @contextlib.asynccontextmanager
+  async def _known_to_ledger(self) -> AsyncIterator[None]:
+    """Go on asking during the body, which may compile for minutes.
+
+    A ledger that is restarted meanwhile would take the set of others, which may
+    be older.
+    """
+
+    async def ask() -> None:
+      while True:
+        await self._news()
+        await asyncio.sleep(_AGAIN_SECONDS)
+
+    asking = asyncio.create_task(ask())
+    try:
+      yield
+    finally:
+      asking.cancel()
+      # What fails here fails again in `_follow`, which says so.
+      await asyncio.gather(asking, return_exceptions=True)
 
   async def _obey(self, board: Board) -> None:
     """Answer by the current set; make a proposed one ready, and judge it."""
@@ -303,7 +349,8 @@ class SharedTaskChanges(TaskChanges):
         self._report, shown=self._shown.version
       )
       return
-    refusal = await self._judge(proposal)
+    async with self._known_to_ledger():
+      refusal = await self._judge(proposal)
     self._report = Report(self._shown.version, proposal.key, refusal)
 
   async def _judge(self, proposal: Proposal) -> Refusal | None:

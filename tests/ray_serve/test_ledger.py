@@ -1,6 +1,8 @@
 """The ledger of changes, with replicas that say what a test wants."""
 
 import asyncio
+import dataclasses
+import time
 
 import pytest
 
@@ -203,6 +205,85 @@ def test_a_new_ledger_takes_the_newest_set(newest_first):
     assert {board.current for board in boards} == {Listing(8, (PETS, CATS))}
     assert not await ledger.join("r", None, 7)
     assert await ledger.join("r", None, 8)
+
+  asyncio.run(check())
+
+
+def kept_in(store):
+  return {name: path.read_bytes() for name, path in store.kept()}
+
+
+def test_a_newer_set_that_is_known_late_answers(tmp_path):
+  """It was confirmed; the ledger began with the set of one that started."""
+  store = TaskStore(str(tmp_path))
+
+  async def check(ledger, replicas, dead):
+    replicas[0].is_silent = True
+    await asyncio.sleep(2 * PATIENCE.news)
+    change = asyncio.create_task(ledger.propose(1, (BIRDS, CATS), FILES))
+    await asyncio.sleep(0.05)
+    confirmed = Listing(2, (BIRDS, PETS))
+    survivor = Replica(ledger, "survivor")
+    board = await ledger.found(confirmed, FILES, "survivor", survivor)
+    assert board.current == confirmed
+    assert (await change).kind == "outdated"  # it gives way, at once
+    assert kept_in(store) == {"birds": b"birds", "pets": b"pets"}
+    replicas[0].is_silent = False
+    await asyncio.sleep(2 * PATIENCE.news)
+    assert replicas[0].shown[-1] == confirmed
+    # Who only starts is not believed.
+    board = await ledger.found(Listing(9, (CATS,)), FILES)
+    assert board.current == confirmed
+
+  with_replicas(check, count=1, store=store)
+  store.close()
+
+
+def test_a_newer_set_that_comes_while_files_are_written(tmp_path, monkeypatch):
+  store = TaskStore(str(tmp_path))
+  real = Ledger._reconcile
+
+  def slow(*arguments):
+    time.sleep(0.2)
+    real(*arguments)
+
+  async def check():
+    ledger = Ledger(store, lambda handle: None, PATIENCE)
+    first = asyncio.create_task(ledger.found(Listing(0, (BIRDS,)), FILES))
+    await asyncio.sleep(PATIENCE.founding + 0.1)
+    newer = Listing(7, (PETS,))
+    board = await ledger.found(newer, FILES, "survivor", None)
+    assert board.current == (await first).current == newer
+    assert kept_in(store) == {"pets": b"pets"}
+
+  monkeypatch.setattr(Ledger, "_reconcile", slow)
+  asyncio.run(check())
+  store.close()
+
+
+@pytest.mark.parametrize("is_restarted", [True, False])
+def test_a_restarted_ledger_waits_for_who_has_answered(is_restarted):
+  async def check():
+    patience = dataclasses.replace(PATIENCE, survivors=5)
+    ledger = Ledger(
+      None, lambda handle: None, patience, is_restarted=is_restarted
+    )
+    starting = asyncio.create_task(ledger.found(Listing(0, (BIRDS,)), FILES))
+    await asyncio.sleep(4 * PATIENCE.founding)
+    assert starting.done() != is_restarted
+    await ledger.found(Listing(7, (PETS,)), FILES, "survivor", None)
+    expected = (7, (PETS,)) if is_restarted else (1, (BIRDS,))
+    assert (await starting).current == Listing(*expected)
+
+  asyncio.run(check())
+
+
+def test_a_restarted_ledger_does_not_wait_for_ever():
+  async def check():
+    patience = dataclasses.replace(PATIENCE, survivors=0.05)
+    ledger = Ledger(None, lambda handle: None, patience, is_restarted=True)
+    board = await ledger.found(Listing(0, (BIRDS,)), FILES)
+    assert board.current == Listing(1, (BIRDS,))
 
   asyncio.run(check())
 

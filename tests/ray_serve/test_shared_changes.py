@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import threading
 
 import httpx
 import jax
@@ -66,14 +67,16 @@ class Cluster:
     return call
 
   @contextlib.asynccontextmanager
-  async def replica(self, name, *tasks, backbone=BACKBONE):
+  async def replica(self, name, *tasks, backbone=BACKBONE, timeout=None):
     """A client of one that is ready."""
     model = self.models[name] = Predictor.from_model(
       backbone, tasks, warm_up=False, batch_sizes=(1,), slots=4
     )
 
     def changes(*given):
-      made = SharedTaskChanges(*given, ledger=self, member=name, handle=name)
+      made = SharedTaskChanges(
+        *given, ledger=self, member=name, handle=name, change_timeout=timeout
+      )
       self.changes[name] = made
       return made
 
@@ -197,6 +200,39 @@ def test_a_replica_that_is_late_is_named(tmp_path):
   asyncio.run(with_two(tmp_path, check, patience))
 
 
+def test_each_replica_says_how_long_its_changes_may_take(tmp_path):
+  """Such as of a new deployment, with the ledger of the one before it."""
+
+  async def check():
+    cluster = Cluster(tmp_path)
+    async with (
+      cluster.replica("a", BIRDS),
+      cluster.replica("b", BIRDS, timeout=0.3) as b,
+    ):
+      cluster.changes["a"]._following.cancel()
+      async with asyncio.timeout(10):  # the ledger would wait for 30
+        done = await cluster.put(b, CATS)
+      assert (done.status_code, "in time: a." in done.text) == (503, True)
+
+  asyncio.run(check())
+
+
+def test_tasks_that_were_replaced_on_disk_are_said(tmp_path, caplog):
+  async def check(cluster, a, b):
+    await cluster.put(a, CATS)
+    other = dataclasses.replace(
+      DOGS, spec=dataclasses.replace(DOGS.spec, name="pets")
+    )
+    before = await task_set(a)
+    async with cluster.replica("same", BIRDS, PETS, CATS):
+      assert "that was given is not" not in caplog.text
+    async with cluster.replica("new", BIRDS, other) as new:
+      assert await task_set(new) == before
+    assert "task 'pets' that was given is not" in caplog.text
+
+  asyncio.run(with_two(tmp_path, check))
+
+
 def test_a_replica_that_starts_has_the_tasks_of_now(tmp_path):
   async def check(cluster, a, b):
     await cluster.put(a, CATS)
@@ -225,6 +261,37 @@ def test_a_lost_ledger_loses_no_change(tmp_path):
       assert done.json()["task_set"] == await task_set(a) == await task_set(b)
 
   asyncio.run(with_two(tmp_path, check))
+
+
+def test_who_compiles_while_the_ledger_is_lost_is_heard(tmp_path, monkeypatch):
+  """It alone knows a change that was confirmed; another one is starting."""
+
+  async def check():
+    cluster = Cluster(tmp_path)
+    loop, going_on = asyncio.get_running_loop(), threading.Event()
+    compiling = asyncio.Event()
+    async with cluster.replica("a", BIRDS, PETS) as a:
+      await cluster.put(a, CATS)
+      before = await task_set(a)
+      real = cluster.models["a"].make_ready
+
+      def slow(*arguments):
+        loop.call_soon_threadsafe(compiling.set)
+        going_on.wait(20)
+        return real(*arguments)
+
+      with monkeypatch.context() as patch:
+        patch.setattr(cluster.models["a"], "make_ready", slow)
+        change = asyncio.create_task(cluster.put(a, DOGS))
+        await compiling.wait()
+        cluster.lose_ledger()
+        async with cluster.replica("new", BIRDS, PETS) as new:
+          found = await task_set(new)
+          going_on.set()
+          assert found == before == await task_set(a)
+          assert (await change).status_code == 503
+
+  asyncio.run(check())
 
 
 def test_a_new_ledger_asks_anew(tmp_path):
