@@ -98,16 +98,17 @@ class TaskSet:
 
   @functools.cached_property
   def digest(self) -> str:
-    """SHA-256 of what its answers depend on beside the backbone.
+    """SHA-256 of what its answers depend on beside the backbone and its dtype.
 
-    Names of tasks, their values and names of classes; not their slots, nor the
-    version. So two servers with one digest give one answer.
+    Names of tasks, their values and names of classes, and how images are
+    prepared; not their slots, nor the version. So two servers with one digest
+    give one answer, if they run one backbone in one dtype on equal devices.
     """
     parts = sorted(
       (task.name, task.digest, task.spec.class_names)
       for task in self.by_slot.values()
     )
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
+    return hashlib.sha256(repr((parts, self.evaluation)).encode()).hexdigest()
 
   def spec(self, name: str) -> TaskSpec:
     """What the task of this name is; `UnknownTask` where there is none."""

@@ -101,6 +101,10 @@ class Ledger:
     self._founding: asyncio.Task[Board] | None = None
     # Calls of members that know a newer set, for which a change gives way.
     self._correcting = 0
+    # From the answers of all replicas to a change until it is shown or not.
+    self._is_deciding = False
+    self._is_on_disk = True
+    self._proposing: set[asyncio.Task[Outcome]] = set()
     self._contents: dict[str, bytes] = {}
     self._members: dict[str, _Member] = {}
     self._one = asyncio.Lock()
@@ -161,8 +165,14 @@ class Ledger:
     return await asyncio.shield(self._founding)
 
   async def join(self, member: str, handle: Any, shown: int) -> bool:
-    """Be asked for changes from now on; False where `shown` is outdated."""
+    """Be asked for changes from now on.
+
+    False where `shown` is outdated, or will be in a moment: it was not asked
+    for the change that is being decided.
+    """
     if self._board is None or shown != self._board.current.version:
+      return False
+    if self._is_deciding:
       return False
     self._members[member] = _Member(handle, Report(shown))
     return True
@@ -191,12 +201,25 @@ class Ledger:
   ) -> Outcome:  # fmt: skip
     """Change the set of tasks on all replicas, or on none.
 
+    A change whose client leaves goes on to its end.
+
     Args:
       base: version of the set that was changed.
       entries: of the new set.
       contents: files that are new in it.
       seconds: until all replicas are ready; None is that of `Patience`.
     """
+    change = asyncio.create_task(
+      self._propose(base, entries, contents, seconds)
+    )
+    self._proposing.add(change)
+    change.add_done_callback(self._proposing.discard)
+    return await asyncio.shield(change)
+
+  async def _propose(
+    self, base: int, entries: tuple[Entry, ...], contents: Mapping[str, bytes],
+    seconds: float | None,
+  ) -> Outcome:  # fmt: skip
     async with self._one:
       if self._board is None or base != self._board.current.version:
         return Outcome("outdated")
@@ -207,6 +230,7 @@ class Ledger:
       decided = Board(current)
       try:
         refused = await self._judged(proposal, seconds)
+        self._is_deciding = True
         if self._correcting:
           refused = Outcome("outdated")
         if refused is None:
@@ -214,6 +238,7 @@ class Ledger:
         if refused is None:
           decided = Board(proposal.listing)
       finally:
+        self._is_deciding = False
         await self._show(decided)
         self._forget_contents()
       return refused or await self._confirmed(proposal.listing)
@@ -236,8 +261,7 @@ class Ledger:
     # Another one may come while files are written.
     while chosen != (chosen := self._newest_founder()):
       current = Listing(max(1, chosen.version), chosen.entries)
-      if self._store is not None:
-        await asyncio.to_thread(self._reconcile, current)
+      await self._put_on_disk(current)
     board = Board(current)
     await self._show(board)
     self._founders.clear()
@@ -259,12 +283,30 @@ class Ledger:
         if newer.version > self._board.current.version:
           logger.warning("a replica has a newer set: version %d", newer.version)
           self._contents |= contents
-          if self._store is not None:
-            await asyncio.to_thread(self._reconcile, newer)
+          await self._put_on_disk(newer)
           await self._show(Board(newer))
           self._forget_contents()
     finally:
       self._correcting -= 1
+
+  async def _put_on_disk(self, current: Listing) -> None:
+    """Let --state_dir have what is answered by; else the next change does it.
+
+    Tasks answer although they cannot be written: replicas have them, and they
+    were confirmed.
+    """
+    if self._store is None:
+      return
+    try:
+      await asyncio.to_thread(self._reconcile, current)
+      self._is_on_disk = True
+    except (OSError, TrainingError) as error:
+      self._is_on_disk = False
+      logger.error(
+        "--state_dir is not what answers (%s): tried again with the next "
+        "change of tasks.",
+        _reason(error),
+      )
 
   def _reconcile(self, current: Listing) -> None:
     """Let --state_dir have what is answered by, and no change besides."""
@@ -331,11 +373,12 @@ class Ledger:
     if self._store is None:
       return None
     try:
+      if not self._is_on_disk:
+        await asyncio.to_thread(self._reconcile, old)
+        self._is_on_disk = True
       await asyncio.to_thread(self._write, self._store, old, new)
     except (OSError, TrainingError) as error:
-      cause = error if isinstance(error, OSError) else error.__cause__
-      reason = getattr(cause, "strerror", None) or type(error).__name__
-      return Outcome("not kept", reason=reason)
+      return Outcome("not kept", reason=_reason(error))
     return None
 
   def _write(self, store: TaskStore, old: Listing, new: Listing) -> None:
@@ -374,3 +417,9 @@ class Ledger:
   async def _tell(self) -> None:
     async with self._news:
       self._news.notify_all()
+
+
+def _reason(error: OSError | TrainingError) -> str:
+  """Why a file cannot be written or removed, in few words."""
+  cause = error if isinstance(error, OSError) else error.__cause__
+  return getattr(cause, "strerror", None) or type(error).__name__

@@ -39,6 +39,7 @@ _MOST_TRIES = 30
 _AGAIN_SECONDS = 1.0
 # Until it answers by its own change, once all have taken that.
 _SHOWN_SECONDS = 10.0
+_JOIN_SECONDS = 0.05
 _RETRY_SECONDS = 5.0
 _LEAVE_SECONDS = 5.0
 _MOST_CHANGES = 64
@@ -114,6 +115,7 @@ class SharedTaskChanges(TaskChanges):
     """Join the others, once this replica answers by what they answer by."""
     while not await self._join():
       await self.prepare()
+      await asyncio.sleep(_JOIN_SECONDS)  # a change may be being written
     self._following = asyncio.create_task(self._follow())
 
   async def prepare(self) -> None:
@@ -343,18 +345,32 @@ class SharedTaskChanges(TaskChanges):
     if board.current != self._shown:
       await self._show(board.current)
     self._board = board
+    self._report = dataclasses.replace(self._report, shown=self._shown.version)
+    self._drop_given_up(board)
     proposal = board.proposal
     if proposal is None or proposal.key == self._report.judged:
-      self._report = dataclasses.replace(
-        self._report, shown=self._shown.version
-      )
       return
     async with self._known_to_ledger():
       refusal = await self._judge(proposal)
     self._report = Report(self._shown.version, proposal.key, refusal)
 
+  def _drop_given_up(self, board: Board) -> None:
+    """Free sets that were refused or late: each holds memory of the device."""
+    wanted = [board.current]
+    if board.proposal is not None:
+      wanted.append(board.proposal.listing)
+    self._ready = {
+      version: ready
+      for version, ready in self._ready.items()
+      if ready.listing in wanted
+    }
+
   async def _judge(self, proposal: Proposal) -> Refusal | None:
-    """Make a proposed set ready; why it cannot be."""
+    """Make a proposed set ready; why it cannot be.
+
+    Raises:
+      _Gone: where it was given up meanwhile.
+    """
     listing = proposal.listing
     try:
       ready = await self._made_ready(listing)
@@ -365,6 +381,8 @@ class SharedTaskChanges(TaskChanges):
         await asyncio.to_thread(self._require_finite, name, ready.task_set)
     except MemoryVitError as error:
       return Refusal(one_line(str(error)), by_task=True)
+    except _Gone:
+      raise
     except Exception as error:  # such as no memory on the device
       logger.exception("this replica cannot take a change")
       reason = one_line(str(error)) or type(error).__name__

@@ -533,6 +533,24 @@ def test_a_digest_names_what_answers(backbone, tasks):
   assert one.replace("t0", named).digest != other.task_set.digest
 
 
+def test_a_digest_names_how_images_are_prepared(backbone, tasks):
+  """Two sets of the same tasks; and two without any."""
+  side = backbone.config.image_size
+  evaluation = mv.EvalPreprocessing(image_size=side, interpolation="bicubic")
+  spec = dataclasses.replace(tasks[0].spec, evaluation=evaluation)
+  changed = dataclasses.replace(tasks[0], spec=spec)
+  predictors = [
+    predictor_of(backbone, [task], warm_up=False)
+    for task in (tasks[0], changed)
+  ]
+  one, other = (predictor.task_set.digest for predictor in predictors)
+  assert one != other
+  for predictor in predictors:
+    predictor.remove("t0")
+  one, other = (predictor.task_set.digest for predictor in predictors)
+  assert one != other
+
+
 def test_a_set_that_is_made_ready_answers_once_it_is_shown(
   backbone, tasks, pixels
 ):

@@ -77,8 +77,9 @@ def with_replicas(check, count=2, store=None):
     running = [
       asyncio.create_task(one.run(Listing(0, (BIRDS,)))) for one in replicas
     ]
-    while len(ledger.members) < count:
-      await asyncio.sleep(0.01)
+    async with asyncio.timeout(30):
+      while len(ledger.members) < count:
+        await asyncio.sleep(0.01)
     try:
       return await check(ledger, replicas, dead)
     finally:
@@ -286,6 +287,76 @@ def test_a_restarted_ledger_does_not_wait_for_ever():
     assert board.current == Listing(1, (BIRDS,))
 
   asyncio.run(check())
+
+
+@pytest.fixture
+def slow_write(monkeypatch):
+  real = Ledger._write
+
+  def slow(*arguments):
+    time.sleep(0.3)
+    real(*arguments)
+
+  monkeypatch.setattr(Ledger, "_write", slow)
+
+
+def test_nobody_joins_while_a_change_is_written(tmp_path, slow_write):
+  """All others were asked for it already."""
+  store = TaskStore(str(tmp_path))
+
+  async def check(ledger, replicas, dead):
+    change = asyncio.create_task(ledger.propose(1, (BIRDS, PETS), FILES))
+    await asyncio.sleep(0.15)
+    assert (await ledger.board()).current.version == 1
+    assert not await ledger.join("late", None, 1)
+    assert (await change).kind == "taken"
+    assert not await ledger.join("late", None, 1)
+    assert await ledger.join("late", None, 2)
+
+  with_replicas(check, store=store)
+  store.close()
+
+
+def test_a_client_that_leaves_leaves_no_half_change(tmp_path, slow_write):
+  store = TaskStore(str(tmp_path))
+
+  async def check(ledger, replicas, dead):
+    change = asyncio.create_task(ledger.propose(1, (BIRDS, PETS), FILES))
+    await asyncio.sleep(0.15)
+    change.cancel()
+    with pytest.raises(asyncio.CancelledError):
+      await change
+    await asyncio.sleep(0.3)
+    assert kept_in(store) == {"birds": b"birds", "pets": b"pets"}
+    for one in replicas:
+      assert one.shown[-1] == Listing(2, (BIRDS, PETS))
+
+  with_replicas(check, store=store)
+  store.close()
+
+
+def test_a_full_disk_ends_no_replica(tmp_path, monkeypatch, caplog):
+  """They go on by what they answer by; it is written with the next change."""
+  store = TaskStore(str(tmp_path))
+
+  def full(*_):
+    raise OSError(28, "No space left on device")
+
+  with monkeypatch.context() as patch:
+    patch.setattr(TaskStore, "keeping", full)
+
+    async def check(ledger, replicas, dead):
+      assert replicas[0].shown == [Listing(1, (BIRDS,))]
+      assert "No space left on device" in caplog.text
+      done = await ledger.propose(1, (BIRDS, PETS), FILES)
+      assert done.kind == "not kept"
+      patch.undo()
+      done = await ledger.propose(1, (BIRDS, PETS), FILES)
+      assert done.kind == "taken"
+      assert kept_in(store) == {"birds": b"birds", "pets": b"pets"}
+
+    with_replicas(check, store=store)
+  store.close()
 
 
 def test_state_dir_has_what_answers(tmp_path):

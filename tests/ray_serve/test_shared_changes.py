@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import threading
+import time
 
 import httpx
 import jax
@@ -244,6 +245,66 @@ def test_a_replica_that_starts_has_the_tasks_of_now(tmp_path):
       assert "dogs" in (await task_set(new))["names"]
     # It has left: nobody waits for it.
     assert (await cluster.put(b, CATS)).status_code == 200
+
+  asyncio.run(with_two(tmp_path, check))
+
+
+def test_what_was_given_up_is_not_kept_on_the_device(tmp_path, monkeypatch):
+  """A set that others refused; and one that was ready too late."""
+
+  def no_room(*_):
+    raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+  async def only_current(cluster, name):
+    changes = cluster.changes[name]
+    async with asyncio.timeout(5):
+      while changes._board.proposal is not None:
+        await asyncio.sleep(0.01)
+    ready = [one.task_set for one in changes._ready.values()]
+    assert ready == [cluster.models[name].task_set]
+
+  async def check(cluster, a, b):
+    assert (await cluster.put(a, DOGS)).status_code == 201
+    with monkeypatch.context() as patch:
+      patch.setattr(cluster.models["b"], "make_ready", no_room)
+      assert (await cluster.put(a, CATS)).status_code == 500
+    for name in "ab":
+      await only_current(cluster, name)
+    real = cluster.models["b"].make_ready
+
+    def slow(*arguments):
+      time.sleep(1.5)
+      return real(*arguments)
+
+    with monkeypatch.context() as patch:
+      patch.setattr(cluster.models["b"], "make_ready", slow)
+      done = await cluster.put(a, CATS)
+      assert (done.status_code, "in time: b." in done.text) == (503, True)
+      for name in "ab":
+        await only_current(cluster, name)
+
+  patience = dataclasses.replace(PATIENCE, ready=1)
+  asyncio.run(with_two(tmp_path, check, patience))
+
+
+def test_a_change_that_is_gone_is_no_fault(tmp_path, monkeypatch, caplog):
+  """Its ledger was lost before this replica had the file."""
+
+  async def check(cluster, a, b):
+    before = await task_set(a)
+    real = cluster.changes["b"]._ledger.content
+
+    async def lost(content):
+      cluster.lose_ledger()
+      return await real(content)
+
+    monkeypatch.setattr(cluster, "content", lost, raising=False)
+    done = await cluster.put(a, CATS)
+    monkeypatch.undo()
+    assert (done.status_code, "is not known" in done.text) == (503, True)
+    assert (await cluster.put(b, DOGS)).status_code == 201
+    assert (await task_set(a))["names"] == [*before["names"], "dogs"]
+    assert "Traceback" not in caplog.text
 
   asyncio.run(with_two(tmp_path, check))
 
