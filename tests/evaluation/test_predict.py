@@ -468,7 +468,10 @@ def test_a_picture_that_takes_hours_is_skipped(tmp_path, loaded, monkeypatch):
   assert picture.entry.reason == "a JPEG of more than 64 scans"
 
 
-@pytest.mark.parametrize("kind", ["jpeg", "png", "bmp", "gif", "webp"])
+@pytest.mark.parametrize(
+  "kind",
+  ["jpeg", "png", "bmp", pytest.param("gif", marks=pytest.mark.slow), "webp"],
+)
 def test_memory_for_pictures(tmp_path, loaded, monkeypatch, kind):
   """Together they take what was allowed; one that alone needs more nothing."""
   evaluation = loaded[0].spec.evaluation

@@ -54,7 +54,7 @@ def all_params(backbone, tasks):
 
 
 @pytest.mark.parametrize(
-  "seed", [3, pytest.param(1, marks=pytest.mark.slow), 8]
+  "seed", [3, *(pytest.param(i, marks=pytest.mark.slow) for i in (1, 8))]
 )
 def test_two_streams_equal_the_masked_sequence(images, seed):
   options = {"gelu": "exact", "depth": 1} if seed == 8 else {}

@@ -279,6 +279,7 @@ def test_without_validation_the_last_state_is_exported(config, workdir):
   assert result.backbone.outputs_bit_equal is None
 
 
+@pytest.mark.slow
 def test_outputs_that_changed_are_reported(config, workdir, monkeypatch):
   """Of a program that is broken as soon as a task is in the pass."""
   real = inference.forward
