@@ -70,6 +70,14 @@ class Served:
     return (self.folder / "log").read_text()
 
 
+# As on a terminal: shells let what is in the background ignore Ctrl-C.
+_HEED_INTERRUPTS = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
   folder = tmp_path_factory.mktemp("serve")
@@ -101,7 +109,8 @@ def served(tmp_path_factory):
   serve = Path(sys.executable).parent / "serve"
   with (folder / "log").open("w") as log:
     process = subprocess.Popen(
-      [serve, "run", "config.yaml"], cwd=folder, env=environment(),
+      [sys.executable, "-c", _HEED_INTERRUPTS, serve, "run", "config.yaml"],
+      cwd=folder, env=environment(),
       stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
   found = Served(f"http://127.0.0.1:{port}", process, folder, {}, {})

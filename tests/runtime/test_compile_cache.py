@@ -98,7 +98,7 @@ def test_the_same_bits_from_compiled_and_from_kept_programs(tmp_path):
   at_once = [start(), start()]
   assert [process.communicate() for process in at_once] == [plain, plain]
   kept = list((tmp_path / "cache" / "xla").glob("*/jit_*-cache"))
-  assert len(kept) > 3
+  assert len(kept) >= 3  # backbone, tasks, memory
   assert start().communicate() == plain
   assert len(list((tmp_path / "cache" / "xla").glob("*/jit_*-cache"))) == len(
     kept
