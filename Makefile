@@ -16,7 +16,7 @@ help:
 	@echo "make test         the tests (under 3 minutes on 2 cores)"
 	@echo "make newest       the same on Python 3.12 or 3.13, with the newest jax"
 	@echo "make lowest       the same with the lowest versions that are allowed"
-	@echo "make processes    the tests that start processes (12 minutes)"
+	@echo "make processes    the tests that start processes (under 10 minutes)"
 	@echo "make slow         the tests on real data, and others that take long"
 	@echo "make exchange     backbones against transformers and timm, and ONNX (5 minutes)"
 	@echo "make mutants      the code broken in 532 places: is each noticed? (30 minutes)"
