@@ -7,9 +7,15 @@ NEWEST_BIN := .venv-newest/bin
 LOWEST_BIN := .venv-lowest/bin
 # With torch, transformers and timm, against which backbones are checked.
 EXCHANGE_BIN := .venv-exchange/bin
+# What builds the site; it reads the package, and does not import it.
+DOCS_BIN := .venv-docs/bin
 WORKDIR ?= runs/quickstart
 
-.PHONY: help quickstart test newest lowest processes slow exchange mutants lint bench clean
+RELEASE_BIN := .venv-release/bin
+# Such as "--repository=https://... --full"; `make release RELEASE=--help`.
+RELEASE ?=
+
+.PHONY: help quickstart test newest lowest processes slow exchange mutants lint docs bench compare release clean
 
 help:
 	@echo "make quickstart   learn a task on the embedded data, into $(WORKDIR)"
@@ -19,13 +25,16 @@ help:
 	@echo "make processes    the tests that start processes (under 10 minutes)"
 	@echo "make slow         the tests on real data, and others that take long"
 	@echo "make exchange     backbones against transformers and timm, and ONNX (5 minutes)"
-	@echo "make mutants      the code broken in 532 places: is each noticed? (30 minutes)"
+	@echo "make mutants      the code broken in 594 places: is each noticed? (30 minutes)"
 	@echo "make lint         format, style, import directions, types, as in CI"
+	@echo "make docs         the site, into site/: a link that leads nowhere fails"
 	@echo "make bench        costs as multiples of one forward pass"
+	@echo "make compare      the same here and in PEFT and vit-pytorch (10 minutes)"
+	@echo "make release      wheel and sdist in dist/, tried with each Python (nothing is uploaded)"
 
 .venv/installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --editable '.[train,serve,ray,test]'
+	$(BIN)/pip install --quiet --editable '.[train,serve,ray,wandb,test]'
 	touch $@
 
 .venv-newest/installed: requirements.txt pyproject.toml
@@ -46,8 +55,14 @@ help:
 	$(EXCHANGE_BIN)/pip install --quiet --no-deps jax2onnx==0.17.1
 	touch $@
 
+.venv-docs/installed: pyproject.toml
+	$(PYTHON) -m venv .venv-docs
+	$(PYTHON) .ci/requirements docs > .venv-docs/requirements.txt
+	$(DOCS_BIN)/pip install --quiet --requirement .venv-docs/requirements.txt
+	touch $@
+
 quickstart: .venv/installed
-	$(BIN)/python -m memory_vit.main --config=configs/quickstart.py --workdir=$(WORKDIR)
+	$(BIN)/python -m memory_vit.main --config=configs/quickstart.py:sweep --workdir=$(WORKDIR)
 
 test: .venv/installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not processes"
@@ -79,8 +94,24 @@ lint: .venv/installed
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
+# Not --quiet: that would count no warnings, and so let them pass.
+docs: .venv-docs/installed
+	$(DOCS_BIN)/properdocs build --strict --config-file mkdocs.yml
+
 bench: .venv/installed
 	$(BIN)/python -m benchmarks.passes
 
+# What builds and checks archives, and nothing of ours.
+.venv-release/installed: Makefile
+	$(PYTHON) -m venv .venv-release
+	$(RELEASE_BIN)/pip install --quiet 'build>=1.3,<2' 'twine>=6.1,<8' 'cffconvert>=2,<3'
+	touch $@
+
+release: .venv-release/installed
+	$(RELEASE_BIN)/python -m release $(RELEASE)
+
+compare: .venv-exchange/installed
+	$(EXCHANGE_BIN)/python -m benchmarks.comparison
+
 clean:
-	rm -rf .venv .venv-newest .venv-lowest .venv-exchange .mypy_cache runs
+	rm -rf .venv .venv-newest .venv-lowest .venv-exchange .venv-docs .venv-release .mypy_cache dist site runs

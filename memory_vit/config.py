@@ -62,6 +62,8 @@ _DIRECTORY = Text('a directory, or ""', ".*", 4_000)
 _SPLIT = Text("a split of TFDS")
 _SPLIT_OR_NONE = Text('a split of TFDS, or ""', ".*")
 _EVAL_CROP = Choice(("backbone", "resize", "central"))
+_PROJECT = Text('a project or entity of W&B, or ""', r"[^/\\#?%:]*", 128)
+_LABEL = Text('a name, or ""', ".*", 128)
 _TASKS = Items(Text("the directory of a task", ".+", 4_000), 1_000)
 _REGIME = Choice(tuple(REGIMES))
 _MEMORY_INIT = Choice(("normal", "quiet"))
@@ -438,6 +440,25 @@ class MeshConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class WandbConfig:
+  """Weights & Biases, beside TensorBoard; needs the extra `wandb`."""
+
+  # Where the run goes, once for all trials of a sweep; "" logs nothing there. A
+  # run that goes on in the same --workdir goes on in W&B as well. That of
+  # `pretrain` is not logged.
+  project: str = option("", _PROJECT, resume="free")
+  # Of the project: a user or a team; "" is the default one of who is logged in.
+  entity: str = option("", _PROJECT, resume="free")
+  # Of the run; "" is --workdir.
+  name: str = option("", _LABEL, resume="free")
+  # Runs of one group are shown together.
+  group: str = option("", _LABEL, resume="free")
+  # "online" needs a login (`wandb login`, or WANDB_API_KEY); "offline" writes
+  # to WORKDIR/wandb, for `wandb sync`.
+  mode: str = option("online", Choice(("online", "offline")), resume="free")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
   """A run: learn one task on one backbone, or a sweep of trials."""
 
@@ -503,6 +524,10 @@ class Config:
   checkpoint_every: int = option(1_000, _STEPS, resume="on_request")
   # Steps between progress lines.
   log_every: int = option(50, _STEPS, resume="free")
+  # Images of the test split (else of validation) on which the best task's
+  # attention is drawn at the end, for TensorBoard, with its confusions on the
+  # test split; 0 draws nothing. Runs of a study draw nothing.
+  log_images: int = option(8, Number(0, 64, "images"), resume="free")
   # Step at which a profile of 5 steps is taken, for TensorBoard; 0 takes none.
   profile_at: int = option(0, _STEPS_OR_NONE, resume="free")
   # Seconds to wait for a batch of images. Then what the process was doing is
@@ -522,6 +547,7 @@ class Config:
   upstream: UpstreamConfig = UpstreamConfig()
   pretrain: PretrainConfig = PretrainConfig()
   study: StudyConfig = StudyConfig()
+  wandb: WandbConfig = WandbConfig()
   mesh: MeshConfig = MeshConfig()
 
   def __post_init__(self) -> None:

@@ -28,6 +28,7 @@ from memory_vit.cli.commands import run_command, show
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.runtime import files, paths
 from memory_vit.runtime.messages import escaped
+from memory_vit.runtime.progress_bar import ProgressBar
 
 with epy.lazy_imports():  # once the command line is known to be right
   from memory_vit.backbones import describe, load, save
@@ -118,11 +119,16 @@ def _convert(given: str, target: str, format: str) -> int:
         "--format=hf, for a directory."
       )
     paths.require_writable(out, "OUT")
-  published = load.read_published(given)
-  backbone = load.to_backbone(published)
-  source = published.source or describe.source_of(given)
-  with files.writing(out):
-    save.save_backbone(backbone, out, format=format, source=source)
+  with ProgressBar("converting", 2, "steps", delay=0) as bar:
+    bar.note("reading")
+    published = load.read_published(given)
+    backbone = load.to_backbone(published)
+    source = published.source or describe.source_of(given)
+    bar.update()
+    bar.note("writing")
+    with files.writing(out):
+      save.save_backbone(backbone, out, format=format, source=source)
+    bar.update()
   licence = f"; licence: {escaped(source.licence)}" if source else ""
   show(f"{escaped(str(out))}: {backbone!r}{licence}")
   return 0

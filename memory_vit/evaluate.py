@@ -7,7 +7,9 @@ Which data are opened the command line says: what a task says of the data set of
 its run names it inside of a directory that is given here, and else is a hint.
 With --verify every task is compared with itself alone, and the original outputs
 with those of the plain ViT; the exit status is then 1 where something differs.
-It is 2 for bad input.
+It is 2 for bad input. With --report=DIR there is a page for every task, with
+its confusions, calibration, classes and mistakes, and tables of all predictions
+(docs/evaluation.md); nothing runs twice for it.
 """
 
 from __future__ import annotations
@@ -20,22 +22,29 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epy
 
-from memory_vit.cli import commands
-from memory_vit.cli.command_line import TRUST_HELP, Parser
-from memory_vit.errors import TaskError
-from memory_vit.runtime.messages import escaped
+from memory_vit.cli import commands, data_options
+from memory_vit.cli.command_line import Parser
+from memory_vit.errors import ConfigError, TaskError
+from memory_vit.runtime import progress_bar
+from memory_vit.runtime.messages import brief, escaped
+from memory_vit.runtime.rules import Number
 from memory_vit.runtime.tables import table
 
 with epy.lazy_imports():  # once the command line is known to be right
-  from memory_vit.data import datasets, image_ops
+  from memory_vit import reports
+  from memory_vit.data import image_ops
   from memory_vit.evaluation import metrics, task_data, verify
   from memory_vit.model import task as task_sets
+  from memory_vit.reports import directory
   from memory_vit.runtime import sharding
   from memory_vit.tasks import manifest, model_loading, store
 
 if TYPE_CHECKING:
+  from pathlib import Path
+
   from memory_vit.data.reader import Reader
   from memory_vit.data.split_ref import SplitRef
+  from memory_vit.evaluation.split_predictions import SplitPredictions
   from memory_vit.evaluation.task_data import Upstream
   from memory_vit.model.backbone import Backbone
   from memory_vit.model.task import EvalPreprocessing, Task
@@ -52,66 +61,38 @@ def _parser() -> Parser:
     description="Evaluates tasks in one model, each on its own data set.",
   )
   parser.model(256, "images in a batch")
-  parser.strings(
-    "--data_dir",
-    "[TASK=]DIR",
-    "where the data sets are: of all tasks, of one, or of the original one "
-    "(backbone=DIR). Which of those in it a task needs the task says",
-  )
-  parser.strings(
-    "--data",
-    "[TASK=]NAME",
-    "the data set, as config.data.name: of all tasks, of one, or of the "
-    "original one (backbone=NAME; backbone= for none). TFDS may download what "
-    "is named here",
-  )
-  parser.strings(
-    "--data_root",
-    "DIR",
-    "also open directories that tasks name, where they lie below this one, "
-    "links resolved; may be given several times",
-  )
-  parser.strings(
-    "--split",
-    "[TASK=]SPLIT",
-    "evaluate this one, instead of the test split: of all tasks, of one, or of "
-    "the original one (backbone=SPLIT)",
-  )
-  parser.option(
-    "--cache_gib",
-    "data.cache_gib",
-    "greatest size of a data set without random access, which is read into "
-    "memory",
-  )
-  parser.option(
-    "--max_bad",
-    "data.max_bad",
-    "so many images of a data set may be left out (and counted) as they "
-    "cannot be read",
-  )
-  parser.option(
-    "--stall_timeout",
-    "stall_timeout",
-    "end, with status 74, where images are waited for so many seconds; 0 "
-    "waits for ever",
-  )
+  data_options.add(parser, original=True)
   parser.option(
     "--fsdp",
     "mesh.fsdp",
     "split the backbone over so many devices, see config.mesh",
   )
-  parser.switch("--trust_data_code", TRUST_HELP)
   parser.switch(
     "--verify", "compare with each task alone, and with the plain ViT"
   )
   parser.add_argument(
     "--json", metavar="FILE", help="write the numbers to a file"
   )
+  parser.add_argument(
+    "--report",
+    metavar="DIR",
+    help="write a page, figures and tables of every task to DIR/TASK; a report "
+    "that is there is replaced",
+  )
+  parser.number(
+    "--report_images",
+    Number(0, 200, "each is a part of the page"),
+    24,
+    "show so many images in a report, of the most confident mistakes; 0 for "
+    "one without images",
+  )
   return parser
 
 
 def _run(arguments: argparse.Namespace) -> int:
   written = commands.json_file(arguments.json)
+  report = _report_directory(arguments.report, written)
+  progress_bar.log_to_stderr()
   # First of all: what is missing on the command line costs nothing.
   chosen, own = _choose(arguments)
   backbone, tasks = model_loading.load_model(
@@ -122,13 +103,19 @@ def _run(arguments: argparse.Namespace) -> int:
   params = sharding.put_backbone(backbone.params, mesh)
   backbone = dataclasses.replace(backbone, params=params)
   # All data sets first: a wrong one must not cost an evaluation.
-  opened = _open_all(tasks, chosen, arguments)
+  opened = data_options.open_all(tasks, chosen, arguments)
   upstream = own and _open_upstream(backbone, own, arguments)
   evaluator = verify.Evaluator(backbone, tasks, mesh, arguments.batch_size)
 
   results: dict[str, dict[str, Any]] = {}
   for source, names in opened:
-    results |= evaluator.evaluate(source, names, verify=arguments.verify)
+    results |= evaluator.evaluate(
+      source, names, verify=arguments.verify, predictions=report is not None
+    )
+  # What JSON cannot hold.
+  predictions = {
+    name: results[name].pop("predictions") for name in results if report
+  }
   result: dict[str, Any] = {
     "backbone": {
       "fingerprint": backbone.fingerprint,
@@ -141,12 +128,58 @@ def _run(arguments: argparse.Namespace) -> int:
   verified = True  # nothing contradicts it where nothing is compared
   if arguments.verify:
     result["backbone"]["upstream"] = upstream and evaluator.upstream(*upstream)
-    verified = verify.verified(result, arguments.dtype)
+    verified = verify.verified(result)
     result["verified"] = verified
   commands.show(text(result))
   if written:
     commands.write_json(written, result)
+  if report:
+    readers = {name: reader for reader, names in opened for name in names}
+    _write_report(report, tasks, readers, predictions, results, arguments)
   return 0 if verified else 1
+
+
+def _write_report(
+  path: Path,
+  tasks: Sequence[Task],
+  readers: Mapping[str, Reader],
+  predictions: Mapping[str, SplitPredictions],
+  results: Mapping[str, Mapping[str, Any]],
+  arguments: argparse.Namespace,
+) -> None:
+  """Write --report, and say where its first page is."""
+  evaluations = [
+    reports.TaskEvaluation.of(
+      task,
+      readers[task.name],
+      predictions[task.name],
+      dtype=arguments.dtype,
+      shown_images=arguments.report_images,
+      alone=results[task.name].get("alone"),
+    )
+    for task in tasks
+  ]
+  reports.write_reports(path, evaluations)
+  commands.show(f"report: {escaped(str(reports.first_page(path)))}")
+
+
+def _report_directory(text: str | None, written: Path | None) -> Path | None:
+  """The directory that --report names, if it is given.
+
+  Raises:
+    ConfigError: where no report can be written there.
+  """
+  if text is None:
+    return None
+  report = directory.REPORT.claim(text)
+  # A report is replaced as a whole, and has no file of others in it.
+  place = written and written.resolve()
+  if place and report.resolve() in (place, *place.parents):
+    raise ConfigError(
+      f"--json {brief(str(written))} is --report {brief(text)}, or inside of "
+      "it: expected a file elsewhere."
+    )
+  return report
 
 
 def _choose(
@@ -156,41 +189,8 @@ def _choose(
   tasks = [manifest.read(path) for path in store.find_tasks(arguments.task)]
   owners = [task.spec.name for task in tasks]
   owners += [task_sets.BACKBONE] if arguments.verify else []
-  given = task_data.Given(
-    data=task_data.parse("--data", arguments.data, owners),
-    directories=task_data.parse("--data_dir", arguments.data_dir, owners),
-    splits=task_data.parse("--split", arguments.split, owners),
-    roots=tuple(arguments.data_root),
-  )
+  given = data_options.given(arguments, owners, original="--verify")
   return task_data.choose(tasks, given, upstream=arguments.verify)
-
-
-def _open(ref: SplitRef, arguments: argparse.Namespace) -> Reader:
-  """Open a split, as patient and as lenient as was asked for."""
-  return datasets.open_reader(
-    dataclasses.replace(
-      ref,
-      cache_gib=arguments.cache_gib,
-      max_bad=arguments.max_bad,
-      stall_timeout=arguments.stall_timeout,
-      trust_code=arguments.trust_data_code,
-    )
-  )
-
-
-def _open_all(
-  tasks: Sequence[Task],
-  chosen: Mapping[str, SplitRef],
-  arguments: argparse.Namespace,
-) -> list[tuple[Reader, list[str]]]:
-  """Every data set that is needed, with the tasks that are evaluated on it."""
-  names: dict[SplitRef, list[str]] = {}
-  for task in tasks:
-    names.setdefault(chosen[task.name], []).append(task.name)
-  sources = {ref: _open(ref, arguments) for ref in names}
-  for task in tasks:
-    task_data.require_classes(task, sources[chosen[task.name]])
-  return [(sources[ref], some) for ref, some in names.items()]
 
 
 def _open_upstream(
@@ -201,7 +201,7 @@ def _open_upstream(
   preprocessing = image_ops.evaluation_of(
     own.eval_crop, own.resize, size, backbone.evaluation
   )
-  source = _open(own.ref, arguments)
+  source = data_options.open_split(own.ref, arguments)
   if source.num_classes != backbone.config.num_classes:
     raise TaskError(
       f"{source.name} has {source.num_classes} classes, the head of the "

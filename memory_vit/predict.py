@@ -19,7 +19,7 @@ import argparse
 import json
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from etils import epy
@@ -28,6 +28,7 @@ from memory_vit.cli import bulk_options, commands
 from memory_vit.cli.command_line import Parser
 from memory_vit.cli.commands import show
 from memory_vit.errors import ConfigError
+from memory_vit.runtime import progress_bar
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.rules import Number
 
@@ -133,7 +134,12 @@ def _predict_all(arguments: argparse.Namespace) -> int:
     )
   # Paths on standard input come one by one: the next batch may take hours.
   ahead = "-" not in arguments.images
-  entries = reading.find_images(arguments.images)
+  progress_bar.log_to_stderr()
+  entries: Iterable[reading.Entry] = reading.find_images(arguments.images)
+  total = None
+  if ahead:
+    entries = list(entries)
+    total = len(entries)
   batches = reading.read_batches(
     entries,
     tasks[0].spec.evaluation,  # that of all
@@ -141,32 +147,36 @@ def _predict_all(arguments: argparse.Namespace) -> int:
     arguments.memory_mib,
     ahead=ahead,
   )
-  total = skipped = 0
+  seen = skipped = 0
   predictor = None
-  for images in batches:
-    # A first batch that is not full is the only one.
-    predictor = predictor or _predictor(backbone, tasks, arguments, len(images))
-    guesses = iter(
-      guess(
-        predictor,
-        [image.pixels for image in images if image.pixels is not None],
-        top=arguments.top,
-        original=arguments.original,
+  with progress_bar.ProgressBar("predicting", total) as bar:
+    for images in batches:
+      # A first batch that is not full is the only one.
+      predictor = predictor or _predictor(
+        backbone, tasks, arguments, len(images)
       )
-    )
-    for image in images:
-      total, entry = total + 1, image.entry
-      if image.pixels is None:
-        skipped += 1
-        reason = escaped(entry.reason)
-        show(f"skipped {escaped(entry.path)}: {reason}", sys.stderr)
-        if arguments.json:
-          show(json.dumps({"image": entry.path, "error": entry.reason}))
-      else:
-        line = _json_line if arguments.json else _text
-        show(line(entry.path, next(guesses)))
+      guesses = iter(
+        guess(
+          predictor,
+          [image.pixels for image in images if image.pixels is not None],
+          top=arguments.top,
+          original=arguments.original,
+        )
+      )
+      for image in images:
+        bar.update()
+        seen, entry = seen + 1, image.entry
+        if image.pixels is None:
+          skipped += 1
+          reason = escaped(entry.reason)
+          show(f"skipped {escaped(entry.path)}: {reason}", sys.stderr)
+          if arguments.json:
+            show(json.dumps({"image": entry.path, "error": entry.reason}))
+        else:
+          line = _json_line if arguments.json else _text
+          show(line(entry.path, next(guesses)))
   if skipped:
-    show(f"{skipped} of {total} images could not be read", sys.stderr)
+    show(f"{skipped} of {seen} images could not be read", sys.stderr)
   return 1 if skipped else 0
 
 

@@ -19,6 +19,8 @@ with epy.lazy_imports():  # a report of results is made without jax
   from memory_vit.runtime import processes
 
 RESULT = "result.json"
+# Pictures beside it: accuracies of a sweep, and where the exported task looks.
+SWEEP, ATTENTION = "sweep.png", "attention.png"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,7 +102,8 @@ class SweepResult:
     training_seconds: time of all steps that were timed.
     training_seconds_per_variant: the same, for each trial.
     bytes_of_one: estimated memory of a pack with one trial.
-    bytes_per_variant: estimated memory of each further trial.
+    bytes_per_variant: estimated memory of each further trial; None where all
+      fit, even if each took as much as one alone.
   """
 
   task: str = ""

@@ -5,9 +5,14 @@ import beartype
 # What computes. Readers of files take bytes apart in loops: to check each call
 # takes seconds, and no array has a shape there that is known before.
 MODULES = (
+  "memory_vit.evaluation.calibration",
+  "memory_vit.evaluation.classification",
+  "memory_vit.evaluation.confusion",
+  "memory_vit.evaluation.cell_removal",
   "memory_vit.evaluation.evaluate",
   "memory_vit.evaluation.metrics",
   "memory_vit.evaluation.preprocess",
+  "memory_vit.evaluation.split_predictions",
   "memory_vit.evaluation.verify",
   "memory_vit.exports.image_input",
   "memory_vit.exports.program",
@@ -15,7 +20,9 @@ MODULES = (
   "memory_vit.model",
   "memory_vit.prediction.attention_map",
   "memory_vit.prediction.attention_rollout",
+  "memory_vit.prediction.attention_shares",
   "memory_vit.prediction.fixed_shapes",
+  "memory_vit.prediction.image_attention",
   "memory_vit.prediction.placement",
   "memory_vit.prediction.predictions",
   "memory_vit.prediction.token_attention",

@@ -76,6 +76,22 @@ def own_log_lines():
   logger.setLevel(level)
 
 
+@pytest.fixture(autouse=True)
+def no_pictures(request, monkeypatch):
+  """At its end a run draws nothing, which would take longer than the run.
+
+  Tests that look at pictures ask for the fixture `pictures`.
+  """
+  module = sys.modules.get("memory_vit.training.run_pictures")
+  if module and "pictures" not in request.fixturenames:
+    monkeypatch.setattr(module, "pictures_of", lambda *args: {})
+
+
+@pytest.fixture
+def pictures() -> None:
+  """Runs draw pictures at their end."""
+
+
 @pytest.fixture(scope="session")
 def backbone() -> mv.Backbone:
   return tiny_backbone()

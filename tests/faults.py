@@ -40,7 +40,8 @@ class Run:
     options = {
       "pretrain.variant": "", "backbone": backbone, "upstream.name": "",
       "batch_size": 16, "batch_size_eval": 64, "total_steps": 60,
-      "eval_every": 30, "checkpoint_every": 10, "log_every": 1, **options,
+      "eval_every": 30, "checkpoint_every": 10, "log_every": 1,
+      "log_images": 0, **options,
     }  # fmt: skip
     self._flags = ["--config=configs/quickstart.py", f"--workdir={workdir}"]
     self._flags += [f"--config.{key}={v}" for key, v in options.items()]

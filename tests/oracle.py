@@ -186,7 +186,7 @@ def of_layers(weights, seen, config):
   return jnp.einsum("lbd,ld->bd", states, weights)
 
 
-def forward(config, params, tasks, images, weights=None):
+def forward(config, params, tasks, images, weights=None, seen=None):
   """Logits of the original head and of every task.
 
   Args:
@@ -195,6 +195,7 @@ def forward(config, params, tasks, images, weights=None):
     tasks: (name, names that it reads, memory_norm) of every task.
     images: (b, side, side, 3).
     weights: a list; those of the attention of every block are appended.
+    seen: which memory is seen in each layer, (l, sum of cells); all by default.
   """
   p = params["backbone"]
   own = [params["tasks"][name] for name, _, _ in tasks]
@@ -221,7 +222,12 @@ def forward(config, params, tasks, images, weights=None):
       p["Transformer"][f"encoderblock_{i}"],
       z,
       jnp.concatenate(memory),
-      mask,
+      mask
+      if seen is None
+      else mask
+      & jnp.concatenate([jnp.ones(mask.shape[1] - sum(cells), bool), seen[i]])[
+        None
+      ],
       memory_norm=norm,
       config=config,
       own={k: a[2 * i : 2 * i + 2] for k, a in norms.items()},

@@ -1,12 +1,7 @@
 """The README and docs/ lead nowhere that is not there."""
 
 import dataclasses
-import functools
-import importlib
 import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,18 +13,6 @@ README = ROOT / "README.md"
 PAGES = (README, ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"))
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-
-
-def commands(page: Path) -> list[tuple[str, list[str]]]:
-  """Commands of the package in fenced blocks: module and arguments."""
-  text = page.read_text().replace("\\\n", " ")
-  blocks = re.findall(r"^```\w*\n(.*?)^```$", text, re.M | re.S)
-  lines = re.findall(r"-m memory_vit\.(\w+) (.*)", "\n".join(blocks))
-  # Of a command within a quoted one, the last quotation mark is not its own.
-  return [
-    (module, shlex.split(rest[:-1] if rest.count('"') % 2 else rest, True))
-    for module, rest in lines
-  ]
 
 
 def anchors(page: Path) -> set[str]:
@@ -46,16 +29,6 @@ def options(values, prefix=""):
     value = getattr(values, field.name)
     if dataclasses.is_dataclass(value):
       yield from options(value, f"{prefix}{field.name}.")
-
-
-@functools.cache
-def flags(module: str) -> set[str]:
-  """What --help of a command names."""
-  done = subprocess.run(
-    [sys.executable, "-m", f"memory_vit.{module}", "--help"],
-    check=True, capture_output=True, text=True, cwd=ROOT,
-  )  # fmt: skip
-  return set(re.findall(r"--(\w+)", done.stdout))
 
 
 def test_the_readme_is_short():
@@ -94,29 +67,3 @@ def test_options_that_are_named_exist(page):
   named = re.findall(r"\bconfig\.([a-z]\w*(?:\.[a-z]\w*)*)", page.read_text())
   files = {"py", "json"}
   assert set(named) - files <= set(options(Config()))
-
-
-@each_page
-def test_commands_have_the_flags_that_they_are_given(page):
-  for module, arguments in commands(page):
-    used = {re.match(r"--(\w*)|", argument)[1] for argument in arguments}
-    assert used - {None} <= flags(module), (module, arguments)
-
-
-@each_page
-def test_commands_have_the_options_that_they_are_given(page, monkeypatch):
-  monkeypatch.chdir(ROOT)
-  for module, arguments in commands(page):
-    reads = module in ("main", "paper", "vtab", "check_data")
-    if reads and "--config=..." not in arguments:
-      command = importlib.import_module(f"memory_vit.{module}")
-      assert command.parse([module, *arguments]), arguments
-
-
-def test_commands_are_found():
-  found = [command for page in PAGES for command in commands(page)]
-  assert len(found) >= 20
-  assert {module for module, _ in found} >= {
-    "main", "paper", "vtab", "evaluate", "predict", "inspect", "check_data",
-    "export", "serve",
-  }  # fmt: skip

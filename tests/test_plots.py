@@ -174,13 +174,15 @@ def test_a_sweep_is_drawn_by_cells_and_learning_rate(agg):
     entry(0.01, 5, 0.25, None),
     entry(0.1, 0, 0.5, 0.5),
     entry(0.1, 0, 0.25, 0.5),  # another seed
+    entry(0.1, 1, 0.625, None),
   )
   sweep = SweepResult(task="digits")
   result = RunResult(tasks=tasks, sweep=sweep, wall_seconds=1.0)
   figure = plots.sweep_figure(result)
   validation, test = figure.axes
   lines = {c.get_label(): c.lines[0] for c in validation.containers}
-  assert list(lines) == ["0 cells", "5 cells"]
+  assert list(lines) == ["0 cells", "1 cell", "5 cells"]
+  assert len({line.get_marker() for line in lines.values()}) == 3
   assert lines["0 cells"].get_xydata().tolist() == [[0.1, 0.375]]
   assert lines["5 cells"].get_xydata().tolist() == [[0.01, 0.25], [0.1, 0.75]]
   assert len(test.containers) == 1

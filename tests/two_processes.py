@@ -137,6 +137,8 @@ def _log_what_is_seen() -> None:
   shard_batch, take_step = sharding.shard_batch, step.Step.__call__
 
   def logged_batch(batch, mesh):
+    if not isinstance(batch, Mapping):  # images of which pictures are made
+      return shard_batch(batch, mesh)
     if "mask" in batch:
       note(counted=int(batch["mask"].sum()))
     else:

@@ -3,8 +3,6 @@
 import hashlib
 import logging
 import os
-import shutil
-import sys
 import urllib.parse
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
@@ -14,6 +12,7 @@ from etils import epy
 
 from memory_vit.errors import BackboneError
 from memory_vit.runtime import checksums, files, paths
+from memory_vit.runtime.progress_bar import ProgressBar
 
 with epy.lazy_imports():  # it brings jax, for which --help does not wait
   from memory_vit.backbones import npz
@@ -27,6 +26,9 @@ _MAGIC = b"PK"
 _SHOWN = 40
 # A file name may have 255 bytes, and that of a part is longer by 15.
 _LONGEST_NAME = 50
+
+# Bytes that are read at once.
+_CHUNK_BYTES = 2**20
 
 _BUCKET = "https://storage.googleapis.com/vit_models"
 
@@ -198,11 +200,11 @@ def _fetch_http(url: str, target: _Arriving) -> None:
   options: dict[str, Any] = {"hooks": {"response": _check_redirect}}
   if url.startswith("http://"):
     options["auth"] = _own_password
-  # A bar in a log file is thousands of lines.
-  download = pooch.HTTPDownloader(
-    progressbar=sys.stderr.isatty(), chunk_size=2**20, **options
-  )
-  download(url, target, pooch=None)
+  with _bar_of(url) as bar:
+    download = pooch.HTTPDownloader(
+      progressbar=bar, chunk_size=_CHUNK_BYTES, **options
+    )
+    download(url, target, pooch=None)
 
 
 def _own_password(request: Any) -> Any:
@@ -239,8 +241,17 @@ def _fetch_gs(url: str, target: _Arriving) -> None:
   # Reads gs:// through TensorFlow or gcsfs, and imports them.
   from etils import epath
 
-  with epath.Path(url).open("rb") as source:
-    shutil.copyfileobj(source, target)
+  # How large it is would take another request, which may fail.
+  with epath.Path(url).open("rb") as source, _bar_of(url) as bar:
+    while chunk := source.read(_CHUNK_BYTES):
+      target.write(chunk)
+      bar.update(len(chunk))
+
+
+def _bar_of(url: str) -> ProgressBar:
+  """A bar for a download, whose size pooch adds once it knows it."""
+  name = PurePosixPath(urllib.parse.urlsplit(url).path).name
+  return ProgressBar(f"downloading {name[-_LONGEST_NAME:]}", unit="B")
 
 
 def _remedy(url: str) -> str:

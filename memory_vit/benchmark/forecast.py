@@ -21,9 +21,10 @@ from memory_vit.data.split_ref import configured_splits
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.regimes import REGIMES
 from memory_vit.runtime import sharding
+from memory_vit.runtime.progress_bar import duration
 from memory_vit.runtime.tables import table
 from memory_vit.study import finished_runs
-from memory_vit.training import open_backbone, progress, resolve
+from memory_vit.training import open_backbone, resolve
 
 # Passes of each test image in one model: of all tasks, of the backbone that
 # hands its context to each task alone, and of the plain ViT.
@@ -199,7 +200,7 @@ def _estimate(
     f"with all its trials and of a final run: {', '.join(shown)}; "
   )
   lines = [
-    f"About {progress.duration(total)} left on {len(jax.devices())} x "
+    f"About {duration(total)} left on {len(jax.devices())} x "
     f"{device}, an estimate: {timed if shown else ''}"
     f"{1 / image:,.0f} images/s by the plain backbone. Compiling, and images "
     "that are read slower than the model takes them, come on top."

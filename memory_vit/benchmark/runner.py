@@ -41,6 +41,7 @@ from memory_vit.run_result import RunResult
 from memory_vit.runtime import files, paths, processes, sharding
 from memory_vit.runtime.lock import only_run
 from memory_vit.runtime.preemption import StopSignal
+from memory_vit.runtime.progress_bar import ProgressBar
 from memory_vit.study import finished_runs
 from memory_vit.tasks import store
 from memory_vit.training import consistency, open_backbone, resolve
@@ -83,20 +84,23 @@ def _run(bench: Benchmark, stop: StopSignal) -> None:
   config = resolve.with_backbone(bench.config, backbone)
   bench = dataclasses.replace(bench, config=config)
   require_data(bench)
-  learner = _Learner(bench, backbone, stop)
   record = _begun(bench, backbone)
   scores: list[Score] = []
-  for data in bench.tasks:
-    learned = [learner.learn(data, regime) for regime in bench.regimes]
-    runs = {run: path for each in learned for run, path in each.runs.items()}
-    tests = testing.finish(bench, data, runs, backbone, mesh, stop)
-    processes.on_process_0(functools.partial(_remove_backbones, runs))
-    scores += [_with_tests(each, tests) for each in learned]
-    record = dataclasses.replace(
-      record, scores=tuple(dataclasses.asdict(score) for score in scores)
-    )
-    processes.on_process_0(functools.partial(_report, bench.workdir, record))
-    logger.info("%s is in %s", data.task.name, bench.workdir / "report.md")
+  # Of each a search, and a final run of every seed.
+  runs_in_all = len(bench.pairs) * (1 + len(bench.seeds))
+  with ProgressBar("VTAB-1k", runs_in_all, "runs", delay=0) as bar:
+    learner = _Learner(bench, backbone, stop, bar)
+    for data in bench.tasks:
+      learned = [learner.learn(data, regime) for regime in bench.regimes]
+      runs = {run: path for each in learned for run, path in each.runs.items()}
+      tests = testing.finish(bench, data, runs, backbone, mesh, stop)
+      processes.on_process_0(functools.partial(_remove_backbones, runs))
+      scores += [_with_tests(each, tests) for each in learned]
+      record = dataclasses.replace(
+        record, scores=tuple(dataclasses.asdict(score) for score in scores)
+      )
+      processes.on_process_0(functools.partial(_report, bench.workdir, record))
+      logger.info("%s is in %s", data.task.name, bench.workdir / "report.md")
   together.measure_once(bench, scores, backbone, mesh, stop)
   processes.on_process_0(lambda: report.write_report(bench.workdir))
 
@@ -146,6 +150,7 @@ class _Learner:
   bench: Benchmark
   backbone: Backbone
   stop: StopSignal
+  bar: ProgressBar
 
   def learn(self, data: TaskData, regime: str) -> _Learned:
     """Search, choose, and learn again with every seed."""
@@ -165,6 +170,7 @@ class _Learner:
       trials=config.sweep.combinations,
     )
     if choice is None:
+      self.bar.update(len(bench.seeds))
       diverged = dataclasses.replace(score, diverged=score.tried)
       return _Learned(score=_with_cost(diverged, [searched]))
     results, runs = [], {}
@@ -196,8 +202,11 @@ class _Learner:
     if ending := finished_runs.ending_of(directory):
       refs = configured_splits(config)
       changed_data.require_same(refs, ending.data, directory)
+    self.bar.note(str(directory.relative_to(self.bench.workdir)))
     fingerprint = self.backbone.fingerprint
-    return finished_runs.finish(config, directory, fingerprint, self.stop)
+    found = finished_runs.finish(config, directory, fingerprint, self.stop)
+    self.bar.update()
+    return found
 
 
 def export(run: Path, there: Path, name: str, backbone: Backbone) -> None:

@@ -6,7 +6,7 @@ image.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from memory_vit.benchmark import protocol
 from memory_vit.benchmark.protocol import Benchmark
 from memory_vit.benchmark.record import TOGETHER, Score, task_directory
 from memory_vit.data import datasets
-from memory_vit.evaluation.verify import TOLERANCE, Evaluator
+from memory_vit.evaluation.verify import Evaluator
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.regimes import REGIMES
 from memory_vit.runtime import files, processes
@@ -97,16 +97,8 @@ def measure(
     "dtype": dtype,
     "tasks": results,
     "timing": evaluator.timing(first) if first else None,
-    "verified": all(_verified(found, dtype) for found in results.values()),
+    "verified": all(found["alone"]["verified"] for found in results.values()),
   }
-
-
-def _verified(found: Mapping[str, Any], dtype: str) -> bool:
-  """Whether a task is itself among others, and the original outputs too."""
-  alone = found["alone"]
-  difference = alone["max_difference"]
-  close = difference is not None and difference <= TOLERANCE[dtype]
-  return alone["outputs_bit_equal"] and close
 
 
 def _key(

@@ -19,11 +19,9 @@ from memory_vit.bulk.shard_file import ShardCounts
 from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.runtime import lock, paths
 from memory_vit.runtime.messages import brief
+from memory_vit.runtime.progress_bar import ProgressBar
 
 logger = logging.getLogger(__name__)
-
-# Seconds between lines that say how far it is.
-_EVERY = 10.0
 
 
 class Job(Protocol):
@@ -116,8 +114,16 @@ def run_bulk(
     if there is None:
       plan.settle(made, folder)
       missing = _missing(made, folder, say)
-      make = engine or (lambda p, f, _, m: work.make_shards(p, f, model, m))
-      _follow(make(made, folder, job, missing), made, missing, say)
+      total = sum(len(made.numbers(i)) for i in missing)
+      started = time.perf_counter()
+      with ProgressBar(place.name, total, say=say) as bar:
+        make = engine or (
+          lambda p, f, _, m: work.make_shards(p, f, model, m, bar.update)
+        )
+        _follow(make(made, folder, job, missing), bar)
+      if missing:
+        taken = time.perf_counter() - started
+        say(f"{total:,} images in {taken:.1f} s, {total / taken:.0f} images/s")
       there = _require_finished(made, folder)
       if single_file.is_one(place):
         single_file.join(folder, made, place)
@@ -184,28 +190,12 @@ def _missing(made: Plan, folder: Path, say: Callable[[str], None]) -> list[int]:
   return missing
 
 
-def _follow(
-  finished: Iterable[work.Finished],
-  made: Plan,
-  missing: Sequence[int],
-  say: Callable[[str], None],
-) -> None:
-  """Wait for shards, and say how far it is."""
-  total = sum(len(made.numbers(i)) for i in missing)
-  began = said = time.perf_counter()
+def _follow(finished: Iterable[work.Finished], bar: ProgressBar) -> None:
+  """Wait for shards; an engine may have counted their images before."""
   done: dict[int, int] = {}
   for shard in finished:
     done[shard.shard] = shard.counts.images
-    now = time.perf_counter()
-    if now - said < _EVERY and len(done) < len(missing):
-      continue
-    said, images = now, sum(done.values())
-    speed = images / max(now - began, 1e-9)
-    left = (total - images) / speed
-    say(
-      f"{images:,}/{total:,} images, {speed:.0f} images/s, "
-      + (f"{left:.0f} s left" if left else f"{now - began:.1f} s")
-    )
+    bar.reach(max(bar.done, sum(done.values())))
 
 
 def _require_finished(made: Plan, folder: Path) -> ShardCounts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
@@ -92,7 +92,11 @@ class _Batch:
 
 
 def make_shards(
-  plan: Plan, folder: Path, model: Model, shards: Iterable[int]
+  plan: Plan,
+  folder: Path,
+  model: Model,
+  shards: Iterable[int],
+  count: Callable[[int], None] = lambda images: None,
 ) -> Iterator[Finished]:
   """Make shards one after the other, and say when each is there.
 
@@ -101,6 +105,7 @@ def make_shards(
     folder: of the output.
     model: of the plan.
     shards: numbers of shards.
+    count: is called with the images of each batch, once they are written.
 
   Raises:
     DataError: where a file of many images cannot be read any more, or an image
@@ -117,6 +122,7 @@ def make_shards(
       for batch in group:
         writer.add(_record_batch(batch, model, schema))
         images += len(batch.rows)
+        count(len(batch.rows))
         errors += sum(isinstance(p, DataError) for p in batch.pixels)
     yield Finished(shard, ShardCounts(images, errors))
 

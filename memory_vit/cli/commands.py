@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from memory_vit.errors import MemoryVitError
-from memory_vit.runtime import compile_cache, files, messages, paths
+from memory_vit.runtime import (
+  compile_cache,
+  files,
+  messages,
+  paths,
+  progress_bar,
+)
 from memory_vit.runtime.messages import escaped
 
 _T = TypeVar("_T")
@@ -30,7 +36,7 @@ _COLLECTED = (50_000, 20, 20)
 TRAIN_MODULES = frozenset({
   "array_record", "clu", "google_crc32c", "importlib_resources", "matplotlib",
   "ml_collections", "optax", "psutil", "sklearn", "tensorboard", "tensorflow",
-  "tensorflow_datasets", "tqdm",
+  "tensorflow_datasets",
 })  # fmt: skip
 # What the extra `serve` brings, with what that brings.
 SERVE_MODULES = frozenset({
@@ -52,7 +58,8 @@ def show(text: str, file: TextIO | None = None) -> None:
   encoding = getattr(file, "encoding", None) or "utf-8"
   text = "\n".join(map(escaped, text.split("\n")))
   encoded = text.encode(encoding, "backslashreplace")
-  print(encoded.decode(encoding), file=file, flush=True)
+  with progress_bar.above_bars():
+    print(encoded.decode(encoding), file=file, flush=True)
 
 
 def leave_current_directory() -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -108,12 +108,13 @@ class SplitAudit:
 
 
 def audit_split(
-  reader: Reader, progress: Callable[[Iterable[Any]], Iterable[Any]] = iter
+  reader: Reader, count: Callable[[], None] = lambda: None
 ) -> SplitAudit:
-  """Read and decode all images of a split; `progress` sees each example."""
+  """Read and decode all images of a split; `count` is called after each."""
   audit = SplitAudit(reader, np.zeros(reader.num_classes, np.int64))
-  for index, example in enumerate(progress(_examples(reader))):
+  for index, example in enumerate(_examples(reader)):
     audit.add(index, example)
+    count()
   return audit
 
 

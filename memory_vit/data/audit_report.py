@@ -4,16 +4,15 @@ import dataclasses
 import itertools
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import tqdm
 
 from memory_vit.config import EMBEDDINGS, Config
 from memory_vit.data import audit, datasets
 from memory_vit.data.audit import SplitAudit
 from memory_vit.data.split_ref import SplitRef, configured_splits
 from memory_vit.errors import BrokenDataError, ConfigError
+from memory_vit.runtime.progress_bar import ProgressBar
 
 logger = logging.getLogger(__name__)
 
@@ -81,18 +80,11 @@ def splits_to_audit(
 
 
 def _audit(role: str, ref: SplitRef) -> SplitAudit:
-  """Open a split and read all of it, behind a progress bar."""
+  """Open a split and read all of it."""
   # Unreadable examples are what is looked for.
   reader = datasets.open_reader(dataclasses.replace(ref, max_bad=sys.maxsize))
-  # A terminal shows one line that changes, a log a new line each time.
-  often = 1 if sys.stderr.isatty() else 30
-
-  def bar(examples: Iterable[Any]) -> Iterable[Any]:
-    return tqdm.tqdm(
-      examples, role, reader.size, unit=" images", mininterval=often
-    )
-
-  return audit.audit_split(reader, bar)
+  with ProgressBar(role, reader.size) as bar:
+    return audit.audit_split(reader, bar.update)
 
 
 def _contents(found: SplitAudit, *, all_classes: bool) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.reader import Reader
 from memory_vit.errors import ConfigError
 from memory_vit.images.view import LONGEST_ASPECT
+from memory_vit.runtime.progress_bar import ProgressBar
 
 logger = logging.getLogger(__name__)
 
@@ -48,20 +49,22 @@ def keep_decoded(
     reader.size, side,
   )  # fmt: skip
   images, labels, taken = [], [], 0
-  for index, example in enumerate(_decoded(reader, side)):
-    if index and index % _AT_ONCE == 0:
-      check()
-      _require_memory(taken, index, reader)
-    if isinstance(example, tf.errors.OpError):
-      reader.mark_unreadable({index: sources.reason_of(example)})
-      # Whatever asks for it cannot decode it: the next one takes its place.
-      images.append(b"")
-      labels.append(0)
-      continue
-    image, label = example
-    images.append(raw_images.encode(image))
-    labels.append(int(label))
-    taken += len(images[-1])
+  with ProgressBar("decoding training images", reader.size) as bar:
+    for index, example in enumerate(_decoded(reader, side)):
+      bar.update()
+      if index and index % _AT_ONCE == 0:
+        check()
+        _require_memory(taken, index, reader)
+      if isinstance(example, tf.errors.OpError):
+        reader.mark_unreadable({index: sources.reason_of(example)})
+        # Whatever asks for it cannot decode it: the next one takes its place.
+        images.append(b"")
+        labels.append(0)
+        continue
+      image, label = example
+      images.append(raw_images.encode(image))
+      labels.append(int(label))
+      taken += len(images[-1])
   logger.info("%d decoded images take %.2f GiB", len(images), taken / 2**30)
   source = dataclasses.replace(
     reader.source,

@@ -3,7 +3,23 @@
 from etils import epy
 
 with epy.lazy_api_imports(globals()):
+  from memory_vit.evaluation.cell_removal import (
+    CellRemoval,
+    Removals,
+    remove_cells,
+  )
   from memory_vit.evaluation.evaluate import evaluate_source, predict_fn
+  from memory_vit.evaluation.split_predictions import SplitPredictions
+  from memory_vit.evaluation.timing import median_seconds
   from memory_vit.evaluation.verify import Evaluator
 
-__all__ = ["Evaluator", "evaluate_source", "predict_fn"]
+__all__ = [
+  "CellRemoval",
+  "Evaluator",
+  "Removals",
+  "SplitPredictions",
+  "evaluate_source",
+  "median_seconds",
+  "predict_fn",
+  "remove_cells",
+]

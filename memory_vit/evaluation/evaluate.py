@@ -3,8 +3,8 @@
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -14,16 +14,19 @@ from jaxtyping import Array, Float
 
 from memory_vit.data import batching
 from memory_vit.data.reader import Reader
-from memory_vit.evaluation import metrics
+from memory_vit.evaluation import metrics, split_predictions
 from memory_vit.evaluation.hits import Hits
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.regimes import REGIMES
 from memory_vit.model.task import EvalPreprocessing, Task
 from memory_vit.runtime import sharding
+from memory_vit.runtime.progress_bar import ProgressBar
 from memory_vit.tasks import inference, split_forward
 
 # Images that `data` has scaled -> {name: logits}; or what is kept of them.
 Predict = Callable[[Any], dict[str, Float[Array, "b c"]]]
+# What a result may have beside its sums: see `evaluate`.
+Also = Literal["digest", "hits", "predictions"]
 
 
 def evaluate(
@@ -31,8 +34,9 @@ def evaluate(
   batches: Iterable[dict[str, Any]],
   mesh: Mesh,
   *,
-  digest: bool = False,
-  hits: bool = False,
+  also: Collection[Also] = (),
+  predictions_of: str | None = None,
+  bar: ProgressBar | None = None,
 ) -> dict[str, dict[str, Any]]:
   """Evaluate all outputs of a model on one data set.
 
@@ -41,36 +45,49 @@ def evaluate(
     batches: {"image", "label", "mask"}, the rows of this process; or "inputs",
       what is kept of the images, which is then what the model takes.
     mesh: over which batches are split.
-    digest: whether the outputs are brought to the host and hashed.
-    hits: whether the results say which examples are right.
+    also: what else the results have.
+    predictions_of: the output whose predictions are wanted; None for all.
+    bar: counts images of all processes.
 
   Returns:
-    For every name `metrics.summarise`; and where it is asked for "digest", a
-    SHA-256 over the bytes of all its outputs: two models have the same digest
-    where their outputs are equal to the bit. And "hits", int8 (rows of all
-    batches,), see `metrics.example_hits`.
+    For every name `metrics.summarise`; and what is asked for of these:
+      "digest": SHA-256 over the bytes of all its outputs, which are brought to
+        the host; two models have the same where they are equal to the bit.
+      "hits": int8 (rows of all batches,), see `metrics.example_hits`.
+      "predictions": of these rows, `split_predictions.predict_examples`.
   """
   totals: dict[str, metrics.Totals] = {}
   digests: dict[str, Any] = {}
   right: dict[str, list[np.ndarray]] = {}
+  kept: dict[str, list[dict[str, np.ndarray]]] = {}
   replicated = sharding.replicated(mesh)
   for batch in sharding.prefetch(iter(batches), mesh):
     inputs = batch["inputs"] if "inputs" in batch else batch["image"]
     for name, logits in predict(inputs).items():
-      sums = _batch_sums(replicated)(logits, batch["label"], batch["mask"])
+      of_batch = logits, batch["label"], batch["mask"]
+      sums = _batch_sums(replicated)(*of_batch)
       totals[name] = metrics.add(totals.get(name), sums)
-      if hits:
-        rows = _batch_hits(replicated)(logits, batch["label"], batch["mask"])
+      if "hits" in also:
+        rows = _batch_hits(replicated)(*of_batch)
         right.setdefault(name, []).append(np.asarray(rows))
-      if digest:
+      if "predictions" in also and predictions_of in (None, name):
+        some = _batch_predictions(replicated)(*of_batch)
+        kept.setdefault(name, []).append(jax.device_get(some))
+      if "digest" in also:
         rows = multihost_utils.process_allgather(logits, tiled=True)
         hashed = digests.setdefault(name, hashlib.sha256())
         hashed.update(np.asarray(rows).data)
+    if bar:
+      bar.reach(min(bar.total or 0, bar.done + len(batch["mask"])))
   results = {name: metrics.summarise(total) for name, total in totals.items()}
   for name, hashed in digests.items():
     results[name]["digest"] = hashed.hexdigest()
   for name, parts in right.items():
     results[name]["hits"] = np.concatenate(parts)
+  for name, several in kept.items():
+    results[name]["predictions"] = {
+      key: np.concatenate([one[key] for one in several]) for key in several[0]
+    }
   return results
 
 
@@ -81,29 +98,38 @@ def evaluate_source(
   *,
   batch_size: int,
   mesh: Mesh,
-  digest: bool = False,
-  hits: bool = False,
+  also: Collection[Also] = (),
   batches: Iterable[dict[str, Any]] | None = None,
+  predictions_of: str | None = None,
 ) -> dict[str, dict[str, Any]]:
   """`evaluate`, on a split; each process reads its share.
 
   `batch_size` is that of all processes together. Where `batches` are kept,
   nothing is read. The results also have
   "skipped": how many examples could not be read, and are not among the
-  "examples" on which the numbers stand. "hits" are a `Hits`, of all examples of
-  the split in their order.
+  "examples" on which the numbers stand. "hits" are a `Hits`, and "predictions"
+  are `SplitPredictions`, of all examples of the split in their order; of one
+  output alone where `predictions_of` names it.
   """
   if batches is None:
     batches = batching.eval_batches(
       source, preprocessing, batch_size=batch_size
     )
-  results = evaluate(predict, batches, mesh, digest=digest, hits=hits)
+  title = f"evaluating {source.name} {source.split}"
+  with ProgressBar(title, source.size) as bar:
+    results = evaluate(
+      predict, batches, mesh, also=also, predictions_of=predictions_of, bar=bar
+    )
   for result in results.values():
     # Of all processes, as the sums are.
     result["skipped"] = source.size - result["examples"]
-    if hits:
+    if "hits" in result:
       rows = result["hits"][: source.size]
       result["hits"] = Hits(right=rows == 1, counted=rows >= 0)
+    if "predictions" in result:
+      result["predictions"] = split_predictions.of_examples(
+        result["predictions"], len(result["per_class"]), source.size
+      )
   return results
 
 
@@ -117,6 +143,14 @@ def _batch_sums(replicated: Any) -> Callable[..., dict[str, jax.Array]]:
 def _batch_hits(replicated: Any) -> Callable[..., jax.Array]:
   """`metrics.example_hits`, compiled as `_batch_sums` is."""
   return jax.jit(metrics.example_hits, out_shardings=replicated)
+
+
+@functools.cache
+def _batch_predictions(
+  replicated: Any,
+) -> Callable[..., dict[str, jax.Array]]:
+  """`split_predictions.predict_examples`, compiled as `_batch_sums` is."""
+  return jax.jit(split_predictions.predict_examples, out_shardings=replicated)
 
 
 def predict_fn(

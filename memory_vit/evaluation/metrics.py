@@ -29,11 +29,14 @@ def batch_sums(
 
   Returns:
     Sums "count", "loss" (cross-entropy, nats), "top1" and "top5", and over the
-    examples of each class "class_count", "class_top1", (c,).
+    examples of each class "class_count", "class_top1", (c,). No class is right
+    of an example whose logits are not all finite.
   """
   loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
   best = jax.lax.top_k(logits, min(5, logits.shape[-1]))[1]
-  hits = (best == labels[:, None]) * mask[:, None]
+  # Of logits that are no numbers the first would be the best.
+  finite = jnp.isfinite(logits).all(axis=-1)
+  hits = (best == labels[:, None]) * (mask * finite)[:, None]
   classes = jax.nn.one_hot(labels, logits.shape[-1]) * mask[:, None]
   top1 = hits[:, 0]
   return {
@@ -56,7 +59,8 @@ def example_hits(
   The arguments are those of `batch_sums`, and so is what "top1" counts.
   """
   best = jax.lax.top_k(logits, 1)[1][:, 0]
-  return jnp.where(mask > 0, best == labels, -1).astype(jnp.int8)
+  right = (best == labels) & jnp.isfinite(logits).all(axis=-1)
+  return jnp.where(mask > 0, right, -1).astype(jnp.int8)
 
 
 def add(

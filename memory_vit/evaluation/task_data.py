@@ -70,9 +70,19 @@ _Missing = str
 
 
 def parse(
-  option: str, texts: Sequence[str], owners: Iterable[str]
+  option: str,
+  texts: Sequence[str],
+  owners: Iterable[str],
+  original: str = "",
 ) -> dict[str, str]:
   """Parse values for all tasks, or as TASK=VALUE for one of `owners`.
+
+  Args:
+    option: that they were given by.
+    texts: the values.
+    owners: names of tasks.
+    original: the option with which the backbone's own task is among them; ""
+      for a command that has none.
 
   Raises:
     ConfigError: for a task that is not there, or what is said twice.
@@ -83,8 +93,10 @@ def parse(
     owner, separator, value = text.partition("=")
     if not (separator and NAME_PATTERN.fullmatch(owner)):
       owner, value = "", text
-    elif owner == BACKBONE and owner not in owners:
-      raise ConfigError(f"{option}={text} is for --verify, which is not given.")
+    elif owner == BACKBONE and owner not in owners and original:
+      raise ConfigError(
+        f"{option}={text} is for {original}, which is not given."
+      )
     elif owner not in owners:
       raise ConfigError(
         f"{option}={text}: there is no task {owner!r}; expected one of "

@@ -3,9 +3,7 @@
 import collections
 import functools
 import math
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +13,7 @@ from jaxtyping import Array, Float
 from memory_vit.data import batching
 from memory_vit.data.reader import Reader
 from memory_vit.evaluation.evaluate import evaluate_source
+from memory_vit.evaluation.timing import median_seconds
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import BACKBONE, EvalPreprocessing, Task
 from memory_vit.runtime import sharding
@@ -26,8 +25,6 @@ Images = Float[Array, "b side side 3"]
 # Greatest difference of a logit, as a share of the greatest logit, between a
 # task among others and alone: the same sums in another order.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
-# After which no further round of timing is begun.
-TIMING_SECONDS = 30.0
 
 
 class Evaluator:
@@ -73,14 +70,20 @@ class Evaluator:
     }
 
   def evaluate(
-    self, source: Reader, names: Sequence[str], *, verify: bool
+    self,
+    source: Reader,
+    names: Sequence[str],
+    *,
+    verify: bool,
+    predictions: bool = False,
   ) -> dict[str, dict[str, Any]]:
     """Evaluate tasks on a data set, with all tasks in the pass.
 
     With `verify` every output is compared with that of other programs.
 
     Returns:
-      {name: an entry of the result}.
+      {name: an entry of the result}; with `predictions` it has "predictions",
+      `SplitPredictions`, which JSON cannot hold.
     """
     differences = _Differences()
 
@@ -97,7 +100,12 @@ class Evaluator:
           shown[f"{name} alone"] = alone
       return shown
 
-    found = self._evaluate(predict, source, self._preprocessing)
+    found = self._evaluate(
+      predict,
+      source,
+      self._preprocessing,
+      also=["predictions"] if predictions else [],
+    )
     results = {}
     for name in names:
       results[name] = {
@@ -105,12 +113,16 @@ class Evaluator:
         **_evaluated(source, found[name]),
         **{key: found[name][key] for key in ("top5", "loss", "per_class")},
       }
+      if predictions:
+        results[name]["predictions"] = found[name]["predictions"]
       if verify:
-        results[name]["alone"] = {
+        alone = {
           "accuracy": found[f"{name} alone"]["top1"],
           "max_difference": differences.relative(name),
           "outputs_bit_equal": differences.equal(BACKBONE),
         }
+        dtype = self._backbone.config.dtype
+        results[name]["alone"] = {**alone, "verified": agrees(alone, dtype)}
     return results
 
   def upstream(
@@ -135,14 +147,13 @@ class Evaluator:
   def timing(self, source: Reader) -> dict[str, Any]:
     """Seconds of a batch: the plain ViT, all tasks, and each in its own pass.
 
-    The median of up to five rounds, in turn; no further one is begun after
-    `TIMING_SECONDS`. Reading images is left out.
+    See `timing.median_seconds`. Reading images is left out.
     """
     batches = batching.eval_batches(
       source, self._preprocessing, batch_size=self._batch_size
     )
     images = next(sharding.prefetch(batches, self._mesh))["image"]
-    seconds = _medians(
+    seconds = median_seconds(
       {
         "plain": lambda: self._plain(images),
         "together": lambda: self._forward(self._slots, images),
@@ -203,22 +214,6 @@ class _Differences:
     return share if math.isfinite(share) else None
 
 
-def _medians(functions: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
-  """Seconds of each function, in turn; the first call compiles."""
-  times: dict[str, list[float]] = {name: [] for name in functions}
-  for function in functions.values():
-    jax.block_until_ready(function())
-  started = time.perf_counter()
-  for _ in range(5):
-    for name, function in functions.items():
-      began = time.perf_counter()
-      jax.block_until_ready(function())
-      times[name].append(time.perf_counter() - began)
-    if time.perf_counter() - started > TIMING_SECONDS:
-      break
-  return {name: statistics.median(t) for name, t in times.items()}
-
-
 def _evaluated(source: Reader, found: Mapping[str, Any]) -> dict[str, Any]:
   """Data and accuracy, as every entry of the result has them."""
   return {
@@ -230,14 +225,21 @@ def _evaluated(source: Reader, found: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
-def verified(result: Mapping[str, Any], dtype: str) -> bool:
+def agrees(alone: Mapping[str, Any], dtype: str) -> bool:
+  """Whether a task among others computes what it does alone.
+
+  Args:
+    alone: how they differ, see `Evaluator.evaluate`.
+    dtype: of the computation, a key of `TOLERANCE`.
+  """
+  difference = alone["max_difference"]
+  close = difference is not None and difference <= TOLERANCE[dtype]
+  return bool(alone["outputs_bit_equal"] and close)
+
+
+def verified(result: Mapping[str, Any]) -> bool:
   """Whether all outputs that were compared are as the method promises."""
   upstream = result["backbone"]["upstream"]
   if upstream and not upstream["outputs_bit_equal"]:
     return False
-  return all(
-    task["alone"]["outputs_bit_equal"]
-    and task["alone"]["max_difference"] is not None
-    and task["alone"]["max_difference"] <= TOLERANCE[dtype]
-    for task in result["tasks"]
-  )
+  return all(task["alone"]["verified"] for task in result["tasks"])

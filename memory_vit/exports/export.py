@@ -23,6 +23,7 @@ from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import require_backbone
 from memory_vit.runtime import files, paths
 from memory_vit.runtime.messages import brief
+from memory_vit.runtime.progress_bar import ProgressBar
 from memory_vit.tasks import compose, store
 
 # Where a function is written, and by what.
@@ -81,8 +82,13 @@ def export_model(
   place.parent.mkdir(parents=True, exist_ok=True)
   with files.writing(place), files.replacing_directory(place) as new:
     new.mkdir()
-    write(program, new, images)
-    compared = check.compare(program, format, new / name, images, examples)
+    with ProgressBar("exporting", 2, "steps", delay=0) as bar:
+      bar.note(f"writing {format}")
+      write(program, new, images)
+      bar.update()
+      bar.note("comparing it, in another process")
+      compared = check.compare(program, format, new / name, images, examples)
+      bar.update()
     report = _describe(program, format, images)
     comparison = dataclasses.asdict(compared)
     report = dataclasses.replace(report, comparison=comparison)

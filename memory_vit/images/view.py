@@ -7,7 +7,7 @@ Bilinear without antialiasing is computed in float32 and in the order of
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Int, UInt8
+from jaxtyping import Float, Float32, Int, UInt8
 from PIL import Image
 
 from memory_vit.errors import DataError
@@ -74,6 +74,13 @@ def eval_view(
   view -= np.float32(127.5)
   view /= np.float32(127.5)
   return view
+
+
+def to_levels(
+  views: Float[np.ndarray, "*b side side 3"],
+) -> UInt8[np.ndarray, "*b side side 3"]:
+  """Convert prepared images, in [-1, 1], to pixels; the rest is clipped."""
+  return np.clip(np.round((views + 1) * 127.5), 0, 255).astype(np.uint8)
 
 
 def resized_shape(

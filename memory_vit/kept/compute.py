@@ -1,7 +1,5 @@
 """Compute what is kept of a split: one pass over its fixed views."""
 
-import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,34 +11,7 @@ from memory_vit.kept.embedded_views import EmbeddedViews
 from memory_vit.kept.rows import Rows
 from memory_vit.runtime import sharding
 from memory_vit.runtime.preemption import StopSignal
-
-logger = logging.getLogger(__name__)
-
-# Seconds between progress lines.
-_EVERY = 10.0
-
-
-class PassProgress:
-  """Lines that say how far a pass over images is, and when it will end."""
-
-  def __init__(self, what: str, total: int) -> None:
-    self._what, self._total, self._done = what, total, 0
-    self._began = self._said = time.perf_counter()
-
-  def advance(self, images: int) -> None:
-    """Count images, and say so if nothing was said for ten seconds."""
-    self._done = min(self._total, self._done + images)
-    now = time.perf_counter()
-    if now - self._said < _EVERY and self._done < self._total:
-      return
-    self._said, seconds = now, now - self._began
-    speed = self._done / max(seconds, 1e-9)
-    left = (self._total - self._done) / speed
-    logger.info(
-      "%s: %d/%d images, %.0f images/s, %s", self._what, self._done,
-      self._total, speed,
-      f"{left:.0f} s left" if left else f"{seconds:.1f} s",
-    )  # fmt: skip
+from memory_vit.runtime.progress_bar import ProgressBar
 
 
 def compute(
@@ -51,7 +22,7 @@ def compute(
   *,
   mesh: Mesh,
   stop: StopSignal,
-  progress: PassProgress,
+  progress: ProgressBar,
 ) -> None:
   """Put the inputs of some places into `rows`; all processes must call.
 
@@ -80,4 +51,4 @@ def compute(
       inputs = prepare(inputs)
     rows.put(start, inputs, batch)
     jax.block_until_ready(inputs)
-    progress.advance(size * jax.process_count())
+    progress.update(size * jax.process_count())

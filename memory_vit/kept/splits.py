@@ -35,6 +35,7 @@ from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime import files, lock, paths, processes
 from memory_vit.runtime.preemption import StopSignal
+from memory_vit.runtime.progress_bar import ProgressBar
 
 logger = logging.getLogger(__name__)
 
@@ -317,12 +318,14 @@ class Kept:
       "keeping the %s: %d views of %.3f MB, %.2f GiB (%s)", what, count,
       layout.nbytes / 1e6, count * layout.nbytes / 2**30, keep.where,
     )  # fmt: skip
-    progress = compute.PassProgress(what, count * jax.process_count())
-    for span in spans:
-      compute.compute(
-        made.views, span, prepare, rows,
-        mesh=self.mesh, stop=self.stop, progress=progress,
-      )  # fmt: skip
+    began = time.perf_counter()
+    with ProgressBar(what, count * jax.process_count()) as progress:
+      for span in spans:
+        compute.compute(
+          made.views, span, prepare, rows,
+          mesh=self.mesh, stop=self.stop, progress=progress,
+        )  # fmt: skip
+    logger.info("%s: kept in %.1f s", what, time.perf_counter() - began)
 
   def _facts(
     self, key: str, made: SplitPlan, layout: RowLayout

@@ -358,6 +358,7 @@ class Encoder(nn.Module):
     mask: TaskMask,
     norms: Tree | None,
     layers: Float[AnyArray, "l t d"] | None,
+    seen: Bool[AnyArray, "l t m"] | None = None,
   ) -> Float32[Array, "b t d"]:
     """Run the task stream.
 
@@ -370,13 +371,19 @@ class Encoder(nn.Module):
         (2 l + 1, t, d) each; None where no task has any.
       layers: weights with which tasks read their token after each block; None
         where no task reads it there.
+      seen: which cells of the memory of each layer are seen, of those that a
+        task has; None for all of them.
     """
     c = self.posembed_input(c, is_class=True)
     c = self.pre_norm(c) if self.config.pre_norm else c
     each = _unstack(norms, 2 * self.config.depth + 1)
     states = []
     for i, block in enumerate(self.encoderblock):
-      c = block.read(c, context[i], cells[i], mask, each[2 * i : 2 * i + 2])
+      if seen is not None:
+        here = mask._replace(cells=mask.cells & seen[i])
+      else:
+        here = mask
+      c = block.read(c, context[i], cells[i], here, each[2 * i : 2 * i + 2])
       states.append(c)
     last = task_layer_norm(each[-1], c, self.encoder_norm(c), self.config)
     return layer_readout(layers, states, last, self.config)

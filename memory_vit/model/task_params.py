@@ -9,6 +9,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from memory_vit.model.task import TaskSpec
 from memory_vit.model.vit_config import ViTConfig
@@ -49,7 +50,10 @@ class TaskParams(nn.Module):
 
 def _zeros(key: jax.Array, shapes: Any) -> Any:
   del key
-  return jax.tree.map(lambda one: jnp.zeros(one.shape), shapes)
+  # Of numpy: jnp.zeros compiles a program for every shape.
+  return jax.tree.map(
+    lambda one: jnp.asarray(np.zeros(one.shape, np.float32)), shapes
+  )
 
 
 def _normal(std: float) -> Callable[[jax.Array, Any], jax.Array]:

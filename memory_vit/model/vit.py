@@ -105,6 +105,7 @@ class VisionTransformer(nn.Module):
     mask: TaskMask,
     norms: Tree | None,
     layers: Float[AnyArray, "l t d"] | None,
+    seen: Bool[AnyArray, "l t m"] | None = None,
   ) -> Float32[Array, "b t d"]:
     """Run the task stream.
 
@@ -115,6 +116,7 @@ class VisionTransformer(nn.Module):
       mask: who sees whom.
       norms: see `Encoder.read`.
       layers: the same.
+      seen: the same.
 
     Returns:
       What the heads read: the class tokens after the last LayerNorm, and of
@@ -122,7 +124,7 @@ class VisionTransformer(nn.Module):
     """
     b = context[0][0].shape[0]
     c = jnp.broadcast_to(cls.astype(self.config.dtype), (b, *cls.shape))
-    return self.Transformer.read(c, context, cells, mask, norms, layers)
+    return self.Transformer.read(c, context, cells, mask, norms, layers, seen)
 
   def fine_tuned(
     self,
@@ -273,13 +275,37 @@ class MemoryViT(nn.Module):
       Logits. What belongs to an empty slot, or to a class that a task does not
       have, means nothing.
     """
-    features = self.backbone.read(
-      slots.cls, context, slots.cells, slots.mask, slots.norms, slots.layers
-    )
+    features = self.slot_features(slots, context)
     logits = jnp.einsum(
       "btd,tdc->btc", features.astype(jnp.float32), slots.kernel
     )
     return logits + slots.bias[None]
+
+  def slot_features(
+    self,
+    slots: SlotArrays,
+    context: Context,
+    seen: Bool[AnyArray, "l t m"] | None = None,
+  ) -> Float32[Array, "b t d"]:
+    """Run the task stream on stacked tasks, up to their heads.
+
+    Args:
+      slots: see `read_slots`.
+      context: from `encode`.
+      seen: see `Encoder.read`.
+
+    Returns:
+      What the heads read.
+    """
+    return self.backbone.read(
+      slots.cls,
+      context,
+      slots.cells,
+      slots.mask,
+      slots.norms,
+      slots.layers,
+      seen,
+    )
 
   def task_features(
     self, tasks: Sequence[Tree], specs: Sequence[TaskSpec], context: Context

@@ -60,6 +60,15 @@ class AttentionRollout:
   memory: Float32[np.ndarray, "b l"]
   config: ViTConfig = dataclasses.field(repr=False)
 
+  def of_images(self, rows: slice) -> AttentionRollout:
+    """The rollout in some of the b images."""
+    return dataclasses.replace(
+      self,
+      image=self.image[rows],
+      tokens=self.tokens[rows],
+      memory=self.memory[rows],
+    )
+
 
 def attention_rollout(
   backbone: Backbone,

@@ -11,6 +11,7 @@ from jaxtyping import Float32
 
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.stacking import SlotArrays
+from memory_vit.runtime.progress_bar import ProgressBar
 from memory_vit.tasks import inference
 
 
@@ -101,9 +102,11 @@ class FixedShapes:
 
   def warm_up(self, slots: SlotArrays, *, features: bool) -> None:
     """Compile what images need, and what reads the tasks."""
-    for size in self._sizes:
-      batch = np.zeros((size, *self._image_shape), np.float32)
-      self._run_batch(batch, slots, original=True, features=features)
+    with ProgressBar("compiling", len(self._sizes), "batch sizes") as bar:
+      for size in self._sizes:
+        batch = np.zeros((size, *self._image_shape), np.float32)
+        self._run_batch(batch, slots, original=True, features=features)
+        bar.update()
 
   def compile_reading(self, slots: SlotArrays) -> None:
     """Compile what reads tasks, in slots of this room.

@@ -61,6 +61,10 @@ class Predictor:
     batch_sizes: images per pass, ascending.
   """
 
+  config: PredictorConfig | None
+  backbone: Backbone
+  batch_sizes: tuple[int, ...]
+
   def __init__(self, config: PredictorConfig, *, warm_up: bool = True) -> None:
     """Load a backbone and tasks.
 
@@ -78,7 +82,7 @@ class Predictor:
       image_size=config.image_size or None,
     )
     self._begin(backbone, tasks, config)
-    self.config: PredictorConfig | None = config
+    self.config = config
     if warm_up:
       self.warm_up()
 

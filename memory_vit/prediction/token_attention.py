@@ -68,6 +68,21 @@ class TokenAttention:
     tokens = [self.token, *self.parent_tokens.values()]
     return sum(tokens, sum(part.sum(-1) for part in parts))
 
+  def of_images(self, rows: slice) -> TokenAttention:
+    """The attention in some of the b images."""
+
+    def each(parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+      return {name: part[rows] for name, part in parts.items()}
+
+    return dataclasses.replace(
+      self,
+      image=self.image[rows],
+      memory=self.memory[rows],
+      token=self.token[rows],
+      parent_tokens=each(self.parent_tokens),
+      parent_memory=each(self.parent_memory),
+    )
+
 
 def token_attention(
   backbone: Backbone,

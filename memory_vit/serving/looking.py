@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from memory_vit.errors import DataError
+from memory_vit.images.view import to_levels
 from memory_vit.prediction.compilations import CompilationCounter
 from memory_vit.prediction.token_attention import token_attention_program
 from memory_vit.serving.answering import task_set_json, unknown_tasks
@@ -147,8 +148,7 @@ def _shares(weights: np.ndarray, patches: int) -> dict[str, Any]:
 
 def _png_url(pixels: np.ndarray) -> str:
   """A prepared image, float32 (side, side, 3) in [-1, 1], as a data URL."""
-  grey_levels = np.round((pixels + 1) * 127.5).astype(np.uint8)
   file = io.BytesIO()
-  Image.fromarray(grey_levels).save(file, "PNG")
+  Image.fromarray(to_levels(pixels)).save(file, "PNG")
   encoded = base64.b64encode(file.getvalue()).decode("ascii")
   return f"data:image/png;base64,{encoded}"

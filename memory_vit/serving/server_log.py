@@ -2,10 +2,12 @@
 
 import logging
 
+from memory_vit.runtime.progress_bar import LogHandler
+
 
 def log_to_stderr() -> None:
   """Show the lines of the server: requests, changes of tasks, and faults."""
-  handler = logging.StreamHandler()
+  handler = LogHandler()
   handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
   for name, level in (
     ("memory_vit", logging.INFO), ("uvicorn", logging.WARNING),

@@ -15,6 +15,7 @@ from memory_vit.data.reader import Reader
 from memory_vit.data.split_ref import configured_splits
 from memory_vit.model.backbone import Backbone, random_backbone
 from memory_vit.runtime import sharding
+from memory_vit.runtime.progress_bar import duration
 from memory_vit.runtime.sharding import shard_batch
 from memory_vit.runtime.tables import table
 from memory_vit.study import execute, plan
@@ -23,7 +24,6 @@ from memory_vit.study.runs import Run, config_of
 from memory_vit.training import (
   open_backbone,
   pretrain,
-  progress,
   resolve,
   sweep,
 )
@@ -62,7 +62,7 @@ def forecast(config: Config, workdir: Path, parts: Sequence[str]) -> str:
     total = seconds * config.total_steps * _count(left)
     device = jax.devices()[0].device_kind
     lines.append(
-      f"About {progress.duration(total)} left on {len(jax.devices())} x "
+      f"About {duration(total)} left on {len(jax.devices())} x "
       f"{device}, if each step of each trial takes the {seconds:.3g} s of one "
       f"of {left[0].name}. Trials of the same run take less; compiling, "
       "evaluation, and images that are read slower come on top."

@@ -17,6 +17,7 @@ from memory_vit.model.backbone import Backbone
 from memory_vit.runtime import paths, processes, sharding
 from memory_vit.runtime.lock import only_run
 from memory_vit.runtime.preemption import StopSignal
+from memory_vit.runtime.progress_bar import ProgressBar
 from memory_vit.study import (
   costs,
   execute,
@@ -32,7 +33,7 @@ from memory_vit.study.record import (
   write_measured,
   write_record,
 )
-from memory_vit.study.runs import possible_parts
+from memory_vit.study.runs import Run, possible_parts
 from memory_vit.study.trials import Trials, directory_of
 from memory_vit.training import consistency, open_backbone, resolve
 from memory_vit.training.run import make_backbone
@@ -94,20 +95,35 @@ def _run_study(
   for name in trials:  # of one that was killed once it was finished
     finished_runs.remove_checkpoints(directory_of(workdir, name))
   execute.require_data(config, plan.plan(config, parts, trials), trials)
-  for part in parts:
-    while planned := plan.next_run(config, part, trials):
-      trials[planned.name] = executor.train(planned, trials)
-    if part == "costs":
-      _measure_once(
-        workdir / "costs.json",
-        lambda: costs.key(record),
-        lambda: costs.measure(record),
-      )
-    if part == "interference":
-      _measure_interference(config, workdir, trials, backbone, mesh)
-    now = dataclasses.replace(record, runs=tuple(trials))
-    processes.on_process_0(functools.partial(_report, workdir, now))
-    logger.info("%s is in %s", part, workdir / "report.md")
+  done = _finished(plan.plan(config, parts, trials), trials)
+  with ProgressBar("study", unit="runs", done=done, delay=0) as bar:
+    for part in parts:
+      while planned := plan.next_run(config, part, trials):
+        _show(bar, plan.plan(config, parts, trials), trials)
+        trials[planned.name] = executor.train(planned, trials)
+      _show(bar, plan.plan(config, parts, trials), trials)
+      if part == "costs":
+        _measure_once(
+          workdir / "costs.json",
+          lambda: costs.key(record),
+          lambda: costs.measure(record),
+        )
+      if part == "interference":
+        _measure_interference(config, workdir, trials, backbone, mesh)
+      now = dataclasses.replace(record, runs=tuple(trials))
+      processes.on_process_0(functools.partial(_report, workdir, now))
+      logger.info("%s is in %s", part, workdir / "report.md")
+
+
+def _show(bar: ProgressBar, planned: Sequence[Run], trials: Trials) -> None:
+  """Show which run it is, of how many that are known of by now."""
+  bar.total = len(planned)
+  bar.reach(_finished(planned, trials))
+
+
+def _finished(planned: Sequence[Run], trials: Trials) -> int:
+  """How many of some runs are finished."""
+  return sum(run.name in trials for run in planned)
 
 
 def _measure_interference(

@@ -230,6 +230,7 @@ def config_of(
     pretrain=PretrainConfig(),
     upstream=UpstreamConfig(),
     study=StudyConfig(),
+    log_images=0,
   )
 
 

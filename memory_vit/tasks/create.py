@@ -3,6 +3,7 @@
 # As text, `help` shows jax.Array by its name.
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -57,8 +58,9 @@ def init_task(
       or of what pools in its place (`backbone.first_class_token`); "normal" at
       N(0, 0.02^2).
     class_names: c names, or none.
-    evaluation: how images are prepared; by default as the source of the
-      backbone states, and resized to the square where it states nothing.
+    evaluation: how images are prepared; by default as for the tasks that it
+      reads, whose pass it shares. Without such as the source of the backbone
+      states, and resized to the square where it states nothing.
 
   Returns:
     The task, with the head at zero.
@@ -82,13 +84,16 @@ def init_task(
     cells=cells,
     regime=regime,
     bottleneck=bottleneck,
-    attends_to=tuple(name for name, _ in parents),
-    parent_digests=tuple(digest for _, digest in parents),
+    attends_to=tuple(parent.name for parent in parents),
+    parent_digests=tuple(parent.digest for parent in parents),
     memory_norm=memory_norm,
     class_names=tuple(class_names),
     backbone=backbone.id,
     evaluation=(
-      evaluation or backbone.evaluation or EvalPreprocessing(image_size=size)
+      evaluation
+      or next((p.evaluation for p in parents if p.evaluation), None)
+      or backbone.evaluation
+      or EvalPreprocessing(image_size=size)
     ),
   )
   params = TaskParams(backbone.config, spec, memory_std).init(key)["params"]
@@ -99,11 +104,20 @@ def init_task(
   return Task(spec, params)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Parent:
+  """A task that another reads; of a mere name nothing else is known."""
+
+  name: str
+  digest: str = ""
+  evaluation: EvalPreprocessing | None = None
+
+
 def _parents(
   name: str,
   attends_to: str | Task | Iterable[str | Task] | Mapping[str, Task],
-) -> list[tuple[str, str]]:
-  """Name and digest of each task that `name` reads; "" where it is unknown."""
+) -> list[_Parent]:
+  """The tasks that `name` reads."""
   if isinstance(attends_to, str):
     attends_to = [attends_to]
   elif isinstance(attends_to, Task | Mapping):
@@ -116,9 +130,11 @@ def _parents(
   parents = []
   for parent in attends_to:
     if isinstance(parent, Task):
-      parents.append((parent.name, parent.digest))
+      parents.append(
+        _Parent(parent.name, parent.digest, parent.spec.evaluation)
+      )
     elif isinstance(parent, str):
-      parents.append((parent, ""))
+      parents.append(_Parent(parent))
     else:
       raise TaskError(
         f"task {name!r}: attends_to holds a {type(parent).__name__}, expected "

@@ -3,8 +3,9 @@
 from etils import epy
 
 with epy.lazy_api_imports(globals()):
-  from memory_vit.training.run import train_and_evaluate
+  from memory_vit.training.run import pretrain_backbone, train_and_evaluate
 
 __all__ = [
+  "pretrain_backbone",
   "train_and_evaluate",
 ]

@@ -13,9 +13,9 @@ from memory_vit.config import Config
 from memory_vit.errors import ConfigError
 from memory_vit.kept.splits import Kept, Needs, Prepare
 from memory_vit.runtime import sharding
+from memory_vit.runtime.progress_bar import duration
 from memory_vit.runtime.tables import aligned
 from memory_vit.training import consistency, packing, requirements, run
-from memory_vit.training.progress import duration
 from memory_vit.training.run_context import RunContext
 from memory_vit.training.trainer import Start, Trainer
 

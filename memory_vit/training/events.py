@@ -1,6 +1,6 @@
-"""TensorBoard events and profiles of a run.
+"""Events and profiles of a run: for TensorBoard, and Weights & Biases.
 
-It is there to be looked at. Where it cannot be written, training goes on.
+They are there to be looked at. Where they cannot be written, training goes on.
 """
 
 import functools
@@ -12,17 +12,25 @@ from typing import Any
 import jax
 from clu import metric_writers
 
+from memory_vit.training.wandb_run import Images, Scalars, WandbRun
+
 logger = logging.getLogger(__name__)
 
 
 class Events:
-  """TensorBoard events, one directory for every name; by one process."""
+  """TensorBoard events, one directory for every name; by one process.
 
-  def __init__(self, logdirs: Mapping[str, Path]) -> None:
+  What is written goes to a run of Weights & Biases as well, where there is one;
+  whoever opened that one closes it.
+  """
+
+  def __init__(
+    self, logdirs: Mapping[str, Path], wandb_run: WandbRun | None = None
+  ) -> None:
     mine = logdirs if jax.process_index() == 0 else {}
     self._writers: dict[str, Any] = {}
     self._failed: dict[str, Path] = {}
-    self._logdirs = mine
+    self._logdirs, self._wandb = mine, wandb_run
     for name in mine:
       self._try(name, functools.partial(self._open, name))
 
@@ -36,11 +44,25 @@ class Events:
       logger.warning("the TensorBoard events of %r in %s are not complete",
                      name, path)  # fmt: skip
 
-  def write(self, name: str, step: int, scalars: dict[str, float]) -> None:
-    """Write scalars of a name."""
-    if name in self._writers:
-      write = self._writers[name].write_scalars
-      self._try(name, lambda: write(step, scalars))
+  def write(self, step: int, scalars: Scalars) -> None:
+    """Write {name: {key: value}} of a step."""
+    for name, values in scalars.items():
+      if writer := self._writers.get(name):
+        self._try(
+          name, functools.partial(writer.write_scalars, step, dict(values))
+        )
+    if self._wandb:
+      self._wandb.write_scalars(step, scalars)
+
+  def write_images(self, step: int, images: Images) -> None:
+    """Write {name: {key: uint8 (height, width, 3)}} of a step."""
+    for name, values in images.items():
+      if writer := self._writers.get(name):
+        self._try(
+          name, functools.partial(writer.write_images, step, dict(values))
+        )
+    if self._wandb:
+      self._wandb.write_images(step, images)
 
   def flush(self) -> None:
     """Make what was written visible."""

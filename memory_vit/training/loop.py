@@ -19,8 +19,10 @@ from memory_vit.training import loop_state
 from memory_vit.training.divergence import DivergenceMonitor, Examples
 from memory_vit.training.events import Events, Profile
 from memory_vit.training.loop_state import BestParams, LoopState
+from memory_vit.training.part_norms import part_norms
 from memory_vit.training.progress import Progress
 from memory_vit.training.step import Step, TrainState
+from memory_vit.training.wandb_run import WandbRun
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +98,7 @@ class Loop:
     examples: names what the batch of a step holds, for messages.
     stop: is asked after every step.
     logdirs: of TensorBoard events; a name without one writes none.
+    wandb_run: that gets the same, if any.
   """
 
   title: str
@@ -111,6 +114,7 @@ class Loop:
   examples: Examples | None = None
   stop: StopSignal = dataclasses.field(default_factory=StopSignal)
   logdirs: Mapping[str, Path] = dataclasses.field(default_factory=dict)
+  wandb_run: WandbRun | None = None
 
   def fit(
     self,
@@ -154,7 +158,7 @@ class Loop:
         monitors.divergence.add(metrics)
         monitors.progress.advance()
         monitors.profile.after(step, state)
-        self._log(step, monitors, is_first=step == first + 1)
+        self._log(step, state.params, monitors, step == first + 1)
         stopping = self.stop.is_wanted()
         evaluates = steps.due(step, steps.evaluate)
         if stopping or evaluates or steps.due(step, steps.checkpoint):
@@ -174,7 +178,7 @@ class Loop:
           past.timed_seconds,
         )
       ) as progress,
-      Events(self.logdirs) as events,
+      Events(self.logdirs, self.wandb_run) as events,
       Profile(self.logdirs, self.steps.profile_at, total) as profile,
     ):  # fmt: skip
       divergence = DivergenceMonitor(
@@ -229,14 +233,17 @@ class Loop:
       well = loop_state.keep_last(well, state)
     return dataclasses.replace(past, best={**past.best, **well}, pending=False)
 
-  def _log(self, step: int, monitors: _Monitors, is_first: bool) -> None:
+  def _log(
+    self, step: int, params: Any, monitors: _Monitors, is_first: bool
+  ) -> None:
     """Show the metrics of a step if that is due, or nothing was for long."""
     if is_first or self.steps.due(step, self.steps.log):
       shown = self._with_rates(step, monitors.divergence.check())
-      speed = {"images_per_second": monitors.progress.images_per_second}
-      for name, values in shown.items():
-        scalars = {f"train/{key}": value for key, value in values.items()}
-        monitors.events.write(name, step, scalars | speed)
+      if is_first:  # what follows is compiled then
+        monitors.progress.pause()
+      self._write(step, params, shown, monitors)
+      if is_first:
+        monitors.progress.resume()
     elif monitors.progress.is_overdue():
       shown = self._with_rates(step, monitors.divergence.newest())
     else:
@@ -246,6 +253,30 @@ class Loop:
       for key in ("loss", "accuracy", "learning_rate"):
         line[key].append(values[key])
     monitors.progress.report(line)
+
+  def _write(
+    self,
+    step: int,
+    params: Any,
+    shown: Mapping[str, Mapping[str, float]],
+    monitors: _Monitors,
+  ) -> None:
+    """Write metrics of a step, and norms of the parameters after it."""
+    if not self.logdirs:
+      return
+    norms = part_norms(params, shown, self.mesh)
+    speed = {"images_per_second": monitors.progress.images_per_second}
+    monitors.events.write(
+      step,
+      {
+        name: {
+          **{f"train/{key}": value for key, value in values.items()},
+          **norms[name],
+          **speed,
+        }
+        for name, values in shown.items()
+      },
+    )
 
   def _with_rates(
     self, step: int, metrics: Mapping[str, Mapping[str, float]]
@@ -271,6 +302,7 @@ def _show_validation(
   step: int, results: Mapping[str, Mapping[str, Any]], events: Events
 ) -> None:
   """Log the evaluation of a step, and write it for TensorBoard."""
+  scalars = {}
   for name, result in results.items():
     shown = {key: result[key] for key in ("loss", "top1", "top5")}
     top5 = f"  top-5 {result['top5']:.4f}" * tells_top5(result)
@@ -278,7 +310,6 @@ def _show_validation(
       "%s step %d  validation of %d: loss %.4f  top-1 %.4f%s",
       name, step, result["examples"], result["loss"], result["top1"], top5,
     )  # fmt: skip
-    events.write(
-      name, step, {f"validation/{key}": v for key, v in shown.items()}
-    )
+    scalars[name] = {f"validation/{key}": v for key, v in shown.items()}
+  events.write(step, scalars)
   events.flush()

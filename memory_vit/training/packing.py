@@ -33,7 +33,7 @@ def plan(
   Returns:
     {"passes": names of the trials of each pack, "bytes_of_one": what a pack of
     one trial takes, "bytes_per_variant": what each further one takes}; both
-    None where there is one only.
+    None where there is one only, and the latter where all surely fit.
   """
   if len(trials) == 1:
     return make_plan(trainer, trials)
@@ -77,13 +77,19 @@ def make_plan(trainer: Trainer, trials: Sequence[Trial]) -> dict[str, Any]:
   # The longest memory is what all are padded to.
   longest = sorted(trials, key=lambda t: t.config.task.cells)[-2:]
   first = pack_bytes(trainer, longest[1:])
-  further = max(0, pack_bytes(trainer, longest) - first)
   free = sweep.free_bytes(trainer.config.sweep.memory_gib)
-  packs = sweep.packs_of(trials, sweep.at_once(first, further, free))
+  # They share a pass, so a further one takes less than the first: where the
+  # first fits so many times, no other need be compiled.
+  further = None
+  if first * len(trials) > free:
+    further = max(0, pack_bytes(trainer, longest) - first)
+  most = first if further is None else further
+  packs = sweep.packs_of(trials, sweep.at_once(first, most, free))
   logger.info(
-    "%d trials in %d passes: one takes %.2f GiB, each further one %.3f GiB, "
-    "%.2f GiB may be taken (estimated by compiling for one and for two)",
-    len(trials), len(packs), first / 2**30, further / 2**30, free / 2**30,
+    "%d trials in %d passes: one takes %.2f GiB, each further one %s %.3f GiB, "
+    "%.2f GiB may be taken (estimated by compiling)",
+    len(trials), len(packs), first / 2**30,
+    "less than" if further is None else "about", most / 2**30, free / 2**30,
   )  # fmt: skip
   return {
     "passes": [[trial.name for trial in pack] for pack in packs],
@@ -141,7 +147,7 @@ def train(
   directory = workdir / "checkpoints"
   if len(packs) == 1:
     (pack,) = packs
-    return [trainer.train_pack(pack, directory, _logdirs(pack, workdir))]
+    return [trainer.train_pack(pack, directory, logdirs_of(pack, workdir))]
   results, diverged = [], []
   for i, pack in enumerate(packs):
     try:
@@ -173,7 +179,7 @@ def _train_pack(
   if found and found["meta"] == meta:
     raise DivergedError(found["message"], found["lost"])
   try:
-    return trainer.train_pack(pack, directory, _logdirs(pack, workdir))
+    return trainer.train_pack(pack, directory, logdirs_of(pack, workdir))
   except DivergedError as error:
     found = {"message": str(error), "lost": error.lost, "meta": meta}
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -181,7 +187,7 @@ def _train_pack(
     raise
 
 
-def _logdirs(trials: Sequence[Trial], workdir: Path) -> dict[str, Path]:
+def logdirs_of(trials: Sequence[Trial], workdir: Path) -> dict[str, Path]:
   """Give every trial a directory: TensorBoard shows it as a run of its own."""
   return {
     t.name: workdir / "sweep" / t.label if t.label else workdir for t in trials

@@ -17,6 +17,7 @@ from memory_vit.config import (
   SweepConfig,
   TaskConfig,
   UpstreamConfig,
+  WandbConfig,
 )
 from memory_vit.errors import TrainingError
 from memory_vit.model import trees
@@ -48,6 +49,7 @@ def pretrain_config(config: Config) -> Config:
     learning_rate=settings.learning_rate,
     eval_every=settings.total_steps,  # there is nothing to evaluate
     profile_at=0,
+    log_images=0,
     data=DataConfig(
       **dataclasses.asdict(settings.data),
       validation="",
@@ -61,6 +63,7 @@ def pretrain_config(config: Config) -> Config:
     upstream=UpstreamConfig(),
     pretrain=dataclasses.replace(settings, variant=""),
     study=StudyConfig(),
+    wandb=WandbConfig(),
   )
 
 

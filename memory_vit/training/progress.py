@@ -1,20 +1,20 @@
 """Progress bar and log lines of a run."""
 
 import logging
-import sys
 import time
 from collections.abc import Mapping
 
-import tqdm
 from absl import logging as absl_logging
 
+from memory_vit.runtime.progress_bar import (
+  SILENCE_SECONDS,
+  LogHandler,
+  ProgressBar,
+  duration,
+)
 from memory_vit.training.summary import span
 
 logger = logging.getLogger(__name__)
-
-# A log in which nothing has been said for so long looks like one of a run that
-# hangs.
-_SILENCE_SECONDS = 30.0
 
 
 class Progress:
@@ -37,12 +37,8 @@ class Progress:
     self._step, self._steps, self._seconds = start, timed_steps, timed_seconds
     self._since: float | None = None
     self._reported = time.perf_counter()
-    self._bar = tqdm.tqdm(
-      total=total,
-      initial=start,
-      desc=name,
-      unit="step",
-      disable=not sys.stderr.isatty(),
+    self._bar = ProgressBar(
+      name, total, "step", done=start, delay=0.0, stays=True, say=_nothing
     )
 
   def advance(self) -> None:
@@ -80,14 +76,14 @@ class Progress:
 
   def is_overdue(self) -> bool:
     """Whether nothing was shown for half a minute, by this process's clock."""
-    return time.perf_counter() - self._reported >= _SILENCE_SECONDS
+    return time.perf_counter() - self._reported >= SILENCE_SECONDS
 
   def report(self, values: Mapping[str, list[float]]) -> None:
     """Show numbers of the last step; of several, the least and greatest."""
     self._reported = time.perf_counter()
     shown = "  ".join(f"{key} {span(v)}" for key, v in values.items())
-    if not self._bar.disable:
-      self._bar.set_postfix_str(shown)
+    if self._bar.is_bar:
+      self._bar.note(shown)
       return
     if speed := self.images_per_second:  # after one step nobody knows
       left = (self._total - self._step) * self._batch_size
@@ -100,19 +96,14 @@ class Progress:
     self._bar.close()
 
 
-def duration(seconds: float) -> str:
-  """75 -> "1:15", 3700 -> "1:01:40"."""
-  minutes, second = divmod(round(seconds), 60)
-  hours, minute = divmod(minutes, 60)
-  if hours:
-    return f"{hours}:{minute:02}:{second:02}"
-  return f"{minute}:{second:02}"
+def _nothing(line: str) -> None:
+  """Leave lines out: `Progress.report` has better ones."""
 
 
 def log_to_stderr() -> None:
-  """Show this package's log lines, and of the libraries only warnings."""
+  """Show this package's log lines above bars; of libraries only warnings."""
   absl_logging.set_verbosity(absl_logging.WARNING)
-  handler = logging.StreamHandler()
+  handler = LogHandler()
   handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
   package = logging.getLogger("memory_vit")
   package.handlers, package.propagate = [handler], False

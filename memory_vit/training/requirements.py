@@ -16,7 +16,7 @@ from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import NAME_PATTERN
 from memory_vit.runtime import messages, paths, processes, sharding
 from memory_vit.tasks.ancestors import ancestor_directories
-from memory_vit.training import resolve, sweep
+from memory_vit.training import resolve, sweep, wandb_run
 from memory_vit.training.sweep import Trial
 from memory_vit.training.trainer import Trainer
 
@@ -43,6 +43,7 @@ def require_sound(config: Config, workdir: Path, mesh: Mesh) -> None:
       "config.pretrain.data.name is empty: name the data set that the backbone "
       "learns."
     )
+  wandb_run.require_installed(config)
   _require_name(config)
   parent_directories(config)
   _require_batches(config, mesh)

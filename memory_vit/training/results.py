@@ -11,7 +11,9 @@ from memory_vit.backbones.save import save_backbone
 from memory_vit.config import Config, to_dict
 from memory_vit.data.reader import Reader
 from memory_vit.evaluation import hits as test_hits
+from memory_vit.evaluation.evaluate import Also
 from memory_vit.evaluation.hits import Hits
+from memory_vit.evaluation.split_predictions import SplitPredictions
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone, fingerprint_of
 from memory_vit.model.task import Task
@@ -22,7 +24,9 @@ from memory_vit.training.sweep import Trial
 from memory_vit.training.trainer import PackResult, Trainer
 
 # See `files.replacing` and `processes.require_shared`.
-_BEGUN = re.compile(r"\..+\.npz\.[0-9a-f]{8}\.part|\.seen-by-all-[0-9a-f]{16}")
+_BEGUN = re.compile(
+  r"\..+\.(?:npz|png)\.[0-9a-f]{8}\.part|\.seen-by-all-[0-9a-f]{16}"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,12 +38,15 @@ class TrainedTrial:
     task: with the parameters that were best on validation.
     result: how good it is.
     hits: which examples of the test split it gets right; None without one.
+    predictions: for these examples, of the best trial alone, where pictures
+      are made of them.
   """
 
   trial: Trial
   task: Task
   result: TrialResult
   hits: Hits | None = None
+  predictions: SplitPredictions | None = None
 
   def exported_as(self, name: str) -> "TrainedTrial":
     """Note in the result where the task is exported."""
@@ -63,13 +70,23 @@ def evaluate_trained(
   packs: Sequence[PackResult],
   tested: Reader | None,
 ) -> list[TrainedTrial]:
-  """Evaluate all trained trials on the test split."""
+  """Evaluate all trained trials on the test split.
+
+  The best on validation keeps its predictions, where pictures are made of them.
+  Those of hundreds of trials would fill the memory.
+  """
   by_name = {trial.name: trial for trial in trials}
+  best = _best_on_validation(packs) if trainer.config.log_images else None
   found = []
   for pack in packs:
     tests = {}
     if tested and pack.tasks:
-      tests = trainer.evaluate(list(pack.tasks.values()), tested, hits=True)
+      also: tuple[Also, ...] = ("hits",)
+      if best in pack.tasks:
+        also = ("hits", "predictions")
+      tests = trainer.evaluate(
+        list(pack.tasks.values()), tested, also=also, predictions_of=best
+      )
     for name, task in pack.tasks.items():
       test = tests.get(name)
       result = dataclasses.replace(
@@ -79,9 +96,21 @@ def evaluate_trained(
         val_accuracy=pack.best[name].accuracy,
         skipped_updates=pack.skipped.get(name, 0),
       )
-      hits = test["hits"] if test else None
-      found.append(TrainedTrial(by_name[name], task, result, hits))
+      hits, predictions = (
+        test.get(key) if test else None for key in ("hits", "predictions")
+      )
+      found.append(TrainedTrial(by_name[name], task, result, hits, predictions))
   return found
+
+
+def _best_on_validation(packs: Sequence[PackResult]) -> str | None:
+  """The name of the trial that `rank` will put first, if there is any."""
+  accuracies = {
+    name: pack.best[name].accuracy or 0.0
+    for pack in packs
+    for name in pack.tasks
+  }
+  return max(accuracies, key=accuracies.__getitem__, default=None)
 
 
 def _result(

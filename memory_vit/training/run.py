@@ -1,24 +1,36 @@
 """One run: a backbone, a task and its data, up to what is exported."""
 
+import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+from PIL import Image
 
 from memory_vit.config import Config, to_dict
 from memory_vit.data import datasets
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.reader import Reader
 from memory_vit.data.split_ref import SplitRef, configured_splits
+from memory_vit.errors import ConfigError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.regimes import REGIMES
-from memory_vit.run_result import RESULT, RunResult, SweepResult, read_result
+from memory_vit.model.task import Task
+from memory_vit.run_result import (
+  ATTENTION,
+  RESULT,
+  SWEEP,
+  RunResult,
+  SweepResult,
+  read_result,
+)
 from memory_vit.runtime import files, processes, sharding
 from memory_vit.runtime.lock import only_run
+from memory_vit.runtime.messages import first_line
 from memory_vit.runtime.preemption import StopSignal
 from memory_vit.tasks import store
 from memory_vit.training import (
@@ -32,9 +44,12 @@ from memory_vit.training import (
   requirements,
   resolve,
   results,
+  run_pictures,
   sweep,
   upstream,
+  wandb_run,
 )
+from memory_vit.training.events import Events
 from memory_vit.training.run_context import RunContext
 from memory_vit.training.sweep import Trial
 from memory_vit.training.trainer import PackResult, Trainer
@@ -54,8 +69,9 @@ def train_and_evaluate(
   Leaves there `config.json`, `checkpoints/`, `inventory/`, `tasks/NAME/`,
   TensorBoard events, `result.json` and, of a test split, `hits.json` (which
   examples of it are right, see `evaluation.hits`); of a sweep `passes.json` and
-  `sweep.png`, of pretraining `pretrain/`, `backbone.npz` and `backbone.json`,
-  of the regime `full` the whole model as `NAME.npz`.
+  `sweep.png`; of a task that composes `attention.png` (where it looks, see
+  `config.log_images`); of pretraining `pretrain/`, `backbone.npz` and
+  `backbone.json`; of the regime `full` the whole model as `NAME.npz`.
 
   Args:
     config: of the run.
@@ -77,15 +93,53 @@ def train_and_evaluate(
   """
   if splits is not None:
     config = given_splits.with_splits(config, splits)
+  with _begun(config, workdir, stop) as context:
+    context = dataclasses.replace(
+      context,
+      may_change=config_changes.allowed(may_change),
+      splits=splits or {},
+    )
+    return _run(config, workdir, context)
+
+
+def pretrain_backbone(
+  config: Config, workdir: Path, stop: StopSignal | None = None
+) -> Path:
+  """Train the backbone of `config.pretrain` alone, for tasks of several runs.
+
+  Args:
+    config: of any of these runs.
+    workdir: is made where it is not there.
+    stop: see `train_and_evaluate`.
+
+  Returns:
+    WORKDIR/backbone.npz, which is made once; what was interrupted goes on.
+
+  Raises:
+    ConfigError: where `config.pretrain` asks for no backbone.
+    MemoryVitError: as `train_and_evaluate`.
+    Interrupted: where `stop` says so.
+  """
+  if not config.pretrain.variant:
+    raise ConfigError(
+      "config.pretrain.variant is empty, expected the backbone to be trained, "
+      'such as "Micro/2"; configs/quickstart.py has one.'
+    )
+  with _begun(config, workdir, stop) as context:
+    make_backbone(config, workdir, context)
+  return workdir / "backbone.npz"
+
+
+@contextlib.contextmanager
+def _begun(
+  config: Config, workdir: Path, stop: StopSignal | None
+) -> Iterator[RunContext]:
+  """Refuse what can be known to fail, and keep other runs out of `workdir`."""
   consistency.require_same_start(config)
   mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
   requirements.require_possible(config, workdir, mesh)
-  may_change = config_changes.allowed(may_change)
   with only_run(workdir) as require_alone:
-    context = RunContext(
-      mesh, stop or StopSignal(), may_change, require_alone, splits or {}
-    )
-    return _run(config, workdir, context)
+    yield RunContext(mesh, stop or StopSignal(), require_alone=require_alone)
 
 
 def make_backbone(config: Config, workdir: Path, context: RunContext) -> None:
@@ -102,6 +156,14 @@ def make_backbone(config: Config, workdir: Path, context: RunContext) -> None:
     pretrain.make_backbone(
       config, workdir, lambda made, inner: _run(made, inner, context)
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Best:
+  """The best trial of a run, after training; `task` is what was exported."""
+
+  task: Task
+  trained: results.TrainedTrial
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,13 +189,38 @@ def _run(config: Config, workdir: Path, context: RunContext) -> RunResult:
   """See `train_and_evaluate`."""
   began = time.perf_counter()
   name = resolve.task_name(config)
-  sweep.trials_of(config, name)  # a wrong one must not cost a backbone
+  trials = sweep.trials_of(config, name)  # a wrong one must cost no backbone
   processes.on_process_0(lambda: results.tidy(workdir))
   processes.require_shared(workdir)
   earlier = read_result(workdir)
-  make_backbone(config, workdir, context)
-  inputs = _open_inputs(config, name, workdir, context)
-  config, trainer = inputs.config, inputs.trainer
+  # Nor may a login that is missing.
+  with wandb_run.opened(config, workdir, trials) as opened:
+    make_backbone(config, workdir, context)
+    inputs = _open_inputs(config, name, workdir, context)
+    if opened:
+      opened.configure(inputs.config)
+    trainer = dataclasses.replace(inputs.trainer, wandb_run=opened)
+    inputs = dataclasses.replace(inputs, trainer=trainer)
+    result, best = _train_and_test(inputs, workdir, began, earlier)
+    # Once all is safe.
+    if inputs.config.sweep.is_on:
+      _plot(result, workdir)
+    _show_best(inputs, best, workdir)
+  return result
+
+
+def _train_and_test(
+  inputs: _Inputs, workdir: Path, began: float, earlier: RunResult | None
+) -> tuple[RunResult, _Best]:
+  """Train what a run reads, and write all that it leaves.
+
+  Args:
+    inputs: of the run.
+    workdir: of the run.
+    began: when it began, by `time.perf_counter`.
+    earlier: its result, where it had finished before.
+  """
+  config, name, trainer = inputs.config, inputs.name, inputs.trainer
   own_data = inputs.splits.get("upstream")
   before = after = None
   if own_data:
@@ -146,7 +233,7 @@ def _run(config: Config, workdir: Path, context: RunContext) -> RunResult:
     config,
     name,
   )
-  context.require_alone()
+  trainer.context.require_alone()
   exported = results.export(trainer, name, ranked, workdir)
   if config.regime == "full":
     model = workdir / f"{name}.npz"
@@ -169,9 +256,53 @@ def _run(config: Config, workdir: Path, context: RunContext) -> RunResult:
     sweep=_of_the_sweep(packs, name, plan) if config.sweep.is_on else None,
   )
   files.write_json(workdir / RESULT, result.to_json())
-  if config.sweep.is_on:  # once all is safe
-    _plot(result, workdir)
-  return result
+  return result, _Best(exported[0], ranked[0])
+
+
+def _show_best(inputs: _Inputs, best: _Best, workdir: Path) -> None:
+  """Write the best trial's pictures and results for TensorBoard and W&B.
+
+  The run has finished: what cannot be written is left out, with a warning.
+  """
+  trainer, trained = inputs.trainer, best.trained
+  trial = trained.trial
+  if trainer.config.log_images:
+    try:
+      _draw(trainer, best, workdir)
+    except Exception as error:  # of a full disk, of what TensorBoard says
+      logger.warning(
+        "pictures cannot be written (%s: %s)", type(error).__name__,
+        first_line(error),
+      )  # fmt: skip
+  if trainer.wandb_run:
+    trainer.wandb_run.summarize(
+      {
+        "best/trial": trial.label or trial.name,
+        "best/step": trained.result.best_step,
+        "best/validation_top1": trained.result.val_accuracy,
+        "best/test_top1": trained.result.test_accuracy,
+      }
+    )
+
+
+def _draw(trainer: Trainer, best: _Best, workdir: Path) -> None:
+  """Write the best trial's pictures."""
+  trained = best.trained
+  name, steps = trained.trial.name, trained.result.steps
+  pictures = run_pictures.pictures_of(trainer, best.task, trained.predictions)
+  logdirs = packing.logdirs_of([trained.trial], workdir)
+  with Events(logdirs, trainer.wandb_run) as events:
+    events.write_images(steps, {name: pictures})
+  _save_attention(pictures, workdir)
+
+
+def _save_attention(pictures: run_pictures.Pictures, workdir: Path) -> None:
+  """Write where the best task looks, by one process; if that was drawn."""
+  pixels = pictures.get(run_pictures.OVERLAYS)
+  file = workdir / ATTENTION
+  if pixels is not None and jax.process_index() == 0:
+    with files.writing(file), files.replacing(file) as part:
+      Image.fromarray(pixels).save(part, format="PNG")
 
 
 def open_trainer(
@@ -332,5 +463,5 @@ def _plot(result: RunResult, workdir: Path) -> None:
   from memory_vit import plots
 
   if jax.process_index() == 0:
-    with files.writing(workdir / "sweep.png"):
-      plots.sweep_figure(result).savefig(workdir / "sweep.png", dpi=120)
+    with files.writing(workdir / SWEEP):
+      plots.sweep_figure(result).savefig(workdir / SWEEP, dpi=120)

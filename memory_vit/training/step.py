@@ -12,7 +12,7 @@ import optax
 from jax.sharding import Mesh
 
 from memory_vit.model import trees
-from memory_vit.runtime import sharding
+from memory_vit.runtime import compiling, sharding
 from memory_vit.tasks.split_forward import SplitForward
 from memory_vit.training import optim
 from memory_vit.training.loss import HeadClasses, loss_and_accuracy
@@ -154,7 +154,8 @@ class Step:
     program = self.gradient_program
     programs.append(program.lower(params, frozen, inputs, part["label"]))
     # One after the other; the context between them lives as long as both.
-    used = [p.compile().memory_analysis() for p in programs]
+    unused = compiling.options(0)
+    used = [p.compile(unused).memory_analysis() for p in programs]
     temporary = [0 if u is None else u.temp_size_in_bytes for u in used]
     # Evaluation hands over as much for an image, and may have more of them.
     images = jax.tree.leaves(part)[0].shape[0]

@@ -5,7 +5,14 @@ from pathlib import Path
 from clu import parameter_overview as clu_overview
 
 from memory_vit.model import trees
-from memory_vit.run_result import RESULT, RunResult, SweepResult, TrialResult
+from memory_vit.run_result import (
+  ATTENTION,
+  RESULT,
+  SWEEP,
+  RunResult,
+  SweepResult,
+  TrialResult,
+)
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.tables import table
 
@@ -49,9 +56,16 @@ def summary(result: RunResult, workdir: Path) -> str:
     "",
     f"tasks         {workdir / 'tasks'}",
     f"results       {workdir / RESULT}",
+    *_pictures(workdir),
     f"TensorBoard   tensorboard --logdir {workdir}",
   ]
   return "\n".join(lines)
+
+
+def _pictures(workdir: Path) -> list[str]:
+  """Name the pictures that a run has left, each in a line."""
+  found = [workdir / name for name in (SWEEP, ATTENTION)]
+  return [f"picture       {path}" for path in found if path.exists()]
 
 
 def _table(result: RunResult) -> str:

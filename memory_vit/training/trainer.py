@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from memory_vit.data.data_record import DataRecord
 from memory_vit.data.decoded_images import keep_decoded
 from memory_vit.data.reader import Reader
 from memory_vit.evaluation import evaluate as evaluation
-from memory_vit.evaluation.evaluate import Predict, evaluate_source
+from memory_vit.evaluation.evaluate import Also, Predict, evaluate_source
 from memory_vit.kept.splits import Kept, Prepare
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.regimes import REGIMES
@@ -41,6 +41,7 @@ from memory_vit.training.step_plan import (
   without_classes,
 )
 from memory_vit.training.sweep import Trial
+from memory_vit.training.wandb_run import WandbRun
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +103,7 @@ class Trainer:
     attends_to: earlier tasks that the new one reads.
     ancestors: tasks that those read, and the new one does not.
     record: of the data; what a state holds of it.
+    wandb_run: that gets the events, if any.
   """
 
   config: Config
@@ -113,6 +115,7 @@ class Trainer:
   attends_to: tuple[Task, ...] = ()
   ancestors: tuple[Task, ...] = ()
   record: DataRecord = dataclasses.field(default_factory=DataRecord)
+  wandb_run: WandbRun | None = None
 
   @property
   def parents(self) -> tuple[Task, ...]:
@@ -236,6 +239,7 @@ class Trainer:
       examples=self._train_examples,
       stop=self.context.stop,
       logdirs=logdirs,
+      wandb_run=self.wandb_run,
     )
 
   def start(self, trials: Sequence[Trial]) -> Start:
@@ -359,7 +363,8 @@ class Trainer:
     source: Reader,
     kept: Iterable[dict[str, Any]] | None = None,
     *,
-    hits: bool = False,
+    also: Collection[Also] = (),
+    predictions_of: str | None = None,
   ) -> dict[str, dict[str, Any]]:
     """Evaluate tasks on a split of their data set, in one pass.
 
@@ -367,7 +372,8 @@ class Trainer:
       tasks: trained side by side.
       source: the split.
       kept: its batches, where their frozen part is kept.
-      hits: see `evaluate_source`, as what is returned.
+      also: see `evaluate_source`, as what is returned.
+      predictions_of: the one whose predictions are wanted; None for all.
 
     Raises:
       Interrupted: between two batches, where it was asked to stop.
@@ -386,8 +392,9 @@ class Trainer:
       tasks[0].spec.evaluation,
       batch_size=self.config.batch_size_eval,
       mesh=self.context.mesh,
-      hits=hits,
+      also=also,
       batches=kept,
+      predictions_of=predictions_of,
     )
 
   def predictor(self, tasks: Sequence[Task], *, kept: bool = False) -> Predict:

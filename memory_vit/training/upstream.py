@@ -58,7 +58,7 @@ def evaluate_upstream(
     ),
     batch_size=config.batch_size_eval,
     mesh=mesh,
-    digest=True,
+    also=["digest"],
   )[BACKBONE]
 
 

@@ -23,6 +23,7 @@ from memory_vit import (
   predict,
   vtab,
 )
+from memory_vit.__main__ import COMMANDS
 from memory_vit.backbones.download import local_file
 from memory_vit.cli import commands, option_help
 from memory_vit.config import OPTIONS, Config, from_dict, to_dict
@@ -283,7 +284,7 @@ def test_configuration_files_that_are_none(begun, capsys, tmp_path):
     ("--config=~nouser/x.py", "no path"),
     (f"--config={'a' * 300}.py", "too long"),
     ("--config=/dev/null", "there is no such file"),
-    (f"{CONFIG}:foo", "takes 0 positional arguments but 1 was given"),
+    (f"{CONFIG}:foo", "quickstart:foo is unknown, expected quickstart or"),
     ("--seed=3", "Unknown command line flag 'seed'"),
     ("--flagfile=/nope", "No such file"),
   ]
@@ -612,20 +613,30 @@ try:
   runpy.run_module("memory_vit.{name}", run_name="__main__", alter_sys=True)
 except SystemExit as end:
   assert not end.code, end.code
-heavy = [m for m in ("jax", "flax", "numpy", "tensorflow") if m in sys.modules]
+heavy = [
+  m for m in ("jax", "flax", "numpy", "tensorflow", "scipy", "pandas", "PIL",
+              "pyarrow", "matplotlib", "sklearn", "orbax", "clu", "fastapi",
+              "ray", "pooch", "safetensors") if m in sys.modules
+]
 print(heavy, file=sys.stderr)
 """
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-  "name",
-  ["main", "paper", "vtab", "check_data", "evaluate", "predict", "inspect"],
-)
+@pytest.mark.parametrize("name", COMMANDS.values())
 def test_help_waits_for_nothing_heavy(name):
   done = fresh("-c", HEAVY.format(name=name))
   assert (done.returncode, done.stderr) == (0, "[]\n")
   assert "--help" in done.stdout or "--config.seed=0\n" in done.stdout
+
+
+@pytest.mark.processes
+def test_the_package_is_imported_in_no_time():
+  """What it exports comes once it is asked for."""
+  code = "import sys, memory_vit; print(len(sys.modules), 'jax' in sys.modules)"
+  done = fresh("-c", code)
+  modules, jax_too = done.stdout.split()
+  assert (int(modules) < 200, jax_too) == (True, "False")
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from memory_vit.cli import command_line
 from memory_vit.data import batching, datasets
 from memory_vit.errors import ConfigError
 from memory_vit.study import runs
-from memory_vit.training import resolve, run
+from memory_vit.training import resolve, run, sweep
 from memory_vit.training.optim import warmup_steps
 
 # Configuration -> TFDS name, classes, and labels of the splits as published.
@@ -202,6 +202,19 @@ def test_the_test_bed_can_run_its_table(name):
   assert not config.data.flip
   assert runs.possible_parts(config, ["regimes"]) == ["regimes"]
   assert config.task.cells == min(config.study.cells)
+
+
+def test_the_quickstart_is_one_task_or_a_sweep_of_six():
+  one, many = load("quickstart"), load("quickstart", "sweep")
+  assert not one.sweep.is_on
+  assert len(sweep.trials_of(many, "digits")) == 6
+  # What the trials share is computed once, for every crop that there is.
+  places = many.data.resize - many.image_size + 1
+  assert (many.keep.what, many.keep.views) == ("contexts", places**2)
+  assert many.pretrain == one.pretrain
+  assert many.data == one.data
+  with pytest.raises(ConfigError, match="expected quickstart or quickstart:sw"):
+    load("quickstart", "swep")
 
 
 def test_tfds_wants_a_name(tmp_path):

@@ -27,6 +27,7 @@ import functools
 import re
 from collections.abc import Mapping
 from typing import Any
+from unittest import mock
 
 import fake_data
 import jax
@@ -54,7 +55,9 @@ from memory_vit.training import (
   pretrain,
   progress,
   run,
+  run_pictures,
   trainer,
+  wandb_run,
 )
 from memory_vit.training.run_context import RunContext
 from memory_vit.training.step import Step
@@ -77,6 +80,8 @@ SEEN = {
   "waits": "how long is waited for a batch",
   "identity": "what a saved run that goes on must share",
   "pretraining": "batches, rates and parts of it",
+  "pictures": "on how many images pictures are drawn at the end",
+  "told": "what Weights & Biases is told of the run",
   "study": "the runs of `memory_vit.paper`, and its data sets",
 }
 
@@ -148,6 +153,7 @@ PRE_BROKEN = {**PRE_FOLDER, "pretrain.data.dir": "BROKEN"}
 PRE_TFDS = {
   **PRE_FOLDER, "pretrain.data.name": "own", "pretrain.data.dir": "TFDS",
 }  # fmt: skip
+WANDB = {"wandb.project": "pets"}
 # Where the backbone is another one: a task keeps its fingerprint.
 ANEW = ("backbone", "task", "learned")
 PRETRAINED = ("pretraining", "backbone")
@@ -172,6 +178,7 @@ ROWS = [
       maybe=("evaluated", "evaluation batches", "examples", "crops", "parts")),
   row("checkpoint_every", 1, "when", "files"),
   row("log_every", 1, "when", goes_on=True),
+  row("log_images", 4, "pictures", goes_on=True),
   row("profile_at", 2, "when", goes_on=True),
   row("stall_timeout", 500.0, "waits", goes_on=True),
   row("trust_data_code", True, "refused", given=CODE),
@@ -276,6 +283,11 @@ ROWS = [
   row("study.cells", (5,), "study", goes_on=True),
   row("study.memory_inits", ("quiet",), "study", goes_on=True),
   row("study.others", ("digits:0-4",), "study", goes_on=True),
+  row("wandb.project", "birds", "told", "files", goes_on=True),
+  row("wandb.entity", "us", "told", given=WANDB, goes_on=True),
+  row("wandb.name", "mine", "told", given=WANDB, goes_on=True),
+  row("wandb.group", "all", "told", given=WANDB, goes_on=True),
+  row("wandb.mode", "offline", "told", given=WANDB, goes_on=True),
   row("mesh.fsdp", 2, "placement", goes_on=True),
 ]  # fmt: skip
 
@@ -284,7 +296,7 @@ BASE = {
   "backbone": "BACKBONE", "image_size": 8, "batch_size": 8,
   "batch_size_eval": 16, "total_steps": 3, "data.name": "digits:5-9",
   "data.train": "train[:40]", "data.validation": "train[40:50]",
-  "data.test": "test[:10]",
+  "data.test": "test[:10]", "log_images": 0,
 }  # fmt: skip
 
 
@@ -303,7 +315,7 @@ def test_every_option_has_a_row():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS)
-def test_an_option_does_what_it_says(row, observe):
+def test_an_option_does_what_it_says(row, observe, pictures):
   before = observe({**BASE, **row.given})
   after = observe({**BASE, **row.given, row.option: row.value})
   if "refused" in row.differs:
@@ -498,6 +510,10 @@ class Watcher:
     patch.setattr(sharding, "_LEAST", 64)
     patch.setitem(vit_config.VARIANTS, "Micro", (16, 1, 16, 2))
     patch.setattr(run, "_plot", lambda result, workdir: None)
+    patch.setattr(wandb_run, "require_installed", lambda config: None)
+    library = mock.MagicMock(init=self._see_told)
+    library.Settings.model_fields = ("finish_timeout",)
+    patch.setattr(wandb_run, "wandb", library)
     # What it takes is compiled to be estimated.
     patch.setattr(
       packing, "pack_bytes", lambda trainer, trials: len(trials) * 2**20
@@ -559,6 +575,9 @@ class Watcher:
     self._wrap(compute, "compute", before=self._see_kept)
     self._wrap(evaluate, "evaluate_source", before=self._see_evaluation)
     self._wrap(sharding, "prefetch", after=self._see_batches)
+    patch = self._patch
+    patch.setattr(run_pictures, "attention_figures", self._see_pictures)
+    patch.setattr(run_pictures, "confusion_figures", lambda *args: {})
     self._wrap(progress.Progress, "report", before=self._at("report"))
     self._wrap(trainer.Checkpoints, "save", before=self._at("save"))
     for name in ("start_trace", "stop_trace"):
@@ -629,6 +648,22 @@ class Watcher:
   def _see_evaluation(self, predict, source, *args, **options):
     self._see("evaluated", (source.name, source.split))
     self._see("when", ("evaluate", self._step))
+
+  def _see_pictures(self, trainer, task):
+    self._see("pictures", (task.name, trainer.config.log_images))
+    return {}
+
+  def _see_told(self, **options):
+    """The run itself takes whatever it is given."""
+    name, workdir = options["name"], str(options["dir"])
+    self._see(
+      "told",
+      {
+        "name": "WORKDIR" if workdir.endswith(name) else name,
+        **{key: options[key] for key in ("project", "entity", "group", "mode")},
+      },
+    )
+    return mock.MagicMock()
 
   def _see_batches(self, batches, *args):
     evaluated = []

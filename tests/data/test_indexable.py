@@ -8,7 +8,7 @@ import time
 import fake_data
 import numpy as np
 import pytest
-from conftest import ROOT, tiny_backbone
+from conftest import tiny_backbone
 from PIL import Image
 
 import memory_vit as mv
@@ -283,15 +283,3 @@ def test_a_run_on_given_splits_is_that_on_the_same_files(tmp_path):
     run.train_and_evaluate(
       config, tmp_path / "given", splits={"train": again, "test": again}
     )
-
-
-@pytest.mark.slow
-def test_the_example_of_the_documentation_runs(tmp_path, monkeypatch):
-  text = (ROOT / "docs/data.md").read_text()
-  (example,) = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
-  monkeypatch.chdir(tmp_path)
-  names = {}
-  exec(compile(example, "docs/data.md", "exec"), names)
-  (task,) = names["result"].tasks
-  assert task.test_examples == 297
-  assert (tmp_path / "runs/python/tasks/digits/task.json").exists()

@@ -159,8 +159,8 @@ def test_roots_are_left_by_no_link(backbone, tmp_path):
 
 
 def test_values_for_all_and_for_one():
-  def parse(*texts, owners=("low", "high")):
-    return task_data.parse("--data_dir", texts, owners)
+  def parse(*texts, owners=("low", "high"), original="--verify"):
+    return task_data.parse("--data_dir", texts, owners, original)
 
   assert parse("/a", "low=/b=c", "high=") == {
     "": "/a",
@@ -175,5 +175,8 @@ def test_values_for_all_and_for_one():
   ):
     with pytest.raises(ConfigError, match=message):
       parse(*texts)
+  # A command without that option gives no advice of it.
+  with pytest.raises(ConfigError, match="no task 'backbone'; expected one of"):
+    parse("backbone=/a", original="")
   owners = ("low", "backbone")
   assert parse("backbone=/a", owners=owners) == {"backbone": "/a"}

@@ -17,7 +17,10 @@ def digest(*pixels):
     for pixel in pixels
   ]
   found = evaluate.evaluate(
-    lambda images: {"a": images[:, 0, 0]}, batches, one_device(), digest=True
+    lambda images: {"a": images[:, 0, 0]},
+    batches,
+    one_device(),
+    also=["digest"],
   )
   return found["a"]["digest"]
 

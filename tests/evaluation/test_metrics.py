@@ -37,3 +37,13 @@ def test_top5_of_fewer_classes():
   assert np.isclose(found["top1"], 2 / 3)
   assert found["top5"] == 1.0
   assert found["majority"] == 2 / 3
+
+
+def test_what_is_not_finite_is_not_right():
+  """Of equal ones the first is the best, and so it is of what is no number."""
+  logits = jnp.eye(3).at[0].set(jnp.nan).at[1, 2].set(jnp.inf)
+  labels, mask = jnp.array([0, 2, 2]), jnp.ones(3)
+  sums = metrics.batch_sums(logits, labels, mask)
+  assert (sums["count"], sums["top1"], sums["top5"]) == (3, 1, 1)
+  assert sums["class_top1"].tolist() == [0, 0, 1]
+  assert metrics.example_hits(logits, labels, mask).tolist() == [0, 0, 1]

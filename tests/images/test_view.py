@@ -130,3 +130,11 @@ def test_a_view_takes_the_memory_that_is_set_aside(shape, evaluation):
   tracemalloc.stop()
   # Indices, and NumPy's own.
   assert peak <= view.view_bytes(*shape, evaluation) + 2**16
+
+
+def test_levels_are_the_pixels_again_and_are_clipped():
+  pixels = np.arange(256, dtype=np.uint8).repeat(3).reshape(16, 16, 3)
+  seen = view.eval_view(pixels, EvalPreprocessing(image_size=16))
+  np.testing.assert_array_equal(view.to_levels(seen), pixels)
+  outside = np.array([-1.01, 1.01], np.float32).repeat(3).reshape(2, 1, 1, 3)
+  assert view.to_levels(outside)[:, 0, 0, 0].tolist() == [0, 255]

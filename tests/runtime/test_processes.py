@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import two_processes as two
 from conftest import tiny_backbone
+from tensorboard.backend.event_processing import event_accumulator
 
 import memory_vit as mv
 from memory_vit.errors import ConfigError
@@ -268,6 +269,26 @@ def test_two_processes_do_what_one_does(together, alone):
   names = {file.name for file in (path / "run").iterdir()}
   assert names >= {"passes.json", "config.json", "result.json", "sweep.png"}
   assert [name for name in names if name.startswith(".")] == [".lock"]
+  # Of the best trial, by one process; where it looks needs all in one.
+  drawn = [pictures_in(where / "run" / "sweep") for where in (path, alone)]
+  assert drawn[0] == ["test/confusions"]
+  assert drawn[1] == [
+    "attention/overlays", "attention/shares", "test/confusions",
+  ]  # fmt: skip
+
+
+def pictures_in(logdirs: pathlib.Path) -> list[str]:
+  """The tags of the pictures in all events below a folder."""
+  found = []
+  for folder in logdirs.iterdir():
+    events = event_accumulator.EventAccumulator(str(folder))
+    events.Reload()
+    # Without any, the plugin is not there.
+    tags = events.summary_metadata
+    found += [
+      tag for tag in tags if tags[tag].plugin_data.plugin_name == "images"
+    ]
+  return sorted(found)
 
 
 def exported(workdir: pathlib.Path) -> dict[str, np.ndarray]:

@@ -226,6 +226,35 @@ def test_what_is_no_task(backbone, tmp_path):
     mv.load_task(tmp_path, backbone)
 
 
+def test_a_task_that_reads_another_prepares_images_as_that_one():
+  """So the two share a pass, and nobody has to say it again."""
+  backbone = tiny_backbone(depth=1)
+  central = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
+  new = {"num_classes": 2, "cells": 1}
+  first = mv.init_task(
+    jax.random.key(0), backbone, name="a", evaluation=central, **new
+  )
+  for parents in (first, ["c", first]):
+    second = mv.init_task(
+      jax.random.key(1), backbone, name="b", attends_to=parents, **new
+    )
+    assert second.spec.evaluation == central
+  assert mv.concatenate(
+    first,
+    mv.init_task(
+      jax.random.key(1), backbone, name="b", attends_to=first, **new
+    ),
+  )
+  # Of a mere name nothing is known, and what is said counts.
+  resized = mv.EvalPreprocessing(image_size=8)
+  for options in ({"attends_to": "a"}, {"attends_to": first,
+                                        "evaluation": resized}):  # fmt: skip
+    other = mv.init_task(
+      jax.random.key(1), backbone, name="b", **options, **new
+    )
+    assert other.spec.evaluation == resized
+
+
 def test_new_tasks_start_as_the_paper_says():
   backbone = tiny_backbone(width=64, depth=3)
   task = mv.init_task(

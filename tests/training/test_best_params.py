@@ -92,13 +92,17 @@ def test_a_variant_is_best_by_validation(backbone, tmp_path):
     for names in (("d-00",), ("d-01", "d-02"))
   ]  # fmt: skip
 
-  def evaluate(tasks, source, hits):
+  asked = []
+
+  def evaluate(tasks, source, also, predictions_of):
+    asked.append((also, predictions_of))
     assert source == "the test split"
     return {
       task.spec.name: {
         "top1": test[task.spec.name], "top5": 1.0, "loss": 1.0,
         "per_class": [], "majority": 0.5, "examples": 9, "skipped": 0,
         "hits": None,
+        **({"predictions": task} if task.spec.name == predictions_of else {}),
       }
       for task in tasks
     }  # fmt: skip
@@ -109,7 +113,11 @@ def test_a_variant_is_best_by_validation(backbone, tmp_path):
   trained = results.evaluate_trained(
     learner, variants, learned, "the test split"
   )
+  # Pictures are made of the predictions of the best, from this very pass.
+  assert asked == [(("hits",), "d-01"), (("hits", "predictions"), "d-01")]
   ranked = results.rank(trained, config, "d")
+  assert ranked[0].predictions is ranked[0].task
+  assert [trial.predictions for trial in ranked[1:]] == [None, None]
   found = [trial.result for trial in ranked]
   assert [r.name for r in found] == ["d-01", "d-02", "d-00"]
   assert [r.val_accuracy for r in found] == [0.8, 0.6, 0.5]

@@ -7,7 +7,7 @@ import pytest
 from conftest import one_device
 
 from memory_vit import plots
-from memory_vit.training import loop
+from memory_vit.training import loop, part_norms
 from memory_vit.training.step import TrainState
 
 STEPS = loop.Steps(total=5, log=2, evaluate=2)
@@ -47,7 +47,10 @@ def scalars(tmp_path_factory):
   """{name: {tag: (steps, values)}} of a run of two names."""
   root = tmp_path_factory.mktemp("events")
   logdirs = {"a": root / "a", "b": root / "b"}
-  zero = {"w": np.float32(0)}
+  # Two layers of three cells; of the second, one is not like the others.
+  memory = np.zeros((2, 3, 4), np.float32)
+  memory[1, 0] = 3
+  zero = {"w": np.float32(0), "memory": memory}
   batches = ({"image": np.zeros((1, 1))} for _ in range(STEPS.total))
   run = loop.Loop(
     title="run", step_fn=step_fn, frozen=None, steps=STEPS, batch_size=4,
@@ -58,11 +61,22 @@ def scalars(tmp_path_factory):
   return {name: plots.read_scalars(path) for name, path in logdirs.items()}
 
 
+def test_a_masked_task_without_cells_has_no_norms_of_memory():
+  """The mean over no cells would be no number, in every layer."""
+  task = {
+    "head": np.full((3, 3), 2, np.float32),
+    "memory": np.zeros((2, 0, 4), np.float32),
+  }
+  found = part_norms.part_norms({"pets": task}, ["pets"], one_device())
+  assert found == {"pets": {"norm/head": 6.0}}
+
+
 def test_there_is_nothing_else(scalars):
   for found in scalars.values():
     assert set(found) == {
       "train/loss", "train/accuracy", "train/grad_norm", "train/param_norm",
       "train/skipped", "train/learning_rate", "images_per_second",
+      "norm/w", "norm/memory/layer_01", "norm/memory/layer_02",
       "validation/loss", "validation/top1", "validation/top5",
     }  # fmt: skip
 
@@ -77,6 +91,10 @@ def test_a_point_stands_at_the_step_that_it_belongs_to(scalars, name, factor):
     "train/learning_rate": {s: RATES[name][s - 1] for s in (1, 2, 4, 5)},
     "train/skipped": dict.fromkeys((1, 2, 4, 5), 0.0),
     # Of the parameters after that step.
+    "norm/w": {step: step for step in (1, 2, 4, 5)},
+    # Of a cell of four equal values, twice that; the mean of all cells.
+    "norm/memory/layer_01": {step: 2 * step for step in (1, 2, 4, 5)},
+    "norm/memory/layer_02": {step: 2 * step + 2 for step in (1, 2, 4, 5)},
     "validation/loss": {step: factor * step for step in (2, 4, 5)},
     "validation/top1": {step: step / 100 for step in (2, 4, 5)},
     "validation/top5": {step: step / 50 for step in (2, 4, 5)},

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import quick
 from conftest import ROOT, one_device, random_task, tiny_backbone
+from PIL import Image
 
 import memory_vit as mv
 from configs import quickstart
@@ -40,6 +41,7 @@ from memory_vit.training import (
   resolve,
   resume,
   run,
+  summary,
   sweep,
   trainer,
 )
@@ -107,6 +109,25 @@ def finished(config, backbone_file):
   """A run that nothing has disturbed, and its result; not to be changed."""
   workdir = backbone_file.parent / "finished"
   return workdir, run.train_and_evaluate(config, workdir)
+
+
+@pytest.mark.usefixtures("pictures")
+def test_where_the_task_looks_is_drawn(config, workdir):
+  """On images that it was not trained on; and named at the end."""
+  config = dataclasses.replace(silent(config), total_steps=2, log_images=3)
+  result = run.train_and_evaluate(config, workdir)
+  with Image.open(workdir / "attention.png") as picture:
+    picture.load()
+    assert picture.format == "PNG"
+    assert min(picture.size) > 300  # a row of each image
+  named = f"picture       {workdir / 'attention.png'}"
+  assert named in summary.summary(result, workdir)
+  assert "sweep.png" not in summary.summary(result, workdir)
+  # Once more, from its last state, and none.
+  (workdir / "attention.png").unlink()
+  run.train_and_evaluate(dataclasses.replace(config, log_images=0), workdir)
+  assert not (workdir / "attention.png").exists()
+  assert named not in summary.summary(result, workdir)
 
 
 def test_a_run_from_nothing_to_the_result(config, finished):
@@ -593,6 +614,31 @@ def test_a_changed_pretraining_is_refused(pretraining, workdir):
   (workdir / "backbone.json").unlink()
   with pytest.raises(TrainingError, match="but by something else"):
     make(pretraining)
+
+
+def test_a_backbone_is_pretrained_for_several_runs(
+  pretraining, workdir, monkeypatch
+):
+  """By one run of the regime `full`, under the lock of its directory."""
+  made = []
+
+  def train(config, directory, context):
+    with pytest.raises(TrainingError, match="another run"):
+      run.pretrain_backbone(pretraining, workdir)
+    context.require_alone()
+    made.append((config.regime, config.total_steps, directory))
+    mv.save_backbone(small_backbone(), directory / "pretraining.npz")
+
+  monkeypatch.setattr(run, "_run", train)
+  for _ in range(2):
+    file = run.pretrain_backbone(pretraining, workdir)
+    assert file == workdir / "backbone.npz"
+    assert mv.load_backbone(file).config.num_classes == 5
+  assert made == [("full", 4, workdir / "pretrain")]
+  without = changed(pretraining, "pretrain", variant="")
+  with pytest.raises(ConfigError, match="pretrain.variant is empty"):
+    run.pretrain_backbone(without, workdir / "other")
+  assert not (workdir / "other").exists()
 
 
 @pytest.mark.slow

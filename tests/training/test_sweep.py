@@ -1,7 +1,6 @@
 """A sweep is its variants, each as if it had been alone."""
 
 import dataclasses
-import json
 import math
 import os
 import signal
@@ -321,6 +320,28 @@ def test_the_estimate_counts_what_a_pass_holds(tmp_path):
   )
 
 
+@pytest.mark.parametrize(
+  ("gib", "compiled", "packs"),
+  [(8.0, [1], [4]), (7.9, [1, 2], [4]), (4.9, [1, 2], [2, 2])],
+)
+def test_one_estimate_is_enough_where_all_surely_fit(
+  monkeypatch, gib, compiled, packs
+):
+  """A further trial takes no more than one alone, which has the pass too."""
+  config = config_of(learning_rate=(0.3, 0.01), cells=(0, 3), memory_gib=gib)
+  asked = []
+
+  def estimate(trainer, trials):
+    asked.append(len(trials))
+    return (1 + len(trials)) * 2**30
+
+  monkeypatch.setattr(packing, "pack_bytes", estimate)
+  plan = packing.make_plan(trainer_of(config), sweep.trials_of(config, "d"))
+  assert asked == compiled
+  assert [len(pack) for pack in plan["passes"]] == packs
+  assert plan["bytes_per_variant"] == (None if compiled == [1] else 2**30)
+
+
 @pytest.fixture
 def swept(tmp_path):
   """A configuration of four variants whose backbone is a file."""
@@ -372,14 +393,9 @@ def test_a_sweep_from_nothing_to_the_result(swept, tmp_path):
 
 @pytest.mark.slow
 def test_passes_of_a_sweep_equal_one(swept, tmp_path, monkeypatch):
-  """With less memory in two passes, interrupted between them: the same."""
+  """As with less memory in two passes, interrupted between them: the same."""
   entries = run.train_and_evaluate(swept, tmp_path / "one").tasks
-  sizes = json.loads((tmp_path / "one" / "passes.json").read_text())
-  enough_for_two = sizes["bytes_of_one"] + sizes["bytes_per_variant"]
-  less = dataclasses.replace(
-    swept,
-    sweep=dataclasses.replace(swept.sweep, memory_gib=enough_for_two / 2**30),
-  )
+  monkeypatch.setattr(sweep, "at_once", lambda *sizes: 2)
   real_step, taken = step.Step.__call__, []
 
   def preempted_in_the_second_pass(self, *args):
@@ -391,8 +407,8 @@ def test_passes_of_a_sweep_equal_one(swept, tmp_path, monkeypatch):
   monkeypatch.setattr(step.Step, "__call__", preempted_in_the_second_pass)
   stop = preemption.StopSignal()
   with pytest.raises(preemption.Interrupted), stop.listening():
-    run.train_and_evaluate(less, tmp_path / "two", stop)
-  again = run.train_and_evaluate(less, tmp_path / "two")
+    run.train_and_evaluate(swept, tmp_path / "two", stop)
+  again = run.train_and_evaluate(swept, tmp_path / "two")
   assert len(taken) == 2 * 4  # each step of each pass once
   assert again.sweep.passes == 2
   by_name = {entry.name: entry for entry in again.tasks}
@@ -402,7 +418,7 @@ def test_passes_of_a_sweep_equal_one(swept, tmp_path, monkeypatch):
     assert found.val_accuracy == entry.val_accuracy
 
   wider = dataclasses.replace(
-    less, sweep=dataclasses.replace(less.sweep, seed=(0, 1))
+    swept, sweep=dataclasses.replace(swept.sweep, seed=(0, 1))
   )
   with pytest.raises(TrainingError, match="passes.json plans the trials"):
     run.train_and_evaluate(wider, tmp_path / "two")

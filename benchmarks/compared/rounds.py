@@ -1,0 +1,60 @@
+"""Time programs in turn, so that a slow moment of the machine hits all."""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+FORWARD = "forward"
+# Where others use the machine, the time that this process computed says more
+# than the time that passed. It wants one thread: those that wait compute too.
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+Programs = dict[str, Callable[[], Any]]
+
+
+def measure(
+  programs: Programs, rounds: int, clock: str = "wall"
+) -> dict[str, Any]:
+  """Call every program once in each round.
+
+  Args:
+    programs: by name; each returns when its work is done. `FORWARD` is what
+      the others are multiples of.
+    rounds: how many, after two calls of each that count for nothing.
+    clock: a name of `CLOCKS`.
+
+  Returns:
+    {"seconds_forward": median, "ratios": {name: [lower quartile, median, upper
+    quartile]}}, in medians of `FORWARD`.
+  """
+  now = CLOCKS[clock]
+  for program in programs.values():
+    for _ in range(2):  # the first may compile
+      program()
+  times: dict[str, list[float]] = {name: [] for name in programs}
+  for _ in range(rounds):
+    for name, program in programs.items():
+      began = now()
+      program()
+      times[name].append(now() - began)
+  forward = float(np.median(times[FORWARD]))
+  ratios = {
+    name: [float(q) / forward for q in np.percentile(taken, [25, 50, 75])]
+    for name, taken in times.items()
+  }
+  return {"seconds_forward": forward, "ratios": ratios}
+
+
+def difference(a: Any, b: Any) -> float:
+  """The largest difference of any value; 0 where all bits are equal."""
+  a, b = np.asarray(a), np.asarray(b)
+  if a.tobytes() == b.tobytes():
+    return 0.0
+  return float(np.abs(a - b).max())
+
+
+def hand_over(**result: Any) -> None:
+  """Print the result as the last line, where the caller looks for it."""
+  print(json.dumps(result), flush=True)

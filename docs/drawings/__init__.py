@@ -1,0 +1,1 @@
+"""Draw the pictures of the documentation as SVG, in one style."""

@@ -1,0 +1,70 @@
+"""Calibration: how often a model is right, given how sure it says it is."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Bool, Float, Float64, Int64
+
+# As in Guo et al., "On Calibration of Modern Neural Networks" (2017).
+BINS = 15
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+class Calibration:
+  """Confidence and accuracy in k bins of equal width.
+
+  Bin i holds the examples whose confidence, the probability of the best class,
+  is above i / k and at most (i + 1) / k.
+
+  Attributes:
+    count: of the examples in each bin.
+    confidence: their mean confidence; NaN in a bin without examples.
+    accuracy: the share of them that is right; NaN in a bin without examples.
+  """
+
+  count: Int64[np.ndarray, " k"]
+  confidence: Float64[np.ndarray, " k"]
+  accuracy: Float64[np.ndarray, " k"]
+
+  @property
+  def edges(self) -> Float64[np.ndarray, " edges"]:
+    """The bounds of the bins, from 0 to 1."""
+    return np.linspace(0, 1, len(self.count) + 1)
+
+  @property
+  def expected_error(self) -> float:
+    """Expected calibration error (ECE); NaN without examples.
+
+    The mean over examples of how far the confidence of their bin is from its
+    accuracy.
+    """
+    filled = self.count > 0
+    if not filled.any():
+      return float("nan")
+    gaps = np.abs(self.confidence - self.accuracy)[filled]
+    return float(np.average(gaps, weights=self.count[filled]))
+
+
+def calibrate(
+  confidence: Float[np.ndarray, " n"],
+  correct: Bool[np.ndarray, " n"],
+  bins: int = BINS,
+) -> Calibration:
+  """Put examples into bins by their confidence.
+
+  Args:
+    confidence: the probability of the best class of each example.
+    correct: whether that class is the right one.
+    bins: k, how many of equal width.
+  """
+  inner = np.linspace(0, 1, bins + 1)[1:-1]
+  place = np.digitize(confidence.astype(np.float64), inner, right=True)
+
+  def total(weights: np.ndarray) -> np.ndarray:
+    return np.bincount(place, weights.astype(np.float64), minlength=bins)
+
+  count = np.bincount(place, minlength=bins).astype(np.int64)
+  some = np.where(count > 0, count, np.nan)
+  return Calibration(count, total(confidence) / some, total(correct) / some)

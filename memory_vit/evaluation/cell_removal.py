@@ -1,0 +1,442 @@
+"""Ablation of memory cells: the accuracy of a task without some of them.
+
+The token of a task stops seeing a cell, as though the softmax never had it.
+Setting the cell to zero would be another thing: zeros have a key as well.
+"""
+
+# As text, `help` shows types by their short names.
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float32, Float64, Int, Int32, Int64
+from scipy import special
+
+from memory_vit.data import batching
+from memory_vit.data.reader import Reader
+from memory_vit.errors import DataError, TaskError
+from memory_vit.evaluation import metrics
+from memory_vit.model.backbone import Backbone
+from memory_vit.model.encoder import Context
+from memory_vit.model.masks import TaskMask
+from memory_vit.model.stacking import SlotArrays
+from memory_vit.model.task import Task
+from memory_vit.model.trees import AnyArray, Tree
+from memory_vit.model.vit import MemoryViT, apply, head_logits
+from memory_vit.model.vit_config import ViTConfig
+from memory_vit.runtime import sharding
+from memory_vit.runtime.progress_bar import ProgressBar
+from memory_vit.tasks import compose, inference
+
+# Of all differences of a task together that chance alone makes.
+_LEVEL = 0.05
+# Of a task, at most: their masks take the square of it in bytes. 24 layers of
+# 128 cells are 3,097.
+_MOST_VARIANTS = 4_096
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+class Removals:
+  """Removals of one kind, each compared with all memory, image by image.
+
+  Attributes:
+    lost: examples that are right with all memory, and wrong without this part.
+    gained: examples that are wrong with all memory, and right without it.
+    examples: over how many.
+  """
+
+  lost: Int64[np.ndarray, "*which"]
+  gained: Int64[np.ndarray, "*which"]
+  examples: int
+
+  @property
+  def difference(self) -> Float64[np.ndarray, "*which"]:
+    """Top-1 without this part, less top-1 with all memory."""
+    return np.asarray((self.gained - self.lost) / self.examples)
+
+  @property
+  def standard_error(self) -> Float64[np.ndarray, "*which"]:
+    """Of the difference, paired over the examples.
+
+    What both get right, or both wrong, says nothing of it: it is far below the
+    error of two accuracies.
+    """
+    changed = self.gained + self.lost
+    spread = changed - (self.gained - self.lost) ** 2 / self.examples
+    return np.asarray(np.sqrt(spread) / self.examples)
+
+  @property
+  def p_value(self) -> Float64[np.ndarray, "*which"]:
+    """Of McNemar's exact test, two-sided: that no difference is larger.
+
+    1 where the same examples are right.
+    """
+    fewer = np.minimum(self.gained, self.lost)
+    tail = special.bdtr(fewer, self.gained + self.lost, 0.5)
+    return np.asarray(np.minimum(1.0, 2 * tail))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+class CellRemoval:
+  """The accuracy of a task without parts of its memory.
+
+  Attributes:
+    task: its name.
+    examples: on how many.
+    top1: with all memory.
+    cells: (l, m), without one cell of one layer.
+    layers: (l,), without all cells of one layer.
+    memory: (), without any memory of its own.
+  """
+
+  task: str
+  examples: int
+  top1: float
+  cells: Removals
+  layers: Removals
+  memory: Removals
+
+  def significant(self, removals: Removals) -> Bool[np.ndarray, "*which"]:
+    """Which of the task's removals are hardly chance.
+
+    With p below 0.05 divided by the number of all removals (Bonferroni): of
+    tasks whose memory does nothing, at most one in 20 shows any.
+    """
+    parts = (self.cells, self.layers, self.memory)
+    count = sum(part.lost.size for part in parts)
+    return np.asarray(removals.p_value < _LEVEL / count)
+
+
+def remove_cells(
+  backbone: Backbone,
+  tasks: Sequence[Task],
+  source: Reader,
+  names: Sequence[str] | None = None,
+  *,
+  batch_size: int = 256,
+  mesh: Mesh | None = None,
+) -> dict[str, CellRemoval]:
+  """Run an ablation of memory cells: evaluate tasks without each of them.
+
+  The backbone runs once for each batch. What it hands over is read by the task
+  as it is and by all of its variants, side by side in slots of one pass, as
+  many at a time as the backbone has tokens.
+
+  Args:
+    backbone: of all tasks, on the devices of the mesh.
+    tasks: all of a model; what the evaluated ones read is among them, and keeps
+      its memory.
+    source: the examples, with the classes of the evaluated tasks.
+    names: of the tasks that are evaluated; by default all that have memory.
+    batch_size: of all processes together.
+    mesh: over which batches are split; by default of all devices.
+
+  Returns:
+    {task name: what its cells are worth}.
+
+  Raises:
+    TaskError: for a task without memory or with too many cells, or tasks that
+      do not fit together.
+    DataError: where there is no example.
+  """
+  mesh = sharding.make_mesh() if mesh is None else mesh
+  if names is None:
+    names = [task.name for task in tasks if task.spec.cells]
+  images = max(1, batch_size // mesh.size)
+  variants = {
+    name: _Variants(backbone, tasks, name, mesh, images) for name in names
+  }
+  counts: dict[str, np.ndarray] = {}
+  batches = batching.eval_batches(
+    source, tasks[0].spec.evaluation, batch_size=batch_size
+  )
+  title = f"removing cells, {source.name}"
+  with ProgressBar(title, source.size) as bar:
+    for batch in sharding.prefetch(batches, mesh):
+      _, context = inference.encode(backbone, batch["image"], check=False)
+      for name, of_task in variants.items():
+        found = of_task.count(context, batch["label"], batch["mask"])
+        counts[name] = counts.get(name, 0) + found
+      bar.reach(min(source.size, bar.done + len(batch["mask"])))
+  return {name: variants[name].removal(counts[name]) for name in names}
+
+
+class _Variants:
+  """A task, and the same task without parts of its memory."""
+
+  def __init__(
+    self,
+    backbone: Backbone,
+    tasks: Sequence[Task],
+    name: str,
+    mesh: Mesh,
+    images: int,
+  ) -> None:
+    """Put the task into slots, with what it reads, and with copies of itself.
+
+    Args:
+      backbone: of all tasks.
+      tasks: all of a model.
+      name: of the task.
+      mesh: over which batches are split.
+      images: in a batch, on each device.
+
+    Raises:
+      TaskError: see `remove_cells`.
+    """
+    family = [
+      dataclasses.replace(task, params=sharding.put(task.params, mesh))
+      for task in compose.with_parents(tasks, name)
+    ]
+    self._task, self._backbone = family[0], backbone
+    depth, cells = backbone.config.depth, self._task.spec.cells
+    require_removable(backbone, self._task)
+    seen = variant_masks(depth, cells)
+    slots = inference.fill_slots(backbone, family).arrays
+    width = slots.mask.cells.shape[1]
+    most = _most_variants(
+      backbone, self._task, width, slots.mask.is_parent.shape[1], images
+    )
+    self._passes = -(-len(seen) // most)
+    copies = -(-len(seen) // self._passes)
+    self._first = len(family)
+    self._slots = copy_slots(slots, self._first, copies)
+    # The last pass is filled up: the task as it is.
+    padded = np.ones((self._passes * copies, depth, width), bool)
+    padded[: len(seen), :, :cells] = seen
+    self._removals = len(seen)
+    whole = np.ones((self._first, depth, width), bool)
+    self._seen = [
+      np.moveaxis(np.concatenate([whole, part]), 0, 1)
+      for part in np.split(padded, self._passes)
+    ]
+    self._program = _count_program(
+      sharding.replicated(mesh), backbone.config, self._first
+    )
+
+  def count(
+    self,
+    context: Context,
+    labels: Int[Array, " b"],
+    mask: Float32[Array, " b"],
+  ) -> Int64[np.ndarray, "4 v"]:
+    """Count the examples of a batch, for each removal; see `count_changes`."""
+    parts = [
+      self._program(
+        self._backbone.params,
+        self._slots,
+        self._task.params["head"],
+        seen,
+        context,
+        labels,
+        mask,
+      )
+      for seen in self._seen
+    ]
+    counts = np.concatenate([np.asarray(part) for part in parts], axis=1)
+    return counts[:, : self._removals].astype(np.int64)
+
+  def removal(self, counts: Int64[np.ndarray, "4 v"]) -> CellRemoval:
+    """Put the counts of all batches where they belong.
+
+    Raises:
+      DataError: where there is no example.
+    """
+    depth, cells = self._backbone.config.depth, self._task.spec.cells
+    examples, right = map(int, counts[:2, 0])
+    if not examples:
+      raise DataError("no example of the data set could be read.")
+    lost, gained = counts[2:]
+
+    def part(start: int, *shape: int) -> Removals:
+      which = slice(start, start + math.prod(shape))
+      return Removals(
+        lost[which].reshape(shape), gained[which].reshape(shape), examples
+      )
+
+    return CellRemoval(
+      task=self._task.name,
+      examples=examples,
+      top1=right / examples,
+      cells=part(0, depth, cells),
+      layers=part(depth * cells, depth),
+      memory=part(depth * (cells + 1)),
+    )
+
+
+def variant_masks(depth: int, cells: int) -> Bool[np.ndarray, "v l m"]:
+  """Which cells each variant of a task sees.
+
+  Args:
+    depth: l.
+    cells: m.
+
+  Returns:
+    v = l m + l + 1 variants: without cell 0, 1, ... of the first layer, then of
+    the next ones; without all cells of a layer; without any.
+  """
+  single = ~np.eye(depth * cells, dtype=bool).reshape(-1, depth, cells)
+  layer = ~np.eye(depth, dtype=bool)[:, :, None].repeat(cells, axis=2)
+  none = np.zeros((1, depth, cells), bool)
+  return np.concatenate([single, layer, none])
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def copy_slots(slots: SlotArrays, family: int, copies: int) -> SlotArrays:
+  """The first slots as they are, then copies of the very first.
+
+  Args:
+    slots: in slot 0 the task, behind it what it reads.
+    family: how many these are together.
+    copies: how many follow; all read what the task reads.
+
+  Returns:
+    The slots, without heads: copies of a wide one would take much memory.
+  """
+  order = np.array([*range(family), *[0] * copies])
+  return SlotArrays(
+    cls=slots.cls[order],
+    cells=jax.tree.map(lambda a: a[order], slots.cells),
+    kernel=slots.kernel[order, :, :0],
+    bias=slots.bias[order, :0],
+    mask=TaskMask(*(part[order] for part in slots.mask)),
+    norms=jax.tree.map(lambda a: a[:, order], slots.norms),
+    layers=None if slots.layers is None else slots.layers[:, order],
+  )
+
+
+def require_removable(backbone: Backbone, task: Task) -> None:
+  """Refuse a task whose cells cannot be removed one by one.
+
+  Raises:
+    TaskError: where it has no cells, or too many.
+  """
+  depth, cells = backbone.config.depth, task.spec.cells
+  if not cells:
+    raise TaskError(
+      f"task {task.name!r} has no memory of which to remove cells."
+    )
+  variants = depth * cells + depth + 1
+  if variants > _MOST_VARIANTS:
+    raise TaskError(
+      f"task {task.name!r} has {cells:,} memory cells in each of {depth} "
+      f"layers: removing each would be {variants:,} evaluations, expected at "
+      f"most {_MOST_VARIANTS:,}. Leave the task out."
+    )
+
+
+def _most_variants(
+  backbone: Backbone, task: Task, cells: int, parents: int, images: int
+) -> int:
+  """How many variants of a task are read in one pass, at most.
+
+  None of what they need takes more memory than the backbone took for the same
+  batch: their tokens and scores no more than those of a layer, their logits and
+  the copies of their cells no more than the context (keys and values of all
+  layers; of logits half of that).
+
+  Args:
+    backbone: of the task.
+    task: that is evaluated.
+    cells: m, with those that pad the task to the longest that it reads.
+    parents: p, that it reads, with those that are filled up.
+    images: b, of a batch on one device.
+  """
+  config = backbone.config
+  tokens = config.class_tokens + config.registers + config.num_patches
+  features = config.depth * tokens * config.width
+  seen = tokens + (1 + parents) * (1 + cells)
+  bounds = (
+    tokens,
+    tokens * tokens // seen,  # scores: b h t seen, and b h s s
+    features // task.spec.num_classes,
+    images * tokens // cells,  # cells: l 2 t m d, and b l 2 s d
+  )
+  return max(1, min(bounds))
+
+
+def variant_logits(
+  params: Tree,
+  slots: SlotArrays,
+  head: Tree,
+  seen: Bool[AnyArray, "l t m"],
+  context: Context,
+  *,
+  config: ViTConfig,
+) -> Float32[Array, "b t c"]:
+  """Read slots that each see other cells, all by the head of one task.
+
+  Args:
+    params: of the backbone.
+    slots: of `copy_slots`.
+    head: of the task.
+    seen: which cells each slot sees in each layer.
+    context: from `encode`.
+    config: of the backbone.
+  """
+  features = apply(
+    MemoryViT(config), {"backbone": params}, slots, context, seen,
+    method="slot_features",
+  )  # fmt: skip
+  logits: Array = jax.vmap(head_logits, (1, None), 1)(features, head)
+  return logits
+
+
+def count_changes(
+  logits: Float32[Array, "b t c"],
+  labels: Int[Array, " b"],
+  mask: Float32[Array, " b"],
+  *,
+  first: int,
+) -> Int32[Array, "4 v"]:
+  """Count the examples of a batch on which a task and its variants differ.
+
+  Args:
+    logits: of `variant_logits`; in the first slot of the task as it is.
+    labels: classes.
+    mask: 1 for an example and 0 for padding.
+    first: the slot of the first variant.
+
+  Returns:
+    For each of the v variants: examples, and of them those that are right by
+    the task as it is; that the variant alone gets wrong; that it alone gets
+    right.
+  """
+  hits = jax.vmap(metrics.example_hits, (1, None, None), 1)(
+    logits, labels, mask
+  )
+  whole, variants = hits[:, :1], hits[:, first:]
+  counted = jnp.broadcast_to(whole >= 0, variants.shape)
+  right = jnp.broadcast_to(whole == 1, variants.shape)
+  lost = (whole == 1) & (variants == 0)
+  gained = (whole == 0) & (variants == 1)
+  return jnp.stack([counted, right, lost, gained]).sum(1, dtype=jnp.int32)
+
+
+@functools.cache
+def _count_program(
+  replicated: Any, config: ViTConfig, first: int
+) -> Callable[..., jax.Array]:
+  """`count_changes`, compiled to leave its results on every device."""
+
+  def run(
+    params: Tree,
+    slots: SlotArrays,
+    head: Tree,
+    seen: Bool[AnyArray, "l t m"],
+    context: Context,
+    labels: Int[Array, " b"],
+    mask: Float32[Array, " b"],
+  ) -> Int32[Array, "4 v"]:
+    logits = variant_logits(params, slots, head, seen, context, config=config)
+    return count_changes(logits, labels, mask, first=first)
+
+  return jax.jit(run, out_shardings=replicated)

@@ -1,0 +1,45 @@
+"""Figures for notebooks, reports and TensorBoard.
+
+Figures are made without `pyplot`: nothing global keeps them alive, and each is
+shown once, where a cell returns it.
+"""
+
+from etils import epy
+
+with epy.lazy_api_imports(globals()):
+  from memory_vit.plots.attention import (
+    attention_difference,
+    attention_overlays,
+    cell_removal_figure,
+    memory_shares_figure,
+  )
+  from memory_vit.plots.evaluation import (
+    calibration_figure,
+    confusion_matrix_figure,
+    mistakes_sheet,
+  )
+  from memory_vit.plots.images import image_grid
+  from memory_vit.plots.predictions import prediction_grid
+  from memory_vit.plots.runs import Scalars, read_scalars, training_curves
+  from memory_vit.plots.sweeps import Lines, Point, lines_figure, sweep_figure
+  from memory_vit.plots.timings import timing_bars
+
+__all__ = [
+  "Lines",
+  "Point",
+  "Scalars",
+  "attention_difference",
+  "attention_overlays",
+  "calibration_figure",
+  "cell_removal_figure",
+  "confusion_matrix_figure",
+  "image_grid",
+  "lines_figure",
+  "memory_shares_figure",
+  "mistakes_sheet",
+  "prediction_grid",
+  "read_scalars",
+  "sweep_figure",
+  "timing_bars",
+  "training_curves",
+]

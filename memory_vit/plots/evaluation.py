@@ -1,0 +1,195 @@
+"""Figures of an evaluation: confusions, calibration, mistakes.
+
+Names of classes are strangers' text: they are shortened, and never read as
+formulas.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from memory_vit.errors import DataError
+from memory_vit.evaluation.calibration import Calibration
+from memory_vit.plots.images import image_grid
+from memory_vit.runtime.messages import escaped, shortened
+
+# Classes up to which cells have numbers, classes have names, and each class has
+# a row of its own.
+_NUMBERED, _NAMED, _SINGLE = 16, 40, 400
+_LONGEST_NAME = 24
+_SHEET_COLUMNS, _SHEET_WIDTH = 6, 1.75  # inches
+# Of a title on a sheet: its lines, and of each of these characters in a line,
+# and lines.
+_TITLE_LINES, _LINE, _LINES = 3, 22, 2
+_DARK, _LIGHT = "#1f4e79", "#e8a33d"
+
+
+def confusion_matrix_figure(matrix: Any, class_names: Sequence[str]) -> Figure:
+  """Draw which classes are taken for which.
+
+  The colour of a cell is the share of its row, the examples of a class. Up to
+  16 classes cells show the number of examples, up to 40 classes have names. Of
+  more than 400 neighbours are drawn together.
+
+  Args:
+    matrix: numbers of examples (c, c), by their class and by the class that was
+      predicted; an array, or a sparse one of scipy.
+    class_names: c names.
+
+  Raises:
+    DataError: for a matrix of another shape.
+  """
+  classes = len(class_names)
+  if not classes or tuple(matrix.shape) != (classes, classes):
+    raise DataError(
+      f"the confusion matrix has shape {tuple(matrix.shape)}, expected "
+      f"({classes}, {classes}), for {classes} class names."
+    )
+  counts, together = _neighbours_together(matrix)
+  side = min(9.0, max(3.5, 1.5 + 0.42 * len(counts)))
+  figure = Figure(figsize=(side + 1.2, side), layout="constrained")
+  axes = figure.subplots()
+  total = counts.sum(axis=1, keepdims=True)
+  # Rows of classes without examples stay empty, and grey.
+  axes.set_facecolor("0.85")
+  shares = np.divide(
+    counts, total, out=np.full(counts.shape, np.nan), where=total > 0
+  )
+  # Few confusions among many classes would not be seen on an even scale.
+  norm = PowerNorm(1 if classes <= _NUMBERED else 0.4, vmin=0, vmax=1)
+  image = axes.imshow(shares, cmap="Blues", norm=norm, interpolation="nearest")
+  bar = figure.colorbar(image, ax=axes, shrink=0.8)
+  bar.set_label("share of the class")
+  bar.set_ticks([0, 0.01, 0.1, 0.5, 1] if norm.gamma < 1 else [0, 0.5, 1])
+  bar.ax.set_yticklabels([f"{100 * tick:g} %" for tick in bar.get_ticks()])
+  if classes <= _NUMBERED:
+    _number_cells(axes, counts, shares)
+  _name_classes(axes, class_names, together)
+  axes.set(xlabel="predicted class", ylabel="class of the example")
+  return figure
+
+
+def calibration_figure(calibration: Calibration, title: str = "") -> Figure:
+  """Draw a reliability diagram above a histogram of the confidence.
+
+  A bar is the accuracy of the examples of a bin, a dot its mean confidence: of
+  a calibrated model the bars reach the diagonal.
+
+  Args:
+    calibration: of the examples of a split.
+    title: above the diagram.
+  """
+  figure = Figure(figsize=(5, 5.4), layout="constrained")
+  above, below = figure.subplots(
+    2, 1, sharex=True, gridspec_kw={"height_ratios": (3, 1)}
+  )
+  edges, count = calibration.edges, calibration.count
+  middle, width = (edges[1:] + edges[:-1]) / 2, edges[1] - edges[0]
+  bars = above.bar(
+    middle, calibration.accuracy, width, color=_DARK, edgecolor="white"
+  )
+  dots = above.plot(
+    calibration.confidence, calibration.accuracy, "o", color=_LIGHT,
+    markeredgecolor="black",
+  )  # fmt: skip
+  diagonal = above.plot((0, 1), (0, 1), "--", color="0.4")
+  above.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02))
+  above.set_title(escaped(title), parse_math=False)
+  figure.legend(
+    (bars, *dots, *diagonal),
+    ("accuracy of a bin", "its mean confidence", "calibrated"),
+    loc="outside upper center",
+    ncols=3,
+    fontsize=9,
+    frameon=False,
+  )
+  below.bar(middle, count, width, color=_DARK, edgecolor="white")
+  below.set(xlabel="confidence, in the predicted class", ylabel="examples")
+  for axes in (above, below):
+    axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
+  return figure
+
+
+def mistakes_sheet(images: np.ndarray, titles: Sequence[str]) -> Figure:
+  """Images side by side under their titles, six in a row.
+
+  Args:
+    images: floats (b, side, side, 3) in [-1, 1], as the model takes them; b may
+      be 0.
+    titles: b texts; the first three lines of each, which are wrapped, and cut
+      after two.
+
+  Raises:
+    DataError: for images of another shape, or another number of titles.
+  """
+  if not len(images) and not titles:
+    figure = Figure(figsize=(4, 1))
+    figure.text(0.5, 0.5, "no mistakes", ha="center", va="center")
+    return figure
+  wrapped = [
+    "\n".join(map(_wrapped, title.split("\n")[:_TITLE_LINES]))
+    for title in titles
+  ]
+  return image_grid(images, wrapped, columns=_SHEET_COLUMNS, width=_SHEET_WIDTH)
+
+
+def _neighbours_together(matrix: Any) -> tuple[np.ndarray, int]:
+  """Counts as floats (k, k), k at most 400; how many classes a row stands for.
+
+  A matrix of 20,000 classes is never made dense.
+  """
+  together = -(-matrix.shape[0] // _SINGLE)
+  if isinstance(matrix, np.ndarray):
+    rows, columns = np.nonzero(matrix)
+    values = matrix[rows, columns]
+  else:
+    sparse = matrix.tocoo()
+    (rows, columns), values = sparse.coords, sparse.data
+  side = -(-matrix.shape[0] // together)
+  counts = np.zeros((side, side))
+  np.add.at(counts, (rows // together, columns // together), values)
+  return counts, together
+
+
+def _number_cells(axes: Axes, counts: np.ndarray, shares: np.ndarray) -> None:
+  """Write the number of examples into the cells that have any."""
+  for row, column in zip(*np.nonzero(counts), strict=True):
+    colour = "white" if shares[row, column] > 0.5 else "black"
+    axes.text(
+      column, row, f"{counts[row, column]:.0f}", color=colour, fontsize=9,
+      ha="center", va="center",
+    )  # fmt: skip
+
+
+def _name_classes(
+  axes: Axes, class_names: Sequence[str], together: int
+) -> None:
+  """Name the rows and columns, or where there are too many, number some."""
+  if len(class_names) > _NAMED:
+    locator = MaxNLocator(8, integer=True)
+    ticks = np.asarray(locator.tick_values(0, len(class_names)))
+    numbers = ticks[(ticks >= 0) & (ticks < len(class_names))]
+    labels = [f"{number:,.0f}" for number in numbers]
+    axes.set_xticks(numbers / together, labels)
+    axes.set_yticks(numbers / together, labels)
+    return
+  names = [shortened(escaped(name), _LONGEST_NAME) for name in class_names]
+  places = range(len(names))
+  axes.set_xticks(places, names, rotation=90, fontsize=9, parse_math=False)
+  axes.set_yticks(places, names, fontsize=9, parse_math=False)
+
+
+def _wrapped(line: str) -> str:
+  """A line of a title, as lines that fit above an image."""
+  return "\n".join(
+    textwrap.wrap(escaped(line), _LINE, max_lines=_LINES, placeholder="...")
+  )

@@ -1,0 +1,48 @@
+"""Images beside each other, as a model sees them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from memory_vit.errors import DataError
+
+
+def image_grid(
+  images: np.ndarray,
+  titles: Sequence[str],
+  *,
+  columns: int = 8,
+  width: float = 1.2,
+) -> Figure:
+  """Images side by side, each under its title, in a figure with b axes.
+
+  Args:
+    images: floats (b, side, side, 3) in [-1, 1], as the model takes them.
+    titles: b texts, of one line or of several.
+    columns: how many images there are in a row, at most.
+    width: of an image with the space around it, in inches.
+
+  Raises:
+    DataError: for images of another shape, or another number of titles.
+  """
+  images = np.asarray(images)
+  if images.ndim != 4 or images.shape[-1] != 3 or not len(images):
+    raise DataError(
+      f"images have shape {images.shape}, expected (batch, side, side, 3)."
+    )
+  if len(titles) != len(images):
+    raise DataError(f"{len(titles)} titles for {len(images)} images.")
+  columns = min(columns, len(images))
+  rows = -(-len(images) // columns)
+  lines = max(title.count("\n") + 1 for title in titles)
+  size = (width * columns, (width - 0.05 + 0.21 * lines) * rows)
+  figure = Figure(figsize=size, layout="constrained")
+  for i, (image, title) in enumerate(zip(images, titles, strict=True)):
+    axes = figure.add_subplot(rows, columns, i + 1)
+    # Each value as it is: stretched contrasts would not be what the model sees.
+    axes.imshow(np.clip((image + 1) / 2, 0, 1))
+    # Names of classes are no formulas, whatever stands between two dollars.
+    axes.set_title(title, fontsize=10, parse_math=False)
+    axes.set_axis_off()
+  return figure

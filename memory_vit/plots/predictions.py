@@ -1,0 +1,123 @@
+"""Images with what tasks say to them."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import scipy.special
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from memory_vit.errors import DataError
+from memory_vit.runtime.messages import escaped, shortened
+
+_COLUMNS = 6
+# Of a name under an image: alone in its line, or beside another.
+_ALONE, _BESIDE = 20, 11
+_WIDTH = 1.75
+_LINE = 0.18
+# Dark enough on white, and apart for the colour-blind; the marks say the same.
+_RIGHT, _WRONG, _NEITHER = "#00573f", "#a03800", "#202020"
+
+
+def prediction_grid(
+  images: np.ndarray,
+  logits: Mapping[str, np.ndarray],
+  class_names: Mapping[str, Sequence[str]],
+  truths: Sequence[str] = (),
+) -> Figure:
+  """Draw images, each above the most probable class of every task.
+
+  A task that knows the true class of an image has a mark on its line: whether
+  it is right. The others cannot be.
+
+  Args:
+    images: floats (b, side, side, 3) in [-1, 1], as the model takes them.
+    logits: {name of a task: (b, c)}, such as `mv.forward` returns; those that
+      `class_names` leaves out are not shown.
+    class_names: {name of a task: c names}.
+    truths: the class of each image, by name; none where it is not known.
+
+  Raises:
+    DataError: for images, logits, names or truths of different numbers.
+  """
+  images = np.asarray(images)
+  if images.ndim != 4 or images.shape[-1] != 3 or not len(images):
+    raise DataError(
+      f"images have shape {images.shape}, expected (batch, side, side, 3)."
+    )
+  if truths and len(truths) != len(images):
+    raise DataError(f"{len(truths)} true classes for {len(images)} images.")
+  shares = {
+    task: _probabilities(task, logits, names, len(images))
+    for task, names in class_names.items()
+  }
+  columns = min(_COLUMNS, len(images))
+  rows = -(-len(images) // columns)
+  height = _WIDTH + _LINE * (len(shares) + bool(truths))
+  figure = Figure(figsize=(_WIDTH * columns, height * rows))
+  # By hand: under each image is room for its lines, and nothing else.
+  figure.subplots_adjust(0.01, 0.01, 0.99, 0.99, wspace=0.08, hspace=0)
+  grid = figure.add_gridspec(rows, columns)
+  for i, image in enumerate(images):
+    cell = grid[divmod(i, columns)].subgridspec(
+      2, 1, height_ratios=(_WIDTH, height - _WIDTH), hspace=0
+    )
+    picture = figure.add_subplot(cell[0])
+    picture.imshow(np.clip((image + 1) / 2, 0, 1))
+    picture.set_axis_off()
+    truth = truths[i] if truths else None
+    answers = {
+      task: (class_names[task], share[i]) for task, share in shares.items()
+    }
+    _write(figure.add_subplot(cell[1]), truth, answers)
+  return figure
+
+
+def _probabilities(
+  task: str,
+  logits: Mapping[str, np.ndarray],
+  names: Sequence[str],
+  count: int,
+) -> np.ndarray:
+  """Probabilities of a task, float64 (b, c)."""
+  if task not in logits:
+    raise DataError(f"there are no logits of {task!r}, only of {list(logits)}.")
+  values = np.asarray(logits[task], np.float64)
+  if values.shape != (count, len(names)):
+    raise DataError(
+      f"logits of {task!r} have shape {values.shape}, expected {count} images "
+      f"and {len(names)} classes."
+    )
+  return scipy.special.softmax(values, axis=-1)
+
+
+def _write(
+  axes: Axes,
+  truth: str | None,
+  answers: Mapping[str, tuple[Sequence[str], np.ndarray]],
+) -> None:
+  """Write the true class of an image, and a line for each task."""
+  axes.set_axis_off()
+  several = len(answers) > 1
+  lines = []
+  if truth is not None:
+    lines.append((f"is: {_short(truth, _ALONE)}", _NEITHER, "bold"))
+  for task, (names, shares) in answers.items():
+    best = int(shares.argmax())
+    mark, colour = "", _NEITHER
+    if truth is not None and truth in names:
+      right = names[best] == truth
+      mark, colour = ("\u2713 ", _RIGHT) if right else ("\u2717 ", _WRONG)
+    said = _short(names[best], _BESIDE if several else _ALONE)
+    task = f"{_short(task, _BESIDE)}: " if several else ""
+    lines.append((f"{mark}{task}{said} {shares[best]:.0%}", colour, "normal"))
+  for number, (line, colour, weight) in enumerate(lines):
+    axes.text(
+      0.5, 1 - (number + 0.5) / len(lines), line, color=colour, weight=weight,
+      fontsize=8, ha="center", va="center", parse_math=False,
+    )  # fmt: skip
+
+
+def _short(name: str, most: int) -> str:
+  """A name that fits under an image."""
+  return shortened(escaped(name), most)

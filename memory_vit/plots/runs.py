@@ -1,0 +1,86 @@
+"""How a run went, from the events that it wrote for TensorBoard."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from tensorboard.backend.event_processing import event_accumulator
+from tensorboard.util import tensor_util
+
+from memory_vit.errors import TrainingError
+
+# Tag -> steps, int64 (k,), and values, float64 (k,).
+Scalars = dict[str, tuple[np.ndarray, np.ndarray]]
+
+_EVENTS = "events.out.tfevents.*"
+
+
+def read_scalars(workdir: str | os.PathLike[str]) -> Scalars:
+  """Read what a run wrote for TensorBoard; the steps of each tag are rising.
+
+  Where a run was stopped and went on, a step that was done twice counts as the
+  last time.
+
+  Raises:
+    TrainingError: where there are no events.
+  """
+  path = Path(workdir)
+  if not any(path.glob(_EVENTS)):
+    raise TrainingError(
+      f"{path} has no TensorBoard events ({_EVENTS}). Expected the workdir of "
+      "a run that has trained."
+    )
+  # Without a limit: by default ten values of a tag are kept, drawn by chance.
+  events = event_accumulator.EventAccumulator(
+    os.fspath(path),
+    size_guidance={event_accumulator.TENSORS: 0},
+    purge_orphaned_data=False,
+  )
+  events.Reload()
+  scalars = {}
+  for tag in events.PluginTagToContent("scalars"):
+    # In the order of writing, which is not that of the names of the files.
+    values = {
+      event.step: float(tensor_util.make_ndarray(event.tensor_proto))
+      for event in sorted(events.Tensors(tag), key=lambda e: e.wall_time)
+    }
+    steps = sorted(values)
+    scalars[tag] = (
+      np.array(steps, np.int64),
+      np.array([values[step] for step in steps]),
+    )
+  return scalars
+
+
+def training_curves(logdir: str | os.PathLike[str]) -> Figure:
+  """Loss and accuracy of a task over the steps of its run.
+
+  Loss to the left, accuracy to the right, each on training batches and, where
+  the run had a validation set, on that.
+
+  Args:
+    logdir: the workdir of a run, or of a sweep WORKDIR/sweep/TRIAL.
+
+  Raises:
+    TrainingError: where there are no events, or none of training.
+  """
+  scalars = read_scalars(logdir)
+  if "train/loss" not in scalars:
+    raise TrainingError(
+      f"the events in {logdir} have no train/loss, only {sorted(scalars)}."
+    )
+  figure = Figure(figsize=(9, 3), layout="constrained")
+  loss, accuracy = figure.subplots(1, 2)
+  for axes, training, validation in (
+    (loss, "train/loss", "validation/loss"),
+    (accuracy, "train/accuracy", "validation/top1"),
+  ):
+    for label, tag in (("training", training), ("validation", validation)):
+      if tag in scalars:
+        axes.plot(*scalars[tag], label=label, marker="o", markersize=4)
+    axes.grid(alpha=0.3)
+    axes.legend()
+  loss.set(title="loss", xlabel="step", ylim=(0, None))
+  accuracy.set(title="accuracy", xlabel="step", ylim=(0, 1.02))
+  return figure

@@ -1,0 +1,87 @@
+"""Accuracies of many trials as lines."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from memory_vit.run_result import RunResult, TrialResult
+
+# x, mean, least, greatest.
+Point = tuple[float, float, float, float]
+# Label -> points.
+Lines = Mapping[str, Sequence[Point]]
+
+_MARKERS = "os^Dv*PX"
+
+
+def sweep_figure(result: RunResult) -> Figure:
+  """Accuracies of a sweep over learning rate, a line for each number of cells.
+
+  On validation to the left, on the test split to the right; a point is the mean
+  over what else was varied, a bar its range.
+  """
+  figure = Figure(figsize=(9, 3.5), layout="constrained")
+  left, right = figure.subplots(1, 2, sharey=True)
+  for axes, key, title in (
+    (left, "val_accuracy", "validation"),
+    (right, "test_accuracy", "test"),
+  ):
+    _draw(axes, _by_cells(result.tasks, key))
+    axes.set(title=title, xlabel="learning rate", xscale="log")
+  left.set(ylabel="accuracy")
+  if left.get_legend_handles_labels()[0]:
+    left.legend()
+  if result.sweep is not None:
+    figure.suptitle(result.sweep.task)
+  return figure
+
+
+def lines_figure(
+  lines: Lines, *, title: str, xlabel: str, ylabel: str, log: bool = False
+) -> Figure:
+  """Lines of points with the range of what they are the mean of.
+
+  With `log` the x axis is logarithmic.
+  """
+  figure = Figure(figsize=(6, 3.5), layout="constrained")
+  axes = figure.subplots()
+  _draw(axes, lines)
+  axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
+  if log:
+    axes.set(xscale="log")
+  if lines:
+    axes.legend()
+  return figure
+
+
+def _draw(axes: Axes, lines: Lines) -> None:
+  """Draw lines with bars from the least to the greatest of each point.
+
+  Each has a marker of its own, as colours are lost in print.
+  """
+  markers = itertools.cycle(_MARKERS)
+  for (label, points), marker in zip(lines.items(), markers, strict=False):
+    xs, means, least, greatest = np.reshape(points, (-1, 4)).T
+    axes.errorbar(
+      xs, means, yerr=(means - least, greatest - means), label=label,
+      marker=marker, markersize=5, capsize=2,
+    )  # fmt: skip
+  axes.grid(alpha=0.3)
+
+
+def _by_cells(tasks: Sequence[TrialResult], key: str) -> Lines:
+  """Lines of accuracies over learning rate; without missing ones."""
+  found: dict[tuple[int, float], list[float]] = {}
+  for task in tasks:
+    if (accuracy := getattr(task, key)) is not None:
+      setting = (task.cells, task.learning_rate)
+      found.setdefault(setting, []).append(accuracy)
+  lines: dict[str, list[Point]] = {}
+  for (cells, rate), values in sorted(found.items()):
+    point = (rate, float(np.mean(values)), min(values), max(values))
+    label = "1 cell" if cells == 1 else f"{cells} cells"
+    lines.setdefault(label, []).append(point)
+  return lines

@@ -1,0 +1,43 @@
+"""Seconds beside each other."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from memory_vit.errors import DataError
+from memory_vit.runtime.messages import escaped
+
+_COLOUR = "#4c78a8"
+
+
+def timing_bars(seconds: Mapping[str, float], *, title: str) -> Figure:
+  """Draw times as bars, each with its seconds and its multiple of the first.
+
+  Args:
+    seconds: {what was timed: its seconds}, from top to bottom; such as
+      `evaluation.median_seconds` returns.
+    title: of the figure.
+
+  Raises:
+    DataError: for no time, or one that is not finite and above 0.
+  """
+  values = np.array(list(seconds.values()), np.float64)
+  if not len(values) or not (np.isfinite(values) & (values > 0)).all():
+    raise DataError(
+      f"the times are {list(values)}, expected at least one, and each finite "
+      "and above 0."
+    )
+  figure = Figure(figsize=(8, 0.9 + 0.4 * len(values)), layout="constrained")
+  axes = figure.subplots()
+  bars = axes.barh([escaped(name) for name in seconds], values, color=_COLOUR)
+  axes.bar_label(
+    bars,
+    [f"{value:.3g} s ({value / values[0]:.3g} x)" for value in values],
+    padding=4,
+  )
+  axes.invert_yaxis()  # the first is at the top
+  axes.set(title=title, xlabel="seconds", xlim=(0, 1.3 * values.max()))
+  axes.grid(axis="x", alpha=0.3)
+  axes.set_axisbelow(True)
+  return figure

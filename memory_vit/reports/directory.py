@@ -1,0 +1,90 @@
+"""The directory of a report: written as a whole, and only over another one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from memory_vit.reports import metrics_file, page, tables, task_figures
+from memory_vit.reports.task_evaluation import TaskEvaluation
+from memory_vit.runtime import files, processes
+from memory_vit.runtime.output_directory import OutputDirectory
+
+INDEX, OVERVIEW = "index.html", "report.json"
+PAGE, METRICS = "report.html", "metrics.json"
+_TABLES = {
+  "per_class.csv": tables.write_classes_csv,
+  "confusion_matrix.csv": tables.write_confusions_csv,
+  "predictions.csv": tables.write_predictions_csv,
+  "predictions.parquet": tables.write_predictions_parquet,
+}
+_PLOTS = ("confusion_matrix.png", "calibration.png", "mistakes.png")
+_OF_A_TASK = {PAGE, METRICS, *_TABLES, *_PLOTS}
+
+
+def _listed(values: Any) -> Iterator[str]:
+  """The files of a report, whose overview holds these values."""
+  yield INDEX
+  for task in values["tasks"]:
+    for name in _OF_A_TASK:
+      yield f"{task['task']}/{name}"
+
+
+REPORT = OutputDirectory("--report", OVERVIEW, _listed)
+
+
+def write_reports(path: Path, evaluations: Sequence[TaskEvaluation]) -> None:
+  """Write reports of tasks to a directory, in place of those that it has.
+
+  It gets a directory for each task, report.json with the most important numbers
+  of all, and for several tasks index.html. All processes must call; the first
+  one writes.
+
+  Raises:
+    ConfigError: where something that is no report is there.
+    TrainingError: where it cannot be written; what was there is as it was.
+    BrokenDataError: where an image that is shown cannot be read any more.
+  """
+  processes.on_process_0(lambda: _write(path, evaluations))
+
+
+def first_page(path: Path) -> Path:
+  """The page of a report to begin with: of its only task, or of all."""
+  pages = [path / INDEX, *path.glob(f"*/{PAGE}")]
+  return next(page for page in pages if page.exists())
+
+
+def _write(path: Path, evaluations: Sequence[TaskEvaluation]) -> None:
+  with files.writing(path, pa.ArrowException), REPORT.replacing(path) as new:
+    for evaluation in evaluations:
+      _write_task(new / evaluation.task, evaluation)
+    tasks = [metrics_file.headline(one) for one in evaluations]
+    overview = {"schema": metrics_file.SCHEMA, "tasks": tasks}
+    _write_json(new / OVERVIEW, overview)
+    if len(evaluations) > 1:
+      (new / INDEX).write_text(page.index_page(evaluations), encoding="utf-8")
+
+
+def _write_task(folder: Path, evaluation: TaskEvaluation) -> None:
+  """Write the report of one task."""
+  folder.mkdir()
+  # Held while this task is written, and no longer: there may be many tasks.
+  images = evaluation.read_mistakes()
+  drawn = task_figures.figures(evaluation, images)
+  plots = {name: task_figures.png(figure) for name, figure in drawn.items()}
+  for name, content in plots.items():
+    (folder / f"{name}.png").write_bytes(content)
+  for name, write in _TABLES.items():
+    write(folder / name, evaluation)
+  _write_json(folder / METRICS, metrics_file.to_values(evaluation))
+  text = page.report_page(evaluation, plots, images)
+  (folder / PAGE).write_text(text, encoding="utf-8")
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+  text = json.dumps(values, indent=2, allow_nan=False)
+  path.write_text(f"{text}\n", encoding="utf-8")

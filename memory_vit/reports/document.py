@@ -1,0 +1,112 @@
+"""Pages that load nothing and run nothing, and what stands on them."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import importlib.resources
+import io
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+from PIL import Image
+
+from memory_vit.images.view import to_levels
+from memory_vit.reports.markup import Html, element
+
+MISSING = "–"
+
+
+def document(title: str, head: Html, *body: Html) -> str:
+  """A whole page, whose style is its own, and which runs no script."""
+  style = _style()
+  digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+  policy = (
+    f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; "
+    "base-uri 'none'; form-action 'none'"
+  )
+  width = "width=device-width, initial-scale=1"
+  page = element(
+    "html",
+    element(
+      "head",
+      element("meta", charset="utf-8"),
+      element("meta", http_equiv="Content-Security-Policy", content=policy),
+      element("meta", name="viewport", content=width),
+      element("meta", name="referrer", content="no-referrer"),
+      element("title", title),
+      element("style", Html(style)),
+    ),
+    element("body", element("header", element("h1", title), head), *body),
+    lang="en",
+  )
+  return f"<!doctype html>\n{page}\n"
+
+
+def table(
+  header: Sequence[str],
+  rows: Iterable[Sequence[str]],
+  *,
+  names: Collection[int],
+  label: str,
+) -> Html:
+  """A table that scrolls by itself; `names` are columns of text."""
+
+  def row(tag: str, cells: Sequence[str]) -> Html:
+    return element(
+      "tr",
+      *(
+        element(tag, cell, class_="name") if i in names else element(tag, cell)
+        for i, cell in enumerate(cells)
+      ),
+    )
+
+  content = element(
+    "table",
+    element("thead", row("th", header)),
+    element("tbody", *(row("td", cells) for cells in rows)),
+  )
+  # In reach of the keyboard, so that it can be scrolled.
+  return element(
+    "div",
+    content,
+    class_="scroll",
+    tabindex="0",
+    role="region",
+    aria_label=label,
+  )
+
+
+def plot(png: bytes, described: str) -> Html:
+  """A figure, of a PNG file; `described` is what it is without a picture."""
+  encoded = base64.b64encode(png).decode()
+  image = element("img", src=f"data:image/png;base64,{encoded}", alt=described)
+  return element("figure", image, class_="plot")
+
+
+def data_uri(image: np.ndarray, kind: str) -> str:
+  """An image, floats (side, side, 3) in [-1, 1], as the address of itself."""
+  file = io.BytesIO()
+  Image.fromarray(to_levels(image)).save(file, kind)
+  encoded = base64.b64encode(file.getvalue()).decode()
+  return f"data:image/{kind.lower()};base64,{encoded}"
+
+
+def percent(share: float | None, digits: int = 2) -> str:
+  """A share for people; what is unknown is a dash."""
+  if share is None or np.isnan(share):
+    return MISSING
+  # A line does not end before the sign.
+  return f"{100 * share:.{digits}f}\u00a0%"
+
+
+def number(value: float | None) -> str:
+  """A number for people; what is unknown is a dash."""
+  return MISSING if value is None else f"{value:.4f}"
+
+
+@functools.cache
+def _style() -> str:
+  folder = importlib.resources.files("memory_vit.reports")
+  return (folder / "report.css").read_text(encoding="utf-8")

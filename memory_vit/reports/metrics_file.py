@@ -1,0 +1,67 @@
+"""`metrics.json`: what an evaluation has measured, for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from memory_vit.reports.names import utf8
+from memory_vit.reports.task_evaluation import TaskEvaluation
+
+# A new number where a key goes, or means something else; new keys may come.
+SCHEMA = 1
+
+
+def to_values(evaluation: TaskEvaluation) -> dict[str, Any]:
+  """The content of the file, as strict JSON holds it: NaN is null."""
+  calibration = evaluation.calibration
+  values = {
+    "schema": SCHEMA,
+    **evaluation.details,
+    "data": {"name": evaluation.data, "split": evaluation.split},
+    "metrics": dataclasses.asdict(evaluation.metrics),
+    "calibration": {
+      "edges": calibration.edges,
+      "count": calibration.count,
+      "confidence": calibration.confidence,
+      "accuracy": calibration.accuracy,
+    },
+    "class_names": evaluation.class_names,
+    "per_class": _arrays_of(evaluation.classes),
+    "alone": evaluation.alone,
+  }
+  return {key: _as_json(value) for key, value in values.items()}
+
+
+def headline(evaluation: TaskEvaluation) -> dict[str, Any]:
+  """The most important of these values, of one task among several."""
+  return {
+    "task": evaluation.task,
+    "data": utf8(evaluation.data),
+    "split": utf8(evaluation.split),
+    **_as_json(dataclasses.asdict(evaluation.metrics)),
+  }
+
+
+def _arrays_of(values: Any) -> dict[str, Any]:
+  """The fields of a dataclass; `asdict` would copy arrays."""
+  return {
+    field.name: getattr(values, field.name)
+    for field in dataclasses.fields(values)
+  }
+
+
+def _as_json(value: Any) -> Any:
+  """Arrays become lists, what is not finite None, names valid UTF-8."""
+  if isinstance(value, np.ndarray | np.generic):
+    return _as_json(value.tolist())
+  if isinstance(value, dict):
+    return {key: _as_json(inner) for key, inner in value.items()}
+  if isinstance(value, list | tuple):
+    return [_as_json(inner) for inner in value]
+  if isinstance(value, float) and not math.isfinite(value):
+    return None
+  return utf8(value) if isinstance(value, str) else value

@@ -1,0 +1,169 @@
+"""An evaluation of a task on a split, with all that a report says of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import memory_vit
+from memory_vit.evaluation import classification, confusion
+from memory_vit.evaluation.calibration import Calibration, calibrate
+from memory_vit.evaluation.classification import ClassMetrics, SplitMetrics
+from memory_vit.evaluation.split_predictions import SplitPredictions
+
+if TYPE_CHECKING:  # it brings TensorFlow
+  from memory_vit.data.reader import Reader
+  from memory_vit.model.task import Task
+
+# Images of a contact sheet.
+SHOWN_IMAGES = 24
+
+
+@dataclasses.dataclass(frozen=True)
+class Mistake:
+  """A wrong prediction.
+
+  Attributes:
+    example: its number in the split.
+    file: that it comes from; "" where it has none.
+    label: the name of its class.
+    predicted: the name of the class that is predicted.
+    confidence: the probability of that.
+  """
+
+  example: int
+  file: str
+  label: str
+  predicted: str
+  confidence: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class TaskEvaluation:
+  """An evaluation of a task on a split.
+
+  Attributes:
+    task: its name.
+    data: name of the data set.
+    split: of it.
+    class_names: of all c classes.
+    predictions: for all examples of the split.
+    file_name: number of an example -> the file it comes from, or "".
+    read_images: numbers of k examples -> float32 (k, side, side, 3) in [-1, 1].
+    shown_images: mistakes that are shown with their image.
+    details: JSON values on the task, its backbone, and what has made this.
+    alone: how it compares with the task alone, as `Evaluator.evaluate` says;
+      None where it was not compared.
+  """
+
+  task: str
+  data: str
+  split: str
+  class_names: tuple[str, ...]
+  predictions: SplitPredictions
+  file_name: Callable[[int], str]
+  read_images: Callable[[Sequence[int]], np.ndarray]
+  shown_images: int = SHOWN_IMAGES
+  details: Mapping[str, Any]
+  alone: Mapping[str, Any] | None = None
+
+  @classmethod
+  def of(
+    cls,
+    task: Task,
+    reader: Reader,
+    predictions: SplitPredictions,
+    *,
+    dtype: str = "float32",
+    shown_images: int = SHOWN_IMAGES,
+    alone: Mapping[str, Any] | None = None,
+  ) -> TaskEvaluation:
+    """The evaluation of a task on the split of a reader.
+
+    Args:
+      task: that was evaluated.
+      reader: of the split; where it holds embeddings no image is shown.
+      predictions: for its examples.
+      dtype: of the computation.
+      shown_images: see above, as `alone`.
+      alone: see above.
+    """
+    from memory_vit.data.eval_images import eval_images
+
+    spec = task.spec
+    return cls(
+      task=spec.name,
+      data=reader.name,
+      split=reader.split,
+      class_names=reader.class_names,
+      predictions=predictions,
+      file_name=reader.source.file_name,
+      read_images=functools.partial(eval_images, reader, spec.evaluation),
+      shown_images=0 if reader.source.embedded else shown_images,
+      details={
+        "memory_vit": memory_vit.__version__,
+        "task": {
+          "name": spec.name,
+          "digest": task.digest,
+          "regime": spec.regime,
+          "cells": spec.cells,
+          "attends_to": list(spec.attends_to),
+        },
+        "backbone": {**dataclasses.asdict(spec.backbone), "dtype": dtype},
+        "preprocessing": dataclasses.asdict(spec.evaluation),
+      },
+      alone=alone,
+    )
+
+  @functools.cached_property
+  def classes(self) -> ClassMetrics:
+    """Metrics of each class."""
+    return classification.class_metrics(self.predictions)
+
+  @functools.cached_property
+  def metrics(self) -> SplitMetrics:
+    """Metrics over all examples."""
+    return classification.split_metrics(self.predictions, self.classes)
+
+  @functools.cached_property
+  def confusion(self) -> Any:
+    """See `confusion.confusion_matrix`."""
+    return confusion.confusion_matrix(self.predictions)
+
+  @functools.cached_property
+  def calibration(self) -> Calibration:
+    """Of the examples that have a prediction."""
+    some = self.predictions.predicted
+    return calibrate(
+      self.predictions.confidence[some], self.predictions.correct[some]
+    )
+
+  @functools.cached_property
+  def mistakes(self) -> tuple[Mistake, ...]:
+    """The most confident mistakes, those that are shown with their image."""
+    numbers = self.predictions.mistakes[: self.shown_images]
+    return tuple(self.mistake(int(number)) for number in numbers)
+
+  def read_mistakes(self) -> np.ndarray:
+    """Read the images of `mistakes`, float32 (k, side, side, 3) in [-1, 1].
+
+    They are not kept. Where none is to be shown, none is read.
+    """
+    if not self.shown_images:
+      return np.zeros((0, 1, 1, 3), np.float32)
+    return self.read_images([mistake.example for mistake in self.mistakes])
+
+  def mistake(self, number: int) -> Mistake:
+    """Describe the wrong prediction for an example."""
+    predictions = self.predictions
+    return Mistake(
+      example=number,
+      file=self.file_name(number),
+      label=self.class_names[predictions.label[number]],
+      predicted=self.class_names[predictions.top_classes[number, 0]],
+      confidence=float(predictions.confidence[number]),
+    )

@@ -1,0 +1,61 @@
+"""Figures of an evaluation, and their PNG files."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import TYPE_CHECKING
+
+from memory_vit import plots
+from memory_vit.reports.task_evaluation import TaskEvaluation
+from memory_vit.runtime.messages import escaped
+
+if TYPE_CHECKING:
+  import numpy as np
+  from matplotlib.figure import Figure
+
+_DPI = 120
+
+
+def figures(
+  evaluation: TaskEvaluation, images: np.ndarray | None = None
+) -> dict[str, Figure]:
+  """Draw {"confusion_matrix", "calibration", "mistakes"}.
+
+  The last shows the most confident mistakes as images; where none is to be
+  shown it is left out.
+
+  Args:
+    evaluation: of a task.
+    images: of `evaluation.read_mistakes()`; by default they are read.
+
+  Raises:
+    BrokenDataError: where such an image cannot be read any more.
+  """
+  drawn = {
+    "confusion_matrix": plots.confusion_matrix_figure(
+      evaluation.confusion, evaluation.class_names
+    ),
+    "calibration": plots.calibration_figure(evaluation.calibration),
+  }
+  if evaluation.shown_images:
+    images = evaluation.read_mistakes() if images is None else images
+    titles = [
+      f"{escaped(mistake.label)}\nas: {escaped(mistake.predicted)}\n"
+      f"{100 * mistake.confidence:.1f} %"
+      for mistake in evaluation.mistakes
+    ]
+    drawn["mistakes"] = plots.mistakes_sheet(images, titles)
+  return drawn
+
+
+def png(figure: Figure) -> bytes:
+  """A figure as a PNG file.
+
+  Letters that the font lacks, of names in other scripts, are boxes.
+  """
+  file = io.BytesIO()
+  with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", "Glyph .* missing from font")
+    figure.savefig(file, format="png", dpi=_DPI)
+  return file.getvalue()

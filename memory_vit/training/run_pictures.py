@@ -1,0 +1,122 @@
+"""Pictures of a trained task, for TensorBoard and Weights & Biases."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+from etils import epy
+
+from memory_vit.data.eval_images import eval_images
+from memory_vit.data.reader import Reader
+from memory_vit.evaluation.split_predictions import SplitPredictions
+from memory_vit.model.regimes import REGIMES
+from memory_vit.model.task import Task
+from memory_vit.runtime import sharding
+from memory_vit.runtime.messages import first_line
+from memory_vit.training.trainer import Trainer
+
+with epy.lazy_imports():  # of matplotlib, for which no training waits
+  from memory_vit import plots
+  from memory_vit.evaluation import confusion
+  from memory_vit.plots import rasterize
+  from memory_vit.prediction import token_attention
+
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
+
+logger = logging.getLogger(__name__)
+
+# The tag of where a task looks.
+OVERLAYS = "attention/overlays"
+# Tag -> uint8 (height, width, 3).
+Pictures = dict[str, np.ndarray]
+
+
+def pictures_of(
+  trainer: Trainer, task: Task, predictions: SplitPredictions | None
+) -> Pictures:
+  """Draw where a task looks, and what it takes for what.
+
+  What cannot be drawn is left out, with a warning: a run does not end by it.
+
+  Args:
+    trainer: of the run.
+    task: that it has trained.
+    predictions: of its test split, if any.
+  """
+  pictures: Pictures = {}
+  for draw in (
+    lambda: attention_figures(trainer, task),
+    lambda: confusion_figures(task, predictions),
+  ):
+    try:
+      pictures |= {tag: rasterize.rasterize(f) for tag, f in draw().items()}
+    except Exception as error:  # of a broken image, of a lack of memory
+      logger.warning(
+        "pictures are left out (%s: %s)", type(error).__name__,
+        first_line(error),
+      )  # fmt: skip
+  return pictures
+
+
+def attention_figures(trainer: Trainer, task: Task) -> dict[str, Figure]:
+  """Draw where a task looks, on some images that it was not trained on.
+
+  There is nothing to draw of a regime whose tasks do not compose, and of
+  embeddings, which are no images; several processes leave it out.
+  """
+  reader = trainer.test or trainer.validation
+  if (
+    reader is None
+    or reader.source.embedded
+    or not REGIMES[task.spec.regime].composes
+  ):
+    return {}
+  if jax.process_count() > 1:
+    logger.info("no pictures of attention: there are several processes")
+    return {}
+  images = _some_images(trainer, reader)
+  mesh = trainer.context.mesh
+  tasks = [
+    dataclasses.replace(each, params=sharding.put(each.params, mesh))
+    for each in (*trainer.parents, task)
+  ]
+  # As many rows as the devices can share; the last image fills up.
+  more = -len(images) % mesh.size
+  rows = np.concatenate([images, images[-1:].repeat(more, axis=0)])
+  found = token_attention.token_attention(
+    trainer.backbone, tasks, sharding.shard_batch(rows, mesh)
+  )
+  attention = found[task.name].of_images(slice(len(images)))
+  return {
+    OVERLAYS: plots.attention_overlays(images, attention),
+    "attention/shares": plots.memory_shares_figure(attention),
+  }
+
+
+def confusion_figures(
+  task: Task, predictions: SplitPredictions | None
+) -> dict[str, Figure]:
+  """Draw which classes of the test split a task takes for which."""
+  if predictions is None:
+    return {}
+  names = task.spec.class_names or [*map(str, range(task.spec.num_classes))]
+  matrix = confusion.confusion_matrix(predictions)
+  return {"test/confusions": plots.confusion_matrix_figure(matrix, names)}
+
+
+def _some_images(trainer: Trainer, reader: Reader) -> np.ndarray:
+  """Images from all over a split, float32 (b, side, side, 3) in [-1, 1].
+
+  Files lie class by class: the first ones would be of one class.
+  """
+  readable = [i for i in range(reader.size) if i not in reader.unreadable]
+  count = min(trainer.config.log_images, len(readable))
+  places = np.linspace(0, len(readable) - 1, count).round().astype(int)
+  return eval_images(
+    reader, trainer.preprocessing, [readable[i] for i in places]
+  )

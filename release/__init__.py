@@ -1,0 +1,1 @@
+"""Build a release, and try it where a user would: see `make release`."""

@@ -1,0 +1,138 @@
+"""The wheel and the source distribution: built, and looked into."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from release import readme
+from release.errors import ReleaseError
+
+# What a wheel must have, below the package or its metadata; and what neither
+# archive may have.
+_IN_WHEEL = (
+  "memory_vit/__init__.py", "memory_vit/py.typed",
+  "memory_vit/serving/page/index.html", "memory_vit/serving/page/page.js",
+  "memory_vit/serving/page/page.css", "memory_vit/reports/report.css",
+  "memory_vit/configs/quickstart.py",
+)  # fmt: skip
+_IN_METADATA = ("METADATA", "licenses/LICENSE", "entry_points.txt")
+_IN_SOURCE = (
+  "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff",
+)  # fmt: skip
+# What is packed of the checkout.
+_PACKED = ("memory_vit", "configs", "MANIFEST.in", *_IN_SOURCE)
+_FOREIGN = re.compile(
+  r"(^|/)(tests|docs|benchmarks|colab|release|runs|\.venv[^/]*)/"
+  r"|\.(npz|png|jpe?g|ipynb|pyc|safetensors|parquet)$"
+)
+# A release has code alone: it grows beyond this by accident only.
+_MOST_BYTES = 2 * 2**20
+
+
+def require_clean(root: Path) -> None:
+  """Raise `ReleaseError` where a checkout holds what is not committed."""
+  changed = _git(root, "status", "--porcelain").splitlines()
+  if changed:
+    raise ReleaseError(
+      f"the checkout is not clean ({len(changed)} files, such as "
+      f"{changed[0][3:]}): commit first, or give --allow_dirty."
+    )
+
+
+def build(root: Path, scratch: Path, version: str, repository: str) -> Path:
+  """Build a source distribution, and a wheel from it.
+
+  Args:
+    root: of the checkout; of the files that git knows those of the package
+      are taken, as they are.
+    scratch: an empty directory to work in.
+    version: of the release.
+    repository: see `readme.for_index`.
+
+  Returns:
+    The directory of both.
+  """
+  source, built = scratch / "source", scratch / "dist"
+  for name in _git(root, "ls-files", "-z", *_PACKED).split("\0"):
+    path = root / name
+    if name and path.is_file():  # not the link to configs/
+      copy = source / name
+      copy.parent.mkdir(parents=True, exist_ok=True)
+      shutil.copyfile(path, copy)
+  # A link in the checkout; an archive holds the files.
+  shutil.move(source / "configs", source / "memory_vit" / "configs")
+  page = source / "README.md"
+  page.write_text(
+    readme.for_index(page.read_text(encoding="utf-8"), version, repository),
+    encoding="utf-8",
+  )
+  _run(sys.executable, "-m", "build", "--outdir", str(built), str(source))
+  return built
+
+
+def check(root: Path, built: Path, version: str) -> list[Path]:
+  """Check both archives and the citation file; return the archives.
+
+  Raises:
+    ReleaseError: for metadata that an index would refuse, a file that is
+      missing, or one that does not belong there.
+  """
+  wheel = built / f"memory_vit-{version}-py3-none-any.whl"
+  source = built / f"memory_vit-{version}.tar.gz"
+  found = sorted(path.name for path in built.iterdir())
+  if found != sorted([wheel.name, source.name]):
+    raise ReleaseError(
+      f"{found} was built, expected {wheel.name} and {source.name}."
+    )
+  twine = [sys.executable, "-m", "twine"]
+  _run(*twine, "check", "--strict", str(wheel), str(source))
+  # It is no module that runs.
+  cffconvert = Path(sys.executable).parent / "cffconvert"
+  _run(str(cffconvert), "--validate", "-i", str(root / "CITATION.cff"))
+  metadata = f"memory_vit-{version}.dist-info/"
+  with zipfile.ZipFile(wheel) as archive:
+    _require(wheel, archive.namelist(), (
+      *_IN_WHEEL, *(metadata + name for name in _IN_METADATA)
+    ))  # fmt: skip
+  top = f"memory_vit-{version}/"
+  with tarfile.open(source) as archive:
+    names = [member.name for member in archive.getmembers() if member.isfile()]
+    _require(source, names, [top + n for n in (*_IN_SOURCE, *_IN_WHEEL)])
+  return [wheel, source]
+
+
+def _require(
+  archive: Path, names: Sequence[str], needed: Sequence[str]
+) -> None:
+  """Refuse an archive with too little or too much in it."""
+  missing = [name for name in needed if name not in names]
+  foreign = [name for name in names if _FOREIGN.search(name)]
+  size = archive.stat().st_size
+  if missing or foreign or size > _MOST_BYTES:
+    raise ReleaseError(
+      f"{archive.name}, of {size:,} bytes (at most {_MOST_BYTES:,}): missing "
+      f"are {missing}, and not to be there are {foreign}."
+    )
+
+
+def _git(root: Path, *arguments: str) -> str:
+  return subprocess.run(
+    ["git", "-C", str(root), *arguments],
+    check=True, capture_output=True, text=True,
+  ).stdout  # fmt: skip
+
+
+def _run(*command: str) -> None:
+  """Run a tool of this environment; say what it said where it fails."""
+  done = subprocess.run(
+    command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+  )
+  if done.returncode:
+    raise ReleaseError(
+      f"{' '.join(command)} failed:\n{done.stdout.strip()[-3000:]}"
+    )

@@ -1,0 +1,70 @@
+"""`memory-vit COMMAND` is `python -m memory_vit.COMMAND`."""
+
+import importlib.metadata
+import sys
+
+import pytest
+from conftest import ROOT
+
+import memory_vit as mv
+from memory_vit.__main__ import COMMANDS, main
+
+
+@pytest.fixture(autouse=True)
+def own_argv(monkeypatch):
+  monkeypatch.setattr(sys, "argv", ["memory-vit"])
+  for module in COMMANDS.values():  # as in a process that has just begun
+    monkeypatch.delitem(sys.modules, f"memory_vit.{module}", raising=False)
+
+
+def test_it_has_every_command():
+  files = (ROOT / "memory_vit").glob("[!_]*.py")
+  runs = 'if __name__ == "__main__":'
+  modules = {f.stem for f in files if runs in f.read_text(encoding="utf-8")}
+  assert modules == set(COMMANDS.values())
+  assert all(m in (name, "main") for name, m in COMMANDS.items())
+
+
+@pytest.mark.parametrize("argv", [[], ["-h"], ["--help"]])
+def test_its_help_lists_them(argv, capsys):
+  assert main(argv) == 0
+  said = capsys.readouterr().out
+  for name in COMMANDS:
+    assert f"\n  {name} " in said
+  assert "Trains (or resumes), evaluates and exports a task." in said
+
+
+def test_its_version(capsys):
+  assert main(["--version"]) == 0
+  assert capsys.readouterr().out == f"{mv.__version__}\n"
+
+
+def test_a_command_that_there_is_not(capsys):
+  assert main(["pretict", "a.png"]) == 2
+  found = capsys.readouterr()
+  assert found.out == ""
+  assert found.err.count("\n") == 1
+  assert "'pretict', expected one of: check_data, train," in found.err
+
+
+@pytest.mark.parametrize(
+  ("argv", "status", "said"),
+  [
+    (["inspect", "--help"], 0, "usage: python -m memory_vit.inspect"),
+    (["predict"], 2, "--backbone, --task"),
+    (["train", "--help"], 0, "python -m memory_vit.main --config="),
+  ],
+)
+def test_a_command_runs(argv, status, said, capsys):
+  with pytest.raises(SystemExit) as end:
+    main(argv)
+  assert (end.value.code or 0) == status
+  found = capsys.readouterr()
+  assert said in (found.err if status else found.out)
+
+
+def test_it_is_installed():
+  (script,) = importlib.metadata.entry_points(
+    group="console_scripts", name="memory-vit"
+  )
+  assert script.load() is main

@@ -1,0 +1,121 @@
+"""Every block in the docs is executed, or says why not."""
+
+import dataclasses
+import importlib
+import re
+
+import pytest
+from conftest import ROOT
+from doc_blocks import (
+  CONFIGS,
+  KINDS,
+  PAGES,
+  all_blocks,
+  blocks_of,
+)
+from doc_substitutes import (
+  CONTINUES,
+  EXTRA_FLAGS,
+  GIVEN,
+  LEFT_OUT,
+  LEFT_OUT_PACKAGE,
+  LEFT_OUT_PYTHON,
+  PARSED_ONLY,
+  RESULTS,
+  SUBSTITUTES,
+  substituted,
+)
+
+EXECUTED = [b for b in all_blocks() if b.kind in ("shell", "python")]
+IN_CONFIGS = [b for page in CONFIGS for b in blocks_of(page)]
+SHELL = [b for b in (*EXECUTED, *IN_CONFIGS) if b.kind == "shell"]
+
+
+def test_every_block_is_of_a_kind():
+  """Nothing is left out because nobody knows what it is."""
+  known = ", ".join(sorted(KINDS))
+  for block in all_blocks():
+    assert block.kind, f"{block.name}: expected a language of {known}"
+
+
+def test_the_blocks_are_found():
+  """As many as there were when they were counted."""
+  commands = [c for b in SHELL for c in b.package_commands()]
+  python = [b for b in EXECUTED if b.kind == "python"]
+  found = {"shell": len(SHELL), "python": len(python),
+           "commands of the package": len(commands)}  # fmt: skip
+  print(found)
+  assert len(SHELL) >= 45
+  assert len(python) >= 14
+  assert len(commands) >= 50
+  assert {module for module, _ in commands} >= {
+    "main", "paper", "vtab", "evaluate", "predict", "inspect", "check_data",
+    "convert", "export", "embed", "serve", "attention",
+  }  # fmt: skip
+  assert all(blocks_of(page) for page in CONFIGS)
+
+
+def test_what_is_left_out_is_still_there():
+  """An exception goes when its command does."""
+  text = "\n".join(block.text for block in SHELL)
+  for pattern in LEFT_OUT:
+    found = re.escape(pattern).replace(r"\*", ".*")
+    assert re.search(rf"^{found}( *#| *$)", text, re.M), pattern
+  commands = text.replace("\\\n", " ")
+  for pattern in (*LEFT_OUT_PACKAGE, *EXTRA_FLAGS):
+    # Here nobody is `python` yet, which asks without its own name.
+    assert re.search(pattern.replace("^", ""), commands), pattern
+  firsts = {(b.page.name, b.text.partition("\n")[0]) for b in EXECUTED}
+  assert firsts >= LEFT_OUT_PYTHON.keys()
+  assert {page.name for page in CONFIGS} >= PARSED_ONLY.keys()
+
+
+def test_what_is_left_out_elsewhere_is_executed_there():
+  reasons = {**LEFT_OUT, **LEFT_OUT_PACKAGE, **LEFT_OUT_PYTHON, **PARSED_ONLY}
+  named = re.findall(
+    r"\b(?:docs|tests)/[\w/.]+\.\w+", "\n".join(reasons.values())
+  )
+  assert len(named) >= 5
+  for name in named:
+    assert (ROOT / name).is_file(), name
+
+
+def test_make_has_the_targets_that_are_named():
+  targets = {
+    name
+    for block in SHELL
+    for name in re.findall(r"^make (\w+)", block.text, re.M)
+  }
+  assert targets >= {"quickstart", "test"}
+  made = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M)
+  assert targets <= set(made)
+
+
+@pytest.mark.parametrize("entry", SUBSTITUTES, ids=lambda e: e.pattern)
+def test_what_is_substituted_is_still_there(entry):
+  assert any(
+    re.search(entry.pattern, block.text, re.M)
+    for block in (*EXECUTED, *IN_CONFIGS)
+    if entry.page in ("", block.page.name)
+  )
+
+
+def test_pages_with_something_of_their_own_are_there():
+  names = {page.name for page in PAGES}
+  others = {entry.page for entry in SUBSTITUTES} - {""}
+  assert names >= {*CONTINUES, *CONTINUES.values(), *GIVEN, *RESULTS, *others}
+
+
+@pytest.mark.parametrize("block", SHELL, ids=lambda block: block.name)
+def test_commands_of_the_package_can_be_parsed(block, monkeypatch):
+  """Also where they stand within others, which are not run."""
+  monkeypatch.chdir(ROOT)
+  # As it stands but for its placeholders.
+  for module, argv in dataclasses.replace(
+    block, text=substituted(block)
+  ).package_commands():
+    command = importlib.import_module(f"memory_vit.{module}")
+    if hasattr(command, "parse"):
+      assert command.parse([module, *argv])
+    else:
+      assert command._parser().parse_intermixed_args(argv)

@@ -1,0 +1,52 @@
+"""What executes the docs: a command that fails is seen."""
+
+import pytest
+from doc_shell import Shell, made_small
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def shell(tmp_path):
+  made = Shell(tmp_path)
+  yield made
+  made.close()
+
+
+@pytest.mark.parametrize(
+  ("text", "said"),
+  [
+    ("false\ntrue", "status 1"),
+    ("false | cat", "status 1"),
+    ("nonesuch --help", "not found"),
+    ("echo $UNSET_NAME", "unbound variable"),
+    ("python -m memory_vit.inspect absent.npz", "status 2"),
+    ("python -m memory_vit.inspect --nope", "the command line: "),
+    ("curl http://127.0.0.1:9/", "status 7"),
+    ("python -c 'raise SystemExit(3)'", "status 3"),
+  ],
+)
+def test_what_fails_is_seen(shell, text, said):
+  with pytest.raises(AssertionError, match=said):
+    shell.run(text)
+
+
+def test_commands_run_as_they_would(shell, tmp_path):
+  """With variables, pipes, another directory, and the process that asks."""
+  (tmp_path / "inner").mkdir()
+  printed = shell.run(
+    "cd inner\n"
+    "A=3 python -c 'import os; print(os.environ[\"A\"], os.getcwd())'\n"
+    "python -m memory_vit.inspect --help | grep -c usage\n"
+    "docker build .  # there is none, and it is left out\n"
+  )
+  assert printed.splitlines() == [f"3 {tmp_path / 'inner'}", "1"]
+  assert shell.ran == ["inspect"]
+
+
+def test_a_flag_takes_the_place_of_its_own():
+  command = ["-m", "memory_vit.main", "--config.total_steps=500", "--workdir=a"]
+  small = made_small(command)
+  assert "--config.total_steps=500" not in small
+  assert "--config.total_steps=2" in small
+  assert small[:3] == ["-m", "memory_vit.main", "--workdir=a"]

@@ -1,0 +1,59 @@
+"""Fewer passes of the compiler, where that changes nothing but the time."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import memory_vit as mv
+from memory_vit.runtime import compiling
+
+
+def draws(key):
+  """As a backbone draws its weights."""
+  keys = jax.random.split(key, 3)
+  init = jax.nn.initializers.lecun_normal()
+  return [init(k, (16, 24)) for k in keys]
+
+
+def test_who_has_set_flags_has_chosen(monkeypatch):
+  monkeypatch.setenv("XLA_FLAGS", "")
+  assert compiling.options(0) is None
+
+
+def test_accelerators_are_left_alone(monkeypatch):
+  monkeypatch.delenv("XLA_FLAGS", raising=False)
+  monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+  assert compiling.options(1) is None
+
+
+@pytest.mark.slow  # compiles a model twice, once with all passes
+def test_a_backbone_that_is_drawn_has_the_same_bits(monkeypatch):
+  """Else its fingerprint, by which tasks know it, would be another one."""
+  monkeypatch.delenv("XLA_FLAGS", raising=False)
+  ours, key = compiling.options(1), jax.random.key(7)
+
+  def drawn(options):
+    monkeypatch.setattr(compiling, "options", lambda level: options)
+    return mv.random_backbone("Micro/2", image_size=8, num_classes=5, key=key)
+
+  quick, usual = drawn(ours), drawn(dict.fromkeys(ours, 3))
+  for one, other in zip(
+    jax.tree.leaves(quick.params), jax.tree.leaves(usual.params), strict=True
+  ):
+    assert one.dtype == other.dtype
+    assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+  assert quick.fingerprint == usual.fingerprint
+
+
+def test_jax_takes_them(monkeypatch):
+  """What is drawn, and how much memory a program takes."""
+  monkeypatch.delenv("XLA_FLAGS", raising=False)
+  key, x = jax.random.key(0), jnp.ones((64, 64))
+  quick = jax.jit(draws, compiler_options=compiling.options(1))(key)
+  for one, other in zip(quick, jax.jit(draws)(key), strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-5)
+  lowered = jax.jit(lambda x: jax.nn.softmax(jnp.sin(x @ x) @ x)).lower(x)
+  usual = lowered.compile().memory_analysis()
+  found = lowered.compile(compiling.options(0)).memory_analysis()
+  assert found.temp_size_in_bytes == usual.temp_size_in_bytes > 0

@@ -1,0 +1,172 @@
+"""Bars on a terminal, lines in a log."""
+
+import io
+import logging
+import sys
+import types
+
+import pytest
+from terminals import screen
+
+from memory_vit.runtime import progress_bar
+from memory_vit.runtime.progress_bar import ProgressBar
+
+
+class Terminal(io.StringIO):
+  """Standard error, as a terminal that remembers all it was sent."""
+
+  encoding = "utf-8"
+
+  def isatty(self):
+    return True
+
+  @property
+  def screen(self):
+    """The lines that are to be seen."""
+    return screen(self.getvalue())
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+  """Stderr is a terminal."""
+  monkeypatch.setenv("TERM", "xterm")
+  terminal = Terminal()
+  stands_for = types.SimpleNamespace(stderr=terminal, modules=sys.modules)
+  monkeypatch.setattr(progress_bar, "sys", stands_for)
+  return terminal
+
+
+@pytest.fixture
+def clock(monkeypatch):
+  """Seconds that pass when the test says so."""
+  clock = types.SimpleNamespace(perf_counter=lambda: clock.now, now=0.0)
+  monkeypatch.setattr(progress_bar, "time", clock)
+  return clock
+
+
+def test_a_bar_counts_and_is_gone_at_the_end(terminal):
+  with ProgressBar("pets", 40, delay=0) as bar:
+    bar.update(10)
+    bar._bar.refresh()
+    assert "pets:  25%" in terminal.screen[-1]
+    assert "10/40" in terminal.screen[-1]
+  assert terminal.screen == [""]
+
+
+def test_a_bar_may_stay(terminal):
+  with ProgressBar("pets", 40, delay=0, stays=True) as bar:
+    bar.update(40)
+  assert "pets: 100%" in terminal.screen[0]
+  assert terminal.screen[1:] == [""]
+
+
+def test_what_is_over_soon_shows_nothing(terminal, clock):
+  with ProgressBar("pets", 4) as bar:
+    bar.update(2)
+    clock.now = 0.9
+    bar.update(2)
+  assert terminal.getvalue() == ""
+
+
+def test_what_takes_longer_shows_what_was_done_before(terminal, clock):
+  with ProgressBar("pets", 4) as bar:
+    bar.update(2)
+    clock.now = 1.5
+    bar.update(1)
+    assert "3/4" in terminal.screen[-1]
+
+
+def test_an_error_leaves_the_terminal_clean(terminal):
+  def interrupted():
+    with ProgressBar("pets", 4, delay=0) as bar:
+      bar.update()
+      raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    interrupted()
+  assert "pets:" in terminal.getvalue()
+  assert terminal.screen == [""]
+
+
+def test_log_lines_stand_above_bars(terminal):
+  logger = logging.getLogger("test_progress_bar")
+  logger.propagate = False
+  handler = progress_bar.LogHandler(terminal)
+  logger.addHandler(handler)
+  try:
+    with (
+      ProgressBar("outer", 3, delay=0),
+      ProgressBar("inner", 40, delay=0) as bar,
+    ):
+      bar.update(10)
+      logger.warning("a line")
+      bar.update(10)
+      logger.warning("another line")
+      seen = terminal.screen
+  finally:
+    logger.removeHandler(handler)
+  assert seen[:2] == ["a line", "another line"]
+  assert seen[2].startswith("outer:")
+  assert seen[3].startswith("inner:")
+  assert terminal.screen == ["a line", "another line", "", ""]
+
+
+@pytest.mark.parametrize("term", ["dumb", "xterm"])
+def test_no_bar_where_lines_cannot_change(term, monkeypatch, terminal, clock):
+  """A dumb terminal, and a file."""
+  monkeypatch.setenv("TERM", term)
+  if term == "xterm":
+    monkeypatch.setattr(terminal, "isatty", lambda: False)
+  said = []
+  with ProgressBar("pets", 4_000, say=said.append, delay=0) as bar:
+    for clock.now in (10.0, 29.0, 31.0, 40.0, 62.0):
+      bar.update(500)
+  assert said == [
+    "pets: 1,500/4,000 images, 48 images/s, ETA 0:52",
+    "pets: 2,500/4,000 images, 40 images/s, ETA 0:37",
+  ]
+  assert terminal.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+  "stderr", [None, types.SimpleNamespace(write=len)], ids=["none", "a writer"]
+)
+def test_no_bar_where_stderr_is_no_file(stderr, monkeypatch, clock):
+  """A process without a console, and an application with an own writer."""
+  stands_for = types.SimpleNamespace(stderr=stderr, modules=sys.modules)
+  monkeypatch.setattr(progress_bar, "sys", stands_for)
+  said = []
+  with ProgressBar("pets", 4, say=said.append, delay=0) as bar:
+    clock.now = 31.0
+    bar.update(2)
+  assert len(said) == 1
+
+
+def test_speed_is_of_what_was_done_now(monkeypatch, clock):
+  """Not of what a run before had done."""
+  bar = ProgressBar("pets", 4_000, done=3_000)
+  clock.now = 10.0
+  bar.update(100)
+  assert bar.line == "pets: 3,100/4,000 images, 10 images/s, ETA 1:30"
+
+
+def test_bytes_are_shown_as_mebibytes(clock):
+  bar = ProgressBar("weights", 300 * 2**20, "B")
+  clock.now = 10.0
+  bar.update(30 * 2**20)
+  assert bar.line == "weights: 30/300 MiB, 3 MiB/s, ETA 1:30"
+
+
+def test_a_foreign_name_sends_nothing_to_the_terminal(terminal):
+  with ProgressBar("pets\x1b[2J\n", 4, delay=0) as bar:
+    bar.update(2)
+    bar._bar.refresh()
+  assert "\x1b[2J" not in terminal.getvalue()
+
+
+def test_other_processes_show_no_bar(terminal, monkeypatch):
+  monkeypatch.setattr("jax.distributed.is_initialized", lambda: True)
+  monkeypatch.setattr("jax.process_index", lambda: 1)
+  with ProgressBar("pets", 4, delay=0) as bar:
+    bar.update(2)
+  assert terminal.getvalue() == ""

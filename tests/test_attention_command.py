@@ -1,0 +1,249 @@
+"""The command: pictures and numbers of a tiny model, into a directory."""
+
+import dataclasses
+import json
+
+import fake_data
+import numpy as np
+import pytest
+from conftest import random_task, tiny_backbone
+from PIL import Image
+
+import memory_vit as mv
+from configs import quickstart
+from memory_vit import attention
+from memory_vit import config as config_lib
+from memory_vit.data import datasets
+from memory_vit.data.split_ref import SplitRef
+from memory_vit.evaluation import cell_removal
+from memory_vit.prediction.attention_shares import attention_shares
+
+CENTRAL = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+  """Two tasks, of which one reads the other; one without memory; images."""
+  root = tmp_path_factory.mktemp("attention")
+  backbone = tiny_backbone(depth=1)
+  mv.save_backbone(backbone, root / "tiny.npz")
+  low = task_of(backbone, "low", seed=1)
+  child = task_of(backbone, "child", seed=2, attends_to=[low], cells=3)
+  bare = task_of(backbone, "bare", seed=3, cells=0, regime="cls_masked")
+  mv.save_tasks([low, child, bare], root / "tasks")
+  (root / "images").mkdir()
+  for i in range(3):
+    image = Image.fromarray(fake_data.noise(i))
+    image.save(root / "images" / f"{i}.png")
+  return root, backbone, [low, child, bare]
+
+
+def task_of(backbone, name, **options):
+  values = quickstart.get_config()
+  values.data.name = "digits:0-4"
+  made = config_lib.to_dict(config_lib.from_dict(values.to_dict()))
+  source = datasets.open_source("digits:0-4", "test")
+  task = random_task(
+    backbone, name, classes=5, class_names=source.class_names,
+    evaluation=CENTRAL, **options,
+  )  # fmt: skip
+  return dataclasses.replace(task, provenance={"config": made, "metrics": {}})
+
+
+def run(root, out, *arguments, tasks=("low", "child")):
+  given = [f"--task={root}/tasks/{name}" for name in tasks]
+  return attention.main(
+    [f"--backbone={root}/tiny.npz", "--batch_size=2", f"--out={out}", *given]
+    + [str(argument) for argument in arguments]
+  )
+
+
+def read(out):
+  """The numbers; no NaN is in them, and every file is there."""
+  text = (out / "attention.json").read_text()
+  values = json.loads(text, parse_constant=pytest.fail)
+  there = {p.relative_to(out).as_posix() for p in out.rglob("*.png")}
+  assert there == set(values["files"])
+  for name in there:
+    with Image.open(out / name) as image:
+      assert np.asarray(image.convert("L")).std() > 0
+  return values
+
+
+def test_images_of_two_tasks(model, tmp_path, capsys):
+  root, backbone, tasks = model
+  out = tmp_path / "out"
+  assert run(root, out, "--max_images=1", root / "images") == 0
+  values = read(out)
+  assert values["schema_version"] == 1
+  assert values["backbone"]["fingerprint"] == backbone.fingerprint
+  assert sorted(values["files"]) == [
+    "differences/0001.low.child.png", "overlays/0001.child.png",
+    "overlays/0001.low.png", "shares/child.png", "shares/low.png",
+  ]  # fmt: skip
+  # The shares are those of all three images, in batches of two.
+  paths = [root / "images" / f"{i}.png" for i in range(3)]
+  images = mv.preprocess(paths, tasks[0])
+  seen = mv.token_attention(backbone, tasks[:2], images)
+  for entry in values["tasks"]:
+    shares = attention_shares(seen[entry["name"]])
+    found = entry["attention"]
+    assert found["images"] == 3
+    np.testing.assert_allclose(found["memory"], shares.memory, atol=1e-6)
+    np.testing.assert_allclose(found["patches"], shares.patches, atol=1e-6)
+    assert entry["removal"] is None
+  assert list(values["tasks"][1]["attention"]["parent_memory"]) == ["low"]
+  (image,) = values["images"]
+  assert image["image"] == str(paths[0])
+  logits = mv.forward(backbone, tasks[:2], images)["low"][0]
+  answer = image["answers"]["low"]
+  assert answer["index"] == logits.argmax()
+  assert answer["class"] == tasks[0].spec.class_names[answer["index"]]
+  shown = capsys.readouterr().out
+  assert f"{100 * np.mean(found['patches']):.1f} %" in shown
+  assert "attention.json, 5 figures" in shown
+
+
+def test_data_without_images(model, tmp_path, capsys):
+  """Cells are removed, and what has none is left out with a word."""
+  root, backbone, tasks = model
+  out, names = tmp_path / "out", ("low", "child", "bare")
+  assert run(
+    root, out, "--data=digits:0-4", "--batch_size=128", tasks=names
+  ) == 0  # fmt: skip
+  values = read(out)
+  source = datasets.open_reader(SplitRef("digits:0-4", "", "test"))
+  expected = cell_removal.remove_cells(
+    backbone, tasks, source, ["low", "child"], batch_size=128
+  )
+  entries = {entry["name"]: entry for entry in values["tasks"]}
+  for name, removal in expected.items():
+    found = entries[name]["removal"]
+    assert found["data"] == "digits:0-4"
+    assert found["examples"] == source.size
+    assert found["top1"] == removal.top1
+    assert found["cells"]["lost"] == removal.cells.lost.tolist()
+    assert found["layers"]["gained"] == removal.layers.gained.tolist()
+    assert found["memory"]["difference"] == removal.memory.difference
+    without = removal.top1 + removal.memory.difference
+    assert found["memory"]["top1"] == pytest.approx(without)
+  assert entries["bare"]["removal"] is None
+  assert values["left_out"] == [
+    {
+      "task": "bare", "picture": "removal",
+      "reason": "has no memory cells that could be removed",
+    }
+  ]  # fmt: skip
+  assert values["files"] == ["removal/child.png", "removal/low.png"]
+  assert "left out: bare has no memory cells" in capsys.readouterr().out
+
+
+def test_a_directory_of_others_is_left_as_it_is(model, tmp_path, capsys):
+  root, _, _ = model
+  mine = tmp_path / "mine"
+  mine.mkdir()
+  (mine / "notes.txt").write_text("dear")
+  assert run(root, mine, root / "images") == 2
+  assert "holds something else ('notes.txt')" in capsys.readouterr().err
+  assert [p.name for p in mine.iterdir()] == ["notes.txt"]
+  # A list of files is believed only for what it names.
+  (mine / "attention.json").write_text('{"schema_version": 1, "files": []}')
+  assert run(root, mine, root / "images") == 2
+  assert (mine / "notes.txt").read_text() == "dear"
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    ([], "nothing to look at: give an IMAGE"),
+    (["--data=digits:0-4", "--batch_size=3"], "a multiple of the 8 devices"),
+    (["--data=other=digits", "x.png"], "there is no task 'other'"),
+    (["--data=backbone=digits", "x.png"], "there is no task 'backbone'"),
+    (["--max_images=1001", "x.png"], "expected int"),
+  ],
+)
+def test_command_lines_that_cannot_be_used(
+  model, tmp_path, capsys, arguments, message
+):
+  root, _, _ = model
+  assert run(root, tmp_path / "out", *arguments) == 2
+  assert message in capsys.readouterr().err
+  assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_what_cannot_be_read_is_named(model, tmp_path, capsys):
+  root, _, _ = model
+  (tmp_path / "bad.png").write_bytes(b"no image")
+  out = tmp_path / "out"
+  assert run(
+    root, out, tmp_path / "bad.png", root / "images" / "0.png", tasks=["low"]
+  ) == 1  # fmt: skip
+  assert "bad.png" in capsys.readouterr().err
+  values = read(out)
+  (skipped,) = values["skipped"]
+  assert skipped["image"] == str(tmp_path / "bad.png")
+  assert [image["image"] for image in values["images"]] == [
+    str(root / "images" / "0.png")
+  ]
+
+
+def test_an_earlier_report_stays_where_there_is_nothing_to_show(
+  model, tmp_path, capsys
+):
+  root, _, _ = model
+  out, bad = tmp_path / "out", tmp_path / "bad.png"
+  (out / "shares").mkdir(parents=True)
+  (out / "shares" / "a.png").write_bytes(b"old")
+  text = '{"schema_version": 1, "files": ["shares/a.png"]}'
+  (out / "attention.json").write_text(text)
+  bad.write_bytes(b"no image")
+  assert run(root, out, bad, tasks=["low"]) == 2
+  said = capsys.readouterr().err
+  assert "bad.png" in said
+  assert "no image could be read" in said
+  assert run(root, out, "--data=digits:0-4", "--batch_size=8",
+             tasks=["bare"]) == 2  # fmt: skip
+  assert "no task has memory cells" in capsys.readouterr().err
+  assert (out / "shares" / "a.png").read_bytes() == b"old"
+  assert (out / "attention.json").read_text() == text
+
+
+def test_too_many_figures_are_refused(model, tmp_path, capsys, monkeypatch):
+  root, _, _ = model
+  monkeypatch.setattr(attention, "_MOST_FIGURES", 8)
+  monkeypatch.setattr(attention, "model_loading", None)  # it is said before
+  out = tmp_path / "out"
+  assert run(root, out, "--max_images=3", root / "images") == 2
+  # Of three images those of two tasks and their pair, and two of shares.
+  assert "would be 11 figures, expected at most 8" in capsys.readouterr().err
+  data = "--data=digits:0-4", "--batch_size=8"
+  assert run(root, out, "--max_images=2", root / "images", *data) == 2
+  assert "and 2 removals would be 10 figures" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_tasks_without_a_token_are_left_out(model, tmp_path, capsys):
+  root, backbone, _ = model
+  head = random_task(
+    backbone, "head", regime="head", cells=0, evaluation=CENTRAL
+  )
+  mv.save_task(head, tmp_path / "head")
+  arguments = [
+    f"--backbone={root}/tiny.npz", f"--task={tmp_path}/head",
+    f"--out={tmp_path}/out", str(root / "images" / "0.png"),
+  ]  # fmt: skip
+  assert attention.main(arguments) == 2
+  shown = capsys.readouterr().err
+  assert "head was learned by 'head', which has no token of its own" in shown
+  assert attention.main([*arguments, f"--task={root}/tasks/low"]) == 0
+  assert "left out: head was learned by 'head'" in capsys.readouterr().out
+  values = read(tmp_path / "out")
+  assert [task["name"] for task in values["tasks"]] == ["low"]
+  assert [gap["task"] for gap in values["left_out"]] == ["head"]
+
+
+def test_an_extended_task_needs_its_parent(model, tmp_path, capsys):
+  root, _, _ = model
+  assert run(root, tmp_path / "out", root / "images", tasks=["child"]) == 2
+  assert "task 'child' attends to 'low'" in capsys.readouterr().err

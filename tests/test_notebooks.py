@@ -1,0 +1,488 @@
+"""The notebooks: stored clean, installing only what is missing, and running."""
+
+import ast
+import importlib.util
+import json
+import re
+from importlib import metadata
+from types import SimpleNamespace
+
+import jax
+import nbformat
+import numpy as np
+import published_models
+import pytest
+import quick
+from conftest import ROOT
+from IPython.core.inputtransformer2 import TransformerManager
+from nbclient import NotebookClient
+from PIL import Image
+
+import memory_vit as mv
+
+COLAB = ROOT / "colab"
+NOTEBOOKS = sorted(COLAB.glob("*.ipynb"))
+# What is longer belongs into the package.
+LONGEST_HELPER = 10
+
+each_notebook = pytest.mark.parametrize(
+  "path", NOTEBOOKS, ids=lambda path: path.stem
+)
+
+
+def code_cells(notebook):
+  return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def tagged(notebook, tag):
+  (cell,) = [
+    cell for cell in notebook.cells if tag in cell.metadata.get("tags", [])
+  ]
+  return cell
+
+
+def python(cell):
+  """The Python code that IPython makes of a cell."""
+  return TransformerManager().transform_cell(cell.source)
+
+
+def functions(cell):
+  """The functions that a cell defines."""
+  kinds = (ast.FunctionDef, ast.Lambda)
+  return [n for n in ast.walk(ast.parse(python(cell))) if isinstance(n, kinds)]
+
+
+@pytest.fixture(scope="module")
+def shared_cells():
+  """The script in colab/, as a module."""
+  spec = importlib.util.spec_from_file_location(
+    "shared_cells", COLAB / "shared_cells.py"
+  )
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+# As they are stored.
+
+
+def test_all_are_there():
+  assert {path.stem for path in NOTEBOOKS} == {
+    "many_tasks", "memory_attention", "quickstart", "sweep", "your_backbone",
+  }  # fmt: skip
+
+
+@each_notebook
+def test_it_is_valid_and_stripped(path):
+  stored = json.loads(path.read_text(encoding="utf-8"))
+  notebook = nbformat.from_dict(stored)
+  nbformat.validate(notebook)
+  assert (stored["nbformat"], stored["nbformat_minor"]) >= (4, 5)  # cell ids
+  assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
+  assert notebook.metadata.kernelspec.name == "python3"
+  for cell in code_cells(notebook):
+    assert cell.outputs == []
+    assert cell.execution_count is None
+
+
+@each_notebook
+def test_cells_compile_and_their_functions_are_short(path):
+  for cell in code_cells(nbformat.read(path, as_version=4)):
+    compile(python(cell), cell.id, "exec")
+    for function in functions(cell):
+      lines = function.end_lineno - function.lineno + 1
+      assert lines <= LONGEST_HELPER, (cell.id, lines)
+
+
+@each_notebook
+def test_steps_are_as_configured(path):
+  """A notebook that was tried in a few steps is not stored so."""
+  parameters = {}
+  notebook = nbformat.read(path, as_version=4)
+  exec(python(tagged(notebook, "parameters")), parameters)
+  assert parameters["WORKDIR"] == f"runs/{path.stem}"
+  assert parameters.get("PRETRAIN_STEPS") is None
+  steps = parameters["TOTAL_STEPS"]
+  assert steps == (300 if path.stem == "your_backbone" else None)
+
+
+@each_notebook
+def test_badge_and_set_up_are_those_of_all(path, shared_cells):
+  source = shared_cells.read(shared_cells.SOURCE)
+  stored = shared_cells.read(path)
+  expected = shared_cells.with_shared(shared_cells.read(path), path, source)
+  assert stored == expected, "run colab/shared_cells.py"
+  (badge,) = shared_cells.cells(stored)["badge"]
+  repository = shared_cells.repository_of(stored)
+  assert f"/github/{repository}/blob/main/colab/{path.name})" in badge
+  # Only the shared cell installs anything.
+  installing = [
+    cell.id
+    for cell in code_cells(nbformat.read(path, as_version=4))
+    if re.search(r"run_line_magic\('pip'|system\(", python(cell))
+  ]
+  assert installing == ["set-up"]
+
+
+@each_notebook
+def test_what_the_text_names_is_there(path):
+  """Pages and notebooks, by name: relative links lead nowhere on Colab."""
+  notebook = nbformat.read(path, as_version=4)
+  text = "\n".join(
+    cell.source for cell in notebook.cells if cell.cell_type == "markdown"
+  )
+  named = re.findall(r"`((?:docs/)?\w+\.(?:md|ipynb))`", text)
+  for name in named:
+    folder = COLAB if name.endswith(".ipynb") else ROOT
+    assert (folder / name).is_file(), name
+  for link in re.findall(r"\]\(([^)]+)\)", text):
+    assert link.startswith("https://"), link
+
+
+def test_the_address_is_written_everywhere(shared_cells, tmp_path, monkeypatch):
+  for path in NOTEBOOKS:
+    (tmp_path / path.name).write_bytes(path.read_bytes())
+  monkeypatch.setattr(shared_cells, "DIRECTORY", tmp_path)
+  monkeypatch.setattr(shared_cells, "SOURCE", tmp_path / "quickstart.ipynb")
+
+  def changed():
+    """Lines that are not as they were."""
+    return [
+      (path.stem, new)
+      for path in NOTEBOOKS
+      for old, new in zip(
+        path.read_text(encoding="utf-8").splitlines(),
+        (tmp_path / path.name).read_text(encoding="utf-8").splitlines(),
+        strict=True,
+      )
+      if old != new
+    ]
+
+  shared_cells.main([])
+  assert changed() == []
+  shared_cells.main(["--repository=somebody/some.where"])
+  lines = changed()
+  assert len(lines) == 2 * len(NOTEBOOKS)
+  assert all("somebody/some.where" in line for _, line in lines)
+  for wrong in ("https://github.com/a/b", 'a/b"'):
+    with pytest.raises(SystemExit):
+      shared_cells.main([f"--repository={wrong}"])
+
+
+# The set-up.
+
+
+class Runtime:
+  """A machine on which pip installs nothing, but says that it has."""
+
+  def __init__(self, monkeypatch, **versions):
+    self.lines = []
+    # What pip makes of it, and what there is before.
+    self.installs = {"memory_vit": "0.1.0"}
+    self.versions = versions
+    monkeypatch.setattr(
+      metadata, "distributions", lambda name: self._found(name)
+    )
+
+  def _found(self, name):
+    version = self.versions.get(name)
+    return [SimpleNamespace(version=version)] if version else []
+
+  def run(self):
+    """Runs the cell; what pip was told."""
+    names = {"get_ipython": lambda: self}
+    self.run_line_magic = lambda name, line: self._pip(
+      f"{name} {line.format_map(names)}"
+    )
+    source = nbformat.read(COLAB / "quickstart.ipynb", as_version=4)
+    exec(python(tagged(source, "set-up")), names)
+    return self.lines
+
+  def _pip(self, line):
+    self.lines.append(line)
+    self.versions.update(self.installs)
+
+
+@pytest.fixture
+def nothing_else(monkeypatch, tmp_path):
+  """A directory without a checkout, on a machine without an accelerator."""
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr("shutil.which", lambda name: None)
+
+
+GITHUB = 'pip install -q "memory_vit[train,hf] @ git+https://github.com/OWNER/'
+
+
+def test_nothing_is_installed_where_it_is_there(monkeypatch, nothing_else):
+  assert Runtime(monkeypatch, memory_vit="0.1.0", jax="0.7.2").run() == []
+
+
+@pytest.mark.parametrize("accelerator", ["cpu", "gpu", "tpu"])
+def test_the_jax_of_the_runtime_stays(monkeypatch, nothing_else, accelerator):
+  """With its plug-in, as long as pip has not replaced it."""
+  present = {"jax": "0.7.2"} | ({"libtpu": "1"} if accelerator == "tpu" else {})
+  runtime = Runtime(monkeypatch, **present)
+  if accelerator == "gpu":
+    monkeypatch.setattr("shutil.which", lambda name: name)
+  (line,) = runtime.run()
+  assert line.startswith(GITHUB)
+
+
+@pytest.mark.parametrize("before", [{}, {"jax": "0.6.0"}])
+@pytest.mark.parametrize(
+  ("accelerator", "plug_in"), [("cpu", None), ("gpu", "cuda12"), ("tpu", "tpu")]
+)
+def test_a_new_jax_gets_its_plug_in(
+  monkeypatch, nothing_else, before, accelerator, plug_in
+):
+  present = before | ({"libtpu": "1"} if accelerator == "tpu" else {})
+  runtime = Runtime(monkeypatch, **present)
+  runtime.installs["jax"] = "0.9.1"
+  if accelerator == "gpu":
+    monkeypatch.setattr(
+      "shutil.which", lambda name: name if name == "nvidia-smi" else None
+    )
+  first, *others = runtime.run()
+  assert first.startswith(GITHUB)
+  expected = f'pip install -q "jax[{plug_in}]==0.9.1"'
+  assert others == ([expected] if plug_in else [])
+
+
+@pytest.mark.parametrize("place", ["inside", "in colab", "uploaded"])
+def test_a_checkout_is_taken_where_there_is_one(
+  monkeypatch, nothing_else, tmp_path, place
+):
+  if place == "uploaded":
+    (tmp_path / "memory_vit").symlink_to(ROOT)
+  else:
+    monkeypatch.chdir(ROOT if place == "inside" else COLAB)
+  (line,) = Runtime(monkeypatch).run()
+  wanted = f'"memory_vit[train,hf] @ {ROOT.as_uri()}"'
+  assert line.startswith(f"pip install -q {wanted} ")
+
+
+def test_pip_that_fails_is_noticed(monkeypatch, nothing_else):
+  """Its magic does not raise anything by itself."""
+  runtime = Runtime(monkeypatch)
+  runtime.installs = {}
+  with pytest.raises(RuntimeError, match=r"cannot be installed from git\+http"):
+    runtime.run()
+
+
+# Executed, in a few steps.
+
+
+class Executed:
+  """A notebook that has run.
+
+  Attributes:
+    shown: {name: value} of what was asked for at its end.
+    log: what went to the standard error.
+    figures: {cell: how many pictures are under it}.
+  """
+
+  def __init__(self, notebook):
+    outputs = [o for cell in code_cells(notebook) for o in cell.outputs]
+    self.log = "".join(o.text for o in outputs if o.get("name") == "stderr")
+    self.figures = {
+      cell.id: sum("image/png" in o.get("data", {}) for o in cell.outputs)
+      for cell in code_cells(notebook)
+      if any("image/png" in o.get("data", {}) for o in cell.outputs)
+    }
+    assert tagged(notebook, "set-up").outputs == []
+    self.shown = json.loads(notebook.cells[-1].outputs[0].text)
+
+
+@pytest.fixture
+def execute(tmp_path, monkeypatch):
+  """Runs a notebook of colab/, with other parameters, in a fresh kernel."""
+  # No start-up files of whoever runs this.
+  monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+  monkeypatch.setenv("PYTHONPATH", str(ROOT))
+  # As on Colab: the eight devices of these tests can starve on few cores.
+  monkeypatch.setenv("XLA_FLAGS", quick.XLA_FLAGS)
+
+  def run(name, show, **parameters):
+    notebook = nbformat.read(COLAB / f"{name}.ipynb", as_version=4)
+    cell = tagged(notebook, "parameters")
+    known = {}
+    exec(python(cell), known)
+    assert set(parameters) <= set(known)  # nothing is set that nothing reads
+    parameters.setdefault("WORKDIR", str(tmp_path / "run"))
+    lines = [f"{key} = {value!r}" for key, value in parameters.items()]
+    cell.source = "\n".join([cell.source, *lines])
+    values = ", ".join(f"{key!r}: {value}" for key, value in show.items())
+    last = f"import json\nprint(json.dumps({{{values}}}))"
+    notebook.cells.append(nbformat.v4.new_code_cell(last))
+    NotebookClient(
+      notebook,
+      timeout=600,
+      kernel_name="python3",
+      resources={"metadata": {"path": str(tmp_path)}},
+    ).execute()
+    return Executed(notebook)
+
+  return run
+
+
+@pytest.fixture(scope="module")
+def micro(tmp_path_factory):
+  """A frozen ViT for the digits, that has learned nothing: an .npz file."""
+  path = tmp_path_factory.mktemp("micro") / "micro.npz"
+  backbone = mv.random_backbone(
+    "Micro/2", image_size=8, num_classes=5, key=jax.random.key(0)
+  )
+  mv.save_backbone(backbone, path)
+  return str(path)
+
+
+QUICKSTART = {
+  "bits_equal": "bits_equal",
+  "same_answers": "bool(same_answers)",
+  "task_dir": "str(task_dir)",
+  "task_bytes": "task_bytes",
+  "answers": "[out['backbone'].shape, out[name].shape]",
+  "upstream": "result.backbone.outputs_bit_equal",
+}
+
+
+@pytest.mark.slow
+def test_quickstart_on_digits(execute, tmp_path):
+  done = execute("quickstart", QUICKSTART, PRETRAIN_STEPS=20, TOTAL_STEPS=20)
+  task_dir = tmp_path / "run" / "tasks" / "digits-5-9"
+  assert done.shown["task_dir"] == str(task_dir)
+  assert (task_dir / "task.json").is_file()
+  backbone_bytes = (tmp_path / "run" / "backbone.npz").stat().st_size
+  assert 0 < done.shown["task_bytes"] < backbone_bytes / 10
+  assert done.shown["bits_equal"] is True
+  assert done.shown["upstream"] is True
+  assert done.shown["same_answers"] is True
+  assert done.shown["answers"] == [[24, 5], [24, 5]]
+  assert done.figures == {"pictures": 1, "curves": 1, "predictions": 1}
+  assert "pretraining step 20/20" in done.log
+  assert "digits-5-9 step 20/20" in done.log
+
+
+@pytest.mark.slow
+def test_quickstart_on_own_pictures(execute, tmp_path, micro):
+  data, rng = tmp_path / "pets", np.random.default_rng(0)
+  for split, count in (("train", 24), ("test", 5)):
+    for kind in ("cat", "dog"):
+      (data / split / kind).mkdir(parents=True)
+      for i in range(count):
+        pixels = rng.integers(0, 256, (20, 30, 3), np.uint8)
+        Image.fromarray(pixels).save(data / split / kind / f"{i}.jpg")
+  done = execute(
+    "quickstart", QUICKSTART, DATA=str(data), BACKBONE=micro, TOTAL_STEPS=4
+  )
+  assert done.shown["task_dir"] == str(tmp_path / "run" / "tasks" / "pets")
+  assert done.shown["bits_equal"] is True
+  assert done.shown["same_answers"] is True
+  assert done.shown["answers"] == [[10, 5], [10, 2]]
+  assert done.figures == {"pictures": 1, "curves": 1, "predictions": 1}
+  assert "pets step 4/4" in done.log
+
+
+@pytest.mark.slow
+def test_many_tasks(execute, tmp_path, micro):
+  show = {
+    "original": "[same_original, same_with_four]",
+    "differences": "differences",
+    "reads": "list(four[-1].spec.attends_to)",
+    "names": "list(mixed)",
+    "seconds": "seconds",
+  }
+  done = execute(
+    "many_tasks", show, BACKBONE=micro, TOTAL_STEPS=4,
+    TIMED=("Micro/2", 8, 2, 3),
+  )  # fmt: skip
+  assert done.shown["original"] == [True, True]
+  names = ["five-six", "seven-nine", "all-ten"]
+  assert list(done.shown["differences"]) == names
+  assert max(done.shown["differences"].values()) < 1e-4
+  assert done.shown["reads"] == names[:2]
+  assert done.shown["names"] == ["backbone", *names, "extended"]
+  seconds = list(done.shown["seconds"].values())
+  assert len(seconds) == 4
+  assert min(seconds) > 0
+  assert done.figures == {"together": 1, "extension": 1, "time": 1}
+
+
+@pytest.mark.slow
+def test_sweep(execute, tmp_path):
+  """Its backbone is trained first, by itself."""
+  show = {
+    "trials": "sorted([t.learning_rate, t.cells] for t in result.tasks)",
+    "best": "[best.learning_rate, best.cells]",
+    "alone": "[alone.tasks[0].learning_rate, alone.tasks[0].cells]",
+    "accuracies": "[best.val_accuracy, alone.tasks[0].val_accuracy]",
+    "seconds": "seconds",
+    "bits": "result.backbone.outputs_bit_equal",
+  }
+  done = execute(
+    "sweep", show, PRETRAIN_STEPS=5, TOTAL_STEPS=10,
+    LEARNING_RATES=(0.1, 0.01), CELLS=(1, 3),
+  )  # fmt: skip
+  trials = [[0.01, 1], [0.01, 3], [0.1, 1], [0.1, 3]]
+  assert done.shown["trials"] == trials
+  assert done.shown["best"] in trials
+  assert done.shown["alone"] == done.shown["best"]
+  of_sweep, alone = done.shown["accuracies"]
+  assert abs(of_sweep - alone) < 0.03  # 2 of 72 examples, by rounding
+  one, _, all_alone = done.shown["seconds"].values()
+  assert all_alone == pytest.approx(4 * one)
+  assert done.shown["bits"] is True
+  assert done.figures == {"figure": 1, "curves": 1, "time": 1}
+  assert (tmp_path / "run" / "backbone.npz").is_file()
+
+
+@pytest.mark.slow
+def test_your_backbone(execute, tmp_path):
+  """A model in the files of transformers."""
+  model = published_models.write_model(tmp_path / "model")
+  show = {
+    "bits_equal": "bits_equal",
+    "difference": "difference",
+    "reported": "report.comparison['max_difference']",
+    "files": "sorted([*report.files, *card.files])",
+    "same_answers": "bool(same_answers)",
+    "source": "[backbone.evaluation.interpolation, task.spec.num_classes]",
+  }
+  done = execute(
+    "your_backbone", show, BACKBONE=str(model), IMAGES=64, TOTAL_STEPS=4
+  )
+  assert done.shown["bits_equal"] is True
+  assert done.shown["same_answers"] is True
+  assert done.shown["source"] == ["bicubic", 10]
+  assert done.shown["difference"] < 1e-4
+  (outputs,) = done.shown["reported"].values()
+  assert set(outputs) == {"backbone", "mine"}
+  assert max(outputs.values()) < 1e-4
+  assert "model.stablehlo" in done.shown["files"]
+  assert "mine.safetensors" in done.shown["files"]
+  assert done.figures == {"curves": 1, "predictions": 1}
+
+
+@pytest.mark.slow
+def test_memory_attention(execute, tmp_path, micro):
+  show = {
+    "sums": "[float(on_many.total.min()), float(on_many.total.max())]",
+    "shape": "on_many.memory.shape",
+    "tasks": "list(looks)",
+    "examples": "removal.examples",
+    "lost": "removal.cells.lost.shape",
+    "top1": "removal.top1",
+    "result": "json.loads((workdir / 'five-nine' / 'result.json')"
+    ".read_text())['tasks'][0]['test_accuracy']",
+  }
+  done = execute("memory_attention", show, BACKBONE=micro, TOTAL_STEPS=4)
+  assert done.shown["sums"] == pytest.approx([1, 1], abs=1e-5)
+  assert done.shown["shape"] == [128, 4, 5]
+  assert done.shown["tasks"] == ["five-nine", "all-ten"]
+  # The test split of the run, with all memory as the run evaluated it.
+  assert done.shown["examples"] == 177
+  assert done.shown["top1"] == pytest.approx(done.shown["result"], abs=1 / 177)
+  assert done.shown["lost"] == [4, 5]
+  assert done.figures == {
+    "overlays": 1, "shares": 1, "difference": 1, "removal": 1,
+  }  # fmt: skip

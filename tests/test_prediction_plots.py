@@ -1,0 +1,173 @@
+"""Figures of predictions and of times: what is drawn is what was given."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from memory_vit import evaluation, plots
+from memory_vit.errors import ConfigError, DataError
+from memory_vit.evaluation import timing
+
+NAMES = {"old": ("0", "1"), "new": ("1", "2", "3")}
+
+
+def random_images(count, size=8):
+  rng = np.random.default_rng(0)
+  return rng.uniform(-1, 1, (count, size, size, 3)).astype(np.float32)
+
+
+def of_class(index, classes):
+  """Logits of one image, with 90 % for a class."""
+  rest = 0.1 / (classes - 1)
+  return np.log([0.9 if i == index else rest for i in range(classes)])
+
+
+def lines_of(figure):
+  """The lines under each image."""
+  return [
+    [text.get_text() for text in axes.texts] for axes in figure.axes[1::2]
+  ]
+
+
+def test_every_task_answers_under_each_image():
+  logits = {
+    "old": np.stack([of_class(1, 2), of_class(0, 2), of_class(0, 2)]),
+    "new": np.stack([of_class(0, 3), of_class(2, 3), of_class(1, 3)]),
+    "unshown": np.zeros((3, 9)),
+  }
+  images = random_images(3)
+  figure = plots.prediction_grid(images, logits, NAMES, ["1", "2", "0"])
+  assert lines_of(figure) == [
+    ["is: 1", "✓ old: 1 90%", "✓ new: 1 90%"],  # both know it
+    ["is: 2", "old: 0 90%", "✗ new: 3 90%"],  # one cannot be right
+    ["is: 0", "✓ old: 0 90%", "new: 2 90%"],
+  ]
+  for axes, image in zip(figure.axes[::2], images, strict=True):
+    (shown,) = axes.images
+    np.testing.assert_allclose(shown.get_array(), (image + 1) / 2, atol=1e-7)
+
+
+def test_one_task_alone_is_not_named_and_truth_may_be_unknown():
+  figure = plots.prediction_grid(
+    random_images(1), {"new": of_class(2, 3)[None]}, {"new": NAMES["new"]}
+  )
+  assert lines_of(figure) == [["3 90%"]]
+
+
+@pytest.mark.parametrize("count", [1, 6, 13])
+def test_lines_and_images_do_not_overlap(count):
+  names = ("a class with a long name", "another\nclass $x_1$")
+  tasks = ("a-task-with-a-long-name", "b-task-with-a-long-name")
+  logits = dict.fromkeys(tasks, np.tile(of_class(1, 2), (count, 1)))
+  figure = plots.prediction_grid(
+    random_images(count), logits, dict.fromkeys(tasks, names),
+    [names[0]] * count,
+  )  # fmt: skip
+  FigureCanvasAgg(figure)
+  figure.canvas.draw()
+  boxes = [axes.get_window_extent() for axes in figure.axes[::2]]
+  boxes += [
+    text.get_window_extent()
+    for axes in figure.axes[1::2]
+    for text in axes.texts
+  ]
+  for a, b in itertools.combinations(boxes, 2):
+    assert not a.padded(-0.25).overlaps(b.padded(-0.25))
+  for box in boxes:
+    assert figure.bbox.padded(0.25).x0 <= box.x0
+    assert box.x1 <= figure.bbox.padded(0.25).x1
+    assert box.y0 >= -0.25
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"images": random_images(2)[0]}, "images have shape"),
+    ({"truths": ["1"]}, "1 true classes for 2 images"),
+    ({"logits": {"old": np.zeros((2, 2))}}, "no logits of 'new', only of"),
+    (
+      {"logits": {"old": np.zeros((2, 2)), "new": np.zeros((2, 4))}},
+      r"logits of 'new' have shape \(2, 4\), expected 2 images and 3 classes",
+    ),
+    ({"logits": {"old": np.zeros((1, 2))}}, r"logits of 'old' have shape"),
+  ],
+)
+def test_predictions_that_do_not_fit(change, message):
+  values = {
+    "images": random_images(2),
+    "logits": {"old": np.zeros((2, 2)), "new": np.zeros((2, 3))},
+    "class_names": NAMES,
+    "truths": ["1", "2"],
+  }
+  with pytest.raises(DataError, match=message):
+    plots.prediction_grid(**{**values, **change})
+
+
+def test_bars_say_seconds_and_multiples_of_the_first():
+  times = {"plain": 0.5, "with tasks": 0.6, "one by one": 8.0}
+  figure = plots.timing_bars(times, title="a batch")
+  (axes,) = figure.axes
+  assert [bar.get_width() for bar in axes.patches] == list(times.values())
+  assert [label.get_text() for label in axes.get_yticklabels()] == list(times)
+  assert [text.get_text() for text in axes.texts] == [
+    "0.5 s (1 x)", "0.6 s (1.2 x)", "8 s (16 x)",
+  ]  # fmt: skip
+  FigureCanvasAgg(figure)
+  figure.canvas.draw()
+  boxes = [text.get_window_extent() for text in axes.texts]
+  assert all(box.x1 <= axes.get_window_extent().x1 for box in boxes)
+
+
+@pytest.mark.parametrize("bad", [{}, {"a": 0.0}, {"a": float("nan")}])
+def test_times_that_are_none(bad):
+  with pytest.raises(DataError, match="the times are"):
+    plots.timing_bars(bad, title="")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+  """A clock that stands still; it goes on by `clock.now += seconds`."""
+
+  class Clock:
+    now = 100.0
+
+  monkeypatch.setattr(timing.time, "perf_counter", lambda: Clock.now)
+  return Clock
+
+
+def test_functions_are_timed_in_turn_without_their_first_call(clock):
+  calls = []
+
+  def taking(name, seconds):
+    def call():
+      calls.append(name)
+      clock.now += seconds[calls.count(name) - 1]
+      return jax.numpy.zeros(())
+
+    return call
+
+  functions = {
+    "a": taking("a", [50, 1, 9, 2]),
+    "b": taking("b", [50, 4, 3, 4]),
+  }
+  found = evaluation.median_seconds(functions, rounds=3)
+  assert calls == ["a", "b"] * 4
+  assert found == {"a": 2, "b": 4}
+
+
+def test_no_round_is_begun_after_the_budget(clock):
+  calls = []
+
+  def slow():
+    calls.append(clock.now)
+    clock.now += 7
+
+  evaluation.median_seconds({"slow": slow}, rounds=9, budget=10)
+  assert len(calls) == 3  # one that compiles, at 0 s, at 7 s
+  evaluation.median_seconds({"slow": slow}, rounds=9, budget=0)
+  assert len(calls) == 5
+  with pytest.raises(ConfigError, match="rounds is 0, expected at least 1"):
+    evaluation.median_seconds({"slow": slow}, rounds=0)
