@@ -37,7 +37,7 @@ with epy.lazy_imports():  # once the command line is known to be right
   from memory_vit.model import task as task_sets
   from memory_vit.reports import directory
   from memory_vit.runtime import sharding
-  from memory_vit.tasks import manifest, model_loading, store
+  from memory_vit.tasks import compose, manifest, model_loading, store
 
 if TYPE_CHECKING:
   from pathlib import Path
@@ -96,7 +96,7 @@ def _run(arguments: argparse.Namespace) -> int:
   # First of all: what is missing on the command line costs nothing.
   chosen, own = _choose(arguments)
   backbone, tasks = model_loading.load_model(
-    arguments.backbone, arguments.task, arguments.dtype
+    arguments.backbone, arguments.task, arguments.dtype, any_regime=True
   )
   mesh = sharding.make_mesh(fsdp=arguments.fsdp)
   sharding.require_divisible(arguments.batch_size, mesh, "--batch_size")
@@ -189,6 +189,12 @@ def _choose(
   tasks = [manifest.read(path) for path in store.find_tasks(arguments.task)]
   owners = [task.spec.name for task in tasks]
   owners += [task_sets.BACKBONE] if arguments.verify else []
+  if arguments.verify and compose.runs_alone([task.spec for task in tasks]):
+    raise ConfigError(
+      f"--verify compares tasks that share a pass, and {owners[0]!r} was "
+      f"learned by {tasks[0].spec.regime!r}, which has a pass of its own: "
+      "there is nothing to compare. Leave out --verify."
+    )
   given = data_options.given(arguments, owners, original="--verify")
   return task_data.choose(tasks, given, upstream=arguments.verify)
 

@@ -126,7 +126,7 @@ def _predict_bulk(arguments: argparse.Namespace) -> int:
 
 def _predict_all(arguments: argparse.Namespace) -> int:
   backbone, tasks = model_loading.load_model(
-    arguments.backbone, arguments.task, arguments.dtype
+    arguments.backbone, arguments.task, arguments.dtype, any_regime=True
   )
   if arguments.original and not backbone.config.num_classes:
     raise ConfigError(

@@ -17,7 +17,7 @@ from memory_vit.evaluation.timing import median_seconds
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import BACKBONE, EvalPreprocessing, Task
 from memory_vit.runtime import sharding
-from memory_vit.tasks import compose, inference
+from memory_vit.tasks import compose, inference, split_forward
 from memory_vit.tasks.slots import Slots
 from memory_vit.tasks.split_forward import Logits
 
@@ -43,7 +43,8 @@ class Evaluator:
 
     Args:
       backbone: on the devices of the mesh.
-      tasks: all of the model.
+      tasks: all of the model; or one that composes with nothing, which runs
+        in a pass of its own and has no other to be compared with.
       mesh: over which batches are split.
       batch_size: of all processes together.
       one_shape: whether each task alone is padded to the cells and classes of
@@ -54,7 +55,12 @@ class Evaluator:
     self._evaluate = functools.partial(
       evaluate_source, batch_size=batch_size, mesh=mesh
     )
-    self._slots = inference.fill_slots(backbone, tasks)
+    alone = compose.runs_alone([task.spec for task in tasks])
+    self._slots = (
+      sharding.put(tasks[0], mesh)
+      if alone
+      else inference.fill_slots(backbone, tasks)
+    )
     self._preprocessing = tasks[0].spec.evaluation  # that of all
     specs = [task.spec for task in tasks if one_shape]
     most = {
@@ -63,7 +69,9 @@ class Evaluator:
     }
     # A task is never without those that it reads.
     self._alone = {
-      task.spec.name: inference.fill_slots(
+      task.spec.name: self._slots
+      if alone
+      else inference.fill_slots(
         backbone, compose.with_parents(tasks, task.spec.name), **most
       )
       for task in tasks
@@ -79,7 +87,8 @@ class Evaluator:
   ) -> dict[str, dict[str, Any]]:
     """Evaluate tasks on a data set, with all tasks in the pass.
 
-    With `verify` every output is compared with that of other programs.
+    With `verify` every output is compared with that of other programs: not for
+    a task that composes with nothing.
 
     Returns:
       {name: an entry of the result}; with `predictions` it has "predictions",
@@ -168,8 +177,10 @@ class Evaluator:
       **seconds,
     }
 
-  def _forward(self, slots: Slots, images: Images) -> Logits:
+  def _forward(self, slots: Slots | Task, images: Images) -> Logits:
     """Run all tasks in one pass, on images that `data` has scaled."""
+    if isinstance(slots, Task):
+      return split_forward.forward(self._backbone, [slots], images)
     return inference.forward(self._backbone, slots, images, check=False)
 
   def _plain(self, images: Images) -> Float[Array, "b c0"]:

@@ -17,7 +17,6 @@ from jaxtyping import Array, ArrayLike, Float, Float32
 
 from memory_vit.errors import ExportError
 from memory_vit.model.backbone import Backbone
-from memory_vit.model.regimes import regime
 from memory_vit.model.task import (
   BACKBONE,
   EvalPreprocessing,
@@ -86,8 +85,8 @@ def make_program(backbone: Backbone, tasks: compose.TasksLike) -> Program:
   """Make the function of a backbone and tasks, on the CPU.
 
   There float32 is float32: accelerators round factors to fewer bits. A task
-  whose regime changes what the backbone computes is exported alone, and has no
-  output but its own: the original ones would take a second pass.
+  whose regime composes with nothing is exported alone, and has no output but
+  its own: the original ones would take a second pass.
 
   Args:
     backbone: the frozen ViT.
@@ -122,11 +121,11 @@ def _cpu() -> jax.Device:
 
 def _is_alone(tasks: tuple[Task, ...]) -> bool:
   """Whether these are one task that composes with nothing."""
-  return len(tasks) == 1 and not regime(tasks[0].spec.regime).composes
+  return compose.runs_alone([task.spec for task in tasks])
 
 
 def _lone_program(backbone: Backbone, task: Task) -> Program:
-  """The function of a task that changes what the backbone computes."""
+  """The function of a task that composes with nothing."""
   require_backbone(task.spec, backbone.id)
   # One that the task brings takes the place of the other, which is left out.
   own = task.params.get("backbone", {})

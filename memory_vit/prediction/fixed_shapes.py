@@ -11,8 +11,9 @@ from jaxtyping import Float32
 
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.stacking import SlotArrays
+from memory_vit.model.task import Task
 from memory_vit.runtime.progress_bar import ProgressBar
-from memory_vit.tasks import inference
+from memory_vit.tasks import inference, split_forward
 
 
 class Outputs(NamedTuple):
@@ -30,7 +31,10 @@ class Outputs(NamedTuple):
 
 
 class BatchOutputs(NamedTuple):
-  """What one batch gives, with its padding; logits are those of all slots."""
+  """What one batch gives, with its padding; logits are those of all slots.
+
+  Of a task that has a pass of its own they are as those of one slot.
+  """
 
   logits: Float32[np.ndarray, "b t c"] | None
   original: Float32[np.ndarray, "b c0"] | None
@@ -60,7 +64,8 @@ Heads = Mapping[str, tuple[int, int]]
 class FixedShapes:
   """The programs of a backbone, for batches of a few sizes.
 
-  They are those of `inference`, with whatever tasks lie in the slots.
+  They are those of `inference`, with whatever tasks lie in the slots; of a task
+  that composes with nothing, those of `split_forward`.
   """
 
   def __init__(self, backbone: Backbone, batch_sizes: Sequence[int]) -> None:
@@ -70,7 +75,7 @@ class FixedShapes:
   def run(
     self,
     parts: Iterable[Float32[np.ndarray, "_ side side 3"]],
-    slots: SlotArrays,
+    slots: SlotArrays | Task,
     heads: Heads,
     *,
     original: bool,
@@ -81,7 +86,7 @@ class FixedShapes:
     Args:
       parts: prepared images, any number of arrays of any number of them. Each
         array is asked for when those before it are answered.
-      slots: the tasks.
+      slots: the tasks; or the one that has a pass of its own.
       heads: those whose logits are handed out; without any no task is read.
       original: whether the original outputs are wanted.
       features: whether those of each block are wanted: a second pass.
@@ -100,7 +105,7 @@ class FixedShapes:
       *(None if a[0] is None else np.concatenate(a) for a in others),
     )
 
-  def warm_up(self, slots: SlotArrays, *, features: bool) -> None:
+  def warm_up(self, slots: SlotArrays | Task, *, features: bool) -> None:
     """Compile what images need, and what reads the tasks."""
     with ProgressBar("compiling", len(self._sizes), "batch sizes") as bar:
       for size in self._sizes:
@@ -108,7 +113,7 @@ class FixedShapes:
         self._run_batch(batch, slots, original=True, features=features)
         bar.update()
 
-  def compile_reading(self, slots: SlotArrays) -> None:
+  def compile_reading(self, slots: SlotArrays | Task) -> None:
     """Compile what reads tasks, in slots of this room.
 
     It takes a pass of each size: only a context that was computed lies where
@@ -126,7 +131,7 @@ class FixedShapes:
   def _run_batch(
     self,
     batch: Float32[np.ndarray, "b side side 3"],
-    slots: SlotArrays | None,
+    slots: SlotArrays | Task | None,
     original: bool,
     features: bool,
   ) -> BatchOutputs:
@@ -134,9 +139,12 @@ class FixedShapes:
     config, params = self._backbone.config, self._backbone.params
     images = jax.device_put(batch)
     outputs = logits = summary = None
-    if original or slots is not None:
+    if isinstance(slots, Task):  # it has a pass of its own
+      found = split_forward.forward(self._backbone, [slots], images)
+      logits = found[slots.name]
+    if original or isinstance(slots, SlotArrays):
       outputs, context = inference.encode_program(params, images, config=config)
-      if slots is not None:
+      if isinstance(slots, SlotArrays):
         logits = inference.read_program(params, slots, context, config=config)
       del context  # the largest of all
     if features:
@@ -145,7 +153,9 @@ class FixedShapes:
         len(batch), config.depth, -1, config.width
       )
     return BatchOutputs(
-      None if logits is None else np.asarray(logits),
+      None
+      if logits is None
+      else np.asarray(logits).reshape(len(batch), -1, logits.shape[-1]),
       np.asarray(outputs) if original else None,
       summary,
     )

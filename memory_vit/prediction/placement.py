@@ -1,4 +1,4 @@
-"""Put tasks into their slots on the host, where nothing is compiled."""
+"""Make tasks ready for their pass: in slots, or one that has its own."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,24 +12,31 @@ from memory_vit.model.stacking import SlotArrays, stack_heads, stack_tasks
 from memory_vit.model.task import Task
 from memory_vit.model.trees import Tree
 from memory_vit.model.vit_config import ViTConfig
+from memory_vit.tasks import compose
 from memory_vit.tasks.inference import memory_program
 from memory_vit.tasks.room import Room
 
 
 def place(
   backbone: Backbone, tasks: Mapping[int, Task], room: Room
-) -> SlotArrays:
+) -> SlotArrays | Task:
   """Make tasks ready to be read, each in its slot.
 
-  To the bit what `fill_slots` makes of them, and with its programs. The shapes
-  depend on the room alone.
+  They are put there on the host, where nothing is compiled. To the bit what
+  `fill_slots` makes of them, and with its programs. The shapes depend on the
+  room alone.
 
   Args:
     backbone: of the tasks.
     tasks: {slot: task}; the other slots are empty.
     room: in which they fit.
+
+  Returns:
+    The slots; or the one task itself, where it composes with nothing.
   """
   places = sorted(tasks)
+  if compose.runs_alone([tasks[place].spec for place in places]):
+    return jax.device_put(tasks[places[0]])
   mask = task_mask(
     [tasks[place].spec for place in places],
     slots=room.slots,

@@ -34,8 +34,8 @@ from memory_vit.prediction.placement import on_host, place
 from memory_vit.prediction.predictions import Predictions
 from memory_vit.prediction.task_set import Change, TaskSet
 from memory_vit.runtime.messages import brief, first_line, name_list
-from memory_vit.tasks import manifest, store
-from memory_vit.tasks.compose import TasksLike, require_fit, task_tuple
+from memory_vit.tasks import compose, manifest, store
+from memory_vit.tasks.compose import TasksLike, task_tuple
 from memory_vit.tasks.model_loading import load_model
 from memory_vit.tasks.room import Room
 
@@ -53,7 +53,9 @@ class Predictor:
 
   Programs have fixed shapes: images are padded to one of a few batch sizes, and
   tasks lie in slots. After `warm_up` nothing is compiled as long as tasks fit.
-  All methods may be called from any thread.
+  A task that composes with nothing (of `probe`, `full`, ...) is answered as
+  well, alone: in a pass of its own, to which no other task can be added. All
+  methods may be called from any thread.
 
   Attributes:
     config: what it was built from; None of `from_model`.
@@ -79,6 +81,7 @@ class Predictor:
       config.backbone,
       config.tasks,
       config.dtype,
+      any_regime=True,
       image_size=config.image_size or None,
     )
     self._begin(backbone, tasks, config)
@@ -133,7 +136,7 @@ class Predictor:
     """Fill the slots."""
     for task in tasks:
       require_backbone(task.spec, backbone.id)
-    require_fit(tasks)
+    compose.require_one_pass(tasks)
     self.backbone, self.batch_sizes = backbone, shapes.batch_sizes
     self._shapes, self._warm = shapes, False
     side = backbone.config.image_size
@@ -157,7 +160,8 @@ class Predictor:
     # Whether a task has said how images are prepared; it then stays.
     self._settled = bool(tasks)
     by_slot = {i: _held(task) for i, task in enumerate(tasks)}
-    room = room.holding([task.spec for task in tasks])
+    specs = [task.spec for task in tasks]
+    room = room.holding([] if compose.runs_alone(specs) else specs)
     arrays = place(backbone, by_slot, room)
     self._task_set = TaskSet(1, by_slot, room, arrays, evaluation)
 
@@ -251,7 +255,8 @@ class Predictor:
       task_set: an earlier snapshot; by default the tasks of now.
       features: whether those of each block are handed out. They are made by a
         second pass through the backbone.
-      original: whether the original outputs are handed out.
+      original: whether the original outputs are handed out. Beside a task that
+        composes with nothing they are made by a second pass as well.
 
     Raises:
       DataError: for an image that cannot be read.
@@ -469,8 +474,9 @@ class Predictor:
           f"this predictor prepares them by {evaluation}. Build another "
           "predictor for it."
         )
-    room = old.room.holding(specs)
-    grew = room != old.room
+    alone = compose.runs_alone(specs)
+    room = old.room if alone else old.room.holding(specs)
+    grew = room != old.room or alone or isinstance(old.arrays, Task)
     with self._counter.counting() as tally:
       arrays = place(self.backbone, by_slot, room)
       if grew and self._warm:
@@ -490,13 +496,13 @@ class Predictor:
     features: bool,
   ) -> Predictions:
     """Answer prepared images by a set of tasks."""
-    heads = {
-      name: (answering.slots[name], answering.spec(name).num_classes)
-      for name in names
-    }
     with self._counter.counting():
       outputs = self._programs.run(
-        batches, answering.arrays, heads, original=original, features=features
+        batches,
+        answering.arrays,
+        answering.heads(names),
+        original=original,
+        features=features,
       )
     return Predictions(answering, *outputs)
 

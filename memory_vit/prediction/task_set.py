@@ -50,9 +50,9 @@ class Change:
     version: of the new set.
     names: of its tasks.
     digest: of the new set, see `TaskSet.digest`.
-    grew: whether slots, cells, classes, parents or parts had to grow. What
-      had been compiled by a warm-up was then compiled anew, before the new set
-      was shown.
+    grew: whether slots, cells, classes, parents or parts had to grow, or a
+      task has come or gone that has a pass of its own. What had been compiled
+      by a warm-up was then compiled anew, before the new set was shown.
     compiled: how many programs.
   """
 
@@ -71,14 +71,15 @@ class TaskSet:
     version: 1 of the first set, one more with each change.
     by_slot: {slot: task}, in the order of the slots.
     room: the sizes that programs are compiled for.
-    arrays: the tasks as `read_program` takes them.
+    arrays: the tasks as `read_program` takes them; or the one task itself,
+      which composes with nothing and has a pass of its own.
     evaluation: how images are prepared.
   """
 
   version: int
   by_slot: Mapping[int, Task]
   room: Room
-  arrays: SlotArrays
+  arrays: SlotArrays | Task
   evaluation: EvalPreprocessing
 
   @property
@@ -109,6 +110,14 @@ class TaskSet:
       for task in self.by_slot.values()
     )
     return hashlib.sha256(repr((parts, self.evaluation)).encode()).hexdigest()
+
+  def heads(self, names: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """{name: (number of its logits in a pass, how many classes it has)}."""
+    alone = isinstance(self.arrays, Task)
+    return {
+      name: (0 if alone else self.slots[name], self.spec(name).num_classes)
+      for name in names
+    }
 
   def spec(self, name: str) -> TaskSpec:
     """What the task of this name is; `UnknownTask` where there is none."""
@@ -199,9 +208,9 @@ def named(task: Task, name: str) -> Task:
 
 
 def fitting(by_slot: Mapping[int, Task]) -> dict[int, Task]:
-  """Raise `TaskError` unless tasks can share a pass; sorted by slot."""
+  """Raise `TaskError` unless one pass answers all tasks; sorted by slot."""
   by_slot = dict(sorted(by_slot.items()))
-  compose.require_fit(list(by_slot.values()))
+  compose.require_one_pass(list(by_slot.values()))
   return by_slot
 
 

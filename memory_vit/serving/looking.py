@@ -14,6 +14,7 @@ from PIL import Image
 
 from memory_vit.errors import DataError
 from memory_vit.images.view import to_levels
+from memory_vit.model.task import Task
 from memory_vit.prediction.compilations import CompilationCounter
 from memory_vit.prediction.token_attention import token_attention_program
 from memory_vit.serving.answering import task_set_json, unknown_tasks
@@ -22,7 +23,8 @@ from memory_vit.serving.request_error import RequestError, busy
 from memory_vit.tasks.inference import encode
 
 if TYPE_CHECKING:
-  from memory_vit.prediction import Predictor, TaskSet
+  from memory_vit.model.stacking import SlotArrays
+  from memory_vit.prediction import Predictor
 
 # Images that wait for it: people look at one after the other.
 _MOST_WAITING = 8
@@ -49,7 +51,9 @@ class Looking:
     """Compile its programs, so that the first request does not wait."""
     side = self._predictor.backbone.config.image_size
     grey = np.zeros((side, side, 3), np.float32)
-    self._weights(grey, self._predictor.task_set)
+    task_set = self._predictor.task_set
+    if not isinstance(task_set.arrays, Task):  # it is never looked at
+      self._weights(grey, task_set.arrays)
 
   async def look(self, request: PredictRequest) -> dict[str, Any]:
     """Answer where tasks look in the one image of a request.
@@ -97,13 +101,20 @@ class Looking:
       raise unknown_tasks(unknown, task_set.names)
     if not names:
       raise RequestError(422, "there is no task that could look.")
+    slots = task_set.arrays
+    if isinstance(slots, Task):
+      raise RequestError(
+        422,
+        f"task {slots.name!r} was learned by {slots.spec.regime!r}, and has no "
+        "token beside those of the backbone that could look.",
+      )
     [uploaded] = request.images
     [pixels] = self._predictor.prepare_each([uploaded.content])
     if uploaded.error or isinstance(pixels, DataError):
       raise RequestError(422, uploaded.error or str(pixels))
     side = math.isqrt(self._predictor.backbone.config.num_patches)
     with self._counter.counting():
-      image = self._weights(pixels, task_set)
+      image = self._weights(pixels, slots)
     return {
       "task_set": task_set_json(task_set),
       "view": _png_url(pixels),
@@ -115,13 +126,13 @@ class Looking:
       },
     }
 
-  def _weights(self, pixels: np.ndarray, task_set: TaskSet) -> np.ndarray:
+  def _weights(self, pixels: np.ndarray, slots: SlotArrays) -> np.ndarray:
     """Attention of all slots to the tokens of the image: (t, l, s)."""
     backbone = self._predictor.backbone
     _, context = encode(backbone, pixels[None])
     image, _, _ = token_attention_program(
       backbone.params,
-      task_set.arrays,
+      slots,
       context,
       config=backbone.config,
       per_head=False,

@@ -169,6 +169,17 @@ def task_tuple(tasks: TasksLike) -> tuple[Task, ...]:
   return found
 
 
+def runs_alone(specs: Sequence[TaskSpec]) -> bool:
+  """Whether this is one task, of a regime that composes with nothing."""
+  return len(specs) == 1 and not regime(specs[0].regime).composes
+
+
+def require_one_pass(tasks: Sequence[Task]) -> None:
+  """Raise `TaskError` unless tasks share a pass, or one task has its own."""
+  if not runs_alone([task.spec for task in tasks]):
+    require_fit(tasks)
+
+
 def require_fit(tasks: Sequence[Task]) -> None:
   """Raise `TaskError` unless tasks can share a forward pass.
 
@@ -177,11 +188,17 @@ def require_fit(tasks: Sequence[Task]) -> None:
   That last one cannot be told while JAX traces a function of their values.
   """
   for task in tasks:
-    if not regime(task.spec.regime).composes:
+    learned = regime(task.spec.regime)
+    if not learned.composes:
+      does = "changes what the backbone computes"
+      if learned.on_features:
+        does = "reads the backbone as it is, but takes the place of its head"
       raise TaskError(
         f"task {task.spec.name!r} was learned by {task.spec.regime!r}, which "
-        "changes what the backbone computes: it cannot share a pass. Expected "
-        f"tasks of {', '.join(n for n, r in REGIMES.items() if r.composes)}."
+        f"{does}: it cannot share a pass. Give it alone to mv.Predictor, "
+        "predict, evaluate, serve or export, which run it in a pass of its own "
+        "(mv.load_task reads it). Those that share one are of "
+        f"{', '.join(n for n, r in REGIMES.items() if r.composes)}."
       )
   for task in tasks[1:]:
     require_backbone(task.spec, tasks[0].spec.backbone, tasks[0].spec.name)

@@ -70,6 +70,26 @@ def padded(backbone, rows, size=4):
   return np.concatenate([images, np.zeros((size - len(rows), 8, 8, 3), "f4")])
 
 
+def test_a_task_that_composes_with_nothing(place, tmp_path):
+  backbone = mv.load_backbone(place / "tiny.npz")
+  task = random_task(backbone, "own", regime="full", cells=0)
+  mv.save_task(task, tmp_path / "own")
+  output = tmp_path / "out"
+  given = [
+    f"--backbone={place / 'tiny.npz'}", f"--task={tmp_path / 'own'}",
+    f"--input={place / 'images'}", f"--output={output}", "--batch_size=4",
+    "--logits",
+  ]  # fmt: skip
+  assert predict.main(given) == 1  # some images could not be read
+  rows = pq.read_table(output).to_pylist()
+  assert len(rows) == IMAGES
+  for batch in batches(rows):
+    images = jnp.asarray(padded(backbone, batch))
+    logits = split_forward.forward(backbone, [task], images)["own"]
+    for row, expected in zip(batch, np.asarray(logits), strict=False):
+      np.testing.assert_array_equal(row["own/logits"], expected)
+
+
 def test_predictions_are_those_of_forward(place, tmp_path, capsys):
   output = tmp_path / "out"
   status = command(predict, place, output, "--logits", "--original", "--top=2")

@@ -13,7 +13,9 @@ from memory_vit import config as config_lib
 from memory_vit import evaluate
 from memory_vit.data import batching, datasets
 from memory_vit.data.split_ref import SplitRef
+from memory_vit.evaluation import evaluate as evaluate_lib
 from memory_vit.evaluation import verify
+from memory_vit.runtime import sharding
 
 CENTRAL = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
 
@@ -112,6 +114,42 @@ def test_each_pass_is_that_of_a_predictor(model, monkeypatch):
     assert logits.keys() == out.keys()
     for name, expected in out.items():
       np.testing.assert_array_equal(logits[name], expected[: len(whole)])
+
+
+@pytest.mark.parametrize(
+  "regime", ["head", pytest.param("memory", marks=pytest.mark.slow)]
+)
+def test_a_task_that_composes_with_nothing_is_evaluated_alone(
+  model, tmp_path, capsys, regime
+):
+  """By the program that tests it at the end of its run."""
+  root, backbone, (low, *_) = model
+  cells = 2 if regime == "memory" else 0
+  task = task_of(backbone, "lone", "digits:5-9", regime=regime, cells=cells)
+  mv.save_task(task, tmp_path / "lone")
+  given = (f"--task={tmp_path}/lone", f"--json={tmp_path}/out.json")
+  report = [f"--report={tmp_path}/report"] if regime == "memory" else []
+  assert run(root, *given, *report) == 0
+  result = json.loads((tmp_path / "out.json").read_text())
+  [entry] = result["tasks"]
+  mesh = sharding.make_mesh()
+  params = sharding.put_backbone(backbone.params, mesh)
+  placed = dataclasses.replace(backbone, params=params)
+  trained = evaluate_lib.evaluate_source(
+    evaluate_lib.predict_fn(placed, [task], mesh),
+    datasets.open_reader(SplitRef("digits:5-9", "", "test")),
+    CENTRAL, batch_size=64, mesh=mesh,
+  )["lone"]  # fmt: skip
+  assert entry["examples"] == trained["examples"] == 177
+  for key, of_run in (("accuracy", "top1"), ("loss", "loss")):
+    assert entry[key] == trained[of_run]
+  page = tmp_path / "report" / "lone" / "report.html"
+  assert page.is_file() == bool(report)
+  capsys.readouterr()
+  assert run(root, *given, "--verify") == 2
+  assert f"was learned by '{regime}', which has a" in capsys.readouterr().err
+  assert run(root, *given, f"--task={root}/tasks/low") == 2
+  assert "it cannot share a pass. Give it alone" in capsys.readouterr().err
 
 
 @pytest.mark.slow

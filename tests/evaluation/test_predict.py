@@ -26,7 +26,7 @@ from memory_vit.errors import ConfigError, TaskError
 from memory_vit.images import decoding, image_files
 from memory_vit.model.task import INTERPOLATIONS
 from memory_vit.prediction import fixed_shapes, predictions
-from memory_vit.tasks import inference
+from memory_vit.tasks import inference, split_forward
 
 PETS = ("cat", "dog", "日", "a very long name")
 TASKS = ("pets", "birds")
@@ -622,6 +622,36 @@ def test_tasks_that_cannot_share_a_pass(backbone, models, tmp_path, capsys):
   message = refused(capsys, *argv, f"--task={tmp_path / 'boats'}")
   assert "'boats' belongs to another backbone. That of 'pets'" in message
   assert "gelu 'tanh', the task has 'exact'" in message
+
+
+def test_a_task_that_composes_with_nothing(
+  backbone, models, folder, tmp_path, capsys
+):
+  """Alone it is answered, in a pass of its own; beside others it is refused."""
+  probe = random_task(
+    backbone, "probe", regime="probe", cells=0, bottleneck=3, class_names="xyz"
+  )
+  mv.save_task(probe, tmp_path / "probe")
+  alone = [
+    f"--backbone={models / 'vit.npz'}", f"--task={tmp_path / 'probe'}"
+  ]  # fmt: skip
+  status, lines = run_json(capsys, *alone, folder, "--top=3")
+  assert status == 0
+  assert [line["image"] for line in lines] == [str(folder / n) for n in NAMES]
+  for line in lines:
+    image = jax.device_put(mv.preprocess([line["image"]], probe))
+    logits = split_forward.forward(backbone, [probe], image)["probe"]
+    shares = np.asarray(jax.nn.softmax(logits))[0]
+    expected = dict(zip("xyz", shares, strict=True))
+    [guesses] = line["tasks"].values()
+    found = {guess["class"]: guess["probability"] for guess in guesses}
+    assert found == pytest.approx(expected, abs=1e-5)
+  message = refused(capsys, *alone, f"--task={models / 'tasks' / 'pets'}", "a")
+  assert message.startswith(
+    "error: task 'probe' was learned by 'probe', which reads the backbone as "
+    "it is, but takes the place of its head: it cannot share a pass. Give it "
+    "alone to mv.Predictor, predict, "
+  )
 
 
 def test_a_backbone_without_a_head_has_no_original_task(tmp_path, capsys):

@@ -346,9 +346,12 @@ def test_a_step_changes_what_is_trained_and_nothing_else(images, regime):
 def test_other_regimes_do_not_compose(backbone, images, regime, tmp_path):
   task = task_of(backbone, regime)
   other = random_task(backbone, "other")
+  does = "reads the" if regime in ("head", "probe") else "changes what the"
   for tasks in ([task], [task, other]):
     with pytest.raises(
-      TaskError, match=f"learned by '{regime}', which changes"
+      TaskError,
+      match=f"learned by '{regime}', which {does} backbone.*: it cannot share "
+      "a pass. Give it alone to mv.Predictor, predict, evaluate, serve or exp",
     ):
       mv.forward(backbone, tasks, images)
   with pytest.raises(TaskError, match="cannot share a pass"):

@@ -12,13 +12,14 @@ from conftest import random_task, tiny_backbone
 
 import memory_vit as mv
 from memory_vit.errors import ConfigError, TaskError, UnknownTask
+from memory_vit.model.regimes import REGIMES
 from memory_vit.prediction import (
   Predictor,
   compilations,
   fixed_shapes,
   task_set,
 )
-from memory_vit.tasks import inference
+from memory_vit.tasks import inference, split_forward
 
 SIZES = (1, 4)
 
@@ -472,6 +473,80 @@ def test_reserved_parts_are_no_growth(backbone, tasks, pixels):
   expected = by_forward(backbone, [tasks[0], both], pixels, slots=2)
   for name, logits in found.logits.items():
     assert same_bits(logits, expected[name])
+
+
+def lone_task(backbone, regime, name="lone", **options):
+  learned = REGIMES[regime]
+  return random_task(
+    backbone, name, regime=regime, cells=2 if learned.has_memory else 0,
+    bottleneck=3 if learned.has_bottleneck else 0, **options,
+  )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  "regime", [name for name, r in REGIMES.items() if not r.composes]
+)
+def test_a_task_that_composes_with_nothing_is_answered_alone(
+  backbone, pixels, regime
+):
+  """By the programs of its training, and beside it what is asked for."""
+  task = lone_task(backbone, regime)
+  predictor = predictor_of(backbone, task, batch_sizes=(4,), warm_up=False)
+  found = predictor.predict_pixels(pixels[:5], original=True, features=True)
+  filled = np.zeros((8, 8, 8, 3), np.float32)
+  filled[:5] = pixels[:5]
+  halves = [
+    split_forward.forward(backbone, [task], jax.device_put(half))["lone"]
+    for half in (filled[:4], filled[4:])
+  ]
+  assert same_bits(found.logits["lone"], np.concatenate(halves)[:5])
+  assert found.logits.keys() == {"lone"}
+  plain = predictor_of(backbone, (), batch_sizes=(4,), warm_up=False)
+  others = plain.predict_pixels(pixels[:5], original=True, features=True)
+  assert same_bits(found.original, others.original)
+  assert same_bits(found.features, others.features)
+  none = predictor.predict_pixels(pixels[:0])
+  assert none.logits["lone"].shape == (0, 3)
+
+
+def test_a_task_that_composes_with_nothing_stays_alone(
+  backbone, tasks, pixels, tmp_path
+):
+  probe, full = lone_task(backbone, "probe"), lone_task(backbone, "full", "own")
+  mv.save_task(probe, tmp_path / "probe")
+  predictor = predictor_of(backbone, tasks[:2])
+  before = predictor.task_set
+  reads = "reads the backbone as it is, but takes the place of its head"
+  with pytest.raises(
+    TaskError, match=f"'lone' was learned by 'probe', which {reads}: it cannot "
+  ):
+    predictor.add(tmp_path / "probe")
+  assert predictor.task_set is before
+  predictor.remove("t0")
+  change = predictor.replace("t1", tmp_path / "probe")  # it lies in slot 1
+  assert (change.names, change.grew) == (("t1",), True)
+  found = predictor.predict_pixels(pixels[:4], original=True)
+  four = jax.device_put(pixels[:4])
+  expected = split_forward.forward(backbone, [probe], four)["lone"]
+  assert same_bits(found.logits["t1"], np.asarray(expected))
+  with pytest.raises(TaskError, match="'t1' was learned by 'probe'"):
+    predictor.add(tasks[0])
+  predictor.remove("t1")
+  assert predictor.add(full).grew
+  with pytest.raises(TaskError, match="'full', which changes what the backb"):
+    predictor.add(probe)
+  counts = [predictor.compilations]
+  predictor.predict_pixels(pixels[:4])
+  counts.append(predictor.compilations)
+  assert predictor.remove("own").grew
+  assert not predictor.add(tasks[2]).grew
+  counts.append(predictor.compilations)
+  found = predictor.predict_pixels(pixels)
+  counts.append(predictor.compilations)
+  expected = by_forward(backbone, tasks[2:3], pixels)
+  assert same_bits(found.logits["t2"], expected["t2"])
+  # What came and went was compiled before it was shown.
+  assert counts[::2] == counts[1::2]
 
 
 def test_what_is_cut_out_of_a_batch_keeps_no_other_slot_alive():

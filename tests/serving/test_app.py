@@ -14,17 +14,20 @@ import zlib
 import jax
 import numpy as np
 import pytest
+from conftest import random_task
 from PIL import Image
 from served import (
   BACKBONE,
   BEARER,
   BIRDS,
+  BYTES,
   PETS,
   SECRET,
   client,
   image_files,
   png,
   serving,
+  task_bytes,
   token_file,
   warm_predictor,
   with_tasks,
@@ -37,6 +40,7 @@ from memory_vit.prediction.predictions import Predictions, softmax
 from memory_vit.serving import ServerSettings, create_app
 from memory_vit.serving.looking import Looking
 from memory_vit.serving.page_files import page_response
+from memory_vit.tasks import split_forward
 
 GOOD = {"files": image_files(png())}
 
@@ -447,6 +451,38 @@ def test_without_tasks_nothing_is_made_up():
       assert len(image["original"]) == 5
 
   with with_tasks() as model:
+    asyncio.run(check(model))
+
+
+def test_a_task_that_composes_with_nothing_is_served_alone(tmp_path):
+  probe = random_task(
+    BACKBONE, "probe", regime="probe", cells=0, bottleneck=3
+  )  # fmt: skip
+
+  async def check(model):
+    token = {"token_file": token_file(tmp_path)}
+    async with serving(model, **token) as http:
+      done = await http.post("/v1/predict", **GOOD, data={"original": "true"})
+      assert done.status_code == 200, done.text
+      [image] = done.json()["images"]
+      pixels = jax.device_put(mv.preprocess([png()], probe))
+      logits = split_forward.forward(BACKBONE, [probe], pixels)["probe"]
+      np.testing.assert_allclose(
+        probabilities(image["tasks"]["probe"], 3),
+        softmax(np.asarray(logits), "probe")[0],
+        atol=1e-5,
+      )
+      assert len(image["original"]) == 5
+      done = await http.post("/v1/attention", **GOOD)
+      assert done.status_code == 422
+      assert "'probe', and has no token" in done.json()["error"]
+      done = await http.put(
+        "/v1/tasks/birds", content=task_bytes(BIRDS, tmp_path), headers=BYTES
+      )
+      assert done.status_code == 422
+      assert "it cannot share a pass" in done.json()["error"]
+
+  with with_tasks(probe) as model:
     asyncio.run(check(model))
 
 

@@ -22,6 +22,7 @@ from PIL import Image
 import memory_vit as mv
 from configs import quickstart
 from memory_vit import config as config_lib
+from memory_vit import evaluate
 from memory_vit.data import batching, datasets
 from memory_vit.errors import (
   ConfigError,
@@ -463,6 +464,13 @@ def test_other_regimes_end_to_end(config, workdir, backbone_file, regime):
     right = np.asarray(out[task.spec.name]).argmax(-1) == batch["label"]
     hits += list(right[batch["mask"] > 0])
   assert np.mean(hits) == entry.test_accuracy
+  # As the command finds it, of the task alone.
+  exported = workdir / "tasks" / "digits-5-9"
+  given = [f"--backbone={backbone_file}", f"--task={exported}"]
+  numbers = workdir.parent / f"{regime}.json"
+  assert evaluate.main([*given, "--batch_size=64", f"--json={numbers}"]) == 0
+  [evaluated] = json.loads(numbers.read_text())["tasks"]
+  assert evaluated["accuracy"] == entry.test_accuracy
   if regime == "full":  # a ViT that anybody can load
     model = mv.load_backbone(workdir / "digits-5-9.npz")
     assert model.config.num_classes == 5
