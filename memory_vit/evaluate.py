@@ -3,6 +3,7 @@
   python -m memory_vit.evaluate --backbone=NPZ --task=DIR [--task=DIR ...] \\
     --data_dir=[TASK=]DIR [--data=[TASK=]NAME ...]
 
+A task of a regime that shares no pass (head, probe, full, ...) is given alone.
 Which data are opened the command line says: what a task says of the data set of
 its run names it inside of a directory that is given here, and else is a hint.
 With --verify every task is compared with itself alone, and the original outputs

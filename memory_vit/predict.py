@@ -4,8 +4,9 @@
     IMAGE [IMAGE ...]
 
 IMAGE is a file, a folder (all images below it) or "-" (paths on standard
-input, one per line). Images are prepared as the tasks were evaluated. The
-exit status is 0, 1 where images could not be read, 2 for other bad input.
+input, one per line). Images are prepared as the tasks were evaluated. A task of
+a regime that shares no pass (head, probe, full, ...) is given alone. The exit
+status is 0, 1 where images could not be read, 2 for other bad input.
 
 Millions of images go into Parquet, by this process or by a Ray cluster:
 
