@@ -224,17 +224,16 @@ def text(result: Mapping[str, Any]) -> str:
   header = ("task", "data set", "split", "examples", "top-1", "top-5")
   if verified:
     header += ("alone", "max. difference")
-  skipped = [
-    f"{task['name']}: {task['skipped']:,} images of {escaped(task['data'])} "
-    "could not be read, and do not count"
+  problems = [
+    problem
     for task in result["tasks"]
-    if task["skipped"]
+    for problem in _problems(task["name"], task)
   ]
   timing = result["timing"]
   plain = timing["plain"]
   lines = [
     table(header, [_row(task) for task in result["tasks"]]),
-    *skipped,
+    *problems,
     "",
     f"a batch of {timing['batch_size']}: plain ViT {plain:.3f} s; "
     f"{timing['tasks']} task(s) in one pass {timing['together'] / plain:.2f} "
@@ -271,6 +270,22 @@ def _row(task: Mapping[str, Any]) -> tuple[str, ...]:
   )
 
 
+def _problems(name: str, found: Mapping[str, Any]) -> list[str]:
+  """What one has to know of the numbers of a task."""
+  lines = []
+  if found["skipped"]:
+    lines.append(
+      f"{name}: {found['skipped']:,} images of {escaped(found['data'])} could "
+      "not be read, and do not count"
+    )
+  if found["not_finite"]:
+    lines.append(
+      f"{name}: outputs for {found['not_finite']:,} images of "
+      f"{escaped(found['data'])} are not finite, and count as mistakes"
+    )
+  return lines
+
+
 def _upstream_line(upstream: Mapping[str, Any] | None) -> list[str]:
   if not upstream:
     return []
@@ -279,7 +294,8 @@ def _upstream_line(upstream: Mapping[str, Any] | None) -> list[str]:
     "images): "
     f"{100 * upstream['accuracy']:.2f} % with all tasks in the pass, "
     f"{100 * upstream['accuracy_plain']:.2f} % by the plain ViT; equal to the "
-    f"bit: {'yes' if upstream['outputs_bit_equal'] else 'NO'}"
+    f"bit: {'yes' if upstream['outputs_bit_equal'] else 'NO'}",
+    *_problems("original task", upstream),
   ]
 
 

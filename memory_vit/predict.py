@@ -138,7 +138,9 @@ def _predict_all(arguments: argparse.Namespace) -> int:
   progress_bar.log_to_stderr()
   entries: Iterable[reading.Entry] = reading.find_images(arguments.images)
   total = None
-  if ahead:
+  # A bar says how many there are. Without one there may be millions, and those
+  # of a folder are answered before the next one is listed.
+  if ahead and progress_bar.on_terminal():
     entries = list(entries)
     total = len(entries)
   batches = reading.read_batches(

@@ -1,14 +1,17 @@
 """Figures: what is drawn is what was given."""
 
 import itertools
+import warnings
 
 import matplotlib
 import numpy as np
 import pytest
 from clu import metric_writers
+from matplotlib.artist import Artist
 
 from memory_vit import plots
 from memory_vit.errors import DataError, MemoryVitError, TrainingError
+from memory_vit.plots import rasterize
 from memory_vit.run_result import RunResult, SweepResult, TrialResult
 
 matplotlib.use("Agg")
@@ -72,6 +75,64 @@ def test_pictures_and_titles_do_not_overlap(agg):
   for a, b in itertools.combinations(boxes, 2):
     # A quarter of a pixel, as boxes that touch are rounded.
     assert not a.padded(-0.25).overlaps(b.padded(-0.25))
+
+
+def test_names_of_classes_do_not_overlap(agg):
+  """They are shortened, and are neither formulas nor lines of their own."""
+  names = ["golden retriever puppy", "siberian husky adult", "$\\frac{x",
+           "a\x1b[2J", "Llanfairpwllgwyngyllgogerychwyrndrobwllllantysilio",
+           ""] * 3  # fmt: skip
+  figure = agg(plots.image_grid(random_images(18), names))
+  figure.canvas.draw()
+  boxes = [axes.get_tightbbox() for axes in figure.axes]
+  for a, b in itertools.combinations(boxes, 2):
+    assert not a.padded(-0.25).overlaps(b.padded(-0.25))
+  titles = [axes.get_title() for axes in figure.axes]
+  assert titles[:4] == [
+    "golden\nretriever puppy", "siberian husky\nadult", "$\\frac{x",
+    "a\\x1b[2J",
+  ]  # fmt: skip
+  assert titles[4].count("\n") == 1
+
+
+def test_levels_are_shown_as_they_are():
+  levels = np.arange(48, dtype=np.uint8).reshape(1, 4, 4, 3)
+  (shown,) = plots.image_grid(levels, [""]).axes[0].images
+  np.testing.assert_array_equal(shown.get_array(), levels[0])
+
+
+def test_labels_of_lines_are_text(agg):
+  """Also those that matplotlib would take for formulas, or leave out."""
+  odd = "$\\frac{x"
+  points = [(1.0, 0.5, 0.25, 0.75), (2.0, 0.5, 0.5, 0.5)]
+  figure = plots.lines_figure(
+    {odd: points, "_hidden": points, "a\nb": points},
+    title=odd, xlabel=odd, ylabel=odd,
+  )  # fmt: skip
+  agg(figure).canvas.draw()
+  (axes,) = figure.axes
+  labels = [text.get_text() for text in axes.get_legend().get_texts()]
+  assert labels == [odd, "_hidden", "a\\nb"]
+  texts = (axes.get_title(), axes.get_xlabel(), axes.get_ylabel())
+  assert texts == (odd,) * 3
+  none = plots.lines_figure({}, title="", xlabel="", ylabel="")
+  assert none.axes[0].get_legend() is None
+
+
+def test_letters_that_the_font_lacks_are_one_line_of_the_log(caplog, recwarn):
+  figure = plots.image_grid(random_images(2), ["犬", "犬猫"])
+
+  class Odd(Artist):
+    def draw(self, renderer):
+      warnings.warn("of something else", UserWarning, stacklevel=2)
+
+  figure.add_artist(Odd())
+  warnings.simplefilter("default")
+  rasterize.rasterize(figure)
+  assert caplog.messages == [
+    "2 letters of a figure are drawn as boxes: its font lacks them"
+  ]
+  assert [str(each.message) for each in recwarn] == ["of something else"]
 
 
 @pytest.mark.parametrize(
@@ -147,6 +208,14 @@ def test_curves_show_the_numbers(tmp_path, agg):
   assert validation.get_xydata().tolist() == [[2, 0.75]]
   assert validation.get_label() == "validation"
   assert pixels(agg(figure)).std() > 0
+
+
+def test_curves_of_a_run_without_accuracy(tmp_path):
+  """A run may have been stopped before: no warning, and no empty legend."""
+  write(tmp_path, "train/loss", [2.0, 1.0])
+  loss, accuracy = plots.training_curves(tmp_path).axes
+  assert loss.get_legend() is not None
+  assert accuracy.get_legend() is None
 
 
 def test_without_events(tmp_path):

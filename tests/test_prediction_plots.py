@@ -50,6 +50,37 @@ def test_every_task_answers_under_each_image():
     np.testing.assert_allclose(shown.get_array(), (image + 1) / 2, atol=1e-7)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_outputs_that_are_not_finite_are_no_answers(value):
+  """Of what is no number the first class would be the best."""
+  logits = {
+    "old": np.stack([of_class(1, 2), of_class(0, 2)]),
+    "new": np.stack([of_class(0, 3), of_class(0, 3)]),
+  }
+  logits["old"][1, 0] = logits["new"][1, 2] = value
+  figure = plots.prediction_grid(random_images(2), logits, NAMES, ["1", "0"])
+  assert lines_of(figure) == [
+    ["is: 1", "✓ old: 1 90%", "✓ new: 1 90%"],
+    ["is: 0", "✗ old: not finite", "✗ new: not finite"],
+  ]
+  figure = plots.prediction_grid(random_images(2), logits, {"new": "123"})
+  assert lines_of(figure) == [["1 90%"], ["✗ not finite"]]
+
+
+def test_names_may_be_letters_and_truths_an_array():
+  """ "01" is no class of "0123", whose classes are its letters."""
+  logits = {"old": np.stack([of_class(1, 4), of_class(3, 4)])}
+  figure = plots.prediction_grid(
+    random_images(2), logits, {"old": "0123"}, np.array(["01", "3"])
+  )
+  assert lines_of(figure) == [["is: 01", "1 90%"], ["is: 3", "✓ 3 90%"]]
+  for none in ([], np.array([], str)):
+    figure = plots.prediction_grid(
+      random_images(2), logits, {"old": "0123"}, none
+    )
+    assert lines_of(figure) == [["1 90%"], ["3 90%"]]
+
+
 def test_one_task_alone_is_not_named_and_truth_may_be_unknown():
   figure = plots.prediction_grid(
     random_images(1), {"new": of_class(2, 3)[None]}, {"new": NAMES["new"]}
@@ -119,6 +150,18 @@ def test_bars_say_seconds_and_multiples_of_the_first():
   figure.canvas.draw()
   boxes = [text.get_window_extent() for text in axes.texts]
   assert all(box.x1 <= axes.get_window_extent().x1 for box in boxes)
+
+
+def test_names_of_times_are_text():
+  """No formulas; and two that look the same are two bars."""
+  times = {"$\\frac{x": 1.0, "a\nb": 2.0, "a\\nb": 3.0}
+  figure = plots.timing_bars(times, title="$\\frac{x")
+  (axes,) = figure.axes
+  assert [bar.get_width() for bar in axes.patches] == [1, 2, 3]
+  FigureCanvasAgg(figure).draw()
+  labels = [label.get_text() for label in axes.get_yticklabels()]
+  assert labels == ["$\\frac{x", "a\\nb", "a\\nb"]
+  assert axes.get_title() == "$\\frac{x"
 
 
 @pytest.mark.parametrize("bad", [{}, {"a": 0.0}, {"a": float("nan")}])

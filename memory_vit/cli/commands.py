@@ -96,7 +96,8 @@ def write_json(path: Path, values: Any) -> None:
     TrainingError: where it cannot be written now.
   """
   with files.writing(path), files.replacing(path.resolve()) as part:
-    part.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    text = json.dumps(values, indent=2, allow_nan=False)
+    part.write_text(f"{text}\n", encoding="utf-8")
 
 
 def parsed(parse: Callable[[], _T]) -> _T:

@@ -3,6 +3,7 @@
 from etils import epy
 
 with epy.lazy_api_imports(globals()):
+  from memory_vit.evaluation.calibration import Calibration, calibrate
   from memory_vit.evaluation.cell_removal import (
     CellRemoval,
     Removals,
@@ -14,10 +15,12 @@ with epy.lazy_api_imports(globals()):
   from memory_vit.evaluation.verify import Evaluator
 
 __all__ = [
+  "Calibration",
   "CellRemoval",
   "Evaluator",
   "Removals",
   "SplitPredictions",
+  "calibrate",
   "evaluate_source",
   "median_seconds",
   "predict_fn",

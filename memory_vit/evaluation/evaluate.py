@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from memory_vit.data import batching
 from memory_vit.data.reader import Reader
+from memory_vit.errors import TaskError
 from memory_vit.evaluation import metrics, split_predictions
 from memory_vit.evaluation.hits import Hits
 from memory_vit.model.backbone import Backbone
@@ -35,7 +36,7 @@ def evaluate(
   mesh: Mesh,
   *,
   also: Collection[Also] = (),
-  predictions_of: str | None = None,
+  predictions_of: str | Collection[str] | None = None,
   bar: ProgressBar | None = None,
 ) -> dict[str, dict[str, Any]]:
   """Evaluate all outputs of a model on one data set.
@@ -46,7 +47,8 @@ def evaluate(
       what is kept of the images, which is then what the model takes.
     mesh: over which batches are split.
     also: what else the results have.
-    predictions_of: the output whose predictions are wanted; None for all.
+    predictions_of: the output, or those, whose predictions are wanted; None
+      for all.
     bar: counts images of all processes.
 
   Returns:
@@ -60,6 +62,8 @@ def evaluate(
   digests: dict[str, Any] = {}
   right: dict[str, list[np.ndarray]] = {}
   kept: dict[str, list[dict[str, np.ndarray]]] = {}
+  if isinstance(predictions_of, str):
+    predictions_of = [predictions_of]
   replicated = sharding.replicated(mesh)
   for batch in sharding.prefetch(iter(batches), mesh):
     inputs = batch["inputs"] if "inputs" in batch else batch["image"]
@@ -70,7 +74,8 @@ def evaluate(
       if "hits" in also:
         rows = _batch_hits(replicated)(*of_batch)
         right.setdefault(name, []).append(np.asarray(rows))
-      if "predictions" in also and predictions_of in (None, name):
+      wanted = predictions_of is None or name in predictions_of
+      if "predictions" in also and wanted:
         some = _batch_predictions(replicated)(*of_batch)
         kept.setdefault(name, []).append(jax.device_get(some))
       if "digest" in also:
@@ -100,7 +105,7 @@ def evaluate_source(
   mesh: Mesh,
   also: Collection[Also] = (),
   batches: Iterable[dict[str, Any]] | None = None,
-  predictions_of: str | None = None,
+  predictions_of: str | Collection[str] | None = None,
 ) -> dict[str, dict[str, Any]]:
   """`evaluate`, on a split; each process reads its share.
 
@@ -108,9 +113,19 @@ def evaluate_source(
   nothing is read. The results also have
   "skipped": how many examples could not be read, and are not among the
   "examples" on which the numbers stand. "hits" are a `Hits`, and "predictions"
-  are `SplitPredictions`, of all examples of the split in their order; of one
-  output alone where `predictions_of` names it.
+  are `SplitPredictions`, of all examples of the split in their order; only of
+  the outputs that `predictions_of` names, where it does.
+
+  Raises:
+    TaskError: for an output with another number of classes than the data set.
   """
+
+  def predict_classes(inputs: Any) -> dict[str, Float[Array, "b _"]]:
+    outputs = predict(inputs)
+    for name, logits in outputs.items():
+      _require_classes(name, logits.shape[-1], source)
+    return outputs
+
   if batches is None:
     batches = batching.eval_batches(
       source, preprocessing, batch_size=batch_size
@@ -118,7 +133,12 @@ def evaluate_source(
   title = f"evaluating {source.name} {source.split}"
   with ProgressBar(title, source.size) as bar:
     results = evaluate(
-      predict, batches, mesh, also=also, predictions_of=predictions_of, bar=bar
+      predict_classes,
+      batches,
+      mesh,
+      also=also,
+      predictions_of=predictions_of,
+      bar=bar,
     )
   for result in results.values():
     # Of all processes, as the sums are.
@@ -131,6 +151,16 @@ def evaluate_source(
         result["predictions"], len(result["per_class"]), source.size
       )
   return results
+
+
+def _require_classes(name: str, classes: int, source: Reader) -> None:
+  """Refuse an output of other classes: a label beyond them has no loss."""
+  if classes != source.num_classes:
+    raise TaskError(
+      f"the output {name!r} has {classes:,} classes, the data set "
+      f"{source.name!r} has {source.num_classes:,}: expected the data set that "
+      "it was trained for."
+    )
 
 
 @functools.cache

@@ -29,8 +29,8 @@ def batch_sums(
 
   Returns:
     Sums "count", "loss" (cross-entropy, nats), "top1" and "top5", and over the
-    examples of each class "class_count", "class_top1", (c,). No class is right
-    of an example whose logits are not all finite.
+    examples of each class "class_count", "class_top1", (c,). "not_finite"
+    counts examples whose logits are not all finite: no class of them is right.
   """
   loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
   best = jax.lax.top_k(logits, min(5, logits.shape[-1]))[1]
@@ -44,6 +44,7 @@ def batch_sums(
     "loss": (loss * mask).sum(),
     "top1": top1.sum(),
     "top5": hits.sum(),
+    "not_finite": (mask * ~finite).sum(),
     "class_count": classes.sum(0),
     "class_top1": (classes * top1[:, None]).sum(0),
   }
@@ -75,11 +76,13 @@ def add(
 
 
 def summarise(total: Totals) -> dict[str, Any]:
-  """Return "loss", "top1", "top5", "majority", "examples", "per_class".
+  """Return "loss", "top1", "top5", "majority", and what they stand on.
 
-  "top1" and "top5" are shares of the examples, and so is "majority": that of
-  the largest class, which is what who always names it gets right. A class
-  without an example has None in "per_class".
+  That is "examples", how many of them are "not_finite", and "per_class". "top1"
+  and "top5" are shares of the examples, and so is "majority": that of the
+  largest class, which is what who always names it gets right. "loss" is not
+  finite where that of an example is not. A class without an example has None in
+  "per_class".
   """
   count = float(total["count"])
   per_class = [
@@ -94,6 +97,7 @@ def summarise(total: Totals) -> dict[str, Any]:
     "top5": float(total["top5"]) / count,
     "majority": float(total["class_count"].max()) / count,
     "examples": int(count),
+    "not_finite": int(total["not_finite"]),
     "per_class": per_class,
   }
 

@@ -91,8 +91,9 @@ class Evaluator:
     a task that composes with nothing.
 
     Returns:
-      {name: an entry of the result}; with `predictions` it has "predictions",
-      `SplitPredictions`, which JSON cannot hold.
+      {name: an entry of the result}, whose "loss" is None where it is not
+      finite; with `predictions` it has "predictions", `SplitPredictions`, which
+      JSON cannot hold.
     """
     differences = _Differences()
 
@@ -114,13 +115,17 @@ class Evaluator:
       source,
       self._preprocessing,
       also=["predictions"] if predictions else [],
+      # Of what a task says alone the sums are compared, and no predictions.
+      predictions_of=names,
     )
     results = {}
     for name in names:
       results[name] = {
         "name": name,
         **_evaluated(source, found[name]),
-        **{key: found[name][key] for key in ("top5", "loss", "per_class")},
+        **{key: found[name][key] for key in ("top5", "per_class")},
+        # JSON has no NaN, and no infinity.
+        "loss": loss if math.isfinite(loss := found[name]["loss"]) else None,
       }
       if predictions:
         results[name]["predictions"] = found[name]["predictions"]
@@ -232,6 +237,7 @@ def _evaluated(source: Reader, found: Mapping[str, Any]) -> dict[str, Any]:
     "split": source.split,
     "examples": found["examples"],
     "skipped": found["skipped"],
+    "not_finite": found["not_finite"],
     "accuracy": found["top1"],
   }
 

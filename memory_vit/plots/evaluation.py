@@ -6,7 +6,6 @@ formulas.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,9 +25,7 @@ from memory_vit.runtime.messages import escaped, shortened
 _NUMBERED, _NAMED, _SINGLE = 16, 40, 400
 _LONGEST_NAME = 24
 _SHEET_COLUMNS, _SHEET_WIDTH = 6, 1.75  # inches
-# Of a title on a sheet: its lines, and of each of these characters in a line,
-# and lines.
-_TITLE_LINES, _LINE, _LINES = 3, 22, 2
+_TITLE_LINES = 3
 _DARK, _LIGHT = "#1f4e79", "#e8a33d"
 
 
@@ -41,12 +38,14 @@ def confusion_matrix_figure(matrix: Any, class_names: Sequence[str]) -> Figure:
 
   Args:
     matrix: numbers of examples (c, c), by their class and by the class that was
-      predicted; an array, or a sparse one of scipy.
+      predicted; an array, lists, or a sparse array of scipy.
     class_names: c names.
 
   Raises:
     DataError: for a matrix of another shape.
   """
+  if not hasattr(matrix, "tocoo"):
+    matrix = np.asarray(matrix)
   classes = len(class_names)
   if not classes or tuple(matrix.shape) != (classes, classes):
     raise DataError(
@@ -84,7 +83,7 @@ def calibration_figure(calibration: Calibration, title: str = "") -> Figure:
   a calibrated model the bars reach the diagonal.
 
   Args:
-    calibration: of the examples of a split.
+    calibration: of the examples of a split, by `evaluation.calibrate`.
     title: above the diagram.
   """
   figure = Figure(figsize=(5, 5.4), layout="constrained")
@@ -123,10 +122,8 @@ def mistakes_sheet(images: np.ndarray, titles: Sequence[str]) -> Figure:
   """Images side by side under their titles, six in a row.
 
   Args:
-    images: floats (b, side, side, 3) in [-1, 1], as the model takes them; b may
-      be 0.
-    titles: b texts; the first three lines of each, which are wrapped, and cut
-      after two.
+    images: as for `image_grid`; b may be 0.
+    titles: b texts, of which the first three lines are shown.
 
   Raises:
     DataError: for images of another shape, or another number of titles.
@@ -135,11 +132,8 @@ def mistakes_sheet(images: np.ndarray, titles: Sequence[str]) -> Figure:
     figure = Figure(figsize=(4, 1))
     figure.text(0.5, 0.5, "no mistakes", ha="center", va="center")
     return figure
-  wrapped = [
-    "\n".join(map(_wrapped, title.split("\n")[:_TITLE_LINES]))
-    for title in titles
-  ]
-  return image_grid(images, wrapped, columns=_SHEET_COLUMNS, width=_SHEET_WIDTH)
+  some = ["\n".join(title.split("\n")[:_TITLE_LINES]) for title in titles]
+  return image_grid(images, some, columns=_SHEET_COLUMNS, width=_SHEET_WIDTH)
 
 
 def _neighbours_together(matrix: Any) -> tuple[np.ndarray, int]:
@@ -186,10 +180,3 @@ def _name_classes(
   places = range(len(names))
   axes.set_xticks(places, names, rotation=90, fontsize=9, parse_math=False)
   axes.set_yticks(places, names, fontsize=9, parse_math=False)
-
-
-def _wrapped(line: str) -> str:
-  """A line of a title, as lines that fit above an image."""
-  return "\n".join(
-    textwrap.wrap(escaped(line), _LINE, max_lines=_LINES, placeholder="...")
-  )

@@ -1,11 +1,16 @@
 """Images beside each other, as a model sees them."""
 
+import textwrap
 from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from memory_vit.errors import DataError
+from memory_vit.runtime.messages import escaped
+
+# Characters of a title in an inch, and lines that one of its lines may become.
+_CHARACTERS, _LINES = 12.6, 2
 
 
 def image_grid(
@@ -18,8 +23,10 @@ def image_grid(
   """Images side by side, each under its title, in a figure with b axes.
 
   Args:
-    images: floats (b, side, side, 3) in [-1, 1], as the model takes them.
-    titles: b texts, of one line or of several.
+    images: floats (b, side, side, 3) in [-1, 1], as the model takes them, or
+      levels, uint8.
+    titles: b texts, of one line or of several; each is wrapped, and cut after
+      two.
     columns: how many images there are in a row, at most.
     width: of an image with the space around it, in inches.
 
@@ -35,14 +42,26 @@ def image_grid(
     raise DataError(f"{len(titles)} titles for {len(images)} images.")
   columns = min(columns, len(images))
   rows = -(-len(images) // columns)
+  titles = [_wrapped(title, int(width * _CHARACTERS)) for title in titles]
   lines = max(title.count("\n") + 1 for title in titles)
   size = (width * columns, (width - 0.05 + 0.21 * lines) * rows)
   figure = Figure(figsize=size, layout="constrained")
   for i, (image, title) in enumerate(zip(images, titles, strict=True)):
     axes = figure.add_subplot(rows, columns, i + 1)
     # Each value as it is: stretched contrasts would not be what the model sees.
-    axes.imshow(np.clip((image + 1) / 2, 0, 1))
+    levels = image.dtype == np.uint8
+    axes.imshow(image if levels else np.clip((image + 1) / 2, 0, 1))
     # Names of classes are no formulas, whatever stands between two dollars.
     axes.set_title(title, fontsize=10, parse_math=False)
     axes.set_axis_off()
   return figure
+
+
+def _wrapped(title: str, width: int) -> str:
+  """A title, as lines of at most so many characters."""
+  return "\n".join(
+    "\n".join(
+      textwrap.wrap(escaped(line), width, max_lines=_LINES, placeholder="...")
+    )
+    for line in title.split("\n")
+  )

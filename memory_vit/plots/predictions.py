@@ -28,7 +28,8 @@ def prediction_grid(
   """Draw images, each above the most probable class of every task.
 
   A task that knows the true class of an image has a mark on its line: whether
-  it is right. The others cannot be.
+  it is right. The others cannot be. Outputs that are not all finite are said to
+  be so, and marked as wrong.
 
   Args:
     images: floats (b, side, side, 3) in [-1, 1], as the model takes them.
@@ -40,12 +41,14 @@ def prediction_grid(
   Raises:
     DataError: for images, logits, names or truths of different numbers.
   """
+  class_names = {task: tuple(names) for task, names in class_names.items()}
   images = np.asarray(images)
   if images.ndim != 4 or images.shape[-1] != 3 or not len(images):
     raise DataError(
       f"images have shape {images.shape}, expected (batch, side, side, 3)."
     )
-  if truths and len(truths) != len(images):
+  known = len(truths) > 0
+  if known and len(truths) != len(images):
     raise DataError(f"{len(truths)} true classes for {len(images)} images.")
   shares = {
     task: _probabilities(task, logits, names, len(images))
@@ -53,7 +56,7 @@ def prediction_grid(
   }
   columns = min(_COLUMNS, len(images))
   rows = -(-len(images) // columns)
-  height = _WIDTH + _LINE * (len(shares) + bool(truths))
+  height = _WIDTH + _LINE * (len(shares) + known)
   figure = Figure(figsize=(_WIDTH * columns, height * rows))
   # By hand: under each image is room for its lines, and nothing else.
   figure.subplots_adjust(0.01, 0.01, 0.99, 0.99, wspace=0.08, hspace=0)
@@ -65,7 +68,7 @@ def prediction_grid(
     picture = figure.add_subplot(cell[0])
     picture.imshow(np.clip((image + 1) / 2, 0, 1))
     picture.set_axis_off()
-    truth = truths[i] if truths else None
+    truth = truths[i] if known else None
     answers = {
       task: (class_names[task], share[i]) for task, share in shares.items()
     }
@@ -79,7 +82,7 @@ def _probabilities(
   names: Sequence[str],
   count: int,
 ) -> np.ndarray:
-  """Probabilities of a task, float64 (b, c)."""
+  """Probabilities of a task, float64 (b, c); NaN where one would be."""
   if task not in logits:
     raise DataError(f"there are no logits of {task!r}, only of {list(logits)}.")
   values = np.asarray(logits[task], np.float64)
@@ -88,7 +91,9 @@ def _probabilities(
       f"logits of {task!r} have shape {values.shape}, expected {count} images "
       f"and {len(names)} classes."
     )
-  return scipy.special.softmax(values, axis=-1)
+  # The softmax of one with infinity may be finite: nothing is said by it.
+  finite = np.isfinite(values).all(axis=-1, keepdims=True)
+  return scipy.special.softmax(np.where(finite, values, np.nan), axis=-1)
 
 
 def _write(
@@ -103,14 +108,17 @@ def _write(
   if truth is not None:
     lines.append((f"is: {_short(truth, _ALONE)}", _NEITHER, "bold"))
   for task, (names, shares) in answers.items():
-    best = int(shares.argmax())
-    mark, colour = "", _NEITHER
-    if truth is not None and truth in names:
-      right = names[best] == truth
+    mark, colour, said = "", _NEITHER, "not finite"
+    finite = bool(np.isfinite(shares).all())
+    if finite:
+      best = int(shares.argmax())
+      said = _short(names[best], _BESIDE if several else _ALONE)
+      said = f"{said} {shares[best]:.0%}"
+    if not finite or (truth is not None and truth in names):
+      right = finite and names[best] == truth
       mark, colour = ("\u2713 ", _RIGHT) if right else ("\u2717 ", _WRONG)
-    said = _short(names[best], _BESIDE if several else _ALONE)
     task = f"{_short(task, _BESIDE)}: " if several else ""
-    lines.append((f"{mark}{task}{said} {shares[best]:.0%}", colour, "normal"))
+    lines.append((f"{mark}{task}{said}", colour, "normal"))
   for number, (line, colour, weight) in enumerate(lines):
     axes.text(
       0.5, 1 - (number + 0.5) / len(lines), line, color=colour, weight=weight,

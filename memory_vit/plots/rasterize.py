@@ -1,8 +1,19 @@
 """Figures as pixels, for whatever shows images."""
 
+import contextlib
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+logger = logging.getLogger(__name__)
+
+# Matplotlib's warning for each letter that is drawn as a box.
+_NO_GLYPH = "Glyph .* missing from font"
 
 
 def rasterize(figure: Figure, *, dpi: int = 100) -> np.ndarray:
@@ -17,5 +28,25 @@ def rasterize(figure: Figure, *, dpi: int = 100) -> np.ndarray:
   """
   figure.set_dpi(dpi)
   canvas = FigureCanvasAgg(figure)
-  canvas.draw()
+  with _letters_as_boxes():
+    canvas.draw()
   return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+@contextlib.contextmanager
+def _letters_as_boxes() -> Iterator[None]:
+  """Log in one line how many letters the font lacks; pass other warnings on."""
+  with warnings.catch_warnings(record=True) as found:
+    warnings.filterwarnings("always", _NO_GLYPH)
+    yield
+  lacking = [each for each in found if re.match(_NO_GLYPH, str(each.message))]
+  if lacking:
+    logger.warning(
+      "%d letters of a figure are drawn as boxes: its font lacks them",
+      len({str(each.message) for each in lacking}),
+    )
+  for each in found:
+    if each not in lacking:
+      warnings.showwarning(
+        each.message, each.category, each.filename, each.lineno
+      )

@@ -80,7 +80,8 @@ def training_curves(logdir: str | os.PathLike[str]) -> Figure:
       if tag in scalars:
         axes.plot(*scalars[tag], label=label, marker="o", markersize=4)
     axes.grid(alpha=0.3)
-    axes.legend()
+    if axes.lines:
+      axes.legend()
   loss.set(title="loss", xlabel="step", ylim=(0, None))
   accuracy.set(title="accuracy", xlabel="step", ylim=(0, 1.02))
   return figure

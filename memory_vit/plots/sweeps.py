@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from memory_vit.run_result import RunResult, TrialResult
+from memory_vit.runtime.messages import escaped
 
 # x, mean, least, greatest.
 Point = tuple[float, float, float, float]
@@ -32,10 +33,9 @@ def sweep_figure(result: RunResult) -> Figure:
     _draw(axes, _by_cells(result.tasks, key))
     axes.set(title=title, xlabel="learning rate", xscale="log")
   left.set(ylabel="accuracy")
-  if left.get_legend_handles_labels()[0]:
-    left.legend()
+  _label(left)
   if result.sweep is not None:
-    figure.suptitle(result.sweep.task)
+    figure.suptitle(escaped(result.sweep.task), parse_math=False)
   return figure
 
 
@@ -49,11 +49,12 @@ def lines_figure(
   figure = Figure(figsize=(6, 3.5), layout="constrained")
   axes = figure.subplots()
   _draw(axes, lines)
-  axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
+  axes.set_title(escaped(title), parse_math=False)
+  axes.set_xlabel(escaped(xlabel), parse_math=False)
+  axes.set_ylabel(escaped(ylabel), parse_math=False)
   if log:
     axes.set(xscale="log")
-  if lines:
-    axes.legend()
+  _label(axes)
   return figure
 
 
@@ -70,6 +71,18 @@ def _draw(axes: Axes, lines: Lines) -> None:
       marker=marker, markersize=5, capsize=2,
     )  # fmt: skip
   axes.grid(alpha=0.3)
+
+
+def _label(axes: Axes) -> None:
+  """Add a legend, where there are lines; their labels are no formulas."""
+  drawn = axes.containers
+  if not drawn:
+    return
+  # A label that begins with "_" would be left out: labels come afterwards.
+  legend = axes.legend(drawn, [str(i) for i in range(len(drawn))])
+  for text, container in zip(legend.get_texts(), drawn, strict=True):
+    text.set_text(escaped(str(container.get_label())))
+    text.set_parse_math(False)
 
 
 def _by_cells(tasks: Sequence[TrialResult], key: str) -> Lines:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from memory_vit.errors import ConfigError
+from memory_vit.model.task import NAME_PATTERN
 from memory_vit.reports import metrics_file, page, tables, task_figures
 from memory_vit.reports.task_evaluation import TaskEvaluation
 from memory_vit.runtime import files, processes
+from memory_vit.runtime.messages import brief
 from memory_vit.runtime.output_directory import OutputDirectory
 
 INDEX, OVERVIEW = "index.html", "report.json"
@@ -37,7 +41,9 @@ def _listed(values: Any) -> Iterator[str]:
 REPORT = OutputDirectory("--report", OVERVIEW, _listed)
 
 
-def write_reports(path: Path, evaluations: Sequence[TaskEvaluation]) -> None:
+def write_reports(
+  path: str | os.PathLike[str], evaluations: Sequence[TaskEvaluation]
+) -> None:
   """Write reports of tasks to a directory, in place of those that it has.
 
   It gets a directory for each task, report.json with the most important numbers
@@ -45,17 +51,45 @@ def write_reports(path: Path, evaluations: Sequence[TaskEvaluation]) -> None:
   one writes.
 
   Raises:
-    ConfigError: where something that is no report is there.
+    ConfigError: where something that is no report is there; for no evaluation,
+      and for names of tasks that are none, or are there twice.
     TrainingError: where it cannot be written; what was there is as it was.
     BrokenDataError: where an image that is shown cannot be read any more.
   """
-  processes.on_process_0(lambda: _write(path, evaluations))
+  _require_names([evaluation.task for evaluation in evaluations])
+  processes.on_process_0(lambda: _write(Path(path), evaluations))
 
 
-def first_page(path: Path) -> Path:
-  """The page of a report to begin with: of its only task, or of all."""
-  pages = [path / INDEX, *path.glob(f"*/{PAGE}")]
-  return next(page for page in pages if page.exists())
+def first_page(path: str | os.PathLike[str]) -> Path:
+  """The page of a report to begin with: of its only task, or of all.
+
+  Raises:
+    ConfigError: where there is no report.
+  """
+  path = Path(path)
+  for file in (path / INDEX, *path.glob(f"*/{PAGE}")):
+    if file.exists():
+      return file
+  raise ConfigError(
+    f"{path} holds no report: expected a directory that `write_reports` wrote."
+  )
+
+
+def _require_names(names: Sequence[str]) -> None:
+  """Refuse names of tasks that cannot be those of their directories."""
+  if not names:
+    raise ConfigError("there is no evaluation: expected at least one.")
+  for name in names:
+    if not NAME_PATTERN.fullmatch(name):
+      raise ConfigError(
+        f"an evaluation is of a task {brief(name)}, which is no name of one: "
+        f"expected {NAME_PATTERN.pattern}."
+      )
+    if names.count(name) > 1:
+      raise ConfigError(
+        f"several evaluations are of a task {name!r}, and each would be in the "
+        "directory of that name: expected different names."
+      )
 
 
 def _write(path: Path, evaluations: Sequence[TaskEvaluation]) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Sequence
 import numpy as np
 from PIL import Image
 
-from memory_vit.images.view import to_levels
 from memory_vit.reports.markup import Html, element
 
 MISSING = "–"
@@ -86,9 +85,9 @@ def plot(png: bytes, described: str) -> Html:
 
 
 def data_uri(image: np.ndarray, kind: str) -> str:
-  """An image, floats (side, side, 3) in [-1, 1], as the address of itself."""
+  """An image, uint8 (side, side, 3), as the address of itself."""
   file = io.BytesIO()
-  Image.fromarray(to_levels(image)).save(file, kind)
+  Image.fromarray(image).save(file, kind)
   encoded = base64.b64encode(file.getvalue()).decode()
   return f"data:image/{kind.lower()};base64,{encoded}"
 

@@ -21,7 +21,12 @@ def to_values(evaluation: TaskEvaluation) -> dict[str, Any]:
   values = {
     "schema": SCHEMA,
     **evaluation.details,
-    "data": {"name": evaluation.data, "split": evaluation.split},
+    "data": {
+      "name": evaluation.data,
+      "directory": evaluation.directory,
+      "split": evaluation.split,
+      "digest": evaluation.data_digest,
+    },
     "metrics": dataclasses.asdict(evaluation.metrics),
     "calibration": {
       "edges": calibration.edges,
@@ -41,6 +46,7 @@ def headline(evaluation: TaskEvaluation) -> dict[str, Any]:
   return {
     "task": evaluation.task,
     "data": utf8(evaluation.data),
+    "directory": utf8(evaluation.directory),
     "split": utf8(evaluation.split),
     **_as_json(dataclasses.asdict(evaluation.metrics)),
   }

@@ -77,8 +77,8 @@ def report_page(
   ]
   head = element(
     "p",
-    f"{evaluation.data}, {evaluation.split}: {found.examples:,} examples of "
-    f"{len(evaluation.class_names):,} classes",
+    f"{evaluation.data_shown}, {evaluation.split}: {found.examples:,} examples "
+    f"of {len(evaluation.class_names):,} classes",
     class_="quiet",
   )
   return document(
@@ -96,15 +96,33 @@ def index_page(evaluations: Sequence[TaskEvaluation]) -> str:
     found = one.metrics
     link = element("a", one.task, href=f"{one.task}/report.html")
     rows.append(
-      (link, one.data, one.split, f"{found.examples:,}",
+      (link, one.data_shown, one.split, f"{found.examples:,}",
        percent(found.top1.share), _interval(found.top1),
        percent(found.macro_f1), percent(found.calibration_error))
     )  # fmt: skip
   header = ("task", "data set", "split", "examples", "top-1", "95 % interval",
             "macro F1", "ECE")  # fmt: skip
   head = element("p", f"{len(evaluations)} tasks in one model", class_="quiet")
-  body = element("main", table(header, rows, names=(0, 1, 2), label="tasks"))
+  problems = [
+    element("p", f"{one.task}: {'; '.join(notes)}.", class_="bad")
+    for one in evaluations
+    if (notes := _notes(one))
+  ]
+  tasks = table(header, rows, names=(0, 1, 2), label="tasks")
+  body = element("main", *problems, tasks)
   return document("Evaluation", head, body, _meanings())
+
+
+def _notes(evaluation: TaskEvaluation) -> list[str]:
+  """What is wrong with an evaluation, in short; its own page says more."""
+  found, alone, notes = evaluation.metrics, evaluation.alone, []
+  if found.skipped:
+    notes.append(f"{found.skipped:,} examples could not be read")
+  if found.not_finite:
+    notes.append(f"outputs for {found.not_finite:,} examples are not finite")
+  if alone and not alone["verified"]:
+    notes.append("not verified")
+  return notes
 
 
 def _interval(found: Proportion) -> str:
@@ -223,7 +241,11 @@ def _classes(evaluation: TaskEvaluation) -> list[Html]:
   left = len(names) - len(rows)
   note = f" {left:,} more are in per_class.csv." if left else ""
   return [
-    element("p", f"The lowest F1 comes first.{note}", class_="quiet"),
+    element(
+      "p",
+      f"The lowest F1 comes first, classes without examples last.{note}",
+      class_="quiet",
+    ),
     table(header, rows, names=(0, 5, 6), label="classes"),
   ]
 

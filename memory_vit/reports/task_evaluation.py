@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image
 
 import memory_vit
-from memory_vit.evaluation import classification, confusion
+from memory_vit.data.split_ref import OF_A_DIRECTORY
+from memory_vit.errors import TaskError
+from memory_vit.evaluation import classification, confusion, task_data
 from memory_vit.evaluation.calibration import Calibration, calibrate
 from memory_vit.evaluation.classification import ClassMetrics, SplitMetrics
 from memory_vit.evaluation.split_predictions import SplitPredictions
+from memory_vit.images.view import to_levels
 
 if TYPE_CHECKING:  # it brings TensorFlow
+  from memory_vit.data.inventory import Inventory
   from memory_vit.data.reader import Reader
   from memory_vit.model.task import Task
 
 # Images of a contact sheet.
 SHOWN_IMAGES = 24
+# Pixels of a side of one, at most; and how many are read at a time. In full and
+# together 200 images of 2,048 pixels would take 10 GB.
+_THUMBNAIL, _AT_ONCE = 320, 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +58,8 @@ class TaskEvaluation:
   Attributes:
     task: its name.
     data: name of the data set.
+    directory: the name of its directory, the last alone, where `data` says only
+      that it is one; else "".
     split: of it.
     class_names: of all c classes.
     predictions: for all examples of the split.
@@ -58,6 +69,7 @@ class TaskEvaluation:
     details: JSON values on the task, its backbone, and what has made this.
     alone: how it compares with the task alone, as `Evaluator.evaluate` says;
       None where it was not compared.
+    inventory: of the files of the split; None where they are not known.
   """
 
   task: str
@@ -70,6 +82,8 @@ class TaskEvaluation:
   shown_images: int = SHOWN_IMAGES
   details: Mapping[str, Any]
   alone: Mapping[str, Any] | None = None
+  directory: str = ""
+  inventory: Inventory | None = None
 
   @classmethod
   def of(
@@ -91,10 +105,22 @@ class TaskEvaluation:
       dtype: of the computation.
       shown_images: see above, as `alone`.
       alone: see above.
+
+    Raises:
+      TaskError: for a data set of other classes than those of the task.
     """
     from memory_vit.data.eval_images import eval_images
 
-    spec = task.spec
+    spec, inventory = task.spec, reader.source.inventory
+    if spec.class_names:
+      task_data.require_classes(task, reader)
+    for classes in (spec.num_classes, predictions.num_classes):
+      if classes != reader.num_classes:
+        raise TaskError(
+          f"task {task.name!r} has {spec.num_classes:,} classes, its "
+          f"predictions {predictions.num_classes:,}, and the data set "
+          f"{reader.name!r} {reader.num_classes:,}: expected the same."
+        )
     return cls(
       task=spec.name,
       data=reader.name,
@@ -117,7 +143,23 @@ class TaskEvaluation:
         "preprocessing": dataclasses.asdict(spec.evaluation),
       },
       alone=alone,
+      directory=_directory(inventory) if reader.name in OF_A_DIRECTORY else "",
+      inventory=inventory,
     )
+
+  @property
+  def data_shown(self) -> str:
+    """The name of the data set for people: "digits", "folder pets"."""
+    return f"{self.data} {self.directory}".rstrip()
+
+  @functools.cached_property
+  def data_digest(self) -> str | None:
+    """Of the names and sizes of its files, and what else tells it from others.
+
+    None where nothing is known of them.
+    """
+    known = self.inventory
+    return known.sizes() if known and (known.files or known.facts) else None
 
   @functools.cached_property
   def classes(self) -> ClassMetrics:
@@ -149,13 +191,17 @@ class TaskEvaluation:
     return tuple(self.mistake(int(number)) for number in numbers)
 
   def read_mistakes(self) -> np.ndarray:
-    """Read the images of `mistakes`, float32 (k, side, side, 3) in [-1, 1].
+    """Read the images of `mistakes`, uint8 (k, side, side, 3).
 
-    They are not kept. Where none is to be shown, none is read.
+    Large ones are made smaller, up to 320 pixels a side. They are not kept.
+    Where none is to be shown, none is read.
     """
-    if not self.shown_images:
-      return np.zeros((0, 1, 1, 3), np.float32)
-    return self.read_images([mistake.example for mistake in self.mistakes])
+    numbers = [mistake.example for mistake in self.mistakes]
+    parts = [
+      _thumbnails(self.read_images(numbers[i : i + _AT_ONCE]))
+      for i in range(0, len(numbers), _AT_ONCE)
+    ]
+    return np.concatenate(parts or [np.zeros((0, 1, 1, 3), np.uint8)])
 
   def mistake(self, number: int) -> Mistake:
     """Describe the wrong prediction for an example."""
@@ -167,3 +213,27 @@ class TaskEvaluation:
       predicted=self.class_names[predictions.top_classes[number, 0]],
       confidence=float(predictions.confidence[number]),
     )
+
+
+def _thumbnails(images: np.ndarray) -> np.ndarray:
+  """Images (k, side, side, 3) in [-1, 1] as levels, uint8, of a smaller side.
+
+  Small ones keep their side.
+  """
+  side = min(images.shape[1], _THUMBNAIL)
+  return np.stack([
+    np.asarray(
+      Image.fromarray(to_levels(image)).resize(
+        (side, side), Image.Resampling.LANCZOS
+      )
+    )
+    for image in images
+  ])  # fmt: skip
+
+
+def _directory(inventory: Inventory) -> str:
+  """The last name of the directory below which all files have their names."""
+  for name, path in inventory.files.items():
+    root = path.removesuffix(name)
+    return os.path.basename(os.path.abspath(root)) if root else ""
+  return ""

@@ -181,8 +181,8 @@ def test_each_example_counts_once(backbone, monkeypatch, most):
   assert (flat(removal, "lost") + flat(removal, "gained")).min() > 0
   assert flat(removal, "lost").max() > 0 < flat(removal, "gained").max()
   evaluated = evaluate_source(
-    predict_fn(backbone, tasks, mesh), source, tasks[0].spec.evaluation,
-    batch_size=16, mesh=mesh,
+    predict_fn(backbone, tasks, mesh, ["child"]), source,
+    tasks[0].spec.evaluation, batch_size=16, mesh=mesh,
   )  # fmt: skip
   assert evaluated["child"]["top1"] == removal.top1
 

@@ -11,6 +11,7 @@ import memory_vit as mv
 from configs import quickstart
 from memory_vit import config as config_lib
 from memory_vit import evaluate
+from memory_vit.cli import commands
 from memory_vit.data import batching, datasets
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.evaluation import evaluate as evaluate_lib
@@ -180,6 +181,48 @@ def test_what_differs_is_found(model, monkeypatch, capsys):
   assert run(root, task, "--verify") == 0
 
 
+def test_outputs_that_are_not_finite_are_said(model, monkeypatch, capsys):
+  """And the file is JSON, which has no NaN and no infinity."""
+  root, *_ = model
+  file = root / "not-finite.json"
+  real = verify.inference.forward
+
+  def forward(*args, **options):
+    out = real(*args, **options)
+    return {name: value.at[0].set(np.nan) for name, value in out.items()}
+
+  def constant(name):
+    raise AssertionError(f"{name} is no JSON")
+
+  monkeypatch.setattr(verify.inference, "forward", forward)
+  monkeypatch.setattr(verify, "median_seconds", lambda functions: dict.fromkeys(
+    functions, 1.0
+  ))  # fmt: skip
+  arguments = (f"--task={root}/tasks/low", f"--json={file}")
+  assert run(root, *arguments, "--split=test[:9]") == 0
+  result = json.loads(file.read_text(), parse_constant=constant)
+  (entry,) = result["tasks"]
+  assert (entry["examples"], entry["not_finite"]) == (9, 1)
+  assert entry["loss"] is None
+  said = capsys.readouterr().out
+  assert "low: outputs for 1 images of digits:0-4 are not finite" in said
+  found = {"data": "d", "examples": 9, "skipped": 0, "not_finite": 2,
+           "accuracy": 0.5, "accuracy_plain": 0.5,
+           "outputs_bit_equal": True}  # fmt: skip
+  result["backbone"]["upstream"] = found
+  entry["alone"] = {"accuracy": 0.5, "max_difference": None,
+                    "outputs_bit_equal": True}  # fmt: skip
+  said = evaluate.text({**result, "verified": True})
+  assert "original task: outputs for 2 images of d are not finite" in said
+
+
+def test_no_number_that_is_none_gets_into_a_file(tmp_path):
+  file = tmp_path / "out.json"
+  with pytest.raises(ValueError, match="not JSON compliant"):
+    commands.write_json(file, {"loss": float("nan")})
+  assert not file.exists()
+
+
 @pytest.mark.slow
 def test_what_differs_in_one_batch_is_found(model, monkeypatch):
   """In the first of three; the others are equal."""
@@ -239,7 +282,7 @@ def test_other_splits_and_bad_input(model, tmp_path, capsys):
 
 def test_top5_of_five_classes_is_not_shown():
   entry = {"data": "d", "split": "test", "examples": 8, "skipped": 0,
-           "accuracy": 0.5, "top5": 0.875}  # fmt: skip
+           "not_finite": 0, "accuracy": 0.5, "top5": 0.875}  # fmt: skip
   result = {
     "tasks": [
       {**entry, "name": "five", "per_class": [0.5] * 5},

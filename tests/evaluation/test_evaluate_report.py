@@ -10,7 +10,8 @@ from fake_data import write_folder
 
 import memory_vit as mv
 from memory_vit import evaluate
-from memory_vit.evaluation import verify
+from memory_vit.evaluation import evaluate as evaluation
+from memory_vit.evaluation import split_predictions, verify
 from memory_vit.images.preparation import prepare_image
 
 
@@ -55,6 +56,13 @@ def test_a_report_is_of_the_pass_that_is_verified(
     return real(*arguments, **options)
 
   monkeypatch.setattr(verify.inference, "forward", counted)
+  examples, predicted = split_predictions.predict_examples, []
+
+  def predict_examples(replicated):
+    predicted.append(1)
+    return examples
+
+  monkeypatch.setattr(evaluation, "_batch_predictions", predict_examples)
   monkeypatch.setattr(verify, "median_seconds", lambda functions: dict.fromkeys(
     functions, 1.0
   ))  # fmt: skip
@@ -62,6 +70,8 @@ def test_a_report_is_of_the_pass_that_is_verified(
   assert run(root, "--verify", f"--json={out}", f"--report={report}",
              "--data=backbone=", "--report_images=2") == 0  # fmt: skip
   assert len(passes) == 2  # 12 images in batches of 8
+  # Of both tasks, and not of what each says alone.
+  assert len(predicted) == 2 * 2
   assert f"report: {report}/index.html" in capsys.readouterr().out
   entries = {t["name"]: t for t in json.loads(out.read_text())["tasks"]}
   for task in tasks:

@@ -2,6 +2,7 @@
 
 import itertools
 
+import jax.numpy as jnp
 import matplotlib
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from memory_vit import plots
 from memory_vit.errors import DataError
-from memory_vit.evaluation.calibration import calibrate
+from memory_vit.evaluation import calibrate
 
 matplotlib.use("Agg")
 
@@ -57,10 +58,11 @@ def test_bars_are_the_accuracy_of_bins():
   drawn(figure)
 
 
-@pytest.mark.parametrize("sparse", [False, True])
-def test_cells_are_shares_of_the_class(sparse):
-  counts = np.array([[3, 1, 0], [0, 0, 0], [0, 5, 5]])
-  matrix = scipy.sparse.csr_array(counts) if sparse else counts
+@pytest.mark.parametrize(
+  "kind", [np.array, scipy.sparse.csr_array, jnp.array, list]
+)
+def test_cells_are_shares_of_the_class(kind):
+  matrix = kind([[3, 1, 0], [0, 0, 0], [0, 5, 5]])
   names = ["a" * 300, "$\\frac{b", "c\n\x1b[2J"]
   figure = plots.confusion_matrix_figure(matrix, names)
   axes = figure.axes[0]

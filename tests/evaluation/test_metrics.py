@@ -45,5 +45,10 @@ def test_what_is_not_finite_is_not_right():
   labels, mask = jnp.array([0, 2, 2]), jnp.ones(3)
   sums = metrics.batch_sums(logits, labels, mask)
   assert (sums["count"], sums["top1"], sums["top5"]) == (3, 1, 1)
+  assert sums["not_finite"] == 2
+  # What fills a batch is no example.
+  padded = metrics.batch_sums(logits, labels, mask.at[0].set(0))
+  assert padded["not_finite"] == 1
+  assert metrics.summarise(metrics.add(None, sums))["not_finite"] == 2
   assert sums["class_top1"].tolist() == [0, 0, 1]
   assert metrics.example_hits(logits, labels, mask).tolist() == [0, 0, 1]

@@ -340,6 +340,33 @@ def test_files_are_read_ahead_and_standard_input_is_not(
   assert asked == [True, False]
 
 
+def test_folders_are_listed_as_they_are_needed_but_for_a_bar(
+  models, folder, capsys, monkeypatch
+):
+  """Millions of names would be held for nothing but the length of the bar."""
+  find, read, asked = image_files.find_images, image_files.read_batches, []
+
+  def found(paths):
+    for entry in find(paths):
+      asked.append(entry)
+      yield entry
+
+  def noted(entries, *given, **options):
+    asked.append("reading")
+    return read(entries, *given, **options)
+
+  monkeypatch.setattr(image_files, "find_images", found)
+  monkeypatch.setattr(image_files, "read_batches", noted)
+  for terminal, place in ((False, 0), (True, 5)):
+    asked.clear()
+    monkeypatch.setattr(
+      predict.progress_bar, "on_terminal", lambda shown=terminal: shown
+    )
+    assert run_json(capsys, *arguments(models, folder))[0] == 0
+    assert asked.index("reading") == place
+    assert len(asked) == 5 + 1
+
+
 def png(width, height):
   """A small file that claims to be a picture of any size."""
 

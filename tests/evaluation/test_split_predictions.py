@@ -10,7 +10,7 @@ from fake_data import broken_source, numbered_source
 import memory_vit as mv
 from memory_vit.data import batching
 from memory_vit.data.eval_images import eval_images
-from memory_vit.errors import BrokenDataError
+from memory_vit.errors import BrokenDataError, TaskError
 from memory_vit.evaluation import evaluate, metrics
 from memory_vit.evaluation.classification import class_metrics, split_metrics
 from memory_vit.evaluation.confusion import (
@@ -210,7 +210,7 @@ def test_predictions_may_be_of_one_output_alone(mesh):
 
   def predict(batch):
     rows = batch.reshape(len(batch), -1)
-    return {"x": rows[:, :3], "y": rows[:, 3:6]}
+    return {"x": rows[:, :11], "y": rows[:, 11:22]}
 
   source = broken_source(11, (3,), max_bad=1)
 
@@ -221,6 +221,9 @@ def test_predictions_may_be_of_one_output_alone(mesh):
     )  # fmt: skip
 
   every, one = found(), found(predictions_of="y")
+  # Several are named by several names.
+  several = found(predictions_of=("y", "xy"))
+  assert ["predictions" in several[name] for name in "xy"] == [False, True]
   assert "predictions" not in one["x"]
   for name in ("x", "y"):
     assert one[name]["top1"] == every[name]["top1"]
@@ -230,6 +233,17 @@ def test_predictions_may_be_of_one_output_alone(mesh):
   np.testing.assert_array_equal(
     one["y"]["predictions"].top_classes, every["y"]["predictions"].top_classes
   )
+
+
+def test_an_output_of_other_classes_is_refused(mesh):
+  """Where a label is beyond the classes, the loss is none, and in silence."""
+  source = broken_source(11, ())
+  for classes in (10, 12):
+    with pytest.raises(TaskError, match=rf"'x' has {classes} classes, .* 11"):
+      evaluate.evaluate_source(
+        lambda batch, c=classes: {"x": batch.reshape(len(batch), -1)[:, :c]},
+        source, PLAIN, batch_size=8, mesh=mesh,
+      )  # fmt: skip
 
 
 def test_images_are_those_of_an_evaluation():

@@ -11,6 +11,7 @@ import html.parser
 import io
 import json
 import re
+import shutil
 import types
 import weakref
 
@@ -19,10 +20,18 @@ import pyarrow.parquet as pq
 import pytest
 import sklearn.metrics
 from conftest import random_task, tiny_backbone
+from fake_data import write_folder
 from PIL import Image
 
 from memory_vit import reports
-from memory_vit.errors import BrokenDataError, ConfigError, TrainingError
+from memory_vit.data import datasets
+from memory_vit.data.inventory import Inventory
+from memory_vit.errors import (
+  BrokenDataError,
+  ConfigError,
+  TaskError,
+  TrainingError,
+)
 from memory_vit.evaluation import verify
 from memory_vit.evaluation.split_predictions import SplitPredictions
 from memory_vit.reports import directory, page
@@ -152,7 +161,9 @@ def test_metrics_follow_from_the_predictions_that_are_written(written):
   # The file holds no NaN, which JSON does not have.
   assert found["per_class"]["recall"][6] is None
   assert found["schema"] == 1
-  assert found["data"] == {"name": "folder", "split": "test"}
+  assert found["data"] == {
+    "name": "folder", "directory": "", "split": "test", "digest": None,
+  }  # fmt: skip
   assert found["class_names"][4] == "\\udcff"
   names = [row["label"] for row in table]
   assert names == [found["class_names"][label] for label in labels]
@@ -335,20 +346,34 @@ def test_a_comparison_with_the_task_alone_is_told():
 
 
 def test_images_are_not_kept(tmp_path, plain):
-  """There may be many tasks: each is written, and let go."""
+  """There may be many tasks: each is written, and let go.
+
+  Of one task some are read at a time, and kept as thumbnails: 200 of 2,048
+  pixels a side would take 10 GB.
+  """
   alive = []
 
   def read(numbers):
+    assert len(numbers) <= 8
     assert not [one for one in alive if one() is not None]
-    images = np.zeros((len(numbers), 8, 8, 3), np.float32)
+    images = np.zeros((len(numbers), 400, 400, 3), np.float32)
     alive.append(weakref.ref(images))
     return images
 
   tasks = [
-    evaluation_of(usual(), task=name, read_images=read) for name in "abc"
+    evaluation_of(usual(), task=name, read_images=read, shown_images=12)
+    for name in "abc"
   ]
   reports.write_reports(tmp_path / "report", tasks)
-  assert len(alive) == 3
+  assert len(alive) == 3 * 2
+  images = tasks[0].read_mistakes()
+  assert (images.shape, images.dtype) == ((12, 320, 320, 3), np.uint8)
+
+
+def test_a_sheet_holds_levels_and_no_floats():
+  figure = reports.figures(evaluation_of(usual()))["mistakes"]
+  kinds = {axes.images[0].get_array().dtype for axes in figure.axes}
+  assert kinds == {np.dtype(np.uint8)}
 
 
 def test_names_of_two_lines_are_escaped_before_titles_are_split():
@@ -398,9 +423,80 @@ def test_several_tasks_have_an_index(tmp_path, plain):
   assert [file.name for file in tmp_path.iterdir()] == ["report"]
 
 
-def test_equal_evaluations_have_equal_files(tmp_path, plain):
+def test_an_index_names_the_tasks_with_problems():
+  right = predictions_of([0, 1], [0, 1])
+  alone = {"accuracy": 1.0, "max_difference": 0.1, "outputs_bit_equal": True}
+  tasks = [
+    evaluation_of(usual(), task="spoiled"),
+    evaluation_of(right, task="differs", alone={**alone, "verified": False}),
+    evaluation_of(right, task="good", alone={**alone, "verified": True}),
+  ]
+  text = page.index_page(tasks)
+  assert re.findall(r'<p class="bad">(.*?)</p>', text) == [
+    "spoiled: 1 examples could not be read; outputs for 1 examples are not "
+    "finite.",
+    "differs: not verified.",
+  ]
+
+
+def test_what_cannot_be_reports_is_refused(tmp_path):
+  path, one = tmp_path / "report", evaluation_of(usual())
+  for evaluations, message in (
+    ([], "there is no evaluation"),
+    ([one, one], "several evaluations are of a task 'digits'"),
+    ([evaluation_of(usual(), task="../../out")], "task '../../out', which is"),
+  ):
+    with pytest.raises(ConfigError, match=message):
+      reports.write_reports(path, evaluations)
+  with pytest.raises(ConfigError, match="holds no report"):
+    reports.first_page(path)
+  assert not [*tmp_path.iterdir()]
+
+
+def test_a_path_may_be_text(tmp_path, plain):
+  path = str(tmp_path / "report")
+  reports.write_reports(path, [evaluation_of(usual())])
+  assert str(reports.first_page(path)) == f"{path}/digits/report.html"
+
+
+def folder_evaluation(root):
+  """Of a task on the test split of an image folder."""
+  reader = datasets.open_source("folder", "test", str(root))
+  task = random_task(
+    tiny_backbone(depth=1), "t", classes=2, class_names=("a", "b")
+  )
+  found = predictions_of([0, 1], [0, 1], 2)
+  return reports.TaskEvaluation.of(task, reader, found)
+
+
+def test_folders_are_told_apart(tmp_path):
+  """By the name of the directory, for people, and by its files."""
+  files = {f"{s}/{c}": ["1.png"] for s in ("train", "test") for c in "ab"}
+  for name in ("cats", "dogs"):
+    write_folder(tmp_path / name, files)
+  shutil.copytree(tmp_path / "cats", tmp_path / "copy" / "cats")
+  picture = next((tmp_path / "dogs" / "test").rglob("*.png"))
+  picture.write_bytes(picture.read_bytes() + b"more")
+  cats, dogs, copy = (
+    folder_evaluation(tmp_path / name) for name in ("cats", "dogs", "copy/cats")
+  )
+  values = [to_values(one)["data"] for one in (cats, dogs, copy)]
+  assert [found["directory"] for found in values] == ["cats", "dogs", "cats"]
+  assert values[0]["digest"] == values[2]["digest"] != values[1]["digest"]
+  assert len(values[0]["digest"]) == 64
+  index = page.index_page([cats, dogs])
+  rows = re.findall(r'<td class="name">(folder \w+)</td>', index)
+  assert rows == ["folder cats", "folder dogs"]
+  text = page_of(cats)
+  assert "folder cats, test: 2 examples" in text
+  assert str(tmp_path) not in text + index
+
+
+def test_equal_evaluations_have_equal_files(tmp_path):
   for name in ("a", "b"):
-    reports.write_reports(tmp_path / name, [evaluation_of(usual())])
+    reports.write_reports(
+      tmp_path / name, [evaluation_of(usual(), shown_images=1)]
+    )
   for file in (tmp_path / "a" / "digits").iterdir():
     other = tmp_path / "b" / "digits" / file.name
     assert file.read_bytes() == other.read_bytes(), file.name
@@ -488,11 +584,33 @@ def test_without_images():
   assert Page(text).tags.count("img") == 2
 
 
-def test_embeddings_have_no_images():
-  source = types.SimpleNamespace(embedded=object(), file_name=str)
-  reader = types.SimpleNamespace(
-    source=source, name="embeddings", split="test", class_names=("a", "b")
+def reader_of(*class_names):
+  """A split of embeddings."""
+  source = types.SimpleNamespace(
+    embedded=object(), file_name=str, inventory=Inventory()
   )
+  return types.SimpleNamespace(
+    source=source, name="embeddings", split="test", class_names=class_names,
+    num_classes=len(class_names),
+  )  # fmt: skip
+
+
+def test_other_classes_are_refused():
+  backbone = tiny_backbone(depth=1)
+  named = random_task(backbone, "t", classes=2, class_names=("a", "c"))
+  nameless = random_task(backbone, "t", classes=2)
+  two, three = (predictions_of([0], [1], classes) for classes in (2, 3))
+  for task, reader, predictions, message in (
+    (named, reader_of("a", "b"), two, "has 2 classes .a, c, "),
+    (nameless, reader_of("a", "b", "c"), two, "'embeddings' 3: expected the"),
+    (nameless, reader_of("a", "b"), three, "its predictions 3"),
+  ):
+    with pytest.raises(TaskError, match=message):
+      reports.TaskEvaluation.of(task, reader, predictions)
+
+
+def test_embeddings_have_no_images():
+  reader = reader_of("a", "b")
   task = random_task(tiny_backbone(depth=1), "t", classes=2)
   found = reports.TaskEvaluation.of(task, reader, predictions_of([0], [1], 2))
   assert found.shown_images == 0
