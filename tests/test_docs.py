@@ -1,5 +1,6 @@
 """The README and docs/ lead nowhere that is not there."""
 
+import ast
 import dataclasses
 import re
 from pathlib import Path
@@ -60,6 +61,15 @@ def test_files_that_are_named_are_there(page):
     assert (ROOT / name).is_file(), name
   for name in re.findall(r"-m ((?:memory_vit|benchmarks)\.[a-z]\w*)", text):
     assert (ROOT / f"{name.replace('.', '/')}.py").is_file(), name
+
+
+def test_help_says_where_pages_are():
+  """A wheel has none of them: a reader has to look into the repository."""
+  for path in (ROOT / "memory_vit").glob("*.py"):
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    for name, after in re.findall(r"(docs/\w+\.md)(.{0,18})", text, re.S):
+      assert (ROOT / name).is_file(), path.name
+      assert after.split() == ["of", "the", "repository"], path.name
 
 
 @each_page
