@@ -15,9 +15,14 @@ _URLS = "[project.urls]\n"
 def repository(text: str) -> str:
   """The address of a repository as a flag has it, without what may follow.
 
+  Args:
+    text: of the flag; "" where there is no address.
+
   Raises:
     argparse.ArgumentTypeError: for any other address.
   """
+  if not text:
+    return ""
   found = _REPOSITORY.fullmatch(text)
   if found is None:
     raise argparse.ArgumentTypeError(

@@ -202,6 +202,14 @@ def test_an_address_of_a_repository(end):
   assert found == "https://github.com/a/b.c"
 
 
+def test_an_address_is_given_or_not():
+  parse = command._parser().parse_args
+  assert parse([]).repository == ""
+  assert parse(["--repository=https://github.com/a/b/"]).repository == (
+    "https://github.com/a/b"
+  )
+
+
 @pytest.fixture
 def named(tmp_path):
   """A checkout with the notebooks and the citation of this one."""
