@@ -98,6 +98,19 @@ def test_help_says_where_pages_are():
       assert after.split() == ["of", "the", "repository"], path.name
 
 
+def test_all_pages_count_the_same_faults():
+  rows = re.findall(
+    r"^\| (\d+) \|", (ROOT / "docs" / "reliability.md").read_text(), re.M
+  )
+  assert [int(row) for row in rows] == [*range(1, len(rows) + 1)]
+  mentions = [
+    (page.name, count)
+    for page in PAGES
+    for count in re.findall(r"\b(\d+) faults", page.read_text())
+  ]
+  assert {count for _, count in mentions} == {str(len(rows))}, mentions
+
+
 @each_page
 def test_options_that_are_named_exist(page):
   named = re.findall(r"\bconfig\.([a-z]\w*(?:\.[a-z]\w*)*)", page.read_text())
