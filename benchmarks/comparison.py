@@ -1,18 +1,20 @@
 """Costs of a task here and in other libraries, each in its own forward passes.
 
   python -m benchmarks.comparison [--variant=Ti/16] [--image_size=128]
-    [--batch=16] [--tasks 1 4 16] [--rounds=9] [--json=FILE]
-    [--reproduction=VIT_PY --reproduction_python=PYTHON]
+    [--batch=16] [--tasks 1 4 16] [--processes=3] [--rounds=5] [--json=FILE]
+    [--page=FILE] [--reproduction=VIT_PY --reproduction_python=PYTHON]
 
 Runs in the environment of `make exchange`, which has PEFT and vit-pytorch too.
-Every library runs in a process of its own, one after the other, each on the
-same images and, where it can take them, the same random weights. In a process
-everything is timed in turn, round by round; ratios are to that library's own
-plain forward pass, so they do not tell JAX from PyTorch. The third and the
-fourth option are for the reproduction of the paper: it is no package, and needs
-an environment with transformers 4.30.
+Every library runs in processes of its own, the libraries taking turns, each on
+the same images and, where it can take them, the same random weights. In a
+process everything is timed in turn, round by round; ratios are to that
+library's own plain forward pass, so they do not tell JAX from PyTorch. What
+differs from one process to the next stands in brackets. The last two options
+are for the reproduction of the paper: it is no package, and needs an
+environment with transformers 4.30.
 
-Prints a table for docs/comparison.md; its page says what the rows mean.
+Prints a table, and writes it into --page, docs/comparison.md, which says what
+the rows mean.
 """
 
 import argparse
@@ -21,9 +23,12 @@ import datetime
 import json
 import os
 import platform
+import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +40,8 @@ import memory_vit as mv
 from benchmarks.compared import rounds
 from benchmarks.compared import setting as settings
 
+# Between them a page has the figures.
+_BEGINS, _ENDS = "<!-- figures -->", "<!-- end of figures -->"
 LIBRARIES = ("memory_vit", "peft", "vit_pytorch")
 _ROWS = {
   "train": "training step, one task",
@@ -44,7 +51,7 @@ _ROWS = {
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-  """Measures every library, and prints a table.
+  """Measure every library, and print a table.
 
   Args:
     argv: of the command; by default those of this process.
@@ -57,48 +64,99 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
   with tempfile.TemporaryDirectory() as name:
     folder = Path(name)
     _write(setting, folder)
-    measured = [
-      _run([sys.executable, "-m", f"benchmarks.compared.{library}", name])
-      for library in arguments.only
+    commands = _commands(arguments, name)
+    passes = [
+      [_run(command) for command in commands]
+      for _ in range(arguments.processes)
     ]
-    if arguments.reproduction:
-      python = arguments.reproduction_python or sys.executable
-      command = ["-m", "benchmarks.compared.reproduction", name]
-      measured.append(_run([python, *command, arguments.reproduction]))
   result = {
     "date": datetime.date.today().isoformat(),
     "machine": platform.processor() or platform.machine(),
     "cores": _cores(),
+    "processes": arguments.processes,
     "setting": dataclasses.asdict(setting),
-    "libraries": measured,
+    "libraries": [merged(found) for found in zip(*passes, strict=True)],
   }
+  print("\n".join(figures(result)))
   if arguments.json:
-    Path(arguments.json).write_text(json.dumps(result, indent=2) + "\n")
-  print("\n".join(table(measured, setting)))
+    arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+  if arguments.page:
+    arguments.page.write_text(with_figures(arguments.page.read_text(), result))
   return result
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+  """Read the flags; what is wrong is said now, and not after measuring."""
   parser = argparse.ArgumentParser(
     prog="python -m benchmarks.comparison", description=__doc__.split("\n")[0]
   )
   add = parser.add_argument
-  add("--variant", default="Ti/16")
+  add("--variant", default="Ti/16", choices=tuple(settings.SIZES))
   add("--image_size", type=int, default=128)
   add("--batch", type=int, default=16)
   add("--cells", type=int, default=5)
   add("--classes", type=int, default=100)
   add("--rank", type=int, default=8, help="of LoRA")
   add("--tasks", type=int, nargs="+", default=[1, 4, 16])
-  add("--rounds", type=int, default=9)
+  add("--processes", type=int, default=3, help="of each library, one after the "
+      "other; with 1, brackets are quartiles of its rounds")  # fmt: skip
+  add("--rounds", type=int, default=5, help="of everything, in each process")
   add("--threads", type=int, default=_cores(), help="of PyTorch")
   add("--clock", choices=tuple(rounds.CLOCKS), default="wall", help="cpu on a "
       "machine that others use; on one core: taskset -c 0")  # fmt: skip
   add("--only", nargs="+", choices=LIBRARIES, default=LIBRARIES)
-  add("--reproduction", help="vit.py of the PyTorch reproduction")
-  add("--reproduction_python", help="of an environment that it runs in")
-  add("--json", help="file for the numbers")
+  add("--reproduction", type=_file, help="vit.py of the PyTorch reproduction")
+  add("--reproduction_python", type=_program, default=sys.executable,
+      help="of an environment that it runs in")  # fmt: skip
+  add("--json", type=_writable, help="file for the numbers")
+  add("--page", type=_page, help="file of Markdown whose table is replaced")
   return parser.parse_args(argv)
+
+
+def _file(text: str) -> Path:
+  path = Path(text).resolve()  # libraries run in another directory
+  if not path.is_file():
+    raise argparse.ArgumentTypeError(f"{path} is no file")
+  return path
+
+
+def _program(text: str) -> str:
+  found = shutil.which(text)
+  if found is None:
+    raise argparse.ArgumentTypeError(f"{text} is no program")
+  return os.path.abspath(found)  # a link, as in .venv, is left as it is
+
+
+def _writable(text: str) -> Path:
+  path = Path(text).resolve()
+  try:
+    path.open("a").close()
+  except OSError as problem:
+    raise argparse.ArgumentTypeError(f"cannot be written: {problem}") from None
+  return path
+
+
+def _page(text: str) -> Path:
+  path = _file(text)
+  try:
+    with_figures(path.read_text(), None)
+  except ValueError as problem:
+    raise argparse.ArgumentTypeError(f"{path}: {problem}") from None
+  return _writable(text)
+
+
+def _commands(arguments: argparse.Namespace, folder: str) -> list[list[str]]:
+  """The command of each library, which measures it in a process."""
+  commands = [
+    [sys.executable, "-m", f"benchmarks.compared.{library}", folder]
+    for library in arguments.only
+  ]
+  if arguments.reproduction:
+    module = "benchmarks.compared.reproduction"
+    source = str(arguments.reproduction)
+    python = arguments.reproduction_python
+    commands.append([python, "-m", module, folder, source])
+  return commands
 
 
 def _cores() -> int:
@@ -154,6 +212,87 @@ def _run(command: list[str]) -> dict[str, Any]:
   return found
 
 
+def merged(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+  """One result of the processes of a library.
+
+  Args:
+    found: what each process has printed.
+
+  Returns:
+    The same keys: medians of what is timed, and the largest differences of
+    outputs. `ratios` have the least, the median and the greatest of the medians
+    of the processes; of one process they stay its quartiles. What is timed in
+    each stays in `processes`.
+  """
+  first, *others = found
+  if not others:
+    return first
+  medians = {
+    name: sorted(one["ratios"][name][1] for one in found)
+    for name in first["ratios"]
+  }
+  seconds = [one["seconds_forward"] for one in found]
+  return {
+    **first,
+    **{
+      key: max(one[key] for one in found)
+      for key in first
+      if "_difference" in key
+    },
+    "seconds_forward": statistics.median(seconds),
+    "ratios": {
+      name: [each[0], statistics.median(each), each[-1]]
+      for name, each in medians.items()
+    },
+    "processes": [
+      {key: one[key] for key in ("seconds_forward", "ratios")} for one in found
+    ],
+  }
+
+
+def with_figures(page: str, result: dict[str, Any] | None) -> str:
+  """A page with other figures between its two marks.
+
+  Args:
+    page: Markdown.
+    result: of `main`; None leaves nothing between the marks.
+
+  Raises:
+    ValueError: where the marks are missing.
+  """
+  before, begins, rest = page.partition(_BEGINS)
+  _, ends, after = rest.partition(_ENDS)
+  if not ends:
+    raise ValueError(f"expected the lines {_BEGINS!r} and {_ENDS!r}")
+  lines = figures(result) if result else []
+  return "\n".join([before + begins, "", *lines, "", ends + after])
+
+
+def figures(result: dict[str, Any]) -> list[str]:
+  """Lines of Markdown: the table, and what its brackets are.
+
+  Args:
+    result: of `main`.
+  """
+  values = result["setting"]
+  setting = settings.Setting(**{**values, "tasks": tuple(values["tasks"])})
+  count = result.get("processes", 1)
+  if count == 1:
+    how = (
+      f"Medians of {setting.rounds} rounds in one process of each library; in "
+      "brackets the quartiles of these rounds. They do not say how much a "
+      "library differs from one process to the next."
+    )
+  else:
+    how = (
+      f"Medians of {count} processes of each library, {setting.rounds} rounds "
+      "in each; in brackets the least and the greatest of the processes. Where "
+      "brackets overlap, the two cannot be told apart."
+    )
+  lines = textwrap.wrap(f"{how} Measured on {result['date']}.", width=88)
+  return [*table(result["libraries"], setting), "", *lines]
+
+
 def table(
   measured: list[dict[str, Any]], setting: settings.Setting
 ) -> list[str]:
@@ -196,17 +335,20 @@ def _names(counts: Sequence[int]) -> dict[str, str]:
   return names
 
 
-def _ratio(quartiles: list[float] | None) -> str:
-  if quartiles is None:
+def _ratio(values: list[float] | None) -> str:
+  if values is None:
     return ""
-  low, median, high = quartiles
+  low, median, high = values
   return f"{median:.2f} ({low:.2f} to {high:.2f})"
 
 
 def _moved(one: dict[str, Any], what: str) -> str:
   values = [one[f"{what}_difference"]]
-  if f"{what}_difference_one_batch" in one:
-    values.append(one[f"{what}_difference_one_batch"])
+  values += [
+    one[key]
+    for how in ("one_batch", "same_slots")
+    if (key := f"{what}_difference_{how}") in one
+  ]
   return ", ".join("0 (same bits)" if not v else f"{v:.1e}" for v in values)
 
 

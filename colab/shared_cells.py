@@ -4,7 +4,9 @@
 
 The set-up of quickstart.ipynb is copied to the others. Its first line says
 where the project lies on GitHub, which is where the badges lead; --repository
-changes it everywhere. Nothing else in the notebooks is touched.
+changes it everywhere. The second is the tag of the version that
+memory_vit/__init__.py states: badges lead to it, and the set-up installs it.
+Nothing else in the notebooks is touched.
 """
 
 import argparse
@@ -16,10 +18,11 @@ from typing import Any
 
 DIRECTORY = Path(__file__).resolve().parent
 SOURCE = DIRECTORY / "quickstart.ipynb"
+VERSION = DIRECTORY.parent / "memory_vit" / "__init__.py"
 SHARED = ("set-up-text", "set-up")
 BADGE = "badge"
-_BRANCH = "main"
 _REPOSITORY = re.compile(r'^REPOSITORY = "([\w.-]+/[\w.-]+)"', re.MULTILINE)
+_TAG = re.compile(r'^TAG = "[\w.-]+"', re.MULTILINE)
 
 Notebook = dict[str, Any]
 
@@ -29,10 +32,11 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument("--repository", type=_repository, help="OWNER/NAME")
   repository = parser.parse_args(argv).repository
   source = read(SOURCE)
+  cell = cells(source)["set-up"]
+  text = _TAG.sub(f'TAG = "{tag()}"', "".join(cell))
   if repository:
-    cell = cells(source)["set-up"]
-    text = _REPOSITORY.sub(f'REPOSITORY = "{repository}"', "".join(cell))
-    cell[:] = text.splitlines(keepends=True)
+    text = _REPOSITORY.sub(f'REPOSITORY = "{repository}"', text)
+  cell[:] = text.splitlines(keepends=True)
   for path in sorted(DIRECTORY.glob("*.ipynb")):
     notebook = with_shared(
       source if path == SOURCE else read(path), path, source
@@ -50,6 +54,12 @@ def cells(notebook: Notebook) -> dict[str, list[str]]:
   return {cell["id"]: cell["source"] for cell in notebook["cells"]}
 
 
+def tag() -> str:
+  """The tag of this version; nothing is imported for it."""
+  text = VERSION.read_text(encoding="utf-8")
+  return "v" + re.search(r'^__version__ = "([^"]+)"', text, re.MULTILINE)[1]
+
+
 def repository_of(notebook: Notebook) -> str:
   """Where the project lies on GitHub, by the set-up cell: OWNER/NAME."""
   return _REPOSITORY.search("".join(cells(notebook)["set-up"]))[1]
@@ -58,7 +68,7 @@ def repository_of(notebook: Notebook) -> str:
 def with_shared(notebook: Notebook, path: Path, source: Notebook) -> Notebook:
   """The notebook with the set-up of `source`, and its own badge."""
   colab = "https://colab.research.google.com"
-  address = f"github/{repository_of(source)}/blob/{_BRANCH}/colab/{path.name}"
+  address = f"github/{repository_of(source)}/blob/{tag()}/colab/{path.name}"
   badge = (
     f"[![Open in Colab]({colab}/assets/colab-badge.svg)]({colab}/{address})"
   )

@@ -10,7 +10,7 @@ With --verify every task is compared with itself alone, and the original outputs
 with those of the plain ViT; the exit status is then 1 where something differs.
 It is 2 for bad input. With --report=DIR there is a page for every task, with
 its confusions, calibration, classes and mistakes, and tables of all predictions
-(docs/evaluation.md); nothing runs twice for it.
+(docs/evaluation.md of the repository); nothing runs twice for it.
 """
 
 from __future__ import annotations

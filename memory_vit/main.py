@@ -7,7 +7,8 @@ The same command goes on with a run that was interrupted. Exit status: 2 for
 bad input, 75 after SIGTERM (preemption) and 130 after Ctrl-C, once the state is
 saved. A second signal ends it at once.
 
-For several processes, which share DIR, see docs/scale.md.
+For several processes, which share DIR, see docs/scale.md
+of the repository.
 """
 
 from __future__ import annotations

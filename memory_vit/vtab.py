@@ -9,7 +9,8 @@ prepared them. DIR then holds report.md, report.json, the tasks, and in
 runs/TASK/REGIME what `memory_vit.main` leaves. The same command goes on with
 what was interrupted; what is finished is not repeated. A task without its data
 is named and left out, and then the report has no means. --dry_run shows what
-would run and about how long it takes, and writes nothing. See docs/vtab.md.
+would run and about how long it takes, and writes nothing. See docs/vtab.md
+of the repository.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from release import distributions, environments, trials, versions
+from release import addresses, distributions, environments, trials, versions
 from release.errors import ReleaseError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,6 +35,7 @@ def main() -> int:
     version = versions.version_of(ROOT)
     if not arguments.allow_dirty:
       distributions.require_clean(ROOT)
+    addresses.require_same(ROOT, version, arguments.repository)
     wanted = _found(
       arguments.python or environments.VERSIONS,
       environments.pythons(),
@@ -61,9 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   parser.add_argument(
-    "--repository", default="", metavar="URL",
-    help="where links of the README lead in a package index; without it they "
-    "are plain text there",
+    "--repository", default="", metavar="URL", type=addresses.repository,
+    help="https://github.com/OWNER/NAME, which the archives, the notebooks and "
+    "CITATION.cff then name; without it a package index leads nowhere",
   )  # fmt: skip
   parser.add_argument(
     "--python", action="append", choices=environments.VERSIONS,
@@ -114,9 +115,19 @@ def _show(archives: list[Path], repository: str) -> None:
   for path in archives:
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     print(f"{digest}  {path.name}  {path.stat().st_size:,} bytes")
-  links = repository or "plain text, as no --repository was given"
-  print(f"links of the README: {links}\n")
+  print(f"{_leads_to(repository)}\n")
   print(_row("Python", "installed", _STEPS), flush=True)
+
+
+def _leads_to(repository: str) -> str:
+  """Where the archives say that the project is, or what they then lack."""
+  if repository:
+    return f"README, metadata and notebooks lead to {repository}"
+  return (
+    "no --repository was given: the archives do not say where the project, its "
+    "documentation and its changelog are; of the README they have only what "
+    "leads to no file; the notebooks install from nowhere"
+  )
 
 
 def _try(

@@ -9,11 +9,10 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from release import readme
+from release import addresses, readme
 from release.errors import ReleaseError
 
-# What a wheel must have, below the package or its metadata; and what neither
-# archive may have.
+# What a wheel must have, below the package or its metadata.
 _IN_WHEEL = (
   "memory_vit/__init__.py", "memory_vit/py.typed",
   "memory_vit/serving/page/index.html", "memory_vit/serving/page/page.js",
@@ -26,10 +25,20 @@ _IN_SOURCE = (
 )  # fmt: skip
 # What is packed of the checkout.
 _PACKED = ("memory_vit", "configs", "MANIFEST.in", *_IN_SOURCE)
-_FOREIGN = re.compile(
-  r"(^|/)(tests|docs|benchmarks|colab|release|runs|\.venv[^/]*)/"
-  r"|\.(npz|png|jpe?g|ipynb|pyc|safetensors|parquet)$"
+# All that an archive may have: whatever else lies below the package, such as a
+# setting with a password, is not for the public.
+_OF_PACKAGE = re.compile(
+  r"memory_vit/(py\.typed|reports/\w+\.css|serving/page/\w+\.(html|js|css)"
+  r"|(\w+/)*\w+\.py)"
 )
+_WRITTEN = ("RECORD", "WHEEL", "top_level.txt", *_IN_METADATA)
+_WRITTEN_IN_SOURCE = (
+  "MANIFEST.in", "PKG-INFO", "setup.cfg",
+  *(f"memory_vit.egg-info/{name}" for name in (
+    "PKG-INFO", "SOURCES.txt", "dependency_links.txt", "entry_points.txt",
+    "requires.txt", "top_level.txt",
+  )),
+)  # fmt: skip
 # A release has code alone: it grows beyond this by accident only.
 _MOST_BYTES = 2 * 2**20
 
@@ -52,7 +61,7 @@ def build(root: Path, scratch: Path, version: str, repository: str) -> Path:
       are taken, as they are.
     scratch: an empty directory to work in.
     version: of the release.
-    repository: see `readme.for_index`.
+    repository: see `readme.for_index` and `addresses.project_urls`.
 
   Returns:
     The directory of both.
@@ -66,11 +75,14 @@ def build(root: Path, scratch: Path, version: str, repository: str) -> Path:
       shutil.copyfile(path, copy)
   # A link in the checkout; an archive holds the files.
   shutil.move(source / "configs", source / "memory_vit" / "configs")
-  page = source / "README.md"
-  page.write_text(
-    readme.for_index(page.read_text(encoding="utf-8"), version, repository),
-    encoding="utf-8",
-  )
+  for name, rewritten in (
+    ("README.md", readme.for_index),
+    ("pyproject.toml", addresses.project_urls),
+  ):
+    text = (source / name).read_text(encoding="utf-8")
+    (source / name).write_text(
+      rewritten(text, version, repository), encoding="utf-8"
+    )
   _run(sys.executable, "-m", "build", "--outdir", str(built), str(source))
   return built
 
@@ -96,22 +108,47 @@ def check(root: Path, built: Path, version: str) -> list[Path]:
   _run(str(cffconvert), "--validate", "-i", str(root / "CITATION.cff"))
   metadata = f"memory_vit-{version}.dist-info/"
   with zipfile.ZipFile(wheel) as archive:
-    _require(wheel, archive.namelist(), (
-      *_IN_WHEEL, *(metadata + name for name in _IN_METADATA)
-    ))  # fmt: skip
+    _require(
+      wheel,
+      [name for name in archive.namelist() if not name.endswith("/")],
+      needed=[*_IN_WHEEL, *(metadata + name for name in _IN_METADATA)],
+      written=[metadata + name for name in _WRITTEN],
+    )
   top = f"memory_vit-{version}/"
   with tarfile.open(source) as archive:
-    names = [member.name for member in archive.getmembers() if member.isfile()]
-    _require(source, names, [top + n for n in (*_IN_SOURCE, *_IN_WHEEL)])
+    _require(
+      source,
+      [m.name.removeprefix(top) for m in archive if not m.isdir()],
+      needed=[*_IN_SOURCE, *_IN_WHEEL],
+      written=[*_IN_SOURCE, *_WRITTEN_IN_SOURCE],
+    )
   return [wheel, source]
 
 
 def _require(
-  archive: Path, names: Sequence[str], needed: Sequence[str]
+  archive: Path,
+  names: Sequence[str],
+  *,
+  needed: Sequence[str],
+  written: Sequence[str],
 ) -> None:
-  """Refuse an archive with too little or too much in it."""
+  """Refuse an archive with too little or too much in it.
+
+  Args:
+    archive: the file.
+    names: of what is in it.
+    needed: must be among them.
+    written: may be, beside the files of the package.
+
+  Raises:
+    ReleaseError: it names what is missing, and what should not be there.
+  """
   missing = [name for name in needed if name not in names]
-  foreign = [name for name in names if _FOREIGN.search(name)]
+  foreign = [
+    name
+    for name in names
+    if name not in written and not _OF_PACKAGE.fullmatch(name)
+  ]
   size = archive.stat().st_size
   if missing or foreign or size > _MOST_BYTES:
     raise ReleaseError(

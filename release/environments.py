@@ -88,9 +88,23 @@ class Environment:
     return self.check(self.command(*arguments))
 
   def output(self, *arguments: str) -> str:
-    """Run its Python; return what is on stdout."""
+    """Run its Python; return what it says."""
+    return self._said(self.command(*arguments))
+
+  def printed_by(self, program: str, *arguments: str) -> str:
+    """Run a program that a package brought; return what it says.
+
+    Raises:
+      ReleaseError: where there is none of this name, or it fails.
+    """
+    path = self._python.parent / program
+    if not path.is_file():
+      raise ReleaseError(f"the wheel has not brought the program {program}.")
+    return self._said([str(path), *arguments])
+
+  def _said(self, command: Sequence[str]) -> str:
     start = self._log.stat().st_size if self._log.exists() else 0
-    self.run(*arguments)
+    self.check(command)
     return self._log.read_text(encoding="utf-8")[start:]
 
   def check(self, command: Sequence[str]) -> float:

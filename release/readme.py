@@ -1,22 +1,26 @@
 """The README as a package index shows it, where relative links lead nowhere."""
 
 import re
+from collections.abc import Iterator
 
-_IMAGE = re.compile(r"^!\[[^\]]*\]\((?!https?://)([^)\s]+)\)\n*", re.M)
+_IMAGE = re.compile(r"^!\[[^\]]*\]\((?!https?://)([^)\s]+)\)", re.M)
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?://|#)([^)\s]+)\)")
+_FENCE = "```"
 
 
 def for_index(text: str, version: str, repository: str = "") -> str:
-  """Make links of a README absolute, or plain text.
+  """Make links of a README absolute, or leave out what has them.
 
   Args:
     text: of the README, whose links are relative to the checkout.
     version: whose tag, "v1.2.3", the links are to lead to.
-    repository: the address of the repository, as a browser opens it; where
-      there is none, names of files stay as text, and images are left out.
+    repository: the address of the repository, as a browser opens it. Where
+      there is none, nothing may send a reader to files that he does not have:
+      paragraphs, lists and tables with a relative link or image go, and
+      headings under which nothing is left.
   """
   if not repository:
-    return _LINK.sub(_as_text, _IMAGE.sub("", text))
+    return "\n\n".join(_with_content(list(_without_files(text)))) + "\n"
   base = repository.rstrip("/")
   text = _IMAGE.sub(
     lambda m: m[0].replace(m[1], f"{base}/raw/v{version}/{m[1]}"), text
@@ -24,7 +28,37 @@ def for_index(text: str, version: str, repository: str = "") -> str:
   return _LINK.sub(rf"[\1]({base}/blob/v{version}/\2)", text)
 
 
-def _as_text(link: re.Match[str]) -> str:
-  """The words of a link, and the file unless they name it."""
-  words, target = link[1], link[2].partition("#")[0]
-  return words if target.endswith(words) else f"{words} ({target})"
+def _without_files(text: str) -> Iterator[str]:
+  """The blocks of a page that lead to no file."""
+  for block in _blocks(text):
+    is_code = block.startswith(_FENCE)
+    if is_code or not (_LINK.search(block) or _IMAGE.search(block)):
+      yield block
+
+
+def _blocks(text: str) -> Iterator[str]:
+  """What empty lines part; code that is fenced stays together."""
+  lines: list[str] = []
+  fenced = False
+  for line in [*text.splitlines(), ""]:
+    fenced ^= line.startswith(_FENCE)
+    if line or fenced:
+      lines.append(line)
+    elif lines:
+      yield "\n".join(lines)
+      lines = []
+
+
+def _with_content(blocks: list[str]) -> list[str]:
+  """All but headings that are followed by one of their level, or by nothing."""
+  kept: list[str] = []
+  for block in reversed(blocks):
+    level, next_level = _level(block), _level(kept[-1] if kept else "#")
+    if not level or not next_level or next_level > level:
+      kept.append(block)
+  return kept[::-1]
+
+
+def _level(block: str) -> int:
+  """Of a heading: 1 for the title; 0 of anything else."""
+  return len(block) - len(block.lstrip("#")) if block.startswith("#") else 0

@@ -59,6 +59,7 @@ def core(
   seconds = {"install": environment.install(str(wheel))}
   seconds["import"] = environment.run("-c", "import memory_vit")
   environment.run("-c", _NAMES)
+  _require_program(environment, wheel)
   seconds |= _use(environment, golden / "backbone.npz", golden / "tasks", image)
   seconds["install"] += environment.install(f"{wheel}[serve]")
   seconds["serve"] = _serve(
@@ -93,6 +94,14 @@ def training(
   seconds |= _use(environment, backbone, tasks, image)
   seconds["serve"] = _serve(environment, backbone, tasks, image)
   return seconds
+
+
+def _require_program(environment: Environment, wheel: Path) -> None:
+  """Refuse a wheel whose `memory-vit` is missing, or of another version."""
+  said = environment.printed_by("memory-vit", "--version").strip()
+  expected = wheel.name.split("-")[1]
+  if said != expected:
+    raise ReleaseError(f"memory-vit --version says {said!r}, not {expected!r}.")
 
 
 def _use(

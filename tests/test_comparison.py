@@ -1,9 +1,16 @@
 """The table of `benchmarks.comparison`, and what every library is given."""
 
-import numpy as np
+import dataclasses
+import json
 
+import jax
+import numpy as np
+import pytest
+from conftest import ROOT
+
+import memory_vit as mv
 from benchmarks import comparison
-from benchmarks.compared import rounds, setting
+from benchmarks.compared import memory_vit, rounds, setting
 
 SETTING = setting.Setting(
   variant="Ti/16", image_size=8, batch=3, classes=2, cells=1, rank=1,
@@ -16,6 +23,13 @@ def one(name, ratios, **more):
     "name": name, "version": "1", "runs_on": "here", "parameters": 1234,
     "file_bytes": 2048, "seconds_forward": 0.25, "original_difference": 0.0,
     "task_difference": 2e-7, "ratios": ratios, **more,
+  }  # fmt: skip
+
+
+def result(*libraries, **more):
+  return {
+    "date": "2026-01-31", "setting": dataclasses.asdict(SETTING),
+    "libraries": libraries, **more,
   }  # fmt: skip
 
 
@@ -68,6 +82,100 @@ def test_ratios_are_to_the_forward_pass():
 
 
 def test_a_difference_of_nothing_means_equal_bits():
-  zero = np.zeros(2, np.float32)
-  assert rounds.difference(zero, zero.copy()) == 0
-  assert rounds.difference(zero, zero + np.float32(1e-9)) > 0
+  some = np.eye(2, dtype=np.float32)
+  assert rounds.difference(some, some.copy()) == 0
+  assert rounds.difference(some, some + np.float32(1e-9)) > 0
+
+
+@pytest.mark.parametrize("value", [0.0, 1.5])
+def test_outputs_that_are_all_alike_show_nothing(value):
+  """Those of a head that is zero would be equal whatever is computed."""
+  alike = np.full((3, 2), value, np.float32)
+  with pytest.raises(ValueError, match="the same for each image"):
+    rounds.difference(alike, alike)
+  assert rounds.spread([alike, np.eye(3)]) == 0
+
+
+def test_every_task_is_drawn_for_itself():
+  """One in the place of another is noticed, and a head of zeros is none."""
+  backbone = mv.random_backbone(
+    "Micro/2", image_size=8, num_classes=3, key=jax.random.key(0)
+  )
+  a, b = (memory_vit.random_task(backbone, SETTING, i).params for i in (0, 1))
+  for name in ("cls", "memory"):
+    assert (np.asarray(a[name]) != np.asarray(b[name])).all()
+  kernels = [np.asarray(each["head"]["kernel"]) for each in (a, b)]
+  assert kernels[0].all()
+  assert (kernels[0] != kernels[1]).all()
+
+
+def test_processes_are_one_result():
+  found = comparison.merged(
+    [
+      one("A", {"train": [0, mid, 9]}, task_difference=moved)
+      for mid, moved in ((1.5, 0.0), (1.2, 1e-7), (1.3, 0.0))
+    ]
+  )
+  assert found["ratios"] == {"train": [1.2, 1.3, 1.5]}
+  assert found["task_difference"] == 1e-7
+  assert [one["ratios"]["train"][1] for one in found["processes"]] == [
+    1.5, 1.2, 1.3
+  ]  # fmt: skip
+  alone = one("A", {"train": [1, 2, 3]})
+  assert comparison.merged([alone]) == alone
+
+
+def test_the_brackets_are_explained():
+  some = one("A", {"train": [1, 2, 3]})
+  for processes, expected in ((1, "quartiles"), (3, "Medians of 3 processes")):
+    text = " ".join(comparison.figures(result(some, processes=processes)))
+    assert expected in text
+    assert "Measured on 2026-01-31." in text
+
+
+def test_figures_replace_those_of_a_page():
+  begins, ends = "<!-- figures -->", "<!-- end of figures -->"
+  found = result(one("A", {"train": [1, 2, 3]}))
+  page = comparison.with_figures(f"a\n{begins}\nold\n{ends}\nb\n", found)
+  assert "2.00 (1.00 to 3.00)" in page
+  assert "old" not in page
+  assert page.startswith(f"a\n{begins}\n\n| ")
+  assert page.endswith(f"\n\n{ends}\nb\n")
+  assert comparison.with_figures(page, found) == page
+
+
+def test_the_page_has_the_figures_that_are_kept():
+  """`--json` and `--page` write both."""
+  docs = ROOT / "docs"
+  kept = docs / "results" / "comparison" / "comparison.json"
+  page = (docs / "comparison.md").read_text(encoding="utf-8")
+  assert page == comparison.with_figures(page, json.loads(kept.read_text()))
+
+
+@pytest.mark.parametrize(
+  ("flag", "value", "message"),
+  [
+    ("--variant", "B/32", "invalid choice"),
+    ("--json", "missing/out.json", "cannot be written"),
+    ("--page", "none.md", "is no file"),
+    ("--page", "README.md", "expected the lines"),
+    ("--reproduction", "vit.py", "is no file"),
+    ("--reproduction_python", "no-such-python", "is no program"),
+  ],
+)
+def test_what_is_wrong_is_said_before_anything_is_measured(
+  monkeypatch, capsys, flag, value, message
+):
+  monkeypatch.chdir(ROOT)
+  with pytest.raises(SystemExit):
+    comparison.main([flag, value])
+  assert message in capsys.readouterr().err
+
+
+def test_files_are_those_of_where_the_command_is_called(tmp_path, monkeypatch):
+  """Libraries are measured in another directory."""
+  (tmp_path / "vit.py").write_text("")
+  monkeypatch.chdir(tmp_path)
+  found = comparison._arguments(["--reproduction=vit.py", "--json=out.json"])
+  assert found.reproduction == (tmp_path / "vit.py").resolve()
+  assert found.json == (tmp_path / "out.json").resolve()

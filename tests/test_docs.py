@@ -1,12 +1,15 @@
 """The README and docs/ lead nowhere that is not there."""
 
+import ast
 import dataclasses
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
 
+from memory_vit.__main__ import COMMANDS
 from memory_vit.config import Config
 
 README = ROOT / "README.md"
@@ -60,6 +63,52 @@ def test_files_that_are_named_are_there(page):
     assert (ROOT / name).is_file(), name
   for name in re.findall(r"-m ((?:memory_vit|benchmarks)\.[a-z]\w*)", text):
     assert (ROOT / f"{name.replace('.', '/')}.py").is_file(), name
+
+
+def test_the_architecture_is_that_of_the_code():
+  """Its wings, commands and layers, each with what it is for."""
+  text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+  rows = re.findall(r"^\| `(\w+)/` \| (\w.*\.) \|$", text, re.M)
+  wings = {path.parent.name for path in (ROOT / "memory_vit").glob("*/*.py")}
+  assert {name for name, _ in rows} == wings - {"cli", "configs"}
+  assert len(rows) == len(wings) - 2
+  head, body = text.split("On top of them are the commands", 1)
+  numbers = {"twelve": len(COMMANDS), "nineteen": len(rows)}
+  assert numbers == {"twelve": 12, "nineteen": 19}
+  assert (
+    " ".join(head.split()).count("twelve commands, and nineteen wings") == 1
+  )
+  named = re.findall(r"`(\w+)`", body.partition("(`python -m")[0])
+  assert set(named) == set(COMMANDS.values())
+  with (ROOT / "pyproject.toml").open("rb") as file:
+    contract = tomllib.load(file)["tool"]["importlinter"]["contracts"][0]
+  drawn = text.split("```text\n")[1].partition("```")[0].splitlines()
+  assert [set(line.split(" | ")) for line in drawn] == [
+    set(layer.replace("memory_vit.", "").split(" | "))
+    for layer in contract["layers"]
+  ]
+
+
+def test_help_says_where_pages_are():
+  """A wheel has none of them: a reader has to look into the repository."""
+  for path in (ROOT / "memory_vit").glob("*.py"):
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    for name, after in re.findall(r"(docs/\w+\.md)(.{0,18})", text, re.S):
+      assert (ROOT / name).is_file(), path.name
+      assert after.split() == ["of", "the", "repository"], path.name
+
+
+def test_all_pages_count_the_same_faults():
+  rows = re.findall(
+    r"^\| (\d+) \|", (ROOT / "docs" / "reliability.md").read_text(), re.M
+  )
+  assert [int(row) for row in rows] == [*range(1, len(rows) + 1)]
+  mentions = [
+    (page.name, count)
+    for page in PAGES
+    for count in re.findall(r"\b(\d+) faults", page.read_text())
+  ]
+  assert {count for _, count in mentions} == {str(len(rows))}, mentions
 
 
 @each_page

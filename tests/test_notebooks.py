@@ -114,7 +114,9 @@ def test_badge_and_set_up_are_those_of_all(path, shared_cells):
   assert stored == expected, "run colab/shared_cells.py"
   (badge,) = shared_cells.cells(stored)["badge"]
   repository = shared_cells.repository_of(stored)
-  assert f"/github/{repository}/blob/main/colab/{path.name})" in badge
+  tag = f"v{mv.__version__}"
+  assert f"/github/{repository}/blob/{tag}/colab/{path.name})" in badge
+  assert shared_cells.cells(stored)["set-up"][1].startswith(f'TAG = "{tag}"')
   # Only the shared cell installs anything.
   installing = [
     cell.id
@@ -164,6 +166,15 @@ def test_the_address_is_written_everywhere(shared_cells, tmp_path, monkeypatch):
   lines = changed()
   assert len(lines) == 2 * len(NOTEBOOKS)
   assert all("somebody/some.where" in line for _, line in lines)
+  shared_cells.main(["--repository=OWNER/memory_vit"])
+  assert changed() == []
+  version = tmp_path / "__init__.py"
+  version.write_text('__version__ = "9.9.9"\n')
+  monkeypatch.setattr(shared_cells, "VERSION", version)
+  shared_cells.main([])
+  lines = changed()
+  assert len(lines) == 2 * len(NOTEBOOKS)
+  assert all("v9.9.9" in line for _, line in lines)
   for wrong in ("https://github.com/a/b", 'a/b"'):
     with pytest.raises(SystemExit):
       shared_cells.main([f"--repository={wrong}"])
@@ -188,14 +199,15 @@ class Runtime:
     version = self.versions.get(name)
     return [SimpleNamespace(version=version)] if version else []
 
-  def run(self):
-    """Runs the cell; what pip was told."""
+  def run(self, owner="somebody"):
+    """Runs the cell of a project that lies there; what pip was told."""
     names = {"get_ipython": lambda: self}
     self.run_line_magic = lambda name, line: self._pip(
       f"{name} {line.format_map(names)}"
     )
-    source = nbformat.read(COLAB / "quickstart.ipynb", as_version=4)
-    exec(python(tagged(source, "set-up")), names)
+    notebook = nbformat.read(COLAB / "quickstart.ipynb", as_version=4)
+    source = python(tagged(notebook, "set-up"))
+    exec(source.replace('"OWNER/memory_vit"', f'"{owner}/memory_vit"'), names)
     return self.lines
 
   def _pip(self, line):
@@ -210,7 +222,20 @@ def nothing_else(monkeypatch, tmp_path):
   monkeypatch.setattr("shutil.which", lambda name: None)
 
 
-GITHUB = 'pip install -q "memory_vit[train,hf] @ git+https://github.com/OWNER/'
+GITHUB = (
+  'pip install -q "memory_vit[train,hf] @ '
+  f'git+https://github.com/somebody/memory_vit@v{mv.__version__}" '
+)
+
+
+def test_nothing_is_installed_from_an_owner_that_nobody_is(
+  monkeypatch, nothing_else
+):
+  """As it is stored before the project has an address."""
+  runtime = Runtime(monkeypatch)
+  with pytest.raises(RuntimeError, match="set REPOSITORY, above"):
+    runtime.run(owner="OWNER")
+  assert runtime.lines == []
 
 
 def test_nothing_is_installed_where_it_is_there(monkeypatch, nothing_else):

@@ -1,6 +1,8 @@
 """Measure memory_vit: `python -m benchmarks.compared.memory_vit FOLDER`."""
 
+import dataclasses
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,14 @@ from benchmarks.compared import setting as settings
 def main(folder: Path) -> None:
   """Time it on the backbone in `folder/backbone.npz`."""
   setting = settings.Setting.read(folder)
-  model = _workload(folder, setting)
-  alone = workloads.plain(model)
-  most = max(setting.tasks)
-  together = workloads.inference(model, most)()
-  few = workloads.inference(model, min(setting.tasks))()
+  backbone = mv.load_backbone(str(folder / "backbone.npz"))
+  few, most = min(setting.tasks), max(setting.tasks)
+  tasks = [random_task(backbone, setting, i) for i in range(most)]
+  images, labels = settings.images(folder), settings.labels(folder)
+  model = workloads.Setting(
+    backbone, tasks[0], *jax.device_put((images, labels))
+  )
+  together = _inference(model, tasks)()
   file = folder / "task.safetensors"
   mv.save_task(model.task, file, format="safetensors")
   rounds.hand_over(
@@ -28,27 +33,56 @@ def main(folder: Path) -> None:
     runs_on=f"jax {jax.__version__}",
     parameters=sum(leaf.size for leaf in jax.tree.leaves(model.task.params)),
     file_bytes=file.stat().st_size,
-    original_difference=rounds.difference(together["backbone"], alone),
-    task_difference=rounds.difference(together["t0"], few["t0"]),
-    **rounds.measure(_programs(model, setting), setting.rounds, setting.clock),
+    outputs_spread=rounds.spread(together.values()),
+    original_difference=rounds.difference(
+      together["backbone"], workloads.plain(model)
+    ),
+    task_difference=rounds.difference(
+      together["t0"], _inference(model, tasks[:few])()["t0"]
+    ),
+    task_difference_same_slots=rounds.difference(
+      together["t0"], _inference(model, tasks[:few], slots=most)()["t0"]
+    ),
+    **rounds.measure(
+      _programs(model, tasks, setting), setting.rounds, setting.clock
+    ),
   )
 
 
-def _workload(folder: Path, setting: settings.Setting) -> workloads.Setting:
-  backbone = mv.load_backbone(str(folder / "backbone.npz"))
+def random_task(
+  backbone: mv.Backbone, setting: settings.Setting, number: int
+) -> mv.Task:
+  """A task with random values everywhere, others for each number.
+
+  The head of a new task is zero: its outputs would be alike whatever is
+  computed before it.
+
+  Args:
+    backbone: that it is for.
+    setting: its cells and classes.
+    number: of the task, for its name and its random values.
+  """
+  key, head_key = jax.random.split(jax.random.key(number))
   task = mv.init_task(
-    jax.random.key(0),
+    key,
     backbone,
-    name="t",
+    name=f"t{number}",
     num_classes=setting.classes,
     cells=setting.cells,
+    cls_init="normal",
   )
-  images, labels = settings.images(folder), settings.labels(folder)
-  return workloads.Setting(backbone, task, *jax.device_put((images, labels)))
+  kernel = task.params["head"]["kernel"]
+  head = {
+    **task.params["head"],
+    "kernel": 0.02 * jax.random.normal(head_key, kernel.shape),
+  }
+  return dataclasses.replace(task, params={**task.params, "head": head})
 
 
 def _programs(
-  model: workloads.Setting, setting: settings.Setting
+  model: workloads.Setting,
+  tasks: Sequence[mv.Task],
+  setting: settings.Setting,
 ) -> rounds.Programs:
   programs: rounds.Programs = {
     rounds.FORWARD: lambda: workloads.plain(model),
@@ -57,8 +91,16 @@ def _programs(
     "train_all_weights": workloads.full_finetuning(model),
   }
   for count in setting.tasks:
-    programs[f"infer_{count}"] = workloads.inference(model, count)
+    programs[f"infer_{count}"] = _inference(model, tasks[:count])
   return {name: _waited(program) for name, program in programs.items()}
+
+
+def _inference(
+  model: workloads.Setting, tasks: Sequence[mv.Task], slots: int = 0
+) -> Callable[[], dict[str, jax.Array]]:
+  """The original model and tasks on the batch, in `slots` at least."""
+  filled = mv.fill_slots(model.backbone, tasks, slots=slots)
+  return lambda: mv.forward(model.backbone, filled, model.images)
 
 
 def _waited(program: Any) -> Any:

@@ -53,6 +53,7 @@ def main(folder: Path) -> None:
     f"{transformers.__version__}",
     parameters=torch_training.count(own.values()),
     file_bytes=_saved(trained, folder / "adapter"),
+    outputs_spread=rounds.spread([*in_turn, *mixed]),
     original_difference=rounds.difference(in_turn[0], alone),
     original_difference_one_batch=rounds.difference(mixed[0], alone),
     task_difference=rounds.difference(in_turn[1], programs[few]()[1]),
@@ -65,7 +66,7 @@ def main(folder: Path) -> None:
 
 
 def _adapted(model: Any, setting: settings.Setting, count: int) -> Any:
-  """A model with `count` adapters; all are random, so that they differ."""
+  """A model with `count` adapters and heads; all are random, and differ."""
   config = peft.LoraConfig(
     r=setting.rank,
     lora_alpha=2 * setting.rank,
@@ -76,6 +77,9 @@ def _adapted(model: Any, setting: settings.Setting, count: int) -> Any:
   adapted = peft.get_peft_model(model, config, adapter_name="t0")
   for i in range(1, count):
     adapted.add_adapter(f"t{i}", config)
+  for name, parameter in adapted.named_parameters():
+    if "modules_to_save" in name:  # copies of the model's own head
+      torch.nn.init.normal_(parameter, std=0.02)
   return adapted.eval()
 
 

@@ -53,6 +53,7 @@ def main(folder: Path, source: Path) -> None:
     f"{transformers.__version__}",
     parameters=torch_training.count(own),
     file_bytes=torch_training.saved_bytes(own),
+    outputs_spread=rounds.spread(together),
     original_difference=rounds.difference(together[0], alone),
     task_difference=_moved(module, model, setting, images),
     converted_difference=rounds.difference(

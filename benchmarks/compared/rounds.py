@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -48,11 +48,35 @@ def measure(
 
 
 def difference(a: Any, b: Any) -> float:
-  """The largest difference of any value; 0 where all bits are equal."""
+  """The largest difference of any value; 0 where all bits are equal.
+
+  Args:
+    a: outputs for a batch of images.
+    b: the same outputs, computed in another way.
+
+  Raises:
+    ValueError: for outputs that do not depend on the image: these would be
+      equal whatever is computed.
+  """
   a, b = np.asarray(a), np.asarray(b)
+  if not spread([a]):
+    raise ValueError(
+      "the outputs are the same for each image, as of a head that is zero: "
+      "that they are equal says nothing. Draw its weights."
+    )
   if a.tobytes() == b.tobytes():
     return 0.0
   return float(np.abs(a - b).max())
+
+
+def spread(outputs: Iterable[Any]) -> float:
+  """By how much the outputs of every task at least change with the image.
+
+  Args:
+    outputs: of each task, (images, classes).
+  """
+  ranges = [np.ptp(np.asarray(one), axis=0).max() for one in outputs]
+  return float(min(ranges))
 
 
 def hand_over(**result: Any) -> None:

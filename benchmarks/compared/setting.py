@@ -7,6 +7,12 @@ from pathlib import Path
 import numpy as np
 
 _FILE = "setting.json"
+# (width, blocks, heads, width of the MLP) of what may be compared.
+SIZES = {
+  "Ti/16": (192, 12, 3, 768),
+  "S/16": (384, 12, 6, 1536),
+  "B/16": (768, 12, 12, 3072),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,14 +20,14 @@ class Setting:
   """Sizes of the model, the tasks and the batch that are compared.
 
   Attributes:
-    variant: of the ViT, such as "Ti/16".
+    variant: of the ViT, one of `SIZES`.
     image_size: side in pixels.
     batch: images in a step and in a pass.
     classes: of every task, and of the backbone's own head.
     cells: of memory, for the libraries of this method.
     rank: of LoRA.
     tasks: numbers of tasks at inference.
-    rounds: how often everything is timed.
+    rounds: how often everything is timed in a process.
     threads: of PyTorch.
     clock: by which everything is timed, see `rounds.CLOCKS`.
   """

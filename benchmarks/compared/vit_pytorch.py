@@ -21,13 +21,6 @@ import_torchvision()
 
 from vit_pytorch import learnable_memory_vit  # noqa: E402
 
-# (width, blocks, heads, width of the MLP) of what may be compared.
-SIZES = {
-  "Ti/16": (192, 12, 3, 768),
-  "S/16": (384, 12, 6, 1536),
-  "B/16": (768, 12, 12, 3072),
-}
-
 
 def main(folder: Path) -> None:
   """Time it on random weights."""
@@ -55,6 +48,7 @@ def main(folder: Path) -> None:
     runs_on=f"torch {torch.__version__}",
     parameters=torch_training.count(own.values()),
     file_bytes=torch_training.saved_bytes(own),
+    outputs_spread=rounds.spread(together),
     original_difference=rounds.difference(together[0], alone),
     task_difference=rounds.difference(together[1], few[1]),
     **rounds.measure(programs, setting.rounds, setting.clock),
@@ -62,7 +56,7 @@ def main(folder: Path) -> None:
 
 
 def _vit(setting: settings.Setting) -> Any:
-  width, depth, heads, mlp = SIZES[setting.variant]
+  width, depth, heads, mlp = settings.SIZES[setting.variant]
   return learnable_memory_vit.ViT(
     image_size=setting.image_size,
     patch_size=int(setting.variant.partition("/")[2]),

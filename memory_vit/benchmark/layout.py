@@ -74,7 +74,8 @@ def find(
     raise ConfigError(
       f"--dir={directory} has no data of {named}: expected NAME/train800.txt, "
       "NAME/val200.txt and NAME/test.txt, as the prepared VTAB-1k folder has, "
-      "or sets that TFDS has prepared there. See docs/vtab.md."
+      "or sets that TFDS has prepared there. See docs/vtab.md of the "
+      "repository."
     )
   return tuple(found), missing
 

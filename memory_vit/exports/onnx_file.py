@@ -102,7 +102,7 @@ def require_installed() -> ModuleType:
   except ModuleNotFoundError as error:
     raise ExportError(
       f"--format=onnx needs {error.name}, which is not installed: {INSTALL} "
-      "(docs/export.md says why in this way)."
+      "(docs/export.md of the repository says why)."
     ) from error
   return jax2onnx
 

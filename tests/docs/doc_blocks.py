@@ -14,6 +14,8 @@ from pathlib import Path
 from conftest import ROOT
 from markdown_it import MarkdownIt
 
+from memory_vit.__main__ import COMMANDS
+
 PAGES = (
   ROOT / "README.md",
   ROOT / "CONTRIBUTING.md",
@@ -42,7 +44,7 @@ KINDS = {
   "yaml": "shown",
 }
 _SHELL = {"&", "&&", "|", "||", ";", ">", ">>", "<", ")"}
-_PACKAGE = re.compile(r"-m memory_vit\.(\w+)\b(.*)")
+_PACKAGE = re.compile(r"(?:-m memory_vit\.|memory-vit )(\w+)\b(.*)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Block:
     """Commands of the package: module and arguments."""
     lines = self.text.replace("\\\n", " ").splitlines()
     found = [match for line in lines if (match := _PACKAGE.search(line))]
-    return [(match[1], _arguments(match[2])) for match in found]
+    return [(COMMANDS.get(m[1], m[1]), _arguments(m[2])) for m in found]
 
 
 def _arguments(text: str) -> list[str]:

@@ -28,6 +28,7 @@ from unittest import mock
 import quick
 from doc_substitutes import EXTRA_FLAGS, LEFT_OUT, LEFT_OUT_PACKAGE
 
+from memory_vit.__main__ import COMMANDS
 from memory_vit.cli import commands
 
 # Seconds of a block, and of a server until it answers or has ended.
@@ -234,7 +235,7 @@ def made_small(argv: Sequence[str]) -> list[str]:
 
 
 def _functions() -> str:
-  """Functions of the shell that stand for what is not run."""
+  """Functions of the shell, for what is not run and for `memory-vit`."""
   patterns: dict[str, list[str]] = {}
   for pattern in LEFT_OUT:
     name, _, rest = pattern.partition(" ")
@@ -242,11 +243,18 @@ def _functions() -> str:
   # An answer of 404 is a failure.
   options = {"curl": "--fail-with-body --silent --show-error"}
   options |= {name: "" for name in patterns if name != "curl"}
-  return "\n".join(
+  left_out = [
     f'{name}() {{ case "$*" in '
     + "".join(f"{_glob(rest)}) ;; " for rest in patterns.get(name, ()))
     + f'*) command {name} {flags} "$@" ;; esac; }}'
     for name, flags in options.items()
+  ]
+  own = "".join(
+    f'{name}) shift; python -m memory_vit.{module} "$@" ;; '
+    for name, module in COMMANDS.items()
+  )
+  return "\n".join(
+    [*left_out, f'memory-vit() {{ case "$1" in {own}*) return 2 ;; esac; }}']
   )
 
 

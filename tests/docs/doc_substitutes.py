@@ -139,7 +139,7 @@ EXTRA_FLAGS = {
   ),
   r"configs/pretrain\.py": ("--config.backbone=random:Micro/2",),
   # Pretraining is short where it is the matter, else it was done before.
-  r"configs/quickstart\.py(?!.*\.(sweep|study)\.)": (
+  r"=(configs/)?quickstart(\.py)?\b(?!.*\.(sweep|study)\.)": (
     "--config.pretrain.total_steps=2",
   ),
   r"configs/quickstart\.py(?=.*\.(sweep|study)\.)": (

@@ -107,6 +107,8 @@ def _train(root: Path) -> None:
   """Three tasks, under the names and at the places that pages use."""
   data = f"--config.data.dir={root / 'DATA'}"
   _run(root, "quickstart", "runs/quickstart", "--config.pretrain.variant=")
+  picture = fake_data.encode(fake_data.noise(7, 20, 30), "PNG")
+  (root / "runs/quickstart/sweep.png").write_bytes(picture)
   backbone = mv.load_backbone(root / _BACKBONE)
   for name in ("pets", "birds"):
     _run(

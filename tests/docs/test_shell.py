@@ -22,6 +22,8 @@ def shell(tmp_path):
     ("echo $UNSET_NAME", "unbound variable"),
     ("python -m memory_vit.inspect absent.npz", "status 2"),
     ("python -m memory_vit.inspect --nope", "the command line: "),
+    ("memory-vit inspect absent.npz", "status 2"),
+    ("memory-vit nonesuch", "status 2"),
     ("curl http://127.0.0.1:9/", "status 7"),
     ("python -c 'raise SystemExit(3)'", "status 3"),
   ],

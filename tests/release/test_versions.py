@@ -90,8 +90,46 @@ def test_readme_with_an_address():
 
 
 def test_readme_without_an_address():
-  text = "![a](docs/a.svg)\n\nSee [b](docs/b.md#c), [docs/d.md](docs/d.md).\n"
-  assert readme.for_index(text, "1.2.3") == "See b (docs/b.md), docs/d.md.\n"
+  text = """# a
+
+![a](docs/a.svg)
+
+Some [b](https://b.org), [e](#e).
+
+See [b](docs/b.md#c).
+
+## c
+
+- one
+- two, in [docs/d.md](docs/d.md)
+
+### d
+
+![a](docs/a.svg)
+
+## e
+
+```python
+x = [y](docs)
+
+z = 1
+```
+"""
+  assert (
+    readme.for_index(text, "1.2.3")
+    == """# a
+
+Some [b](https://b.org), [e](#e).
+
+## e
+
+```python
+x = [y](docs)
+
+z = 1
+```
+"""
+  )
 
 
 def test_no_relative_link_is_left_in_our_readme():
@@ -102,6 +140,18 @@ def test_no_relative_link_is_left_in_our_readme():
     assert "](../" not in shown
     assert "](https://arxiv.org/abs/2203.15243)" in shown
     assert "```bibtex" in shown
+
+
+def test_without_an_address_our_readme_leads_to_no_file():
+  """It stands alone in an index: nothing is there but what pip installs."""
+  text = (ROOT / "README.md").read_text(encoding="utf-8")
+  shown = readme.for_index(text, "1.2.3")
+  for part in ("docs/", "colab/", "configs/", ".venv", "make ", "checkout",
+               "## Documentation", "drawing", ".md"):  # fmt: skip
+    assert part not in shown, part
+  for part in ("pip install 'memory_vit[train]'", "memory-vit train --config",
+               "## The API", "## What it costs", "Apache License"):  # fmt: skip
+    assert part in shown, part
 
 
 def test_a_checkout_with_changes_is_refused(tmp_path):
