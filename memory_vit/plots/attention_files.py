@@ -108,7 +108,9 @@ def _figures_of(values: Any) -> Sequence[str]:
   return names
 
 
-REPORT = OutputDirectory("--out", FILE, "memory_vit.attention", _figures_of)
+REPORT = OutputDirectory(
+  "--out", FILE, "memory_vit attention report", _figures_of
+)
 
 
 def write(path: Path, report: AttentionReport) -> list[str]:

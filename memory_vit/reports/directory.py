@@ -46,7 +46,7 @@ def _listed(values: Any) -> Iterator[str]:
 
 
 REPORT = OutputDirectory(
-  "--report", OVERVIEW, "memory_vit.evaluate --report", _listed
+  "--report", OVERVIEW, "memory_vit evaluation report", _listed
 )
 
 

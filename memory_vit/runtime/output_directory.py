@@ -1,7 +1,7 @@
 """A directory that is replaced as a whole, and only over an earlier one.
 
 Which files an earlier one has its index says, a JSON file in it with the mark
-of what wrote it. Whatever else lies there is somebody else's, and the directory
+of its kind. Whatever else lies there is somebody else's, and the directory
 is then left as it is; but for what desktops, Jupyter and the like put into
 every directory that is looked at.
 """
@@ -23,8 +23,8 @@ from memory_vit.runtime.messages import brief
 
 # Of an index that is read back.
 _MAX_BYTES = 64 * 2**20
-# Its key that says what wrote it.
-_MARK = "written_by"
+# Its key that says what it is of.
+_MARK = "kind"
 # Whoever looks at a directory leaves these: macOS, Windows, LibreOffice, and
 # NFS where a file is open; Jupyter a folder.
 _BY_THE_WAY = (".DS_Store", "Thumbs.db", ".~lock.*#", ".nfs*")
@@ -40,7 +40,7 @@ class OutputDirectory:
   Attributes:
     option: that names the directory, such as "--out".
     index: the name of the JSON file that is in each.
-    writer: what writes it, such as "memory_vit.evaluate --report".
+    kind: of directory, such as "memory_vit evaluation report".
     listed: what the index holds -> the names of all other files, as
       "folder/file"; may raise LookupError, TypeError, ValueError or
       AttributeError where it is the index of something else.
@@ -48,13 +48,13 @@ class OutputDirectory:
 
   option: str
   index: str
-  writer: str
+  kind: str
   listed: Callable[[Any], Iterable[str]]
 
   @property
   def mark(self) -> dict[str, str]:
     """What an index holds among other things, to be known by."""
-    return {_MARK: self.writer}
+    return {_MARK: self.kind}
 
   def claim(self, text: str) -> Path:
     """The directory of that name, before anything is computed.
@@ -125,7 +125,7 @@ class OutputDirectory:
       if index.is_symlink() or index.stat().st_size > _MAX_BYTES:
         return set()
       values = json.loads(index.read_text(encoding="utf-8"))
-      if values[_MARK] != self.writer:
+      if values[_MARK] != self.kind:
         return set()
       names = {*map(str, self.listed(values))}
       return {self.index, *names} if names else set()

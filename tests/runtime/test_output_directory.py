@@ -169,7 +169,7 @@ def test_nothing_behind_a_stranger_is_looked_at(tmp_path, monkeypatch):
   [
     "[]", "1", "{", '{"files": 3}', '{"tasks": []}', "[" * 100_000,
     INDEX.replace('"one"', '"other"'), '{"files": ["b.png"]}',
-    '{"files": [], "written_by": "one"}',
+    '{"files": [], "kind": "one"}',
   ],
 )  # fmt: skip
 def test_an_index_of_something_else_is_not_believed(tmp_path, text):
