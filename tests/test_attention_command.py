@@ -20,6 +20,7 @@ from memory_vit.evaluation import cell_removal
 from memory_vit.plots import attention_files
 from memory_vit.prediction.attention_shares import attention_shares
 
+MARK = attention_files.REPORT.mark
 CENTRAL = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
 
 
@@ -149,12 +150,10 @@ def test_a_directory_of_others_is_left_as_it_is(model, tmp_path, capsys):
   assert "holds something else ('notes.txt')" in capsys.readouterr().err
   assert [p.name for p in mine.iterdir()] == ["notes.txt"]
   # A list of files is believed only for what it names.
-  (mine / "attention.json").write_text('{"schema_version": 1, "files": []}')
+  values = {**MARK, "schema_version": 1, "files": ["shares/a.png"]}
+  (mine / "attention.json").write_text(json.dumps(values))
   assert run(root, mine, root / "images") == 2
   assert (mine / "notes.txt").read_text() == "dear"
-
-
-MARK = attention_files.REPORT.mark
 
 
 @pytest.mark.parametrize(
