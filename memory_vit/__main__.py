@@ -34,18 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv: without the name of the program; by default that of the process.
   """
   name, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
-  if name in ("-h", "--help"):
-    print(_help())
-    return 0
-  if name == "--version":
-    from memory_vit import __version__
-
-    print(__version__)
-    return 0
   if name not in COMMANDS:
     from memory_vit.cli import commands
 
-    return commands.run_command(lambda: _unknown(name))
+    return commands.run_command(lambda: _say(name))
   sys.argv = [f"memory-vit {name}", *arguments]
   runpy.run_module(
     f"memory_vit.{COMMANDS[name]}", run_name="__main__", alter_sys=True
@@ -53,10 +45,17 @@ def main(argv: Sequence[str] | None = None) -> int:
   return 0
 
 
-def _unknown(name: str) -> int:
-  raise ConfigError(
-    f"there is no command {name!r}, expected one of: {', '.join(COMMANDS)}."
-  )
+def _say(name: str) -> int:
+  """Print what --help or --version asks for; no other option is known."""
+  from memory_vit import __version__
+  from memory_vit.cli import commands
+
+  if name not in ("-h", "--help", "--version"):
+    raise ConfigError(
+      f"there is no command {name!r}, expected one of: {', '.join(COMMANDS)}."
+    )
+  commands.show(__version__ if name == "--version" else _help())
+  return 0
 
 
 def _help() -> str:

@@ -15,9 +15,12 @@ from memory_vit import attention
 from memory_vit import config as config_lib
 from memory_vit.data import datasets
 from memory_vit.data.split_ref import SplitRef
+from memory_vit.errors import ConfigError
 from memory_vit.evaluation import cell_removal
+from memory_vit.plots import attention_files
 from memory_vit.prediction.attention_shares import attention_shares
 
+MARK = attention_files.REPORT.mark
 CENTRAL = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
 
 
@@ -147,9 +150,26 @@ def test_a_directory_of_others_is_left_as_it_is(model, tmp_path, capsys):
   assert "holds something else ('notes.txt')" in capsys.readouterr().err
   assert [p.name for p in mine.iterdir()] == ["notes.txt"]
   # A list of files is believed only for what it names.
-  (mine / "attention.json").write_text('{"schema_version": 1, "files": []}')
+  values = {**MARK, "schema_version": 1, "files": ["shares/a.png"]}
+  (mine / "attention.json").write_text(json.dumps(values))
   assert run(root, mine, root / "images") == 2
   assert (mine / "notes.txt").read_text() == "dear"
+
+
+@pytest.mark.parametrize(
+  "values",
+  [
+    {"schema_version": 1, "files": ["shares/a.png"]},
+    {**MARK, "files": ["shares/a.png"]},
+    {**MARK, "schema_version": 1, "files": []},
+    {**MARK, "schema_version": 1, "files": ["shares/a.png", "notes.txt"]},
+    {**MARK, "schema_version": 1, "files": "shares/a.png"},
+  ],
+)
+def test_what_this_command_has_not_written_is_left(tmp_path, values):
+  (tmp_path / "attention.json").write_text(json.dumps(values))
+  with pytest.raises(ConfigError, match="something else"):
+    attention_files.REPORT.claim(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -195,7 +215,7 @@ def test_an_earlier_report_stays_where_there_is_nothing_to_show(
   out, bad = tmp_path / "out", tmp_path / "bad.png"
   (out / "shares").mkdir(parents=True)
   (out / "shares" / "a.png").write_bytes(b"old")
-  text = '{"schema_version": 1, "files": ["shares/a.png"]}'
+  text = json.dumps({**MARK, "schema_version": 1, "files": ["shares/a.png"]})
   (out / "attention.json").write_text(text)
   bad.write_bytes(b"no image")
   assert run(root, out, bad, tasks=["low"]) == 2

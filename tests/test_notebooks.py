@@ -461,6 +461,44 @@ def test_sweep(execute, tmp_path):
   assert (tmp_path / "run" / "backbone.npz").is_file()
 
 
+def time_cell(alone, together, passes=1):
+  """What the cell on time shows; speeds in images per second."""
+  notebook = nbformat.read(COLAB / "sweep.ipynb", as_version=4)
+  (cell,) = [cell for cell in notebook.cells if cell.id == "time"]
+  shown = []
+  # Of the ten steps nine are timed, or none.
+  training_seconds = passes * 9 * 64 / together if together else 0.0
+  exec(
+    python(cell),
+    {
+      "single": SimpleNamespace(total_steps=10, batch_size=64),
+      "alone": SimpleNamespace(images_per_second=alone),
+      "result": SimpleNamespace(
+        images_per_second=together,
+        sweep=SimpleNamespace(
+          variants=4, passes=passes, training_seconds=training_seconds
+        ),
+      ),
+      "plots": SimpleNamespace(timing_bars=lambda seconds, title: seconds),
+      "display": shown.append,
+      "print": shown.append,
+    },
+  )
+  return shown
+
+
+def test_both_sides_of_a_sweep_take_as_many_steps():
+  (seconds,) = time_cell(alone=64.0, together=32.0)
+  assert list(seconds.values()) == [10.0, 20.0, 40.0]
+  (seconds,) = time_cell(alone=64.0, together=32.0, passes=2)
+  assert list(seconds.values()) == [10.0, 40.0, 40.0]
+
+
+def test_a_single_step_tells_no_time():
+  (said,) = time_cell(alone=0.0, together=0.0)
+  assert "more TOTAL_STEPS" in said
+
+
 @pytest.mark.slow
 def test_your_backbone(execute, tmp_path):
   """A model in the files of transformers."""

@@ -86,9 +86,11 @@ def _run(bench: Benchmark, stop: StopSignal) -> None:
   require_data(bench)
   record = _begun(bench, backbone)
   scores: list[Score] = []
-  # Of each a search, and a final run of every seed.
-  runs_in_all = len(bench.pairs) * (1 + len(bench.seeds))
-  with ProgressBar("VTAB-1k", runs_in_all, "runs", delay=0) as bar:
+  directories = _directories(bench)
+  done = sum(finished_runs.ending_of(path) is not None for path in directories)
+  with ProgressBar(
+    "VTAB-1k", len(directories), "runs", done=done, delay=0
+  ) as bar:
     learner = _Learner(bench, backbone, stop, bar)
     for data in bench.tasks:
       learned = [learner.learn(data, regime) for regime in bench.regimes]
@@ -130,6 +132,18 @@ def require_data(bench: Benchmark) -> None:
         )
 
 
+def _directories(bench: Benchmark) -> list[Path]:
+  """Those of all runs: of each pair a search, and a final run of every seed."""
+  found = []
+  for data, regime in bench.pairs:
+    name = data.task.name
+    found.append(search_directory(bench.workdir, name, regime))
+    found += [
+      final_directory(bench.workdir, name, regime, seed) for seed in bench.seeds
+    ]
+  return found
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Learned:
   """A task that was learned by a regime, before it is tested.
@@ -169,8 +183,8 @@ class _Learner:
       seeds=len(bench.seeds),
       trials=config.sweep.combinations,
     )
-    if choice is None:
-      self.bar.update(len(bench.seeds))
+    if choice is None:  # there is nothing to learn again
+      self.bar.total = (self.bar.total or 0) - len(bench.seeds)
       diverged = dataclasses.replace(score, diverged=score.tried)
       return _Learned(score=_with_cost(diverged, [searched]))
     results, runs = [], {}
@@ -199,13 +213,15 @@ class _Learner:
 
   def _finish(self, config: Config, directory: Path) -> RunResult:
     """Train a run; a finished one is read, if its data are as they were."""
-    if ending := finished_runs.ending_of(directory):
+    ending = finished_runs.ending_of(directory)
+    if ending:
       refs = configured_splits(config)
       changed_data.require_same(refs, ending.data, directory)
     self.bar.note(str(directory.relative_to(self.bench.workdir)))
     fingerprint = self.backbone.fingerprint
     found = finished_runs.finish(config, directory, fingerprint, self.stop)
-    self.bar.update()
+    if not ending:  # others were counted at the beginning
+      self.bar.update()
     return found
 
 

@@ -7,13 +7,15 @@ at once, in one line.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import importlib.machinery
 import importlib.util
 import re
+import sys
 import traceback
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -288,12 +290,34 @@ class _ConfigFile(flags.ArgumentParser["ml_collections.ConfigDict"]):
 
 
 def _run(path: Path, given: Sequence[str]) -> Any:
-  """Call get_config of a file of Python."""
+  """Call get_config of a file of Python.
+
+  It finds modules beside it, as a script does, however the command was started.
+  """
   loader = importlib.machinery.SourceFileLoader("config_file", str(path))
   spec = importlib.util.spec_from_loader(loader.name, loader)
   module = importlib.util.module_from_spec(typing.cast(Any, spec))
-  loader.exec_module(module)
-  return module.get_config(*given)
+  with _beside(path):
+    loader.exec_module(module)
+    return module.get_config(*given)
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[None]:
+  """Have the folder of a file first on `sys.path`, unless Python is to be safe.
+
+  That is `python -P`, for which a script does not find what lies beside it.
+  """
+  if sys.flags.safe_path:
+    yield
+    return
+  folder = str(path.resolve().parent)
+  sys.path.insert(0, folder)
+  try:
+    yield
+  finally:
+    with contextlib.suppress(ValueError):  # the file may change it as well
+      sys.path.remove(folder)
 
 
 def _advice(error: Exception) -> str:

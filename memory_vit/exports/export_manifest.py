@@ -17,7 +17,7 @@ from typing import Any
 from memory_vit.errors import ExportError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import Task
-from memory_vit.runtime import checksums
+from memory_vit.runtime import checksums, paths
 from memory_vit.runtime.messages import brief, escaped
 
 FILE = "manifest.json"
@@ -180,6 +180,7 @@ def require_place(path: Path) -> None:
       f"--out is {brief(str(path))}, which is a link or no directory: expected "
       "a name that is free, or a directory that an export wrote."
     )
+  paths.require_replaceable(path, "--out", ExportError)
   if not path.is_dir():
     return
   found = {

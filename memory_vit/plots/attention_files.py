@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ if TYPE_CHECKING:  # it brings TensorFlow
 FILE = "attention.json"
 SCHEMA_VERSION = 1
 _DPI = 120
+_FIGURE = re.compile(r"(?:overlays|differences|shares|removal)/[^/]+\.png")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
@@ -96,14 +98,19 @@ def _figures_of(values: Any) -> Sequence[str]:
   """The figures of an earlier report, of what its `attention.json` holds.
 
   Raises:
-    TypeError: where it is none.
+    TypeError, ValueError: where it is none.
   """
   if not isinstance(values["schema_version"], int):
     raise TypeError("schema_version is no number")
-  return [str(name) for name in values["files"]]
+  names = [str(name) for name in values["files"]]
+  if not all(map(_FIGURE.fullmatch, names)):
+    raise ValueError("files has what is no figure")
+  return names
 
 
-REPORT = OutputDirectory("--out", FILE, _figures_of)
+REPORT = OutputDirectory(
+  "--out", FILE, "memory_vit attention report", _figures_of
+)
 
 
 def write(path: Path, report: AttentionReport) -> list[str]:
@@ -115,8 +122,8 @@ def write(path: Path, report: AttentionReport) -> list[str]:
     The names of the figures, below the path.
 
   Raises:
-    ConfigError: where something else lies at the path.
-    TrainingError: where it cannot be written.
+    TrainingError: where it cannot be written, or something else lies at the
+      path, which is left as it is.
   """
   with (
     files.writing(path),
@@ -161,6 +168,7 @@ def _values(report: AttentionReport, canvas: _Canvas) -> dict[str, Any]:
   """All that `attention.json` holds; figures are drawn on the way."""
   config = report.backbone.config
   return {
+    **REPORT.mark,
     "schema_version": SCHEMA_VERSION,
     "backbone": {
       "fingerprint": report.backbone.fingerprint,

@@ -31,14 +31,26 @@ _OF_A_TASK = {PAGE, METRICS, *_TABLES, *_PLOTS}
 
 
 def _listed(values: Any) -> Iterator[str]:
-  """The files of a report, whose overview holds these values."""
-  yield INDEX
-  for task in values["tasks"]:
+  """The files of a report, whose overview holds these values.
+
+  Raises:
+    TypeError, ValueError: where it is the overview of something else.
+  """
+  if not isinstance(values["schema"], int):
+    raise TypeError("schema is no number")
+  tasks = [task["task"] for task in values["tasks"]]
+  if not all(map(NAME_PATTERN.fullmatch, tasks)):
+    raise ValueError("tasks has what is no name")
+  if len(tasks) > 1:
+    yield INDEX
+  for task in tasks:
     for name in _OF_A_TASK:
-      yield f"{task['task']}/{name}"
+      yield f"{task}/{name}"
 
 
-REPORT = OutputDirectory("--report", OVERVIEW, _listed)
+REPORT = OutputDirectory(
+  "--report", OVERVIEW, "memory_vit evaluation report", _listed
+)
 
 
 def write_reports(
@@ -51,9 +63,10 @@ def write_reports(
   one writes.
 
   Raises:
-    ConfigError: where something that is no report is there; for no evaluation,
-      and for names of tasks that are none, or are there twice.
-    TrainingError: where it cannot be written; what was there is as it was.
+    ConfigError: for no evaluation, and for names of tasks that are none, or are
+      there twice.
+    TrainingError: where it cannot be written, or something that is no report
+      is there; what was there is as it was.
     BrokenDataError: where an image that is shown cannot be read any more.
   """
   _require_names([evaluation.task for evaluation in evaluations])
@@ -97,7 +110,7 @@ def _write(path: Path, evaluations: Sequence[TaskEvaluation]) -> None:
     for evaluation in evaluations:
       _write_task(new / evaluation.task, evaluation)
     tasks = [metrics_file.headline(one) for one in evaluations]
-    overview = {"schema": metrics_file.SCHEMA, "tasks": tasks}
+    overview = {**REPORT.mark, "schema": metrics_file.SCHEMA, "tasks": tasks}
     _write_json(new / OVERVIEW, overview)
     if len(evaluations) > 1:
       (new / INDEX).write_text(page.index_page(evaluations), encoding="utf-8")

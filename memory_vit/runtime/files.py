@@ -5,13 +5,16 @@ its new name after.
 """
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import re
 import shutil
+import stat
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,9 @@ with epy.lazy_imports():
 
 # As `tempfile.mkdtemp` ends a name.
 _SCRATCH = re.compile(r"\.(?P<name>.+)-[a-z0-9_]{8}")
+_NEW, _OLD, _LOCK = "new", "old", "lock"
+# A disk, or the part of it that a user may have.
+_FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 
 
 def read_json(path: Path) -> Any:
@@ -69,10 +75,12 @@ def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
   except MemoryVitError:
     raise
   except refused as error:
+    # Libraries of C++ raise their own errors, with the text of the system's.
+    is_full = any(reason in str(error) for reason in _FULL)
+    advice = "Make room, and give" if is_full else "Mend that, and give"
     raise TrainingError(
       f"{path} cannot be written: {shortened(str(error))}\n"
-      "What was saved before is as it was. Make room, and give the same "
-      "command again."
+      f"What was saved before is as it was. {advice} the same command again."
     ) from error
 
 
@@ -115,46 +123,115 @@ def replacing(path: Path, part: Path | None = None) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def replacing_directory(path: Path) -> Iterator[Path]:
+def replacing_directory(
+  path: Path, strange: Callable[[Path], str | None] = lambda old: None
+) -> Iterator[Path]:
   """Yield a name for a directory, which takes the place of `path` as a whole.
 
   What lies at `path`, in an existing directory, is moved out of the way until
-  the new one is in its place. If the process is killed in between, `tidy` puts
-  it back.
+  the new one is in its place, which gets its permissions. If the process is
+  killed in between, the next one for this path puts it back, or `tidy`.
+
+  Args:
+    path: of the directory that is made or replaced.
+    strange: directory -> what is in it that must not be lost. It is asked once
+      the old directory is out of the way, where nobody adds to it.
+
+  Raises:
+    TrainingError: where something strange is in the old directory. It stays,
+      and the new one lies beside it, where the message says.
   """
+  tidy(path.parent, path.name)
   scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-  new, old = scratch / "new", scratch / "old"
+  new, old = scratch / _NEW, scratch / _OLD
   try:
-    yield new
-    sync_tree(new)
-    if path.exists():
-      path.rename(old)
-    try:
+    with (scratch / _LOCK).open("w") as lock:
+      with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      yield new
+      sync_tree(new)
+      if path.is_dir():
+        _copy_permissions(path, new)
+      if path.exists():
+        path.rename(old)
+        if found := strange(old):
+          old.rename(path)
+          raise TrainingError(
+            f"{path} holds something else by now ({brief(found)}), and is left "
+            "as it is. What was to take its place is complete, in "
+            f"{_keep_beside(path, new)}: move it to where you want it."
+          )
       new.rename(path)
-    except OSError:
-      if old.exists():
-        old.rename(path)
-      raise
-    sync(path.parent)
+      sync(path.parent)
   finally:
-    shutil.rmtree(scratch)
+    _settle(scratch, path)
 
 
-def tidy(directory: Path) -> None:
+def tidy(directory: Path, name: str | None = None) -> None:
   """Remove what a killed `replacing_directory` left in a directory.
 
-  What had been moved out of the way is put back. Nobody else may write there
-  now. No link is followed, and nothing else is touched.
+  What had been moved out of the way is put back. No link is followed, and
+  nothing else is touched: neither what other users or programs have made, nor
+  what a process is writing now.
+
+  Args:
+    directory: in which paths were replaced.
+    name: of the only path that is looked after; by default all are.
   """
   for scratch in directory.glob(".*-????????"):
     found = _SCRATCH.fullmatch(scratch.name)
-    if not found or scratch.is_symlink() or not scratch.is_dir():
+    if not found or name not in (None, found["name"]):
       continue
-    if {path.name for path in scratch.iterdir()} <= {"new", "old"}:
-      old, place = scratch / "old", directory / found["name"]
-      if old.exists() and not place.exists():
-        old.rename(place)
-      shutil.rmtree(scratch)
+    # Somebody is writing it, has removed it by now, or nobody knows: there are
+    # file systems without locks.
+    with contextlib.suppress(OSError):
+      if _is_scratch(scratch):
+        with (scratch / _LOCK).open("w") as lock:
+          fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _settle(scratch, directory / found["name"])
+
+
+def _is_scratch(path: Path) -> bool:
+  """Whether a directory is one that `replacing_directory` has made."""
+  if path.is_symlink() or not path.is_dir():
+    return False
+  if path.stat().st_uid != os.geteuid():
+    return False
+  return {file.name for file in path.iterdir()} <= {_NEW, _OLD, _LOCK}
+
+
+def _settle(scratch: Path, place: Path) -> None:
+  """Put back what was moved away from a place; remove what is left.
+
+  Where both the old and the new one are there still, somebody else has taken
+  the place: neither is removed.
+  """
+  new, old = scratch / _NEW, scratch / _OLD
+  if old.exists() and not os.path.lexists(place):
+    old.rename(place)
+  if not (old.exists() and new.exists()):
+    # On NFS a file that is open somewhere stays: it is removed another time.
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _copy_permissions(old: Path, new: Path) -> None:
+  """Give a directory the group and the permissions of another one."""
+  found = old.stat()
+  mode = stat.S_IMODE(found.st_mode)
+  try:
+    if new.stat().st_gid != found.st_gid:
+      os.chown(new, -1, found.st_gid)
+  except PermissionError:  # what one group might is not for another one
+    mode &= ~(stat.S_IRWXG | stat.S_ISGID)
+  new.chmod(mode)
+
+
+def _keep_beside(path: Path, new: Path) -> Path:
+  """Move a new directory beside the one whose place it cannot take."""
+  prefix = f"{path.name}.new-"
+  kept = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
+  new.rename(kept)
+  return kept
 
 
 def sync(path: Path) -> None:

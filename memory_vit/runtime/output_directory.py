@@ -1,13 +1,16 @@
 """A directory that is replaced as a whole, and only over an earlier one.
 
-Which files an earlier one has its index says, a JSON file in it. Whatever else
-lies there is somebody else's, and the directory is then left as it is.
+Which files an earlier one has its index says, a JSON file in it with the mark
+of its kind. Whatever else lies there is somebody else's, and the directory
+is then left as it is; but for what desktops, Jupyter and the like put into
+every directory that is looked at.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fnmatch
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +23,12 @@ from memory_vit.runtime.messages import brief
 
 # Of an index that is read back.
 _MAX_BYTES = 64 * 2**20
+# Its key that says what it is of.
+_MARK = "kind"
+# Whoever looks at a directory leaves these: macOS, Windows, LibreOffice, and
+# NFS where a file is open; Jupyter a folder.
+_BY_THE_WAY = (".DS_Store", "Thumbs.db", ".~lock.*#", ".nfs*")
+_FOLDERS_BY_THE_WAY = (".ipynb_checkpoints",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +40,7 @@ class OutputDirectory:
   Attributes:
     option: that names the directory, such as "--out".
     index: the name of the JSON file that is in each.
+    kind: of directory, such as "memory_vit evaluation report".
     listed: what the index holds -> the names of all other files, as
       "folder/file"; may raise LookupError, TypeError, ValueError or
       AttributeError where it is the index of something else.
@@ -38,17 +48,28 @@ class OutputDirectory:
 
   option: str
   index: str
+  kind: str
   listed: Callable[[Any], Iterable[str]]
+
+  @property
+  def mark(self) -> dict[str, str]:
+    """What an index holds among other things, to be known by."""
+    return {_MARK: self.kind}
 
   def claim(self, text: str) -> Path:
     """The directory of that name, before anything is computed.
 
     Raises:
-      ConfigError: where something else is there, or it cannot be made.
+      ConfigError: where something else is there, or it cannot be made or
+        replaced.
     """
     path = paths.local(text, self.option).absolute()
+    paths.require_replaceable(path, self.option)
     self.require(path)
-    paths.make_directory(path.resolve().parent, self.option)
+    place = path.resolve()
+    paths.make_directory(place.parent, self.option)
+    files.tidy(place.parent, place.name)
+    self.require(path)  # it may have been put back just now
     return path
 
   def require(self, path: Path) -> None:
@@ -77,12 +98,12 @@ class OutputDirectory:
     """Yield a new directory, which takes the place of `path` at the end.
 
     Raises:
-      ConfigError: see `require`.
+      TrainingError: where something else is at `path` by then. It is left as it
+        is, and the new directory lies beside it, where the message says.
     """
-    self.require(path)
     place = path.resolve()
     place.parent.mkdir(parents=True, exist_ok=True)
-    with files.replacing_directory(place) as new:
+    with files.replacing_directory(place, self._strange) as new:
       new.mkdir()
       yield new
 
@@ -104,7 +125,10 @@ class OutputDirectory:
       if index.is_symlink() or index.stat().st_size > _MAX_BYTES:
         return set()
       values = json.loads(index.read_text(encoding="utf-8"))
-      return {self.index, *map(str, self.listed(values))}
+      if values[_MARK] != self.kind:
+        return set()
+      names = {*map(str, self.listed(values))}
+      return {self.index, *names} if names else set()
     except (
       OSError, ValueError, LookupError, TypeError, AttributeError,
       RecursionError,
@@ -119,6 +143,8 @@ def _first_unknown(
   with os.scandir(folder) as entries:
     for entry in entries:
       name = f"{below}{entry.name}"
+      if _is_by_the_way(entry):
+        continue
       if entry.is_dir(follow_symlinks=False):
         if name not in folders:
           return name
@@ -129,3 +155,10 @@ def _first_unknown(
       elif entry.is_symlink() or name not in known:
         return name
   return None
+
+
+def _is_by_the_way(entry: os.DirEntry[str]) -> bool:
+  """Whether nobody put it there on purpose, by its name."""
+  is_folder = entry.is_dir(follow_symlinks=False)
+  names = _FOLDERS_BY_THE_WAY if is_folder else _BY_THE_WAY
+  return any(fnmatch.fnmatchcase(entry.name, name) for name in names)

@@ -82,6 +82,30 @@ def require_writable(path: Path, where: str) -> None:
     ) from problem
 
 
+def require_replaceable(
+  path: Path, where: str, error: type[Exception] = ConfigError
+) -> None:
+  """Refuse a directory that another one cannot take the place of.
+
+  Raises:
+    error: for a mount point, and for the current directory or one above it,
+      which would be gone for the shell that is there.
+  """
+  place = os.path.realpath(path)
+  if os.path.ismount(place):
+    raise error(
+      f"{where} is {brief(str(path))}, a mount point, which cannot be replaced "
+      f"as a whole. Give a directory inside it, such as {path / 'results'}."
+    )
+  here = Path.cwd()
+  if Path(place) in (here, *here.parents):
+    raise error(
+      f"{where} is {brief(str(path))}, the current directory or one above it, "
+      "which would be replaced as a whole. Give another one, such as "
+      f"{here / 'results'}."
+    )
+
+
 def _reason(problem: Exception) -> str:
   """The message of an error of the operating system, without the path."""
   return getattr(problem, "strerror", None) or str(problem)[:200]

@@ -44,8 +44,20 @@ def on_terminal() -> bool:
     isatty is not None
     and isatty()
     and os.environ.get("TERM") != "dumb"
+    and _has_width()
     and (not jax.distributed.is_initialized() or jax.process_index() == 0)
   )
+
+
+def _has_width() -> bool:
+  """Whether stderr is as wide as anything: nobody may look at a terminal.
+
+  One that a container or a program has opened may have no size: it is 0x0.
+  """
+  try:
+    return os.get_terminal_size(sys.stderr.fileno()).columns > 0
+  except (AttributeError, OSError, ValueError):  # no file of the system's
+    return True
 
 
 class ProgressBar:
@@ -99,8 +111,13 @@ class ProgressBar:
     self.close()
 
   def update(self, count: int = 1) -> None:
-    """Count what was done, and show it if that is due."""
+    """Count what was done, and show it if that is due.
+
+    A last batch may be padded: never more is done than there is in all.
+    """
     self._done += count
+    if self.total:
+      self._done = min(self._done, self.total)
     now = time.perf_counter()
     if self.is_bar:
       if self._bar is None and now - self._began >= self._delay:

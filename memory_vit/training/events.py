@@ -12,6 +12,7 @@ from typing import Any
 import jax
 from clu import metric_writers
 
+from memory_vit.runtime.messages import first_line
 from memory_vit.training.wandb_run import Images, Scalars, WandbRun
 
 logger = logging.getLogger(__name__)
@@ -80,10 +81,9 @@ class Events:
     except Exception as error:  # full disks, and whatever TensorFlow has
       self._writers.pop(name, None)
       self._failed[name] = self._logdirs[name]
-      line = str(error).strip().splitlines()[0]
       logger.warning(
         "TensorBoard events of %r cannot be written, training goes on without "
-        "(%s: %s)", name, type(error).__name__, line,
+        "(%s: %s)", name, type(error).__name__, first_line(error),
       )  # fmt: skip
 
 

@@ -201,7 +201,7 @@ class Loop:
       Interrupted: where it was asked to stop before, or while it evaluated.
     """
     monitors.divergence.check()  # what is lost must not become the best
-    monitors.progress.pause()
+    was_timed = monitors.progress.pause()
     if past.pending and not stopping:
       try:
         past = self._evaluate(state, past, monitors)
@@ -214,7 +214,7 @@ class Loop:
       at = f"step {int(state.step)} of {self.title!r} is saved"
       again = f"{self.title} begins anew"
       raise self.stop.interrupted(at if self.save else again)
-    if int(state.step) < self.steps.total:
+    if was_timed and int(state.step) < self.steps.total:
       monitors.progress.resume()
     return past
 
@@ -239,10 +239,8 @@ class Loop:
     """Show the metrics of a step if that is due, or nothing was for long."""
     if is_first or self.steps.due(step, self.steps.log):
       shown = self._with_rates(step, monitors.divergence.check())
-      if is_first:  # what follows is compiled then
-        monitors.progress.pause()
       self._write(step, params, shown, monitors)
-      if is_first:
+      if is_first:  # it has ended, and all that was compiled with it
         monitors.progress.resume()
     elif monitors.progress.is_overdue():
       shown = self._with_rates(step, monitors.divergence.newest())

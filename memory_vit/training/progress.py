@@ -20,8 +20,9 @@ logger = logging.getLogger(__name__)
 class Progress:
   """A line (in a log) or a bar (on a terminal) with speed and time to go.
 
-  Speed counts training alone: `pause` and `resume` leave out evaluation, and
-  the first step, which compiles, is not counted.
+  Speed counts training alone: `pause` and `resume` leave out evaluation. The
+  clock stands until `resume` is called first: once the first step, which
+  compiles and is not counted, has been computed.
   """
 
   def __init__(
@@ -42,19 +43,22 @@ class Progress:
     )
 
   def advance(self) -> None:
-    """Count a step that was started."""
+    """Count a step that was started; it is timed where the clock runs."""
     self._step += 1
     self._bar.update()
-    if self._since is None:
-      self.resume()
-    else:
-      self._steps += 1
+    self._steps += self._since is not None
 
-  def pause(self) -> None:
-    """Stop the clock; everything that was started must have ended."""
-    if self._since is not None:
-      self._seconds += time.perf_counter() - self._since
-      self._since = None
+  def pause(self) -> bool:
+    """Stop the clock; everything that was started must have ended.
+
+    Returns:
+      Whether it ran.
+    """
+    if self._since is None:
+      return False
+    self._seconds += time.perf_counter() - self._since
+    self._since = None
+    return True
 
   def resume(self) -> None:
     """Start the clock again."""

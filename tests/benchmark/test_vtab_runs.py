@@ -102,6 +102,43 @@ def test_what_is_finished_is_not_repeated(tmp_path, backbone_file, monkeypatch):
   assert (bench.workdir / "report.json").read_bytes() == first
 
 
+def bar_of(monkeypatch):
+  """Remembers the bar of a benchmark: what it began with, and all it counts."""
+  seen = []
+
+  class Bar(runner.ProgressBar):
+    def update(self, count=1):
+      super().update(count)
+      seen.append((self._start, self.done, self.total))
+
+  monkeypatch.setattr(runner, "ProgressBar", Bar)
+  return seen
+
+
+def test_the_speed_is_of_what_this_process_learns(
+  tmp_path, backbone_file, monkeypatch
+):
+  bench = small_benchmark(tmp_path, backbone_file, ["cifar", "kitti"])
+  FakeRuns(stops_at=5).install(monkeypatch)
+  with pytest.raises(KeyboardInterrupt):
+    runner.run_benchmark(bench)
+  FakeRuns().install(monkeypatch)
+  seen = bar_of(monkeypatch)
+  runner.run_benchmark(bench)
+  assert seen == [(4, 4, 6), (4, 5, 6), (4, 6, 6)]
+
+
+def test_what_cannot_be_chosen_is_not_learned_again(
+  tmp_path, backbone_file, monkeypatch
+):
+  """No run of any seed is counted then."""
+  bench = small_benchmark(tmp_path, backbone_file, ["cifar", "kitti"])
+  FakeRuns(diverges=lambda config: True).install(monkeypatch)
+  seen = bar_of(monkeypatch)
+  runner.run_benchmark(bench)
+  assert seen == [(0, 0, 6), (0, 1, 6), (0, 2, 4)]
+
+
 def test_a_forecast_knows_what_is_finished(tmp_path, backbone_file, fake):
   bench = small_benchmark(tmp_path, backbone_file, ["kitti"])
   runner.run_benchmark(bench)

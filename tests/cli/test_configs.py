@@ -8,6 +8,7 @@ import dataclasses
 import importlib
 import json
 import sys
+import types
 
 import fake_data
 import pytest
@@ -276,3 +277,50 @@ def test_a_file_that_is_written_for_a_checkout(tmp_path, monkeypatch):
     "from memory_vit.configs import base\nget_config = base.get_config\n"
   )
   assert parsed(f"--config={path}") == config_lib.Config()
+
+
+@pytest.fixture
+def beside(tmp_path, monkeypatch):
+  """A configuration that imports a file beside it, and one more at the end."""
+  for name, rate in (("beside_a", 0.25), ("beside_b", 4)):
+    (tmp_path / f"{name}.py").write_text(f"VALUE = {rate}\n")
+    monkeypatch.delitem(sys.modules, name, raising=False)
+  (tmp_path / "mine.py").write_text(
+    "import beside_a\n"
+    "from memory_vit.configs import base\n"
+    "def get_config():\n"
+    "  import beside_b\n"
+    "  config = base.get_config()\n"
+    "  config.learning_rate = beside_a.VALUE * beside_b.VALUE * 3\n"
+    "  return config\n"
+  )
+  yield tmp_path / "mine.py"
+  for name in ("beside_a", "beside_b"):
+    sys.modules.pop(name, None)
+
+
+def test_a_file_finds_what_lies_beside_it(beside, monkeypatch):
+  """From elsewhere, and started by whatever: here by pytest."""
+  before = [*sys.path]
+  assert parsed(f"--config={beside}").learning_rate == 3.0
+  assert sys.path == before
+  monkeypatch.chdir(beside.parent)
+  for name in ("beside_a", "beside_b"):
+    del sys.modules[name]
+  assert parsed("--config=mine.py").learning_rate == 3.0
+
+
+def test_a_file_that_fails_leaves_the_path_of_modules(tmp_path):
+  (tmp_path / "mine.py").write_text("import sys\nsys.path.pop(0)\n1 / 0\n")
+  before = [*sys.path]
+  with pytest.raises(ConfigError, match="ZeroDivisionError"):
+    parsed(f"--config={tmp_path / 'mine.py'}")
+  assert sys.path == before
+
+
+def test_safe_python_finds_nothing_beside_it(beside, monkeypatch):
+  flags = types.SimpleNamespace(safe_path=True)
+  safe = types.SimpleNamespace(flags=flags, path=sys.path)
+  monkeypatch.setattr(command_line, "sys", safe)
+  with pytest.raises(ConfigError, match="No module named 'beside_a'"):
+    parsed(f"--config={beside}")

@@ -1,6 +1,7 @@
 """`memory-vit COMMAND` is `python -m memory_vit.COMMAND`."""
 
 import importlib.metadata
+import os
 import sys
 
 import pytest
@@ -37,6 +38,18 @@ def test_its_help_lists_them(argv, capsys):
 def test_its_version(capsys):
   assert main(["--version"]) == 0
   assert capsys.readouterr().out == f"{mv.__version__}\n"
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--version"]])
+def test_whoever_reads_may_go(argv, monkeypatch, capfd):
+  """As in `memory-vit --help | true`."""
+  reads, writes = os.pipe()
+  os.close(reads)
+  with os.fdopen(writes, "w", encoding="utf-8") as pipe:
+    monkeypatch.setattr(sys, "stdout", pipe)
+    assert main(argv) == 0
+    monkeypatch.undo()
+  assert capfd.readouterr().err == ""
 
 
 def test_a_command_that_there_is_not(capsys):

@@ -175,6 +175,15 @@ def test_what_no_export_wrote_is_left_as_it_is(backbone, tmp_path, format):
       mv.export_model(backbone, task, path, format=format)
 
 
+def test_the_current_directory_is_no_place(backbone, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(ExportError, match="--out is .* the current directory"):
+    mv.export_model(
+      backbone, random_task(backbone, "a"), ".", format="stablehlo"
+    )
+  assert [*tmp_path.iterdir()] == []
+
+
 def test_a_task_for_the_hub_is_read_back_from_its_directory(backbone, tmp_path):
   first = random_task(backbone, "a")
   second = random_task(backbone, "b", attends_to=[first])

@@ -511,14 +511,37 @@ def test_a_directory_of_something_else_is_refused(tmp_path, plain, strange):
     (path / strange).mkdir()
   else:
     (path / strange).write_text("mine")
-  for write in (
-    lambda: directory.REPORT.claim(str(path)),
-    lambda: reports.write_reports(path, [evaluation_of(usual())]),
-  ):
-    with pytest.raises(ConfigError, match=r"--report .* something else"):
-      write()
+  with pytest.raises(ConfigError, match=r"--report .* something else"):
+    directory.REPORT.claim(str(path))
+  # It came while the evaluation ran, which must not be in vain.
+  with pytest.raises(TrainingError, match="something else by now"):
+    reports.write_reports(path, [evaluation_of(usual(), task="letters")])
   assert (path / strange).exists()
   assert (path / "digits" / "metrics.json").exists()
+  (kept,) = tmp_path.glob("report.new-*")
+  assert (kept / "letters" / "metrics.json").exists()
+
+
+@pytest.mark.parametrize(
+  "overview",
+  [
+    {"tasks": [], "mine": "important"},
+    {"tasks": [{"task": "digits"}]},
+    {"schema": 1, "tasks": [{"task": "digits"}]},
+    {**directory.REPORT.mark, "tasks": [{"task": "digits"}]},
+    {**directory.REPORT.mark, "schema": 1, "tasks": []},
+    {**directory.REPORT.mark, "schema": "1", "tasks": [{"task": "digits"}]},
+    {**directory.REPORT.mark, "schema": 1, "tasks": [{"task": "../digits"}]},
+    {**directory.REPORT.mark, "schema": 1, "tasks": [{"task": "digits"}]},
+  ],
+)
+def test_a_file_of_that_name_is_not_yet_a_report(tmp_path, overview):
+  """Of the last one too: a report of one task has no index.html."""
+  text = json.dumps(overview)
+  (tmp_path / "report.json").write_text(text)
+  (tmp_path / "index.html").write_text("mine")
+  with pytest.raises(ConfigError, match="something else"):
+    directory.REPORT.claim(str(tmp_path))
 
 
 def test_what_is_no_report_is_refused(tmp_path):

@@ -5,6 +5,7 @@ import pathlib
 
 import pytest
 
+from memory_vit.errors import TrainingError
 from memory_vit.runtime import checksums, files
 
 
@@ -89,6 +90,143 @@ def test_a_directory_that_fails_leaves_the_old_one(tmp_path):
   with pytest.raises(KeyError):
     fail()
   assert (names(tmp_path), names(tmp_path / "d")) == (["d"], [])
+
+
+def replaced(path, text="new", **options):
+  with files.replacing_directory(path, **options) as new:
+    new.mkdir()
+    (new / text).write_text("")
+
+
+def test_a_new_directory_has_the_permissions_of_the_old_one(tmp_path):
+  path = tmp_path / "d"
+  path.mkdir()
+  for mode in (0o700, 0o2770, 0o755):
+    path.chmod(mode)
+    replaced(path)
+    assert path.stat().st_mode & 0o7777 == mode
+
+
+def test_another_group_gets_nothing(tmp_path, monkeypatch):
+  """The group of the old one, which this user may not give away."""
+
+  def refused(*arguments):
+    raise PermissionError(1, "Operation not permitted")
+
+  path = tmp_path / "d"
+  path.mkdir()
+  path.chmod(0o2770)
+  found = path.stat()
+  stands_for = os.stat_result(
+    found[:5] + (found.st_gid + 1,) + found[6:]  # st_gid is the sixth
+  )
+  stat = pathlib.Path.stat
+  monkeypatch.setattr(
+    pathlib.Path, "stat",
+    lambda p, **options: stands_for if p == path else stat(p, **options),
+  )  # fmt: skip
+  monkeypatch.setattr(os, "chown", refused)
+  replaced(path)
+  monkeypatch.undo()
+  assert path.stat().st_mode & 0o7777 == 0o700
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_what_ends_between_the_renamings_loses_nothing(
+  tmp_path, monkeypatch, error
+):
+  path, rename = tmp_path / "d", pathlib.Path.rename
+  replaced(path, "old")
+
+  def fails(source, target):
+    if source.name == "new":
+      raise error
+    return rename(source, target)
+
+  monkeypatch.setattr(pathlib.Path, "rename", fails)
+  with pytest.raises(error):
+    replaced(path)
+  assert (names(tmp_path), names(path)) == (["d"], ["old"])
+
+
+def test_who_takes_the_place_meanwhile_keeps_it(tmp_path, monkeypatch):
+  """And neither the old directory nor the new one is removed."""
+  path, rename = tmp_path / "d", pathlib.Path.rename
+  replaced(path, "old")
+
+  def taken(source, target):
+    if source.name == "new":
+      target.mkdir()
+      (target / "mine").write_text("")
+    return rename(source, target)
+
+  monkeypatch.setattr(pathlib.Path, "rename", taken)
+  with pytest.raises(OSError, match="not empty"):
+    replaced(path)
+  monkeypatch.undo()
+  files.tidy(tmp_path)
+  assert names(path) == ["mine"]
+  (scratch,) = tmp_path.glob(".d-*")
+  assert names(scratch / "old") == ["old"]
+  assert names(scratch / "new") == ["new"]
+
+
+def test_the_next_one_tidies_after_one_that_was_killed(tmp_path):
+  """But not for another path, nor what somebody else has put there."""
+  for name in (".d-aaaaaaaa", ".d-bbbbbbbb", ".other-aaaaaaaa"):
+    (tmp_path / name / "new").mkdir(parents=True)
+  (tmp_path / ".d-aaaaaaaa" / "lock").write_text("")
+  (tmp_path / ".d-cccccccc").mkdir()
+  (tmp_path / ".d-cccccccc" / "mine").write_text("")
+  replaced(tmp_path / "d")
+  assert names(tmp_path) == [".d-cccccccc", ".other-aaaaaaaa", "d"]
+
+
+def test_what_is_being_written_is_left_alone(tmp_path):
+  path = tmp_path / "d"
+  with files.replacing_directory(path) as new:
+    new.mkdir()
+    (new / "file").write_text("")
+    files.tidy(tmp_path)
+    replaced(path, "other")
+  assert (names(tmp_path), names(path)) == (["d"], ["file"])
+
+
+def test_what_must_not_be_lost_stays_and_so_does_the_new_one(tmp_path):
+  path = tmp_path / "d"
+  replaced(path, "old")
+  asked = []
+
+  def strange(directory):
+    asked.extend(names(directory))
+    return "a\nb"
+
+  with pytest.raises(TrainingError) as error:
+    replaced(path, strange=strange)
+  assert asked == names(path) == ["old"]
+  kept, d = sorted(tmp_path.iterdir(), reverse=True)
+  assert (names(kept), d) == (["new"], path)
+  assert f"complete, in {kept}: " in str(error.value)
+  assert "'a\\nb'" in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ("error", "room"),
+  [
+    (OSError(28, "No space left on device"), True),
+    (OSError(122, "Disk quota exceeded"), True),
+    (ValueError("write failed: No space left on device [os]"), True),
+    (OSError(16, "Device or resource busy"), False),
+    (PermissionError(13, "Permission denied"), False),
+  ],
+)
+def test_room_is_asked_for_where_it_is_missing(tmp_path, error, room):
+  with (
+    pytest.raises(TrainingError, match="give the same command") as raised,
+    files.writing(tmp_path, ValueError),
+  ):
+    raise error
+  assert ("Make room" in str(raised.value)) == room
 
 
 def test_the_digest_of_a_file(tmp_path):

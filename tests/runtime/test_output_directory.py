@@ -1,16 +1,17 @@
 """A directory is replaced as a whole, and only by what wrote it."""
 
+import json
 import os
 
 import pytest
 
-from memory_vit.errors import ConfigError
+from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.runtime import output_directory
 
 ONE = output_directory.OutputDirectory(
-  "--out", "index.json", lambda values: values["files"]
+  "--out", "index.json", "one", lambda values: values["files"]
 )
-INDEX = '{"files": ["shares/a.png", "b.png"]}'
+INDEX = json.dumps({**ONE.mark, "files": ["shares/a.png", "b.png"]})
 
 
 def earlier(path):
@@ -41,7 +42,7 @@ def test_what_is_free_or_empty_or_its_own_is_taken(tmp_path):
 def test_it_is_replaced_as_a_whole(tmp_path):
   path = earlier(tmp_path / "own")
   with ONE.replacing(path) as new:
-    (new / "index.json").write_text('{"files": []}')
+    (new / "index.json").write_text(INDEX)
     assert (path / "b.png").exists()
   assert [file.name for file in path.iterdir()] == ["index.json"]
   with pytest.raises(KeyError), ONE.replacing(path) as new:
@@ -55,9 +56,87 @@ def test_a_file_of_others_is_left_as_it_is(tmp_path, name):
   path = earlier(tmp_path / "own")
   (path / name).write_text("mine")
   refused(path, name)
-  with pytest.raises(ConfigError), ONE.replacing(path):
-    pass
   assert (path / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["mine", "shares/mine", "Thumbs.db/mine"])
+def test_what_comes_meanwhile_is_left_as_it_is(tmp_path, name):
+  """And what was written in all that time lies beside it."""
+  path = earlier(tmp_path / "own")
+
+  def write():
+    with ONE.replacing(ONE.claim(str(path))) as new:
+      (new / "index.json").write_text("new")
+      (path / name).parent.mkdir(exist_ok=True)
+      (path / name).write_text("mine")
+
+  with pytest.raises(TrainingError, match="something else by now") as error:
+    write()
+  assert (path / name).read_text() == "mine"
+  assert (path / "index.json").read_text() == INDEX
+  (kept,) = tmp_path.glob("own.new-*")
+  assert f"in {kept}: " in str(error.value)
+  assert (kept / "index.json").read_text() == "new"
+  assert len([*tmp_path.iterdir()]) == 2
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    ".DS_Store", "shares/Thumbs.db", ".~lock.predictions.csv#",
+    "shares/.nfs00000001", ".ipynb_checkpoints/b-checkpoint.csv",
+  ],
+)  # fmt: skip
+def test_looking_at_it_does_not_lock_it(tmp_path, name):
+  path = earlier(tmp_path / "own")
+  (path / name).parent.mkdir(exist_ok=True)
+  (path / name).write_text("")
+  with ONE.replacing(ONE.claim(str(path))) as new:
+    (new / "index.json").write_text(INDEX)
+  assert [file.name for file in path.iterdir()] == ["index.json"]
+
+
+@pytest.mark.parametrize("name", [".", "..", "/", "here"])
+def test_nobody_is_left_in_a_directory_that_is_gone(
+  tmp_path, monkeypatch, name
+):
+  """Of a shell that is there, or below; and "/" is a mount point."""
+  (tmp_path / "here").mkdir()
+  monkeypatch.chdir(tmp_path / "here")
+  with pytest.raises(ConfigError, match="--out .* replaced as a whole"):
+    ONE.claim(str(tmp_path / name) if name == "here" else name)
+  assert ONE.claim("there") == tmp_path / "here" / "there"
+
+
+def test_a_mount_point_is_refused_before_anything_is_computed(
+  tmp_path, monkeypatch
+):
+  (tmp_path / "disk").mkdir()
+  (tmp_path / "link").symlink_to(tmp_path / "disk")
+  monkeypatch.setattr(
+    output_directory.paths.os.path, "ismount",
+    lambda path: path == str(tmp_path / "disk"),
+  )  # fmt: skip
+  for name in ("disk", "link"):
+    inside = tmp_path / name / "results"
+    with pytest.raises(ConfigError, match=f"mount point, .* as {inside}"):
+      ONE.claim(str(tmp_path / name))
+    assert ONE.claim(str(inside)) == inside
+
+
+def test_what_was_killed_is_put_back_and_asked_again(tmp_path):
+  """Between the two renamings, with and without a file of others."""
+  path, scratch = tmp_path / "own", tmp_path / ".own-0123abcd"
+  for strange in (False, True):
+    earlier(scratch / "old")
+    if strange:
+      (scratch / "old" / "mine").write_text("")
+      refused(path, "mine")
+    else:
+      ONE.claim(str(path))
+    assert (path / "b.png").exists()
+    assert not scratch.exists()
+    path.rename(tmp_path / f"away{strange}")
 
 
 @pytest.mark.parametrize("name", ["mine", "shares/mine"])
@@ -86,8 +165,13 @@ def test_nothing_behind_a_stranger_is_looked_at(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  "text", ["[]", "1", "{", '{"files": 3}', '{"tasks": []}', "[" * 100_000]
-)
+  "text",
+  [
+    "[]", "1", "{", '{"files": 3}', '{"tasks": []}', "[" * 100_000,
+    INDEX.replace('"one"', '"other"'), '{"files": ["b.png"]}',
+    '{"files": [], "kind": "one"}',
+  ],
+)  # fmt: skip
 def test_an_index_of_something_else_is_not_believed(tmp_path, text):
   (tmp_path / "index.json").write_text(text)
   refused(tmp_path, "index.json")

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import os
 import sys
 import types
 
@@ -126,6 +127,30 @@ def test_no_bar_where_lines_cannot_change(term, monkeypatch, terminal, clock):
     "pets: 2,500/4,000 images, 40 images/s, ETA 0:37",
   ]
   assert terminal.getvalue() == ""
+
+
+def test_no_bar_where_there_is_no_width(monkeypatch, clock):
+  """A terminal that a container has opened, at which nobody looks."""
+  monkeypatch.setenv("TERM", "xterm")
+  said = []
+  ours, its = os.openpty()
+  with open(ours), open(its, "w") as stderr:
+    stands_for = types.SimpleNamespace(stderr=stderr, modules=sys.modules)
+    monkeypatch.setattr(progress_bar, "sys", stands_for)
+    assert stderr.isatty()
+    with ProgressBar("pets", 4, say=said.append, delay=0) as bar:
+      clock.now = 31.0
+      bar.update(2)
+    monkeypatch.undo()
+  assert len(said) == 1
+
+
+def test_a_padded_batch_is_not_counted(clock):
+  bar = ProgressBar("pets", 10)
+  for clock.now in (1.0, 2.0):
+    bar.update(8)
+  assert bar.line == "pets: 10/10 images, 5 images/s, ETA 0:00"
+  assert bar.done == 10
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,40 @@ def test_only_training_is_timed(tmp_path, monkeypatch):
   assert (past.timed_steps, past.timed_seconds) == (5, 5.0)
 
 
+def test_the_first_step_is_not_timed_while_it_is_computed(
+  tmp_path, monkeypatch
+):
+  """It was only started when the loop goes on: who asks for numbers waits."""
+  clock = types.SimpleNamespace(perf_counter=lambda: clock.now, now=0.0)
+  monkeypatch.setattr(progress, "time", clock)
+  check, asked = loop.DivergenceMonitor.check, []
+
+  def waits(monitor):
+    clock.now += 1.0 if asked else 1_000.0
+    asked.append(monitor)
+    return check(monitor)
+
+  monkeypatch.setattr(loop.DivergenceMonitor, "check", waits)
+  run = Run(tmp_path, 5)
+  run.steps = dataclasses.replace(run.steps, log=5)
+  _, past = run.go()
+  assert (past.timed_steps, past.timed_seconds) == (4, len(asked) - 1)
+
+
+def test_a_first_step_is_not_timed_after_an_evaluation(tmp_path):
+  """The one for which there was no time before the interruption."""
+  accuracies = {2: 0.5, 4: 0.6, 6: 0.7}
+  run = Run(tmp_path, 6, accuracies, evaluate=2)
+  run.in_evaluation = at(2)
+  with pytest.raises(Interrupted):
+    run.go()
+  again = Run(tmp_path, 6, accuracies, evaluate=2)
+  _, past = again.go()
+  assert again.taken == [3, 4, 5, 6]
+  assert again.evaluated == [2, 4, 6]
+  assert past.timed_steps == 1 + 3
+
+
 @pytest.mark.parametrize(
   ("accuracies", "best", "accuracy"),
   [
@@ -344,6 +378,18 @@ def test_training_goes_on_without_events(tmp_path, monkeypatch, caplog):
   assert "cannot be written, training goes on" in warnings[0]
   assert "No space left" in warnings[0]
   assert "are not complete" in warnings[1]
+
+
+def test_an_error_of_events_that_says_nothing(tmp_path, monkeypatch, caplog):
+  monkeypatch.setattr(logging.getLogger("memory_vit"), "propagate", True)
+
+  def fails(path):
+    raise RuntimeError
+
+  monkeypatch.setattr(events.metric_writers, "SummaryWriter", fails)
+  with events.Events({"a": tmp_path}):
+    pass
+  assert "(RuntimeError: RuntimeError)" in caplog.text
 
 
 def test_events_that_cannot_be_opened_do_no_harm(tmp_path):

@@ -26,7 +26,8 @@ def test_a_task_that_was_being_written_is_removed(workdir):
   for name in (".pets-a1_b2c3d", ".birds-00000000", ".a-b-abcdefgh"):
     (tasks / name / "new" / "arrays").mkdir(parents=True)
     (tasks / name / "new" / "task.json").write_text("{")
-  shutil.copytree(tasks / "pets", tasks / ".pets-a1_b2c3d" / "old")
+  # Killed once the new one had its place.
+  shutil.copytree(tasks / "pets", tasks / ".pets-a1_b2c3e" / "old")
   (tasks / ".pets-empty_00").mkdir()
   results.tidy(workdir)
   assert names(tasks) == ["pets"]
