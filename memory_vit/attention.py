@@ -8,7 +8,7 @@ input, one per line). Of images there are, layer by layer, overlays for each
 task, differences for each pair of tasks, and the shares of attention that go to
 memory. Of a data set, an ablation: the accuracy of a task without each of its
 memory cells.
-OUT gets PNG files, and attention.json with all numbers. The exit status is 0, 1
+OUT gets PNG files, and attention.json with the numbers. The exit status is 0, 1
 where images could not be read, 2 for other bad input.
 """
 

@@ -133,8 +133,8 @@ def remove_cells(
   """Run an ablation of memory cells: evaluate tasks without each of them.
 
   The backbone runs once for each batch. What it hands over is read by the task
-  as it is and by all of its variants, side by side in slots of one pass, as
-  many at a time as the backbone has tokens.
+  as it is and by all of its variants, side by side in slots of one pass; of
+  several, where they would take more memory than the backbone.
 
   Args:
     backbone: of all tasks, on the devices of the mesh.

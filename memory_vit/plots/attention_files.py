@@ -1,4 +1,4 @@
-"""A directory with the figures of attention, and all their numbers as JSON."""
+"""A directory with figures of attention, and numbers for them as JSON."""
 
 from __future__ import annotations
 
