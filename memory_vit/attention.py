@@ -8,7 +8,7 @@ input, one per line). Of images there are, layer by layer, overlays for each
 task, differences for each pair of tasks, and the shares of attention that go to
 memory. Of a data set, an ablation: the accuracy of a task without each of its
 memory cells.
-OUT gets PNG files, and attention.json with all numbers. The exit status is 0, 1
+OUT gets PNG files, and attention.json with the numbers. The exit status is 0, 1
 where images could not be read, 2 for other bad input.
 """
 
@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from etils import epy
@@ -28,7 +29,7 @@ from memory_vit.cli.command_line import Parser
 from memory_vit.cli.commands import show
 from memory_vit.errors import ConfigError, DataError, TaskError
 from memory_vit.runtime import progress_bar
-from memory_vit.runtime.messages import escaped
+from memory_vit.runtime.messages import counted, escaped
 from memory_vit.runtime.rules import Number
 from memory_vit.runtime.tables import table
 
@@ -48,12 +49,12 @@ if TYPE_CHECKING:
 
   from memory_vit.data.reader import Reader
   from memory_vit.data.split_ref import SplitRef
+  from memory_vit.evaluation.cell_removal import CellRemoval
   from memory_vit.images.image_files import Entry
   from memory_vit.model.backbone import Backbone
   from memory_vit.model.task import Task
   from memory_vit.plots.attention_files import (
     AttentionReport,
-    EvaluatedRemoval,
     LeftOut,
   )
   from memory_vit.prediction.image_attention import CollectedAttention
@@ -127,20 +128,28 @@ def _run(arguments: argparse.Namespace) -> int:
       "no task has memory cells that could be removed, and no IMAGE is given: "
       "expected one, or a --task with memory."
     )
-  entries = list(image_files.find_images(arguments.images))
-  drawn = min(len(entries), arguments.max_images)
-  shown = len(described) if entries else 0
+  entries, total = _find_images(arguments.images)
+  if arguments.images:
+    evaluation = next(iter(described.values())).spec.evaluation
+    image_files.room_for_decoding(
+      evaluation, arguments.batch_size, arguments.memory_mib, ahead=True
+    )
+  # Of standard input no more is waited for than what is drawn.
+  first = list(itertools.islice(entries, max(1, arguments.max_images)))
+  drawn = min(len(first), arguments.max_images)
+  shown = len(described) if first else 0
   _require_few_figures(drawn, shown, len(chosen))
   backbone, tasks = model_loading.load_model(
     arguments.backbone, list(described), arguments.dtype
   )
-  opened = data_options.open_all(
-    [task for task in tasks if task.name in chosen], chosen, arguments
-  )
-  for task in tasks:
-    if task.name in chosen:
-      cell_removal.require_removable(backbone, task)
-  attention = _look(backbone, tasks, entries, arguments)
+  evaluated_tasks = [task for task in tasks if task.name in chosen]
+  for task in evaluated_tasks:  # before anything is downloaded
+    cell_removal.require_removable(backbone, task)
+  opened = data_options.open_all(evaluated_tasks, chosen, arguments)
+  attention = image_attention.CollectedAttention({}, [], [])
+  if first:
+    every = itertools.chain(first, entries)
+    attention = _look(backbone, tasks, every, total, arguments)
   report = attention_files.AttentionReport(
     backbone=backbone,
     tasks=tasks,
@@ -158,6 +167,17 @@ def _run(arguments: argparse.Namespace) -> int:
   return 1 if attention.skipped else 0
 
 
+def _find_images(
+  arguments: Sequence[str],
+) -> tuple[Iterator[Entry], int | None]:
+  """The images that are asked for, and how many: None where nobody knows."""
+  entries = image_files.find_images(arguments)
+  if "-" in arguments:
+    return entries, None
+  found = list(entries)
+  return iter(found), len(found)
+
+
 def _require_few_figures(images: int, tasks: int, removals: int) -> None:
   """Refuse more figures than anybody would look at.
 
@@ -167,10 +187,10 @@ def _require_few_figures(images: int, tasks: int, removals: int) -> None:
   figures = attention_files.count_figures(tasks, images) + removals
   if figures > _MOST_FIGURES:
     raise ConfigError(
-      f"{images} images by {tasks} tasks and their pairs, the shares of each "
-      f"task, and {removals} removals would be {figures:,} figures, expected "
-      f"at most {_MOST_FIGURES:,}: give fewer --task, or a smaller "
-      "--max_images."
+      f"{counted(images, 'image')} by {counted(tasks, 'task')} and their "
+      f"pairs, the shares of each task, and {counted(removals, 'removal')} "
+      f"would be {figures:,} figures, expected at most {_MOST_FIGURES:,}: give "
+      "fewer --task, or a smaller --max_images."
     )
 
 
@@ -229,7 +249,8 @@ def _without_memory(tasks: Sequence[Manifest]) -> list[LeftOut]:
 def _look(
   backbone: Backbone,
   tasks: Sequence[Task],
-  entries: Sequence[Entry],
+  entries: Iterable[Entry],
+  total: int | None,
   arguments: argparse.Namespace,
 ) -> CollectedAttention:
   """Read the images, and where tasks look in them."""
@@ -247,10 +268,11 @@ def _look(
         ahead=True,
       ),
       kept=arguments.max_images,
-      total=len(entries),
+      total=total,
     )
-  for path, reason in attention.skipped.items():
-    show(f"skipped {escaped(path)}: {escaped(reason)}", sys.stderr)
+  for entry in attention.skipped:
+    said = f"skipped {escaped(entry.path)}: {escaped(entry.reason)}"
+    show(said, sys.stderr)
   return attention
 
 
@@ -259,27 +281,18 @@ def _remove(
   tasks: Sequence[Task],
   opened: Sequence[tuple[Reader, list[str]]],
   batch_size: int,
-) -> dict[str, EvaluatedRemoval]:
+) -> dict[str, CellRemoval]:
   """Evaluate the tasks that have memory without parts of it."""
   if not opened:
     return {}
   mesh = sharding.make_mesh()
   params = sharding.put_backbone(backbone.params, mesh)
   placed = dataclasses.replace(backbone, params=params)
-  found: dict[str, EvaluatedRemoval] = {}
+  found: dict[str, CellRemoval] = {}
   for source, names in opened:
-    removals = cell_removal.remove_cells(
+    found |= cell_removal.remove_cells(
       placed, tasks, source, names, batch_size=batch_size, mesh=mesh
     )
-    found |= {
-      name: attention_files.EvaluatedRemoval(
-        data=source.name,
-        split=source.split,
-        skipped=source.size - removal.examples,
-        removal=removal,
-      )
-      for name, removal in removals.items()
-    }
   return found
 
 
@@ -306,15 +319,16 @@ def text(report: AttentionReport, out: Path, figures: int) -> str:
     f"left out: {gap.task} {gap.reason}" for gap in report.left_out
   ]  # names of tasks and regimes are of few characters
   lines += [
-    f"{name}: {found.skipped:,} images of {escaped(found.data)} could not be "
-    "read, and do not count"
+    f"{name}: {counted(found.skipped, 'image')} of {escaped(found.data)} could "
+    "not be read: not counted"
     for name, found in report.removals.items()
     if found.skipped
   ]
-  if report.attention.skipped:
-    lines.append(f"{len(report.attention.skipped):,} images could not be read")
+  if skipped := len(report.attention.skipped):
+    lines.append(f"{counted(skipped, 'image')} could not be read")
   lines.append(
-    f"written: {escaped(str(out))}: {attention_files.FILE}, {figures:,} figures"
+    f"written: {escaped(str(out))}: {attention_files.FILE}, "
+    + counted(figures, "figure")
   )
   return "\n".join(lines)
 
@@ -336,15 +350,14 @@ def _shares_row(report: AttentionReport, name: str) -> tuple[str, ...]:
   return (name, f"{found.images:,}", *(f"{100 * p:.1f} %" for p in parts))
 
 
-def _removal_row(name: str, found: EvaluatedRemoval) -> tuple[str, ...]:
+def _removal_row(name: str, removal: CellRemoval) -> tuple[str, ...]:
   """A task in the table of removals."""
-  removal = found.removal
   worst = removal.cells.difference.argmin()
   error = removal.cells.standard_error.flat[worst]
   sure = removal.significant(removal.cells)
   return (
     name,
-    escaped(found.data),
+    escaped(f"{removal.data} {removal.split}"),
     f"{removal.examples:,}",
     f"{100 * removal.top1:.2f} %",
     f"{100 * float(removal.memory.difference):+.2f} ± "

@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import os
+import sys
+import weakref
 
 import fake_data
 import numpy as np
@@ -18,7 +21,9 @@ from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import ConfigError
 from memory_vit.evaluation import cell_removal
 from memory_vit.plots import attention_files
+from memory_vit.prediction import image_attention
 from memory_vit.prediction.attention_shares import attention_shares
+from memory_vit.tasks import model_loading
 
 MARK = attention_files.REPORT.mark
 CENTRAL = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
@@ -138,7 +143,23 @@ def test_data_without_images(model, tmp_path, capsys):
     }
   ]  # fmt: skip
   assert values["files"] == ["removal/child.png", "removal/low.png"]
-  assert "left out: bare has no memory cells" in capsys.readouterr().out
+  shown = capsys.readouterr().out
+  assert "left out: bare has no memory cells" in shown
+  assert "digits:0-4 test" in shown
+
+
+def test_the_split_that_is_evaluated_is_shown(model, tmp_path, capsys):
+  root, _, _ = model
+  out, data = tmp_path / "out", "--data=digits:0-4"
+  # Of no image a batch of any size takes no memory.
+  assert run(
+    root, out, data, "--split=train", "--batch_size=512",
+    "--memory_mib=1", tasks=["low"],
+  ) == 0  # fmt: skip
+  shown = capsys.readouterr().out
+  assert "digits:0-4 train" in shown
+  assert shown.endswith("attention.json, 1 figure\n")
+  assert read(out)["tasks"][0]["removal"]["split"] == "train"
 
 
 def test_a_directory_of_others_is_left_as_it_is(model, tmp_path, capsys):
@@ -191,21 +212,79 @@ def test_command_lines_that_cannot_be_used(
   assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
 def test_what_cannot_be_read_is_named(model, tmp_path, capsys):
+  """As often as it is given; in names of other bytes they are escaped."""
   root, _, _ = model
-  (tmp_path / "bad.png").write_bytes(b"no image")
-  out = tmp_path / "out"
-  assert run(
-    root, out, tmp_path / "bad.png", root / "images" / "0.png", tasks=["low"]
-  ) == 1  # fmt: skip
-  assert "bad.png" in capsys.readouterr().err
+  bad, good = (os.fsencode(tmp_path) + name for name in (b"/b\xff", b"/g\xff"))
+  with open(bad, "wb") as file:
+    file.write(b"no image")
+  with open(good, "wb") as file:
+    file.write((root / "images" / "0.png").read_bytes())
+  out, (bad, good) = tmp_path / "out", map(os.fsdecode, (bad, good))
+  assert run(root, out, bad, good, bad, tasks=["low"]) == 1
+  shown = capsys.readouterr()
+  assert shown.err.count(f"skipped {tmp_path}/b\\udcff: not a JPEG") == 2
+  assert "\n2 images could not be read\n" in shown.out
   values = read(out)
-  (skipped,) = values["skipped"]
-  assert skipped["image"] == str(tmp_path / "bad.png")
+  assert [one["image"] for one in values["skipped"]] == (
+    [f"{tmp_path}/b\\udcff"] * 2
+  )
   assert [image["image"] for image in values["images"]] == [
-    str(root / "images" / "0.png")
+    f"{tmp_path}/g\\udcff"
   ]
+
+
+def test_standard_input_is_read_as_it_comes(model, tmp_path, monkeypatch):
+  """Of a million paths no list is made, nor of what is seen in each."""
+  root, _, _ = model
+  path, asked = os.fsencode(root / "images" / "0.png"), []
+  seen, kept = weakref.WeakSet(), []
+
+  def lines():
+    for i in range(9):
+      asked.append(i)
+      kept.append(len(seen))
+      yield path + b"\n"
+
+  def shares_of(looks):
+    shares = attention_shares(looks)
+    seen.add(shares)
+    return shares
+
+  class Input:
+    buffer = lines()
+
+  monkeypatch.setattr(sys, "stdin", Input)
+  loaded = []
+  load = model_loading.load_model
+
+  def noted(*arguments):
+    loaded.append(len(asked))
+    return load(*arguments)
+
+  monkeypatch.setattr(model_loading, "load_model", noted)
+  monkeypatch.setattr(image_attention, "attention_shares", shares_of)
+  out = tmp_path / "out"
+  assert run(root, out, "--max_images=1", "-", tasks=["low"]) == 0
+  assert loaded == [1]
+  assert max(kept) <= 1
+  values = read(out)
+  assert values["tasks"][0]["attention"]["images"] == 9
+  assert len(values["images"]) == 1
+
+
+def test_what_is_refused_is_not_loaded(model, tmp_path, capsys, monkeypatch):
+  root, _, _ = model
+  out, image = tmp_path / "out", root / "images" / "0.png"
+  monkeypatch.setattr(attention.data_options, "open_all", None)
+  monkeypatch.setattr(cell_removal, "_MOST_VARIANTS", 3)
+  assert run(root, out, "--data=digits:0-4", "--batch_size=8") == 2
+  assert "expected at most 3. Leave the task out" in capsys.readouterr().err
+  monkeypatch.setattr(attention, "model_loading", None)
+  assert run(
+    root, out, image, "--batch_size=2048", "--memory_mib=1"
+  ) == 2  # fmt: skip
+  assert "2048 images of 8 pixels a side do not fit" in capsys.readouterr().err
 
 
 def test_an_earlier_report_stays_where_there_is_nothing_to_show(

@@ -220,8 +220,9 @@ def removal(lost, gained, examples=500):
 
   none = np.zeros(len(lost), int)
   return CellRemoval(
-    "a", examples, 0.93, part(lost, gained), part(none, none), part(0, 0)
-  )
+    "a", "digits:5-9", "$t$", examples, 0, 0.93,
+    part(lost, gained), part(none, none), part(0, 0),
+  )  # fmt: skip
 
 
 def test_removal_marks_what_chance_hardly_makes():
@@ -235,7 +236,11 @@ def test_removal_marks_what_chance_hardly_makes():
   assert found == {
     "−11.6": "bold", "−0.2": "normal", "−0.6": "normal", "0.0": "normal",
   }  # fmt: skip
-  assert "93.0 % on 500 images" in figure.get_suptitle()
+  assert figure.get_suptitle().split("\n") == [
+    "a: top-1 93.0 % on 500 images", "digits:5-9 $t$",
+    "without any memory 0.0 ± 0.0 points",
+  ]  # fmt: skip
+  assert not figure._suptitle.get_parse_math()  # "$" is of the name
   draw(figure)
 
 

@@ -30,6 +30,8 @@ def draw() -> Canvas:
   canvas.arrow((150, 248), (198, 248), ink="orange")
   canvas.text((320, 302), "No pass through the backbone is left in a step:")
   canvas.text(
-    (320, 324), "its bits are those of a step that computes it.", "muted"
+    (320, 324),
+    "in float32 its bits are those of a step that computes it.",
+    "muted",
   )
   return canvas

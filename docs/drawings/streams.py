@@ -1,8 +1,11 @@
 """The two streams of a forward pass."""
 
 from docs.drawings.canvas import Canvas
+from docs.drawings.masks import READS
 
 _LEFT, _RIGHT = (24, 212), (352, 230)  # left edge and width of a stream
+# The tasks of the drawing of the mask, of which one reads the other.
+((_READER, (_PARENT,)),) = READS.items()
 
 
 def draw() -> Canvas:
@@ -28,8 +31,8 @@ def _heads(canvas: Canvas) -> None:
   canvas.text((467, 30), "task stream", bold=True, size=17)
   canvas.text((467, 50), "one token for each task", "muted")
   canvas.box((55, 68), (150, 34), "original head", "given")
-  canvas.box((352, 68), (100, 34), "head “pets”", "learned")
-  canvas.box((482, 68), (100, 34), "head “birds”", "learned")
+  canvas.box((342, 68), (120, 34), f"head “{_PARENT}”", "learned")
+  canvas.box((472, 68), (120, 34), f"head “{_READER}”", "learned")
 
 
 def _blocks(canvas: Canvas) -> None:
@@ -60,8 +63,8 @@ def _tokens(canvas: Canvas) -> None:
   for i in range(5):
     canvas.box((84 + 31 * i, 402), (27, 34), kind="given")
   canvas.text((130, 458), "class token and patches", "muted")
-  canvas.box((352, 402), (100, 34), "“pets”", "learned")
-  canvas.box((482, 402), (100, 34), "“birds”", "learned")
+  canvas.box((352, 402), (100, 34), f"“{_PARENT}”", "learned")
+  canvas.box((482, 402), (100, 34), f"“{_READER}”", "learned")
   canvas.arrow((452, 419), (480, 419), ink="orange", dashed=True)
   canvas.text(
     (467, 458), "extension: a task may read others", "orange", size=14

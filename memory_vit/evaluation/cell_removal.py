@@ -23,7 +23,7 @@ from scipy import special
 from memory_vit.data import batching
 from memory_vit.data.reader import Reader
 from memory_vit.errors import DataError, TaskError
-from memory_vit.evaluation import metrics
+from memory_vit.evaluation import metrics, task_data
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.encoder import Context
 from memory_vit.model.masks import TaskMask
@@ -90,7 +90,10 @@ class CellRemoval:
 
   Attributes:
     task: its name.
+    data: name of the data set.
+    split: of it.
     examples: on how many.
+    skipped: examples that could not be read, and do not count.
     top1: with all memory.
     cells: (l, m), without one cell of one layer.
     layers: (l,), without all cells of one layer.
@@ -98,7 +101,10 @@ class CellRemoval:
   """
 
   task: str
+  data: str
+  split: str
   examples: int
+  skipped: int
   top1: float
   cells: Removals
   layers: Removals
@@ -117,7 +123,7 @@ class CellRemoval:
 
 def remove_cells(
   backbone: Backbone,
-  tasks: Sequence[Task],
+  tasks: compose.TasksLike,
   source: Reader,
   names: Sequence[str] | None = None,
   *,
@@ -127,30 +133,41 @@ def remove_cells(
   """Run an ablation of memory cells: evaluate tasks without each of them.
 
   The backbone runs once for each batch. What it hands over is read by the task
-  as it is and by all of its variants, side by side in slots of one pass, as
-  many at a time as the backbone has tokens.
+  as it is and by all of its variants, side by side in slots of one pass; of
+  several, where they would take more memory than the backbone.
 
   Args:
     backbone: of all tasks, on the devices of the mesh.
-    tasks: all of a model; what the evaluated ones read is among them, and keeps
-      its memory.
+    tasks: all of a model: a task, a sequence or generator of tasks, or {name:
+      task}. What the evaluated ones read is among them, and keeps its memory.
     source: the examples, with the classes of the evaluated tasks.
     names: of the tasks that are evaluated; by default all that have memory.
-    batch_size: of all processes together.
+    batch_size: of all processes together, a multiple of the devices.
     mesh: over which batches are split; by default of all devices.
 
   Returns:
     {task name: what its cells are worth}.
 
   Raises:
-    TaskError: for a task without memory or with too many cells, or tasks that
-      do not fit together.
+    TaskError: for a task without memory or with too many cells, with other
+      classes than the examples, or with outputs that are not finite; for tasks
+      that do not fit together; and where there is none to evaluate.
+    ConfigError: for a batch that does not divide over the devices.
     DataError: where there is no example.
   """
   mesh = sharding.make_mesh() if mesh is None else mesh
+  sharding.require_divisible(batch_size, mesh, "batch_size")
+  # All of them, and not each with what it reads: they see the same images.
+  tasks = compose.concatenate(tasks)
   if names is None:
     names = [task.name for task in tasks if task.spec.cells]
-  images = max(1, batch_size // mesh.size)
+  if not names:
+    raise TaskError("there is no task with memory of which to remove cells.")
+  for name in names:
+    _require_classes(compose.with_parents(tasks, name)[0], source)
+  if not source.size:
+    raise DataError(f"the data set {source.name!r} has no example.")
+  images = batch_size // mesh.size
   variants = {
     name: _Variants(backbone, tasks, name, mesh, images) for name in names
   }
@@ -158,7 +175,7 @@ def remove_cells(
   batches = batching.eval_batches(
     source, tasks[0].spec.evaluation, batch_size=batch_size
   )
-  title = f"removing cells, {source.name}"
+  title = f"removing cells, {source.name} {source.split}"
   with ProgressBar(title, source.size) as bar:
     for batch in sharding.prefetch(batches, mesh):
       _, context = inference.encode(backbone, batch["image"], check=False)
@@ -166,7 +183,19 @@ def remove_cells(
         found = of_task.count(context, batch["label"], batch["mask"])
         counts[name] = counts.get(name, 0) + found
       bar.reach(min(source.size, bar.done + len(batch["mask"])))
-  return {name: variants[name].removal(counts[name]) for name in names}
+  return {name: variants[name].removal(counts[name], source) for name in names}
+
+
+def _require_classes(task: Task, source: Reader) -> None:
+  """Refuse a data set with other classes than the task has learned.
+
+  Of a task that has no names for its classes only their number is known.
+
+  Raises:
+    TaskError: with the first classes of both.
+  """
+  if task.spec.class_names or task.spec.num_classes != source.num_classes:
+    task_data.require_classes(task, source)
 
 
 class _Variants:
@@ -180,7 +209,10 @@ class _Variants:
     mesh: Mesh,
     images: int,
   ) -> None:
-    """Put the task into slots, with what it reads, and with copies of itself.
+    """Put the task into slots, with what it reads.
+
+    Copies of it, one for each variant, are made in each pass: those of all
+    tasks together could take far more memory than the backbone.
 
     Args:
       backbone: of all tasks.
@@ -208,7 +240,7 @@ class _Variants:
     self._passes = -(-len(seen) // most)
     copies = -(-len(seen) // self._passes)
     self._first = len(family)
-    self._slots = copy_slots(slots, self._first, copies)
+    self._slots = copy_slots(slots, self._first, 0)
     # The last pass is filled up: the task as it is.
     padded = np.ones((self._passes * copies, depth, width), bool)
     padded[: len(seen), :, :cells] = seen
@@ -228,24 +260,35 @@ class _Variants:
     labels: Int[Array, " b"],
     mask: Float32[Array, " b"],
   ) -> Int64[np.ndarray, "4 v"]:
-    """Count the examples of a batch, for each removal; see `count_changes`."""
+    """Count the examples of a batch, for each removal; see `count_changes`.
+
+    Raises:
+      TaskError: where outputs of the task as it is are not finite.
+    """
+    # One pass after the other: each alone stays below the backbone's memory.
     parts = [
-      self._program(
-        self._backbone.params,
-        self._slots,
-        self._task.params["head"],
-        seen,
-        context,
-        labels,
-        mask,
+      np.asarray(
+        self._program(
+          self._backbone.params,
+          self._slots,
+          self._task.params["head"],
+          seen,
+          context,
+          labels,
+          mask,
+        )
       )
       for seen in self._seen
     ]
-    counts = np.concatenate([np.asarray(part) for part in parts], axis=1)
-    return counts[:, : self._removals].astype(np.int64)
+    counts = np.concatenate(parts, axis=1)
+    if counts[4].any():
+      raise TaskError(f"outputs of task {self._task.name!r} are not finite.")
+    return counts[:4, : self._removals].astype(np.int64)
 
-  def removal(self, counts: Int64[np.ndarray, "4 v"]) -> CellRemoval:
-    """Put the counts of all batches where they belong.
+  def removal(
+    self, counts: Int64[np.ndarray, "4 v"], source: Reader
+  ) -> CellRemoval:
+    """Put the counts of all batches of a data set where they belong.
 
     Raises:
       DataError: where there is no example.
@@ -253,7 +296,9 @@ class _Variants:
     depth, cells = self._backbone.config.depth, self._task.spec.cells
     examples, right = map(int, counts[:2, 0])
     if not examples:
-      raise DataError("no example of the data set could be read.")
+      raise DataError(
+        f"no example of the data set {source.name!r} could be read."
+      )
     lost, gained = counts[2:]
 
     def part(start: int, *shape: int) -> Removals:
@@ -264,7 +309,10 @@ class _Variants:
 
     return CellRemoval(
       task=self._task.name,
+      data=source.name,
+      split=source.split,
       examples=examples,
+      skipped=source.size - examples,
       top1=right / examples,
       cells=part(0, depth, cells),
       layers=part(depth * cells, depth),
@@ -376,14 +424,17 @@ def variant_logits(
 
   Args:
     params: of the backbone.
-    slots: of `copy_slots`.
+    slots: in slot 0 the task, behind it what it reads, and no others.
     head: of the task.
-    seen: which cells each slot sees in each layer.
+    seen: which cells each slot sees in each layer; behind those that there are
+      come copies of the task.
     context: from `encode`.
     config: of the backbone.
   """
+  family = len(slots.cls)
+  copied = copy_slots(slots, family, seen.shape[1] - family)
   features = apply(
-    MemoryViT(config), {"backbone": params}, slots, context, seen,
+    MemoryViT(config), {"backbone": params}, copied, context, seen,
     method="slot_features",
   )  # fmt: skip
   logits: Array = jax.vmap(head_logits, (1, None), 1)(features, head)
@@ -396,7 +447,7 @@ def count_changes(
   mask: Float32[Array, " b"],
   *,
   first: int,
-) -> Int32[Array, "4 v"]:
+) -> Int32[Array, "5 v"]:
   """Count the examples of a batch on which a task and its variants differ.
 
   Args:
@@ -408,7 +459,7 @@ def count_changes(
   Returns:
     For each of the v variants: examples, and of them those that are right by
     the task as it is; that the variant alone gets wrong; that it alone gets
-    right.
+    right; whose logits of the task as it is are not all finite.
   """
   hits = jax.vmap(metrics.example_hits, (1, None, None), 1)(
     logits, labels, mask
@@ -418,7 +469,9 @@ def count_changes(
   right = jnp.broadcast_to(whole == 1, variants.shape)
   lost = (whole == 1) & (variants == 0)
   gained = (whole == 0) & (variants == 1)
-  return jnp.stack([counted, right, lost, gained]).sum(1, dtype=jnp.int32)
+  finite = jnp.isfinite(logits[:, :1]).all(-1)
+  counts = [counted, right, lost, gained, counted & ~finite]
+  return jnp.stack(counts).sum(1, dtype=jnp.int32)
 
 
 @functools.cache
@@ -435,7 +488,7 @@ def _count_program(
     context: Context,
     labels: Int[Array, " b"],
     mask: Float32[Array, " b"],
-  ) -> Int32[Array, "4 v"]:
+  ) -> Int32[Array, "5 v"]:
     logits = variant_logits(params, slots, head, seen, context, config=config)
     return count_changes(logits, labels, mask, first=first)
 

@@ -117,14 +117,7 @@ def read_batches(
   Raises:
     ConfigError: where there is no room for a batch.
   """
-  pixels = size * evaluation.image_size**2
-  left = memory_mib * _MIB - (COPIES_OF_A_BATCH + ahead) * pixels * 3 * 4
-  if left <= 0:
-    raise ConfigError(
-      f"{size} images of {evaluation.image_size} pixels a side do not fit "
-      f"into {memory_mib} MiB: expected a smaller --batch_size, or a larger "
-      "--memory_mib."
-    )
+  left = room_for_decoding(evaluation, size, memory_mib, ahead=ahead)
   reader = _ImageReader(evaluation, left)
   entries = iter(entries)
   with ThreadPoolExecutor(THREADS) as pool:
@@ -137,6 +130,27 @@ def read_batches(
       yield from map(list, begun)
     finally:  # nobody waits for what is not begun
       pool.shutdown(wait=False, cancel_futures=True)
+
+
+def room_for_decoding(
+  evaluation: EvalPreprocessing, size: int, memory_mib: int, *, ahead: bool
+) -> int:
+  """Bytes that batches of images leave for those that are decoded.
+
+  The arguments are those of `read_batches`.
+
+  Raises:
+    ConfigError: where there is no room for a batch.
+  """
+  pixels = size * evaluation.image_size**2
+  left = memory_mib * _MIB - (COPIES_OF_A_BATCH + ahead) * pixels * 3 * 4
+  if left <= 0:
+    raise ConfigError(
+      f"{size} images of {evaluation.image_size} pixels a side do not fit "
+      f"into {memory_mib} MiB: expected a smaller --batch_size, or a larger "
+      "--memory_mib."
+    )
+  return left
 
 
 class _ImageReader:

@@ -21,7 +21,7 @@ from memory_vit.prediction.attention_shares import (
   attention_shares,
 )
 from memory_vit.prediction.token_attention import TokenAttention
-from memory_vit.runtime.messages import shortened
+from memory_vit.runtime.messages import counted, escaped, shortened
 
 if TYPE_CHECKING:  # it brings TensorFlow
   from memory_vit.evaluation.cell_removal import CellRemoval
@@ -189,10 +189,8 @@ def memory_shares_figure(shares: AttentionShares | TokenAttention) -> Figure:
     _numbers(axes, [[f"{v:.1f}" for v in row] for row in values], mappable)
     axes.set_title("own memory, each cell", fontsize=10)
     figure.colorbar(mappable, ax=axes, label="% of attention", shrink=0.8)
-  noun = "image" if shares.images == 1 else "images"
-  _title(
-    figure, f"attention of {shares.task}", f"mean of {shares.images:,} {noun}"
-  )
+  images = counted(shares.images, "image")
+  _title(figure, f"attention of {shares.task}", f"mean of {images}")
   return figure
 
 
@@ -219,7 +217,7 @@ def cell_removal_figure(removal: CellRemoval) -> Figure:
   )
   depth, columns = points.shape
   figure = Figure(
-    figsize=(min(max(5.0, 0.62 * columns + 2.2), 12.0), 0.38 * depth + 2.0),
+    figsize=(min(max(5.0, 0.62 * columns + 2.2), 12.0), 0.38 * depth + 2.2),
     layout="constrained",
   )
   axes = figure.subplots()
@@ -248,7 +246,8 @@ def cell_removal_figure(removal: CellRemoval) -> Figure:
   _title(
     figure,
     f"{removal.task}: top-1 {100 * removal.top1:.1f} % on "
-    f"{removal.examples:,} images",
+    + counted(removal.examples, "image"),
+    f"{removal.data} {removal.split}",
     f"without any memory {change} ± "
     f"{100 * float(memory.standard_error):.1f} points",
   )
@@ -359,10 +358,15 @@ def _colour_bars(
 
 
 def _title(figure: Figure, *lines: str) -> None:
-  """Set the title, of lines that are cut off where they would not fit."""
+  """Set the title, of lines that are cut off where they would not fit.
+
+  They may hold names of data sets, which are strangers' text.
+  """
   width = int(figure.get_figwidth() * _CHARACTERS)
   figure.suptitle(
-    "\n".join(shortened(line, width) for line in lines), fontsize=11
+    "\n".join(shortened(escaped(line), width) for line in lines),
+    fontsize=11,
+    parse_math=False,
   )
 
 

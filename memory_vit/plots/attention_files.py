@@ -1,4 +1,4 @@
-"""A directory with the figures of attention, and all their numbers as JSON."""
+"""A directory with figures of attention, and numbers for them as JSON."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from memory_vit.prediction.image_attention import (
   ImageAttention,
 )
 from memory_vit.runtime import files
+from memory_vit.runtime.messages import utf8
 from memory_vit.runtime.output_directory import OutputDirectory
 from memory_vit.runtime.progress_bar import ProgressBar
 
@@ -37,23 +38,6 @@ FILE = "attention.json"
 SCHEMA_VERSION = 1
 _DPI = 120
 _FIGURE = re.compile(r"(?:overlays|differences|shares|removal)/[^/]+\.png")
-
-
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
-class EvaluatedRemoval:
-  """What the memory cells of a task are worth, and on which data.
-
-  Attributes:
-    data: name of the data set.
-    split: of it.
-    skipped: examples that could not be read.
-    removal: what was found.
-  """
-
-  data: str
-  split: str
-  skipped: int
-  removal: CellRemoval
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +64,7 @@ class AttentionReport:
   backbone: Backbone
   tasks: Sequence[Task]
   attention: CollectedAttention
-  removals: Mapping[str, EvaluatedRemoval]
+  removals: Mapping[str, CellRemoval]
   left_out: Sequence[LeftOut]
 
 
@@ -182,8 +166,8 @@ def _values(report: AttentionReport, canvas: _Canvas) -> dict[str, Any]:
       for i, image in enumerate(report.attention.images, start=1)
     ],
     "skipped": [
-      {"image": path, "error": reason}
-      for path, reason in report.attention.skipped.items()
+      {"image": utf8(entry.path), "error": utf8(entry.reason)}
+      for entry in report.attention.skipped
     ],
     "left_out": [dataclasses.asdict(missing) for missing in report.left_out],
     "files": sorted(canvas.names),
@@ -207,10 +191,10 @@ def _task(
   if shares := report.attention.shares.get(name):
     figure = canvas.draw(f"shares/{name}.png", memory_shares_figure(shares))
     values["attention"] = {**_shares(shares), "figure": figure}
-  if found := report.removals.get(name):
-    drawn = cell_removal_figure(found.removal)
+  if removal := report.removals.get(name):
+    drawn = cell_removal_figure(removal)
     figure = canvas.draw(f"removal/{name}.png", drawn)
-    values["removal"] = {**_removal(found), "figure": figure}
+    values["removal"] = {**_removal(removal), "figure": figure}
   return values
 
 
@@ -227,9 +211,8 @@ def _shares(shares: AttentionShares) -> dict[str, Any]:
   }
 
 
-def _removal(found: EvaluatedRemoval) -> dict[str, Any]:
+def _removal(removal: CellRemoval) -> dict[str, Any]:
   """Accuracies without parts of the memory."""
-  removal = found.removal
 
   def part(removals: Removals) -> dict[str, Any]:
     return {
@@ -243,10 +226,10 @@ def _removal(found: EvaluatedRemoval) -> dict[str, Any]:
     }
 
   return {
-    "data": found.data,
-    "split": found.split,
+    "data": utf8(removal.data),
+    "split": utf8(removal.split),
     "examples": removal.examples,
-    "skipped": found.skipped,
+    "skipped": removal.skipped,
     "top1": removal.top1,
     "cells": part(removal.cells),
     "layers": part(removal.layers),
@@ -289,7 +272,7 @@ def _image(
     for a, b in itertools.combinations(names, 2)
   ]
   return {
-    "image": image.path,
+    "image": utf8(image.path),
     "answers": {task.name: _answer(task, image) for task in tasks},
     "overlays": overlays,
     "differences": differences,
@@ -301,4 +284,4 @@ def _answer(task: Task, image: ImageAttention) -> dict[str, Any]:
   index, probability = image.answers[task.name]
   names = task.spec.class_names
   name = names[index] if names else str(index)
-  return {"class": name, "index": index, "probability": probability}
+  return {"class": utf8(name), "index": index, "probability": probability}

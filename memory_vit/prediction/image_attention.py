@@ -12,7 +12,7 @@ from jaxtyping import Float32
 from scipy import special
 
 from memory_vit.errors import TaskError
-from memory_vit.images.image_files import LoadedImage
+from memory_vit.images.image_files import Entry, LoadedImage
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import Task
 from memory_vit.prediction.attention_rollout import (
@@ -59,12 +59,12 @@ class CollectedAttention:
   Attributes:
     shares: {task: the mean over all images}; empty where there is no image.
     images: the first ones.
-    skipped: {path of an image that could not be read: why}.
+    skipped: those that could not be read, with why.
   """
 
   shares: dict[str, AttentionShares]
   images: list[ImageAttention]
-  skipped: dict[str, str]
+  skipped: list[Entry]
 
 
 def collect_attention(
@@ -92,27 +92,24 @@ def collect_attention(
       finite.
   """
   slots = inference.fill_slots(backbone, tasks)
-  parts: dict[str, list[AttentionShares]] = {}
+  shares: dict[str, AttentionShares] = {}
   images: list[ImageAttention] = []
-  skipped: dict[str, str] = {}
+  skipped: list[Entry] = []
   size = 0
   with ProgressBar("looking at images", total) as bar:
     for batch in batches:
       size = size or len(batch)
       good = [image for image in batch if image.pixels is not None]
-      skipped |= {
-        image.entry.path: image.entry.reason
-        for image in batch
-        if image.pixels is None
-      }
+      skipped += [image.entry for image in batch if image.pixels is None]
       bar.update(len(batch))
       if not good:
         continue
       seen, found = _look(backbone, slots, good, size, kept - len(images))
       images += found
+      # Of any number of batches no more than one mean is kept.
       for name, attention in seen.items():
-        parts.setdefault(name, []).append(attention_shares(attention))
-  shares = {name: join_shares(each) for name, each in parts.items()}
+        parts = [shares[name]] if name in shares else []
+        shares[name] = join_shares([*parts, attention_shares(attention)])
   return CollectedAttention(shares, images, skipped)
 
 

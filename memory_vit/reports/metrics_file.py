@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from memory_vit.reports.names import utf8
 from memory_vit.reports.task_evaluation import TaskEvaluation
+from memory_vit.runtime.messages import utf8
 
 # A new number where a key goes, or means something else; new keys may come.
 SCHEMA = 1

@@ -9,11 +9,6 @@ from memory_vit.runtime.messages import escaped
 _FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
-def utf8(text: str) -> str:
-  r"""Text that UTF-8 can hold: of a name in other bytes these are "\\udcff"."""
-  return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
 def csv_cell(text: str) -> str:
   """Text of one line that no spreadsheet takes for a formula.
 

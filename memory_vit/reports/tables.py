@@ -17,9 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from memory_vit.reports.names import csv_cell, utf8
+from memory_vit.reports.names import csv_cell
 from memory_vit.reports.task_evaluation import TaskEvaluation
 from memory_vit.runtime import parquet
+from memory_vit.runtime.messages import utf8
 
 _SCHEMA = pa.schema([
   pa.field("example", pa.int64(), nullable=False),

@@ -29,6 +29,16 @@ def _escaped(character: str) -> str:
   return ascii(character)[1:-1]
 
 
+def utf8(text: str) -> str:
+  r"""Text that UTF-8 can hold: of a name in other bytes these are "\\udcff"."""
+  return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def counted(count: int, noun: str) -> str:
+  """So many of something: "1 image", "2,000 images"."""
+  return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 # Characters of a value in a message, and of several.
 _MOST_SHOWN = 200
 _MOST_LISTED = 1_000

@@ -13,7 +13,7 @@ from scipy import stats
 import memory_vit as mv
 from memory_vit.data import batching
 from memory_vit.data.reader import Reader
-from memory_vit.errors import DataError, TaskError
+from memory_vit.errors import ConfigError, DataError, TaskError
 from memory_vit.evaluation import cell_removal
 from memory_vit.evaluation.evaluate import evaluate_source, predict_fn
 from memory_vit.runtime import sharding
@@ -107,13 +107,13 @@ def test_without_all_cells_it_is_the_task_without_memory_to_the_bit(
     params={**child.params, "memory": child.params["memory"][:, :0]},
   )
   found, _ = logits_of_variants(backbone, tasks, images)
-  slots = mv.fill_slots(backbone, [none, tasks[2]]).arrays
-  copies = cell_removal.copy_slots(slots, 2, found.shape[1])
+  filled = mv.fill_slots(backbone, [none, tasks[2]]).arrays
+  slots = cell_removal.copy_slots(filled, 2, 0)
   _, context = mv.encode(backbone, images)
   seen = np.ones((DEPTH, *slots.mask.cells.shape), bool)[:, :1]
   logits = cell_removal.variant_logits(
-    backbone.params, copies, child.params["head"],
-    seen.repeat(len(copies.cls), 1), context, config=backbone.config,
+    backbone.params, slots, child.params["head"],
+    seen.repeat(2 + found.shape[1], 1), context, config=backbone.config,
   )  # fmt: skip
   np.testing.assert_array_equal(found[:, -1], logits[:, 0])
 
@@ -160,7 +160,8 @@ def test_each_example_counts_once(backbone, monkeypatch, most):
   variants = found.argmax(-1) == labels[:, None]
   whole = own.argmax(-1) == labels
   assert removal.task == "child"
-  assert removal.examples == EXAMPLES
+  assert (removal.data, removal.split) == ("numbered", "train")
+  assert (removal.examples, removal.skipped) == (EXAMPLES, 0)
   assert removal.top1 == whole.mean()
   assert flat(removal, "lost").tolist() == (
     (whole[:, None] & ~variants).sum(0).tolist()
@@ -211,7 +212,9 @@ def test_chance_is_rarely_taken_for_an_effect():
       )
       for a, b, s in ((0, 20, (4, 5)), (20, 24, (4,)), (24, 25, ()))
     ]
-    removal = cell_removal.CellRemoval("a", 500, 0.9, *parts)
+    removal = cell_removal.CellRemoval(
+      "a", "digits", "test", 500, 0, 0.9, *parts
+    )
     shown += any(removal.significant(part).any() for part in parts)
   assert shown <= 10
   # What is plain is seen.
@@ -221,14 +224,88 @@ def test_chance_is_rarely_taken_for_an_effect():
 
 def test_what_has_no_cells_or_no_examples_is_refused(backbone):
   tasks = family_of(backbone)
-  source = source_of(tasks[1])
+  source = source_of(tasks[0])
   with pytest.raises(TaskError, match="'other' has no memory"):
     cell_removal.remove_cells(
       backbone, tasks, source, ["other"], batch_size=4, mesh=one_device()
     )
   variants = cell_removal._Variants(backbone, tasks, "child", one_device(), 4)
   with pytest.raises(DataError, match="no example"):
-    variants.removal(np.zeros((4, 9), np.int64))
+    variants.removal(np.zeros((4, 9), np.int64), source)
+
+
+def remove(backbone, tasks, source, *names):
+  return cell_removal.remove_cells(
+    backbone, tasks, source, names or None, batch_size=8, mesh=one_device()
+  )
+
+
+def test_tasks_that_want_other_images_are_refused(backbone):
+  """Evaluated is one alone: the images would be those of the other."""
+  a, b = (
+    random_task(
+      backbone, name, seed=seed,
+      evaluation=mv.EvalPreprocessing(image_size=8, crop=crop, resize=resize),
+    )
+    for seed, (name, crop, resize) in enumerate(
+      [("a", "central", 9), ("b", "resize", 0)]
+    )
+  )  # fmt: skip
+  for names in ((), ("a",), ("b",)):
+    with pytest.raises(TaskError, match="'a' and 'b' want images prepared"):
+      remove(backbone, [a, b], source_of(b), *names)
+
+
+def test_other_classes_are_refused(backbone):
+  task = random_task(backbone, "a", classes=3)
+  nine = source_of(random_task(backbone, "b", classes=9))
+  with pytest.raises(TaskError, match="has 3 classes .* 'numbered' has 9"):
+    remove(backbone, task, nine)
+  named = random_task(backbone, "a", classes=3, class_names=("x", "y", "z"))
+  with pytest.raises(TaskError, match=r"3 classes \(x, y, z, .* \(0, 1, 2, "):
+    remove(backbone, named, source_of(task))
+
+
+def test_no_task_to_evaluate_is_refused(backbone):
+  bare = random_task(backbone, "a", cells=0)
+  for tasks in ([], [bare]):
+    with pytest.raises(TaskError, match="there is no task with memory"):
+      remove(backbone, tasks, source_of(bare))
+
+
+def test_a_data_set_without_examples_is_refused(backbone):
+  task = random_task(backbone, "a")
+  empty = Reader(dataclasses.replace(source_of(task).source, size=0))
+  with pytest.raises(DataError, match="'numbered' has no example"):
+    remove(backbone, task, empty)
+
+
+def test_a_batch_that_does_not_divide_is_refused(backbone):
+  task = random_task(backbone, "a")
+  mesh = sharding.make_mesh(jax.devices()[:3])
+  with pytest.raises(ConfigError, match="batch_size is 256, .* the 3 devices"):
+    cell_removal.remove_cells(backbone, task, source_of(task), mesh=mesh)
+
+
+def test_tasks_are_given_as_to_forward(backbone):
+  """One, several, or by their names; of data of which some cannot be read."""
+  task = random_task(backbone, "a", cells=1)
+  source = fake_data.broken_source(3, [1], max_bad=1)
+  results = [
+    remove(backbone, given, source)
+    for given in (task, (each for each in [task]), {"a": task})
+  ]
+  assert [list(found) for found in results] == [["a"]] * 3
+  for found in results:
+    assert (found["a"].examples, found["a"].skipped) == (2, 1)
+
+
+def test_outputs_that_are_not_finite_are_no_accuracy(backbone):
+  task = random_task(backbone, "a", cells=1)
+  params = {**task.params, "cls": np.full_like(task.params["cls"], np.nan)}
+  broken = dataclasses.replace(task, params=params)
+  with pytest.raises(TaskError, match="outputs of task 'a' are not finite"):
+    remove(backbone, broken, source_of(task, 2))
 
 
 def test_a_pass_takes_no_more_memory_than_the_backbone():
@@ -256,14 +333,39 @@ def test_copies_of_cells_are_split_into_passes(backbone):
     variants = cell_removal._Variants(
       backbone, tasks, "child", one_device(), images
     )
-    copies = len(variants._slots.cls) - variants._first
-    cells = jax.tree.leaves(variants._slots.cells)
-    assert sum(a[:copies].size for a in cells) <= (
+    (seen,) = {seen.shape for seen in variants._seen}
+    copies = seen[1] - variants._first
+    copied = cell_removal.copy_slots(variants._slots, variants._first, copies)
+    cells = jax.tree.leaves(copied.cells)
+    assert sum(a[variants._first :].size for a in cells) <= (
       images * DEPTH * 2 * tokens * backbone.config.width
     )
     assert copies * variants._passes >= len(removed())
     passes.append(variants._passes)
   assert passes == [5, 2]
+
+
+def test_of_many_tasks_no_copies_are_held(backbone, monkeypatch):
+  """Ahead of the first batch there is a slot for each task, and no more."""
+  tasks = [
+    random_task(backbone, name, seed=seed, cells=8)
+    for seed, name in enumerate("abcdefgh")
+  ]
+  encode, held = cell_removal.inference.encode, []
+  before = jax.live_arrays()  # kept, so that no other gets the id of one
+  known = set(map(id, before))
+
+  def watched(*arguments, **options):
+    there = jax.live_arrays()
+    held.append(sum(a.nbytes for a in there if id(a) not in known))
+    return encode(*arguments, **options)
+
+  monkeypatch.setattr(cell_removal.inference, "encode", watched)
+  remove(backbone, tasks, source_of(tasks[0], 16))
+  images = 2 * 8 * 8 * 8 * 3 * 4  # two batches
+  parameters = sum(a.nbytes for a in jax.tree.leaves(tasks))
+  cells = len(tasks) * DEPTH * 2 * 8 * backbone.config.width * 4
+  assert held[0] <= 1.2 * (images + parameters + cells)
 
 
 def test_too_many_cells_are_refused_before_anything_is_made(backbone):
