@@ -27,7 +27,7 @@ from memory_vit.cli import commands, data_options
 from memory_vit.cli.command_line import Parser
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.runtime import progress_bar
-from memory_vit.runtime.messages import brief, escaped
+from memory_vit.runtime.messages import brief, counted, escaped
 from memory_vit.runtime.rules import Number
 from memory_vit.runtime.tables import table
 
@@ -229,15 +229,11 @@ def text(result: Mapping[str, Any]) -> str:
     for task in result["tasks"]
     for problem in _problems(task["name"], task)
   ]
-  timing = result["timing"]
-  plain = timing["plain"]
   lines = [
     table(header, [_row(task) for task in result["tasks"]]),
     *problems,
     "",
-    f"a batch of {timing['batch_size']}: plain ViT {plain:.3f} s; "
-    f"{timing['tasks']} task(s) in one pass {timing['together'] / plain:.2f} "
-    f"times that, one after the other {timing['one_by_one'] / plain:.2f} times",
+    _timing_line(result["timing"]),
   ]
   if verified:
     equal = all(t["alone"]["outputs_bit_equal"] for t in result["tasks"])
@@ -248,6 +244,18 @@ def text(result: Mapping[str, Any]) -> str:
       f"verified: {'yes' if result['verified'] else 'NO'}",
     ]
   return "\n".join(lines)
+
+
+def _timing_line(timing: Mapping[str, Any]) -> str:
+  plain, tasks = timing["plain"], timing["tasks"]
+  line = (
+    f"a batch of {timing['batch_size']}: plain ViT {plain:.3f} s; "
+    f"{counted(tasks, 'task')} in one pass {timing['together'] / plain:.2f} "
+    "times that"
+  )
+  if tasks == 1:  # alone it takes the same pass
+    return line
+  return f"{line}, one after the other {timing['one_by_one'] / plain:.2f} times"
 
 
 def _row(task: Mapping[str, Any]) -> tuple[str, ...]:
@@ -272,16 +280,16 @@ def _row(task: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _problems(name: str, found: Mapping[str, Any]) -> list[str]:
   """What one has to know of the numbers of a task."""
-  lines = []
+  lines, data = [], escaped(found["data"])
   if found["skipped"]:
     lines.append(
-      f"{name}: {found['skipped']:,} images of {escaped(found['data'])} could "
-      "not be read, and do not count"
+      f"{name}: {counted(found['skipped'], 'image')} of {data} could not be "
+      "read: left out of these numbers"
     )
   if found["not_finite"]:
     lines.append(
-      f"{name}: outputs for {found['not_finite']:,} images of "
-      f"{escaped(found['data'])} are not finite, and count as mistakes"
+      f"{name}: outputs for {counted(found['not_finite'], 'image')} of {data} "
+      "are not finite, and count as mistakes"
     )
   return lines
 

@@ -125,7 +125,7 @@ def remove_cells(
   backbone: Backbone,
   tasks: compose.TasksLike,
   source: Reader,
-  names: Sequence[str] | None = None,
+  names: str | Sequence[str] | None = None,
   *,
   batch_size: int = 256,
   mesh: Mesh | None = None,
@@ -141,7 +141,8 @@ def remove_cells(
     tasks: all of a model: a task, a sequence or generator of tasks, or {name:
       task}. What the evaluated ones read is among them, and keeps its memory.
     source: the examples, with the classes of the evaluated tasks.
-    names: of the tasks that are evaluated; by default all that have memory.
+    names: of the task or tasks that are evaluated; by default all that have
+      memory.
     batch_size: of all processes together, a multiple of the devices.
     mesh: over which batches are split; by default of all devices.
 
@@ -161,6 +162,8 @@ def remove_cells(
   tasks = compose.concatenate(tasks)
   if names is None:
     names = [task.name for task in tasks if task.spec.cells]
+  elif isinstance(names, str):
+    names = [names]
   if not names:
     raise TaskError("there is no task with memory of which to remove cells.")
   for name in names:

@@ -152,7 +152,7 @@ def test_each_example_counts_once(backbone, monkeypatch, most):
   mesh = sharding.make_mesh(jax.devices()[:2])
   monkeypatch.setattr(cell_removal, "_most_variants", lambda *_: most)
   removal = cell_removal.remove_cells(
-    backbone, tasks, source, ["child"], batch_size=16, mesh=mesh
+    backbone, tasks, source, "child", batch_size=16, mesh=mesh
   )["child"]
   monkeypatch.undo()
   images, labels = all_images(tasks, source)

@@ -205,7 +205,7 @@ def test_outputs_that_are_not_finite_are_said(model, monkeypatch, capsys):
   assert (entry["examples"], entry["not_finite"]) == (9, 1)
   assert entry["loss"] is None
   said = capsys.readouterr().out
-  assert "low: outputs for 1 images of digits:0-4 are not finite" in said
+  assert "low: outputs for 1 image of digits:0-4 are not finite" in said
   found = {"data": "d", "examples": 9, "skipped": 0, "not_finite": 2,
            "accuracy": 0.5, "accuracy_plain": 0.5,
            "outputs_bit_equal": True}  # fmt: skip
@@ -293,3 +293,19 @@ def test_top5_of_five_classes_is_not_shown():
   }  # fmt: skip
   rows = evaluate.text(result).splitlines()[2:4]
   assert [row.split()[-2:] for row in rows] == [["%", "-"], ["87.50", "%"]]
+
+
+def test_a_task_alone_is_timed_once():
+  """One pass for all of one task, and one after the other, are the same."""
+  entry = {"data": "d", "split": "test", "examples": 8, "skipped": 1,
+           "not_finite": 0, "accuracy": 0.5, "name": "a",
+           "per_class": [0.5] * 5}  # fmt: skip
+  timing = {"batch_size": 8, "plain": 1.0, "tasks": 1, "together": 1.1,
+            "one_by_one": 1.2}  # fmt: skip
+  said = evaluate.text({"tasks": [entry], "timing": timing})
+  assert "a: 1 image of d could not be read" in said
+  assert said.endswith("1 task in one pass 1.10 times that")
+  timing["tasks"] = 2
+  said = evaluate.text({"tasks": [entry, entry], "timing": timing})
+  assert said.endswith("2 tasks in one pass 1.10 times that, one after the "
+                       "other 1.20 times")  # fmt: skip
