@@ -186,8 +186,10 @@ def test_pictures_that_cannot_be_written_do_not_end_a_finished_run(
   of_run = types.SimpleNamespace(
     trainer=types.SimpleNamespace(config=Config(log_images=1), wandb_run=None)
   )
+  (tmp_path / "attention.png").touch()  # of an earlier result
   run._show_best(of_run, best, tmp_path)
   assert "pictures cannot be written (OSError: " in caplog.text
+  assert not (tmp_path / "attention.png").exists()
 
 
 @pytest.mark.slow
