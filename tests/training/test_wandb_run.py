@@ -15,9 +15,22 @@ import pytest
 from conftest import one_device, tiny_backbone
 
 import memory_vit as mv
-from memory_vit.config import Config, DataConfig, SweepConfig, WandbConfig
+from memory_vit.benchmark import protocol
+from memory_vit.benchmark import runner as benchmark_runner
+from memory_vit.benchmark.layout import TaskData
+from memory_vit.benchmark.protocol import Benchmark
+from memory_vit.benchmark.tasks import TASKS
+from memory_vit.config import (
+  Config,
+  DataConfig,
+  SweepConfig,
+  TaskConfig,
+  WandbConfig,
+)
 from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.runtime.preemption import PREEMPTED, STOPPED, Interrupted
+from memory_vit.study import runner as study_runner
+from memory_vit.study import runs
 from memory_vit.training import loop, requirements, run, wandb_run
 from memory_vit.training.step import TrainState
 from memory_vit.training.sweep import Trial
@@ -333,6 +346,56 @@ def test_a_login_is_asked_for_before_a_backbone_is_trained(
     run.train_and_evaluate(config, tmp_path)
 
 
+@pytest.mark.parametrize("mode", ["", "online", "offline"])
+def test_many_runs_ask_for_a_login_first(library, tmp_path, monkeypatch, mode):
+  """A study trains a backbone before its first run, and hundreds of runs."""
+  library.error = RuntimeError("No API key configured.")
+  monkeypatch.delenv("WANDB_MODE", raising=False)
+  monkeypatch.setattr(wandb_run, "require_installed", lambda config: None)
+  config = Config(wandb=WandbConfig(project="pets", mode=mode))
+  reached = []
+  for module in (study_runner, benchmark_runner):
+    monkeypatch.setattr(
+      module.paths, "make_directory", lambda *args: reached.append(args)
+    )
+    monkeypatch.setattr(module, "only_run", None)
+  bench = Benchmark(
+    config=config, tasks=(), missing={}, regimes=("head",), seeds=(0,),
+    workdir=tmp_path,
+  )  # fmt: skip
+  error = TypeError if mode == "offline" else TrainingError
+  with pytest.raises(error):
+    study_runner.run_study(config, tmp_path, ["table2"])
+  with pytest.raises(error):
+    benchmark_runner.run_benchmark(bench)
+  assert len(library.logins) == (0 if mode == "offline" else 2)
+  assert len(reached) == (2 if mode == "offline" else 0)
+
+
+def test_runs_of_a_study_are_in_one_group():
+  """Each under the name of its directory."""
+  wandb = WandbConfig(project="pets", name="mine")
+  many = dataclasses.replace(wandb, name="", group="mine")
+  config = Config(
+    wandb=wandb, data=DataConfig(name="digits:5-9"), task=TaskConfig(cells=5)
+  )
+  planned = runs.Run(
+    regime="head", data="digits:5-9", seed=0, learning_rates=(0.1,)
+  )
+  assert runs.config_of(config, planned, "vit.npz").wandb == many
+  data = TaskData(
+    task=TASKS[0], name="list", dir="data", train="a", held_out="b",
+    test="d",
+  )  # fmt: skip
+  bench = Benchmark(
+    config=config, tasks=(data,), missing={}, regimes=("head",), seeds=(0,),
+    workdir=Path("run"),
+  )  # fmt: skip
+  assert protocol.search_config(bench, data, "head").wandb == many
+  grouped = dataclasses.replace(wandb, group="all")
+  assert grouped.of_many().group == "all"
+
+
 def test_what_backbone_and_data_settle_is_told_later(library, tmp_path):
   with wandb_run.opened(CONFIG, tmp_path, ALONE) as opened:
     opened.begin(dataclasses.replace(CONFIG, image_size=48))
@@ -471,6 +534,9 @@ def test_a_sweep_in_offline_mode(tmp_path, offline, pictures):
     key=lambda file: file.stat().st_mtime_ns,
   )
   assert first.name == second.name  # one run, of that id
+  # By this `wandb sync` knows that it goes on.
+  (told,) = (r.run for r in records(second) if r.HasField("run"))
+  assert told.resume
   found = records(first)
   rows = [
     {"/".join([i.key] if i.key else i.nested_key): json.loads(i.value_json)
