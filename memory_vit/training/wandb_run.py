@@ -157,7 +157,7 @@ class WandbRun:
         "Weights & Biases did not take all within %.0f s; the rest is kept: "
         "wandb sync %s",
         _FINISH_SECONDS,
-        escaped(str(self._workdir / "wandb" / f"*run-*-{run.id}")),
+        escaped(str(self._workdir / "wandb" / f"*run-*-{run.id}*")),
       )  # fmt: skip
     except Exception as error:
       self._give_up(error)
