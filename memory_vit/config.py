@@ -445,17 +445,22 @@ class WandbConfig:
 
   # Where the run goes, once for all trials of a sweep; "" logs nothing there. A
   # run that goes on in the same --workdir goes on in W&B as well. That of
-  # `pretrain` is not logged.
+  # `pretrain` is not logged; those of a study are, each for itself.
   project: str = option("", _PROJECT, resume="free")
   # Of the project: a user or a team; "" is the default one of who is logged in.
   entity: str = option("", _PROJECT, resume="free")
-  # Of the run; "" is --workdir.
+  # Of the run; "" is --workdir. The runs of a study are named by their
+  # directories, and this is their group where `group` is "".
   name: str = option("", _LABEL, resume="free")
   # Runs of one group are shown together.
   group: str = option("", _LABEL, resume="free")
   # "online" needs a login (`wandb login`, or WANDB_API_KEY); "offline" writes
-  # to WORKDIR/wandb, for `wandb sync`.
-  mode: str = option("online", Choice(("online", "offline")), resume="free")
+  # to WORKDIR/wandb, for `wandb sync`. "" is as WANDB_MODE says, else "online".
+  mode: str = option("", Choice(("", "online", "offline")), resume="free")
+
+  def of_many(self) -> "WandbConfig":
+    """For the runs of a study: each its own, in one group."""
+    return dataclasses.replace(self, name="", group=self.group or self.name)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

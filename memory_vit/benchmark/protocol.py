@@ -188,6 +188,7 @@ def _configured(
     regime=regime,
     seed=seed,  # of the order of the images, too: the same in all regimes
     eval_every=_NEVER,
+    wandb=config.wandb.of_many(),
     log_images=0,
     keep=dataclasses.replace(config.keep, what=what),
     task=dataclasses.replace(config.task, name=NAME_IN_RUNS, memory_init=start),

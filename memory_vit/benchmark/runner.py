@@ -44,7 +44,7 @@ from memory_vit.runtime.preemption import StopSignal
 from memory_vit.runtime.progress_bar import ProgressBar
 from memory_vit.study import finished_runs
 from memory_vit.tasks import store
-from memory_vit.training import consistency, open_backbone, resolve
+from memory_vit.training import consistency, open_backbone, resolve, wandb_run
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +69,7 @@ def run_benchmark(bench: Benchmark, stop: StopSignal | None = None) -> None:
       "--seeds": bench.seeds,
     },
   )
+  wandb_run.require_login(bench.config)
   processes.on_process_0(
     functools.partial(paths.make_directory, workdir, "--workdir")
   )

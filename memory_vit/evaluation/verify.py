@@ -208,8 +208,8 @@ class _Differences:
     found: Float[Array, "b c"],
     expected: Float[Array, "b c"],
   ) -> None:
-    """Compare the outputs of a batch."""
-    a, b = np.asarray(found), np.asarray(expected)
+    """Compare the outputs of a batch; every process must call."""
+    a, b = sharding.to_host((found, expected))
     self._equal[name] &= a.tobytes() == b.tobytes()
     # A maximum with what is not a number is not a number.
     greatest = np.abs(a - b).max()

@@ -35,7 +35,7 @@ from memory_vit.study.record import (
 )
 from memory_vit.study.runs import Run, possible_parts
 from memory_vit.study.trials import Trials, directory_of
-from memory_vit.training import consistency, open_backbone, resolve
+from memory_vit.training import consistency, open_backbone, resolve, wandb_run
 from memory_vit.training.run import make_backbone
 from memory_vit.training.run_context import RunContext
 
@@ -64,6 +64,7 @@ def run_study(
   """
   consistency.require_same_start(config)
   processes.require_same("parts", {"--only": list(parts)})
+  wandb_run.require_login(config)
   processes.on_process_0(
     functools.partial(paths.make_directory, workdir, "--workdir")
   )

@@ -230,6 +230,7 @@ def config_of(
     pretrain=PretrainConfig(),
     upstream=UpstreamConfig(),
     study=StudyConfig(),
+    wandb=config.wandb.of_many(),
     log_images=0,
   )
 

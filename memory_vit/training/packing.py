@@ -39,9 +39,11 @@ def plan(
     return make_plan(trainer, trials)
   file = workdir / "passes.json"
   names = sorted(trial.name for trial in trials)
-  if not (processes.on_process_0(file.exists) and has_saved(workdir)):
+  saved = has_saved(workdir)
+  if not (saved and processes.on_process_0(file.exists)):
     made = processes.broadcast_from_process_0(make_plan(trainer, trials))
-    files.write_json(file, made)
+    if not saved:  # else the run had one trial, and is going to be refused
+      files.write_json(file, made)
     return made
   made = processes.on_process_0(lambda: files.read_object(file, "passes"))
   planned = sorted(name for pack in made["passes"] for name in pack)

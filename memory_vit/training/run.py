@@ -193,12 +193,11 @@ def _run(config: Config, workdir: Path, context: RunContext) -> RunResult:
   processes.on_process_0(lambda: results.tidy(workdir))
   processes.require_shared(workdir)
   earlier = read_result(workdir)
+  goes_on = earlier is not None or packing.has_saved(workdir)
   # Nor may a login that is missing.
-  with wandb_run.opened(config, workdir, trials) as opened:
+  with wandb_run.opened(config, workdir, trials, goes_on) as opened:
     make_backbone(config, workdir, context)
     inputs = _open_inputs(config, name, workdir, context)
-    if opened:
-      opened.configure(inputs.config)
     trainer = dataclasses.replace(inputs.trainer, wandb_run=opened)
     inputs = dataclasses.replace(inputs, trainer=trainer)
     result, best = _train_and_test(inputs, workdir, began, earlier)
@@ -266,18 +265,21 @@ def _show_best(inputs: _Inputs, best: _Best, workdir: Path) -> None:
   """
   trainer, trained = inputs.trainer, best.trained
   trial = trained.trial
-  if trainer.config.log_images:
-    try:
+  try:
+    if jax.process_index() == 0:  # one of an earlier result, if any
+      (workdir / ATTENTION).unlink(missing_ok=True)
+    if trainer.config.log_images:
       _draw(trainer, best, workdir)
-    except Exception as error:  # of a full disk, of what TensorBoard says
-      logger.warning(
-        "pictures cannot be written (%s: %s)", type(error).__name__,
-        first_line(error),
-      )  # fmt: skip
+  except Exception as error:  # of a full disk, of what TensorBoard says
+    logger.warning(
+      "pictures cannot be written (%s: %s)", type(error).__name__,
+      first_line(error),
+    )  # fmt: skip
   if trainer.wandb_run:
     trainer.wandb_run.summarize(
       {
-        "best/trial": trial.label or trial.name,
+        "best/trial": trial.name,
+        "best/varied": trial.label or None,
         "best/step": trained.result.best_step,
         "best/validation_top1": trained.result.val_accuracy,
         "best/test_top1": trained.result.test_accuracy,

@@ -196,8 +196,11 @@ class Trainer:
       self.context.may_change,
       self.record,
     )
-    self.record.keep()
     resume.require_within(state, config.total_steps, checkpoints.directory)
+    # It is accepted: what is refused changes nothing of an earlier run.
+    self.record.keep()
+    if self.wandb_run:
+      self.wandb_run.begin(config)
 
     def save(state: TrainState, past: LoopState) -> None:
       self.context.require_alone()

@@ -2,13 +2,17 @@
 
 All trials of a sweep are one run, whose keys begin with the name of a trial:
 they are trained side by side by one process, and hundreds of runs would be as
-many connections. What was varied stands in the run's configuration.
+many connections. What was varied stands in the run's configuration. The runs of
+a study follow one another, and each is a run of its own.
 """
 
 import contextlib
+import errno
 import functools
 import importlib.util
 import logging
+import os
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +25,7 @@ from memory_vit.config import Config, to_dict
 from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.runtime import files, processes
 from memory_vit.runtime.messages import brief, escaped, first_line
+from memory_vit.runtime.preemption import PREEMPTED, Interrupted
 from memory_vit.training.sweep import Trial
 
 with epy.lazy_imports():  # of an extra, and slow
@@ -32,9 +37,16 @@ logger = logging.getLogger(__name__)
 FILE = "wandb.json"
 # Characters of a name that W&B takes.
 _LONGEST_NAME = 128
-# How long the end of a run waits for the network: less than what is left to a
-# process that has got SIGTERM, 30 seconds in many clusters.
-_FINISH_SECONDS = 20.0
+# How long the end of a run waits for the network. W&B is told at the beginning,
+# when nobody knows whether the run will be preempted: many clusters give it 30
+# seconds then, of which the steps in flight and a save may take 10.
+_FINISH_SECONDS = 10.0
+# Of a full disk, and of a full quota.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+# Up to the last "@" before a path, as passwords may hold others.
+_USER = re.compile(r"([a-z][a-z0-9+.-]*://)[^/\s]*@", re.IGNORECASE)
+# Of http alone: elsewhere "?" and "#" stand in names and patterns of files.
+_QUERY = re.compile(r"(https?://[^?#\s]*)[?#]\S*", re.IGNORECASE)
 
 Scalars = Mapping[str, Mapping[str, float]]
 Images = Mapping[str, Mapping[str, np.ndarray]]
@@ -50,23 +62,64 @@ def require_installed(config: Config) -> None:
     )
 
 
-class WandbRun:
-  """A run of W&B; it is given up, with a warning, once it cannot be written."""
+def require_login(config: Config) -> None:
+  """Refuse what W&B would refuse, before the first of many runs.
 
-  def __init__(
-    self, run: Any, prefixes: Mapping[str, str], folder: Path
-  ) -> None:
-    """Write to a run.
+  All processes must call.
+
+  Raises:
+    ConfigError: where W&B is asked for and is not there.
+    TrainingError: where it needs a login, and there is none.
+  """
+  require_installed(config)
+  mode = config.wandb.mode or os.environ.get("WANDB_MODE", "online")
+  if config.wandb.project and mode == "online":
+    processes.on_process_0(_log_in)
+
+
+def _log_in() -> None:
+  try:
+    wandb.login(verify=False)
+  except Exception as error:
+    raise _cannot_begin(error) from error
+
+
+class WandbRun:
+  """A run of W&B, of all processes; the first one writes it.
+
+  It is given up, with a warning, once it cannot be written.
+  """
+
+  def __init__(self, workdir: Path, trials: Sequence[Trial]) -> None:
+    """Prepare a run; W&B hears of it in `begin`.
 
     Args:
-      run: that `wandb.init` has made.
-      prefixes: {name: what its keys begin with}.
-      folder: where W&B keeps what is not sent yet.
+      workdir: of the run.
+      trials: that it trains.
     """
-    self._run, self._prefixes, self._folder = run, prefixes, folder
-    # W&B's own steps only rise; passes of a sweep begin at 1 again.
-    self._try(functools.partial(run.define_metric, "step"))
-    self._try(functools.partial(run.define_metric, "*", step_metric="step"))
+    self._workdir, self._trials = workdir.absolute(), trials
+    self._name = str(workdir)[-_LONGEST_NAME:]
+    self._prefixes = {t.name: f"{t.name}/" if t.varied else "" for t in trials}
+    self._run: Any = None
+    self._has_begun = self._failed = False
+
+  def begin(self, config: Config) -> None:
+    """Begin in W&B, or go on, and say how the run is configured.
+
+    A further call says it anew: backbone and data settle some of it. All
+    processes must call.
+
+    Raises:
+      TrainingError: where it cannot be begun.
+    """
+    if not self._has_begun:
+      processes.on_process_0(lambda: self._open(config))
+      self._has_begun = True
+    values = {
+      **without_secrets(to_dict(config)),
+      "trials": {t.name: dict(t.varied) for t in self._trials if t.varied},
+    }
+    self._try(lambda: self._run.config.update(values, allow_val_change=True))
 
   def write_scalars(self, step: int, scalars: Scalars) -> None:
     """Write {name: {key: value}} of a step."""
@@ -82,34 +135,75 @@ class WandbRun:
     )
 
   def summarize(self, values: Mapping[str, Any]) -> None:
-    """Set numbers that stand for the whole run; None is left out."""
+    """Set values that stand for the whole run; None is left out."""
     known = {key: value for key, value in values.items() if value is not None}
     self._try(lambda: self._run.summary.update(known))
 
-  def configure(self, config: Config) -> None:
-    """Set the configuration anew: backbone and data have settled the rest."""
-    values = without_secrets(to_dict(config))
-    self._try(lambda: self._run.config.update(values, allow_val_change=True))
-
   def close(self, status: int) -> None:
-    """End the run; `status` is 0 where all went well.
+    """End the run, if it has begun, with the exit status of the command.
 
     What could not be sent in time stays on the disk.
     """
+    if status == PREEMPTED:  # else W&B would take the status for a failure
+      self._try(lambda: self._run.mark_preempting())
+    run, self._run = self._run, None
+    if run is None:
+      return
     try:
-      self._try(lambda: self._finish(status))
-    finally:
-      self._run = None
-
-  def _finish(self, status: int) -> None:
-    try:
-      self._run.finish(exit_code=status)
+      # Also where it failed: W&B refuses an id that is in use.
+      run.finish(exit_code=status)
     except TimeoutError:
       logger.warning(
         "Weights & Biases did not take all within %.0f s; the rest is kept: "
         "wandb sync %s",
-        _FINISH_SECONDS, escaped(str(self._folder / f"*run-*-{self._run.id}")),
+        _FINISH_SECONDS,
+        escaped(str(self._workdir / "wandb" / f"*run-*-{run.id}*")),
       )  # fmt: skip
+    except Exception as error:
+      self._give_up(error)
+    if self._failed:
+      logger.warning("what Weights & Biases has of run %s is not complete",
+                     run.id)  # fmt: skip
+
+  def _open(self, config: Config) -> None:
+    """Open the run, by one process."""
+    settings, run_id = config.wandb, _id_of(config, self._workdir)
+    mode: Any = settings.mode or None  # as WANDB_MODE says
+    try:
+      run = wandb.init(
+        project=settings.project,
+        entity=settings.entity or None,
+        name=settings.name or self._name,
+        group=settings.group or None,
+        mode=mode,
+        id=run_id,
+        resume="allow",
+        # Else it would be the one that the caller has open, and end that.
+        reinit="create_new",
+        dir=self._workdir,
+        settings=wandb.Settings(
+          # It would catch what is printed, bars too; and say much of its own.
+          console="off",
+          silent=True,
+          # The command line may hold passwords, as addresses do.
+          x_disable_meta=True,
+          disable_git=True,
+          save_code=False,
+          x_save_requirements=False,
+          finish_timeout=_FINISH_SECONDS,
+          finish_timeout_raises=True,
+        ),
+      )
+    except Exception as error:  # W&B has several, and the network others
+      raise _cannot_begin(error) from error
+    self._run = run
+    # W&B's own steps only rise; passes of a sweep begin at 1 again.
+    self._try(functools.partial(run.define_metric, "step"))
+    self._try(functools.partial(run.define_metric, "*", step_metric="step"))
+    where = self._workdir / "wandb" if run.offline else run.url
+    if run.disabled:
+      where = "disabled by WANDB_MODE"
+    logger.info("Weights & Biases: run %s, %s", run.id, where)
 
   def _keyed(self, values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """All values of all names, under one key each."""
@@ -123,98 +217,73 @@ class WandbRun:
     self._try(lambda: self._run.log({**values, "step": step}))
 
   def _try(self, action: Callable[[], Any]) -> None:
-    if self._run is None:
+    if self._run is None or self._failed:
       return
     try:
       action()
     except Exception as error:  # of the network, of a full disk, of W&B
-      self._run = None
+      self._give_up(error)
+
+  def _give_up(self, error: Exception) -> None:
+    if not self._failed:
       logger.warning(
         "Weights & Biases cannot be written, training goes on without (%s: %s)",
         type(error).__name__, first_line(error),
       )  # fmt: skip
+    self._failed = True
 
 
 @contextlib.contextmanager
 def opened(
-  config: Config, workdir: Path, trials: Sequence[Trial]
+  config: Config,
+  workdir: Path,
+  trials: Sequence[Trial],
+  goes_on: bool = False,
 ) -> Iterator[WandbRun | None]:
-  """Open the run of a working directory, by one process; None without one.
+  """Open the run of a working directory; None where none is asked for.
 
-  A run that goes on in the same directory goes on in W&B as well. One that the
-  caller has open stays as it is.
+  One that goes on in the same directory goes on in W&B as well, once it calls
+  `WandbRun.begin`: a start that is refused before leaves what W&B has as it
+  was. One that the caller has open stays as it is. All processes must call.
+
+  Args:
+    config: of the run.
+    workdir: of the run.
+    trials: that it trains.
+    goes_on: whether an earlier process has saved or finished it.
 
   Raises:
     TrainingError: where it cannot be begun: nothing is computed yet.
   """
-  made: list[Any] = []
-  if config.wandb.project:
-    processes.on_process_0(lambda: made.append(_init(config, workdir, trials)))
-  if not made:
+  if not config.wandb.project:
     yield None
     return
-  prefixes = {t.name: f"{t.name}/" if t.varied else "" for t in trials}
-  run, status = WandbRun(made[0], prefixes, workdir.absolute() / "wandb"), 1
+  run = WandbRun(workdir, trials)
+  if not goes_on:
+    run.begin(config)
+  status = 1
   try:
     yield run
     status = 0
+  except Interrupted as error:
+    status = error.status
+    raise
   finally:
     run.close(status)
 
 
-def _init(config: Config, workdir: Path, trials: Sequence[Trial]) -> Any:
-  settings, directory = config.wandb, workdir.absolute()
-  mode: Any = settings.mode
-  try:
-    run = wandb.init(
-      project=settings.project,
-      entity=settings.entity or None,
-      name=settings.name or str(workdir)[-_LONGEST_NAME:],
-      group=settings.group or None,
-      mode=mode,
-      id=_id_of(config, workdir),
-      resume="allow",
-      # Else it would be the one that the caller has open, and end that.
-      reinit="create_new",
-      dir=directory,
-      config={
-        **without_secrets(to_dict(config)),
-        "trials": {t.name: dict(t.varied) for t in trials if t.varied},
-      },
-      settings=wandb.Settings(
-        # It would catch what is printed, bars too; and say much of its own.
-        console="off",
-        silent=True,
-        # The command line may hold passwords, as addresses do.
-        x_disable_meta=True,
-        disable_git=True,
-        save_code=False,
-        **_time_limit(),
-      ),
-    )
-  except Exception as error:  # W&B has several, and the network others
-    raise TrainingError(
-      f"Weights & Biases cannot begin ({type(error).__name__}: "
-      f"{first_line(error)}): expected a login (`wandb login`, or "
-      "WANDB_API_KEY), config.wandb.mode 'offline', or no config.wandb.project."
-    ) from error
-  where = run.url if settings.mode == "online" else directory / "wandb"
-  logger.info("Weights & Biases: run %s, %s", run.id, where)
-  return run
-
-
-def _time_limit() -> dict[str, Any]:
-  """Settings by which the end of a run does not wait for ever."""
-  if "finish_timeout" in wandb.Settings.model_fields:
-    return {
-      "finish_timeout": _FINISH_SECONDS, "finish_timeout_raises": True,
-    }  # fmt: skip
-  logger.info(
-    "Weights & Biases %s waits for the network at the end, however long that "
-    "takes; newer ones stop after %.0f s",
-    wandb.__version__, _FINISH_SECONDS,
-  )  # fmt: skip
-  return {}
+def _cannot_begin(error: Exception) -> TrainingError:
+  """Say what W&B lacks, or where there is no room."""
+  expected = (
+    "expected a login (`wandb login`, or WANDB_API_KEY), config.wandb.mode "
+    "'offline', or no config.wandb.project."
+  )
+  if getattr(error, "errno", None) in _NO_ROOM:
+    expected = "make room, and give the same command again."
+  return TrainingError(
+    f"Weights & Biases cannot begin ({type(error).__name__}: "
+    f"{first_line(error)}): {expected}"
+  )
 
 
 def _id_of(config: Config, workdir: Path) -> str:
@@ -236,9 +305,6 @@ def without_secrets(value: Any) -> Any:
     return {key: without_secrets(one) for key, one in value.items()}
   if isinstance(value, list | tuple):
     return [without_secrets(one) for one in value]
-  if not isinstance(value, str) or "://" not in value:
+  if not isinstance(value, str):
     return value
-  scheme, _, rest = value.partition("://")
-  place = rest.partition("?")[0].partition("#")[0]
-  host, slash, path = place.partition("/")
-  return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+  return _QUERY.sub(r"\1", _USER.sub(r"\1", value))

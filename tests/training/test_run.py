@@ -1,6 +1,7 @@
 """Whole runs on the embedded digits, with a tiny backbone."""
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import jax
 import numpy as np
@@ -26,6 +28,7 @@ from memory_vit import evaluate
 from memory_vit.data import batching, datasets
 from memory_vit.errors import (
   ConfigError,
+  DataError,
   DivergedError,
   MemoryVitError,
   TaskError,
@@ -45,6 +48,7 @@ from memory_vit.training import (
   summary,
   sweep,
   trainer,
+  wandb_run,
 )
 from memory_vit.training.checkpoints import Checkpoints
 from memory_vit.training.loop_state import BestParams
@@ -124,8 +128,7 @@ def test_where_the_task_looks_is_drawn(config, workdir):
   named = f"picture       {workdir / 'attention.png'}"
   assert named in summary.summary(result, workdir)
   assert "sweep.png" not in summary.summary(result, workdir)
-  # Once more, from its last state, and none.
-  (workdir / "attention.png").unlink()
+  # Once more, from its last state, and none: not the one before either.
   run.train_and_evaluate(dataclasses.replace(config, log_images=0), workdir)
   assert not (workdir / "attention.png").exists()
   assert named not in summary.summary(result, workdir)
@@ -221,8 +224,15 @@ def test_a_finished_run_is_not_trained_again(
   shutil.copytree(whole, workdir)
   before = arrays(workdir)
   monkeypatch.setattr(Step, "__call__", None)
+  library = mock.MagicMock()
+  monkeypatch.setattr(wandb_run, "wandb", library)
+  monkeypatch.setattr(wandb_run, "require_installed", lambda config: None)
+  config = changed(config, "wandb", project="pets")
   again = run.train_and_evaluate(config, workdir)
   assert_same_bits(arrays(workdir), before)
+  # Nothing was refused, and so Weights & Biases hears of it.
+  library.init.assert_called_once()
+  library.init.return_value.finish.assert_called_once_with(exit_code=0)
   # Nor has it become faster.
   assert again == first
 
@@ -660,13 +670,28 @@ def test_a_profile_ends_with_the_run(config, workdir):
   jax.profiler.stop_trace()
 
 
-def test_what_is_refused(config, workdir, finished):
+def checksums(workdir):
+  """{file: SHA-256}, without .lock, which names the process."""
+  files = (path for path in workdir.rglob("*") if path.is_file())
+  return {
+    str(path.relative_to(workdir)): hashlib.sha256(path.read_bytes()).digest()
+    for path in files
+    if path.name != ".lock"
+  }
+
+
+def test_what_is_refused(config, workdir, finished, monkeypatch):
   with pytest.raises(ConfigError, match="batch_size is 12, .* 8 devices"):
     run.train_and_evaluate(dataclasses.replace(config, batch_size=12), workdir)
   more = changed(config, "upstream", name="digits")
   with pytest.raises(ConfigError, match="has 10 classes, the head .* has 5"):
     run.train_and_evaluate(more, workdir)
   shutil.copytree(finished[0], workdir, dirs_exist_ok=True)
+  before = checksums(workdir)
+  library = mock.MagicMock()
+  monkeypatch.setattr(wandb_run, "wandb", library)
+  monkeypatch.setattr(wandb_run, "require_installed", lambda config: None)
+  config = changed(config, "wandb", project="pets")
   other = workdir.parent / "other.npz"
   mv.save_backbone(small_backbone(seed=3), other)
   with pytest.raises(TrainingError, match="began on the backbone with finger"):
@@ -685,6 +710,16 @@ def test_what_is_refused(config, workdir, finished):
     ConfigError, match=r"change='task.cells': expected one of"
   ):
     run.train_and_evaluate(wider, workdir, may_change=["task.cells"])
+  elsewhere = changed(config, "data", name="folder", dir=str(workdir / "none"))
+  with pytest.raises(DataError, match="is not there"):
+    run.train_and_evaluate(elsewhere, workdir)
+  monkeypatch.setattr(packing, "pack_bytes", lambda *args: 1)
+  several = changed(config, "sweep", learning_rate=(0.1, 0.3))
+  with pytest.raises(TrainingError, match="began with another"):
+    run.train_and_evaluate(several, workdir)
+  # The earlier run is as it was, also in Weights & Biases.
+  assert checksums(workdir) == before
+  assert not library.init.called
 
 
 @pytest.mark.slow

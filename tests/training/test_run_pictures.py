@@ -186,8 +186,10 @@ def test_pictures_that_cannot_be_written_do_not_end_a_finished_run(
   of_run = types.SimpleNamespace(
     trainer=types.SimpleNamespace(config=Config(log_images=1), wandb_run=None)
   )
+  (tmp_path / "attention.png").touch()  # of an earlier result
   run._show_best(of_run, best, tmp_path)
   assert "pictures cannot be written (OSError: " in caplog.text
+  assert not (tmp_path / "attention.png").exists()
 
 
 @pytest.mark.slow
@@ -200,3 +202,22 @@ def test_of_a_sweep_the_best_trial_is_drawn(tmp_path, pictures):
   folder = tmp_path / "run" / "sweep"
   assert tags(folder / f"learning_rate={best}").keys() == TAGS
   assert tags(folder / f"learning_rate={other}") == {}
+
+
+def test_the_best_trial_is_named_as_its_curves_are(tmp_path):
+  """By the name with which their keys begin, and by what it varies."""
+  told = {}
+  of_run = types.SimpleNamespace(
+    trainer=types.SimpleNamespace(
+      config=Config(log_images=0),
+      wandb_run=types.SimpleNamespace(summarize=told.update),
+    )
+  )
+  result = types.SimpleNamespace(
+    best_step=3, val_accuracy=0.5, test_accuracy=None
+  )
+  trial = Trial("pets-03", {"learning_rate": 0.3, "task.cells": 5}, Config())
+  trained = types.SimpleNamespace(trial=trial, result=result)
+  run._show_best(of_run, types.SimpleNamespace(trained=trained), tmp_path)
+  assert told["best/trial"] == "pets-03"
+  assert told["best/varied"] == "learning_rate=0.3,cells=5"

@@ -15,8 +15,22 @@ import pytest
 from conftest import one_device, tiny_backbone
 
 import memory_vit as mv
-from memory_vit.config import Config, DataConfig, SweepConfig, WandbConfig
+from memory_vit.benchmark import protocol
+from memory_vit.benchmark import runner as benchmark_runner
+from memory_vit.benchmark.layout import TaskData
+from memory_vit.benchmark.protocol import Benchmark
+from memory_vit.benchmark.tasks import TASKS
+from memory_vit.config import (
+  Config,
+  DataConfig,
+  SweepConfig,
+  TaskConfig,
+  WandbConfig,
+)
 from memory_vit.errors import ConfigError, TrainingError
+from memory_vit.runtime.preemption import PREEMPTED, STOPPED, Interrupted
+from memory_vit.study import runner as study_runner
+from memory_vit.study import runs
 from memory_vit.training import loop, requirements, run, wandb_run
 from memory_vit.training.step import TrainState
 from memory_vit.training.sweep import Trial
@@ -37,10 +51,12 @@ class FakeRun:
   """What `wandb.init` returns; fails after so many calls of `log`."""
 
   id, url = "id", "https://example.org/id"
+  offline = disabled = False
 
   def __init__(self, most=1_000):
     self.logged, self.metrics, self.summary = [], [], {}
     self.ended, self.most, self.updates = None, most, []
+    self.preempting = False
     self.config = types.SimpleNamespace(
       update=lambda values, **options: self.updates.append((values, options))
     )
@@ -53,14 +69,11 @@ class FakeRun:
       raise OSError(28, "No space left on device")
     self.logged.append(values)
 
+  def mark_preempting(self):
+    self.preempting = True
+
   def finish(self, exit_code):
     self.ended = exit_code
-
-
-class Settings(dict):
-  """As of versions that can stop to wait for the network."""
-
-  model_fields = ("finish_timeout",)
 
 
 class FakeWandb:
@@ -69,7 +82,12 @@ class FakeWandb:
   def __init__(self):
     self.runs, self.told, self.error = [], [], None
     self.Image = lambda array: ("image", array.shape)
-    self.Settings, self.__version__ = Settings, "0.31"
+    self.Settings, self.logins = dict, []
+
+  def login(self, **options):
+    self.logins.append(options)
+    if self.error:
+      raise self.error
 
   def init(self, **options):
     if self.error:
@@ -86,8 +104,11 @@ def library(monkeypatch):
   return fake
 
 
-def written_by(run_of_wandb):
-  return WandbRun(run_of_wandb, {"pets": ""}, Path("run/wandb"))
+def written_by(run_of_wandb, folder=Path("run")):
+  """A run that has begun."""
+  made = WandbRun(folder, ALONE)
+  made._run, made._has_begun = run_of_wandb, True
+  return made
 
 
 def train(run_of_wandb, logdirs, names=("pets",)):
@@ -116,8 +137,9 @@ def train(run_of_wandb, logdirs, names=("pets",)):
 
 
 def test_it_gets_what_tensorboard_gets(library, tmp_path):
-  fake = FakeRun()
-  train(written_by(fake), {"pets": tmp_path})
+  with wandb_run.opened(CONFIG, tmp_path, ALONE) as opened:
+    train(opened, {"pets": tmp_path})
+  (fake,) = library.runs
   assert [values["step"] for values in fake.logged] == [1, 2, 2, 4, 4, 5, 5]
   first, _, validation, *_ = fake.logged
   assert first["train/loss"] == 1.0
@@ -136,10 +158,11 @@ def test_trials_are_one_run(library, tmp_path):
   with wandb_run.opened(CONFIG, tmp_path, SWEEP) as opened:
     names = ["pets-0", "pets-1"]
     train(opened, {name: tmp_path / name for name in names}, names)
-  (fake,), (told,) = library.runs, library.told
+  (fake,) = library.runs
   assert len(fake.logged) == 7
   assert {key.partition("/")[0] for key in fake.logged[0]} == {*names, "step"}
-  assert told["config"]["trials"]["pets-1"] == {"learning_rate": 0.3}
+  ((told, _),) = fake.updates
+  assert told["trials"]["pets-1"] == {"learning_rate": 0.3}
 
 
 def test_an_interrupted_run_goes_on_in_the_same_run(library, tmp_path):
@@ -160,30 +183,83 @@ def test_an_interrupted_run_goes_on_in_the_same_run(library, tmp_path):
   assert [fake.ended for fake in library.runs] == [1, 0, 0]
 
 
+def test_a_refused_start_changes_nothing(library, tmp_path):
+  """Not even that it was there: what W&B has is that of the earlier run."""
+  with wandb_run.opened(CONFIG, tmp_path, ALONE):
+    pass
+  with (
+    pytest.raises(TrainingError),
+    wandb_run.opened(CONFIG, tmp_path, ALONE, goes_on=True),
+  ):
+    raise TrainingError("the run began with another config")
+  assert len(library.told) == 1
+  assert library.runs[0].ended == 0
+
+
+def test_a_run_that_goes_on_begins_once_it_is_accepted(library, tmp_path):
+  with wandb_run.opened(CONFIG, tmp_path, ALONE):
+    pass
+  with wandb_run.opened(CONFIG, tmp_path, ALONE, goes_on=True) as opened:
+    assert len(library.told) == 1
+    opened.begin(dataclasses.replace(CONFIG, log_every=7))
+    opened.begin(dataclasses.replace(CONFIG, log_every=7))  # a second pass
+  first, second = library.told
+  assert first["id"] == second["id"]
+  assert library.runs[1].updates[0][0]["log_every"] == 7
+
+
+@pytest.mark.parametrize(
+  ("status", "marked"), [(PREEMPTED, True), (STOPPED, False)]
+)
+def test_a_preempted_run_has_not_failed(library, tmp_path, status, marked):
+  with (
+    pytest.raises(Interrupted),
+    wandb_run.opened(CONFIG, tmp_path, ALONE),
+  ):
+    raise Interrupted(status, "its state is saved")
+  assert library.runs[0].ended == status
+  assert library.runs[0].preempting == marked
+
+
 def test_it_is_told_no_secret(library, tmp_path):
   with wandb_run.opened(CONFIG, tmp_path, ALONE):
     pass
   (told,) = library.told
-  said = json.dumps(told, default=str)
-  assert told["config"]["backbone"] == "https://example.org/vit.npz"
+  ((config, _),) = library.runs[0].updates
+  said = json.dumps([told, config], default=str)
+  assert config["backbone"] == "https://example.org/vit.npz"
   for secret in ("pass%40word", "user:", "token="):
     assert secret not in said
   assert (told["project"], told["entity"], told["group"]) == (
     "pets", "us", "all",
   )  # fmt: skip
-  # Nor the command line, nor what is printed.
+  # Nor the command line, nor what is printed, nor what else is installed.
   assert told["settings"]["x_disable_meta"]
   assert told["settings"]["console"] == "off"
+  assert told["settings"]["x_save_requirements"] is False
 
 
 def test_a_full_disk_does_not_end_training(library, tmp_path, caplog):
-  fake = FakeRun(most=2)
-  state, _ = train(written_by(fake), {"pets": tmp_path})
+  with wandb_run.opened(CONFIG, tmp_path, ALONE) as opened:
+    (fake,) = library.runs
+    fake.most = 2
+    state, _ = train(opened, {"pets": tmp_path})
   assert state.step == 5
   assert len(fake.logged) == 2
-  warnings = [r.message for r in caplog.records if r.levelname == "WARNING"]
-  assert len(warnings) == 1
-  assert "training goes on without (OSError: " in warnings[0]
+  # Else W&B refuses this id for as long as the process lives.
+  assert fake.ended == 0
+  first, last = (r.message for r in caplog.records if r.levelname == "WARNING")
+  assert "training goes on without (OSError: " in first
+  assert last == "what Weights & Biases has of run id is not complete"
+
+
+def test_an_end_that_fails_ends_nothing(library, tmp_path, caplog):
+  def finish(exit_code):
+    raise OSError(28, "No space left on device")
+
+  with wandb_run.opened(CONFIG, tmp_path, ALONE):
+    library.runs[0].finish = finish
+  assert "OSError: " in caplog.text
 
 
 def test_pictures_and_results(library):
@@ -205,13 +281,41 @@ def test_nothing_is_opened_without_a_project(library, tmp_path):
 
 
 def test_one_process_writes(library, tmp_path, monkeypatch):
-  def on_process_0(action):
-    return None
-
-  monkeypatch.setattr(wandb_run.processes, "on_process_0", on_process_0)
+  monkeypatch.setattr(wandb_run.processes, "on_process_0", lambda action: None)
   with wandb_run.opened(CONFIG, tmp_path, ALONE) as opened:
-    assert opened is None
+    opened.write_scalars(1, {"pets": {"train/loss": 1.0}})
   assert not library.told
+
+
+def test_the_mode_is_that_of_the_environment(library, tmp_path):
+  """W&B reads WANDB_MODE where it is told none."""
+  for mode, expected in (("", None), ("offline", "offline")):
+    config = dataclasses.replace(
+      CONFIG, wandb=WandbConfig(project="pets", mode=mode)
+    )
+    with wandb_run.opened(config, tmp_path, ALONE):
+      pass
+    assert library.told[-1]["mode"] == expected
+  assert Config().wandb.mode == ""
+
+
+def test_a_note_that_is_broken_is_no_missing_login(library, tmp_path):
+  (tmp_path / wandb_run.FILE).touch()
+  with (
+    pytest.raises(ConfigError, match=r"wandb\.json is not readable"),
+    wandb_run.opened(CONFIG, tmp_path, ALONE),
+  ):
+    pass
+
+
+def test_a_full_disk_is_no_missing_login(library, tmp_path):
+  library.error = OSError(28, "No space left on device")
+  with (
+    pytest.raises(TrainingError, match="make room") as raised,
+    wandb_run.opened(CONFIG, tmp_path, ALONE),
+  ):
+    pass
+  assert "login" not in str(raised.value)
 
 
 def test_a_login_that_is_missing_is_an_error_in_one_line(library, tmp_path):
@@ -242,10 +346,60 @@ def test_a_login_is_asked_for_before_a_backbone_is_trained(
     run.train_and_evaluate(config, tmp_path)
 
 
+@pytest.mark.parametrize("mode", ["", "online", "offline"])
+def test_many_runs_ask_for_a_login_first(library, tmp_path, monkeypatch, mode):
+  """A study trains a backbone before its first run, and hundreds of runs."""
+  library.error = RuntimeError("No API key configured.")
+  monkeypatch.delenv("WANDB_MODE", raising=False)
+  monkeypatch.setattr(wandb_run, "require_installed", lambda config: None)
+  config = Config(wandb=WandbConfig(project="pets", mode=mode))
+  reached = []
+  for module in (study_runner, benchmark_runner):
+    monkeypatch.setattr(
+      module.paths, "make_directory", lambda *args: reached.append(args)
+    )
+    monkeypatch.setattr(module, "only_run", None)
+  bench = Benchmark(
+    config=config, tasks=(), missing={}, regimes=("head",), seeds=(0,),
+    workdir=tmp_path,
+  )  # fmt: skip
+  error = TypeError if mode == "offline" else TrainingError
+  with pytest.raises(error):
+    study_runner.run_study(config, tmp_path, ["table2"])
+  with pytest.raises(error):
+    benchmark_runner.run_benchmark(bench)
+  assert len(library.logins) == (0 if mode == "offline" else 2)
+  assert len(reached) == (2 if mode == "offline" else 0)
+
+
+def test_runs_of_a_study_are_in_one_group():
+  """Each under the name of its directory."""
+  wandb = WandbConfig(project="pets", name="mine")
+  many = dataclasses.replace(wandb, name="", group="mine")
+  config = Config(
+    wandb=wandb, data=DataConfig(name="digits:5-9"), task=TaskConfig(cells=5)
+  )
+  planned = runs.Run(
+    regime="head", data="digits:5-9", seed=0, learning_rates=(0.1,)
+  )
+  assert runs.config_of(config, planned, "vit.npz").wandb == many
+  data = TaskData(
+    task=TASKS[0], name="list", dir="data", train="a", held_out="b",
+    test="d",
+  )  # fmt: skip
+  bench = Benchmark(
+    config=config, tasks=(data,), missing={}, regimes=("head",), seeds=(0,),
+    workdir=Path("run"),
+  )  # fmt: skip
+  assert protocol.search_config(bench, data, "head").wandb == many
+  grouped = dataclasses.replace(wandb, group="all")
+  assert grouped.of_many().group == "all"
+
+
 def test_what_backbone_and_data_settle_is_told_later(library, tmp_path):
   with wandb_run.opened(CONFIG, tmp_path, ALONE) as opened:
-    opened.configure(dataclasses.replace(CONFIG, image_size=48))
-  ((values, options),) = library.runs[0].updates
+    opened.begin(dataclasses.replace(CONFIG, image_size=48))
+  _, (values, options) = library.runs[0].updates
   assert values["image_size"] == 48
   assert values["backbone"] == "https://example.org/vit.npz"
   assert options == {"allow_val_change": True}
@@ -260,21 +414,11 @@ def test_the_end_does_not_wait_for_ever(library, tmp_path, caplog):
   with wandb_run.opened(CONFIG, tmp_path, ALONE):
     library.runs[0].finish = finish
   settings = library.told[0]["settings"]
-  assert 0 < settings["finish_timeout"] < 30
+  # Of the 30 s that a preempted process has, saving takes up to 10.
+  assert 0 < settings["finish_timeout"] <= 10
   assert settings["finish_timeout_raises"]
   (warning,) = [r.message for r in caplog.records if r.levelname == "WARNING"]
-  assert f"wandb sync {tmp_path}/wandb/*run-*-id" in warning
-
-
-def test_versions_without_a_time_limit_say_so(
-  library, tmp_path, monkeypatch, caplog
-):
-  monkeypatch.setattr(Settings, "model_fields", ())
-  caplog.set_level("INFO")
-  with wandb_run.opened(CONFIG, tmp_path, ALONE):
-    pass
-  assert "finish_timeout" not in library.told[0]["settings"]
-  assert "0.31 waits for the network at the end" in caplog.text
+  assert f"wandb sync {tmp_path}/wandb/*run-*-id*" in warning
 
 
 def test_a_library_that_is_missing_is_said_before_all_else(
@@ -299,6 +443,9 @@ def test_a_library_that_is_missing_is_said_before_all_else(
     ("hf://facebook/dinov2-base@main", "hf://facebook/dinov2-base@main"),
     ("https://u:p@w@host:8/x?key=1#z", "https://host:8/x"),
     (("http://u@h", {"a": "http://u@h"}), ["http://h", {"a": "http://h"}]),
+    ("s3://u:p@a/x,HTTPS://v:q@b/y?k=1", "s3://a/x,HTTPS://b/y"),
+    ("s3://u:p@a,s3://v:q@b", "s3://a,s3://b"),
+    ("gs://bucket/train-?.tfrecord#1", "gs://bucket/train-?.tfrecord#1"),
   ],
 )
 def test_addresses_lose_their_passwords(text, expected):
@@ -307,8 +454,10 @@ def test_addresses_lose_their_passwords(text, expected):
 
 def records(file):
   """What lies in a file of W&B: a log as of LevelDB, of protocol buffers."""
+  import wandb
   from wandb.proto import wandb_internal_pb2
 
+  wandb.teardown()  # what writes the file may be behind: it ends
   content = file.read_bytes()
   assert content.startswith(b":W&B")
   place, parts, found = 7, b"", []
@@ -387,6 +536,9 @@ def test_a_sweep_in_offline_mode(tmp_path, offline, pictures):
     key=lambda file: file.stat().st_mtime_ns,
   )
   assert first.name == second.name  # one run, of that id
+  # By this `wandb sync` knows that it goes on.
+  (told,) = (r.run for r in records(second) if r.HasField("run"))
+  assert told.resume
   found = records(first)
   rows = [
     {"/".join([i.key] if i.key else i.nested_key): json.loads(i.value_json)
