@@ -214,3 +214,15 @@ def test_no_round_is_begun_after_the_budget(clock):
   assert len(calls) == 5
   with pytest.raises(ConfigError, match="rounds is 0, expected at least 1"):
     evaluation.median_seconds({"slow": slow}, rounds=0)
+
+
+def test_processes_run_as_many_rounds(clock, monkeypatch):
+  """By the clock of process 0: a function may wait for all of them."""
+  calls, said = [], iter([False, False, True])
+  monkeypatch.setattr(
+    timing.processes, "broadcast_from_process_0", lambda own: next(said)
+  )
+  evaluation.median_seconds(
+    {"slow": lambda: calls.append(clock.now)}, rounds=9, budget=10
+  )
+  assert len(calls) == 4  # one that compiles, and three rounds

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from memory_vit.errors import ConfigError
+from memory_vit.runtime import processes
 
 
 def median_seconds(
@@ -19,7 +20,8 @@ def median_seconds(
   """Time functions, round by round, each once in a round.
 
   The first call of each compiles, and is not timed. A call ends when the
-  arrays that it returns are computed.
+  arrays that it returns are computed. With several processes all of them call
+  this: a function may wait for what the others compute.
 
   Args:
     functions: {name: what is called}.
@@ -43,6 +45,8 @@ def median_seconds(
       began = time.perf_counter()
       jax.block_until_ready(function())
       times[name].append(time.perf_counter() - began)
-    if time.perf_counter() - started > budget:
+    # By one clock: all processes run as many rounds.
+    over = time.perf_counter() - started > budget
+    if processes.broadcast_from_process_0(over):
       break
   return {name: statistics.median(each) for name, each in times.items()}
