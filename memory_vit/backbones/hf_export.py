@@ -59,7 +59,7 @@ def write(backbone: Backbone, arrays: Arrays, path: Path) -> None:
     model_files.CONFIG: _config(config),
     model_files.PREPROCESSOR: _preprocessor(backbone),
   }
-  with files.replacing_directory(path) as new:
+  with files.replacing_directory(path, _strange) as new:
     new.mkdir()
     safetensors.numpy.save_file(
       {name: np.ascontiguousarray(array) for name, array in named.items()},
@@ -94,12 +94,16 @@ def _require_replaceable(path: Path) -> None:
     raise BackboneError(
       f"{path} is a file: it is left as it is. Give another path."
     )
-  others = sorted({file.name for file in path.iterdir()} - _WRITTEN)
-  if others:
+  if other := _strange(path):
     raise BackboneError(
-      f"{path} is there, and has {brief(others[0])} in it: it is left as it "
+      f"{path} is there, and has {brief(other)} in it: it is left as it "
       "is. Give a new or an empty directory."
     )
+
+
+def _strange(path: Path) -> str | None:
+  """A file that `write` has not written; None where there is none."""
+  return min({file.name for file in path.iterdir()} - _WRITTEN, default=None)
 
 
 def _named(arrays: Arrays, config: ViTConfig) -> dict[str, np.ndarray]:

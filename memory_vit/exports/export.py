@@ -80,7 +80,8 @@ def export_model(
     onnx_file.require_possible(program, images)
   name, write = _WRITERS[format]
   place.parent.mkdir(parents=True, exist_ok=True)
-  with files.writing(place), files.replacing_directory(place) as new:
+  replacing = files.replacing_directory(place, export_manifest.strange)
+  with files.writing(place), replacing as new:
     new.mkdir()
     with ProgressBar("exporting", 2, "steps", delay=0) as bar:
       bar.note(f"writing {format}")
@@ -166,7 +167,8 @@ def _export_tasks(
   for task in chosen:
     require_backbone(task.spec, backbone.id)
   place.parent.mkdir(parents=True, exist_ok=True)
-  with files.writing(place), files.replacing_directory(place) as new:
+  replacing = files.replacing_directory(place, export_manifest.strange)
+  with files.writing(place), replacing as new:
     new.mkdir()
     for task in chosen:
       file = new / f"{task.name}.safetensors"

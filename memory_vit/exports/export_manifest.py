@@ -17,7 +17,7 @@ from typing import Any
 from memory_vit.errors import ExportError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import Task
-from memory_vit.runtime import checksums, paths
+from memory_vit.runtime import checksums, output_directory, paths
 from memory_vit.runtime.messages import brief, escaped
 
 FILE = "manifest.json"
@@ -183,17 +183,26 @@ def require_place(path: Path) -> None:
   paths.require_replaceable(path, "--out", ExportError)
   if not path.is_dir():
     return
-  found = {
-    file.relative_to(path).as_posix()
-    for file in path.rglob("*")
-    if file.is_symlink() or not file.is_dir()
-  }
-  others = sorted(found - _exported_files(path / FILE))
-  if others:
+  if other := strange(path):
     raise ExportError(
-      f"--out is {brief(str(path))}, which holds {escaped(others[0])!r}, that "
+      f"--out is {brief(str(path))}, which holds {escaped(other)!r}, that "
       "no export wrote: it is left as it is. Give another directory."
     )
+
+
+def strange(path: Path) -> str | None:
+  """A file in a directory that no export wrote; None where there is none."""
+  ours = _exported_files(path / FILE)
+  for file in sorted(path.rglob("*")):
+    if file.is_dir() and not file.is_symlink():
+      continue
+    # Whoever looks at an export leaves something, which must not lock it.
+    if ours and output_directory.is_by_the_way(file.name):
+      continue
+    name = file.relative_to(path).as_posix()
+    if name not in ours:
+      return name
+  return None
 
 
 def _exported_files(file: Path) -> set[str]:

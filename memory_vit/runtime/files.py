@@ -29,6 +29,9 @@ with epy.lazy_imports():
 # As `tempfile.mkdtemp` ends a name.
 _SCRATCH = re.compile(r"\.(?P<name>.+)-[a-z0-9_]{8}")
 _NEW, _OLD, _LOCK = "new", "old", "lock"
+# In the lock of each scratch of `replacing_directory`: users have hidden
+# directories whose names and contents look alike.
+SCRATCH_MARK = "made by memory_vit to replace the directory of this name\n"
 # A disk, or the part of it that a user may have.
 _FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 
@@ -129,8 +132,9 @@ def replacing_directory(
   """Yield a name for a directory, which takes the place of `path` as a whole.
 
   What lies at `path`, in an existing directory, is moved out of the way until
-  the new one is in its place, which gets its permissions. If the process is
-  killed in between, the next one for this path puts it back, or `tidy`.
+  the new one is in its place, which gets its owner and permissions. If the
+  process is killed in between, the next one for this path puts it back, or
+  `tidy`.
 
   Args:
     path: of the directory that is made or replaced.
@@ -138,8 +142,9 @@ def replacing_directory(
       the old directory is out of the way, where nobody adds to it.
 
   Raises:
-    TrainingError: where something strange is in the old directory. It stays,
-      and the new one lies beside it, where the message says.
+    TrainingError: where something strange is in the old directory, or it cannot
+      be moved. It stays, and the new one lies beside it, where the message
+      says.
   """
   tidy(path.parent, path.name)
   scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
@@ -148,23 +153,43 @@ def replacing_directory(
     with (scratch / _LOCK).open("w") as lock:
       with contextlib.suppress(OSError):  # a file system without locks
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      lock.write(SCRATCH_MARK)
+      lock.flush()
       yield new
       sync_tree(new)
-      if path.is_dir():
-        _copy_permissions(path, new)
       if path.exists():
-        path.rename(old)
-        if found := strange(old):
-          old.rename(path)
-          raise TrainingError(
-            f"{path} holds something else by now ({brief(found)}), and is left "
-            "as it is. What was to take its place is complete, in "
-            f"{_keep_beside(path, new)}: move it to where you want it."
-          )
+        _move_away(path, old, new, strange)
+        if old.is_dir():
+          _copy_permissions(old, new)
       new.rename(path)
       sync(path.parent)
   finally:
     _settle(scratch, path)
+
+
+def _move_away(
+  path: Path, old: Path, new: Path, strange: Callable[[Path], str | None]
+) -> None:
+  """Move a directory out of the way of a new one, or keep both and say so."""
+  try:
+    path.rename(old)
+  except (
+    OSError
+  ) as error:  # nobody may write to it; it is mounted from elsewhere
+    reason = f"cannot be replaced ({error.strerror or error}),"
+  else:
+    try:
+      found = strange(old)
+    except OSError as error:
+      found = f"what cannot be read: {error.strerror or error}"
+    if not found:
+      return
+    old.rename(path)
+    reason = f"holds something else ({brief(found)}),"
+  raise TrainingError(
+    f"{path} {reason} and is left as it is. What was to take its place is "
+    f"complete, in {_keep_beside(path, new)}: move it to where you want it."
+  )
 
 
 def tidy(directory: Path, name: str | None = None) -> None:
@@ -186,7 +211,7 @@ def tidy(directory: Path, name: str | None = None) -> None:
     # file systems without locks.
     with contextlib.suppress(OSError):
       if _is_scratch(scratch):
-        with (scratch / _LOCK).open("w") as lock:
+        with (scratch / _LOCK).open() as lock:
           fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _settle(scratch, directory / found["name"])
 
@@ -197,7 +222,10 @@ def _is_scratch(path: Path) -> bool:
     return False
   if path.stat().st_uid != os.geteuid():
     return False
-  return {file.name for file in path.iterdir()} <= {_NEW, _OLD, _LOCK}
+  if not {file.name for file in path.iterdir()} <= {_NEW, _OLD, _LOCK}:
+    return False
+  with (path / _LOCK).open("rb") as lock:
+    return lock.read(len(SCRATCH_MARK) + 1) == SCRATCH_MARK.encode()
 
 
 def _settle(scratch: Path, place: Path) -> None:
@@ -215,9 +243,13 @@ def _settle(scratch: Path, place: Path) -> None:
 
 
 def _copy_permissions(old: Path, new: Path) -> None:
-  """Give a directory the group and the permissions of another one."""
+  """Give a directory the owner, group and permissions of another one."""
   found = old.stat()
   mode = stat.S_IMODE(found.st_mode)
+  # Another owner is for root alone, who writes for users from a container.
+  with contextlib.suppress(PermissionError):
+    if new.stat().st_uid != found.st_uid:
+      os.chown(new, found.st_uid, -1)
   try:
     if new.stat().st_gid != found.st_gid:
       os.chown(new, -1, found.st_gid)

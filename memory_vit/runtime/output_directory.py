@@ -2,8 +2,8 @@
 
 Which files an earlier one has its index says, a JSON file in it with the mark
 of its kind. Whatever else lies there is somebody else's, and the directory
-is then left as it is; but for what desktops, Jupyter and the like put into
-every directory that is looked at.
+is then left as it is; but for what desktops, Jupyter and the like put beside
+the files of an earlier one that are looked at.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _MAX_BYTES = 64 * 2**20
 # Its key that says what it is of.
 _MARK = "kind"
 # Whoever looks at a directory leaves these: macOS, Windows, LibreOffice, and
-# NFS where a file is open; Jupyter a folder.
+# NFS where a file is open.
 _BY_THE_WAY = (".DS_Store", "Thumbs.db", ".~lock.*#", ".nfs*")
-_FOLDERS_BY_THE_WAY = (".ipynb_checkpoints",)
+# And Jupyter a copy of each file, in a folder.
+_COPIES = ".ipynb_checkpoints"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,9 +99,11 @@ class OutputDirectory:
     """Yield a new directory, which takes the place of `path` at the end.
 
     Raises:
+      ConfigError: for a directory that another one cannot take the place of.
       TrainingError: where something else is at `path` by then. It is left as it
         is, and the new directory lies beside it, where the message says.
     """
+    paths.require_replaceable(path, self.option)
     place = path.resolve()
     place.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing_directory(place, self._strange) as new:
@@ -114,6 +117,7 @@ class OutputDirectory:
     if not path.is_dir():
       return path.name
     known = self._known(path / self.index)
+    known |= {str(_copy(PurePosixPath(name))) for name in known}
     folders = {
       str(parent) for name in known for parent in PurePosixPath(name).parents
     }
@@ -143,8 +147,6 @@ def _first_unknown(
   with os.scandir(folder) as entries:
     for entry in entries:
       name = f"{below}{entry.name}"
-      if _is_by_the_way(entry):
-        continue
       if entry.is_dir(follow_symlinks=False):
         if name not in folders:
           return name
@@ -152,13 +154,18 @@ def _first_unknown(
           folder / entry.name, f"{name}/", known, folders
         ):
           return found
+      elif known and is_by_the_way(entry.name):
+        continue
       elif entry.is_symlink() or name not in known:
         return name
   return None
 
 
-def _is_by_the_way(entry: os.DirEntry[str]) -> bool:
-  """Whether nobody put it there on purpose, by its name."""
-  is_folder = entry.is_dir(follow_symlinks=False)
-  names = _FOLDERS_BY_THE_WAY if is_folder else _BY_THE_WAY
-  return any(fnmatch.fnmatchcase(entry.name, name) for name in names)
+def is_by_the_way(name: str) -> bool:
+  """Whether nobody put a file of that name there on purpose."""
+  return any(fnmatch.fnmatchcase(name, each) for each in _BY_THE_WAY)
+
+
+def _copy(name: PurePosixPath) -> PurePosixPath:
+  """The copy that Jupyter makes of a file that is opened there."""
+  return name.parent / _COPIES / f"{name.stem}-checkpoint{name.suffix}"

@@ -8,6 +8,10 @@ from pathlib import Path
 from memory_vit.errors import ConfigError
 from memory_vit.runtime.messages import brief
 
+# Of 255 bytes, what is left when a new directory lies beside an old one for a
+# while, under a longer name.
+_LONGEST_NAME = 240
+
 
 def local(
   text: str | os.PathLike[str],
@@ -89,9 +93,20 @@ def require_replaceable(
 
   Raises:
     error: for a mount point, and for the current directory or one above it,
-      which would be gone for the shell that is there.
+      which would be gone for the shell that is there; for a directory that is
+      protected against writing, and for a name that is too long.
   """
   place = os.path.realpath(path)
+  if len(os.fsencode(os.path.basename(place))) > _LONGEST_NAME:
+    raise error(
+      f"{where} is {brief(str(path))}, whose last name is too long: expected "
+      f"at most {_LONGEST_NAME} bytes."
+    )
+  if os.path.isdir(place) and not os.access(place, os.W_OK):
+    raise error(
+      f"{where} is {brief(str(path))}, which is protected against writing and "
+      "cannot be replaced. Give another directory, or make it writable."
+    )
   if os.path.ismount(place):
     raise error(
       f"{where} is {brief(str(path))}, a mount point, which cannot be replaced "

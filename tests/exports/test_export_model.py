@@ -12,9 +12,10 @@ from conftest import random_task, tiny_backbone
 
 import memory_vit as mv
 from memory_vit import export as command
-from memory_vit.errors import ExportError, TaskError
+from memory_vit.errors import ExportError, TaskError, TrainingError
 from memory_vit.exports import (
   check,
+  export,
   export_manifest,
   onnx_file,
   run_exported,
@@ -173,6 +174,29 @@ def test_what_no_export_wrote_is_left_as_it_is(backbone, tmp_path, format):
   for path in (mine, tmp_path / "link"):
     with pytest.raises(ExportError, match="a link or no directory"):
       mv.export_model(backbone, task, path, format=format)
+
+
+def test_what_comes_while_it_is_exported_is_left_as_it_is(
+  backbone, tmp_path, monkeypatch
+):
+  """The new export lies beside it; what looking leaves locks nothing."""
+  task, out = random_task(backbone, "a"), tmp_path / "out"
+  mv.export_model(backbone, task, out, format="safetensors")
+  (out / ".DS_Store").write_text("")
+  mv.export_model(backbone, task, out, format="safetensors")
+  files_of_one = names_in(out)
+  to_text = export.model_card.to_text
+
+  def meanwhile(tasks):
+    (out / "notes.txt").write_text("mine")
+    return to_text(tasks)
+
+  monkeypatch.setattr(export.model_card, "to_text", meanwhile)
+  with pytest.raises(TrainingError, match=r"holds something else.*notes\.txt"):
+    mv.export_model(backbone, task, out, format="safetensors")
+  assert (out / "notes.txt").read_text() == "mine"
+  (kept,) = tmp_path.glob("out.new-*")
+  assert names_in(kept) == files_of_one
 
 
 def test_the_current_directory_is_no_place(backbone, tmp_path, monkeypatch):

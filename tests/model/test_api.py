@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import pickle
 import re
+import shutil
 import tomllib
 
 import jax
@@ -379,11 +380,12 @@ def test_no_public_name_is_that_of_a_module():
 def test_the_examples_of_the_readme_run(tmp_path, monkeypatch):
   """As they stand, where the quickstart has been; all others: tests/docs."""
   monkeypatch.chdir(tmp_path)
-  (tmp_path / "docs").symlink_to(ROOT / "docs")
   backbone = tiny_backbone(seed=22, depth=1)
   mv.save_backbone(backbone, "runs/quickstart/backbone.npz")
   digits = random_task(backbone, "digits-5-9", classes=5)
   mv.save_tasks(digits, "runs/quickstart/tasks")
+  picture = ROOT / "docs" / "sweep_tiny_imagenet_a.png"
+  shutil.copy(picture, "runs/quickstart/sweep.png")
   text = (ROOT / "README.md").read_text(encoding="utf-8")
   blocks = re.findall(r"```python\n(.*?)```", text, re.S)
   assert blocks
@@ -392,7 +394,8 @@ def test_the_examples_of_the_readme_run(tmp_path, monkeypatch):
     exec(compile(block, "an example", "exec"), names)
     assert names["out"]["letters"].shape == (1, 26)
     assert names["out"]["digits-5-9"].shape == (1, 5)
-  assert sorted(p.name for p in (tmp_path / "runs/mine").iterdir()) == [
+  tasks = tmp_path / "runs" / "digits_and_letters"
+  assert sorted(p.name for p in tasks.iterdir()) == [
     "digits-5-9",
     "letters",
   ]

@@ -9,6 +9,17 @@ import memory_vit as mv
 from memory_vit.runtime import compiling
 
 
+@pytest.fixture(autouse=True)
+def devices():
+  """They are made by the flags of all tests, before one changes these."""
+  return jax.devices()
+
+
+@pytest.fixture
+def no_flags(monkeypatch):
+  monkeypatch.delenv("XLA_FLAGS", raising=False)
+
+
 def draws(key):
   """As a backbone draws its weights."""
   keys = jax.random.split(key, 3)
@@ -21,16 +32,16 @@ def test_who_has_set_flags_has_chosen(monkeypatch):
   assert compiling.options(0) is None
 
 
+@pytest.mark.usefixtures("no_flags")
 def test_accelerators_are_left_alone(monkeypatch):
-  monkeypatch.delenv("XLA_FLAGS", raising=False)
   monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
   assert compiling.options(1) is None
 
 
 @pytest.mark.slow  # compiles a model twice, once with all passes
+@pytest.mark.usefixtures("no_flags")
 def test_a_backbone_that_is_drawn_has_the_same_bits(monkeypatch):
   """Else its fingerprint, by which tasks know it, would be another one."""
-  monkeypatch.delenv("XLA_FLAGS", raising=False)
   ours, key = compiling.options(1), jax.random.key(7)
 
   def drawn(options):
@@ -46,9 +57,9 @@ def test_a_backbone_that_is_drawn_has_the_same_bits(monkeypatch):
   assert quick.fingerprint == usual.fingerprint
 
 
-def test_jax_takes_them(monkeypatch):
+@pytest.mark.usefixtures("no_flags")
+def test_jax_takes_them():
   """What is drawn, and how much memory a program takes."""
-  monkeypatch.delenv("XLA_FLAGS", raising=False)
   key, x = jax.random.key(0), jnp.ones((64, 64))
   quick = jax.jit(draws, compiler_options=compiling.options(1))(key)
   for one, other in zip(quick, jax.jit(draws)(key), strict=True):

@@ -107,28 +107,46 @@ def test_a_new_directory_has_the_permissions_of_the_old_one(tmp_path):
     assert path.stat().st_mode & 0o7777 == mode
 
 
-def test_another_group_gets_nothing(tmp_path, monkeypatch):
+@pytest.fixture
+def of_another(tmp_path, monkeypatch):
+  """A directory, as if its owner and its group were others."""
+  path = tmp_path / "d"
+  path.mkdir()
+  path.chmod(0o2770)
+  found = list(path.stat())
+  found[4:6] = [found[4] + 1, found[5] + 2]  # st_uid and st_gid
+  stat = pathlib.Path.stat
+
+  def stands_for(asked, **options):
+    is_old = asked == path or asked.name == "old"
+    return os.stat_result(found) if is_old else stat(asked, **options)
+
+  monkeypatch.setattr(pathlib.Path, "stat", stands_for)
+  return path
+
+
+def test_another_group_gets_nothing(of_another, monkeypatch):
   """The group of the old one, which this user may not give away."""
 
   def refused(*arguments):
     raise PermissionError(1, "Operation not permitted")
 
-  path = tmp_path / "d"
-  path.mkdir()
-  path.chmod(0o2770)
-  found = path.stat()
-  stands_for = os.stat_result(
-    found[:5] + (found.st_gid + 1,) + found[6:]  # st_gid is the sixth
-  )
-  stat = pathlib.Path.stat
-  monkeypatch.setattr(
-    pathlib.Path, "stat",
-    lambda p, **options: stands_for if p == path else stat(p, **options),
-  )  # fmt: skip
   monkeypatch.setattr(os, "chown", refused)
-  replaced(path)
+  replaced(of_another)
   monkeypatch.undo()
-  assert path.stat().st_mode & 0o7777 == 0o700
+  assert of_another.stat().st_mode & 0o7777 == 0o700
+
+
+def test_its_owner_is_not_locked_out(of_another, monkeypatch):
+  """Root may write for a user, as from a container."""
+  given = []
+  monkeypatch.setattr(os, "chown", lambda path, *ids: given.append(ids))
+  replaced(of_another)
+  found = of_another.stat()
+  monkeypatch.undo()
+  # The directory is made by this user, and what stands for the old one is told.
+  assert given == [(os.geteuid() + 1, -1), (-1, os.getegid() + 2)]
+  assert found.st_uid == os.geteuid() + 1
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
@@ -173,13 +191,17 @@ def test_who_takes_the_place_meanwhile_keeps_it(tmp_path, monkeypatch):
 
 def test_the_next_one_tidies_after_one_that_was_killed(tmp_path):
   """But not for another path, nor what somebody else has put there."""
-  for name in (".d-aaaaaaaa", ".d-bbbbbbbb", ".other-aaaaaaaa"):
+  for name in (".d-aaaaaaaa", ".d-cccccccc", ".other-aaaaaaaa"):
     (tmp_path / name / "new").mkdir(parents=True)
-  (tmp_path / ".d-aaaaaaaa" / "lock").write_text("")
-  (tmp_path / ".d-cccccccc").mkdir()
+    (tmp_path / name / "lock").write_text(files.SCRATCH_MARK)
   (tmp_path / ".d-cccccccc" / "mine").write_text("")
+  # Names of theirs: hidden directories of a user.
+  (tmp_path / ".d-previous" / "old").mkdir(parents=True)
+  (tmp_path / ".d-archived" / "new").mkdir(parents=True)
+  (tmp_path / ".d-archived" / "lock").write_text("")
+  left = [".d-archived", ".d-cccccccc", ".d-previous", ".other-aaaaaaaa", "d"]
   replaced(tmp_path / "d")
-  assert names(tmp_path) == [".d-cccccccc", ".other-aaaaaaaa", "d"]
+  assert names(tmp_path) == left
 
 
 def test_what_is_being_written_is_left_alone(tmp_path):
@@ -190,6 +212,41 @@ def test_what_is_being_written_is_left_alone(tmp_path):
     files.tidy(tmp_path)
     replaced(path, "other")
   assert (names(tmp_path), names(path)) == (["d"], ["file"])
+
+
+def test_what_cannot_be_moved_stays_and_so_does_the_new_one(
+  tmp_path, monkeypatch
+):
+  """As a directory that is protected, or mounted from the same disk."""
+  path, rename = tmp_path / "d", pathlib.Path.rename
+  replaced(path, "old")
+  path.chmod(0o555)
+
+  def refused(source, target):
+    if source == path:
+      raise PermissionError(13, "Permission denied", str(source))
+    return rename(source, target)
+
+  monkeypatch.setattr(pathlib.Path, "rename", refused)
+  with pytest.raises(TrainingError) as error:
+    replaced(path)
+  kept, d = sorted(tmp_path.iterdir(), reverse=True)
+  assert (names(kept), names(path), d) == (["new"], ["old"], path)
+  assert "cannot be replaced (Permission denied)" in str(error.value)
+  assert f"complete, in {kept}: " in str(error.value)
+
+
+def test_what_cannot_be_read_must_not_be_lost(tmp_path):
+  path = tmp_path / "d"
+  replaced(path, "old")
+
+  def strange(directory):
+    raise PermissionError(13, "Permission denied", str(directory / "in"))
+
+  with pytest.raises(TrainingError, match="cannot be read: Permission denied"):
+    replaced(path, strange=strange)
+  assert names(path) == ["old"]
+  assert [names(kept) for kept in tmp_path.glob("d.new-*")] == [["new"]]
 
 
 def test_what_must_not_be_lost_stays_and_so_does_the_new_one(tmp_path):

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from memory_vit.errors import ConfigError, TrainingError
-from memory_vit.runtime import output_directory
+from memory_vit.runtime import files, output_directory
 
 ONE = output_directory.OutputDirectory(
   "--out", "index.json", "one", lambda values: values["files"]
@@ -70,7 +70,7 @@ def test_what_comes_meanwhile_is_left_as_it_is(tmp_path, name):
       (path / name).parent.mkdir(exist_ok=True)
       (path / name).write_text("mine")
 
-  with pytest.raises(TrainingError, match="something else by now") as error:
+  with pytest.raises(TrainingError, match="holds something else") as error:
     write()
   assert (path / name).read_text() == "mine"
   assert (path / "index.json").read_text() == INDEX
@@ -84,7 +84,7 @@ def test_what_comes_meanwhile_is_left_as_it_is(tmp_path, name):
   "name",
   [
     ".DS_Store", "shares/Thumbs.db", ".~lock.predictions.csv#",
-    "shares/.nfs00000001", ".ipynb_checkpoints/b-checkpoint.csv",
+    "shares/.nfs00000001", ".ipynb_checkpoints/b-checkpoint.png",
   ],
 )  # fmt: skip
 def test_looking_at_it_does_not_lock_it(tmp_path, name):
@@ -124,11 +124,26 @@ def test_a_mount_point_is_refused_before_anything_is_computed(
     assert ONE.claim(str(inside)) == inside
 
 
+def test_what_cannot_be_replaced_is_refused_before_anything_is_computed(
+  tmp_path, monkeypatch
+):
+  """A name that is longer while it is written, and a protected directory."""
+  assert ONE.claim(str(tmp_path / ("ж" * 120))).name == "ж" * 120
+  with pytest.raises(ConfigError, match="expected at most 240 bytes"):
+    ONE.claim(str(tmp_path / ("ж" * 121)))
+  path = earlier(tmp_path / "own")
+  # Root may write everywhere.
+  monkeypatch.setattr(os, "access", lambda place, mode: False)
+  with pytest.raises(ConfigError, match="protected against writing"):
+    ONE.claim(str(path))
+
+
 def test_what_was_killed_is_put_back_and_asked_again(tmp_path):
   """Between the two renamings, with and without a file of others."""
   path, scratch = tmp_path / "own", tmp_path / ".own-0123abcd"
   for strange in (False, True):
     earlier(scratch / "old")
+    (scratch / "lock").write_text(files.SCRATCH_MARK)
     if strange:
       (scratch / "old" / "mine").write_text("")
       refused(path, "mine")
@@ -137,6 +152,34 @@ def test_what_was_killed_is_put_back_and_asked_again(tmp_path):
     assert (path / "b.png").exists()
     assert not scratch.exists()
     path.rename(tmp_path / f"away{strange}")
+
+
+@pytest.mark.parametrize(
+  "name", [".DS_Store", ".ipynb_checkpoints/thesis-checkpoint.ipynb"]
+)
+def test_what_looking_leaves_is_no_earlier_directory(tmp_path, name):
+  """It may be the last copy of a notebook that is gone."""
+  path = tmp_path / "mine"
+  (path / name).parent.mkdir(parents=True)
+  (path / name).write_text("")
+  refused(path, name.split("/")[0])
+  path = earlier(tmp_path / "own")
+  (path / ".ipynb_checkpoints").mkdir()
+  (path / ".ipynb_checkpoints" / "thesis-checkpoint.ipynb").write_text("")
+  refused(path, ".ipynb_checkpoints/thesis-checkpoint.ipynb")
+
+
+def test_the_current_directory_is_not_replaced_from_python(
+  tmp_path, monkeypatch
+):
+  """Nobody has to call `claim` before."""
+  monkeypatch.chdir(tmp_path)
+  with (
+    pytest.raises(ConfigError, match="current directory"),
+    ONE.replacing(tmp_path),
+  ):
+    raise AssertionError
+  assert tmp_path.exists()
 
 
 @pytest.mark.parametrize("name", ["mine", "shares/mine"])
