@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -125,7 +125,7 @@ def remove_cells(
   backbone: Backbone,
   tasks: compose.TasksLike,
   source: Reader,
-  names: str | Sequence[str] | None = None,
+  names: str | Iterable[str] | None = None,
   *,
   batch_size: int = 256,
   mesh: Mesh | None = None,
@@ -162,8 +162,8 @@ def remove_cells(
   tasks = compose.concatenate(tasks)
   if names is None:
     names = [task.name for task in tasks if task.spec.cells]
-  elif isinstance(names, str):
-    names = [names]
+  else:
+    names = [names] if isinstance(names, str) else list(names)
   if not names:
     raise TaskError("there is no task with memory of which to remove cells.")
   for name in names:
