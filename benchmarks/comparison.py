@@ -104,8 +104,8 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
   add("--classes", type=_count, default=100)
   add("--rank", type=_count, default=8, help="of LoRA")
   add("--tasks", type=_count, nargs="+", default=[1, 4, 16])
-  add("--processes", type=_count, default=3, help="of each library, one "
-      "after the other; with 1, brackets are quartiles of its rounds")  # fmt: skip
+  add("--processes", type=_count, default=3, help="of each library, one after "
+      "the other; with 1, brackets are quartiles of its rounds")  # fmt: skip
   add("--rounds", type=_count, default=5, help="of everything, in each process")
   add("--threads", type=_count, default=_cores(), help="of PyTorch")
   add("--clock", choices=tuple(rounds.CLOCKS), default="wall", help="cpu on a "
