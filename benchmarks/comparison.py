@@ -48,6 +48,11 @@ _ROWS = {
   "train_kept": "the same, contexts kept",
   "train_all_weights": "training step, all weights",
 }
+_COUNTED = {
+  "wall": "What is counted is the time that passed.",
+  "cpu": "What is counted is the time that the process computed, not the time "
+  "that passed.",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -72,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
   result = {
     "date": datetime.date.today().isoformat(),
     "machine": platform.processor() or platform.machine(),
+    "python": platform.python_version(),
     "cores": _cores(),
     "processes": arguments.processes,
     "setting": dataclasses.asdict(setting),
@@ -92,16 +98,16 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
   )
   add = parser.add_argument
   add("--variant", default="Ti/16", choices=tuple(settings.SIZES))
-  add("--image_size", type=int, default=128)
-  add("--batch", type=int, default=16)
-  add("--cells", type=int, default=5)
-  add("--classes", type=int, default=100)
-  add("--rank", type=int, default=8, help="of LoRA")
-  add("--tasks", type=int, nargs="+", default=[1, 4, 16])
-  add("--processes", type=int, default=3, help="of each library, one after the "
-      "other; with 1, brackets are quartiles of its rounds")  # fmt: skip
-  add("--rounds", type=int, default=5, help="of everything, in each process")
-  add("--threads", type=int, default=_cores(), help="of PyTorch")
+  add("--image_size", type=_count, default=128)
+  add("--batch", type=_count, default=16)
+  add("--cells", type=_count, default=5)
+  add("--classes", type=_count, default=100)
+  add("--rank", type=_count, default=8, help="of LoRA")
+  add("--tasks", type=_count, nargs="+", default=[1, 4, 16])
+  add("--processes", type=_count, default=3, help="of each library, one after "
+      "the other; with 1, brackets are quartiles of its rounds")  # fmt: skip
+  add("--rounds", type=_count, default=5, help="of everything, in each process")
+  add("--threads", type=_count, default=_cores(), help="of PyTorch")
   add("--clock", choices=tuple(rounds.CLOCKS), default="wall", help="cpu on a "
       "machine that others use; on one core: taskset -c 0")  # fmt: skip
   add("--only", nargs="+", choices=LIBRARIES, default=LIBRARIES)
@@ -111,6 +117,13 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
   add("--json", type=_writable, help="file for the numbers")
   add("--page", type=_page, help="file of Markdown whose table is replaced")
   return parser.parse_args(argv)
+
+
+def _count(text: str) -> int:
+  """At least one: of none there is nothing to measure."""
+  if not text.isdecimal() or not int(text):
+    raise argparse.ArgumentTypeError(f"{text!r}: expected 1 or more")
+  return int(text)
 
 
 def _file(text: str) -> Path:
@@ -258,18 +271,20 @@ def with_figures(page: str, result: dict[str, Any] | None) -> str:
     result: of `main`; None leaves nothing between the marks.
 
   Raises:
-    ValueError: where the marks are missing.
+    ValueError: where the marks are missing, or no library was measured.
   """
   before, begins, rest = page.partition(_BEGINS)
   _, ends, after = rest.partition(_ENDS)
   if not ends:
     raise ValueError(f"expected the lines {_BEGINS!r} and {_ENDS!r}")
+  if result and not result["libraries"]:
+    raise ValueError("no library was measured: the page stays as it is")
   lines = figures(result) if result else []
   return "\n".join([before + begins, "", *lines, "", ends + after])
 
 
 def figures(result: dict[str, Any]) -> list[str]:
-  """Lines of Markdown: the table, and what its brackets are.
+  """Lines of Markdown: the table, what its brackets are, and on what machine.
 
   Args:
     result: of `main`.
@@ -289,8 +304,28 @@ def figures(result: dict[str, Any]) -> list[str]:
       "in each; in brackets the least and the greatest of the processes. Where "
       "brackets overlap, the two cannot be told apart."
     )
-  lines = textwrap.wrap(f"{how} Measured on {result['date']}.", width=88)
+  lines = textwrap.wrap(
+    f"{how} Measured on {result['date']}, {_machine(result)}. "
+    f"{_COUNTED[setting.clock]}",
+    width=88,
+  )
   return [*table(result["libraries"], setting), "", *lines]
+
+
+def _machine(result: dict[str, Any]) -> str:
+  """What is known of it; older results do not have the version of Python."""
+  cores, threads = result["cores"], result["setting"]["threads"]
+  parts = [
+    f"with {cores} core{_plural(cores)} ({result['machine']})",
+    f"{threads} thread{_plural(threads)} of PyTorch",
+  ]
+  if "python" in result:
+    parts.append(f"Python {result['python']}")
+  return ", ".join(parts)
+
+
+def _plural(count: int) -> str:
+  return "" if count == 1 else "s"
 
 
 def table(
@@ -329,9 +364,9 @@ def _names(counts: Sequence[int]) -> dict[str, str]:
   """Words for each ratio, in the order of the table."""
   names = dict(_ROWS)
   for count in counts:
-    plural = "" if count == 1 else "s"
-    names[f"infer_{count}"] = f"original and {count} task{plural}"
-    names[f"infer_{count}_one_batch"] = f"{count} task{plural}, in one batch"
+    tasks = f"{count} task{_plural(count)}"
+    names[f"infer_{count}"] = f"original and {tasks}"
+    names[f"infer_{count}_one_batch"] = f"{tasks}, in one batch"
   return names
 
 

@@ -455,7 +455,8 @@ class WandbConfig:
   # Runs of one group are shown together.
   group: str = option("", _LABEL, resume="free")
   # "online" needs a login (`wandb login`, or WANDB_API_KEY); "offline" writes
-  # to WORKDIR/wandb, for `wandb sync`. "" is as WANDB_MODE says, else "online".
+  # to WORKDIR/wandb, for `wandb sync`. "" is as WANDB_MODE says, else as
+  # `wandb offline` has set it, else "online".
   mode: str = option("", Choice(("", "online", "offline")), resume="free")
 
   def of_many(self) -> "WandbConfig":

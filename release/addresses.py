@@ -3,6 +3,8 @@
 import argparse
 import json
 import re
+import statistics
+from collections.abc import Mapping
 from pathlib import Path
 
 from release.errors import ReleaseError
@@ -24,11 +26,16 @@ def repository(text: str) -> str:
   if not text:
     return ""
   found = _REPOSITORY.fullmatch(text)
-  if found is None:
+  if found is None or not all(map(_is_name, found[1].split("/"))):
     raise argparse.ArgumentTypeError(
       f"{text!r}: expected https://github.com/OWNER/NAME"
     )
   return f"https://github.com/{found[1]}"
+
+
+def _is_name(text: str) -> bool:
+  """Whether GitHub could have it: no directory, and no second ".git"."""
+  return text not in (".", "..") and not text.endswith(".git")
 
 
 def project_urls(text: str, version: str, address: str) -> str:
@@ -61,23 +68,26 @@ def require_same(root: Path, version: str, address: str) -> None:
   Args:
     root: of the checkout.
     version: of the release, whose tag the notebooks install.
-    address: of the repository; where it is "", only versions are compared.
+    address: of the repository; where it is "", notebooks are compared with
+      one another.
 
   Raises:
     ReleaseError: it names each file.
   """
-  name = address.removeprefix("https://github.com/")
+  texts = {
+    path.name: _text(path) for path in sorted((root / "colab").glob("*.ipynb"))
+  }
+  name = address.removeprefix("https://github.com/") or _most_named(texts)
   wrong = [
-    path.name
-    for path in sorted((root / "colab").glob("*.ipynb"))
-    if not _agrees(path, version, name)
+    file
+    for file, text in texts.items()
+    if not _agrees(file, text, version, name)
   ]
   if wrong:
-    flag = f" --repository={name}" if name else ""
     raise ReleaseError(
       f"notebooks that install another version, or from another place, than "
-      f"v{version} of {address or 'what they all name'}: {', '.join(wrong)}. "
-      f"Run python colab/shared_cells.py{flag}, and commit."
+      f"v{version} of {name}: {', '.join(wrong)}. "
+      f"Run python colab/shared_cells.py --repository={name}, and commit."
     )
   citation = (root / "CITATION.cff").read_text(encoding="utf-8")
   line = f"repository-code: {address}"
@@ -87,15 +97,23 @@ def require_same(root: Path, version: str, address: str) -> None:
     )
 
 
-def _agrees(path: Path, version: str, name: str) -> bool:
-  """Whether a notebook installs this version from here, as its badge says."""
+def _text(path: Path) -> str:
+  """All cells of a notebook."""
   stored = json.loads(path.read_text(encoding="utf-8"))
-  text = "\n".join("".join(cell["source"]) for cell in stored["cells"])
-  if not name:
-    found = re.search(r'^REPOSITORY = "([^"]+)"', text, re.M)
-    name = found[1] if found else ""
+  return "\n".join("".join(cell["source"]) for cell in stored["cells"])
+
+
+def _most_named(texts: Mapping[str, str]) -> str:
+  """The OWNER/NAME from which most notebooks install."""
+  text = "\n".join(texts.values())
+  names = re.findall(r'^REPOSITORY = "([^"]+)"', text, re.M)
+  return statistics.mode(names) if names else "OWNER/NAME"
+
+
+def _agrees(file: str, text: str, version: str, name: str) -> bool:
+  """Whether a notebook installs this version from here, as its badge says."""
   expected = (
     f'REPOSITORY = "{name}"', f'TAG = "v{version}"',
-    f"/github/{name}/blob/v{version}/colab/{path.name})",
+    f"/github/{name}/blob/v{version}/colab/{file})",
   )  # fmt: skip
   return all(each in text for each in expected)

@@ -3,13 +3,17 @@
 import re
 from collections.abc import Iterator
 
-_IMAGE = re.compile(r"^!\[[^\]]*\]\((?!https?://)([^)\s]+)\)", re.M)
+_IMAGE = re.compile(r"^(!\[[^\]]*\])\((?!https?://)([^)\s]+)\)", re.M)
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?://|#)([^)\s]+)\)")
 _FENCE = "```"
+# Up to the fence that ends it, or the end of the page; in lists it is indented.
+_CODE = re.compile(r"(^[ \t]*```.*?(?:^[ \t]*```[^\n]*$|\Z))", re.M | re.S)
 
 
 def for_index(text: str, version: str, repository: str = "") -> str:
   """Make links of a README absolute, or leave out what has them.
+
+  Code that is fenced stays as it is.
 
   Args:
     text: of the README, whose links are relative to the checkout.
@@ -22,17 +26,18 @@ def for_index(text: str, version: str, repository: str = "") -> str:
   if not repository:
     return "\n\n".join(_with_content(list(_without_files(text)))) + "\n"
   base = repository.rstrip("/")
-  text = _IMAGE.sub(
-    lambda m: m[0].replace(m[1], f"{base}/raw/v{version}/{m[1]}"), text
-  )
-  return _LINK.sub(rf"[\1]({base}/blob/v{version}/\2)", text)
+  parts = _CODE.split(text)
+  for i in range(0, len(parts), 2):  # the others are code
+    part = _IMAGE.sub(rf"\1({base}/raw/v{version}/\2)", parts[i])
+    parts[i] = _LINK.sub(rf"[\1]({base}/blob/v{version}/\2)", part)
+  return "".join(parts)
 
 
 def _without_files(text: str) -> Iterator[str]:
   """The blocks of a page that lead to no file."""
   for block in _blocks(text):
-    is_code = block.startswith(_FENCE)
-    if is_code or not (_LINK.search(block) or _IMAGE.search(block)):
+    words = _CODE.sub("", block)
+    if not (_LINK.search(words) or _IMAGE.search(words)):
       yield block
 
 
@@ -41,7 +46,7 @@ def _blocks(text: str) -> Iterator[str]:
   lines: list[str] = []
   fenced = False
   for line in [*text.splitlines(), ""]:
-    fenced ^= line.startswith(_FENCE)
+    fenced ^= line.lstrip().startswith(_FENCE)
     if line or fenced:
       lines.append(line)
     elif lines:

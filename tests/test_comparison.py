@@ -28,8 +28,8 @@ def one(name, ratios, **more):
 
 def result(*libraries, **more):
   return {
-    "date": "2026-01-31", "setting": dataclasses.asdict(SETTING),
-    "libraries": libraries, **more,
+    "date": "2026-01-31", "machine": "x86_64", "cores": 2,
+    "setting": dataclasses.asdict(SETTING), "libraries": libraries, **more,
   }  # fmt: skip
 
 
@@ -130,7 +130,19 @@ def test_the_brackets_are_explained():
   for processes, expected in ((1, "quartiles"), (3, "Medians of 3 processes")):
     text = " ".join(comparison.figures(result(some, processes=processes)))
     assert expected in text
-    assert "Measured on 2026-01-31." in text
+    assert "Measured on 2026-01-31, " in text
+
+
+def test_the_machine_stands_beside_its_figures():
+  some = one("A", {"train": [1, 2, 3]})
+  text = " ".join(comparison.figures(result(some)))
+  assert "with 2 cores (x86_64), 1 thread of PyTorch. " in text
+  assert text.endswith("the time that passed.")
+  found = result(some, python="3.12.1")
+  found["setting"]["clock"] = "cpu"
+  text = " ".join(comparison.figures(found))
+  assert "1 thread of PyTorch, Python 3.12.1. " in text
+  assert "time that the process computed, not" in text
 
 
 def test_figures_replace_those_of_a_page():
@@ -150,6 +162,57 @@ def test_the_page_has_the_figures_that_are_kept():
   kept = docs / "results" / "comparison" / "comparison.json"
   page = (docs / "comparison.md").read_text(encoding="utf-8")
   assert page == comparison.with_figures(page, json.loads(kept.read_text()))
+
+
+def test_in_short_the_page_says_what_the_figures_say():
+  docs = ROOT / "docs"
+  kept = docs / "results" / "comparison" / "comparison.json"
+  here, *others = json.loads(kept.read_text())["libraries"]
+  *one_a_pass, reproduction = others
+
+  def of(library, key):
+    return f"{library['ratios'][key][1]:.1f}"
+
+  sixteen = [
+    found[1]
+    for library in one_a_pass
+    for key, found in library["ratios"].items()
+    if key.startswith("infer_16")
+  ]
+  steps = sorted(of(library, "train") for library in others)
+  page = (docs / "comparison.md").read_text(encoding="utf-8")
+  (said,) = [block for block in page.split("\n\n") if "In short:" in block]
+  said = " ".join(said.split())
+  for expected in (
+    f"original cost {of(here, 'infer_16')} passes here and "
+    f"{of(reproduction, 'infer_16')} in the reproduction, and "
+    f"{min(sixteen):.0f} to {max(sixteen):.0f} in the libraries",
+    f"step costs {of(here, 'train')} passes here, or "
+    f"{of(here, 'train_kept')} on kept contexts, and {steps[0]} to "
+    f"{steps[-1]} in the others",
+  ):
+    assert expected in said
+
+
+def test_no_figures_are_replaced_by_none():
+  page = "<!-- figures -->\nold\n<!-- end of figures -->\n"
+  with pytest.raises(ValueError, match="no library was measured"):
+    comparison.with_figures(page, result())
+
+
+@pytest.mark.parametrize(
+  "flag",
+  ["--image_size", "--batch", "--cells", "--classes", "--rank", "--tasks",
+   "--processes", "--rounds", "--threads"],
+)  # fmt: skip
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "one"])
+def test_a_count_is_at_least_one(monkeypatch, capsys, flag, value):
+  monkeypatch.setattr(
+    comparison, "_setting", lambda arguments: pytest.fail("it was accepted")
+  )
+  with pytest.raises(SystemExit):
+    comparison.main([f"{flag}={value}"])
+  assert "expected 1 or more" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from memory_vit.errors import DivergedError, TrainingError
 from memory_vit.model import trees
 from memory_vit.model.regimes import REGIMES
-from memory_vit.runtime import files, processes
+from memory_vit.runtime import checksums, files, processes
 from memory_vit.training import optim, sweep
 from memory_vit.training.loop_state import BestParams
 from memory_vit.training.step import TrainState
@@ -28,12 +28,17 @@ def plan(
   """Plan which trials share a pack, by an estimate of the memory they take.
 
   A run that goes on keeps its plan, whatever memory is free now; one that has
-  saved nothing yet makes a new one. All processes have that of process 0.
+  saved nothing yet makes a new one. Where passes.json is lost, a new one has to
+  agree with what is saved. All processes have that of process 0.
 
   Returns:
     {"passes": names of the trials of each pack, "bytes_of_one": what a pack of
     one trial takes, "bytes_per_variant": what each further one takes}; both
     None where there is one only, and the latter where all surely fit.
+
+  Raises:
+    TrainingError: where the plan is of other trials, or is lost and would be
+      another one now.
   """
   if len(trials) == 1:
     return make_plan(trainer, trials)
@@ -42,7 +47,9 @@ def plan(
   saved = has_saved(workdir)
   if not (saved and processes.on_process_0(file.exists)):
     made = processes.broadcast_from_process_0(make_plan(trainer, trials))
-    if not saved:  # else the run had one trial, and is going to be refused
+    if not saved or processes.on_process_0(
+      lambda: _agrees_with_saved(made["passes"], file)
+    ):
       files.write_json(file, made)
     return made
   made = processes.on_process_0(lambda: files.read_object(file, "passes"))
@@ -53,6 +60,43 @@ def plan(
       "Give the one that the run began with, or another --workdir."
     )
   return made
+
+
+def _agrees_with_saved(passes: Sequence[Sequence[str]], file: Path) -> bool:
+  """Whether passes are those of the saved states, as far as they are saved.
+
+  Where they are of other trials, as of a run that had one, it is False, and the
+  run is going to be refused.
+
+  Args:
+    passes: names of the trials of each pack.
+    file: that had the plan, in the working directory of the run.
+
+  Raises:
+    TrainingError: where the same trials are in other passes.
+  """
+  directory = file.parent / "checkpoints"
+  known = {name for names in passes for name in names}
+  states = (*directory.glob("pass-*/*"), *directory.glob("*"))
+  for path in sorted(path for path in states if path.name.isdigit()):
+    saved = set(checksums.read(path)["meta"]["variants"])
+    is_alone = path.parent == directory
+    if not saved <= known or (is_alone and saved != known):
+      return False
+    if is_alone:
+      agrees = len(passes) == 1
+    else:
+      i = int(path.parent.name.removeprefix("pass-"))
+      agrees = 1 < len(passes) > i and saved == set(passes[i])
+    if not agrees:
+      raise TrainingError(
+        f"{file} is missing, and in the memory that is free now the trials "
+        f"would be dealt out to passes in another way: {path} has "
+        f"{sorted(saved)}, a new plan {[list(names) for names in passes]}. Put "
+        "the file back, free memory or set config.sweep.memory_gib as it was, "
+        "or give another --workdir."
+      )
+  return True
 
 
 def has_saved(workdir: Path) -> bool:

@@ -43,10 +43,23 @@ _LONGEST_NAME = 128
 _FINISH_SECONDS = 10.0
 # Of a full disk, and of a full quota.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-# Up to the last "@" before a path, as passwords may hold others.
-_USER = re.compile(r"([a-z][a-z0-9+.-]*://)[^/\s]*@", re.IGNORECASE)
-# Of http alone: elsewhere "?" and "#" stand in names and patterns of files.
-_QUERY = re.compile(r"(https?://[^?#\s]*)[?#]\S*", re.IGNORECASE)
+# W&B's own; "run" and "dryrun" are old names of "online" and "offline".
+_MODES = ("online", "offline", "shared", "disabled", "run", "dryrun")
+_WITH_LOGIN = ("online", "shared", "run")
+# Up to the last "@" before a path, as passwords may hold others; up to the last
+# one at all where what follows ":" is no port, but a password that holds "/".
+_USER = re.compile(
+  r"([a-z][a-z0-9+.-]*://)"
+  r"(?:[^/?#\s]*@|[^/?#\s:@]*:(?!\d+(?:[/?#\s]|$))(?:(?!://)\S)*@)",
+  re.IGNORECASE,
+)
+# Elsewhere than in http "?" and "#" stand in names and patterns of files, of
+# which few have a "=" soon after.
+_QUERY = re.compile(
+  r"(https?://[^?#\s]*)[?#]\S*"
+  r"|([a-z][a-z0-9+.-]*://\S*?)\?[^/?#\s]*=\S*",
+  re.IGNORECASE,
+)
 
 Scalars = Mapping[str, Mapping[str, float]]
 Images = Mapping[str, Mapping[str, np.ndarray]]
@@ -68,20 +81,40 @@ def require_login(config: Config) -> None:
   All processes must call.
 
   Raises:
-    ConfigError: where W&B is asked for and is not there.
+    ConfigError: where W&B is asked for and is not there, or WANDB_MODE is none
+      of its modes.
     TrainingError: where it needs a login, and there is none.
   """
   require_installed(config)
-  mode = config.wandb.mode or os.environ.get("WANDB_MODE", "online")
-  if config.wandb.project and mode == "online":
-    processes.on_process_0(_log_in)
+  if config.wandb.project:
+    processes.on_process_0(lambda: _log_in(config))
 
 
-def _log_in() -> None:
+def _log_in(config: Config) -> None:
+  mode = _mode(config)
+  # Where nothing says a mode, W&B looks whether `wandb offline` was called.
+  if mode is not None and mode not in _WITH_LOGIN:
+    return
   try:
     wandb.login(verify=False)
   except Exception as error:
     raise _cannot_begin(error) from error
+
+
+def _mode(config: Config) -> str | None:
+  """The mode that `wandb.init` is given; None where its own settings count.
+
+  Raises:
+    ConfigError: where WANDB_MODE is none of W&B's modes. W&B refuses that also
+      where the configuration names a mode.
+  """
+  found = os.environ.get("WANDB_MODE")
+  if found is not None and found not in _MODES:
+    raise ConfigError(
+      f"WANDB_MODE is {brief(found)} in the environment: expected one of "
+      f"{', '.join(_MODES)}. Set one of them, or unset WANDB_MODE."
+    )
+  return config.wandb.mode or found
 
 
 class WandbRun:
@@ -168,7 +201,7 @@ class WandbRun:
   def _open(self, config: Config) -> None:
     """Open the run, by one process."""
     settings, run_id = config.wandb, _id_of(config, self._workdir)
-    mode: Any = settings.mode or None  # as WANDB_MODE says
+    mode: Any = _mode(config)
     try:
       run = wandb.init(
         project=settings.project,
@@ -202,7 +235,7 @@ class WandbRun:
     self._try(functools.partial(run.define_metric, "*", step_metric="step"))
     where = self._workdir / "wandb" if run.offline else run.url
     if run.disabled:
-      where = "disabled by WANDB_MODE"
+      where = "disabled by WANDB_MODE or `wandb disabled`"
     logger.info("Weights & Biases: run %s, %s", run.id, where)
 
   def _keyed(self, values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -307,4 +340,4 @@ def without_secrets(value: Any) -> Any:
     return [without_secrets(one) for one in value]
   if not isinstance(value, str):
     return value
-  return _QUERY.sub(r"\1", _USER.sub(r"\1", value))
+  return _QUERY.sub(r"\1\2", _USER.sub(r"\1", value))

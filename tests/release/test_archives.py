@@ -189,7 +189,9 @@ def test_addresses_for_an_index():
 
 @pytest.mark.parametrize(
   "text", ["a/b", "http://github.com/a/b", "https://github.com/a",
-           "https://github.com/a/b/tree/main"]
+           "https://github.com/a/b/tree/main", "https://github.com/../b",
+           "https://github.com/a/.", "https://github.com/a/..",
+           "https://github.com/a/b.git.git"]
 )  # fmt: skip
 def test_what_is_no_address_of_a_repository(text):
   with pytest.raises(argparse.ArgumentTypeError, match="expected https://git"):
@@ -223,8 +225,21 @@ def test_notebooks_of_this_version():
 
 
 def test_notebooks_of_another_version_are_refused(named):
-  with pytest.raises(ReleaseError, match=r"v9\.9\.9 of what.*shared_cells\.py"):
+  with pytest.raises(
+    ReleaseError, match=r"v9\.9\.9 of OWNER.*shared_cells\.py"
+  ):
     addresses.require_same(named, "9.9.9", "")
+
+
+def test_a_notebook_of_another_place_than_the_others_is_refused(named):
+  version = command.versions.version_of(ROOT)
+  path = named / "colab" / "many_tasks.ipynb"
+  text = path.read_text(encoding="utf-8")
+  path.write_text(text.replace("OWNER/memory_vit", "x/y"), encoding="utf-8")
+  with pytest.raises(
+    ReleaseError, match=r"of OWNER/memory_vit: many_tasks\.ipynb\. Run"
+  ):
+    addresses.require_same(named, version, "")
 
 
 def test_notebooks_and_citation_name_the_address(named):

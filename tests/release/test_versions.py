@@ -132,6 +132,37 @@ z = 1
   )
 
 
+CODE = """```python
+f = d["k"](y)
+![a](a)
+```"""
+INDENTED = """  ```
+  f = d["k"](y)
+
+  z = 1
+  ```"""
+
+
+def test_code_of_a_readme_stays():
+  text = f"Some:\n{CODE}\n\n- b:\n\n{INDENTED}\n"
+  for repository in ("", "https://r.org/x"):
+    assert readme.for_index(text, "1.2.3", repository) == text
+
+
+def test_words_beside_code_are_no_code():
+  text = f"{CODE}\nSee [b](c).\n\n{INDENTED}\n"
+  assert readme.for_index(text, "1.2.3") == f"{INDENTED}\n"
+  shown = readme.for_index(text, "1.2.3", "https://r.org")
+  assert shown == (
+    f"{CODE}\nSee [b](https://r.org/blob/v1.2.3/c).\n\n{INDENTED}\n"
+  )
+
+
+def test_an_image_whose_words_hold_its_path():
+  shown = readme.for_index("![see a.svg](a.svg)\n", "1.2.3", "https://r.org")
+  assert shown == "![see a.svg](https://r.org/raw/v1.2.3/a.svg)\n"
+
+
 def test_no_relative_link_is_left_in_our_readme():
   text = (ROOT / "README.md").read_text(encoding="utf-8")
   for repository in ("", "https://example.org/memory_vit"):

@@ -19,7 +19,7 @@ from memory_vit.data import batching, datasets
 from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.evaluation.hits import read_hits
 from memory_vit.model import trees
-from memory_vit.runtime import preemption
+from memory_vit.runtime import checksums, preemption
 from memory_vit.training import packing, run, step, sweep, trainer
 from memory_vit.training.run_context import RunContext
 
@@ -340,6 +340,41 @@ def test_one_estimate_is_enough_where_all_surely_fit(
   assert asked == compiled
   assert [len(pack) for pack in plan["passes"]] == packs
   assert plan["bytes_per_variant"] == (None if compiled == [1] else 2**30)
+
+
+@pytest.mark.parametrize(
+  ("made", "saved", "agrees"),
+  [
+    (["ab", "c"], {"pass-00/00000002": "ab"}, True),
+    (["ab", "c"], {"pass-00/00000002": "ba", "pass-01/00000001": "c"}, True),
+    (["abc"], {"00000002": "abc"}, True),
+    (["a", "bc"], {"pass-00/00000002": "ab"}, False),
+    (["abc"], {"pass-00/00000002": "ab"}, False),
+    (["abc"], {"pass-00/00000002": "abc"}, False),
+    (["ab", "c"], {"pass-02/00000001": "c"}, False),
+    (["ab", "c"], {"00000002": "abc"}, False),
+    # Of another configuration, of which other code will speak.
+    (["ab", "c"], {"00000002": "a"}, None),
+    (["ab", "c"], {"00000002": "d"}, None),
+  ],
+)
+def test_a_plan_that_is_lost_has_to_be_the_same(
+  tmp_path, monkeypatch, made, saved, agrees
+):
+  new = {"passes": [[*names] for names in made]}
+  monkeypatch.setattr(packing, "make_plan", lambda *args: new)
+  for place, names in saved.items():
+    (path := tmp_path / "checkpoints" / place / "arrays").mkdir(parents=True)
+    meta = {"variants": dict.fromkeys(names, "")}
+    checksums.seal(path.parent, {"meta": meta})
+  trials = [sweep.Trial(name, {"x": name}, None) for name in "abc"]
+  file = tmp_path / "passes.json"
+  if agrees is False:
+    with pytest.raises(TrainingError, match=r"passes\.json is missing, .*pass"):
+      packing.plan(None, trials, tmp_path)
+  else:
+    assert packing.plan(None, trials, tmp_path) == new
+  assert file.exists() == (agrees is True)
 
 
 @pytest.fixture

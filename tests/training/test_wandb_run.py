@@ -287,16 +287,53 @@ def test_one_process_writes(library, tmp_path, monkeypatch):
   assert not library.told
 
 
-def test_the_mode_is_that_of_the_environment(library, tmp_path):
-  """W&B reads WANDB_MODE where it is told none."""
-  for mode, expected in (("", None), ("offline", "offline")):
-    config = dataclasses.replace(
-      CONFIG, wandb=WandbConfig(project="pets", mode=mode)
-    )
-    with wandb_run.opened(config, tmp_path, ALONE):
-      pass
-    assert library.told[-1]["mode"] == expected
+@pytest.mark.parametrize(
+  ("mode", "environment", "told", "logins"),
+  [
+    ("", None, None, 1),  # W&B's own settings count: `wandb offline`
+    ("offline", None, "offline", 0),
+    ("", "shared", "shared", 1),
+    ("", "run", "run", 1),
+    ("", "disabled", "disabled", 0),
+    ("online", "offline", "online", 1),
+    ("offline", "online", "offline", 0),
+  ],
+)
+def test_the_mode_is_of_the_configuration_or_the_environment(
+  library, tmp_path, monkeypatch, mode, environment, told, logins
+):
+  monkeypatch.setattr(wandb_run, "require_installed", lambda config: None)
+  monkeypatch.delenv("WANDB_MODE", raising=False)
+  if environment is not None:
+    monkeypatch.setenv("WANDB_MODE", environment)
+  config = Config(wandb=WandbConfig(project="pets", mode=mode))
+  wandb_run.require_login(config)
+  with wandb_run.opened(config, tmp_path, ALONE):
+    pass
+  assert library.told[-1]["mode"] == told
+  assert len(library.logins) == logins
   assert Config().wandb.mode == ""
+
+
+@pytest.mark.parametrize("mode", ["", "offline"])
+@pytest.mark.parametrize("environment", ["", "OFFLINE", "ofline"])
+def test_a_mode_that_is_none_is_said_first(
+  library, tmp_path, monkeypatch, mode, environment
+):
+  """W&B refuses it too, whatever it is given beside it, but in the end."""
+  monkeypatch.setattr(wandb_run, "require_installed", lambda config: None)
+  monkeypatch.setenv("WANDB_MODE", environment)
+  config = Config(wandb=WandbConfig(project="pets", mode=mode))
+  with pytest.raises(ConfigError, match="WANDB_MODE is '.*unset WANDB_MODE"):
+    wandb_run.require_login(config)
+  with (
+    pytest.raises(ConfigError, match="expected one of online, offline"),
+    wandb_run.opened(config, tmp_path, ALONE),
+  ):
+    pass
+  assert not library.told
+  assert not library.logins
+  wandb_run.require_login(Config())
 
 
 def test_a_note_that_is_broken_is_no_missing_login(library, tmp_path):
@@ -446,6 +483,14 @@ def test_a_library_that_is_missing_is_said_before_all_else(
     ("s3://u:p@a/x,HTTPS://v:q@b/y?k=1", "s3://a/x,HTTPS://b/y"),
     ("s3://u:p@a,s3://v:q@b", "s3://a,s3://b"),
     ("gs://bucket/train-?.tfrecord#1", "gs://bucket/train-?.tfrecord#1"),
+    ("gs://bucket/day=?/hour=1.npz", "gs://bucket/day=?/hour=1.npz"),
+    ("s3://b/k-?/l?X-Amz-Signature=SE/C", "s3://b/k-?/l"),
+    ("abfss://c@d.org/x?sv=1&sig=SECRET", "abfss://d.org/x"),
+    ("https://user:pa/s@s?@host/x", "https://host/x"),
+    ("https://u:p@host/a@b", "https://host/a@b"),
+    ("https://host:80/a@b", "https://host:80/a@b"),
+    ("https://h.org?x=SECRET@z", "https://h.org"),
+    ("https://h.org:80?x=a:b@z", "https://h.org:80"),
   ],
 )
 def test_addresses_lose_their_passwords(text, expected):
