@@ -38,7 +38,7 @@ with epy.lazy_imports():  # once the command line is known to be right
   from memory_vit.model import task as task_sets
   from memory_vit.reports import directory
   from memory_vit.runtime import sharding
-  from memory_vit.tasks import compose, manifest, model_loading, store
+  from memory_vit.tasks import manifest, model_loading, store
 
 if TYPE_CHECKING:
   from pathlib import Path
@@ -190,12 +190,8 @@ def _choose(
   tasks = [manifest.read(path) for path in store.find_tasks(arguments.task)]
   owners = [task.spec.name for task in tasks]
   owners += [task_sets.BACKBONE] if arguments.verify else []
-  if arguments.verify and compose.runs_alone([task.spec for task in tasks]):
-    raise ConfigError(
-      f"--verify compares tasks that share a pass, and {owners[0]!r} was "
-      f"learned by {tasks[0].spec.regime!r}, which has a pass of its own: "
-      "there is nothing to compare. Leave out --verify."
-    )
+  if arguments.verify:
+    verify.require_comparable([task.spec for task in tasks])
   given = data_options.given(arguments, owners, original="--verify")
   return task_data.choose(tasks, given, upstream=arguments.verify)
 

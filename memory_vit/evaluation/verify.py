@@ -12,10 +12,11 @@ from jaxtyping import Array, Float
 
 from memory_vit.data import batching
 from memory_vit.data.reader import Reader
+from memory_vit.errors import ConfigError
 from memory_vit.evaluation.evaluate import evaluate_source
 from memory_vit.evaluation.timing import median_seconds
 from memory_vit.model.backbone import Backbone
-from memory_vit.model.task import BACKBONE, EvalPreprocessing, Task
+from memory_vit.model.task import BACKBONE, EvalPreprocessing, Task, TaskSpec
 from memory_vit.runtime import sharding
 from memory_vit.tasks import compose, inference, split_forward
 from memory_vit.tasks.slots import Slots
@@ -55,7 +56,8 @@ class Evaluator:
     self._evaluate = functools.partial(
       evaluate_source, batch_size=batch_size, mesh=mesh
     )
-    alone = compose.runs_alone([task.spec for task in tasks])
+    self._specs = [task.spec for task in tasks]
+    alone = compose.runs_alone(self._specs)
     self._slots = (
       sharding.put(tasks[0], mesh)
       if alone
@@ -94,7 +96,12 @@ class Evaluator:
       {name: an entry of the result}, whose "loss" is None where it is not
       finite; with `predictions` it has "predictions", `SplitPredictions`, which
       JSON cannot hold.
+
+    Raises:
+      ConfigError: for `verify` of a task that composes with nothing.
     """
+    if verify:
+      require_comparable(self._specs)
     differences = _Differences()
 
     def predict(images: Images) -> Logits:
@@ -142,7 +149,12 @@ class Evaluator:
   def upstream(
     self, source: Reader, preprocessing: EvalPreprocessing
   ) -> dict[str, Any]:
-    """Evaluate the original head, with all tasks in the pass and without."""
+    """Evaluate the original head, with all tasks in the pass and without.
+
+    Raises:
+      ConfigError: for a task that composes with nothing: its pass has none.
+    """
+    require_comparable(self._specs)
     differences = _Differences()
 
     def predict(images: Images) -> Logits:
@@ -192,6 +204,21 @@ class Evaluator:
     """The original outputs, by a program that hands nothing out to tasks."""
     config = self._backbone.config
     return inference.plain_program(self._backbone.params, images, config=config)
+
+
+def require_comparable(specs: Sequence[TaskSpec]) -> None:
+  """Refuse to compare a task that composes with nothing.
+
+  Raises:
+    ConfigError: where the only one has a pass of its own.
+  """
+  if compose.runs_alone(specs):
+    raise ConfigError(
+      f"--verify compares tasks that share a pass, and {specs[0].name!r} was "
+      f"learned by {specs[0].regime!r}, which has a pass of its own: there is "
+      "nothing to compare, nor is there an original output in it. Leave out "
+      "--verify (of an Evaluator: verify=True, and upstream)."
+    )
 
 
 class _Differences:

@@ -48,9 +48,10 @@ def export_model(
   """Write a backbone and tasks as one function, which others can call.
 
   It takes images, and returns the same dictionary as `forward`: "backbone" and
-  the name of each task. A task whose regime changes what the backbone computes
-  is exported alone, and has its own output only. What was written is run in
-  another process and compared with `forward` on random images.
+  the name of each task. A task that shares no pass, as its regime is not a
+  masked one, is exported alone, and has its own output only. What was written
+  is run in another process and compared with `forward`, or with what tests such
+  a task at the end of its run, on random images.
 
   Args:
     backbone: the frozen ViT; its `config.dtype` is that of the computation.

@@ -128,6 +128,7 @@ def replica_app(what: Deployed, given: str) -> FastAPI:
       member=replica,
       handle=handle,
       change_timeout=what.scaling.change_timeout,
+      is_kept=what.server.state_dir is not None,
     )
 
   app = apps.create_app(

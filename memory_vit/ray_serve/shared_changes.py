@@ -76,6 +76,7 @@ class SharedTaskChanges(TaskChanges):
     member: str,
     handle: Any,
     change_timeout: float | None = None,
+    is_kept: bool = False,
   ) -> None:
     """Talk to nobody yet.
 
@@ -89,8 +90,10 @@ class SharedTaskChanges(TaskChanges):
       handle: by which the ledger can tell whether it lives.
       change_timeout: seconds until all replicas are ready for a change that
         comes by this one; None leaves that to the ledger.
+      is_kept: whether the ledger has a --state_dir.
     """
     super().__init__(predictor, store, task_root, on_change)
+    self._is_kept = is_kept  # the store is for uploads alone
     self._ledger = ledger
     self._member, self._handle = member, handle
     self._change_timeout = change_timeout
@@ -168,11 +171,8 @@ class SharedTaskChanges(TaskChanges):
     file = await asyncio.to_thread(self._file, sets.named(task, name))
 
     def changed(listing: Listing) -> tuple[str, tuple[Entry, ...]]:
-      by_slot = self._predictor.task_set.by_slot
-      if name in self._predictor.task_set.names:
-        action, wanted = "replace", sets.with_replaced(by_slot, name, task)
-      else:
-        action, wanted = "add", sets.with_added(by_slot, sets.named(task, name))
+      action, wanted = self._with(name, task)
+      self._require_restorable(wanted.values())
       slot = next(s for s, one in wanted.items() if one.name == name)
       entry = Entry(slot, name, content_of(file), added=True)
       return action, with_entry(listing.entries, entry)
@@ -183,7 +183,7 @@ class SharedTaskChanges(TaskChanges):
     """Remove a task on all replicas; see `TaskChanges.drop`."""
 
     def changed(listing: Listing) -> tuple[str, tuple[Entry, ...]]:
-      sets.without(self._predictor.task_set.by_slot, name)  # raises
+      self._require_restorable(self._without(name).values())
       return "remove", tuple(e for e in listing.entries if e.name != name)
 
     return await self._change(changed, {})

@@ -80,7 +80,7 @@ CHANGE: _Responses = {
   401: _problem("No token was sent, or another one."),
   403: _problem("The server allows no changes, or no paths."),
   404: _problem("There is no task of this name."),
-  409: _problem("Another task reads this one."),
+  409: _problem("Another task reads this one, or a restart would fail."),
   422: _problem("The name or the task cannot be used."),
   503: _BUSY,
   **_BODIES,

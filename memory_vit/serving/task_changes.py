@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,10 +19,12 @@ from memory_vit.errors import (
   TrainingError,
 )
 from memory_vit.model.task import BACKBONE, NAME_PATTERN
+from memory_vit.prediction import task_set as sets
 from memory_vit.runtime import paths
-from memory_vit.runtime.messages import brief, escaped
+from memory_vit.runtime.messages import brief, escaped, name_list
 from memory_vit.serving.request_error import RequestError, one_line
 from memory_vit.serving.task_store import TaskStore
+from memory_vit.tasks import compose
 from memory_vit.tasks import store as task_files
 
 if TYPE_CHECKING:
@@ -71,6 +73,9 @@ class TaskChanges:
     """
     self._predictor = predictor
     self._store = store
+    # Whether what was added is there after a restart, as what was given is.
+    self._is_kept = store.is_kept
+    self._given = tuple(predictor.task_set.by_slot.values())
     self._on_change = on_change
     self._one = asyncio.Lock()
     self._root: Path | None = None
@@ -157,7 +162,8 @@ class TaskChanges:
 
     Raises:
       RequestError: 404 where there is none of this name, 409 where others
-        read it, 500 where its file cannot be removed. It answers then.
+        read it, or could not be restored without it, 500 where its file cannot
+        be removed. It answers then.
     """
     require_name(name)
     async with self._one:
@@ -227,6 +233,8 @@ class TaskChanges:
 
   def _check_and_put(self, name: str, task: Task) -> Changed:
     changed: Changed | None = None
+    _, wanted = self._with(name, task)
+    self._require_restorable(wanted.values())
     old = self._answering(name)
     try:
       with self._store.keeping(name, task):
@@ -239,10 +247,48 @@ class TaskChanges:
     return changed
 
   def _remove(self, name: str) -> Change:
-    if name not in self._predictor.task_set.names:
-      return self._predictor.remove(name)  # raises
+    self._require_restorable(self._without(name).values())
     with self._store.removing(name):
       return self._predictor.remove(name)
+
+  def _with(self, name: str, task: Task) -> tuple[str, dict[int, Task]]:
+    """What is done to the tasks of now to have one more, and {slot: task} then.
+
+    Raises:
+      TaskError: where they do not fit together.
+    """
+    by_slot = self._predictor.task_set.by_slot
+    if name in self._predictor.task_set.names:
+      return "replace", sets.with_replaced(by_slot, name, task)
+    return "add", sets.with_added(by_slot, sets.named(task, name))
+
+  def _without(self, name: str) -> dict[int, Task]:
+    """{slot: task} without one; `TaskError` where it must stay, or is not."""
+    return sets.without(self._predictor.task_set.by_slot, name)
+
+  def _require_restorable(self, tasks: Iterable[Task]) -> None:
+    """Refuse tasks that a restart could not put beside those of --task.
+
+    Those that were removed are there again then.
+
+    Raises:
+      RequestError: 409 where that set would not fit together.
+    """
+    tasks = tuple(tasks)
+    names = [task.name for task in tasks]
+    again = [task for task in self._given if task.name not in names]
+    if not self._is_kept or not again:
+      return
+    try:
+      compose.require_one_pass([*tasks, *again])
+    except TaskError as error:
+      gone = name_list([task.name for task in again])
+      raise RequestError(
+        409,
+        f"the server could not start again: {gone}, given by --task, would be "
+        f"there again beside what --state_dir keeps, and {error} Start the "
+        f"server without --task of {gone}, then change its tasks.",
+      ) from error
 
   def _answering(self, name: str) -> Task | None:
     """The task of this name that answers now."""

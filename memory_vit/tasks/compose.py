@@ -187,23 +187,9 @@ def require_fit(tasks: Sequence[Task]) -> None:
   at the same images; all that they attend to must be there, and as it was.
   That last one cannot be told while JAX traces a function of their values.
   """
-  for task in tasks:
-    learned = regime(task.spec.regime)
-    if not learned.composes:
-      does = "changes what the backbone computes"
-      if learned.on_features:
-        does = "reads the backbone as it is, but takes the place of its head"
-      raise TaskError(
-        f"task {task.spec.name!r} was learned by {task.spec.regime!r}, which "
-        f"{does}: it cannot share a pass. Give it alone to mv.Predictor, "
-        "predict, evaluate, serve or export, which run it in a pass of its own "
-        "(mv.load_task reads it). Those that share one are of "
-        f"{', '.join(n for n, r in REGIMES.items() if r.composes)}."
-      )
-  for task in tasks[1:]:
-    require_backbone(task.spec, tasks[0].spec.backbone, tasks[0].spec.name)
-  require_same_images([task.spec for task in tasks])
-  attention_graph([task.spec for task in tasks], parent_directories(tasks))
+  specs = [task.spec for task in tasks]
+  require_specs_fit(specs)
+  attention_graph(specs, parent_directories(tasks))
   by_name = {task.spec.name: task for task in tasks}
   for spec in (task.spec for task in tasks):
     for name, digest in zip(spec.attends_to, spec.parent_digests, strict=False):
@@ -215,6 +201,32 @@ def require_fit(tasks: Sequence[Task]) -> None:
           f"had digest {digest[:16]}, this one has "
           f"{by_name[name].digest[:16]}. Give the one it was trained with."
         )
+
+
+def require_specs_fit(specs: Sequence[TaskSpec]) -> None:
+  """Raise `TaskError` where regimes, backbones or images share no pass.
+
+  That much can be told before anything is loaded.
+  """
+  for spec in specs:
+    learned = regime(spec.regime)
+    if not learned.composes:
+      does = "changes what the backbone computes"
+      if learned.on_features:
+        does = "reads the backbone as it is, but takes the place of its head"
+      way = "Give it alone to"
+      if len(specs) == 1:  # it is alone, where only those that share one can be
+        way = "What was asked for takes tasks that do; this one is answered by"
+      raise TaskError(
+        f"task {spec.name!r} was learned by {spec.regime!r}, which {does}: it "
+        f"cannot share a pass. {way} mv.Predictor, predict, evaluate, serve or "
+        "export, which run it in a pass of its own (mv.load_task reads it). "
+        "Those that share one are of "
+        f"{', '.join(n for n, r in REGIMES.items() if r.composes)}."
+      )
+  for spec in specs[1:]:
+    require_backbone(spec, specs[0].backbone, specs[0].name)
+  require_same_images(specs)
 
 
 def require_same_images(specs: Sequence[TaskSpec]) -> None:

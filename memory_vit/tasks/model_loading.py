@@ -8,7 +8,7 @@ from memory_vit.backbones import load
 from memory_vit.errors import ConfigError
 from memory_vit.model import backbone as backbones
 from memory_vit.model import task as task_sets
-from memory_vit.tasks import manifest, store
+from memory_vit.tasks import compose, manifest, store
 
 
 def load_model(
@@ -37,10 +37,11 @@ def load_model(
   found = store.find_tasks(tasks)
   if not found:
     return load.load_backbone(backbone, image_size, dtype), ()
-  first, *others = [manifest.read(path).spec for path in found]
-  for other in others:  # before the one that they do not share is loaded
-    task_sets.require_backbone(other, first.backbone, first.name)
-  wanted = first.backbone
+  specs = [manifest.read(path).spec for path in found]
+  alone = any_regime and compose.runs_alone(specs)
+  if not alone:  # before a backbone is fetched for nothing
+    compose.require_specs_fit(specs)
+  wanted = specs[0].backbone
   if image_size not in (None, wanted.image_size):
     raise ConfigError(
       f"image_size is {image_size}, and the tasks were trained at "
@@ -54,6 +55,6 @@ def load_model(
     # Where a source states another one, it is another backbone.
     gelu=None if published.states_config else wanted.gelu,
   )
-  if any_regime and not others:
+  if alone:
     return loaded, (store.load_task(found[0], loaded),)
   return loaded, store.load_tasks(found, loaded)

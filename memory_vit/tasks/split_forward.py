@@ -17,7 +17,7 @@ from memory_vit.errors import TaskError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.probe import probe_features
 from memory_vit.model.regimes import regime
-from memory_vit.model.task import Task, TaskSpec
+from memory_vit.model.task import EvalPreprocessing, Task, TaskSpec
 from memory_vit.model.vit import MemoryViT, apply, head_logits
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.tasks.inference import (
@@ -182,10 +182,36 @@ def read(backbone: Backbone, tasks: Sequence[Task], inputs: Any) -> Logits:
     tasks: as in `forward`.
     inputs: from `SplitForward.prepare`.
   """
-  config, specs = backbone.config, tuple(task.spec for task in tasks)
-  frozen = {"backbone": backbone.params, "tasks": {}}
-  trained = {task.spec.name: task.params for task in tasks}
-  return logits_program(trained, frozen, inputs, config=config, specs=specs)
+  specs = tuple(task.spec for task in tasks)
+  if not regime(specs[-1].regime).composes:
+    specs = _numbered(specs)
+  found = logits_program(
+    {spec.name: task.params for spec, task in zip(specs, tasks, strict=True)},
+    {"backbone": backbone.params, "tasks": {}},
+    inputs,
+    config=backbone.config,
+    specs=specs,
+  )
+  return {
+    task.name: found[spec.name] for spec, task in zip(specs, tasks, strict=True)
+  }
+
+
+def _numbered(specs: Sequence[TaskSpec]) -> tuple[TaskSpec, ...]:
+  """Specs without what their program does not depend on, numbers for names.
+
+  So one program is compiled for all tasks of one shape, whatever they and their
+  classes are called.
+  """
+  return tuple(
+    dataclasses.replace(
+      spec,
+      name=str(i),
+      class_names=(),
+      evaluation=EvalPreprocessing(image_size=spec.backbone.image_size),
+    )
+    for i, spec in enumerate(specs)
+  )
 
 
 def headless(config: ViTConfig) -> ViTConfig:

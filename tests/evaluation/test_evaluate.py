@@ -14,6 +14,7 @@ from memory_vit import evaluate
 from memory_vit.cli import commands
 from memory_vit.data import batching, datasets
 from memory_vit.data.split_ref import SplitRef
+from memory_vit.errors import ConfigError
 from memory_vit.evaluation import evaluate as evaluate_lib
 from memory_vit.evaluation import verify
 from memory_vit.runtime import sharding
@@ -151,6 +152,22 @@ def test_a_task_that_composes_with_nothing_is_evaluated_alone(
   assert f"was learned by '{regime}', which has a" in capsys.readouterr().err
   assert run(root, *given, f"--task={root}/tasks/low") == 2
   assert "it cannot share a pass. Give it alone" in capsys.readouterr().err
+
+
+def test_nothing_is_compared_with_a_task_that_composes_with_nothing(model):
+  """From Python as by the command: no other program could be compared."""
+  _, backbone, _ = model
+  task = random_task(
+    backbone, "lone", classes=5, regime="probe", cells=0, bottleneck=3,
+    evaluation=CENTRAL,
+  )  # fmt: skip
+  source = datasets.open_reader(SplitRef("digits:0-4", "", "test"))
+  evaluator = verify.Evaluator(backbone, [task], one_device(), 64)
+  refused = "'lone' was learned by 'probe', which has a pass of its own"
+  with pytest.raises(ConfigError, match=refused):
+    evaluator.evaluate(source, ["lone"], verify=True)
+  with pytest.raises(ConfigError, match=refused):
+    evaluator.upstream(source, CENTRAL)
 
 
 @pytest.mark.slow

@@ -679,6 +679,12 @@ def test_a_task_that_composes_with_nothing(
     "it is, but takes the place of its head: it cannot share a pass. Give it "
     "alone to mv.Predictor, predict, "
   )
+  # Before a backbone is fetched: what it is called says which is not there.
+  nowhere = f"--backbone={tmp_path / 'no.npz'}", *alone[1:]
+  message = refused(
+    capsys, *nowhere, f"--task={models / 'tasks' / 'pets'}", "a"
+  )
+  assert "it cannot share a pass" in message
 
 
 def test_a_backbone_without_a_head_has_no_original_task(tmp_path, capsys):

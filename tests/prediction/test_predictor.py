@@ -549,6 +549,31 @@ def test_a_task_that_composes_with_nothing_stays_alone(
   assert counts[::2] == counts[1::2]
 
 
+def test_a_lone_task_of_the_same_shape_compiles_nothing(backbone, pixels):
+  """Whatever it and its classes are called, and however images are prepared."""
+  predictor = predictor_of(backbone, lone_task(backbone, "probe"))
+  wide = mv.EvalPreprocessing(image_size=8, crop="central", resize=12)
+  for seed, options in enumerate(
+    (
+      {"class_names": ("a", "b", "c")},
+      {"class_names": ("x", "y", "z"), "name": "other"},
+    )
+  ):
+    task = lone_task(backbone, "probe", seed=seed, **options)
+    assert predictor.replace("lone", task).compiled == 0
+    logits = predictor.predict_pixels(pixels[:4]).logits["lone"]
+    expected = split_forward.forward(
+      backbone, [task], jax.device_put(pixels[:4])
+    )  # fmt: skip
+    assert expected.keys() == {task.name}
+    assert same_bits(logits, np.asarray(expected[task.name]))
+  other = predictor_of(
+    backbone, lone_task(backbone, "probe", evaluation=wide), warm_up=False
+  )
+  other.predict_pixels(pixels[:4])
+  assert predictor.compilations == other.compilations == 0
+
+
 def test_what_is_cut_out_of_a_batch_keeps_no_other_slot_alive():
   logits = np.arange(4 * 8 * 128, dtype=np.float32).reshape(4, 8, 128)
   batch = fixed_shapes.BatchOutputs(logits, None, None)

@@ -76,8 +76,9 @@ class Cluster:
 
     def changes(*given):
       made = SharedTaskChanges(
-        *given, ledger=self, member=name, handle=name, change_timeout=timeout
-      )
+        *given, ledger=self, member=name, handle=name, change_timeout=timeout,
+        is_kept=self.store is not None,
+      )  # fmt: skip
       self.changes[name] = made
       return made
 
@@ -420,6 +421,28 @@ def test_state_dir_survives_the_cluster(tmp_path):
   assert set(after["names"]) == {"birds", "cats", "aaa"}
   assert after["digest"] == before["digest"]
   assert kept == ["cats"]
+
+
+def test_what_a_new_cluster_could_not_restore_is_refused(tmp_path):
+  """What was deployed is there again then, beside what was added."""
+  probe = random_task(
+    BACKBONE, "probe", regime="probe", cells=0, bottleneck=3
+  )  # fmt: skip
+
+  async def check():
+    store = TaskStore(str(tmp_path / "state"))
+    cluster = Cluster(tmp_path, store)
+    async with cluster.replica("a", BIRDS) as a:
+      gone = await a.delete("/v1/tasks/birds", headers=BEARER)
+      assert gone.status_code == 200
+      before = await task_set(a)
+      done = await cluster.put(a, probe)
+      assert done.status_code == 409
+      assert "start again: birds, given by" in done.json()["error"]
+      assert await task_set(a) == before
+    store.close()
+
+  asyncio.run(check())
 
 
 def test_who_cannot_use_the_tasks_does_not_start(tmp_path):

@@ -250,6 +250,72 @@ def test_added_tasks_are_there_after_a_restart(tmp_path):
     create_app(model, ServerSettings(**options))
 
 
+def test_what_a_restart_could_not_restore_is_refused(tmp_path):
+  """What was given is there again then, beside what was added."""
+  probe = random_task(
+    BACKBONE, "probe", regime="probe", cells=0, bottleneck=3
+  )  # fmt: skip
+  options = {"token_file": token_file(tmp_path)}
+  kept = {**options, "state_dir": str(tmp_path / "state")}
+
+  async def put(http, task):
+    body = task_bytes(task, tmp_path)
+    url = f"/v1/tasks/{task.name}"
+    return await http.put(url, content=body, headers=BYTES)
+
+  async def change(model):
+    async with serving(model, **kept) as http:
+      await http.delete("/v1/tasks/pets", headers=BEARER)
+      done = await put(http, probe)
+      assert done.status_code == 409
+      assert "start again: pets, given by --task" in done.json()["error"]
+      assert await names(http) == []
+      assert (await put(http, BIRDS)).status_code == 201
+
+  async def answer(model):
+    async with serving(model, **kept) as http:
+      assert await names(http) == ["pets", "birds"]
+      done = await http.post("/v1/predict", **GOOD)
+      assert done.json()["images"][0]["tasks"].keys() == {"pets", "birds"}
+
+  async def not_kept(model):  # then nothing comes back beside it
+    async with serving(model, **options) as http:
+      await http.delete("/v1/tasks/pets", headers=BEARER)
+      assert (await put(http, probe)).status_code == 201
+
+  for check in (change, answer, not_kept):
+    with with_tasks(PETS) as model:
+      asyncio.run(check(model))
+
+
+def test_what_takes_the_place_of_a_given_task_stays_where_others_need_it(
+  tmp_path,
+):
+  """Removed, it would be the given one after a restart, which goes alone."""
+  given = random_task(BACKBONE, "pets", regime="head", cells=0)
+  options = {
+    "token_file": token_file(tmp_path), "state_dir": str(tmp_path / "state"),
+  }  # fmt: skip
+
+  async def check(model):
+    async with serving(model, **options) as http:
+      for task in (PETS, BIRDS):
+        body = task_bytes(task, tmp_path)
+        url = f"/v1/tasks/{task.name}"
+        done = await http.put(url, content=body, headers=BYTES)
+        assert done.status_code in (200, 201), done.text
+      done = await http.delete("/v1/tasks/pets", headers=BEARER)
+      assert done.status_code == 409
+      assert "again: pets, given by --task" in done.json()["error"]
+      assert await names(http) == ["pets", "birds"]
+      for name in ("birds", "pets"):
+        done = await http.delete(f"/v1/tasks/{name}", headers=BEARER)
+        assert done.status_code == 200
+
+  with with_tasks(given) as model:
+    asyncio.run(check(model))
+
+
 def test_what_is_half_received_is_removed_at_the_start(tmp_path):
   state = tmp_path / "state"
   options = {"state_dir": str(state)}
