@@ -25,7 +25,7 @@ help:
 	@echo "make processes    the tests that start processes (under 10 minutes)"
 	@echo "make slow         the tests on real data, and others that take long"
 	@echo "make exchange     backbones against transformers and timm, and ONNX (5 minutes)"
-	@echo "make mutants      the code broken in 622 places: is each noticed? (30 minutes)"
+	@echo "make mutants      the code broken in 627 places: is each noticed? (30 minutes)"
 	@echo "make lint         format, style, import directions, types, as in CI"
 	@echo "make docs         the site, into site/: a link that leads nowhere fails"
 	@echo "make bench        costs as multiples of one forward pass"

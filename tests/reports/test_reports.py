@@ -514,7 +514,7 @@ def test_a_directory_of_something_else_is_refused(tmp_path, plain, strange):
   with pytest.raises(ConfigError, match=r"--report .* something else"):
     directory.REPORT.claim(str(path))
   # It came while the evaluation ran, which must not be in vain.
-  with pytest.raises(TrainingError, match="something else by now"):
+  with pytest.raises(TrainingError, match="holds something else"):
     reports.write_reports(path, [evaluation_of(usual(), task="letters")])
   assert (path / strange).exists()
   assert (path / "digits" / "metrics.json").exists()
