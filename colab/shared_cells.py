@@ -80,7 +80,8 @@ def with_shared(notebook: Notebook, path: Path, source: Notebook) -> Notebook:
 
 
 def _repository(text: str) -> str:
-  if not re.fullmatch(r"[\w.-]+/[\w.-]+", text):
+  parts = {*text.split("/")}
+  if not re.fullmatch(r"[\w.-]+/[\w.-]+", text) or parts & {".", ".."}:
     raise argparse.ArgumentTypeError(f"{text!r}: expected OWNER/NAME")
   return text
 

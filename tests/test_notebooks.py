@@ -175,7 +175,7 @@ def test_the_address_is_written_everywhere(shared_cells, tmp_path, monkeypatch):
   lines = changed()
   assert len(lines) == 2 * len(NOTEBOOKS)
   assert all("v9.9.9" in line for _, line in lines)
-  for wrong in ("https://github.com/a/b", 'a/b"'):
+  for wrong in ("https://github.com/a/b", 'a/b"', "a/.."):
     with pytest.raises(SystemExit):
       shared_cells.main([f"--repository={wrong}"])
 
