@@ -97,8 +97,17 @@ def bad_values(key):
   if isinstance(rule, Switch):
     return ["maybe", "", "2", "nan", "None", str(HUGE), *ODD]
   if isinstance(rule, Choice):
-    name = rule.names[0]
-    return ["", "nope", name.upper() + "X", f"{name} ", name * 9_999, "é", *ODD]
+    name = next(filter(None, rule.names))
+    empty = [] if "" in rule.names else [""]
+    return [
+      *empty,
+      "nope",
+      name.upper() + "X",
+      f"{name} ",
+      name * 9_999,
+      "é",
+      *ODD,
+    ]
   if isinstance(rule, Text):
     longer = "a" * (rule.most + 1)
     empty = [] if rule.accepts("") else [""]
