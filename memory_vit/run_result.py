@@ -36,10 +36,12 @@ class TrialResult:
     varied: what a sweep varied, {"task.cells": 5}.
     steps: how long it was trained.
     trainable_params: number of trained values.
-    test_accuracy: in [0, 1]; None without a test split, as the next three.
+    test_accuracy: in [0, 1]; None without a test split, as the loss, the top-5
+      and the classes are.
     test_examples: how many were evaluated.
     test_skipped: how many could not be read.
-    test_loss: mean cross-entropy.
+    test_not_finite: for how many outputs are not finite; they are mistakes.
+    test_loss: mean cross-entropy; None where it is not finite, too.
     test_top5: in [0, 1].
     test_per_class: accuracy of every class; None where it has no example.
     chance: accuracy of guessing any class.
@@ -61,6 +63,7 @@ class TrialResult:
   test_accuracy: float | None = None
   test_examples: int = 0
   test_skipped: int = 0
+  test_not_finite: int = 0
   test_loss: float | None = None
   test_top5: float | None = None
   test_per_class: Sequence[float | None] | None = None

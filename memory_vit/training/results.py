@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -135,7 +136,9 @@ def _result(
     test_accuracy=test["top1"],
     test_examples=test["examples"],
     test_skipped=test["skipped"],
-    test_loss=test["loss"],
+    test_not_finite=test["not_finite"],
+    # JSON has no NaN, and no infinity.
+    test_loss=test["loss"] if math.isfinite(test["loss"]) else None,
     test_top5=test["top5"],
     test_per_class=test["per_class"],
     test_majority=test["majority"],

@@ -13,7 +13,7 @@ from memory_vit.run_result import (
   SweepResult,
   TrialResult,
 )
-from memory_vit.runtime.messages import escaped
+from memory_vit.runtime.messages import counted, escaped
 from memory_vit.runtime.tables import table
 
 
@@ -50,6 +50,13 @@ def summary(result: RunResult, workdir: Path) -> str:
   if result.left_out:
     lines += ["", "left out, as they could not be read:"]
     lines += [f"  {escaped(example)}" for example in result.left_out]
+  lines += [
+    f"{escaped(task.name)}: outputs for "
+    f"{counted(task.test_not_finite, 'test image')} are not finite, and count "
+    "as mistakes"
+    for task in result.tasks
+    if task.test_not_finite
+  ]
   lines += [
     f"{result.wall_seconds:.0f} s in all, {result.images_per_second:.0f} "
     "training images/s",

@@ -1,14 +1,23 @@
-"""What a run that was killed leaves beside its saved states."""
+"""Results of a run, and what one that was killed leaves beside its states."""
 
+import json
 import shutil
+import types
 
+import jax.numpy as jnp
 import pytest
 from conftest import random_task
 
 import memory_vit as mv
+from memory_vit.config import Config
+from memory_vit.evaluation import metrics
+from memory_vit.run_result import RunResult
 from memory_vit.runtime import files
 from memory_vit.tasks import store
-from memory_vit.training import results
+from memory_vit.training import results, summary
+from memory_vit.training.loop_state import BestParams
+from memory_vit.training.sweep import Trial
+from memory_vit.training.trainer import PackResult
 
 
 @pytest.fixture
@@ -71,3 +80,28 @@ def test_files_that_were_being_written_are_removed(workdir):
   results.tidy(workdir)
   assert names(workdir) == [".lock", "tasks"]
   results.tidy(workdir / "new")  # a run that has written nothing yet
+
+
+def test_test_images_without_finite_outputs_are_said(backbone, tmp_path):
+  """And the file of the results is JSON, which has no NaN."""
+  task = random_task(backbone, "pets")
+  logits = jnp.zeros((3, task.spec.num_classes)).at[1].set(jnp.nan)
+  labels, mask = jnp.zeros(3, int), jnp.ones(3)
+  sums = metrics.add(None, metrics.batch_sums(logits, labels, mask))
+  tested = {"pets": {**metrics.summarise(sums), "skipped": 0}}
+  trainer = types.SimpleNamespace(
+    config=Config(), evaluate=lambda *args, **options: tested
+  )
+  pack = PackResult(
+    tasks={"pets": task},
+    best={"pets": BestParams(1, 0.5, task.params)},
+    lost={},
+  )
+  trials = [Trial("pets", {}, Config())]
+  (trained,) = results.evaluate_trained(trainer, trials, [pack], object())
+  assert trained.result.test_not_finite == 1
+  result = RunResult(tasks=(trained.result,), wall_seconds=1.0)
+  text = json.dumps(result.to_json(), allow_nan=False)
+  assert json.loads(text)["tasks"][0]["test_loss"] is None
+  said = "pets: outputs for 1 test image are not finite, and count as mistakes"
+  assert said in summary.summary(result, tmp_path).splitlines()
