@@ -5,6 +5,7 @@ are normalized by 0.5 and 0.5, which is what ours take.
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from memory_vit.errors import BackboneError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.model.vit_config import ViTConfig
-from memory_vit.runtime import files
+from memory_vit.runtime import files, paths
 from memory_vit.runtime.messages import brief
 
 # What every such ViT has; `position_resize` matters at other sizes alone.
@@ -34,6 +35,9 @@ _ACTIVATIONS = {
   "tanh": "gelu_pytorch_tanh",
   "quick": "quick_gelu",
 }
+# In the weights. transformers asks for the format; by the rest we know ours.
+_WRITER = {"written_by": "memory_vit"}
+_METADATA = {"format": "pt", **_WRITER}
 _WRITTEN = {model_files.CONFIG, model_files.PREPROCESSOR, model_files.WEIGHTS}
 _RESAMPLES = {"bilinear": 2, "bilinear_antialias": 2, "bicubic": 3}
 
@@ -44,7 +48,7 @@ def write(backbone: Backbone, arrays: Arrays, path: Path) -> None:
   Args:
     backbone: to be written.
     arrays: its parameters, by name.
-    path: of the directory; one that such a model was written to is replaced.
+    path: of the directory; one that was written here before is replaced.
 
   Raises:
     BackboneError: where a ViT of transformers cannot compute the same, or
@@ -52,6 +56,8 @@ def write(backbone: Backbone, arrays: Arrays, path: Path) -> None:
   """
   config = backbone.config
   _require_possible(config)
+  paths.require_replaceable(path, "the directory", BackboneError)
+  path = path.resolve()  # a link stays one
   _require_replaceable(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   named = _named(arrays, config)
@@ -64,7 +70,7 @@ def write(backbone: Backbone, arrays: Arrays, path: Path) -> None:
     safetensors.numpy.save_file(
       {name: np.ascontiguousarray(array) for name, array in named.items()},
       new / model_files.WEIGHTS,
-      {"format": "pt"},  # transformers asks for it
+      _METADATA,
     )
     for name, values in texts.items():
       text = json.dumps(values, indent=2) + "\n"
@@ -94,7 +100,13 @@ def _require_replaceable(path: Path) -> None:
     raise BackboneError(
       f"{path} is a file: it is left as it is. Give another path."
     )
-  if other := _strange(path):
+  try:
+    other = _strange(path)
+  except OSError as error:
+    raise BackboneError(
+      f"{path} cannot be read ({error.strerror or error}). Give another path."
+    ) from error
+  if other:
     raise BackboneError(
       f"{path} is there, and has {brief(other)} in it: it is left as it "
       "is. Give a new or an empty directory."
@@ -102,8 +114,30 @@ def _require_replaceable(path: Path) -> None:
 
 
 def _strange(path: Path) -> str | None:
-  """A file that `write` has not written; None where there is none."""
-  return min({file.name for file in path.iterdir()} - _WRITTEN, default=None)
+  """A file that `write` has not written; None where there is none.
+
+  A model of somebody else's has files of the same names.
+
+  Raises:
+    OSError: where the directory cannot be read.
+  """
+  ours = _WRITTEN if _is_ours(path / model_files.WEIGHTS) else set()
+  with os.scandir(path) as entries:
+    others = [
+      entry.name
+      for entry in entries
+      if entry.name not in ours or not entry.is_file(follow_symlinks=False)
+    ]
+  return min(others, default=None)
+
+
+def _is_ours(weights: Path) -> bool:
+  """Whether `write` has written a file of weights."""
+  try:
+    with safetensors.safe_open(weights, "np") as file:
+      return _WRITER.items() <= (file.metadata() or {}).items()
+  except (OSError, safetensors.SafetensorError):
+    return False
 
 
 def _named(arrays: Arrays, config: ViTConfig) -> dict[str, np.ndarray]:

@@ -16,7 +16,13 @@ from memory_vit.errors import ConfigError
 from memory_vit.evaluation.evaluate import evaluate_source
 from memory_vit.evaluation.timing import median_seconds
 from memory_vit.model.backbone import Backbone
-from memory_vit.model.task import BACKBONE, EvalPreprocessing, Task, TaskSpec
+from memory_vit.model.task import (
+  BACKBONE,
+  EvalPreprocessing,
+  Task,
+  TaskSpec,
+  require_backbone,
+)
 from memory_vit.runtime import sharding
 from memory_vit.tasks import compose, inference, split_forward
 from memory_vit.tasks.slots import Slots
@@ -50,6 +56,9 @@ class Evaluator:
       batch_size: of all processes together.
       one_shape: whether each task alone is padded to the cells and classes of
         the largest, so that one program is compiled for all.
+
+    Raises:
+      TaskError: for tasks of another backbone, or that share no pass.
     """
     self._backbone, self._mesh = backbone, mesh
     self._batch_size = batch_size
@@ -58,6 +67,8 @@ class Evaluator:
     )
     self._specs = [task.spec for task in tasks]
     alone = compose.runs_alone(self._specs)
+    if alone:  # of others the slots say it
+      require_backbone(self._specs[0], backbone.id)
     self._slots = (
       sharding.put(tasks[0], mesh)
       if alone

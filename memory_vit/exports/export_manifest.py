@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
+import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,14 @@ def require_place(path: Path) -> None:
   paths.require_replaceable(path, "--out", ExportError)
   if not path.is_dir():
     return
-  if other := strange(path):
+  try:
+    other = strange(path)
+  except OSError as error:
+    raise ExportError(
+      f"--out is {brief(str(path))}, which cannot be read "
+      f"({error.strerror or error}). Give another directory."
+    ) from error
+  if other:
     raise ExportError(
       f"--out is {brief(str(path))}, which holds {escaped(other)!r}, that "
       "no export wrote: it is left as it is. Give another directory."
@@ -191,11 +199,13 @@ def require_place(path: Path) -> None:
 
 
 def strange(path: Path) -> str | None:
-  """A file in a directory that no export wrote; None where there is none."""
+  """A file in a directory that no export wrote; None where there is none.
+
+  Raises:
+    OSError: for a folder that cannot be read: nobody knows what is in it.
+  """
   ours = _exported_files(path / FILE)
-  for file in sorted(path.rglob("*")):
-    if file.is_dir() and not file.is_symlink():
-      continue
+  for file in sorted(_files_below(path)):
     # Whoever looks at an export leaves something, which must not lock it.
     if ours and output_directory.is_by_the_way(file.name):
       continue
@@ -203,6 +213,16 @@ def strange(path: Path) -> str | None:
     if name not in ours:
       return name
   return None
+
+
+def _files_below(path: Path) -> Iterator[Path]:
+  """All files in a directory; a link is one, whatever it points to."""
+  with os.scandir(path) as entries:
+    for entry in entries:
+      if entry.is_dir(follow_symlinks=False):
+        yield from _files_below(Path(entry))
+      else:
+        yield Path(entry)
 
 
 def _exported_files(file: Path) -> set[str]:

@@ -211,7 +211,8 @@ def tidy(directory: Path, name: str | None = None) -> None:
     # file systems without locks.
     with contextlib.suppress(OSError):
       if _is_scratch(scratch):
-        with (scratch / _LOCK).open() as lock:
+        # For writing: of NFS nobody else gets a lock alone.
+        with (scratch / _LOCK).open("r+") as lock:
           fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _settle(scratch, directory / found["name"])
 
@@ -237,8 +238,13 @@ def _settle(scratch: Path, place: Path) -> None:
   new, old = scratch / _NEW, scratch / _OLD
   if old.exists() and not os.path.lexists(place):
     old.rename(place)
-  if not (old.exists() and new.exists()):
-    # On NFS a file that is open somewhere stays: it is removed another time.
+  if old.exists() and new.exists():
+    return
+  # On NFS a file that is open somewhere stays: `tidy` removes it another time,
+  # which knows the directory by the lock.
+  for part in (old, new):
+    shutil.rmtree(part, ignore_errors=True)
+  if not (old.exists() or new.exists()):
     shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -246,16 +252,18 @@ def _copy_permissions(old: Path, new: Path) -> None:
   """Give a directory the owner, group and permissions of another one."""
   found = old.stat()
   mode = stat.S_IMODE(found.st_mode)
-  # Another owner is for root alone, who writes for users from a container.
-  with contextlib.suppress(PermissionError):
+  # Another owner is for root alone, who writes for users from a container; in
+  # one there are owners and groups that nobody can name.
+  with contextlib.suppress(OSError):
     if new.stat().st_uid != found.st_uid:
       os.chown(new, found.st_uid, -1)
   try:
     if new.stat().st_gid != found.st_gid:
       os.chown(new, -1, found.st_gid)
-  except PermissionError:  # what one group might is not for another one
+  except OSError:  # what one group might is not for another one
     mode &= ~(stat.S_IRWXG | stat.S_ISGID)
-  new.chmod(mode)
+  with contextlib.suppress(OSError):  # a file system without permissions
+    new.chmod(mode)
 
 
 def _keep_beside(path: Path, new: Path) -> Path:

@@ -281,6 +281,7 @@ class TaskChanges:
       return
     try:
       compose.require_one_pass([*tasks, *again])
+      self._require_same_parents(again, tasks)
     except TaskError as error:
       gone = name_list([task.name for task in again])
       raise RequestError(
@@ -289,6 +290,22 @@ class TaskChanges:
         f"there again beside what --state_dir keeps, and {error} Start the "
         f"server without --task of {gone}, then change its tasks.",
       ) from error
+
+  def _require_same_parents(
+    self, again: Iterable[Task], tasks: Iterable[Task]
+  ) -> None:
+    """Raise `TaskError` where a given task attends to what has been replaced.
+
+    A task may not know the digests of those that it attends to, and would fit.
+    """
+    given = {task.name: task.digest for task in self._given}
+    now = {task.name: task.digest for task in tasks}
+    for task in again:
+      for name in task.spec.attends_to:
+        if name in now and now[name] != given.get(name):
+          raise TaskError(
+            f"{task.name} attends to {name} as it was given, which is replaced."
+          )
 
   def _answering(self, name: str) -> Task | None:
     """The task of this name that answers now."""

@@ -8,6 +8,7 @@ import zipfile
 import numpy as np
 import published_models as models
 import pytest
+import safetensors.numpy
 from conftest import tiny_backbone
 
 import memory_vit as mv
@@ -227,6 +228,32 @@ def test_only_a_model_is_replaced(tmp_path):
   with pytest.raises(BackboneError, match=r"has 'README.md' in it"):
     mv.save_backbone(tiny_backbone(), tmp_path / "hf", format="hf")
   assert (tmp_path / "hf" / "README.md").read_text() == "mine"
+
+
+def test_a_model_of_somebody_else_is_not_replaced(tmp_path):
+  """Its files have the same names; a link to one of ours stays a link."""
+  path = tmp_path / "hf"
+  mv.save_backbone(tiny_backbone(), path, format="hf")
+  (tmp_path / "link").symlink_to("hf")
+  mv.save_backbone(tiny_backbone(1), tmp_path / "link", format="hf")
+  assert (tmp_path / "link").is_symlink()
+  found = trees.fingerprint(mv.load_backbone(path).params)
+  assert found == tiny_backbone(1).fingerprint
+  weights = path / "model.safetensors"
+  ours = weights.read_bytes()
+  arrays = safetensors.numpy.load_file(weights)
+  safetensors.numpy.save_file(arrays, weights, {"format": "pt"})
+  theirs = weights.read_bytes()
+  for content in (theirs, b"", b"no weights"):
+    weights.write_bytes(content)
+    with pytest.raises(BackboneError, match="left as it is"):
+      mv.save_backbone(tiny_backbone(), path, format="hf")
+    assert weights.read_bytes() == content
+  weights.write_bytes(ours)
+  (path / "config.json").unlink()
+  (path / "config.json").mkdir()
+  with pytest.raises(BackboneError, match=r"has 'config.json' in it"):
+    mv.save_backbone(tiny_backbone(), path, format="hf")
 
 
 def test_command_lines_that_cannot_be(tmp_path, capsys):

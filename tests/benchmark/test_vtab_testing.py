@@ -73,7 +73,8 @@ def test_side_by_side_as_alone(bench, backbone_file, monkeypatch, caplog):
   assert len({outcome.loss for outcome in found.values()}) == len(runs)
 
   others = finished_runs(bench, second, backbone)
-  del others["cls_masked", 1]  # it diverged
+  # They diverged: half as many have room in a program for half as many.
+  del others["cls_masked", 1], others["norms_memory_masked", 1]
   with jax.log_compiles(), caplog.at_level(logging.WARNING):
     testing.finish(bench, second, others, backbone, mesh, stop)
   compiled = [record.getMessage() for record in caplog.records]

@@ -14,7 +14,7 @@ from memory_vit import evaluate
 from memory_vit.cli import commands
 from memory_vit.data import batching, datasets
 from memory_vit.data.split_ref import SplitRef
-from memory_vit.errors import ConfigError
+from memory_vit.errors import ConfigError, TaskError
 from memory_vit.evaluation import evaluate as evaluate_lib
 from memory_vit.evaluation import verify
 from memory_vit.runtime import sharding
@@ -168,6 +168,9 @@ def test_nothing_is_compared_with_a_task_that_composes_with_nothing(model):
     evaluator.evaluate(source, ["lone"], verify=True)
   with pytest.raises(ConfigError, match=refused):
     evaluator.upstream(source, CENTRAL)
+  other = tiny_backbone(seed=7)
+  with pytest.raises(TaskError, match="belongs to another backbone"):
+    verify.Evaluator(other, [task], one_device(), 64)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 
@@ -197,6 +198,28 @@ def test_what_comes_while_it_is_exported_is_left_as_it_is(
   assert (out / "notes.txt").read_text() == "mine"
   (kept,) = tmp_path.glob("out.new-*")
   assert names_in(kept) == files_of_one
+
+
+def test_a_folder_that_cannot_be_read_is_no_export(
+  backbone, tmp_path, monkeypatch
+):
+  """What is in it must not be lost."""
+  task, out = random_task(backbone, "a"), tmp_path / "out"
+  mv.export_model(backbone, task, out, format="safetensors")
+  (out / "mine").mkdir()
+  (out / "mine" / "notes.txt").write_text("mine")
+  scandir = os.scandir
+
+  def refused(path):
+    if os.path.basename(path) == "mine":
+      raise PermissionError(13, "Permission denied", str(path))
+    return scandir(path)
+
+  monkeypatch.setattr(os, "scandir", refused)
+  with pytest.raises(ExportError, match="cannot be read .Permission denied"):
+    mv.export_model(backbone, task, out, format="safetensors")
+  monkeypatch.undo()
+  assert (out / "mine" / "notes.txt").read_text() == "mine"
 
 
 def test_the_current_directory_is_no_place(backbone, tmp_path, monkeypatch):

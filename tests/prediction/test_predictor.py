@@ -161,7 +161,7 @@ def test_nothing_compiles_after_the_warm_up(tasks, pixels, committed):
   assert predictor.compilations == change.compiled
   with compilations.counted() as tally:
     found = predictor.predict_pixels(pixels)
-    predictor.remove("big")  # what has grown stays
+    assert not predictor.remove("big").grew  # what has grown stays
     predictor.predict_pixels(pixels)
   assert tally.count == 0
   assert found.logits["big"].shape == (9, 200)

@@ -1,5 +1,6 @@
 """Files and directories that are written whole or not at all."""
 
+import fcntl
 import os
 import pathlib
 
@@ -137,6 +138,21 @@ def test_another_group_gets_nothing(of_another, monkeypatch):
   assert of_another.stat().st_mode & 0o7777 == 0o700
 
 
+@pytest.mark.parametrize("refused", [(os, "chown"), (pathlib.Path, "chmod")])
+def test_what_cannot_be_copied_loses_nothing(of_another, monkeypatch, refused):
+  """In a container there are groups that nobody can name; on FAT no modes."""
+
+  def invalid(*arguments):
+    raise OSError(22, "Invalid argument")
+
+  monkeypatch.setattr(*refused, invalid)
+  if refused[1] != "chown":
+    monkeypatch.setattr(os, "chown", lambda path, *ids: None)
+  replaced(of_another)
+  monkeypatch.undo()
+  assert names(of_another) == ["new"]
+
+
 def test_its_owner_is_not_locked_out(of_another, monkeypatch):
   """Root may write for a user, as from a container."""
   given = []
@@ -202,6 +218,44 @@ def test_the_next_one_tidies_after_one_that_was_killed(tmp_path):
   left = [".d-archived", ".d-cccccccc", ".d-previous", ".other-aaaaaaaa", "d"]
   replaced(tmp_path / "d")
   assert names(tmp_path) == left
+
+
+def test_what_could_not_be_removed_is_removed_another_time(
+  tmp_path, monkeypatch
+):
+  """As a file that is open somewhere, on NFS."""
+  path, unlink = tmp_path / "d", os.unlink
+  replaced(path, "busy")
+
+  def refused(name, *arguments, **options):
+    if os.path.basename(name) == "busy":
+      raise OSError(16, "Device or resource busy")
+    return unlink(name, *arguments, **options)
+
+  monkeypatch.setattr(os, "unlink", refused)
+  replaced(path)
+  monkeypatch.undo()
+  assert names(path) == ["new"]
+  assert len(names(tmp_path)) == 2
+  files.tidy(tmp_path)
+  assert names(tmp_path) == ["d"]
+
+
+def test_a_lock_can_be_had_on_nfs(tmp_path, monkeypatch):
+  """There a lock that is for one alone needs a file that one may write to."""
+  flock = fcntl.flock
+
+  def of_nfs(file, operation):
+    if not file.writable():
+      raise OSError(9, "Bad file descriptor")
+    flock(file, operation)
+
+  monkeypatch.setattr(fcntl, "flock", of_nfs)
+  scratch = tmp_path / ".d-aaaaaaaa"
+  (scratch / "old").mkdir(parents=True)
+  (scratch / "lock").write_text(files.SCRATCH_MARK)
+  files.tidy(tmp_path)
+  assert names(tmp_path) == ["d"]
 
 
 def test_what_is_being_written_is_left_alone(tmp_path):

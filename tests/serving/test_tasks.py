@@ -288,6 +288,44 @@ def test_what_a_restart_could_not_restore_is_refused(tmp_path):
       asyncio.run(check(model))
 
 
+def test_a_given_parent_that_its_child_would_miss_is_not_replaced(tmp_path):
+  """A child may not know the digest of its parent, and fit any of that name."""
+  child = random_task(BACKBONE, "aaa", attends_to=("birds",))
+  assert child.spec.parent_digests == ("",)
+  options = {
+    "token_file": token_file(tmp_path), "state_dir": str(tmp_path / "state"),
+  }  # fmt: skip
+
+  async def put(http, name, task):
+    body = task_bytes(task, tmp_path)
+    return await http.put(f"/v1/tasks/{name}", content=body, headers=BYTES)
+
+  async def refused(model):
+    async with serving(model, **options) as http:
+      await http.delete("/v1/tasks/aaa", headers=BEARER)
+      done = await put(http, "birds", PETS)
+      assert done.status_code == 409
+      assert "aaa attends to birds as it was given" in done.json()["error"]
+      assert await names(http) == ["birds"]
+
+  async def added_to_another(model):
+    async with serving(model, **options) as http:
+      for name, task in (("birds", PETS), ("aaa", child)):
+        assert (await put(http, name, task)).status_code in (200, 201)
+
+  async def there_again(model):
+    async with serving(model, **options) as http:
+      assert set(await names(http)) == {"birds", "aaa"}
+
+  for given, check in (
+    ([BIRDS, child], refused),
+    ([BIRDS], added_to_another),
+    ([BIRDS], there_again),
+  ):
+    with with_tasks(*given) as model:
+      asyncio.run(check(model))
+
+
 def test_what_takes_the_place_of_a_given_task_stays_where_others_need_it(
   tmp_path,
 ):

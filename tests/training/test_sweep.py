@@ -230,6 +230,9 @@ def test_a_sweep_equals_its_variants_alone(tmp_path):
     found, expected = together.best[variant.name], alone.best[variant.name]
     assert (found.step, found.accuracy) == (expected.step, expected.accuracy)
     assert found.params["memory"].shape[1] == variant.config.task.cells
+    rate = trainer_of(config).start(variants).schedules[variant.name]
+    shown = max(float(rate(step)) for step in range(config.total_steps))
+    assert shown == pytest.approx(variant.config.learning_rate, rel=0.05)
     start = trainer_of(config).new_task(variant).params
     for name, value in trees.flatten(expected.params).items():
       close = trees.flatten(found.params)[name]
