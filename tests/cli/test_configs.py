@@ -223,6 +223,18 @@ def test_tfds_wants_a_name(tmp_path):
     run.train_and_evaluate(load("tfds"), tmp_path)
 
 
+@pytest.mark.parametrize("name", ["", "mine"])
+def test_a_folder_wants_its_directory(name, tmp_path):
+  """Nothing would be read there, and a task would have its name from it."""
+  config = load("folder")
+  config = dataclasses.replace(
+    config, task=dataclasses.replace(config.task, name=name)
+  )
+  with pytest.raises(ConfigError, match=r"config\.data\.dir is empty.*=DATA"):
+    run.train_and_evaluate(config, tmp_path / "run")
+  assert not (tmp_path / "run").exists()
+
+
 def parsed(*argv):
   """The configuration of a command line."""
   return command_line.CommandLine("", ["main", *argv]).parse()
