@@ -41,7 +41,7 @@ def require_sound(config: Config, workdir: Path, mesh: Mesh) -> None:
     )
   if config.data.name in OF_A_DIRECTORY and not config.data.dir:
     raise ConfigError(
-      f"config.data.dir is empty, and config.data.name is {config.data.name!r}: "
+      f"config.data.dir is empty, and config.data.name {config.data.name!r}: "
       "give the directory of your data by --config.data.dir=DATA."
     )
   if config.pretrain.variant and not config.pretrain.data.name:
