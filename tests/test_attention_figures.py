@@ -300,13 +300,16 @@ def test_what_chance_hardly_makes_is_marked_of_many_cells_too():
   (axes, *_) = plots.cell_removal_figure(found).axes
   (dots,) = axes.collections
   assert sorted(map(tuple, dots.get_offsets())) == [(4, 1), (29, 2)]
-  assert "dot" in axes.get_xlabel()
+  assert "dot: chance" in axes.get_xlabel()
+  assert "bold" not in axes.get_xlabel()
   # Few cells have numbers in bold, and no dots.
   (few, *_) = plots.cell_removal_figure(
     removal(lost[:, :5], gained[:, :5])
   ).axes
   assert not few.collections
   assert "dot" not in few.get_xlabel()
+  assert "bold: chance" in few.get_xlabel()
+  assert "±: standard error" in few.get_xlabel()
 
 
 def test_rollouts_of_other_images_are_refused(seen):

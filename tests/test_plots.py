@@ -77,6 +77,14 @@ def test_pictures_and_titles_do_not_overlap(agg):
     assert not a.padded(-0.25).overlaps(b.padded(-0.25))
 
 
+@pytest.mark.parametrize("count", [1, 8, 16])
+def test_the_first_titles_are_not_cut(count, agg):
+  """Alone, in one row and in two; of as many lines as a mistake has."""
+  titles = ["Ål\nlabel\nlabel\nlabel\nlabel"] * count
+  shown = pixels(agg(plots.image_grid(random_images(count), titles)))
+  assert shown[0, :, :3].min() == 255
+
+
 def test_names_of_classes_do_not_overlap(agg):
   """They are shortened, and are neither formulas nor lines of their own."""
   names = ["golden retriever puppy", "siberian husky adult", "$\\frac{x",

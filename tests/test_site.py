@@ -14,7 +14,7 @@ import yaml
 from conftest import ROOT, random_task, tiny_backbone
 
 import memory_vit as mv
-from docs.drawings import masks
+from docs.drawings import layers, masks
 from docs.drawings.pictures import PICTURES
 from memory_vit.model.masks import attention_graph
 
@@ -116,6 +116,14 @@ def test_its_tools_come_by_their_own_extra():
 def test_drawings_are_what_is_drawn_now(name):
   written = (ROOT / "docs" / f"{name}.svg").read_text(encoding="utf-8")
   assert written == PICTURES[name]().svg(), "run python -m docs.drawings"
+
+
+def test_the_layers_have_one_box_of_commands():
+  """Wherever their layer is in the contract: a box for each is too narrow."""
+  (commands,) = [names for names in layers.layers() if "main" in names]
+  box = r'<rect [^>]*class="learned"[^>]*/>\s*<text [^>]*>([^<]*)<'
+  found = re.findall(box, layers.draw().svg())
+  assert found == [f"commands ({len(commands)})"]
 
 
 @pytest.mark.parametrize("name", PICTURES)

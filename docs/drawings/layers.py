@@ -28,10 +28,12 @@ def draw() -> Canvas:
   canvas.text((_WIDTH / 2, 30), "Imports go down", bold=True, size=17)
   for i, names in enumerate(found):
     y = 46 + i * (_LINE + _GAP)
-    names = names if i else [f"{_COMMANDS} ({len(names)})"]
+    commands = "main" in names  # all in one box, as there is no room for each
+    names = [f"{_COMMANDS} ({len(names)})"] if commands else names
     width = (_WIDTH - 120 - _GAP * (len(names) - 1)) / len(names)
     for j, name in enumerate(names):
-      kind = "learned" if not i else "frozen" if _is_wing(name) else "given"
+      wing = "frozen" if _is_wing(name) else "given"
+      kind = "learned" if commands else wing
       x = 60 + j * (width + _GAP)
       canvas.box((x, y), (width, _LINE), name, kind)
   canvas.arrow((30, 50), (30, height - 20))

@@ -267,7 +267,7 @@ class _ConfigFile(flags.ArgumentParser["ml_collections.ConfigDict"]):
     if not path.is_file():
       raise ConfigError(
         f"--config is {messages.brief(name)}: there is no such file. Expected "
-        f"one of Python, or a name: {', '.join(_names())}."
+        f"a file of Python, as FILE.py, or a name: {', '.join(_names())}."
       )
     try:
       found = _run(path, given)

@@ -129,9 +129,15 @@ def split_parts(
   try:
     parts = tfds.core.ReadInstruction.from_spec(split).to_absolute(infos)
   except (AssertionError, NotImplementedError, ValueError) as error:
+    advice = ""
+    if "test" in split_names(split) and "test" not in sizes:
+      advice = (
+        " Without one, add --config.data.test='' to a run, and give `evaluate` "
+        "another by --split."
+      )
     raise DataError(
       f"data set {name!r} has no split {split!r} ({first_line(error)}); its "
-      f"splits are {dict(sizes)}."
+      f"splits are {dict(sizes)}.{advice}"
     ) from error
   chosen = [(part.splitname, slice(part.from_, part.to)) for part in parts]
   if not count_examples(chosen, sizes):

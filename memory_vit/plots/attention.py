@@ -236,9 +236,12 @@ def cell_removal_figure(removal: CellRemoval) -> Figure:
   axes.set_xticks(
     [*places, columns - 1], [*(str(p + 1) for p in places), "all"], fontsize=9
   )
+  mark, errors_are = (
+    ("bold", "; ±: standard error") if axes.texts else ("dot", "")
+  )
   axes.set_xlabel(
-    "memory cell that is removed"
-    + ("" if axes.texts else "; dot: chance would hardly make it")
+    "memory cell that is removed\n"
+    f"{mark}: chance would hardly make it{errors_are}"
   )
   figure.colorbar(mappable, ax=axes, label="change of top-1, points")
   memory = removal.memory

@@ -246,9 +246,12 @@ def task_paths(path: str | os.PathLike[str]) -> list[Path]:
   # A task that is being written has a name with a dot.
   found = [path for path in _paths_in(path) if path.name[0] != "."]
   if not found:
+    run = path / "tasks"
+    hint = f" The tasks of a run are in {run}." if run.is_dir() else ""
     raise TaskError(
       f"{path} is neither a task nor a directory of tasks: there is no "
       "task.json in it, nor one level below, and no .safetensors file."
+      f"{hint}"
     )
   for directory in found:
     _require_plain_name(directory)

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from memory_vit.config import EMBEDDINGS, Config, beyond_the_end
 from memory_vit.data.reader import Reader
+from memory_vit.data.split_ref import OF_A_DIRECTORY
 from memory_vit.errors import BackboneError, ConfigError, DataError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import NAME_PATTERN
@@ -37,6 +38,11 @@ def require_sound(config: Config, workdir: Path, mesh: Mesh) -> None:
     raise ConfigError(
       "config.data.name is empty: name a data set, as in "
       "--config=configs/tfds.py:cifar10 or --config.data.name=cifar10."
+    )
+  if config.data.name in OF_A_DIRECTORY and not config.data.dir:
+    raise ConfigError(
+      f"config.data.dir is empty, and config.data.name {config.data.name!r}: "
+      "give the directory of your data by --config.data.dir=DATA."
     )
   if config.pretrain.variant and not config.pretrain.data.name:
     raise ConfigError(

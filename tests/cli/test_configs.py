@@ -17,7 +17,7 @@ from conftest import ROOT, tiny_backbone
 import memory_vit as mv
 from memory_vit import config as config_lib
 from memory_vit.cli import command_line
-from memory_vit.data import batching, datasets
+from memory_vit.data import batching, datasets, sources
 from memory_vit.errors import ConfigError
 from memory_vit.study import runs
 from memory_vit.training import resolve, run, sweep
@@ -148,9 +148,14 @@ def test_two_steps_on_fake_pictures(name, backbone_file, tmp_path):
 
 def test_a_folder_of_few_pictures_is_not_seen_hundreds_of_times():
   config = load("folder")
-  for pictures, steps in ((300, 118), (5_120, 2_000)):
-    assert resolve.with_steps(config, pictures).total_steps == steps
+  guide = (ROOT / "docs" / "own_data.md").read_text()
+  for pictures, steps in ((300, 106), (5_120, 1_800)):
+    sizes = {"train": pictures}
+    parts = sources.split_parts("folder", config.data.train, sizes)
+    learned_from = sources.count_examples(parts, sizes)
+    assert resolve.with_steps(config, learned_from).total_steps == steps
     assert f"{steps:,}" in importlib.import_module("configs.folder").__doc__
+    assert f"{steps:,}" in guide
 
 
 def test_two_steps_on_a_folder(backbone_file, tmp_path):
@@ -223,6 +228,18 @@ def test_tfds_wants_a_name(tmp_path):
     run.train_and_evaluate(load("tfds"), tmp_path)
 
 
+@pytest.mark.parametrize("name", ["", "mine"])
+def test_a_folder_wants_its_directory(name, tmp_path):
+  """Nothing would be read there, and a task would have its name from it."""
+  config = load("folder")
+  config = dataclasses.replace(
+    config, task=dataclasses.replace(config.task, name=name)
+  )
+  with pytest.raises(ConfigError, match=r"config\.data\.dir is empty.*=DATA"):
+    run.train_and_evaluate(config, tmp_path / "run")
+  assert not (tmp_path / "run").exists()
+
+
 def parsed(*argv):
   """The configuration of a command line."""
   return command_line.CommandLine("", ["main", *argv]).parse()
@@ -254,7 +271,9 @@ def test_a_file_of_that_name_comes_first(tmp_path, monkeypatch):
 
 
 def test_a_name_that_there_is_not():
-  message = "'sun398'.*cifar100, embeddings, .*quickstart.* sun397, tfds"
+  message = (
+    "'sun398'.* FILE.py.*: cifar100, embeddings, .*quickstart.* sun397, tfds"
+  )
   with pytest.raises(ConfigError, match=message) as error:
     parsed("--config=sun398")
   assert "base" not in str(error.value)

@@ -328,6 +328,7 @@ def test_slices_of_a_folder_are_fair_and_disjoint(tmp_path):
     ({"train/a": ["0.png"]}, "train[90%:]", "is empty"),
     ({"train/a": ["0.png"]}, "train[:9]", "incompatible with 1"),
     ({"train/a": ["0.png"]}, "train[:", "no split 'train"),
+    ({"train/a": ["0.png"]}, "test", r"add --config\.data\.test='' to a run"),
     ({"train/a": []}, "train", "is empty"),
   ],
 )

@@ -49,6 +49,15 @@ def test_the_card_says_how_images_are_resized(backbone):
     assert f"8 x 8 pixels, {said}" in model_card.to_text([task])
 
 
+@pytest.mark.parametrize(("classes", "tells"), [(5, False), (6, True)])
+def test_of_five_classes_there_is_no_top_5(backbone, classes, tells):
+  task = random_task(backbone, "a", classes=classes)
+  made = {"metrics": {"test_top5": 1.0, "test_accuracy": 0.5}}
+  text = model_card.to_text([mv.Task(task.spec, task.params, made)])
+  assert ("| top-5 accuracy, test | 100.00 % |" in text) == tells
+  assert "| accuracy, test | 50.00 % |" in text
+
+
 def test_a_card_needs_no_provenance(backbone):
   text = model_card.to_text([random_task(backbone, "a")])
   assert "- data: not known" in text

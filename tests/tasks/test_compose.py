@@ -118,6 +118,14 @@ def test_a_set_on_disk_is_its_tasks(family, backbone, images, tmp_path):
     store.load_tasks(tmp_path / "empty", backbone)
 
 
+def test_of_a_working_directory_its_tasks_are_named(tmp_path):
+  (tmp_path / "tasks").mkdir()
+  with pytest.raises(TaskError, match=rf"are in {tmp_path / 'tasks'}\.$"):
+    store.task_paths(tmp_path)
+  with pytest.raises(TaskError, match="file.$"):
+    store.task_paths(tmp_path / "tasks")
+
+
 def test_a_task_that_is_given_twice_counts_once(family, backbone, tmp_path):
   """As a parent is, which every run exports beside its task."""
   a, b = family[:2]
