@@ -78,6 +78,7 @@ def read(out):
   return values
 
 
+@pytest.mark.slow
 def test_images_of_two_tasks(model, tmp_path, capsys):
   root, backbone, tasks = model
   out = tmp_path / "out"
@@ -112,6 +113,7 @@ def test_images_of_two_tasks(model, tmp_path, capsys):
   assert "attention.json, 5 figures" in shown
 
 
+@pytest.mark.slow
 def test_data_without_images(model, tmp_path, capsys):
   """Cells are removed, and what has none is left out with a word."""
   root, backbone, tasks = model

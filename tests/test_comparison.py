@@ -96,6 +96,7 @@ def test_outputs_that_are_all_alike_show_nothing(value):
   assert rounds.spread([alike, np.eye(3)]) == 0
 
 
+@pytest.mark.slow
 def test_every_task_is_drawn_for_itself():
   """One in the place of another is noticed, and a head of zeros is none."""
   backbone = mv.random_backbone(

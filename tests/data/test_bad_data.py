@@ -444,6 +444,7 @@ def test_what_fails_once_is_read_again(log):
   assert "network is away" in record.getMessage()
 
 
+@pytest.mark.slow
 def test_what_other_processes_leave_out_counts(monkeypatch):
   source = broken_source(16, (2, 9), max_bad=2)
   trained_on(source, steps=4)

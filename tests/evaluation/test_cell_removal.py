@@ -145,7 +145,7 @@ def flat(removal, field):
   return np.concatenate([np.ravel(getattr(part, field)) for part in parts])
 
 
-@pytest.mark.parametrize("most", [99, 4])
+@pytest.mark.parametrize("most", [pytest.param(99, marks=pytest.mark.slow), 4])
 def test_each_example_counts_once(backbone, monkeypatch, most):
   """In batches of which the last is filled up, and in one or several passes."""
   tasks, source = undecided(backbone)

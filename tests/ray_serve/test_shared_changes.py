@@ -250,6 +250,7 @@ def test_a_replica_that_starts_has_the_tasks_of_now(tmp_path):
   asyncio.run(with_two(tmp_path, check))
 
 
+@pytest.mark.slow
 def test_what_was_given_up_is_not_kept_on_the_device(tmp_path, monkeypatch):
   """A set that others refused; and one that was ready too late."""
 

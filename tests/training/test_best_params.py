@@ -101,7 +101,7 @@ def test_a_variant_is_best_by_validation(backbone, tmp_path):
       task.spec.name: {
         "top1": test[task.spec.name], "top5": 1.0, "loss": 1.0,
         "per_class": [], "majority": 0.5, "examples": 9, "skipped": 0,
-        "hits": None,
+        "not_finite": 0, "hits": None,
         **({"predictions": task} if task.spec.name == predictions_of else {}),
       }
       for task in tasks
