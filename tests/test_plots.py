@@ -77,10 +77,13 @@ def test_pictures_and_titles_do_not_overlap(agg):
     assert not a.padded(-0.25).overlaps(b.padded(-0.25))
 
 
+@pytest.mark.parametrize("lines", [1, 5])
 @pytest.mark.parametrize("count", [1, 8, 16])
-def test_the_first_titles_are_not_cut(count, agg):
-  """Alone, in one row and in two; of as many lines as a mistake has."""
-  titles = ["Ål\nlabel\nlabel\nlabel\nlabel"] * count
+def test_the_first_titles_are_not_cut(count, lines, agg):
+  """Alone, in one row and in two; of one line, and as many as a mistake has."""
+  titles = [
+    "\n".join(["Ål", "label", "label", "label", "label"][:lines])
+  ] * count
   shown = pixels(agg(plots.image_grid(random_images(count), titles)))
   assert shown[0, :, :3].min() == 255
 

@@ -44,7 +44,7 @@ def image_grid(
   rows = -(-len(images) // columns)
   titles = [_wrapped(title, int(width * _CHARACTERS)) for title in titles]
   lines = max(title.count("\n") + 1 for title in titles)
-  size = (width * columns, (width - 0.05 + 0.27 * lines) * rows)
+  size = (width * columns, (width + 0.05 + 0.27 * lines) * rows)
   figure = Figure(figsize=size, layout="constrained")
   for i, (image, title) in enumerate(zip(images, titles, strict=True)):
     axes = figure.add_subplot(rows, columns, i + 1)

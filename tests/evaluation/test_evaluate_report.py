@@ -45,6 +45,7 @@ def run(root, *arguments):
   )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_report_is_of_the_pass_that_is_verified(
   model, tmp_path, monkeypatch, capsys
 ):

@@ -117,6 +117,7 @@ def finished(config, backbone_file):
 
 
 @pytest.mark.usefixtures("pictures")
+@pytest.mark.slow
 def test_where_the_task_looks_is_drawn(config, workdir):
   """On images that it was not trained on; and named at the end."""
   config = dataclasses.replace(silent(config), total_steps=2, log_images=3)
@@ -397,6 +398,7 @@ def saved(backbone, directory, name, **options):
   return task
 
 
+@pytest.mark.slow
 def test_extension_reads_an_exported_task(config, workdir, backbone_file):
   backbone = mv.load_backbone(backbone_file)
   parent = saved(backbone, workdir.parent, "parent")
