@@ -321,7 +321,7 @@ def _beside(path: Path) -> Iterator[None]:
 
 
 def _advice(error: Exception) -> str:
-  """What to do about a file that is written for a checkout."""
+  """Advice for a configuration file that is written for a checkout."""
   if isinstance(error, ModuleNotFoundError) and error.name == "configs":
     return "; write: from memory_vit.configs import base"
   return ""

@@ -74,7 +74,7 @@ class Signature:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExportReport:
-  """What was exported; `manifest.json` holds the same.
+  """Description of an export, as `manifest.json` holds it.
 
   Attributes:
     format: "stablehlo", "saved_model", "onnx" or "safetensors".

@@ -211,7 +211,7 @@ def tidy(directory: Path, name: str | None = None) -> None:
     # file systems without locks.
     with contextlib.suppress(OSError):
       if _is_scratch(scratch):
-        # For writing: of NFS nobody else gets a lock alone.
+        # For writing: NFS gives an exclusive lock on no other file.
         with (scratch / _LOCK).open("r+") as lock:
           fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _settle(scratch, directory / found["name"])

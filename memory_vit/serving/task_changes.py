@@ -38,7 +38,7 @@ _UPLOADED = "the uploaded task"
 
 @dataclasses.dataclass(frozen=True)
 class Changed:
-  """What was done to a set of tasks.
+  """A change of a set of tasks.
 
   Attributes:
     action: "add", "replace" or "remove".
@@ -252,7 +252,7 @@ class TaskChanges:
       return self._predictor.remove(name)
 
   def _with(self, name: str, task: Task) -> tuple[str, dict[int, Task]]:
-    """What is done to the tasks of now to have one more, and {slot: task} then.
+    """Plan to add or replace a task: the action, and {slot: task} after it.
 
     Raises:
       TaskError: where they do not fit together.

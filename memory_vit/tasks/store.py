@@ -260,7 +260,7 @@ def task_paths(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def _paths_in(path: Path) -> list[Path]:
-  """What looks like a task in a directory."""
+  """Paths in a directory that look like tasks, sorted."""
   files_there = path.glob(f"*{single_file.SUFFIX}")
   return sorted([*(f.parent for f in path.glob("*/task.json")), *files_there])
 

@@ -104,7 +104,7 @@ def _percent(value: float | None) -> str:
 
 
 def _of_sweep(sweep: SweepResult, best: TrialResult) -> str:
-  """What a sweep took, and what came of it."""
+  """Cost and outcome of a sweep."""
   memory = sweep.bytes_per_variant
   taken = "" if memory is None else f" and {memory / 2**20:.0f} MiB"
   lost = "".join(

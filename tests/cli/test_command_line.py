@@ -99,15 +99,8 @@ def bad_values(key):
   if isinstance(rule, Choice):
     name = next(filter(None, rule.names))
     empty = [] if "" in rule.names else [""]
-    return [
-      *empty,
-      "nope",
-      name.upper() + "X",
-      f"{name} ",
-      name * 9_999,
-      "é",
-      *ODD,
-    ]
+    spelled = [name.upper() + "X", f"{name} ", name * 9_999]
+    return [*empty, "nope", *spelled, "é", *ODD]
   if isinstance(rule, Text):
     longer = "a" * (rule.most + 1)
     empty = [] if rule.accepts("") else [""]
