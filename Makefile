@@ -64,21 +64,21 @@ help:
 quickstart: .venv/installed
 	$(BIN)/python -m memory_vit.main --config=configs/quickstart.py:sweep --workdir=$(WORKDIR)
 
+# By test and not by file, or one worker waits long for the other's last file.
 test: .venv/installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not processes"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not processes"
 
 newest: .venv-newest/installed
-	$(NEWEST_BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not processes"
+	$(NEWEST_BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not processes"
 
 # Old releases warn of what newer ones have changed.
 lowest: .venv-lowest/installed
-	$(LOWEST_BIN)/python -m pytest -n 2 --dist loadfile -W ignore::DeprecationWarning -m "not slow and not processes"
+	$(LOWEST_BIN)/python -m pytest -n 2 --dist worksteal -W ignore::DeprecationWarning -m "not slow and not processes"
 
 processes: .venv/installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m processes
 
-# By test and not by file: some files have two tests, of minutes each. What starts
-# processes is in `make processes`, by file: a cluster is started once.
+# What starts processes is in `make processes`, by file: a cluster is started once.
 slow: .venv/installed
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not processes"
 

@@ -150,6 +150,7 @@ def test_data_without_images(model, tmp_path, capsys):
   assert "digits:0-4 test" in shown
 
 
+@pytest.mark.slow
 def test_the_split_that_is_evaluated_is_shown(model, tmp_path, capsys):
   root, _, _ = model
   out, data = tmp_path / "out", "--data=digits:0-4"

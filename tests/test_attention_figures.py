@@ -273,6 +273,7 @@ def assert_apart(figure):
       assert all(box.x1 <= figure.bbox.width for box in boxes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cells", [12, 13, 20, 64, 256])
 def test_twelve_layers_and_twenty_cells_do_not_overlap(cells):
   rng = np.random.default_rng(0)

@@ -47,7 +47,11 @@ def published(backbone, *, stacked):
   return beside | {f"params/img/{name}": a for name, a in flat.items()}
 
 
-@pytest.mark.parametrize("stacked", [True, False], ids=["stacked", "apart"])
+@pytest.mark.parametrize(
+  "stacked",
+  [pytest.param(True, marks=pytest.mark.slow), False],
+  ids=["stacked", "apart"],
+)
 def test_the_image_tower_is_read_to_the_bit(backbone, stacked, tmp_path):
   path = tmp_path / "siglip.npz"
   np.savez(path, **published(backbone, stacked=stacked))

@@ -86,6 +86,7 @@ def test_side_by_side_as_alone(bench, backbone_file, monkeypatch, caplog):
   assert readings == [4, 4]
 
 
+@pytest.mark.slow
 def test_what_was_tested_before_a_stop_is_kept(
   bench, backbone_file, monkeypatch
 ):

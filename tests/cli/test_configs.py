@@ -158,6 +158,7 @@ def test_a_folder_of_few_pictures_is_not_seen_hundreds_of_times():
     assert f"{steps:,}" in guide
 
 
+@pytest.mark.slow
 def test_two_steps_on_a_folder(backbone_file, tmp_path):
   files = [f"{i}.png" for i in range(8)]
   folders = {

@@ -245,6 +245,7 @@ def test_broken_shard_is_named_with_its_last_good_record(
   assert open_source("own", "test", str(tmp_path)).size == 2
 
 
+@pytest.mark.slow
 def test_corrupt_records_are_left_out(tmp_path, log):
   directory = write_own(tmp_path)
   fake_data.reshard(directory, "train", [5, 7])

@@ -154,6 +154,7 @@ def test_features_of_tfds_are_its_own():
   assert all(name.startswith("tensorflow_datasets.core.") for name in own)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trusted", [True, False])
 def test_trust_reaches_every_reader(
   tmp_path, monkeypatch, backbone_file, trusted

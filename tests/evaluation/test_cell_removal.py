@@ -67,6 +67,7 @@ def source_of(task, size=EXAMPLES):
   return Reader(dataclasses.replace(source, class_names=names, fetch=fetch))
 
 
+@pytest.mark.slow
 def test_a_removed_cell_is_one_that_the_token_never_saw(backbone, images):
   tasks = family_of(backbone)
   params = {
@@ -145,7 +146,8 @@ def flat(removal, field):
   return np.concatenate([np.ravel(getattr(part, field)) for part in parts])
 
 
-@pytest.mark.parametrize("most", [pytest.param(99, marks=pytest.mark.slow), 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [99, 4])
 def test_each_example_counts_once(backbone, monkeypatch, most):
   """In batches of which the last is filled up, and in one or several passes."""
   tasks, source = undecided(backbone)

@@ -62,6 +62,7 @@ def accuracy_by_hand(backbone, tasks, name, data_name):
   return np.mean(hits), len(hits)
 
 
+@pytest.mark.slow
 def test_every_task_on_its_own_data(model, capsys):
   root, backbone, tasks = model
   assert run(root, f"--task={root}/tasks", f"--json={root}/out.json",

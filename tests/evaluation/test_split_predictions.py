@@ -205,6 +205,7 @@ def test_predictions_of_a_split_stand_in_its_order(mesh):
   assert metrics_of(found).skipped == result["skipped"] == 1
 
 
+@pytest.mark.slow
 def test_predictions_may_be_of_one_output_alone(mesh):
   """Those of hundreds of tasks would fill the memory."""
 

@@ -57,6 +57,7 @@ def test_one_file_computes_all_tasks_for_any_batch(backbone, images, tmp_path):
   ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regime", ["full", "memory", "probe"])
 def test_a_regime_that_composes_with_nothing_is_exported_alone(
   backbone, images, tmp_path, regime

@@ -112,14 +112,10 @@ def copied(place, tmp_path, config, dtype=np.float32):
   return target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("regime", "where"),
-  [
-    ("head", "host"),
-    pytest.param("head", "device", marks=pytest.mark.slow),
-    pytest.param("probe", "disk", marks=pytest.mark.slow),
-    pytest.param("probe", "host", marks=pytest.mark.slow),
-  ],
+  [("head", "host"), ("head", "device"), ("probe", "disk"), ("probe", "host")],
 )
 def test_the_same_numbers_learn_the_same_task(place, tmp_path, regime, where):
   """Order, labels, validation, test: all are those of the image folder."""
@@ -188,9 +184,8 @@ def central(place):
   return task.spec.evaluation
 
 
-@pytest.mark.parametrize(
-  "regime", ["head", pytest.param("probe", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("regime", ["head", "probe"])
 def test_the_task_answers_images_as_it_answered_embeddings(
   place, central, tmp_path, regime
 ):

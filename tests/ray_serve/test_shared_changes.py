@@ -289,6 +289,7 @@ def test_what_was_given_up_is_not_kept_on_the_device(tmp_path, monkeypatch):
   asyncio.run(with_two(tmp_path, check, patience))
 
 
+@pytest.mark.slow
 def test_a_change_that_is_gone_is_no_fault(tmp_path, monkeypatch, caplog):
   """Its ledger was lost before this replica had the file."""
 
@@ -357,6 +358,7 @@ def test_who_compiles_while_the_ledger_is_lost_is_heard(tmp_path, monkeypatch):
   asyncio.run(check())
 
 
+@pytest.mark.slow
 def test_a_new_ledger_asks_anew(tmp_path):
   """Nobody takes its first proposal for one that was judged before."""
 
@@ -371,6 +373,7 @@ def test_a_new_ledger_asks_anew(tmp_path):
   asyncio.run(with_two(tmp_path, check))
 
 
+@pytest.mark.slow
 def test_a_ledger_lost_during_a_change_says_that_it_is_open(
   tmp_path, monkeypatch
 ):

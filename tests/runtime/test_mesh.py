@@ -130,6 +130,7 @@ def alone(wide, images):
   return tasks, jax.device_get(train(wide, images, mesh_of(1, 1), tasks))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fsdp", PARTS)
 def test_every_mesh_learns_the_same(wide, images, alone, fsdp):
   tasks, expected = alone

@@ -8,6 +8,7 @@ from memory_vit.model.regimes import REGIMES
 from memory_vit.study import analysis, costs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regime", REGIMES)
 def test_costs_by_formula_and_by_xla(backbone, regime):
   cost = costs.cost_of(backbone.config, regime, cells=3, bottleneck=2)

@@ -96,7 +96,8 @@ def test_queries_of_later_layers_are_those_of_the_images(backbone, images):
   close(mv.quiet_memory(backbone, task, twice).params["memory"], found)
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
 def test_new_memory_takes_less_attention(images, seed):
   backbone = tiny_backbone(seed, width=64)
   task = new_task(backbone, cells=5)

@@ -208,6 +208,7 @@ def test_images_are_squeezed_as_the_backbone_states():
       assert image.tobytes() in known
 
 
+@pytest.mark.slow
 def test_a_sweep_equals_its_variants_alone(tmp_path):
   """Other rates, cells, seeds, clips: what they learn and when it was best."""
   config = config_of(
