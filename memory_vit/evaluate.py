@@ -207,7 +207,7 @@ def _open_upstream(
   source = data_options.open_split(own.ref, arguments)
   if source.num_classes != backbone.config.num_classes:
     raise TaskError(
-      f"{source.name} has {source.num_classes} classes, the head of the "
+      f"{source.full_name} has {source.num_classes} classes, the head of the "
       f"backbone has {backbone.config.num_classes}."
     )
   return source, preprocessing
@@ -258,7 +258,7 @@ def _row(task: Mapping[str, Any]) -> tuple[str, ...]:
   """A task in the table; two more columns where it was verified."""
   row = (
     task["name"],
-    escaped(task["data"]),
+    _data_of(task),
     escaped(task["split"]),
     f"{task['examples']:,}",
     f"{100 * task['accuracy']:.2f} %",
@@ -274,9 +274,14 @@ def _row(task: Mapping[str, Any]) -> tuple[str, ...]:
   )
 
 
+def _data_of(found: Mapping[str, Any]) -> str:
+  """The data set of an entry, as `Source.full_name` has it."""
+  return escaped(f"{found['data']} {found['directory']}".rstrip())
+
+
 def _problems(name: str, found: Mapping[str, Any]) -> list[str]:
   """What one has to know of the numbers of a task."""
-  lines, data = [], escaped(found["data"])
+  lines, data = [], _data_of(found)
   if found["skipped"]:
     lines.append(
       f"{name}: {counted(found['skipped'], 'image')} of {data} could not be "
@@ -294,7 +299,7 @@ def _upstream_line(upstream: Mapping[str, Any] | None) -> list[str]:
   if not upstream:
     return []
   return [
-    f"original task, {escaped(upstream['data'])} ({upstream['examples']:,} "
+    f"original task, {_data_of(upstream)} ({upstream['examples']:,} "
     "images): "
     f"{100 * upstream['accuracy']:.2f} % with all tasks in the pass, "
     f"{100 * upstream['accuracy_plain']:.2f} % by the plain ViT; equal to the "

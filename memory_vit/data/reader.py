@@ -25,8 +25,8 @@ class Reader:
   """A source, and how it is read in this process.
 
   Attributes:
-    source: the split; its name, split, size, class_names and num_classes are
-      attributes of the reader, too.
+    source: the split; its name, full_name, split, size, class_names and
+      num_classes are attributes of the reader, too.
     max_bad: how many unreadable examples may be left out.
     stall_timeout: seconds without a batch after which the process is ended; 0
       is never.
@@ -36,7 +36,8 @@ class Reader:
     self, source: Source, *, max_bad: int = 0, stall_timeout: float = 0.0
   ) -> None:
     self.source = source
-    self.name, self.split, self.size = source.name, source.split, source.size
+    self.name, self.full_name = source.name, source.full_name
+    self.split, self.size = source.split, source.size
     self.class_names, self.num_classes = source.class_names, source.num_classes
     self.max_bad = max_bad
     self.stall_timeout = stall_timeout

@@ -6,6 +6,7 @@ number (see `data/batching.py`). `data/local.py`, `data/file_list.py` and
 """
 
 import dataclasses
+import functools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ import numpy as np
 
 from memory_vit.data.inventory import Inventory
 from memory_vit.data.quiet_tensorflow import tf, tfds
+from memory_vit.data.split_ref import OF_A_DIRECTORY
 from memory_vit.embeddings.embedded_rows import EmbeddedRows
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.runtime.messages import escaped
@@ -62,9 +64,24 @@ class Source:
     """The number of classes."""
     return len(self.class_names)
 
+  @functools.cached_property
+  def directory(self) -> str:
+    """The last name of its directory, where `name` says only that it is one."""
+    if self.name not in OF_A_DIRECTORY:
+      return ""
+    for name, path in self.inventory.files.items():
+      root = path.removesuffix(name)
+      return os.path.basename(os.path.abspath(root)) if root else ""
+    return ""
+
+  @property
+  def full_name(self) -> str:
+    """The name of the data set for people: "digits", "folder pets"."""
+    return f"{self.name} {self.directory}".rstrip()
+
   def __str__(self) -> str:
     """For messages."""
-    return f"data set {self.name!r}, split {self.split!r}"
+    return f"data set {self.full_name!r}, split {self.split!r}"
 
   def require_images(self) -> None:
     """Raise `DataError` where there are embeddings in place of images."""

@@ -90,7 +90,7 @@ class CellRemoval:
 
   Attributes:
     task: its name.
-    data: name of the data set.
+    data: name of the data set for people: "digits", "folder pets".
     split: of it.
     examples: on how many.
     skipped: examples that could not be read, and do not count.
@@ -169,7 +169,7 @@ def remove_cells(
   for name in names:
     _require_classes(compose.with_parents(tasks, name)[0], source)
   if not source.size:
-    raise DataError(f"the data set {source.name!r} has no example.")
+    raise DataError(f"the data set {source.full_name!r} has no example.")
   images = batch_size // mesh.size
   variants = {
     name: _Variants(backbone, tasks, name, mesh, images) for name in names
@@ -178,7 +178,7 @@ def remove_cells(
   batches = batching.eval_batches(
     source, tasks[0].spec.evaluation, batch_size=batch_size
   )
-  title = f"removing cells, {source.name} {source.split}"
+  title = f"removing cells, {source.full_name} {source.split}"
   with ProgressBar(title, source.size) as bar:
     for batch in sharding.prefetch(batches, mesh):
       _, context = inference.encode(backbone, batch["image"], check=False)
@@ -300,7 +300,7 @@ class _Variants:
     examples, right = map(int, counts[:2, 0])
     if not examples:
       raise DataError(
-        f"no example of the data set {source.name!r} could be read."
+        f"no example of the data set {source.full_name!r} could be read."
       )
     lost, gained = counts[2:]
 
@@ -312,7 +312,7 @@ class _Variants:
 
     return CellRemoval(
       task=self._task.name,
-      data=source.name,
+      data=source.full_name,
       split=source.split,
       examples=examples,
       skipped=source.size - examples,

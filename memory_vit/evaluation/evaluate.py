@@ -130,7 +130,7 @@ def evaluate_source(
     batches = batching.eval_batches(
       source, preprocessing, batch_size=batch_size
     )
-  title = f"evaluating {source.name} {source.split}"
+  title = f"evaluating {source.full_name} {source.split}"
   with ProgressBar(title, source.size) as bar:
     results = evaluate(
       predict_classes,
@@ -158,8 +158,8 @@ def _require_classes(name: str, classes: int, source: Reader) -> None:
   if classes != source.num_classes:
     raise TaskError(
       f"the output {name!r} has {classes:,} classes, the data set "
-      f"{source.name!r} has {source.num_classes:,}: expected the data set that "
-      "it was trained for."
+      f"{source.full_name!r} has {source.num_classes:,}: expected the data set "
+      "that it was trained for."
     )
 
 

@@ -155,7 +155,7 @@ def require_classes(task: Task, source: Reader) -> None:
     raise TaskError(
       f"task {task.name!r} has {task.spec.num_classes} classes "
       f"({_first_of(task.spec.class_names)}, ...), the data set "
-      f"{source.name!r} has {source.num_classes} "
+      f"{source.full_name!r} has {source.num_classes} "
       f"({_first_of(source.class_names)}, ...)."
     )
 

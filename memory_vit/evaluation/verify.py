@@ -24,6 +24,7 @@ from memory_vit.model.task import (
   require_backbone,
 )
 from memory_vit.runtime import sharding
+from memory_vit.runtime.messages import utf8
 from memory_vit.tasks import compose, inference, split_forward
 from memory_vit.tasks.slots import Slots
 from memory_vit.tasks.split_forward import Logits
@@ -272,6 +273,7 @@ def _evaluated(source: Reader, found: Mapping[str, Any]) -> dict[str, Any]:
   """Data and accuracy, as every entry of the result has them."""
   return {
     "data": source.name,
+    "directory": utf8(source.source.directory),
     "split": source.split,
     "examples": found["examples"],
     "skipped": found["skipped"],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,6 @@ import numpy as np
 from PIL import Image
 
 import memory_vit
-from memory_vit.data.split_ref import OF_A_DIRECTORY
 from memory_vit.errors import TaskError
 from memory_vit.evaluation import classification, confusion, task_data
 from memory_vit.evaluation.calibration import Calibration, calibrate
@@ -111,7 +109,7 @@ class TaskEvaluation:
     """
     from memory_vit.data.eval_images import eval_images
 
-    spec, inventory = task.spec, reader.source.inventory
+    spec = task.spec
     if spec.class_names:
       task_data.require_classes(task, reader)
     for classes in (spec.num_classes, predictions.num_classes):
@@ -143,8 +141,8 @@ class TaskEvaluation:
         "preprocessing": dataclasses.asdict(spec.evaluation),
       },
       alone=alone,
-      directory=_directory(inventory) if reader.name in OF_A_DIRECTORY else "",
-      inventory=inventory,
+      directory=reader.source.directory,
+      inventory=reader.source.inventory,
     )
 
   @property
@@ -229,11 +227,3 @@ def _thumbnails(images: np.ndarray) -> np.ndarray:
     )
     for image in images
   ])  # fmt: skip
-
-
-def _directory(inventory: Inventory) -> str:
-  """The last name of the directory below which all files have their names."""
-  for name, path in inventory.files.items():
-    root = path.removesuffix(name)
-    return os.path.basename(os.path.abspath(root)) if root else ""
-  return ""

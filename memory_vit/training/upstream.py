@@ -28,8 +28,8 @@ def open_upstream(config: Config, backbone: Backbone) -> Reader | None:
   outputs = backbone.config.num_classes
   if reader and reader.num_classes != outputs:
     raise ConfigError(
-      f"config.upstream: {reader.name} has {reader.num_classes} classes, the "
-      f"head of the backbone has {outputs}."
+      f"config.upstream: {reader.full_name} has {reader.num_classes} classes, "
+      f"the head of the backbone has {outputs}."
     )
   return reader
 

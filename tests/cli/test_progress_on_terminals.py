@@ -103,7 +103,7 @@ def test_evaluate(there):
     "--data=folder", "--split=test", "--batch_size=8",
   )  # fmt: skip
   assert command.wait() == 0, command.err
-  _, total = counts(command.err, "evaluating folder test")
+  _, total = counts(command.err, "evaluating folder data test")
   assert total == 20
   assert command.screen == [""]
   assert "pets" in command.out

@@ -154,7 +154,7 @@ def test_pictures_that_do_not_come_end_it(tmp_path, monkeypatch):
   config = dataclasses.replace(config, stall_timeout=7.0)
   (entry,) = audit_report.audit_data(config)["splits"]
   assert entry["per_class"] == {"a": 3, "b": 3}
-  what = "data set 'folder', split 'train', from example"
+  what = f"data set 'folder {tmp_path.name}', split 'train', from example"
   assert waited == [(7.0, f"{what} 0 on"), (7.0, f"{what} 4 on")]
 
 

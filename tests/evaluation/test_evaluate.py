@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import fake_data
 import numpy as np
 import pytest
 from conftest import one_device, random_task, tiny_backbone
@@ -20,6 +21,11 @@ from memory_vit.evaluation import verify
 from memory_vit.runtime import sharding
 
 CENTRAL = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
+# What the command says of every evaluation.
+ENTRY = {
+  "data": "d", "directory": "", "split": "test", "examples": 8, "skipped": 0,
+  "not_finite": 0, "accuracy": 0.5,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -227,14 +233,48 @@ def test_outputs_that_are_not_finite_are_said(model, monkeypatch, capsys):
   assert entry["loss"] is None
   said = capsys.readouterr().out
   assert "low: outputs for 1 image of digits:0-4 are not finite" in said
-  found = {"data": "d", "examples": 9, "skipped": 0, "not_finite": 2,
-           "accuracy": 0.5, "accuracy_plain": 0.5,
+  found = {**ENTRY, "not_finite": 2, "accuracy_plain": 0.5,
            "outputs_bit_equal": True}  # fmt: skip
   result["backbone"]["upstream"] = found
   entry["alone"] = {"accuracy": 0.5, "max_difference": None,
                     "outputs_bit_equal": True}  # fmt: skip
   said = evaluate.text({**result, "verified": True})
   assert "original task: outputs for 2 images of d are not finite" in said
+
+
+def test_folders_are_told_apart(model, tmp_path, capsys):
+  """By the name of their directory: of both the data set is "folder"."""
+  root, backbone, _ = model
+  kinds, file = ("cats", "dogs"), tmp_path / "out.json"
+  for kind in kinds:
+    tree = {f"{split}/{c}": ["1.png"] for split in ("train", "test")
+            for c in "ab"}  # fmt: skip
+    fake_data.write_folder(tmp_path / kind, tree)
+    task = random_task(
+      backbone, kind, classes=2, class_names=("a", "b"), evaluation=CENTRAL
+    )
+    mv.save_task(task, tmp_path / "tasks" / kind)
+  assert run(
+    root, "--data=folder", f"--json={file}", "--split=test",
+    *(f"--task={tmp_path}/tasks/{kind}" for kind in kinds),
+    *(f"--data_dir={kind}={tmp_path}/{kind}" for kind in kinds),
+  ) == 0  # fmt: skip
+  found = json.loads(file.read_text())["tasks"]
+  assert [(entry["data"], entry["directory"]) for entry in found] == [
+    ("folder", "cats"), ("folder", "dogs")
+  ]  # fmt: skip
+  rows = capsys.readouterr().out.splitlines()[2:4]
+  for row, kind in zip(rows, kinds, strict=True):
+    assert row.split()[:4] == [kind, "folder", kind, "test"]
+  (tmp_path / "dogs/train/c").mkdir()
+  (tmp_path / "dogs/train/c/1.png").write_bytes(b"")
+  assert run(
+    root, "--data=folder", f"--task={tmp_path}/tasks/dogs",
+    f"--data_dir={tmp_path}/dogs", "--split=test",
+  ) == 2  # fmt: skip
+  assert (
+    "the data set 'folder dogs' has 3 (a, b, c, " in capsys.readouterr().err
+  )
 
 
 def test_no_number_that_is_none_gets_into_a_file(tmp_path):
@@ -302,8 +342,7 @@ def test_other_splits_and_bad_input(model, tmp_path, capsys):
 
 
 def test_top5_of_five_classes_is_not_shown():
-  entry = {"data": "d", "split": "test", "examples": 8, "skipped": 0,
-           "not_finite": 0, "accuracy": 0.5, "top5": 0.875}  # fmt: skip
+  entry = {**ENTRY, "top5": 0.875}
   result = {
     "tasks": [
       {**entry, "name": "five", "per_class": [0.5] * 5},
@@ -318,9 +357,7 @@ def test_top5_of_five_classes_is_not_shown():
 
 def test_a_task_alone_is_timed_once():
   """One pass for all of one task, and one after the other, are the same."""
-  entry = {"data": "d", "split": "test", "examples": 8, "skipped": 1,
-           "not_finite": 0, "accuracy": 0.5, "name": "a",
-           "per_class": [0.5] * 5}  # fmt: skip
+  entry = {**ENTRY, "skipped": 1, "name": "a", "per_class": [0.5] * 5}
   timing = {"batch_size": 8, "plain": 1.0, "tasks": 1, "together": 1.1,
             "one_by_one": 1.2}  # fmt: skip
   said = evaluate.text({"tasks": [entry], "timing": timing})

@@ -610,11 +610,11 @@ def test_without_images():
 def reader_of(*class_names):
   """A split of embeddings."""
   source = types.SimpleNamespace(
-    embedded=object(), file_name=str, inventory=Inventory()
+    embedded=object(), file_name=str, inventory=Inventory(), directory=""
   )
   return types.SimpleNamespace(
-    source=source, name="embeddings", split="test", class_names=class_names,
-    num_classes=len(class_names),
+    source=source, name="embeddings", full_name="embeddings", split="test",
+    class_names=class_names, num_classes=len(class_names),
   )  # fmt: skip
 
 
