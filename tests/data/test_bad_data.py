@@ -354,6 +354,7 @@ def test_wrong_label_names_the_example(tmp_path):
 # --- left out in training -----------------------------------------------------
 
 
+@pytest.mark.slow
 def test_next_readable_example_takes_the_place():
   broken = (2, 3, 9)  # two in a row, and the last
   clean = trained_on(numbered_source(10), steps=2, batch_size=10)

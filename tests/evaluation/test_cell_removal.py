@@ -97,6 +97,7 @@ def test_a_removed_cell_is_one_that_the_token_never_saw(backbone, images):
   assert gaps.min() > 1e-3
 
 
+@pytest.mark.slow
 def test_without_all_cells_it_is_the_task_without_memory_to_the_bit(
   backbone, images
 ):
@@ -290,6 +291,7 @@ def test_a_batch_that_does_not_divide_is_refused(backbone):
     cell_removal.remove_cells(backbone, task, source_of(task), mesh=mesh)
 
 
+@pytest.mark.slow
 def test_tasks_are_given_as_to_forward(backbone):
   """One, several, or by their names; of data of which some cannot be read."""
   task = random_task(backbone, "a", cells=1)

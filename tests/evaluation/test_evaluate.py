@@ -95,6 +95,7 @@ def test_every_task_on_its_own_data(model, capsys):
   assert "verified: yes" in shown
 
 
+@pytest.mark.slow
 def test_each_pass_is_that_of_a_predictor(model, monkeypatch):
   """All of one shape, also the last, which is filled up; the same bits."""
   _, backbone, tasks = model

@@ -13,6 +13,7 @@ from memory_vit.evaluation import evaluate, metrics
 from memory_vit.evaluation.hits import Hits, read_hits, write_hits
 
 
+@pytest.mark.slow
 def test_hits_are_what_top1_counts():
   rng = np.random.default_rng(0)
   # Of few values, so that there are ties.

@@ -82,6 +82,7 @@ def test_the_manifest_says_what_lies_beside_it(
   assert json.loads((out / "manifest.json").read_text())["signatures"] == {}
 
 
+@pytest.mark.slow
 def test_an_export_that_computes_something_else_leaves_nothing(
   backbone, in_this_process, monkeypatch, tmp_path
 ):

@@ -216,6 +216,7 @@ def test_the_task_answers_images_as_it_answered_embeddings(
   assert result.tasks[0].test_loss == pytest.approx(float(loss.mean()), 1e-4)
 
 
+@pytest.mark.slow
 def test_what_embed_wrote_is_what_a_run_keeps_but_for_rounding(place, tmp_path):
   """Another program on other batches computes it: equal to 1e-5."""
   images, rows = config_of(place, {}, "folder"), config_of(place)
@@ -261,6 +262,7 @@ def test_a_run_that_was_stopped_goes_on(place, tmp_path, monkeypatch):
   assert_same_bits(learned(tmp_path / "stopped"), learned(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 def test_rows_on_disk_are_found_again(place, tmp_path, monkeypatch):
   changes = {"keep.where": "disk", "keep.dir": str(tmp_path / "kept")}
   config = config_of(place, {**changes, "total_steps": 1})

@@ -236,6 +236,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_rows_of_another_configuration_are_not_found(change, config, backbone):
   other = Pass()

@@ -27,6 +27,15 @@ from memory_vit.training.optim import make_optimizer, make_schedule
 ADAPTERS = [name for name, r in REGIMES.items() if "adapters" in r.trained]
 MEMORY = [name for name, r in REGIMES.items() if "memory" in r.trained]
 TUNED = [name for name, r in REGIMES.items() if not r.composes]
+# Together they train every part; the others are slow ones where each compiles.
+QUICK = {
+  "full", "probe", "memory_masked", "norms_layers_memory_masked",
+  "adapter_memory",
+}  # fmt: skip
+QUICK_REGIMES = [
+  name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+  for name in REGIMES
+]
 
 
 def task_of(backbone, regime, *, seed=0, cells=2, start=False, **options):
@@ -316,7 +325,7 @@ def close(found, expected):
   np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-5 * scale)
 
 
-@pytest.mark.parametrize("regime", REGIMES)
+@pytest.mark.parametrize("regime", QUICK_REGIMES)
 def test_a_step_changes_what_is_trained_and_nothing_else(images, regime):
   backbone = tiny_backbone(depth=1)
   task, mesh = task_of(backbone, regime), one_device()

@@ -106,6 +106,7 @@ def test_interference_is_measured(config):
   assert "Not measured: a task diverged" in lost.notes[0]
 
 
+@pytest.mark.slow
 def test_a_difference_in_any_batch_is_reported(backbone, monkeypatch):
   """The largest of all batches, and of the slots in which it was."""
   masked = [random_task(backbone, f"m{i}", seed=i, classes=5) for i in range(3)]

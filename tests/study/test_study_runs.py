@@ -253,6 +253,7 @@ def test_runs_of_another_configuration_are_not_shown(
   assert [*sections(tmp_path)] == ["extension"]
 
 
+@pytest.mark.slow
 def test_the_report_is_a_function_of_the_directory(
   config, tmp_path, monkeypatch
 ):

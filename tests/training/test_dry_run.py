@@ -77,6 +77,7 @@ def test_a_backbone_that_is_not_trained_yet_is_refused(config, tmp_path):
     dry_run.dry_run(config, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_the_command_shows_a_run_that_keeps_nothing(
   backbone_file, tmp_path, capsys
 ):

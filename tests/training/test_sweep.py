@@ -54,6 +54,7 @@ def test_a_product_of_lists():
   assert config_lib.data_seed(variants[1].config) == config.seed == 0
 
 
+@pytest.mark.slow
 def test_variants_have_the_steps_and_the_size_that_were_left_open(
   tmp_path, monkeypatch
 ):
@@ -306,6 +307,7 @@ def test_a_lost_variant_takes_no_other_with_it(tmp_path, monkeypatch):
     trainer_of(config).train_pack(variants[1:], tmp_path / "lost", {})
 
 
+@pytest.mark.slow
 def test_the_estimate_counts_what_a_pass_holds(tmp_path):
   """Context and pictures are there beside what the gradient needs."""
   config = config_of(cells=(3, 5))
