@@ -280,7 +280,7 @@ def _data_of(found: Mapping[str, Any]) -> str:
 
 
 def _problems(name: str, found: Mapping[str, Any]) -> list[str]:
-  """What one has to know of the numbers of a task."""
+  """Warnings about the numbers of an evaluation."""
   lines, data = [], _data_of(found)
   if found["skipped"]:
     lines.append(

@@ -6,7 +6,6 @@ number (see `data/batching.py`). `data/local.py`, `data/file_list.py` and
 """
 
 import dataclasses
-import functools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -64,7 +63,7 @@ class Source:
     """The number of classes."""
     return len(self.class_names)
 
-  @functools.cached_property
+  @property
   def directory(self) -> str:
     """The last name of its directory, where `name` says only that it is one."""
     if self.name not in OF_A_DIRECTORY:

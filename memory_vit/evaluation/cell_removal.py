@@ -64,7 +64,7 @@ class Removals:
 
   @property
   def standard_error(self) -> Float64[np.ndarray, "*which"]:
-    """Of the difference, paired over the examples.
+    """Standard error of the difference, paired over the examples.
 
     What both get right, or both wrong, says nothing of it: it is far below the
     error of two accuracies.
@@ -75,7 +75,7 @@ class Removals:
 
   @property
   def p_value(self) -> Float64[np.ndarray, "*which"]:
-    """Of McNemar's exact test, two-sided: that no difference is larger.
+    """p-values of McNemar's exact test, two-sided.
 
     1 where the same examples are right.
     """

@@ -207,7 +207,8 @@ def test_broken_picture_is_named(tmp_path):
   (tmp_path / "train/b/3.png").write_bytes(b"\x89PNG\r\n\x1a\n and no more")
   reader = open_source("folder", "train", str(tmp_path))
   index = [reader.source.file_name(i)[-7:] for i in range(12)].index("b/3.png")
-  pattern = rf"split 'train', example {index} \(.*b/3.png\) cannot be"
+  what = rf"'folder {tmp_path.name}', split 'train', example {index}"
+  pattern = rf"{what} \(.*b/3.png\) cannot be"
   with pytest.raises(DataError, match=pattern):
     _evaluate(reader)
   with pytest.raises(DataError, match=pattern):

@@ -27,7 +27,8 @@ from memory_vit.training.optim import make_optimizer, make_schedule
 ADAPTERS = [name for name, r in REGIMES.items() if "adapters" in r.trained]
 MEMORY = [name for name, r in REGIMES.items() if "memory" in r.trained]
 TUNED = [name for name, r in REGIMES.items() if not r.composes]
-# Together they train every part; the others are slow ones where each compiles.
+# Together these train every part. A test that compiles a step of each regime
+# runs the others in the slow group.
 QUICK = {
   "full", "probe", "memory_masked", "norms_layers_memory_masked",
   "adapter_memory",
