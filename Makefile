@@ -62,7 +62,7 @@ help:
 	touch $@
 
 quickstart: .venv/installed
-	$(BIN)/python -m memory_vit.main --config=configs/quickstart.py:sweep --workdir=$(WORKDIR)
+	$(BIN)/memory-vit train --config=quickstart:sweep --workdir=$(WORKDIR)
 
 # By test and not by file, or one worker waits long for the other's last file.
 test: .venv/installed

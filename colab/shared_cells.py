@@ -4,9 +4,9 @@
 
 The set-up of quickstart.ipynb is copied to the others. Its first line says
 where the project lies on GitHub, which is where the badges lead; --repository
-changes it everywhere. The second is the tag of the version that
-memory_vit/__init__.py states: badges lead to it, and the set-up installs it.
-Nothing else in the notebooks is touched.
+changes it everywhere, and without it there are no badges. The second is the tag
+of the version that memory_vit/__init__.py states: badges lead to it, and the
+set-up installs it. Nothing else in the notebooks is touched.
 """
 
 import argparse
@@ -21,7 +21,7 @@ SOURCE = DIRECTORY / "quickstart.ipynb"
 VERSION = DIRECTORY.parent / "memory_vit" / "__init__.py"
 SHARED = ("set-up-text", "set-up")
 BADGE = "badge"
-_REPOSITORY = re.compile(r'^REPOSITORY = "([\w.-]+/[\w.-]+)"', re.MULTILINE)
+_REPOSITORY = re.compile(r'^REPOSITORY = "([\w./-]*)"', re.MULTILINE)
 _TAG = re.compile(r'^TAG = "[\w.-]+"', re.MULTILINE)
 
 Notebook = dict[str, Any]
@@ -61,22 +61,31 @@ def tag() -> str:
 
 
 def repository_of(notebook: Notebook) -> str:
-  """Where the project lies on GitHub, by the set-up cell: OWNER/NAME."""
+  """Where the project lies on GitHub, by the set-up cell: OWNER/NAME or ""."""
   return _REPOSITORY.search("".join(cells(notebook)["set-up"]))[1]
 
 
 def with_shared(notebook: Notebook, path: Path, source: Notebook) -> Notebook:
   """The notebook with the set-up of `source`, and its own badge."""
-  colab = "https://colab.research.google.com"
-  address = f"github/{repository_of(source)}/blob/{tag()}/colab/{path.name}"
-  badge = (
-    f"[![Open in Colab]({colab}/assets/colab-badge.svg)]({colab}/{address})"
-  )
+  repository = repository_of(source)
+  others = [cell for cell in notebook["cells"] if cell["id"] != BADGE]
+  badge = [_badge(repository, path.name)] if repository else []
+  notebook["cells"] = badge + others
   own, shared = cells(notebook), cells(source)
-  own[BADGE][:] = [badge]
   for cell in SHARED:
     own[cell][:] = list(shared[cell])
   return notebook
+
+
+def _badge(repository: str, name: str) -> Notebook:
+  """The cell that opens a notebook on Colab."""
+  colab = "https://colab.research.google.com"
+  address = f"github/{repository}/blob/{tag()}/colab/{name}"
+  image = f"![Open in Colab]({colab}/assets/colab-badge.svg)"
+  return {
+    "cell_type": "markdown", "id": BADGE, "metadata": {},
+    "source": [f"[{image}]({colab}/{address})"],
+  }  # fmt: skip
 
 
 def _repository(text: str) -> str:

@@ -1,6 +1,6 @@
 """CIFAR-100: 100 classes of images of 32 px.
 
-  python -m memory_vit.main --config=configs/cifar100.py --workdir=DIR
+  memory-vit train --config=cifar100 --workdir=DIR
 
 The paper: 91.0 % with 5 cells (Table 2; ViT-B/32 from ImageNet-21k, 224 px), on
 TPUs that it does not specify. Not measured by us, nor the time.

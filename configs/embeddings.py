@@ -1,10 +1,10 @@
 """Heads and probes from embeddings, without images.
 
-  python -m memory_vit.embed --backbone=NPZ --input=DATA/train \\
+  memory-vit embed --backbone=NPZ --input=DATA/train \\
     --output=EMBEDDED/train
-  python -m memory_vit.embed --backbone=NPZ --input=DATA/test \\
+  memory-vit embed --backbone=NPZ --input=DATA/test \\
     --output=EMBEDDED/test
-  python -m memory_vit.main --config=configs/embeddings.py --workdir=DIR \\
+  memory-vit train --config=embeddings --workdir=DIR \\
     --config.backbone=NPZ --config.data.dir=EMBEDDED
 
 EMBEDDED is also a single output of `embed`, which is then the split "train":

@@ -1,6 +1,6 @@
 """Your own images, one folder per class.
 
-  python -m memory_vit.main --config=configs/folder.py --workdir=DIR \\
+  memory-vit train --config=folder --workdir=DIR \\
     --config.data.dir=DATA
 
 DATA/train/CLASS/ holds the images (jpg, jpeg, png, webp, bmp) of a class, and

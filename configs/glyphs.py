@@ -1,7 +1,7 @@
 """The test bed of docs/results.md: drawn characters, near to and far from what
 a small backbone knows.
 
-  python -m memory_vit.paper --config=configs/glyphs.py:NAME --workdir=DIR \\
+  memory-vit paper --config=glyphs:NAME --workdir=DIR \\
     --config.data.dir=DATA --config.backbone=FILE --only=regimes
 
 NAME is `glyph_new100` (near: characters that the backbone has not seen),

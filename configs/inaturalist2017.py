@@ -1,6 +1,6 @@
 """iNaturalist 2017: 5,089 species.
 
-  python -m memory_vit.main --config=configs/inaturalist2017.py --workdir=DIR
+  memory-vit train --config=inaturalist2017 --workdir=DIR
 
 The paper: 50.1 % with 5 cells on "i-Naturalist" (Table 2; ViT-B/32 from
 ImageNet-21k, 224 px), on TPUs that it does not specify. Not measured by us, nor

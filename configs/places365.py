@@ -1,6 +1,6 @@
 """Places365: 365 kinds of places, at 256 px.
 
-  python -m memory_vit.main --config=configs/places365.py --workdir=DIR
+  memory-vit train --config=places365 --workdir=DIR
 
 The paper: 53.8 % with 5 cells (Table 2; ViT-B/32 from ImageNet-21k, 224 px), on
 TPUs that it does not specify. Not measured by us, nor the time.

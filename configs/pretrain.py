@@ -1,6 +1,6 @@
 """A backbone from random weights: the regime `full`, on any TFDS data set.
 
-  python -m memory_vit.main --config=configs/pretrain.py:cifar10 --workdir=DIR
+  memory-vit train --config=pretrain:cifar10 --workdir=DIR
 
 DIR/NAME.npz is the backbone, in the layout of the published checkpoints; give
 it as --config.backbone to a run that learns a task. Time and accuracy depend on

@@ -1,8 +1,8 @@
 """The main job without a download: digits 0-4, then 5-9 as a memory task.
 
   make quickstart
-  python -m memory_vit.main --config=configs/quickstart.py:sweep --workdir=DIR
-  python -m memory_vit.main --config=configs/quickstart.py --workdir=runs/single
+  memory-vit train --config=quickstart:sweep --workdir=DIR
+  memory-vit train --config=quickstart --workdir=runs/single
 
 The 1,797 handwritten digits that come with scikit-learn. A micro ViT learns 0
 to 4 and is written to backbone.npz, in the layout of the published

@@ -1,6 +1,6 @@
 """The paper's study on small images, with a small backbone, on CPU cores.
 
-  python -m memory_vit.paper --config=configs/small_study.py:NAME \\
+  memory-vit paper --config=small_study:NAME \\
     --workdir=DIR --config.data.dir=DATA --config.backbone=FILE
 
 NAME is a data set of TFDS that was prepared in DATA, FILE a backbone for 64 px.

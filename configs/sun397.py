@@ -1,6 +1,6 @@
 """SUN397: 397 kinds of scenes.
 
-  python -m memory_vit.main --config=configs/sun397.py --workdir=DIR
+  memory-vit train --config=sun397 --workdir=DIR
 
 The paper: 76.8 % with 5 cells (Table 2; ViT-B/32 from ImageNet-21k, 224 px), on
 TPUs that it does not specify. Not measured by us, nor the time.

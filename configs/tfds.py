@@ -1,6 +1,6 @@
 """Any data set of TFDS that has images with one class each.
 
-  python -m memory_vit.main --config=configs/tfds.py:cifar10 --workdir=DIR
+  memory-vit train --config=tfds:cifar10 --workdir=DIR
 
 The name may have a configuration and a version. With --config.data.dir=DATA, a
 data set that was prepared in DATA is read, also one that TFDS does not know.

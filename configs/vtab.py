@@ -1,11 +1,11 @@
-"""VTAB-1k: 19 tasks of 1,000 images, all by `python -m memory_vit.vtab`.
+"""VTAB-1k: 19 tasks of 1,000 images, all by `memory-vit vtab`.
 
-  python -m memory_vit.main --config=configs/vtab.py:cifar --workdir=DIR \\
+  memory-vit train --config=vtab:cifar --workdir=DIR \\
     --config.data.dir=DATA/cifar
 
 learns one task from its 1,000 images, in the prepared folder of the benchmark
 (docs/vtab.md); tasks: cifar, caltech101, dtd, and those that a wrong name
-lists. `memory_vit.vtab` learns all, and chooses the learning rate before.
+lists. `memory-vit vtab` learns all, and chooses the learning rate before.
 Accuracy and time: not measured by us.
 """
 

@@ -4,8 +4,7 @@
   memory-vit COMMAND --help
   memory-vit --version
 
-`memory-vit COMMAND` is `python -m memory_vit.COMMAND`, but for `train`, which
-is `python -m memory_vit.main`. The commands:
+The commands:
 """
 
 import ast
@@ -16,7 +15,8 @@ from pathlib import Path
 
 from memory_vit.errors import ConfigError
 
-# In the order in which they are met. `train` is `python -m memory_vit.main`.
+# In the order in which they are met: name and module. `memory-vit NAME` is
+# `python -m memory_vit.MODULE`.
 COMMANDS = {
   "check_data": "check_data", "train": "main", "evaluate": "evaluate",
   "predict": "predict", "embed": "embed", "inspect": "inspect",

@@ -1,6 +1,6 @@
 """Shows where the tokens of tasks look, and what their memory is worth.
 
-  python -m memory_vit.attention --backbone=NPZ --task=DIR [--task=DIR ...] \\
+  memory-vit attention --backbone=NPZ --task=DIR [--task=DIR ...] \\
     --out=OUT [--data_dir=[TASK=]DIR | --data=[TASK=]NAME] [IMAGE ...]
 
 IMAGE is a file, a folder (all images below it) or "-" (paths on standard
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> Parser:
   parser = Parser(
-    prog="python -m memory_vit.attention",
+    prog="memory-vit attention",
     description="Shows where the tokens of tasks look (attention maps), and "
     "what their memory is worth (an ablation of its cells).",
   )

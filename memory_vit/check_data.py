@@ -1,6 +1,6 @@
 """Walks the data of a configuration, and reports what is wrong with it.
 
-  python -m memory_vit.check_data --config=configs/folder.py \\
+  memory-vit check_data --config=folder \\
     --config.data.dir=DATA [--split=SPLIT ...] [--json=FILE]
 
 Every image of data.train, data.validation, data.test and upstream.split (of

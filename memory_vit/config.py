@@ -34,7 +34,7 @@ from memory_vit.runtime.rules import (
   Text,
 )
 
-# The data set of rows that `memory_vit.embed` wrote.
+# The data set of rows that `memory-vit embed` wrote.
 EMBEDDINGS = "embeddings"
 # All combinations of a sweep are compared with each other.
 MOST_TRIALS = 1_000
@@ -78,7 +78,7 @@ class TrainDataConfig:
   name: str = option("", _DATA_SET_OR_NONE, resume="never")
   # TFDS data directory; of "folder" what holds train/ and test/, of "list" what
   # holds train.txt and test.txt, of "embeddings" what holds train/ or
-  # train.parquet, or the output of `memory_vit.embed` itself, which is "train";
+  # train.parquet, or the output of `memory-vit embed` itself, which is "train";
   # "" is TFDS's own default directory.
   dir: str = option("", _DIRECTORY, resume="free")
   # Splits, in the notation of TFDS: "train[:98%]".
@@ -385,7 +385,7 @@ class SweepConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StudyConfig:
-  """The paper's study, which `memory_vit.paper` runs; see `study`."""
+  """The paper's study, which `memory-vit paper` runs; see `study`."""
 
   # Of every regime, the one that is best on validation is reported. The paper
   # names none; these reach as far as full fine-tuning is said to break down.
@@ -684,7 +684,7 @@ def _of_embeddings(config: Config) -> list[str]:
   return lines + [
     f"config.{key} is {brief(found)}, but embeddings (config.data.name) were "
     f"made before, of images as they are: expected {value!r}, as "
-    "configs/embeddings.py has it."
+    "--config=embeddings has it."
     for key, found, value in expected
     if found != value
   ]

@@ -1,8 +1,8 @@
 """Writes a backbone in another format, or tasks of PyTorch in ours.
 
-  python -m memory_vit.convert SOURCE OUT.npz
-  python -m memory_vit.convert SOURCE OUT_DIR --format=hf
-  python -m memory_vit.convert --task=FILE.pt --backbone=SOURCE OUT_DIR
+  memory-vit convert SOURCE OUT.npz
+  memory-vit convert SOURCE OUT_DIR --format=hf
+  memory-vit convert --task=FILE.pt --backbone=SOURCE OUT_DIR
 
 SOURCE is whatever --backbone takes elsewhere: a directory of transformers or
 timm, hf://OWNER/NAME, a .safetensors file, an .npz file. OUT.npz is read
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> Parser:
   parser = Parser(
-    prog="python -m memory_vit.convert",
+    prog="memory-vit convert",
     description="Writes a backbone in another format, or tasks of PyTorch in "
     "ours.",
   )

@@ -1,6 +1,6 @@
 """Embeds images: what heads and probes read of a frozen backbone, in Parquet.
 
-  python -m memory_vit.embed --backbone=SOURCE --input=FOLDER --output=DIR
+  memory-vit embed --backbone=SOURCE --input=FOLDER --output=DIR
 
 A row for every image has what the head of the backbone reads, and of every
 layer the class token and the mean patch; heads and probes are trained on these
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> Parser:
   parser = Parser(
-    prog="python -m memory_vit.embed",
+    prog="memory-vit embed",
     description="Embeds images by a frozen backbone, into Parquet.",
   )
   parser.add_argument(

@@ -1,6 +1,6 @@
 """Evaluates tasks in one model, each on its own data set.
 
-  python -m memory_vit.evaluate --backbone=NPZ --task=DIR [--task=DIR ...] \\
+  memory-vit evaluate --backbone=NPZ --task=DIR [--task=DIR ...] \\
     --data_dir=[TASK=]DIR [--data=[TASK=]NAME ...]
 
 A task of a regime that shares no pass (head, probe, full, ...) is given alone.
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> Parser:
   parser = Parser(
-    prog="python -m memory_vit.evaluate",
+    prog="memory-vit evaluate",
     description="Evaluates tasks in one model, each on its own data set.",
   )
   parser.model(256, "images in a batch")

@@ -1,6 +1,6 @@
 """Exports a backbone and its tasks as one function that servers can call.
 
-  python -m memory_vit.export --backbone=NPZ --task=DIR [--task=DIR ...] \\
+  memory-vit export --backbone=NPZ --task=DIR [--task=DIR ...] \\
     --format={stablehlo,saved_model,onnx,safetensors} --out=DIR
 
 What was written is run in another process, and compared with this package: the
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> Parser:
   parser = Parser(
-    prog="python -m memory_vit.export",
+    prog="memory-vit export",
     description="Exports a backbone and its tasks as one function.",
   )
   parser.model(

@@ -1,6 +1,6 @@
 """Says what a file or a directory holds: a backbone, a task, several tasks.
 
-  python -m memory_vit.inspect BACKBONE_OR_TASK_DIR [--labels] [--json]
+  memory-vit inspect BACKBONE_OR_TASK_DIR [--labels] [--json]
 
 A task is described without its backbone, and its arrays are compared with the
 SHA-256 in its `task.json`. The exit status is 2 where anything is damaged.
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> Parser:
   parser = Parser(
-    prog="python -m memory_vit.inspect",
+    prog="memory-vit inspect",
     description="Says what a backbone file or a task directory holds.",
   )
   parser.add_argument(

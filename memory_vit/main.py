@@ -1,6 +1,6 @@
 """Trains (or resumes), evaluates and exports a task.
 
-  python -m memory_vit.main --config=configs/sun397.py --workdir=DIR \\
+  memory-vit train --config=sun397 --workdir=DIR \\
     [--config.KEY=VALUE ...] [--allow_config_change=KEY ...] [--dry_run]
 
 The same command goes on with a run that was interrupted. Exit status: 2 for

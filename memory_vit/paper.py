@@ -1,11 +1,11 @@
 """Runs the paper's study on the data set of a configuration.
 
-  python -m memory_vit.paper --config=configs/cifar100.py --workdir=DIR \\
+  memory-vit paper --config=cifar100 --workdir=DIR \\
     [--only=PART ...] [--dry_run] [--config.KEY=VALUE ...]
-  python -m memory_vit.paper --workdir=DIR --report_only
+  memory-vit paper --workdir=DIR --report_only
 
 DIR then holds report.md, report.json, plots, and in runs/NAME every run as
-`memory_vit.main` would leave it, without its saved states. A study that was
+`memory-vit train` would leave it, without its saved states. A study that was
 interrupted goes on when the same command is given again; a run is never
 repeated. Parts: see `runs.PARTS`, options: `config.StudyConfig`. The report
 holds all parts that are measured, now or before. --dry_run shows the runs and

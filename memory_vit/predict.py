@@ -1,6 +1,6 @@
 """Predicts the classes of images, by any number of tasks in one pass.
 
-  python -m memory_vit.predict --backbone=NPZ --task=DIR [--task=DIR ...] \\
+  memory-vit predict --backbone=NPZ --task=DIR [--task=DIR ...] \\
     IMAGE [IMAGE ...]
 
 IMAGE is a file, a folder (all images below it) or "-" (paths on standard
@@ -10,7 +10,7 @@ status is 0, 1 where images could not be read, 2 for other bad input.
 
 Millions of images go into Parquet, by this process or by a Ray cluster:
 
-  python -m memory_vit.predict --backbone=NPZ --task=DIR [--task=DIR ...] \\
+  memory-vit predict --backbone=NPZ --task=DIR [--task=DIR ...] \\
     --input=FOLDER --output=DIR [--engine=ray]
 """
 
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> Parser:
   parser = Parser(
-    prog="python -m memory_vit.predict",
+    prog="memory-vit predict",
     description="Predicts the classes of images, by all tasks in one pass.",
   )
   parser.add_argument(

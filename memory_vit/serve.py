@@ -1,6 +1,6 @@
 """Serves tasks over HTTP, all of them in one pass of one backbone.
 
-  python -m memory_vit.serve --backbone=SOURCE --task=DIR [--task=DIR ...]
+  memory-vit serve --backbone=SOURCE --task=DIR [--task=DIR ...]
 
 Tasks can be added, replaced and removed while it runs, by a client that has
 the token of --token_file. The page at / shows what all tasks say of a picture.
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> Parser:
   parser = Parser(
-    prog="python -m memory_vit.serve",
+    prog="memory-vit serve",
     description="Serves tasks over HTTP, all of them in one pass.",
   )
   parser.add_argument(

@@ -1,12 +1,12 @@
 """Measures VTAB-1k: 19 tasks, each learned from 1,000 images.
 
-  python -m memory_vit.vtab --dir=DATA --backbone=i21k-B/16 --workdir=DIR \\
+  memory-vit vtab --dir=DATA --backbone=i21k-B/16 --workdir=DIR \\
     [--only=cifar,dtd,...] [--regimes=...] [--seeds=3] [--dry_run] \\
     [--config.KEY=VALUE ...]
 
 DATA is the prepared folder of the benchmark, or holds its data sets as TFDS has
 prepared them. DIR then holds report.md, report.json, the tasks, and in
-runs/TASK/REGIME what `memory_vit.main` leaves. The same command goes on with
+runs/TASK/REGIME what `memory-vit train` leaves. The same command goes on with
 what was interrupted; what is finished is not repeated. A task without its data
 is named and left out, and then the report has no means. --dry_run shows what
 would run and about how long it takes, and writes nothing. See docs/vtab.md

@@ -78,8 +78,8 @@ def test_the_architecture_is_that_of_the_code():
   assert (
     " ".join(head.split()).count("twelve commands, and nineteen wings") == 1
   )
-  named = re.findall(r"`(\w+)`", body.partition("(`python -m")[0])
-  assert set(named) == set(COMMANDS.values())
+  named = re.findall(r"`(\w+)`", body.partition("(`memory-vit")[0])
+  assert set(named) == set(COMMANDS)
   with (ROOT / "pyproject.toml").open("rb") as file:
     contract = tomllib.load(file)["tool"]["importlinter"]["contracts"][0]
   drawn = text.split("```text\n")[1].partition("```")[0].splitlines()
@@ -109,6 +109,30 @@ def test_all_pages_count_the_same_faults():
     for count in re.findall(r"\b(\d+) faults", page.read_text())
   ]
   assert {count for _, count in mentions} == {str(len(rows))}, mentions
+
+
+def test_commands_are_of_one_dialect():
+  """`memory-vit COMMAND --config=NAME`; the other way is named once."""
+  said = [
+    *PAGES, *(ROOT / "colab").glob("*.ipynb"), *(ROOT / "configs").glob("*.py"),
+    *(ROOT / "memory_vit").rglob("*.py"),
+  ]  # fmt: skip
+  other = r"-m memory_vit\.[a-z]+|--config=configs/|\.venv/bin/python"
+  lines = [
+    f"{path.name}: {line.strip()}"
+    for path in said
+    for line in path.read_text(encoding="utf-8").splitlines()
+    if re.search(other, line)
+  ]
+  assert len(lines) == 1, "\n".join(lines)
+  assert "-m memory_vit.main --config=configs/sun397.py" in lines[0]
+
+
+@pytest.mark.parametrize("path", [*PAGES, *(ROOT / "colab").glob("*.ipynb")])
+def test_no_address_is_made_up(path):
+  """The release writes the one of the project, once there is one."""
+  text = path.read_text(encoding="utf-8")
+  assert not re.search(r"OWNER/memory_vit", text)
 
 
 @each_page

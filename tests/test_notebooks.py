@@ -112,10 +112,12 @@ def test_badge_and_set_up_are_those_of_all(path, shared_cells):
   stored = shared_cells.read(path)
   expected = shared_cells.with_shared(shared_cells.read(path), path, source)
   assert stored == expected, "run colab/shared_cells.py"
-  (badge,) = shared_cells.cells(stored)["badge"]
-  repository = shared_cells.repository_of(stored)
   tag = f"v{mv.__version__}"
-  assert f"/github/{repository}/blob/{tag}/colab/{path.name})" in badge
+  repository = shared_cells.repository_of(stored)
+  badge = shared_cells.cells(stored).get("badge", [])
+  assert len(badge) == bool(repository)
+  for line in badge:
+    assert f"/github/{repository}/blob/{tag}/colab/{path.name})" in line
   assert shared_cells.cells(stored)["set-up"][1].startswith(f'TAG = "{tag}"')
   # Only the shared cell installs anything.
   installing = [
@@ -142,40 +144,34 @@ def test_what_the_text_names_is_there(path):
 
 
 def test_the_address_is_written_everywhere(shared_cells, tmp_path, monkeypatch):
+  """Twice in each: in the set-up, and in a badge that is not there before."""
   for path in NOTEBOOKS:
     (tmp_path / path.name).write_bytes(path.read_bytes())
   monkeypatch.setattr(shared_cells, "DIRECTORY", tmp_path)
   monkeypatch.setattr(shared_cells, "SOURCE", tmp_path / "quickstart.ipynb")
 
-  def changed():
-    """Lines that are not as they were."""
-    return [
-      (path.stem, new)
-      for path in NOTEBOOKS
-      for old, new in zip(
-        path.read_text(encoding="utf-8").splitlines(),
-        (tmp_path / path.name).read_text(encoding="utf-8").splitlines(),
-        strict=True,
-      )
-      if old != new
-    ]
+  def written():
+    return [(tmp_path / path.name).read_bytes() for path in NOTEBOOKS]
 
+  def check(repository, tag):
+    for path in NOTEBOOKS:
+      text = (tmp_path / path.name).read_text(encoding="utf-8")
+      assert text.count(repository) == 2
+      assert f"/github/{repository}/blob/{tag}/colab/{path.name})" in text
+
+  stored = written()
   shared_cells.main([])
-  assert changed() == []
+  assert written() == stored
   shared_cells.main(["--repository=somebody/some.where"])
-  lines = changed()
-  assert len(lines) == 2 * len(NOTEBOOKS)
-  assert all("somebody/some.where" in line for _, line in lines)
-  shared_cells.main(["--repository=OWNER/memory_vit"])
-  assert changed() == []
+  check("somebody/some.where", shared_cells.tag())
+  shared_cells.main(["--repository=a.b/another-one"])
+  check("a.b/another-one", shared_cells.tag())
   version = tmp_path / "__init__.py"
   version.write_text('__version__ = "9.9.9"\n')
   monkeypatch.setattr(shared_cells, "VERSION", version)
   shared_cells.main([])
-  lines = changed()
-  assert len(lines) == 2 * len(NOTEBOOKS)
-  assert all("v9.9.9" in line for _, line in lines)
-  for wrong in ("https://github.com/a/b", 'a/b"', "a/.."):
+  check("a.b/another-one", "v9.9.9")
+  for wrong in ("https://github.com/a/b", 'a/b"', "a/..", ""):
     with pytest.raises(SystemExit):
       shared_cells.main([f"--repository={wrong}"])
 
@@ -199,7 +195,7 @@ class Runtime:
     version = self.versions.get(name)
     return [SimpleNamespace(version=version)] if version else []
 
-  def run(self, owner="somebody"):
+  def run(self, repository="somebody/memory_vit"):
     """Runs the cell of a project that lies there; what pip was told."""
     names = {"get_ipython": lambda: self}
     self.run_line_magic = lambda name, line: self._pip(
@@ -207,7 +203,8 @@ class Runtime:
     )
     notebook = nbformat.read(COLAB / "quickstart.ipynb", as_version=4)
     source = python(tagged(notebook, "set-up"))
-    exec(source.replace('"OWNER/memory_vit"', f'"{owner}/memory_vit"'), names)
+    names_it = f'REPOSITORY = "{repository}"'
+    exec(re.sub(r'^REPOSITORY = ".*"', names_it, source, flags=re.M), names)
     return self.lines
 
   def _pip(self, line):
@@ -228,13 +225,13 @@ GITHUB = (
 )
 
 
-def test_nothing_is_installed_from_an_owner_that_nobody_is(
+def test_nothing_is_installed_from_an_address_that_there_is_not(
   monkeypatch, nothing_else
 ):
   """As it is stored before the project has an address."""
   runtime = Runtime(monkeypatch)
   with pytest.raises(RuntimeError, match="set REPOSITORY, above"):
-    runtime.run(owner="OWNER")
+    runtime.run(repository="")
   assert runtime.lines == []
 
 

@@ -3,7 +3,7 @@
 vtab.json: command, hardware, configuration, what is missing, and of every task
 and regime that is finished what was chosen and how good it is; together.json:
 all tasks in one model. runs/TASK/REGIME/search and .../seed-0, seed-1, ... are
-what `memory_vit.main` leaves; test.json in these is what the test split says.
+what `memory-vit train` leaves; test.json in these is what the test split says.
 """
 
 import dataclasses

@@ -284,7 +284,7 @@ def _begun(bench: Benchmark, backbone: Backbone) -> BenchmarkRecord:
     f"{os.cpu_count()} CPU cores, jax {jax.__version__}."
   )
   return BenchmarkRecord(
-    command=" ".join(["python -m memory_vit.vtab", *sys.argv[1:]]),
+    command=" ".join(["memory-vit vtab", *sys.argv[1:]]),
     hardware=processes.broadcast_from_process_0(hardware),
     config=to_dict(bench.config),
     backbone=_described(backbone),

@@ -280,7 +280,7 @@ class _ConfigFile(flags.ArgumentParser["ml_collections.ConfigDict"]):
       raise ConfigError(
         f"--config={one_line(name)}: get_config() returned "
         f"{messages.brief(found)}, expected a ConfigDict, such as that of "
-        "configs/base.py, changed."
+        "memory_vit.configs.base, changed."
       )
     return found.lock()
 

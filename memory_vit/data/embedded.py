@@ -1,4 +1,4 @@
-"""Splits of embeddings: rows that `memory_vit.embed` wrote, in place of images.
+"""Splits of embeddings: rows that `memory-vit embed` wrote, in place of images.
 
 Heads and probes alone can be trained on them. An output of `embed` is a split,
 as a folder of an image folder is: `dir` holds train/ (or train.parquet), and

@@ -123,7 +123,7 @@ def reader_of(source: Source | Reader) -> Reader:
 def _too_many(lines: list[str], allowed: int) -> str:
   """The message for more unreadable examples than are allowed."""
   advice = (
-    "`python -m memory_vit.check_data` names all that is broken; "
+    "`memory-vit check_data` names all that is broken; "
     f"config.data.max_bad ({allowed}) is how many may be left out."
   )
   if len(lines) == 1:

@@ -32,7 +32,7 @@ ADVICE = {
   "sun397": (
     "The host of SUN397 is gone: put SUN397.tar.gz and Partitions.zip into "
     "{dir}/downloads/manual and `pip install opencv-python-headless`, or use "
-    "an image folder with configs/folder.py."
+    "an image folder with --config=folder."
   ),
   "places365_small": (
     "It is a download of 29 GiB: with a copy at hand, put "
@@ -42,7 +42,7 @@ ADVICE = {
   "i_naturalist2017": (
     "It is a download of 237 GiB, and as much again once prepared; TFDS does "
     "not take files from a manual directory here. With the images at hand, "
-    "use an image folder with configs/folder.py."
+    "use an image folder with --config=folder."
   ),
   "i_naturalist2021": (
     "The TFDS package lacks a file of labels that it needs to prepare it. A "

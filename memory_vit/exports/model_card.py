@@ -148,7 +148,7 @@ tasks = mv.load_tasks([{files}], backbone)
 outputs = mv.forward(backbone, tasks, mv.preprocess(FILES, tasks))
 ```
 
-or `python -m memory_vit.predict --backbone=BACKBONE --task=. IMAGE`. A task is
+or `memory-vit predict --backbone=BACKBONE --task=. IMAGE`. A task is
 refused on any backbone but its own.
 """
 

@@ -1,7 +1,7 @@
 """Arguments of the application: what `serve run` and its config files say.
 
 Names, defaults and rules are those of `PredictorConfig` and `ServerSettings`,
-of which the flags of `memory_vit.serve` are made as well; `Scaling` adds those
+of which the flags of `memory-vit serve` are made as well; `Scaling` adds those
 of replicas.
 """
 

@@ -1,7 +1,7 @@
 """The files from which the report of a study is made: written, read, compared.
 
 study.json: configuration, backbone, hardware, names of finished runs;
-runs/NAME: what `memory_vit.main` leaves, see `trials`; costs.json: operations
+runs/NAME: what `memory-vit train` leaves, see `trials`; costs.json: operations
 as compiled; interference.json: accuracies of tasks side by side.
 """
 

@@ -86,7 +86,7 @@ def _run_study(
   backbone, file = open_backbone.study_backbone(config, workdir, mesh)
   config = resolve.with_backbone(config, backbone)
   record = StudyRecord(
-    command=" ".join(["python -m memory_vit.paper", *sys.argv[1:]]),
+    command=" ".join(["memory-vit paper", *sys.argv[1:]]),
     hardware=processes.broadcast_from_process_0(_hardware()),
     config=config,
     backbone=backbone.config,

@@ -37,7 +37,7 @@ def require_sound(config: Config, workdir: Path, mesh: Mesh) -> None:
   if not config.data.name:
     raise ConfigError(
       "config.data.name is empty: name a data set, as in "
-      "--config=configs/tfds.py:cifar10 or --config.data.name=cifar10."
+      "--config=tfds:cifar10 or --config.data.name=cifar10."
     )
   if config.data.name in OF_A_DIRECTORY and not config.data.dir:
     raise ConfigError(

@@ -63,9 +63,9 @@ def test_a_command_that_there_is_not(capsys):
 @pytest.mark.parametrize(
   ("argv", "status", "said"),
   [
-    (["inspect", "--help"], 0, "usage: python -m memory_vit.inspect"),
+    (["inspect", "--help"], 0, "usage: memory-vit inspect"),
     (["predict"], 2, "--backbone, --task"),
-    (["train", "--help"], 0, "python -m memory_vit.main --config="),
+    (["train", "--help"], 0, "memory-vit train --config="),
   ],
 )
 def test_a_command_runs(argv, status, said, capsys):

@@ -1,7 +1,8 @@
-"""Runs a block by bash, and answers its `python -m memory_vit...` at once.
+"""Runs a block by bash, and answers its `memory-vit COMMAND` at once.
 
 A process of its own would take five seconds to import what is imported here
-already. So `python` of the workspace is a small program that asks this process:
+already. So `python` of the workspace, which its `memory-vit` calls, is a small
+program that asks this process:
 the command is then run here, on the streams of the small one, in its directory
 and its environment. What has to be a process is one: a server, which then
 serves the blocks that follow, and runs of several processes.
@@ -216,7 +217,9 @@ def _write_environment(folder: Path, code: str) -> None:
   (folder / "bin").mkdir(parents=True)
   for name in ("python", "python3"):
     (folder / "bin" / name).write_text(code)
-    (folder / "bin" / name).chmod(0o755)
+  (folder / "bin" / "memory-vit").write_text(_memory_vit())
+  for program in (folder / "bin").iterdir():
+    program.chmod(0o755)
   (folder / "installed").touch()  # newer than what make compares
 
 
@@ -235,7 +238,7 @@ def made_small(argv: Sequence[str]) -> list[str]:
 
 
 def _functions() -> str:
-  """Functions of the shell, for what is not run and for `memory-vit`."""
+  """Functions of the shell, for what is not run."""
   patterns: dict[str, list[str]] = {}
   for pattern in LEFT_OUT:
     name, _, rest = pattern.partition(" ")
@@ -249,13 +252,16 @@ def _functions() -> str:
     + f'*) command {name} {flags} "$@" ;; esac; }}'
     for name, flags in options.items()
   ]
-  own = "".join(
-    f'{name}) shift; python -m memory_vit.{module} "$@" ;; '
+  return "\n".join(left_out)
+
+
+def _memory_vit() -> str:
+  """The program `memory-vit`: the module of a command."""
+  commands = "".join(
+    f'{name}) shift; exec python -m memory_vit.{module} "$@" ;; '
     for name, module in COMMANDS.items()
   )
-  return "\n".join(
-    [*left_out, f'memory-vit() {{ case "$1" in {own}*) return 2 ;; esac; }}']
-  )
+  return f'#!/bin/sh\ncase "$1" in {commands}*) exit 2 ;; esac\n'
 
 
 def _glob(pattern: str) -> str:

@@ -77,7 +77,7 @@ SUBSTITUTES = (
   # Options of which either may be given.
   Substitute(r"\[--logits\] \[--engine=ray --workers=8\]", "--logits"),
   # Two hosts are two processes of this one.
-  Substitute(r"--config=\.\.\.", "--config=configs/folder.py "
+  Substitute(r"--config=\.\.\.", "--config=folder "
              "--config.data.dir=DATA --config.backbone=tiny.npz"),
   Substitute(r"/shared/run", "runs/shared", "scale.md"),
   Substitute(r"HOST0:1234", "127.0.0.1:{port}"),
@@ -137,15 +137,15 @@ EXTRA_FLAGS = {
   r"accumulation_steps=8": (
     "--config.optim.accumulation_steps=2", "--config.batch_size=16",
   ),
-  r"configs/pretrain\.py": ("--config.backbone=random:Micro/2",),
+  r"--config=pretrain": ("--config.backbone=random:Micro/2",),
   # Pretraining is short where it is the matter, else it was done before.
-  r"=(configs/)?quickstart(\.py)?\b(?!.*\.(sweep|study)\.)": (
+  r"--config=quickstart\b(?!.*\.(sweep|study)\.)": (
     "--config.pretrain.total_steps=2",
   ),
-  r"configs/quickstart\.py(?=.*\.(sweep|study)\.)": (
+  r"--config=quickstart\b(?=.*\.(sweep|study)\.)": (
     "--config.pretrain.variant=", "--config.backbone=tiny.npz",
   ),
-  r"configs/((tfds|pretrain)\.py:\w+|cifar100\.py)(?!.*\.data\.dir=)": (
+  r"--config=((tfds|pretrain):\w+|cifar100)\b(?!.*\.data\.dir=)": (
     "--config.data.dir=tensorflow_datasets",
   ),
   # Started, and nothing more: it takes a minute.

@@ -20,9 +20,8 @@ def shell(tmp_path):
     ("false | cat", "status 1"),
     ("nonesuch --help", "not found"),
     ("echo $UNSET_NAME", "unbound variable"),
-    ("python -m memory_vit.inspect absent.npz", "status 2"),
-    ("python -m memory_vit.inspect --nope", "the command line: "),
     ("memory-vit inspect absent.npz", "status 2"),
+    ("memory-vit inspect --nope", "the command line: "),
     ("memory-vit nonesuch", "status 2"),
     ("curl http://127.0.0.1:9/", "status 7"),
     ("python -c 'raise SystemExit(3)'", "status 3"),
@@ -39,7 +38,7 @@ def test_commands_run_as_they_would(shell, tmp_path):
   printed = shell.run(
     "cd inner\n"
     "A=3 python -c 'import os; print(os.environ[\"A\"], os.getcwd())'\n"
-    "python -m memory_vit.inspect --help | grep -c usage\n"
+    "memory-vit inspect --help | grep -c usage\n"
     "docker build .  # there is none, and it is left out\n"
   )
   assert printed.splitlines() == [f"3 {tmp_path / 'inner'}", "1"]

@@ -4,6 +4,7 @@ import argparse
 import io
 import shutil
 import subprocess
+import sys
 import tarfile
 import zipfile
 
@@ -226,7 +227,7 @@ def test_notebooks_of_this_version():
 
 def test_notebooks_of_another_version_are_refused(named):
   with pytest.raises(
-    ReleaseError, match=r"v9\.9\.9 of OWNER.*shared_cells\.py"
+    ReleaseError, match=r"v9\.9\.9 of nowhere.*shared_cells\.py, and"
   ):
     addresses.require_same(named, "9.9.9", "")
 
@@ -234,12 +235,19 @@ def test_notebooks_of_another_version_are_refused(named):
 def test_a_notebook_of_another_place_than_the_others_is_refused(named):
   version = command.versions.version_of(ROOT)
   path = named / "colab" / "many_tasks.ipynb"
-  text = path.read_text(encoding="utf-8")
-  path.write_text(text.replace("OWNER/memory_vit", "x/y"), encoding="utf-8")
-  with pytest.raises(
-    ReleaseError, match=r"of OWNER/memory_vit: many_tasks\.ipynb\. Run"
+  stored = path.read_text(encoding="utf-8")
+  for text in (
+    stored.replace(*_set_to("x/y")),
+    stored.replace("# Many", "[a](https://colab/assets/colab-badge.svg) Many"),
   ):
-    addresses.require_same(named, version, "")
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ReleaseError, match=r"of nowhere: many_tasks\.ipynb"):
+      addresses.require_same(named, version, "")
+
+
+def _set_to(repository):
+  """What the set-up of a notebook says before and after it has an address."""
+  return r"REPOSITORY = \"\"", rf"REPOSITORY = \"{repository}\""
 
 
 def test_notebooks_and_citation_name_the_address(named):
@@ -247,9 +255,10 @@ def test_notebooks_and_citation_name_the_address(named):
   address = "https://github.com/a/b"
   with pytest.raises(ReleaseError, match=r"quickstart.*--repository=a/b"):
     addresses.require_same(named, version, address)
-  for path in (named / "colab").glob("*.ipynb"):
-    text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace("OWNER/memory_vit", "a/b"), encoding="utf-8")
+  script = [sys.executable, named / "colab" / "shared_cells.py"]
+  (named / "memory_vit").mkdir()
+  shutil.copy(ROOT / "memory_vit" / "__init__.py", named / "memory_vit")
+  subprocess.run([*script, "--repository=a/b"], check=True)
   with pytest.raises(ReleaseError, match=f"'repository-code: {address}'"):
     addresses.require_same(named, version, address)
   with (named / "CITATION.cff").open("a") as file:
