@@ -42,6 +42,7 @@ class Arguments:
   workdir: Path
   may_change: tuple[str, ...]
   dry_run: bool
+  verbose: bool
   processes: launch.Options
 
 
@@ -64,6 +65,7 @@ def parse(argv: Sequence[str]) -> Arguments:
   dry_run = line.switch(
     "dry_run", "Show steps, bytes that are kept and seconds; train nothing."
   )
+  verbose = line.switch("verbose", "Also log a table of trained parameters.")
   processes = launch.define_flags(line.flags)
   config = line.parse()
   return Arguments(
@@ -71,13 +73,14 @@ def parse(argv: Sequence[str]) -> Arguments:
     workdir=paths.local(workdir(), "--workdir"),
     may_change=config_changes.allowed(may_change()),
     dry_run=dry_run(),
+    verbose=verbose(),
     processes=processes(),
   )
 
 
 def main(arguments: Arguments) -> int:
   """Run the configuration; return the exit status."""
-  progress.log_to_stderr()
+  progress.log_to_stderr(verbose=arguments.verbose)
   launch.start(arguments.processes)
   # Not `__name__`, which is "__main__" here.
   logging.getLogger("memory_vit").info("devices: %s", jax.devices())

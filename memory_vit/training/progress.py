@@ -104,11 +104,15 @@ def _nothing(line: str) -> None:
   """Leave lines out: `Progress.report` has better ones."""
 
 
-def log_to_stderr() -> None:
-  """Show this package's log lines above bars; of libraries only warnings."""
+def log_to_stderr(*, verbose: bool = False) -> None:
+  """Show this package's log lines above bars; of libraries only warnings.
+
+  Args:
+    verbose: whether also its lines for debugging.
+  """
   absl_logging.set_verbosity(absl_logging.WARNING)
   handler = LogHandler()
   handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
   package = logging.getLogger("memory_vit")
   package.handlers, package.propagate = [handler], False
-  package.setLevel(logging.INFO)
+  package.setLevel(logging.DEBUG if verbose else logging.INFO)

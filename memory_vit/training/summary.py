@@ -23,14 +23,16 @@ def span(values: list[float]) -> str:
   return least if len(values) == 1 else f"{least}..{greatest}"
 
 
-def parameter_overview(trained: trees.Tree, frozen: trees.Tree) -> str:
-  """Every trained array, and the counts of trained and frozen values."""
+def parameter_counts(trained: trees.Tree, frozen: trees.Tree) -> str:
+  """The counts of trained and frozen parameters, in one line."""
   t, f = trees.count(trained), trees.count(frozen)
-  share = 100 * t / (t + f)
-  return (
-    clu_overview.get_parameter_overview(trained, include_stats=False)
-    + f"\ntrained: {t:,} ({share:.2f} %), frozen: {f:,}"
-  )
+  return f"trained: {t:,} ({100 * t / (t + f):.2f} %), frozen: {f:,}"
+
+
+def parameter_table(trained: trees.Tree) -> str:
+  """A row for every trained array."""
+  found: str = clu_overview.get_parameter_overview(trained, include_stats=False)
+  return found
 
 
 def summary(result: RunResult, workdir: Path) -> str:

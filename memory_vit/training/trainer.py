@@ -154,7 +154,9 @@ class Trainer:
     """
     start = self.start(trials)
     params = start.state.params
-    logger.info("\n%s", summary.parameter_overview(params, self._untouched()))
+    if logger.isEnabledFor(logging.DEBUG):
+      logger.debug("\n%s", summary.parameter_table(params))
+    logger.info("%s", summary.parameter_counts(params, self._untouched()))
     with Checkpoints(directory) as checkpoints:
       steps, past = self._fit(trials, start, checkpoints, logdirs)
     tasks = {

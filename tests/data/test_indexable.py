@@ -8,6 +8,7 @@ import time
 import fake_data
 import numpy as np
 import pytest
+import tensorflow as tf
 from conftest import tiny_backbone
 from PIL import Image
 
@@ -181,6 +182,15 @@ def test_examples_that_cannot_be_used_are_named(example, message):
 def test_what_is_no_data_set_is_refused(examples, options, message):
   with pytest.raises(DataError, match=message):
     opened(examples, **options)
+
+
+def test_tensorflow_says_nothing_of_the_tenth_data_set(caplog):
+  """Each has a graph of its own; it warned that a function is retraced."""
+  with caplog.at_level("WARNING"):
+    for _ in range(10):
+      reader = opened([(np.zeros((4, 4, 3), np.uint8), 0)])
+      reader.source.fetch(tf.constant(0, tf.int64))
+  assert "retracing" not in caplog.text
 
 
 def test_a_run_knows_them_by_number_and_version():

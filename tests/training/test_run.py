@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import logging
 import math
 import os
 import resource
@@ -24,7 +25,7 @@ from PIL import Image
 import memory_vit as mv
 from configs import quickstart
 from memory_vit import config as config_lib
-from memory_vit import evaluate
+from memory_vit import evaluate, main
 from memory_vit.data import batching, datasets
 from memory_vit.errors import (
   ConfigError,
@@ -133,6 +134,24 @@ def test_where_the_task_looks_is_drawn(config, workdir):
   run.train_and_evaluate(dataclasses.replace(config, log_images=0), workdir)
   assert not (workdir / "attention.png").exists()
   assert named not in summary.summary(result, workdir)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [(), ("--verbose",)])
+def test_parameters_are_one_line_unless_more_is_asked_for(
+  config, workdir, flags, capsys, monkeypatch
+):
+  package = logging.getLogger("memory_vit")
+  for name in ("handlers", "propagate", "level"):  # until the test has ended
+    monkeypatch.setattr(package, name, getattr(package, name))
+  command = ["train", "--config=quickstart", f"--workdir={workdir}", *flags]
+  arguments = main.parse(command)
+  config = dataclasses.replace(silent(config), total_steps=2, log_images=0)
+  main.main(dataclasses.replace(arguments, config=config))
+  said = capsys.readouterr().err.splitlines()
+  assert sum("trained: " in line for line in said) == 1
+  rows = [line for line in said if line.startswith("| ")]
+  assert bool(rows) == bool(flags)
 
 
 def test_a_run_from_nothing_to_the_result(config, finished):
