@@ -87,8 +87,8 @@ def test_images_of_two_tasks(model, tmp_path, capsys):
   assert values["schema_version"] == 1
   assert values["backbone"]["fingerprint"] == backbone.fingerprint
   assert sorted(values["files"]) == [
-    "differences/0001.low.child.png", "overlays/0001.child.png",
-    "overlays/0001.low.png", "shares/child.png", "shares/low.png",
+    "differences/0001.0.low.child.png", "overlays/0001.0.child.png",
+    "overlays/0001.0.low.png", "shares/child.png", "shares/low.png",
   ]  # fmt: skip
   # The shares are those of all three images, in batches of two.
   paths = [root / "images" / f"{i}.png" for i in range(3)]

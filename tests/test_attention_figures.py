@@ -1,5 +1,6 @@
 """Figures of attention and of removed memory: what is drawn is there."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -140,6 +141,50 @@ def test_overlays_have_one_scale_and_every_layer(seen):
   assert limits[0] == pytest.approx(maps.max())
   assert limits[1] == pytest.approx(mv.patch_map(rollout)[:, -1].max())
   assert draw(figure).std() > 0
+
+
+def test_every_row_has_its_headers_and_the_image_stands_alone():
+  """Of 12 layers, which are wrapped: where a layer is, and of which image."""
+  config = dataclasses.replace(CONFIG, depth=12)
+  weights = np.random.default_rng(0).random((3, 12, 17), np.float32)
+  none = np.zeros((3, 12, 0), np.float32)
+  attention = mv.TokenAttention(
+    "a", weights, none, weights[..., 0], {}, {}, config
+  )
+  titles = [plots.answer_title("car", 0.79, name) for name in ("$x$", "b", "c")]
+  figure = plots.attention_overlays(pictures(), attention, titles=titles)
+  draw(figure)
+  panels = [axes for axes in figure.axes if axes.images]
+  layers = [f"layer {i + 1}" for i in range(12)]
+  found = [axes.get_title() for axes in panels]
+  assert found == [
+    each for title in titles for each in (title, *layers)
+  ]  # fmt: skip
+  assert titles[0] == "$x$\n→ car 79 %"
+  columns = {axes.get_position().x0 for axes in panels}
+  of_images = {axes.get_position().x0 for axes in panels[::13]}
+  assert len(of_images) == 1
+  assert min(columns) in of_images
+  for i, axes in enumerate(panels):
+    assert (axes.get_position().x0 in of_images) == (i % 13 == 0)
+  boxes = [axes.title.get_window_extent() for axes in panels]
+  assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+  (bar,) = [axes for axes in figure.axes if axes not in panels]
+  assert bar.get_window_extent().height < 4.1 * figure.dpi
+
+
+def test_a_patch_has_one_colour():
+  """A map that is smoothed shows details that there are not."""
+  heat = np.random.default_rng(0).random((4, 4), np.float32)
+  grey = np.full((32, 32, 3), 128, np.uint8)
+  shown = mv.overlay(grey, heat).reshape(4, 8, 4, 8, 3)
+  assert (shown == shown[:, :1, :, :1]).all()
+
+
+def test_long_classes_leave_their_probability():
+  title = plots.answer_title("a" * 99, 0.5, "b" * 99)
+  assert title.endswith(" 50 %")
+  assert max(map(len, title.split("\n"))) < 25
 
 
 def test_maps_of_heads_are_drawn_as_their_mean(seen):

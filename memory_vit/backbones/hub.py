@@ -15,6 +15,11 @@ _ADDRESS = re.compile(
 )
 
 
+def is_address(text: str) -> bool:
+  """Whether a text names a model of the hub, and nothing besides."""
+  return _ADDRESS.fullmatch(text) is not None
+
+
 @functools.cache  # a command asks several times, and the hub is far away
 def fetch(address: str) -> Path:
   """Fetch a model, where it is not in the cache of huggingface_hub already.

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from memory_vit.backbones import download, hub
 from memory_vit.model.task import Task, TaskSpec
 from memory_vit.runtime.messages import escaped, shortened
 
@@ -52,7 +53,7 @@ def to_text(tasks: Sequence[Task]) -> str:
   title = ", ".join(task.name for task in tasks)
   parts = [
     f"{_FRONT_MATTER}\n# {title}\n",
-    "New tasks for a frozen Vision Transformer, learned with memory tokens "
+    "New tasks for a frozen Vision Transformer, learned with memory cells "
     "(Sandler et al., CVPR 2022). The backbone is not in here: its original "
     "outputs stay as they are.\n",
     *map(_section, tasks),
@@ -135,6 +136,9 @@ def _mapping(values: Any, key: str) -> Mapping[str, Any]:
 def _loading(tasks: Sequence[Task]) -> str:
   files = ", ".join(f'"{task.name}.safetensors"' for task in tasks)
   spec = tasks[0].spec
+  source = _public_backbone(tasks[0]) or "BACKBONE"
+  given = source if source == "BACKBONE" else f'"{source}"'
+  side = spec.backbone.image_size
   return f"""\
 ## How to load
 
@@ -142,15 +146,24 @@ def _loading(tasks: Sequence[Task]) -> str:
 import memory_vit as mv
 
 backbone = mv.load_backbone(
-  BACKBONE, image_size={spec.backbone.image_size}, gelu={_gelu(spec)}
+  {given}, image_size={side}, gelu={_gelu(spec)}
 )
 tasks = mv.load_tasks([{files}], backbone)
 outputs = mv.forward(backbone, tasks, mv.preprocess(FILES, tasks))
 ```
 
-or `memory-vit predict --backbone=BACKBONE --task=. IMAGE`. A task is
-refused on any backbone but its own.
+or `memory-vit predict --backbone={source} --task=. IMAGE`. A task is refused on
+any backbone but its own.
 """
+
+
+def _public_backbone(task: Task) -> str:
+  """The name by which anybody gets the backbone; "" where none is known."""
+  source = _mapping(task.provenance, "config").get("backbone")
+  named = isinstance(source, str) and (
+    source in download.KNOWN or hub.is_address(source)
+  )
+  return str(source) if named else ""
 
 
 def _gelu(spec: TaskSpec) -> str:

@@ -20,8 +20,7 @@ from memory_vit.runtime.messages import first_line
 
 FILE, INPUT = "model.onnx", "images"
 INSTALL = (
-  "pip install onnx onnx-ir onnxruntime equinox einops dm-pix netron && pip "
-  "install --no-deps jax2onnx==0.17.1"
+  "pip install 'memory_vit[onnx]' && pip install --no-deps jax2onnx==0.17.1"
 )
 
 

@@ -8,6 +8,7 @@ from etils import epy
 
 with epy.lazy_api_imports(globals()):
   from memory_vit.plots.attention import (
+    answer_title,
     attention_difference,
     attention_overlays,
     cell_removal_figure,
@@ -28,6 +29,7 @@ __all__ = [
   "Lines",
   "Point",
   "Scalars",
+  "answer_title",
   "attention_difference",
   "attention_overlays",
   "calibration_figure",

@@ -30,7 +30,12 @@ if TYPE_CHECKING:  # it brings TensorFlow
 # Panels in a row, at most, and the side of one in inches.
 _COLUMNS = 8
 _PANEL = 1.35
-# Pixels of a side, at least. Smaller images are enlarged: maps would be blocky.
+# Inches above a panel, for its header of two lines, and characters in a line.
+_HEADER, _HEADER_CHARACTERS = 0.3, 17
+# Inches of a colour bar, at most.
+_BAR = 4.0
+# Pixels of a side, at least. Smaller images are enlarged, so that a patch is
+# many pixels.
 _SIDE = 192
 _OPACITY = 0.65
 # Orange and purple, light between them: the colour-blind tell them apart. In
@@ -56,6 +61,7 @@ def attention_overlays(
   images: np.ndarray,
   attention: TokenAttention,
   rollout: AttentionRollout | None = None,
+  titles: Sequence[str] = (),
 ) -> Figure:
   """Draw where the token of a task looks: the image, each layer, the rollout.
 
@@ -67,12 +73,14 @@ def attention_overlays(
       one, (side, side, 3).
     attention: of `token_attention`, on these images.
     rollout: of `attention_rollout`, of the same task; None leaves it out.
+    titles: of each image, such as those of `answer_title`.
 
   Raises:
     DataError: for images of another shape, or another number of them.
   """
   counts = [len(attention.image)]
   counts += [] if rollout is None else [len(rollout.image)]
+  counts += [len(titles)] if titles else []
   pictures = _pictures(images, *counts)
   maps = _layer_maps(attention)
   rolled = None if rollout is None else patch_map(rollout)[:, -1]
@@ -82,7 +90,7 @@ def attention_overlays(
   peaks += [] if rolled is None else [float(rolled.max())]
   for i, (picture, axes) in enumerate(zip(pictures, rows, strict=True)):
     grey = _grey(picture)
-    shown = [("image", picture)]
+    shown = [(titles[i] if titles else "image", picture)]
     shown += [
       (f"layer {layer}", overlay(grey, heat, peak=peaks[0], opacity=_OPACITY))
       for layer, heat in enumerate(maps[i], start=1)
@@ -91,12 +99,27 @@ def attention_overlays(
       last = overlay(grey, rolled[i], peak=peaks[1], opacity=_OPACITY)
       shown.append(("rollout", last))
     for panel, (title, content) in zip(axes, shown, strict=True):
-      _show(panel, content, title if i == 0 else "")
+      _show(panel, content, title)
   labels = ("attention to a patch", "rollout")
   limits = [(0.0, peak) for peak in peaks]
   _colour_bars(figure, rows, "inferno", limits, labels)
   _title(figure, f"where {attention.task} looks")
   return figure
+
+
+def answer_title(guess: str, probability: float, label: str = "") -> str:
+  """The title of an image: its class, and below it what a task takes it for.
+
+  Args:
+    guess: the class that is the answer.
+    probability: of this class.
+    label: the class of the image; "" where it is not known.
+  """
+  share = f" {100 * probability:.0f} %"
+  room = _HEADER_CHARACTERS - len(share)
+  guess = shortened(escaped(guess), room)
+  lines = [shortened(escaped(label), _HEADER_CHARACTERS)] if label else []
+  return "\n".join([*lines, f"\N{RIGHTWARDS ARROW} {guess}{share}"])
 
 
 def attention_difference(
@@ -136,13 +159,11 @@ def attention_difference(
   peaks = [float(np.abs(maps).max())]
   peaks += [] if rolled is None else [float(np.abs(rolled).max())]
   for i, (picture, axes) in enumerate(zip(pictures, rows, strict=True)):
-    _show(axes[0], picture, "image" if i == 0 else "")
+    _show(axes[0], picture, "image")
     for layer, heat in enumerate(maps[i], start=1):
-      title = f"layer {layer}" if i == 0 else ""
-      _show_difference(axes[layer], picture, heat, peaks[0], title)
+      _show_difference(axes[layer], picture, heat, peaks[0], f"layer {layer}")
     if rolled is not None:
-      title = "rollout" if i == 0 else ""
-      _show_difference(axes[-1], picture, rolled[i], peaks[1], title)
+      _show_difference(axes[-1], picture, rolled[i], peaks[1], "rollout")
   labels = ("attention", "rollout")
   limits = [(-peak, peak) for peak in peaks]
   _colour_bars(figure, rows, _DIVERGING, limits, labels)
@@ -297,18 +318,23 @@ def _relative(maps: np.ndarray) -> np.ndarray:
 
 
 def _panels(images: int, panels: int) -> tuple[Figure, list[list[Axes]]]:
-  """A figure, and for each image as many axes; a long row is wrapped."""
-  lines = -(-panels // _COLUMNS)
-  columns = -(-panels // lines)
+  """A figure, and for each image as many axes.
+
+  A long row is wrapped, and its first column has the first panel alone.
+  """
+  lines = -(-(panels - 1) // (_COLUMNS - 1))
+  columns = -(-(panels - 1) // lines)
+  height = (_PANEL + _HEADER) * lines * images + 0.8
   figure = Figure(
-    figsize=(_PANEL * columns + 1.9, (_PANEL + 0.05) * lines * images + 0.8),
-    layout="constrained",
+    figsize=(_PANEL * (1 + columns) + 1.9, height), layout="constrained"
   )
-  grid = figure.add_gridspec(lines * images, columns)
+  grid = figure.add_gridspec(lines * images, 1 + columns)
+  places = [(0, 0)]
+  places += [(i // columns, 1 + i % columns) for i in range(panels - 1)]
   return figure, [
     [
-      figure.add_subplot(grid[image * lines + i // columns, i % columns])
-      for i in range(panels)
+      figure.add_subplot(grid[image * lines + line, column])
+      for line, column in places
     ]
     for image in range(images)
   ]
@@ -316,7 +342,7 @@ def _panels(images: int, panels: int) -> tuple[Figure, list[list[Axes]]]:
 
 def _show(axes: Axes, content: np.ndarray, title: str) -> None:
   axes.imshow(content)
-  axes.set_title(title, fontsize=9)
+  axes.set_title(title, fontsize=9, parse_math=False)
   axes.set_axis_off()
 
 
@@ -327,7 +353,7 @@ def _show_difference(
   height, width = picture.shape[:2]
   sized = np.asarray(
     Image.fromarray(heat.astype(np.float32)).resize(
-      (width, height), Image.Resampling.BICUBIC
+      (width, height), Image.Resampling.NEAREST
     )
   )
   share = np.clip(sized / peak, -1, 1) if peak else np.zeros_like(sized)
@@ -355,7 +381,10 @@ def _colour_bars(
   # Each takes its place between the panels and those that are there.
   for i in reversed(range(len(limits))):
     scale = cm.ScalarMappable(colors.Normalize(*limits[i]), name)
-    bar = figure.colorbar(scale, ax=panels, shrink=0.9, aspect=25, pad=0.015)
+    bar = figure.colorbar(
+      scale, ax=panels, pad=0.015, aspect=25, anchor=(0.0, 1.0),
+      shrink=min(0.9, _BAR / figure.get_figheight()),
+    )  # fmt: skip
     bar.ax.tick_params(labelsize=8)
     bar.set_label(labels[i], size=9)
 

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import Task
 from memory_vit.plots.attention import (
+  answer_title,
   attention_difference,
   attention_overlays,
   cell_removal_figure,
@@ -247,11 +248,20 @@ def _image(
 ) -> dict[str, Any]:
   """Draw an image, by each task and each pair of tasks."""
   names = [task.name for task in tasks]
+  answers = {task.name: _answer(task, image) for task in tasks}
+  titles = {
+    name: answer_title(each["class"], each["probability"])
+    for name, each in answers.items()
+  }
+  file = f"{number:04}.{_stem(image.path)}"
   overlays = {
     name: canvas.draw(
-      f"overlays/{number:04}.{name}.png",
+      f"overlays/{file}.{name}.png",
       attention_overlays(
-        image.pixels, image.attention[name], image.rollouts[name]
+        image.pixels,
+        image.attention[name],
+        image.rollouts[name],
+        [titles[name]],
       ),
     )
     for name in names
@@ -260,7 +270,7 @@ def _image(
     {
       "tasks": [a, b],
       "figure": canvas.draw(
-        f"differences/{number:04}.{a}.{b}.png",
+        f"differences/{file}.{a}.{b}.png",
         attention_difference(
           image.pixels,
           image.attention[a],
@@ -273,10 +283,15 @@ def _image(
   ]
   return {
     "image": utf8(image.path),
-    "answers": {task.name: _answer(task, image) for task in tasks},
+    "answers": answers,
     "overlays": overlays,
     "differences": differences,
   }
+
+
+def _stem(path: str) -> str:
+  """The name of a file, of what any file system takes."""
+  return re.sub(r"[^\w-]+", "-", Path(path).stem, flags=re.ASCII)[:40]
 
 
 def _answer(task: Task, image: ImageAttention) -> dict[str, Any]:

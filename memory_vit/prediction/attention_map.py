@@ -86,8 +86,9 @@ def overlay(
       "number of at least 0."
     )
   height, width = image.shape[:2]
+  # Patches as patches: a smooth map would show more than is known.
   sized = Image.fromarray(heat).resize(
-    (width, height), Image.Resampling.BICUBIC
+    (width, height), Image.Resampling.NEAREST
   )
   values = np.asarray(sized)
   values = values / np.float32(peak) if peak else values

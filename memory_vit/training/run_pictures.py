@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import jax
@@ -50,7 +51,7 @@ def pictures_of(
   """
   pictures: Pictures = {}
   for draw in (
-    lambda: attention_figures(trainer, task),
+    lambda: attention_figures(trainer, task, predictions),
     lambda: confusion_figures(task, predictions),
   ):
     try:
@@ -63,7 +64,9 @@ def pictures_of(
   return pictures
 
 
-def attention_figures(trainer: Trainer, task: Task) -> dict[str, Figure]:
+def attention_figures(
+  trainer: Trainer, task: Task, predictions: SplitPredictions | None
+) -> dict[str, Figure]:
   """Draw where a task looks, on some images that it was not trained on.
 
   There is nothing to draw of a regime whose tasks do not compose, and of
@@ -79,7 +82,9 @@ def attention_figures(trainer: Trainer, task: Task) -> dict[str, Figure]:
   if jax.process_count() > 1:
     logger.info("no pictures of attention: there are several processes")
     return {}
-  images = _some_images(trainer, reader)
+  chosen = _some_examples(trainer, reader)
+  images = eval_images(reader, trainer.preprocessing, chosen)
+  titles = _answers(task, predictions, chosen) if predictions else ()
   mesh = trainer.context.mesh
   tasks = [
     dataclasses.replace(each, params=sharding.put(each.params, mesh))
@@ -93,7 +98,7 @@ def attention_figures(trainer: Trainer, task: Task) -> dict[str, Figure]:
   )
   attention = found[task.name].of_images(slice(len(images)))
   return {
-    OVERLAYS: plots.attention_overlays(images, attention),
+    OVERLAYS: plots.attention_overlays(images, attention, titles=titles),
     "attention/shares": plots.memory_shares_figure(attention),
   }
 
@@ -104,19 +109,37 @@ def confusion_figures(
   """Draw which classes of the test split a task takes for which."""
   if predictions is None:
     return {}
-  names = task.spec.class_names or [*map(str, range(task.spec.num_classes))]
   matrix = confusion.confusion_matrix(predictions)
-  return {"test/confusions": plots.confusion_matrix_figure(matrix, names)}
+  figure = plots.confusion_matrix_figure(matrix, _class_names(task))
+  return {"test/confusions": figure}
 
 
-def _some_images(trainer: Trainer, reader: Reader) -> np.ndarray:
-  """Images from all over a split, float32 (b, side, side, 3) in [-1, 1].
+def _class_names(task: Task) -> Sequence[str]:
+  """Those of a task, or the numbers of its classes."""
+  return task.spec.class_names or [*map(str, range(task.spec.num_classes))]
+
+
+def _answers(
+  task: Task, predictions: SplitPredictions, chosen: Sequence[int]
+) -> list[str]:
+  """The titles of examples: class, prediction and its probability."""
+  names = _class_names(task)
+  return [
+    plots.answer_title(
+      names[predictions.top_classes[i, 0]],
+      predictions.confidence[i],
+      names[predictions.label[i]],
+    )
+    for i in chosen
+  ]
+
+
+def _some_examples(trainer: Trainer, reader: Reader) -> list[int]:
+  """The numbers of images from all over a split.
 
   Files lie class by class: the first ones would be of one class.
   """
   readable = [i for i in range(reader.size) if i not in reader.unreadable]
   count = min(trainer.config.log_images, len(readable))
   places = np.linspace(0, len(readable) - 1, count).round().astype(int)
-  return eval_images(
-    reader, trainer.preprocessing, [readable[i] for i in places]
-  )
+  return [readable[i] for i in places]

@@ -649,7 +649,7 @@ class Watcher:
     self._see("evaluated", (source.name, source.split))
     self._see("when", ("evaluate", self._step))
 
-  def _see_pictures(self, trainer, task):
+  def _see_pictures(self, trainer, task, predictions):
     self._see("pictures", (task.name, trainer.config.log_images))
     return {}
 

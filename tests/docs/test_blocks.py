@@ -55,6 +55,19 @@ def test_the_blocks_are_found():
   assert all(blocks_of(page) for page in CONFIGS)
 
 
+def test_a_regime_is_recommended_with_its_learning_rates():
+  """That of the configurations is far from those at which it is the best."""
+  commands = [
+    " ".join(argv)
+    for block in SHELL
+    for _, argv in block.package_commands()
+    if any("regime=norms_layers_masked" in flag for flag in argv)
+  ]
+  assert commands
+  for command in commands:
+    assert "learning_rate=" in command, command
+
+
 def test_what_is_left_out_is_still_there():
   """An exception goes when its command does."""
   text = "\n".join(block.text for block in SHELL)

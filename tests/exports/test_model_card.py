@@ -38,6 +38,26 @@ def test_the_card_says_what_on_what_and_how_good(backbone):
   assert "license" not in front  # the user's to choose
 
 
+@pytest.mark.parametrize(
+  ("source", "shown"),
+  [
+    ("augreg-B/32", '"augreg-B/32"'),
+    ("hf://google/vit@main", '"hf://google/vit@main"'),
+    ("hf://google/vit\"\n# title", "BACKBONE"),
+    ("/home/me/vit.npz", "BACKBONE"), ("https://e.example/a.npz", "BACKBONE"),
+    (["augreg-B/32"], "BACKBONE"), ("", "BACKBONE"),
+  ],
+)  # fmt: skip
+def test_the_card_names_a_backbone_that_is_public(backbone, source, shown):
+  """Whoever reads it has no file of the one who trained."""
+  task = random_task(backbone, "a")
+  made = {"config": {"backbone": source}}
+  text = model_card.to_text([mv.Task(task.spec, task.params, made)])
+  assert f"  {shown}, image_size=8" in text
+  assert f"--backbone={shown.strip(chr(34))} --task=." in text
+  assert "memory tokens" not in text  # one word for one thing
+
+
 def test_the_card_says_how_images_are_resized(backbone):
   for interpolation, said in (
     ("bilinear", "bilinearly and without antialiasing"),
@@ -83,7 +103,7 @@ def test_names_of_strangers_are_text(backbone, name):
 
   def card(text):
     made = {
-      "config": {"data": {"name": text, "test": text}},
+      "config": {"backbone": text, "data": {"name": text, "test": text}},
       "metrics": {"test_accuracy": text, "steps": text, "chance": 0.5},
     }
     names = (text, f"{text} 2", f"{text} 3")

@@ -56,10 +56,10 @@ def asked(monkeypatch):
     (3, (1,), [0, 2]),
   ],
 )
-def test_images_are_from_all_over_the_split(size, unreadable, expected, asked):
+def test_images_are_from_all_over_the_split(size, unreadable, expected):
   """Files lie class by class."""
-  run_pictures._some_images(trainer(None, None), reader(size, unreadable))
-  assert asked == expected
+  source = reader(size, unreadable)
+  assert run_pictures._some_examples(trainer(None, None), source) == expected
 
 
 def test_there_is_no_attention_to_draw(backbone, asked):
@@ -71,8 +71,31 @@ def test_there_is_no_attention_to_draw(backbone, asked):
   for of, test in (
     (head, reader()), (task, reader(embedded="rows")), (task, None),
   ):  # fmt: skip
-    assert run_pictures.attention_figures(trainer(backbone, test), of) == {}
+    found = run_pictures.attention_figures(trainer(backbone, test), of, None)
+    assert found == {}
   assert asked == []
+
+
+def predicted(label, best, share):
+  ones, zeros = np.ones(len(label), bool), np.zeros(len(label), np.float32)
+  return SplitPredictions(
+    num_classes=3, label=np.array(label, np.int32), counted=ones, finite=ones,
+    top_classes=np.array(best, np.int32)[:, None],
+    top_probabilities=np.array(share, np.float32)[:, None], loss=zeros,
+    brier=zeros,
+  )  # fmt: skip
+
+
+def test_an_image_is_titled_by_its_class_and_its_prediction(backbone, asked):
+  task = random_task(backbone, "pets", class_names=("cat", "dog", "ship"))
+  predictions = predicted([0, 1, 2, 2], [0, 2, 1, 2], [0.5, 0.791, 1.0, 0.004])
+  figures = run_pictures.attention_figures(
+    trainer(backbone, reader(4), log_images=2), task, predictions
+  )
+  assert asked == [0, 3]
+  titles = [axes.get_title() for axes in figures["attention/overlays"].axes]
+  shown = [title for title in titles if "→" in title]
+  assert shown == ["cat\n→ cat 50 %", "ship\n→ ship 0 %"]
 
 
 def test_confusions_are_those_of_the_predictions(backbone, monkeypatch):
@@ -85,13 +108,7 @@ def test_confusions_are_those_of_the_predictions(backbone, monkeypatch):
     ),
   )  # fmt: skip
   task = random_task(backbone, "pets", classes=3)
-  best = np.array([[0], [2], [2]], np.int32)
-  predictions = SplitPredictions(
-    num_classes=3, label=np.array([0, 1, 2], np.int32),
-    counted=np.ones(3, bool), finite=np.ones(3, bool), top_classes=best,
-    top_probabilities=np.ones((3, 1), np.float32),
-    loss=np.zeros(3, np.float32), brier=np.zeros(3, np.float32),
-  )  # fmt: skip
+  predictions = predicted([0, 1, 2], [0, 2, 2], [1.0, 1.0, 1.0])
   run_pictures.confusion_figures(task, predictions)
   ((matrix, names),) = shown
   assert matrix.todense().tolist() == [[1, 0, 0], [0, 0, 1], [0, 0, 1]]
@@ -105,7 +122,7 @@ def test_what_cannot_be_drawn_ends_nothing(
   def broken(*args):
     raise DataError("an image is broken")
 
-  monkeypatch.setattr(run_pictures, "_some_images", broken)
+  monkeypatch.setattr(run_pictures, "_some_examples", broken)
   task = random_task(backbone, "pets")
   assert run_pictures.pictures_of(trainer(backbone, reader()), task, None) == {}
   assert "pictures are left out (DataError: an image is broken)" in caplog.text
