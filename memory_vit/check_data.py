@@ -5,13 +5,12 @@
 
 Every image of data.train, data.validation, data.test and upstream.split (of
 pretrain.data too, where there is one) is read and decoded; of --split, those of
-data.name that are named. Looked for are records and images that cannot be
-read, labels that are no classes, classes without an image in the first split,
-images that are a line, or too long for crops, and files that are in two
-splits of data.name. The exit status is 0 where nothing of that was found, 1
-where something was, 2 for bad usage, 74 where no image comes for
-stall_timeout seconds. Classes of very different sizes are named, and are no
-fault.
+data.name that are named. Checks for unreadable records and images, labels that
+are no classes, classes without an image in the first split, images that are a
+line, or too long for crops, and files that are in two splits of data.name.
+Class imbalance is reported but is not an error. The exit status is 0 where
+nothing of that was found, 1 where something was, 2 for bad usage, 74 where no
+image comes for stall_timeout seconds.
 """
 
 from __future__ import annotations

@@ -100,10 +100,10 @@ class TrainDataConfig:
   # Data sets without random access are read into memory, as encoded images;
   # larger ones (GiB) are refused with a word on how to convert them.
   cache_gib: float = option(16.0, _GIB, resume="free")
-  # So many examples of a split may be left out as they cannot be read; one more
-  # ends the run. In training the next readable one takes their place; they do
-  # not count in evaluation, and the result says how many they were. Those of
-  # all processes count together whenever a state is saved.
+  # Maximum number of unreadable examples to skip per split before the run
+  # fails. In training the next readable one takes their place; they do not
+  # count in evaluation, and the result says how many they were. Those of all
+  # processes count together whenever a state is saved.
   max_bad: int = option(0, _EXAMPLES, resume="free")
 
 
@@ -111,9 +111,9 @@ class TrainDataConfig:
 class DataConfig(TrainDataConfig):
   """The data set of a task: what it is trained on, and evaluated."""
 
-  # By what a run that goes on knows its data: "files" (names, sizes and times
-  # of the last change) or "contents" (SHA-256 of all bytes, which reads all of
-  # them at every start). Of TFDS sets what TFDS recorded counts as well. May
+  # How a resumed run verifies that its data is unchanged: "files" (names, sizes
+  # and times of the last change) or "contents" (SHA-256 of all bytes, read at
+  # every start). Of TFDS sets what TFDS recorded counts as well. May
   # change when a run goes on: it is compared as its state was saved.
   digest: str = option("files", Choice(("files", "contents")), resume="free")
   # Of a TFDS data set with several labels: the name of a feature, or a label of
@@ -354,7 +354,7 @@ class SweepConfig:
   cells: tuple[int, ...] = option(
     (), Items(_CELLS, MOST_TRIALS), resume="never"
   )
-  # Of the first values of a task; the batches are the same for all.
+  # Initialization seeds of a task; the batches are the same for all.
   seed: tuple[int, ...] = option((), _SEEDS, resume="never")
   # Dictionaries such as {"optim.momentum": 0.8, "task.memory_norm": False}. Of
   # `task` and `optim` all can vary but what all trials share.
@@ -495,7 +495,7 @@ class Config:
   image_size: int = option(
     0, Number(0, MAX_IMAGE_SIZE, "pixels"), resume="never"
   )
-  # Of the computation: "float32" or "bfloat16". Parameters stay float32.
+  # Compute dtype: "float32" or "bfloat16". Parameters stay float32.
   dtype: str = option(
     "float32", Choice(("float32", "bfloat16")), resume="on_request"
   )
@@ -513,7 +513,7 @@ class Config:
   # The peak. The paper reports the best of several for each data set, and names
   # none: try 0.03 to 0.3.
   learning_rate: float = option(0.1, _RATE, resume="on_request", sweep=True)
-  # Of the first values, and of the order of the images.
+  # Random seed for initialization and data shuffling.
   seed: int = option(0, _SEED, resume="never", sweep=True)
   # What is trained, and how attention runs: see `regimes`.
   regime: str = option("memory_masked", _REGIME, resume="never")

@@ -3,7 +3,7 @@
   memory-vit train --config=sun397 --workdir=DIR \\
     [--config.KEY=VALUE ...] [--allow_config_change=KEY ...] [--dry_run]
 
-The same command goes on with a run that was interrupted. Exit status: 2 for
+Run the same command to resume an interrupted run. Exit status: 2 for
 bad input, 75 after SIGTERM (preemption) and 130 after Ctrl-C, once the state is
 saved. A second signal ends it at once.
 

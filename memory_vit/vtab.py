@@ -6,8 +6,8 @@
 
 DATA is the prepared folder of the benchmark, or holds its data sets as TFDS has
 prepared them. DIR then holds report.md, report.json, the tasks, and in
-runs/TASK/REGIME what `memory-vit train` leaves. The same command goes on with
-what was interrupted; what is finished is not repeated. A task without its data
+runs/TASK/REGIME what `memory-vit train` leaves. Run the same command to
+resume; what is finished is not repeated. A task without its data
 is named and left out, and then the report has no means. --dry_run shows what
 would run and about how long it takes, and writes nothing. See docs/vtab.md
 of the repository.

@@ -346,7 +346,7 @@ def test_what_chance_hardly_makes_is_marked_of_many_cells_too():
   (axes, *_) = plots.cell_removal_figure(found).axes
   (dots,) = axes.collections
   assert sorted(map(tuple, dots.get_offsets())) == [(4, 1), (29, 2)]
-  assert "dot: chance" in axes.get_xlabel()
+  assert "dot: significant" in axes.get_xlabel()
   assert "bold" not in axes.get_xlabel()
   # Few cells have numbers in bold, and no dots.
   (few, *_) = plots.cell_removal_figure(
@@ -354,7 +354,7 @@ def test_what_chance_hardly_makes_is_marked_of_many_cells_too():
   ).axes
   assert not few.collections
   assert "dot" not in few.get_xlabel()
-  assert "bold: chance" in few.get_xlabel()
+  assert "bold: significant" in few.get_xlabel()
   assert "±: standard error" in few.get_xlabel()
 
 

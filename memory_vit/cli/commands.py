@@ -149,7 +149,9 @@ def run_command(command: Callable[[], int]) -> int:
     return 2
   except KeyboardInterrupt as stopped:
     # `Interrupted` has a status, and something to say.
-    message = f"{stopped} The same command goes on." if str(stopped) else ""
+    message = (
+      f"{stopped} Run the same command to resume." if str(stopped) else ""
+    )
     show(message or "stopped by Ctrl-C.", sys.stderr)
     return getattr(stopped, "status", _STOPPED)
   except BrokenPipeError:

@@ -127,7 +127,7 @@ def random_backbone(
 
   Raises:
     ConfigError: for a shape that is not possible.
-    MemoryVitError: for a key that is none.
+    MemoryVitError: if `key` is not a JAX PRNG key.
   """
   require_key(key)
   config = vit_config(

@@ -219,10 +219,10 @@ def cell_removal_figure(removal: CellRemoval) -> Figure:
   """Draw an ablation of memory cells: the accuracy of a task without each.
 
   Each field is top-1 without a cell, less that with all, in points, with its
-  standard error; the column at the right has all cells of a layer removed. The
-  differences that chance would hardly make are bold; of more than 12 cells,
-  where numbers could not be read, they have a dot. The scale reaches at least
-  four standard errors, so that noise stays pale.
+  standard error; the column at the right has all cells of a layer removed. What
+  is significant (p < 0.05, Bonferroni) is bold; of more than 12 cells, where
+  numbers could not be read, it has a dot. The scale reaches at least four
+  standard errors, so that noise stays pale.
 
   Args:
     removal: of `evaluation.cell_removal`.
@@ -262,7 +262,7 @@ def cell_removal_figure(removal: CellRemoval) -> Figure:
   )
   axes.set_xlabel(
     "memory cell that is removed\n"
-    f"{mark}: chance would hardly make it{errors_are}"
+    f"{mark}: significant (p < 0.05, Bonferroni){errors_are}"
   )
   figure.colorbar(mappable, ax=axes, label="change of top-1, points")
   memory = removal.memory

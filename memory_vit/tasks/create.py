@@ -67,7 +67,7 @@ def init_task(
 
   Raises:
     TaskError: for values that are not possible.
-    MemoryVitError: for a key that is none.
+    MemoryVitError: if `key` is not a JAX PRNG key.
   """
   require_key(key)
   if cls_init not in ("pretrained", "normal"):

@@ -154,4 +154,4 @@ def test_ctrl_c_leaves_the_terminal_clean(there, tmp_path):
   *_, last, cursor = command.screen
   assert cursor == ""
   assert last.startswith("stopped by Ctrl-C: step ")
-  assert last.endswith("The same command goes on.")
+  assert last.endswith("Run the same command to resume.")

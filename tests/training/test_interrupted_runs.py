@@ -112,7 +112,7 @@ def test_a_signal_costs_no_step(run, whole, number, status, storm):
     process.signal(number)
     assert process.wait(storm) == status, process.text
     assert "Traceback" not in process.text
-    assert process.text.endswith("The same command goes on.\n")
+    assert process.text.endswith("Run the same command to resume.\n")
     print(f"{process.seconds:.1f} s from the signal to the end")
   assert run.steps() == [10, 13]
   assert run.finish().resumed == 13
