@@ -15,7 +15,7 @@ RELEASE_BIN := .venv-release/bin
 # Such as "--repository=https://... --full"; `make release RELEASE=--help`.
 RELEASE ?=
 
-.PHONY: help quickstart test newest lowest processes slow exchange mutants lint docs bench compare release clean
+.PHONY: help quickstart test newest lowest processes slow exchange mutants lint notebooks docs bench compare release clean
 
 help:
 	@echo "make quickstart   learn a task on the embedded data, into $(WORKDIR)"
@@ -27,6 +27,7 @@ help:
 	@echo "make exchange     backbones against transformers and timm, and ONNX (5 minutes)"
 	@echo "make mutants      the code broken in 627 places: is each noticed? (30 minutes)"
 	@echo "make lint         format, style, import directions, types, as in CI"
+	@echo "make notebooks    the pages of docs/notebooks anew, with their pictures (10 minutes)"
 	@echo "make docs         the site, into site/: a link that leads nowhere fails"
 	@echo "make bench        costs as multiples of one forward pass"
 	@echo "make compare      the same here and in PEFT and vit-pytorch (10 minutes)"
@@ -93,6 +94,9 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
+
+notebooks: .venv/installed
+	$(BIN)/python colab/render.py
 
 # Not --quiet: that would count no warnings, and so let them pass.
 docs: .venv-docs/installed

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,39 +82,16 @@ def attention_overlays(
   counts += [] if rollout is None else [len(rollout.image)]
   counts += [len(titles)] if titles else []
   pictures = _pictures(images, *counts)
-  maps = _layer_maps(attention)
-  rolled = None if rollout is None else patch_map(rollout)[:, -1]
-  panels = 1 + maps.shape[1] + (rolled is not None)
-  figure, rows = _panels(len(pictures), panels)
-  peaks = [float(maps.max())]
-  peaks += [] if rolled is None else [float(rolled.max())]
-  for i, (picture, axes) in enumerate(zip(pictures, rows, strict=True)):
-    grey = _grey(picture)
-    shown = [(titles[i] if titles else "image", picture)]
-    shown += [
-      (f"layer {layer}", overlay(grey, heat, peak=peaks[0], opacity=_OPACITY))
-      for layer, heat in enumerate(maps[i], start=1)
-    ]
-    if rolled is not None:
-      last = overlay(grey, rolled[i], peak=peaks[1], opacity=_OPACITY)
-      shown.append(("rollout", last))
-    for panel, (title, content) in zip(axes, shown, strict=True):
-      _show(panel, content, title)
+  maps = [_layer_maps(attention)]
+  maps += [] if rollout is None else [patch_map(rollout)[:, -1:]]
   labels = ("attention to a patch", "rollout")
-  limits = [(0.0, peak) for peak in peaks]
-  _colour_bars(figure, rows, "inferno", limits, labels)
+  figure = _maps_figure(pictures, titles, maps, _show_overlay, labels)
   _title(figure, f"where {attention.task} looks")
   return figure
 
 
 def answer_title(guess: str, probability: float, label: str = "") -> str:
-  """The title of an image: its class, and below it what a task takes it for.
-
-  Args:
-    guess: the class that is the answer.
-    probability: of this class.
-    label: the class of the image; "" where it is not known.
-  """
+  """The title of an image: its class, if known, and below it the prediction."""
   share = f" {100 * probability:.0f} %"
   room = _HEADER_CHARACTERS - len(share)
   guess = shortened(escaped(guess), room)
@@ -148,25 +125,12 @@ def attention_difference(
   """
   looks = (first, second, *(rollouts or ()))
   pictures = _pictures(images, *(len(one.image) for one in looks))
-  maps = _relative(_layer_maps(first)) - _relative(_layer_maps(second))
-  rolled = None
+  maps = [_relative(_layer_maps(first)) - _relative(_layer_maps(second))]
   if rollouts is not None:
-    rolled = np.subtract(
-      *(_relative(patch_map(rollout)[:, -1]) for rollout in rollouts)
-    )
-  panels = 1 + maps.shape[1] + (rolled is not None)
-  figure, rows = _panels(len(pictures), panels)
-  peaks = [float(np.abs(maps).max())]
-  peaks += [] if rolled is None else [float(np.abs(rolled).max())]
-  for i, (picture, axes) in enumerate(zip(pictures, rows, strict=True)):
-    _show(axes[0], picture, "image")
-    for layer, heat in enumerate(maps[i], start=1):
-      _show_difference(axes[layer], picture, heat, peaks[0], f"layer {layer}")
-    if rolled is not None:
-      _show_difference(axes[-1], picture, rolled[i], peaks[1], "rollout")
+    one, other = (_relative(patch_map(each)[:, -1:]) for each in rollouts)
+    maps.append(one - other)
   labels = ("attention", "rollout")
-  limits = [(-peak, peak) for peak in peaks]
-  _colour_bars(figure, rows, _DIVERGING, limits, labels)
+  figure = _maps_figure(pictures, (), maps, _show_difference, labels)
   _title(
     figure,
     f"orange, solid: {first.task} looks more",
@@ -317,20 +281,47 @@ def _relative(maps: np.ndarray) -> np.ndarray:
   return np.divide(maps, total, out=np.zeros_like(maps), where=total > 0)
 
 
-def _panels(images: int, panels: int) -> tuple[Figure, list[list[Axes]]]:
-  """A figure, and for each image as many axes.
+def _maps_figure(
+  pictures: Sequence[np.ndarray],
+  titles: Sequence[str],
+  maps: Sequence[np.ndarray],
+  show: Callable[[Axes, np.ndarray, np.ndarray, float, str], None],
+  labels: Sequence[str],
+) -> Figure:
+  """Draw maps (b, k, rows, columns) of layers, and of a rollout if there is."""
+  depth = maps[0].shape[1]
+  headers = [f"layer {i + 1}" for i in range(depth)] + ["rollout"]
+  figure, rows = _panels(len(pictures), sum(each.shape[1] for each in maps))
+  peaks = [float(np.abs(each).max()) for each in maps]
+  scales = [peaks[0]] * depth + peaks[1:]
+  for i, (picture, (first, *others)) in enumerate(
+    zip(pictures, rows, strict=True)
+  ):
+    _show(first, picture, titles[i] if titles else "image")
+    heats = [heat for each in maps for heat in each[i]]
+    for axes, *shown in zip(others, heats, scales, headers, strict=False):
+      show(axes, picture, *shown)
+  signed = show is _show_difference
+  name = _DIVERGING if signed else "inferno"
+  limits = [(-peak if signed else 0.0, peak) for peak in peaks]
+  _colour_bars(figure, rows, name, limits, labels)
+  return figure
 
-  A long row is wrapped, and its first column has the first panel alone.
+
+def _panels(images: int, panels: int) -> tuple[Figure, list[list[Axes]]]:
+  """A figure, and for each image an axes and, beside it, as many as asked for.
+
+  A long row is wrapped; the first column has the images alone.
   """
-  lines = -(-(panels - 1) // (_COLUMNS - 1))
-  columns = -(-(panels - 1) // lines)
+  lines = -(-panels // (_COLUMNS - 1))
+  columns = -(-panels // lines)
   height = (_PANEL + _HEADER) * lines * images + 0.8
   figure = Figure(
     figsize=(_PANEL * (1 + columns) + 1.9, height), layout="constrained"
   )
   grid = figure.add_gridspec(lines * images, 1 + columns)
   places = [(0, 0)]
-  places += [(i // columns, 1 + i % columns) for i in range(panels - 1)]
+  places += [(i // columns, 1 + i % columns) for i in range(panels)]
   return figure, [
     [
       figure.add_subplot(grid[image * lines + line, column])
@@ -344,6 +335,13 @@ def _show(axes: Axes, content: np.ndarray, title: str) -> None:
   axes.imshow(content)
   axes.set_title(title, fontsize=9, parse_math=False)
   axes.set_axis_off()
+
+
+def _show_overlay(
+  axes: Axes, picture: np.ndarray, heat: np.ndarray, peak: float, title: str
+) -> None:
+  """Lay a map over a picture in grey."""
+  _show(axes, overlay(_grey(picture), heat, peak=peak, opacity=_OPACITY), title)
 
 
 def _show_difference(

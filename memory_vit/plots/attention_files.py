@@ -249,11 +249,8 @@ def _image(
   """Draw an image, by each task and each pair of tasks."""
   names = [task.name for task in tasks]
   answers = {task.name: _answer(task, image) for task in tasks}
-  titles = {
-    name: answer_title(each["class"], each["probability"])
-    for name, each in answers.items()
-  }
-  file = f"{number:04}.{_stem(image.path)}"
+  stem = re.sub(r"[^\w-]+", "-", Path(image.path).stem, flags=re.ASCII)[:40]
+  file = f"{number:04}.{stem}"
   overlays = {
     name: canvas.draw(
       f"overlays/{file}.{name}.png",
@@ -261,10 +258,10 @@ def _image(
         image.pixels,
         image.attention[name],
         image.rollouts[name],
-        [titles[name]],
+        [answer_title(answer["class"], answer["probability"])],
       ),
     )
-    for name in names
+    for name, answer in answers.items()
   }
   differences = [
     {
@@ -287,11 +284,6 @@ def _image(
     "overlays": overlays,
     "differences": differences,
   }
-
-
-def _stem(path: str) -> str:
-  """The name of a file, of what any file system takes."""
-  return re.sub(r"[^\w-]+", "-", Path(path).stem, flags=re.ASCII)[:40]
 
 
 def _answer(task: Task, image: ImageAttention) -> dict[str, Any]:

@@ -80,6 +80,7 @@ def training_curves(logdir: str | os.PathLike[str]) -> Figure:
       if tag in scalars:
         axes.plot(*scalars[tag], label=label, marker="o", markersize=4)
     axes.grid(alpha=0.3)
+    axes.margins(y=0.1)  # of the first loss, which is the highest
     if axes.lines:
       axes.legend()
   loss.set(title="loss", xlabel="step", ylim=(0, None))

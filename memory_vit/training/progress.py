@@ -105,11 +105,7 @@ def _nothing(line: str) -> None:
 
 
 def log_to_stderr(*, verbose: bool = False) -> None:
-  """Show this package's log lines above bars; of libraries only warnings.
-
-  Args:
-    verbose: whether also its lines for debugging.
-  """
+  """Show this package's log lines above bars; of libraries only warnings."""
   absl_logging.set_verbosity(absl_logging.WARNING)
   handler = LogHandler()
   handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
