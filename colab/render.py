@@ -27,7 +27,7 @@ NAMES = ("quickstart", "many_tasks", "sweep", "memory_attention",
 # It downloads its backbone: its page has the cells alone.
 NOT_EXECUTED = "your_backbone"
 _LEFT_OUT = {"badge", "set-up-text", "set-up"}
-_COLOURS = 64
+_COLOURS = 256
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -28,7 +28,7 @@ LEFT_OUT = {
     f"make {target}": _CI
     for target in (
       "test", "newest", "lowest", "processes", "slow", "exchange", "mutants",
-      "lint", "docs", "release",
+      "lint", "notebooks", "docs", "release",
     )
   },
 }  # fmt: skip
