@@ -140,6 +140,13 @@ def test_a_qkv_without_bias_has_zeros(tmp_path):
   assert np.any(attention["out"]["bias"])
 
 
+def test_pixels_that_no_patch_covers_are_left_out(tmp_path):
+  """As transformers does, in the convolution."""
+  config = {**models.CONFIG, "image_size": 11}
+  backbone = mv.load_backbone(models.write_model(tmp_path, config=config))
+  assert backbone.config.image_size == 8
+
+
 # How images are prepared.
 
 
@@ -292,7 +299,7 @@ def test_no_array_may_be_missing(tmp_path, name):
   ({"num_attention_heads": 3}, "width 8 is not a multiple of 3 heads"),
   ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000, expected"),
   ({"patch_size": [4, 2]}, "patch_size is [4, 2], expected the side"),
-  ({"patch_size": 3}, "not a multiple of the patch size"),
+  ({"patch_size": 9}, "an image of 8 pixels has no patch of 9"),
   ({"num_channels": 1}, "num_channels is 1, expected 3"),
   ({"hidden_act": "relu"}, "hidden_act is 'relu', expected one of 'gelu'"),
   ({"layer_norm_eps": float("nan")}, "layer_norm_eps is nan, expected"),
@@ -346,7 +353,7 @@ def test_arrays_that_are_no_weights(tmp_path):
     (np.arange(3), "is 'I64', expected one of F64"),
     (np.float32([1, np.nan, 1]), "not finite"),
     (np.float64([1, 1e300, 1]), "not finite as float32"),
-    (np.zeros((0, 3), np.float32), "no values"),
+    (np.zeros((0, 3), np.float32), "missing: classifier.bias (3,)"),
   ):
     arrays = models.vit_arrays() | {"classifier.bias": bad}
     message = refusal(models.write_model(tmp_path, arrays))
