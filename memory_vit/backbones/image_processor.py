@@ -73,7 +73,8 @@ def of_timm(values: Any, where: str) -> ImageProcessor:
     share = fields.float("crop_pct", 0.05, 1, 0.875)
     mode = fields.text("crop_mode", "center")
     if mode == "center":
-      evaluation = _evaluation(int(side), int(side / share), kind)
+      resize = int(side / share)
+      evaluation = _evaluation(int(side), resize, kind, "central_rounded")
     elif mode == "squash" and share == 1:
       evaluation = _evaluation(int(side), 0, kind)
   _warn_unless(evaluation, where)
@@ -117,7 +118,7 @@ def _side(size: Any) -> int:
 
 
 def _evaluation(
-  side: int, resize: int, interpolation: str
+  side: int, resize: int, interpolation: str, crop: str = "central"
 ) -> EvalPreprocessing | None:
   """None for sizes that are not possible here."""
   fits = 1 <= side <= MAX_IMAGE_SIZE and (
@@ -127,7 +128,7 @@ def _evaluation(
     return None
   return EvalPreprocessing(
     image_size=side,
-    crop="central" if resize else "resize",
+    crop=crop if resize else "resize",
     resize=resize,
     interpolation=interpolation,
   )

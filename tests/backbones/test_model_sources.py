@@ -224,10 +224,10 @@ TIMM = {
 
 
 @pytest.mark.parametrize(("changes", "expected"), [
-  ({}, (224, "central", 256, "bicubic")),
-  ({"crop_pct": 0.9}, (224, "central", 248, "bicubic")),
+  ({}, (224, "central_rounded", 256, "bicubic")),
+  ({"crop_pct": 0.9}, (224, "central_rounded", 248, "bicubic")),
   ({"crop_pct": 1.0, "interpolation": "bilinear"},
-   (224, "central", 224, "bilinear_antialias")),
+   (224, "central_rounded", 224, "bilinear_antialias")),
   ({"crop_pct": 1.0, "crop_mode": "squash"}, (224, "resize", 0, "bicubic")),
   ({"crop_mode": "squash"}, None),
   ({"crop_mode": "border"}, None),
