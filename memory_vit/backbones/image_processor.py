@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,15 @@ logger = logging.getLogger(__name__)
 _RESAMPLES = {2: "bilinear_antialias", 3: "bicubic"}
 _INTERPOLATIONS = {"bilinear": "bilinear_antialias", "bicubic": "bicubic"}
 _SMALLEST_STD = 1e-3
+# What a class of transformers means by a field that its file does not have.
+_CROPPED = {
+  "resample": 3,
+  "do_center_crop": True,
+  "crop_size": 224,
+  "size": {"shortest_edge": 224},
+}
+_DEFAULTS = {"CLIP": _CROPPED, "Bit": _CROPPED, "Siglip": {"resample": 3}}
+_CLASS = re.compile(rf"({'|'.join(_DEFAULTS)})(ImageProcessor|FeatureExtract)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,6 +105,12 @@ def at_size(
 def _evaluation_of_transformers(
   fields: Fields, values: Mapping[str, Any]
 ) -> EvalPreprocessing | None:
+  older = fields.text("feature_extractor_type", "")
+  named = _CLASS.match(fields.text("image_processor_type", older))
+  if named:
+    stated = {k: v for k, v in values.items() if v is not None}
+    values = {**_DEFAULTS[named[1]], **stated}
+    fields = Fields(values, fields.where)
   kind = _RESAMPLES.get(fields.int("resample", 0, 5, 2))
   if not kind or not fields.flag("do_resize", True):
     return None

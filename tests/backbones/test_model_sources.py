@@ -179,6 +179,27 @@ def test_evaluation_is_as_the_source_states(tmp_path, changes, expected):
   assert random_task(backbone, "a", evaluation=own).spec.evaluation == own
 
 
+@pytest.mark.parametrize(("kind", "changes", "expected"), [
+  ("ViTImageProcessor", {}, (8, "resize", 0, "bilinear_antialias")),
+  ("SiglipImageProcessor", {}, (8, "resize", 0, "bicubic")),
+  ("SiglipImageProcessorFast", {}, (8, "resize", 0, "bicubic")),
+  ("CLIPImageProcessor", {"size": 224}, (224, "central", 224, "bicubic")),
+  ("CLIPFeatureExtractor", {"size": None}, (224, "central", 224, "bicubic")),
+  ("BitImageProcessor", {"size": 256}, (224, "central", 256, "bicubic")),
+  ("BitImageProcessor", {"do_center_crop": False},
+   (8, "resize", 0, "bicubic")),
+])  # fmt: skip
+def test_what_is_not_stated_is_the_default_of_its_class(
+  kind, changes, expected
+):
+  stated = {k: v for k, v in models.PREPROCESSOR.items() if k != "resample"}
+  feature = "feature_extractor" if "Feature" in kind else "image_processor"
+  found = image_processor.of_transformers(
+    {**stated, f"{feature}_type": kind, **changes}, "preprocessor_config.json"
+  )
+  assert dataclasses.astuple(found.evaluation) == expected
+
+
 def test_a_crop_takes_the_same_share_at_another_size(tmp_path):
   path = models.write_model(tmp_path, preprocessor={
     **models.PREPROCESSOR, "do_center_crop": True, "crop_size": 224,
