@@ -87,13 +87,19 @@ def test_other_floats_become_float32(tmp_path, stored):
   assert_same(found, models.as_ours(wide))
 
 
-def test_normalization_is_folded_into_the_patches(tmp_path):
+@pytest.mark.parametrize(("mean", "std"), [
+  ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]), ([0.5] * 3, [0.25] * 3),
+  ([0.25] * 3, [0.5] * 3),
+])  # fmt: skip
+def test_normalization_is_folded_into_the_patches(tmp_path, mean, std):
   theirs = models.vit_arrays()
-  backbone = mv.load_backbone(models.write_model(tmp_path))
+  stated = {**models.PREPROCESSOR, "image_mean": mean, "image_std": std}
+  path = models.write_model(tmp_path, preprocessor=stated)
+  backbone = mv.load_backbone(path)
   ours = trees.flatten(backbone.params)
   rng = np.random.default_rng(0)
   patch = rng.uniform(0, 1, (models.PATCH, models.PATCH, 3))
-  normal = (patch - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
+  normal = (patch - mean) / std
   name = "vit.embeddings.patch_embeddings.projection"
   expected = theirs[f"{name}.bias"] + np.einsum(
     "xyc,dcxy->d", normal, theirs[f"{name}.weight"]

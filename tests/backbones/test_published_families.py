@@ -267,6 +267,58 @@ def test_absent_fields_mean_what_transformers_means():
   assert "expected (196, 768)" in message
 
 
+# GELU, LayerNorm epsilon, and how positions are resized, where config.json says
+# nothing: as the classes of the libraries do.
+DEFAULTS = {
+  "siglip vision": ("tanh", 1e-6, "bicubic"),
+  "clip vision": ("quick", 1e-5, "bicubic"),
+  "dinov2": ("exact", 1e-6, "bicubic"),
+  "dinov2 registers": ("exact", 1e-6, "bicubic_antialias"),
+  "dinov3": ("exact", 1e-5, None),
+  "timm vit": ("exact", 1e-6, "bicubic_antialias"),
+  "timm clip": ("quick", 1e-5, "bicubic_antialias"),
+  "timm dinov3": ("exact", 1e-5, None),
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_what_is_not_stated_is_computed_as_in_the_library(name):
+  config, arrays = source_of(name)
+  for field in ("hidden_act", "layer_norm_eps"):
+    config.pop(field, None)
+  vit = convert(config, arrays).config
+  gelu, epsilon, resize = DEFAULTS[name]
+  assert (vit.gelu, vit.layer_norm_epsilon) == (gelu, epsilon)
+  assert resize in (None, vit.position_resize)
+
+
+def test_of_two_configurations_of_a_tower_the_older_is_read():
+  """Old files of CLIP have both, of which transformers takes this one."""
+  config, arrays = source_of("clip")
+  both = {
+    **config, "vision_config": {}, "vision_config_dict": config["vision_config"]
+  }  # fmt: skip
+  assert convert(both, arrays).config == convert(config, arrays).config
+
+
+def test_null_is_no_layer_scale_in_timm():
+  config, arrays = source_of("timm deit3")
+  config["model_args"] = {**config["model_args"], "init_values": None}
+  assert "extra: 'blocks.0.ls1.gamma'" in refusal(config, arrays)
+  without = {k: a for k, a in arrays.items() if ".ls" not in k}
+  ours = convert(config, without).arrays
+  mixed = linear(arrays, "blocks.1.attn.proj", Z)
+  close(out(ours, f"{ATTENTION}/out", Z), mixed)
+
+
+def test_the_gate_of_timm_comes_first():
+  config, arrays = source_of("timm swiglu")
+  ours = convert(config, arrays).arrays
+  gate, up = np.split(linear(arrays, "blocks.1.mlp.fc1", Z), 2)
+  close(dense(ours, f"{BLOCK}/MlpBlock_0/gate", Z), gate)
+  close(dense(ours, f"{BLOCK}/MlpBlock_0/Dense_0", Z), up)
+
+
 def test_an_array_of_no_registers_is_none(tmp_path):
   """As transformers writes them; others are not left out."""
   config, arrays = source_of("dinov3", num_register_tokens=0)
