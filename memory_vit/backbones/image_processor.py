@@ -19,13 +19,14 @@ _RESAMPLES = {2: "bilinear_antialias", 3: "bicubic"}
 _INTERPOLATIONS = {"bilinear": "bilinear_antialias", "bicubic": "bicubic"}
 _SMALLEST_STD = 1e-3
 # What a class of transformers means by a field that its file does not have.
-_CROPPED = {
+_CROPPED: Mapping[str, Any] = {
   "resample": 3,
   "do_center_crop": True,
   "crop_size": 224,
   "size": {"shortest_edge": 224},
 }
-_DEFAULTS = {"CLIP": _CROPPED, "Bit": _CROPPED, "Siglip": {"resample": 3}}
+_SIGLIP: Mapping[str, Any] = {"resample": 3}
+_DEFAULTS = {"CLIP": _CROPPED, "Bit": _CROPPED, "Siglip": _SIGLIP}
 _CLASS = re.compile(rf"({'|'.join(_DEFAULTS)})(ImageProcessor|FeatureExtract)")
 
 

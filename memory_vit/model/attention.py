@@ -170,7 +170,7 @@ def for_each_image(
   On a mesh whose axes are explicit, jnp.broadcast_to would put all copies on
   every device.
   """
-  return jax.vmap(lambda _: a)(batch)
+  return jax.vmap(lambda _: jnp.asarray(a))(batch)
 
 
 def _with_cells(
