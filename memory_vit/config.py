@@ -61,7 +61,7 @@ _DATA_SET_OR_NONE = Text('a data set, or ""', r"[\w.,:/+-]*", 200)
 _DIRECTORY = Text('a directory, or ""', ".*", 4_000)
 _SPLIT = Text("a split of TFDS")
 _SPLIT_OR_NONE = Text('a split of TFDS, or ""', ".*")
-_EVAL_CROP = Choice(("backbone", "resize", "central"))
+_EVAL_CROP = Choice(("backbone", "resize", "central", "central_rounded"))
 _PROJECT = Text('a project or entity of W&B, or ""', r"[^/\\#?%:]*", 128)
 _LABEL = Text('a name, or ""', ".*", 128)
 _TASKS = Items(Text("the directory of a task", ".+", 4_000), 1_000)
@@ -91,7 +91,7 @@ class TrainDataConfig:
   )
   # Mirror half of the training images; wrong for digits and letters.
   flip: bool = option(True, Switch(), resume="on_request")
-  # The shorter side before a "small" or "central" crop, in pixels; 0 is 8/7 of
+  # The shorter side before a crop that is not "resize", in pixels; 0 is 8/7 of
   # image_size (256 for 224).
   resize: int = option(0, _RESIZE, resume="on_request")
   # Of the order of the training images, and of their crops; -1 is that of the
@@ -133,10 +133,11 @@ class DataConfig(TrainDataConfig):
   # On which the result is reported; "" reports none.
   test: str = option("test", _SPLIT_OR_NONE, resume="never")
   # "resize": the whole image squeezed into the square, as vit_jax evaluates;
-  # "central": the shorter side to `resize` pixels, then the middle. "backbone"
-  # is what the source of the backbone states, its interpolation too, and
-  # "resize" where it states nothing; that is recorded as "resize". Of
-  # embeddings it is as they were made, and is recorded as that.
+  # "central": the shorter side to `resize` pixels, then the middle;
+  # "central_rounded": the same with the middle of timm, which may begin a pixel
+  # later. "backbone" is what the source of the backbone states, its
+  # interpolation too, and "resize" where it states nothing; that is recorded as
+  # "resize". Of embeddings it is as they were made, and is recorded as that.
   eval_crop: str = option("backbone", _EVAL_CROP, resume="never")
 
 

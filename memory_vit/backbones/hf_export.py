@@ -226,7 +226,7 @@ def _preprocessor(backbone: Backbone) -> dict[str, Any]:
     "rescale_factor": 1 / 255,
     "size": {"height": side, "width": side},
   }
-  if evaluation.crop == "central":
+  if evaluation.resize:  # transformers rounds where the crop begins down
     values["do_center_crop"] = True
     values["crop_size"] = values["size"]
     values["size"] = {"shortest_edge": evaluation.resize}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,16 @@ logger = logging.getLogger(__name__)
 _RESAMPLES = {2: "bilinear_antialias", 3: "bicubic"}
 _INTERPOLATIONS = {"bilinear": "bilinear_antialias", "bicubic": "bicubic"}
 _SMALLEST_STD = 1e-3
+# What a class of transformers means by a field that its file does not have.
+_CROPPED: Mapping[str, Any] = {
+  "resample": 3,
+  "do_center_crop": True,
+  "crop_size": 224,
+  "size": {"shortest_edge": 224},
+}
+_SIGLIP: Mapping[str, Any] = {"resample": 3}
+_DEFAULTS = {"CLIP": _CROPPED, "Bit": _CROPPED, "Siglip": _SIGLIP}
+_CLASS = re.compile(rf"({'|'.join(_DEFAULTS)})(ImageProcessor|FeatureExtract)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +84,8 @@ def of_timm(values: Any, where: str) -> ImageProcessor:
     share = fields.float("crop_pct", 0.05, 1, 0.875)
     mode = fields.text("crop_mode", "center")
     if mode == "center":
-      evaluation = _evaluation(int(side), int(side / share), kind)
+      resize = int(side / share)
+      evaluation = _evaluation(int(side), resize, kind, "central_rounded")
     elif mode == "squash" and share == 1:
       evaluation = _evaluation(int(side), 0, kind)
   _warn_unless(evaluation, where)
@@ -94,6 +106,12 @@ def at_size(
 def _evaluation_of_transformers(
   fields: Fields, values: Mapping[str, Any]
 ) -> EvalPreprocessing | None:
+  older = fields.text("feature_extractor_type", "")
+  named = _CLASS.match(fields.text("image_processor_type", older))
+  if named:
+    stated = {k: v for k, v in values.items() if v is not None}
+    values = {**_DEFAULTS[named[1]], **stated}
+    fields = Fields(values, fields.where)
   kind = _RESAMPLES.get(fields.int("resample", 0, 5, 2))
   if not kind or not fields.flag("do_resize", True):
     return None
@@ -117,7 +135,7 @@ def _side(size: Any) -> int:
 
 
 def _evaluation(
-  side: int, resize: int, interpolation: str
+  side: int, resize: int, interpolation: str, crop: str = "central"
 ) -> EvalPreprocessing | None:
   """None for sizes that are not possible here."""
   fits = 1 <= side <= MAX_IMAGE_SIZE and (
@@ -127,7 +145,7 @@ def _evaluation(
     return None
   return EvalPreprocessing(
     image_size=side,
-    crop="central" if resize else "resize",
+    crop=crop if resize else "resize",
     resize=resize,
     interpolation=interpolation,
   )

@@ -36,7 +36,8 @@ class Tensors(Mapping[str, np.ndarray]):
 
   `tensors[name]` is float32, whatever float the file has; it raises
   `BackboneError` for an array of anything else, of no values, or of values that
-  float32 cannot hold.
+  float32 cannot hold. Arrays of no values are not listed: transformers writes
+  the registers of a DINOv3 that has none.
   """
 
   def __init__(self, places: Mapping[str, tuple[Path, Any]]) -> None:
@@ -44,10 +45,12 @@ class Tensors(Mapping[str, np.ndarray]):
     self._places = places
 
   def __iter__(self) -> Iterator[str]:
-    return iter(self._places)
+    for name, (_, opened) in self._places.items():
+      if 0 not in opened.get_slice(name).get_shape():
+        yield name
 
   def __len__(self) -> int:
-    return len(self._places)
+    return sum(1 for _ in self)
 
   def __contains__(self, name: object) -> bool:
     return name in self._places  # without reading it

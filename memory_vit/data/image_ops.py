@@ -102,9 +102,9 @@ def eval_view(image: tf.Tensor, preprocessing: EvalPreprocessing) -> tf.Tensor:
   """
   if preprocessing.interpolation != "bilinear":
     return _pillow_view(image, preprocessing)
-  if preprocessing.crop == "central":
+  if preprocessing.resize:
     image = resize_shorter(image, preprocessing.resize)
-    image = central_square(image, preprocessing.image_size)
+    image = central_square(image, preprocessing)
   else:
     image = resize(image, preprocessing.image_size)
   return scale(image)
@@ -133,7 +133,7 @@ def antialiased_view(
   side = preprocessing.image_size
   old = tf.shape(image)[:2]
   new = tf.constant([side, side])
-  if preprocessing.crop == "central":
+  if preprocessing.resize:
     # In int64: a product of sides may be larger than int32 holds.
     sides = tf.cast(old, tf.int64)
     resized = preprocessing.resize * sides // tf.reduce_min(sides)
@@ -145,7 +145,7 @@ def antialiased_view(
   for sides in (tf.stack([old[0], new[1]]), new):
     image = tf.image.resize(image, sides, method=method, antialias=True)
     image = tf.clip_by_value(tf.floor(image + 0.5), 0, 255)
-  return scale(central_square(image, side))
+  return scale(central_square(image, preprocessing))
 
 
 def evaluation_of(
@@ -157,7 +157,7 @@ def evaluation_of(
   """The evaluation that `eval_crop` and `resize` of a configuration stand for.
 
   Args:
-    crop: "backbone", "resize" or "central".
+    crop: "backbone", or one of `EvalPreprocessing`.
     resize: the shorter side before a central crop; 0 is 8/7 of the image size.
     image_size: in pixels.
     stated: what the source of the backbone states, which "backbone" stands for.
@@ -168,7 +168,7 @@ def evaluation_of(
   """
   if crop == "backbone":
     return stated or EvalPreprocessing(image_size=image_size)
-  side = shorter_side(resize, image_size) if crop == "central" else 0
+  side = shorter_side(resize, image_size) if crop != "resize" else 0
   return EvalPreprocessing(image_size=image_size, crop=crop, resize=side)
 
 
@@ -273,10 +273,12 @@ def resize_shorter(image: tf.Tensor, side: int) -> tf.Tensor:
   return tf.image.resize(image, sides, method="bilinear")
 
 
-def central_square(image: tf.Tensor, side: int) -> tf.Tensor:
+def central_square(
+  image: tf.Tensor, preprocessing: EvalPreprocessing
+) -> tf.Tensor:
   """(height, width, 3) -> (side, side, 3), the middle."""
-  shape = tf.shape(image)
-  y, x = (shape[0] - side) // 2, (shape[1] - side) // 2
+  side = preprocessing.image_size
+  y, x = tf.unstack(preprocessing.begin(tf.shape(image)[:2]))
   square = image[y : y + side, x : x + side]
   return tf.ensure_shape(square, (side, side, 3))
 

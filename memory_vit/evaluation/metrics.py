@@ -33,7 +33,7 @@ def batch_sums(
     counts examples whose logits are not all finite: no class of them is right.
   """
   loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-  best = jax.lax.top_k(logits, min(5, logits.shape[-1]))[1]
+  best = top_classes(logits, 5)[1]
   # Of logits that are no numbers the first would be the best.
   finite = jnp.isfinite(logits).all(axis=-1)
   hits = (best == labels[:, None]) * (mask * finite)[:, None]
@@ -59,9 +59,21 @@ def example_hits(
 
   The arguments are those of `batch_sums`, and so is what "top1" counts.
   """
-  best = jax.lax.top_k(logits, 1)[1][:, 0]
+  best = top_classes(logits, 1)[1][:, 0]
   right = (best == labels) & jnp.isfinite(logits).all(axis=-1)
   return jnp.where(mask > 0, right, -1).astype(jnp.int8)
+
+
+def top_classes(
+  logits: Float[Array, "b c"], count: int
+) -> tuple[Float[Array, "b _"], Int[Array, "b _"]]:
+  """The largest logits and their classes, or all; of equal ones the first.
+
+  `top_k` alone puts -0.0 behind 0.0.
+  """
+  logits = jnp.where(logits == 0, 0.0, logits)
+  best, classes = jax.lax.top_k(logits, min(count, logits.shape[-1]))
+  return best, classes
 
 
 def add(

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Int64
 
+from memory_vit.evaluation import metrics
+
 # Classes that are held of an example, the most probable first.
 TOP = 5
 
@@ -78,7 +80,7 @@ def predict_examples(
   those that "top1" and "top5" count.
   """
   logits = logits.astype(jnp.float32)
-  best, classes = jax.lax.top_k(logits, min(TOP, logits.shape[-1]))
+  best, classes = metrics.top_classes(logits, TOP)
   total = jax.nn.logsumexp(logits, axis=-1)
   of_label = jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
   shares = jnp.exp(logits - total[:, None])

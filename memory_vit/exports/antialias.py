@@ -33,11 +33,11 @@ def resize_and_crop(
   """
   side = evaluation.image_size
   sides = jnp.stack([jnp.asarray(n, jnp.int32) for n in images.shape[1:3]])
-  if evaluation.crop == "central":
+  if evaluation.resize:
     resized = evaluation.resize * sides // jnp.min(sides)
   else:
     resized = jnp.full(2, side, jnp.int32)
-  begins = (resized - side) // 2
+  begins = evaluation.begin(resized)
   pixels = images.astype(jnp.float32)
   # Pillow rounds after the width, and again after the height.
   for axis in (2, 1):

@@ -92,13 +92,13 @@ def _bilinear(
   side = evaluation.image_size
   height, width = images.shape[1:3]
   sides = jnp.stack([jnp.asarray(n, jnp.float32) for n in (height, width)])
-  if evaluation.crop == "central":
+  if evaluation.resize:
     resized = jnp.round(sides * (evaluation.resize / jnp.min(sides)))
-    begins = jnp.floor((resized - side) / 2)
   else:
-    resized, begins = jnp.full(2, float(side)), jnp.zeros(2)
+    resized = jnp.full(2, float(side))
   # Positions in the original, of the middles of the pixels of the result.
-  at = jnp.arange(side, dtype=jnp.float32)[:, None] + begins[None] + 0.5
+  begins = evaluation.begin(resized)[None]
+  at = jnp.arange(side, dtype=jnp.float32)[:, None] + begins + 0.5
   at = at * (sides / resized)[None] - 0.5
   pixels = images.astype(jnp.float32)
   pixels = _between(pixels, at[:, 1], axis=2)

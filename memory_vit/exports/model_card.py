@@ -176,7 +176,7 @@ def _preprocessing(spec: TaskSpec) -> str:
   evaluation = spec.evaluation
   side = evaluation.image_size
   how = f"squeezed into {side} x {side} pixels"
-  if evaluation.crop == "central":
+  if evaluation.resize:
     how = (
       f"resized to {evaluation.resize} pixels on the shorter side, and the "
       f"middle {side} x {side} taken"

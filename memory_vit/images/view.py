@@ -57,7 +57,7 @@ def eval_view(
   side = evaluation.image_size
   old_height, old_width = pixels.shape[:2]
   height, width = resized_shape(old_height, old_width, evaluation)
-  y, x = (height - side) // 2, (width - side) // 2
+  y, x = evaluation.begin(height), evaluation.begin(width)
   if evaluation.interpolation == "bilinear":
     # What the crop leaves out is not computed.
     rows = _neighbours(old_height, height, slice(y, y + side))
@@ -92,7 +92,7 @@ def resized_shape(
     DataError: for an image that is more than `LONGEST_ASPECT` times as long as
       it is wide, or would get more than `MAX_RESIZED_PIXELS`.
   """
-  if evaluation.crop != "central":
+  if not evaluation.resize:
     return evaluation.image_size, evaluation.image_size
   side, shorter = evaluation.resize, min(height, width)
   if max(height, width) > shorter * LONGEST_ASPECT:

@@ -162,13 +162,22 @@ class MultiHeadDotProductAttention(nn.Module):
     return _heads_first(self.key(z)), _heads_first(self.value(z))
 
 
+def for_each_image(
+  a: Shaped[AnyArray, "..."], batch: Shaped[Array, "b ..."]
+) -> Shaped[Array, "b ..."]:
+  """Repeat `a` for every image, on the devices that hold it.
+
+  On a mesh whose axes are explicit, jnp.broadcast_to would put all copies on
+  every device.
+  """
+  return jax.vmap(lambda _: jnp.asarray(a))(batch)
+
+
 def _with_cells(
   a: Float[Array, "b s h k"], cells: Float[Array, "1 h m k"]
 ) -> Float[Array, "b s+m h k"]:
   """Append keys or values of memory to those of every image."""
-  cells = jnp.broadcast_to(
-    _heads_first(cells), (a.shape[0], cells.shape[2], *a.shape[2:])
-  )
+  cells = for_each_image(_heads_first(cells)[0], a)
   return jnp.concatenate([a, cells], axis=1)
 
 
@@ -201,7 +210,9 @@ def attend_from_tasks(
   parts = [
     jnp.einsum("bhtk,bhsk->bhts", query, context[0]),
     _hide(jnp.einsum("bhtk,bhtpk->bhtp", query, tokens[0]), sees_token),
-    _hide(to_cells, sees_cell).reshape(*query.shape[:3], -1),
+    _hide(to_cells, sees_cell).reshape(
+      *query.shape[:3], math.prod(to_cells.shape[3:])
+    ),
   ]
   ends = [parts[0].shape[-1], parts[0].shape[-1] + parts[1].shape[-1]]
   # In float32 whatever the rest is computed in: it is a sum over many.

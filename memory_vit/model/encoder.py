@@ -23,6 +23,7 @@ from memory_vit.model.attention import (
   CellKeysValues,
   KeysValues,
   MultiHeadDotProductAttention,
+  for_each_image,
   when_made,
 )
 from memory_vit.model.masks import TaskMask
@@ -339,9 +340,7 @@ class Encoder(nn.Module):
     x = self.posembed_input(x, is_class=False)
     if registers is not None:
       first = x.shape[1] - self.config.num_patches
-      registers = jnp.broadcast_to(
-        registers.astype(x.dtype), (x.shape[0], *registers.shape[1:])
-      )
+      registers = for_each_image(registers[0].astype(x.dtype), x)
       x = jnp.concatenate([x[:, :first], registers, x[:, first:]], axis=1)
     return self.pre_norm(x) if self.config.pre_norm else x
 
@@ -422,7 +421,7 @@ class Encoder(nn.Module):
       elif attention == "memory":
         cells = block.keys_values(memory[i][None], jnp.array([memory_norm]))
       elif attention in ("propagated", "additive") and i == 0:
-        carried = jnp.broadcast_to(memory[0], (x.shape[0], *memory.shape[1:]))
+        carried = for_each_image(memory[0], x)
         x = jnp.concatenate([x, carried.astype(x.dtype)], axis=1)
         angles = self._angles(x.shape[1], behind=x.shape[1] - tokens)
       elif attention == "additive":

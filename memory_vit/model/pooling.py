@@ -7,7 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
-from memory_vit.model.attention import MultiHeadDotProductAttention
+from memory_vit.model.attention import (
+  MultiHeadDotProductAttention,
+  for_each_image,
+)
 from memory_vit.model.encoder import MlpBlock, layer_norm
 from memory_vit.model.vit_config import ViTConfig
 
@@ -31,7 +34,7 @@ class MAPHead(nn.Module):
     attention = MultiHeadDotProductAttention(
       cfg, name="MultiHeadDotProductAttention_0"
     )
-    probe = jnp.broadcast_to(probe, (x.shape[0], 1, cfg.width))
+    probe = for_each_image(probe[0], x)
     # Where weights are constants of a program, XLA would compute the query of
     # the probe ahead, in another order of sums: other bits.
     probe, x = jax.lax.optimization_barrier((probe, x))

@@ -33,8 +33,10 @@ class EvalPreprocessing:
   Attributes:
     image_size: side of the square that the model gets, in pixels.
     crop: "resize" squeezes the whole image into the square; "central" scales
-      its shorter side to `resize` pixels and takes the middle.
-    resize: the shorter side before a central crop, in pixels; 0 for "resize".
+      its shorter side to `resize` pixels and takes the middle, as transformers
+      does. "central_rounded" begins where torchvision, and so timm, does: half
+      a pixel is rounded to an even number, and not down.
+    resize: the shorter side before a crop, in pixels; 0 for "resize".
     interpolation: "bilinear" without antialiasing, in float32, as vit_jax
       trains; "bilinear_antialias" and "bicubic", with antialiasing, are
       Pillow's on uint8, as timm and transformers prepare images.
@@ -60,14 +62,26 @@ class EvalPreprocessing:
       )
     if self.crop == "resize" and self.resize == 0:
       return
-    if self.crop == "central" and self.image_size <= self.resize <= MAX_RESIZE:
+    known = self.crop in ("central", "central_rounded")
+    if known and self.image_size <= self.resize <= MAX_RESIZE:
       return
     raise TaskError(
       f"evaluation preprocessing: crop {messages.brief(self.crop)} with resize "
       f"{messages.brief(self.resize)} is not possible: expected 'resize' (with "
-      "resize 0), or 'central' with a resize of at least the image size, "
-      f"{self.image_size}, and at most {MAX_RESIZE} pixels."
+      "resize 0), or 'central' or 'central_rounded' with a resize of at least "
+      f"the image size, {self.image_size}, and at most {MAX_RESIZE} pixels."
     )
+
+  def begin(self, lengths: Any) -> Any:
+    """Where the square begins in sides of these lengths, resized before.
+
+    Args:
+      lengths: in pixels; a number, or an array or tensor of any library.
+    """
+    rest = lengths - self.image_size
+    if self.crop == "central_rounded":
+      return rest // 2 + rest % 4 // 3  # one more of 3, 7, 11, ...
+    return rest // 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

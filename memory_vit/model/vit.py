@@ -15,6 +15,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32
 
+from memory_vit.model.attention import for_each_image
 from memory_vit.model.encoder import Cells, Context, Encoder, standardized
 from memory_vit.model.masks import TaskMask, task_mask
 from memory_vit.model.pooling import MAPHead, mean_of_patches
@@ -122,8 +123,7 @@ class VisionTransformer(nn.Module):
       What the heads read: the class tokens after the last LayerNorm, and of
       other layers what `layers` says.
     """
-    b = context[0][0].shape[0]
-    c = jnp.broadcast_to(cls.astype(self.config.dtype), (b, *cls.shape))
+    c = for_each_image(cls.astype(self.config.dtype), context[0][0])
     return self.Transformer.read(c, context, cells, mask, norms, layers, seen)
 
   def fine_tuned(
@@ -185,11 +185,10 @@ class VisionTransformer(nn.Module):
     """Patches behind class tokens."""
     cfg = self.config
     x = self.embedding(images.astype(cfg.dtype))
-    x = x.reshape(x.shape[0], -1, cfg.width)
+    x = x.reshape(x.shape[0], cfg.num_patches, cfg.width)
     if not cls.shape[0]:  # converters stumble over arrays without values
       return x
-    cls = jnp.broadcast_to(cls.astype(x.dtype), (x.shape[0], *cls.shape))
-    return jnp.concatenate([cls, x], axis=1)
+    return jnp.concatenate([for_each_image(cls.astype(x.dtype), x), x], axis=1)
 
 
 class MemoryViT(nn.Module):

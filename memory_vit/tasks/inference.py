@@ -200,7 +200,9 @@ def encode(
 
   Returns:
     Its outputs, the logits of its head, or the features in front of it where
-    it has none; and the context that tasks read.
+    it has none; and the context that tasks read. Within a `jax.jit` of the
+    caller that does not use the context, the outputs of a backbone with rotary
+    positions may differ by rounding.
 
   Raises:
     DataError: for images of another shape or type, with values outside
@@ -278,7 +280,7 @@ def forward(
 
   Returns:
     {"backbone": (b, c0), task name: (b, c), ...}. "backbone" holds the same
-    bits whatever the tasks are.
+    bits whatever the tasks are; within a `jax.jit` of the caller, see `encode`.
 
   Raises:
     TaskError: as `read`.

@@ -63,7 +63,7 @@ def with_embeddings(config: Config, train: Reader) -> Config:
   if data.eval_crop == _BACKBONE:
     data = dataclasses.replace(data, eval_crop=made.crop, resize=made.resize)
   expected: dict[str, str | int] = {"eval_crop": made.crop}
-  if made.crop == "central":
+  if made.resize:
     expected["resize"] = made.resize
   for key, value in expected.items():
     if getattr(data, key) != value:

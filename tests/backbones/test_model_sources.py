@@ -87,13 +87,19 @@ def test_other_floats_become_float32(tmp_path, stored):
   assert_same(found, models.as_ours(wide))
 
 
-def test_normalization_is_folded_into_the_patches(tmp_path):
+@pytest.mark.parametrize(("mean", "std"), [
+  ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]), ([0.5] * 3, [0.25] * 3),
+  ([0.25] * 3, [0.5] * 3),
+])  # fmt: skip
+def test_normalization_is_folded_into_the_patches(tmp_path, mean, std):
   theirs = models.vit_arrays()
-  backbone = mv.load_backbone(models.write_model(tmp_path))
+  stated = {**models.PREPROCESSOR, "image_mean": mean, "image_std": std}
+  path = models.write_model(tmp_path, preprocessor=stated)
+  backbone = mv.load_backbone(path)
   ours = trees.flatten(backbone.params)
   rng = np.random.default_rng(0)
   patch = rng.uniform(0, 1, (models.PATCH, models.PATCH, 3))
-  normal = (patch - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
+  normal = (patch - mean) / std
   name = "vit.embeddings.patch_embeddings.projection"
   expected = theirs[f"{name}.bias"] + np.einsum(
     "xyc,dcxy->d", normal, theirs[f"{name}.weight"]
@@ -140,6 +146,13 @@ def test_a_qkv_without_bias_has_zeros(tmp_path):
   assert np.any(attention["out"]["bias"])
 
 
+def test_pixels_that_no_patch_covers_are_left_out(tmp_path):
+  """As transformers does, in the convolution."""
+  config = {**models.CONFIG, "image_size": 11}
+  backbone = mv.load_backbone(models.write_model(tmp_path, config=config))
+  assert backbone.config.image_size == 8
+
+
 # How images are prepared.
 
 
@@ -170,6 +183,27 @@ def test_evaluation_is_as_the_source_states(tmp_path, changes, expected):
   assert random_task(backbone, "pets").spec.evaluation == found
   own = mv.EvalPreprocessing(image_size=8)
   assert random_task(backbone, "a", evaluation=own).spec.evaluation == own
+
+
+@pytest.mark.parametrize(("kind", "changes", "expected"), [
+  ("ViTImageProcessor", {}, (8, "resize", 0, "bilinear_antialias")),
+  ("SiglipImageProcessor", {}, (8, "resize", 0, "bicubic")),
+  ("SiglipImageProcessorFast", {}, (8, "resize", 0, "bicubic")),
+  ("CLIPImageProcessor", {"size": 224}, (224, "central", 224, "bicubic")),
+  ("CLIPFeatureExtractor", {"size": None}, (224, "central", 224, "bicubic")),
+  ("BitImageProcessor", {"size": 256}, (224, "central", 256, "bicubic")),
+  ("BitImageProcessor", {"do_center_crop": False},
+   (8, "resize", 0, "bicubic")),
+])  # fmt: skip
+def test_what_is_not_stated_is_the_default_of_its_class(
+  kind, changes, expected
+):
+  stated = {k: v for k, v in models.PREPROCESSOR.items() if k != "resample"}
+  feature = "feature_extractor" if "Feature" in kind else "image_processor"
+  found = image_processor.of_transformers(
+    {**stated, f"{feature}_type": kind, **changes}, "preprocessor_config.json"
+  )
+  assert dataclasses.astuple(found.evaluation) == expected
 
 
 def test_a_crop_takes_the_same_share_at_another_size(tmp_path):
@@ -217,10 +251,10 @@ TIMM = {
 
 
 @pytest.mark.parametrize(("changes", "expected"), [
-  ({}, (224, "central", 256, "bicubic")),
-  ({"crop_pct": 0.9}, (224, "central", 248, "bicubic")),
+  ({}, (224, "central_rounded", 256, "bicubic")),
+  ({"crop_pct": 0.9}, (224, "central_rounded", 248, "bicubic")),
   ({"crop_pct": 1.0, "interpolation": "bilinear"},
-   (224, "central", 224, "bilinear_antialias")),
+   (224, "central_rounded", 224, "bilinear_antialias")),
   ({"crop_pct": 1.0, "crop_mode": "squash"}, (224, "resize", 0, "bicubic")),
   ({"crop_mode": "squash"}, None),
   ({"crop_mode": "border"}, None),
@@ -292,7 +326,7 @@ def test_no_array_may_be_missing(tmp_path, name):
   ({"num_attention_heads": 3}, "width 8 is not a multiple of 3 heads"),
   ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000, expected"),
   ({"patch_size": [4, 2]}, "patch_size is [4, 2], expected the side"),
-  ({"patch_size": 3}, "not a multiple of the patch size"),
+  ({"patch_size": 9}, "an image of 8 pixels has no patch of 9"),
   ({"num_channels": 1}, "num_channels is 1, expected 3"),
   ({"hidden_act": "relu"}, "hidden_act is 'relu', expected one of 'gelu'"),
   ({"layer_norm_eps": float("nan")}, "layer_norm_eps is nan, expected"),
@@ -346,7 +380,7 @@ def test_arrays_that_are_no_weights(tmp_path):
     (np.arange(3), "is 'I64', expected one of F64"),
     (np.float32([1, np.nan, 1]), "not finite"),
     (np.float64([1, 1e300, 1]), "not finite as float32"),
-    (np.zeros((0, 3), np.float32), "no values"),
+    (np.zeros((0, 3), np.float32), "missing: classifier.bias (3,)"),
   ):
     arrays = models.vit_arrays() | {"classifier.bias": bad}
     message = refusal(models.write_model(tmp_path, arrays))

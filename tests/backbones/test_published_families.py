@@ -5,7 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from published_models import write_model
 
+import memory_vit as mv
 from memory_vit.backbones import layouts, position_resizing
 from memory_vit.backbones.families import detect
 from memory_vit.backbones.load import _expected_shapes
@@ -265,6 +267,75 @@ def test_absent_fields_mean_what_transformers_means():
   assert "expected (196, 768)" in message
 
 
+# GELU, LayerNorm epsilon, and how positions are resized, where config.json says
+# nothing: as the classes of the libraries do.
+DEFAULTS = {
+  "siglip vision": ("tanh", 1e-6, "bicubic"),
+  "clip vision": ("quick", 1e-5, "bicubic"),
+  "dinov2": ("exact", 1e-6, "bicubic"),
+  "dinov2 registers": ("exact", 1e-6, "bicubic_antialias"),
+  "dinov3": ("exact", 1e-5, None),
+  "timm vit": ("exact", 1e-6, "bicubic_antialias"),
+  "timm clip": ("quick", 1e-5, "bicubic_antialias"),
+  "timm dinov3": ("exact", 1e-5, None),
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_what_is_not_stated_is_computed_as_in_the_library(name):
+  config, arrays = source_of(name)
+  for field in ("hidden_act", "layer_norm_eps"):
+    config.pop(field, None)
+  vit = convert(config, arrays).config
+  gelu, epsilon, resize = DEFAULTS[name]
+  assert (vit.gelu, vit.layer_norm_epsilon) == (gelu, epsilon)
+  assert resize in (None, vit.position_resize)
+
+
+def test_of_two_configurations_of_a_tower_the_older_is_read():
+  """Old files of CLIP have both, of which transformers takes this one."""
+  config, arrays = source_of("clip")
+  both = {
+    **config, "vision_config": {}, "vision_config_dict": config["vision_config"]
+  }  # fmt: skip
+  assert convert(both, arrays).config == convert(config, arrays).config
+
+
+def test_null_is_no_layer_scale_in_timm():
+  config, arrays = source_of("timm deit3")
+  config["model_args"] = {**config["model_args"], "init_values": None}
+  assert "extra: 'blocks.0.ls1.gamma'" in refusal(config, arrays)
+  without = {k: a for k, a in arrays.items() if ".ls" not in k}
+  ours = convert(config, without).arrays
+  mixed = linear(arrays, "blocks.1.attn.proj", Z)
+  close(out(ours, f"{ATTENTION}/out", Z), mixed)
+
+
+def test_the_gate_of_timm_comes_first():
+  config, arrays = source_of("timm swiglu")
+  ours = convert(config, arrays).arrays
+  gate, up = np.split(linear(arrays, "blocks.1.mlp.fc1", Z), 2)
+  close(dense(ours, f"{BLOCK}/MlpBlock_0/gate", Z), gate)
+  close(dense(ours, f"{BLOCK}/MlpBlock_0/Dense_0", Z), up)
+
+
+def test_an_array_of_no_registers_is_none(tmp_path):
+  """As transformers writes them; others are not left out."""
+  config, arrays = source_of("dinov3", num_register_tokens=0)
+  name = "embeddings.register_tokens"
+  for count in (0, 1):
+    arrays[name] = np.zeros((1, count, 24), np.float32)
+    write_model(tmp_path / str(count), arrays, config)
+  assert mv.load_backbone(tmp_path / "0").config.registers == 0
+  with pytest.raises(BackboneError, match=f"extra: '{name}'"):
+    mv.load_backbone(tmp_path / "1")
+
+
+def test_dinov2_reads_no_activation_beside_a_gate():
+  config, arrays = source_of("dinov2 swiglu", hidden_act="silu")
+  assert convert(config, arrays).config.mlp == "swiglu"
+
+
 REFUSED = {
   "a classifier of DINOv2": (
     "dinov2", {}, {"classifier.weight": (5, 48)},
@@ -347,6 +418,81 @@ def test_positions_that_fit_no_square_are_refused():
     assert f"pos_embed has {rows} positions" in refusal(
       config, {**arrays, "pos_embed": table}
     )
+
+
+def timm_source(name, rows, *, args=(), **pretrained):
+  """A model of timm with other rows of positions; `None` leaves a field out."""
+  config, arrays = source_of(name)
+  for key, changes in (("model_args", args), ("pretrained_cfg", pretrained)):
+    fields = {**config[key], **dict(changes)}
+    config[key] = {k: v for k, v in fields.items() if v is not None}
+  table = np.random.default_rng(rows).normal(size=(1, rows, 24))
+  return config, {**arrays, "pos_embed": table.astype(np.float32)}
+
+
+# Images of grids that are no square; the rows are those of one, with the class
+# token or without.
+NOT_SQUARE = {(56, 84): 25, (84, 56): 25, (28, 112): 17, (14, 42): 4}
+
+
+@pytest.mark.parametrize("size", NOT_SQUARE, ids=str)
+def test_a_vit_of_images_that_are_no_square_is_refused(size):
+  rows = NOT_SQUARE[size]
+  config, arrays = timm_source("timm vit", rows, args={"img_size": [*size]})
+  assert f"img_size is {[*size]}, expected the side of" in refusal(
+    config, arrays
+  )
+  for fixed in (True, None):
+    config, arrays = timm_source(
+      "timm vit", rows, args={"img_size": None}, input_size=[3, *size],
+      fixed_input_size=fixed,
+    )  # fmt: skip
+    expected = f"input_size is {size[0]} x {size[1]}, expected a square"
+    assert expected in refusal(config, arrays)
+
+
+def test_positions_that_are_not_those_of_the_image_are_refused():
+  """With a square of a size that is not stated, they are another model's."""
+  for changes in ({"args": {"img_size": 56}}, {"args": {"img_size": None}}):
+    config, arrays = timm_source("timm vit", 25, **changes)
+    message = refusal(config, arrays)
+    assert "pos_embed has 25 positions, expected" in message
+    assert "56 pixels" in message
+  config, arrays = timm_source(
+    "timm vit", 17, args={"no_embed_class": True, "img_size": None}
+  )
+  assert "pos_embed has 17 positions" in refusal(config, arrays)
+
+
+def test_a_square_of_patches_is_also_one_with_the_tokens_before_them():
+  """9 is 3 x 3, and 2 x 2 behind five tokens: what is stated decides."""
+  for stated, side in (
+    ({"img_size": 42}, 3), ({"img_size": 28}, 2),
+    ({"img_size": None, "no_embed_class": True}, 3),
+    ({"img_size": None, "no_embed_class": False}, 2),
+  ):  # fmt: skip
+    config, arrays = timm_source(
+      "timm dinov2", 9, args=stated, fixed_input_size=None
+    )
+    assert convert(config, arrays).config.image_size == 14 * side
+  config, arrays = timm_source(
+    "timm dinov2", 9, args={"img_size": None}, fixed_input_size=None
+  )
+  assert "state model_args.img_size" in refusal(config, arrays)
+
+
+def test_the_last_norm_of_one_token_has_either_name():
+  config, arrays = source_of("timm vit")
+  plain = convert(config, arrays)
+  renamed = {
+    f"fc_{key}" if key.startswith("norm.") else key: array
+    for key, array in arrays.items()
+  }
+  config["model_args"] = {**config["model_args"], "fc_norm": True}
+  found = convert(config, renamed)
+  assert found.config == plain.config
+  for name, array in plain.arrays.items():
+    assert (found.arrays[name] == array).all()
 
 
 # Of torch 2.13: interpolate(line, mode="bicubic", antialias=...).

@@ -1,5 +1,7 @@
 """Pictures: decoded, cropped and scaled; and `mv.preprocess`."""
 
+import dataclasses
+
 import fake_data
 import jax.numpy as jnp
 import numpy as np
@@ -278,6 +280,8 @@ def test_evaluation_of_a_configuration():
   assert plain == EvalPreprocessing(image_size=224)
   central = image_ops.evaluation_of("central", 0, 224)
   assert (central.crop, central.resize) == ("central", 256)
+  rounded = image_ops.evaluation_of("central_rounded", 0, 224)
+  assert rounded == dataclasses.replace(central, crop="central_rounded")
   with pytest.raises(ConfigError, match="resize is 200"):
     image_ops.evaluation_of("central", 200, 224)
   with pytest.raises(TaskError, match="middle"):

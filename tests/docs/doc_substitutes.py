@@ -173,6 +173,15 @@ import numpy as np
 images = np.zeros((2, 8, 8, 3), np.float32)
 files = [Path("a.jpg").read_bytes()]
 """,
+  "scale.md": """
+import numpy as np
+
+import memory_vit as mv
+
+backbone = mv.load_backbone("tiny.npz")
+birds = mv.load_task("runs/mine/tasks/birds", backbone)
+images = np.zeros((8, 8, 8, 3), np.float32)
+""",
 }
 # What Python must have made of it in the end, in the names of a page.
 RESULTS = {
@@ -180,6 +189,7 @@ RESULTS = {
     "result.tasks[0].test_examples == 297",
     "Path('runs/python/tasks/digits/task.json').is_file()",
   ),
+  "scale.md": ("logits['birds'].sharding.spec[0] == 'data'",),
   "README.md": (
     "out['letters'].shape == (1, 26)",
     "out['digits-5-9'].shape == (1, 5)",

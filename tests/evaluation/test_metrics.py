@@ -1,7 +1,9 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from memory_vit.evaluation import metrics
+from memory_vit.evaluation import metrics, split_predictions
 
 
 def test_sums_against_a_loop():
@@ -37,6 +39,21 @@ def test_top5_of_fewer_classes():
   assert np.isclose(found["top1"], 2 / 3)
   assert found["top5"] == 1.0
   assert found["majority"] == 2 / 3
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_of_zeros_of_either_sign_the_first_is_the_best(compiled):
+  """As of all equal ones, and as `argmax` finds it in training."""
+  logits = jnp.array([[-0.0, 0.0, -1.0], [0.0, -0.0, -1.0], [-1.0, -0.0, 0.0]])
+  labels, mask = jnp.array([0, 0, 1]), jnp.ones(3)
+  assert (logits.argmax(-1) == labels).all()
+  run = jax.jit if compiled else lambda function: function
+  found = run(metrics.batch_sums)(logits, labels, mask)
+  assert found["top1"] == 3
+  hits = run(metrics.example_hits)(logits, labels, mask)
+  assert hits.tolist() == [1, 1, 1]
+  rows = run(split_predictions.predict_examples)(logits, labels, mask)
+  assert rows["top_classes"].tolist() == [[0, 1, 2], [0, 1, 2], [1, 2, 0]]
 
 
 def test_what_is_not_finite_is_not_right():

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-import library_models  # noqa: F401  (makes torchvision importable)
+import library_models  # makes torchvision importable
 import numpy as np
 import published_models as models
 import pytest
@@ -47,6 +47,22 @@ def test_transformers_computes_what_it_is_handed(tmp_path, options, images):
   ours = np.asarray(mv.forward(backbone, [], images)["backbone"])
   theirs = theirs.numpy()
   assert np.abs(ours - theirs).max() <= 1e-4 * np.abs(theirs).max()
+
+
+def test_pixels_that_no_patch_covers_are_left_out(tmp_path):
+  config = transformers.ViTConfig(
+    hidden_size=8, num_hidden_layers=2, num_attention_heads=2,
+    intermediate_size=12, image_size=44, patch_size=8,
+  )  # fmt: skip
+  model = library_models.perturbed(transformers.ViTModel(config))
+  model.save_pretrained(tmp_path)
+  images = np.random.default_rng(0).uniform(-1, 1, (2, 44, 44, 3))
+  with torch.no_grad():
+    tensor = torch.tensor(np.moveaxis(images, 3, 1), dtype=torch.float32)
+    theirs = model(tensor).pooler_output.numpy()
+  backbone = mv.load_backbone(tmp_path)
+  ours = mv.forward(backbone, [], images[:, :40, :40])["backbone"]
+  np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
 def test_a_fine_tuned_model_goes_out_and_comes_back(tmp_path):

@@ -5,6 +5,7 @@ import pytest
 from library_models import MODELS, perturbed, save, their_outputs
 
 import memory_vit as mv
+from memory_vit.errors import BackboneError
 from memory_vit.model import trees
 
 # Of the largest value, where 1e-4 is promised: both compute in float32, and a
@@ -66,6 +67,36 @@ def test_pixels_that_no_patch_covers_are_left_out(tmp_path):
   kept = images[:, :56, :56] * 2 - 1
   ours = np.asarray(mv.forward(backbone, [], kept)["backbone"])
   assert relative_difference(ours, theirs) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("name", "arguments"), [
+  ("timm dinov2", {"img_size": 42}),  # 9 positions, and 5 tokens
+  ("timm dinov2", {"img_size": 70, "reg_tokens": 8}),  # 25, and 9
+  ("timm vit", {"fc_norm": True}),
+  ("dinov2 swiglu", {"hidden_act": "silu"}),
+  ("dinov3", {"num_register_tokens": 0}),
+])  # fmt: skip
+def test_models_as_nobody_publishes_them(name, arguments, tmp_path):
+  published = MODELS[name]
+  model = perturbed(published.make(**arguments))
+  save(published, model, tmp_path)
+  backbone = mv.load_backbone(tmp_path)
+  images = images_of(backbone.config.image_size)
+  assert images.shape[1] == arguments.get("img_size", published.sizes[0])
+  ours = np.asarray(mv.forward(backbone, [], images * 2 - 1)["backbone"])
+  theirs = their_outputs(published, model, images)
+  assert relative_difference(ours, theirs) <= TOLERANCE
+
+
+@pytest.mark.parametrize("size", [(56, 84), (28, 112), (14, 42), (42, 56)])
+def test_images_that_are_no_square_are_refused(size, tmp_path):
+  """The positions of all but the last are as many as those of a square."""
+  published = MODELS["timm vit"]
+  save(published, published.make(img_size=size), tmp_path)
+  with pytest.raises(
+    BackboneError, match=r"img_size is \[.* expected the side"
+  ):
+    mv.load_backbone(tmp_path)
 
 
 @pytest.mark.parametrize("name", MODELS)

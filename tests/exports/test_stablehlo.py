@@ -80,7 +80,9 @@ def test_a_fine_tuned_backbone_is_not_stored_beside_the_original(backbone):
   assert make_program(backbone, task).weight_bytes < 1.2 * whole
 
 
-@pytest.mark.parametrize("crop", [("resize", 0), ("central", 11)])
+@pytest.mark.parametrize(
+  "crop", [("resize", 0), ("central", 11), ("central_rounded", 11)]
+)
 def test_pixels_of_any_size_are_prepared_as_in_evaluation(crop):
   rng = np.random.default_rng(0)
   evaluation = mv.EvalPreprocessing(image_size=8, crop=crop[0], resize=crop[1])
@@ -94,7 +96,9 @@ def test_pixels_of_any_size_are_prepared_as_in_evaluation(crop):
 
 # Enlarged, tall (Pillow 13 would begin with the height), reduced, as it is, and
 # long (of which the crop leaves out the most).
-@pytest.mark.parametrize("crop", [("resize", 0), ("central", 37)])
+@pytest.mark.parametrize(
+  "crop", [("resize", 0), ("central", 37), ("central_rounded", 43)]
+)
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS[1:])
 def test_antialiased_pixels_are_those_of_pillow(interpolation, crop):
   evaluation = mv.EvalPreprocessing(

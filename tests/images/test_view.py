@@ -1,5 +1,6 @@
 """Views of decoded images: as TensorFlow's, or as Pillow's."""
 
+import math
 import tracemalloc
 
 import numpy as np
@@ -8,6 +9,7 @@ import tensorflow as tf
 from fake_data import noise
 from PIL import Image
 
+from memory_vit.backbones import image_processor
 from memory_vit.data import image_ops
 from memory_vit.errors import DataError
 from memory_vit.images import view
@@ -19,14 +21,15 @@ FILTERS = {
 }
 
 
-def central(size, resize, interpolation="bilinear"):
+def central(size, resize, interpolation="bilinear", crop="central"):
   return EvalPreprocessing(
-    image_size=size, crop="central", resize=resize, interpolation=interpolation
+    image_size=size, crop=crop, resize=resize, interpolation=interpolation
   )
 
 
 @pytest.mark.parametrize("evaluation", [
   EvalPreprocessing(image_size=16), central(16, 16), central(13, 19),
+  central(13, 20, crop="central_rounded"),
 ])  # fmt: skip
 def test_bilinear_views_are_those_of_tensorflow(evaluation):
   """One pixel, enlarged, reduced, long, square: to the bit of float32."""
@@ -55,6 +58,26 @@ def test_antialiased_views_are_those_of_torch_users(interpolation):
     assert np.array_equal(found, other)
 
 
+@pytest.mark.parametrize("share", [0.9, 0.875, 0.95, 1.0])
+def test_the_middle_is_that_of_timm(share):
+  """By torchvision, which rounds half a pixel to an even number."""
+  evaluation = image_processor.of_timm(
+    {"input_size": [3, 64, 64], "crop_pct": share, "mean": [0.5] * 3,
+     "std": [0.5] * 3, "interpolation": "bicubic"}, "config.json",
+  ).evaluation  # fmt: skip
+  resize = math.floor(64 / share)
+  for seed, shape in enumerate([(40, 61), (90, 64), (64, 97), (70, 70)]):
+    pixels = noise(seed, *shape)
+    height, width = (resize * n // min(shape) for n in shape)
+    image = Image.fromarray(pixels).resize((width, shape[0]), Image.BICUBIC)
+    image = image.resize((width, height), Image.BICUBIC)
+    y, x = (int(round((n - 64) / 2.0)) for n in (height, width))  # noqa: RUF046
+    levels = np.asarray(image)[y : y + 64, x : x + 64].astype(np.float32)
+    found = view.eval_view(pixels, evaluation)
+    assert np.array_equal(found, (levels - 127.5) / 127.5)
+    assert np.array_equal(found, image_ops.eval_view(pixels, evaluation))
+
+
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS[1:])
 def test_a_tall_view_does_not_depend_on_the_version_of_pillow(interpolation):
   """The width is first, though Pillow 13 would begin with the height here."""
@@ -74,6 +97,7 @@ def test_tensorflow_antialiases_as_pillow_but_for_rounding(interpolation):
   for evaluation in (
     EvalPreprocessing(image_size=32, interpolation=interpolation),
     central(32, 37, interpolation),
+    central(32, 43, interpolation, "central_rounded"),
   ):
     graph = tf.function(
       lambda pixels, how=evaluation: image_ops.antialiased_view(pixels, how),

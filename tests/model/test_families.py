@@ -8,6 +8,7 @@ import oracle
 import pytest
 from conftest import random_task, tiny_backbone
 from families import FAMILIES
+from jax.sharding import NamedSharding, PartitionSpec
 
 import memory_vit as mv
 from memory_vit.errors import ConfigError
@@ -60,6 +61,41 @@ def test_outputs_are_preserved_and_tasks_are_as_alone(family, images):
   np.testing.assert_allclose(together["a"], alone, atol=1e-5)
   fewer = mv.forward(family, mv.fill_slots(family, tasks, slots=8), images)
   np.testing.assert_allclose(fewer["c"], together["c"], atol=1e-5)
+
+
+# One with all tokens in front of the patches, one with none.
+@pytest.fixture(params=["dinov2", "siglip"])
+def either(request):
+  return tiny_backbone(width=16, depth=1, **FAMILIES[request.param])
+
+
+def test_of_no_image_there_are_no_logits(either, images):
+  family, tasks = either, tasks_of(either)
+  found = mv.forward(family, tasks, images[:0])
+  for name, logits in mv.forward(family, tasks, images).items():
+    assert found[name].shape == (0, *logits.shape[1:])
+    assert found[name].dtype == logits.dtype
+  outputs, context = mv.encode(family, images[:0])
+  assert outputs.shape == found["backbone"].shape
+  assert mv.read(family, tasks, context)["c"].shape == found["c"].shape
+
+
+def test_axes_of_a_mesh_may_be_explicit(either):
+  """As of `jax.make_mesh` by default: each device keeps its images."""
+  explicit = (jax.sharding.AxisType.Explicit,)
+  mesh = jax.make_mesh((8,), ("data",), axis_types=explicit)
+  by_rows = NamedSharding(mesh, PartitionSpec("data"))
+  images = np.random.default_rng(0).uniform(-1, 1, (8, 8, 8, 3))
+  images = images.astype(np.float32)
+  family, tasks = either, tasks_of(either)
+  expected = mv.forward(family, tasks, images)
+  on_mesh = jax.device_put(
+    (family, tasks), NamedSharding(mesh, PartitionSpec())
+  )
+  found = mv.forward(*on_mesh, jax.device_put(images, by_rows))
+  for name, logits in expected.items():
+    assert found[name].sharding.is_equivalent_to(by_rows, 2)
+    np.testing.assert_allclose(found[name], logits, atol=1e-5)
 
 
 def logits_of(backbone, task, images):

@@ -74,9 +74,10 @@ def _config(fields: Fields, where: str) -> ViTConfig:
       layer_norm_epsilon=1e-6,
     ),
   )
-  fields.require("hidden_act", "gelu", "an exact GELU", "gelu")
   hidden = int(shape["width"] * fields.float("mlp_ratio", 0.01, 64, 4))
   swiglu = fields.flag("use_swiglu_ffn", False)
+  if not swiglu:
+    fields.require("hidden_act", "gelu", "an exact GELU", "gelu")
   registers = 0
   if with_registers:
     registers = fields.int("num_register_tokens", 0, MAX_REGISTERS, 4)

@@ -25,7 +25,7 @@ class Fields:
     if not isinstance(config, Mapping):
       raise BackboneError(f"{where} is {brief(config)}, expected an object.")
     self._config = config
-    self._where = where
+    self.where = where
 
   def has(self, name: str) -> bool:
     """Whether there is such a field, other than null."""
@@ -117,7 +117,7 @@ class Fields:
 
   def section(self, name: str) -> "Fields":
     """The fields of an object inside; none of them where it is absent."""
-    return Fields(self._get(name, {}, ""), f"{self._where}: {name}")
+    return Fields(self._get(name, {}, ""), f"{self.where}: {name}")
 
   def require(self, name: str, value: Any, why: str, default: Any) -> None:
     """Refuse any value but one: models that we do not compute.
@@ -137,12 +137,12 @@ class Fields:
     value = default if value is None else value
     if value is None:
       raise BackboneError(
-        f"{self._where}: {name} is missing, expected {expected}."
+        f"{self.where}: {name} is missing, expected {expected}."
       )
     return value
 
   def _refusal(self, name: str, expected: str) -> BackboneError:
     found = brief(self._config.get(name))
     return BackboneError(
-      f"{self._where}: {name} is {found}, expected {expected}."
+      f"{self.where}: {name} is {found}, expected {expected}."
     )

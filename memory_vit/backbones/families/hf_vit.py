@@ -12,6 +12,7 @@ from memory_vit.backbones.families.converted import (
   Weights,
 )
 from memory_vit.backbones.families.fields import Fields
+from memory_vit.backbones.families.shapes import vit_config
 from memory_vit.backbones.layouts import BLOCK, MAX_DEPTH, POSITIONS
 from memory_vit.model.vit_config import MAX_IMAGE_SIZE, ViTConfig
 
@@ -43,7 +44,7 @@ def convert(config: Mapping[str, Any], arrays: Arrays, where: str) -> Converted:
   ignored = (*_IGNORED, *_POOLER) if has_head else _IGNORED
   weights = Weights(arrays, where, ignored)
   prefix = "vit." if any(name.startswith("vit.") for name in arrays) else ""
-  vit = _config(fields, weights, prefix, arrays)
+  vit = _config(fields, weights, prefix, arrays, where)
   converted: dict[str, np.ndarray] = {
     **_embeddings(weights, f"{prefix}embeddings.", vit),
     **_norm(weights, f"{prefix}layernorm", "Transformer/encoder_norm", vit),
@@ -67,7 +68,7 @@ def convert(config: Mapping[str, Any], arrays: Arrays, where: str) -> Converted:
 
 
 def _config(
-  fields: Fields, weights: Weights, prefix: str, arrays: Arrays
+  fields: Fields, weights: Weights, prefix: str, arrays: Arrays, where: str
 ) -> ViTConfig:
   fields.require("num_channels", 3, "images have three colours", 3)
   width = fields.int("hidden_size", 1, 16_384)
@@ -78,7 +79,8 @@ def _config(
   # transformers counts the names of id2label, which need not be there.
   head = [n for n in ("classifier.weight", "classifier.bias") if n in arrays]
   classes = arrays[head[0]].shape[0] if head and arrays[head[0]].ndim else 0
-  return ViTConfig(
+  return vit_config(
+    where,
     width=width,
     depth=fields.int("num_hidden_layers", 1, MAX_DEPTH),
     mlp_dim=fields.int("intermediate_size", 1, 65_536),

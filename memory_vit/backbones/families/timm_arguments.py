@@ -14,14 +14,15 @@ from memory_vit.backbones.families.shapes import (
 from memory_vit.backbones.families.timm_architectures import Architecture
 from memory_vit.backbones.layouts import MAX_DEPTH
 from memory_vit.errors import BackboneError
+from memory_vit.model.vit_config import MAX_IMAGE_SIZE
 from memory_vit.runtime.messages import brief
 
 _POOLS = {name: name for name in ("token", "avg", "map")}
 _ACTIVATIONS = {name: name for name in ("gelu", "gelu_tanh", "quick_gelu")}
 # Arguments of a model whose effect is in the shapes, or in training alone.
 _SEEN_ELSEWHERE = {
-  *("img_size", "mlp_ratio", "no_embed_class", "fc_norm", "num_classes"),
-  *("dynamic_img_size", "dynamic_img_pad", "weight_init", "fix_init"),
+  *("mlp_ratio", "fc_norm", "num_classes", "dynamic_img_size"),
+  *("dynamic_img_pad", "weight_init", "fix_init"),
   *("drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate"),
   *("attn_drop_rate", "drop_path_rate"),
 }
@@ -39,7 +40,7 @@ _FIXED = {
 _READ = {
   *("embed_dim", "depth", "num_heads", "patch_size", "class_token"),
   *("reg_tokens", "global_pool", "act_layer", "pre_norm", "init_values"),
-  "qkv_bias",
+  *("qkv_bias", "img_size", "no_embed_class"),
 }
 
 
@@ -83,6 +84,43 @@ def stated(
     qkv_bias=args.flag("qkv_bias", implied.qkv_bias),
     layer_scale=_layer_scale(given, args, implied),
   )
+
+
+def image_size(fields: Fields) -> int | None:
+  """The side of the images that timm builds the model for, if it is stated.
+
+  Args:
+    fields: of a config.json of timm.
+
+  Raises:
+    BackboneError: for images that are not square.
+  """
+  args = fields.section("model_args")
+  if args.has("img_size"):
+    return args.size("img_size", 1, MAX_IMAGE_SIZE)
+  pretrained = fields.section("pretrained_cfg")
+  if not pretrained.has("input_size"):
+    return None
+  side = input_side(pretrained)
+  return side if pretrained.flag("fixed_input_size", False) else None
+
+
+def input_side(pretrained: Fields) -> int:
+  """The side of the images that the weights are published for.
+
+  Args:
+    pretrained: fields of `pretrained_cfg`.
+
+  Raises:
+    BackboneError: for images that are not square.
+  """
+  _, height, width = pretrained.numbers("input_size", 3, 1, MAX_IMAGE_SIZE)
+  if height != width:
+    raise BackboneError(
+      f"{pretrained.where}: input_size is {height:.0f} x {width:.0f}, expected "
+      "a square: models of other images are not computed."
+    )
+  return int(height)
 
 
 def _layer_scale(

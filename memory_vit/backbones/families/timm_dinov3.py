@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from memory_vit.backbones.families import torch_layers
+from memory_vit.backbones.families import timm_arguments, torch_layers
 from memory_vit.backbones.families.converted import Arrays, Converted, Weights
 from memory_vit.backbones.families.fields import Fields
 from memory_vit.backbones.families.shapes import (
@@ -117,8 +117,7 @@ def _image_size(args: Fields, pretrained: Fields) -> int:
   """As the model was made, or pretrained: no array has it."""
   if args.has("img_size"):
     return args.size("img_size", 1, MAX_IMAGE_SIZE)
-  _, height, width = pretrained.numbers("input_size", 3, 1, MAX_IMAGE_SIZE)
-  return int(min(height, width))
+  return timm_arguments.input_side(pretrained)
 
 
 def _mlp_dim(arrays: Arrays, layer: str, where: str) -> int:

@@ -51,7 +51,7 @@ def convert(config: Mapping[str, Any], arrays: Arrays, where: str) -> Converted:
   _refuse_distilled(arrays, where)
   implied = architecture(fields.text("architecture"), where)
   model = timm_arguments.stated(implied, config, where)
-  vit, positions = _config(model, _classes(fields), arrays, where)
+  vit, positions = _config(model, fields, arrays, where)
   weights = Weights(arrays, where)
   tree = _tree(weights, vit, model, positions)
   weights.done()
@@ -75,10 +75,10 @@ def _classes(fields: Fields) -> int:
 
 
 def _config(
-  model: Architecture, classes: int, arrays: Arrays, where: str
+  model: Architecture, fields: Fields, arrays: Arrays, where: str
 ) -> tuple[ViTConfig, int]:
   """The configuration, and the rows of the table of positions."""
-  rows, side = _grid(model, arrays, where)
+  rows, side = _grid(model, fields, arrays, where)
   pooling = _POOLING[model.global_pool]
   if pooling == "map" and (model.class_token or model.reg_tokens):
     raise BackboneError(
@@ -93,7 +93,7 @@ def _config(
     num_heads=model.num_heads,
     patch_size=model.patch_size,
     image_size=side * model.patch_size,
-    num_classes=classes,
+    num_classes=_classes(fields),
     gelu=_ACTIVATIONS[model.act_layer],
     layer_norm_epsilon=model.norm_epsilon,
     class_tokens=int(model.class_token),
@@ -107,16 +107,30 @@ def _config(
   return config, rows
 
 
-def _grid(model: Architecture, arrays: Arrays, where: str) -> tuple[int, int]:
-  """The rows of the table of positions, and the side of their square."""
+def _grid(
+  model: Architecture, fields: Fields, arrays: Arrays, where: str
+) -> tuple[int, int]:
+  """The rows of the table of positions, and the side of their square.
+
+  What is stated decides: 15 x 15 rows may be the positions of 14 x 16 patches
+  and a class token.
+  """
   prefix = model.class_token + model.reg_tokens
   rows = _shape(arrays, "pos_embed", 3, where)[1]
-  patches = (rows, max(0, rows - prefix))
+  tokens, args = {0, prefix}, fields.section("model_args")
+  if args.has("no_embed_class"):
+    tokens = {0 if args.flag("no_embed_class") else prefix}
+  patches = [max(0, rows - n) for n in tokens]
   sides = {side for n in patches if (side := square_side(n))}
+  image = timm_arguments.image_size(fields)
+  if image:
+    sides &= {image // model.patch_size}
   if len(sides) != 1:
+    of = f" of an image of {image} pixels" if image else ""
     raise BackboneError(
       f"{where}: pos_embed has {rows} positions, expected those of one square "
-      f"grid of patches, with or without the {prefix} tokens before them."
+      f"grid of patches{of}, with or without the {prefix} tokens before them. "
+      "If the model takes images of another size, state model_args.img_size."
     )
   side = sides.pop()
   if side * model.patch_size > MAX_IMAGE_SIZE:
@@ -160,7 +174,9 @@ def _tree(
 ) -> Tree:
   d = vit.width
   tokens, positions = _tokens(weights, vit, rows)
-  last = "fc_norm" if vit.norm_after_pooling else "norm"
+  # Of one token it is the same before and after it is picked.
+  after = vit.norm_after_pooling or weights.has("fc_norm.weight")
+  last = "fc_norm" if after and vit.pooling != "map" else "norm"
   encoder: Tree = {
     "posembed_input": {"pos_embedding": positions},
     **{
