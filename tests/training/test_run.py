@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from unittest import mock
 
+import fake_data
 import jax
 import numpy as np
 import pytest
@@ -793,6 +794,20 @@ def test_what_cannot_be_written_is_named(
   assert again.to_json() == json.loads(before)
 
 
+def test_a_single_class_is_refused(config, tmp_path):
+  """As of images that lie one folder too deep."""
+  fake_data.write_folder(tmp_path / "data", {"train/all/a": ["0.png", "1.png"]})
+  given = changed(
+    config, "data", name="folder", dir=str(tmp_path / "data"), train="train",
+    validation="", test="",
+  )  # fmt: skip
+  given = changed(given, "upstream", name="")
+  with pytest.raises(
+    DataError, match=r"a single class, 'all'.*train/all/CLASS"
+  ):
+    run.train_and_evaluate(given, tmp_path / "run")
+
+
 def test_names_of_tasks(config):
   names = {
     "cifar100": {"name": "cifar100"},
@@ -800,6 +815,8 @@ def test_names_of_tasks(config):
     "digits-0-4": {"name": "digits:0-4"},
     "my-pets": {"name": "folder", "dir": "/data/My Pets/"},
     "dtd": {"name": "list", "dir": "vtab/dtd"},
+    "meine-bilder-marz-2": {"name": "folder", "dir": "Meine Bilder (März) 2"},
+    "strasse": {"name": "folder", "dir": "Straße"},
   }
   for expected, values in names.items():
     data = config_lib.DataConfig(**values)
