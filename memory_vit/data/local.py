@@ -35,7 +35,8 @@ def open_folder(ref: SplitRef) -> Source:
   sizes = {
     key: sum(map(len, split.images.values())) for key, split in found.items()
   }
-  chosen, irregular, skipped = [], {}, {}
+  chosen, skipped = [], {}
+  irregular: dict[str, str] = {}
   for key, part in sources.split_parts(ref.name, ref.split, sizes):
     split = found[key]
     _check_classes(root / key, split.images, class_names)

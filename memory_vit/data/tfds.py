@@ -202,17 +202,15 @@ def _prepared_builder(ref: SplitRef) -> tfds.core.DatasetBuilder:
   builder = _found_builder(ref)
   if not ref.download:
     return builder
+  _require_allowed(ref, builder)
   try:
     if not builder.is_prepared():
-      _require_allowed(ref, builder)
       # Said beforehand, as TFDS tries for minutes to reach a host.
       logging.warning(
         "Preparing data set %s in %s%s. %s", ref.name, builder.data_dir,
         _download_size(builder), _advice(ref),
       )  # fmt: skip
       builder.download_and_prepare(file_format=_file_format())
-  except DataError:
-    raise
   # Builders download, unpack and parse: anything can be raised, and all of it
   # means that the data set cannot be had.
   except Exception as error:
@@ -222,9 +220,8 @@ def _prepared_builder(ref: SplitRef) -> tfds.core.DatasetBuilder:
 
 def _require_allowed(ref: SplitRef, builder: tfds.core.DatasetBuilder) -> None:
   """Refuse to prepare a data set in a dry run, and on several hosts at once."""
-  # Also one of several processes, of which each might download it.
-  several = jax.distributed.is_initialized()
-  if not (_dry.get() or several):
+  held_back = _dry.get() or jax.distributed.is_initialized()
+  if not held_back or builder.is_prepared():
     return
   where = f", data_dir={ref.dir!r}" if ref.dir else ""
   how = "a dry run" if _dry.get() else "a distributed run"

@@ -794,6 +794,23 @@ def test_what_cannot_be_written_is_named(
   assert again.to_json() == json.loads(before)
 
 
+def test_a_run_says_once_what_is_skipped(config, tmp_path, monkeypatch):
+  """Of a folder that two splits are slices of."""
+  names = [f"{i}.png" for i in range(6)]
+  fake_data.write_folder(tmp_path, {f"train/{c}": names for c in "abcde"})
+  (tmp_path / "train/a/notes.txt").write_text("")
+  given = changed(
+    config, "data", name="folder", dir=str(tmp_path), train="train[:60%]",
+    validation="train[60%:]", test="",
+  )  # fmt: skip
+  given = changed(given, "upstream", name="")
+  lines = []
+  monkeypatch.setattr(run.logger, "info", lambda line, *_: lines.append(line))
+  run.open_trainer(given, tmp_path / "run", RunContext(one_device()))
+  [line] = [line for line in lines if "skipped" in line]
+  assert line.endswith("/train: skipped 1 of other file types (a/notes.txt)")
+
+
 def test_a_single_class_is_refused(config, tmp_path):
   """As of images that lie one folder too deep."""
   fake_data.write_folder(tmp_path / "data", {"train/all/a": ["0.png", "1.png"]})
