@@ -3,8 +3,8 @@
   memory-vit train --config=folder --workdir=DIR \\
     --config.data.dir=DATA
 
-DATA/train/CLASS/ holds the images (jpg, jpeg, png, webp, bmp) of a class, and
-DATA/test/CLASS/ those for the result. A tenth of train/ is set aside, and
+DATA/train/CLASS/ holds the images (jpg, jpeg, png, webp, bmp, gif) of a class,
+and DATA/test/CLASS/ those for the result. A tenth of train/ is set aside, and
 each image of the rest is seen 50 times: 106 steps for 300 images, of which 270
 are learned from, 1,800 for 5,120; --config.epochs=N changes it. The time
 depends on them; not measured by us.

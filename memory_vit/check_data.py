@@ -6,11 +6,12 @@
 Every image of data.train, data.validation, data.test and upstream.split (of
 pretrain.data too, where there is one) is read and decoded; of --split, those of
 data.name that are named. Checks for unreadable records and images, labels that
-are no classes, classes without an image in the first split, images that are a
-line, or too long for crops, and files that are in two splits of data.name.
-Class imbalance is reported but is not an error. The exit status is 0 where
-nothing of that was found, 1 where something was, 2 for bad usage, 74 where no
-image comes for stall_timeout seconds.
+are no classes, classes without an image in the first split, a single class,
+images that are a line, or too long for crops, and files that are in two splits
+of data.name. Class imbalance, and what else folders hold, is reported but is
+not an error. The exit status is 0 where nothing of that was found, 1 where
+something was, 2 for bad usage, 74 where no image comes for stall_timeout
+seconds.
 """
 
 from __future__ import annotations
@@ -90,6 +91,8 @@ def text(report: dict[str, Any]) -> str:
   lines = [table(header, [_row(entry) for entry in report["splits"]])]
   for entry in report["splits"]:
     lines += _kinds(entry) + _balanced(entry) + _problems(entry)
+  skipped = [line for e in report["splits"] for line in e.get("skipped", ())]
+  lines += ["", *dict.fromkeys(skipped)] if skipped else []
   for found in report["duplicates"]:
     if found["count"]:
       first, second = found["splits"]
@@ -145,7 +148,8 @@ def _balanced(entry: dict[str, Any]) -> list[str]:
       f"{entry['role']}: WARNING: the classes are imbalanced (ratio "
       f"{audit_report.IMBALANCED:g} or more). Accuracy is not the whole "
       f"story: who always says {greatest!r} is right for "
-      f"{100 * found['share']:.1f} %. Look at test_per_class in result.json."
+      f"{100 * found['share']:.1f} %. Look at test_per_class in result.json; "
+      "--config.optim.class_weights=balanced gives all classes equal weight."
     )
   return lines
 

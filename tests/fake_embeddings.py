@@ -20,15 +20,18 @@ TRAIN, TEST = 11, 5
 
 
 def write_images(root: pathlib.Path) -> pathlib.Path:
-  """root/data/{train,test}/CLASS/NUMBER.png, each a picture of its own."""
+  """root/data/{train,test}/CLASS/NUMBER.png, each a picture of its own.
+
+  Some lie in CLASS/more/deep/, which belong to the class as well.
+  """
   for split, count, first in (("train", TRAIN, 0), ("test", TEST, 500)):
     for label, name in enumerate(CLASSES):
       folder = root / "data" / split / name
-      folder.mkdir(parents=True)
+      (folder / "more" / "deep").mkdir(parents=True)
       for i in range(count):
         picture = fake_data.noise(first + 100 * label + i)
         picture[..., label] = 255  # something to learn
-        file = folder / f"{i:02}.png"
+        file = folder / ("" if i % 4 else "more/deep") / f"{i:02}.png"
         file.write_bytes(fake_data.encode(picture, "PNG"))
   return root / "data"
 

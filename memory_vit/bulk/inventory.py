@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from memory_vit.bulk import containers
 from memory_vit.bulk.containers import Columns
 from memory_vit.errors import DataError
-from memory_vit.images import image_files
+from memory_vit.images import folders, image_files
 from memory_vit.runtime import paths
 from memory_vit.runtime.messages import brief, escaped
 
@@ -152,22 +152,19 @@ def _files_of(
 
 
 def _below(folder: Path) -> tuple[list[image_files.Entry], list[Path]]:
-  """Images below a folder, and files of many images; hidden ones are none."""
-  images = [
-    entry
-    for entry in image_files.find_images([str(folder)])
-    # What stands for a folder without images is no image.
-    if entry.path != str(folder)
+  """Images below a folder, and files of many images.
+
+  Of the latter none whose name, or that of a folder, begins with "_".
+  """
+  found = folders.walk(str(folder))
+  found.closed.pop(str(folder), None)  # it holds no image
+  many_images = [
+    path
+    for path in map(Path, found.others)
+    if containers.is_container(path)
+    and not any(n.startswith("_") for n in path.relative_to(folder).parts)
   ]
-  many_images = []
-  for where, folders, names in os.walk(folder):
-    folders[:] = [name for name in folders if name[0] not in "._"]
-    many_images += [
-      Path(where) / name
-      for name in names
-      if name[0] not in "._" and containers.is_container(Path(name))
-    ]
-  return images, sorted(many_images)
+  return image_files.entries_of(found), sorted(many_images)
 
 
 def _label(path: str, folder: Path) -> str | None:

@@ -103,6 +103,11 @@ def _contents(found: SplitAudit, *, all_classes: bool) -> dict[str, Any]:
       for name, count in per_class.items()
       if not count
     ]
+    if detail := source.single_class():
+      where = repr(source.class_names[0])
+      problems.append(
+        {"kind": "a single class", "where": where, "detail": detail}
+      )
   return {
     "examples": source.size,
     "classes": source.num_classes,
@@ -114,6 +119,7 @@ def _contents(found: SplitAudit, *, all_classes: bool) -> dict[str, Any]:
     "smallest": found.smallest,
     "largest": found.largest,
     "repeated": audit.repeated(found),
+    "skipped": source.skipped,
     "problems": problems,
   }
 

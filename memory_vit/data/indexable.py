@@ -132,15 +132,13 @@ def _fetch(examples: Indexable, keys: tuple[str, str], parallel: bool) -> Fetch:
       image, label = _pair(example, keys)
       return _encoded(image), np.int32(_whole(label))
 
-  # A graph even when called eagerly, so that all errors are TensorFlow's; made
-  # here, as TensorFlow warns of many that are made by calls.
-  @tf.function
   def fetch(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     encoded, label = tf.numpy_function(read, [index], [tf.string, tf.int32])
     return tf.ensure_shape(encoded, ()), tf.ensure_shape(label, ())
 
-  made: Fetch = fetch.get_concrete_function(tf.TensorSpec((), tf.int64))
-  return made
+  # A graph even when called eagerly, so that all errors are TensorFlow's. It is
+  # traced here: TensorFlow warns of many that are traced when they are called.
+  return tf.function(fetch).get_concrete_function(tf.TensorSpec((), tf.int64))
 
 
 def _pair(example: Any, keys: tuple[str, str]) -> tuple[Any, Any]:

@@ -114,8 +114,10 @@ def _changes(
     "of another class": [], "renamed": [], "changed": [], "gone": [], "new": [],
   }  # fmt: skip
   for name, place in moved.items():
-    # The folder in which a file lies: of an image folder, its class.
-    first, second = (PurePosixPath(n).parent.name for n in (name, place))
+    # Of an image folder, SPLIT/CLASS/...
+    first, second = (
+      "".join(PurePosixPath(n).parts[1:2]) for n in (name, place)
+    )
     if first == second or not in_folders:
       changes["renamed"].append(f"{name}: now {place}")
     else:

@@ -1,5 +1,6 @@
 """Data sets on this disk: folders of images, and the embedded digits."""
 
+import dataclasses
 import functools
 import hashlib
 import os
@@ -16,7 +17,8 @@ from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.sources import Source
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import BrokenDataError, DataError
-from memory_vit.images.image_files import SUFFIXES
+from memory_vit.images import folders
+from memory_vit.runtime import messages
 from memory_vit.runtime.paths import local
 
 
@@ -27,19 +29,30 @@ def open_folder(ref: SplitRef) -> Source:
     DataError: where there is no such folder or split, or a class is empty.
   """
   root = local(ref.dir or ".", "the image folder", DataError)
-  files, irregular = _files_of_splits(root, ref.dir)
-  class_names = tuple(files["train"])
+  found = _find_splits(root, ref)
+  class_names = tuple(found["train"].images)
   label_of = {class_name: i for i, class_name in enumerate(class_names)}
-  sizes = {key: sum(map(len, files[key].values())) for key in files}
-  chosen = []
+  sizes = {
+    key: sum(map(len, split.images.values())) for key, split in found.items()
+  }
+  chosen, skipped = [], {}
+  irregular: dict[str, str] = {}
   for key, part in sources.split_parts(ref.name, ref.split, sizes):
-    _check_classes(root / key, files[key], class_names)
+    split = found[key]
+    _check_classes(root / key, split.images, class_names)
     labelled = [
-      (file, label_of[name]) for name in files[key] for file in files[key][name]
+      (file, label_of[name])
+      for name, images in split.images.items()
+      for file in images
     ]
     chosen += image_paths.shuffled(labelled)[part]
-  return image_paths.source_of(
+    irregular |= split.irregular
+    skipped[key] = split.skipped
+  source = image_paths.source_of(
     ref, root, chosen, class_names=class_names, irregular=irregular
+  )
+  return dataclasses.replace(
+    source, skipped=tuple(filter(None, skipped.values()))
   )
 
 
@@ -96,40 +109,54 @@ def _digest(images: np.ndarray, labels: tf.Tensor) -> str:
   return hashlib.sha256(images.tobytes() + labels.numpy().tobytes()).hexdigest()
 
 
-def _files_of_splits(
-  root: pathlib.Path, directory: str
-) -> tuple[dict[str, dict[str, list[str]]], dict[str, str]]:
-  """Find all images of all splits below `root`, in messages `directory`.
+@dataclasses.dataclass(frozen=True)
+class _Split:
+  """The images of a split, as paths relative to the image folder.
 
-  Returns:
-    {split: {class: images}}, as paths relative to `root`, and {image: what it
-    is} of those that are no regular files.
+  Attributes:
+    images: {class: its images}.
+    irregular: {image that is no regular file: what it is}.
+    skipped: a line on what is no image of a class, "" where all are.
   """
-  if not directory or not root.is_dir():
+
+  images: dict[str, list[str]]
+  irregular: dict[str, str]
+  skipped: str
+
+
+def _find_splits(root: pathlib.Path, ref: SplitRef) -> dict[str, _Split]:
+  """Find the images of train/, whose folders are the classes, and of a split.
+
+  Where there is no such split, those of all: the error lists them.
+  """
+  if not ref.dir or not os.path.isdir(root):
     raise DataError(
-      f"image folder {directory!r} is not there: set config.data.dir to a "
+      f"image folder {ref.dir!r} is not there: set config.data.dir to a "
       "directory that holds train/CLASS/*.jpg."
     )
-  irregular: dict[str, str] = {}
-  files = {
-    folder.name: _image_files(folder, irregular) for folder in _folders(root)
-  }
-  if "train" not in files:
+  there = {folder.name: folder for folder in _folders(root)}
+  if "train" not in there:
     raise DataError(
-      f"image folder {directory!r} has no train/, whose folders are the "
-      f"classes; it has {sorted(files)}."
+      f"image folder {ref.dir!r} has no train/, whose folders are the "
+      f"classes; it has {messages.name_list([*there]) or 'no folder'}."
     )
-  return files, irregular
+  wanted = {"train", *sources.split_names(ref.split)}
+  if not wanted <= there.keys():
+    wanted = {*there}
+  return {key: _find_images(there[key]) for key in there if key in wanted}
 
 
 def _folders(root: pathlib.Path) -> list[pathlib.Path]:
   """The folders in a folder: splits, or classes. Their names must be UTF-8."""
-  with os.scandir(root) as entries:
-    names = sorted(
-      entry.name
-      for entry in entries
-      if entry.is_dir() and not entry.name.startswith(".")
-    )
+  try:
+    with os.scandir(root) as entries:
+      names = sorted(
+        entry.name
+        for entry in entries
+        if not entry.name.startswith(".") and folders.holds(entry.is_dir)
+      )
+  except OSError as error:
+    raise _closed(str(root), error.strerror) from error
   for name in names:
     if image_paths.shown(name) != name:
       raise BrokenDataError(
@@ -139,28 +166,47 @@ def _folders(root: pathlib.Path) -> list[pathlib.Path]:
   return [root / name for name in names]
 
 
-def _image_files(
-  folder: pathlib.Path, irregular: dict[str, str]
-) -> dict[str, list[str]]:
-  """Find the images of a split, by their class.
+def _find_images(folder: pathlib.Path) -> _Split:
+  """Find the images of a split, at any depth below the folders of classes."""
+  images: dict[str, list[str]] = {path.name: [] for path in _folders(folder)}
+  found = folders.walk(str(folder))
+  for path, why in found.closed.items():
+    raise _closed(path, why)
+  start = len(f"{folder}/")
+  from_root = start - len(f"{folder.name}/")
+  outside = []
+  for path in found.images:
+    name, slash, _ = path[start:].partition("/")
+    if slash:
+      images[name].append(path[from_root:])
+    else:
+      outside.append(path)
+  kinds = {
+    "hidden": found.hidden,
+    "of other file types": found.others,
+    "linked to a folder above": found.loops,
+    "outside of class folders": outside,
+  }
+  counts = [
+    f"{len(paths):,} {kind} "
+    f"({messages.name_list([_shown(path[start:]) for path in paths], 3)})"
+    for kind, paths in kinds.items()
+    if paths
+  ]
+  return _Split(
+    images,
+    {p[from_root:]: image_paths.why_irregular(p) for p in found.irregular},
+    f"{_shown(str(folder))}: skipped {', '.join(counts)}" if counts else "",
+  )
 
-  Adds to `irregular` what has the name of an image and is no regular file.
 
-  Returns:
-    {class: its images, as paths relative to the parent of `folder`}.
-  """
-  found: dict[str, list[str]] = {}
-  for class_folder in _folders(folder):
-    files = found[class_folder.name] = []
-    with os.scandir(class_folder) as entries:
-      for entry in entries:
-        suffix = os.path.splitext(entry.name)[1]
-        if suffix.lower() in SUFFIXES and not entry.name.startswith("."):
-          file = f"{folder.name}/{class_folder.name}/{entry.name}"
-          files.append(file)
-          if not entry.is_file():  # links are followed
-            irregular[file] = image_paths.why_irregular(entry.path)
-  return found
+def _shown(path: str) -> str:
+  return messages.escaped(image_paths.shown(path))
+
+
+def _closed(path: str, why: str | None) -> BrokenDataError:
+  """The error for a folder that cannot be listed."""
+  return BrokenDataError(f"the folder {_shown(path)} cannot be read ({why}).")
 
 
 def _check_classes(
@@ -176,6 +222,7 @@ def _check_classes(
     )
   empty = sorted(name for name, images in files.items() if not images)
   if empty:
+    suffixes = ", ".join(folders.SUFFIXES)
     raise BrokenDataError(
-      f"{folder} has no images ({', '.join(SUFFIXES)}) of classes {empty}."
+      f"{folder} has no images ({suffixes}) of classes {empty}."
     )

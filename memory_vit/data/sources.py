@@ -20,6 +20,11 @@ from memory_vit.embeddings.embedded_rows import EmbeddedRows
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.runtime.messages import escaped
 
+# In front of what an operation of TensorFlow says of an image.
+_AROUND = re.compile(
+  r"Error in user-defined function .* iterator: \S+: "
+  r"(jpeg::Uncompress failed\. )?"
+)
 # In front of what Python raised inside of TensorFlow.
 _RAISED = re.compile(r"[\w.]+(Error|Exception): ")
 # Index, int64 () -> the encoded image, string (), and its label, int32 ().
@@ -44,6 +49,7 @@ class Source:
     labels: int32 (size,), where they are known before examples are read.
     embedded: rows in place of images, of which `fetch` has none then.
     left_out: what is no example of the split, as it has no embedding.
+    skipped: a line for each of its folders that holds more than images.
   """
 
   name: str
@@ -57,6 +63,7 @@ class Source:
   labels: np.ndarray | None = dataclasses.field(default=None, compare=False)
   embedded: EmbeddedRows | None = dataclasses.field(default=None, compare=False)
   left_out: tuple[str, ...] = ()
+  skipped: tuple[str, ...] = ()
 
   @property
   def num_classes(self) -> int:
@@ -89,6 +96,18 @@ class Source:
         f"{self} holds embeddings and no images: heads and probes alone are "
         "trained on them, by config.keep.what 'features'."
       )
+
+  def single_class(self) -> str:
+    """Say what to do about a single class; "" where there are several."""
+    if self.num_classes > 1:
+      return ""
+    if self.name != "folder":
+      return "expected two or more."
+    return (
+      "expected two or more. The folders in DATA/train are the classes: "
+      "DATA/train/CLASS/IMAGE. If the images are one folder deeper, in "
+      f"DATA/train/{escaped(self.class_names[0])}/CLASS, move these folders up."
+    )
 
   def describe(self, index: int) -> str:
     """Name one example in a message."""
@@ -224,6 +243,7 @@ def reason_of(error: Exception) -> str:
   # What Python raised inside of TensorFlow stands at the end of a traceback.
   raised = [line for line in lines if _RAISED.match(line)]
   line = _RAISED.sub("", raised[-1], count=1) if raised else lines[0]
+  line = _AROUND.sub("", line)
   return re.sub(r"\{\{.*?\}\}|\[Op:.*", "", line).strip(" .")
 
 

@@ -47,12 +47,12 @@ class SplitRef:
   """A split of a data set to open, and how to read it.
 
   Attributes:
-    name: "folder": `dir`/SPLIT/CLASS/*.jpg (or png, webp, bmp), where the
-      folders in train/ are the classes. "list": the images that the lines
-      PATH LABEL of `dir`/SPLIT.txt name. "embeddings": the rows that `embed`
-      wrote to `dir`/SPLIT. "digits": the digits that come with scikit-learn,
-      "digits:0-4" a range of them. Anything else is a TFDS name, such as
-      "cifar100" or "sun397/tfds".
+    name: "folder": all images below `dir`/SPLIT/CLASS/ (see `images.folders`),
+      where the folders in train/ are the classes. "list": the images that the
+      lines PATH LABEL of `dir`/SPLIT.txt name. "embeddings": the rows that
+      `embed` wrote to `dir`/SPLIT. "digits": the digits that come with
+      scikit-learn, "digits:0-4" a range of them. Anything else is a TFDS name,
+      such as "cifar100" or "sun397/tfds".
     dir: of "folder", "list" and "embeddings"; or the TFDS data directory, or
       the directory of one prepared data set (with a dataset_info.json); "" is
       TFDS's default.

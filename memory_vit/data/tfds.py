@@ -1,6 +1,7 @@
 """Splits of TFDS data sets, with random access."""
 
 import contextlib
+import contextvars
 import dataclasses
 import importlib.util
 import itertools
@@ -10,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 from absl import logging
 from tensorflow_datasets.core import read_only_builder
 
@@ -35,14 +37,14 @@ ADVICE = {
     "an image folder with --config=folder."
   ),
   "places365_small": (
-    "It is a download of 29 GiB: with a copy at hand, put "
+    "With a copy at hand, put "
     "train_256_places365standard.tar, val_256.tar, test_256.tar and "
     "filelist_places365-standard.tar into {dir}/downloads/manual."
   ),
   "i_naturalist2017": (
-    "It is a download of 237 GiB, and as much again once prepared; TFDS does "
-    "not take files from a manual directory here. With the images at hand, "
-    "use an image folder with --config=folder."
+    "It takes as much again once prepared; TFDS does not take files from a "
+    "manual directory here. With the images at hand, use an image folder with "
+    "--config=folder."
   ),
   "i_naturalist2021": (
     "The TFDS package lacks a file of labels that it needs to prepare it. A "
@@ -50,6 +52,9 @@ ADVICE = {
     "'i_naturalist2021:2.0.1'."
   ),
 }
+
+# Whether this is a dry run.
+_dry = contextvars.ContextVar("_dry", default=False)
 
 _NOT_DOWNLOADED = (
   "It is not prepared there, and not downloaded either unless its name is "
@@ -182,26 +187,63 @@ def _shards(builder: tfds.core.DatasetBuilder, split: str) -> list[Shard]:
   ]
 
 
+@contextlib.contextmanager
+def without_downloads() -> Iterator[None]:
+  """Refuse data sets that are not prepared, as a dry run has to."""
+  token = _dry.set(True)
+  try:
+    yield
+  finally:
+    _dry.reset(token)
+
+
 def _prepared_builder(ref: SplitRef) -> tfds.core.DatasetBuilder:
   """Find the files of a TFDS data set, and prepare them where they are not."""
   builder = _found_builder(ref)
   if not ref.download:
     return builder
+  _require_allowed(ref, builder)
   try:
     if not builder.is_prepared():
       # Said beforehand, as TFDS tries for minutes to reach a host.
       logging.warning(
-        "Preparing data set %s in %s. %s", ref.name, _place(ref), _advice(ref)
-      )
-      has_array_record = importlib.util.find_spec("array_record") is not None
-      builder.download_and_prepare(
-        file_format="array_record" if has_array_record else None
-      )
+        "Preparing data set %s in %s%s. %s", ref.name, builder.data_dir,
+        _download_size(builder), _advice(ref),
+      )  # fmt: skip
+      builder.download_and_prepare(file_format=_file_format())
   # Builders download, unpack and parse: anything can be raised, and all of it
   # means that the data set cannot be had.
   except Exception as error:
     raise _not_provided(ref, error) from error
   return builder
+
+
+def _require_allowed(ref: SplitRef, builder: tfds.core.DatasetBuilder) -> None:
+  """Refuse to prepare a data set in a dry run, and on several hosts at once."""
+  held_back = _dry.get() or jax.distributed.is_initialized()
+  if not held_back or builder.is_prepared():
+    return
+  where = f", data_dir={ref.dir!r}" if ref.dir else ""
+  how = "a dry run" if _dry.get() else "a distributed run"
+  raise DataError(
+    f"data set {ref.name!r} is not prepared in {builder.data_dir}"
+    f"{_download_size(builder)}, and {how} downloads nothing. Prepare it once: "
+    '`python -c "import tensorflow_datasets as tfds; '
+    f"tfds.builder({ref.name!r}{where}).download_and_prepare("
+    f'file_format={_file_format()!r})"`. {_advice(ref)}'.rstrip()
+  )
+
+
+def _download_size(builder: tfds.core.DatasetBuilder) -> str:
+  """What TFDS knows of a download without the net; "" where it is nothing."""
+  files = (builder.url_infos or {}).values()
+  size = tfds.core.units.Size(sum(file.size for file in files))
+  return f" (a download of {size})" if size else ""
+
+
+def _file_format() -> str | None:
+  """The format with random access, where it can be written."""
+  return "array_record" if importlib.util.find_spec("array_record") else None
 
 
 def _found_builder(ref: SplitRef) -> tfds.core.DatasetBuilder:

@@ -20,12 +20,9 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from memory_vit.errors import ConfigError, DataError
-from memory_vit.images import decoding, jpeg, view
+from memory_vit.images import decoding, folders, jpeg, view
 from memory_vit.images.memory_limit import MemoryLimit
 from memory_vit.model.task import EvalPreprocessing
-
-# Of folders that are a data set; whoever names files may name GIF ones too.
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 # A larger file is not read; how many pixels it may have `decoding` says.
 MAX_FILE_BYTES = 64 * 2**20
@@ -61,8 +58,9 @@ def find_images(arguments: Iterable[str]) -> Iterator[Entry]:
   """Yield the image files that are asked for.
 
   Args:
-    arguments: files; folders, which stand for all images below them, sorted;
-      and "-" for paths on standard input, read as they are asked for.
+    arguments: files; folders, which stand for all images below them, sorted
+      (see `folders`); and "-" for paths on standard input, read as they are
+      asked for.
   """
   for argument in arguments:
     if argument == "-":
@@ -78,20 +76,18 @@ def _below(path: str) -> Iterator[Entry]:
   if not os.path.isdir(path):
     yield Entry(path)
     return
-  suffixes = (*SUFFIXES, ".gif")
-  found: list[str] = []
-  closed: list[OSError] = []
-  for folder, folders, files in os.walk(path, onerror=closed.append):
-    folders[:] = [name for name in folders if not name.startswith(".")]
-    found += [
-      os.path.join(folder, name)
-      for name in files
-      if name.lower().endswith(suffixes) and not name.startswith(".")
-    ]
-  yield from (Entry(os.fspath(e.filename), str(e.strerror)) for e in closed)
-  if not found and not closed:
-    yield Entry(path, f"a folder without images ({', '.join(suffixes)})")
-  yield from map(Entry, sorted(found))
+  found = folders.walk(path)
+  entries = entries_of(found)
+  if not entries:
+    suffixes = ", ".join(folders.SUFFIXES)
+    entries = [Entry(path, f"a folder without images ({suffixes})")]
+  yield from entries
+
+
+def entries_of(found: folders.Walk) -> list[Entry]:
+  """Folders that cannot be listed, and then the images of a walk."""
+  closed = [Entry(*item) for item in sorted(found.closed.items())]
+  return closed + [Entry(path) for path in found.images]
 
 
 def read_batches(

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from memory_vit.config import Config
-from memory_vit.data import datasets
+from memory_vit.data import datasets, tfds
 from memory_vit.data.reader import Reader
 from memory_vit.data.split_ref import configured_splits
 from memory_vit.model.backbone import Backbone, random_backbone
@@ -31,6 +31,7 @@ from memory_vit.training.run_context import RunContext
 from memory_vit.training.trainer import Trainer
 
 
+@tfds.without_downloads()
 def forecast(config: Config, workdir: Path, parts: Sequence[str]) -> str:
   """List the runs of a study and estimate their time; write nothing.
 

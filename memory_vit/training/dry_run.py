@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from memory_vit.config import Config
+from memory_vit.data import tfds
 from memory_vit.errors import ConfigError
 from memory_vit.kept.splits import Kept, Needs, Prepare
 from memory_vit.runtime import sharding
@@ -23,6 +24,7 @@ from memory_vit.training.trainer import Start, Trainer
 _READ = 3
 
 
+@tfds.without_downloads()
 def dry_run(config: Config, workdir: Path) -> str:
   """Describe a run by a few batches and steps of it; nothing is written.
 

@@ -120,6 +120,17 @@ def require_memory(config: Config) -> None:
       )
 
 
+def require_classes(train: Reader) -> None:
+  """Refuse a single class, which every model is right about.
+
+  Raises:
+    DataError: says what may be wrong with the folders.
+  """
+  if advice := train.source.single_class():
+    name = messages.brief(train.class_names[0])
+    raise DataError(f"{train.source} has a single class, {name}: {advice}")
+
+
 def require_embeddings_of(
   backbone: Backbone, config: Config, reader: Reader
 ) -> None:

@@ -9,6 +9,7 @@ import fractions
 import logging
 import math
 import re
+import unicodedata
 from pathlib import Path
 from typing import TypeVar
 
@@ -119,5 +120,8 @@ def task_name(config: Config) -> str:
     return config.task.name
   data = config.data
   name = Path(data.dir).name if data.name in OF_A_DIRECTORY else data.name
-  name = re.sub(r"[^a-z0-9_-]+", "-", name.split("/")[0].lower())
+  # Letters without their accents: "März" -> "marz", "ß" -> "ss".
+  name = unicodedata.normalize("NFKD", name.split("/")[0].casefold())
+  name = "".join(c for c in name if not unicodedata.combining(c))
+  name = re.sub(r"[^a-z0-9_-]+", "-", name)
   return name.strip("-_")

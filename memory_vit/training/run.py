@@ -326,6 +326,7 @@ def _open_inputs(
   """Open the backbone and all splits: a wrong one must not cost a training."""
   backbone = open_backbone.open_backbone(config, workdir, context.mesh)
   train = _open_split(configured_splits(config)["train"], "train", context)
+  requirements.require_classes(train)
   config = resolve.with_embeddings(config, train)
   config = resolve.with_backbone(config, backbone)
   config = resolve.with_steps(config, train.size)
@@ -345,6 +346,10 @@ def _open_inputs(
   for reader in splits.values():
     requirements.require_embeddings_of(backbone, config, reader)
     requirements.require_prepared_alike(train, reader)
+  for line in dict.fromkeys(
+    line for reader in splits.values() for line in reader.source.skipped
+  ):
+    logger.info(line)
   consistency.require_same_data(trainer, splits)
   record = _record_of(splits, config, workdir)
   trainer = dataclasses.replace(trainer, record=record)

@@ -43,6 +43,18 @@ def test_a_folder_is_its_images_and_their_classes(tmp_path):
   assert [r.number for r in found] == [0, 1, 2, 3]
 
 
+def test_files_of_many_images_are_found_by_the_same_walk(tmp_path):
+  """In linked folders as well; what Spark hides by a "_" is left out."""
+  write(tmp_path / "top.parquet", {"image": [PNG]})
+  for folder in ("elsewhere/deep", "data/_temporary", "data/.git"):
+    (tmp_path / folder).mkdir(parents=True)
+    write(tmp_path / folder / "x.parquet", {"image": [PNG]})
+  (tmp_path / "data" / "link").symlink_to("../elsewhere")
+  (tmp_path / "data" / "circle").symlink_to(".")
+  [found] = rows([tmp_path / "data"])
+  assert "link/deep/x.parquet" in found.path
+
+
 @pytest.mark.parametrize("kind", ["bytes", "struct", "path"])
 def test_images_in_parquet(tmp_path, kind):
   (tmp_path / "1.png").write_bytes(PNG)

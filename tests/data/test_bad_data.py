@@ -580,14 +580,15 @@ def test_broken_pictures_are_all_named(tmp_path):
 
 @pytest.fixture
 def irregular(tmp_path):
-  """Two pictures of a class, and five things that only have such names."""
+  """Two pictures of a class, and six things that only have such names."""
   folder = tmp_path / "train" / "a"
   content = fake_data.encode(fake_data.noise(0, 9, 9), "PNG")
   write_pictures(folder, {"0.png": content, "1.png": content})
   os.mkfifo(folder / "pipe.png")
   (folder / "device.png").symlink_to("/dev/zero")
   (folder / "gone.png").symlink_to("nowhere")
-  (folder / "folder.png").mkdir()
+  (folder / "loop.png").symlink_to("loop.png")
+  (folder / "folder.png").mkdir()  # walked as any other
   with socket.socket(socket.AF_UNIX) as opened:
     opened.bind(str(folder / "socket.png"))
   return tmp_path
@@ -597,8 +598,9 @@ def test_what_is_no_regular_file_is_never_read(irregular):
   with pytest.raises(BrokenDataError) as error:
     open_source("folder", "train", str(irregular))
   for name, kind in (
-    ("pipe", "a pipe"), ("device", "a device"), ("folder", "a folder"),
-    ("socket", "a socket"), ("gone", "a link to what cannot be found"),
+    ("pipe", "a pipe"), ("device", "a device"), ("socket", "a socket"),
+    ("gone", "a link to what cannot be found"),
+    ("loop", "a link to what cannot be found"),
   ):  # fmt: skip
     line = f"{name}.png) cannot be read: no regular file, but {kind}"
     assert line in str(error.value)

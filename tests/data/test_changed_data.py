@@ -245,6 +245,18 @@ def test_every_change_is_named(pictures, tmp_path, change, by):
     assert words in "\n".join(lines)
 
 
+def test_the_class_of_an_image_in_a_deeper_folder(pictures, tmp_path):
+  for label in "ab":
+    (pictures / "train" / label / "sub").mkdir()
+  first, second = (pictures / f"train/{c}/sub/0.png" for c in "ab")
+  (pictures / "train/a/0.png").rename(first)
+  found = found_later(record_of(pictures, tmp_path))
+  first.rename(second)
+  lines = record_of(pictures, tmp_path).differences(found)["train"]
+  assert lines[0].startswith("1 of another class")
+  assert "class 'a', now 'b' (train/b/sub/0.png)" in lines[1]
+
+
 def test_what_by_files_and_by_contents_differs_in(pictures, tmp_path):
   by_files = found_later(record_of(pictures, tmp_path))
   by_contents = found_later(record_of(pictures, tmp_path, "contents"))

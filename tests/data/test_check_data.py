@@ -124,6 +124,47 @@ def test_all_that_is_wrong_with_a_folder(tmp_path):
   assert shown.endswith("NOT clean: see above")
 
 
+def test_a_damaged_file_is_named_without_what_tensorflow_says_around(tmp_path):
+  jpeg = encode(noise(1, 60, 60), "JPEG")
+  png = encode(noise(1, 60, 60), "PNG")
+  bad = {"train/a/x.jpg": jpeg[:400], "train/a/y.png": png[:500]}
+  write(tmp_path, pictures("train", 2, 0) | bad)
+  config = config_of("folder", tmp_path, test="")
+  report = audit_report.audit_data(config)
+  details = {p["detail"] for p in report["splits"][0]["problems"]}
+  assert len(details) == 2
+  for detail in details:
+    assert detail.startswith(("Invalid JPEG data", "Invalid PNG data"))
+
+
+def test_images_of_deeper_folders_and_what_is_skipped(tmp_path):
+  deeper = {
+    name.replace("/a/", "/a/sub/"): content
+    for name, content in pictures("train", 4, 0).items()
+  }
+  write(tmp_path, deeper | {"train/b/x.txt": b"", "train/b/.DS_Store": b""})
+  config = config_of("folder", tmp_path, test="")
+  report = audit_report.audit_data(config)
+  assert report["clean"]
+  [train] = report["splits"]
+  assert train["per_class"] == {"a": 4, "b": 4}
+  [line] = train["skipped"]
+  assert "1 hidden (b/.DS_Store), 1 of other file types (b/x.txt)" in line
+  assert line in check_data.text(report)
+
+
+def test_a_single_class_is_a_problem(tmp_path):
+  write(tmp_path, {
+    name.replace("train/", "train/all/"): content
+    for name, content in pictures("train", 4, 0).items()
+  })  # fmt: skip
+  report = audit_report.audit_data(config_of("folder", tmp_path, test=""))
+  assert not report["clean"]
+  [where] = kinds(report["splits"][0])["a single class"]
+  assert where == "'all'"
+  assert "train/all/CLASS" in check_data.text(report)
+
+
 def test_what_is_no_file_does_not_hang(tmp_path):
   write(tmp_path, pictures("train", 3, 0) | pictures("test", 2, 500))
   os.mkfifo(tmp_path / "train/a/pipe.png")
@@ -192,6 +233,7 @@ def test_imbalance_is_said_and_no_fault(tmp_path):
   report = audit_report.audit_data(config)
   assert report["clean"] is True
   assert report["splits"][0]["balance"]["imbalanced"] is True
+  assert "--config.optim.class_weights=balanced" in check_data.text(report)
   shown = check_data.text(report)
   assert "images per class from 1 (b) to 10 (a), ratio 10.0" in shown
   assert "who always says 'a' is right for 90.9 %" in shown

@@ -8,7 +8,8 @@ from conftest import ROOT
 
 from memory_vit import config as config_lib
 from memory_vit import main
-from memory_vit.errors import ConfigError
+from memory_vit.errors import ConfigError, DataError
+from memory_vit.study import forecast
 from memory_vit.training import dry_run, run
 
 # A row: keys and values of two blocks, 17 tokens of width 32, in float32.
@@ -75,6 +76,19 @@ def test_a_backbone_that_is_not_trained_yet_is_refused(config, tmp_path):
   config = dataclasses.replace(config, pretrain=pretrain)
   with pytest.raises(ConfigError, match="backbone.npz is not there yet"):
     dry_run.dry_run(config, tmp_path / "run")
+
+
+def test_nothing_is_downloaded(config, tmp_path):
+  """Of a run, and of a study."""
+  data = config_lib.DataConfig(name="cifar10", dir=str(tmp_path / "data"))
+  config = dataclasses.replace(config, data=data, keep=config_lib.KeepConfig())
+  for dry in (
+    lambda: dry_run.dry_run(config, tmp_path / "run"),
+    lambda: forecast.forecast(config, tmp_path / "run", ["table2"]),
+  ):
+    with pytest.raises(DataError, match="162.17 MiB.*a dry run downloads not"):
+      dry()
+  assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.slow

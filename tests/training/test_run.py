@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from unittest import mock
 
+import fake_data
 import jax
 import numpy as np
 import pytest
@@ -812,6 +813,37 @@ def test_what_cannot_be_written_is_named(
   assert again.to_json() == json.loads(before)
 
 
+def test_a_run_says_once_what_is_skipped(config, tmp_path, monkeypatch):
+  """Of a folder that two splits are slices of."""
+  names = [f"{i}.png" for i in range(6)]
+  fake_data.write_folder(tmp_path, {f"train/{c}": names for c in "abcde"})
+  (tmp_path / "train/a/notes.txt").write_text("")
+  given = changed(
+    config, "data", name="folder", dir=str(tmp_path), train="train[:60%]",
+    validation="train[60%:]", test="",
+  )  # fmt: skip
+  given = changed(given, "upstream", name="")
+  lines = []
+  monkeypatch.setattr(run.logger, "info", lambda line, *_: lines.append(line))
+  run.open_trainer(given, tmp_path / "run", RunContext(one_device()))
+  [line] = [line for line in lines if "skipped" in line]
+  assert line.endswith("/train: skipped 1 of other file types (a/notes.txt)")
+
+
+def test_a_single_class_is_refused(config, tmp_path):
+  """As of images that lie one folder too deep."""
+  fake_data.write_folder(tmp_path / "data", {"train/all/a": ["0.png", "1.png"]})
+  given = changed(
+    config, "data", name="folder", dir=str(tmp_path / "data"), train="train",
+    validation="", test="",
+  )  # fmt: skip
+  given = changed(given, "upstream", name="")
+  with pytest.raises(
+    DataError, match=r"a single class, 'all'.*train/all/CLASS"
+  ):
+    run.train_and_evaluate(given, tmp_path / "run")
+
+
 def test_names_of_tasks(config):
   names = {
     "cifar100": {"name": "cifar100"},
@@ -819,6 +851,8 @@ def test_names_of_tasks(config):
     "digits-0-4": {"name": "digits:0-4"},
     "my-pets": {"name": "folder", "dir": "/data/My Pets/"},
     "dtd": {"name": "list", "dir": "vtab/dtd"},
+    "meine-bilder-marz-2": {"name": "folder", "dir": "Meine Bilder (März) 2"},
+    "strasse": {"name": "folder", "dir": "Straße"},
   }
   for expected, values in names.items():
     data = config_lib.DataConfig(**values)
