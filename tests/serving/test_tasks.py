@@ -10,6 +10,7 @@ import re
 import zipfile
 from pathlib import Path
 
+import httpx
 import jax
 import numpy as np
 import pytest
@@ -91,9 +92,10 @@ def test_nobody_changes_tasks_without_the_token(tmp_path, caplog):
   async def check(model, headers, status, **options):
     async with serving(model, **options) as http:
       body = task_bytes(CATS, tmp_path)
-      kind = {"Content-Type": "application/octet-stream"}
+      kind = [("Content-Type", "application/octet-stream")]
+      typed = httpx.Headers([*httpx.Headers(headers).multi_items(), *kind])
       for done in (
-        await http.put("/v1/tasks/cats", content=body, headers=headers | kind),
+        await http.put("/v1/tasks/cats", content=body, headers=typed),
         await http.delete("/v1/tasks/birds", headers=headers),
       ):
         assert done.status_code == status
@@ -106,9 +108,11 @@ def test_nobody_changes_tasks_without_the_token(tmp_path, caplog):
   asyncio.run(
     check(model, {"Authorization": "Bearer no"}, 401, token_file=file)
   )
+  twice = httpx.Headers([*BEARER.items(), ("Authorization", "Bearer no")])
+  asyncio.run(check(model, twice, 401, token_file=file))
   asyncio.run(check(model, BEARER, 403))
   lines = [r.getMessage() for r in caplog.records if "audit" in r.name]
-  assert len([line for line in lines if "refused" in line]) == 6
+  assert len([line for line in lines if "refused" in line]) == 8
 
 
 def refused_bodies(folder):
@@ -204,6 +208,8 @@ def test_paths_stay_below_the_task_root(tmp_path):
         assert done.status_code == 422
         assert "no such task below --task_root" in done.json()["error"]
       assert "not a task" in (await put(http, "plain")).json()["error"]
+      listed = (await put(http, "cats/task.json")).json()["error"]
+      assert listed.startswith("'cats/task.json' is not a task: it is a file.")
       for path in ("cats", str(root / "cats"), "here"):
         assert (await put(http, path)).status_code in (200, 201)
       await http.delete("/v1/tasks/cats", headers=BEARER)
