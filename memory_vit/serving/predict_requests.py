@@ -7,6 +7,7 @@ import base64
 import binascii
 import dataclasses
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -24,6 +25,7 @@ from memory_vit.serving.schemas import (
   ImageData,
   PredictBody,
 )
+from memory_vit.serving.settings import MIB
 
 _Model = TypeVar("_Model", bound=BaseModel)
 # Of a form, beside the images.
@@ -37,6 +39,9 @@ _MOST_TYPE = 1_000
 _MOST_COMMAS_PER_IMAGE = 64
 _MOST_OTHER_COMMAS = 2 * MOST_TASKS
 _MULTIPART, _JSON = "multipart/form-data", "application/json"
+# Reads large JSON bodies, one at a time: each takes the interpreter for tenths
+# of a second, and several times its size in memory.
+_LARGE = ThreadPoolExecutor(1, "json")
 _FORM_FIELDS = ("images", "tasks", "top", "original")
 
 
@@ -81,8 +86,11 @@ async def read_predict_request(
     return await _read_form(request, max_images)
   if kind == _JSON:
     body = await request.body()
+    if len(body) <= MIB:
+      return _read_json(body, max_images)
     # Megabytes of base64 must not hold up everybody else.
-    return await asyncio.to_thread(_read_json, body, max_images)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_LARGE, _read_json, body, max_images)
   raise RequestError(
     415,
     f"the body is {brief(kind)}, expected {_MULTIPART} with files named "
