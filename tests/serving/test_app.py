@@ -465,6 +465,30 @@ def test_attention_is_warm_and_counted(ready, monkeypatch):
   asyncio.run(check())
 
 
+def test_few_images_wait_to_be_looked_at(ready, monkeypatch):
+  go = threading.Event()
+  real = Looking._look
+  monkeypatch.setattr(
+    Looking, "_look", lambda *given: go.wait(20) and real(*given)
+  )
+
+  async def check():
+    async with serving(ready) as http:
+      asked = [
+        asyncio.create_task(http.post("/v1/attention", **GOOD))
+        for _ in range(9)
+      ]
+      done, _ = await asyncio.wait(
+        asked, timeout=10, return_when="FIRST_COMPLETED"
+      )
+      assert [(await one).status_code for one in done] == [503]
+      go.set()
+      statuses = [(await one).status_code for one in asked]
+      assert sorted(statuses) == [200] * 8 + [503]
+
+  asyncio.run(check())
+
+
 def test_a_fault_is_told_to_the_log_alone(ready, monkeypatch):
   async def check():
     async with serving(ready) as http:
@@ -538,8 +562,10 @@ def test_what_takes_too_long_ends(ready, monkeypatch):
         assert done.status_code == 504
         assert "within 0.05 seconds" in done.json()["error"]
         go.set()
-      await asyncio.sleep(0.2)  # until it is computed, for nobody
-      text = (await http.get("/metrics")).text
+      text = ""
+      while "queue_images 0.0" not in text:  # it is computed, for nobody
+        await asyncio.sleep(0.01)
+        text = (await http.get("/metrics")).text
       assert 'images_total{result="answered"}' not in text
 
   asyncio.run(check())
