@@ -89,7 +89,8 @@ def test_it_ends_whatever_threads_are_doing(tmp_path, again):
       serve._wait_until_ready(url)
       with connected(url) as client:
         client.sendall(
-          f"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n"
+          "POST /v1/predict HTTP/1.1\r\nHost: localhost\r\n"
+          f"Content-Type: {kind}\r\n"
           f"Content-Length: {len(body)}\r\n\r\n".encode()
           + body
         )
