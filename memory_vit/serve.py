@@ -102,7 +102,8 @@ def _add_settings(parser: Parser) -> None:
       rule, default = field.metadata["rule"], getattr(defaults, field.name)
       parser.number(f"--{field.name}", rule, default, about)
     else:
-      parser.add_argument(f"--{field.name}", metavar="PATH", help=about)
+      metavar = field.metadata["metavar"]
+      parser.add_argument(f"--{field.name}", metavar=metavar, help=about)
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -117,12 +118,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     classes=arguments.classes,
     memory_mib=arguments.memory_mib,
   )
-  settings = ServerSettings(
-    **{
-      field.name: getattr(arguments, field.name)
-      for field in dataclasses.fields(ServerSettings)
-    }
-  )
+  settings = _settings(arguments)
   server_log.log_to_stderr()
   with (
     warnings.catch_warnings(),
@@ -131,14 +127,31 @@ def _serve(arguments: argparse.Namespace) -> int:
     # Large images are refused as such; Pillow warns from a lower limit on.
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     predictor = predictors.Predictor(config, warm_up=False)
+    address = bound.getsockname()[0]
+    settings = _trusting(settings, arguments.host, address)
     application = app.create_app(predictor, settings)
     show(f"listening on {http_server.url(bound)}")
-    if not _is_loopback(bound.getsockname()[0]):
+    if not _is_loopback(address):
       show("whoever reaches this machine can use it, unencrypted", sys.stderr)
     cut_off = http_server.serve(application, settings, bound)
   if cut_off:
     show(f"{cut_off} requests were cut off", sys.stderr)
   return 1 if cut_off else 0
+
+
+def _settings(arguments: argparse.Namespace) -> ServerSettings:
+  names = [field.name for field in dataclasses.fields(ServerSettings)]
+  return ServerSettings(**{name: getattr(arguments, name) for name in names})
+
+
+def _trusting(
+  settings: ServerSettings, host: str, address: str
+) -> ServerSettings:
+  """Where only this machine is let in, no other name is answered."""
+  if settings.allowed_hosts is not None or not _is_loopback(address):
+    return settings
+  allowed = f"[{host}]" if ":" in host else host
+  return dataclasses.replace(settings, allowed_hosts=allowed)
 
 
 def _batch_sizes(text: str) -> tuple[int, ...]:

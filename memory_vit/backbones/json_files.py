@@ -1,10 +1,10 @@
 """Read untrusted JSON files that hold one object."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from memory_vit.errors import BackboneError
+from memory_vit.runtime import files
 from memory_vit.runtime.messages import brief, first_line
 
 # A config.json with the names of 21,843 classes has 2 MB; an index of 10,000
@@ -44,21 +44,12 @@ def parse_object(content: bytes, where: str) -> dict[str, Any]:
     BackboneError: where it is anything else.
   """
   try:
-    values = json.loads(
-      content.decode("utf-8"), object_pairs_hook=_without_duplicates
-    )
-  # Of JSON and of UTF-8 among them; brackets in brackets end the stack.
+    values = files.strict_json(content.decode("utf-8"))
+  # Of JSON and of UTF-8 among them.
   except (ValueError, RecursionError) as error:
     raise BackboneError(
       f"{where} is not readable as JSON: {first_line(error)}"
     ) from error
   if not isinstance(values, dict):
     raise BackboneError(f"{where} holds {brief(values)}, expected an object.")
-  return values
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  values = dict(pairs)
-  if len(values) < len(pairs):
-    raise ValueError("an object has a key twice")
   return values

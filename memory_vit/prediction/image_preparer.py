@@ -111,7 +111,8 @@ class ImagePreparer:
       try:
         return self._prepared(image, evaluation)
       except DataError as error:
-        return error
+        # Without its frames: they hold the image, and one of them this error.
+        return DataError(str(error))
 
     return list(self._threads.map(prepared, images))
 

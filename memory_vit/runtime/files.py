@@ -36,6 +36,23 @@ SCRATCH_MARK = "made by memory_vit to replace the directory of this name\n"
 _FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 
 
+def strict_json(text: str) -> Any:
+  """Parse JSON in which no object has a key twice.
+
+  Raises:
+    ValueError: where it is none.
+    RecursionError: for brackets in brackets, which end the stack.
+  """
+  return json.loads(text, object_pairs_hook=_without_duplicates)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  values = dict(pairs)
+  if len(values) < len(pairs):
+    raise ValueError("an object has a key twice")
+  return values
+
+
 def read_json(path: Path) -> Any:
   """Read a file that `write_json` wrote.
 

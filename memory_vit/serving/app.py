@@ -18,6 +18,8 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 import memory_vit
 from memory_vit.errors import MemoryVitError
@@ -47,6 +49,7 @@ from memory_vit.serving.task_changes import (
 )
 from memory_vit.serving.task_store import TaskStore
 from memory_vit.serving.token import Token, read_token
+from memory_vit.serving.trusted_hosts import TrustedHosts
 
 if TYPE_CHECKING:
   from memory_vit.prediction import Predictor, TaskDescription
@@ -247,6 +250,7 @@ def create_app(
     lifespan=lifespan,
     docs_url=None,  # these pages would load scripts from elsewhere
     redoc_url=None,
+    redirect_slashes=False,  # they would lead to whatever Host says
   )
   app.state.service = service
   _add_refusals(app)
@@ -254,6 +258,7 @@ def create_app(
   _add_prediction(app, service)
   _add_tasks(app, service)
   _add_page(app)
+  app.add_middleware(TrustedHosts, allowed_hosts=settings.allowed_hosts)
   app.add_middleware(BodyLimits, settings=settings)
   app.add_middleware(  # outermost
     RequestLog,
@@ -276,10 +281,11 @@ def _add_refusals(app: FastAPI) -> None:
     return RequestError(422, str(error)).response()
 
   @app.exception_handler(HTTPException)
-  async def no_route(_: Request, error: HTTPException) -> Response:
-    refusal = RequestError(
-      error.status_code, error.detail, headers=error.headers
-    )
+  async def no_route(request: Request, error: HTTPException) -> Response:
+    headers = dict(error.headers or {})
+    if error.status_code == 405:  # the router names those of one route alone
+      headers["Allow"] = ", ".join(sorted(_methods(app, request.scope)))
+    refusal = RequestError(error.status_code, error.detail, headers=headers)
     return refusal.response()
 
   @app.exception_handler(ClientDisconnect)
@@ -291,6 +297,16 @@ def _add_refusals(app: FastAPI) -> None:
   async def failed(_: Request, error: Exception) -> Response:
     # Its traceback goes to the log, and not to strangers.
     return RequestError(500, "the server failed; its log says how.").response()
+
+
+def _methods(app: FastAPI, scope: Scope) -> set[str]:
+  """The methods of all routes that have the path of a request."""
+  return {
+    method
+    for route in app.routes
+    if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE
+    for method in route.methods or ()
+  }
 
 
 def _add_health(app: FastAPI, service: Service) -> None:
@@ -404,7 +420,9 @@ def _require_token(
   """Let in who has the token; return the client's address."""
   client = client_of(request.scope)
   try:
-    service.token.require(request.headers.get("authorization"))
+    # Of several none counts: joined, as HTTP has it, they are another token.
+    given = request.headers.getlist("authorization")
+    service.token.require(", ".join(given))
   except RequestError as refusal:
     audit_refused(action, name, client, refusal.message)
     raise

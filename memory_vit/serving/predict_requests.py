@@ -6,32 +6,42 @@ import asyncio
 import base64
 import binascii
 import dataclasses
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
-from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-from memory_vit.runtime.messages import brief, shortened
+from memory_vit.runtime import files
+from memory_vit.runtime.messages import brief, first_line, shortened
 from memory_vit.serving.request_error import RequestError
 from memory_vit.serving.schemas import (
+  IMAGES_SHAPE,
   MOST_TASKS,
   ImageData,
   PredictBody,
 )
+from memory_vit.serving.settings import MIB
 
 _Model = TypeVar("_Model", bound=BaseModel)
 # Of a form, beside the images.
-_MOST_FIELDS = 1_000
+_MOST_FIELDS = 32
 _MOST_FIELD_BYTES = 64 * 1024
 _MOST_NAME = 200
+# Parsed in the event loop, more than once.
+_MOST_TYPE = 1_000
 # Of a JSON body: values that are no images. Without a limit of them a body of a
 # few MiB would be parsed to hundreds.
 _MOST_COMMAS_PER_IMAGE = 64
 _MOST_OTHER_COMMAS = 2 * MOST_TASKS
 _MULTIPART, _JSON = "multipart/form-data", "application/json"
+# Reads large JSON bodies, one at a time: each takes the interpreter for tenths
+# of a second, and several times its size in memory.
+_LARGE = ThreadPoolExecutor(1, "json")
 _FORM_FIELDS = ("images", "tasks", "top", "original")
 
 
@@ -76,8 +86,11 @@ async def read_predict_request(
     return await _read_form(request, max_images)
   if kind == _JSON:
     body = await request.body()
+    if len(body) <= MIB:
+      return _read_json(body, max_images)
     # Megabytes of base64 must not hold up everybody else.
-    return await asyncio.to_thread(_read_json, body, max_images)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_LARGE, _read_json, body, max_images)
   raise RequestError(
     415,
     f"the body is {brief(kind)}, expected {_MULTIPART} with files named "
@@ -86,8 +99,16 @@ async def read_predict_request(
 
 
 def media_type(request: Request) -> str:
-  """The media type of a body, without its parameters."""
+  """The media type of a body, without its parameters.
+
+  Raises:
+    RequestError: 415 for one of many bytes.
+  """
   content_type = request.headers.get("content-type", "")
+  if len(content_type) > _MOST_TYPE:
+    raise RequestError(
+      415, f"the Content-Type has more than {_MOST_TYPE:,} bytes."
+    )
   return content_type.partition(";")[0].strip().lower()
 
 
@@ -119,7 +140,14 @@ def parse_json(
       413, f"the JSON has more than {most_commas} commas, so too many values."
     )
   try:
-    return model.model_validate_json(body)
+    values = files.strict_json(body.decode("utf-8"))
+  # Of JSON and of UTF-8 among them.
+  except (ValueError, RecursionError) as error:
+    raise RequestError(
+      422, f"the body: Invalid JSON: {first_line(error)}"
+    ) from error
+  try:
+    return model.model_validate(values, strict=True)
   except ValidationError as error:
     raise RequestError(422, _problem(error)) from error
 
@@ -129,6 +157,10 @@ def _problem(error: ValidationError) -> str:
   first, *others = error.errors(include_input=False, include_url=False)
   place = shortened(".".join(map(str, first["loc"])), 100) or "the body"
   more = f" (and {len(others)} more problems)" if others else ""
+  if first["type"] == "model_type":  # its message names a class of Python
+    first["msg"] = "Input should be an object"
+  if first["loc"][:1] == ("images",):
+    more += f"; expected {IMAGES_SHAPE}"
   return f"{place}: {first['msg']}{more}."
 
 
@@ -157,22 +189,50 @@ def _decoded(image: ImageData) -> UploadedImage:
     return UploadedImage(name, b"", "its data are no base64")
 
 
+class _FormParser(MultiPartParser):
+  """Refuses a form that is cut, of which Starlette's takes what is there."""
+
+  _is_whole = False
+
+  def on_end(self) -> None:
+    """Note the last boundary."""
+    self._is_whole = True
+
+  async def parse(self) -> FormData:
+    """Parse the form, or close its files and raise `MultiPartException`."""
+    self.stream = self._whole(self.stream)
+    return await super().parse()
+
+  async def _whole(
+    self, stream: AsyncGenerator[bytes, None]
+  ) -> AsyncGenerator[bytes, None]:
+    async for part in stream:
+      yield part
+    if not self._is_whole:
+      raise MultiPartException("it is cut, its last boundary is missing.")
+
+
 async def _read_form(request: Request, max_images: int) -> PredictRequest:
+  parser = _FormParser(
+    request.headers,
+    request.stream(),
+    # One more than allowed, so that it is counted here, and refused.
+    max_files=max_images + 1,
+    max_fields=_MOST_FIELDS,
+    max_part_size=_MOST_FIELD_BYTES,
+  )
   try:
-    form = await request.form(
-      # One more than allowed, so that it is counted here, and refused.
-      max_files=max_images + 1,
-      max_fields=_MOST_FIELDS,
-      max_part_size=_MOST_FIELD_BYTES,
-    )
-  except HTTPException as error:
-    status = 413 if "Too many files" in error.detail else 400
-    raise RequestError(status, f"the form: {error.detail}") from error
+    form = await parser.parse()
+  except MultiPartException as error:
+    is_large = error.message.startswith(("Too many", "Part exceeded"))
+    raise RequestError(
+      413 if is_large else 400, f"the form: {error.message}"
+    ) from error
   try:
+    tasks = _form_tasks(form)
     images = await _form_images(form, max_images)
   finally:
     await form.close()
-  tasks = _form_tasks(form)
   top, original = form.get("top"), form.get("original", "false")
   values = {
     "images": [{"data": ""}],
@@ -202,6 +262,8 @@ async def _form_images(
         f"the form has a field {brief(name)}, expected files named 'images', "
         "and 'tasks', 'top' or 'original'.",
       )
+    if name in ("top", "original") and len(form.getlist(name)) > 1:
+      raise RequestError(422, f"{name}: the form has it twice.")
   files = form.getlist("images")
   _require_few(len(files), max_images)
   if not files or not all(isinstance(one, UploadFile) for one in files):
@@ -225,6 +287,8 @@ def _form_tasks(form: FormData) -> list[str] | None:
     return None
   if any(isinstance(field, UploadFile) for field in fields):
     raise RequestError(422, "tasks: expected names, separated by commas.")
+  if sum(str(text).count(",") + 1 for text in fields) > MOST_TASKS:
+    raise RequestError(413, f"tasks: more than {MOST_TASKS} names.")
   names = [name.strip() for text in fields for name in str(text).split(",")]
   return [name for name in names if name]
 

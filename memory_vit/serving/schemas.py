@@ -15,6 +15,8 @@ _RED_PIXEL = (
 )
 MOST_TOP = 2**20
 MOST_TASKS = 1_024
+# For messages.
+IMAGES_SHAPE = '{"images": [{"name": "a.jpg", "data": BASE64}]}'
 
 
 class _Strict(BaseModel):

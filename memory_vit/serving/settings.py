@@ -5,6 +5,7 @@ made of these fields.
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ from memory_vit.runtime.rules import Number, Rule
 MIB = 2**20
 MOST_IMAGES = 4096
 _DAY = 86_400
+_HOST = r"([\w.-]+|\[[0-9a-fA-F:.]+\]|\*)"
+_HOSTS = re.compile(f"{_HOST}(,{_HOST})*")
 
 
 def _number(default: float, rule: Rule, about: str) -> Any:
@@ -23,8 +26,10 @@ def _number(default: float, rule: Rule, about: str) -> Any:
   )
 
 
-def _path(about: str) -> Any:
-  return dataclasses.field(default=None, metadata={"about": about})
+def _text(about: str, metavar: str = "PATH") -> Any:
+  return dataclasses.field(
+    default=None, metadata={"about": about, "metavar": metavar}
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,17 +42,23 @@ class ServerSettings:
     ConfigError: for a number that its rule refuses.
   """
 
-  token_file: str | None = _path(
+  token_file: str | None = _text(
     "a file with the token for adding and removing tasks, at least 16 "
     "characters, not readable by others; without it nobody may"
   )
-  task_root: str | None = _path(
+  task_root: str | None = _text(
     "tasks of this machine may be added by their path, but only below this "
     "directory"
   )
-  state_dir: str | None = _path(
+  state_dir: str | None = _text(
     "keep here the tasks that were added, and load them at the next start; "
     "without it they end with the server"
+  )
+  allowed_hosts: str | None = _text(
+    "names by which a proxy or other machines ask for this server, separated "
+    "by commas; beside them only localhost, 127.0.0.1 and [::1] are answered. "
+    "'*' is any name, and the default where other machines are let in",
+    "NAME,NAME",
   )
   wait_ms: float = _number(
     5.0,
@@ -122,6 +133,12 @@ class ServerSettings:
       raise ConfigError(
         f"max_images is {self.max_images}, expected at most max_queue, "
         f"{self.max_queue}: such a request could never be taken."
+      )
+    hosts = self.allowed_hosts
+    if hosts is not None and not _HOSTS.fullmatch(hosts):
+      raise ConfigError(
+        f"allowed_hosts is {brief(hosts)}, expected names such as "
+        "vit.example.com, without a scheme or a port, separated by commas."
       )
     for name in ("max_body_mib", "max_task_mib"):
       if getattr(self, name) > self.max_held_mib:

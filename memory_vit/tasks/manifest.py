@@ -21,6 +21,7 @@ from memory_vit.errors import TaskError
 from memory_vit.model import trees
 from memory_vit.model.regimes import REGIMES
 from memory_vit.model.task import TaskSpec
+from memory_vit.runtime import files as json_files
 from memory_vit.runtime import messages, schema
 from memory_vit.tasks import array_files, single_file
 from memory_vit.tasks.array_files import StoredArray
@@ -112,16 +113,18 @@ def read(path: Path) -> Manifest:
       text = single_file.read_text(file, MAX_FILE_BYTES)
     else:
       text = array_files.read_file(file, MAX_FILE_BYTES).decode("utf-8")
-    values = json.loads(text, object_pairs_hook=_without_duplicates)
+    values = json_files.strict_json(text)
   except (FileNotFoundError, NotADirectoryError):
     what = "there is no such file" if is_file else "it has no task.json"
+    if path.is_file():
+      what = "it is a file"
     raise TaskError(
       f"{path} is not a task: {what}. Expected a directory that memory_vit "
       "exported, such as WORKDIR/tasks/NAME, or a .safetensors file of one."
     ) from None
   except TaskError:
     raise
-  # Of JSON and of UTF-8 among them; brackets in brackets end the stack.
+  # Of JSON and of UTF-8 among them.
   except (OSError, ValueError, RecursionError) as error:
     reason = messages.first_line(error)
     raise TaskError(f"{file} is not readable as JSON: {reason}") from error
@@ -162,13 +165,6 @@ def check(values: Any, where: str) -> Manifest:
     )
   provenance = _mapping(values, "provenance", where, MAX_COUNT)
   return Manifest(spec=spec, arrays=arrays, files=files, provenance=provenance)
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  values = dict(pairs)
-  if len(values) < len(pairs):
-    raise ValueError("an object has a key twice")
-  return values
 
 
 def _require_plain(value: Any, where: str, depth: int) -> None:

@@ -327,7 +327,7 @@ def _is_ready(address: str) -> bool:
   host, _, port = address.rpartition(":")
   try:
     with socket.create_connection((host, int(port)), timeout=5) as client:
-      client.sendall(b"GET /readyz HTTP/1.0\r\nHost: a\r\n\r\n")
+      client.sendall(b"GET /readyz HTTP/1.0\r\nHost: localhost\r\n\r\n")
       return b" 200 " in client.recv(100).split(b"\r\n")[0] + b" "
   except OSError:
     return False

@@ -87,6 +87,7 @@ SUBSTITUTES = (
   Substitute(r"127\.0\.0\.1:8000\b", "{server}"),
   # There is only this task.
   Substitute(r"tasks=birds,pets", "tasks=digits-5-9"),
+  Substitute(r'"tasks": \["birds"\]', '"tasks": ["digits-5-9"]', "serve.md"),
   # What --dry_run tells is then done.
   Substitute(r"^((?:.*\\\n)*.*) --dry_run$", r"\1 --dry_run\n\1", "study.md"),
   # Six trials instead of twelve.

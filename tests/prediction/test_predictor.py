@@ -1,5 +1,6 @@
 """A predictor answers as `forward` does, whatever comes and goes."""
 
+import contextlib
 import dataclasses
 import pickle
 import threading
@@ -228,6 +229,50 @@ def test_threads_see_one_set_each_while_tasks_are_swapped(
     assert same_bits(answer.original, of_version["backbone"])
     for name, logits in answer.logits.items():
       assert same_bits(logits, of_version[name])
+
+
+@pytest.mark.parametrize(
+  ("plans", "change", "classes"),
+  [
+    (
+      "with_added",
+      lambda model, name, task: model.add(task, name=f"{name}2"),
+      {"t0": 2, "t1": 3, "t02": 9, "t12": 9},
+    ),
+    (
+      "with_replaced",
+      lambda model, name, task: model.replace(name, task),
+      {"t0": 9, "t1": 9},
+    ),
+    ("without", lambda model, name, _: model.remove(name), {}),
+  ],
+)
+def test_two_changes_at_once_are_both_made(
+  backbone, tasks, monkeypatch, plans, change, classes
+):
+  """Neither is planned from the set that the other one changes."""
+  model = predictor_of(backbone, tasks[:2], warm_up=False)
+  both, real = threading.Barrier(2), getattr(task_set, plans)
+
+  def planned(*given):
+    found = real(*given)
+    with contextlib.suppress(threading.BrokenBarrierError):
+      both.wait(0.3)
+    return found
+
+  monkeypatch.setattr(task_set, plans, planned)
+  other = random_task(backbone, "other", seed=9, classes=9)
+  threads = [
+    threading.Thread(target=change, args=(model, name, other))
+    for name in model.task_set.names
+  ]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  found = {one.name: one.classes for one in model.task_set.describe()}
+  assert found == classes
+  assert model.task_set.version == 3
 
 
 def test_a_snapshot_answers_after_a_change(backbone, tasks, pixels):

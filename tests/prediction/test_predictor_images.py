@@ -1,12 +1,14 @@
 """Images come as files, bytes, pixels or columns; bad ones are named."""
 
 import dataclasses
+import gc
 import io
 import json
 import pickle
 import subprocess
 import sys
 import time
+import weakref
 
 import fake_data
 import jax.numpy as jnp
@@ -366,3 +368,22 @@ print(json.dumps({
   assert other["logits"] == {
     name: logits.tobytes().hex() for name, logits in found.logits.items()
   }
+
+
+def test_what_cannot_be_read_is_not_held(backbone):
+  """Errors that threads return hold no image, until somebody collects it."""
+  model = Predictor.from_model(backbone, warm_up=False)
+  bad = np.zeros((0, 5, 3), np.uint8)
+  held = weakref.ref(bad)
+  gc.disable()
+  try:
+    [error] = model.prepare_each([bad])
+    assert isinstance(error, DataError)
+    del bad
+    for _ in range(100):  # until the thread has forgotten it, too
+      if held() is None:
+        break
+      time.sleep(0.01)
+    assert held() is None
+  finally:
+    gc.enable()

@@ -11,6 +11,7 @@ import threading
 import time
 import zlib
 
+import httpx
 import jax
 import numpy as np
 import pytest
@@ -275,6 +276,12 @@ def raw(content, kind="application/json"):
   return {"content": content, "headers": {"Content-Type": kind}}
 
 
+def cut_form(size):
+  """The first bytes of a form of two images, sent as if that were all."""
+  whole = httpx.Request("POST", "/", files=image_files(png(), png()))
+  return raw(whole.read()[:size], whole.headers["content-type"])
+
+
 REFUSED = {
   "no body": ({}, 415, "expected multipart/form-data"),
   "another type": (raw(png(), "image/png"), 415, "the body is 'image/png'"),
@@ -290,8 +297,23 @@ REFUSED = {
   "no base64": (json_body(images=[{"data": "%"}]), 422, "no base64"),
   "a typing error": (json_body(task=["birds"]), 422, "task: Extra"),
   "top": (json_body(top=0), 422, "top: Input should be greater"),
+  "top as text": (json_body(top="3"), 422, "top: Input should be a valid int"),
+  "top as truth": (json_body(top=True), 422, "top: Input should be a valid"),
+  "top as float": (json_body(top=1.0), 422, "top: Input should be a valid"),
+  "truth as number": (json_body(original=1), 422, "original: Input should be"),
+  "a key twice": (
+    raw(b'{"images": [{"data": ""}], "top": 1, "top": 2}'), 422, "key twice",
+  ),
+  "base64 without a name": (
+    {"json": {"images": ["eA=="]}}, 422,
+    'expected {"images": [{"name": "a.jpg", "data": BASE64}]}',
+  ),
+  "a long type": (
+    raw(b"", "multipart/form-data; boundary=a" + "; a=b" * 999), 415,
+    "more than 1,000 bytes",
+  ),
   "many bad images": (raw(b'{"images": [' + b"{}," * 300 + b"{}]}"), 422,
-    "images.0.data: Field required."),
+    "images.0.data: Field required;"),
   "many values": (raw(b"[" + b"0," * 300_000 + b"0]"), 413, "many values"),
   "many names": (json_body(tasks=["a"] * 1_025), 422, "tasks: List should"),
   "a charset": (
@@ -310,7 +332,14 @@ REFUSED = {
   "many parts": (
     {"files": image_files(*[b"x"] * 500)}, 413, "Too many files",
   ),
-  "long field": ({**GOOD, "data": {"tasks": "x" * 10**6}}, 400, "the form"),
+  "long field": ({**GOOD, "data": {"tasks": "x" * 10**6}}, 413, "the form"),
+  "many fields": ({**GOOD, "data": {"tasks": ["a"] * 50}}, 413, "Too many f"),
+  "many commas": (
+    {**GOOD, "data": {"tasks": ["a," * 999] * 2}}, 413, "than 1024 names",
+  ),
+  "top twice in a form": ({**GOOD, "data": {"top": ["1", "2"]}}, 422, "top"),
+  "a form cut after an image": (cut_form(-40), 400, "last boundary"),
+  "a form cut in an image": (cut_form(80), 400, "last boundary"),
   "large body": ({"files": image_files(bytes(2**20 + 1))}, 413, "1 MiB"),
   "gigapixels": ({"files": image_files(large_png())}, 422, "megapixels"),
   "truncated": ({"files": image_files(png()[:-40])}, 422, "truncated"),
@@ -345,10 +374,17 @@ def test_unknown_routes_are_refused(ready):
       for method, path, status in (
         ("GET", "/v2/tasks", 404), ("GET", "/page/../app.py", 404),
         ("GET", "/..%2f..%2fetc/passwd", 404), ("DELETE", "/v1/predict", 405),
+        ("PUT", "/v1/tasks/a/", 404), ("GET", "/v1/tasks/", 404),
       ):  # fmt: skip
         done = await http.request(method, path)
         assert done.status_code == status
         assert list(done.json()) == ["error"]
+      for path, methods in (
+        ("/v1/predict", "POST"), ("/v1/tasks/a", "DELETE, GET, PUT"),
+        ("/", "GET"), ("/v1/tasks", "GET"),
+      ):  # fmt: skip
+        done = await http.request("OPTIONS", path)
+        assert (done.status_code, done.headers["allow"]) == (405, methods)
 
   asyncio.run(check())
 
@@ -429,6 +465,30 @@ def test_attention_is_warm_and_counted(ready, monkeypatch):
   asyncio.run(check())
 
 
+def test_few_images_wait_to_be_looked_at(ready, monkeypatch):
+  go = threading.Event()
+  real = Looking._look
+  monkeypatch.setattr(
+    Looking, "_look", lambda *given: go.wait(20) and real(*given)
+  )
+
+  async def check():
+    async with serving(ready) as http:
+      asked = [
+        asyncio.create_task(http.post("/v1/attention", **GOOD))
+        for _ in range(9)
+      ]
+      done, _ = await asyncio.wait(
+        asked, timeout=10, return_when="FIRST_COMPLETED"
+      )
+      assert [(await one).status_code for one in done] == [503]
+      go.set()
+      statuses = [(await one).status_code for one in asked]
+      assert sorted(statuses) == [200] * 8 + [503]
+
+  asyncio.run(check())
+
+
 def test_a_fault_is_told_to_the_log_alone(ready, monkeypatch):
   async def check():
     async with serving(ready) as http:
@@ -502,8 +562,10 @@ def test_what_takes_too_long_ends(ready, monkeypatch):
         assert done.status_code == 504
         assert "within 0.05 seconds" in done.json()["error"]
         go.set()
-      await asyncio.sleep(0.2)  # until it is computed, for nobody
-      text = (await http.get("/metrics")).text
+      text = ""
+      while "queue_images 0.0" not in text:  # it is computed, for nobody
+        await asyncio.sleep(0.01)
+        text = (await http.get("/metrics")).text
       assert 'images_total{result="answered"}' not in text
 
   asyncio.run(check())

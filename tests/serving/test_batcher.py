@@ -24,10 +24,12 @@ class Passes:
 
   def __init__(self):
     self.sizes = []
+    self.begun = 0
     self.go = threading.Event()
     self.go.set()
 
   def __call__(self, batch):
+    self.begun += 1
     self.go.wait(5)  # a test that fails must end
     self.sizes.append(len(batch))
     if -1 in batch:
@@ -45,6 +47,12 @@ async def answer(b, *values, seconds=20.0):
   with b.room(len(values)):
     found, rows = await b.submit(pixels(*values), time.monotonic() + seconds)
   return found[rows].tolist()
+
+
+async def until(condition):
+  """Wait for what is about to happen, however slow the machine is."""
+  while not condition():
+    await asyncio.sleep(0.001)
 
 
 def run(check):
@@ -77,10 +85,10 @@ def test_a_request_is_in_one_pass():
     b = batcher(passes)
     passes.go.clear()
     first = asyncio.create_task(answer(b, 0))
-    await asyncio.sleep(0.02)
+    await until(lambda: passes.begun)
     rest = [asyncio.create_task(answer(b, *[i] * 5)) for i in (1, 2, 3)]
     large = asyncio.create_task(answer(b, *range(20)))
-    await asyncio.sleep(0.02)
+    await until(lambda: b.taken == 36)
     passes.go.set()
     await asyncio.gather(first, large, *rest)
     await b.close()
@@ -95,12 +103,12 @@ def test_a_failing_pass_fails_its_requests_alone():
     b = batcher(passes)
     passes.go.clear()
     first = asyncio.create_task(answer(b, 1))
-    await asyncio.sleep(0.02)
+    await until(lambda: passes.begun)
     bad = [
       asyncio.create_task(answer(b, -1)),
       asyncio.create_task(answer(b, 3)),
     ]
-    await asyncio.sleep(0.02)
+    await until(lambda: b.taken == 3)
     passes.go.set()
     found = await asyncio.gather(*bad, return_exceptions=True)
     assert [str(one) for one in found] == ["a pass that fails"] * 2
@@ -118,13 +126,13 @@ def test_a_full_queue_says_when_to_come_again():
     b = batcher(passes, max_queue=3)
     passes.go.clear()
     waiting = asyncio.create_task(answer(b, 1, 2))
-    await asyncio.sleep(0.02)
+    await until(lambda: passes.begun)
     with pytest.raises(RequestError, match="2 images are waiting") as refused:
       await answer(b, 3, 4)
     assert refused.value.status == 503
     assert int(refused.value.headers["Retry-After"]) >= 1
     another = asyncio.create_task(answer(b, 3))  # for which there is room
-    await asyncio.sleep(0.02)
+    await until(lambda: b.taken == 3)
     passes.go.set()
     assert await waiting == [2, 4]
     assert await another == [6]
@@ -140,10 +148,10 @@ def test_what_nobody_waits_for_is_not_computed():
     b = batcher(passes)
     passes.go.clear()
     first = asyncio.create_task(answer(b, 1))
-    await asyncio.sleep(0.02)
-    late = asyncio.create_task(answer(b, 2, seconds=0.01))
+    await until(lambda: passes.begun)
+    late = asyncio.create_task(answer(b, 2, seconds=0))
     cancelled = asyncio.create_task(answer(b, 3))
-    await asyncio.sleep(0.03)
+    await until(lambda: b.taken == 3)
     cancelled.cancel()
     passes.go.set()
     with pytest.raises(TimeoutError):
@@ -152,6 +160,23 @@ def test_what_nobody_waits_for_is_not_computed():
     await b.close()
     assert passes.sizes == [1]
     assert b.taken == 0
+
+  run(check())
+
+
+def test_who_leaves_during_the_pass_moves_nobody_s_rows():
+  async def check():
+    passes = Passes()
+    b = batcher(passes)
+    passes.go.clear()
+    some = [asyncio.create_task(answer(b, i, i + 0.5)) for i in (1, 2, 3)]
+    await until(lambda: passes.begun)
+    some[0].cancel()
+    await asyncio.wait(some[:1])
+    passes.go.set()
+    assert await asyncio.gather(*some[1:]) == [[4, 5], [6, 7]]
+    assert passes.sizes == [6]
+    await b.close()
 
   run(check())
 
@@ -169,20 +194,28 @@ def test_a_lone_request_does_not_wait():
 def test_images_wait_for_those_that_are_decoded():
   async def check():
     passes = Passes()
-    b = batcher(passes, wait_seconds=30.0)
+    decoded = asyncio.Event()
 
     async def slow():
       with b.room(1):
-        await asyncio.sleep(0.05)  # decodes
-        await b.submit(pixels(7), time.monotonic() + 9)
+        await decoded.wait()
+        await b.submit(pixels(7), time.monotonic() + 20)
 
-    async with asyncio.timeout(5):
-      await asyncio.gather(slow(), answer(b, 1))
+    b = batcher(passes, wait_seconds=30.0)
+    both = [asyncio.create_task(one) for one in (slow(), answer(b, 1))]
+    await until(lambda: b.taken == 2)
+    decoded.set()
+    async with asyncio.timeout(15):
+      await asyncio.gather(*both)
     assert passes.sizes == [2]
     passes.sizes.clear()
+    decoded.clear()
     b = batcher(passes, wait_seconds=0.01)
-    await asyncio.gather(slow(), answer(b, 1))
-    assert passes.sizes == [1, 1]  # but not for long
+    late = asyncio.create_task(slow())
+    await answer(b, 1)  # but not for long
+    decoded.set()
+    await late
+    assert passes.sizes == [1, 1]
     await b.close()
 
   run(check())
@@ -194,9 +227,9 @@ def test_closing_answers_what_was_taken():
     b = batcher(passes)
     passes.go.clear()
     waiting = [asyncio.create_task(answer(b, i)) for i in range(5)]
-    await asyncio.sleep(0.02)
+    await until(lambda: passes.begun)
     closing = asyncio.create_task(b.close())
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(0)
     with pytest.raises(RequestError, match="stopping"):
       await answer(b, 9)
     passes.go.set()

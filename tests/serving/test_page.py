@@ -50,6 +50,7 @@ def test_the_page(browser, tmp_path):
     _ask(page, tmp_path)
     _look(page)
     _change(page, cats, server.token)
+    _fits_a_phone(page)
     assert page.title() != "hacked"
     assert problems == []
 
@@ -78,6 +79,18 @@ def _look(page):
   page.keyboard.press("ArrowRight")
   assert "layer 1 of 2" in canvas.get_attribute("aria-label")
   assert canvas.evaluate("canvas => canvas.toDataURL()") != before
+
+
+def _fits_a_phone(page):
+  """No column is cut off; each value has its name."""
+  page.set_viewport_size({"width": 390, "height": 800})
+  cells = page.locator("#tasks > tr:first-child > *")
+  assert cells.count() == 7
+  for cell in cells.all():
+    box = cell.bounding_box()
+    assert 0 <= box["x"] <= box["x"] + box["width"] <= 390
+  named = "e => getComputedStyle(e, '::before').content"
+  assert "Digest" in cells.nth(5).evaluate(named)
 
 
 def _change(page, file, token):

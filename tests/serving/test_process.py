@@ -36,12 +36,14 @@ def golden(folder, *options):
 
 def test_it_serves_and_ends(tmp_path):
   """What was taken is answered after SIGTERM, and nothing new is taken."""
-  head = "POST /v1/predict HTTP/1.1\r\nHost: a\r\nContent-Type: {}\r\n"
+  head = "POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: {}\r\n"
   request = httpx.Request("POST", "http://a", files=image_files(png()))
   body, kind = request.read(), request.headers["content-type"]
   with golden(tmp_path, "--receive_timeout=20") as server:
     done = httpx.post(f"{server.url}/v1/predict", files=image_files(png()))
     assert sorted(done.json()["images"][0]["tasks"]) == ["birds", "pets"]
+    rebound = httpx.get(server.url, headers={"Host": "evil.example"})
+    assert (rebound.status_code, list(rebound.json())) == (400, ["error"])
     with connected(server.url) as taken:
       start = head.format(kind) + f"Content-Length: {len(body)}\r\n\r\n"
       taken.sendall(start.encode() + body[:50])
@@ -87,7 +89,8 @@ def test_it_ends_whatever_threads_are_doing(tmp_path, again):
       serve._wait_until_ready(url)
       with connected(url) as client:
         client.sendall(
-          f"POST /v1/predict HTTP/1.1\r\nHost: a\r\nContent-Type: {kind}\r\n"
+          "POST /v1/predict HTTP/1.1\r\nHost: localhost\r\n"
+          f"Content-Type: {kind}\r\n"
           f"Content-Length: {len(body)}\r\n\r\n".encode()
           + body
         )
@@ -129,7 +132,7 @@ def test_slow_clients_are_given_up(tmp_path):
             break
       ends[name] = time.monotonic() - begun, answer
 
-    head = b"POST /v1/predict HTTP/1.1\r\nHost: a\r\n"
+    head = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\n"
     threads = [
       threading.Thread(target=drip, args=one)
       for one in (

@@ -10,6 +10,7 @@ import re
 import zipfile
 from pathlib import Path
 
+import httpx
 import jax
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from served import (
   BIRDS,
   BYTES,
   PETS,
+  client,
   image_files,
   names,
   png,
@@ -91,9 +93,10 @@ def test_nobody_changes_tasks_without_the_token(tmp_path, caplog):
   async def check(model, headers, status, **options):
     async with serving(model, **options) as http:
       body = task_bytes(CATS, tmp_path)
-      kind = {"Content-Type": "application/octet-stream"}
+      kind = [("Content-Type", "application/octet-stream")]
+      typed = httpx.Headers([*httpx.Headers(headers).multi_items(), *kind])
       for done in (
-        await http.put("/v1/tasks/cats", content=body, headers=headers | kind),
+        await http.put("/v1/tasks/cats", content=body, headers=typed),
         await http.delete("/v1/tasks/birds", headers=headers),
       ):
         assert done.status_code == status
@@ -106,9 +109,11 @@ def test_nobody_changes_tasks_without_the_token(tmp_path, caplog):
   asyncio.run(
     check(model, {"Authorization": "Bearer no"}, 401, token_file=file)
   )
+  twice = httpx.Headers([*BEARER.items(), ("Authorization", "Bearer no")])
+  asyncio.run(check(model, twice, 401, token_file=file))
   asyncio.run(check(model, BEARER, 403))
   lines = [r.getMessage() for r in caplog.records if "audit" in r.name]
-  assert len([line for line in lines if "refused" in line]) == 6
+  assert len([line for line in lines if "refused" in line]) == 8
 
 
 def refused_bodies(folder):
@@ -204,6 +209,8 @@ def test_paths_stay_below_the_task_root(tmp_path):
         assert done.status_code == 422
         assert "no such task below --task_root" in done.json()["error"]
       assert "not a task" in (await put(http, "plain")).json()["error"]
+      listed = (await put(http, "cats/task.json")).json()["error"]
+      assert listed.startswith("'cats/task.json' is not a task: it is a file.")
       for path in ("cats", str(root / "cats"), "here"):
         assert (await put(http, path)).status_code in (200, 201)
       await http.delete("/v1/tasks/cats", headers=BEARER)
@@ -481,6 +488,65 @@ def test_a_task_that_overflows_is_refused(tmp_path):
       assert bird.digest == BIRDS.digest
 
   with with_tasks(BIRDS) as model:
+    asyncio.run(check(model))
+
+
+def test_a_task_that_overflows_is_not_kept(tmp_path):
+  """Nor does it take the place of one that is."""
+  state = tmp_path / "state" / "tasks"
+  options = {
+    "token_file": token_file(tmp_path), "state_dir": str(state.parent),
+  }  # fmt: skip
+
+  async def check(model):
+    async with serving(model, **options) as http:
+      good = task_bytes(CATS, tmp_path)
+      done = await http.put("/v1/tasks/cats", content=good, headers=BYTES)
+      assert done.status_code == 201
+      kept = state / "cats.safetensors"
+      before = kept.read_bytes()
+      bad = task_bytes(overflowing(CATS), tmp_path)
+      for name in ("cats", "new"):
+        done = await http.put(f"/v1/tasks/{name}", content=bad, headers=BYTES)
+        assert done.status_code == 422
+      assert kept.read_bytes() == before
+      assert list(state.iterdir()) == [kept]
+
+  with with_tasks(BIRDS) as model:
+    asyncio.run(check(model))
+
+
+def test_a_server_that_stops_changes_no_task(tmp_path):
+  async def check(model):
+    settings = ServerSettings(token_file=token_file(tmp_path))
+    app = create_app(model, settings)
+    async with app.router.lifespan_context(app), client(app) as http:
+      await app.state.service.settled()
+      app.state.service.stopping = True
+      body = task_bytes(CATS, tmp_path)
+      put = await http.put("/v1/tasks/cats", content=body, headers=BYTES)
+      delete = await http.delete("/v1/tasks/birds", headers=BEARER)
+      assert (put.status_code, delete.status_code) == (503, 503)
+      assert await names(http) == ["birds", "pets"]
+
+  asyncio.run(check(warm_predictor()))
+
+
+def test_a_task_that_goes_while_its_request_is_decoded_is_named(monkeypatch):
+  async def check(model):
+    real = type(model).prepare_each
+
+    def going(self, *given, **options):
+      if "cats" in self.task_set.names:
+        self.remove("cats")
+      return real(self, *given, **options)
+
+    monkeypatch.setattr(type(model), "prepare_each", going)
+    async with serving(model) as http:
+      done = await http.post("/v1/predict", **GOOD, data={"tasks": "cats"})
+      assert (done.status_code, done.json()["known"]) == (404, ["birds"])
+
+  with with_tasks(BIRDS, CATS) as model:
     asyncio.run(check(model))
 
 

@@ -246,6 +246,8 @@ function taskRow(task, changes) {
     cell(task.regime),
     cell(task.parents.join(", ") || "–"),
     element("td", {}, element("code", { textContent: task.digest.slice(0, 12), title: task.digest })));
+  // On a phone each value stands beside the name of its column.
+  document.querySelectorAll("thead th").forEach((th, i) => { row.children[i].dataset.column = th.textContent; });
   const last = element("td");
   if (changes) {
     const button = element("button", { type: "button", className: "plain", textContent: "Remove" });
