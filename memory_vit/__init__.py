@@ -12,6 +12,7 @@ with epy.lazy_api_imports(globals()):
   from memory_vit.backbones.load import load_backbone
   from memory_vit.backbones.save import save_backbone
   from memory_vit.errors import MemoryVitError
+  from memory_vit.evaluation.from_python import TaskMetrics, evaluate_tasks
   from memory_vit.evaluation.preprocess import preprocess
   from memory_vit.exports.export import export_model
   from memory_vit.exports.image_input import ImageInput
@@ -41,6 +42,7 @@ with epy.lazy_api_imports(globals()):
     save_task,
     save_tasks,
   )
+  from memory_vit.training.from_python import TrainResult, train_task
 
 # The one place where it stands; pyproject.toml reads it.
 __version__ = "0.1.0"
@@ -56,12 +58,15 @@ __all__ = [
   "PredictorConfig",
   "Slots",
   "Task",
+  "TaskMetrics",
   "TaskSpec",
   "TokenAttention",
+  "TrainResult",
   "ViTConfig",
   "attention_rollout",
   "concatenate",
   "encode",
+  "evaluate_tasks",
   "export_model",
   "fill_slots",
   "forward",
@@ -82,5 +87,6 @@ __all__ = [
   "save_tasks",
   "select",
   "token_attention",
+  "train_task",
   "vit_config",
 ]

@@ -85,7 +85,7 @@ def open_indexable(
     name=f"python:{name}",
     split=split,
     size=_count(examples, name),
-    class_names=tuple(class_names) or _stated_classes(examples, keys[1], name),
+    class_names=tuple(class_names) or _require_stated(examples, keys[1], name),
     fetch=_fetch(examples, keys, parallel),
     inventory=Inventory(facts={"examples": len(examples), "version": version}),
   )
@@ -107,18 +107,25 @@ def _count(examples: Indexable, name: str) -> int:
   return len(examples)
 
 
-def _stated_classes(
+def _require_stated(
   examples: Indexable, label: str, name: str
 ) -> tuple[str, ...]:
-  """The classes that a data set of another library states."""
-  features = getattr(examples, "features", None)
-  feature = features.get(label) if isinstance(features, Mapping) else None
-  stated = getattr(feature, "names", None) or getattr(examples, "classes", None)
-  if not stated or not all(isinstance(each, str) for each in stated):
+  stated = stated_classes(examples, label)
+  if not stated:
     raise DataError(
       f"the examples of {name!r} do not say what their classes are called: "
       "give class_names."
     )
+  return stated
+
+
+def stated_classes(examples: Any, label: str) -> tuple[str, ...]:
+  """The classes that a data set of another library states, if it does."""
+  features = getattr(examples, "features", None)
+  feature = features.get(label) if isinstance(features, Mapping) else None
+  stated = getattr(feature, "names", None) or getattr(examples, "classes", None)
+  if not stated or not all(isinstance(each, str) for each in stated):
+    return ()
   return tuple(stated)
 
 
@@ -129,8 +136,8 @@ def _fetch(examples: Indexable, keys: tuple[str, str], parallel: bool) -> Fetch:
   def read(index: int) -> tuple[bytes, np.int32]:
     with lock:
       example = examples[int(index)]
-      image, label = _pair(example, keys)
-      return _encoded(image), np.int32(_whole(label))
+      image, label = pair_of(example, keys)
+      return encoded(image), np.int32(_whole(label))
 
   # A graph even when called eagerly, so that all errors are TensorFlow's.
   @tf.function
@@ -141,7 +148,7 @@ def _fetch(examples: Indexable, keys: tuple[str, str], parallel: bool) -> Fetch:
   return fetch
 
 
-def _pair(example: Any, keys: tuple[str, str]) -> tuple[Any, Any]:
+def pair_of(example: Any, keys: tuple[str, str]) -> tuple[Any, Any]:
   """The image and the label of an example."""
   if isinstance(example, Mapping):
     if not all(key in example for key in keys):
@@ -162,7 +169,7 @@ def _whole(label: Any) -> int:
     raise DataError(f"its label is {shown}, expected an integer") from None
 
 
-def _encoded(image: Any) -> bytes:
+def encoded(image: Any) -> bytes:
   """An image as a file; pixels become a PNG that is not compressed."""
   if isinstance(
     image, Mapping
