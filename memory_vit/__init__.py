@@ -2,6 +2,18 @@
 
 Sandler, Zhmoginov, Vladymyrov, Jackson: Fine-tuning Image Transformers using
 Learnable Memory. CVPR 2022.
+
+  load      load_backbone, random_backbone, load_task, load_tasks
+  make      init_task, quiet_memory
+  train     train_task, evaluate_tasks; TrainResult, TaskMetrics
+  combine   concatenate, select, remove, rename
+  run       preprocess, forward; encode, read; fill_slots, Slots;
+            Predictor, PredictorConfig
+  look      token_attention, attention_rollout, patch_map, overlay;
+            TokenAttention, AttentionRollout
+  save      save_task, save_tasks, save_backbone; export_model, ImageInput
+  types     Backbone, ViTConfig, vit_config; Task, TaskSpec, EvalPreprocessing;
+            MemoryViT, the module of Flax; MemoryVitError, all bad input
 """
 
 from etils import epy
@@ -12,7 +24,6 @@ with epy.lazy_api_imports(globals()):
   from memory_vit.backbones.load import load_backbone
   from memory_vit.backbones.save import save_backbone
   from memory_vit.errors import MemoryVitError
-  from memory_vit.evaluation.from_python import TaskMetrics, evaluate_tasks
   from memory_vit.evaluation.preprocess import preprocess
   from memory_vit.exports.export import export_model
   from memory_vit.exports.image_input import ImageInput
@@ -42,7 +53,12 @@ with epy.lazy_api_imports(globals()):
     save_task,
     save_tasks,
   )
-  from memory_vit.training.from_python import TrainResult, train_task
+  from memory_vit.training.from_python import (
+    TaskMetrics,
+    TrainResult,
+    evaluate_tasks,
+    train_task,
+  )
 
 # The one place where it stands; pyproject.toml reads it.
 __version__ = "0.1.0"
@@ -90,3 +106,7 @@ __all__ = [
   "train_task",
   "vit_config",
 ]
+
+
+def __dir__() -> list[str]:
+  return [*__all__, "__version__"]

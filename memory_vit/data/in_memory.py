@@ -17,6 +17,7 @@ from PIL import Image
 from memory_vit.data import datasets, indexable, raw_images, sources, subset
 from memory_vit.data.inventory import Inventory
 from memory_vit.data.quiet_tensorflow import tf
+from memory_vit.data.reader import Reader
 from memory_vit.data.sources import Source
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import DataError
@@ -30,12 +31,11 @@ _MOST_CLASSES = 2**20
 
 def open_data(
   data: Any,
-  *,
   name: str,
   split: str,
   class_names: Sequence[str] = (),
   keys: tuple[str, str] = ("image", "label"),
-) -> Source:
+) -> Reader:
   """Open a split in any of the forms that `train_task` takes.
 
   Args:
@@ -54,7 +54,7 @@ def open_data(
     folder = paths.local(data, "the image folder", DataError).absolute()
     ref = SplitRef("folder", str(folder.parent), folder.name)
     found = datasets.open_reader(ref).source
-    return dataclasses.replace(found, name=f"python:{name}")
+    return Reader(dataclasses.replace(found, name=f"python:{name}"))
   where = f"{name!r}, split {split!r}"
   stated = indexable.stated_classes(data, keys[1])
   if class_names and stated not in ((), tuple(class_names)):
@@ -69,7 +69,7 @@ def open_data(
   for image in images:  # each process marks pixels in its own way
     content = image.removeprefix(raw_images.MAGIC)
     digest.update(hashlib.sha256(content).digest())
-  return Source(
+  source = Source(
     name=f"python:{name}",
     split=split,
     size=len(images),
@@ -79,9 +79,10 @@ def open_data(
     inventory=Inventory(facts={"contents": digest.hexdigest()}),
     labels=labels,
   )
+  return Reader(source)
 
 
-def hold_out(source: Source) -> tuple[Source, Source]:
+def hold_out(reader: Reader) -> tuple[Reader, Reader]:
   """Set a tenth of a training split aside, as the configuration `folder` does.
 
   The images of a folder are in an order that mixes the classes; of other data
@@ -90,18 +91,19 @@ def hold_out(source: Source) -> tuple[Source, Source]:
   Raises:
     DataError: for a split of one example.
   """
-  size = source.size
+  source, size = reader.source, reader.size
   if size < 2:
     raise DataError(f"{source} has one example: none can be held out.")
   order = np.arange(size)
   if not source.inventory.files:
     order = np.random.default_rng(0).permutation(size)
   first = min(round(size * 90 / 100), size - 1)  # as TFDS rounds
-  inventory, split = source.inventory, source.split
-  return (
-    subset.take(source, order[:first], f"{split}[:90%]", inventory),
-    subset.take(source, order[first:], f"{split}[90%:]", inventory),
+  parts = {"[:90%]": order[:first], "[90%:]": order[first:]}
+  train, held_out = (
+    Reader(subset.take(source, part, source.split + name, source.inventory))
+    for name, part in parts.items()
   )
+  return train, held_out
 
 
 def _read(

@@ -166,7 +166,10 @@ def _whole(label: Any) -> int:
     return operator.index(label)
   except TypeError:
     shown = messages.brief(label)
-    raise DataError(f"its label is {shown}, expected an integer") from None
+    raise DataError(
+      f"its label is {shown}, expected an integer (mv.train_task takes names "
+      "of classes)"
+    ) from None
 
 
 def encoded(image: Any) -> bytes:
@@ -180,7 +183,13 @@ def encoded(image: Any) -> bytes:
   if isinstance(image, Image.Image):
     pixels = decoding.rgb(image)
   elif hasattr(image, "__array__"):
-    pixels = decoding.rgb_pixels(np.asarray(image))
+    array = np.asarray(image)
+    if np.issubdtype(array.dtype, np.floating):
+      raise DataError(
+        f"its image is {array.dtype}, expected uint8 pixels of 0 to 255 "
+        "(mv.train_task takes floating point from 0 to 1)"
+      )
+    pixels = decoding.rgb_pixels(array)
   else:
     raise DataError(
       f"its image is of type {type(image).__name__}, expected one of Pillow, "

@@ -26,7 +26,11 @@ PAIRS = list(zip(PIXELS, LABELS, strict=True))
 
 
 def opened(data, **options):
-  return in_memory.open_data(data, name="own", split="train", **options)
+  return in_memory.open_data(data, "own", "train", **options).source
+
+
+def held_out(source):
+  return [reader.source for reader in in_memory.hold_out(Reader(source))]
 
 
 def evaluated(source):
@@ -176,17 +180,17 @@ def test_data_beyond_the_free_memory_are_refused_soon(monkeypatch):
 def test_a_tenth_is_held_out_of_all_classes_and_always_the_same():
   pixels = np.stack([fake_data.picture(i, 8, 8) for i in range(60)])
   source = opened((pixels, np.repeat([0, 1, 2], 20)))  # sorted by class
-  train, held_out = in_memory.hold_out(source)
-  assert (train.size, held_out.size) == (54, 6)
-  assert len(set(held_out.labels)) == 3
-  shown = [evaluated(part)[0].mean((1, 2, 3)) for part in (train, held_out)]
+  train, tenth = held_out(source)
+  assert (train.size, tenth.size) == (54, 6)
+  assert len(set(tenth.labels)) == 3
+  shown = [evaluated(part)[0].mean((1, 2, 3)) for part in (train, tenth)]
   levels = np.round(np.concatenate(shown) * 127.5 + 127.5)
   assert sorted(levels) == [*range(60)]
-  again = in_memory.hold_out(source)[1]
+  again = held_out(source)[1]
   np.testing.assert_array_equal(evaluated(again)[0].mean((1, 2, 3)), shown[1])
   assert train.describe(0).endswith("of those given)")
   with pytest.raises(DataError, match="one example"):
-    in_memory.hold_out(opened(PAIRS[:1]))
+    held_out(opened(PAIRS[:1]))
 
 
 def test_a_folder_is_held_out_as_the_configuration_does(tmp_path):
@@ -194,7 +198,7 @@ def test_a_folder_is_held_out_as_the_configuration_does(tmp_path):
     tmp_path,
     {f"train/{name}": [f"{i}.png" for i in range(7)] for name in NAMES},
   )
-  parts = in_memory.hold_out(opened(tmp_path / "train"))
+  parts = held_out(opened(tmp_path / "train"))
   for part, split in zip(parts, ("[:90%]", "[90%:]"), strict=True):
     reader = open_source("folder", f"train{split}", str(tmp_path))
     assert part.split == reader.split

@@ -12,13 +12,14 @@ from conftest import random_task, tiny_backbone
 
 import memory_vit as mv
 from memory_vit import config as config_lib
+from memory_vit.data import image_ops, in_memory
 from memory_vit.errors import (
   BackboneError,
   ConfigError,
   DataError,
   TaskError,
 )
-from memory_vit.training import from_python, run
+from memory_vit.training import run
 
 NAMES = ["ant", "bee", "cat"]
 PIXELS = np.stack([fake_data.noise(i, 8, 8) for i in range(48)])
@@ -104,6 +105,23 @@ def test_a_backbone_that_is_given_is_not_pretrained(small):
     mv.train_task(small, (PIXELS, WORDS), **RUN, options=options)
 
 
+@pytest.mark.parametrize(
+  "stated",
+  [
+    None,
+    mv.EvalPreprocessing(
+      image_size=8, crop="central", resize=9, interpolation="bicubic"
+    ),
+  ],
+)
+def test_a_new_task_is_prepared_as_a_run_does(small, stated):
+  backbone = dataclasses.replace(small, evaluation=stated)
+  new = mv.init_task(jax.random.key(0), backbone, name="new", num_classes=2)
+  data = config_lib.DataConfig()
+  run_does = image_ops.evaluation_of(data.eval_crop, data.resize, 8, stated)
+  assert new.spec.evaluation == run_does
+
+
 def test_a_name_is_no_backbone(small):
   with pytest.raises(BackboneError, match=r"type str, .*mv\.load_backbone"):
     mv.train_task("augreg-B/32", (PIXELS, WORDS), **RUN)
@@ -139,6 +157,10 @@ def test_what_a_call_returns(small, trained):
   assert "validation/top1" in result.history
   with pytest.raises(dataclasses.FrozenInstanceError):
     result.accuracy = 1.0
+  # Made and trained with the defaults: they share a pass.
+  key = jax.random.key(0)
+  own = mv.init_task(key, small, name="own", num_classes=2)
+  assert mv.concatenate(result.task, own)["own"] is own
 
 
 @pytest.mark.slow
@@ -211,7 +233,7 @@ def test_progress_is_shown_within_the_call_alone(
     package.info("how far it is")
     raise SeenError
 
-  monkeypatch.setattr(from_python, "_open", opening)
+  monkeypatch.setattr(in_memory, "open_data", opening)
   with pytest.raises(SeenError):
     mv.train_task(small, (PIXELS, WORDS), **{**RUN, "progress": progress})
   assert ("how far it is" in capfd.readouterr().err) == progress
@@ -260,7 +282,7 @@ def test_tasks_are_evaluated_on_one_split_or_on_their_own(small, tasks):
 def test_what_cannot_be_evaluated(small, tasks):
   data = (PIXELS[:8], WORDS[:8])
   for given, message in (
-    ({"a": data, "c": data}, "data of 'c': the tasks are"),
+    ({"a": data, "c": data}, "data of ..c.., the tasks are"),
     (tiny_backbone(7, depth=1), "belongs to another backbone"),
   ):
     backbone, split = (small, given)
