@@ -81,13 +81,20 @@ def open_indexable(
       f"{messages.brief(version)} and split {messages.brief(split)}: expected "
       "letters, digits, '.', '_' and '-' as the name, and no empty one."
     )
+  size = _count(examples, name)
+  classes = tuple(class_names) or stated_classes(examples, keys[1])
+  if not classes:
+    raise DataError(
+      f"the examples of {name!r} do not say what their classes are called: "
+      "give class_names."
+    )
   source = Source(
     name=f"python:{name}",
     split=split,
-    size=_count(examples, name),
-    class_names=tuple(class_names) or _require_stated(examples, keys[1], name),
+    size=size,
+    class_names=classes,
     fetch=_fetch(examples, keys, parallel),
-    inventory=Inventory(facts={"examples": len(examples), "version": version}),
+    inventory=Inventory(facts={"examples": size, "version": version}),
   )
   reader = Reader(source)
   datasets.check_first_label(reader)
@@ -105,18 +112,6 @@ def _count(examples: Indexable, name: str) -> int:
   if not len(examples):
     raise DataError(f"the examples of {name!r} are an empty {kind}.")
   return len(examples)
-
-
-def _require_stated(
-  examples: Indexable, label: str, name: str
-) -> tuple[str, ...]:
-  stated = stated_classes(examples, label)
-  if not stated:
-    raise DataError(
-      f"the examples of {name!r} do not say what their classes are called: "
-      "give class_names."
-    )
-  return stated
 
 
 def stated_classes(examples: Any, label: str) -> tuple[str, ...]:

@@ -122,10 +122,7 @@ def reader_of(source: Source | Reader) -> Reader:
 
 
 def _too_many(lines: list[str], allowed: int, named: bool) -> str:
-  """The message for more unreadable examples than are allowed.
-
-  `named` says whether a command could open the data as well.
-  """
+  """The message for too many unreadable examples; `named` in a command, too."""
   advice = f"config.data.max_bad ({allowed}) is how many may be left out."
   if named:
     command = "`python -m memory_vit.check_data` names all that is broken"
