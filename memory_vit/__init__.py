@@ -2,6 +2,18 @@
 
 Sandler, Zhmoginov, Vladymyrov, Jackson: Fine-tuning Image Transformers using
 Learnable Memory. CVPR 2022.
+
+  load      load_backbone, random_backbone, load_task, load_tasks
+  make      init_task, quiet_memory
+  train     train_task, evaluate_tasks; TrainResult, TaskMetrics
+  combine   concatenate, select, remove, rename
+  run       preprocess, forward; encode, read; fill_slots, Slots;
+            Predictor, PredictorConfig
+  look      token_attention, attention_rollout, patch_map, overlay;
+            TokenAttention, AttentionRollout
+  save      save_task, save_tasks, save_backbone; export_model, ImageInput
+  types     Backbone, ViTConfig, vit_config; Task, TaskSpec, EvalPreprocessing;
+            MemoryViT, the module of Flax; MemoryVitError, all bad input
 """
 
 from etils import epy
@@ -41,6 +53,12 @@ with epy.lazy_api_imports(globals()):
     save_task,
     save_tasks,
   )
+  from memory_vit.training.from_python import (
+    TaskMetrics,
+    TrainResult,
+    evaluate_tasks,
+    train_task,
+  )
 
 # The one place where it stands; pyproject.toml reads it.
 __version__ = "0.1.0"
@@ -56,12 +74,15 @@ __all__ = [
   "PredictorConfig",
   "Slots",
   "Task",
+  "TaskMetrics",
   "TaskSpec",
   "TokenAttention",
+  "TrainResult",
   "ViTConfig",
   "attention_rollout",
   "concatenate",
   "encode",
+  "evaluate_tasks",
   "export_model",
   "fill_slots",
   "forward",
@@ -82,5 +103,10 @@ __all__ = [
   "save_tasks",
   "select",
   "token_attention",
+  "train_task",
   "vit_config",
 ]
+
+
+def __dir__() -> list[str]:
+  return [*__all__, "__version__"]

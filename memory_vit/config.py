@@ -9,7 +9,10 @@ trials of a sweep may differ in it. `configs/base.py` turns this tree into an
 """
 
 import dataclasses
+import difflib
+import functools
 import math
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -583,6 +586,22 @@ def from_dict(values: Mapping[str, Any]) -> Config:
     ConfigError: for a missing or an unknown key, or a value of another type.
   """
   return schema.build(Config, values, "config", ConfigError)
+
+
+def replaced(config: Config, values: Mapping[str, Any]) -> Config:
+  """The configuration with other values, {"data.flip": False, ...}.
+
+  Raises:
+    ConfigError: for a key that does not exist, or a value that cannot be.
+  """
+  tree = to_dict(config)
+  for key, value in values.items():
+    if key not in OPTIONS:
+      near = difflib.get_close_matches(key, OPTIONS, 1, 0)
+      raise ConfigError(f"config has no option {key!r}; {near[0]!r} is one.")
+    *path, last = key.split(".")
+    functools.reduce(operator.getitem, path, tree)[last] = value
+  return from_dict(tree)
 
 
 def to_dict(config: Config) -> dict[str, Any]:

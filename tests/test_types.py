@@ -59,7 +59,7 @@ def test_a_program_on_the_public_api_is_checked(tmp_path, monkeypatch):
   *others, logits = re.findall(r'Revealed type is "(.*)"', found)
   assert others == [
     "memory_vit.model.backbone.Backbone",
-    "tuple[memory_vit.model.task.Task, ...]",
+    "memory_vit.tasks.compose.Tasks",
     "memory_vit.model.task.Task",
   ]
   # Where the class lies is an affair of jax.

@@ -1,5 +1,6 @@
 """Download backbones by short name or address, and cache them."""
 
+import difflib
 import hashlib
 import logging
 import os
@@ -81,9 +82,14 @@ def local_file(path: str) -> Path:
     return _cached(address, _fetch_gs)
   file = paths.local(address, "the backbone", BackboneError)
   if not file.is_file():
+    names = {name.lower(): name for name in KNOWN}
+    near = difflib.get_close_matches(path.lower(), names, 1, 0.9)
+    hint = f" Did you mean {names[near[0]]!r}?" if near else ""
     raise BackboneError(
       f"no file {path!r}: expected an .npz file, an address that starts with "
-      f"https:// or gs://, or one of {', '.join(KNOWN)}."
+      "https:// or gs://, a model of transformers or timm (a directory, a "
+      ".safetensors file, or hf://OWNER/NAME), or one of "
+      f"{', '.join(KNOWN)}.{hint}"
     )
   return file
 

@@ -81,13 +81,20 @@ def open_indexable(
       f"{messages.brief(version)} and split {messages.brief(split)}: expected "
       "letters, digits, '.', '_' and '-' as the name, and no empty one."
     )
+  size = _count(examples, name)
+  classes = tuple(class_names) or stated_classes(examples, keys[1])
+  if not classes:
+    raise DataError(
+      f"the examples of {name!r} do not say what their classes are called: "
+      "give class_names."
+    )
   source = Source(
     name=f"python:{name}",
     split=split,
-    size=_count(examples, name),
-    class_names=tuple(class_names) or _stated_classes(examples, keys[1], name),
+    size=size,
+    class_names=classes,
     fetch=_fetch(examples, keys, parallel),
-    inventory=Inventory(facts={"examples": len(examples), "version": version}),
+    inventory=Inventory(facts={"examples": size, "version": version}),
   )
   reader = Reader(source)
   datasets.check_first_label(reader)
@@ -107,18 +114,13 @@ def _count(examples: Indexable, name: str) -> int:
   return len(examples)
 
 
-def _stated_classes(
-  examples: Indexable, label: str, name: str
-) -> tuple[str, ...]:
-  """The classes that a data set of another library states."""
+def stated_classes(examples: Any, label: str) -> tuple[str, ...]:
+  """The classes that a data set of another library states, if it does."""
   features = getattr(examples, "features", None)
   feature = features.get(label) if isinstance(features, Mapping) else None
   stated = getattr(feature, "names", None) or getattr(examples, "classes", None)
   if not stated or not all(isinstance(each, str) for each in stated):
-    raise DataError(
-      f"the examples of {name!r} do not say what their classes are called: "
-      "give class_names."
-    )
+    return ()
   return tuple(stated)
 
 
@@ -129,8 +131,8 @@ def _fetch(examples: Indexable, keys: tuple[str, str], parallel: bool) -> Fetch:
   def read(index: int) -> tuple[bytes, np.int32]:
     with lock:
       example = examples[int(index)]
-      image, label = _pair(example, keys)
-      return _encoded(image), np.int32(_whole(label))
+      image, label = pair_of(example, keys)
+      return encoded(image), np.int32(_whole(label))
 
   def fetch(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     encoded, label = tf.numpy_function(read, [index], [tf.string, tf.int32])
@@ -141,7 +143,7 @@ def _fetch(examples: Indexable, keys: tuple[str, str], parallel: bool) -> Fetch:
   return tf.function(fetch).get_concrete_function(tf.TensorSpec((), tf.int64))
 
 
-def _pair(example: Any, keys: tuple[str, str]) -> tuple[Any, Any]:
+def pair_of(example: Any, keys: tuple[str, str]) -> tuple[Any, Any]:
   """The image and the label of an example."""
   if isinstance(example, Mapping):
     if not all(key in example for key in keys):
@@ -159,10 +161,13 @@ def _whole(label: Any) -> int:
     return operator.index(label)
   except TypeError:
     shown = messages.brief(label)
-    raise DataError(f"its label is {shown}, expected an integer") from None
+    raise DataError(
+      f"its label is {shown}, expected an integer (mv.train_task takes names "
+      "of classes)"
+    ) from None
 
 
-def _encoded(image: Any) -> bytes:
+def encoded(image: Any) -> bytes:
   """An image as a file; pixels become a PNG that is not compressed."""
   if isinstance(
     image, Mapping
@@ -173,7 +178,13 @@ def _encoded(image: Any) -> bytes:
   if isinstance(image, Image.Image):
     pixels = decoding.rgb(image)
   elif hasattr(image, "__array__"):
-    pixels = decoding.rgb_pixels(np.asarray(image))
+    array = np.asarray(image)
+    if np.issubdtype(array.dtype, np.floating):
+      raise DataError(
+        f"its image is {array.dtype}, expected uint8 pixels of 0 to 255 "
+        "(mv.train_task takes floating point from 0 to 1)"
+      )
+    pixels = decoding.rgb_pixels(array)
   else:
     raise DataError(
       f"its image is of type {type(image).__name__}, expected one of Pillow, "

@@ -59,7 +59,8 @@ class Reader:
     if new and len(self._unreadable) + len(new) > self.max_bad:
       together = {**self._unreadable, **new}
       lines = [self._line(i, why) for i, why in together.items()]
-      raise BrokenDataError(_too_many(lines, self.max_bad))
+      named = not self.name.startswith("python:")
+      raise BrokenDataError(_too_many(lines, self.max_bad, named))
     for index, why in new.items():
       line = self._line(index, why)
       logger.warning("left out (%d may be): %s", self.max_bad, line)
@@ -120,12 +121,11 @@ def reader_of(source: Source | Reader) -> Reader:
   return source if isinstance(source, Reader) else Reader(source)
 
 
-def _too_many(lines: list[str], allowed: int) -> str:
-  """The message for more unreadable examples than are allowed."""
-  advice = (
-    "`memory-vit check_data` names all that is broken; "
-    f"config.data.max_bad ({allowed}) is how many may be left out."
-  )
+def _too_many(lines: list[str], allowed: int, named: bool) -> str:
+  """The message for too many unreadable examples; `named` in a command, too."""
+  advice = f"config.data.max_bad ({allowed}) is how many may be left out."
+  if named:
+    advice = f"`memory-vit check_data` names all that is broken; {advice}"
   if len(lines) == 1:
     return f"{lines[0]} {advice}"
   shown = lines[:_SHOWN]

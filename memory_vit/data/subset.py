@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from memory_vit.data import sources
+from memory_vit.data.inventory import Inventory
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.reader import Reader
 from memory_vit.data.sources import Source
@@ -39,7 +40,13 @@ def choose(reader: Reader, subset: Subset) -> Source:
     if subset.per_class
     else _first(reader, subset)
   )
-  return _take(reader.source, np.sort(indices), subset)
+  source = reader.source
+  return take(
+    source,
+    np.sort(indices),
+    f"{source.split}, {subset}",
+    subset.noted(source.inventory),
+  )
 
 
 def _first(reader: Reader, subset: Subset) -> list[int]:
@@ -106,17 +113,19 @@ def _labels(reader: Reader, order: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield index, int(label)
 
 
-def _take(source: Source, indices: np.ndarray, subset: Subset) -> Source:
+def take(
+  source: Source, indices: np.ndarray, split: str, inventory: Inventory
+) -> Source:
   """The examples of some indices as a source; all of its files are noted."""
   chosen = tf.constant(indices, tf.int64)
   return dataclasses.replace(
     source,
-    split=f"{source.split}, {subset}",
+    split=split,
     size=len(indices),
     fetch=lambda i: source.fetch(tf.gather(chosen, i)),
     file_name=lambda i: source.file_name(int(indices[i])),
     unreadable={},
     labels=None if source.labels is None else source.labels[indices],
     embedded=source.embedded and source.embedded.take(indices),
-    inventory=subset.noted(source.inventory),
+    inventory=inventory,
   )

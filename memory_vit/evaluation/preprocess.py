@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Float32
 
@@ -39,7 +40,7 @@ def preprocess(
     images: one image, or several. An image is the path of a JPEG, PNG,
       WebP, BMP or GIF file; the bytes of one; or uint8 pixels of 0 to 255:
       (h, w, 3), grey (h, w) or (h, w, 1), or (h, w, 4), of which alpha is
-      dropped, as of files.
+      dropped, as of files. An array (b, h, w, 3) is several.
     task: whose preprocessing is taken: a task, tasks or slots that share a
       pass, or an `EvalPreprocessing`; side is its `image_size`.
 
@@ -61,6 +62,8 @@ def preprocess(
     except DataError as error:
       raise DataError(f"image{number} {image_name(image)}: {error}") from error
 
+  if isinstance(images, np.ndarray | jax.Array) and images.ndim == 4:
+    images = list(np.asarray(images))
   if isinstance(images, ONE_IMAGE) or not isinstance(images, Iterable):
     return prepared(images)
   if isinstance(images, Mapping):

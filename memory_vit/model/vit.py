@@ -8,20 +8,21 @@ executable whatever the tasks are, and `read` holds all that can be trained.
 # As text, `help` shows types by their short names.
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32
 
+from memory_vit.errors import TaskError
 from memory_vit.model.attention import for_each_image
 from memory_vit.model.encoder import Cells, Context, Encoder, standardized
 from memory_vit.model.masks import TaskMask, task_mask
 from memory_vit.model.pooling import MAPHead, mean_of_patches
 from memory_vit.model.regimes import regime
 from memory_vit.model.stacking import SlotArrays, stack_tasks
-from memory_vit.model.task import BACKBONE, TaskSpec
+from memory_vit.model.task import BACKBONE, Task, TaskSpec
 from memory_vit.model.task_params import Tasks
 from memory_vit.model.trees import AnyArray, Tree
 from memory_vit.model.vit_config import ViTConfig
@@ -192,25 +193,51 @@ class VisionTransformer(nn.Module):
 
 
 class MemoryViT(nn.Module):
-  """A frozen ViT and its tasks.
+  """A frozen ViT and its tasks, as a module of Flax.
+
+  Nothing stops gradients: differentiate params["tasks"] only.
+
+    module = mv.MemoryViT(backbone.config, tasks)
+    learned = {task.name: task.params for task in tasks}
+
+    def loss(learned):
+      params = {"backbone": backbone.params, "tasks": learned}
+      return my_loss(module.apply({"params": params}, images)["pets"], labels)
+
+    gradient = jax.grad(loss)(learned)
 
   Images are taken as they are: only `tasks.inference` looks at their values.
 
-  The parameters are {"backbone": tree of the published checkpoint,
-  "tasks": {name: {"cls", "memory", "head"}}}.
-
   Attributes:
     config: of the backbone.
-    specs: the tasks, in any order.
+    specs: the tasks, or their specs, in any order.
   """
 
   config: ViTConfig
-  specs: tuple[TaskSpec, ...] = ()
+  specs: Task | Iterable[TaskSpec | Task] = ()
+
+  def __post_init__(self) -> None:
+    """Take the specs of tasks."""
+    given = self.specs
+    found = [given] if isinstance(given, Task) else given
+    specs = tuple(s.spec if isinstance(s, Task) else s for s in found)
+    for spec in specs:
+      if not isinstance(spec, TaskSpec):
+        raise TaskError(
+          f"specs holds a {type(spec).__name__}, expected tasks, or the spec "
+          "of each."
+        )
+    self.specs = specs
+    super().__post_init__()
+
+  @property
+  def _specs(self) -> tuple[TaskSpec, ...]:
+    return cast(tuple[TaskSpec, ...], self.specs)
 
   def setup(self) -> None:
     """Declare the two halves of the parameters."""
     self.backbone = VisionTransformer(self.config)
-    self.tasks = Tasks(self.config, self.specs)
+    self.tasks = Tasks(self.config, self._specs)
 
   def __call__(
     self, images: Float[Array, "b side side 3"]
@@ -338,10 +365,10 @@ class MemoryViT(nn.Module):
     tasks = self.tasks()
     if not tasks:
       return {}
-    features = self.task_features(tasks, self.specs, context)
+    features = self.task_features(tasks, self._specs, context)
     return {
       spec.name: head_logits(features[:, i], tasks[i]["head"])
-      for i, spec in enumerate(self.specs)
+      for i, spec in enumerate(self._specs)
     }
 
 

@@ -9,6 +9,7 @@ stands above them: log lines by `LogHandler`, other text in `above_bars()`.
 """
 
 import contextlib
+import contextvars
 import logging
 import os
 import sys
@@ -27,6 +28,9 @@ with epy.lazy_imports():  # most of a command's help needs neither
 
 logger = logging.getLogger(__name__)
 
+# Whether a call asked for no bars: see `shown`.
+_hidden = contextvars.ContextVar("hidden", default=False)
+
 # A log in which nothing has been said for so long looks like one of a run that
 # hangs.
 SILENCE_SECONDS = 30.0
@@ -41,7 +45,8 @@ def on_terminal() -> bool:
   # None without a console; an application may put any writer there.
   isatty = getattr(sys.stderr, "isatty", None)
   return (
-    isatty is not None
+    not _hidden.get()
+    and isatty is not None
     and isatty()
     and os.environ.get("TERM") != "dumb"
     and _has_width()
@@ -201,6 +206,33 @@ def log_to_stderr() -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%X"))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+
+
+@contextlib.contextmanager
+def shown(progress: bool) -> Iterator[None]:
+  """Show bars and this package's log lines in a call, or warnings alone."""
+  package = logging.getLogger("memory_vit")
+  before = package.handlers, package.propagate, package.level
+  token = _hidden.set(not progress)
+  if progress:
+    log_package()
+  else:
+    package.setLevel(logging.WARNING)
+  try:
+    yield
+  finally:
+    package.handlers, package.propagate, level = before
+    package.setLevel(level)
+    _hidden.reset(token)
+
+
+def log_package(*, verbose: bool = False) -> None:
+  """Show this package's log lines above bars."""
+  handler = LogHandler()
+  handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+  package = logging.getLogger("memory_vit")
+  package.handlers, package.propagate = [handler], False
+  package.setLevel(logging.DEBUG if verbose else logging.INFO)
 
 
 class LogHandler(logging.StreamHandler[Any]):

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, SupportsIndex, overload
+
+import jax
 
 from memory_vit.errors import TaskError
 from memory_vit.model import trees
@@ -17,7 +20,31 @@ from memory_vit.model.masks import attention_graph, parent_directories
 from memory_vit.model.regimes import REGIMES, regime
 from memory_vit.model.task import Task, TaskSpec, require_backbone
 
-Tasks = tuple[Task, ...]
+
+@jax.tree_util.register_pytree_with_keys_class
+class Tasks(tuple[Task, ...]):
+  """A tuple of tasks, of which `tasks["pets"]` is the one of that name."""
+
+  @overload
+  def __getitem__(self, key: SupportsIndex | str, /) -> Task: ...
+  @overload
+  def __getitem__(self, key: slice, /) -> tuple[Task, ...]: ...
+  def __getitem__(self, key: Any, /) -> Any:
+    """The task at a place, or of a name."""
+    if not isinstance(key, str):
+      return super().__getitem__(key)
+    by_name = {task.name: task for task in self}
+    _require_name(key, list(by_name))
+    return by_name[key]
+
+  def tree_flatten_with_keys(self) -> tuple[Iterable[Any], None]:
+    """Its children for JAX, as those of any tuple."""
+    return [(jax.tree_util.SequenceKey(i), t) for i, t in enumerate(self)], None
+
+  @classmethod
+  def tree_unflatten(cls, _: None, children: Iterable[Any]) -> Tasks:
+    """What JAX makes of other children."""
+    return cls(children)
 
 
 def concatenate(*parts: TasksLike) -> Tasks:
@@ -34,7 +61,7 @@ def concatenate(*parts: TasksLike) -> Tasks:
       equal names, a task that attends to one that is not there or is another, a
       circle, another backbone, image size or evaluation preprocessing.
   """
-  tasks = tuple(task for part in parts for task in task_tuple(part))
+  tasks = Tasks(task for part in parts for task in task_tuple(part))
   require_fit(tasks)
   return tasks
 
@@ -96,15 +123,17 @@ def remove(tasks: TasksLike, *names: str) -> Tasks:
         f"task {name!r} cannot be removed: {readers} attend to it. Remove them "
         "as well."
       )
-  return tuple(left)
+  return Tasks(left)
 
 
-def rename(tasks: TasksLike, old: str, new: str) -> Tasks:
+def rename(
+  tasks: TasksLike, old: str | Mapping[str, str], new: str = ""
+) -> Tasks:
   """Give a task another name, also where others attend to it.
 
   Args:
     tasks: a task, a sequence or generator of tasks, or {name: task}.
-    old: its name.
+    old: its name; or {old: new} of several.
     new: lower case letters, digits, "-" and "_"; at most 64.
 
   Raises:
@@ -112,15 +141,15 @@ def rename(tasks: TasksLike, old: str, new: str) -> Tasks:
       no name.
   """
   tasks = task_tuple(tasks)
-  _require_name(old, [task.spec.name for task in tasks])
+  names = {old: new} if isinstance(old, str) else old
+  for name in names:
+    _require_name(name, [task.spec.name for task in tasks])
 
   def renamed(task: Task) -> Task:
     spec = dataclasses.replace(
       task.spec,
-      name=new if task.spec.name == old else task.spec.name,
-      attends_to=tuple(
-        new if parent == old else parent for parent in task.spec.attends_to
-      ),
+      name=names.get(task.name, task.name),
+      attends_to=tuple(names.get(p, p) for p in task.spec.attends_to),
     )
     return dataclasses.replace(task, spec=spec)
 
@@ -236,5 +265,7 @@ def require_same_images(specs: Sequence[TaskSpec]) -> None:
       raise TaskError(
         f"tasks {specs[0].name!r} and {spec.name!r} want images prepared "
         f"differently: {specs[0].evaluation} and {spec.evaluation}. One pass "
-        "has one image for all."
+        "has one image for all: make a new task with mv.init_task(..., "
+        f"evaluation={spec.name}.spec.evaluation), or train both with the same "
+        "config.data.eval_crop and config.data.resize."
       )

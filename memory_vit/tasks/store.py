@@ -37,7 +37,7 @@ _ARRAYS = "arrays"
 
 
 def save_task(
-  task: Task, path: str | os.PathLike[str], *, format: str = "directory"
+  task: Task, path: str | os.PathLike[str], *, format: str | None = None
 ) -> None:
   """Write a task; an older one at this path is replaced as a whole.
 
@@ -45,7 +45,7 @@ def save_task(
     task: with values that are known and finite.
     path: of the directory; or of the file, which ends in .safetensors.
     format: "directory" (task.json, and arrays as orbax writes them) or
-      "safetensors" (all in one file).
+      "safetensors" (all in one file); by default as the path ends.
 
   Raises:
     TaskError: for what is no task, where the path is there and is not a task,
@@ -57,6 +57,9 @@ def save_task(
       "writes several)."
     )
   path = Path(path).absolute()
+  if format is None:
+    is_file = path.suffix == single_file.SUFFIX
+    format = "safetensors" if is_file else "directory"
   _require_place(path, format)
   flat = {k: np.asarray(v) for k, v in trees.flatten(task.params).items()}
   array_files.require_finite(flat, f"task {task.spec.name!r} cannot be saved")

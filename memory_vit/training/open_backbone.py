@@ -19,18 +19,23 @@ from memory_vit.training import resolve
 logger = logging.getLogger(__name__)
 
 
-def open_backbone(config: Config, workdir: Path, mesh: Mesh) -> Backbone:
+def open_backbone(
+  config: Config, workdir: Path, mesh: Mesh, given: Backbone | None = None
+) -> Backbone:
   """Load the backbone and put it on the devices.
 
   Args:
     config: of the run.
     workdir: of the run, where one lies that was pretrained.
     mesh: on whose devices it is put.
+    given: the backbone, if it is loaded already.
   """
   path = config.backbone
   if config.pretrain.variant:
     path = str(workdir / "backbone.npz")
-  if path.startswith(RANDOM):
+  if given:
+    backbone = given
+  elif path.startswith(RANDOM):
     backbone = init_backbone(
       vit_config(
         path.removeprefix(RANDOM),

@@ -8,9 +8,9 @@ from absl import logging as absl_logging
 
 from memory_vit.runtime.progress_bar import (
   SILENCE_SECONDS,
-  LogHandler,
   ProgressBar,
   duration,
+  log_package,
 )
 from memory_vit.training.summary import span
 
@@ -107,8 +107,4 @@ def _nothing(line: str) -> None:
 def log_to_stderr(*, verbose: bool = False) -> None:
   """Show this package's log lines above bars; of libraries only warnings."""
   absl_logging.set_verbosity(absl_logging.WARNING)
-  handler = LogHandler()
-  handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-  package = logging.getLogger("memory_vit")
-  package.handlers, package.propagate = [handler], False
-  package.setLevel(logging.DEBUG if verbose else logging.INFO)
+  log_package(verbose=verbose)

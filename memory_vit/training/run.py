@@ -63,6 +63,7 @@ def train_and_evaluate(
   stop: StopSignal | None = None,
   may_change: Sequence[str] = (),
   splits: Mapping[str, Reader] | None = None,
+  backbone: Backbone | None = None,
 ) -> RunResult:
   """Learn a task or a sweep, or go on where a run in `workdir` stopped.
 
@@ -82,6 +83,8 @@ def train_and_evaluate(
     splits: {"train": reader, ...} in place of a data set that `config.data`
       names; such as from `data.open_indexable`. Perhaps also "validation" and
       "test".
+    backbone: in place of the one that `config.backbone` names, which is then a
+      note.
 
   Returns:
     The numbers that `result.json` holds.
@@ -91,6 +94,11 @@ def train_and_evaluate(
       using `workdir`.
     Interrupted: where `stop` says so.
   """
+  if backbone and config.pretrain.variant:
+    raise ConfigError(
+      f"config.pretrain.variant is {config.pretrain.variant!r}, but a backbone "
+      "is given from Python: expected ''."
+    )
   if splits is not None:
     config = given_splits.with_splits(config, splits)
   with _begun(config, workdir, stop) as context:
@@ -98,6 +106,7 @@ def train_and_evaluate(
       context,
       may_change=config_changes.allowed(may_change),
       splits=splits or {},
+      backbone=backbone,
     )
     return _run(config, workdir, context)
 
@@ -324,7 +333,9 @@ def _open_inputs(
   config: Config, name: str, workdir: Path, context: RunContext
 ) -> _Inputs:
   """Open the backbone and all splits: a wrong one must not cost a training."""
-  backbone = open_backbone.open_backbone(config, workdir, context.mesh)
+  backbone = open_backbone.open_backbone(
+    config, workdir, context.mesh, context.backbone
+  )
   train = _open_split(configured_splits(config)["train"], "train", context)
   requirements.require_classes(train)
   config = resolve.with_embeddings(config, train)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from jax.sharding import Mesh
 
 from memory_vit.data.reader import Reader
+from memory_vit.model.backbone import Backbone
 from memory_vit.runtime.preemption import StopSignal
 
 
@@ -21,6 +22,7 @@ class RunContext:
     require_alone: raises where another run may be using the directory; is
       called before a state is saved. All processes call it.
     splits: {"train": reader, ...}, where they are given and not opened.
+    backbone: the one that is given and not opened; None opens one.
   """
 
   mesh: Mesh
@@ -28,3 +30,4 @@ class RunContext:
   may_change: tuple[str, ...] = ()
   require_alone: Callable[[], None] = lambda: None
   splits: Mapping[str, Reader] = dataclasses.field(default_factory=dict)
+  backbone: Backbone | None = None

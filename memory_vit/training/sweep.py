@@ -160,13 +160,7 @@ def _require_keys(overrides: Mapping[str, Any], axes: Sequence[str]) -> None:
 
 def _changed(config: Config, varied: Mapping[str, Any]) -> Config:
   """The configuration of a run that trains one trial alone."""
-  values = config_lib.to_dict(dataclasses.replace(config, sweep=SweepConfig()))
+  one = dataclasses.replace(config, sweep=SweepConfig())
   # The batches stay those of the sweep, whatever the seed of the trial is.
-  values["data"]["seed"] = config_lib.data_seed(config)
-  for key, value in varied.items():
-    *path, last = key.split(".")
-    part = values
-    for name in path:
-      part = part[name]
-    part[last] = value
-  return config_lib.from_dict(values)
+  seed = {"data.seed": config_lib.data_seed(config)}
+  return config_lib.replaced(one, {**seed, **varied})

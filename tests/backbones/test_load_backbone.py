@@ -560,6 +560,14 @@ def test_missing_files_and_unknown_names(name):
     assert known in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["augreg-b/32", "AugReg-B32", "augreg-B-32"])
+def test_a_short_name_that_is_nearly_right(name):
+  with pytest.raises(BackboneError, match="mean 'augreg-B/32'") as error:
+    load_backbone(name)
+  for other in ("a directory", "hf://OWNER/NAME"):
+    assert other in str(error.value)
+
+
 # Addresses.
 
 

@@ -301,3 +301,18 @@ def test_a_run_on_given_splits_is_that_on_the_same_files(tmp_path):
     run.train_and_evaluate(
       config, tmp_path / "given", splits={"train": again, "test": again}
     )
+
+
+@pytest.mark.parametrize(
+  ("example", "advice"),
+  [
+    ((fake_data.picture(0), "ant"), r"mv\.train_task takes names"),
+    ((np.zeros((8, 8, 3), np.float32), 0), r"mv\.train_task takes .*0 to 1"),
+  ],
+)
+def test_advice_for_data_in_python_is_no_command(example, advice):
+  """Which could not see them."""
+  with pytest.raises(BrokenDataError, match=advice) as error:
+    opened([example])
+  assert "check_data" not in str(error.value)
+  assert "max_bad" in str(error.value)

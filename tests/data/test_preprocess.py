@@ -334,7 +334,7 @@ def test_the_preprocessing_is_that_of_the_tasks():
     ([noise(0), b"no picture"], "image 1, of 10 bytes: not a JPEG"),
     (np.zeros((4, 4, 3)), r"image float64 \(4, 4, 3\): expected uint8"),
     (np.zeros((4, 4, 2), np.uint8), r"\(4, 4, 2\): expected uint8"),
-    (np.zeros((2, 4, 4, 3), np.uint8), "or a list of such arrays"),
+    (np.zeros((1, 2, 4, 4, 3), np.uint8), "or a list of such arrays"),
     (np.zeros((0, 4, 3), np.uint8), r"\(0, 4, 3\): expected uint8"),
     (np.zeros((1, 400, 3), np.uint8), "more than 32 times the other"),
     (None, "of type NoneType: expected a path, the bytes"),

@@ -296,6 +296,85 @@ def test_copies_keep_everything(small, task):
   assert copy.deepcopy(small).fingerprint == small.fingerprint
 
 
+# What users try first.
+
+
+def test_a_name_finds_its_task(small, task, images):
+  other = random_task(small, "b", seed=1)
+  tasks = mv.concatenate(task, other)
+  assert tasks["b"] is other
+  assert tasks[0] is task
+  assert tasks == (task, other)
+  with pytest.raises(TaskError, match=r"no task 'c' among \['a', 'b'\]"):
+    tasks["c"]
+  # It is a tree for JAX, as any tuple is, and of the same tasks afterwards.
+  doubled = jax.jit(lambda t: jax.tree.map(lambda a: 2 * a, t))(tasks)
+  assert np.array_equal(doubled["b"].params["cls"], 2 * other.params["cls"])
+  paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tasks)]
+  assert jax.tree_util.keystr(paths[0]).startswith("[0]")
+  found = jax.jit(mv.forward)(small, tasks, images)
+  expected = mv.forward(small, [task, other], images)
+  np.testing.assert_allclose(found["b"], expected["b"], rtol=1e-5, atol=1e-5)
+  for copied in (copy.deepcopy(tasks), pickle.loads(pickle.dumps(tasks))):
+    assert copied["b"].digest == other.digest
+  assert mv.select(tasks, "b")["b"] is other
+
+
+def test_several_tasks_are_renamed_at_once(small, task):
+  b = random_task(small, "b", attends_to=task)
+  swapped = mv.rename([task, b], {"a": "b", "b": "a"})
+  assert [t.name for t in swapped] == ["b", "a"]
+  assert swapped[1].spec.attends_to == ("b",)
+  with pytest.raises(TaskError, match="no task 'c' among"):
+    mv.rename([task, b], {"a": "x", "c": "y"})
+
+
+def test_a_saved_task_has_the_format_of_its_name(small, task, tmp_path):
+  mv.save_task(task, tmp_path / "a.safetensors")
+  mv.save_task(task, tmp_path / "a")
+  assert (tmp_path / "a.safetensors").is_file()
+  for path in tmp_path.iterdir():
+    assert mv.load_task(path, small).digest == task.digest
+
+
+def test_an_array_of_images_is_several_images(task):
+  pixels = np.random.default_rng(0).integers(0, 256, (2, 9, 7, 3), np.uint8)
+  for form in (pixels, jnp.asarray(pixels)):
+    found = mv.preprocess(form, task)
+    assert np.array_equal(found, mv.preprocess(list(pixels), task))
+  with pytest.raises(DataError, match="image 0, float32"):
+    mv.preprocess(pixels.astype(np.float32), task)
+
+
+def test_tasks_that_were_prepared_differently_name_the_remedy(small, task):
+  central = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
+  other = random_task(small, "b", evaluation=central)
+  with pytest.raises(TaskError, match="evaluation=b.spec.evaluation") as error:
+    mv.concatenate(task, other)
+  assert "init_task" in str(error.value)
+  remedied = random_task(small, "c", evaluation=other.spec.evaluation)
+  assert len(mv.concatenate(other, remedied)) == 2
+
+
+def test_the_module_takes_tasks(small, task, images):
+  params = {"backbone": small.params, "tasks": {"a": task.params}}
+  variables = {"params": params}
+  found = mv.MemoryViT(small.config, (task,)).apply(variables, images)
+  for specs in ((task.spec,), task, [task]):
+    module = mv.MemoryViT(small.config, specs)
+    again = module.apply(variables, images)["a"]
+    assert np.array_equal(again, found["a"])
+    assert hash(module) == hash(mv.MemoryViT(small.config, (task.spec,)))
+  with pytest.raises(TaskError, match="specs holds a str, expected"):
+    mv.MemoryViT(small.config, ("a",))
+
+
+def test_the_package_lists_its_names_alone():
+  assert set(dir(mv)) == {*mv.__all__, "__version__"}
+  for name in mv.__all__:
+    assert re.search(rf"\b{name}\b", mv.__doc__), name
+
+
 # What is shown.
 
 
@@ -388,6 +467,8 @@ def test_the_examples_of_the_readme_run(tmp_path, monkeypatch):
   shutil.copy(picture, "runs/quickstart/sweep.png")
   text = (ROOT / "README.md").read_text(encoding="utf-8")
   blocks = re.findall(r"```python\n(.*?)```", text, re.S)
+  # What trains: tests/docs.
+  blocks = [block for block in blocks if "train_task" not in block]
   assert blocks
   names = {}
   for block in blocks:

@@ -1,0 +1,240 @@
+"""Splits of images and labels that Python has, read once into memory.
+
+Arrays, tf.data, torch, Hugging Face `datasets`, lists of examples. A folder of
+image files stays on its disk.
+"""
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import psutil
+from PIL import Image
+
+from memory_vit.data import datasets, indexable, raw_images, sources, subset
+from memory_vit.data.inventory import Inventory
+from memory_vit.data.quiet_tensorflow import tf
+from memory_vit.data.reader import Reader
+from memory_vit.data.sources import Source
+from memory_vit.data.split_ref import SplitRef
+from memory_vit.errors import DataError
+from memory_vit.images import decoding
+from memory_vit.runtime import messages, paths
+
+# From as many examples the size of all is estimated.
+_TELLING = 100
+_MOST_CLASSES = 2**20
+
+
+def open_data(
+  data: Any,
+  name: str,
+  split: str,
+  class_names: Sequence[str] = (),
+  keys: tuple[str, str] = ("image", "label"),
+) -> Reader:
+  """Open a split in any of the forms that `train_task` takes.
+
+  Args:
+    data: see there, as of `keys`.
+    name: of the data set, for messages and results.
+    split: its name, for the same.
+    class_names: one per label; by default what the data state, else the names
+      among the labels, sorted, else "0" up to the greatest label.
+    keys: of the image and the label.
+
+  Raises:
+    DataError: for what is no such data, labels that are no classes, or more
+      than fits into the memory that is free.
+  """
+  if isinstance(data, str | os.PathLike):
+    folder = paths.local(data, "the image folder", DataError).absolute()
+    ref = SplitRef("folder", str(folder.parent), folder.name)
+    found = datasets.open_reader(ref).source
+    return Reader(dataclasses.replace(found, name=f"python:{name}"))
+  where = f"{name!r}, split {split!r}"
+  stated = indexable.stated_classes(data, keys[1])
+  if class_names and stated not in ((), tuple(class_names)):
+    raise DataError(
+      f"{where}: the data state the classes {messages.name_list(stated)}, "
+      f"expected {messages.name_list(class_names)}."
+    )
+  images, given = _read(data, keys, where)
+  classes = stated or tuple(class_names) or _classes_among(given)
+  labels = _numbers(given, classes, where)
+  digest = hashlib.sha256(labels.tobytes())
+  for image in images:  # each process marks pixels in its own way
+    content = image.removeprefix(raw_images.MAGIC)
+    digest.update(hashlib.sha256(content).digest())
+  source = Source(
+    name=f"python:{name}",
+    split=split,
+    size=len(images),
+    class_names=classes,
+    fetch=sources.fetch_from_memory(tf.constant(images), tf.constant(labels)),
+    file_name=lambda index: f"number {index} of those given",
+    inventory=Inventory(facts={"contents": digest.hexdigest()}),
+    labels=labels,
+  )
+  return Reader(source)
+
+
+def hold_out(reader: Reader) -> tuple[Reader, Reader]:
+  """Set a tenth of a training split aside, as the configuration `folder` does.
+
+  The images of a folder are in an order that mixes the classes; of other data
+  the tenth is drawn, and is the same in every run.
+
+  Raises:
+    DataError: for a split of one example.
+  """
+  source, size = reader.source, reader.size
+  if size < 2:
+    raise DataError(f"{source} has one example: none can be held out.")
+  order = np.arange(size)
+  if not source.inventory.files:
+    order = np.random.default_rng(0).permutation(size)
+  first = min(round(size * 90 / 100), size - 1)  # as TFDS rounds
+  parts = {"[:90%]": order[:first], "[90%:]": order[first:]}
+  train, held_out = (
+    Reader(subset.take(source, part, source.split + name, source.inventory))
+    for name, part in parts.items()
+  )
+  return train, held_out
+
+
+def _read(
+  data: Any, keys: tuple[str, str], where: str
+) -> tuple[list[bytes], list[int | str]]:
+  """Read all images, encoded, and their labels.
+
+  Raises:
+    DataError: with the number of the example; where they take too much memory.
+  """
+  images: list[bytes] = []
+  labels: list[int | str] = []
+  # A tensor is made of them, which is a copy.
+  taken, free = 0, psutil.virtual_memory().available // 2
+  size, examples = _examples(data, keys)
+  for example in examples:
+    try:
+      image, label = indexable.pair_of(example, keys)
+      images.append(_encoded(image))
+      labels.append(_label(label))
+    except DataError as error:
+      raise DataError(f"{where}, example {len(images)}: {error}.") from error
+    taken += len(images[-1])
+    count = len(images)
+    needed = taken * (size or count) // count
+    if needed > free and count >= min(_TELLING, size or _TELLING):
+      raise DataError(
+        f"{where}: its images take {needed / 2**30:.1f} GiB or more, and "
+        f"{free / 2**30:.1f} GiB are free for them. Write them to "
+        "DATA/train/CLASS/ and run `memory-vit train --config=folder "
+        "--config.data.dir=DATA --workdir=DIR`, which reads images as they are "
+        "needed; in Python, give the folder 'DATA/train'."
+      )
+  if not images:
+    raise DataError(f"{where} has no example.")
+  return images, labels
+
+
+def _examples(
+  data: Any, keys: tuple[str, str]
+) -> tuple[int | None, Iterable[Any]]:
+  """The number of examples, None where it is not known, and the examples."""
+  if isinstance(data, Mapping):
+    data = indexable.pair_of(data, keys)
+  if isinstance(data, tuple) and len(data) == 2:
+    images, labels = data
+    size = _length(images)
+    if size is None or size != _length(labels):
+      raise DataError(
+        f"the data are a pair of a {type(images).__name__} of {size} and a "
+        f"{type(labels).__name__} of {_length(labels)}: expected as many "
+        "images as labels."
+      )
+    return size, zip(images, labels, strict=True)
+  size = _length(data)
+  if size is not None and hasattr(data, "__getitem__"):
+    # Iterated, a data set of torch does not end.
+    return size, (data[i] for i in range(size))
+  if isinstance(data, Iterable):
+    return size, data
+  raise DataError(
+    f"the data are of type {type(data).__name__}: expected (images, labels), a "
+    "data set, a list of examples, or a folder DATA/train."
+  )
+
+
+def _length(data: Any) -> int | None:
+  try:
+    return len(data)
+  except TypeError:  # of a stream, also one of TensorFlow
+    return None
+
+
+def _encoded(image: Any) -> bytes:
+  """An image file, or pixels, as `image_ops.decode` takes them."""
+  if isinstance(image, Mapping | bytes | Image.Image):
+    return indexable.encoded(image)
+  pixels = np.asarray(image)
+  if pixels.dtype == object and pixels.ndim == 0:  # a string of TensorFlow
+    return indexable.encoded(pixels.item())
+  if pixels.ndim == 4:
+    raise DataError("it is a batch of images, expected single examples")
+  if type(image).__module__.startswith("torch") and pixels.ndim == 3:
+    pixels = np.moveaxis(pixels, 0, -1)
+  if np.issubdtype(pixels.dtype, np.floating):
+    if not (pixels.size and pixels.min() >= 0 and pixels.max() <= 1):
+      raise DataError(
+        "its image has floating-point values outside of 0 to 1: expected that "
+        "range, or uint8 pixels of 0 to 255. Values in [-1, 1], as "
+        "mv.preprocess returns, become (x + 1) / 2"
+      )
+    pixels = np.round(pixels * 255).astype(np.uint8)
+  return raw_images.encode(decoding.rgb_pixels(pixels))
+
+
+def _label(label: Any) -> int | str:
+  """An integer, or the name of a class."""
+  array = np.asarray(label)
+  value = array.item() if array.ndim == 0 else label
+  if isinstance(value, bytes):  # a string of TensorFlow
+    value = value.decode("utf-8", "backslashreplace")
+  if not isinstance(value, int | str):
+    raise DataError(
+      f"its label is {messages.brief(value)}, expected an integer or the name "
+      "of a class (of one-hot labels, the argmax)"
+    )
+  return value
+
+
+def _classes_among(labels: Sequence[int | str]) -> tuple[str, ...]:
+  """The names among labels, sorted, or "0" up to the greatest number."""
+  names = {label for label in labels if isinstance(label, str)}
+  numbers = [label for label in labels if not isinstance(label, str)]
+  if names:
+    return tuple(sorted(names))
+  return tuple(map(str, range(min(max(numbers) + 1, _MOST_CLASSES))))
+
+
+def _numbers(
+  labels: Sequence[int | str], classes: Sequence[str], where: str
+) -> np.ndarray:
+  """The numbers of the classes, int32 (n,)."""
+  number = {name: i for i, name in enumerate(classes)}
+  numbers = []
+  for i, label in enumerate(labels):
+    found = number.get(label, -1) if isinstance(label, str) else label
+    if not 0 <= found < len(classes):
+      raise DataError(
+        f"{where}, example {i}: its label is {messages.brief(label)}, expected "
+        f"0 to {len(classes) - 1}, or one of the classes "
+        f"{messages.name_list(classes)}."
+      )
+    numbers.append(found)
+  return np.array(numbers, np.int32)

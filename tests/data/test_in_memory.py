@@ -1,0 +1,218 @@
+"""Images and labels that Python has, in every form in which it has them."""
+
+import types
+
+import fake_data
+import numpy as np
+import psutil
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+import memory_vit as mv
+from memory_vit.data import in_memory, open_source
+from memory_vit.data.batching import eval_batches
+from memory_vit.data.reader import Reader
+from memory_vit.errors import DataError
+from memory_vit.model.task import EvalPreprocessing
+
+PLAIN = EvalPreprocessing(image_size=8)
+NAMES = ("ant", "bee", "cat")
+# Black at its end: the zeros are pixels as well.
+PIXELS = np.stack([fake_data.noise(i, 9, 8) for i in range(4)])
+PIXELS[:, -1] = 0
+LABELS = [2, 0, 1, 1]
+PAIRS = list(zip(PIXELS, LABELS, strict=True))
+
+
+def opened(data, **options):
+  return in_memory.open_data(data, "own", "train", **options).source
+
+
+def held_out(source):
+  return [reader.source for reader in in_memory.hold_out(Reader(source))]
+
+
+def evaluated(source):
+  batches = list(eval_batches(Reader(source), PLAIN, batch_size=4))
+  real = np.concatenate([batch["mask"] for batch in batches]) > 0
+  return [
+    np.concatenate([batch[key] for batch in batches])[real]
+    for key in ("image", "label")
+  ]
+
+
+class Torch:
+  """As much as is used of a data set of torch, whose end is not seen."""
+
+  def __init__(self, examples):
+    self.examples = examples
+
+  def __len__(self):
+    return len(self.examples)
+
+  def __getitem__(self, index):
+    return self.examples[index % len(self)]
+
+
+class Tensor:
+  """As much as is used of a tensor of torch."""
+
+  def __init__(self, values):
+    self.values = values
+
+  def __array__(self, dtype=None, copy=None):
+    return np.asarray(self.values, dtype)
+
+
+Tensor.__module__ = "torch"
+
+
+def every_form():
+  floats = (PIXELS / 255).astype(np.float32)
+  chw = [(Tensor(f.transpose(2, 0, 1)), Tensor(y)) for f, y in zip(
+    floats, LABELS, strict=True)]  # fmt: skip
+  rows = [{"image": Image.fromarray(p), "label": y} for p, y in PAIRS]
+  encoded = [fake_data.encode(p, "PNG") for p in PIXELS]
+  return {
+    "arrays": (PIXELS, np.array(LABELS)),
+    "lists": (list(PIXELS), LABELS),
+    "floats": (floats, LABELS),
+    "columns": {"image": PIXELS, "label": LABELS},
+    "pairs": PAIRS,
+    "Hugging Face": rows,
+    "torch": Torch(chw),
+    "stream": iter(PAIRS),
+    "files": (encoded, LABELS),
+    "tf.data": tf.data.Dataset.from_tensor_slices((PIXELS, LABELS)),
+    "tf.data of files": tf.data.Dataset.from_tensor_slices((encoded, LABELS)),
+  }
+
+
+@pytest.mark.parametrize("form", every_form())
+def test_every_form_of_a_split_is_the_same_data(form):
+  source = opened(every_form()[form], class_names=NAMES)
+  images, labels = evaluated(source)
+  np.testing.assert_array_equal(images, mv.preprocess(list(PIXELS), PLAIN))
+  assert labels.tolist() == LABELS
+  assert (source.size, source.class_names) == (4, NAMES)
+
+
+@pytest.mark.parametrize(
+  ("labels", "classes", "numbers"),
+  [
+    (["cat", "ant", "bee", "bee"], NAMES, LABELS),
+    (np.array(["cat", "ant", "bee", "bee"]), NAMES, LABELS),
+    (tf.constant(["cat", "ant", "bee", "bee"]), NAMES, LABELS),
+    (np.array(LABELS, np.uint8), ("0", "1", "2"), LABELS),
+    ([True, False, True, True], ("0", "1"), [1, 0, 1, 1]),
+  ],
+)
+def test_classes_are_found_among_the_labels(labels, classes, numbers):
+  source = opened((PIXELS, labels))
+  assert source.class_names == classes
+  assert source.labels.tolist() == numbers
+
+
+def test_names_of_labels_are_those_of_the_training_split():
+  train = opened((PIXELS, ["cat", "ant", "bee", "bee"]))
+  test = opened((PIXELS[:1], ["bee"]), class_names=train.class_names)
+  assert test.labels.tolist() == [1]
+  with pytest.raises(
+    DataError, match="example 1: its label is 'dog'.*ant, bee"
+  ):
+    opened((PIXELS[:2], ["bee", "dog"]), class_names=train.class_names)
+
+
+def test_data_that_state_other_classes_are_refused():
+  data = type("TorchVision", (list,), {"classes": ["bee", "ant", "cat"]})(PAIRS)
+  assert opened(data).class_names == ("bee", "ant", "cat")
+  with pytest.raises(DataError, match="state the classes bee, ant, cat"):
+    opened(data, class_names=NAMES)
+
+
+FLOATS = PIXELS.astype(np.float32)
+
+
+@pytest.mark.parametrize(
+  ("data", "message"),
+  [
+    ((FLOATS, LABELS), r"example 0: .*outside of 0 to 1.*or uint8"),
+    ((FLOATS / 127.5 - 1, LABELS), r"mv.preprocess returns, .*\(x \+ 1\) / 2"),
+    ((FLOATS * np.nan, LABELS), "outside of 0 to 1"),
+    ((PIXELS, LABELS[:3]), "of 4 and a list of 3: expected as many"),
+    ((PIXELS, np.eye(4)), "one-hot labels, the argmax"),
+    ((PIXELS, [0.5] * 4), "its label is 0.5, expected an integer or the name"),
+    ((PIXELS, [-1] * 4), "its label is -1, expected 0 to"),
+    ([PIXELS], "it is of type ndarray, expected"),
+    ([(PIXELS, LABELS)], "it is a batch of images, expected single"),
+    ([(PIXELS[0, 0, 0, 0], 0)], "expected uint8 pixels"),
+    ([{"img": PIXELS[0], "label": 0}], r"has the keys \['img', 'label'\]"),
+    ({"img": PIXELS, "label": LABELS}, r"has the keys \['img', 'label'\]"),
+    ([], "has no example"),
+    (7, "of type int: expected"),
+    ("nowhere/train", "image folder .* is not there"),
+  ],
+)
+def test_data_that_cannot_be_used_are_refused(data, message):
+  with pytest.raises(DataError, match=message):
+    opened(data)
+
+
+def test_data_beyond_the_free_memory_are_refused_soon(monkeypatch):
+  asked = []
+
+  class Huge(Torch):
+    def __len__(self):
+      return 10**6
+
+    def __getitem__(self, index):
+      asked.append(index)
+      return PAIRS[index % 4]
+
+  free = types.SimpleNamespace(available=10**8)
+  monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+  with pytest.raises(DataError, match="memory-vit train --config=folder"):
+    opened(Huge(PAIRS))
+  assert len(asked) == 100
+
+
+def test_a_tenth_is_held_out_of_all_classes_and_always_the_same():
+  pixels = np.stack([fake_data.picture(i, 8, 8) for i in range(60)])
+  source = opened((pixels, np.repeat([0, 1, 2], 20)))  # sorted by class
+  train, tenth = held_out(source)
+  assert (train.size, tenth.size) == (54, 6)
+  assert len(set(tenth.labels)) == 3
+  shown = [evaluated(part)[0].mean((1, 2, 3)) for part in (train, tenth)]
+  levels = np.round(np.concatenate(shown) * 127.5 + 127.5)
+  assert sorted(levels) == [*range(60)]
+  again = held_out(source)[1]
+  np.testing.assert_array_equal(evaluated(again)[0].mean((1, 2, 3)), shown[1])
+  assert train.describe(0).endswith("of those given)")
+  with pytest.raises(DataError, match="one example"):
+    held_out(opened(PAIRS[:1]))
+
+
+def test_a_folder_is_held_out_as_the_configuration_does(tmp_path):
+  fake_data.write_folder(
+    tmp_path,
+    {f"train/{name}": [f"{i}.png" for i in range(7)] for name in NAMES},
+  )
+  parts = held_out(opened(tmp_path / "train"))
+  for part, split in zip(parts, ("[:90%]", "[90%:]"), strict=True):
+    reader = open_source("folder", f"train{split}", str(tmp_path))
+    assert part.split == reader.split
+    np.testing.assert_array_equal(
+      evaluated(part)[0], evaluated(reader.source)[0]
+    )
+
+
+def test_other_data_have_another_digest():
+  tables = [
+    opened(data).inventory.table("files")
+    for data in (
+      (PIXELS, LABELS), PAIRS, (PIXELS, LABELS[::-1]), (PIXELS[::-1], LABELS)
+    )
+  ]  # fmt: skip
+  assert tables[0] == tables[1]
+  assert tables[0] != tables[2] != tables[3] != tables[0]
