@@ -118,7 +118,8 @@ class ImagePreparer:
       try:
         return self._prepared(image, evaluation)
       except DataError as error:
-        return error
+        # Without its traceback, which holds the image.
+        return DataError(str(error))
 
     begun = [
       (self._for_large if _is_large(image) else self._threads).submit(

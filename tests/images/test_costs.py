@@ -1,9 +1,11 @@
 """Files that would take long to decode are refused before they are decoded."""
 
 import bisect
+import gc
 import io
 import os
 import struct
+import sys
 import threading
 import time
 import zlib
@@ -214,6 +216,21 @@ def test_damage_is_decoded_once(monkeypatch):
   assert len(calls) == 1
   with pytest.raises(DataError, match="its end is missing"):
     prepare(progressive(10)[:-2])
+
+
+def test_a_refused_file_is_forgotten():
+  """At once, not when garbage is collected: it may have 64 MiB."""
+  encoded = png_with(300, b"teST")[:-2000] + bytes(9)
+  preparer = ImagePreparer(64, 1, 8)
+  gc.disable()
+  try:
+    before = sys.getrefcount(encoded)
+    [error] = preparer.each([encoded], EVALUATION)
+    assert isinstance(error, DataError)
+    time.sleep(0.05)  # until the thread waits again
+    assert sys.getrefcount(encoded) == before
+  finally:
+    gc.enable()
 
 
 # Large images, and others.
