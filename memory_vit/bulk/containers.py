@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import itertools
 import json
 import os
@@ -19,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from PIL import Image, UnidentifiedImageError
+from PIL import UnidentifiedImageError
 
 from memory_vit.errors import DataError
 from memory_vit.images import decoding
@@ -308,7 +307,7 @@ def _require_image(path: Path, record: bytes) -> None:
   """Refuse a file whose records are something else."""
   try:
     # The header alone: nothing is decoded.
-    with Image.open(io.BytesIO(record), formats=decoding.FORMATS):
+    with decoding.opened(record):
       pass
   except UnidentifiedImageError as error:
     raise DataError(

@@ -22,7 +22,36 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 # those of the largest common cameras.
 MAX_PIXELS = 64_000_000
 MAX_SIDE = 16_384
+# Smaller images do not wait for those of as many pixels, or more.
+LARGE_PIXELS = 4_000_000
 TOO_LARGE = f"more than {MAX_PIXELS / 1e6:g} megapixels"
+# Pillow reads other files than JPEG piece by piece, in Python: twice for a
+# chunk of a PNG. Ordinary files of 64 MiB take less than 30,000, but a BMP two
+# for each run of pixels.
+MAX_READS = 50_000
+_MAX_READS_OF_RUNS = 20 * MAX_READS
+# Its decoder of run-length encoded BMP files, in Python too, is so many times
+# as slow as others.
+_RUN_LENGTH = 4
+_RUN_LENGTH_KINDS = (1, 2)
+
+
+class _FewReads(io.BytesIO):
+  """A file that may be read so many times."""
+
+  def __init__(self, encoded: bytes) -> None:
+    super().__init__(encoded)
+    runs = encoded.startswith(b"BM")
+    self._most = self._left = _MAX_READS_OF_RUNS if runs else MAX_READS
+
+  def read(self, size: int | None = -1, /) -> bytes:
+    """Read, or raise `DataError`."""
+    self._left -= 1
+    if self._left < 0:
+      raise DataError(
+        f"chunks or blocks that take more than {self._most:,} reads"
+      )
+    return super().read(size)
 
 
 def decode(encoded: bytes, formats: tuple[str, ...] = FORMATS) -> np.ndarray:
@@ -44,8 +73,8 @@ def decode(encoded: bytes, formats: tuple[str, ...] = FORMATS) -> np.ndarray:
   try:
     if encoded.startswith(jpeg.MAGIC) and "JPEG" in formats:
       return _decode_jpeg(encoded)
-    with Image.open(io.BytesIO(encoded), formats=formats) as image:
-      require_size(*image.size)
+    with opened(encoded, formats) as image:
+      _weight(image)
       return rgb(image)
   except DataError:
     raise
@@ -56,57 +85,96 @@ def decode(encoded: bytes, formats: tuple[str, ...] = FORMATS) -> np.ndarray:
     raise DataError(problem) from error
 
 
+def opened(encoded: bytes, formats: tuple[str, ...] = FORMATS) -> Image.Image:
+  """Open a file, or the beginning of one, by Pillow; nothing is decoded yet."""
+  return Image.open(_FewReads(encoded), formats=formats)
+
+
+def header(encoded: bytes) -> tuple[str, int, int]:
+  """Format, width and height of a file, of which the beginning may do.
+
+  Raises what decoders raise.
+  """
+  if encoded.startswith(jpeg.MAGIC):
+    height, width, *_ = simplejpeg.decode_jpeg_header(encoded)
+    return "JPEG", width, height
+  with opened(encoded) as image:
+    return image.format or "", *image.size
+
+
 def pixels_claimed(encoded: bytes) -> int:
   """Width times height in the header of a file that `decode` would decode.
 
-  0 of what is no image, or too large for it.
+  More of a file whose pixels take longer than those of others, or three bytes
+  each; 0 of what is no image, or too large.
   """
   try:
     if encoded.startswith(jpeg.MAGIC):
-      height, width, *_ = simplejpeg.decode_jpeg_header(encoded)
+      width, height, _, outline = _jpeg_header(encoded)
+      weight = outline.weight
     else:
-      with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
-        width, height = image.size
-    require_size(width, height)
+      with opened(encoded) as image:
+        (width, height), weight = image.size, float(_weight(image))
   except Exception:  # `decode` says what it is
     return 0
-  return width * height
+  return max(int(width * height * weight), len(encoded) // 3)
 
 
-def require_size(width: int, height: int) -> None:
-  """Raise `DataError` for an image that is too large to be decoded."""
-  if width * height > MAX_PIXELS:
-    raise DataError(f"{width} x {height} pixels, {TOO_LARGE}")
+def require_size(
+  width: int, height: int, weight: float = 1, kind: str = ""
+) -> None:
+  """Raise `DataError` for an image that is too large to be decoded.
+
+  Args:
+    width: in pixels.
+    height: in pixels.
+    weight: how many times as long as usual a pixel takes.
+    kind: of file that takes so long.
+  """
+  if width * height * weight > MAX_PIXELS:
+    most = f"more than {MAX_PIXELS / weight / 1e6:.3g} megapixels{kind}"
+    raise DataError(f"{width} x {height} pixels, {most}")
   if max(width, height) > MAX_SIDE:
     raise DataError(
       f"{width} x {height} pixels, a side of more than {MAX_SIDE}"
     )
 
 
-def _decode_jpeg(encoded: bytes) -> np.ndarray:
+def _weight(image: Image.Image) -> int:
+  """How many times as long as usual a pixel takes; see `require_size`."""
+  runs = image.format == "BMP" and (
+    image.info.get("compression") in _RUN_LENGTH_KINDS
+  )
+  weight, kind = (_RUN_LENGTH, " of a run-length BMP") if runs else (1, "")
+  require_size(*image.size, weight, kind)
+  return weight
+
+
+def _jpeg_header(encoded: bytes) -> tuple[int, int, str, jpeg.Outline]:
+  """Width, height, colours and markers of a file that may be decoded."""
+  outline = jpeg.outline(encoded)
   height, width, colours, _ = simplejpeg.decode_jpeg_header(encoded)
-  require_size(width, height)
+  kind = f" of a JPEG of {outline.scans} scans" if outline.weight > 1 else ""
+  require_size(width, height, outline.weight, kind)
+  return width, height, colours, outline
+
+
+def _decode_jpeg(encoded: bytes) -> np.ndarray:
+  _, _, colours, outline = _jpeg_header(encoded)
   colours = "CMYK" if colours in ("CMYK", "YCCK") else "RGB"
-  try:
-    pixels = simplejpeg.decode_jpeg(encoded, colours, fastdct=True)
-  except ValueError:
-    # Of small damage the decoder makes the best, as TensorFlow lets it; but
-    # where the end is missing, which Pillow tells from other damage.
-    with Image.open(io.BytesIO(encoded), formats=("JPEG",)) as image:
-      image.load()
-    pixels = simplejpeg.decode_jpeg(
-      encoded, colours, fastdct=True, strict=False
-    )
-  return _of_inks(pixels, encoded) if colours == "CMYK" else pixels
+  # Of small damage the decoder makes the best, as TensorFlow lets it, but not
+  # of a file that was cut.
+  if not outline.ended:
+    raise ValueError("its end is missing")
+  pixels = simplejpeg.decode_jpeg(encoded, colours, fastdct=True, strict=False)
+  return _of_inks(pixels, outline.adobe) if colours == "CMYK" else pixels
 
 
-def _of_inks(inks: np.ndarray, encoded: bytes) -> np.ndarray:
+def _of_inks(inks: np.ndarray, inverted: bool) -> np.ndarray:
   """CMYK of a JPEG file, uint8 (height, width, 4), to RGB as TensorFlow does.
 
   Adobe stores inks inverted: 255 is none.
   """
-  with Image.open(io.BytesIO(encoded), formats=("JPEG",)) as image:
-    inverted = "adobe" in image.info
   light = inks if inverted else ~inks
   rgb = light[:, :, :3].astype(np.uint16)
   rgb *= light[:, :, 3:]

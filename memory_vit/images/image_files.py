@@ -20,12 +20,15 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from memory_vit.errors import ConfigError, DataError
-from memory_vit.images import decoding, folders, jpeg, view
+from memory_vit.images import decoding, folders, view
 from memory_vit.images.memory_limit import MemoryLimit
 from memory_vit.model.task import EvalPreprocessing
 
 # A larger file is not read; how many pixels it may have `decoding` says.
 MAX_FILE_BYTES = 64 * 2**20
+
+# So much of a file nearly always has its header.
+_HEAD = 2**18
 
 # Those that `decode` takes, with the bytes that a pixel takes while it is
 # decoded, at most: measured, and rounded up.
@@ -258,8 +261,6 @@ def _size_of(file: BinaryIO) -> int:
 
 def _decoded(encoded: bytes, evaluation: EvalPreprocessing) -> np.ndarray:
   """Decode an image whose header has been checked."""
-  if encoded.startswith(jpeg.MAGIC) and (problem := jpeg.too_costly(encoded)):
-    raise DataError(problem)
   return view.eval_view(decoding.decode(encoded), evaluation)
 
 
@@ -284,11 +285,13 @@ def bytes_needed(file: BinaryIO, evaluation: EvalPreprocessing) -> int:
   Raises `DataError` for what is no image, or too large.
   """
   try:
-    with Image.open(file, formats=tuple(_BYTES_PER_PIXEL)) as image:
-      width, height = image.size
-      kind = image.format or ""
-      # Several images in one JPEG file, of which the first is decoded.
-      bytes_per_pixel = _BYTES_PER_PIXEL["JPEG" if kind == "MPO" else kind]
+    try:
+      kind, width, height = decoding.header(file.read(_HEAD))
+    except Exception:  # of a WebP, or behind a large profile
+      file.seek(0)
+      kind, width, height = decoding.header(file.read())
+  except DataError:
+    raise
   except Image.DecompressionBombError as error:  # From 179 megapixels on.
     raise DataError(decoding.TOO_LARGE) from error
   except UnidentifiedImageError as error:
@@ -297,5 +300,5 @@ def bytes_needed(file: BinaryIO, evaluation: EvalPreprocessing) -> int:
     reason = str(error) or type(error).__name__
     raise DataError(f"broken: {reason}") from error
   decoding.require_size(width, height)
-  decoded = width * height * bytes_per_pixel
+  decoded = width * height * _BYTES_PER_PIXEL[kind]
   return decoded + view.view_bytes(height, width, evaluation)

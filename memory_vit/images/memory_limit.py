@@ -12,10 +12,20 @@ _MIB = 2**20
 class MemoryLimit:
   """Bytes that threads share; a thread waits until enough are left."""
 
-  def __init__(self, size: int, option: str = "--memory_mib") -> None:
-    """Allow `size` bytes; `option` says for messages who set them."""
+  def __init__(
+    self, size: int, option: str = "--memory_mib", *, spare: int = 0
+  ) -> None:
+    """Limit what threads take together.
+
+    Args:
+      size: in bytes.
+      option: who set it, for messages.
+      spare: bytes that are left, while others are taken, to those who want no
+        more of them.
+    """
     self._size = self._left = size
     self._option = option
+    self._spare = spare
     self._given_back = threading.Condition()
     # Held while a header is read, of which nobody knows before what it takes:
     # it is short, but of a WebP file, which is read as a whole.
@@ -31,7 +41,7 @@ class MemoryLimit:
         "batch"
       )
     with self._given_back:
-      self._given_back.wait_for(lambda: self._left >= size)
+      self._given_back.wait_for(lambda: self._is_free(size))
       self._left -= size
     try:
       yield
@@ -39,3 +49,7 @@ class MemoryLimit:
       with self._given_back:
         self._left += size
         self._given_back.notify_all()
+
+  def _is_free(self, size: int) -> bool:
+    kept = self._spare if size > self._spare else 0
+    return self._left >= size + kept or self._left == self._size

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from memory_vit.errors import ConfigError, DataError
+from memory_vit.images import decoding
 from memory_vit.images.image_files import COPIES_OF_A_BATCH, THREADS
 from memory_vit.images.memory_limit import MemoryLimit
 from memory_vit.images.preparation import (
@@ -23,6 +24,8 @@ from memory_vit.tasks import image_check
 
 Images = ImageLike | Iterable[ImageLike]
 _MIB = 2**20
+# For images that are not large, which never wait for the memory of others.
+_SPARE = 128 * _MIB
 
 
 class ImagePreparer:
@@ -57,8 +60,12 @@ class ImagePreparer:
         f"{option}."
       )
     self._batch_size, self._side = batch_size, side
-    self._memory = MemoryLimit(left, option)
+    self._memory = MemoryLimit(left, option, spare=min(left // 8, _SPARE))
     self._threads = ThreadPoolExecutor(THREADS, "memory_vit-images")
+    # Of large ones at most so many are decoded together: others never wait.
+    self._for_large = ThreadPoolExecutor(
+      max(1, THREADS - 1), "memory_vit-large"
+    )
 
   def batches(
     self, images: Images, evaluation: EvalPreprocessing
@@ -114,7 +121,13 @@ class ImagePreparer:
         # Without its frames: they hold the image, and one of them this error.
         return DataError(str(error))
 
-    return list(self._threads.map(prepared, images))
+    begun = [
+      (self._for_large if _is_large(image) else self._threads).submit(
+        prepared, image
+      )
+      for image in images
+    ]
+    return [one.result() for one in begun]
 
   def _prepared(self, image: Any, evaluation: EvalPreprocessing) -> np.ndarray:
     if isinstance(image, np.ndarray | jax.Array) and np.issubdtype(
@@ -122,6 +135,13 @@ class ImagePreparer:
     ):
       return checked_pixels(np.asarray(image)[None], evaluation.image_size)[0]
     return prepare_image(image, evaluation, self._memory)
+
+
+def _is_large(image: Any) -> bool:
+  """Whether an image file is one that others do not wait for."""
+  if not isinstance(image, bytes):
+    return False
+  return decoding.pixels_claimed(image) >= decoding.LARGE_PIXELS
 
 
 def stacked(found: list[np.ndarray | DataError], side: int) -> np.ndarray:

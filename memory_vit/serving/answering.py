@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -15,12 +16,13 @@ from memory_vit.errors import DataError, TaskError
 from memory_vit.images import decoding
 from memory_vit.images.image_files import THREADS
 from memory_vit.model.task import BACKBONE
+from memory_vit.runtime import memory
 from memory_vit.runtime.messages import brief
 from memory_vit.serving.batcher import Batcher
 from memory_vit.serving.metrics import Metrics
 from memory_vit.serving.predict_requests import PredictRequest
 from memory_vit.serving.request_error import RequestError, one_line
-from memory_vit.serving.settings import ServerSettings
+from memory_vit.serving.settings import MIB, ServerSettings
 
 if TYPE_CHECKING:
   from memory_vit.prediction import Guess, Predictions, Predictor, TaskSet
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 # Requests whose images are decoded at the same time; the predictor decodes
 # those of each in threads of its own.
 _DECODED_TOGETHER = 4
+# Bytes of images after which memory is given back.
+_MUCH = 4 * MIB
+T = TypeVar("T")
 
 
 class Answering:
@@ -40,6 +45,8 @@ class Answering:
     self._settings = settings
     self._metrics = metrics
     self._decoders = ThreadPoolExecutor(_DECODED_TOGETHER, "decode")
+    # Requests with large images wait for each other alone.
+    self._for_large = ThreadPoolExecutor(_DECODED_TOGETHER, "decode-large")
     self._batcher: Batcher[Predictions] = Batcher(
       self._predict,
       sizes=predictor.batch_sizes,
@@ -87,7 +94,8 @@ class Answering:
   async def close(self) -> None:
     """Answer what was taken, and end."""
     await self._batcher.close()
-    self._decoders.shutdown(wait=False, cancel_futures=True)
+    for decoders in (self._decoders, self._for_large):
+      decoders.shutdown(wait=False, cancel_futures=True)
 
   async def _work(
     self, request: PredictRequest, deadline: float
@@ -123,14 +131,14 @@ class Answering:
   ) -> list[np.ndarray | DataError]:
     """Each image float32 (side, side, 3), or why it cannot be read."""
 
-    def prepare() -> list[np.ndarray | DataError]:
-      encoded = [one.content for one in request.images if not one.error]
-      _require_few_pixels(encoded, self._settings.max_megapixels)
+    encoded = [one.content for one in request.images if not one.error]
+
+    def prepare(together: int) -> list[np.ndarray | DataError]:
       several: list[np.ndarray | DataError] = []
-      for first in range(0, len(encoded), THREADS):
+      for first in range(0, len(encoded), together):
         if time.monotonic() > deadline:  # nobody waits for it any more
           raise TimeoutError
-        part = encoded[first : first + THREADS]
+        part = encoded[first : first + together]
         several += self._predictor.prepare_each(part, first)
       found = iter(several)
       return [
@@ -138,8 +146,29 @@ class Answering:
         for one in request.images
       ]
 
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(self._decoders, prepare)
+    size = sum(map(len, encoded))
+    pixels = await self._run(
+      max(map(len, encoded), default=0) // 3,
+      lambda: [*map(decoding.pixels_claimed, encoded)],
+    )
+    _require_few_pixels(sum(pixels), self._settings.max_megapixels)
+    most = max(pixels, default=0)
+    large = most >= decoding.LARGE_PIXELS
+    try:
+      # Large ones one by one, so that they end soon after the deadline.
+      return await self._run(
+        most, functools.partial(prepare, 1 if large else THREADS)
+      )
+    finally:
+      if large or size > _MUCH:
+        await asyncio.to_thread(memory.trim)
+
+  async def _run(self, pixels: int, work: Callable[[], T]) -> T:
+    """Run work on images of which the largest has so many pixels."""
+    large = pixels >= decoding.LARGE_PIXELS
+    return await asyncio.get_running_loop().run_in_executor(
+      self._for_large if large else self._decoders, work
+    )
 
   def _predict(self, pixels: np.ndarray) -> Predictions:
     has_head = bool(self._predictor.backbone.config.num_classes)
@@ -196,7 +225,7 @@ def _tops(
   return tops, problems
 
 
-def _require_few_pixels(encoded: Sequence[bytes], most: float) -> None:
+def _require_few_pixels(pixels: int, most: float) -> None:
   """Refuse images that would take long to decode, by their headers.
 
   A file of a few kilobytes can be one of many megapixels.
@@ -204,7 +233,6 @@ def _require_few_pixels(encoded: Sequence[bytes], most: float) -> None:
   Raises:
     RequestError: 413 for more than `most` megapixels in all.
   """
-  pixels = sum(map(decoding.pixels_claimed, encoded))
   if pixels > most * 1e6:
     raise RequestError(
       413,

@@ -489,7 +489,7 @@ def test_a_picture_that_takes_hours_is_skipped(tmp_path, loaded, monkeypatch):
     content = encoded[:-2] + (scans - 10) * last + b"\xff\xd9"
     (tmp_path / "bomb.jpg").write_bytes(content)
     if skipped:  # before anything is decoded
-      monkeypatch.setattr(decoding, "decode", None)
+      monkeypatch.setattr(decoding.simplejpeg, "decode_jpeg", None)
     picture = read_one(tmp_path / "bomb.jpg", evaluation)
     assert (picture.pixels is None) == skipped
   assert picture.entry.reason == "a JPEG of more than 64 scans"

@@ -52,7 +52,8 @@ def test_a_jpeg_with_small_damage_is_decoded_as_tensorflow_does():
   encoded[700:720] = range(20)
   found = decoding.decode(bytes(encoded))
   assert np.array_equal(found, image_ops.decode(bytes(encoded)))
-  for cut in (bytes(encoded[:900]), bytes(encoded[:1100])):
+  whole = encode(noise(1, 40, 40), "JPEG")
+  for cut in (bytes(encoded[:900]), bytes(encoded[:1100]), whole[:-2]):
     with pytest.raises(DataError, match="not a whole JPEG"):
       decoding.decode(cut)
     with pytest.raises(tf.errors.InvalidArgumentError):

@@ -36,8 +36,10 @@ from served import (
 
 import memory_vit as mv
 from memory_vit.errors import DataError
+from memory_vit.images import decoding
 from memory_vit.images.image_files import THREADS
 from memory_vit.prediction.predictions import Predictions, softmax
+from memory_vit.runtime import memory
 from memory_vit.serving import ServerSettings, create_app
 from memory_vit.serving.looking import Looking
 from memory_vit.serving.page_files import page_response
@@ -266,6 +268,58 @@ def test_what_nobody_waits_for_is_not_decoded_to_its_end(ready, monkeypatch):
 
   asyncio.run(check())  # also the end of what it still does
   assert decoded == list(range(THREADS))
+
+
+def test_small_images_do_not_wait_for_large_ones(ready, monkeypatch):
+  """However many are decoded, or wait for it; and those end one by one."""
+  held, real, together = threading.Event(), type(ready).prepare_each, []
+
+  def slow(self, images, first=0):
+    if len(images[0]) > len(small):
+      together.append(len(images))
+      assert held.wait(30)
+    return real(self, images, first)
+
+  small, large = png(), png(side=40)
+  monkeypatch.setattr(decoding, "LARGE_PIXELS", 40 * 40)
+  monkeypatch.setattr(type(ready), "prepare_each", slow)
+
+  async def check():
+    async with serving(ready) as http:
+      files = image_files(large, large)
+      waiting = [
+        asyncio.create_task(http.post("/v1/predict", files=files))
+        for _ in range(9)
+      ]
+      try:
+        while not together:
+          await asyncio.sleep(0.01)
+        async with asyncio.timeout(20):
+          done = await http.post("/v1/predict", files=image_files(small))
+        assert done.status_code == 200
+        assert not any(one.done() for one in waiting)
+      finally:
+        held.set()
+      answers = await asyncio.gather(*waiting)
+      assert {answer.status_code for answer in answers} == {200}
+      assert set(together) == {1}
+
+  asyncio.run(check())
+
+
+def test_memory_is_given_back_after_large_requests(ready, monkeypatch):
+  given_back = []
+  monkeypatch.setattr(memory, "trim", lambda: given_back.append(1))
+
+  async def check():
+    async with serving(ready) as http:
+      await http.post("/v1/predict", **GOOD)
+      assert given_back == []
+      monkeypatch.setattr(decoding, "LARGE_PIXELS", 8 * 8)
+      await http.post("/v1/predict", **GOOD)
+      assert given_back == [1]
+
+  asyncio.run(check())
 
 
 def json_body(**values):
