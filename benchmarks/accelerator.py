@@ -85,7 +85,7 @@ class Job:
 def sections(small: bool) -> dict[str, list[Job]]:
   """The jobs of every section, in order."""
   tiny = ("--image_size=32", "--rounds=2") if small else ()
-  counts = ("--tasks", "1", "2", "--train_tasks", "1", "2") if small else ()
+  counts = ("--tasks", "2", "--train_tasks", "1") if small else ()
   settings = _SMALL if small else _SETTINGS
   found = {"device": [Job(("-c", _ABOUT_DEVICE))]}
   for place, (variant, batch, dtype) in enumerate(settings):

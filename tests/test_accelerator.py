@@ -104,7 +104,7 @@ def test_every_section_in_small(tmp_path):
   page = (tmp_path / "results.md").read_text()
   assert page.startswith("# Measured on cpu\n")
   for row in (
-    "infer_2", "read_2", "kept_train_2", "masked_sequence_infer_2",
+    "infer_2", "read_2", "kept_train_1", "masked_sequence_infer_2",
     "full_finetune", "first call of train_1, s", "peak memory of train_1",
   ):  # fmt: skip
     assert f"| {row} |" in page

@@ -218,7 +218,8 @@ class CommandLine:
           f"config.{key} is one value of what config.sweep.{axis} varies: "
           "expected one of them."
         )
-      sweep = dataclasses.replace(config.sweep, **{axis: ()})
+      empty: dict[str, Any] = {axis: ()}
+      sweep = dataclasses.replace(config.sweep, **empty)
       config = dataclasses.replace(config, sweep=sweep)
     return config
 
