@@ -191,7 +191,13 @@ def run_section(
 
 def _run(job: Job, log: Any, seconds: float) -> tuple[str, Any]:
   """Run a process and all that it starts, no longer than that."""
-  environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
+  # Libraries may lie somewhere else, where none can be installed.
+  paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+  environment = {
+    **os.environ,
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONPATH": os.pathsep.join(paths),
+  }
   if not job.writes:
     # Tests take the CPU by default, and compare to 1e-5: no TF32.
     environment.setdefault("JAX_PLATFORMS", "")
