@@ -51,9 +51,9 @@ _PROGRAMS = {
 }
 # Tests that compute on a device, and are fast.
 _TESTS = (
-  "model/test_same_bits.py", "model/test_two_streams.py", "model/test_api.py",
-  "tasks/test_slots.py", "prediction/test_predictor.py",
-  "training/test_step.py", "runtime/test_mesh.py",
+  "tasks/test_slots.py", "model/test_two_streams.py", "model/test_task_mask.py",
+  "model/test_api.py", "training/test_step.py", "runtime/test_mesh.py",
+  "prediction/test_token_attention.py", "prediction/test_predictor.py",
 )  # fmt: skip
 _ABOUT_DEVICE = """
 import json, platform, sys
@@ -92,7 +92,7 @@ def sections(small: bool) -> dict[str, list[Job]]:
     model = (f"--variant={variant}", *tiny)
     passes = (
       "-m", "benchmarks.passes", f"--batch={batch}", f"--dtype={dtype}",
-      "--more", *model, *counts,
+      "--more", "--compile_seconds=300", *model, *counts,
     )  # fmt: skip
     name = f"{variant.replace('/', '')}-{dtype}"
     for kind, programs in _PROGRAMS.items():
@@ -107,19 +107,19 @@ def sections(small: bool) -> dict[str, list[Job]]:
       reading = ("--size=32", "--batches=2", "--rounds=1") if small else ()
       found["predictor"] = [predictor]
       found["input"] = [Job(("-m", "benchmarks.input", *reading)), forward]
-      found["tests"] = [_tests(small)]
+      found["tests"] = _tests(small)
   return found
 
 
-def _tests(small: bool) -> Job:
-  """The tests, which use the CPU unless they are told another platform."""
-  files = [f"tests/{name}" for name in (_TESTS[:1] if small else _TESTS)]
-  chosen = (
-    "-m",
-    "not slow and not processes",
-    "--continue-on-collection-errors",
-  )
-  return Job(("-m", "pytest", "-q", *chosen, *files), writes=False)
+def _tests(small: bool) -> list[Job]:
+  """Fast tests, and slow ones of the same bits, while there is time."""
+  chosen = ("-m", "pytest", "-q", "--continue-on-collection-errors", "-m")
+  fast = [f"tests/{name}" for name in (_TESTS[:1] if small else _TESTS)]
+  jobs = [Job((*chosen, "not slow and not processes", *fast), writes=False)]
+  if not small:
+    slow = (*chosen, "not processes", "tests/model/test_same_bits.py")
+    jobs.append(Job(slow, writes=False))
+  return jobs
 
 
 def main(argv: Sequence[str] | None = None) -> int:

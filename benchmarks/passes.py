@@ -23,6 +23,7 @@ Needs jax, flax, optax and numpy only.
 import argparse
 import functools
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -83,6 +84,8 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
       "tasks, and full fine-tuning")  # fmt: skip
   add("--what", nargs="*", metavar="PROGRAM", help="time only programs whose "
       "names begin so, such as infer or kept_train")  # fmt: skip
+  add("--compile_seconds", type=float, default=math.inf,
+      help="leave out programs that are not compiled by then")  # fmt: skip
   add("--no_peaks", action="store_true", help="leave out peak memory")
   add("--json", help="file for the numbers")
   add("--peak", choices=peaks.TRAININGS, help=argparse.SUPPRESS)
@@ -121,7 +124,8 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
       "forward": lambda: lambda: workloads.plain(setting),
       "matrix_products": lambda: products,
       **_programs(setting, arguments),
-    }
+    },
+    arguments.compile_seconds,
   )
   times = _times({n: p for n, (p, _) in first.items()}, arguments.rounds)
   forward = float(np.median(times["forward"]))
@@ -187,16 +191,24 @@ def _programs(
 
 
 def _compiled(
-  programs: Mapping[str, Callable[[], Program]],
+  programs: Mapping[str, Callable[[], Program]], limit: float
 ) -> tuple[dict[str, tuple[Program, float]], dict[str, str]]:
   """Call each program twice, once to compile.
+
+  Args:
+    programs: what makes each.
+    limit: seconds, after which no further one is made.
 
   Returns:
     {name: program and seconds of its first call}, and {name: why} of those that
     failed.
   """
   ready, failed = {}, {}
+  start = time.perf_counter()
   for name, make in programs.items():
+    if time.perf_counter() - start > limit and len(ready) > 1:
+      failed[name] = "no time was left to compile it"
+      continue
     try:
       program = make()
       began = time.perf_counter()
