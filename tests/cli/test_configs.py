@@ -149,7 +149,8 @@ def test_two_steps_on_fake_pictures(name, backbone_file, tmp_path):
   task, config = two_steps(
     config, backbone_file, tmp_path / "run", dir=str(tmp_path / "tfds")
   )
-  assert task.name == name
+  # The best of its sweep, under the name of the task.
+  assert task.exported == f"tasks/{name}"
   assert task.test_examples == len(labels[config.data.test])
   manifest = json.loads(
     (tmp_path / "run" / "tasks" / name / "task.json").read_text()
