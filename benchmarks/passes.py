@@ -203,7 +203,8 @@ def _compiled(
     {name: program and seconds of its first call}, and {name: why} of those that
     failed.
   """
-  ready, failed = {}, {}
+  ready: dict[str, tuple[Program, float]] = {}
+  failed: dict[str, str] = {}
   start = time.perf_counter()
   for name, make in programs.items():
     if time.perf_counter() - start > limit and len(ready) > 1:
