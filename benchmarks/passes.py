@@ -1,7 +1,8 @@
 """Cost of tasks, as multiples of one forward pass of the plain ViT.
 
   python -m benchmarks.passes [--variant=B/32] [--batch=16] [--dtype=float32]
-    [--tasks 1 4 16 64] [--rounds=9] [--more] [--json=FILE]
+    [--tasks 1 4 16 64] [--rounds=9] [--more] [--what PROGRAM ...]
+    [--json=FILE]
 
 Two ways are compared: that of the package, and the usual one, a long sequence
 under a mask (`masked_sequence.py`). All programs are compiled, then timed in
@@ -10,17 +11,22 @@ ratios are between medians. In brackets and under "*_quartiles" are the lower
 and the upper quartile. Peak memory is measured first, in processes of their
 own; `peaks.py` says what is counted.
 
+"infer" runs backbone and tasks, "read" tasks alone, on a context that is there.
 "train" takes steps from images, "kept_train" from contexts that were computed
 before; the rows of every batch are drawn at random, and fetching them counts.
+The first call of a program, which compiles it, is timed apart. A program that
+fails, as for lack of memory, is named, and the others are timed.
 
 Needs jax, flax, optax and numpy only.
 """
 
 import argparse
+import functools
 import json
+import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -29,7 +35,7 @@ import numpy as np
 import memory_vit as mv
 from benchmarks import peaks, workloads
 
-Programs = dict[str, Callable[[], Any]]
+Program = Callable[[], Any]
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -76,6 +82,10 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
   add("--rounds", type=int, default=9)
   add("--more", action="store_true", help="the usual way at every number of "
       "tasks, and full fine-tuning")  # fmt: skip
+  add("--what", nargs="*", metavar="PROGRAM", help="time only programs whose "
+      "names begin so, such as infer or kept_train")  # fmt: skip
+  add("--compile_seconds", type=float, default=math.inf,
+      help="leave out programs that are not compiled by then")  # fmt: skip
   add("--no_peaks", action="store_true", help="leave out peak memory")
   add("--json", help="file for the numbers")
   add("--peak", choices=peaks.TRAININGS, help=argparse.SUPPRESS)
@@ -109,14 +119,15 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
   setting = _setting(arguments)
   config, batch = setting.backbone.config, len(setting.images)
   products, operations = workloads.matrix_products(config.dtype)
-  times = _times(
+  first, failed = _compiled(
     {
-      "forward": lambda: workloads.plain(setting),
-      "matrix_products": products,
+      "forward": lambda: lambda: workloads.plain(setting),
+      "matrix_products": lambda: products,
       **_programs(setting, arguments),
     },
-    arguments.rounds,
+    arguments.compile_seconds,
   )
+  times = _times({n: p for n, (p, _) in first.items()}, arguments.rounds)
   forward = float(np.median(times["forward"]))
   peak_rate = operations / float(np.median(times.pop("matrix_products")))
   rate = batch * workloads.forward_operations(config) / forward
@@ -131,6 +142,9 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
     "classes": setting.task.spec.num_classes,
     "rounds": arguments.rounds,
     "keep_where": arguments.keep_where,
+    "memory": jax.devices()[0].memory_stats(),
+    "seconds_of_first_call": {n: seconds for n, (_, seconds) in first.items()},
+    "failed": failed,
     "seconds_forward": forward,
     "seconds_forward_quartiles": _quartiles(times.pop("forward"), 1.0),
     "images_per_second_forward": batch / forward,
@@ -138,41 +152,83 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
     "tflops_matrix_products": peak_rate / 1e12,
     "forward_over_matrix_products": rate / peak_rate,
     **_ratios(times, forward),
-    "outputs_bit_equal": _bit_equal(setting, arguments.tasks),
+    "outputs_bit_equal": _bit_equal(
+      setting, [n for n in arguments.tasks if f"infer_{n}" in first]
+    ),
   }
 
 
 def _programs(
   setting: workloads.Setting, arguments: argparse.Namespace
-) -> Programs:
-  """List the programs that are timed, under the names of the results."""
+) -> dict[str, Callable[[], Program]]:
+  """What makes each program that is timed, under the names of the results."""
   infer, train = arguments.tasks, arguments.train_tasks
-  programs = {"encode": workloads.encoding(setting)}
+  made: dict[str, Callable[[], Program]] = {
+    "encode": lambda: workloads.encoding(setting)
+  }
+
+  def add(name: str, make: Callable[..., Program], *given: Any) -> None:
+    made[name] = functools.partial(make, setting, *given)
+
   for count in infer:
-    programs[f"infer_{count}"] = workloads.inference(setting, count)
+    add(f"infer_{count}", workloads.inference, count)
+  for count in infer:
+    add(f"read_{count}", workloads.cached_inference, count)
   for count in infer if arguments.more else infer[-1:]:
-    programs[f"masked_sequence_infer_{count}"] = workloads.masked_inference(
-      setting, count
-    )
+    add(f"masked_sequence_infer_{count}", workloads.masked_inference, count)
   for count in train:
-    programs[f"train_{count}"] = workloads.training(setting, count)
-    programs[f"kept_train_{count}"] = workloads.kept_training(
-      setting, count, arguments.keep_where
-    )
+    add(f"train_{count}", workloads.training, count)
+    add(f"kept_train_{count}", workloads.kept_training, count,
+        arguments.keep_where)  # fmt: skip
   for count in train if arguments.more else train[:1]:
-    programs[f"masked_sequence_train_{count}"] = workloads.masked_training(
-      setting, count
-    )
+    add(f"masked_sequence_train_{count}", workloads.masked_training, count)
   if arguments.more:
-    programs["full_finetune"] = workloads.full_finetuning(setting)
-  return programs
+    add("full_finetune", workloads.full_finetuning)
+  wanted = arguments.what
+  if wanted is None:
+    return made
+  return {n: make for n, make in made.items() if n.startswith((*wanted,))}
 
 
-def _times(programs: Programs, rounds: int) -> dict[str, list[float]]:
-  """Seconds of each in every round."""
-  for program in programs.values():
-    for _ in range(2):  # the first call compiles
+def _compiled(
+  programs: Mapping[str, Callable[[], Program]], limit: float
+) -> tuple[dict[str, tuple[Program, float]], dict[str, str]]:
+  """Call each program twice, once to compile.
+
+  Args:
+    programs: what makes each.
+    limit: seconds, after which no further one is made.
+
+  Returns:
+    {name: program and seconds of its first call}, and {name: why} of those that
+    failed.
+  """
+  ready: dict[str, tuple[Program, float]] = {}
+  failed: dict[str, str] = {}
+  start = time.perf_counter()
+  for name, make in programs.items():
+    if time.perf_counter() - start > limit and len(ready) > 1:
+      failed[name] = "no time was left to compile it"
+      continue
+    try:
+      program = make()
+      began = time.perf_counter()
       jax.block_until_ready(program())
+      seconds = time.perf_counter() - began
+      jax.block_until_ready(program())
+    except jax.errors.JaxRuntimeError as error:
+      if name == "forward":
+        raise
+      failed[name] = str(error).partition("\n")[0][:200]
+    else:
+      ready[name] = program, seconds
+  return ready, failed
+
+
+def _times(
+  programs: Mapping[str, Program], rounds: int
+) -> dict[str, list[float]]:
+  """Seconds of each in every round."""
   times: dict[str, list[float]] = {name: [] for name in programs}
   for _ in range(rounds):
     for name, program in programs.items():
@@ -228,6 +284,8 @@ def _print(result: dict[str, Any]) -> None:
       low, high = result[f"{key}_quartiles"]
       name = key.removesuffix("_over_forward")
       print(f"{name:32} {ratio:6.2f}  ({low:.2f} to {high:.2f})")
+  for name, why in result["failed"].items():
+    print(f"{name:32} failed: {why}")
   print()
   for key in result:
     if key.startswith("peak_bytes_") and key.endswith("_is"):

@@ -4,10 +4,11 @@
     [--rounds=9] [--images=128] [--json=FILE]
 
 Requests with 1 and 16 tasks are timed in turn with a plain forward pass of the
-same batch, and stand as multiples of it. A folder of drawn JPEGs is predicted
-in turn with and without the next batch being read ahead. Compilations are those
-after the warm-up, while tasks are added, replaced and removed. All is random:
-weights, tasks and pixels; no figure depends on what they are.
+same batch, and stand as multiples of it. Under load, threads ask for one image
+each as fast as they are answered, by 16 tasks. A folder of drawn JPEGs is
+predicted in turn with and without the next batch being read ahead. Compilations
+are those after the warm-up, while tasks are added, replaced and removed. All is
+random: weights, tasks and pixels; no figure depends on what they are.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -34,6 +36,8 @@ from memory_vit.tasks import inference
 
 _BATCHES = (1, 8, 32)
 _TASKS = (1, 16)
+# Threads that ask at once.
+_CLIENTS = (1, 4, 16)
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -60,7 +64,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     "cpus": os.cpu_count(),
     "variant": arguments.variant,
     "image_size": arguments.image_size,
+    "device": jax.devices()[0].device_kind,
     "requests": _requests(backbone, predictors, rounds),
+    "load": [_load(predictors[max(_TASKS)], n, rounds) for n in _CLIENTS],
     "changes": _changes(backbone, tasks),
     "folder": _folder(predictors[1], arguments.images, rounds),
   }
@@ -116,11 +122,28 @@ def _requests(
   return rows
 
 
-def _plain(backbone: mv.Backbone, images: jax.Array) -> None:
-  """A forward pass of the original model alone."""
-  config = backbone.config
-  outputs = inference.plain_program(backbone.params, images, config=config)
-  jax.block_until_ready(outputs)
+def _load(predictor: mv.Predictor, clients: int, rounds: int) -> dict[str, Any]:
+  """Requests of one image from several threads at once."""
+  side = predictor.evaluation.image_size
+  pixels = np.zeros((1, side, side, 3), np.float32)
+
+  def ask(_: int) -> float:
+    began = time.perf_counter()
+    predictor.predict_pixels(pixels)
+    return time.perf_counter() - began
+
+  with ThreadPoolExecutor(clients) as threads:
+    list(threads.map(ask, range(clients)))  # starts them
+    began = time.perf_counter()
+    latencies = list(threads.map(ask, range(10 * clients * rounds)))
+    seconds = time.perf_counter() - began
+  half, most = np.quantile(latencies, [0.5, 0.95])
+  return {
+    "clients": clients,
+    "requests_per_second": round(len(latencies) / seconds, 1),
+    "seconds_median": round(float(half), 5),
+    "seconds_95_percent": round(float(most), 5),
+  }
 
 
 def _seconds(
@@ -240,6 +263,8 @@ def _show(result: Mapping[str, Any]) -> None:
     for row in result["requests"]
   ]
   print(table(("batch", "tasks", "plain forward passes"), rows))
+  for row in result["load"]:
+    print(", ".join(f"{key} {value}" for key, value in row.items()))
   for part in ("changes", "folder"):
     for key, value in result[part].items():
       print(f"{key:32} {value}")

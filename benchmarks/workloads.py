@@ -97,6 +97,13 @@ def inference(setting: Setting, count: int) -> Callable[[], Any]:
   return lambda: mv.forward(setting.backbone, slots, setting.images)
 
 
+def cached_inference(setting: Setting, count: int) -> Callable[[], Any]:
+  """`count` tasks on a context that was computed before."""
+  slots = mv.fill_slots(setting.backbone, make_tasks(setting, count))
+  _, context = mv.encode(setting.backbone, setting.images)
+  return lambda: mv.read(setting.backbone, slots, context)
+
+
 def masked_inference(setting: Setting, count: int) -> Callable[[], Any]:
   """Infer in one sequence, which projects memory on every call."""
   tasks = make_tasks(setting, count)

@@ -68,7 +68,9 @@ def parse(argv: Sequence[str]) -> Arguments:
         f"--split is {messages.brief(split)}, expected {rule.expected}."
       )
   return Arguments(
-    config=config, splits=tuple(splits()), json=commands.json_file(file())
+    config=config,
+    splits=tuple(splits()),
+    json=commands.json_file(file(), "splits"),
   )
 
 

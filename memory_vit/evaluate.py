@@ -91,7 +91,7 @@ def _parser() -> Parser:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-  written = commands.json_file(arguments.json)
+  written = commands.json_file(arguments.json, "backbone")
   report = _report_directory(arguments.report, written)
   progress_bar.log_to_stderr()
   # First of all: what is missing on the command line costs nothing.

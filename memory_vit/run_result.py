@@ -6,6 +6,7 @@ not write has its default.
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ class TrialResult:
     exported: directory of the task in the workdir; None where it was not kept.
     best_step: at which its parameters were as they are.
     val_accuracy: at that step; None without a validation split.
+    val_loss: mean cross-entropy at that step; None where it is not finite, too.
+    val_examples: how many these are of.
     skipped_updates: how many were not finite.
   """
 
@@ -72,6 +75,8 @@ class TrialResult:
   exported: str | None = None
   best_step: int = 0
   val_accuracy: float | None = None
+  val_loss: float | None = None
+  val_examples: int = 0
   skipped_updates: int = 0
 
 
@@ -168,6 +173,18 @@ class RunResult:
       parts[key] = tuple(values.get(key, ()))
     parts["tasks"] = tuple(_known(TrialResult, task) for task in parts["tasks"])
     return _known(cls, parts)
+
+
+def standard_error(accuracy: float, examples: int) -> float:
+  """Standard error of an accuracy on some examples; 0 where there is none.
+
+  Where all are right, or wrong, half an example is taken for the other case:
+  nothing is certain.
+  """
+  if not examples:
+    return 0.0
+  share = min(max(accuracy, 0.5 / examples), 1 - 0.5 / examples)
+  return math.sqrt(share * (1 - share) / examples)
 
 
 def load_result(workdir: Path, name: str = RESULT) -> RunResult | None:

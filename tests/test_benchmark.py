@@ -1,6 +1,7 @@
 """The benchmark: its baseline is the same model, and it runs to its end."""
 
 import json
+import math
 from pathlib import Path
 
 import jax
@@ -158,3 +159,21 @@ def test_a_process_that_fails_leaves_no_number():
   peak = peaks.in_process([*TINY, "--cells=-1"], "train_1")
   assert peak.bytes is None
   assert "ended with" in peak.how
+
+
+def test_a_program_that_fails_ends_itself_alone():
+  """As for lack of memory; and what there is no time for is named."""
+
+  def fails():
+    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nmore")
+
+  good = lambda: lambda: np.zeros(1)  # noqa: E731
+  programs = {"forward": good, "x": good, "full": lambda: fails, "last": good}
+  ready, failed = passes._compiled(programs, math.inf)
+  assert list(ready) == ["forward", "x", "last"]
+  assert failed == {"full": "RESOURCE_EXHAUSTED: Out of memory"}
+  ready, failed = passes._compiled(programs, 0.0)
+  assert list(ready) == ["forward", "x"]
+  assert list(failed) == ["full", "last"]
+  with pytest.raises(jax.errors.JaxRuntimeError):
+    passes._compiled({"forward": lambda: fails}, math.inf)

@@ -267,3 +267,21 @@ def test_a_sweep_is_drawn_by_cells_and_learning_rate(agg):
   assert lines["5 cells"].get_xydata().tolist() == [[0.01, 0.25], [0.1, 0.75]]
   assert len(test.containers) == 1
   assert pixels(agg(figure)).std() > 0
+
+
+def test_a_sweep_shows_how_few_images_it_stands_on(agg):
+  """A bar of one standard error on each side; a tick at each learning rate."""
+  tasks = tuple(
+    TrialResult(name=f"t{rate}", learning_rate=rate, cells=1, val_accuracy=0.5,
+                val_examples=25, test_accuracy=0.5, test_examples=100)
+    for rate in (0.1, 0.3)
+  )  # fmt: skip
+  result = RunResult(tasks=tasks, sweep=SweepResult(task="t"), wall_seconds=1.0)
+  figure = plots.sweep_figure(result)
+  pixels(agg(figure))
+  for axes, error in zip(figure.axes, (0.1, 0.05), strict=True):
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["0.1", "0.3"]
+    assert not axes.get_xticklabels(minor=True)
+    (bars,) = axes.containers[0].lines[2]
+    ends = [segment[:, 1].tolist() for segment in bars.get_segments()]
+    np.testing.assert_allclose(ends, [[0.5 - error, 0.5 + error]] * 2)

@@ -29,7 +29,7 @@ from memory_vit.runtime import files, paths
 from memory_vit.runtime.messages import brief, first_line, listed
 
 # A new number makes everything again.
-FORMAT = 1
+FORMAT = 2
 FOLDER = "_plan"
 _PLAN, _INPUTS = "plan.json", "inputs.parquet"
 

@@ -98,38 +98,26 @@ def writing_shard(
     writer.flush()
 
 
-def parquet_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+def parquet_writer(
+  path: Path, schema: pa.Schema
+) -> contextlib.AbstractContextManager[pq.ParquetWriter]:
   """Open a Parquet file to write rows to."""
-  return pq.ParquetWriter(
+  return parquet.writing_sealed(
     path,
     schema,
     compression=_compression(schema),
     # Dictionaries of numbers that never repeat would only cost time.
     use_dictionary=[_leaf(f) for f in schema if _repeats(f.type)],
-    write_page_checksum=True,
   )
 
 
 def undamaged(folder: Path, plan: Plan, shard: int) -> ShardCounts | None:
-  """As `finished`, of a shard that may be old: all that is in it is read."""
-  counts = finished(folder, plan, shard)
+  """As `finished`, of a shard that may be old: every byte of it is read."""
   try:
-    if counts:
-      require_whole(folder / plan.name(shard))
-  except (OSError, pa.ArrowException):
+    parquet.require_whole(folder / plan.name(shard))
+  except (OSError, ValueError):
     return None
-  return counts
-
-
-def require_whole(path: Path) -> None:
-  """Read a file whose pages have checksums.
-
-  Raises:
-    OSError: where one does not fit; or `pyarrow.ArrowException`.
-  """
-  with parquet.checked(path) as file:
-    for group in range(file.num_row_groups):
-      file.read_row_group(group)
+  return finished(folder, plan, shard)
 
 
 def finished(folder: Path, plan: Plan, shard: int) -> ShardCounts | None:

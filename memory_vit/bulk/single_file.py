@@ -48,23 +48,22 @@ def counts(output: Path, plan: Plan) -> ShardCounts | None:
   if not is_one(output) or not output.exists():
     return None
   try:
+    parquet.require_whole(output)
     metadata = pq.read_metadata(output)
     about = parquet.described(metadata.schema.to_arrow_schema())
     same = about["plan"] == plan.digest
-  except (OSError, pa.ArrowException, LookupError, TypeError, ValueError):
+  except OSError as error:
+    raise DataError(
+      f"--output {brief(str(output))} is damaged ({first_line(error)}): remove "
+      "it, and give the same command again."
+    ) from error
+  except (pa.ArrowException, LookupError, TypeError, ValueError):
     same = False
   if not same:
     raise ConfigError(
       f"--output {brief(str(output))} is there, and holds something else, or "
       "rows of other inputs, tasks or options: give another --output."
     )
-  try:
-    shard_file.require_whole(output)
-  except (OSError, pa.ArrowException) as error:
-    raise DataError(
-      f"--output {brief(str(output))} is damaged ({first_line(error)}): remove "
-      "it, and give the same command again."
-    ) from error
   return ShardCounts(metadata.num_rows, shard_file.count_errors(metadata))
 
 

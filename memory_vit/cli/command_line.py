@@ -199,9 +199,29 @@ class CommandLine:
       raise _missing("config", self.flags["config"].help)
     given = self._config.value
     config = config_lib.from_dict(given.to_dict()) if given else Config()
+    config = self._with_one_value(config)
     return dataclasses.replace(
       config, trust_data_code=self._trusts() or config.trust_data_code
     )
+
+  def _with_one_value(self, config: Config) -> Config:
+    """Vary nothing whose one value is given on the command line."""
+    given = config_flags.get_override_values(self.flags["config"])
+    for key, axis in (
+      ("learning_rate", "learning_rate"),
+      ("task.cells", "cells"),
+    ):
+      if key not in given or not getattr(config.sweep, axis):
+        continue
+      if f"sweep.{axis}" in given:
+        raise ConfigError(
+          f"config.{key} is one value of what config.sweep.{axis} varies: "
+          "expected one of them."
+        )
+      empty: dict[str, Any] = {axis: ()}
+      sweep = dataclasses.replace(config.sweep, **empty)
+      config = dataclasses.replace(config, sweep=sweep)
+    return config
 
   def _require_options(self) -> None:
     """Raise for an option that no configuration has."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from memory_vit.errors import MemoryVitError
+from memory_vit.errors import ConfigError, MemoryVitError
 from memory_vit.runtime import (
   compile_cache,
   files,
@@ -76,16 +76,29 @@ def leave_current_directory() -> None:
     del sys.path[0]
 
 
-def json_file(text: str | None) -> Path | None:
+def json_file(text: str | None, first: str) -> Path | None:
   """The path that --json names, if it is given.
 
+  Args:
+    text: the path.
+    first: key of what is written: a file that begins otherwise stays.
+
   Raises:
-    ConfigError: where no file can be written there.
+    ConfigError: where no file can be written there, or another one is there.
   """
   if text is None:
     return None
   path = paths.local(text, "--json")
   paths.require_writable(path, "--json")
+  own = f'{{\n  "{first}": '.encode()
+  if path.exists():
+    with path.open("rb") as file:
+      begin = file.read(len(own))
+    if begin not in (own, b""):
+      raise ConfigError(
+        f"--json {messages.brief(text)} is there, and this command did not "
+        "write it: give another name, or remove it."
+      )
   return path
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from memory_vit.run_result import RunResult, TrialResult
+from memory_vit.run_result import RunResult, TrialResult, standard_error
 from memory_vit.runtime.messages import escaped
 
 # x, mean, least, greatest.
@@ -22,16 +22,20 @@ def sweep_figure(result: RunResult) -> Figure:
   """Accuracies of a sweep over learning rate, a line for each number of cells.
 
   On validation to the left, on the test split to the right; a point is the mean
-  over what else was varied, a bar its range.
+  over what else was varied, a bar its range and a standard error more on both
+  sides.
   """
   figure = Figure(figsize=(9, 3.5), layout="constrained")
   left, right = figure.subplots(1, 2, sharey=True)
+  rates = sorted({task.learning_rate for task in result.tasks})
   for axes, key, title in (
-    (left, "val_accuracy", "validation"),
-    (right, "test_accuracy", "test"),
+    (left, "val", "validation"),
+    (right, "test", "test"),
   ):
     _draw(axes, _by_cells(result.tasks, key))
     axes.set(title=title, xlabel="learning rate", xscale="log")
+    axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
+    axes.set_xticks([], minor=True)
   left.set(ylabel="accuracy")
   _label(left)
   if result.sweep is not None:
@@ -86,15 +90,26 @@ def _label(axes: Axes) -> None:
 
 
 def _by_cells(tasks: Sequence[TrialResult], key: str) -> Lines:
-  """Lines of accuracies over learning rate; without missing ones."""
-  found: dict[tuple[int, float], list[float]] = {}
+  """Lines of accuracies over learning rate; without missing ones.
+
+  Args:
+    tasks: the trials.
+    key: "val" or "test".
+  """
+  found: dict[tuple[int, float], list[tuple[float, float]]] = {}
   for task in tasks:
-    if (accuracy := getattr(task, key)) is not None:
+    if (accuracy := getattr(task, f"{key}_accuracy")) is not None:
+      error = standard_error(accuracy, getattr(task, f"{key}_examples"))
       setting = (task.cells, task.learning_rate)
-      found.setdefault(setting, []).append(accuracy)
+      found.setdefault(setting, []).append((accuracy, error))
   lines: dict[str, list[Point]] = {}
   for (cells, rate), values in sorted(found.items()):
-    point = (rate, float(np.mean(values)), min(values), max(values))
+    mean = float(np.mean([accuracy for accuracy, _ in values]))
+    least, greatest = (
+      min(a - e for a, e in values),
+      max(a + e for a, e in values),
+    )
+    point = (rate, mean, least, greatest)
     label = "1 cell" if cells == 1 else f"{cells} cells"
     lines.setdefault(label, []).append(point)
   return lines

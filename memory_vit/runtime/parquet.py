@@ -1,7 +1,14 @@
-"""Parquet files of ours: checked pages, and what their metadata says."""
+"""Parquet files of ours: sealed with their SHA-256, and described.
 
+The checksums of Parquet are of pages: its footer, with the names of columns and
+all metadata, has none.
+"""
+
+import contextlib
+import hashlib
 import json
-from collections.abc import Mapping
+import mmap
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +17,60 @@ import pyarrow.parquet as pq
 
 # The key of a description in the metadata of a file, as JSON.
 METADATA = b"memory_vit"
+# In its metadata, before the SHA-256 of all other bytes of the file.
+_SEAL = b"SHA-256 of all but this: "
+_DIGITS = 64
+
+
+@contextlib.contextmanager
+def writing_sealed(
+  path: Path, schema: pa.Schema, **options: Any
+) -> Iterator[pq.ParquetWriter]:
+  """Yield a writer of a file, which is sealed at the end.
+
+  Args:
+    path: of the file.
+    schema: of its rows.
+    **options: of `pq.ParquetWriter`.
+  """
+  room = {b"memory_vit_seal": _SEAL + b"0" * _DIGITS}
+  sealed = schema.with_metadata({**(schema.metadata or {}), **room})
+  with pq.ParquetWriter(
+    path, sealed, write_page_checksum=True, **options
+  ) as writer:
+    yield writer
+  place, _, digest = _seal_of(path)
+  with path.open("r+b") as file:
+    file.seek(place)
+    file.write(digest)
+
+
+def require_whole(path: Path) -> None:
+  """Read every byte of a file of `writing_sealed`.
+
+  Raises:
+    OSError: where it is not what was written.
+    ValueError: where it was never sealed.
+  """
+  place, said, digest = _seal_of(path)
+  if place < len(_SEAL):
+    raise ValueError(f"{path.name} has no SHA-256")
+  if said != digest:
+    raise OSError(f"{path.name} is not what was written (SHA-256)")
+
+
+def _seal_of(path: Path) -> tuple[int, bytes, bytes]:
+  """Where the SHA-256 of a file is in it, which it is, which it must be."""
+  with (
+    path.open("rb") as file,
+    mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+    memoryview(content) as view,
+  ):
+    place = content.rfind(_SEAL) + len(_SEAL)
+    digest = hashlib.sha256(view[:place])
+    digest.update(view[place + _DIGITS :])
+    said = content[place : place + _DIGITS]
+    return place, said, digest.hexdigest().encode()
 
 
 def checked(path: Path) -> pq.ParquetFile:

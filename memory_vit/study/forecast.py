@@ -1,4 +1,4 @@
-"""Dry run of a study: its runs, and an estimate from one timed step."""
+"""Dry run of a study: its runs, and an estimate from timed steps."""
 
 import dataclasses
 import time
@@ -57,15 +57,28 @@ def forecast(config: Config, workdir: Path, parts: Sequence[str]) -> str:
     f"steps for {', '.join(parts)}, {len(runs) - len(left)} of them finished."
   )
   if left:
-    # Its rates are known: runs that wait for them come after those that tell.
-    timed = config_of(config, dataclasses.replace(left[0], reads=None), file)
-    seconds = step_seconds(timed, backbone, mesh, train)
-    total = seconds * config.total_steps * _count(left)
+    seconds: dict[tuple[str, tuple[int, ...]], float] = {}
+    for run in left:
+      if (run.regime, run.cells) not in seconds:
+        timed = dataclasses.replace(
+          run,
+          reads=None,
+          # Some of one run wait for the best rate of others.
+          learning_rates=run.learning_rates or (config.learning_rate,),
+        )
+        seconds[run.regime, run.cells] = step_seconds(
+          config_of(config, timed, file), backbone, mesh, train
+        )
+    total = config.total_steps * sum(
+      seconds[run.regime, run.cells] for run in left
+    )
+    shown = ", one of ".join(
+      f"{regime} takes {taken:.3g} s" for (regime, _), taken in seconds.items()
+    )
     device = jax.devices()[0].device_kind
     lines.append(
-      f"About {duration(total)} left on {len(jax.devices())} x "
-      f"{device}, if each step of each trial takes the {seconds:.3g} s of one "
-      f"of {left[0].name}. Trials of the same run take less; compiling, "
+      f"About {duration(total)} left on {len(jax.devices())} x {device}: a "
+      f"step of {shown}, of all trials that share a pass. Compiling, "
       "evaluation, and images that are read slower come on top."
     )
   return "\n".join(lines)
@@ -81,7 +94,7 @@ def step_seconds(
 ) -> float:
   """Time one training step on random images, after one that compiles.
 
-  Of a sweep one trial is timed. The run reads no other task.
+  Of a sweep all trials take it. The run reads no other task.
   """
   trainer = Trainer(
     config=config,
@@ -89,7 +102,7 @@ def step_seconds(
     backbone=backbone,
     train=train,
   )
-  start = trainer.start(sweep.trials_of(config, "timed")[:1])
+  start = trainer.start(sweep.trials_of(config, "timed"))
   state, frozen = start.state, trainer.frozen()
   batch = shard_batch(_random_batch(config), mesh)
   for _ in range(2):

@@ -227,8 +227,7 @@ class Loop:
     if self.validate:
       results = self.validate(state.params)
       _show_validation(step, results, monitors.events)
-      accuracies = {name: result["top1"] for name, result in results.items()}
-      well = loop_state.keep_better(well, accuracies, state)
+      well = loop_state.keep_better(well, results, state)
     if step == self.steps.total:
       well = loop_state.keep_last(well, state)
     return dataclasses.replace(past, best={**past.best, **well}, pending=False)

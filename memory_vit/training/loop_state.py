@@ -22,11 +22,15 @@ class BestParams:
     accuracy: on the validation set; None before the first evaluation, and
       where there is no such set: then the last step is the best.
     params: of one name, on the host; None as long as there is no best.
+    loss: on the validation set, with that accuracy.
+    examples: of the validation set.
   """
 
   step: int = 0
   accuracy: float | None = None
   params: Any = None
+  loss: float | None = None
+  examples: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,13 +60,14 @@ class LoopState:
 
 def keep_better(
   best: Mapping[str, BestParams],
-  accuracies: Mapping[str, float],
+  results: Mapping[str, Mapping[str, Any]],
   state: TrainState,
 ) -> dict[str, BestParams]:
   """Replace what is now better than ever before; NaN is never better."""
   return {
-    name: _at_now(name, accuracies[name], state)
-    if accuracies[name] > (_WORST if found.accuracy is None else found.accuracy)
+    name: _at_now(name, results[name], state)
+    if results[name]["top1"]
+    > (_WORST if found.accuracy is None else found.accuracy)
     else found
     for name, found in best.items()
   }
@@ -73,12 +78,19 @@ def keep_last(
 ) -> dict[str, BestParams]:
   """Take the last step as the best of names that have no accuracy."""
   return {
-    name: _at_now(name, None, state) if found.accuracy is None else found
+    name: _at_now(name, {}, state) if found.accuracy is None else found
     for name, found in best.items()
   }
 
 
-def _at_now(name: str, accuracy: float | None, state: TrainState) -> BestParams:
-  """A name as it is now."""
-  params = sharding.to_host(state.params[name])
-  return BestParams(int(state.step), accuracy, params)
+def _at_now(
+  name: str, result: Mapping[str, Any], state: TrainState
+) -> BestParams:
+  """A name as it is now, with the result of its validation if there is one."""
+  return BestParams(
+    int(state.step),
+    result.get("top1"),
+    sharding.to_host(state.params[name]),
+    result.get("loss"),
+    result.get("examples", 0),
+  )

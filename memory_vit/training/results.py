@@ -95,6 +95,8 @@ def evaluate_trained(
         steps=pack.steps,
         best_step=pack.best[name].step,
         val_accuracy=pack.best[name].accuracy,
+        val_loss=_finite(pack.best[name].loss),
+        val_examples=pack.best[name].examples,
         skipped_updates=pack.skipped.get(name, 0),
       )
       hits, predictions = (
@@ -106,12 +108,22 @@ def evaluate_trained(
 
 def _best_on_validation(packs: Sequence[PackResult]) -> str | None:
   """The name of the trial that `rank` will put first, if there is any."""
-  accuracies = {
-    name: pack.best[name].accuracy or 0.0
+  places = {
+    name: _place(pack.best[name].accuracy, _finite(pack.best[name].loss))
     for pack in packs
     for name in pack.tasks
   }
-  return max(accuracies, key=accuracies.__getitem__, default=None)
+  return min(places, key=places.__getitem__, default=None)
+
+
+def _place(accuracy: float | None, loss: float | None) -> tuple[float, float]:
+  """What trials are sorted by: their accuracy, of equals the loss."""
+  return -(accuracy or 0.0), math.inf if loss is None else loss
+
+
+def _finite(loss: float | None) -> float | None:
+  """A loss for JSON, which has no NaN, and no infinity."""
+  return loss if loss is not None and math.isfinite(loss) else None
 
 
 def _result(
@@ -137,8 +149,7 @@ def _result(
     test_examples=test["examples"],
     test_skipped=test["skipped"],
     test_not_finite=test["not_finite"],
-    # JSON has no NaN, and no infinity.
-    test_loss=test["loss"] if math.isfinite(test["loss"]) else None,
+    test_loss=_finite(test["loss"]),
     test_top5=test["top5"],
     test_per_class=test["per_class"],
     test_majority=test["majority"],
@@ -149,7 +160,9 @@ def rank(
   trained: Sequence[TrainedTrial], config: Config, name: str
 ) -> list[TrainedTrial]:
   """Sort trials, the best on validation first; say where each is exported."""
-  best, *others = sorted(trained, key=lambda t: -(t.result.val_accuracy or 0.0))
+  best, *others = sorted(
+    trained, key=lambda t: _place(t.result.val_accuracy, t.result.val_loss)
+  )
   if _exports_all(config):
     others = [trial.exported_as(trial.result.name) for trial in others]
   return [best.exported_as(name), *others]

@@ -50,7 +50,10 @@ def save(
     },
     {
       **meta,
-      "best": {name: [b.step, b.accuracy] for name, b in best.items()},
+      "best": {
+        name: [b.step, b.accuracy, b.loss, b.examples]
+        for name, b in best.items()
+      },
       "lost": past.lost,
       "skipped": {
         name: dataclasses.asdict(found) for name, found in past.skipped.items()
@@ -114,14 +117,15 @@ def resume(
     "state": state,
     "best": {
       name: sharding.to_host(state.params[name])
-      for name, (best_step, _) in found["best"].items()
+      for name, (best_step, *_) in found["best"].items()
       if best_step
     },
   }
   saved = checkpoints.restore(step, like)
   best = {
-    name: BestParams(best_step, accuracy, saved["best"].get(name))
-    for name, (best_step, accuracy) in found["best"].items()
+    # Earlier versions did not write what comes last.
+    name: BestParams(best_step, accuracy, saved["best"].get(name), *loss)
+    for name, (best_step, accuracy, *loss) in found["best"].items()
   }
   logger.info("going on from step %d in %s", step, checkpoints.directory)
   skipped = {

@@ -1,5 +1,6 @@
 """The summary at the end of a run, as a table."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from clu import parameter_overview as clu_overview
@@ -12,6 +13,7 @@ from memory_vit.run_result import (
   RunResult,
   SweepResult,
   TrialResult,
+  standard_error,
 )
 from memory_vit.runtime.messages import counted, escaped
 from memory_vit.runtime.tables import table
@@ -37,7 +39,7 @@ def parameter_table(trained: trees.Tree) -> str:
 
 def summary(result: RunResult, workdir: Path) -> str:
   """The result of a run as a table, and where everything lies."""
-  lines = ["", _table(result)]
+  lines = ["", _table(result), *_certainty(result.tasks)]
   if result.sweep:
     lines += ["", _of_sweep(result.sweep, result.tasks[0])]
   backbone = result.backbone
@@ -99,6 +101,18 @@ def _table(result: RunResult) -> str:
   header = ("task", *names, *cells, "trained", "validation", "test", "chance",
             "majority", "test examples")  # fmt: skip
   return table(header, rows)
+
+
+def _certainty(tasks: Sequence[TrialResult]) -> list[str]:
+  """How far the validation accuracy of the first task can be trusted."""
+  best = tasks[0] if tasks else None
+  if best is None or best.val_accuracy is None or not best.val_examples:
+    return []
+  error = 100 * standard_error(best.val_accuracy, best.val_examples)
+  return [
+    f"validation: {counted(best.val_examples, 'image')}, a standard error of "
+    f"{error:.1f} points"
+  ]
 
 
 def _percent(value: float | None) -> str:

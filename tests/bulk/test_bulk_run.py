@@ -144,6 +144,36 @@ def test_a_damaged_shard_is_made_again(folder, tmp_path, how):
   assert table(tmp_path / "out") == expected
 
 
+def test_a_flipped_bit_anywhere_in_a_shard_is_noticed(folder, tmp_path):
+  """In values, in the footer that describes them, and in the seal itself."""
+  make(folder, tmp_path / "out")
+  plan = plans.read_plan(tmp_path / "out")
+  shard = tmp_path / "out" / plan.name(1)
+  assert shard_file.undamaged(tmp_path / "out", plan, 1)
+  whole = shard.read_bytes()
+  generator = np.random.default_rng(0)
+  for place in range(0, len(whole), 17):
+    content = bytearray(whole)
+    content[place] ^= 1 << generator.integers(8)
+    shard.write_bytes(content)
+    assert not shard_file.undamaged(tmp_path / "out", plan, 1), place
+
+
+def test_a_shard_with_a_damaged_footer_is_made_again(folder, tmp_path):
+  """A column of another name, which no page tells."""
+  for output in (tmp_path / "out", tmp_path / "one.parquet"):
+    make(folder, output)
+  shard = tmp_path / "out" / "part-00001-of-00003.parquet"
+  whole = shard.read_bytes()
+  shard.write_bytes(whole.replace(b"error", b"errop"))
+  assert make(folder, tmp_path / "out").made == 1
+  assert shard.read_bytes() == whole
+  file = tmp_path / "one.parquet"
+  file.write_bytes(file.read_bytes().replace(b"mean", b"meAn"))
+  with pytest.raises(DataError, match="is damaged.*remove it"):
+    make(folder, file)
+
+
 def test_another_run_is_refused(folder, tmp_path):
   output = tmp_path / "out"
   make(folder, output)

@@ -19,7 +19,7 @@ from memory_vit import config as config_lib
 from memory_vit.cli import command_line
 from memory_vit.data import batching, datasets, sources
 from memory_vit.errors import ConfigError
-from memory_vit.study import runs
+from memory_vit.study import paper_numbers, runs
 from memory_vit.training import resolve, run, sweep
 from memory_vit.training.optim import warmup_steps
 
@@ -93,6 +93,18 @@ def test_the_papers_set_up(name):
   assert warmup_steps(others, config.total_steps) == 500
   crop = "small" if name == "cifar100" else "inception"
   assert config.data.train_crop == crop
+  # It reports the best learning rate and names none: those of our study.
+  assert config.sweep == config_lib.SweepConfig(
+    learning_rate=config.study.learning_rates
+  )
+  # With what the result is compared stands where one reads first.
+  paper = paper_numbers.table2(config)
+  numbers = [paper[key] for key in (5, "head", "full")]
+  about = importlib.import_module(f"configs.{name}").__doc__
+  for number in numbers:
+    assert f"{100 * number:.1f} %" in about
+  # And the study, which has rates of its own, is still possible.
+  assert "table2" in runs.possible_parts(config)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -137,7 +149,8 @@ def test_two_steps_on_fake_pictures(name, backbone_file, tmp_path):
   task, config = two_steps(
     config, backbone_file, tmp_path / "run", dir=str(tmp_path / "tfds")
   )
-  assert task.name == name
+  # The best of its sweep, under the name of the task.
+  assert task.exported == f"tasks/{name}"
   assert task.test_examples == len(labels[config.data.test])
   manifest = json.loads(
     (tmp_path / "run" / "tasks" / name / "task.json").read_text()
@@ -259,6 +272,22 @@ def test_a_configuration_by_its_name(tmp_path, monkeypatch):
   found = [parsed(name, "--config.seed=3") for name in names]
   monkeypatch.chdir(ROOT)
   assert found == [parsed(file, "--config.seed=3") for file in files]
+
+
+def test_a_rate_that_is_given_is_the_only_one():
+  """What the command line says wins over what a configuration sweeps."""
+  one = parsed("--config=sun397", "--config.learning_rate=0.1")
+  assert (one.learning_rate, one.sweep.is_on) == (0.1, False)
+  sweep = parsed("--config=quickstart:sweep", "--config.task.cells=5")
+  assert (sweep.sweep.cells, sweep.sweep.combinations) == ((), 3)
+  message = "config.learning_rate.*config.sweep.learning_rate.*one of them"
+  with pytest.raises(ConfigError, match=message):
+    parsed("--config=sun397", "--config.learning_rate=0.1",
+           "--config.sweep.learning_rate=(0.1, 0.3)")  # fmt: skip
+  with pytest.raises(ConfigError, match=r"config\.sweep is for one run"):
+    runs.possible_parts(
+      parsed("--config=sun397", "--config.sweep.learning_rate=(0.1, 0.2)")
+    )
 
 
 def test_a_file_of_that_name_comes_first(tmp_path, monkeypatch):

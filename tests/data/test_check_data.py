@@ -333,7 +333,10 @@ def test_exit_status(tmp_path):
   assert code == 1
   assert "train/a/0.png): not a whole" in shown
   assert json.loads(file.read_text())["clean"] is False
+  thesis = tmp_path / "thesis.txt"
+  thesis.write_text("mine")
   for arguments, message in (
+    ((*config, f"--json={thesis}"), "thesis.txt"),
     ((), "--config"),
     (("--config=configs/no.py",), "configs/no.py"),
     ((*config, "--unknown"), "unknown"),

@@ -327,6 +327,11 @@ def test_other_splits_and_bad_input(model, tmp_path, capsys):
   assert "(No such file or directory)" in refused(
     f"--task={root}/tasks/low", "--json=/no/such/x.json"
   )
+  thesis = tmp_path / "thesis.txt"
+  thesis.write_text("mine")
+  assert "thesis.txt" in refused(f"--task={root}/tasks/low",
+                                 f"--json={thesis}")  # fmt: skip
+  assert thesis.read_text() == "mine"
   unknown = dataclasses.replace(high, provenance={})
   mv.save_task(unknown, tmp_path / "unknown")
   assert "says nothing of its data" in refused(f"--task={tmp_path}/unknown")
@@ -340,6 +345,22 @@ def test_other_splits_and_bad_input(model, tmp_path, capsys):
   spec = dataclasses.replace(low.spec, class_names=tuple("abcde"))
   mv.save_task(mv.Task(spec, low.params, low.provenance), tmp_path / "other")
   assert "has 5 classes (a, b, c, ...)" in refused(f"--task={tmp_path}/other")
+
+
+def test_json_replaces_nothing_of_the_users(tmp_path):
+  """What is there must begin as what this command writes."""
+  file, own = tmp_path / "thesis.txt", {"backbone": {}, "tasks": []}
+  for text in ("my thesis", '{"name": "my package"}', "{}"):
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="thesis.txt.*is there"):
+      commands.json_file(str(file), "backbone")
+    assert file.read_text() == text
+  commands.write_json(file, own)
+  assert commands.json_file(str(file), "backbone") == file
+  with pytest.raises(ConfigError, match="is there"):
+    commands.json_file(str(file), "splits")
+  file.write_text("")  # of `mktemp`
+  assert commands.json_file(str(file), "backbone") == file
 
 
 def test_top5_of_five_classes_is_not_shown():

@@ -41,7 +41,8 @@ def test_a_dry_run_trains_nothing(config, tmp_path, monkeypatch):
   monkeypatch.setattr(forecast, "step_seconds", time_it)
   text = forecast.forecast(alone, tmp_path, ["adapters"])
   assert sorted(tmp_path.rglob("*")) == before
-  assert timed == ["adapter"]  # one step of what is run next
+  # What is no sweep is one kind, whatever its rate.
+  assert timed == ["adapter", "memory", "adapter_memory"]
   rows = [line.split() for line in text.splitlines()[2:11]]
   assert [row[0] for row in rows] == [r.name for r in planned]
   assert rows[0][1:] == ["1", "finished"]
@@ -50,7 +51,7 @@ def test_a_dry_run_trains_nothing(config, tmp_path, monkeypatch):
   assert "9 runs of 9 trials and 2 steps for adapters, 1 of them fin" in text
   # 8 trials of 2 steps.
   assert "About 8:00 left on 8 x cpu" in text
-  assert f"takes the 30 s of one of {planned[1].name}" in text
+  assert "a step of adapter takes 30 s, one of memory takes 30 s" in text
   # A split that is not there is noticed here already.
   wrong = dataclasses.replace(alone.data, test="tset")
   with pytest.raises(DataError, match="tset"):
@@ -78,6 +79,28 @@ def test_a_dry_run_knows_how_many_steps_epochs_are(
   assert f"and {steps} steps for table2" in text
 
 
+def test_a_dry_run_times_each_kind_of_run_once(config, tmp_path, monkeypatch):
+  """The trials of a masked regime share a pass: a step of it is one of all."""
+  config = with_study(
+    config, regimes=("head_cls", "memory_masked"), cells=(1, 2), others=(),
+    learning_rates=(0.3, 0.1, 0.03), seeds=(0, 1),
+  )  # fmt: skip
+  timed = []
+
+  def time_it(config, *_):
+    timed.append((config.regime, config.sweep.combinations))
+    return 30.0 if config.regime == "head_cls" else 45.0
+
+  monkeypatch.setattr(forecast, "step_seconds", time_it)
+  text = forecast.forecast(config, tmp_path, ["cells"])
+  assert sorted(timed) == [("head_cls", 1), ("memory_masked", 6)]
+  # head_cls: three rates, and the best once more; memory: a sweep for a seed.
+  seconds = config.total_steps * (4 * 30 + 2 * 45)
+  assert f"About {forecast.duration(seconds)} left" in text
+  assert "a step of head_cls takes 30 s" in text
+  assert "one of memory_masked takes 45 s" in text
+
+
 @pytest.mark.slow
 def test_a_backbone_of_another_pretraining_is_refused(config, tmp_path):
   settings = dataclasses.replace(
@@ -90,7 +113,7 @@ def test_a_backbone_of_another_pretraining_is_refused(config, tmp_path):
 
 
 def test_a_step_is_timed(config):
-  """Of a sweep that of one of its trials."""
+  """Of a sweep that of all of its trials."""
   planned = next(
     r for r in plan.plan(config, ["table2"], {}) if r.regime == "cls_masked"
   )

@@ -15,12 +15,13 @@ from memory_vit.training.step import TrainState
 from memory_vit.training.trainer import PackResult
 
 
-def trained(accuracies, skips=()):
+def trained(accuracies, skips=(), losses=types.MappingProxyType({})):
   """The best of each name, whose only parameter counts its updates.
 
   Args:
     accuracies: {name: on validation after each step}.
     skips: (name, step) of the updates that are not finite.
+    losses: {name: on validation after every step}; by default 1.
   """
 
   def step_fn(state, frozen, batch):
@@ -38,8 +39,8 @@ def trained(accuracies, skips=()):
 
   def validate(params):
     return {
-      name: {"loss": 1.0, "top1": values[evaluated[0] - 1], "top5": 1.0,
-             "examples": 9, "per_class": [1.0] * 2}
+      name: {"loss": losses.get(name, 1.0), "top1": values[evaluated[0] - 1],
+             "top5": 1.0, "examples": 9, "per_class": [1.0] * 2}
       for name, values in accuracies.items()
     }  # fmt: skip
 
@@ -130,3 +131,31 @@ def test_a_variant_is_best_by_validation(backbone, tmp_path):
   assert exported.spec.name == "d"
   assert exported.provenance["metrics"]["val_accuracy"] == 0.8
   jax.tree.map(np.testing.assert_array_equal, exported.params, best.params)
+
+
+def test_a_tie_on_validation_is_broken_by_its_loss():
+  """Two right of three each: the one that is surer of what is right is best."""
+  past = trained({"d-00": [0.5], "d-01": [0.5], "d-02": [0.25]}, losses={
+    "d-00": 2.0, "d-01": 1.0, "d-02": 0.5,
+  })  # fmt: skip
+  task = types.SimpleNamespace(
+    params={}, spec=types.SimpleNamespace(name="d", cells=1, num_classes=2)
+  )
+  asked = []
+
+  def evaluate(tasks, source, also, predictions_of):
+    asked.append(predictions_of)
+    return {}
+
+  config = config_lib.Config()
+  trials = [sweep.Trial(name, {}, config) for name in past.best]
+  pack = PackResult(tasks=dict.fromkeys(past.best, task), best=past.best,
+                    lost={})  # fmt: skip
+  learner = types.SimpleNamespace(config=config, evaluate=evaluate)
+  found = results.evaluate_trained(learner, trials, [pack], "a test split")
+  assert asked == ["d-01"]
+  assert [t.trial.name for t in results.rank(found, config, "d")] == [
+    "d-01", "d-00", "d-02",
+  ]  # fmt: skip
+  assert found[0].result.val_loss == 2.0
+  assert found[0].result.val_examples == 9

@@ -100,7 +100,7 @@ class Run:
     first = TrainState(jnp.int32(0), {"a": ZERO}, ())
     with Checkpoints(self.directory) as checkpoints:
       for step in checkpoints.steps():
-        best_step, _ = checkpoints.meta(step)["best"]["a"]
+        best_step, *_ = checkpoints.meta(step)["best"]["a"]
         best = {"a": ZERO} if best_step else {}
         read = checkpoints.restore(step, {"state": first, "best": best})
         value = read["best"]["a"]["w"][0] if best_step else None
@@ -402,7 +402,7 @@ def test_events_that_cannot_be_opened_do_no_harm(tmp_path):
 def test_a_past_is_saved_as_it_is(tmp_path):
   """Every field of it: one that is forgotten changes a resumed run."""
   past = LoopState(
-    best={"a": BestParams(1, 0.25, {"w": np.ones(3, np.float32)})},
+    best={"a": BestParams(1, 0.25, {"w": np.ones(3, np.float32)}, 1.5, 8)},
     lost={"b": 3},
     skipped={"b": SkipCount(4, (1, 2, 3))},
     pending=True,

@@ -34,3 +34,14 @@ def test_without_a_test_split_there_is_no_majority(tmp_path):
   (row,) = rows_of(dataclasses.replace(RESULT, tasks=(untested,)), tmp_path)
   assert (row["test"], row["majority"]) == ("-", "-")
   assert row["chance"] == "12.50 %"
+
+
+def test_how_much_a_few_validation_images_say_stands_under_the_table(tmp_path):
+  few = dataclasses.replace(TASK, val_accuracy=13 / 18, val_examples=18)
+  said = summary.summary(dataclasses.replace(RESULT, tasks=(few,)), tmp_path)
+  assert "validation: 18 images, a standard error of 10.6 points" in said
+  # All of them right: not a certainty, either.
+  sure = dataclasses.replace(few, val_accuracy=1.0)
+  said = summary.summary(dataclasses.replace(RESULT, tasks=(sure,)), tmp_path)
+  assert "validation: 18 images, a standard error of 3.9 points" in said
+  assert "a standard error" not in summary.summary(RESULT, tmp_path)
