@@ -22,6 +22,8 @@ from memory_vit.bulk.run import Input, run_bulk
 from memory_vit.errors import ConfigError, DataError, TrainingError
 from memory_vit.images import image_files
 
+pytestmark = pytest.mark.versions
+
 BROKEN = (1, 4, 5, 6, 7, 13)  # 4 to 7 are a whole batch
 
 

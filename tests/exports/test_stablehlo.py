@@ -17,6 +17,8 @@ from memory_vit.images import view
 from memory_vit.model.task import INTERPOLATIONS
 from memory_vit.tasks import split_forward
 
+pytestmark = pytest.mark.versions
+
 TOLERANCE = 1e-5
 
 

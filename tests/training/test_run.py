@@ -135,6 +135,7 @@ def test_where_the_task_looks_is_drawn(config, workdir):
   assert named not in summary.summary(result, workdir)
 
 
+@pytest.mark.versions
 def test_a_run_from_nothing_to_the_result(config, finished):
   workdir, result = finished
   assert result.to_json() == json.loads((workdir / "result.json").read_text())
@@ -185,6 +186,7 @@ def newest(workdir):
   return path.name, saved["arrays"], meta
 
 
+@pytest.mark.versions
 def test_resumed_equals_uninterrupted(config, workdir, finished, monkeypatch):
   """Parameters, optimiser, and place in the data: the last state is the same.
 
