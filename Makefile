@@ -15,17 +15,18 @@ RELEASE_BIN := .venv-release/bin
 # Such as "--repository=https://... --full"; `make release RELEASE=--help`.
 RELEASE ?=
 
-.PHONY: help quickstart test newest lowest processes slow exchange mutants lint notebooks docs bench compare release clean
+.PHONY: help quickstart test newest lowest processes slow exchange nightly mutants lint notebooks docs bench compare release clean
 
 help:
 	@echo "make quickstart   learn a task on the embedded data, into $(WORKDIR)"
 	@echo "make test         the tests (under 3 minutes on 2 cores)"
-	@echo "make newest       the same on Python 3.12 or 3.13, with the newest jax"
+	@echo "make newest       a tenth of them on Python 3.12 or 3.13, with the newest jax"
 	@echo "make lowest       the same with the lowest versions that are allowed"
-	@echo "make processes    the tests that start processes (under 10 minutes)"
+	@echo "make processes    the tests that start processes (10 minutes)"
 	@echo "make slow         the tests on real data, and others that take long"
 	@echo "make exchange     backbones against transformers and timm, and ONNX (5 minutes)"
-	@echo "make mutants      the code broken in 627 places: is each noticed? (30 minutes)"
+	@echo "make nightly      the whole fuzz, 20 kills, and the mutants (half an hour)"
+	@echo "make mutants      the code broken in some places: is each noticed? (15 minutes)"
 	@echo "make lint         format, style, import directions, types, as in CI"
 	@echo "make notebooks    the pages of docs/notebooks anew, with their pictures (10 minutes)"
 	@echo "make docs         the site, into site/: a link that leads nowhere fails"
@@ -33,33 +34,40 @@ help:
 	@echo "make compare      the same here and in PEFT and vit-pytorch (10 minutes)"
 	@echo "make release      wheel and sdist in dist/, tried with each Python (nothing is uploaded)"
 
+# Bytecode is compiled where it is imported: of most of it nothing is.
+INSTALL := pip install --quiet --no-compile
+
 .venv/installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --editable '.[train,serve,ray,wandb,test]'
+	$(BIN)/$(INSTALL) --editable '.[train,serve,ray,wandb,test]'
 	touch $@
 
+# Without the package itself: they run in the checkout, two of them at a time.
 .venv-newest/installed: requirements.txt pyproject.toml
 	@test -n "$(NEWEST)" || { echo "no Python 3.12 or 3.13 here: make newest NEWEST=PYTHON"; exit 1; }
 	$(NEWEST) -m venv .venv-newest
-	$(NEWEST_BIN)/pip install --quiet --editable '.[train,serve,test]'
+	$(NEWEST_BIN)/python .ci/requirements core train serve test > .venv-newest/requirements.txt
+	$(NEWEST_BIN)/$(INSTALL) --requirement .venv-newest/requirements.txt
 	touch $@
 
 .venv-lowest/installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv .venv-lowest
 	$(LOWEST_BIN)/python .ci/lowest > .venv-lowest/lowest.txt
-	$(LOWEST_BIN)/pip install --quiet --constraint .venv-lowest/lowest.txt --editable '.[train,serve,test]'
+	$(LOWEST_BIN)/python .ci/requirements core train serve test > .venv-lowest/requirements.txt
+	$(LOWEST_BIN)/$(INSTALL) --constraint .venv-lowest/lowest.txt --requirement .venv-lowest/requirements.txt
 	touch $@
 
 .venv-exchange/installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv .venv-exchange
-	$(EXCHANGE_BIN)/pip install --quiet --editable '.[train,serve,test,exchange]'
-	$(EXCHANGE_BIN)/pip install --quiet --no-deps jax2onnx==0.17.1
+	$(EXCHANGE_BIN)/python .ci/requirements core train serve test exchange > .venv-exchange/requirements.txt
+	$(EXCHANGE_BIN)/$(INSTALL) --requirement .venv-exchange/requirements.txt
+	$(EXCHANGE_BIN)/$(INSTALL) --no-deps jax2onnx==0.17.1
 	touch $@
 
 .venv-docs/installed: pyproject.toml
 	$(PYTHON) -m venv .venv-docs
 	$(PYTHON) .ci/requirements docs > .venv-docs/requirements.txt
-	$(DOCS_BIN)/pip install --quiet --requirement .venv-docs/requirements.txt
+	$(DOCS_BIN)/$(INSTALL) --requirement .venv-docs/requirements.txt
 	touch $@
 
 quickstart: .venv/installed
@@ -69,22 +77,30 @@ quickstart: .venv/installed
 test: .venv/installed
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not processes"
 
+# What other versions of the libraries may break; in one process, as the other of
+# the two may run beside it.
+VERSIONS := -m "versions and not slow and not processes" $(shell grep -rl 'mark\.versions' tests)
+
 newest: .venv-newest/installed
-	$(NEWEST_BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not processes"
+	$(NEWEST_BIN)/python -m pytest $(VERSIONS)
 
 # Old releases warn of what newer ones have changed.
 lowest: .venv-lowest/installed
-	$(LOWEST_BIN)/python -m pytest -n 2 --dist worksteal -W ignore::DeprecationWarning -m "not slow and not processes"
+	$(LOWEST_BIN)/python -m pytest -W ignore::DeprecationWarning $(VERSIONS)
 
 processes: .venv/installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m processes
 
 # What starts processes is in `make processes`, by file: a cluster is started once.
 slow: .venv/installed
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not processes"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not processes and not nightly"
 
 exchange: .venv-exchange/installed
 	$(EXCHANGE_BIN)/python -m pytest tests/exchange
+
+nightly: mutants
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m nightly
+	KILLS=20 FILE_KILLS=20 $(BIN)/python -m pytest -m processes tests/training/test_interrupted_runs.py -k kill
 
 mutants: .venv/installed
 	$(BIN)/python tests/mutants/run.py

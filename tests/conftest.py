@@ -5,6 +5,7 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -54,6 +55,18 @@ from memory_vit.model import trees
 from memory_vit.model.backbone import backbone_shapes  # noqa: E402
 from memory_vit.runtime import sharding
 from memory_vit.tasks import manifest
+
+# What a machine may lack, and no command installs.
+_MAY_LACK = re.compile("chromium|MEMORY_VIT_DATA|array_record|this system")
+
+
+def pytest_sessionfinish(session):
+  """In CI, what is skipped as a library is missing is an error."""
+  reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+  if reporter and "MEMORY_VIT_NO_SKIPS" in os.environ:
+    skipped = [str(r.longrepr) for r in reporter.stats.get("skipped", ())]
+    if not all(map(_MAY_LACK.search, skipped)):
+      session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(autouse=True)

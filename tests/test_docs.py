@@ -46,6 +46,7 @@ def test_the_readme_leads_to_every_page():
 @each_page
 def test_links_lead_somewhere(page):
   links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+  assert links or page != README
   for link in links:
     if re.match(r"https?://", link):
       continue
@@ -59,7 +60,9 @@ def test_links_lead_somewhere(page):
 def test_files_that_are_named_are_there(page):
   folders = "memory_vit|configs|tests|benchmarks|colab"
   text = page.read_text()
-  for name in re.findall(rf"\b(?:{folders})/[\w/]+\.\w+", text):
+  names = re.findall(rf"\b(?:{folders})/[\w/]+\.\w+", text)
+  assert names or page.name != "CONTRIBUTING.md"
+  for name in names:
     assert (ROOT / name).is_file(), name
   for name in re.findall(r"-m ((?:memory_vit|benchmarks)\.[a-z]\w*)", text):
     assert (ROOT / f"{name.replace('.', '/')}.py").is_file(), name
@@ -91,11 +94,14 @@ def test_the_architecture_is_that_of_the_code():
 
 def test_help_says_where_pages_are():
   """A wheel has none of them: a reader has to look into the repository."""
+  named = set()
   for path in (ROOT / "memory_vit").glob("*.py"):
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     for name, after in re.findall(r"(docs/\w+\.md)(.{0,18})", text, re.S):
       assert (ROOT / name).is_file(), path.name
       assert after.split() == ["of", "the", "repository"], path.name
+      named.add(name)
+  assert named
 
 
 def test_all_pages_count_the_same_faults():

@@ -2,6 +2,7 @@
 
 import ast
 import collections
+import functools
 import importlib.util
 import pathlib
 import sys
@@ -34,31 +35,61 @@ def test_there_are_enough_of_them_under_names_of_their_own():
 def test_each_is_one_place_in_the_code_and_still_python():
   for mutant in MUTANTS:
     text = (run.ROOT / mutant.file).read_text(encoding="utf-8")
+    broken = mutant.applied_to(text)
     # What it warns of here is an error where the tests import it.
-    compile(mutant.applied_to(text), mutant.name, "exec")
-    assert mutant.find != mutant.replace, mutant.name
+    compile(broken, mutant.name, "exec")
+    assert ast.dump(ast.parse(broken)) != ast.dump(ast.parse(text)), mutant.name
 
 
 def test_the_tests_that_should_notice_are_there():
-  functions = {
-    str(path.relative_to(TESTS)): {
-      node.name
-      for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-      if isinstance(node, ast.FunctionDef)
-    }
-    for path in TESTS.rglob("test_*.py")
-  }
+  @functools.cache
+  def functions(file):
+    tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))
+    return {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
+
   for mutant in MUTANTS:
     assert mutant.tests, mutant.name
     for test in mutant.tests:
       file, _, function = test.partition("::")
-      assert file in functions, mutant.name
       name = function.split("[")[0]
-      assert not name or name in functions[file], (mutant.name, test)
+      assert not name or name in functions(file), (mutant.name, test)
 
 
-def test_a_place_that_is_not_there_once_is_refused():
-  mutant = MUTANTS[0]
-  for text in ("", mutant.find * 2):
-    with pytest.raises(ValueError, match="expected 1. Write the mutant anew"):
-      mutant.applied_to(text)
+FAULT = run.Mutant(
+  name="a",
+  fault="it does not add",
+  function="package.module:Class.function",
+  find="x + f(y)",
+  replace="x",
+  tests=(),
+)
+CODE = """
+class Class:
+  def function(self, x):
+    g(x)
+    return [x +
+            f( y)]  # a comment
+  def other(self, x):
+    return x + f(y)
+"""
+
+
+def test_a_place_is_found_however_it_is_formatted():
+  assert "g(x)\n        return [x]\n" in FAULT.applied_to(CODE)
+  assert "return x + f(y)" in FAULT.applied_to(CODE)
+
+
+def test_statements_are_replaced_or_go():
+  gone = run.dataclasses.replace(FAULT, find="g(x)", replace="")
+  assert "g(x)" not in gone.applied_to(CODE)
+  two = run.dataclasses.replace(
+    FAULT, find="g(x)\nreturn [x + f(y)]", replace="return 1"
+  )
+  assert "x):\n        return 1\n" in two.applied_to(CODE)
+
+
+@pytest.mark.parametrize("found", [0, 2])
+def test_a_place_that_is_not_there_once_is_refused(found):
+  code = CODE.replace("x +\n            f( y)", ", ".join(["x + f(y)"] * found))
+  with pytest.raises(ValueError, match=f"{found} places .* expected 1. Write"):
+    FAULT.applied_to(code)

@@ -88,7 +88,9 @@ def test_it_is_valid_and_stripped(path):
 
 @each_notebook
 def test_cells_compile_and_their_functions_are_short(path):
-  for cell in code_cells(nbformat.read(path, as_version=4)):
+  cells = code_cells(nbformat.read(path, as_version=4))
+  assert len(cells) > 3
+  for cell in cells:
     compile(python(cell), cell.id, "exec")
     for function in functions(cell):
       lines = function.end_lineno - function.lineno + 1
@@ -137,6 +139,7 @@ def test_what_the_text_names_is_there(path):
     cell.source for cell in notebook.cells if cell.cell_type == "markdown"
   )
   named = re.findall(r"`((?:docs/)?\w+\.(?:md|ipynb))`", text)
+  assert named
   for name in named:
     folder = COLAB if name.endswith(".ipynb") else ROOT
     assert (folder / name).is_file(), name

@@ -14,6 +14,8 @@ from memory_vit.errors import DataError, MemoryVitError, TrainingError
 from memory_vit.plots import rasterize
 from memory_vit.run_result import RunResult, SweepResult, TrialResult
 
+pytestmark = pytest.mark.versions
+
 matplotlib.use("Agg")
 
 

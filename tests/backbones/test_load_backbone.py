@@ -183,7 +183,9 @@ def test_compression_does_not_change_the_fingerprint(tmp_path):
 
 def test_parameters_are_float32_arrays_on_a_device(tmp_path):
   backbone = load(tmp_path / "a.npz", random_weights(), dtype="bfloat16")
-  for leaf in jax.tree.leaves(backbone.params):
+  leaves = jax.tree.leaves(backbone.params)
+  assert leaves
+  for leaf in leaves:
     assert isinstance(leaf, jax.Array)
     assert leaf.dtype == jnp.float32
 

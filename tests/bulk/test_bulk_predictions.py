@@ -1,5 +1,6 @@
 """Predictions and embeddings as rows: the numbers of the model, to the bit."""
 
+import dataclasses
 import json
 import re
 
@@ -14,8 +15,10 @@ from conftest import ROOT, random_task, tiny_backbone
 import memory_vit as mv
 from memory_vit import embed, predict
 from memory_vit.bulk import read_embeddings
+from memory_vit.bulk.predictions import PredictionJob
 from memory_vit.cli import bulk_options
 from memory_vit.errors import BackboneError, DataError
+from memory_vit.prediction import PredictorConfig
 from memory_vit.tasks import split_forward
 
 IMAGES = 11
@@ -155,6 +158,25 @@ def test_a_retrained_task_is_another_run(place, tmp_path, capsys):
   said = capsys.readouterr().err
   assert said.startswith("error: --output")
   assert "holds another run: model.tasks is" in said
+
+
+def test_all_that_rows_depend_on_makes_another_run(place):
+  """Or the rows of one table would be of two kinds."""
+  given = {
+    "backbone": str(place / "tiny.npz"),
+    "tasks": (str(place / "tasks"),),
+  }
+  config = PredictorConfig(**given, batch_sizes=(4,))
+  job = PredictionJob(config)
+  facts = job.open(warm_up=False).facts
+  for key, other in {
+    "dtype": PredictionJob(dataclasses.replace(config, dtype="bfloat16")),
+    "top": dataclasses.replace(job, top=1),
+    "logits": dataclasses.replace(job, logits=True),
+    "original": dataclasses.replace(job, original=True),
+  }.items():
+    found = other.open(warm_up=False).facts
+    assert [name for name in facts if found[name] != facts[name]] == [key]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ from memory_vit.bulk.run import Input, run_bulk
 from memory_vit.errors import ConfigError, DataError, TrainingError
 from memory_vit.images import image_files
 
+pytestmark = pytest.mark.versions
+
 BROKEN = (1, 4, 5, 6, 7, 13)  # 4 to 7 are a whole batch
 
 
@@ -467,18 +469,24 @@ def test_a_worker_that_finds_another_plan_is_refused(folder, tmp_path):
       ray_engine.ShardWorker(out, digest, job)
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
-def test_what_may_pass_is_no_row(folder, tmp_path, monkeypatch, number):
+# The first of the last batch, one within, and its last.
+@pytest.mark.parametrize(
+  ("number", "name"),
+  [
+    (errno.EIO, "20.png"), (errno.ESTALE, "21.png"), (errno.ETIMEDOUT, "22.png")
+  ],
+)  # fmt: skip
+def test_what_may_pass_is_no_row(folder, tmp_path, monkeypatch, number, name):
   """A disk or a mount that fails for a moment: the next run reads it."""
 
   def failing(path, *arguments):
-    if str(path).endswith("20.png"):
+    if str(path).endswith(name):
       raise OSError(number, os.strerror(number))
     return open(path, *arguments)
 
   with monkeypatch.context() as context:
     context.setattr(image_files, "open", failing, raising=False)
-    with pytest.raises(DataError, match="20.png cannot be read now"):
+    with pytest.raises(DataError, match=f"{name} cannot be read now"):
       make(folder, tmp_path / "out")
   summary = make(folder, tmp_path / "out")
   assert (summary.made, summary.errors) == (1, len(BROKEN))

@@ -473,8 +473,9 @@ def test_messages_name_what_takes_the_place():
 # --- left out in evaluation ---------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("broken", [(1,), (0, 6), (5, 6)])
+@pytest.mark.parametrize(
+  ("count", "broken"), [(1, (0, 6)), (2, (1,)), (2, (5, 6))]
+)
 def test_evaluation_counts_every_readable_example_once(count, broken):
   shares = [
     eval_batches(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import shutil
 import signal
 import types
@@ -13,6 +14,7 @@ from conftest import tiny_backbone
 from faults import Run
 
 import memory_vit as mv
+from memory_vit import config as config_lib
 from memory_vit.data import inventory
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.datasets import open_source, take_inventory
@@ -368,6 +370,24 @@ def test_what_was_left_out_of_other_data_is_forgotten(pictures, tmp_path):
   # Without what earlier versions did not save, it has to be asked for as well.
   with pytest.raises(TrainingError, match="--allow_config_change=data"):
     resumed({})
+
+
+def test_hosts_agree_on_the_code(monkeypatch):
+  compared = []
+  monkeypatch.setattr(
+    processes, "require_same", lambda what, facts: compared.append(facts)
+  )
+  config = config_lib.Config()
+  consistency.require_same_start(config)
+  read = pathlib.Path.read_bytes
+  monkeypatch.setattr(
+    pathlib.Path, "read_bytes",
+    lambda path: read(path) + b" " * (path.name == "step.py"),
+  )  # fmt: skip
+  consistency.require_same_start(config)
+  first, changed = compared
+  differ = [key for key in first if first[key] != changed[key]]
+  assert differ == ["code of memory_vit (SHA-256)"]
 
 
 def test_hosts_agree_on_names_and_sizes(pictures, monkeypatch):

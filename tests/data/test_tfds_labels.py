@@ -14,6 +14,8 @@ from memory_vit.data.split_ref import SplitRef, configured_splits
 from memory_vit.data.tfds_labels import VTAB_LABELS, find_target
 from memory_vit.errors import BrokenDataError, DataError
 
+pytestmark = pytest.mark.versions
+
 
 def write(root, name, examples, file_format="tfrecord"):
   """Examples in a data set with the name and the features of the real one."""

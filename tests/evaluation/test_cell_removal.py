@@ -381,3 +381,9 @@ def test_too_many_cells_are_refused_before_anything_is_made(backbone):
     cell_removal.remove_cells(
       backbone, [many], source_of(task), batch_size=4, mesh=one_device()
     )
+
+
+def test_the_error_of_a_removal_is_that_of_its_differences():
+  removals = cell_removal.Removals(np.array([30]), np.array([10]), 100)
+  each = np.repeat([-1, 1, 0], [30, 10, 60])
+  np.testing.assert_allclose(removals.standard_error, each.std() / 100**0.5)

@@ -173,6 +173,13 @@ def test_what_no_export_wrote_is_left_as_it_is(backbone, tmp_path, format):
     assert "\n" not in str(error.value)
   assert mine.read_text() == "mine"
   (tmp_path / "link").symlink_to(out)
+  (tmp_path / "empty").mkdir()
+  mine.unlink()
+  manifest.unlink()
+  (out / "folder").symlink_to(tmp_path / "empty")
+  with pytest.raises(ExportError, match="no export wrote"):
+    mv.export_model(backbone, task, out, format=format)
+  mine.write_text("mine")
   for path in (mine, tmp_path / "link"):
     with pytest.raises(ExportError, match="a link or no directory"):
       mv.export_model(backbone, task, path, format=format)

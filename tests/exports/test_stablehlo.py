@@ -12,10 +12,12 @@ from memory_vit.errors import ExportError, TaskError
 from memory_vit.evaluation.preprocess import preprocess
 from memory_vit.exports import image_input, stablehlo
 from memory_vit.exports.image_input import ImageInput
-from memory_vit.exports.program import make_program
+from memory_vit.exports.program import flat_weights, make_program
 from memory_vit.images import view
 from memory_vit.model.task import INTERPOLATIONS
 from memory_vit.tasks import split_forward
+
+pytestmark = pytest.mark.versions
 
 TOLERANCE = 1e-5
 
@@ -74,10 +76,14 @@ def test_a_regime_that_composes_with_nothing_is_exported_alone(
     make_program(backbone, [task, random_task(backbone, "b")])
 
 
-def test_a_fine_tuned_backbone_is_not_stored_beside_the_original(backbone):
+def test_a_fine_tuned_backbone_takes_the_place_of_the_original(backbone):
   task = random_task(backbone, "a", regime="full", cells=0)
+  program = make_program(backbone, task)
   whole = sum(leaf.nbytes for leaf in jax.tree.leaves(backbone.params))
-  assert make_program(backbone, task).weight_bytes < 1.2 * whole
+  assert program.weight_bytes < 1.2 * whole
+  held = {leaf.tobytes() for leaf in flat_weights(program)}
+  for leaf in jax.tree.leaves(task.params["backbone"]):
+    assert np.asarray(leaf).tobytes() in held
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from memory_vit.errors import DataError
 from memory_vit.images import decoding, image_files
 from memory_vit.model.task import EvalPreprocessing
 
+pytestmark = pytest.mark.versions
+
 ADOBE = b"\xff\xee\x00\x0eAdobe"
 
 

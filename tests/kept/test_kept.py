@@ -15,6 +15,7 @@ from conftest import one_device, random_task, tiny_backbone
 from memory_vit import config as config_lib
 from memory_vit.data import batching, datasets, fixed_views, image_ops
 from memory_vit.errors import BrokenDataError, ConfigError
+from memory_vit.kept import plan
 from memory_vit.kept.layout import RowLayout
 from memory_vit.kept.rows import DeviceRows, HostRows
 from memory_vit.kept.shards import ShardRows
@@ -163,6 +164,18 @@ def test_views_are_taken_in_turn(backbone):
     )
     np.testing.assert_array_equal(np.asarray(batch["inputs"])[i], view)
     assert batch["label"][i] == label
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_a_seed_matters_where_views_are_random(views):
+  """Rows are found by the facts of their plan."""
+  found = []
+  for seed in (0, 1):
+    config = config_of(keep={"views": views}, data=RANDOM, seed=seed)
+    reader = datasets.open_source("digits:5-9", config.data.train)
+    made = plan.training_plan(config, EvalPreprocessing(image_size=8), reader)
+    found.append(plan.key_of(made.facts))
+  assert (found[0] == found[1]) is (views == 1)
 
 
 def test_kept_images_are_squeezed_as_the_backbone_states(backbone):

@@ -127,6 +127,7 @@ def test_every_token_of_a_task_matters(name, regime, images):
     bottleneck=3 if kind.has_bottleneck else 0,
   )  # fmt: skip
   out = np.asarray(logits_of(backbone, task, images))
+  assert len(trees.flatten(task.params)) > 2
   for leaf in trees.flatten(task.params):
     changed = trees.flatten(task.params)
     changed[leaf] = 1 - changed[leaf]

@@ -18,6 +18,8 @@ from memory_vit.model import attention, trees
 from memory_vit.model.masks import TaskMask
 from memory_vit.tasks import inference
 
+pytestmark = pytest.mark.versions
+
 
 def random_tasks(backbone, seed, count=5):
   """A random acyclic graph of tasks, handed over in a random order."""

@@ -1,20 +1,19 @@
 """Breaks the code in one place at a time, and runs the tests for that place.
 
   make mutants
-  .venv/bin/python tests/mutants/run.py [--jobs N] [--json FILE] [NAME ...]
+  .venv/bin/python tests/mutants/run.py [--jobs N] [NAME ...]
 
-A mutant is one small fault: in a file of the package, `find` (which is there
-once) becomes `replace`. It is killed where one of its `tests` fails, and has
-survived where all pass. Those that change nothing that anybody could notice
-say so in `equivalent`, with the reason, and must survive. NAME is a mutant's
-name, or the beginning of some. The exit status is 0 where everything is as it
-should be.
+A mutant is one small fault: in a function of the package, the expression or
+the statements of `find` (which stand there once, however they are formatted)
+become those of `replace`. It is killed where one of its `tests` fails, and has
+survived where all pass. NAME is a mutant's name, or the beginning of some. The
+exit status is 0 where all are killed.
 """
 
 import argparse
+import ast
 import concurrent.futures
 import dataclasses
-import json
 import multiprocessing
 import os
 import pathlib
@@ -24,7 +23,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -48,34 +47,87 @@ class Mutant:
   Attributes:
     name: unique; begins with the name of the list that it is in.
     fault: what is wrong then, in words.
-    file: below the root of the repository.
-    find: text that the file holds exactly once.
-    replace: what it becomes.
+    function: "package.module:Class.function".
+    find: an expression, or statements, that the function holds exactly once.
+    replace: what it becomes; "" where the statements go.
     tests: files or functions below tests/, one of which should fail.
-    equivalent: why no test can notice it; "" for all others.
   """
 
   name: str
   fault: str
-  file: str
+  function: str
   find: str
   replace: str
   tests: tuple[str, ...]
-  equivalent: str = ""
+
+  @property
+  def file(self) -> pathlib.Path:
+    """Below the root of the repository."""
+    return pathlib.Path(*self.function.split(":")[0].split(".")).with_suffix(
+      ".py"
+    )
 
   def applied_to(self, text: str) -> str:
-    """The content of the file with the fault in it.
+    """The source of the module with the fault in it.
 
     Raises:
-      ValueError: where the file has not exactly one such place.
+      ValueError: where the function has not exactly one such place.
     """
-    if text.count(self.find) != 1:
+    module = ast.parse(text)
+    qualified_name = self.function.split(":")[1]
+    functions = [
+      node for name, node in _functions(module) if name == qualified_name
+    ]
+    find, replace = _parsed(self.find), _parsed(self.replace)
+    if len(find) == len(replace) == 1 and all(
+      isinstance(node, ast.Expr) for node in (*find, *replace)
+    ):
+      find, replace = [find[0].value], [replace[0].value]
+    places = [p for node in functions for p in _places(node, find)]
+    if len(places) != 1:
       raise ValueError(
-        f"{self.name}: {self.file} has {text.count(self.find)} places with "
+        f"{self.name}: {self.function} has {len(places)} places with "
         f"{self.find!r}, expected 1. Write the mutant anew for what the code "
         "is now."
       )
-    return text.replace(self.find, self.replace)
+    node, field, i = places[0]
+    value = getattr(node, field)
+    if isinstance(value, list):
+      value[i : i + len(find)] = replace
+      if field == "body" and not value:
+        value.append(ast.Pass())
+    else:
+      setattr(node, field, replace[0])
+    return ast.unparse(ast.fix_missing_locations(module))
+
+
+def _parsed(text: str) -> list[Any]:
+  return ast.parse(text).body
+
+
+def _functions(node: ast.AST, within: str = "") -> Iterator[tuple[str, Any]]:
+  """All functions below a node, with their qualified names."""
+  for child in ast.iter_child_nodes(node):
+    name = within
+    if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+      name = f"{within}.{child.name}".lstrip(".")
+      if not isinstance(child, ast.ClassDef):
+        yield name, child
+    yield from _functions(child, name)
+
+
+def _places(
+  function: ast.AST, find: Sequence[ast.AST]
+) -> Iterator[tuple[ast.AST, str, int]]:
+  """Where a sequence of nodes stands: its parent, the field, from where."""
+  wanted = [ast.dump(node) for node in find]
+  for node in ast.walk(function):
+    for field, value in ast.iter_fields(node):
+      values = value if isinstance(value, list) else [value]
+      dumps = [ast.dump(v) if isinstance(v, ast.AST) else "" for v in values]
+      for i in range(len(dumps) - len(wanted) + 1):
+        if dumps[i : i + len(wanted)] == wanted:
+          yield node, field, i
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,28 +151,14 @@ class Outcome:
     """Whether a test failed, the process died or the time was over."""
     return self.status != _PASSED
 
-  @property
-  def as_it_should_be(self) -> bool:
-    """Whether it was noticed, unless nobody could."""
-    return self.killed != bool(self.mutant.equivalent)
-
 
 def read_mutants() -> list[Mutant]:
-  """All mutants; a list for every module of the package."""
+  """All mutants; a list for every kind of promise."""
   mutants = []
   for path in sorted(HERE.glob("*.toml")):
-    values = tomllib.loads(path.read_text(encoding="utf-8"))
-    mutants += [
-      Mutant(
-        **{
-          "file": values["file"],
-          **one,
-          "name": f"{path.stem}-{one['name']}",
-          "tests": tuple(one["tests"]),
-        }
-      )
-      for one in values["mutant"]
-    ]
+    for one in tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]:
+      name, tests = f"{path.stem}-{one['name']}", tuple(one["tests"])
+      mutants.append(Mutant(**{**one, "name": name, "tests": tests}))
   return mutants
 
 
@@ -128,11 +166,12 @@ class Copy:
   """A copy of the repository in which one mutant at a time is tried."""
 
   def __init__(self, directory: pathlib.Path) -> None:
-    """Copies all files that git knows, as they are in the working tree."""
+    """Copies the working tree, but for what git ignores."""
     self._root = directory
     listed = subprocess.run(
-      ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True
-    )
+      ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+      cwd=ROOT, check=True, capture_output=True,
+    )  # fmt: skip
     for name in filter(None, listed.stdout.decode().split("\0")):
       if (ROOT / name).is_file():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +191,7 @@ class Copy:
     finally:
       file.write_text(whole, encoding="utf-8")
 
-  def run(self, mutant: Mutant) -> Outcome:
+  def run(self, mutant: Mutant, limit: int | None = LIMIT_SECONDS) -> Outcome:
     """Runs the tests of a mutant on the copy as it is."""
     log = self._root / "mutant.log"
     began = time.perf_counter()
@@ -160,7 +199,7 @@ class Copy:
       target=_run_tests, args=(str(self._root), mutant.tests, str(log))
     )
     process.start()
-    process.join(LIMIT_SECONDS)
+    process.join(limit)
     status = process.exitcode
     if status is None:
       process.kill()
@@ -233,10 +272,11 @@ def _require_passing(copies: Sequence[Copy], mutants: Sequence[Mutant]) -> None:
   whole = [
     dataclasses.replace(mutants[0], name="none", tests=tuple(part))
     for part in parts
+    if part
   ]
   with concurrent.futures.ThreadPoolExecutor(len(copies)) as pool:
-    for outcome in pool.map(Copy.run, copies, whole):
-      if outcome.mutant.tests and outcome.killed:
+    for outcome in pool.map(Copy.run, copies, whole, [None] * len(whole)):
+      if outcome.killed:
         sys.exit(
           f"without a fault the tests fail as well: {outcome.noticed_by}"
         )
@@ -247,11 +287,6 @@ def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("names", nargs="*", metavar="NAME")
   parser.add_argument("--jobs", type=int, default=os.cpu_count())
-  parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
-  parser.add_argument(
-    "--unchecked", action="store_true",
-    help="do not run the tests without a fault first",
-  )  # fmt: skip
   arguments = parser.parse_args()
   mutants = [
     mutant
@@ -268,13 +303,13 @@ def main() -> int:
     copies = [
       Copy(pathlib.Path(scratch, str(i))) for i in range(arguments.jobs)
     ]
-    if not arguments.unchecked:
-      _require_passing(copies, mutants)
+    _require_passing(copies, mutants)
     outcomes = _try_all(copies, mutants)
-  if arguments.json:
-    values = [dataclasses.asdict(outcome) for outcome in outcomes]
-    arguments.json.write_text(json.dumps(values, indent=2) + "\n")
-  return _report(outcomes)
+  survived = [outcome.mutant for outcome in outcomes if not outcome.killed]
+  print(f"\n{len(outcomes)} mutants: {len(survived)} survived")
+  for mutant in survived:
+    print(f"  {mutant.name}: {mutant.fault}")
+  return 1 if survived else 0
 
 
 def _try_all(
@@ -289,36 +324,15 @@ def _try_all(
       outcome = copy.try_one(mutant)
     finally:
       free.append(copy)
-    _show(outcome)
+    print(
+      f"{'killed' if outcome.killed else 'SURVIVED'} {mutant.name:45} "
+      f"{outcome.seconds:6.1f} s  {outcome.noticed_by}",
+      flush=True,
+    )
     return outcome
 
   with concurrent.futures.ThreadPoolExecutor(len(copies)) as pool:
     return list(pool.map(try_one, mutants))
-
-
-def _show(outcome: Outcome) -> None:
-  what = "killed" if outcome.killed else "survived"
-  if outcome.mutant.equivalent:
-    what = "killed, though equivalent" if outcome.killed else "equivalent"
-  print(
-    f"{what:10} {outcome.mutant.name:45} {outcome.seconds:6.1f} s  "
-    f"{outcome.noticed_by}",
-    flush=True,
-  )
-
-
-def _report(outcomes: Sequence[Outcome]) -> int:
-  """Prints how many there are of each kind; returns the exit status."""
-  wrong = [o for o in outcomes if not o.as_it_should_be]
-  equivalent = [o for o in outcomes if o.mutant.equivalent]
-  killed = [o for o in outcomes if o.killed]
-  print(
-    f"\n{len(outcomes)} mutants: {len(killed)} killed, {len(equivalent)} "
-    f"equivalent, {len(wrong)} not as they should be"
-  )
-  for outcome in wrong:
-    print(f"  {outcome.mutant.name}: {outcome.mutant.fault}")
-  return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from memory_vit.prediction import (
   Predictor,
   compilations,
   fixed_shapes,
+  predictions,
   task_set,
 )
 from memory_vit.tasks import inference, split_forward
@@ -717,3 +718,13 @@ def test_a_set_that_is_made_ready_answers_once_it_is_shown(
   with pytest.raises(TaskError, match="t1"):
     predictor.make_ready({0: tasks[1], 1: tasks[1]}, version=10)
   assert predictor.add(tasks[3]).version == 10
+
+
+@pytest.mark.parametrize("classes", [17, 1000])
+def test_of_equals_the_first_is_the_best(classes):
+  """However many there are: a task begins with logits of zero."""
+  shares = np.random.default_rng(0).integers(0, 3, (20, classes)) / 10
+  expected = [
+    sorted(range(classes), key=lambda i: (-row[i], i))[:5] for row in shares
+  ]
+  assert predictions.best(shares, 5).tolist() == expected

@@ -280,6 +280,9 @@ def test_a_page_shows_the_mistakes_and_the_numbers(written):
   confidence = evaluation.predictions.confidence
   wrong = evaluation.predictions.predicted & ~evaluation.predictions.correct
   assert confidence[numbers[0]] == confidence[wrong].max()
+  assert [one.confidence for one in evaluation.mistakes] == [
+    *map(float, confidence[numbers])
+  ]
   for source, number in zip(sources, numbers, strict=True):
     with Image.open(io.BytesIO(base64.b64decode(source))) as image:
       grey = np.asarray(image)

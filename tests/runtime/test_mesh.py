@@ -135,9 +135,9 @@ def alone(wide, images):
 def test_every_mesh_learns_the_same(wide, images, alone, fsdp):
   tasks, expected = alone
   state, metrics = train(wide, images, mesh_of(fsdp), tasks)
-  assert all(
-    leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state)
-  )
+  leaves = jax.tree.leaves(state)
+  assert leaves
+  assert all(leaf.sharding.is_fully_replicated for leaf in leaves)
   assert_close(jax.device_get((state, metrics)), expected, atol=1e-5)
 
 

@@ -45,6 +45,8 @@ from memory_vit.serving.looking import Looking
 from memory_vit.serving.page_files import page_response
 from memory_vit.tasks import split_forward
 
+pytestmark = pytest.mark.versions
+
 GOOD = {"files": image_files(png())}
 
 

@@ -1,6 +1,6 @@
 """Thousands of damaged files: refused in our words, or read to the bit.
 
-A hundred of each kind in the fast suite; `make slow` runs them all.
+A hundred of each kind in the fast suite; `make nightly` runs them all.
 """
 
 import collections
@@ -30,9 +30,9 @@ from memory_vit.runtime.messages import escaped
 from memory_vit.tasks import describe
 
 FEW = 100
-# Of models, in `make slow`; a campaign has more.
+# Of models, in `make nightly`; a campaign has more.
 MANY = int(os.environ.get("MEMORY_VIT_FUZZ_MODELS", "600"))
-slow = pytest.mark.slow
+nightly = pytest.mark.slow, pytest.mark.nightly
 # What hangs does so for ever; what does not may be slow on a busy machine.
 SECONDS = 300
 # By one case: what a task or a file of a few KB may become, and copies of it.
@@ -113,7 +113,7 @@ def run(cases, one, capfd):
 
 @pytest.mark.parametrize(
   "cases",
-  [range(FEW), pytest.param(range(10_000, 11_500), marks=slow)],
+  [range(FEW), pytest.param(range(10_000, 11_500), marks=nightly)],
   ids=len,
 )
 def test_damaged_tasks(backbone, saved, tmp_path, capfd, cases):
@@ -136,7 +136,7 @@ def test_damaged_tasks(backbone, saved, tmp_path, capfd, cases):
 
 @pytest.mark.parametrize(
   "cases",
-  [range(FEW), pytest.param(range(12_000, 12_500), marks=slow)],
+  [range(FEW), pytest.param(range(12_000, 12_500), marks=nightly)],
   ids=len,
 )
 def test_forged_tasks(backbone, saved, tmp_path, capfd, cases):
@@ -162,7 +162,7 @@ def test_forged_tasks(backbone, saved, tmp_path, capfd, cases):
 
 @pytest.mark.parametrize(
   "cases",
-  [range(FEW, FEW + 60), pytest.param(range(20_000, 20_700), marks=slow)],
+  [range(FEW, FEW + 60), pytest.param(range(20_000, 20_700), marks=nightly)],
   ids=len,
 )
 def test_forged_databases(backbone, saved, tmp_path, capfd, cases):
@@ -208,7 +208,7 @@ def weights(tmp_path_factory):
 
 @pytest.mark.parametrize(
   "cases",
-  [range(FEW), pytest.param(range(30_000, 30_400), marks=slow)],
+  [range(FEW), pytest.param(range(30_000, 30_400), marks=nightly)],
   ids=len,
 )
 def test_damaged_npz_files(weights, tmp_path, capfd, cases):
@@ -231,7 +231,7 @@ def test_damaged_npz_files(weights, tmp_path, capfd, cases):
 
 @pytest.mark.parametrize(
   "cases",
-  [range(FEW), pytest.param(range(40_000, 40_400), marks=slow)],
+  [range(FEW), pytest.param(range(40_000, 40_400), marks=nightly)],
   ids=len,
 )
 def test_forged_npz_files(weights, tmp_path, capfd, cases):
@@ -258,7 +258,7 @@ def test_forged_npz_files(weights, tmp_path, capfd, cases):
 
 @pytest.mark.parametrize(
   "cases",
-  [range(FEW), pytest.param(range(50_000, 50_000 + MANY), marks=slow)],
+  [range(FEW), pytest.param(range(50_000, 50_000 + MANY), marks=nightly)],
   ids=len,
 )
 def test_damaged_models(tmp_path, capfd, cases):

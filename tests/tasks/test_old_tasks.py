@@ -8,6 +8,8 @@ from make_golden import DATA
 import memory_vit as mv
 from memory_vit.tasks.manifest import FORMAT_VERSION
 
+pytestmark = pytest.mark.versions
+
 FORMATS = sorted(path.name for path in DATA.iterdir())
 
 

@@ -15,6 +15,8 @@ from memory_vit.errors import TaskError
 from memory_vit.model import trees
 from memory_vit.tasks import manifest as tasks_manifest
 
+pytestmark = pytest.mark.versions
+
 
 @pytest.fixture
 def saved(backbone, tmp_path):

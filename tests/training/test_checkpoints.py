@@ -15,6 +15,8 @@ from memory_vit.errors import TrainingError
 from memory_vit.runtime import checksums
 from memory_vit.training.checkpoints import Checkpoints
 
+pytestmark = pytest.mark.versions
+
 
 def state_of(step):
   """Arrays as a run has them, other ones in every step."""

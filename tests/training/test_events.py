@@ -10,6 +10,8 @@ from memory_vit import plots
 from memory_vit.training import loop, part_norms
 from memory_vit.training.step import TrainState
 
+pytestmark = pytest.mark.versions
+
 STEPS = loop.Steps(total=5, log=2, evaluate=2)
 RATES = {"a": [0.1, 0.2, 0.3, 0.2, 0.1], "b": [1.0, 0.5, 0.25, 0.125, 0.0625]}
 

@@ -24,8 +24,8 @@ from memory_vit.training.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.processes
 
-KILLS = int(os.environ.get("KILLS", "5"))
-FILE_KILLS = int(os.environ.get("FILE_KILLS", "4"))
+KILLS = int(os.environ.get("KILLS", "3"))
+FILE_KILLS = int(os.environ.get("FILE_KILLS", "2"))
 
 
 @pytest.fixture(scope="module")

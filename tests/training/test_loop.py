@@ -453,3 +453,10 @@ def test_it_stops_when_nothing_becomes_better(tmp_path, caplog):
   longer = Run(tmp_path, **settings, patience=3)
   assert longer.go()[1].best["a"].step == 5
   assert longer.taken == [5, 6]
+
+
+def test_a_trial_that_is_lost_holds_up_no_other():
+  steps = loop.Steps(total=9, log=1, evaluate=1, patience=2)
+  best = {"a": BestParams(1, 0.5), "b": BestParams(2, 0.9)}
+  assert steps.stopped_early(3, LoopState(best, lost={"b": 3}))
+  assert not steps.stopped_early(3, LoopState(best))

@@ -155,6 +155,7 @@ def test_parameters_are_one_line_unless_more_is_asked_for(
   assert bool(rows) == bool(flags)
 
 
+@pytest.mark.versions
 def test_a_run_from_nothing_to_the_result(config, finished):
   workdir, result = finished
   assert result.to_json() == json.loads((workdir / "result.json").read_text())
@@ -205,6 +206,7 @@ def newest(workdir):
   return path.name, saved["arrays"], meta
 
 
+@pytest.mark.versions
 def test_resumed_equals_uninterrupted(config, workdir, finished, monkeypatch):
   """Parameters, optimiser, and place in the data: the last state is the same.
 

@@ -328,24 +328,25 @@ def test_the_estimate_counts_what_a_pass_holds(tmp_path):
 
 @pytest.mark.parametrize(
   ("gib", "compiled", "packs"),
-  [(8.0, [1], [4]), (7.9, [1, 2], [4]), (4.9, [1, 2], [2, 2])],
+  [(8.0, [[3]], [4]), (7.9, [[3], [3, 3]], [4]), (4.9, [[3], [3, 3]], [2, 2])],
 )
+@pytest.mark.parametrize("cells", [(0, 3), (3, 0)])
 def test_one_estimate_is_enough_where_all_surely_fit(
-  monkeypatch, gib, compiled, packs
+  monkeypatch, gib, compiled, packs, cells
 ):
-  """A further trial takes no more than one alone, which has the pass too."""
-  config = config_of(learning_rate=(0.3, 0.01), cells=(0, 3), memory_gib=gib)
+  """That of the longest; a further one has the pass of the first, too."""
+  config = config_of(learning_rate=(0.3, 0.01), cells=cells, memory_gib=gib)
   asked = []
 
   def estimate(trainer, trials):
-    asked.append(len(trials))
+    asked.append(sorted(trial.config.task.cells for trial in trials))
     return (1 + len(trials)) * 2**30
 
   monkeypatch.setattr(packing, "pack_bytes", estimate)
   plan = packing.make_plan(trainer_of(config), sweep.trials_of(config, "d"))
   assert asked == compiled
   assert [len(pack) for pack in plan["passes"]] == packs
-  assert plan["bytes_per_variant"] == (None if compiled == [1] else 2**30)
+  assert plan["bytes_per_variant"] == (None if len(compiled) == 1 else 2**30)
 
 
 @pytest.mark.parametrize(
