@@ -198,8 +198,10 @@ class CommandLine:
     if needs_config() and self._config.value is None:
       raise _missing("config", self.flags["config"].help)
     given = self._config.value
-    config = config_lib.from_dict(given.to_dict()) if given else Config()
-    config = self._with_one_value(config)
+    if given:
+      config = self._with_one_value(config_lib.from_dict(given.to_dict()))
+    else:
+      config = Config()
     return dataclasses.replace(
       config, trust_data_code=self._trusts() or config.trust_data_code
     )

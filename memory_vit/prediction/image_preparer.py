@@ -118,8 +118,7 @@ class ImagePreparer:
       try:
         return self._prepared(image, evaluation)
       except DataError as error:
-        # Without its frames: they hold the image, and one of them this error.
-        return DataError(str(error))
+        return _without_frames(error)
 
     begun = [
       (self._for_large if _is_large(image) else self._threads).submit(
@@ -135,6 +134,15 @@ class ImagePreparer:
     ):
       return checked_pixels(np.asarray(image)[None], evaluation.image_size)[0]
     return prepare_image(image, evaluation, self._memory)
+
+
+def _without_frames(error: DataError) -> DataError:
+  """The error alone: its frames hold the image, and one of them the error."""
+  alone = DataError(str(error))
+  cause = error.__cause__
+  if isinstance(cause, OSError):  # its number says whether it may pass
+    alone.__cause__ = OSError(cause.errno, cause.strerror)
+  return alone
 
 
 def _is_large(image: Any) -> bool:

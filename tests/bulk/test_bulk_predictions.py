@@ -279,6 +279,8 @@ def test_the_example_reads_arrays(place, tmp_path, monkeypatch, capsys):
   )
   command(embed, place, tmp_path / "EMBEDDED" / "train")
   page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
-  example = re.findall(r"```python\n(.*?)```", page, re.S)[0]
+  [example] = re.findall(
+    r"```python\n([^`]*?read_embeddings.*?)```", page, re.S
+  )
   exec(compile(example, "an example", "exec"), {})
   assert "(9, 32) (9, 4, 32) ('even', 'odd')" in capsys.readouterr().out

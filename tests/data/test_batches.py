@@ -567,7 +567,7 @@ def test_missing_file_is_refused(tmp_path, file_format):
     ("sun397", "SUN397.tar.gz.* into {dir}/downloads/manual"),
     ("sun397/tfds:4.0.0", "Partitions.zip"),
     ("places365_small", "{dir}/downloads/manual"),
-    ("i_naturalist2017", "configs/folder.py"),
+    ("i_naturalist2017", "--config=folder"),
     ("cifar100", "no network"),
   ],
 )
