@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import dataclasses
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _WARMING_SECONDS = 5.0
+_TRIM_SECONDS = 10.0
 _MakeChanges = Callable[
   ["Predictor", TaskStore, str | None, Callable[[str], None]], TaskChanges
 ]
@@ -167,9 +169,11 @@ class Service:
     self._answering = Answering(self.predictor, self.settings, self.metrics)
     self._looking = Looking(self.predictor, self.settings.timeout)
     warming = asyncio.create_task(self._warm_up(self._looking))
+    returning = asyncio.create_task(_return_memory())
     try:
       yield
     finally:
+      returning.cancel()
       self.stopping = True
       await warming
       await self._answering.close()
@@ -214,6 +218,14 @@ class Service:
       lambda: predictor.task_set.version,
     )
     watch("ready", "1 if it is ready, else 0.", lambda: self.state == "ready")
+
+
+async def _return_memory() -> None:
+  """Give the system back what is free: after large bodies glibc keeps it."""
+  trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+  while trim:
+    await asyncio.sleep(_TRIM_SECONDS)
+    await asyncio.to_thread(trim, 0)
 
 
 def create_app(
