@@ -113,6 +113,23 @@ def test_json_and_forms_get_the_same(ready):
   asyncio.run(check())
 
 
+def test_names_are_what_json_says(ready):
+  """No quote in one is taken for another key."""
+  texts = ['"', "\\", '\\"', '\\\\"": ', '","data":"', "日\u2028", 'top":1']
+
+  async def check():
+    async with serving(ready) as http:
+      data = base64.b64encode(png()).decode()
+      images = [{"name": name, "data": data} for name in texts]
+      for escaped in (True, False):
+        body = json.dumps({"images": images}, ensure_ascii=escaped)
+        done = await http.post("/v1/predict", **raw(body.encode()))
+        assert done.status_code == 200, done.text
+        assert [one["name"] for one in done.json()["images"]] == texts
+
+  asyncio.run(check())
+
+
 def test_an_unknown_task_is_never_answered_silently(ready):
   async def check():
     async with serving(ready) as http:
@@ -303,6 +320,10 @@ REFUSED = {
   "truth as number": (json_body(original=1), 422, "original: Input should be"),
   "a key twice": (
     raw(b'{"images": [{"data": ""}], "top": 1, "top": 2}'), 422, "key twice",
+  ),
+  "an escaped key twice": (
+    raw(rb'{"images": [{"name": "\\\"", "data": "", "d\u0061ta": ""}]}'),
+    422, "key twice",
   ),
   "base64 without a name": (
     {"json": {"images": ["eA=="]}}, 422,
