@@ -16,13 +16,12 @@ from memory_vit.errors import DataError, TaskError
 from memory_vit.images import decoding
 from memory_vit.images.image_files import THREADS
 from memory_vit.model.task import BACKBONE
-from memory_vit.runtime import memory
 from memory_vit.runtime.messages import brief
 from memory_vit.serving.batcher import Batcher
 from memory_vit.serving.metrics import Metrics
 from memory_vit.serving.predict_requests import PredictRequest
 from memory_vit.serving.request_error import RequestError, one_line
-from memory_vit.serving.settings import MIB, ServerSettings
+from memory_vit.serving.settings import ServerSettings
 
 if TYPE_CHECKING:
   from memory_vit.prediction import Guess, Predictions, Predictor, TaskSet
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 # Requests whose images are decoded at the same time; the predictor decodes
 # those of each in threads of its own.
 _DECODED_TOGETHER = 4
-# Bytes of images after which memory is given back.
-_MUCH = 4 * MIB
 T = TypeVar("T")
 
 
@@ -146,7 +143,6 @@ class Answering:
         for one in request.images
       ]
 
-    size = sum(map(len, encoded))
     pixels = await self._run(
       max(map(len, encoded), default=0) // 3,
       lambda: [*map(decoding.pixels_claimed, encoded)],
@@ -154,14 +150,10 @@ class Answering:
     _require_few_pixels(sum(pixels), self._settings.max_megapixels)
     most = max(pixels, default=0)
     large = most >= decoding.LARGE_PIXELS
-    try:
-      # Large ones one by one, so that they end soon after the deadline.
-      return await self._run(
-        most, functools.partial(prepare, 1 if large else THREADS)
-      )
-    finally:
-      if large or size > _MUCH:
-        await asyncio.to_thread(memory.trim)
+    # Large ones one by one, so that they end soon after the deadline.
+    return await self._run(
+      most, functools.partial(prepare, 1 if large else THREADS)
+    )
 
   async def _run(self, pixels: int, work: Callable[[], T]) -> T:
     """Run work on images of which the largest has so many pixels."""

@@ -23,6 +23,7 @@ from starlette.types import Scope
 
 import memory_vit
 from memory_vit.errors import MemoryVitError
+from memory_vit.runtime import memory
 from memory_vit.serving import openapi
 from memory_vit.serving.answering import (
   Answering,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _WARMING_SECONDS = 5.0
+_TRIM_SECONDS = 10.0
 _MakeChanges = Callable[
   ["Predictor", TaskStore, str | None, Callable[[str], None]], TaskChanges
 ]
@@ -167,9 +169,11 @@ class Service:
     self._answering = Answering(self.predictor, self.settings, self.metrics)
     self._looking = Looking(self.predictor, self.settings.timeout)
     warming = asyncio.create_task(self._warm_up(self._looking))
+    returning = asyncio.create_task(_return_memory())
     try:
       yield
     finally:
+      returning.cancel()
       self.stopping = True
       await warming
       await self._answering.close()
@@ -214,6 +218,13 @@ class Service:
       lambda: predictor.task_set.version,
     )
     watch("ready", "1 if it is ready, else 0.", lambda: self.state == "ready")
+
+
+async def _return_memory() -> None:
+  """Give the system back what is free: after large bodies glibc keeps it."""
+  while True:
+    await asyncio.sleep(_TRIM_SECONDS)
+    await asyncio.to_thread(memory.trim)
 
 
 def create_app(
