@@ -58,7 +58,7 @@ def test_all_tasks_from_the_prepared_folder(
   regimes = ["--regimes=cls_masked", "--seeds=1"]
   several = ["--regimes=head,cls_masked", "--only=kitti,sun397"]
   with jax.log_compiles(), caplog.at_level(logging.WARNING):
-    assert run_command(data, backbone_file, every, *regimes, epochs=2) == 0
+    assert run_command(data, backbone_file, every, *regimes, epochs=10) == 0
     assert run_command(data, backbone_file, two, *several, epochs=10) == 0
 
   numbers = json.loads((every / "report.json").read_text())
@@ -90,7 +90,7 @@ def test_all_tasks_from_the_prepared_folder(
 
   # Again, and nothing happens; and the tasks are those that were tested.
   before = {p: p.stat().st_mtime_ns for p in every.rglob("result.json")}
-  assert run_command(data, backbone_file, every, *regimes, epochs=2) == 0
+  assert run_command(data, backbone_file, every, *regimes, epochs=10) == 0
   assert {p: p.stat().st_mtime_ns for p in every.rglob("result.json")} == before
   capsys.readouterr()
   argv = [
