@@ -215,6 +215,7 @@ def test_command_lines_that_cannot_be_used(
   assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_read_is_named(model, tmp_path, capsys):
   """As often as it is given; in names of other bytes they are escaped."""
   root, _, _ = model

@@ -143,6 +143,7 @@ def test_overlays_have_one_scale_and_every_layer(seen):
   assert draw(figure).std() > 0
 
 
+@pytest.mark.slow
 def test_every_row_has_its_headers_and_the_image_stands_alone():
   """Of 12 layers, which are wrapped: where a layer is, and of which image."""
   config = dataclasses.replace(CONFIG, depth=12)
@@ -200,6 +201,7 @@ def test_maps_of_heads_are_drawn_as_their_mean(seen):
       assert gap.max() <= 1
 
 
+@pytest.mark.slow
 def test_equal_tasks_do_not_differ(seen):
   rollouts = seen[1]["a"], seen[1]["a"]
   figure = plots.attention_difference(

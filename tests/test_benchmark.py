@@ -77,6 +77,7 @@ def gradient(make_regime, backbone, tasks, images):
   return loop.gradient(params, frozen, batch)
 
 
+@pytest.mark.slow
 def test_baseline_has_the_same_loss_and_gradient(images):
   backbone = tiny_backbone(depth=1)
   tasks = some_tasks(backbone)

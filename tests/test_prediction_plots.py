@@ -50,6 +50,7 @@ def test_every_task_answers_under_each_image():
     np.testing.assert_allclose(shown.get_array(), (image + 1) / 2, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_outputs_that_are_not_finite_are_no_answers(value):
   """Of what is no number the first class would be the best."""

@@ -69,6 +69,7 @@ def test_chosen_on_the_200_and_tested_once(tmp_path, backbone_file, fake):
   assert (score.training_seconds, score.wall_seconds) == (6.0, 25.0)
 
 
+@pytest.mark.slow
 def test_what_is_finished_is_not_repeated(tmp_path, backbone_file, monkeypatch):
   bench = small_benchmark(
     tmp_path, backbone_file, ["cifar", "kitti"], regimes=("head", "full")

@@ -107,6 +107,7 @@ def test_the_papers_set_up(name):
   assert "table2" in runs.possible_parts(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_its_data_are_found(name, tmp_path):
   tfds_name, classes, labels = PUBLISHED[name]

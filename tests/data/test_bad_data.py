@@ -274,6 +274,7 @@ def test_corrupt_records_are_left_out(tmp_path, log):
   assert list(found) == [next_to.get(label, label) for label in expected]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["payload", "empty", "cut", "missing"])
 def test_broken_array_record(tmp_path, how):
   directory = write_own(tmp_path, "array_record")
@@ -328,6 +329,7 @@ def test_what_is_left_out_of_array_record_is_not_read(tmp_path, monkeypatch):
   assert labels_of(source) == [*clean[:3], None, *clean[4:]]
 
 
+@pytest.mark.slow
 def test_record_that_is_no_example(tmp_path):
   directory = write_own(tmp_path)
   [file] = directory.glob("*train*")
@@ -392,6 +394,7 @@ def test_leaving_out_depends_on_the_number_alone():
   assert_same(concatenate(joined), whole)
 
 
+@pytest.mark.slow
 def test_each_is_named_once_with_its_reason(log):
   source = broken_source(6, (1, 4), max_bad=2)
   trained_on(source, steps=2, batch_size=6)  # two epochs
@@ -418,11 +421,13 @@ def test_none_is_left_out_unasked():
     list(eval_batches(broken_source(6, (1,)), PLAIN, batch_size=4))
 
 
+@pytest.mark.slow
 def test_source_without_a_readable_example_ends():
   with pytest.raises(BrokenDataError, match="none of its 3 examples"):
     trained_on(broken_source(3, (0, 1, 2), max_bad=5), steps=1)
 
 
+@pytest.mark.slow
 def test_what_fails_once_is_read_again(log):
   """A file system that is away for a moment changes no batch."""
   plain, failures = numbered_source(6), []
@@ -463,6 +468,7 @@ def test_what_other_processes_leave_out_counts(monkeypatch):
   assert Reader(numbered_source(16)).sync_unreadable() == []
 
 
+@pytest.mark.slow
 def test_messages_name_what_takes_the_place():
   source = broken_source(8, (2, 3), max_bad=2)
   batch = trained_on(source, steps=1, batch_size=8)
@@ -493,6 +499,7 @@ def test_evaluation_counts_every_readable_example_once(count, broken):
   assert joined["mask"].dtype == np.float32
 
 
+@pytest.mark.slow
 def test_result_says_how_many_were_skipped(mesh):
   def predict(images):
     return {"x": jnp.zeros((len(images), 7)).at[:, 0].set(1)}
@@ -555,6 +562,7 @@ def write_pictures(folder, pictures):
     (folder / name).write_bytes(content)
 
 
+@pytest.mark.slow
 def test_odd_pictures_are_used(tmp_path):
   pictures = odd_pictures()
   write_pictures(tmp_path / "train" / "a", pictures)
@@ -568,6 +576,7 @@ def test_odd_pictures_are_used(tmp_path):
     assert np.abs(batch["image"]).max() <= 1
 
 
+@pytest.mark.slow
 def test_broken_pictures_are_all_named(tmp_path):
   write_pictures(tmp_path / "train" / "a", odd_pictures() | BROKEN)
   reader = open_source("folder", "train", str(tmp_path), max_bad=len(BROKEN))

@@ -97,6 +97,7 @@ def test_batches_have_the_promised_form():
   assert np.abs(batch["image"]).max() <= 1
 
 
+@pytest.mark.slow
 def test_seed_decides_order_and_crops():
   source = numbered_source(10)
   first = _train(source, steps=5)
@@ -498,6 +499,7 @@ def test_data_sets_of_the_paper(tmp_path, name, labels, unlabelled):
     np.testing.assert_allclose(grey, batch["label"] % 256, atol=2)
 
 
+@pytest.mark.slow
 def test_both_file_formats_give_the_same_stream(tmp_path):
   labels = {"train": [0, 1, 2] * 7, "test": [0]}
   streams = []
@@ -699,6 +701,7 @@ def test_real_pictures(data_dir):
   assert 0.2 < batch["image"].std() < 0.8
 
 
+@pytest.mark.slow
 def test_position_may_be_very_large():
   """Beyond what 32 bits hold, the examples are those of any other place."""
   source, start = numbered_source(3), 3 * 2**40

@@ -69,6 +69,7 @@ def test_images_that_are_small_enough_give_the_same_bits(folder, crop):
     np.testing.assert_array_equal(one["image"], other["image"])
 
 
+@pytest.mark.slow
 def test_larger_images_are_resized_as_the_small_crop_does(folder):
   expected = batches_of(opened(folder), "small")
   found = batches_of(keep_decoded(opened(folder), 20), "small")

@@ -193,6 +193,7 @@ def test_a_tenth_is_held_out_of_all_classes_and_always_the_same():
     held_out(opened(PAIRS[:1]))
 
 
+@pytest.mark.slow
 def test_a_folder_is_held_out_as_the_configuration_does(tmp_path):
   fake_data.write_folder(
     tmp_path,

@@ -82,6 +82,7 @@ def test_crop_of_a_jpeg_is_that_of_the_decoded_picture():
     np.testing.assert_array_equal(part[1:-1, 1:-1], cut[1:-1, 1:-1])
 
 
+@pytest.mark.slow
 def test_inception_crop_takes_the_promised_parts():
   # Each pixel holds its coordinates, so a crop can be found again.
   side, count = 200, 1000
@@ -114,6 +115,7 @@ def test_inception_crop_takes_the_promised_parts():
   assert np.all(np.array(last).max(0) == side - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("crop", ["inception", "small"])
 def test_training_picture_is_a_function_of_the_seed(crop):
   data = DataConfig(train_crop=crop)
@@ -259,6 +261,7 @@ def test_a_line_is_not_blown_up():
     image_ops.eval_image(encoded, central)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eager", [True, False])
 def test_what_would_fill_the_memory_once_resized(eager):
   """32 x 1 pixels, whose shorter side shall have 4,096: 6.4 GB."""

@@ -305,6 +305,7 @@ def test_tasks_are_given_as_to_forward(backbone):
     assert (found["a"].examples, found["a"].skipped) == (2, 1)
 
 
+@pytest.mark.slow
 def test_outputs_that_are_not_finite_are_no_accuracy(backbone):
   task = random_task(backbone, "a", cells=1)
   params = {**task.params, "cls": np.full_like(task.params["cls"], np.nan)}

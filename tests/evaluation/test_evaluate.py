@@ -209,6 +209,7 @@ def test_what_differs_is_found(model, monkeypatch, capsys):
   assert run(root, task, "--verify") == 0
 
 
+@pytest.mark.slow
 def test_outputs_that_are_not_finite_are_said(model, monkeypatch, capsys):
   """And the file is JSON, which has no NaN and no infinity."""
   root, *_ = model
@@ -243,6 +244,7 @@ def test_outputs_that_are_not_finite_are_said(model, monkeypatch, capsys):
   assert "original task: outputs for 2 images of d are not finite" in said
 
 
+@pytest.mark.slow
 def test_folders_are_told_apart(model, tmp_path, capsys):
   """By the name of their directory: of both the data set is "folder"."""
   root, backbone, _ = model
@@ -303,6 +305,7 @@ def test_what_differs_in_one_batch_is_found(model, monkeypatch):
   assert len(calls) > 2
 
 
+@pytest.mark.slow
 def test_other_splits_and_bad_input(model, tmp_path, capsys):
   root, backbone, (low, high, child) = model
   out = tmp_path / "out.json"

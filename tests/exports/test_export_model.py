@@ -45,6 +45,7 @@ def names_in(path):
   return sorted(file.name for file in path.rglob("*"))
 
 
+@pytest.mark.slow
 def test_the_manifest_says_what_lies_beside_it(
   backbone, in_this_process, tmp_path
 ):

@@ -156,6 +156,7 @@ def test_pixels_go_in_where_that_is_asked(backbone, tmp_path, interpolation):
     require_close(loaded.call(pixels), expected, share)
 
 
+@pytest.mark.slow
 def test_bfloat16_is_computed_where_that_is_asked(images, tmp_path):
   backbone = tiny_backbone(dtype="bfloat16")
   task = random_task(backbone, "a")

@@ -181,6 +181,7 @@ def test_pieces_are_counted_while_they_are_read(monkeypatch, encoded, reads):
     prepare(encoded)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [b"teST", b"IDAT"])
 def test_hundreds_of_thousands_of_chunks(kind):
   encoded = png_with(200_000, kind)

@@ -392,6 +392,7 @@ def test_values_that_the_backbone_does_not_make(place, tmp_path):
     opened(config_of(place, {"data.dir": str(there)}), tmp_path)
 
 
+@pytest.mark.slow
 def test_commands_that_look_at_images(place, tmp_path):
   with pytest.raises(ConfigError, match="images are what is checked"):
     audit_report.audit_data(config_of(place))

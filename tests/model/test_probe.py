@@ -84,6 +84,7 @@ def test_against_the_dense_oracle(images, family):
   close(logits, dense_logits(task.params, expected))
 
 
+@pytest.mark.slow
 def test_at_first_it_is_the_mean_of_all_tokens(backbone, images):
   task = mv.init_task(
     jax.random.key(0), backbone, name="a", num_classes=3, cells=0,

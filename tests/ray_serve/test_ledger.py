@@ -143,6 +143,7 @@ def test_what_one_replica_refuses_is_shown_by_none():
   with_replicas(check)
 
 
+@pytest.mark.slow
 def test_a_replica_that_lives_and_is_silent_is_late():
   """It may answer still: so nothing changes, until it is known to be dead."""
 
@@ -170,6 +171,7 @@ def test_who_does_not_confirm_is_named():
   with_replicas(check)
 
 
+@pytest.mark.slow
 def test_who_starts_during_a_change_is_asked_as_well():
   async def check(ledger, replicas, dead):
     replicas[0].is_silent = True
@@ -214,6 +216,7 @@ def kept_in(store):
   return {name: path.read_bytes() for name, path in store.kept()}
 
 
+@pytest.mark.slow
 def test_a_newer_set_that_is_known_late_answers(tmp_path):
   """It was confirmed; the ledger began with the set of one that started."""
   store = TaskStore(str(tmp_path))
@@ -317,6 +320,7 @@ def test_nobody_joins_while_a_change_is_written(tmp_path, slow_write):
   store.close()
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_leaves_no_half_change(tmp_path, slow_write):
   store = TaskStore(str(tmp_path))
 

@@ -187,6 +187,7 @@ def test_what_one_replica_cannot_take_is_taken_by_none(tmp_path, monkeypatch):
   asyncio.run(with_two(tmp_path, check))
 
 
+@pytest.mark.slow
 def test_a_replica_that_is_late_is_named(tmp_path):
   async def check(cluster, a, b):
     before = await task_set(a)
@@ -396,6 +397,7 @@ def test_a_ledger_lost_during_a_change_says_that_it_is_open(
   asyncio.run(with_two(tmp_path, check))
 
 
+@pytest.mark.slow
 def test_state_dir_survives_the_cluster(tmp_path):
   reader = random_task(BACKBONE, "aaa", attends_to=[CATS])
 

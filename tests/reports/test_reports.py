@@ -495,6 +495,7 @@ def test_folders_are_told_apart(tmp_path):
   assert str(tmp_path) not in text + index
 
 
+@pytest.mark.slow
 def test_equal_evaluations_have_equal_files(tmp_path):
   for name in ("a", "b"):
     reports.write_reports(

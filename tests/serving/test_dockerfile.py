@@ -42,6 +42,7 @@ def test_its_versions_are_those_that_the_package_allows():
     assert needed.specifier.contains(pins[needed.name.replace("_", "-")]), line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", ["--port={}", "--port\0{}"])
 def test_its_health_is_asked_for_at_the_port_of_the_command_line(
   tmp_path, flag

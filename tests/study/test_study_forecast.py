@@ -112,6 +112,7 @@ def test_a_backbone_of_another_pretraining_is_refused(config, tmp_path):
     forecast.forecast(other, tmp_path, ["adapters"])
 
 
+@pytest.mark.slow
 def test_a_step_is_timed(config):
   """Of a sweep that of all of its trials."""
   planned = next(

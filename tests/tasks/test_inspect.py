@@ -308,6 +308,7 @@ def test_extra_weights_are_refused(backbone, tmp_path, capsys):
   assert "extra: more (3,)" in err
 
 
+@pytest.mark.slow
 def test_as_a_command_it_imports_nothing_heavy(saved):
   code = (
     "import sys; from memory_vit import inspect; "

@@ -84,6 +84,7 @@ def test_memory_lies_against_the_queries(backbone, images):
   close(quiet.params["memory"][0], drawn - own * raises)
 
 
+@pytest.mark.slow
 def test_queries_of_later_layers_are_those_of_the_images(backbone, images):
   """Layer 2, on images that the first has mixed into the token."""
   task = new_task(backbone, memory_norm=False)
@@ -216,6 +217,7 @@ def test_a_start_on_many_devices_is_that_on_one():
   close(many, one)
 
 
+@pytest.mark.slow
 def test_a_start_takes_no_more_images_than_pass_at_once():
   trial = sweep.trials_of(
     config_of(task__memory_init="quiet", optim__accumulation_steps=4), "a"

@@ -192,6 +192,7 @@ def flip(file, bit):
   file.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_is_noticed(saved, tmp_path):
   """At 20 places of the largest file, and one of every other."""
   rng = np.random.default_rng(0)

@@ -298,6 +298,7 @@ def test_what_is_left_to_backbone_and_data_is_recorded(
       run.train_and_evaluate(dataclasses.replace(given, **other), workdir)
 
 
+@pytest.mark.slow
 def test_the_best_state_is_exported(config, workdir, monkeypatch):
   """Accuracy falls after step 3: that state is the result, not the last."""
   real = trainer.Trainer.evaluate
@@ -318,6 +319,7 @@ def test_the_best_state_is_exported(config, workdir, monkeypatch):
   assert_same_bits(arrays(workdir), trees.flatten(states[0]))
 
 
+@pytest.mark.slow
 def test_without_validation_the_last_state_is_exported(config, workdir):
   config = changed(silent(config), "data", validation="")
   # Of a run that ended before it had saved anything.

@@ -86,6 +86,7 @@ def predicted(label, best, share):
   )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_image_is_titled_by_its_class_and_its_prediction(backbone, asked):
   task = random_task(backbone, "pets", class_names=("cat", "dog", "ship"))
   predictions = predicted([0, 1, 2, 2], [0, 2, 1, 2], [0.5, 0.791, 1.0, 0.004])

@@ -51,6 +51,7 @@ def test_8_devices_train_as_1(backbone, images):
   assert_close(eight.params, one.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("devices", "parts"), [(1, 2), (8, 4)])
 def test_accumulation_is_the_whole_batch(backbone, images, devices, parts):
   tasks = [random_task(backbone, "a")]

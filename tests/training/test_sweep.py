@@ -187,6 +187,7 @@ def trainer_of(config):
   )
 
 
+@pytest.mark.slow
 def test_images_are_squeezed_as_the_backbone_states():
   """With data.train_crop=resize, training sees the pixels of evaluation."""
   config = config_of()

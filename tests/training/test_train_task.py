@@ -257,6 +257,7 @@ def right(backbone, tasks, name, pixels, labels):
   return float(np.mean(np.argmax(logits, -1) == labels))
 
 
+@pytest.mark.slow
 def test_tasks_are_evaluated_on_one_split_or_on_their_own(small, tasks):
   words, numbers = WORDS[:16], np.arange(16) % 3
   one = mv.evaluate_tasks(
