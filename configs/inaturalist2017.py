@@ -10,7 +10,7 @@ nor the time.
 
 Data: TFDS `i_naturalist2017`, a download of 237 GiB, and as much again once
 prepared; TFDS takes no files from a manual directory here. With the images at
-hand, sort them into folders and use configs/folder.py.
+hand, sort them into folders and use --config=folder.
 """
 
 import ml_collections

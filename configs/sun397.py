@@ -11,7 +11,7 @@ nor the time.
 Data: TFDS `sun397/tfds`, 36 GiB. Its host no longer answers. Put SUN397.tar.gz
 and Partitions.zip into DATA/downloads/manual, `pip install
 opencv-python-headless`, and give --config.data.dir=DATA; or sort the images
-into folders and use configs/folder.py.
+into folders and use --config=folder.
 """
 
 import ml_collections
