@@ -89,7 +89,7 @@ lowest: .venv-lowest/installed
 	$(LOWEST_BIN)/python -m pytest -W ignore::DeprecationWarning $(VERSIONS)
 
 processes: .venv/installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m processes
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "processes and not nightly"
 
 # What starts processes is in `make processes`, by file: a cluster is started once.
 slow: .venv/installed

@@ -94,6 +94,7 @@ def test_a_gpu_gets_everything_and_the_smallest_first():
     assert (accelerator.ROOT / "tests" / name).is_file()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.processes
 def test_every_section_in_small(tmp_path):
