@@ -203,9 +203,9 @@ def test_a_wheel_works_outside_the_checkout(tmp_path):
   assert run(python, "-c", code).stdout == (
     f"{expected}['backbone', 'birds', 'pets']\n"
   )
-  for name in COMMANDS.values():
-    shown = run(python, "-m", f"memory_vit.{name}", "--help").stdout
-    assert f"memory_vit.{name}" in shown
+  for name, module in COMMANDS.items():
+    shown = run(python, "-m", f"memory_vit.{module}", "--help").stdout
+    assert f"memory-vit {name}" in shown
   for config in ROOT.glob("configs/*.py"):
     packed = packages / "memory_vit" / "configs" / config.name
     assert packed.read_bytes() == config.read_bytes()

@@ -131,6 +131,7 @@ def require_several(run):
     assert len(losses) == 2, name
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_tasks_from_sets_of_tfds(backbone_file, tmp_path, monkeypatch, capsys):
   """All 19 open, with their classes; those whose labels are made are learned.
