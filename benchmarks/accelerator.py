@@ -1,4 +1,4 @@
-"""All that was not measured on a GPU or TPU, unattended, section by section.
+"""Measurements on a GPU or TPU, unattended, section by section.
 
   python -m benchmarks.accelerator --out=DIR [--only=SECTION ...] [--list]
     [--small]
@@ -231,7 +231,7 @@ def _json(file: Path) -> Any:
 
 
 def _read(out: Path, known: Mapping[str, Any]) -> list[dict[str, Any]]:
-  """What lies in a directory of results, in the order of the sections."""
+  """Read the results in a directory, in the order of the sections."""
   files = (out / f"{name}.json" for name in known)
   return [json.loads(file.read_text()) for file in files if file.exists()]
 
@@ -300,7 +300,7 @@ def _cells(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _input_over_forward(results: Sequence[Any]) -> list[str]:
-  """How much faster the model is than what feeds it."""
+  """Compare the speed of the forward pass with that of the input."""
   if len(results) < 2 or None in results:
     return []
   read, forward = results

@@ -47,7 +47,7 @@ _MIB = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Attack:
-  """What a stranger sends.
+  """A kind of hostile request.
 
   Attributes:
     body: of each request.
@@ -63,7 +63,7 @@ class Attack:
 
 @dataclasses.dataclass
 class Seen:
-  """What others saw meanwhile.
+  """Measurements of ordinary requests during an attack.
 
   Attributes:
     statuses: of ordinary requests; 0 where none came.

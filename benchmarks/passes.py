@@ -161,7 +161,7 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
 def _programs(
   setting: workloads.Setting, arguments: argparse.Namespace
 ) -> dict[str, Callable[[], Program]]:
-  """What makes each program that is timed, under the names of the results."""
+  """Map the name of each result to a function that makes its program."""
   infer, train = arguments.tasks, arguments.train_tasks
   made: dict[str, Callable[[], Program]] = {
     "encode": lambda: workloads.encoding(setting)

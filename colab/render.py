@@ -74,7 +74,7 @@ def page(name: str, notebook: Any) -> Iterator[str]:
 
 
 def _outputs(name: str, cell: Any) -> Iterator[str]:
-  """What a cell printed and drew, without the log of training."""
+  """The text and the pictures of a cell, without the log of training."""
   printed = "".join(
     output.get("text") or output.get("data", {}).get("text/plain", "")
     for output in cell.outputs

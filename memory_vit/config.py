@@ -140,7 +140,7 @@ class DataConfig(TrainDataConfig):
   # "central_rounded": the same with the middle of timm, which may begin a pixel
   # later. "backbone" is what the source of the backbone states, its
   # interpolation too, and "resize" where it states nothing; that is recorded as
-  # "resize". Of embeddings it is as they were made, and is recorded as that.
+  # "resize". Embeddings state how their images were prepared: that is recorded.
   eval_crop: str = option("backbone", _EVAL_CROP, resume="never")
 
 

@@ -176,7 +176,7 @@ class RunResult:
 
 
 def standard_error(accuracy: float, examples: int) -> float:
-  """Standard error of an accuracy on some examples; 0 where there is none.
+  """Standard error of an accuracy; 0 without examples.
 
   Where all are right, or wrong, half an example is taken for the other case:
   nothing is certain.

@@ -16,7 +16,7 @@ _ADDRESS = re.compile(
 
 
 def is_address(text: str) -> bool:
-  """Whether a text names a model of the hub, and nothing besides."""
+  """Whether a text is the address of a model on the hub."""
   return _ADDRESS.fullmatch(text) is not None
 
 

@@ -32,7 +32,7 @@ _CLASS = re.compile(rf"({'|'.join(_DEFAULTS)})(ImageProcessor|FeatureExtract)")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageProcessor:
-  """What a source states of its images.
+  """Preprocessing that the files of a model describe.
 
   Attributes:
     mean: subtracted from images in [0, 1].
@@ -95,7 +95,7 @@ def of_timm(values: Any, where: str) -> ImageProcessor:
 def at_size(
   evaluation: EvalPreprocessing | None, image_size: int
 ) -> EvalPreprocessing | None:
-  """The same for another image size: a crop takes the same share."""
+  """Change the image size of an evaluation; a crop takes the same share."""
   if evaluation is None or evaluation.image_size == image_size:
     return evaluation
   share = image_size / evaluation.image_size

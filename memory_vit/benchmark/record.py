@@ -19,7 +19,7 @@ RECORD, TOGETHER = "vtab.json", "together.json"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Score:
-  """How good a regime is on a task.
+  """Accuracy of a regime on a task.
 
   Attributes:
     task: name in the benchmark.

@@ -84,10 +84,6 @@ class Inventory:
           "All workers must see the inputs at the same paths."
         )
 
-  def label_names(self) -> tuple[str, ...]:
-    """The folders that images lie in, sorted; of other inputs none."""
-    return tuple(sorted(set(self.files["label"].to_pylist()) - {None}))
-
 
 def take_inventory(
   inputs: Sequence[str], columns: Columns, outputs: Sequence[Path] = ()

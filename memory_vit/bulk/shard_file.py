@@ -112,7 +112,7 @@ def parquet_writer(
 
 
 def undamaged(folder: Path, plan: Plan, shard: int) -> ShardCounts | None:
-  """As `finished`, of a shard that may be old: every byte of it is read."""
+  """Find a finished shard as `finished` does, and read every byte of it."""
   try:
     parquet.require_whole(folder / plan.name(shard))
   except (OSError, ValueError):

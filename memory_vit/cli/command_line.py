@@ -207,7 +207,7 @@ class CommandLine:
     )
 
   def _with_one_value(self, config: Config) -> Config:
-    """Vary nothing whose one value is given on the command line."""
+    """Drop the lists of a sweep for values given on the command line."""
     given = config_flags.get_override_values(self.flags["config"])
     for key, axis in (
       ("learning_rate", "learning_rate"),

@@ -91,6 +91,16 @@ def read_as(ref: SplitRef, source: Source) -> Reader:
   return reader
 
 
+def require_prepared(ref: SplitRef) -> None:
+  """Refuse a data set of TFDS that opening would download.
+
+  Raises:
+    DataError: with the size of the download, and the command that prepares it.
+  """
+  if not _is_local(ref):
+    tfds.require_prepared(ref)
+
+
 def take_inventory(ref: SplitRef) -> Inventory:
   """List the files of a split that is there; nothing of it is read.
 
@@ -104,9 +114,7 @@ def take_inventory(ref: SplitRef) -> Inventory:
 
 def _open_local(ref: SplitRef) -> Source | None:
   """Open a split that is no data set of TFDS; None for one that is."""
-  first = ref.name.partition(":")[0]
-  is_local = first in (*OF_A_DIRECTORY, "digits")
-  if is_local and ref.label:
+  if _is_local(ref) and ref.label:
     raise DataError(
       f"config.data.label is {messages.brief(ref.label)}: {ref.name!r} has one "
       "label alone, expected ''."
@@ -117,9 +125,13 @@ def _open_local(ref: SplitRef) -> Source | None:
     return file_list.open_list(ref)
   if ref.name == EMBEDDINGS:
     return embedded.open_embeddings(ref)
-  if first == "digits":
+  if ref.name.partition(":")[0] == "digits":
     return local.open_digits(ref)
   return None
+
+
+def _is_local(ref: SplitRef) -> bool:
+  return ref.name.partition(":")[0] in (*OF_A_DIRECTORY, "digits")
 
 
 def check_first_label(reader: Reader) -> None:

@@ -178,7 +178,7 @@ def _length(data: Any) -> int | None:
 
 
 def _encoded(image: Any) -> bytes:
-  """An image file, or pixels, as `image_ops.decode` takes them."""
+  """Convert an image to a file or pixels that `image_ops.decode` takes."""
   if isinstance(image, Mapping | bytes | Image.Image):
     return indexable.encoded(image)
   pixels = np.asarray(image)

@@ -115,7 +115,7 @@ def _count(examples: Indexable, name: str) -> int:
 
 
 def stated_classes(examples: Any, label: str) -> tuple[str, ...]:
-  """The classes that a data set of another library states, if it does."""
+  """Class names that a data set of another library states, if any."""
   features = getattr(examples, "features", None)
   feature = features.get(label) if isinstance(features, Mapping) else None
   stated = getattr(feature, "names", None) or getattr(examples, "classes", None)

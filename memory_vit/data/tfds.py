@@ -1,7 +1,6 @@
 """Splits of TFDS data sets, with random access."""
 
 import contextlib
-import contextvars
 import dataclasses
 import importlib.util
 import itertools
@@ -52,9 +51,6 @@ ADVICE = {
     "'i_naturalist2021:2.0.1'."
   ),
 }
-
-# Whether this is a dry run.
-_dry = contextvars.ContextVar("_dry", default=False)
 
 _NOT_DOWNLOADED = (
   "It is not prepared there, and not downloaded either unless its name is "
@@ -187,14 +183,14 @@ def _shards(builder: tfds.core.DatasetBuilder, split: str) -> list[Shard]:
   ]
 
 
-@contextlib.contextmanager
-def without_downloads() -> Iterator[None]:
-  """Refuse data sets that are not prepared, as a dry run has to."""
-  token = _dry.set(True)
-  try:
-    yield
-  finally:
-    _dry.reset(token)
+@_quiet()
+def require_prepared(ref: SplitRef) -> None:
+  """Refuse a data set that opening would download, as a dry run has to.
+
+  Raises:
+    DataError: with the size of the download, and the command that prepares it.
+  """
+  _require_prepared(ref, _found_builder(ref), "a dry run")
 
 
 def _prepared_builder(ref: SplitRef) -> tfds.core.DatasetBuilder:
@@ -202,7 +198,8 @@ def _prepared_builder(ref: SplitRef) -> tfds.core.DatasetBuilder:
   builder = _found_builder(ref)
   if not ref.download:
     return builder
-  _require_allowed(ref, builder)
+  if jax.distributed.is_initialized():
+    _require_prepared(ref, builder, "a distributed run")
   try:
     if not builder.is_prepared():
       # Said beforehand, as TFDS tries for minutes to reach a host.
@@ -218,13 +215,12 @@ def _prepared_builder(ref: SplitRef) -> tfds.core.DatasetBuilder:
   return builder
 
 
-def _require_allowed(ref: SplitRef, builder: tfds.core.DatasetBuilder) -> None:
-  """Refuse to prepare a data set in a dry run, and on several hosts at once."""
-  held_back = _dry.get() or jax.distributed.is_initialized()
-  if not held_back or builder.is_prepared():
+def _require_prepared(
+  ref: SplitRef, builder: tfds.core.DatasetBuilder, how: str
+) -> None:
+  if builder.is_prepared():
     return
   where = f", data_dir={ref.dir!r}" if ref.dir else ""
-  how = "a dry run" if _dry.get() else "a distributed run"
   raise DataError(
     f"data set {ref.name!r} is not prepared in {builder.data_dir}"
     f"{_download_size(builder)}, and {how} downloads nothing. Prepare it once: "
@@ -235,14 +231,14 @@ def _require_allowed(ref: SplitRef, builder: tfds.core.DatasetBuilder) -> None:
 
 
 def _download_size(builder: tfds.core.DatasetBuilder) -> str:
-  """What TFDS knows of a download without the net; "" where it is nothing."""
+  """The size of a download as TFDS states it offline; "" where unknown."""
   files = (builder.url_infos or {}).values()
   size = tfds.core.units.Size(sum(file.size for file in files))
   return f" (a download of {size})" if size else ""
 
 
 def _file_format() -> str | None:
-  """The format with random access, where it can be written."""
+  """A file format with random access, if the library for it is installed."""
   return "array_record" if importlib.util.find_spec("array_record") else None
 
 

@@ -158,7 +158,7 @@ any backbone but its own.
 
 
 def _public_backbone(task: Task) -> str:
-  """The name by which anybody gets the backbone; "" where none is known."""
+  """The public name of the backbone; "" where none is known."""
   source = _mapping(task.provenance, "config").get("backbone")
   named = isinstance(source, str) and (
     source in download.KNOWN or hub.is_address(source)

@@ -37,7 +37,7 @@ _RUN_LENGTH_KINDS = (1, 2)
 
 
 class _FewReads(io.BytesIO):
-  """A file that may be read so many times."""
+  """A file that refuses further reads after a number of them."""
 
   def __init__(self, encoded: bytes) -> None:
     super().__init__(encoded)
@@ -141,7 +141,7 @@ def require_size(
 
 
 def _weight(image: Image.Image) -> int:
-  """How many times as long as usual a pixel takes; see `require_size`."""
+  """Decoding time per pixel, relative to a plain image; see `require_size`."""
   runs = image.format == "BMP" and (
     image.info.get("compression") in _RUN_LENGTH_KINDS
   )
@@ -151,7 +151,7 @@ def _weight(image: Image.Image) -> int:
 
 
 def _jpeg_header(encoded: bytes) -> tuple[int, int, str, jpeg.Outline]:
-  """Width, height, colours and markers of a file that may be decoded."""
+  """Read width, height, colours and markers of a file that may be decoded."""
   outline = jpeg.outline(encoded)
   height, width, colours, _ = simplejpeg.decode_jpeg_header(encoded)
   kind = f" of a JPEG of {outline.scans} scans" if outline.weight > 1 else ""

@@ -70,7 +70,7 @@ def _add_file(found: Walk, entry: os.DirEntry[str]) -> None:
 
 
 def holds(kind: Callable[[], bool]) -> bool:
-  """Whether an entry is of a kind; a link to itself is of none."""
+  """Test the type of an entry; False for a link to itself."""
   try:
     return kind()
   except OSError:

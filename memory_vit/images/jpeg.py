@@ -32,7 +32,7 @@ _SEARCHED = 2**18
 
 @dataclasses.dataclass(frozen=True)
 class Outline:
-  """What the decoder of a JPEG file will meet.
+  """Properties of a JPEG file that determine its decoding time.
 
   Attributes:
     scans: their number.
@@ -46,7 +46,7 @@ class Outline:
 
   @property
   def weight(self) -> float:
-    """How many times as long as usual a pixel takes."""
+    """Decoding time per pixel, relative to a common JPEG."""
     return max(1.0, self.scans / _USUAL_SCANS)
 
 

@@ -90,7 +90,7 @@ def _label(axes: Axes) -> None:
 
 
 def _by_cells(tasks: Sequence[TrialResult], key: str) -> Lines:
-  """Lines of accuracies over learning rate; without missing ones.
+  """Plot accuracy over learning rate, without missing values.
 
   Args:
     tasks: the trials.

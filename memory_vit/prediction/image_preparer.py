@@ -137,7 +137,7 @@ class ImagePreparer:
 
 
 def _without_frames(error: DataError) -> DataError:
-  """The error alone: its frames hold the image, and one of them the error."""
+  """Drop the traceback, whose frames hold the image."""
   alone = DataError(str(error))
   cause = error.__cause__
   if isinstance(cause, OSError):  # its number says whether it may pass
@@ -146,7 +146,7 @@ def _without_frames(error: DataError) -> DataError:
 
 
 def _is_large(image: Any) -> bool:
-  """Whether an image file is one that others do not wait for."""
+  """Whether an image file is small enough for the common threads."""
   if not isinstance(image, bytes):
     return False
   return decoding.pixels_claimed(image) >= decoding.LARGE_PIXELS

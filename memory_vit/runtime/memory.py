@@ -1,10 +1,10 @@
-"""Give memory back to the system."""
+"""Return freed memory to the system."""
 
 import contextlib
 import ctypes
 
 
 def trim() -> None:
-  """Give back what was freed; the C library of Linux keeps it otherwise."""
+  """Return freed memory to the system, which glibc keeps otherwise."""
   with contextlib.suppress(AttributeError, OSError, TypeError):
     ctypes.CDLL(None).malloc_trim(0)

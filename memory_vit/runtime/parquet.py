@@ -60,7 +60,7 @@ def require_whole(path: Path) -> None:
 
 
 def _seal_of(path: Path) -> tuple[int, bytes, bytes]:
-  """Where the SHA-256 of a file is in it, which it is, which it must be."""
+  """The position of the SHA-256 in a file, its stored and computed value."""
   with (
     path.open("rb") as file,
     mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,

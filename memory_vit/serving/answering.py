@@ -156,7 +156,7 @@ class Answering:
     )
 
   async def _run(self, pixels: int, work: Callable[[], T]) -> T:
-    """Run work on images of which the largest has so many pixels."""
+    """Run work on images in the threads for the size of the largest."""
     large = pixels >= decoding.LARGE_PIXELS
     return await asyncio.get_running_loop().run_in_executor(
       self._for_large if large else self._decoders, work

@@ -221,7 +221,7 @@ class Service:
 
 
 async def _return_memory() -> None:
-  """Give the system back what is free: after large bodies glibc keeps it."""
+  """Return free memory to the system, which glibc keeps after large bodies."""
   while True:
     await asyncio.sleep(_TRIM_SECONDS)
     await asyncio.to_thread(memory.trim)

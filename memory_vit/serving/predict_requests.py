@@ -196,12 +196,12 @@ def _decoded(image: ImageData) -> UploadedImage:
 
 
 class _FormParser(MultiPartParser):
-  """Refuses a form that is cut, of which Starlette's takes what is there."""
+  """Form parser that refuses a truncated form; Starlette's accepts it."""
 
   _is_whole = False
 
   def on_end(self) -> None:
-    """Note the last boundary."""
+    """Record that the last boundary was read."""
     self._is_whole = True
 
   async def parse(self) -> FormData:

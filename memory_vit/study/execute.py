@@ -105,6 +105,14 @@ def _lost(planned: Run) -> list[StudyTrial]:
 
 def require_data(config: Config, runs: Sequence[Run], finished: Trials) -> None:
   """Open what runs will read: a wrong split must not cost those before it."""
+  for ref in splits_to_read(config, runs, finished):
+    datasets.open_on_all_processes(ref)
+
+
+def splits_to_read(
+  config: Config, runs: Sequence[Run], finished: Trials
+) -> Sequence[SplitRef]:
+  """The splits that unfinished runs read, each once."""
   sets = data_sets(config)
   refs: dict[SplitRef, None] = {}
   for planned in runs:
@@ -115,8 +123,7 @@ def require_data(config: Config, runs: Sequence[Run], finished: Trials) -> None:
       splits = configured_splits(there)
       for role in ("train", "validation", *["test"] * planned.tested):
         refs[splits[role]] = None
-  for ref in refs:
-    datasets.open_on_all_processes(ref)
+  return list(refs)
 
 
 def require_same_data(config: Config, done: Trials, workdir: Path) -> None:

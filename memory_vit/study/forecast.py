@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from memory_vit.config import Config
-from memory_vit.data import datasets, tfds
+from memory_vit.data import datasets
 from memory_vit.data.reader import Reader
 from memory_vit.data.split_ref import configured_splits
 from memory_vit.model.backbone import Backbone, random_backbone
@@ -31,7 +31,6 @@ from memory_vit.training.run_context import RunContext
 from memory_vit.training.trainer import Trainer
 
 
-@tfds.without_downloads()
 def forecast(config: Config, workdir: Path, parts: Sequence[str]) -> str:
   """List the runs of a study and estimate their time; write nothing.
 
@@ -39,12 +38,15 @@ def forecast(config: Config, workdir: Path, parts: Sequence[str]) -> str:
   """
   mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
   backbone = _backbone(config, workdir, mesh)
+  datasets.require_prepared(configured_splits(config)["train"])
   train = train_split(config)
   config = resolve.with_backbone(config, backbone)
   config = resolve.with_steps(config, train.size)
   file = open_backbone.study_file(config, workdir)
   done = Executor(config, workdir, file, backbone.fingerprint).finished(parts)
   runs = plan.plan(config, parts, done)
+  for ref in execute.splits_to_read(config, runs, done):
+    datasets.require_prepared(ref)
   execute.require_data(config, runs, done)
   left = [run for run in runs if run.name not in done]
   rows = [

@@ -38,12 +38,12 @@ class Tasks(tuple[Task, ...]):
     return by_name[key]
 
   def tree_flatten_with_keys(self) -> tuple[Iterable[Any], None]:
-    """Its children for JAX, as those of any tuple."""
+    """Children of the pytree."""
     return [(jax.tree_util.SequenceKey(i), t) for i, t in enumerate(self)], None
 
   @classmethod
   def tree_unflatten(cls, _: None, children: Iterable[Any]) -> Tasks:
-    """What JAX makes of other children."""
+    """Rebuild the tuple from other children."""
     return cls(children)
 
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from memory_vit.config import Config
-from memory_vit.data import tfds
+from memory_vit.data import datasets
+from memory_vit.data.split_ref import configured_splits
 from memory_vit.errors import ConfigError
 from memory_vit.kept.splits import Kept, Needs, Prepare
 from memory_vit.runtime import sharding
@@ -24,7 +25,6 @@ from memory_vit.training.trainer import Start, Trainer
 _READ = 3
 
 
-@tfds.without_downloads()
 def dry_run(config: Config, workdir: Path) -> str:
   """Describe a run by a few batches and steps of it; nothing is written.
 
@@ -48,6 +48,9 @@ def dry_run(config: Config, workdir: Path) -> str:
       f"first: {workdir / 'backbone.npz'} is not there yet. Run without "
       "--dry_run, or give config.backbone."
     )
+  for role, ref in configured_splits(config).items():
+    if role != "pretrain":  # the backbone is there
+      datasets.require_prepared(ref)
   trainer, trials = run.open_trainer(config, workdir, RunContext(mesh))
   config = trainer.config
   passes = packing.make_plan(trainer, trials)["passes"]

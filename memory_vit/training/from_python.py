@@ -48,7 +48,7 @@ _MOST_REPEATED = 1_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainResult:
-  """A trained task, and how its training went.
+  """A trained task with its accuracy and history.
 
   Attributes:
     task: of the best trial on the validation split.

@@ -86,7 +86,7 @@ def keep_last(
 def _at_now(
   name: str, result: Mapping[str, Any], state: TrainState
 ) -> BestParams:
-  """A name as it is now, with the result of its validation if there is one."""
+  """The current parameters of a trial as its best, with their validation."""
   return BestParams(
     int(state.step),
     result.get("top1"),

@@ -117,7 +117,7 @@ def _best_on_validation(packs: Sequence[PackResult]) -> str | None:
 
 
 def _place(accuracy: float | None, loss: float | None) -> tuple[float, float]:
-  """What trials are sorted by: their accuracy, of equals the loss."""
+  """Sort key of trials: accuracy first, then loss."""
   return -(accuracy or 0.0), math.inf if loss is None else loss
 
 

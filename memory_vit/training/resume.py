@@ -123,9 +123,8 @@ def resume(
   }
   saved = checkpoints.restore(step, like)
   best = {
-    # Earlier versions did not write what comes last.
-    name: BestParams(best_step, accuracy, saved["best"].get(name), *loss)
-    for name, (best_step, accuracy, *loss) in found["best"].items()
+    name: BestParams(best_step, accuracy, saved["best"].get(name), loss, count)
+    for name, (best_step, accuracy, loss, count) in found["best"].items()
   }
   logger.info("going on from step %d in %s", step, checkpoints.directory)
   skipped = {

@@ -115,7 +115,7 @@ def confusion_figures(
 
 
 def _class_names(task: Task) -> Sequence[str]:
-  """Those of a task, or the numbers of its classes."""
+  """Class names of a task, or the numbers of its classes."""
   return task.spec.class_names or [*map(str, range(task.spec.num_classes))]
 
 

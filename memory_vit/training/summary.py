@@ -104,7 +104,7 @@ def _table(result: RunResult) -> str:
 
 
 def _certainty(tasks: Sequence[TrialResult]) -> list[str]:
-  """How far the validation accuracy of the first task can be trusted."""
+  """Describe the standard error of the first task's validation accuracy."""
   best = tasks[0] if tasks else None
   if best is None or best.val_accuracy is None or not best.val_examples:
     return []
