@@ -12,6 +12,7 @@ heads in front, and frozen weights get no gradient.
 """
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import memory_vit as mv
+from memory_vit.model.products import einsum
+from memory_vit.model.vit import apply, patches_of
 from memory_vit.tasks.split_forward import Logits, SplitForward
 
 
@@ -56,8 +59,7 @@ def forward(
     spec.name: _dense(task["head"], z[:, config.num_patches + 1 + i])
     for i, (spec, task) in enumerate(zip(specs, own, strict=True))
   }
-  outputs = {"backbone": _original(backbone, z[:, 0], config), **heads}
-  return {name: y.astype(jnp.float32) for name, y in outputs.items()}
+  return {"backbone": _original(backbone, z[:, 0], config), **heads}
 
 
 forward_program = jax.jit(forward, static_argnames=("config", "specs"))
@@ -103,15 +105,12 @@ def _tokens(
   backbone: Any, tasks: list[Any], images: jax.Array, config: mv.ViTConfig
 ) -> jax.Array:
   """[class, patches, class of every task], (b, n + 1 + t, d)."""
-  dtype, b = jnp.dtype(config.dtype), images.shape[0]
-  patch = (config.patch_size, config.patch_size)
-  conv = nn.Conv(config.width, patch, patch, padding="VALID", dtype=dtype)
-  x = _apply(conv, backbone["embedding"], images.astype(dtype))
-  x = x.reshape(b, -1, config.width)
+  b = images.shape[0]
+  patches = patches_of(images, config).reshape(b, config.num_patches, -1)
+  x = _dense(backbone["embedding"], patches, config.dtype)
   position = backbone["Transformer"]["posembed_input"]["pos_embedding"]
-  position = position.astype(dtype)
   cls = jnp.stack([backbone["cls"][0, 0], *(task["cls"] for task in tasks)])
-  cls = cls.astype(dtype) + position[:, 0]
+  cls = cls + position[:, 0]
   cls = jnp.broadcast_to(cls, (b, *cls.shape))
   x = x + position[:, 1:]
   return jnp.concatenate([cls[:, :1], x, cls[:, 1:]], axis=1)
@@ -126,33 +125,31 @@ def _block(
 ) -> jax.Array:
   """One block: tokens z (b, s, d), memory (cells of all tasks, d)."""
   # Memory passes the layer norm of the tokens (Figure 2 of the paper).
-  cells = _layer_norm(p["LayerNorm_0"], memory.astype(z.dtype))
+  cells = _layer_norm(p["LayerNorm_0"], memory)
   normed = _layer_norm(p["LayerNorm_0"], z)
   attention = p["MultiHeadDotProductAttention_0"]
-  z = z + _attend(attention, normed, cells, mask, config.num_heads)
+  z = z + _attend(attention, normed, cells, mask, config)
   y = _layer_norm(p["LayerNorm_1"], z)
-  y = _dense(p["MlpBlock_0"]["Dense_0"], y)
+  y = _dense(p["MlpBlock_0"]["Dense_0"], y, config.dtype)
   y = nn.gelu(y, approximate=config.gelu == "tanh")
-  return z + _dense(p["MlpBlock_0"]["Dense_1"], y)
+  return z + _dense(p["MlpBlock_0"]["Dense_1"], y, config.dtype)
 
 
 def _attend(
-  p: Any, z: jax.Array, cells: jax.Array, mask: np.ndarray, heads: int
+  p: Any, z: jax.Array, cells: jax.Array, mask: np.ndarray, config: mv.ViTConfig
 ) -> jax.Array:
-  """(b, s, d); the softmax is in float32 whatever the rest is in."""
-  split = functools.partial(_split_heads, heads=heads)
-  q = split(_dense(p["query"], z)) / np.sqrt(z.shape[-1] // heads).astype(
-    z.dtype
-  )
+  """Masked attention of tokens z (b, s, d) to tokens and cells."""
+  dtype = config.dtype
+  split = functools.partial(_split_heads, heads=config.num_heads)
+  q = split(_dense(p["query"], z, dtype)) / math.sqrt(config.head_dim)
   k, v = (
-    split(_append(_dense(p[name], z), _dense(p[name], cells)))
+    split(_append(_dense(p[name], z, dtype), _dense(p[name], cells, dtype)))
     for name in ("key", "value")
   )
-  scores = jnp.einsum("bhqk,bhsk->bhqs", q, k).astype(jnp.float32)
-  scores = jnp.where(mask[None, None], scores, -jnp.inf)
-  weights = jax.nn.softmax(scores).astype(z.dtype)
-  mixed = jnp.einsum("bhqs,bhsk->bhqk", weights, v)
-  return _dense(p["out"], jnp.swapaxes(mixed, 1, 2).reshape(z.shape))
+  scores = einsum("bhqk,bhsk->bhqs", q, k, dtype)
+  weights = jax.nn.softmax(jnp.where(mask[None, None], scores, -jnp.inf))
+  mixed = einsum("bhqs,bhsk->bhqk", weights, v, dtype)
+  return _dense(p["out"], jnp.swapaxes(mixed, 1, 2).reshape(z.shape), dtype)
 
 
 def _append(tokens: jax.Array, cells: jax.Array) -> jax.Array:
@@ -166,20 +163,15 @@ def _split_heads(a: jax.Array, heads: int) -> jax.Array:
   return jnp.swapaxes(a.reshape(*a.shape[:2], heads, -1), 1, 2)
 
 
-def _dense(p: Any, x: jax.Array) -> jax.Array:
+def _dense(p: Any, x: jax.Array, dtype: str = "float32") -> jax.Array:
   """A linear layer; kernels of heads are multiplied as matrices."""
-  kernel = p["kernel"].reshape(x.shape[-1], -1).astype(x.dtype)
+  kernel = p["kernel"].reshape(x.shape[-1], -1)
   bias = p["bias"].reshape(*[1] * (x.ndim - 1), -1)
-  return x @ kernel + bias.astype(x.dtype)
+  return einsum("...d,df->...f", x, kernel, dtype) + bias
 
 
 def _layer_norm(p: Any, x: jax.Array) -> jax.Array:
-  return _apply(nn.LayerNorm(epsilon=1e-6, dtype=x.dtype), p, x)
-
-
-def _apply(layer: nn.Module, params: Any, x: jax.Array) -> Any:
-  """Call a layer, which changes no variables."""
-  return layer.apply({"params": params}, x)
+  return apply(nn.LayerNorm(epsilon=1e-6), p, x, method="__call__")
 
 
 def _original(backbone: Any, y: jax.Array, config: mv.ViTConfig) -> jax.Array:

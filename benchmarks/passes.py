@@ -170,6 +170,9 @@ def _programs(
   def add(name: str, make: Callable[..., Program], *given: Any) -> None:
     made[name] = functools.partial(make, setting, *given)
 
+  is_float32 = setting.backbone.config.dtype == "float32"
+  other = "bfloat16" if is_float32 else "float32"
+  add(f"forward_{other}", workloads.plain_in, other)
   for count in infer:
     add(f"infer_{count}", workloads.inference, count)
   for count in infer:

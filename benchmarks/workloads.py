@@ -13,7 +13,8 @@ from benchmarks import masked_sequence
 from memory_vit.config import OptimConfig
 from memory_vit.kept.layout import RowLayout
 from memory_vit.kept.rows import DeviceRows, HostRows
-from memory_vit.model.backbone import backbone_shapes
+from memory_vit.model.backbone import backbone_shapes, rounded
+from memory_vit.model.products import einsum
 from memory_vit.runtime import sharding
 from memory_vit.tasks import split_forward
 from memory_vit.tasks.inference import encode_program, plain_program
@@ -57,7 +58,7 @@ def make_setting(
   )
   shape = (batch, image_size, image_size, 3)
   images = np.clip(rng.standard_normal(shape, dtype=np.float32) / 3, -1, 1)
-  backbone = mv.Backbone(config, params, "benchmark")
+  backbone = rounded(mv.Backbone(config, params, "benchmark"))
   task = mv.init_task(
     jax.random.key(0), backbone, name="t", num_classes=classes, cells=cells
   )
@@ -84,6 +85,18 @@ def plain(setting: Setting) -> jax.Array:
   """One forward pass of the plain ViT: what everything is a multiple of."""
   backbone = setting.backbone
   return plain_program(backbone.params, setting.images, config=backbone.config)
+
+
+def plain_in(setting: Setting, dtype: str) -> Callable[[], Any]:
+  """One forward pass of the plain ViT in a compute dtype of its own."""
+  config = dataclasses.replace(setting.backbone.config, dtype=dtype)
+  backbone = rounded(mv.Backbone(config, _in_float32(setting), "benchmark"))
+  return lambda: plain_program(backbone.params, setting.images, config=config)
+
+
+def _in_float32(setting: Setting) -> Any:
+  """The parameters of the backbone, with kernels in float32, too."""
+  return jax.tree.map(lambda a: a.astype("float32"), setting.backbone.params)
 
 
 def encoding(setting: Setting) -> Callable[[], Any]:
@@ -216,7 +229,7 @@ def _tasks(
 
 def full_finetuning(setting: Setting) -> Training:
   """Train all weights of the backbone, on its own head."""
-  params = {"backbone": setting.backbone.params}
+  params = {"backbone": _in_float32(setting)}
 
   def logits(trained: Any, frozen: Any, images: jax.Array) -> Any:
     del frozen
@@ -238,12 +251,12 @@ def matrix_products(dtype: str) -> tuple[Callable[[], Any], float]:
   rng = np.random.default_rng(0)
   a, b = rng.standard_normal((2, size, size), dtype=np.float32)
   # So scaled, the values of all products are of order 1.
-  a, b = (jax.device_put(m.astype(dtype)) for m in (a, b / np.sqrt(size)))
+  a, b = jax.device_put((a, (b / np.sqrt(size)).astype(dtype)))
 
   @jax.jit
   def program(a: jax.Array, b: jax.Array) -> jax.Array:
     for _ in range(times):
-      a = a @ b
+      a = einsum("ij,jk->ik", a, b, dtype)
     return a
 
   return lambda: program(a, b), 2.0 * times * size**3

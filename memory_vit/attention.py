@@ -140,7 +140,9 @@ def _run(arguments: argparse.Namespace) -> int:
   shown = len(described) if first else 0
   _require_few_figures(drawn, shown, len(chosen))
   backbone, tasks = model_loading.load_model(
-    arguments.backbone, list(described), arguments.dtype
+    arguments.backbone,
+    list(described),
+    commands.compute_dtype(arguments.dtype),
   )
   evaluated_tasks = [task for task in tasks if task.name in chosen]
   for task in evaluated_tasks:  # before anything is downloaded

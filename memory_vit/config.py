@@ -25,7 +25,7 @@ from memory_vit.model.vit_config import (
   VARIANTS,
   vit_config,
 )
-from memory_vit.runtime import options, schema
+from memory_vit.runtime import dtypes, options, schema
 from memory_vit.runtime.messages import brief
 from memory_vit.runtime.options import option, section
 from memory_vit.runtime.rules import (
@@ -499,10 +499,9 @@ class Config:
   image_size: int = option(
     0, Number(0, MAX_IMAGE_SIZE, "pixels"), resume="never"
   )
-  # Compute dtype: "float32" or "bfloat16". Parameters stay float32.
-  dtype: str = option(
-    "float32", Choice(("float32", "bfloat16")), resume="on_request"
-  )
+  # Compute dtype: "float32", "bfloat16", or "auto", which is bfloat16 if the
+  # device multiplies it faster. What is trained is float32.
+  dtype: str = option("float32", Choice(dtypes.CHOICES), resume="on_request")
   # Images in a step, over all devices.
   batch_size: int = option(512, _BATCH, resume="never")
   # Images in a batch of an evaluation.

@@ -54,16 +54,10 @@ def _parser() -> Parser:
   )
   rule = config_lib.OPTIONS["batch_size_eval"].rule
   parser.number("--batch_size", rule, 32, "images per pass")
-  types = ("float32", "bfloat16")
-  parser.add_argument(
-    "--dtype",
-    choices=types,
-    default="float32",
-    help="of the computation (default: %(default)s)",
-  )
+  parser.dtype()
   parser.add_argument(
     "--stored",
-    choices=types,
+    choices=("float32", "bfloat16"),
     default="bfloat16",
     help="type in which values are written; bfloat16 is half of the bytes, "
     "rounded to 8 bits of mantissa (default: %(default)s)",
@@ -84,7 +78,7 @@ def _embed(arguments: argparse.Namespace) -> int:
     backbone=bulk_options.for_workers(arguments.backbone, arguments.engine),
     task=bulk_options.for_workers(arguments.task, arguments.engine),
     batch_size=arguments.batch_size,
-    dtype=arguments.dtype,
+    dtype=bulk_options.compute_dtype(arguments),
     stored=arguments.stored,
     memory_mib=arguments.memory_mib,
   )

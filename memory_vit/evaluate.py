@@ -96,8 +96,9 @@ def _run(arguments: argparse.Namespace) -> int:
   progress_bar.log_to_stderr()
   # First of all: what is missing on the command line costs nothing.
   chosen, own = _choose(arguments)
+  dtype = commands.compute_dtype(arguments.dtype)
   backbone, tasks = model_loading.load_model(
-    arguments.backbone, arguments.task, arguments.dtype, any_regime=True
+    arguments.backbone, arguments.task, dtype, any_regime=True
   )
   mesh = sharding.make_mesh(fsdp=arguments.fsdp)
   sharding.require_divisible(arguments.batch_size, mesh, "--batch_size")
@@ -121,7 +122,7 @@ def _run(arguments: argparse.Namespace) -> int:
     "backbone": {
       "fingerprint": backbone.fingerprint,
       "variant": backbone.config.variant,
-      "dtype": arguments.dtype,
+      "dtype": dtype,
     },
     "tasks": [results[task.spec.name] for task in tasks],
     "timing": evaluator.timing(opened[0][0]),

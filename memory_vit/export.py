@@ -82,7 +82,10 @@ def _export(arguments: argparse.Namespace) -> int:
   )
   export.require_options(arguments.format, images, arguments.batch_size)
   backbone, tasks = model_loading.load_model(
-    arguments.backbone, arguments.task, arguments.dtype, any_regime=True
+    arguments.backbone,
+    arguments.task,
+    commands.compute_dtype(arguments.dtype),
+    any_regime=True,
   )
   report = export.export_model(
     backbone,

@@ -44,6 +44,9 @@ with epy.lazy_imports():  # once the command line is known to be right
   from memory_vit.prediction import predictor as predictors
   from memory_vit.tasks import model_loading
 
+# Images, above which a faster dtype is worth a line.
+_MANY = 100
+
 if TYPE_CHECKING:
   from memory_vit.model.backbone import Backbone
   from memory_vit.model.task import Task
@@ -115,7 +118,7 @@ def _predict_bulk(arguments: argparse.Namespace) -> int:
       bulk_options.for_workers(task, arguments.engine)
       for task in arguments.task
     ),
-    dtype=arguments.dtype,
+    dtype=bulk_options.compute_dtype(arguments),
     batch_sizes=(arguments.batch_size,),
     memory_mib=arguments.memory_mib,
   )
@@ -126,8 +129,9 @@ def _predict_bulk(arguments: argparse.Namespace) -> int:
 
 
 def _predict_all(arguments: argparse.Namespace) -> int:
+  dtype = commands.compute_dtype(arguments.dtype)
   backbone, tasks = model_loading.load_model(
-    arguments.backbone, arguments.task, arguments.dtype, any_regime=True
+    arguments.backbone, arguments.task, dtype, any_regime=True
   )
   if arguments.original and not backbone.config.num_classes:
     raise ConfigError(
@@ -166,6 +170,8 @@ def _predict_all(arguments: argparse.Namespace) -> int:
           original=arguments.original,
         )
       )
+      if seen <= _MANY < seen + len(images):
+        commands.compute_dtype(arguments.dtype, recommend=True)
       for image in images:
         bar.update()
         seen, entry = seen + 1, image.entry

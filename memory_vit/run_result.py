@@ -86,6 +86,7 @@ class BackboneResult:
 
   Attributes:
     fingerprint: of its weights.
+    dtype: compute dtype of the run.
     accuracy_before: of its own task, without the new tasks; None where
       `config.upstream` names no data, as the next two.
     accuracy_after: with the new tasks in the same pass.
@@ -93,6 +94,7 @@ class BackboneResult:
   """
 
   fingerprint: str = ""
+  dtype: str = ""
   accuracy_before: float | None = None
   accuracy_after: float | None = None
   outputs_bit_equal: bool | None = None

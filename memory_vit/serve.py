@@ -66,12 +66,7 @@ def _parser() -> Parser:
   )
   ports = Number(0, 65_535, "0 for any that is free")
   parser.number("--port", ports, 8000, "port to listen on")
-  parser.add_argument(
-    "--dtype",
-    choices=("float32", "bfloat16"),
-    default="float32",
-    help="of the computation (default: %(default)s)",
-  )
+  parser.dtype()
   parser.add_argument(
     "--batch_sizes",
     default="1,8,32",
@@ -110,7 +105,7 @@ def _serve(arguments: argparse.Namespace) -> int:
   config = shapes.PredictorConfig(
     backbone=arguments.backbone,
     tasks=tuple(arguments.task),
-    dtype=arguments.dtype,
+    dtype=commands.compute_dtype(arguments.dtype),
     image_size=arguments.image_size,
     batch_sizes=_batch_sizes(arguments.batch_sizes),
     slots=arguments.slots,
@@ -130,6 +125,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     address = bound.getsockname()[0]
     settings = _trusting(settings, arguments.host, address)
     application = app.create_app(predictor, settings)
+    commands.compute_dtype(arguments.dtype, recommend=True)
     show(f"listening on {http_server.url(bound)}")
     if not _is_loopback(address):
       show("whoever reaches this machine can use it, unencrypted", sys.stderr)

@@ -53,7 +53,7 @@ import pytest  # noqa: E402
 import memory_vit as mv  # noqa: E402
 from memory_vit.model import trees
 from memory_vit.model.backbone import backbone_shapes  # noqa: E402
-from memory_vit.runtime import sharding
+from memory_vit.runtime import dtypes, sharding
 from memory_vit.tasks import manifest
 
 # What a machine may lack, and no command installs.
@@ -87,6 +87,13 @@ def own_log_lines():
   yield
   logger.handlers, logger.propagate, level = before
   logger.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def no_fast_bfloat16(monkeypatch, tmp_path_factory):
+  """No command recommends a dtype, whatever the CPU of this machine has."""
+  absent = tmp_path_factory.getbasetemp() / "no-cpuinfo"
+  monkeypatch.setattr(dtypes, "CPUINFO", absent)
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,7 @@
 """How families of ViTs differ, as fields of `ViTConfig`."""
 
+import pytest
+
 FAMILIES = {
   "hf vit": {"gelu": "exact", "layer_norm_epsilon": 1e-12},
   "timm, mean": {
@@ -18,3 +20,9 @@ FAMILIES = {
   "clip": {"gelu": "quick", "layer_norm_epsilon": 1e-2, "pre_norm": True},
   "two classes": {"class_tokens": 2},
 }  # fmt: skip
+# The fast tests have those that differ most from the published ViT.
+QUICK = ("dinov3", "siglip")
+FEW_FIRST = [
+  name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+  for name in FAMILIES
+]

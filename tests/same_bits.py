@@ -13,7 +13,7 @@ import sys
 
 import jax
 import numpy as np
-from plain_vit import PlainViT
+from plain_vit import PlainViT, with_flax_biases
 
 import memory_vit as mv
 from memory_vit.model import trees
@@ -83,7 +83,7 @@ def ways(backbone, tasks, images, jits):
 
 def compare(setting):
   """What differs in one setting, and how many comparisons were made."""
-  backbone = backbone_of(setting)
+  backbone = with_flax_biases(backbone_of(setting))
   size = backbone.config.image_size
   shape = (setting["batch"], size, size, 3)
   images = np.random.default_rng(2).uniform(-1, 1, shape).astype(np.float32)

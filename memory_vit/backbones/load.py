@@ -43,9 +43,10 @@ from memory_vit.model.backbone import (
   Backbone,
   backbone_shapes,
   fingerprint_of,
+  rounded,
 )
 from memory_vit.model.vit_config import ViTConfig, square_side
-from memory_vit.runtime import paths
+from memory_vit.runtime import dtypes, paths
 from memory_vit.runtime.messages import listed
 
 # The entries that tell the shape of the model, and their axes.
@@ -82,23 +83,23 @@ def load_backbone(
       .safetensors file; or hf://OWNER/NAME[@REVISION] of the Hugging Face hub.
     image_size: side in pixels with which the backbone is to be used; the
       position embedding is resized for it. None keeps that of the file.
-    dtype: of the computation, "float32" or "bfloat16".
+    dtype: compute dtype, "float32" or "bfloat16"; or "auto", see
+      `dtypes.resolve`.
     gelu: see `ViTConfig`, for a file of arrays that does not state it; None
       takes what the source states, and "tanh" where it states nothing.
 
   Returns:
-    The backbone; its parameters are float32, on the default device. The
-    fingerprint is that of the weights in the file, whatever the layout,
-    `image_size` and `dtype`.
+    The backbone; its parameters are on the default device, in float32, kernels
+    in `dtype`. The fingerprint is that of the weights in the file, whatever the
+    layout, `image_size` and `dtype`.
 
   Raises:
     BackboneError: where there is no such source, it cannot be fetched or read,
       or does not hold exactly the weights of a ViT that is understood.
     ConfigError: for an `image_size`, `dtype` or `gelu` that cannot be.
   """
-  return to_backbone(
-    read_published(os.fspath(path)), image_size, dtype, gelu=gelu
-  )
+  published = read_published(os.fspath(path))
+  return rounded(to_backbone(published, image_size, dtype, gelu=gelu))
 
 
 def read_published(path: str) -> Published:
@@ -136,7 +137,10 @@ def to_backbone(
   *,
   gelu: str | None = None,
 ) -> Backbone:
-  """Put a published ViT on the default device; see `load_backbone`."""
+  """Put a published ViT on the default device, in float32.
+
+  Arguments as in `load_backbone`.
+  """
   stated = published.config
   if published.states_config and gelu not in (None, stated.gelu):
     raise ConfigError(
@@ -147,7 +151,7 @@ def to_backbone(
   config = dataclasses.replace(
     stated,
     image_size=stated.image_size if image_size is None else image_size,
-    dtype=dtype,
+    dtype=dtypes.resolve(dtype),
     gelu=gelu or stated.gelu,
   )
   arrays = dict(published.arrays)

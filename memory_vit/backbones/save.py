@@ -14,7 +14,7 @@ from memory_vit.backbones.load import infer_config
 from memory_vit.backbones.published import ENTRY, Note, Source, to_text
 from memory_vit.errors import BackboneError
 from memory_vit.model import trees
-from memory_vit.model.backbone import Backbone
+from memory_vit.model.backbone import Backbone, require_float32
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime import files
@@ -45,13 +45,15 @@ def save_backbone(
     source: what it was converted from, to be noted in an .npz file.
 
   Raises:
-    BackboneError: for another format, and for a backbone that computes
-      something that a `ViTModel` of transformers cannot.
+    BackboneError: for another format, for a backbone whose weights are rounded
+      to bfloat16, and for one that computes something that a `ViTModel` of
+      transformers cannot.
   """
   if format not in FORMATS:
     raise BackboneError(
       f"format is {format!r}, expected one of {', '.join(FORMATS)}."
     )
+  require_float32(backbone)
   path = Path(path)
   arrays = {k: np.asarray(v) for k, v in trees.flatten(backbone.params).items()}
   if format == "hf":

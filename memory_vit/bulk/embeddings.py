@@ -18,7 +18,7 @@ from memory_vit.backbones import load
 from memory_vit.bulk.versions import versions
 from memory_vit.bulk.work import image_preparer
 from memory_vit.errors import DataError, TaskError
-from memory_vit.model.backbone import Backbone
+from memory_vit.model.backbone import Backbone, rounded
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.model.vit import MemoryViT, apply
 from memory_vit.model.vit_config import ViTConfig
@@ -34,7 +34,8 @@ class EmbeddingJob:
     task: whose image size and preprocessing are taken, a path; "" for those
       that the backbone states, or images squeezed to its size.
     batch_size: images of a pass.
-    dtype: of the computation, "float32" or "bfloat16".
+    dtype: compute dtype, "float32" or "bfloat16"; or "auto", see
+      `dtypes.resolve`.
     stored: the type in which values are written, "float32" or "bfloat16".
     memory_mib: what images and their decoding may take together, in MiB.
   """
@@ -64,13 +65,9 @@ class EmbeddingJob:
       size, gelu = spec.backbone.image_size, spec.backbone.gelu
       evaluation = spec.evaluation
     published = load.read_published(self.backbone)
-    backbone = load.to_backbone(
-      published,
-      size,
-      self.dtype,
-      # Where a source states another one, it is another backbone.
-      gelu=None if published.states_config else gelu,
-    )
+    # If a source states another GELU, it is another backbone.
+    gelu = None if published.states_config else gelu
+    backbone = rounded(load.to_backbone(published, size, self.dtype, gelu=gelu))
     side = backbone.config.image_size
     evaluation = (
       evaluation or backbone.evaluation or EvalPreprocessing(image_size=side)
@@ -113,7 +110,7 @@ class EmbeddingModel:
     self.facts: dict[str, Any] = {
       "rows": "embeddings",
       "backbone": dataclasses.asdict(backbone.id),
-      "dtype": job.dtype,
+      "dtype": config.dtype,
       "preprocessing": dataclasses.asdict(evaluation),
       "values": {
         "dtype": job.stored,

@@ -84,7 +84,7 @@ class PredictionModel:
     self.facts: dict[str, Any] = {
       "rows": "predictions",
       "backbone": dataclasses.asdict(backbone.id),
-      "dtype": job.config.dtype,
+      "dtype": backbone.config.dtype,
       "preprocessing": dataclasses.asdict(predictor.evaluation),
       "tasks": [*map(dataclasses.asdict, task_set.describe())],
       "top": job.top,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from etils import epy
 
+from memory_vit.cli import commands
 from memory_vit.cli.command_line import Parser
 from memory_vit.cli.commands import show
 from memory_vit.errors import ConfigError
@@ -102,6 +103,18 @@ def _add_engine(parser: Parser) -> None:
   about = "CPUs of a worker; 0 shares those of the cluster out"
   parser.number("--worker_cpus", share, 0.0, about)
   parser.number("--worker_gpus", share, 0.0, "GPUs of a worker, or a share")
+
+
+def compute_dtype(arguments: argparse.Namespace) -> str:
+  """See `commands.compute_dtype`; workers of Ray may have other devices."""
+  if arguments.engine == "local":
+    return commands.compute_dtype(arguments.dtype, recommend=True)
+  if arguments.dtype == "auto":
+    raise ConfigError(
+      "--dtype=auto with --engine=ray: its workers may have other devices, "
+      "expected float32 or bfloat16."
+    )
+  return arguments.dtype or "float32"
 
 
 def run_job(arguments: argparse.Namespace, job: Job) -> int:

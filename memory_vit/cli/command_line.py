@@ -26,7 +26,7 @@ from memory_vit import config as config_lib
 from memory_vit.cli import option_help
 from memory_vit.config import Config
 from memory_vit.errors import ConfigError, MemoryVitError
-from memory_vit.runtime import messages, paths
+from memory_vit.runtime import dtypes, messages, paths
 from memory_vit.runtime.rules import Rule
 
 with epy.lazy_imports():  # not all commands have a configuration
@@ -94,11 +94,15 @@ class Parser(argparse.ArgumentParser):
     )
     rule = config_lib.OPTIONS["batch_size_eval"].rule
     self.number("--batch_size", rule, batch_size, about_batch)
+    self.dtype()
+
+  def dtype(self) -> None:
+    """Add the compute dtype; see `commands.compute_dtype`."""
     self.add_argument(
       "--dtype",
-      choices=("float32", "bfloat16"),
-      default="float32",
-      help="of the computation (default: %(default)s)",
+      choices=dtypes.CHOICES,
+      help="compute dtype; auto is bfloat16 if the device multiplies it faster "
+      "(default: float32)",
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, TextIO, TypeVar
 from memory_vit.errors import ConfigError, MemoryVitError
 from memory_vit.runtime import (
   compile_cache,
+  dtypes,
   files,
   messages,
   paths,
@@ -60,6 +61,23 @@ def show(text: str, file: TextIO | None = None) -> None:
   encoded = text.encode(encoding, "backslashreplace")
   with progress_bar.above_bars():
     print(encoded.decode(encoding), file=file, flush=True)
+
+
+def compute_dtype(given: str | None, *, recommend: bool = False) -> str:
+  """The compute dtype that --dtype asks for; float32 by default.
+
+  Args:
+    given: value of the option; None if it was left out.
+    recommend: whether to print, in that case, that another one is faster.
+  """
+  if given == "auto" or (given is None and recommend):
+    faster, reason = dtypes.fastest()
+    if given == "auto":
+      show(f"--dtype=auto is {faster}: {reason}", sys.stderr)
+      return faster
+    if faster != "float32":
+      show(f"--dtype={faster} would be faster: {reason}", sys.stderr)
+  return given or "float32"
 
 
 def leave_current_directory() -> None:

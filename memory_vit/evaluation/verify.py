@@ -32,7 +32,7 @@ from memory_vit.tasks.split_forward import Logits
 Images = Float[Array, "b side side 3"]
 # Greatest difference of a logit, as a share of the greatest logit, between a
 # task among others and alone: the same sums in another order.
-TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
+TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
 
 
 class Evaluator:

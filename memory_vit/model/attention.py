@@ -4,15 +4,16 @@ The backbone stream attends to itself. A token of the task stream attends to the
 keys and values of the backbone stream, of the tasks and memory that it may see.
 """
 
+import functools
 import math
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Float32, Int, Shaped
 
 from memory_vit.model.masks import TaskMask
+from memory_vit.model.products import Dense, einsum
 from memory_vit.model.rope import Rotation, rotate
 from memory_vit.model.trees import AnyArray
 from memory_vit.model.vit_config import ViTConfig
@@ -27,60 +28,6 @@ CellKeysValues = tuple[Float[Array, "t h m k"], Float[Array, "t h m k"]]
 # it. Only a program that captures them has them; see `attention_weights`.
 SOWN_BY_TASKS = "task_attention_weights"
 SOWN_BY_BACKBONE = "attention_weights"  # flax's own name
-
-
-class HeadProjection(nn.Module):
-  """Query, key or value.
-
-  As flax's own layer, but for this: the kernel, of the published shape
-  (d, h, k), is multiplied as a matrix, or the backward pass would write a
-  transposed copy of it (a third of a training step on CPU).
-  """
-
-  config: ViTConfig
-
-  @nn.compact
-  def __call__(self, z: Float[Array, "b s d"]) -> Float[Array, "b s h k"]:
-    """Project tokens."""
-    cfg = self.config
-    shape = (cfg.num_heads, cfg.head_dim)
-    init = when_made(self, _lecun(-3, (-2, -1)))
-    kernel = self.param("kernel", init, (cfg.width, *shape))
-    bias = self.param("bias", nn.initializers.zeros, shape)
-    kernel = kernel.reshape(cfg.width, -1).astype(cfg.dtype)
-    y = z @ kernel + bias.reshape(1, 1, -1).astype(cfg.dtype)
-    return y.reshape(*y.shape[:-1], *shape)
-
-
-class OutProjection(nn.Module):
-  """Joins the heads; see `HeadProjection`."""
-
-  config: ViTConfig
-
-  @nn.compact
-  def __call__(self, y: Float[Array, "b s h k"]) -> Float[Array, "b s d"]:
-    """Project what the heads found."""
-    cfg = self.config
-    shape = (cfg.num_heads, cfg.head_dim, cfg.width)
-    init = when_made(self, _lecun((-3, -2), -1))
-    kernel = self.param("kernel", init, shape)
-    bias = self.param("bias", nn.initializers.zeros, (cfg.width,))
-    kernel = kernel.reshape(cfg.width, cfg.width).astype(cfg.dtype)
-    y = y.reshape(*y.shape[:2], cfg.width) @ kernel
-    return y + bias[None, None].astype(cfg.dtype)
-
-
-def when_made(module: nn.Module, init: Any) -> Any:
-  """An initializer for parameters that are made, and a quick one else.
-
-  Of parameters that are there flax takes the shape of the initializer, to
-  compare: tracing random numbers for that is a third of tracing the model.
-  """
-  return init if module.is_initializing() else nn.initializers.zeros
-
-
-def _lecun(in_axis: Any, out_axis: Any) -> Any:
-  return nn.initializers.lecun_normal(in_axis=in_axis, out_axis=out_axis)
 
 
 def _heads_first(a: Float[Array, "b s h k"]) -> Float[Array, "b h s k"]:
@@ -99,10 +46,12 @@ class MultiHeadDotProductAttention(nn.Module):
 
   def setup(self) -> None:
     """Declare the projections by hand: the methods share them."""
-    self.query = HeadProjection(self.config)
-    self.key = HeadProjection(self.config)
-    self.value = HeadProjection(self.config)
-    self.out = OutProjection(self.config)
+    cfg = self.config
+    width, heads = (cfg.width,), (cfg.num_heads, cfg.head_dim)
+    self.query = Dense(width, heads, cfg.dtype)
+    self.key = Dense(width, heads, cfg.dtype)
+    self.value = Dense(width, heads, cfg.dtype)
+    self.out = Dense(heads, width, cfg.dtype)
 
   def encode(
     self,
@@ -123,13 +72,11 @@ class MultiHeadDotProductAttention(nn.Module):
     """
     q, k = rotate(self.query(z), angles), rotate(self.key(z), angles)
     v = self.value(z)
-    own = _heads_first(k), _heads_first(v)
+    own = self._handed_on(k), self._handed_on(v)
     if cells is not None:
       k, v = _with_cells(k, cells[0]), _with_cells(v, cells[1])
-    # As flax's own layer: with the softmax of bfloat16 in float32, a plain ViT
-    # that is compiled apart would not have the same bits.
     # Sown for `attention_weights`; in any other program that is nothing.
-    return self.out(nn.dot_product_attention(q, k, v, module=self)), own
+    return self.out(self._attend(q, k, v, module=self)), own
 
   def read(
     self,
@@ -147,7 +94,9 @@ class MultiHeadDotProductAttention(nn.Module):
       mask: who sees whom.
     """
     query, own = _heads_first(self.query(c)), self.keys_values(c)
-    mixed = attend_from_tasks(query, context, own, cells, mask, module=self)
+    mixed = attend_from_tasks(
+      query, context, own, cells, mask, self.config.dtype, module=self
+    )
     return self.out(_heads_first(mixed))
 
   def pool(
@@ -155,11 +104,38 @@ class MultiHeadDotProductAttention(nn.Module):
   ) -> Float[Array, "b 1 d"]:
     """Attention of a probe to all tokens."""
     q, k, v = self.query(probe), self.key(x), self.value(x)
-    return self.out(nn.dot_product_attention(q, k, v))
+    return self.out(self._attend(q, k, v))
 
   def keys_values(self, z: Float[Array, "b s d"]) -> KeysValues:
     """Keys and values of normed tokens; of memory b is t, and s is m."""
-    return _heads_first(self.key(z)), _heads_first(self.value(z))
+    return self._handed_on(self.key(z)), self._handed_on(self.value(z))
+
+  def _handed_on(self, a: Float[Array, "b s h k"]) -> Float[Array, "b h s k"]:
+    """Keys or values as they are cached: in the compute dtype."""
+    return _heads_first(a.astype(self.config.dtype))
+
+  def _attend(
+    self,
+    q: Float32[Array, "b q h k"],
+    k: Float32[Array, "b s h k"],
+    v: Float32[Array, "b s h k"],
+    module: nn.Module | None = None,
+  ) -> Float32[Array, "b q h k"]:
+    """The attention of flax, with our products."""
+
+    def product(
+      spec: str, x: Float[Array, "..."], y: Float[Array, "..."]
+    ) -> Float32[Array, "..."]:
+      return einsum(spec.replace("...", "b"), x, y, self.config.dtype)
+
+    return nn.dot_product_attention(
+      q,
+      k,
+      v,
+      module=module,
+      qk_attn_weights_einsum=product,
+      attn_weights_value_einsum=product,
+    )
 
 
 def for_each_image(
@@ -174,8 +150,8 @@ def for_each_image(
 
 
 def _with_cells(
-  a: Float[Array, "b s h k"], cells: Float[Array, "1 h m k"]
-) -> Float[Array, "b s+m h k"]:
+  a: Float32[Array, "b s h k"], cells: Float[Array, "1 h m k"]
+) -> Float32[Array, "b s+m h k"]:
   """Append keys or values of memory to those of every image."""
   cells = for_each_image(_heads_first(cells)[0], a)
   return jnp.concatenate([a, cells], axis=1)
@@ -187,8 +163,9 @@ def attend_from_tasks(
   own: TaskKeysValues,
   cells: CellKeysValues,
   mask: TaskMask,
+  dtype: str,
   module: nn.Module | None = None,
-) -> Float[Array, "b h t k"]:
+) -> Float32[Array, "b h t k"]:
   """One softmax of every task token over all that it sees.
 
   Args:
@@ -197,6 +174,7 @@ def attend_from_tasks(
     own: those of the task tokens.
     cells: those of the memory.
     mask: who sees whom.
+    dtype: compute dtype.
     module: sows the weights, float32 (b, h, t, s + (1 + p) (1 + m)), as
       `SOWN_BY_TASKS`: onto the backbone stream, then onto the tokens and the
       memory of the task and its parents.
@@ -206,28 +184,24 @@ def attend_from_tasks(
   sees_token, sees_cell = _masks(mask.parents, mask.is_parent, mask.cells)
 
   query = query / math.sqrt(query.shape[-1])
-  to_cells = jnp.einsum("bhtk,tphmk->bhtpm", query, memory[0])
+  product = functools.partial(einsum, dtype=dtype)
+  to_cells = product("bhtk,tphmk->bhtpm", query, memory[0])
   parts = [
-    jnp.einsum("bhtk,bhsk->bhts", query, context[0]),
-    _hide(jnp.einsum("bhtk,bhtpk->bhtp", query, tokens[0]), sees_token),
+    product("bhtk,bhsk->bhts", query, context[0]),
+    _hide(product("bhtk,bhtpk->bhtp", query, tokens[0]), sees_token),
     _hide(to_cells, sees_cell).reshape(
       *query.shape[:3], math.prod(to_cells.shape[3:])
     ),
   ]
   ends = [parts[0].shape[-1], parts[0].shape[-1] + parts[1].shape[-1]]
-  # In float32 whatever the rest is computed in: it is a sum over many.
-  scores = jnp.concatenate(parts, axis=-1).astype(jnp.float32)
-  weights = jax.nn.softmax(scores)
+  weights = jax.nn.softmax(jnp.concatenate(parts, axis=-1))
   if module is not None:
     module.sow("intermediates", SOWN_BY_TASKS, weights)
-  weights = weights.astype(query.dtype)
   to_context, to_tokens, to_cells_ = jnp.split(weights, ends, axis=-1)
   return (
-    jnp.einsum("bhts,bhsk->bhtk", to_context, context[1])
-    + jnp.einsum("bhtp,bhtpk->bhtk", to_tokens, tokens[1])
-    + jnp.einsum(
-      "bhtpm,tphmk->bhtk", to_cells_.reshape(to_cells.shape), memory[1]
-    )
+    product("bhts,bhsk->bhtk", to_context, context[1])
+    + product("bhtp,bhtpk->bhtk", to_tokens, tokens[1])
+    + product("bhtpm,tphmk->bhtk", to_cells_.reshape(to_cells.shape), memory[1])
   )
 
 

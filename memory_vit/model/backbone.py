@@ -14,12 +14,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
+from memory_vit.errors import BackboneError
 from memory_vit.model import trees
 from memory_vit.model.keys import require_key
 from memory_vit.model.task import BackboneId, EvalPreprocessing
 from memory_vit.model.vit import VisionTransformer
 from memory_vit.model.vit_config import ViTConfig, vit_config
-from memory_vit.runtime import compiling
+from memory_vit.runtime import compiling, dtypes
 
 # Switches of a configuration that no shape and no other field tells, in whose
 # defaults the weights of vit_jax and big_vision compute. They are a part of the
@@ -48,7 +49,8 @@ class Backbone:
 
   Attributes:
     config: its shape and how it computes.
-    params: exactly the tree of the published checkpoint, float32.
+    params: exactly the tree of the published checkpoint, float32; or with
+      kernels in bfloat16, see `rounded`.
     fingerprint: of the parameters as they were published, before any change of
       the image size; see `fingerprint_of`.
     evaluation: how its source states that images are prepared for evaluation,
@@ -123,7 +125,7 @@ def random_backbone(
     image_size: in pixels.
     num_classes: c0, outputs of its head; 0 for none.
     key: of the random numbers, such as `jax.random.key(0)`.
-    dtype: of the computation.
+    dtype: compute dtype; "auto" see `dtypes.resolve`.
 
   Raises:
     ConfigError: for a shape that is not possible.
@@ -131,7 +133,10 @@ def random_backbone(
   """
   require_key(key)
   config = vit_config(
-    variant, image_size=image_size, num_classes=num_classes, dtype=dtype
+    variant,
+    image_size=image_size,
+    num_classes=num_classes,
+    dtype=dtypes.resolve(dtype),
   )
   return init_backbone(config, key)
 
@@ -151,6 +156,28 @@ def backbone_shapes(config: ViTConfig) -> dict[str, Any]:
   """The tree of a backbone as `jax.ShapeDtypeStruct`; computes nothing."""
   # The key is made while it is traced: nothing is compiled for it.
   return jax.eval_shape(lambda: _init_params(config, jax.random.key(0)))
+
+
+def rounded(backbone: Backbone) -> Backbone:
+  """Round the kernels of a backbone to its compute dtype, once for all passes.
+
+  Outputs stay the same to the bit: the model rounds what it multiplies in any
+  case (`products.einsum`), and heads stay float32. In float32 nothing changes.
+  """
+  flat = trees.flatten(backbone.params)
+  for name, array in flat.items():
+    if name.endswith("kernel") and name.split("/")[0] not in _HEAD:
+      flat[name] = jnp.asarray(array, backbone.config.dtype)
+  return dataclasses.replace(backbone, params=trees.unflatten(flat))
+
+
+def require_float32(backbone: Backbone) -> None:
+  """Raise `BackboneError` if the kernels are rounded: some bits are lost."""
+  if backbone.params["embedding"]["kernel"].dtype != jnp.float32:
+    raise BackboneError(
+      f"the weights of the backbone are rounded to {backbone.config.dtype}: "
+      "expected those of load_backbone(..., dtype='float32')."
+    )
 
 
 def first_class_token(backbone: Backbone) -> Float32[Array, " d"]:

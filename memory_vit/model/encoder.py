@@ -10,9 +10,7 @@ The modules are named as in the published checkpoints, so that the parameter
 tree is the published one.
 """
 
-import functools
 from collections.abc import Sequence
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -24,9 +22,9 @@ from memory_vit.model.attention import (
   KeysValues,
   MultiHeadDotProductAttention,
   for_each_image,
-  when_made,
 )
 from memory_vit.model.masks import TaskMask
+from memory_vit.model.products import Dense, einsum
 from memory_vit.model.rope import Rotation, rotation
 from memory_vit.model.trees import AnyArray, Tree
 from memory_vit.model.vit_config import ViTConfig
@@ -47,16 +45,14 @@ class MlpBlock(nn.Module):
   def __call__(self, z: Float[Array, "b s d"]) -> Float[Array, "b s d"]:
     """Run the two layers on each token."""
     cfg = self.config
-    # In this order: flax numbers the layers as they are made.
-    init = when_made(self, nn.initializers.lecun_normal())
-    dense = functools.partial(nn.Dense, dtype=cfg.dtype, kernel_init=init)
-    y = dense(cfg.mlp_dim, name="Dense_0")(z)
+    width, hidden = (cfg.width,), (cfg.mlp_dim,)
+    y = Dense(width, hidden, cfg.dtype, name="Dense_0")(z)
     if cfg.mlp == "swiglu":
-      gate = dense(cfg.mlp_dim, name="gate")(z)
+      gate = Dense(width, hidden, cfg.dtype, name="gate")(z)
       y = nn.silu(gate) * y
     else:
       y = gelu(y, cfg.gelu)
-    return dense(cfg.width, name="Dense_1")(y)
+    return Dense(hidden, width, cfg.dtype, name="Dense_1")(y)
 
 
 def gelu(z: Float[Array, "b s d"], kind: str) -> Float[Array, "b s d"]:
@@ -141,9 +137,10 @@ class EncoderBlock(nn.Module):
     adapters = adapters or {"attention": None, "mlp": None}
     attention = self.MultiHeadDotProductAttention_0
     mixed, _ = attention.encode(self.LayerNorm_0(x), angles, cells)
-    x = x + bottleneck_adapter(adapters["attention"], mixed)
+    dtype = self.config.dtype
+    x = x + bottleneck_adapter(adapters["attention"], mixed, dtype)
     y = self.MlpBlock_0(self.LayerNorm_1(x))
-    return x + bottleneck_adapter(adapters["mlp"], y)
+    return x + bottleneck_adapter(adapters["mlp"], y, dtype)
 
   def keys_values(
     self, memory: Float[AnyArray, "t m d"], norm: Bool[AnyArray, " t"]
@@ -157,28 +154,28 @@ class EncoderBlock(nn.Module):
       memory: of this layer.
       norm: see `TaskSpec.memory_norm`.
     """
-    plain = memory.astype(self.config.dtype)
-    normed = jnp.where(norm[:, None, None], self.LayerNorm_0(memory), plain)
+    normed = jnp.where(norm[:, None, None], self.LayerNorm_0(memory), memory)
     return self.MultiHeadDotProductAttention_0.keys_values(normed)
 
 
 def bottleneck_adapter(
-  params: Tree | None, y: Float[Array, "b s d"]
-) -> Float[Array, "b s d"]:
+  params: Tree | None, y: Float32[Array, "b s d"], dtype: str
+) -> Float32[Array, "b s d"]:
   """Add a bottleneck adapter (Houlsby et al. 2019).
 
   Args:
     params: {"down": {"kernel": (d, r), "bias": (r,)}, "up": {"kernel": (r, d),
       "bias": (d,)}}; None where there is no adapter.
     y: its input.
+    dtype: compute dtype.
   """
   if params is None:
     return y
-  down, up = jax.tree.map(
-    lambda a: a.astype(y.dtype), (params["down"], params["up"])
-  )
-  hidden = nn.gelu(y @ down["kernel"] + down["bias"][None, None])
-  return y + hidden @ up["kernel"] + up["bias"][None, None]
+  down, up = params["down"], params["up"]
+  hidden = einsum("bsd,dr->bsr", y, down["kernel"], dtype)
+  hidden = nn.gelu(hidden + down["bias"][None, None])
+  added = einsum("bsr,rd->bsd", hidden, up["kernel"], dtype)
+  return y + added + up["bias"][None, None]
 
 
 def task_layer_norm(
@@ -199,7 +196,7 @@ def task_layer_norm(
   if own is None:
     return normed
   values = standardized(c, config) * own["scale"][None]
-  return normed + (values + own["bias"][None]).astype(normed.dtype)
+  return normed + (values + own["bias"][None])
 
 
 def layer_readout(
@@ -227,8 +224,7 @@ def standardized(
   c: Float[Array, "b t d"], config: ViTConfig
 ) -> Float32[Array, "b t d"]:
   """Tokens of mean 0 and variance 1: a LayerNorm without parameters."""
-  values = c.astype(jnp.float32)
-  values = values - values.mean(-1, keepdims=True)
+  values = c - c.mean(-1, keepdims=True)
   variance = jnp.square(values).mean(-1, keepdims=True)
   return values * jax.lax.rsqrt(variance + config.layer_norm_epsilon)
 
@@ -240,11 +236,9 @@ def _unstack(tree: Tree | None, count: int) -> list[Tree | None]:
   return [jax.tree.map(lambda a, i=i: a[i], tree) for i in range(count)]
 
 
-def layer_norm(config: ViTConfig, **options: Any) -> nn.LayerNorm:
-  """A LayerNorm of the backbone, in the type in which it computes."""
-  return nn.LayerNorm(
-    **{"epsilon": config.layer_norm_epsilon, "dtype": config.dtype, **options}
-  )
+def layer_norm(config: ViTConfig, name: str | None = None) -> nn.LayerNorm:
+  """A LayerNorm of the backbone."""
+  return nn.LayerNorm(epsilon=config.layer_norm_epsilon, name=name)
 
 
 class AddPositionEmbedding(nn.Module):
@@ -272,7 +266,7 @@ class AddPositionEmbedding(nn.Module):
     # That of a task on a backbone without one has no position.
     extra = 0 if is_class else z.shape[1] - embedding.shape[1]
     embedding = jnp.pad(embedding, ((0, 0), (extra, 0), (0, 0)))
-    return z + embedding.astype(z.dtype)
+    return z + embedding
 
 
 class Encoder(nn.Module):
@@ -287,8 +281,7 @@ class Encoder(nn.Module):
     if cfg.pre_norm:
       self.pre_norm = layer_norm(cfg)
     self.encoderblock = [EncoderBlock(cfg) for _ in range(cfg.depth)]
-    # What a head reads stays in float32.
-    self.encoder_norm = layer_norm(cfg, dtype=jnp.float32)
+    self.encoder_norm = layer_norm(cfg)
 
   def encode(
     self,
@@ -340,7 +333,7 @@ class Encoder(nn.Module):
     x = self.posembed_input(x, is_class=False)
     if registers is not None:
       first = x.shape[1] - self.config.num_patches
-      registers = for_each_image(registers[0].astype(x.dtype), x)
+      registers = for_each_image(registers[0], x)
       x = jnp.concatenate([x[:, :first], registers, x[:, first:]], axis=1)
     return self.pre_norm(x) if self.config.pre_norm else x
 
@@ -422,10 +415,10 @@ class Encoder(nn.Module):
         cells = block.keys_values(memory[i][None], jnp.array([memory_norm]))
       elif attention in ("propagated", "additive") and i == 0:
         carried = for_each_image(memory[0], x)
-        x = jnp.concatenate([x, carried.astype(x.dtype)], axis=1)
+        x = jnp.concatenate([x, carried], axis=1)
         angles = self._angles(x.shape[1], behind=x.shape[1] - tokens)
       elif attention == "additive":
-        x = x.at[:, tokens:].add(memory[i].astype(x.dtype))
+        x = x.at[:, tokens:].add(memory[i])
       x = block.fine_tuned(x, angles, cells, each[i])
     return x
 

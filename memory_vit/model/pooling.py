@@ -4,7 +4,6 @@ import dataclasses
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
 from memory_vit.model.attention import (
@@ -18,8 +17,7 @@ from memory_vit.model.vit_config import ViTConfig
 class MAPHead(nn.Module):
   """Attention of a learned probe to all tokens (Set Transformer; SigLIP).
 
-  Computed in float32, as all that is behind the last LayerNorm. Named as in
-  big_vision.
+  Named as in big_vision.
   """
 
   config: ViTConfig
@@ -27,7 +25,7 @@ class MAPHead(nn.Module):
   @nn.compact
   def __call__(self, x: Float32[Array, "b s d"]) -> Float32[Array, "b d"]:
     """Pool tokens."""
-    cfg = dataclasses.replace(self.config, dtype="float32", mlp="gelu")
+    cfg = dataclasses.replace(self.config, mlp="gelu")
     probe = self.param(
       "probe", nn.initializers.xavier_uniform(), (1, 1, cfg.width)
     )
@@ -49,4 +47,4 @@ def mean_of_patches(
   """The mean over the patches alone."""
   first = config.class_tokens + config.registers
   patches = x[:, first : first + config.num_patches]
-  return patches.astype(jnp.float32).mean(axis=1)
+  return patches.mean(axis=1)

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Float32
 
 from memory_vit.model.vit_config import ViTConfig
 
@@ -36,13 +36,12 @@ def rotation(config: ViTConfig, before: int, after: int) -> Rotation | None:
 
 
 def rotate(
-  a: Float[Array, "b s h k"], by: Rotation | None
-) -> Float[Array, "b s h k"]:
+  a: Float32[Array, "b s h k"], by: Rotation | None
+) -> Float32[Array, "b s h k"]:
   """Rotate queries or keys; component i is paired with i + k / 2."""
   if by is None:
     return a
   cos, sin = (x[None, :, None] for x in by)
-  wide = a.astype(jnp.float32)
-  first, second = jnp.split(wide, 2, axis=-1)
+  first, second = jnp.split(a, 2, axis=-1)
   turned = jnp.concatenate([-second, first], axis=-1)
-  return (wide * cos + turned * sin).astype(a.dtype)
+  return a * cos + turned * sin

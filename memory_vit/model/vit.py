@@ -20,6 +20,7 @@ from memory_vit.model.attention import for_each_image
 from memory_vit.model.encoder import Cells, Context, Encoder, standardized
 from memory_vit.model.masks import TaskMask, task_mask
 from memory_vit.model.pooling import MAPHead, mean_of_patches
+from memory_vit.model.products import Dense
 from memory_vit.model.regimes import regime
 from memory_vit.model.stacking import SlotArrays, stack_tasks
 from memory_vit.model.task import BACKBONE, Task, TaskSpec
@@ -36,10 +37,8 @@ class VisionTransformer(nn.Module):
   def setup(self) -> None:
     """Declare the parts by hand: two methods share them."""
     cfg = self.config
-    patch = (cfg.patch_size, cfg.patch_size)
-    self.embedding = nn.Conv(
-      cfg.width, patch, strides=patch, padding="VALID", dtype=cfg.dtype
-    )
+    patch = (cfg.patch_size, cfg.patch_size, 3)
+    self.embedding = Dense(patch, (cfg.width,), cfg.dtype)
     if cfg.class_tokens:
       shape = (1, cfg.class_tokens, cfg.width)
       self.cls = self.param("cls", nn.initializers.zeros, shape)
@@ -77,7 +76,7 @@ class VisionTransformer(nn.Module):
       y = jnp.tanh(self.pre_logits(y))
     if cfg.num_classes:
       y = self.head(y)
-    return y.astype(jnp.float32), context
+    return y, context
 
   def summarize(
     self, images: Float[Array, "b side side 3"]
@@ -95,7 +94,7 @@ class VisionTransformer(nn.Module):
     summary = []
     for x in self.Transformer.states(tokens, self._registers()):
       if cfg.class_tokens:
-        summary.append(x[:, 0].astype(jnp.float32))
+        summary.append(x[:, 0])
       summary.append(mean_of_patches(x, cfg))
     return standardized(jnp.stack(summary, axis=1), cfg)
 
@@ -124,7 +123,7 @@ class VisionTransformer(nn.Module):
       What the heads read: the class tokens after the last LayerNorm, and of
       other layers what `layers` says.
     """
-    c = for_each_image(cls.astype(self.config.dtype), context[0][0])
+    c = for_each_image(cls, context[0][0])
     return self.Transformer.read(c, context, cells, mask, norms, layers, seen)
 
   def fine_tuned(
@@ -184,12 +183,25 @@ class VisionTransformer(nn.Module):
     self, images: Float[Array, "b side side 3"], cls: Float[AnyArray, "_ d"]
   ) -> Float[Array, "b _ d"]:
     """Patches behind class tokens."""
-    cfg = self.config
-    x = self.embedding(images.astype(cfg.dtype))
-    x = x.reshape(x.shape[0], cfg.num_patches, cfg.width)
+    x = self.embedding(patches_of(images, self.config))
     if not cls.shape[0]:  # converters stumble over arrays without values
       return x
-    return jnp.concatenate([for_each_image(cls.astype(x.dtype), x), x], axis=1)
+    return jnp.concatenate([for_each_image(cls, x), x], axis=1)
+
+
+def patches_of(
+  images: Float[Array, "b side side 3"], config: ViTConfig
+) -> Float32[Array, "b n p p 3"]:
+  """Cut images into patches, row by row.
+
+  Axes are split and joined one by one: jax refuses anything else on a mesh with
+  explicit axes.
+  """
+  b, p = images.shape[0], config.patch_size
+  g = config.image_size // p
+  rows = images.astype(jnp.float32).reshape(b, g, p, g * p, 3)
+  patches = rows.reshape(b, g, p, g, p, 3).swapaxes(2, 3)
+  return patches.reshape(b, g * g, p, p, 3)
 
 
 class MemoryViT(nn.Module):
@@ -302,9 +314,7 @@ class MemoryViT(nn.Module):
       have, means nothing.
     """
     features = self.slot_features(slots, context)
-    logits = jnp.einsum(
-      "btd,tdc->btc", features.astype(jnp.float32), slots.kernel
-    )
+    logits = jnp.einsum("btd,tdc->btc", features, slots.kernel)
     return logits + slots.bias[None]
 
   def slot_features(

@@ -67,7 +67,8 @@ class ViTConfig:
       (SigLIP).
     norm_after_pooling: whether the last LayerNorm comes after the mean, and not
       before (`fc_norm` of timm).
-    dtype: of the computation, "float32" or "bfloat16". Parameters stay float32.
+    dtype: compute dtype, "float32" or "bfloat16": that of the operands of
+      products, see `products.einsum`. All else is float32.
   """
 
   width: int

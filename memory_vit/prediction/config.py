@@ -17,7 +17,8 @@ class PredictorConfig:
     backbone: any source that `load_backbone` takes.
     tasks: directories or single files of tasks, or directories of tasks; none
       is a predictor that begins with no task.
-    dtype: of the computation, "float32" or "bfloat16".
+    dtype: compute dtype, "float32" or "bfloat16"; or "auto", see
+      `dtypes.resolve`.
     batch_sizes: images per pass, ascending; each is compiled.
     slots: room for so many tasks, at least; it grows where more come.
     cells: room for so many memory cells per layer, at least; the same.

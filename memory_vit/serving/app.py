@@ -92,7 +92,7 @@ class Service:
     self.open_requests = 0
     self.predictor = predictor
     self.settings = settings
-    self.metrics = Metrics()
+    self.metrics = Metrics(predictor.backbone.config.dtype)
     self.token: Token = read_token(settings.token_file)
     self._store = TaskStore(settings.state_dir)
     try:
@@ -451,6 +451,7 @@ def _tasks_json(service: Service) -> dict[str, Any]:
       "variant": backbone.id.variant,
       "image_size": backbone.id.image_size,
       "fingerprint": backbone.id.fingerprint,
+      "dtype": backbone.config.dtype,
       "classes": backbone.config.num_classes,
     },
     "changes": service.token.is_set,

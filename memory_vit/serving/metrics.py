@@ -10,6 +10,7 @@ from prometheus_client import (
   Counter,
   Gauge,
   Histogram,
+  Info,
   ProcessCollector,
   generate_latest,
 )
@@ -25,9 +26,14 @@ _SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 class Metrics:
   """Counters of one application; nothing is shared between two."""
 
-  def __init__(self) -> None:
+  def __init__(self, dtype: str) -> None:
+    """Declare the metrics of a model with this compute dtype."""
     self._registry = CollectorRegistry()
     ProcessCollector(registry=self._registry)
+    about = "The model that answers."
+    Info("memory_vit_model", about, registry=self._registry).info(
+      {"dtype": dtype}
+    )
     labels = ("method", "route")
     self._requests = Counter(
       "memory_vit_requests",

@@ -10,7 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import jax
 
 from memory_vit.errors import TaskError
-from memory_vit.model.backbone import Backbone, first_class_token, trunk
+from memory_vit.model.backbone import (
+  Backbone,
+  first_class_token,
+  require_float32,
+  trunk,
+)
 from memory_vit.model.keys import require_key
 from memory_vit.model.regimes import REGIMES
 from memory_vit.model.task import (
@@ -100,6 +105,7 @@ def init_task(
   if "cls" in params and cls_init == "pretrained":
     params["cls"] = first_class_token(backbone)
   if REGIMES[regime].holds_backbone:
+    require_float32(backbone)
     params["backbone"] = trunk(backbone.params)
   return Task(spec, params)
 

@@ -48,12 +48,10 @@ def load_model(
       f"{wanted.image_size}: leave it out."
     )
   published = load.read_published(backbone)
-  loaded = load.to_backbone(
-    published,
-    wanted.image_size,
-    dtype,
-    # Where a source states another one, it is another backbone.
-    gelu=None if published.states_config else wanted.gelu,
+  # If a source states another GELU, it is another backbone.
+  gelu = None if published.states_config else wanted.gelu
+  loaded = backbones.rounded(
+    load.to_backbone(published, wanted.image_size, dtype, gelu=gelu)
   )
   if alone:
     return loaded, (store.load_task(found[0], loaded),)

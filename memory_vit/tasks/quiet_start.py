@@ -21,9 +21,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Float32
 
 from memory_vit.errors import TaskError
-from memory_vit.model.attention import HeadProjection
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.encoder import Context
+from memory_vit.model.products import Dense
 from memory_vit.model.regimes import regime
 from memory_vit.model.task import Task, TaskSpec, require_backbone
 from memory_vit.model.trees import AnyArray, Tree
@@ -151,14 +151,14 @@ def mean_queries(
   for i in range(config.depth):
     attention = blocks[f"encoderblock_{i}"]["MultiHeadDotProductAttention_0"]
     (found,) = attention["query"]["__call__"]
-    queries.append(found[:, -1].astype(jnp.float32).mean(axis=0))
+    queries.append(found[:, -1].mean(axis=0))
   return jnp.stack(queries)
 
 
 def _is_query(module: Any, method: str) -> bool:
   """Which outputs flax shall hand out: those of projections to queries."""
   del method
-  return isinstance(module, HeadProjection) and module.name == "query"
+  return isinstance(module, Dense) and module.name == "query"
 
 
 @functools.partial(jax.jit, static_argnames=("config", "memory_norm"))

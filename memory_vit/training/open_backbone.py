@@ -7,13 +7,13 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from memory_vit.backbones.load import load_backbone
+from memory_vit.backbones.load import read_published, to_backbone
 from memory_vit.backbones.save import save_backbone
 from memory_vit.config import Config
 from memory_vit.errors import TrainingError
 from memory_vit.model.backbone import Backbone, init_backbone
 from memory_vit.model.vit_config import RANDOM, vit_config
-from memory_vit.runtime import processes, sharding
+from memory_vit.runtime import dtypes, processes, sharding
 from memory_vit.training import resolve
 
 logger = logging.getLogger(__name__)
@@ -40,16 +40,17 @@ def open_backbone(
       vit_config(
         path.removeprefix(RANDOM),
         image_size=config.image_size,
-        dtype=config.dtype,
+        dtype=dtypes.resolve(config.dtype),
         gelu=resolve.made_gelu(config),
       ),
       jax.random.key(config.seed),
     )
   else:
-    backbone = load_backbone(
-      path,
-      image_size=config.image_size or None,
-      dtype=config.dtype,
+    # In float32: the regime `full` trains these weights.
+    backbone = to_backbone(
+      read_published(path),
+      config.image_size or None,
+      config.dtype,
       gelu=resolve.stated_gelu(config),
     )
   logger.info(

@@ -22,7 +22,7 @@ from memory_vit.config import (
 from memory_vit.errors import TrainingError
 from memory_vit.model import trees
 from memory_vit.model.vit_config import RANDOM
-from memory_vit.runtime import files, paths, processes
+from memory_vit.runtime import dtypes, files, paths, processes
 from memory_vit.training import resolve
 
 # The directory of this run, in that of the run which needs the backbone; and
@@ -119,7 +119,7 @@ def _what_makes(config: Config) -> dict[str, Any]:
     "image_size": config.image_size,
     "seed": config.seed,
     "gelu": resolve.made_gelu(config),
-    "dtype": config.dtype,
+    "dtype": dtypes.resolve(config.dtype),
   }
   return json.loads(json.dumps(values))
 

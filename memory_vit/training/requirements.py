@@ -148,7 +148,7 @@ def require_embeddings_of(
   options = (
     ("image_size", made.backbone.image_size, found.image_size),
     ("gelu", made.backbone.gelu, found.gelu),
-    ("dtype", made.dtype, config.dtype),
+    ("dtype", made.dtype, backbone.config.dtype),
   )
   for key, expected, value in options:
     # With other weights, that is not what is wrong.

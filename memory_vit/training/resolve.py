@@ -31,13 +31,14 @@ _BACKBONE = "backbone"
 def with_backbone(config: Config, backbone: Backbone) -> Config:
   """The configuration with what it left to its backbone.
 
-  That is the size of images, the GELU, and how images are prepared: the latter
-  stays "backbone" where its source states something.
+  That is the size of images, the GELU, the compute dtype, and how images are
+  prepared: the latter stays "backbone" where its source states something.
   """
   return dataclasses.replace(
     config,
     image_size=backbone.config.image_size,
     gelu=backbone.config.gelu,
+    dtype=backbone.config.dtype,
     data=_with_crop(config.data, backbone),
     upstream=_with_crop(config.upstream, backbone),
   )

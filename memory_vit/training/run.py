@@ -250,12 +250,11 @@ def _train_and_test(
   if own_data and REGIMES[config.regime].composes:
     after = upstream.evaluate_upstream(trainer, own_data, exported)
   results.save_hits(ranked, workdir)
-  fingerprint = trainer.backbone.fingerprint
   # A run that had finished has not become faster.
   seconds = earlier and earlier.wall_seconds
   result = RunResult(
     tasks=tuple(trial.result for trial in ranked),
-    backbone=upstream.compare(fingerprint, before, after),
+    backbone=upstream.compare(trainer.backbone, before, after),
     data=trainer.record.digests,
     left_out=_left_out(inputs.splits.values()),
     wall_seconds=seconds or round(time.perf_counter() - began, 2),

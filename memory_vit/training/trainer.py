@@ -20,7 +20,7 @@ from memory_vit.data.reader import Reader
 from memory_vit.evaluation import evaluate as evaluation
 from memory_vit.evaluation.evaluate import Also, Predict, evaluate_source
 from memory_vit.kept.splits import Kept, Prepare
-from memory_vit.model.backbone import Backbone
+from memory_vit.model.backbone import Backbone, rounded
 from memory_vit.model.regimes import REGIMES
 from memory_vit.model.task import EvalPreprocessing, Task
 from memory_vit.runtime import processes, sharding
@@ -405,7 +405,7 @@ class Trainer:
   def predictor(self, tasks: Sequence[Task], *, kept: bool = False) -> Predict:
     """How tasks are evaluated: see `predict_fn`."""
     predict = evaluation.predict_fn(
-      self.backbone,
+      self.frozen_backbone,
       [*self.parents, *tasks],
       self.context.mesh,
       outputs=[task.name for task in tasks],
@@ -461,13 +461,18 @@ class Trainer:
   def frozen(self) -> dict[str, Any]:
     """The arrays that a pack reads and does not train."""
     frozen = {
-      "backbone": self.backbone.params,
+      "backbone": self.frozen_backbone.params,
       "tasks": {task.spec.name: task.params for task in self.parents},
     }
     classes = self._head_classes
     if jax.tree.leaves(classes):
       frozen["classes"] = sharding.put(classes, self.context.mesh)
     return frozen
+
+  @functools.cached_property
+  def frozen_backbone(self) -> Backbone:
+    """The backbone as programs take it that do not train it."""
+    return rounded(self.backbone)
 
   @functools.cached_property
   def _head_classes(self) -> HeadClasses:

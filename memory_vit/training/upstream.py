@@ -63,20 +63,21 @@ def evaluate_upstream(
 
 
 def compare(
-  fingerprint: str,
+  backbone: Backbone,
   before: Mapping[str, Any] | None,
   after: Mapping[str, Any] | None,
 ) -> BackboneResult:
   """The backbone in a result.
 
   Args:
-    fingerprint: of its weights.
+    backbone: of the run.
     before: from `evaluate_upstream` without the new tasks; None where there is
       no data.
     after: the same with them.
   """
   return BackboneResult(
-    fingerprint=fingerprint,
+    fingerprint=backbone.fingerprint,
+    dtype=backbone.config.dtype,
     accuracy_before=before["top1"] if before else None,
     accuracy_after=after["top1"] if after else None,
     outputs_bit_equal=(

@@ -13,9 +13,10 @@ from memory_vit.exports.program import make_program
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_stablehlo(family, images, tmp_path):
-  backbone = tiny_backbone(width=16, **FAMILIES[family])
+def test_stablehlo(family, dtype, images, tmp_path):
+  backbone = tiny_backbone(width=16, dtype=dtype, **FAMILIES[family])
   first = random_task(backbone, "a", seed=1)
   second = random_task(
     backbone, "b", seed=2, attends_to=[first], regime="layers_masked", cells=0

@@ -3,24 +3,32 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
 from conftest import random_task, tiny_backbone
-from families import FAMILIES
+from families import FAMILIES, FEW_FIRST
 from jax.sharding import NamedSharding, PartitionSpec
 
 import memory_vit as mv
 from memory_vit.errors import ConfigError
+from memory_vit.evaluation.verify import TOLERANCE
+from memory_vit.model import backbone as backbones
 from memory_vit.model import trees
 from memory_vit.model.backbone import backbone_shapes, init_backbone
 from memory_vit.model.regimes import REGIMES
 from memory_vit.tasks import split_forward
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=FEW_FIRST)
 def family(request):
   return tiny_backbone(width=16, **FAMILIES[request.param])
+
+
+@pytest.fixture(scope="module", params=FEW_FIRST)
+def in_bfloat16(request):
+  return tiny_backbone(width=16, dtype="bfloat16", **FAMILIES[request.param])
 
 
 def tasks_of(backbone):
@@ -61,6 +69,52 @@ def test_outputs_are_preserved_and_tasks_are_as_alone(family, images):
   np.testing.assert_allclose(together["a"], alone, atol=1e-5)
   fewer = mv.forward(family, mv.fill_slots(family, tasks, slots=8), images)
   np.testing.assert_allclose(fewer["c"], together["c"], atol=1e-5)
+
+
+def test_bfloat16_keeps_every_promise(in_bfloat16, images):
+  """Preserved and as alone to the bit; cached, in slots, and in a Predictor."""
+  family, tasks = in_bfloat16, tasks_of(in_bfloat16)
+  outputs, context = mv.encode(family, images)
+  assert all(a.dtype == jnp.bfloat16 for a in jax.tree.leaves(context))
+  slots = mv.fill_slots(family, tasks, slots=4)
+  together = mv.forward(family, slots, images)
+  assert np.array_equal(together["backbone"], outputs)
+  cached = mv.read(family, slots, jax.device_put(jax.device_get(context)))
+  alone = mv.forward(family, mv.fill_slots(
+    family, tasks[:1], slots=4, cells=2), images)  # fmt: skip
+  for name, logits in cached.items():
+    assert np.array_equal(logits, together[name])
+  scale = np.abs(alone["a"]).max()
+  np.testing.assert_allclose(together["a"], alone["a"], atol=1e-2 * scale)
+  predictor = mv.Predictor.from_model(family, tasks, warm_up=False)
+  found = predictor.predict_pixels(np.asarray(images[:3]))
+  among = predictor.predict_pixels(np.asarray(images))
+  for name, logits in found.logits.items():
+    assert np.array_equal(logits, among.logits[name][:3])
+
+
+def test_bfloat16_is_near_float32(in_bfloat16, images):
+  """The largest error, as a share of the largest logit, in every family."""
+  exact = dataclasses.replace(
+    in_bfloat16,
+    config=dataclasses.replace(in_bfloat16.config, dtype="float32"),
+  )
+  tasks = tasks_of(in_bfloat16)
+  found = mv.forward(in_bfloat16, tasks, images)
+  for name, expected in mv.forward(exact, tasks, images).items():
+    error = np.abs(found[name] - expected).max() / np.abs(expected).max()
+    assert 1e-5 < error < TOLERANCE["bfloat16"]
+
+
+def test_kernels_are_rounded_once_and_no_bit_changes(in_bfloat16, images):
+  once, tasks = backbones.rounded(in_bfloat16), tasks_of(in_bfloat16)
+  for name, array in trees.flatten(once.params).items():
+    half = name.endswith("kernel") and not name.startswith("head")
+    assert array.dtype == (jnp.bfloat16 if half else jnp.float32), name
+  assert once.id == in_bfloat16.id
+  expected = mv.forward(in_bfloat16, tasks, images)
+  for name, logits in mv.forward(once, tasks, images).items():
+    assert np.array_equal(logits, expected[name]), name
 
 
 # One with all tokens in front of the patches, one with none.

@@ -53,8 +53,9 @@ def test_every_family():
   shape = {**ODD, "width": 24, "num_heads": 2}  # rope wants heads of 4, 8, ...
   assert_same(
     *(
-      {"shape": shape, "family": family, "dtype": "float32", "batch": 3,
-       "counts": [0, 1, 8], "jits": [8]}
+      {"shape": shape, "family": family, "dtype": dtype, "batch": 3,
+       "counts": [0, 1, count], "jits": [count] * (dtype == "float32")}
+      for dtype, count in (("float32", 8), ("bfloat16", 16))
       for family in FAMILIES.values()
     )
   )  # fmt: skip

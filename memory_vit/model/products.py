@@ -1,0 +1,130 @@
+"""Products of the model: operands in the compute dtype, sums in float32.
+
+XLA has fast bfloat16 kernels for CPUs with matrix units, and uses them only if
+the result is float32; GPUs and TPUs sum in float32 anyway. All between two
+products is float32: an operand is rounded just before it is multiplied.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Float32
+
+from memory_vit.model.trees import AnyArray
+
+
+def einsum(
+  spec: str, a: Float[AnyArray, "..."], b: Float[AnyArray, "..."], dtype: str
+) -> Float32[Array, "..."]:
+  """Multiply two arrays as `jnp.einsum` does, with sums in float32.
+
+  Args:
+    spec: such as "bsd,df->bsf", a letter for each axis; every axis of an
+      operand is an axis of the other operand or of the result.
+    a: the first operand; rounded to `dtype`.
+    b: the second operand; rounded to `dtype`.
+    dtype: compute dtype; their gradients are rounded to it, too.
+  """
+  if dtype == "float32":
+    return jnp.einsum(spec, a, b)
+  return _product(spec, jnp.asarray(a, dtype), jnp.asarray(b, dtype))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(
+  spec: str, a: Float[Array, "..."], b: Float[Array, "..."]
+) -> Float32[Array, "..."]:
+  return jnp.einsum(
+    spec, *_runnable(a, b, old=(0, 10)), preferred_element_type=jnp.float32
+  )
+
+
+def _runnable(*operands: Array, old: tuple[int, ...]) -> tuple[Array, ...]:
+  """Operands in float32 where XLA compiles products that it cannot run.
+
+  On CPUs ("Unsupported element type for DotThunk"): before jax 0.10 in many
+  orders of axes, and up to 0.11 in some that only gradients have.
+
+  Args:
+    *operands: in bfloat16.
+    old: the version of jax from which on they may stay as they are.
+  """
+  if jax.default_backend() == "cpu" and jax.__version_info__ < old:
+    return tuple(a.astype(jnp.float32) for a in operands)
+  return operands
+
+
+def _forward(
+  spec: str, a: Float[Array, "..."], b: Float[Array, "..."]
+) -> tuple[Float32[Array, "..."], tuple[Array, Array]]:
+  return _product(spec, a, b), (a, b)
+
+
+def _backward(
+  spec: str, operands: tuple[Array, Array], gradient: Float32[AnyArray, "..."]
+) -> tuple[Array, Array]:
+  """Products like the forward ones; jax would multiply in float32 here."""
+  a, b = operands
+  dtype = a.dtype
+  inputs, out = spec.split("->")
+  first, second = inputs.split(",")
+  gradient = jnp.asarray(gradient, dtype)
+  gradient, a, b = _runnable(gradient, a, b, old=(0, 12))
+  return (
+    _product(f"{out},{second}->{first}", gradient, b).astype(dtype),
+    _product(f"{first},{out}->{second}", a, gradient).astype(dtype),
+  )
+
+
+_product.defvjp(_forward, _backward)
+
+
+class Dense(nn.Module):
+  """A dense layer over the last axes of tokens.
+
+  A kernel of several axes, as published, is multiplied as a matrix, or the
+  backward pass would write a transposed copy of it (a third of a training step
+  on CPU).
+
+  Attributes:
+    inputs: the axes of a token that are summed over.
+    outputs: the axes that come in their place.
+    dtype: compute dtype, see `einsum`.
+  """
+
+  inputs: Sequence[int]
+  outputs: Sequence[int]
+  dtype: str
+
+  @nn.compact
+  def __call__(self, z: Float[Array, "b s ..."]) -> Float32[Array, "b s ..."]:
+    """Project tokens."""
+    shape = (*self.inputs, *self.outputs)
+    init = when_made(
+      self,
+      nn.initializers.lecun_normal(
+        in_axis=tuple(range(len(self.inputs))),
+        out_axis=tuple(range(len(self.inputs), len(shape))),
+      ),
+    )
+    kernel = self.param("kernel", init, shape)
+    bias = self.param("bias", nn.initializers.zeros, self.outputs)
+    d, f = math.prod(self.inputs), math.prod(self.outputs)
+    z, kernel = z.reshape(*z.shape[:2], d), kernel.reshape(d, f)
+    y = einsum("bsd,df->bsf", z, kernel, self.dtype)
+    return (y + bias.reshape(1, 1, f)).reshape(*y.shape[:2], *self.outputs)
+
+
+def when_made(
+  module: nn.Module, init: nn.initializers.Initializer
+) -> nn.initializers.Initializer:
+  """An initializer for parameters that are made, and a quick one else.
+
+  Of parameters that are there flax takes the shape of the initializer, to
+  compare: tracing random numbers for that is a third of tracing the model.
+  """
+  return init if module.is_initializing() else nn.initializers.zeros

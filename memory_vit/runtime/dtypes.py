@@ -1,0 +1,61 @@
+"""Compute dtypes: which one this machine multiplies faster."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+from etils import epy
+
+with epy.lazy_imports():  # command lines are parsed without it
+  import jax
+
+CHOICES = ("float32", "bfloat16", "auto")
+# Flags of a CPU with units for bfloat16. Measured on a ViT-B/32, batches of 16:
+# a prototype was 3.5 times as fast as float32 with the first; with the second
+# this is 1.9 times as fast.
+_CPU_FLAGS = ("amx_bf16", "avx512_bf16")
+# Lists them on Linux.
+CPUINFO = Path("/proc/cpuinfo")
+
+logger = logging.getLogger(__name__)
+
+
+def resolve(dtype: str) -> str:
+  """Replace "auto" by the faster compute dtype, and log the reason."""
+  if dtype != "auto":
+    return dtype
+  found, reason = fastest()
+  logger.info("dtype auto is %s: %s", found, reason)
+  return found
+
+
+def fastest() -> tuple[str, str]:
+  """The faster compute dtype on jax's first device, and the reason."""
+  device = jax.devices()[0]
+  kind = device.device_kind
+  if device.platform == "tpu":
+    return "bfloat16", f"{kind} multiplies bfloat16"
+  if device.platform == "gpu":
+    capability = str(getattr(device, "compute_capability", ""))
+    major = re.match(r"(\d+)\.", capability)
+    fast = major is not None and int(major[1]) >= 8
+    return (
+      "bfloat16" if fast else "float32",
+      f"{kind} has compute capability {capability or 'unknown'}, bfloat16 is "
+      "faster from 8.0 on",
+    )
+  flags = _cpu_flags()
+  for flag in _CPU_FLAGS:
+    if flag in flags:
+      return "bfloat16", f"the CPU has {flag}"
+  return "float32", f"the CPU has none of {', '.join(_CPU_FLAGS)}"
+
+
+def _cpu_flags() -> frozenset[str]:
+  """The flags of the CPU; none on systems that do not list them."""
+  if not CPUINFO.exists():
+    return frozenset()
+  found = re.search(r"^flags\s*:(.*)$", CPUINFO.read_text(), re.MULTILINE)
+  return frozenset(found[1].split() if found else ())

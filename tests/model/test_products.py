@@ -1,0 +1,118 @@
+"""Products of operands in bfloat16, with sums in float32."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import random_task, tiny_backbone
+from families import FAMILIES, FEW_FIRST
+
+import memory_vit as mv
+from memory_vit.errors import BackboneError
+from memory_vit.model.backbone import require_float32, rounded
+from memory_vit.model.products import einsum
+from memory_vit.tasks.split_forward import make_split_forward
+
+
+def as_bfloat16(a):
+  return np.asarray(jnp.asarray(a, jnp.bfloat16), np.float64)
+
+
+def close(found, expected, share):
+  assert found.shape == expected.shape
+  scale = np.abs(expected).max()
+  assert np.abs(np.asarray(found, np.float64) - expected).max() < share * scale
+
+
+@pytest.mark.parametrize(
+  "spec", ["bsd,df->bsf", "bhtk,tphmk->bhtpm", "bhqk,bhsk->bhqs"]
+)
+def test_operands_are_rounded_and_sums_are_not(spec):
+  sizes = dict(zip("abcdefghijklmnopqrstuvwxyz", range(3, 29), strict=True))
+  rng = np.random.default_rng(0)
+  first, second, out = (
+    [sizes[c] for c in part] for part in spec.replace("->", ",").split(",")
+  )
+  a, b, g = (
+    rng.standard_normal(shape, dtype=np.float32)
+    for shape in (first, second, out)
+  )
+  found, pull = jax.vjp(lambda a, b: einsum(spec, a, b, "bfloat16"), a, b)
+  assert found.dtype == jnp.float32
+  wide = as_bfloat16(a), as_bfloat16(b)
+  close(found, np.einsum(spec, *wide), 1e-6)
+  # Gradients are rounded on their way in, and on their way out.
+  _, pull_exact = jax.vjp(lambda a, b: jnp.einsum(spec, a, b), *map(
+    np.float32, wide))  # fmt: skip
+  expected = pull_exact(np.float32(as_bfloat16(g)))
+  for gradient, exact in zip(pull(g), expected, strict=True):
+    assert gradient.dtype == jnp.float32
+    close(gradient, np.asarray(exact, np.float64), 2**-8)
+  exact = jax.make_jaxpr(lambda a, b: einsum(spec, a, b, "float32"))(a, b)
+  assert str(exact) == str(
+    jax.make_jaxpr(lambda a, b: jnp.einsum(spec, a, b))(a, b)
+  )
+
+
+def products_of(jaxpr):
+  """The types of the operands and the result of each product."""
+  for equation in jaxpr.eqns:
+    if equation.primitive.name in ("dot_general", "conv_general_dilated"):
+      atoms = (*equation.invars, *equation.outvars)
+      yield tuple(str(atom.aval.dtype) for atom in atoms)
+    for value in equation.params.values():
+      for one in value if isinstance(value, tuple | list) else (value,):
+        inner = getattr(one, "jaxpr", one)
+        if hasattr(inner, "eqns"):
+          yield from products_of(inner)
+
+
+FAST = ("bfloat16", "bfloat16", "float32")
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("family", FEW_FIRST)
+def test_all_products_but_those_of_heads_are_fast(family, images, monkeypatch):
+  """Forward and backward, in both streams, and in other regimes."""
+  backbone = tiny_backbone(width=16, dtype="bfloat16", **FAMILIES[family])
+  heads = 1 + (backbone.config.num_classes > 0)
+  for regime in ("norms_layers_memory_masked", "adapter_memory", "full"):
+    task = random_task(
+      backbone, "a", regime=regime, cells=2 * (regime != "full"),
+      **({"bottleneck": 4} if regime == "adapter_memory" else {}),
+    )  # fmt: skip
+    cut = make_split_forward(backbone.config, (task.spec,))
+    frozen = {"backbone": backbone.params, "tasks": {}}
+
+    def loss(params, cut=cut, frozen=frozen):
+      inputs = cut.prepare(frozen, images)
+      return cut.logits({"a": params}, frozen, inputs)["a"].sum()
+
+    # XLA for CPUs cannot run all that it compiles.
+    jax.block_until_ready(jax.jit(jax.value_and_grad(loss))(task.params))
+    if jax.__version_info__ < (0, 10):
+      continue  # those that are compiled for the CPU are in float32
+    with monkeypatch.context() as patch:
+      patch.setattr(jax, "default_backend", lambda: "gpu")
+      # Another function, or jax would remember what it traced for the CPU.
+      gradient = jax.value_and_grad(lambda params, loss=loss: loss(params))
+      kinds = [*products_of(jax.make_jaxpr(gradient)(task.params).jaxpr)]
+    assert kinds.count(FAST) > 20
+    # Forward, and the gradients of what it reads and of its kernel.
+    others = [kind for kind in kinds if kind != FAST]
+    assert len(others) <= 3 * heads, others
+    assert set(others) == {("float32",) * 3}
+
+
+def test_rounded_weights_are_neither_saved_nor_trained(tmp_path):
+  backbone = rounded(tiny_backbone(dtype="bfloat16"))
+  with pytest.raises(BackboneError, match="rounded to bfloat16.*float32"):
+    mv.save_backbone(backbone, tmp_path / "a.npz")
+  with pytest.raises(BackboneError, match="rounded to bfloat16.*float32"):
+    random_task(backbone, "a", regime="full", cells=0)
+  same = rounded(tiny_backbone())
+  require_float32(same)
+  mv.save_backbone(same, tmp_path / "a.npz")
+  loaded = mv.load_backbone(tmp_path / "a.npz", dtype="bfloat16")
+  assert loaded.fingerprint == same.fingerprint
+  assert loaded.params["embedding"]["kernel"].dtype == jnp.bfloat16

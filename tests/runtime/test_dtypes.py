@@ -1,0 +1,118 @@
+"""The compute dtype that "auto" stands for, and what commands say of it."""
+
+import types
+
+import jax
+import pytest
+from conftest import random_task, tiny_backbone
+
+import memory_vit as mv
+from memory_vit import predict
+from memory_vit.cli import commands
+from memory_vit.errors import ConfigError
+from memory_vit.runtime import dtypes
+
+
+@pytest.fixture
+def device(monkeypatch):
+  """Sets the first device of jax."""
+
+  def set_device(platform, **attributes):
+    found = types.SimpleNamespace(
+      platform=platform, device_kind=f"a {platform}", **attributes
+    )
+    monkeypatch.setattr(jax, "devices", lambda: [found])
+
+  return set_device
+
+
+@pytest.mark.parametrize(
+  ("platform", "attributes", "expected"),
+  [
+    ("tpu", {}, "bfloat16"),
+    ("gpu", {"compute_capability": "7.5"}, "float32"),
+    ("gpu", {"compute_capability": "8.0"}, "bfloat16"),
+    ("gpu", {"compute_capability": "10.0"}, "bfloat16"),
+    ("gpu", {"compute_capability": "gfx942"}, "float32"),
+    ("gpu", {}, "float32"),
+  ],
+)
+def test_accelerators(device, platform, attributes, expected):
+  device(platform, **attributes)
+  found, reason = dtypes.fastest()
+  assert found == expected
+  assert f"a {platform}" in reason
+  assert dtypes.resolve("auto") == expected
+  assert dtypes.resolve("float32") == "float32"
+
+
+@pytest.mark.parametrize(
+  ("flags", "expected"),
+  [
+    ("fpu amx_bf16 amx_tile", "bfloat16"),
+    ("avx512f avx512_bf16", "bfloat16"),
+    ("fpu avx512f avx2", "float32"),
+    ("", "float32"),
+  ],
+)
+def test_processors(device, monkeypatch, tmp_path, flags, expected):
+  device("cpu")
+  listed = tmp_path / "cpuinfo"
+  listed.write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t:\n")
+  monkeypatch.setattr(dtypes, "CPUINFO", listed)
+  assert dtypes.fastest()[0] == expected
+  monkeypatch.setattr(dtypes, "CPUINFO", tmp_path / "absent")
+  assert dtypes.fastest()[0] == "float32"
+
+
+def test_what_commands_say(monkeypatch, capsys):
+  monkeypatch.setattr(dtypes, "fastest", lambda: ("bfloat16", "it has units"))
+
+  def said(*given, **options):
+    found = commands.compute_dtype(*given, **options)
+    return found, capsys.readouterr().err
+
+  assert said("auto") == (
+    "bfloat16",
+    "--dtype=auto is bfloat16: it has units\n",
+  )
+  assert said(None) == ("float32", "")
+  assert said("float32", recommend=True) == ("float32", "")
+  advice = "--dtype=bfloat16 would be faster: it has units\n"
+  assert said(None, recommend=True) == ("float32", advice)
+  monkeypatch.setattr(dtypes, "fastest", lambda: ("float32", "it has none"))
+  assert said(None, recommend=True) == ("float32", "")
+
+
+def test_auto_is_recorded_as_what_it_is(monkeypatch, tmp_path):
+  monkeypatch.setattr(dtypes, "fastest", lambda: ("bfloat16", "it has units"))
+  mv.save_backbone(tiny_backbone(), tmp_path / "a.npz")
+  loaded = mv.load_backbone(tmp_path / "a.npz", dtype="auto")
+  assert loaded.config.dtype == "bfloat16"
+  config = mv.PredictorConfig(str(tmp_path / "a.npz"), dtype="auto")
+  predictor = mv.Predictor(config, warm_up=False)
+  assert predictor.backbone.config.dtype == "bfloat16"
+  with pytest.raises(ConfigError, match="dtype is 'auto'"):
+    tiny_backbone(dtype="auto")
+
+
+def test_predict_recommends_once_from_a_hundred_images_on(
+  monkeypatch, tmp_path, capsys
+):
+  from PIL import Image
+
+  monkeypatch.setattr(dtypes, "fastest", lambda: ("bfloat16", "it has units"))
+  backbone = tiny_backbone()
+  mv.save_backbone(backbone, tmp_path / "a.npz")
+  mv.save_task(random_task(backbone, "a"), tmp_path / "task")
+  Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+  argv = [f"--backbone={tmp_path / 'a.npz'}", f"--task={tmp_path / 'task'}"]
+
+  def said(images, *more):
+    images = [str(tmp_path / "a.png")] * images
+    assert predict.main([*argv, *images, *more]) == 0
+    return capsys.readouterr().err.count("would be faster")
+
+  assert said(100) == 0
+  assert said(101) == 1
+  assert said(101, "--dtype=float32") == 0
