@@ -44,14 +44,14 @@ with epy.lazy_imports():  # once the command line is known to be right
   from memory_vit.prediction import predictor as predictors
   from memory_vit.tasks import model_loading
 
-# Images, above which a faster dtype is worth a line.
-_MANY = 100
-
 if TYPE_CHECKING:
   from memory_vit.model.backbone import Backbone
   from memory_vit.model.task import Task
   from memory_vit.prediction.predictions import Guess
   from memory_vit.prediction.predictor import Predictor
+
+# Images, above which a faster dtype is worth a line.
+_MANY = 100
 
 
 # Name of a task -> its best guesses, the most probable first.
@@ -171,7 +171,7 @@ def _predict_all(arguments: argparse.Namespace) -> int:
         )
       )
       if seen <= _MANY < seen + len(images):
-        commands.compute_dtype(arguments.dtype, recommend=True)
+        commands.recommend_dtype(arguments.dtype)
       for image in images:
         bar.update()
         seen, entry = seen + 1, image.entry

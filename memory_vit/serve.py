@@ -125,7 +125,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     address = bound.getsockname()[0]
     settings = _trusting(settings, arguments.host, address)
     application = app.create_app(predictor, settings)
-    commands.compute_dtype(arguments.dtype, recommend=True)
+    commands.recommend_dtype(arguments.dtype)
     show(f"listening on {http_server.url(bound)}")
     if not _is_loopback(address):
       show("whoever reaches this machine can use it, unencrypted", sys.stderr)

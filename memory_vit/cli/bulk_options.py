@@ -108,7 +108,8 @@ def _add_engine(parser: Parser) -> None:
 def compute_dtype(arguments: argparse.Namespace) -> str:
   """See `commands.compute_dtype`; workers of Ray may have other devices."""
   if arguments.engine == "local":
-    return commands.compute_dtype(arguments.dtype, recommend=True)
+    commands.recommend_dtype(arguments.dtype)
+    return commands.compute_dtype(arguments.dtype)
   if arguments.dtype == "auto":
     raise ConfigError(
       "--dtype=auto with --engine=ray: its workers may have other devices, "

@@ -63,21 +63,21 @@ def show(text: str, file: TextIO | None = None) -> None:
     print(encoded.decode(encoding), file=file, flush=True)
 
 
-def compute_dtype(given: str | None, *, recommend: bool = False) -> str:
-  """The compute dtype that --dtype asks for; float32 by default.
+def compute_dtype(given: str | None) -> str:
+  """The value of --dtype, None by default; prints what "auto" stands for."""
+  if given != "auto":
+    return given or "float32"
+  found, reason = dtypes.fastest()
+  show(f"--dtype=auto is {found}: {reason}", sys.stderr)
+  return found
 
-  Args:
-    given: value of the option; None if it was left out.
-    recommend: whether to print, in that case, that another one is faster.
-  """
-  if given == "auto" or (given is None and recommend):
-    faster, reason = dtypes.fastest()
-    if given == "auto":
-      show(f"--dtype=auto is {faster}: {reason}", sys.stderr)
-      return faster
-    if faster != "float32":
-      show(f"--dtype={faster} would be faster: {reason}", sys.stderr)
-  return given or "float32"
+
+def recommend_dtype(given: str | None) -> None:
+  """Print that bfloat16 is faster, if it is and no --dtype was given."""
+  if given is None:
+    found, reason = dtypes.fastest()
+    if found != "float32":
+      show(f"--dtype={found} would be faster: {reason}", sys.stderr)
 
 
 def leave_current_directory() -> None:

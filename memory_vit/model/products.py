@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
 from memory_vit.model.trees import AnyArray
+from memory_vit.runtime import dtypes
 
 
 def einsum(
@@ -39,23 +40,22 @@ def _product(
   spec: str, a: Float[Array, "..."], b: Float[Array, "..."]
 ) -> Float32[Array, "..."]:
   return jnp.einsum(
-    spec, *_runnable(a, b, old=(0, 10)), preferred_element_type=jnp.float32
+    spec,
+    *_runnable(a, b, on_cpu=dtypes.cpu_runs_bfloat16()),
+    preferred_element_type=jnp.float32,
   )
 
 
-def _runnable(*operands: Array, old: tuple[int, ...]) -> tuple[Array, ...]:
-  """Operands in float32 where XLA compiles products that it cannot run.
+def _runnable(*operands: Array, on_cpu: bool) -> tuple[Array, ...]:
+  """Operands in float32 for a CPU, unless products of bfloat16 run there.
 
-  On CPUs ("Unsupported element type for DotThunk"): before jax 0.10 in many
-  orders of axes, and up to 0.11 in some that only gradients have.
-
-  Args:
-    *operands: in bfloat16.
-    old: the version of jax from which on they may stay as they are.
+  XLA compiles all, and fails to run some ("Unsupported element type for
+  DotThunk"): see `dtypes.cpu_runs_bfloat16`, and up to jax 0.11 some that only
+  gradients have.
   """
-  if jax.default_backend() == "cpu" and jax.__version_info__ < old:
-    return tuple(a.astype(jnp.float32) for a in operands)
-  return operands
+  if on_cpu or jax.default_backend() != "cpu":
+    return operands
+  return tuple(a.astype(jnp.float32) for a in operands)
 
 
 def _forward(
@@ -73,7 +73,7 @@ def _backward(
   inputs, out = spec.split("->")
   first, second = inputs.split(",")
   gradient = jnp.asarray(gradient, dtype)
-  gradient, a, b = _runnable(gradient, a, b, old=(0, 12))
+  gradient, a, b = _runnable(gradient, a, b, on_cpu=False)
   return (
     _product(f"{out},{second}->{first}", gradient, b).astype(dtype),
     _product(f"{first},{out}->{second}", a, gradient).astype(dtype),

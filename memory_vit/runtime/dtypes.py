@@ -46,11 +46,18 @@ def fastest() -> tuple[str, str]:
       f"{kind} has compute capability {capability or 'unknown'}, bfloat16 is "
       "faster from 8.0 on",
     )
+  if not cpu_runs_bfloat16():
+    return "float32", f"jax {jax.__version__} has no fast bfloat16 for CPUs"
   flags = _cpu_flags()
   for flag in _CPU_FLAGS:
     if flag in flags:
       return "bfloat16", f"the CPU has {flag}"
   return "float32", f"the CPU has none of {', '.join(_CPU_FLAGS)}"
+
+
+def cpu_runs_bfloat16() -> bool:
+  """Whether XLA for CPUs runs our products of bfloat16 with float32 sums."""
+  return jax.__version_info__ >= (0, 10)
 
 
 def _cpu_flags() -> frozenset[str]:

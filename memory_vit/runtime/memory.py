@@ -8,8 +8,9 @@ import gc
 def trim() -> None:
   """Return freed memory to the system, which glibc keeps otherwise.
 
-  What requests leave in cycles is freed first: with the thresholds of commands
-  (`commands._COLLECTED`) Python itself would wait for hours.
+  Garbage is collected first: commands let Python do that rarely
+  (`commands._COLLECTED`), and without it a server kept some 300 MiB of large
+  forms that it had refused (`benchmarks.attacks`).
   """
   gc.collect()
   with contextlib.suppress(AttributeError, OSError, TypeError):

@@ -8,9 +8,11 @@ from conftest import random_task, tiny_backbone
 
 import memory_vit as mv
 from memory_vit import predict
-from memory_vit.cli import commands
+from memory_vit.cli import bulk_options, commands
+from memory_vit.config import Config
 from memory_vit.errors import ConfigError
 from memory_vit.runtime import dtypes
+from memory_vit.training import resolve
 
 
 @pytest.fixture
@@ -60,6 +62,9 @@ def test_processors(device, monkeypatch, tmp_path, flags, expected):
   listed = tmp_path / "cpuinfo"
   listed.write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t:\n")
   monkeypatch.setattr(dtypes, "CPUINFO", listed)
+  monkeypatch.setattr(jax, "__version_info__", (0, 9, 2))
+  assert dtypes.fastest()[0] == "float32"
+  monkeypatch.setattr(jax, "__version_info__", (0, 10, 0))
   assert dtypes.fastest()[0] == expected
   monkeypatch.setattr(dtypes, "CPUINFO", tmp_path / "absent")
   assert dtypes.fastest()[0] == "float32"
@@ -68,20 +73,33 @@ def test_processors(device, monkeypatch, tmp_path, flags, expected):
 def test_what_commands_say(monkeypatch, capsys):
   monkeypatch.setattr(dtypes, "fastest", lambda: ("bfloat16", "it has units"))
 
-  def said(*given, **options):
-    found = commands.compute_dtype(*given, **options)
+  def said(function, given):
+    found = function(given)
     return found, capsys.readouterr().err
 
-  assert said("auto") == (
-    "bfloat16",
-    "--dtype=auto is bfloat16: it has units\n",
-  )
-  assert said(None) == ("float32", "")
-  assert said("float32", recommend=True) == ("float32", "")
+  compute, recommend = commands.compute_dtype, commands.recommend_dtype
+  reason = "--dtype=auto is bfloat16: it has units\n"
+  assert said(compute, "auto") == ("bfloat16", reason)
+  assert said(compute, None) == ("float32", "")
   advice = "--dtype=bfloat16 would be faster: it has units\n"
-  assert said(None, recommend=True) == ("float32", advice)
+  assert said(recommend, None) == (None, advice)
+  for given in ("auto", "float32", "bfloat16"):
+    assert said(recommend, given) == (None, "")
   monkeypatch.setattr(dtypes, "fastest", lambda: ("float32", "it has none"))
-  assert said(None, recommend=True) == ("float32", "")
+  assert said(recommend, None) == (None, "")
+
+
+def test_workers_of_ray_choose_no_dtype_of_their_own(monkeypatch, capsys):
+  monkeypatch.setattr(dtypes, "fastest", lambda: ("bfloat16", "it has units"))
+
+  def chosen(dtype):
+    arguments = types.SimpleNamespace(engine="ray", dtype=dtype)
+    return bulk_options.compute_dtype(arguments)
+
+  assert [chosen(None), chosen("bfloat16")] == ["float32", "bfloat16"]
+  assert capsys.readouterr().err == ""
+  with pytest.raises(ConfigError, match="expected float32 or bfloat16"):
+    chosen("auto")
 
 
 def test_auto_is_recorded_as_what_it_is(monkeypatch, tmp_path):
@@ -89,6 +107,8 @@ def test_auto_is_recorded_as_what_it_is(monkeypatch, tmp_path):
   mv.save_backbone(tiny_backbone(), tmp_path / "a.npz")
   loaded = mv.load_backbone(tmp_path / "a.npz", dtype="auto")
   assert loaded.config.dtype == "bfloat16"
+  run = resolve.with_backbone(Config(dtype="auto"), loaded)
+  assert run.dtype == "bfloat16"
   config = mv.PredictorConfig(str(tmp_path / "a.npz"), dtype="auto")
   predictor = mv.Predictor(config, warm_up=False)
   assert predictor.backbone.config.dtype == "bfloat16"
@@ -116,3 +136,4 @@ def test_predict_recommends_once_from_a_hundred_images_on(
   assert said(100) == 0
   assert said(101) == 1
   assert said(101, "--dtype=float32") == 0
+  assert said(101, "--dtype=auto") == 0
