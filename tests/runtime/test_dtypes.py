@@ -116,7 +116,7 @@ def test_auto_is_recorded_as_what_it_is(monkeypatch, tmp_path):
     tiny_backbone(dtype="auto")
 
 
-def test_predict_recommends_once_from_a_hundred_images_on(
+def test_predict_recommends_once_if_there_are_many_images(
   monkeypatch, tmp_path, capsys
 ):
   from PIL import Image
@@ -133,7 +133,9 @@ def test_predict_recommends_once_from_a_hundred_images_on(
     assert predict.main([*argv, *images, *more]) == 0
     return capsys.readouterr().err.count("would be faster")
 
-  assert said(100) == 0
-  assert said(101) == 1
-  assert said(101, "--dtype=float32") == 0
-  assert said(101, "--dtype=auto") == 0
+  assert predict._MANY == 100
+  monkeypatch.setattr(predict, "_MANY", 3)
+  assert said(3, "--batch_size=2") == 0
+  assert said(7, "--batch_size=2") == 1
+  assert said(4, "--dtype=float32") == 0
+  assert said(4, "--dtype=auto") == 0
