@@ -14,6 +14,7 @@ own; `peaks.py` says what is counted.
 "infer" runs backbone and tasks, "read" tasks alone, on a context that is there.
 "train" takes steps from images, "kept_train" from contexts that were computed
 before; the rows of every batch are drawn at random, and fetching them counts.
+"side" tasks have a side stream of width 16, and no memory.
 The first call of a program, which compiles it, is timed apart. A program that
 fails, as for lack of memory, is named, and the others are timed.
 
@@ -170,11 +171,16 @@ def _programs(
   def add(name: str, make: Callable[..., Program], *given: Any) -> None:
     made[name] = functools.partial(make, setting, *given)
 
+  def add_side(name: str, make: Callable[..., Program], *given: Any) -> None:
+    made[name] = lambda: make(workloads.with_side(setting), *given)
+
   is_float32 = setting.backbone.config.dtype == "float32"
   other = "bfloat16" if is_float32 else "float32"
   add(f"forward_{other}", workloads.plain_in, other)
   for count in infer:
     add(f"infer_{count}", workloads.inference, count)
+  for count in infer[:1] + infer[-1:]:
+    add_side(f"infer_side_{count}", workloads.inference, count)
   for count in infer:
     add(f"read_{count}", workloads.cached_inference, count)
   for count in infer if arguments.more else infer[-1:]:
@@ -183,6 +189,9 @@ def _programs(
     add(f"train_{count}", workloads.training, count)
     add(f"kept_train_{count}", workloads.kept_training, count,
         arguments.keep_where)  # fmt: skip
+    add_side(f"train_side_{count}", workloads.training, count)
+  add_side(f"kept_side_{train[0]}", workloads.kept_training, train[0],
+           arguments.keep_where)  # fmt: skip
   for count in train if arguments.more else train[:1]:
     add(f"masked_sequence_train_{count}", workloads.masked_training, count)
   if arguments.more:

@@ -81,6 +81,15 @@ def make_tasks(setting: Setting, count: int) -> list[mv.Task]:
   ]
 
 
+def with_side(setting: Setting) -> Setting:
+  """The same with tasks that have a side stream, and no memory."""
+  task = mv.init_task(
+    jax.random.key(0), setting.backbone, name="t", regime="side_masked",
+    num_classes=setting.task.spec.num_classes,
+  )  # fmt: skip
+  return dataclasses.replace(setting, task=task)
+
+
 def plain(setting: Setting) -> jax.Array:
   """One forward pass of the plain ViT: what everything is a multiple of."""
   backbone = setting.backbone

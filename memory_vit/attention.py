@@ -38,7 +38,6 @@ with epy.lazy_imports():  # once the command line is known to be right
 
   from memory_vit.evaluation import cell_removal, task_data
   from memory_vit.images import image_files
-  from memory_vit.model import regimes
   from memory_vit.plots import attention_files
   from memory_vit.prediction import image_attention
   from memory_vit.runtime import sharding
@@ -212,7 +211,7 @@ def _usable(
   for path in store.find_tasks(sources):
     described = manifest.read(path)
     spec = described.spec
-    if regimes.regime(spec.regime).composes:
+    if spec.learned.composes:
       usable[str(path)] = described
     else:
       reason = (

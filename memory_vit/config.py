@@ -17,7 +17,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from memory_vit.errors import ConfigError
-from memory_vit.model.regimes import REGIMES
+from memory_vit.model.regimes import (
+  REGIMES,
+  SIDE_MIXING,
+  Regime,
+  SideKind,
+  get_regime,
+  is_regime,
+)
 from memory_vit.model.vit_config import (
   MAX_IMAGE_SIZE,
   MAX_RESIZE,
@@ -41,6 +48,19 @@ from memory_vit.runtime.rules import (
 EMBEDDINGS = "embeddings"
 # All combinations of a sweep are compared with each other.
 MOST_TRIALS = 1_000
+
+
+@dataclasses.dataclass(frozen=True)
+class _RegimeName:
+  """A preset, or a list of parts."""
+
+  @property
+  def expected(self) -> str:
+    return f"one of {[*REGIMES]}, or parts such as 'cls+memory+side'"
+
+  def accepts(self, value: Any) -> bool:
+    return is_regime(value)
+
 
 # Rules that several options share.
 # Steps, and what is counted in them, are int32 in a training state.
@@ -68,7 +88,7 @@ _EVAL_CROP = Choice(("backbone", "resize", "central", "central_rounded"))
 _PROJECT = Text('a project or entity of W&B, or ""', r"[^/\\#?%:]*", 128)
 _LABEL = Text('a name, or ""', ".*", 128)
 _TASKS = Items(Text("the directory of a task", ".+", 4_000), 1_000)
-_REGIME = Choice(tuple(REGIMES))
+_REGIME = _RegimeName()
 _MEMORY_INIT = Choice(("normal", "quiet"))
 
 
@@ -195,6 +215,18 @@ class TaskConfig:
   bottleneck: int = option(
     5, Number(1, 1_280, "no wider than the tokens of a ViT-H"), resume="never"
   )
+  # Width of the side stream, in the regimes that have one.
+  side_width: int = option(
+    16,
+    Number(1, 1_280, "no wider than the tokens of a ViT-H"),
+    resume="never",
+    sweep=True,
+  )
+  # How a side stream mixes the patches: "conv" with their neighbours; "none"
+  # reads each for itself, with a fifth of the parameters.
+  side_mixing: str = option(
+    "conv", Choice(SIDE_MIXING), resume="never", sweep=True
+  )
   # Directories of earlier tasks that this one reads (model extension). They
   # stay as they are.
   attends_to: tuple[str, ...] = option((), _TASKS, resume="free")
@@ -230,6 +262,11 @@ class TaskConfig:
   padded_classes: int = option(
     0, Number(0, 2**20, "outputs of a head"), resume="never"
   )
+
+  @property
+  def side(self) -> SideKind:
+    """Of the side stream, in a regime with one."""
+    return SideKind(self.side_width, self.side_mixing)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -518,7 +555,8 @@ class Config:
   learning_rate: float = option(0.1, _RATE, resume="on_request", sweep=True)
   # Random seed for initialization and data shuffling.
   seed: int = option(0, _SEED, resume="never", sweep=True)
-  # What is trained, and how attention runs: see `regimes`.
+  # What is trained, and how attention runs: see `regimes`. Parts of a masked
+  # task may be listed instead, "cls+memory+side".
   regime: str = option("memory_masked", _REGIME, resume="never")
   # Steps between evaluations on data.validation. The last step is evaluated
   # whatever is said here: a shorter run, also of few `epochs`, at that alone.
@@ -558,6 +596,11 @@ class Config:
   study: StudyConfig = StudyConfig()
   wandb: WandbConfig = WandbConfig()
   mesh: MeshConfig = MeshConfig()
+
+  @property
+  def learned(self) -> Regime:
+    """What `regime` says: what is trained, and how attention runs."""
+    return get_regime(self.regime)
 
   def __post_init__(self) -> None:
     # Contradictions are looked for among values that are possible alone.
@@ -611,7 +654,7 @@ def to_dict(config: Config) -> dict[str, Any]:
 def _of_training(config: Config) -> list[str]:
   """List contradictions in how a task is trained."""
   lines = []
-  kind = REGIMES[config.regime]
+  kind = config.learned
   if (
     config.task.memory_init == "quiet" and kind.has_memory and not kind.composes
   ):
@@ -685,7 +728,7 @@ def _of_embeddings(config: Config) -> list[str]:
   ]  # fmt: skip
   if config.data.name != EMBEDDINGS:
     return lines
-  if not REGIMES[config.regime].on_features:
+  if not config.learned.on_features:
     frozen = [repr(name) for name, kind in REGIMES.items() if kind.on_features]
     lines.append(
       f"config.regime is {config.regime!r}, for which embeddings "
@@ -711,7 +754,7 @@ def _of_embeddings(config: Config) -> list[str]:
 
 def what_can_be_kept(regime: str) -> str:
   """What of a pass of this regime is frozen: a value of `keep.what`."""
-  kind = REGIMES[regime]
+  kind = get_regime(regime)
   if kind.composes:
     return "contexts"
   return "features" if kind.on_features else "none"

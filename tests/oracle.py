@@ -89,10 +89,14 @@ def turned(x, config):
   return jnp.concatenate([z.real, z.imag], -1).astype(x.dtype)
 
 
-def block(p, z, memory, mask, *, memory_norm, config, own=None, seen=None):
+def block(
+  p, z, memory, mask, *, memory_norm, config, own=None, seen=None, side=None
+):
   """One block; z is (b, s, d), memory (sum of cells, d), own as `norms_of`.
 
-  The weights of its attention, (b, h, s, keys), are appended to `seen`.
+  The weights of its attention, (b, h, s, keys), are appended to `seen`. What
+  `side` makes of unturned keys and values of the first tokens, {a query: what
+  it alone reads more of them}, is added to those.
   """
   own = own or {"scale": (0.0, 0.0), "bias": (0.0, 0.0)}
   normed = layer_norm(
@@ -109,14 +113,21 @@ def block(p, z, memory, mask, *, memory_norm, config, own=None, seen=None):
     return jnp.tensordot(x, a[name]["kernel"], 1) + a[name]["bias"][None, None]
 
   q = turned(project("query", normed), config)
-  k = turned(project("key", keys_from), config)
-  v = project("value", keys_from)
+  unturned, v = project("key", keys_from), project("value", keys_from)
+  k = turned(unturned, config)
   scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(q.shape[-1])
+  more = side(unturned, v) if side else {}
+  for i, (keys, _) in more.items():
+    added = jnp.einsum("bhd,bkhd->bhk", q[:, i], keys) / np.sqrt(q.shape[-1])
+    scores = scores.at[:, :, i, : keys.shape[1]].add(added)
   scores = jnp.where(mask[None, None], scores, -jnp.inf)
   weights = jax.nn.softmax(scores, axis=-1)
   if seen is not None:
     seen.append(weights)
   mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+  for i, (_, values) in more.items():
+    of_query = weights[:, :, i, : values.shape[1]]
+    mixed = mixed.at[:, i].add(jnp.einsum("bhk,bkhd->bhd", of_query, values))
   z = z + jnp.einsum("bqhd,hdo->bqo", mixed, a["out"]["kernel"])
   z = z + a["out"]["bias"][None, None]
   y = layer_norm(p["LayerNorm_1"], z, config, own["scale"][1], own["bias"][1])
@@ -177,6 +188,49 @@ def norms_of(tasks, tokens, depth, width):
   return {k: jnp.stack([r[k] for r in rows], 1) for k in ("scale", "bias")}
 
 
+class Sides:
+  """The side streams of tasks, by the equations in `model/side.py`."""
+
+  def __init__(self, tasks, tokens, config):
+    self.tasks, self.tokens, self.config, self.layer = tasks, tokens, config, 0
+    self.carried = [0.0] * len(tasks)
+
+  def __call__(self, keys, values):
+    """{number of a task's token: keys and values (b, s, h, k) that it adds}."""
+    found, shape = {}, keys[:, : self.tokens].shape
+    rows = [a[:, : self.tokens].reshape(*shape[:2], -1) for a in (keys, values)]
+    for i, task in enumerate(self.tasks):
+      if "side" not in task:
+        continue
+      p = jax.tree.map(lambda a: a[self.layer], task["side"])
+      s = dense(p["down"], jnp.concatenate(rows, -1))
+      if "conv" in p:
+        s = self.carried[i] = self.mixed(p, self.carried[i] + s)
+        s = self.normed({"scale": 1.0, "bias": 0.0}, s)
+      up = [s @ p["up"][name] for name in ("keys", "values")]
+      found[self.tokens + i] = [a.reshape(shape) for a in up]
+    self.layer += 1
+    return found
+
+  def mixed(self, p, s):
+    n, side = self.config.num_patches, int(self.config.num_patches**0.5)
+    grid = self.normed(p["conv_norm"], s[:, -n:])
+    grid = jax.lax.conv_general_dilated(
+      grid.reshape(len(s), side, side, -1), p["conv"][:, :, None], (1, 1),
+      "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"),
+      feature_group_count=s.shape[-1],
+    )  # fmt: skip
+    s = s.at[:, -n:].add(grid.reshape(len(s), n, -1))
+    hidden = dense(p["mlp"]["Dense_0"], self.normed(p["mlp_norm"], s))
+    return s + dense(p["mlp"]["Dense_1"], gelu(hidden, "tanh"))
+
+  def normed(self, p, x):
+    scale, bias = (jnp.broadcast_to(p[k], x.shape) for k in ("scale", "bias"))
+    centred = x - x.mean(-1, keepdims=True)
+    variance = (centred**2).mean(-1, keepdims=True)
+    return centred / jnp.sqrt(variance + 1e-6) * scale + bias
+
+
 def of_layers(weights, seen, config):
   """A token after each block (b, d), normalised, times the weights (l, d)."""
   if weights is None:
@@ -215,7 +269,7 @@ def forward(config, params, tasks, images, weights=None, seen=None):
   )
   norm = np.repeat([norm for _, _, norm in tasks], cells).astype(bool)
   norms = norms_of(own, tokens, config.depth, d)
-  after = []
+  after, side = [], Sides(own, tokens, config)
   for i in range(config.depth):
     memory = [jnp.zeros((0, d)), *(t["memory"][i] for t in own)]
     z = block(
@@ -232,6 +286,7 @@ def forward(config, params, tasks, images, weights=None, seen=None):
       config=config,
       own={k: a[2 * i : 2 * i + 2] for k, a in norms.items()},
       seen=weights,
+      side=side,
     )
     after.append(z)
   original = pooled(p, z[:, :tokens], config)

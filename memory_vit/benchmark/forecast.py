@@ -19,7 +19,7 @@ from memory_vit.config import Config
 from memory_vit.data import datasets
 from memory_vit.data.split_ref import configured_splits
 from memory_vit.model.backbone import Backbone
-from memory_vit.model.regimes import REGIMES
+from memory_vit.model.regimes import get_regime
 from memory_vit.runtime import sharding
 from memory_vit.runtime.progress_bar import duration
 from memory_vit.runtime.tables import table
@@ -150,7 +150,7 @@ def _length(config: Config) -> tuple[int, int]:
   """Steps of a run, of all its passes, and its training examples."""
   train = datasets.open_on_all_processes(configured_splits(config)["train"])
   passes = 1
-  if not REGIMES[config.regime].shares_pass:
+  if not config.learned.shares_pass:
     passes = config.sweep.combinations
   return passes * resolve.steps_of(config, train.size), train.size
 
@@ -192,7 +192,7 @@ def _estimate(
   for name, images in tests.items():
     runs = [run for x in left if x.task == name for run in x.tests]
     total += image * images * testing.backbone_passes(runs)
-  if any(REGIMES[regime].composes for regime in bench.regimes):
+  if any(get_regime(regime).composes for regime in bench.regimes):
     total += _PASSES_TOGETHER * image * sum(tests.values())
   device = jax.devices()[0].device_kind
   timed = (

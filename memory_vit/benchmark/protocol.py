@@ -20,7 +20,7 @@ from memory_vit.config import (
 )
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import ConfigError
-from memory_vit.model.regimes import REGIMES
+from memory_vit.model.regimes import REGIMES, get_regime
 from memory_vit.model.vit_config import RANDOM
 from memory_vit.run_result import RunResult
 
@@ -114,7 +114,7 @@ def search_config(bench: Benchmark, data: TaskData, regime: str) -> Config:
   sweep = dataclasses.replace(
     config.sweep,
     seed=(first,),
-    cells=config.sweep.cells if REGIMES[regime].has_memory else (),
+    cells=config.sweep.cells if get_regime(regime).has_memory else (),
     export="best",
   )
   found = _configured(config, data, regime, first)
@@ -181,7 +181,7 @@ def _configured(
   if what in ("contexts", "features"):
     what = what_can_be_kept(regime)
   # Memory that every token attends to has no other start.
-  masked = REGIMES[regime].composes
+  masked = get_regime(regime).composes
   start = config.task.memory_init if masked else "normal"
   return dataclasses.replace(
     config,

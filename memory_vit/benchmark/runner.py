@@ -36,7 +36,7 @@ from memory_vit.data import datasets
 from memory_vit.data.split_ref import configured_splits
 from memory_vit.errors import ConfigError
 from memory_vit.model.backbone import Backbone
-from memory_vit.model.regimes import REGIMES
+from memory_vit.model.regimes import get_regime
 from memory_vit.run_result import RunResult
 from memory_vit.runtime import files, paths, processes, sharding
 from memory_vit.runtime.lock import only_run
@@ -196,7 +196,7 @@ class _Learner:
       if results[-1].tasks:
         runs[regime, seed] = directory
     first = next(iter(runs.values()), None)
-    if first and not REGIMES[regime].holds_backbone:
+    if first and not get_regime(regime).holds_backbone:
       there = task_directory(bench.workdir, name, regime)
       processes.on_process_0(lambda: export(first, there, name, self.backbone))
     sizes = [task.trainable_params for run in results for task in run.tasks]
@@ -263,7 +263,7 @@ def _with_cost(score: Score, results: Sequence[RunResult]) -> Score:
 def _remove_backbones(runs: Mapping[Run, Path]) -> None:
   """Remove the tested tasks that hold a backbone of their own."""
   for (regime, _), directory in runs.items():
-    if REGIMES[regime].holds_backbone:
+    if get_regime(regime).holds_backbone:
       _remove_tasks(directory)
 
 

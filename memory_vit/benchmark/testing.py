@@ -26,7 +26,7 @@ from memory_vit.data.reader import Reader
 from memory_vit.errors import ConfigError
 from memory_vit.evaluation.evaluate import Predict, evaluate_source, predict_fn
 from memory_vit.model.backbone import Backbone
-from memory_vit.model.regimes import REGIMES
+from memory_vit.model.regimes import get_regime
 from memory_vit.model.task import Task
 from memory_vit.runtime import files, processes, schema
 from memory_vit.runtime.preemption import StopSignal
@@ -125,7 +125,7 @@ def finish(
 
 def in_one_pass(runs: Sequence[Run] | Mapping[Run, Any]) -> list[list[Run]]:
   """Divide runs into those whose tasks are tested side by side."""
-  shared = [run for run in runs if REGIMES[run[0]].shares_pass]
+  shared = [run for run in runs if get_regime(run[0]).shares_pass]
   alone = [[run] for run in runs if run not in shared]
   return [shared, *alone] if shared else alone
 
@@ -137,7 +137,7 @@ def backbone_passes(runs: Sequence[Run]) -> int:
   """
   count = 0
   for some in in_one_pass(runs):
-    kinds = [REGIMES[regime] for regime, _ in some]
+    kinds = [get_regime(regime) for regime, _ in some]
     count += len({(kind.composes, kind.has_probe) for kind in kinds})
   return count
 
@@ -222,8 +222,8 @@ def _predictor(
   mesh: Mesh,
 ) -> Predict:
   """Images -> {name: logits}: in a pass of masked tasks, and one of others."""
-  masked = [t for t in tasks if REGIMES[t.spec.regime].composes]
-  others = [t for t in tasks if not REGIMES[t.spec.regime].composes]
+  masked = [t for t in tasks if t.spec.learned.composes]
+  others = [t for t in tasks if not t.spec.learned.composes]
   predictors = [predict_fn(backbone, others, mesh)] if others else []
   if masked:
     slots, cells = _slots(bench, data)
@@ -249,11 +249,11 @@ def _named(task: Task, run: Run) -> Task:
 
 def _slots(bench: Benchmark, data: TaskData) -> tuple[int, int]:
   """How many slots all masked tasks take, and cells the largest can have."""
-  masked = [name for name in bench.regimes if REGIMES[name].composes]
+  masked = [name for name in bench.regimes if get_regime(name).composes]
   cells = [
     trial.config.task.cells
     for name in masked
-    if REGIMES[name].has_memory
+    if get_regime(name).has_memory
     for trial in sweep.trials_of(
       protocol.search_config(bench, data, name), protocol.NAME_IN_RUNS
     )

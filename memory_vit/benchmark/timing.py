@@ -14,7 +14,6 @@ from memory_vit.data.reader import Reader
 from memory_vit.evaluation.evaluate import predict_fn
 from memory_vit.kept.layout import RowLayout
 from memory_vit.model.backbone import Backbone
-from memory_vit.model.regimes import REGIMES
 from memory_vit.model.task import BACKBONE
 from memory_vit.runtime import sharding
 from memory_vit.training import sweep
@@ -50,7 +49,7 @@ def step_cost(
     config=config, context=RunContext(mesh), backbone=backbone, train=train
   )
   trials = sweep.trials_of(config, "timed")
-  if not REGIMES[config.regime].shares_pass:
+  if not config.learned.shares_pass:
     trials = trials[:1]
   start = trainer.start(trials)
   rows, size = config.batch_size // jax.process_count(), config.image_size

@@ -18,7 +18,7 @@ from memory_vit.benchmark.record import TOGETHER, Score, task_directory
 from memory_vit.data import datasets
 from memory_vit.evaluation.verify import Evaluator
 from memory_vit.model.backbone import Backbone
-from memory_vit.model.regimes import REGIMES
+from memory_vit.model.regimes import get_regime
 from memory_vit.runtime import files, processes
 from memory_vit.runtime.preemption import StopSignal
 from memory_vit.tasks import store
@@ -35,7 +35,7 @@ def best_regime(bench: Benchmark, scores: Sequence[Score]) -> str | None:
   for regime in bench.regimes:
     mine = [s for s in scores if s.regime == regime and s.test is not None]
     known = [s.validation for s in mine if s.validation is not None]
-    if REGIMES[regime].composes and len(known) == len(bench.tasks):
+    if get_regime(regime).composes and len(known) == len(bench.tasks):
       found[regime] = sum(known) / len(known)
   return max(found, key=lambda regime: found[regime], default=None)
 

@@ -361,6 +361,7 @@ def copy_slots(slots: SlotArrays, family: int, copies: int) -> SlotArrays:
     mask=TaskMask(*(part[order] for part in slots.mask)),
     norms=jax.tree.map(lambda a: a[:, order], slots.norms),
     layers=None if slots.layers is None else slots.layers[:, order],
+    side={kind: group.copied(order) for kind, group in slots.side.items()},
   )
 
 

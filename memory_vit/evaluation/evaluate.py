@@ -18,7 +18,6 @@ from memory_vit.errors import TaskError
 from memory_vit.evaluation import metrics, split_predictions
 from memory_vit.evaluation.hits import Hits
 from memory_vit.model.backbone import Backbone
-from memory_vit.model.regimes import REGIMES
 from memory_vit.model.task import EvalPreprocessing, Task
 from memory_vit.runtime import sharding
 from memory_vit.runtime.progress_bar import ProgressBar
@@ -221,7 +220,7 @@ def predict_fn(
     for task in tasks
   ]
   forward: Callable[[Any], dict[str, Array]]
-  if all(REGIMES[task.spec.regime].composes for task in tasks):
+  if all(task.spec.learned.composes for task in tasks):
     filled = (
       inference.fill_slots(
         backbone, placed, slots=slots, cells=cells, classes=classes

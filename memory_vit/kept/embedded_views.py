@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from memory_vit.data.reader import Reader
-from memory_vit.model.regimes import REGIMES
+from memory_vit.model.regimes import get_regime
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
@@ -37,7 +37,7 @@ class EmbeddedViews:
     embedded = reader.source.embedded
     assert embedded is not None
     order = np.argsort(embedded.rows[numbers], kind="stable")
-    name = "layers" if REGIMES[regime].has_probe else "pooled"
+    name = "layers" if get_regime(regime).has_probe else "pooled"
     return cls(reader, numbers[order], np.argsort(order), name)
 
   def batches(self, starts: range, rows: int) -> Iterator[dict[str, Any]]:

@@ -4,7 +4,7 @@ from etils import epy
 
 with epy.lazy_api_imports(globals()):
   from memory_vit.model.backbone import Backbone, random_backbone
-  from memory_vit.model.regimes import REGIMES, regime
+  from memory_vit.model.regimes import REGIMES, get_regime
   from memory_vit.model.task import (
     BACKBONE,
     BackboneId,
@@ -26,6 +26,6 @@ __all__ = [
   "TaskSpec",
   "ViTConfig",
   "random_backbone",
-  "regime",
+  "get_regime",
   "vit_config",
 ]

@@ -6,6 +6,7 @@ keys and values of the backbone stream, of the tasks and memory that it may see.
 
 import functools
 import math
+from collections.abc import Sequence
 
 import flax.linen as nn
 import jax
@@ -15,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Shaped
 from memory_vit.model.masks import TaskMask
 from memory_vit.model.products import Dense, einsum
 from memory_vit.model.rope import Rotation, rotate
+from memory_vit.model.side import SideView, added_scores, added_values
 from memory_vit.model.trees import AnyArray
 from memory_vit.model.vit_config import ViTConfig
 
@@ -84,6 +86,7 @@ class MultiHeadDotProductAttention(nn.Module):
     context: KeysValues,
     cells: CellKeysValues,
     mask: TaskMask,
+    side: Sequence[SideView],
   ) -> Float[Array, "b t d"]:
     """Attention of the task stream to all that each task sees.
 
@@ -92,10 +95,11 @@ class MultiHeadDotProductAttention(nn.Module):
       context: keys and values of the backbone stream.
       cells: keys and values of the tasks' memory.
       mask: who sees whom.
+      side: side streams, of each group.
     """
     query, own = _heads_first(self.query(c)), self.keys_values(c)
     mixed = attend_from_tasks(
-      query, context, own, cells, mask, self.config.dtype, module=self
+      query, context, own, cells, mask, side, self.config.dtype, module=self
     )
     return self.out(_heads_first(mixed))
 
@@ -163,6 +167,7 @@ def attend_from_tasks(
   own: TaskKeysValues,
   cells: CellKeysValues,
   mask: TaskMask,
+  side: Sequence[SideView],
   dtype: str,
   module: nn.Module | None = None,
 ) -> Float32[Array, "b h t k"]:
@@ -174,6 +179,7 @@ def attend_from_tasks(
     own: those of the task tokens.
     cells: those of the memory.
     mask: who sees whom.
+    side: side streams, of each group.
     dtype: compute dtype.
     module: sows the weights, float32 (b, h, t, s + (1 + p) (1 + m)), as
       `SOWN_BY_TASKS`: onto the backbone stream, then onto the tokens and the
@@ -186,8 +192,11 @@ def attend_from_tasks(
   query = query / math.sqrt(query.shape[-1])
   product = functools.partial(einsum, dtype=dtype)
   to_cells = product("bhtk,tphmk->bhtpm", query, memory[0])
+  to_context = product("bhtk,bhsk->bhts", query, context[0])
+  for view in side:
+    to_context = to_context + added_scores(view, query, dtype)
   parts = [
-    product("bhtk,bhsk->bhts", query, context[0]),
+    to_context,
     _hide(product("bhtk,bhtpk->bhtp", query, tokens[0]), sees_token),
     _hide(to_cells, sees_cell).reshape(
       *query.shape[:3], math.prod(to_cells.shape[3:])
@@ -198,8 +207,11 @@ def attend_from_tasks(
   if module is not None:
     module.sow("intermediates", SOWN_BY_TASKS, weights)
   to_context, to_tokens, to_cells_ = jnp.split(weights, ends, axis=-1)
+  read = product("bhts,bhsk->bhtk", to_context, context[1])
+  for view in side:
+    read = read + added_values(view, to_context, dtype)
   return (
-    product("bhts,bhsk->bhtk", to_context, context[1])
+    read
     + product("bhtp,bhtpk->bhtk", to_tokens, tokens[1])
     + product("bhtpm,tphmk->bhtk", to_cells_.reshape(to_cells.shape), memory[1])
   )

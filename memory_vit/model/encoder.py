@@ -26,6 +26,7 @@ from memory_vit.model.attention import (
 from memory_vit.model.masks import TaskMask
 from memory_vit.model.products import Dense, einsum
 from memory_vit.model.rope import Rotation, rotation
+from memory_vit.model.side import SideGroups, SideStreams, SideView
 from memory_vit.model.trees import AnyArray, Tree
 from memory_vit.model.vit_config import ViTConfig
 
@@ -99,6 +100,7 @@ class EncoderBlock(nn.Module):
     cells: CellKeysValues,
     mask: TaskMask,
     norms: Sequence[Tree | None],
+    side: Sequence[SideView],
   ) -> Float[Array, "b t d"]:
     """Run the block on the task stream.
 
@@ -108,12 +110,13 @@ class EncoderBlock(nn.Module):
       cells: from `keys_values`.
       mask: who sees whom.
       norms: for each of the two LayerNorms, see `task_layer_norm`.
+      side: side streams, of each group.
     """
     first, second = norms
     cfg = self.config
     normed = task_layer_norm(first, c, self.LayerNorm_0(c), cfg)
     c = c + self.MultiHeadDotProductAttention_0.read(
-      normed, context, cells, mask
+      normed, context, cells, mask, side
     )
     normed = task_layer_norm(second, c, self.LayerNorm_1(c), cfg)
     return c + self.MlpBlock_0(normed)
@@ -350,6 +353,7 @@ class Encoder(nn.Module):
     mask: TaskMask,
     norms: Tree | None,
     layers: Float[AnyArray, "l t d"] | None,
+    side: SideGroups,
     seen: Bool[AnyArray, "l t m"] | None = None,
   ) -> Float32[Array, "b t d"]:
     """Run the task stream.
@@ -363,19 +367,24 @@ class Encoder(nn.Module):
         (2 l + 1, t, d) each; None where no task has any.
       layers: weights with which tasks read their token after each block; None
         where no task reads it there.
+      side: side streams of tasks, in groups; empty where no task has any.
       seen: which cells of the memory of each layer are seen, of those that a
         task has; None for all of them.
     """
     c = self.posembed_input(c, is_class=True)
     c = self.pre_norm(c) if self.config.pre_norm else c
     each = _unstack(norms, 2 * self.config.depth + 1)
+    tokens = context[0][0].shape[2]
+    streams = SideStreams(side, self.config, self._angles(tokens))
     states = []
     for i, block in enumerate(self.encoderblock):
       if seen is not None:
         here = mask._replace(cells=mask.cells & seen[i])
       else:
         here = mask
-      c = block.read(c, context[i], cells[i], here, each[2 * i : 2 * i + 2])
+      views = streams.advance(i, *context[i])
+      own = each[2 * i : 2 * i + 2]
+      c = block.read(c, context[i], cells[i], here, own, views)
       states.append(c)
     last = task_layer_norm(each[-1], c, self.encoder_norm(c), self.config)
     return layer_readout(layers, states, last, self.config)

@@ -17,20 +17,42 @@ the last LayerNorm puts out. What the head reads of one layer alone, others read
 of all: Head2Toe (Evci et al. 2022) selects among the features of a frozen
 backbone, VQT (Tu et al. 2023) and SynQT (2024) concatenate or sum queries
 that are learned in every layer. `probe` reads all layers of the backbone as it
-is, by attention over their class token and mean patch; see `probe`.
+is, by attention over their class token and mean patch; see `probe`. With `side`
+a task computes on the patches for itself; see `side`.
+
+Beside the presets of `REGIMES`, whose names say it all, a regime may be a list
+of parts, "cls+memory+side": a masked one, with a head and these parts.
 """
 
 import dataclasses
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 from memory_vit.errors import ConfigError
 
 # What a regime may train: the parts of the parameters of a task.
 PARTS = (
-  "head", "cls", "memory", "norms", "layers", "probe", "adapters", "backbone",
+  "head", "cls", "memory", "norms", "layers", "side", "probe", "adapters",
+  "backbone",
 )  # fmt: skip
+# Of a masked task; those that a regime may list, in this order.
+_MASKED_PARTS = ("cls", "memory", "norms", "layers", "side")
 # Learned queries of a probe; each decides for an equal share of the features.
 PROBE_QUERIES = 8
+
+
+# How a side stream mixes patches: see `side`.
+SIDE_MIXING = ("conv", "none")
+
+
+class SideKind(NamedTuple):
+  """Width and mixing of a side stream: those of one kind share a product."""
+
+  width: int
+  mixing: str
+
+
+NO_SIDE = SideKind(0, "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +97,11 @@ class Regime:
     return "probe" in self.trained
 
   @property
+  def has_side(self) -> bool:
+    """Whether its tasks have a side stream."""
+    return "side" in self.trained
+
+  @property
   def has_bottleneck(self) -> bool:
     """Whether its tasks learn adapters, or what else has a bottleneck."""
     return "adapters" in self.trained or self.has_probe
@@ -97,6 +124,7 @@ class Regime:
     classes: int,
     cells: int,
     bottleneck: int,
+    side: SideKind,
   ) -> dict[str, Any]:
     """Shapes of the parameters of a task, without the backbone it may hold.
 
@@ -107,6 +135,7 @@ class Regime:
       classes: c.
       cells: m.
       bottleneck: r.
+      side: of the side stream, where there is one.
 
     Returns:
       A tree of tuples, with the parts as in `PARTS`. Not of jax's: whoever asks
@@ -128,6 +157,7 @@ class Regime:
       "memory": (self.memory_layers(depth), cells, width),
       "norms": {"scale": norms, "bias": norms},
       "layers": (depth, width),
+      "side": side_shapes(width, depth, side),
       "probe": {
         "query": (PROBE_QUERIES, width),
         "bias": (PROBE_QUERIES, summary),
@@ -140,6 +170,34 @@ class Regime:
     # Masked tasks that learn no memory have memory of no cells.
     parts = {*self.trained, *(["memory"] if self.composes else [])}
     return {part: shapes[part] for part in shapes if part in parts}
+
+
+def side_shapes(width: int, depth: int, kind: SideKind) -> dict[str, Any]:
+  """Shapes of the parameters of a side stream, a tree of tuples.
+
+  Args:
+    width: d, of the backbone.
+    depth: l, of the backbone.
+    kind: r, its own width, and its mixing.
+  """
+  r = kind.width
+  read = {
+    "down": {"kernel": (depth, 2 * width, r), "bias": (depth, r)},
+    "up": {"keys": (depth, r, width), "values": (depth, r, width)},
+  }
+  if kind.mixing == "none":
+    return read
+  norm = {"scale": (depth, r), "bias": (depth, r)}
+  return {
+    **read,
+    "conv_norm": norm,
+    "conv": (depth, 3, 3, r),
+    "mlp_norm": norm,
+    "mlp": {
+      "Dense_0": {"kernel": (depth, r, 2 * r), "bias": (depth, 2 * r)},
+      "Dense_1": {"kernel": (depth, 2 * r, r), "bias": (depth, r)},
+    },
+  }
 
 
 REGIMES = {
@@ -157,6 +215,7 @@ REGIMES = {
   "norms_layers_memory_masked": Regime(
     ("head", "cls", "memory", "norms", "layers"), "masked"
   ),
+  "side_masked": Regime(("head", "cls", "norms", "layers", "side"), "masked"),
   "memory_propagated": Regime(("head", "cls", "memory"), "propagated"),
   "memory_additive": Regime(("head", "cls", "memory"), "additive"),
   "adapter": Regime(("head", "cls", "adapters"), "plain"),
@@ -164,14 +223,41 @@ REGIMES = {
 }
 
 
-def regime(name: str) -> Regime:
-  """The regime of this name.
+@functools.cache
+def get_regime(name: str) -> Regime:
+  """The regime of this name, or of the parts that it lists.
 
   Raises:
     ConfigError: for another name.
   """
-  if name not in REGIMES:
-    raise ConfigError(
-      f"regime is {name!r}, expected one of {', '.join(REGIMES)}."
+  if name in REGIMES:
+    return REGIMES[name]
+  if problem := _problem(name):
+    raise ConfigError(f"regime is {name!r}, {problem}.")
+  return _listed(name)
+
+
+def is_regime(name: str) -> bool:
+  """Whether there is a regime of this name."""
+  return name in REGIMES or not _problem(name)
+
+
+def _listed(name: str) -> Regime:
+  return Regime(("head", *name.split("+")), "masked")
+
+
+def _problem(name: str) -> str:
+  """What keeps a name from being a list of parts; "" if nothing does."""
+  parts = name.split("+")
+  known = [part for part in _MASKED_PARTS if part in parts]
+  if not set(parts) <= {*_MASKED_PARTS}:
+    return (
+      f"expected one of {', '.join(REGIMES)}, or some of "
+      f"{', '.join(_MASKED_PARTS)}, such as 'cls+memory+side'"
     )
-  return REGIMES[name]
+  if "cls" not in parts:
+    return "expected 'cls' among its parts: a masked task has its own token"
+  if parts != known:
+    return f"expected it to be written {'+'.join(known)!r}"
+  preset = [n for n, kind in REGIMES.items() if kind == _listed(name)]
+  return f"expected it to be called {preset[0]!r}" if preset else ""

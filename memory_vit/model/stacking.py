@@ -6,7 +6,8 @@ greatest number of classes and parents are rounded up, and what is not used is
 masked. The sixth task in a model of eight slots runs the program that is there.
 """
 
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ from jaxtyping import Array, Float, Shaped
 
 from memory_vit.model.encoder import Cells
 from memory_vit.model.masks import TaskMask
+from memory_vit.model.regimes import SideKind
+from memory_vit.model.side import SideGroup, group_streams
 from memory_vit.model.trees import AnyArray, Tree
 
 
@@ -33,6 +36,8 @@ class SlotArrays(NamedTuple):
       no task has any, and the program then knows nothing of them.
     layers: with which tasks read their token after each block, see
       `Encoder.read`; None likewise.
+    side: side streams in groups of their own slots, see `side.group_streams`;
+      empty likewise.
   """
 
   cls: Float[Array, "t d"]
@@ -42,6 +47,7 @@ class SlotArrays(NamedTuple):
   mask: TaskMask
   norms: Tree | None
   layers: Float[Array, "l t d"] | None
+  side: dict[str, SideGroup]
 
 
 class StackedTasks(NamedTuple):
@@ -53,22 +59,29 @@ class StackedTasks(NamedTuple):
     norms: {"scale", "bias"} of (2 l + 1, t, d) each, zeros for tasks that have
       none; None where no task has any.
     layers: the same of the weights of layers.
+    side: see `side.group_streams`.
   """
 
   cls: Float[AnyArray, "t d"]
   memory: Float[AnyArray, "l t m d"]
   norms: Tree | None
   layers: Float[AnyArray, "l t d"] | None
+  side: dict[str, SideGroup]
 
 
 def stack_tasks(
-  tasks: Sequence[Tree], mask: TaskMask, *, xp: ModuleType = jnp
+  tasks: Sequence[Tree],
+  mask: TaskMask,
+  side: Mapping[SideKind, int] = types.MappingProxyType({}),
+  *,
+  xp: ModuleType = jnp,
 ) -> StackedTasks:
   """Stack what the task stream computes with, heads excepted.
 
   Args:
     tasks: parameters of at least one task.
     mask: of these tasks; it says how many slots and cells there are.
+    side: {kind of side stream: how many there are, at least}.
     xp: `numpy` stacks on the host, where nothing is compiled.
   """
   slots, cells = mask.cells.shape
@@ -79,6 +92,7 @@ def stack_tasks(
     memory=_stack(memory, slots, xp, axis=1),
     norms=_stack_part("norms", tasks, slots, xp),
     layers=_stack_part("layers", tasks, slots, xp),
+    side=group_streams(tasks, slots, side, xp=xp),
   )
 
 

@@ -14,7 +14,7 @@ import jax
 
 from memory_vit.errors import TaskError
 from memory_vit.model import trees
-from memory_vit.model.regimes import regime
+from memory_vit.model.regimes import SIDE_MIXING, Regime, SideKind, get_regime
 from memory_vit.model.vit_config import MAX_IMAGE_SIZE, MAX_RESIZE
 from memory_vit.runtime import messages, schema
 from memory_vit.runtime.messages import name_list
@@ -114,6 +114,8 @@ class TaskSpec:
     cells: m, memory cells per layer; 0 is a task without memory.
     bottleneck: width of its adapters, or of the values of its probe; 0 where
       its regime has neither.
+    side_width: r, of its side stream; 0 where its regime has none.
+    side_mixing: "conv" or "none", see `side`; "" where its regime has none.
     attends_to: names of the earlier tasks that it reads (model extension).
       Empty: it ignores all others (concatenation).
     parent_digests: `Task.digest` of each of `attends_to`, as it was when this
@@ -130,6 +132,8 @@ class TaskSpec:
   cells: int
   regime: str = "memory_masked"
   bottleneck: int = 0
+  side_width: int = schema.added(0)
+  side_mixing: str = schema.added("")
   attends_to: tuple[str, ...] = ()
   parent_digests: tuple[str, ...] = ()
   memory_norm: bool = True
@@ -149,7 +153,7 @@ class TaskSpec:
         raise TaskError(
           f"task {self.name!r} attends to {parent!r}, which is no task name."
         )
-    kind = regime(self.regime)
+    kind = self.learned
     if self.cells and not kind.has_memory:
       raise TaskError(
         f"task {self.name!r} has {self.cells} cells, and its regime "
@@ -159,6 +163,17 @@ class TaskSpec:
       raise TaskError(
         f"task {self.name!r}: bottleneck is {self.bottleneck}; expected at "
         "least 1 in a regime with adapters or a probe, and 0 in any other."
+      )
+    if (self.side_width > 0) != kind.has_side:
+      raise TaskError(
+        f"task {self.name!r}: side_width is {self.side_width}; expected at "
+        "least 1 in a regime with a side stream, and 0 in any other."
+      )
+    if self.side_mixing not in (SIDE_MIXING if kind.has_side else ("",)):
+      raise TaskError(
+        f"task {self.name!r}: side_mixing is {self.side_mixing!r}; expected "
+        f"one of {', '.join(SIDE_MIXING)} in a regime with a side stream, and "
+        "'' in any other."
       )
     if self.num_classes < 1 or self.cells < 0:
       raise TaskError(
@@ -190,13 +205,14 @@ class TaskSpec:
       depth: l, of the backbone.
       summary: n, its `ViTConfig.summary_tokens`.
     """
-    shapes = regime(self.regime).expected_shapes(
+    shapes = self.learned.expected_shapes(
       width=width,
       depth=depth,
       summary=summary,
       classes=self.num_classes,
       cells=self.cells,
       bottleneck=self.bottleneck,
+      side=self.side,
     )
     return trees.unflatten(
       {
@@ -204,6 +220,16 @@ class TaskSpec:
         for name, shape in trees.flatten(shapes).items()  # keeps their order
       }
     )
+
+  @property
+  def learned(self) -> Regime:
+    """What is trained, and how attention runs."""
+    return get_regime(self.regime)
+
+  @property
+  def side(self) -> SideKind:
+    """Of what kind its side stream is; of no width where it has none."""
+    return SideKind(self.side_width, self.side_mixing)
 
   @property
   def summary(self) -> str:

@@ -36,6 +36,7 @@ class TaskParams(nn.Module):
       "norms": _zeros,
       # Added to what the last LayerNorm puts out: the same.
       "layers": _zeros,
+      "side": _side,
       "probe": _probe,
       "adapters": _adapters,
     }
@@ -75,6 +76,25 @@ def _adapters(key: jax.Array, shapes: Any) -> dict[str, Any]:
     "attention": adapter(attention, shapes["attention"]),
     "mlp": adapter(mlp, shapes["mlp"]),
   }
+
+
+def _side(key: jax.Array, shapes: Any) -> dict[str, Any]:
+  """A side stream that computes, and of which nothing is read yet."""
+  params = _zeros(key, shapes)
+  down, conv, first, second = jax.random.split(key, 4)
+  kernel = shapes["down"]["kernel"].shape
+  std = kernel[1] ** -0.5
+  params["down"]["kernel"] = std * jax.random.normal(down, kernel)
+  if "conv" not in shapes:
+    return params
+  params["conv"] = jax.random.normal(conv, shapes["conv"].shape) / 3
+  for norm in ("conv_norm", "mlp_norm"):
+    params[norm]["scale"] = params[norm]["scale"] + 1.0
+  lecun = nn.initializers.lecun_normal(batch_axis=0)
+  for name, of in (("Dense_0", first), ("Dense_1", second)):
+    layer = params["mlp"][name]
+    layer["kernel"] = lecun(of, layer["kernel"].shape)
+  return params
 
 
 def _probe(key: jax.Array, shapes: Any) -> dict[str, Any]:

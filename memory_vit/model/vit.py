@@ -21,7 +21,7 @@ from memory_vit.model.encoder import Cells, Context, Encoder, standardized
 from memory_vit.model.masks import TaskMask, task_mask
 from memory_vit.model.pooling import MAPHead, mean_of_patches
 from memory_vit.model.products import Dense
-from memory_vit.model.regimes import regime
+from memory_vit.model.side import SideGroups
 from memory_vit.model.stacking import SlotArrays, stack_tasks
 from memory_vit.model.task import BACKBONE, Task, TaskSpec
 from memory_vit.model.task_params import Tasks
@@ -106,6 +106,7 @@ class VisionTransformer(nn.Module):
     mask: TaskMask,
     norms: Tree | None,
     layers: Float[AnyArray, "l t d"] | None,
+    side: SideGroups,
     seen: Bool[AnyArray, "l t m"] | None = None,
   ) -> Float32[Array, "b t d"]:
     """Run the task stream.
@@ -117,6 +118,7 @@ class VisionTransformer(nn.Module):
       mask: who sees whom.
       norms: see `Encoder.read`.
       layers: the same.
+      side: the same.
       seen: the same.
 
     Returns:
@@ -124,7 +126,9 @@ class VisionTransformer(nn.Module):
       other layers what `layers` says.
     """
     c = for_each_image(cls, context[0][0])
-    return self.Transformer.read(c, context, cells, mask, norms, layers, seen)
+    return self.Transformer.read(
+      c, context, cells, mask, norms, layers, side, seen
+    )
 
   def fine_tuned(
     self,
@@ -150,7 +154,7 @@ class VisionTransformer(nn.Module):
     x = self.Transformer.fine_tuned(
       self._tokens(images, cls),
       self._registers(),
-      attention=regime(spec.regime).attention,
+      attention=spec.learned.attention,
       memory=task.get("memory"),
       memory_norm=spec.memory_norm,
       adapters=task.get("adapters"),
@@ -340,6 +344,7 @@ class MemoryViT(nn.Module):
       slots.mask,
       slots.norms,
       slots.layers,
+      slots.side,
       seen,
     )
 
@@ -360,7 +365,13 @@ class MemoryViT(nn.Module):
     stacked = stack_tasks(tasks, mask)
     cells = self.keys_values(stacked.memory, mask.memory_norm)
     return self.backbone.read(
-      stacked.cls, context, cells, mask, stacked.norms, stacked.layers
+      stacked.cls,
+      context,
+      cells,
+      mask,
+      stacked.norms,
+      stacked.layers,
+      stacked.side,
     )
 
   def read(self, context: Context) -> dict[str, Float32[Array, "b _"]]:

@@ -8,8 +8,9 @@ Dimension letters, used in every signature and docstring of this package:
   t  tasks in one pass          m  memory cells of a task, per layer
   p  other tasks that a task reads, the greatest number of them
   d  width                      h  attention heads (k = d / h, width of one)
-  l  layers                     r  width of a bottleneck adapter
+  l  layers                     r  width of a bottleneck, or of a side stream
   c  classes of a task          c0 outputs of the backbone
+  g  tasks of a pass with side streams of one kind
 
 An image is (side, side, 3). In signatures they stand in annotations of
 jaxtyping, `Float[Array, "b s d"]`, which the tests check at every call.

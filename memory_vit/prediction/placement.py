@@ -49,7 +49,7 @@ def place(
     {**empty, **on_host(tasks[i].params)} if i in tasks else empty
     for i in range(room.slots)
   ]
-  stacked = stack_tasks(params, mask, xp=np)
+  stacked = stack_tasks(params, mask, dict(room.side), xp=np)
   heads = stack_heads(params, room.slots, room.classes, xp=np)
   stacked, heads, mask = jax.device_put((stacked, heads, mask))
   cells = memory_program(
@@ -62,6 +62,7 @@ def place(
     mask=mask,
     norms=stacked.norms,
     layers=stacked.layers,
+    side=stacked.side,
   )
 
 

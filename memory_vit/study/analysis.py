@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from memory_vit.config import Config
-from memory_vit.model.regimes import REGIMES
+from memory_vit.model.regimes import get_regime
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.study import costs, paper_numbers, runs
 from memory_vit.study.section import (
@@ -78,7 +78,7 @@ def sensitivity(config: Config, trials: Sequence[StudyTrial]) -> Section:
   lines: dict[str, list[tuple[float, float, float, float]]] = {}
   rows, ranges = [], []
   for regime in runs.regimes_of(config, "sensitivity"):
-    cells = config.task.cells if REGIMES[regime].has_memory else 0
+    cells = config.task.cells if get_regime(regime).has_memory else 0
     some = on_first_data(config, trials, (regime, cells))
     seed = runs.search_seed(config, regime)
     if seed is not None:  # further seeds know one rate alone
@@ -257,7 +257,7 @@ def _range_row(regime: str, cells: int, rows: Sequence[Row]) -> Row:
 
 def _cells_of(config: Config, regime: str) -> tuple[int, ...]:
   """Numbers of cells of a regime that is learned with all; 0 without memory."""
-  return config.study.cells if REGIMES[regime].has_memory else (0,)
+  return config.study.cells if get_regime(regime).has_memory else (0,)
 
 
 def _mean_and_range(values: Sequence[float]) -> tuple[float, float, float]:

@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epy
 
-from memory_vit.model.regimes import PROBE_QUERIES, REGIMES
+from memory_vit.model.regimes import (
+  NO_SIDE,
+  PROBE_QUERIES,
+  SideKind,
+  get_regime,
+)
 from memory_vit.model.vit_config import ViTConfig, vit_config
 from memory_vit.study.record import StudyRecord
 from memory_vit.study.runs import regimes_of
@@ -63,21 +68,32 @@ def measure(record: StudyRecord) -> list[dict[str, Any]]:
   options = record.config.task
   return [
     dataclasses.asdict(
-      cost_of(record.backbone, name, options.cells, options.bottleneck)
+      cost_of(
+        record.backbone,
+        name,
+        options.cells,
+        options.bottleneck,
+        options.side,
+      )
     )
     for name in regimes_of(record.config, "costs")
   ]
 
 
 def cost_of(
-  config: ViTConfig, regime: str, cells: int, bottleneck: int
+  config: ViTConfig,
+  regime: str,
+  cells: int,
+  bottleneck: int,
+  side: SideKind = NO_SIDE,
 ) -> Cost:
   """Compute the cost of a regime; compile its forward pass.
 
-  `cells` and `bottleneck` count where the regime has memory, and adapters.
+  `cells`, `bottleneck` and `side` count where the regime has memory, adapters,
+  or a side stream.
   """
   config = split_forward.headless(config)
-  kind = REGIMES[regime]
+  kind = get_regime(regime)
   cells = cells if kind.has_memory else 0
   bottleneck = bottleneck if kind.has_bottleneck else 0
   spec = task.TaskSpec(
@@ -86,6 +102,8 @@ def cost_of(
     cells=cells,
     regime=regime,
     bottleneck=bottleneck,
+    side_width=side.width if kind.has_side else 0,
+    side_mixing=side.mixing if kind.has_side else "",
     backbone=backbone.Backbone(config, {}, "").id,
     evaluation=task.EvalPreprocessing(image_size=config.image_size),
   )
@@ -96,10 +114,10 @@ def cost_of(
   counted = trees.count(shapes)
   if kind.holds_backbone:
     counted += trees.count(backbone.backbone_shapes(config))
-  each, once = flops(config, regime, cells, bottleneck)
+  each, once = flops(config, regime, cells, bottleneck, side)
   return Cost(
     regime=regime,
-    parameters=parameters(config, regime, cells, bottleneck),
+    parameters=parameters(config, regime, cells, bottleneck, side),
     parameters_counted=counted,
     flops=each + once,
     flops_once=once,
@@ -108,11 +126,18 @@ def cost_of(
 
 
 def parameters(
-  config: ViTConfig, regime: str, cells: int, bottleneck: int
+  config: ViTConfig,
+  regime: str,
+  cells: int,
+  bottleneck: int,
+  side: SideKind = NO_SIDE,
 ) -> int:
   """Number of parameters that a regime trains, by formula."""
-  kind = REGIMES[regime]
+  kind = get_regime(regime)
   d, l, n = config.width, config.depth, config.summary_tokens
+  r = side.width
+  # Of two LayerNorms, of 3 x 3 pixels, and of two layers with biases.
+  mixing = 4 * r + 9 * r + (2 * r * 2 * r + 3 * r)
   each = {
     "head": 0,
     "cls": d,
@@ -120,6 +145,8 @@ def parameters(
     # Scale and bias of two LayerNorms in each block, and of the last one.
     "norms": 2 * (2 * l + 1) * d,
     "layers": l * d,
+    # Down from keys and values, up to each of them.
+    "side": l * (2 * d * r + r + 2 * r * d + mixing * (side.mixing == "conv")),
     # Queries with a bias for each token; scale, down and up of each token.
     "probe": PROBE_QUERIES * (d + n) + n * d * (1 + 2 * bottleneck),
     # After attention and after the MLP: down and up, each with a bias.
@@ -140,17 +167,23 @@ def backbone_parameters(config: ViTConfig) -> int:
 
 
 def flops(
-  config: ViTConfig, regime: str, cells: int, bottleneck: int
+  config: ViTConfig,
+  regime: str,
+  cells: int,
+  bottleneck: int,
+  side: SideKind = NO_SIDE,
 ) -> tuple[int, int]:
   """FLOPs of a forward pass by formula: for every image, and once a batch."""
-  attention = REGIMES[regime].attention
+  kind = get_regime(regime)
+  attention = kind.attention
   d, l, tokens = config.width, config.depth, config.num_patches + 1
   patches = 2 * config.num_patches * config.patch_size**2 * 3 * d
   keys_values_of_memory = l * 2 * (2 * cells * d * d)
   plain = patches + l * _block(config, tokens, tokens)
   if attention == "masked":
     task_token = l * _block(config, 1, tokens + 1 + cells)
-    return plain + task_token, keys_values_of_memory
+    stream = l * _side(config, side) if kind.has_side else 0
+    return plain + task_token + stream, keys_values_of_memory
   if attention == "memory":
     adapters = l * 2 * (2 * 2 * tokens * d * bottleneck)
     block = _block(config, tokens, tokens + cells)
@@ -158,7 +191,7 @@ def flops(
   if attention in ("propagated", "additive"):
     more = tokens + cells
     return patches + l * _block(config, more, more), 0
-  if REGIMES[regime].has_probe:
+  if kind.has_probe:
     # Scores, down and up, and the sum over tokens.
     each = 2 * config.summary_tokens * d
     return plain + each * (PROBE_QUERIES + 2 * bottleneck + 1), 0
@@ -173,6 +206,15 @@ def _block(config: ViTConfig, queries: int, keys: int) -> int:
   return projections + attention + 2 * (2 * queries * d * config.mlp_dim)
 
 
+def _side(config: ViTConfig, side: SideKind) -> int:
+  """FLOPs of a side stream in a layer, and of its reading by one token."""
+  tokens, d, r = config.num_patches + 1, config.width, side.width
+  down, up = 2 * tokens * 2 * d * r, 2 * 2 * d * r
+  scores_values = 2 * (2 * config.num_heads * tokens * r)
+  mixing = 2 * 9 * config.num_patches * r + 2 * tokens * 4 * r * r
+  return down + up + scores_values + mixing * (side.mixing == "conv")
+
+
 def _compiled_flops(
   config: ViTConfig, spec: TaskSpec, params: dict[str, Any]
 ) -> float | None:
@@ -184,7 +226,7 @@ def _compiled_flops(
   def forward(
     module: MemoryViT, image: jax.Array, params: dict[str, Any]
   ) -> Any:
-    kind = REGIMES[spec.regime]
+    kind = spec.learned
     if kind.has_probe:
       summary = module.backbone.summarize(image)
       return probe.probe_features(params["probe"], summary)

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 from memory_vit.config import Config
-from memory_vit.model.regimes import REGIMES
+from memory_vit.model.regimes import get_regime
 from memory_vit.study.runs import (
   Run,
   data_sets,
@@ -76,7 +76,7 @@ def runs_of(config: Config, part: str, trials: Trials) -> list[Run]:
   varies = part in ("table2", "cells")
   runs = []
   for regime in regimes_of(config, part):
-    everything = varies or REGIMES[regime].shares_pass
+    everything = varies or get_regime(regime).shares_pass
     cells = study.cells if everything else (config.task.cells,)
     seeds = study.seeds
     # A sensitivity of one seed is shown where that seed searches alone.
@@ -135,12 +135,12 @@ def _runs(
 ) -> list[Run]:
   """The runs of a regime on a data set, the first of the seeds coming first."""
   rates = config.study.learning_rates
-  cells = cells if REGIMES[regime].has_memory else ()
+  cells = cells if get_regime(regime).has_memory else ()
 
   run = functools.partial(
     Run, regime=regime, data=data, tested=tested, memory_init=memory_init
   )
-  if REGIMES[regime].shares_pass:
+  if get_regime(regime).shares_pass:
     return [run(seed=s, learning_rates=rates, cells=cells) for s in seeds]
   first, *further = seeds
   runs = []

@@ -12,7 +12,7 @@ from pathlib import Path
 from memory_vit.config import Config
 from memory_vit.errors import ConfigError
 from memory_vit.evaluation.hits import Hits, read_hits
-from memory_vit.model.regimes import REGIMES
+from memory_vit.model.regimes import get_regime
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.study import costs, runs
 from memory_vit.study.pairing import PairedDifference, paired_difference
@@ -82,7 +82,7 @@ class _Study:
 
   def row(self, setting: _Setting, vit: ViTConfig) -> Row:
     """A regime at its best rate, and its difference from the baseline."""
-    kind = REGIMES[setting.regime]
+    kind = get_regime(setting.regime)
     own = self.config.task.memory_init if kind.composes else "normal"
     pair = None if setting == _BASELINE else self.pair(setting, _BASELINE)
     return {
@@ -155,7 +155,7 @@ def _settings(config: Config, vit: ViTConfig) -> list[_Setting]:
   """What is compared, by the number of parameters."""
   found: list[_Setting] = []
   for regime in runs.regimes_of(config, "regimes"):
-    kind = REGIMES[regime]
+    kind = get_regime(regime)
     counts: tuple[int, ...] = (0,)
     if kind.has_memory:
       every = kind.shares_pass
@@ -198,8 +198,10 @@ def _pairs(
 
 def _parameters(config: Config, vit: ViTConfig, setting: _Setting) -> int:
   """Number of trained parameters beside the head."""
-  bottleneck = config.task.bottleneck
-  return costs.parameters(vit, setting.regime, setting.cells, bottleneck)
+  task = config.task
+  return costs.parameters(
+    vit, setting.regime, setting.cells, task.bottleneck, task.side
+  )
 
 
 def _columns(pair: PairedDifference | None) -> Row:

@@ -21,7 +21,7 @@ from memory_vit.config import (
 )
 from memory_vit.data.split_ref import OF_A_DIRECTORY
 from memory_vit.errors import ConfigError
-from memory_vit.model.regimes import REGIMES
+from memory_vit.model.regimes import REGIMES, get_regime
 from memory_vit.runtime import messages, options, schema
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Run:
     parts = [self.regime, *start, slug(self.data)]
     if self.reads:
       parts.append(f"reading-{slug(self.reads.data)}")
-    if not REGIMES[self.regime].shares_pass:
+    if not get_regime(self.regime).shares_pass:
       parts += [f"cells{self.cells[0]}"] if self.cells else []
       rates = self.learning_rates or ("-of-the-best",)
       parts.append(f"rate{rates[0]}")
@@ -130,7 +130,7 @@ def regimes_of(config: Config, part: str) -> list[str]:
 
 def memory_inits(config: Config, part: str, regime: str) -> list[str]:
   """Starts of memory that a part compares in a regime; "" is the task's own."""
-  kind = REGIMES[regime]
+  kind = get_regime(regime)
   if part != "regimes" or not (kind.composes and kind.has_memory):
     return [""]
   own = config.task.memory_init
@@ -166,7 +166,7 @@ def data_sets(config: Config) -> dict[str, DataConfig]:
 
 def search_seed(config: Config, regime: str) -> int | None:
   """The seed whose validation alone chooses a rate; None where all do."""
-  everything = config.study.search == "all" or REGIMES[regime].shares_pass
+  everything = config.study.search == "all" or get_regime(regime).shares_pass
   return None if everything else config.study.seeds[0]
 
 
@@ -195,7 +195,7 @@ def config_of(
   if not run.tested:
     data = dataclasses.replace(data, test="")
   # Memory that every token attends to has no other start.
-  masked = REGIMES[run.regime].composes
+  masked = get_regime(run.regime).composes
   own_start = config.task.memory_init if masked else "normal"
   task = dataclasses.replace(
     config.task,
@@ -208,7 +208,7 @@ def config_of(
   if keep.what in ("contexts", "features"):
     keep = dataclasses.replace(keep, what=what_can_be_kept(run.regime))
   sweep = SweepConfig()
-  if REGIMES[run.regime].shares_pass:
+  if get_regime(run.regime).shares_pass:
     sweep = SweepConfig(
       learning_rate=run.learning_rates,
       cells=run.cells,

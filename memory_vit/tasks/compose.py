@@ -17,7 +17,7 @@ import jax
 from memory_vit.errors import TaskError
 from memory_vit.model import trees
 from memory_vit.model.masks import attention_graph, parent_directories
-from memory_vit.model.regimes import REGIMES, regime
+from memory_vit.model.regimes import REGIMES
 from memory_vit.model.task import Task, TaskSpec, require_backbone
 
 
@@ -200,7 +200,7 @@ def task_tuple(tasks: TasksLike) -> tuple[Task, ...]:
 
 def runs_alone(specs: Sequence[TaskSpec]) -> bool:
   """Whether this is one task, of a regime that composes with nothing."""
-  return len(specs) == 1 and not regime(specs[0].regime).composes
+  return len(specs) == 1 and not specs[0].learned.composes
 
 
 def require_one_pass(tasks: Sequence[Task]) -> None:
@@ -238,7 +238,7 @@ def require_specs_fit(specs: Sequence[TaskSpec]) -> None:
   That much can be told before anything is loaded.
   """
   for spec in specs:
-    learned = regime(spec.regime)
+    learned = spec.learned
     if not learned.composes:
       does = "changes what the backbone computes"
       if learned.on_features:

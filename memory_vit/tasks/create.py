@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import jax
 
 from memory_vit.errors import TaskError
+from memory_vit.model import regimes
 from memory_vit.model.backbone import (
   Backbone,
   first_class_token,
@@ -17,7 +18,6 @@ from memory_vit.model.backbone import (
   trunk,
 )
 from memory_vit.model.keys import require_key
-from memory_vit.model.regimes import REGIMES
 from memory_vit.model.task import (
   EvalPreprocessing,
   Task,
@@ -33,9 +33,11 @@ def init_task(
   *,
   name: str,
   num_classes: int,
-  cells: int = 5,
+  cells: int | None = None,
   regime: str = "memory_masked",
   bottleneck: int = 0,
+  side_width: int = 16,
+  side_mixing: str = "conv",
   attends_to: str | Task | Iterable[str | Task] | Mapping[str, Task] = (),
   memory_norm: bool = True,
   memory_std: float = 0.02,
@@ -50,10 +52,13 @@ def init_task(
     backbone: that it is for.
     name: see `TaskSpec`.
     num_classes: c.
-    cells: m, memory cells per layer; 0 in a regime without memory.
+    cells: m, memory cells per layer; by default 5, and 0 in a regime without
+      memory.
     regime: how it will be learned, see `regimes`.
     bottleneck: width of adapters, or of the values of a probe; 0 in a regime
       without.
+    side_width: r, of the side stream, in a regime with one.
+    side_mixing: how that mixes patches, see `TaskSpec`.
     attends_to: the earlier tasks that it reads, one or several. Of a `Task`,
       not of a mere name, its digest is kept, and another of that name is
       refused later.
@@ -82,6 +87,9 @@ def init_task(
   if not (math.isfinite(memory_std) and memory_std > 0):
     raise TaskError(f"memory_std is {memory_std}, expected a positive number.")
   size = backbone.config.image_size
+  learned = regimes.get_regime(regime)
+  if cells is None:
+    cells = 5 if learned.has_memory else 0
   parents = _parents(name, attends_to)
   spec = TaskSpec(
     name=name,
@@ -89,6 +97,8 @@ def init_task(
     cells=cells,
     regime=regime,
     bottleneck=bottleneck,
+    side_width=side_width if learned.has_side else 0,
+    side_mixing=side_mixing if learned.has_side else "",
     attends_to=tuple(parent.name for parent in parents),
     parent_digests=tuple(parent.digest for parent in parents),
     memory_norm=memory_norm,
@@ -104,7 +114,7 @@ def init_task(
   params = TaskParams(backbone.config, spec, memory_std).init(key)["params"]
   if "cls" in params and cls_init == "pretrained":
     params["cls"] = first_class_token(backbone)
-  if REGIMES[regime].holds_backbone:
+  if learned.holds_backbone:
     require_float32(backbone)
     params["backbone"] = trunk(backbone.params)
   return Task(spec, params)

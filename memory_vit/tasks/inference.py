@@ -21,7 +21,8 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Float32
 from memory_vit.errors import DataError, TaskError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.encoder import Cells, Context
-from memory_vit.model.masks import TaskMask
+from memory_vit.model.masks import TaskMask, task_mask
+from memory_vit.model.regimes import SideKind
 from memory_vit.model.stacking import (
   SlotArrays,
   StackedTasks,
@@ -34,7 +35,8 @@ from memory_vit.model.vit import MemoryViT, apply
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.tasks import image_check
 from memory_vit.tasks.compose import TasksLike, require_fit, task_tuple
-from memory_vit.tasks.slots import Slots, slot_mask
+from memory_vit.tasks.room import Room
+from memory_vit.tasks.slots import Slots
 
 
 @functools.partial(jax.jit, static_argnames="config")
@@ -156,8 +158,12 @@ def fill_slots(
     require_backbone(task.spec, backbone.id)
   require_fit(tasks)
   specs = tuple(task.spec for task in tasks)
+  room = Room(slots=slots, cells=cells).holding(specs)
   stacked, heads, mask = _stack_program(
-    [task.params for task in tasks], slot_mask(specs, slots, cells), classes
+    [task.params for task in tasks],
+    task_mask(specs, slots=room.slots, cells=room.cells, parents=room.parents),
+    classes,
+    room.side,
   )
   arrays = SlotArrays(
     cls=stacked.cls,
@@ -168,16 +174,20 @@ def fill_slots(
     mask=mask,
     norms=stacked.norms,
     layers=stacked.layers,
+    side=stacked.side,
   )
   return Slots(specs, arrays)
 
 
-@functools.partial(jax.jit, static_argnums=2)
+@functools.partial(jax.jit, static_argnums=(2, 3))
 def _stack_program(
-  params: Sequence[Tree], mask: TaskMask, classes: int
+  params: Sequence[Tree],
+  mask: TaskMask,
+  classes: int,
+  side: tuple[tuple[SideKind, int], ...],
 ) -> tuple[StackedTasks, Tree, TaskMask]:
   """Stack tasks in one program: there would be one for each operation."""
-  stacked = stack_tasks(params, mask)
+  stacked = stack_tasks(params, mask, dict(side))
   return stacked, stack_heads(params, len(stacked.cls), classes), mask
 
 

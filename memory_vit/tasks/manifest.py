@@ -19,7 +19,6 @@ from typing import Any
 
 from memory_vit.errors import TaskError
 from memory_vit.model import trees
-from memory_vit.model.regimes import REGIMES
 from memory_vit.model.task import TaskSpec
 from memory_vit.runtime import files as json_files
 from memory_vit.runtime import messages, schema
@@ -239,7 +238,7 @@ def _require_sha256(value: Any, where: str) -> None:
 
 def _require_possible(spec: TaskSpec, where: str) -> None:
   """Refuse numbers that are used before they are compared with a backbone."""
-  for name in ("num_classes", "cells", "bottleneck"):
+  for name in ("num_classes", "cells", "bottleneck", "side_width"):
     if getattr(spec, name) > MAX_COUNT:
       raise TaskError(
         f"{where}: spec.{name} is {getattr(spec, name)}, expected at most "
@@ -273,7 +272,7 @@ def _require_sizes(
     _require_sha256(array.sha256, f"{where}: arrays.{name}.sha256")
     # An empty axis must not hide the others.
     claimed += 4 * math.prod(max(1, axis) for axis in array.shape)
-  holds_backbone = REGIMES[spec.regime].holds_backbone
+  holds_backbone = spec.learned.holds_backbone
   most = MAX_BACKBONE_BYTES if holds_backbone else MAX_BYTES
   if claimed > most:
     raise TaskError(
@@ -291,7 +290,7 @@ def _require_fit(
   summary = _first_axis(arrays, "probe/scale")
   expected = trees.flatten(spec.expected_shapes(width, depth, summary))
   # A backbone is compared where the one that the task was trained on is known.
-  holds_backbone = REGIMES[spec.regime].holds_backbone
+  holds_backbone = spec.learned.holds_backbone
   described = {
     name: array
     for name, array in arrays.items()

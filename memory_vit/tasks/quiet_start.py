@@ -24,7 +24,6 @@ from memory_vit.errors import TaskError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.encoder import Context
 from memory_vit.model.products import Dense
-from memory_vit.model.regimes import regime
 from memory_vit.model.task import Task, TaskSpec, require_backbone
 from memory_vit.model.trees import AnyArray, Tree
 from memory_vit.model.vit import MemoryViT, apply
@@ -66,7 +65,7 @@ def quiet_memory(
 
 def require_quiet(spec: TaskSpec) -> None:
   """Raise `TaskError` for a task whose memory has no quiet start."""
-  kind = regime(spec.regime)
+  kind = spec.learned
   if not (kind.composes and kind.has_memory):
     raise TaskError(
       f"task {spec.name!r} has no quiet start: its regime is {spec.regime!r}, "

@@ -1,9 +1,10 @@
 """The room for tasks in a model of fixed shapes: sizes, rounded up."""
 
+import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from memory_vit.model.regimes import regime
+from memory_vit.model.regimes import SideKind
 from memory_vit.model.stacking import round_up_to
 from memory_vit.model.task import TaskSpec
 
@@ -19,6 +20,7 @@ class Room:
     parents: p, tasks that one task reads; 0 where none reads another.
     norms: whether tasks may have LayerNorms of their own.
     layers: whether tasks may read their token out of all layers.
+    side: kinds of side streams, and how many there may be of each.
   """
 
   slots: int = 0
@@ -27,6 +29,7 @@ class Room:
   parents: int = 0
   norms: bool = False
   layers: bool = False
+  side: tuple[tuple[SideKind, int], ...] = ()
 
   def holding(self, specs: Sequence[TaskSpec]) -> "Room":
     """The same room, or a larger one in which these tasks fit.
@@ -36,7 +39,7 @@ class Room:
     """
     parents = max((len(spec.attends_to) for spec in specs), default=0)
     parents = max(self.parents, parents)
-    parts = {part for spec in specs for part in regime(spec.regime).trained}
+    parts = {part for spec in specs for part in spec.learned.trained}
     cells = max(self.cells, 1, *(spec.cells for spec in specs))
     classes = max(self.classes, 1, *(spec.num_classes for spec in specs))
     return Room(
@@ -46,7 +49,19 @@ class Room:
       parents=round_up(parents) if parents else 0,
       norms=self.norms or "norms" in parts,
       layers=self.layers or "layers" in parts,
+      side=_room_of_streams(self.side, specs),
     )
+
+
+def _room_of_streams(
+  room: Iterable[tuple[SideKind, int]], specs: Sequence[TaskSpec]
+) -> tuple[tuple[SideKind, int], ...]:
+  """The same room for side streams, or more: counts are rounded up as slots."""
+  counts = collections.Counter(s.side for s in specs if s.learned.has_side)
+  most = dict(room)
+  for kind, count in counts.items():
+    most[kind] = max(most.get(kind, 0), round_up(count))
+  return tuple(sorted(most.items()))
 
 
 def round_up(count: int) -> int:

@@ -2,16 +2,13 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 
 import jax
 
 from memory_vit.model import trees
-from memory_vit.model.masks import TaskMask, task_mask
 from memory_vit.model.stacking import SlotArrays
 from memory_vit.model.task import TaskSpec
 from memory_vit.runtime.messages import name_list
-from memory_vit.tasks.room import Room
 
 
 @functools.partial(
@@ -42,19 +39,3 @@ class Slots:
       f"{backbone.variant} at {backbone.image_size} px, fingerprint "
       f"{backbone.fingerprint[:12]})"
     )
-
-
-def slot_mask(
-  specs: Sequence[TaskSpec], slots: int = 0, cells: int = 0
-) -> TaskMask:
-  """Return the `TaskMask` of tasks in slots: sizes are rounded up.
-
-  Args:
-    specs: the tasks, at least one.
-    slots: t, at least.
-    cells: m, at least.
-  """
-  room = Room(slots=slots, cells=cells).holding(specs)
-  return task_mask(
-    specs, slots=room.slots, cells=room.cells, parents=room.parents
-  )

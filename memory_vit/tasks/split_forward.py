@@ -16,7 +16,6 @@ from jaxtyping import Array, Float, Float32
 from memory_vit.errors import TaskError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.probe import probe_features
-from memory_vit.model.regimes import regime
 from memory_vit.model.task import EvalPreprocessing, Task, TaskSpec
 from memory_vit.model.vit import MemoryViT, apply, head_logits
 from memory_vit.model.vit_config import ViTConfig
@@ -60,9 +59,9 @@ def make_split_forward(
   Raises:
     TaskError: for several tasks that cannot share a pass.
   """
-  if regime(specs[-1].regime).composes:
+  if specs[-1].learned.composes:
     return _masked(config, specs)
-  heads = all(regime(spec.regime).on_features for spec in specs)
+  heads = all(spec.learned.on_features for spec in specs)
   if len(specs) > 1 and not heads:
     raise TaskError(
       f"tasks {[spec.name for spec in specs]} cannot share a pass: the regime "
@@ -98,7 +97,7 @@ def _on_features(
   probes.
   """
   config = headless(config)
-  probes = [regime(spec.regime).has_probe for spec in specs]
+  probes = [spec.learned.has_probe for spec in specs]
 
   def prepare(
     frozen: Any, images: Float[Array, "b side side 3"]
@@ -183,7 +182,7 @@ def read(backbone: Backbone, tasks: Sequence[Task], inputs: Any) -> Logits:
     inputs: from `SplitForward.prepare`.
   """
   specs = tuple(task.spec for task in tasks)
-  if not regime(specs[-1].regime).composes:
+  if not specs[-1].learned.composes:
     specs = _numbered(specs)
   found = logits_program(
     {spec.name: task.params for spec, task in zip(specs, tasks, strict=True)},

@@ -24,7 +24,6 @@ import numpy as np
 from memory_vit.errors import TaskError
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone, backbone_shapes, trunk
-from memory_vit.model.regimes import REGIMES
 from memory_vit.model.task import Task, TaskSpec, require_backbone
 from memory_vit.runtime import files
 from memory_vit.runtime import paths as typed
@@ -163,7 +162,7 @@ def _shapes(backbone: Backbone, spec: TaskSpec) -> dict[str, Any]:
   shapes = spec.expected_shapes(
     config.width, config.depth, config.summary_tokens
   )
-  if REGIMES[spec.regime].holds_backbone:
+  if spec.learned.holds_backbone:
     shapes["backbone"] = trunk(backbone_shapes(config))
   return shapes
 

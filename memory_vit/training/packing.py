@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from memory_vit.errors import DivergedError, TrainingError
 from memory_vit.model import trees
-from memory_vit.model.regimes import REGIMES
 from memory_vit.runtime import checksums, files, processes
 from memory_vit.training import optim, sweep
 from memory_vit.training.loop_state import BestParams
@@ -114,14 +113,14 @@ def has_saved(workdir: Path) -> bool:
 
 def make_plan(trainer: Trainer, trials: Sequence[Trial]) -> dict[str, Any]:
   """Deal trials out to packs: see `plan`, which keeps one that was made."""
-  if len(trials) == 1 or not REGIMES[trainer.config.regime].shares_pass:
+  if len(trials) == 1 or not trainer.config.learned.shares_pass:
     return {
       "passes": [[trial.name] for trial in trials],
       "bytes_of_one": None,
       "bytes_per_variant": None,
     }
   # The longest memory is what all are padded to.
-  longest = sorted(trials, key=lambda t: t.config.task.cells)[-2:]
+  longest = sorted(trials, key=sweep.size)[-2:]
   first = pack_bytes(trainer, longest[1:])
   free = sweep.free_bytes(trainer.config.sweep.memory_gib)
   # They share a pass, so a further one takes less than the first: where the

@@ -18,7 +18,6 @@ from memory_vit.data.reader import Reader
 from memory_vit.data.split_ref import SplitRef, configured_splits
 from memory_vit.errors import ConfigError
 from memory_vit.model.backbone import Backbone
-from memory_vit.model.regimes import REGIMES
 from memory_vit.model.task import Task
 from memory_vit.run_result import (
   ATTENTION,
@@ -247,7 +246,7 @@ def _train_and_test(
     model = workdir / f"{name}.npz"
     with files.writing(model):
       results.save_model(exported[0], trainer.backbone, model)
-  if own_data and REGIMES[config.regime].composes:
+  if own_data and config.learned.composes:
     after = upstream.evaluate_upstream(trainer, own_data, exported)
   results.save_hits(ranked, workdir)
   # A run that had finished has not become faster.

@@ -14,7 +14,6 @@ from etils import epy
 from memory_vit.data.eval_images import eval_images
 from memory_vit.data.reader import Reader
 from memory_vit.evaluation.split_predictions import SplitPredictions
-from memory_vit.model.regimes import REGIMES
 from memory_vit.model.task import Task
 from memory_vit.runtime import sharding
 from memory_vit.runtime.messages import first_line
@@ -73,11 +72,7 @@ def attention_figures(
   embeddings, which are no images; several processes leave it out.
   """
   reader = trainer.test or trainer.validation
-  if (
-    reader is None
-    or reader.source.embedded
-    or not REGIMES[task.spec.regime].composes
-  ):
+  if reader is None or reader.source.embedded or not task.spec.learned.composes:
     return {}
   if jax.process_count() > 1:
     logger.info("no pictures of attention: there are several processes")

@@ -82,18 +82,25 @@ def trials_of(config: Config, name: str) -> list[Trial]:
   return trials
 
 
+def size(trial: Trial) -> tuple[int, int, str]:
+  """By which trials are sorted: how much their part of a pass takes."""
+  task = trial.config.task
+  return task.cells, task.side_width, task.side_mixing
+
+
 def packs_of(trials: Sequence[Trial], at_once: int) -> list[list[Trial]]:
   """Deal trials out to as few packs as possible, of about equal size.
 
   Trials with like numbers of cells come together, since the longest memory
-  is what all in a pack are padded to.
+  is what all in a pack are padded to; among them those of like side streams,
+  which share products.
   """
   count = math.ceil(len(trials) / at_once)
   if count == 1:
     return [list(trials)]
-  by_cells = sorted(trials, key=lambda trial: trial.config.task.cells)
-  size = math.ceil(len(trials) / count)
-  return [by_cells[i : i + size] for i in range(0, len(trials), size)]
+  by_cells = sorted(trials, key=size)
+  most = math.ceil(len(trials) / count)
+  return [by_cells[i : i + most] for i in range(0, len(trials), most)]
 
 
 def at_once(first: int, further: int, free: int) -> int:

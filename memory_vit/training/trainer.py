@@ -21,7 +21,6 @@ from memory_vit.evaluation import evaluate as evaluation
 from memory_vit.evaluation.evaluate import Also, Predict, evaluate_source
 from memory_vit.kept.splits import Kept, Prepare
 from memory_vit.model.backbone import Backbone, rounded
-from memory_vit.model.regimes import REGIMES
 from memory_vit.model.task import EvalPreprocessing, Task
 from memory_vit.runtime import processes, sharding
 from memory_vit.tasks import create, split_forward
@@ -256,7 +255,7 @@ class Trainer:
     tasks = {t.name: self.new_task(t) for t in trials}
     step = self.make_step(trials, tasks)
     tasks = self._quieted(trials, tasks, step)
-    if REGIMES[self.config.regime].composes:  # the others read no task
+    if self.config.learned.composes:  # the others read no task
       require_fit([*self.parents, *tasks.values()])
     schedules = {
       t.name: optim.make_schedule(
@@ -278,20 +277,22 @@ class Trainer:
   def new_task(self, trial: Trial) -> Task:
     """The task of a trial, before training."""
     config = trial.config
-    kind = REGIMES[config.regime]
+    kind, options = config.learned, config.task
     padded = self._padded_classes
     return create.init_task(
       jax.random.key(config.seed),
       self.backbone,
       name=trial.name,
       num_classes=padded or self.train.num_classes,
-      cells=config.task.cells if kind.has_memory else 0,
+      cells=options.cells if kind.has_memory else 0,
       regime=config.regime,
-      bottleneck=config.task.bottleneck if kind.has_bottleneck else 0,
+      bottleneck=options.bottleneck if kind.has_bottleneck else 0,
+      side_width=options.side_width,
+      side_mixing=options.side_mixing,
       attends_to=self.attends_to,
-      memory_norm=config.task.memory_norm,
-      memory_std=config.task.memory_std,
-      cls_init=config.task.cls_init,
+      memory_norm=options.memory_norm,
+      memory_std=options.memory_std,
+      cls_init=options.cls_init,
       class_names=() if padded else self.train.class_names,
       evaluation=self.preprocessing,
     )
@@ -300,7 +301,7 @@ class Trainer:
     self, trials: Sequence[Trial], tasks: dict[str, Task], step: Step
   ) -> dict[str, Task]:
     """Turn the memory of those that ask for it from the first images."""
-    has_memory = REGIMES[self.config.regime].has_memory
+    has_memory = self.config.learned.has_memory
     quiet = {
       t.name
       for t in trials
@@ -500,7 +501,7 @@ class Trainer:
   def _untouched(self) -> dict[str, Any]:
     """What stays as it is: of `full`, nothing of the backbone."""
     frozen = {k: v for k, v in self.frozen().items() if k != "classes"}
-    if REGIMES[self.config.regime].holds_backbone:
+    if self.config.learned.holds_backbone:
       frozen["backbone"] = {}
     return frozen
 

@@ -32,14 +32,20 @@ def in_bfloat16(request):
 
 
 def tasks_of(backbone):
-  """Two that ignore each other, and one that reads both, and all layers."""
+  """Two that ignore each other, and one that reads both, with all parts."""
   a = random_task(backbone, "a", seed=1, cells=2)
   b = random_task(
-    backbone, "b", seed=2, cells=0, classes=4, regime="norms_masked"
+    backbone,
+    "b",
+    seed=2,
+    cells=0,
+    classes=4,
+    regime="side_masked",
+    side_width=4,
   )
   c = random_task(
-    backbone, "c", seed=3, attends_to=["a", "b"],
-    regime="norms_layers_memory_masked",
+    backbone, "c", seed=3, attends_to=["a", "b"], side_width=4,
+    regime="cls+memory+norms+layers+side",
   )  # fmt: skip
   return [a, b, c]
 

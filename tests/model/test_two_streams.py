@@ -235,7 +235,7 @@ def test_tasks_share_their_attention_in_float32():
   )  # fmt: skip
   found = attention.attend_from_tasks(
     query, (keys, one_hot(0, n, b, h)), (own, tokens),
-    (cells, one_hot(n + 1, m, t, h)), mask, "bfloat16",
+    (cells, one_hot(n + 1, m, t, h)), mask, (), "bfloat16",
   )  # fmt: skip
   query = query / math.sqrt(k)
   scores = jnp.concatenate(

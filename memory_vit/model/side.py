@@ -1,0 +1,303 @@
+"""The side stream: what a masked task makes of the patches for itself.
+
+Not the paper's. A narrow stream passes the cached keys and values of every
+layer, mixes neighbouring patches, and is added, widened, to the keys and values
+that the task's token reads. Nothing reads it but that token: the backbone never
+sees it, and nothing more is cached. Its kin are ladder side-tuning (Sung et al.
+2022), Res-Tuning-Bypass (Jiang et al. 2023) and LoSA (Mercea et al. 2024).
+
+In layer l, for every token of the backbone stream, with LN a LayerNorm of the
+stream's own and std one without parameters:
+
+  s += [K_l; V_l] A + a
+  s += depthwise 3 x 3 convolution of LN(s), on the grid of patches
+  s += W2 gelu(W1 LN(s) + b1) + b2
+  K_l + std(s) Bk, V_l + std(s) Bv   is what the task's token reads
+
+Without mixing it is K_l + s Bk, V_l + s Bv with s = [K_l; V_l] A + a: nothing
+is carried from layer to layer. Bk and Bv start at zero.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32
+
+from memory_vit.model.products import einsum
+from memory_vit.model.regimes import SideKind, side_shapes
+from memory_vit.model.rope import Rotation, rotate
+from memory_vit.model.trees import AnyArray, Tree
+from memory_vit.model.vit_config import ViTConfig
+
+_EPSILON = 1e-6
+
+
+class SideGroup(NamedTuple):
+  """Side streams of one width and mixing, side by side, in slots of their own.
+
+  Attributes:
+    params: see `regimes.side_shapes`, (l, g, ...) each; zeros where no task is.
+    places: the slot in the pass of each stream's task; any where no task is.
+    stream: the stream of each slot; any where it has none of this group.
+    has_stream: which slots have one of this group.
+  """
+
+  params: Tree
+  places: Int32[AnyArray, " g"]
+  stream: Int32[AnyArray, " t"]
+  has_stream: Bool[AnyArray, " t"]
+
+  def copied(self, slots: Int[np.ndarray, " t"]) -> "SideGroup":
+    """The group of a pass whose slots are copies of these.
+
+    Each has a stream for itself, as its weights of attention are its own.
+    """
+    places = np.arange(len(slots), dtype=np.int32)
+    return SideGroup(
+      params=jax.tree.map(lambda a: a[:, self.stream[slots]], self.params),
+      places=places,
+      stream=places,
+      has_stream=self.has_stream[slots],
+    )
+
+
+# {"conv16": the group of the streams of width 16 that mix by convolution}
+SideGroups = Mapping[str, SideGroup]
+
+
+class SideView(NamedTuple):
+  """What the tokens of a group of tasks read beside keys and values.
+
+  Attributes:
+    tokens: of the stream, as they are read.
+    up: {"keys", "values"}, which widen them.
+    group: whose they are.
+  """
+
+  tokens: Float32[Array, "g b s r"]
+  up: Mapping[str, Float[AnyArray, "g r d"]]
+  group: SideGroup
+
+
+def side_kind(params: Tree) -> SideKind:
+  """Width and mixing of a side stream, of its parameters."""
+  width = params["down"]["bias"].shape[-1]
+  return SideKind(width, "conv" if "conv" in params else "none")
+
+
+def group_streams(
+  tasks: Sequence[Tree],
+  slots: int,
+  room: Mapping[SideKind, int],
+  *,
+  xp: ModuleType = jnp,
+) -> dict[str, SideGroup]:
+  """Put the side streams of tasks into groups.
+
+  Args:
+    tasks: parameters of at least one task, each in the slot of its number.
+    slots: t.
+    room: {kind: streams of its group, at least}.
+    xp: `numpy` stacks on the host.
+  """
+  places: dict[SideKind, list[int]] = {kind: [] for kind in room}
+  for i, task in enumerate(tasks):
+    if "side" in task:
+      places.setdefault(side_kind(task["side"]), []).append(i)
+  depth, _, width = tasks[0]["memory"].shape
+  groups = {}
+  for kind, here in sorted(places.items()):
+    size = max(len(here), room.get(kind, 0))
+    shapes = side_shapes(width, depth, kind)
+    none = jax.tree.map(
+      lambda shape: xp.zeros(shape, np.float32), shapes, is_leaf=_is_shape
+    )
+    each = [tasks[i]["side"] for i in here] + [none] * (size - len(here))
+    stream, has_stream = np.zeros(slots, np.int32), np.zeros(slots, bool)
+    stream[here], has_stream[here] = np.arange(len(here)), True
+    groups[f"{kind.mixing}{kind.width}"] = SideGroup(
+      params=jax.tree.map(lambda *a: xp.stack(a, 1), *each),
+      places=np.array(here + [0] * (size - len(here)), np.int32),
+      stream=stream,
+      has_stream=has_stream,
+    )
+  return groups
+
+
+def _is_shape(node: Any) -> bool:
+  return isinstance(node, tuple)
+
+
+class SideStreams:
+  """The streams of all groups, on their way through the layers."""
+
+  def __init__(
+    self, groups: SideGroups, config: ViTConfig, angles: Rotation | None
+  ) -> None:
+    """Begin in front of the first layer.
+
+    Args:
+      groups: of all tasks of the pass that have a side stream.
+      config: of the backbone.
+      angles: by which it rotates keys, see `rope.rotation`.
+    """
+    self._groups, self._config = groups, config
+    self._angles = angles and (angles[0], -angles[1])
+    self._states: dict[str, Float32[Array, "g b s r"]] = {}
+
+  def advance(
+    self,
+    layer: int,
+    keys: Float[Array, "b h s k"],
+    values: Float[Array, "b h s k"],
+  ) -> list[SideView]:
+    """Pass a layer, given what its attention has of the backbone stream."""
+    if not self._groups:
+      return []
+    # Before their rotation: a patch looks alike wherever it stands.
+    keys = rotate(jnp.swapaxes(keys, 1, 2).astype(jnp.float32), self._angles)
+    values = jnp.swapaxes(values, 1, 2).astype(jnp.float32)
+    tokens = (
+      keys.reshape(*keys.shape[:2], -1),
+      values.reshape(*values.shape[:2], -1),
+    )
+    views = []
+    for name, group in self._groups.items():
+      params = jax.tree.map(lambda a: a[layer], group.params)
+      state = _down(params["down"], *tokens, self._config.dtype)
+      read = state
+      if "conv" in params:
+        if layer:
+          state = state + self._states[name]
+        state = state + _convolved(params, state, self._config)
+        state = state + _mlp(params, state)
+        self._states[name], read = state, _standardized(state)
+      views.append(SideView(read, params["up"], group))
+    return views
+
+
+def _down(
+  params: Tree,
+  keys: Float32[Array, "b s d"],
+  values: Float32[Array, "b s d"],
+  dtype: str,
+) -> Float32[Array, "g b s r"]:
+  """Keys and values of all tokens, narrowed."""
+  kernel = params["kernel"]
+  d = keys.shape[-1]
+  narrow = einsum("bsd,gdr->gbsr", keys, kernel[:, :d], dtype) + einsum(
+    "bsd,gdr->gbsr", values, kernel[:, d:], dtype
+  )
+  return narrow + params["bias"][:, None, None]
+
+
+def _convolved(
+  params: Tree, state: Float32[Array, "g b s r"], config: ViTConfig
+) -> Float32[Array, "g b s r"]:
+  """The convolution over patches; nothing for the tokens before them.
+
+  As nine shifted products, which XLA fuses into one pass over the patches.
+  """
+  n = config.num_patches
+  side = config.image_size // config.patch_size
+  normed = _layer_norm(params["conv_norm"], state[:, :, -n:])
+  g, b, _, r = normed.shape
+  grid = jnp.pad(
+    normed.reshape(g, b, side, side, r),
+    ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)),
+  )
+  mixed = sum(
+    grid[:, :, i : i + side, j : j + side]
+    * params["conv"][:, i, j][:, None, None, None]
+    for i in range(3)
+    for j in range(3)
+  )
+  before = state.shape[2] - n
+  return jnp.pad(
+    mixed.reshape(g, b, n, r), ((0, 0), (0, 0), (before, 0), (0, 0))
+  )
+
+
+def _mlp(
+  params: Tree, state: Float32[Array, "g b s r"]
+) -> Float32[Array, "g b s r"]:
+  normed = _layer_norm(params["mlp_norm"], state)
+  hidden = _dense(params["mlp"]["Dense_0"], normed)
+  return _dense(params["mlp"]["Dense_1"], jax.nn.gelu(hidden))
+
+
+def _dense(
+  params: Tree, z: Float32[Array, "g b s _"]
+) -> Float32[Array, "g b s _"]:
+  y = jnp.einsum("gbsr,grf->gbsf", z, params["kernel"])
+  return y + params["bias"][:, None, None]
+
+
+def _layer_norm(
+  params: Tree, z: Float32[Array, "g b s r"]
+) -> Float32[Array, "g b s r"]:
+  scale, bias = (params[k][:, None, None] for k in ("scale", "bias"))
+  return _standardized(z) * scale + bias
+
+
+def _standardized(z: Float32[Array, "g b s r"]) -> Float32[Array, "g b s r"]:
+  values = z - z.mean(-1, keepdims=True)
+  variance = jnp.square(values).mean(-1, keepdims=True)
+  return values * jax.lax.rsqrt(variance + _EPSILON)
+
+
+def added_scores(
+  view: SideView, query: Float[Array, "b h t k"], dtype: str
+) -> Float32[Array, "b h t s"]:
+  """What the side streams of a group add to the scores of the backbone stream.
+
+  The same as of widened keys, which are never made.
+
+  Args:
+    view: of the group.
+    query: of the task tokens, scaled.
+    dtype: compute dtype.
+
+  Returns:
+    For all tasks of the pass, zeros for those that have none of these streams.
+  """
+  h, k = query.shape[1], query.shape[3]
+  keys = view.up["keys"].reshape(*view.up["keys"].shape[:2], h, k)
+  own = jnp.take(query, view.group.places, axis=2)
+  narrow = einsum("bhgk,grhk->bhgr", own, keys, dtype)
+  return _to_slots(
+    jnp.einsum("bhgr,gbsr->bhgs", narrow, view.tokens), view.group
+  )
+
+
+def added_values(
+  view: SideView, weights: Float32[Array, "b h t s"], dtype: str
+) -> Float32[Array, "b h t k"]:
+  """What the tokens of a group read of their side streams.
+
+  Args:
+    view: of the group.
+    weights: of attention to the backbone stream.
+    dtype: compute dtype.
+
+  Returns:
+    For all tasks of the pass, as `added_scores`.
+  """
+  g, r, d = view.up["values"].shape
+  h = weights.shape[1]
+  values = view.up["values"].reshape(g, r, h, d // h)
+  own = jnp.take(weights, view.group.places, axis=2)
+  narrow = jnp.einsum("bhgs,gbsr->bhgr", own, view.tokens)
+  return _to_slots(einsum("bhgr,grhk->bhgk", narrow, values, dtype), view.group)
+
+
+def _to_slots(
+  a: Float32[Array, "b h g _"], group: SideGroup
+) -> Float32[Array, "b h t _"]:
+  """Of each slot's stream; zeros where it has none, whatever the others are."""
+  of_slots = jnp.take(a, group.stream, axis=2)
+  return jnp.where(group.has_stream[None, None, :, None], of_slots, 0.0)

@@ -1,0 +1,160 @@
+"""The side stream: what it adds, to whom, and in which slots."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from conftest import random_task, tiny_backbone
+
+import memory_vit as mv
+from memory_vit.errors import ConfigError, TaskError
+from memory_vit.model.regimes import REGIMES, get_regime, is_regime
+from memory_vit.model.side import SideStreams
+from memory_vit.tasks import inference
+
+
+def side_task(backbone, name, *, seed=1, mixing="conv", width=4, **options):
+  options = {"cells": 0, "regime": "side_masked", **options}
+  return random_task(
+    backbone, name, seed=seed, side_width=width, side_mixing=mixing, **options
+  )
+
+
+def without_side(task):
+  """The same task, as it would be without the stream."""
+  spec = dataclasses.replace(
+    task.spec, regime="norms_layers_masked", side_width=0, side_mixing=""
+  )
+  rest = {part: v for part, v in task.params.items() if part != "side"}
+  return mv.Task(spec, rest)
+
+
+def changed(task, part, value):
+  """The task with a part of its side stream filled with a value."""
+  filled = jax.tree.map(
+    lambda a: np.full_like(a, value), task.params["side"][part]
+  )
+  side = {**task.params["side"], part: filled}
+  return mv.Task(task.spec, {**task.params, "side": side})
+
+
+@pytest.mark.parametrize("mixing", ["conv", "none"])
+def test_nothing_is_read_of_a_new_stream_to_the_bit(backbone, images, mixing):
+  task = changed(side_task(backbone, "a", mixing=mixing), "up", 0)
+  expected = mv.forward(backbone, without_side(task), images)
+  found = mv.forward(backbone, task, images)
+  assert np.array_equal(found["a"], expected["a"])
+  new = mv.init_task(
+    jax.random.key(0), backbone, name="a", num_classes=3, regime="side_masked"
+  )
+  assert not any(a.any() for a in jax.tree.leaves(new.params["side"]["up"]))
+  assert new.spec.side == (16, "conv")
+
+
+def test_streams_of_all_kinds_share_a_pass(backbone, images):
+  tasks = [
+    side_task(backbone, "a"),
+    random_task(backbone, "memory", seed=2),
+    side_task(backbone, "b", seed=3, width=3, attends_to=["a", "memory"]),
+    side_task(backbone, "c", seed=4, mixing="none"),
+    side_task(backbone, "d", seed=5),
+  ]
+  params = {
+    "backbone": backbone.params, "tasks": {t.name: t.params for t in tasks},
+  }  # fmt: skip
+  known = [(t.name, t.spec.attends_to, True) for t in tasks]
+  expected = oracle.forward(backbone.config, params, known, images)
+  found = mv.forward(backbone, tasks, images)
+  trained = mv.MemoryViT(backbone.config, tasks).apply(
+    {"params": params}, images
+  )
+  original = mv.forward(backbone, [], images)["backbone"]
+  assert np.array_equal(found["backbone"], original)
+  for name, logits in expected.items():
+    np.testing.assert_allclose(found[name], logits, atol=1e-4)
+    np.testing.assert_allclose(trained[name], logits, atol=1e-4)
+  for task in (tasks[0], tasks[3], tasks[4]):
+    plain = mv.forward(backbone, without_side(task), images)[task.name]
+    assert not np.allclose(plain, found[task.name], atol=1e-2)
+
+
+def test_a_group_has_slots_that_tasks_come_and_go_in(backbone, images):
+  """No neighbour matters to the bit, not even one that is not a number."""
+  a, b = side_task(backbone, "a"), side_task(backbone, "b", seed=2)
+  broken = changed(b, "down", np.nan)
+  plain = random_task(backbone, "p", seed=3, cells=0)
+  predictor = mv.Predictor.from_model(
+    backbone, [a, b, plain], batch_sizes=(2,), warm_up=False
+  )
+  pixels = np.asarray(images[:2])
+  expected = predictor.predict_pixels(pixels).logits
+  predictor.replace("b", broken)
+  size = inference.read_program._cache_size()
+  found = predictor.predict_pixels(pixels).logits
+  for name in ("a", "p"):
+    assert np.array_equal(found[name], expected[name])
+  assert not np.isfinite(found["b"]).any()
+  predictor.remove("b")
+  predictor.add(side_task(backbone, "c", seed=5))
+  found = predictor.predict_pixels(pixels).logits
+  assert np.array_equal(found["a"], expected["a"])
+  predictor.remove("a")
+  assert set(predictor.predict_pixels(pixels).logits) == {"c", "p"}
+  assert inference.read_program._cache_size() == size
+
+
+def test_a_pass_without_streams_is_what_it_was(backbone):
+  slots = mv.fill_slots(backbone, random_task(backbone, "a"))
+  assert slots.arrays.side == {}
+
+
+def test_patches_see_their_neighbours_alone():
+  """A convolution of three columns, once in each layer; none for the class."""
+  backbone = tiny_backbone(depth=1)
+  groups = mv.fill_slots(backbone, side_task(backbone, "a")).arrays.side
+  n, side = backbone.config.num_patches, 4
+  assert n == side**2
+
+  def tokens(keys):
+    keys = jnp.asarray(keys)
+    streams = SideStreams(groups, backbone.config, None)
+    return np.asarray(streams.advance(0, keys, keys)[0].tokens)[0, 0]
+
+  plain = np.zeros((1, 2, 1 + n, 16), np.float32)
+  expected = tokens(plain)
+  for patch in range(n):
+    keys = plain.copy()
+    keys[0, :, 1 + patch] = np.linspace(-1, 1, 16)
+    moved = np.abs(tokens(keys) - expected).max(-1) > 1e-6
+    rows = abs(np.arange(n) // side - patch // side) <= 1
+    columns = abs(np.arange(n) % side - patch % side) <= 1
+    assert np.array_equal(moved, [False, *(rows & columns)])
+
+
+@pytest.mark.parametrize(
+  ("name", "reason"),
+  [
+    ("memory+cls", "written 'cls\\+memory'"),
+    ("cls+cls", "written 'cls'"),
+    ("memory+side", "'cls' among its parts"),
+    ("cls+memory", "called 'memory_masked'"),
+    ("cls+adapters", "expected one of full, .*, or some of cls, memory"),
+  ],
+)
+def test_a_list_of_parts_that_is_none_is_refused(name, reason):
+  assert not is_regime(name)
+  with pytest.raises(ConfigError, match=reason):
+    get_regime(name)
+
+
+def test_a_list_of_parts_is_a_masked_regime(backbone):
+  kind = get_regime("cls+memory+side")
+  assert kind.trained == ("head", "cls", "memory", "side") and kind.composes
+  assert all(is_regime(name) for name in REGIMES)
+  with pytest.raises(TaskError, match="side_width"):
+    side_task(backbone, "a", width=0)
+  with pytest.raises(TaskError, match="side_mixing"):
+    side_task(backbone, "a", mixing="attention")
