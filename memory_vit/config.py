@@ -51,12 +51,14 @@ MOST_TRIALS = 1_000
 
 
 @dataclasses.dataclass(frozen=True)
-class _RegimeName:
+class _RegimeName(Choice):
   """A preset, or a list of parts."""
+
+  names: tuple[str, ...] = tuple(REGIMES)
 
   @property
   def expected(self) -> str:
-    return f"one of {[*REGIMES]}, or parts such as 'cls+memory+side'"
+    return f"{super().expected}, or parts such as 'cls+memory+side'"
 
   def accepts(self, value: Any) -> bool:
     return is_regime(value)

@@ -161,10 +161,8 @@ class SideStreams:
     # Before their rotation: a patch looks alike wherever it stands.
     keys = rotate(jnp.swapaxes(keys, 1, 2).astype(jnp.float32), self._angles)
     values = jnp.swapaxes(values, 1, 2).astype(jnp.float32)
-    tokens = (
-      keys.reshape(*keys.shape[:2], -1),
-      values.reshape(*values.shape[:2], -1),
-    )
+    shape = (*keys.shape[:2], self._config.width)
+    tokens = keys.reshape(shape), values.reshape(shape)
     views = []
     for name, group in self._groups.items():
       params = jax.tree.map(lambda a: a[layer], group.params)
@@ -174,7 +172,7 @@ class SideStreams:
         if layer:
           state = state + self._states[name]
         state = state + _convolved(params, state, self._config)
-        state = state + _mlp(params, state)
+        state = state + _mlp(params, state, self._config.dtype)
         self._states[name], read = state, _standardized(state)
       views.append(SideView(read, params["up"], group))
     return views
@@ -223,17 +221,17 @@ def _convolved(
 
 
 def _mlp(
-  params: Tree, state: Float32[Array, "g b s r"]
+  params: Tree, state: Float32[Array, "g b s r"], dtype: str
 ) -> Float32[Array, "g b s r"]:
   normed = _layer_norm(params["mlp_norm"], state)
-  hidden = _dense(params["mlp"]["Dense_0"], normed)
-  return _dense(params["mlp"]["Dense_1"], jax.nn.gelu(hidden))
+  hidden = _dense(params["mlp"]["Dense_0"], normed, dtype)
+  return _dense(params["mlp"]["Dense_1"], jax.nn.gelu(hidden), dtype)
 
 
 def _dense(
-  params: Tree, z: Float32[Array, "g b s _"]
+  params: Tree, z: Float32[Array, "g b s _"], dtype: str
 ) -> Float32[Array, "g b s _"]:
-  y = jnp.einsum("gbsr,grf->gbsf", z, params["kernel"])
+  y = einsum("gbsr,grf->gbsf", z, params["kernel"], dtype)
   return y + params["bias"][:, None, None]
 
 
@@ -270,7 +268,7 @@ def added_scores(
   own = jnp.take(query, view.group.places, axis=2)
   narrow = einsum("bhgk,grhk->bhgr", own, keys, dtype)
   return _to_slots(
-    jnp.einsum("bhgr,gbsr->bhgs", narrow, view.tokens), view.group
+    einsum("bhgr,gbsr->bhgs", narrow, view.tokens, dtype), view.group
   )
 
 
@@ -291,7 +289,7 @@ def added_values(
   h = weights.shape[1]
   values = view.up["values"].reshape(g, r, h, d // h)
   own = jnp.take(weights, view.group.places, axis=2)
-  narrow = jnp.einsum("bhgs,gbsr->bhgr", own, view.tokens)
+  narrow = einsum("bhgs,gbsr->bhgr", own, view.tokens, dtype)
   return _to_slots(einsum("bhgr,grhk->bhgk", narrow, values, dtype), view.group)
 
 

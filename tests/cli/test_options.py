@@ -125,6 +125,7 @@ BROKEN = {**FOLDER, "data.dir": "BROKEN"}
 TFDS = {**FOLDER, "data.name": "own", "data.dir": "TFDS"}
 CODE = {**TFDS, "data.dir": "CODE"}
 ADAPTER = {"regime": "adapter"}
+SIDE = {"regime": "side_masked"}
 ADAMW = {"optim.name": "adamw"}
 # Nothing is learned, so that no evaluation is better than the first.
 STOPS = {"eval_every": 1, "learning_rate": 1e-9}
@@ -217,6 +218,8 @@ ROWS = [
   row("task.name", "mine", "task", "files", "result"),
   row("task.cells", 1, "task", "study", "learned"),
   row("task.bottleneck", 2, "task", "learned", given=ADAPTER),
+  row("task.side_width", 2, "task", "learned", given=SIDE),
+  row("task.side_mixing", "none", "task", "learned", given=SIDE),
   row("task.attends_to", ("PARENT",), "task", "study", "learned", "files"),
   row("task.indirect", ("PARENT",), "refused",
       given={"task.attends_to": ("CHILD",)}),

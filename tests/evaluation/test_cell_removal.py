@@ -26,7 +26,7 @@ def family_of(backbone):
   parent = random_task(backbone, "parent", seed=1, cells=2)
   child = random_task(
     backbone, "child", seed=2, cells=CELLS, classes=4, attends_to=[parent],
-    regime="norms_layers_memory_masked",
+    regime="cls+memory+norms+layers+side",
   )  # fmt: skip
   return [random_task(backbone, "other", seed=3, cells=0), child, parent]
 

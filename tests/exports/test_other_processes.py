@@ -43,7 +43,7 @@ def model(tmp_path_factory):
   first = random_task(backbone, "a", evaluation=evaluation)
   second = random_task(
     backbone, "file", attends_to=[first], evaluation=evaluation, seed=1,
-    regime="norms_layers_memory_masked",
+    regime="cls+memory+norms+layers+side",
   )  # fmt: skip
   mv.save_tasks([first, second], path / "tasks")
   alone = random_task(backbone, "alone", regime="adapter", cells=0,

@@ -44,7 +44,7 @@ def test_one_file_computes_all_tasks_for_any_batch(backbone, images, tmp_path):
   second = random_task(backbone, "0-b_", classes=130, cells=9, seed=1)
   third = random_task(
     backbone, "c", seed=2, attends_to=[first],
-    regime="norms_layers_memory_masked",
+    regime="cls+memory+norms+layers+side",
   )  # fmt: skip
   tasks = [second, first, third]
   loaded = exported(backbone, tasks, tmp_path)

@@ -47,6 +47,8 @@ def tasks_of(backbone):
     backbone, "c", seed=3, attends_to=["a", "b"], side_width=4,
     regime="cls+memory+norms+layers+side",
   )  # fmt: skip
+  for task in (b, c):  # or all attention would be theirs
+    task.params["side"]["up"]["keys"] *= 0.2
   return [a, b, c]
 
 

@@ -76,7 +76,7 @@ def test_all_products_but_those_of_heads_are_fast(family, images, monkeypatch):
   """Forward and backward, in both streams, and in other regimes."""
   backbone = tiny_backbone(width=16, dtype="bfloat16", **FAMILIES[family])
   heads = 1 + (backbone.config.num_classes > 0)
-  for regime in ("norms_layers_memory_masked", "adapter_memory", "full"):
+  for regime in ("cls+memory+norms+layers+side", "adapter_memory", "full"):
     task = random_task(
       backbone, "a", regime=regime, cells=2 * (regime != "full"),
       **({"bottleneck": 4} if regime == "adapter_memory" else {}),

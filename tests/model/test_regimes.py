@@ -94,6 +94,12 @@ def test_what_is_trained(backbone, regime):
       "norms_layers_memory_masked",
       100 * 769 + 768 + 768 * (12 * 5 + 25 * 2 + 12),
     ),
+    # Of width 16: from 1536 and to 2 times 768 in each of 12 layers, with what
+    # mixes between.
+    (
+      "side_masked",
+      100 * 769 + 768 + 768 * (25 * 2 + 12) + 12 * (16 * 3073 + 1280),
+    ),
     ("memory_propagated", 100 * 769 + 768 + 768 * 5),
     # Two adapters in each of 12 blocks: 768 to 5 to 768, with biases.
     ("adapter", 100 * 769 + 768 + 12 * 2 * (2 * 768 * 5 + 5 + 768)),

@@ -152,7 +152,8 @@ def test_a_list_of_parts_that_is_none_is_refused(name, reason):
 
 def test_a_list_of_parts_is_a_masked_regime(backbone):
   kind = get_regime("cls+memory+side")
-  assert kind.trained == ("head", "cls", "memory", "side") and kind.composes
+  assert kind.trained == ("head", "cls", "memory", "side")
+  assert kind.composes
   assert all(is_regime(name) for name in REGIMES)
   with pytest.raises(TaskError, match="side_width"):
     side_task(backbone, "a", width=0)

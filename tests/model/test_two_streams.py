@@ -33,7 +33,7 @@ def random_tasks(backbone, seed, count=5):
       regime = "norms_masked" if i == 1 else "layers_masked"
       learned = {"cells": 0, "regime": regime}
     if i == 4:
-      learned["regime"] = "norms_layers_memory_masked"
+      learned |= {"regime": "cls+memory+norms+layers+side", "side_width": 4}
     tasks.append(
       random_task(
         backbone, f"task{i}", seed=10 * seed + i,
@@ -126,7 +126,7 @@ def test_original_outputs_are_preserved_to_the_bit(images, dtype):
     random_task(
       backbone, f"t{i}", seed=i, cells=i % 4,
       regime="memory_masked" if i % 4 or i < 8 else
-      ("norms_masked", "layers_masked", "norms_layers_masked")[i // 4 % 3],
+      ("norms_masked", "layers_masked", "side_masked")[i // 4 % 3],
     )
     for i in range(64)
   ]  # fmt: skip

@@ -28,7 +28,7 @@ def tasks_of(backbone):
   )  # fmt: skip
   c = random_task(
     backbone, "c", seed=3, cells=0, attends_to=[a, b],
-    regime="norms_layers_masked",
+    regime="side_masked",
   )  # fmt: skip
   return [b, a, random_task(backbone, "d", seed=4, regime="cls_masked",
                             cells=0), c]  # fmt: skip

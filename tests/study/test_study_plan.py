@@ -42,6 +42,7 @@ def test_a_plan_trains_nothing_twice(config):
     ("norms_layers_masked", first, False): 2,
     ("norms_memory_masked", first, False): 2,
     ("norms_layers_memory_masked", first, False): 2,
+    ("side_masked", first, False): 2,
     ("probe", first, False): 2,
     ("memory_propagated", first, False): 3,
     ("memory_additive", first, False): 3,

@@ -112,7 +112,7 @@ def test_new_memory_takes_less_attention(images, seed):
 def test_nothing_else_changes(backbone, images):
   parent = random_task(backbone, "parent")
   task = new_task(
-    backbone, attends_to=[parent], regime="norms_layers_memory_masked"
+    backbone, attends_to=[parent], regime="cls+memory+norms+layers+side"
   )
   quiet = mv.quiet_memory(backbone, task, images, parents=[parent])
   assert quiet.spec == task.spec

@@ -13,6 +13,7 @@ import memory_vit as mv
 from memory_vit.config import Config, DataConfig, SweepConfig
 from memory_vit.errors import DataError
 from memory_vit.evaluation.split_predictions import SplitPredictions
+from memory_vit.model.regimes import get_regime
 from memory_vit.training import run, run_pictures
 from memory_vit.training.sweep import Trial
 
@@ -66,7 +67,7 @@ def test_there_is_no_attention_to_draw(backbone, asked):
   """Of a regime without a token, of embeddings, and without a split."""
   task = random_task(backbone, "pets")
   head = types.SimpleNamespace(
-    spec=types.SimpleNamespace(regime="head"), name="pets"
+    spec=types.SimpleNamespace(learned=get_regime("head")), name="pets"
   )
   for of, test in (
     (head, reader()), (task, reader(embedded="rows")), (task, None),
