@@ -41,13 +41,13 @@ def tasks_of(backbone):
     cells=0,
     classes=4,
     regime="side_masked",
-    side_width=4,
+    side_width=12,
   )
   c = random_task(
-    backbone, "c", seed=3, attends_to=["a", "b"], side_width=4,
+    backbone, "c", seed=3, attends_to=["a", "b"], side_width=12,
     regime="cls+memory+norms+layers+side",
   )  # fmt: skip
-  for task in (b, c):  # or all attention would be theirs
+  for task in (b, c):  # or all attention would go to what they add
     task.params["side"]["up"]["keys"] *= 0.2
   return [a, b, c]
 
