@@ -198,7 +198,11 @@ class Sides:
   def __call__(self, keys, values):
     """{number of a task's token: keys and values (b, s, h, k) that it adds}."""
     found, shape = {}, keys[:, : self.tokens].shape
-    rows = [a[:, : self.tokens].reshape(*shape[:2], -1) for a in (keys, values)]
+    plain = {"scale": 1.0, "bias": 0.0}
+    rows = [
+      self.normed(plain, a[:, : self.tokens].reshape(*shape[:2], -1))
+      for a in (keys, values)
+    ]
     for i, task in enumerate(self.tasks):
       if "side" not in task:
         continue
@@ -206,7 +210,7 @@ class Sides:
       s = dense(p["down"], jnp.concatenate(rows, -1))
       if "conv" in p:
         s = self.carried[i] = self.mixed(p, self.carried[i] + s)
-        s = self.normed({"scale": 1.0, "bias": 0.0}, s)
+        s = self.normed(plain, s)
       up = [s @ p["up"][name] for name in ("keys", "values")]
       found[self.tokens + i] = [a.reshape(shape) for a in up]
     self.layer += 1

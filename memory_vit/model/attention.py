@@ -232,8 +232,11 @@ def _with_parents(
   Returns:
     (..., t, 1 + p, ...). In concatenation p is 0 and nothing is gathered.
   """
+  itself = jnp.expand_dims(a, axis + 1)
+  if not parents.shape[1]:  # OpenVINO stumbles over gathering nothing
+    return itself
   read = jnp.take(jax.lax.stop_gradient(a), parents, axis=axis)
-  return jnp.concatenate([jnp.expand_dims(a, axis + 1), read], axis + 1)
+  return jnp.concatenate([itself, read], axis + 1)
 
 
 def _masks(

@@ -9,13 +9,15 @@ sees it, and nothing more is cached. Its kin are ladder side-tuning (Sung et al.
 In layer l, for every token of the backbone stream, with LN a LayerNorm of the
 stream's own and std one without parameters:
 
-  s += [K_l; V_l] A + a
+  s += [std(K_l); std(V_l)] A + a
   s += depthwise 3 x 3 convolution of LN(s), on the grid of patches
   s += W2 gelu(W1 LN(s) + b1) + b2
   K_l + std(s) Bk, V_l + std(s) Bv   is what the task's token reads
 
-Without mixing it is K_l + s Bk, V_l + s Bv with s = [K_l; V_l] A + a: nothing
-is carried from layer to layer. Bk and Bv start at zero.
+Without mixing it is K_l + s Bk, V_l + s Bv with s = [std(K_l); std(V_l)] A + a:
+nothing is carried from layer to layer. Bk and Bv start at zero. K_l and V_l are
+standardised since they are several times as large in one backbone as in
+another, and the stream sums them over all layers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -162,7 +164,7 @@ class SideStreams:
     keys = rotate(jnp.swapaxes(keys, 1, 2).astype(jnp.float32), self._angles)
     values = jnp.swapaxes(values, 1, 2).astype(jnp.float32)
     shape = (*keys.shape[:2], self._config.width)
-    tokens = keys.reshape(shape), values.reshape(shape)
+    tokens = [_standardized(a.reshape(shape)) for a in (keys, values)]
     views = []
     for name, group in self._groups.items():
       params = jax.tree.map(lambda a: a[layer], group.params)
@@ -184,7 +186,7 @@ def _down(
   values: Float32[Array, "b s d"],
   dtype: str,
 ) -> Float32[Array, "g b s r"]:
-  """Keys and values of all tokens, narrowed."""
+  """Standardised keys and values of all tokens, narrowed."""
   kernel = params["kernel"]
   d = keys.shape[-1]
   narrow = einsum("bsd,gdr->gbsr", keys, kernel[:, :d], dtype) + einsum(
@@ -242,7 +244,7 @@ def _layer_norm(
   return _standardized(z) * scale + bias
 
 
-def _standardized(z: Float32[Array, "g b s r"]) -> Float32[Array, "g b s r"]:
+def _standardized(z: Float32[Array, "..."]) -> Float32[Array, "..."]:
   values = z - z.mean(-1, keepdims=True)
   variance = jnp.square(values).mean(-1, keepdims=True)
   return values * jax.lax.rsqrt(variance + _EPSILON)
