@@ -391,9 +391,15 @@ class SweepConfig:
   empty: no sweep.
   """
 
+  # Values of `regime`. Those of masked ones share passes, all others have their
+  # own. Of what is kept each keeps what it reads, and of each the best trial is
+  # exported: the best of all as task.name, others as task.name-REGIME.
+  regime: tuple[str, ...] = option(
+    (), Items(_REGIME, MOST_TRIALS), resume="never"
+  )
   # Values of `learning_rate`.
   learning_rate: tuple[float, ...] = option((), _RATES, resume="never")
-  # Values of `task.cells`.
+  # Values of `task.cells`, in the regimes that have memory.
   cells: tuple[int, ...] = option(
     (), Items(_CELLS, MOST_TRIALS), resume="never"
   )
@@ -417,13 +423,18 @@ class SweepConfig:
   @property
   def is_on(self) -> bool:
     """Whether there is anything to vary."""
-    return bool(self.learning_rate or self.cells or self.seed or self.overrides)
+    return any(self._axes)
 
   @property
   def combinations(self) -> int:
-    """Number of trials; 1 where nothing is varied."""
-    axes = (self.learning_rate, self.cells, self.seed, self.overrides)
-    return math.prod(max(1, len(values)) for values in axes)
+    """Number of trials, at most; 1 where nothing is varied."""
+    return math.prod(max(1, len(values)) for values in self._axes)
+
+  @property
+  def _axes(self) -> tuple[tuple[Any, ...], ...]:
+    return (
+      self.regime, self.learning_rate, self.cells, self.seed, self.overrides,
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -559,7 +570,7 @@ class Config:
   seed: int = option(0, _SEED, resume="never", sweep=True)
   # What is trained, and how attention runs: see `regimes`. Parts of a masked
   # task may be listed instead, "cls+memory+side".
-  regime: str = option("memory_masked", _REGIME, resume="never")
+  regime: str = option("memory_masked", _REGIME, resume="never", sweep=True)
   # Steps between evaluations on data.validation. The last step is evaluated
   # whatever is said here: a shorter run, also of few `epochs`, at that alone.
   eval_every: int = option(1_000, _STEPS, resume="on_request")
@@ -730,7 +741,8 @@ def _of_embeddings(config: Config) -> list[str]:
   ]  # fmt: skip
   if config.data.name != EMBEDDINGS:
     return lines
-  if not config.learned.on_features:
+  # Of a sweep of regimes, each trial is looked at for itself.
+  if not (config.learned.on_features or config.sweep.regime):
     frozen = [repr(name) for name, kind in REGIMES.items() if kind.on_features]
     lines.append(
       f"config.regime is {config.regime!r}, for which embeddings "
@@ -776,7 +788,9 @@ def _of_keep(config: Config) -> list[str]:
   if keep.what == "images":
     return lines + _of_kept_images(keep, config.data)
   possible = what_can_be_kept(config.regime)
-  if possible == "none":
+  if config.sweep.regime:
+    pass  # each trial keeps what its regime reads
+  elif possible == "none":
     lines.append(
       f"config.keep.what is {keep.what!r}, expected 'none': the regime "
       f"{config.regime!r} changes what the backbone computes."

@@ -216,6 +216,7 @@ class CommandLine:
     for key, axis in (
       ("learning_rate", "learning_rate"),
       ("task.cells", "cells"),
+      ("regime", "regime"),
     ):
       if key not in given or not getattr(config.sweep, axis):
         continue

@@ -1,7 +1,7 @@
 """Accuracies of many trials as lines."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,7 +19,8 @@ _MARKERS = "os^Dv*PX"
 
 
 def sweep_figure(result: RunResult) -> Figure:
-  """Accuracies of a sweep over learning rate, a line for each number of cells.
+  """Accuracies of a sweep over learning rate, a line for each regime and number
+  of cells.
 
   On validation to the left, on the test split to the right; a point is the mean
   over what else was varied, a bar its range and a standard error more on both
@@ -32,7 +33,7 @@ def sweep_figure(result: RunResult) -> Figure:
     (left, "val", "validation"),
     (right, "test", "test"),
   ):
-    _draw(axes, _by_cells(result.tasks, key))
+    _draw(axes, _by_setting(result.tasks, key))
     axes.set(title=title, xlabel="learning rate", xscale="log")
     axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
     axes.set_xticks([], minor=True)
@@ -89,27 +90,45 @@ def _label(axes: Axes) -> None:
     text.set_parse_math(False)
 
 
-def _by_cells(tasks: Sequence[TrialResult], key: str) -> Lines:
+def _by_setting(tasks: Sequence[TrialResult], key: str) -> Lines:
   """Plot accuracy over learning rate, without missing values.
 
   Args:
     tasks: the trials.
     key: "val" or "test".
   """
-  found: dict[tuple[int, float], list[tuple[float, float]]] = {}
-  for task in tasks:
+  label = _labels(tasks)
+  found: dict[str, dict[float, list[tuple[float, float]]]] = {}
+  for task in sorted(tasks, key=lambda t: (t.regime, t.cells)):
     if (accuracy := getattr(task, f"{key}_accuracy")) is not None:
       error = standard_error(accuracy, getattr(task, f"{key}_examples"))
-      setting = (task.cells, task.learning_rate)
-      found.setdefault(setting, []).append((accuracy, error))
-  lines: dict[str, list[Point]] = {}
-  for (cells, rate), values in sorted(found.items()):
-    mean = float(np.mean([accuracy for accuracy, _ in values]))
-    least, greatest = (
-      min(a - e for a, e in values),
-      max(a + e for a, e in values),
-    )
-    point = (rate, mean, least, greatest)
-    label = "1 cell" if cells == 1 else f"{cells} cells"
-    lines.setdefault(label, []).append(point)
-  return lines
+      points = found.setdefault(label(task), {})
+      points.setdefault(task.learning_rate, []).append((accuracy, error))
+  return {
+    setting: [_point(rate, points[rate]) for rate in sorted(points)]
+    for setting, points in found.items()
+  }
+
+
+def _point(rate: float, values: Sequence[tuple[float, float]]) -> Point:
+  """The mean of accuracies, and their range with their errors."""
+  mean = float(np.mean([accuracy for accuracy, _ in values]))
+  least = min(accuracy - error for accuracy, error in values)
+  greatest = max(accuracy + error for accuracy, error in values)
+  return rate, mean, least, greatest
+
+
+def _labels(tasks: Sequence[TrialResult]) -> Callable[[TrialResult], str]:
+  """How lines are called: by what differs among the trials."""
+  cells: dict[str, set[int]] = {}
+  for task in tasks:
+    cells.setdefault(task.regime, set()).add(task.cells)
+
+  def label(task: TrialResult) -> str:
+    number = "1 cell" if task.cells == 1 else f"{task.cells} cells"
+    if len(cells) == 1:
+      return number
+    several = len(cells[task.regime]) > 1
+    return f"{task.regime}, {number}" if several else task.regime
+
+  return label

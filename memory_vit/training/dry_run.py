@@ -54,7 +54,9 @@ def dry_run(config: Config, workdir: Path) -> str:
   trainer, trials = run.open_trainer(config, workdir, RunContext(mesh))
   config = trainer.config
   passes = packing.make_plan(trainer, trials)["passes"]
-  start = trainer.start([t for t in trials if t.name in passes[0]])
+  first = [t for t in trials if t.name in passes[0]]
+  trainer = trainer.of_kind(first)
+  start = trainer.start(first)
   prepare = trainer.frozen_pass(start.step)
   seconds = _step_seconds(trainer, start, prepare)
   total = duration(config.total_steps * len(passes) * seconds)

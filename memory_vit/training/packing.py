@@ -113,6 +113,23 @@ def has_saved(workdir: Path) -> bool:
 
 def make_plan(trainer: Trainer, trials: Sequence[Trial]) -> dict[str, Any]:
   """Deal trials out to packs: see `plan`, which keeps one that was made."""
+  plans = [
+    _plan_kind(trainer.of_kind(group), group)
+    for group in sweep.of_one_kind(trials)
+  ]
+
+  def most(key: str) -> int | None:
+    return max((p[key] for p in plans if p[key] is not None), default=None)
+
+  return {
+    "passes": [names for plan in plans for names in plan["passes"]],
+    "bytes_of_one": most("bytes_of_one"),
+    "bytes_per_variant": most("bytes_per_variant"),
+  }
+
+
+def _plan_kind(trainer: Trainer, trials: Sequence[Trial]) -> dict[str, Any]:
+  """Deal trials of one kind out to packs."""
   if len(trials) == 1 or not trainer.config.learned.shares_pass:
     return {
       "passes": [[trial.name] for trial in trials],
@@ -192,9 +209,12 @@ def train(
   directory = workdir / "checkpoints"
   if len(packs) == 1:
     (pack,) = packs
+    trainer = trainer.of_kind(pack)
     return [trainer.train_pack(pack, directory, logdirs_of(pack, workdir))]
   results, diverged = [], []
   for i, pack in enumerate(packs):
+    # The same one as long as it fits: it has what is kept.
+    trainer = trainer.of_kind(pack)
     try:
       results.append(_train_pack(trainer, pack, directory / f"pass-{i:02}",
                                  workdir))  # fmt: skip

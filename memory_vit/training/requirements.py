@@ -72,10 +72,10 @@ def parent_directories(config: Config) -> tuple[list[Path], list[Path]]:
 
 def _require_name(config: Config) -> None:
   """Refuse what would be no name of a task once it is trained."""
-  for trial in sweep.trials_of(config, resolve.task_name(config)):
-    if not NAME_PATTERN.fullmatch(trial.name):
+  for name in sorted(sweep.exported_names(config, resolve.task_name(config))):
+    if not NAME_PATTERN.fullmatch(name):
       raise ConfigError(
-        f"the task would be called {messages.brief(trial.name)}: give a name "
+        f"the task would be called {messages.brief(name)}: give a name "
         f"by config.task.name, of the form {NAME_PATTERN.pattern}."
       )
 
@@ -200,10 +200,10 @@ def require_within(trials: Sequence[Trial]) -> None:
       raise ConfigError(problem)
 
 
-def require_names(trainer: Trainer, name: str, trials: Sequence[Trial]) -> None:
+def require_names(trainer: Trainer, name: str) -> None:
   """Refuse a task that would be called as one that it reads."""
   parents = {task.spec.name for task in trainer.parents}
-  taken = sorted(parents & {name, *(trial.name for trial in trials)})
+  taken = sorted(parents & sweep.exported_names(trainer.config, name))
   if taken:
     raise ConfigError(
       f"config.task.name: {taken} are names of tasks in config.task.attends_to "

@@ -21,6 +21,7 @@ from memory_vit.model.task import Task
 from memory_vit.run_result import TrialResult
 from memory_vit.runtime import files, processes
 from memory_vit.tasks import store
+from memory_vit.training import sweep
 from memory_vit.training.sweep import Trial
 from memory_vit.training.trainer import PackResult, Trainer
 
@@ -85,7 +86,8 @@ def evaluate_trained(
       also: tuple[Also, ...] = ("hits",)
       if best in pack.tasks:
         also = ("hits", "predictions")
-      tests = trainer.evaluate(
+      one_kind = trainer.of_kind([by_name[name] for name in pack.tasks])
+      tests = one_kind.evaluate(
         list(pack.tasks.values()), tested, also=also, predictions_of=best
       )
     for name, task in pack.tasks.items():
@@ -163,9 +165,16 @@ def rank(
   best, *others = sorted(
     trained, key=lambda t: _place(t.result.val_accuracy, t.result.val_loss)
   )
-  if _exports_all(config):
-    others = [trial.exported_as(trial.result.name) for trial in others]
-  return [best.exported_as(name), *others]
+  ranked, regimes = [best.exported_as(name)], {best.result.regime}
+  for trial in others:
+    regime = trial.result.regime
+    if _exports_all(config):
+      trial = trial.exported_as(trial.result.name)
+    elif config.sweep.regime and regime not in regimes:
+      trial = trial.exported_as(sweep.best_of_regime(name, regime))
+    regimes.add(regime)
+    ranked.append(trial)
+  return ranked
 
 
 def export(
@@ -188,6 +197,12 @@ def export(
   tasks = [ranked[0].to_task(name)]
   if _exports_all(trainer.config):
     tasks += [trial.to_task(trial.result.name) for trial in ranked]
+  else:
+    tasks += [
+      trial.to_task(Path(trial.result.exported).name)
+      for trial in ranked[1:]
+      if trial.result.exported
+    ]
   directory = workdir / "tasks"
   for task in (*trainer.parents, *tasks):
     processes.on_process_0(

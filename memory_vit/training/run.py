@@ -242,12 +242,13 @@ def _train_and_test(
   )
   trainer.context.require_alone()
   exported = results.export(trainer, name, ranked, workdir)
-  if config.regime == "full":
+  if exported[0].spec.learned.holds_backbone:
     model = workdir / f"{name}.npz"
     with files.writing(model):
       results.save_model(exported[0], trainer.backbone, model)
-  if own_data and config.learned.composes:
-    after = upstream.evaluate_upstream(trainer, own_data, exported)
+  composing = [task for task in exported if task.spec.learned.composes]
+  if own_data and composing:
+    after = upstream.evaluate_upstream(trainer, own_data, composing)
   results.save_hits(ranked, workdir)
   # A run that had finished has not become faster.
   seconds = earlier and earlier.wall_seconds
@@ -344,7 +345,7 @@ def _open_inputs(
   requirements.require_within(trials)
   requirements.require_memory(config)  # once more: image_size may have been 0
   trainer = _trainer(config, context, backbone, train)
-  requirements.require_names(trainer, name, trials)
+  requirements.require_names(trainer, name)
   named = {
     "train": trainer.train,
     "validation": trainer.validation,

@@ -95,12 +95,18 @@ def _table(result: RunResult) -> str:
       _percent(task.test_majority),
       f"{task.test_examples:,}",
     )
-    for task in result.tasks
+    for task in _by_regime(result.tasks)
   ]
   names = (key.removeprefix("task.") for key in varied)
   header = ("task", *names, *cells, "trained", "validation", "test", "chance",
             "majority", "test examples")  # fmt: skip
   return table(header, rows)
+
+
+def _by_regime(tasks: Sequence[TrialResult]) -> list[TrialResult]:
+  """The trials of each regime together; of regimes, too, the best one first."""
+  regimes = list(dict.fromkeys(task.regime for task in tasks))
+  return sorted(tasks, key=lambda task: regimes.index(task.regime))
 
 
 def _certainty(tasks: Sequence[TrialResult]) -> list[str]:

@@ -17,9 +17,11 @@ import psutil
 from memory_vit import config as config_lib
 from memory_vit.config import OPTIONS, Config, SweepConfig
 from memory_vit.errors import ConfigError
+from memory_vit.model.regimes import get_regime
 from memory_vit.model.vit_config import RANDOM
 
 _AXES = {
+  "regime": "regime",
   "learning_rate": "learning_rate",
   "cells": "task.cells",
   "seed": "seed",
@@ -82,10 +84,38 @@ def trials_of(config: Config, name: str) -> list[Trial]:
   return trials
 
 
+def of_one_kind(trials: Sequence[Trial]) -> list[list[Trial]]:
+  """Group trials by what their passes have in common.
+
+  Masked ones read the same, whatever their regime; others have passes of their
+  own regime.
+  """
+  groups: dict[str, list[Trial]] = {}
+  for trial in trials:
+    masked = trial.config.learned.composes
+    kind = "masked" if masked else trial.config.regime
+    groups.setdefault(kind, []).append(trial)
+  return [*groups.values()]
+
+
 def size(trial: Trial) -> tuple[int, int, str]:
   """By which trials are sorted: how much their part of a pass takes."""
   task = trial.config.task
   return task.cells, task.side_width, task.side_mixing
+
+
+def exported_names(config: Config, name: str) -> set[str]:
+  """The names that the tasks of a run may be exported under."""
+  trials = trials_of(config, name)
+  names = {name, *(trial.name for trial in trials)}
+  if config.sweep.regime:
+    names |= {best_of_regime(name, trial.config.regime) for trial in trials}
+  return names
+
+
+def best_of_regime(name: str, regime: str) -> str:
+  """The name of the best trial of a regime that is not the best of all."""
+  return f"{name}-{regime.replace('+', '-')}"
 
 
 def packs_of(trials: Sequence[Trial], at_once: int) -> list[list[Trial]]:
@@ -147,7 +177,12 @@ def _combinations(sweep: SweepConfig) -> list[dict[str, Any]]:
   found = []
   for overrides, *values in itertools.product(sweep.overrides or ({},), *axes):
     _require_keys(overrides, [pair[0] for pair in values])
-    found.append({**overrides, **dict(values)})
+    varied = {**overrides, **dict(values)}
+    if sweep.regime and not get_regime(varied["regime"]).has_memory:
+      varied.pop("task.cells", None)
+      if sweep.cells and varied in found:
+        continue
+    found.append(varied)
   return found
 
 
@@ -167,7 +202,10 @@ def _require_keys(overrides: Mapping[str, Any], axes: Sequence[str]) -> None:
 
 def _changed(config: Config, varied: Mapping[str, Any]) -> Config:
   """The configuration of a run that trains one trial alone."""
-  one = dataclasses.replace(config, sweep=SweepConfig())
+  none = dataclasses.asdict(SweepConfig())
+  fixed: dict[str, Any] = {f"sweep.{key}": none[key] for key in none}
   # The batches stay those of the sweep, whatever the seed of the trial is.
-  seed = {"data.seed": config_lib.data_seed(config)}
-  return config_lib.replaced(one, {**seed, **varied})
+  fixed["data.seed"] = config_lib.data_seed(config)
+  if "regime" in varied and config.keep.what in ("contexts", "features"):
+    fixed["keep.what"] = config_lib.what_can_be_kept(varied["regime"])
+  return config_lib.replaced(config, {**fixed, **varied})

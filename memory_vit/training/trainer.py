@@ -134,6 +134,14 @@ class Trainer:
       self.backbone.evaluation,
     )
 
+  def of_kind(self, trials: Sequence[Trial]) -> "Trainer":
+    """The same for trials of one kind, see `sweep.of_one_kind`."""
+    one = trials[0].config
+    if (one.regime, one.keep) == (self.config.regime, self.config.keep):
+      return self
+    config = dataclasses.replace(self.config, regime=one.regime, keep=one.keep)
+    return dataclasses.replace(self, config=config)
+
   def train_pack(
     self,
     trials: Sequence[Trial],
@@ -301,11 +309,10 @@ class Trainer:
     self, trials: Sequence[Trial], tasks: dict[str, Task], step: Step
   ) -> dict[str, Task]:
     """Turn the memory of those that ask for it from the first images."""
-    has_memory = self.config.learned.has_memory
     quiet = {
       t.name
       for t in trials
-      if has_memory and t.config.task.memory_init == "quiet"
+      if t.config.learned.has_memory and t.config.task.memory_init == "quiet"
     }
     if not quiet:
       return tasks

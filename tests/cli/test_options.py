@@ -243,6 +243,8 @@ ROWS = [
   row("optim.mixup", 0.5, "parts", "learned"),
   row("optim.max_skipped", 2, "refused", given=DIVERGES),
   row("optim.accumulation_steps", 2, "parts"),
+  row("sweep.regime", ("cls_masked", "memory_masked"), "task", "rates", "files",
+      "study", "learned"),
   row("sweep.learning_rate", (0.3, 0.5), "task", "rates", "files", "study",
       "learned"),
   row("sweep.cells", (2, 3), "task", "rates", "files", "study", "learned"),

@@ -465,3 +465,66 @@ def test_passes_of_a_sweep_equal_one(swept, tmp_path, monkeypatch):
   )
   with pytest.raises(TrainingError, match="passes.json plans the trials"):
     run.train_and_evaluate(wider, tmp_path / "two")
+
+
+def test_regimes_are_an_axis():
+  config = config_of(
+    regime=("head", "memory_masked", "cls+side"), cells=(1, 5),
+    learning_rate=(0.3, 0.1),
+  )  # fmt: skip
+  trials = sweep.trials_of(config, "d")
+  # Of cells, only the regime that has some has two.
+  assert labels(trials)[:3] == [
+    "regime=head,learning_rate=0.3", "regime=head,learning_rate=0.1",
+    "regime=memory_masked,learning_rate=0.3,cells=1",
+  ]  # fmt: skip
+  assert len(trials) == 2 + 4 + 2
+  kinds = sweep.of_one_kind(trials)
+  assert [{t.config.regime for t in kind} for kind in kinds] == [
+    {"head"}, {"memory_masked", "cls+side"},
+  ]  # fmt: skip
+  assert sweep.exported_names(config, "d") >= {"d", "d-head", "d-cls-side"}
+
+
+def test_each_regime_keeps_what_it_reads():
+  config = config_of(regime=("head", "side_masked", "full"))
+  for kept in ("contexts", "features"):
+    keep = dataclasses.replace(config.keep, what=kept)
+    data = dataclasses.replace(config.data, train_crop="resize", flip=False)
+    trials = sweep.trials_of(
+      dataclasses.replace(config, keep=keep, data=data), "d"
+    )
+    assert [t.config.keep.what for t in trials] == [
+      "features", "contexts", "none",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["none", "contexts"])
+def test_a_sweep_of_regimes_equals_each_alone(swept, tmp_path, what):
+  """They share a pass where they can; the best of each is exported."""
+  regimes = ("head", "memory_masked", "side_masked", "adapter")
+  config = dataclasses.replace(
+    swept,
+    sweep=config_of(regime=regimes, learning_rate=()).sweep,
+    keep=dataclasses.replace(swept.keep, what=what),
+    data=dataclasses.replace(swept.data, train_crop="resize", flip=False),
+  )
+  result = run.train_and_evaluate(config, tmp_path / "all")
+  backbone = mv.load_backbone(swept.backbone)
+  assert result.sweep.passes == 3
+  assert result.backbone.outputs_bit_equal is True
+  best, *others = result.tasks
+  assert best.exported == "tasks/digits-5-9"
+  assert {t.exported for t in others} == {
+    f"tasks/digits-5-9-{t.regime}" for t in others
+  }
+  for trial in sweep.trials_of(config, "digits-5-9"):
+    found = next(t for t in result.tasks if t.name == trial.name)
+    assert found.regime == trial.config.regime
+    directory = tmp_path / trial.config.regime
+    (alone,) = run.train_and_evaluate(trial.config, directory).tasks
+    assert found.test_accuracy == alone.test_accuracy
+    assert found.val_loss == pytest.approx(alone.val_loss, rel=1e-4)
+    made = mv.load_task(tmp_path / "all" / found.exported, backbone)
+    assert made.spec.regime == trial.config.regime
