@@ -164,11 +164,12 @@ class SideStreams:
     keys = rotate(jnp.swapaxes(keys, 1, 2).astype(jnp.float32), self._angles)
     values = jnp.swapaxes(values, 1, 2).astype(jnp.float32)
     shape = (*keys.shape[:2], self._config.width)
-    tokens = [_standardized(a.reshape(shape)) for a in (keys, values)]
+    keys = _standardized(keys.reshape(shape))
+    values = _standardized(values.reshape(shape))
     views = []
     for name, group in self._groups.items():
       params = jax.tree.map(lambda a: a[layer], group.params)
-      state = _down(params["down"], *tokens, self._config.dtype)
+      state = _down(params["down"], keys, values, self._config.dtype)
       read = state
       if "conv" in params:
         if layer:
