@@ -391,9 +391,9 @@ class SweepConfig:
   empty: no sweep.
   """
 
-  # Values of `regime`. Those of masked ones share passes, all others have their
-  # own. Of what is kept each keeps what it reads, and of each the best trial is
-  # exported: the best of all as task.name, others as task.name-REGIME.
+  # Values of `regime`. Masked ones share passes, each other one has its own;
+  # each keeps of `keep` what it reads. The best trial of each is exported: the
+  # best of all as task.name, the others with their regime behind that.
   regime: tuple[str, ...] = option(
     (), Items(_REGIME, MOST_TRIALS), resume="never"
   )

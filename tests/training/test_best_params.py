@@ -111,6 +111,7 @@ def test_a_variant_is_best_by_validation(backbone, tmp_path):
   learner = types.SimpleNamespace(
     evaluate=evaluate, config=config, backbone=backbone, parents=()
   )
+  learner.of_kind = lambda trials: learner
   trained = results.evaluate_trained(
     learner, variants, learned, "the test split"
   )
@@ -152,6 +153,7 @@ def test_a_tie_on_validation_is_broken_by_its_loss():
   pack = PackResult(tasks=dict.fromkeys(past.best, task), best=past.best,
                     lost={})  # fmt: skip
   learner = types.SimpleNamespace(config=config, evaluate=evaluate)
+  learner.of_kind = lambda trials: learner
   found = results.evaluate_trained(learner, trials, [pack], "a test split")
   assert asked == ["d-01"]
   assert [t.trial.name for t in results.rank(found, config, "d")] == [

@@ -92,6 +92,7 @@ def test_test_images_without_finite_outputs_are_said(backbone, tmp_path):
   trainer = types.SimpleNamespace(
     config=Config(), evaluate=lambda *args, **options: tested
   )
+  trainer.of_kind = lambda trials: trainer
   pack = PackResult(
     tasks={"pets": task},
     best={"pets": BestParams(1, 0.5, task.params)},

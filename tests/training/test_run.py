@@ -555,6 +555,9 @@ def test_a_pass_that_diverged_is_remembered(tmp_path):
   class Fake:
     rate, calls = 1.0, []
 
+    def of_kind(self, trials):
+      return self
+
     def meta(self, pack):
       return {"variants": [v.name for v in pack], "rate": self.rate}
 
