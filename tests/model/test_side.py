@@ -106,6 +106,17 @@ def test_a_group_has_slots_that_tasks_come_and_go_in(backbone, images):
   assert inference.read_program._cache_size() == size
 
 
+@pytest.mark.parametrize("file", ["a", "a.safetensors"])
+def test_a_task_with_a_stream_is_saved(backbone, images, tmp_path, file):
+  task = side_task(backbone, "a", mixing="none", regime="cls+side")
+  mv.save_task(task, tmp_path / file)
+  found = mv.load_task(tmp_path / file, backbone)
+  assert found.spec == task.spec
+  assert found.digest == task.digest
+  expected = mv.forward(backbone, task, images)["a"]
+  assert np.array_equal(mv.forward(backbone, found, images)["a"], expected)
+
+
 def test_a_pass_without_streams_is_what_it_was(backbone):
   slots = mv.fill_slots(backbone, random_task(backbone, "a"))
   assert slots.arrays.side == {}
