@@ -18,6 +18,7 @@ from typing import Any
 
 from memory_vit.errors import ConfigError
 from memory_vit.model.regimes import (
+  MASKED_PARTS,
   REGIMES,
   SIDE_MIXING,
   Regime,
@@ -58,7 +59,10 @@ class _RegimeName(Choice):
 
   @property
   def expected(self) -> str:
-    return f"{super().expected}, or parts such as 'cls+memory+side'"
+    return (
+      f"{super().expected}, or cls and some of {', '.join(MASKED_PARTS[1:])} "
+      "in this order, such as 'cls+memory+side', which has no such name"
+    )
 
   def accepts(self, value: Any) -> bool:
     return is_regime(value)
@@ -225,7 +229,7 @@ class TaskConfig:
     sweep=True,
   )
   # How a side stream mixes the patches: "conv" with their neighbours; "none"
-  # reads each for itself, with a fifth of the parameters.
+  # reads each for itself.
   side_mixing: str = option(
     "conv", Choice(SIDE_MIXING), resume="never", sweep=True
   )
@@ -267,7 +271,7 @@ class TaskConfig:
 
   @property
   def side(self) -> SideKind:
-    """Of the side stream, in a regime with one."""
+    """Width and mixing of the side stream."""
     return SideKind(self.side_width, self.side_mixing)
 
 
@@ -393,7 +397,8 @@ class SweepConfig:
 
   # Values of `regime`. Masked ones share passes, each other one has its own;
   # each keeps of `keep` what it reads. The best trial of each is exported: the
-  # best of all as task.name, the others with their regime behind that.
+  # best of all as task.name, the others with their regime behind that, unless
+  # `export` is "all".
   regime: tuple[str, ...] = option(
     (), Items(_REGIME, MOST_TRIALS), resume="never"
   )
@@ -455,7 +460,7 @@ class StudyConfig:
   # Regimes that are run; () is all that the parts of the study need. Tables
   # leave out the others.
   regimes: tuple[str, ...] = option(
-    (), Items(_REGIME, len(REGIMES)), resume="free"
+    (), Items(Choice(tuple(REGIMES)), len(REGIMES)), resume="free"
   )
   # Memory cells per layer (the paper's); `task.cells` must be among them, which
   # is what is compared where the number does not vary.
@@ -570,7 +575,7 @@ class Config:
   seed: int = option(0, _SEED, resume="never", sweep=True)
   # What is trained, and how attention runs: see `regimes`. Parts of a masked
   # task may be listed instead, "cls+memory+side".
-  regime: str = option("memory_masked", _REGIME, resume="never", sweep=True)
+  regime: str = option("memory_masked", _REGIME, resume="never")
   # Steps between evaluations on data.validation. The last step is evaluated
   # whatever is said here: a shorter run, also of few `epochs`, at that alone.
   eval_every: int = option(1_000, _STEPS, resume="on_request")
@@ -669,11 +674,23 @@ def _of_training(config: Config) -> list[str]:
   lines = []
   kind = config.learned
   if (
-    config.task.memory_init == "quiet" and kind.has_memory and not kind.composes
+    config.task.memory_init == "quiet"
+    and kind.has_memory
+    and not kind.composes
+    and not config.sweep.regime  # each trial is looked at for itself
   ):
     lines.append(
       "config.task.memory_init is 'quiet', which config.regime "
       f"{config.regime!r} cannot be: expected 'normal', or a masked regime."
+    )
+  if config.task.attends_to and not (kind.composes or config.sweep.regime):
+    lines.append(
+      f"config.task.attends_to is {brief(config.task.attends_to)}, which the "
+      f"regime {config.regime!r} cannot read: expected (), or a masked regime."
+    )
+  if len({*config.sweep.regime}) < len(config.sweep.regime):
+    lines.append(
+      f"config.sweep.regime names one twice: {brief(config.sweep.regime)}."
     )
   if config.batch_size % config.optim.accumulation_steps:
     lines.append(
@@ -741,7 +758,6 @@ def _of_embeddings(config: Config) -> list[str]:
   ]  # fmt: skip
   if config.data.name != EMBEDDINGS:
     return lines
-  # Of a sweep of regimes, each trial is looked at for itself.
   if not (config.learned.on_features or config.sweep.regime):
     frozen = [repr(name) for name, kind in REGIMES.items() if kind.on_features]
     lines.append(
@@ -789,8 +805,8 @@ def _of_keep(config: Config) -> list[str]:
     return lines + _of_kept_images(keep, config.data)
   possible = what_can_be_kept(config.regime)
   if config.sweep.regime:
-    pass  # each trial keeps what its regime reads
-  elif possible == "none":
+    possible = keep.what  # each trial is looked at for itself
+  if possible == "none":
     lines.append(
       f"config.keep.what is {keep.what!r}, expected 'none': the regime "
       f"{config.regime!r} changes what the backbone computes."

@@ -86,6 +86,7 @@ def require_possible(config: Config, regimes: Sequence[str]) -> None:
   default = Config()
   said = {
     "seed": (config.seed, default.seed),
+    "sweep.regime": (config.sweep.regime, default.sweep.regime),
     "sweep.seed": (config.sweep.seed, default.sweep.seed),
     "task.name": (config.task.name, default.task.name),
     "task.attends_to": (config.task.attends_to, default.task.attends_to),

@@ -411,6 +411,8 @@ def _most_variants(
     tokens * tokens // seen,  # scores: b h t seen, and b h s s
     features // task.spec.num_classes,
     images * tokens // cells,  # cells: l 2 t m d, and b l 2 s d
+    # What a stream's MLP holds: t b s 2 r, and b s f.
+    config.mlp_dim // max(1, 2 * task.spec.side_width),
   )
   return max(1, min(bounds))
 

@@ -9,19 +9,19 @@ additive    as propagated, and every layer adds its own memory to it
 masked      Table 1: the backbone never sees the task; the original outputs
             stay, and tasks can share a pass
 
-Not the paper's are two parts of masked tasks, alone or beside memory. With
+Not the paper's are three parts of masked tasks, alone or beside memory. With
 `norms` the task's own token has LayerNorms of its own, which no other token
 passes. With `layers` its head reads the token out of all layers: the token
 after each block, normalised and times a vector of that layer, is added to what
 the last LayerNorm puts out. What the head reads of one layer alone, others read
 of all: Head2Toe (Evci et al. 2022) selects among the features of a frozen
 backbone, VQT (Tu et al. 2023) and SynQT (2024) concatenate or sum queries
-that are learned in every layer. `probe` reads all layers of the backbone as it
-is, by attention over their class token and mean patch; see `probe`. With `side`
-a task computes on the patches for itself; see `side`.
+that are learned in every layer. With `side` a task computes on the patches for
+itself; see `side`. `probe` reads all layers of the backbone as it
+is, by attention over their class token and mean patch; see `probe`.
 
-Beside the presets of `REGIMES`, whose names say it all, a regime may be a list
-of parts, "cls+memory+side": a masked one, with a head and these parts.
+Beside the presets of `REGIMES`, a regime may be a list of parts,
+"cls+memory+side": a masked one, with a head and these parts.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ PARTS = (
   "backbone",
 )  # fmt: skip
 # Of a masked task; those that a regime may list, in this order.
-_MASKED_PARTS = ("cls", "memory", "norms", "layers", "side")
+MASKED_PARTS = ("cls", "memory", "norms", "layers", "side")
 # Learned queries of a probe; each decides for an equal share of the features.
 PROBE_QUERIES = 8
 
@@ -249,11 +249,11 @@ def _listed(name: str) -> Regime:
 def _problem(name: str) -> str:
   """What keeps a name from being a list of parts; "" if nothing does."""
   parts = name.split("+")
-  known = [part for part in _MASKED_PARTS if part in parts]
-  if not set(parts) <= {*_MASKED_PARTS}:
+  known = [part for part in MASKED_PARTS if part in parts]
+  if not set(parts) <= {*MASKED_PARTS}:
     return (
       f"expected one of {', '.join(REGIMES)}, or some of "
-      f"{', '.join(_MASKED_PARTS)}, such as 'cls+memory+side'"
+      f"{', '.join(MASKED_PARTS)}, such as 'cls+memory+side'"
     )
   if "cls" not in parts:
     return "expected 'cls' among its parts: a masked task has its own token"

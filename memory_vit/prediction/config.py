@@ -24,8 +24,8 @@ class PredictorConfig:
     cells: room for so many memory cells per layer, at least; the same.
     classes: room for so many classes of a task, at least; the same.
     parents: room for so many tasks that one task reads, at least; the same.
-    parts: of "norms" and "layers", what tasks may have; the same. A regime
-      such as "norms_masked" says by its name what its tasks have.
+    parts: of "norms" and "layers", what tasks may have; the same. Side
+      streams cannot be reserved.
     memory_mib: what images and their decoding may take together, in MiB.
     features: whether the programs of features are compiled at the warm-up, and
       a dictionary of columns gets them.

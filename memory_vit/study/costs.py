@@ -3,7 +3,8 @@
 Heads are not counted, as in the paper. A multiplication with its addition is 2
 operations, as XLA counts; the formulas count products of matrices alone, XLA
 also LayerNorm, softmax and the like, after its backend has fused what it could.
-Letters as in `vit_config`, m cells, r the bottleneck.
+Letters as in `vit_config`, m cells, r the bottleneck, or the width of a side
+stream.
 """
 
 from __future__ import annotations

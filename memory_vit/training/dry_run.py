@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,15 @@ from memory_vit.kept.splits import Kept, Needs, Prepare
 from memory_vit.runtime import sharding
 from memory_vit.runtime.progress_bar import duration
 from memory_vit.runtime.tables import aligned
-from memory_vit.training import consistency, packing, requirements, run
+from memory_vit.training import (
+  consistency,
+  packing,
+  requirements,
+  run,
+  sweep,
+)
 from memory_vit.training.run_context import RunContext
+from memory_vit.training.sweep import Trial
 from memory_vit.training.trainer import Start, Trainer
 
 # Batches that are read to be timed; the first begins the pipeline.
@@ -52,27 +60,35 @@ def dry_run(config: Config, workdir: Path) -> str:
     if role != "pretrain":  # the backbone is there
       datasets.require_prepared(ref)
   trainer, trials = run.open_trainer(config, workdir, RunContext(mesh))
-  config = trainer.config
-  passes = packing.make_plan(trainer, trials)["passes"]
-  first = [t for t in trials if t.name in passes[0]]
-  trainer = trainer.of_kind(first)
-  start = trainer.start(first)
-  prepare = trainer.frozen_pass(start.step)
-  seconds = _step_seconds(trainer, start, prepare)
-  total = duration(config.total_steps * len(passes) * seconds)
-  rows = [
-    (
-      "steps",
-      f"{config.total_steps:,} of {config.batch_size} images, for "
-      f"{len(trials)} trials in {len(passes)} passes",
-    ),
-    *_of_kept(trainer, prepare),
-    ("training", f"about {total}, {seconds:.3g} s a step"),
-  ]
+  rows: list[tuple[str, str]] = []
+  for kind in sweep.of_one_kind(trials):
+    rows += _of_kind(trainer.of_kind(kind), kind)
   return (
     f"{aligned(rows)}\n\nMeasured on a few batches. Compiling, evaluation, and "
     "images that are read more slowly than they are trained on come on top."
   )
+
+
+def _of_kind(
+  trainer: Trainer, trials: Sequence[Trial]
+) -> list[tuple[str, str]]:
+  """What trials of one kind will take: see `sweep.of_one_kind`."""
+  passes = packing.make_plan(trainer, trials)["passes"]
+  start = trainer.start([t for t in trials if t.name in passes[0]])
+  prepare = trainer.frozen_pass(start.step)
+  seconds, config = _step_seconds(trainer, start, prepare), trainer.config
+  total = duration(config.total_steps * len(passes) * seconds)
+  steps = (
+    f"{config.total_steps:,} of {config.batch_size} images, for {len(trials)} "
+    f"trials in {len(passes)} passes"
+  )
+  regimes = dict.fromkeys(trial.config.regime for trial in trials)
+  return [
+    *([("regime", ", ".join(regimes))] if config.sweep.regime else []),
+    ("steps", steps),
+    *_of_kept(trainer, prepare),
+    ("training", f"about {total}, {seconds:.3g} s a step"),
+  ]
 
 
 def _of_kept(trainer: Trainer, prepare: Prepare) -> list[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """Packs of trials that are trained together, one pack after the other."""
 
+import dataclasses
 import json
 import logging
 from collections.abc import Sequence
@@ -117,15 +118,9 @@ def make_plan(trainer: Trainer, trials: Sequence[Trial]) -> dict[str, Any]:
     _plan_kind(trainer.of_kind(group), group)
     for group in sweep.of_one_kind(trials)
   ]
-
-  def most(key: str) -> int | None:
-    return max((p[key] for p in plans if p[key] is not None), default=None)
-
-  return {
-    "passes": [names for plan in plans for names in plan["passes"]],
-    "bytes_of_one": most("bytes_of_one"),
-    "bytes_per_variant": most("bytes_per_variant"),
-  }
+  largest = max(plans, key=lambda plan: plan["bytes_of_one"] or 0)
+  passes = [names for plan in plans for names in plan["passes"]]
+  return {**largest, "passes": passes}
 
 
 def _plan_kind(trainer: Trainer, trials: Sequence[Trial]) -> dict[str, Any]:
@@ -211,10 +206,11 @@ def train(
     (pack,) = packs
     trainer = trainer.of_kind(pack)
     return [trainer.train_pack(pack, directory, logdirs_of(pack, workdir))]
+  # With trials of one kind goes what was kept for them.
+  trainer = dataclasses.replace(trainer)
   results, diverged = [], []
   for i, pack in enumerate(packs):
-    # The same one as long as it fits: it has what is kept.
-    trainer = trainer.of_kind(pack)
+    trainer = trainer.of_kind(pack)  # the same one within a kind
     try:
       results.append(_train_pack(trainer, pack, directory / f"pass-{i:02}",
                                  workdir))  # fmt: skip

@@ -86,8 +86,8 @@ def evaluate_trained(
       also: tuple[Also, ...] = ("hits",)
       if best in pack.tasks:
         also = ("hits", "predictions")
-      one_kind = trainer.of_kind([by_name[name] for name in pack.tasks])
-      tests = one_kind.evaluate(
+      trainer = trainer.of_kind([by_name[name] for name in pack.tasks])
+      tests = trainer.evaluate(
         list(pack.tasks.values()), tested, also=also, predictions_of=best
       )
     for name, task in pack.tasks.items():

@@ -1,8 +1,8 @@
 """The trials of a sweep, which are trained side by side.
 
 Masked training costs a forward pass and, for every task, one token. Trials
-(learning rates, cell counts, seeds) are tasks like any others: they share the
-pass and its images, and nothing else.
+(regimes, learning rates, cell counts, seeds) are tasks like any others: they
+share the pass and its images, and nothing else.
 """
 
 import dataclasses
@@ -85,23 +85,30 @@ def trials_of(config: Config, name: str) -> list[Trial]:
 
 
 def of_one_kind(trials: Sequence[Trial]) -> list[list[Trial]]:
-  """Group trials by what their passes have in common.
+  """Group trials by `kind_of`."""
+  groups: dict[str, list[Trial]] = {}
+  for trial in trials:
+    groups.setdefault(kind_of(trial.config), []).append(trial)
+  return [*groups.values()]
+
+
+def kind_of(config: Config) -> str:
+  """What the passes of trials have in common.
 
   Masked ones read the same, whatever their regime; others have passes of their
   own regime.
   """
-  groups: dict[str, list[Trial]] = {}
-  for trial in trials:
-    masked = trial.config.learned.composes
-    kind = "masked" if masked else trial.config.regime
-    groups.setdefault(kind, []).append(trial)
-  return [*groups.values()]
+  return "masked" if config.learned.composes else config.regime
 
 
-def size(trial: Trial) -> tuple[int, int, str]:
+def size(trial: Trial) -> tuple[int, int, int]:
   """By which trials are sorted: how much their part of a pass takes."""
-  task = trial.config.task
-  return task.cells, task.side_width, task.side_mixing
+  kind, task = trial.config.learned, trial.config.task
+  return (
+    kind.has_side * task.side_width,
+    kind.has_side * (task.side_mixing == "conv"),
+    kind.has_memory * task.cells,
+  )
 
 
 def exported_names(config: Config, name: str) -> set[str]:
@@ -121,16 +128,16 @@ def best_of_regime(name: str, regime: str) -> str:
 def packs_of(trials: Sequence[Trial], at_once: int) -> list[list[Trial]]:
   """Deal trials out to as few packs as possible, of about equal size.
 
-  Trials with like numbers of cells come together, since the longest memory
-  is what all in a pack are padded to; among them those of like side streams,
-  which share products.
+  Trials with like side streams come together, which share products, and among
+  them those with like numbers of cells, as all in a pack are padded to the
+  longest memory.
   """
   count = math.ceil(len(trials) / at_once)
   if count == 1:
     return [list(trials)]
-  by_cells = sorted(trials, key=size)
+  by_size = sorted(trials, key=size)
   most = math.ceil(len(trials) / count)
-  return [by_cells[i : i + most] for i in range(0, len(trials), most)]
+  return [by_size[i : i + most] for i in range(0, len(trials), most)]
 
 
 def at_once(first: int, further: int, free: int) -> int:
@@ -180,7 +187,7 @@ def _combinations(sweep: SweepConfig) -> list[dict[str, Any]]:
     varied = {**overrides, **dict(values)}
     if sweep.regime and not get_regime(varied["regime"]).has_memory:
       varied.pop("task.cells", None)
-      if sweep.cells and varied in found:
+      if varied in found:
         continue
     found.append(varied)
   return found
@@ -202,10 +209,15 @@ def _require_keys(overrides: Mapping[str, Any], axes: Sequence[str]) -> None:
 
 def _changed(config: Config, varied: Mapping[str, Any]) -> Config:
   """The configuration of a run that trains one trial alone."""
+  # All at once: the regime that is replaced may contradict what is kept.
   none = dataclasses.asdict(SweepConfig())
   fixed: dict[str, Any] = {f"sweep.{key}": none[key] for key in none}
   # The batches stay those of the sweep, whatever the seed of the trial is.
   fixed["data.seed"] = config_lib.data_seed(config)
-  if "regime" in varied and config.keep.what in ("contexts", "features"):
-    fixed["keep.what"] = config_lib.what_can_be_kept(varied["regime"])
+  if "regime" in varied:
+    kind = get_regime(varied["regime"])
+    if config.keep.what in ("contexts", "features"):
+      fixed["keep.what"] = config_lib.what_can_be_kept(varied["regime"])
+    if not (kind.composes and kind.has_memory):
+      fixed["task.memory_init"] = "normal"
   return config_lib.replaced(config, {**fixed, **varied})

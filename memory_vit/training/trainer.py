@@ -103,6 +103,7 @@ class Trainer:
     ancestors: tasks that those read, and the new one does not.
     record: of the data; what a state holds of it.
     wandb_run: that gets the events, if any.
+    run_config: of the whole run, where `config` is that of trials of one kind.
   """
 
   config: Config
@@ -115,6 +116,7 @@ class Trainer:
   ancestors: tuple[Task, ...] = ()
   record: DataRecord = dataclasses.field(default_factory=DataRecord)
   wandb_run: WandbRun | None = None
+  run_config: Config | None = None
 
   @property
   def parents(self) -> tuple[Task, ...]:
@@ -136,11 +138,14 @@ class Trainer:
 
   def of_kind(self, trials: Sequence[Trial]) -> "Trainer":
     """The same for trials of one kind, see `sweep.of_one_kind`."""
-    one = trials[0].config
-    if (one.regime, one.keep) == (self.config.regime, self.config.keep):
+    one, config = trials[0].config, self.config
+    if sweep.kind_of(one) == sweep.kind_of(config) and one.keep == config.keep:
       return self
-    config = dataclasses.replace(self.config, regime=one.regime, keep=one.keep)
-    return dataclasses.replace(self, config=config)
+    return dataclasses.replace(
+      self,
+      config=dataclasses.replace(config, regime=one.regime, keep=one.keep),
+      run_config=self.run_config or config,
+    )
 
   def train_pack(
     self,
@@ -209,7 +214,7 @@ class Trainer:
     # It is accepted: what is refused changes nothing of an earlier run.
     self.record.keep()
     if self.wandb_run:
-      self.wandb_run.begin(config)
+      self.wandb_run.begin(self.run_config or config)
 
     def save(state: TrainState, past: LoopState) -> None:
       self.context.require_alone()

@@ -81,9 +81,11 @@ def test_streams_of_all_kinds_share_a_pass(backbone, images):
     assert not np.allclose(plain, found[task.name], atol=1e-2)
 
 
-def test_a_group_has_slots_that_tasks_come_and_go_in(backbone, images):
+@pytest.mark.parametrize("width", [3, 16])
+def test_a_group_has_slots_that_tasks_come_and_go_in(backbone, images, width):
   """No neighbour matters to the bit, not even one that is not a number."""
-  a, b = side_task(backbone, "a"), side_task(backbone, "b", seed=2)
+  a = side_task(backbone, "a", width=width)
+  b = side_task(backbone, "b", seed=2, width=width)
   broken = changed(b, "down", np.nan)
   plain = random_task(backbone, "p", seed=3, cells=0)
   predictor = mv.Predictor.from_model(
@@ -98,11 +100,14 @@ def test_a_group_has_slots_that_tasks_come_and_go_in(backbone, images):
     assert np.array_equal(found[name], expected[name])
   assert not np.isfinite(found["b"]).any()
   predictor.remove("b")
-  predictor.add(side_task(backbone, "c", seed=5))
+  predictor.add(side_task(backbone, "c", seed=5, width=width))
   found = predictor.predict_pixels(pixels).logits
   assert np.array_equal(found["a"], expected["a"])
   predictor.remove("a")
-  assert set(predictor.predict_pixels(pixels).logits) == {"c", "p"}
+  # The stream of c is the first of its group now, and in its slot as before.
+  moved = predictor.predict_pixels(pixels).logits
+  assert np.array_equal(moved["c"], found["c"])
+  assert set(moved) == {"c", "p"}
   assert inference.read_program._cache_size() == size
 
 

@@ -182,7 +182,8 @@ def test_regimes_that_are_not_to_be_run(config):
 
 def test_configurations_of_runs(config):
   for planned in follow(config, PARTS, lambda *_: 0.5)[0]:
-    made = config_of(config, planned, "b.npz", ["dir"])
+    reads = ["dir"] if planned.reads else []
+    made = config_of(config, planned, "b.npz", reads)
     assert (made.regime, made.seed) == (planned.regime, planned.seed)
     assert made.data.name == planned.data
     assert bool(made.data.test) == planned.tested

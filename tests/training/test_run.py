@@ -552,8 +552,10 @@ def test_a_sweep_goes_on_after_a_pass_that_diverged(config, workdir):
 def test_a_pass_that_diverged_is_remembered(tmp_path):
   """Of several: the others have their results, and it takes no time again."""
 
+  @dataclasses.dataclass
   class Fake:
-    rate, calls = 1.0, []
+    rate: float = 1.0
+    calls = []
 
     def of_kind(self, trials):
       return self

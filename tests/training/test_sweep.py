@@ -120,6 +120,8 @@ def test_without_a_sweep_there_is_one_variant():
       {"learning_rate": (0.1, -1.0)},
       r"sweep.learning_rate\[1\] is -1.0, expected",
     ),
+    ({"regime": ("head", "head")}, "names one twice"),
+    ({"overrides": ({"regime": "head"},)}, "'regime' cannot vary"),
     ({"cells": (1, -1)}, r"config.sweep.cells\[1\] is -1, expected"),
   ],
 )
@@ -484,6 +486,37 @@ def test_regimes_are_an_axis():
     {"head"}, {"memory_masked", "cls+side"},
   ]  # fmt: skip
   assert sweep.exported_names(config, "d") >= {"d", "d-head", "d-cls-side"}
+
+
+def test_a_regime_that_reads_no_task_is_refused_at_once():
+  config = config_of(regime=("memory_masked", "head"))
+  task = dataclasses.replace(config.task, attends_to=("some/task",))
+  with pytest.raises(ConfigError, match="'head' cannot read"):
+    sweep.trials_of(dataclasses.replace(config, task=task), "d")
+
+
+def test_masked_regimes_share_a_trainer_and_what_it_keeps():
+  config = config_of(regime=("cls_masked", "memory_masked", "head"))
+  one = trainer_of(config)
+  masked, _, head = sweep.trials_of(config, "d")
+  assert one.of_kind([masked]) is one  # of memory_masked
+  other = one.of_kind([head])
+  assert other.config.regime == "head"
+  assert other.run_config == config
+  again = other.of_kind([masked])
+  assert again.config.regime == "cls_masked"
+  assert again.run_config == config
+
+
+def test_the_largest_trials_are_those_that_take_most():
+  config = config_of(
+    regime=("cls_masked", "side_masked", "memory_masked"), cells=(5, 1)
+  )
+  trials = sorted(sweep.trials_of(config, "d"), key=sweep.size)
+  assert [t.config.regime for t in trials] == [
+    "cls_masked", "memory_masked", "memory_masked", "side_masked",
+  ]  # fmt: skip
+  assert [t.config.task.cells for t in trials[1:3]] == [1, 5]
 
 
 def test_each_regime_keeps_what_it_reads():
