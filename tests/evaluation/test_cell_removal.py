@@ -26,8 +26,9 @@ def family_of(backbone):
   parent = random_task(backbone, "parent", seed=1, cells=2)
   child = random_task(
     backbone, "child", seed=2, cells=CELLS, classes=4, attends_to=[parent],
-    regime="cls+memory+norms+layers+side", side_width=3,
+    regime="cls+memory+norms+layers+side", side_width=4,
   )  # fmt: skip
+  child.params["side"]["up"]["keys"] *= 0.1  # or no cell is looked at
   return [random_task(backbone, "other", seed=3, cells=0), child, parent]
 
 
