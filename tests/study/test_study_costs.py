@@ -4,14 +4,17 @@ import pytest
 
 import memory_vit as mv
 from memory_vit import config as config_lib
-from memory_vit.model.regimes import REGIMES
+from memory_vit.model.regimes import REGIMES, SideKind
 from memory_vit.study import analysis, costs
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("regime", REGIMES)
 def test_costs_by_formula_and_by_xla(backbone, regime):
-  cost = costs.cost_of(backbone.config, regime, cells=3, bottleneck=2)
+  side = SideKind(3, "conv")
+  cost = costs.cost_of(
+    backbone.config, regime, cells=3, bottleneck=2, side=side
+  )
   assert cost.parameters == cost.parameters_counted
   # XLA counts LayerNorm, softmax and biases as well.
   assert 1.0 < cost.flops_xla / cost.flops < 1.2
@@ -35,6 +38,8 @@ def test_costs_are_the_papers():
   assert plain == pytest.approx(8.8e9, rel=0.01)
   masked, _ = costs.flops(config, "cls_masked", 0, 0)
   assert (masked - plain) / plain == pytest.approx(0.02, abs=0.003)
+  stream, _ = costs.flops(config, "side_masked", 0, 0, SideKind(16, "conv"))
+  assert (stream - masked) / plain == pytest.approx(0.0036, abs=1e-4)
   section = analysis.adapters(config_lib.Config(), [], config)
   assert "184,320, and 18,552 biases" in " ".join(section.notes)
 
