@@ -33,7 +33,7 @@ def random_tasks(backbone, seed, count=5):
       regime = "norms_masked" if i == 1 else "layers_masked"
       learned = {"cells": 0, "regime": regime}
     if i == 4:
-      learned |= {"regime": "cls+memory+norms+layers+side", "side_width": 4}
+      learned |= {"regime": "cls+memory+norms+layers+side", "side_width": 12}
     tasks.append(
       random_task(
         backbone, f"task{i}", seed=10 * seed + i,
