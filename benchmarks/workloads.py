@@ -82,7 +82,7 @@ def make_tasks(setting: Setting, count: int) -> list[mv.Task]:
 
 
 def with_side(setting: Setting) -> Setting:
-  """The same with tasks that have a side stream, and no memory."""
+  """Replace the task by one that has a side stream, and no memory."""
   task = mv.init_task(
     jax.random.key(0), setting.backbone, name="t", regime="side_masked",
     num_classes=setting.task.spec.num_classes,

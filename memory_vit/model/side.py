@@ -299,6 +299,9 @@ def added_values(
 def _to_slots(
   a: Float32[Array, "b h g _"], group: SideGroup
 ) -> Float32[Array, "b h t _"]:
-  """Of each slot's stream; zeros where it has none, whatever the others are."""
+  """Give each slot what is of its stream; zeros where it has none.
+
+  Chosen, and not multiplied by 0: another stream may not be finite.
+  """
   of_slots = jnp.take(a, group.stream, axis=2)
   return jnp.where(group.has_stream[None, None, :, None], of_slots, 0.0)

@@ -228,7 +228,7 @@ class TaskSpec:
 
   @property
   def side(self) -> SideKind:
-    """Of what kind its side stream is; of no width where it has none."""
+    """Width and mixing of its side stream; 0 and "" where it has none."""
     return SideKind(self.side_width, self.side_mixing)
 
   @property

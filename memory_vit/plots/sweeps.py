@@ -1,7 +1,7 @@
 """Accuracies of many trials as lines."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,12 +19,11 @@ _MARKERS = "os^Dv*PX"
 
 
 def sweep_figure(result: RunResult) -> Figure:
-  """Accuracies of a sweep over learning rate, a line for each regime and number
-  of cells.
+  """Draw accuracies of a sweep over learning rate.
 
-  On validation to the left, on the test split to the right; a point is the mean
-  over what else was varied, a bar its range and a standard error more on both
-  sides.
+  There is a line for each regime and number of cells. On validation to the
+  left, on the test split to the right; a point is the mean over what else was
+  varied, a bar its range and a standard error more on both sides.
   """
   figure = Figure(figsize=(9, 3.5), layout="constrained")
   left, right = figure.subplots(1, 2, sharey=True)
@@ -97,12 +96,14 @@ def _by_setting(tasks: Sequence[TrialResult], key: str) -> Lines:
     tasks: the trials.
     key: "val" or "test".
   """
-  label = _labels(tasks)
+  cells: dict[str, set[int]] = {}
+  for task in tasks:
+    cells.setdefault(task.regime, set()).add(task.cells)
   found: dict[str, dict[float, list[tuple[float, float]]]] = {}
   for task in sorted(tasks, key=lambda t: (t.regime, t.cells)):
     if (accuracy := getattr(task, f"{key}_accuracy")) is not None:
       error = standard_error(accuracy, getattr(task, f"{key}_examples"))
-      points = found.setdefault(label(task), {})
+      points = found.setdefault(_label_of(task, cells), {})
       points.setdefault(task.learning_rate, []).append((accuracy, error))
   return {
     setting: [_point(rate, points[rate]) for rate in sorted(points)]
@@ -118,17 +119,15 @@ def _point(rate: float, values: Sequence[tuple[float, float]]) -> Point:
   return rate, mean, least, greatest
 
 
-def _labels(tasks: Sequence[TrialResult]) -> Callable[[TrialResult], str]:
-  """How lines are called: by what differs among the trials."""
-  cells: dict[str, set[int]] = {}
-  for task in tasks:
-    cells.setdefault(task.regime, set()).add(task.cells)
+def _label_of(task: TrialResult, cells: Mapping[str, set[int]]) -> str:
+  """The name of a line, by what differs among the trials.
 
-  def label(task: TrialResult) -> str:
-    number = "1 cell" if task.cells == 1 else f"{task.cells} cells"
-    if len(cells) == 1:
-      return number
-    several = len(cells[task.regime]) > 1
-    return f"{task.regime}, {number}" if several else task.regime
-
-  return label
+  Args:
+    task: a trial on the line.
+    cells: {regime: the numbers of cells of its trials}.
+  """
+  number = "1 cell" if task.cells == 1 else f"{task.cells} cells"
+  if len(cells) == 1:
+    return number
+  several = len(cells[task.regime]) > 1
+  return f"{task.regime}, {number}" if several else task.regime

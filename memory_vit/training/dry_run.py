@@ -72,7 +72,7 @@ def dry_run(config: Config, workdir: Path) -> str:
 def _of_kind(
   trainer: Trainer, trials: Sequence[Trial]
 ) -> list[tuple[str, str]]:
-  """What trials of one kind will take: see `sweep.of_one_kind`."""
+  """Describe what trials of one kind will take, see `sweep.of_one_kind`."""
   passes = packing.make_plan(trainer, trials)["passes"]
   start = trainer.start([t for t in trials if t.name in passes[0]])
   prepare = trainer.frozen_pass(start.step)

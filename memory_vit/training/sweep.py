@@ -17,7 +17,7 @@ import psutil
 from memory_vit import config as config_lib
 from memory_vit.config import OPTIONS, Config, SweepConfig
 from memory_vit.errors import ConfigError
-from memory_vit.model.regimes import get_regime
+from memory_vit.model.regimes import NO_SIDE, get_regime
 from memory_vit.model.vit_config import RANDOM
 
 _AXES = {
@@ -101,14 +101,11 @@ def kind_of(config: Config) -> str:
   return "masked" if config.learned.composes else config.regime
 
 
-def size(trial: Trial) -> tuple[int, int, int]:
-  """By which trials are sorted: how much their part of a pass takes."""
+def size(trial: Trial) -> tuple[int, bool, int]:
+  """Sort key: how much a trial adds to a pass."""
   kind, task = trial.config.learned, trial.config.task
-  return (
-    kind.has_side * task.side_width,
-    kind.has_side * (task.side_mixing == "conv"),
-    kind.has_memory * task.cells,
-  )
+  side = task.side if kind.has_side else NO_SIDE
+  return side.width, side.mixing == "conv", kind.has_memory * task.cells
 
 
 def exported_names(config: Config, name: str) -> set[str]:
@@ -209,7 +206,7 @@ def _require_keys(overrides: Mapping[str, Any], axes: Sequence[str]) -> None:
 
 def _changed(config: Config, varied: Mapping[str, Any]) -> Config:
   """The configuration of a run that trains one trial alone."""
-  # All at once: the regime that is replaced may contradict what is kept.
+  # In one step: after half of it, `keep.what` would not be the regime's.
   none = dataclasses.asdict(SweepConfig())
   fixed: dict[str, Any] = {f"sweep.{key}": none[key] for key in none}
   # The batches stay those of the sweep, whatever the seed of the trial is.
