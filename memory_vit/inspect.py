@@ -143,6 +143,8 @@ def _task_text(report: TaskReport, labels: bool) -> str:
       ("path", escaped(report.path)),
       ("classes", _labels(spec)),
       ("cells", f"{spec.cells} per layer"),
+      *([("side stream", f"width {spec.side_width}, {spec.side_mixing}")]
+        if spec.side_width else []),
       ("attends to", ", ".join(spec.attends_to) or "no other task"),
       ("memory", f"put in {memory_norm} the LayerNorm "
                  f"(memory_norm {spec.memory_norm})"),

@@ -326,3 +326,11 @@ def test_as_a_command_it_imports_nothing_heavy(saved):
   assert fields(done.stdout)["arrays"] == "verified"
   # What the terminal cannot show does not stop the command.
   assert fields(done.stdout)["11"] == "\\u65e5"
+
+
+def test_a_side_stream_is_named(backbone, tmp_path, capsys):
+  task = random_task(backbone, "a", regime="side_masked", cells=0, side_width=4)
+  mv.save_task(task, tmp_path / "a")
+  assert fields(run(capsys, tmp_path / "a")[1])["side stream"] == (
+    "width 4, conv"
+  )
