@@ -18,7 +18,7 @@ RELEASE ?=
 .PHONY: help quickstart test newest lowest processes slow exchange nightly mutants lint notebooks docs bench compare release clean
 
 help:
-	@echo "make quickstart   learn a task on the embedded data, into $(WORKDIR)"
+	@echo "make quickstart   teach a far task by four regimes, into $(WORKDIR)"
 	@echo "make test         the tests (under 3 minutes on 2 cores)"
 	@echo "make newest       a tenth of them on Python 3.12 or 3.13, with the newest jax"
 	@echo "make lowest       the same with the lowest versions that are allowed"
@@ -71,7 +71,7 @@ INSTALL := pip install --quiet --no-compile
 	touch $@
 
 quickstart: .venv/installed
-	$(BIN)/memory-vit train --config=quickstart:sweep --workdir=$(WORKDIR)
+	$(BIN)/memory-vit train --config=quickstart --workdir=$(WORKDIR)
 
 # By test and not by file, or one worker waits long for the other's last file.
 test: .venv/installed

@@ -2,7 +2,7 @@
 
   python -m benchmarks.first_token --workdir=DIR [--seeds=4]
 
-The digits of the quickstart, with micro ViTs that pool in three ways: from a
+The digits of scikit-learn, with micro ViTs that pool in three ways: from a
 class token, by attention of a probe ("map"), by a mean ("gap"). Each learns 0
 to 4; then 5 to 9 are learned with memory, from a token that starts as what the
 backbone pools with (`backbone.first_class_token`) and from a random one, all
@@ -21,7 +21,7 @@ from typing import Any
 import jax
 
 import memory_vit as mv
-from configs import quickstart
+from configs import digits
 from memory_vit import config as config_lib
 from memory_vit.config import Config, PretrainConfig, SweepConfig
 from memory_vit.model.backbone import init_backbone
@@ -58,8 +58,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def settings() -> Config:
-  """The configuration of the quickstart."""
-  return config_lib.from_dict(quickstart.get_config().to_dict())
+  """The configuration of the digits."""
+  return config_lib.from_dict(digits.get_config().to_dict())
 
 
 def pretrained(pooling: str, workdir: Path) -> Path:

@@ -103,7 +103,7 @@ class TrainDataConfig:
   """A data set to train on, and how its images are prepared."""
 
   # A TFDS name ("cifar100", "sun397/tfds"), "folder", "list", "embeddings", or
-  # "digits:0-4".
+  # what comes with a package: "digits:0-4", "glyphs:inverted".
   name: str = option("", _DATA_SET_OR_NONE, resume="never")
   # TFDS data directory; of "folder" what holds train/ and test/, of "list" what
   # holds train.txt and test.txt, of "embeddings" what holds train/ or
@@ -350,9 +350,12 @@ class OptimConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UpstreamConfig:
-  """The original task of the backbone, to show that it is unchanged."""
+  """Data of the original outputs, to show that they are unchanged.
 
-  # As `data.name`; "" evaluates nothing.
+  Of the backbone's own classes, its accuracy is told as well.
+  """
+
+  # As `data.name`; "" compares nothing.
   name: str = option("", _DATA_SET_OR_NONE, resume="free")
   # As `data.dir`.
   dir: str = option("", _DIRECTORY, resume="free")

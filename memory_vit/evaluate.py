@@ -25,7 +25,7 @@ from etils import epy
 
 from memory_vit.cli import commands, data_options
 from memory_vit.cli.command_line import Parser
-from memory_vit.errors import ConfigError, TaskError
+from memory_vit.errors import ConfigError
 from memory_vit.runtime import progress_bar
 from memory_vit.runtime.messages import brief, counted, escaped
 from memory_vit.runtime.rules import Number
@@ -205,13 +205,7 @@ def _open_upstream(
   preprocessing = image_ops.evaluation_of(
     own.eval_crop, own.resize, size, backbone.evaluation
   )
-  source = data_options.open_split(own.ref, arguments)
-  if source.num_classes != backbone.config.num_classes:
-    raise TaskError(
-      f"{source.full_name} has {source.num_classes} classes, the head of the "
-      f"backbone has {backbone.config.num_classes}."
-    )
-  return source, preprocessing
+  return data_options.open_split(own.ref, arguments), preprocessing
 
 
 def text(result: Mapping[str, Any]) -> str:
@@ -299,12 +293,17 @@ def _problems(name: str, found: Mapping[str, Any]) -> list[str]:
 def _upstream_line(upstream: Mapping[str, Any] | None) -> list[str]:
   if not upstream:
     return []
+  what, accuracy = "original outputs", ""
+  if upstream["accuracy"] is not None:
+    what = "original task"
+    accuracy = (
+      f"{100 * upstream['accuracy']:.2f} % with all tasks in the pass, "
+      f"{100 * upstream['accuracy_plain']:.2f} % by the plain ViT; "
+    )
   return [
-    f"original task, {_data_of(upstream)} ({upstream['examples']:,} "
-    "images): "
-    f"{100 * upstream['accuracy']:.2f} % with all tasks in the pass, "
-    f"{100 * upstream['accuracy_plain']:.2f} % by the plain ViT; equal to the "
-    f"bit: {'yes' if upstream['outputs_bit_equal'] else 'NO'}",
+    f"{what}, {_data_of(upstream)} ({upstream['examples']:,} images): "
+    f"{accuracy}equal to the bit: "
+    f"{'yes' if upstream['outputs_bit_equal'] else 'NO'}",
     *_problems("original task", upstream),
   ]
 

@@ -21,7 +21,7 @@ with epy.lazy_imports():  # a report of results is made without jax
 
 RESULT = "result.json"
 # Pictures beside it: accuracies of a sweep, and where the exported task looks.
-SWEEP, ATTENTION = "sweep.png", "attention.png"
+SWEEP, ATTENTION, ANSWERS = "sweep.png", "attention.png", "answers.png"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,10 +87,11 @@ class BackboneResult:
   Attributes:
     fingerprint: of its weights.
     dtype: compute dtype of the run.
-    accuracy_before: of its own task, without the new tasks; None where
-      `config.upstream` names no data, as the next two.
-    accuracy_after: with the new tasks in the same pass.
-    outputs_bit_equal: whether all outputs on that data are the same.
+    accuracy_before: on the data of `config.upstream`, without the new tasks;
+      None where it names none, or data of other classes than the backbone's.
+    accuracy_after: the same with the new tasks in the pass.
+    outputs_bit_equal: whether all outputs on that data are the same; None
+      where it names none.
   """
 
   fingerprint: str = ""

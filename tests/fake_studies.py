@@ -5,7 +5,7 @@ import functools
 
 from conftest import tiny_backbone
 
-from configs import quickstart
+from configs import digits
 from memory_vit import config as config_lib
 from memory_vit.config import Config
 from memory_vit.model.regimes import REGIMES
@@ -25,7 +25,7 @@ from memory_vit.training import sweep
 
 def small_study(backbone_file) -> Config:
   """Two rates, seeds, cells and other data sets, on the embedded digits."""
-  values = quickstart.get_config()
+  values = digits.get_config()
   values.pretrain.variant = ""
   values.upstream.name = ""
   values.backbone, values.gelu = str(backbone_file), "tanh"

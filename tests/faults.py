@@ -43,7 +43,7 @@ class Run:
       "eval_every": 30, "checkpoint_every": 10, "log_every": 1,
       "log_images": 0, **options,
     }  # fmt: skip
-    self._flags = ["--config=configs/quickstart.py", f"--workdir={workdir}"]
+    self._flags = ["--config=configs/digits.py", f"--workdir={workdir}"]
     self._flags += [f"--config.{key}={v}" for key, v in options.items()]
     self._logs = (pathlib.Path(f"{workdir}-{i}.log") for i in itertools.count())
 

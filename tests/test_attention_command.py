@@ -13,7 +13,7 @@ from conftest import random_task, tiny_backbone
 from PIL import Image
 
 import memory_vit as mv
-from configs import quickstart
+from configs import digits
 from memory_vit import attention
 from memory_vit import config as config_lib
 from memory_vit.data import datasets
@@ -47,7 +47,7 @@ def model(tmp_path_factory):
 
 
 def task_of(backbone, name, **options):
-  values = quickstart.get_config()
+  values = digits.get_config()
   values.data.name = "digits:0-4"
   made = config_lib.to_dict(config_lib.from_dict(values.to_dict()))
   source = datasets.open_source("digits:0-4", "test")

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 
 from etils import epy
 
+from memory_vit import glyphs
 from memory_vit.errors import BackboneError
 from memory_vit.runtime import checksums, files, paths
 from memory_vit.runtime.progress_bar import ProgressBar
@@ -39,12 +40,13 @@ def _augreg(model: str, recipe: str) -> str:
   return f"{_BUCKET}/augreg/{name}.npz"
 
 
-# Short name -> address. "i21k" are the weights of the original paper
+# Short name -> address, or file. "i21k" are the weights of the original paper
 # (arXiv:2010.11929), with `pre_logits` and a head of 21,843 classes; "augreg"
 # those that "How to train your ViT?" (arXiv:2106.10270) recommends, which has
 # no L/32. We know no published checksums, so none is pinned: the SHA-256 of
 # every download is logged, to be compared by hand.
 KNOWN = {
+  "glyphs": str(glyphs.BACKBONE),  # comes with the package
   "i21k-B/32": f"{_BUCKET}/imagenet21k/ViT-B_32.npz",
   "i21k-B/16": f"{_BUCKET}/imagenet21k/ViT-B_16.npz",
   "i21k-L/32": f"{_BUCKET}/imagenet21k/ViT-L_32.npz",

@@ -1,10 +1,11 @@
-"""Open splits of data sets: folders, lists, embeddings, digits, TFDS's."""
+"""Open splits of data sets: folders, lists, embeddings, shipped ones, TFDS."""
 
 from memory_vit.config import EMBEDDINGS, TrainDataConfig
 from memory_vit.data import (
   embedded,
   file_list,
   local,
+  shipped,
   sources,
   subset,
   tfds,
@@ -13,7 +14,7 @@ from memory_vit.data.inventory import Inventory
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.reader import Reader
 from memory_vit.data.sources import Source
-from memory_vit.data.split_ref import OF_A_DIRECTORY, SplitRef
+from memory_vit.data.split_ref import OF_A_DIRECTORY, SHIPPED, SplitRef
 from memory_vit.errors import DataError
 from memory_vit.runtime import messages, processes
 
@@ -125,13 +126,13 @@ def _open_local(ref: SplitRef) -> Source | None:
     return file_list.open_list(ref)
   if ref.name == EMBEDDINGS:
     return embedded.open_embeddings(ref)
-  if ref.name.partition(":")[0] == "digits":
-    return local.open_digits(ref)
+  if ref.name.partition(":")[0] in SHIPPED:
+    return shipped.open_shipped(ref)
   return None
 
 
 def _is_local(ref: SplitRef) -> bool:
-  return ref.name.partition(":")[0] in (*OF_A_DIRECTORY, "digits")
+  return ref.name.partition(":")[0] in (*OF_A_DIRECTORY, *SHIPPED)
 
 
 def check_first_label(reader: Reader) -> None:

@@ -1,19 +1,11 @@
-"""Data sets on this disk: folders of images, and the embedded digits."""
+"""Data sets of folders of images on this disk."""
 
 import dataclasses
-import functools
-import hashlib
 import os
 import pathlib
-import re
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-import sklearn.datasets
-
 from memory_vit.data import image_paths, sources
-from memory_vit.data.inventory import Inventory
-from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.sources import Source
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import BrokenDataError, DataError
@@ -54,59 +46,6 @@ def open_folder(ref: SplitRef) -> Source:
   return dataclasses.replace(
     source, skipped=tuple(filter(None, skipped.values()))
   )
-
-
-def open_digits(ref: SplitRef) -> Source:
-  """Open a split of the digits of scikit-learn; every fifth is for the test.
-
-  Raises:
-    DataError: for another name, or a split that is not there.
-  """
-  match = re.fullmatch(r"digits(?::([0-9])-([0-9]))?", ref.name)
-  first, last = (int(match[1] or 0), int(match[2] or 9)) if match else (1, 0)
-  if first > last:
-    raise DataError(
-      f"data set {ref.name!r}: expected 'digits', or a range such as "
-      "'digits:0-4'."
-    )
-  images, encoded, digits = _digits()
-  train, test = [], []
-  for digit in range(first, last + 1):
-    indices = np.flatnonzero(digits == digit)
-    train.append(np.delete(indices, np.s_[4::5]))
-    test.append(indices[4::5])
-  # Sorted, as they come in scikit-learn: the classes are mixed.
-  splits = {
-    "train": np.sort(np.concatenate(train)),
-    "test": np.sort(np.concatenate(test)),
-  }
-  sizes = {key: len(indices) for key, indices in splits.items()}
-  parts = sources.split_parts(ref.name, ref.split, sizes)
-  chosen = np.concatenate([splits[key][part] for key, part in parts])
-  labels = tf.constant(digits[chosen] - first, tf.int32)
-  return Source(
-    name=ref.name,
-    split=ref.split,
-    size=len(chosen),
-    class_names=tuple(str(digit) for digit in range(first, last + 1)),
-    fetch=sources.fetch_from_memory(tf.gather(encoded, chosen), labels),
-    inventory=Inventory(facts={"pictures": _digest(images[chosen], labels)}),
-    labels=labels.numpy(),
-  )
-
-
-@functools.cache
-def _digits() -> tuple[np.ndarray, tf.Tensor, np.ndarray]:
-  """Images, uint8 (n, 8, 8, 1), the same as PNG files, and digits, (n,)."""
-  images, digits = sklearn.datasets.load_digits(return_X_y=True)
-  # They are from 0 to 16. As files they are read as any other source.
-  images = np.round(images.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
-  return images, tf.stack([tf.io.encode_png(image) for image in images]), digits
-
-
-def _digest(images: np.ndarray, labels: tf.Tensor) -> str:
-  """SHA-256 of images in memory, and of their labels."""
-  return hashlib.sha256(images.tobytes() + labels.numpy().tobytes()).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)

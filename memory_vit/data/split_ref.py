@@ -12,6 +12,8 @@ from memory_vit.config import (
 )
 from memory_vit.data.inventory import Inventory
 
+# What comes with a package; what follows a colon says which part of it.
+SHIPPED = ("digits", "glyphs")
 # Names that stand for what lies in `dir`, whose own name tells it from others.
 OF_A_DIRECTORY = ("folder", "list", EMBEDDINGS)
 
@@ -51,8 +53,9 @@ class SplitRef:
       where the folders in train/ are the classes. "list": the images that the
       lines PATH LABEL of `dir`/SPLIT.txt name. "embeddings": the rows that
       `embed` wrote to `dir`/SPLIT. "digits": the digits that come with
-      scikit-learn, "digits:0-4" a range of them. Anything else is a TFDS name,
-      such as "cifar100" or "sun397/tfds".
+      scikit-learn, "digits:0-4" a range of them. "glyphs:inverted": characters
+      that come with this package. Anything else is a TFDS name, such as
+      "cifar100" or "sun397/tfds".
     dir: of "folder", "list" and "embeddings"; or the TFDS data directory, or
       the directory of one prepared data set (with a dataset_info.json); "" is
       TFDS's default.

@@ -105,6 +105,7 @@ def evaluate_source(
   also: Collection[Also] = (),
   batches: Iterable[dict[str, Any]] | None = None,
   predictions_of: str | Collection[str] | None = None,
+  other_classes: bool = False,
 ) -> dict[str, dict[str, Any]]:
   """`evaluate`, on a split; each process reads its share.
 
@@ -113,7 +114,9 @@ def evaluate_source(
   "skipped": how many examples could not be read, and are not among the
   "examples" on which the numbers stand. "hits" are a `Hits`, and "predictions"
   are `SplitPredictions`, of all examples of the split in their order; only of
-  the outputs that `predictions_of` names, where it does.
+  the outputs that `predictions_of` names, where it does. With `other_classes`
+  the outputs may be of other classes than the labels: "top1", "top5", "loss"
+  and "per_class" are None then.
 
   Raises:
     TaskError: for an output with another number of classes than the data set.
@@ -121,8 +124,9 @@ def evaluate_source(
 
   def predict_classes(inputs: Any) -> dict[str, Float[Array, "b _"]]:
     outputs = predict(inputs)
-    for name, logits in outputs.items():
-      _require_classes(name, logits.shape[-1], source)
+    if not other_classes:
+      for name, logits in outputs.items():
+        _require_classes(name, logits.shape[-1], source)
     return outputs
 
   if batches is None:
@@ -140,6 +144,8 @@ def evaluate_source(
       bar=bar,
     )
   for result in results.values():
+    if other_classes:
+      result |= dict.fromkeys(("top1", "top5", "loss", "per_class"))
     # Of all processes, as the sums are.
     result["skipped"] = source.size - result["examples"]
     if "hits" in result:

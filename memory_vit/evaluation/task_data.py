@@ -2,9 +2,9 @@
 
 A task comes from anywhere, and opening a data set can import, download and
 read. What a task says of its data set is a hint. It is shown where the command
-line says nothing. It is followed where it opens nothing (the digits come with a
-package), for the name of a set inside of a directory that was given, and below
-a directory that the command line trusts as a whole.
+line says nothing. It is followed where it opens nothing (digits and glyphs come
+with packages), for the name of a set inside of a directory that was given, and
+below a directory that the command line trusts as a whole.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # it brings TensorFlow
 # A TFDS name with a namespace in front ("community:name") would be fetched from
 # elsewhere, with its code.
 _DATA_NAME = re.compile(r"\w+(/\w[\w.-]*)?(:\d+\.\d+\.\d+)?", re.ASCII)
-_EMBEDDED = re.compile(r"digits(:\d-\d)?", re.ASCII)
+_SHIPPED = re.compile(r"(digits|glyphs)(:[\w-]+)?", re.ASCII)
 # What a shell takes as it stands.
 _PLAIN = re.compile(r"[\w@%+:,./~-]{1,200}", re.ASCII)
 # Characters of a hint, and tasks, that a message shows.
@@ -213,7 +213,7 @@ def _ref(
   common_split = "" if owner == BACKBONE else given.splits.get("", "")
   split = given.splits.get(owner, common_split) or hint.split
   found: SplitRef | None = None
-  if name is None and _EMBEDDED.fullmatch(hint.name):
+  if name is None and _SHIPPED.fullmatch(hint.name):
     found = SplitRef(hint.name, "", split, download=False)
   elif name is not None and (directory or name not in OF_A_DIRECTORY):
     found = SplitRef(name, directory or "", split, download=True)

@@ -163,6 +163,8 @@ class Evaluator:
   ) -> dict[str, Any]:
     """Evaluate the original head, with all tasks in the pass and without.
 
+    On data of other classes than the backbone's it has no accuracy (None).
+
     Raises:
       ConfigError: for a task that composes with nothing: its pass has none.
     """
@@ -175,7 +177,13 @@ class Evaluator:
       differences.add(BACKBONE, out, plain)
       return {"with": out, "plain": plain}
 
-    found = self._evaluate(predict, source, preprocessing)
+    own_classes = self._backbone.config.num_classes
+    found = self._evaluate(
+      predict,
+      source,
+      preprocessing,
+      other_classes=source.num_classes != own_classes,
+    )
     return {
       **_evaluated(source, found["with"]),
       "accuracy_plain": found["plain"]["top1"],

@@ -20,7 +20,6 @@ from memory_vit.errors import ConfigError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import Task
 from memory_vit.run_result import (
-  ATTENTION,
   RESULT,
   SWEEP,
   RunResult,
@@ -69,9 +68,10 @@ def train_and_evaluate(
   Leaves there `config.json`, `checkpoints/`, `inventory/`, `tasks/NAME/`,
   TensorBoard events, `result.json` and, of a test split, `hits.json` (which
   examples of it are right, see `evaluation.hits`); of a sweep `passes.json` and
-  `sweep.png`; of a task that composes `attention.png` (where it looks, see
-  `config.log_images`); of pretraining `pretrain/`, `backbone.npz` and
-  `backbone.json`; of the regime `full` the whole model as `NAME.npz`.
+  `sweep.png`; with `config.log_images` `answers.png` (what the best task says to
+  some test images) and, of a task that composes, `attention.png` (where it
+  looks); of pretraining `pretrain/`, `backbone.npz` and `backbone.json`; of the
+  regime `full` the whole model as `NAME.npz`.
 
   Args:
     config: of the run.
@@ -275,7 +275,8 @@ def _show_best(inputs: _Inputs, best: _Best, workdir: Path) -> None:
   trial = trained.trial
   try:
     if jax.process_index() == 0:  # one of an earlier result, if any
-      (workdir / ATTENTION).unlink(missing_ok=True)
+      for name in run_pictures.FILES.values():
+        (workdir / name).unlink(missing_ok=True)
     if trainer.config.log_images:
       _draw(trainer, best, workdir)
   except Exception as error:  # of a full disk, of what TensorBoard says
@@ -303,16 +304,17 @@ def _draw(trainer: Trainer, best: _Best, workdir: Path) -> None:
   logdirs = packing.logdirs_of([trained.trial], workdir)
   with Events(logdirs, trainer.wandb_run) as events:
     events.write_images(steps, {name: pictures})
-  _save_attention(pictures, workdir)
+  if jax.process_index() == 0:
+    _save(pictures, workdir)
 
 
-def _save_attention(pictures: run_pictures.Pictures, workdir: Path) -> None:
-  """Write where the best task looks, by one process; if that was drawn."""
-  pixels = pictures.get(run_pictures.OVERLAYS)
-  file = workdir / ATTENTION
-  if pixels is not None and jax.process_index() == 0:
-    with files.writing(file), files.replacing(file) as part:
-      Image.fromarray(pixels).save(part, format="PNG")
+def _save(pictures: run_pictures.Pictures, workdir: Path) -> None:
+  """Write those pictures that are files of a run, if they were drawn."""
+  for tag, name in run_pictures.FILES.items():
+    file = workdir / name
+    if tag in pictures:
+      with files.writing(file), files.replacing(file) as part:
+        Image.fromarray(pictures[tag]).save(part, format="PNG")
 
 
 def open_trainer(
@@ -350,7 +352,7 @@ def _open_inputs(
     "train": trainer.train,
     "validation": trainer.validation,
     "test": trainer.test,
-    "upstream": upstream.open_upstream(config, backbone),
+    "upstream": upstream.open_upstream(config),
   }
   splits = {key: reader for key, reader in named.items() if reader}
   for reader in splits.values():

@@ -15,6 +15,8 @@ from memory_vit.data.eval_images import eval_images
 from memory_vit.data.reader import Reader
 from memory_vit.evaluation.split_predictions import SplitPredictions
 from memory_vit.model.task import Task
+from memory_vit.run_result import ANSWERS as ANSWERS_FILE
+from memory_vit.run_result import ATTENTION
 from memory_vit.runtime import sharding
 from memory_vit.runtime.messages import first_line
 from memory_vit.training.trainer import Trainer
@@ -32,6 +34,12 @@ logger = logging.getLogger(__name__)
 
 # The tag of where a task looks.
 OVERLAYS = "attention/overlays"
+# And of what it says to images.
+ANSWERS = "test/answers"
+# What of these is written into the run's directory.
+FILES = {OVERLAYS: ATTENTION, ANSWERS: ANSWERS_FILE}
+# Images on that sheet, for each that is logged.
+_SHEET = 3
 # Tag -> uint8 (height, width, 3).
 Pictures = dict[str, np.ndarray]
 
@@ -51,6 +59,7 @@ def pictures_of(
   pictures: Pictures = {}
   for draw in (
     lambda: attention_figures(trainer, task, predictions),
+    lambda: answer_figures(trainer, task, predictions),
     lambda: confusion_figures(task, predictions),
   ):
     try:
@@ -98,6 +107,19 @@ def attention_figures(
   }
 
 
+def answer_figures(
+  trainer: Trainer, task: Task, predictions: SplitPredictions | None
+) -> dict[str, Figure]:
+  """Draw images of the test split, under their classes and a task's answers."""
+  reader = trainer.test
+  if predictions is None or reader is None or reader.source.embedded:
+    return {}
+  chosen = _some_examples(trainer, reader, _SHEET)
+  images = eval_images(reader, trainer.preprocessing, chosen)
+  titles = _answers(task, predictions, chosen)
+  return {ANSWERS: plots.image_grid(images, titles)}
+
+
 def confusion_figures(
   task: Task, predictions: SplitPredictions | None
 ) -> dict[str, Figure]:
@@ -129,12 +151,14 @@ def _answers(
   ]
 
 
-def _some_examples(trainer: Trainer, reader: Reader) -> list[int]:
-  """The numbers of images from all over a split.
+def _some_examples(
+  trainer: Trainer, reader: Reader, each: int = 1
+) -> list[int]:
+  """The numbers of images from all over a split, `each` for one of the log.
 
   Files lie class by class: the first ones would be of one class.
   """
   readable = [i for i in range(reader.size) if i not in reader.unreadable]
-  count = min(trainer.config.log_images, len(readable))
+  count = min(each * trainer.config.log_images, len(readable))
   places = np.linspace(0, len(readable) - 1, count).round().astype(int)
   return [readable[i] for i in places]

@@ -7,6 +7,7 @@ from clu import parameter_overview as clu_overview
 
 from memory_vit.model import trees
 from memory_vit.run_result import (
+  ANSWERS,
   ATTENTION,
   RESULT,
   SWEEP,
@@ -45,12 +46,13 @@ def summary(result: RunResult, workdir: Path) -> str:
   backbone = result.backbone
   if backbone.outputs_bit_equal is not None:
     equal = "yes" if backbone.outputs_bit_equal else "NO"
-    lines += [
-      "",
-      f"original task: {_percent(backbone.accuracy_before)} before, "
-      f"{_percent(backbone.accuracy_after)} after; all outputs equal to the "
-      f"bit: {equal}",
-    ]
+    what = "original outputs before and after"
+    if backbone.accuracy_before is not None:
+      what = (
+        f"original task: {_percent(backbone.accuracy_before)} before, "
+        f"{_percent(backbone.accuracy_after)} after; all outputs"
+      )
+    lines += ["", f"{what} equal to the bit: {equal}"]
   if result.left_out:
     lines += ["", "left out, as they could not be read:"]
     lines += [f"  {escaped(example)}" for example in result.left_out]
@@ -75,7 +77,7 @@ def summary(result: RunResult, workdir: Path) -> str:
 
 def _pictures(workdir: Path) -> list[str]:
   """Name the pictures that a run has left, each in a line."""
-  found = [workdir / name for name in (SWEEP, ATTENTION)]
+  found = [workdir / name for name in (SWEEP, ATTENTION, ANSWERS)]
   return [f"picture       {path}" for path in found if path.exists()]
 
 

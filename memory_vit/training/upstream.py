@@ -1,4 +1,7 @@
-"""The backbone's own task: evaluated before and after training."""
+"""The original outputs, before and after training, on data of one's choice.
+
+Where these are of the backbone's own classes, its accuracy is told as well.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +12,6 @@ from memory_vit.config import Config
 from memory_vit.data import datasets, image_ops
 from memory_vit.data.reader import Reader
 from memory_vit.data.split_ref import configured_splits
-from memory_vit.errors import ConfigError
 from memory_vit.evaluation import evaluate
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import BACKBONE, Task
@@ -17,21 +19,10 @@ from memory_vit.run_result import BackboneResult
 from memory_vit.training.trainer import Trainer
 
 
-def open_upstream(config: Config, backbone: Backbone) -> Reader | None:
-  """Open the data of the backbone's own task; None where none is configured.
-
-  Raises:
-    ConfigError: where they have other classes than the backbone.
-  """
+def open_upstream(config: Config) -> Reader | None:
+  """Open the data of the original outputs; None where none is configured."""
   ref = configured_splits(config).get("upstream")
-  reader = datasets.open_on_all_processes(ref) if ref else None
-  outputs = backbone.config.num_classes
-  if reader and reader.num_classes != outputs:
-    raise ConfigError(
-      f"config.upstream: {reader.full_name} has {reader.num_classes} classes, "
-      f"the head of the backbone has {outputs}."
-    )
-  return reader
+  return datasets.open_on_all_processes(ref) if ref else None
 
 
 def evaluate_upstream(
@@ -47,6 +38,7 @@ def evaluate_upstream(
     return outputs(images)
 
   where = config.upstream
+  own_classes = trainer.backbone.config.num_classes
   return evaluate.evaluate_source(
     predict,
     reader,
@@ -59,6 +51,7 @@ def evaluate_upstream(
     batch_size=config.batch_size_eval,
     mesh=mesh,
     also=["digest"],
+    other_classes=reader.num_classes != own_classes,
   )[BACKBONE]
 
 

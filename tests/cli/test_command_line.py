@@ -43,7 +43,7 @@ from memory_vit.training import config_changes
 from memory_vit.training import run as training_run
 from memory_vit.training.checkpoints import Checkpoints
 
-CONFIG = f"--config={ROOT / 'configs' / 'quickstart.py'}"
+CONFIG = f"--config={ROOT / 'configs' / 'digits.py'}"
 SLOW = pytest.mark.slow
 HUGE = 10**30
 # Text that a terminal obeys, or shows elsewhere than it stands.
@@ -286,7 +286,7 @@ def test_configuration_files_that_are_none(begun, capsys, tmp_path):
     ("--config=~nouser/x.py", "no path"),
     (f"--config={'a' * 300}.py", "too long"),
     ("--config=/dev/null", "there is no such file"),
-    (f"{CONFIG}:foo", "quickstart:foo is unknown, expected quickstart or"),
+    (f"{CONFIG}:foo", "digits:foo is unknown, expected digits or"),
     ("--seed=3", "Unknown command line flag 'seed'"),
     ("--flagfile=/nope", "No such file"),
   ]
@@ -651,7 +651,7 @@ def test_nothing_of_tensorflow_is_on_stderr(tmp_path):
   mv.save_tasks([task], tmp_path / "tasks")
   Image.new("RGB", (9, 9)).save(tmp_path / "a.png")
   run = tmp_path / "run"
-  options = ["--config=configs/quickstart.py"] + [
+  options = ["--config=configs/digits.py"] + [
     f"--config.{key}={value}" for key, value in {
       "pretrain.variant": "", "upstream.name": "", "backbone": file,
       "total_steps": 2, "batch_size": 8, "batch_size_eval": 64,

@@ -211,7 +211,8 @@ def test_the_size_of_pictures_is_the_backbones():
   ):  # fmt: skip
     assert load(name, argument).image_size == 0
   assert load("pretrain", "x").image_size == 64
-  assert load("quickstart").image_size == 8
+  assert load("digits").image_size == 8
+  assert load("quickstart").image_size == 24
   assert load("glyphs", "glyph_inverted").image_size == 24
 
 
@@ -225,8 +226,8 @@ def test_the_test_bed_can_run_its_table(name):
   assert config.task.cells == min(config.study.cells)
 
 
-def test_the_quickstart_is_one_task_or_a_sweep_of_six():
-  one, many = load("quickstart"), load("quickstart", "sweep")
+def test_digits_are_one_task_or_a_sweep_of_six():
+  one, many = load("digits"), load("digits", "sweep")
   assert not one.sweep.is_on
   assert len(sweep.trials_of(many, "digits")) == 6
   # What the trials share is computed once, for every crop that there is.
@@ -234,8 +235,8 @@ def test_the_quickstart_is_one_task_or_a_sweep_of_six():
   assert (many.keep.what, many.keep.views) == ("contexts", places**2)
   assert many.pretrain == one.pretrain
   assert many.data == one.data
-  with pytest.raises(ConfigError, match="expected quickstart or quickstart:sw"):
-    load("quickstart", "swep")
+  with pytest.raises(ConfigError, match="expected digits or digits:sweep"):
+    load("digits", "swep")
 
 
 def test_tfds_wants_a_name(tmp_path):
@@ -279,7 +280,7 @@ def test_a_rate_that_is_given_is_the_only_one():
   """What the command line says wins over what a configuration sweeps."""
   one = parsed("--config=sun397", "--config.learning_rate=0.1")
   assert (one.learning_rate, one.sweep.is_on) == (0.1, False)
-  sweep = parsed("--config=quickstart:sweep", "--config.task.cells=5")
+  sweep = parsed("--config=digits:sweep", "--config.task.cells=5")
   assert (sweep.sweep.cells, sweep.sweep.combinations) == ((), 3)
   message = "config.learning_rate.*config.sweep.learning_rate.*one of them"
   with pytest.raises(ConfigError, match=message):
@@ -303,7 +304,7 @@ def test_a_file_of_that_name_comes_first(tmp_path, monkeypatch):
 
 def test_a_name_that_there_is_not():
   message = (
-    "'sun398'.* FILE.py.*: cifar100, embeddings, .*quickstart.* sun397, tfds"
+    "'sun398'.* FILE.py.*: cifar100, digits, .*quickstart.* sun397, tfds"
   )
   with pytest.raises(ConfigError, match=message) as error:
     parsed("--config=sun398")

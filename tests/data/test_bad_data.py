@@ -27,7 +27,7 @@ from fake_data import broken_source, flip_bit, numbered_source, record_start
 from PIL import Image
 
 import memory_vit as mv
-from configs import quickstart
+from configs import digits
 from memory_vit import config as config_lib
 from memory_vit.config import DataConfig
 from memory_vit.data import batching, tfrecord, watchdog
@@ -644,7 +644,7 @@ def config(tmp_path):
       write_pictures(tmp_path / "data" / split / label, pictures)
     (tmp_path / "data" / split / "a" / "0.png").write_bytes(b"no picture")
   mv.save_backbone(tiny_backbone(), tmp_path / "tiny.npz")
-  values = quickstart.get_config()
+  values = digits.get_config()
   values.pretrain.variant = values.upstream.name = ""
   values.backbone = str(tmp_path / "tiny.npz")
   values.batch_size, values.batch_size_eval = 16, 8
@@ -890,7 +890,7 @@ def test_stalled_command_ends(config, tmp_path):
   }  # fmt: skip
   done = subprocess.run(
     [sys.executable, "-c", PIPE + faults.MAIN,
-     f"--workdir={tmp_path / 'run'}", "--config=configs/quickstart.py",
+     f"--workdir={tmp_path / 'run'}", "--config=configs/digits.py",
      *(f"--config.{key}={value}" for key, value in options.items())],
     cwd=ROOT, timeout=PATIENCE, check=False, capture_output=True, text=True,
     env={**os.environ, "XLA_FLAGS": ""},

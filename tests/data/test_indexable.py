@@ -12,7 +12,7 @@ from conftest import tiny_backbone
 from PIL import Image
 
 import memory_vit as mv
-from configs import quickstart
+from configs import digits
 from memory_vit import config as config_lib
 from memory_vit.config import DataConfig
 from memory_vit.data import datasets, open_indexable, subset
@@ -212,7 +212,7 @@ def test_a_run_knows_them_by_number_and_version():
 
 
 def run_config(**data):
-  values = quickstart.get_config()
+  values = digits.get_config()
   values.pretrain.variant = values.upstream.name = ""
   values.data.name = ""
   for key, value in data.items():

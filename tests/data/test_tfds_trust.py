@@ -15,7 +15,7 @@ from conftest import ROOT, random_task, tiny_backbone
 from faults import Process
 
 import memory_vit as mv
-from configs import quickstart
+from configs import digits
 from memory_vit import config as config_lib
 from memory_vit.cli import commands
 from memory_vit.config import PretrainConfig
@@ -159,7 +159,7 @@ def test_features_of_tfds_are_its_own():
 def test_trust_reaches_every_reader(
   tmp_path, monkeypatch, backbone_file, trusted
 ):
-  values = quickstart.get_config()
+  values = digits.get_config()
   values.trust_data_code = trusted
   config = config_lib.from_dict(values.to_dict())
   asked = []
@@ -202,7 +202,7 @@ def bundle(tmp_path_factory):
     f"open({str(root / 'PWNED')!r}, 'w').close()\n"
   )
   made = config_lib.to_dict(
-    config_lib.from_dict(quickstart.get_config().to_dict())
+    config_lib.from_dict(digits.get_config().to_dict())
   )
   made["data"] |= {"name": "toy", "dir": "bundle/d", "test": "test"}
   made["upstream"] |= {"name": "toy", "dir": "bundle/d", "split": "test"}

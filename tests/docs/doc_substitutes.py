@@ -140,10 +140,10 @@ EXTRA_FLAGS = {
   ),
   r"--config=pretrain": ("--config.backbone=random:Micro/2",),
   # Pretraining is short where it is the matter, else it was done before.
-  r"--config=quickstart\b(?!.*\.(sweep|study)\.)": (
+  r"--config=digits\b(?!.*\.(sweep|study)\.)": (
     "--config.pretrain.total_steps=2",
   ),
-  r"--config=quickstart\b(?=.*\.(sweep|study)\.)": (
+  r"--config=digits\b(?=.*\.(sweep|study)\.)": (
     "--config.pretrain.variant=", "--config.backbone=tiny.npz",
   ),
   r"--config=((tfds|pretrain):\w+|cifar100)\b(?!.*\.data\.dir=)": (

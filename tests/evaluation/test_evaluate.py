@@ -9,7 +9,7 @@ import pytest
 from conftest import one_device, random_task, tiny_backbone
 
 import memory_vit as mv
-from configs import quickstart
+from configs import digits
 from memory_vit import config as config_lib
 from memory_vit import evaluate
 from memory_vit.cli import commands
@@ -42,7 +42,7 @@ def model(tmp_path_factory):
 
 
 def task_of(backbone, name, data_name, **options):
-  values = quickstart.get_config()
+  values = digits.get_config()
   values.data.name = data_name
   made = config_lib.to_dict(config_lib.from_dict(values.to_dict()))
   source = datasets.open_source(data_name, "test")

@@ -13,7 +13,7 @@ from conftest import random_task, tiny_backbone
 from steps import assert_close, batch, setting
 
 import memory_vit as mv
-from configs import quickstart
+from configs import digits
 from memory_vit import config as config_lib
 from memory_vit.config import OptimConfig
 from memory_vit.errors import ConfigError
@@ -236,7 +236,7 @@ def test_a_run_goes_on_with_other_devices(tmp_path, monkeypatch):
   mv.save_backbone(
     tiny_backbone(width=64, mlp_dim=256, num_classes=5), tmp_path / "wide.npz"
   )
-  values = quickstart.get_config()
+  values = digits.get_config()
   values.pretrain.variant, values.upstream.name = "", ""
   values.backbone, values.regime = str(tmp_path / "wide.npz"), "full"
   values.batch_size, values.batch_size_eval = 16, 64

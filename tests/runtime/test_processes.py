@@ -40,7 +40,7 @@ def flags_of(workdir, backbone_file, **changes) -> list[str]:
     "sweep.learning_rate": "(0.1, 0.03)", **changes,
   }  # fmt: skip
   return [
-    "--config=configs/quickstart.py",
+    "--config=configs/digits.py",
     f"--workdir={workdir}",
     *(f"--config.{key}={value}" for key, value in options.items()),
   ]

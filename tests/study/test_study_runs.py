@@ -347,7 +347,7 @@ def test_the_command(config, tmp_path):
   }  # fmt: skip
   command = [
     sys.executable, "-m", "memory_vit.paper",
-    "--config=configs/quickstart.py", f"--workdir={tmp_path / 'study'}",
+    "--config=configs/digits.py", f"--workdir={tmp_path / 'study'}",
     *(f"--config.{key}={value}" for key, value in options.items()),
     "--only=interference", "--only=costs", "--only=extension",
   ]  # fmt: skip

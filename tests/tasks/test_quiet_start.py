@@ -10,7 +10,7 @@ import pytest
 from conftest import random_task, tiny_backbone
 
 import memory_vit as mv
-from configs import quickstart
+from configs import digits
 from memory_vit import config as config_lib
 from memory_vit.data import batching, datasets
 from memory_vit.errors import ConfigError, TaskError
@@ -149,7 +149,7 @@ def test_what_has_no_quiet_start(backbone, images):
     mv.quiet_memory(backbone, child, images)
   with pytest.raises(TaskError, match="belongs to another backbone"):
     mv.quiet_memory(tiny_backbone(1), new_task(backbone), images)
-  values = quickstart.get_config()
+  values = digits.get_config()
   values.task.memory_init, values.regime = "quiet", "memory_propagated"
   with pytest.raises(ConfigError, match="'memory_propagated' cannot be"):
     config_lib.from_dict(values.to_dict())
@@ -170,7 +170,7 @@ def trainer_of(config, devices):
 
 
 def config_of(**changes):
-  values = quickstart.get_config()
+  values = digits.get_config()
   values.pretrain.variant, values.batch_size = "", 16
   for key, value in changes.items():
     values.update_from_flattened_dict({key.replace("__", "."): value})

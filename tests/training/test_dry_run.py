@@ -96,7 +96,7 @@ def test_the_command_shows_a_run_that_keeps_nothing(
   backbone_file, tmp_path, capsys
 ):
   arguments = main.parse([
-    "main", f"--config={ROOT / 'configs' / 'quickstart.py'}",
+    "main", f"--config={ROOT / 'configs' / 'digits.py'}",
     f"--workdir={tmp_path / 'run'}", "--config.pretrain.variant=",
     f"--config.backbone={backbone_file}", "--config.batch_size=8",
     "--config.total_steps=7", "--dry_run",

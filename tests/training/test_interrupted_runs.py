@@ -318,7 +318,7 @@ jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(process),
 import dataclasses, pathlib
 import memory_vit as mv
 from memory_vit.tasks import manifest, store
-from configs import quickstart
+from configs import digits
 from memory_vit import config
 from memory_vit.data import datasets
 from memory_vit.training import trainer
@@ -328,7 +328,7 @@ from memory_vit.training import sweep
 from memory_vit.training.run_context import RunContext
 from memory_vit.runtime.preemption import Interrupted, StopSignal
 progress.log_to_stderr()
-values = quickstart.get_config()
+values = digits.get_config()
 values.batch_size, values.total_steps, values.log_every = 16, 100_000, 1
 values.checkpoint_every = 10
 values.batch_size_eval, values.eval_every = 2, int(eval_every)

@@ -24,7 +24,7 @@ from conftest import ROOT, one_device, random_task, tiny_backbone
 from PIL import Image
 
 import memory_vit as mv
-from configs import quickstart
+from configs import digits
 from memory_vit import config as config_lib
 from memory_vit import evaluate, main
 from memory_vit.data import batching, datasets
@@ -73,8 +73,8 @@ def backbone_file(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def config(backbone_file):
-  """The quickstart, on a backbone that is there, in 6 steps."""
-  values = quickstart.get_config()
+  """The digits, on a backbone that is there, in 6 steps."""
+  values = digits.get_config()
   values.pretrain.variant = ""
   values.backbone, values.gelu = str(backbone_file), "tanh"
   values.batch_size, values.batch_size_eval = 16, 64
@@ -145,7 +145,7 @@ def test_parameters_are_one_line_unless_more_is_asked_for(
   package = logging.getLogger("memory_vit")
   for name in ("handlers", "propagate", "level"):  # until the test has ended
     monkeypatch.setattr(package, name, getattr(package, name))
-  command = ["train", "--config=quickstart", f"--workdir={workdir}", *flags]
+  command = ["train", "--config=digits", f"--workdir={workdir}", *flags]
   arguments = main.parse(command)
   config = dataclasses.replace(silent(config), total_steps=2, log_images=0)
   main.main(dataclasses.replace(arguments, config=config))
@@ -897,7 +897,7 @@ def test_what_a_continued_run_must_share(tmp_path, changes, message):
 
 COMMAND = (
   sys.executable, "-m", "memory_vit.main",
-  "--config=configs/quickstart.py", "--config.pretrain.variant=",
+  "--config=configs/digits.py", "--config.pretrain.variant=",
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import pytest
 from conftest import one_device, tiny_backbone
 
 import memory_vit as mv
-from configs import quickstart
+from configs import digits
 from memory_vit import config as config_lib
 from memory_vit import plots
 from memory_vit.data import batching, datasets
@@ -25,8 +25,8 @@ from memory_vit.training.run_context import RunContext
 
 
 def config_of(**sweep_values):
-  """The quickstart on a backbone that is there, in 4 steps."""
-  values = quickstart.get_config()
+  """The digits, on a backbone that is there, in 4 steps."""
+  values = digits.get_config()
   values.pretrain.variant = ""
   values.batch_size, values.batch_size_eval = 16, 64
   values.total_steps, values.eval_every, values.checkpoint_every = 4, 2, 2

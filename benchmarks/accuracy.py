@@ -1,0 +1,294 @@
+"""Accuracy of our regimes, of LoRA by PEFT and of full fine-tuning on one task.
+
+  python -m benchmarks.accuracy [--data=glyphs:inverted] [--data_dir=DIR]
+    [--backbone=glyphs] [--rows head memory_masked ...] [--seeds=5]
+    [--per_class=0] [--json=FILE] [--page=FILE]
+
+Runs in the environment of `make exchange`. Every row is trained for the same
+steps on the same images, by SGD with the same schedule and clipping. Its rate
+is the best on validation with the first seed; the other seeds train at that
+rate. Differences are paired, over test images and seeds.
+
+Prints a table, and writes it into --page, docs/comparison.md, which says what
+the rows mean.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import memory_vit as mv
+from benchmarks.compared import lora
+from benchmarks.compared.lora import Split, Trained
+from memory_vit.data import datasets
+from memory_vit.data.eval_images import eval_images
+from memory_vit.data.split_ref import SplitRef
+from memory_vit.evaluation.hits import Hits, read_hits
+from memory_vit.model.task import EvalPreprocessing
+from memory_vit.study.pairing import paired_difference
+
+# Row -> rates that are tried.
+ROWS = {
+  "head": (0.3, 1.0),
+  "cls_masked": (0.3, 1.0),
+  "memory_masked": (0.3, 1.0),
+  "norms_layers_masked": (0.3, 1.0),
+  "side_masked": (0.5, 1.0),
+  "adapter": (0.1, 0.3, 1.0),
+  "lora4": (0.1, 0.3, 1.0),
+  "lora8": (0.1, 0.3, 1.0),
+  "full": (0.1, 0.3),
+}
+_NAMES = {"lora4": "LoRA of rank 4, PEFT", "lora8": "LoRA of rank 8, PEFT"}
+_BASE = "side_masked"
+_SPLITS = {"train": "train[:90%]", "validation": "train[90%:]", "test": "test"}
+_BATCH, _STEPS = 64, 500
+# Between them a page has the figures.
+_BEGINS, _ENDS = "<!-- accuracy -->", "<!-- end of accuracy -->"
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+  """What all rows are trained on.
+
+  Attributes:
+    backbone: frozen but for those that train it.
+    folder: the same, as transformers reads it.
+    splits: of the task.
+    classes: of the task.
+    steps: of training.
+  """
+
+  backbone: mv.Backbone
+  folder: Path
+  splits: dict[str, Split]
+  classes: int
+  steps: int
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+  """Train every row with every seed, and print a table.
+
+  Args:
+    argv: of the command; by default those of this process.
+
+  Returns:
+    What is written to --json.
+  """
+  arguments = _arguments(argv)
+  with tempfile.TemporaryDirectory() as name:
+    folder = Path(name) / "hf"
+    backbone = mv.load_backbone(arguments.backbone)
+    mv.save_backbone(backbone, folder, format="hf")
+    splits, classes = _read(arguments, backbone)
+    setting = Setting(backbone, folder, splits, classes, arguments.steps)
+    rows = {}
+    for row in arguments.rows:
+      rates = arguments.rates or ROWS[row]
+      rows[row] = _measure(setting, row, rates, arguments)
+      print(row, {k: v for k, v in rows[row].items() if k != "right"})
+  result = {
+    "data": arguments.data,
+    "per_class": arguments.per_class,
+    "steps": arguments.steps,
+    "seeds": arguments.seeds,
+    "jax": jax.__version__,
+    "rows": {
+      row: {k: v for k, v in found.items() if k != "right"}
+      | _difference(found, rows.get(_BASE))
+      for row, found in rows.items()
+    },
+  }
+  lines = table(result)
+  print("\n".join(lines))
+  if arguments.json:
+    arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+  if arguments.page:
+    text = arguments.page.read_text(encoding="utf-8")
+    arguments.page.write_text(with_table(text, lines), encoding="utf-8")
+  return result
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+  parser = argparse.ArgumentParser(
+    prog="python -m benchmarks.accuracy", description=__doc__.split("\n")[0]
+  )
+  add = parser.add_argument
+  add("--backbone", default="glyphs")
+  add("--data", default="glyphs:inverted", help="a data set, as data.name")
+  add("--data_dir", default="", help="where it is, as data.dir")
+  add("--per_class", type=int, default=0, help="training images of each class; "
+      "0 for all")  # fmt: skip
+  add("--rows", nargs="+", choices=tuple(ROWS), default=tuple(ROWS))
+  add("--rates", nargs="+", type=float, help="in place of those of each row")
+  add("--seeds", type=int, default=5)
+  add("--steps", type=int, default=_STEPS)
+  add("--json", type=Path, help="file for the numbers")
+  add("--page", type=Path, help="file of Markdown whose table is replaced")
+  return parser.parse_args(argv)
+
+
+def _read(
+  arguments: argparse.Namespace, backbone: mv.Backbone
+) -> tuple[dict[str, Split], int]:
+  """All images of the task, as the backbone takes them."""
+  size = EvalPreprocessing(image_size=backbone.config.image_size)
+  splits = {}
+  for role, split in _SPLITS.items():
+    ref = SplitRef(arguments.data, arguments.data_dir, split, download=False)
+    reader = datasets.open_reader(ref)
+    images = eval_images(reader, size, range(reader.size))
+    labels = [
+      int(reader.source.fetch(np.int64(i))[1]) for i in range(reader.size)
+    ]
+    splits[role] = Split(images, np.array(labels, np.int32))
+  return splits, reader.num_classes
+
+
+def _few(split: Split, per_class: int, seed: int) -> Split:
+  """Some images of each class; all where that is 0."""
+  if not per_class:
+    return split
+  rng = np.random.default_rng(seed)
+  chosen = np.concatenate([
+    rng.permutation(np.flatnonzero(split.labels == label))[:per_class]
+    for label in np.unique(split.labels)
+  ])  # fmt: skip
+  return Split(split.images[chosen], split.labels[chosen])
+
+
+def _measure(
+  setting: Setting,
+  row: str,
+  rates: Sequence[float],
+  arguments: argparse.Namespace,
+) -> dict[str, Any]:
+  """Choose the rate of a row with the first seed, and train with all."""
+  began = time.perf_counter()
+
+  def train(rate: float, seed: int) -> Trained:
+    train = _few(setting.splits["train"], arguments.per_class, seed)
+    some = dataclasses.replace(
+      setting, splits={**setting.splits, "train": train}
+    )
+    if row.startswith("lora"):
+      return lora.train(
+        some.folder, some.splits, rank=int(row[4:]), classes=some.classes,
+        learning_rate=rate, steps=some.steps, batch=_BATCH, seed=seed,
+      )  # fmt: skip
+    return _train_ours(some, row, rate, seed)
+
+  first = {rate: train(rate, 0) for rate in rates}
+  best = max(first, key=lambda rate: first[rate].validation)
+  found = [first[best]]
+  found += [train(best, seed) for seed in range(1, arguments.seeds)]
+  return {
+    "parameters": found[0].parameters - _head_of(setting),
+    "rate": best,
+    "at_an_end": len(rates) > 1 and best in (min(rates), max(rates)),
+    "validation": {str(rate): each.validation for rate, each in first.items()},
+    "accuracies": [float(each.right.mean()) for each in found],
+    "seconds": round(time.perf_counter() - began),
+    "right": [each.right for each in found],
+  }
+
+
+def _head_of(setting: Setting) -> int:
+  return (setting.backbone.config.width + 1) * setting.classes
+
+
+def _train_ours(setting: Setting, regime: str, rate: float, seed: int) -> Trained:
+  """Train a task by `mv.train_task`, from contexts that are kept if it can."""
+  pixels = {
+    role: (np.round((split.images + 1) * 127.5).astype(np.uint8), split.labels)
+    for role, split in setting.splits.items()
+  }
+  shares = regime.endswith("_masked") or regime == "head"
+  options: dict[str, Any] = {
+    "total_steps": setting.steps, "eval_every": setting.steps,
+    "checkpoint_every": setting.steps, "data.train_crop": "resize",
+    "data.flip": False, "log_images": 0,
+  }  # fmt: skip
+  if shares:
+    what = "features" if regime == "head" else "contexts"
+    options |= {"keep.what": what}
+  with tempfile.TemporaryDirectory() as workdir:
+    result = mv.train_task(
+      setting.backbone,
+      pixels["train"],
+      validation=pixels["validation"],
+      test=pixels["test"],
+      name="task",
+      class_names=[str(i) for i in range(setting.classes)],
+      regime=regime,
+      epochs=0,
+      learning_rate=rate,
+      batch_size=_BATCH,
+      seed=seed,
+      options=options,
+      workdir=workdir,
+      progress=False,
+    )
+    (hits,) = read_hits(Path(workdir)).values()
+  (trial,) = result.trials
+  assert trial.val_accuracy is not None
+  return Trained(trial.trainable_params, trial.val_accuracy, hits.right)
+
+
+def _difference(
+  row: dict[str, Any], base: dict[str, Any] | None
+) -> dict[str, float]:
+  """The paired difference from the base, in points, with its error."""
+  if base is None or row is base:
+    return {}
+  first, second = (
+    [Hits(right, np.ones_like(right)) for right in each["right"]]
+    for each in (row, base)
+  )
+  pair = paired_difference(first, second)
+  assert pair is not None
+  error = math.hypot(pair.over_images, pair.over_seeds or 0.0)
+  return {"difference": 100 * pair.difference, "error": 100 * error}
+
+
+def table(result: dict[str, Any]) -> list[str]:
+  """The rows for people, as Markdown."""
+  lines = [
+    f"| {result['data']} | values beside the head | test, {result['seeds']} "
+    f"seeds | against `{_BASE}` | rate |",
+    "|---|---|---|---|---|",
+  ]
+  for row, found in result["rows"].items():
+    name = _NAMES.get(row, f"`{row}`")
+    against = ""
+    if "difference" in found:
+      against = f"{found['difference']:+.1f} ± {found['error']:.1f}"
+    end = "*" if found["at_an_end"] else ""
+    lines.append(
+      f"| {name} | {found['parameters']:,} | "
+      f"{100 * np.mean(found['accuracies']):.1f} % | {against} | "
+      f"{found['rate']:g}{end} |"
+    )
+  return lines
+
+
+def with_table(page: str, lines: Sequence[str]) -> str:
+  """A page with its table replaced."""
+  before, _, rest = page.partition(_BEGINS)
+  _, ends, after = rest.partition(_ENDS)
+  if not ends:
+    raise SystemExit(f"the page has no {_BEGINS} ... {_ENDS}")
+  return "\n".join([before + _BEGINS, "", *lines, "", _ENDS + after])
+
+
+if __name__ == "__main__":
+  main()

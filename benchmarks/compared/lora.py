@@ -1,0 +1,138 @@
+"""LoRA by PEFT on a backbone that we have exported, trained as our tasks are."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int32
+
+from benchmarks.compared.torchvision_operators import import_torchvision
+
+import_torchvision()
+
+import peft  # noqa: E402
+import transformers  # noqa: E402
+
+# Of what is trained in all programs that are compared.
+_MOMENTUM, _CLIP, _WARMUP = 0.9, 1.0, 0.025
+
+
+class Split(NamedTuple):
+  """Images in [-1, 1] as a model takes them, and their classes."""
+
+  images: Float32[np.ndarray, "n side side 3"]
+  labels: Int32[np.ndarray, " n"]
+
+
+class Trained(NamedTuple):
+  """What training has left.
+
+  Attributes:
+    parameters: trained values, the head's among them.
+    validation: accuracy.
+    right: which test images are right, bool (n,).
+  """
+
+  parameters: int
+  validation: float
+  right: np.ndarray
+
+
+def train(
+  folder: Path,
+  splits: dict[str, Split],
+  *,
+  rank: int,
+  classes: int,
+  learning_rate: float,
+  steps: int,
+  batch: int,
+  seed: int,
+) -> Trained:
+  """Train LoRA on all linear layers, and a head that starts at zero.
+
+  Args:
+    folder: of the backbone, as transformers reads it.
+    splits: {"train", "validation", "test"}.
+    rank: of every matrix; it is scaled by 2.
+    classes: of the task.
+    learning_rate: at its peak; SGD, with the schedule of our own runs.
+    steps: of training.
+    batch: images in a step.
+    seed: of first values and the order of the images.
+  """
+  torch.manual_seed(seed)
+  model = _model(folder, rank, classes)
+  learned = [p for p in model.parameters() if p.requires_grad]
+  optimizer = torch.optim.SGD(learned, lr=1.0, momentum=_MOMENTUM)
+  rates = _rates(learning_rate, steps)
+  order = _order(len(splits["train"].labels), batch, seed)
+  model.train()
+  for rate in rates:
+    chosen = next(order)
+    images = _tensor(splits["train"].images[chosen])
+    labels = torch.tensor(splits["train"].labels[chosen]).long()
+    optimizer.param_groups[0]["lr"] = rate
+    optimizer.zero_grad(set_to_none=True)
+    logits = model(pixel_values=images).logits
+    torch.nn.functional.cross_entropy(logits, labels).backward()
+    torch.nn.utils.clip_grad_norm_(learned, _CLIP)
+    optimizer.step()
+  model.eval()
+  return Trained(
+    parameters=sum(p.numel() for p in learned),
+    validation=float(_right(model, splits["validation"]).mean()),
+    right=_right(model, splits["test"]),
+  )
+
+
+def _model(folder: Path, rank: int, classes: int) -> Any:
+  model = transformers.ViTForImageClassification.from_pretrained(
+    folder, num_labels=classes, ignore_mismatched_sizes=True
+  )
+  torch.nn.init.zeros_(model.classifier.weight)
+  torch.nn.init.zeros_(model.classifier.bias)
+  config = peft.LoraConfig(
+    r=rank,
+    lora_alpha=2 * rank,
+    target_modules="all-linear",
+    exclude_modules=["classifier"],
+    modules_to_save=["classifier"],
+  )
+  return peft.get_peft_model(copy.deepcopy(model), config)
+
+
+def _rates(peak: float, steps: int) -> np.ndarray:
+  """Linear warm-up, then cosine to zero."""
+  warmup = round(_WARMUP * steps)
+  done = (np.arange(steps) - warmup) / max(1, steps - warmup)
+  after = (1 + np.cos(np.pi * done)) / 2
+  before = (np.arange(steps) + 1) / max(1, warmup)
+  return peak * np.where(np.arange(steps) < warmup, before, after)
+
+
+def _order(size: int, batch: int, seed: int) -> Iterator[np.ndarray]:
+  """Numbers of the images of each step, all once before any twice."""
+  rng = np.random.default_rng(seed)
+  left = np.empty(0, int)
+  while True:
+    while len(left) < batch:
+      left = np.concatenate([left, rng.permutation(size)])
+    yield left[:batch]
+    left = left[batch:]
+
+
+def _tensor(images: np.ndarray) -> torch.Tensor:
+  return torch.tensor(np.moveaxis(images, 3, 1))
+
+
+@torch.inference_mode()
+def _right(model: Any, split: Split) -> np.ndarray:
+  best = [
+    model(pixel_values=_tensor(split.images[i : i + 400])).logits.argmax(-1)
+    for i in range(0, len(split.labels), 400)
+  ]
+  return torch.cat(best).numpy() == split.labels
