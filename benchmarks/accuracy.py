@@ -206,7 +206,9 @@ def _head_of(setting: Setting) -> int:
   return (setting.backbone.config.width + 1) * setting.classes
 
 
-def _train_ours(setting: Setting, regime: str, rate: float, seed: int) -> Trained:
+def _train_ours(
+  setting: Setting, regime: str, rate: float, seed: int
+) -> Trained:
   """Train a task by `mv.train_task`, from contexts that are kept if it can."""
   pixels = {
     role: (np.round((split.images + 1) * 127.5).astype(np.uint8), split.labels)

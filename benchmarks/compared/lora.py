@@ -1,4 +1,4 @@
-"""LoRA by PEFT on a backbone that we have exported, trained as our tasks are."""
+"""LoRA by PEFT on a backbone that we have exported, trained as our tasks."""
 
 import copy
 from collections.abc import Iterator

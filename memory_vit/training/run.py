@@ -68,8 +68,8 @@ def train_and_evaluate(
   Leaves there `config.json`, `checkpoints/`, `inventory/`, `tasks/NAME/`,
   TensorBoard events, `result.json` and, of a test split, `hits.json` (which
   examples of it are right, see `evaluation.hits`); of a sweep `passes.json` and
-  `sweep.png`; with `config.log_images` `answers.png` (what the best task says to
-  some test images) and, of a task that composes, `attention.png` (where it
+  `sweep.png`; with `config.log_images` `answers.png` (what the best task says
+  to some test images) and, of a task that composes, `attention.png` (where it
   looks); of pretraining `pretrain/`, `backbone.npz` and `backbone.json`; of the
   regime `full` the whole model as `NAME.npz`.
 

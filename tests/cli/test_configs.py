@@ -226,6 +226,18 @@ def test_the_test_bed_can_run_its_table(name):
   assert config.task.cells == min(config.study.cells)
 
 
+def test_the_quickstart_compares_four_regimes():
+  config = load("quickstart")
+  regimes = [trial.config.regime for trial in sweep.trials_of(config, "glyphs")]
+  assert regimes == [
+    each
+    for each in ("head", "cls_masked", "memory_masked", "side_masked")
+    for _ in range(2)
+  ]
+  backbone = mv.load_backbone(config.backbone)
+  assert backbone.config.image_size == config.image_size == 24
+
+
 def test_digits_are_one_task_or_a_sweep_of_six():
   one, many = load("digits"), load("digits", "sweep")
   assert not one.sweep.is_on

@@ -14,6 +14,7 @@ import tensorflow_datasets as tfds
 from conftest import ROOT
 from fake_data import numbered_source, write_adhoc, write_folder, write_tfds
 
+from memory_vit import glyphs
 from memory_vit.config import DataConfig
 from memory_vit.data import batching as data_lib
 from memory_vit.data import datasets, pipeline
@@ -417,7 +418,7 @@ def test_missing_folder_is_refused(directory):
     open_source("folder", "train", directory)
 
 
-# --- digits -------------------------------------------------------------------
+# --- digits and glyphs --------------------------------------------------------
 
 
 def test_digits_are_split_by_class():
@@ -442,6 +443,28 @@ def test_range_of_digits_is_labelled_from_zero():
   chosen = whole["label"] >= 5
   np.testing.assert_array_equal(batch["image"], whole["image"][chosen])
   np.testing.assert_array_equal(batch["label"], whole["label"][chosen] - 5)
+
+
+def test_glyphs_come_with_the_package():
+  """Classes in equal numbers, as pixels that no encoding has changed."""
+  with np.load(glyphs.INVERTED) as arrays:
+    for split, each in (("train", 30), ("test", 15)):
+      source = open_source("glyphs:inverted", split)
+      counts = np.bincount(source.source.labels, minlength=120)
+      assert counts.tolist() == [each] * 120
+      for i in (0, 1_000):
+        encoded, label = source.source.fetch(tf.constant(i, tf.int64))
+        image = tf.io.decode_image(encoded).numpy()
+        np.testing.assert_array_equal(image, arrays[f"{split}_images"][i])
+        assert label == arrays[f"{split}_labels"][i]
+  assert len(set(source.class_names)) == 120
+  assert open_source("glyphs:inverted", "train[90%:]").size == 360
+
+
+@pytest.mark.parametrize("name", ["glyphs", "glyphs:rotation"])
+def test_other_glyphs_are_refused(name):
+  with pytest.raises(DataError, match="expected 'glyphs:inverted'"):
+    open_source(name, "test")
 
 
 @pytest.mark.parametrize("name", ["digits:7", "digits:5-4", "digits:0-10"])

@@ -201,9 +201,7 @@ def bundle(tmp_path_factory):
   (root / "bundle" / "evil.py").write_text(
     f"open({str(root / 'PWNED')!r}, 'w').close()\n"
   )
-  made = config_lib.to_dict(
-    config_lib.from_dict(digits.get_config().to_dict())
-  )
+  made = config_lib.to_dict(config_lib.from_dict(digits.get_config().to_dict()))
   made["data"] |= {"name": "toy", "dir": "bundle/d", "test": "test"}
   made["upstream"] |= {"name": "toy", "dir": "bundle/d", "split": "test"}
   task = random_task(backbone, "pets", classes=5, class_names=tuple("56789"))

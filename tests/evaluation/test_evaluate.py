@@ -95,6 +95,21 @@ def test_every_task_on_its_own_data(model, capsys):
   assert "verified: yes" in shown
 
 
+def test_original_outputs_on_data_of_other_classes(model, capsys):
+  """Digits have 10 classes, and the backbone 5: bits alone are compared."""
+  root = model[0]
+  file = root / "found.json"
+  run(
+    root, f"--task={root}/tasks/low", "--verify", "--data=backbone=digits",
+    "--split=backbone=test[:64]", f"--json={file}",
+  )  # fmt: skip
+  upstream = json.loads(file.read_text())["backbone"]["upstream"]
+  assert upstream["outputs_bit_equal"] is True
+  assert upstream["accuracy"] is upstream["accuracy_plain"] is None
+  said = "original outputs, digits (64 images): equal to the bit: yes"
+  assert said in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_each_pass_is_that_of_a_predictor(model, monkeypatch):
   """All of one shape, also the last, which is filled up; the same bits."""

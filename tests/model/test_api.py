@@ -7,6 +7,7 @@ import pickle
 import re
 import shutil
 import tomllib
+import types
 
 import jax
 import jax.numpy as jnp
@@ -456,27 +457,33 @@ def test_no_public_name_is_that_of_a_module():
   assert not modules & set(mv.__all__)
 
 
-def test_the_examples_of_the_readme_run(tmp_path, monkeypatch):
-  """As they stand, where the quickstart has been; all others: tests/docs."""
+def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):
+  """As it stands, where the quickstart has been; all others: tests/docs."""
   monkeypatch.chdir(tmp_path)
-  backbone = tiny_backbone(seed=22, depth=1)
-  mv.save_backbone(backbone, "runs/quickstart/backbone.npz")
-  digits = random_task(backbone, "digits-5-9", classes=5)
-  mv.save_tasks(digits, "runs/quickstart/tasks")
+  backbone = mv.load_backbone("glyphs")
+  inverted = random_task(backbone, "glyphs-inverted", classes=120)
+  mv.save_task(inverted, "runs/quickstart/tasks/glyphs-inverted")
   picture = ROOT / "docs" / "sweep_tiny_imagenet_a.png"
-  shutil.copy(picture, "runs/quickstart/sweep.png")
+  shutil.copy(picture, "runs/quickstart/answers.png")
+  light = random_task(backbone, "light", classes=2)
+  light = dataclasses.replace(
+    light, spec=dataclasses.replace(light.spec, class_names=("bright", "dark"))
+  )
+  names = {
+    "mv": mv,
+    "backbone": backbone,
+    "result": types.SimpleNamespace(task=light),
+    "images": np.zeros((4, 24, 24, 3), np.uint8),
+    "labels": ["dark", "bright"] * 2,
+  }
   text = (ROOT / "README.md").read_text(encoding="utf-8")
   blocks = re.findall(r"```python\n(.*?)```", text, re.S)
   # What trains: tests/docs.
-  blocks = [block for block in blocks if "train_task" not in block]
-  assert blocks
-  names = {}
-  for block in blocks:
-    exec(compile(block, "an example", "exec"), names)
-    assert names["out"]["letters"].shape == (1, 26)
-    assert names["out"]["digits-5-9"].shape == (1, 5)
-  tasks = tmp_path / "runs" / "digits_and_letters"
-  assert sorted(p.name for p in tasks.iterdir()) == [
-    "digits-5-9",
-    "letters",
-  ]
+  [block] = [block for block in blocks if "train_task(" not in block]
+  exec(compile(block, "an example", "exec"), names)
+  assert names["out"]["letters"].shape == (1, 26)
+  assert names["out"]["glyphs-inverted"].shape == (1, 120)
+  assert names["metrics"]["light"].examples == 4
+  assert sorted(p.name for p in (tmp_path / "runs/three_tasks").iterdir()) == [
+    "glyphs-inverted", "letters", "light",
+  ]  # fmt: skip

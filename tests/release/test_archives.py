@@ -21,6 +21,8 @@ PACKAGE = (
   "memory_vit/configs/quickstart.py", "memory_vit/a/b/c.py",
   "memory_vit/reports/report.css", "memory_vit/serving/page/index.html",
   "memory_vit/serving/page/page.js", "memory_vit/serving/page/page.css",
+  "memory_vit/glyphs/README.md", "memory_vit/glyphs/backbone.npz",
+  "memory_vit/glyphs/inverted.npz",
 )  # fmt: skip
 IN_WHEEL = [
   *PACKAGE,
@@ -75,7 +77,8 @@ def test_archives_that_are_as_they_should_be(tmp_path, tools):
   "name",
   [
     "memory_vit/a.env", "memory_vit/x.svg", "memory_vit/token",
-    "memory_vit/backbone.npz", "memory_vit/configs/.py", "memory_vit/page.js",
+    "memory_vit/backbone.npz", "memory_vit/glyphs/token",
+    "memory_vit/configs/.py", "memory_vit/page.js",
     "memory_vit/__pycache__/a.pyc", "memory_vit/a.py.orig", "tests/test_a.py",
     "docs/install.md", "setup.py", "release/trials.py", ".git/config",
   ],
@@ -96,6 +99,7 @@ def test_what_does_not_belong_there(tmp_path, tools, name):
   [
     "memory_vit/py.typed", "memory_vit/serving/page/page.js",
     "memory_vit/configs/quickstart.py", "memory_vit/reports/report.css",
+    "memory_vit/glyphs/backbone.npz", "memory_vit/glyphs/inverted.npz",
     f"memory_vit-{VERSION}.dist-info/licenses/LICENSE",
     f"memory_vit-{VERSION}.dist-info/entry_points.txt",
   ],

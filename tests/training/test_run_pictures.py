@@ -17,7 +17,9 @@ from memory_vit.model.regimes import get_regime
 from memory_vit.training import run, run_pictures
 from memory_vit.training.sweep import Trial
 
-TAGS = {"attention/overlays", "attention/shares", "test/confusions"}
+TAGS = {
+  "attention/overlays", "attention/shares", "test/answers", "test/confusions",
+}  # fmt: skip
 
 
 def reader(size=10, unreadable=(), embedded=None):
@@ -193,7 +195,7 @@ def test_pictures_that_cannot_be_written_do_not_end_a_finished_run(
     raise OSError(28, "No space left on device")
 
   monkeypatch.setattr(run_pictures, "pictures_of", lambda *args: {"a": None})
-  monkeypatch.setattr(run, "_save_attention", full)
+  monkeypatch.setattr(run, "_save", full)
   monkeypatch.setattr(run.Events, "write_images", lambda *args: None)
   best = types.SimpleNamespace(
     task=None,
