@@ -124,12 +124,10 @@ SMALL_RUN = (
   "--config.optim.warmup_steps=1",
 )  # fmt: skip
 QUICKSTART = (
-  "--config.image_size=24",
-  "--config.batch_size_eval=360",
-  "--config.regime=side_masked",
+  "--config.image_size=24", "--config.batch_size_eval=360",
+  "--config.sweep.regime=('cls_masked','side_masked')",
   "--config.learning_rate=0.3",
-  "--config.task.side_width=12",
-)
+)  # fmt: skip
 # Flags that make a command small, for what matches it: each takes the place of
 # the one of its name.
 EXTRA_FLAGS = {

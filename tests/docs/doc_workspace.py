@@ -12,13 +12,14 @@ import numpy as np
 import published_models
 import tensorflow_datasets as tfds
 import vtab_miniature
-from conftest import ROOT, tiny_backbone
+from conftest import ROOT, random_task, tiny_backbone
 from doc_substitutes import QUICKSTART, SMALL_RUN
 
 import memory_vit as mv
 from memory_vit import main
 from memory_vit.backbones import download
 from memory_vit.cli import commands
+from memory_vit.data import datasets
 
 CLASSES = ("cat", "dog", "owl")
 # Of a checkout: read, never written.
@@ -110,7 +111,15 @@ def _train(root: Path) -> None:
   _run(root, "quickstart", "runs/quickstart", *QUICKSTART,
        "--config.backbone=glyphs")  # fmt: skip
   picture = fake_data.encode(fake_data.noise(7, 20, 30), "PNG")
-  (root / "runs/quickstart/answers.png").write_bytes(picture)
+  (root / "runs/quickstart/sweep.png").write_bytes(picture)
+  # Of all regimes, the best has the name of the task.
+  glyphs = mv.load_backbone("glyphs")
+  source = datasets.open_source("glyphs:inverted", "test")
+  memory = random_task(
+    glyphs, "glyphs-inverted-memory_masked", classes=120,
+    class_names=source.class_names,
+  )  # fmt: skip
+  mv.save_task(memory, root / "runs/quickstart/tasks" / memory.name)
   backbone = mv.load_backbone(root / _BACKBONE)
   for name in ("pets", "birds"):
     _run(

@@ -464,7 +464,7 @@ def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):
   inverted = random_task(backbone, "glyphs-inverted", classes=120)
   mv.save_task(inverted, "runs/quickstart/tasks/glyphs-inverted")
   picture = ROOT / "docs" / "sweep_tiny_imagenet_a.png"
-  shutil.copy(picture, "runs/quickstart/answers.png")
+  shutil.copy(picture, "runs/quickstart/sweep.png")
   light = random_task(backbone, "light", classes=2)
   light = dataclasses.replace(
     light, spec=dataclasses.replace(light.spec, class_names=("bright", "dark"))
@@ -473,7 +473,7 @@ def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):
     "mv": mv,
     "backbone": backbone,
     "result": types.SimpleNamespace(task=light),
-    "images": np.zeros((4, 24, 24, 3), np.uint8),
+    "pixels": np.zeros((4, 24, 24, 3), np.uint8),
     "labels": ["dark", "bright"] * 2,
   }
   text = (ROOT / "README.md").read_text(encoding="utf-8")
