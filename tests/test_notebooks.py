@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -20,6 +21,7 @@ from nbclient import NotebookClient
 from PIL import Image
 
 import memory_vit as mv
+from memory_vit import glyphs
 
 COLAB = ROOT / "colab"
 NOTEBOOKS = sorted(COLAB.glob("*.ipynb"))
@@ -410,20 +412,19 @@ QUICKSTART = {
 
 
 @pytest.mark.slow
-def test_quickstart_on_digits(execute, tmp_path):
-  done = execute("quickstart", QUICKSTART, PRETRAIN_STEPS=20, TOTAL_STEPS=20)
-  task_dir = tmp_path / "run" / "tasks" / "digits-5-9"
-  assert done.shown["task_dir"] == str(task_dir)
-  assert (task_dir / "task.json").is_file()
-  backbone_bytes = (tmp_path / "run" / "backbone.npz").stat().st_size
-  assert 0 < done.shown["task_bytes"] < backbone_bytes / 10
+def test_quickstart_on_glyphs(execute, tmp_path):
+  done = execute("quickstart", QUICKSTART, TOTAL_STEPS=20)
+  task_dir = Path(done.shown["task_dir"])
+  assert task_dir.parent == tmp_path / "run" / "tasks"
+  regime = json.loads((task_dir / "task.json").read_text())["spec"]["regime"]
+  assert regime.endswith("_masked")
+  assert 0 < done.shown["task_bytes"] < glyphs.BACKBONE.stat().st_size / 3
   assert done.shown["bits_equal"] is True
   assert done.shown["upstream"] is True
   assert done.shown["same_answers"] is True
-  assert done.shown["answers"] == [[24, 5], [24, 5]]
+  assert done.shown["answers"] == [[24, 337], [24, 120]]
   assert done.figures == {"pictures": 1, "curves": 1, "predictions": 1}
-  assert "pretraining step 20/20" in done.log
-  assert "digits-5-9 step 20/20" in done.log
+  assert "6 trials step 20/20" in done.log
 
 
 @pytest.mark.slow
@@ -456,7 +457,7 @@ def test_many_tasks(execute, tmp_path, micro):
     "seconds": "seconds",
   }
   done = execute(
-    "many_tasks", show, BACKBONE=micro, TOTAL_STEPS=4,
+    "many_tasks", show, BACKBONE=str(micro), TOTAL_STEPS=4,
     TIMED=("Micro/2", 8, 2, 3),
   )  # fmt: skip
   assert done.shown["original"] == [True, True]
