@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     for row in arguments.rows:
       rates = arguments.rates or ROWS[row]
       rows[row] = _measure(setting, row, rates, arguments)
-      print(row, {k: v for k, v in rows[row].items() if k != "right"})
+      print(row, without_hits(rows[row]), flush=True)
   result = {
     "data": arguments.data,
     "per_class": arguments.per_class,
@@ -103,8 +103,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     "seeds": arguments.seeds,
     "jax": jax.__version__,
     "rows": {
-      row: {k: v for k, v in found.items() if k != "right"}
-      | _difference(found, rows.get(_BASE))
+      row: without_hits(found) | _difference(found, rows.get(_BASE))
       for row, found in rows.items()
     },
   }
@@ -188,7 +187,10 @@ def _measure(
     return _train_ours(some, row, rate, seed)
 
   first = {rate: train(rate, 0) for rate in rates}
-  best = max(first, key=lambda rate: first[rate].validation)
+  # Of equal accuracies the one of less loss.
+  best = max(
+    first, key=lambda rate: (first[rate].validation, -first[rate].loss)
+  )
   found = [first[best]]
   found += [train(best, seed) for seed in range(1, arguments.seeds)]
   return {
@@ -243,7 +245,10 @@ def _train_ours(
     (hits,) = read_hits(Path(workdir)).values()
   (trial,) = result.trials
   assert trial.val_accuracy is not None
-  return Trained(trial.trainable_params, trial.val_accuracy, hits.right)
+  assert trial.val_loss is not None
+  return Trained(
+    trial.trainable_params, trial.val_accuracy, trial.val_loss, hits.right
+  )
 
 
 def _difference(
@@ -260,6 +265,11 @@ def _difference(
   assert pair is not None
   error = math.hypot(pair.over_images, pair.over_seeds or 0.0)
   return {"difference": 100 * pair.difference, "error": 100 * error}
+
+
+def without_hits(row: dict[str, Any]) -> dict[str, Any]:
+  """What is said of a row."""
+  return {key: value for key, value in row.items() if key != "right"}
 
 
 def table(result: dict[str, Any]) -> list[str]:

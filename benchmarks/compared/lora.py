@@ -33,11 +33,13 @@ class Trained(NamedTuple):
   Attributes:
     parameters: trained values, the head's among them.
     validation: accuracy.
+    loss: of validation, nats.
     right: which test images are right, bool (n,).
   """
 
   parameters: int
   validation: float
+  loss: float
   right: np.ndarray
 
 
@@ -82,10 +84,12 @@ def train(
     torch.nn.utils.clip_grad_norm_(learned, _CLIP)
     optimizer.step()
   model.eval()
+  right, loss = _tested(model, splits["validation"])
   return Trained(
     parameters=sum(p.numel() for p in learned),
-    validation=float(_right(model, splits["validation"]).mean()),
-    right=_right(model, splits["test"]),
+    validation=float(right.mean()),
+    loss=loss,
+    right=_tested(model, splits["test"])[0],
   )
 
 
@@ -130,9 +134,12 @@ def _tensor(images: np.ndarray) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def _right(model: Any, split: Split) -> np.ndarray:
-  best = [
-    model(pixel_values=_tensor(split.images[i : i + 400])).logits.argmax(-1)
+def _tested(model: Any, split: Split) -> tuple[np.ndarray, float]:
+  """Which images are right, and the mean loss."""
+  logits = torch.cat([
+    model(pixel_values=_tensor(split.images[i : i + 400])).logits
     for i in range(0, len(split.labels), 400)
-  ]
-  return torch.cat(best).numpy() == split.labels
+  ])  # fmt: skip
+  labels = torch.tensor(split.labels).long()
+  loss = torch.nn.functional.cross_entropy(logits, labels)
+  return (logits.argmax(-1) == labels).numpy(), float(loss)
