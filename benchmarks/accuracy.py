@@ -242,7 +242,9 @@ def _train_ours(
       workdir=workdir,
       progress=False,
     )
-    (hits,) = read_hits(Path(workdir)).values()
+    found = read_hits(Path(workdir))
+    assert found is not None
+    (hits,) = found.values()
   (trial,) = result.trials
   assert trial.val_accuracy is not None
   assert trial.val_loss is not None
