@@ -36,8 +36,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.data.flip = False
   config.data.train_crop = "resize"
   config.keep.what = "contexts"
-  # The characters themselves are not of the backbone's world: its outputs for
-  # them are compared, and have no accuracy.
+  # The task has 120 classes, and the backbone's head 337: its outputs are
+  # compared, and have no accuracy.
   config.upstream.name = "glyphs:inverted"
 
   config.sweep.regime = ("head", "cls_masked", "memory_masked", "side_masked")

@@ -350,9 +350,10 @@ class OptimConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UpstreamConfig:
-  """Data of the original outputs, to show that they are unchanged.
+  """Data on which the original outputs are compared, before and after.
 
-  Of the backbone's own classes, its accuracy is told as well.
+  Where they have as many classes as the head of the backbone, they are taken
+  for its own task, and its accuracy is told as well.
   """
 
   # As `data.name`; "" compares nothing.
@@ -593,8 +594,9 @@ class Config:
   # Steps between progress lines.
   log_every: int = option(50, _STEPS, resume="free")
   # Images of the test split (else of validation) on which the best task's
-  # attention is drawn at the end, for TensorBoard, with its confusions on the
-  # test split; 0 draws nothing. Runs of a study draw nothing.
+  # attention is drawn at the end, as attention.png and for TensorBoard; three
+  # times as many of the test split with its answers, as answers.png, and its
+  # confusions there. 0 draws nothing. Runs of a study draw nothing.
   log_images: int = option(8, Number(0, 64, "images"), resume="free")
   # Step at which a profile of 5 steps is taken, for TensorBoard; 0 takes none.
   profile_at: int = option(0, _STEPS_OR_NONE, resume="free")

@@ -200,7 +200,7 @@ def _choose(
 def _open_upstream(
   backbone: Backbone, own: Upstream, arguments: argparse.Namespace
 ) -> tuple[Reader, EvalPreprocessing]:
-  """The backbone's own task, and how its images are prepared."""
+  """The data of the original outputs, and how their images are prepared."""
   size = backbone.config.image_size
   preprocessing = image_ops.evaluation_of(
     own.eval_crop, own.resize, size, backbone.evaluation
@@ -304,7 +304,7 @@ def _upstream_line(upstream: Mapping[str, Any] | None) -> list[str]:
     f"{what}, {_data_of(upstream)} ({upstream['examples']:,} images): "
     f"{accuracy}equal to the bit: "
     f"{'yes' if upstream['outputs_bit_equal'] else 'NO'}",
-    *_problems("original task", upstream),
+    *_problems(what, upstream),
   ]
 
 

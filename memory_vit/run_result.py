@@ -82,13 +82,13 @@ class TrialResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BackboneResult:
-  """The frozen model of a run, and its own task before and after training.
+  """The frozen model of a run, and its outputs before and after training.
 
   Attributes:
     fingerprint: of its weights.
     dtype: compute dtype of the run.
     accuracy_before: on the data of `config.upstream`, without the new tasks;
-      None where it names none, or data of other classes than the backbone's.
+      None where it names none, or data of another number of classes.
     accuracy_after: the same with the new tasks in the pass.
     outputs_bit_equal: whether all outputs on that data are the same; None
       where it names none.

@@ -41,7 +41,7 @@ _WRITTEN_IN_SOURCE = (
     "requires.txt", "top_level.txt",
   )),
 )  # fmt: skip
-# Of the code, the glyphs and their backbone: it grows beyond this by accident.
+# Of code, glyphs and their backbone; beyond this it grows by accident only.
 _MOST_BYTES = 12 * 10**6
 
 

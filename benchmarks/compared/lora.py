@@ -1,6 +1,5 @@
 """LoRA by PEFT on a backbone that we have exported, trained as our tasks."""
 
-import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,7 +105,7 @@ def _model(folder: Path, rank: int, classes: int) -> Any:
     exclude_modules=["classifier"],
     modules_to_save=["classifier"],
   )
-  return peft.get_peft_model(copy.deepcopy(model), config)
+  return peft.get_peft_model(model, config)
 
 
 def _rates(peak: float, steps: int) -> np.ndarray:

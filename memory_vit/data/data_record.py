@@ -14,8 +14,8 @@ from memory_vit.data import inventory
 from memory_vit.data.inventory import Inventory, Table
 from memory_vit.runtime import files, processes
 
-# The data of the backbone's own task may be other data when a run goes on: they
-# are evaluated before and after training in one process.
+# The data of the original outputs may be others when a run goes on: they are
+# evaluated before and after training in one process.
 _COMPARED = ("train", "validation", "test")
 
 

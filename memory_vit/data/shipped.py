@@ -47,10 +47,9 @@ def open_shipped(ref: SplitRef) -> Source:
   found = _inverted(ref.name) if is_glyphs else _digits(ref.name)
   sizes = {key: len(split.labels) for key, split in found.splits.items()}
   parts = sources.split_parts(ref.name, ref.split, sizes)
-  images, labels = (
-    np.concatenate([found.splits[key][i][part] for key, part in parts])
-    for i in range(2)
-  )
+  chosen = [(found.splits[key], part) for key, part in parts]
+  images = np.concatenate([split.images[part] for split, part in chosen])
+  labels = np.concatenate([split.labels[part] for split, part in chosen])
   # As files they are read as any other source.
   encoded = tf.stack([tf.io.encode_png(image) for image in images])
   digest = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
@@ -101,7 +100,7 @@ def _all_digits() -> _Split:
 
 
 def _inverted(name: str) -> _Shipped:
-  """The glyphs in light on dark; see the card in `memory_vit/glyphs`."""
+  """The glyphs, light on dark; see the card in `memory_vit/glyphs`."""
   if name != _GLYPHS:
     raise DataError(f"data set {name!r}: expected {_GLYPHS!r}.")
   with np.load(glyphs.INVERTED) as arrays:
@@ -112,5 +111,5 @@ def _inverted(name: str) -> _Shipped:
         )
         for key in ("train", "test")
       },
-      tuple(str(name) for name in arrays["class_names"]),
+      tuple(map(str, arrays["class_names"])),
     )

@@ -26,6 +26,8 @@ from memory_vit.tasks import inference, split_forward
 # Images that `data` has scaled -> {name: logits}; or what is kept of them.
 Predict = Callable[[Any], dict[str, Float[Array, "b c"]]]
 # What a result may have beside its sums: see `evaluate`.
+# What a result says by the labels.
+_OF_LABELS = ("top1", "top5", "loss", "majority", "per_class")
 Also = Literal["digest", "hits", "predictions"]
 
 
@@ -115,8 +117,9 @@ def evaluate_source(
   "examples" on which the numbers stand. "hits" are a `Hits`, and "predictions"
   are `SplitPredictions`, of all examples of the split in their order; only of
   the outputs that `predictions_of` names, where it does. With `other_classes`
-  the outputs may be of other classes than the labels: "top1", "top5", "loss"
-  and "per_class" are None then.
+  the outputs may be of other classes than the labels, so that nothing but
+  "digest" may be asked for: "top1", "top5", "loss", "majority" and "per_class"
+  are None then.
 
   Raises:
     TaskError: for an output with another number of classes than the data set.
@@ -145,7 +148,7 @@ def evaluate_source(
     )
   for result in results.values():
     if other_classes:
-      result |= dict.fromkeys(("top1", "top5", "loss", "per_class"))
+      result |= dict.fromkeys(_OF_LABELS)
     # Of all processes, as the sums are.
     result["skipped"] = source.size - result["examples"]
     if "hits" in result:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # it brings TensorFlow
 # A TFDS name with a namespace in front ("community:name") would be fetched from
 # elsewhere, with its code.
 _DATA_NAME = re.compile(r"\w+(/\w[\w.-]*)?(:\d+\.\d+\.\d+)?", re.ASCII)
-_SHIPPED = re.compile(r"(digits|glyphs)(:[\w-]+)?", re.ASCII)
+_SHIPPED = re.compile(r"digits(:\d-\d)?|glyphs:inverted", re.ASCII)
 # What a shell takes as it stands.
 _PLAIN = re.compile(r"[\w@%+:,./~-]{1,200}", re.ASCII)
 # Characters of a hint, and tasks, that a message shows.
@@ -48,7 +48,7 @@ class Given:
 
 @dataclasses.dataclass(frozen=True)
 class Upstream:
-  """The backbone's own data, prepared as `config.upstream` says."""
+  """The data of the original outputs, prepared as `config.upstream` says."""
 
   ref: SplitRef
   eval_crop: str

@@ -184,8 +184,8 @@ _CHOICES = {
   "dtype": ("float32", "bfloat16"),
 }
 
-# Letter -> width, depth, mlp_dim, num_heads. "Micro" is ours, for the
-# quickstart and the tests; So400m is SigLIP's; the others are those of the ViT
+# Letter -> width, depth, mlp_dim, num_heads. "Micro" is ours, for
+# digits and the tests; So400m is SigLIP's; the others are those of the ViT
 # and DeiT papers.
 VARIANTS = {
   "Micro": (64, 4, 256, 4),

@@ -131,7 +131,7 @@ def pretrain_backbone(
   if not config.pretrain.variant:
     raise ConfigError(
       "config.pretrain.variant is empty, expected the backbone to be trained, "
-      'such as "Micro/2"; --config=quickstart has one.'
+      'such as "Micro/2"; --config=digits has one.'
     )
   with _begun(config, workdir, stop) as context:
     make_backbone(config, workdir, context)

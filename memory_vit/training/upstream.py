@@ -1,6 +1,6 @@
 """The original outputs, before and after training, on data of one's choice.
 
-Where these are of the backbone's own classes, its accuracy is told as well.
+Where these have as many classes as its head, its accuracy is told as well.
 """
 
 from collections.abc import Mapping, Sequence

@@ -58,8 +58,8 @@ def test_the_blocks_are_found():
   assert all(blocks_of(page) for page in CONFIGS)
 
 
-def test_a_regime_is_recommended_with_its_learning_rates():
-  """That of the base configuration is far from those at which it is best."""
+def test_folders_are_learned_in_the_regime_that_is_recommended():
+  """At a rate of its own: that of the base configuration is the paper's."""
   advised, others = folder.get_config(), base.get_config()
   page = (ROOT / "docs" / "choosing_a_regime.md").read_text(encoding="utf-8")
   first = page.partition("| **anything")[2].partition("\n")[0]

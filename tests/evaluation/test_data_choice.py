@@ -58,6 +58,7 @@ def refusal(*tasks, **given):
     ("toy/..", "", "'toy/..' (give --data=pets=NAME"),
     ("toy/a,data_dir=/x", "", "(give --data=pets=NAME"),
     ("digits/a/download=True", "", "(give --data=pets=NAME"),
+    ("glyphs:another", "", "(give --data=pets=NAME"),
   ],
 )  # fmt: skip
 def test_a_task_opens_nothing(backbone, tmp_path, name, directory, hint):
