@@ -179,7 +179,7 @@ ROWS = [
       maybe=("evaluated", "evaluation batches", "examples", "crops", "parts")),
   row("checkpoint_every", 1, "when", "files"),
   row("log_every", 1, "when", goes_on=True),
-  row("log_images", 4, "pictures", goes_on=True),
+  row("log_images", 4, "pictures", "files", goes_on=True),
   row("profile_at", 2, "when", goes_on=True),
   row("stall_timeout", 500.0, "waits", goes_on=True),
   row("trust_data_code", True, "refused", given=CODE),
