@@ -271,9 +271,9 @@ def test_two_processes_do_what_one_does(together, alone):
   assert [name for name in names if name.startswith(".")] == [".lock"]
   # Of the best trial, by one process; where it looks needs all in one.
   drawn = [pictures_in(where / "run" / "sweep") for where in (path, alone)]
-  assert drawn[0] == ["test/confusions"]
+  assert drawn[0] == ["test/answers", "test/confusions"]
   assert drawn[1] == [
-    "attention/overlays", "attention/shares", "test/confusions",
+    "attention/overlays", "attention/shares", "test/answers", "test/confusions",
   ]  # fmt: skip
 
 
