@@ -33,6 +33,7 @@ from memory_vit.data import datasets
 from memory_vit.data.eval_images import eval_images
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.evaluation.hits import Hits, read_hits
+from memory_vit.model.regimes import get_regime
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.study.pairing import paired_difference
 
@@ -58,7 +59,7 @@ _BEGINS, _ENDS = "<!-- accuracy -->", "<!-- end of accuracy -->"
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """What all rows are trained on.
+  """Backbone and data of all rows.
 
   Attributes:
     backbone: frozen but for those that train it.
@@ -220,15 +221,14 @@ def _train_ours(
     role: (np.round((split.images + 1) * 127.5).astype(np.uint8), split.labels)
     for role, split in setting.splits.items()
   }
-  shares = regime.endswith("_masked") or regime == "head"
   options: dict[str, Any] = {
     "total_steps": setting.steps, "eval_every": setting.steps,
     "checkpoint_every": setting.steps, "data.train_crop": "resize",
     "data.flip": False, "log_images": 0,
   }  # fmt: skip
-  if shares:
-    what = "features" if regime == "head" else "contexts"
-    options |= {"keep.what": what}
+  kind = get_regime(regime)
+  if kind.shares_pass:
+    options["keep.what"] = "features" if kind.on_features else "contexts"
   with tempfile.TemporaryDirectory() as workdir:
     result = mv.train_task(
       setting.backbone,
@@ -274,7 +274,7 @@ def _difference(
 
 
 def without_hits(row: dict[str, Any]) -> dict[str, Any]:
-  """What is said of a row."""
+  """A row without its hits, for people."""
   return {key: value for key, value in row.items() if key != "right"}
 
 

@@ -352,8 +352,8 @@ class OptimConfig:
 class UpstreamConfig:
   """Data on which the original outputs are compared, before and after.
 
-  Where they have as many classes as the head of the backbone, they are taken
-  for its own task, and its accuracy is told as well.
+  If they have as many classes as the head of the backbone, its accuracy on them
+  is reported, too.
   """
 
   # As `data.name`; "" compares nothing.

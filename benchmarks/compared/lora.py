@@ -15,7 +15,7 @@ import_torchvision()
 import peft  # noqa: E402
 import transformers  # noqa: E402
 
-# Of what is trained in all programs that are compared.
+# As in our own runs: SGD, clipping of the gradient, share of warm-up steps.
 _MOMENTUM, _CLIP, _WARMUP = 0.9, 1.0, 0.025
 
 
@@ -27,7 +27,7 @@ class Split(NamedTuple):
 
 
 class Trained(NamedTuple):
-  """What training has left.
+  """Result of training.
 
   Attributes:
     parameters: trained values, the head's among them.
@@ -134,7 +134,7 @@ def _tensor(images: np.ndarray) -> torch.Tensor:
 
 @torch.inference_mode()
 def _tested(model: Any, split: Split) -> tuple[np.ndarray, float]:
-  """Which images are right, and the mean loss."""
+  """Hits and mean loss on a split."""
   logits = torch.cat([
     model(pixel_values=_tensor(split.images[i : i + 400])).logits
     for i in range(0, len(split.labels), 400)

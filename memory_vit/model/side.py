@@ -72,7 +72,7 @@ SideGroups = Mapping[str, SideGroup]
 
 
 class SideView(NamedTuple):
-  """What the tokens of a group of tasks read beside keys and values.
+  """Stream tokens that a group of tasks reads beside keys and values.
 
   Attributes:
     tokens: of the stream, as they are read.
@@ -254,7 +254,7 @@ def _standardized(z: Float32[Array, "..."]) -> Float32[Array, "..."]:
 def added_scores(
   view: SideView, query: Float[Array, "b h t k"], dtype: str
 ) -> Float32[Array, "b h t s"]:
-  """What the side streams of a group add to the scores of the backbone stream.
+  """Scores of a group's side streams, for those of the backbone stream.
 
   The same as of widened keys, which are never made.
 
@@ -278,7 +278,7 @@ def added_scores(
 def added_values(
   view: SideView, weights: Float32[Array, "b h t s"], dtype: str
 ) -> Float32[Array, "b h t k"]:
-  """What the tokens of a group read of their side streams.
+  """Values that the tokens of a group read of their side streams.
 
   Args:
     view: of the group.

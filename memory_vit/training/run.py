@@ -352,7 +352,7 @@ def _open_inputs(
     "train": trainer.train,
     "validation": trainer.validation,
     "test": trainer.test,
-    "upstream": upstream.open_upstream(config),
+    "upstream": upstream.open_upstream(config, backbone),
   }
   splits = {key: reader for key, reader in named.items() if reader}
   for reader in splits.values():

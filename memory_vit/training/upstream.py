@@ -1,8 +1,10 @@
 """The original outputs, before and after training, on data of one's choice.
 
-Where these have as many classes as its head, its accuracy is told as well.
+If the data have as many classes as the backbone's head, its accuracy is
+reported, too.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,11 +20,20 @@ from memory_vit.model.task import BACKBONE, Task
 from memory_vit.run_result import BackboneResult
 from memory_vit.training.trainer import Trainer
 
+logger = logging.getLogger(__name__)
 
-def open_upstream(config: Config) -> Reader | None:
+
+def open_upstream(config: Config, backbone: Backbone) -> Reader | None:
   """Open the data of the original outputs; None where none is configured."""
   ref = configured_splits(config).get("upstream")
-  return datasets.open_on_all_processes(ref) if ref else None
+  reader = datasets.open_on_all_processes(ref) if ref else None
+  if reader and reader.num_classes != backbone.config.num_classes:
+    logger.info(
+      "config.upstream: %s has %d classes, the head of the backbone %d: the "
+      "original outputs are compared, and no accuracy is reported",
+      reader.full_name, reader.num_classes, backbone.config.num_classes,
+    )  # fmt: skip
+  return reader
 
 
 def evaluate_upstream(

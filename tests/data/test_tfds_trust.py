@@ -177,7 +177,7 @@ def test_trust_reaches_every_reader(
   )
   readers = (
     lambda: run.train_and_evaluate(no_pretraining, tmp_path / "run"),
-    lambda: upstream.open_upstream(config),
+    lambda: upstream.open_upstream(config, None),
     lambda: run.train_and_evaluate(config, tmp_path / "pretrained"),
     lambda: forecast.train_split(config),
     lambda: execute.require_data(config, [planned], {}),

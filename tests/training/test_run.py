@@ -363,14 +363,16 @@ def test_outputs_that_changed_are_reported(config, workdir, monkeypatch):
     assert same == (change < 1)
 
 
-def test_outputs_are_compared_on_data_of_any_classes(config, workdir):
+def test_outputs_are_compared_on_data_of_any_classes(config, workdir, caplog):
   """Their accuracy would mean nothing: digits have 10 classes, the head 5."""
   config = changed(silent(config), "upstream", name="digits")
   config = dataclasses.replace(config, total_steps=1)
-  result = run.train_and_evaluate(config, workdir)
+  with caplog.at_level(logging.INFO):
+    result = run.train_and_evaluate(config, workdir)
   assert result.backbone.outputs_bit_equal is True
   assert result.backbone.accuracy_before is None
   assert result.backbone.accuracy_after is None
+  assert "digits has 10 classes, the head of the backbone 5: " in caplog.text
   said = summary.summary(result, workdir)
   assert "original outputs before and after equal to the bit: yes" in said
 
