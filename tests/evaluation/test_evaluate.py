@@ -89,6 +89,7 @@ def test_every_task_on_its_own_data(model, capsys):
     assert f"{100 * expected:.2f} %" in shown
   upstream = result["backbone"]["upstream"]
   assert upstream["outputs_bit_equal"] is True
+  assert 0 <= upstream["accuracy"] <= 1
   assert upstream["accuracy"] == upstream["accuracy_plain"]
   assert result["verified"] is True
   assert result["timing"]["together"] > 0

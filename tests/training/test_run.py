@@ -171,6 +171,7 @@ def test_a_run_from_nothing_to_the_result(config, finished):
   # cls 32, memory 1 * 5 * 32, head 32 * 5 + 5.
   assert task_result.trainable_params == 32 + 160 + 165
   assert result.backbone.outputs_bit_equal is True
+  assert 0 <= result.backbone.accuracy_before <= 1
   assert result.backbone.accuracy_before == result.backbone.accuracy_after
   assert result.images_per_second > 0
   stored = json.loads((workdir / "config.json").read_text())
