@@ -4,6 +4,7 @@ It looks like a checkout in which `make quickstart` was run, with a folder of
 images, prepared data sets and published checkpoints; all of it tiny.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -112,14 +113,18 @@ def _train(root: Path) -> None:
        "--config.backbone=glyphs")  # fmt: skip
   picture = fake_data.encode(fake_data.noise(7, 20, 30), "PNG")
   (root / "runs/quickstart/sweep.png").write_bytes(picture)
-  # Of all regimes, the best has the name of the task.
+  # Of all regimes, the best has the name of the task. This one says, as those
+  # that were trained, which data it was evaluated on.
+  tasks = root / "runs/quickstart/tasks"
   glyphs = mv.load_backbone("glyphs")
-  source = datasets.open_source("glyphs:inverted", "test")
-  memory = random_task(
-    glyphs, "glyphs-inverted-memory_masked", classes=120,
-    class_names=source.class_names,
+  memory = dataclasses.replace(
+    random_task(
+      glyphs, "glyphs-inverted-memory_masked", classes=120,
+      class_names=datasets.open_source("glyphs:inverted", "test").class_names,
+    ),
+    provenance=mv.load_task(tasks / "glyphs-inverted", glyphs).provenance,
   )  # fmt: skip
-  mv.save_task(memory, root / "runs/quickstart/tasks" / memory.name)
+  mv.save_task(memory, tasks / memory.name)
   backbone = mv.load_backbone(root / _BACKBONE)
   for name in ("pets", "birds"):
     _run(
