@@ -46,6 +46,8 @@ LIBRARIES = ("memory_vit", "peft", "vit_pytorch")
 _ROWS = {
   "train": "training step, one task",
   "train_kept": "the same, contexts kept",
+  "train_side": "training step, one task with a side stream",
+  "train_side_kept": "the same with a side stream, contexts kept",
   "train_all_weights": "training step, all weights",
 }
 _COUNTED = {
@@ -367,6 +369,7 @@ def _names(counts: Sequence[int]) -> dict[str, str]:
     tasks = f"{count} task{_plural(count)}"
     names[f"infer_{count}"] = f"original and {tasks}"
     names[f"infer_{count}_one_batch"] = f"{tasks}, in one batch"
+    names[f"infer_side_{count}"] = f"original and {tasks}, side streams"
   return names
 
 

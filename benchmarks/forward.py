@@ -4,19 +4,21 @@
     [--rows memory_vit torch ...] [--rounds=9] [--seconds=600] [--json=FILE]
     [--exported FILE ...]
 
-Runs on CPUs, in the environment of `make exchange` with openvino beside it, on
-the cores that the process may use (`taskset -c 0` for one). Each row is the same
-layers with random weights: ours, timm's as it is and by `torch.compile`, and our
-ONNX file in ONNX Runtime and OpenVINO, which multiplies bfloat16 where it can.
-Rows of one model and batch take turns in one process; printed are medians and
-quartiles. A library that is missing is named, and its rows are left out.
+Runs on the CPU cores that the process may use (`taskset -c 0` for one), in the
+environment of `make exchange` with openvino beside it. All rows are the same
+layers with random weights: ours, those of timm as they are and compiled, our
+ONNX file in ONNX Runtime and OpenVINO. Rows of one model and batch take turns
+in one process; printed are medians and quartiles. A library that is missing is
+named, and its rows are left out.
 
 --exported adds programs of another version of ours, written by `jax.export`
 from a function of parameters and images of this variant and batch.
 """
 
 import argparse
+import dataclasses
 import functools
+import itertools
 import json
 import os
 import platform
@@ -36,6 +38,27 @@ Run = Callable[[], Any]
 _SIZE, _CLASSES = 224, 1000
 
 
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """The model and the batch of all rows of one table.
+
+  Attributes:
+    variant: of the ViT.
+    batch: images.
+    folder: for files of the model.
+  """
+
+  variant: str
+  batch: int
+  folder: Path
+
+  def setting(self, dtype: str = "float32") -> workloads.Setting:
+    """Our model and images, with a task that no row computes."""
+    return workloads.make_setting(
+      self.variant, _SIZE, dtype, self.batch, cells=1, classes=2
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
   """Time every row of every model and batch, and print them.
 
@@ -46,14 +69,14 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     What is written to --json: a dictionary for each model and batch.
   """
   arguments = _arguments(argv)
-  cores = len(os.sched_getaffinity(0))
-  print(f"{_processor()}, {cores} cores, jax {jax.__version__}")
+  print(f"{_processor()}, {_cores()} cores, jax {jax.__version__}")
   found = []
-  for variant in arguments.variant:
-    for batch in arguments.batch:
-      found.append(_measure(variant, batch, cores, arguments))
-      if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+  for variant, batch in itertools.product(arguments.variant, arguments.batch):
+    with tempfile.TemporaryDirectory() as folder:
+      case = Case(variant, batch, Path(folder))
+      found.append(_measure(case, arguments))
+    if arguments.json:
+      arguments.json.write_text(json.dumps(found, indent=1) + "\n")
   return found
 
 
@@ -73,69 +96,77 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
   return parser.parse_args(argv)
 
 
-def _measure(
-  variant: str, batch: int, cores: int, arguments: argparse.Namespace
-) -> dict[str, Any]:
-  """Milliseconds of all rows of one model and batch."""
+def _measure(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
+  """Milliseconds of all rows, printed, too."""
+  print(f"\nViT-{case.variant}, {case.batch} images, ms: median (quartiles)")
+  rows = {}
+  times = _times(_ready(case, arguments), arguments.rounds, arguments.seconds)
+  for name, values in times.items():
+    low, middle, high = np.percentile(values, [25, 50, 75]).tolist()
+    quartiles = [low, high]
+    rows[name] = {"ms": middle, "quartiles": quartiles, "rounds": len(values)}
+    print(f"{name:28} {middle:8.1f}  ({low:.1f} to {high:.1f})", flush=True)
+  return {
+    "variant": case.variant, "batch": case.batch, "cores": _cores(),
+    "processor": _processor(), "jax": jax.__version__, "rows": rows,
+  }  # fmt: skip
+
+
+def _ready(case: Case, arguments: argparse.Namespace) -> dict[str, Run]:
+  """Every row by its name, called twice: the first call may compile."""
   makers: dict[str, Callable[[], Run]] = {
-    name: functools.partial(make, variant, batch)
+    name: functools.partial(make, case)
     for row in arguments.rows
     for name, make in _ROWS[row].items()
   }
   for file in arguments.exported:
     makers[file.name] = functools.partial(_exported, file)
-  runs, missing = {}, {}
+  runs = {}
   for name, make in makers.items():
     try:
       runs[name] = make()
     except ModuleNotFoundError as error:
-      missing[name] = f"{error.name} is not installed"
-    else:
-      runs[name]()
-      runs[name]()
+      print(f"{name:28} {error.name} is not installed")
+      continue
+    runs[name]()
+    runs[name]()
+  return runs
+
+
+def _times(
+  runs: dict[str, Run], rounds: int, seconds: float
+) -> dict[str, list[float]]:
+  """Milliseconds of each row in every round that begins within `seconds`."""
   times: dict[str, list[float]] = {name: [] for name in runs}
   began = time.perf_counter()
-  for _ in range(arguments.rounds):
-    if time.perf_counter() - began > arguments.seconds:
+  for _ in range(rounds):
+    if time.perf_counter() - began > seconds:
       break
     for name, run in runs.items():
-      # Threads of the row before stop spinning.
-      time.sleep(0.05)
+      time.sleep(0.05)  # threads of the row before stop spinning
       start = time.perf_counter()
       run()
       times[name].append(1000 * (time.perf_counter() - start))
-  print(f"\nViT-{variant}, {batch} images, ms: median (quartiles)")
-  for name, why in missing.items():
-    print(f"{name:28} {why}")
-  result: dict[str, Any] = {
-    "variant": variant, "batch": batch, "cores": cores,
-    "processor": _processor(), "jax": jax.__version__, "missing": missing,
-    "rows": {},
-  }  # fmt: skip
-  for name, values in times.items():
-    low, middle, high = np.percentile(values, [25, 50, 75]).tolist()
-    result["rows"][name] = {
-      "ms": middle, "quartiles": [low, high], "rounds": len(values)
-    }  # fmt: skip
-    print(f"{name:28} {middle:8.1f}  ({low:.1f} to {high:.1f})", flush=True)
-  return result
+  return times
+
+
+def _cores() -> int:
+  return len(os.sched_getaffinity(0))
 
 
 def _processor() -> str:
   """Name of the processor, and its flags for bfloat16."""
-  lines = Path("/proc/cpuinfo").read_text().splitlines()
-  facts = dict(map(str.strip, line.split(":", 1)) for line in lines if ":" in line)
-  flags = {"amx_bf16", "avx512_bf16"} & {*facts.get("flags", "").split()}
+  facts = {}
+  for line in Path("/proc/cpuinfo").read_text().splitlines():
+    key, _, value = line.partition(":")
+    facts[key.strip()] = value.strip()
+  flags = {"amx_bf16", "avx512_bf16"} & set(facts.get("flags", "").split())
   name = facts.get("model name", platform.machine())
   return f"{name} ({', '.join(sorted(flags)) or 'without bfloat16'})"
 
 
-def _setting(variant: str, batch: int, dtype: str) -> workloads.Setting:
-  return workloads.make_setting(variant, _SIZE, dtype, batch, 1, 2)
-
-
-def _ours(dtype: str, variant: str, batch: int) -> Run:
-  setting = _setting(variant, batch, dtype)
+def _ours(dtype: str, case: Case) -> Run:
+  setting = case.setting(dtype)
   return lambda: jax.block_until_ready(workloads.plain(setting))
 
 
@@ -152,7 +183,7 @@ def _exported(file: Path) -> Run:
   return lambda: jax.block_until_ready(program(*arguments))
 
 
-def _torch(dtype: str, compiled: bool, variant: str, batch: int) -> Run:
+def _torch(dtype: str, compiled: bool, case: Case) -> Run:
   import torch
 
   from benchmarks.compared.torchvision_operators import import_torchvision
@@ -160,8 +191,8 @@ def _torch(dtype: str, compiled: bool, variant: str, batch: int) -> Run:
   import_torchvision()
   import timm
 
-  torch.set_num_threads(len(os.sched_getaffinity(0)))
-  config = _setting(variant, 1, "float32").backbone.config
+  torch.set_num_threads(_cores())
+  config = case.setting().backbone.config
   model: Any = timm.models.VisionTransformer(
     img_size=_SIZE, patch_size=config.patch_size, embed_dim=config.width,
     depth=config.depth, num_heads=config.num_heads, num_classes=_CLASSES,
@@ -170,7 +201,7 @@ def _torch(dtype: str, compiled: bool, variant: str, batch: int) -> Run:
   model = model.eval().to(kind)
   if compiled:
     model = torch.compile(model)
-  images = torch.randn(batch, 3, _SIZE, _SIZE).to(kind)
+  images = torch.randn(case.batch, 3, _SIZE, _SIZE).to(kind)
 
   def run() -> None:
     with torch.inference_mode():
@@ -179,50 +210,43 @@ def _torch(dtype: str, compiled: bool, variant: str, batch: int) -> Run:
   return run
 
 
-@functools.lru_cache(1)
-def _onnx(variant: str, batch: int) -> tuple[Path, np.ndarray]:
-  """Our file of the plain ViT, and images for it; the last one is kept."""
+def _onnx(case: Case) -> tuple[Path, np.ndarray]:
+  """Our file of the plain ViT, and images for it."""
   import jax2onnx
 
-  setting = _setting(variant, batch, "float32")
+  setting, file = case.setting(), case.folder / "model.onnx"
   backbone = setting.backbone
-  folder = tempfile.TemporaryDirectory()
-  file = Path(folder.name) / "model.onnx"
-  _FOLDERS[:] = [folder]
-  jax2onnx.to_onnx(
-    lambda x: plain_program(backbone.params, x, config=backbone.config),
-    [jax.ShapeDtypeStruct(setting.images.shape, np.float32)],
-    return_mode="file",
-    output_path=file,
-    input_names=["images"],
-  )
+  if not file.exists():
+    jax2onnx.to_onnx(
+      lambda x: plain_program(backbone.params, x, config=backbone.config),
+      [jax.ShapeDtypeStruct(setting.images.shape, np.float32)],
+      return_mode="file",
+      output_path=file,
+      input_names=["images"],
+    )
   return file, np.asarray(setting.images)
 
 
-# So that the files of the last model outlive the function that wrote them.
-_FOLDERS: list[Any] = []
-
-
-def _onnxruntime(variant: str, batch: int) -> Run:
+def _onnxruntime(case: Case) -> Run:
   import onnxruntime
 
-  file, images = _onnx(variant, batch)
+  file, images = _onnx(case)
   options = onnxruntime.SessionOptions()
-  options.intra_op_num_threads = len(os.sched_getaffinity(0))
+  options.intra_op_num_threads = _cores()
   session = onnxruntime.InferenceSession(file, options)
   return lambda: session.run(None, {"images": images})
 
 
-def _openvino(dtype: str, variant: str, batch: int) -> Run:
+def _openvino(dtype: str, case: Case) -> Run:
   import openvino
 
-  file, images = _onnx(variant, batch)
+  file, images = _onnx(case)
   model = openvino.compile_model(
     file,
     "CPU",
     {
       "INFERENCE_PRECISION_HINT": {"bfloat16": "bf16", "float32": "f32"}[dtype],
-      "INFERENCE_NUM_THREADS": len(os.sched_getaffinity(0)),
+      "INFERENCE_NUM_THREADS": _cores(),
       "PERFORMANCE_HINT": "LATENCY",
     },
   )

@@ -84,14 +84,18 @@ def _programs(
   tasks: Sequence[mv.Task],
   setting: settings.Setting,
 ) -> rounds.Programs:
+  side = workloads.with_side(model)
   programs: rounds.Programs = {
     rounds.FORWARD: lambda: workloads.plain(model),
     "train": workloads.training(model, 1),
     "train_kept": workloads.kept_training(model, 1, "device"),
+    "train_side": workloads.training(side, 1),
+    "train_side_kept": workloads.kept_training(side, 1, "device"),
     "train_all_weights": workloads.full_finetuning(model),
   }
   for count in setting.tasks:
     programs[f"infer_{count}"] = _inference(model, tasks[:count])
+    programs[f"infer_side_{count}"] = workloads.inference(side, count)
   return {name: _waited(program) for name, program in programs.items()}
 
 

@@ -1,0 +1,28 @@
+"""The forward pass is timed beside the libraries that are installed."""
+
+import importlib.util
+import json
+
+from benchmarks import forward
+
+
+def test_every_library_is_a_row_or_named(tmp_path, capsys):
+  file = tmp_path / "forward.json"
+  forward.main(
+    ["--variant", "Micro/32", "--batch", "2", "--rounds", "1", "--rows"]
+    + ["memory_vit", "torch", "onnxruntime", "openvino", f"--json={file}"]
+  )
+  (found,) = json.loads(file.read_text())
+  rows = {"memory_vit, float32", "memory_vit, bfloat16", "timm, float32"}
+  rows |= {"timm, bfloat16", "ONNX Runtime, float32"}
+  openvino = {"OpenVINO, float32", "OpenVINO, bfloat16"}
+  if importlib.util.find_spec("openvino"):
+    rows |= openvino
+  else:
+    said = capsys.readouterr().out
+    assert said.count("openvino is not installed") == len(openvino)
+  assert found["rows"].keys() == rows
+  for row in found["rows"].values():
+    low, high = row["quartiles"]
+    assert 0 < low <= row["ms"] <= high
+    assert row["rounds"] == 1
