@@ -102,19 +102,6 @@ def test_help_says_where_pages_are():
   assert named
 
 
-def test_all_pages_count_the_same_faults():
-  rows = re.findall(
-    r"^\| (\d+) \|", (ROOT / "docs" / "reliability.md").read_text(), re.M
-  )
-  assert [int(row) for row in rows] == [*range(1, len(rows) + 1)]
-  mentions = [
-    (page.name, count)
-    for page in PAGES
-    for count in re.findall(r"\b(\d+) faults", page.read_text())
-  ]
-  assert {count for _, count in mentions} == {str(len(rows))}, mentions
-
-
 def test_commands_are_of_one_dialect():
   """`memory-vit COMMAND --config=NAME`; the other way is named once."""
   said = [
