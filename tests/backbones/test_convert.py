@@ -43,6 +43,7 @@ def test_the_licence_is_as_the_files_state_it(tmp_path, card, licence):
   assert found.licence.startswith(licence)
 
 
+@pytest.mark.fault("lying-conversion")
 @pytest.mark.parametrize("write", [models.write_model, models.write_shards])
 def test_a_converted_model_is_the_same_to_the_bit(tmp_path, capsys, write):
   path, out = write(tmp_path / "vit"), tmp_path / "vit.npz"
@@ -146,6 +147,7 @@ def test_a_note_says_how_a_backbone_computes(tmp_path):
   assert mv.load_backbone(path).config.gelu == "exact"
 
 
+@pytest.mark.fault("lying-conversion")
 @pytest.mark.parametrize(("content", "said"), [
   ("", "not readable as JSON"),
   ("[" * 100_000, "not readable as JSON"),

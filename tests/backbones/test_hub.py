@@ -63,6 +63,7 @@ def test_addresses_of_no_model(hub, address):
   assert not hub.asked
 
 
+@pytest.mark.fault("unreachable-hub")
 @pytest.mark.parametrize("installed", [True, False])
 def test_what_cannot_be_fetched_is_said_with_a_way_out(
   hub, monkeypatch, installed

@@ -403,6 +403,7 @@ def test_one_error_names_every_problem(tmp_path):
   assert "big_vision" in lines[-1]
 
 
+@pytest.mark.fault("lying-npz")
 @pytest.mark.parametrize(
   "name", [name for name in sorted(shapes(TINY)) if "block_1" not in name]
 )
@@ -412,6 +413,7 @@ def test_no_array_may_be_missing(tmp_path, name):
   assert f"missing: {name} " in refusal(tmp_path / "a.npz", arrays)
 
 
+@pytest.mark.fault("lying-npz")
 def test_no_array_may_be_added(tmp_path):
   arrays = random_weights() | {"head/scale": np.zeros(3, np.float32)}
   assert "extra: head/scale (3,)" in refusal(tmp_path / "a.npz", arrays)
@@ -494,6 +496,7 @@ def test_integers_are_refused(tmp_path):
   assert "'cls' cannot be read: it is int8, expected a float" in message
 
 
+@pytest.mark.fault("lying-npz")
 def test_entries_of_the_same_name_are_refused(tmp_path):
   path = write(tmp_path / "a.npz", random_weights())
   with (
@@ -515,6 +518,7 @@ class Trap:
     return Path.touch, (self.sentinel,)
 
 
+@pytest.mark.fault("lying-npz")
 def test_pickles_are_refused_and_not_run(tmp_path):
   sentinel = tmp_path / "sentinel"
   trap = np.array([Trap(sentinel)], dtype=object)
@@ -682,6 +686,7 @@ def other_crc(data: bytes) -> bytes:
   return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
 
 
+@pytest.mark.fault("bad-download")
 @pytest.mark.parametrize(
   ("change", "says"),
   [
@@ -729,6 +734,7 @@ def endless(monkeypatch):
   return serve
 
 
+@pytest.mark.fault("bad-download")
 def test_a_page_that_never_ends_is_left_at_once(cache, endless):
   """Its first bytes say that it is no .npz file."""
   page = endless(b"<html>" + b"x" * 2**20)
@@ -746,6 +752,7 @@ def test_what_never_ends_is_left_in_the_end(cache, endless, monkeypatch):
   assert not list(cache.iterdir())
 
 
+@pytest.mark.fault("bad-download")
 @pytest.mark.parametrize("damage", ["half", "link", "pipe"])
 def test_a_kept_file_that_is_damaged_is_fetched_again(
   tmp_path, cache, caplog, damage
@@ -778,6 +785,7 @@ def netrc(tmp_path, monkeypatch):
     monkeypatch.delenv(name, raising=False)
 
 
+@pytest.mark.fault("bad-download")
 def test_passwords_are_not_sent_without_encryption(tmp_path, cache, netrc):
   file, passwords = write(tmp_path / "a.npz", random_weights()), []
   with serving(file.read_bytes(), passwords=passwords) as (address, _):
@@ -789,6 +797,7 @@ def test_passwords_are_not_sent_without_encryption(tmp_path, cache, netrc):
     assert base64.b64decode(passwords[1].split()[1]) == b"you:there"
 
 
+@pytest.mark.fault("bad-download")
 def test_passwords_do_not_follow_where_an_address_leads(
   tmp_path, cache, netrc, monkeypatch
 ):

@@ -308,6 +308,7 @@ def test_one_error_names_every_problem(tmp_path):
   ]
 
 
+@pytest.mark.fault("lying-model")
 @pytest.mark.parametrize("name", sorted(models.vit_shapes()))
 def test_no_array_may_be_missing(tmp_path, name):
   arrays = models.vit_arrays()
@@ -341,6 +342,7 @@ def test_configurations_that_cannot_be(tmp_path, changes, said):
   assert "\n" not in message
 
 
+@pytest.mark.fault("lying-model")
 def test_a_huge_model_of_few_bytes_takes_no_memory(tmp_path):
   config = {**models.CONFIG, "hidden_size": 16_384, "num_hidden_layers": 64,
             "intermediate_size": 65_536}  # fmt: skip
@@ -350,6 +352,7 @@ def test_a_huge_model_of_few_bytes_takes_no_memory(tmp_path):
   assert peak_rss() - before < 200 * 2**20
 
 
+@pytest.mark.fault("lying-model")
 def test_pickles_are_refused_with_a_way_to_convert(tmp_path):
   for name in ("pytorch_model.bin", "vit.pt", "vit.pth"):
     directory = tmp_path / name[:-3]
@@ -395,6 +398,7 @@ def header(values) -> bytes:
   return struct.pack("<Q", len(text)) + text
 
 
+@pytest.mark.fault("lying-model")
 @pytest.mark.parametrize("content", [
   b"",
   b"1234567",
@@ -435,6 +439,7 @@ def test_caps_on_what_is_read(tmp_path, monkeypatch):
   assert "config.json has" in refusal(path)
 
 
+@pytest.mark.fault("lying-model")
 @pytest.mark.parametrize(("change", "said"), [
   (lambda m: m.update({"classifier.bias": "../a.safetensors"}), "expected the"),
   (lambda m: m.update({"classifier.bias": "/a.safetensors"}), "expected the"),

@@ -179,6 +179,7 @@ def test_another_task_is_tested_again(tmp_path, backbone_file, fake):
   assert fake.tested[1:] == [[("cifar", "head", 1)]]
 
 
+@pytest.mark.fault("changed-run")
 def test_changed_test_images_are_refused(tmp_path, backbone_file, fake):
   """No run reads them: the test itself remembers which they were."""
   bench = small_benchmark(tmp_path, backbone_file, ["cifar"])
@@ -241,6 +242,7 @@ def test_a_finished_run_of_an_earlier_version_is_taken(
   assert len(fake.configs) == calls
 
 
+@pytest.mark.fault("changed-run")
 def test_changed_data_of_a_finished_run_are_refused(
   tmp_path, backbone_file, fake
 ):

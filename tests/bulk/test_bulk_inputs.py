@@ -103,6 +103,7 @@ def test_any_part_of_several_files_is_read(tmp_path, group):
     assert [r.number for r in found] == list(numbers)
 
 
+@pytest.mark.fault("bad-bulk-input")
 @pytest.mark.parametrize("bad", ["/etc/passwd", "../1.png", "a/../../1.png"])
 def test_paths_in_parquet_do_not_lead_out_of_its_folder(tmp_path, bad):
   (tmp_path / "in").mkdir()
@@ -129,6 +130,7 @@ def test_images_in_array_record(tmp_path):
   assert found[0].path == f"{path}#5"
 
 
+@pytest.mark.fault("bad-bulk-input")
 def test_array_record_of_something_else_is_refused(tmp_path):
   module = pytest.importorskip("array_record.python.array_record_module")
   path = tmp_path / "x.array_record"
@@ -139,6 +141,7 @@ def test_array_record_of_something_else_is_refused(tmp_path):
     rows([path])
 
 
+@pytest.mark.fault("bad-bulk-input")
 def test_what_cannot_be_used_is_refused(tmp_path):
   with pytest.raises(DataError, match="no such file or folder"):
     rows([tmp_path / "missing"])
@@ -161,6 +164,7 @@ def test_what_cannot_be_used_is_refused(tmp_path):
     rows([tmp_path])
 
 
+@pytest.mark.fault("bulk-changed")
 def test_an_inventory_knows_changed_files(tmp_path):
   fake_data.write_folder(tmp_path, {"a": ["1.png", "2.png"]})
 

@@ -88,6 +88,7 @@ def require_the_same_rows(output, root):
   assert len(dict(run.unreadable(str(output)))) == len(BROKEN)
 
 
+@pytest.mark.fault("worker-killed")
 def test_a_killed_worker_loses_nothing(place, tmp_path):
   output, log = tmp_path / "out", tmp_path / "log"
   process = start(place, output, log)
@@ -107,6 +108,7 @@ def test_a_killed_worker_loses_nothing(place, tmp_path):
   require_the_same_rows(output, place)
 
 
+@pytest.mark.fault("bulk-killed")
 def test_a_killed_command_is_resumed(place, tmp_path):
   output, log = tmp_path / "out", tmp_path / "log"
   process = start(place, output, log)

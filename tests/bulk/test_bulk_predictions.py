@@ -93,6 +93,7 @@ def test_a_task_that_composes_with_nothing(place, tmp_path):
       np.testing.assert_array_equal(row["own/logits"], expected)
 
 
+@pytest.mark.fault("unreadable-images")
 def test_predictions_are_those_of_forward(place, tmp_path, capsys):
   output = tmp_path / "out"
   status = command(predict, place, output, "--logits", "--original", "--top=2")
@@ -142,6 +143,7 @@ def test_metadata_says_what_made_the_rows(place, tmp_path):
   assert "digits/logits" not in pq.read_schema(tmp_path / "one.parquet").names
 
 
+@pytest.mark.fault("bulk-changed")
 def test_a_retrained_task_is_another_run(place, tmp_path, capsys):
   output = tmp_path / "out"
   command(predict, place, output)
@@ -245,6 +247,7 @@ def test_workers_are_given_whole_paths(tmp_path, monkeypatch):
   assert bulk_options.for_workers("timm:vit", "ray") == "timm:vit"
 
 
+@pytest.mark.fault("foreign-embeddings")
 def test_embeddings_of_another_backbone_are_refused(place, tmp_path):
   command(embed, place, tmp_path / "one.parquet")
   found = read_embeddings(tmp_path / "one.parquet")
@@ -252,6 +255,7 @@ def test_embeddings_of_another_backbone_are_refused(place, tmp_path):
     found.require_backbone(tiny_backbone(seed=3))
 
 
+@pytest.mark.fault("foreign-embeddings")
 def test_files_without_embeddings_are_refused(place, tmp_path):
   command(predict, place, tmp_path / "out")
   with pytest.raises(DataError, match="holds no embeddings"):

@@ -48,6 +48,7 @@ def table(output):
   return pq.read_table(output).to_pylist()
 
 
+@pytest.mark.fault("unreadable-images")
 def test_every_image_has_one_row(folder, tmp_path):
   summary = make(folder, tmp_path / "out")
   assert (summary.images, summary.errors) == (23, len(BROKEN))
@@ -69,6 +70,7 @@ def test_every_image_has_one_row(folder, tmp_path):
   assert set(named) == {str(folder / f"{i:02}.png") for i in BROKEN}
 
 
+@pytest.mark.fault("unreadable-images")
 def test_images_in_tables_have_the_limits_of_files(tmp_path, monkeypatch):
   monkeypatch.setattr(image_files, "MAX_FILE_BYTES", 2**20)
   picture = fake_data.encode(fake_data.noise(0), "PNG")
@@ -91,6 +93,7 @@ def test_shards_say_what_made_them(folder, tmp_path):
   assert about["rows"] == "means"
 
 
+@pytest.mark.fault("bulk-killed")
 def test_what_is_finished_is_not_made_again(folder, tmp_path):
   make(folder, tmp_path / "whole")
   output = tmp_path / "out"
@@ -128,6 +131,7 @@ def flipped(file):
   return bytes(content)
 
 
+@pytest.mark.fault("bulk-damaged")
 @pytest.mark.parametrize("how", ["cut", "empty", "other", "flipped"])
 def test_a_damaged_shard_is_made_again(folder, tmp_path, how):
   make(folder, tmp_path / "out")
@@ -146,6 +150,7 @@ def test_a_damaged_shard_is_made_again(folder, tmp_path, how):
   assert table(tmp_path / "out") == expected
 
 
+@pytest.mark.fault("bulk-damaged")
 def test_a_flipped_bit_anywhere_in_a_shard_is_noticed(folder, tmp_path):
   """In values, in the footer that describes them, and in the seal itself."""
   make(folder, tmp_path / "out")
@@ -161,6 +166,7 @@ def test_a_flipped_bit_anywhere_in_a_shard_is_noticed(folder, tmp_path):
     assert not shard_file.undamaged(tmp_path / "out", plan, 1), place
 
 
+@pytest.mark.fault("bulk-damaged")
 def test_a_shard_with_a_damaged_footer_is_made_again(folder, tmp_path):
   """A column of another name, which no page tells."""
   for output in (tmp_path / "out", tmp_path / "one.parquet"):
@@ -176,6 +182,7 @@ def test_a_shard_with_a_damaged_footer_is_made_again(folder, tmp_path):
     make(folder, file)
 
 
+@pytest.mark.fault("bulk-changed")
 def test_another_run_is_refused(folder, tmp_path):
   output = tmp_path / "out"
   make(folder, output)
@@ -191,6 +198,7 @@ def test_another_run_is_refused(folder, tmp_path):
     make(folder, output)
 
 
+@pytest.mark.fault("bulk-changed")
 def test_other_files_are_left_alone(folder, tmp_path):
   output = tmp_path / "out"
   output.mkdir()
@@ -219,6 +227,7 @@ def test_one_file(folder, tmp_path):
     make(folder, file, job=MeanJob(version=1))
 
 
+@pytest.mark.fault("bulk-killed")
 def test_one_file_that_was_interrupted_is_resumed(folder, tmp_path):
   file = tmp_path / "one.parquet"
 
@@ -233,6 +242,7 @@ def test_one_file_that_was_interrupted_is_resumed(folder, tmp_path):
   assert len(table(file)) == 23
 
 
+@pytest.mark.fault("bulk-damaged")
 def test_damage_is_not_handed_on_to_one_file(folder, tmp_path):
   file = tmp_path / "one.parquet"
 
@@ -250,6 +260,7 @@ def test_damage_is_not_handed_on_to_one_file(folder, tmp_path):
     make(folder, file)
 
 
+@pytest.mark.fault("bulk-damaged")
 def test_a_worker_of_ray_makes_damaged_shards_again(folder, tmp_path):
   make(folder, tmp_path / "out")
   plan = plans.read_plan(tmp_path / "out")
@@ -269,6 +280,7 @@ def test_an_output_may_lie_below_the_input(folder, name):
   assert len(table(folder / name)) == 23
 
 
+@pytest.mark.fault("bulk-two-writers")
 def test_two_writers_of_a_shard_do_not_spoil_it(folder, tmp_path):
   """Both write whole files; the last one stays."""
   output = tmp_path / "out"
@@ -289,6 +301,7 @@ def test_two_writers_of_a_shard_do_not_spoil_it(folder, tmp_path):
   assert not list(output.glob(".*.part"))
 
 
+@pytest.mark.fault("bulk-two-writers")
 @pytest.mark.parametrize("name", ["out", "out.parquet"])
 @pytest.mark.parametrize("where", ["settle", "make_shards"])
 def test_a_second_command_is_refused(
@@ -310,6 +323,7 @@ def test_a_second_command_is_refused(
   assert tried
 
 
+@pytest.mark.fault("bulk-two-writers")
 def test_the_lock_of_an_output_is_never_deleted(folder, tmp_path):
   """Two commands could then each hold a lock of this name."""
   numbers = []
@@ -321,6 +335,7 @@ def test_the_lock_of_an_output_is_never_deleted(folder, tmp_path):
   assert numbers[0] == numbers[1]
 
 
+@pytest.mark.fault("bulk-disk-full")
 def test_a_full_disk_ends_the_run(folder, tmp_path):
   """What is finished stays, and the next run makes the rest."""
   output = tmp_path / "out"
@@ -344,6 +359,7 @@ def test_a_full_disk_ends_the_run(folder, tmp_path):
   assert [row["id"] for row in table(output)] == list(range(23))
 
 
+@pytest.mark.fault("no-worker")
 def test_a_shard_that_an_engine_says_and_nobody_finds(folder, tmp_path):
   def elsewhere(plan, there, job, missing):
     (tmp_path / "elsewhere").mkdir()
@@ -367,6 +383,7 @@ def test_a_plan_is_read_as_it_was_written(folder, tmp_path):
   assert len(seen) == 1
 
 
+@pytest.mark.fault("shard-order")
 def test_rows_do_not_depend_on_which_shards_are_made_together(folder, tmp_path):
   batches = {}
   for name, order in (("one", [2, 0, 1]), ("each", None)):
@@ -385,6 +402,7 @@ def test_rows_do_not_depend_on_which_shards_are_made_together(folder, tmp_path):
   assert table(tmp_path / "one") == table(tmp_path / "each")
 
 
+@pytest.mark.fault("no-worker")
 def test_a_shard_that_ends_every_worker_ends_the_command(folder, tmp_path):
   """The class that Ray Data calls, as a worker after the tenth."""
   output = tmp_path / "out"
@@ -442,6 +460,7 @@ def test_workers_that_fit_onto_a_cluster_get_its_cpus():
   assert shares([(8, 1, True)], workers=10, worker_cpus=0.1, worker_gpus=0.1)
 
 
+@pytest.mark.fault("no-worker")
 @pytest.mark.parametrize(
   ("nodes", "options"),
   [
@@ -459,6 +478,7 @@ def test_workers_that_never_fit_are_refused(nodes, options):
     shares(nodes, **options)
 
 
+@pytest.mark.fault("no-worker")
 def test_a_worker_that_finds_another_plan_is_refused(folder, tmp_path):
   make(folder, tmp_path / "out")
   plan = plans.read_plan(tmp_path / "out")
@@ -470,6 +490,7 @@ def test_a_worker_that_finds_another_plan_is_refused(folder, tmp_path):
 
 
 # The first of the last batch, one within, and its last.
+@pytest.mark.fault("passing-error")
 @pytest.mark.parametrize(
   ("number", "name"),
   [
@@ -492,6 +513,7 @@ def test_what_may_pass_is_no_row(folder, tmp_path, monkeypatch, number, name):
   assert (summary.made, summary.errors) == (1, len(BROKEN))
 
 
+@pytest.mark.fault("passing-error")
 def test_what_is_gone_is_a_row(folder, tmp_path):
   def engine(plan, there, job, missing):
     (folder / "20.png").unlink()
@@ -501,6 +523,7 @@ def test_what_is_gone_is_a_row(folder, tmp_path):
   assert summary.errors == len(BROKEN) + 1
 
 
+@pytest.mark.fault("no-worker")
 def test_a_worker_without_the_mount_of_the_input_is_refused(folder, tmp_path):
   make(folder, tmp_path / "out")
   digest = plans.read_plan(tmp_path / "out").digest
@@ -509,6 +532,7 @@ def test_a_worker_without_the_mount_of_the_input_is_refused(folder, tmp_path):
     ray_engine.ShardWorker(str(tmp_path / "out"), digest, MeanJob())
 
 
+@pytest.mark.fault("shard-order")
 def test_paths_do_not_depend_on_the_working_directory(
   folder, tmp_path, monkeypatch
 ):

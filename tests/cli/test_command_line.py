@@ -135,6 +135,7 @@ def some_of(key, most):
   return random.Random(key).sample(values, min(most, len(values)))
 
 
+@pytest.mark.fault("bad-option")
 def test_every_option_has_a_meaning_and_bounds():
   assert len(OPTIONS) > 60
   meanings = option_help.meanings()
@@ -155,6 +156,7 @@ def test_every_option_has_a_meaning_and_bounds():
 SOME = 7
 
 
+@pytest.mark.fault("bad-option")
 @pytest.mark.parametrize("most", [SOME, pytest.param(99, marks=SLOW)])
 @pytest.mark.parametrize("part", ["", *option_help.sections()])
 def test_bad_values_of_every_option(part, most, begun, capsys, tmp_path):
@@ -277,6 +279,7 @@ def of_files(tmp_path):
     yield f"--config={path}", said
 
 
+@pytest.mark.fault("bad-config-file")
 def test_configuration_files_that_are_none(begun, capsys, tmp_path):
   cases = [
     *of_files(tmp_path),
@@ -301,6 +304,7 @@ def test_configuration_files_that_are_none(begun, capsys, tmp_path):
   assert not begun
 
 
+@pytest.mark.fault("bad-workdir")
 def test_working_directories_that_are_none(begun, capsys, tmp_path):
   (tmp_path / "file").write_text("")
   (tmp_path / "loop").symlink_to("loop")
@@ -326,6 +330,7 @@ BAD_FLAGS = (
 )  # fmt: skip
 
 
+@pytest.mark.fault("bad-option")
 def test_bad_flags(begun, capsys, tmp_path):
   for flag in BAD_FLAGS:
     argv = [CONFIG, f"--workdir={tmp_path / 'run'}", flag]
@@ -343,6 +348,7 @@ def test_bad_flags(begun, capsys, tmp_path):
   assert not begun
 
 
+@pytest.mark.fault("bad-option", "bad-workdir")
 def test_bad_flags_of_the_other_commands(capsys, tmp_path, monkeypatch):
   monkeypatch.chdir(ROOT)
   numbers = ("0", "-1", "nan", "inf", str(HUGE), "x", "", "1.5", "\u2028")
@@ -544,6 +550,7 @@ sys.stdin = sys.stdout = sys.stderr = None
 """
 
 
+@pytest.mark.fault("closed-streams")
 @pytest.mark.processes
 def test_closed_streams_stop_nothing(small):
   with small.start(CLOSED) as process:
@@ -568,6 +575,7 @@ Checkpoints.save = moved
 """
 
 
+@pytest.mark.fault("lost-workdir")
 @pytest.mark.processes
 @pytest.mark.parametrize("then", ["pass", "run.mkdir()", "run.write_text('')"])
 def test_a_working_directory_that_goes_away(small, then):

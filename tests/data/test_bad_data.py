@@ -123,6 +123,7 @@ def test_whole_file_and_part_of_it(shard):
   assert lost(dataclasses.replace(shard, skip=3, take=4)) == {}
 
 
+@pytest.mark.fault("corrupt-record")
 def test_every_flipped_bit_costs_a_record_and_no_more(shard):
   path = pathlib.Path(shard.path)
   whole = path.read_bytes()
@@ -140,6 +141,7 @@ def test_every_flipped_bit_costs_a_record_and_no_more(shard):
     path.write_bytes(whole)
 
 
+@pytest.mark.fault("damaged-shard")
 def test_every_cut_is_noticed(shard):
   path = pathlib.Path(shard.path)
   whole, begin = path.read_bytes(), record_start(path, 4)
@@ -157,6 +159,7 @@ def test_every_cut_is_noticed(shard):
 # --- TFDS ---------------------------------------------------------------------
 
 
+@pytest.mark.fault("lying-record")
 @pytest.mark.parametrize("length", [2**40, 2**63, 2**64 - 1])
 def test_a_record_that_is_longer_than_its_file(tmp_path, length):
   """Its length is sealed; whoever believes it takes as much memory."""
@@ -173,6 +176,7 @@ def test_a_record_that_is_longer_than_its_file(tmp_path, length):
   assert open_source("own", "train", str(tmp_path), max_bad=1).size == 12
 
 
+@pytest.mark.fault("lying-record")
 @pytest.mark.parametrize("file_format", ["tfrecord", "array_record"])
 @pytest.mark.parametrize("count", [10**6, 10**15])
 def test_more_examples_than_files_can_hold(tmp_path, file_format, count):
@@ -185,6 +189,7 @@ def test_more_examples_than_files_can_hold(tmp_path, file_format, count):
     open_source("own", "train", str(tmp_path), max_bad=2**62)
 
 
+@pytest.mark.fault("special-file")
 def test_a_shard_that_is_a_pipe(tmp_path):
   (file,) = write_own(tmp_path).glob("*train*")
   file.unlink()
@@ -220,6 +225,7 @@ def damage(file, how):
     file.write_bytes(content[:keep])
 
 
+@pytest.mark.fault("corrupt-record", "damaged-shard")
 @pytest.mark.parametrize(
   ("how", "record", "last_good"),
   [
@@ -245,6 +251,7 @@ def test_broken_shard_is_named_with_its_last_good_record(
   assert open_source("own", "test", str(tmp_path)).size == 2
 
 
+@pytest.mark.fault("corrupt-record")
 @pytest.mark.slow
 def test_corrupt_records_are_left_out(tmp_path, log):
   directory = write_own(tmp_path)
@@ -274,6 +281,7 @@ def test_corrupt_records_are_left_out(tmp_path, log):
   assert list(found) == [next_to.get(label, label) for label in expected]
 
 
+@pytest.mark.fault("corrupt-record")
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["payload", "empty", "cut", "missing"])
 def test_broken_array_record(tmp_path, how):
@@ -303,6 +311,7 @@ def test_broken_array_record(tmp_path, how):
         open_source("own", "train", str(tmp_path), max_bad=allowed)
 
 
+@pytest.mark.fault("damaged-shard")
 def test_array_record_with_other_records_than_it_should_have(tmp_path):
   """A file that was copied over from elsewhere."""
   directory = write_own(tmp_path / "a", "array_record")
@@ -345,6 +354,7 @@ def test_record_that_is_no_example(tmp_path):
   assert labels_of(source) == [*clean[:7], None, *clean[8:]]
 
 
+@pytest.mark.fault("wrong-label")
 def test_wrong_label_names_the_example(tmp_path):
   directory = fake_data.write_adhoc(
     tmp_path, "own", FEATURES, {"train": [0, 1, -1]}
@@ -404,6 +414,7 @@ def test_each_is_named_once_with_its_reason(log):
   assert "example 4 cannot be read" in messages[1]
 
 
+@pytest.mark.fault("broken-image")
 def test_one_more_is_an_error_that_lists_them():
   with pytest.raises(BrokenDataError) as error:
     trained_on(broken_source(6, (1, 3, 4), max_bad=2), steps=2)
@@ -414,6 +425,7 @@ def test_one_more_is_an_error_that_lists_them():
     assert f"\n  data set 'numbered', split 'train', example {index} c" in text
 
 
+@pytest.mark.fault("broken-image")
 def test_none_is_left_out_unasked():
   with pytest.raises(BrokenDataError, match="example 1 cannot be read"):
     trained_on(broken_source(6, (1,)), steps=3)
@@ -499,6 +511,7 @@ def test_evaluation_counts_every_readable_example_once(count, broken):
   assert joined["mask"].dtype == np.float32
 
 
+@pytest.mark.fault("broken-image")
 @pytest.mark.slow
 def test_result_says_how_many_were_skipped(mesh):
   def predict(images):
@@ -562,6 +575,7 @@ def write_pictures(folder, pictures):
     (folder / name).write_bytes(content)
 
 
+@pytest.mark.fault("odd-image")
 @pytest.mark.slow
 def test_odd_pictures_are_used(tmp_path):
   pictures = odd_pictures()
@@ -576,6 +590,7 @@ def test_odd_pictures_are_used(tmp_path):
     assert np.abs(batch["image"]).max() <= 1
 
 
+@pytest.mark.fault("broken-image")
 @pytest.mark.slow
 def test_broken_pictures_are_all_named(tmp_path):
   write_pictures(tmp_path / "train" / "a", odd_pictures() | BROKEN)
@@ -604,6 +619,7 @@ def irregular(tmp_path):
   return tmp_path
 
 
+@pytest.mark.fault("broken-image", "special-file")
 def test_what_is_no_regular_file_is_never_read(irregular):
   with pytest.raises(BrokenDataError) as error:
     open_source("folder", "train", str(irregular))
@@ -620,6 +636,7 @@ def test_what_is_no_regular_file_is_never_read(irregular):
   assert sum(batch["mask"].sum() for batch in batches) == 2
 
 
+@pytest.mark.fault("odd-image")
 def test_a_line_that_would_fill_the_memory_is_named(tmp_path):
   write_pictures(tmp_path / "train" / "a", odd_pictures())
   source = open_source("folder", "train", str(tmp_path))
@@ -657,6 +674,7 @@ def config(tmp_path):
   return config_lib.from_dict(values.to_dict())
 
 
+@pytest.mark.fault("broken-image")
 @pytest.mark.slow
 def test_run_says_what_it_left_out(config, tmp_path):
   workdir = tmp_path / "run"
@@ -749,6 +767,7 @@ def waiting_source(wait, stall_timeout=0.4):
   return Reader(source, stall_timeout=stall_timeout)
 
 
+@pytest.mark.fault("stalled-input")
 def test_a_batch_that_does_not_come_is_noticed(clock):
   """It comes once its time is over."""
 
@@ -789,6 +808,7 @@ def test_what_is_still_read_at_the_end_is_noticed(clock):
   assert [seconds for seconds, _ in clock.ended] == [0.4]
 
 
+@pytest.mark.fault("stalled-input")
 def test_time_that_is_spent_elsewhere_is_no_stall(clock):
   """Compiling, an evaluation, a save: the clock runs inside of `next` only."""
   source = Reader(numbered_source(16), stall_timeout=100.0)
@@ -808,6 +828,7 @@ def test_time_that_is_spent_elsewhere_is_no_stall(clock):
   assert clock.ended == []
 
 
+@pytest.mark.fault("stalled-input")
 @pytest.mark.processes
 def test_stalled_process_ends_and_says_where_it_was():
   program = """if True:

@@ -132,6 +132,7 @@ def test_examples_do_not_depend_on_the_batch_size():
   )
 
 
+@pytest.mark.fault("two-processes")
 def test_processes_share_the_batches_of_one():
   source = numbered_source(10)
   shares = [
@@ -158,6 +159,7 @@ def test_processes_share_the_batches_of_one():
   _assert_same(joined, _train(source, steps=3, batch_size=8, start=8))
 
 
+@pytest.mark.fault("partial-batch")
 def test_source_may_be_smaller_than_a_batch():
   labels = _train(numbered_source(3), steps=1, batch_size=8)["label"]
   assert sorted(labels[:3]) == sorted(labels[3:6]) == [0, 1, 2]
@@ -180,6 +182,7 @@ def test_impossible_batches_and_crops_are_refused_at_once():
 # --- evaluation ---------------------------------------------------------------
 
 
+@pytest.mark.fault("partial-batch")
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("size", [1, 7, 8])
 def test_evaluation_counts_every_example_once(size, count):
@@ -237,6 +240,7 @@ def test_file_that_is_gone_is_named(tmp_path):
     _evaluate(source)
 
 
+@pytest.mark.fault("control-characters")
 def test_names_of_files_that_are_not_utf_8(tmp_path):
   write_folder(tmp_path, {"train/a": ["0.png", "1.png"]})
   odd = tmp_path / "train/a" / os.fsdecode(b"\xff\xfe.png")
@@ -334,6 +338,7 @@ def test_images_of_deeper_folders_belong_to_the_class(tmp_path):
   }  # fmt: skip
 
 
+@pytest.mark.fault("broken-image")
 def test_what_is_skipped_is_counted_and_named(tmp_path):
   write_folder(
     tmp_path,
@@ -351,6 +356,7 @@ def test_what_is_skipped_is_counted_and_named(tmp_path):
   )
 
 
+@pytest.mark.fault("broken-image")
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_a_folder_that_cannot_be_listed_is_an_error(
   tmp_path, monkeypatch, split
@@ -553,6 +559,7 @@ def test_large_split_without_random_access_is_refused(tmp_path):
       open_source("own", split, str(tmp_path), cache_gib=0.5 * needed)
 
 
+@pytest.mark.fault("wrong-label")
 def test_wrong_label_is_found_on_the_way(tmp_path):
   labels = [0, 1, -1, 2, 0, 1]
   write_adhoc(tmp_path / "a", "own", FEATURES, {"train": labels})
@@ -575,6 +582,7 @@ def test_unknown_split_lists_the_splits(tmp_path):
     open_source("own", "test", str(tmp_path))
 
 
+@pytest.mark.fault("damaged-shard")
 @pytest.mark.parametrize("file_format", ["tfrecord", "array_record"])
 def test_missing_file_is_refused(tmp_path, file_format):
   directory = write_adhoc(
@@ -616,6 +624,7 @@ def test_builder_that_cannot_be_made_is_explained(tmp_path):
     open_source("", "train")
 
 
+@pytest.mark.fault("damaged-shard")
 @pytest.mark.parametrize("how", ["a dry run", "a distributed run"])
 def test_what_is_not_prepared_is_not_downloaded_by(tmp_path, monkeypatch, how):
   """The size and the command are said; what is prepared is read."""

@@ -161,6 +161,7 @@ def copied(killed, backbone, tmp_path):
   return copy, tmp_path / "pictures"
 
 
+@pytest.mark.fault("changed-run")
 @pytest.mark.processes
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_other_data_is_refused(copied, change):
@@ -177,6 +178,7 @@ def test_other_data_is_refused(copied, change):
   assert not (run.workdir / "result.json").exists()
 
 
+@pytest.mark.fault("changed-run")
 @pytest.mark.processes
 def test_the_same_data_elsewhere_goes_on_to_the_same_bits(
   killed, copied, backbone, tmp_path
@@ -193,6 +195,7 @@ def test_the_same_data_elsewhere_goes_on_to_the_same_bits(
   assert result["data"].keys() == {"train", "test"}
 
 
+@pytest.mark.fault("changed-run")
 @pytest.mark.processes
 def test_other_data_goes_on_where_it_is_asked_for(copied):
   run, root = copied
@@ -229,6 +232,7 @@ def found_later(record):
   return json.loads(json.dumps(record.compared))
 
 
+@pytest.mark.fault("changed-run")
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("by", ["files", "contents"])
 def test_every_change_is_named(pictures, tmp_path, change, by):

@@ -71,6 +71,7 @@ def test_clean_folder(tmp_path):
   assert check_data.text(report).endswith("\nclean")
 
 
+@pytest.mark.fault("broken-image")
 def test_all_that_is_wrong_with_a_folder(tmp_path):
   rgb = fake_data.Image.fromarray(noise(900))
   turned = fake_data.Image.Exif()
@@ -153,6 +154,7 @@ def test_images_of_deeper_folders_and_what_is_skipped(tmp_path):
   assert line in check_data.text(report)
 
 
+@pytest.mark.fault("wrong-label")
 def test_a_single_class_is_a_problem(tmp_path):
   write(tmp_path, {
     name.replace("train/", "train/all/"): content
@@ -165,6 +167,7 @@ def test_a_single_class_is_a_problem(tmp_path):
   assert "train/all/CLASS" in check_data.text(report)
 
 
+@pytest.mark.fault("special-file")
 def test_what_is_no_file_does_not_hang(tmp_path):
   write(tmp_path, pictures("train", 3, 0) | pictures("test", 2, 500))
   os.mkfifo(tmp_path / "train/a/pipe.png")
@@ -199,6 +202,7 @@ def test_pictures_that_do_not_come_end_it(tmp_path, monkeypatch):
   assert waited == [(7.0, f"{what} 0 on"), (7.0, f"{what} 4 on")]
 
 
+@pytest.mark.fault("control-characters")
 def test_names_that_are_not_utf_8(tmp_path):
   write(tmp_path, pictures("train", 2, 0))
   odd = os.fsdecode(b"\xff\xfe.png")
@@ -268,6 +272,7 @@ def test_broken_records_are_reported_with_their_shard(tmp_path):
   assert test["problems"] == []
 
 
+@pytest.mark.fault("wrong-label")
 def test_wrong_labels_are_reported(tmp_path):
   labels = [0, 1, 2, 0, -1, 1]  # the first that is read is not the -1
   fake_data.write_adhoc(
@@ -310,6 +315,7 @@ def test_bad_usage(tmp_path):
     audit_report.audit_data(config_of("folder", tmp_path / "no"))
 
 
+@pytest.mark.fault("broken-image")
 @pytest.mark.processes
 def test_exit_status(tmp_path):
   write(tmp_path, pictures("train", 3, 0) | pictures("test", 2, 500))

@@ -185,6 +185,7 @@ def test_slices_hold_the_same_images_where_some_are_broken(made, place):
   assert "\n" not in str(error.value)
 
 
+@pytest.mark.fault("damaged-embeddings")
 def test_rows_without_a_label_are_refused(place):
   for file in place.glob("train/*.parquet"):
     fake_embeddings.rewritten(
@@ -243,6 +244,7 @@ def test_splits_that_are_not_there(place, tmp_path):
     )
 
 
+@pytest.mark.fault("damaged-embeddings")
 def test_a_split_that_is_there_twice_is_refused(place):
   """Which of them is the newer one is nothing to guess."""
   (place / "train.parquet").symlink_to(place / "test.parquet")
@@ -252,6 +254,7 @@ def test_a_split_that_is_there_twice_is_refused(place):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.fault("damaged-embeddings")
 def test_an_output_that_is_not_whole_is_refused(place):
   [*_, last] = sorted(place.glob("train/*.parquet"))
   # Shards of a single file that is not joined yet are no split.
@@ -267,6 +270,7 @@ def test_an_output_that_is_not_whole_is_refused(place):
     opened(place)
 
 
+@pytest.mark.fault("damaged-embeddings")
 def test_damage_of_values_is_noticed(place):
   """By the checksums of the pages: nobody learns from other bits."""
   whole = read_embeddings(place / "train").pooled
@@ -285,6 +289,7 @@ def changed_about(**changes):
   return lambda table, about: (table, {**about, **changes})
 
 
+@pytest.mark.fault("damaged-embeddings")
 @pytest.mark.parametrize(
   ("change", "expected"),
   [
@@ -374,6 +379,7 @@ def test_few_of_each_class(made):
   )
 
 
+@pytest.mark.fault("changed-embeddings")
 def test_changes_are_noticed_when_a_run_goes_on(place):
   """Another label is another data set, though no file has come or gone."""
   before = opened(place).source.inventory
@@ -392,6 +398,7 @@ def test_changes_are_noticed_when_a_run_goes_on(place):
   assert said[0].startswith(inventory.LISTED)
 
 
+@pytest.mark.fault("changed-embeddings")
 def test_another_run_of_embed_is_noticed(place):
   """By hosts with copies that have equal names and sizes, too."""
   before = opened(place).source.inventory
@@ -403,6 +410,7 @@ def test_another_run_of_embed_is_noticed(place):
   assert after.facts[key] == [64 * "0"]
 
 
+@pytest.mark.fault("changed-embeddings")
 @pytest.mark.parametrize("output", ["", "train", "test.parquet"])
 def test_embeddings_may_be_moved_while_a_run_is_stopped(place, output):
   """They are the same below a directory, or in a file, of another name."""

@@ -138,6 +138,7 @@ def test_lines_as_editors_write_them(tmp_path):
   assert sorted(contents(reader)) == [(0, 0), (1, 1), (9, 2)]
 
 
+@pytest.mark.fault("wrong-label")
 @pytest.mark.parametrize(
   ("text", "number", "message"),
   [
@@ -232,6 +233,7 @@ def test_missing_folder_is_refused(directory):
     open_source("list", "train", directory)
 
 
+@pytest.mark.fault("broken-image")
 def test_what_is_no_regular_file_is_never_read(tmp_path):
   root = write_list(tmp_path / "set", {"train": lines(range(2))})
   os.mkfifo(root / "images/pipe.png")

@@ -150,6 +150,7 @@ def test_one_thread_at_a_time_where_it_is_asked_for(parallel):
   assert (slow.most > 1) == parallel
 
 
+@pytest.mark.fault("wrong-label")
 @pytest.mark.parametrize(
   ("example", "message"),
   [

@@ -24,6 +24,7 @@ decode_in_graph = tf.function(
 )
 
 
+@pytest.mark.fault("odd-image")
 def test_every_kind_of_picture_decodes_to_what_pillow_gives(tmp_path):
   for name, encoded in every_kind().items():
     image = decode_in_graph(encoded).numpy()
@@ -261,6 +262,7 @@ def test_a_line_is_not_blown_up():
     image_ops.eval_image(encoded, central)
 
 
+@pytest.mark.fault("slow-image")
 @pytest.mark.slow
 @pytest.mark.parametrize("eager", [True, False])
 def test_what_would_fill_the_memory_once_resized(eager):

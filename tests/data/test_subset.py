@@ -90,6 +90,7 @@ def test_the_first_in_the_order_of_the_seed():
   assert indices_of(whole) == list(range(60))
 
 
+@pytest.mark.fault("wrong-label")
 @pytest.mark.parametrize("known", [True, False])
 def test_too_few_are_said_with_their_number(known):
   reader = Reader(graded(8, 3, known=known))

@@ -64,6 +64,7 @@ def nested(feature, depth):
   return feature
 
 
+@pytest.mark.fault("data-set-code")
 @pytest.mark.parametrize(
   ("edit", "message"),
   [
@@ -95,6 +96,7 @@ def test_features_that_are_code(tmp_path, edit, message):
       assert "\n" not in str(raised.value)
 
 
+@pytest.mark.fault("data-set-code")
 def test_the_other_file_that_names_features(tmp_path):
   """TFDS prefers what dataset_info.json says of features, where it does."""
   folder = write_toy(tmp_path)
@@ -134,6 +136,7 @@ def test_names_that_are_code_or_places(tmp_path, name, message):
   assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.fault("task-names-data")
 def test_nothing_is_downloaded_unless_allowed(tmp_path, monkeypatch):
   """Not even looked for: TFDS would ask its bucket about a known name."""
 
@@ -231,6 +234,7 @@ def evaluate(root, *flags, path=()):
   return status, process.text.strip().splitlines()[-1], ran
 
 
+@pytest.mark.fault("data-set-code")
 @pytest.mark.processes
 def test_a_task_runs_no_code(bundle):
   """The whole chain: what is read, what is opened, what is imported."""
@@ -290,6 +294,7 @@ atexit.register(tell)
 """
 
 
+@pytest.mark.fault("data-set-code")
 @pytest.mark.processes
 def test_a_checkout_finds_itself_without_the_current_directory(
   bundle, tmp_path

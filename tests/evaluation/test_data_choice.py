@@ -38,6 +38,7 @@ def refusal(*tasks, **given):
   return message
 
 
+@pytest.mark.fault("task-names-data")
 @pytest.mark.parametrize(
   ("name", "directory", "hint"),
   [
@@ -140,6 +141,7 @@ def test_the_data_of_the_backbone(backbone):
   assert own.ref == SplitRef("mnist", "", "test", download=True)
 
 
+@pytest.mark.fault("task-names-data")
 def test_roots_are_left_by_no_link(backbone, tmp_path):
   root, outside = tmp_path / "root", tmp_path / "root-and-more"
   for path in (root / "in", outside):

@@ -68,6 +68,7 @@ def accuracy_by_hand(backbone, tasks, name, data_name):
   return np.mean(hits), len(hits)
 
 
+@pytest.mark.fault("many-tasks")
 @pytest.mark.slow
 def test_every_task_on_its_own_data(model, capsys):
   root, backbone, tasks = model
@@ -225,6 +226,7 @@ def test_what_differs_is_found(model, monkeypatch, capsys):
   assert run(root, task, "--verify") == 0
 
 
+@pytest.mark.fault("non-finite-outputs")
 @pytest.mark.slow
 def test_outputs_that_are_not_finite_are_said(model, monkeypatch, capsys):
   """And the file is JSON, which has no NaN and no infinity."""
@@ -366,6 +368,7 @@ def test_other_splits_and_bad_input(model, tmp_path, capsys):
   assert "has 5 classes (a, b, c, ...)" in refused(f"--task={tmp_path}/other")
 
 
+@pytest.mark.fault("bad-workdir")
 def test_json_replaces_nothing_of_the_users(tmp_path):
   """What is there must begin as what this command writes."""
   file, own = tmp_path / "thesis.txt", {"backbone": {}, "tasks": []}

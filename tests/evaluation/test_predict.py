@@ -204,6 +204,7 @@ def test_bfloat16_is_near(models, backbone, loaded, tmp_path, capsys):
   assert found != probabilities(run_json(capsys, *argv)[1][0], "pets")
 
 
+@pytest.mark.fault("batch-size")
 def test_a_folder_in_one_pass_per_batch(
   models, backbone, loaded, folder, capsys, monkeypatch
 ):
@@ -256,6 +257,7 @@ def test_paths_on_standard_input(models, folder, capsys, monkeypatch):
   ]  # fmt: skip
 
 
+@pytest.mark.fault("full-queue")
 def test_standard_input_is_read_as_it_is_needed(folder, monkeypatch, loaded):
   asked = []
 
@@ -380,6 +382,7 @@ def png(width, height):
   return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*c) for c in chunks)
 
 
+@pytest.mark.fault("image-bomb")
 def test_what_cannot_be_read_is_named_and_skipped(
   models, backbone, loaded, folder, capsys
 ):
@@ -454,6 +457,7 @@ def test_an_error_without_words_is_named_by_its_type(
   assert found.entry.reason == "broken: EOFError"
 
 
+@pytest.mark.fault("image-bomb")
 def test_what_is_too_large_is_never_decoded(
   tmp_path, folder, loaded, monkeypatch, recwarn
 ):
@@ -479,6 +483,7 @@ def test_what_is_too_large_is_never_decoded(
   assert decoded == [1]
 
 
+@pytest.mark.fault("slow-image")
 def test_a_picture_that_takes_hours_is_skipped(tmp_path, loaded, monkeypatch):
   """A progressive JPEG that paints itself anew for 119 bytes each."""
   evaluation = loaded[0].spec.evaluation
@@ -495,6 +500,7 @@ def test_a_picture_that_takes_hours_is_skipped(tmp_path, loaded, monkeypatch):
   assert picture.entry.reason == "a JPEG of more than 64 scans"
 
 
+@pytest.mark.fault("slow-image")
 @pytest.mark.parametrize(
   "kind",
   ["jpeg", "png", "bmp", pytest.param("gif", marks=pytest.mark.slow), "webp"],
@@ -551,6 +557,7 @@ def test_odd_files_do_not_hang_or_stop(tmp_path, loaded):
   assert "null" in read_one("a\0b", evaluation).entry.reason
 
 
+@pytest.mark.fault("unequal-preprocessing")
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
 @pytest.mark.parametrize(("crop", "resize"), [("resize", 0), ("central", 11)])
 def test_images_are_prepared_as_in_evaluation(

@@ -156,6 +156,7 @@ def test_all_right_all_wrong_and_one_class():
   assert confusion_matrix(only).toarray().tolist() == [[4]]
 
 
+@pytest.mark.fault("non-finite-outputs")
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_outputs_that_are_not_finite_are_mistakes(value):
   """Also where the class that jax finds best among them is the right one."""

@@ -75,6 +75,7 @@ def test_every_plain_vit_of_timm_is_understood_or_named_here(arguments):
   assert len(understood) > 100
 
 
+@pytest.mark.fault("unequal-model")
 def test_a_name_implies_what_timm_builds(arguments):
   for name in NAMES:
     built = arguments(name)

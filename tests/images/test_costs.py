@@ -89,12 +89,14 @@ ORDINARY = {
 }
 
 
+@pytest.mark.fault("slow-image")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ORDINARY)
 def test_ordinary_files_are_taken(name):
   assert prepare(ORDINARY[name]()).shape == (8, 8, 3)
 
 
+@pytest.mark.fault("slow-image")
 def test_scans_times_pixels(monkeypatch):
   """Of the largest images usual encoders' scans, of smaller ones more."""
   encoded = progressive(24)
@@ -150,6 +152,7 @@ def test_pillow_never_reads_the_header_of_a_jpeg(monkeypatch, tmp_path):
     assert np.array_equal(found, prepare(filled))
 
 
+@pytest.mark.fault("slow-image")
 @pytest.mark.parametrize(
   ("encoded", "reads"),
   [

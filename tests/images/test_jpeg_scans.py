@@ -33,6 +33,7 @@ def test_scans_of_what_pillow_writes():
   assert scans(progressive(extra=50)) == 60
 
 
+@pytest.mark.fault("slow-image")
 def test_what_only_looks_like_a_scan():
   """In a comment, in a preview inside of EXIF, behind the end."""
   exif = b"Exif\0\0" + progressive(extra=300)[:60_000]

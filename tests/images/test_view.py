@@ -27,6 +27,7 @@ def central(size, resize, interpolation="bilinear", crop="central"):
   )
 
 
+@pytest.mark.fault("unequal-preprocessing")
 @pytest.mark.parametrize("evaluation", [
   EvalPreprocessing(image_size=16), central(16, 16), central(13, 19),
   central(13, 20, crop="central_rounded"),

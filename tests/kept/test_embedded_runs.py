@@ -231,6 +231,7 @@ def test_what_embed_wrote_is_what_a_run_keeps_but_for_rounding(place, tmp_path):
   assert len(np.unique(found[1][1][:8])) == 3  # the classes are mixed
 
 
+@pytest.mark.fault("changed-embeddings")
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on(place, tmp_path, monkeypatch):
   """Also where its embeddings lie elsewhere, unless they have changed."""
@@ -322,6 +323,7 @@ def test_options_that_take_embeddings_for_images(place, changes, expected):
   assert "\n" not in str(error.value)
 
 
+@pytest.mark.fault("damaged-embeddings")
 @pytest.mark.parametrize(
   ("changes", "expected"),
   [
@@ -338,6 +340,7 @@ def test_embeddings_that_were_made_otherwise(
     opened(config_of(place, changes), tmp_path)
 
 
+@pytest.mark.fault("damaged-embeddings")
 def test_embeddings_of_another_backbone(place, tmp_path):
   fake_embeddings.write_backbone(tmp_path, seed=5)
   changes = {"backbone": str(tmp_path / "tiny.npz")}
@@ -354,6 +357,7 @@ def test_another_middle_than_that_which_was_embedded(place, central, tmp_path):
     opened(config_of(place, changes), tmp_path)
 
 
+@pytest.mark.fault("damaged-embeddings")
 @pytest.mark.parametrize("split", ["test", "validation"])
 def test_splits_that_were_prepared_differently(place, central, tmp_path, split):
   """A task would be measured on other images than those that it is made for."""
@@ -374,6 +378,7 @@ def test_splits_that_were_prepared_differently(place, central, tmp_path, split):
   assert not (tmp_path / "run" / "tasks").exists()
 
 
+@pytest.mark.fault("damaged-embeddings")
 def test_values_that_the_backbone_does_not_make(place, tmp_path):
   """The metadata are a stranger's: what is wrong in them costs no traceback."""
   there = tmp_path / "embedded"

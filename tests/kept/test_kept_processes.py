@@ -139,6 +139,7 @@ def together(backbone, tmp_path_factory):
   return run, path / "kept", finished(run)
 
 
+@pytest.mark.fault("kept-damaged-of-two")
 def test_two_processes_learn_what_they_learn_from_images(
   together, backbone, tmp_path
 ):
@@ -164,6 +165,7 @@ def test_two_processes_learn_what_they_learn_from_images(
   assert labels == [whole[0::2], whole[1::2]]
 
 
+@pytest.mark.fault("kept-damaged-of-two")
 def test_a_second_run_of_two_computes_nothing(together, backbone, tmp_path):
   first, kept, _ = together
   run = run_of(backbone, tmp_path / "again", kept)
@@ -172,6 +174,7 @@ def test_a_second_run_of_two_computes_nothing(together, backbone, tmp_path):
   assert accuracies(run) == accuracies(first)
 
 
+@pytest.mark.fault("kept-damaged-of-two")
 def test_a_damaged_shard_of_one_of_two_is_made_again(
   together, backbone, tmp_path
 ):
@@ -206,6 +209,7 @@ StopSignal.listening = listening
 )
 
 
+@pytest.mark.fault("kept-signal")
 def test_a_signal_while_rows_are_computed_costs_no_shard(backbone, tmp_path):
   whole = run_of(backbone, tmp_path / "whole")
   whole.finish()
@@ -235,6 +239,7 @@ def after(count):
 )
 
 
+@pytest.mark.fault("kept-signal")
 def test_a_signal_to_one_of_two_stops_both_at_one_batch(backbone, tmp_path):
   options = {
     "data.train": "train[:400]", "batch_size": 4, "data.validation": "",

@@ -59,6 +59,7 @@ class Group:
     assert self._meeting.n_waiting == 1
 
 
+@pytest.mark.fault("kept-two-runs")
 @pytest.mark.filterwarnings(
   # A thread that gave up, where the test fails anyway.
   "ignore::pytest.PytestUnhandledThreadExceptionWarning"
@@ -97,6 +98,7 @@ def asked_by_others(monkeypatch, *others):
   )
 
 
+@pytest.mark.fault("kept-no-room")
 @pytest.mark.parametrize("where", ["disk", "host"])
 def test_processes_of_a_host_need_room_together(where, tmp_path, monkeypatch):
   usage = shutil._ntuple_diskusage(2**40, 2**40, 1_000)
@@ -120,6 +122,7 @@ def test_processes_of_a_host_need_room_together(where, tmp_path, monkeypatch):
   assert "(of processes 0, 2) has 1,000 free" in str(error.value)
 
 
+@pytest.mark.fault("kept-no-room")
 def test_all_processes_end_where_one_has_no_room(tmp_path, monkeypatch):
   """Nobody waits for one that has ended."""
   asked_by_others(monkeypatch, lambda *mine: ["far away", 7, 6, "the disk"])

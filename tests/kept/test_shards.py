@@ -131,6 +131,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.fault("kept-damaged")
 @pytest.mark.parametrize("kind", ["rows", "json"])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_shard_is_made_again(kind, damage, config, backbone, caplog):
@@ -150,6 +151,7 @@ def test_a_damaged_shard_is_made_again(kind, damage, config, backbone, caplog):
   assert whole.images == 0
 
 
+@pytest.mark.fault("kept-damaged")
 def test_labels_that_others_have_written_are_made_again(
   config, backbone, caplog
 ):
@@ -168,6 +170,7 @@ def test_labels_that_others_have_written_are_made_again(
   assert "00001.json is not what was written (SHA-256)" in caplog.text
 
 
+@pytest.mark.fault("kept-damaged")
 def test_a_large_file_of_labels_is_not_read(config, backbone, monkeypatch):
   kept_rows(config, backbone, Pass())
   (folder_of(config) / "00001.json").write_bytes(b" " * 2**22)
@@ -180,6 +183,7 @@ def test_a_large_file_of_labels_is_not_read(config, backbone, monkeypatch):
   assert read == ["00000.json", "00002.json"]
 
 
+@pytest.mark.fault("kept-stopped")
 def test_shards_that_were_finished_before_a_signal_are_found(config, backbone):
   def stop_later(images):
     if images == 4 * BATCH:  # the second shard is not written yet
@@ -192,6 +196,7 @@ def test_shards_that_were_finished_before_a_signal_are_found(config, backbone):
   assert rest.images == 4 * BATCH
 
 
+@pytest.mark.fault("kept-signal")
 def test_it_is_asked_before_every_batch_whether_to_stop(config, backbone):
   """Several processes hear of a signal where they ask together."""
 
@@ -236,6 +241,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.fault("kept-of-another")
 @pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_rows_of_another_configuration_are_not_found(change, config, backbone):
@@ -245,6 +251,7 @@ def test_rows_of_another_configuration_are_not_found(change, config, backbone):
   assert other.images >= SIZE
 
 
+@pytest.mark.fault("kept-of-another")
 @pytest.mark.parametrize(
   "change",
   [
@@ -271,6 +278,7 @@ def test_a_seed_matters_where_views_are_random(config, backbone):
   assert again.images >= 2 * SIZE
 
 
+@pytest.mark.fault("kept-of-another")
 @pytest.mark.slow
 def test_rows_of_another_crop_are_not_found(config, backbone):
   crops, other = with_views(config), Pass()
@@ -280,6 +288,7 @@ def test_rows_of_another_crop_are_not_found(config, backbone):
   assert other.images >= 2 * SIZE
 
 
+@pytest.mark.fault("kept-of-another")
 @pytest.mark.slow
 def test_code_that_changed_makes_rows_anew(config, backbone, monkeypatch):
   kept_rows(config, backbone, Pass())
@@ -289,6 +298,7 @@ def test_code_that_changed_makes_rows_anew(config, backbone, monkeypatch):
   assert again.images >= SIZE
 
 
+@pytest.mark.fault("kept-no-room")
 @pytest.mark.parametrize("where", ["disk", "host", "device"])
 def test_too_little_room_is_said_before_the_work(
   where, config, backbone, monkeypatch
@@ -309,6 +319,7 @@ def test_too_little_room_is_said_before_the_work(
   assert frozen_pass.images == 0
 
 
+@pytest.mark.fault("kept-no-room")
 def test_a_disk_that_is_full_all_the_same(config, backbone, monkeypatch):
   """Another process may fill it while rows are computed."""
 
@@ -380,6 +391,7 @@ def test_what_is_missing_is_asked_of_all(config, backbone, monkeypatch):
   assert asked[1:] == [[0, 1, 2], []]
 
 
+@pytest.mark.fault("kept-stopped")
 def test_one_run_at_a_time_keeps_the_same(tmp_path):
   asked = []
   path = tmp_path / ".lock"

@@ -50,6 +50,7 @@ def bad_pictures(images):
   }
 
 
+@pytest.mark.fault("bad-pixels")
 @pytest.mark.parametrize("where", [np.asarray, jnp.asarray])
 def test_pictures_the_model_does_not_expect_are_refused(
   small, task, images, where
@@ -100,6 +101,7 @@ def test_what_is_traced_passes_and_what_is_known_does_not(small, task, images):
       jax.jit(lambda t, x=known: mv.forward(small, t, x)["a"])(task)
 
 
+@pytest.mark.fault("bad-pixels")
 def test_the_device_never_waits_for_the_check(small, task, images, monkeypatch):
   """It looks before the model; the answer is awaited when all is under way."""
   events = []

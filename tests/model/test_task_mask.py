@@ -46,6 +46,7 @@ def test_mixed_and_in_any_order():
   assert attention_graph(specs).astype(int).tolist() == expected
 
 
+@pytest.mark.fault("replaced-task")
 @pytest.mark.parametrize(
   ("specs", "message"),
   [

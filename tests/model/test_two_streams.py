@@ -136,6 +136,7 @@ def test_original_outputs_are_preserved_to_the_bit(images, dtype):
     assert len(out) == count + 1
 
 
+@pytest.mark.fault("many-tasks")
 def test_concatenated_equals_alone(backbone, images):
   tasks = [
     random_task(backbone, f"t{i}", seed=i, cells=i, classes=2 + i)
@@ -147,6 +148,7 @@ def test_concatenated_equals_alone(backbone, images):
     close(together[task.spec.name], alone)
 
 
+@pytest.mark.fault("many-tasks")
 def test_removing_a_task_changes_nothing_for_the_others(backbone, images):
   a = random_task(backbone, "a", seed=1, cells=5)
   b = random_task(backbone, "b", seed=2, cells=3)
@@ -284,6 +286,7 @@ def test_module_makes_the_documented_tree(backbone, images):
   )
 
 
+@pytest.mark.fault("replaced-task")
 def test_forward_refuses(backbone, images):
   a = random_task(backbone, "a")
   with pytest.raises(DataError, match="floats in"):

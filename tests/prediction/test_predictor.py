@@ -126,6 +126,7 @@ def test_a_task_keeps_its_bits_while_neighbours_come_and_go(
   assert predictor.compilations == 0
 
 
+@pytest.mark.fault("changing-tasks")
 @pytest.mark.parametrize(
   "committed", [False, pytest.param(True, marks=pytest.mark.slow)]
 )
@@ -169,6 +170,7 @@ def test_nothing_compiles_after_the_warm_up(tasks, pixels, committed):
   assert found.logits["big"].shape == (9, 200)
 
 
+@pytest.mark.fault("growing-room")
 @pytest.mark.slow
 def test_the_room_grows_where_it_must_and_says_so(backbone, tasks):
   predictor = predictor_of(backbone, tasks[1:3])
@@ -190,6 +192,7 @@ def test_the_room_grows_where_it_must_and_says_so(backbone, tasks):
   assert change.version == predictor.task_set.version == 10
 
 
+@pytest.mark.fault("changing-tasks")
 @pytest.mark.slow
 def test_threads_see_one_set_each_while_tasks_are_swapped(
   backbone, tasks, pixels
@@ -232,6 +235,7 @@ def test_threads_see_one_set_each_while_tasks_are_swapped(
       assert same_bits(logits, of_version[name])
 
 
+@pytest.mark.fault("changing-tasks")
 @pytest.mark.parametrize(
   ("plans", "change", "classes"),
   [
@@ -276,6 +280,7 @@ def test_two_changes_at_once_are_both_made(
   assert model.task_set.version == 3
 
 
+@pytest.mark.fault("growing-room")
 def test_a_snapshot_answers_after_a_change(backbone, tasks, pixels):
   predictor = predictor_of(backbone, tasks[:2], warm_up=False)
   before = predictor.task_set
@@ -349,6 +354,7 @@ def test_no_task_and_no_image(backbone, tasks, pixels):
   assert none.top("again") == []
 
 
+@pytest.mark.fault("task-in-use")
 def test_changes_that_are_refused_change_nothing(backbone, tasks, pixels):
   child = random_task(backbone, "child", attends_to=tasks[1:2])
   predictor = predictor_of(backbone, [*tasks[:2], child], warm_up=False)
@@ -382,6 +388,7 @@ def test_changes_that_are_refused_change_nothing(backbone, tasks, pixels):
   predictor.remove("t1")
 
 
+@pytest.mark.fault("task-in-use")
 def test_what_others_read_by_name_is_not_replaced(backbone, tasks, pixels):
   """A child that knows its parent by name alone would answer otherwise."""
   child = random_task(backbone, "child", attends_to=("t0",))
@@ -497,6 +504,7 @@ def test_what_belongs_to_another_model_is_refused(backbone, tasks, pixels):
     Predictor.from_model(backbone, tasks[:1], slot=3)
 
 
+@pytest.mark.fault("unknown-task")
 def test_an_unknown_name_can_be_told_to_another_process(backbone, tasks):
   with pytest.raises(UnknownTask) as raised:
     predictor_of(backbone, tasks[:2], warm_up=False).remove("t9")

@@ -83,6 +83,7 @@ def test_every_kind_of_image_is_prepared_as_by_preprocess(
     assert np.array_equal(predictor.prepare(image), expected[:1])
 
 
+@pytest.mark.fault("bad-image")
 def test_a_bad_image_is_named_and_does_not_spoil_others(predictor, files):
   good = predictor.prepare(files[:1])[0]
   bad = [
@@ -119,6 +120,7 @@ def test_a_bad_image_is_named_and_does_not_spoil_others(predictor, files):
     predictor.predict_pixels(2 * np.ones((1, 8, 8, 3), np.float32))
 
 
+@pytest.mark.fault("many-pixels")
 def test_limits_hold_before_anything_is_decoded(
   predictor, files, backbone, monkeypatch
 ):
@@ -135,6 +137,7 @@ def test_limits_hold_before_anything_is_decoded(
   assert "it has more than" in str(found)
 
 
+@pytest.mark.fault("many-pixels")
 def test_what_an_image_takes_is_asked_for_before_it_is_read(
   predictor, files, monkeypatch
 ):
@@ -370,6 +373,7 @@ print(json.dumps({
   }
 
 
+@pytest.mark.fault("bad-request")
 def test_what_cannot_be_read_is_not_held(backbone):
   """Errors that threads return hold no image, until somebody collects it."""
   model = Predictor.from_model(backbone, warm_up=False)

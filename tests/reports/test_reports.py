@@ -191,6 +191,7 @@ def test_csv_and_parquet_say_the_same(written):
   assert table[0]["file"] is None
 
 
+@pytest.mark.fault("report-text")
 def test_no_spreadsheet_finds_a_formula(written):
   path, _ = written
   cells = [
@@ -251,6 +252,7 @@ class Page(html.parser.HTMLParser):
       self.text += data
 
 
+@pytest.mark.fault("report-text")
 def test_a_page_loads_nothing_and_runs_nothing(written):
   path, _ = written
   found = Page((path / "report.html").read_text(encoding="utf-8"))
@@ -308,6 +310,7 @@ def test_all_right_and_one_class():
   assert found["metrics"]["top5"] is None
 
 
+@pytest.mark.fault("non-finite-outputs")
 def test_nothing_is_finite():
   none = predictions_of(
     [0, 1], [0, 1], finite=np.zeros(2, bool),
@@ -379,6 +382,7 @@ def test_a_sheet_holds_levels_and_no_floats():
   assert kinds == {np.dtype(np.uint8)}
 
 
+@pytest.mark.fault("report-text")
 def test_names_of_two_lines_are_escaped_before_titles_are_split():
   """A class named "a\\nb" is one line of a title, also among the mistakes."""
   labels = np.full(3, 3)
@@ -506,6 +510,7 @@ def test_equal_evaluations_have_equal_files(tmp_path):
     assert file.read_bytes() == other.read_bytes(), file.name
 
 
+@pytest.mark.fault("report-directory")
 @pytest.mark.parametrize("strange", ["notes.txt", "digits/notes.txt", "others"])
 def test_a_directory_of_something_else_is_refused(tmp_path, plain, strange):
   path = tmp_path / "report"
@@ -566,6 +571,7 @@ def test_what_is_no_report_is_refused(tmp_path):
     assert directory.REPORT.claim(str(tmp_path / name)) == tmp_path / name
 
 
+@pytest.mark.fault("unfinished-report")
 def test_what_fails_leaves_the_report_that_was_there(
   tmp_path, plain, monkeypatch
 ):

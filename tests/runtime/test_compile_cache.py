@@ -46,6 +46,7 @@ def test_it_can_be_turned_off(cache, monkeypatch):
     compile_cache.enable()
 
 
+@pytest.mark.fault("compile-cache")
 def test_where_nothing_can_be_written_nothing_is_kept(cache):
   cache.write_text("a file where the folder would be")
   compile_cache.enable()
@@ -66,6 +67,7 @@ def test_the_oldest_programs_are_deleted(cache, monkeypatch):
   assert len(list(folder.iterdir())) == 4
 
 
+@pytest.mark.fault("compile-cache")
 @pytest.mark.processes
 def test_the_same_bits_from_compiled_and_from_kept_programs(tmp_path):
   """Two processes at once, one after them, and one that finds a torn file."""

@@ -205,6 +205,7 @@ def test_who_takes_the_place_meanwhile_keeps_it(tmp_path, monkeypatch):
   assert names(scratch / "new") == ["new"]
 
 
+@pytest.mark.fault("kill-during-write")
 def test_the_next_one_tidies_after_one_that_was_killed(tmp_path):
   """But not for another path, nor what somebody else has put there."""
   for name in (".d-aaaaaaaa", ".d-cccccccc", ".other-aaaaaaaa"):

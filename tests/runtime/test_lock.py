@@ -23,6 +23,7 @@ def test_a_second_run_is_refused(tmp_path):
     assert (workdir / ".lock").exists()
 
 
+@pytest.mark.fault("two-runs")
 def test_what_a_dead_process_wrote_is_no_obstacle(tmp_path):
   (tmp_path / ".lock").write_text("process 1 on elsewhere\n")
   with only_run(tmp_path):
@@ -36,6 +37,7 @@ def test_a_lock_is_free_after_an_error(tmp_path):
     pass
 
 
+@pytest.mark.fault("two-runs")
 def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
   def fails(file, how):
     raise OSError(errno.ENOLCK, "No locks available")
@@ -48,6 +50,7 @@ def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
     pass
 
 
+@pytest.mark.fault("foreign-lock")
 @pytest.mark.parametrize(
   ("put", "text"),
   [
@@ -116,6 +119,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path):
       pass
 
 
+@pytest.mark.fault("lost-lock")
 @pytest.mark.parametrize("again", [False, True])
 def test_a_lock_that_is_taken_away_is_noticed(tmp_path, again):
   """A second run would be let in, and both would write."""

@@ -190,6 +190,7 @@ def test_outputs_stay_the_same_to_the_bit(wide, images, fsdp):
   assert_close(jax.device_get(after), jax.device_get(expected), 1e-4)
 
 
+@pytest.mark.fault("partial-batch")
 @pytest.mark.parametrize("fsdp", PARTS)
 def test_evaluation_counts_every_example_once(wide, images, fsdp):
   mesh = mesh_of(fsdp)
@@ -230,6 +231,7 @@ def test_a_layer_is_gathered_where_it_is_used(wide, images):
   assert shapes == {(64, 256): 3, (256, 64): 3}
 
 
+@pytest.mark.fault("other-devices")
 @slow
 def test_a_run_goes_on_with_other_devices(tmp_path, monkeypatch):
   """8 devices, then 1, then 4: the same pictures, the same result."""

@@ -39,6 +39,7 @@ def test_what_is_free_or_empty_or_its_own_is_taken(tmp_path):
     ONE.claim("")
 
 
+@pytest.mark.fault("unfinished-report")
 def test_it_is_replaced_as_a_whole(tmp_path):
   path = earlier(tmp_path / "own")
   with ONE.replacing(path) as new:
@@ -51,6 +52,7 @@ def test_it_is_replaced_as_a_whole(tmp_path):
   assert [file.name for file in tmp_path.iterdir()] == ["own"]
 
 
+@pytest.mark.fault("report-directory")
 @pytest.mark.parametrize("name", ["c.png", "shares/b.png"])
 def test_a_file_of_others_is_left_as_it_is(tmp_path, name):
   path = earlier(tmp_path / "own")
@@ -59,6 +61,7 @@ def test_a_file_of_others_is_left_as_it_is(tmp_path, name):
   assert (path / name).read_text() == "mine"
 
 
+@pytest.mark.fault("report-directory")
 @pytest.mark.parametrize("name", ["mine", "shares/mine", "Thumbs.db/mine"])
 def test_what_comes_meanwhile_is_left_as_it_is(tmp_path, name):
   """And what was written in all that time lies beside it."""
@@ -96,6 +99,7 @@ def test_looking_at_it_does_not_lock_it(tmp_path, name):
   assert [file.name for file in path.iterdir()] == ["index.json"]
 
 
+@pytest.mark.fault("report-directory")
 @pytest.mark.parametrize("name", [".", "..", "/", "here"])
 def test_nobody_is_left_in_a_directory_that_is_gone(
   tmp_path, monkeypatch, name
@@ -108,6 +112,7 @@ def test_nobody_is_left_in_a_directory_that_is_gone(
   assert ONE.claim("there") == tmp_path / "here" / "there"
 
 
+@pytest.mark.fault("report-directory")
 def test_a_mount_point_is_refused_before_anything_is_computed(
   tmp_path, monkeypatch
 ):
@@ -138,6 +143,7 @@ def test_what_cannot_be_replaced_is_refused_before_anything_is_computed(
     ONE.claim(str(path))
 
 
+@pytest.mark.fault("kill-during-write")
 def test_what_was_killed_is_put_back_and_asked_again(tmp_path):
   """Between the two renamings, with and without a file of others."""
   path, scratch = tmp_path / "own", tmp_path / ".own-0123abcd"
@@ -236,6 +242,7 @@ def test_links(tmp_path):
   refused(tmp_path / "file", "file")
 
 
+@pytest.mark.fault("report-directory")
 def test_where_nothing_can_be_written_is_said_first(tmp_path, monkeypatch):
   def full(**options):
     raise PermissionError(13, "Permission denied")

@@ -46,6 +46,7 @@ def test_what_listened_before_does_so_again():
   assert [signal.getsignal(number) for number in numbers] == before
 
 
+@pytest.mark.fault("signal-storm")
 def test_what_was_decided_stays():
   """The process ends with a status: a further SIGTERM would change it."""
   stop = StopSignal()
@@ -60,6 +61,7 @@ def test_what_was_decided_stays():
   assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
 
 
+@pytest.mark.fault("signal-storm")
 def test_a_storm_is_one_signal(monkeypatch):
   """However long it takes; what comes after a silence is a second wish."""
   clock = types.SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
@@ -82,6 +84,7 @@ def test_a_storm_is_one_signal(monkeypatch):
     assert ended
 
 
+@pytest.mark.fault("second-signal")
 def test_a_loop_asks_when_it_likes():
   stop = StopSignal()
   with stop.listening(), pytest.raises(Interrupted) as error:  # noqa: PT012
@@ -103,6 +106,7 @@ def test_an_error_is_not_hidden_by_a_signal():
     print(1 / send_and_return(0))
 
 
+@pytest.mark.fault("signal-handlers")
 def test_nobody_listens_unless_told_to():
   stop = StopSignal()
   with stop.asked_for():

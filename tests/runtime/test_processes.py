@@ -105,6 +105,7 @@ def test_flags_that_do_not_go_together():
   launch.start(launch.Options())  # one process: nothing is started
 
 
+@pytest.mark.fault("no-coordinator")
 def test_a_wrong_address_is_named_once_the_time_is_over(monkeypatch):
   clock = types.SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
   clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
@@ -155,6 +156,7 @@ def test_jax_hears_how_long_to_wait(monkeypatch):
   assert heard["heartbeat_timeout_seconds"] == 12
 
 
+@pytest.mark.fault("no-coordinator")
 @pytest.mark.processes
 def test_a_command_without_its_coordinator_ends(tmp_path, backbone_file):
   with two.kept_port(shared=False) as port:
@@ -182,6 +184,7 @@ def test_one_process_agrees_with_itself(tmp_path):
   assert done == [1]
 
 
+@pytest.mark.fault("differing-processes")
 def test_what_other_processes_have_is_compared(monkeypatch):
   """Without them: what they say is made up."""
   monkeypatch.setattr(processes.jax, "process_count", lambda: 2)
@@ -225,6 +228,7 @@ def test_what_tells_that_a_process_was_lost(monkeypatch):
   assert not processes.is_lost_partner(ConfigError("barrier"))
 
 
+@pytest.mark.fault("two-processes")
 @pytest.mark.processes
 def test_two_processes_do_what_one_does(together, alone):
   path, ended = together
@@ -327,6 +331,7 @@ def test_what_two_processes_leave_out_is_what_one_does(tmp_path, backbone_file):
     assert shares[0][i] + shares[1][i] == whole[i]
 
 
+@pytest.mark.fault("kill-of-two")
 @pytest.mark.processes
 def test_a_killed_process_ends_the_other_and_nothing_is_lost(
   together, tmp_path, backbone_file
@@ -358,6 +363,7 @@ def test_a_killed_process_ends_the_other_and_nothing_is_lost(
     assert np.array_equal(array, whole[name]), name
 
 
+@pytest.mark.fault("kill-of-two")
 @pytest.mark.processes
 def test_a_process_that_dies_elsewhere_is_noticed():
   """Outside of all exchange: by jax's heartbeat."""
@@ -391,6 +397,7 @@ def test_a_process_that_dies_elsewhere_is_noticed():
   assert "detected fatal errors" in left.stderr
 
 
+@pytest.mark.fault("differing-processes")
 @pytest.mark.processes
 @pytest.mark.parametrize("what", ["seed", "workdir"])
 def test_processes_that_differ_are_refused(tmp_path, backbone_file, what):

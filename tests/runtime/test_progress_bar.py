@@ -77,6 +77,7 @@ def test_what_takes_longer_shows_what_was_done_before(terminal, clock):
     assert "3/4" in terminal.screen[-1]
 
 
+@pytest.mark.fault("progress-bar")
 def test_an_error_leaves_the_terminal_clean(terminal):
   def interrupted():
     with ProgressBar("pets", 4, delay=0) as bar:
@@ -112,6 +113,7 @@ def test_log_lines_stand_above_bars(terminal):
   assert terminal.screen == ["a line", "another line", "", ""]
 
 
+@pytest.mark.fault("progress-bar")
 @pytest.mark.parametrize("term", ["dumb", "xterm"])
 def test_no_bar_where_lines_cannot_change(term, monkeypatch, terminal, clock):
   """A dumb terminal, and a file."""
@@ -153,6 +155,7 @@ def test_a_padded_batch_is_not_counted(clock):
   assert bar.done == 10
 
 
+@pytest.mark.fault("progress-bar")
 @pytest.mark.parametrize(
   "stderr", [None, types.SimpleNamespace(write=len)], ids=["none", "a writer"]
 )

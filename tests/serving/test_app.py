@@ -134,6 +134,7 @@ def test_names_are_what_json_says(ready):
   asyncio.run(check())
 
 
+@pytest.mark.fault("unknown-task")
 def test_an_unknown_task_is_never_answered_silently(ready):
   async def check():
     async with serving(ready) as http:
@@ -170,6 +171,7 @@ def test_a_task_that_is_named_twice_is_answered_once(ready, monkeypatch):
   asyncio.run(check())
 
 
+@pytest.mark.fault("leaving-client")
 def test_a_client_that_leaves_is_no_fault(ready, tmp_path, caplog):
   async def check():
     options = {"token_file": token_file(tmp_path)}
@@ -205,6 +207,7 @@ def test_a_client_that_leaves_is_no_fault(ready, tmp_path, caplog):
   assert not any(record.exc_info for record in caplog.records)
 
 
+@pytest.mark.fault("bad-image")
 def test_a_bad_image_does_not_spoil_the_others(ready):
   async def check():
     async with serving(ready) as http:
@@ -245,6 +248,7 @@ def large_png():
   return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data)
 
 
+@pytest.mark.fault("many-pixels")
 def test_many_pixels_are_refused_before_they_are_decoded(ready, monkeypatch):
   """Small files that are large images: they would hold up everybody."""
   file = io.BytesIO()
@@ -270,6 +274,7 @@ def test_many_pixels_are_refused_before_they_are_decoded(ready, monkeypatch):
   asyncio.run(check())
 
 
+@pytest.mark.fault("leaving-client")
 def test_what_nobody_waits_for_is_not_decoded_to_its_end(ready, monkeypatch):
   decoded = []
 
@@ -289,6 +294,7 @@ def test_what_nobody_waits_for_is_not_decoded_to_its_end(ready, monkeypatch):
   assert decoded == list(range(THREADS))
 
 
+@pytest.mark.fault("many-pixels")
 def test_small_images_do_not_wait_for_large_ones(ready, monkeypatch):
   """However many are decoded, or wait for it; and those end one by one."""
   held, real, together = threading.Event(), type(ready).prepare_each, []
@@ -425,6 +431,7 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.fault("bad-request")
 def test_bad_input_is_refused_in_one_line(ready):
   """And the next good request is answered."""
 
@@ -566,6 +573,7 @@ def test_few_images_wait_to_be_looked_at(ready, monkeypatch):
   asyncio.run(check())
 
 
+@pytest.mark.fault("failing-pass")
 def test_a_fault_is_told_to_the_log_alone(ready, monkeypatch):
   async def check():
     async with serving(ready) as http:
@@ -623,6 +631,7 @@ def test_a_task_that_composes_with_nothing_is_served_alone(tmp_path):
     asyncio.run(check(model))
 
 
+@pytest.mark.fault("leaving-client")
 def test_what_takes_too_long_ends(ready, monkeypatch):
   go = threading.Event()
   real = type(ready).predict_pixels
@@ -672,6 +681,7 @@ def test_it_is_ready_once_it_is_warm(ready, monkeypatch):
   asyncio.run(check())
 
 
+@pytest.mark.fault("failing-pass")
 def test_a_warm_up_that_fails_is_seen(ready, monkeypatch, caplog):
   monkeypatch.setattr(type(ready), "warm_up", lambda _: 1 / 0)
 
@@ -714,6 +724,7 @@ def test_metrics_count_what_happened(ready):
   asyncio.run(check())
 
 
+@pytest.mark.fault("page-text")
 def test_logs_say_nothing_of_what_was_sent(ready, caplog):
   async def check():
     async with serving(ready) as http:
@@ -758,6 +769,7 @@ def test_openapi_describes_each_route(ready):
   asyncio.run(check())
 
 
+@pytest.mark.fault("page-text")
 def test_the_page_loads_nothing_from_elsewhere(ready):
   async def check():
     async with serving(ready) as http:

@@ -8,6 +8,7 @@ pytestmark = pytest.mark.processes
 SMALL = ("scans of a JPEG", "comments of a GIF")
 
 
+@pytest.mark.fault("many-pixels")
 @pytest.mark.slow
 def test_ordinary_requests_are_answered_under_attack(backbone_file):
   """In small: the benchmark has more attacks, and takes them for a minute."""

@@ -77,6 +77,7 @@ def test_each_request_gets_its_own_rows():
   run(check())
 
 
+@pytest.mark.fault("changing-tasks")
 def test_a_request_is_in_one_pass():
   """Whatever else waits: then one set of tasks answers all its images."""
 
@@ -97,6 +98,7 @@ def test_a_request_is_in_one_pass():
   run(check())
 
 
+@pytest.mark.fault("failing-pass")
 def test_a_failing_pass_fails_its_requests_alone():
   async def check():
     passes = Passes()
@@ -120,6 +122,7 @@ def test_a_failing_pass_fails_its_requests_alone():
   run(check())
 
 
+@pytest.mark.fault("full-queue")
 def test_a_full_queue_says_when_to_come_again():
   async def check():
     passes = Passes()
@@ -142,6 +145,7 @@ def test_a_full_queue_says_when_to_come_again():
   run(check())
 
 
+@pytest.mark.fault("leaving-client")
 def test_what_nobody_waits_for_is_not_computed():
   async def check():
     passes = Passes()
@@ -164,6 +168,7 @@ def test_what_nobody_waits_for_is_not_computed():
   run(check())
 
 
+@pytest.mark.fault("leaving-client")
 def test_who_leaves_during_the_pass_moves_nobody_s_rows():
   async def check():
     passes = Passes()
@@ -221,6 +226,7 @@ def test_images_wait_for_those_that_are_decoded():
   run(check())
 
 
+@pytest.mark.fault("server-stop")
 def test_closing_answers_what_was_taken():
   async def check():
     passes = Passes()

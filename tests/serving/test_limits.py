@@ -13,6 +13,7 @@ from memory_vit.serving.settings import MIB, ServerSettings, rules
 from memory_vit.serving.token import Token, read_token
 
 
+@pytest.mark.fault("bad-server-start")
 @pytest.mark.parametrize(
   ("options", "message"),
   [
@@ -45,6 +46,7 @@ def token_file(tmp_path, text=SECRET + "\n", mode=0o600):
   return str(path)
 
 
+@pytest.mark.fault("forged-change")
 def test_the_token_lets_in(tmp_path):
   token = read_token(token_file(tmp_path))
   token.require(f"Bearer {SECRET}")
@@ -58,12 +60,14 @@ def test_the_token_lets_in(tmp_path):
     assert SECRET not in refused.value.message
 
 
+@pytest.mark.fault("forged-change")
 def test_without_a_token_nobody_is_let_in():
   with pytest.raises(RequestError, match="--token_file") as refused:
     Token(None).require("Bearer ")
   assert refused.value.status == 403
 
 
+@pytest.mark.fault("forged-change")
 @pytest.mark.parametrize(
   ("text", "mode", "message"),
   [
@@ -82,6 +86,7 @@ def test_token_files_that_are_refused(tmp_path, text, mode, message):
     read_token(token_file(tmp_path, text, mode))
 
 
+@pytest.mark.fault("forged-change")
 def test_a_token_file_that_is_not_there(tmp_path):
   with pytest.raises(ConfigError, match="No such file"):
     read_token(str(tmp_path / "none"))
@@ -107,6 +112,7 @@ def client(**options):
   return limits, httpx.AsyncClient(transport=transport, base_url="http://test")
 
 
+@pytest.mark.fault("large-body")
 def test_bytes_are_counted_whatever_content_length_says():
   async def check():
     limits, http = client(max_body_mib=1, max_task_mib=2)
@@ -131,6 +137,7 @@ def test_bytes_are_counted_whatever_content_length_says():
   asyncio.run(check())
 
 
+@pytest.mark.fault("slow-client")
 def test_a_slow_body_is_given_up():
   async def check():
     _, http = client(receive_timeout=0.5)
@@ -149,6 +156,7 @@ def test_a_slow_body_is_given_up():
   asyncio.run(check())
 
 
+@pytest.mark.fault("server-flood")
 def test_all_bodies_together_are_limited():
   async def check():
     limits, http = client(max_body_mib=2, max_task_mib=2, max_held_mib=2)

@@ -5,6 +5,7 @@ import pytest
 from benchmarks import serve
 
 
+@pytest.mark.fault("changing-tasks")
 @pytest.mark.processes
 @pytest.mark.slow
 def test_no_request_is_lost_and_no_answer_mixed(backbone_file):

@@ -31,6 +31,7 @@ def browser():
     found.close()
 
 
+@pytest.mark.fault("page-text")
 def test_the_page(browser, tmp_path):
   backbone = tiny_backbone(num_classes=5)
   birds = random_task(backbone, "birds", class_names=("heron", _EVIL, "c"))

@@ -34,6 +34,7 @@ def golden(folder, *options):
   return serve.serving(str(source), [str(tasks)], folder / "server", *options)
 
 
+@pytest.mark.fault("server-stop")
 def test_it_serves_and_ends(tmp_path):
   """What was taken is answered after SIGTERM, and nothing new is taken."""
   head = "POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: {}\r\n"
@@ -61,6 +62,7 @@ def test_it_serves_and_ends(tmp_path):
   assert server.process.returncode == 0
 
 
+@pytest.mark.fault("stuck-thread")
 @pytest.mark.parametrize("again", [False, True])
 def test_it_ends_whatever_threads_are_doing(tmp_path, again):
   """Once the time to finish is over, or at a second signal."""
@@ -105,6 +107,7 @@ def test_it_ends_whatever_threads_are_doing(tmp_path, again):
     assert "1 requests were cut off" in process.stderr.read()
 
 
+@pytest.mark.fault("slow-client")
 def test_slow_clients_are_given_up(tmp_path):
   """Whether they drip headers, a body, or say nothing; others are answered."""
   ends = {}
@@ -152,6 +155,7 @@ def test_slow_clients_are_given_up(tmp_path):
   assert b" 408 " in ends["body"][1]
 
 
+@pytest.mark.fault("server-flood")
 def test_a_flood_of_connections_is_turned_away(tmp_path):
   """From --max_connections on, and answered again once they are gone."""
   with golden(tmp_path, "--max_connections=4") as server:
@@ -176,6 +180,7 @@ def run(*arguments):
   )  # fmt: skip
 
 
+@pytest.mark.fault("bad-server-start")
 def test_bad_command_lines_end_in_one_line(tmp_path):
   source = f"--backbone={GOLDEN / 'backbone.npz'}"
   (tmp_path / "token").write_text("short")
@@ -201,6 +206,7 @@ def test_bad_command_lines_end_in_one_line(tmp_path):
       assert done.stderr.count("\n") == 1, done.stderr
 
 
+@pytest.mark.fault("bad-server-start")
 def test_what_is_missing_is_named(tmp_path):
   """Where the extra is not installed."""
   (tmp_path / "fastapi.py").write_text(

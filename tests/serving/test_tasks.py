@@ -74,6 +74,7 @@ def test_a_task_is_added_replaced_and_removed(tmp_path):
     asyncio.run(check(model))
 
 
+@pytest.mark.fault("task-in-use")
 def test_a_task_that_others_read_stays(tmp_path):
   reader = random_task(BACKBONE, "reader", attends_to=[BIRDS])
   with with_tasks(BIRDS) as model:
@@ -89,6 +90,7 @@ def test_a_task_that_others_read_stays(tmp_path):
     asyncio.run(check())
 
 
+@pytest.mark.fault("forged-change")
 def test_nobody_changes_tasks_without_the_token(tmp_path, caplog):
   async def check(model, headers, status, **options):
     async with serving(model, **options) as http:
@@ -142,6 +144,7 @@ def refused_bodies(folder):
   }  # fmt: skip
 
 
+@pytest.mark.fault("bad-upload")
 def test_uploads_that_are_refused(tmp_path):
   """In one line, without paths of the server, and nothing changes."""
 
@@ -168,6 +171,7 @@ def test_uploads_that_are_refused(tmp_path):
   asyncio.run(check(warm_predictor()))
 
 
+@pytest.mark.fault("path-escape")
 @pytest.mark.parametrize(
   "name",
   ["A", "backbone", "%2e%2e", "a%2Fb", "a%00b", "x" * 65, "%0Aaudit", "é"],
@@ -187,6 +191,7 @@ def test_names_that_are_refused(tmp_path, name, caplog):
   assert all("\n" not in r.getMessage() for r in caplog.records)
 
 
+@pytest.mark.fault("path-escape")
 def test_paths_stay_below_the_task_root(tmp_path):
   root, outside = tmp_path / "root", tmp_path / "outside"
   mv.save_task(CATS, root / "cats")
@@ -222,6 +227,7 @@ def test_paths_stay_below_the_task_root(tmp_path):
     asyncio.run(check(model))
 
 
+@pytest.mark.fault("server-restart")
 def test_added_tasks_are_there_after_a_restart(tmp_path):
   reader = random_task(BACKBONE, "aaa", attends_to=[CATS])
   options = {
@@ -361,6 +367,7 @@ def test_what_takes_the_place_of_a_given_task_stays_where_others_need_it(
     asyncio.run(check(model))
 
 
+@pytest.mark.fault("server-restart", "two-servers")
 def test_what_is_half_received_is_removed_at_the_start(tmp_path):
   state = tmp_path / "state"
   options = {"state_dir": str(state)}
@@ -378,6 +385,7 @@ def test_what_is_half_received_is_removed_at_the_start(tmp_path):
   first.state.service.remove_files()
 
 
+@pytest.mark.fault("bad-server-start")
 def test_directories_that_are_refused(tmp_path):
   (tmp_path / "file").touch()
   for options, message in (
@@ -388,6 +396,7 @@ def test_directories_that_are_refused(tmp_path):
       create_app(warm_predictor(), ServerSettings(**options))
 
 
+@pytest.mark.fault("path-escape")
 def test_each_change_is_a_line_of_the_audit(tmp_path, caplog):
   caplog.set_level(logging.INFO, "memory_vit")
 
@@ -417,6 +426,7 @@ def test_each_change_is_a_line_of_the_audit(tmp_path, caplog):
     assert re.fullmatch(pattern, line), line
 
 
+@pytest.mark.fault("server-disk-full")
 def test_what_cannot_be_kept_does_not_change(tmp_path, monkeypatch, caplog):
   caplog.set_level(logging.INFO, "memory_vit")
   state = tmp_path / "state"
@@ -474,6 +484,7 @@ def overflowing(task):
   return dataclasses.replace(task, params=params)
 
 
+@pytest.mark.fault("overflowing-task")
 def test_a_task_that_overflows_is_refused(tmp_path):
   async def check(model):
     async with serving(model, token_file=token_file(tmp_path)) as http:
@@ -491,6 +502,7 @@ def test_a_task_that_overflows_is_refused(tmp_path):
     asyncio.run(check(model))
 
 
+@pytest.mark.fault("overflowing-task")
 def test_a_task_that_overflows_is_not_kept(tmp_path):
   """Nor does it take the place of one that is."""
   state = tmp_path / "state" / "tasks"
@@ -516,6 +528,7 @@ def test_a_task_that_overflows_is_not_kept(tmp_path):
     asyncio.run(check(model))
 
 
+@pytest.mark.fault("server-stop")
 def test_a_server_that_stops_changes_no_task(tmp_path):
   async def check(model):
     settings = ServerSettings(token_file=token_file(tmp_path))
@@ -532,6 +545,7 @@ def test_a_server_that_stops_changes_no_task(tmp_path):
   asyncio.run(check(warm_predictor()))
 
 
+@pytest.mark.fault("changing-tasks")
 def test_a_task_that_goes_while_its_request_is_decoded_is_named(monkeypatch):
   async def check(model):
     real = type(model).prepare_each
@@ -550,6 +564,7 @@ def test_a_task_that_goes_while_its_request_is_decoded_is_named(monkeypatch):
     asyncio.run(check(model))
 
 
+@pytest.mark.fault("overflowing-task")
 def test_a_task_that_overflows_does_not_spoil_others():
   async def check(model):
     async with serving(model) as http:

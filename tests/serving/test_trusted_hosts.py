@@ -10,6 +10,7 @@ from memory_vit.errors import ConfigError
 from memory_vit.serving import ServerSettings
 
 
+@pytest.mark.fault("forged-change")
 @pytest.mark.parametrize(
   ("allowed", "good", "bad"),
   [
@@ -45,6 +46,7 @@ def test_names_that_a_page_was_rebound_from_are_refused(allowed, good, bad):
   asyncio.run(check())
 
 
+@pytest.mark.fault("forged-change")
 def test_pages_of_other_sites_change_and_ask_nothing():
   async def check():
     async with serving(warm_predictor()) as http:

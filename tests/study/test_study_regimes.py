@@ -223,6 +223,7 @@ def test_a_rate_at_which_a_seed_diverged_is_not_compared(config, tmp_path):
   assert (head["learning rate"], head["seeds"]) == (0.3, 3)
 
 
+@pytest.mark.fault("changed-run")
 def test_hits_that_do_not_fit_are_refused(config, tmp_path):
   trials = finished(config, tmp_path, {})
   vit = vit_config("Micro/2", image_size=8)

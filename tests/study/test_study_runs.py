@@ -151,6 +151,7 @@ def test_a_study_in_epochs_is_not_repeated(config, tmp_path, monkeypatch):
   assert report["config"]["image_size"] == 8
 
 
+@pytest.mark.fault("changed-run")
 @pytest.mark.parametrize("per_class", [0, 1])
 def test_finished_runs_on_other_data_are_refused(
   config, tmp_path, monkeypatch, caplog, per_class
@@ -201,6 +202,7 @@ def test_finished_runs_on_other_data_are_refused(
   assert len(fake.calls) == 2
 
 
+@pytest.mark.fault("two-runs")
 def test_a_second_study_is_kept_out(config, tmp_path, monkeypatch):
   config = with_study(config, regimes=("head",))
   fake = FakeRuns(accuracies)

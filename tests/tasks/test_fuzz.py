@@ -111,6 +111,7 @@ def run(cases, one, capfd):
   return counts
 
 
+@pytest.mark.fault("damaged-task")
 @pytest.mark.parametrize(
   "cases",
   [range(FEW), pytest.param(range(10_000, 11_500), marks=nightly)],
@@ -134,6 +135,7 @@ def test_damaged_tasks(backbone, saved, tmp_path, capfd, cases):
   assert run(cases, one, capfd)["refused"] > 0.9 * len(cases)
 
 
+@pytest.mark.fault("damaged-task")
 @pytest.mark.parametrize(
   "cases",
   [range(FEW), pytest.param(range(12_000, 12_500), marks=nightly)],
@@ -206,6 +208,7 @@ def weights(tmp_path_factory):
   return backbone, [plain.getvalue(), packed.getvalue()]
 
 
+@pytest.mark.fault("lying-npz")
 @pytest.mark.parametrize(
   "cases",
   [range(FEW), pytest.param(range(30_000, 30_400), marks=nightly)],
@@ -229,6 +232,7 @@ def test_damaged_npz_files(weights, tmp_path, capfd, cases):
   assert run(cases, one, capfd)["refused"] > 0.5 * len(cases)
 
 
+@pytest.mark.fault("lying-npz")
 @pytest.mark.parametrize(
   "cases",
   [range(FEW), pytest.param(range(40_000, 40_400), marks=nightly)],
@@ -256,6 +260,7 @@ def test_forged_npz_files(weights, tmp_path, capfd, cases):
   assert min(counts["refused"], counts["same"]) > 0.05 * len(cases)
 
 
+@pytest.mark.fault("lying-model")
 @pytest.mark.parametrize(
   "cases",
   [range(FEW), pytest.param(range(50_000, 50_000 + MANY), marks=nightly)],

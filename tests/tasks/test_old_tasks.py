@@ -13,6 +13,7 @@ pytestmark = pytest.mark.versions
 FORMATS = sorted(path.name for path in DATA.iterdir())
 
 
+@pytest.mark.fault("old-files")
 def test_the_current_format_has_files():
   assert f"format_{FORMAT_VERSION}" in FORMATS
 
@@ -22,6 +23,7 @@ def test_they_are_small():
   assert sum(sizes) < 300_000 * len(FORMATS)
 
 
+@pytest.mark.fault("old-files")
 @pytest.mark.parametrize("name", FORMATS)
 def test_stored_files_give_the_stored_logits(name):
   backbone = mv.load_backbone(DATA / name / "backbone.npz")

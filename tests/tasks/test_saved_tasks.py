@@ -79,6 +79,7 @@ def test_interpolation_is_kept_and_older_files_have_none(backbone, tmp_path):
   assert "\n" not in str(error.value)
 
 
+@pytest.mark.fault("replaced-task")
 def test_saving_again_replaces_as_a_whole(saved, backbone):
   _, path = saved
   other = random_task(backbone, "pets", seed=9, cells=1)
@@ -107,6 +108,7 @@ def test_what_cannot_be_replaced_stays(saved, backbone, monkeypatch):
   assert [p.name for p in path.parent.iterdir()] == ["pets"]
 
 
+@pytest.mark.fault("replaced-task")
 def test_a_task_that_is_replaced_while_it_is_read_is_not_mixed(
   saved, backbone, monkeypatch
 ):
@@ -137,6 +139,7 @@ def test_saving_leaves_other_directories_alone(backbone, tmp_path):
   assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
+@pytest.mark.fault("foreign-task")
 @pytest.mark.parametrize(
   ("overrides", "message"),
   [
@@ -160,6 +163,7 @@ def test_other_image_size_is_refused(saved, backbone):
     mv.load_task(saved[1], other)
 
 
+@pytest.mark.fault("foreign-task")
 @pytest.mark.parametrize(
   ("change", "message"),
   [

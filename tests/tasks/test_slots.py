@@ -25,6 +25,7 @@ def tasks_of(backbone, count, **options):
   ]
 
 
+@pytest.mark.fault("batch-size")
 def test_another_task_runs_the_compiled_programs(images):
   # Of its own: counted are its programs.
   backbone = tiny_backbone(seed=11, depth=1)
@@ -61,6 +62,7 @@ def test_another_task_runs_the_compiled_programs(images):
   assert compiled_since() == [0, 1, 1]
 
 
+@pytest.mark.fault("many-tasks")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_neighbours_change_no_bit(images, dtype):
   backbone = tiny_backbone(dtype=dtype)
@@ -89,6 +91,7 @@ def test_neighbours_change_no_bit(images, dtype):
   assert np.isnan(logits(broken, b, child)["t0"]).all()
 
 
+@pytest.mark.fault("task-leak")
 @pytest.mark.slow
 def test_tasks_that_come_and_go_leave_nothing_behind(
   backbone, images, tmp_path
@@ -178,6 +181,7 @@ def test_logits_can_be_differentiated(images):
   assert all(np.abs(g).max() > 0 for g in gradient)
 
 
+@pytest.mark.fault("batch-size")
 def test_sizes_are_rounded_up(backbone):
   tasks = tasks_of(backbone, 11)
   for count, slots in ((1, 1), (3, 4), (8, 8), (9, 16)):

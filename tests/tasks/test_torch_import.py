@@ -158,6 +158,7 @@ def test_extension_is_kept_as_the_order_of_parents(vit):
   assert second.spec.parent_digests == (first.digest,)
 
 
+@pytest.mark.fault("torch-code")
 @pytest.mark.parametrize(("change", "said"), [
   (lambda s: s.pop("classifiers.1.bias"), "missing: classifiers.1.bias"),
   (lambda s: s.pop("vit.embeddings.cls_tokens.2"), "missing: vit.embeddings"),
@@ -235,6 +236,7 @@ def run(*arguments) -> int:
   return convert.main([str(argument) for argument in arguments])
 
 
+@pytest.mark.fault("torch-code")
 def test_the_command_writes_tasks(vit, tmp_path, torch, capsys):
   file, out = pt_file(tmp_path / "a.pt"), tmp_path / "tasks"
   flags = [f"--task={file}", f"--backbone={vit[0]}"]
@@ -249,6 +251,7 @@ def test_the_command_writes_tasks(vit, tmp_path, torch, capsys):
   assert "left as it is" in capsys.readouterr().err
 
 
+@pytest.mark.fault("torch-code")
 def test_files_that_torch_shall_not_see(vit, tmp_path, torch, capsys):
   flags, out = [f"--backbone={vit[0]}", tmp_path / "out"], []
   packed = pt_file(tmp_path / "a.pt", zipfile.ZIP_DEFLATED, bytes(10**7))
@@ -264,6 +267,7 @@ def test_files_that_torch_shall_not_see(vit, tmp_path, torch, capsys):
   assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.fault("torch-code")
 @pytest.mark.parametrize(("name", "array", "said"), [
   # One value, as torch.expand shows it; nobody may make a copy of it.
   ("a", np.broadcast_to(np.float32(1), (10**9, 10**9)),

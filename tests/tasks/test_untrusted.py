@@ -91,6 +91,7 @@ def test_the_fixture_is_a_backbone(archive, backbone):
   assert mv.load_backbone(file).fingerprint == backbone.fingerprint
 
 
+@pytest.mark.fault("lying-npz")
 @pytest.mark.parametrize(
   ("entry", "message"),
   [
@@ -120,6 +121,7 @@ def test_entries_that_lie(archive, entry, message):
   assert peak < SMALL
 
 
+@pytest.mark.fault("lying-npz")
 def test_a_bomb_is_never_unpacked(archive, monkeypatch):
   """67 kB that would be 67 MB."""
   zeros = npy((2**24,), values=bytes(2**26))
@@ -138,6 +140,7 @@ def test_a_bomb_is_never_unpacked(archive, monkeypatch):
     mv.load_backbone(file)
 
 
+@pytest.mark.fault("lying-npz")
 @pytest.mark.parametrize(
   "name",
   ["../x.npy", "a/../../x.npy", "/etc/x.npy", "./x.npy", "a//x.npy", "a/.npy",
@@ -167,6 +170,7 @@ def test_names_that_would_break_a_line(archive, name):
   assert len(said) < 1_000
 
 
+@pytest.mark.fault("greedy-npz")
 @pytest.mark.parametrize(
   "name", ["Transformer/encoderblock/x", "Transformer/encoderblock_0/x", "x"]
 )
@@ -179,6 +183,7 @@ def test_empty_axes_hide_no_others(archive, name):
     assert peak < SMALL
 
 
+@pytest.mark.fault("greedy-npz")
 def test_no_more_blocks_than_a_vit_has(archive, monkeypatch):
   """Whatever number the name of one has."""
   monkeypatch.setattr(load, "_require_weights", pytest.fail)
@@ -207,6 +212,7 @@ def test_names_of_blocks_that_are_none(archive):
       mv.load_backbone(file)
 
 
+@pytest.mark.fault("greedy-npz")
 @pytest.mark.parametrize("value", [1e300, -1e39])
 def test_what_float32_cannot_hold(archive, value):
   wide = np.full((1, 1, 32), 0.5)
@@ -314,6 +320,7 @@ NAMES = ["", "../x", "/etc/x", "x/y", "x\\y", "..", ".x", "-x", "_x", "X",
          "é", "backbone"]  # fmt: skip
 
 
+@pytest.mark.fault("bad-task-name")
 @pytest.mark.parametrize("name", NAMES)
 def test_names_that_are_none(pets, backbone, name):
   with pytest.raises(TaskError, match="task name"):
@@ -322,6 +329,7 @@ def test_names_that_are_none(pets, backbone, name):
   assert "task.json: spec: task name" in refusal(pets, backbone)
 
 
+@pytest.mark.fault("bad-task-name")
 @pytest.mark.parametrize("name", NAMES[:-1])
 def test_names_of_parents_that_are_none(pets, backbone, name):
   edit_task(pets, lambda m: m["spec"].update(attends_to=[name]))
@@ -396,6 +404,7 @@ NUMBERS = [
 ]
 
 
+@pytest.mark.fault("huge-numbers")
 @pytest.mark.parametrize("change", NUMBERS, ids=range(len(NUMBERS)))
 def test_numbers_that_python_cannot_write(pets, backbone, change, capsys):
   """Nor make floats of. What it reads has up to 4,300 digits."""
@@ -442,6 +451,7 @@ def test_json_that_is_hard_to_read(pets, backbone, text, message):
   assert message in refusal(pets, backbone)
 
 
+@pytest.mark.fault("damaged-task")
 def test_what_does_not_belong_there(pets, backbone, tmp_path):
   def with_entry(name, make):
     path = pets / name
@@ -462,6 +472,7 @@ def test_what_does_not_belong_there(pets, backbone, tmp_path):
     assert f"unknown files ['{name}']" in said
 
 
+@pytest.mark.fault("bad-task-name")
 @pytest.mark.parametrize("name", ["task.json", "arrays", "arrays/_METADATA"])
 def test_no_part_of_a_task_is_a_link(pets, backbone, tmp_path, name):
   (pets / name).rename(tmp_path / "elsewhere")
@@ -483,12 +494,14 @@ def test_a_file_is_never_read_through_a_link(tmp_path):
     array_files.read_file(tmp_path / "link", 100)
 
 
+@pytest.mark.fault("bad-task-name")
 def test_a_pipe_does_not_hang(pets, backbone):
   (pets / "task.json").unlink()
   os.mkfifo(pets / "task.json")
   assert "no regular file" in refusal(pets, backbone)
 
 
+@pytest.mark.fault("bad-task-name")
 def test_a_set_of_tasks_stays_in_its_directory(pets, backbone, tmp_path):
   elsewhere = tmp_path / "elsewhere"
   pets.rename(elsewhere)
@@ -506,6 +519,7 @@ def test_a_set_of_tasks_stays_in_its_directory(pets, backbone, tmp_path):
   assert found.digest == task.digest
 
 
+@pytest.mark.fault("foreign-task")
 def test_other_backbones_with_fitting_digests(pets, backbone):
   """A task of one backbone that claims to be of another."""
   for other in (
@@ -617,6 +631,7 @@ def test_a_forged_database_can_be_whole(pets, backbone):
 DEEP = "[" * 100_000
 
 
+@pytest.mark.fault("lying-metadata")
 @pytest.mark.parametrize(
   "content",
   [
@@ -648,6 +663,7 @@ def test_metadata_is_compared_and_not_parsed(pets, backbone, content):
   assert peak_rss() - before < 50 * 2**20
 
 
+@pytest.mark.fault("lying-metadata")
 def test_no_array_is_there_without_its_values(pets, backbone):
   """Tensorstore would make them up."""
   files = mutations.read_files(pets)
@@ -672,6 +688,7 @@ def test_values_that_are_others(pets, backbone):
   assert "cls has 127 bytes, expected 128" in refusal(pets, backbone)
 
 
+@pytest.mark.fault("damaged-task", "greedy-task")
 def test_chunks_that_are_bombs(pets, backbone, capfd):
   """With digests that fit; each would be 256 MB and more."""
   described(pets, compressor=databases.ZSTD_CODEC)
@@ -711,6 +728,7 @@ def test_an_array_is_no_more_than_its_task_weighs(pets, backbone, monkeypatch):
   )
 
 
+@pytest.mark.fault("greedy-task")
 def test_arrays_that_share_their_bytes(pets, backbone):
   """300 arrays of 256 KiB, in a file of one."""
   files = mutations.read_files(pets)
@@ -742,6 +760,7 @@ def test_arrays_that_share_their_bytes(pets, backbone):
   assert inspect.main([str(pets)]) == 2
 
 
+@pytest.mark.fault("greedy-task")
 @pytest.mark.parametrize("plain", [True, False])
 def test_a_task_that_claims_much(pets, plain):
   """4 GiB, from a few KB; there is no backbone to compare it with."""
@@ -796,6 +815,7 @@ def leaves():
   }  # fmt: skip
 
 
+@pytest.mark.fault("greedy-task")
 @pytest.mark.parametrize("message", leaves())
 def test_nodes_that_are_none(pets, backbone, message):
   files = mutations.read_files(pets)
@@ -861,6 +881,7 @@ def test_the_files_say_nothing_of_where_they_were_made(saved):
 # The model that the regime `full` exports.
 
 
+@pytest.mark.fault("damaged-export")
 def test_an_exported_model_is_itself_or_refused(backbone, tmp_path):
   task = mv.init_task(
     jax.random.key(0), backbone, name="a", num_classes=3, cells=0,
@@ -908,6 +929,7 @@ def read(path):
   return picture
 
 
+@pytest.mark.fault("image-bomb")
 @pytest.mark.filterwarnings("ignore:Image size")
 def test_a_picture_that_is_a_bomb(tmp_path):
   (tmp_path / "good.png").write_bytes(bomb(64))
@@ -929,6 +951,7 @@ def test_a_picture_that_is_a_bomb(tmp_path):
     assert min(times) < 0.05
 
 
+@pytest.mark.fault("image-bomb")
 def test_garbage_is_no_picture(tmp_path):
   rng = np.random.default_rng(0)
   whole = fake_data.encode(fake_data.noise(0, 40, 40), "PNG")
@@ -993,6 +1016,7 @@ def test_names_stay_in_their_line():
   assert [messages.escaped(name) for name in READABLE] == READABLE
 
 
+@pytest.mark.fault("control-characters")
 def test_no_class_name_forges_a_line(backbone, tmp_path, capsys):
   odd = ODD.removesuffix("\udcff")  # that is no JSON
   shown = SHOWN.removesuffix("\\udcff")
@@ -1049,6 +1073,7 @@ def test_no_prediction_forges_a_line(backbone, tmp_path, capsys, monkeypatch):
   ]  # fmt: skip
 
 
+@pytest.mark.fault("control-characters")
 def test_no_file_name_forges_a_line(pets, backbone, tmp_path, capsys):
   for name in (ODD.encode("utf-8", "surrogateescape"), b"x" * 250):
     path = os.path.join(os.fsencode(pets), name)

@@ -78,6 +78,7 @@ def names(directory):
   return sorted(path.name for path in directory.iterdir())
 
 
+@pytest.mark.fault("empty-save")
 def test_the_newest_two_are_kept(tmp_path):
   with Checkpoints(tmp_path / "c") as checkpoints:
     assert checkpoints.latest() is None
@@ -116,6 +117,7 @@ def recorded(monkeypatch):
   return done
 
 
+@pytest.mark.fault("power-cut")
 def test_a_step_has_its_name_once_it_is_on_the_disk(directory, monkeypatch):
   """So that a power cut leaves a whole state, whenever it comes."""
   with Checkpoints(directory) as checkpoints:
@@ -162,6 +164,7 @@ def halve(data):
   return data[: len(data) // 2]
 
 
+@pytest.mark.fault("damaged-state")
 @pytest.mark.parametrize(
   "damage",
   [None, lambda data: b"", halve, lambda data: data[:-1]],
@@ -192,6 +195,7 @@ def flip(file, bit):
   file.write_bytes(data)
 
 
+@pytest.mark.fault("flipped-bit")
 @pytest.mark.slow
 def test_every_flipped_bit_is_noticed(saved, tmp_path):
   """At 20 places of the largest file, and one of every other."""
@@ -207,6 +211,7 @@ def test_every_flipped_bit_is_noticed(saved, tmp_path):
     assert_is(found, 2)
 
 
+@pytest.mark.fault("flipped-bit")
 def test_arrays_are_verified_when_the_files_are_not(directory, monkeypatch):
   """Orbax itself takes most flipped bits for values."""
   monkeypatch.setattr(checksums, "require_whole", lambda path: None)
@@ -218,6 +223,7 @@ def test_arrays_are_verified_when_the_files_are_not(directory, monkeypatch):
     newest(directory)
 
 
+@pytest.mark.fault("no-whole-state")
 def test_without_a_whole_state_nothing_begins_anew(directory):
   for step in (2, 4):
     flip(files(directory, step)[-1], 100)
@@ -229,6 +235,7 @@ def test_without_a_whole_state_nothing_begins_anew(directory):
     assert names(directory) == ["00000002", "00000004"]
 
 
+@pytest.mark.fault("no-whole-state")
 def test_what_was_set_aside_is_no_reason_to_begin_anew(directory):
   flip(files(directory, 4)[-1], 100)
   newest(directory)
@@ -237,6 +244,7 @@ def test_what_was_set_aside_is_no_reason_to_begin_anew(directory):
     newest(directory)
 
 
+@pytest.mark.fault("kill-during-save", "foreign-state")
 def test_what_is_no_checkpoint_is_left_alone(directory, tmp_path):
   for path in (directory, tmp_path / "empty"):
     path.mkdir(exist_ok=True)
@@ -251,6 +259,7 @@ def test_what_is_no_checkpoint_is_left_alone(directory, tmp_path):
   assert names(tmp_path / "empty") == ["7", "9", "notes"]
 
 
+@pytest.mark.fault("foreign-state", "old-files")
 def test_states_of_an_older_version_are_not_overlooked(tmp_path):
   (tmp_path / "40").mkdir()
   (tmp_path / "40" / "_CHECKPOINT_METADATA").write_text("{}")
@@ -258,6 +267,7 @@ def test_states_of_an_older_version_are_not_overlooked(tmp_path):
     newest(tmp_path)
 
 
+@pytest.mark.fault("step-saved-again")
 def test_a_step_that_was_set_aside_is_saved_again(directory):
   for count in (1, 2):
     flip(files(directory, 4)[0], 30)
@@ -268,6 +278,7 @@ def test_a_step_that_was_set_aside_is_saved_again(directory):
     assert len(list(directory.glob("corrupt-*"))) == count
 
 
+@pytest.mark.fault("kill-during-delete")
 def test_a_step_is_deleted_whole_or_not_at_all(directory, monkeypatch):
   """Killed in the middle of it, as far as the directory can tell."""
   with Checkpoints(directory) as checkpoints:
@@ -281,6 +292,7 @@ def test_a_step_is_deleted_whole_or_not_at_all(directory, monkeypatch):
   assert names(directory) == ["00000004", "00000006"]
 
 
+@pytest.mark.fault("kill-at-file-operation")
 def test_what_a_kill_left_is_deleted_at_the_next_start(directory):
   """Killed between the name of a new state and the end of the oldest."""
   third = directory / "00000006"
@@ -296,6 +308,7 @@ def test_what_a_kill_left_is_deleted_at_the_next_start(directory):
   assert (outside / "state.json").exists()
 
 
+@pytest.mark.fault("kill-at-file-operation")
 def test_the_oldest_is_kept_until_a_newer_one_is_whole(directory):
   for step in (6, 8):
     shutil.copytree(directory / "00000004", directory / f"{step:08d}")
@@ -312,6 +325,7 @@ def test_a_directory_that_is_a_file_is_named(tmp_path):
     Checkpoints(tmp_path / "c")
 
 
+@pytest.mark.fault("disk-full")
 def test_a_failed_save_changes_nothing(directory, monkeypatch):
   with Checkpoints(directory) as checkpoints:
 
@@ -331,6 +345,7 @@ def test_a_failed_save_changes_nothing(directory, monkeypatch):
   assert newest(directory)[:2] == (6, 6)
 
 
+@pytest.mark.fault("other-structure")
 @pytest.mark.parametrize(
   ("change", "message"),
   [

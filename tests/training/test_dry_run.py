@@ -78,6 +78,7 @@ def test_a_backbone_that_is_not_trained_yet_is_refused(config, tmp_path):
     dry_run.dry_run(config, tmp_path / "run")
 
 
+@pytest.mark.fault("damaged-shard")
 def test_nothing_is_downloaded(config, tmp_path):
   """Of a run, and of a study."""
   data = config_lib.DataConfig(name="cifar10", dir=str(tmp_path / "data"))

@@ -48,6 +48,7 @@ def run(backbone, tmp_path):
   return Run(backbone, tmp_path / "run")
 
 
+@pytest.mark.fault("random-kill")
 def test_random_kills_change_no_bit(backbone, tmp_path):
   """In steps and in saves; each costs at most one interval."""
   options = {"total_steps": 100 * KILLS, "eval_every": 30 * KILLS}
@@ -97,6 +98,7 @@ StopSignal.is_wanted = waits
 """
 
 
+@pytest.mark.fault("resumed-run", "sigterm", "signal-handlers", "signal-storm")
 @pytest.mark.parametrize(
   ("number", "status", "storm"),
   [
@@ -132,6 +134,7 @@ checksums.seal = slow
 """
 
 
+@pytest.mark.fault("kill-during-save", "second-signal")
 def test_a_second_signal_ends_it_at_once(run, whole):
   with run.start(IN_THE_SAVE) as process:
     process.wait_for(" step 13/")
@@ -187,6 +190,7 @@ counted(builtins, "open")
 """
 
 
+@pytest.mark.fault("kill-at-file-operation")
 def test_a_kill_at_a_file_operation_changes_no_bit(backbone, whole, tmp_path):
   """In the last save and after it, where no further save tidies anything."""
 
@@ -259,6 +263,7 @@ Checkpoints.save = full
 """
 
 
+@pytest.mark.fault("disk-full")
 def test_a_full_disk_stops_training(run, whole):
   with run.start(FULL) as process:
     assert process.wait() == 2, process.text
@@ -269,6 +274,7 @@ def test_a_full_disk_stops_training(run, whole):
   assert run.state() == whole.state()
 
 
+@pytest.mark.fault("two-runs")
 def test_a_second_run_is_kept_out(run, whole):
   with run.start(WAITS) as process:
     process.wait_for(" step 13/")
@@ -281,6 +287,7 @@ def test_a_second_run_is_kept_out(run, whole):
   assert run.state() == whole.state()
 
 
+@pytest.mark.fault("lost-lock")
 def test_a_run_whose_lock_is_taken_away_ends(run, whole):
   """Before it writes beside another one that was let in."""
   with run.start(WAITS) as process:
@@ -295,6 +302,7 @@ def test_a_run_whose_lock_is_taken_away_ends(run, whole):
   assert run.state() == whole.state()
 
 
+@pytest.mark.fault("changed-run")
 def test_another_configuration_is_refused_unless_it_is_asked_for(
   backbone, whole, run
 ):
@@ -362,6 +370,7 @@ except Interrupted as stopped:
 """
 
 
+@pytest.mark.fault("sigterm-of-two", "signal-handlers")
 @pytest.mark.parametrize(
   ("number", "status", "eval_every", "sent_at"),
   [

@@ -111,6 +111,7 @@ class Run:
 NAN = float("nan")
 
 
+@pytest.mark.fault("falling-accuracy")
 def test_the_best_lies_in_every_state_that_is_kept(tmp_path):
   """Worse at each evaluation: both states that are left hold the first."""
   run = Run(tmp_path, 5, {1: 0.9, 2: 0.8, 3: 0.7, 4: 0.6, 5: 0.5}, evaluate=1)
@@ -170,6 +171,7 @@ def test_a_first_step_is_not_timed_after_an_evaluation(tmp_path):
   assert past.timed_steps == 1 + 3
 
 
+@pytest.mark.fault("nan-accuracy")
 @pytest.mark.parametrize(
   ("accuracies", "best", "accuracy"),
   [
@@ -209,6 +211,7 @@ def test_interrupted_at_a_step_it_goes_on_from_there(tmp_path, number, status):
   assert state.params["a"]["w"][0] == 6
 
 
+@pytest.mark.fault("sigterm")
 @pytest.mark.parametrize("where", ["in_step", "in_evaluation"])
 @pytest.mark.parametrize("step", [2, 4])
 def test_an_evaluation_that_was_due_is_made_up_for(tmp_path, where, step):
@@ -236,6 +239,7 @@ def test_an_evaluation_that_was_due_is_made_up_for(tmp_path, where, step):
   assert not found.pending
 
 
+@pytest.mark.fault("sigterm")
 def test_a_signal_in_the_last_save_stops_the_run(tmp_path):
   """Before it is exported; nothing is trained again."""
   run = Run(tmp_path, 2, {2: 0.5}, evaluate=2)
@@ -265,6 +269,7 @@ class Pending:
     return float(self.block_until_ready().value)
 
 
+@pytest.mark.fault("slow-steps")
 def test_no_more_than_three_steps_are_under_way(tmp_path):
   """A signal waits for all of them, on a slow device for minutes."""
   run = Run(tmp_path, 50)
@@ -301,6 +306,7 @@ def progress_lines(caplog, monkeypatch):
   ]
 
 
+@pytest.mark.fault("slow-steps")
 def test_nothing_is_said_for_half_a_minute_at_most(
   tmp_path, monkeypatch, progress_lines
 ):
@@ -332,6 +338,7 @@ def test_a_look_by_the_clock_ends_nothing(tmp_path, monkeypatch):
   assert run.taken[-1] == 9  # where all look, not at the third
 
 
+@pytest.mark.fault("non-finite-update")
 def test_what_was_skipped_is_saved(tmp_path):
   """Two before the interruption and one after it are three in a row."""
   run = Run(tmp_path, checkpoint=1, skips=(3, 4, 5))
@@ -366,6 +373,7 @@ class Failing:
     pass
 
 
+@pytest.mark.fault("unwritable-events")
 def test_training_goes_on_without_events(tmp_path, monkeypatch, caplog):
   monkeypatch.setattr(logging.getLogger("memory_vit"), "propagate", True)
   monkeypatch.setattr(events.metric_writers, "SummaryWriter", Failing)
@@ -392,6 +400,7 @@ def test_an_error_of_events_that_says_nothing(tmp_path, monkeypatch, caplog):
   assert "(RuntimeError: RuntimeError)" in caplog.text
 
 
+@pytest.mark.fault("unwritable-events")
 def test_events_that_cannot_be_opened_do_no_harm(tmp_path):
   (tmp_path / "file").write_text("")
   run = Run(tmp_path / "c", 2)
@@ -399,6 +408,7 @@ def test_events_that_cannot_be_opened_do_no_harm(tmp_path):
   assert run.go()[0].step == 2
 
 
+@pytest.mark.fault("resumed-run")
 def test_a_past_is_saved_as_it_is(tmp_path):
   """Every field of it: one that is forgotten changes a resumed run."""
   past = LoopState(

@@ -31,6 +31,7 @@ def names(directory):
   return sorted(path.name for path in directory.iterdir())
 
 
+@pytest.mark.fault("kill-during-write")
 def test_a_task_that_was_being_written_is_removed(workdir):
   tasks = workdir / "tasks"
   for name in (".pets-a1_b2c3d", ".birds-00000000", ".a-b-abcdefgh"):
@@ -44,6 +45,7 @@ def test_a_task_that_was_being_written_is_removed(workdir):
   assert names(tasks) == ["pets"]
 
 
+@pytest.mark.fault("kill-during-write")
 def test_a_task_that_was_moved_out_of_the_way_is_put_back(workdir, backbone):
   """Killed between the two renamings: it is nowhere else."""
   tasks = workdir / "tasks"

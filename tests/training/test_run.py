@@ -159,6 +159,7 @@ def test_parameters_are_one_line_unless_more_is_asked_for(
   assert bool(rows) == bool(flags)
 
 
+@pytest.mark.fault("frozen-backbone")
 @pytest.mark.versions
 def test_a_run_from_nothing_to_the_result(config, finished):
   workdir, result = finished
@@ -211,6 +212,7 @@ def newest(workdir):
   return path.name, saved["arrays"], meta
 
 
+@pytest.mark.fault("resumed-run")
 @pytest.mark.versions
 def test_resumed_equals_uninterrupted(config, workdir, finished, monkeypatch):
   """Parameters, optimiser, and place in the data: the last state is the same.
@@ -303,6 +305,7 @@ def test_what_is_left_to_backbone_and_data_is_recorded(
       run.train_and_evaluate(dataclasses.replace(given, **other), workdir)
 
 
+@pytest.mark.fault("falling-accuracy")
 @pytest.mark.slow
 def test_the_best_state_is_exported(config, workdir, monkeypatch):
   """Accuracy falls after step 3: that state is the result, not the last."""
@@ -324,6 +327,7 @@ def test_the_best_state_is_exported(config, workdir, monkeypatch):
   assert_same_bits(arrays(workdir), trees.flatten(states[0]))
 
 
+@pytest.mark.fault("nan-accuracy")
 @pytest.mark.slow
 def test_without_validation_the_last_state_is_exported(config, workdir):
   config = changed(silent(config), "data", validation="")
@@ -341,6 +345,7 @@ def test_without_validation_the_last_state_is_exported(config, workdir):
   assert result.backbone.outputs_bit_equal is None
 
 
+@pytest.mark.fault("changed-outputs")
 @pytest.mark.slow
 def test_outputs_that_changed_are_reported(config, workdir, monkeypatch):
   """Of a program that is broken as soon as a task is in the pass."""
@@ -390,6 +395,7 @@ def breaks_in(steps, monkeypatch):
   monkeypatch.setattr(Step, "__call__", breaks)
 
 
+@pytest.mark.fault("non-finite-update")
 @pytest.mark.slow
 def test_three_updates_that_are_not_finite_stop_the_run(
   config, workdir, monkeypatch
@@ -730,6 +736,7 @@ def checksums(workdir):
   }
 
 
+@pytest.mark.fault("changed-run")
 def test_what_is_refused(config, workdir, finished, monkeypatch):
   with pytest.raises(ConfigError, match="batch_size is 12, .* 8 devices"):
     run.train_and_evaluate(dataclasses.replace(config, batch_size=12), workdir)
@@ -769,6 +776,7 @@ def test_what_is_refused(config, workdir, finished, monkeypatch):
   assert not library.init.called
 
 
+@pytest.mark.fault("changed-run")
 @pytest.mark.slow
 def test_what_is_allowed_to_change(config, workdir, finished):
   shutil.copytree(finished[0], workdir)
@@ -800,6 +808,7 @@ def test_what_is_allowed_to_change(config, workdir, finished):
     run.train_and_evaluate(shorter, workdir, may_change=["total_steps"])
 
 
+@pytest.mark.fault("disk-full")
 @pytest.mark.slow
 def test_what_cannot_be_written_is_named(
   config, workdir, finished, monkeypatch
@@ -855,6 +864,7 @@ def test_a_run_says_once_what_is_skipped(config, tmp_path, monkeypatch):
   assert line.endswith("/train: skipped 1 of other file types (a/notes.txt)")
 
 
+@pytest.mark.fault("wrong-label")
 def test_a_single_class_is_refused(config, tmp_path):
   """As of images that lie one folder too deep."""
   fake_data.write_folder(tmp_path / "data", {"train/all/a": ["0.png", "1.png"]})
@@ -888,6 +898,7 @@ def test_names_of_tasks(config):
   assert resolve.task_name(dataclasses.replace(config, task=task)) == "mine"
 
 
+@pytest.mark.fault("changed-run", "wrong-label")
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
@@ -927,6 +938,7 @@ def command(config, workdir, **options):
   }  # fmt: skip
 
 
+@pytest.mark.fault("random-kill")
 @pytest.mark.processes
 def test_a_killed_process_loses_nothing(config, workdir):
   options = {"total_steps": 300, "checkpoint_every": 10, "log_every": 1}

@@ -173,6 +173,7 @@ def assert_equal(a, b):
     assert np.array_equal(x, y)
 
 
+@pytest.mark.fault("non-finite-update")
 @pytest.mark.parametrize("where", ["image", "parameters", "learning rate"])
 def test_what_is_not_finite_is_skipped(backbone, images, where):
   """Of the name that it belongs to, to the bit; the step counts."""

@@ -183,6 +183,7 @@ def test_an_interrupted_run_goes_on_in_the_same_run(library, tmp_path):
   assert [fake.ended for fake in library.runs] == [1, 0, 0]
 
 
+@pytest.mark.fault("wandb")
 def test_a_refused_start_changes_nothing(library, tmp_path):
   """Not even that it was there: what W&B has is that of the earlier run."""
   with wandb_run.opened(CONFIG, tmp_path, ALONE):
@@ -239,6 +240,7 @@ def test_it_is_told_no_secret(library, tmp_path):
   assert told["settings"]["x_save_requirements"] is False
 
 
+@pytest.mark.fault("unwritable-events", "wandb")
 def test_a_full_disk_does_not_end_training(library, tmp_path, caplog):
   with wandb_run.opened(CONFIG, tmp_path, ALONE) as opened:
     (fake,) = library.runs
@@ -366,6 +368,7 @@ def test_a_login_that_is_missing_is_an_error_in_one_line(library, tmp_path):
   assert "No API key configured." in str(raised.value)
 
 
+@pytest.mark.fault("wandb")
 def test_a_login_is_asked_for_before_a_backbone_is_trained(
   library, tmp_path, monkeypatch
 ):
@@ -442,6 +445,7 @@ def test_what_backbone_and_data_settle_is_told_later(library, tmp_path):
   assert options == {"allow_val_change": True}
 
 
+@pytest.mark.fault("wandb")
 def test_the_end_does_not_wait_for_ever(library, tmp_path, caplog):
   """What is not sent then stays, and the warning says how to send it."""
 
@@ -458,6 +462,7 @@ def test_the_end_does_not_wait_for_ever(library, tmp_path, caplog):
   assert f"wandb sync {tmp_path}/wandb/*run-*-id*" in warning
 
 
+@pytest.mark.fault("wandb")
 def test_a_library_that_is_missing_is_said_before_all_else(
   tmp_path, monkeypatch
 ):
@@ -532,6 +537,7 @@ def offline(tmp_path, monkeypatch):
   monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
 
 
+@pytest.mark.fault("wandb")
 @pytest.mark.processes
 @needs_wandb
 def test_a_run_that_the_caller_has_open_stays_open(tmp_path, offline):

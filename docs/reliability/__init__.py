@@ -1,0 +1,1 @@
+"""Make docs/reliability.md from faults.toml and the markers of the tests."""
