@@ -78,7 +78,7 @@ def test_bilinear_views_are_the_plain_formula(evaluation):
 
 
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS[1:])
-def test_antialiased_views_are_those_of_torch_users(interpolation):
+def test_graph_views_are_those_of_torch_users(interpolation):
   """Of timm and transformers: longer sides rounded down, uint8 in between."""
   for shape, resized in [((8, 15), (9, 16)), ((30, 20), (13, 9))]:
     pixels = noise(3, *shape)
@@ -135,7 +135,7 @@ def test_tensorflow_antialiases_as_pillow_but_for_rounding(interpolation):
     central(32, 43, interpolation, "central_rounded"),
   ):
     graph = tf.function(
-      lambda pixels, how=evaluation: image_ops.antialiased_view(pixels, how),
+      lambda pixels, how=evaluation: image_ops.graph_view(pixels, how),
       input_signature=[tf.TensorSpec((None, None, 3), tf.uint8)],
       autograph=False,
     )
@@ -153,7 +153,7 @@ def test_tensorflow_antialiases_as_pillow_but_for_rounding(interpolation):
   ):
     graph(noise(0, 1, 33))
   with pytest.raises(tf.errors.InvalidArgumentError, match="too long"):
-    image_ops.antialiased_view(noise(0, 1, 32), central(8, 1025, interpolation))
+    image_ops.graph_view(noise(0, 1, 32), central(8, 1025, interpolation))
 
 
 def test_antialiasing_looks_at_every_pixel():
