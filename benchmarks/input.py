@@ -1,13 +1,15 @@
-"""Images per second of the input alone, with and without decoded images kept.
+"""Images per second of the input alone: training, and prepared for prediction.
 
   python -m benchmarks.input [--folder=DIR] [--size=224] [--crop=inception]
     [--rounds=5] [--json=FILE]
 
-Three ways are timed in turn, round by round: what training reads from files,
+Five ways are timed in turn, round by round: what training reads from files,
 the same from decoded images in memory (`config.keep.what=images`), and plain
 tf.data as one would write it by hand (read, decode, random crop, batch,
-autotuned). Without a folder (SPLIT/CLASS/IMAGE, of which train is read), the
-two photographs that come with scikit-learn are cut and scaled to 500 x 375.
+autotuned); and images squeezed as for an evaluation, by plain tf.data and by
+the reader of `predict`, bulk and the server, which has no TensorFlow. Without a
+folder (SPLIT/CLASS/IMAGE, of which train is read), the two photographs that
+come with scikit-learn are cut and scaled to 500 x 375.
 """
 
 import argparse
@@ -30,6 +32,8 @@ from memory_vit.data import batching, datasets, image_ops
 from memory_vit.data.decoded_images import keep_decoded
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.reader import Reader
+from memory_vit.images import ImageReader, find_images
+from memory_vit.model.task import EvalPreprocessing
 
 _BATCH = 64
 
@@ -82,10 +86,23 @@ def _measure(folder: str, arguments: argparse.Namespace) -> dict[str, Any]:
     reader, image_ops.shorter_side(data.resize, arguments.size)
   )
   seconds = time.perf_counter() - began
+  squeezed = EvalPreprocessing(image_size=arguments.size)
   ways: dict[str, Callable[[], Iterator[Any]]] = {
     "files": lambda: _ours(reader, data, arguments.size),
     "kept": lambda: _ours(kept, data, arguments.size),
-    "plain_tf_data": lambda: _plain(folder, data, arguments.size),
+    "plain_tf_data": lambda: _plain(
+      folder,
+      lambda encoded, number: image_ops.train_image(
+        encoded,
+        tf.stack([number, number]),
+        data=data,
+        image_size=arguments.size,
+      ),
+    ),
+    "squeezed_tf_data": lambda: _plain(
+      folder, lambda encoded, _: image_ops.eval_image(encoded, squeezed)
+    ),
+    "squeezed_reader": lambda: _read(folder, squeezed),
   }
   speeds: dict[str, list[float]] = {name: [] for name in ways}
   for _ in range(arguments.rounds):
@@ -102,6 +119,9 @@ def _measure(folder: str, arguments: argparse.Namespace) -> dict[str, Any]:
     "kept_over_files": round(middle["kept"] / middle["files"], 2),
     "kept_over_plain_tf_data": round(
       middle["kept"] / middle["plain_tf_data"], 2
+    ),
+    "reader_over_tf_data": round(
+      middle["squeezed_reader"] / middle["squeezed_tf_data"], 2
     ),
   }
 
@@ -126,13 +146,21 @@ def _ours(
   )
 
 
-def _plain(folder: str, data: TrainDataConfig, size: int) -> Iterator[Any]:
-  """A pipeline of the same images and crops, written by hand."""
+def _read(folder: str, evaluation: EvalPreprocessing) -> Iterator[Any]:
+  """Images by the reader that works without TensorFlow."""
+  files = itertools.cycle(find_images([f"{folder}/train"]))
+  reader = ImageReader(2048, _BATCH, evaluation.image_size, ahead=1)
+  for batch in reader.read_files(files, evaluation):
+    yield np.stack([i.pixels for i in batch if i.pixels is not None])
 
-  def view(path: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    return image_ops.train_image(
-      tf.io.read_file(path), tf.stack([seed, seed]), data=data, image_size=size
-    )
+
+def _plain(
+  folder: str, prepare: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+) -> Iterator[Any]:
+  """A pipeline of the same images and views, written by hand."""
+
+  def view(path: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+    return prepare(tf.io.read_file(path), number)
 
   paths = tf.data.Dataset.list_files(f"{folder}/train/*/*")
   dataset = paths.shuffle(1024).repeat()

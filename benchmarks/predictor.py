@@ -30,7 +30,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 import memory_vit as mv
-from memory_vit.images import image_files
+from memory_vit.images import ImageReader, find_images
 from memory_vit.runtime.tables import table
 from memory_vit.tasks import inference
 
@@ -224,14 +224,11 @@ def _folder(
 
 def _predict_folder(predictor: mv.Predictor, folder: str, ahead: bool) -> None:
   """The loop of the command `predict`, without what it prints."""
-  batches = image_files.read_batches(
-    image_files.find_images([folder]),
-    predictor.evaluation,
-    _BATCHES[-1],
-    2048,
-    ahead=ahead,
+  evaluation = predictor.evaluation
+  reader = ImageReader(
+    2048, _BATCHES[-1], evaluation.image_size, ahead=int(ahead)
   )
-  for batch in batches:
+  for batch in reader.read_files(find_images([folder]), evaluation):
     pixels = [image.pixels for image in batch if image.pixels is not None]
     predictor.predict_pixels(np.stack(pixels)).top("t0")
 

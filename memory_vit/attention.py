@@ -38,6 +38,7 @@ with epy.lazy_imports():  # once the command line is known to be right
 
   from memory_vit.evaluation import cell_removal, task_data
   from memory_vit.images import image_files
+  from memory_vit.images import reader as image_reader
   from memory_vit.plots import attention_files
   from memory_vit.prediction import image_attention
   from memory_vit.runtime import sharding
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
   from memory_vit.data.split_ref import SplitRef
   from memory_vit.evaluation.cell_removal import CellRemoval
   from memory_vit.images.image_files import Entry
+  from memory_vit.images.reader import LoadedImage
   from memory_vit.model.backbone import Backbone
   from memory_vit.model.task import Task
   from memory_vit.plots.attention_files import (
@@ -130,8 +132,12 @@ def _run(arguments: argparse.Namespace) -> int:
   entries, total = _find_images(arguments.images)
   if arguments.images:
     evaluation = next(iter(described.values())).spec.evaluation
-    image_files.room_for_decoding(
-      evaluation, arguments.batch_size, arguments.memory_mib, ahead=True
+    reader = image_reader.ImageReader(
+      arguments.memory_mib,
+      arguments.batch_size,
+      evaluation.image_size,
+      ahead=1,
+      option="--memory_mib",
     )
   # Of standard input no more is waited for than what is drawn.
   first = list(itertools.islice(entries, max(1, arguments.max_images)))
@@ -150,7 +156,8 @@ def _run(arguments: argparse.Namespace) -> int:
   attention = image_attention.CollectedAttention({}, [], [])
   if first:
     every = itertools.chain(first, entries)
-    attention = _look(backbone, tasks, every, total, arguments)
+    images = reader.read_files(every, evaluation)
+    attention = _look(backbone, tasks, images, total, arguments.max_images)
   report = attention_files.AttentionReport(
     backbone=backbone,
     tasks=tasks,
@@ -250,26 +257,16 @@ def _without_memory(tasks: Sequence[Manifest]) -> list[LeftOut]:
 def _look(
   backbone: Backbone,
   tasks: Sequence[Task],
-  entries: Iterable[Entry],
+  images: Iterable[Sequence[LoadedImage]],
   total: int | None,
-  arguments: argparse.Namespace,
+  kept: int,
 ) -> CollectedAttention:
   """Read the images, and where tasks look in them."""
   with warnings.catch_warnings():
     # Large images are refused as such; Pillow warns from a lower limit on.
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     attention = image_attention.collect_attention(
-      backbone,
-      tasks,
-      image_files.read_batches(
-        entries,
-        tasks[0].spec.evaluation,  # that of all
-        arguments.batch_size,
-        arguments.memory_mib,
-        ahead=True,
-      ),
-      kept=arguments.max_images,
-      total=total,
+      backbone, tasks, images, kept=kept, total=total
     )
   for entry in attention.skipped:
     said = f"skipped {escaped(entry.path)}: {escaped(entry.reason)}"

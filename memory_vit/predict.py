@@ -38,7 +38,8 @@ with epy.lazy_imports():  # once the command line is known to be right
   from PIL import Image
 
   from memory_vit.bulk import predictions
-  from memory_vit.images import image_files as reading
+  from memory_vit.images import image_files
+  from memory_vit.images import reader as image_reader
   from memory_vit.model import task as task_sets
   from memory_vit.prediction import config as predictor_config
   from memory_vit.prediction import predictor as predictors
@@ -140,24 +141,27 @@ def _predict_all(arguments: argparse.Namespace) -> int:
   # Paths on standard input come one by one: the next batch may take hours.
   ahead = "-" not in arguments.images
   progress_bar.log_to_stderr()
-  entries: Iterable[reading.Entry] = reading.find_images(arguments.images)
+  entries: Iterable[image_files.Entry] = image_files.find_images(
+    arguments.images
+  )
   total = None
   # A bar says how many there are. Without one there may be millions, and those
   # of a folder are answered before the next one is listed.
   if ahead and progress_bar.on_terminal():
     entries = list(entries)
     total = len(entries)
-  batches = reading.read_batches(
-    entries,
-    tasks[0].spec.evaluation,  # that of all
-    arguments.batch_size,
+  evaluation = tasks[0].spec.evaluation  # that of all
+  reader = image_reader.ImageReader(
     arguments.memory_mib,
-    ahead=ahead,
+    arguments.batch_size,
+    evaluation.image_size,
+    ahead=int(ahead),
+    option="--memory_mib",
   )
   seen = skipped = 0
   predictor = None
   with progress_bar.ProgressBar("predicting", total) as bar:
-    for images in batches:
+    for images in reader.read_files(entries, evaluation):
       # A first batch that is not full is the only one.
       predictor = predictor or _predictor(
         backbone, tasks, arguments, len(images)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,8 +15,8 @@ from jaxtyping import Array, Float, Float32
 
 from memory_vit.backbones import load
 from memory_vit.bulk.versions import versions
-from memory_vit.bulk.work import image_preparer
-from memory_vit.errors import DataError, TaskError
+from memory_vit.bulk.work import image_reader
+from memory_vit.errors import TaskError
 from memory_vit.model.backbone import Backbone, rounded
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.model.vit import MemoryViT, apply
@@ -94,8 +93,8 @@ class EmbeddingModel:
     """Describe what a backbone will make of images."""
     self._job, self._backbone = job, backbone
     config = backbone.config
-    self._evaluation = evaluation
-    self._images = image_preparer(
+    self.evaluation = evaluation
+    self.images = image_reader(
       job.memory_mib, job.batch_size, evaluation.image_size
     )
     self._stored = np.dtype(jnp.dtype(job.stored))
@@ -118,12 +117,6 @@ class EmbeddingModel:
       },
     }
     self.described = {**self.facts, "versions": versions()}
-
-  def prepare(
-    self, images: Sequence[str | bytes]
-  ) -> list[np.ndarray | DataError]:
-    """See `work.Model`."""
-    return self._images.each_unnamed(images, self._evaluation)
 
   def columns(
     self, pixels: Float32[np.ndarray, "k side side 3"]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from memory_vit.bulk.versions import versions
-from memory_vit.bulk.work import image_preparer
-from memory_vit.errors import ConfigError, DataError, TaskError
+from memory_vit.bulk.work import image_reader
+from memory_vit.errors import ConfigError, TaskError
 from memory_vit.model.task import BACKBONE
 from memory_vit.prediction.config import PredictorConfig
 from memory_vit.prediction.predictions import Predictions, best, class_label
@@ -76,7 +75,8 @@ class PredictionModel:
       )
     original = (BACKBONE,) if job.original else ()
     self._names = (*original, *(spec.name for spec in task_set.specs))
-    self._images = image_preparer(
+    self.evaluation = task_set.evaluation
+    self.images = image_reader(
       job.config.memory_mib, job.batch_size, backbone.config.image_size
     )
     fields = [self._fields(name) for name in self._names]
@@ -92,12 +92,6 @@ class PredictionModel:
       "original": job.original,
     }
     self.described = {**self.facts, "versions": versions()}
-
-  def prepare(
-    self, images: Sequence[str | bytes]
-  ) -> list[np.ndarray | DataError]:
-    """See `work.Model`."""
-    return self._images.each_unnamed(images, self._task_set.evaluation)
 
   def columns(self, pixels: np.ndarray) -> list[pa.Array]:
     """See `work.Model`.

@@ -9,7 +9,6 @@ import dataclasses
 import errno
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,8 +20,8 @@ from memory_vit.bulk.containers import ImageRow
 from memory_vit.bulk.plan import Plan
 from memory_vit.bulk.shard_file import ShardCounts
 from memory_vit.errors import DataError
-from memory_vit.images.image_files import COPIES_OF_A_BATCH
-from memory_vit.prediction.image_preparer import ImagePreparer
+from memory_vit.images.reader import ImageReader, Prepared
+from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime.messages import escaped
 
 # Batches that are decoded while the device has another one.
@@ -35,20 +34,14 @@ _LASTING = {
 }  # fmt: skip
 
 
-def image_preparer(
-  memory_mib: int, batch_size: int, side: int
-) -> ImagePreparer:
-  """What decodes images, while batches wait that were decoded ahead.
+def image_reader(memory_mib: int, batch_size: int, side: int) -> ImageReader:
+  """The reader of a model's images.
 
   Raises:
     ConfigError: where there is no room for the batches.
   """
-  return ImagePreparer(
-    memory_mib,
-    batch_size,
-    side,
-    copies=AHEAD + COPIES_OF_A_BATCH,
-    option="--memory_mib",
+  return ImageReader(
+    memory_mib, batch_size, side, ahead=AHEAD, option="--memory_mib"
   )
 
 
@@ -59,16 +52,15 @@ class Model(Protocol):
     schema: of the columns that it adds to `shard_file.COMMON`.
     facts: all that its columns depend on, but for images; JSON values.
     described: of the output, for the metadata of its files; JSON values.
+    images: the reader of its images.
+    evaluation: how they are prepared.
   """
 
   schema: pa.Schema
   facts: dict[str, Any]
   described: dict[str, Any]
-
-  def prepare(
-    self, images: Sequence[str | bytes]
-  ) -> list[np.ndarray | DataError]:
-    """Decode images, each to float32 (side, side, 3), or why that fails."""
+  images: ImageReader
+  evaluation: EvalPreprocessing
 
   def columns(self, pixels: np.ndarray) -> list[pa.Array]:
     """Float32 (k, side, side, 3) -> an array of k values for each field."""
@@ -88,7 +80,7 @@ class _Batch:
 
   shard: int
   rows: list[ImageRow]
-  pixels: list[np.ndarray | DataError]
+  pixels: list[Prepared]
 
 
 def make_shards(
@@ -136,36 +128,27 @@ def _decoded_ahead(
   shards are made beside it.
   """
 
-  def encoded() -> Iterator[tuple[int, list[ImageRow]]]:
+  def encoded() -> Iterator[
+    tuple[tuple[int, list[ImageRow]], list[str | bytes | DataError]]
+  ]:
     for shard in shards:
       numbers = plan.numbers(shard)
       rows = image_rows.read_rows(plan.inventory, numbers, plan.columns)
       for batch in image_rows.batches_of(rows, plan.batch_size):
-        yield shard, batch
+        images = [
+          DataError(row.reason) if row.image is None else row.image
+          for row in batch
+        ]
+        yield (shard, batch), images
 
-  def decode(shard: int, rows: list[ImageRow]) -> _Batch:
-    images = [row.image for row in rows if row.image is not None]
-    prepared = iter(model.prepare(images))
-    pixels = [
-      DataError(row.reason) if row.image is None else next(prepared)
-      for row in rows
-    ]
+  decoded = model.images.read_ahead(encoded(), model.evaluation)
+  for (shard, rows), pixels in decoded:
     _require_lasting(rows, pixels)
-    return _Batch(shard, rows, pixels)
-
-  # One thread hands out batches; `prepare` has several for the images of one.
-  with ThreadPoolExecutor(1) as pool:
-    waiting: list[Future[_Batch]] = []
-    for shard, rows in encoded():
-      waiting.append(pool.submit(decode, shard, rows))
-      if len(waiting) > AHEAD:
-        yield waiting.pop(0).result()
-    for future in waiting:
-      yield future.result()
+    yield _Batch(shard, rows, pixels)
 
 
 def _require_lasting(
-  rows: Sequence[ImageRow], pixels: Sequence[np.ndarray | DataError]
+  rows: Sequence[ImageRow], pixels: Sequence[Prepared]
 ) -> None:
   """Raise `DataError` for an image that may be read another time."""
   for row, problem in zip(rows, pixels, strict=True):

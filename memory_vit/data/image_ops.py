@@ -102,42 +102,21 @@ def eval_view(image: tf.Tensor, preprocessing: EvalPreprocessing) -> tf.Tensor:
   """
   if preprocessing.interpolation != "bilinear":
     return _pillow_view(image, preprocessing)
-  if preprocessing.resize:
-    image = resize_shorter(image, preprocessing.resize)
-    image = central_square(image, preprocessing)
-  else:
-    image = resize(image, preprocessing.image_size)
-  return scale(image)
+  return graph_view(image, preprocessing)
 
 
-def antialiased_view(
-  image: tf.Tensor, preprocessing: EvalPreprocessing
-) -> tf.Tensor:
-  """`eval_view` with antialiasing, by operations of TensorFlow alone.
+def graph_view(image: tf.Tensor, preprocessing: EvalPreprocessing) -> tf.Tensor:
+  """`eval_view` by operations of TensorFlow alone.
 
-  A graph that is saved cannot call Pillow. Grey levels are Pillow's, but for
-  those in the middle between two, which may be rounded to the other one.
-
-  Args:
-    image: uint8 (height, width, 3).
-    preprocessing: with an interpolation that antialiases; side is its
-      `image_size`.
-
-  Returns:
-    float32 (side, side, 3) in [-1, 1].
-
-  Raises:
-    tf.errors.InvalidArgumentError: where the central crop is not possible, see
-      `resize_shorter`.
+  A graph that is saved cannot call Pillow. With antialiasing, grey levels are
+  Pillow's, but for those in the middle between two, which may be rounded to the
+  other one.
   """
-  side = preprocessing.image_size
   old = tf.shape(image)[:2]
-  new = tf.constant([side, side])
-  if preprocessing.resize:
-    # In int64: a product of sides may be larger than int32 holds.
-    sides = tf.cast(old, tf.int64)
-    resized = preprocessing.resize * sides // tf.reduce_min(sides)
-    new = tf.cast(_possible(old, resized, preprocessing.resize), tf.int32)
+  new = _resized(old, preprocessing)
+  if preprocessing.interpolation == "bilinear":
+    image = tf.image.resize(image, new, method="bilinear")
+    return scale(central_square(image, preprocessing))
   method = "bicubic"
   if preprocessing.interpolation == "bilinear_antialias":
     method = "bilinear"
@@ -146,6 +125,21 @@ def antialiased_view(
     image = tf.image.resize(image, sides, method=method, antialias=True)
     image = tf.clip_by_value(tf.floor(image + 0.5), 0, 255)
   return scale(central_square(image, preprocessing))
+
+
+def _resized(old: tf.Tensor, preprocessing: EvalPreprocessing) -> tf.Tensor:
+  """Height and width of a resized image, as `images.view.resized_shape`."""
+  side = preprocessing.resize
+  if not side:
+    return tf.constant([preprocessing.image_size] * 2)
+  if preprocessing.interpolation == "bilinear":
+    sides = tf.cast(old, tf.float32)
+    resized = tf.round(sides * (side / tf.reduce_min(sides)))
+  else:
+    # In int64: a product of sides may be larger than int32 holds.
+    sides = tf.cast(old, tf.int64)
+    resized = side * sides // tf.reduce_min(sides)
+  return tf.cast(_possible(old, resized, side), tf.int32)
 
 
 def evaluation_of(
@@ -266,10 +260,8 @@ def resize_shorter(image: tf.Tensor, side: int) -> tf.Tensor:
     tf.errors.InvalidArgumentError: for an image that is more than 32 times as
       long as it is wide, or would get more than `MAX_RESIZED_PIXELS`.
   """
-  shape = tf.shape(image)[:2]
-  sides = tf.cast(shape, tf.float32)
-  resized = tf.round(sides * (side / tf.reduce_min(sides)))
-  sides = tf.cast(_possible(shape, resized, side), tf.int32)
+  whole = EvalPreprocessing(image_size=side, crop="central", resize=side)
+  sides = _resized(tf.shape(image)[:2], whole)
   return tf.image.resize(image, sides, method="bilinear")
 
 

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-
-import jax
 import numpy as np
 from jaxtyping import Float32
 
 from memory_vit.errors import DataError, TaskError
-from memory_vit.images import image_files
-from memory_vit.images.preparation import (
-  ONE_IMAGE,
-  ImageLike,
-  image_name,
-  prepare_image,
-)
+from memory_vit.images import reader
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.tasks.compose import (
   TasksLike,
@@ -28,8 +17,10 @@ from memory_vit.tasks.slots import Slots
 
 
 def preprocess(
-  images: ImageLike | Iterable[ImageLike],
+  images: reader.Images,
   task: TasksLike | Slots | EvalPreprocessing,
+  *,
+  memory_mib: int = 2048,
 ) -> Float32[np.ndarray, "*b side side 3"]:
   """Prepare images for `forward`, as the task was evaluated.
 
@@ -43,6 +34,8 @@ def preprocess(
       dropped, as of files. An array (b, h, w, 3) is several.
     task: whose preprocessing is taken: a task, tasks or slots that share a
       pass, or an `EvalPreprocessing`; side is its `image_size`.
+    memory_mib: what images that are decoded at the same time may take; one that
+      alone needs more is refused.
 
   Returns:
     Values in [-1, 1]: (side, side, 3) of one image, (b, side, side, 3) of
@@ -53,27 +46,13 @@ def preprocess(
     TaskError: where tasks want images prepared differently.
   """
   evaluation = _evaluation_of(task)
-
-  def prepared(
-    image: Any, number: str = ""
-  ) -> Float32[np.ndarray, "side side 3"]:
-    try:
-      return prepare_image(image, evaluation)
-    except DataError as error:
-      raise DataError(f"image{number} {image_name(image)}: {error}") from error
-
-  if isinstance(images, np.ndarray | jax.Array) and images.ndim == 4:
-    images = list(np.asarray(images))
-  if isinstance(images, ONE_IMAGE) or not isinstance(images, Iterable):
-    return prepared(images)
-  if isinstance(images, Mapping):
-    raise DataError("images are a dictionary, expected an image or a list.")
-  several = list(images)
-  if not several:
+  side = evaluation.image_size
+  # Of the caller's memory are the prepared images: they are no batch.
+  found = reader.ImageReader(memory_mib, 0, side).each(images, evaluation)
+  if not found:
     raise DataError("there is no image to prepare.")
-  with ThreadPoolExecutor(image_files.THREADS) as pool:
-    numbers = (f" {i}," for i in range(len(several)))
-    return np.stack(list(pool.map(prepared, several, numbers)))
+  prepared = reader.stacked(found, side)
+  return prepared if reader.are_several(images) else prepared[0]
 
 
 def _evaluation_of(

@@ -163,10 +163,7 @@ def _view(program: Program) -> Callable[[Any], Any]:
   """The preprocessing of evaluation, of one image (height, width, 3)."""
   from memory_vit.data import image_ops
 
-  evaluation = program.evaluation
-  if evaluation.interpolation == "bilinear":
-    return lambda pixels: image_ops.eval_view(pixels, evaluation)
-  return lambda pixels: image_ops.antialiased_view(pixels, evaluation)
+  return lambda pixels: image_ops.graph_view(pixels, program.evaluation)
 
 
 def _each(

@@ -11,7 +11,7 @@ from jax import export as jax_export
 from jaxtyping import Array
 
 from memory_vit.errors import ExportError
-from memory_vit.exports import image_input
+from memory_vit.exports import resize
 from memory_vit.exports.image_input import ImageInput
 from memory_vit.exports.program import Logits, Program
 
@@ -44,7 +44,7 @@ def with_input(program: Program, images: ImageInput) -> Any:
 
   def predict(pixels: Array) -> Logits:
     if images.kind == "uint8":
-      pixels = image_input.prepare(pixels, evaluation)
+      pixels = resize.prepare(pixels, evaluation)
     return program.run(program.weights, pixels)
 
   return predict

@@ -1,49 +1,66 @@
-"""Prepare one image: a path, the bytes of a file, or pixels."""
+"""Prepare one image: a path, the bytes of a file, or pixels.
+
+What its header says of its size is checked, and memory is taken for it, before
+anything is decoded.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
-from typing import Any
+import stat
+from collections.abc import Iterator
+from typing import Any, BinaryIO
 
 import jax
 import numpy as np
 from jaxtyping import Float32
+from PIL import Image, UnidentifiedImageError
 
 from memory_vit.errors import DataError
-from memory_vit.images import image_files
+from memory_vit.images import decoding, view
 from memory_vit.images.memory_limit import MemoryLimit
 from memory_vit.model.task import EvalPreprocessing
 
+# A larger file is not read; how many pixels it may have `decoding` says.
+MAX_FILE_BYTES = 64 * 2**20
+
+# So much of a file nearly always has its header.
+_HEAD = 2**18
+
+# Those that `decode` takes, with the bytes that a pixel takes while it is
+# decoded, at most: measured, and rounded up.
+_BYTES_PER_PIXEL = {"JPEG": 14, "PNG": 14, "WEBP": 24, "BMP": 12, "GIF": 12}
+
 # A file, the content of one, or pixels.
 ImageLike = str | os.PathLike[str] | bytes | np.ndarray | jax.Array
-# The same, as isinstance takes it.
-ONE_IMAGE = (str, os.PathLike, bytes, np.ndarray, jax.Array)
 
 
 def prepare_image(
-  image: Any, evaluation: EvalPreprocessing, memory: MemoryLimit | None = None
+  image: Any, evaluation: EvalPreprocessing, memory: MemoryLimit
 ) -> Float32[np.ndarray, "side side 3"]:
-  """Prepare an image for the model.
+  """Prepare an image for the model, in [-1, 1].
 
   Args:
     image: a path, the bytes of a file, or uint8 pixels; anything else is
       refused.
     evaluation: how; side is its `image_size`.
-    memory: that threads share, where several decode at the same time.
+    memory: is waited for; threads share it.
 
   Raises:
     DataError: says why not; the caller knows which image it was.
   """
   if isinstance(image, np.ndarray | jax.Array):
-    return image_files.prepare_pixels(image, evaluation, memory)
+    return _prepare_pixels(image, evaluation, memory)
   if isinstance(image, str | os.PathLike):
-    return image_files.prepare_file(os.fspath(image), evaluation, memory)
+    return _prepare_file(os.fspath(image), evaluation, memory)
   if not isinstance(image, bytes):
     raise DataError(
       "expected a path, the bytes of a file, or a uint8 array; of an image of "
       "Pillow, np.asarray(image.convert('RGB'))"
     )
-  return image_files.prepare_encoded(image, evaluation, memory)
+  return _prepare_encoded(image, evaluation, memory)
 
 
 def image_name(image: Any) -> str:
@@ -55,3 +72,103 @@ def image_name(image: Any) -> str:
   if isinstance(image, bytes):
     return f"of {len(image)} bytes"
   return f"of type {type(image).__name__}"
+
+
+def _prepare_file(
+  path: str, evaluation: EvalPreprocessing, memory: MemoryLimit
+) -> np.ndarray:
+  """`_prepare_encoded`; the file is read once there is memory for it."""
+  with _opened(path) as file:
+    size = _size_of(file)
+    needed = _needed(file, evaluation, memory)
+    # As it lies in the file, and what Pillow has read of it.
+    with memory.taken(2 * size + needed):
+      file.seek(0)
+      return _decoded(file.read(size), evaluation)
+
+
+def _prepare_encoded(
+  encoded: bytes, evaluation: EvalPreprocessing, memory: MemoryLimit
+) -> np.ndarray:
+  """Decode an untrusted image file, and prepare it for evaluation."""
+  if len(encoded) > MAX_FILE_BYTES:
+    raise DataError(f"it has more than {MAX_FILE_BYTES / 2**20:g} MiB")
+  needed = _needed(io.BytesIO(encoded), evaluation, memory)
+  # Pillow keeps a copy of the file.
+  with memory.taken(len(encoded) + needed):
+    return _decoded(encoded, evaluation)
+
+
+def _prepare_pixels(
+  pixels: np.ndarray | jax.Array,
+  evaluation: EvalPreprocessing,
+  memory: MemoryLimit,
+) -> np.ndarray:
+  """Prepare decoded pixels, those of `decoding.rgb_pixels`."""
+  decoding.require_pixels(pixels)
+  height, width = pixels.shape[:2]
+  # A copy from a device, and one with three channels.
+  needed = pixels.size + 3 * height * width
+  needed += view.view_bytes(height, width, evaluation)
+  with memory.taken(needed):
+    return view.eval_view(decoding.rgb_pixels(np.asarray(pixels)), evaluation)
+
+
+def _needed(
+  file: BinaryIO, evaluation: EvalPreprocessing, memory: MemoryLimit
+) -> int:
+  """`bytes_needed`, in one thread at a time of those that share memory."""
+  with memory.header:
+    return bytes_needed(file, evaluation)
+
+
+def _size_of(file: BinaryIO) -> int:
+  size = os.fstat(file.fileno()).st_size
+  if size > MAX_FILE_BYTES:
+    raise DataError(f"the file has more than {MAX_FILE_BYTES / 2**20:g} MiB")
+  return size
+
+
+def _decoded(encoded: bytes, evaluation: EvalPreprocessing) -> np.ndarray:
+  """Decode an image whose header has been checked."""
+  return view.eval_view(decoding.decode(encoded), evaluation)
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[BinaryIO]:
+  """Open a regular file, or raise a `DataError` that says why not."""
+  try:
+    # Opening a pipe would wait for somebody to write into it.
+    if not stat.S_ISREG(os.stat(path).st_mode):
+      raise DataError("not a file")
+    with open(path, "rb") as file:
+      yield file
+  except DataError:
+    raise
+  except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+    raise DataError(getattr(error, "strerror", None) or str(error)) from error
+
+
+def bytes_needed(file: BinaryIO, evaluation: EvalPreprocessing) -> int:
+  """Bytes that preparing an image takes, by its header; nothing is decoded.
+
+  Raises `DataError` for what is no image, or too large.
+  """
+  try:
+    try:
+      kind, width, height = decoding.header(file.read(_HEAD))
+    except Exception:  # of a WebP, or behind a large profile
+      file.seek(0)
+      kind, width, height = decoding.header(file.read())
+  except DataError:
+    raise
+  except Image.DecompressionBombError as error:  # From 179 megapixels on.
+    raise DataError(decoding.TOO_LARGE) from error
+  except UnidentifiedImageError as error:
+    raise DataError("not a JPEG, PNG, WebP, BMP or GIF file") from error
+  except Exception as error:  # Pillow raises many kinds on broken files.
+    reason = str(error) or type(error).__name__
+    raise DataError(f"broken: {reason}") from error
+  decoding.require_size(width, height)
+  decoded = width * height * _BYTES_PER_PIXEL[kind]
+  return decoded + view.view_bytes(height, width, evaluation)

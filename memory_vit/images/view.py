@@ -119,10 +119,14 @@ def view_bytes(height: int, width: int, evaluation: EvalPreprocessing) -> int:
     DataError: as `resized_shape`.
   """
   new_height, new_width = resized_shape(height, width, evaluation)
-  # float32, and three corners of each pixel besides.
-  view = 4 * 3 * 4 * evaluation.image_size**2
+  side = evaluation.image_size
   if evaluation.interpolation == "bilinear":
-    return view
+    # Along each row that is needed, two neighbours in float32 and the bytes of
+    # one; then the rows, and two neighbours in float32 of each pixel.
+    along = 3 * 4 * side
+    rows = min(2 * side, height)
+    return max(rows * (2 * along + 3 * side), (rows + 2 * side) * along)
+  view = 4 * 3 * 4 * side**2
   # Pillow takes 4 bytes a pixel: for its copy, for the image that has the new
   # width and the old height, and for the resized one.
   old, new = height * width, new_height * new_width
@@ -147,15 +151,18 @@ def _bilinear(
   rows: _Neighbours,
   columns: _Neighbours,
 ) -> Float32[np.ndarray, "rows columns 3"]:
-  """Interpolate between four pixels."""
-
-  def row(index: Int[np.ndarray, " rows"]) -> Float32[np.ndarray, "rows _ 3"]:
-    left = pixels[index[:, None], columns.lower].astype(np.float32)
-    right = pixels[index[:, None], columns.upper].astype(np.float32)
-    return _between(left, right, columns.weight[None, :, None])
-
-  top, bottom = row(rows.lower), row(rows.upper)
-  return _between(top, bottom, rows.weight[:, None, None])
+  """Interpolate between four pixels: along each row that is needed, once."""
+  needed, place = np.unique((rows.lower, rows.upper), return_inverse=True)
+  lower, upper = place.reshape(2, -1)
+  # By their numbers in the image, so that no row of it is copied as a whole.
+  begins = needed[:, None] * pixels.shape[1]
+  one_row = pixels.reshape(-1, 3)
+  along = _between(
+    one_row.take(begins + columns.lower, axis=0).astype(np.float32),
+    one_row.take(begins + columns.upper, axis=0).astype(np.float32),
+    columns.weight[None, :, None],
+  )
+  return _between(along[lower], along[upper], rows.weight[:, None, None])
 
 
 def _between(

@@ -12,7 +12,8 @@ from jaxtyping import Float32
 from scipy import special
 
 from memory_vit.errors import TaskError
-from memory_vit.images.image_files import Entry, LoadedImage
+from memory_vit.images.image_files import Entry
+from memory_vit.images.reader import LoadedImage
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import Task
 from memory_vit.prediction.attention_rollout import (
@@ -80,8 +81,8 @@ def collect_attention(
   Args:
     backbone: the frozen ViT.
     tasks: at least one; all that they attend to must be among them.
-    batches: of `images.image_files.read_batches`. All are computed in the shape
-      of the first one, which is the largest.
+    batches: of `ImageReader.read_files`. All are computed in the shape of the
+      first one, which is the largest.
     kept: of how many images, the first that can be read, each is kept; only of
       these the attention is rolled out, which takes another pass.
     total: how many images there are, for the bar of progress; None where nobody

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from memory_vit.errors import ConfigError, DataError, TaskError
+from memory_vit.images.reader import ImageReader, Images, stacked
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import (
   EvalPreprocessing,
@@ -21,15 +22,10 @@ from memory_vit.model.task import (
   require_backbone,
 )
 from memory_vit.prediction import columns, task_set
+from memory_vit.prediction.checked_pixels import checked_pixels
 from memory_vit.prediction.compilations import CompilationCounter, counted
 from memory_vit.prediction.config import PredictorConfig
 from memory_vit.prediction.fixed_shapes import FixedShapes
-from memory_vit.prediction.image_preparer import (
-  ImagePreparer,
-  Images,
-  checked_pixels,
-  stacked,
-)
 from memory_vit.prediction.placement import on_host, place
 from memory_vit.prediction.predictions import Predictions
 from memory_vit.prediction.task_set import Change, TaskSet
@@ -140,8 +136,8 @@ class Predictor:
     self.backbone, self.batch_sizes = backbone, shapes.batch_sizes
     self._shapes, self._warm = shapes, False
     side = backbone.config.image_size
-    self._images = ImagePreparer(
-      shapes.memory_mib, shapes.batch_sizes[-1], side
+    self._images = ImageReader(
+      shapes.memory_mib, shapes.batch_sizes[-1], side, checked=checked_pixels
     )
     self._programs = FixedShapes(backbone, shapes.batch_sizes)
     self._counter = CompilationCounter()

@@ -14,7 +14,7 @@ import numpy as np
 
 from memory_vit.errors import DataError, TaskError
 from memory_vit.images import decoding
-from memory_vit.images.image_files import THREADS
+from memory_vit.images.reader import THREADS
 from memory_vit.model.task import BACKBONE
 from memory_vit.runtime.messages import brief
 from memory_vit.serving.batcher import Batcher

@@ -1,13 +1,11 @@
 """A bulk job without a model: the mean of the pixels of an image."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 
-from memory_vit.bulk.work import image_preparer
-from memory_vit.errors import DataError
+from memory_vit.bulk.work import image_reader
 from memory_vit.model.task import EvalPreprocessing
 
 
@@ -27,13 +25,8 @@ class MeanModel:
     self.facts = {"rows": "means", "version": job.version}
     self.described = {**self.facts, "versions": {}}
     self.batches: list[int] = []
-    self._images = image_preparer(64, job.batch_size, 8)
-
-  def prepare(
-    self, images: Sequence[str | bytes]
-  ) -> list[np.ndarray | DataError]:
-    evaluation = EvalPreprocessing(image_size=8)
-    return self._images.each_unnamed(images, evaluation)
+    self.images = image_reader(64, job.batch_size, 8)
+    self.evaluation = EvalPreprocessing(image_size=8)
 
   def columns(self, pixels: np.ndarray) -> list[pa.Array]:
     self.batches.append(len(pixels))

@@ -20,7 +20,7 @@ from memory_vit.bulk import containers, ray_engine, run, shard_file, work
 from memory_vit.bulk import plan as plans
 from memory_vit.bulk.run import Input, run_bulk
 from memory_vit.errors import ConfigError, DataError, TrainingError
-from memory_vit.images import image_files
+from memory_vit.images import preparation
 
 pytestmark = pytest.mark.versions
 
@@ -72,7 +72,7 @@ def test_every_image_has_one_row(folder, tmp_path):
 
 @pytest.mark.fault("unreadable-images")
 def test_images_in_tables_have_the_limits_of_files(tmp_path, monkeypatch):
-  monkeypatch.setattr(image_files, "MAX_FILE_BYTES", 2**20)
+  monkeypatch.setattr(preparation, "MAX_FILE_BYTES", 2**20)
   picture = fake_data.encode(fake_data.noise(0), "PNG")
   larger = picture + bytes(2**20)
   path = tmp_path / "x.parquet"
@@ -506,7 +506,7 @@ def test_what_may_pass_is_no_row(folder, tmp_path, monkeypatch, number, name):
     return open(path, *arguments)
 
   with monkeypatch.context() as context:
-    context.setattr(image_files, "open", failing, raising=False)
+    context.setattr(preparation, "open", failing, raising=False)
     with pytest.raises(DataError, match=f"{name} cannot be read now"):
       make(folder, tmp_path / "out")
   summary = make(folder, tmp_path / "out")

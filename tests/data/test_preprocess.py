@@ -15,8 +15,7 @@ import memory_vit as mv
 from memory_vit.config import DataConfig
 from memory_vit.data import image_ops
 from memory_vit.errors import ConfigError, DataError, TaskError
-from memory_vit.images import decoding
-from memory_vit.images import image_files as reading
+from memory_vit.images import decoding, preparation
 from memory_vit.model.task import EvalPreprocessing
 
 decode_in_graph = tf.function(
@@ -361,7 +360,7 @@ def test_large_pictures_are_refused_as_predict_does(tmp_path, monkeypatch):
   for picture in (tmp_path / "a.png", (tmp_path / "a.png").read_bytes()):
     with pytest.raises(DataError, match="9 x 9 pixels, more than"):
       mv.preprocess(picture, PLAIN)
-  monkeypatch.setattr(reading, "MAX_FILE_BYTES", 20)
+  monkeypatch.setattr(preparation, "MAX_FILE_BYTES", 20)
   with pytest.raises(DataError, match="a.png': the file has more than"):
     mv.preprocess(tmp_path / "a.png", PLAIN)
 

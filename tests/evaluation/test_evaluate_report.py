@@ -12,7 +12,6 @@ import memory_vit as mv
 from memory_vit import evaluate
 from memory_vit.evaluation import evaluate as evaluation
 from memory_vit.evaluation import split_predictions, verify
-from memory_vit.images.preparation import prepare_image
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +88,7 @@ def test_a_report_is_of_the_pass_that_is_verified(
     assert len({row["file"] for row in rows}) == 12
     for row in rows:
       # The file of a row is the image that was predicted.
-      image = prepare_image(root / "data" / row["file"], task.spec.evaluation)
+      image = mv.preprocess(root / "data" / row["file"], task)
       logits = np.asarray(mv.forward(backbone, tasks, image[None])[task.name])
       assert row["top_indices"] == np.argsort(-logits[0]).tolist()
       assert row["label"] == row["file"].split("/")[-2]

@@ -23,7 +23,9 @@ import memory_vit as mv
 from memory_vit import predict
 from memory_vit.data import batching, datasets
 from memory_vit.errors import ConfigError, TaskError
-from memory_vit.images import decoding, image_files
+from memory_vit.images import decoding, image_files, preparation, view
+from memory_vit.images import reader as image_reader
+from memory_vit.images.reader import ImageReader
 from memory_vit.model.task import INTERPOLATIONS
 from memory_vit.prediction import fixed_shapes, predictions
 from memory_vit.tasks import inference, split_forward
@@ -257,6 +259,13 @@ def test_paths_on_standard_input(models, folder, capsys, monkeypatch):
   ]  # fmt: skip
 
 
+def read_files(entries, evaluation, size, memory=2048, *, ahead=0):
+  reader = ImageReader(
+    memory, size, evaluation.image_size, ahead=ahead, option="--memory_mib"
+  )
+  return reader.read_files(entries, evaluation)
+
+
 @pytest.mark.fault("full-queue")
 def test_standard_input_is_read_as_it_is_needed(folder, monkeypatch, loaded):
   asked = []
@@ -269,9 +278,7 @@ def test_standard_input_is_read_as_it_is_needed(folder, monkeypatch, loaded):
   stdin = type("Stdin", (), {"buffer": lines()})
   monkeypatch.setattr(sys, "stdin", stdin)
   entries = image_files.find_images(["-"])
-  batches = image_files.read_batches(
-    entries, loaded[0].spec.evaluation, 3, 2048
-  )
+  batches = read_files(entries, loaded[0].spec.evaluation, 3)
   first, second = next(batches), next(batches)
   assert [p.entry.path for p in first + second] == [
     str(folder / NAMES[i % 5]) for i in range(6)
@@ -295,9 +302,7 @@ def test_the_next_batch_is_read_while_one_is_used(
 
   monkeypatch.setattr(decoding, "decode", watched)
   entries = image_files.find_images([str(folder)])
-  batches = image_files.read_batches(
-    entries, loaded[0].spec.evaluation, 2, 2048, ahead=ahead
-  )
+  batches = read_files(entries, loaded[0].spec.evaluation, 2, ahead=ahead)
   found = [next(batches)]
   assert second.wait(10 if ahead else 0.2) == ahead  # two, and two
   assert len(decoded) == (4 if ahead else 2)
@@ -309,15 +314,13 @@ def test_the_next_batch_is_read_while_one_is_used(
 
 
 def test_a_batch_that_is_read_ahead_counts(folder, loaded, monkeypatch):
-  monkeypatch.setattr(image_files, "_MIB", 1)  # count in bytes
+  monkeypatch.setattr(image_reader, "_MIB", 1)  # count in bytes
   images = 5 * 8 * 8 * 3 * 4
 
   def read(memory, ahead):
     entries = image_files.find_images([str(folder)])
     evaluation = loaded[0].spec.evaluation
-    return list(
-      image_files.read_batches(entries, evaluation, 5, memory, ahead=ahead)
-    )
+    return list(read_files(entries, evaluation, 5, memory, ahead=ahead))
 
   assert len(read(4 * images + 1, ahead=False)) == 1
   assert len(read(5 * images + 1, ahead=True)) == 1
@@ -328,13 +331,13 @@ def test_a_batch_that_is_read_ahead_counts(folder, loaded, monkeypatch):
 def test_files_are_read_ahead_and_standard_input_is_not(
   models, folder, capsys, monkeypatch
 ):
-  read, asked = image_files.read_batches, []
+  asked = []
 
-  def noted(*given, ahead):
+  def noted(*given, ahead, **options):
     asked.append(ahead)
-    return read(*given, ahead=ahead)
+    return ImageReader(*given, ahead=ahead, **options)
 
-  monkeypatch.setattr(image_files, "read_batches", noted)
+  monkeypatch.setattr(image_reader, "ImageReader", noted)
   stdin = io.TextIOWrapper(io.BytesIO(f"{folder / 'a.png'}\n".encode()))
   monkeypatch.setattr(sys, "stdin", stdin)
   for images in ([folder], [folder, "-"]):
@@ -346,19 +349,19 @@ def test_folders_are_listed_as_they_are_needed_but_for_a_bar(
   models, folder, capsys, monkeypatch
 ):
   """Millions of names would be held for nothing but the length of the bar."""
-  find, read, asked = image_files.find_images, image_files.read_batches, []
+  find, read, asked = image_files.find_images, ImageReader.read_files, []
 
   def found(paths):
     for entry in find(paths):
       asked.append(entry)
       yield entry
 
-  def noted(entries, *given, **options):
+  def noted(*given):
     asked.append("reading")
-    return read(entries, *given, **options)
+    return read(*given)
 
   monkeypatch.setattr(image_files, "find_images", found)
-  monkeypatch.setattr(image_files, "read_batches", noted)
+  monkeypatch.setattr(ImageReader, "read_files", noted)
   for terminal, place in ((False, 0), (True, 5)):
     asked.clear()
     monkeypatch.setattr(
@@ -439,10 +442,7 @@ def test_only_pictures_that_cannot_be_read(models, tmp_path, capsys):
 
 
 def read_one(path, evaluation):
-  batches = image_files.read_batches(
-    [image_files.Entry(str(path))], evaluation, 1, 2048
-  )
-  [[picture]] = batches
+  [[picture]] = read_files([image_files.Entry(str(path))], evaluation, 1)
   return picture
 
 
@@ -452,7 +452,7 @@ def test_an_error_without_words_is_named_by_its_type(
   def fails(*args, **options):
     raise EOFError
 
-  monkeypatch.setattr(image_files.Image, "open", fails)
+  monkeypatch.setattr(decoding.Image, "open", fails)
   found = read_one(folder / "a.png", loaded[0].spec.evaluation)
   assert found.entry.reason == "broken: EOFError"
 
@@ -475,10 +475,10 @@ def test_what_is_too_large_is_never_decoded(
   assert "8 x 8 pixels, more than" in read_one(good, evaluation).entry.reason
   monkeypatch.setattr(decoding, "MAX_PIXELS", 64)
   size = good.stat().st_size
-  monkeypatch.setattr(image_files, "MAX_FILE_BYTES", size - 1)
+  monkeypatch.setattr(preparation, "MAX_FILE_BYTES", size - 1)
   assert "the file has more than" in read_one(good, evaluation).entry.reason
   assert not decoded
-  monkeypatch.setattr(image_files, "MAX_FILE_BYTES", size)
+  monkeypatch.setattr(preparation, "MAX_FILE_BYTES", size)
   assert read_one(good, evaluation).pixels is not None
   assert decoded == [1]
 
@@ -512,9 +512,10 @@ def test_memory_for_pictures(tmp_path, loaded, monkeypatch, kind):
   for path in paths:
     write(path, fake_data.noise(0, 256, 256))
   size = paths[0].stat().st_size
-  per_pixel = image_files._BYTES_PER_PIXEL[kind.upper()]
-  need = 2 * size + per_pixel * 256**2 + 48 * 8 * 8
-  batch = 4 * 8 * 8 * 3 * 4 * image_files.COPIES_OF_A_BATCH
+  per_pixel = preparation._BYTES_PER_PIXEL[kind.upper()]
+  need = 2 * size + per_pixel * 256**2
+  need += view.view_bytes(256, 256, evaluation)
+  batch = 4 * 8 * 8 * 3 * 4 * image_reader.COPIES_OF_A_BATCH
   assert per_pixel >= {"webp": 22, "jpeg": 14, "png": 14}.get(kind, 11)
 
   inside, most = [], []
@@ -529,13 +530,13 @@ def test_memory_for_pictures(tmp_path, loaded, monkeypatch, kind):
     return found
 
   monkeypatch.setattr(decoding, "decode", watched)
-  monkeypatch.setattr(image_files.os, "cpu_count", lambda: 4)
+  monkeypatch.setattr(image_reader, "THREADS", 4)
 
   def read(memory):
-    monkeypatch.setattr(image_files, "_MIB", 1)  # count in bytes
+    monkeypatch.setattr(image_reader, "_MIB", 1)  # count in bytes
     most.clear()
     entries = [image_files.Entry(str(path)) for path in paths]
-    [found] = image_files.read_batches(entries, evaluation, 4, memory)
+    [found] = read_files(entries, evaluation, 4, memory)
     return [p.entry.reason for p in found]
 
   assert read(batch + 2 * need) == [""] * 4
@@ -581,7 +582,7 @@ def test_images_are_prepared_as_in_evaluation(
   assert np.array_equal(found, batch)
   # What the command sees, and bytes and a single file.
   entries = [image_files.Entry(str(file)) for file in files]
-  [read] = image_files.read_batches(entries, evaluation, 5, 2048)
+  [read] = read_files(entries, evaluation, 5)
   assert np.array_equal(np.stack([image.pixels for image in read]), found)
   assert np.array_equal(mv.preprocess(str(files[0]), evaluation), found[0])
   encoded = [file.read_bytes() for file in files]

@@ -10,7 +10,7 @@ from fake_data import noise
 import memory_vit as mv
 from memory_vit.errors import ExportError, TaskError
 from memory_vit.evaluation.preprocess import preprocess
-from memory_vit.exports import image_input, stablehlo
+from memory_vit.exports import resize, stablehlo
 from memory_vit.exports.image_input import ImageInput
 from memory_vit.exports.program import flat_weights, make_program
 from memory_vit.images import view
@@ -92,7 +92,7 @@ def test_a_fine_tuned_backbone_takes_the_place_of_the_original(backbone):
 def test_pixels_of_any_size_are_prepared_as_in_evaluation(crop):
   rng = np.random.default_rng(0)
   evaluation = mv.EvalPreprocessing(image_size=8, crop=crop[0], resize=crop[1])
-  prepare = jax.jit(lambda pixels: image_input.prepare(pixels, evaluation))
+  prepare = jax.jit(lambda pixels: resize.prepare(pixels, evaluation))
   for height, width in ((5, 40), (97, 31)):
     pixels = rng.integers(0, 256, (2, height, width, 3)).astype(np.uint8)
     found = prepare(pixels)
@@ -110,7 +110,7 @@ def test_antialiased_pixels_are_those_of_pillow(interpolation, crop):
   evaluation = mv.EvalPreprocessing(
     image_size=32, crop=crop[0], resize=crop[1], interpolation=interpolation
   )
-  prepare = jax.jit(lambda pixels: image_input.prepare(pixels, evaluation))
+  prepare = jax.jit(lambda pixels: resize.prepare(pixels, evaluation))
   shapes = ((20, 27), (97, 31), (301, 250), (32, 32), (40, 400))
   differences = []
   for seed, shape in enumerate(shapes):
@@ -129,7 +129,7 @@ def test_a_large_image_is_resized_in_its_place():
     image_size=8, crop="central", resize=600, interpolation="bicubic"
   )
   pixels = noise(0, 512, 16384)
-  found = jax.jit(lambda p: image_input.prepare(p, evaluation))(pixels[None])
+  found = jax.jit(lambda p: resize.prepare(p, evaluation))(pixels[None])
   expected = view.eval_view(pixels, evaluation)
   assert (np.abs(found[0] - expected) * 127.5 > 0.5).mean() < 0.01
 

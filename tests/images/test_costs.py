@@ -16,18 +16,18 @@ from fake_data import encode, noise
 from PIL import Image
 
 from memory_vit.errors import DataError
-from memory_vit.images import decoding, image_files
+from memory_vit.images import decoding, preparation
 from memory_vit.images.memory_limit import MemoryLimit
+from memory_vit.images.reader import ImageReader
 from memory_vit.model.task import EvalPreprocessing
-from memory_vit.prediction.image_preparer import ImagePreparer
 
 EVALUATION = EvalPreprocessing(image_size=8)
 END = b"\xff\xd9"
 
 
-def prepare(encoded):
+def prepare(image):
   """As `predict`, `embed` and the server do."""
-  return image_files.prepare_encoded(encoded, EVALUATION)
+  return preparation.prepare_image(image, EVALUATION, MemoryLimit(2**31))
 
 
 def progressive(scans, image=None):
@@ -148,7 +148,7 @@ def test_pillow_never_reads_the_header_of_a_jpeg(monkeypatch, tmp_path):
   for whole in (encoded, inks):
     filled = whole[:2] + b"\xff" * 200_000 + whole[2:]
     (tmp_path / "a").write_bytes(filled)
-    found = image_files.prepare_file(str(tmp_path / "a"), EVALUATION)
+    found = prepare(str(tmp_path / "a"))
     assert np.array_equal(found, prepare(filled))
 
 
@@ -225,11 +225,11 @@ def test_damage_is_decoded_once(monkeypatch):
 def test_a_refused_file_is_forgotten():
   """At once, not when garbage is collected: it may have 64 MiB."""
   encoded = png_with(300, b"teST")[:-2000] + bytes(9)
-  preparer = ImagePreparer(64, 1, 8)
+  reader = ImageReader(64, 1, 8)
   gc.disable()
   try:
     before = sys.getrefcount(encoded)
-    [error] = preparer.each([encoded], EVALUATION)
+    [error] = reader.each([encoded], EVALUATION)
     assert isinstance(error, DataError)
     time.sleep(0.05)  # until the thread waits again
     assert sys.getrefcount(encoded) == before
@@ -260,15 +260,15 @@ def held(monkeypatch):
 def test_small_images_do_not_wait_for_large_ones(held):
   """Neither for threads, nor for memory."""
   large, small = encode(noise(0, 40, 40), "PNG"), encode(noise(1), "PNG")
-  preparer = ImagePreparer(64, 1, 8)
-  room = image_files.bytes_needed(io.BytesIO(large), EVALUATION) + len(large)
-  preparer._memory = MemoryLimit(3 * room // 2, spare=room // 2)
+  reader = ImageReader(64, 1, 8)
+  room = preparation.bytes_needed(io.BytesIO(large), EVALUATION) + len(large)
+  reader._memory = MemoryLimit(3 * room // 2, spare=room // 2)
   several = [large] * (2 * os.cpu_count())
-  waiting = threading.Thread(target=preparer.each, args=(several, EVALUATION))
+  waiting = threading.Thread(target=reader.each, args=(several, EVALUATION))
   waiting.start()
   try:
     begun = time.monotonic()
-    [found] = preparer.each([small], EVALUATION)
+    [found] = reader.each([small], EVALUATION)
     assert found.shape == (8, 8, 3)
     assert time.monotonic() - begun < 10
     assert waiting.is_alive()

@@ -11,7 +11,7 @@ from PIL import Image
 
 from memory_vit.data import image_ops
 from memory_vit.errors import DataError
-from memory_vit.images import decoding, image_files
+from memory_vit.images import decoding, preparation
 from memory_vit.model.task import EvalPreprocessing
 
 pytestmark = pytest.mark.versions
@@ -103,7 +103,7 @@ def test_decoding_takes_the_memory_that_is_set_aside(kind, mode, options):
   encoded = encode(image, kind, **options)
   decoding.decode(encode(image.resize((9, 9)), kind))  # the reader is loaded
   evaluation = EvalPreprocessing(image_size=8)
-  room = image_files.bytes_needed(io.BytesIO(encoded), evaluation)
+  room = preparation.bytes_needed(io.BytesIO(encoded), evaluation)
   before = memory.start_rss()
   pixels = decoding.decode(encoded)
   assert pixels.shape == (side, side, 3)

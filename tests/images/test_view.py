@@ -43,8 +43,43 @@ def test_bilinear_views_are_those_of_tensorflow(evaluation):
     assert np.array_equal(found, expected)
 
 
+def by_the_formula(pixels, evaluation):
+  """Bilinear without antialiasing, pixel by pixel, in float32."""
+  side, half = evaluation.image_size, np.float32(0.5)
+  resized = view.resized_shape(*pixels.shape[:2], evaluation)
+  axes = []
+  for old, new in zip(pixels.shape[:2], resized, strict=True):
+    numbers = np.float32(np.arange(side) + evaluation.begin(new))
+    at = (numbers + half) * (np.float32(old) / np.float32(new)) - half
+    ends = np.clip([np.floor(at), np.ceil(at)], 0, old - 1).astype(int)
+    axes.append((ends.T, at - np.floor(at)))
+  (rows, down), (columns, right) = axes
+  found = np.empty((side, side, 3), np.float32)
+  for i, j in np.ndindex(side, side):
+    (a, b), (c, d) = np.float32(pixels[np.ix_(rows[i], columns[j])])
+    top, bottom = a + (b - a) * right[j], c + (d - c) * right[j]
+    found[i, j] = top + (bottom - top) * down[i]
+  return (found - np.float32(127.5)) / np.float32(127.5)
+
+
+@pytest.mark.parametrize("evaluation", [
+  EvalPreprocessing(image_size=16), EvalPreprocessing(image_size=7),
+  central(13, 19), central(12, 20, crop="central_rounded"),
+])  # fmt: skip
+def test_bilinear_views_are_the_plain_formula(evaluation):
+  """To the bit, also where rows are needed twice, or not at all."""
+  sides = np.random.default_rng(0).integers(8, 200, (16, 2)).tolist()
+  for seed, shape in enumerate([(1, 1), (1, 31), (31, 1), (5, 5), *sides]):
+    pixels = noise(seed, *shape)
+    expected = by_the_formula(pixels, evaluation)
+    assert np.array_equal(view.eval_view(pixels, evaluation), expected)
+    # Three of four channels: no whole block of memory.
+    rgb = np.dstack([pixels, pixels])[:, :, :3]
+    assert np.array_equal(view.eval_view(rgb, evaluation), expected)
+
+
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS[1:])
-def test_antialiased_views_are_those_of_torch_users(interpolation):
+def test_graph_views_are_those_of_torch_users(interpolation):
   """Of timm and transformers: longer sides rounded down, uint8 in between."""
   for shape, resized in [((8, 15), (9, 16)), ((30, 20), (13, 9))]:
     pixels = noise(3, *shape)
@@ -101,7 +136,7 @@ def test_tensorflow_antialiases_as_pillow_but_for_rounding(interpolation):
     central(32, 43, interpolation, "central_rounded"),
   ):
     graph = tf.function(
-      lambda pixels, how=evaluation: image_ops.antialiased_view(pixels, how),
+      lambda pixels, how=evaluation: image_ops.graph_view(pixels, how),
       input_signature=[tf.TensorSpec((None, None, 3), tf.uint8)],
       autograph=False,
     )
@@ -119,7 +154,7 @@ def test_tensorflow_antialiases_as_pillow_but_for_rounding(interpolation):
   ):
     graph(noise(0, 1, 33))
   with pytest.raises(tf.errors.InvalidArgumentError, match="too long"):
-    image_ops.antialiased_view(noise(0, 1, 32), central(8, 1025, interpolation))
+    image_ops.graph_view(noise(0, 1, 32), central(8, 1025, interpolation))
 
 
 def test_antialiasing_looks_at_every_pixel():

@@ -18,11 +18,11 @@ from conftest import ROOT, random_task, tiny_backbone
 
 import memory_vit as mv
 from memory_vit.errors import ConfigError, DataError, TaskError
-from memory_vit.images import image_files, view
+from memory_vit.images import preparation, view
 from memory_vit.images.memory_limit import MemoryLimit
+from memory_vit.images.reader import ImageReader
 from memory_vit.prediction import Predictor, compilations
 from memory_vit.prediction.fixed_shapes import FixedShapes
-from memory_vit.prediction.image_preparer import ImagePreparer
 from memory_vit.tasks import image_check
 
 NAMES = ("cat", "dog", "日")
@@ -111,8 +111,11 @@ def test_a_bad_image_is_named_and_does_not_spoil_others(predictor, files):
   ):
     with pytest.raises(DataError, match=message):
       predictor.prepare(images)
-  for images in (7, {"image": 7}):
-    with pytest.raises(DataError, match="of type .*expected an image or a"):
+  for images, message in (
+    (7, "image of type int: expected a path, the bytes"),
+    ({"image": 7}, "are a dictionary, expected an image or a list"),
+  ):
+    with pytest.raises(DataError, match=message):
       predictor.prepare(images)
   with pytest.raises(DataError, match="of type list, expected an array"):
     predictor.predict_pixels([good])
@@ -132,7 +135,7 @@ def test_limits_hold_before_anything_is_decoded(
   assert "decoding it may take 1 MiB, more than the 1 MiB" in str(found)
   assert "that memory_mib leaves" in str(found)
   small.prepare(files[0])
-  monkeypatch.setattr(image_files, "MAX_FILE_BYTES", len(encoded) - 1)
+  monkeypatch.setattr(preparation, "MAX_FILE_BYTES", len(encoded) - 1)
   [found] = predictor.prepare_each([encoded])
   assert "it has more than" in str(found)
 
@@ -143,7 +146,7 @@ def test_what_an_image_takes_is_asked_for_before_it_is_read(
 ):
   """Also of a path, which is not read before, and of pixels."""
   asked, heads = [], []
-  taken, needed = MemoryLimit.taken, image_files.bytes_needed
+  taken, needed = MemoryLimit.taken, preparation.bytes_needed
 
   def noted(self, size):
     asked.append(size)
@@ -159,7 +162,7 @@ def test_what_an_image_takes_is_asked_for_before_it_is_read(
 
   most = []
   monkeypatch.setattr(MemoryLimit, "taken", noted)
-  monkeypatch.setattr(image_files, "bytes_needed", watched)
+  monkeypatch.setattr(preparation, "bytes_needed", watched)
   size = files[0].stat().st_size
   encoded = files[0].read_bytes()
   room = needed(io.BytesIO(encoded), predictor.evaluation)
@@ -200,7 +203,7 @@ def test_images_are_prepared_a_batch_at_a_time(
     backbone, tasks, batch_sizes=(2,), warm_up=False
   )
   events = []
-  each, run = ImagePreparer.each, FixedShapes._run_batch
+  each, run = ImageReader.each, FixedShapes._run_batch
 
   def noted_each(self, images, *args):
     events.append(f"prepare {len(images)}")
@@ -210,7 +213,7 @@ def test_images_are_prepared_a_batch_at_a_time(
     events.append(f"run {len(batch)}")
     return run(self, batch, *args)
 
-  monkeypatch.setattr(ImagePreparer, "each", noted_each)
+  monkeypatch.setattr(ImageReader, "each", noted_each)
   monkeypatch.setattr(FixedShapes, "_run_batch", noted_run)
   predictor.predict(files)
   assert events == ["prepare 2", "run 2", "prepare 1", "run 2"]

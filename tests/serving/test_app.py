@@ -37,7 +37,7 @@ from served import (
 import memory_vit as mv
 from memory_vit.errors import DataError
 from memory_vit.images import decoding
-from memory_vit.images.image_files import THREADS
+from memory_vit.images.reader import THREADS
 from memory_vit.prediction.predictions import Predictions, softmax
 from memory_vit.runtime import memory
 from memory_vit.serving import ServerSettings, app, create_app

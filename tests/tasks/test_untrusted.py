@@ -31,6 +31,7 @@ from memory_vit.cli import commands
 from memory_vit.errors import BackboneError, TaskError
 from memory_vit.evaluation import task_data
 from memory_vit.images import image_files
+from memory_vit.images.reader import ImageReader
 from memory_vit.model import trees
 from memory_vit.run_result import RunResult
 from memory_vit.runtime import messages
@@ -923,9 +924,8 @@ def bomb(side: int) -> bytes:
 
 def read(path):
   evaluation = mv.EvalPreprocessing(image_size=8)
-  [[picture]] = image_files.read_batches(
-    [image_files.Entry(str(path))], evaluation, 1, memory_mib=2048
-  )
+  entries = [image_files.Entry(str(path))]
+  [[picture]] = ImageReader(2048, 1, 8).read_files(entries, evaluation)
   return picture
 
 

@@ -1,0 +1,140 @@
+"""Resize, crop and scale pixels in jax, as evaluation does.
+
+Bilinear without antialiasing as TensorFlow's `tf.image.resize`, and with it as
+Pillow on uint8 pixels, whose sums are of fixed point. These are float32: where
+one lies in the middle between two grey levels, it may be rounded to the other.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float32, Int32, UInt8
+
+from memory_vit.model.task import EvalPreprocessing
+
+
+def prepare(
+  images: UInt8[Array, "b height width 3"], evaluation: EvalPreprocessing
+) -> Float32[Array, "b side side 3"]:
+  """Prepare pixels as evaluation does; height and width may be symbolic.
+
+  Args:
+    images: of 0 to 255; sides of at most 16,384 pixels, of which the longer is
+      at most 32 times the shorter, as `mv.preprocess` takes them.
+    evaluation: how; side is its `image_size`.
+
+  Returns:
+    Values in [-1, 1].
+  """
+  old = jnp.stack([jnp.asarray(n, jnp.int32) for n in images.shape[1:3]])
+  new = _resized(old, evaluation)
+  square = jnp.arange(evaluation.image_size, dtype=jnp.int32)
+  begins = evaluation.begin(new)
+  pixels = images.astype(jnp.float32)
+  for axis in (2, 1):  # Pillow rounds after the width, and again afterwards.
+    numbers = square + begins[axis - 1]
+    sizes = old[axis - 1], new[axis - 1]
+    if evaluation.interpolation == "bilinear":
+      pixels = _between(pixels, numbers, sizes, axis)
+    else:
+      every = (pixels.shape[axis], evaluation.image_size)
+      weights = _weights(
+        jax.lax.broadcasted_iota(jnp.int32, every, 0),
+        numbers,
+        sizes,
+        evaluation.interpolation,
+      )
+      pixels = _rounded(_weighted(pixels, weights, axis))
+  return (pixels - 127.5) / 127.5
+
+
+def _resized(
+  old: Int32[Array, " 2"], evaluation: EvalPreprocessing
+) -> Int32[Array, " 2"]:
+  """Height and width of a resized image, as `images.view.resized_shape`."""
+  if not evaluation.resize:
+    return jnp.full(2, evaluation.image_size, jnp.int32)
+  if evaluation.interpolation != "bilinear":
+    return evaluation.resize * old // jnp.min(old)
+  sides = old.astype(jnp.float32)
+  resized = jnp.round(sides * (evaluation.resize / jnp.min(sides)))
+  return resized.astype(jnp.int32)
+
+
+def _between(
+  pixels: Float32[Array, "b height width 3"],
+  numbers: Int32[Array, " side"],
+  sizes: tuple[Int32[Array, ""], Int32[Array, ""]],
+  axis: int,
+) -> Float32[Array, "b _ _ 3"]:
+  """Interpolate between two neighbours, without antialiasing.
+
+  They are gathered: `jax.image.resize` multiplies by dense matrices, see
+  `_weights`.
+
+  Args:
+    pixels: of images.
+    numbers: of the new pixels along the axis.
+    sizes: how many pixels the axis has, and how many it gets.
+    axis: 1 or 2.
+  """
+  before, after = sizes
+  at = (numbers.astype(jnp.float32) + 0.5) * (before / after) - 0.5
+  last = pixels.shape[axis] - 1
+  floor = jnp.floor(at)
+  index = floor.astype(jnp.int32)
+  first = jnp.take(pixels, jnp.clip(index, 0, last), axis=axis)
+  second = jnp.take(pixels, jnp.clip(index + 1, 0, last), axis=axis)
+  shape = [1, 1, 1, 1]
+  shape[axis] = -1
+  return first + (second - first) * (at - floor).reshape(shape)
+
+
+def _weights(
+  old: Int32[Array, "old side"],
+  new: Int32[Array, " side"],
+  sizes: tuple[Int32[Array, ""], Int32[Array, ""]],
+  interpolation: str,
+) -> Float32[Array, "old side"]:
+  """Share of each old pixel in each new one, along an axis.
+
+  How many take part in a new one depends on the size of the image, so this is a
+  dense matrix: of a photograph of 12 megapixels it costs as much as a ViT-B/16.
+
+  Args:
+    old: numbers of the old pixels.
+    new: numbers of the new ones.
+    sizes: how many pixels the axis has, and how many it gets.
+    interpolation: "bilinear_antialias" or "bicubic".
+  """
+  before, after = sizes
+  # From centre to centre, in units of the wider of the two kinds of pixels.
+  # In float32 places in a large image would be off by parts of a pixel.
+  apart = jnp.abs((2 * old + 1) * after - (2 * new + 1)[None] * before)
+  unit = 2 * jnp.maximum(before, after)
+  x = apart.astype(jnp.float32) / unit.astype(jnp.float32)
+  if interpolation == "bicubic":  # of Keys, a = -0.5
+    inner = (1.5 * x - 2.5) * x * x + 1
+    outer = ((-0.5 * x + 2.5) * x - 4) * x + 2
+    weights = jnp.where(x < 1, inner, jnp.where(x < 2, outer, 0.0))
+  else:
+    weights = jnp.maximum(1 - x, 0.0)
+  return weights / jnp.sum(weights, axis=0, keepdims=True)
+
+
+def _weighted(
+  pixels: Float32[Array, "b height width 3"],
+  weights: Float32[Array, "old side"],
+  axis: int,
+) -> Float32[Array, "b _ _ 3"]:
+  """Sum along an axis; accelerators would take factors of fewer bits."""
+  spec = "bhwc,hn->bnwc" if axis == 1 else "bhwc,wn->bhnc"
+  return jnp.einsum(spec, pixels, weights, precision=jax.lax.Precision.HIGHEST)
+
+
+def _rounded(
+  pixels: Float32[Array, "b height width 3"],
+) -> Float32[Array, "b height width 3"]:
+  """To grey levels, half of one upwards."""
+  return jnp.clip(jnp.floor(pixels + 0.5), 0, 255)

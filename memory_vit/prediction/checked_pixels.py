@@ -1,0 +1,29 @@
+"""Check images that a user says are prepared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from memory_vit.errors import DataError
+from memory_vit.tasks import image_check
+
+
+def checked_pixels(pixels: Any, side: int) -> np.ndarray:
+  """Prepared images as float32 (k, side, side, 3).
+
+  Raises:
+    DataError: for another shape or type, and values outside [-1, 1] or that
+      are not finite.
+  """
+  if not isinstance(pixels, np.ndarray | jax.Array):
+    raise DataError(
+      f"pixels are of type {type(pixels).__name__}, expected an array, from "
+      "prepare."
+    )
+  array = np.asarray(pixels)
+  image_check.require_shape(array, side)
+  image_check.begin(array)()
+  return array.astype(np.float32, copy=False)
