@@ -27,7 +27,10 @@ DOORS = {
   ),
   "memory_vit.tasks.create": ("init_task", "_parents"),
   "memory_vit.tasks.inference": (
-    "accept_images", "encode", "fill_slots", "forward", "in_slots", "read",
+    "fill_slots",
+  ),
+  "memory_vit.tasks.program": (
+    "accept_images", "encode", "forward", "in_slots", "make_program", "read",
   ),
   "memory_vit.tasks.quiet_start": ("quiet_memory",),
 }  # fmt: skip

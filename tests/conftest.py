@@ -54,7 +54,7 @@ import memory_vit as mv  # noqa: E402
 from memory_vit.model import trees
 from memory_vit.model.backbone import backbone_shapes  # noqa: E402
 from memory_vit.runtime import dtypes, sharding
-from memory_vit.tasks import manifest
+from memory_vit.tasks import manifest, program
 
 # What a machine may lack, and no command installs.
 _MAY_LACK = re.compile("chromium|MEMORY_VIT_DATA|array_record|this system")
@@ -154,6 +154,11 @@ def tiny_backbone(seed: int = 0, **overrides) -> mv.Backbone:
     backbone_shapes(config),
   )
   return mv.Backbone(config, params, trees.fingerprint(params))
+
+
+def run_program(backbone, tasks, images):
+  """Logits of tasks of any regime."""
+  return program.make_program(backbone, tasks)(backbone, images)
 
 
 def random_task(backbone, name, *, seed=0, classes=3, cells=2, **options):

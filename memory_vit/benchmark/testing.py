@@ -24,7 +24,7 @@ from memory_vit.data import datasets
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.reader import Reader
 from memory_vit.errors import ConfigError
-from memory_vit.evaluation.evaluate import Predict, evaluate_source, predict_fn
+from memory_vit.evaluation.evaluate import evaluate_source, predict_fn
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.regimes import get_regime
 from memory_vit.model.task import Task
@@ -188,7 +188,16 @@ def measure(
     run: _named(store.load_task(_task_directory(path), backbone), run)
     for run, path in runs.items()
   }
-  outputs = _predictor(bench, data, list(tasks.values()), backbone, mesh)
+  # Of masked tasks the slots have one size; others have none.
+  slots, cells = _slots(bench, data)
+  outputs = predict_fn(
+    backbone,
+    list(tasks.values()),
+    mesh,
+    slots=slots,
+    cells=cells,
+    classes=bench.config.task.padded_classes,
+  )
 
   def predict(images: jax.Array) -> dict[str, jax.Array]:
     stop.check()
@@ -211,32 +220,6 @@ def measure(
       seconds=seconds,
     )
     for run, task in tasks.items()
-  }
-
-
-def _predictor(
-  bench: Benchmark,
-  data: TaskData,
-  tasks: Sequence[Task],
-  backbone: Backbone,
-  mesh: Mesh,
-) -> Predict:
-  """Images -> {name: logits}: in a pass of masked tasks, and one of others."""
-  masked = [t for t in tasks if t.spec.learned.composes]
-  others = [t for t in tasks if not t.spec.learned.composes]
-  predictors = [predict_fn(backbone, others, mesh)] if others else []
-  if masked:
-    slots, cells = _slots(bench, data)
-    classes = bench.config.task.padded_classes
-    predictors.append(
-      predict_fn(
-        backbone, masked, mesh, slots=slots, cells=cells, classes=classes
-      )
-    )
-  return lambda images: {
-    name: logits
-    for predict in predictors
-    for name, logits in predict(images).items()
   }
 
 

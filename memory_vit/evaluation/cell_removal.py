@@ -35,6 +35,7 @@ from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime import sharding
 from memory_vit.runtime.progress_bar import ProgressBar
 from memory_vit.tasks import compose, inference
+from memory_vit.tasks.program import encode
 
 # Of all differences of a task together that chance alone makes.
 _LEVEL = 0.05
@@ -181,7 +182,7 @@ def remove_cells(
   title = f"removing cells, {source.full_name} {source.split}"
   with ProgressBar(title, source.size) as bar:
     for batch in sharding.prefetch(batches, mesh):
-      _, context = inference.encode(backbone, batch["image"], check=False)
+      _, context = encode(backbone, batch["image"], check=False)
       for name, of_task in variants.items():
         found = of_task.count(context, batch["label"], batch["mask"])
         counts[name] = counts.get(name, 0) + found

@@ -1,6 +1,5 @@
 """Evaluation: every example of a split, exactly once."""
 
-import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -21,7 +20,7 @@ from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import EvalPreprocessing, Task
 from memory_vit.runtime import sharding
 from memory_vit.runtime.progress_bar import ProgressBar
-from memory_vit.tasks import inference, split_forward
+from memory_vit.tasks.program import make_program
 
 # Images that `data` has scaled -> {name: logits}; or what is kept of them.
 Predict = Callable[[Any], dict[str, Float[Array, "b c"]]]
@@ -206,8 +205,7 @@ def predict_fn(
 
   Args:
     backbone: of all tasks, on the devices of the mesh.
-    tasks: all that share a pass, with what they read; none for the backbone
-      alone.
+    tasks: with what they read, see `make_program`; none for the backbone alone.
     mesh: on whose devices the tasks are put.
     outputs: names of what is predicted; by default all tasks. Beside tasks that
       compose, `BACKBONE` is the original output.
@@ -224,31 +222,14 @@ def predict_fn(
   if outputs is None:
     outputs = [task.name for task in tasks]
   # All at one place: a program is compiled for where its arrays are as well.
-  placed = [
-    dataclasses.replace(task, params=sharding.put(task.params, mesh))
-    for task in tasks
-  ]
-  forward: Callable[[Any], dict[str, Array]]
-  if all(task.spec.learned.composes for task in tasks):
-    filled = (
-      inference.fill_slots(
-        backbone, placed, slots=slots, cells=cells, classes=classes
-      )
-      if tasks
-      else ()
-    )
-    forward = functools.partial(
-      inference.forward, backbone, filled, check=False
-    )
-    if kept:
-      forward = functools.partial(inference.read, backbone, filled)
-  else:  # they take the place of the head
-    forward = functools.partial(
-      split_forward.read if kept else split_forward.forward, backbone, placed
-    )
+  placed = sharding.put(tuple(tasks), mesh)
+  program = make_program(
+    backbone, placed, slots=slots, cells=cells, classes=classes
+  )
+  run = program.read if kept else program
 
   def predict(inputs: Any) -> dict[str, Float[Array, "b _"]]:
-    logits = forward(inputs)
+    logits = run(backbone, inputs)
     return {name: logits[name] for name in outputs}
 
   return predict

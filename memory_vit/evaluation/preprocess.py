@@ -1,4 +1,4 @@
-"""Images for `inference.forward`, from files or arrays, as in evaluation."""
+"""Images for `mv.forward`, from files or arrays, as in evaluation."""
 
 from __future__ import annotations
 

@@ -21,12 +21,11 @@ from memory_vit.model.task import (
   EvalPreprocessing,
   Task,
   TaskSpec,
-  require_backbone,
 )
 from memory_vit.runtime import sharding
 from memory_vit.runtime.messages import utf8
-from memory_vit.tasks import compose, inference, split_forward
-from memory_vit.tasks.slots import Slots
+from memory_vit.tasks import compose, inference
+from memory_vit.tasks.program import encode, make_program
 from memory_vit.tasks.split_forward import Logits
 
 Images = Float[Array, "b side side 3"]
@@ -67,14 +66,9 @@ class Evaluator:
       evaluate_source, batch_size=batch_size, mesh=mesh
     )
     self._specs = [task.spec for task in tasks]
-    alone = compose.runs_alone(self._specs)
-    if alone:  # of others the slots say it
-      require_backbone(self._specs[0], backbone.id)
-    self._slots = (
-      sharding.put(tasks[0], mesh)
-      if alone
-      else inference.fill_slots(backbone, tasks)
-    )
+    compose.require_one_pass(tasks)
+    tasks = sharding.put(tuple(tasks), mesh)
+    self._together = make_program(backbone, tasks)
     self._preprocessing = tasks[0].spec.evaluation  # that of all
     specs = [task.spec for task in tasks if one_shape]
     most = {
@@ -83,9 +77,7 @@ class Evaluator:
     }
     # A task is never without those that it reads.
     self._alone = {
-      task.spec.name: self._slots
-      if alone
-      else inference.fill_slots(
+      task.spec.name: make_program(
         backbone, compose.with_parents(tasks, task.spec.name), **most
       )
       for task in tasks
@@ -117,14 +109,13 @@ class Evaluator:
     differences = _Differences()
 
     def predict(images: Images) -> Logits:
-      out = self._forward(self._slots, images)
+      out = self._together(self._backbone, images)
       shown = {name: out[name] for name in names}
       if verify:
-        _, context = inference.encode(self._backbone, images, check=False)
+        _, context = encode(self._backbone, images, check=False)
         differences.add(BACKBONE, out[BACKBONE], self._plain(images))
         for name in names:
-          slots = self._alone[name]
-          alone = inference.read(self._backbone, slots, context)[name]
+          alone = self._alone[name].read(self._backbone, context)[name]
           differences.add(name, out[name], alone)
           shown[f"{name} alone"] = alone
       return shown
@@ -172,7 +163,7 @@ class Evaluator:
     differences = _Differences()
 
     def predict(images: Images) -> Logits:
-      out = self._forward(self._slots, images)[BACKBONE]
+      out = self._together(self._backbone, images)[BACKBONE]
       plain = self._plain(images)
       differences.add(BACKBONE, out, plain)
       return {"with": out, "plain": plain}
@@ -202,9 +193,9 @@ class Evaluator:
     seconds = median_seconds(
       {
         "plain": lambda: self._plain(images),
-        "together": lambda: self._forward(self._slots, images),
+        "together": lambda: self._together(self._backbone, images),
         "one_by_one": lambda: [
-          self._forward(alone, images) for alone in self._alone.values()
+          alone(self._backbone, images) for alone in self._alone.values()
         ],
       }
     )
@@ -213,12 +204,6 @@ class Evaluator:
       "tasks": len(self._alone),
       **seconds,
     }
-
-  def _forward(self, slots: Slots | Task, images: Images) -> Logits:
-    """Run all tasks in one pass, on images that `data` has scaled."""
-    if isinstance(slots, Task):
-      return split_forward.forward(self._backbone, [slots], images)
-    return inference.forward(self._backbone, slots, images, check=False)
 
   def _plain(self, images: Images) -> Float[Array, "b c0"]:
     """The original outputs, by a program that hands nothing out to tasks."""
@@ -232,7 +217,7 @@ def require_comparable(specs: Sequence[TaskSpec]) -> None:
   Raises:
     ConfigError: where the only one has a pass of its own.
   """
-  if compose.runs_alone(specs):
+  if not all(spec.learned.composes for spec in specs):
     raise ConfigError(
       f"--verify compares tasks that share a pass, and {specs[0].name!r} was "
       f"learned by {specs[0].regime!r}, which has a pass of its own: there is "

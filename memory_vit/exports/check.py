@@ -23,8 +23,8 @@ from PIL import Image
 
 from memory_vit.errors import ExportError
 from memory_vit.exports import run_exported
+from memory_vit.exports.exported_model import ExportedModel
 from memory_vit.exports.image_input import ImageInput
-from memory_vit.exports.program import Program
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime.messages import escaped, shortened
 
@@ -70,12 +70,16 @@ class Comparison:
 
 
 def compare(
-  program: Program, kind: str, model: Path, images: ImageInput, count: int
+  exported: ExportedModel,
+  kind: str,
+  model: Path,
+  images: ImageInput,
+  count: int,
 ) -> Comparison:
   """Run an exported model on random images, and compare its outputs.
 
   Args:
-    program: that was exported.
+    exported: that was exported.
     kind: of `run_exported.LOADERS`.
     model: the file or directory that was written.
     images: what it takes.
@@ -84,44 +88,46 @@ def compare(
   Raises:
     ExportError: where it cannot be run, or computes something else.
   """
-  given, prepared = _random_images(program.evaluation, images, count)
+  given, prepared = _random_images(exported.evaluation, images, count)
   files = _random_files(count) if kind == "saved_model" else []
-  expected = {"serving_default": _arrays(program.call_own(prepared))}
+  expected = {"serving_default": _arrays(exported.call_own(prepared))}
   if files:
-    own = program.call_own(_preprocessed(files, program.evaluation))
+    own = exported.call_own(_preprocessed(files, exported.evaluation))
     expected["encoded"] = _arrays(own)
   found, seconds = run(kind, model, given, files)
   differences = {
     signature: {
       name: difference(found[signature].get(name), outputs[name])
-      for name in program.names
+      for name in exported.names
     }
     for signature, outputs in expected.items()
   }
-  tolerance = {name: allowed(program, images, name) for name in expected}
+  tolerance = {name: allowed(exported, images, name) for name in expected}
   require_within(differences, tolerance)
   return Comparison(
     images=count,
     tolerance=tolerance,
     max_difference=differences,
     memory_vit_call_seconds=run_exported.call_seconds(
-      program.call_own, prepared
+      exported.call_own, prepared
     ),
     **seconds,
   )
 
 
-def allowed(program: Program, images: ImageInput, signature: str) -> float:
+def allowed(
+  exported: ExportedModel, images: ImageInput, signature: str
+) -> float:
   """Greatest difference of an output, as a share, that a signature may have.
 
   Args:
-    program: that was exported.
+    exported: that was exported.
     images: what "serving_default" takes.
     signature: that, or "encoded".
   """
   resizes = signature == "encoded" or images.kind == "uint8"
-  dtype = program.backbone.config.dtype
-  if resizes and program.evaluation.interpolation != "bilinear":
+  dtype = exported.backbone.config.dtype
+  if resizes and exported.evaluation.interpolation != "bilinear":
     return ANTIALIASED_TOLERANCE[dtype]
   return TOLERANCE[dtype]
 

@@ -17,8 +17,8 @@ from memory_vit.exports import (
   stablehlo,
 )
 from memory_vit.exports.export_manifest import ExportReport, Signature, Tensor
+from memory_vit.exports.exported_model import ExportedModel, make_model
 from memory_vit.exports.image_input import ImageInput
-from memory_vit.exports.program import Program, make_program
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import require_backbone
 from memory_vit.runtime import files, paths
@@ -27,7 +27,9 @@ from memory_vit.runtime.progress_bar import ProgressBar
 from memory_vit.tasks import compose, store
 
 # Where a function is written, and by what.
-_WRITERS: dict[str, tuple[str, Callable[[Program, Path, ImageInput], None]]] = {
+_WRITERS: dict[
+  str, tuple[str, Callable[[ExportedModel, Path, ImageInput], None]]
+] = {
   "stablehlo": (stablehlo.FILE, stablehlo.write),
   "saved_model": (saved_model.DIRECTORY, saved_model.write),
   "onnx": (onnx_file.FILE, onnx_file.write),
@@ -76,9 +78,9 @@ def export_model(
   export_manifest.require_place(place)
   if format == "safetensors":
     return _export_tasks(backbone, tasks, place)
-  program = make_program(backbone, tasks)
+  exported = make_model(backbone, tasks)
   if format == "onnx":
-    onnx_file.require_possible(program, images)
+    onnx_file.require_possible(exported, images)
   name, write = _WRITERS[format]
   place.parent.mkdir(parents=True, exist_ok=True)
   replacing = files.replacing_directory(place, export_manifest.strange)
@@ -86,12 +88,12 @@ def export_model(
     new.mkdir()
     with ProgressBar("exporting", 2, "steps", delay=0) as bar:
       bar.note(f"writing {format}")
-      write(program, new, images)
+      write(exported, new, images)
       bar.update()
       bar.note("comparing it, in another process")
-      compared = check.compare(program, format, new / name, images, examples)
+      compared = check.compare(exported, format, new / name, images, examples)
       bar.update()
-    report = _describe(program, format, images)
+    report = _describe(exported, format, images)
     comparison = dataclasses.asdict(compared)
     report = dataclasses.replace(report, comparison=comparison)
     return export_manifest.write(new, report)
@@ -119,14 +121,14 @@ def require_options(format: str, images: ImageInput, examples: int) -> None:
 
 
 def _describe(
-  program: Program, format: str, images: ImageInput
+  exported: ExportedModel, format: str, images: ImageInput
 ) -> ExportReport:
   """Report what is known of a function."""
   outputs = {
     name: Tensor(shape=("b", width), dtype="float32", meaning="logits")
-    for name, width in program.outputs().items()
+    for name, width in exported.outputs().items()
   }
-  taken = {"images": _image_tensor(program, images)}
+  taken = {"images": _image_tensor(exported, images)}
   signatures = {"serving_default": Signature(inputs=taken, outputs=outputs)}
   if format == "saved_model":
     encoded = Tensor(
@@ -135,7 +137,7 @@ def _describe(
     signatures["encoded"] = Signature(
       inputs={"encoded": encoded}, outputs=outputs
     )
-  report = export_manifest.describe(format, program.backbone, program.tasks)
+  report = export_manifest.describe(format, exported.backbone, exported.tasks)
   return dataclasses.replace(
     report,
     signatures=signatures,
@@ -146,12 +148,12 @@ def _describe(
   )
 
 
-def _image_tensor(program: Program, images: ImageInput) -> Tensor:
+def _image_tensor(exported: ExportedModel, images: ImageInput) -> Tensor:
   if images.kind == "uint8":
     height, width = images.size or ("h", "w")
     shape: tuple[int | str, ...] = ("b", height, width, 3)
     return Tensor(shape=shape, dtype="uint8", meaning="RGB of 0 to 255")
-  side = program.evaluation.image_size
+  side = exported.evaluation.image_size
   meaning = "RGB in [-1, 1], prepared as `preprocessing` says"
   return Tensor(shape=("b", side, side, 3), dtype="float32", meaning=meaning)
 

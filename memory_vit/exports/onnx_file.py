@@ -14,8 +14,8 @@ from jaxtyping import Array, Float32
 
 from memory_vit.errors import ExportError
 from memory_vit.exports import stablehlo
+from memory_vit.exports.exported_model import ExportedModel
 from memory_vit.exports.image_input import ImageInput
-from memory_vit.exports.program import Program
 from memory_vit.runtime.messages import first_line
 
 FILE, INPUT = "model.onnx", "images"
@@ -24,14 +24,14 @@ INSTALL = (
 )
 
 
-def require_possible(program: Program, images: ImageInput) -> None:
+def require_possible(exported: ExportedModel, images: ImageInput) -> None:
   """Refuse what ONNX has no form for.
 
   Raises:
     ExportError: for bfloat16, for uint8 images of any size, and for an output
       with the name of the input.
   """
-  if program.backbone.config.dtype != "float32":
+  if exported.backbone.config.dtype != "float32":
     raise ExportError(
       "--format=onnx with --dtype=bfloat16: onnxruntime has no such kernels "
       "for the CPU. Give --dtype=float32."
@@ -41,27 +41,27 @@ def require_possible(program: Program, images: ImageInput) -> None:
       "--format=onnx with --input=uint8 needs --input_size=HEIGHTxWIDTH: the "
       "converter knows images of one size only."
     )
-  if INPUT in program.names:
+  if INPUT in exported.names:
     raise ExportError(
       f"--format=onnx: a task is called {INPUT!r}, as the input of the model "
       "is. Rename it (mv.rename)."
     )
 
 
-def write(program: Program, directory: Path, images: ImageInput) -> None:
+def write(exported: ExportedModel, directory: Path, images: ImageInput) -> None:
   """Write `model.onnx`, and `model.onnx.data` where weights are large.
 
   Raises:
     ExportError: where the converter fails.
   """
   jax2onnx = require_installed()
-  predict = stablehlo.with_input(program, images)
+  predict = stablehlo.with_input(exported, images)
 
   def in_order(pixels: Array) -> tuple[Float32[Array, "b _"], ...]:
     outputs = predict(pixels)
-    return tuple(outputs[name] for name in program.names)
+    return tuple(outputs[name] for name in exported.names)
 
-  side = program.evaluation.image_size
+  side = exported.evaluation.image_size
   height, width = images.size or (side, side)
   dtype = jnp.uint8 if images.kind == "uint8" else jnp.float32
   (batch,) = jax.export.symbolic_shape("b")
@@ -75,7 +75,7 @@ def write(program: Program, directory: Path, images: ImageInput) -> None:
         return_mode="file",
         output_path=directory / FILE,
         input_names=[INPUT],
-        output_names=list(program.names),
+        output_names=list(exported.names),
       )
     # Large weights lie in a file that nobody else could read.
     mode = (directory / FILE).stat().st_mode

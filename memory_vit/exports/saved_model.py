@@ -15,8 +15,8 @@ from typing import Any, cast
 import jax
 
 from memory_vit.errors import ExportError
+from memory_vit.exports.exported_model import ExportedModel, flat_weights
 from memory_vit.exports.image_input import ImageInput
-from memory_vit.exports.program import Program, flat_weights
 from memory_vit.exports.stablehlo import PLATFORMS
 
 DIRECTORY = "saved_model"
@@ -35,17 +35,17 @@ def batch_buckets() -> tuple[int, ...]:
   return (1, 8, 32) if jax.__version_info__ >= (0, 11) else ()
 
 
-def write(program: Program, directory: Path, images: ImageInput) -> None:
+def write(exported: ExportedModel, directory: Path, images: ImageInput) -> None:
   """Write the directory `saved_model`."""
   tf = require_installed()
   module = tf.Module()
   module.weights = [
-    tf.Variable(array, trainable=False) for array in flat_weights(program)
+    tf.Variable(array, trainable=False) for array in flat_weights(exported)
   ]
-  predict = _converted(tf, program, module.weights)
+  predict = _converted(tf, exported, module.weights)
   signatures = {
-    "serving_default": _from_images(tf, program, predict, images),
-    "encoded": _from_files(tf, program, predict),
+    "serving_default": _from_images(tf, exported, predict, images),
+    "encoded": _from_files(tf, exported, predict),
   }
   tf.saved_model.save(module, str(directory / DIRECTORY), signatures)
 
@@ -66,15 +66,17 @@ def require_installed() -> ModuleType:
   return cast(ModuleType, tf)
 
 
-def _converted(tf: Any, program: Program, variables: list[Any]) -> _Predict:
+def _converted(
+  tf: Any, exported: ExportedModel, variables: list[Any]
+) -> _Predict:
   """The function in TensorFlow, for batches of any size."""
   from jax.experimental import jax2tf
 
-  tree = jax.tree.structure(program.weights)
-  side = program.evaluation.image_size
+  tree = jax.tree.structure(exported.weights)
+  side = exported.evaluation.image_size
 
   def run(arrays: list[Any], images: Any) -> dict[str, Any]:
-    return program.run(jax.tree.unflatten(tree, arrays), images)
+    return exported.run(jax.tree.unflatten(tree, arrays), images)
 
   def converted(batch: str) -> _Predict:
     function = jax2tf.convert(
@@ -89,7 +91,7 @@ def _converted(tf: Any, program: Program, variables: list[Any]) -> _Predict:
   if not buckets:
     return converted("b")
   by_size = {size: converted(str(size)) for size in buckets}
-  return lambda images: _in_buckets(tf, by_size, images, program.names)
+  return lambda images: _in_buckets(tf, by_size, images, exported.names)
 
 
 def _in_buckets(
@@ -121,16 +123,16 @@ def _in_buckets(
 
 
 def _from_images(
-  tf: Any, program: Program, predict: _Predict, images: ImageInput
+  tf: Any, exported: ExportedModel, predict: _Predict, images: ImageInput
 ) -> Any:
   """The signature that takes arrays, under the name `images`."""
-  side = program.evaluation.image_size
+  side = exported.evaluation.image_size
   if images.kind == "float32":
     spec = tf.TensorSpec((None, side, side, 3), tf.float32, name="images")
     return tf.function(predict, autograph=False, input_signature=[spec])
   height, width = images.size or (None, None)
   spec = tf.TensorSpec((None, height, width, 3), tf.uint8, name="images")
-  view = _view(program)
+  view = _view(exported)
   return tf.function(
     lambda images: predict(_each(tf, view, images, side)),
     autograph=False,
@@ -138,10 +140,10 @@ def _from_images(
   )
 
 
-def _from_files(tf: Any, program: Program, predict: _Predict) -> Any:
+def _from_files(tf: Any, exported: ExportedModel, predict: _Predict) -> Any:
   """The signature that takes the bytes of files, under the name `encoded`."""
-  side = program.evaluation.image_size
-  view = _view(program)
+  side = exported.evaluation.image_size
+  view = _view(exported)
 
   def prepare(encoded: Any) -> Any:
     is_jpeg = tf.strings.substr(encoded, 0, len(_JPEG)) == _JPEG
@@ -159,11 +161,11 @@ def _from_files(tf: Any, program: Program, predict: _Predict) -> Any:
   )
 
 
-def _view(program: Program) -> Callable[[Any], Any]:
+def _view(exported: ExportedModel) -> Callable[[Any], Any]:
   """The preprocessing of evaluation, of one image (height, width, 3)."""
   from memory_vit.data import image_ops
 
-  return lambda pixels: image_ops.graph_view(pixels, program.evaluation)
+  return lambda pixels: image_ops.graph_view(pixels, exported.evaluation)
 
 
 def _each(

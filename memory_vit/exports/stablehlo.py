@@ -12,8 +12,9 @@ from jaxtyping import Array
 
 from memory_vit.errors import ExportError
 from memory_vit.exports import resize
+from memory_vit.exports.exported_model import ExportedModel
 from memory_vit.exports.image_input import ImageInput
-from memory_vit.exports.program import Logits, Program
+from memory_vit.tasks.split_forward import Logits
 
 FILE = "model.stablehlo"
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -21,41 +22,43 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 _MAX_BYTES = 2**31 - 2**24
 
 
-def write(program: Program, directory: Path, images: ImageInput) -> None:
+def write(exported: ExportedModel, directory: Path, images: ImageInput) -> None:
   """Write `model.stablehlo`: for any batch, and for any size of uint8 images.
 
   Raises:
     ExportError: for weights that do not fit into one file.
   """
-  if program.weight_bytes > _MAX_BYTES:
+  if exported.weight_bytes > _MAX_BYTES:
     raise ExportError(
-      f"the weights take {program.weight_bytes:,} bytes, and a StableHLO file "
+      f"the weights take {exported.weight_bytes:,} bytes, and a StableHLO file "
       f"holds at most {_MAX_BYTES:,}. Give --format=saved_model."
     )
-  exported = jax_export.export(
-    jax.jit(with_input(program, images)), platforms=PLATFORMS
-  )(_input_shape(program, images))
-  (directory / FILE).write_bytes(exported.serialize())
+  written = jax_export.export(
+    jax.jit(with_input(exported, images)), platforms=PLATFORMS
+  )(_input_shape(exported, images))
+  (directory / FILE).write_bytes(written.serialize())
 
 
-def with_input(program: Program, images: ImageInput) -> Any:
+def with_input(exported: ExportedModel, images: ImageInput) -> Any:
   """The function of images alone: its weights are constants."""
-  evaluation = program.evaluation
+  evaluation = exported.evaluation
 
   def predict(pixels: Array) -> Logits:
     if images.kind == "uint8":
       pixels = resize.prepare(pixels, evaluation)
-    return program.run(program.weights, pixels)
+    return exported.run(exported.weights, pixels)
 
   return predict
 
 
-def _input_shape(program: Program, images: ImageInput) -> jax.ShapeDtypeStruct:
+def _input_shape(
+  exported: ExportedModel, images: ImageInput
+) -> jax.ShapeDtypeStruct:
   """Shape of the images, with symbols for what may be anything."""
   if images.kind == "uint8":
     height, width = images.size or ("h", "w")
     shape = jax_export.symbolic_shape(f"b, {height}, {width}, 3")
     return jax.ShapeDtypeStruct(shape, jnp.uint8)
-  side = program.evaluation.image_size
+  side = exported.evaluation.image_size
   shape = jax_export.symbolic_shape(f"b, {side}, {side}, 3")
   return jax.ShapeDtypeStruct(shape, jnp.float32)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -29,11 +29,10 @@ from memory_vit.model.attention_weights import (
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.masks import TaskMask
 from memory_vit.model.stacking import SlotArrays
-from memory_vit.model.task import TaskSpec
 from memory_vit.model.vit import MemoryViT
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.tasks.compose import TasksLike
-from memory_vit.tasks.inference import accept_images, in_slots
+from memory_vit.tasks.program import accept_images, in_slots
 from memory_vit.tasks.slots import Slots
 
 
@@ -101,33 +100,12 @@ def attention_rollout(
   if slots is None:
     refuse()
     return {}
-  found = rollout_in_slots(
-    backbone, dict(enumerate(slots.specs)), slots.arrays, images
+  shares = jax.device_get(
+    rollout_program(
+      backbone.params, slots.arrays, images, config=backbone.config
+    )
   )
   refuse()
-  return found
-
-
-def rollout_in_slots(
-  backbone: Backbone,
-  specs: Mapping[int, TaskSpec],
-  slots: SlotArrays,
-  images: Float[Array, "b side side 3"],
-) -> dict[str, AttentionRollout]:
-  """`attention_rollout` of tasks in slots of which any may be empty.
-
-  Args:
-    backbone: that of the tasks.
-    specs: {number of a slot: the task in it}.
-    slots: the tasks.
-    images: in [-1, 1]; they are not looked at.
-
-  Returns:
-    {task name: its rollout}.
-  """
-  shares = jax.device_get(
-    rollout_program(backbone.params, slots, images, config=backbone.config)
-  )
   return {
     spec.name: AttentionRollout(
       task=spec.name,
@@ -136,7 +114,7 @@ def rollout_in_slots(
       memory=shares[:, i, :, -1],
       config=backbone.config,
     )
-    for i, spec in specs.items()
+    for i, spec in zip(slots.places, slots.specs, strict=True)
   }
 
 

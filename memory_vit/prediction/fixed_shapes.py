@@ -10,10 +10,9 @@ import numpy as np
 from jaxtyping import Float32
 
 from memory_vit.model.backbone import Backbone
-from memory_vit.model.stacking import SlotArrays
-from memory_vit.model.task import Task
 from memory_vit.runtime.progress_bar import ProgressBar
-from memory_vit.tasks import inference, split_forward
+from memory_vit.tasks import inference
+from memory_vit.tasks.program import Program
 
 
 class Outputs(NamedTuple):
@@ -62,11 +61,7 @@ Heads = Mapping[str, tuple[int, int]]
 
 
 class FixedShapes:
-  """The programs of a backbone, for batches of a few sizes.
-
-  They are those of `inference`, with whatever tasks lie in the slots; of a task
-  that composes with nothing, those of `split_forward`.
-  """
+  """Tasks that come and go on one backbone, in batches of a few sizes."""
 
   def __init__(self, backbone: Backbone, batch_sizes: Sequence[int]) -> None:
     """Compile nothing yet; sizes ascend."""
@@ -75,7 +70,7 @@ class FixedShapes:
   def run(
     self,
     parts: Iterable[Float32[np.ndarray, "_ side side 3"]],
-    slots: SlotArrays | Task,
+    program: Program,
     heads: Heads,
     *,
     original: bool,
@@ -86,14 +81,14 @@ class FixedShapes:
     Args:
       parts: prepared images, any number of arrays of any number of them. Each
         array is asked for when those before it are answered.
-      slots: the tasks; or the one that has a pass of its own.
+      program: the tasks.
       heads: those whose logits are handed out; without any no task is read.
       original: whether the original outputs are wanted.
       features: whether those of each block are wanted: a second pass.
     """
-    read = slots if heads else None
+    wanted = bool(heads), original, features
     found = [
-      self._run_batch(batch, read, original, features).cut(count, heads)
+      self._run_batch(batch, program, *wanted).cut(count, heads)
       for pixels in parts
       for batch, count in padded_batches(pixels, self._sizes)
     ]
@@ -105,15 +100,15 @@ class FixedShapes:
       *(None if a[0] is None else np.concatenate(a) for a in others),
     )
 
-  def warm_up(self, slots: SlotArrays | Task, *, features: bool) -> None:
+  def warm_up(self, program: Program, *, features: bool) -> None:
     """Compile what images need, and what reads the tasks."""
     with ProgressBar("compiling", len(self._sizes), "batch sizes") as bar:
       for size in self._sizes:
         batch = np.zeros((size, *self._image_shape), np.float32)
-        self._run_batch(batch, slots, original=True, features=features)
+        self._run_batch(batch, program, True, True, features)
         bar.update()
 
-  def compile_reading(self, slots: SlotArrays | Task) -> None:
+  def compile_reading(self, program: Program) -> None:
     """Compile what reads tasks, in slots of this room.
 
     It takes a pass of each size: only a context that was computed lies where
@@ -121,7 +116,7 @@ class FixedShapes:
     """
     for size in self._sizes:
       batch = np.zeros((size, *self._image_shape), np.float32)
-      self._run_batch(batch, slots, original=False, features=False)
+      self._run_batch(batch, program, True, False, False)
 
   @property
   def _image_shape(self) -> tuple[int, int, int]:
@@ -131,22 +126,18 @@ class FixedShapes:
   def _run_batch(
     self,
     batch: Float32[np.ndarray, "b side side 3"],
-    slots: SlotArrays | Task | None,
+    program: Program,
+    tasks: bool,
     original: bool,
     features: bool,
   ) -> BatchOutputs:
     """Run programs on a batch, all before the first result is waited for."""
     config, params = self._backbone.config, self._backbone.params
     images = jax.device_put(batch)
-    outputs = logits = summary = None
-    if isinstance(slots, Task):  # it has a pass of its own
-      found = split_forward.forward(self._backbone, [slots], images)
-      logits = found[slots.name]
-    if original or isinstance(slots, SlotArrays):
-      outputs, context = inference.encode_program(params, images, config=config)
-      if isinstance(slots, SlotArrays):
-        logits = inference.read_program(params, slots, context, config=config)
-      del context  # the largest of all
+    summary = None
+    logits, outputs = program.stacked(
+      self._backbone, images, tasks=tasks, original=original
+    )
     if features:
       summary = inference.summary_program(params, images, config=config)
       summary = np.asarray(summary).reshape(
@@ -156,7 +147,7 @@ class FixedShapes:
       None
       if logits is None
       else np.asarray(logits).reshape(len(batch), -1, logits.shape[-1]),
-      np.asarray(outputs) if original else None,
+      None if outputs is None else np.asarray(outputs),
       summary,
     )
 

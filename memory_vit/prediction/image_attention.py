@@ -30,7 +30,7 @@ from memory_vit.prediction.token_attention import (
   read_attention,
 )
 from memory_vit.runtime.progress_bar import ProgressBar
-from memory_vit.tasks import inference
+from memory_vit.tasks import inference, program
 from memory_vit.tasks.slots import Slots
 
 
@@ -126,8 +126,8 @@ def _look(
   filled = np.pad(
     pixels, [(0, size - len(pixels)), (0, 0), (0, 0), (0, 0)], "edge"
   )
-  _, context = inference.encode(backbone, filled)
-  logits = jax.device_get(inference.read(backbone, slots, context))
+  _, context = program.encode(backbone, filled)
+  logits = jax.device_get(program.read(backbone, slots, context))
   for name, values in logits.items():
     if not np.isfinite(values).all():
       raise TaskError(f"outputs of task {name!r} are not finite.")

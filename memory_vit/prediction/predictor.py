@@ -26,13 +26,14 @@ from memory_vit.prediction.checked_pixels import checked_pixels
 from memory_vit.prediction.compilations import CompilationCounter, counted
 from memory_vit.prediction.config import PredictorConfig
 from memory_vit.prediction.fixed_shapes import FixedShapes
-from memory_vit.prediction.placement import on_host, place
 from memory_vit.prediction.predictions import Predictions
 from memory_vit.prediction.task_set import Change, TaskSet
 from memory_vit.runtime.messages import brief, first_line, name_list
 from memory_vit.tasks import compose, manifest, store
 from memory_vit.tasks.compose import TasksLike, task_tuple
+from memory_vit.tasks.inference import on_host
 from memory_vit.tasks.model_loading import load_model
+from memory_vit.tasks.program import place_tasks
 from memory_vit.tasks.room import Room
 
 Columns = Mapping[str, Any]
@@ -156,10 +157,9 @@ class Predictor:
     # Whether a task has said how images are prepared; it then stays.
     self._settled = bool(tasks)
     by_slot = {i: _held(task) for i, task in enumerate(tasks)}
-    specs = [task.spec for task in tasks]
-    room = room.holding([] if compose.runs_alone(specs) else specs)
-    arrays = place(backbone, by_slot, room)
-    self._task_set = TaskSet(1, by_slot, room, arrays, evaluation)
+    room = room.holding([task.spec for task in tasks])
+    program = place_tasks(backbone, by_slot, room)
+    self._task_set = TaskSet(1, by_slot, room, program, evaluation)
 
   def __reduce__(self) -> NoReturn:
     raise pickle.PicklingError(
@@ -190,7 +190,7 @@ class Predictor:
     """
     with self._changing, counted() as tally:
       self._programs.warm_up(
-        self._task_set.arrays, features=self._shapes.features
+        self._task_set.program, features=self._shapes.features
       )
       self._warm = True
     return tally.count
@@ -470,16 +470,15 @@ class Predictor:
           f"this predictor prepares them by {evaluation}. Build another "
           "predictor for it."
         )
-    alone = compose.runs_alone(specs)
-    room = old.room if alone else old.room.holding(specs)
-    grew = room != old.room or alone or isinstance(old.arrays, Task)
+    room = old.room.holding(specs)
     with self._counter.counting() as tally:
-      arrays = place(self.backbone, by_slot, room)
+      program = place_tasks(self.backbone, by_slot, room)
+      grew = room != old.room or not (program.composes and old.program.composes)
       if grew and self._warm:
-        self._programs.compile_reading(arrays)
+        self._programs.compile_reading(program)
       else:
-        jax.block_until_ready(arrays)  # so that no request waits for it
-    ready = TaskSet(version, by_slot, room, arrays, evaluation)
+        jax.block_until_ready(program)  # so that no request waits for it
+    ready = TaskSet(version, by_slot, room, program, evaluation)
     return ready, Change(version, ready.names, ready.digest, grew, tally.count)
 
   def _predict(
@@ -495,7 +494,7 @@ class Predictor:
     with self._counter.counting():
       outputs = self._programs.run(
         batches,
-        answering.arrays,
+        answering.program,
         answering.heads(names),
         original=original,
         features=features,

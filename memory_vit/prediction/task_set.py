@@ -8,10 +8,10 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from memory_vit.errors import TaskError, UnknownTask
-from memory_vit.model.stacking import SlotArrays
 from memory_vit.model.task import EvalPreprocessing, Task, TaskSpec
 from memory_vit.runtime.messages import brief, name_list
 from memory_vit.tasks import compose
+from memory_vit.tasks.program import Program
 from memory_vit.tasks.room import Room
 
 
@@ -71,15 +71,14 @@ class TaskSet:
     version: 1 of the first set, one more with each change.
     by_slot: {slot: task}, in the order of the slots.
     room: the sizes that programs are compiled for.
-    arrays: the tasks as `read_program` takes them; or the one task itself,
-      which composes with nothing and has a pass of its own.
+    program: the tasks, ready to be run.
     evaluation: how images are prepared.
   """
 
   version: int
   by_slot: Mapping[int, Task]
   room: Room
-  arrays: SlotArrays | Task
+  program: Program
   evaluation: EvalPreprocessing
 
   @property
@@ -112,12 +111,8 @@ class TaskSet:
     return hashlib.sha256(repr((parts, self.evaluation)).encode()).hexdigest()
 
   def heads(self, names: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """{name: (number of its logits in a pass, how many classes it has)}."""
-    alone = isinstance(self.arrays, Task)
-    return {
-      name: (0 if alone else self.slots[name], self.spec(name).num_classes)
-      for name in names
-    }
+    """See `Program.heads`."""
+    return {name: self.program.heads[name] for name in names}
 
   def spec(self, name: str) -> TaskSpec:
     """What the task of this name is; `UnknownTask` where there is none."""

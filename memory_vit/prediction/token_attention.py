@@ -30,7 +30,7 @@ from memory_vit.model.task import TaskSpec
 from memory_vit.model.vit import MemoryViT
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.tasks.compose import TasksLike
-from memory_vit.tasks.inference import encode, in_slots
+from memory_vit.tasks.program import encode, in_slots
 from memory_vit.tasks.slots import Slots
 
 
@@ -140,42 +140,17 @@ def read_attention(
   slots = in_slots(backbone, tasks)
   if slots is None:
     return {}
-  specs = dict(enumerate(slots.specs))
-  return attention_in_slots(
-    backbone, specs, slots.arrays, context, per_head=per_head
-  )
-
-
-def attention_in_slots(
-  backbone: Backbone,
-  specs: Mapping[int, TaskSpec],
-  slots: SlotArrays,
-  context: Context,
-  *,
-  per_head: bool = False,
-) -> dict[str, TokenAttention]:
-  """`read_attention` of tasks in slots of which any may be empty.
-
-  Args:
-    backbone: the one that made the context, and that of the tasks.
-    specs: {number of a slot: the task in it}.
-    slots: the tasks.
-    context: from `encode`.
-    per_head: see `token_attention`.
-
-  Returns:
-    {task name: its attention}.
-  """
+  specs = dict(zip(slots.places, slots.specs, strict=True))
   image, tokens, cells = jax.device_get(
     token_attention_program(
       backbone.params,
-      slots,
+      slots.arrays,
       context,
       config=backbone.config,
       per_head=per_head,
     )
   )
-  mask = jax.device_get(slots.mask)
+  mask = jax.device_get(slots.arrays.mask)
   return {
     spec.name: _of_one_task(
       spec.name,

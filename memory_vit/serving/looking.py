@@ -14,17 +14,16 @@ from PIL import Image
 
 from memory_vit.errors import DataError
 from memory_vit.images.view import to_levels
-from memory_vit.model.task import Task
 from memory_vit.prediction.compilations import CompilationCounter
 from memory_vit.prediction.token_attention import token_attention_program
 from memory_vit.serving.answering import task_set_json, unknown_tasks
 from memory_vit.serving.predict_requests import PredictRequest
 from memory_vit.serving.request_error import RequestError, busy
-from memory_vit.tasks.inference import encode
+from memory_vit.tasks.program import encode
 
 if TYPE_CHECKING:
-  from memory_vit.model.stacking import SlotArrays
   from memory_vit.prediction import Predictor
+  from memory_vit.tasks.slots import Slots
 
 # Images that wait for it: people look at one after the other.
 _MOST_WAITING = 8
@@ -52,8 +51,8 @@ class Looking:
     side = self._predictor.backbone.config.image_size
     grey = np.zeros((side, side, 3), np.float32)
     task_set = self._predictor.task_set
-    if not isinstance(task_set.arrays, Task):  # it is never looked at
-      self._weights(grey, task_set.arrays)
+    if slots := task_set.program.slots:  # no other is looked at
+      self._weights(grey, slots)
 
   async def look(self, request: PredictRequest) -> dict[str, Any]:
     """Answer where tasks look in the one image of a request.
@@ -101,12 +100,13 @@ class Looking:
       raise unknown_tasks(unknown, task_set.names)
     if not names:
       raise RequestError(422, "there is no task that could look.")
-    slots = task_set.arrays
-    if isinstance(slots, Task):
+    slots = task_set.program.slots
+    if slots is None:
+      [spec] = task_set.specs
       raise RequestError(
         422,
-        f"task {slots.name!r} was learned by {slots.spec.regime!r}, and has no "
-        "token beside those of the backbone that could look.",
+        f"task {spec.name!r} was learned by {spec.regime!r}, and has no token "
+        "beside those of the backbone that could look.",
       )
     [uploaded] = request.images
     [pixels] = self._predictor.prepare_each([uploaded.content])
@@ -126,13 +126,13 @@ class Looking:
       },
     }
 
-  def _weights(self, pixels: np.ndarray, slots: SlotArrays) -> np.ndarray:
+  def _weights(self, pixels: np.ndarray, slots: Slots) -> np.ndarray:
     """Attention of all slots to the tokens of the image: (t, l, s)."""
     backbone = self._predictor.backbone
     _, context = encode(backbone, pixels[None])
     image, _, _ = token_attention_program(
       backbone.params,
-      slots,
+      slots.arrays,
       context,
       config=backbone.config,
       per_head=False,

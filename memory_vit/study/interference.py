@@ -28,7 +28,7 @@ with epy.lazy_imports():  # to measure; the table does without
   from memory_vit.data import datasets
   from memory_vit.evaluation import evaluate
   from memory_vit.model import task as task_lib
-  from memory_vit.tasks import inference, store
+  from memory_vit.tasks import inference, program, store
 
 if TYPE_CHECKING:
   from jax.sharding import Mesh
@@ -185,9 +185,9 @@ def masked_accuracies(
   differences = []
 
   def predict(images: jax.Array) -> dict[str, jax.Array]:
-    _, context = inference.encode(backbone, images, check=False)
+    _, context = program.encode(backbone, images, check=False)
     logits = [
-      inference.read(backbone, some, context)[first.name] for some in slots
+      program.read(backbone, some, context)[first.name] for some in slots
     ]
     differences.append([jnp.abs(logits[0] - other).max() for other in logits])
     return {str(n): out for n, out in enumerate(logits)}

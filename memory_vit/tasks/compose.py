@@ -98,7 +98,7 @@ def with_parents(tasks: Sequence[Task], name: str) -> Tasks:
     _require_name(found, list(by_name))
     parents = by_name[found].spec.attends_to
     wanted += [parent for parent in parents if parent not in wanted]
-  return select(tasks, wanted)
+  return Tasks(by_name[name] for name in wanted)
 
 
 def remove(tasks: TasksLike, *names: str) -> Tasks:
@@ -198,14 +198,9 @@ def task_tuple(tasks: TasksLike) -> tuple[Task, ...]:
   return found
 
 
-def runs_alone(specs: Sequence[TaskSpec]) -> bool:
-  """Whether this is one task, of a regime that composes with nothing."""
-  return len(specs) == 1 and not specs[0].learned.composes
-
-
 def require_one_pass(tasks: Sequence[Task]) -> None:
   """Raise `TaskError` unless tasks share a pass, or one task has its own."""
-  if not runs_alone([task.spec for task in tasks]):
+  if len(tasks) != 1 or tasks[0].spec.learned.composes:
     require_fit(tasks)
 
 

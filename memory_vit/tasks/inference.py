@@ -1,24 +1,25 @@
-"""The two compiled programs of a forward pass, and both at once.
+"""The two compiled programs of a forward pass, and tasks in slots for them.
 
-`encode` is one executable for a backbone, whatever the tasks are: that is why
-the original outputs stay the same to the bit. `read` is small, and holds all
-that depends on the tasks, which lie in slots (`tasks/slots.py`). A context can
-be kept, and read many times.
+`encode_program` is one executable for a backbone, whatever the tasks are: that
+is why the original outputs stay the same to the bit. `read_program` is small,
+and holds all that depends on the tasks, which lie in slots (`tasks/slots.py`).
+A context can be kept, and read many times.
 """
 
 # As text, `help` shows types by their short names.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Bool, Float, Float32
+from jaxtyping import Array, Bool, Float, Float32
 
-from memory_vit.errors import DataError, TaskError
+from memory_vit.errors import TaskError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.encoder import Cells, Context
 from memory_vit.model.masks import TaskMask, task_mask
@@ -29,11 +30,10 @@ from memory_vit.model.stacking import (
   stack_heads,
   stack_tasks,
 )
-from memory_vit.model.task import BACKBONE, TaskSpec, require_backbone
+from memory_vit.model.task import Task, TaskSpec, require_backbone
 from memory_vit.model.trees import Tree
 from memory_vit.model.vit import MemoryViT, apply
 from memory_vit.model.vit_config import ViTConfig
-from memory_vit.tasks import image_check
 from memory_vit.tasks.compose import TasksLike, require_fit, task_tuple
 from memory_vit.tasks.room import Room
 from memory_vit.tasks.slots import Slots
@@ -159,13 +159,70 @@ def fill_slots(
   require_fit(tasks)
   specs = tuple(task.spec for task in tasks)
   room = Room(slots=slots, cells=cells).holding(specs)
-  stacked, heads, mask = _stack_program(
+  stacked = _stack_program(
     [task.params for task in tasks],
     task_mask(specs, slots=room.slots, cells=room.cells, parents=room.parents),
     classes,
     room.side,
   )
-  arrays = SlotArrays(
+  return Slots(specs, tuple(range(len(specs))), _with_cells(backbone, *stacked))
+
+
+def place(backbone: Backbone, tasks: Mapping[int, Task], room: Room) -> Slots:
+  """Put tasks into slots of any number, in a room that may hold more.
+
+  That is done on the host, where nothing is compiled. To the bit what
+  `fill_slots` makes of them, and with its programs. The shapes depend on the
+  room alone.
+
+  Args:
+    backbone: of the tasks.
+    tasks: {slot: task}, in the order of the slots; the others are empty.
+    room: in which they fit.
+  """
+  specs = tuple(task.spec for task in tasks.values())
+  mask = task_mask(
+    specs,
+    slots=room.slots,
+    cells=room.cells,
+    parents=room.parents,
+    places=tuple(tasks),
+  )
+  empty = _empty_params(backbone.config, room)
+  params = [
+    {**empty, **on_host(tasks[i].params)} if i in tasks else empty
+    for i in range(room.slots)
+  ]
+  stacked = jax.device_put(_stack(params, mask, room.classes, room.side, np))
+  return Slots(specs, tuple(tasks), _with_cells(backbone, *stacked))
+
+
+def on_host(tree: Any) -> Any:
+  """The same tree, of arrays of NumPy."""
+  return jax.tree.map(np.asarray, tree)
+
+
+def _stack(
+  params: Sequence[Tree],
+  mask: TaskMask,
+  classes: int,
+  side: tuple[tuple[SideKind, int], ...],
+  xp: ModuleType = jnp,
+) -> tuple[StackedTasks, Tree, TaskMask]:
+  stacked = stack_tasks(params, mask, dict(side), xp=xp)
+  heads = stack_heads(params, len(stacked.cls), classes, xp=xp)
+  return stacked, heads, mask
+
+
+# In one program: there would be one for each operation.
+_stack_program = jax.jit(_stack, static_argnums=(2, 3))
+
+
+def _with_cells(
+  backbone: Backbone, stacked: Any, heads: Tree, mask: TaskMask
+) -> SlotArrays:
+  """What lies on the device in slots, with keys and values of memory."""
+  return SlotArrays(
     cls=stacked.cls,
     cells=memory_program(
       backbone.params, stacked.memory, mask.memory_norm, config=backbone.config
@@ -176,164 +233,22 @@ def fill_slots(
     layers=stacked.layers,
     side=stacked.side,
   )
-  return Slots(specs, arrays)
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3))
-def _stack_program(
-  params: Sequence[Tree],
-  mask: TaskMask,
-  classes: int,
-  side: tuple[tuple[SideKind, int], ...],
-) -> tuple[StackedTasks, Tree, TaskMask]:
-  """Stack tasks in one program: there would be one for each operation."""
-  stacked = stack_tasks(params, mask, dict(side))
-  return stacked, stack_heads(params, len(stacked.cls), classes), mask
+def _empty_params(config: ViTConfig, room: Room) -> Tree:
+  """Parameters of a task of no cells and no classes."""
+  d, l = config.width, config.depth
 
+  def zeros(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.float32)
 
-def encode(
-  backbone: Backbone,
-  images: Float[ArrayLike, "b side side 3"],
-  *,
-  check: bool = True,
-) -> tuple[Float32[Array, "b c0"], Context]:
-  """Run the backbone.
-
-  Args:
-    backbone: the frozen ViT.
-    images: in [-1, 1], as `preprocess` makes them; side is the image size of
-      the backbone. Images scaled to [0, 1] by mistake cannot be told from
-      bright ones.
-    check: whether values are looked at. It costs next to nothing; where they
-      are known to be right, or meant to be others, False leaves it out. What
-      JAX traces is never looked at.
-
-  Returns:
-    Its outputs, the logits of its head, or the features in front of it where
-    it has none; and the context that tasks read. Within a `jax.jit` of the
-    caller that does not use the context, the outputs of a backbone with rotary
-    positions may differ by rounding.
-
-  Raises:
-    DataError: for images of another shape or type, with values outside
-      [-1, 1] or that are not finite.
-  """
-  images, refuse = accept_images(backbone, images, check)
-  encoded = encode_program(backbone.params, images, config=backbone.config)
-  refuse()
-  return encoded
-
-
-def read(
-  backbone: Backbone, tasks: TasksLike | Slots, context: Context
-) -> dict[str, Float32[Array, "b _"]]:
-  """Run tasks on a context.
-
-  Args:
-    backbone: the one that made the context.
-    tasks: a task, a sequence or generator of tasks, or {name: task}; in any
-      order, all that they attend to among them. Or what `fill_slots` made of
-      them, which saves doing that in every call.
-    context: from `encode`.
-
-  Returns:
-    {task name: logits (b, c)}.
-
-  Raises:
-    TaskError: for tasks of another backbone, or that do not fit together.
-  """
-  slots = in_slots(backbone, tasks)
-  if slots is None:
-    return {}
-  logits = read_program(
-    backbone.params, slots.arrays, context, config=backbone.config
-  )
-  return {
-    spec.name: logits[:, i, : spec.num_classes]
-    for i, spec in enumerate(slots.specs)
+  empty: Tree = {
+    "cls": zeros(d),
+    "memory": zeros(l, 0, d),
+    "head": {"kernel": zeros(d, 0), "bias": zeros(0)},
   }
-
-
-def in_slots(backbone: Backbone, tasks: TasksLike | Slots) -> Slots | None:
-  """Tasks in slots of the size that they need; None where there is no task.
-
-  Args:
-    backbone: the one that they run on.
-    tasks: see `read`; what lies in slots already stays as it is.
-
-  Raises:
-    TaskError: as `read`.
-  """
-  if not isinstance(tasks, Slots):
-    tasks = task_tuple(tasks)
-    if not tasks:
-      return None
-    tasks = fill_slots(backbone, tasks)
-  require_backbone(tasks.specs[0], backbone.id)
-  return tasks
-
-
-def forward(
-  backbone: Backbone,
-  tasks: TasksLike | Slots,
-  images: Float[ArrayLike, "b side side 3"],
-  *,
-  check: bool = True,
-) -> dict[str, Float32[Array, "b _"]]:
-  """The original model and all tasks, in one pass.
-
-  Args:
-    backbone: the frozen ViT.
-    tasks: any number; see `read`.
-    images: see `encode`.
-    check: see `encode`.
-
-  Returns:
-    {"backbone": (b, c0), task name: (b, c), ...}. "backbone" holds the same
-    bits whatever the tasks are; within a `jax.jit` of the caller, see `encode`.
-
-  Raises:
-    TaskError: as `read`.
-    DataError: as `encode`.
-  """
-  if not isinstance(tasks, Slots):
-    tasks = task_tuple(tasks)
-  images, refuse = accept_images(backbone, images, check)
-  outputs, context = encode_program(
-    backbone.params, images, config=backbone.config
-  )
-  result = {BACKBONE: outputs, **read(backbone, tasks, context)}
-  refuse()
-  return result
-
-
-def accept_images(
-  backbone: Backbone, images: Float[ArrayLike, "b side side 3"], check: bool
-) -> tuple[Float[Array, "b side side 3"], Callable[[], None]]:
-  """Take images to the device, and begin to look at their values.
-
-  Args:
-    backbone: that shall take them.
-    images: see `encode`.
-    check: the same.
-
-  Returns:
-    The images on the device, and a check to call once the model runs.
-
-  Raises:
-    DataError: for images of another shape or type; the check raises it for
-      their values.
-  """
-  try:
-    array = jnp.asarray(images)
-  except (TypeError, ValueError) as error:
-    raise DataError(
-      f"images are of type {type(images).__name__}, expected an array; "
-      "mv.preprocess makes one of files."
-    ) from error
-  image_check.require_shape(array, backbone.config.image_size)
-  if not check:
-    return array, lambda: None
-  # An array of NumPy is looked at where it is.
-  seen = images if isinstance(images, np.ndarray) else array
-  return array, image_check.begin(seen)
+  if room.norms:
+    empty["norms"] = {k: zeros(2 * l + 1, d) for k in ("scale", "bias")}
+  if room.layers:
+    empty["layers"] = zeros(l, d)
+  return empty

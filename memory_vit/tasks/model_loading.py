@@ -38,8 +38,7 @@ def load_model(
   if not found:
     return load.load_backbone(backbone, image_size, dtype), ()
   specs = [manifest.read(path).spec for path in found]
-  alone = any_regime and compose.runs_alone(specs)
-  if not alone:  # before a backbone is fetched for nothing
+  if len(found) > 1 or not any_regime:  # no backbone is fetched for nothing
     compose.require_specs_fit(specs)
   wanted = specs[0].backbone
   if image_size not in (None, wanted.image_size):
@@ -53,6 +52,6 @@ def load_model(
   loaded = backbones.rounded(
     load.to_backbone(published, wanted.image_size, dtype, gelu=gelu)
   )
-  if alone:
-    return loaded, (store.load_task(found[0], loaded),)
-  return loaded, store.load_tasks(found, loaded)
+  read = tuple(store.load_task(path, loaded) for path in found)
+  compose.require_one_pass(read)
+  return loaded, read

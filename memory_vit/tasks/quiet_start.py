@@ -30,7 +30,7 @@ from memory_vit.model.vit import MemoryViT, apply
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime import sharding
 from memory_vit.tasks.compose import TasksLike, require_fit, task_tuple
-from memory_vit.tasks.inference import encode
+from memory_vit.tasks.program import encode
 
 
 def quiet_memory(
@@ -84,7 +84,7 @@ def quieted(
     backbone: of the task.
     task: see `quiet_memory`.
     parents: the same.
-    context: from `inference.encode`, of a batch on all devices.
+    context: from `encode`, of a batch on all devices.
   """
   # Without cells: what they would take is not what they shall be turned from.
   params = {**task.params, "memory": task.params["memory"][:, :0]}

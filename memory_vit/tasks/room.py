@@ -35,8 +35,10 @@ class Room:
     """The same room, or a larger one in which these tasks fit.
 
     Slots are rounded up to 1, 2, 4, 8, then multiples of 8, and parents too;
-    cells to multiples of 8; classes to multiples of 128.
+    cells to multiples of 8; classes to multiples of 128. A task that does not
+    compose takes none.
     """
+    specs = [spec for spec in specs if spec.learned.composes]
     parents = max((len(spec.attends_to) for spec in specs), default=0)
     parents = max(self.parents, parents)
     parts = {part for spec in specs for part in spec.learned.trained}

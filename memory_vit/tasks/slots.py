@@ -14,20 +14,22 @@ from memory_vit.runtime.messages import name_list
 @functools.partial(
   jax.tree_util.register_dataclass,
   data_fields=["arrays"],
-  meta_fields=["specs"],
+  meta_fields=["specs", "places"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
 class Slots:
   """A set of tasks that is ready for a backbone; see `inference.fill_slots`.
 
-  It is a tree of arrays for JAX, as `Task` is: `specs` are static.
+  It is a tree of arrays for JAX, as `Task` is: the others are static.
 
   Attributes:
-    specs: number i is the task in slot i; the other slots are empty.
+    specs: of the tasks.
+    places: the slot of each, ascending; the other slots are empty.
     arrays: see `SlotArrays`.
   """
 
   specs: tuple[TaskSpec, ...]
+  places: tuple[int, ...]
   arrays: SlotArrays
 
   def __repr__(self) -> str:

@@ -7,16 +7,15 @@ nothing is ever back-propagated through what is frozen.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from jaxtyping import Array, Float, Float32
 
 from memory_vit.errors import TaskError
-from memory_vit.model.backbone import Backbone
 from memory_vit.model.probe import probe_features
-from memory_vit.model.task import EvalPreprocessing, Task, TaskSpec
+from memory_vit.model.task import TaskSpec
 from memory_vit.model.vit import MemoryViT, apply, head_logits
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.tasks.inference import (
@@ -153,64 +152,6 @@ def logits_program(
 ) -> Logits:
   """`SplitForward.logits`, for evaluation."""
   return make_split_forward(config, specs).logits(trained, frozen, inputs)
-
-
-def forward(
-  backbone: Backbone,
-  tasks: Sequence[Task],
-  images: Float[Array, "b side side 3"],
-) -> Logits:
-  """Run tasks as they are trained, not in slots.
-
-  Args:
-    backbone: of the tasks.
-    tasks: of any regime; several that share a pass.
-    images: in [-1, 1].
-  """
-  specs = tuple(task.spec for task in tasks)
-  frozen = {"backbone": backbone.params, "tasks": {}}
-  prepare = make_split_forward(backbone.config, specs).prepare
-  return read(backbone, tasks, prepare(frozen, images))
-
-
-def read(backbone: Backbone, tasks: Sequence[Task], inputs: Any) -> Logits:
-  """Run tasks as they are trained, on what their frozen pass has made.
-
-  Args:
-    backbone: of the tasks.
-    tasks: as in `forward`.
-    inputs: from `SplitForward.prepare`.
-  """
-  specs = tuple(task.spec for task in tasks)
-  if not specs[-1].learned.composes:
-    specs = _numbered(specs)
-  found = logits_program(
-    {spec.name: task.params for spec, task in zip(specs, tasks, strict=True)},
-    {"backbone": backbone.params, "tasks": {}},
-    inputs,
-    config=backbone.config,
-    specs=specs,
-  )
-  return {
-    task.name: found[spec.name] for spec, task in zip(specs, tasks, strict=True)
-  }
-
-
-def _numbered(specs: Sequence[TaskSpec]) -> tuple[TaskSpec, ...]:
-  """Specs without what their program does not depend on, numbers for names.
-
-  So one program is compiled for all tasks of one shape, whatever they and their
-  classes are called.
-  """
-  return tuple(
-    dataclasses.replace(
-      spec,
-      name=str(i),
-      class_names=(),
-      evaluation=EvalPreprocessing(image_size=spec.backbone.image_size),
-    )
-    for i, spec in enumerate(specs)
-  )
 
 
 def headless(config: ViTConfig) -> ViTConfig:

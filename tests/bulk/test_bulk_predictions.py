@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from conftest import ROOT, random_task, tiny_backbone
+from conftest import ROOT, random_task, run_program, tiny_backbone
 
 import memory_vit as mv
 from memory_vit import embed, predict
@@ -88,7 +88,7 @@ def test_a_task_that_composes_with_nothing(place, tmp_path):
   assert len(rows) == IMAGES
   for batch in batches(rows):
     images = jnp.asarray(padded(backbone, batch))
-    logits = split_forward.forward(backbone, [task], images)["own"]
+    logits = run_program(backbone, [task], images)["own"]
     for row, expected in zip(batch, np.asarray(logits), strict=False):
       np.testing.assert_array_equal(row["own/logits"], expected)
 

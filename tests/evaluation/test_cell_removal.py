@@ -358,7 +358,7 @@ def test_of_many_tasks_no_copies_are_held(backbone, monkeypatch):
     random_task(backbone, name, seed=seed, cells=8)
     for seed, name in enumerate("abcdefgh")
   ]
-  encode, held = cell_removal.inference.encode, []
+  encode, held = cell_removal.encode, []
   before = jax.live_arrays()  # kept, so that no other gets the id of one
   known = set(map(id, before))
 
@@ -367,7 +367,7 @@ def test_of_many_tasks_no_copies_are_held(backbone, monkeypatch):
     held.append(sum(a.nbytes for a in there if id(a) not in known))
     return encode(*arguments, **options)
 
-  monkeypatch.setattr(cell_removal.inference, "encode", watched)
+  monkeypatch.setattr(cell_removal, "encode", watched)
   remove(backbone, tasks, source_of(tasks[0], 16))
   images = 2 * 8 * 8 * 8 * 3 * 4  # two batches
   parameters = sum(a.nbytes for a in jax.tree.leaves(tasks))

@@ -19,6 +19,7 @@ from memory_vit.errors import ConfigError, TaskError
 from memory_vit.evaluation import evaluate as evaluate_lib
 from memory_vit.evaluation import verify
 from memory_vit.runtime import sharding
+from memory_vit.tasks.program import Program
 
 CENTRAL = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
 # What the command says of every evaluation.
@@ -116,14 +117,14 @@ def test_original_outputs_on_data_of_other_classes(model, capsys):
 def test_each_pass_is_that_of_a_predictor(model, monkeypatch):
   """All of one shape, also the last, which is filled up; the same bits."""
   _, backbone, tasks = model
-  real, passes = verify.inference.forward, []
+  real, passes = Program.__call__, []
 
-  def noted(backbone, slots, images, **options):
-    out = real(backbone, slots, images, **options)
+  def noted(self, backbone, images):
+    out = real(self, backbone, images)
     passes.append((np.asarray(images), out))
     return out
 
-  monkeypatch.setattr(verify.inference, "forward", noted)
+  monkeypatch.setattr(Program, "__call__", noted)
   source = datasets.open_reader(SplitRef("digits:0-4", "", "test"))
   verify.Evaluator(backbone, tasks, one_device(), 64).evaluate(
     source, ["low", "child"], verify=False
@@ -203,7 +204,7 @@ def test_what_differs_is_found(model, monkeypatch, capsys):
   """A model in which a neighbour is felt, or the original changes."""
   root, *_ = model
   task = f"--task={root}/tasks/low"
-  real = verify.inference.forward
+  real = Program.__call__
 
   def leaking(factor_task, factor_original):
     def forward(*args, **options):
@@ -215,12 +216,12 @@ def test_what_differs_is_found(model, monkeypatch, capsys):
 
     return forward
 
-  monkeypatch.setattr(verify.inference, "forward", leaking(1.001, 1.0))
+  monkeypatch.setattr(Program, "__call__", leaking(1.001, 1.0))
   assert run(root, task, "--verify") == 1
-  monkeypatch.setattr(verify.inference, "forward", leaking(1.0, 1.0 + 1e-6))
+  monkeypatch.setattr(Program, "__call__", leaking(1.0, 1.0 + 1e-6))
   assert run(root, task, "--verify") == 1
   assert "plain ViT: NO" in capsys.readouterr().out
-  monkeypatch.setattr(verify.inference, "forward", leaking(float("nan"), 1.0))
+  monkeypatch.setattr(Program, "__call__", leaking(float("nan"), 1.0))
   assert run(root, task, "--verify") == 1
   monkeypatch.undo()
   assert run(root, task, "--verify") == 0
@@ -232,7 +233,7 @@ def test_outputs_that_are_not_finite_are_said(model, monkeypatch, capsys):
   """And the file is JSON, which has no NaN and no infinity."""
   root, *_ = model
   file = root / "not-finite.json"
-  real = verify.inference.forward
+  real = Program.__call__
 
   def forward(*args, **options):
     out = real(*args, **options)
@@ -241,7 +242,7 @@ def test_outputs_that_are_not_finite_are_said(model, monkeypatch, capsys):
   def constant(name):
     raise AssertionError(f"{name} is no JSON")
 
-  monkeypatch.setattr(verify.inference, "forward", forward)
+  monkeypatch.setattr(Program, "__call__", forward)
   monkeypatch.setattr(verify, "median_seconds", lambda functions: dict.fromkeys(
     functions, 1.0
   ))  # fmt: skip
@@ -309,7 +310,7 @@ def test_no_number_that_is_none_gets_into_a_file(tmp_path):
 def test_what_differs_in_one_batch_is_found(model, monkeypatch):
   """In the first of three; the others are equal."""
   root, *_ = model
-  real, calls = verify.inference.forward, []
+  real, calls = Program.__call__, []
 
   def forward(*args, **options):
     out = real(*args, **options)
@@ -318,7 +319,7 @@ def test_what_differs_in_one_batch_is_found(model, monkeypatch):
       out = {**out, "backbone": out["backbone"] * (1 + 1e-6)}
     return out
 
-  monkeypatch.setattr(verify.inference, "forward", forward)
+  monkeypatch.setattr(Program, "__call__", forward)
   assert run(root, f"--task={root}/tasks/low", "--verify") == 1
   assert len(calls) > 2
 

@@ -17,7 +17,7 @@ import fake_data
 import jax
 import numpy as np
 import pytest
-from conftest import ROOT, random_task, tiny_backbone
+from conftest import ROOT, random_task, run_program, tiny_backbone
 
 import memory_vit as mv
 from memory_vit import predict
@@ -28,7 +28,7 @@ from memory_vit.images import reader as image_reader
 from memory_vit.images.reader import ImageReader
 from memory_vit.model.task import INTERPOLATIONS
 from memory_vit.prediction import fixed_shapes, predictions
-from memory_vit.tasks import inference, split_forward
+from memory_vit.tasks import inference
 
 PETS = ("cat", "dog", "日", "a very long name")
 TASKS = ("pets", "birds")
@@ -212,9 +212,10 @@ def test_a_folder_in_one_pass_per_batch(
 ):
   passes = []
 
-  def counted(self, batch, slots, original, features):
-    passes.append((slots.cls.shape[0], batch.shape, original, features))
-    return run(self, batch, slots, original, features)
+  def counted(self, batch, program, *wanted):
+    cls = program.slots.arrays.cls
+    passes.append((len(cls), batch.shape, *wanted))
+    return run(self, batch, program, *wanted)
 
   run = fixed_shapes.FixedShapes._run_batch
   monkeypatch.setattr(fixed_shapes.FixedShapes, "_run_batch", counted)
@@ -224,7 +225,7 @@ def test_a_folder_in_one_pass_per_batch(
   assert status == 0
   assert [line["image"] for line in lines] == [str(folder / n) for n in NAMES]
   # The second batch is filled up: nothing is compiled again.
-  assert passes == [(2, (3, 8, 8, 3), False, False)] * 2
+  assert passes == [(2, (3, 8, 8, 3), True, False, False)] * 2
   assert inference.encode_program._cache_size() - before <= 1
   for line in lines:
     same(line, by_hand(backbone, loaded, rgb(line["image"])))
@@ -675,7 +676,7 @@ def test_a_task_that_composes_with_nothing(
   assert [line["image"] for line in lines] == [str(folder / n) for n in NAMES]
   for line in lines:
     image = jax.device_put(mv.preprocess([line["image"]], probe))
-    logits = split_forward.forward(backbone, [probe], image)["probe"]
+    logits = run_program(backbone, [probe], image)["probe"]
     shares = np.asarray(jax.nn.softmax(logits))[0]
     expected = dict(zip("xyz", shares, strict=True))
     [guesses] = line["tasks"].values()

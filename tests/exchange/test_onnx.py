@@ -11,8 +11,8 @@ from families import FAMILIES
 import memory_vit as mv
 from memory_vit.exports import export as exports
 from memory_vit.exports import stablehlo
+from memory_vit.exports.exported_model import make_model
 from memory_vit.exports.image_input import ImageInput
-from memory_vit.exports.program import make_program
 
 pytest.importorskip("jax2onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -104,7 +104,7 @@ def test_a_regime_that_composes_with_nothing(images, tmp_path, regime):
   task = random_task(backbone, "a", regime=regime, cells=cells)
   mv.export_model(backbone, task, tmp_path / "out", format="onnx")
   found = run(tmp_path / "out" / "model.onnx", np.asarray(images))
-  require_close(found, make_program(backbone, task).call_own(images))
+  require_close(found, make_model(backbone, task).call_own(images))
 
 
 def test_the_example_of_the_docs_runs(backbone, images, tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ from memory_vit.exports import (
   run_exported,
   saved_model,
 )
-from memory_vit.exports.program import make_program
+from memory_vit.exports.exported_model import make_model
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_pixels_that_are_rounded_have_a_tolerance_of_their_own(backbone):
   """Of a SavedModel of floats, the other signature alone takes pixels."""
   evaluation = mv.EvalPreprocessing(image_size=8, interpolation="bicubic")
   task = random_task(backbone, "a", evaluation=evaluation)
-  program = make_program(backbone, task)
+  program = make_model(backbone, task)
   pixels = mv.ImageInput(kind="uint8")
   for images, signature, expected in (
     (mv.ImageInput(), "serving_default", 1e-4),
@@ -116,7 +116,7 @@ def test_pixels_that_are_rounded_have_a_tolerance_of_their_own(backbone):
     (pixels, "serving_default", 1e-2),
   ):
     assert check.allowed(program, images, signature) == expected
-  bilinear = make_program(backbone, random_task(backbone, "a"))
+  bilinear = make_model(backbone, random_task(backbone, "a"))
   assert check.allowed(bilinear, pixels, "encoded") == 1e-4
   with pytest.raises(ExportError, match=r"a of encoded by 0.02 \(at most 0.01"):
     check.require_within({"encoded": {"a": 0.02}}, {"encoded": 0.01})
@@ -312,7 +312,7 @@ def test_onnx_refuses_beforehand_what_would_not_run(backbone):
 
 
 def _program(backbone, name):
-  return make_program(backbone, random_task(backbone, name))
+  return make_model(backbone, random_task(backbone, name))
 
 
 @pytest.mark.parametrize(

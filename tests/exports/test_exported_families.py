@@ -8,8 +8,8 @@ from families import FAMILIES
 
 import memory_vit as mv
 from memory_vit.exports import stablehlo
+from memory_vit.exports.exported_model import make_model
 from memory_vit.exports.image_input import ImageInput
-from memory_vit.exports.program import make_program
 
 
 @pytest.mark.slow
@@ -22,7 +22,7 @@ def test_stablehlo(family, dtype, images, tmp_path):
     backbone, "b", seed=2, attends_to=[first], regime="layers_masked", cells=0
   )
   tasks = [first, second]
-  stablehlo.write(make_program(backbone, tasks), tmp_path, ImageInput())
+  stablehlo.write(make_model(backbone, tasks), tmp_path, ImageInput())
   content = (tmp_path / "model.stablehlo").read_bytes()
   loaded = jax.export.deserialize(bytearray(content))
   for batch in (1, 7):

@@ -4,18 +4,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import random_task, tiny_backbone
+from conftest import random_task, run_program, tiny_backbone
 from fake_data import noise
 
 import memory_vit as mv
 from memory_vit.errors import ExportError, TaskError
 from memory_vit.evaluation.preprocess import preprocess
 from memory_vit.exports import resize, stablehlo
+from memory_vit.exports.exported_model import flat_weights, make_model
 from memory_vit.exports.image_input import ImageInput
-from memory_vit.exports.program import flat_weights, make_program
 from memory_vit.images import view
 from memory_vit.model.task import INTERPOLATIONS
-from memory_vit.tasks import split_forward
 
 pytestmark = pytest.mark.versions
 
@@ -24,7 +23,7 @@ TOLERANCE = 1e-5
 
 def exported(backbone, tasks, path, images=None):
   """Written, and read by jax alone."""
-  program = make_program(backbone, tasks)
+  program = make_model(backbone, tasks)
   stablehlo.write(program, path, images or ImageInput())
   content = (path / "model.stablehlo").read_bytes()
   return jax.export.deserialize(bytearray(content))
@@ -54,7 +53,7 @@ def test_one_file_computes_all_tasks_for_any_batch(backbone, images, tmp_path):
     )
   assert set(loaded.platforms) == {"cpu", "cuda", "tpu"}
   # In the order of the tasks, where JAX sorts names.
-  assert list(make_program(backbone, tasks).outputs().items()) == [
+  assert list(make_model(backbone, tasks).outputs().items()) == [
     ("backbone", 7), ("0-b_", 130), ("images", 3), ("c", 3)
   ]  # fmt: skip
 
@@ -69,16 +68,16 @@ def test_a_regime_that_composes_with_nothing_is_exported_alone(
     backbone, "a", regime=regime, cells=cells,
     bottleneck=3 if regime == "probe" else 0,
   )  # fmt: skip
-  expected = split_forward.forward(backbone, [task], images)
+  expected = run_program(backbone, [task], images)
   require_close(exported(backbone, task, tmp_path).call(images), expected)
   assert set(expected) == {"a"}
   with pytest.raises(TaskError, match="cannot share a pass"):
-    make_program(backbone, [task, random_task(backbone, "b")])
+    make_model(backbone, [task, random_task(backbone, "b")])
 
 
 def test_a_fine_tuned_backbone_takes_the_place_of_the_original(backbone):
   task = random_task(backbone, "a", regime="full", cells=0)
-  program = make_program(backbone, task)
+  program = make_model(backbone, task)
   whole = sum(leaf.nbytes for leaf in jax.tree.leaves(backbone.params))
   assert program.weight_bytes < 1.2 * whole
   held = {leaf.tobytes() for leaf in flat_weights(program)}
@@ -173,7 +172,7 @@ def test_a_process_without_a_cpu_is_told_what_to_do(backbone, monkeypatch):
 
   monkeypatch.setattr(jax, "local_devices", unknown)
   with pytest.raises(ExportError, match="JAX_PLATFORMS=cuda,cpu"):
-    make_program(backbone, random_task(backbone, "a"))
+    make_model(backbone, random_task(backbone, "a"))
 
 
 def test_another_backbone_is_refused():
@@ -181,4 +180,4 @@ def test_another_backbone_is_refused():
   for regime in ("full", "cls_masked"):
     task = random_task(tiny_backbone(), "a", regime=regime, cells=0)
     with pytest.raises(TaskError, match="another backbone"):
-      make_program(other, task)
+      make_model(other, task)

@@ -13,6 +13,7 @@ import optax
 import psutil
 import pyarrow as pa
 import pytest
+from conftest import run_program
 from fake_embeddings import CLASSES, TEST
 
 import memory_vit as mv
@@ -30,7 +31,7 @@ from memory_vit.evaluation import task_data
 from memory_vit.kept.shards import ShardRows
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime import sharding
-from memory_vit.tasks import manifest, split_forward, store
+from memory_vit.tasks import manifest, store
 from memory_vit.training import dry_run, run
 from memory_vit.training.run_context import RunContext
 from memory_vit.training.step import Step
@@ -205,7 +206,7 @@ def test_the_task_answers_images_as_it_answered_embeddings(
   )  # fmt: skip
   source = datasets.open_source("folder", "test", str(place / "data")).source
   paths = [source.file_name(i) for i in range(source.size)]
-  logits = split_forward.forward(
+  logits = run_program(
     backbone, [task], jnp.asarray(mv.preprocess(paths, task))
   )["pets"]
   best = np.asarray(logits).argmax(axis=-1)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from conftest import random_task, tiny_backbone
+from conftest import random_task, run_program, tiny_backbone
 from families import FAMILIES, FEW_FIRST
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -18,7 +18,6 @@ from memory_vit.model import backbone as backbones
 from memory_vit.model import trees
 from memory_vit.model.backbone import backbone_shapes, init_backbone
 from memory_vit.model.regimes import REGIMES
-from memory_vit.tasks import split_forward
 
 
 @pytest.fixture(scope="module", params=FEW_FIRST)
@@ -161,7 +160,7 @@ def test_axes_of_a_mesh_may_be_explicit(either):
 
 
 def logits_of(backbone, task, images):
-  return split_forward.forward(backbone, [task], images)[task.name]
+  return run_program(backbone, [task], images)[task.name]
 
 
 @pytest.mark.parametrize("name", ["timm, mean", "dinov3", "siglip", "mean"])

@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from conftest import random_task, tiny_backbone
+from conftest import random_task, run_program, tiny_backbone
 from families import FAMILIES
 
 import memory_vit as mv
 from memory_vit.errors import TaskError
 from memory_vit.model import probe
-from memory_vit.tasks import inference, split_forward
+from memory_vit.tasks import inference
 
 OF_ONE_TOKEN = [
   name for name, o in FAMILIES.items() if not o.get("class_tokens", 1)
@@ -80,7 +80,7 @@ def test_against_the_dense_oracle(images, family):
   tokens = 1 if family in OF_ONE_TOKEN else 2
   assert found.shape == (8, 2 * tokens, 20)
   close(found, expected)
-  logits = split_forward.forward(backbone, [task], images)["a"]
+  logits = run_program(backbone, [task], images)["a"]
   close(logits, dense_logits(task.params, expected))
 
 
@@ -102,9 +102,9 @@ def test_a_probe_and_a_head_share_a_pass(backbone, images):
   """Each reads what is its own."""
   tasks = [probe_task(backbone), random_task(backbone, "b", cells=0,
                                              regime="head")]  # fmt: skip
-  both = split_forward.forward(backbone, tasks, images)
+  both = run_program(backbone, tasks, images)
   for task in tasks:
-    alone = split_forward.forward(backbone, [task], images)
+    alone = run_program(backbone, [task], images)
     assert np.array_equal(both[task.name], alone[task.name])
 
 

@@ -11,6 +11,7 @@ from conftest import (
   edit_task,
   one_device,
   random_task,
+  run_program,
   tiny_backbone,
 )
 
@@ -55,7 +56,7 @@ def task_of(backbone, regime, *, seed=0, cells=2, start=False, **options):
 
 
 def logits(backbone, task, images):
-  return np.asarray(split_forward.forward(backbone, [task], images)["a"])
+  return np.asarray(run_program(backbone, [task], images)["a"])
 
 
 def with_head_of(task, other):

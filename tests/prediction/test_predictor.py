@@ -9,7 +9,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from conftest import random_task, tiny_backbone
+from conftest import random_task, run_program, tiny_backbone
 
 import memory_vit as mv
 from memory_vit.errors import ConfigError, TaskError, UnknownTask
@@ -21,7 +21,7 @@ from memory_vit.prediction import (
   predictions,
   task_set,
 )
-from memory_vit.tasks import inference, split_forward
+from memory_vit.tasks import inference
 
 SIZES = (1, 4)
 
@@ -550,7 +550,7 @@ def test_a_task_that_composes_with_nothing_is_answered_alone(
   filled = np.zeros((8, 8, 8, 3), np.float32)
   filled[:5] = pixels[:5]
   halves = [
-    split_forward.forward(backbone, [task], jax.device_put(half))["lone"]
+    run_program(backbone, [task], jax.device_put(half))["lone"]
     for half in (filled[:4], filled[4:])
   ]
   assert same_bits(found.logits["lone"], np.concatenate(halves)[:5])
@@ -581,7 +581,7 @@ def test_a_task_that_composes_with_nothing_stays_alone(
   assert (change.names, change.grew) == (("t1",), True)
   found = predictor.predict_pixels(pixels[:4], original=True)
   four = jax.device_put(pixels[:4])
-  expected = split_forward.forward(backbone, [probe], four)["lone"]
+  expected = run_program(backbone, [probe], four)["lone"]
   assert same_bits(found.logits["t1"], np.asarray(expected))
   with pytest.raises(TaskError, match="'t1' was learned by 'probe'"):
     predictor.add(tasks[0])
@@ -616,7 +616,7 @@ def test_a_lone_task_of_the_same_shape_compiles_nothing(backbone, pixels):
     task = lone_task(backbone, "probe", seed=seed, **options)
     assert predictor.replace("lone", task).compiled == 0
     logits = predictor.predict_pixels(pixels[:4]).logits["lone"]
-    expected = split_forward.forward(
+    expected = run_program(
       backbone, [task], jax.device_put(pixels[:4])
     )  # fmt: skip
     assert expected.keys() == {task.name}

@@ -182,11 +182,11 @@ def test_outputs_stay_the_same_to_the_bit(wide, images, fsdp):
   mesh = mesh_of(fsdp)
   backbone = split_over(wide, mesh)
   rows = batch(images, mesh)["image"]
-  before, _ = inference.encode(backbone, rows)
+  before, _ = mv.encode(backbone, rows)
   tasks = [random_task(wide, "a"), random_task(wide, "b", seed=1)]
-  after = inference.forward(backbone, tasks, rows)
+  after = mv.forward(backbone, tasks, rows)
   assert_equal(after["backbone"], before)
-  expected = inference.forward(wide, tasks, np.tile(images, (4, 1, 1, 1)))
+  expected = mv.forward(wide, tasks, np.tile(images, (4, 1, 1, 1)))
   assert_close(jax.device_get(after), jax.device_get(expected), 1e-4)
 
 
@@ -203,7 +203,7 @@ def test_evaluation_counts_every_example_once(wide, images, fsdp):
   ]  # fmt: skip
 
   def predict(images):
-    return inference.forward(backbone, [task], images)
+    return mv.forward(backbone, [task], images)
 
   found = evaluate.evaluate(predict, rows, mesh)["a"]
   out = np.asarray(mv.forward(wide, [task], images)["a"]).argmax(-1) == labels

@@ -15,7 +15,7 @@ import httpx
 import jax
 import numpy as np
 import pytest
-from conftest import random_task
+from conftest import random_task, run_program
 from PIL import Image
 from served import (
   BACKBONE,
@@ -43,7 +43,6 @@ from memory_vit.runtime import memory
 from memory_vit.serving import ServerSettings, app, create_app
 from memory_vit.serving.looking import Looking
 from memory_vit.serving.page_files import page_response
-from memory_vit.tasks import split_forward
 
 pytestmark = pytest.mark.versions
 
@@ -611,7 +610,7 @@ def test_a_task_that_composes_with_nothing_is_served_alone(tmp_path):
       assert done.status_code == 200, done.text
       [image] = done.json()["images"]
       pixels = jax.device_put(mv.preprocess([png()], probe))
-      logits = split_forward.forward(BACKBONE, [probe], pixels)["probe"]
+      logits = run_program(BACKBONE, [probe], pixels)["probe"]
       np.testing.assert_allclose(
         probabilities(image["tasks"]["probe"], 3),
         softmax(np.asarray(logits), "probe")[0],

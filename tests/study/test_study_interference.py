@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from conftest import one_device, random_task, tiny_backbone
+from conftest import one_device, random_task, run_program, tiny_backbone
 from fake_studies import small_study
 
 from memory_vit.data import batching, datasets
 from memory_vit.errors import TaskError
 from memory_vit.study import interference
-from memory_vit.tasks import inference, split_forward
+from memory_vit.tasks import program
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_naive_memories_against_the_dense_oracle(backbone, images):
   ]
 
   def logits(task):
-    return split_forward.forward(backbone, [task], images)["t0"]
+    return run_program(backbone, [task], images)["t0"]
 
   alone = logits(tasks[0])
   assert np.array_equal(logits(interference.naive(tasks[0], [])), alone)
@@ -111,7 +111,7 @@ def test_a_difference_in_any_batch_is_reported(backbone, monkeypatch):
   """The largest of all batches, and of the slots in which it was."""
   masked = [random_task(backbone, f"m{i}", seed=i, classes=5) for i in range(3)]
   source = datasets.open_source("digits:5-9", "test")
-  read, calls = inference.read, []
+  read, calls = program.read, []
 
   def disturbed(backbone, slots, context):
     """By 2 in the first of four batches, with two others; by 1 in the next."""
@@ -123,7 +123,7 @@ def test_a_difference_in_any_batch_is_reported(backbone, monkeypatch):
       for name, values in logits.items()
     }
 
-  monkeypatch.setattr(inference, "read", disturbed)
+  monkeypatch.setattr(program, "read", disturbed)
   found = interference.masked_accuracies(
     backbone, masked, source, batch_size=48, mesh=one_device()
   )

@@ -40,7 +40,8 @@ from memory_vit.evaluation.hits import read_hits
 from memory_vit.model import trees, vit_config
 from memory_vit.run_result import read_result
 from memory_vit.runtime import files
-from memory_vit.tasks import inference, split_forward, store
+from memory_vit.tasks import split_forward, store
+from memory_vit.tasks.program import Program
 from memory_vit.training import (
   packing,
   pretrain,
@@ -349,17 +350,17 @@ def test_without_validation_the_last_state_is_exported(config, workdir):
 @pytest.mark.slow
 def test_outputs_that_changed_are_reported(config, workdir, monkeypatch):
   """Of a program that is broken as soon as a task is in the pass."""
-  real = inference.forward
+  real = Program.__call__
 
-  def broken(backbone, tasks, images, *, check):
-    out = real(backbone, tasks, images, check=check)
-    if tasks:
+  def broken(self, backbone, images):
+    out = real(self, backbone, images)
+    if self.slots:
       assert "digits-5-9" in out
       # By one bit, of one class; and then what is greatest by far.
       out["backbone"] = out["backbone"].at[0, 0].add(change)
     return out
 
-  monkeypatch.setattr(inference, "forward", broken)
+  monkeypatch.setattr(Program, "__call__", broken)
   config = changed(config, "data", test="")
   config = dataclasses.replace(config, total_steps=1)
   for change in (np.float32(1e-6), np.float32(1e6)):

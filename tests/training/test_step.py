@@ -9,6 +9,7 @@ import pytest
 from conftest import one_device, random_task, tiny_backbone
 from steps import assert_close, batch, setting
 
+import memory_vit as mv
 from memory_vit.model import trees
 from memory_vit.runtime import sharding
 from memory_vit.tasks import inference
@@ -96,7 +97,7 @@ def test_accuracy_is_that_of_the_greatest_logit(backbone, images):
   task, mesh = random_task(backbone, "a"), one_device()
   step_fn, state, frozen = setting(backbone, mesh, [task])
   rows = batch(images, mesh)
-  logits = inference.forward(backbone, [task], rows["image"])["a"]
+  logits = mv.forward(backbone, [task], rows["image"])["a"]
   greatest = np.asarray(logits).argmax(-1).astype(np.int32)
   wrong = np.arange(len(greatest)) % 4 == 0
   rows["label"] = jnp.asarray(np.where(wrong, (greatest + 1) % 3, greatest))
@@ -123,7 +124,7 @@ def test_nothing_of_the_backbone_is_computed_backwards(backbone, images):
   """The program that has the gradient holds none of the big products."""
   task = random_task(backbone, "a")
   step_fn, state, frozen = setting(backbone, one_device(), [task])
-  _, context = inference.encode(backbone, images)
+  _, context = mv.encode(backbone, images)
   gradient = step_fn.gradient_program.lower(
     state.params, frozen, context, jnp.zeros(len(images), jnp.int32)
   )

@@ -1,0 +1,127 @@
+"""What is exported: images to the outputs of all tasks, as one function.
+
+It is the `Program` that everybody calls: what that computes is what is
+exported, whatever the backbone is made of.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float
+
+from memory_vit.errors import ExportError, TaskError
+from memory_vit.model.backbone import Backbone
+from memory_vit.model.task import BACKBONE, EvalPreprocessing, Task
+from memory_vit.tasks import compose
+from memory_vit.tasks.program import Program, make_program
+from memory_vit.tasks.split_forward import Logits
+
+Weights = tuple[Backbone, Program]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+class ExportedModel:
+  """A pure function of images, and the arrays that it computes with.
+
+  Attributes:
+    backbone: of the tasks.
+    tasks: several that share a pass, or one of any regime.
+    program: the tasks, ready to be run.
+    weights: the backbone and the program as they are exported: a backbone that
+      the task brings has taken the place of the other.
+  """
+
+  backbone: Backbone
+  tasks: tuple[Task, ...]
+  program: Program
+  weights: Weights
+
+  @staticmethod
+  def run(weights: Weights, images: Float[Array, "b side side 3"]) -> Logits:
+    """The function."""
+    backbone, program = weights
+    return program(backbone, images)
+
+  @property
+  def evaluation(self) -> EvalPreprocessing:
+    """How the images of all tasks are prepared."""
+    return self.tasks[0].spec.evaluation
+
+  @property
+  def weight_bytes(self) -> int:
+    """What its arrays take."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(self.weights))
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    """Names of the outputs, in order: JAX sorts the keys of dictionaries."""
+    names = tuple(task.name for task in self.tasks)
+    return (BACKBONE, *names) if self.program.composes else names
+
+  def outputs(self) -> dict[str, int]:
+    """{name: how many outputs}, in order; computes nothing."""
+    side = self.evaluation.image_size
+    images = jax.ShapeDtypeStruct((1, side, side, 3), "float32")
+    shapes = jax.eval_shape(self.run, self.weights, images)
+    return {name: shapes[name].shape[-1] for name in self.names}
+
+  def call_own(self, images: Float[ArrayLike, "b side side 3"]) -> Logits:
+    """What the exported function is compared with: it is not exported."""
+    return self.program(self.backbone, jnp.asarray(images))
+
+
+def make_model(backbone: Backbone, tasks: compose.TasksLike) -> ExportedModel:
+  """Make the function of a backbone and tasks, on the CPU.
+
+  There float32 is float32: accelerators round factors to fewer bits. A task
+  whose regime composes with nothing is exported alone, and has no output but
+  its own: the original ones would take a second pass.
+
+  Args:
+    backbone: the frozen ViT.
+    tasks: a task, a sequence or generator of tasks, or {name: task}.
+
+  Raises:
+    TaskError: where there is none, or they cannot share a pass.
+    ExportError: where jax was told to leave out the CPU.
+  """
+  cpu = _cpu()
+  backbone, chosen = jax.device_put((backbone, compose.task_tuple(tasks)), cpu)
+  if not chosen:
+    raise TaskError("there is no task to export.")
+  compose.require_one_pass(chosen)
+  program = make_program(backbone, chosen)
+  weights = _with_own_backbone(backbone, program)
+  return ExportedModel(backbone, chosen, program, weights)
+
+
+def _with_own_backbone(backbone: Backbone, program: Program) -> Weights:
+  """Put what a task brings of a backbone in its place: it is held once."""
+  params, alone = backbone.params, []
+  for task in program.alone:
+    params = {**params, **task.params.get("backbone", {})}
+    rest = {part: v for part, v in task.params.items() if part != "backbone"}
+    alone.append(dataclasses.replace(task, params=rest))
+  return (
+    dataclasses.replace(backbone, params=params),
+    dataclasses.replace(program, alone=tuple(alone)),
+  )
+
+
+def _cpu() -> jax.Device:
+  try:
+    return jax.local_devices(backend="cpu")[0]
+  except RuntimeError as error:
+    raise ExportError(
+      "jax has no CPU here, on which exports are made and compared: expected "
+      "cpu among JAX_PLATFORMS, as in JAX_PLATFORMS=cuda,cpu."
+    ) from error
+
+
+def flat_weights(model: ExportedModel) -> list[np.ndarray]:
+  """The arrays of a model, in the order of its tree."""
+  return [np.asarray(leaf) for leaf in jax.tree.leaves(model.weights)]

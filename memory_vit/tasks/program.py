@@ -1,0 +1,363 @@
+"""The one way from images to logits: encode, read, call.
+
+Behind a `Program` are slots, of tasks that share a pass of the backbone, or the
+parameters of tasks that have one of their own. Nobody else asks which.
+"""
+
+# As text, `help` shows types by their short names.
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, Float32
+
+from memory_vit.errors import DataError
+from memory_vit.model.backbone import Backbone
+from memory_vit.model.encoder import Context
+from memory_vit.model.task import (
+  BACKBONE,
+  EvalPreprocessing,
+  Task,
+  TaskSpec,
+  require_backbone,
+)
+from memory_vit.tasks import image_check, inference
+from memory_vit.tasks.compose import TasksLike, task_tuple
+from memory_vit.tasks.room import Room
+from memory_vit.tasks.slots import Slots
+from memory_vit.tasks.split_forward import (
+  Logits,
+  logits_program,
+  make_split_forward,
+)
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["slots", "alone"],
+  meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)  # it holds arrays
+class Program:
+  """Tasks that are ready to be run on a backbone; a tree of arrays for JAX.
+
+  Attributes:
+    slots: of tasks that compose; None where there is none.
+    alone: tasks that do not, and share a pass: heads and probes, or one that
+      changes what the backbone computes.
+  """
+
+  slots: Slots | None = None
+  alone: tuple[Task, ...] = ()
+
+  @property
+  def composes(self) -> bool:
+    """Whether all tasks read one pass, which makes the original outputs too."""
+    return not self.alone
+
+  @property
+  def heads(self) -> dict[str, tuple[int, int]]:
+    """{task name: (its place among all logits, number of its classes)}."""
+    if self.slots is None:
+      return {task.name: (0, task.spec.num_classes) for task in self.alone}
+    slots = self.slots
+    return {
+      spec.name: (place, spec.num_classes)
+      for place, spec in zip(slots.places, slots.specs, strict=True)
+    }
+
+  def __call__(
+    self, backbone: Backbone, images: Float[Array, "b side side 3"]
+  ) -> Logits:
+    """Run all tasks.
+
+    Args:
+      backbone: of the tasks.
+      images: in [-1, 1]; they are not looked at.
+
+    Returns:
+      {task name: (b, c)}, and in front {"backbone": (b, c0)} where tasks
+      compose or there is none. That holds the same bits whatever they are.
+    """
+    found: Logits = {}
+    if self.slots or not self.alone:
+      outputs, context = _encode(backbone, images)
+      found = {BACKBONE: outputs, **self._read_slots(backbone, context)}
+    if self.alone:
+      split = make_split_forward(backbone.config, self._alone_specs)
+      frozen = {"backbone": backbone.params, "tasks": {}}
+      found |= self._read_alone(backbone, split.prepare(frozen, images))
+    return found
+
+  def read(self, backbone: Backbone, inputs: Any) -> Logits:
+    """Run tasks of one kind on what `SplitForward.prepare` has made.
+
+    Of tasks that compose that is the context of `encode`; the logits are those
+    of a call, to the bit.
+    """
+    if self.alone:
+      return self._read_alone(backbone, inputs)
+    return self._read_slots(backbone, inputs)
+
+  def stacked(
+    self,
+    backbone: Backbone,
+    images: Float[Array, "b side side 3"],
+    *,
+    tasks: bool,
+    original: bool,
+  ) -> tuple[Float32[Array, "b *t c"] | None, Float32[Array, "b c0"] | None]:
+    """Logits of all places at once, see `heads`, and the original outputs.
+
+    No program depends on which places are taken. What is not wanted is None.
+    Of a task that does not compose there is one place, without its axis.
+    """
+    outputs = logits = None
+    if tasks and self.alone:
+      [logits] = self(backbone, images).values()
+    if original or (tasks and self.slots):
+      outputs, context = _encode(backbone, images)
+      if tasks and self.slots:
+        logits = _read_places(backbone, self.slots, context)
+      del context  # the largest of all
+    return logits, outputs if original else None
+
+  def _read_slots(self, backbone: Backbone, context: Context) -> Logits:
+    if not self.slots:
+      return {}
+    logits = _read_places(backbone, self.slots, context)
+    return {
+      spec.name: logits[:, place, : spec.num_classes]
+      for place, spec in zip(self.slots.places, self.slots.specs, strict=True)
+    }
+
+  @property
+  def _alone_specs(self) -> tuple[TaskSpec, ...]:
+    """Specs without what their program does not depend on, numbers for names.
+
+    So one program is compiled for all tasks of one shape, whatever they and
+    their classes are called.
+    """
+    return tuple(
+      dataclasses.replace(
+        task.spec,
+        name=str(i),
+        class_names=(),
+        evaluation=EvalPreprocessing(image_size=task.spec.backbone.image_size),
+      )
+      for i, task in enumerate(self.alone)
+    )
+
+  def _read_alone(self, backbone: Backbone, inputs: Any) -> Logits:
+    found = logits_program(
+      {str(i): task.params for i, task in enumerate(self.alone)},
+      {"backbone": backbone.params, "tasks": {}},
+      inputs,
+      config=backbone.config,
+      specs=self._alone_specs,
+    )
+    return {task.name: found[str(i)] for i, task in enumerate(self.alone)}
+
+
+def make_program(
+  backbone: Backbone,
+  tasks: TasksLike,
+  *,
+  slots: int = 0,
+  cells: int = 0,
+  classes: int = 0,
+) -> Program:
+  """Make tasks of any regime ready to be run.
+
+  Args:
+    backbone: the frozen ViT.
+    tasks: a task, a sequence or generator of tasks, or {name: task}; also
+      none. Those that compose share a pass; the others another one.
+    slots: see `fill_slots`, as the next two.
+    cells: of the longest memory, at least.
+    classes: of the widest head, at least.
+
+  Raises:
+    TaskError: for tasks of another backbone, or that do not fit together.
+  """
+  tasks = task_tuple(tasks)
+  for task in tasks:
+    require_backbone(task.spec, backbone.id)
+  composing = [task for task in tasks if task.spec.learned.composes]
+  filled = None
+  if composing:
+    filled = inference.fill_slots(
+      backbone, composing, slots=slots, cells=cells, classes=classes
+    )
+  alone = (task for task in tasks if not task.spec.learned.composes)
+  return Program(filled, tuple(alone))
+
+
+def place_tasks(
+  backbone: Backbone, tasks: Mapping[int, Task], room: Room
+) -> Program:
+  """Make tasks ready that come and go: see `inference.place`.
+
+  A task that does not compose is put on the device as it is.
+  """
+  alone = tuple(t for t in tasks.values() if not t.spec.learned.composes)
+  if alone:
+    return Program(alone=jax.device_put(alone))
+  return Program(inference.place(backbone, tasks, room))
+
+
+def encode(
+  backbone: Backbone,
+  images: Float[ArrayLike, "b side side 3"],
+  *,
+  check: bool = True,
+) -> tuple[Float32[Array, "b c0"], Context]:
+  """Run the backbone.
+
+  Args:
+    backbone: the frozen ViT.
+    images: in [-1, 1], as `preprocess` makes them; side is the image size of
+      the backbone. Images scaled to [0, 1] by mistake cannot be told from
+      bright ones.
+    check: whether values are looked at. It costs next to nothing; where they
+      are known to be right, or meant to be others, False leaves it out. What
+      JAX traces is never looked at.
+
+  Returns:
+    Its outputs, the logits of its head, or the features in front of it where
+    it has none; and the context that tasks read. Within a `jax.jit` of the
+    caller that does not use the context, the outputs of a backbone with rotary
+    positions may differ by rounding.
+
+  Raises:
+    DataError: for images of another shape or type, with values outside
+      [-1, 1] or that are not finite.
+  """
+  images, refuse = accept_images(backbone, images, check)
+  encoded = _encode(backbone, images)
+  refuse()
+  return encoded
+
+
+def read(
+  backbone: Backbone, tasks: TasksLike | Slots, context: Context
+) -> dict[str, Float32[Array, "b _"]]:
+  """Run tasks on a context.
+
+  Args:
+    backbone: the one that made the context.
+    tasks: a task, a sequence or generator of tasks, or {name: task}; in any
+      order, all that they attend to among them. Or what `fill_slots` made of
+      them, which saves doing that in every call.
+    context: from `encode`.
+
+  Returns:
+    {task name: logits (b, c)}.
+
+  Raises:
+    TaskError: for tasks of another backbone, or that do not fit together.
+  """
+  return Program(in_slots(backbone, tasks)).read(backbone, context)
+
+
+def in_slots(backbone: Backbone, tasks: TasksLike | Slots) -> Slots | None:
+  """Tasks in slots of the size that they need; None where there is no task.
+
+  Args:
+    backbone: the one that they run on.
+    tasks: see `read`; what lies in slots already stays as it is.
+
+  Raises:
+    TaskError: as `read`.
+  """
+  if not isinstance(tasks, Slots):
+    tasks = task_tuple(tasks)
+    if not tasks:
+      return None
+    tasks = inference.fill_slots(backbone, tasks)
+  require_backbone(tasks.specs[0], backbone.id)
+  return tasks
+
+
+def forward(
+  backbone: Backbone,
+  tasks: TasksLike | Slots,
+  images: Float[ArrayLike, "b side side 3"],
+  *,
+  check: bool = True,
+) -> dict[str, Float32[Array, "b _"]]:
+  """The original model and all tasks, in one pass.
+
+  Args:
+    backbone: the frozen ViT.
+    tasks: any number; see `read`.
+    images: see `encode`.
+    check: see `encode`.
+
+  Returns:
+    {"backbone": (b, c0), task name: (b, c), ...}. "backbone" holds the same
+    bits whatever the tasks are; within a `jax.jit` of the caller, see `encode`.
+
+  Raises:
+    TaskError: as `read`.
+    DataError: as `encode`.
+  """
+  program = Program(in_slots(backbone, tasks))
+  images, refuse = accept_images(backbone, images, check)
+  result = program(backbone, images)
+  refuse()
+  return result
+
+
+def accept_images(
+  backbone: Backbone, images: Float[ArrayLike, "b side side 3"], check: bool
+) -> tuple[Float[Array, "b side side 3"], Callable[[], None]]:
+  """Take images to the device, and begin to look at their values.
+
+  Args:
+    backbone: that shall take them.
+    images: see `encode`.
+    check: the same.
+
+  Returns:
+    The images on the device, and a check to call once the model runs.
+
+  Raises:
+    DataError: for images of another shape or type; the check raises it for
+      their values.
+  """
+  try:
+    array = jnp.asarray(images)
+  except (TypeError, ValueError) as error:
+    raise DataError(
+      f"images are of type {type(images).__name__}, expected an array; "
+      "mv.preprocess makes one of files."
+    ) from error
+  image_check.require_shape(array, backbone.config.image_size)
+  if not check:
+    return array, lambda: None
+  # An array of NumPy is looked at where it is.
+  seen = images if isinstance(images, np.ndarray) else array
+  return array, image_check.begin(seen)
+
+
+def _encode(
+  backbone: Backbone, images: Float[Array, "b side side 3"]
+) -> tuple[Float32[Array, "b c0"], Context]:
+  return inference.encode_program(
+    backbone.params, images, config=backbone.config
+  )
+
+
+def _read_places(
+  backbone: Backbone, slots: Slots, context: Context
+) -> Float32[Array, "b t c"]:
+  return inference.read_program(
+    backbone.params, slots.arrays, context, config=backbone.config
+  )
