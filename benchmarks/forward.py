@@ -124,7 +124,9 @@ def _measure(
 def _processor() -> str:
   """Name of the processor, and its flags for bfloat16."""
   lines = Path("/proc/cpuinfo").read_text().splitlines()
-  facts = dict(map(str.strip, line.split(":", 1)) for line in lines if ":" in line)
+  facts = dict(
+    map(str.strip, line.split(":", 1)) for line in lines if ":" in line
+  )
   flags = {"amx_bf16", "avx512_bf16"} & {*facts.get("flags", "").split()}
   name = facts.get("model name", platform.machine())
   return f"{name} ({', '.join(sorted(flags)) or 'without bfloat16'})"

@@ -8,7 +8,7 @@ from memory_vit.backbones import load
 from memory_vit.errors import ConfigError
 from memory_vit.model import backbone as backbones
 from memory_vit.model import task as task_sets
-from memory_vit.tasks import compose, manifest, store
+from memory_vit.tasks import compose, store
 
 
 def load_model(
@@ -37,7 +37,7 @@ def load_model(
   found = store.find_tasks(tasks)
   if not found:
     return load.load_backbone(backbone, image_size, dtype), ()
-  specs = [manifest.read(path).spec for path in found]
+  specs = [described.spec for _, described in found]
   alone = any_regime and compose.runs_alone(specs)
   if not alone:  # before a backbone is fetched for nothing
     compose.require_specs_fit(specs)
@@ -53,6 +53,5 @@ def load_model(
   loaded = backbones.rounded(
     load.to_backbone(published, wanted.image_size, dtype, gelu=gelu)
   )
-  if alone:
-    return loaded, (store.load_task(found[0], loaded),)
-  return loaded, store.load_tasks(found, loaded)
+  read = tuple(store.load_described(*one, loaded) for one in found)
+  return loaded, read if alone else compose.concatenate(read)
