@@ -109,8 +109,8 @@ def require_options(format: str, images: ImageInput, examples: int) -> None:
     )
   if format in _ARRAYS and images.kind != "float32":
     raise ExportError(
-      f"--format={format} with --input=uint8: arrays are no function that "
-      "takes images. Leave --input out."
+      f"--format={format} with --input=uint8: a file of arrays is no function "
+      "that takes images. Leave --input out."
     )
   if not 1 <= examples <= MAX_EXAMPLES:
     raise ExportError(
