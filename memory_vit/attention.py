@@ -42,7 +42,7 @@ with epy.lazy_imports():  # once the command line is known to be right
   from memory_vit.plots import attention_files
   from memory_vit.prediction import image_attention
   from memory_vit.runtime import sharding
-  from memory_vit.tasks import manifest, model_loading, store
+  from memory_vit.tasks import model_loading, store
 
 if TYPE_CHECKING:
   from pathlib import Path
@@ -215,8 +215,7 @@ def _usable(
   """
   usable: dict[str, Manifest] = {}
   left_out = []
-  for path in store.find_tasks(sources):
-    described = manifest.read(path)
+  for path, described in store.find_tasks(sources):
     spec = described.spec
     if spec.learned.composes:
       usable[str(path)] = described

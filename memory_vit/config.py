@@ -598,6 +598,10 @@ class Config:
   # times as many of the test split with its answers, as answers.png, and its
   # confusions there. 0 draws nothing. Runs of a study draw nothing.
   log_images: int = option(8, Number(0, 64, "images"), resume="free")
+  # Whether trained parameters are also written as plain orbax checkpoints,
+  # WORKDIR/orbax/NAME, beside each new task in WORKDIR/tasks. Never for "full",
+  # where they would double gigabytes. Runs of a study write none.
+  export_orbax: bool = option(True, Switch(), resume="free")
   # Step at which a profile of 5 steps is taken, for TensorBoard; 0 takes none.
   profile_at: int = option(0, _STEPS_OR_NONE, resume="free")
   # Seconds to wait for a batch of images. Then what the process was doing is

@@ -104,7 +104,7 @@ def _convert_tasks(given: str, source: str, directory: str) -> int:
     )
   file = paths.local(given, "--task", TaskError)
   for task in torch_import.read_tasks(file, source):
-    with files.writing(out, ValueError):  # orbax's
+    with files.writing(out):
       store.save_task(task, out / task.name)
     show(f"{escaped(str(out / task.name))}: {task!r}")
   return 0

@@ -10,11 +10,7 @@ class MemoryVitError(ValueError):
 
 
 class BackboneError(MemoryVitError):
-  """A backbone file cannot be used; `CheckpointError` is its former name."""
-
-
-# For those who catch it by that name.
-CheckpointError = BackboneError
+  """A backbone file cannot be used."""
 
 
 class TaskError(MemoryVitError):

@@ -1,7 +1,7 @@
 """Exports a backbone and its tasks as one function that servers can call.
 
   memory-vit export --backbone=NPZ --task=DIR [--task=DIR ...] \\
-    --format={stablehlo,saved_model,onnx,safetensors} --out=DIR
+    --format={stablehlo,saved_model,onnx,safetensors,orbax} --out=DIR
 
 What was written is run in another process, and compared with this package: the
 exit status is 2, and nothing is left, where it computes something else.
@@ -29,7 +29,7 @@ with epy.lazy_imports():  # once the command line is known to be right
 if TYPE_CHECKING:
   from memory_vit.exports.export_manifest import ExportReport
 
-_FORMATS = ("stablehlo", "saved_model", "onnx", "safetensors")
+_FORMATS = ("stablehlo", "saved_model", "onnx", "safetensors", "orbax")
 _INPUTS = ("float32", "uint8")
 _MIB = 2**20
 
@@ -52,7 +52,8 @@ def _parser() -> Parser:
     required=True,
     choices=_FORMATS,
     help="safetensors writes the tasks alone, as files for a model hub, with a "
-    "README; the others write one function for servers",
+    "README, orbax all parameters as a checkpoint; the others write one "
+    "function for servers",
   )
   parser.add_argument(
     "--out",

@@ -3,7 +3,6 @@
 Every case follows from its number. A task is {file: its bytes} here.
 """
 
-import bz2
 import copy
 import io
 import json
@@ -11,11 +10,10 @@ import math
 import shutil
 import warnings
 import zipfile
-import zlib
 from pathlib import Path
 
-import databases
 import numpy as np
+import safetensors.numpy
 
 from memory_vit.tasks import array_files, manifest
 
@@ -43,14 +41,7 @@ SHAPES = ((10**12,), (2**62, 4), (-1, -8), (0,), (), (1,) * 70, (10**30,),
           (10**400, 0))  # fmt: skip
 
 
-KEYS = ("cls/0", "cls/1", "cls", "", "../x", "/etc/passwd", "d/x", "zzz/0",
-        "head/bias/.zarray", "a" * 5_000, "é", "_METADATA",
-        "manifest.ocdbt")  # fmt: skip
-CODECS = (
-  None, {"id": "zlib", "level": 1}, {"id": "bz2", "level": 9},
-  {"id": "gzip", "level": 1}, {"id": "zstd", "level": 22}, {"id": "zstd"},
-  {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1}, {}, [], "zstd",
-)  # fmt: skip
+TASK, ARRAYS = "task.json", "arrays.safetensors"
 
 
 def read_files(root: Path) -> Files:
@@ -115,183 +106,100 @@ def damaged_task(files: Files, other: Files, rng: np.random.Generator) -> Files:
   return files
 
 
+def signed(files: Files, **changed) -> Files:
+  """Makes the digest of task.json fit, as whoever changed it can."""
+  values = {**json.loads(files[TASK]), **changed}
+  values["sha256"] = manifest.digest(values)
+  return {**files, TASK: to_json(values)}
+
+
 def forged_task(files: Files, rng: np.random.Generator) -> Files:
   """A task that somebody changed who can compute digests."""
-  files = dict(files)
-  values = json.loads(files["task.json"])
+  values = json.loads(files[TASK])
   if rng.random() < 0.3:
-    name = rng.choice(sorted(values["files"]))
-    content = damaged(files[f"arrays/{name}"], rng)
-    files[f"arrays/{name}"] = content
-    values["files"][name] = array_files.sha256(content)
+    changed = _with_header if rng.random() < 0.5 else _written_otherwise
+    files = {**files, ARRAYS: changed(files[ARRAYS], rng)}
   else:
     for _ in range(rng.integers(1, 4)):
       change_json(values, rng)
   values["sha256"] = manifest.digest(values)
-  files["task.json"] = to_json(values)
-  return files
+  return {**files, TASK: to_json(values)}
 
 
-def forged_database(files: Files, rng: np.random.Generator) -> Files:
-  """A signed task whose database is by somebody who knows the format."""
-  arrays = json.loads(files["task.json"])["arrays"]
-  values = databases.values_of(files)
-  name = rng.choice(sorted(arrays))
-  shape = arrays[name]["shape"]
-  about, chunk = f"{name}/.zarray", databases.chunk_key(name, shape)
-  method = rng.integers(0, 2)
-  match rng.integers(0, 12):
-    case 0:  # what metadata says
-      described = json.loads(values[about])
-      change_json(described, rng)
-      values[about] = _compact(described)
-    case 1:  # how deep it is
-      key = rng.choice(["shape", "fill_value", "compressor", "filters", "x"])
-      described = {**json.loads(values[about]), key: "DEEP"}
-      text = _compact(described).decode().replace('"DEEP"', DEEP)
-      values[about] = (text if rng.random() < 0.7 else DEEP).encode()
-    case 2:  # chunks that are not there, or are many
-      if rng.random() < 0.5:
-        del values[chunk]
-      else:
-        zeros = [0] * len(shape)
-        many = {f"{name}/{'.'.join(map(str, [*zeros[1:], i]))}": b"\0" * 4
-                for i in range(rng.integers(1, 3_000))}  # fmt: skip
-        ones = [1] * len(shape)
-        values |= {**many, about: databases.metadata(shape, chunks=ones)}
-    case 3 | 4:  # packed, as it was once, or in other ways
-      packed = databases.packed(values[chunk])
-      codec = databases.ZSTD_CODEC
-      if rng.random() < 0.5:
-        packed = _packed_otherwise(values[chunk], packed, rng)
-      if rng.random() < 0.3:
-        codec = CODECS[rng.integers(0, len(CODECS))]
-      values |= {chunk: packed, about: databases.metadata(shape, codec)}
-    case 5:  # a task that claims to be larger, in all that is written
-      return _claiming(files, values, rng)
-    case 6:  # keys
-      other = KEYS[rng.integers(0, len(KEYS))]
-      key = rng.choice(sorted(values))
-      values[other] = values.pop(key) if rng.random() < 0.5 else values[key]
-    case 7 | 8:  # bytes of the node, before they are packed
-      content = databases.body(values)
-      for _ in range(rng.integers(1, 4)):
-        content = damaged(content, rng)
-      return databases.with_leaf(files, databases.leaf(content, method))
-    case 9:  # parts of the node that tell how much there is
-      return databases.with_leaf(files, _lying_leaf(values, method, rng))
-    case 10:  # envelope
-      content = bytearray(databases.leaf(databases.body(values), method))
-      for _ in range(rng.integers(1, 3)):
-        content[rng.integers(0, 40)] = rng.integers(0, 256)
-      return databases.with_leaf(files, bytes(content))
-    case _:  # values in other files, and anywhere in them
-      return _elsewhere(files, values, rng)
-  content = databases.leaf(databases.body(values), method)
-  return databases.with_leaf(files, content)
+def split(content: bytes) -> tuple[dict, bytes]:
+  """The header of a file of safetensors, and its values."""
+  length = int.from_bytes(content[:8], "little")
+  return json.loads(content[8 : 8 + length]), content[8 + length :]
 
 
-def _compact(values) -> bytes:
-  return json.dumps(values, separators=(",", ":")).encode()
+def joined(header: bytes, values: bytes) -> bytes:
+  """A file of safetensors; the inverse of `split`."""
+  return len(header).to_bytes(8, "little") + header + values
 
 
-def _packed_otherwise(
-  chunk: bytes, packed: bytes, rng: np.random.Generator
-) -> bytes:
-  match rng.integers(0, 6):
-    case 0:
-      return databases.packed(bytes(2 ** int(rng.integers(10, 27))))
-    case 1:
-      return packed * int(rng.integers(2, 50))
-    case 2:  # the header of the frame
-      i = rng.integers(4, 10)
-      return packed[:i] + rng.bytes(2) + packed[i + 2 :]
-    case 3:
-      return damaged(packed, rng)
-    case 4:
-      return zlib.compress(chunk) if rng.random() < 0.5 else bz2.compress(chunk)
-    case _:  # in two frames, which is right
-      return databases.packed(chunk[:4]) + databases.packed(chunk[4:])
+def forged_arrays(files: Files, rng: np.random.Generator) -> Files:
+  """A signed task whose arrays are by somebody who knows the format."""
+  header, values = split(files[ARRAYS])
+  name, other = rng.choice(sorted(header), 2)
+  match rng.integers(0, 10):
+    case 0 | 1:  # what the header says
+      content = _with_header(files[ARRAYS], rng)
+    case 2:  # how deep it is
+      text = json.dumps({**header, name: "DEEP"}).replace('"DEEP"', DEEP)
+      content = joined((text if rng.random() < 0.7 else DEEP).encode(), values)
+    case 3:  # how long it is
+      length = int(2 ** int(rng.integers(0, 64))) - int(rng.integers(0, 2))
+      content = length.to_bytes(8, "little") + files[ARRAYS][8:]
+    case 4 | 5:  # written otherwise, which is right
+      content = _written_otherwise(files[ARRAYS], rng)
+    case 6:  # arrays that share their bytes
+      shared = {**header, name: {**header[name], "data_offsets":
+                header[other]["data_offsets"]}}  # fmt: skip
+      content = joined(to_json(shared), values)
+    case 7:  # bytes that nobody declares
+      content = files[ARRAYS] + rng.bytes(rng.integers(1, 99))
+    case _:  # a task that claims to be larger, in all that is written
+      return _claiming(files, rng)
+  return {**files, ARRAYS: content}
 
 
-def _claiming(files: Files, values: Files, rng: np.random.Generator) -> Files:
-  task = json.loads(files["task.json"])
+def _written_otherwise(content: bytes, rng: np.random.Generator) -> bytes:
+  """The same arrays, under a header in another order and with more in it."""
+  header, values = split(content)
+  names = [*header, "__metadata__"]
+  header["__metadata__"] = {"a": "b" * int(rng.integers(0, 999))}
+  ordered = {names[i]: header[names[i]] for i in rng.permutation(len(names))}
+  text = json.dumps(ordered, indent=int(rng.integers(0, 9)))
+  return joined(text.encode(), values)
+
+
+def _claiming(files: Files, rng: np.random.Generator) -> Files:
+  task = json.loads(files[TASK])
   classes = int(2 ** rng.integers(2, 25))
   task["spec"] |= {"num_classes": classes, "class_names": []}
+  arrays = safetensors.numpy.load(files[ARRAYS])
   width = task["arrays"]["head/kernel"]["shape"][0]
-  for name, shape in (("head/kernel", [width, classes]),
-                      ("head/bias", [classes])):  # fmt: skip
-    size = 4 * math.prod(shape)
-    chunk = databases.chunk_key(name, shape)
+  for name, shape in (("head/kernel", (width, classes)),
+                      ("head/bias", (classes,))):  # fmt: skip
     described = {"shape": shape, "dtype": "float32", "sha256": "0" * 64}
-    codec = databases.ZSTD_CODEC if rng.random() < 0.6 else None
-    if size <= 2**25:
-      zeros = np.zeros(shape, np.float32)
-      described = databases.declared(zeros)
-      content = zeros.tobytes()
-    else:
-      content = bytes(2**20)
-    if rng.random() < 0.3:
-      content = content[: rng.integers(0, 100)]
-    values[chunk] = databases.packed(content) if codec else content
-    chunks = [1] * len(shape) if rng.random() < 0.2 else shape
-    values[f"{name}/.zarray"] = databases.metadata(shape, codec, chunks=chunks)
-    if rng.random() < 0.2:
-      del values[chunk]
+    if 4 * math.prod(shape) <= 2**25:
+      arrays[name] = np.zeros(shape, np.float32)
+      described = declared(arrays[name])
     task["arrays"][name] = described
-  content = databases.leaf(databases.body(values), int(rng.integers(0, 2)))
-  return databases.signed(
-    databases.with_leaf(files, content), spec=task["spec"],
-    arrays=task["arrays"],
-  )  # fmt: skip
+  content = safetensors.numpy.save(arrays)
+  if rng.random() < 0.3:
+    content = content[: rng.integers(0, len(content))]
+  files = {**files, ARRAYS: content}
+  return signed(files, spec=task["spec"], arrays=task["arrays"])
 
 
-def _lying_leaf(values: Files, method: int, rng: np.random.Generator) -> bytes:
-  keys = [key.encode() for key in sorted(values)]
-  huge = databases.number(int(2 ** int(rng.integers(8, 70))))
-  lengths = databases.numbers([len(values[key.decode()]) for key in keys])
-  contents = b"".join(values[key.decode()] for key in keys)
-  good = databases.keys_of(keys)
-  start = b"\0\0"
-  match rng.integers(0, 8):
-    case 0:
-      content = bytes([rng.integers(1, 256)]) + databases.body(values)[1:]
-    case 1:
-      content = b"\0" + huge + good
-    case 2:
-      content = start + huge + good[1:]
-    case 3:
-      count, length = int(rng.integers(8, 9_000)), int(rng.integers(1, 65_000))
-      content = start + databases.keys_that_unfold(count, length)
-    case 4:
-      content = start + good + lengths.replace(lengths[:1], huge, 1)
-    case 5:
-      kinds = rng.bytes(len(keys))
-      content = start + good + lengths + kinds + contents
-    case 6:
-      content = bytes(2 ** int(rng.integers(10, 27)))
-    case _:
-      twice = databases.keys_of([keys[0], *keys[:-1]])
-      content = start + twice + lengths + bytes(len(keys)) + contents
-  return databases.leaf(content, method)
-
-
-def _elsewhere(files: Files, values: Files, rng: np.random.Generator) -> Files:
-  content, places = b"", {}
-  for key in sorted(values):
-    places[key] = (len(content), len(values[key]))
-    content += values[key]
-  if rng.random() < 0.6:
-    key = rng.choice(sorted(places))
-    offset, length = places[key]
-    places[key] = [
-      (int(2 ** int(rng.integers(0, 63))), length), (0, len(content)),
-      (offset + 1, length), (offset, length - 1),
-      (offset, int(2 ** int(rng.integers(0, 63)))),
-    ][rng.integers(0, 5)]  # fmt: skip
-  path = "values" if rng.random() < 0.7 else KEYS[rng.integers(0, len(KEYS))]
-  node = databases.leaf(databases.body_in_file(places, path))
-  return databases.with_leaf({**files, "arrays/values": content}, node)
+def declared(array: np.ndarray) -> dict:
+  """What task.json says of an array."""
+  described = array_files.describe(array)
+  return {
+    "shape": list(array.shape), "dtype": described.dtype,
+    "sha256": described.sha256,
+  }  # fmt: skip
 
 
 def to_json(values) -> bytes:
@@ -411,13 +319,12 @@ def damaged_model(files: Files, rng: np.random.Generator) -> Files:
 
 def _with_header(content: bytes, rng: np.random.Generator) -> bytes:
   """A file of safetensors whose header says something else."""
-  length = int.from_bytes(content[:8], "little")
-  values = json.loads(content[8 : 8 + length])
+  values, rest = split(content)
   change_json(values, rng)
   header = to_json(values)
   if rng.random() < 0.2:
     header = header.replace(b"F32", (b"F64", b"I32", b"BF16")[rng.integers(3)])
-  return len(header).to_bytes(8, "little") + header + content[8 + length :]
+  return joined(header, rest)
 
 
 def _npy_header(shape, descr) -> bytes:

@@ -180,7 +180,7 @@ def run(python, *arguments):
   )  # fmt: skip
 
 
-GOLDEN = ROOT / "tests" / "golden" / "format_4"
+GOLDEN = ROOT / "tests" / "golden" / "format_1"
 
 
 @pytest.mark.slow

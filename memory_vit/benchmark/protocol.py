@@ -191,6 +191,7 @@ def _configured(
     eval_every=_NEVER,
     wandb=config.wandb.of_many(),
     log_images=0,
+    export_orbax=False,
     keep=dataclasses.replace(config.keep, what=what),
     task=dataclasses.replace(config.task, name=NAME_IN_RUNS, memory_init=start),
     data=_data_of(config, data),

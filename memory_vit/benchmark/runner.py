@@ -232,7 +232,7 @@ def export(run: Path, there: Path, name: str, backbone: Backbone) -> None:
   if there.exists() and store.load_task(there, backbone).digest == task.digest:
     return
   spec = dataclasses.replace(task.spec, name=name)
-  with files.writing(there, ValueError):  # orbax's
+  with files.writing(there):
     store.save_task(dataclasses.replace(task, spec=spec), there)
 
 

@@ -21,7 +21,7 @@ from memory_vit.model.backbone import Backbone, rounded
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.model.vit import MemoryViT, apply
 from memory_vit.model.vit_config import ViTConfig
-from memory_vit.tasks import manifest, split_forward, store
+from memory_vit.tasks import split_forward, store
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ class EmbeddingJob:
           f"{self.task} holds {len(found)} tasks: expected one, whose "
           "preprocessing is taken."
         )
-      spec = manifest.read(found[0]).spec
+      spec = found[0][1].spec
       size, gelu = spec.backbone.image_size, spec.backbone.gelu
       evaluation = spec.evaluation
     published = load.read_published(self.backbone)

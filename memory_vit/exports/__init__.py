@@ -1,4 +1,4 @@
-"""Models for servers: StableHLO, SavedModel, ONNX, and tasks for a hub."""
+"""Models for servers and other programs, and tasks for a hub."""
 
 from etils import epy
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from memory_vit.errors import ExportError, TaskError
@@ -13,6 +13,7 @@ from memory_vit.exports import (
   export_manifest,
   model_card,
   onnx_file,
+  orbax_checkpoint,
   saved_model,
   stablehlo,
 )
@@ -20,7 +21,7 @@ from memory_vit.exports.export_manifest import ExportReport, Signature, Tensor
 from memory_vit.exports.exported_model import ExportedModel, make_model
 from memory_vit.exports.image_input import ImageInput
 from memory_vit.model.backbone import Backbone
-from memory_vit.model.task import require_backbone
+from memory_vit.model.task import Task, require_backbone
 from memory_vit.runtime import files, paths
 from memory_vit.runtime.messages import brief
 from memory_vit.runtime.progress_bar import ProgressBar
@@ -34,7 +35,9 @@ _WRITERS: dict[
   "saved_model": (saved_model.DIRECTORY, saved_model.write),
   "onnx": (onnx_file.FILE, onnx_file.write),
 }
-FORMATS = (*_WRITERS, "safetensors")
+# Of arrays, and not of a function that takes images.
+_ARRAYS = ("safetensors", "orbax")
+FORMATS = (*_WRITERS, *_ARRAYS)
 MAX_EXAMPLES = 4096
 
 
@@ -60,8 +63,9 @@ def export_model(
     tasks: a task, a sequence or generator of tasks, or {name: task}.
     path: of the directory. One that an export wrote is replaced as a whole, any
       other one with something in it is left as it is.
-    format: "stablehlo", "saved_model", "onnx", or "safetensors" (the tasks
-      alone, as files for a model hub, with a README).
+    format: "stablehlo", "saved_model", "onnx"; "safetensors" (the tasks alone,
+      as files for a model hub, with a README); or "orbax" (all parameters, as a
+      checkpoint).
     images: what the function takes; by default floats in [-1, 1].
     examples: how many random images are compared.
 
@@ -76,8 +80,8 @@ def export_model(
   images = images or ImageInput()
   require_options(format, images, examples)
   export_manifest.require_place(place)
-  if format == "safetensors":
-    return _export_tasks(backbone, tasks, place)
+  if format in _ARRAYS:
+    return _export_arrays(backbone, tasks, place, format)
   exported = make_model(backbone, tasks)
   if format == "onnx":
     onnx_file.require_possible(exported, images)
@@ -105,10 +109,10 @@ def require_options(format: str, images: ImageInput, examples: int) -> None:
     raise ExportError(
       f"format is {brief(format)}, expected one of {', '.join(FORMATS)}."
     )
-  if format == "safetensors" and images.kind != "float32":
+  if format in _ARRAYS and images.kind != "float32":
     raise ExportError(
-      "--format=safetensors with --input=uint8: the file of a task is no "
-      "function that takes images. Leave --input out."
+      f"--format={format} with --input=uint8: a file of arrays is no function "
+      "that takes images. Leave --input out."
     )
   if not 1 <= examples <= MAX_EXAMPLES:
     raise ExportError(
@@ -158,10 +162,10 @@ def _image_tensor(exported: ExportedModel, images: ImageInput) -> Tensor:
   return Tensor(shape=("b", side, side, 3), dtype="float32", meaning=meaning)
 
 
-def _export_tasks(
-  backbone: Backbone, tasks: compose.TasksLike, place: Path
+def _export_arrays(
+  backbone: Backbone, tasks: compose.TasksLike, place: Path, format: str
 ) -> ExportReport:
-  """Write each task to NAME.safetensors, with a card for all."""
+  """Write arrays, in one of the formats that are no function."""
   chosen = compose.task_tuple(tasks)
   if not chosen:
     raise TaskError("there is no task to export.")
@@ -173,14 +177,34 @@ def _export_tasks(
   replacing = files.replacing_directory(place, export_manifest.strange)
   with files.writing(place), replacing as new:
     new.mkdir()
-    for task in chosen:
-      file = new / f"{task.name}.safetensors"
-      store.save_task(task, file, format="safetensors")
-      if store.load_task(file, backbone).digest != task.digest:
-        raise ExportError(
-          f"task {task.name!r} was not read back as it was written."
-        )
-    card = new / model_card.FILE
-    card.write_text(model_card.to_text(chosen), encoding="utf-8")
-    report = export_manifest.describe("safetensors", backbone, chosen)
+    if format == "orbax":
+      _write_orbax(backbone, chosen, new)
+    else:
+      _write_tasks(backbone, chosen, new)
+    report = export_manifest.describe(format, backbone, chosen)
     return export_manifest.write(new, report)
+
+
+def _write_tasks(
+  backbone: Backbone, tasks: Sequence[Task], directory: Path
+) -> None:
+  """Write each task to NAME.safetensors, with a card for all."""
+  for task in tasks:
+    file = directory / f"{task.name}.safetensors"
+    store.save_task(task, file, format="safetensors")
+    if store.load_task(file, backbone).digest != task.digest:
+      raise ExportError(
+        f"task {task.name!r} was not read back as it was written."
+      )
+  card = directory / model_card.FILE
+  card.write_text(model_card.to_text(tasks), encoding="utf-8")
+
+
+def _write_orbax(
+  backbone: Backbone, tasks: Sequence[Task], directory: Path
+) -> None:
+  """Write {"backbone": ..., "tasks": {name: ...}}."""
+  params = {task.name: task.params for task in tasks}
+  tree = {"backbone": backbone.params, "tasks": params}
+  with files.writing(directory, ValueError):  # orbax's
+    orbax_checkpoint.write(tree, directory / orbax_checkpoint.DIRECTORY)

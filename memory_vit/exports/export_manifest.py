@@ -39,8 +39,8 @@ _RESIZING = {
 }
 # What takes part in making one of the files, where it is installed.
 _PACKAGES = (
-  "jax", "jaxlib", "flax", "numpy", "safetensors", "tensorflow-cpu",
-  "tensorflow", "jax2onnx", "onnx", "onnxruntime",
+  "jax", "jaxlib", "flax", "numpy", "safetensors", "orbax-checkpoint",
+  "tensorflow-cpu", "tensorflow", "jax2onnx", "onnx", "onnxruntime",
 )  # fmt: skip
 
 
@@ -77,7 +77,7 @@ class ExportReport:
   """Description of an export, as `manifest.json` holds it.
 
   Attributes:
-    format: "stablehlo", "saved_model", "onnx" or "safetensors".
+    format: "stablehlo", "saved_model", "onnx", "safetensors" or "orbax".
     dtype: of the computation.
     backbone: `BackboneId`, as a dictionary.
     preprocessing: `EvalPreprocessing`, as a dictionary, and how it resizes.

@@ -16,7 +16,7 @@ from memory_vit.errors import TaskError
 from memory_vit.model import trees
 from memory_vit.model.regimes import SIDE_MIXING, Regime, SideKind, get_regime
 from memory_vit.model.vit_config import MAX_IMAGE_SIZE, MAX_RESIZE
-from memory_vit.runtime import messages, schema
+from memory_vit.runtime import messages
 from memory_vit.runtime.messages import name_list
 
 # How images are resized: see `EvalPreprocessing`.
@@ -45,7 +45,7 @@ class EvalPreprocessing:
   image_size: int
   crop: str = "resize"
   resize: int = 0
-  interpolation: str = schema.added("bilinear")
+  interpolation: str = "bilinear"
 
   def __post_init__(self) -> None:
     if self.interpolation not in INTERPOLATIONS:
@@ -100,7 +100,7 @@ class BackboneId:
   variant: str
   image_size: int
   gelu: str
-  layer_norm_epsilon: float = schema.added(1e-6)
+  layer_norm_epsilon: float = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,8 +132,8 @@ class TaskSpec:
   cells: int
   regime: str = "memory_masked"
   bottleneck: int = 0
-  side_width: int = schema.added(0)
-  side_mixing: str = schema.added("")
+  side_width: int = 0
+  side_mixing: str = ""
   attends_to: tuple[str, ...] = ()
   parent_digests: tuple[str, ...] = ()
   memory_norm: bool = True

@@ -151,7 +151,7 @@ def contents_of(tasks: Sequence[str]) -> str:
     MemoryVitError: where there is none, or one cannot be read.
   """
   found = hashlib.sha256()
-  for path in store.find_tasks(tasks):
+  for path, _ in store.find_tasks(tasks):
     # `task.json` has the digests of all arrays.
     listed = path / manifest.FILE
     files = [path] if path.is_file() else [listed]

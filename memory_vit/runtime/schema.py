@@ -16,40 +16,12 @@ if TYPE_CHECKING:
 _T = TypeVar("_T", bound="DataclassInstance")
 
 
-# In the metadata of a field that older files do not have.
-_ADDED = "memory_vit.added"
-
-
 class _TypeMismatchError(Exception):
   """A value has none of the types that it may have."""
 
 
-def added(default: Any) -> Any:
-  """A field of a dataclass that was added once files of it had been written.
-
-  `build` takes `default` where a file has no such key, and `without_added`
-  leaves the key out at its default: old files, and the digests of what is as
-  before, stay as they are.
-  """
-  return dataclasses.field(default=default, metadata={_ADDED: True})
-
-
-def without_added(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-  """A dictionary of a `cls`, less the `added` fields that are at default."""
-  kept = dict(values)
-  for field in dataclasses.fields(cls):
-    value = values[field.name]
-    if field.metadata.get(_ADDED) and value == field.default:
-      del kept[field.name]
-    elif isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
-      kept[field.name] = without_added(field.type, value)
-  return kept
-
-
 def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
   """Make a dataclass of a dictionary that has exactly its fields.
-
-  Those that were `added` later may be missing.
 
   Args:
     cls: a dataclass of numbers, strings, bools, tuples of such or of
@@ -63,13 +35,6 @@ def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
       that `cls` refuses.
   """
   fields = {field.name: field for field in dataclasses.fields(cls)}
-  if isinstance(values, Mapping):
-    absent = {
-      name: field.default
-      for name, field in fields.items()
-      if field.metadata.get(_ADDED) and name not in values
-    }
-    values = {**values, **absent}
   require_keys(values, tuple(fields), where, error)
   built: dict[str, Any] = {}
   for name, field in fields.items():

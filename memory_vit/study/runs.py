@@ -232,6 +232,7 @@ def config_of(
     study=StudyConfig(),
     wandb=config.wandb.of_many(),
     log_images=0,
+    export_orbax=False,
   )
 
 

@@ -1,22 +1,11 @@
-"""The arrays of a saved task: a directory that orbax writes.
+"""The arrays of a saved task: one file of safetensors.
 
-It is not trusted. Every file is known by its SHA-256 and is read once, into
-memory; arrays are made of the very bytes that were verified. Orbax and
-tensorstore do not read it: they print tracebacks of their threads where
-something is damaged, end the process on deeply nested metadata, and take as
-much memory as a few bytes claim. What they write for a task is simple: for each
-array its metadata, `NAME/.zarray`, and one chunk with all its values,
-`NAME/0.0`, both in a database (`ocdbt`). So metadata is compared, byte by byte,
-with that of the array that `task.json` declares, and no foreign JSON is parsed.
-
-Chunks are not compressed. Those of earlier versions are (zstd, which gains 8 %,
-but a thousandfold on a head that is still zero), within `MAX_RATIO`.
+It is not trusted. It is read once, into memory, and never more of it than the
+arrays take that `task.json` declares; every array must have the name, the
+shape, the type and the SHA-256 that stand there.
 """
 
 import dataclasses
-import hashlib
-import itertools
-import json
 import math
 import os
 import stat
@@ -24,21 +13,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
+import safetensors
+import safetensors.numpy
 
 from memory_vit.errors import TaskError
 from memory_vit.model import trees
-from memory_vit.runtime import checksums
-from memory_vit.runtime.messages import brief, escaped
-from memory_vit.tasks import ocdbt, zstd
+from memory_vit.runtime.messages import brief, escaped, first_line
 
-# Bytes of all arrays over those of all files, as `npz.MAX_RATIO`; and what is
-# always allowed, since a compressed head of zeros weighs nothing.
-MAX_RATIO = 100
-ALWAYS_ALLOWED_BYTES = 64 * 2**20
-# As tensorstore writes it into metadata.
-_ZSTD = {"id": "zstd", "level": 1}
+# Names and shapes of all arrays take less than this.
+MAX_HEADER_BYTES = 2**20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,77 +46,70 @@ def describe(array: np.ndarray) -> StoredArray:
   )
 
 
-def write(path: Path, flat: Mapping[str, np.ndarray]) -> dict[str, str]:
-  """Write arrays with orbax, which takes none without values (0 cells).
-
-  Args:
-    path: an absolute path where nothing is.
-    flat: {name: array}.
-
-  Returns:
-    {file below `path`: SHA-256}.
-  """
-  import orbax.checkpoint as ocp  # only here: importing the core stays quick
-
-  # This process writes alone: none waits for the others.
-  me = jax.process_index()
-  alone = ocp.options.MultiprocessingOptions(
-    primary_host=me,
-    active_processes={me},
-    barrier_sync_key_prefix=f"process{me}",
-  )
-  handler = ocp.PyTreeCheckpointHandler(
-    use_compression=False, multiprocessing_options=alone
-  )
-  with ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer:
-    filled = {k: v for k, v in flat.items() if v.size}
-    checkpointer.save(path, args=ocp.args.PyTreeSave(filled))
-  # It names the directory of whoever saved, and nothing reads it.
-  (path / "commit_success.txt").unlink(missing_ok=True)
-  return {
-    file.relative_to(path).as_posix(): checksums.file_digest(file)
-    for file in sorted(path.rglob("*"))
-    if file.is_file()
-  }
-
-
-def sha256(content: bytes) -> str:
-  """The digest of a file's content, as hexadecimal."""
-  return hashlib.sha256(content).hexdigest()
+def to_bytes(
+  flat: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
+) -> bytes:
+  """The content of the file of some float32 arrays, {name: array}."""
+  whole = {name: np.ascontiguousarray(array) for name, array in flat.items()}
+  return safetensors.numpy.save(whole, dict(metadata) if metadata else None)
 
 
 def read(
-  path: Path, files: Mapping[str, str], stored: Mapping[str, StoredArray]
+  path: Path, stored: Mapping[str, StoredArray], more_header: int = 0
 ) -> dict[str, np.ndarray]:
   """Read arrays, and verify them.
 
   Args:
-    path: the directory.
-    files: {file in it: SHA-256}.
+    path: of the file, which is no link.
     stored: what the arrays must be; float32, of a size that memory can hold.
+    more_header: bytes that metadata may take in the header.
 
   Raises:
-    TaskError: where a file is missing, a link or damaged, or an array is other
-      than `stored` says, or not finite.
+    TaskError: where the file is missing, a link or damaged, or an array is
+      other than `stored` says, or not finite.
   """
   claimed = sum(4 * array.size for array in stored.values())
-  # More than orbax ever needs for such arrays.
-  contents = _read_files(path, files, 2**24 + 2 * claimed)
   try:
-    _require_weight(claimed, sum(map(len, contents.values())))
-    arrays = _unpack(contents, stored)
-  except ValueError as error:
-    raise TaskError(f"arrays in {path} cannot be read: {error}.") from error
-  require_as_stored(arrays, stored, f"arrays in {path}")
+    content = read_file(path, claimed + MAX_HEADER_BYTES + more_header)
+    found = dict(safetensors.deserialize(content))
+  except (OSError, safetensors.SafetensorError) as error:
+    raise TaskError(f"{path} cannot be read: {first_line(error)}") from error
+  _require_described(found, stored, path)
+  arrays = {
+    name: np.frombuffer(found[name]["data"], "<f4").reshape(array.shape)
+    for name, array in stored.items()
+  }
+  _require_digests(arrays, stored, path)
+  require_finite(arrays, str(path))
   return arrays
 
 
-def require_as_stored(
+def _require_described(
+  found: Mapping[str, Mapping[str, Any]],
+  stored: Mapping[str, StoredArray],
+  path: Path,
+) -> None:
+  """Raise `TaskError` unless names, types and shapes are as declared."""
+  problems = [
+    f"{name} is {brief((entry['dtype'], entry['shape']))}"
+    for name, entry in sorted(found.items())
+    if name not in stored
+    or (entry["dtype"], tuple(entry["shape"])) != ("F32", stored[name].shape)
+  ]
+  problems += [f"{name} is missing" for name in sorted(stored.keys() - found)]
+  if problems:
+    raise TaskError(
+      f"{path} is damaged: its arrays are not those of the task: "
+      f"{brief(problems)}."
+    )
+
+
+def _require_digests(
   arrays: Mapping[str, np.ndarray],
   stored: Mapping[str, StoredArray],
-  where: str,
+  path: Path,
 ) -> None:
-  """Raise `TaskError` for arrays that are others, or are not finite."""
+  """Raise `TaskError` for values that are others."""
   damaged = [
     name
     for name, array in arrays.items()
@@ -140,10 +117,9 @@ def require_as_stored(
   ]
   if damaged:
     raise TaskError(
-      f"{where} are damaged: {brief(sorted(damaged))} are not what task.json "
+      f"{path} is damaged: {brief(sorted(damaged))} are not what task.json "
       "says (SHA-256)."
     )
-  require_finite(arrays, where)
 
 
 def require_finite(arrays: Mapping[str, np.ndarray], where: str) -> None:
@@ -183,16 +159,13 @@ def read_file(
 
 
 def require_entries(path: Path, files: Iterable[str]) -> None:
-  """Raise `TaskError` unless exactly `files` lie below the directory `path`."""
-  files = set(files)
-  folders = {
-    parent.as_posix() for name in files for parent in Path(name).parents
-  }
+  """Raise `TaskError` unless exactly `files` lie in the directory `path`."""
+  expected = set(files)
   try:
-    found = set(_walk(path, "", folders))
+    found = set(_names(path))
   except OSError as error:
     raise TaskError(f"{path} cannot be read: {error}") from error
-  foreign, missing = sorted(found - files), sorted(files - found)
+  foreign, missing = sorted(found - expected), sorted(expected - found)
   if foreign or missing:
     raise TaskError(
       f"{path} is damaged: missing files {brief(missing)}, unknown files "
@@ -200,102 +173,12 @@ def require_entries(path: Path, files: Iterable[str]) -> None:
     )
 
 
-def _walk(path: Path, inner: str, folders: set[str]) -> Iterator[str]:
-  """Yield all files below a directory; of foreign directories just the name."""
-  with os.scandir(path / inner) as entries:
+def _names(path: Path) -> Iterator[str]:
+  """Yield the names of all entries of a directory, none of which is a link."""
+  with os.scandir(path) as entries:
     for entry in entries:
-      name = f"{inner}/{entry.name}" if inner else entry.name
       if entry.is_symlink():
-        raise TaskError(f"{path}/{escaped(name)} is a link: a task has none.")
-      if entry.is_dir() and name in folders:
-        yield from _walk(path, name, folders)
-      else:
-        yield name
-
-
-def _read_files(
-  path: Path, files: Mapping[str, str], limit: int
-) -> dict[str, bytes]:
-  """Read all files, `limit` bytes together, and compare their digests."""
-  contents = {}
-  for name, expected in files.items():
-    try:
-      content = read_file(path / name, limit)
-    except OSError as error:
-      raise TaskError(f"{path / name} cannot be read: {error}") from error
-    if sha256(content) != expected:
-      raise TaskError(
-        f"{path / name} is damaged: it is not what task.json says (SHA-256)."
-      )
-    limit -= len(content)
-    contents[name] = content
-  return contents
-
-
-def _unpack(
-  contents: Mapping[str, bytes], stored: Mapping[str, StoredArray]
-) -> dict[str, np.ndarray]:
-  """Make the arrays of the files of orbax, or raise ValueError."""
-  keys = {
-    name: (f"{name}/.zarray", f"{name}/{_chunk(array)}")
-    for name, array in stored.items()
-    if array.size
-  }
-  values = {}
-  if keys:
-    values = ocdbt.read(contents, itertools.chain(*keys.values()))
-  return {
-    name: _array(name, stored[name], *(values[key] for key in keys[name]))
-    if name in keys
-    else np.zeros(stored[name].shape, stored[name].dtype)
-    for name in stored
-  }
-
-
-def _require_weight(claimed: int, there: int) -> None:
-  """Raise ValueError where arrays are much larger than their files."""
-  if claimed > max(ALWAYS_ALLOWED_BYTES, MAX_RATIO * there):
-    raise ValueError(
-      f"they would be {claimed:,} bytes, from {there:,}: expected at most "
-      f"{MAX_RATIO} times as many"
-    )
-
-
-def _chunk(array: StoredArray) -> str:
-  """The key of the first chunk of an array."""
-  return ".".join("0" for _ in array.shape) or "0"
-
-
-def _metadata(array: StoredArray, compressor: Mapping[str, Any] | None) -> str:
-  """The metadata that tensorstore writes of an array that is one chunk."""
-  values = {
-    "chunks": array.shape,
-    "compressor": compressor,
-    "dimension_separator": ".",
-    "dtype": np.dtype(array.dtype).newbyteorder("<").str,
-    "fill_value": None,
-    "filters": None,
-    "order": "C",
-    "shape": array.shape,
-    "zarr_format": 2,
-  }
-  return json.dumps(values, separators=(",", ":"))
-
-
-def _array(
-  name: str, expected: StoredArray, metadata: memoryview, chunk: memoryview
-) -> np.ndarray:
-  """Make an array of its two values; raise ValueError if it is another."""
-  size = 4 * expected.size
-  data: bytes | memoryview = chunk
-  plain, packed = (_metadata(expected, codec) for codec in (None, _ZSTD))
-  if metadata == packed.encode():
-    data = zstd.unpack(chunk, size)
-  elif metadata != plain.encode():
-    found = bytes(metadata[: len(packed)])
-    raise ValueError(f"{name} is described by {brief(found)}, expected {plain}")
-  if len(data) != size:
-    raise ValueError(f"{name} has {len(data):,} bytes, expected {size:,}")
-  array = np.frombuffer(data, np.dtype(expected.dtype).newbyteorder("<"))
-  # It begins anywhere in its file.
-  return np.require(array.reshape(expected.shape), requirements=["ALIGNED"])
+        raise TaskError(
+          f"{path}/{escaped(entry.name)} is a link: a task has none."
+        )
+      yield entry.name

@@ -1,10 +1,9 @@
 """`task.json`, the untrusted description of a saved task.
 
-format_version  of the directory
+format_version  of the task, in a directory or in one file
 sha256          of all the rest, so that no bit of it changes unnoticed
 spec            `TaskSpec`
 arrays          shape, type and SHA-256 of every array, by name
-files           SHA-256 of every file in arrays/
 provenance      how the task was made, for people
 """
 
@@ -25,13 +24,12 @@ from memory_vit.runtime import messages, schema
 from memory_vit.tasks import array_files, single_file
 from memory_vit.tasks.array_files import StoredArray
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 1
 FILE = "task.json"
 
 # 5,000 classes with their names and results need 1 MB.
 MAX_FILE_BYTES = 8 * 2**20
 MAX_ARRAYS = 4096
-MAX_FILES = 4096
 # Of all arrays: a head of 21,843 classes on H/14 has 112 MB. A task that holds
 # a whole backbone may be as large as one, see `npz.MAX_BYTES`.
 MAX_BYTES = 2**30
@@ -48,7 +46,7 @@ _MAX_NAME = 200
 _MAX_NUMBER = 10**100
 
 _KEYS = (
-  "format_version", "sha256", "spec", "arrays", "files", "provenance",
+  "format_version", "sha256", "spec", "arrays", "provenance",
 )  # fmt: skip
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PART = r"(?!\.)[A-Za-z0-9._-]{1,100}"
@@ -63,13 +61,11 @@ class Manifest:
     spec: what the task is.
     arrays: its arrays, by name; they can be those of such a task, on some
       backbone.
-    files: {file in arrays/: SHA-256}.
     provenance: as saved; nothing in it is checked.
   """
 
   spec: TaskSpec
   arrays: Mapping[str, StoredArray]
-  files: Mapping[str, str]
   provenance: Mapping[str, Any]
 
 
@@ -81,7 +77,6 @@ def to_text(manifest: Manifest, where: str) -> str:
   """
   # What JSON makes of it (tuples, keys) is what will be read.
   values = json.loads(json.dumps(dataclasses.asdict(manifest)))
-  values["spec"] = schema.without_added(TaskSpec, values["spec"])
   values = {"format_version": FORMAT_VERSION, **values}
   signed = {**values, "sha256": digest(values)}
   check(signed, where)
@@ -127,10 +122,7 @@ def read(path: Path) -> Manifest:
   except (OSError, ValueError, RecursionError) as error:
     reason = messages.first_line(error)
     raise TaskError(f"{file} is not readable as JSON: {reason}") from error
-  found = check(values, str(file))
-  if is_file and found.files:
-    raise TaskError(f"{file} describes other files: it holds all by itself.")
-  return found
+  return check(values, str(file))
 
 
 def check(values: Any, where: str) -> Manifest:
@@ -152,9 +144,6 @@ def check(values: Any, where: str) -> Manifest:
     )
     for name, described in _mapping(values, "arrays", where, MAX_ARRAYS).items()
   }
-  files = _mapping(values, "files", where, MAX_FILES)
-  for name, sha256 in files.items():
-    _require_sha256(sha256, f"{where}: files.{_checked_path(name, where)}")
   _require_sizes(arrays, spec, where)
   _require_fit(arrays, spec, where)
   if values["sha256"] != digest(values):
@@ -163,7 +152,7 @@ def check(values: Any, where: str) -> Manifest:
       f"{messages.brief(values['sha256'])}, expected {digest(values)}."
     )
   provenance = _mapping(values, "provenance", where, MAX_COUNT)
-  return Manifest(spec=spec, arrays=arrays, files=files, provenance=provenance)
+  return Manifest(spec=spec, arrays=arrays, provenance=provenance)
 
 
 def _require_plain(value: Any, where: str, depth: int) -> None:

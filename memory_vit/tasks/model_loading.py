@@ -8,7 +8,7 @@ from memory_vit.backbones import load
 from memory_vit.errors import ConfigError
 from memory_vit.model import backbone as backbones
 from memory_vit.model import task as task_sets
-from memory_vit.tasks import compose, manifest, store
+from memory_vit.tasks import compose, store
 
 
 def load_model(
@@ -37,7 +37,7 @@ def load_model(
   found = store.find_tasks(tasks)
   if not found:
     return load.load_backbone(backbone, image_size, dtype), ()
-  specs = [manifest.read(path).spec for path in found]
+  specs = [described.spec for _, described in found]
   if len(found) > 1 or not any_regime:  # no backbone is fetched for nothing
     compose.require_specs_fit(specs)
   wanted = specs[0].backbone
@@ -52,6 +52,6 @@ def load_model(
   loaded = backbones.rounded(
     load.to_backbone(published, wanted.image_size, dtype, gelu=gelu)
   )
-  read = tuple(store.load_task(path, loaded) for path in found)
+  read = tuple(store.load_described(*one, loaded) for one in found)
   compose.require_one_pass(read)
   return loaded, read

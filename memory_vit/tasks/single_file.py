@@ -11,21 +11,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 
 from memory_vit.errors import TaskError
 from memory_vit.runtime import files
-from memory_vit.runtime.messages import brief, first_line
+from memory_vit.runtime.messages import brief
 from memory_vit.tasks import array_files
-from memory_vit.tasks.array_files import StoredArray
 
 SUFFIX = ".safetensors"
 # Of the metadata, beside what other programs may note there.
 _KEY = "memory_vit.task"
 _LENGTH_BYTES = 8
-# Escapes double a text; names and shapes of all arrays take less than this.
-_MORE_HEADER_BYTES = 2**20
 
 
 def is_one(path: Path) -> bool:
@@ -41,10 +36,7 @@ def write(path: Path, flat: Mapping[str, np.ndarray], text: str) -> None:
     flat: {name: array}, float32.
     text: what `task.json` would hold.
   """
-  content = safetensors.numpy.save(
-    {name: np.ascontiguousarray(array) for name, array in flat.items()},
-    {_KEY: text},
-  )
+  content = array_files.to_bytes(flat, {_KEY: text})
   with files.replacing(path) as part:
     part.write_bytes(content)
 
@@ -61,7 +53,8 @@ def read_text(path: Path, limit: int) -> str:
   file = path.resolve()
   begins = array_files.read_file(file, None, at_most=_LENGTH_BYTES)
   length = int.from_bytes(begins, "little")
-  most = 2 * limit + _MORE_HEADER_BYTES
+  # Escapes double a text.
+  most = 2 * limit + array_files.MAX_HEADER_BYTES
   if len(begins) < _LENGTH_BYTES or length > most:
     raise TaskError(
       f"{path} is not a task: a header of {brief(length)} bytes, expected a "
@@ -79,42 +72,3 @@ def read_text(path: Path, limit: int) -> str:
       'save_task(..., format="safetensors") wrote.'
     )
   return text
-
-
-def read(
-  path: Path, stored: Mapping[str, StoredArray]
-) -> dict[str, np.ndarray]:
-  """Read the arrays of a task, and verify them.
-
-  Args:
-    path: of the file, whose text was found to describe `stored`.
-    stored: what the arrays must be.
-
-  Raises:
-    TaskError: where they are anything else.
-  """
-  claimed = sum(4 * array.size for array in stored.values())
-  limit = claimed + 2**24 + _MORE_HEADER_BYTES
-  try:
-    content = array_files.read_file(path.resolve(), limit)
-    found = dict(safetensors.deserialize(content))
-  except (OSError, safetensors.SafetensorError) as error:
-    raise TaskError(f"{path} cannot be read: {first_line(error)}") from error
-  problems = [
-    f"{name} is {brief((entry['dtype'], entry['shape']))}"
-    for name, entry in sorted(found.items())
-    if name not in stored
-    or (entry["dtype"], tuple(entry["shape"])) != ("F32", stored[name].shape)
-  ]
-  problems += [f"{name} is missing" for name in sorted(stored.keys() - found)]
-  if problems:
-    raise TaskError(
-      f"{path} is damaged: its arrays are not those of the task: "
-      f"{brief(problems)}."
-    )
-  arrays = {
-    name: np.frombuffer(found[name]["data"], "<f4").reshape(array.shape)
-    for name, array in stored.items()
-  }
-  array_files.require_as_stored(arrays, stored, str(path))
-  return arrays

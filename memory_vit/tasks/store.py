@@ -2,8 +2,8 @@
 
 A saved task is a directory, and nothing else is in it:
 
-  task.json   what it is, readable: see `manifest`
-  arrays/     the parameters: see `array_files`
+  task.json            what it is, readable: see `manifest`
+  arrays.safetensors   the parameters: see `array_files`
 
 or one file, NAME.safetensors, with both: see `single_file`.
 """
@@ -11,10 +11,9 @@ or one file, NAME.safetensors, with both: see `single_file`.
 # As text, `help` shows jax.Array by its name.
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from memory_vit.tasks import array_files, manifest, single_file
 from memory_vit.tasks.compose import Tasks, TasksLike, concatenate
 from memory_vit.tasks.manifest import Manifest
 
-_ARRAYS = "arrays"
+_ARRAYS = "arrays.safetensors"
 
 
 def save_task(
@@ -43,7 +42,7 @@ def save_task(
   Args:
     task: with values that are known and finite.
     path: of the directory; or of the file, which ends in .safetensors.
-    format: "directory" (task.json, and arrays as orbax writes them) or
+    format: "directory" (task.json and arrays.safetensors) or
       "safetensors" (all in one file); by default as the path ends.
 
   Raises:
@@ -66,19 +65,16 @@ def save_task(
   described = Manifest(
     spec=task.spec,
     arrays={name: array_files.describe(array) for name, array in flat.items()},
-    files={},
     provenance=task.provenance,
   )
   if format == "safetensors":
     single_file.write(path, flat, manifest.to_text(described, str(path)))
     return
+  text = manifest.to_text(described, str(path / manifest.FILE))
   with files.replacing_directory(path) as new:
-    digests = array_files.write(new / _ARRAYS, flat)
-    described = dataclasses.replace(described, files=digests)
-    text = manifest.to_text(described, str(path / manifest.FILE))
+    new.mkdir()
+    (new / _ARRAYS).write_bytes(array_files.to_bytes(flat))
     (new / manifest.FILE).write_text(text, encoding="utf-8")
-    # Reading is strict, and another version of orbax may write otherwise.
-    array_files.read(new / _ARRAYS, digests, described.arrays)
 
 
 def _require_place(path: Path, format: str) -> None:
@@ -111,7 +107,11 @@ def load_task(path: str | os.PathLike[str], backbone: Backbone) -> Task:
       is not known, or another backbone.
   """
   path = _in_repository(Path(path).absolute())
-  found = manifest.read(path)
+  return load_described(path, manifest.read(path), backbone)
+
+
+def load_described(path: Path, found: Manifest, backbone: Backbone) -> Task:
+  """Read a task of which `find_tasks` has read what it is; see `load_task`."""
   require_backbone(found.spec, backbone.id)
   # What fits task.json fits the backbone that it names, unless that is a lie.
   shapes = trees.flatten(_shapes(backbone, found.spec))
@@ -127,7 +127,7 @@ def _in_repository(path: Path) -> Path:
   """The one .safetensors file in a directory that is no task itself."""
   if single_file.is_one(path) or (path / manifest.FILE).is_file():
     return path
-  found = sorted(path.glob(f"*{single_file.SUFFIX}"))
+  found = sorted(_task_files(path))
   if len(found) > 1:
     raise TaskError(
       f"{path} has {len(found)} tasks, expected one: load_tasks reads several."
@@ -150,10 +150,10 @@ def read_arrays(path: Path, found: Manifest) -> dict[str, np.ndarray]:
       anything else lies in the directory.
   """
   if single_file.is_one(path):
-    return single_file.read(path, found.arrays)
-  names = [manifest.FILE, *(f"{_ARRAYS}/{name}" for name in found.files)]
-  array_files.require_entries(path, names)
-  return array_files.read(path / _ARRAYS, found.files, found.arrays)
+    more = 2 * manifest.MAX_FILE_BYTES
+    return array_files.read(path.resolve(), found.arrays, more)
+  array_files.require_entries(path, [manifest.FILE, _ARRAYS])
+  return array_files.read(path / _ARRAYS, found.arrays)
 
 
 def _shapes(backbone: Backbone, spec: TaskSpec) -> dict[str, Any]:
@@ -213,10 +213,14 @@ def load_tasks(
   """
   if isinstance(paths, str | os.PathLike):
     paths = [paths]
-  return concatenate([load_task(path, backbone) for path in find_tasks(paths)])
+  return concatenate(
+    [load_described(*found, backbone) for found in find_tasks(paths)]
+  )
 
 
-def find_tasks(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
+def find_tasks(
+  paths: Iterable[str | os.PathLike[str]],
+) -> list[tuple[Path, Manifest]]:
   """All tasks at some paths; of one that lies at two places, the first.
 
   What is given twice is there twice: that is a mistake, and refused later.
@@ -224,13 +228,13 @@ def find_tasks(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
   Raises:
     TaskError: where there is none at one of them, or one cannot be read.
   """
-  found: list[Path] = []
+  found: list[tuple[Path, Manifest]] = []
   places: dict[Any, Path] = {}
   for one in itertools.chain.from_iterable(map(task_paths, paths)):
     read = manifest.read(one)
     key = read.spec, frozenset(read.arrays.items())
     if places.setdefault(key, one.resolve()) == one.resolve():
-      found.append(one)
+      found.append((one, read))
   return found
 
 
@@ -263,8 +267,14 @@ def task_paths(path: str | os.PathLike[str]) -> list[Path]:
 
 def _paths_in(path: Path) -> list[Path]:
   """Paths in a directory that look like tasks, sorted."""
+  directories = (file.parent for file in path.glob("*/task.json"))
+  return sorted([*directories, *_task_files(path)])
+
+
+def _task_files(path: Path) -> Iterator[Path]:
+  """Files in a directory that look like tasks: not the arrays of one."""
   files_there = path.glob(f"*{single_file.SUFFIX}")
-  return sorted([*(f.parent for f in path.glob("*/task.json")), *files_there])
+  return (file for file in files_there if file.name != _ARRAYS)
 
 
 def _require_plain_name(directory: Path) -> None:

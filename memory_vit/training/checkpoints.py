@@ -216,11 +216,6 @@ class Checkpoints:
         "another --workdir to begin anew.\n  "
         + "\n  ".join([*problems.values(), *sorted(corrupt)])
       )
-    if old := sorted(self._directory.glob("[0-9]*/_CHECKPOINT_METADATA")):
-      raise TrainingError(
-        f"{old[-1].parent} was written by another version of memory_vit. Go on "
-        "with that one, or give another --workdir."
-      )
     return None
 
   def _set_aside(self, step: int) -> Path:

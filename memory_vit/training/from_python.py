@@ -288,7 +288,12 @@ def _config(
         f"options: {key!r} is said by an argument of train_task, or by the "
         "backbone."
       )
-  values = {"batch_size_eval": said["batch_size"], "log_images": 0, **said}
+  values = {
+    "batch_size_eval": said["batch_size"],
+    "log_images": 0,
+    "export_orbax": False,
+    **said,
+  }
   steps = resolve.steps_of(config_lib.replaced(Config(), values), examples)
   every = min(math.ceil(steps / _VALIDATIONS), _MOST_REPEATED)
   values["eval_every"] = values["checkpoint_every"] = every

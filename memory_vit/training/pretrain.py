@@ -50,6 +50,7 @@ def pretrain_config(config: Config) -> Config:
     eval_every=settings.total_steps,  # there is nothing to evaluate
     profile_at=0,
     log_images=0,
+    export_orbax=False,
     data=DataConfig(
       **dataclasses.asdict(settings.data),
       validation="",

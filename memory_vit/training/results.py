@@ -15,6 +15,7 @@ from memory_vit.evaluation import hits as test_hits
 from memory_vit.evaluation.evaluate import Also
 from memory_vit.evaluation.hits import Hits
 from memory_vit.evaluation.split_predictions import SplitPredictions
+from memory_vit.exports import orbax_checkpoint
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone, fingerprint_of
 from memory_vit.model.task import Task
@@ -183,7 +184,8 @@ def export(
   """Write the best task under its name, and the others where that is asked.
 
   Beside them lies what they attend to: `tasks/` is all that it takes to run
-  them. One process writes; all read.
+  them. With `config.export_orbax` the parameters of the new ones are written to
+  `orbax/` as well. One process writes; all read.
 
   Args:
     trainer: that trained them.
@@ -208,6 +210,8 @@ def export(
     processes.on_process_0(
       functools.partial(_save, task, directory / task.spec.name)
     )
+  if trainer.config.export_orbax:
+    _export_orbax(tasks, workdir / orbax_checkpoint.DIRECTORY)
   return [
     store.load_task(directory / task.spec.name, trainer.backbone)
     for task in tasks
@@ -235,6 +239,7 @@ def tidy(workdir: Path) -> None:
   """
   with files.writing(workdir):
     files.tidy(workdir / "tasks")
+    files.tidy(workdir / orbax_checkpoint.DIRECTORY)
     for path in workdir.glob(".*"):
       if _BEGUN.fullmatch(path.name) and path.is_file():
         path.unlink()
@@ -242,8 +247,21 @@ def tidy(workdir: Path) -> None:
 
 def _save(task: Task, path: Path) -> None:
   """Write a task to where nothing else can be."""
-  with files.writing(path, ValueError):  # orbax's
+  with files.writing(path):
     store.save_task(task, path)
+
+
+def _export_orbax(tasks: Sequence[Task], directory: Path) -> None:
+  """Write the parameters of tasks, but not copies of a whole backbone."""
+  for task in tasks:
+    if not task.spec.learned.holds_backbone:
+      write = functools.partial(_write_orbax, task, directory / task.spec.name)
+      processes.on_process_0(write)
+
+
+def _write_orbax(task: Task, path: Path) -> None:
+  with files.writing(path, ValueError):  # orbax's
+    orbax_checkpoint.write(task.params, path.absolute())
 
 
 def save_model(task: Task, backbone: Backbone, path: Path) -> None:

@@ -25,7 +25,7 @@ from etils import epath
 from memory_vit.backbones import download, npz
 from memory_vit.backbones.load import infer_config, load_backbone
 from memory_vit.backbones.save import save_backbone
-from memory_vit.errors import BackboneError, CheckpointError, ConfigError
+from memory_vit.errors import BackboneError, ConfigError
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone, backbone_shapes
 from memory_vit.model.vit import VisionTransformer
@@ -831,11 +831,6 @@ def test_passwords_are_sent_with_encryption(netrc, monkeypatch):
     with pytest.raises(BackboneError):
       load_backbone(f"{scheme}://127.0.0.1/vit.npz")
   assert ["auth" in options for options in given] == [False, True]
-
-
-def test_the_former_name_of_the_error_catches_it(tmp_path):
-  with pytest.raises(CheckpointError):
-    load_backbone(tmp_path / "nothing.npz")
 
 
 @pytest.mark.parametrize(

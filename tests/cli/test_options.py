@@ -180,6 +180,7 @@ ROWS = [
   row("checkpoint_every", 1, "when", "files"),
   row("log_every", 1, "when", goes_on=True),
   row("log_images", 4, "pictures", "files", goes_on=True),
+  row("export_orbax", True, "files", goes_on=True),
   row("profile_at", 2, "when", goes_on=True),
   row("stall_timeout", 500.0, "waits", goes_on=True),
   row("trust_data_code", True, "refused", given=CODE),
@@ -301,7 +302,7 @@ BASE = {
   "backbone": "BACKBONE", "image_size": 8, "batch_size": 8,
   "batch_size_eval": 16, "total_steps": 3, "data.name": "digits:5-9",
   "data.train": "train[:40]", "data.validation": "train[40:50]",
-  "data.test": "test[:10]", "log_images": 0,
+  "data.test": "test[:10]", "log_images": 0, "export_orbax": False,
 }  # fmt: skip
 
 

@@ -195,6 +195,10 @@ images = np.zeros((8, 8, 8, 3), np.float32)
 }
 # What Python must have made of it in the end, in the names of a page.
 RESULTS = {
+  "export.md": (
+    "params.keys() == {'backbone', 'tasks'}",
+    "all('head' in task for task in params['tasks'].values())",
+  ),
   "data.md": (
     "result.tasks[0].test_examples == 297",
     "Path('runs/python/tasks/digits/task.json').is_file()",

@@ -407,7 +407,7 @@ def test_commands_that_look_at_images(place, tmp_path):
   given = task_data.Given(
     data={}, directories={"": str(place / "data")}, splits={}
   )
-  [path] = store.find_tasks([tmp_path / "tasks"])
+  [(path, _)] = store.find_tasks([tmp_path / "tasks"])
   with pytest.raises(TaskError, match="was trained on embeddings, and images"):
     task_data.choose([manifest.read(path)], given, upstream=False)
   given = dataclasses.replace(given, data={"pets": "folder"})

@@ -132,7 +132,8 @@ def test_a_task_that_is_given_twice_counts_once(family, backbone, tmp_path):
   store.save_tasks([a], tmp_path / "first")
   store.save_tasks([a, b], tmp_path / "second")
   given = [tmp_path / "first", tmp_path / "second"]
-  assert store.find_tasks(given) == [given[0] / "a", given[1] / "b"]
+  found = [path for path, _ in store.find_tasks(given)]
+  assert found == [given[0] / "a", given[1] / "b"]
   assert names(store.load_tasks(given, backbone)) == ["a", "b"]
   # Another one of this name is another task.
   store.save_tasks([random_task(backbone, "a", seed=8)], tmp_path / "third")

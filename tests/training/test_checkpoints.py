@@ -259,14 +259,6 @@ def test_what_is_no_checkpoint_is_left_alone(directory, tmp_path):
   assert names(tmp_path / "empty") == ["7", "9", "notes"]
 
 
-@pytest.mark.fault("foreign-state", "old-files")
-def test_states_of_an_older_version_are_not_overlooked(tmp_path):
-  (tmp_path / "40").mkdir()
-  (tmp_path / "40" / "_CHECKPOINT_METADATA").write_text("{}")
-  with pytest.raises(TrainingError, match="40 was written by another version"):
-    newest(tmp_path)
-
-
 @pytest.mark.fault("step-saved-again")
 def test_a_step_that_was_set_aside_is_saved_again(directory):
   for count in (1, 2):

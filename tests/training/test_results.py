@@ -35,7 +35,7 @@ def names(directory):
 def test_a_task_that_was_being_written_is_removed(workdir):
   tasks = workdir / "tasks"
   for name in (".pets-a1_b2c3d", ".birds-00000000", ".a-b-abcdefgh"):
-    (tasks / name / "new" / "arrays").mkdir(parents=True)
+    (tasks / name / "new").mkdir(parents=True)
     (tasks / name / "new" / "task.json").write_text("{")
     (tasks / name / "lock").write_text(files.SCRATCH_MARK)
   # Killed once the new one had its place.

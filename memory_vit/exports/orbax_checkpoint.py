@@ -1,0 +1,47 @@
+"""Parameters as a plain orbax checkpoint, for other programs of JAX.
+
+`orbax.checkpoint.StandardCheckpointer().restore(path)` gives the tree back, as
+NumPy arrays: jax.Array leaves would carry shardings, which another set of
+devices refuses. This package never reads such a checkpoint.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from memory_vit.model import trees
+from memory_vit.runtime import files
+
+DIRECTORY = "orbax"
+
+
+def write(tree: Mapping[str, Any], path: Path) -> None:
+  """Write a tree; a directory at `path` is replaced as a whole.
+
+  One process writes alone, and waits for no other.
+
+  Args:
+    tree: nested dictionaries of arrays. Orbax refuses arrays without values (a
+      memory of 0 cells): they are left out.
+    path: absolute; its parent is made.
+  """
+  import orbax.checkpoint as ocp  # only here: importing the core stays quick
+
+  flat = {name: np.asarray(a) for name, a in trees.flatten(tree).items()}
+  filled = trees.unflatten({name: a for name, a in flat.items() if a.size})
+  me = jax.process_index()
+  alone = ocp.options.MultiprocessingOptions(
+    primary_host=me,
+    active_processes={me},
+    barrier_sync_key_prefix=f"process{me}",
+  )
+  handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with (
+    files.replacing_directory(path) as new,
+    ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer,
+  ):
+    checkpointer.save(new, args=ocp.args.StandardSave(filled))
