@@ -21,7 +21,7 @@ def said(backbone, task="pets", upstream=None, **options):
   if upstream:
     config["upstream"] = {"eval_crop": "resize", "resize": 0, **upstream}
   spec = random_task(backbone, task).spec
-  return Manifest(spec=spec, arrays={}, files={}, provenance={"config": config})
+  return Manifest(spec=spec, arrays={}, provenance={"config": config})
 
 
 def choose(*tasks, data=None, dirs=None, splits=None, roots=(), verify=False):
