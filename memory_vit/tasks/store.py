@@ -273,8 +273,12 @@ def _paths_in(path: Path) -> list[Path]:
 
 def _task_files(path: Path) -> Iterator[Path]:
   """Files in a directory that look like tasks: not the arrays of one."""
-  files_there = path.glob(f"*{single_file.SUFFIX}")
-  return (file for file in files_there if file.name != _ARRAYS)
+  is_task = (path / manifest.FILE).exists()
+  return (
+    file
+    for file in path.glob(f"*{single_file.SUFFIX}")
+    if not (is_task and file.name == _ARRAYS)
+  )
 
 
 def _require_plain_name(directory: Path) -> None:

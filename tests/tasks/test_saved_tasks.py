@@ -200,6 +200,7 @@ def test_changed_manifests_are_refused(saved, backbone, change, message):
     mv.load_task(saved[1], backbone)
 
 
+@pytest.mark.fault("damaged-task")
 def test_damaged_arrays_are_never_loaded_as_something_else(
   saved, backbone, tmp_path
 ):

@@ -229,6 +229,14 @@ def test_foreign_arrays_are_refused(backbone, task, file):
     mv.load_task(file, backbone)
 
 
+def test_a_task_may_be_called_arrays(backbone, tmp_path):
+  """As the file of arrays in the directory of a task is."""
+  tasks = [random_task(backbone, name) for name in ("arrays", "pets")]
+  mv.save_tasks(tasks, tmp_path / "set", format=FORMAT)
+  found = mv.load_tasks(tmp_path / "set", backbone)
+  assert [task.name for task in found] == ["arrays", "pets"]
+
+
 @pytest.mark.fault("damaged-safetensors")
 def test_what_is_no_regular_file_is_never_read(backbone, tmp_path):
   os.mkfifo(tmp_path / "pipe.safetensors")
