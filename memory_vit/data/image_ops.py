@@ -98,7 +98,7 @@ def eval_view(image: tf.Tensor, preprocessing: EvalPreprocessing) -> tf.Tensor:
 
   Raises:
     tf.errors.InvalidArgumentError: where the central crop is not possible, see
-      `resize_shorter`.
+      `_possible`.
   """
   if preprocessing.interpolation != "bilinear":
     return _pillow_view(image, preprocessing)
@@ -111,9 +111,21 @@ def graph_view(image: tf.Tensor, preprocessing: EvalPreprocessing) -> tf.Tensor:
   A graph that is saved cannot call Pillow. With antialiasing, grey levels are
   Pillow's, but for those in the middle between two, which may be rounded to the
   other one.
+
+  Args:
+    image: uint8 (height, width, 3).
+    preprocessing: side is its `image_size`.
+
+  Returns:
+    float32 (side, side, 3) in [-1, 1].
+
+  Raises:
+    tf.errors.InvalidArgumentError: as `eval_view`.
   """
   old = tf.shape(image)[:2]
-  new = _resized(old, preprocessing)
+  new = tf.constant([preprocessing.image_size] * 2)
+  if preprocessing.resize:
+    new = _resized(old, preprocessing.resize, preprocessing.interpolation)
   if preprocessing.interpolation == "bilinear":
     image = tf.image.resize(image, new, method="bilinear")
     return scale(central_square(image, preprocessing))
@@ -127,12 +139,9 @@ def graph_view(image: tf.Tensor, preprocessing: EvalPreprocessing) -> tf.Tensor:
   return scale(central_square(image, preprocessing))
 
 
-def _resized(old: tf.Tensor, preprocessing: EvalPreprocessing) -> tf.Tensor:
-  """Height and width of a resized image, as `images.view.resized_shape`."""
-  side = preprocessing.resize
-  if not side:
-    return tf.constant([preprocessing.image_size] * 2)
-  if preprocessing.interpolation == "bilinear":
+def _resized(old: tf.Tensor, side: int, interpolation: str) -> tf.Tensor:
+  """Height and width, of which `side` is the smaller, as in `images.view`."""
+  if interpolation == "bilinear":
     sides = tf.cast(old, tf.float32)
     resized = tf.round(sides * (side / tf.reduce_min(sides)))
   else:
@@ -257,11 +266,9 @@ def resize_shorter(image: tf.Tensor, side: int) -> tf.Tensor:
     float32 (height, width, 3), of which the smaller is `side`.
 
   Raises:
-    tf.errors.InvalidArgumentError: for an image that is more than 32 times as
-      long as it is wide, or would get more than `MAX_RESIZED_PIXELS`.
+    tf.errors.InvalidArgumentError: see `_possible`.
   """
-  whole = EvalPreprocessing(image_size=side, crop="central", resize=side)
-  sides = _resized(tf.shape(image)[:2], whole)
+  sides = _resized(tf.shape(image)[:2], side, "bilinear")
   return tf.image.resize(image, sides, method="bilinear")
 
 
@@ -293,7 +300,8 @@ def _possible(shape: tf.Tensor, resized: tf.Tensor, side: int) -> tf.Tensor:
     side: the smaller of them.
 
   Raises:
-    tf.errors.InvalidArgumentError: see `resize_shorter`.
+    tf.errors.InvalidArgumentError: for an image that is more than 32 times as
+      long as it is wide, or would get more than `MAX_RESIZED_PIXELS`.
   """
   shape = tf.cast(shape, tf.float32)
   assertions = [

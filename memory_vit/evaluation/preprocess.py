@@ -46,6 +46,8 @@ def preprocess(
     TaskError: where tasks want images prepared differently.
   """
   evaluation = _evaluation_of(task)
+  if memory_mib < 1:
+    raise DataError(f"memory_mib is {memory_mib}, expected 1 or more.")
   side = evaluation.image_size
   # Of the caller's memory are the prepared images: they are no batch.
   found = reader.ImageReader(memory_mib, 0, side).each(images, evaluation)

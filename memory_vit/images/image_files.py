@@ -1,7 +1,4 @@
-"""Find the image files that a user names.
-
-A file that cannot be read does not keep others from being read.
-"""
+"""Find the image files that a user names."""
 
 import dataclasses
 import os

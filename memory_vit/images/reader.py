@@ -58,7 +58,7 @@ class ImageReader:
     option: str = "memory_mib",
     checked: Callable[[Any, int], np.ndarray] | None = None,
   ) -> None:
-    """Share `memory_mib` among batches and what is decoded for them.
+    """Reserve memory for batches, and for what is decoded beside them.
 
     Args:
       memory_mib: what images and their decoding may take together; some wait
@@ -112,12 +112,15 @@ class ImageReader:
     ]
     numbered = are_several(images)
     found: list[Prepared] = []
-    for number, (image, future) in enumerate(begun, first):
-      one = future.result()
-      if isinstance(one, DataError):
-        place = f" {number}," if numbered else ""
-        one = DataError(f"image{place} {image_name(image)}: {one}")
-      found.append(one)
+    try:
+      for number, (image, future) in enumerate(begun, first):
+        one = future.result()
+        if isinstance(one, DataError):
+          place = f" {number}," if numbered else ""
+          one = DataError(f"image{place} {image_name(image)}: {one}")
+        found.append(one)
+    finally:  # of an interrupt; others are done
+      _cancel(future for _, future in begun)
     return found
 
   def batches(
@@ -181,13 +184,12 @@ class ImageReader:
         begun = [self._begin(image, evaluation) for image in images]
         waiting.append((key, begun))
         if len(waiting) > self._ahead:
-          yield _finished(*waiting.popleft())
+          yield _first_finished(waiting)
       while waiting:
-        yield _finished(*waiting.popleft())
+        yield _first_finished(waiting)
     finally:  # nobody waits for what is not begun
       for _, begun in waiting:
-        for one in begun:
-          one.cancel()
+        _cancel(begun)
 
   def _begin(
     self, image: ImageLike | DataError, evaluation: EvalPreprocessing
@@ -207,10 +209,19 @@ class ImageReader:
       return _without_frames(error)
 
 
-def _finished(
-  key: K, begun: Sequence[Future[Prepared]]
+def _first_finished(
+  waiting: collections.deque[tuple[K, list[Future[Prepared]]]],
 ) -> tuple[K, list[Prepared]]:
-  return key, [one.result() for one in begun]
+  """The first batch; it is waiting until all of it is there."""
+  key, begun = waiting[0]
+  finished = [one.result() for one in begun]
+  waiting.popleft()
+  return key, finished
+
+
+def _cancel(begun: Iterable[Future[Prepared]]) -> None:
+  for one in begun:
+    one.cancel()
 
 
 def _without_frames(error: DataError) -> DataError:

@@ -112,7 +112,8 @@ class TaskSet:
 
   def heads(self, names: Iterable[str]) -> dict[str, tuple[int, int]]:
     """See `Program.heads`."""
-    return {name: self.program.heads[name] for name in names}
+    heads = self.program.heads
+    return {name: heads[name] for name in names}
 
   def spec(self, name: str) -> TaskSpec:
     """What the task of this name is; `UnknownTask` where there is none."""

@@ -72,6 +72,7 @@ def read(
   try:
     content = read_file(path, claimed + MAX_HEADER_BYTES + more_header)
     found = dict(safetensors.deserialize(content))
+    del content  # `found` has copies
   except (OSError, safetensors.SafetensorError) as error:
     raise TaskError(f"{path} cannot be read: {first_line(error)}") from error
   _require_described(found, stored, path)

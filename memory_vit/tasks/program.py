@@ -1,7 +1,7 @@
-"""The one way from images to logits: encode, read, call.
+"""Run tasks on images: encode an image once, and read it by each task.
 
 Behind a `Program` are slots, of tasks that share a pass of the backbone, or the
-parameters of tasks that have one of their own. Nobody else asks which.
+parameters of tasks that have one of their own. Callers do not ask which.
 """
 
 # As text, `help` shows types by their short names.
@@ -89,6 +89,7 @@ class Program:
     if self.slots or not self.alone:
       outputs, context = _encode(backbone, images)
       found = {BACKBONE: outputs, **self._read_slots(backbone, context)}
+      del context  # the largest of all
     if self.alone:
       split = make_split_forward(backbone.config, self._alone_specs)
       frozen = {"backbone": backbone.params, "tasks": {}}
@@ -125,7 +126,7 @@ class Program:
       outputs, context = _encode(backbone, images)
       if tasks and self.slots:
         logits = _read_places(backbone, self.slots, context)
-      del context  # the largest of all
+      del context
     return logits, outputs if original else None
 
   def _read_slots(self, backbone: Backbone, context: Context) -> Logits:

@@ -33,6 +33,8 @@ class Slots:
   arrays: SlotArrays
 
   def __repr__(self) -> str:
+    if not self.specs:
+      return "Slots(0 tasks)"
     values = trees.count(self.arrays)
     names = [spec.name for spec in self.specs]
     backbone = self.specs[0].backbone

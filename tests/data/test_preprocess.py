@@ -211,6 +211,11 @@ def test_resize_is_bilinear_without_antialiasing():
   np.testing.assert_allclose(resized, expected, rtol=1e-6)
 
 
+def test_a_picture_may_be_resized_to_more_than_a_model_takes():
+  image = tf.zeros((2, 2, 3), tf.uint8)
+  assert image_ops.resize_shorter(image, 3000).shape == (3000, 3000, 3)
+
+
 def test_scale_spans_minus_one_to_one():
   image = tf.constant([0, 127, 128, 255], tf.uint8)
   scaled = image_ops.scale(image).numpy()
