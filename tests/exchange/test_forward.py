@@ -3,7 +3,13 @@
 import importlib.util
 import json
 
+import library_models  # noqa: F401  (makes torchvision importable)
+import pytest
+
 from benchmarks import forward
+
+# A library asks another program for the processor; no thread of ours is forked.
+pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 
 
 def test_every_library_is_a_row_or_named(tmp_path, capsys):
