@@ -315,7 +315,7 @@ def figures(result: dict[str, Any]) -> list[str]:
 
 
 def _machine(result: dict[str, Any]) -> str:
-  """What is known of it; older results do not have the version of Python."""
+  """Describe the machine; older results lack the version of Python."""
   cores, threads = result["cores"], result["setting"]["threads"]
   parts = [
     f"with {cores} core{_plural(cores)} ({result['machine']})",

@@ -1,4 +1,4 @@
-"""What can go wrong and what happens then, as faults.toml has it."""
+"""Read faults.toml: what can go wrong, and what happens then."""
 
 import tomllib
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which tests carry the marker of a fault, from the source of the tests.
+"""Find the tests of each fault by their markers, in the source of the tests.
 
 No test is imported: the files are parsed, so arguments have to be literal.
 """

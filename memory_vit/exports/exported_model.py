@@ -86,7 +86,7 @@ def make_model(backbone: Backbone, tasks: compose.TasksLike) -> ExportedModel:
     tasks: a task, a sequence or generator of tasks, or {name: task}.
 
   Raises:
-    TaskError: where there is none, or they cannot share a pass.
+    TaskError: without any task, or where they cannot share a pass.
     ExportError: where jax was told to leave out the CPU.
   """
   cpu = _cpu()

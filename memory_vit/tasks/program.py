@@ -48,7 +48,7 @@ class Program:
   """Tasks that are ready to be run on a backbone; a tree of arrays for JAX.
 
   Attributes:
-    slots: of tasks that compose; None where there is none.
+    slots: of tasks that compose; None without such tasks.
     alone: tasks that do not, and share a pass: heads and probes, or one that
       changes what the backbone computes.
   """
