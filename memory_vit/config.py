@@ -9,7 +9,6 @@ trials of a sweep may differ in it. `configs/base.py` turns this tree into an
 """
 
 import dataclasses
-import difflib
 import functools
 import math
 import operator
@@ -631,11 +630,11 @@ class Config:
 
   def __post_init__(self) -> None:
     # Contradictions are looked for among values that are possible alone.
-    problems = options.problems(self, "config")
-    for problem in problems or [
+    options.require(self, "config.")
+    for problem in (
       *_of_training(self), *_of_backbone(self), *_of_embeddings(self),
       *_of_keep(self),
-    ]:  # fmt: skip
+    ):  # fmt: skip
       raise ConfigError(problem)
 
 
@@ -666,8 +665,7 @@ def replaced(config: Config, values: Mapping[str, Any]) -> Config:
   tree = to_dict(config)
   for key, value in values.items():
     if key not in OPTIONS:
-      near = difflib.get_close_matches(key, OPTIONS, 1, 0)
-      raise ConfigError(f"config has no option {key!r}; {near[0]!r} is one.")
+      raise ConfigError(options.unknown("config", key, OPTIONS))
     *path, last = key.split(".")
     functools.reduce(operator.getitem, path, tree)[last] = value
   return from_dict(tree)

@@ -15,9 +15,9 @@ import re
 import sys
 import traceback
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from absl import flags
 from etils import epy
@@ -26,7 +26,7 @@ from memory_vit import config as config_lib
 from memory_vit.cli import option_help
 from memory_vit.config import Config
 from memory_vit.errors import ConfigError, MemoryVitError
-from memory_vit.runtime import dtypes, messages, paths
+from memory_vit.runtime import dtypes, messages, options, paths
 from memory_vit.runtime.rules import Rule
 
 with epy.lazy_imports():  # not all commands have a configuration
@@ -36,6 +36,12 @@ with epy.lazy_imports():  # not all commands have a configuration
 # What absl and ml_collections raise, and `ast.literal_eval` within them.
 _ERRORS = (flags.Error, AttributeError, LookupError, MemoryError, OSError,
            RecursionError, SyntaxError, TypeError, ValueError)  # fmt: skip
+_T = TypeVar("_T")
+# How flags of these types are declared.
+_DEFINE: Mapping[str, Callable[..., Any]] = {
+  "str": flags.DEFINE_string, "bool": flags.DEFINE_bool,
+  "int": flags.DEFINE_integer,
+}  # fmt: skip
 # Characters of one of their messages.
 _MOST_SHOWN = 400
 # Of the checkout, to which a link leads; a part of the wheel.
@@ -76,6 +82,18 @@ class Parser(argparse.ArgumentParser):
     option = config_lib.OPTIONS[key]
     self.number(name, option.rule, option.default, about)
 
+  def options(self, cls: type, *names: str) -> None:
+    """Add numbers and texts that a dataclass declares: `names`, or all."""
+    table = options.table(cls)
+    for name in names or table:
+      option = table[name]
+      if isinstance(option.default, int | float):
+        self.number(f"--{name}", option.rule, option.default, option.about)
+      else:
+        self.add_argument(
+          f"--{name}", metavar=option.metavar, help=option.about
+        )
+
   def model(self, batch_size: int, about_batch: str) -> None:
     """Add what every model is loaded and run by; see `load_model`."""
     self.add_argument(
@@ -115,10 +133,8 @@ def _number(kind: type[int] | type[float], rule: Rule) -> Callable[[str], Any]:
     except ValueError:
       value = None
     if value is None or not rule.accepts(value):
-      raise argparse.ArgumentTypeError(
-        f"it is {messages.brief(text)}, expected {kind.__name__}: "
-        f"{rule.expected}"
-      )
+      expected = f"{kind.__name__}: {rule.expected}"
+      raise argparse.ArgumentTypeError(messages.refusal("it", text, expected))
     return value
 
   return parse
@@ -175,6 +191,14 @@ class CommandLine:
     """Declare a flag without a value."""
     holder = flags.DEFINE_bool(name, False, about, flag_values=self.flags)
     return lambda: holder.value
+
+  def options(self, cls: type[_T]) -> Callable[[], _T]:
+    """Declare a flag for each option of a dataclass; return what makes it."""
+    table = options.table(cls)
+    for name, option in table.items():
+      define = _DEFINE[option.kind.removesuffix(" | None")]
+      define(name, option.default, option.about, flag_values=self.flags)
+    return lambda: cls(**{name: self.flags[name].value for name in table})
 
   def parse(self, needs_config: Callable[[], bool] = lambda: True) -> Config:
     """Parse all flags; return the configuration.
@@ -236,11 +260,10 @@ class CommandLine:
     for argument in self._argv[1:]:
       found = re.match(r"--?(?:no)?config\.([^=\[]*)", argument)
       if found and found[1] not in known:
-        near = [f"config.{key}" for key in option_help.nearest(found[1])]
-        raise ConfigError(
-          f"config has no option {messages.brief(found[1])}; nearest: "
-          f"{', '.join(near)}; {_SEE_HELP}."
+        unknown = options.unknown(
+          "config", found[1], config_lib.OPTIONS, "config."
         )
+        raise ConfigError(f"{unknown.removesuffix('.')}; {_SEE_HELP}.")
 
   def _explained(self, error: BaseException) -> ConfigError:
     """Our error for one of the libraries, with what was expected."""
@@ -252,7 +275,7 @@ class CommandLine:
     text = one_line(str(error) or type(error).__name__).rstrip(".")
     found = re.match(r"flag --config\.([\w.]+)=", text)
     option = config_lib.OPTIONS.get(found[1]) if found else None
-    advice = f"expected {option.kind}: {option.rule.expected}" if option else ""
+    advice = f"expected {option.expected}" if option else ""
     return ConfigError(f"the command line: {text}; {advice or _SEE_HELP}.")
 
   def _help(self) -> str:

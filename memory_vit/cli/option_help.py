@@ -5,7 +5,6 @@ is the rule beside its default: neither is written down a second time.
 """
 
 import ast
-import difflib
 import functools
 import inspect
 import textwrap
@@ -31,24 +30,12 @@ def sections() -> tuple[str, ...]:
   return tuple(sorted(parents - {""}))
 
 
-def nearest(key: str) -> list[str]:
-  """The three options whose names are most like one that does not exist."""
-
-  def likeness(known: str) -> float:
-    whole = difflib.SequenceMatcher(None, key, known).ratio()
-    ends = key.rpartition(".")[2], known.rpartition(".")[2]
-    return max(whole, difflib.SequenceMatcher(None, *ends).ratio())
-
-  return sorted(OPTIONS, key=likeness, reverse=True)[:3]
-
-
 def text() -> str:
   """All options: default, meaning, what is allowed."""
   lines = []
   for key, option in OPTIONS.items():
     lines.append(f"  --config.{key}={option.default!r}")
-    allowed = f"{option.kind}: {option.rule.expected}."
-    lines += indented(meanings()[key]) + indented(allowed)
+    lines += indented(meanings()[key]) + indented(f"{option.expected}.")
   return "\n".join(lines)
 
 

@@ -82,6 +82,11 @@ def brief(value: Any) -> str:
   return shortened(text, _MOST_SHOWN)
 
 
+def refusal(name: str, value: Any, expected: str) -> str:
+  """What is said of a value that cannot be used."""
+  return f"{name} is {brief(value)}, expected {expected}."
+
+
 def name_list(names: Sequence[str], most: int = 8) -> str:
   """Names in a row, for people; of many, the first ones."""
   shown = ", ".join(names[:most])

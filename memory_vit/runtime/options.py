@@ -1,10 +1,13 @@
 """Options: fields of a dataclass that hold their rules beside their default."""
 
 import dataclasses
+import difflib
 import typing
+from collections.abc import Iterable
 from typing import Any, Literal
 
-from memory_vit.runtime import messages
+from memory_vit.errors import ConfigError
+from memory_vit.runtime import messages, schema
 from memory_vit.runtime.rules import Items, Rule
 
 # Whether a run may go on with another value than it began with: never, on
@@ -19,30 +22,51 @@ class Option:
   Attributes:
     key: its name in the configuration, "data.train".
     owner: the dataclass whose source declares it, which others may inherit.
-    kind: the name of its type, "int".
+    annotation: the type of its values, int.
     default: its value where nothing is said.
-    rule: the values that it may have.
+    rule: the values that it may have, beside None where its type has that.
+    about: what it means, as the help of its flag says it; of a configuration
+      that is the comment above it.
+    metavar: what stands for its value in that help.
     resume: whether it may change when a run goes on.
     sweep: whether the trials of a sweep may differ in it.
   """
 
   key: str
   owner: type
-  kind: str
+  annotation: Any
   default: Any
   rule: Rule
+  about: str
+  metavar: str | None
   resume: Resume
   sweep: bool
 
+  @property
+  def kind(self) -> str:
+    """The name of its type, "int"."""
+    return schema.type_name(self.annotation)
+
+  @property
+  def expected(self) -> str:
+    """Its type and rule, the words after "expected"."""
+    return f"{self.kind}: {self.rule.expected}"
+
 
 def option(
-  default: Any, rule: Rule, *, resume: Resume, sweep: bool = False
+  default: Any,
+  rule: Rule,
+  about: str = "",
+  *,
+  metavar: str | None = None,
+  resume: Resume = "never",
+  sweep: bool = False,
 ) -> Any:
-  """Declare a field of a configuration; see `Option` for the arguments."""
-  known = typing.get_args(Resume)
-  if resume not in known:
-    raise ValueError(f"resume is {resume!r}, expected one of {known}.")
-  metadata = {"rule": rule, "resume": resume, "sweep": sweep}
+  """Declare a field that is an option; see `Option` for the arguments."""
+  metadata = {
+    "rule": rule, "about": about, "metavar": metavar, "resume": resume,
+    "sweep": sweep,
+  }  # fmt: skip
   return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -79,7 +103,7 @@ def table(cls: type, prefix: str = "") -> dict[str, Option]:
     elif "rule" in field.metadata:
       owner = next(c for c in cls.__mro__ if field.name in c.__annotations__)
       found[key] = Option(
-        key, owner, _kind(field.type), field.default, **field.metadata
+        key, owner, field.type, field.default, **field.metadata
       )
     else:
       raise TypeError(
@@ -89,34 +113,51 @@ def table(cls: type, prefix: str = "") -> dict[str, Option]:
   return found
 
 
-def problems(values: Any, where: str) -> list[str]:
-  """Check every value of a configuration against its own rule.
+def require(values: Any, prefix: str = "") -> None:
+  """Check every option of a dataclass against its own type and rule.
 
-  Returns:
-    A line for each value that is refused; in it `where`, such as "config", is
-    the name of the configuration.
+  Args:
+    values: the dataclass, whose types are no strings.
+    prefix: what stands before the names in a message, such as "config.".
+
+  Raises:
+    ConfigError: for the first value that is refused.
   """
-  lines = []
   for field in dataclasses.fields(values):
-    name, value = f"{where}.{field.name}", getattr(values, field.name)
+    name, value = f"{prefix}{field.name}", getattr(values, field.name)
     if dataclasses.is_dataclass(value):
-      lines += problems(value, name)
-    elif not field.metadata["rule"].accepts(value):
-      lines.append(_refusal(name, value, field.metadata["rule"]))
-  return lines
+      require(value, f"{name}.")
+    else:
+      _require(name, value, field.type, field.metadata["rule"])
 
 
-def _refusal(name: str, value: Any, rule: Rule) -> str:
-  """The message for a refused value; of several, for the first wrong one."""
-  if isinstance(rule, Items) and len(value) <= rule.most:
-    rule = rule.rule
-    wrong = next(i for i, item in enumerate(value) if not rule.accepts(item))
-    name, value = f"{name}[{wrong}]", value[wrong]
-  return f"{name} is {messages.brief(value)}, expected {rule.expected}."
+def _require(name: str, value: Any, kind: Any, rule: Rule) -> None:
+  """Raise for a value, of several for the first that is wrong."""
+  if (
+    isinstance(rule, Items)
+    and isinstance(value, list | tuple)
+    and len(value) <= rule.most
+  ):
+    of_each, *_ = typing.get_args(kind)
+    for i, item in enumerate(value):
+      _require(f"{name}[{i}]", item, of_each, rule.rule)
+  elif not schema.fits(kind, value):
+    expected = f"{schema.type_name(kind)}: {rule.expected}"
+    raise ConfigError(messages.refusal(name, value, expected))
+  elif value is not None and not rule.accepts(value):
+    raise ConfigError(messages.refusal(name, value, rule.expected))
 
 
-def _kind(annotation: Any) -> str:
-  """The name of a type, as messages and --help show it."""
-  if "[" in str(annotation):
-    return str(annotation).replace("typing.", "")
-  return annotation.__name__
+def unknown(
+  where: str, key: str, known: Iterable[str], prefix: str = ""
+) -> str:
+  """The refusal of a name that no option has, with the three most like it."""
+
+  def likeness(name: str) -> float:
+    whole = difflib.SequenceMatcher(None, key, name).ratio()
+    ends = key.rpartition(".")[2], name.rpartition(".")[2]
+    return max(whole, difflib.SequenceMatcher(None, *ends).ratio())
+
+  near = sorted(known, key=likeness, reverse=True)[:3]
+  listed = ", ".join(f"{prefix}{name}" for name in near)
+  return f"{where} has no option {messages.brief(key)}; nearest: {listed}."

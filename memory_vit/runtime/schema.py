@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from memory_vit.errors import MemoryVitError
-from memory_vit.runtime.messages import brief, shortened
+from memory_vit.runtime.messages import brief, refusal, shortened
 
 if TYPE_CHECKING:
   from _typeshed import DataclassInstance
@@ -45,10 +45,10 @@ def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
       built[name] = _typed(field.type, values[name], inner, error)
   try:
     return cls(**built)
-  except MemoryVitError as refusal:
-    text = shortened(str(refusal))
+  except MemoryVitError as refused:
+    text = shortened(str(refused))
     text = text if text.startswith(where) else f"{where}: {text}"
-    raise error(text) from refusal
+    raise error(text) from refused
 
 
 def require_keys(
@@ -56,9 +56,7 @@ def require_keys(
 ) -> None:
   """Raise `error` unless `values` is a mapping with exactly these keys."""
   if not isinstance(values, Mapping):
-    raise error(
-      f"{where} is {brief(values)}, expected an object with {list(keys)}."
-    )
+    raise error(refusal(where, values, f"an object with {list(keys)}"))
   missing = [key for key in keys if key not in values]
   unknown = [key for key in values if key not in keys]
   if missing or unknown:
@@ -68,8 +66,16 @@ def require_keys(
     )
 
 
+def fits(kind: Any, value: Any) -> bool:
+  """Whether a field of this type may have a value; see `build`."""
+  with contextlib.suppress(_TypeMismatchError):
+    _typed(kind, value, "", _TypeMismatchError)
+    return True
+  return False
+
+
 def _typed(kind: Any, value: Any, where: str, error: type[Exception]) -> Any:
-  """Check a leaf; JSON and ConfigDict have lists where we have tuples."""
+  """The value, of a type; JSON and ConfigDict have lists for our tuples."""
   if typing.get_origin(kind) is tuple:
     if isinstance(value, list | tuple):
       inner, _ = typing.get_args(kind)
@@ -88,8 +94,14 @@ def _typed(kind: Any, value: Any, where: str, error: type[Exception]) -> Any:
   elif kind is float and type(value) is int:
     with contextlib.suppress(OverflowError):
       return float(value)
-  name = str(kind) if typing.get_args(kind) else kind.__name__
-  raise error(f"{where} is {brief(value)}, expected a value of type {name}.")
+  raise error(refusal(where, value, f"a value of type {type_name(kind)}"))
+
+
+def type_name(kind: Any) -> str:
+  """The name of a type, as messages and --help show it."""
+  if isinstance(kind, type):
+    return kind.__name__
+  return str(kind).replace("typing.", "")
 
 
 def differences(found: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

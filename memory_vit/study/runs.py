@@ -149,8 +149,7 @@ def data_sets(config: Config) -> dict[str, DataConfig]:
     where = f"config.study.others[{i}]"
     values = {**dataclasses.asdict(config.data), "name": "", **changes}
     other = schema.build(DataConfig, values, where, ConfigError)
-    for problem in options.problems(other, where):
-      raise ConfigError(problem)
+    options.require(other, f"{where}.")
     # Folders and lists have no names of their own.
     name = other.name
     if name in OF_A_DIRECTORY:

@@ -123,8 +123,6 @@ def test_an_option_without_rules_is_an_error():
 
   with pytest.raises(TypeError, match=r"Forgotten\.size declares no rules"):
     options.table(Forgotten)
-  with pytest.raises(ValueError, match="resume is 'sometimes', expected one"):
-    option(0.5, share, resume="sometimes")
 
 
 def test_pictures_of_a_backbone_that_is_made_never_change_on_request():

@@ -95,7 +95,9 @@ def test_options_are_those_of_the_command(small, configured):
   for key in ("epochs", "task.name", "image_size", "gelu"):
     with pytest.raises(ConfigError, match=f"options: '{key}' is said by"):
       mv.train_task(small, (PIXELS, WORDS), **RUN, options={key: 1})
-  with pytest.raises(ConfigError, match=r"no option 'flip'; 'data\.flip'"):
+  with pytest.raises(
+    ConfigError, match=r"no option 'flip'; nearest: data\.flip"
+  ):
     mv.train_task(small, (PIXELS, WORDS), **RUN, options={"flip": False})
 
 
