@@ -66,7 +66,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     "dry_run", "Show steps, bytes that are kept and seconds; train nothing."
   )
   verbose = line.switch("verbose", "Also log a table of trained parameters.")
-  processes = launch.define_flags(line.flags)
+  processes = line.options(launch.Options)
   config = line.parse()
   return Arguments(
     config=config,

@@ -61,7 +61,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     "only", f"A part; may be given several times: {', '.join(runs.PARTS)}."
   )
   dry_run = line.switch("dry_run", "Show the runs, train nothing.")
-  processes = launch.define_flags(line.flags)
+  processes = line.options(launch.Options)
   report_only = line.switch(
     "report_only", "Make the report again, of the files in --workdir alone."
   )

@@ -86,7 +86,7 @@ def parse(argv: Sequence[str]) -> Arguments:
   )
   seeds = line.string("seeds", "Final runs of each, so many; else 3.")
   dry_run = line.switch("dry_run", "Show what would run, train nothing.")
-  processes = launch.define_flags(line.flags)
+  processes = line.options(launch.Options)
   config = line.parse()
   if given := backbone():
     config = dataclasses.replace(config, backbone=given)

@@ -3,8 +3,6 @@
 In a run of one process, next to nothing of this happens.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import logging
@@ -13,14 +11,15 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
-from absl import flags
 from etils import epy
 
 from memory_vit.errors import ConfigError
+from memory_vit.runtime import options as options_lib
 from memory_vit.runtime.messages import first_line
+from memory_vit.runtime.options import option
+from memory_vit.runtime.rules import Number, Switch
 
 with epy.lazy_imports():  # the flags are parsed without them
   import jax
@@ -32,58 +31,65 @@ logger = logging.getLogger(__name__)
 # Seconds that process 0, through which all others communicate, waits for their
 # last messages before it leaves with an error.
 _GRACE = 3.0
-# Seconds that one may ask to wait, a day: jax takes 32 bits.
-_LONGEST = 86_400
+# jax takes 32 bits of seconds.
+_SECONDS = Number(1, 86_400, "seconds, up to a day")
 # Processes of one run.
 _MOST = 2**20
 
 
+@dataclasses.dataclass(frozen=True)
+class _Address:
+  """An address with a port, or none."""
+
+  expected: str = "HOST:PORT"
+
+  def accepts(self, value: str) -> bool:
+    host, _, port = value.rpartition(":")
+    is_port = port.isdecimal() and len(port) < 6 and 0 < int(port) < 2**16
+    return not value or (bool(host) and is_port)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-  """Options for joining the other processes; `define_flags` describes each.
+  """Options for joining the other processes.
 
   What is None or "" is detected by jax, where `distributed` allows it.
+
+  Raises:
+    ConfigError: for a value that its rule refuses.
   """
 
-  coordinator: str = ""
-  num_processes: int | None = None
-  process_id: int | None = None
-  distributed: bool = False
-  initialization_timeout: int = 300
-  heartbeat_timeout: int = 100
-
-
-def define_flags(values: flags.FlagValues) -> Callable[[], Options]:
-  """Declare the flags of `Options`; return what reads them afterwards."""
-  flags.DEFINE_string(
-    "coordinator", Options.coordinator,
+  coordinator: str = option(
+    "",
+    _Address(),
     "HOST:PORT of process 0, for a run of several processes.",
-    flag_values=values,
-  )  # fmt: skip
-  flags.DEFINE_bool(
-    "distributed", Options.distributed,
+  )
+  distributed: bool = option(
+    False,
+    Switch(),
     "Let jax find the other processes: on Cloud TPU, under SLURM, Open MPI and "
     "on Kubernetes.",
-    flag_values=values,
-  )  # fmt: skip
-  for name, least, most, what in (
-    ("num_processes", 1, _MOST, "How many processes run together."),
-    ("process_id", 0, _MOST - 1, "Which of them this one is, from 0."),
-    ("initialization_timeout", 1, _LONGEST,
-     "Seconds until all processes must be there."),
-    ("heartbeat_timeout", 1, _LONGEST,
-     "Seconds without a sign of life after which a process is taken for dead, "
-     "and the others end."),
-  ):  # fmt: skip
-    default = getattr(Options, name)
-    flags.DEFINE_integer(name, default, what, least, most, values)
-  names = [field.name for field in dataclasses.fields(Options)]
+  )
+  num_processes: int | None = option(
+    None, Number(1, _MOST, "processes"), "How many processes run together."
+  )
+  process_id: int | None = option(
+    None,
+    Number(0, _MOST - 1, "the first is 0"),
+    "Which of them this one is, from 0.",
+  )
+  initialization_timeout: int = option(
+    300, _SECONDS, "Seconds until all processes must be there."
+  )
+  heartbeat_timeout: int = option(
+    100,
+    _SECONDS,
+    "Seconds without a sign of life after which a process is taken for dead, "
+    "and the others end.",
+  )
 
-  def read() -> Options:
-    given: dict[str, Any] = {name: values[name].value for name in names}
-    return Options(**given)
-
-  return read
+  def __post_init__(self) -> None:
+    options_lib.require(self, "--")
 
 
 def start(options: Options) -> None:
@@ -107,11 +113,9 @@ def start(options: Options) -> None:
         f"{', '.join(missing)} is missing: expected all of {', '.join(given)}, "
         "or --distributed where jax can detect them."
       )
-  if options.coordinator:
-    _require_address(options.coordinator)
-    # Where it does not answer, jax would end the process without our words.
-    if options.process_id:
-      _wait_for(options.coordinator, options.initialization_timeout)
+  # Where it does not answer, jax would end the process without our words.
+  if options.coordinator and options.process_id:
+    _wait_for(options.coordinator, options.initialization_timeout)
   logger.info(
     "process %s of %s: waiting up to %d s for the others at %s",
     *("?" if v is None else v for v in (options.process_id,
@@ -138,12 +142,6 @@ def start(options: Options) -> None:
     "with status 134, where they wait for nothing): start all of them again",
     jax.process_index(), jax.process_count(), options.heartbeat_timeout,
   )  # fmt: skip
-
-
-def _require_address(address: str) -> None:
-  host, _, port = address.rpartition(":")
-  if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-    raise ConfigError(f"--coordinator is {address!r}, expected HOST:PORT.")
 
 
 def _wait_for(address: str, timeout: float) -> None:

@@ -93,11 +93,13 @@ def alone(tmp_path_factory, backbone_file):
 def test_flags_that_do_not_go_together():
   for options, message in (
     ({"process_id": 1}, "--coordinator, --num_processes is missing"),
-    ({"coordinator": "localhost"}, "--num_processes, --process_id is missing"),
+    ({"coordinator": "h:1"}, "--num_processes, --process_id is missing"),
     ({"coordinator": "localhost", "num_processes": 2, "process_id": 0},
      "'localhost', expected HOST:PORT"),
     ({"coordinator": "h:99999", "num_processes": 2, "process_id": 0},
-     "expected HOST:PORT"),
+     "--coordinator is 'h:99999', expected HOST:PORT"),
+    ({"num_processes": 0}, "--num_processes is 0, expected at least 1"),
+    ({"process_id": "1"}, "--process_id is '1', expected int . None: at"),
     ({"distributed": True}, "cannot be joined.* place where jax detects"),
   ):  # fmt: skip
     with pytest.raises(ConfigError, match=message):
