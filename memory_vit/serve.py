@@ -23,6 +23,7 @@ from memory_vit.cli import commands
 from memory_vit.cli.command_line import Parser
 from memory_vit.cli.commands import show
 from memory_vit.errors import ConfigError
+from memory_vit.prediction.config import PredictorConfig
 from memory_vit.runtime.messages import brief
 from memory_vit.runtime.rules import Number
 from memory_vit.serving import server_log
@@ -31,11 +32,11 @@ from memory_vit.serving.settings import ServerSettings
 with epy.lazy_imports():  # once the command line is known to be right
   from PIL import Image
 
-  from memory_vit.prediction import config as shapes
   from memory_vit.prediction import predictor as predictors
   from memory_vit.serving import app, http_server
 
-_ROOM = Number(1, 2**20, "more are taken, and compile programs")
+# Options of `PredictorConfig` that are flags as they are.
+_SHAPES = ("image_size", "slots", "cells", "classes", "memory_mib")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,45 +74,18 @@ def _parser() -> Parser:
     metavar="N,N",
     help="images per pass, ascending: each is compiled (default: %(default)s)",
   )
-  parser.number(
-    "--image_size",
-    Number(0, 2**20, "pixels; 0: that of the tasks, or of the backbone"),
-    0,
-    "of the model; to be given where tasks of another size come later",
-  )
-  parser.number("--slots", _ROOM, 8, "room for so many tasks")
-  parser.number("--cells", _ROOM, 8, "room for memory cells per layer")
-  parser.number("--classes", _ROOM, 128, "room for classes of a task")
-  mebibytes = Number(1, 2**20, "MiB")
-  parser.number("--memory_mib", mebibytes, 2048, "MiB to decode images in")
-  _add_settings(parser)
+  parser.options(PredictorConfig, *_SHAPES)
+  parser.options(ServerSettings)
   return parser
 
 
-def _add_settings(parser: Parser) -> None:
-  """A flag for each field of `ServerSettings`."""
-  defaults = ServerSettings()
-  for field in dataclasses.fields(ServerSettings):
-    about = field.metadata["about"]
-    if "rule" in field.metadata:
-      rule, default = field.metadata["rule"], getattr(defaults, field.name)
-      parser.number(f"--{field.name}", rule, default, about)
-    else:
-      metavar = field.metadata["metavar"]
-      parser.add_argument(f"--{field.name}", metavar=metavar, help=about)
-
-
 def _serve(arguments: argparse.Namespace) -> int:
-  config = shapes.PredictorConfig(
+  config = PredictorConfig(
     backbone=arguments.backbone,
     tasks=tuple(arguments.task),
     dtype=commands.compute_dtype(arguments.dtype),
-    image_size=arguments.image_size,
     batch_sizes=_batch_sizes(arguments.batch_sizes),
-    slots=arguments.slots,
-    cells=arguments.cells,
-    classes=arguments.classes,
-    memory_mib=arguments.memory_mib,
+    **{name: getattr(arguments, name) for name in _SHAPES},
   )
   settings = _settings(arguments)
   server_log.log_to_stderr()

@@ -2,11 +2,33 @@
 
 import dataclasses
 
-from memory_vit.errors import ConfigError
-from memory_vit.runtime.messages import brief
+from memory_vit.runtime import dtypes, options
+from memory_vit.runtime.options import option
+from memory_vit.runtime.rules import Choice, Items, Number, Switch, Text
 
 # A batch of more images fits no device with a Vision Transformer beside it.
 _MOST_IMAGES = 2**16
+_MOST = 2**20
+_SOURCE = Text("a file, a directory, an address or a short name", most=4_000)
+_TASK = Text("the path of a task", most=4_000)
+_ROOM = Number(0, _MOST, "more are taken, and compile programs")
+_SOME_ROOM = dataclasses.replace(_ROOM, least=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _BatchSizes:
+  """Numbers of images that ascend."""
+
+  expected: str = (
+    f"a tuple of numbers that ascend, from 1 to {_MOST_IMAGES:,}, such as "
+    "(1, 8, 32)"
+  )
+
+  def accepts(self, value: tuple[int, ...]) -> bool:
+    if not isinstance(value, tuple) or not value:
+      return False
+    ascends = [*value] == sorted({*value})
+    return ascends and value[0] >= 1 and value[-1] <= _MOST_IMAGES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,64 +54,31 @@ class PredictorConfig:
     image_size: side in pixels at which the backbone runs; 0 is that of the
       tasks, or without any the backbone's own.
     top: classes per task in a dictionary of columns, the most probable first.
+
+  Raises:
+    ConfigError: for a value that its rule refuses.
   """
 
-  backbone: str
-  tasks: tuple[str, ...] = ()
-  dtype: str = "float32"
-  batch_sizes: tuple[int, ...] = (1, 8, 32)
-  slots: int = 8
-  cells: int = 8
-  classes: int = 128
-  parents: int = 0
-  parts: tuple[str, ...] = ()
-  memory_mib: int = 2048
-  features: bool = False
-  top: int = 5
-  image_size: int = 0
+  # Without a default, as type checkers see it in a `field` alone.
+  backbone: str = dataclasses.field(metadata=option(None, _SOURCE).metadata)
+  tasks: tuple[str, ...] = option((), Items(_TASK, _MOST))
+  dtype: str = option("float32", Choice(dtypes.CHOICES))
+  batch_sizes: tuple[int, ...] = option((1, 8, 32), _BatchSizes())
+  slots: int = option(8, _SOME_ROOM, "room for so many tasks")
+  cells: int = option(8, _ROOM, "room for memory cells per layer")
+  classes: int = option(128, _SOME_ROOM, "room for classes of a task")
+  parents: int = option(0, _ROOM)
+  parts: tuple[str, ...] = option((), Items(Choice(("norms", "layers")), 2))
+  memory_mib: int = option(
+    2048, Number(1, _MOST, "MiB"), "MiB to decode images in"
+  )
+  features: bool = option(False, Switch())
+  top: int = option(5, Number(1, _MOST, "classes"))
+  image_size: int = option(
+    0,
+    Number(0, _MOST, "pixels; 0: that of the tasks, or of the backbone"),
+    "of the model; to be given where tasks of another size come later",
+  )
 
   def __post_init__(self) -> None:
-    if isinstance(self.tasks, str):
-      raise ConfigError(
-        f"tasks is the text {brief(self.tasks)}, expected a tuple of paths."
-      )
-    require_batch_sizes(self.batch_sizes)
-    for name, least in (
-      ("slots", 1), ("cells", 0), ("classes", 1), ("parents", 0),
-      ("memory_mib", 1), ("top", 1), ("image_size", 0),
-    ):  # fmt: skip
-      value = getattr(self, name)
-      if not _is_number(value) or not least <= value <= 2**20:
-        raise ConfigError(
-          f"{name} is {brief(value)}, expected a number from {least} to "
-          f"{2**20:,}."
-        )
-    if not isinstance(self.features, bool):
-      raise ConfigError(
-        f"features is {brief(self.features)}, expected True or False."
-      )
-    if not isinstance(self.parts, tuple | list) or any(
-      part not in ("norms", "layers") for part in self.parts
-    ):
-      raise ConfigError(
-        f"parts is {brief(self.parts)}, expected a tuple of 'norms', 'layers'."
-      )
-
-
-def require_batch_sizes(sizes: tuple[int, ...]) -> None:
-  """Raise `ConfigError` unless these are numbers that ascend from 1 or more."""
-  if (
-    not isinstance(sizes, tuple)
-    or not sizes
-    or not all(_is_number(s) and 1 <= s <= _MOST_IMAGES for s in sizes)
-    or list(sizes) != sorted(set(sizes))
-  ):
-    raise ConfigError(
-      f"batch_sizes is {brief(sizes)}, expected a tuple of numbers that ascend,"
-      f" from 1 to {_MOST_IMAGES:,}, such as (1, 8, 32)."
-    )
-
-
-def _is_number(value: object) -> bool:
-  """Whether this is an int; True and False are none."""
-  return isinstance(value, int) and not isinstance(value, bool)
+    options.require(self)

@@ -28,7 +28,8 @@ from memory_vit.prediction.config import PredictorConfig
 from memory_vit.prediction.fixed_shapes import FixedShapes
 from memory_vit.prediction.predictions import Predictions
 from memory_vit.prediction.task_set import Change, TaskSet
-from memory_vit.runtime.messages import brief, first_line, name_list
+from memory_vit.runtime import options as options_lib
+from memory_vit.runtime.messages import first_line
 from memory_vit.tasks import compose, manifest, store
 from memory_vit.tasks.compose import TasksLike, task_tuple
 from memory_vit.tasks.inference import on_host
@@ -116,8 +117,7 @@ class Predictor:
         )
     if unknown := options.keys() - set(_OPTIONS):
       raise ConfigError(
-        f"there is no option {brief(min(unknown))}, expected some of "
-        f"{name_list(_OPTIONS, 32)}."
+        options_lib.unknown("the predictor", min(unknown), _OPTIONS)
       )
     shapes = PredictorConfig(backbone.config.variant, **options)
     predictor = cls.__new__(cls)

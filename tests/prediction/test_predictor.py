@@ -467,17 +467,19 @@ def test_describe(backbone, tasks):
     ({"batch_sizes": (8, 1)}, "that ascend"),
     ({"batch_sizes": [1, 8]}, "expected a tuple"),
     ({"batch_sizes": (0, 8)}, "from 1 to"),
-    ({"slots": 0}, "slots is 0, expected a number from 1"),
+    ({"slots": 0}, "slots is 0, expected at least 1"),
     ({"slots": "8"}, "slots is '8'"),
     ({"top": 0}, "top is 0"),
-    ({"parts": "norms"}, "parts is 'norms'"),
-    ({"parts": ("heads",)}, "expected a tuple of 'norms', 'layers'"),
-    ({"parts": (["norms"],)}, r"parts is \(\['norms'\],\)"),
-    ({"tasks": "DIR"}, "tasks is the text 'DIR'"),
-    ({"features": "no"}, "features is 'no', expected True or False"),
-    ({"slots": True}, "slots is True, expected a number"),
+    ({"top": 2**20 + 1}, "expected at least 1 and at most 1,048,576"),
+    ({"parts": "norms"}, "parts is 'norms', .* one of .'norms', 'layers'"),
+    ({"parts": ("heads",)}, r"parts\[0\] is 'heads', expected one of"),
+    ({"parts": (["norms"],)}, r"parts\[0\] is \['norms'\], expected str"),
+    ({"tasks": "DIR"}, r"tasks is 'DIR', expected tuple\[str, ...\]: at"),
+    ({"features": "no"}, "features is 'no', expected bool: true or false"),
+    ({"slots": True}, "slots is True, expected int: at least"),
     ({"batch_sizes": (True, 8)}, "from 1 to"),
-    ({"image_size": -1}, "image_size is -1, expected a number from 0"),
+    ({"image_size": -1}, "image_size is -1, expected at least 0"),
+    ({"dtype": "float16"}, "dtype is 'float16', expected one of"),
   ],
 )
 def test_options_that_cannot_be(options, message):
@@ -500,7 +502,7 @@ def test_what_belongs_to_another_model_is_refused(backbone, tasks, pixels):
     predictor_of(other, tasks[:1], warm_up=False)
   with pytest.raises(ConfigError, match="dtype is that of the backbone"):
     predictor_of(backbone, tasks[:1], dtype="bfloat16")
-  with pytest.raises(ConfigError, match="'slot', expected some of batch_si"):
+  with pytest.raises(ConfigError, match="no option 'slot'; nearest: slots"):
     Predictor.from_model(backbone, tasks[:1], slot=3)
 
 
