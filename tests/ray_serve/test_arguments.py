@@ -51,11 +51,11 @@ def test_texts_are_numbers_and_lists():
 @pytest.mark.parametrize(
   ("given", "message"),
   [
-    ({"slot": "4"}, "no argument 'slot', expected some of task, backbone"),
-    ({"slots": 0}, "slots is 0, expected a number from 1"),
+    ({"slot": "4"}, "the application has no option 'slot'; nearest: slots"),
+    ({"slots": 0}, "slots is 0, expected at least 1"),
     ({"max_queue": 0}, "max_queue is 0, expected at least 1"),
     ({"timeout": "nan"}, "timeout is nan, expected a positive number"),
-    ({"top": "many"}, "top is 'many': Input should be a valid integer"),
+    ({"top": "many"}, "top is 'many', expected int: at least 1 and at most"),
     ({"backbone": None}, "backbone is None"),
     ({"dtype": "float16"}, "expected one of ['float32', 'bfloat16']"),
     ({"batch_sizes": "8,1"}, "batch_sizes is (8, 1), expected"),
