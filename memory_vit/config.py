@@ -2,10 +2,10 @@
 
 The defaults are those of the paper where it states one; the size of images is
 left to the backbone. Beside each default stand the option's rules: the values
-that it may have, whether it may change when a run goes on, and whether the
-trials of a sweep may differ in it. `configs/base.py` turns this tree into an
-`ml_collections.ConfigDict`, the only form in which it can be changed;
-`from_dict` turns that back, and refuses what it does not know.
+that it may have, and where they say so that it may change when a run goes on,
+or that the trials of a sweep may differ in it. `configs/base.py` turns this
+tree into an `ml_collections.ConfigDict`, the only form in which it can be
+changed; `from_dict` turns that back, and refuses what it does not know.
 """
 
 import dataclasses
@@ -103,14 +103,14 @@ class TrainDataConfig:
 
   # A TFDS name ("cifar100", "sun397/tfds"), "folder", "list", "embeddings", or
   # what comes with a package: "digits:0-4", "glyphs:inverted".
-  name: str = option("", _DATA_SET_OR_NONE, resume="never")
+  name: str = option("", _DATA_SET_OR_NONE)
   # TFDS data directory; of "folder" what holds train/ and test/, of "list" what
   # holds train.txt and test.txt, of "embeddings" what holds train/ or
   # train.parquet, or the output of `memory-vit embed` itself, which is "train";
   # "" is TFDS's own default directory.
   dir: str = option("", _DIRECTORY, resume="free")
   # Splits, in the notation of TFDS: "train[:98%]".
-  train: str = option("train[:98%]", _SPLIT, resume="never")
+  train: str = option("train[:98%]", _SPLIT)
   # "inception": a random part of the image (area 5-100 %, aspect 3/4-4/3);
   # "small": the shorter side to `resize` pixels, then a random square;
   # "resize": the whole image squeezed into the square, as evaluation does it.
@@ -124,7 +124,7 @@ class TrainDataConfig:
   resize: int = option(0, _RESIZE, resume="on_request")
   # Of the order of the training images, and of their crops; -1 is that of the
   # run. The trials of a sweep share their batches, whatever their seeds.
-  seed: int = option(-1, dataclasses.replace(_SEED, least=-1), resume="never")
+  seed: int = option(-1, dataclasses.replace(_SEED, least=-1))
   # Data sets without random access are read into memory, as encoded images;
   # larger ones (GiB) are refused with a word on how to convert them.
   cache_gib: float = option(16.0, _GIB, resume="free")
@@ -147,26 +147,24 @@ class DataConfig(TrainDataConfig):
   # Of a TFDS data set with several labels: the name of a feature, or a label of
   # VTAB: "clevr_count", "clevr_distance", "kitti_distance", "dsprites_x",
   # "dsprites_orientation", "smallnorb_azimuth" or "smallnorb_elevation".
-  label: str = option(
-    "", Text('a feature of the data set, or ""', ".*", 200), resume="never"
-  )
+  label: str = option("", Text('a feature of the data set, or ""', ".*", 200))
   # Train on so many images of each class, chosen by `seed` from `train`; 0
   # takes all. It is an error where a class has fewer.
-  per_class: int = option(0, _EXAMPLES, resume="never")
+  per_class: int = option(0, _EXAMPLES)
   # Train on so many images of `train`, of whatever class, chosen by `seed`; 0
   # takes all.
-  first: int = option(0, _EXAMPLES, resume="never")
+  first: int = option(0, _EXAMPLES)
   # On which the best step is chosen; "" keeps the last step instead.
-  validation: str = option("train[98%:]", _SPLIT_OR_NONE, resume="never")
+  validation: str = option("train[98%:]", _SPLIT_OR_NONE)
   # On which the result is reported; "" reports none.
-  test: str = option("test", _SPLIT_OR_NONE, resume="never")
+  test: str = option("test", _SPLIT_OR_NONE)
   # "resize": the whole image squeezed into the square, as vit_jax evaluates;
   # "central": the shorter side to `resize` pixels, then the middle;
   # "central_rounded": the same with the middle of timm, which may begin a pixel
   # later. "backbone" is what the source of the backbone states, its
   # interpolation too, and "resize" where it states nothing; that is recorded as
   # "resize". Embeddings state how their images were prepared: that is recorded.
-  eval_crop: str = option("backbone", _EVAL_CROP, resume="never")
+  eval_crop: str = option("backbone", _EVAL_CROP)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -209,29 +207,22 @@ class TaskConfig:
 
   # "" takes the name of the data set.
   name: str = option(
-    "",
-    Text('a name such as pets-2, or ""', r"([a-z0-9][a-z0-9_-]*)?", 64),
-    resume="never",
+    "", Text('a name such as pets-2, or ""', r"([a-z0-9][a-z0-9_-]*)?", 64)
   )
   # Memory cells per layer, in the regimes that have memory.
-  cells: int = option(5, _CELLS, resume="never", sweep=True)
+  cells: int = option(5, _CELLS, sweep=True)
   # Width of adapters, in the regimes that have some (the paper's), and of the
   # values of `probe`.
   bottleneck: int = option(
-    5, Number(1, 1_280, "no wider than the tokens of a ViT-H"), resume="never"
+    5, Number(1, 1_280, "no wider than the tokens of a ViT-H")
   )
   # Width of the side stream, in the regimes that have one.
   side_width: int = option(
-    16,
-    Number(1, 1_280, "no wider than the tokens of a ViT-H"),
-    resume="never",
-    sweep=True,
+    16, Number(1, 1_280, "no wider than the tokens of a ViT-H"), sweep=True
   )
   # How a side stream mixes the patches: "conv" with their neighbours; "none"
   # reads each for itself.
-  side_mixing: str = option(
-    "conv", Choice(SIDE_MIXING), resume="never", sweep=True
-  )
+  side_mixing: str = option("conv", Choice(SIDE_MIXING), sweep=True)
   # Directories of earlier tasks that this one reads (model extension). They
   # stay as they are.
   attends_to: tuple[str, ...] = option((), _TASKS, resume="free")
@@ -240,33 +231,28 @@ class TaskConfig:
   # elsewhere.
   indirect: tuple[str, ...] = option((), _TASKS, resume="free")
   # The paper: memory passes the block's first LayerNorm (Figure 2).
-  memory_norm: bool = option(True, Switch(), resume="never", sweep=True)
+  memory_norm: bool = option(True, Switch(), sweep=True)
   # Memory is drawn from N(0, memory_std^2); 0.02 is the paper's. With
   # memory_norm its scale does not matter for what the model computes, but a
   # larger one makes it learn more slowly and evenly: the gradient is
   # proportional to 1 / memory_std.
   memory_std: float = option(
-    0.02,
-    Number(0, 1e6, "a standard deviation", positive=True),
-    resume="never",
-    sweep=True,
+    0.02, Number(0, 1e6, "a standard deviation", positive=True), sweep=True
   )
   # How memory starts, in the masked regimes: "normal" as it is drawn (the
   # paper); "quiet" turns each cell away from the queries that the task's token
   # has on the first batch, so that at first it takes little of its attention.
-  memory_init: str = option("normal", _MEMORY_INIT, resume="never", sweep=True)
+  memory_init: str = option("normal", _MEMORY_INIT, sweep=True)
   # "pretrained" starts the class token as a copy of the original one, "normal"
   # at N(0, 0.02^2), as memory starts. The copy is our choice: of the paper we
   # know that it learns a new class token, not where that starts.
   cls_init: str = option(
-    "pretrained", Choice(("pretrained", "normal")), resume="never", sweep=True
+    "pretrained", Choice(("pretrained", "normal")), sweep=True
   )
   # Above 0, the head is trained with so many outputs, of which those beyond the
   # classes of the data set get no probability and are not exported: tasks with
   # different numbers of classes then run the same compiled programs.
-  padded_classes: int = option(
-    0, Number(0, 2**20, "outputs of a head"), resume="never"
-  )
+  padded_classes: int = option(0, Number(0, 2**20, "outputs of a head"))
 
   @property
   def side(self) -> SideKind:
@@ -279,9 +265,7 @@ class OptimConfig:
   """The optimiser; each task has its own."""
 
   # "sgd" (the paper's) or "adamw".
-  name: str = option(
-    "sgd", Choice(("sgd", "adamw")), resume="never", sweep=True
-  )
+  name: str = option("sgd", Choice(("sgd", "adamw")), sweep=True)
   # Of "sgd".
   momentum: float = option(
     0.9,
@@ -299,9 +283,7 @@ class OptimConfig:
   # The norm of what is clipped: of a whole "task", or of each "part" of it
   # (head, cls, memory, ...) alone. The gradient of memory is much larger than
   # that of the head, and uses up a clip that they share.
-  clip_by: str = option(
-    "task", Choice(("task", "part")), resume="never", sweep=True
-  )
+  clip_by: str = option("task", Choice(("task", "part")), sweep=True)
   # Factor on the learning rate of the class token.
   cls_factor: float = option(1.0, _FACTOR, resume="on_request", sweep=True)
   # Factor on the learning rate of memory.
@@ -330,9 +312,7 @@ class OptimConfig:
   # "balanced" weighs the loss of an example by n / (classes * count), with the
   # count of its class in the training split: rare classes count as much as
   # frequent ones. "none" weighs all examples alike.
-  class_weights: str = option(
-    "none", Choice(("none", "balanced")), resume="never", sweep=True
-  )
+  class_weights: str = option("none", Choice(("none", "balanced")), sweep=True)
   # Above 0, mixup: images are mixed in pairs, with shares drawn from
   # Beta(mixup, mixup). 0.2 is common; the trials of a sweep share their images.
   mixup: float = option(
@@ -378,16 +358,15 @@ class PretrainConfig:
       'a variant such as "Micro/2", or ""',
       rf"(({'|'.join(VARIANTS)})/[1-9][0-9]{{0,3}})?",
     ),
-    resume="never",
   )
   # A backbone is made once, from images that stay as they were prepared.
   data: TrainDataConfig = section(TrainDataConfig(), on_request=False)
   # Steps of this training.
-  total_steps: int = option(0, _STEPS_OR_NONE, resume="never")
+  total_steps: int = option(0, _STEPS_OR_NONE)
   # Images in a step of it.
-  batch_size: int = option(128, _BATCH, resume="never")
+  batch_size: int = option(128, _BATCH)
   # The peak, for AdamW.
-  learning_rate: float = option(1e-3, _RATE, resume="never")
+  learning_rate: float = option(1e-3, _RATE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -402,23 +381,18 @@ class SweepConfig:
   # each keeps of `keep` what it reads. The best trial of each is exported: the
   # best of all as task.name, the others with their regime behind that, unless
   # `export` is "all".
-  regime: tuple[str, ...] = option(
-    (), Items(_REGIME, MOST_TRIALS), resume="never"
-  )
+  regime: tuple[str, ...] = option((), Items(_REGIME, MOST_TRIALS))
   # Values of `learning_rate`.
-  learning_rate: tuple[float, ...] = option((), _RATES, resume="never")
+  learning_rate: tuple[float, ...] = option((), _RATES)
   # Values of `task.cells`, in the regimes that have memory.
-  cells: tuple[int, ...] = option(
-    (), Items(_CELLS, MOST_TRIALS), resume="never"
-  )
+  cells: tuple[int, ...] = option((), Items(_CELLS, MOST_TRIALS))
   # Initialization seeds of a task; the batches are the same for all.
-  seed: tuple[int, ...] = option((), _SEEDS, resume="never")
+  seed: tuple[int, ...] = option((), _SEEDS)
   # Dictionaries such as {"optim.momentum": 0.8, "task.memory_norm": False}. Of
   # `task` and `optim` all can vary but what all trials share.
   overrides: tuple[dict[str, Any], ...] = option(
     (),
     Items(Changes('a dictionary such as {"optim.momentum": 0.8}'), MOST_TRIALS),
-    resume="never",
   )
   # "best" exports the trial that is best on validation, as task.name; "all"
   # the others too, as task.name-00, -01, ... Without a validation split there
@@ -546,22 +520,16 @@ class Config:
   # "tanh" as vit_jax and big_vision train; "exact" for weights from PyTorch;
   # "quick" for CLIP of OpenAI. "backbone" is what the source of the backbone
   # states, and "tanh" where it states nothing; it is recorded as that.
-  gelu: str = option(
-    "backbone",
-    Choice(("backbone", "tanh", "exact", "quick")),
-    resume="never",
-  )
+  gelu: str = option("backbone", Choice(("backbone", "tanh", "exact", "quick")))
   # Side of the square images that the model gets, in pixels; 0 is the
   # backbone's own. For another one the position embedding is resized. Random
   # weights ("random:...", `pretrain`) have no size of their own: they need one.
-  image_size: int = option(
-    0, Number(0, MAX_IMAGE_SIZE, "pixels"), resume="never"
-  )
+  image_size: int = option(0, Number(0, MAX_IMAGE_SIZE, "pixels"))
   # Compute dtype: "float32", "bfloat16", or "auto", which is bfloat16 if the
   # device multiplies it faster. What is trained is float32.
   dtype: str = option("float32", Choice(dtypes.CHOICES), resume="on_request")
   # Images in a step, over all devices.
-  batch_size: int = option(512, _BATCH, resume="never")
+  batch_size: int = option(512, _BATCH)
   # Images in a batch of an evaluation.
   batch_size_eval: int = option(512, _BATCH, resume="free")
   # Steps of training, where `epochs` is 0.
@@ -575,10 +543,10 @@ class Config:
   # none: try 0.03 to 0.3.
   learning_rate: float = option(0.1, _RATE, resume="on_request", sweep=True)
   # Random seed for initialization and data shuffling.
-  seed: int = option(0, _SEED, resume="never", sweep=True)
+  seed: int = option(0, _SEED, sweep=True)
   # What is trained, and how attention runs: see `regimes`. Parts of a masked
   # task may be listed instead, "cls+memory+side".
-  regime: str = option("memory_masked", _REGIME, resume="never")
+  regime: str = option("memory_masked", _REGIME)
   # Steps between evaluations on data.validation. The last step is evaluated
   # whatever is said here: a shorter run, also of few `epochs`, at that alone.
   eval_every: int = option(1_000, _STEPS, resume="on_request")

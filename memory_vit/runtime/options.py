@@ -10,8 +10,9 @@ from memory_vit.errors import ConfigError
 from memory_vit.runtime import messages, schema
 from memory_vit.runtime.rules import Items, Rule
 
-# Whether a run may go on with another value than it began with: never, on
-# request, or freely (no result depends on it).
+# Whether a run may go on with another value than it began with: never, as is
+# supposed of an option that does not say so, on request, or freely (no result
+# depends on it).
 Resume = Literal["never", "on_request", "free"]
 
 
