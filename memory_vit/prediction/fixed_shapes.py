@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -157,8 +158,8 @@ class FixedShapes:
     """Outputs of the right shapes, with no row."""
     config, params = self._backbone.config, self._backbone.params
     batch = jax.ShapeDtypeStruct((1, *self._image_shape), np.float32)
-    outputs, _ = inference.encode_program.eval_shape(
-      params, batch, config=config
+    outputs, _ = jax.eval_shape(
+      functools.partial(inference.encode_program, config=config), params, batch
     )
     n = config.summary_tokens // config.depth
     return Outputs(

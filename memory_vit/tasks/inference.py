@@ -35,11 +35,12 @@ from memory_vit.model.trees import Tree
 from memory_vit.model.vit import MemoryViT, apply
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.tasks.compose import TasksLike, require_fit, task_tuple
+from memory_vit.tasks.pieces import ImageProgram
 from memory_vit.tasks.room import Room
 from memory_vit.tasks.slots import Slots
 
 
-@functools.partial(jax.jit, static_argnames="config")
+@ImageProgram
 def encode_program(
   params: Any, images: Float[Array, "b side side 3"], *, config: ViTConfig
 ) -> tuple[Float32[Array, "b c0"], Context]:
@@ -48,7 +49,7 @@ def encode_program(
   return apply(model, {"backbone": params}, images, method="encode")
 
 
-@functools.partial(jax.jit, static_argnames="config")
+@ImageProgram
 def plain_program(
   params: Any, images: Float[Array, "b side side 3"], *, config: ViTConfig
 ) -> Float32[Array, "b c0"]:
@@ -60,7 +61,7 @@ def plain_program(
   return apply(model, {"backbone": params}, images, method="encode")[0]
 
 
-@functools.partial(jax.jit, static_argnames="config")
+@ImageProgram
 def summary_program(
   params: Any, images: Float[Array, "b side side 3"], *, config: ViTConfig
 ) -> Float32[Array, "b n d"]:

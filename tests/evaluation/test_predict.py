@@ -219,14 +219,14 @@ def test_a_folder_in_one_pass_per_batch(
 
   run = fixed_shapes.FixedShapes._run_batch
   monkeypatch.setattr(fixed_shapes.FixedShapes, "_run_batch", counted)
-  before = inference.encode_program._cache_size()
+  before = inference.encode_program.compiled._cache_size()
   argv = arguments(models, folder)
   status, lines = run_json(capsys, *argv, "--batch_size=3", "--top=9")
   assert status == 0
   assert [line["image"] for line in lines] == [str(folder / n) for n in NAMES]
   # The second batch is filled up: nothing is compiled again.
   assert passes == [(2, (3, 8, 8, 3), True, False, False)] * 2
-  assert inference.encode_program._cache_size() - before <= 1
+  assert inference.encode_program.compiled._cache_size() - before <= 1
   for line in lines:
     same(line, by_hand(backbone, loaded, rgb(line["image"])))
   _, alone = run_json(capsys, *argv, "--batch_size=1", "--top=9")

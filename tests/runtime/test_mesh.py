@@ -219,8 +219,8 @@ def test_a_layer_is_gathered_where_it_is_used(wide, images):
     (32, 8, 8, 3), jnp.float32, sharding=sharding.by_rows(mesh)
   )
   text = (
-    inference.encode_program.lower(
-      backbone.params, rows, config=backbone.config
+    inference.encode_program.compiled.lower(
+      backbone.params, rows, config=backbone.config, piece=rows.shape[0]
     )
     .compile()
     .as_text()

@@ -129,8 +129,8 @@ def test_nothing_of_the_backbone_is_computed_backwards(backbone, images):
     state.params, frozen, context, jnp.zeros(len(images), jnp.int32)
   )
   flops = gradient.compile().cost_analysis()["flops"]
-  forward = inference.encode_program.lower(
-    backbone.params, images, config=backbone.config
+  forward = inference.encode_program.compiled.lower(
+    backbone.params, images, config=backbone.config, piece=len(images)
   )
   forward_flops = forward.compile().cost_analysis()["flops"]
   # One token and two cells, forward and back, of 17 tokens forward.
