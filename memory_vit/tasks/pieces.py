@@ -9,8 +9,10 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import jax
-from jaxtyping import Array, ArrayLike, Float
+import numpy as np
+from jaxtyping import Array, Float
 
+from memory_vit.model.trees import AnyArray
 from memory_vit.model.vit_config import ViTConfig
 
 _Outputs = TypeVar("_Outputs")
@@ -48,7 +50,7 @@ class ImageProgram(Generic[_Outputs]):
   def __call__(
     self,
     params: Any,
-    images: Float[ArrayLike, "b side side 3"],
+    images: Float[AnyArray, "b side side 3"],
     *,
     config: ViTConfig,
   ) -> _Outputs:
@@ -58,7 +60,7 @@ class ImageProgram(Generic[_Outputs]):
 
 
 def images_in_piece(
-  images: Float[ArrayLike, "b side side 3"], config: ViTConfig
+  images: Float[AnyArray, "b side side 3"], config: ViTConfig
 ) -> int:
   """The number of images that a program runs at once.
 
@@ -83,10 +85,10 @@ def images_in_piece(
 def _on_one_cpu(images: Any) -> bool:
   if isinstance(images, jax.core.Tracer):
     return False
-  if isinstance(images, jax.Array):
-    [*devices] = images.sharding.device_set
-    return len(devices) == 1 and devices[0].platform == "cpu"
-  return jax.default_backend() == "cpu"
+  if isinstance(images, np.ndarray):
+    return jax.default_backend() == "cpu"
+  device, *others = images.sharding.device_set
+  return not others and device.platform == "cpu"
 
 
 def _in_pieces(
