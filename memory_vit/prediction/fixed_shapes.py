@@ -110,7 +110,7 @@ class FixedShapes:
         bar.update()
 
   def compile_reading(self, program: Program) -> None:
-    """Compile what reads tasks, in slots of this room.
+    """Compile what reads tasks, in slots of these sizes.
 
     It takes a pass of each size: only a context that was computed lies where
     those of requests lie, which depends on where the backbone was put.
@@ -140,8 +140,8 @@ class FixedShapes:
       self._backbone, images, tasks=tasks, original=original
     )
     if features:
-      summary = inference.summary_program(params, images, config=config)
-      summary = np.asarray(summary).reshape(
+      found = inference.summary_program(params, images, config=config)
+      summary = np.asarray(found).reshape(
         len(batch), config.depth, -1, config.width
       )
     return BatchOutputs(

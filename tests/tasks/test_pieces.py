@@ -20,9 +20,7 @@ def images_of(backbone, count):
 @pytest.fixture
 def at_most_two(monkeypatch):
   """Pieces of two images, in every family of the tiny backbone."""
-  monkeypatch.setattr(
-    pieces, "_BYTES", 4 * 12 * tiny_backbone().config.mlp_dim
-  )
+  monkeypatch.setattr(pieces, "_BYTES", 4 * 12 * tiny_backbone().config.mlp_dim)
 
 
 @pytest.mark.parametrize(
