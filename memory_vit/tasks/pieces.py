@@ -38,7 +38,7 @@ class ImageProgram(Generic[_Outputs]):
     functools.update_wrapper(self, function)
 
     def run(
-      params: Any, images: Any, *, config: ViTConfig, piece: int
+      params: Any, images: Any, *, config: ViTConfig, piece: int | None
     ) -> _Outputs:
       return _in_pieces(
         functools.partial(function, params, config=config), images, piece
@@ -61,25 +61,27 @@ class ImageProgram(Generic[_Outputs]):
 
 def images_in_piece(
   images: Float[AnyArray, "b side side 3"], config: ViTConfig
-) -> int:
-  """The number of images that a program runs at once.
+) -> int | None:
+  """The number of images that a program runs at once; None for all of them.
 
-  On one CPU device it is a divisor of b. Anywhere else it is b: other devices
-  want large batches, a mesh splits them itself, and what JAX traces for an
-  export may run on any device.
+  It is a divisor of b, on one CPU device. Other devices want large batches, a
+  mesh splits them itself, and what JAX traces for an export may run on any
+  device.
 
   Args:
     images: what the program is called with.
     config: of the backbone.
   """
-  batch = images.shape[0]
   if not _on_one_cpu(images):
-    return batch
+    return None
+  batch = images.shape[0]
   tokens = config.class_tokens + config.registers + config.num_patches
   most = max(1, _BYTES // (4 * tokens * config.mlp_dim))
-  divisor = max(k for k in range(1, batch + 1) if not batch % k and k <= most)
+  if batch <= most:
+    return None
+  divisor = max(k for k in range(1, most + 1) if not batch % k)
   # Products of few rows are slow: a batch of a prime number stays whole.
-  return divisor if 2 * divisor >= most else batch
+  return divisor if 2 * divisor >= most else None
 
 
 def _on_one_cpu(images: Any) -> bool:
@@ -94,10 +96,10 @@ def _on_one_cpu(images: Any) -> bool:
 def _in_pieces(
   run: Callable[[Float[Array, "_ side side 3"]], _Outputs],
   images: Float[Array, "b side side 3"],
-  piece: int,
+  piece: int | None,
 ) -> _Outputs:
-  batch, *shape = images.shape
-  if piece == batch:
+  if piece is None:
     return run(images)
+  batch, *shape = images.shape
   found = jax.lax.map(run, images.reshape(batch // piece, piece, *shape))
   return jax.tree.map(lambda a: a.reshape(batch, *a.shape[2:]), found)

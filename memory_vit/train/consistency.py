@@ -11,7 +11,6 @@ import jax
 import numpy as np
 import optax
 
-import memory_vit
 from memory_vit.config import Config, to_dict
 from memory_vit.data.reader import Reader
 from memory_vit.model import trees
@@ -25,6 +24,8 @@ def require_same_start(config: Config) -> None:
   Raises:
     ConfigError: on every process, with what differs.
   """
+  if jax.process_count() == 1:
+    return
   options = trees.flatten(json.loads(json.dumps(to_dict(config))))
   facts = {f"config.{k.replace('/', '.')}": t for k, t in options.items()}
   facts["code of memory_vit (SHA-256)"] = _code_digest()
@@ -63,7 +64,7 @@ def require_same_data(trainer: Trainer, splits: Mapping[str, Reader]) -> None:
 def _code_digest() -> str:
   """Of this package as it lies on this host."""
   digest = hashlib.sha256()
-  package = Path(memory_vit.__file__).parent
+  package = Path(__file__).parents[1]
   for file in sorted(package.rglob("*.py")):
     digest.update(file.relative_to(package).as_posix().encode())
     digest.update(file.read_bytes())

@@ -98,18 +98,15 @@ def resume(
   changed = config_changes.changes(step, options, meta["config"], may_change)
   accepted = {change["key"]: change["to"] for change in changed}
   began = {**found, "config": {**options, **accepted}}
-  if "data" in found:  # earlier versions noted sizes, which the files tell
-    began["data"] = {"classes": found["data"]["classes"]}
   require_same(began, meta, checkpoints.directory)
-  other = record.differences(found.get("files", {}))
+  other = record.differences(found["files"])
   changed += _data_changes(step, found, meta, other)
   if other and f"config.{config_changes.DATA}" not in may_change:
     raise TrainingError(_other_data(checkpoints.directory, other))
   for change in changed:
     logger.warning("from step %(step)d on, %(key)s is %(to)r, not %(from)r",
                    change)  # fmt: skip
-  # States of earlier versions say nothing of them.
-  for key, bad in found.get("left_out", {}).items():
+  for key, bad in found["left_out"].items():
     if key not in other:  # there these numbers are other images
       reason = f"left out up to step {step}"
       splits[key].mark_unreadable(dict.fromkeys(bad, reason))
@@ -156,7 +153,7 @@ def _data_changes(
   other: Mapping[str, Sequence[str]],
 ) -> list[dict[str, Any]]:
   """The splits that hold other data than before, and what differs in each."""
-  before = found.get("files", {})
+  before = found["files"]
   return [
     {
       "step": step,

@@ -165,7 +165,7 @@ def test_bad_values_of_every_option(part, most, begun, capsys, tmp_path):
   wrong = {}
   keys = [key for key in OPTIONS if key.rpartition(".")[0] == part]
   for key in keys:
-    command = study if part == "study" else train
+    command = study if part == "study" else start_training
     for value in some_of(key, most):
       argv = [CONFIG, f"--workdir={tmp_path / 'run'}"]
       problem = refusal(capsys, command, [*argv, f"--config.{key}={value}"])

@@ -378,6 +378,7 @@ def test_what_was_left_out_of_other_data_is_forgotten(pictures, tmp_path):
 
 def test_hosts_agree_on_the_code(monkeypatch):
   compared = []
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
   monkeypatch.setattr(
     processes, "require_same", lambda what, facts: compared.append(facts)
   )

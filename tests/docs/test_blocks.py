@@ -51,8 +51,8 @@ def test_the_blocks_are_found():
   assert len(SHELL) >= 45
   assert len(python) >= 14
   assert len(commands) >= 50
-  assert {module for module, _ in commands} >= {
-    "main", "paper", "vtab", "evaluate", "predict", "inspect", "check_data",
+  assert {name for name, _ in commands} >= {
+    "train", "paper", "vtab", "evaluate", "predict", "inspect", "check_data",
     "convert", "export", "embed", "serve", "attention",
   }  # fmt: skip
   assert all(blocks_of(page) for page in CONFIGS)

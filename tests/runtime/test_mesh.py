@@ -220,7 +220,7 @@ def test_a_layer_is_gathered_where_it_is_used(wide, images):
   )
   text = (
     inference.encode_program.compiled.lower(
-      backbone.params, rows, config=backbone.config, piece=rows.shape[0]
+      backbone.params, rows, config=backbone.config, piece=None
     )
     .compile()
     .as_text()
