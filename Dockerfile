@@ -37,4 +37,4 @@ HEALTHCHECK --start-period=120s CMD python -c "import re, urllib.request as r; \
   port = re.search('--port[^0-9]([0-9]+)', open('/proc/1/cmdline').read()); \
   r.urlopen(f'http://127.0.0.1:{port[1] if port else 8000}/healthz', timeout=5)"
 # Within a container all addresses are its own; publish the port as you mean it.
-ENTRYPOINT ["python", "-m", "memory_vit.serve", "--host=0.0.0.0"]
+ENTRYPOINT ["python", "-m", "memory_vit", "serve", "--host=0.0.0.0"]

@@ -100,7 +100,7 @@ exchange: .venv-exchange/installed
 
 nightly: mutants
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m nightly
-	KILLS=20 FILE_KILLS=20 $(BIN)/python -m pytest -m processes tests/training/test_interrupted_runs.py -k kill
+	KILLS=20 FILE_KILLS=20 $(BIN)/python -m pytest -m processes tests/train/test_interrupted_runs.py -k kill
 
 mutants: .venv/installed
 	$(BIN)/python tests/mutants/run.py

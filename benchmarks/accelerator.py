@@ -52,8 +52,8 @@ _PROGRAMS = {
 # Tests that compute on a device, and are fast.
 _TESTS = (
   "tasks/test_slots.py", "model/test_two_streams.py", "model/test_task_mask.py",
-  "model/test_api.py", "training/test_step.py", "runtime/test_mesh.py",
-  "prediction/test_token_attention.py", "prediction/test_predictor.py",
+  "model/test_api.py", "train/test_step.py", "runtime/test_mesh.py",
+  "looking/test_token_attention.py", "prediction/test_predictor.py",
 )  # fmt: skip
 _ABOUT_DEVICE = """
 import json, platform, sys

@@ -24,8 +24,8 @@ from memory_vit.model.backbone import init_backbone
 from memory_vit.model.vit_config import vit_config
 from memory_vit.runtime import sharding
 from memory_vit.tasks.split_forward import make_split_forward
-from memory_vit.training import divergence, loop, optim
-from memory_vit.training.step import Step, create_state
+from memory_vit.train import divergence, loop, optim
+from memory_vit.train.step import Step, create_state
 
 _NAME = "task"
 # (variant, side in pixels, images in a batch, steps of a round)

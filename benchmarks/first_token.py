@@ -26,7 +26,7 @@ from memory_vit import config as config_lib
 from memory_vit.config import Config, PretrainConfig, SweepConfig
 from memory_vit.model.backbone import init_backbone
 from memory_vit.model.vit_config import vit_config
-from memory_vit.training import pretrain, run
+from memory_vit.train import pretrain, run
 
 _POOLING: dict[str, dict[str, Any]] = {
   "tok": {},

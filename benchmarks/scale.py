@@ -77,7 +77,7 @@ def measure(variant: str, arguments: argparse.Namespace) -> list[Row]:
   import jax.numpy as jnp
 
   from memory_vit.runtime import sharding
-  from memory_vit.training import step
+  from memory_vit.train import step
 
   mesh = _mesh(arguments)
   config, task, cut, optimizer = _task_training(variant, arguments.dtype)
@@ -237,7 +237,7 @@ def _task_training(variant: str, dtype: str) -> Any:
   from memory_vit.model.task_params import TaskParams
   from memory_vit.model.vit_config import vit_config
   from memory_vit.tasks import split_forward
-  from memory_vit.training.optim import make_optimizer, make_schedule
+  from memory_vit.train.optim import make_optimizer, make_schedule
 
   config = vit_config(variant, num_classes=1000, dtype=dtype)
   spec = TaskSpec(

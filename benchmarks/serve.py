@@ -178,7 +178,7 @@ def serving(
   file.touch(0o600)
   file.write_text(token)
   command = [
-    sys.executable, "-m", "memory_vit.serve", f"--backbone={backbone}",
+    sys.executable, "-m", "memory_vit", "serve", f"--backbone={backbone}",
     *(f"--task={path}" for path in tasks), "--port=0", "--top=10",
     f"--token_file={file}", "--slots=8", *options,
     f"--batch_sizes={','.join(map(str, _BATCH_SIZES))}",

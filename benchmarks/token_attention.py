@@ -22,7 +22,7 @@ import numpy as np
 
 import memory_vit as mv
 from benchmarks import workloads
-from memory_vit.prediction.token_attention import read_attention
+from memory_vit.looking.token_attention import read_attention
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:

@@ -11,16 +11,16 @@ import numpy as np
 import memory_vit as mv
 from benchmarks import masked_sequence
 from memory_vit.config import OptimConfig
-from memory_vit.kept.layout import RowLayout
-from memory_vit.kept.rows import DeviceRows, HostRows
+from memory_vit.frozen.layout import RowLayout
+from memory_vit.frozen.rows import DeviceRows, HostRows
 from memory_vit.model.backbone import backbone_shapes, rounded
 from memory_vit.model.products import einsum
 from memory_vit.runtime import sharding
 from memory_vit.tasks import split_forward
 from memory_vit.tasks.inference import encode_program, plain_program
 from memory_vit.tasks.split_forward import SplitForward
-from memory_vit.training import step
-from memory_vit.training.optim import make_optimizer, make_schedule
+from memory_vit.train import step
+from memory_vit.train.optim import make_optimizer, make_schedule
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@
 The set-up of quickstart.ipynb is copied to the others. Its first line says
 where the project lies on GitHub, which is where the badges lead; --repository
 changes it everywhere, and without it there are no badges. The second is the tag
-of the version that memory_vit/__init__.py states: badges lead to it, and the
+of the version that memory_vit/version.py states: badges lead to it, and the
 set-up installs it. Nothing else in the notebooks is touched.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 DIRECTORY = Path(__file__).resolve().parent
 SOURCE = DIRECTORY / "quickstart.ipynb"
-VERSION = DIRECTORY.parent / "memory_vit" / "__init__.py"
+VERSION = DIRECTORY.parent / "memory_vit" / "version.py"
 SHARED = ("set-up-text", "set-up")
 BADGE = "badge"
 _REPOSITORY = re.compile(r'^REPOSITORY = "([\w./-]*)"', re.MULTILINE)

@@ -18,6 +18,8 @@ Learnable Memory. CVPR 2022.
 
 from etils import epy
 
+from memory_vit.version import __version__ as __version__
+
 # Each is imported once it is used: `--help` and a wrong option must not wait
 # for jax.
 with epy.lazy_api_imports(globals()):
@@ -27,21 +29,18 @@ with epy.lazy_api_imports(globals()):
   from memory_vit.evaluation.preprocess import preprocess
   from memory_vit.exports.export import export_model
   from memory_vit.exports.image_input import ImageInput
+  from memory_vit.looking.attention_map import overlay, patch_map
+  from memory_vit.looking.attention_rollout import (
+    AttentionRollout,
+    attention_rollout,
+  )
+  from memory_vit.looking.token_attention import TokenAttention, token_attention
   from memory_vit.model.backbone import Backbone, random_backbone
   from memory_vit.model.task import EvalPreprocessing, Task, TaskSpec
   from memory_vit.model.vit import MemoryViT
   from memory_vit.model.vit_config import ViTConfig, vit_config
-  from memory_vit.prediction.attention_map import overlay, patch_map
-  from memory_vit.prediction.attention_rollout import (
-    AttentionRollout,
-    attention_rollout,
-  )
   from memory_vit.prediction.config import PredictorConfig
   from memory_vit.prediction.predictor import Predictor
-  from memory_vit.prediction.token_attention import (
-    TokenAttention,
-    token_attention,
-  )
   from memory_vit.tasks.compose import concatenate, remove, rename, select
   from memory_vit.tasks.create import init_task
   from memory_vit.tasks.inference import fill_slots
@@ -54,15 +53,12 @@ with epy.lazy_api_imports(globals()):
     save_task,
     save_tasks,
   )
-  from memory_vit.training.from_python import (
+  from memory_vit.train.from_python import (
     TaskMetrics,
     TrainResult,
     evaluate_tasks,
     train_task,
   )
-
-# The one place where it stands; pyproject.toml reads it.
-__version__ = "0.1.0"
 
 __all__ = [
   "AttentionRollout",

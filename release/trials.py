@@ -88,7 +88,7 @@ def training(
     *(() if full else _FEW_STEPS),
   )  # fmt: skip
   seconds["evaluate"] = environment.run(
-    "-m", "memory_vit.evaluate", "--backbone=glyphs", f"--task={_LEARNED}",
+    "-m", "memory_vit", "evaluate", "--backbone=glyphs", f"--task={_LEARNED}",
     "--report=report",
   )  # fmt: skip
   seconds |= _use(environment, "glyphs", _LEARNED, image)
@@ -111,14 +111,14 @@ def _use(
   model = (f"--backbone={backbone}", f"--task={tasks}")
   began = time.perf_counter()
   said = environment.output(
-    "-m", "memory_vit.predict", "--json", *model, str(image)
+    "-m", "memory_vit", "predict", "--json", *model, str(image)
   )
   seconds = {"predict": time.perf_counter() - began}
   (answer,) = [line for line in said.splitlines() if line.startswith("{")]
   if not json.loads(answer)["tasks"]:
     raise ReleaseError(f"no task has answered: {answer}")
   seconds["export"] = environment.run(
-    "-m", "memory_vit.export", *model, "--format=stablehlo", "--out=exported"
+    "-m", "memory_vit", "export", *model, "--format=stablehlo", "--out=exported"
   )
   environment.run("-c", _RUN_EXPORT)
   return seconds
@@ -151,8 +151,8 @@ def _server(
   with log.open("wb") as said:
     process = subprocess.Popen(
       environment.command(
-        "-m", "memory_vit.serve", f"--backbone={backbone}", f"--task={tasks}",
-        "--port=0", "--batch_sizes=1",
+        "-m", "memory_vit", "serve", f"--backbone={backbone}",
+        f"--task={tasks}", "--port=0", "--batch_sizes=1",
       ),
       cwd=environment.work, env=environment.variables, stdout=said, stderr=said,
     )  # fmt: skip

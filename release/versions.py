@@ -18,12 +18,12 @@ def version_of(root: Path) -> str:
   Raises:
     ReleaseError: where they do not; it names each file and what it states.
   """
-  packed = _packed(root / "memory_vit" / "__init__.py")
+  packed = _packed(root / "memory_vit" / "version.py")
   newest, released = _newest(root / "CHANGELOG.md")
   cited = _cited(root / "CITATION.cff", "version")
   if not packed == newest == cited:
     raise ReleaseError(
-      f"the versions differ: memory_vit/__init__.py has {packed}, the newest "
+      f"the versions differ: memory_vit/version.py has {packed}, the newest "
       f"in CHANGELOG.md is {newest}, CITATION.cff has {cited}."
     )
   published = _cited(root / "CITATION.cff", "date-released")

@@ -17,9 +17,9 @@ MODULES = (
 DOORS = {
   "memory_vit.evaluation.preprocess": ("preprocess", "_evaluation_of"),
   "memory_vit.model.backbone": ("random_backbone",),
-  "memory_vit.prediction.attention_map": ("overlay", "_require_image"),
-  "memory_vit.prediction.attention_rollout": ("attention_rollout",),
-  "memory_vit.prediction.token_attention": (
+  "memory_vit.looking.attention_map": ("overlay", "_require_image"),
+  "memory_vit.looking.attention_rollout": ("attention_rollout",),
+  "memory_vit.looking.token_attention": (
     "read_attention", "token_attention",
   ),
   "memory_vit.tasks.compose": (

@@ -102,7 +102,7 @@ def no_pictures(request, monkeypatch):
 
   Tests that look at pictures ask for the fixture `pictures`.
   """
-  module = sys.modules.get("memory_vit.training.run_pictures")
+  module = sys.modules.get("memory_vit.train.run_pictures")
   if module and "pictures" not in request.fixturenames:
     monkeypatch.setattr(module, "pictures_of", lambda *args: {})
 

@@ -17,7 +17,7 @@ from memory_vit.run_result import (
   TrialResult,
 )
 from memory_vit.runtime import files
-from memory_vit.training import run, sweep
+from memory_vit.train import run, sweep
 
 RATES = (0.01, 0.1, 1.0)
 
@@ -88,7 +88,7 @@ class FakeRuns:
     for which, directory in runs.items():
       values = files.read_json(directory / "config.json")
       (trial,) = sweep.trials_of(config_lib.from_dict(values), NAME_IN_RUNS)
-      found[which] = testing.Outcome(
+      found[which] = testing.TaskScore(
         accuracy=self.accuracy(trial.config)[1],
         loss=1.0,
         examples=reader.size,

@@ -1,4 +1,4 @@
-"""Images in folders, and what `memory_vit.embed` makes of them."""
+"""Images in folders, and what `memory-vit embed` makes of them."""
 
 import json
 import pathlib
@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from conftest import tiny_backbone
 
 import memory_vit as mv
-from memory_vit import embed
+from memory_vit.commands import embed
 
 CLASSES = ("ants", "bees", "cats")
 # Of a class, in train/ and in test/.

@@ -20,7 +20,7 @@ from memory_vit.study import plan, report
 from memory_vit.study.record import read_record, read_trials
 from memory_vit.study.section import Section
 from memory_vit.study.trials import diverged_trials
-from memory_vit.training import sweep
+from memory_vit.train import sweep
 
 
 def small_study(backbone_file) -> Config:

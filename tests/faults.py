@@ -24,7 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PATIENCE_SECONDS = 900
 
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["memory_vit.training.run", "ml_collections"])
+_SERVER.set_forkserver_preload(["memory_vit.train.run", "ml_collections"])
 
 MAIN = """
 import runpy

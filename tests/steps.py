@@ -8,8 +8,8 @@ import numpy as np
 from memory_vit.config import OptimConfig
 from memory_vit.runtime import sharding
 from memory_vit.tasks import split_forward
-from memory_vit.training import step
-from memory_vit.training.optim import make_optimizer, make_schedule
+from memory_vit.train import step
+from memory_vit.train.optim import make_optimizer, make_schedule
 
 
 @functools.cache

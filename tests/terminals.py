@@ -14,12 +14,10 @@ from conftest import ROOT
 
 # Bars appear at once: what is done here is over soon.
 _AT_ONCE = """
-import runpy, sys
+import runpy
 from memory_vit.runtime import progress_bar
 progress_bar.ProgressBar.__init__.__kwdefaults__["delay"] = 0.0
-sys.argv[0] = sys.argv[1]
-del sys.argv[1]
-runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+runpy.run_module("memory_vit", run_name="__main__", alter_sys=True)
 """
 
 
@@ -55,12 +53,12 @@ class Command:
     *arguments: object,
     environment: dict[str, str] | None = None,
   ) -> None:
-    """Starts `memory_vit.NAME`."""
+    """Starts `memory-vit NAME`."""
     self.err = self.out = ""
     ours, its = pty.openpty()
     size = struct.pack("HHHH", 40, 120, 0, 0)  # rows, columns
     fcntl.ioctl(its, termios.TIOCSWINSZ, size)
-    line: Sequence[str] = [sys.executable, "-c", _AT_ONCE, f"memory_vit.{name}"]
+    line: Sequence[str] = [sys.executable, "-c", _AT_ONCE, name]
     self.process = subprocess.Popen(
       [*line, *map(str, arguments)], cwd=ROOT, stdout=subprocess.PIPE,
       stderr=its, text=True,

@@ -13,7 +13,7 @@ from conftest import one_device, random_task, tiny_backbone
 import memory_vit as mv
 from benchmarks import masked_sequence, passes, peaks, workloads
 from memory_vit.tasks import split_forward
-from memory_vit.training import step
+from memory_vit.train import step
 
 TINY = ["--variant=Micro/2", "--image_size=8", "--batch=2", "--rounds=1"]
 

@@ -103,7 +103,7 @@ def test_the_architecture_is_that_of_the_code():
   text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
   rows = re.findall(r"^\| `(\w+)/` \| (\w.*\.) \|$", text, re.M)
   wings = {path.parent.name for path in (ROOT / "memory_vit").glob("*/*.py")}
-  assert {name for name, _ in rows} == wings - {"cli", "configs"}
+  assert {name for name, _ in rows} == wings - {"commands", "configs"}
   assert len(rows) == len(wings) - 2
   head, body = text.split("On top of them are the commands", 1)
   numbers = {"twelve": len(COMMANDS), "twenty": len(rows)}
@@ -123,7 +123,7 @@ def test_the_architecture_is_that_of_the_code():
 def test_help_says_where_pages_are():
   """A wheel has none of them: a reader has to look into the repository."""
   named = set()
-  for path in (ROOT / "memory_vit").glob("*.py"):
+  for path in (ROOT / "memory_vit" / "commands").glob("*.py"):
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     for name, after in re.findall(r"(docs/\w+\.md)(.{0,18})", text, re.S):
       assert (ROOT / name).is_file(), path.name

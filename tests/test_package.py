@@ -25,7 +25,7 @@ from packaging.utils import canonicalize_name
 
 import memory_vit as mv
 from memory_vit.__main__ import COMMANDS
-from memory_vit.cli import commands
+from memory_vit.commands import console
 from memory_vit.evaluation import metrics
 from memory_vit.model import vit
 from memory_vit.tasks import image_check
@@ -36,7 +36,7 @@ HEAVY = ("tensorflow", "tensorflow_datasets", "clu", "ml_collections", "orbax",
 
 def test_the_core_imports_nothing_heavy():
   code = (
-    "import sys, json, memory_vit; from memory_vit.training import step; "
+    "import sys, json, memory_vit; from memory_vit.train import step; "
     f"print(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
   )
   done = subprocess.run(
@@ -125,11 +125,11 @@ def test_the_modules_of_training():
   brought = importlib.metadata.packages_distributions()
   train = requirements(project()["optional-dependencies"]["train"])
   names = {canonicalize_name(one.name) for one in train}
-  for module in commands.TRAIN_MODULES - {"google_crc32c"}:
+  for module in console.TRAIN_MODULES - {"google_crc32c"}:
     # A build of TensorFlow for one kind of machine has a longer name.
     known = {canonicalize_name(n).removesuffix("-cpu") for n in brought[module]}
     assert known & names, module
-  assert len(commands.TRAIN_MODULES) == len(names)
+  assert len(console.TRAIN_MODULES) == len(names)
 
 
 def test_the_modules_of_the_server():
@@ -139,11 +139,11 @@ def test_the_modules_of_the_server():
   names = {canonicalize_name(one.name) for one in serve}
   found = {
     canonicalize_name(name)
-    for module in commands.SERVE_MODULES & brought.keys()
+    for module in console.SERVE_MODULES & brought.keys()
     for name in brought[module]
   }
   assert names <= found
-  assert not commands.SERVE_MODULES & commands.TRAIN_MODULES
+  assert not console.SERVE_MODULES & console.TRAIN_MODULES
 
 
 def build_wheel(folder):
@@ -200,8 +200,8 @@ def test_a_wheel_works_outside_the_checkout(tmp_path):
   assert run(python, "-c", code).stdout == (
     f"{expected}['backbone', 'birds', 'pets']\n"
   )
-  for name, module in COMMANDS.items():
-    shown = run(python, "-m", f"memory_vit.{module}", "--help").stdout
+  for name in COMMANDS:
+    shown = run(python, "-m", "memory_vit", name, "--help").stdout
     assert f"memory-vit {name}" in shown
   for config in ROOT.glob("configs/*.py"):
     packed = packages / "memory_vit" / "configs" / config.name
@@ -253,7 +253,7 @@ def test_a_wheel_with_the_core_alone(tmp_path):
   (tmp_path / "a.png").write_bytes(fake_data.encode(fake_data.noise(0), "PNG"))
   (tmp_path / "a.jpg").write_bytes(fake_data.encode(fake_data.noise(0), "JPEG"))
   done = run(
-    python, "-m", "memory_vit.predict", "--json", "--original",
+    python, "-m", "memory_vit", "predict", "--json", "--original",
     f"--backbone={GOLDEN / 'backbone.npz'}", f"--task={GOLDEN / 'tasks'}",
     tmp_path / "a.png", tmp_path / "a.jpg",
   )  # fmt: skip

@@ -128,7 +128,7 @@ def _log_what_is_seen() -> None:
   import numpy as np
 
   from memory_vit.runtime import sharding
-  from memory_vit.training import step
+  from memory_vit.train import step
 
   def note(**line) -> None:
     with open(os.environ["LOG"], "a", encoding="ascii") as log:

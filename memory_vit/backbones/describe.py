@@ -7,7 +7,7 @@ import numpy as np
 
 from memory_vit.backbones import layouts, load, model_files, model_import, npz
 from memory_vit.backbones.download import KNOWN, local_file
-from memory_vit.backbones.published import Source
+from memory_vit.backbones.published import BackboneSource
 from memory_vit.errors import BackboneError
 from memory_vit.model import trees
 from memory_vit.model.backbone import fingerprint_of
@@ -39,7 +39,7 @@ class BackboneReport:
   config: ViTConfig
   states_config: bool
   evaluation: EvalPreprocessing | None
-  source: Source | None
+  source: BackboneSource | None
   parameters: int
   fingerprint: str
   arrays: dict[str, jax.ShapeDtypeStruct]
@@ -79,7 +79,7 @@ def inspect_backbone(path: str) -> BackboneReport:
   )
 
 
-def source_of(path: str) -> Source | None:
+def source_of(path: str) -> BackboneSource | None:
   """Name the files of a model of transformers or timm; None for an .npz file.
 
   Reads all of its files, for their SHA-256.

@@ -65,7 +65,7 @@ def write(backbone: Backbone, arrays: Arrays, path: Path) -> None:
     model_files.CONFIG: _config(config),
     model_files.PREPROCESSOR: _preprocessor(backbone),
   }
-  with files.replacing_directory(path, _strange) as new:
+  with files.replacing_directory(path, _foreign_file) as new:
     new.mkdir()
     safetensors.numpy.save_file(
       {name: np.ascontiguousarray(array) for name, array in named.items()},
@@ -101,7 +101,7 @@ def _require_replaceable(path: Path) -> None:
       f"{path} is a file: it is left as it is. Give another path."
     )
   try:
-    other = _strange(path)
+    other = _foreign_file(path)
   except OSError as error:
     raise BackboneError(
       f"{path} cannot be read ({error.strerror or error}). Give another path."
@@ -113,7 +113,7 @@ def _require_replaceable(path: Path) -> None:
     )
 
 
-def _strange(path: Path) -> str | None:
+def _foreign_file(path: Path) -> str | None:
   """A file that `write` has not written; None where there is none.
 
   A model of somebody else's has files of the same names.

@@ -11,7 +11,7 @@ from memory_vit.backbones.families import detect, fold
 from memory_vit.backbones.families.converted import Arrays, Converted
 from memory_vit.backbones.image_processor import ImageProcessor
 from memory_vit.backbones.model_files import ModelFiles
-from memory_vit.backbones.published import Published, Source
+from memory_vit.backbones.published import BackboneSource, Published
 from memory_vit.errors import BackboneError, ConfigError
 
 # In the first lines of a README.md of the hub. Where "license" is "other", its
@@ -47,11 +47,11 @@ def read(files: ModelFiles) -> Published:
   )
 
 
-def source_of(files: ModelFiles) -> Source:
+def source_of(files: ModelFiles) -> BackboneSource:
   """What to note of a model that is converted; reads all of its files."""
   config = json_files.read_object(files.config)
   family, _ = detect.family_of(config, str(files.config))
-  return Source(
+  return BackboneSource(
     name=files.source,
     family=family,
     licence=_licence(config, files),

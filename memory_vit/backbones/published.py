@@ -37,7 +37,7 @@ _MAY_BE_0 = ("num_classes", "representation_size", "class_tokens", "registers")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Source:
+class BackboneSource:
   """Where a converted backbone is from.
 
   Attributes:
@@ -74,7 +74,7 @@ class Published:
   layout: str
   states_config: bool = False
   evaluation: EvalPreprocessing | None = None
-  source: Source | None = None
+  source: BackboneSource | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class Note:
 
   config: ViTConfig
   evaluation: EvalPreprocessing | None = None
-  source: Source | None = None
+  source: BackboneSource | None = None
 
 
 def to_text(note: Note) -> str:
@@ -153,8 +153,10 @@ def _optional(
   return schema.build(cls, values[key], f"{where}: {key}", BackboneError)
 
 
-def _source(values: Mapping[str, Any], where: str) -> Source | None:
-  source: Source | None = _optional(Source, values, "source", where)
+def _source(values: Mapping[str, Any], where: str) -> BackboneSource | None:
+  source: BackboneSource | None = _optional(
+    BackboneSource, values, "source", where
+  )
   if source and not all(type(d) is str for d in source.files.values()):
     raise BackboneError(f"{where}: source.files has digests that are no text.")
   return source

@@ -11,7 +11,7 @@ import numpy as np
 from memory_vit.backbones import hf_export, layouts
 from memory_vit.backbones.layouts import Arrays
 from memory_vit.backbones.load import infer_config
-from memory_vit.backbones.published import ENTRY, Note, Source, to_text
+from memory_vit.backbones.published import ENTRY, BackboneSource, Note, to_text
 from memory_vit.errors import BackboneError
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone, require_float32
@@ -27,7 +27,7 @@ def save_backbone(
   path: str | os.PathLike[str],
   *,
   format: str = "npz",
-  source: Source | None = None,
+  source: BackboneSource | None = None,
 ) -> None:
   """Write a backbone, for this library or for others.
 
@@ -77,7 +77,7 @@ def _write_npz(note: Note | None, arrays: Arrays, path: Path) -> None:
 
 
 def _note(
-  backbone: Backbone, arrays: Arrays, source: Source | None
+  backbone: Backbone, arrays: Arrays, source: BackboneSource | None
 ) -> Note | None:
   """What the shapes of a backbone do not tell; None where they tell all."""
   config = dataclasses.replace(backbone.config, dtype="float32")

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from memory_vit.data import datasets, inventory
+from memory_vit.data import data_files, datasets
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import ConfigError, DataError
@@ -50,7 +50,7 @@ def _problem(
       logger.warning("whether data changed is not known: %s", error)
       continue
     by, sha256 = known[role]["by"], known[role]["sha256"]
-    if inventory.digest(found.table(by)) != sha256:
+    if data_files.digest(found.table(by)) != sha256:
       record = DataRecord(
         directory=directory / "inventory", by=by, inventories={role: found}
       )

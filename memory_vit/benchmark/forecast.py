@@ -24,7 +24,7 @@ from memory_vit.runtime import sharding
 from memory_vit.runtime.progress_bar import duration
 from memory_vit.runtime.tables import table
 from memory_vit.study import finished_runs
-from memory_vit.training import open_backbone, resolve
+from memory_vit.train import open_backbone, resolve
 
 # Passes of each test image in one model: of all tasks, of the backbone that
 # hands its context to each task alone, and of the plain ViT.

@@ -199,7 +199,7 @@ def _configured(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Choice:
+class ChosenSettings:
   """The settings that are best on the 200 images.
 
   Attributes:
@@ -217,7 +217,7 @@ class Choice:
   diverged: int
 
 
-def choose(config: Config, result: RunResult) -> Choice | None:
+def choose(config: Config, result: RunResult) -> ChosenSettings | None:
   """Choose the best settings; None where all diverged.
 
   Of equals the first is chosen, in the order of the sweep.
@@ -238,7 +238,7 @@ def choose(config: Config, result: RunResult) -> Choice | None:
   (varied,) = (trial.varied for trial in result.tasks if trial.name == best)
   settings = {k: v for k, v in varied.items() if k != "seed"}
   tried = config.sweep.combinations
-  return Choice(
+  return ChosenSettings(
     settings=settings,
     validation=well[best],
     at_edge=_edges(settings, config),

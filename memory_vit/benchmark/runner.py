@@ -30,7 +30,7 @@ from memory_vit.benchmark.record import (
   write_record,
 )
 from memory_vit.benchmark.tasks import TASKS
-from memory_vit.benchmark.testing import Outcome, Run
+from memory_vit.benchmark.testing import Run, TaskScore
 from memory_vit.config import Config, to_dict
 from memory_vit.data import datasets
 from memory_vit.data.split_ref import configured_splits
@@ -44,7 +44,7 @@ from memory_vit.runtime.preemption import StopSignal
 from memory_vit.runtime.progress_bar import ProgressBar
 from memory_vit.study import finished_runs
 from memory_vit.tasks import store
-from memory_vit.training import consistency, open_backbone, resolve, wandb_run
+from memory_vit.train import consistency, open_backbone, resolve, wandb_run
 
 logger = logging.getLogger(__name__)
 
@@ -236,7 +236,7 @@ def export(run: Path, there: Path, name: str, backbone: Backbone) -> None:
     store.save_task(dataclasses.replace(task, spec=spec), there)
 
 
-def _with_tests(learned: _Learned, found: Mapping[Run, Outcome]) -> Score:
+def _with_tests(learned: _Learned, found: Mapping[Run, TaskScore]) -> Score:
   """What the test split says, in the order of the seeds."""
   score, tests = learned.score, [found[run] for run in learned.runs]
   first = tests[0] if tests else None

@@ -31,7 +31,7 @@ from memory_vit.model.task import Task
 from memory_vit.runtime import files, processes, schema
 from memory_vit.runtime.preemption import StopSignal
 from memory_vit.tasks import store
-from memory_vit.training import sweep
+from memory_vit.train import sweep
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ Run = tuple[str, int]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome:
+class TaskScore:
   """What the test split says of a task.
 
   Attributes:
@@ -67,7 +67,7 @@ def finish(
   backbone: Backbone,
   mesh: Mesh,
   stop: StopSignal,
-) -> dict[Run, Outcome]:
+) -> dict[Run, TaskScore]:
   """Test the tasks of runs; a test of the same task is read.
 
   Args:
@@ -92,7 +92,7 @@ def finish(
     changed_data.require_same({"test": ref}, {"test": dict(digest)}, where)
   found = {
     run: schema.build(
-      Outcome, test["found"], str(runs[run] / TEST), ConfigError
+      TaskScore, test["found"], str(runs[run] / TEST), ConfigError
     )
     for run, test in done.items()
   }
@@ -166,7 +166,7 @@ def _digest(directory: Path) -> str:
   return str(files.read_object(file, "sha256")["sha256"])
 
 
-def _write(directory: Path, data: Mapping[str, str], found: Outcome) -> None:
+def _write(directory: Path, data: Mapping[str, str], found: TaskScore) -> None:
   """Keep what a test says; all processes must call."""
   digest = processes.on_process_0(lambda: _digest(directory))
   values = {"task": digest, "data": data, "found": dataclasses.asdict(found)}
@@ -181,7 +181,7 @@ def measure(
   backbone: Backbone,
   mesh: Mesh,
   stop: StopSignal,
-) -> dict[Run, Outcome]:
+) -> dict[Run, TaskScore]:
   """Evaluate the tasks of runs on a split, reading its images once."""
   began = time.perf_counter()
   tasks = {
@@ -212,7 +212,7 @@ def measure(
   )
   seconds = round((time.perf_counter() - began) / len(tasks), 3)
   return {
-    run: Outcome(
+    run: TaskScore(
       accuracy=results[task.name]["top1"],
       loss=results[task.name]["loss"],
       examples=results[task.name]["examples"],

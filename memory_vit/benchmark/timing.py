@@ -12,13 +12,13 @@ from jax.sharding import Mesh
 from memory_vit.config import Config
 from memory_vit.data.reader import Reader
 from memory_vit.evaluation.evaluate import predict_fn
-from memory_vit.kept.layout import RowLayout
+from memory_vit.frozen.layout import RowLayout
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import BACKBONE
 from memory_vit.runtime import sharding
-from memory_vit.training import sweep
-from memory_vit.training.run_context import RunContext
-from memory_vit.training.trainer import Trainer
+from memory_vit.train import sweep
+from memory_vit.train.run_context import RunContext
+from memory_vit.train.trainer import Trainer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

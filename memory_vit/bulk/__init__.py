@@ -6,12 +6,9 @@ with epy.lazy_api_imports(globals()):
   from memory_vit.bulk.embeddings import EmbeddingJob
   from memory_vit.bulk.predictions import PredictionJob
   from memory_vit.bulk.run import run_bulk
-  from memory_vit.embeddings.arrays import Embeddings, read_embeddings
 
 __all__ = [
   "EmbeddingJob",
-  "Embeddings",
   "PredictionJob",
-  "read_embeddings",
   "run_bulk",
 ]

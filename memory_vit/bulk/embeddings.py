@@ -14,8 +14,8 @@ import pyarrow as pa
 from jaxtyping import Array, Float, Float32
 
 from memory_vit.backbones import load
+from memory_vit.bulk.make_shards import image_reader
 from memory_vit.bulk.versions import versions
-from memory_vit.bulk.work import image_reader
 from memory_vit.errors import TaskError
 from memory_vit.model.backbone import Backbone, rounded
 from memory_vit.model.task import EvalPreprocessing

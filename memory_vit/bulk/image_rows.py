@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from memory_vit.bulk import containers
-from memory_vit.bulk.containers import Columns, ImageRow
-from memory_vit.bulk.inventory import Inventory
+from memory_vit.bulk import readers
+from memory_vit.bulk.input_files import InputFiles
+from memory_vit.bulk.readers import Columns, ImageRow
 from memory_vit.errors import DataError
 
 
 def read_rows(
-  inventory: Inventory, numbers: range, columns: Columns
+  inventory: InputFiles, numbers: range, columns: Columns
 ) -> Iterator[ImageRow]:
   """Read images one after the other.
 
@@ -37,7 +37,7 @@ def read_rows(
     if inside:
       row = inventory.files.slice(file, 1).to_pylist()[0]
       name = os.fsdecode(row["path"])
-      if containers.is_container(Path(name)):
+      if readers.is_container(Path(name)):
         rows = range(inside.start - begin, inside.stop - begin)
         yield from _of_container(Path(name), rows, begin, columns)
       else:
@@ -51,7 +51,7 @@ def _of_container(
   path: Path, rows: range, first: int, columns: Columns
 ) -> Iterator[ImageRow]:
   try:
-    yield from containers.read_container(path, rows, first, columns)
+    yield from readers.read_container(path, rows, first, columns)
   except ValueError as error:  # of zip: it has other rows than it had
     if isinstance(error, DataError):
       raise

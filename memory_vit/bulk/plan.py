@@ -22,8 +22,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from memory_vit.bulk.containers import Columns
-from memory_vit.bulk.inventory import Inventory
+from memory_vit.bulk.input_files import InputFiles
+from memory_vit.bulk.readers import Columns
 from memory_vit.errors import ConfigError
 from memory_vit.runtime import files, paths
 from memory_vit.runtime.messages import brief, first_line, listed
@@ -47,7 +47,7 @@ class Plan:
       backbone, tasks, preprocessing, options of the output.
   """
 
-  inventory: Inventory
+  inventory: InputFiles
   columns: Columns
   shard_images: int
   batch_size: int
@@ -96,7 +96,7 @@ def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
   return json.loads(json.dumps(values))
 
 
-def claim(folder: Path) -> None:
+def require_own(folder: Path) -> None:
   """Make the directory of an output, whose plan may be there.
 
   Raises:
@@ -104,8 +104,8 @@ def claim(folder: Path) -> None:
       cannot be made.
   """
   # Of two that begin at once, one may write its plan between these two looks.
-  strange = folder.exists() and (not folder.is_dir() or _holds_others(folder))
-  if strange and not (folder / FOLDER / _PLAN).exists():
+  of_others = folder.exists() and (not folder.is_dir() or _holds_others(folder))
+  if of_others and not (folder / FOLDER / _PLAN).exists():
     raise ConfigError(
       f"--output {brief(str(folder))} is there and holds something else: "
       "expected a new or empty directory, or that of a run to resume."
@@ -129,7 +129,7 @@ def settle(plan: Plan, folder: Path) -> bool:
     ConfigError: where another one is there, or something that is no output of
       ours.
   """
-  claim(folder)
+  require_own(folder)
   place = folder / FOLDER
   if (place / _PLAN).exists():
     _require_equal(plan, place / _PLAN)
@@ -151,7 +151,7 @@ def read_plan(folder: Path) -> Plan:
   """
   facts = _read(folder / FOLDER / _PLAN)
   return Plan(
-    inventory=Inventory(pq.read_table(folder / FOLDER / _INPUTS)),
+    inventory=InputFiles(pq.read_table(folder / FOLDER / _INPUTS)),
     columns=Columns(**facts["input"]["columns"]),
     shard_images=facts["shard_images"],
     batch_size=facts["batch_size"],

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from memory_vit.bulk.make_shards import image_reader
 from memory_vit.bulk.versions import versions
-from memory_vit.bulk.work import image_reader
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.model.task import BACKBONE
 from memory_vit.prediction.config import PredictorConfig

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from memory_vit.bulk import make_shards, shard_file
 from memory_vit.bulk import plan as plans
-from memory_vit.bulk import shard_file, work
 from memory_vit.bulk.plan import Plan
 from memory_vit.bulk.shard_file import ShardCounts
 from memory_vit.errors import ConfigError, MemoryVitError, TrainingError
@@ -60,7 +60,7 @@ class RayEngine:
 
   def __call__(
     self, plan: Plan, folder: Path, job: Any, missing: Sequence[int]
-  ) -> Iterator[work.Finished]:
+  ) -> Iterator[make_shards.Finished]:
     """Make shards.
 
     Raises:
@@ -112,7 +112,7 @@ class RayEngine:
     folder: Path,
     job: Any,
     missing: Sequence[int],
-  ) -> Iterator[work.Finished]:
+  ) -> Iterator[make_shards.Finished]:
     """Follow the data set of shards."""
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
@@ -134,7 +134,7 @@ class RayEngine:
     try:
       for row in made.iter_rows():
         counts = ShardCounts(int(row["images"]), int(row["errors"]))
-        yield work.Finished(int(row["shard"]), counts)
+        yield make_shards.Finished(int(row["shard"]), counts)
     except ray.exceptions.RayError as error:
       raise _own(error) from error
 
@@ -218,7 +218,9 @@ class ShardWorker:
           "may need more memory (a smaller --batch_size, --memory_mib)."
         )
       file.write(b".")
-    [made] = work.make_shards(self._plan, self._folder, self._model, [shard])
+    [made] = make_shards.make_shards(
+      self._plan, self._folder, self._model, [shard]
+    )
     tries.unlink(missing_ok=True)
     return made.counts
 

@@ -12,9 +12,15 @@ from typing import Any, Protocol
 
 import pyarrow.parquet as pq
 
-from memory_vit.bulk import inventory, plan, shard_file, single_file, work
-from memory_vit.bulk.containers import Columns
+from memory_vit.bulk import (
+  input_files,
+  make_shards,
+  plan,
+  shard_file,
+  single_file,
+)
 from memory_vit.bulk.plan import Plan
+from memory_vit.bulk.readers import Columns
 from memory_vit.bulk.shard_file import ShardCounts
 from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.runtime import lock, paths
@@ -31,7 +37,7 @@ class Job(Protocol):
   def batch_size(self) -> int:
     """Images of a pass."""
 
-  def open(self, warm_up: bool = True) -> work.Model:
+  def open(self, warm_up: bool = True) -> make_shards.Model:
     """Load the model."""
 
 
@@ -69,7 +75,9 @@ class Summary:
 
 # Makes shards of a plan somewhere, and says when each is there: (plan, folder,
 # job, missing shards). A shard may be reported more than once.
-Engine = Callable[[Plan, Path, Any, Sequence[int]], Iterable[work.Finished]]
+Engine = Callable[
+  [Plan, Path, Any, Sequence[int]], Iterable[make_shards.Finished]
+]
 
 
 def run_bulk(
@@ -105,7 +113,7 @@ def run_bulk(
   # Of a run that resumes, the output may lie below its input.
   outputs = (place, folder)
   columns = source.columns.absolute()
-  found = inventory.take_inventory(source.paths, columns, outputs)
+  found = input_files.take_inventory(source.paths, columns, outputs)
   model = job.open(warm_up=False)
   made = Plan(found, columns, shard_images, job.batch_size, model.facts)
   missing: list[int] = []
@@ -118,7 +126,7 @@ def run_bulk(
       started = time.perf_counter()
       with ProgressBar(place.name, total, say=say) as bar:
         make = engine or (
-          lambda p, f, _, m: work.make_shards(p, f, model, m, bar.update)
+          lambda p, f, _, m: make_shards.make_shards(p, f, model, m, bar.update)
         )
         _follow(make(made, folder, job, missing), bar)
       if missing:
@@ -165,7 +173,7 @@ def _alone(output: Path, folder: Path) -> Iterator[None]:
     file = single_file.lock_file(output)
     paths.make_directory(file.parent, "--output")
   else:
-    plan.claim(folder)
+    plan.require_own(folder)
     file = folder / plan.FOLDER / ".lock"
   with lock.one_at_a_time(file, refuse, "--output"):
     for left in folder.glob(".part-*.part"):  # of a process that was killed
@@ -190,7 +198,7 @@ def _missing(made: Plan, folder: Path, say: Callable[[str], None]) -> list[int]:
   return missing
 
 
-def _follow(finished: Iterable[work.Finished], bar: ProgressBar) -> None:
+def _follow(finished: Iterable[make_shards.Finished], bar: ProgressBar) -> None:
   """Wait for shards; an engine may have counted their images before."""
   done: dict[int, int] = {}
   for shard in finished:

@@ -9,12 +9,14 @@ with epy.lazy_api_imports(globals()):
     train_examples,
   )
   from memory_vit.data.datasets import open_source, open_split
+  from memory_vit.data.embedding_arrays import Embeddings, read_embeddings
   from memory_vit.data.indexable import open_indexable
   from memory_vit.data.reader import Reader
   from memory_vit.data.sources import Source
   from memory_vit.data.split_ref import SplitRef
 
 __all__ = [
+  "Embeddings",
   "Reader",
   "Source",
   "SplitRef",
@@ -22,6 +24,7 @@ __all__ = [
   "open_indexable",
   "open_source",
   "open_split",
+  "read_embeddings",
   "train_batches",
   "train_examples",
 ]

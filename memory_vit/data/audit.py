@@ -30,7 +30,7 @@ _IntegerArray = functools.partial(array.array, "Q")  # uint64
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
+class ExampleProblem:
   """A problem, of one of the kinds above, with the example `where` names."""
 
   kind: str
@@ -66,7 +66,7 @@ class SplitAudit:
   turned: int = 0
   smallest: tuple[int, int] | None = None
   largest: tuple[int, int] | None = None
-  problems: list[Problem] = dataclasses.field(default_factory=list)
+  problems: list[ExampleProblem] = dataclasses.field(default_factory=list)
   hashes: "array.array[int]" = dataclasses.field(default_factory=_IntegerArray)
   indices: "array.array[int]" = dataclasses.field(default_factory=_IntegerArray)
 
@@ -104,7 +104,7 @@ class SplitAudit:
 
   def _note(self, kind: str, index: int, detail: str) -> None:
     where = self.reader.source.describe(index)
-    self.problems.append(Problem(kind, index, where, detail))
+    self.problems.append(ExampleProblem(kind, index, where, detail))
 
 
 def audit_split(

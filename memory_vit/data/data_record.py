@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from memory_vit.data import inventory
-from memory_vit.data.inventory import Inventory, Table
+from memory_vit.data import data_files
+from memory_vit.data.data_files import DataFiles, Table
 from memory_vit.runtime import files, processes
 
 # The data of the original outputs may be others when a run goes on: they are
@@ -31,14 +31,14 @@ class DataRecord:
 
   directory: Path = Path()
   by: str = "files"
-  inventories: Mapping[str, Inventory] = dataclasses.field(default_factory=dict)
+  inventories: Mapping[str, DataFiles] = dataclasses.field(default_factory=dict)
 
   @functools.cached_property
   def digests(self) -> dict[str, dict[str, str]]:
     """{split: {"by": kind, "sha256": of its table}}; all must call."""
     return processes.on_process_0(
       lambda: {
-        split: {"by": self.by, "sha256": inventory.digest(table)}
+        split: {"by": self.by, "sha256": data_files.digest(table)}
         for split, table in self._tables.items()
       }
     )
@@ -75,7 +75,7 @@ class DataRecord:
         if not file.exists():
           with files.writing(file):
             self.directory.mkdir(parents=True, exist_ok=True)
-          files.write_text(file, inventory.text_of(self._tables[split]))
+          files.write_text(file, data_files.text_of(self._tables[split]))
 
     processes.on_process_0(write)
 
@@ -101,12 +101,12 @@ class DataRecord:
       if found["by"] == self.by
       else self.inventories[split].table(found["by"])
     )
-    if inventory.digest(table) == found["sha256"]:
+    if data_files.digest(table) == found["sha256"]:
       return []
     before = self._kept(found["sha256"])
     if before is None:
       return [f"which files differ is not known: {self.directory} lacks them"]
-    return inventory.differences(before, table)
+    return data_files.differences(before, table)
 
   def _kept(self, sha256: str) -> Table | None:
     """A table that was kept; None where it is not there any more."""
@@ -114,7 +114,7 @@ class DataRecord:
       table = json.loads(self._file(sha256).read_text(encoding="utf-8"))
     except (OSError, ValueError):
       return None
-    return table if inventory.digest(table) == sha256 else None
+    return table if data_files.digest(table) == sha256 else None
 
   def _file(self, sha256: str) -> Path:
     return self.directory / f"{sha256}.json"

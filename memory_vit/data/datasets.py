@@ -10,7 +10,7 @@ from memory_vit.data import (
   subset,
   tfds,
 )
-from memory_vit.data.inventory import Inventory
+from memory_vit.data.data_files import DataFiles
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.reader import Reader
 from memory_vit.data.sources import Source
@@ -102,7 +102,7 @@ def require_prepared(ref: SplitRef) -> None:
     tfds.require_prepared(ref)
 
 
-def take_inventory(ref: SplitRef) -> Inventory:
+def take_inventory(ref: SplitRef) -> DataFiles:
   """List the files of a split that is there; nothing of it is read.
 
   Raises:

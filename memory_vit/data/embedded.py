@@ -16,14 +16,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memory_vit.data import sources
-from memory_vit.data.inventory import LISTED, Inventory
+from memory_vit.data import embedding_files, sources
+from memory_vit.data.data_files import LISTED, DataFiles
+from memory_vit.data.embedded_rows import EmbeddedRows
+from memory_vit.data.embedding_files import EmbeddingFiles
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.sources import Source
 from memory_vit.data.split_ref import SplitRef
-from memory_vit.embeddings import embedding_files
-from memory_vit.embeddings.embedded_rows import EmbeddedRows
-from memory_vit.embeddings.embedding_files import EmbeddingFiles
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.runtime import messages
 from memory_vit.runtime.messages import escaped
@@ -250,13 +249,13 @@ def _inventory(
   parts: Sequence[_Part],
   paths: pa.ChunkedArray,
   labels: np.ndarray,
-) -> Inventory:
+) -> DataFiles:
   """The files of a split, with what made them, and a digest of its examples."""
   digest = hashlib.sha256(labels.tobytes())
   for path in paths.to_pylist():
     digest.update(os.fsencode(f"{path}\n"))
   plans = [plan for output, _ in parts for plan in output.files.plans]
-  return Inventory(
+  return DataFiles(
     # Files of other values may have the same sizes.
     facts={LISTED: digest.hexdigest(), _RUNS: [*dict.fromkeys(plans)]},
     files={

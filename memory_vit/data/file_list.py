@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from memory_vit.data import image_paths, sources
-from memory_vit.data.inventory import LISTED
+from memory_vit.data.data_files import LISTED
 from memory_vit.data.sources import Source
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import BrokenDataError, DataError

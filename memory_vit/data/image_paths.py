@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from memory_vit.data.inventory import Inventory
+from memory_vit.data.data_files import DataFiles
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.sources import Source
 from memory_vit.data.split_ref import SplitRef
@@ -59,7 +59,7 @@ def source_of(
       for i, (file, _) in enumerate(labelled)
       if file in irregular
     },
-    inventory=Inventory(facts=facts or {}, files=where),
+    inventory=DataFiles(facts=facts or {}, files=where),
     labels=numbers,
   )
 

@@ -15,7 +15,7 @@ import psutil
 from PIL import Image
 
 from memory_vit.data import datasets, indexable, raw_images, sources, subset
-from memory_vit.data.inventory import Inventory
+from memory_vit.data.data_files import DataFiles
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.reader import Reader
 from memory_vit.data.sources import Source
@@ -76,7 +76,7 @@ def open_data(
     class_names=classes,
     fetch=sources.fetch_from_memory(tf.constant(images), tf.constant(labels)),
     file_name=lambda index: f"number {index} of those given",
-    inventory=Inventory(facts={"contents": digest.hexdigest()}),
+    inventory=DataFiles(facts={"contents": digest.hexdigest()}),
     labels=labels,
   )
   return Reader(source)

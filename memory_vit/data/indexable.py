@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from memory_vit.data import datasets
-from memory_vit.data.inventory import Inventory
+from memory_vit.data.data_files import DataFiles
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.reader import Reader
 from memory_vit.data.sources import Fetch, Source
@@ -94,7 +94,7 @@ def open_indexable(
     size=size,
     class_names=classes,
     fetch=_fetch(examples, keys, parallel),
-    inventory=Inventory(facts={"examples": size, "version": version}),
+    inventory=DataFiles(facts={"examples": size, "version": version}),
   )
   reader = Reader(source)
   datasets.check_first_label(reader)

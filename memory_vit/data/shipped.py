@@ -9,7 +9,7 @@ import numpy as np
 
 from memory_vit import glyphs
 from memory_vit.data import sources
-from memory_vit.data.inventory import Inventory
+from memory_vit.data.data_files import DataFiles
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.sources import Source
 from memory_vit.data.split_ref import SplitRef
@@ -18,7 +18,7 @@ from memory_vit.errors import DataError
 _GLYPHS = "glyphs:inverted"
 
 
-class _Split(NamedTuple):
+class _LabelledImages(NamedTuple):
   """Images, uint8 (n, side, side, 1 or 3), and labels, int32 (n,)."""
 
   images: np.ndarray
@@ -33,7 +33,7 @@ class _Shipped(NamedTuple):
     class_names: (c,).
   """
 
-  splits: dict[str, _Split]
+  splits: dict[str, _LabelledImages]
   class_names: tuple[str, ...]
 
 
@@ -59,7 +59,7 @@ def open_shipped(ref: SplitRef) -> Source:
     size=len(labels),
     class_names=found.class_names,
     fetch=sources.fetch_from_memory(encoded, tf.constant(labels)),
-    inventory=Inventory(facts={"pictures": digest}),
+    inventory=DataFiles(facts={"pictures": digest}),
     labels=labels,
   )
 
@@ -84,19 +84,22 @@ def _digits(name: str) -> _Shipped:
     "test": np.sort(np.concatenate(test)),
   }
   return _Shipped(
-    {key: _Split(images[i], digits[i] - first) for key, i in chosen.items()},
+    {
+      key: _LabelledImages(images[i], digits[i] - first)
+      for key, i in chosen.items()
+    },
     tuple(str(digit) for digit in range(first, last + 1)),
   )
 
 
 @functools.cache
-def _all_digits() -> _Split:
+def _all_digits() -> _LabelledImages:
   import sklearn.datasets  # takes a second, and only digits need it
 
   images, digits = sklearn.datasets.load_digits(return_X_y=True)
   # They are from 0 to 16.
   images = np.round(images.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
-  return _Split(images, digits.astype(np.int32))
+  return _LabelledImages(images, digits.astype(np.int32))
 
 
 def _inverted(name: str) -> _Shipped:
@@ -106,7 +109,7 @@ def _inverted(name: str) -> _Shipped:
   with np.load(glyphs.INVERTED) as arrays:
     return _Shipped(
       {
-        key: _Split(
+        key: _LabelledImages(
           arrays[f"{key}_images"], arrays[f"{key}_labels"].astype(np.int32)
         )
         for key in ("train", "test")

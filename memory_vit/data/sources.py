@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from memory_vit.data.inventory import Inventory
+from memory_vit.data.data_files import DataFiles
+from memory_vit.data.embedded_rows import EmbeddedRows
 from memory_vit.data.quiet_tensorflow import tf, tfds
 from memory_vit.data.split_ref import OF_A_DIRECTORY
-from memory_vit.embeddings.embedded_rows import EmbeddedRows
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.runtime.messages import escaped
 
@@ -59,7 +59,7 @@ class Source:
   fetch: Fetch
   file_name: Callable[[int], str] = lambda index: ""
   unreadable: Mapping[int, str] = dataclasses.field(default_factory=dict)
-  inventory: Inventory = dataclasses.field(default_factory=Inventory)
+  inventory: DataFiles = dataclasses.field(default_factory=DataFiles)
   labels: np.ndarray | None = dataclasses.field(default=None, compare=False)
   embedded: EmbeddedRows | None = dataclasses.field(default=None, compare=False)
   left_out: tuple[str, ...] = ()

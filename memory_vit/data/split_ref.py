@@ -10,7 +10,7 @@ from memory_vit.config import (
   TrainDataConfig,
   data_seed,
 )
-from memory_vit.data.inventory import Inventory
+from memory_vit.data.data_files import DataFiles
 
 # What comes with a package; what follows a colon says which part of it.
 SHIPPED = ("digits", "glyphs")
@@ -38,7 +38,7 @@ class Subset:
       return f"{self.per_class:,} of each class (seed {self.seed})"
     return f"{self.first:,} examples (seed {self.seed})"
 
-  def noted(self, inventory: Inventory) -> Inventory:
+  def noted(self, inventory: DataFiles) -> DataFiles:
     """The inventory of a split with what is chosen of it."""
     facts = {**inventory.facts, "chosen": dataclasses.asdict(self)}
     return dataclasses.replace(inventory, facts=facts)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from memory_vit.data import sources
-from memory_vit.data.inventory import Inventory
+from memory_vit.data.data_files import DataFiles
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.reader import Reader
 from memory_vit.data.sources import Source
@@ -114,7 +114,7 @@ def _labels(reader: Reader, order: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def take(
-  source: Source, indices: np.ndarray, split: str, inventory: Inventory
+  source: Source, indices: np.ndarray, split: str, inventory: DataFiles
 ) -> Source:
   """The examples of some indices as a source; all of its files are noted."""
   chosen = tf.constant(indices, tf.int64)

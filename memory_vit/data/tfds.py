@@ -15,7 +15,7 @@ from absl import logging
 from tensorflow_datasets.core import read_only_builder
 
 from memory_vit.data import sources, tfds_labels, tfds_trust, tfrecord
-from memory_vit.data.inventory import Inventory
+from memory_vit.data.data_files import DataFiles
 from memory_vit.data.quiet_tensorflow import tf, tfds
 from memory_vit.data.sources import Fetch, Source
 from memory_vit.data.split_ref import SplitRef
@@ -110,7 +110,7 @@ def open_tfds(ref: SplitRef) -> Source:
 
 
 @_quiet()
-def take_inventory(ref: SplitRef) -> Inventory:
+def take_inventory(ref: SplitRef) -> DataFiles:
   """List the files of a data set that is prepared; nothing is read.
 
   Raises:
@@ -128,7 +128,7 @@ def _inventory(
   builder: tfds.core.DatasetBuilder,
   parts: Sequence[tuple[str, slice]],
   shards: Sequence[Shard],
-) -> Inventory:
+) -> DataFiles:
   """List what TFDS recorded of a split, and its files unless in a bucket."""
   info = builder.info
   checksums = info.as_proto.download_checksums
@@ -150,7 +150,7 @@ def _inventory(
     for shard in shards
     if "://" not in shard.path
   }
-  return Inventory(facts=facts, files=files)
+  return DataFiles(facts=facts, files=files)
 
 
 def _sizes(builder: tfds.core.DatasetBuilder) -> dict[str, int]:

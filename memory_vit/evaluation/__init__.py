@@ -4,11 +4,6 @@ from etils import epy
 
 with epy.lazy_api_imports(globals()):
   from memory_vit.evaluation.calibration import Calibration, calibrate
-  from memory_vit.evaluation.cell_removal import (
-    CellRemoval,
-    Removals,
-    remove_cells,
-  )
   from memory_vit.evaluation.evaluate import evaluate_source, predict_fn
   from memory_vit.evaluation.split_predictions import SplitPredictions
   from memory_vit.evaluation.timing import median_seconds
@@ -16,13 +11,10 @@ with epy.lazy_api_imports(globals()):
 
 __all__ = [
   "Calibration",
-  "CellRemoval",
   "Evaluator",
-  "Removals",
   "SplitPredictions",
   "calibrate",
   "evaluate_source",
   "median_seconds",
   "predict_fn",
-  "remove_cells",
 ]

@@ -87,7 +87,7 @@ def export_model(
     onnx_file.require_possible(exported, images)
   name, write = _WRITERS[format]
   place.parent.mkdir(parents=True, exist_ok=True)
-  replacing = files.replacing_directory(place, export_manifest.strange)
+  replacing = files.replacing_directory(place, export_manifest.foreign_file)
   with files.writing(place), replacing as new:
     new.mkdir()
     with ProgressBar("exporting", 2, "steps", delay=0) as bar:
@@ -174,7 +174,7 @@ def _export_arrays(
   for task in chosen:
     require_backbone(task.spec, backbone.id)
   place.parent.mkdir(parents=True, exist_ok=True)
-  replacing = files.replacing_directory(place, export_manifest.strange)
+  replacing = files.replacing_directory(place, export_manifest.foreign_file)
   with files.writing(place), replacing as new:
     new.mkdir()
     if format == "orbax":

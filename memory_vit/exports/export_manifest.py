@@ -20,6 +20,7 @@ from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import Task
 from memory_vit.runtime import checksums, output_directory, paths
 from memory_vit.runtime.messages import brief, escaped
+from memory_vit.version import __version__
 
 FILE = "manifest.json"
 FORMAT_VERSION = 1
@@ -138,8 +139,6 @@ def _task(task: Task) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-  from memory_vit import __version__
-
   found = {"memory_vit": __version__, "python": platform.python_version()}
   for package in _PACKAGES:
     try:
@@ -185,7 +184,7 @@ def require_place(path: Path) -> None:
   if not path.is_dir():
     return
   try:
-    other = strange(path)
+    other = foreign_file(path)
   except OSError as error:
     raise ExportError(
       f"--out is {brief(str(path))}, which cannot be read "
@@ -198,7 +197,7 @@ def require_place(path: Path) -> None:
     )
 
 
-def strange(path: Path) -> str | None:
+def foreign_file(path: Path) -> str | None:
   """A file in a directory that no export wrote; None where there is none.
 
   Raises:

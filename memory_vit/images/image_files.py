@@ -9,14 +9,14 @@ from memory_vit.images import folders
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class ImageFile:
   """An image file to read; `reason` says why it cannot be read, or is ""."""
 
   path: str
   reason: str = ""
 
 
-def find_images(arguments: Iterable[str]) -> Iterator[Entry]:
+def find_images(arguments: Iterable[str]) -> Iterator[ImageFile]:
   """Yield the image files that are asked for.
 
   Args:
@@ -33,20 +33,20 @@ def find_images(arguments: Iterable[str]) -> Iterator[Entry]:
       yield from _below(argument)
 
 
-def _below(path: str) -> Iterator[Entry]:
+def _below(path: str) -> Iterator[ImageFile]:
   """A file itself, or the images in a folder."""
   if not os.path.isdir(path):
-    yield Entry(path)
+    yield ImageFile(path)
     return
   found = folders.walk(path)
   entries = entries_of(found)
   if not entries:
     suffixes = ", ".join(folders.SUFFIXES)
-    entries = [Entry(path, f"a folder without images ({suffixes})")]
+    entries = [ImageFile(path, f"a folder without images ({suffixes})")]
   yield from entries
 
 
-def entries_of(found: folders.Walk) -> list[Entry]:
+def entries_of(found: folders.Walk) -> list[ImageFile]:
   """Folders that cannot be listed, and then the images of a walk."""
-  closed = [Entry(*item) for item in sorted(found.closed.items())]
-  return closed + [Entry(path) for path in found.images]
+  closed = [ImageFile(*item) for item in sorted(found.closed.items())]
+  return closed + [ImageFile(path) for path in found.images]

@@ -18,7 +18,7 @@ import numpy as np
 
 from memory_vit.errors import ConfigError, DataError
 from memory_vit.images import decoding
-from memory_vit.images.image_files import Entry
+from memory_vit.images.image_files import ImageFile
 from memory_vit.images.memory_limit import MemoryLimit
 from memory_vit.images.preparation import ImageLike, image_name, prepare_image
 from memory_vit.model.task import EvalPreprocessing
@@ -41,7 +41,7 @@ K = TypeVar("K")
 class LoadedImage:
   """An image, float32 (side, side, 3) in [-1, 1]; None if it was skipped."""
 
-  entry: Entry
+  entry: ImageFile
   pixels: np.ndarray | None
 
 
@@ -140,7 +140,7 @@ class ImageReader:
       yield stacked(self.each(part, evaluation, start), self._side)
 
   def read_files(
-    self, entries: Iterable[Entry], evaluation: EvalPreprocessing
+    self, entries: Iterable[ImageFile], evaluation: EvalPreprocessing
   ) -> Iterator[list[LoadedImage]]:
     """Read files, a batch at a time (fewer at the end), in order.
 
@@ -156,7 +156,7 @@ class ImageReader:
     )
     for part, found in self.read_ahead(batches, evaluation):
       yield [
-        LoadedImage(Entry(entry.path, str(one)), None)
+        LoadedImage(ImageFile(entry.path, str(one)), None)
         if isinstance(one, DataError)
         else LoadedImage(entry, one)
         for entry, one in zip(part, found, strict=True)

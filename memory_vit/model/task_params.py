@@ -105,7 +105,7 @@ def _probe(key: jax.Array, shapes: Any) -> dict[str, Any]:
   return {**params, "down": down(key, shapes["down"].shape)}
 
 
-class Tasks(nn.Module):
+class TaskParameters(nn.Module):
   """The parameters of all tasks of a model, under their names."""
 
   config: ViTConfig

@@ -24,7 +24,7 @@ from memory_vit.model.products import Dense
 from memory_vit.model.side import SideGroups
 from memory_vit.model.stacking import SlotArrays, stack_tasks
 from memory_vit.model.task import BACKBONE, Task, TaskSpec
-from memory_vit.model.task_params import Tasks
+from memory_vit.model.task_params import TaskParameters
 from memory_vit.model.trees import AnyArray, Tree
 from memory_vit.model.vit_config import ViTConfig
 
@@ -253,7 +253,7 @@ class MemoryViT(nn.Module):
   def setup(self) -> None:
     """Declare the two halves of the parameters."""
     self.backbone = VisionTransformer(self.config)
-    self.tasks = Tasks(self.config, self._specs)
+    self.tasks = TaskParameters(self.config, self._specs)
 
   def __call__(
     self, images: Float[Array, "b side side 3"]

@@ -7,13 +7,6 @@ shown once, where a cell returns it.
 from etils import epy
 
 with epy.lazy_api_imports(globals()):
-  from memory_vit.plots.attention import (
-    answer_title,
-    attention_difference,
-    attention_overlays,
-    cell_removal_figure,
-    memory_shares_figure,
-  )
   from memory_vit.plots.evaluation import (
     calibration_figure,
     confusion_matrix_figure,
@@ -29,15 +22,10 @@ __all__ = [
   "Lines",
   "Point",
   "Scalars",
-  "answer_title",
-  "attention_difference",
-  "attention_overlays",
   "calibration_figure",
-  "cell_removal_figure",
   "confusion_matrix_figure",
   "image_grid",
   "lines_figure",
-  "memory_shares_figure",
   "mistakes_sheet",
   "prediction_grid",
   "read_scalars",

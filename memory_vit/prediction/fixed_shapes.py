@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -109,7 +110,7 @@ class FixedShapes:
         bar.update()
 
   def compile_reading(self, program: Program) -> None:
-    """Compile what reads tasks, in slots of this room.
+    """Compile what reads tasks, in slots of these sizes.
 
     It takes a pass of each size: only a context that was computed lies where
     those of requests lie, which depends on where the backbone was put.
@@ -139,8 +140,8 @@ class FixedShapes:
       self._backbone, images, tasks=tasks, original=original
     )
     if features:
-      summary = inference.summary_program(params, images, config=config)
-      summary = np.asarray(summary).reshape(
+      found = inference.summary_program(params, images, config=config)
+      summary = np.asarray(found).reshape(
         len(batch), config.depth, -1, config.width
       )
     return BatchOutputs(
@@ -157,8 +158,8 @@ class FixedShapes:
     """Outputs of the right shapes, with no row."""
     config, params = self._backbone.config, self._backbone.params
     batch = jax.ShapeDtypeStruct((1, *self._image_shape), np.float32)
-    outputs, _ = inference.encode_program.eval_shape(
-      params, batch, config=config
+    outputs, _ = jax.eval_shape(
+      functools.partial(inference.encode_program, config=config), params, batch
     )
     n = config.summary_tokens // config.depth
     return Outputs(

@@ -35,7 +35,7 @@ from memory_vit.tasks.compose import TasksLike, task_tuple
 from memory_vit.tasks.inference import on_host
 from memory_vit.tasks.model_loading import load_model
 from memory_vit.tasks.program import place_tasks
-from memory_vit.tasks.room import Room
+from memory_vit.tasks.slot_sizes import SlotSizes
 
 Columns = Mapping[str, Any]
 # Of `from_model`: what says nothing about what is loaded.
@@ -143,7 +143,7 @@ class Predictor:
     self._programs = FixedShapes(backbone, shapes.batch_sizes)
     self._counter = CompilationCounter()
     self._changing = threading.Lock()
-    room = Room(
+    sizes = SlotSizes(
       slots=shapes.slots,
       cells=shapes.cells,
       classes=shapes.classes,
@@ -157,9 +157,9 @@ class Predictor:
     # Whether a task has said how images are prepared; it then stays.
     self._settled = bool(tasks)
     by_slot = {i: _held(task) for i, task in enumerate(tasks)}
-    room = room.holding([task.spec for task in tasks])
-    program = place_tasks(backbone, by_slot, room)
-    self._task_set = TaskSet(1, by_slot, room, program, evaluation)
+    sizes = sizes.holding([task.spec for task in tasks])
+    program = place_tasks(backbone, by_slot, sizes)
+    self._task_set = TaskSet(1, by_slot, sizes, program, evaluation)
 
   def __reduce__(self) -> NoReturn:
     raise pickle.PicklingError(
@@ -470,15 +470,17 @@ class Predictor:
           f"this predictor prepares them by {evaluation}. Build another "
           "predictor for it."
         )
-    room = old.room.holding(specs)
+    sizes = old.sizes.holding(specs)
     with self._counter.counting() as tally:
-      program = place_tasks(self.backbone, by_slot, room)
-      grew = room != old.room or not (program.composes and old.program.composes)
+      program = place_tasks(self.backbone, by_slot, sizes)
+      grew = sizes != old.sizes or not (
+        program.composes and old.program.composes
+      )
       if grew and self._warm:
         self._programs.compile_reading(program)
       else:
         jax.block_until_ready(program)  # so that no request waits for it
-    ready = TaskSet(version, by_slot, room, program, evaluation)
+    ready = TaskSet(version, by_slot, sizes, program, evaluation)
     return ready, Change(version, ready.names, ready.digest, grew, tally.count)
 
   def _predict(

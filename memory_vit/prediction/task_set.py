@@ -12,7 +12,7 @@ from memory_vit.model.task import EvalPreprocessing, Task, TaskSpec
 from memory_vit.runtime.messages import brief, name_list
 from memory_vit.tasks import compose
 from memory_vit.tasks.program import Program
-from memory_vit.tasks.room import Room
+from memory_vit.tasks.slot_sizes import SlotSizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,14 +70,14 @@ class TaskSet:
   Attributes:
     version: 1 of the first set, one more with each change.
     by_slot: {slot: task}, in the order of the slots.
-    room: the sizes that programs are compiled for.
+    sizes: those that programs are compiled for.
     program: the tasks, ready to be run.
     evaluation: how images are prepared.
   """
 
   version: int
   by_slot: Mapping[int, Task]
-  room: Room
+  sizes: SlotSizes
   program: Program
   evaluation: EvalPreprocessing
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-import memory_vit
 from memory_vit.errors import TaskError
 from memory_vit.evaluation import classification, confusion, task_data
 from memory_vit.evaluation.calibration import Calibration, calibrate
 from memory_vit.evaluation.classification import ClassMetrics, SplitMetrics
 from memory_vit.evaluation.split_predictions import SplitPredictions
 from memory_vit.images.view import to_levels
+from memory_vit.version import __version__
 
 if TYPE_CHECKING:  # it brings TensorFlow
-  from memory_vit.data.inventory import Inventory
+  from memory_vit.data.data_files import DataFiles
   from memory_vit.data.reader import Reader
   from memory_vit.model.task import Task
 
@@ -81,7 +81,7 @@ class TaskEvaluation:
   details: Mapping[str, Any]
   alone: Mapping[str, Any] | None = None
   directory: str = ""
-  inventory: Inventory | None = None
+  inventory: DataFiles | None = None
 
   @classmethod
   def of(
@@ -129,7 +129,7 @@ class TaskEvaluation:
       read_images=functools.partial(eval_images, reader, spec.evaluation),
       shown_images=0 if reader.source.embedded else shown_images,
       details={
-        "memory_vit": memory_vit.__version__,
+        "memory_vit": __version__,
         "task": {
           "name": spec.name,
           "digest": task.digest,

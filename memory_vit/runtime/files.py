@@ -144,7 +144,7 @@ def replacing(path: Path, part: Path | None = None) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replacing_directory(
-  path: Path, strange: Callable[[Path], str | None] = lambda old: None
+  path: Path, foreign_file: Callable[[Path], str | None] = lambda old: None
 ) -> Iterator[Path]:
   """Yield a name for a directory, which takes the place of `path` as a whole.
 
@@ -155,12 +155,12 @@ def replacing_directory(
 
   Args:
     path: of the directory that is made or replaced.
-    strange: directory -> what is in it that must not be lost. It is asked once
-      the old directory is out of the way, where nobody adds to it.
+    foreign_file: directory -> what is in it that must not be lost. It is asked
+      once the old directory is out of the way, where nobody adds to it.
 
   Raises:
-    TrainingError: where something strange is in the old directory, or it cannot
-      be moved. It stays, and the new one lies beside it, where the message
+    TrainingError: where a foreign file is in the old directory, or it cannot be
+      moved. It stays, and the new one lies beside it, where the message
       says.
   """
   tidy(path.parent, path.name)
@@ -175,7 +175,7 @@ def replacing_directory(
       yield new
       sync_tree(new)
       if path.exists():
-        _move_away(path, old, new, strange)
+        _move_away(path, old, new, foreign_file)
         if old.is_dir():
           _copy_permissions(old, new)
       new.rename(path)
@@ -185,7 +185,7 @@ def replacing_directory(
 
 
 def _move_away(
-  path: Path, old: Path, new: Path, strange: Callable[[Path], str | None]
+  path: Path, old: Path, new: Path, foreign_file: Callable[[Path], str | None]
 ) -> None:
   """Move a directory out of the way of a new one, or keep both and say so."""
   try:
@@ -196,7 +196,7 @@ def _move_away(
     reason = f"cannot be replaced ({error.strerror or error}),"
   else:
     try:
-      found = strange(old)
+      found = foreign_file(old)
     except OSError as error:
       found = f"what cannot be read: {error.strerror or error}"
     if not found:

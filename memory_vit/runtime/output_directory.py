@@ -57,7 +57,7 @@ class OutputDirectory:
     """What an index holds among other things, to be known by."""
     return {_MARK: self.kind}
 
-  def claim(self, text: str) -> Path:
+  def require_own(self, text: str) -> Path:
     """The directory of that name, before anything is computed.
 
     Raises:
@@ -80,18 +80,18 @@ class OutputDirectory:
       ConfigError: also for what is no directory, or cannot be read.
     """
     try:
-      strange = self._strange(path)
+      foreign_file = self._foreign_file(path)
     except (OSError, RuntimeError) as error:  # a link may lead to itself
       reason = getattr(error, "strerror", None) or error
       raise ConfigError(
         f"{self.option} {brief(str(path))} cannot be read ({reason}). Give "
         "another directory."
       ) from error
-    if strange is not None:
+    if foreign_file is not None:
       raise ConfigError(
         f"{self.option} {brief(str(path))} is there and holds something else "
-        f"({brief(strange)}): expected a new or empty directory, or one that "
-        "this command wrote, which is replaced."
+        f"({brief(foreign_file)}): expected a new or empty directory, or one "
+        "that this command wrote, which is replaced."
       )
 
   @contextlib.contextmanager
@@ -106,11 +106,11 @@ class OutputDirectory:
     paths.require_replaceable(path, self.option)
     place = path.resolve()
     place.parent.mkdir(parents=True, exist_ok=True)
-    with files.replacing_directory(place, self._strange) as new:
+    with files.replacing_directory(place, self._foreign_file) as new:
       new.mkdir()
       yield new
 
-  def _strange(self, path: Path) -> str | None:
+  def _foreign_file(self, path: Path) -> str | None:
     """The first thing that is of something else; None where there is none."""
     if not path.exists():
       return path.name if path.is_symlink() else None

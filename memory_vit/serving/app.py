@@ -21,7 +21,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-import memory_vit
 from memory_vit.errors import MemoryVitError
 from memory_vit.runtime import memory
 from memory_vit.serving import openapi
@@ -30,8 +29,8 @@ from memory_vit.serving.answering import (
   task_set_json,
   unknown_tasks,
 )
+from memory_vit.serving.attention import Looking
 from memory_vit.serving.limits import BodyLimits
-from memory_vit.serving.looking import Looking
 from memory_vit.serving.metrics import CONTENT_TYPE, Metrics
 from memory_vit.serving.page_files import page_response
 from memory_vit.serving.predict_requests import (
@@ -51,6 +50,7 @@ from memory_vit.serving.task_changes import (
 from memory_vit.serving.task_store import TaskStore
 from memory_vit.serving.token import Token, read_token
 from memory_vit.serving.trusted_hosts import TrustedHosts
+from memory_vit.version import __version__
 
 if TYPE_CHECKING:
   from memory_vit.prediction import Predictor, TaskDescription
@@ -256,7 +256,7 @@ def create_app(
 
   app = FastAPI(
     title="memory_vit",
-    version=memory_vit.__version__,
+    version=__version__,
     description=openapi.DESCRIPTION,
     lifespan=lifespan,
     docs_url=None,  # these pages would load scripts from elsewhere

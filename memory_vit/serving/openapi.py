@@ -10,7 +10,7 @@ from memory_vit.serving.schemas import (
   PredictAnswer,
   PredictBody,
   Problem,
-  TaskDescription,
+  ServedTask,
   TaskPath,
   TasksAnswer,
   UnknownTaskProblem,
@@ -64,7 +64,7 @@ TASKS: _Responses = {
   200: {"model": TasksAnswer, "description": "The tasks that answer now."}
 }
 TASK: _Responses = {
-  200: {"model": TaskDescription, "description": "The task."},
+  200: {"model": ServedTask, "description": "The task."},
   404: {
     "model": UnknownTaskProblem,
     "description": "There is no task of this name.",

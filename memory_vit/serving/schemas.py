@@ -139,7 +139,7 @@ class AttentionAnswer(BaseModel):
   tasks: dict[str, Attention]
 
 
-class TaskDescription(BaseModel):
+class ServedTask(BaseModel):
   """One task that answers now; its classes are named where it is asked for."""
 
   name: str
@@ -157,7 +157,7 @@ class TasksAnswer(BaseModel):
   """The tasks that answer now, and the backbone under them."""
 
   task_set: TaskSetName
-  tasks: list[TaskDescription]
+  tasks: list[ServedTask]
   backbone: dict[str, Any]
   changes: bool = Field(description="whether a token lets tasks be changed")
   max_images: int = Field(description="images of one request, at most")

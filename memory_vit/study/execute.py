@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from memory_vit.config import Config
-from memory_vit.data import datasets, inventory
+from memory_vit.data import data_files, datasets
+from memory_vit.data.data_files import DataFiles
 from memory_vit.data.data_record import DataRecord
-from memory_vit.data.inventory import Inventory
 from memory_vit.data.split_ref import (
   SplitRef,
   configured_splits,
@@ -151,7 +151,7 @@ def _other_data(
   sets = data_sets(config)
 
   @functools.cache
-  def inventory_of(data_set: str, role: str, seed: int) -> Inventory | None:
+  def inventory_of(data_set: str, role: str, seed: int) -> DataFiles | None:
     there = dataclasses.replace(config, data=sets[data_set], seed=seed)
     ref = SplitRef.of(
       there.data,
@@ -169,7 +169,7 @@ def _other_data(
   @functools.cache
   def digest_now(data_set: str, role: str, seed: int, by: str) -> str | None:
     found = inventory_of(data_set, role, seed)
-    return inventory.digest(found.table(by)) if found else None
+    return data_files.digest(found.table(by)) if found else None
 
   names, lines = [], []
   for name, trials in done.items():

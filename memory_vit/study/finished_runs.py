@@ -15,7 +15,7 @@ from memory_vit.run_result import RunResult, read_result
 from memory_vit.runtime import files, schema
 from memory_vit.runtime.preemption import StopSignal
 from memory_vit.study.trials import DIVERGED
-from memory_vit.training import resume, run
+from memory_vit.train import resume, run
 
 logger = logging.getLogger(__name__)
 

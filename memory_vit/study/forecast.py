@@ -21,14 +21,9 @@ from memory_vit.runtime.tables import table
 from memory_vit.study import execute, plan
 from memory_vit.study.execute import Executor
 from memory_vit.study.runs import Run, config_of
-from memory_vit.training import (
-  open_backbone,
-  pretrain,
-  resolve,
-  sweep,
-)
-from memory_vit.training.run_context import RunContext
-from memory_vit.training.trainer import Trainer
+from memory_vit.train import open_backbone, pretrain, resolve, sweep
+from memory_vit.train.run_context import RunContext
+from memory_vit.train.trainer import Trainer
 
 
 def forecast(config: Config, workdir: Path, parts: Sequence[str]) -> str:

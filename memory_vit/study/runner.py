@@ -35,9 +35,9 @@ from memory_vit.study.record import (
 )
 from memory_vit.study.runs import Run, possible_parts
 from memory_vit.study.trials import Trials, directory_of
-from memory_vit.training import consistency, open_backbone, resolve, wandb_run
-from memory_vit.training.run import make_backbone
-from memory_vit.training.run_context import RunContext
+from memory_vit.train import consistency, open_backbone, resolve, wandb_run
+from memory_vit.train.run import make_backbone
+from memory_vit.train.run_context import RunContext
 
 logger = logging.getLogger(__name__)
 

@@ -35,11 +35,12 @@ from memory_vit.model.trees import Tree
 from memory_vit.model.vit import MemoryViT, apply
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.tasks.compose import TasksLike, require_fit, task_tuple
-from memory_vit.tasks.room import Room
+from memory_vit.tasks.pieces import ImageProgram
+from memory_vit.tasks.slot_sizes import SlotSizes
 from memory_vit.tasks.slots import Slots
 
 
-@functools.partial(jax.jit, static_argnames="config")
+@ImageProgram
 def encode_program(
   params: Any, images: Float[Array, "b side side 3"], *, config: ViTConfig
 ) -> tuple[Float32[Array, "b c0"], Context]:
@@ -48,7 +49,7 @@ def encode_program(
   return apply(model, {"backbone": params}, images, method="encode")
 
 
-@functools.partial(jax.jit, static_argnames="config")
+@ImageProgram
 def plain_program(
   params: Any, images: Float[Array, "b side side 3"], *, config: ViTConfig
 ) -> Float32[Array, "b c0"]:
@@ -60,7 +61,7 @@ def plain_program(
   return apply(model, {"backbone": params}, images, method="encode")[0]
 
 
-@functools.partial(jax.jit, static_argnames="config")
+@ImageProgram
 def summary_program(
   params: Any, images: Float[Array, "b side side 3"], *, config: ViTConfig
 ) -> Float32[Array, "b n d"]:
@@ -158,42 +159,46 @@ def fill_slots(
     require_backbone(task.spec, backbone.id)
   require_fit(tasks)
   specs = tuple(task.spec for task in tasks)
-  room = Room(slots=slots, cells=cells).holding(specs)
+  sizes = SlotSizes(slots=slots, cells=cells).holding(specs)
   stacked = _stack_program(
     [task.params for task in tasks],
-    task_mask(specs, slots=room.slots, cells=room.cells, parents=room.parents),
+    task_mask(
+      specs, slots=sizes.slots, cells=sizes.cells, parents=sizes.parents
+    ),
     classes,
-    room.side,
+    sizes.side,
   )
   return Slots(specs, tuple(range(len(specs))), _with_cells(backbone, *stacked))
 
 
-def place(backbone: Backbone, tasks: Mapping[int, Task], room: Room) -> Slots:
-  """Put tasks into slots of any number, in a room that may hold more.
+def place(
+  backbone: Backbone, tasks: Mapping[int, Task], sizes: SlotSizes
+) -> Slots:
+  """Put tasks into slots of any number, of sizes that may hold more.
 
   That is done on the host, where nothing is compiled. To the bit what
   `fill_slots` makes of them, and with its programs. The shapes depend on the
-  room alone.
+  sizes alone.
 
   Args:
     backbone: of the tasks.
     tasks: {slot: task}, in the order of the slots; the others are empty.
-    room: in which they fit.
+    sizes: of the slots; the tasks fit in them.
   """
   specs = tuple(task.spec for task in tasks.values())
   mask = task_mask(
     specs,
-    slots=room.slots,
-    cells=room.cells,
-    parents=room.parents,
+    slots=sizes.slots,
+    cells=sizes.cells,
+    parents=sizes.parents,
     places=tuple(tasks),
   )
-  empty = _empty_params(backbone.config, room)
+  empty = _empty_params(backbone.config, sizes)
   params = [
     {**empty, **on_host(tasks[i].params)} if i in tasks else empty
-    for i in range(room.slots)
+    for i in range(sizes.slots)
   ]
-  stacked = jax.device_put(_stack(params, mask, room.classes, room.side, np))
+  stacked = jax.device_put(_stack(params, mask, sizes.classes, sizes.side, np))
   return Slots(specs, tuple(tasks), _with_cells(backbone, *stacked))
 
 
@@ -235,7 +240,7 @@ def _with_cells(
   )
 
 
-def _empty_params(config: ViTConfig, room: Room) -> Tree:
+def _empty_params(config: ViTConfig, sizes: SlotSizes) -> Tree:
   """Parameters of a task of no cells and no classes."""
   d, l = config.width, config.depth
 
@@ -247,8 +252,8 @@ def _empty_params(config: ViTConfig, room: Room) -> Tree:
     "memory": zeros(l, 0, d),
     "head": {"kernel": zeros(d, 0), "bias": zeros(0)},
   }
-  if room.norms:
+  if sizes.norms:
     empty["norms"] = {k: zeros(2 * l + 1, d) for k in ("scale", "bias")}
-  if room.layers:
+  if sizes.layers:
     empty["layers"] = zeros(l, d)
   return empty

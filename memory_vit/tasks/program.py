@@ -29,7 +29,7 @@ from memory_vit.model.task import (
 )
 from memory_vit.tasks import image_check, inference
 from memory_vit.tasks.compose import TasksLike, task_tuple
-from memory_vit.tasks.room import Room
+from memory_vit.tasks.slot_sizes import SlotSizes
 from memory_vit.tasks.slots import Slots
 from memory_vit.tasks.split_forward import (
   Logits,
@@ -201,7 +201,7 @@ def make_program(
 
 
 def place_tasks(
-  backbone: Backbone, tasks: Mapping[int, Task], room: Room
+  backbone: Backbone, tasks: Mapping[int, Task], sizes: SlotSizes
 ) -> Program:
   """Make tasks ready that come and go: see `inference.place`.
 
@@ -210,7 +210,7 @@ def place_tasks(
   alone = tuple(t for t in tasks.values() if not t.spec.learned.composes)
   if alone:
     return Program(alone=jax.device_put(alone))
-  return Program(inference.place(backbone, tasks, room))
+  return Program(inference.place(backbone, tasks, sizes))
 
 
 def encode(

@@ -12,9 +12,9 @@ import safetensors.numpy
 from conftest import tiny_backbone
 
 import memory_vit as mv
-from memory_vit import convert, inspect
 from memory_vit.backbones import published
 from memory_vit.backbones.load import read_published
+from memory_vit.commands import convert, inspect
 from memory_vit.errors import BackboneError
 from memory_vit.model import trees
 from memory_vit.model.backbone import fingerprint_of

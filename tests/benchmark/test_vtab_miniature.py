@@ -11,10 +11,9 @@ from conftest import tiny_backbone
 
 import memory_vit as mv
 from memory_vit import config as config_lib
-from memory_vit import evaluate, vtab
 from memory_vit.benchmark import layout, report
 from memory_vit.benchmark.tasks import TASKS
-from memory_vit.cli import commands
+from memory_vit.commands import console, evaluate, vtab
 from memory_vit.configs import vtab as vtab_config
 from memory_vit.errors import ConfigError
 
@@ -44,7 +43,7 @@ def run_command(data, backbone_file, workdir, *argv, epochs=20):
     "--config.batch_size_eval=8", f"--config.epochs={epochs}",
     "--config.sweep.learning_rate=(0.003,0.03)", *argv,
   ]  # fmt: skip
-  return commands.run_command(lambda: vtab.main(vtab.parse(given)))
+  return console.run_command(lambda: vtab.execute(vtab.parse(given)))
 
 
 @pytest.mark.slow

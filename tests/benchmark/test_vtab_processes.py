@@ -29,7 +29,7 @@ def test_two_processes_measure_a_benchmark(tmp_path):
     commands = [
       {
         "args": [
-          sys.executable, "-m", "memory_vit.vtab", *flags,
+          sys.executable, "-m", "memory_vit", "vtab", *flags,
           *two.joined(process, port),
         ],
         "cwd": two.ROOT, "text": True, "env": two.environment(2),

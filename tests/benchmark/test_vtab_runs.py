@@ -21,7 +21,7 @@ from memory_vit.benchmark.record import Score, final_directory, read_record
 from memory_vit.benchmark.tasks import TASKS
 from memory_vit.errors import ConfigError
 from memory_vit.run_result import RunResult, SweepResult, TrialResult
-from memory_vit.training import resolve
+from memory_vit.train import resolve
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pyarrow as pa
 
-from memory_vit.bulk.work import image_reader
+from memory_vit.bulk.make_shards import image_reader
 from memory_vit.model.task import EvalPreprocessing
 
 

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from memory_vit.bulk import containers, image_rows
-from memory_vit.bulk.containers import Columns
-from memory_vit.bulk.inventory import take_inventory
+from memory_vit.bulk import image_rows, readers
+from memory_vit.bulk.input_files import take_inventory
+from memory_vit.bulk.readers import Columns
 from memory_vit.errors import DataError
 
 PNG = fake_data.encode(fake_data.picture(7), "PNG")
@@ -187,4 +187,4 @@ def test_names_that_are_no_text(tmp_path):
   [row] = rows([tmp_path])
   assert os.fsencode(row.image) == name
   row.path.encode()  # can be written to Parquet
-  assert containers.is_container(tmp_path / "x.array_record-00000-of-00010")
+  assert readers.is_container(tmp_path / "x.array_record-00000-of-00010")

@@ -15,8 +15,8 @@ from conftest import ROOT, random_task, tiny_backbone
 from ray_clusters import children_of, end, environment
 
 import memory_vit as mv
-from memory_vit import predict
 from memory_vit.bulk import run
+from memory_vit.commands import predict
 
 pytest.importorskip("ray", reason="ray is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
@@ -54,7 +54,7 @@ def flags(root, output, *more):
 def start(root, output, log, *more):
   """Starts the command with two workers of a cluster of its own."""
   command = [
-    sys.executable, "-m", "memory_vit.predict",
+    sys.executable, "-m", "memory_vit", "predict",
     *flags(root, output, "--engine=ray", "--workers=2", *more),
   ]  # fmt: skip
   with log.open("w") as file:

@@ -13,10 +13,9 @@ import pytest
 from conftest import ROOT, random_task, run_program, tiny_backbone
 
 import memory_vit as mv
-from memory_vit import embed, predict
-from memory_vit.bulk import read_embeddings
 from memory_vit.bulk.predictions import PredictionJob
-from memory_vit.cli import bulk_options
+from memory_vit.commands import bulk_options, embed, predict
+from memory_vit.data import read_embeddings
 from memory_vit.errors import BackboneError, DataError
 from memory_vit.prediction import PredictorConfig
 from memory_vit.tasks import split_forward

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from fake_job import MeanJob
 
-from memory_vit.bulk import containers, ray_engine, run, shard_file, work
+from memory_vit.bulk import make_shards, ray_engine, readers, run, shard_file
 from memory_vit.bulk import plan as plans
 from memory_vit.bulk.run import Input, run_bulk
 from memory_vit.errors import ConfigError, DataError, TrainingError
@@ -99,7 +99,7 @@ def test_what_is_finished_is_not_made_again(folder, tmp_path):
   output = tmp_path / "out"
 
   def two_shards(plan, there, job, missing):
-    yield from work.make_shards(plan, there, job.open(), missing[:2])
+    yield from make_shards.make_shards(plan, there, job.open(), missing[:2])
     raise KeyboardInterrupt
 
   with pytest.raises(KeyboardInterrupt):
@@ -112,7 +112,7 @@ def test_what_is_finished_is_not_made_again(folder, tmp_path):
 
   def engine(plan, there, job, missing):
     made.extend(missing)
-    return work.make_shards(plan, there, job.open(), missing)
+    return make_shards.make_shards(plan, there, job.open(), missing)
 
   assert make(folder, output, engine=engine).made == 1
   assert made == [2]
@@ -232,7 +232,7 @@ def test_one_file_that_was_interrupted_is_resumed(folder, tmp_path):
   file = tmp_path / "one.parquet"
 
   def one_shard(plan, there, job, missing):
-    yield from work.make_shards(plan, there, job.open(), missing[:1])
+    yield from make_shards.make_shards(plan, there, job.open(), missing[:1])
     raise KeyboardInterrupt
 
   with pytest.raises(KeyboardInterrupt):
@@ -247,7 +247,7 @@ def test_damage_is_not_handed_on_to_one_file(folder, tmp_path):
   file = tmp_path / "one.parquet"
 
   def damaging(plan, there, job, missing):
-    yield from work.make_shards(plan, there, job.open(), missing)
+    yield from make_shards.make_shards(plan, there, job.open(), missing)
     shard = there / plan.name(1)
     shard.write_bytes(flipped(shard))
 
@@ -288,7 +288,7 @@ def test_two_writers_of_a_shard_do_not_spoil_it(folder, tmp_path):
   expected = table(output)
   plan = plans.read_plan(output)
   model = MeanJob().open()
-  first = work.make_shards(plan, output, model, [1])
+  first = make_shards.make_shards(plan, output, model, [1])
   schema = [*shard_file.COMMON, *model.schema]
   with shard_file.writing_shard(
     output, plan, 1, pa.schema(schema), model.described
@@ -308,7 +308,7 @@ def test_a_second_command_is_refused(
   folder, tmp_path, monkeypatch, where, name
 ):
   """From before there is a plan, so that two can never have two plans."""
-  module = {"settle": plans, "make_shards": work}[where]
+  module = {"settle": plans, "make_shards": make_shards}[where]
   begun, tried = getattr(module, where), []
 
   def second(*arguments):
@@ -342,7 +342,7 @@ def test_a_full_disk_ends_the_run(folder, tmp_path):
   limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
   def full(plan, there, job, missing):
-    made = work.make_shards(plan, there, job.open(), missing)
+    made = make_shards.make_shards(plan, there, job.open(), missing)
     yield next(made)
     resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
     try:
@@ -363,7 +363,9 @@ def test_a_full_disk_ends_the_run(folder, tmp_path):
 def test_a_shard_that_an_engine_says_and_nobody_finds(folder, tmp_path):
   def elsewhere(plan, there, job, missing):
     (tmp_path / "elsewhere").mkdir()
-    return work.make_shards(plan, tmp_path / "elsewhere", job.open(), missing)
+    return make_shards.make_shards(
+      plan, tmp_path / "elsewhere", job.open(), missing
+    )
 
   with pytest.raises(TrainingError, match="all workers share"):
     make(folder, tmp_path / "out", engine=elsewhere)
@@ -377,7 +379,7 @@ def test_a_plan_is_read_as_it_was_written(folder, tmp_path):
     assert found.digest == plan.digest
     assert found.facts == plan.facts
     seen.append(found)
-    return work.make_shards(found, there, job.open(), missing)
+    return make_shards.make_shards(found, there, job.open(), missing)
 
   make(folder, tmp_path / "out", engine=engine)
   assert len(seen) == 1
@@ -391,10 +393,10 @@ def test_rows_do_not_depend_on_which_shards_are_made_together(folder, tmp_path):
 
     def engine(plan, there, job, missing, model=model, order=order):
       if order:
-        yield from work.make_shards(plan, there, model, order)
+        yield from make_shards.make_shards(plan, there, model, order)
       else:
         for shard in missing:
-          yield from work.make_shards(plan, there, model, [shard])
+          yield from make_shards.make_shards(plan, there, model, [shard])
 
     make(folder, tmp_path / name, engine=engine)
     batches[name] = sorted(model.batches)
@@ -517,7 +519,7 @@ def test_what_may_pass_is_no_row(folder, tmp_path, monkeypatch, number, name):
 def test_what_is_gone_is_a_row(folder, tmp_path):
   def engine(plan, there, job, missing):
     (folder / "20.png").unlink()
-    return work.make_shards(plan, there, job.open(), missing)
+    return make_shards.make_shards(plan, there, job.open(), missing)
 
   summary = make(folder, tmp_path / "out", engine=engine)
   assert summary.errors == len(BROKEN) + 1
@@ -539,7 +541,7 @@ def test_paths_do_not_depend_on_the_working_directory(
   """Of workers, which have another one, and of a run that resumes."""
   listed = tmp_path / "x.parquet"
   pq.write_table(pa.table({"path": ["00.png"]}), listed)
-  columns = containers.Columns(root="images")
+  columns = readers.Columns(root="images")
   monkeypatch.chdir(tmp_path)
   source = Input(("images",)), Input(("x.parquet",), columns)
   for i in range(2):
@@ -547,14 +549,12 @@ def test_paths_do_not_depend_on_the_working_directory(
     monkeypatch.chdir(folder)
     plan = plans.read_plan(tmp_path / f"out{i}")
     model = MeanJob().open()
-    [made] = work.make_shards(plan, tmp_path / f"out{i}", model, [0])
+    [made] = make_shards.make_shards(plan, tmp_path / f"out{i}", model, [0])
     assert made.counts.errors == (len(BROKEN), 0)[i]
     monkeypatch.chdir(tmp_path)
   assert make(folder, tmp_path / "out0", shard_images=4096).made == 0
   with pytest.raises(DataError, match="--image_root.*is no folder"):
-    run_bulk(
-      MeanJob(), Input(("x.parquet",), containers.Columns(root="no")), "o"
-    )
+    run_bulk(MeanJob(), Input(("x.parquet",), readers.Columns(root="no")), "o")
 
 
 def test_readers_see_nothing_but_rows(folder, tmp_path):

@@ -39,7 +39,7 @@ from memory_vit.errors import BrokenDataError, ConfigError
 from memory_vit.evaluation import evaluate
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime import processes
-from memory_vit.training import run, summary
+from memory_vit.train import run, summary
 
 PLAIN = EvalPreprocessing(image_size=8)
 # Seconds after which something hangs, on a machine that has much else to do.

@@ -15,13 +15,13 @@ from faults import Run
 
 import memory_vit as mv
 from memory_vit import config as config_lib
-from memory_vit.data import inventory
+from memory_vit.data import data_files
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.datasets import open_source, take_inventory
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import TrainingError
 from memory_vit.runtime import processes
-from memory_vit.training import config_changes, consistency, resume
+from memory_vit.train import config_changes, consistency, resume
 
 
 def write_pictures(root):
@@ -323,7 +323,7 @@ def test_what_is_no_file_is_not_read(pictures, tmp_path):
   assert table["files"]["train/a/pipe.png"] == [-1, "no regular file"]
   assert table["files"]["train/a/zero.png"] == [-1, "no regular file"]
   assert len(table["files"]["train/a/\udcff.png"][1]) == 64
-  assert json.loads(inventory.text_of(table)) == table
+  assert json.loads(data_files.text_of(table)) == table
 
 
 class FakeCheckpoints:
@@ -378,6 +378,7 @@ def test_what_was_left_out_of_other_data_is_forgotten(pictures, tmp_path):
 
 def test_hosts_agree_on_the_code(monkeypatch):
   compared = []
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
   monkeypatch.setattr(
     processes, "require_same", lambda what, facts: compared.append(facts)
   )
@@ -423,7 +424,7 @@ def test_the_first_process_counts(pictures, tmp_path, monkeypatch):
   said = json.dumps({"result": digests})
   monkeypatch.setattr(processes, "_gather", lambda text: [said, text])
   other = DataRecord(
-    directory=tmp_path, inventories={"train": inventory.Inventory()}
+    directory=tmp_path, inventories={"train": data_files.DataFiles()}
   )
   assert other.digests == digests
 
@@ -472,6 +473,6 @@ def test_of_many_files_some_are_named():
     name.replace("/0/", "/x/").replace("/1/", "/0/").replace("/x/", "/1/"): e
     for name, e in files.items()
   }
-  lines = inventory.differences(before, {**before, "files": swapped})
+  lines = data_files.differences(before, {**before, "files": swapped})
   assert lines[0] == "2,000 of another class (of 9,000 files)"
   assert len(lines) == 7

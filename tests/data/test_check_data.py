@@ -15,8 +15,8 @@ from conftest import ROOT
 from fake_data import encode, noise
 
 from configs import base
-from memory_vit import check_data
 from memory_vit import config as config_lib
+from memory_vit.commands import check_data
 from memory_vit.data import audit_report, watchdog
 from memory_vit.errors import ConfigError, DataError
 
@@ -322,7 +322,7 @@ def test_exit_status(tmp_path):
 
   def status(*arguments):
     done = subprocess.run(
-      [sys.executable, "-m", "memory_vit.check_data", *arguments],
+      [sys.executable, "-m", "memory_vit", "check_data", *arguments],
       cwd=ROOT, check=False, capture_output=True, text=True,
     )  # fmt: skip
     assert "Traceback" not in done.stderr

@@ -9,12 +9,17 @@ import pytest
 from fake_embeddings import CLASSES, TEST, TRAIN
 
 from memory_vit import config as config_lib
-from memory_vit.bulk import read_embeddings
-from memory_vit.data import batching, class_counts, datasets, inventory
+from memory_vit.data import (
+  batching,
+  class_counts,
+  data_files,
+  datasets,
+  read_embeddings,
+)
 from memory_vit.data.datasets import open_source
 from memory_vit.data.split_ref import SplitRef, Subset
 from memory_vit.errors import BrokenDataError, DataError
-from memory_vit.kept.embedded_views import EmbeddedViews
+from memory_vit.frozen.embedded_views import EmbeddedViews
 
 
 @pytest.fixture(scope="module")
@@ -393,9 +398,9 @@ def test_changes_are_noticed_when_a_run_goes_on(place):
   assert sorted(after.files) == [
     f"train/part-{i:05}-of-00003.parquet" for i in range(3)
   ]
-  said = inventory.differences(before.table("files"), after.table("files"))
+  said = data_files.differences(before.table("files"), after.table("files"))
   assert len(said) == 1
-  assert said[0].startswith(inventory.LISTED)
+  assert said[0].startswith(data_files.LISTED)
 
 
 @pytest.mark.fault("changed-embeddings")
@@ -418,7 +423,7 @@ def test_embeddings_may_be_moved_while_a_run_is_stopped(place, output):
   moved = place.parent / "elsewhere"
   shutil.copytree(place, moved)
   after = opened(moved / output).source.inventory.table("files")
-  assert inventory.differences(before, after) == []
+  assert data_files.differences(before, after) == []
   assert before == after
   for file in moved.rglob("*.parquet"):
     file.touch()

@@ -9,7 +9,7 @@ import pytest
 
 from memory_vit import config as config_lib
 from memory_vit.config import DataConfig
-from memory_vit.data import audit_report, datasets, file_list, inventory
+from memory_vit.data import audit_report, data_files, datasets, file_list
 from memory_vit.data.batching import eval_batches, train_batches
 from memory_vit.data.datasets import open_source
 from memory_vit.data.split_ref import SplitRef
@@ -300,14 +300,14 @@ def test_changes_of_labels_and_of_images_are_noticed(prepared):
   (prepared / "val20.txt").write_text(
     "\n".join(sorted(text.splitlines(), reverse=True))
   )
-  assert inventory.differences(before, table()) == []
+  assert data_files.differences(before, table()) == []
   (prepared / "val20.txt").write_text(text.replace("80.png 2", "80.png 1"))
-  (line,) = inventory.differences(before, table())
+  (line,) = data_files.differences(before, table())
   assert line.startswith("listed paths and labels: ")
   (prepared / "val20.txt").write_text(text.replace("/80.png", "/a/80.png"))
   (prepared / "images/a").mkdir()
   (prepared / "images/80.png").rename(prepared / "images/a/80.png")
   # The folder of a listed image is not its class.
-  count, labels, moved = inventory.differences(before, table())
+  count, labels, moved = data_files.differences(before, table())
   assert count == "1 renamed (of 20 files)"
   assert moved.strip() == "images/80.png: now images/a/80.png"

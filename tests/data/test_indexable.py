@@ -21,7 +21,7 @@ from memory_vit.data.reader import Reader
 from memory_vit.data.split_ref import SplitRef, Subset
 from memory_vit.errors import BrokenDataError, ConfigError, DataError
 from memory_vit.model.task import EvalPreprocessing
-from memory_vit.training import given_splits, run
+from memory_vit.train import given_splits, run
 
 PLAIN = EvalPreprocessing(image_size=8)
 NAMES = ["ant", "bee", "cat"]

@@ -17,12 +17,12 @@ from faults import Process
 import memory_vit as mv
 from configs import digits
 from memory_vit import config as config_lib
-from memory_vit.cli import commands
+from memory_vit.commands import console
 from memory_vit.config import PretrainConfig
 from memory_vit.data import audit_report, datasets, tfds_trust
 from memory_vit.errors import DataError
 from memory_vit.study import execute, forecast
-from memory_vit.training import run, upstream
+from memory_vit.train import run, upstream
 
 EVIL = "bundle.evil.Evil"
 # One that TFDS imports, but that is none of its features.
@@ -222,7 +222,8 @@ def evaluate(root, *flags, path=()):
     f"os.chdir({str(root)!r})\n"
     # As `python -m` does, and PYTHONPATH.
     f"sys.path[:0] = [os.getcwd(), *{[str(p) for p in path]!r}]\n"
-    "runpy.run_module('memory_vit.evaluate', run_name='__main__',"
+    "sys.argv.insert(1, 'evaluate')\n"
+    "runpy.run_module('memory_vit', run_name='__main__',"
     " alter_sys=True)\n"
   )
   flags = ["--backbone=tiny.npz", "--task=bundle/pets", *flags]
@@ -263,8 +264,9 @@ def test_a_task_runs_no_code(bundle):
 def test_the_flag_of_commands_with_a_configuration(bundle):
   """Beside it, that the configuration still finds those beside it."""
   code = (
-    "import runpy\n"
-    "runpy.run_module('memory_vit.check_data', run_name='__main__',"
+    "import runpy, sys\n"
+    "sys.argv.insert(1, 'check_data')\n"
+    "runpy.run_module('memory_vit', run_name='__main__',"
     " alter_sys=True)\n"
   )
   flags = [
@@ -306,7 +308,7 @@ def test_a_checkout_finds_itself_without_the_current_directory(
   picture.write_bytes(fake_data.encode(fake_data.noise(0, 8, 8), "PNG"))
   task = f"--task={bundle}/bundle/pets"
   command = [
-    sys.executable, "-m", "memory_vit.predict",
+    sys.executable, "-m", "memory_vit", "predict",
     f"--backbone={bundle}/tiny.npz", task, str(picture),
   ]  # fmt: skip
   environment = {
@@ -330,7 +332,7 @@ def test_what_is_left_of_the_path(monkeypatch):
   main = types.ModuleType("__main__")
   monkeypatch.setitem(sys.modules, "__main__", main)
   for name, path, left in (
-    ("memory_vit.predict", [here, "/x", here], ["/x", here]),  # PYTHONPATH
+    ("memory_vit.__main__", [here, "/x", here], ["/x", here]),  # PYTHONPATH
     ("memory_vit.main", ["", "/x"], ["/x"]),
     ("memory_vit.main", ["/x", here], ["/x", here]),
     ("pytest.__main__", [here, "/x"], [here, "/x"]),
@@ -338,5 +340,5 @@ def test_what_is_left_of_the_path(monkeypatch):
   ):
     main.__spec__ = name and types.SimpleNamespace(name=name)
     monkeypatch.setattr(sys, "path", list(path))
-    commands.leave_current_directory()
+    console._leave_current_directory()
     assert sys.path == left

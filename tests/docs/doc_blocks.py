@@ -14,8 +14,6 @@ from pathlib import Path
 from conftest import ROOT
 from markdown_it import MarkdownIt
 
-from memory_vit.__main__ import COMMANDS
-
 PAGES = (
   ROOT / "README.md",
   ROOT / "CONTRIBUTING.md",
@@ -67,10 +65,12 @@ class Block:
     return KINDS.get(self.language, "")
 
   def package_commands(self) -> list[tuple[str, list[str]]]:
-    """Commands of the package: module and arguments."""
+    """Commands of the package: name and arguments."""
     lines = self.text.replace("\\\n", " ").splitlines()
     found = [match for line in lines if (match := _PACKAGE.search(line))]
-    return [(COMMANDS.get(m[1], m[1]), _arguments(m[2])) for m in found]
+    return [
+      ("train" if m[1] == "main" else m[1], _arguments(m[2])) for m in found
+    ]
 
 
 def _arguments(text: str) -> list[str]:

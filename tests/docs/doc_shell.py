@@ -29,12 +29,13 @@ from unittest import mock
 import quick
 from doc_substitutes import EXTRA_FLAGS, LEFT_OUT, LEFT_OUT_PACKAGE
 
-from memory_vit.__main__ import COMMANDS
-from memory_vit.cli import commands
+from memory_vit.commands import console
 
 # Seconds of a block, and of a server until it answers or has ended.
 _BLOCK, _SERVER = 900, 120
 # `python` in the workspace: it asks, and becomes what it is told to be.
+# The program `memory-vit`.
+_MEMORY_VIT = '#!/bin/sh\nexec python -m memory_vit "$@"\n'
 _PYTHON = """#!{python} -IS
 import json, os, socket, sys
 asked = json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
@@ -164,26 +165,26 @@ class Shell:
     streams: Sequence[int],
   ) -> int | list[str]:
     """An exit status; or a command, for what has to be a process."""
-    name = argv[1] if argv[:1] == ["-m"] and len(argv) > 1 else ""
+    if argv[:2] == ["-m", "memory_vit.main"]:
+      argv = ["-m", "memory_vit", "train", *argv[2:]]
     if any(re.search(part, " ".join(argv)) for part in LEFT_OUT_PACKAGE):
       return 0
     argv = made_small(argv)
-    module = name.removeprefix("memory_vit.")
-    if module == name or any(a.startswith("--coordinator") for a in argv):
-      if module != name:
-        self.ran.append(module)
+    name = argv[2] if argv[:2] == ["-m", "memory_vit"] else ""
+    if name:
+      self.ran.append(name)
+    if not name or any(a.startswith("--coordinator") for a in argv):
       return [sys.executable, *argv]
-    self.ran.append(module)
-    if module == "serve":
+    if name == "serve":
       return self._serve([*argv, "--port=0"], directory)
     with (
       contextlib.chdir(directory),
       mock.patch.dict(os.environ, environment, clear=True),
       _streams(streams) as printed,
     ):
-      status = _status(module, argv[2:])
+      status = _status(name, argv[3:])
       # Each of them says what it did.
-      assert status or printed.getvalue().strip(), f"{module} printed nothing"
+      assert status or printed.getvalue().strip(), f"{name} printed nothing"
     return status
 
   def _serve(self, argv: Sequence[str], directory: str) -> int:
@@ -217,7 +218,7 @@ def _write_environment(folder: Path, code: str) -> None:
   (folder / "bin").mkdir(parents=True)
   for name in ("python", "python3"):
     (folder / "bin" / name).write_text(code)
-  (folder / "bin" / "memory-vit").write_text(_memory_vit())
+  (folder / "bin" / "memory-vit").write_text(_MEMORY_VIT)
   for program in (folder / "bin").iterdir():
     program.chmod(0o755)
   (folder / "installed").touch()  # newer than what make compares
@@ -255,35 +256,26 @@ def _functions() -> str:
   return "\n".join(left_out)
 
 
-def _memory_vit() -> str:
-  """The program `memory-vit`: the module of a command."""
-  commands = "".join(
-    f'{name}) shift; exec python -m memory_vit.{module} "$@" ;; '
-    for name, module in COMMANDS.items()
-  )
-  return f'#!/bin/sh\ncase "$1" in {commands}*) exit 2 ;; esac\n'
-
-
 def _glob(pattern: str) -> str:
   """A pattern of `case`: only * is special."""
   return "*".join(shlex.quote(part) if part else "" for part in
                   pattern.split("*"))  # fmt: skip
 
 
-def _call(module: str, argv: Sequence[str]) -> int:
+def _call(name: str, argv: Sequence[str]) -> int:
   """Run a command of the package here."""
-  command = importlib.import_module(f"memory_vit.{module}")
+  command = importlib.import_module(f"memory_vit.commands.{name}")
   if not hasattr(command, "parse"):
     return command.main(list(argv))
-  return commands.run_command(
-    lambda: command.main(command.parse([module, *argv]))
+  return console.run_command(
+    lambda: command.execute(command.parse([name, *argv]))
   )
 
 
-def _status(module: str, argv: Sequence[str]) -> int:
+def _status(name: str, argv: Sequence[str]) -> int:
   """The exit status; that of --help too, which raises."""
   try:
-    return _call(module, argv)
+    return _call(name, argv)
   except SystemExit as end:
     return int(end.code or 0)
 

@@ -40,9 +40,9 @@ LEFT_OUT_PYTHON = {
 # And for commands of the package, by regular expressions: those that need a
 # library which is in `make exchange` alone.
 LEFT_OUT_PACKAGE = {
-  r"memory_vit\.export .*--format=onnx": "tests/exchange/test_onnx.py does",
+  r"memory_vit export .*--format=onnx": "tests/exchange/test_onnx.py does",
   r"-m benchmarks\.(comparison|accuracy)\b": "it needs PEFT, and takes long",
-  r"memory_vit\.convert --task=": "tests/tasks/test_torch_import.py does",
+  r"memory_vit convert --task=": "tests/tasks/test_torch_import.py does",
 }
 
 
@@ -131,16 +131,16 @@ QUICKSTART = (
 # Flags that make a command small, for what matches it: each takes the place of
 # the one of its name.
 EXTRA_FLAGS = {
-  r"memory_vit\.(main|paper|vtab) (?!.*--report_only)": SMALL_RUN,
+  r"memory_vit (train|paper|vtab) (?!.*--report_only)": SMALL_RUN,
   # One rate and seed, and without a choice of their own two regimes.
-  r"memory_vit\.paper (?!.*--report_only)": (
+  r"memory_vit paper (?!.*--report_only)": (
     "--config.study.learning_rates=(0.1,)", "--config.study.seeds=(0,)",
     "--config.study.cells=(5,)",
   ),
-  r"memory_vit\.paper (?!.*(--report_only|study\.regimes|--only=placement))": (
+  r"memory_vit paper (?!.*(--report_only|study\.regimes|--only=placement))": (
     "--config.study.regimes=('cls_masked','memory_masked')",
   ),
-  r"memory_vit\.vtab": ("--regimes=head,cls_masked",),
+  r"memory_vit vtab": ("--regimes=head,cls_masked",),
   # A part has an image for each device.
   r"accumulation_steps=8": (
     "--config.optim.accumulation_steps=2", "--config.batch_size=16",
@@ -164,7 +164,7 @@ EXTRA_FLAGS = {
 
 # Configurations whose commands are parsed, and not executed once more.
 PARSED_ONLY = {
-  "sun397.py": "tests/cli/test_configs.py does, on images made for it",
+  "sun397.py": "tests/commands/test_configs.py does, on images made for it",
   "inaturalist2017.py": "the same",
   "places365.py": "the same",
   "glyphs.py": "docs/results.md does",

@@ -17,9 +17,8 @@ from conftest import ROOT, random_task, tiny_backbone
 from doc_substitutes import QUICKSTART, SMALL_RUN
 
 import memory_vit as mv
-from memory_vit import main
 from memory_vit.backbones import download
-from memory_vit.cli import commands
+from memory_vit.commands import console, train
 from memory_vit.data import datasets
 
 CLASSES = ("cat", "dog", "owl")
@@ -138,9 +137,9 @@ def _train(root: Path) -> None:
 
 def _run(root: Path, config: str, workdir: str, *flags: str) -> None:
   """Learn a task in two steps."""
-  found = main.parse([
+  found = train.parse([
     "main", f"--config={ROOT / 'configs' / config}.py",
     f"--workdir={root / workdir}", f"--config.backbone={root / _BACKBONE}",
     *SMALL_RUN, *flags,
   ])  # fmt: skip
-  assert commands.run_command(lambda: main.main(found)) == 0
+  assert console.run_command(lambda: train.execute(found)) == 0

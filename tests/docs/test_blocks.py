@@ -51,8 +51,8 @@ def test_the_blocks_are_found():
   assert len(SHELL) >= 45
   assert len(python) >= 14
   assert len(commands) >= 50
-  assert {module for module, _ in commands} >= {
-    "main", "paper", "vtab", "evaluate", "predict", "inspect", "check_data",
+  assert {name for name, _ in commands} >= {
+    "train", "paper", "vtab", "evaluate", "predict", "inspect", "check_data",
     "convert", "export", "embed", "serve", "attention",
   }  # fmt: skip
   assert all(blocks_of(page) for page in CONFIGS)
@@ -74,9 +74,9 @@ def test_what_is_left_out_is_still_there():
     found = re.escape(pattern).replace(r"\*", ".*")
     assert re.search(rf"^{found}( *#| *$)", text, re.M), pattern
   commands = "\n".join(
-    f"-m memory_vit.{module} {' '.join(argv)}"
+    f"-m memory_vit {name} {' '.join(argv)}"
     for block in SHELL
-    for module, argv in block.package_commands()
+    for name, argv in block.package_commands()
   )
   commands += text.replace("\\\n", " ")
   for pattern in (*LEFT_OUT_PACKAGE, *EXTRA_FLAGS):
@@ -128,11 +128,11 @@ def test_commands_of_the_package_can_be_parsed(block, monkeypatch):
   """Also where they stand within others, which are not run."""
   monkeypatch.chdir(ROOT)
   # As it stands but for its placeholders.
-  for module, argv in dataclasses.replace(
+  for name, argv in dataclasses.replace(
     block, text=substituted(block)
   ).package_commands():
-    command = importlib.import_module(f"memory_vit.{module}")
+    command = importlib.import_module(f"memory_vit.commands.{name}")
     if hasattr(command, "parse"):
-      assert command.parse([module, *argv])
+      assert command.parse([name, *argv])
     else:
       assert command._parser().parse_intermixed_args(argv)

@@ -46,8 +46,14 @@ def test_commands_run_as_they_would(shell, tmp_path):
 
 
 def test_a_flag_takes_the_place_of_its_own():
-  command = ["-m", "memory_vit.main", "--config.total_steps=500", "--workdir=a"]
+  command = [
+    "-m",
+    "memory_vit",
+    "train",
+    "--config.total_steps=500",
+    "--workdir=a",
+  ]
   small = made_small(command)
   assert "--config.total_steps=500" not in small
   assert "--config.total_steps=2" in small
-  assert small[:3] == ["-m", "memory_vit.main", "--workdir=a"]
+  assert small[:4] == ["-m", "memory_vit", "train", "--workdir=a"]

@@ -11,8 +11,7 @@ from conftest import one_device, random_task, tiny_backbone
 import memory_vit as mv
 from configs import digits
 from memory_vit import config as config_lib
-from memory_vit import evaluate
-from memory_vit.cli import commands
+from memory_vit.commands import console, evaluate
 from memory_vit.data import batching, datasets
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import ConfigError, TaskError
@@ -302,7 +301,7 @@ def test_folders_are_told_apart(model, tmp_path, capsys):
 def test_no_number_that_is_none_gets_into_a_file(tmp_path):
   file = tmp_path / "out.json"
   with pytest.raises(ValueError, match="not JSON compliant"):
-    commands.write_json(file, {"loss": float("nan")})
+    console.write_json(file, {"loss": float("nan")})
   assert not file.exists()
 
 
@@ -376,14 +375,14 @@ def test_json_replaces_nothing_of_the_users(tmp_path):
   for text in ("my thesis", '{"name": "my package"}', "{}"):
     file.write_text(text)
     with pytest.raises(ConfigError, match="thesis.txt.*is there"):
-      commands.json_file(str(file), "backbone")
+      console.json_file(str(file), "backbone")
     assert file.read_text() == text
-  commands.write_json(file, own)
-  assert commands.json_file(str(file), "backbone") == file
+  console.write_json(file, own)
+  assert console.json_file(str(file), "backbone") == file
   with pytest.raises(ConfigError, match="is there"):
-    commands.json_file(str(file), "splits")
+    console.json_file(str(file), "splits")
   file.write_text("")  # of `mktemp`
-  assert commands.json_file(str(file), "backbone") == file
+  assert console.json_file(str(file), "backbone") == file
 
 
 def test_top5_of_five_classes_is_not_shown():

@@ -9,7 +9,7 @@ from conftest import random_task, tiny_backbone
 from fake_data import write_folder
 
 import memory_vit as mv
-from memory_vit import evaluate
+from memory_vit.commands import evaluate
 from memory_vit.evaluation import evaluate as evaluation
 from memory_vit.evaluation import split_predictions, verify
 from memory_vit.tasks.program import Program

@@ -20,7 +20,7 @@ import pytest
 from conftest import ROOT, random_task, run_program, tiny_backbone
 
 import memory_vit as mv
-from memory_vit import predict
+from memory_vit.commands import predict
 from memory_vit.data import batching, datasets
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.images import decoding, image_files, preparation, view
@@ -219,14 +219,14 @@ def test_a_folder_in_one_pass_per_batch(
 
   run = fixed_shapes.FixedShapes._run_batch
   monkeypatch.setattr(fixed_shapes.FixedShapes, "_run_batch", counted)
-  before = inference.encode_program._cache_size()
+  before = inference.encode_program.compiled._cache_size()
   argv = arguments(models, folder)
   status, lines = run_json(capsys, *argv, "--batch_size=3", "--top=9")
   assert status == 0
   assert [line["image"] for line in lines] == [str(folder / n) for n in NAMES]
   # The second batch is filled up: nothing is compiled again.
   assert passes == [(2, (3, 8, 8, 3), True, False, False)] * 2
-  assert inference.encode_program._cache_size() - before <= 1
+  assert inference.encode_program.compiled._cache_size() - before <= 1
   for line in lines:
     same(line, by_hand(backbone, loaded, rgb(line["image"])))
   _, alone = run_json(capsys, *argv, "--batch_size=1", "--top=9")
@@ -443,7 +443,7 @@ def test_only_pictures_that_cannot_be_read(models, tmp_path, capsys):
 
 
 def read_one(path, evaluation):
-  [[picture]] = read_files([image_files.Entry(str(path))], evaluation, 1)
+  [[picture]] = read_files([image_files.ImageFile(str(path))], evaluation, 1)
   return picture
 
 
@@ -536,7 +536,7 @@ def test_memory_for_pictures(tmp_path, loaded, monkeypatch, kind):
   def read(memory):
     monkeypatch.setattr(image_reader, "_MIB", 1)  # count in bytes
     most.clear()
-    entries = [image_files.Entry(str(path)) for path in paths]
+    entries = [image_files.ImageFile(str(path)) for path in paths]
     [found] = read_files(entries, evaluation, 4, memory)
     return [p.entry.reason for p in found]
 
@@ -582,7 +582,7 @@ def test_images_are_prepared_as_in_evaluation(
   found = mv.preprocess(files, evaluation)
   assert np.array_equal(found, batch)
   # What the command sees, and bytes and a single file.
-  entries = [image_files.Entry(str(file)) for file in files]
+  entries = [image_files.ImageFile(str(file)) for file in files]
   [read] = read_files(entries, evaluation, 5)
   assert np.array_equal(np.stack([image.pixels for image in read]), found)
   assert np.array_equal(mv.preprocess(str(files[0]), evaluation), found[0])
@@ -730,7 +730,7 @@ def test_as_a_command_results_come_at_once_and_a_closed_pipe_is_no_error(
   argv = arguments(models, "-", tasks=["pets"])
   env = {**os.environ, "XLA_FLAGS": "", "PYTHONIOENCODING": "ascii"}
   with subprocess.Popen(
-    [sys.executable, "-m", "memory_vit.predict", *argv, "--batch_size=1"],
+    [sys.executable, "-m", "memory_vit", "predict", *argv, "--batch_size=1"],
     cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
   ) as process:  # fmt: skip

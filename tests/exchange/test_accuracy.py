@@ -7,7 +7,7 @@ import pytest
 from benchmarks import accuracy
 from benchmarks.compared import lora
 from memory_vit.config import OptimConfig
-from memory_vit.training.optim import make_schedule
+from memory_vit.train.optim import make_schedule
 
 # PEFT asks transformers for a name that has another one now.
 pytestmark = pytest.mark.filterwarnings(

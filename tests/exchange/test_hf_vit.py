@@ -11,7 +11,7 @@ import transformers
 from conftest import tiny_backbone
 
 import memory_vit as mv
-from memory_vit import convert
+from memory_vit.commands import convert
 from memory_vit.errors import TaskError
 from memory_vit.model.backbone import fingerprint_of
 from memory_vit.tasks import torch_import

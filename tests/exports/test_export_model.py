@@ -12,7 +12,7 @@ import pytest
 from conftest import random_task, tiny_backbone
 
 import memory_vit as mv
-from memory_vit import export as command
+from memory_vit.commands import export as command
 from memory_vit.errors import ExportError, TaskError, TrainingError
 from memory_vit.exports import (
   check,

@@ -11,13 +11,13 @@ import pytest
 from conftest import random_task
 
 import memory_vit as mv
-from memory_vit import export
+from memory_vit.commands import export
 from memory_vit.config import Config
 from memory_vit.errors import ExportError, TrainingError
 from memory_vit.exports import orbax_checkpoint
 from memory_vit.model import trees
 from memory_vit.run_result import TrialResult
-from memory_vit.training import results
+from memory_vit.train import results
 
 pytestmark = pytest.mark.versions
 

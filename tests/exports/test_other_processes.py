@@ -54,7 +54,7 @@ def model(tmp_path_factory):
 
 def run_export(model, out, *flags):
   return subprocess.run(
-    [sys.executable, "-m", "memory_vit.export",
+    [sys.executable, "-m", "memory_vit", "export",
      f"--backbone={model / 'tiny.npz'}", f"--out={out}", *flags],
     capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT,
   )  # fmt: skip

@@ -443,7 +443,9 @@ def test_the_version_stands_in_one_place():
   assert "version" not in project["project"]
   assert "version" in project["project"]["dynamic"]
   setuptools = project["tool"]["setuptools"]
-  assert setuptools["dynamic"]["version"] == {"attr": "memory_vit.__version__"}
+  assert setuptools["dynamic"]["version"] == {
+    "attr": "memory_vit.version.__version__"
+  }
 
 
 def test_type_checkers_are_told_of_the_hints():

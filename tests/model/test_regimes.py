@@ -22,8 +22,8 @@ from memory_vit.model import trees
 from memory_vit.model.backbone import backbone_shapes
 from memory_vit.model.regimes import REGIMES
 from memory_vit.tasks import split_forward
-from memory_vit.training import step
-from memory_vit.training.optim import make_optimizer, make_schedule
+from memory_vit.train import step
+from memory_vit.train.optim import make_optimizer, make_schedule
 
 ADAPTERS = [name for name, r in REGIMES.items() if "adapters" in r.trained]
 MEMORY = [name for name, r in REGIMES.items() if "memory" in r.trained]

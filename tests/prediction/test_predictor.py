@@ -174,7 +174,7 @@ def test_nothing_compiles_after_the_warm_up(tasks, pixels, committed):
 @pytest.mark.slow
 def test_the_room_grows_where_it_must_and_says_so(backbone, tasks):
   predictor = predictor_of(backbone, tasks[1:3])
-  room = predictor.task_set.room
+  sizes = predictor.task_set.sizes
   for task, grown in (
     (random_task(backbone, "cells", cells=9), {"cells": 16}),
     (random_task(backbone, "norms", cells=0, regime="norms_masked"),
@@ -182,13 +182,13 @@ def test_the_room_grows_where_it_must_and_says_so(backbone, tasks):
     (random_task(backbone, "child", attends_to=[tasks[1]]), {"parents": 1}),
   ):  # fmt: skip
     assert predictor.add(task).grew
-    room = dataclasses.replace(room, **grown)
-    assert predictor.task_set.room == room
+    sizes = dataclasses.replace(sizes, **grown)
+    assert predictor.task_set.sizes == sizes
     predictor.remove(task.name)
   assert [predictor.add(tasks[i]).grew for i in (0, 3)] == [False, False]
   change = predictor.add(tasks[5])  # the fifth
   assert change.grew
-  assert predictor.task_set.room.slots == 8
+  assert predictor.task_set.sizes.slots == 8
   assert change.version == predictor.task_set.version == 10
 
 

@@ -5,8 +5,7 @@ import inspect
 
 import pytest
 
-from memory_vit import serve
-from memory_vit.cli import commands
+from memory_vit.commands import console, serve
 from memory_vit.errors import ConfigError
 from memory_vit.prediction.config import PredictorConfig
 from memory_vit.ray_serve.arguments import Arguments, Scaling, deployed
@@ -21,7 +20,7 @@ def test_names_and_defaults_are_those_of_the_flags():
   flags = vars(serve._parser().parse_args(["--backbone=a.npz"]))
   flags["batch_sizes"] = serve._batch_sizes(flags["batch_sizes"])
   flags["task"] = tuple(flags["task"])
-  flags["dtype"] = commands.compute_dtype(flags["dtype"])
+  flags["dtype"] = console.compute_dtype(flags["dtype"])
   apart = {"host", "port", "timeout_keep_alive"}
   scaling = {field.name for field in dataclasses.fields(Scaling)}
   arguments = dict(Arguments.model_validate({"backbone": "a.npz"}))

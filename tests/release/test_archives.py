@@ -261,7 +261,7 @@ def test_notebooks_and_citation_name_the_address(named):
     addresses.require_same(named, version, address)
   script = [sys.executable, named / "colab" / "shared_cells.py"]
   (named / "memory_vit").mkdir()
-  shutil.copy(ROOT / "memory_vit" / "__init__.py", named / "memory_vit")
+  shutil.copy(ROOT / "memory_vit" / "version.py", named / "memory_vit")
   subprocess.run([*script, "--repository=a/b"], check=True)
   with pytest.raises(ReleaseError, match=f"'repository-code: {address}'"):
     addresses.require_same(named, version, address)

@@ -12,7 +12,7 @@ import memory_vit as mv
 from release import distributions, readme, versions
 from release.errors import ReleaseError
 
-FILES = ("memory_vit/__init__.py", "CHANGELOG.md", "CITATION.cff")
+FILES = ("memory_vit/version.py", "CHANGELOG.md", "CITATION.cff")
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from PIL import Image
 
 from memory_vit import reports
 from memory_vit.data import datasets
-from memory_vit.data.inventory import Inventory
+from memory_vit.data.data_files import DataFiles
 from memory_vit.errors import (
   BrokenDataError,
   ConfigError,
@@ -515,13 +515,13 @@ def test_equal_evaluations_have_equal_files(tmp_path):
 def test_a_directory_of_something_else_is_refused(tmp_path, plain, strange):
   path = tmp_path / "report"
   reports.write_reports(path, [evaluation_of(usual())])
-  assert directory.REPORT.claim(str(path)) == path
+  assert directory.REPORT.require_own(str(path)) == path
   if strange == "others":
     (path / strange).mkdir()
   else:
     (path / strange).write_text("mine")
   with pytest.raises(ConfigError, match=r"--report .* something else"):
-    directory.REPORT.claim(str(path))
+    directory.REPORT.require_own(str(path))
   # It came while the evaluation ran, which must not be in vain.
   with pytest.raises(TrainingError, match="holds something else"):
     reports.write_reports(path, [evaluation_of(usual(), task="letters")])
@@ -550,7 +550,7 @@ def test_a_file_of_that_name_is_not_yet_a_report(tmp_path, overview):
   (tmp_path / "report.json").write_text(text)
   (tmp_path / "index.html").write_text("mine")
   with pytest.raises(ConfigError, match="something else"):
-    directory.REPORT.claim(str(tmp_path))
+    directory.REPORT.require_own(str(tmp_path))
 
 
 def test_what_is_no_report_is_refused(tmp_path):
@@ -563,12 +563,12 @@ def test_what_is_no_report_is_refused(tmp_path):
   (tmp_path / "home" / "index.html").write_text("mine")
   for name in ("file", "link", "damaged", "home"):
     with pytest.raises(ConfigError, match="something else"):
-      directory.REPORT.claim(str(tmp_path / name))
+      directory.REPORT.require_own(str(tmp_path / name))
   with pytest.raises(ConfigError, match="--report is ''"):
-    directory.REPORT.claim("")
+    directory.REPORT.require_own("")
   (tmp_path / "empty").mkdir()
   for name in ("empty", "new/one"):
-    assert directory.REPORT.claim(str(tmp_path / name)) == tmp_path / name
+    assert directory.REPORT.require_own(str(tmp_path / name)) == tmp_path / name
 
 
 @pytest.mark.fault("unfinished-report")
@@ -620,7 +620,7 @@ def test_without_images():
 def reader_of(*class_names):
   """A split of embeddings."""
   source = types.SimpleNamespace(
-    embedded=object(), file_name=str, inventory=Inventory(), directory=""
+    embedded=object(), file_name=str, inventory=DataFiles(), directory=""
   )
   return types.SimpleNamespace(
     source=source, name="embeddings", full_name="embeddings", split="test",

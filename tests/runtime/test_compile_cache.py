@@ -77,7 +77,7 @@ def test_the_same_bits_from_compiled_and_from_kept_programs(tmp_path):
   content = fake_data.encode(fake_data.noise(0, 8, 8), "PNG")
   (tmp_path / "a.png").write_bytes(content)
   command = [
-    sys.executable, "-m", "memory_vit.predict", "--json",
+    sys.executable, "-m", "memory_vit", "predict", "--json",
     f"--backbone={tmp_path / 'vit.npz'}", f"--task={tmp_path / 'pets'}",
     str(tmp_path / "a.png"),
   ]  # fmt: skip

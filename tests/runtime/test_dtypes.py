@@ -7,12 +7,11 @@ import pytest
 from conftest import random_task, tiny_backbone
 
 import memory_vit as mv
-from memory_vit import predict
-from memory_vit.cli import bulk_options, commands
+from memory_vit.commands import bulk_options, console, predict
 from memory_vit.config import Config
 from memory_vit.errors import ConfigError
 from memory_vit.runtime import dtypes
-from memory_vit.training import resolve
+from memory_vit.train import resolve
 
 
 @pytest.fixture
@@ -77,7 +76,7 @@ def test_what_commands_say(monkeypatch, capsys):
     found = function(given)
     return found, capsys.readouterr().err
 
-  compute, recommend = commands.compute_dtype, commands.recommend_dtype
+  compute, recommend = console.compute_dtype, console.recommend_dtype
   reason = "--dtype=auto is bfloat16: it has units\n"
   assert said(compute, "auto") == ("bfloat16", reason)
   assert said(compute, None) == ("float32", "")

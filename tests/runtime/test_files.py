@@ -295,11 +295,11 @@ def test_what_cannot_be_read_must_not_be_lost(tmp_path):
   path = tmp_path / "d"
   replaced(path, "old")
 
-  def strange(directory):
+  def foreign_file(directory):
     raise PermissionError(13, "Permission denied", str(directory / "in"))
 
   with pytest.raises(TrainingError, match="cannot be read: Permission denied"):
-    replaced(path, strange=strange)
+    replaced(path, foreign_file=foreign_file)
   assert names(path) == ["old"]
   assert [names(kept) for kept in tmp_path.glob("d.new-*")] == [["new"]]
 
@@ -309,12 +309,12 @@ def test_what_must_not_be_lost_stays_and_so_does_the_new_one(tmp_path):
   replaced(path, "old")
   asked = []
 
-  def strange(directory):
+  def foreign_file(directory):
     asked.extend(names(directory))
     return "a\nb"
 
   with pytest.raises(TrainingError) as error:
-    replaced(path, strange=strange)
+    replaced(path, foreign_file=foreign_file)
   assert asked == names(path) == ["old"]
   kept, d = sorted(tmp_path.iterdir(), reverse=True)
   assert (names(kept), d) == (["new"], path)

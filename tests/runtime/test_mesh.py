@@ -21,8 +21,8 @@ from memory_vit.evaluation import evaluate
 from memory_vit.model import trees
 from memory_vit.runtime import sharding
 from memory_vit.tasks import create, inference, manifest, split_forward, store
-from memory_vit.training import run, step
-from memory_vit.training.optim import make_optimizer, make_schedule
+from memory_vit.train import run, step
+from memory_vit.train.optim import make_optimizer, make_schedule
 
 slow = pytest.mark.slow
 # fsdp -> a mesh of 8 x 1, 4 x 2, 2 x 4 and 1 x 8 devices. One with two axes is
@@ -219,8 +219,8 @@ def test_a_layer_is_gathered_where_it_is_used(wide, images):
     (32, 8, 8, 3), jnp.float32, sharding=sharding.by_rows(mesh)
   )
   text = (
-    inference.encode_program.lower(
-      backbone.params, rows, config=backbone.config
+    inference.encode_program.compiled.lower(
+      backbone.params, rows, config=backbone.config, piece=None
     )
     .compile()
     .as_text()

@@ -25,7 +25,7 @@ def earlier(path):
 
 def refused(path, name):
   with pytest.raises(ConfigError, match=r"--out .* something else") as error:
-    ONE.claim(str(path))
+    ONE.require_own(str(path))
   assert f"({name!r})" in str(error.value)
 
 
@@ -33,10 +33,10 @@ def test_what_is_free_or_empty_or_its_own_is_taken(tmp_path):
   (tmp_path / "empty").mkdir()
   earlier(tmp_path / "own")
   for name in ("empty", "own", "new", "far/new"):
-    assert ONE.claim(str(tmp_path / name)) == tmp_path / name
+    assert ONE.require_own(str(tmp_path / name)) == tmp_path / name
   assert not (tmp_path / "new").exists()
   with pytest.raises(ConfigError, match="--out is ''"):
-    ONE.claim("")
+    ONE.require_own("")
 
 
 @pytest.mark.fault("unfinished-report")
@@ -68,7 +68,7 @@ def test_what_comes_meanwhile_is_left_as_it_is(tmp_path, name):
   path = earlier(tmp_path / "own")
 
   def write():
-    with ONE.replacing(ONE.claim(str(path))) as new:
+    with ONE.replacing(ONE.require_own(str(path))) as new:
       (new / "index.json").write_text("new")
       (path / name).parent.mkdir(exist_ok=True)
       (path / name).write_text("mine")
@@ -94,7 +94,7 @@ def test_looking_at_it_does_not_lock_it(tmp_path, name):
   path = earlier(tmp_path / "own")
   (path / name).parent.mkdir(exist_ok=True)
   (path / name).write_text("")
-  with ONE.replacing(ONE.claim(str(path))) as new:
+  with ONE.replacing(ONE.require_own(str(path))) as new:
     (new / "index.json").write_text(INDEX)
   assert [file.name for file in path.iterdir()] == ["index.json"]
 
@@ -108,8 +108,8 @@ def test_nobody_is_left_in_a_directory_that_is_gone(
   (tmp_path / "here").mkdir()
   monkeypatch.chdir(tmp_path / "here")
   with pytest.raises(ConfigError, match="--out .* replaced as a whole"):
-    ONE.claim(str(tmp_path / name) if name == "here" else name)
-  assert ONE.claim("there") == tmp_path / "here" / "there"
+    ONE.require_own(str(tmp_path / name) if name == "here" else name)
+  assert ONE.require_own("there") == tmp_path / "here" / "there"
 
 
 @pytest.mark.fault("report-directory")
@@ -125,22 +125,22 @@ def test_a_mount_point_is_refused_before_anything_is_computed(
   for name in ("disk", "link"):
     inside = tmp_path / name / "results"
     with pytest.raises(ConfigError, match=f"mount point, .* as {inside}"):
-      ONE.claim(str(tmp_path / name))
-    assert ONE.claim(str(inside)) == inside
+      ONE.require_own(str(tmp_path / name))
+    assert ONE.require_own(str(inside)) == inside
 
 
 def test_what_cannot_be_replaced_is_refused_before_anything_is_computed(
   tmp_path, monkeypatch
 ):
   """A name that is longer while it is written, and a protected directory."""
-  assert ONE.claim(str(tmp_path / ("ж" * 120))).name == "ж" * 120
+  assert ONE.require_own(str(tmp_path / ("ж" * 120))).name == "ж" * 120
   with pytest.raises(ConfigError, match="expected at most 240 bytes"):
-    ONE.claim(str(tmp_path / ("ж" * 121)))
+    ONE.require_own(str(tmp_path / ("ж" * 121)))
   path = earlier(tmp_path / "own")
   # Root may write everywhere.
   monkeypatch.setattr(os, "access", lambda place, mode: False)
   with pytest.raises(ConfigError, match="protected against writing"):
-    ONE.claim(str(path))
+    ONE.require_own(str(path))
 
 
 @pytest.mark.fault("kill-during-write")
@@ -154,7 +154,7 @@ def test_what_was_killed_is_put_back_and_asked_again(tmp_path):
       (scratch / "old" / "mine").write_text("")
       refused(path, "mine")
     else:
-      ONE.claim(str(path))
+      ONE.require_own(str(path))
     assert (path / "b.png").exists()
     assert not scratch.exists()
     path.rename(tmp_path / f"away{strange}")
@@ -178,7 +178,7 @@ def test_what_looking_leaves_is_no_earlier_directory(tmp_path, name):
 def test_the_current_directory_is_not_replaced_from_python(
   tmp_path, monkeypatch
 ):
-  """Nobody has to call `claim` before."""
+  """Nobody has to call `require_own` before."""
   monkeypatch.chdir(tmp_path)
   with (
     pytest.raises(ConfigError, match="current directory"),
@@ -230,7 +230,7 @@ def test_links(tmp_path):
   """One to a directory stays, one to nowhere is refused, one inside too."""
   real, link = earlier(tmp_path / "real"), tmp_path / "link"
   link.symlink_to(real)
-  with ONE.replacing(ONE.claim(str(link))) as new:
+  with ONE.replacing(ONE.require_own(str(link))) as new:
     (new / "index.json").write_text(INDEX)
   assert link.is_symlink()
   assert [file.name for file in real.iterdir()] == ["index.json"]
@@ -249,4 +249,4 @@ def test_where_nothing_can_be_written_is_said_first(tmp_path, monkeypatch):
 
   monkeypatch.setattr(output_directory.paths.tempfile, "TemporaryFile", full)
   with pytest.raises(ConfigError, match="nothing can be written"):
-    ONE.claim(str(tmp_path / "new"))
+    ONE.require_own(str(tmp_path / "new"))

@@ -44,7 +44,7 @@ def warm_predictor():
 def with_tasks(*tasks):
   """The warm predictor, of these tasks until the body ends."""
   model = warm_predictor()
-  room = model.task_set.room
+  sizes = model.task_set.sizes
 
   def show(wanted):
     for name in reversed(model.task_set.names):
@@ -57,7 +57,7 @@ def with_tasks(*tasks):
     yield model
   finally:
     show((BIRDS, PETS))
-    if model.task_set.room != room:
+    if model.task_set.sizes != sizes:
       warm_predictor.cache_clear()  # what has grown rounds otherwise
 
 

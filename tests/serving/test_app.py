@@ -41,7 +41,7 @@ from memory_vit.images.reader import THREADS
 from memory_vit.prediction.predictions import Predictions, softmax
 from memory_vit.runtime import memory
 from memory_vit.serving import ServerSettings, app, create_app
-from memory_vit.serving.looking import Looking
+from memory_vit.serving.attention import Looking
 from memory_vit.serving.page_files import page_response
 
 pytestmark = pytest.mark.versions

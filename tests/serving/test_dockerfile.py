@@ -60,7 +60,7 @@ def test_its_health_is_asked_for_at_the_port_of_the_command_line(
 
   [check] = re.findall(r'^HEALTHCHECK .*python -c "(.*)"$', DOCKERFILE, re.M)
   with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-    line = f"python\0-m\0memory_vit.serve\0{flag.format(server.server_port)}\0"
+    line = f"python\0-m\0memory_vit\0serve\0{flag.format(server.server_port)}\0"
     (tmp_path / "cmdline").write_text(line)
     code = check.replace("/proc/1/cmdline", str(tmp_path / "cmdline"))
     threading.Thread(target=server.serve_forever, daemon=True).start()

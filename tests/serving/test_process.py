@@ -175,7 +175,7 @@ def test_a_flood_of_connections_is_turned_away(tmp_path):
 def run(*arguments):
   """The command, which is expected to end by itself."""
   return subprocess.run(
-    [sys.executable, "-m", "memory_vit.serve", *map(str, arguments)],
+    [sys.executable, "-m", "memory_vit", "serve", *map(str, arguments)],
     capture_output=True, text=True, timeout=120, cwd=ROOT,
   )  # fmt: skip
 
@@ -213,7 +213,7 @@ def test_what_is_missing_is_named(tmp_path):
     "raise ModuleNotFoundError('no fastapi', name='fastapi')"
   )
   done = subprocess.run(
-    [sys.executable, "-m", "memory_vit.serve", "--port=0",
+    [sys.executable, "-m", "memory_vit", "serve", "--port=0",
      f"--backbone={GOLDEN / 'backbone.npz'}"],
     capture_output=True, text=True, timeout=120, cwd=ROOT,
     env={**os.environ, "PYTHONPATH": str(tmp_path)},
@@ -242,7 +242,7 @@ def test_it_brings_no_tensorflow(tmp_path):
 
 def test_help_does_not_wait_for_jax():
   done = subprocess.run(
-    [sys.executable, "-X", "importtime", "-m", "memory_vit.serve", "--help"],
+    [sys.executable, "-X", "importtime", "-m", "memory_vit", "serve", "--help"],
     check=True, capture_output=True, text=True, cwd=ROOT,
   )  # fmt: skip
   assert "--token_file" in done.stdout

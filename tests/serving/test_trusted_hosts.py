@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from served import image_files, png, serving, warm_predictor
 
-from memory_vit import serve
+from memory_vit.commands import serve
 from memory_vit.errors import ConfigError
 from memory_vit.serving import ServerSettings
 

@@ -12,7 +12,7 @@ import memory_vit as mv
 from memory_vit.errors import DataError, TrainingError
 from memory_vit.study import forecast, plan
 from memory_vit.study.runs import config_of
-from memory_vit.training import run as training_run
+from memory_vit.train import run as training_run
 
 
 @pytest.fixture

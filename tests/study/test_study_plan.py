@@ -12,7 +12,7 @@ from memory_vit.errors import ConfigError
 from memory_vit.study import analysis, plan
 from memory_vit.study.runs import PARTS, config_of, possible_parts
 from memory_vit.study.section import best_rate
-from memory_vit.training import sweep
+from memory_vit.train import sweep
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from memory_vit.errors import ConfigError, DivergedError, TrainingError
 from memory_vit.runtime import files
 from memory_vit.runtime.lock import only_run
 from memory_vit.study import costs, report, runner
-from memory_vit.training import run as training_run
+from memory_vit.train import run as training_run
 
 TRAINED = (
   "table2", "sensitivity", "cells", "placement", "adapters", "extension",
@@ -290,7 +290,7 @@ def test_the_report_needs_no_jax(config, tmp_path, monkeypatch):
     (tmp_path / "no" / name).mkdir(parents=True)
     (tmp_path / "no" / name / "__init__.py").write_text("raise ImportError")
   done = subprocess.run(
-    [sys.executable, "-m", "memory_vit.paper", f"--workdir={tmp_path}",
+    [sys.executable, "-m", "memory_vit", "paper", f"--workdir={tmp_path}",
      "--report_only"],
     cwd=ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path / "no")},
     text=True, capture_output=True, check=False,
@@ -348,7 +348,7 @@ def test_the_command(config, tmp_path):
     "study.cells": "(5,)", "study.others": "('digits:0-4',)",
   }  # fmt: skip
   command = [
-    sys.executable, "-m", "memory_vit.paper",
+    sys.executable, "-m", "memory_vit", "paper",
     "--config=configs/digits.py", f"--workdir={tmp_path / 'study'}",
     *(f"--config.{key}={value}" for key, value in options.items()),
     "--only=interference", "--only=costs", "--only=extension",

@@ -15,8 +15,8 @@ import pytest
 from conftest import ROOT, edit_task, random_task, tiny_backbone
 
 import memory_vit as mv
-from memory_vit import inspect
 from memory_vit.backbones import describe
+from memory_vit.commands import inspect
 from memory_vit.errors import TaskError
 from memory_vit.model import trees
 from memory_vit.tasks import manifest, store

@@ -17,9 +17,9 @@ from memory_vit.errors import ConfigError, TaskError
 from memory_vit.runtime import sharding
 from memory_vit.tasks import inference, split_forward
 from memory_vit.tasks.quiet_start import quieted
-from memory_vit.training import sweep
-from memory_vit.training.run_context import RunContext
-from memory_vit.training.trainer import Trainer
+from memory_vit.train import sweep
+from memory_vit.train.run_context import RunContext
+from memory_vit.train.trainer import Trainer
 
 
 def new_task(backbone, cells=5, **options):

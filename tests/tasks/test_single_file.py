@@ -11,7 +11,7 @@ import safetensors.numpy
 from conftest import random_task, tiny_backbone
 
 import memory_vit as mv
-from memory_vit import predict
+from memory_vit.commands import predict
 from memory_vit.errors import MemoryVitError, TaskError
 from memory_vit.model import trees
 from memory_vit.model.regimes import REGIMES

@@ -36,7 +36,7 @@ def test_another_task_runs_the_compiled_programs(images):
   before = [
     p._cache_size()
     for p in (
-      inference.encode_program,
+      inference.encode_program.compiled,
       inference.read_program,
       inference.memory_program,
     )
@@ -44,7 +44,7 @@ def test_another_task_runs_the_compiled_programs(images):
 
   def compiled_since():
     now = (
-      inference.encode_program,
+      inference.encode_program.compiled,
       inference.read_program,
       inference.memory_program,
     )
@@ -117,7 +117,7 @@ def test_tasks_that_come_and_go_leave_nothing_behind(
     compiled = sum(
       p._cache_size()
       for p in (
-        inference.encode_program,
+        inference.encode_program.compiled,
         inference.read_program,
         inference.memory_program,
       )

@@ -9,7 +9,7 @@ import published_models as models
 import pytest
 
 import memory_vit as mv
-from memory_vit import convert
+from memory_vit.commands import convert
 from memory_vit.errors import TaskError
 from memory_vit.tasks import torch_import
 

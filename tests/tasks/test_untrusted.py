@@ -24,9 +24,8 @@ from conftest import edit_task, random_task, tiny_backbone
 from memory import peak_rss, start_rss
 
 import memory_vit as mv
-from memory_vit import check_data, evaluate, inspect, predict
 from memory_vit.backbones import load, npz
-from memory_vit.cli import commands
+from memory_vit.commands import check_data, console, evaluate, inspect, predict
 from memory_vit.errors import BackboneError, TaskError
 from memory_vit.evaluation import task_data
 from memory_vit.images import image_files
@@ -35,7 +34,7 @@ from memory_vit.model import trees
 from memory_vit.run_result import RunResult
 from memory_vit.runtime import messages
 from memory_vit.tasks import array_files, describe, manifest, store
-from memory_vit.training import results, summary
+from memory_vit.train import results, summary
 
 SMALL = 8 * 2**20  # bytes that a refusal may take
 
@@ -743,7 +742,7 @@ def bomb(side: int) -> bytes:
 
 def read(path):
   evaluation = mv.EvalPreprocessing(image_size=8)
-  entries = [image_files.Entry(str(path))]
+  entries = [image_files.ImageFile(str(path))]
   [[picture]] = ImageReader(2048, 1, 8).read_files(entries, evaluation)
   return picture
 
@@ -816,7 +815,7 @@ def test_python_is_never_run(pets, backbone, tmp_path, capsys):
   assert inspect.main([str(evil)]) == 2
   assert predict.main([vit, task, str(evil)]) == 1  # no picture
   assert not sentinel.exists()
-  for module in (store, commands, evaluate, inspect, manifest, predict):
+  for module in (store, console, evaluate, inspect, manifest, predict):
     assert not any("config_flags" in name for name in vars(module))
   exec(evil.read_text())
   assert sentinel.exists()  # it would have worked
@@ -875,7 +874,7 @@ def test_no_prediction_forges_a_line(backbone, tmp_path, capsys, monkeypatch):
   picture = tmp_path / ODD
   picture.write_bytes(fake_data.encode(fake_data.noise(0, 8, 8), "PNG"))
   entries = [
-    image_files.Entry(str(picture)), image_files.Entry(ODD, f"of {ODD}")
+    image_files.ImageFile(str(picture)), image_files.ImageFile(ODD, f"of {ODD}")
   ]  # fmt: skip
   monkeypatch.setattr(image_files, "find_images", lambda _: entries)
   given = [f"--backbone={tmp_path / 'vit.npz'}", f"--task={tmp_path / 'pets'}"]
@@ -933,10 +932,10 @@ def test_no_error_is_longer_than_a_screen(capsys):
   def fail():
     raise TaskError("x" * 10**6)
 
-  assert commands.run_command(fail) == 2
+  assert console.run_command(fail) == 2
   assert len(capsys.readouterr().err) == 2_001
 
 
 def test_terminals_obey_no_class_name(capsys):
-  commands.show("a\x1b[2Jb\rc\x9bd\te\nf", sys.stdout)
+  console.show("a\x1b[2Jb\rc\x9bd\te\nf", sys.stdout)
   assert capsys.readouterr().out == "a\\x1b[2Jb\\rc\\x9bd\\te\nf\n"

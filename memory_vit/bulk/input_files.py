@@ -1,0 +1,188 @@
+"""Find the inputs: image files, and files of many images, with their counts.
+
+An inventory is made once, before the first image is read, and numbers all
+images: those of its first file come first. Equal files at equal paths make an
+equal inventory, whatever order a file system lists them in.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from memory_vit.bulk import readers
+from memory_vit.bulk.readers import Columns
+from memory_vit.errors import DataError
+from memory_vit.images import folders, image_files
+from memory_vit.runtime import paths
+from memory_vit.runtime.messages import brief, escaped
+
+# Paths are bytes: not every name of a file is text.
+_SCHEMA = pa.schema([
+  ("path", pa.binary()),
+  ("label", pa.string()),
+  ("reason", pa.string()),
+  ("images", pa.int64()),
+  ("bytes", pa.int64()),
+  ("time", pa.int64()),
+])  # fmt: skip
+
+_Row = tuple[bytes, str | None, str, int, int, int]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # it holds a table
+class InputFiles:
+  """The files of an input, in order.
+
+  Attributes:
+    files: a row for each: "path"; "label", the folder of an image below the
+      folder that was named, or null; "reason" why it cannot be read, or "";
+      "images" in it; "bytes" and "time" of its last change in nanoseconds.
+  """
+
+  files: pa.Table
+
+  @functools.cached_property
+  def first(self) -> np.ndarray:
+    """int64 (files + 1,): number of the first image of each, and the end."""
+    counts = self.files["images"].to_numpy()
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+  @property
+  def images(self) -> int:
+    """Of all files."""
+    return int(self.first[-1])
+
+  @functools.cached_property
+  def digest(self) -> str:
+    """SHA-256 of paths, sizes and times: contents are not read."""
+    digest = hashlib.sha256()
+    for row in self.files.to_pylist():
+      path = row.pop("path")
+      digest.update(repr((path, *row.values())).encode())
+    return digest.hexdigest()
+
+  def require_seen(self) -> None:
+    """Make sure that another process sees the same files.
+
+    Raises:
+      DataError: where the first or the last of them is not there.
+    """
+    was_there = self.files.filter(pc.not_equal(self.files["time"], 0))
+    ends = {0, was_there.num_rows - 1} if was_there.num_rows else ()
+    for path in was_there["path"].take([*ends]).to_pylist():
+      if not os.path.exists(path):
+        raise DataError(
+          f"{escaped(os.fsdecode(path))} was there when the input was listed, "
+          "and is not seen by this process: is its file system mounted here? "
+          "All workers must see the inputs at the same paths."
+        )
+
+
+def take_inventory(
+  inputs: Sequence[str], columns: Columns, outputs: Sequence[Path] = ()
+) -> InputFiles:
+  """List the files of inputs.
+
+  Args:
+    inputs: image files; Parquet (.parquet) and ArrayRecord (.array_record)
+      files; folders, which stand for all images below them or, where there is
+      none, for the Parquet and ArrayRecord files below them.
+    columns: of Parquet files.
+    outputs: files and folders of Parquet that are not read, wherever they lie.
+
+  Raises:
+    DataError: for an input that is not there or has no image, and for a file
+      of many images that cannot be read.
+  """
+  skipped = [path.resolve() for path in outputs]
+  rows = [row for text in inputs for row in _files_of(text, columns, skipped)]
+  columns_of_rows = zip(*rows, strict=True) if rows else [[]] * len(_SCHEMA)
+  arrays = [
+    pa.array(values, field.type)
+    for values, field in zip(columns_of_rows, _SCHEMA, strict=True)
+  ]
+  found = InputFiles(pa.Table.from_arrays(arrays, schema=_SCHEMA))
+  if not found.images:
+    raise DataError(
+      f"--input {brief(list(inputs))} has no image: expected image files, "
+      "Parquet or ArrayRecord files that are not empty, or folders of these."
+    )
+  return found
+
+
+def _files_of(
+  text: str, columns: Columns, skipped: Sequence[Path]
+) -> Iterator[_Row]:
+  """The rows of one input."""
+  # Workers may have another working directory, and so may a run that resumes.
+  path = paths.local(text, "--input", DataError).absolute()
+  if not path.exists():
+    raise DataError(f"--input {brief(text)}: there is no such file or folder.")
+  if not path.is_dir():
+    many = readers.is_container(path)
+    yield _container(path, columns) if many else _image(str(path), None, "")
+    return
+  images, found = _below(path)
+  many_images = [
+    file
+    for file in found
+    if not any(file.resolve().is_relative_to(other) for other in skipped)
+  ]
+  if images and many_images:
+    raise DataError(
+      f"--input {brief(text)} holds both images and files of many images "
+      f"({escaped(str(many_images[0]))}): give folders that hold one kind, or "
+      "the files themselves."
+    )
+  for entry in images:
+    yield _image(entry.path, _label(entry.path, path), entry.reason)
+  for file in many_images:
+    yield _container(file, columns)
+
+
+def _below(folder: Path) -> tuple[list[image_files.ImageFile], list[Path]]:
+  """Images below a folder, and files of many images.
+
+  Of the latter none whose name, or that of a folder, begins with "_".
+  """
+  found = folders.walk(str(folder))
+  found.closed.pop(str(folder), None)  # it holds no image
+  many_images = [
+    path
+    for path in map(Path, found.others)
+    if readers.is_container(path)
+    and not any(n.startswith("_") for n in path.relative_to(folder).parts)
+  ]
+  return image_files.entries_of(found), sorted(many_images)
+
+
+def _label(path: str, folder: Path) -> str | None:
+  """The first folder below the one that was named: a class, as in `main`."""
+  first, *rest = Path(path).relative_to(folder).parts
+  return (
+    os.fsencode(first).decode("utf-8", "backslashreplace") if rest else None
+  )
+
+
+def _image(path: str, label: str | None, reason: str) -> _Row:
+  """The row of an image file; one that is gone has a reason later on."""
+  try:
+    found = os.stat(path)
+    facts = found.st_size, found.st_mtime_ns
+  except OSError:
+    facts = 0, 0
+  return os.fsencode(path), label, reason, 1, *facts
+
+
+def _container(path: Path, columns: Columns) -> _Row:
+  """The row of a file of many images."""
+  count = readers.count_images(path, columns)
+  found = path.stat()
+  return os.fsencode(path), None, "", count, found.st_size, found.st_mtime_ns

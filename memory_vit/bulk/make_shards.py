@@ -1,0 +1,185 @@
+"""Make shards: rows are read and decoded ahead of the device, and written.
+
+The one place that does this; engines only say which shards are made where.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from memory_vit.bulk import image_rows, shard_file
+from memory_vit.bulk.plan import Plan
+from memory_vit.bulk.readers import ImageRow
+from memory_vit.bulk.shard_file import ShardCounts
+from memory_vit.errors import DataError
+from memory_vit.images.reader import ImageReader, Prepared
+from memory_vit.model.task import EvalPreprocessing
+from memory_vit.runtime.messages import escaped
+
+# Batches that are decoded while the device has another one.
+AHEAD = 2
+# What the system says of a file that will be so tomorrow; all else that it says
+# (an error of a disk, a stale handle, a time-out) may pass.
+_LASTING = {
+  errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG,
+  errno.EACCES, errno.EPERM, errno.EINVAL, errno.EILSEQ, errno.ENXIO,
+}  # fmt: skip
+
+
+def image_reader(memory_mib: int, batch_size: int, side: int) -> ImageReader:
+  """The reader of a model's images.
+
+  Raises:
+    ConfigError: where there is no room for the batches.
+  """
+  return ImageReader(
+    memory_mib, batch_size, side, ahead=AHEAD, option="--memory_mib"
+  )
+
+
+class Model(Protocol):
+  """A model that is loaded, and what it makes of an image.
+
+  Attributes:
+    schema: of the columns that it adds to `shard_file.COMMON`.
+    facts: all that its columns depend on, but for images; JSON values.
+    described: of the output, for the metadata of its files; JSON values.
+    images: the reader of its images.
+    evaluation: how they are prepared.
+  """
+
+  schema: pa.Schema
+  facts: dict[str, Any]
+  described: dict[str, Any]
+  images: ImageReader
+  evaluation: EvalPreprocessing
+
+  def columns(self, pixels: np.ndarray) -> list[pa.Array]:
+    """Float32 (k, side, side, 3) -> an array of k values for each field."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+  """A shard that was made just now."""
+
+  shard: int
+  counts: ShardCounts
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Batch:
+  """A batch of a shard, decoded."""
+
+  shard: int
+  rows: list[ImageRow]
+  pixels: list[Prepared]
+
+
+def make_shards(
+  plan: Plan,
+  folder: Path,
+  model: Model,
+  shards: Iterable[int],
+  count: Callable[[int], None] = lambda images: None,
+) -> Iterator[Finished]:
+  """Make shards one after the other, and say when each is there.
+
+  Args:
+    plan: of the run.
+    folder: of the output.
+    model: of the plan.
+    shards: numbers of shards.
+    count: is called with the images of each batch, once they are written.
+
+  Raises:
+    DataError: where a file of many images cannot be read any more, or an image
+      cannot for a reason that may pass: it would be an error for ever.
+    TrainingError: where a shard cannot be written.
+  """
+  schema = pa.schema([*shard_file.COMMON, *model.schema])
+  batches = _decoded_ahead(plan, model, shards)
+  for shard, group in itertools.groupby(batches, key=lambda batch: batch.shard):
+    images = errors = 0
+    with shard_file.writing_shard(
+      folder, plan, shard, schema, model.described
+    ) as writer:
+      for batch in group:
+        writer.add(_record_batch(batch, model, schema))
+        images += len(batch.rows)
+        count(len(batch.rows))
+        errors += sum(isinstance(p, DataError) for p in batch.pixels)
+    yield Finished(shard, ShardCounts(images, errors))
+
+
+def _decoded_ahead(
+  plan: Plan, model: Model, shards: Iterable[int]
+) -> Iterator[_Batch]:
+  """Batches of shards in order; the next ones are decoded meanwhile.
+
+  Every shard begins with a new batch, so that its rows do not depend on which
+  shards are made beside it.
+  """
+
+  def encoded() -> Iterator[
+    tuple[tuple[int, list[ImageRow]], list[str | bytes | DataError]]
+  ]:
+    for shard in shards:
+      numbers = plan.numbers(shard)
+      rows = image_rows.read_rows(plan.inventory, numbers, plan.columns)
+      for batch in image_rows.batches_of(rows, plan.batch_size):
+        images = [
+          DataError(row.reason) if row.image is None else row.image
+          for row in batch
+        ]
+        yield (shard, batch), images
+
+  decoded = model.images.read_ahead(encoded(), model.evaluation)
+  for (shard, rows), pixels in decoded:
+    _require_lasting(rows, pixels)
+    yield _Batch(shard, rows, pixels)
+
+
+def _require_lasting(
+  rows: Sequence[ImageRow], pixels: Sequence[Prepared]
+) -> None:
+  """Raise `DataError` for an image that may be read another time."""
+  for row, problem in zip(rows, pixels, strict=True):
+    cause = problem.__cause__ if isinstance(problem, DataError) else None
+    if isinstance(cause, OSError) and cause.errno not in {None, *_LASTING}:
+      raise DataError(
+        f"{escaped(row.path)} cannot be read now: {problem}. What is finished "
+        "is kept: give the same command again."
+      )
+
+
+def _record_batch(
+  batch: _Batch, model: Model, schema: pa.Schema
+) -> pa.RecordBatch:
+  """The rows of a batch; where there are no pixels, columns are null."""
+  errors = [str(p) if isinstance(p, DataError) else None for p in batch.pixels]
+  pixels = [p for p in batch.pixels if not isinstance(p, DataError)]
+  common = [
+    [row.number for row in batch.rows],
+    [row.path for row in batch.rows],
+    [row.label for row in batch.rows],
+    errors,
+  ]
+  columns = [
+    pa.array(values, field.type)
+    for values, field in zip(common, shard_file.COMMON, strict=True)
+  ]
+  if pixels:
+    numbers = itertools.count()
+    places = pa.array([next(numbers) if e is None else None for e in errors])
+    columns += [a.take(places) for a in model.columns(np.stack(pixels))]
+  else:
+    columns += [pa.nulls(len(errors), field.type) for field in model.schema]
+  return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -1,1 +1,0 @@
-"""Shared by the commands: flags, configuration, and errors in one line."""

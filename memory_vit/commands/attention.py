@@ -1,0 +1,360 @@
+"""Shows where the tokens of tasks look, and what their memory is worth.
+
+  memory-vit attention --backbone=NPZ --task=DIR [--task=DIR ...] \\
+    --out=OUT [--data_dir=[TASK=]DIR | --data=[TASK=]NAME] [IMAGE ...]
+
+IMAGE is a file, a folder (all images below it) or "-" (paths on standard
+input, one per line). Of images there are, layer by layer, overlays for each
+task, differences for each pair of tasks, and the shares of attention that go to
+memory. Of a data set, an ablation: the accuracy of a task without each of its
+memory cells.
+OUT gets PNG files, and attention.json with the numbers. The exit status is 0, 1
+where images could not be read, 2 for other bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from etils import epy
+
+from memory_vit.commands import console, data_options
+from memory_vit.commands.command_line import Parser
+from memory_vit.commands.console import show
+from memory_vit.errors import ConfigError, DataError, TaskError
+from memory_vit.runtime import progress_bar
+from memory_vit.runtime.messages import counted, escaped
+from memory_vit.runtime.rules import Number
+from memory_vit.runtime.tables import table
+
+with epy.lazy_imports():  # once the command line is known to be right
+  from PIL import Image
+
+  from memory_vit.evaluation import task_data
+  from memory_vit.images import image_files
+  from memory_vit.images import reader as image_reader
+  from memory_vit.looking import attention_files, cell_removal, image_attention
+  from memory_vit.runtime import sharding
+  from memory_vit.tasks import model_loading, store
+
+if TYPE_CHECKING:
+  from pathlib import Path
+
+  from memory_vit.data.reader import Reader
+  from memory_vit.data.split_ref import SplitRef
+  from memory_vit.images.image_files import ImageFile
+  from memory_vit.images.reader import LoadedImage
+  from memory_vit.looking.attention_files import AttentionReport, LeftOut
+  from memory_vit.looking.cell_removal import CellRemoval
+  from memory_vit.looking.image_attention import CollectedAttention
+  from memory_vit.model.backbone import Backbone
+  from memory_vit.model.task import Task
+  from memory_vit.tasks.manifest import Manifest
+
+# More figures than these would take an hour to draw, and longer to look at.
+_MOST_FIGURES = 1_000
+
+
+def main(argv: Sequence[str]) -> int:
+  """Run the command; return its exit status."""
+  return console.run_command(
+    lambda: _run(_parser().parse_intermixed_args(argv))
+  )
+
+
+def _parser() -> Parser:
+  parser = Parser(
+    prog="memory-vit attention",
+    description="Shows where the tokens of tasks look (attention maps), and "
+    "what their memory is worth (an ablation of its cells).",
+  )
+  parser.add_argument(
+    "images",
+    nargs="*",
+    metavar="IMAGE",
+    help="a file; a folder: all images below it, but for hidden files and "
+    "behind links to folders; or -: paths on standard input, one per line",
+  )
+  parser.model(32, "images per pass")
+  parser.add_argument(
+    "--out",
+    required=True,
+    metavar="DIR",
+    help="where to write; what this command wrote there is replaced",
+  )
+  parser.number(
+    "--max_images",
+    Number(0, _MOST_FIGURES, "images"),
+    16,
+    "draw so many images, the first ones; shares of attention are those of all",
+  )
+  parser.number(
+    "--memory_mib",
+    Number(1, 2**20, "MiB"),
+    2048,
+    "memory for images: a batch of them, the next one, and what is decoded",
+  )
+  data_options.add(parser, original=False)
+  return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+  evaluated = data_options.is_given(arguments)
+  if not arguments.images and not evaluated:
+    raise ConfigError(
+      "there is nothing to look at: give an IMAGE or a folder of images, or "
+      "--data_dir or --data for what removing memory does to accuracy."
+    )
+  out = attention_files.REPORT.require_own(arguments.out)
+  progress_bar.log_to_stderr()
+  # First of all: what is missing on the command line costs nothing.
+  described, left_out = _usable(arguments.task)
+  chosen = _choose(list(described.values()), arguments) if evaluated else {}
+  if evaluated:
+    left_out += _without_memory(list(described.values()))
+    mesh = sharding.make_mesh()
+    sharding.require_divisible(arguments.batch_size, mesh, "--batch_size")
+  if not arguments.images and not chosen:
+    raise TaskError(
+      "no task has memory cells that could be removed, and no IMAGE is given: "
+      "expected one, or a --task with memory."
+    )
+  entries, total = _find_images(arguments.images)
+  if arguments.images:
+    evaluation = next(iter(described.values())).spec.evaluation
+    reader = image_reader.ImageReader(
+      arguments.memory_mib,
+      arguments.batch_size,
+      evaluation.image_size,
+      ahead=1,
+      option="--memory_mib",
+    )
+  # Of standard input no more is waited for than what is drawn.
+  first = list(itertools.islice(entries, max(1, arguments.max_images)))
+  drawn = min(len(first), arguments.max_images)
+  shown = len(described) if first else 0
+  _require_few_figures(drawn, shown, len(chosen))
+  backbone, tasks = model_loading.load_model(
+    arguments.backbone,
+    list(described),
+    console.compute_dtype(arguments.dtype),
+  )
+  evaluated_tasks = [task for task in tasks if task.name in chosen]
+  for task in evaluated_tasks:  # before anything is downloaded
+    cell_removal.require_removable(backbone, task)
+  opened = data_options.open_all(evaluated_tasks, chosen, arguments)
+  attention = image_attention.CollectedAttention({}, [], [])
+  if first:
+    every = itertools.chain(first, entries)
+    images = reader.read_files(every, evaluation)
+    attention = _look(backbone, tasks, images, total, arguments.max_images)
+  report = attention_files.AttentionReport(
+    backbone=backbone,
+    tasks=tasks,
+    attention=attention,
+    removals=_remove(backbone, tasks, opened, arguments.batch_size),
+    left_out=left_out,
+  )
+  if not attention.shares and not report.removals:
+    raise DataError(
+      "no image could be read, and there is nothing else to show: nothing is "
+      "written. Give other images."
+    )
+  figures = attention_files.write(out, report)
+  show(text(report, out, len(figures)))
+  return 1 if attention.skipped else 0
+
+
+def _find_images(
+  arguments: Sequence[str],
+) -> tuple[Iterator[ImageFile], int | None]:
+  """The images that are asked for, and how many: None where nobody knows."""
+  entries = image_files.find_images(arguments)
+  if "-" in arguments:
+    return entries, None
+  found = list(entries)
+  return iter(found), len(found)
+
+
+def _require_few_figures(images: int, tasks: int, removals: int) -> None:
+  """Refuse more figures than anybody would look at.
+
+  Raises:
+    ConfigError: for more than `_MOST_FIGURES`.
+  """
+  figures = attention_files.count_figures(tasks, images) + removals
+  if figures > _MOST_FIGURES:
+    raise ConfigError(
+      f"{counted(images, 'image')} by {counted(tasks, 'task')} and their "
+      f"pairs, the shares of each task, and {counted(removals, 'removal')} "
+      f"would be {figures:,} figures, expected at most {_MOST_FIGURES:,}: give "
+      "fewer --task, or a smaller --max_images."
+    )
+
+
+def _usable(
+  sources: Sequence[str],
+) -> tuple[dict[str, Manifest], list[LeftOut]]:
+  """The tasks that have a token to look with, and those that have none.
+
+  Returns:
+    {path: task}, and what is missing of the others.
+
+  Raises:
+    TaskError: where no task is left.
+  """
+  usable: dict[str, Manifest] = {}
+  left_out = []
+  for path, described in store.find_tasks(sources):
+    spec = described.spec
+    if spec.learned.composes:
+      usable[str(path)] = described
+    else:
+      reason = (
+        f"was learned by {spec.regime!r}, which has no token of its own beside "
+        "the frozen backbone"
+      )
+      left_out.append(attention_files.LeftOut(spec.name, "all", reason))
+  if not usable:
+    raise TaskError(
+      "; ".join(f"{gap.task} {gap.reason}" for gap in left_out)
+      + ": expected a task with one, such as of 'memory_masked'."
+    )
+  return usable, left_out
+
+
+def _choose(
+  tasks: Sequence[Manifest], arguments: argparse.Namespace
+) -> dict[str, SplitRef]:
+  """Choose the data of the tasks that have memory; nothing is opened yet."""
+  given = data_options.given(arguments, [task.spec.name for task in tasks])
+  with_memory = [task for task in tasks if task.spec.cells]
+  return task_data.choose(with_memory, given, upstream=False)[0]
+
+
+def _without_memory(tasks: Sequence[Manifest]) -> list[LeftOut]:
+  """The tasks that have no cells to remove."""
+  return [
+    attention_files.LeftOut(
+      task.spec.name, "removal", "has no memory cells that could be removed"
+    )
+    for task in tasks
+    if not task.spec.cells
+  ]
+
+
+def _look(
+  backbone: Backbone,
+  tasks: Sequence[Task],
+  images: Iterable[Sequence[LoadedImage]],
+  total: int | None,
+  kept: int,
+) -> CollectedAttention:
+  """Read the images, and where tasks look in them."""
+  with warnings.catch_warnings():
+    # Large images are refused as such; Pillow warns from a lower limit on.
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+    attention = image_attention.collect_attention(
+      backbone, tasks, images, kept=kept, total=total
+    )
+  for entry in attention.skipped:
+    said = f"skipped {escaped(entry.path)}: {escaped(entry.reason)}"
+    show(said, sys.stderr)
+  return attention
+
+
+def _remove(
+  backbone: Backbone,
+  tasks: Sequence[Task],
+  opened: Sequence[tuple[Reader, list[str]]],
+  batch_size: int,
+) -> dict[str, CellRemoval]:
+  """Evaluate the tasks that have memory without parts of it."""
+  if not opened:
+    return {}
+  mesh = sharding.make_mesh()
+  params = sharding.put_backbone(backbone.params, mesh)
+  placed = dataclasses.replace(backbone, params=params)
+  found: dict[str, CellRemoval] = {}
+  for source, names in opened:
+    found |= cell_removal.remove_cells(
+      placed, tasks, source, names, batch_size=batch_size, mesh=mesh
+    )
+  return found
+
+
+def text(report: AttentionReport, out: Path, figures: int) -> str:
+  """The result for people."""
+  lines = []
+  shares = report.attention.shares
+  if shares:
+    header: tuple[str, ...]
+    header = (
+      "mean over layers", "images", "patches", "backbone", "own token",
+      "own memory", "of parents",
+    )  # fmt: skip
+    rows = [_shares_row(report, task.name) for task in report.tasks]
+    lines += [table(header, rows), ""]
+  if report.removals:
+    header = (
+      "removing memory", "data set", "examples", "top-1",
+      "without any, points", "worst cell, points", "cells that matter",
+    )  # fmt: skip
+    removed = [_removal_row(*item) for item in report.removals.items()]
+    lines += [table(header, removed), ""]
+  lines += [
+    f"left out: {gap.task} {gap.reason}" for gap in report.left_out
+  ]  # names of tasks and regimes are of few characters
+  lines += [
+    f"{name}: {counted(found.skipped, 'image')} of {escaped(found.data)} could "
+    "not be read: not counted"
+    for name, found in report.removals.items()
+    if found.skipped
+  ]
+  if skipped := len(report.attention.skipped):
+    lines.append(f"{counted(skipped, 'image')} could not be read")
+  lines.append(
+    f"written: {escaped(str(out))}: {attention_files.FILE}, "
+    + counted(figures, "figure")
+  )
+  return "\n".join(lines)
+
+
+def _shares_row(report: AttentionReport, name: str) -> tuple[str, ...]:
+  """A task in the table of shares, means over layers."""
+  found = report.attention.shares[name]
+  parents = sum(float(a.mean()) for a in found.parent_tokens.values())
+  parents += sum(
+    float(cells.sum(-1).mean()) for cells in found.parent_memory.values()
+  )
+  parts = (
+    float(found.patches.mean()),
+    float(found.backbone_tokens.mean()),
+    float(found.token.mean()),
+    float(found.memory.sum(-1).mean()),
+    parents,
+  )
+  return (name, f"{found.images:,}", *(f"{100 * p:.1f} %" for p in parts))
+
+
+def _removal_row(name: str, removal: CellRemoval) -> tuple[str, ...]:
+  """A task in the table of removals."""
+  worst = removal.cells.difference.argmin()
+  error = removal.cells.standard_error.flat[worst]
+  sure = removal.significant(removal.cells)
+  return (
+    name,
+    escaped(f"{removal.data} {removal.split}"),
+    f"{removal.examples:,}",
+    f"{100 * removal.top1:.2f} %",
+    f"{100 * float(removal.memory.difference):+.2f} ± "
+    f"{100 * float(removal.memory.standard_error):.2f}",
+    f"{100 * removal.cells.difference.flat[worst]:+.2f} ± {100 * error:.2f}",
+    f"{int(sure.sum())} of {sure.size}",
+  )

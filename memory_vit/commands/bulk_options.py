@@ -1,0 +1,228 @@
+"""The options of commands that read many images and write Parquet."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from etils import epy
+
+from memory_vit.commands import console
+from memory_vit.commands.command_line import Parser
+from memory_vit.commands.console import show
+from memory_vit.errors import ConfigError
+from memory_vit.runtime.messages import escaped
+from memory_vit.runtime.rules import Number
+
+with epy.lazy_imports():  # --help and wrong arguments do not wait for them
+  import jax
+
+  from memory_vit.bulk import ray_engine, readers, run
+
+if TYPE_CHECKING:
+  from memory_vit.bulk.run import Job
+
+# Unreadable images that are named on stderr; all are in the output.
+_MOST_NAMED = 20
+_OF_RAY = ("ray_address", "workers", "worker_cpus", "worker_gpus")
+# Of all options but --input and --output.
+_DEFAULTS = {
+  "image_column": "", "label_column": "", "image_root": "",
+  "shard_images": 4096, "engine": "local", "ray_address": "", "workers": 2,
+  "worker_cpus": 0.0, "worker_gpus": 0.0,
+}  # fmt: skip
+
+
+def add(parser: Parser, *, required: bool) -> None:
+  """Add the options of input, output and engine.
+
+  Args:
+    parser: of the command.
+    required: whether it has an input and an output in any case.
+  """
+  parser.add_argument(
+    "--input",
+    action="append",
+    default=[],
+    required=required,
+    metavar="PATH",
+    help="image files; Parquet or ArrayRecord files of images; or a folder of "
+    "one kind of these; may be given several times",
+  )
+  parser.add_argument(
+    "--output",
+    required=required,
+    metavar="PATH",
+    help="a directory of Parquet shards, or one file NAME.parquet; the same "
+    "command again goes on where it was interrupted",
+  )
+  parser.add_argument(
+    "--image_column",
+    default=_DEFAULTS["image_column"],
+    metavar="NAME",
+    help="of Parquet: bytes, a struct {bytes, path}, or paths (default: image, "
+    "bytes, path, file or file_name, the first that is there)",
+  )
+  parser.add_argument(
+    "--label_column",
+    default=_DEFAULTS["label_column"],
+    metavar="NAME",
+    help="of Parquet: classes, handed on to the output (default: label, where "
+    "there is one); images in folders have the name of their folder",
+  )
+  parser.add_argument(
+    "--image_root",
+    default=_DEFAULTS["image_root"],
+    metavar="DIR",
+    help="paths in Parquet are below this folder (default: that of the file)",
+  )
+  shard = Number(1, 2**24, "images")
+  parser.number("--shard_images", shard, 4096, "images of a shard")
+  _add_engine(parser)
+
+
+def _add_engine(parser: Parser) -> None:
+  parser.add_argument(
+    "--engine",
+    choices=("local", "ray"),
+    default="local",
+    help="local: this process; ray: workers of a Ray cluster (default: local)",
+  )
+  parser.add_argument(
+    "--ray_address",
+    default="",
+    metavar="ADDRESS",
+    help="of a running cluster (default: $RAY_ADDRESS, or one is started here)",
+  )
+  count = Number(1, 2**16, "processes")
+  parser.number("--workers", count, 2, "of Ray, each with a model of its own")
+  share = Number(0, 2**16, "a number")
+  about = "CPUs of a worker; 0 shares those of the cluster out"
+  parser.number("--worker_cpus", share, 0.0, about)
+  parser.number("--worker_gpus", share, 0.0, "GPUs of a worker, or a share")
+
+
+def compute_dtype(arguments: argparse.Namespace) -> str:
+  """See `commands.compute_dtype`; workers of Ray may have other devices."""
+  if arguments.engine == "local":
+    console.recommend_dtype(arguments.dtype)
+    return console.compute_dtype(arguments.dtype)
+  if arguments.dtype == "auto":
+    raise ConfigError(
+      "--dtype=auto with --engine=ray: its workers may have other devices, "
+      "expected float32 or bfloat16."
+    )
+  return arguments.dtype or "float32"
+
+
+def run_job(arguments: argparse.Namespace, job: Job) -> int:
+  """Run a bulk job, and say what has become of it.
+
+  Returns:
+    The exit status: 1 where images could not be read.
+
+  Raises:
+    MemoryVitError: for what cannot be used.
+  """
+  columns = readers.Columns(
+    arguments.image_column, arguments.label_column, arguments.image_root
+  )
+  engine = None
+  if arguments.engine == "ray":
+    # Devices are for the workers: this process only looks at the model.
+    jax.config.update("jax_platforms", "cpu")
+    engine = ray_engine.RayEngine(
+      arguments.workers,
+      arguments.worker_cpus,
+      arguments.worker_gpus,
+      arguments.ray_address,
+    )
+  summary = run.run_bulk(
+    job,
+    run.Input(tuple(arguments.input), columns),
+    arguments.output,
+    shard_images=arguments.shard_images,
+    engine=engine,
+    say=lambda line: show(escaped(line), sys.stderr),
+  )
+  if summary.errors:
+    _name_unreadable(arguments.output, summary)
+  show(
+    f"{summary.images:,} images, {summary.errors:,} of them unreadable, in "
+    f"{summary.shards:,} shards ({summary.made:,} made now): "
+    f"{escaped(arguments.output)}"
+  )
+  return 1 if summary.errors else 0
+
+
+def _name_unreadable(output: str, summary: run.Summary) -> None:
+  """Name some images that could not be read, and say where all are."""
+  for path, reason in itertools.islice(run.unreadable(output), _MOST_NAMED):
+    show(f"skipped {escaped(path)}: {escaped(reason)}", sys.stderr)
+  more = summary.errors - _MOST_NAMED
+  if more > 0:
+    show(
+      f"skipped {more:,} more: rows of the output with an `error`", sys.stderr
+    )
+
+
+def for_workers(source: str, engine: str) -> str:
+  """A backbone or task as workers in other directories find it.
+
+  Args:
+    source: a path; or the name of something else, which stays as it is.
+    engine: of the command line.
+  """
+  path = os.path.expanduser(source)
+  if engine == "local" or not os.path.exists(path):
+    return source
+  return os.path.abspath(path)
+
+
+def is_bulk(arguments: argparse.Namespace, *others: str) -> bool:
+  """Whether a command that can do without reads an --input.
+
+  Args:
+    arguments: of its command line.
+    others: options of its own that want an --input.
+
+  Raises:
+    ConfigError: where options are given that would not be read.
+  """
+  if bool(arguments.input) != bool(arguments.output):
+    raise ConfigError(
+      "the command line: expected both --input and --output, or neither."
+    )
+  if arguments.input:
+    require_engine_options(arguments)
+    return True
+  given = [
+    name
+    for name, default in {**_DEFAULTS, **dict.fromkeys(others, False)}.items()
+    if getattr(arguments, name) != default
+  ]
+  if given:
+    raise ConfigError(
+      f"--{given[0]} is of predictions into Parquet: expected --input and "
+      "--output beside it."
+    )
+  if not arguments.images:
+    raise ConfigError(
+      "the command line: there is no image; expected IMAGE ..., or --input and "
+      "--output; --help lists all."
+    )
+  return False
+
+
+def require_engine_options(arguments: argparse.Namespace) -> None:
+  """Raise `ConfigError` for options of Ray without it."""
+  given = [
+    name for name in _OF_RAY if getattr(arguments, name) != _DEFAULTS[name]
+  ]
+  if given and arguments.engine != "ray":
+    raise ConfigError(
+      f"--{given[0]} is of workers of Ray: expected --engine=ray beside it."
+    )

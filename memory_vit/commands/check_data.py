@@ -1,0 +1,178 @@
+"""Walks the data of a configuration, and reports what is wrong with it.
+
+  memory-vit check_data --config=folder \\
+    --config.data.dir=DATA [--split=SPLIT ...] [--json=FILE]
+
+Every image of data.train, data.validation, data.test and upstream.split (of
+pretrain.data too, where there is one) is read and decoded; of --split, those of
+data.name that are named. Checks for unreadable records and images, labels that
+are no classes, classes without an image in the first split, a single class,
+images that are a line, or too long for crops, and files that are in two splits
+of data.name. Class imbalance, and what else folders hold, is reported but is
+not an error. The exit status is 0 where nothing of that was found, 1 where
+something was, 2 for bad usage, 74 where no image comes for stall_timeout
+seconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from etils import epy
+
+from memory_vit.commands import command_line, console
+from memory_vit.config import OPTIONS, Config
+from memory_vit.errors import ConfigError
+from memory_vit.runtime import messages
+from memory_vit.runtime.messages import escaped
+from memory_vit.runtime.tables import table
+
+with epy.lazy_imports():  # once the command line is known to be right
+  from memory_vit.data import audit_report
+  from memory_vit.train import progress
+
+# Problems of a kind that the screen shows; --json has all.
+_SHOWN = 10
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckArguments:
+  """The command line, parsed; without `splits`, those of the configuration."""
+
+  config: Config
+  splits: tuple[str, ...]
+  json: Path | None
+
+
+def main(argv: Sequence[str]) -> int:
+  """Run the command; return its exit status."""
+  arguments = console.parsed(lambda: parse(["memory-vit check_data", *argv]))
+  return console.run_command(lambda: execute(arguments))
+
+
+def parse(argv: Sequence[str]) -> CheckArguments:
+  """Read the command line, and run its configuration file.
+
+  Raises:
+    ConfigError: for what cannot be used.
+  """
+  line = command_line.CommandLine(__doc__, argv)
+  splits = line.strings(
+    "split", "A split of data.name, instead; may be given several times."
+  )
+  file = line.string("json", "Write all that was found to a file.")
+  config = line.parse()
+  rule = OPTIONS["data.train"].rule
+  for split in splits():
+    if not rule.accepts(split):
+      raise ConfigError(
+        f"--split is {messages.brief(split)}, expected {rule.expected}."
+      )
+  return CheckArguments(
+    config=config,
+    splits=tuple(splits()),
+    json=console.json_file(file(), "splits"),
+  )
+
+
+def execute(arguments: CheckArguments) -> int:
+  """Check what the flags name; return the exit status."""
+  progress.log_to_stderr()
+  # What cannot be read is in the report.
+  logging.getLogger("memory_vit.data.reader").setLevel(logging.ERROR)
+  report = audit_report.audit_data(arguments.config, arguments.splits)
+  console.show(text(report))
+  if arguments.json:
+    console.write_json(arguments.json, report)
+  return 0 if report["clean"] else 1
+
+
+def text(report: dict[str, Any]) -> str:
+  """The report for people."""
+  header = ("split", "data set", "examples", "classes", "per class", "smallest",
+            "largest", "repeated", "problems")  # fmt: skip
+  lines = [table(header, [_row(entry) for entry in report["splits"]])]
+  for entry in report["splits"]:
+    lines += _kinds(entry) + _balanced(entry) + _problems(entry)
+  skipped = [line for e in report["splits"] for line in e.get("skipped", ())]
+  lines += ["", *dict.fromkeys(skipped)] if skipped else []
+  for found in report["duplicates"]:
+    if found["count"]:
+      first, second = found["splits"]
+      lines.append(f"\n{first} and {second} share {found['count']:,} files:")
+      lines += _some([f"{a} = {b}" for a, b in found["pairs"]])
+  lines += ["", "clean" if report["clean"] else "NOT clean: see above"]
+  return "\n".join(lines)
+
+
+def _row(entry: dict[str, Any]) -> tuple[str, ...]:
+  start = (entry["role"], f"{entry['data']} {entry['split']}")
+  problems = f"{len(entry['problems']):,}"
+  if "classes" not in entry:
+    return (*start, *["-"] * 6, problems)
+  counts = list(entry["per_class"].values())
+  return (
+    *start,
+    f"{entry['examples']:,}",
+    f"{entry['classes']:,}",
+    f"{min(counts):,} to {max(counts):,}",
+    *(_size(entry[key]) for key in ("smallest", "largest")),
+    f"{entry['repeated']:,}",
+    problems,
+  )
+
+
+def _size(size: tuple[int, int] | None) -> str:
+  return " x ".join(map(str, size)) if size else "-"
+
+
+def _kinds(entry: dict[str, Any]) -> list[str]:
+  """A line on the kinds of images."""
+  if not entry.get("kinds"):
+    return []
+  kinds = ", ".join(f"{n:,} {kind}" for kind, n in entry["kinds"].items())
+  turned = entry["turned"]
+  exif = f"; {turned:,} to be turned by EXIF, which is not done" * bool(turned)
+  return [f"\n{entry['role']}: {kinds}{exif}"]
+
+
+def _balanced(entry: dict[str, Any]) -> list[str]:
+  """A line on the sizes of the classes, and a warning where they differ."""
+  found = entry.get("balance")
+  if not found:
+    return []
+  (least, few), (greatest, many) = found["fewest"], found["most"]
+  lines = [
+    f"{entry['role']}: images per class from {few:,} ({least}) to {many:,} "
+    f"({greatest}), ratio {found['ratio']:.1f}"
+  ]
+  if found["imbalanced"]:
+    lines.append(
+      f"{entry['role']}: WARNING: the classes are imbalanced (ratio "
+      f"{audit_report.IMBALANCED:g} or more). Accuracy is not the whole "
+      f"story: who always says {greatest!r} is right for "
+      f"{100 * found['share']:.1f} %. Look at test_per_class in result.json; "
+      "--config.optim.class_weights=balanced gives all classes equal weight."
+    )
+  return lines
+
+
+def _problems(entry: dict[str, Any]) -> list[str]:
+  """The problems of a split, by kind."""
+  lines = []
+  for kind in dict.fromkeys(p["kind"] for p in entry["problems"]):
+    some = [p for p in entry["problems"] if p["kind"] == kind]
+    lines.append(f"\n{entry['role']}: {kind}: {len(some):,}")
+    lines += _some([": ".join(filter(None, (p["where"], p["detail"])))
+                    for p in some])  # fmt: skip
+  return lines
+
+
+def _some(lines: Sequence[str]) -> list[str]:
+  more = len(lines) - _SHOWN
+  shown = [f"  {escaped(line)}" for line in lines[:_SHOWN]]
+  return shown + ([f"  and {more:,} more, see --json"] if more > 0 else [])

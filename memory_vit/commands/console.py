@@ -1,0 +1,204 @@
+"""Output, exit status and errors of a command."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
+
+from memory_vit.errors import ConfigError, MemoryVitError
+from memory_vit.runtime import (
+  compile_cache,
+  dtypes,
+  files,
+  messages,
+  paths,
+  progress_bar,
+)
+from memory_vit.runtime.messages import escaped
+
+_T = TypeVar("_T")
+# Of a command that Ctrl-C ended before it had anything to save.
+_STOPPED = 130
+# TensorFlow says from C++ how it was built. Level 1 leaves that out, and no
+# warning or error; the remark on oneDNN is not said where that is off, and
+# nothing that we do with images uses it: the same bits (tested).
+_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "1", "TF_ENABLE_ONEDNN_OPTS": "0"}
+# Where in the source each operation stands: a fifth of the time of tracing.
+_QUICK = {"JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0"}
+# Objects until they are searched for garbage: importing and tracing make many,
+# of which next to none is any. A tenth of the time of a prediction.
+_COLLECTED = (50_000, 20, 20)
+# What the extra `train` of pyproject.toml brings, as it is imported.
+TRAIN_MODULES = frozenset({
+  "array_record", "clu", "google_crc32c", "importlib_resources", "matplotlib",
+  "ml_collections", "optax", "psutil", "sklearn", "tensorboard", "tensorflow",
+  "tensorflow_datasets",
+})  # fmt: skip
+# What the extra `serve` brings, with what that brings.
+SERVE_MODULES = frozenset({
+  "fastapi", "h11", "multipart", "prometheus_client", "pydantic",
+  "python_multipart", "starlette", "uvicorn",
+})  # fmt: skip
+_EXTRAS = {"train": TRAIN_MODULES, "serve": SERVE_MODULES}
+# Of a message: names in it are foreign.
+_MOST_SAID = 2_000
+
+
+def show(text: str, file: TextIO | None = None) -> None:
+  """Print at once; what the terminal cannot encode, or obeys, is escaped.
+
+  Names that strangers chose have been `escaped` before they became a part of a
+  line, since line breaks are printed as they are.
+  """
+  file = file or sys.stdout
+  encoding = getattr(file, "encoding", None) or "utf-8"
+  text = "\n".join(map(escaped, text.split("\n")))
+  encoded = text.encode(encoding, "backslashreplace")
+  with progress_bar.above_bars():
+    print(encoded.decode(encoding), file=file, flush=True)
+
+
+def compute_dtype(given: str | None) -> str:
+  """The value of --dtype, None by default; prints what "auto" stands for."""
+  if given != "auto":
+    return given or "float32"
+  found, reason = dtypes.fastest()
+  show(f"--dtype=auto is {found}: {reason}", sys.stderr)
+  return found
+
+
+def recommend_dtype(given: str | None) -> None:
+  """Print that bfloat16 is faster, if it is and no --dtype was given."""
+  if given is None:
+    found, reason = dtypes.fastest()
+    if found != "float32":
+      show(f"--dtype={found} would be faster: {reason}", sys.stderr)
+
+
+def _leave_current_directory() -> None:
+  """Take the current directory off `sys.path`, where `python -m` has put it.
+
+  Beside downloads and files of others no module may be found by its name. This
+  package finds its own through its `__path__`. What PYTHONPATH names stays.
+  """
+  spec = getattr(sys.modules["__main__"], "__spec__", None)
+  runs_this_package = spec and spec.name.startswith("memory_vit.")
+  if not runs_this_package or sys.flags.safe_path:
+    return
+  if sys.path and sys.path[0] in ("", os.getcwd()):
+    del sys.path[0]
+
+
+def json_file(text: str | None, first: str) -> Path | None:
+  """The path that --json names, if it is given.
+
+  Args:
+    text: the path.
+    first: key of what is written: a file that begins otherwise stays.
+
+  Raises:
+    ConfigError: where no file can be written there, or another one is there.
+  """
+  if text is None:
+    return None
+  path = paths.local(text, "--json")
+  paths.require_writable(path, "--json")
+  own = f'{{\n  "{first}": '.encode()
+  if path.exists():
+    with path.open("rb") as file:
+      begin = file.read(len(own))
+    if begin not in (own, b""):
+      raise ConfigError(
+        f"--json {messages.brief(text)} is there, and this command did not "
+        "write it: give another name, or remove it."
+      )
+  return path
+
+
+def write_json(path: Path, values: Any) -> None:
+  """Write a `json_file`.
+
+  Raises:
+    TrainingError: where it cannot be written now.
+  """
+  with files.writing(path), files.replacing(path.resolve()) as part:
+    text = json.dumps(values, indent=2, allow_nan=False)
+    part.write_text(f"{text}\n", encoding="utf-8")
+
+
+def parsed(parse: Callable[[], _T]) -> _T:
+  """Parse a command line; end the process where it cannot be used."""
+  found: list[_T] = []
+
+  def keep() -> int:
+    found.append(parse())
+    return 0
+
+  status = run_command(keep)
+  if not found:
+    sys.exit(status)
+  return found[0]
+
+
+def run_command(command: Callable[[], int]) -> int:
+  """Run the body of a command, and return its exit status.
+
+  That is 2 after a `MemoryVitError`, whose message is on stderr, and where a
+  library of an extra is not installed; 0 where stdout was closed before the
+  end, as by `| head`; that of `Interrupted`, or 130 after Ctrl-C.
+  """
+  _open_streams()
+  _leave_current_directory()
+  for name, value in {**_QUIET, **_QUICK}.items():
+    os.environ.setdefault(name, value)
+  gc.set_threshold(*_COLLECTED)
+  try:
+    compile_cache.enable()
+    return command()
+  except MemoryVitError as error:
+    show(messages.shortened(f"error: {error}", _MOST_SAID), sys.stderr)
+    return 2
+  except ModuleNotFoundError as error:
+    missing = (error.name or "").partition(".")[0]
+    extra = next((e for e in _EXTRAS if missing in _EXTRAS[e]), None)
+    if extra is None:
+      raise
+    show(
+      f"error: this command needs {missing}, which is not installed: pip "
+      f"install 'memory_vit[{extra}]'",
+      sys.stderr,
+    )
+    return 2
+  except KeyboardInterrupt as stopped:
+    # `Interrupted` has a status, and something to say.
+    message = (
+      f"{stopped} Run the same command to resume." if str(stopped) else ""
+    )
+    show(message or "stopped by Ctrl-C.", sys.stderr)
+    return getattr(stopped, "status", _STOPPED)
+  except BrokenPipeError:
+    # The interpreter flushes stdout once more, and would complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _open_streams() -> None:
+  """Open those of stdin, stdout and stderr that were closed, to nowhere.
+
+  The next files would get their numbers, and what libraries write to stderr
+  would land in them.
+  """
+  for number in range(3):
+    try:
+      os.fstat(number)
+    except OSError:
+      os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+  if sys.stdout is None:
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+  if sys.stderr is None:
+    sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115

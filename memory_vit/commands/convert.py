@@ -1,0 +1,132 @@
+"""Writes a backbone in another format, or tasks of PyTorch in ours.
+
+  memory-vit convert SOURCE OUT.npz
+  memory-vit convert SOURCE OUT_DIR --format=hf
+  memory-vit convert --task=FILE.pt --backbone=SOURCE OUT_DIR
+
+SOURCE is whatever --backbone takes elsewhere: a directory of transformers or
+timm, hf://OWNER/NAME, a .safetensors file, an .npz file. OUT.npz is read
+without any of that, to the bit the same and with the same fingerprint, and
+notes the SHA-256 and the licence of what it was made of.
+
+FILE.pt is a state dict of the public PyTorch reproduction, `MemoryCapableViT`,
+trained on the ViT of transformers in SOURCE. Each of its heads becomes a task,
+OUT_DIR/head-1 and so on. This alone needs torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from etils import epy
+
+from memory_vit.commands.command_line import Parser
+from memory_vit.commands.console import run_command, show
+from memory_vit.errors import ConfigError, TaskError
+from memory_vit.runtime import files, paths
+from memory_vit.runtime.messages import escaped
+from memory_vit.runtime.progress_bar import ProgressBar
+
+with epy.lazy_imports():  # once the command line is known to be right
+  from memory_vit.backbones import describe, load, save
+  from memory_vit.tasks import store, torch_import
+
+
+def main(argv: Sequence[str]) -> int:
+  """Run the command; return its exit status."""
+  return run_command(lambda: _run(_parser().parse_args(argv)))
+
+
+def _parser() -> Parser:
+  parser = Parser(
+    prog="memory-vit convert",
+    description="Writes a backbone in another format, or tasks of PyTorch in "
+    "ours.",
+  )
+  parser.add_argument(
+    "paths",
+    nargs="+",
+    metavar="SOURCE OUT",
+    help="a backbone (a directory of transformers or timm, "
+    "hf://OWNER/NAME[@REVISION], a .safetensors file with its config.json "
+    "beside it, an .npz file), and the file or directory to write; with --task "
+    "only the latter",
+  )
+  parser.add_argument(
+    "--format",
+    choices=("npz", "hf"),
+    help='of a backbone: "npz" for memory_vit, "hf" a directory for '
+    "transformers (default: npz)",
+  )
+  parser.add_argument(
+    "--task",
+    metavar="FILE.pt",
+    help="a state dict of the public PyTorch reproduction (MemoryCapableViT), "
+    "whose heads become tasks; needs torch",
+  )
+  parser.add_argument(
+    "--backbone",
+    metavar="SOURCE",
+    help="with --task: the model of transformers that it was trained on",
+  )
+  return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+  expected = 1 if arguments.task else 2
+  if len(arguments.paths) != expected or (
+    bool(arguments.task) != bool(arguments.backbone)
+  ):
+    raise ConfigError(
+      "the command line: expected SOURCE OUT, or --task=FILE.pt "
+      "--backbone=SOURCE OUT_DIR; --help lists all."
+    )
+  *source, out = arguments.paths
+  if arguments.task:
+    if arguments.format:
+      raise ConfigError(
+        "--format is of a backbone, and with --task none is written: leave it "
+        "out."
+      )
+    return _convert_tasks(arguments.task, arguments.backbone, out)
+  return _convert(source[0], out, arguments.format or "npz")
+
+
+def _convert_tasks(given: str, source: str, directory: str) -> int:
+  out = paths.local(directory, "OUT_DIR")
+  if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+    raise TaskError(
+      f"{escaped(str(out))} is there, and is left as it is: give a new or an "
+      "empty directory."
+    )
+  file = paths.local(given, "--task", TaskError)
+  for task in torch_import.read_tasks(file, source):
+    with files.writing(out):
+      store.save_task(task, out / task.name)
+    show(f"{escaped(str(out / task.name))}: {task!r}")
+  return 0
+
+
+def _convert(given: str, target: str, format: str) -> int:
+  out = paths.local(target, "OUT")
+  if format == "npz":
+    if out.suffix != ".npz":
+      raise ConfigError(
+        f"OUT is {escaped(str(out))}, expected a name that ends in .npz; or "
+        "--format=hf, for a directory."
+      )
+    paths.require_writable(out, "OUT")
+  with ProgressBar("converting", 2, "steps", delay=0) as bar:
+    bar.note("reading")
+    published = load.read_published(given)
+    backbone = load.to_backbone(published)
+    source = published.source or describe.source_of(given)
+    bar.update()
+    bar.note("writing")
+    with files.writing(out):
+      save.save_backbone(backbone, out, format=format, source=source)
+    bar.update()
+  licence = f"; licence: {escaped(source.licence)}" if source else ""
+  show(f"{escaped(str(out))}: {backbone!r}{licence}")
+  return 0

@@ -1,0 +1,87 @@
+"""Embeds images: what heads and probes read of a frozen backbone, in Parquet.
+
+  memory-vit embed --backbone=SOURCE --input=FOLDER --output=DIR
+
+A row for every image has what the head of the backbone reads, and of every
+layer the class token and the mean patch; heads and probes are trained on these
+without images. The exit status is 0, 1 where images could not be read, 2 for
+other bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Sequence
+
+from etils import epy
+
+from memory_vit import config as config_lib
+from memory_vit.commands import bulk_options, console
+from memory_vit.commands.command_line import Parser
+from memory_vit.runtime.rules import Number
+
+with epy.lazy_imports():  # once the command line is known to be right
+  from PIL import Image
+
+  from memory_vit.bulk import embeddings
+
+
+def main(argv: Sequence[str]) -> int:
+  """Run the command; return its exit status."""
+  return console.run_command(lambda: _embed(_parser().parse_args(argv)))
+
+
+def _parser() -> Parser:
+  parser = Parser(
+    prog="memory-vit embed",
+    description="Embeds images by a frozen backbone, into Parquet.",
+  )
+  parser.add_argument(
+    "--backbone",
+    required=True,
+    metavar="SOURCE",
+    help="an .npz file, its address or a short name such as augreg-B/32; a "
+    "directory of transformers or timm, or hf://OWNER/NAME",
+  )
+  parser.add_argument(
+    "--task",
+    default="",
+    metavar="DIR",
+    help="a task whose image size and preprocessing are taken (default: those "
+    "that the backbone states, or images squeezed to its size)",
+  )
+  rule = config_lib.OPTIONS["batch_size_eval"].rule
+  parser.number("--batch_size", rule, 32, "images per pass")
+  parser.dtype()
+  parser.add_argument(
+    "--stored",
+    choices=("float32", "bfloat16"),
+    default="bfloat16",
+    help="type in which values are written; bfloat16 is half of the bytes, "
+    "rounded to 8 bits of mantissa (default: %(default)s)",
+  )
+  parser.number(
+    "--memory_mib",
+    Number(1, 2**20, "MiB"),
+    2048,
+    "memory for images: batches of them, and those that are decoded",
+  )
+  bulk_options.add(parser, required=True)
+  return parser
+
+
+def _embed(arguments: argparse.Namespace) -> int:
+  bulk_options.require_engine_options(arguments)
+  job = embeddings.EmbeddingJob(
+    backbone=bulk_options.for_workers(arguments.backbone, arguments.engine),
+    task=bulk_options.for_workers(arguments.task, arguments.engine),
+    batch_size=arguments.batch_size,
+    dtype=bulk_options.compute_dtype(arguments),
+    stored=arguments.stored,
+    memory_mib=arguments.memory_mib,
+  )
+  with warnings.catch_warnings():
+    # Large images are refused as such; Pillow warns from a lower limit on.
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+    return bulk_options.run_job(arguments, job)

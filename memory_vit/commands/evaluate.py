@@ -1,0 +1,307 @@
+"""Evaluates tasks in one model, each on its own data set.
+
+  memory-vit evaluate --backbone=NPZ --task=DIR [--task=DIR ...] \\
+    --data_dir=[TASK=]DIR [--data=[TASK=]NAME ...]
+
+A task of a regime that shares no pass (head, probe, full, ...) is given alone.
+Which data are opened the command line says: what a task says of the data set of
+its run names it inside of a directory that is given here, and else is a hint.
+With --verify every task is compared with itself alone, and the original outputs
+with those of the plain ViT; the exit status is then 1 where something differs.
+It is 2 for bad input. With --report=DIR there is a page for every task, with
+its confusions, calibration, classes and mistakes, and tables of all predictions
+(docs/evaluation.md of the repository); nothing runs twice for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from etils import epy
+
+from memory_vit.commands import console, data_options
+from memory_vit.commands.command_line import Parser
+from memory_vit.errors import ConfigError
+from memory_vit.runtime import progress_bar
+from memory_vit.runtime.messages import brief, counted, escaped
+from memory_vit.runtime.rules import Number
+from memory_vit.runtime.tables import table
+
+with epy.lazy_imports():  # once the command line is known to be right
+  from memory_vit import reports
+  from memory_vit.data import image_ops
+  from memory_vit.evaluation import metrics, task_data, verify
+  from memory_vit.model import task as task_sets
+  from memory_vit.reports import directory
+  from memory_vit.runtime import sharding
+  from memory_vit.tasks import model_loading, store
+
+if TYPE_CHECKING:
+  from pathlib import Path
+
+  from memory_vit.data.reader import Reader
+  from memory_vit.data.split_ref import SplitRef
+  from memory_vit.evaluation.split_predictions import SplitPredictions
+  from memory_vit.evaluation.task_data import Upstream
+  from memory_vit.model.backbone import Backbone
+  from memory_vit.model.task import EvalPreprocessing, Task
+
+
+def main(argv: Sequence[str]) -> int:
+  """Run the command; return its exit status."""
+  return console.run_command(lambda: _run(_parser().parse_args(argv)))
+
+
+def _parser() -> Parser:
+  parser = Parser(
+    prog="memory-vit evaluate",
+    description="Evaluates tasks in one model, each on its own data set.",
+  )
+  parser.model(256, "images in a batch")
+  data_options.add(parser, original=True)
+  parser.option(
+    "--fsdp",
+    "mesh.fsdp",
+    "split the backbone over so many devices, see config.mesh",
+  )
+  parser.switch(
+    "--verify", "compare with each task alone, and with the plain ViT"
+  )
+  parser.add_argument(
+    "--json", metavar="FILE", help="write the numbers to a file"
+  )
+  parser.add_argument(
+    "--report",
+    metavar="DIR",
+    help="write a page, figures and tables of every task to DIR/TASK; a report "
+    "that is there is replaced",
+  )
+  parser.number(
+    "--report_images",
+    Number(0, 200, "each is a part of the page"),
+    24,
+    "show so many images in a report, of the most confident mistakes; 0 for "
+    "one without images",
+  )
+  return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+  written = console.json_file(arguments.json, "backbone")
+  report = _report_directory(arguments.report, written)
+  progress_bar.log_to_stderr()
+  # First of all: what is missing on the command line costs nothing.
+  chosen, own = _choose(arguments)
+  dtype = console.compute_dtype(arguments.dtype)
+  backbone, tasks = model_loading.load_model(
+    arguments.backbone, arguments.task, dtype, any_regime=True
+  )
+  mesh = sharding.make_mesh(fsdp=arguments.fsdp)
+  sharding.require_divisible(arguments.batch_size, mesh, "--batch_size")
+  params = sharding.put_backbone(backbone.params, mesh)
+  backbone = dataclasses.replace(backbone, params=params)
+  # All data sets first: a wrong one must not cost an evaluation.
+  opened = data_options.open_all(tasks, chosen, arguments)
+  upstream = own and _open_upstream(backbone, own, arguments)
+  evaluator = verify.Evaluator(backbone, tasks, mesh, arguments.batch_size)
+
+  results: dict[str, dict[str, Any]] = {}
+  for source, names in opened:
+    results |= evaluator.evaluate(
+      source, names, verify=arguments.verify, predictions=report is not None
+    )
+  # What JSON cannot hold.
+  predictions = {
+    name: results[name].pop("predictions") for name in results if report
+  }
+  result: dict[str, Any] = {
+    "backbone": {
+      "fingerprint": backbone.fingerprint,
+      "variant": backbone.config.variant,
+      "dtype": dtype,
+    },
+    "tasks": [results[task.spec.name] for task in tasks],
+    "timing": evaluator.timing(opened[0][0]),
+  }
+  verified = True  # nothing contradicts it where nothing is compared
+  if arguments.verify:
+    result["backbone"]["upstream"] = upstream and evaluator.upstream(*upstream)
+    verified = verify.verified(result)
+    result["verified"] = verified
+  console.show(text(result))
+  if written:
+    console.write_json(written, result)
+  if report:
+    readers = {name: reader for reader, names in opened for name in names}
+    _write_report(report, tasks, readers, predictions, results, arguments)
+  return 0 if verified else 1
+
+
+def _write_report(
+  path: Path,
+  tasks: Sequence[Task],
+  readers: Mapping[str, Reader],
+  predictions: Mapping[str, SplitPredictions],
+  results: Mapping[str, Mapping[str, Any]],
+  arguments: argparse.Namespace,
+) -> None:
+  """Write --report, and say where its first page is."""
+  evaluations = [
+    reports.TaskEvaluation.of(
+      task,
+      readers[task.name],
+      predictions[task.name],
+      dtype=arguments.dtype,
+      shown_images=arguments.report_images,
+      alone=results[task.name].get("alone"),
+    )
+    for task in tasks
+  ]
+  reports.write_reports(path, evaluations)
+  console.show(f"report: {escaped(str(reports.first_page(path)))}")
+
+
+def _report_directory(text: str | None, written: Path | None) -> Path | None:
+  """The directory that --report names, if it is given.
+
+  Raises:
+    ConfigError: where no report can be written there.
+  """
+  if text is None:
+    return None
+  report = directory.REPORT.require_own(text)
+  # A report is replaced as a whole, and has no file of others in it.
+  place = written and written.resolve()
+  if place and report.resolve() in (place, *place.parents):
+    raise ConfigError(
+      f"--json {brief(str(written))} is --report {brief(text)}, or inside of "
+      "it: expected a file elsewhere."
+    )
+  return report
+
+
+def _choose(
+  arguments: argparse.Namespace,
+) -> tuple[dict[str, SplitRef], Upstream | None]:
+  """Choose the data to open; nothing is opened yet."""
+  tasks = [found for _, found in store.find_tasks(arguments.task)]
+  owners = [task.spec.name for task in tasks]
+  owners += [task_sets.BACKBONE] if arguments.verify else []
+  if arguments.verify:
+    verify.require_comparable([task.spec for task in tasks])
+  given = data_options.given(arguments, owners, original="--verify")
+  return task_data.choose(tasks, given, upstream=arguments.verify)
+
+
+def _open_upstream(
+  backbone: Backbone, own: Upstream, arguments: argparse.Namespace
+) -> tuple[Reader, EvalPreprocessing]:
+  """The data of the original outputs, and how their images are prepared."""
+  size = backbone.config.image_size
+  preprocessing = image_ops.evaluation_of(
+    own.eval_crop, own.resize, size, backbone.evaluation
+  )
+  return data_options.open_split(own.ref, arguments), preprocessing
+
+
+def text(result: Mapping[str, Any]) -> str:
+  """The result for people."""
+  verified = "verified" in result
+  header: tuple[str, ...]
+  header = ("task", "data set", "split", "examples", "top-1", "top-5")
+  if verified:
+    header += ("alone", "max. difference")
+  problems = [
+    problem
+    for task in result["tasks"]
+    for problem in _problems(task["name"], task)
+  ]
+  lines = [
+    table(header, [_row(task) for task in result["tasks"]]),
+    *problems,
+    "",
+    _timing_line(result["timing"]),
+  ]
+  if verified:
+    equal = all(t["alone"]["outputs_bit_equal"] for t in result["tasks"])
+    lines += [
+      f"original outputs equal to the bit to those of the plain ViT: "
+      f"{'yes' if equal else 'NO'}",
+      *_upstream_line(result["backbone"]["upstream"]),
+      f"verified: {'yes' if result['verified'] else 'NO'}",
+    ]
+  return "\n".join(lines)
+
+
+def _timing_line(timing: Mapping[str, Any]) -> str:
+  plain, tasks = timing["plain"], timing["tasks"]
+  line = (
+    f"a batch of {timing['batch_size']}: plain ViT {plain:.3f} s; "
+    f"{counted(tasks, 'task')} in one pass {timing['together'] / plain:.2f} "
+    "times that"
+  )
+  if tasks == 1:  # alone it takes the same pass
+    return line
+  return f"{line}, one after the other {timing['one_by_one'] / plain:.2f} times"
+
+
+def _row(task: Mapping[str, Any]) -> tuple[str, ...]:
+  """A task in the table; two more columns where it was verified."""
+  row = (
+    task["name"],
+    _data_of(task),
+    escaped(task["split"]),
+    f"{task['examples']:,}",
+    f"{100 * task['accuracy']:.2f} %",
+    f"{100 * task['top5']:.2f} %" if metrics.tells_top5(task) else "-",
+  )
+  if "alone" not in task:
+    return row
+  difference = task["alone"]["max_difference"]
+  return (
+    *row,
+    f"{100 * task['alone']['accuracy']:.2f} %",
+    "not finite" if difference is None else f"{difference:.1e}",
+  )
+
+
+def _data_of(found: Mapping[str, Any]) -> str:
+  """The data set of an entry, as `Source.full_name` has it."""
+  return escaped(f"{found['data']} {found['directory']}".rstrip())
+
+
+def _problems(name: str, found: Mapping[str, Any]) -> list[str]:
+  """Warnings about the numbers of an evaluation."""
+  lines, data = [], _data_of(found)
+  if found["skipped"]:
+    lines.append(
+      f"{name}: {counted(found['skipped'], 'image')} of {data} could not be "
+      "read: left out of these numbers"
+    )
+  if found["not_finite"]:
+    lines.append(
+      f"{name}: outputs for {counted(found['not_finite'], 'image')} of {data} "
+      "are not finite, and count as mistakes"
+    )
+  return lines
+
+
+def _upstream_line(upstream: Mapping[str, Any] | None) -> list[str]:
+  if not upstream:
+    return []
+  what, accuracy = "original outputs", ""
+  if upstream["accuracy"] is not None:
+    what = "original task"
+    accuracy = (
+      f"{100 * upstream['accuracy']:.2f} % with all tasks in the pass, "
+      f"{100 * upstream['accuracy_plain']:.2f} % by the plain ViT; "
+    )
+  return [
+    f"{what}, {_data_of(upstream)} ({upstream['examples']:,} images): "
+    f"{accuracy}equal to the bit: "
+    f"{'yes' if upstream['outputs_bit_equal'] else 'NO'}",
+    *_problems(what, upstream),
+  ]

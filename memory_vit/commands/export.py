@@ -1,0 +1,125 @@
+"""Exports a backbone and its tasks as one function that servers can call.
+
+  memory-vit export --backbone=NPZ --task=DIR [--task=DIR ...] \\
+    --format={stablehlo,saved_model,onnx,safetensors,orbax} --out=DIR
+
+What was written is run in another process, and compared with this package: the
+exit status is 2, and nothing is left, where it computes something else.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from etils import epy
+
+from memory_vit.commands import console
+from memory_vit.commands.command_line import Parser
+from memory_vit.commands.console import show
+from memory_vit.runtime.messages import escaped
+from memory_vit.runtime.tables import aligned
+
+with epy.lazy_imports():  # once the command line is known to be right
+  from memory_vit.exports import export, image_input
+  from memory_vit.tasks import model_loading
+
+if TYPE_CHECKING:
+  from memory_vit.exports.export_manifest import ExportReport
+
+_FORMATS = ("stablehlo", "saved_model", "onnx", "safetensors", "orbax")
+_INPUTS = ("float32", "uint8")
+_MIB = 2**20
+
+
+def main(argv: Sequence[str]) -> int:
+  """Run the command; return its exit status."""
+  return console.run_command(lambda: _export(_parser().parse_args(argv)))
+
+
+def _parser() -> Parser:
+  parser = Parser(
+    prog="memory-vit export",
+    description="Exports a backbone and its tasks as one function.",
+  )
+  parser.model(
+    8, "random images that are compared with this package, and timed"
+  )
+  parser.add_argument(
+    "--format",
+    required=True,
+    choices=_FORMATS,
+    help="safetensors writes the tasks alone, as files for a model hub, with a "
+    "README, orbax all parameters as a checkpoint; the others write one "
+    "function for servers",
+  )
+  parser.add_argument(
+    "--out",
+    required=True,
+    metavar="DIR",
+    help="where to write; what an export wrote there is replaced",
+  )
+  parser.add_argument(
+    "--input",
+    choices=_INPUTS,
+    default="float32",
+    help="what the function takes: images in [-1, 1] of the model's size, or "
+    "pixels of 0 to 255, which it resizes and scales (default: %(default)s)",
+  )
+  parser.add_argument(
+    "--input_size",
+    metavar="HEIGHTxWIDTH",
+    help="of --input=uint8, where it is always the same; ONNX needs it",
+  )
+  return parser
+
+
+def _export(arguments: argparse.Namespace) -> int:
+  size = arguments.input_size
+  images = image_input.ImageInput(
+    kind=arguments.input, size=image_input.parse_size(size) if size else None
+  )
+  export.require_options(arguments.format, images, arguments.batch_size)
+  backbone, tasks = model_loading.load_model(
+    arguments.backbone,
+    arguments.task,
+    console.compute_dtype(arguments.dtype),
+    any_regime=True,
+  )
+  report = export.export_model(
+    backbone,
+    tasks,
+    arguments.out,
+    format=arguments.format,
+    images=images,
+    examples=arguments.batch_size,
+  )
+  show(_text(arguments.out, report))
+  return 0
+
+
+def _text(out: str, report: ExportReport) -> str:
+  """What was written, how far it is off, and how long it takes."""
+  size = sum(file["bytes"] for file in report.files.values())
+  names = ", ".join(task["name"] for task in report.tasks)
+  rows = [
+    ("written", f"{escaped(out)}: {report.format}, {size / _MIB:,.1f} MiB"),
+    ("tasks", names),
+  ]
+  found = report.comparison
+  if found:
+    for signature, shares in found["max_difference"].items():
+      differences = ", ".join(f"{n} {share:.1e}" for n, share in shares.items())
+      limit = found["tolerance"][signature]
+      rows += [
+        (f"difference, {signature}", differences),
+        ("allowed", f"{limit:g} of the greatest output"),
+      ]
+    rows += [
+      ("loading", f"{found['load_seconds']:.2f} s"),
+      ("first call", f"{found['first_call_seconds']:.2f} s"),
+      (f"{found['images']} images", f"{found['call_seconds']:.4f} s"),
+      ("by memory_vit", f"{found['memory_vit_call_seconds']:.4f} s"),
+    ]
+  return aligned(rows)

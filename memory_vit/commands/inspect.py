@@ -1,0 +1,305 @@
+"""Says what a file or a directory holds: a backbone, a task, several tasks.
+
+  memory-vit inspect BACKBONE_OR_TASK_DIR [--labels] [--json]
+
+A task is described without its backbone, and its arrays are compared with the
+SHA-256 in its `task.json`. The exit status is 2 where anything is damaged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from etils import epy
+
+from memory_vit.commands.command_line import Parser
+from memory_vit.commands.console import run_command, show
+from memory_vit.errors import TaskError
+from memory_vit.runtime.messages import brief, escaped
+from memory_vit.runtime.paths import local
+from memory_vit.runtime.tables import aligned, table
+
+with epy.lazy_imports():  # once the command line is known to be right
+  from memory_vit.backbones import describe as backbone_files
+  from memory_vit.backbones import model_files
+  from memory_vit.model import backbone as backbones
+  from memory_vit.tasks import describe as task_files
+  from memory_vit.tasks import store
+
+if TYPE_CHECKING:
+  from memory_vit.backbones.describe import BackboneReport
+  from memory_vit.model.task import EvalPreprocessing, TaskSpec
+  from memory_vit.tasks.describe import TaskReport
+
+# Class names that are shown without --labels.
+_FIRST_LABELS = 10
+# Of a data set's configuration.
+_DATA_KEYS = ("name", "dir", "train", "validation", "test")
+# Metrics that stand elsewhere in the description of a task.
+_SHOWN_ELSEWHERE = ("name", "cells", "trainable_params")
+# Ends of the names of metrics that are shares of the examples.
+_SHARES = ("_accuracy", "_top5", "_majority", "chance")
+
+
+def main(argv: Sequence[str]) -> int:
+  """Run the command; return its exit status."""
+  return run_command(lambda: _inspect(_parser().parse_args(argv)))
+
+
+def _parser() -> Parser:
+  parser = Parser(
+    prog="memory-vit inspect",
+    description="Says what a backbone file or a task directory holds.",
+  )
+  parser.add_argument(
+    "path",
+    help="an .npz file, address, short name or directory of a backbone; a "
+    "task directory; or a directory of task directories, such as WORKDIR/tasks",
+  )
+  parser.switch("--labels", "show all class names")
+  parser.switch("--json", "everything, as one JSON object")
+  return parser
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+  root = local(arguments.path, "the path", TaskError)
+  if not root.is_dir() or model_files.holds_model(root):
+    report = backbone_files.inspect_backbone(arguments.path)
+    values = _backbone_json(report)
+    show(_to_json(values) if arguments.json else _backbone_text(report))
+    return 0
+  reports, errors = _try_tasks(store.task_paths(root))
+  if arguments.json:
+    show(_to_json(_tasks_json(root, reports, errors)))
+  elif reports:
+    show("\n\n\n".join(_task_text(r, arguments.labels) for r in reports))
+  for error in errors.values():
+    show(f"error: {error}", sys.stderr)
+  damaged = any(report.damage for report in reports)
+  return 2 if errors or damaged else 0
+
+
+def _to_json(values: Mapping[str, Any]) -> str:
+  """JSON as everybody reads it: what is not finite, which it lacks, is null."""
+  return json.dumps(_finite(values), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+  if isinstance(value, Mapping):
+    return {key: _finite(inner) for key, inner in value.items()}
+  if isinstance(value, list | tuple):
+    return [_finite(inner) for inner in value]
+  lacking = isinstance(value, float) and not math.isfinite(value)
+  return None if lacking else value
+
+
+# Tasks.
+
+
+def _try_tasks(
+  paths: Sequence[Path],
+) -> tuple[list[TaskReport], dict[str, str]]:
+  """Describe tasks; return reports, and {directory: why there is none}."""
+  reports, errors = [], {}
+  for path in paths:
+    try:
+      reports.append(task_files.inspect_task(path))
+    except TaskError as error:
+      errors[str(path)] = str(error)
+  return reports, errors
+
+
+def _tasks_json(
+  root: Path, reports: Sequence[TaskReport], errors: Mapping[str, str]
+) -> dict[str, Any]:
+  """One object for a task, or for a directory of tasks."""
+  tasks: list[dict[str, Any]] = [
+    {"kind": "task", **dataclasses.asdict(r), "verified": not r.damage}
+    for r in reports
+  ]
+  tasks += [
+    {"kind": "task", "path": path, "error": error}
+    for path, error in errors.items()
+  ]
+  if (root / "task.json").is_file():
+    return tasks[0]
+  return {"kind": "tasks", "path": str(root), "tasks": tasks}
+
+
+def _task_text(report: TaskReport, labels: bool) -> str:
+  spec, backbone = report.spec, report.spec.backbone
+  memory_norm = "before" if spec.memory_norm else "after"
+  lines = aligned(
+    [
+      ("task", spec.name),
+      ("path", escaped(report.path)),
+      ("classes", _labels(spec)),
+      ("cells", f"{spec.cells} per layer"),
+      *([("side stream", f"width {spec.side_width}, {spec.side_mixing}")]
+        if spec.side_width else []),
+      ("attends to", ", ".join(spec.attends_to) or "no other task"),
+      ("memory", f"put in {memory_norm} the LayerNorm "
+                 f"(memory_norm {spec.memory_norm})"),
+      ("evaluation", _evaluation(spec.evaluation)),
+      ("backbone", f"{escaped(backbone.variant)}, {backbone.image_size} px, "
+                   f"gelu {escaped(backbone.gelu)}"),
+      ("", backbone.fingerprint),
+      *_provenance(report.provenance, spec.num_classes),
+      ("parameters", f"{report.parameters:,}"),
+      ("arrays", f"DAMAGED: {report.damage}" if report.damage else "verified"),
+    ]
+  )  # fmt: skip
+  rows = [
+    (name, _dimensions(array.shape), array.dtype, array.sha256[:16])
+    for name, array in report.arrays.items()
+  ]
+  header = ("array", "shape", "dtype", "SHA-256 begins")
+  text = f"{lines}\n\n{table(header, rows)}"
+  if labels and spec.class_names:
+    names = [(str(i), escaped(n)) for i, n in enumerate(spec.class_names)]
+    text += f"\n\n{aligned([('index', 'class'), *names])}"
+  return text
+
+
+def _evaluation(evaluation: EvalPreprocessing) -> str:
+  text = f"{evaluation.image_size} px, {evaluation.crop}"
+  if evaluation.resize:
+    text += f", shorter side to {evaluation.resize} px"
+  if evaluation.interpolation != "bilinear":
+    text += f", {evaluation.interpolation}"
+  return text
+
+
+def _labels(spec: TaskSpec) -> str:
+  """Number of classes, and the names of the first."""
+  if not spec.class_names:
+    return f"{spec.num_classes}, names unknown"
+  first = ", ".join(map(escaped, spec.class_names[:_FIRST_LABELS]))
+  others = spec.num_classes - _FIRST_LABELS
+  more = f", and {others} more (--labels)" if others > 0 else ""
+  return f"{spec.num_classes}: {first}{more}"
+
+
+def _provenance(provenance: Any, classes: int) -> list[tuple[str, str]]:
+  """Rows on the run, as far as they are there; nothing is required."""
+  if not provenance:
+    return [("provenance", "unknown: not from a training run")]
+  metrics = _mapping(provenance, "metrics")
+  data = _mapping(_mapping(provenance, "config"), "data")
+  # Of 5 classes, one of 5 guesses is always right.
+  hidden = (*_SHOWN_ELSEWHERE, *(("test_top5",) if classes <= 5 else ()))
+  rows = [
+    (escaped(key), _metric(key, value))
+    for key, value in metrics.items()
+    if key not in hidden and not isinstance(value, Mapping | list)
+  ]
+  known = [f"{k} {brief(data[k])}" for k in _DATA_KEYS if data.get(k)]
+  return rows + ([("data", ", ".join(known))] if known else [])
+
+
+def _mapping(values: Any, key: str) -> Mapping[str, Any]:
+  inner = values.get(key) if isinstance(values, Mapping) else None
+  return inner if isinstance(inner, Mapping) else {}
+
+
+def _metric(key: str, value: Any) -> str:
+  if value is None:
+    return "-"
+  if isinstance(value, float) and key.endswith(_SHARES):
+    return f"{100 * value:.2f} %"
+  return f"{value:,}" if type(value) is int else escaped(str(value))
+
+
+# Backbones.
+
+
+def _backbone_json(report: BackboneReport) -> dict[str, Any]:
+  config = dataclasses.asdict(report.config)
+  del config["dtype"]  # who loads it chooses
+  if not report.states_config:
+    del config["gelu"]  # nor does the file hold that
+  evaluation, source = report.evaluation, report.source
+  return {
+    "kind": "backbone",
+    "path": report.path,
+    "layout": report.layout,
+    "variant": report.config.variant,
+    **config,
+    "num_patches": report.config.num_patches,
+    "parameters": report.parameters,
+    "fingerprint": report.fingerprint,
+    "evaluation": evaluation and dataclasses.asdict(evaluation),
+    "source": source and dataclasses.asdict(source),
+    "arrays": {
+      name: {"shape": list(array.shape), "dtype": array.dtype.name}
+      for name, array in report.arrays.items()
+    },
+  }
+
+
+def _backbone_text(report: BackboneReport) -> str:
+  config = report.config
+  lines = aligned(
+    [
+      ("backbone", escaped(report.path)),
+      ("layout", report.layout),
+      ("variant", config.variant),
+      ("shape", f"{config.depth} blocks of width {config.width}, "
+                f"{config.num_heads} heads, MLP {config.mlp_dim}"),
+      ("image size", f"{config.image_size} px: {config.num_patches} patches of "
+                     f"{config.patch_size} px"),
+      ("num_classes", f"{config.num_classes}" if config.num_classes
+                      else "0: no head, puts out its features"),
+      ("representation_size", str(config.representation_size)),
+      *_computation(report),
+      ("parameters", f"{report.parameters:,}"),
+      ("fingerprint", report.fingerprint),
+      *_source(report),
+    ]
+  )  # fmt: skip
+  rows = [
+    (name, _dimensions(array.shape), array.dtype.name)
+    for name, array in report.arrays.items()
+  ]
+  return f"{lines}\n\n{table(('array', 'shape', 'dtype'), rows)}"
+
+
+def _computation(report: BackboneReport) -> list[tuple[str, str]]:
+  """Rows on what a source states of how its model computes."""
+  if not report.states_config:
+    return []
+  config = report.config
+  switches = [f"{k} {v}" for k, v in backbones.switches_of(config).items()]
+  rows = [
+    ("gelu", config.gelu),
+    ("LayerNorm", f"epsilon {config.layer_norm_epsilon:g}"),
+    ("switches", ", ".join(switches) or "none: as vit_jax"),
+  ]
+  if report.evaluation:
+    rows.append(("evaluation", _evaluation(report.evaluation)))
+  return rows
+
+
+def _source(report: BackboneReport) -> list[tuple[str, str]]:
+  """Rows on what a backbone was converted from."""
+  source = report.source
+  if not source:
+    return []
+  return [
+    ("source", escaped(source.name)),
+    ("family", escaped(source.family)),
+    ("licence", escaped(source.licence)),
+    *(("file", f"{escaped(n)}, SHA-256 {escaped(digest)}")
+      for n, digest in source.files.items()),
+  ]  # fmt: skip
+
+
+def _dimensions(shape: Sequence[int]) -> str:
+  return " x ".join(map(str, shape))

@@ -1,0 +1,273 @@
+"""Predicts the classes of images, by any number of tasks in one pass.
+
+  memory-vit predict --backbone=NPZ --task=DIR [--task=DIR ...] \\
+    IMAGE [IMAGE ...]
+
+IMAGE is a file, a folder (all images below it) or "-" (paths on standard
+input, one per line). Images are prepared as the tasks were evaluated. A task of
+a regime that shares no pass (head, probe, full, ...) is given alone. The exit
+status is 0, 1 where images could not be read, 2 for other bad input.
+
+Millions of images go into Parquet, by this process or by a Ray cluster:
+
+  memory-vit predict --backbone=NPZ --task=DIR [--task=DIR ...] \\
+    --input=FOLDER --output=DIR [--engine=ray]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from etils import epy
+
+from memory_vit.commands import bulk_options, console
+from memory_vit.commands.command_line import Parser
+from memory_vit.commands.console import show
+from memory_vit.errors import ConfigError
+from memory_vit.runtime import progress_bar
+from memory_vit.runtime.messages import escaped
+from memory_vit.runtime.rules import Number
+
+with epy.lazy_imports():  # once the command line is known to be right
+  import numpy as np
+  from PIL import Image
+
+  from memory_vit.bulk import predictions
+  from memory_vit.images import image_files
+  from memory_vit.images import reader as image_reader
+  from memory_vit.model import task as task_sets
+  from memory_vit.prediction import config as predictor_config
+  from memory_vit.prediction import predictor as predictors
+  from memory_vit.tasks import model_loading
+
+if TYPE_CHECKING:
+  from memory_vit.model.backbone import Backbone
+  from memory_vit.model.task import Task
+  from memory_vit.prediction.predictions import Guess
+  from memory_vit.prediction.predictor import Predictor
+
+# Images, above which a faster dtype is worth a line.
+_MANY = 100
+
+
+# Name of a task -> its best guesses, the most probable first.
+Guesses = dict[str, "list[Guess]"]
+
+
+def main(argv: Sequence[str]) -> int:
+  """Run the command; return its exit status."""
+  return console.run_command(
+    lambda: _predict(_parser().parse_intermixed_args(argv))
+  )
+
+
+def _parser() -> Parser:
+  parser = Parser(
+    prog="memory-vit predict",
+    description="Predicts the classes of images, by all tasks in one pass.",
+  )
+  parser.add_argument(
+    "images",
+    nargs="*",
+    metavar="IMAGE",
+    help="a file; a folder: all images below it, but for hidden files and "
+    "behind links to folders; or -: paths on standard input, one per line",
+  )
+  parser.model(32, "images per pass; results come after so many")
+  parser.number("--top", Number(1, 2**20, "classes"), 5, "classes to show")
+  parser.switch("--json", "one JSON object per image")
+  parser.number(
+    "--memory_mib",
+    Number(1, 2**20, "MiB"),
+    2048,
+    "memory for images: a batch of them, the next one, and what is decoded. "
+    "Some wait for others; one that alone needs more is skipped (the largest "
+    "may take 1,600). The weights, the model and the libraries come on top",
+  )
+  parser.switch(
+    "--original", "show the outputs of the backbone's own head too, by index"
+  )
+  parser.switch("--logits", "with --input: write the logits of all classes")
+  bulk_options.add(parser, required=False)
+  return parser
+
+
+def _predict(arguments: argparse.Namespace) -> int:
+  with warnings.catch_warnings():
+    # Large images are refused as such; Pillow warns from a lower limit on.
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+    if bulk_options.is_bulk(arguments, "logits"):
+      return _predict_bulk(arguments)
+    return _predict_all(arguments)
+
+
+def _predict_bulk(arguments: argparse.Namespace) -> int:
+  """Predict into Parquet."""
+  if arguments.images or arguments.json:
+    raise ConfigError(
+      "--input writes Parquet and prints no predictions: expected neither "
+      "--json nor an IMAGE beside it."
+    )
+  config = predictor_config.PredictorConfig(
+    backbone=bulk_options.for_workers(arguments.backbone, arguments.engine),
+    tasks=tuple(
+      bulk_options.for_workers(task, arguments.engine)
+      for task in arguments.task
+    ),
+    dtype=bulk_options.compute_dtype(arguments),
+    batch_sizes=(arguments.batch_size,),
+    memory_mib=arguments.memory_mib,
+  )
+  job = predictions.PredictionJob(
+    config, arguments.top, arguments.logits, arguments.original
+  )
+  return bulk_options.run_job(arguments, job)
+
+
+def _predict_all(arguments: argparse.Namespace) -> int:
+  dtype = console.compute_dtype(arguments.dtype)
+  backbone, tasks = model_loading.load_model(
+    arguments.backbone, arguments.task, dtype, any_regime=True
+  )
+  if arguments.original and not backbone.config.num_classes:
+    raise ConfigError(
+      f"--original: the backbone {arguments.backbone} has no head."
+    )
+  # Paths on standard input come one by one: the next batch may take hours.
+  ahead = "-" not in arguments.images
+  progress_bar.log_to_stderr()
+  entries: Iterable[image_files.ImageFile] = image_files.find_images(
+    arguments.images
+  )
+  total = None
+  # A bar says how many there are. Without one there may be millions, and those
+  # of a folder are answered before the next one is listed.
+  if ahead and progress_bar.on_terminal():
+    entries = list(entries)
+    total = len(entries)
+  evaluation = tasks[0].spec.evaluation  # that of all
+  reader = image_reader.ImageReader(
+    arguments.memory_mib,
+    arguments.batch_size,
+    evaluation.image_size,
+    ahead=int(ahead),
+    option="--memory_mib",
+  )
+  seen = skipped = 0
+  predictor = None
+  with progress_bar.ProgressBar("predicting", total) as bar:
+    for images in reader.read_files(entries, evaluation):
+      # A first batch that is not full is the only one.
+      predictor = predictor or _predictor(
+        backbone, tasks, arguments, len(images)
+      )
+      guesses = iter(
+        guess(
+          predictor,
+          [image.pixels for image in images if image.pixels is not None],
+          top=arguments.top,
+          original=arguments.original,
+        )
+      )
+      if seen <= _MANY < seen + len(images):
+        console.recommend_dtype(arguments.dtype)
+      for image in images:
+        bar.update()
+        seen, entry = seen + 1, image.entry
+        if image.pixels is None:
+          skipped += 1
+          reason = escaped(entry.reason)
+          show(f"skipped {escaped(entry.path)}: {reason}", sys.stderr)
+          if arguments.json:
+            show(json.dumps({"image": entry.path, "error": entry.reason}))
+        else:
+          line = _json_line if arguments.json else _text
+          show(line(entry.path, next(guesses)))
+  if skipped:
+    show(f"{skipped} of {seen} images could not be read", sys.stderr)
+  return 1 if skipped else 0
+
+
+def _predictor(
+  backbone: Backbone,
+  tasks: Sequence[Task],
+  arguments: argparse.Namespace,
+  images: int,
+) -> Predictor:
+  """Build the predictor for a first batch of so many images.
+
+  No task comes later: there is no room for more.
+  """
+  size = min(arguments.batch_size, 1 << (images - 1).bit_length())
+  return predictors.Predictor.from_model(
+    backbone,
+    tasks,
+    batch_sizes=(size,),
+    slots=1,
+    memory_mib=arguments.memory_mib,
+    warm_up=False,  # it is compiled while the next batch is decoded
+  )
+
+
+def guess(
+  predictor: Predictor,
+  images: Sequence[np.ndarray],
+  *,
+  top: int,
+  original: bool = False,
+) -> list[Guesses]:
+  """Return the guesses of all tasks for each image, from one pass.
+
+  Args:
+    predictor: with the tasks.
+    images: float32 (side, side, 3) in [-1, 1].
+    top: guesses per task, fewer where it has fewer classes.
+    original: whether to add the outputs of the backbone's own head, under the
+      name "backbone".
+
+  Raises:
+    TaskError: for outputs that are not finite.
+  """
+  if not images:
+    return []
+  found = predictor.predict_pixels(np.stack(images), original=original)
+  names = [*([task_sets.BACKBONE] if original else []), *found.logits]
+  best = {name: found.top(name, top) for name in names}
+  return [{name: best[name][i] for name in names} for i in range(len(images))]
+
+
+def _json_line(path: str, guesses: Guesses) -> str:
+  """The original outputs stand beside the tasks: they are none of them."""
+  tasks = {
+    name: [
+      {"class": g.class_name, "index": g.index, "probability": g.probability}
+      for g in found
+    ]
+    for name, found in guesses.items()
+  }
+  line: dict[str, Any] = {"image": path}
+  original = task_sets.BACKBONE
+  if original in tasks:
+    line[original] = tasks.pop(original)
+  return json.dumps({**line, "tasks": tasks})
+
+
+def _text(path: str, guesses: Guesses) -> str:
+  """The path, and one line for each guess: task, class, probability."""
+  rows = [
+    (name if i == 0 else "", escaped(g.class_name), 100 * g.probability)
+    for name, best in guesses.items()
+    for i, g in enumerate(best)
+  ]
+  first = max(len(task) for task, _, _ in rows)
+  second = max(len(class_name) for _, class_name, _ in rows)
+  lines = [
+    f"  {task:{first}}  {class_name:{second}}  {percent:5.1f} %"
+    for task, class_name, percent in rows
+  ]
+  return "\n".join([escaped(path), *lines])

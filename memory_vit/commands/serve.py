@@ -1,0 +1,137 @@
+"""Serves tasks over HTTP, all of them in one pass of one backbone.
+
+  memory-vit serve --backbone=SOURCE --task=DIR [--task=DIR ...]
+
+Tasks can be added, replaced and removed while it runs, by a client that has
+the token of --token_file. The page at / shows what all tasks say of a picture.
+The exit status is 0 where all that was taken was answered, 1 where requests
+were cut off at the end, 2 for bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import ipaddress
+import sys
+import warnings
+from collections.abc import Sequence
+
+from etils import epy
+
+from memory_vit.commands import console
+from memory_vit.commands.command_line import Parser
+from memory_vit.commands.console import show
+from memory_vit.errors import ConfigError
+from memory_vit.prediction.config import PredictorConfig
+from memory_vit.runtime.messages import brief
+from memory_vit.runtime.rules import Number
+from memory_vit.serving import server_log
+from memory_vit.serving.settings import ServerSettings
+
+with epy.lazy_imports():  # once the command line is known to be right
+  from PIL import Image
+
+  from memory_vit.prediction import predictor as predictors
+  from memory_vit.serving import app, http_server
+
+# Options of `PredictorConfig` that are flags as they are.
+_SHAPES = ("image_size", "slots", "cells", "classes", "memory_mib")
+
+
+def main(argv: Sequence[str]) -> int:
+  """Run the command; return its exit status."""
+  return console.run_command(lambda: _serve(_parser().parse_args(argv)))
+
+
+def _parser() -> Parser:
+  parser = Parser(
+    prog="memory-vit serve",
+    description="Serves tasks over HTTP, all of them in one pass.",
+  )
+  parser.add_argument(
+    "--backbone",
+    required=True,
+    metavar="SOURCE",
+    help="an .npz file, its address or a short name such as augreg-B/32; a "
+    "directory of transformers or timm, or hf://OWNER/NAME",
+  )
+  parser.strings(
+    "--task", "DIR", "a task, or a directory of tasks; several times, or never"
+  )
+  parser.add_argument(
+    "--host",
+    default="127.0.0.1",
+    help="where to listen; 0.0.0.0 lets in all that reach this machine, and "
+    "there is no encryption (default: %(default)s)",
+  )
+  ports = Number(0, 65_535, "0 for any that is free")
+  parser.number("--port", ports, 8000, "port to listen on")
+  parser.dtype()
+  parser.add_argument(
+    "--batch_sizes",
+    default="1,8,32",
+    metavar="N,N",
+    help="images per pass, ascending: each is compiled (default: %(default)s)",
+  )
+  parser.options(PredictorConfig, *_SHAPES)
+  parser.options(ServerSettings)
+  return parser
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+  config = PredictorConfig(
+    backbone=arguments.backbone,
+    tasks=tuple(arguments.task),
+    dtype=console.compute_dtype(arguments.dtype),
+    batch_sizes=_batch_sizes(arguments.batch_sizes),
+    **{name: getattr(arguments, name) for name in _SHAPES},
+  )
+  settings = _settings(arguments)
+  server_log.log_to_stderr()
+  with (
+    warnings.catch_warnings(),
+    http_server.bind(arguments.host, arguments.port) as bound,
+  ):
+    # Large images are refused as such; Pillow warns from a lower limit on.
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+    predictor = predictors.Predictor(config, warm_up=False)
+    address = bound.getsockname()[0]
+    settings = _trusting(settings, arguments.host, address)
+    application = app.create_app(predictor, settings)
+    console.recommend_dtype(arguments.dtype)
+    show(f"listening on {http_server.url(bound)}")
+    if not _is_loopback(address):
+      show("whoever reaches this machine can use it, unencrypted", sys.stderr)
+    cut_off = http_server.serve(application, settings, bound)
+  if cut_off:
+    show(f"{cut_off} requests were cut off", sys.stderr)
+  return 1 if cut_off else 0
+
+
+def _settings(arguments: argparse.Namespace) -> ServerSettings:
+  names = [field.name for field in dataclasses.fields(ServerSettings)]
+  return ServerSettings(**{name: getattr(arguments, name) for name in names})
+
+
+def _trusting(
+  settings: ServerSettings, host: str, address: str
+) -> ServerSettings:
+  """Answer only loopback names where the server listens on loopback."""
+  if settings.allowed_hosts is not None or not _is_loopback(address):
+    return settings
+  allowed = f"[{host}]" if ":" in host else host
+  return dataclasses.replace(settings, allowed_hosts=allowed)
+
+
+def _batch_sizes(text: str) -> tuple[int, ...]:
+  try:
+    return tuple(int(part) for part in text.split(","))
+  except ValueError:
+    raise ConfigError(
+      f"--batch_sizes is {brief(text)}, expected numbers such as 1,8,32."
+    ) from None
+
+
+def _is_loopback(address: str) -> bool:
+  return ipaddress.ip_address(address.partition("%")[0]).is_loopback

@@ -1,0 +1,106 @@
+"""Trains (or resumes), evaluates and exports a task.
+
+  memory-vit train --config=sun397 --workdir=DIR \\
+    [--config.KEY=VALUE ...] [--allow_config_change=KEY ...] [--dry_run]
+
+Run the same command to resume an interrupted run. Exit status: 2 for
+bad input, 75 after SIGTERM (preemption) and 130 after Ctrl-C, once the state is
+saved. A second signal ends it at once.
+
+For several processes, which share DIR, see docs/scale.md
+of the repository.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+from etils import epy
+
+from memory_vit.commands import command_line, console
+from memory_vit.config import Config
+from memory_vit.runtime import launch, paths
+from memory_vit.train import config_changes
+
+with epy.lazy_imports():  # once the command line is known to be right
+  import jax
+
+  from memory_vit.runtime import preemption
+  from memory_vit.train import dry_run, progress, run, summary
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainArguments:
+  """The command line, parsed; `may_change` is from `config_changes.allowed`."""
+
+  config: Config
+  workdir: Path
+  may_change: tuple[str, ...]
+  dry_run: bool
+  verbose: bool
+  processes: launch.Options
+
+
+def main(argv: Sequence[str]) -> int:
+  """Run the command; end the process where other processes take part."""
+  arguments = console.parsed(lambda: parse(["memory-vit train", *argv]))
+  with launch.leaving():
+    sys.exit(console.run_command(lambda: execute(arguments)))
+
+
+def parse(argv: Sequence[str]) -> TrainArguments:
+  """Read the command line, and run its configuration file.
+
+  Raises:
+    ConfigError: for what cannot be used.
+  """
+  line = command_line.CommandLine(__doc__, argv)
+  workdir = line.required_string("workdir", "Where results are written.")
+  may_change = line.strings(
+    "allow_config_change",
+    "An option that may not be the one with which the run began; may be given "
+    f"several times: {', '.join(config_changes.ON_REQUEST)}.",
+  )
+  flags.DEFINE_alias(
+    "allow-config-change", "allow_config_change", flag_values=line.flags
+  )
+  dry_run = line.switch(
+    "dry_run", "Show steps, bytes that are kept and seconds; train nothing."
+  )
+  verbose = line.switch("verbose", "Also log a table of trained parameters.")
+  processes = line.options(launch.Options)
+  config = line.parse()
+  return TrainArguments(
+    config=config,
+    workdir=paths.local(workdir(), "--workdir"),
+    may_change=config_changes.allowed(may_change()),
+    dry_run=dry_run(),
+    verbose=verbose(),
+    processes=processes(),
+  )
+
+
+def execute(arguments: TrainArguments) -> int:
+  """Run the configuration; return the exit status."""
+  progress.log_to_stderr(verbose=arguments.verbose)
+  launch.start(arguments.processes)
+  # Not `__name__`, which is "__main__" here.
+  logging.getLogger("memory_vit").info("devices: %s", jax.devices())
+  if arguments.dry_run:
+    text = dry_run.dry_run(arguments.config, arguments.workdir)
+    if jax.process_index() == 0:
+      print(text)
+    return 0
+  stop = preemption.StopSignal()
+  with stop.listening():
+    result = run.train_and_evaluate(
+      arguments.config, arguments.workdir, stop, arguments.may_change
+    )
+  if jax.process_index() == 0:
+    print(summary.summary(result, arguments.workdir))
+  return 0

@@ -1,0 +1,8 @@
+"""What is frozen in a run, computed once and read in every step."""
+
+from etils import epy
+
+with epy.lazy_api_imports(globals()):
+  from memory_vit.frozen.splits import Kept
+
+__all__ = ["Kept"]

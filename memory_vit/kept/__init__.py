@@ -1,8 +1,0 @@
-"""What is frozen in a run, computed once and read in every step."""
-
-from etils import epy
-
-with epy.lazy_api_imports(globals()):
-  from memory_vit.kept.splits import Kept
-
-__all__ = ["Kept"]

@@ -1,0 +1,294 @@
+"""A directory with figures of attention, and numbers for them as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from memory_vit.looking.attention_figures import (
+  answer_title,
+  attention_difference,
+  attention_overlays,
+  cell_removal_figure,
+  memory_shares_figure,
+)
+from memory_vit.looking.attention_shares import AttentionShares
+from memory_vit.looking.image_attention import (
+  CollectedAttention,
+  ImageAttention,
+)
+from memory_vit.model.backbone import Backbone
+from memory_vit.model.task import Task
+from memory_vit.runtime import files
+from memory_vit.runtime.messages import utf8
+from memory_vit.runtime.output_directory import OutputDirectory
+from memory_vit.runtime.progress_bar import ProgressBar
+
+if TYPE_CHECKING:  # it brings TensorFlow
+  from memory_vit.looking.cell_removal import CellRemoval, Removals
+
+FILE = "attention.json"
+SCHEMA_VERSION = 1
+_DPI = 120
+_FIGURE = re.compile(r"(?:overlays|differences|shares|removal)/[^/]+\.png")
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftOut:
+  """A picture that is not there, of a task, and why."""
+
+  task: str
+  picture: str
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+class AttentionReport:
+  """All that is written.
+
+  Attributes:
+    backbone: of all tasks.
+    tasks: those that looked.
+    attention: in the images that were given.
+    removals: {task: of the data that were given}.
+    left_out: what is missing.
+  """
+
+  backbone: Backbone
+  tasks: Sequence[Task]
+  attention: CollectedAttention
+  removals: Mapping[str, CellRemoval]
+  left_out: Sequence[LeftOut]
+
+
+def count_figures(tasks: int, images: int) -> int:
+  """How many figures show so many tasks in so many images.
+
+  Of each image one by each task and each pair of them, and the shares of each
+  task.
+  """
+  pairs = tasks * (tasks - 1) // 2
+  return images * (tasks + pairs) + tasks
+
+
+def _figures_of(values: Any) -> Sequence[str]:
+  """The figures of an earlier report, of what its `attention.json` holds.
+
+  Raises:
+    TypeError, ValueError: where it is none.
+  """
+  if not isinstance(values["schema_version"], int):
+    raise TypeError("schema_version is no number")
+  names = [str(name) for name in values["files"]]
+  if not all(map(_FIGURE.fullmatch, names)):
+    raise ValueError("files has what is no figure")
+  return names
+
+
+REPORT = OutputDirectory(
+  "--out", FILE, "memory_vit attention report", _figures_of
+)
+
+
+def write(path: Path, report: AttentionReport) -> list[str]:
+  """Draw all figures, and write them with their numbers.
+
+  What an earlier report wrote at this path is replaced as a whole.
+
+  Returns:
+    The names of the figures, below the path.
+
+  Raises:
+    TrainingError: where it cannot be written, or something else lies at the
+      path, which is left as it is.
+  """
+  with (
+    files.writing(path),
+    REPORT.replacing(path) as new,
+    ProgressBar("drawing", _count_all(report), "figures") as bar,
+  ):
+    canvas = _Canvas(new, bar)
+    values = _values(report, canvas)
+    text = json.dumps(values, indent=2, allow_nan=False) + "\n"
+    (new / FILE).write_text(text, encoding="utf-8")
+  return canvas.names
+
+
+def _count_all(report: AttentionReport) -> int:
+  """How many figures a report has."""
+  shares, images = report.attention.shares, report.attention.images
+  return count_figures(len(shares), len(images)) + len(report.removals)
+
+
+class _Canvas:
+  """Writes figures below a directory.
+
+  Attributes:
+    names: of all that were written.
+  """
+
+  def __init__(self, directory: Path, bar: ProgressBar) -> None:
+    self._directory, self._bar = directory, bar
+    self.names: list[str] = []
+
+  def draw(self, name: str, figure: Figure) -> str:
+    """Write a figure; return its name."""
+    file = self._directory / name
+    file.parent.mkdir(exist_ok=True)
+    figure.savefig(file, dpi=_DPI, format="png")
+    self.names.append(name)
+    self._bar.update()
+    return name
+
+
+def _values(report: AttentionReport, canvas: _Canvas) -> dict[str, Any]:
+  """All that `attention.json` holds; figures are drawn on the way."""
+  config = report.backbone.config
+  return {
+    **REPORT.mark,
+    "schema_version": SCHEMA_VERSION,
+    "backbone": {
+      "fingerprint": report.backbone.fingerprint,
+      "variant": config.variant,
+      "image_size": config.image_size,
+      "dtype": config.dtype,
+    },
+    "tasks": [_task(task, report, canvas) for task in report.tasks],
+    "images": [
+      _image(i, image, report.tasks, canvas)
+      for i, image in enumerate(report.attention.images, start=1)
+    ],
+    "skipped": [
+      {"image": utf8(entry.path), "error": utf8(entry.reason)}
+      for entry in report.attention.skipped
+    ],
+    "left_out": [dataclasses.asdict(missing) for missing in report.left_out],
+    "files": sorted(canvas.names),
+  }
+
+
+def _task(
+  task: Task, report: AttentionReport, canvas: _Canvas
+) -> dict[str, Any]:
+  """What is known of a task."""
+  name, spec = task.name, task.spec
+  values: dict[str, Any] = {
+    "name": name,
+    "regime": spec.regime,
+    "cells": spec.cells,
+    "attends_to": list(spec.attends_to),
+    "digest": task.digest,
+    "attention": None,
+    "removal": None,
+  }
+  if shares := report.attention.shares.get(name):
+    figure = canvas.draw(f"shares/{name}.png", memory_shares_figure(shares))
+    values["attention"] = {**_shares(shares), "figure": figure}
+  if removal := report.removals.get(name):
+    drawn = cell_removal_figure(removal)
+    figure = canvas.draw(f"removal/{name}.png", drawn)
+    values["removal"] = {**_removal(removal), "figure": figure}
+  return values
+
+
+def _shares(shares: AttentionShares) -> dict[str, Any]:
+  """Means over images; each list has an entry for each layer."""
+  return {
+    "images": shares.images,
+    "patches": shares.patches.tolist(),
+    "backbone_tokens": shares.backbone_tokens.tolist(),
+    "token": shares.token.tolist(),
+    "memory": shares.memory.tolist(),
+    "parent_tokens": {k: a.tolist() for k, a in shares.parent_tokens.items()},
+    "parent_memory": {k: a.tolist() for k, a in shares.parent_memory.items()},
+  }
+
+
+def _removal(removal: CellRemoval) -> dict[str, Any]:
+  """Accuracies without parts of the memory."""
+
+  def part(removals: Removals) -> dict[str, Any]:
+    return {
+      "top1": _listed(removal.top1 + removals.difference),
+      "difference": _listed(removals.difference),
+      "standard_error": _listed(removals.standard_error),
+      "p_value": _listed(removals.p_value),
+      "significant": _listed(removal.significant(removals)),
+      "lost": _listed(removals.lost),
+      "gained": _listed(removals.gained),
+    }
+
+  return {
+    "data": utf8(removal.data),
+    "split": utf8(removal.split),
+    "examples": removal.examples,
+    "skipped": removal.skipped,
+    "top1": removal.top1,
+    "cells": part(removal.cells),
+    "layers": part(removal.layers),
+    "memory": part(removal.memory),
+  }
+
+
+def _listed(array: np.ndarray) -> Any:
+  """Lists of Python's numbers; one number of an array without axes."""
+  return np.asarray(array).tolist()
+
+
+def _image(
+  number: int, image: ImageAttention, tasks: Sequence[Task], canvas: _Canvas
+) -> dict[str, Any]:
+  """Draw an image, by each task and each pair of tasks."""
+  names = [task.name for task in tasks]
+  answers = {task.name: _answer(task, image) for task in tasks}
+  stem = re.sub(r"[^\w-]+", "-", Path(image.path).stem, flags=re.ASCII)[:40]
+  file = f"{number:04}.{stem}"
+  overlays = {
+    name: canvas.draw(
+      f"overlays/{file}.{name}.png",
+      attention_overlays(
+        image.pixels,
+        image.attention[name],
+        image.rollouts[name],
+        [answer_title(answer["class"], answer["probability"])],
+      ),
+    )
+    for name, answer in answers.items()
+  }
+  differences = [
+    {
+      "tasks": [a, b],
+      "figure": canvas.draw(
+        f"differences/{file}.{a}.{b}.png",
+        attention_difference(
+          image.pixels,
+          image.attention[a],
+          image.attention[b],
+          (image.rollouts[a], image.rollouts[b]),
+        ),
+      ),
+    }
+    for a, b in itertools.combinations(names, 2)
+  ]
+  return {
+    "image": utf8(image.path),
+    "answers": answers,
+    "overlays": overlays,
+    "differences": differences,
+  }
+
+
+def _answer(task: Task, image: ImageAttention) -> dict[str, Any]:
+  """The most probable class of a task."""
+  index, probability = image.answers[task.name]
+  names = task.spec.class_names
+  name = names[index] if names else str(index)
+  return {"class": utf8(name), "index": index, "probability": probability}

@@ -1,0 +1,118 @@
+"""Attention as a picture: of patches, then of pixels, over the image."""
+
+# As text, `help` shows types by their short names.
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from jaxtyping import Float32, UInt8
+from PIL import Image
+
+from memory_vit.errors import DataError
+from memory_vit.looking.attention_rollout import AttentionRollout
+from memory_vit.looking.token_attention import TokenAttention
+
+# "inferno" of matplotlib (van der Walt and Smith, 2015; CC0): from black by
+# purple and orange to light yellow, in equal steps of perceived lightness.
+# Every 17th of its 256 colours; between them it is close to linear.
+INFERNO = np.array(
+  [
+    (0, 0, 4), (12, 8, 38), (36, 12, 79), (66, 10, 104),
+    (93, 18, 110), (120, 28, 109), (147, 38, 103), (174, 48, 92),
+    (199, 62, 76), (221, 81, 58), (237, 105, 37), (248, 133, 15),
+    (252, 165, 10), (250, 198, 45), (242, 230, 97), (252, 255, 164),
+  ],
+  np.float32,
+)  # fmt: skip
+
+
+def patch_map(
+  attention: TokenAttention | AttentionRollout,
+) -> Float32[np.ndarray, "b l *h rows columns"]:
+  """Attention to the patches, in rows and columns as in the image.
+
+  What goes to class tokens, registers, memory and tasks is left out, so a map
+  sums to less than 1. The mean of a result over its second axis is the mean
+  over layers.
+
+  Args:
+    attention: of `token_attention` or `attention_rollout`.
+
+  Returns:
+    One map for each image and layer; of each head, where the weights are.
+  """
+  patches = attention.config.num_patches
+  side = math.isqrt(patches)
+  image = attention.image
+  return image[..., -patches:].reshape(*image.shape[:-1], side, side)
+
+
+def overlay(
+  image: UInt8[np.ndarray, "height width 3"],
+  heat: Float32[np.ndarray, "rows columns"],
+  *,
+  peak: float | None = None,
+  opacity: float = 0.6,
+) -> UInt8[np.ndarray, "height width 3"]:
+  """Lay a map over the image, in colours.
+
+  Args:
+    image: what the model saw, in any size: of `preprocess` the pixels x are
+      (x + 1) * 127.5. Of an image that was cropped for the model it is the
+      crop.
+    heat: one map of `patch_map`, at least 0.
+    peak: the value that gets the brightest colour, so that several maps can be
+      compared; None takes the greatest of this one.
+    opacity: from 0, the image alone, to 1, the map alone.
+
+  Raises:
+    DataError: for an image that is no uint8 array (height, width, 3), a map
+      that is not of finite numbers of at least 0, or another peak or opacity
+      than can be.
+  """
+  _require_image(image)
+  heat = np.asarray(heat, np.float32)
+  numbers = heat.ndim == 2 and heat.size > 0 and np.isfinite(heat).all()
+  if not numbers or heat.min() < 0:
+    raise DataError(
+      f"a map of attention is of shape {heat.shape}, expected (rows, columns) "
+      "of finite numbers of at least 0: one of those of patch_map."
+    )
+  peak = float(heat.max()) if peak is None else peak
+  if not (0 <= opacity <= 1 and 0 <= peak < math.inf):
+    raise DataError(
+      f"opacity is {opacity} and peak {peak}, expected 0 to 1, and a finite "
+      "number of at least 0."
+    )
+  height, width = image.shape[:2]
+  # Patches as patches: a smooth map would show more than is known.
+  sized = Image.fromarray(heat).resize(
+    (width, height), Image.Resampling.NEAREST
+  )
+  values = np.asarray(sized)
+  values = values / np.float32(peak) if peak else values
+  mixed = (1 - opacity) * image + opacity * _inferno(values)
+  return np.round(mixed).astype(np.uint8)
+
+
+def _require_image(image: np.ndarray) -> None:
+  """Raise `DataError` unless this is uint8 (height, width, 3)."""
+  dtype = getattr(image, "dtype", None)
+  shape: tuple[int, ...] = getattr(image, "shape", ())
+  if dtype != np.uint8 or len(shape) != 3 or shape[2] != 3 or 0 in shape:
+    found = type(image).__name__ if dtype is None else f"{dtype} {shape}"
+    raise DataError(
+      f"the image of an overlay is {found}, expected uint8 of shape (height, "
+      "width, 3); of pixels x in [-1, 1] it is (x + 1) * 127.5."
+    )
+
+
+def _inferno(
+  values: Float32[np.ndarray, "height width"],
+) -> Float32[np.ndarray, "height width 3"]:
+  """Colours of 0 to 255; values are cut off at 0 and 1."""
+  anchors = np.linspace(0, 1, len(INFERNO))
+  return np.stack(
+    [np.interp(values, anchors, INFERNO[:, i]) for i in range(3)], axis=-1
+  ).astype(np.float32)

@@ -1,0 +1,112 @@
+"""Shares of a task token's attention, by kind of what it looks at and layer."""
+
+# As text, `help` shows types by their short names.
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float64
+
+from memory_vit.errors import DataError
+from memory_vit.looking.token_attention import TokenAttention
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+class AttentionShares:
+  """Onto what the class token of a task puts its attention, layer by layer.
+
+  All arrays are float64 of NumPy, means over images and heads. In each layer
+  they add up to 1, up to rounding.
+
+  Attributes:
+    task: its name.
+    images: over how many images the means are.
+    patches: (l,), onto the patches of the image.
+    backbone_tokens: (l,), onto class tokens and registers of the backbone.
+    token: (l,), onto its own class token.
+    memory: (l, m), onto each of its own memory cells.
+    parent_tokens: {task that it reads: (l,)}.
+    parent_memory: {task that it reads: (l, m)}.
+  """
+
+  task: str
+  images: int
+  patches: Float64[np.ndarray, " l"]
+  backbone_tokens: Float64[np.ndarray, " l"]
+  token: Float64[np.ndarray, " l"]
+  memory: Float64[np.ndarray, "l m"]
+  parent_tokens: dict[str, Float64[np.ndarray, " l"]]
+  parent_memory: dict[str, Float64[np.ndarray, "l _"]]
+
+  @property
+  def total(self) -> Float64[np.ndarray, " l"]:
+    """The sum of all shares of each layer: 1, up to rounding."""
+    each = [self.patches, self.backbone_tokens, self.token]
+    each += [self.memory.sum(-1), *self.parent_tokens.values()]
+    each += [cells.sum(-1) for cells in self.parent_memory.values()]
+    return np.sum(each, axis=0)
+
+
+def attention_shares(attention: TokenAttention) -> AttentionShares:
+  """Average the attention of a task's token over images and heads.
+
+  Args:
+    attention: of `token_attention`; of each head or of their mean.
+
+  Raises:
+    DataError: where it is of no image.
+  """
+  count, last = len(attention.image), attention.config.num_patches
+  if not count:
+    raise DataError("there is no image: expected the attention of at least 1.")
+  image = attention.image
+  # Weights onto single tokens have no axis behind those of images and layers,
+  # but for that of the heads.
+  heads = tuple(range(2, attention.token.ndim))
+
+  def mean(a: np.ndarray) -> np.ndarray:
+    return a.astype(np.float64).mean((0, *heads))
+
+  return AttentionShares(
+    task=attention.task,
+    images=count,
+    patches=mean(image[..., -last:].sum(-1)),
+    backbone_tokens=mean(image[..., :-last].sum(-1)),
+    token=mean(attention.token),
+    memory=mean(attention.memory),
+    parent_tokens={k: mean(a) for k, a in attention.parent_tokens.items()},
+    parent_memory={k: mean(a) for k, a in attention.parent_memory.items()},
+  )
+
+
+def join_shares(parts: Sequence[AttentionShares]) -> AttentionShares:
+  """Join the shares of a task over several batches: each image counts once.
+
+  Args:
+    parts: of the same task, at least one.
+  """
+  images = sum(part.images for part in parts)
+  weights = [part.images / images for part in parts]
+
+  def mean(each: Sequence[np.ndarray]) -> np.ndarray:
+    return np.sum([w * a for w, a in zip(weights, each, strict=True)], axis=0)
+
+  first = parts[0]
+  return AttentionShares(
+    task=first.task,
+    images=images,
+    patches=mean([part.patches for part in parts]),
+    backbone_tokens=mean([part.backbone_tokens for part in parts]),
+    token=mean([part.token for part in parts]),
+    memory=mean([part.memory for part in parts]),
+    parent_tokens={
+      name: mean([part.parent_tokens[name] for part in parts])
+      for name in first.parent_tokens
+    },
+    parent_memory={
+      name: mean([part.parent_memory[name] for part in parts])
+      for name in first.parent_memory
+    },
+  )

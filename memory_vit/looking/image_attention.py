@@ -1,0 +1,155 @@
+"""Attention of tasks over many images: shares of all, maps of the first."""
+
+# As text, `help` shows types by their short names.
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import jax
+import numpy as np
+from jaxtyping import Float32
+from scipy import special
+
+from memory_vit.errors import TaskError
+from memory_vit.images.image_files import ImageFile
+from memory_vit.images.reader import LoadedImage
+from memory_vit.looking.attention_rollout import (
+  AttentionRollout,
+  attention_rollout,
+)
+from memory_vit.looking.attention_shares import (
+  AttentionShares,
+  attention_shares,
+  join_shares,
+)
+from memory_vit.looking.token_attention import TokenAttention, read_attention
+from memory_vit.model.backbone import Backbone
+from memory_vit.model.task import Task
+from memory_vit.runtime.progress_bar import ProgressBar
+from memory_vit.tasks import inference, program
+from memory_vit.tasks.slots import Slots
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+class ImageAttention:
+  """Where tasks look in one image.
+
+  Attributes:
+    path: of the file.
+    pixels: (side, side, 3) in [-1, 1], as the model saw them.
+    attention: {task: of this image alone}.
+    rollouts: {task: of this image alone}.
+    answers: {task: index of its most probable class, and its probability}.
+  """
+
+  path: str
+  pixels: Float32[np.ndarray, "side side 3"]
+  attention: dict[str, TokenAttention]
+  rollouts: dict[str, AttentionRollout]
+  answers: dict[str, tuple[int, float]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+class CollectedAttention:
+  """What `collect_attention` found.
+
+  Attributes:
+    shares: {task: the mean over all images}; empty where there is no image.
+    images: the first ones.
+    skipped: those that could not be read, with why.
+  """
+
+  shares: dict[str, AttentionShares]
+  images: list[ImageAttention]
+  skipped: list[ImageFile]
+
+
+def collect_attention(
+  backbone: Backbone,
+  tasks: Sequence[Task],
+  batches: Iterable[Sequence[LoadedImage]],
+  *,
+  kept: int,
+  total: int | None = None,
+) -> CollectedAttention:
+  """Read the attention of tasks over batches of images.
+
+  Args:
+    backbone: the frozen ViT.
+    tasks: at least one; all that they attend to must be among them.
+    batches: of `ImageReader.read_files`. All are computed in the shape of the
+      first one, which is the largest.
+    kept: of how many images, the first that can be read, each is kept; only of
+      these the attention is rolled out, which takes another pass.
+    total: how many images there are, for the bar of progress; None where nobody
+      knows.
+
+  Raises:
+    TaskError: for tasks that do not fit together, or outputs that are not
+      finite.
+  """
+  slots = inference.fill_slots(backbone, tasks)
+  shares: dict[str, AttentionShares] = {}
+  images: list[ImageAttention] = []
+  skipped: list[ImageFile] = []
+  size = 0
+  with ProgressBar("looking at images", total) as bar:
+    for batch in batches:
+      size = size or len(batch)
+      good = [image for image in batch if image.pixels is not None]
+      skipped += [image.entry for image in batch if image.pixels is None]
+      bar.update(len(batch))
+      if not good:
+        continue
+      seen, found = _look(backbone, slots, good, size, kept - len(images))
+      images += found
+      # Of any number of batches no more than one mean is kept.
+      for name, attention in seen.items():
+        parts = [shares[name]] if name in shares else []
+        shares[name] = join_shares([*parts, attention_shares(attention)])
+  return CollectedAttention(shares, images, skipped)
+
+
+def _look(
+  backbone: Backbone,
+  slots: Slots,
+  images: Sequence[LoadedImage],
+  size: int,
+  kept: int,
+) -> tuple[dict[str, TokenAttention], list[ImageAttention]]:
+  """Look at a batch, which is filled up to `size` by its last image."""
+  pixels = np.stack([i.pixels for i in images if i.pixels is not None])
+  filled = np.pad(
+    pixels, [(0, size - len(pixels)), (0, 0), (0, 0), (0, 0)], "edge"
+  )
+  _, context = program.encode(backbone, filled)
+  logits = jax.device_get(program.read(backbone, slots, context))
+  for name, values in logits.items():
+    if not np.isfinite(values).all():
+      raise TaskError(f"outputs of task {name!r} are not finite.")
+  real = slice(len(pixels))
+  seen = {
+    name: attention.of_images(real)
+    for name, attention in read_attention(backbone, slots, context).items()
+  }
+  kept = min(kept, len(pixels))
+  if kept <= 0:
+    return seen, []
+  rollouts = attention_rollout(backbone, slots, filled)
+  return seen, [
+    ImageAttention(
+      path=images[i].entry.path,
+      pixels=pixels[i],
+      attention={n: a.of_images(slice(i, i + 1)) for n, a in seen.items()},
+      rollouts={n: a.of_images(slice(i, i + 1)) for n, a in rollouts.items()},
+      answers={n: _answer(values[i]) for n, values in logits.items()},
+    )
+    for i in range(kept)
+  ]
+
+
+def _answer(logits: Float32[np.ndarray, " c"]) -> tuple[int, float]:
+  """The most probable class, and its probability."""
+  best = int(logits.argmax())
+  return best, float(special.softmax(logits.astype(np.float64))[best])

@@ -1,0 +1,165 @@
+"""Where the tokens of tasks look in an image, for the page."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import math
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from memory_vit.errors import DataError
+from memory_vit.images.view import to_levels
+from memory_vit.looking.token_attention import token_attention_program
+from memory_vit.prediction.compilations import CompilationCounter
+from memory_vit.serving.answering import task_set_json, unknown_tasks
+from memory_vit.serving.predict_requests import PredictRequest
+from memory_vit.serving.request_error import RequestError, busy
+from memory_vit.tasks.program import encode
+
+if TYPE_CHECKING:
+  from memory_vit.prediction import Predictor
+  from memory_vit.tasks.slots import Slots
+
+# Images that wait for it: people look at one after the other.
+_MOST_WAITING = 8
+_DIGITS = 6
+
+
+class Looking:
+  """Computes the attention of tasks, for one image at a time."""
+
+  def __init__(self, predictor: Predictor, timeout: float) -> None:
+    """Wait for requests; `timeout` is in seconds."""
+    self._predictor = predictor
+    self._timeout = timeout
+    self._waiting = 0
+    self._counter = CompilationCounter()
+    self._thread = ThreadPoolExecutor(1, thread_name_prefix="attention")
+
+  @property
+  def compilations(self) -> int:
+    """Programs that requests had XLA compile."""
+    return self._counter.count
+
+  def warm_up(self) -> None:
+    """Compile its programs, so that the first request does not wait."""
+    side = self._predictor.backbone.config.image_size
+    grey = np.zeros((side, side, 3), np.float32)
+    task_set = self._predictor.task_set
+    if slots := task_set.program.slots:  # no other is looked at
+      self._weights(grey, slots)
+
+  async def look(self, request: PredictRequest) -> dict[str, Any]:
+    """Answer where tasks look in the one image of a request.
+
+    Raises:
+      RequestError: 404 for unknown tasks, 422 for an image that cannot be
+        read, or several, and for options of predictions, 503 where too many
+        wait, 504 where it takes too long.
+    """
+    if len(request.images) != 1:
+      raise RequestError(422, "images: expected one, to look at.")
+    if request.top is not None or request.original:
+      raise RequestError(
+        422, "top and original: expected none, they are of predictions."
+      )
+    if self._waiting >= _MOST_WAITING:
+      raise busy(f"{self._waiting} images wait to be looked at.", 2)
+    self._waiting += 1
+    loop = asyncio.get_running_loop()
+    work = loop.run_in_executor(self._thread, self._look, request)
+    # The place is free once the thread is, not before.
+    work.add_done_callback(self._leave)
+    try:
+      async with asyncio.timeout(self._timeout):
+        return await asyncio.shield(work)
+    except TimeoutError:
+      raise RequestError(
+        504, f"no answer within {self._timeout:g} seconds."
+      ) from None
+
+  def close(self) -> None:
+    """End, once the last image is looked at."""
+    self._thread.shutdown(cancel_futures=True)
+
+  def _leave(self, work: asyncio.Future[Any]) -> None:
+    self._waiting -= 1
+    if not work.cancelled():
+      work.exception()  # it may be that nobody waits for it any more
+
+  def _look(self, request: PredictRequest) -> dict[str, Any]:
+    task_set = self._predictor.task_set
+    names = request.tasks or task_set.names
+    unknown = [name for name in names if name not in task_set.names]
+    if unknown:
+      raise unknown_tasks(unknown, task_set.names)
+    if not names:
+      raise RequestError(422, "there is no task that could look.")
+    slots = task_set.program.slots
+    if slots is None:
+      [spec] = task_set.specs
+      raise RequestError(
+        422,
+        f"task {spec.name!r} was learned by {spec.regime!r}, and has no token "
+        "beside those of the backbone that could look.",
+      )
+    [uploaded] = request.images
+    [pixels] = self._predictor.prepare_each([uploaded.content])
+    if uploaded.error or isinstance(pixels, DataError):
+      raise RequestError(422, uploaded.error or str(pixels))
+    side = math.isqrt(self._predictor.backbone.config.num_patches)
+    with self._counter.counting():
+      image = self._weights(pixels, slots)
+    return {
+      "task_set": task_set_json(task_set),
+      "view": _png_url(pixels),
+      "rows": side,
+      "columns": side,
+      "tasks": {
+        name: _shares(image[task_set.slots[name]], side * side)
+        for name in names
+      },
+    }
+
+  def _weights(self, pixels: np.ndarray, slots: Slots) -> np.ndarray:
+    """Attention of all slots to the tokens of the image: (t, l, s)."""
+    backbone = self._predictor.backbone
+    _, context = encode(backbone, pixels[None])
+    image, _, _ = token_attention_program(
+      backbone.params,
+      slots.arrays,
+      context,
+      config=backbone.config,
+      per_head=False,
+    )
+    return np.asarray(image)[0]
+
+
+def _shares(weights: np.ndarray, patches: int) -> dict[str, Any]:
+  """What a task's token gives to patches, to class tokens, and to the rest.
+
+  Args:
+    weights: to the tokens of the image (l, s); patches are the last.
+    patches: number of them.
+  """
+  patch = weights[:, -patches:].astype(np.float64)
+  other = weights[:, :-patches].sum(axis=1, dtype=np.float64)
+  rest = np.maximum(1 - patch.sum(axis=1) - other, 0)
+  return {
+    "class_token": np.round(other, _DIGITS).tolist(),
+    "patches": np.round(patch, _DIGITS).tolist(),
+    "rest": np.round(rest, _DIGITS).tolist(),
+  }
+
+
+def _png_url(pixels: np.ndarray) -> str:
+  """A prepared image, float32 (side, side, 3) in [-1, 1], as a data URL."""
+  file = io.BytesIO()
+  Image.fromarray(to_levels(pixels)).save(file, "PNG")
+  encoded = base64.b64encode(file.getvalue()).decode("ascii")
+  return f"data:image/png;base64,{encoded}"

@@ -1,0 +1,11 @@
+"""One run: step, loop, checkpoints, resuming, sweeps, results."""
+
+from etils import epy
+
+with epy.lazy_api_imports(globals()):
+  from memory_vit.train.run import pretrain_backbone, train_and_evaluate
+
+__all__ = [
+  "pretrain_backbone",
+  "train_and_evaluate",
+]

@@ -1,0 +1,166 @@
+"""Dry run: what a run will keep, how long it will take, before it begins."""
+
+import itertools
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from memory_vit.config import Config
+from memory_vit.data import datasets
+from memory_vit.data.split_ref import configured_splits
+from memory_vit.errors import ConfigError
+from memory_vit.frozen.splits import Kept, Needs, Prepare
+from memory_vit.runtime import sharding
+from memory_vit.runtime.progress_bar import duration
+from memory_vit.runtime.tables import aligned
+from memory_vit.train import consistency, passes, requirements, run, sweep
+from memory_vit.train.run_context import RunContext
+from memory_vit.train.sweep import Trial
+from memory_vit.train.trainer import Start, Trainer
+
+# Batches that are read to be timed; the first begins the pipeline.
+_READ = 3
+
+
+def dry_run(config: Config, workdir: Path) -> str:
+  """Describe a run by a few batches and steps of it; nothing is written.
+
+  Args:
+    config: of the run.
+    workdir: where it would write.
+
+  Returns:
+    A table: steps, bytes that are kept, seconds.
+
+  Raises:
+    MemoryVitError: for what the run itself would refuse; where the backbone is
+      one that the run would train first, and has not.
+  """
+  consistency.require_same_start(config)
+  mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
+  requirements.require_sound(config, workdir, mesh)
+  if config.pretrain.variant and not (workdir / "backbone.npz").exists():
+    raise ConfigError(
+      f"--dry_run times steps on the backbone, which config.pretrain makes "
+      f"first: {workdir / 'backbone.npz'} is not there yet. Run without "
+      "--dry_run, or give config.backbone."
+    )
+  for role, ref in configured_splits(config).items():
+    if role != "pretrain":  # the backbone is there
+      datasets.require_prepared(ref)
+  trainer, trials = run.open_trainer(config, workdir, RunContext(mesh))
+  rows: list[tuple[str, str]] = []
+  for kind in sweep.of_one_kind(trials):
+    rows += _of_kind(trainer.of_kind(kind), kind)
+  return (
+    f"{aligned(rows)}\n\nMeasured on a few batches. Compiling, evaluation, and "
+    "images that are read more slowly than they are trained on come on top."
+  )
+
+
+def _of_kind(
+  trainer: Trainer, trials: Sequence[Trial]
+) -> list[tuple[str, str]]:
+  """Describe what trials of one kind will take, see `sweep.of_one_kind`."""
+  packs = passes.make_plan(trainer, trials)["passes"]
+  start = trainer.start([t for t in trials if t.name in packs[0]])
+  prepare = trainer.frozen_pass(start.step)
+  seconds, config = _step_seconds(trainer, start, prepare), trainer.config
+  total = duration(config.total_steps * len(packs) * seconds)
+  steps = (
+    f"{config.total_steps:,} of {config.batch_size} images, for {len(trials)} "
+    f"trials in {len(packs)} passes"
+  )
+  regimes = dict.fromkeys(trial.config.regime for trial in trials)
+  return [
+    *([("regime", ", ".join(regimes))] if config.sweep.regime else []),
+    ("steps", steps),
+    *_of_kept(trainer, prepare),
+    ("training", f"about {total}, {seconds:.3g} s a step"),
+  ]
+
+
+def _of_kept(trainer: Trainer, prepare: Prepare) -> list[tuple[str, str]]:
+  """What is kept of each split: bytes, where, and how long it will take."""
+  kept = trainer.kept
+  if trainer.config.keep.what == "images":
+    return [("kept", f"{trainer.train.size:,} decoded images, in memory")]
+  if not kept:
+    return [("kept", "nothing (config.keep.what is 'none')")]
+  needs = [
+    kept.needs(key, reader, prepare)
+    for key, reader in trainer.kept_splits.items()
+  ]
+  kept.require_room(needs)
+  seconds = sum(n.missing * _row_seconds(kept, n, prepare) for n in needs)
+  return [
+    *(
+      (
+        f"{kept.config.keep.what} of {n.plan.role}",
+        f"{n.plan.count:,} rows of {n.row_bytes:,} bytes: {n.bytes:,} bytes "
+        f"({n.bytes / 2**30:.2f} GiB), {n.missing:,} rows are missing",
+      )
+      for n in needs
+    ),
+    ("kept in", kept.place),
+    (
+      "reading" if trainer.train.source.embedded else "computing",
+      f"about {duration(seconds)}, once",
+    ),
+  ]
+
+
+def _row_seconds(kept: Kept, needs: Needs, prepare: Prepare) -> float:
+  """Seconds to read the image of a row, and to compute it if that is needed."""
+  if not needs.missing:
+    return 0.0
+  views, starts = needs.plan.views, needs.plan.starts
+  read = views.batches(starts[:_READ], starts.step)
+  last = next(read)
+  began, count = time.perf_counter(), 0
+  for batch in itertools.islice(read, _READ - 1):
+    last, count = batch, count + 1
+  reading = (time.perf_counter() - began) / max(1, count)
+  if "inputs" in last:
+    return reading / starts.step
+  placed = sharding.shard_batch(last["image"], kept.mesh)
+  return (reading + _seconds(lambda: prepare(placed))) / starts.step
+
+
+def _step_seconds(trainer: Trainer, start: Start, prepare: Prepare) -> float:
+  """Seconds of a step on one batch, from images or from what is kept."""
+  config = trainer.config
+  shape = (config.batch_size, config.image_size, config.image_size, 3)
+  rows: Any = jax.ShapeDtypeStruct(shape, np.float32)
+  if trainer.kept:
+    rows = jax.eval_shape(prepare, rows)
+  labels = jax.ShapeDtypeStruct((config.batch_size,), np.int32)
+  kind = "inputs" if trainer.kept else "image"
+  # How long it takes does not depend on the numbers.
+  batch = jax.jit(
+    lambda: jax.tree.map(
+      lambda a: jnp.zeros(a.shape, a.dtype), {kind: rows, "label": labels}
+    ),
+    out_shardings=sharding.by_rows(trainer.context.mesh),
+  )()
+  state, frozen = start.state, trainer.frozen()
+
+  def step() -> Any:
+    nonlocal state
+    state, metrics = start.step(state, frozen, batch)
+    return metrics
+
+  return _seconds(step)
+
+
+def _seconds(program: Any) -> float:
+  """Of the second call: the first one compiles."""
+  jax.block_until_ready(program())
+  began = time.perf_counter()
+  jax.block_until_ready(program())
+  return time.perf_counter() - began

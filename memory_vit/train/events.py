@@ -1,0 +1,134 @@
+"""Events and profiles of a run: for TensorBoard, and Weights & Biases.
+
+They are there to be looked at. Where they cannot be written, training goes on.
+"""
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from clu import metric_writers
+
+from memory_vit.runtime.messages import first_line
+from memory_vit.train.wandb_run import Images, Scalars, WandbRun
+
+logger = logging.getLogger(__name__)
+
+
+class Events:
+  """TensorBoard events, one directory for every name; by one process.
+
+  What is written goes to a run of Weights & Biases as well, where there is one;
+  whoever opened that one closes it.
+  """
+
+  def __init__(
+    self, logdirs: Mapping[str, Path], wandb_run: WandbRun | None = None
+  ) -> None:
+    mine = logdirs if jax.process_index() == 0 else {}
+    self._writers: dict[str, Any] = {}
+    self._failed: dict[str, Path] = {}
+    self._logdirs, self._wandb = mine, wandb_run
+    for name in mine:
+      self._try(name, functools.partial(self._open, name))
+
+  def __enter__(self) -> "Events":
+    return self
+
+  def __exit__(self, *args: object) -> None:
+    for name in list(self._writers):
+      self._try(name, self._writers[name].close)
+    for name, path in self._failed.items():
+      logger.warning("the TensorBoard events of %r in %s are not complete",
+                     name, path)  # fmt: skip
+
+  def write(self, step: int, scalars: Scalars) -> None:
+    """Write {name: {key: value}} of a step."""
+    for name, values in scalars.items():
+      if writer := self._writers.get(name):
+        self._try(
+          name, functools.partial(writer.write_scalars, step, dict(values))
+        )
+    if self._wandb:
+      self._wandb.write_scalars(step, scalars)
+
+  def write_images(self, step: int, images: Images) -> None:
+    """Write {name: {key: uint8 (height, width, 3)}} of a step."""
+    for name, values in images.items():
+      if writer := self._writers.get(name):
+        self._try(
+          name, functools.partial(writer.write_images, step, dict(values))
+        )
+    if self._wandb:
+      self._wandb.write_images(step, images)
+
+  def flush(self) -> None:
+    """Make what was written visible."""
+    for name in list(self._writers):
+      self._try(name, self._writers[name].flush)
+
+  def _open(self, name: str) -> None:
+    path = str(self._logdirs[name])
+    self._writers[name] = metric_writers.SummaryWriter(path)
+
+  def _try(self, name: str, action: Callable[[], None]) -> None:
+    """Give up a writer that fails, with a warning."""
+    try:
+      action()
+    except Exception as error:  # full disks, and whatever TensorFlow has
+      self._writers.pop(name, None)
+      self._failed[name] = self._logdirs[name]
+      logger.warning(
+        "TensorBoard events of %r cannot be written, training goes on without "
+        "(%s: %s)", name, type(error).__name__, first_line(error),
+      )  # fmt: skip
+
+
+class Profile:
+  """Profiles five steps for TensorBoard, or as many as are left."""
+
+  def __init__(
+    self, logdirs: Mapping[str, Path], first: int, total: int
+  ) -> None:
+    """Prepare a profile.
+
+    Args:
+      logdirs: of `Events`; it is written to the first.
+      first: step; 0 profiles nothing.
+      total: steps of the run.
+    """
+    self._first = first if logdirs else 0
+    self._last = min(self._first + 4, total)
+    self._logdir = next(iter(logdirs.values()), None)
+    self._runs = False
+
+  def __enter__(self) -> "Profile":
+    return self
+
+  def __exit__(self, *args: object) -> None:
+    if self._runs:
+      self._stop()
+
+  def before(self, step: int) -> None:
+    """Start where it is time."""
+    if step == self._first:
+      jax.profiler.start_trace(str(self._logdir))
+      self._runs = True
+
+  def after(self, step: int, state: Any) -> None:
+    """Stop once the last step has been computed, not only started."""
+    if self._runs and step == self._last:
+      jax.block_until_ready(state)
+      self._stop()
+
+  def _stop(self) -> None:
+    self._runs = False
+    try:
+      jax.profiler.stop_trace()
+    except Exception as error:  # as of events
+      logger.warning(
+        "the profile cannot be written to %s: %s", self._logdir, error
+      )

@@ -1,0 +1,301 @@
+"""Train and evaluate tasks by one call each, on data that Python has.
+
+A door to what the commands `train` and `evaluate` run. It makes a configuration
+and opens data; all else happens behind it.
+"""
+
+# As text, these are imported where the extra `train` is not installed.
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from etils import epy
+
+from memory_vit import config as config_lib
+from memory_vit.config import Config, StudyConfig
+from memory_vit.errors import BackboneError, ConfigError, TaskError
+from memory_vit.model.backbone import Backbone
+from memory_vit.model.task import Task, require_backbone
+from memory_vit.run_result import TrialResult
+from memory_vit.runtime import paths, progress_bar, sharding
+from memory_vit.tasks import store
+from memory_vit.tasks.compose import TasksLike, require_one_pass, task_tuple
+
+with epy.lazy_imports(
+  error_callback="Training and evaluation need pip install 'memory_vit[train]'."
+):
+  from memory_vit.data import in_memory
+  from memory_vit.evaluation import evaluate, task_data
+  from memory_vit.plots import runs
+  from memory_vit.train import passes, resolve, run, sweep
+
+if TYPE_CHECKING:
+  from memory_vit.data.reader import Reader
+
+# How often a run is validated, and its training loss is noted; a run that
+# resumes repeats at most so many steps.
+_VALIDATIONS, _POINTS = 5, 20
+_MOST_REPEATED = 1_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainResult:
+  """A trained task with its accuracy and history.
+
+  Attributes:
+    task: of the best trial on the validation split.
+    accuracy: of this task, in [0, 1]: on the test split if one was given, else
+      on the validation split, which chose the task and therefore flatters it.
+    history: of this trial, {"train/loss": (steps, values), "validation/top1":
+      ...}, with the names that TensorBoard shows.
+    trials: the numbers of every trial, the best on validation first.
+  """
+
+  task: Task
+  accuracy: float
+  history: Mapping[str, tuple[np.ndarray, np.ndarray]] = dataclasses.field(
+    repr=False
+  )
+  trials: tuple[TrialResult, ...] = dataclasses.field(repr=False)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskMetrics:
+  """How well a task classifies a split.
+
+  Attributes:
+    accuracy: in [0, 1].
+    top5: share of images whose class is among the five of the highest logits.
+    loss: mean cross-entropy.
+    per_class: accuracy of every class; None for a class without images.
+    examples: number of images.
+    not_finite: number of images with a logit that is not finite; they count as
+      mistakes.
+  """
+
+  accuracy: float
+  top5: float
+  loss: float
+  per_class: Sequence[float | None] = dataclasses.field(repr=False)
+  examples: int
+  not_finite: int
+
+
+def train_task(
+  backbone: Backbone,
+  train: Any,
+  *,
+  name: str,
+  validation: Any = None,
+  test: Any = None,
+  class_names: Sequence[str] = (),
+  keys: tuple[str, str] = ("image", "label"),
+  regime: str = "memory_masked",
+  cells: int = 5,
+  epochs: float = 20,
+  learning_rate: float | Sequence[float] | np.ndarray | None = None,
+  batch_size: int = 128,
+  seed: int = 0,
+  options: Mapping[str, Any] | None = None,
+  workdir: str | os.PathLike[str] | None = None,
+  progress: bool = True,
+) -> TrainResult:
+  """Train a task, by the same run as the command `memory-vit train`.
+
+  A split is (images, labels); a tf.data (not batched), torch or Hugging Face
+  data set, or any other sequence or iterable, of pairs (image, label) or of
+  dictionaries with `keys`; or the folder DATA/train or DATA/test of images in
+  a folder for each class. All but folders are read into memory, once.
+
+  An image is uint8 pixels (h, w, 3), (h, w) or (h, w, 4); such pixels in
+  floating point from 0 to 1; a tensor of torch (3, h, w); an image of Pillow;
+  or the bytes of an image file. Sizes may differ: training crops at random and
+  mirrors (see `options`), and evaluation is `task.spec.evaluation`. A label is
+  an integer from 0, or the name of a class.
+
+  Args:
+    backbone: from `load_backbone`; it stays as it is.
+    train: the training split.
+    name: of the task: a-z, 0-9, "-" and "_".
+    validation: the split on which the best step and trial are chosen; by
+      default a tenth of `train`, which is held out.
+    test: the split for the result.
+    class_names: one per label; by default what the data state, else the names
+      among the training labels, sorted, else "0", "1", ...
+    keys: of the image and the label in a dictionary.
+    regime: what is trained, see `regimes`.
+    cells: memory cells per layer, in the regimes that have memory.
+    epochs: passes over the training split.
+    learning_rate: at its peak. Several are trials, which share every pass in
+      the regimes that allow it; by default those of our study are tried.
+    batch_size: images in a step.
+    seed: of the initial values, and of the order of the images.
+    options: further ones of the command: {"data.flip": False} is its
+      --config.data.flip=false.
+    workdir: where the run leaves what the command leaves; the same call
+      resumes it. By default a temporary directory.
+    progress: whether to show progress.
+
+  Raises:
+    MemoryVitError: for input that cannot be used.
+  """
+  if not isinstance(backbone, Backbone):
+    raise BackboneError(
+      f"the backbone is of type {type(backbone).__name__}, expected one from "
+      "mv.load_backbone."
+    )
+  with contextlib.ExitStack() as stack:
+    stack.enter_context(progress_bar.shown(progress))
+    splits = {}
+    given = {"train": train, "validation": validation, "test": test}
+    for split, data in given.items():
+      if data is not None:
+        splits[split] = in_memory.open_data(
+          data, name, split, class_names, keys
+        )
+        class_names = splits["train"].class_names
+    if validation is None:
+      parts = in_memory.hold_out(splits["train"])
+      splits["train"], splits["validation"] = parts
+    said = {
+      "backbone": f"python:{backbone.config.variant}",
+      "image_size": backbone.config.image_size,
+      "dtype": backbone.config.dtype,
+      "task.name": name,
+      "task.cells": cells,
+      "regime": regime,
+      "epochs": epochs,
+      "batch_size": batch_size,
+      "seed": seed,
+    }
+    rates = StudyConfig().learning_rates
+    if learning_rate is not None:
+      rates = tuple(np.ravel(learning_rate).tolist())
+    if len(rates) == 1:
+      said["learning_rate"] = rates[0]
+    else:
+      said["sweep.learning_rate"] = rates
+    config = _config(said, options or {}, splits["train"].size)
+    directory = Path(
+      stack.enter_context(tempfile.TemporaryDirectory(prefix="memory-vit-"))
+      if workdir is None
+      else paths.local(workdir, "workdir")
+    )
+    result = run.train_and_evaluate(
+      config, directory, splits=splits, backbone=backbone
+    )
+    best = result.tasks[0]
+    accuracy = best.val_accuracy if test is None else best.test_accuracy
+    trial = sweep.Trial(best.name, best.varied, config)
+    logdir = passes.logdirs_of([trial], directory)[best.name]
+    return TrainResult(
+      task=store.load_task(directory / "tasks" / name, backbone),
+      accuracy=accuracy or 0.0,
+      history=runs.read_scalars(logdir),
+      trials=result.tasks,
+    )
+
+
+def evaluate_tasks(
+  backbone: Backbone,
+  tasks: TasksLike,
+  data: Any,
+  *,
+  keys: tuple[str, str] = ("image", "label"),
+  batch_size: int = 128,
+  progress: bool = True,
+) -> dict[str, TaskMetrics]:
+  """Evaluate tasks, all in one pass.
+
+  Args:
+    backbone: that they were trained on.
+    tasks: that share a pass, with all that they attend to; or one task of any
+      regime.
+    data: a split for all tasks, or {task name: its split}; see `train_task`. A
+      split that several tasks have is read once.
+    keys: of the image and the label in a dictionary.
+    batch_size: images in a batch.
+    progress: whether to show progress.
+
+  Returns:
+    {task name: metrics}, of the tasks that have data.
+
+  Raises:
+    MemoryVitError: for input that cannot be used, and data with other classes
+      than a task has.
+  """
+  tasks = task_tuple(tasks)
+  by_name = {task.name: task for task in tasks}
+  for task in tasks:
+    require_backbone(task.spec, backbone.id)
+  require_one_pass(tasks)
+  mesh = sharding.make_mesh()
+  sharding.require_divisible(batch_size, mesh, "batch_size")
+  if not (isinstance(data, Mapping) and data.keys() & by_name.keys()):
+    data = dict.fromkeys(by_name, data)
+  if unknown := [*(data.keys() - by_name.keys())]:
+    raise TaskError(f"there are data of {unknown}, the tasks are {[*by_name]}.")
+  params = sharding.put_backbone(backbone.params, mesh)
+  placed = dataclasses.replace(backbone, params=params)
+  with progress_bar.shown(progress):
+    # All data first: a wrong split must not cost an evaluation.
+    opened: dict[int, tuple[Reader, list[str]]] = {}
+    for name, split in data.items():
+      spec = by_name[name].spec
+      names = spec.class_names or tuple(map(str, range(spec.num_classes)))
+      if id(split) not in opened:
+        read = in_memory.open_data(split, name, "data", names, keys)
+        opened[id(split)] = read, []
+      source, sharing = opened[id(split)]
+      sharing.append(name)
+      if spec.class_names:
+        task_data.require_classes(by_name[name], source)
+    found: dict[str, dict[str, Any]] = {}
+    for source, sharing in opened.values():
+      found |= evaluate.evaluate_source(
+        evaluate.predict_fn(placed, tasks, mesh, outputs=sharing),
+        source,
+        tasks[0].spec.evaluation,
+        batch_size=batch_size,
+        mesh=mesh,
+      )
+  fields = [field.name for field in dataclasses.fields(TaskMetrics)]
+  return {
+    name: TaskMetrics(
+      accuracy=found[name]["top1"],
+      **{key: found[name][key] for key in fields if key != "accuracy"},
+    )
+    for name in by_name
+    if name in found
+  }
+
+
+def _config(
+  said: Mapping[str, Any], options: Mapping[str, Any], examples: int
+) -> Config:
+  """The configuration of a run: what the arguments say, and the options."""
+  for key in options:
+    if key in said or key == "gelu":
+      raise ConfigError(
+        f"options: {key!r} is said by an argument of train_task, or by the "
+        "backbone."
+      )
+  values = {
+    "batch_size_eval": said["batch_size"],
+    "log_images": 0,
+    "export_orbax": False,
+    **said,
+  }
+  steps = resolve.steps_of(config_lib.replaced(Config(), values), examples)
+  every = min(math.ceil(steps / _VALIDATIONS), _MOST_REPEATED)
+  values["eval_every"] = values["checkpoint_every"] = every
+  values["log_every"] = math.ceil(steps / _POINTS)
+  return config_lib.replaced(Config(), {**values, **options})

@@ -1,0 +1,137 @@
+"""The backbone that a run trains first, by a run of the regime `full`."""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from memory_vit.config import (
+  OPTIONS,
+  Config,
+  DataConfig,
+  KeepConfig,
+  OptimConfig,
+  StudyConfig,
+  SweepConfig,
+  TaskConfig,
+  UpstreamConfig,
+  WandbConfig,
+)
+from memory_vit.errors import TrainingError
+from memory_vit.model import trees
+from memory_vit.model.vit_config import RANDOM
+from memory_vit.runtime import dtypes, files, paths, processes
+from memory_vit.train import resolve
+
+# The directory of this run, in that of the run which needs the backbone; and
+# what it calls its model.
+DIRECTORY = "pretrain"
+_NAME = "pretraining"
+_MADE_BY = "backbone.json"
+
+
+def pretrain_config(config: Config) -> Config:
+  """The configuration of the run that makes the backbone of `config`.
+
+  It trains all of a ViT with AdamW and keeps the last step. How it computes,
+  what it reports and how often it is saved are as in the run that needs it.
+  """
+  settings = config.pretrain
+  return dataclasses.replace(
+    config,
+    backbone=RANDOM + settings.variant,
+    regime="full",
+    total_steps=settings.total_steps,
+    epochs=0.0,
+    batch_size=settings.batch_size,
+    learning_rate=settings.learning_rate,
+    eval_every=settings.total_steps,  # there is nothing to evaluate
+    profile_at=0,
+    log_images=0,
+    export_orbax=False,
+    data=DataConfig(
+      **dataclasses.asdict(settings.data),
+      validation="",
+      test="",
+      digest=config.data.digest,
+    ),
+    keep=KeepConfig(),
+    task=TaskConfig(name=_NAME),
+    optim=OptimConfig(name="adamw", warmup=0.1),
+    sweep=SweepConfig(),
+    upstream=UpstreamConfig(),
+    pretrain=dataclasses.replace(settings, variant=""),
+    study=StudyConfig(),
+    wandb=WandbConfig(),
+  )
+
+
+def make_backbone(
+  config: Config, workdir: Path, train: Callable[[Config, Path], Any]
+) -> None:
+  """Train WORKDIR/backbone.npz, unless it is there.
+
+  Args:
+    config: of the run that needs it.
+    workdir: of that run.
+    train: takes the run of a configuration to its end in a directory, or goes
+      on where it stopped.
+
+  Raises:
+    TrainingError: where another configuration has made the one there.
+  """
+  path = workdir / "backbone.npz"
+  if not processes.broadcast_from_process_0(path.exists()):
+    directory = workdir / DIRECTORY
+    processes.on_process_0(
+      lambda: paths.make_directory(directory, "the directory of pretraining")
+    )
+    train(pretrain_config(config), directory)
+
+    def keep() -> None:
+      # In this order: a backbone is never there without what made it.
+      files.write_json(workdir / _MADE_BY, _what_makes(config))
+      with files.writing(path), files.replacing(path) as scratch:
+        shutil.copyfile(directory / f"{_NAME}.npz", scratch)
+      # Two states of a whole model and its optimiser, which nobody needs now.
+      shutil.rmtree(directory / "checkpoints", ignore_errors=True)
+
+    processes.on_process_0(keep)
+  require_made_by(config, workdir)
+
+
+def require_made_by(config: Config, workdir: Path) -> None:
+  """Raise `TrainingError` where another configuration made the backbone."""
+  made_by = workdir / _MADE_BY
+  found = files.read_object(made_by) if made_by.exists() else {}
+  if _what_matters(found) != _what_matters(_what_makes(config)):
+    raise TrainingError(
+      f"{workdir / 'backbone.npz'} was not made by this configuration, but by "
+      f"{found or 'something else'}. Give that one, or another --workdir."
+    )
+
+
+def _what_makes(config: Config) -> dict[str, Any]:
+  """What a backbone depends on, as JSON gives it back."""
+  values = {
+    "pretrain": dataclasses.asdict(config.pretrain),
+    "image_size": config.image_size,
+    "seed": config.seed,
+    "gelu": resolve.made_gelu(config),
+    "dtype": dtypes.resolve(config.dtype),
+  }
+  return json.loads(json.dumps(values))
+
+
+def _what_matters(made: Mapping[str, Any]) -> dict[str, Any]:
+  """Leave out how images are read, which may change; not from where.
+
+  The files of `data` are recorded, those of `pretrain.data` only as long as the
+  backbone is trained: what tells other images then is their directory alone.
+  """
+  free = {key for key, option in OPTIONS.items() if option.resume == "free"}
+  free.remove("pretrain.data.dir")
+  flat = trees.flatten(made)
+  return {k: v for k, v in flat.items() if k.replace("/", ".") not in free}

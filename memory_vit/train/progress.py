@@ -1,0 +1,110 @@
+"""Progress bar and log lines of a run."""
+
+import logging
+import time
+from collections.abc import Mapping
+
+from absl import logging as absl_logging
+
+from memory_vit.runtime.progress_bar import (
+  SILENCE_SECONDS,
+  ProgressBar,
+  duration,
+  log_package,
+)
+from memory_vit.train.summary import span
+
+logger = logging.getLogger(__name__)
+
+
+class Progress:
+  """A line (in a log) or a bar (on a terminal) with speed and time to go.
+
+  Speed counts training alone: `pause` and `resume` leave out evaluation. The
+  clock stands until `resume` is called first: once the first step, which
+  compiles and is not counted, has been computed.
+  """
+
+  def __init__(
+    self,
+    name: str,
+    start: int,
+    total: int,
+    batch_size: int,
+    timed_steps: int = 0,
+    timed_seconds: float = 0.0,
+  ) -> None:
+    self._name, self._total, self._batch_size = name, total, batch_size
+    self._step, self._steps, self._seconds = start, timed_steps, timed_seconds
+    self._since: float | None = None
+    self._reported = time.perf_counter()
+    self._bar = ProgressBar(
+      name, total, "step", done=start, delay=0.0, stays=True, say=_nothing
+    )
+
+  def advance(self) -> None:
+    """Count a step that was started; it is timed where the clock runs."""
+    self._step += 1
+    self._bar.update()
+    self._steps += self._since is not None
+
+  def pause(self) -> bool:
+    """Stop the clock; everything that was started must have ended.
+
+    Returns:
+      Whether it ran.
+    """
+    if self._since is None:
+      return False
+    self._seconds += time.perf_counter() - self._since
+    self._since = None
+    return True
+
+  def resume(self) -> None:
+    """Start the clock again."""
+    self._since = time.perf_counter()
+
+  @property
+  def timed(self) -> tuple[int, float]:
+    """Steps that were timed, those of earlier processes too, and seconds."""
+    seconds = self._seconds
+    if self._since is not None:
+      seconds += time.perf_counter() - self._since
+    return self._steps, seconds
+
+  @property
+  def images_per_second(self) -> float:
+    """Training images a second, over all processes; 0.0 before two steps."""
+    steps, seconds = self.timed
+    return steps * self._batch_size / seconds if steps else 0.0
+
+  def is_overdue(self) -> bool:
+    """Whether nothing was shown for half a minute, by this process's clock."""
+    return time.perf_counter() - self._reported >= SILENCE_SECONDS
+
+  def report(self, values: Mapping[str, list[float]]) -> None:
+    """Show numbers of the last step; of several, the least and greatest."""
+    self._reported = time.perf_counter()
+    shown = "  ".join(f"{key} {span(v)}" for key, v in values.items())
+    if self._bar.is_bar:
+      self._bar.note(shown)
+      return
+    if speed := self.images_per_second:  # after one step nobody knows
+      left = (self._total - self._step) * self._batch_size
+      rounded = f"{speed:.0f}" if speed >= 10 else f"{speed:.2g}"
+      shown += f"  {rounded} images/s  ETA {duration(left / speed)}"
+    logger.info("%s step %d/%d  %s", self._name, self._step, self._total, shown)
+
+  def close(self) -> None:
+    """End the bar."""
+    self._bar.close()
+
+
+def _nothing(line: str) -> None:
+  """Leave lines out: `Progress.report` has better ones."""
+
+
+def log_to_stderr(*, verbose: bool = False) -> None:
+  """Show this package's log lines above bars; of libraries only warnings."""
+  absl_logging.set_verbosity(absl_logging.WARNING)
+  log_package(verbose=verbose)

@@ -1,0 +1,281 @@
+"""Tests, ranks and exports the trained tasks of a run."""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from memory_vit.backbones.save import save_backbone
+from memory_vit.config import Config, to_dict
+from memory_vit.data.reader import Reader
+from memory_vit.evaluation import hits as test_hits
+from memory_vit.evaluation.evaluate import Also
+from memory_vit.evaluation.hits import Hits
+from memory_vit.evaluation.split_predictions import SplitPredictions
+from memory_vit.exports import orbax_checkpoint
+from memory_vit.model import trees
+from memory_vit.model.backbone import Backbone, fingerprint_of
+from memory_vit.model.task import Task
+from memory_vit.run_result import TrialResult
+from memory_vit.runtime import files, processes
+from memory_vit.tasks import store
+from memory_vit.train import sweep
+from memory_vit.train.sweep import Trial
+from memory_vit.train.trainer import PackResult, Trainer
+
+# See `files.replacing` and `processes.require_shared`.
+_BEGUN = re.compile(
+  r"\..+\.(?:npz|png)\.[0-9a-f]{8}\.part|\.seen-by-all-[0-9a-f]{16}"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedTrial:
+  """A trial after training.
+
+  Attributes:
+    trial: as it was planned.
+    task: with the parameters that were best on validation.
+    result: how good it is.
+    hits: which examples of the test split it gets right; None without one.
+    predictions: for these examples, of the best trial alone, where pictures
+      are made of them.
+  """
+
+  trial: Trial
+  task: Task
+  result: TrialResult
+  hits: Hits | None = None
+  predictions: SplitPredictions | None = None
+
+  def exported_as(self, name: str) -> "TrainedTrial":
+    """Note in the result where the task is exported."""
+    result = dataclasses.replace(self.result, exported=f"tasks/{name}")
+    return dataclasses.replace(self, result=result)
+
+  def to_task(self, name: str) -> Task:
+    """The task under a name, with how it was made and how good it is."""
+    result = dataclasses.replace(self.exported_as(name).result, name=name)
+    made = {
+      "config": to_dict(self.trial.config),
+      "metrics": dataclasses.asdict(result),
+    }
+    spec = dataclasses.replace(self.task.spec, name=name)
+    return Task(spec, self.task.params, made)
+
+
+def evaluate_trained(
+  trainer: Trainer,
+  trials: Sequence[Trial],
+  packs: Sequence[PackResult],
+  tested: Reader | None,
+) -> list[TrainedTrial]:
+  """Evaluate all trained trials on the test split.
+
+  The best on validation keeps its predictions, where pictures are made of them.
+  Those of hundreds of trials would fill the memory.
+  """
+  by_name = {trial.name: trial for trial in trials}
+  best = _best_on_validation(packs) if trainer.config.log_images else None
+  found = []
+  for pack in packs:
+    tests = {}
+    if tested and pack.tasks:
+      also: tuple[Also, ...] = ("hits",)
+      if best in pack.tasks:
+        also = ("hits", "predictions")
+      trainer = trainer.of_kind([by_name[name] for name in pack.tasks])
+      tests = trainer.evaluate(
+        list(pack.tasks.values()), tested, also=also, predictions_of=best
+      )
+    for name, task in pack.tasks.items():
+      test = tests.get(name)
+      result = dataclasses.replace(
+        _result(by_name[name], task, test),
+        steps=pack.steps,
+        best_step=pack.best[name].step,
+        val_accuracy=pack.best[name].accuracy,
+        val_loss=_finite(pack.best[name].loss),
+        val_examples=pack.best[name].examples,
+        skipped_updates=pack.skipped.get(name, 0),
+      )
+      hits, predictions = (
+        test.get(key) if test else None for key in ("hits", "predictions")
+      )
+      found.append(TrainedTrial(by_name[name], task, result, hits, predictions))
+  return found
+
+
+def _best_on_validation(packs: Sequence[PackResult]) -> str | None:
+  """The name of the trial that `rank` will put first, if there is any."""
+  places = {
+    name: _place(pack.best[name].accuracy, _finite(pack.best[name].loss))
+    for pack in packs
+    for name in pack.tasks
+  }
+  return min(places, key=places.__getitem__, default=None)
+
+
+def _place(accuracy: float | None, loss: float | None) -> tuple[float, float]:
+  """Sort key of trials: accuracy first, then loss."""
+  return -(accuracy or 0.0), math.inf if loss is None else loss
+
+
+def _finite(loss: float | None) -> float | None:
+  """A loss for JSON, which has no NaN, and no infinity."""
+  return loss if loss is not None and math.isfinite(loss) else None
+
+
+def _result(
+  trial: Trial, task: Task, test: Mapping[str, Any] | None
+) -> TrialResult:
+  """The result of a trial, without what validation said."""
+  config = trial.config
+  result = TrialResult(
+    name=task.spec.name,
+    regime=config.regime,
+    cells=task.spec.cells,
+    learning_rate=config.learning_rate,
+    seed=config.seed,
+    varied=dict(trial.varied),
+    trainable_params=trees.count(task.params),
+    chance=1 / task.spec.num_classes,
+  )
+  if test is None:
+    return result
+  return dataclasses.replace(
+    result,
+    test_accuracy=test["top1"],
+    test_examples=test["examples"],
+    test_skipped=test["skipped"],
+    test_not_finite=test["not_finite"],
+    test_loss=_finite(test["loss"]),
+    test_top5=test["top5"],
+    test_per_class=test["per_class"],
+    test_majority=test["majority"],
+  )
+
+
+def rank(
+  trained: Sequence[TrainedTrial], config: Config, name: str
+) -> list[TrainedTrial]:
+  """Sort trials, the best on validation first; say where each is exported."""
+  best, *others = sorted(
+    trained, key=lambda t: _place(t.result.val_accuracy, t.result.val_loss)
+  )
+  ranked, regimes = [best.exported_as(name)], {best.result.regime}
+  for trial in others:
+    regime = trial.result.regime
+    if _exports_all(config):
+      trial = trial.exported_as(trial.result.name)
+    elif config.sweep.regime and regime not in regimes:
+      trial = trial.exported_as(sweep.best_of_regime(name, regime))
+    regimes.add(regime)
+    ranked.append(trial)
+  return ranked
+
+
+def export(
+  trainer: Trainer, name: str, ranked: Sequence[TrainedTrial], workdir: Path
+) -> list[Task]:
+  """Write the best task under its name, and the others where that is asked.
+
+  Beside them lies what they attend to: `tasks/` is all that it takes to run
+  them. With `config.export_orbax` the parameters of the new ones are written to
+  `orbax/` as well. One process writes; all read.
+
+  Args:
+    trainer: that trained them.
+    name: of the best.
+    ranked: from `rank`.
+    workdir: of the run; they are written to tasks/.
+
+  Returns:
+    The new tasks, read back as everybody else will read them.
+  """
+  tasks = [ranked[0].to_task(name)]
+  if _exports_all(trainer.config):
+    tasks += [trial.to_task(trial.result.name) for trial in ranked]
+  else:
+    tasks += [
+      trial.to_task(Path(trial.result.exported).name)
+      for trial in ranked[1:]
+      if trial.result.exported
+    ]
+  directory = workdir / "tasks"
+  for task in (*trainer.parents, *tasks):
+    processes.on_process_0(
+      functools.partial(_save, task, directory / task.spec.name)
+    )
+  if trainer.config.export_orbax:
+    _export_orbax(tasks, workdir / orbax_checkpoint.DIRECTORY)
+  return [
+    store.load_task(directory / task.spec.name, trainer.backbone)
+    for task in tasks
+  ]
+
+
+def _exports_all(config: Config) -> bool:
+  return config.sweep.is_on and config.sweep.export == "all"
+
+
+def save_hits(ranked: Sequence[TrainedTrial], workdir: Path) -> None:
+  """Write which examples of the test split the trials get right, if any."""
+  hits = {t.result.name: t.hits for t in ranked if t.hits is not None}
+  if hits:
+    test_hits.write_hits(workdir, hits)
+
+
+def tidy(workdir: Path) -> None:
+  """Remove what runs that were killed had begun to write.
+
+  Saved states are tidied where they are opened.
+
+  Args:
+    workdir: of a run that alone is using it.
+  """
+  with files.writing(workdir):
+    files.tidy(workdir / "tasks")
+    files.tidy(workdir / orbax_checkpoint.DIRECTORY)
+    for path in workdir.glob(".*"):
+      if _BEGUN.fullmatch(path.name) and path.is_file():
+        path.unlink()
+
+
+def _save(task: Task, path: Path) -> None:
+  """Write a task to where nothing else can be."""
+  with files.writing(path):
+    store.save_task(task, path)
+
+
+def _export_orbax(tasks: Sequence[Task], directory: Path) -> None:
+  """Write the parameters of tasks, but not copies of a whole backbone."""
+  for task in tasks:
+    if not task.spec.learned.holds_backbone:
+      write = functools.partial(_write_orbax, task, directory / task.spec.name)
+      processes.on_process_0(write)
+
+
+def _write_orbax(task: Task, path: Path) -> None:
+  with files.writing(path, ValueError):  # orbax's
+    orbax_checkpoint.write(task.params, path.absolute())
+
+
+def save_model(task: Task, backbone: Backbone, path: Path) -> None:
+  """Write a task of the regime `full` as a ViT of its own.
+
+  Args:
+    task: holds a whole backbone, and a head.
+    backbone: that it began as.
+    path: of the .npz file, in the published layout.
+  """
+  config = dataclasses.replace(
+    backbone.config, num_classes=task.spec.num_classes, representation_size=0
+  )
+  params = {**task.params["backbone"], "head": task.params["head"]}
+  fingerprint = fingerprint_of(config, params)
+  model = Backbone(config, params, fingerprint, task.spec.evaluation)
+  processes.on_process_0(functools.partial(save_backbone, model, path))

@@ -1,0 +1,238 @@
+"""Saves and restores a pack; refuses to go on with what is not the same."""
+
+import dataclasses
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from memory_vit.config import OPTIONS, Config, to_dict
+from memory_vit.data.data_record import DataRecord
+from memory_vit.data.reader import Reader
+from memory_vit.errors import TrainingError
+from memory_vit.model import trees
+from memory_vit.runtime import schema, sharding
+from memory_vit.train import config_changes
+from memory_vit.train.checkpoints import Checkpoints
+from memory_vit.train.divergence import SkipCount
+from memory_vit.train.loop_state import BestParams, LoopState
+from memory_vit.train.step import TrainState
+
+logger = logging.getLogger(__name__)
+
+
+def save(
+  checkpoints: Checkpoints,
+  state: TrainState,
+  past: LoopState,
+  meta: Mapping[str, Any],
+  splits: Mapping[str, Reader],
+) -> None:
+  """Write all that a resumed pack needs; every process must call.
+
+  Args:
+    checkpoints: where.
+    state: of the training.
+    past: what belongs to it.
+    meta: what a resumed pack must share.
+    splits: {"train": the split, ...}, whose unreadable examples are noted.
+
+  Raises:
+    BrokenDataError: where all processes together left out more than may be.
+  """
+  best = past.best
+  checkpoints.save(
+    int(state.step),
+    {
+      "state": state,
+      "best": {name: b.params for name, b in best.items() if b.step},
+    },
+    {
+      **meta,
+      "best": {
+        name: [b.step, b.accuracy, b.loss, b.examples]
+        for name, b in best.items()
+      },
+      "lost": past.lost,
+      "skipped": {
+        name: dataclasses.asdict(found) for name, found in past.skipped.items()
+      },
+      "pending": past.pending,
+      "changes": list(past.changes),
+      "left_out": {
+        key: reader.sync_unreadable() for key, reader in splits.items()
+      },
+      "timed": [past.timed_steps, past.timed_seconds],
+    },
+  )
+
+
+def resume(
+  checkpoints: Checkpoints,
+  state: TrainState,
+  meta: Mapping[str, Any],
+  splits: Mapping[str, Reader],
+  may_change: Sequence[str],
+  record: DataRecord,
+) -> tuple[TrainState, LoopState | None]:
+  """The newest saved state with its past, or the given one without any.
+
+  Args:
+    checkpoints: from where.
+    state: to begin with, where nothing is saved.
+    meta: what a resumed pack must share.
+    splits: as in `save`; what was left out of them counts as before.
+    may_change: from `config_changes.allowed`.
+    record: of the data as it is now.
+
+  Raises:
+    TrainingError: where the pack began with something else.
+    BrokenDataError: where more was left out than may be now.
+  """
+  step = checkpoints.latest()
+  if step is None:
+    return state, None
+  found = checkpoints.meta(step)
+  options = {**_defaults(meta), **found["config"]}
+  changed = config_changes.changes(step, options, meta["config"], may_change)
+  accepted = {change["key"]: change["to"] for change in changed}
+  began = {**found, "config": {**options, **accepted}}
+  require_same(began, meta, checkpoints.directory)
+  other = record.differences(found["files"])
+  changed += _data_changes(step, found, meta, other)
+  if other and f"config.{config_changes.DATA}" not in may_change:
+    raise TrainingError(_other_data(checkpoints.directory, other))
+  for change in changed:
+    logger.warning("from step %(step)d on, %(key)s is %(to)r, not %(from)r",
+                   change)  # fmt: skip
+  for key, bad in found["left_out"].items():
+    if key not in other:  # there these numbers are other images
+      reason = f"left out up to step {step}"
+      splits[key].mark_unreadable(dict.fromkeys(bad, reason))
+  like = {
+    "state": state,
+    "best": {
+      name: sharding.to_host(state.params[name])
+      for name, (best_step, *_) in found["best"].items()
+      if best_step
+    },
+  }
+  saved = checkpoints.restore(step, like)
+  best = {
+    name: BestParams(best_step, accuracy, saved["best"].get(name), loss, count)
+    for name, (best_step, accuracy, loss, count) in found["best"].items()
+  }
+  logger.info("going on from step %d in %s", step, checkpoints.directory)
+  skipped = {
+    name: SkipCount(values["total"], tuple(values["row"]))
+    for name, values in found["skipped"].items()
+  }
+  steps, seconds = found["timed"]
+  return saved["state"], LoopState(
+    best=best,
+    lost=found["lost"],
+    skipped=skipped,
+    pending=found["pending"],
+    changes=(*found["changes"], *changed),
+    timed_steps=steps,
+    timed_seconds=seconds,
+  )
+
+
+def _defaults(now: Mapping[str, Any]) -> dict[str, Any]:
+  """Options as they were before there were any of the newer ones."""
+  defaults = what_matters(to_dict(Config()))
+  return {k: v for k, v in defaults.items() if k in now["config"]}
+
+
+def _data_changes(
+  step: int,
+  found: Mapping[str, Any],
+  now: Mapping[str, Any],
+  other: Mapping[str, Sequence[str]],
+) -> list[dict[str, Any]]:
+  """The splits that hold other data than before, and what differs in each."""
+  before = found["files"]
+  return [
+    {
+      "step": step,
+      "key": f"data of {split}",
+      "from": before.get(split, {}).get("sha256"),
+      "to": now["files"].get(split, {}).get("sha256"),
+      "what": list(lines),
+    }
+    for split, lines in other.items()
+  ]
+
+
+def _other_data(directory: Path, other: Mapping[str, Sequence[str]]) -> str:
+  """The message for data that is not what a run began with."""
+  lines = []
+  for split, (first, *more) in other.items():
+    lines += [f"{split}: {first}", *more]
+  return (
+    f"the run in {directory} began with other data. Put that back, or go on "
+    f"with what is there by --allow_config_change={config_changes.DATA}, or "
+    "give another --workdir.\n  " + "\n  ".join(lines)
+  )
+
+
+def require_within(state: TrainState, total: int, directory: Path) -> None:
+  """Raise where a restored state is beyond the last step."""
+  if int(state.step) > total:
+    raise TrainingError(
+      f"the run in {directory} is at step {state.step}, beyond "
+      f"config.total_steps {total}: expected at least that."
+    )
+
+
+def require_same(
+  found: Mapping[str, Any], now: Mapping[str, Any], directory: Path
+) -> None:
+  """Raise unless a pack goes on with what it began with."""
+  advice = "Give that one, or another --workdir."
+  if found["fingerprint"] != now["fingerprint"]:
+    raise TrainingError(
+      f"the run in {directory} began on the backbone with fingerprint "
+      f"{found['fingerprint'][:16]}, not {now['fingerprint'][:16]}. {advice}"
+    )
+  processes = [saved.get("drawn_by", 1) for saved in (found, now)]
+  if processes[0] != processes[1]:
+    raise TrainingError(
+      f"the run in {directory} drew its batches on {processes[0]} processes, "
+      f"now {processes[1]}: with config.keep each draws from its own rows. "
+      "Start as many, or give another --workdir."
+    )
+  for key in ("config", "parents", "attends_to", "variants", "data"):
+    if key not in found:
+      raise TrainingError(
+        f"the run in {directory} was begun by another version of memory_vit: "
+        f"its states say nothing of {key!r}. Give another --workdir."
+      )
+    changed = schema.differences(found[key], now[key])
+    if changed:
+      more = ""
+      if key == "config":
+        values = found[key].keys() | now[key].keys()
+        more = " " + config_changes.advice(
+          sorted(k for k in values if found[key].get(k) != now[key].get(k))
+        )
+      raise TrainingError(
+        f"the run in {directory} began with another {key}. {advice}{more}\n  "
+        + "\n  ".join(changed)
+      )
+
+
+def what_matters(values: Mapping[str, Any]) -> dict[str, Any]:
+  """The options that a continued run must share, as JSON gives them back.
+
+  Returns:
+    {"config.task.cells": 5, ...}, without options that change no result. Of
+    tasks that are read the directories may change, not their digests, and
+    epochs as long as they are as many steps: both are compared elsewhere.
+  """
+  free = {key for key, option in OPTIONS.items() if option.resume == "free"}
+  flat = trees.flatten(json.loads(json.dumps(values)))
+  flat = {name.replace("/", "."): value for name, value in flat.items()}
+  return {f"config.{k}": v for k, v in flat.items() if k not in free}

@@ -1,0 +1,164 @@
+"""Pictures of a trained task, for TensorBoard and Weights & Biases."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+from etils import epy
+
+from memory_vit.data.eval_images import eval_images
+from memory_vit.data.reader import Reader
+from memory_vit.evaluation.split_predictions import SplitPredictions
+from memory_vit.model.task import Task
+from memory_vit.run_result import ANSWERS as ANSWERS_FILE
+from memory_vit.run_result import ATTENTION
+from memory_vit.runtime import sharding
+from memory_vit.runtime.messages import first_line
+from memory_vit.train.trainer import Trainer
+
+with epy.lazy_imports():  # of matplotlib, for which no training waits
+  from memory_vit import looking, plots
+  from memory_vit.evaluation import confusion
+  from memory_vit.looking import token_attention
+  from memory_vit.plots import rasterize
+
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
+
+logger = logging.getLogger(__name__)
+
+# The tag of where a task looks.
+OVERLAYS = "attention/overlays"
+# And of what it says to images.
+ANSWERS = "test/answers"
+# What of these is written into the run's directory.
+FILES = {OVERLAYS: ATTENTION, ANSWERS: ANSWERS_FILE}
+# Images on that sheet, for each that is logged.
+_SHEET = 3
+# Tag -> uint8 (height, width, 3).
+Pictures = dict[str, np.ndarray]
+
+
+def pictures_of(
+  trainer: Trainer, task: Task, predictions: SplitPredictions | None
+) -> Pictures:
+  """Draw where a task looks, and what it takes for what.
+
+  What cannot be drawn is left out, with a warning: a run does not end by it.
+
+  Args:
+    trainer: of the run.
+    task: that it has trained.
+    predictions: of its test split, if any.
+  """
+  pictures: Pictures = {}
+  for draw in (
+    lambda: attention_figures(trainer, task, predictions),
+    lambda: answer_figures(trainer, task, predictions),
+    lambda: confusion_figures(task, predictions),
+  ):
+    try:
+      pictures |= {tag: rasterize.rasterize(f) for tag, f in draw().items()}
+    except Exception as error:  # of a broken image, of a lack of memory
+      logger.warning(
+        "pictures are left out (%s: %s)", type(error).__name__,
+        first_line(error),
+      )  # fmt: skip
+  return pictures
+
+
+def attention_figures(
+  trainer: Trainer, task: Task, predictions: SplitPredictions | None
+) -> dict[str, Figure]:
+  """Draw where a task looks, on some images that it was not trained on.
+
+  There is nothing to draw of a regime whose tasks do not compose, and of
+  embeddings, which are no images; several processes leave it out.
+  """
+  reader = trainer.test or trainer.validation
+  if reader is None or reader.source.embedded or not task.spec.learned.composes:
+    return {}
+  if jax.process_count() > 1:
+    logger.info("no pictures of attention: there are several processes")
+    return {}
+  chosen = _some_examples(trainer, reader)
+  images = eval_images(reader, trainer.preprocessing, chosen)
+  titles = _answers(task, predictions, chosen) if predictions else ()
+  mesh = trainer.context.mesh
+  tasks = [
+    dataclasses.replace(each, params=sharding.put(each.params, mesh))
+    for each in (*trainer.parents, task)
+  ]
+  # As many rows as the devices can share; the last image fills up.
+  more = -len(images) % mesh.size
+  rows = np.concatenate([images, images[-1:].repeat(more, axis=0)])
+  found = token_attention.token_attention(
+    trainer.backbone, tasks, sharding.shard_batch(rows, mesh)
+  )
+  attention = found[task.name].of_images(slice(len(images)))
+  return {
+    OVERLAYS: looking.attention_overlays(images, attention, titles=titles),
+    "attention/shares": looking.memory_shares_figure(attention),
+  }
+
+
+def answer_figures(
+  trainer: Trainer, task: Task, predictions: SplitPredictions | None
+) -> dict[str, Figure]:
+  """Draw images of the test split, under their classes and a task's answers."""
+  reader = trainer.test
+  if predictions is None or reader is None or reader.source.embedded:
+    return {}
+  chosen = _some_examples(trainer, reader, _SHEET)
+  images = eval_images(reader, trainer.preprocessing, chosen)
+  titles = _answers(task, predictions, chosen)
+  return {ANSWERS: plots.image_grid(images, titles)}
+
+
+def confusion_figures(
+  task: Task, predictions: SplitPredictions | None
+) -> dict[str, Figure]:
+  """Draw which classes of the test split a task takes for which."""
+  if predictions is None:
+    return {}
+  matrix = confusion.confusion_matrix(predictions)
+  figure = plots.confusion_matrix_figure(matrix, _class_names(task))
+  return {"test/confusions": figure}
+
+
+def _class_names(task: Task) -> Sequence[str]:
+  """Class names of a task, or the numbers of its classes."""
+  return task.spec.class_names or [*map(str, range(task.spec.num_classes))]
+
+
+def _answers(
+  task: Task, predictions: SplitPredictions, chosen: Sequence[int]
+) -> list[str]:
+  """The titles of examples: class, prediction and its probability."""
+  names = _class_names(task)
+  return [
+    looking.answer_title(
+      names[predictions.top_classes[i, 0]],
+      predictions.confidence[i],
+      names[predictions.label[i]],
+    )
+    for i in chosen
+  ]
+
+
+def _some_examples(
+  trainer: Trainer, reader: Reader, each: int = 1
+) -> list[int]:
+  """The numbers of images from all over a split, `each` for one of the log.
+
+  Files lie class by class: the first ones would be of one class.
+  """
+  readable = [i for i in range(reader.size) if i not in reader.unreadable]
+  count = min(each * trainer.config.log_images, len(readable))
+  places = np.linspace(0, len(readable) - 1, count).round().astype(int)
+  return [readable[i] for i in places]

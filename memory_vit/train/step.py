@@ -1,0 +1,260 @@
+"""One optimiser step: what changes in training, and how it changes."""
+
+import functools
+import types
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from memory_vit.model import trees
+from memory_vit.runtime import compiling, sharding
+from memory_vit.tasks.split_forward import SplitForward
+from memory_vit.train import optim
+from memory_vit.train.loss import HeadClasses, loss_and_accuracy
+from memory_vit.train.mixup import Mixup, mix
+
+
+@flax.struct.dataclass
+class TrainState:
+  """All that changes in training.
+
+  Attributes:
+    step: int32 (), steps done.
+    params: {name: trained parameters}; nothing frozen is in here.
+    opt_state: of the optimiser, for `params` alone.
+  """
+
+  step: jax.Array
+  params: Any
+  opt_state: Any
+
+
+def create_state(
+  params: Any, optimizer: optax.GradientTransformation, mesh: Mesh
+) -> TrainState:
+  """A state at step 0, on the devices of the mesh; see `sharding.layout`."""
+  # A copy: the loop donates its state, and the caller keeps what it passed in.
+  params = jax.tree.map(jnp.array, params)
+  state = TrainState(jnp.int32(0), params, optimizer.init(params))
+  return sharding.put(state, mesh)
+
+
+class Step:
+  """One optimiser step on a batch, in three programs.
+
+  `SplitForward.prepare` (everything frozen), the gradient (everything trained),
+  and the update. A batch may pass the first two in parts; its images may be
+  mixed before.
+
+  Attributes:
+    prepare: (frozen, images) -> inputs of the gradient.
+    gradient_program: the compiled function (trained, frozen, inputs, labels) ->
+      gradient and metrics.
+  """
+
+  def __init__(
+    self,
+    forward: SplitForward,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    label_smoothing: Mapping[str, float] = types.MappingProxyType({}),
+    weighted: Collection[str] = (),
+    mixup: Mixup | None = None,
+    accumulation_steps: int = 1,
+  ) -> None:
+    """Build the programs; nothing is compiled yet.
+
+    Args:
+      forward: what is frozen, and what is trained.
+      optimizer: over {name: parameters}.
+      mesh: over which batches are split.
+      label_smoothing: {name: share}; 0 for those that are not named.
+      weighted: names whose loss weighs classes, see `HeadClasses`.
+      mixup: how images are mixed; None where they are not.
+      accumulation_steps: parts in which a batch goes through the model.
+    """
+    self.prepare, self._mesh = forward.prepare, mesh
+    self._parts = accumulation_steps
+    loss = functools.partial(_loss, forward, label_smoothing, weighted)
+    # Of gradient and state, the layout is fixed within the programs.
+    outputs = (None, sharding.replicated(mesh))
+    self.gradient_program = jax.jit(
+      functools.partial(_gradient, jax.grad(loss, has_aux=True), mesh),
+      out_shardings=outputs,
+    )
+    self._update = jax.jit(
+      functools.partial(_update, optimizer, mesh),
+      donate_argnums=0,
+      out_shardings=outputs,
+    )
+    self._mix = None
+    if mixup:
+      self._mix = jax.jit(
+        functools.partial(mix, mixup=mixup),
+        out_shardings=sharding.by_rows(mesh),
+      )
+    self._split = jax.jit(
+      _split, static_argnums=(1, 2), out_shardings=sharding.by_rows(mesh)
+    )
+
+  def gradient(
+    self, params: Any, frozen: Any, batch: dict[str, Any]
+  ) -> tuple[Any, dict[str, dict[str, jax.Array]]]:
+    """The gradient of the mean loss of every name, and its metrics.
+
+    The batch holds images, or the "inputs" that `prepare` makes of them.
+    """
+    inputs = self.inputs(frozen, batch)
+    return self.gradient_program(params, frozen, inputs, batch["label"])
+
+  def inputs(self, frozen: Any, batch: Mapping[str, Any]) -> Any:
+    """What the gradient reads of a batch: made of its images, or kept."""
+    if "inputs" in batch:
+      return batch["inputs"]
+    return self.prepare(frozen, batch["image"])
+
+  def peak_bytes(
+    self,
+    params: Any,
+    frozen: Any,
+    batch: Mapping[str, Any],
+    evaluated: int = 0,
+  ) -> int:
+    """What a run needs on a device beside state and backbone, as compiled.
+
+    Args:
+      params: arrays, or their shapes.
+      frozen: arrays.
+      batch: arrays or shapes, of a whole step; with "inputs" where they are
+        kept.
+      evaluated: images in a batch of evaluation.
+    """
+    rows = sharding.by_rows(self._mesh)
+    passed = batch
+    if self._mix:
+      passed = jax.eval_shape(self._mix, dict(batch), jnp.int32(0))
+
+    def on_rows(a: Any, parts: int = 1) -> jax.ShapeDtypeStruct:
+      shape = (a.shape[0] // parts, *a.shape[1:])
+      return jax.ShapeDtypeStruct(shape, a.dtype, sharding=rows)
+
+    part = jax.tree.map(lambda a: on_rows(a, self._parts), dict(passed))
+    programs = []
+    if "inputs" in part:
+      inputs = part["inputs"]
+    else:
+      programs = [jax.jit(self.prepare).lower(frozen, part["image"])]
+      inputs = jax.tree.map(on_rows, programs[0].out_info)
+    program = self.gradient_program
+    programs.append(program.lower(params, frozen, inputs, part["label"]))
+    # One after the other; the context between them lives as long as both.
+    unused = compiling.options(0)
+    used = [p.compile(unused).memory_analysis() for p in programs]
+    temporary = [0 if u is None else u.temp_size_in_bytes for u in used]
+    # Evaluation hands over as much for an image, and may have more of them.
+    images = jax.tree.leaves(part)[0].shape[0]
+    contexts = trees.bytes_of(inputs) * max(1.0, evaluated / images)
+    # Two batches are on their way while one is used.
+    kept = contexts + 3 * trees.bytes_of(batch)
+    return int(kept / self._mesh.size) + int(max(temporary))
+
+  def __call__(
+    self, state: TrainState, frozen: Any, batch: dict[str, Any]
+  ) -> tuple[TrainState, dict[str, dict[str, jax.Array]]]:
+    """Take one step.
+
+    Args:
+      state: is used up (donated).
+      frozen: what is read and not trained.
+      batch: "image" (b, side, side, 3) or "inputs", see `gradient`; "label"
+        int (b,).
+
+    Returns:
+      The next state, and {name: {"loss", "accuracy", "grad_norm",
+      "param_norm", "skipped"}}, float32 (). Where the loss or the gradient of a
+      name, or what would become of its parameters, is not finite, they and its
+      optimiser stay as they are: "skipped" is 1.
+    """
+    if self._mix:
+      batch = self._mix(batch, state.step)
+
+    def part(i: int) -> Any:
+      rows = batch if self._parts == 1 else self._split(batch, self._parts, i)
+      return self.gradient(state.params, frozen, rows)
+
+    total = part(0)
+    for i in range(1, self._parts):
+      total = jax.tree.map(jnp.add, total, part(i))
+    grads, metrics = total
+    return self._update(state, grads, metrics, 1.0 / self._parts)
+
+
+def _split(batch: dict[str, Any], parts: int, i: int) -> dict[str, Any]:
+  """Every `parts`-th row, from row i: each device keeps rows of its own."""
+  return jax.tree.map(lambda rows: rows[i::parts], batch)
+
+
+def _loss(
+  forward: SplitForward,
+  label_smoothing: Mapping[str, float],
+  weighted: Collection[str],
+  params: Any,
+  frozen: Any,
+  inputs: Any,
+  labels: Any,
+) -> tuple[jax.Array, dict[str, dict[str, jax.Array]]]:
+  """The sum over names of the mean loss.
+
+  No name's loss has a gradient with respect to another's parameters: tasks
+  read each other as they are, or not at all.
+  """
+  metrics = {}
+  classes = frozen.get("classes", HeadClasses())
+  for name, logits in forward.logits(params, frozen, inputs).items():
+    weights = classes.weights if name in weighted else None
+    loss, accuracy = loss_and_accuracy(
+      logits,
+      labels,
+      smoothing=label_smoothing.get(name, 0.0),
+      classes=classes._replace(weights=weights),
+    )
+    metrics[name] = {"loss": loss, "accuracy": accuracy}
+  losses = [values["loss"] for values in metrics.values()]
+  return functools.reduce(jnp.add, losses), metrics
+
+
+def _gradient(loss_gradient: Any, mesh: Mesh, *args: Any) -> tuple[Any, Any]:
+  """Gradient and metrics; the gradient lies as the parameters do."""
+  grads, metrics = loss_gradient(*args)
+  return sharding.constrain(grads, mesh), metrics
+
+
+def _update(
+  optimizer: optax.GradientTransformation,
+  mesh: Mesh,
+  state: TrainState,
+  grads: Any,
+  metrics: dict[str, dict[str, jax.Array]],
+  scale: float,
+) -> tuple[TrainState, dict[str, dict[str, jax.Array]]]:
+  """Apply the mean gradient; `scale` is one over the number of parts."""
+  grads, metrics = jax.tree.map(lambda a: a * scale, (grads, metrics))
+  updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+  params = optax.apply_updates(state.params, updates)
+  finite = {}
+  for name, values in metrics.items():
+    values["grad_norm"] = optax.tree.norm(grads[name])
+    norms = (values["loss"], values["grad_norm"], optax.tree.norm(params[name]))
+    finite[name] = jnp.isfinite(jnp.stack(norms)).all()
+    params[name] = optim.where(finite[name], params[name], state.params[name])
+    values["param_norm"] = optax.tree.norm(params[name])
+    values["skipped"] = 1.0 - finite[name]
+  opt_state = optim.where_finite(finite, opt_state, state.opt_state)
+  state = TrainState(state.step + 1, params, opt_state)
+  return sharding.constrain(state, mesh), metrics

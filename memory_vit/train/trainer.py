@@ -1,0 +1,567 @@
+"""Trains a pack of trials, or goes on with one that was interrupted."""
+
+import contextlib
+import dataclasses
+import functools
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from memory_vit.config import Config, data_seed, to_dict
+from memory_vit.data import batching, image_ops
+from memory_vit.data.class_counts import class_counts
+from memory_vit.data.data_record import DataRecord
+from memory_vit.data.decoded_images import keep_decoded
+from memory_vit.data.reader import Reader
+from memory_vit.evaluation import evaluate as evaluation
+from memory_vit.evaluation.evaluate import Also, Predict, evaluate_source
+from memory_vit.frozen.splits import Kept, Prepare
+from memory_vit.model.backbone import Backbone, rounded
+from memory_vit.model.task import EvalPreprocessing, Task
+from memory_vit.runtime import processes, sharding
+from memory_vit.tasks import create, split_forward
+from memory_vit.tasks.compose import require_fit
+from memory_vit.tasks.quiet_start import quieted
+from memory_vit.train import optim, padded_head, resume, summary, sweep
+from memory_vit.train.checkpoints import Checkpoints
+from memory_vit.train.loop import Loop, Save, Steps
+from memory_vit.train.loop_state import BestParams, LoopState
+from memory_vit.train.loss import HeadClasses, balanced_weights
+from memory_vit.train.mixup import Mixup
+from memory_vit.train.run_context import RunContext
+from memory_vit.train.step import Step, TrainState, create_state
+from memory_vit.train.step_plan import StepPlan, shared_step, without_classes
+from memory_vit.train.sweep import Trial
+from memory_vit.train.wandb_run import WandbRun
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PackResult:
+  """A pack after training.
+
+  Attributes:
+    tasks: {trial's name: its task, as it was best on validation}. One that
+      was lost before it was ever evaluated is not there.
+    best: {trial's name: when that was, and how good}.
+    lost: {trial's name: the step at which too much was not finite}.
+    skipped: {trial's name: how many updates were not finite}.
+    changes: of the configuration on the way, from `config_changes.changes`.
+    steps: how long it was trained.
+    examples: number of training images in the steps that were timed.
+    seconds: time that these steps took.
+  """
+
+  tasks: dict[str, Task]
+  best: Mapping[str, BestParams]
+  lost: Mapping[str, int]
+  skipped: dict[str, int] = dataclasses.field(default_factory=dict)
+  changes: tuple[Mapping[str, Any], ...] = ()
+  steps: int = 0
+  examples: int = 0
+  seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+  """A pack before its first step.
+
+  Attributes:
+    tasks: {trial's name: its task, before training}.
+    schedules: {trial's name: its learning rate over the steps}.
+    step: one optimiser step for all of them.
+    state: at step 0.
+  """
+
+  tasks: dict[str, Task]
+  schedules: dict[str, Any]
+  step: Step
+  state: TrainState
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trainer:
+  """What all packs of a run share.
+
+  Attributes:
+    config: of the run.
+    context: devices, and when to stop.
+    backbone: frozen; on the devices of the mesh.
+    train: the training split.
+    validation: the split that chooses the best step, or None.
+    test: on which the result is reported, or None.
+    attends_to: earlier tasks that the new one reads.
+    ancestors: tasks that those read, and the new one does not.
+    record: of the data; what a state holds of it.
+    wandb_run: that gets the events, if any.
+    run_config: of the whole run, where `config` is that of trials of one kind.
+  """
+
+  config: Config
+  context: RunContext
+  backbone: Backbone
+  train: Reader
+  validation: Reader | None = None
+  test: Reader | None = None
+  attends_to: tuple[Task, ...] = ()
+  ancestors: tuple[Task, ...] = ()
+  record: DataRecord = dataclasses.field(default_factory=DataRecord)
+  wandb_run: WandbRun | None = None
+  run_config: Config | None = None
+
+  @property
+  def parents(self) -> tuple[Task, ...]:
+    """All earlier tasks that run beside the new one."""
+    return (*self.attends_to, *self.ancestors)
+
+  @property
+  def preprocessing(self) -> EvalPreprocessing:
+    """How images of the task are prepared for evaluation."""
+    data, embedded = self.config.data, self.train.source.embedded
+    if embedded:
+      return embedded.origin.evaluation
+    return image_ops.evaluation_of(
+      data.eval_crop,
+      data.resize,
+      self.config.image_size,
+      self.backbone.evaluation,
+    )
+
+  def of_kind(self, trials: Sequence[Trial]) -> "Trainer":
+    """The same for trials of one kind, see `sweep.of_one_kind`."""
+    one, config = trials[0].config, self.config
+    if sweep.kind_of(one) == sweep.kind_of(config) and one.keep == config.keep:
+      return self
+    return dataclasses.replace(
+      self,
+      config=dataclasses.replace(config, regime=one.regime, keep=one.keep),
+      run_config=self.run_config or config,
+    )
+
+  def train_pack(
+    self,
+    trials: Sequence[Trial],
+    directory: Path,
+    logdirs: Mapping[str, Path],
+  ) -> PackResult:
+    """Train the trials of a pack side by side.
+
+    Args:
+      trials: of one pack.
+      directory: of its saved states; where it holds some, the pack goes on.
+      logdirs: {trial's name: of its TensorBoard events}.
+
+    Raises:
+      DivergedError: where all trials are lost.
+      Interrupted: where it was asked to stop.
+    """
+    start = self.start(trials)
+    params = start.state.params
+    if logger.isEnabledFor(logging.DEBUG):
+      logger.debug("\n%s", summary.parameter_table(params))
+    logger.info("%s", summary.parameter_counts(params, self._untouched()))
+    with Checkpoints(directory) as checkpoints:
+      steps, past = self._fit(trials, start, checkpoints, logdirs)
+    tasks = {
+      name: padded_head.without_padding(
+        dataclasses.replace(task, params=past.best[name].params),
+        self.train.class_names,
+      )
+      for name, task in start.tasks.items()
+      if past.best[name].params is not None
+    }
+    return PackResult(
+      tasks=tasks,
+      best=past.best,
+      lost=past.lost,
+      skipped={name: found.total for name, found in past.skipped.items()},
+      changes=past.changes,
+      steps=steps,
+      examples=past.timed_steps * self.config.batch_size,
+      seconds=past.timed_seconds,
+    )
+
+  def _fit(
+    self,
+    trials: Sequence[Trial],
+    start: Start,
+    checkpoints: Checkpoints,
+    logdirs: Mapping[str, Path],
+  ) -> tuple[int, LoopState]:
+    """Take the steps of a pack that are left; count those of the whole run."""
+    config, meta = self.config, self.meta(trials)
+    splits = {"train": self.train}
+    if self.validation:
+      splits["validation"] = self.validation
+    state, past = resume.resume(
+      checkpoints,
+      start.state,
+      meta,
+      splits,
+      self.context.may_change,
+      self.record,
+    )
+    resume.require_within(state, config.total_steps, checkpoints.directory)
+    # It is accepted: what is refused changes nothing of an earlier run.
+    self.record.keep()
+    if self.wandb_run:
+      self.wandb_run.begin(self.run_config or config)
+
+    def save(state: TrainState, past: LoopState) -> None:
+      self.context.require_alone()
+      resume.save(checkpoints, state, past, meta, splits)
+
+    many = f"{len(trials)} trials"
+    title = trials[0].name if len(trials) == 1 else many
+    batches = self._train_batches(start.step, int(state.step))
+    run = self._loop(start, title, save, logdirs)
+    state, past = run.fit(state, batches, past)
+    return int(state.step), past
+
+  def _loop(
+    self, start: Start, title: str, save: Save, logdirs: Mapping[str, Path]
+  ) -> Loop:
+    """The loop of a pack, as the configuration of the run says."""
+    config = self.config
+    validate = None
+    if self.validation:
+      validate = functools.partial(self._validate, start, self.validation)
+    return Loop(
+      title=title,
+      step_fn=start.step,
+      frozen=self.frozen(),
+      mesh=self.context.mesh,
+      steps=Steps(
+        total=config.total_steps,
+        log=config.log_every,
+        evaluate=config.eval_every,
+        checkpoint=config.checkpoint_every,
+        profile_at=config.profile_at,
+        patience=config.early_stopping,
+      ),
+      batch_size=config.batch_size,
+      schedules=start.schedules,
+      validate=validate,
+      save=save,
+      max_skipped=config.optim.max_skipped,
+      examples=self._train_examples,
+      stop=self.context.stop,
+      logdirs=logdirs,
+      wandb_run=self.wandb_run,
+    )
+
+  def start(self, trials: Sequence[Trial]) -> Start:
+    """Initialise a pack and its step; nothing is compiled yet.
+
+    Raises:
+      TaskError: for tasks that cannot share a pass.
+    """
+    tasks = {t.name: self.new_task(t) for t in trials}
+    step = self.make_step(trials, tasks)
+    tasks = self._quieted(trials, tasks, step)
+    if self.config.learned.composes:  # the others read no task
+      require_fit([*self.parents, *tasks.values()])
+    schedules = {
+      t.name: optim.make_schedule(
+        t.config.optim, t.config.learning_rate, self.config.total_steps
+      )
+      for t in trials
+    }
+    optimizer = optim.make_optimizer(
+      {t.name: t.config.optim for t in trials}, schedules
+    )
+    params = {name: task.params for name, task in tasks.items()}
+    return Start(
+      tasks,
+      schedules,
+      step,
+      create_state(params, optimizer, self.context.mesh),
+    )
+
+  def new_task(self, trial: Trial) -> Task:
+    """The task of a trial, before training."""
+    config = trial.config
+    kind, options = config.learned, config.task
+    padded = self._padded_classes
+    return create.init_task(
+      jax.random.key(config.seed),
+      self.backbone,
+      name=trial.name,
+      num_classes=padded or self.train.num_classes,
+      cells=options.cells if kind.has_memory else 0,
+      regime=config.regime,
+      bottleneck=options.bottleneck if kind.has_bottleneck else 0,
+      side_width=options.side_width,
+      side_mixing=options.side_mixing,
+      attends_to=self.attends_to,
+      memory_norm=options.memory_norm,
+      memory_std=options.memory_std,
+      cls_init=options.cls_init,
+      class_names=() if padded else self.train.class_names,
+      evaluation=self.preprocessing,
+    )
+
+  def _quieted(
+    self, trials: Sequence[Trial], tasks: dict[str, Task], step: Step
+  ) -> dict[str, Task]:
+    """Turn the memory of those that ask for it from the first images."""
+    quiet = {
+      t.name
+      for t in trials
+      if t.config.learned.has_memory and t.config.task.memory_init == "quiet"
+    }
+    if not quiet:
+      return tasks
+    parts = self.config.optim.accumulation_steps
+    # Not of what is kept, which a dry run must not compute.
+    with contextlib.closing(self._image_batches(self.train, 0)) as batches:
+      # As many rows as pass the model at once.
+      rows = jax.tree.map(lambda a: a[::parts], next(batches))
+    rows = sharding.shard_batch(rows, self.context.mesh)
+    context = step.inputs(self.frozen(), rows)
+    return {
+      name: quieted(self.backbone, task, self.parents, context)
+      if name in quiet
+      else task
+      for name, task in tasks.items()
+    }
+
+  def make_step(
+    self, trials: Sequence[Trial], tasks: Mapping[str, Task]
+  ) -> Step:
+    """One optimiser step for the tasks of a pack.
+
+    Packs that differ in their data and first values alone share it, and what
+    it has compiled.
+    """
+    optim_config = self.config.optim
+    mixup = None
+    if optim_config.mixup:
+      mixup = Mixup(optim_config.mixup, data_seed(self.config))
+    specs = (t.spec for t in (*self.parents, *tasks.values()))
+    return shared_step(
+      StepPlan(
+        backbone=self.backbone.config,
+        specs=tuple(without_classes(spec) for spec in specs),
+        optimizers=tuple(
+          (t.name, t.config.optim, t.config.learning_rate) for t in trials
+        ),
+        total_steps=self.config.total_steps,
+        mixup=mixup,
+        accumulation_steps=optim_config.accumulation_steps,
+        mesh=self.context.mesh,
+      )
+    )
+
+  def _validate(
+    self, start: Start, split: Reader, params: Any
+  ) -> dict[str, dict[str, Any]]:
+    """Evaluate the tasks of a pack with the parameters of a step."""
+    trained = [
+      dataclasses.replace(task, params=params[name])
+      for name, task in start.tasks.items()
+    ]
+    if not self.kept:
+      return self.evaluate(trained, split)
+    batches = self.kept.eval_batches(split, self.frozen_pass(start.step))
+    return self.evaluate(trained, split, batches)
+
+  def evaluate(
+    self,
+    tasks: Sequence[Task],
+    source: Reader,
+    kept: Iterable[dict[str, Any]] | None = None,
+    *,
+    also: Collection[Also] = (),
+    predictions_of: str | None = None,
+  ) -> dict[str, dict[str, Any]]:
+    """Evaluate tasks on a split of their data set, in one pass.
+
+    Args:
+      tasks: trained side by side.
+      source: the split.
+      kept: its batches, where their frozen part is kept.
+      also: see `evaluate_source`, as what is returned.
+      predictions_of: the one whose predictions are wanted; None for all.
+
+    Raises:
+      Interrupted: between two batches, where it was asked to stop.
+    """
+    if kept is None and self.kept and source.source.embedded:
+      kept = self.kept.eval_batches(source, self._prepare(tasks), "test")
+    outputs = self.predictor(tasks, kept=kept is not None)
+
+    def predict(inputs: Any) -> dict[str, jax.Array]:
+      self.context.stop.check()
+      return outputs(inputs)
+
+    return evaluate_source(
+      predict,
+      source,
+      tasks[0].spec.evaluation,
+      batch_size=self.config.batch_size_eval,
+      mesh=self.context.mesh,
+      also=also,
+      batches=kept,
+      predictions_of=predictions_of,
+    )
+
+  def predictor(self, tasks: Sequence[Task], *, kept: bool = False) -> Predict:
+    """How tasks are evaluated: see `predict_fn`."""
+    predict = evaluation.predict_fn(
+      self.frozen_backbone,
+      [*self.parents, *tasks],
+      self.context.mesh,
+      outputs=[task.name for task in tasks],
+      classes=self._padded_classes,
+      kept=kept,
+    )
+    if not self._padded_classes:
+      return predict
+    return padded_head.of_classes(predict, self.train.num_classes)
+
+  @functools.cached_property
+  def kept(self) -> Kept | None:
+    """What is kept of the frozen pass, for all packs; None for nothing."""
+    if self.config.keep.what not in ("contexts", "features"):
+      return None
+    return Kept(
+      config=self.config,
+      backbone=self.backbone,
+      preprocessing=self.preprocessing,
+      record=self.record,
+      mesh=self.context.mesh,
+      stop=self.context.stop,
+    )
+
+  @property
+  def kept_splits(self) -> dict[str, Reader]:
+    """{"train": the split, ...}, those of which something is kept."""
+    named = {"train": self.train, "validation": self.validation}
+    if self.train.source.embedded:  # there are no images to compute it of
+      named["test"] = self.test
+    return {key: reader for key, reader in named.items() if reader}
+
+  def _prepare(self, tasks: Sequence[Task]) -> Prepare:
+    """Images -> what tasks read; as `frozen_pass`, without a step."""
+    specs = tuple(task.spec for task in (*self.parents, *tasks))
+    split = split_forward.make_split_forward(self.backbone.config, specs)
+    return functools.partial(split.prepare, self.frozen())
+
+  @functools.cached_property
+  def _training_images(self) -> Reader:
+    """The training split; decoded in memory where that is kept."""
+    if self.config.keep.what != "images":
+      return self.train
+    side = image_ops.shorter_side(
+      self.config.data.resize, self.config.image_size
+    )
+    return keep_decoded(self.train, side, self.context.stop.check)
+
+  def frozen_pass(self, step: Step) -> Prepare:
+    """Images (b, side, side, 3) -> what a step reads; that of all packs."""
+    return functools.partial(step.prepare, self.frozen())
+
+  def frozen(self) -> dict[str, Any]:
+    """The arrays that a pack reads and does not train."""
+    frozen = {
+      "backbone": self.frozen_backbone.params,
+      "tasks": {task.spec.name: task.params for task in self.parents},
+    }
+    classes = self._head_classes
+    if jax.tree.leaves(classes):
+      frozen["classes"] = sharding.put(classes, self.context.mesh)
+    return frozen
+
+  @functools.cached_property
+  def frozen_backbone(self) -> Backbone:
+    """The backbone as programs take it that do not train it."""
+    return rounded(self.backbone)
+
+  @functools.cached_property
+  def _head_classes(self) -> HeadClasses:
+    """Classes of the training split, as the loss counts them."""
+    classes = self.train.num_classes
+    is_class = padded_head.is_class(self._padded_classes, classes)
+    weights = None
+    if self._weighs_classes:
+      weights = balanced_weights(
+        processes.on_process_0(lambda: class_counts(self.train))
+      )
+      more = max(0, self._padded_classes - classes)
+      weights = np.pad(weights, (0, more))
+    return HeadClasses(is_class, weights)
+
+  @property
+  def _padded_classes(self) -> int:
+    return self.config.task.padded_classes
+
+  @property
+  def _weighs_classes(self) -> bool:
+    trials = sweep.trials_of(self.config, "any")
+    return any(t.config.optim.class_weights == "balanced" for t in trials)
+
+  def _untouched(self) -> dict[str, Any]:
+    """What stays as it is: of `full`, nothing of the backbone."""
+    frozen = {k: v for k, v in self.frozen().items() if k != "classes"}
+    if self.config.learned.holds_backbone:
+      frozen["backbone"] = {}
+    return frozen
+
+  def _train_batches(self, step_fn: Step, step: int) -> Any:
+    """The batches behind a step; what is kept of them is computed here."""
+    config = self.config
+    if self.kept:
+      if step == config.total_steps:  # nothing is left to be trained
+        return iter(())
+      prepare = self.frozen_pass(step_fn)
+      self.kept.require_room_for(self.kept_splits, prepare)
+      if self.validation:  # now, and not within the loop
+        self.kept.validation(self.validation, prepare)
+      return self.kept.train_batches(
+        self.train, prepare, step * config.batch_size
+      )
+    return self._image_batches(self._training_images, step * config.batch_size)
+
+  def _image_batches(self, reader: Reader, start: int) -> Any:
+    """Batches of training images, from an example on."""
+    config = self.config
+    return batching.train_batches(
+      reader,
+      config.data,
+      image_size=config.image_size,
+      batch_size=config.batch_size,
+      seed=data_seed(config),
+      start=start,
+      interpolation=self.preprocessing.interpolation,
+    )
+
+  def _train_examples(self, step: int) -> list[str]:
+    config = self.config
+    if self.kept:
+      return self.kept.train_examples(self.train, step)
+    return batching.train_examples(
+      self.train,
+      seed=data_seed(config),
+      batch_size=config.batch_size,
+      step=step,
+    )
+
+  def meta(self, trials: Sequence[Trial]) -> dict[str, Any]:
+    """Describe a pack; a resumed one must be the same."""
+    return {
+      "fingerprint": self.backbone.fingerprint,
+      "parents": {task.spec.name: task.digest for task in self.parents},
+      "attends_to": {p.spec.name: p.digest for p in self.attends_to},
+      "variants": {t.name: t.label for t in trials},
+      "data": {"classes": list(self.train.class_names)},
+      "files": self.record.compared,
+      # Each process draws from the rows that it keeps.
+      "drawn_by": jax.process_count() if self.kept else 1,
+      "config": resume.what_matters(to_dict(self.config)),
+    }

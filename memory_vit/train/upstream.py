@@ -1,0 +1,90 @@
+"""The original outputs, before and after training, on data of one's choice.
+
+If the data have as many classes as the backbone's head, its accuracy is
+reported, too.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from memory_vit.config import Config
+from memory_vit.data import datasets, image_ops
+from memory_vit.data.reader import Reader
+from memory_vit.data.split_ref import configured_splits
+from memory_vit.evaluation import evaluate
+from memory_vit.model.backbone import Backbone
+from memory_vit.model.task import BACKBONE, Task
+from memory_vit.run_result import BackboneResult
+from memory_vit.train.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+def open_upstream(config: Config, backbone: Backbone) -> Reader | None:
+  """Open the data of the original outputs; None where none is configured."""
+  ref = configured_splits(config).get("upstream")
+  reader = datasets.open_on_all_processes(ref) if ref else None
+  if reader and reader.num_classes != backbone.config.num_classes:
+    logger.info(
+      "config.upstream: %s has %d classes, the head of the backbone %d: the "
+      "original outputs are compared, and no accuracy is reported",
+      reader.full_name, reader.num_classes, backbone.config.num_classes,
+    )  # fmt: skip
+  return reader
+
+
+def evaluate_upstream(
+  trainer: Trainer, reader: Reader, tasks: Sequence[Task]
+) -> dict[str, Any]:
+  """Evaluate the original outputs, with tasks in the same pass."""
+  config, mesh = trainer.config, trainer.context.mesh
+  everything = [*trainer.parents, *tasks] if tasks else []
+  outputs = evaluate.predict_fn(trainer.backbone, everything, mesh, [BACKBONE])
+
+  def predict(images: jax.Array) -> dict[str, jax.Array]:
+    trainer.context.stop.check()
+    return outputs(images)
+
+  where = config.upstream
+  own_classes = trainer.backbone.config.num_classes
+  return evaluate.evaluate_source(
+    predict,
+    reader,
+    image_ops.evaluation_of(
+      where.eval_crop,
+      where.resize,
+      config.image_size,
+      trainer.backbone.evaluation,
+    ),
+    batch_size=config.batch_size_eval,
+    mesh=mesh,
+    also=["digest"],
+    other_classes=reader.num_classes != own_classes,
+  )[BACKBONE]
+
+
+def compare(
+  backbone: Backbone,
+  before: Mapping[str, Any] | None,
+  after: Mapping[str, Any] | None,
+) -> BackboneResult:
+  """The backbone in a result.
+
+  Args:
+    backbone: of the run.
+    before: from `evaluate_upstream` without the new tasks; None where there is
+      no data.
+    after: the same with them.
+  """
+  return BackboneResult(
+    fingerprint=backbone.fingerprint,
+    dtype=backbone.config.dtype,
+    accuracy_before=before["top1"] if before else None,
+    accuracy_after=after["top1"] if after else None,
+    outputs_bit_equal=(
+      before["digest"] == after["digest"] if before and after else None
+    ),
+  )

@@ -1,0 +1,415 @@
+"""What is kept trains and evaluates as what is computed in every step."""
+
+import dataclasses
+import functools
+import itertools
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import one_device, random_task, tiny_backbone
+
+from memory_vit import config as config_lib
+from memory_vit.data import batching, datasets, fixed_views, image_ops
+from memory_vit.errors import BrokenDataError, ConfigError
+from memory_vit.frozen import plan
+from memory_vit.frozen.layout import RowLayout
+from memory_vit.frozen.rows import DeviceRows, HostRows
+from memory_vit.frozen.shards import ShardRows
+from memory_vit.frozen.splits import Kept
+from memory_vit.model import trees
+from memory_vit.model.task import EvalPreprocessing
+from memory_vit.runtime import sharding
+from memory_vit.tasks import split_forward
+from memory_vit.train import sweep, trainer
+from memory_vit.train.run_context import RunContext
+
+SIZE, BATCH = 44, 16
+SQUEEZED = {"train_crop": "resize"}
+RANDOM = {"train_crop": "small", "resize": 10}
+CONTEXTS = {"what": "contexts"}
+
+
+def config_of(regime="cls_masked", *, data=(), keep=(), optim=(), **values):
+  return config_lib.Config(
+    image_size=8,
+    batch_size=BATCH,
+    batch_size_eval=32,
+    eval_every=4,
+    regime=regime,
+    data=config_lib.DataConfig(
+      name="digits:5-9",
+      train=f"train[:{SIZE}]",
+      validation="test[:39]",
+      **{"flip": False, **dict(data)},
+    ),
+    keep=config_lib.KeepConfig(**dict(keep)),
+    optim=config_lib.OptimConfig(**dict(optim)),
+    # More than two epochs, and none ends with a batch.
+    **{"total_steps": 7, **values},
+  )
+
+
+@pytest.fixture(scope="module")
+def backbone():
+  return tiny_backbone(depth=1)
+
+
+def trainer_of(config, backbone, mesh=None, parents=(), **splits):
+  mesh = mesh or one_device()
+  params = sharding.put_backbone(backbone.params, mesh)
+  opened = {
+    role: datasets.open_source("digits:5-9", getattr(config.data, role))
+    for role in ("train", "validation")
+  }
+  return trainer.Trainer(
+    config=config,
+    context=RunContext(mesh),
+    backbone=dataclasses.replace(backbone, params=params),
+    attends_to=tuple(parents),
+    **{**opened, **splits},
+  )
+
+
+def trained(made, directory):
+  """{array of the best task: its value}, and what validation said of it."""
+  pack = made.train_pack(sweep.trials_of(made.config, "d"), directory, {})
+  arrays = {
+    f"{name}/{key}": np.asarray(value)
+    for name, task in pack.tasks.items()
+    for key, value in trees.flatten(task.params).items()
+  }
+  return arrays, {k: (b.step, b.accuracy) for k, b in pack.best.items()}
+
+
+def assert_same_bits(found, expected):
+  arrays, best = found
+  assert best == expected[1]
+  assert arrays.keys() == expected[0].keys()
+  for name, value in expected[0].items():
+    assert arrays[name].tobytes() == value.tobytes(), name
+
+
+@pytest.fixture(scope="module")
+def without(backbone, tmp_path_factory):
+  """Regime -> what a run learns that keeps nothing."""
+
+  @functools.cache
+  def train(regime):
+    made = trainer_of(config_of(regime, data=SQUEEZED), backbone)
+    return trained(made, tmp_path_factory.mktemp(regime))
+
+  return train
+
+
+@pytest.mark.parametrize(
+  ("regime", "what", "where"),
+  [
+    ("cls_masked", "contexts", "host"),
+    pytest.param("cls_masked", "contexts", "device", marks=pytest.mark.slow),
+    pytest.param("cls_masked", "contexts", "disk", marks=pytest.mark.slow),
+    pytest.param("head", "features", "host", marks=pytest.mark.slow),
+    pytest.param("memory_masked", "contexts", "disk", marks=pytest.mark.slow),
+  ],
+)
+def test_trains_to_the_same_bits_as_a_run_without(
+  regime, what, where, backbone, without, tmp_path
+):
+  keep = {"what": what, "where": where}
+  if where == "disk":
+    keep["dir"] = str(tmp_path / "kept")
+  config = config_of(regime, data=SQUEEZED, keep=keep)
+  found = trained(trainer_of(config, backbone), tmp_path)
+  assert_same_bits(found, without(regime))
+
+
+@pytest.mark.slow
+def test_a_sweep_on_8_devices_that_reads_a_task_in_parts(backbone, tmp_path):
+  """All at once: what could lie or be drawn otherwise."""
+  options = {
+    "optim": {"accumulation_steps": 2},
+    "sweep": config_lib.SweepConfig(learning_rate=(0.1, 0.3)),
+  }
+  mesh = sharding.make_mesh(fsdp=2)
+  parents = [random_task(backbone, "parent")]
+  results = []
+  for keep in ({}, CONTEXTS, {**CONTEXTS, "where": "device"}):
+    config = config_of(data=SQUEEZED, keep=keep, **options)
+    made = trainer_of(config, backbone, mesh, parents)
+    results.append(trained(made, tmp_path / str(len(results))))
+  assert_same_bits(results[1], results[0])
+  assert_same_bits(results[2], results[0])
+
+
+def kept_images(made, start=0):
+  """Training batches where the frozen pass hands on the images themselves."""
+  return made.kept.train_batches(made.train, lambda images: images, start)
+
+
+def test_views_are_taken_in_turn(backbone):
+  """Record r in epoch e: view e mod k, cropped by seed, r and the view."""
+  keep, views = {**CONTEXTS, "views": 3}, 3
+  made = trainer_of(config_of(data=RANDOM, keep=keep, seed=4), backbone)
+  fetch = made.train.source.fetch
+  for i, batch in enumerate(itertools.islice(kept_images(made), 12)):
+    number = i * BATCH + i  # of one row of each batch; more than 4 epochs
+    record = int(batching.shuffled(tf.constant(number, tf.int64), SIZE, 4))
+    encoded, label = fetch(tf.constant(record, tf.int64))
+    key = [4, number // SIZE % views * SIZE + record]
+    view = image_ops.train_image(
+      encoded, tf.constant(key, tf.int64), data=made.config.data, image_size=8
+    )
+    np.testing.assert_array_equal(np.asarray(batch["inputs"])[i], view)
+    assert batch["label"][i] == label
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_a_seed_matters_where_views_are_random(views):
+  """Rows are found by the facts of their plan."""
+  found = []
+  for seed in (0, 1):
+    config = config_of(keep={"views": views}, data=RANDOM, seed=seed)
+    reader = datasets.open_source("digits:5-9", config.data.train)
+    made = plan.training_plan(config, EvalPreprocessing(image_size=8), reader)
+    found.append(plan.key_of(made.facts))
+  assert (found[0] == found[1]) is (views == 1)
+
+
+def test_kept_images_are_squeezed_as_the_backbone_states(backbone):
+  stated = EvalPreprocessing(image_size=12, interpolation="bicubic")
+  config = config_of(data=SQUEEZED, keep=CONTEXTS)
+  made = trainer_of(dataclasses.replace(config, image_size=12), backbone)
+  made = dataclasses.replace(
+    made, backbone=dataclasses.replace(backbone, evaluation=stated)
+  )
+  evaluated = batching.eval_batches(made.train, stated, batch_size=SIZE)
+  known = {image.tobytes() for b in evaluated for image in b["image"]}
+  for image in np.asarray(next(kept_images(made))["inputs"]):
+    assert image.tobytes() in known
+
+
+def test_a_run_that_goes_on_draws_on(backbone):
+  keep = {**CONTEXTS, "views": 2}
+  made = trainer_of(config_of(data=RANDOM, keep=keep), backbone)
+  whole = list(itertools.islice(kept_images(made), 7))
+  later = list(itertools.islice(kept_images(made, 4 * BATCH), 3))
+  for found, expected in zip(later, whole[4:], strict=True):
+    np.testing.assert_array_equal(found["inputs"], expected["inputs"])
+    np.testing.assert_array_equal(found["label"], expected["label"])
+
+
+@pytest.mark.slow
+def test_each_image_passes_the_backbone_once(backbone, tmp_path, monkeypatch):
+  """However many steps, evaluations and passes of a sweep there are."""
+  seen = []
+  real = split_forward.encode_program
+
+  def counted(params, images, *, config):
+    if not isinstance(images, jax.core.Tracer):  # to know the shapes
+      seen.append(len(images))
+    return real(params, images, config=config)
+
+  config = config_of(
+    data=SQUEEZED,
+    keep=CONTEXTS,
+    optim={"accumulation_steps": 2},
+    sweep=config_lib.SweepConfig(learning_rate=(0.1, 0.3)),
+  )
+  made = trainer_of(config, backbone)
+  monkeypatch.setattr(split_forward, "encode_program", counted)
+  for i, trial in enumerate(sweep.trials_of(config, "d")):
+    made.train_pack([trial], tmp_path / str(i), {})
+  # 44 in parts of a step, 39 in batches of an evaluation.
+  assert sorted(seen) == [8] * 6 + [32] * 2
+
+
+def test_bfloat16_rounds_what_is_kept(backbone):
+  inputs = {}
+  for dtype in ("float32", "bfloat16"):
+    keep = {**CONTEXTS, "dtype": dtype}
+    made = trainer_of(config_of(data=SQUEEZED, keep=keep), backbone)
+    start = made.start(sweep.trials_of(made.config, "d"))
+    batches = made.kept.train_batches(
+      made.train, made.frozen_pass(start.step), 0
+    )
+    inputs[dtype] = jax.tree.leaves(next(batches)["inputs"])
+  for exact, rounded in zip(*inputs.values(), strict=True):
+    assert exact.dtype == rounded.dtype == np.float32
+    np.testing.assert_array_equal(
+      rounded, exact.astype(jnp.bfloat16).astype(np.float32)
+    )
+    assert (rounded != exact).any()
+
+
+def broken_digits(monkeypatch, reader, bad):
+  """The reader of a split of which some records are no images."""
+  fetch = reader.source.fetch
+
+  def damaged(index):
+    encoded, label = fetch(index)
+    is_bad = tf.reduce_any(index == tf.constant(bad, tf.int64))
+    return tf.where(is_bad, "no image", encoded), label
+
+  source = dataclasses.replace(reader.source, fetch=damaged)
+  return type(reader)(source, max_bad=reader.max_bad)
+
+
+@pytest.mark.slow
+def test_the_next_readable_record_takes_the_place_of_a_broken_one(
+  backbone, monkeypatch
+):
+  """The last one's is the first; validation does not count it."""
+  made = trainer_of(config_of(data=SQUEEZED, keep=CONTEXTS), backbone)
+  readers = {}
+  for role in ("train", "validation"):
+    reader = getattr(made, role)
+    reader.max_bad = 3
+    readers[role] = [
+      broken_digits(monkeypatch, reader, (7, 8, SIZE - 1)) for _ in range(2)
+    ]
+  expected = batching.train_batches(
+    readers["train"][0],
+    made.config.data,
+    image_size=8,
+    batch_size=BATCH,
+    seed=0,
+  )
+  made = dataclasses.replace(made, train=readers["train"][1])
+  for batch, real in itertools.islice(
+    zip(kept_images(made), expected, strict=False), 4
+  ):
+    np.testing.assert_array_equal(batch["inputs"], real["image"])
+    np.testing.assert_array_equal(batch["label"], real["label"])
+  names = batching.train_examples(made.train, seed=0, batch_size=BATCH, step=2)
+  assert made._train_examples(2) == names
+  expected = batching.eval_batches(
+    readers["validation"][0], made.preprocessing, batch_size=32
+  )
+  found = made.kept.eval_batches(
+    readers["validation"][1], lambda images: images
+  )
+  for batch, real in zip(found, expected, strict=True):
+    counts = real["mask"] > 0
+    np.testing.assert_array_equal(batch["mask"], real["mask"])
+    for key, name in (("inputs", "image"), ("label", "label")):
+      kept = np.asarray(batch[key])
+      np.testing.assert_array_equal(kept[counts], real[name][counts])
+  assert [*readers["train"][1].unreadable] == [7, 8, SIZE - 1]
+  assert [*readers["validation"][1].unreadable] == [7, 8]
+
+
+def test_too_many_broken_records_are_refused(backbone, tmp_path, monkeypatch):
+  config = config_of(data=SQUEEZED, keep=CONTEXTS)
+  made = trainer_of(config, backbone)
+  bad = broken_digits(monkeypatch, made.train, [3])
+  made = trainer_of(config, backbone, train=bad)
+  with pytest.raises(BrokenDataError, match="example 3"):
+    trained(made, tmp_path)
+
+
+@pytest.mark.parametrize(
+  ("regime", "keep", "data", "message"),
+  [
+    ("memory", CONTEXTS, {}, "expected 'none': the regime 'memory' changes"),
+    ("full", {"what": "features"}, {}, "expected 'none': the regime 'full'"),
+    ("head", CONTEXTS, SQUEEZED, "expected 'none' or 'features'"),
+    ("cls_masked", {"what": "features"}, SQUEEZED, "'none' or 'contexts'"),
+    ("cls_masked", CONTEXTS, RANDOM, "such as config.keep.views 10"),
+    ("cls_masked", CONTEXTS, {**SQUEEZED, "flip": True}, "and flip False"),
+    ("cls_masked", {**CONTEXTS, "views": 2}, SQUEEZED, "same view each time"),
+    ("cls_masked", {**CONTEXTS, "dir": "a"}, SQUEEZED, "expected '', or where"),
+    ("full", {"dir": "a", "where": "device"}, {}, "'device' does not use"),
+  ],
+)  # fmt: skip
+def test_what_cannot_be_kept_is_refused(regime, keep, data, message):
+  with pytest.raises(ConfigError, match=message):
+    config_of(regime, data=data, keep=keep)
+
+
+@pytest.fixture(params=[1, 8], ids=["1 device", "8 devices"])
+def filled(request, tmp_path):
+  """Rows wherever they can be kept, and what they were filled with."""
+  mesh = sharding.make_mesh(jax.devices()[: request.param])
+  rng = np.random.default_rng(0)
+  tree = {
+    "a": rng.standard_normal((24, 2, 3)).astype(np.float32),
+    "b": (rng.standard_normal((24,)).astype(np.float32),),
+  }
+  tree["a"][5] = -0.0
+  layout, places = RowLayout.of(tree, "float32"), range(0, 24, 8)
+  stores = [
+    DeviceRows(layout, 21, mesh, places),
+    HostRows(layout, 21, mesh, places),
+    ShardRows(layout, 21, mesh, places, tmp_path),
+  ]
+  batch = {"label": np.arange(8), "mask": np.ones(8)}
+  for start in places:
+    part = jax.tree.map(lambda a, s=start: a[s : s + 8], tree)
+    for store in stores:
+      store.put(start, sharding.shard_batch(part, mesh), batch)
+  return tree, stores, mesh
+
+
+def test_rows_come_back_as_they_were_put(filled):
+  tree, stores, mesh = filled
+  places = np.array([20, 5, 5, 0, 8, 7, 16, 15])
+  for store in stores:
+    batch = store.take(places)
+    jax.tree.map(np.testing.assert_array_equal, batch, jax.tree.map(
+      lambda a: a[places], tree
+    ))  # fmt: skip
+    assert all(
+      a.sharding == sharding.by_rows(mesh) for a in jax.tree.leaves(batch)
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_processes_keep_every_record_once(count, monkeypatch):
+  reader = datasets.open_source("digits:5-9", "train[:7]")
+  data = config_lib.TrainDataConfig(flip=False, **SQUEEZED)
+  numbers, evaluated = [], []
+  monkeypatch.setattr(jax, "process_count", lambda: count)
+  for i in range(count):
+    monkeypatch.setattr(jax, "process_index", lambda i=i: i)
+    views = fixed_views.training_views(
+      reader, data, image_size=8, seed=0, views=2
+    )
+    numbers += list(views.numbers)
+    assert {n % 7 % count for n in views.numbers} == {i}
+    views = fixed_views.evaluation_views(
+      reader, image_ops.evaluation_of("resize", 0, 8), batch_size=6
+    )
+    evaluated += list(views.numbers)
+  assert sorted(numbers) == list(range(14))
+  assert sorted(evaluated) == list(range(7))
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_processes_evaluate_every_example_once(count, backbone, monkeypatch):
+  """Also where the share of one is empty."""
+  made = trainer_of(config_of(data=SQUEEZED, keep=CONTEXTS), backbone)
+  reader = datasets.open_source("digits:5-9", "train[:7]")
+  monkeypatch.setattr(jax, "process_count", lambda: count)
+  counted = 0.0
+  for i in range(count):
+    monkeypatch.setattr(jax, "process_index", lambda i=i: i)
+    views = fixed_views.evaluation_views(
+      reader, made.preprocessing, batch_size=32
+    )
+    ones = np.ones(len(views.numbers), np.float32)
+    rows = types.SimpleNamespace(labels=ones, masks=ones, take=lambda at: at)
+    monkeypatch.setattr(Kept, "_rows", lambda *_, rows=rows: rows)
+    batches = made.kept.eval_batches(reader, None)
+    counted += sum(batch["mask"].sum() for batch in batches)
+  assert counted == 7
+
+
+def test_each_epoch_draws_every_row_of_its_view():
+  places = fixed_views.drawn_places(np.arange(5 * 6), 5, 3, 0).reshape(6, 5)
+  for epoch, found in enumerate(places):
+    view = epoch % 3
+    assert sorted(found) == list(range(5 * view, 5 * view + 5))
+  assert len({tuple(found % 5) for found in places}) > 3

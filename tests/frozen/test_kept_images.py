@@ -1,0 +1,57 @@
+"""Runs whose images are decoded once: `keep.what=images`."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from conftest import tiny_backbone
+
+import memory_vit as mv
+from memory_vit import config as config_lib
+from memory_vit.errors import ConfigError
+from memory_vit.model import trees
+from memory_vit.train import run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("regime", ["cls_masked", "full"])
+def test_a_run_learns_the_same_bits(regime, tmp_path):
+  """The digits are small enough to be kept as they are."""
+  mv.save_backbone(tiny_backbone(depth=1), tmp_path / "tiny.npz")
+  config = config_lib.Config(
+    backbone=str(tmp_path / "tiny.npz"), regime=regime, batch_size=8,
+    batch_size_eval=8, total_steps=3,
+    data=config_lib.DataConfig(
+      name="digits:5-9", train="train[:12]", validation="", test="",
+      train_crop="small",
+    ),
+    task=config_lib.TaskConfig(name="a", cells=0),
+  )  # fmt: skip
+  run.train_and_evaluate(config, tmp_path / "files")
+  keep = config_lib.KeepConfig(what="images")
+  run.train_and_evaluate(
+    dataclasses.replace(config, keep=keep), tmp_path / "kept"
+  )
+  frozen = mv.load_backbone(tmp_path / "tiny.npz")
+  one, other = (
+    trees.flatten(mv.load_task(tmp_path / name / "tasks/a", frozen).params)
+    for name in ("files", "kept")
+  )
+  assert one.keys() == other.keys()
+  for name, values in one.items():
+    np.testing.assert_array_equal(other[name], values, err_msg=name)
+
+
+def test_it_is_for_random_crops():
+  keep = config_lib.KeepConfig(what="images")
+  data = config_lib.DataConfig(train_crop="resize", flip=False)
+  with pytest.raises(ConfigError, match="is for random crops, but"):
+    config_lib.Config(keep=keep, data=data)
+
+
+@pytest.mark.parametrize(
+  "keep", [{"views": 2}, {"dtype": "bfloat16"}, {"where": "device"}]
+)
+def test_options_of_contexts_are_refused(keep):
+  with pytest.raises(ConfigError, match=f"config.keep.{next(iter(keep))} is"):
+    config_lib.Config(keep=config_lib.KeepConfig(what="images", **keep))

@@ -1,0 +1,267 @@
+"""Whole commands that keep contexts on disk: two of them, and stopped ones."""
+
+import contextlib
+import json
+import pathlib
+import re
+import signal
+
+import pytest
+from conftest import tiny_backbone
+from faults import Process, Run
+from two_processes import joined, kept_port
+
+import memory_vit as mv
+from memory_vit.data import datasets
+from memory_vit.tasks import manifest, store
+
+pytestmark = pytest.mark.processes
+
+# Of training each of two processes keeps 17 and 16 rows in batches of 8, so
+# that the last shard of the second one is empty; of validation 23 and 16.
+SIZE, BATCH = 33, 16
+
+# A shard for each batch. Every batch that is computed says so.
+PATCH = """
+import sys, time
+from memory_vit.frozen import shards
+from memory_vit.runtime.preemption import StopSignal
+shards.SHARD_BYTES = 1
+real, done = shards.ShardRows.put, []
+def put(self, start, inputs, batch):
+  real(self, start, inputs, batch)
+  done.append(start)
+  print(f"computed {len(done)} batches", file=sys.stderr, flush=True)
+  after(len(done))
+def after(count):
+  pass
+shards.ShardRows.put = put
+"""
+
+# The same images in every step as where each process draws from its own rows,
+# out of their pixels; they pass the backbone in each step.
+FROM_IMAGES = """
+import jax
+import numpy as np
+from memory_vit.config import data_seed
+from memory_vit.data import fixed_views
+from memory_vit.train.trainer import Trainer
+def batches(self, reader, start):
+  config, count = self.config, jax.process_count()
+  seed, share = data_seed(config), config.batch_size // count
+  views = fixed_views.training_views(
+    reader, config.data, image_size=config.image_size, seed=seed, views=1,
+    interpolation=self.preprocessing.interpolation)
+  size = len(views.numbers)
+  (whole,) = views.batches(range(0, size, size), size)
+  number = start // count
+  while True:
+    places = fixed_views.drawn_places(
+      np.arange(number, number + share), size, 1, seed)
+    yield {key: whole[key][places] for key in ("image", "label")}
+    number += share
+Trainer._image_batches = batches
+"""
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory):
+  path = tmp_path_factory.mktemp("backbone") / "tiny.npz"
+  mv.save_backbone(tiny_backbone(depth=1, num_classes=5), path)
+  return path
+
+
+def run_of(backbone, workdir, kept=None, **options) -> Run:
+  """A run of some steps; `kept` is where it keeps its rows."""
+  keep = {"keep.what": "contexts", "keep.where": "disk", "keep.dir": kept}
+  values = {
+    "regime": "cls_masked", "batch_size": BATCH, "batch_size_eval": 32,
+    "total_steps": 6, "eval_every": 3, "checkpoint_every": 100,
+    "data.train": f"train[:{SIZE}]", "data.validation": "test[:39]",
+    "data.test": "test[:20]", "data.train_crop": "resize",
+    "data.eval_crop": "resize", "data.resize": 0,
+    **(keep if kept else {}), **options,
+  }  # fmt: skip
+  return Run(backbone, workdir, **values)
+
+
+@contextlib.contextmanager
+def started(run: Run, patch: str = PATCH):
+  """Two processes of a run, of a device each."""
+  with kept_port() as port, contextlib.ExitStack() as stack:
+    yield [
+      stack.enter_context(run.start(patch, flags=joined(i, port)))
+      for i in range(2)
+    ]
+
+
+def finished(run: Run, patch: str = PATCH) -> list[Process]:
+  """Two processes that have come to their end."""
+  with started(run, patch) as both:
+    for process in both:
+      assert process.wait() == 0, process.text
+  return both
+
+
+def learned(run: Run) -> dict[str, bytes]:
+  path = run.workdir / "tasks" / "digits-5-9"
+  found = store.read_arrays(path, manifest.read(path))
+  assert "cls" in found
+  return {name: array.tobytes() for name, array in found.items()}
+
+
+def accuracies(run: Run) -> list[tuple]:
+  found = json.loads((run.workdir / "result.json").read_text())["tasks"]
+  return [(t["val_accuracy"], t["test_accuracy"], t["test_loss"])
+          for t in found]  # fmt: skip
+
+
+def computed(process: Process) -> int:
+  """How many batches passed the backbone to be kept."""
+  return process.text.count("computed ")
+
+
+def folders_of(kept: pathlib.Path, process: int) -> dict[str, pathlib.Path]:
+  """{"training": folder of its rows, "validation": ...} of a process."""
+  found = {}
+  for about in kept.glob("*/about.json"):
+    facts = json.loads(about.read_text())
+    if facts["program"]["process"][0] == process:
+      found[facts["images"]["role"]] = about.parent
+  return found
+
+
+@pytest.fixture(scope="module")
+def together(backbone, tmp_path_factory):
+  """A run of two processes that begins with nothing kept."""
+  path = tmp_path_factory.mktemp("together")
+  run = run_of(backbone, path / "run", path / "kept")
+  return run, path / "kept", finished(run)
+
+
+@pytest.mark.fault("kept-damaged-of-two")
+def test_two_processes_learn_what_they_learn_from_images(
+  together, backbone, tmp_path
+):
+  run, kept, both = together
+  plain = run_of(backbone, tmp_path / "images")
+  assert [computed(p) for p in finished(plain, PATCH + FROM_IMAGES)] == [0, 0]
+  assert learned(run) == learned(plain)
+  assert accuracies(run) == accuracies(plain)
+  # Three batches of training, two of validation, on each.
+  assert [computed(process) for process in both] == [5, 5]
+  labels = []
+  for i, counts in enumerate(([8, 8, 1], [8, 8, 0])):
+    folder = folders_of(kept, i)["training"]
+    shards = [json.loads(path.read_text())["shard"]
+              for path in sorted(folder.glob("*.json"))
+              if path.name != "about.json"]  # fmt: skip
+    assert [len(shard["labels"]) for shard in shards] == counts
+    labels.append([label for shard in shards for label in shard["labels"]])
+  assert len(list(kept.iterdir())) == 4
+  # Each has every second record, in their order.
+  reader = datasets.open_source("digits:5-9", f"train[:{SIZE}]")
+  whole = [int(reader.source.fetch(i)[1]) for i in range(SIZE)]
+  assert labels == [whole[0::2], whole[1::2]]
+
+
+@pytest.mark.fault("kept-damaged-of-two")
+def test_a_second_run_of_two_computes_nothing(together, backbone, tmp_path):
+  first, kept, _ = together
+  run = run_of(backbone, tmp_path / "again", kept)
+  assert [computed(process) for process in finished(run)] == [0, 0]
+  assert learned(run) == learned(first)
+  assert accuracies(run) == accuracies(first)
+
+
+@pytest.mark.fault("kept-damaged-of-two")
+def test_a_damaged_shard_of_one_of_two_is_made_again(
+  together, backbone, tmp_path
+):
+  """By both, as its images pass the backbone together; one says why."""
+  first, kept, _ = together
+  damaged = folders_of(kept, 1)["training"] / "00001.rows"
+  whole = damaged.read_bytes()
+  damaged.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+  run = run_of(backbone, tmp_path / "again", kept)
+  both = finished(run)
+  assert [computed(process) for process in both] == [1, 1]
+  said = ["shard 1 is damaged, and is made again" in p.text for p in both]
+  assert said == [False, True]
+  assert damaged.read_bytes() == whole
+  assert learned(run) == learned(first)
+
+
+# However slow the machine is, the signal comes behind so many batches.
+STOPS = (
+  PATCH
+  + """
+def after(count):
+  while count == 3 and kept_stop._signal is None:
+    time.sleep(0.01)
+listens = StopSignal.listening
+def listening(self):
+  global kept_stop
+  kept_stop = self
+  return listens(self)
+StopSignal.listening = listening
+"""
+)
+
+
+@pytest.mark.fault("kept-signal")
+def test_a_signal_while_rows_are_computed_costs_no_shard(backbone, tmp_path):
+  whole = run_of(backbone, tmp_path / "whole")
+  whole.finish()
+  run = run_of(backbone, tmp_path / "run", tmp_path / "kept")
+  with run.start(STOPS, fresh=True) as process:
+    process.wait_for("computed 3 batches")
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 75, process.text
+    assert "Traceback" not in process.text
+  assert run.steps() == []
+  rest = run.start(PATCH)
+  assert rest.wait() == 0, rest.text
+  # Two batches of validation and three of training, of which three were there.
+  assert computed(rest) == 2
+  assert learned(run) == learned(whole)
+  assert accuracies(run) == accuracies(whole)
+
+
+# Both go on, slowly, until they have agreed where to stop.
+SLOWLY = (
+  PATCH
+  + """
+def after(count):
+  if count > 3:
+    time.sleep(0.1)
+"""
+)
+
+
+@pytest.mark.fault("kept-signal")
+def test_a_signal_to_one_of_two_stops_both_at_one_batch(backbone, tmp_path):
+  options = {
+    "data.train": "train[:400]", "batch_size": 4, "data.validation": "",
+    "total_steps": 5, "eval_every": 5,
+  }  # fmt: skip
+  kept = tmp_path / "kept"
+  run = run_of(backbone, tmp_path / "run", kept, **options)
+  with started(run, SLOWLY) as both:
+    both[1].wait_for("computed 5 batches")
+    both[1].signal(signal.SIGTERM)
+    for process in both:
+      assert process.wait() == 75, process.text
+      assert "Traceback" not in process.text
+  counts = [computed(process) for process in both]
+  assert counts[0] == counts[1] < 100
+  # One shard for each batch: they are all whole.
+  for i in range(2):
+    (folder,) = folders_of(kept, i).values()
+    assert len(list(folder.glob("*.rows"))) == counts[i]
+  rest = finished(run)
+  assert [computed(process) for process in rest] == [100 - counts[0]] * 2
+  assert not re.search("damaged", "".join(process.text for process in rest))
+  again = run_of(backbone, tmp_path / "whole", tmp_path / "other", **options)
+  assert [computed(process) for process in finished(again)] == [100, 100]
+  assert learned(run) == learned(again)

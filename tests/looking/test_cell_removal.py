@@ -1,0 +1,391 @@
+"""What memory cells are worth: against the oracle, and counted by hand."""
+
+import dataclasses
+
+import fake_data
+import jax
+import numpy as np
+import oracle
+import pytest
+from conftest import one_device, random_task, tiny_backbone
+from scipy import stats
+
+import memory_vit as mv
+from memory_vit.data import batching
+from memory_vit.data.reader import Reader
+from memory_vit.errors import ConfigError, DataError, TaskError
+from memory_vit.evaluation.evaluate import evaluate_source, predict_fn
+from memory_vit.looking import cell_removal
+from memory_vit.runtime import sharding
+
+DEPTH, CELLS, EXAMPLES = 2, 3, 43
+
+
+def family_of(backbone):
+  """A task that reads another, both with memory, and one apart."""
+  parent = random_task(backbone, "parent", seed=1, cells=2)
+  child = random_task(
+    backbone, "child", seed=2, cells=CELLS, classes=4, attends_to=[parent],
+    regime="cls+memory+norms+layers+side", side_width=4,
+  )  # fmt: skip
+  child.params["side"]["up"]["keys"] *= 0.1  # or no cell is looked at
+  return [random_task(backbone, "other", seed=3, cells=0), child, parent]
+
+
+def logits_of_variants(backbone, tasks, images, name="child"):
+  """(b, v, c), and the task as it is (b, c)."""
+  with pytest.MonkeyPatch.context() as patch:  # all in one pass
+    patch.setattr(cell_removal, "_most_variants", lambda *_: 99)
+    variants = cell_removal._Variants(
+      backbone, tasks, name, one_device(), len(images)
+    )
+  _, context = mv.encode(backbone, images)
+  (seen,) = variants._seen
+  logits = cell_removal.variant_logits(
+    backbone.params, variants._slots, variants._task.params["head"], seen,
+    context, config=backbone.config,
+  )  # fmt: skip
+  return np.asarray(logits[:, variants._first :]), np.asarray(logits[:, 0])
+
+
+def removed():
+  """What each variant lacks, in order: (layer, cell) of all hidden ones."""
+  single = [[(i, j)] for i in range(DEPTH) for j in range(CELLS)]
+  layers = [[(i, j) for j in range(CELLS)] for i in range(DEPTH)]
+  return [*single, *layers, [pair for layer in layers for pair in layer]]
+
+
+def source_of(task, size=EXAMPLES):
+  """Random pictures, with random classes of a task."""
+  source = fake_data.numbered_source(size)
+  labels = np.random.default_rng(0).integers(0, task.spec.num_classes, size)
+
+  def fetch(i):
+    encoded, _ = source.fetch(i)
+    return encoded, fake_data.tf.gather(labels.astype(np.int32), i)
+
+  names = tuple(map(str, range(task.spec.num_classes)))
+  return Reader(dataclasses.replace(source, class_names=names, fetch=fetch))
+
+
+@pytest.mark.slow
+def test_a_removed_cell_is_one_that_the_token_never_saw(backbone, images):
+  tasks = family_of(backbone)
+  params = {
+    "backbone": backbone.params, "tasks": {t.name: t.params for t in tasks},
+  }  # fmt: skip
+  known = [(t.name, t.spec.attends_to, t.spec.memory_norm) for t in tasks]
+
+  @jax.jit
+  def by_oracle(seen):
+    run = lambda seen: oracle.forward(  # noqa: E731
+      backbone.config, params, known, images, seen=seen
+    )["child"]
+    return jax.vmap(run, out_axes=1)(seen)
+
+  found, whole = logits_of_variants(backbone, tasks, images)
+  # The task as it is, then each variant; "other" has no cells, the parent two.
+  seen = np.ones((1 + len(removed()), DEPTH, CELLS + 2), bool)
+  for variant, gone in zip(seen[1:], removed(), strict=True):
+    for layer, cell in gone:
+      variant[layer, cell] = False
+  expected = by_oracle(seen)
+  np.testing.assert_allclose(whole, expected[:, 0], atol=2e-5)
+  np.testing.assert_allclose(found, expected[:, 1:], atol=2e-5)
+  # Each removal is another one.
+  rows = np.concatenate([whole[:, None], found], axis=1)[0]
+  gaps = np.abs(rows[:, None] - rows[None]).max(-1) + np.eye(len(rows))
+  assert gaps.min() > 1e-3
+
+
+@pytest.mark.slow
+def test_without_all_cells_it_is_the_task_without_memory_to_the_bit(
+  backbone, images
+):
+  tasks = family_of(backbone)
+  child = tasks[1]
+  none = dataclasses.replace(
+    child,
+    spec=dataclasses.replace(child.spec, cells=0),
+    params={**child.params, "memory": child.params["memory"][:, :0]},
+  )
+  found, _ = logits_of_variants(backbone, tasks, images)
+  filled = mv.fill_slots(backbone, [none, tasks[2]]).arrays
+  slots = cell_removal.copy_slots(filled, 2, 0)
+  _, context = mv.encode(backbone, images)
+  seen = np.ones((DEPTH, *slots.mask.cells.shape), bool)[:, :1]
+  logits = cell_removal.variant_logits(
+    backbone.params, slots, child.params["head"],
+    seen.repeat(2 + found.shape[1], 1), context, config=backbone.config,
+  )  # fmt: skip
+  np.testing.assert_array_equal(found[:, -1], logits[:, 0])
+
+
+def all_images(tasks, source):
+  """The images and labels of a data set, in one batch."""
+  (batch,) = batching.eval_batches(
+    source, tasks[0].spec.evaluation, batch_size=source.size
+  )
+  return batch["image"], np.asarray(batch["label"])
+
+
+def undecided(backbone):
+  """Tasks of which "child" hesitates, so that each of its cells matters."""
+  tasks = family_of(backbone)
+  child, source = tasks[1], source_of(tasks[1])
+  spec = dataclasses.replace(child.spec, memory_norm=False)
+  params = {**child.params, "memory": 2 * child.params["memory"]}
+  tasks[1] = dataclasses.replace(child, spec=spec, params=params)
+  found, _ = logits_of_variants(backbone, tasks, all_images(tasks, source)[0])
+  head = params["head"]
+  head = {**head, "bias": head["bias"] - found.mean((0, 1))}
+  tasks[1] = dataclasses.replace(tasks[1], params={**params, "head": head})
+  return tasks, source
+
+
+def flat(removal, field):
+  parts = (removal.cells, removal.layers, removal.memory)
+  return np.concatenate([np.ravel(getattr(part, field)) for part in parts])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [99, 4])
+def test_each_example_counts_once(backbone, monkeypatch, most):
+  """In batches of which the last is filled up, and in one or several passes."""
+  tasks, source = undecided(backbone)
+  mesh = sharding.make_mesh(jax.devices()[:2])
+  monkeypatch.setattr(cell_removal, "_most_variants", lambda *_: most)
+  names = "child" if most == 4 else iter(["child"])
+  removal = cell_removal.remove_cells(
+    backbone, tasks, source, names, batch_size=16, mesh=mesh
+  )["child"]
+  monkeypatch.undo()
+  images, labels = all_images(tasks, source)
+  found, own = logits_of_variants(backbone, tasks, images)
+  variants = found.argmax(-1) == labels[:, None]
+  whole = own.argmax(-1) == labels
+  assert removal.task == "child"
+  assert (removal.data, removal.split) == ("numbered", "train")
+  assert (removal.examples, removal.skipped) == (EXAMPLES, 0)
+  assert removal.top1 == whole.mean()
+  assert flat(removal, "lost").tolist() == (
+    (whole[:, None] & ~variants).sum(0).tolist()
+  )
+  assert flat(removal, "gained").tolist() == (
+    (~whole[:, None] & variants).sum(0).tolist()
+  )
+  assert removal.cells.lost.shape == (DEPTH, CELLS)
+  assert removal.layers.lost.shape == (DEPTH,)
+  np.testing.assert_allclose(
+    flat(removal, "difference"), variants.mean(0) - whole.mean()
+  )
+  # As every example is seen by both, the error is that of their differences.
+  paired = variants.astype(float) - whole[:, None]
+  np.testing.assert_allclose(
+    flat(removal, "standard_error"), paired.std(0) / EXAMPLES**0.5, atol=1e-12
+  )
+  assert (flat(removal, "lost") + flat(removal, "gained")).min() > 0
+  assert flat(removal, "lost").max() > 0 < flat(removal, "gained").max()
+  evaluated = evaluate_source(
+    predict_fn(backbone, tasks, mesh, ["child"]), source,
+    tasks[0].spec.evaluation, batch_size=16, mesh=mesh,
+  )  # fmt: skip
+  assert evaluated["child"]["top1"] == removal.top1
+
+
+def test_the_test_is_mcnemars():
+  lost, gained = (
+    np.array([[0, 5, 9], [40, 1, 0]]),
+    np.array([[0, 5, 0], [12, 0, 3]]),
+  )
+  found = cell_removal.Removals(lost, gained, 100).p_value
+  for (i, j), value in np.ndenumerate(found):
+    count = int(lost[i, j] + gained[i, j])
+    expected = stats.binomtest(int(lost[i, j]), count).pvalue if count else 1
+    assert value == pytest.approx(expected)
+
+
+def test_chance_is_rarely_taken_for_an_effect():
+  """Of tasks whose memory does nothing, one in 20 may show something."""
+  rng, shown = np.random.default_rng(0), 0
+  for _ in range(200):
+    changed = rng.integers(0, 30, 4 * 5 + 4 + 1)
+    lost = rng.binomial(changed, 0.5)
+    parts = [
+      cell_removal.Removals(
+        lost[a:b].reshape(s), (changed - lost)[a:b].reshape(s), 500
+      )
+      for a, b, s in ((0, 20, (4, 5)), (20, 24, (4,)), (24, 25, ()))
+    ]
+    removal = cell_removal.CellRemoval(
+      "a", "digits", "test", 500, 0, 0.9, *parts
+    )
+    shown += any(removal.significant(part).any() for part in parts)
+  assert shown <= 10
+  # What is plain is seen.
+  plain = cell_removal.Removals(np.array(60), np.array(2), 500)
+  assert removal.significant(plain)
+
+
+def test_what_has_no_cells_or_no_examples_is_refused(backbone):
+  tasks = family_of(backbone)
+  source = source_of(tasks[0])
+  with pytest.raises(TaskError, match="'other' has no memory"):
+    cell_removal.remove_cells(
+      backbone, tasks, source, ["other"], batch_size=4, mesh=one_device()
+    )
+  variants = cell_removal._Variants(backbone, tasks, "child", one_device(), 4)
+  with pytest.raises(DataError, match="no example"):
+    variants.removal(np.zeros((4, 9), np.int64), source)
+
+
+def remove(backbone, tasks, source, *names):
+  return cell_removal.remove_cells(
+    backbone, tasks, source, names or None, batch_size=8, mesh=one_device()
+  )
+
+
+def test_tasks_that_want_other_images_are_refused(backbone):
+  """Evaluated is one alone: the images would be those of the other."""
+  a, b = (
+    random_task(
+      backbone, name, seed=seed,
+      evaluation=mv.EvalPreprocessing(image_size=8, crop=crop, resize=resize),
+    )
+    for seed, (name, crop, resize) in enumerate(
+      [("a", "central", 9), ("b", "resize", 0)]
+    )
+  )  # fmt: skip
+  for names in ((), ("a",), ("b",)):
+    with pytest.raises(TaskError, match="'a' and 'b' want images prepared"):
+      remove(backbone, [a, b], source_of(b), *names)
+
+
+def test_other_classes_are_refused(backbone):
+  task = random_task(backbone, "a", classes=3)
+  nine = source_of(random_task(backbone, "b", classes=9))
+  with pytest.raises(TaskError, match="has 3 classes .* 'numbered' has 9"):
+    remove(backbone, task, nine)
+  named = random_task(backbone, "a", classes=3, class_names=("x", "y", "z"))
+  with pytest.raises(TaskError, match=r"3 classes \(x, y, z, .* \(0, 1, 2, "):
+    remove(backbone, named, source_of(task))
+
+
+def test_no_task_to_evaluate_is_refused(backbone):
+  bare = random_task(backbone, "a", cells=0)
+  for tasks in ([], [bare]):
+    with pytest.raises(TaskError, match="there is no task with memory"):
+      remove(backbone, tasks, source_of(bare))
+
+
+def test_a_data_set_without_examples_is_refused(backbone):
+  task = random_task(backbone, "a")
+  empty = Reader(dataclasses.replace(source_of(task).source, size=0))
+  with pytest.raises(DataError, match="'numbered' has no example"):
+    remove(backbone, task, empty)
+
+
+def test_a_batch_that_does_not_divide_is_refused(backbone):
+  task = random_task(backbone, "a")
+  mesh = sharding.make_mesh(jax.devices()[:3])
+  with pytest.raises(ConfigError, match="batch_size is 256, .* the 3 devices"):
+    cell_removal.remove_cells(backbone, task, source_of(task), mesh=mesh)
+
+
+@pytest.mark.slow
+def test_tasks_are_given_as_to_forward(backbone):
+  """One, several, or by their names; of data of which some cannot be read."""
+  task = random_task(backbone, "a", cells=1)
+  source = fake_data.broken_source(3, [1], max_bad=1)
+  results = [
+    remove(backbone, given, source)
+    for given in (task, (each for each in [task]), {"a": task})
+  ]
+  assert [list(found) for found in results] == [["a"]] * 3
+  for found in results:
+    assert (found["a"].examples, found["a"].skipped) == (2, 1)
+
+
+@pytest.mark.slow
+def test_outputs_that_are_not_finite_are_no_accuracy(backbone):
+  task = random_task(backbone, "a", cells=1)
+  params = {**task.params, "cls": np.full_like(task.params["cls"], np.nan)}
+  broken = dataclasses.replace(task, params=params)
+  with pytest.raises(TaskError, match="outputs of task 'a' are not finite"):
+    remove(backbone, broken, source_of(task, 2))
+
+
+def test_a_pass_takes_no_more_memory_than_the_backbone():
+  """Each bound by itself, of 17 tokens; one image, where not said."""
+  narrow, most = tiny_backbone(), cell_removal._most_variants
+  task = random_task(narrow, "a", classes=3)
+  # Scores: 17 rows of 17, for rows of 17 and as many as the task has more.
+  assert most(narrow, task, 1, 0, 64) == 17 * 17 // 19
+  assert most(narrow, task, 1, 2, 64) == 17 * 17 // 23
+  # Cells: those of all copies against 17 tokens of each image.
+  assert most(narrow, task, 5, 0, 1) == 17 // 5
+  assert most(narrow, task, 5, 0, 2) == 2 * 17 // 5
+  assert most(narrow, task, 1000, 0, 1) == 1
+  # Logits: two layers of 17 tokens of 16 features.
+  wide = tiny_backbone(width=16)
+  many = random_task(wide, "a", classes=100)
+  assert most(wide, many, 1, 0, 64) == 2 * 17 * 16 // 100
+
+
+def test_copies_of_cells_are_split_into_passes(backbone):
+  """The arrays themselves stay below the context of a batch."""
+  tasks = family_of(backbone)
+  tokens, passes = 17, []
+  for images in (1, 4):
+    variants = cell_removal._Variants(
+      backbone, tasks, "child", one_device(), images
+    )
+    (seen,) = {seen.shape for seen in variants._seen}
+    copies = seen[1] - variants._first
+    copied = cell_removal.copy_slots(variants._slots, variants._first, copies)
+    cells = jax.tree.leaves(copied.cells)
+    assert sum(a[variants._first :].size for a in cells) <= (
+      images * DEPTH * 2 * tokens * backbone.config.width
+    )
+    assert copies * variants._passes >= len(removed())
+    passes.append(variants._passes)
+  assert passes == [5, 2]
+
+
+def test_of_many_tasks_no_copies_are_held(backbone, monkeypatch):
+  """Ahead of the first batch there is a slot for each task, and no more."""
+  tasks = [
+    random_task(backbone, name, seed=seed, cells=8)
+    for seed, name in enumerate("abcdefgh")
+  ]
+  encode, held = cell_removal.encode, []
+  before = jax.live_arrays()  # kept, so that no other gets the id of one
+  known = set(map(id, before))
+
+  def watched(*arguments, **options):
+    there = jax.live_arrays()
+    held.append(sum(a.nbytes for a in there if id(a) not in known))
+    return encode(*arguments, **options)
+
+  monkeypatch.setattr(cell_removal, "encode", watched)
+  remove(backbone, tasks, source_of(tasks[0], 16))
+  images = 2 * 8 * 8 * 8 * 3 * 4  # two batches
+  parameters = sum(a.nbytes for a in jax.tree.leaves(tasks))
+  cells = len(tasks) * DEPTH * 2 * 8 * backbone.config.width * 4
+  assert held[0] <= 1.2 * (images + parameters + cells)
+
+
+def test_too_many_cells_are_refused_before_anything_is_made(backbone):
+  task = random_task(backbone, "a", cells=1)
+  spec = dataclasses.replace(task.spec, cells=4096)
+  many = dataclasses.replace(task, spec=spec)
+  with pytest.raises(TaskError, match="4,096 memory cells in each of 2 layers"):
+    cell_removal.remove_cells(
+      backbone, [many], source_of(task), batch_size=4, mesh=one_device()
+    )
+
+
+def test_the_error_of_a_removal_is_that_of_its_differences():
+  removals = cell_removal.Removals(np.array([30]), np.array([10]), 100)
+  each = np.repeat([-1, 1, 0], [30, 10, 60])
+  np.testing.assert_allclose(removals.standard_error, each.std() / 100**0.5)

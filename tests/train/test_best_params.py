@@ -1,0 +1,163 @@
+"""Which state of a run is its result: by validation, the earliest of equals."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from conftest import one_device, random_task
+
+from memory_vit import config as config_lib
+from memory_vit.train import loop, results, sweep
+from memory_vit.train.loop_state import BestParams
+from memory_vit.train.step import TrainState
+from memory_vit.train.trainer import PackResult
+
+
+def trained(accuracies, skips=(), losses=types.MappingProxyType({})):
+  """The best of each name, whose only parameter counts its updates.
+
+  Args:
+    accuracies: {name: on validation after each step}.
+    skips: (name, step) of the updates that are not finite.
+    losses: {name: on validation after every step}; by default 1.
+  """
+
+  def step_fn(state, frozen, batch):
+    step = int(state.step) + 1
+    skipped = {name: float((name, step) in skips) for name in accuracies}
+    params = {
+      n: {"w": p["w"] + 1 - skipped[n]} for n, p in state.params.items()
+    }
+    metrics = {
+      name: {"loss": 1.0, "accuracy": 0.0, "skipped": s}
+      for name, s in skipped.items()
+    }
+    evaluated[0] = step
+    return TrainState(jnp.int32(step), params, ()), metrics
+
+  def validate(params):
+    return {
+      name: {"loss": losses.get(name, 1.0), "top1": values[evaluated[0] - 1],
+             "top5": 1.0, "examples": 9, "per_class": [1.0] * 2}
+      for name, values in accuracies.items()
+    }  # fmt: skip
+
+  evaluated, total = [0], len(next(iter(accuracies.values())))
+  params = {name: {"w": np.float32(0)} for name in accuracies}
+  batches = ({"image": np.zeros((1, 1))} for _ in range(total))
+  run = loop.Loop(
+    title="run", step_fn=step_fn, frozen=None, mesh=one_device(),
+    steps=loop.Steps(total=total, log=1, evaluate=1), batch_size=1,
+    schedules=dict.fromkeys(accuracies, optax.constant_schedule(0.1)),
+    validate=validate,
+  )  # fmt: skip
+  return run.fit(TrainState(jnp.int32(0), params, ()), batches)[1]
+
+
+def test_the_earliest_of_equals_is_the_best():
+  past = trained({"a": [0.2, 0.7, 0.7, 0.1, 0.7], "b": [0.5, 0.5, 0.5, 0.6, 0]})
+  assert (past.best["a"].step, past.best["a"].accuracy) == (2, 0.7)
+  assert past.best["a"].params["w"] == 2
+  assert past.best["b"].step == 4
+
+
+def test_what_was_lost_is_never_the_best_again():
+  """It gets good updates after three that were not; those do not count."""
+  skips = {("a", step) for step in (2, 3, 4)}
+  past = trained({"a": [0.3, 0.3, 0.3, 0.9, 0.9, 0.9], "b": [0.1] * 6}, skips)
+  assert past.lost == {"a": 4}
+  assert (past.best["a"].step, past.best["a"].accuracy) == (1, 0.3)
+  assert past.best["a"].params["w"] == 1
+  # Its neighbour is as it was.
+  assert (past.best["b"].step, past.lost.get("b")) == (1, None)
+
+
+def test_a_variant_is_best_by_validation(backbone, tmp_path):
+  """That the others are better on test is not looked at."""
+  config = config_lib.Config(
+    data=config_lib.DataConfig(name="d"),
+    sweep=config_lib.SweepConfig(learning_rate=(0.1, 0.2, 0.3)),
+  )
+  variants = sweep.trials_of(config, "d")
+  validation = dict(zip(("d-00", "d-01", "d-02"), (0.5, 0.8, 0.6), strict=True))
+  test = dict(zip(("d-00", "d-01", "d-02"), (0.9, 0.2, 0.7), strict=True))
+  # Two passes: the better one is not in the first.
+  learned = [
+    PackResult(
+      tasks={name: random_task(backbone, name) for name in names},
+      best={name: BestParams(3, validation[name]) for name in names},
+      lost={}, skipped={}, changes=(), examples=0, seconds=0.0,
+    )
+    for names in (("d-00",), ("d-01", "d-02"))
+  ]  # fmt: skip
+
+  asked = []
+
+  def evaluate(tasks, source, also, predictions_of):
+    asked.append((also, predictions_of))
+    assert source == "the test split"
+    return {
+      task.spec.name: {
+        "top1": test[task.spec.name], "top5": 1.0, "loss": 1.0,
+        "per_class": [], "majority": 0.5, "examples": 9, "skipped": 0,
+        "not_finite": 0, "hits": None,
+        **({"predictions": task} if task.spec.name == predictions_of else {}),
+      }
+      for task in tasks
+    }  # fmt: skip
+
+  learner = types.SimpleNamespace(
+    evaluate=evaluate, config=config, backbone=backbone, parents=()
+  )
+  learner.of_kind = lambda trials: learner
+  trained = results.evaluate_trained(
+    learner, variants, learned, "the test split"
+  )
+  # Pictures are made of the predictions of the best, from this very pass.
+  assert asked == [(("hits",), "d-01"), (("hits", "predictions"), "d-01")]
+  ranked = results.rank(trained, config, "d")
+  assert ranked[0].predictions is ranked[0].task
+  assert [trial.predictions for trial in ranked[1:]] == [None, None]
+  found = [trial.result for trial in ranked]
+  assert [r.name for r in found] == ["d-01", "d-02", "d-00"]
+  assert [r.val_accuracy for r in found] == [0.8, 0.6, 0.5]
+  assert [r.test_accuracy for r in found] == [0.2, 0.7, 0.9]
+  assert [r.exported for r in found] == ["tasks/d", None, None]
+  assert found[0].learning_rate == 0.2
+  # It is exported under the name of the task.
+  (exported,) = results.export(learner, "d", ranked, tmp_path)
+  best = next(t for t in learned[1].tasks.values() if t.spec.name == "d-01")
+  assert exported.spec.name == "d"
+  assert exported.provenance["metrics"]["val_accuracy"] == 0.8
+  jax.tree.map(np.testing.assert_array_equal, exported.params, best.params)
+
+
+def test_a_tie_on_validation_is_broken_by_its_loss():
+  """Two right of three each: the one that is surer of what is right is best."""
+  past = trained({"d-00": [0.5], "d-01": [0.5], "d-02": [0.25]}, losses={
+    "d-00": 2.0, "d-01": 1.0, "d-02": 0.5,
+  })  # fmt: skip
+  task = types.SimpleNamespace(
+    params={}, spec=types.SimpleNamespace(name="d", cells=1, num_classes=2)
+  )
+  asked = []
+
+  def evaluate(tasks, source, also, predictions_of):
+    asked.append(predictions_of)
+    return {}
+
+  config = config_lib.Config()
+  trials = [sweep.Trial(name, {}, config) for name in past.best]
+  pack = PackResult(tasks=dict.fromkeys(past.best, task), best=past.best,
+                    lost={})  # fmt: skip
+  learner = types.SimpleNamespace(config=config, evaluate=evaluate)
+  learner.of_kind = lambda trials: learner
+  found = results.evaluate_trained(learner, trials, [pack], "a test split")
+  assert asked == ["d-01"]
+  assert [t.trial.name for t in results.rank(found, config, "d")] == [
+    "d-01", "d-00", "d-02",
+  ]  # fmt: skip
+  assert found[0].result.val_loss == 2.0
+  assert found[0].result.val_examples == 9

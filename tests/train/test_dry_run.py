@@ -1,0 +1,109 @@
+"""--dry_run says what a run will keep, and writes nothing."""
+
+import dataclasses
+import shutil
+
+import pytest
+from conftest import ROOT
+
+from memory_vit import config as config_lib
+from memory_vit.commands import train
+from memory_vit.errors import ConfigError, DataError
+from memory_vit.study import forecast
+from memory_vit.train import dry_run, run
+
+# A row: keys and values of two blocks, 17 tokens of width 32, in float32.
+ROW = 2 * 2 * 17 * 32 * 4
+
+
+@pytest.fixture
+def config(backbone_file, tmp_path):
+  return config_lib.Config(
+    backbone=str(backbone_file),
+    image_size=8,
+    batch_size=8,
+    batch_size_eval=16,
+    epochs=2.0,
+    data=config_lib.DataConfig(
+      name="digits:5-9",
+      train="train[:40]",
+      validation="train[40:50]",
+      test="",
+      train_crop="resize",
+      flip=False,
+    ),
+    keep=config_lib.KeepConfig(
+      what="contexts", where="disk", dir=str(tmp_path / "kept")
+    ),
+    # Which reads images of the task before anything is trained.
+    task=config_lib.TaskConfig(memory_init="quiet"),
+  )
+
+
+@pytest.mark.slow
+def test_it_tells_bytes_and_writes_nothing(config, tmp_path):
+  workdir = tmp_path / "run"
+  text = dry_run.dry_run(config, workdir)
+  assert "10 of 8 images, for 1 trials in 1 passes" in text
+  assert f"40 rows of {ROW:,} bytes: {40 * ROW:,} bytes" in text
+  assert f"10 rows of {ROW:,} bytes: {10 * ROW:,} bytes" in text
+  assert "40 rows are missing" in text
+  assert "kept in    " in text
+  assert str(tmp_path / "kept") in text
+  assert not workdir.exists()
+  assert not (tmp_path / "kept").exists()
+  run.train_and_evaluate(config, workdir)
+  found = sorted(tmp_path.rglob("*.rows"))
+  assert sum(path.stat().st_size for path in found) == 50 * ROW
+  assert "0 rows are missing" in dry_run.dry_run(config, workdir)
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_refused(config, tmp_path, monkeypatch):
+  usage = shutil._ntuple_diskusage(2**40, 2**40, 50 * ROW - 1)
+  monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+  with pytest.raises(ConfigError, match="contexts of training and validation"):
+    dry_run.dry_run(config, tmp_path / "run")
+
+
+def test_a_backbone_that_is_not_trained_yet_is_refused(config, tmp_path):
+  pretrain = dataclasses.replace(
+    config.pretrain,
+    variant="Micro/2",
+    total_steps=1,
+    data=dataclasses.replace(config.pretrain.data, name="digits:0-4"),
+  )
+  config = dataclasses.replace(config, pretrain=pretrain)
+  with pytest.raises(ConfigError, match="backbone.npz is not there yet"):
+    dry_run.dry_run(config, tmp_path / "run")
+
+
+@pytest.mark.fault("damaged-shard")
+def test_nothing_is_downloaded(config, tmp_path):
+  """Of a run, and of a study."""
+  data = config_lib.DataConfig(name="cifar10", dir=str(tmp_path / "data"))
+  config = dataclasses.replace(config, data=data, keep=config_lib.KeepConfig())
+  for dry in (
+    lambda: dry_run.dry_run(config, tmp_path / "run"),
+    lambda: forecast.forecast(config, tmp_path / "run", ["table2"]),
+  ):
+    with pytest.raises(DataError, match="162.17 MiB.*a dry run downloads not"):
+      dry()
+  assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.slow
+def test_the_command_shows_a_run_that_keeps_nothing(
+  backbone_file, tmp_path, capsys
+):
+  arguments = train.parse([
+    "main", f"--config={ROOT / 'configs' / 'digits.py'}",
+    f"--workdir={tmp_path / 'run'}", "--config.pretrain.variant=",
+    f"--config.backbone={backbone_file}", "--config.batch_size=8",
+    "--config.total_steps=7", "--dry_run",
+  ])  # fmt: skip
+  assert train.execute(arguments) == 0
+  out = capsys.readouterr().out
+  assert "7 of 8 images" in out
+  assert "nothing (config.keep.what is 'none')" in out
+  assert not (tmp_path / "run").exists()

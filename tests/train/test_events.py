@@ -1,0 +1,109 @@
+"""What TensorBoard shows: read back from the files of a run."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import one_device
+
+from memory_vit import plots
+from memory_vit.train import loop, part_norms
+from memory_vit.train.step import TrainState
+
+pytestmark = pytest.mark.versions
+
+STEPS = loop.Steps(total=5, log=2, evaluate=2)
+RATES = {"a": [0.1, 0.2, 0.3, 0.2, 0.1], "b": [1.0, 0.5, 0.25, 0.125, 0.0625]}
+
+
+def schedule(rates):
+  """The learning rate of each step, counted from 0 as optax does."""
+  table = jnp.asarray([*rates, jnp.nan])
+  return lambda step: table[jnp.minimum(step, len(rates))]
+
+
+def step_fn(state, frozen, batch):
+  """Its loss is the step, its accuracy a tenth of it; of "b" twice that."""
+  step = int(state.step) + 1
+  metrics = {
+    name: {"loss": factor * step, "accuracy": factor * step / 10,
+           "grad_norm": 2.0, "param_norm": 3.0, "skipped": 0.0}
+    for name, factor in (("a", 1.0), ("b", 2.0))
+  }  # fmt: skip
+  params = jax.tree.map(lambda a: a + 1, state.params)
+  return TrainState(jnp.int32(step), params, state.opt_state), metrics
+
+
+def validate(params):
+  """What it says tells which step it was shown."""
+  step = float(params["a"]["w"])
+  return {
+    name: {"loss": factor * step, "top1": step / 100, "top5": step / 50,
+           "examples": 9, "per_class": [0.5] * 6}
+    for name, factor in (("a", 1.0), ("b", 2.0))
+  }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def scalars(tmp_path_factory):
+  """{name: {tag: (steps, values)}} of a run of two names."""
+  root = tmp_path_factory.mktemp("events")
+  logdirs = {"a": root / "a", "b": root / "b"}
+  # Two layers of three cells; of the second, one is not like the others.
+  memory = np.zeros((2, 3, 4), np.float32)
+  memory[1, 0] = 3
+  zero = {"w": np.float32(0), "memory": memory}
+  batches = ({"image": np.zeros((1, 1))} for _ in range(STEPS.total))
+  run = loop.Loop(
+    title="run", step_fn=step_fn, frozen=None, steps=STEPS, batch_size=4,
+    schedules={name: schedule(rates) for name, rates in RATES.items()},
+    mesh=one_device(), validate=validate, logdirs=logdirs,
+  )  # fmt: skip
+  run.fit(TrainState(jnp.int32(0), {"a": zero, "b": zero}, ()), batches)
+  return {name: plots.read_scalars(path) for name, path in logdirs.items()}
+
+
+def test_a_masked_task_without_cells_has_no_norms_of_memory():
+  """The mean over no cells would be no number, in every layer."""
+  task = {
+    "head": np.full((3, 3), 2, np.float32),
+    "memory": np.zeros((2, 0, 4), np.float32),
+  }
+  found = part_norms.part_norms({"pets": task}, ["pets"], one_device())
+  assert found == {"pets": {"norm/head": 6.0}}
+
+
+def test_there_is_nothing_else(scalars):
+  for found in scalars.values():
+    assert set(found) == {
+      "train/loss", "train/accuracy", "train/grad_norm", "train/param_norm",
+      "train/skipped", "train/learning_rate", "images_per_second",
+      "norm/w", "norm/memory/layer_01", "norm/memory/layer_02",
+      "validation/loss", "validation/top1", "validation/top5",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "factor"), [("a", 1.0), ("b", 2.0)])
+def test_a_point_stands_at_the_step_that_it_belongs_to(scalars, name, factor):
+  """The first step, every second, and the last; in numbers that are exact."""
+  expected = {
+    "train/loss": {step: factor * step for step in (1, 2, 4, 5)},
+    "train/accuracy": {step: factor * step / 10 for step in (1, 2, 4, 5)},
+    # With which that step was taken, not the one after it.
+    "train/learning_rate": {s: RATES[name][s - 1] for s in (1, 2, 4, 5)},
+    "train/skipped": dict.fromkeys((1, 2, 4, 5), 0.0),
+    # Of the parameters after that step.
+    "norm/w": {step: step for step in (1, 2, 4, 5)},
+    # Of a cell of four equal values, twice that; the mean of all cells.
+    "norm/memory/layer_01": {step: 2 * step for step in (1, 2, 4, 5)},
+    "norm/memory/layer_02": {step: 2 * step + 2 for step in (1, 2, 4, 5)},
+    "validation/loss": {step: factor * step for step in (2, 4, 5)},
+    "validation/top1": {step: step / 100 for step in (2, 4, 5)},
+    "validation/top5": {step: step / 50 for step in (2, 4, 5)},
+  }
+  for tag, points in expected.items():
+    steps, values = scalars[name][tag]
+    assert list(steps) == list(points), tag
+    np.testing.assert_array_equal(
+      np.float32(values), np.float32(list(points.values())), tag
+    )

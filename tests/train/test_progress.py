@@ -1,0 +1,47 @@
+"""What is shown of a run at its end."""
+
+import dataclasses
+import re
+
+from memory_vit.run_result import RunResult, TrialResult
+from memory_vit.train import summary
+
+TASK = TrialResult(
+  name="pets", cells=5, learning_rate=0.1, trainable_params=12_345,
+  val_accuracy=0.75, test_accuracy=0.5, test_examples=1_234,
+  chance=0.125, test_majority=0.4375, test_top5=1.0,
+)  # fmt: skip
+RESULT = RunResult(tasks=(TASK,), wall_seconds=3.0, images_per_second=17.0)
+
+
+def rows_of(result, tmp_path):
+  _, header, _, *rows = summary.summary(result, tmp_path).splitlines()
+  columns, *cells = (
+    re.split(r"  +", line) for line in (header, *rows[: len(result.tasks)])
+  )
+  return [dict(zip(columns, row, strict=True)) for row in cells]
+
+
+def test_chance_and_majority_stand_beside_the_accuracy(tmp_path):
+  (row,) = rows_of(RESULT, tmp_path)
+  assert row["test"] == "50.00 %"
+  assert row["chance"] == "12.50 %"
+  assert row["majority"] == "43.75 %"
+
+
+def test_without_a_test_split_there_is_no_majority(tmp_path):
+  untested = dataclasses.replace(TASK, test_accuracy=None, test_majority=None)
+  (row,) = rows_of(dataclasses.replace(RESULT, tasks=(untested,)), tmp_path)
+  assert (row["test"], row["majority"]) == ("-", "-")
+  assert row["chance"] == "12.50 %"
+
+
+def test_how_much_a_few_validation_images_say_stands_under_the_table(tmp_path):
+  few = dataclasses.replace(TASK, val_accuracy=13 / 18, val_examples=18)
+  said = summary.summary(dataclasses.replace(RESULT, tasks=(few,)), tmp_path)
+  assert "validation: 18 images, a standard error of 10.6 points" in said
+  # All of them right: not a certainty, either.
+  sure = dataclasses.replace(few, val_accuracy=1.0)
+  said = summary.summary(dataclasses.replace(RESULT, tasks=(sure,)), tmp_path)
+  assert "validation: 18 images, a standard error of 3.9 points" in said
+  assert "a standard error" not in summary.summary(RESULT, tmp_path)

@@ -1,0 +1,71 @@
+"""What a configuration leaves open becomes a number, once."""
+
+import dataclasses
+
+import pytest
+from conftest import tiny_backbone
+
+from memory_vit.config import Config
+from memory_vit.errors import ConfigError
+from memory_vit.model.task import EvalPreprocessing
+from memory_vit.train import resolve
+
+
+@pytest.mark.parametrize(
+  ("epochs", "examples", "batch_size", "steps"),
+  [
+    (1.0, 100, 10, 10),
+    (1.0, 101, 10, 11),  # every example is seen
+    (2.5, 308, 128, 7),
+    (0.07, 100, 1, 7),  # 0.07 * 100 is more than 7 in binary
+    (1e-5, 3, 128, 1),
+    (30.0, 76_128, 512, 4461),
+  ],
+)
+def test_steps_of_epochs(epochs, examples, batch_size, steps):
+  config = Config(epochs=epochs, batch_size=batch_size)
+  found = resolve.with_steps(config, examples)
+  assert found == dataclasses.replace(config, total_steps=steps)
+  # Once more is the same, and so is what was recorded, without its epochs.
+  assert resolve.with_steps(found, examples) == found
+  recorded = dataclasses.replace(found, epochs=0.0)
+  assert resolve.with_steps(recorded, 7 * examples) == recorded
+
+
+def test_without_epochs_steps_are_as_given():
+  assert resolve.with_steps(Config(), 100) == Config()
+
+
+@pytest.mark.parametrize("given", [0, 12])
+def test_the_size_of_the_backbone(given):
+  config = Config(image_size=given)
+  found = resolve.with_backbone(config, tiny_backbone(image_size=12))
+  assert found.image_size == 12
+
+
+def test_what_is_left_to_a_backbone_that_states_nothing():
+  """As it was recorded before there was anything to leave to it."""
+  found = resolve.with_backbone(Config(image_size=8), tiny_backbone())
+  assert (found.gelu, found.data.eval_crop) == ("tanh", "resize")
+  assert found.upstream.eval_crop == "resize"
+  assert resolve.with_backbone(found, tiny_backbone()) == found
+
+
+def test_what_a_backbone_states_is_taken_and_no_more():
+  evaluation = EvalPreprocessing(image_size=8, interpolation="bicubic")
+  backbone = dataclasses.replace(
+    tiny_backbone(gelu="exact"), evaluation=evaluation
+  )
+  found = resolve.with_backbone(Config(), backbone)
+  assert (found.gelu, found.data.eval_crop) == ("exact", "backbone")
+  own = dataclasses.replace(Config().data, eval_crop="central")
+  found = resolve.with_backbone(Config(data=own), backbone)
+  assert found.data == own
+
+
+def test_limits_wait_for_the_number_of_steps():
+  """20,000 steps are the default; of epochs nothing is known before."""
+  options = {"epochs": 1.0, "profile_at": 20_001}
+  assert Config(**options).epochs == 1.0
+  with pytest.raises(ConfigError, match="20001, beyond config.total_steps"):
+    Config(**options | {"epochs": 0.0})

@@ -1,0 +1,110 @@
+"""Results of a run, and what one that was killed leaves beside its states."""
+
+import json
+import shutil
+import types
+
+import jax.numpy as jnp
+import pytest
+from conftest import random_task
+
+import memory_vit as mv
+from memory_vit.config import Config
+from memory_vit.evaluation import metrics
+from memory_vit.run_result import RunResult
+from memory_vit.runtime import files
+from memory_vit.tasks import store
+from memory_vit.train import results, summary
+from memory_vit.train.loop_state import BestParams
+from memory_vit.train.sweep import Trial
+from memory_vit.train.trainer import PackResult
+
+
+@pytest.fixture
+def workdir(backbone, tmp_path):
+  """A task, and what lies beside it where `save_task` is killed."""
+  mv.save_task(random_task(backbone, "pets"), tmp_path / "tasks" / "pets")
+  return tmp_path
+
+
+def names(directory):
+  return sorted(path.name for path in directory.iterdir())
+
+
+@pytest.mark.fault("kill-during-write")
+def test_a_task_that_was_being_written_is_removed(workdir):
+  tasks = workdir / "tasks"
+  for name in (".pets-a1_b2c3d", ".birds-00000000", ".a-b-abcdefgh"):
+    (tasks / name / "new").mkdir(parents=True)
+    (tasks / name / "new" / "task.json").write_text("{")
+    (tasks / name / "lock").write_text(files.SCRATCH_MARK)
+  # Killed once the new one had its place.
+  shutil.copytree(tasks / "pets", tasks / ".pets-a1_b2c3e" / "old")
+  (tasks / ".pets-a1_b2c3e" / "lock").write_text(files.SCRATCH_MARK)
+  results.tidy(workdir)
+  assert names(tasks) == ["pets"]
+
+
+@pytest.mark.fault("kill-during-write")
+def test_a_task_that_was_moved_out_of_the_way_is_put_back(workdir, backbone):
+  """Killed between the two renamings: it is nowhere else."""
+  tasks = workdir / "tasks"
+  scratch = tasks / ".pets-a1b2c3d4"
+  scratch.mkdir()
+  (tasks / "pets").rename(scratch / "old")
+  (scratch / "new").mkdir()
+  (scratch / "lock").write_text(files.SCRATCH_MARK)
+  results.tidy(workdir)
+  assert names(tasks) == ["pets"]
+  assert store.load_task(tasks / "pets", backbone).spec.name == "pets"
+
+
+def test_what_is_not_ours_is_left_alone(workdir, tmp_path_factory):
+  tasks, outside = workdir / "tasks", tmp_path_factory.mktemp("outside")
+  (outside / "new").mkdir()
+  (tasks / ".link-abcdefgh").symlink_to(outside)
+  (tasks / ".notes-20260101").mkdir()
+  (tasks / ".notes-20260101" / "todo.txt").write_text("")
+  (tasks / ".file-abcdefgh").write_text("")
+  (tasks / ".pets-SHOUTING").mkdir()
+  (workdir / ".hidden").write_text("")
+  before = names(tasks), names(workdir)
+  results.tidy(workdir)
+  assert (names(tasks), names(workdir)) == before
+  assert names(outside) == ["new"]
+
+
+def test_files_that_were_being_written_are_removed(workdir):
+  for name in (
+    ".backbone.npz.0123abcd.part", f".seen-by-all-{'0a' * 8}", ".lock",
+  ):  # fmt: skip
+    (workdir / name).write_text("")
+  results.tidy(workdir)
+  assert names(workdir) == [".lock", "tasks"]
+  results.tidy(workdir / "new")  # a run that has written nothing yet
+
+
+def test_test_images_without_finite_outputs_are_said(backbone, tmp_path):
+  """And the file of the results is JSON, which has no NaN."""
+  task = random_task(backbone, "pets")
+  logits = jnp.zeros((3, task.spec.num_classes)).at[1].set(jnp.nan)
+  labels, mask = jnp.zeros(3, int), jnp.ones(3)
+  sums = metrics.add(None, metrics.batch_sums(logits, labels, mask))
+  tested = {"pets": {**metrics.summarise(sums), "skipped": 0}}
+  trainer = types.SimpleNamespace(
+    config=Config(), evaluate=lambda *args, **options: tested
+  )
+  trainer.of_kind = lambda trials: trainer
+  pack = PackResult(
+    tasks={"pets": task},
+    best={"pets": BestParams(1, 0.5, task.params)},
+    lost={},
+  )
+  trials = [Trial("pets", {}, Config())]
+  (trained,) = results.evaluate_trained(trainer, trials, [pack], object())
+  assert trained.result.test_not_finite == 1
+  result = RunResult(tasks=(trained.result,), wall_seconds=1.0)
+  text = json.dumps(result.to_json(), allow_nan=False)
+  assert json.loads(text)["tasks"][0]["test_loss"] is None
+  said = "pets: outputs for 1 test image are not finite, and count as mistakes"
+  assert said in summary.summary(result, tmp_path).splitlines()

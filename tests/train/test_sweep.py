@@ -1,0 +1,564 @@
+"""A sweep is its variants, each as if it had been alone."""
+
+import dataclasses
+import math
+import os
+import signal
+import types
+
+import jax
+import numpy as np
+import pytest
+from conftest import one_device, tiny_backbone
+
+import memory_vit as mv
+from configs import digits
+from memory_vit import config as config_lib
+from memory_vit import plots
+from memory_vit.data import batching, datasets
+from memory_vit.errors import ConfigError, TrainingError
+from memory_vit.evaluation.hits import read_hits
+from memory_vit.model import trees
+from memory_vit.runtime import checksums, preemption
+from memory_vit.train import passes, run, step, sweep, trainer
+from memory_vit.train.run_context import RunContext
+
+
+def config_of(**sweep_values):
+  """The digits, on a backbone that is there, in 4 steps."""
+  values = digits.get_config()
+  values.pretrain.variant = ""
+  values.batch_size, values.batch_size_eval = 16, 64
+  values.total_steps, values.eval_every, values.checkpoint_every = 4, 2, 2
+  values.log_every = 2
+  for key, value in sweep_values.items():
+    values.sweep[key] = value
+  return config_lib.from_dict(values.to_dict())
+
+
+def labels(variants):
+  return [variant.label for variant in variants]
+
+
+def test_a_product_of_lists():
+  config = config_of(learning_rate=(0.3, 0.1), cells=(1, 5), seed=(0, 1))
+  variants = sweep.trials_of(config, "d")
+  assert len(variants) == 8
+  assert variants[0].name == "d-00"
+  assert variants[7].name == "d-07"
+  assert variants[1].label == "learning_rate=0.3,cells=1,seed=1"
+  alone = variants[6].config
+  assert (alone.learning_rate, alone.task.cells, alone.seed) == (0.1, 5, 0)
+  assert not alone.sweep.is_on
+  # The batches are those of the sweep also for seed 1.
+  assert config_lib.data_seed(variants[1].config) == config.seed == 0
+
+
+@pytest.mark.slow
+def test_variants_have_the_steps_and_the_size_that_were_left_open(
+  tmp_path, monkeypatch
+):
+  """Of the run that trains them: their schedules end where it does."""
+  mv.save_backbone(tiny_backbone(num_classes=5), tmp_path / "tiny.npz")
+  config = dataclasses.replace(
+    config_of(overrides=({"optim.warmup_steps": 9}, {})),
+    backbone=str(tmp_path / "tiny.npz"), epochs=0.2, image_size=0,
+  )  # fmt: skip
+  examples = datasets.open_source(config.data.name, config.data.train).size
+  steps = math.ceil(0.2 * examples / config.batch_size)
+  planned = []
+
+  def plan(trainer, variants, workdir):
+    planned.extend([trainer, *variants])
+    raise ConfigError("planned")
+
+  monkeypatch.setattr(passes, "plan", plan)
+  with pytest.raises(ConfigError, match="planned"):
+    run.train_and_evaluate(config, tmp_path / "run")
+  assert len(planned) == 3
+  for one in planned:
+    assert (one.config.total_steps, one.config.image_size) == (steps, 8)
+  # Each variant has its own end of what is possible.
+  late = config_of(overrides=({"optim.warmup_steps": steps + 1}, {}))
+  late = dataclasses.replace(late, backbone=config.backbone, epochs=0.2)
+  with pytest.raises(ConfigError, match=f"beyond config.total_steps {steps}"):
+    run.train_and_evaluate(late, tmp_path / "late")
+
+
+def test_a_list_of_overrides():
+  config = config_of(
+    overrides=({"optim.momentum": 0.5}, {"task.memory_norm": False}, {}),
+    learning_rate=(0.3,),
+  )
+  variants = sweep.trials_of(config, "d")
+  assert labels(variants) == [
+    "momentum=0.5,learning_rate=0.3",
+    "memory_norm=False,learning_rate=0.3",
+    "learning_rate=0.3",
+  ]
+  assert variants[0].config.optim.momentum == 0.5
+  assert variants[1].config.task.memory_norm is False
+  assert variants[2].config.optim.momentum == 0.9
+
+
+def test_without_a_sweep_there_is_one_variant():
+  config = config_of()
+  (variant,) = sweep.trials_of(config, "d")
+  assert (variant.name, variant.label, variant.config) == ("d", "", config)
+
+
+@pytest.mark.parametrize(
+  ("values", "message"),
+  [
+    ({"overrides": ({"batch_size": 8},)}, "'batch_size' cannot vary"),
+    ({"overrides": ({"optim.momentm": 1},)}, "'optim.momentm' cannot vary"),
+    ({"overrides": ({"seed": 1},), "seed": (2,)}, "'seed' is varied by a list"),
+    ({"overrides": ({"seed": "1"},)}, "config.seed is '1', expected"),
+    ({"learning_rate": (0.1, 0.1)}, "the same: .*'learning_rate': 0.1"),
+    ({"overrides": ({}, {"optim.momentum": 0.9})}, "are the same: {} and"),
+    (
+      {"learning_rate": (0.1, -1.0)},
+      r"sweep.learning_rate\[1\] is -1.0, expected",
+    ),
+    ({"regime": ("head", "head")}, "names one twice"),
+    ({"overrides": ({"regime": "head"},)}, "'regime' cannot vary"),
+    ({"cells": (1, -1)}, r"config.sweep.cells\[1\] is -1, expected"),
+  ],
+)
+def test_sweeps_that_cannot_be(values, message):
+  with pytest.raises(ConfigError, match=message):
+    sweep.trials_of(config_of(**values), "d")
+
+
+def test_a_best_variant_needs_a_validation_set():
+  config = config_of(learning_rate=(0.3, 0.1))
+  blind = dataclasses.replace(config.data, validation="")
+  with pytest.raises(ConfigError, match="needs config.data.validation"):
+    sweep.trials_of(dataclasses.replace(config, data=blind), "d")
+
+
+def test_seeds_do_not_make_another_backbone():
+  config = config_of(seed=(0, 1))
+  made = dataclasses.replace(config.pretrain, variant="Micro/2", total_steps=1)
+  with pytest.raises(ConfigError, match="would change the backbone as well"):
+    sweep.trials_of(dataclasses.replace(config, pretrain=made), "d")
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 4, 5, 7, 100])
+def test_passes_hold_every_variant_once(at_once):
+  config = config_of(cells=(20, 1, 5, 10, 2, 0, 3))
+  variants = sweep.trials_of(config, "d")
+  passes = sweep.packs_of(variants, at_once)
+  sizes = [len(p) for p in passes]
+  assert max(sizes) <= at_once
+  assert len(passes) == -(-7 // at_once)
+  flat = [variant for p in passes for variant in p]
+  assert sorted(v.name for v in flat) == [v.name for v in variants]
+  cells = [v.config.task.cells for v in flat]
+  # Of one pass, the order of the configuration; of several, by cells.
+  assert len(passes) == 1 or cells == sorted(cells)
+
+
+def test_what_fits_into_memory():
+  assert sweep.at_once(10, 3, 10) == 1
+  assert sweep.at_once(10, 3, 12) == 1
+  assert sweep.at_once(10, 3, 19) == 4
+  with pytest.raises(ConfigError, match="expected a smaller config.batch_size"):
+    sweep.at_once(11, 3, 10)
+  assert sweep.free_bytes(0.5) == 2**29
+
+
+def test_memory_that_a_sweep_may_take(monkeypatch):
+  """Half of a machine's, for all its devices; of an accelerator's 9 tenths."""
+  free = types.SimpleNamespace(available=64 * 2**20)
+  monkeypatch.setattr(sweep.psutil, "virtual_memory", lambda: free)
+  assert sweep.free_bytes(0) == 32 * 2**20 // jax.local_device_count()
+  stats = {"bytes_limit": 1_100, "bytes_in_use": 100}
+  device = types.SimpleNamespace(memory_stats=lambda: stats)
+  monkeypatch.setattr(sweep.jax, "local_devices", lambda: [device])
+  assert sweep.free_bytes(0) == 900
+
+
+def trainer_of(config):
+  return trainer.Trainer(
+    config=config,
+    context=RunContext(one_device()),
+    backbone=tiny_backbone(num_classes=5, depth=1),
+    train=datasets.open_source("digits:5-9", config.data.train),
+    validation=datasets.open_source("digits:5-9", config.data.validation),
+  )
+
+
+@pytest.mark.slow
+def test_images_are_squeezed_as_the_backbone_states():
+  """With data.train_crop=resize, training sees the pixels of evaluation."""
+  config = config_of()
+  data = dataclasses.replace(
+    config.data, train_crop="resize", flip=False, eval_crop="backbone"
+  )
+  plain = trainer_of(dataclasses.replace(config, data=data, image_size=12))
+  stated = mv.EvalPreprocessing(image_size=12, interpolation="bicubic")
+  bicubic = dataclasses.replace(
+    plain, backbone=dataclasses.replace(plain.backbone, evaluation=stated)
+  )
+  for made, interpolation in ((plain, "bilinear"), (bicubic, "bicubic")):
+    assert made.preprocessing.interpolation == interpolation
+    evaluated = batching.eval_batches(
+      made.train, made.preprocessing, batch_size=64
+    )
+    known = {image.tobytes() for b in evaluated for image in b["image"]}
+    # Nothing is kept, so that no step is needed to make it.
+    for image in next(made._train_batches(None, 0))["image"]:
+      assert image.tobytes() in known
+
+
+@pytest.mark.slow
+def test_a_sweep_equals_its_variants_alone(tmp_path):
+  """Other rates, cells, seeds, clips: what they learn and when it was best."""
+  config = config_of(
+    overrides=(
+      {"learning_rate": 0.3, "task.cells": 3, "optim.grad_clip": 0.1,
+       "task.memory_std": 0.5, "optim.clip_by": "part",
+       "optim.memory_factor": 3.0},
+      {"learning_rate": 0.1, "task.cells": 0, "optim.name": "adamw",
+       "seed": 4, "optim.label_smoothing": 0.1},
+    )
+  )  # fmt: skip
+  variants = sweep.trials_of(config, "d")
+  together = trainer_of(config).train_pack(variants, tmp_path / "all", {})
+  for variant in variants:
+    alone = trainer_of(variant.config).train_pack(
+      sweep.trials_of(variant.config, variant.name),
+      tmp_path / variant.name,
+      {},
+    )
+    found, expected = together.best[variant.name], alone.best[variant.name]
+    assert (found.step, found.accuracy) == (expected.step, expected.accuracy)
+    assert found.params["memory"].shape[1] == variant.config.task.cells
+    rate = trainer_of(config).start(variants).schedules[variant.name]
+    shown = max(float(rate(step)) for step in range(config.total_steps))
+    assert shown == pytest.approx(variant.config.learning_rate, rel=0.05)
+    start = trainer_of(config).new_task(variant).params
+    for name, value in trees.flatten(expected.params).items():
+      close = trees.flatten(found.params)[name]
+      np.testing.assert_allclose(close, value, rtol=1e-5, atol=1e-6)
+      moved = np.abs(value - trees.flatten(start)[name]).max(initial=0)
+      assert value.size == 0 or moved > 1e-5, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("regime", ["head", "probe"])
+def test_heads_are_learned_side_by_side(tmp_path, regime):
+  """They share the features, and nothing else."""
+  config = dataclasses.replace(
+    config_of(learning_rate=(0.3, 0.1)), regime=regime, total_steps=2
+  )
+  variants = sweep.trials_of(config, "d")
+  together = trainer_of(config).train_pack(variants, tmp_path / "all", {})
+  for variant in variants:
+    alone = trainer_of(variant.config).train_pack(
+      sweep.trials_of(variant.config, variant.name),
+      tmp_path / variant.name,
+      {},
+    )
+    found, expected = together.best[variant.name], alone.best[variant.name]
+    assert found.accuracy == expected.accuracy
+    np.testing.assert_allclose(
+      found.params["head"]["kernel"], expected.params["head"]["kernel"],
+      rtol=1e-5, atol=1e-6,
+    )  # fmt: skip
+  first, second = (together.best[v.name].params["head"] for v in variants)
+  assert not np.allclose(first["kernel"], second["kernel"])
+
+
+@pytest.mark.fault("non-finite-update")
+@pytest.mark.slow
+def test_a_lost_variant_takes_no_other_with_it(tmp_path, monkeypatch):
+  """One diverges; the other ends as alone, also when it is resumed."""
+  # Its first step already multiplies memory by more than float32 can hold.
+  huge = {
+    "learning_rate": 1e6, "optim.name": "adamw", "optim.weight_decay": 1e6,
+    "optim.memory_factor": 1e6, "task.memory_std": 1e3,
+  }  # fmt: skip
+  config = config_of(overrides=({}, huge))
+  variants = sweep.trials_of(config, "d")
+  alone = trainer_of(config).train_pack(variants[:1], tmp_path / "alone", {})
+
+  real_step, steps = step.Step.__call__, []
+
+  def stops_in_step_4(self, *args):
+    steps.append(1)
+    if len(steps) == 4:
+      raise KeyboardInterrupt
+    return real_step(self, *args)
+
+  monkeypatch.setattr(step.Step, "__call__", stops_in_step_4)
+  with pytest.raises(KeyboardInterrupt):
+    trainer_of(config).train_pack(variants, tmp_path / "both", {})
+  both = trainer_of(config).train_pack(variants, tmp_path / "both", {})
+  assert len(steps) == 4 + 2  # from the saved step 2 on
+  assert both.lost == {"d-01": 3}  # the third update in a row
+  assert both.skipped == {"d-01": 3}
+  assert both.best["d-01"].step == 2  # as it was before
+  found, expected = both.best["d-00"], alone.best["d-00"]
+  assert (found.step, found.accuracy) == (expected.step, expected.accuracy)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+    found.params,
+    expected.params,
+  )
+  with pytest.raises(TrainingError, match="of 'd-01' is not finite"):
+    trainer_of(config).train_pack(variants[1:], tmp_path / "lost", {})
+
+
+@pytest.mark.slow
+def test_the_estimate_counts_what_a_pass_holds(tmp_path):
+  """Context and pictures are there beside what the gradient needs."""
+  config = config_of(cells=(3, 5))
+  variants = sweep.trials_of(config, "d")
+  one, two = (
+    passes.pack_bytes(trainer_of(config), variants[:n]) for n in (1, 2)
+  )
+  # 16 pictures of 8 px thrice; in one layer, keys and values of 17 tokens of
+  # width 32, for a batch of evaluation of 64; all float32.
+  held = 3 * 16 * (8 * 8 * 3 + 1) * 4 + 64 * 2 * 17 * 32 * 4
+  assert held < one < two < 4 * held
+  more = dataclasses.replace(config, batch_size_eval=256)
+  assert (
+    passes.pack_bytes(trainer_of(more), variants[:1]) - one
+    == 3 * 64 * 2 * 17 * 32 * 4
+  )
+
+
+@pytest.mark.parametrize(
+  ("gib", "compiled", "packs"),
+  [(8.0, [[3]], [4]), (7.9, [[3], [3, 3]], [4]), (4.9, [[3], [3, 3]], [2, 2])],
+)
+@pytest.mark.parametrize("cells", [(0, 3), (3, 0)])
+def test_one_estimate_is_enough_where_all_surely_fit(
+  monkeypatch, gib, compiled, packs, cells
+):
+  """That of the longest; a further one has the pass of the first, too."""
+  config = config_of(learning_rate=(0.3, 0.01), cells=cells, memory_gib=gib)
+  asked = []
+
+  def estimate(trainer, trials):
+    asked.append(sorted(trial.config.task.cells for trial in trials))
+    return (1 + len(trials)) * 2**30
+
+  monkeypatch.setattr(passes, "pack_bytes", estimate)
+  plan = passes.make_plan(trainer_of(config), sweep.trials_of(config, "d"))
+  assert asked == compiled
+  assert [len(pack) for pack in plan["passes"]] == packs
+  assert plan["bytes_per_variant"] == (None if len(compiled) == 1 else 2**30)
+
+
+@pytest.mark.parametrize(
+  ("made", "saved", "agrees"),
+  [
+    (["ab", "c"], {"pass-00/00000002": "ab"}, True),
+    (["ab", "c"], {"pass-00/00000002": "ba", "pass-01/00000001": "c"}, True),
+    (["abc"], {"00000002": "abc"}, True),
+    (["a", "bc"], {"pass-00/00000002": "ab"}, False),
+    (["abc"], {"pass-00/00000002": "ab"}, False),
+    (["abc"], {"pass-00/00000002": "abc"}, False),
+    (["ab", "c"], {"pass-02/00000001": "c"}, False),
+    (["ab", "c"], {"00000002": "abc"}, False),
+    # Of another configuration, of which other code will speak.
+    (["ab", "c"], {"00000002": "a"}, None),
+    (["ab", "c"], {"00000002": "d"}, None),
+  ],
+)
+def test_a_plan_that_is_lost_has_to_be_the_same(
+  tmp_path, monkeypatch, made, saved, agrees
+):
+  new = {"passes": [[*names] for names in made]}
+  monkeypatch.setattr(passes, "make_plan", lambda *args: new)
+  for place, names in saved.items():
+    (path := tmp_path / "checkpoints" / place / "arrays").mkdir(parents=True)
+    meta = {"variants": dict.fromkeys(names, "")}
+    checksums.seal(path.parent, {"meta": meta})
+  trials = [sweep.Trial(name, {"x": name}, None) for name in "abc"]
+  file = tmp_path / "passes.json"
+  if agrees is False:
+    with pytest.raises(TrainingError, match=r"passes\.json is missing, .*pass"):
+      passes.plan(None, trials, tmp_path)
+  else:
+    assert passes.plan(None, trials, tmp_path) == new
+  assert file.exists() == (agrees is True)
+
+
+@pytest.fixture
+def swept(tmp_path):
+  """A configuration of four variants whose backbone is a file."""
+  backbone = tiny_backbone(num_classes=5, depth=1)
+  mv.save_backbone(backbone, tmp_path / "tiny.npz")
+  config = config_of(learning_rate=(0.3, 0.01), cells=(0, 3), export="all")
+  return dataclasses.replace(config, backbone=str(tmp_path / "tiny.npz"))
+
+
+@pytest.mark.slow
+def test_a_sweep_from_nothing_to_the_result(swept, tmp_path):
+  two = ({"learning_rate": 0.3, "task.cells": 0},
+         {"learning_rate": 0.01, "task.cells": 3})  # fmt: skip
+  values = dataclasses.replace(
+    swept.sweep, learning_rate=(), cells=(), overrides=two
+  )
+  config = dataclasses.replace(swept, sweep=values)
+  result = run.train_and_evaluate(config, tmp_path / "one")
+  assert result.sweep.variants == 2
+  assert result.sweep.passes == 1
+  entries = result.tasks
+  accuracies = [entry.val_accuracy for entry in entries]
+  assert accuracies == sorted(accuracies, reverse=True)
+  assert entries[0].exported == "tasks/digits-5-9"
+  assert {(e.learning_rate, e.cells) for e in entries} == {
+    (0.3, 0), (0.01, 3)
+  }  # fmt: skip
+  assert result.backbone.outputs_bit_equal is True
+  assert (tmp_path / "one" / "sweep.png").stat().st_size > 1000
+  backbone = mv.load_backbone(swept.backbone)
+  tasks = mv.load_tasks(tmp_path / "one" / "tasks", backbone)
+  names = {task.spec.name for task in tasks}
+  assert names == {"digits-5-9", "digits-5-9-00", "digits-5-9-01"}
+  best = next(t for t in tasks if t.spec.name == "digits-5-9")
+  assert best.provenance["config"]["learning_rate"] == (
+    entries[0].learning_rate
+  )
+  assert best.provenance["metrics"]["name"] == "digits-5-9"
+  for entry in entries:
+    label = f"learning_rate={entry.learning_rate},cells={entry.cells}"
+    scalars = plots.read_scalars(tmp_path / "one" / "sweep" / label)
+    _, top1 = scalars["validation/top1"]
+    assert max(top1) == pytest.approx(entry.val_accuracy)
+  hits = read_hits(tmp_path / "one")
+  assert {name: float(found.right.mean()) for name, found in hits.items()} == {
+    entry.name: pytest.approx(entry.test_accuracy) for entry in entries
+  }
+
+
+@pytest.mark.slow
+def test_passes_of_a_sweep_equal_one(swept, tmp_path, monkeypatch):
+  """As with less memory in two passes, interrupted between them: the same."""
+  entries = run.train_and_evaluate(swept, tmp_path / "one").tasks
+  monkeypatch.setattr(sweep, "at_once", lambda *sizes: 2)
+  real_step, taken = step.Step.__call__, []
+
+  def preempted_in_the_second_pass(self, *args):
+    taken.append(1)
+    if len(taken) == 4 + 3:
+      os.kill(os.getpid(), signal.SIGTERM)
+    return real_step(self, *args)
+
+  monkeypatch.setattr(step.Step, "__call__", preempted_in_the_second_pass)
+  stop = preemption.StopSignal()
+  with pytest.raises(preemption.Interrupted), stop.listening():
+    run.train_and_evaluate(swept, tmp_path / "two", stop)
+  again = run.train_and_evaluate(swept, tmp_path / "two")
+  assert len(taken) == 2 * 4  # each step of each pass once
+  assert again.sweep.passes == 2
+  by_name = {entry.name: entry for entry in again.tasks}
+  for entry in entries:
+    found = by_name[entry.name]
+    assert found.test_accuracy == entry.test_accuracy
+    assert found.val_accuracy == entry.val_accuracy
+
+  wider = dataclasses.replace(
+    swept, sweep=dataclasses.replace(swept.sweep, seed=(0, 1))
+  )
+  with pytest.raises(TrainingError, match="passes.json plans the trials"):
+    run.train_and_evaluate(wider, tmp_path / "two")
+
+
+def test_regimes_are_an_axis():
+  config = config_of(
+    regime=("head", "memory_masked", "cls+side"), cells=(1, 5),
+    learning_rate=(0.3, 0.1),
+  )  # fmt: skip
+  trials = sweep.trials_of(config, "d")
+  # Of cells, only the regime that has some has two.
+  assert labels(trials)[:3] == [
+    "regime=head,learning_rate=0.3", "regime=head,learning_rate=0.1",
+    "regime=memory_masked,learning_rate=0.3,cells=1",
+  ]  # fmt: skip
+  assert len(trials) == 2 + 4 + 2
+  kinds = sweep.of_one_kind(trials)
+  assert [{t.config.regime for t in kind} for kind in kinds] == [
+    {"head"}, {"memory_masked", "cls+side"},
+  ]  # fmt: skip
+  assert sweep.exported_names(config, "d") >= {"d", "d-head", "d-cls-side"}
+
+
+def test_a_regime_that_reads_no_task_is_refused_at_once():
+  config = config_of(regime=("memory_masked", "head"))
+  task = dataclasses.replace(config.task, attends_to=("some/task",))
+  with pytest.raises(ConfigError, match="'head' cannot read"):
+    sweep.trials_of(dataclasses.replace(config, task=task), "d")
+
+
+def test_masked_regimes_share_a_trainer_and_what_it_keeps():
+  config = config_of(regime=("cls_masked", "memory_masked", "head"))
+  one = trainer_of(config)
+  masked, _, head = sweep.trials_of(config, "d")
+  assert one.of_kind([masked]) is one  # of memory_masked
+  other = one.of_kind([head])
+  assert other.config.regime == "head"
+  assert other.run_config == config
+  again = other.of_kind([masked])
+  assert again.config.regime == "cls_masked"
+  assert again.run_config == config
+
+
+def test_the_largest_trials_are_those_that_take_most():
+  config = config_of(
+    regime=("cls_masked", "side_masked", "memory_masked"), cells=(5, 1)
+  )
+  trials = sorted(sweep.trials_of(config, "d"), key=sweep.size)
+  assert [t.config.regime for t in trials] == [
+    "cls_masked", "memory_masked", "memory_masked", "side_masked",
+  ]  # fmt: skip
+  assert [t.config.task.cells for t in trials[1:3]] == [1, 5]
+
+
+def test_each_regime_keeps_what_it_reads():
+  config = config_of(regime=("head", "side_masked", "full"))
+  for kept in ("contexts", "features"):
+    keep = dataclasses.replace(config.keep, what=kept)
+    data = dataclasses.replace(config.data, train_crop="resize", flip=False)
+    trials = sweep.trials_of(
+      dataclasses.replace(config, keep=keep, data=data), "d"
+    )
+    assert [t.config.keep.what for t in trials] == [
+      "features", "contexts", "none",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["none", "contexts"])
+def test_a_sweep_of_regimes_equals_each_alone(swept, tmp_path, what):
+  """They share a pass where they can; the best of each is exported."""
+  regimes = ("head", "memory_masked", "side_masked", "adapter")
+  config = dataclasses.replace(
+    swept,
+    sweep=config_of(regime=regimes, learning_rate=()).sweep,
+    keep=dataclasses.replace(swept.keep, what=what),
+    data=dataclasses.replace(swept.data, train_crop="resize", flip=False),
+  )
+  result = run.train_and_evaluate(config, tmp_path / "all")
+  backbone = mv.load_backbone(swept.backbone)
+  assert result.sweep.passes == 3
+  assert result.backbone.outputs_bit_equal is True
+  best, *others = result.tasks
+  assert best.exported == "tasks/digits-5-9"
+  assert {t.exported for t in others} == {
+    f"tasks/digits-5-9-{t.regime}" for t in others
+  }
+  for trial in sweep.trials_of(config, "digits-5-9"):
+    found = next(t for t in result.tasks if t.name == trial.name)
+    assert found.regime == trial.config.regime
+    directory = tmp_path / trial.config.regime
+    (alone,) = run.train_and_evaluate(trial.config, directory).tasks
+    assert found.test_accuracy == alone.test_accuracy
+    assert found.val_loss == pytest.approx(alone.val_loss, rel=1e-4)
+    made = mv.load_task(tmp_path / "all" / found.exported, backbone)
+    assert made.spec.regime == trial.config.regime

@@ -1,0 +1,310 @@
+"""Tasks that Python trains and evaluates by one call each."""
+
+import dataclasses
+import logging
+import tempfile
+
+import fake_data
+import jax
+import numpy as np
+import pytest
+from conftest import random_task, tiny_backbone
+
+import memory_vit as mv
+from memory_vit import config as config_lib
+from memory_vit.data import image_ops, in_memory
+from memory_vit.errors import (
+  BackboneError,
+  ConfigError,
+  DataError,
+  TaskError,
+)
+from memory_vit.train import run
+
+NAMES = ["ant", "bee", "cat"]
+PIXELS = np.stack([fake_data.noise(i, 8, 8) for i in range(48)])
+WORDS = NAMES * 16
+RUN = {"name": "pets", "epochs": 2, "batch_size": 16, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def small():
+  """A backbone that Python has: no file holds it."""
+  return tiny_backbone(depth=1)
+
+
+class SeenError(Exception):
+  """Raised in place of a run."""
+
+
+@pytest.fixture
+def configured(monkeypatch):
+  """Calls `train_task`, and returns what it hands to the engine."""
+
+  def call(*args, **options):
+    seen = []
+
+    def engine(config, workdir, **given):
+      seen.append((config, workdir, given))
+      raise SeenError
+
+    monkeypatch.setattr(run, "train_and_evaluate", engine)
+    with pytest.raises(SeenError):
+      mv.train_task(*args, **{**RUN, **options})
+    return seen[0]
+
+  return call
+
+
+def test_rates_are_those_of_the_study_or_those_that_are_given(
+  small, configured
+):
+  data = (PIXELS, WORDS)
+  config, _, given = configured(small, data)
+  assert config.sweep.learning_rate == config_lib.StudyConfig().learning_rates
+  assert given["backbone"] is small
+  for rates in ((0.3, 0.1), np.array([0.3, 0.1])):
+    config, *_ = configured(small, data, learning_rate=rates)
+    assert config.sweep.learning_rate == (0.3, 0.1)
+  config, *_ = configured(small, data, learning_rate=0.3, regime="head")
+  assert not config.sweep.is_on
+  assert (config.learning_rate, config.regime) == (0.3, "head")
+
+
+def test_a_tenth_is_validated_where_no_split_is_given(small, configured):
+  *_, given = configured(small, (PIXELS, WORDS))
+  sizes = {role: reader.size for role, reader in given["splits"].items()}
+  assert sizes == {"train": 43, "validation": 5}
+  *_, given = configured(
+    small, (PIXELS, WORDS), validation=(PIXELS[:8], WORDS[:8]),
+    test=(PIXELS[:2], WORDS[1:3]),
+  )  # fmt: skip
+  sizes = {role: reader.size for role, reader in given["splits"].items()}
+  assert sizes == {"train": 48, "validation": 8, "test": 2}
+  # Of the training split: "ant" is not in the test, and has its number.
+  assert given["splits"]["test"].source.labels.tolist() == [1, 2]
+
+
+def test_options_are_those_of_the_command(small, configured):
+  config, *_ = configured(
+    small, (PIXELS, WORDS), options={"data.flip": False, "eval_every": 3}
+  )
+  assert not config.data.flip
+  assert config.eval_every == 3
+  assert (config.image_size, config.dtype) == (8, "float32")
+  for key in ("epochs", "task.name", "image_size", "gelu"):
+    with pytest.raises(ConfigError, match=f"options: '{key}' is said by"):
+      mv.train_task(small, (PIXELS, WORDS), **RUN, options={key: 1})
+  with pytest.raises(
+    ConfigError, match=r"no option 'flip'; nearest: data\.flip"
+  ):
+    mv.train_task(small, (PIXELS, WORDS), **RUN, options={"flip": False})
+
+
+def test_a_backbone_that_is_given_is_not_pretrained(small):
+  options = {"pretrain.variant": "Micro/2", "pretrain.total_steps": 1}
+  with pytest.raises(ConfigError, match=r"pretrain\.variant .* is given from"):
+    mv.train_task(small, (PIXELS, WORDS), **RUN, options=options)
+
+
+@pytest.mark.parametrize(
+  "stated",
+  [
+    None,
+    mv.EvalPreprocessing(
+      image_size=8, crop="central", resize=9, interpolation="bicubic"
+    ),
+  ],
+)
+def test_a_new_task_is_prepared_as_a_run_does(small, stated):
+  backbone = dataclasses.replace(small, evaluation=stated)
+  new = mv.init_task(jax.random.key(0), backbone, name="new", num_classes=2)
+  data = config_lib.DataConfig()
+  run_does = image_ops.evaluation_of(data.eval_crop, data.resize, 8, stated)
+  assert new.spec.evaluation == run_does
+
+
+def test_a_name_is_no_backbone(small):
+  with pytest.raises(BackboneError, match=r"type str, .*mv\.load_backbone"):
+    mv.train_task("augreg-B/32", (PIXELS, WORDS), **RUN)
+
+
+@pytest.fixture(scope="module")
+def trained(small, tmp_path_factory):
+  """Two rates in one pass, and what was left behind."""
+  place = tmp_path_factory.mktemp("temporary")
+  with pytest.MonkeyPatch.context() as patched:
+    patched.setattr(tempfile, "tempdir", str(place))
+    result = mv.train_task(
+      small, (PIXELS, WORDS), test=(PIXELS[:16], WORDS[:16]),
+      learning_rate=(0.3, 0.1), **RUN,
+    )  # fmt: skip
+  return result, [*place.glob("memory-vit-*")]
+
+
+@pytest.mark.slow
+def test_what_a_call_returns(small, trained):
+  result, left = trained
+  assert not left
+  assert result.task.spec.class_names == tuple(NAMES)
+  assert result.task.spec.backbone == small.id
+  assert result.task.provenance["config"]["backbone"].startswith("python:")
+  assert {trial.learning_rate for trial in result.trials} == {0.3, 0.1}
+  best = result.trials[0]
+  assert best.val_accuracy == max(t.val_accuracy for t in result.trials)
+  assert (result.accuracy, best.test_examples) == (best.test_accuracy, 16)
+  steps, losses = result.history["train/loss"]
+  assert steps.tolist() == [*range(1, 7)]
+  assert np.isfinite(losses).all()
+  assert "validation/top1" in result.history
+  with pytest.raises(dataclasses.FrozenInstanceError):
+    result.accuracy = 1.0
+  # Made and trained with the defaults: they share a pass.
+  key = jax.random.key(0)
+  own = mv.init_task(key, small, name="own", num_classes=2)
+  assert mv.concatenate(result.task, own)["own"] is own
+
+
+@pytest.mark.slow
+def test_an_evaluation_finds_the_accuracy_of_the_run(small, trained):
+  result, _ = trained
+  test = (PIXELS[:16], WORDS[:16])
+  found = mv.evaluate_tasks(small, result.task, test, progress=False)
+  assert found["pets"].accuracy == result.accuracy
+  assert found["pets"].examples == 16
+  assert found["pets"].loss == pytest.approx(result.trials[0].test_loss)
+  with pytest.raises(DataError, match="its label is 'dog'"):
+    mv.evaluate_tasks(small, result.task, (PIXELS[:1], ["dog"]), progress=False)
+
+
+@pytest.mark.slow
+def test_it_is_the_run_of_the_command(small, tmp_path):
+  """The same configuration on the same folder: the same bits."""
+  fake_data.write_folder(
+    tmp_path / "data",
+    {
+      f"{split}/{name}": [f"{i}.png" for i in range(7)]
+      for split in ("train", "test")
+      for name in NAMES
+    },
+  )
+  result = mv.train_task(
+    small, tmp_path / "data" / "train", test=tmp_path / "data" / "test",
+    workdir=tmp_path / "given", learning_rate=0.3, **RUN,
+  )  # fmt: skip
+  mv.save_backbone(small, tmp_path / "tiny.npz")
+  made = result.task.provenance["config"]
+  config = config_lib.replaced(
+    config_lib.from_dict(made),
+    {
+      "backbone": str(tmp_path / "tiny.npz"),
+      "data.name": "folder",
+      "data.dir": str(tmp_path / "data"),
+    },
+  )
+  command = run.train_and_evaluate(config, tmp_path / "command")
+  task = mv.load_task(tmp_path / "command" / "tasks" / "pets", small)
+  assert task.digest == result.task.digest
+  assert command.tasks[0].test_accuracy == result.accuracy
+
+
+@pytest.mark.slow
+def test_a_call_resumes_in_its_directory(small, tmp_path, monkeypatch):
+  call = {**RUN, "workdir": str(tmp_path / "run"), "learning_rate": 0.3}
+  first = mv.train_task(small, (PIXELS, WORDS), **call)
+  assert first.accuracy == first.trials[0].val_accuracy
+  assert (tmp_path / "run" / "tasks" / "pets" / "task.json").is_file()
+  second = mv.train_task(small, (PIXELS, WORDS), **call)
+  assert second.task.digest == first.task.digest
+  assert second.trials == first.trials
+  np.testing.assert_array_equal(
+    second.history["train/loss"], first.history["train/loss"]
+  )
+  with pytest.raises(mv.MemoryVitError, match="other data"):
+    mv.train_task(small, (PIXELS[::-1], WORDS), **call)
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_progress_is_shown_within_the_call_alone(
+  small, capfd, progress, monkeypatch
+):
+  package = logging.getLogger("memory_vit")
+  before = package.handlers, package.propagate, package.level
+
+  def opening(*args):
+    package.info("how far it is")
+    raise SeenError
+
+  monkeypatch.setattr(in_memory, "open_data", opening)
+  with pytest.raises(SeenError):
+    mv.train_task(small, (PIXELS, WORDS), **{**RUN, "progress": progress})
+  assert ("how far it is" in capfd.readouterr().err) == progress
+  assert (package.handlers, package.propagate, package.level) == before
+
+
+# Evaluation.
+
+
+@pytest.fixture(scope="module")
+def tasks(small):
+  named = {"class_names": NAMES}
+  return mv.concatenate(
+    random_task(small, "a", **named), random_task(small, "b", seed=1, **named)
+  )
+
+
+def right(backbone, tasks, name, pixels, labels):
+  images = mv.preprocess(list(pixels), tasks)
+  logits = mv.forward(backbone, tasks, images)[name]
+  return float(np.mean(np.argmax(logits, -1) == labels))
+
+
+@pytest.mark.slow
+def test_tasks_are_evaluated_on_one_split_or_on_their_own(small, tasks):
+  words, numbers = WORDS[:16], np.arange(16) % 3
+  one = mv.evaluate_tasks(
+    small, tasks, (PIXELS[:16], words), batch_size=16, progress=False
+  )
+  assert {name: m.accuracy for name, m in one.items()} == {
+    name: right(small, tasks, name, PIXELS[:16], numbers) for name in "ab"
+  }
+  data = {"b": (PIXELS[:16], words), "a": (PIXELS[16:24], numbers[:8])}
+  own = mv.evaluate_tasks(small, tasks, data, batch_size=16, progress=False)
+  assert [*own] == ["a", "b"]
+  assert own["b"] == one["b"]
+  assert own["a"].examples == 8
+  assert own["a"].accuracy == right(
+    small, tasks, "a", PIXELS[16:24], numbers[:8]
+  )
+  some = mv.evaluate_tasks(
+    small, tasks, {"a": data["a"]}, batch_size=16, progress=False
+  )
+  assert some == {"a": own["a"]}
+
+
+def test_what_cannot_be_evaluated(small, tasks):
+  data = (PIXELS[:8], WORDS[:8])
+  for given, message in (
+    ({"a": data, "c": data}, "data of ..c.., the tasks are"),
+    (tiny_backbone(7, depth=1), "belongs to another backbone"),
+  ):
+    backbone, split = (small, given)
+    if isinstance(given, mv.Backbone):
+      backbone, split = given, data
+    with pytest.raises(TaskError, match=message):
+      mv.evaluate_tasks(backbone, tasks, split, progress=False)
+  other = random_task(small, "c", class_names=["x", "y", "z"])
+  with pytest.raises(TaskError, match="'c' has 3 classes"):
+    mv.evaluate_tasks(
+      small, [*tasks, other], (PIXELS[:3], [0, 1, 2]), progress=False
+    )
+
+
+@pytest.mark.slow
+def test_tasks_without_names_of_classes_take_numbers(small):
+  key = jax.random.key(0)
+  task = mv.init_task(key, small, name="new", num_classes=5)
+  data = (PIXELS[:8], [0, 1, 2, 1] * 2)  # the greatest is not among them
+  found = mv.evaluate_tasks(small, task, data, batch_size=8, progress=False)
+  assert found["new"].loss == pytest.approx(np.log(5), rel=1e-5)
+  assert found["new"].per_class[4] is None
