@@ -23,8 +23,10 @@ from memory_vit.train.divergence import SkipCount
 from memory_vit.train.loop_state import BestParams, LoopState
 from memory_vit.train.step import TrainState
 
-META = {"fingerprint": "f", "config": {}, "parents": {}, "attends_to": {},
-        "variants": {}, "data": {"classes": []}}  # fmt: skip
+META = {
+  "fingerprint": "f", "config": {}, "parents": {}, "attends_to": {},
+  "variants": {}, "data": {"classes": []}, "files": {},
+}  # fmt: skip
 ZERO = {"w": np.zeros(3, np.float32)}
 
 
