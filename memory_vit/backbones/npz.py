@@ -172,10 +172,10 @@ def _check_entries(entries: list[zipfile.ZipInfo], file: Path) -> None:
         f"{entry.compress_type}, expected one of {list(_METHODS)} (stored, "
         "deflated)."
       )
-  claimed, there = sum(e.file_size for e in entries), file.stat().st_size
-  if claimed > min(MAX_BYTES, MAX_RATIO * there):
+  claimed, packed = sum(e.file_size for e in entries), file.stat().st_size
+  if claimed > min(MAX_BYTES, MAX_RATIO * packed):
     raise BackboneError(
-      f"{file} would be {claimed:,} bytes unpacked, from {there:,}: expected "
+      f"{file} would be {claimed:,} bytes unpacked, from {packed:,}: expected "
       f"at most {MAX_BYTES:,}, and {MAX_RATIO} times as many."
     )
 
@@ -199,9 +199,9 @@ def _check_header(stream: IO[bytes], entry: zipfile.ZipInfo) -> None:
   if min(shape, default=1) < 1:
     raise ValueError(f"its shape is {brief(shape)}: it has no values")
   claimed = math.prod(shape) * dtype.itemsize
-  there = entry.file_size - stream.tell()
-  if claimed != there:
+  data_bytes = entry.file_size - stream.tell()
+  if claimed != data_bytes:
     raise ValueError(
       f"its header says {brief(shape)} of {dtype}, {claimed:,} bytes, "
-      f"and there are {there:,}"
+      f"and there are {data_bytes:,}"
     )

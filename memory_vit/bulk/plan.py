@@ -176,12 +176,12 @@ def _holds_others(folder: Path) -> bool:
 
 def _require_equal(plan: Plan, file: Path) -> None:
   """Raise `ConfigError` where the plan in a file is another one."""
-  there = _read(file)
-  if there == plan.facts:
+  stored_facts = _read(file)
+  if stored_facts == plan.facts:
     return
   problems = [
     f"{key} is {brief(new)}, there {brief(old)}"
-    for key, new, old in _differences(plan.facts, there, "")
+    for key, new, old in _differences(plan.facts, stored_facts, "")
   ]
   raise ConfigError(
     f"--output {brief(str(file.parent.parent))} holds another run: "

@@ -153,16 +153,16 @@ class RayEngine:
       each = {"CPU": cpus, "GPU": self.worker_gpus}
       if sum(_fitting(node, each) for node in nodes) >= workers:
         return cpus
-    there = ", ".join(
+    capacities = ", ".join(
       f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs"
       for node in nodes[:_MOST_NAMED]
     )
     if len(nodes) > _MOST_NAMED:
-      there += f" (and {len(nodes) - _MOST_NAMED} nodes more)"
+      capacities += f" (and {len(nodes) - _MOST_NAMED} nodes more)"
     raise ConfigError(
       f"--workers={workers} of {self.worker_cpus or 1:g} CPUs and "
       f"{self.worker_gpus:g} GPUs each do not fit onto the cluster, with nodes "
-      f"of {there}: expected fewer --workers, less --worker_cpus or "
+      f"of {capacities}: expected fewer --workers, less --worker_cpus or "
       "--worker_gpus, or more nodes."
     )
 
@@ -206,9 +206,9 @@ class ShardWorker:
 
   def _make(self, shard: int) -> ShardCounts:
     """Make a shard, unless a worker that died after that has made it."""
-    there = shard_file.undamaged(self._folder, self._plan, shard)
-    if there:
-      return there
+    existing = shard_file.undamaged(self._folder, self._plan, shard)
+    if existing:
+      return existing
     tries = self._folder / plans.FOLDER / f"{self._plan.name(shard)}.tries"
     with tries.open("ab") as file:
       if file.tell() >= _MOST_TRIES:

@@ -118,8 +118,8 @@ def run_bulk(
   made = Plan(found, columns, shard_images, job.batch_size, model.facts)
   missing: list[int] = []
   with _alone(place, folder):
-    there = single_file.counts(place, made)
-    if there is None:
+    counts = single_file.counts(place, made)
+    if counts is None:
       plan.settle(made, folder)
       missing = _missing(made, folder, say)
       total = sum(len(made.numbers(i)) for i in missing)
@@ -132,13 +132,15 @@ def run_bulk(
       if missing:
         taken = time.perf_counter() - started
         say(f"{total:,} images in {taken:.1f} s, {total / taken:.0f} images/s")
-      there = _require_finished(made, folder)
+      counts = _require_finished(made, folder)
       if single_file.is_one(place):
         single_file.join(folder, made, place)
     if single_file.is_one(place):
       single_file.remove_shards(folder, made)
   seconds = time.perf_counter() - began
-  return Summary(there.images, there.errors, made.shards, len(missing), seconds)
+  return Summary(
+    counts.images, counts.errors, made.shards, len(missing), seconds
+  )
 
 
 def unreadable(output: str) -> Iterator[tuple[str, str]]:

@@ -233,9 +233,9 @@ def _choose(
   tasks: Sequence[Manifest], arguments: argparse.Namespace
 ) -> dict[str, SplitRef]:
   """Choose the data of the tasks that have memory; nothing is opened yet."""
-  given = data_options.given(arguments, [task.spec.name for task in tasks])
+  flags = data_options.given(arguments, [task.spec.name for task in tasks])
   with_memory = [task for task in tasks if task.spec.cells]
-  return task_data.choose(with_memory, given, upstream=False)[0]
+  return task_data.choose(with_memory, flags, upstream=False)[0]
 
 
 def _without_memory(tasks: Sequence[Manifest]) -> list[LeftOut]:
@@ -264,8 +264,8 @@ def _look(
       backbone, tasks, images, kept=kept, total=total
     )
   for entry in attention.skipped:
-    said = f"skipped {escaped(entry.path)}: {escaped(entry.reason)}"
-    show(said, sys.stderr)
+    notice = f"skipped {escaped(entry.path)}: {escaped(entry.reason)}"
+    show(notice, sys.stderr)
   return attention
 
 

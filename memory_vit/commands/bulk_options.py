@@ -199,14 +199,14 @@ def is_bulk(arguments: argparse.Namespace, *others: str) -> bool:
   if arguments.input:
     require_engine_options(arguments)
     return True
-  given = [
+  bulk_flags = [
     name
     for name, default in {**_DEFAULTS, **dict.fromkeys(others, False)}.items()
     if getattr(arguments, name) != default
   ]
-  if given:
+  if bulk_flags:
     raise ConfigError(
-      f"--{given[0]} is of predictions into Parquet: expected --input and "
+      f"--{bulk_flags[0]} is of predictions into Parquet: expected --input and "
       "--output beside it."
     )
   if not arguments.images:
@@ -219,10 +219,10 @@ def is_bulk(arguments: argparse.Namespace, *others: str) -> bool:
 
 def require_engine_options(arguments: argparse.Namespace) -> None:
   """Raise `ConfigError` for options of Ray without it."""
-  given = [
+  ray_flags = [
     name for name in _OF_RAY if getattr(arguments, name) != _DEFAULTS[name]
   ]
-  if given and arguments.engine != "ray":
+  if ray_flags and arguments.engine != "ray":
     raise ConfigError(
-      f"--{given[0]} is of workers of Ray: expected --engine=ray beside it."
+      f"--{ray_flags[0]} is of workers of Ray: expected --engine=ray beside it."
     )

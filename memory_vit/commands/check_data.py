@@ -165,10 +165,10 @@ def _problems(entry: dict[str, Any]) -> list[str]:
   """The problems of a split, by kind."""
   lines = []
   for kind in dict.fromkeys(p["kind"] for p in entry["problems"]):
-    some = [p for p in entry["problems"] if p["kind"] == kind]
-    lines.append(f"\n{entry['role']}: {kind}: {len(some):,}")
+    group = [p for p in entry["problems"] if p["kind"] == kind]
+    lines.append(f"\n{entry['role']}: {kind}: {len(group):,}")
     lines += _some([": ".join(filter(None, (p["where"], p["detail"])))
-                    for p in some])  # fmt: skip
+                    for p in group])  # fmt: skip
   return lines
 
 

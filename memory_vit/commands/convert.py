@@ -93,14 +93,14 @@ def _run(arguments: argparse.Namespace) -> int:
   return _convert(source[0], out, arguments.format or "npz")
 
 
-def _convert_tasks(given: str, source: str, directory: str) -> int:
+def _convert_tasks(torch_file: str, source: str, directory: str) -> int:
   out = paths.local(directory, "OUT_DIR")
   if out.exists() and not (out.is_dir() and not any(out.iterdir())):
     raise TaskError(
       f"{escaped(str(out))} is there, and is left as it is: give a new or an "
       "empty directory."
     )
-  file = paths.local(given, "--task", TaskError)
+  file = paths.local(torch_file, "--task", TaskError)
   for task in torch_import.read_tasks(file, source):
     with files.writing(out):
       store.save_task(task, out / task.name)
@@ -108,7 +108,7 @@ def _convert_tasks(given: str, source: str, directory: str) -> int:
   return 0
 
 
-def _convert(given: str, target: str, format: str) -> int:
+def _convert(path: str, target: str, format: str) -> int:
   out = paths.local(target, "OUT")
   if format == "npz":
     if out.suffix != ".npz":
@@ -119,9 +119,9 @@ def _convert(given: str, target: str, format: str) -> int:
     paths.require_writable(out, "OUT")
   with ProgressBar("converting", 2, "steps", delay=0) as bar:
     bar.note("reading")
-    published = load.read_published(given)
+    published = load.read_published(path)
     backbone = load.to_backbone(published)
-    source = published.source or describe.source_of(given)
+    source = published.source or describe.source_of(path)
     bar.update()
     bar.note("writing")
     with files.writing(out):

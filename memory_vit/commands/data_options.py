@@ -154,4 +154,4 @@ def open_all(
   sources = {ref: open_split(ref, arguments) for ref in names}
   for task in tasks:
     task_data.require_classes(task, sources[chosen[task.name]])
-  return [(sources[ref], some) for ref, some in names.items()]
+  return [(sources[ref], task_names) for ref, task_names in names.items()]

@@ -192,8 +192,8 @@ def _choose(
   owners += [task_sets.BACKBONE] if arguments.verify else []
   if arguments.verify:
     verify.require_comparable([task.spec for task in tasks])
-  given = data_options.given(arguments, owners, original="--verify")
-  return task_data.choose(tasks, given, upstream=arguments.verify)
+  flags = data_options.given(arguments, owners, original="--verify")
+  return task_data.choose(tasks, flags, upstream=arguments.verify)
 
 
 def _open_upstream(

@@ -95,8 +95,8 @@ def parse(argv: Sequence[str]) -> VtabArguments:
   dry_run = line.switch("dry_run", "Show what would run, train nothing.")
   processes = line.options(launch.Options)
   config = line.parse()
-  if given := backbone():
-    config = dataclasses.replace(config, backbone=given)
+  if backbone_name := backbone():
+    config = dataclasses.replace(config, backbone=backbone_name)
   named = _between_commas(regimes()) or protocol.REGIMES_COMPARED
   protocol.require_possible(config, named)
   return VtabArguments(

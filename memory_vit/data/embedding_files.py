@@ -243,11 +243,11 @@ def _require_columns(path: Path, found: pa.Schema, origin: Origin) -> None:
     expected[name] = pa.binary(origin.width(name))
   for name, kind in expected.items():
     index = found.get_field_index(name)
-    there = found.field(index).type if index >= 0 else "missing"
-    if there != kind:
+    column_type = found.field(index).type if index >= 0 else "missing"
+    if column_type != kind:
       raise DataError(
-        f"{_shown(path)}: the column {brief(name)} is {brief(str(there))}, "
-        f"expected {kind}, as its metadata says."
+        f"{_shown(path)}: the column {brief(name)} is "
+        f"{brief(str(column_type))}, expected {kind}, as its metadata says."
       )
 
 
@@ -263,8 +263,8 @@ def _values(
         for batch in file.iter_batches(
           _AT_ONCE, row_groups=[group], columns=[name]
         ):
-          some = _within(rows, begin, begin + batch.num_rows)
-          yield _array(batch.column(0), some - begin, name, origin, path)
+          batch_rows = _within(rows, begin, begin + batch.num_rows)
+          yield _array(batch.column(0), batch_rows - begin, name, origin, path)
           begin += batch.num_rows
       begin = end
 

@@ -213,15 +213,15 @@ def _irregular_in(folder: str, names: Collection[str]) -> Mapping[str, str]:
   """{name of what is no regular file in a directory: why}."""
   try:
     with os.scandir(folder) as entries:
-      there = {e.name: e.is_file() for e in entries if e.name in names}
+      is_file = {e.name: e.is_file() for e in entries if e.name in names}
   except OSError as error:
     return dict.fromkeys(names, f"it is not there ({error.strerror})")
   return {
     name: image_paths.why_irregular(os.path.join(folder, name))
-    if name in there
+    if name in is_file
     else "it is not there"
     for name in names
-    if not there.get(name)
+    if not is_file.get(name)
   }
 
 

@@ -126,10 +126,10 @@ def evaluation_views(
   starts = np.arange(first, max(reader.size, first + 1), batch_size)
   numbers = (starts[:, None] + np.arange(rows)[None]).ravel()
   # A process without any keeps the last one, which does not count there.
-  mine = numbers[numbers < reader.size] if first < reader.size else [-1]
+  examples = numbers[numbers < reader.size] if first < reader.size else [-1]
   return FixedViews(
     reader,
-    np.asarray(mine, np.int64) % reader.size,
+    np.asarray(examples, np.int64) % reader.size,
     lambda number, encoded: image_ops.eval_image(encoded, preprocessing),
   )
 

@@ -62,9 +62,9 @@ def open_data(
       f"{where}: the data state the classes {messages.name_list(stated)}, "
       f"expected {messages.name_list(class_names)}."
     )
-  images, given = _read(data, keys, where)
-  classes = stated or tuple(class_names) or _classes_among(given)
-  labels = _numbers(given, classes, where)
+  images, raw_labels = _read(data, keys, where)
+  classes = stated or tuple(class_names) or _classes_among(raw_labels)
+  labels = _numbers(raw_labels, classes, where)
   digest = hashlib.sha256(labels.tobytes())
   for image in images:  # each process marks pixels in its own way
     content = image.removeprefix(raw_images.MAGIC)

@@ -73,16 +73,16 @@ def _find_splits(root: pathlib.Path, ref: SplitRef) -> dict[str, _Split]:
       f"image folder {ref.dir!r} is not there: set config.data.dir to a "
       "directory that holds train/CLASS/*.jpg."
     )
-  there = {folder.name: folder for folder in _folders(root)}
-  if "train" not in there:
+  existing = {folder.name: folder for folder in _folders(root)}
+  if "train" not in existing:
     raise DataError(
       f"image folder {ref.dir!r} has no train/, whose folders are the "
-      f"classes; it has {messages.name_list([*there]) or 'no folder'}."
+      f"classes; it has {messages.name_list([*existing]) or 'no folder'}."
     )
   wanted = {"train", *sources.split_names(ref.split)}
-  if not wanted <= there.keys():
-    wanted = {*there}
-  return {key: _find_images(there[key]) for key in there if key in wanted}
+  if not wanted <= existing.keys():
+    wanted = {*existing}
+  return {key: _find_images(existing[key]) for key in existing if key in wanted}
 
 
 def _folders(root: pathlib.Path) -> list[pathlib.Path]:

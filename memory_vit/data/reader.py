@@ -103,8 +103,8 @@ class Reader:
     examples = sources.attempts(tf.data.Dataset.range(self.size), make)
     for first in range(0, self.size, _AT_ONCE):
       with self.time_limit(first):
-        some = list(itertools.islice(examples, _AT_ONCE))
-      yield from some
+        chunk = list(itertools.islice(examples, _AT_ONCE))
+      yield from chunk
 
   def nothing_readable(self) -> BrokenDataError:
     """The error for a source of which no example can be read."""

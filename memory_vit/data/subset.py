@@ -104,8 +104,10 @@ def _labels(reader: Reader, order: Sequence[int]) -> Iterator[tuple[int, int]]:
   attempts = sources.attempts(dataset, lambda index: source.fetch(index)[1])
   for start in range(0, len(order), _AT_ONCE):
     with reader.time_limit(start):
-      some = list(itertools.islice(attempts, _AT_ONCE))
-    for index, label in zip(order[start : start + _AT_ONCE], some, strict=True):
+      labels = list(itertools.islice(attempts, _AT_ONCE))
+    for index, label in zip(
+      order[start : start + _AT_ONCE], labels, strict=True
+    ):
       if isinstance(label, tf.errors.OpError):
         reader.mark_unreadable({index: sources.reason_of(label)})
       else:

@@ -428,14 +428,14 @@ def _read_singly(
     for i, record in enumerate(found)
     if isinstance(record, tfrecord.CorruptRecord)
   }
-  there = [i for i in range(len(found)) if i not in lost]
-  records = tf.constant([found[i] for i in there], tf.string)
+  indices = [i for i in range(len(found)) if i not in lost]
+  records = tf.constant([found[i] for i in indices], tf.string)
   parsed = sources.attempts(
     tf.data.Dataset.from_tensor_slices(records),
     lambda record: _parsed(record, features, target),
   )
   images, labels = [b""] * len(found), [0] * len(found)
-  for i, example in zip(there, parsed, strict=True):
+  for i, example in zip(indices, parsed, strict=True):
     if isinstance(example, tf.errors.OpError):
       lost[i] = sources.reason_of(example)
     else:

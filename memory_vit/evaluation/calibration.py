@@ -66,5 +66,7 @@ def calibrate(
     return np.bincount(place, weights.astype(np.float64), minlength=bins)
 
   count = np.bincount(place, minlength=bins).astype(np.int64)
-  some = np.where(count > 0, count, np.nan)
-  return Calibration(count, total(confidence) / some, total(correct) / some)
+  divisor = np.where(count > 0, count, np.nan)
+  return Calibration(
+    count, total(confidence) / divisor, total(correct) / divisor
+  )

@@ -106,17 +106,19 @@ def split_metrics(
     predictions: of a split.
     classes: of the same.
   """
-  counted, some = predictions.counted, predictions.predicted
+  counted, predicted = predictions.counted, predictions.predicted
   examples = int(counted.sum())
   among = predictions.top_classes == predictions.label[:, None]
   finite = bool(predictions.finite[counted].all())
-  error = calibrate(predictions.confidence[some], predictions.correct[some])
+  error = calibrate(
+    predictions.confidence[predicted], predictions.correct[predicted]
+  )
   return SplitMetrics(
     examples=examples,
     skipped=int((~counted).sum()),
-    not_finite=int((counted & ~some).sum()),
+    not_finite=int((counted & ~predicted).sum()),
     top1=_proportion(int(predictions.correct.sum()), examples),
-    top5=_proportion(int((some & among.any(axis=1)).sum()), examples)
+    top5=_proportion(int((predicted & among.any(axis=1)).sum()), examples)
     if predictions.num_classes > predictions.top_classes.shape[1]
     else None,
     majority=int(classes.support.max()) / examples,

@@ -29,8 +29,11 @@ def confusion_matrix(predictions: SplitPredictions) -> Any:
     int64 (c, c), a sparse array of scipy: of 20,000 classes a dense one would
     take 3 GB.
   """
-  some = predictions.predicted
-  label, best = predictions.label[some], predictions.top_classes[some, 0]
+  predicted = predictions.predicted
+  label, best = (
+    predictions.label[predicted],
+    predictions.top_classes[predicted, 0],
+  )
   side = predictions.num_classes
   ones = np.ones(len(label), np.int64)
   # Repeated places are added up.

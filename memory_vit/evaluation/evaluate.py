@@ -76,8 +76,8 @@ def evaluate(
         right.setdefault(name, []).append(np.asarray(rows))
       wanted = predictions_of is None or name in predictions_of
       if "predictions" in also and wanted:
-        some = _batch_predictions(replicated)(*of_batch)
-        kept.setdefault(name, []).append(jax.device_get(some))
+        batch_predictions = _batch_predictions(replicated)(*of_batch)
+        kept.setdefault(name, []).append(jax.device_get(batch_predictions))
       if "digest" in also:
         rows = multihost_utils.process_allgather(logits, tiled=True)
         hashed = digests.setdefault(name, hashlib.sha256())

@@ -111,7 +111,7 @@ def parse(
 
 
 def choose(
-  tasks: Sequence[Manifest], given: Given, upstream: bool
+  tasks: Sequence[Manifest], flags: Given, upstream: bool
 ) -> tuple[dict[str, SplitRef], Upstream | None]:
   """The data of every task; with `upstream` of the backbone, if they are named.
 
@@ -119,18 +119,18 @@ def choose(
     TaskError: for all tasks together that lack data, with what to give.
     ConfigError: for a root that is no directory.
   """
-  for root in given.roots:
+  for root in flags.roots:
     if not os.path.isdir(os.path.expanduser(root)):
       raise ConfigError(f"--data_root={root}: there is no such directory.")
   chosen: dict[str, SplitRef] = {}
   missing = []
   for task in tasks:
-    ref = _of_task(task, given)
+    ref = _of_task(task, flags)
     if isinstance(ref, _Missing):
       missing.append(ref)
     else:
       chosen[task.spec.name] = ref
-  own = _of_backbone(tasks, given) if upstream else None
+  own = _of_backbone(tasks, flags) if upstream else None
   if isinstance(own, _Missing):
     missing.append(own)
     own = None
@@ -164,61 +164,61 @@ def _first_of(class_names: Sequence[str]) -> str:
   return messages.shortened(messages.escaped(", ".join(class_names[:3])))
 
 
-def _of_task(task: Manifest, given: Given) -> SplitRef | _Missing:
-  said = _said(task, "data", ("name", "dir", "test", "validation", "label"))
+def _of_task(task: Manifest, flags: Given) -> SplitRef | _Missing:
+  settings = _said(task, "data", ("name", "dir", "test", "validation", "label"))
   hint = _Hint(
-    said.get("name", ""),
-    said.get("dir", ""),
-    said.get("test") or said.get("validation", ""),
-    said.get("label", ""),
+    settings.get("name", ""),
+    settings.get("dir", ""),
+    settings.get("test") or settings.get("validation", ""),
+    settings.get("label", ""),
   )
-  return _ref(task.spec.name, hint, given, given.data.get(""))
+  return _ref(task.spec.name, hint, flags, flags.data.get(""))
 
 
 def _of_backbone(
-  tasks: Sequence[Manifest], given: Given
+  tasks: Sequence[Manifest], flags: Given
 ) -> Upstream | _Missing | None:
   """Data as the first task says whose run evaluated it, or as given."""
-  if given.data.get(BACKBONE) == "":
+  if flags.data.get(BACKBONE) == "":
     return None
   keys = ("name", "dir", "split", "eval_crop", "resize")
   all_said = [_said(task, "upstream", keys) for task in tasks]
-  said = next((found for found in all_said if found.get("name")), {})
-  if not said and BACKBONE not in given.data:
+  settings = next((found for found in all_said if found.get("name")), {})
+  if not settings and BACKBONE not in flags.data:
     return None
   default = UpstreamConfig()
-  split = said.get("split") or default.split
-  hint = _Hint(said.get("name", ""), said.get("dir", ""), split)
-  ref = _ref(BACKBONE, hint, given, None)
+  split = settings.get("split") or default.split
+  hint = _Hint(settings.get("name", ""), settings.get("dir", ""), split)
+  ref = _ref(BACKBONE, hint, flags, None)
   if isinstance(ref, _Missing):
     return f"{ref} (--data={BACKBONE}= leaves it out)"
   return Upstream(
     ref,
-    said.get("eval_crop", default.eval_crop),
-    said.get("resize", default.resize),
+    settings.get("eval_crop", default.eval_crop),
+    settings.get("resize", default.resize),
   )
 
 
 def _ref(
-  owner: str, hint: _Hint, given: Given, common: str | None
+  owner: str, hint: _Hint, flags: Given, common: str | None
 ) -> SplitRef | _Missing:
   """Split of the command line, else of a hint that may be followed."""
-  name = given.data.get(owner, common)
-  directory = given.directories.get(owner, given.directories.get(""))
+  name = flags.data.get(owner, common)
+  directory = flags.directories.get(owner, flags.directories.get(""))
   if name == EMBEDDINGS or (name is None and hint.name == EMBEDDINGS):
     return (
       f"{owner!r} was trained on embeddings, and images are evaluated (give "
       f"--data={owner}=NAME --data_dir={owner}=DIR of a data set of images)"
     )
-  common_split = "" if owner == BACKBONE else given.splits.get("", "")
-  split = given.splits.get(owner, common_split) or hint.split
+  common_split = "" if owner == BACKBONE else flags.splits.get("", "")
+  split = flags.splits.get(owner, common_split) or hint.split
   found: SplitRef | None = None
   if name is None and _SHIPPED.fullmatch(hint.name):
     found = SplitRef(hint.name, "", split, download=False)
   elif name is not None and (directory or name not in OF_A_DIRECTORY):
     found = SplitRef(name, directory or "", split, download=True)
   elif name is None and _DATA_NAME.fullmatch(hint.name):
-    directory = directory or _below(hint.directory, given.roots)
+    directory = directory or _below(hint.directory, flags.roots)
     if directory:
       found = SplitRef(hint.name, directory, split, download=False)
   if not found:

@@ -88,13 +88,13 @@ def compare(
   Raises:
     ExportError: where it cannot be run, or computes something else.
   """
-  given, prepared = _random_images(exported.evaluation, images, count)
+  inputs, prepared = _random_images(exported.evaluation, images, count)
   files = _random_files(count) if kind == "saved_model" else []
   expected = {"serving_default": _arrays(exported.call_own(prepared))}
   if files:
     own = exported.call_own(_preprocessed(files, exported.evaluation))
     expected["encoded"] = _arrays(own)
-  found, seconds = run(kind, model, given, files)
+  found, seconds = run(kind, model, inputs, files)
   differences = {
     signature: {
       name: difference(found[signature].get(name), outputs[name])
@@ -161,10 +161,10 @@ def run(
       capture_output=True, text=True, env={**os.environ, **_ENVIRONMENT},
     )  # fmt: skip
     if done.returncode:
-      said = done.stderr.strip().splitlines() or ["it said nothing"]
+      lines = done.stderr.strip().splitlines() or ["it said nothing"]
       raise ExportError(
         f"the {kind} that was written cannot be run (status "
-        f"{done.returncode}): {shortened(escaped(said[-1]), 400)}"
+        f"{done.returncode}): {shortened(escaped(lines[-1]), 400)}"
       )
     found: dict[str, Outputs] = {}
     for file in folder.glob("*/*.npy"):
@@ -222,12 +222,12 @@ def _random_images(
   rng = np.random.default_rng(0)
   side = evaluation.image_size
   if images.kind == "float32":
-    given = rng.uniform(-1, 1, (count, side, side, 3)).astype(np.float32)
-    return given, given
+    inputs = rng.uniform(-1, 1, (count, side, side, 3)).astype(np.float32)
+    return inputs, inputs
   # Neither square nor of the size of the model, unless the user says so.
   height, width = images.size or (side + side // 2, 2 * side + 1)
-  given = rng.integers(0, 256, (count, height, width, 3)).astype(np.uint8)
-  return given, _preprocessed(list(given), evaluation)
+  inputs = rng.integers(0, 256, (count, height, width, 3)).astype(np.uint8)
+  return inputs, _preprocessed(list(inputs), evaluation)
 
 
 def _random_files(count: int) -> list[bytes]:

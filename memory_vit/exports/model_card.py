@@ -137,7 +137,7 @@ def _loading(tasks: Sequence[Task]) -> str:
   files = ", ".join(f'"{task.name}.safetensors"' for task in tasks)
   spec = tasks[0].spec
   source = _public_backbone(tasks[0]) or "BACKBONE"
-  given = source if source == "BACKBONE" else f'"{source}"'
+  argument = source if source == "BACKBONE" else f'"{source}"'
   side = spec.backbone.image_size
   return f"""\
 ## How to load
@@ -146,7 +146,7 @@ def _loading(tasks: Sequence[Task]) -> str:
 import memory_vit as mv
 
 backbone = mv.load_backbone(
-  {given}, image_size={side}, gelu={_gelu(spec)}
+  {argument}, image_size={side}, gelu={_gelu(spec)}
 )
 tasks = mv.load_tasks([{files}], backbone)
 outputs = mv.forward(backbone, tasks, mv.preprocess(FILES, tasks))

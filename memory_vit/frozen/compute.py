@@ -45,9 +45,9 @@ def compute(
   batches = views.batches(starts, size)
   for start, batch in zip(starts, batches, strict=True):
     stop.check()
-    given = "inputs" if "inputs" in batch else "image"
-    inputs = sharding.shard_batch(batch[given], mesh)
-    if given == "image":
+    key = "inputs" if "inputs" in batch else "image"
+    inputs = sharding.shard_batch(batch[key], mesh)
+    if key == "image":
       inputs = prepare(inputs)
     rows.put(start, inputs, batch)
     jax.block_until_ready(inputs)

@@ -54,11 +54,11 @@ class EmbeddedViews:
     found = source.embedded.take(numbers).batches(self.name, rows)
     shape = source.embedded.origin.shapes[self.name]
     for i in range(len(starts)):
-      some = numbers[i * rows : (i + 1) * rows]
+      examples = numbers[i * rows : (i + 1) * rows]
       inputs = np.zeros((rows, *shape), source.embedded.origin.kind)
       label, mask = np.zeros(rows, np.int32), np.zeros(rows, np.float32)
-      if len(some):
-        inputs[: len(some)] = next(found)
-        label[: len(some)] = source.labels[some]
-        mask[: len(some)] = 1
+      if len(examples):
+        inputs[: len(examples)] = next(found)
+        label[: len(examples)] = source.labels[examples]
+        mask[: len(examples)] = 1
       yield {"inputs": {self.name: inputs}, "label": label, "mask": mask}

@@ -37,12 +37,12 @@ def place_of(where: str, folder: Path) -> Place:
   """
   host = socket.gethostname()
   if where == "disk":
-    there = next(
+    existing = next(
       path for path in (folder, *folder.absolute().parents) if path.exists()
     )
     name = f"the disk of {brief(str(folder))}"
-    free = shutil.disk_usage(there).free
-    return Place(name, f"disk {there.stat().st_dev} of {host}", free)
+    free = shutil.disk_usage(existing).free
+    return Place(name, f"disk {existing.stat().st_dev} of {host}", free)
   stats = [device.memory_stats() for device in jax.local_devices()]
   if where == "device" and all(s and "bytes_limit" in s for s in stats):
     least = min(s["bytes_limit"] - s["bytes_in_use"] for s in stats if s)
@@ -68,11 +68,13 @@ def require_room(what: str, needed: int, where: str, folder: Path) -> None:
   Raises:
     ConfigError: on every process, where one of them has less room.
   """
-  mine = place_of(where, folder)
-  asked = processes.gather([mine.key, needed, mine.free, mine.name])
+  own_place = place_of(where, folder)
+  asked = processes.gather(
+    [own_place.key, needed, own_place.free, own_place.name]
+  )
   places = dict.fromkeys(key for key, *_ in asked)
   # The own one first, so that each process speaks of that if it can.
-  for key in sorted(places, key=lambda key: key != mine.key):
+  for key in sorted(places, key=lambda key: key != own_place.key):
     same = [i for i, (other, *_) in enumerate(asked) if other == key]
     total = sum(asked[i][1] for i in same)
     # Others may write there meanwhile: not all have seen the same.

@@ -78,10 +78,10 @@ class ShardRows:
 
   def missing(self) -> list[range]:
     """See `Rows`; what one process lacks, all of them make again."""
-    mine = [i for i, shard in enumerate(self._maps) if shard is None]
+    missing = [i for i, shard in enumerate(self._maps) if shard is None]
     spans: list[range] = []
     step, size = self._places.step, self._size
-    for i in processes.union_over_processes(mine):
+    for i in processes.union_over_processes(missing):
       first, last = i * size, min((i + 1) * size, self._places.stop)
       if spans and spans[-1].stop == first:
         first = spans.pop().start
@@ -125,16 +125,18 @@ class ShardRows:
     if not seal.exists():
       return None
     try:
-      said = self._read_seal(seal, self._rows_of(i))
+      metadata = self._read_seal(seal, self._rows_of(i))
       expected = self._rows_of(i) * self._layout.nbytes
       if rows.stat().st_size != expected:
         raise ValueError(
           f"{rows.name} has {rows.stat().st_size:,} bytes, expected "
           f"{expected:,}"
         )
-      if checksums.file_digest(rows) != said["sha256"]:
+      if checksums.file_digest(rows) != metadata["sha256"]:
         raise ValueError(f"{rows.name} is not what was written (SHA-256)")
-      unreadable = {int(k): str(why) for k, why in said["unreadable"].items()}
+      unreadable = {
+        int(k): str(why) for k, why in metadata["unreadable"].items()
+      }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
       logger.warning(
         "%s: shard %d is damaged, and is made again: %s",
@@ -142,7 +144,7 @@ class ShardRows:
       )  # fmt: skip
       return None
     part = slice(i * self._size, (i + 1) * self._size)
-    self.labels[part], self.masks[part] = said["labels"], said["masks"]
+    self.labels[part], self.masks[part] = metadata["labels"], metadata["masks"]
     self.unreadable |= unreadable
     return self._map(rows)
 
@@ -156,12 +158,12 @@ class ShardRows:
     if path.stat().st_size > most:
       raise ValueError(f"{path.name} has more than {most:,} bytes")
     values = json.loads(path.read_text(encoding="utf-8"))
-    said = dict(values["shard"])
-    if values["sha256"] != _digest(said):
+    metadata = dict(values["shard"])
+    if values["sha256"] != _digest(metadata):
       raise ValueError(f"{path.name} is not what was written (SHA-256)")
-    if not len(said["labels"]) == len(said["masks"]) == rows:
+    if not len(metadata["labels"]) == len(metadata["masks"]) == rows:
       raise ValueError(f"{path.name} has other rows, expected {rows}")
-    return said
+    return metadata
 
   def _write(self, i: int) -> None:
     """Write the shard in the buffer, and map it."""
@@ -169,13 +171,13 @@ class ShardRows:
     part = slice(i * self._size, (i + 1) * self._size)
     with files.writing(rows), files.replacing(rows) as scratch:
       self._buffer.tofile(scratch)
-    said = {
+    metadata = {
       "sha256": hashlib.sha256(self._buffer.view(np.uint8).data).hexdigest(),
       "labels": self.labels[part].tolist(),
       "masks": self.masks[part].tolist(),
       "unreadable": {str(k): why for k, why in self._known().items()},
     }
-    text = json.dumps({"sha256": _digest(said), "shard": said})
+    text = json.dumps({"sha256": _digest(metadata), "shard": metadata})
     with files.writing(seal), files.replacing(seal) as scratch:
       scratch.write_text(text + "\n", encoding="utf-8")
     self._maps[i] = self._map(rows)
@@ -191,6 +193,8 @@ class ShardRows:
     return self.folder / f"{i:05}.rows", self.folder / f"{i:05}.json"
 
 
-def _digest(said: Mapping[str, Any]) -> str:
+def _digest(metadata: Mapping[str, Any]) -> str:
   """SHA-256 of what a JSON file says."""
-  return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+  return hashlib.sha256(
+    json.dumps(metadata, sort_keys=True).encode()
+  ).hexdigest()

@@ -217,8 +217,8 @@ class Kept:
       made = self.plan(key, reader)
       layout = self.layout(made, prepare)
       facts = self._facts(key, made, layout)
-      there = (self._folder() / plan.key_of(facts)).is_dir()
-      if self.config.keep.where != "disk" or not there:
+      exists = (self._folder() / plan.key_of(facts)).is_dir()
+      if self.config.keep.where != "disk" or not exists:
         needs.append(Needs(made, layout.nbytes, made.count))
     self.require_room(needs)
 

@@ -379,12 +379,12 @@ class Encoder(nn.Module):
     states = []
     for i, block in enumerate(self.encoderblock):
       if seen is not None:
-        here = mask._replace(cells=mask.cells & seen[i])
+        layer_mask = mask._replace(cells=mask.cells & seen[i])
       else:
-        here = mask
+        layer_mask = mask
       views = streams.advance(i, *context[i])
       own = each[2 * i : 2 * i + 2]
-      c = block.read(c, context[i], cells[i], here, own, views)
+      c = block.read(c, context[i], cells[i], layer_mask, own, views)
       states.append(c)
     last = task_layer_norm(each[-1], c, self.encoder_norm(c), self.config)
     return layer_readout(layers, states, last, self.config)

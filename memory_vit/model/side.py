@@ -112,18 +112,18 @@ def group_streams(
       places.setdefault(side_kind(task["side"]), []).append(i)
   depth, _, width = tasks[0]["memory"].shape
   groups = {}
-  for kind, here in sorted(places.items()):
-    size = max(len(here), room.get(kind, 0))
+  for kind, members in sorted(places.items()):
+    size = max(len(members), room.get(kind, 0))
     shapes = side_shapes(width, depth, kind)
     none = jax.tree.map(
       lambda shape: xp.zeros(shape, np.float32), shapes, is_leaf=_is_shape
     )
-    each = [tasks[i]["side"] for i in here] + [none] * (size - len(here))
+    each = [tasks[i]["side"] for i in members] + [none] * (size - len(members))
     stream, has_stream = np.zeros(slots, np.int32), np.zeros(slots, bool)
-    stream[here], has_stream[here] = np.arange(len(here)), True
+    stream[members], has_stream[members] = np.arange(len(members)), True
     groups[f"{kind.mixing}{kind.width}"] = SideGroup(
       params=jax.tree.map(lambda *a: xp.stack(a, 1), *each),
-      places=np.array(here + [0] * (size - len(here)), np.int32),
+      places=np.array(members + [0] * (size - len(members)), np.int32),
       stream=stream,
       has_stream=has_stream,
     )

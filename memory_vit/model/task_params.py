@@ -91,9 +91,9 @@ def _side(key: jax.Array, shapes: Any) -> dict[str, Any]:
   for norm in ("conv_norm", "mlp_norm"):
     params[norm]["scale"] = params[norm]["scale"] + 1.0
   lecun = nn.initializers.lecun_normal(batch_axis=0)
-  for name, of in (("Dense_0", first), ("Dense_1", second)):
+  for name, subkey in (("Dense_0", first), ("Dense_1", second)):
     layer = params["mlp"][name]
-    layer["kernel"] = lecun(of, layer["kernel"].shape)
+    layer["kernel"] = lecun(subkey, layer["kernel"].shape)
   return params
 
 

@@ -234,8 +234,8 @@ class MemoryViT(nn.Module):
 
   def __post_init__(self) -> None:
     """Take the specs of tasks."""
-    given = self.specs
-    found = [given] if isinstance(given, Task) else given
+    argument = self.specs
+    found = [argument] if isinstance(argument, Task) else argument
     specs = tuple(s.spec if isinstance(s, Task) else s for s in found)
     for spec in specs:
       if not isinstance(spec, TaskSpec):

@@ -132,8 +132,10 @@ def mistakes_sheet(images: np.ndarray, titles: Sequence[str]) -> Figure:
     figure = Figure(figsize=(4, 1))
     figure.text(0.5, 0.5, "no mistakes", ha="center", va="center")
     return figure
-  some = ["\n".join(title.split("\n")[:_TITLE_LINES]) for title in titles]
-  return image_grid(images, some, columns=_SHEET_COLUMNS, width=_SHEET_WIDTH)
+  captions = ["\n".join(title.split("\n")[:_TITLE_LINES]) for title in titles]
+  return image_grid(
+    images, captions, columns=_SHEET_COLUMNS, width=_SHEET_WIDTH
+  )
 
 
 def _neighbours_together(matrix: Any) -> tuple[np.ndarray, int]:

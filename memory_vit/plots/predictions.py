@@ -108,17 +108,17 @@ def _write(
   if truth is not None:
     lines.append((f"is: {_short(truth, _ALONE)}", _NEITHER, "bold"))
   for task, (names, shares) in answers.items():
-    mark, colour, said = "", _NEITHER, "not finite"
+    mark, colour, answer = "", _NEITHER, "not finite"
     finite = bool(np.isfinite(shares).all())
     if finite:
       best = int(shares.argmax())
-      said = _short(names[best], _BESIDE if several else _ALONE)
-      said = f"{said} {shares[best]:.0%}"
+      answer = _short(names[best], _BESIDE if several else _ALONE)
+      answer = f"{answer} {shares[best]:.0%}"
     if not finite or (truth is not None and truth in names):
       right = finite and names[best] == truth
       mark, colour = ("\u2713 ", _RIGHT) if right else ("\u2717 ", _WRONG)
     task = f"{_short(task, _BESIDE)}: " if several else ""
-    lines.append((f"{mark}{task}{said}", colour, "normal"))
+    lines.append((f"{mark}{task}{answer}", colour, "normal"))
   for number, (line, colour, weight) in enumerate(lines):
     axes.text(
       0.5, 1 - (number + 0.5) / len(lines), line, color=colour, weight=weight,

@@ -311,13 +311,13 @@ class Predictor:
     if not isinstance(images, Mapping):
       return self.predict(images)
     read = columns.image_column(images)
-    given, answering = images[read], self._task_set
+    column, answering = images[read], self._task_set
     batches: Iterable[np.ndarray]
     if read == "pixels":
       side = self.backbone.config.image_size
-      batches = [checked_pixels(_stacked(given), side)]
+      batches = [checked_pixels(_stacked(column), side)]
     else:
-      batches = self._images.batches(list(given), answering.evaluation)
+      batches = self._images.batches(list(column), answering.evaluation)
     predictions = self._predict(
       batches,
       answering,
@@ -433,14 +433,14 @@ class Predictor:
 
   def _require_image_size(self, spec: TaskSpec) -> None:
     """Raise `TaskError` for a task of this backbone at another image size."""
-    mine, wanted = self.backbone.id, spec.backbone
-    if dataclasses.replace(wanted, image_size=mine.image_size) != mine:
+    own_id, wanted = self.backbone.id, spec.backbone
+    if dataclasses.replace(wanted, image_size=own_id.image_size) != own_id:
       return  # another backbone, which is said as such
-    if wanted.image_size != mine.image_size:
+    if wanted.image_size != own_id.image_size:
       raise TaskError(
         f"task {spec.name!r} was trained at {wanted.image_size} pixels, and "
-        f"this predictor runs the backbone at {mine.image_size}: build one by "
-        f"PredictorConfig(..., image_size={wanted.image_size}), or with the "
+        f"this predictor runs the backbone at {own_id.image_size}: build one "
+        f"by PredictorConfig(..., image_size={wanted.image_size}), or with the "
         "task."
       )
 

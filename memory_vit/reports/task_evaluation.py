@@ -177,9 +177,10 @@ class TaskEvaluation:
   @functools.cached_property
   def calibration(self) -> Calibration:
     """Of the examples that have a prediction."""
-    some = self.predictions.predicted
+    predicted = self.predictions.predicted
     return calibrate(
-      self.predictions.confidence[some], self.predictions.correct[some]
+      self.predictions.confidence[predicted],
+      self.predictions.correct[predicted],
     )
 
   @functools.cached_property

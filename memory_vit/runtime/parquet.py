@@ -52,10 +52,10 @@ def require_whole(path: Path) -> None:
     OSError: where it is not what was written.
     ValueError: where it was never sealed.
   """
-  place, said, digest = _seal_of(path)
+  place, stored, digest = _seal_of(path)
   if place < len(_SEAL):
     raise ValueError(f"{path.name} has no SHA-256")
-  if said != digest:
+  if stored != digest:
     raise OSError(f"{path.name} is not what was written (SHA-256)")
 
 
@@ -69,8 +69,8 @@ def _seal_of(path: Path) -> tuple[int, bytes, bytes]:
     place = content.rfind(_SEAL) + len(_SEAL)
     digest = hashlib.sha256(view[:place])
     digest.update(view[place + _DIGITS :])
-    said = content[place : place + _DIGITS]
-    return place, said, digest.hexdigest().encode()
+    stored = content[place : place + _DIGITS]
+    return place, stored, digest.hexdigest().encode()
 
 
 def checked(path: Path) -> pq.ParquetFile:

@@ -112,12 +112,12 @@ def require_replaceable(
       f"{where} is {brief(str(path))}, a mount point, which cannot be replaced "
       f"as a whole. Give a directory inside it, such as {path / 'results'}."
     )
-  here = Path.cwd()
-  if Path(place) in (here, *here.parents):
+  cwd = Path.cwd()
+  if Path(place) in (cwd, *cwd.parents):
     raise error(
       f"{where} is {brief(str(path))}, the current directory or one above it, "
       "which would be replaced as a whole. Give another one, such as "
-      f"{here / 'results'}."
+      f"{cwd / 'results'}."
     )
 
 

@@ -182,18 +182,20 @@ class Answering:
     """For each row: the best classes of each task."""
     names = request.tasks or tuple(answer.logits)
     # Only what this request gets is sorted.
-    mine = dataclasses.replace(
+    own_rows = dataclasses.replace(
       answer,
       logits={name: answer.logits[name][rows] for name in names},
       original=None if answer.original is None else answer.original[rows],
       features=None,
     )
     top = request.top or self._settings.top
-    tops, problems = _tops(mine, names, top, request.original)
+    tops, problems = _tops(own_rows, names, top, request.original)
     original = tops.pop(BACKBONE, None)
     return [
       {
-        "tasks": {name: guesses_json(of[i]) for name, of in tops.items()},
+        "tasks": {
+          name: guesses_json(guesses[i]) for name, guesses in tops.items()
+        },
         **({"original": guesses_json(original[i])} if original else {}),
         **({"task_errors": problems} if problems else {}),
       }

@@ -432,8 +432,8 @@ def _require_token(
   client = client_of(request.scope)
   try:
     # Of several none counts: joined, as HTTP has it, they are another token.
-    given = request.headers.getlist("authorization")
-    service.token.require(", ".join(given))
+    credentials = request.headers.getlist("authorization")
+    service.token.require(", ".join(credentials))
   except RequestError as refusal:
     audit_refused(action, name, client, refusal.message)
     raise

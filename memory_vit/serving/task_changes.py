@@ -298,11 +298,11 @@ class TaskChanges:
 
     A task may not know the digests of those that it attends to, and would fit.
     """
-    given = {task.name: task.digest for task in self._given}
+    initial_digests = {task.name: task.digest for task in self._given}
     now = {task.name: task.digest for task in tasks}
     for task in again:
       for name in task.spec.attends_to:
-        if name in now and now[name] != given.get(name):
+        if name in now and now[name] != initial_digests.get(name):
           raise TaskError(
             f"{task.name} attends to {name} as it was given, which is replaced."
           )

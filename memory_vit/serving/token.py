@@ -40,16 +40,16 @@ class Token:
         "tasks cannot be changed here: the server was started without "
         "--token_file=FILE, a file with the token for it.",
       )
-    given = authorization or ""
-    secret = given[len(_SCHEME) :].strip()
-    is_bearer = given[: len(_SCHEME)].lower() == _SCHEME
+    header = authorization or ""
+    secret = header[len(_SCHEME) :].strip()
+    is_bearer = header[: len(_SCHEME)].lower() == _SCHEME
     # Both are of one length; how many characters agree cannot be measured.
     same = hmac.compare_digest(_digest(secret), self._digest)
     if not (is_bearer and same):
       raise RequestError(
         401,
         "to change tasks, send the token of this server: Authorization: "
-        f"Bearer TOKEN ({'another' if given else 'none'} was sent).",
+        f"Bearer TOKEN ({'another' if header else 'none'} was sent).",
         headers={"WWW-Authenticate": "Bearer"},
       )
 

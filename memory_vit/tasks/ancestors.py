@@ -8,7 +8,7 @@ from memory_vit.tasks import manifest, single_file
 
 
 def ancestor_directories(
-  directories: Sequence[Path], given: Sequence[Path] = ()
+  directories: Sequence[Path], indirect: Sequence[Path] = ()
 ) -> list[Path]:
   """Find all tasks that some tasks attend to, directly or through others.
 
@@ -18,17 +18,17 @@ def ancestor_directories(
 
   Args:
     directories: of the tasks.
-    given: of further tasks, in which to look first.
+    indirect: of further tasks, in which to look first.
 
   Returns:
-    `given`, and then what was found beside the tasks.
+    `indirect`, and then what was found beside the tasks.
 
   Raises:
     TaskError: for what is no task, and for a parent that is in neither place.
   """
-  known = {_name(path): path for path in (*directories, *given)}
+  known = {_name(path): path for path in (*directories, *indirect)}
   waiting = list(known.values())
-  found = list(given)
+  found = list(indirect)
   while waiting:
     path = waiting.pop(0)
     spec = manifest.read(path).spec

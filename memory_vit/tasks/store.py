@@ -89,8 +89,8 @@ def _require_place(path: Path, format: str) -> None:
       f"{path} with format={format!r}: expected a name that ends in "
       f"{single_file.SUFFIX} for a file, and another one for a directory."
     )
-  there = path.is_file() if is_file else (path / manifest.FILE).is_file()
-  if path.exists() and not there:
+  is_task = path.is_file() if is_file else (path / manifest.FILE).is_file()
+  if path.exists() and not is_task:
     raise TaskError(f"{path} exists and is not a task: it is left as it is.")
 
 

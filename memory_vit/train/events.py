@@ -28,11 +28,11 @@ class Events:
   def __init__(
     self, logdirs: Mapping[str, Path], wandb_run: WandbRun | None = None
   ) -> None:
-    mine = logdirs if jax.process_index() == 0 else {}
+    own_logdirs = logdirs if jax.process_index() == 0 else {}
     self._writers: dict[str, Any] = {}
     self._failed: dict[str, Path] = {}
-    self._logdirs, self._wandb = mine, wandb_run
-    for name in mine:
+    self._logdirs, self._wandb = own_logdirs, wandb_run
+    for name in own_logdirs:
       self._try(name, functools.partial(self._open, name))
 
   def __enter__(self) -> "Events":

@@ -155,8 +155,8 @@ def train_task(
   with contextlib.ExitStack() as stack:
     stack.enter_context(progress_bar.shown(progress))
     splits = {}
-    given = {"train": train, "validation": validation, "test": test}
-    for split, data in given.items():
+    split_data = {"train": train, "validation": validation, "test": test}
+    for split, data in split_data.items():
       if data is not None:
         splits[split] = in_memory.open_data(
           data, name, split, class_names, keys
@@ -165,7 +165,7 @@ def train_task(
     if validation is None:
       parts = in_memory.hold_out(splits["train"])
       splits["train"], splits["validation"] = parts
-    said = {
+    settings = {
       "backbone": f"python:{backbone.config.variant}",
       "image_size": backbone.config.image_size,
       "dtype": backbone.config.dtype,
@@ -180,10 +180,10 @@ def train_task(
     if learning_rate is not None:
       rates = tuple(np.ravel(learning_rate).tolist())
     if len(rates) == 1:
-      said["learning_rate"] = rates[0]
+      settings["learning_rate"] = rates[0]
     else:
-      said["sweep.learning_rate"] = rates
-    config = _config(said, options or {}, splits["train"].size)
+      settings["sweep.learning_rate"] = rates
+    config = _config(settings, options or {}, splits["train"].size)
     directory = Path(
       stack.enter_context(tempfile.TemporaryDirectory(prefix="memory-vit-"))
       if workdir is None
@@ -279,20 +279,20 @@ def evaluate_tasks(
 
 
 def _config(
-  said: Mapping[str, Any], options: Mapping[str, Any], examples: int
+  settings: Mapping[str, Any], options: Mapping[str, Any], examples: int
 ) -> Config:
   """The configuration of a run: what the arguments say, and the options."""
   for key in options:
-    if key in said or key == "gelu":
+    if key in settings or key == "gelu":
       raise ConfigError(
         f"options: {key!r} is said by an argument of train_task, or by the "
         "backbone."
       )
   values = {
-    "batch_size_eval": said["batch_size"],
+    "batch_size_eval": settings["batch_size"],
     "log_images": 0,
     "export_orbax": False,
-    **said,
+    **settings,
   }
   steps = resolve.steps_of(config_lib.replaced(Config(), values), examples)
   every = min(math.ceil(steps / _VALIDATIONS), _MOST_REPEATED)

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def open_backbone(
-  config: Config, workdir: Path, mesh: Mesh, given: Backbone | None = None
+  config: Config, workdir: Path, mesh: Mesh, loaded: Backbone | None = None
 ) -> Backbone:
   """Load the backbone and put it on the devices.
 
@@ -28,13 +28,13 @@ def open_backbone(
     config: of the run.
     workdir: of the run, where one lies that was pretrained.
     mesh: on whose devices it is put.
-    given: the backbone, if it is loaded already.
+    loaded: the backbone, if it is loaded already.
   """
   path = config.backbone
   if config.pretrain.variant:
     path = str(workdir / "backbone.npz")
-  if given:
-    backbone = given
+  if loaded:
+    backbone = loaded
   elif path.startswith(RANDOM):
     backbone = init_backbone(
       vit_config(

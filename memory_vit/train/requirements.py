@@ -63,11 +63,11 @@ def parent_directories(config: Config) -> tuple[list[Path], list[Path]]:
     ConfigError: for what the operating system takes for no path.
     TaskError: for what is no task, and where one that is needed is not found.
   """
-  attends_to, given = (
+  attends_to, indirect = (
     [paths.local(p, f"config.task.{key}") for p in getattr(config.task, key)]
     for key in ("attends_to", "indirect")
   )
-  return attends_to, ancestor_directories(attends_to, given)
+  return attends_to, ancestor_directories(attends_to, indirect)
 
 
 def _require_name(config: Config) -> None:

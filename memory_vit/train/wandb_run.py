@@ -242,8 +242,8 @@ class WandbRun:
     """All values of all names, under one key each."""
     return {
       f"{self._prefixes[name]}{key}": value
-      for name, some in values.items()
-      for key, value in some.items()
+      for name, own_values in values.items()
+      for key, value in own_values.items()
     }
 
   def _log(self, step: int, values: Mapping[str, Any]) -> None:

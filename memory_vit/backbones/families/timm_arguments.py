@@ -59,9 +59,9 @@ def stated(
   """
   fields = Fields(config, where)
   args = fields.section("model_args")
-  given = config.get("model_args") or {}
+  model_args = config.get("model_args") or {}
   known = _SEEN_ELSEWHERE | _FIXED.keys() | _READ
-  unknown = sorted(map(str, given.keys() - known))
+  unknown = sorted(map(str, model_args.keys() - known))
   if unknown:
     raise BackboneError(
       f"{where}: model_args has {brief(unknown[0])}, which is not understood, "
@@ -82,7 +82,7 @@ def stated(
     act_layer=args.choice("act_layer", _ACTIVATIONS, implied.act_layer),
     pre_norm=args.flag("pre_norm", implied.pre_norm),
     qkv_bias=args.flag("qkv_bias", implied.qkv_bias),
-    layer_scale=_layer_scale(given, args, implied),
+    layer_scale=_layer_scale(model_args, args, implied),
   )
 
 
@@ -124,9 +124,9 @@ def input_side(pretrained: Fields) -> int:
 
 
 def _layer_scale(
-  given: Mapping[str, Any], args: Fields, implied: Architecture
+  model_args: Mapping[str, Any], args: Fields, implied: Architecture
 ) -> bool:
   """Whether there is one: null, of `init_values`, says that there is none."""
-  if "init_values" not in given:
+  if "init_values" not in model_args:
     return implied.layer_scale
   return args.optional_float("init_values", 0, 1e3) is not None

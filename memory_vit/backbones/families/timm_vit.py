@@ -126,11 +126,12 @@ def _grid(
   if image:
     sides &= {image // model.patch_size}
   if len(sides) != 1:
-    of = f" of an image of {image} pixels" if image else ""
+    size_text = f" of an image of {image} pixels" if image else ""
     raise BackboneError(
       f"{where}: pos_embed has {rows} positions, expected those of one square "
-      f"grid of patches{of}, with or without the {prefix} tokens before them. "
-      "If the model takes images of another size, state model_args.img_size."
+      f"grid of patches{size_text}, with or without the {prefix} tokens before "
+      "them. If the model takes images of another size, state "
+      "model_args.img_size."
     )
   side = sides.pop()
   if side * model.patch_size > MAX_IMAGE_SIZE:
