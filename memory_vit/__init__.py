@@ -4,7 +4,7 @@ Sandler, Zhmoginov, Vladymyrov, Jackson: Fine-tuning Image Transformers using
 Learnable Memory. CVPR 2022.
 
   load      load_backbone, random_backbone, load_task, load_tasks
-  make      init_task, quiet_memory
+  make      init_task
   train     train_task, evaluate_tasks; TrainResult, TaskMetrics
   combine   concatenate, select, remove, rename
   run       preprocess, forward; encode, read; fill_slots, Slots;
@@ -45,7 +45,6 @@ with epy.lazy_api_imports(globals()):
   from memory_vit.tasks.create import init_task
   from memory_vit.tasks.inference import fill_slots
   from memory_vit.tasks.program import encode, forward, read
-  from memory_vit.tasks.quiet_start import quiet_memory
   from memory_vit.tasks.slots import Slots
   from memory_vit.tasks.store import (
     load_task,
@@ -90,7 +89,6 @@ __all__ = [
   "overlay",
   "patch_map",
   "preprocess",
-  "quiet_memory",
   "random_backbone",
   "read",
   "remove",

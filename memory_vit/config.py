@@ -94,7 +94,6 @@ _PROJECT = Text('a project or entity of W&B, or ""', r"[^/\\#?%:]*", 128)
 _LABEL = Text('a name, or ""', ".*", 128)
 _TASKS = Items(Text("the directory of a task", ".+", 4_000), 1_000)
 _REGIME = _RegimeName()
-_MEMORY_INIT = Choice(("normal", "quiet"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -239,10 +238,6 @@ class TaskConfig:
   memory_std: float = option(
     0.02, Number(0, 1e6, "a standard deviation", positive=True), sweep=True
   )
-  # How memory starts, in the masked regimes: "normal" as it is drawn (the
-  # paper); "quiet" turns each cell away from the queries that the task's token
-  # has on the first batch, so that at first it takes little of its attention.
-  memory_init: str = option("normal", _MEMORY_INIT, sweep=True)
   # "pretrained" starts the class token as a copy of the original one, "normal"
   # at N(0, 0.02^2), as memory starts. The copy is our choice: of the paper we
   # know that it learns a new class token, not where that starts.
@@ -446,11 +441,6 @@ class StudyConfig:
     Items(dataclasses.replace(_CELLS, least=1), MOST_TRIALS),
     resume="free",
   )
-  # Ways in which memory starts that the part `regimes` compares, beside
-  # `task.memory_init`.
-  memory_inits: tuple[str, ...] = option(
-    (), Items(_MEMORY_INIT, 2), resume="free"
-  )
   # Further data sets, for interference and extension: a name, or a dictionary
   # such as {"name": "places365_small", "test": "validation"} of options of
   # `data`. What is not said is as in `data`.
@@ -648,16 +638,6 @@ def _of_training(config: Config) -> list[str]:
   """List contradictions in how a task is trained."""
   lines = []
   kind = config.learned
-  if (
-    config.task.memory_init == "quiet"
-    and kind.has_memory
-    and not kind.composes
-    and not config.sweep.regime  # each trial is looked at for itself
-  ):
-    lines.append(
-      "config.task.memory_init is 'quiet', which config.regime "
-      f"{config.regime!r} cannot be: expected 'normal', or a masked regime."
-    )
   if config.task.attends_to and not (kind.composes or config.sweep.regime):
     lines.append(
       f"config.task.attends_to is {brief(config.task.attends_to)}, which the "

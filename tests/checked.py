@@ -32,7 +32,6 @@ DOORS = {
   "memory_vit.tasks.program": (
     "accept_images", "encode", "forward", "in_slots", "make_program", "read",
   ),
-  "memory_vit.tasks.quiet_start": ("quiet_memory",),
 }  # fmt: skip
 
 

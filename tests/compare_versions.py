@@ -54,7 +54,7 @@ with epy.lazy_imports():  # once the environment is set
 
 COMPOSING = (
   "memory_masked", "cls_masked", "norms_masked", "layers_masked",
-  "norms_layers_masked", "norms_memory_masked", "norms_layers_memory_masked",
+  "norms_layers_masked", "cls+memory+norms", "cls+memory+norms+layers",
   "side_masked", "cls+memory+side",
 )  # fmt: skip
 ALONE = (

@@ -181,9 +181,6 @@ def _configured(
   what = config.keep.what
   if what in ("contexts", "features"):
     what = what_can_be_kept(regime)
-  # Memory that every token attends to has no other start.
-  masked = get_regime(regime).composes
-  start = config.task.memory_init if masked else "normal"
   return dataclasses.replace(
     config,
     regime=regime,
@@ -193,7 +190,7 @@ def _configured(
     log_images=0,
     export_orbax=False,
     keep=dataclasses.replace(config.keep, what=what),
-    task=dataclasses.replace(config.task, name=NAME_IN_RUNS, memory_init=start),
+    task=dataclasses.replace(config.task, name=NAME_IN_RUNS),
     data=_data_of(config, data),
   )
 

@@ -211,10 +211,6 @@ REGIMES = {
   "norms_masked": Regime(("head", "cls", "norms"), "masked"),
   "layers_masked": Regime(("head", "cls", "layers"), "masked"),
   "norms_layers_masked": Regime(("head", "cls", "norms", "layers"), "masked"),
-  "norms_memory_masked": Regime(("head", "cls", "memory", "norms"), "masked"),
-  "norms_layers_memory_masked": Regime(
-    ("head", "cls", "memory", "norms", "layers"), "masked"
-  ),
   "side_masked": Regime(("head", "cls", "norms", "layers", "side"), "masked"),
   "memory_propagated": Regime(("head", "cls", "memory"), "propagated"),
   "memory_additive": Regime(("head", "cls", "memory"), "additive"),

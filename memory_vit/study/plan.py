@@ -14,7 +14,6 @@ from memory_vit.model.regimes import get_regime
 from memory_vit.study.runs import (
   Run,
   data_sets,
-  memory_inits,
   regimes_of,
   search_seed,
 )
@@ -82,11 +81,7 @@ def runs_of(config: Config, part: str, trials: Trials) -> list[Run]:
     # A sensitivity of one seed is shown where that seed searches alone.
     if part == "sensitivity" and search_seed(config, regime) is not None:
       seeds = seeds[:1]
-    for init in memory_inits(config, part, regime):
-      runs += _runs(
-        config, regime, first, trials, cells=cells, seeds=seeds,
-        memory_init=init,
-      )  # fmt: skip
+    runs += _runs(config, regime, first, trials, cells=cells, seeds=seeds)
   return runs
 
 
@@ -131,15 +126,12 @@ def _runs(
   cells: tuple[int, ...],
   seeds: tuple[int, ...],
   tested: bool = True,
-  memory_init: str = "",
 ) -> list[Run]:
   """The runs of a regime on a data set, the first of the seeds coming first."""
   rates = config.study.learning_rates
   cells = cells if get_regime(regime).has_memory else ()
 
-  run = functools.partial(
-    Run, regime=regime, data=data, tested=tested, memory_init=memory_init
-  )
+  run = functools.partial(Run, regime=regime, data=data, tested=tested)
   if get_regime(regime).shares_pass:
     return [run(seed=s, learning_rates=rates, cells=cells) for s in seeds]
   first, *further = seeds

@@ -23,17 +23,15 @@ from memory_vit.study.trials import StudyTrial, directory_of
 
 @dataclasses.dataclass(frozen=True)
 class _Setting:
-  """What one row of the table is about; `memory_init` as in a `Run`."""
+  """A regime with a number of cells, 0 without memory: a row of the table."""
 
   regime: str
   cells: int = 0
-  memory_init: str = ""
 
   @property
   def label(self) -> str:
-    """The regime, with its cells and their start where that is said."""
-    start = f", {self.memory_init} start" if self.memory_init else ""
-    return label(self.regime, self.cells) + start
+    """The regime, with its cells."""
+    return label(self.regime, self.cells)
 
 
 _BASELINE = _Setting("cls_masked")
@@ -82,13 +80,10 @@ class _Study:
 
   def row(self, setting: _Setting, vit: ViTConfig) -> Row:
     """A regime at its best rate, and its difference from the baseline."""
-    kind = get_regime(setting.regime)
-    own = self.config.task.memory_init if kind.composes else "normal"
     pair = None if setting == _BASELINE else self.pair(setting, _BASELINE)
     return {
       "regime": setting.regime,
       "cells": setting.cells or None,
-      "start": (setting.memory_init or own) if kind.has_memory else None,
       "without head": _parameters(self.config, vit, setting),
       **rate_columns(self.config, setting.regime, self.best_rate(setting)),
       **_columns(pair),
@@ -160,11 +155,7 @@ def _settings(config: Config, vit: ViTConfig) -> list[_Setting]:
     if kind.has_memory:
       every = kind.shares_pass
       counts = config.study.cells if every else (config.task.cells,)
-    found += [
-      _Setting(regime, count, init)
-      for count in counts
-      for init in runs.memory_inits(config, "regimes", regime)
-    ]
+    found += [_Setting(regime, count) for count in counts]
   return sorted(found, key=lambda setting: _parameters(config, vit, setting))
 
 
@@ -173,7 +164,7 @@ def _pairs(
 ) -> list[tuple[_Setting, _Setting]]:
   """What is compared beside the baseline.
 
-  Parts alone and together, what reads frozen features alone, other starts and
+  Parts alone and together, what reads frozen features alone, other
   numbers of cells of the same, and memory with and without the mask.
   """
   count = config.task.cells
@@ -181,17 +172,11 @@ def _pairs(
   layers, both = _Setting("layers_masked"), _Setting("norms_layers_masked")
   memory = _Setting("memory", count)
   pairs = [(norms, masked), (layers, masked), (both, norms), (both, layers)]
-  pairs += [
-    (_Setting(f"norms_{more}memory_masked", count), fewer)
-    for more, fewer in (("", norms), ("layers_", both))
-  ]
   probe = _Setting("probe")
   pairs += [(probe, _Setting("head")), (both, probe)]
   pairs += [(memory, masked), (memory, _Setting("head_cls"))]
   for one in settings:
-    if one.memory_init:
-      pairs.append((one, dataclasses.replace(one, memory_init="")))
-    elif one.cells > count:
+    if one.cells > count:
       pairs.append((one, dataclasses.replace(one, cells=count)))
   return pairs
 

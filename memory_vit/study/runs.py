@@ -69,13 +69,11 @@ class Run:
   cells: tuple[int, ...] = ()  # empty in a regime without memory
   tested: bool = True  # whether it is evaluated on the test split
   reads: "Run | None" = None  # whose best task it attends to (extension)
-  memory_init: str = ""  # in place of config.task.memory_init, if any
 
   @property
   def name(self) -> str:
     """Regime, data, seed and what else varies; good as a directory."""
-    start = [self.memory_init] if self.memory_init else []
-    parts = [self.regime, *start, slug(self.data)]
+    parts = [self.regime, slug(self.data)]
     if self.reads:
       parts.append(f"reading-{slug(self.reads.data)}")
     if not get_regime(self.regime).shares_pass:
@@ -126,15 +124,6 @@ def regimes_of(config: Config, part: str) -> list[str]:
   """The regimes that a part compares, without those that are not to be run."""
   wanted = config.study.regimes
   return [name for name in _PARTS[part] if not wanted or name in wanted]
-
-
-def memory_inits(config: Config, part: str, regime: str) -> list[str]:
-  """Starts of memory that a part compares in a regime; "" is the task's own."""
-  kind = get_regime(regime)
-  if part != "regimes" or not (kind.composes and kind.has_memory):
-    return [""]
-  own = config.task.memory_init
-  return ["", *(init for init in config.study.memory_inits if init != own)]
 
 
 def data_sets(config: Config) -> dict[str, DataConfig]:
@@ -193,14 +182,10 @@ def config_of(
   data = data_sets(config)[run.data]
   if not run.tested:
     data = dataclasses.replace(data, test="")
-  # Memory that every token attends to has no other start.
-  masked = get_regime(run.regime).composes
-  own_start = config.task.memory_init if masked else "normal"
   task = dataclasses.replace(
     config.task,
     name=config.task.name if first else "",
     cells=run.cells[0] if run.cells else config.task.cells,
-    memory_init=run.memory_init or own_start,
     attends_to=tuple(attends_to),
   )
   keep = config.keep
@@ -237,16 +222,16 @@ def config_of(
 
 def _is_read(run: Run) -> bool:
   """Whether the parts on interference and extension read tasks of a run."""
-  return run.regime == "memory_masked" and not run.memory_init
+  return run.regime == "memory_masked"
 
 
 def _problems(config: Config) -> list[str]:
   """List what keeps a configuration from being that of a study."""
   study = config.study
   lines = []
-  for key in ("learning_rates", "seeds", "cells", "regimes", "memory_inits"):
+  for key in ("learning_rates", "seeds", "cells", "regimes"):
     values = getattr(study, key)
-    may_be_empty = key in ("regimes", "memory_inits")
+    may_be_empty = key == "regimes"
     if len(set(values)) < len(values) or not (values or may_be_empty):
       lines.append(
         f"config.study.{key} is {values}, expected values that differ, at "

@@ -43,10 +43,9 @@ class BestRate:
 def select(trials: Sequence[StudyTrial], **values: Any) -> list[StudyTrial]:
   """The trials with these values.
 
-  Those that read others, or whose memory starts in another way than the
-  configuration says, only on request.
+  Those that read others only on request.
   """
-  values = {"reads": False, "memory_init": "", **values}
+  values = {"reads": False, **values}
   return [
     trial
     for trial in trials

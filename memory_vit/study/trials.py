@@ -29,7 +29,6 @@ class StudyTrial:
   task: str | None = None  # directory to which it was exported
   examples: int | None = None  # on which it was tested
   name: str | None = None  # of the trial in its run
-  memory_init: str = ""  # where it is not the configuration's own
 
 
 # {name of a finished run: its trials}.
@@ -102,7 +101,6 @@ def diverged_trials(planned: Run) -> list[StudyTrial]:
       reads=planned.reads is not None,
       learning_rate=rate,
       cells=cells,
-      memory_init=planned.memory_init,
     )
     for rate, cells in planned.trials
   ]

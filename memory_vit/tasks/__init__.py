@@ -7,7 +7,6 @@ with epy.lazy_api_imports(globals()):
   from memory_vit.tasks.create import init_task
   from memory_vit.tasks.inference import fill_slots
   from memory_vit.tasks.program import encode, forward, read
-  from memory_vit.tasks.quiet_start import quiet_memory
   from memory_vit.tasks.slots import Slots
   from memory_vit.tasks.store import (
     load_task,
@@ -25,7 +24,6 @@ __all__ = [
   "init_task",
   "load_task",
   "load_tasks",
-  "quiet_memory",
   "read",
   "remove",
   "rename",

@@ -211,10 +211,6 @@ def _changed(config: Config, varied: Mapping[str, Any]) -> Config:
   fixed: dict[str, Any] = {f"sweep.{key}": none[key] for key in none}
   # The batches stay those of the sweep, whatever the seed of the trial is.
   fixed["data.seed"] = config_lib.data_seed(config)
-  if "regime" in varied:
-    kind = get_regime(varied["regime"])
-    if config.keep.what in ("contexts", "features"):
-      fixed["keep.what"] = config_lib.what_can_be_kept(varied["regime"])
-    if not (kind.composes and kind.has_memory):
-      fixed["task.memory_init"] = "normal"
+  if "regime" in varied and config.keep.what in ("contexts", "features"):
+    fixed["keep.what"] = config_lib.what_can_be_kept(varied["regime"])
   return config_lib.replaced(config, {**fixed, **varied})

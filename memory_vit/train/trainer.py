@@ -1,6 +1,5 @@
 """Trains a pack of trials, or goes on with one that was interrupted."""
 
-import contextlib
 import dataclasses
 import functools
 import logging
@@ -25,7 +24,6 @@ from memory_vit.model.task import EvalPreprocessing, Task
 from memory_vit.runtime import processes, sharding
 from memory_vit.tasks import create, split_forward
 from memory_vit.tasks.compose import require_fit
-from memory_vit.tasks.quiet_start import quieted
 from memory_vit.train import optim, padded_head, resume, summary, sweep
 from memory_vit.train.checkpoints import Checkpoints
 from memory_vit.train.loop import Loop, Save, Steps
@@ -263,7 +261,6 @@ class Trainer:
     """
     tasks = {t.name: self.new_task(t) for t in trials}
     step = self.make_step(trials, tasks)
-    tasks = self._quieted(trials, tasks, step)
     if self.config.learned.composes:  # the others read no task
       require_fit([*self.parents, *tasks.values()])
     schedules = {
@@ -305,31 +302,6 @@ class Trainer:
       class_names=() if padded else self.train.class_names,
       evaluation=self.preprocessing,
     )
-
-  def _quieted(
-    self, trials: Sequence[Trial], tasks: dict[str, Task], step: Step
-  ) -> dict[str, Task]:
-    """Turn the memory of those that ask for it from the first images."""
-    quiet = {
-      t.name
-      for t in trials
-      if t.config.learned.has_memory and t.config.task.memory_init == "quiet"
-    }
-    if not quiet:
-      return tasks
-    parts = self.config.optim.accumulation_steps
-    # Not of what is kept, which a dry run must not compute.
-    with contextlib.closing(self._image_batches(self.train, 0)) as batches:
-      # As many rows as pass the model at once.
-      rows = jax.tree.map(lambda a: a[::parts], next(batches))
-    rows = sharding.shard_batch(rows, self.context.mesh)
-    context = step.inputs(self.frozen(), rows)
-    return {
-      name: quieted(self.backbone, task, self.parents, context)
-      if name in quiet
-      else task
-      for name, task in tasks.items()
-    }
 
   def make_step(
     self, trials: Sequence[Trial], tasks: Mapping[str, Task]

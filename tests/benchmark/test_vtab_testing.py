@@ -17,7 +17,7 @@ from memory_vit.evaluation import evaluate
 from memory_vit.model.regimes import REGIMES
 from memory_vit.runtime.preemption import Interrupted, StopSignal
 
-REGIMES_TESTED = ("head", "cls_masked", "norms_memory_masked")
+REGIMES_TESTED = ("head", "cls_masked", "norms_masked")
 
 
 def finished_runs(bench, data, backbone):
@@ -74,7 +74,7 @@ def test_side_by_side_as_alone(bench, backbone_file, monkeypatch, caplog):
 
   others = finished_runs(bench, second, backbone)
   # They diverged; numbers of slots are rounded up, so one less shows nothing.
-  del others["cls_masked", 1], others["norms_memory_masked", 1]
+  del others["cls_masked", 1], others["norms_masked", 1]
   with jax.log_compiles(), caplog.at_level(logging.WARNING):
     testing.finish(bench, second, others, backbone, mesh, stop)
   compiled = [record.getMessage() for record in caplog.records]

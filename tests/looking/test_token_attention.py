@@ -24,7 +24,7 @@ def tasks_of(backbone):
   a = random_task(backbone, "a", seed=1, cells=2)
   b = random_task(
     backbone, "b", seed=2, cells=3, attends_to=[a], memory_norm=False,
-    regime="norms_memory_masked",
+    regime="cls+memory+norms",
   )  # fmt: skip
   c = random_task(
     backbone, "c", seed=3, cells=0, attends_to=[a, b],

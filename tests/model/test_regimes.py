@@ -31,8 +31,7 @@ TUNED = [name for name, r in REGIMES.items() if not r.composes]
 # Together these train every part. A test that compiles a step of each regime
 # runs the others in the slow group.
 QUICK = {
-  "full", "probe", "memory_masked", "norms_layers_memory_masked",
-  "adapter_memory",
+  "full", "probe", "memory_masked", "norms_layers_masked", "adapter_memory",
 }  # fmt: skip
 QUICK_REGIMES = [
   name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
@@ -90,11 +89,6 @@ def test_what_is_trained(backbone, regime):
     # A vector for each layer, beside those.
     ("layers_masked", 100 * 769 + 768 + 768 * 12),
     ("norms_layers_masked", 100 * 769 + 768 + 768 * (25 * 2 + 12)),
-    ("norms_memory_masked", 100 * 769 + 768 + 768 * (12 * 5 + 25 * 2)),
-    (
-      "norms_layers_memory_masked",
-      100 * 769 + 768 + 768 * (12 * 5 + 25 * 2 + 12),
-    ),
     # Of width 16: from 1536 and to 2 times 768 in each of 12 layers, with what
     # mixes between.
     (
@@ -197,14 +191,13 @@ def test_a_readout_of_layers_is_not_read_by_other_tasks(backbone, images):
   assert np.array_equal(found["child"], other["child"])
 
 
-def test_layers_beside_masked_memory_begin_as_it(backbone):
+def test_regimes_that_share_parts_begin_alike(backbone):
   """With the same seed, what regimes share starts with the same values."""
   tasks = [
     task_of(backbone, name, start=True)
-    for name in ("memory_masked", "norms_layers_memory_masked")
+    for name in ("cls_masked", "norms_layers_masked")
   ]
-  for part in ("cls", "memory"):
-    assert np.array_equal(*(task.params[part] for task in tasks))
+  assert np.array_equal(*(task.params["cls"] for task in tasks))
 
 
 @pytest.mark.parametrize("regime", ADAPTERS)

@@ -520,7 +520,7 @@ def test_reserved_parts_are_no_growth(backbone, tasks, pixels):
     backbone, tasks[:1], parts=("norms", "layers"), parents=1, slots=2
   )
   both = random_task(
-    backbone, "both", cells=2, regime="norms_layers_memory_masked",
+    backbone, "both", cells=2, regime="cls+memory+norms+layers",
     attends_to=tasks[:1],
   )  # fmt: skip
   assert not predictor.add(both).grew

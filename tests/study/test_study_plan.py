@@ -40,8 +40,6 @@ def test_a_plan_trains_nothing_twice(config):
     ("norms_masked", first, False): 2,
     ("layers_masked", first, False): 2,
     ("norms_layers_masked", first, False): 2,
-    ("norms_memory_masked", first, False): 2,
-    ("norms_layers_memory_masked", first, False): 2,
     ("side_masked", first, False): 2,
     ("probe", first, False): 2,
     ("memory_propagated", first, False): 3,
@@ -125,40 +123,6 @@ def test_a_rate_at_which_the_first_seed_diverged_is_not_chosen(config):
   assert [r.seed for r in runs] == [0, 0]
 
 
-def test_other_starts_of_memory_are_runs_of_their_own(config):
-  """In the one part that compares them; other parts know the task's own."""
-  config = with_study(
-    config,
-    regimes=("cls_masked", "memory_masked", "norms_memory_masked", "memory"),
-    memory_inits=("quiet", "normal"),
-  )
-  runs, trials = follow(config, ["table2", "regimes"], lambda *_: 0.5)
-  assert [r.name for r in runs if r.memory_init] == [
-    f"{regime}-quiet-digits-5-9-seed{seed}"
-    for regime in ("memory_masked", "norms_memory_masked")
-    for seed in (0, 4)
-  ]
-  for run in runs:
-    found = config_of(config, run, "b").task.memory_init
-    assert found == (run.memory_init or "normal")
-  some = [t for found in trials.values() for t in found]
-  (row,) = (
-    r for r in analysis.table2(config, some).rows
-    if (r["regime"], r["cells"]) == ("memory_masked", 5)
-  )  # fmt: skip
-  assert row["seeds"] == 2
-  # Where the task's own start is another one, that is not run twice. Memory
-  # that all tokens attend to has no other start.
-  own = dataclasses.replace(config.task, memory_init="quiet")
-  config = dataclasses.replace(config, task=own)
-  runs, _ = follow(config, ["regimes"], lambda *_: 0.5)
-  assert {r.memory_init for r in runs} == {"", "normal"}
-  for run in runs:
-    found = config_of(config, run, "b").task.memory_init
-    masked = run.regime.endswith("masked")
-    assert found == (run.memory_init or ("quiet" if masked else "normal"))
-
-
 def test_regimes_that_are_not_to_be_run(config):
   masked = with_study(config, regimes=("memory_masked", "cls_masked"))
   assert possible_parts(masked) == [
@@ -199,7 +163,6 @@ def test_configurations_of_runs(config):
 
 def test_tasks_that_other_parts_read_are_exported(config):
   """All trials of those; of others the best alone, which takes less time."""
-  config = with_study(config, memory_inits=("quiet",))
   runs, trials = follow(config, ["regimes", *PARTS], lambda *_: 0.5)
   read = {run.reads.name for run in runs if run.reads}
   read |= {
@@ -213,7 +176,6 @@ def test_tasks_that_other_parts_read_are_exported(config):
   }
   assert found >= read
   assert {name.split("-")[0] for name in found} == {"memory_masked"}
-  assert not any("quiet" in name for name in found)
 
 
 def test_what_a_run_keeps_is_what_its_regime_reads(config):
@@ -290,8 +252,6 @@ def test_parts(config):
       r"rates\[1\] is 0.0, expected a positive number",
     ),
     ({"seeds": (1, 1)}, "config.study.seeds is .*, expected values that"),
-    ({"memory_inits": ("quiet",) * 2}, "config.study.memory_inits is .*, exp"),
-    ({"memory_inits": ("loud",)}, r"memory_inits\[0\] is 'loud', expected"),
     ({"seeds": (-1,)}, r"seeds\[0\] is -1, expected at least 0"),
     ({"cells": (0, 5)}, r"study.cells\[0\] is 0, expected at least 1"),
     ({"cells": (1, 10)}, "config.task.cells is 5, expected one of config.stud"),

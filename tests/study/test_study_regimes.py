@@ -115,7 +115,7 @@ def finished(config, workdir, gains):
     hits = {}
     for i, trial in enumerate(trials):
       kind = (trial.regime, trial.cells)
-      gain = gains.get((*kind, trial.memory_init), gains.get(kind, 0.0))
+      gain = gains.get(kind, 0.0)
       share = 0.2 + trial.learning_rate + gain + 0.001 * trial.seed
       right = np.arange(SIZE) < round(share * SIZE)
       trials[i] = dataclasses.replace(
@@ -167,31 +167,6 @@ def test_a_row_is_a_regime_at_its_best_rate(config, tmp_path):
   text = report.markdown_table(found.rows)
   assert "| +10.0 | 0.9 | 0.0 | yes | 3 |" in text
   assert "| -5.0 | 0.7 | 0.0 | yes | 3 |" in text
-
-
-def test_other_starts_of_memory_have_rows(config, tmp_path):
-  config = with_study(config, memory_inits=("quiet",))
-  gains = {("memory_masked", 5, "quiet"): 0.1, ("memory_masked", 5): -0.05}
-  trials = finished(config, tmp_path, gains)
-  vit = vit_config("Micro/2", image_size=8)
-  found = regime_table.section(config, trials, tmp_path, vit)
-  rows = {(r["regime"], r["cells"], r["start"]): r for r in found.rows}
-  assert {*rows} == {
-    ("head", None, None), ("cls_masked", None, None),
-    ("norms_masked", None, None), ("memory", 5, "normal"),
-    *(("memory_masked", count, start)
-      for count in (1, 5) for start in ("normal", "quiet")),
-  }  # fmt: skip
-  for start, expected in (("normal", -0.05), ("quiet", 0.1)):
-    row = rows["memory_masked", 5, start]
-    assert row["difference"] == pytest.approx(expected)
-    assert row["seeds"] == 3
-  pairs = {
-    (row["regime"], row["compared to"]): row for row in found.comparisons
-  }
-  row = pairs["memory_masked (5 cells), quiet start", "memory_masked (5 cells)"]
-  assert row["difference"] == pytest.approx(0.15)
-  assert ("norms_masked", "memory_masked (5 cells)") in pairs
 
 
 def test_a_rate_at_which_a_seed_diverged_is_not_compared(config, tmp_path):

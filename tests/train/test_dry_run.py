@@ -35,8 +35,6 @@ def config(backbone_file, tmp_path):
     keep=config_lib.KeepConfig(
       what="contexts", where="disk", dir=str(tmp_path / "kept")
     ),
-    # Which reads images of the task before anything is trained.
-    task=config_lib.TaskConfig(memory_init="quiet"),
   )
 
 
