@@ -106,7 +106,7 @@ def _add_engine(parser: Parser) -> None:
 
 
 def compute_dtype(arguments: argparse.Namespace) -> str:
-  """See `commands.compute_dtype`; workers of Ray may have other devices."""
+  """See `console.compute_dtype`; workers of Ray may have other devices."""
   if arguments.engine == "local":
     console.recommend_dtype(arguments.dtype)
     return console.compute_dtype(arguments.dtype)

@@ -115,7 +115,7 @@ class Parser(argparse.ArgumentParser):
     self.dtype()
 
   def dtype(self) -> None:
-    """Add the compute dtype; see `commands.compute_dtype`."""
+    """Add the compute dtype; see `console.compute_dtype`."""
     self.add_argument(
       "--dtype",
       choices=dtypes.CHOICES,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -80,6 +81,7 @@ def recommend_dtype(given: str | None) -> None:
       show(f"--dtype={found} would be faster: {reason}", sys.stderr)
 
 
+@functools.cache  # a second call would take what PYTHONPATH names
 def _leave_current_directory() -> None:
   """Take the current directory off `sys.path`, where `python -m` has put it.
 

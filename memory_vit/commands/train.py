@@ -89,7 +89,6 @@ def execute(arguments: TrainArguments) -> int:
   """Run the configuration; return the exit status."""
   progress.log_to_stderr(verbose=arguments.verbose)
   launch.start(arguments.processes)
-  # Not `__name__`, which is "__main__" here.
   logging.getLogger("memory_vit").info("devices: %s", jax.devices())
   if arguments.dry_run:
     text = dry_run.dry_run(arguments.config, arguments.workdir)

@@ -133,8 +133,8 @@ def _find_outputs(root: Path, directory: str) -> dict[str, Path]:
   if not directory or not root.is_dir():
     raise DataError(
       f"the embeddings {messages.brief(directory)} are not there: set "
-      "config.data.dir to the --output of memory_vit.embed, or to a directory "
-      "that holds one for each split, train and test."
+      "config.data.dir to the --output of `memory-vit embed`, or to a "
+      "directory that holds one for each split, train and test."
     )
   if any(root.glob(embedding_files.SHARDS)):
     return {_TRAIN: root}

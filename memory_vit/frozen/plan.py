@@ -18,9 +18,7 @@ from memory_vit.frozen.embedded_views import EmbeddedViews
 from memory_vit.model.task import EvalPreprocessing
 
 # Wings whose code decides what is in a row.
-_WINGS = (
-  "model", "backbones", "tasks", "images", "embeddings", "data", "kept",
-)  # fmt: skip
+_WINGS = ("model", "backbones", "tasks", "images", "data", "frozen")
 
 
 @dataclasses.dataclass(frozen=True)

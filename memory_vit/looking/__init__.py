@@ -1,4 +1,4 @@
-"""Where tasks attend to in images, and what their memory is worth."""
+"""What tasks attend to in images, and what their memory is worth."""
 
 from etils import epy
 

@@ -11,7 +11,7 @@ _MOST_IMAGES = 2**16
 _MOST = 2**20
 _SOURCE = Text("a file, a directory, an address or a short name", most=4_000)
 _TASK = Text("the path of a task", most=4_000)
-_ROOM = Number(0, _MOST, "more are taken, and compile programs")
+_ROOM = Number(0, _MOST, "reserved; where more come, it grows")
 _SOME_ROOM = dataclasses.replace(_ROOM, least=1)
 
 
@@ -42,12 +42,13 @@ class PredictorConfig:
     dtype: compute dtype, "float32" or "bfloat16"; or "auto", see
       `dtypes.resolve`.
     batch_sizes: images per pass, ascending; each is compiled.
-    slots: room for so many tasks, at least; it grows where more come.
-    cells: room for so many memory cells per layer, at least; the same.
-    classes: room for so many classes of a task, at least; the same.
-    parents: room for so many tasks that one task reads, at least; the same.
-    parts: of "norms" and "layers", what tasks may have; the same. Side
-      streams cannot be reserved.
+    slots: the number of tasks for which programs are compiled, at least; it
+      grows when more come, as the next four do.
+    cells: memory cells per layer, at least.
+    classes: classes of a task, at least.
+    parents: tasks that one task reads, at least.
+    parts: of "norms" and "layers", those that tasks may have. Side streams
+      cannot be reserved.
     memory_mib: what images and their decoding may take together, in MiB.
     features: whether the programs of features are compiled at the warm-up, and
       a dictionary of columns gets them.

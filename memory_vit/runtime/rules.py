@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from memory_vit.runtime import messages
+
 
 class Rule(Protocol):
   """A test of the values, of the right type, that an option may have."""
@@ -87,7 +89,7 @@ class Text:
   def accepts(self, value: Any) -> bool:
     return (
       len(value) <= self.most
-      and value.isprintable()
+      and messages.escaped(value) == value
       and bool(re.fullmatch(self.pattern, value))
     )
 

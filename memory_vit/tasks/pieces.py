@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 from jaxtyping import Array, Float
 
 from memory_vit.model.trees import AnyArray
@@ -55,12 +57,12 @@ class ImageProgram(Generic[_Outputs]):
     config: ViTConfig,
   ) -> _Outputs:
     """Run the function on all images."""
-    piece = images_in_piece(images, config)
+    piece = images_in_piece(params, images, config)
     return self.compiled(params, images, config=config, piece=piece)
 
 
 def images_in_piece(
-  images: Float[AnyArray, "b side side 3"], config: ViTConfig
+  params: Any, images: Float[AnyArray, "b side side 3"], config: ViTConfig
 ) -> int | None:
   """The number of images that a program runs at once; None for all of them.
 
@@ -69,10 +71,14 @@ def images_in_piece(
   device.
 
   Args:
+    params: of the backbone.
     images: what the program is called with.
     config: of the backbone.
   """
-  if not _on_one_cpu(images):
+  arrays = [images, *jax.tree.leaves(params)[:1]]
+  placed = [array for array in arrays if not isinstance(array, np.ndarray)]
+  # Arrays of NumPy alone go where a new array would be.
+  if not all(map(_on_one_cpu, placed or [jnp.zeros(())])):
     return None
   batch = images.shape[0]
   tokens = config.class_tokens + config.registers + config.num_patches
@@ -80,16 +86,21 @@ def images_in_piece(
   if batch <= most:
     return None
   divisor = max(k for k in range(1, most + 1) if not batch % k)
-  # Products of few rows are slow: a batch of a prime number stays whole.
+  # Products of few rows are slow: where no divisor is near, the batch is whole.
   return divisor if 2 * divisor >= most else None
 
 
-def _on_one_cpu(images: Any) -> bool:
-  if isinstance(images, jax.core.Tracer):
+def _on_one_cpu(array: Any) -> bool:
+  if isinstance(array, jax.core.Tracer):
     return False
-  if isinstance(images, np.ndarray):
-    return jax.default_backend() == "cpu"
-  device, *others = images.sharding.device_set
+  sharding: Any = array.sharding
+  if isinstance(sharding, NamedSharding):
+    # On explicit axes, each operation would have to name its sharding.
+    if any(kind != AxisType.Auto for kind in sharding.mesh.axis_types):
+      return False
+  elif not isinstance(sharding, SingleDeviceSharding):
+    return False
+  device, *others = sharding.device_set
   return not others and device.platform == "cpu"
 
 

@@ -233,8 +233,8 @@ def encode(
   Returns:
     Its outputs, the logits of its head, or the features in front of it where
     it has none; and the context that tasks read. Within a `jax.jit` of the
-    caller that does not use the context, the outputs of a backbone with rotary
-    positions may differ by rounding.
+    caller they may differ by rounding: that is another program, which runs a
+    large batch whole, also on a CPU.
 
   Raises:
     DataError: for images of another shape or type, with values outside

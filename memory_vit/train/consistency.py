@@ -47,6 +47,8 @@ def require_same_data(trainer: Trainer, splits: Mapping[str, Reader]) -> None:
   Raises:
     ConfigError: on every process, with what differs.
   """
+  if jax.process_count() == 1:
+    return
   facts: dict[str, Any] = {"backbone": trainer.backbone.fingerprint}
   for task in trainer.parents:
     facts[f"task {task.spec.name!r}"] = task.digest
@@ -54,10 +56,7 @@ def require_same_data(trainer: Trainer, splits: Mapping[str, Reader]) -> None:
     key = "config.upstream" if name == "upstream" else f"config.data.{name}"
     facts[f"{key}: size"] = reader.size
     facts[f"{key}: classes"] = list(reader.class_names)
-    if jax.process_count() > 1:  # every file is looked at
-      facts[f"{key}: names and sizes of files"] = (
-        reader.source.inventory.sizes()
-      )
+    facts[f"{key}: names and sizes of files"] = reader.source.inventory.sizes()
   processes.require_same("data", facts)
 
 

@@ -204,12 +204,14 @@ def require_same(
       f"now {processes[1]}: with config.keep each draws from its own rows. "
       "Start as many, or give another --workdir."
     )
-  for key in ("config", "parents", "attends_to", "variants", "data"):
+  compared = ("config", "parents", "attends_to", "variants", "data")
+  for key in (*compared, "files", "left_out"):
     if key not in found:
       raise TrainingError(
         f"the run in {directory} was begun by another version of memory_vit: "
         f"its states say nothing of {key!r}. Give another --workdir."
       )
+  for key in compared:
     changed = schema.differences(found[key], now[key])
     if changed:
       more = ""

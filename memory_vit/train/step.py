@@ -128,6 +128,8 @@ class Step:
   ) -> int:
     """What a run needs on a device beside state and backbone, as compiled.
 
+    On one CPU it needs less: there `prepare` runs large batches in pieces.
+
     Args:
       params: arrays, or their shapes.
       frozen: arrays.

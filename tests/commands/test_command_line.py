@@ -716,7 +716,7 @@ print(digest.hexdigest())
 
 @pytest.mark.slow
 def test_pictures_are_the_same_with_and_without_onednn():
-  """`commands` turns it off, so that TensorFlow does not speak of it."""
+  """`console` turns it off, so that TensorFlow does not speak of it."""
   assert console._QUIET["TF_ENABLE_ONEDNN_OPTS"] == "0"
   found = [fresh("-c", PICTURES, TF_ENABLE_ONEDNN_OPTS=on) for on in "01"]
   assert len(found[0].stdout) == 65, found[0].stderr

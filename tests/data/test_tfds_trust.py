@@ -340,5 +340,7 @@ def test_what_is_left_of_the_path(monkeypatch):
   ):
     main.__spec__ = name and types.SimpleNamespace(name=name)
     monkeypatch.setattr(sys, "path", list(path))
-    console._leave_current_directory()
+    console._leave_current_directory.cache_clear()
+    for _ in range(2):
+      console._leave_current_directory()
     assert sys.path == left

@@ -33,9 +33,9 @@ from memory_vit.commands import console
 
 # Seconds of a block, and of a server until it answers or has ended.
 _BLOCK, _SERVER = 900, 120
-# `python` in the workspace: it asks, and becomes what it is told to be.
 # The program `memory-vit`.
 _MEMORY_VIT = '#!/bin/sh\nexec python -m memory_vit "$@"\n'
+# `python` in the workspace: it asks, and becomes what it is told to be.
 _PYTHON = """#!{python} -IS
 import json, os, socket, sys
 asked = json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()

@@ -16,7 +16,7 @@ from memory_vit import config as config_lib
 from memory_vit.data import datasets
 from memory_vit.data.data_files import DataFiles
 from memory_vit.errors import BrokenDataError, ConfigError, TrainingError
-from memory_vit.frozen import shards
+from memory_vit.frozen import plan, shards
 from memory_vit.runtime import lock, processes
 from memory_vit.runtime.preemption import PREEMPTED, Interrupted, StopSignal
 from memory_vit.train import passes, sweep, trainer
@@ -286,6 +286,13 @@ def test_rows_of_another_crop_are_not_found(config, backbone):
   crops = changed(crops, "data", train_crop="inception")
   kept_rows(crops, backbone, other)
   assert other.images >= 2 * SIZE
+
+
+def test_the_code_of_each_subpackage_counts():
+  """Also of this one; a name that is gone would count nothing."""
+  package = Path(plan.__file__).parents[1]
+  assert all([*(package / wing).rglob("*.py")] for wing in plan._WINGS)
+  assert "frozen" in plan._WINGS
 
 
 @pytest.mark.fault("kept-of-another")

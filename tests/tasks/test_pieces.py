@@ -1,10 +1,12 @@
 """Large batches run in pieces on a CPU, and nothing else changes."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import one_device, random_task, tiny_backbone
 from families import FAMILIES, FEW_FIRST
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import memory_vit as mv
 from memory_vit.runtime import sharding
@@ -33,29 +35,66 @@ def at_most_two(monkeypatch):
 def test_pieces_are_equal_and_not_small(variant, batch, piece):
   config = mv.vit_config(variant, image_size=224)
   images = np.zeros((batch, 224, 224, 3), np.float32)
-  assert pieces.images_in_piece(images, config) == piece
+  params = {"cls": jnp.zeros(1)}
+  assert pieces.images_in_piece(params, images, config) == piece
 
 
-def test_a_mesh_and_a_traced_function_run_batches_whole(backbone, at_most_two):
-  images = images_of(backbone, 8)
-  config = backbone.config
-  assert pieces.images_in_piece(images, config) == 2
-  [rows] = jax.tree.leaves(sharding.shard_batch([images], one_device()))
-  assert pieces.images_in_piece(rows, config) == 2
-  if len(jax.devices()) > 1:
-    [rows] = jax.tree.leaves(
-      sharding.shard_batch([images], sharding.make_mesh())
+def on_mesh(images, mesh):
+  return jax.device_put(images, NamedSharding(mesh, PartitionSpec("data")))
+
+
+def test_where_batches_are_whole(backbone, at_most_two):
+  """On several devices, on explicit axes, and where JAX traces."""
+  images, config = images_of(backbone, 8), backbone.config
+
+  def piece_of(images, params=backbone.params):
+    return pieces.images_in_piece(params, images, config)
+
+  assert piece_of(images) == piece_of(jnp.asarray(images)) == 2
+  mesh = one_device()
+  assert piece_of(on_mesh(images, mesh)) == 2
+  assert piece_of(images, sharding.put_backbone(backbone.params, mesh)) == 2
+  explicit = jax.make_mesh(
+    (1,), ("data",), (AxisType.Explicit,), devices=jax.devices()[:1]
+  )
+  several = jax.make_mesh((len(jax.devices()),), ("data",), (AxisType.Auto,))
+  assert len(jax.devices()) > 1
+  for whole in (explicit, several):
+    rows = on_mesh(images, whole)
+    assert piece_of(rows) is None
+    everywhere = jax.device_put(
+      backbone.params, NamedSharding(whole, PartitionSpec())
     )
-    assert pieces.images_in_piece(rows, config) is None
+    assert piece_of(images, everywhere) is None
   found = []
 
   def traced(images):
-    found.append(pieces.images_in_piece(images, config))
+    found.append(piece_of(images))
     return inference.encode_program(backbone.params, images, config=config)
 
   text = jax.jit(traced).lower(images).as_text()
   assert found == [None]
   assert "while" not in text
+
+
+def test_a_mesh_of_one_device_runs_pieces(backbone, at_most_two):
+  """As training and evaluation do it."""
+  images, config = images_of(backbone, 8), backbone.config
+  expected, _ = mv.encode(backbone, images)
+  mesh = one_device()
+  found, context = inference.encode_program(
+    sharding.put_backbone(backbone.params, mesh),
+    on_mesh(images, mesh),
+    config=config,
+  )
+  assert np.array_equal(found, expected)
+  assert context[0][0].shape[0] == 8
+  explicit = jax.make_mesh(
+    (1,), ("data",), (AxisType.Explicit,), devices=jax.devices()[:1]
+  )
+  with jax.set_mesh(explicit):
+    whole, _ = mv.encode(backbone, on_mesh(images, explicit))
+  np.testing.assert_allclose(whole, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FEW_FIRST)
@@ -89,6 +128,7 @@ def test_original_outputs_in_pieces_are_those_of_the_plain_vit(
 ):
   """With no task, and with some: to the bit."""
   images, config = images_of(backbone, 8), backbone.config
+  assert pieces.images_in_piece(backbone.params, images, config) == 2
   plain = inference.plain_program(backbone.params, images, config=config)
   for count in (0, 1, 5):
     tasks = [random_task(backbone, f"t{i}", seed=i) for i in range(count)]

@@ -914,6 +914,7 @@ def test_what_a_continued_run_must_share(tmp_path, changes, message):
   began = {
     "fingerprint": "f", "config": {}, "parents": {"a": "1"}, "variants": {},
     "attends_to": {"a": "1"}, "data": {"classes": ["x"], "train": 8},
+    "files": {}, "left_out": {},
   }  # fmt: skip
   resume.require_same(began, dict(began), tmp_path)
   with pytest.raises(TrainingError, match=message):
