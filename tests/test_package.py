@@ -264,12 +264,12 @@ def test_a_wheel_with_the_core_alone(tmp_path):
   names = f"import memory_vit as mv; [getattr(mv, n) for n in {mv.__all__}]"
   assert run(python, "-c", names).returncode == 0
   for command, *arguments in [
-    ("main", "--config=digits", f"--workdir={tmp_path / 'run'}"),
+    ("train", "--config=digits", f"--workdir={tmp_path / 'run'}"),
     ("check_data", "--config=folder", f"--config.data.dir={tmp_path}"),
     ("evaluate", f"--backbone={GOLDEN / 'backbone.npz'}",
      f"--task={GOLDEN / 'tasks'}", "--data=digits:0-4", "--split=train"),
   ]:  # fmt: skip
-    done = run(python, "-m", f"memory_vit.{command}", *arguments)
+    done = run(python, "-m", "memory_vit", command, *arguments)
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1

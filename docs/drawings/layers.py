@@ -28,12 +28,10 @@ def draw() -> Canvas:
   canvas.text((_WIDTH / 2, 30), "Imports go down", bold=True, size=17)
   for i, names in enumerate(found):
     y = 46 + i * (_LINE + _GAP)
-    commands = "main" in names  # all in one box, as there is no room for each
-    names = [f"{_COMMANDS} ({len(names)})"] if commands else names
     width = (_WIDTH - 120 - _GAP * (len(names) - 1)) / len(names)
     for j, name in enumerate(names):
       wing = "frozen" if _is_wing(name) else "given"
-      kind = "learned" if commands else wing
+      kind = "learned" if name == _COMMANDS else wing
       x = 60 + j * (width + _GAP)
       canvas.box((x, y), (width, _LINE), name, kind)
   canvas.arrow((30, 50), (30, height - 20))

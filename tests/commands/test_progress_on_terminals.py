@@ -112,7 +112,7 @@ def test_evaluate(there):
 def training(there, workdir, *more):
   """Trains for long, and says so each step."""
   return Command(
-    "main", "--config=configs/folder.py", f"--workdir={workdir}",
+    "train", "--config=configs/folder.py", f"--workdir={workdir}",
     f"--config.backbone={there / 'vit.npz'}",
     f"--config.data.dir={there / 'data'}", "--config.batch_size=4",
     "--config.data.validation=", "--config.task.name=pets",
