@@ -29,6 +29,7 @@ from unittest import mock
 import quick
 from doc_substitutes import EXTRA_FLAGS, LEFT_OUT, LEFT_OUT_PACKAGE
 
+from memory_vit.__main__ import COMMANDS, main
 from memory_vit.commands import console
 
 # Seconds of a block, and of a server until it answers or has ended.
@@ -264,6 +265,8 @@ def _glob(pattern: str) -> str:
 
 def _call(name: str, argv: Sequence[str]) -> int:
   """Run a command of the package here."""
+  if name not in COMMANDS:
+    return main([name, *argv])
   command = importlib.import_module(f"memory_vit.commands.{name}")
   if not hasattr(command, "parse"):
     return command.main(list(argv))

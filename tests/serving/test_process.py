@@ -68,7 +68,7 @@ def test_it_ends_whatever_threads_are_doing(tmp_path, again):
   """Once the time to finish is over, or at a second signal."""
   code = (
     "import sys, time\n"
-    "from memory_vit import serve\n"
+    "from memory_vit.commands import serve\n"
     "from memory_vit.prediction import Predictor\n"
     "Predictor.predict_pixels = lambda *_, **__: time.sleep(90)\n"
     "sys.exit(serve.main(sys.argv[1:]))\n"

@@ -310,7 +310,7 @@ def test_extra_weights_are_refused(backbone, tmp_path, capsys):
 @pytest.mark.slow
 def test_as_a_command_it_imports_nothing_heavy(saved):
   code = (
-    "import sys; from memory_vit import inspect; "
+    "import sys; from memory_vit.commands import inspect; "
     f"status = inspect.main([{str(saved / 'pets')!r}, '--labels']); "
     "heavy = ('tensorflow', 'tensorflow_datasets', 'ml_collections', "
     "'sklearn', 'matplotlib'); "
