@@ -668,12 +668,12 @@ def test_nothing_of_tensorflow_is_on_stderr(tmp_path):
   ]  # fmt: skip
   clock = r"\d\d:\d\d:\d\d "
 
-  def said(module, *argv, status=0):
-    done = fresh("-m", f"memory_vit.{module}", *argv)
+  def said(name, *argv, status=0):
+    done = fresh("-m", "memory_vit", name, *argv)
     assert done.returncode == status, done.stderr
     return done.stderr
 
-  lines = said("main", *options, f"--workdir={run}").splitlines()
+  lines = said("train", *options, f"--workdir={run}").splitlines()
   own = rf"{clock}.*"
   assert [line for line in lines if not re.fullmatch(own, line)] == []
   assert any("devices: " in line for line in lines)
