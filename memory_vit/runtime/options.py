@@ -10,9 +10,8 @@ from memory_vit.errors import ConfigError
 from memory_vit.runtime import messages, schema
 from memory_vit.runtime.rules import Items, Rule
 
-# Whether a run may go on with another value than it began with: never, as is
-# supposed of an option that does not say so, on request, or freely (no result
-# depends on it).
+# Whether a resumed run may have another value: never (the default), on request,
+# or freely (no result depends on it).
 Resume = Literal["never", "on_request", "free"]
 
 
@@ -25,7 +24,7 @@ class Option:
     owner: the dataclass whose source declares it, which others may inherit.
     annotation: the type of its values, int.
     default: its value where nothing is said.
-    rule: the values that it may have, beside None where its type has that.
+    rule: the values that it may have; None is one, too, if its type allows it.
     about: what it means, as the help of its flag says it; of a configuration
       that is the comment above it.
     metavar: what stands for its value in that help.
