@@ -8,11 +8,10 @@ tree into an `ml_collections.ConfigDict`, the only form in which it can be
 changed; `from_dict` turns that back, and refuses what it does not know.
 """
 
+import copy
 import dataclasses
-import functools
 import math
-import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memory_vit.errors import ConfigError
@@ -589,11 +588,7 @@ class Config:
   def __post_init__(self) -> None:
     # Contradictions are looked for among values that are possible alone.
     options.require(self, "config.")
-    for problem in (
-      *_of_training(self), *_of_backbone(self), *_of_embeddings(self),
-      *_of_keep(self),
-    ):  # fmt: skip
-      raise ConfigError(problem)
+    _require_consistent(self)
 
 
 # {key: option}: raises at import where an option has no rules.
@@ -617,21 +612,45 @@ def from_dict(values: Mapping[str, Any]) -> Config:
 def replaced(config: Config, values: Mapping[str, Any]) -> Config:
   """The configuration with other values, {"data.flip": False, ...}.
 
+  Only these are checked by their rules, and whether they contradict the others.
+
   Raises:
     ConfigError: for a key that does not exist, or a value that cannot be.
   """
-  tree = to_dict(config)
+  changed = config
   for key, value in values.items():
     if key not in OPTIONS:
       raise ConfigError(options.unknown("config", key, OPTIONS))
-    *path, last = key.split(".")
-    functools.reduce(operator.getitem, path, tree)[last] = value
-  return from_dict(tree)
+    valid = options.checked(f"config.{key}", value, OPTIONS[key])
+    changed = _with(changed, key.split("."), valid)
+  _require_consistent(changed)
+  return changed
+
+
+def _with(section: Any, path: Sequence[str], value: Any) -> Any:
+  """A copy of a section with another value of the option at a path."""
+  name, *inner = path
+  if inner:
+    value = _with(getattr(section, name), inner, value)
+  # Not by `dataclasses.replace`, which would check all options anew: a sweep
+  # has up to 1,000 trials.
+  changed = copy.copy(section)
+  object.__setattr__(changed, name, value)
+  return changed
 
 
 def to_dict(config: Config) -> dict[str, Any]:
   """`Config` -> nested dictionary of numbers, strings and tuples."""
   return dataclasses.asdict(config)
+
+
+def _require_consistent(config: Config) -> None:
+  """Raise `ConfigError` for the first contradiction between options."""
+  for problem in (
+    *_of_training(config), *_of_backbone(config), *_of_embeddings(config),
+    *_of_keep(config),
+  ):  # fmt: skip
+    raise ConfigError(problem)
 
 
 def _of_training(config: Config) -> list[str]:

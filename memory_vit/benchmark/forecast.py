@@ -24,7 +24,7 @@ from memory_vit.runtime import sharding
 from memory_vit.runtime.progress_bar import duration
 from memory_vit.runtime.tables import table
 from memory_vit.study import finished_runs
-from memory_vit.train import open_backbone, resolve
+from memory_vit.train import open_backbone, settle
 
 # Passes of each test image in one model: of all tasks, of the backbone that
 # hands its context to each task alone, and of the plain ViT.
@@ -70,7 +70,7 @@ def forecast(bench: Benchmark) -> str:
   config = bench.config
   mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
   backbone = open_backbone.open_backbone(config, bench.workdir, mesh)
-  config = resolve.with_backbone(config, backbone)
+  config = settle.with_backbone(config, backbone)
   bench = dataclasses.replace(bench, config=config)
   require_data(bench)
   tests = {data.task.name: _test_images(bench, data) for data in bench.tasks}
@@ -152,7 +152,7 @@ def _length(config: Config) -> tuple[int, int]:
   passes = 1
   if not config.learned.shares_pass:
     passes = config.sweep.combinations
-  return passes * resolve.steps_of(config, train.size), train.size
+  return passes * settle.steps_of(config, train.size), train.size
 
 
 def _counted(bench: Benchmark) -> str:
@@ -234,6 +234,6 @@ def _step_cost(
   """Time a step of a run."""
   train = datasets.open_on_all_processes(configured_splits(config)["train"])
   config = dataclasses.replace(
-    config, total_steps=resolve.steps_of(config, train.size), epochs=0.0
+    config, total_steps=settle.steps_of(config, train.size), epochs=0.0
   )
   return timing.step_cost(config, backbone, mesh, train)

@@ -44,7 +44,7 @@ from memory_vit.runtime.preemption import StopSignal
 from memory_vit.runtime.progress_bar import ProgressBar
 from memory_vit.study import finished_runs
 from memory_vit.tasks import store
-from memory_vit.train import consistency, open_backbone, resolve, wandb_run
+from memory_vit.train import open_backbone, settle
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def run_benchmark(bench: Benchmark, stop: StopSignal | None = None) -> None:
     Interrupted: where `stop` says so; the same command goes on.
   """
   workdir = bench.workdir
-  consistency.require_same_start(bench.config)
+  settle.require_same_start(bench.config)
   processes.require_same(
     "benchmark",
     {
@@ -69,7 +69,6 @@ def run_benchmark(bench: Benchmark, stop: StopSignal | None = None) -> None:
       "--seeds": bench.seeds,
     },
   )
-  wandb_run.require_login(bench.config)
   processes.on_process_0(
     functools.partial(paths.make_directory, workdir, "--workdir")
   )
@@ -82,7 +81,7 @@ def _run(bench: Benchmark, stop: StopSignal) -> None:
   """`run_benchmark` in a directory to which no other process writes."""
   mesh = sharding.make_mesh(fsdp=bench.config.mesh.fsdp)
   backbone = open_backbone.open_backbone(bench.config, bench.workdir, mesh)
-  config = resolve.with_backbone(bench.config, backbone)
+  config = settle.with_backbone(bench.config, backbone)
   bench = dataclasses.replace(bench, config=config)
   require_data(bench)
   record = _begun(bench, backbone)

@@ -131,6 +131,16 @@ def require(values: Any, prefix: str = "") -> None:
       _require(name, value, field.type, field.metadata["rule"])
 
 
+def checked(name: str, value: Any, option: Option) -> Any:
+  """The value of an option, of its type: a list becomes a tuple.
+
+  Raises:
+    ConfigError: for one of another type, or one that its rule refuses.
+  """
+  _require(name, value, option.annotation, option.rule)
+  return schema.typed(option.annotation, value, name, ConfigError)
+
+
 def _require(name: str, value: Any, kind: Any, rule: Rule) -> None:
   """Raise for a value, of several for the first that is wrong."""
   if (

@@ -42,7 +42,7 @@ def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
     if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
       built[name] = build(field.type, values[name], inner, error)
     else:
-      built[name] = _typed(field.type, values[name], inner, error)
+      built[name] = typed(field.type, values[name], inner, error)
   try:
     return cls(**built)
   except MemoryVitError as refused:
@@ -69,23 +69,27 @@ def require_keys(
 def fits(kind: Any, value: Any) -> bool:
   """Whether a field of this type may have a value; see `build`."""
   with contextlib.suppress(_TypeMismatchError):
-    _typed(kind, value, "", _TypeMismatchError)
+    typed(kind, value, "", _TypeMismatchError)
     return True
   return False
 
 
-def _typed(kind: Any, value: Any, where: str, error: type[Exception]) -> Any:
-  """The value, of a type; JSON and ConfigDict have lists for our tuples."""
+def typed(kind: Any, value: Any, where: str, error: type[Exception]) -> Any:
+  """The value, of a type; JSON and ConfigDict have lists for our tuples.
+
+  Raises:
+    error: for a value of another type.
+  """
   if typing.get_origin(kind) is tuple:
     if isinstance(value, list | tuple):
       inner, _ = typing.get_args(kind)
       return tuple(
-        _typed(inner, v, f"{where}[{i}]", error) for i, v in enumerate(value)
+        typed(inner, v, f"{where}[{i}]", error) for i, v in enumerate(value)
       )
   elif isinstance(kind, types.UnionType):
     for inner in typing.get_args(kind):
       with contextlib.suppress(_TypeMismatchError):
-        return _typed(inner, value, where, _TypeMismatchError)
+        return typed(inner, value, where, _TypeMismatchError)
   elif typing.get_origin(kind) is dict:
     if isinstance(value, Mapping) and all(type(key) is str for key in value):
       return dict(value)

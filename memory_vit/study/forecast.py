@@ -21,7 +21,7 @@ from memory_vit.runtime.tables import table
 from memory_vit.study import execute, plan
 from memory_vit.study.execute import Executor
 from memory_vit.study.runs import Run, config_of
-from memory_vit.train import open_backbone, pretrain, resolve, sweep
+from memory_vit.train import open_backbone, pretrain, settle, sweep
 from memory_vit.train.run_context import RunContext
 from memory_vit.train.trainer import Trainer
 
@@ -35,8 +35,8 @@ def forecast(config: Config, workdir: Path, parts: Sequence[str]) -> str:
   backbone = _backbone(config, workdir, mesh)
   datasets.require_prepared(configured_splits(config)["train"])
   train = train_split(config)
-  config = resolve.with_backbone(config, backbone)
-  config = resolve.with_steps(config, train.size)
+  config = settle.with_backbone(config, backbone)
+  config = settle.with_steps(config, train.size)
   file = open_backbone.study_file(config, workdir)
   done = Executor(config, workdir, file, backbone.fingerprint).finished(parts)
   runs = plan.plan(config, parts, done)

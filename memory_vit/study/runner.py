@@ -35,7 +35,7 @@ from memory_vit.study.record import (
 )
 from memory_vit.study.runs import Run, possible_parts
 from memory_vit.study.trials import Trials, directory_of
-from memory_vit.train import consistency, open_backbone, resolve, wandb_run
+from memory_vit.train import open_backbone, settle
 from memory_vit.train.run import make_backbone
 from memory_vit.train.run_context import RunContext
 
@@ -62,9 +62,8 @@ def run_study(
     MemoryVitError: as `run.train_and_evaluate`.
     Interrupted: where `stop` says so; what ran so far is not run again.
   """
-  consistency.require_same_start(config)
+  settle.require_same_start(config)
   processes.require_same("parts", {"--only": list(parts)})
-  wandb_run.require_login(config)
   processes.on_process_0(
     functools.partial(paths.make_directory, workdir, "--workdir")
   )
@@ -84,7 +83,7 @@ def _run_study(
   processes.require_shared(workdir)
   make_backbone(config, workdir, context)
   backbone, file = open_backbone.study_backbone(config, workdir, mesh)
-  config = resolve.with_backbone(config, backbone)
+  config = settle.with_backbone(config, backbone)
   record = StudyRecord(
     command=" ".join(["memory-vit paper", *sys.argv[1:]]),
     hardware=processes.broadcast_from_process_0(_hardware()),

@@ -18,7 +18,7 @@ from memory_vit.frozen.splits import Kept, Needs, Prepare
 from memory_vit.runtime import sharding
 from memory_vit.runtime.progress_bar import duration
 from memory_vit.runtime.tables import aligned
-from memory_vit.train import consistency, passes, requirements, run, sweep
+from memory_vit.train import open_run, passes, settle, sweep
 from memory_vit.train.run_context import RunContext
 from memory_vit.train.sweep import Trial
 from memory_vit.train.trainer import Start, Trainer
@@ -41,9 +41,9 @@ def dry_run(config: Config, workdir: Path) -> str:
     MemoryVitError: for what the run itself would refuse; where the backbone is
       one that the run would train first, and has not.
   """
-  consistency.require_same_start(config)
+  settle.require_same_start(config)
   mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
-  requirements.require_sound(config, workdir, mesh)
+  settle.require_sound(config, workdir, mesh)
   if config.pretrain.variant and not (workdir / "backbone.npz").exists():
     raise ConfigError(
       f"--dry_run times steps on the backbone, which config.pretrain makes "
@@ -53,7 +53,7 @@ def dry_run(config: Config, workdir: Path) -> str:
   for role, ref in configured_splits(config).items():
     if role != "pretrain":  # the backbone is there
       datasets.require_prepared(ref)
-  trainer, trials = run.open_trainer(config, workdir, RunContext(mesh))
+  trainer, trials = open_run.open_trainer(config, workdir, RunContext(mesh))
   rows: list[tuple[str, str]] = []
   for kind in sweep.of_one_kind(trials):
     rows += _of_kind(trainer.of_kind(kind), kind)
@@ -67,7 +67,7 @@ def _of_kind(
   trainer: Trainer, trials: Sequence[Trial]
 ) -> list[tuple[str, str]]:
   """Describe what trials of one kind will take, see `sweep.of_one_kind`."""
-  packs = passes.make_plan(trainer, trials)["passes"]
+  packs = passes.make_plan(trainer, trials).passes
   start = trainer.start([t for t in trials if t.name in packs[0]])
   prepare = trainer.frozen_pass(start.step)
   seconds, config = _step_seconds(trainer, start, prepare), trainer.config

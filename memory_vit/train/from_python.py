@@ -35,7 +35,7 @@ with epy.lazy_imports(
   from memory_vit.data import in_memory
   from memory_vit.evaluation import evaluate, task_data
   from memory_vit.plots import runs
-  from memory_vit.train import passes, resolve, run, sweep
+  from memory_vit.train import passes, run, settle, sweep
 
 if TYPE_CHECKING:
   from memory_vit.data.reader import Reader
@@ -294,7 +294,7 @@ def _config(
     "export_orbax": False,
     **settings,
   }
-  steps = resolve.steps_of(config_lib.replaced(Config(), values), examples)
+  steps = settle.steps_of(config_lib.replaced(Config(), values), examples)
   every = min(math.ceil(steps / _VALIDATIONS), _MOST_REPEATED)
   values["eval_every"] = values["checkpoint_every"] = every
   values["log_every"] = math.ceil(steps / _POINTS)

@@ -14,7 +14,7 @@ from memory_vit.errors import TrainingError
 from memory_vit.model.backbone import Backbone, init_backbone
 from memory_vit.model.vit_config import RANDOM, vit_config
 from memory_vit.runtime import dtypes, processes, sharding
-from memory_vit.train import resolve
+from memory_vit.train import settle
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def open_backbone(
         path.removeprefix(RANDOM),
         image_size=config.image_size,
         dtype=dtypes.resolve(config.dtype),
-        gelu=resolve.made_gelu(config),
+        gelu=settle.made_gelu(config),
       ),
       jax.random.key(config.seed),
     )
@@ -51,7 +51,7 @@ def open_backbone(
       read_published(path),
       config.image_size or None,
       config.dtype,
-      gelu=resolve.stated_gelu(config),
+      gelu=settle.stated_gelu(config),
     )
   logger.info(
     "backbone %s: %s, %d px, fingerprint %s",

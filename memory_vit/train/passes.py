@@ -1,5 +1,6 @@
 """Packs of trials that are trained together, one pack after the other."""
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -10,127 +11,82 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from memory_vit.config import to_dict
 from memory_vit.errors import DivergedError, TrainingError
 from memory_vit.model import trees
-from memory_vit.runtime import checksums, files, processes
+from memory_vit.runtime import checksums, files, messages, processes
 from memory_vit.train import optim, sweep
 from memory_vit.train.loop_state import BestParams
 from memory_vit.train.step import TrainState
-from memory_vit.train.sweep import Trial
+from memory_vit.train.sweep import PassPlan, Trial
 from memory_vit.train.trainer import PackResult, Trainer
 
 logger = logging.getLogger(__name__)
 
 
-def plan(
-  trainer: Trainer, trials: Sequence[Trial], workdir: Path
-) -> dict[str, Any]:
-  """Plan which trials share a pack, by an estimate of the memory they take.
+def plan(trainer: Trainer, trials: Sequence[Trial], workdir: Path) -> PassPlan:
+  """Plan which trials share a pass, by an estimate of the memory they take.
 
-  A run that goes on keeps its plan, whatever memory is free now; one that has
-  saved nothing yet makes a new one. Where passes.json is lost, a new one has to
-  agree with what is saved. All processes have that of process 0.
-
-  Returns:
-    {"passes": names of the trials of each pack, "bytes_of_one": what a pack of
-    one trial takes, "bytes_per_variant": what each further one takes}; both
-    None where there is one only, and the latter where all surely fit.
+  The plan depends on the memory that is free: it is a part of each saved state,
+  and a resumed run keeps it. All processes have that of process 0.
 
   Raises:
-    TrainingError: where the plan is of other trials, or is lost and would be
-      another one now.
+    TrainingError: if the saved states are of other trials.
   """
-  if len(trials) == 1:
-    return make_plan(trainer, trials)
-  file = workdir / "passes.json"
+  saved = processes.on_process_0(lambda: _saved_plan(workdir))
+  if saved is None:
+    return processes.broadcast_from_process_0(make_plan(trainer, trials))
+  planned = sorted(name for names in saved.passes for name in names)
   names = sorted(trial.name for trial in trials)
-  saved = has_saved(workdir)
-  if not (saved and processes.on_process_0(file.exists)):
-    made = processes.broadcast_from_process_0(make_plan(trainer, trials))
-    if not saved or processes.on_process_0(
-      lambda: _agrees_with_saved(made["passes"], file)
-    ):
-      files.write_json(file, made)
-    return made
-  made = processes.on_process_0(lambda: files.read_object(file, "passes"))
-  planned = sorted(name for pack in made["passes"] for name in pack)
   if planned != names:
     raise TrainingError(
-      f"{file} plans the trials {planned}, the configuration has {names}. "
-      "Give the one that the run began with, or another --workdir."
+      f"the run in {workdir} began with the trials {messages.brief(planned)}, "
+      f"the configuration has {messages.brief(names)}. Give the one that the "
+      "run began with, or another --workdir."
     )
-  return made
+  return saved
 
 
-def _agrees_with_saved(passes: Sequence[Sequence[str]], file: Path) -> bool:
-  """Whether passes are those of the saved states, as far as they are saved.
+def _saved_plan(workdir: Path) -> PassPlan | None:
+  """The plan of a saved state; None if no state can be read.
 
-  Where they are of other trials, as of a run that had one, it is False, and the
-  run is going to be refused.
-
-  Args:
-    passes: names of the trials of each pack.
-    file: that had the plan, in the working directory of the run.
-
-  Raises:
-    TrainingError: where the same trials are in other passes.
+  A damaged state is left to `Checkpoints`, which knows what to do with it.
   """
-  directory = file.parent / "checkpoints"
-  known = {name for names in passes for name in names}
-  states = (*directory.glob("pass-*/*"), *directory.glob("*"))
-  for path in sorted(path for path in states if path.name.isdigit()):
-    saved = set(checksums.read(path)["meta"]["variants"])
-    is_alone = path.parent == directory
-    if not saved <= known or (is_alone and saved != known):
-      return False
-    if is_alone:
-      agrees = len(passes) == 1
-    else:
-      i = int(path.parent.name.removeprefix("pass-"))
-      agrees = 1 < len(passes) > i and saved == set(passes[i])
-    if not agrees:
-      raise TrainingError(
-        f"{file} is missing, and in the memory that is free now the trials "
-        f"would be dealt out to passes in another way: {path} has "
-        f"{sorted(saved)}, a new plan {[list(names) for names in passes]}. Put "
-        "the file back, free memory or set config.sweep.memory_gib as it was, "
-        "or give another --workdir."
-      )
-  return True
+  for path in _states(workdir):
+    with contextlib.suppress(TrainingError):
+      return PassPlan.from_json(checksums.read(path)["meta"]["plan"])
+  return None
+
+
+def _states(workdir: Path) -> list[Path]:
+  """The saved states of all packs of a run, on this process."""
+  found = (workdir / "checkpoints").rglob("*")
+  return sorted(path for path in found if path.name.isdigit())
 
 
 def has_saved(workdir: Path) -> bool:
-  """Whether a pack of the run has saved a state with which it goes on.
+  """Whether a pack of the run has saved a state from which it resumes.
 
   Every process must call: what the first one sees counts.
   """
-
-  def look() -> bool:
-    saved = (workdir / "checkpoints").rglob("*")
-    return any(path.name.isdigit() for path in saved)
-
-  return processes.on_process_0(look)
+  return processes.on_process_0(lambda: bool(_states(workdir)))
 
 
-def make_plan(trainer: Trainer, trials: Sequence[Trial]) -> dict[str, Any]:
-  """Deal trials out to packs: see `plan`, which keeps one that was made."""
+def make_plan(trainer: Trainer, trials: Sequence[Trial]) -> PassPlan:
+  """Deal trials out to packs: see `plan`, which keeps a saved plan."""
   plans = [
     _plan_kind(trainer.of_kind(group), group)
     for group in sweep.of_one_kind(trials)
   ]
-  largest = max(plans, key=lambda plan: plan["bytes_of_one"] or 0)
-  passes = [names for plan in plans for names in plan["passes"]]
-  return {**largest, "passes": passes}
+  largest = max(plans, key=lambda plan: plan.bytes_of_one or 0)
+  passes = tuple(names for plan in plans for names in plan.passes)
+  return dataclasses.replace(largest, passes=passes)
 
 
-def _plan_kind(trainer: Trainer, trials: Sequence[Trial]) -> dict[str, Any]:
+def _plan_kind(trainer: Trainer, trials: Sequence[Trial]) -> PassPlan:
   """Deal trials of one kind out to packs."""
   if len(trials) == 1 or not trainer.config.learned.shares_pass:
-    return {
-      "passes": [[trial.name] for trial in trials],
-      "bytes_of_one": None,
-      "bytes_per_variant": None,
-    }
+    return PassPlan(tuple((trial.name,) for trial in trials))
   # The longest memory is what all are padded to.
   longest = sorted(trials, key=sweep.size)[-2:]
   first = pack_bytes(trainer, longest[1:])
@@ -148,11 +104,8 @@ def _plan_kind(trainer: Trainer, trials: Sequence[Trial]) -> dict[str, Any]:
     len(trials), len(packs), first / 2**30,
     "less than" if further is None else "about", most / 2**30, free / 2**30,
   )  # fmt: skip
-  return {
-    "passes": [[trial.name for trial in pack] for pack in packs],
-    "bytes_of_one": first,
-    "bytes_per_variant": further,
-  }
+  names = tuple(tuple(trial.name for trial in pack) for pack in packs)
+  return PassPlan(names, first, further)
 
 
 def pack_bytes(trainer: Trainer, trials: Sequence[Trial]) -> int:
@@ -193,27 +146,51 @@ def pack_bytes(trainer: Trainer, trials: Sequence[Trial]) -> int:
 
 
 def train(
-  trainer: Trainer,
-  trials: Sequence[Trial],
-  plan: dict[str, Any],
-  workdir: Path,
+  trainer: Trainer, trials: Sequence[Trial], plan: PassPlan, workdir: Path
 ) -> list[PackResult]:
-  """Train one pack after the other; of a sweep, also after one diverged."""
+  """Train one pack after the other; of a sweep, also after one diverged.
+
+  `config.json` is the configuration with which the run began, until an allowed
+  change of it is accepted.
+  """
+  file, options = workdir / "config.json", to_dict(trainer.config)
+  if not (has_saved(workdir) and processes.on_process_0(file.exists)):
+    files.write_json(file, options)
   by_name = {trial.name: trial for trial in trials}
-  packs = [[by_name[name] for name in names] for names in plan["passes"]]
+  packs = [[by_name[name] for name in names] for names in plan.passes]
   directory = workdir / "checkpoints"
+  results: list[PackResult] = []
   if len(packs) == 1:
     (pack,) = packs
     trainer = trainer.of_kind(pack)
-    return [trainer.train_pack(pack, directory, logdirs_of(pack, workdir))]
+    logdirs = logdirs_of(pack, workdir)
+    results = [trainer.train_pack(pack, directory, logdirs, plan)]
+  else:
+    results = _train_packs(trainer, packs, plan, workdir)
+  if any(result.changes for result in results):
+    files.write_json(file, options)
+  return results
+
+
+def _train_packs(
+  trainer: Trainer,
+  packs: Sequence[Sequence[Trial]],
+  plan: PassPlan,
+  workdir: Path,
+) -> list[PackResult]:
+  """Train several packs, of which some may diverge.
+
+  Raises:
+    DivergedError: if all do.
+  """
   # With trials of one kind goes what was kept for them.
   trainer = dataclasses.replace(trainer)
   results, diverged = [], []
   for i, pack in enumerate(packs):
     trainer = trainer.of_kind(pack)  # the same one within a kind
+    directory = workdir / "checkpoints" / f"pass-{i:02}"
     try:
-      results.append(_train_pack(trainer, pack, directory / f"pass-{i:02}",
-                                 workdir))  # fmt: skip
+      results.append(_train_pack(trainer, pack, plan, directory, workdir))
     except DivergedError as error:
       logger.warning("%s", error)
       diverged.append(error)
@@ -225,7 +202,11 @@ def train(
 
 
 def _train_pack(
-  trainer: Trainer, pack: Sequence[Trial], directory: Path, workdir: Path
+  trainer: Trainer,
+  pack: Sequence[Trial],
+  plan: PassPlan,
+  directory: Path,
+  workdir: Path,
 ) -> PackResult:
   """Train a pack, or remember from an earlier process that it diverged."""
   file = directory.with_suffix(".json")
@@ -240,7 +221,8 @@ def _train_pack(
   if found and found["meta"] == meta:
     raise DivergedError(found["message"], found["lost"])
   try:
-    return trainer.train_pack(pack, directory, logdirs_of(pack, workdir))
+    logdirs = logdirs_of(pack, workdir)
+    return trainer.train_pack(pack, directory, logdirs, plan)
   except DivergedError as error:
     found = {"message": str(error), "lost": error.lost, "meta": meta}
     directory.parent.mkdir(parents=True, exist_ok=True)

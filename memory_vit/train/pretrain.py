@@ -23,7 +23,7 @@ from memory_vit.errors import TrainingError
 from memory_vit.model import trees
 from memory_vit.model.vit_config import RANDOM
 from memory_vit.runtime import dtypes, files, paths, processes
-from memory_vit.train import resolve
+from memory_vit.train import settle
 
 # The directory of this run, in that of the run which needs the backbone; and
 # what it calls its model.
@@ -119,7 +119,7 @@ def _what_makes(config: Config) -> dict[str, Any]:
     "pretrain": dataclasses.asdict(config.pretrain),
     "image_size": config.image_size,
     "seed": config.seed,
-    "gelu": resolve.made_gelu(config),
+    "gelu": settle.made_gelu(config),
     "dtype": dtypes.resolve(config.dtype),
   }
   return json.loads(json.dumps(values))

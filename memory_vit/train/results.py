@@ -10,7 +10,6 @@ from typing import Any
 
 from memory_vit.backbones.save import save_backbone
 from memory_vit.config import Config, to_dict
-from memory_vit.data.reader import Reader
 from memory_vit.evaluation import hits as test_hits
 from memory_vit.evaluation.evaluate import Also
 from memory_vit.evaluation.hits import Hits
@@ -19,11 +18,16 @@ from memory_vit.exports import orbax_checkpoint
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone, fingerprint_of
 from memory_vit.model.task import Task
-from memory_vit.run_result import TrialResult
+from memory_vit.run_result import (
+  BackboneResult,
+  RunResult,
+  SweepResult,
+  TrialResult,
+)
 from memory_vit.runtime import files, processes
 from memory_vit.tasks import store
 from memory_vit.train import sweep
-from memory_vit.train.sweep import Trial
+from memory_vit.train.sweep import PassPlan, Trial
 from memory_vit.train.trainer import PackResult, Trainer
 
 # See `files.replacing` and `processes.require_shared`.
@@ -68,28 +72,25 @@ class TrainedTrial:
 
 
 def evaluate_trained(
-  trainer: Trainer,
-  trials: Sequence[Trial],
-  packs: Sequence[PackResult],
-  tested: Reader | None,
+  trainer: Trainer, trials: Sequence[Trial], packs: Sequence[PackResult]
 ) -> list[TrainedTrial]:
-  """Evaluate all trained trials on the test split.
+  """Evaluate all trained trials on the test split, if there is one.
 
   The best on validation keeps its predictions, where pictures are made of them.
   Those of hundreds of trials would fill the memory.
   """
-  by_name = {trial.name: trial for trial in trials}
+  by_name, split = {trial.name: trial for trial in trials}, trainer.test
   best = _best_on_validation(packs) if trainer.config.log_images else None
   found = []
   for pack in packs:
     tests = {}
-    if tested and pack.tasks:
+    if split and pack.tasks:
       also: tuple[Also, ...] = ("hits",)
       if best in pack.tasks:
         also = ("hits", "predictions")
       trainer = trainer.of_kind([by_name[name] for name in pack.tasks])
       tests = trainer.evaluate(
-        list(pack.tasks.values()), tested, also=also, predictions_of=best
+        list(pack.tasks.values()), split, also=also, predictions_of=best
       )
     for name, task in pack.tasks.items():
       test = tests.get(name)
@@ -185,7 +186,9 @@ def export(
 
   Beside them lies what they attend to: `tasks/` is all that it takes to run
   them. With `config.export_orbax` the parameters of the new ones are written to
-  `orbax/` as well. One process writes; all read.
+  `orbax/` as well, and of the regime `full` the whole model to NAME.npz. Which
+  examples of the test split are right goes to `hits.json`. One process writes;
+  all read.
 
   Args:
     trainer: that trained them.
@@ -210,6 +213,12 @@ def export(
     processes.on_process_0(
       functools.partial(_save, task, directory / task.spec.name)
     )
+  if tasks[0].spec.learned.holds_backbone:
+    model = workdir / f"{name}.npz"
+    with files.writing(model):
+      _save_model(tasks[0], trainer.backbone, model)
+  if hits := {t.result.name: t.hits for t in ranked if t.hits is not None}:
+    test_hits.write_hits(workdir, hits)
   if trainer.config.export_orbax:
     _export_orbax(tasks, workdir / orbax_checkpoint.DIRECTORY)
   return [
@@ -218,15 +227,73 @@ def export(
   ]
 
 
+def run_result(
+  trainer: Trainer,
+  name: str,
+  plan: PassPlan,
+  packs: Sequence[PackResult],
+  ranked: Sequence[TrainedTrial],
+  backbone: BackboneResult,
+  seconds: float,
+) -> RunResult:
+  """The content of `result.json`; all processes must call.
+
+  Args:
+    trainer: of the run.
+    name: of the best task.
+    plan: of its passes.
+    packs: as they were trained.
+    ranked: from `rank`.
+    backbone: its outputs before and after.
+    seconds: that the run took.
+  """
+  readers = trainer.splits.values()
+  unreadable = [
+    reader.source.describe(index)
+    for reader in readers
+    for index in reader.sync_unreadable()
+  ]
+  # Slices may overlap, or be the same.
+  others = [line for reader in readers for line in reader.source.left_out]
+  changes: list[Mapping[str, Any]] = []
+  for pack in packs:
+    changes += [change for change in pack.changes if change not in changes]
+  timed = sum(pack.seconds for pack in packs)
+  examples = sum(pack.examples for pack in packs)
+  return RunResult(
+    tasks=tuple(trial.result for trial in ranked),
+    backbone=backbone,
+    data=trainer.record.digests,
+    left_out=(*unreadable, *dict.fromkeys(others)),
+    wall_seconds=round(seconds, 2),
+    images_per_second=round(examples / timed, 1) if timed else 0.0,
+    config_changes=tuple(changes),
+    sweep=(
+      _sweep_result(packs, name, plan) if trainer.config.sweep.is_on else None
+    ),
+  )
+
+
+def _sweep_result(
+  packs: Sequence[PackResult], name: str, plan: PassPlan
+) -> SweepResult:
+  """Cost of the sweep as a whole."""
+  seconds = sum(pack.seconds for pack in packs)
+  count = sum(len(pack.best) for pack in packs)
+  return SweepResult(
+    task=name,
+    variants=count,
+    passes=len(packs),
+    lost={name: at for pack in packs for name, at in pack.lost.items()},
+    training_seconds=round(seconds, 2),
+    training_seconds_per_variant=round(seconds / count, 2),
+    bytes_of_one=plan.bytes_of_one,
+    bytes_per_variant=plan.bytes_per_variant,
+  )
+
+
 def _exports_all(config: Config) -> bool:
   return config.sweep.is_on and config.sweep.export == "all"
-
-
-def save_hits(ranked: Sequence[TrainedTrial], workdir: Path) -> None:
-  """Write which examples of the test split the trials get right, if any."""
-  hits = {t.result.name: t.hits for t in ranked if t.hits is not None}
-  if hits:
-    test_hits.write_hits(workdir, hits)
 
 
 def tidy(workdir: Path) -> None:
@@ -264,7 +331,7 @@ def _write_orbax(task: Task, path: Path) -> None:
     orbax_checkpoint.write(task.params, path.absolute())
 
 
-def save_model(task: Task, backbone: Backbone, path: Path) -> None:
+def _save_model(task: Task, backbone: Backbone, path: Path) -> None:
   """Write a task of the regime `full` as a ViT of its own.
 
   Args:

@@ -5,20 +5,25 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 from etils import epy
+from PIL import Image
 
 from memory_vit.data.eval_images import eval_images
 from memory_vit.data.reader import Reader
 from memory_vit.evaluation.split_predictions import SplitPredictions
 from memory_vit.model.task import Task
 from memory_vit.run_result import ANSWERS as ANSWERS_FILE
-from memory_vit.run_result import ATTENTION
-from memory_vit.runtime import sharding
+from memory_vit.run_result import ATTENTION, SWEEP, RunResult
+from memory_vit.runtime import files, sharding
 from memory_vit.runtime.messages import first_line
+from memory_vit.train import passes
+from memory_vit.train.events import Events
+from memory_vit.train.results import TrainedTrial
 from memory_vit.train.trainer import Trainer
 
 with epy.lazy_imports():  # of matplotlib, for which no training waits
@@ -42,6 +47,67 @@ FILES = {OVERLAYS: ATTENTION, ANSWERS: ANSWERS_FILE}
 _SHEET = 3
 # Tag -> uint8 (height, width, 3).
 Pictures = dict[str, np.ndarray]
+
+
+def show_best(
+  trainer: Trainer,
+  task: Task,
+  trained: TrainedTrial,
+  result: RunResult,
+  workdir: Path,
+) -> None:
+  """Write the pictures of a finished run, and its summary for W&B.
+
+  The run has finished: what cannot be drawn or written is left out, with a
+  warning.
+
+  Args:
+    trainer: of the run.
+    task: the best one, as it was exported.
+    trained: the trial that it is.
+    result: of the run, whose sweep is plotted.
+    workdir: of the run.
+  """
+  try:
+    if jax.process_index() == 0:
+      for name in FILES.values():  # of an earlier result
+        (workdir / name).unlink(missing_ok=True)
+      if trainer.config.sweep.is_on:
+        plots.sweep_figure(result).savefig(workdir / SWEEP, dpi=120)
+    if trainer.config.log_images:
+      _draw_best(trainer, task, trained, workdir)
+  except Exception as error:  # of a full disk, of what TensorBoard says
+    logger.warning(
+      "pictures cannot be written (%s: %s)", type(error).__name__,
+      first_line(error),
+    )  # fmt: skip
+  if trainer.wandb_run:
+    trial = trained.trial
+    trainer.wandb_run.summarize(
+      {
+        "best/trial": trial.name,
+        "best/varied": trial.label or None,
+        "best/step": trained.result.best_step,
+        "best/validation_top1": trained.result.val_accuracy,
+        "best/test_top1": trained.result.test_accuracy,
+      }
+    )
+
+
+def _draw_best(
+  trainer: Trainer, task: Task, trained: TrainedTrial, workdir: Path
+) -> None:
+  """Write the pictures of the best trial as events and as files."""
+  pictures = pictures_of(trainer, task, trained.predictions)
+  logdirs = passes.logdirs_of([trained.trial], workdir)
+  with Events(logdirs, trainer.wandb_run) as events:
+    events.write_images(trained.result.steps, {trained.trial.name: pictures})
+  if jax.process_index() == 0:
+    for tag, name in FILES.items():
+      file = workdir / name
+      if tag in pictures:
+        with files.writing(file), files.replacing(file) as part:
+          Image.fromarray(pictures[tag]).save(part, format="PNG")
 
 
 def pictures_of(

@@ -8,6 +8,7 @@ share the pass and its images, and nothing else.
 import dataclasses
 import itertools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -75,13 +76,22 @@ def trials_of(config: Config, name: str) -> list[Trial]:
     Trial(f"{name}-{i:0{max(2, digits)}}", varied, _changed(config, varied))
     for i, varied in enumerate(combinations)
   ]
-  for one, other in itertools.combinations(trials, 2):
-    if one.config == other.config:
-      raise ConfigError(
-        f"config.sweep has trials that are the same: {dict(one.varied)} and "
-        f"{dict(other.varied)}."
-      )
+  _require_distinct(trials)
   return trials
+
+
+def _require_distinct(trials: Sequence[Trial]) -> None:
+  """Refuse two trials that are the same, in what any of them varies."""
+  keys = {key: operator.attrgetter(key) for t in trials for key in t.varied}
+  found: dict[tuple[Any, ...], Trial] = {}
+  for trial in trials:
+    values = tuple(value_of(trial.config) for value_of in keys.values())
+    if values in found:
+      raise ConfigError(
+        "config.sweep has trials that are the same: "
+        f"{dict(found[values].varied)} and {dict(trial.varied)}."
+      )
+    found[values] = trial
 
 
 def of_one_kind(trials: Sequence[Trial]) -> list[list[Trial]]:
@@ -108,9 +118,10 @@ def size(trial: Trial) -> tuple[int, bool, int]:
   return side.width, side.mixing == "conv", kind.has_memory * task.cells
 
 
-def exported_names(config: Config, name: str) -> set[str]:
-  """The names that the tasks of a run may be exported under."""
-  trials = trials_of(config, name)
+def exported_names(
+  config: Config, name: str, trials: Sequence[Trial]
+) -> set[str]:
+  """The names under which the tasks of a run may be exported."""
   names = {name, *(trial.name for trial in trials)}
   if config.sweep.regime:
     names |= {best_of_regime(name, trial.config.regime) for trial in trials}
@@ -120,6 +131,28 @@ def exported_names(config: Config, name: str) -> set[str]:
 def best_of_regime(name: str, regime: str) -> str:
   """The name of the best trial of a regime that is not the best of all."""
   return f"{name}-{regime.replace('+', '-')}"
+
+
+@dataclasses.dataclass(frozen=True)
+class PassPlan:
+  """Which trials of a run share a pass, by an estimate of their memory.
+
+  Attributes:
+    passes: names of the trials of each pack.
+    bytes_of_one: memory of a pack of one trial; None if there is one trial
+      alone.
+    bytes_per_variant: memory of each further trial; None if all surely fit.
+  """
+
+  passes: tuple[tuple[str, ...], ...]
+  bytes_of_one: int | None = None
+  bytes_per_variant: int | None = None
+
+  @classmethod
+  def from_json(cls, values: Mapping[str, Any]) -> "PassPlan":
+    """Read what `dataclasses.asdict` and JSON made of a plan."""
+    passes = tuple(tuple(names) for names in values["passes"])
+    return cls(**{**values, "passes": passes})
 
 
 def packs_of(trials: Sequence[Trial], at_once: int) -> list[list[Trial]]:
@@ -207,8 +240,7 @@ def _require_keys(overrides: Mapping[str, Any], axes: Sequence[str]) -> None:
 def _changed(config: Config, varied: Mapping[str, Any]) -> Config:
   """The configuration of a run that trains one trial alone."""
   # In one step: after half of it, `keep.what` would not be the regime's.
-  none = dataclasses.asdict(SweepConfig())
-  fixed: dict[str, Any] = {f"sweep.{key}": none[key] for key in none}
+  fixed = {f"sweep.{k}": v for k, v in vars(SweepConfig()).items()}
   # The batches stay those of the sweep, whatever the seed of the trial is.
   fixed["data.seed"] = config_lib.data_seed(config)
   if "regime" in varied and config.keep.what in ("contexts", "features"):

@@ -33,7 +33,7 @@ from memory_vit.train.mixup import Mixup
 from memory_vit.train.run_context import RunContext
 from memory_vit.train.step import Step, TrainState, create_state
 from memory_vit.train.step_plan import StepPlan, shared_step, without_classes
-from memory_vit.train.sweep import Trial
+from memory_vit.train.sweep import PassPlan, Trial
 from memory_vit.train.wandb_run import WandbRun
 
 logger = logging.getLogger(__name__)
@@ -93,11 +93,11 @@ class Trainer:
     train: the training split.
     validation: the split that chooses the best step, or None.
     test: on which the result is reported, or None.
+    upstream: on which the original outputs are compared, or None.
     attends_to: earlier tasks that the new one reads.
     ancestors: tasks that those read, and the new one does not.
     record: of the data; what a state holds of it.
     wandb_run: that gets the events, if any.
-    run_config: of the whole run, where `config` is that of trials of one kind.
   """
 
   config: Config
@@ -106,11 +106,11 @@ class Trainer:
   train: Reader
   validation: Reader | None = None
   test: Reader | None = None
+  upstream: Reader | None = None
   attends_to: tuple[Task, ...] = ()
   ancestors: tuple[Task, ...] = ()
   record: DataRecord = dataclasses.field(default_factory=DataRecord)
   wandb_run: WandbRun | None = None
-  run_config: Config | None = None
 
   @property
   def parents(self) -> tuple[Task, ...]:
@@ -135,24 +135,35 @@ class Trainer:
     one, config = trials[0].config, self.config
     if sweep.kind_of(one) == sweep.kind_of(config) and one.keep == config.keep:
       return self
-    return dataclasses.replace(
-      self,
-      config=dataclasses.replace(config, regime=one.regime, keep=one.keep),
-      run_config=self.run_config or config,
-    )
+    config = dataclasses.replace(config, regime=one.regime, keep=one.keep)
+    return dataclasses.replace(self, config=config)
+
+  @property
+  def splits(self) -> dict[str, Reader]:
+    """{"train": the split, ..., "upstream": ...}, those that there are."""
+    named = {
+      "train": self.train,
+      "validation": self.validation,
+      "test": self.test,
+      "upstream": self.upstream,
+    }
+    return {key: reader for key, reader in named.items() if reader}
 
   def train_pack(
     self,
     trials: Sequence[Trial],
     directory: Path,
     logdirs: Mapping[str, Path],
+    plan: PassPlan | None = None,
   ) -> PackResult:
     """Train the trials of a pack side by side.
 
     Args:
       trials: of one pack.
-      directory: of its saved states; where it holds some, the pack goes on.
+      directory: of its saved states; if it holds some, the pack resumes.
       logdirs: {trial's name: of its TensorBoard events}.
+      plan: of the run, a part of each saved state; None if this is its one
+        pack.
 
     Raises:
       DivergedError: where all trials are lost.
@@ -164,7 +175,8 @@ class Trainer:
       logger.debug("\n%s", summary.parameter_table(params))
     logger.info("%s", summary.parameter_counts(params, self._untouched()))
     with Checkpoints(directory) as checkpoints:
-      steps, past = self._fit(trials, start, checkpoints, logdirs)
+      plan = plan or PassPlan((tuple(start.tasks),))
+      steps, past = self._fit(trials, start, checkpoints, logdirs, plan)
     tasks = {
       name: padded_head.without_padding(
         dataclasses.replace(task, params=past.best[name].params),
@@ -190,12 +202,12 @@ class Trainer:
     start: Start,
     checkpoints: Checkpoints,
     logdirs: Mapping[str, Path],
+    plan: PassPlan,
   ) -> tuple[int, LoopState]:
     """Take the steps of a pack that are left; count those of the whole run."""
     config, meta = self.config, self.meta(trials)
-    splits = {"train": self.train}
-    if self.validation:
-      splits["validation"] = self.validation
+    trained_on = ("train", "validation")
+    splits = {k: r for k, r in self.splits.items() if k in trained_on}
     state, past = resume.resume(
       checkpoints,
       start.state,
@@ -208,11 +220,12 @@ class Trainer:
     # It is accepted: what is refused changes nothing of an earlier run.
     self.record.keep()
     if self.wandb_run:
-      self.wandb_run.begin(self.run_config or config)
+      self.wandb_run.begin()
 
     def save(state: TrainState, past: LoopState) -> None:
       self.context.require_alone()
-      resume.save(checkpoints, state, past, meta, splits)
+      saved = {**meta, "plan": dataclasses.asdict(plan)}
+      resume.save(checkpoints, state, past, saved, splits)
 
     many = f"{len(trials)} trials"
     title = trials[0].name if len(trials) == 1 else many
@@ -414,10 +427,10 @@ class Trainer:
   @property
   def kept_splits(self) -> dict[str, Reader]:
     """{"train": the split, ...}, those of which something is kept."""
-    named = {"train": self.train, "validation": self.validation}
+    kept = {"train", "validation"}
     if self.train.source.embedded:  # there are no images to compute it of
-      named["test"] = self.test
-    return {key: reader for key, reader in named.items() if reader}
+      kept.add("test")
+    return {key: r for key, r in self.splits.items() if key in kept}
 
   def _prepare(self, tasks: Sequence[Task]) -> Prepare:
     """Images -> what tasks read; as `frozen_pass`, without a step."""

@@ -37,11 +37,24 @@ def open_upstream(config: Config, backbone: Backbone) -> Reader | None:
 
 
 def evaluate_upstream(
-  trainer: Trainer, reader: Reader, tasks: Sequence[Task]
-) -> dict[str, Any]:
-  """Evaluate the original outputs, with tasks in the same pass."""
+  trainer: Trainer, tasks: Sequence[Task] | None = None
+) -> dict[str, Any] | None:
+  """Evaluate the original outputs on the data of `config.upstream`.
+
+  Args:
+    trainer: of the run.
+    tasks: in the same pass, with what they attend to; None for the backbone
+      alone.
+
+  Returns:
+    Their metrics; None without such data, and if none of the tasks composes.
+  """
+  reader = trainer.upstream
+  composing = [task for task in tasks or () if task.spec.learned.composes]
+  if reader is None or (tasks is not None and not composing):
+    return None
   config, mesh = trainer.config, trainer.context.mesh
-  everything = [*trainer.parents, *tasks] if tasks else []
+  everything = [*trainer.parents, *composing] if composing else []
   outputs = evaluate.predict_fn(trainer.backbone, everything, mesh, [BACKBONE])
 
   def predict(images: jax.Array) -> dict[str, jax.Array]:

@@ -2,8 +2,7 @@
 
 All trials of a sweep are one run, whose keys begin with the name of a trial:
 they are trained side by side by one process, and hundreds of runs would be as
-many connections. What was varied stands in the run's configuration. The runs of
-a study follow one another, and each is a run of its own.
+many connections. The configuration of the run lists what was varied.
 """
 
 import contextlib
@@ -11,7 +10,6 @@ import errno
 import functools
 import importlib.util
 import logging
-import os
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +19,7 @@ from typing import Any
 import numpy as np
 from etils import epy
 
-from memory_vit.config import Config, to_dict
+from memory_vit.config import Config, WandbConfig, to_dict
 from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.runtime import files, processes
 from memory_vit.runtime.messages import brief, escaped, first_line
@@ -33,19 +31,13 @@ with epy.lazy_imports():  # of an extra, and slow
 
 logger = logging.getLogger(__name__)
 
-# In the working directory: by what a run that goes on finds its own.
+# In the working directory: the id by which a resumed run finds its own.
 FILE = "wandb.json"
 # Characters of a name that W&B takes.
 _LONGEST_NAME = 128
-# How long the end of a run waits for the network. W&B is told at the beginning,
-# when nobody knows whether the run will be preempted: many clusters give it 30
-# seconds then, of which the steps in flight and a save may take 10.
+# How long the end of a run waits for the network. A preempted process has 30
+# seconds on many clusters, of which the steps in flight and a save may take 10.
 _FINISH_SECONDS = 10.0
-# Of a full disk, and of a full quota.
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-# W&B's own; "run" and "dryrun" are old names of "online" and "offline".
-_MODES = ("online", "offline", "shared", "disabled", "run", "dryrun")
-_WITH_LOGIN = ("online", "shared", "run")
 # Up to the last "@" before a path, as passwords may hold others; up to the last
 # one at all where what follows ":" is no port, but a password that holds "/".
 _USER = re.compile(
@@ -75,88 +67,53 @@ def require_installed(config: Config) -> None:
     )
 
 
-def require_login(config: Config) -> None:
-  """Refuse what W&B would refuse, before the first of many runs.
-
-  All processes must call.
-
-  Raises:
-    ConfigError: where W&B is asked for and is not there, or WANDB_MODE is none
-      of its modes.
-    TrainingError: where it needs a login, and there is none.
-  """
-  require_installed(config)
-  if config.wandb.project:
-    processes.on_process_0(lambda: _log_in(config))
-
-
-def _log_in(config: Config) -> None:
-  mode = _mode(config)
-  # Where nothing says a mode, W&B looks whether `wandb offline` was called.
-  if mode is not None and mode not in _WITH_LOGIN:
-    return
-  try:
-    wandb.login(verify=False)
-  except Exception as error:
-    raise _cannot_begin(error) from error
-
-
-def _mode(config: Config) -> str | None:
-  """The mode that `wandb.init` is given; None where its own settings count.
-
-  Raises:
-    ConfigError: where WANDB_MODE is none of W&B's modes. W&B refuses that also
-      where the configuration names a mode.
-  """
-  found = os.environ.get("WANDB_MODE")
-  if found is not None and found not in _MODES:
-    raise ConfigError(
-      f"WANDB_MODE is {brief(found)} in the environment: expected one of "
-      f"{', '.join(_MODES)}. Set one of them, or unset WANDB_MODE."
-    )
-  return config.wandb.mode or found
-
-
 class WandbRun:
   """A run of W&B, of all processes; the first one writes it.
 
   It is given up, with a warning, once it cannot be written.
+
+  Attributes:
+    config: that W&B shows; replaced once backbone and data have settled it.
   """
 
-  def __init__(self, workdir: Path, trials: Sequence[Trial]) -> None:
-    """Prepare a run; W&B hears of it in `begin`.
+  def __init__(
+    self, config: Config, workdir: Path, trials: Sequence[Trial]
+  ) -> None:
+    """Prepare a run; nothing is opened before `begin`.
 
     Args:
+      config: of the run.
       workdir: of the run.
-      trials: that it trains.
+      trials: of the run.
     """
+    self.config = config
     self._workdir, self._trials = workdir.absolute(), trials
     self._name = str(workdir)[-_LONGEST_NAME:]
     self._prefixes = {t.name: f"{t.name}/" if t.varied else "" for t in trials}
     self._run: Any = None
     self._has_begun = self._failed = False
 
-  def begin(self, config: Config) -> None:
-    """Begin in W&B, or go on, and say how the run is configured.
+  def begin(self) -> None:
+    """Begin or resume in W&B, and write the configuration of the run.
 
-    A further call says it anew: backbone and data settle some of it. All
-    processes must call.
+    A further call writes the configuration anew. All processes must call.
 
     Raises:
-      TrainingError: where it cannot be begun.
+      TrainingError: if W&B cannot begin.
     """
     if not self._has_begun:
-      processes.on_process_0(lambda: self._open(config))
+      processes.on_process_0(self._open)
       self._has_begun = True
     values = {
-      **without_secrets(to_dict(config)),
+      **without_secrets(to_dict(self.config)),
       "trials": {t.name: dict(t.varied) for t in self._trials if t.varied},
     }
     self._try(lambda: self._run.config.update(values, allow_val_change=True))
 
   def write_scalars(self, step: int, scalars: Scalars) -> None:
     """Write {name: {key: value}} of a step."""
-    self._log(step, self._keyed(scalars))
+    values = {**self._keyed(scalars), "step": step}
+    self._try(lambda: self._run.log(values))
 
   def write_images(self, step: int, images: Images) -> None:
     """Write {name: {key: uint8 (height, width, 3)}} of a step."""
@@ -198,10 +155,11 @@ class WandbRun:
       logger.warning("what Weights & Biases has of run %s is not complete",
                      run.id)  # fmt: skip
 
-  def _open(self, config: Config) -> None:
+  def _open(self) -> None:
     """Open the run, by one process."""
-    settings, run_id = config.wandb, _id_of(config, self._workdir)
-    mode: Any = _mode(config)
+    settings = self.config.wandb
+    run_id = _id_of(settings, self._workdir)
+    mode: Any = settings.mode or None
     try:
       run = wandb.init(
         project=settings.project,
@@ -215,7 +173,7 @@ class WandbRun:
         reinit="create_new",
         dir=self._workdir,
         settings=wandb.Settings(
-          # It would catch what is printed, bars too; and say much of its own.
+          # Else it catches what is printed, progress bars too.
           console="off",
           silent=True,
           # The command line may hold passwords, as addresses do.
@@ -246,9 +204,6 @@ class WandbRun:
       for key, value in own_values.items()
     }
 
-  def _log(self, step: int, values: Mapping[str, Any]) -> None:
-    self._try(lambda: self._run.log({**values, "step": step}))
-
   def _try(self, action: Callable[[], Any]) -> None:
     if self._run is None or self._failed:
       return
@@ -268,32 +223,29 @@ class WandbRun:
 
 @contextlib.contextmanager
 def opened(
-  config: Config,
-  workdir: Path,
-  trials: Sequence[Trial],
-  goes_on: bool = False,
+  config: Config, workdir: Path, trials: Sequence[Trial], resumes: bool = False
 ) -> Iterator[WandbRun | None]:
-  """Open the run of a working directory; None where none is asked for.
+  """Open the run of a working directory; None if none is asked for.
 
-  One that goes on in the same directory goes on in W&B as well, once it calls
-  `WandbRun.begin`: a start that is refused before leaves what W&B has as it
-  was. One that the caller has open stays as it is. All processes must call.
+  A resumed run resumes in W&B as well, but not before its saved state is
+  accepted and it calls `WandbRun.begin`: a start that is refused leaves W&B as
+  it was. A run that the caller has open stays open. All processes must call.
 
   Args:
     config: of the run.
     workdir: of the run.
-    trials: that it trains.
-    goes_on: whether an earlier process has saved or finished it.
+    trials: of the run.
+    resumes: whether an earlier process has saved or finished it.
 
   Raises:
-    TrainingError: where it cannot be begun: nothing is computed yet.
+    TrainingError: if W&B cannot begin: nothing is computed yet.
   """
   if not config.wandb.project:
     yield None
     return
-  run = WandbRun(workdir, trials)
-  if not goes_on:
-    run.begin(config)
+  run = WandbRun(config, workdir, trials)
+  if not resumes:
+    run.begin()
   status = 1
   try:
     yield run
@@ -311,7 +263,7 @@ def _cannot_begin(error: Exception) -> TrainingError:
     "expected a login (`wandb login`, or WANDB_API_KEY), config.wandb.mode "
     "'offline', or no config.wandb.project."
   )
-  if getattr(error, "errno", None) in _NO_ROOM:
+  if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
     expected = "make room, and give the same command again."
   return TrainingError(
     f"Weights & Biases cannot begin ({type(error).__name__}: "
@@ -319,10 +271,10 @@ def _cannot_begin(error: Exception) -> TrainingError:
   )
 
 
-def _id_of(config: Config, workdir: Path) -> str:
-  """The id of the run in W&B: the one before, or a new one that is noted."""
+def _id_of(settings: WandbConfig, workdir: Path) -> str:
+  """The id of the run in W&B: the earlier one, or a new one that is saved."""
   file = workdir / FILE
-  place = {"project": config.wandb.project, "entity": config.wandb.entity}
+  place = {"project": settings.project, "entity": settings.entity}
   if file.exists():
     found = files.read_object(file, "id", "project", "entity")
     if place == {key: found[key] for key in place}:

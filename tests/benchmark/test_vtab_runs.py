@@ -21,7 +21,7 @@ from memory_vit.benchmark.record import Score, final_directory, read_record
 from memory_vit.benchmark.tasks import TASKS
 from memory_vit.errors import ConfigError
 from memory_vit.run_result import RunResult, SweepResult, TrialResult
-from memory_vit.train import resolve
+from memory_vit.train import settle
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_a_forecast_knows_what_is_finished(tmp_path, backbone_file, fake):
   runner.run_benchmark(bench)
   assert "About" not in forecast.forecast(bench)
   backbone = mv.load_backbone(backbone_file)
-  config = resolve.with_backbone(bench.config, backbone)
+  config = settle.with_backbone(bench.config, backbone)
   bench = dataclasses.replace(bench, config=config)
   # Of a seed more one run is left, and its test; no step of the search.
   more = dataclasses.replace(bench, seeds=(0, 1, 2))

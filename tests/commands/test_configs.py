@@ -20,7 +20,7 @@ from memory_vit.commands import command_line
 from memory_vit.data import batching, datasets, sources
 from memory_vit.errors import ConfigError
 from memory_vit.study import paper_numbers, runs
-from memory_vit.train import resolve, run, sweep
+from memory_vit.train import run, settle, sweep
 from memory_vit.train.optim import warmup_steps
 
 # Configuration -> TFDS name, classes, and labels of the splits as published.
@@ -167,7 +167,7 @@ def test_a_folder_of_few_pictures_is_not_seen_hundreds_of_times():
     sizes = {"train": pictures}
     parts = sources.split_parts("folder", config.data.train, sizes)
     learned_from = sources.count_examples(parts, sizes)
-    assert resolve.with_steps(config, learned_from).total_steps == steps
+    assert settle.with_steps(config, learned_from).total_steps == steps
     assert f"{steps:,}" in importlib.import_module("configs.folder").__doc__
     assert f"{steps:,}" in guide
 

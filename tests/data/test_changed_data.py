@@ -21,7 +21,7 @@ from memory_vit.data.datasets import open_source, take_inventory
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import TrainingError
 from memory_vit.runtime import processes
-from memory_vit.train import config_changes, consistency, resume
+from memory_vit.train import config_changes, resume, settle
 
 
 def write_pictures(root):
@@ -383,13 +383,13 @@ def test_hosts_agree_on_the_code(monkeypatch):
     processes, "require_same", lambda what, facts: compared.append(facts)
   )
   config = config_lib.Config()
-  consistency.require_same_start(config)
+  settle.require_same_start(config)
   read = pathlib.Path.read_bytes
   monkeypatch.setattr(
     pathlib.Path, "read_bytes",
     lambda path: read(path) + b" " * (path.name == "step.py"),
   )  # fmt: skip
-  consistency.require_same_start(config)
+  settle.require_same_start(config)
   first, changed = compared
   differ = [key for key in first if first[key] != changed[key]]
   assert differ == ["code of memory_vit (SHA-256)"]
@@ -403,12 +403,11 @@ def test_hosts_agree_on_names_and_sizes(pictures, monkeypatch):
     processes, "require_same", lambda what, facts: compared.append(facts)
   )
   backbone = types.SimpleNamespace(fingerprint="f")
-  learner = types.SimpleNamespace(backbone=backbone, parents=())
   for change in (None, touch, rename_one):
     if change:
       change(pictures)
     source = open_source("folder", "train", str(pictures))
-    consistency.require_same_data(learner, {"train": source})
+    settle.require_same_data(backbone, {"train": source}, ())
   first, touched, renamed = compared
   assert first == touched
   differ = [key for key in first if first[key] != renamed[key]]

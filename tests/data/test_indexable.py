@@ -21,7 +21,7 @@ from memory_vit.data.reader import Reader
 from memory_vit.data.split_ref import SplitRef, Subset
 from memory_vit.errors import BrokenDataError, ConfigError, DataError
 from memory_vit.model.task import EvalPreprocessing
-from memory_vit.train import given_splits, run
+from memory_vit.train import run, settle
 
 PLAIN = EvalPreprocessing(image_size=8)
 NAMES = ["ant", "bee", "cat"]
@@ -224,9 +224,7 @@ def run_config(**data):
 def test_splits_take_the_place_of_a_named_data_set():
   pairs = [(fake_data.picture(i), i % 3) for i in range(6)]
   train, test = opened(pairs, split="a"), opened(pairs, split="b")
-  config = given_splits.with_splits(
-    run_config(), {"train": train, "test": test}
-  )
+  config = settle.with_splits(run_config(), {"train": train, "test": test})
   data = config.data
   assert (data.name, data.train) == ("python:own", "a")
   assert (data.validation, data.test) == ("", "b")
@@ -249,14 +247,14 @@ def test_splits_take_the_place_of_a_named_data_set():
 def test_splits_that_contradict_the_configuration(data, roles, message):
   reader = opened([(fake_data.picture(0), 0)])
   with pytest.raises((ConfigError, DataError), match=message):
-    given_splits.with_splits(run_config(**data), dict.fromkeys(roles, reader))
+    settle.with_splits(run_config(**data), dict.fromkeys(roles, reader))
 
 
 def test_splits_with_other_classes_are_refused():
   pair = [(fake_data.picture(0), 0)]
   other = opened(pair, class_names=["ant", "dog", "cat"])
   with pytest.raises(DataError, match="'validation'.* has 3 classes other"):
-    given_splits.with_splits(
+    settle.with_splits(
       run_config(), {"train": opened(pair), "validation": other}
     )
 

@@ -32,7 +32,7 @@ from memory_vit.frozen.shards import ShardRows
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime import sharding
 from memory_vit.tasks import manifest, store
-from memory_vit.train import dry_run, run
+from memory_vit.train import dry_run, open_run, run
 from memory_vit.train.run_context import RunContext
 from memory_vit.train.step import Step
 
@@ -79,7 +79,7 @@ def assert_same_bits(first, second):
 
 def opened(config, workdir):
   context = RunContext(sharding.make_mesh())
-  return run.open_trainer(config, workdir, context)
+  return open_run.open_trainer(config, workdir, context)
 
 
 def copied(place, tmp_path, config, dtype=np.float32):

@@ -11,7 +11,7 @@ from memory_vit.commands import bulk_options, console, predict
 from memory_vit.config import Config
 from memory_vit.errors import ConfigError
 from memory_vit.runtime import dtypes
-from memory_vit.train import resolve
+from memory_vit.train import settle
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_auto_is_recorded_as_what_it_is(monkeypatch, tmp_path):
   mv.save_backbone(tiny_backbone(), tmp_path / "a.npz")
   loaded = mv.load_backbone(tmp_path / "a.npz", dtype="auto")
   assert loaded.config.dtype == "bfloat16"
-  run = resolve.with_backbone(Config(dtype="auto"), loaded)
+  run = settle.with_backbone(Config(dtype="auto"), loaded)
   assert run.dtype == "bfloat16"
   config = mv.PredictorConfig(str(tmp_path / "a.npz"), dtype="auto")
   predictor = mv.Predictor(config, warm_up=False)

@@ -109,12 +109,14 @@ def test_a_variant_is_best_by_validation(backbone, tmp_path):
     }  # fmt: skip
 
   learner = types.SimpleNamespace(
-    evaluate=evaluate, config=config, backbone=backbone, parents=()
+    evaluate=evaluate,
+    config=config,
+    backbone=backbone,
+    parents=(),
+    test="the test split",
   )
   learner.of_kind = lambda trials: learner
-  trained = results.evaluate_trained(
-    learner, variants, learned, "the test split"
-  )
+  trained = results.evaluate_trained(learner, variants, learned)
   # Pictures are made of the predictions of the best, from this very pass.
   assert asked == [(("hits",), "d-01"), (("hits", "predictions"), "d-01")]
   ranked = results.rank(trained, config, "d")
@@ -152,9 +154,9 @@ def test_a_tie_on_validation_is_broken_by_its_loss():
   trials = [sweep.Trial(name, {}, config) for name in past.best]
   pack = PackResult(tasks=dict.fromkeys(past.best, task), best=past.best,
                     lost={})  # fmt: skip
-  learner = types.SimpleNamespace(config=config, evaluate=evaluate)
+  learner = types.SimpleNamespace(config=config, evaluate=evaluate, test="it")
   learner.of_kind = lambda trials: learner
-  found = results.evaluate_trained(learner, trials, [pack], "a test split")
+  found = results.evaluate_trained(learner, trials, [pack])
   assert asked == ["d-01"]
   assert [t.trial.name for t in results.rank(found, config, "d")] == [
     "d-01", "d-00", "d-02",

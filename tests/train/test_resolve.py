@@ -8,7 +8,7 @@ from conftest import tiny_backbone
 from memory_vit.config import Config
 from memory_vit.errors import ConfigError
 from memory_vit.model.task import EvalPreprocessing
-from memory_vit.train import resolve
+from memory_vit.train import settle
 
 
 @pytest.mark.parametrize(
@@ -24,31 +24,31 @@ from memory_vit.train import resolve
 )
 def test_steps_of_epochs(epochs, examples, batch_size, steps):
   config = Config(epochs=epochs, batch_size=batch_size)
-  found = resolve.with_steps(config, examples)
+  found = settle.with_steps(config, examples)
   assert found == dataclasses.replace(config, total_steps=steps)
   # Once more is the same, and so is what was recorded, without its epochs.
-  assert resolve.with_steps(found, examples) == found
+  assert settle.with_steps(found, examples) == found
   recorded = dataclasses.replace(found, epochs=0.0)
-  assert resolve.with_steps(recorded, 7 * examples) == recorded
+  assert settle.with_steps(recorded, 7 * examples) == recorded
 
 
 def test_without_epochs_steps_are_as_given():
-  assert resolve.with_steps(Config(), 100) == Config()
+  assert settle.with_steps(Config(), 100) == Config()
 
 
 @pytest.mark.parametrize("given", [0, 12])
 def test_the_size_of_the_backbone(given):
   config = Config(image_size=given)
-  found = resolve.with_backbone(config, tiny_backbone(image_size=12))
+  found = settle.with_backbone(config, tiny_backbone(image_size=12))
   assert found.image_size == 12
 
 
 def test_what_is_left_to_a_backbone_that_states_nothing():
   """As it was recorded before there was anything to leave to it."""
-  found = resolve.with_backbone(Config(image_size=8), tiny_backbone())
+  found = settle.with_backbone(Config(image_size=8), tiny_backbone())
   assert (found.gelu, found.data.eval_crop) == ("tanh", "resize")
   assert found.upstream.eval_crop == "resize"
-  assert resolve.with_backbone(found, tiny_backbone()) == found
+  assert settle.with_backbone(found, tiny_backbone()) == found
 
 
 def test_what_a_backbone_states_is_taken_and_no_more():
@@ -56,10 +56,10 @@ def test_what_a_backbone_states_is_taken_and_no_more():
   backbone = dataclasses.replace(
     tiny_backbone(gelu="exact"), evaluation=evaluation
   )
-  found = resolve.with_backbone(Config(), backbone)
+  found = settle.with_backbone(Config(), backbone)
   assert (found.gelu, found.data.eval_crop) == ("exact", "backbone")
   own = dataclasses.replace(Config().data, eval_crop="central")
-  found = resolve.with_backbone(Config(data=own), backbone)
+  found = settle.with_backbone(Config(data=own), backbone)
   assert found.data == own
 
 

@@ -92,7 +92,7 @@ def test_test_images_without_finite_outputs_are_said(backbone, tmp_path):
   sums = metrics.add(None, metrics.batch_sums(logits, labels, mask))
   tested = {"pets": {**metrics.summarise(sums), "skipped": 0}}
   trainer = types.SimpleNamespace(
-    config=Config(), evaluate=lambda *args, **options: tested
+    config=Config(), evaluate=lambda *args, **options: tested, test=object()
   )
   trainer.of_kind = lambda trials: trainer
   pack = PackResult(
@@ -101,7 +101,7 @@ def test_test_images_without_finite_outputs_are_said(backbone, tmp_path):
     lost={},
   )
   trials = [Trial("pets", {}, Config())]
-  (trained,) = results.evaluate_trained(trainer, trials, [pack], object())
+  (trained,) = results.evaluate_trained(trainer, trials, [pack])
   assert trained.result.test_not_finite == 1
   result = RunResult(tasks=(trained.result,), wall_seconds=1.0)
   text = json.dumps(result.to_json(), allow_nan=False)

@@ -43,11 +43,12 @@ from memory_vit.runtime import files
 from memory_vit.tasks import split_forward, store
 from memory_vit.tasks.program import Program
 from memory_vit.train import (
+  open_run,
   passes,
   pretrain,
-  resolve,
   resume,
   run,
+  settle,
   summary,
   sweep,
   trainer,
@@ -57,6 +58,7 @@ from memory_vit.train.checkpoints import Checkpoints
 from memory_vit.train.loop_state import BestParams
 from memory_vit.train.run_context import RunContext
 from memory_vit.train.step import Step
+from memory_vit.train.sweep import PassPlan
 from memory_vit.train.trainer import PackResult
 
 
@@ -589,7 +591,9 @@ def test_a_pass_that_diverged_is_remembered(tmp_path):
     def meta(self, pack):
       return {"variants": [v.name for v in pack], "rate": self.rate}
 
-    def train_pack(self, pack, directory, logdirs):
+    config = config_lib.Config()
+
+    def train_pack(self, pack, directory, logdirs, plan):
       self.calls.append(pack[0].name)
       if pack[0].name == "a":
         raise DivergedError("not finite", {"a": 3})
@@ -597,7 +601,7 @@ def test_a_pass_that_diverged_is_remembered(tmp_path):
       return PackResult(tasks={"b": 1}, best=best, lost={}, seconds=1.0)
 
   variants = [sweep.Trial(name, {"x": name}, None) for name in "ab"]
-  plan, fake = {"passes": [["a"], ["b"]]}, Fake()
+  plan, fake = PassPlan((("a",), ("b",))), Fake()
   for expected in (["a", "b"], ["a", "b", "b"]):
     first, second = passes.train(fake, variants, plan, tmp_path)
     assert (first.tasks, first.lost) == ({}, {"a": 3})
@@ -608,7 +612,7 @@ def test_a_pass_that_diverged_is_remembered(tmp_path):
   passes.train(fake, variants, plan, tmp_path)
   assert fake.calls[3:] == ["a", "b"]
   with pytest.raises(DivergedError):
-    passes.train(fake, variants, {"passes": [["a"]]}, tmp_path)
+    passes.train(fake, variants, PassPlan((("a",),)), tmp_path)
 
 
 @pytest.fixture
@@ -770,7 +774,7 @@ def test_what_is_refused(config, workdir, finished, monkeypatch):
     run.train_and_evaluate(elsewhere, workdir)
   monkeypatch.setattr(passes, "pack_bytes", lambda *args: 1)
   several = changed(config, "sweep", learning_rate=(0.1, 0.3))
-  with pytest.raises(TrainingError, match="began with another"):
+  with pytest.raises(TrainingError, match="began with the trials"):
     run.train_and_evaluate(several, workdir)
   # The earlier run is as it was, also in Weights & Biases.
   assert checksums(workdir) == before
@@ -859,8 +863,10 @@ def test_a_run_says_once_what_is_skipped(config, tmp_path, monkeypatch):
   )  # fmt: skip
   given = changed(given, "upstream", name="")
   lines = []
-  monkeypatch.setattr(run.logger, "info", lambda line, *_: lines.append(line))
-  run.open_trainer(given, tmp_path / "run", RunContext(one_device()))
+  monkeypatch.setattr(
+    open_run.logger, "info", lambda line, *_: lines.append(line)
+  )
+  open_run.open_trainer(given, tmp_path / "run", RunContext(one_device()))
   [line] = [line for line in lines if "skipped" in line]
   assert line.endswith("/train: skipped 1 of other file types (a/notes.txt)")
 
@@ -894,9 +900,9 @@ def test_names_of_tasks(config):
     data = config_lib.DataConfig(**values)
     named = dataclasses.replace(config.task, name="")
     given = dataclasses.replace(config, data=data, task=named)
-    assert resolve.task_name(given) == expected
+    assert settle.task_name(given) == expected
   task = dataclasses.replace(config.task, name="mine")
-  assert resolve.task_name(dataclasses.replace(config, task=task)) == "mine"
+  assert settle.task_name(dataclasses.replace(config, task=task)) == "mine"
 
 
 @pytest.mark.fault("changed-run", "wrong-label")

@@ -195,20 +195,14 @@ def test_pictures_that_cannot_be_written_do_not_end_a_finished_run(
     raise OSError(28, "No space left on device")
 
   monkeypatch.setattr(run_pictures, "pictures_of", lambda *args: {"a": None})
-  monkeypatch.setattr(run, "_save", full)
-  monkeypatch.setattr(run.Events, "write_images", lambda *args: None)
-  best = types.SimpleNamespace(
-    task=None,
-    trained=types.SimpleNamespace(
-      trial=Trial("pets", {}, Config()), predictions=None,
-      result=types.SimpleNamespace(steps=3),
-    ),
+  monkeypatch.setattr(run_pictures.Events, "write_images", full)
+  trained = types.SimpleNamespace(
+    trial=Trial("pets", {}, Config()), predictions=None,
+    result=types.SimpleNamespace(steps=3),
   )  # fmt: skip
-  of_run = types.SimpleNamespace(
-    trainer=types.SimpleNamespace(config=Config(log_images=1), wandb_run=None)
-  )
+  trainer = types.SimpleNamespace(config=Config(log_images=1), wandb_run=None)
   (tmp_path / "attention.png").touch()  # of an earlier result
-  run._show_best(of_run, best, tmp_path)
+  run_pictures.show_best(trainer, None, trained, None, tmp_path)
   assert "pictures cannot be written (OSError: " in caplog.text
   assert not (tmp_path / "attention.png").exists()
 
@@ -228,17 +222,15 @@ def test_of_a_sweep_the_best_trial_is_drawn(tmp_path, pictures):
 def test_the_best_trial_is_named_as_its_curves_are(tmp_path):
   """By the name with which their keys begin, and by what it varies."""
   told = {}
-  of_run = types.SimpleNamespace(
-    trainer=types.SimpleNamespace(
-      config=Config(log_images=0),
-      wandb_run=types.SimpleNamespace(summarize=told.update),
-    )
+  trainer = types.SimpleNamespace(
+    config=Config(log_images=0),
+    wandb_run=types.SimpleNamespace(summarize=told.update),
   )
   result = types.SimpleNamespace(
     best_step=3, val_accuracy=0.5, test_accuracy=None
   )
   trial = Trial("pets-03", {"learning_rate": 0.3, "task.cells": 5}, Config())
   trained = types.SimpleNamespace(trial=trial, result=result)
-  run._show_best(of_run, types.SimpleNamespace(trained=trained), tmp_path)
+  run_pictures.show_best(trainer, None, trained, None, tmp_path)
   assert told["best/trial"] == "pets-03"
   assert told["best/varied"] == "learning_rate=0.3,cells=5"

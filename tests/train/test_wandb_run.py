@@ -16,7 +16,6 @@ from conftest import one_device, tiny_backbone
 
 import memory_vit as mv
 from memory_vit.benchmark import protocol
-from memory_vit.benchmark import runner as benchmark_runner
 from memory_vit.benchmark.layout import TaskData
 from memory_vit.benchmark.protocol import Benchmark
 from memory_vit.benchmark.tasks import TASKS
@@ -29,9 +28,8 @@ from memory_vit.config import (
 )
 from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.runtime.preemption import PREEMPTED, STOPPED, Interrupted
-from memory_vit.study import runner as study_runner
 from memory_vit.study import runs
-from memory_vit.train import loop, requirements, run, wandb_run
+from memory_vit.train import loop, run, settle, wandb_run
 from memory_vit.train.step import TrainState
 from memory_vit.train.sweep import Trial
 from memory_vit.train.wandb_run import WandbRun
@@ -82,12 +80,7 @@ class FakeWandb:
   def __init__(self):
     self.runs, self.told, self.error = [], [], None
     self.Image = lambda array: ("image", array.shape)
-    self.Settings, self.logins = dict, []
-
-  def login(self, **options):
-    self.logins.append(options)
-    if self.error:
-      raise self.error
+    self.Settings = dict
 
   def init(self, **options):
     if self.error:
@@ -106,7 +99,7 @@ def library(monkeypatch):
 
 def written_by(run_of_wandb, folder=Path("run")):
   """A run that has begun."""
-  made = WandbRun(folder, ALONE)
+  made = WandbRun(CONFIG, folder, ALONE)
   made._run, made._has_begun = run_of_wandb, True
   return made
 
@@ -190,7 +183,7 @@ def test_a_refused_start_changes_nothing(library, tmp_path):
     pass
   with (
     pytest.raises(TrainingError),
-    wandb_run.opened(CONFIG, tmp_path, ALONE, goes_on=True),
+    wandb_run.opened(CONFIG, tmp_path, ALONE, resumes=True),
   ):
     raise TrainingError("the run began with another config")
   assert len(library.told) == 1
@@ -200,10 +193,11 @@ def test_a_refused_start_changes_nothing(library, tmp_path):
 def test_a_run_that_goes_on_begins_once_it_is_accepted(library, tmp_path):
   with wandb_run.opened(CONFIG, tmp_path, ALONE):
     pass
-  with wandb_run.opened(CONFIG, tmp_path, ALONE, goes_on=True) as opened:
+  with wandb_run.opened(CONFIG, tmp_path, ALONE, resumes=True) as opened:
     assert len(library.told) == 1
-    opened.begin(dataclasses.replace(CONFIG, log_every=7))
-    opened.begin(dataclasses.replace(CONFIG, log_every=7))  # a second pass
+    opened.config = dataclasses.replace(CONFIG, log_every=7)
+    opened.begin()
+    opened.begin()  # a second pass
   first, second = library.told
   assert first["id"] == second["id"]
   assert library.runs[1].updates[0][0]["log_every"] == 7
@@ -289,53 +283,15 @@ def test_one_process_writes(library, tmp_path, monkeypatch):
   assert not library.told
 
 
-@pytest.mark.parametrize(
-  ("mode", "environment", "told", "logins"),
-  [
-    ("", None, None, 1),  # W&B's own settings count: `wandb offline`
-    ("offline", None, "offline", 0),
-    ("", "shared", "shared", 1),
-    ("", "run", "run", 1),
-    ("", "disabled", "disabled", 0),
-    ("online", "offline", "online", 1),
-    ("offline", "online", "offline", 0),
-  ],
-)
-def test_the_mode_is_of_the_configuration_or_the_environment(
-  library, tmp_path, monkeypatch, mode, environment, told, logins
+@pytest.mark.parametrize(("mode", "told"), [("", None), ("offline", "offline")])
+def test_without_a_mode_the_settings_of_wandb_count(
+  library, tmp_path, mode, told
 ):
-  monkeypatch.setattr(wandb_run, "require_installed", lambda config: None)
-  monkeypatch.delenv("WANDB_MODE", raising=False)
-  if environment is not None:
-    monkeypatch.setenv("WANDB_MODE", environment)
+  """The variable WANDB_MODE, and `wandb offline`."""
   config = Config(wandb=WandbConfig(project="pets", mode=mode))
-  wandb_run.require_login(config)
   with wandb_run.opened(config, tmp_path, ALONE):
     pass
   assert library.told[-1]["mode"] == told
-  assert len(library.logins) == logins
-  assert Config().wandb.mode == ""
-
-
-@pytest.mark.parametrize("mode", ["", "offline"])
-@pytest.mark.parametrize("environment", ["", "OFFLINE", "ofline"])
-def test_a_mode_that_is_none_is_said_first(
-  library, tmp_path, monkeypatch, mode, environment
-):
-  """W&B refuses it too, whatever it is given beside it, but in the end."""
-  monkeypatch.setattr(wandb_run, "require_installed", lambda config: None)
-  monkeypatch.setenv("WANDB_MODE", environment)
-  config = Config(wandb=WandbConfig(project="pets", mode=mode))
-  with pytest.raises(ConfigError, match="WANDB_MODE is '.*unset WANDB_MODE"):
-    wandb_run.require_login(config)
-  with (
-    pytest.raises(ConfigError, match="expected one of online, offline"),
-    wandb_run.opened(config, tmp_path, ALONE),
-  ):
-    pass
-  assert not library.told
-  assert not library.logins
-  wandb_run.require_login(Config())
 
 
 def test_a_note_that_is_broken_is_no_missing_login(library, tmp_path):
@@ -386,32 +342,6 @@ def test_a_login_is_asked_for_before_a_backbone_is_trained(
     run.train_and_evaluate(config, tmp_path)
 
 
-@pytest.mark.parametrize("mode", ["", "online", "offline"])
-def test_many_runs_ask_for_a_login_first(library, tmp_path, monkeypatch, mode):
-  """A study trains a backbone before its first run, and hundreds of runs."""
-  library.error = RuntimeError("No API key configured.")
-  monkeypatch.delenv("WANDB_MODE", raising=False)
-  monkeypatch.setattr(wandb_run, "require_installed", lambda config: None)
-  config = Config(wandb=WandbConfig(project="pets", mode=mode))
-  reached = []
-  for module in (study_runner, benchmark_runner):
-    monkeypatch.setattr(
-      module.paths, "make_directory", lambda *args: reached.append(args)
-    )
-    monkeypatch.setattr(module, "only_run", None)
-  bench = Benchmark(
-    config=config, tasks=(), missing={}, regimes=("head",), seeds=(0,),
-    workdir=tmp_path,
-  )  # fmt: skip
-  error = TypeError if mode == "offline" else TrainingError
-  with pytest.raises(error):
-    study_runner.run_study(config, tmp_path, ["table2"])
-  with pytest.raises(error):
-    benchmark_runner.run_benchmark(bench)
-  assert len(library.logins) == (0 if mode == "offline" else 2)
-  assert len(reached) == (2 if mode == "offline" else 0)
-
-
 def test_runs_of_a_study_are_in_one_group():
   """Each under the name of its directory."""
   wandb = WandbConfig(project="pets", name="mine")
@@ -438,7 +368,8 @@ def test_runs_of_a_study_are_in_one_group():
 
 def test_what_backbone_and_data_settle_is_told_later(library, tmp_path):
   with wandb_run.opened(CONFIG, tmp_path, ALONE) as opened:
-    opened.begin(dataclasses.replace(CONFIG, image_size=48))
+    opened.config = dataclasses.replace(CONFIG, image_size=48)
+    opened.begin()
   _, (values, options) = library.runs[0].updates
   assert values["image_size"] == 48
   assert values["backbone"] == "https://example.org/vit.npz"
@@ -472,7 +403,7 @@ def test_a_library_that_is_missing_is_said_before_all_else(
   )
   config = dataclasses.replace(CONFIG, data=DataConfig(name="digits:0-4"))
   with pytest.raises(ConfigError, match=r"pip install 'memory_vit\[wandb\]'"):
-    requirements.require_possible(config, tmp_path / "run", one_device())
+    settle.require_possible(config, tmp_path / "run", one_device())
   assert not (tmp_path / "run").exists()
 
 

@@ -1,0 +1,493 @@
+"""Settles the configuration of a run, or refuses it.
+
+`require_sound` refuses what is known to fail before anything is opened.
+`settled` then fills in what a configuration leaves to its backbone and its
+data, once both are open; what a run records is the outcome. The other functions
+refuse backbones, data, earlier tasks and trials that do not fit together, on
+one process and between several.
+"""
+
+import dataclasses
+import fractions
+import functools
+import hashlib
+import json
+import logging
+import math
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import flax
+import jax
+import numpy as np
+import optax
+import psutil
+from jax.sharding import Mesh
+
+from memory_vit.config import (
+  EMBEDDINGS,
+  Config,
+  DataConfig,
+  UpstreamConfig,
+  beyond_the_end,
+  to_dict,
+)
+from memory_vit.data.reader import Reader
+from memory_vit.data.split_ref import OF_A_DIRECTORY
+from memory_vit.errors import BackboneError, ConfigError, DataError
+from memory_vit.model import trees
+from memory_vit.model.backbone import Backbone
+from memory_vit.model.task import NAME_PATTERN, Task
+from memory_vit.runtime import messages, paths, processes, sharding
+from memory_vit.tasks.ancestors import ancestor_directories
+from memory_vit.train import padded_head, sweep, wandb_run
+from memory_vit.train.sweep import Trial
+
+_Part = TypeVar("_Part", DataConfig, UpstreamConfig)
+
+logger = logging.getLogger(__name__)
+
+
+# What a configuration says that leaves something to its backbone.
+_BACKBONE = "backbone"
+# Splits that a caller in Python may have opened.
+_ROLES = ("train", "validation", "test")
+
+
+def task_name(config: Config) -> str:
+  """The name of the task, after its data where none is given.
+
+  "sun397/tfds" -> "sun397".
+  """
+  if config.task.name:
+    return config.task.name
+  data = config.data
+  name = Path(data.dir).name if data.name in OF_A_DIRECTORY else data.name
+  # Letters without their accents: "März" -> "marz", "ß" -> "ss".
+  name = unicodedata.normalize("NFKD", name.split("/")[0].casefold())
+  name = "".join(c for c in name if not unicodedata.combining(c))
+  name = re.sub(r"[^a-z0-9_-]+", "-", name)
+  return name.strip("-_")
+
+
+def with_splits(config: Config, splits: Mapping[str, Reader]) -> Config:
+  """The configuration with the names of the splits that are given.
+
+  Args:
+    config: names no data set.
+    splits: {"train": reader, ...}; without "validation" the last step is kept,
+      without "test" no result is reported.
+
+  Raises:
+    ConfigError: for options that name, or compare, other data.
+    DataError: for roles that are unknown, or classes that differ.
+  """
+  unknown = [role for role in splits if role not in _ROLES]
+  if unknown or "train" not in splits:
+    raise DataError(
+      f"splits are given for {[*splits]}, expected 'train', and perhaps "
+      "'validation' and 'test'."
+    )
+  data = config.data
+  for key in ("name", "dir", "label"):
+    if value := getattr(data, key):
+      raise ConfigError(
+        f"config.data.{key} is {value!r}, but the splits are given from "
+        "Python: expected ''."
+      )
+  if data.digest != "files":
+    raise ConfigError(
+      "config.data.digest is 'contents', which cannot be had of splits that "
+      "are given from Python: expected 'files', and a version in their place."
+    )
+  train = splits["train"]
+  for role, reader in splits.items():
+    if reader.class_names != train.class_names:
+      raise DataError(
+        f"the split for {role!r}, {reader.source}, has {reader.num_classes} "
+        f"classes other than the {train.num_classes} of {train.source}."
+      )
+  data = dataclasses.replace(
+    data,
+    name=train.name,
+    train=train.split,
+    validation=splits["validation"].split if "validation" in splits else "",
+    test=splits["test"].split if "test" in splits else "",
+  )
+  return dataclasses.replace(config, data=data)
+
+
+def require_possible(config: Config, workdir: Path, mesh: Mesh) -> None:
+  """Refuse what can be known to fail, and make the working directory."""
+  require_sound(config, workdir, mesh)
+  processes.on_process_0(
+    functools.partial(paths.make_directory, workdir, "--workdir")
+  )
+
+
+def require_sound(config: Config, workdir: Path, mesh: Mesh) -> None:
+  """Refuse what can be known to fail before anything is read or written."""
+  if "://" in str(workdir) or ":/" in str(workdir):
+    raise ConfigError(f"--workdir is {workdir}, expected a local directory.")
+  if not config.data.name:
+    raise ConfigError(
+      "config.data.name is empty: name a data set, as in "
+      "--config=tfds:cifar10 or --config.data.name=cifar10."
+    )
+  if config.data.name in OF_A_DIRECTORY and not config.data.dir:
+    raise ConfigError(
+      f"config.data.dir is empty, and config.data.name {config.data.name!r}: "
+      "give the directory of your data by --config.data.dir=DATA."
+    )
+  if config.pretrain.variant and not config.pretrain.data.name:
+    raise ConfigError(
+      "config.pretrain.data.name is empty: name the data set that the backbone "
+      "learns."
+    )
+  wandb_run.require_installed(config)
+  _require_name(config)
+  parent_directories(config)
+  _require_batches(config, mesh)
+  require_memory(config)
+
+
+def parent_directories(config: Config) -> tuple[list[Path], list[Path]]:
+  """The tasks that the new one attends to, and all that those attend to.
+
+  Raises:
+    ConfigError: for what the operating system takes for no path.
+    TaskError: for what is no task, and where one that is needed is not found.
+  """
+  attends_to, indirect = (
+    [paths.local(p, f"config.task.{key}") for p in getattr(config.task, key)]
+    for key in ("attends_to", "indirect")
+  )
+  return attends_to, ancestor_directories(attends_to, indirect)
+
+
+def _require_name(config: Config) -> None:
+  """Refuse what would be no name of a task once it is trained."""
+  trials = sweep.trials_of(config, task_name(config))
+  exported = sweep.exported_names(config, task_name(config), trials)
+  for name in sorted(exported):
+    if not NAME_PATTERN.fullmatch(name):
+      raise ConfigError(
+        f"the task would be called {messages.brief(name)}: give a name "
+        f"by config.task.name, of the form {NAME_PATTERN.pattern}."
+      )
+
+
+def _require_batches(config: Config, mesh: Mesh) -> None:
+  """Refuse batches that the devices cannot share."""
+  parts = config.optim.accumulation_steps
+  for key, size in (
+    ("config.batch_size", config.batch_size),
+    ("config.batch_size_eval", config.batch_size_eval),
+    (
+      "config.batch_size / config.optim.accumulation_steps",
+      config.batch_size // parts,
+    ),
+  ):
+    sharding.require_divisible(size, mesh, key)
+  if config.pretrain.variant:
+    sharding.require_divisible(
+      config.pretrain.batch_size, mesh, "config.pretrain.batch_size"
+    )
+
+
+def require_memory(config: Config) -> None:
+  """Refuse a batch whose images alone this host cannot hold."""
+  if config.data.name == EMBEDDINGS:  # there are none
+    return
+  image = 3 * 4 * config.image_size**2  # float32 RGB
+  has = psutil.virtual_memory().total
+  sizes = {
+    "config.batch_size": config.batch_size,
+    "config.batch_size_eval": config.batch_size_eval,
+  }
+  if config.pretrain.variant:
+    sizes["config.pretrain.batch_size"] = config.pretrain.batch_size
+  for key, size in sizes.items():
+    takes = size // jax.process_count() * image
+    if takes > has:
+      raise ConfigError(
+        f"{key} is {size}: the images of a batch, of {config.image_size} px, "
+        f"take {takes / 2**30:.1f} GiB, and this host has "
+        f"{has / 2**30:.1f} GiB. Expected a smaller one."
+      )
+
+
+def require_same_start(config: Config) -> None:
+  """Compare configuration, code, versions and devices of all processes.
+
+  Raises:
+    ConfigError: on every process, with what differs.
+  """
+  if jax.process_count() == 1:
+    return
+  options = trees.flatten(json.loads(json.dumps(to_dict(config))))
+  facts = {f"config.{k.replace('/', '.')}": t for k, t in options.items()}
+  facts["code of memory_vit (SHA-256)"] = _code_digest()
+  for module in (jax, flax, optax, np):
+    facts[f"version of {module.__name__}"] = module.__version__
+  facts["kind of devices"] = jax.devices()[0].device_kind
+  processes.require_same("configuration", facts)
+
+
+def settled(config: Config, backbone: Backbone, train: Reader) -> Config:
+  """The configuration with what it left to its backbone and its data.
+
+  Raises:
+    ConfigError: where it contradicts one of them.
+    DataError: for training data of a single class.
+  """
+  _require_classes(train)
+  config = _with_embeddings(config, train)
+  config = with_backbone(config, backbone)
+  config = with_steps(config, train.size)
+  padded_head.require_width(config.task.padded_classes, train.num_classes)
+  require_memory(config)  # once more: image_size may have been 0
+  return config
+
+
+def _require_classes(train: Reader) -> None:
+  """Refuse a single class, which every model is right about.
+
+  Raises:
+    DataError: says what may be wrong with the folders.
+  """
+  if advice := train.source.single_class():
+    name = messages.brief(train.class_names[0])
+    raise DataError(f"{train.source} has a single class, {name}: {advice}")
+
+
+def with_backbone(config: Config, backbone: Backbone) -> Config:
+  """The configuration with what it left to its backbone.
+
+  That is the size of images, the GELU, the compute dtype, and how images are
+  prepared: the latter stays "backbone" where its source states something.
+  """
+  return dataclasses.replace(
+    config,
+    image_size=backbone.config.image_size,
+    gelu=backbone.config.gelu,
+    dtype=backbone.config.dtype,
+    data=_with_crop(config.data, backbone),
+    upstream=_with_crop(config.upstream, backbone),
+  )
+
+
+def _with_crop(part: _Part, backbone: Backbone) -> _Part:
+  if part.eval_crop != _BACKBONE or backbone.evaluation:
+    return part
+  return dataclasses.replace(part, eval_crop="resize")
+
+
+def _with_embeddings(config: Config, train: Reader) -> Config:
+  """The configuration with how the images of embeddings were prepared.
+
+  Of other data it stays as it is.
+
+  Raises:
+    ConfigError: where it says that they are prepared otherwise.
+  """
+  if not train.source.embedded:
+    return config
+  made = train.source.embedded.origin.evaluation
+  data = config.data
+  if data.eval_crop == _BACKBONE:
+    data = dataclasses.replace(data, eval_crop=made.crop, resize=made.resize)
+  expected: dict[str, str | int] = {"eval_crop": made.crop}
+  if made.resize:
+    expected["resize"] = made.resize
+  for key, value in expected.items():
+    if getattr(data, key) != value:
+      raise ConfigError(
+        f"config.data.{key} is {getattr(data, key)!r}, and the embeddings were "
+        f"made with {value!r}: expected that, or config.data.eval_crop "
+        f"{_BACKBONE!r}, which takes over how they were made."
+      )
+  return dataclasses.replace(config, data=data)
+
+
+def stated_gelu(config: Config) -> str | None:
+  """The GELU of a configuration; None where it is left to the backbone."""
+  return None if config.gelu == _BACKBONE else config.gelu
+
+
+def made_gelu(config: Config) -> str:
+  """The GELU of a backbone that is made with random weights."""
+  return stated_gelu(config) or "tanh"
+
+
+def with_steps(config: Config, examples: int) -> Config:
+  """The configuration with the steps that its epochs take, if it has any.
+
+  Raises:
+    ConfigError: where they are more steps than a run may have.
+  """
+  if not config.epochs:
+    return config
+  steps = steps_of(config, examples)
+  logger.info(
+    "%g epochs of %d examples are %d steps of %d",
+    config.epochs, examples, steps, config.batch_size,
+  )  # fmt: skip
+  return dataclasses.replace(config, total_steps=steps)
+
+
+def steps_of(config: Config, examples: int) -> int:
+  """Number of steps of a run with so many training examples."""
+  if not config.epochs:
+    return config.total_steps
+  # As the number was written: in binary, 0.07 of 100 is a little more than 7.
+  epochs = fractions.Fraction(str(config.epochs))
+  return math.ceil(epochs * examples / config.batch_size)
+
+
+def require_fit(
+  config: Config,
+  backbone: Backbone,
+  splits: Mapping[str, Reader],
+  parents: Sequence[Task],
+  trials: Sequence[Trial],
+) -> None:
+  """Refuse what does not fit together, once all is open.
+
+  All processes must call.
+
+  Args:
+    config: that is settled.
+    backbone: of the run.
+    splits: {"train": the split, ..., "upstream": ...}.
+    parents: earlier tasks that run beside the new one.
+    trials: of the run.
+
+  Raises:
+    MemoryVitError: with what does not fit.
+  """
+  for trial in trials:
+    for problem in beyond_the_end(trial.config):
+      raise ConfigError(problem)
+  _require_new_names(config, parents, trials)
+  for reader in splits.values():
+    _require_embeddings_of(backbone, config, reader)
+    _require_prepared_alike(splits["train"], reader)
+  require_same_data(backbone, splits, parents)
+
+
+def _require_new_names(
+  config: Config, parents: Sequence[Task], trials: Sequence[Trial]
+) -> None:
+  """Refuse a task that would have the name of one that it reads."""
+  names = sweep.exported_names(config, task_name(config), trials)
+  taken = sorted(names & {task.spec.name for task in parents})
+  if taken:
+    raise ConfigError(
+      f"config.task.name: {taken} are names of tasks in config.task.attends_to "
+      "or config.task.indirect, or of what those attend to. Give the new task "
+      "another one."
+    )
+
+
+def _require_embeddings_of(
+  backbone: Backbone, config: Config, reader: Reader
+) -> None:
+  """Refuse embeddings that this backbone would not make, as it is configured.
+
+  Data of images pass.
+
+  Raises:
+    BackboneError: where they are of another backbone.
+    ConfigError: where an option makes it compute something else.
+  """
+  if not reader.source.embedded:
+    return
+  made, found = reader.source.embedded.origin, backbone.id
+  options = (
+    ("image_size", made.backbone.image_size, found.image_size),
+    ("gelu", made.backbone.gelu, found.gelu),
+    ("dtype", made.dtype, backbone.config.dtype),
+  )
+  for key, expected, value in options:
+    # With other weights, that is not what is wrong.
+    if value != expected and made.backbone.fingerprint == found.fingerprint:
+      raise ConfigError(
+        f"config.{key} is {value!r}, and the embeddings of {reader.source} "
+        f"were made with {expected!r}: expected that."
+      )
+  width, summary = backbone.config.width, backbone.config.summary_tokens
+  shapes = {"pooled": (width,), "layers": (summary, width)}
+  if made.backbone != found or made.shapes != shapes:
+    raise BackboneError(
+      f"{reader.source}: the embeddings are of {made.backbone}, with values of "
+      f"the shapes {messages.brief(dict(made.shapes))}, and config.backbone is "
+      f"{found}, which makes {shapes}: expected the one that made them."
+    )
+
+
+def _require_prepared_alike(train: Reader, reader: Reader) -> None:
+  """Refuse embeddings of images that were prepared otherwise than train's.
+
+  A task carries how its training images are prepared, and it is measured on
+  images that are prepared so. Data of images pass.
+
+  Raises:
+    DataError: with what differs.
+  """
+  if not (train.source.embedded and reader.source.embedded):
+    return
+  expected = dataclasses.asdict(train.source.embedded.origin.evaluation)
+  found = dataclasses.asdict(reader.source.embedded.origin.evaluation)
+  different = [key for key in expected if found[key] != expected[key]]
+  if different:
+    first, second = (
+      ", ".join(f"{key} {values[key]!r}" for key in different)
+      for values in (found, expected)
+    )
+    raise DataError(
+      f"{reader.source}: the images of these embeddings were prepared with "
+      f"{first}, and those of {train.source} with {second}: embed all splits "
+      "with the same --task, or all without one."
+    )
+
+
+def require_same_data(
+  backbone: Backbone, splits: Mapping[str, Reader], parents: Sequence[Task]
+) -> None:
+  """Compare backbone, parents, and classes and files of all splits.
+
+  Not the times of files: copies on several hosts differ in these.
+
+  Args:
+    backbone: of the run.
+    splits: {"train": the split, ..., "upstream": ...}.
+    parents: earlier tasks that run beside the new one.
+
+  Raises:
+    ConfigError: on every process, with what differs.
+  """
+  if jax.process_count() == 1:
+    return
+  facts: dict[str, Any] = {"backbone": backbone.fingerprint}
+  for task in parents:
+    facts[f"task {task.spec.name!r}"] = task.digest
+  for name, reader in splits.items():
+    key = "config.upstream" if name == "upstream" else f"config.data.{name}"
+    facts[f"{key}: size"] = reader.size
+    facts[f"{key}: classes"] = list(reader.class_names)
+    facts[f"{key}: names and sizes of files"] = reader.source.inventory.sizes()
+  processes.require_same("data", facts)
+
+
+def _code_digest() -> str:
+  """Of this package as it lies on this host."""
+  digest = hashlib.sha256()
+  package = Path(__file__).parents[1]
+  for file in sorted(package.rglob("*.py")):
+    digest.update(file.relative_to(package).as_posix().encode())
+    digest.update(file.read_bytes())
+  return digest.hexdigest()[:16]
