@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from etils import epy
 
-from memory_vit.config import Config, WandbConfig, to_dict
+from memory_vit.config import Config, to_dict
 from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.runtime import files, processes
-from memory_vit.runtime.messages import brief, escaped, first_line
+from memory_vit.runtime.messages import brief, escaped, first_line, shortened
 from memory_vit.runtime.preemption import PREEMPTED, Interrupted
 from memory_vit.train.sweep import Trial
 
@@ -158,7 +158,7 @@ class WandbRun:
   def _open(self) -> None:
     """Open the run, by one process."""
     settings = self.config.wandb
-    run_id = _id_of(settings, self._workdir)
+    run_id = _id_of(self._workdir)
     mode: Any = settings.mode or None
     try:
       run = wandb.init(
@@ -191,10 +191,8 @@ class WandbRun:
     # W&B's own steps only rise; passes of a sweep begin at 1 again.
     self._try(functools.partial(run.define_metric, "step"))
     self._try(functools.partial(run.define_metric, "*", step_metric="step"))
-    where = self._workdir / "wandb" if run.offline else run.url
-    if run.disabled:
-      where = "disabled by WANDB_MODE or `wandb disabled`"
-    logger.info("Weights & Biases: run %s, %s", run.id, where)
+    place = self._workdir / "wandb" if run.offline else run.url
+    logger.info("Weights & Biases: run %s, %s", run.id, place)
 
   def _keyed(self, values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """All values of all names, under one key each."""
@@ -258,7 +256,8 @@ def opened(
 
 
 def _cannot_begin(error: Exception) -> TrainingError:
-  """Say what W&B lacks, or where there is no room."""
+  """Say what W&B lacks, or that the disk is full; in one line."""
+  reason = shortened(" ".join(str(error).split()))
   expected = (
     "expected a login (`wandb login`, or WANDB_API_KEY), config.wandb.mode "
     "'offline', or no config.wandb.project."
@@ -266,21 +265,18 @@ def _cannot_begin(error: Exception) -> TrainingError:
   if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
     expected = "make room, and give the same command again."
   return TrainingError(
-    f"Weights & Biases cannot begin ({type(error).__name__}: "
-    f"{first_line(error)}): {expected}"
+    f"Weights & Biases cannot begin ({type(error).__name__}: {reason}): "
+    f"{expected}"
   )
 
 
-def _id_of(settings: WandbConfig, workdir: Path) -> str:
+def _id_of(workdir: Path) -> str:
   """The id of the run in W&B: the earlier one, or a new one that is saved."""
   file = workdir / FILE
-  place = {"project": settings.project, "entity": settings.entity}
   if file.exists():
-    found = files.read_object(file, "id", "project", "entity")
-    if place == {key: found[key] for key in place}:
-      return str(found["id"])
+    return str(files.read_object(file, "id")["id"])
   made = secrets.token_hex(8)
-  files.write_json(file, {"id": made, **place})
+  files.write_json(file, {"id": made})
   return made
 
 

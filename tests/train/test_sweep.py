@@ -480,6 +480,19 @@ def test_regimes_are_an_axis():
   }  # fmt: skip
 
 
+def test_a_trial_is_the_configuration_that_one_would_write():
+  """Though of its options only those that vary are checked."""
+  config = config_of(regime=("head", "cls+side"), learning_rate=(1, 0.1))
+  for trial in sweep.trials_of(config, "d"):
+    values = config_lib.to_dict(trial.config)
+    assert config_lib.from_dict(values) == trial.config
+    assert config_lib.replaced(trial.config, {}) == trial.config
+    assert type(trial.config.learning_rate) is float
+  assert config == config_of(
+    regime=("head", "cls+side"), learning_rate=(1, 0.1)
+  )
+
+
 def test_a_regime_that_reads_no_task_is_refused_at_once():
   config = config_of(regime=("memory_masked", "head"))
   task = dataclasses.replace(config.task, attends_to=("some/task",))

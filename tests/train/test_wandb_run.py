@@ -167,8 +167,8 @@ def test_an_interrupted_run_goes_on_in_the_same_run(library, tmp_path):
     interrupted()
   with wandb_run.opened(CONFIG, tmp_path, ALONE):
     pass
-  other = dataclasses.replace(CONFIG, wandb=WandbConfig(project="birds"))
-  with wandb_run.opened(other, tmp_path, ALONE):
+  (other := tmp_path / "other").mkdir()
+  with wandb_run.opened(CONFIG, other, ALONE):
     pass
   first, second, third = library.told
   assert first["id"] == second["id"] != third["id"]
