@@ -33,10 +33,12 @@ def plan(trainer: Trainer, trials: Sequence[Trial], workdir: Path) -> PassPlan:
   Raises:
     TrainingError: if the saved states are of other trials.
   """
-  saved = processes.on_process_0(lambda: _saved_plan(workdir))
-  if saved is None:
-    return processes.broadcast_from_process_0(make_plan(trainer, trials))
-  planned = sorted(name for names in saved.passes for name in names)
+  values = processes.on_process_0(lambda: _saved_plan(workdir))
+  if values is None:
+    made = dataclasses.asdict(make_plan(trainer, trials))
+    values = processes.broadcast_from_process_0(made)
+  plan = PassPlan.from_json(values)
+  planned = sorted(name for names in plan.passes for name in names)
   names = sorted(trial.name for trial in trials)
   if planned != names:
     raise TrainingError(
@@ -44,17 +46,17 @@ def plan(trainer: Trainer, trials: Sequence[Trial], workdir: Path) -> PassPlan:
       f"the configuration has {messages.brief(names)}. Give the one that the "
       "run began with, or another --workdir."
     )
-  return saved
+  return plan
 
 
-def _saved_plan(workdir: Path) -> PassPlan | None:
-  """The plan of a saved state; None if no state can be read.
+def _saved_plan(workdir: Path) -> Any:
+  """The plan in a saved state, as JSON; None if no state can be read.
 
   A damaged state is left to `Checkpoints`, which knows what to do with it.
   """
   for path in _states(workdir):
     with contextlib.suppress(TrainingError):
-      return PassPlan.from_json(checksums.read(path)["meta"]["plan"])
+      return checksums.read(path)["meta"]["plan"]
   return None
 
 
