@@ -359,7 +359,7 @@ def test_one_estimate_is_enough_where_all_surely_fit(
 @pytest.mark.parametrize("names", ["abc", "abd", "ab"])
 def test_a_resumed_run_keeps_its_plan(tmp_path, monkeypatch, place, names):
   """Whatever memory is free now; of other trials it is another run."""
-  new, saved = PassPlan((("a", "b", "c"),)), PassPlan((("c", "a"), ("b",)), 7)
+  new, saved = PassPlan((tuple(names),)), PassPlan((("c", "a"), ("b",)), 7)
   monkeypatch.setattr(passes, "make_plan", lambda *args: new)
   trials = [sweep.Trial(name, {"x": name}, None) for name in names]
   assert passes.plan(None, trials, tmp_path) == new
