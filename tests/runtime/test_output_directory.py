@@ -149,7 +149,7 @@ def test_what_was_killed_is_put_back_and_asked_again(tmp_path):
   path, scratch = tmp_path / "own", tmp_path / ".own-0123abcd"
   for strange in (False, True):
     earlier(scratch / "old")
-    (scratch / "lock").write_text(files.SCRATCH_MARK)
+    (scratch / "lock").write_bytes(files.SCRATCH_MARK)
     if strange:
       (scratch / "old" / "mine").write_text("")
       refused(path, "mine")
