@@ -102,7 +102,7 @@ def _open(path: Path, option: str) -> int:
   try:
     return os.open(path, flags, 0o666)
   except OSError as error:
-    raise _not_ours(path, option, error.strerror) from error
+    raise _not_ours(path, option, error.strerror or str(error)) from error
 
 
 def _not_ours(path: Path, option: str, reason: str) -> TrainingError:
