@@ -4,7 +4,6 @@ The inverse of `families/hf_vit.py`, for the ViTs that transformers has: images
 are normalized by 0.5 and 0.5, which is what ours take.
 """
 
-import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from memory_vit.errors import BackboneError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.model.vit_config import ViTConfig
+from memory_vit.runtime import files
 from memory_vit.runtime.output_directory import OutputDirectory
 
 # What every such ViT has; `position_resize` matters at other sizes alone.
@@ -73,19 +73,14 @@ def write(backbone: Backbone, arrays: Arrays, path: Path) -> None:
   _require_possible(config)
   path = _DIRECTORY.require_own(path)
   named = _named(arrays, config)
-  texts = {
-    model_files.CONFIG: _config(config),
-    model_files.PREPROCESSOR: _preprocessor(backbone),
-  }
   with _DIRECTORY.replacing(path, safetensors.SafetensorError) as new:
     safetensors.numpy.save_file(
       {name: np.ascontiguousarray(array) for name, array in named.items()},
       new / model_files.WEIGHTS,
       _METADATA,
     )
-    for name, values in texts.items():
-      text = json.dumps(values, indent=2) + "\n"
-      (new / name).write_text(text, encoding="utf-8")
+    files.write_json(new / model_files.CONFIG, _config(config))
+    files.write_json(new / model_files.PREPROCESSOR, _preprocessor(backbone))
 
 
 def _require_possible(config: ViTConfig) -> None:

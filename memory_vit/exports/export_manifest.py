@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import json
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 from memory_vit.errors import ExportError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import Task
-from memory_vit.runtime import checksums
+from memory_vit.runtime import checksums, files
 from memory_vit.runtime.output_directory import (
   OutputDirectory,
   list_files,
@@ -153,19 +152,18 @@ def _versions() -> dict[str, str]:
 
 def write(directory: Path, report: ExportReport) -> ExportReport:
   """Write `manifest.json` beside the files that it names; return the report."""
-  files = {
+  written = {
     name: {
       "bytes": (directory / name).stat().st_size,
       "sha256": checksums.file_digest(directory / name),
     }
     for name in list_files(directory)
   }
-  report = dataclasses.replace(report, files=files)
+  report = dataclasses.replace(report, files=written)
   values = {
     "kind": _KIND,
     "format_version": FORMAT_VERSION,
     **dataclasses.asdict(report),
   }
-  text = json.dumps(values, indent=2, allow_nan=False) + "\n"
-  (directory / FILE).write_text(text, encoding="utf-8")
+  files.write_json(directory / FILE, values)
   return report

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from memory_vit.looking.image_attention import (
 )
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import Task
+from memory_vit.runtime import files
 from memory_vit.runtime.messages import utf8
 from memory_vit.runtime.output_directory import OutputDirectory, listed_in
 from memory_vit.runtime.progress_bar import ProgressBar
@@ -98,9 +98,7 @@ def write(path: Path, report: AttentionReport) -> list[str]:
     ProgressBar("drawing", _count_all(report), "figures") as bar,
   ):
     canvas = _Canvas(new, bar)
-    values = _values(report, canvas)
-    text = json.dumps(values, indent=2, allow_nan=False) + "\n"
-    (new / FILE).write_text(text, encoding="utf-8")
+    files.write_json(new / FILE, _values(report, canvas))
   return canvas.names
 
 

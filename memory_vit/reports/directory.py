@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -14,7 +12,7 @@ from memory_vit.errors import ConfigError
 from memory_vit.model.task import NAME_PATTERN
 from memory_vit.reports import metrics_file, page, tables, task_figures
 from memory_vit.reports.task_evaluation import TaskEvaluation
-from memory_vit.runtime import processes
+from memory_vit.runtime import files, processes
 from memory_vit.runtime.messages import brief
 from memory_vit.runtime.output_directory import (
   OutputDirectory,
@@ -98,7 +96,7 @@ def _write(path: Path, evaluations: Sequence[TaskEvaluation]) -> None:
       "tasks": [metrics_file.headline(one) for one in evaluations],
       "files": list_files(new),
     }
-    _write_json(new / OVERVIEW, overview)
+    files.write_json(new / OVERVIEW, overview)
 
 
 def _write_task(folder: Path, evaluation: TaskEvaluation) -> None:
@@ -112,11 +110,6 @@ def _write_task(folder: Path, evaluation: TaskEvaluation) -> None:
     (folder / f"{name}.png").write_bytes(content)
   for name, write in _TABLES.items():
     write(folder / name, evaluation)
-  _write_json(folder / METRICS, metrics_file.to_values(evaluation))
+  files.write_json(folder / METRICS, metrics_file.to_values(evaluation))
   text = page.report_page(evaluation, plots, images)
   (folder / PAGE).write_text(text, encoding="utf-8")
-
-
-def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-  text = json.dumps(values, indent=2, allow_nan=False)
-  path.write_text(f"{text}\n", encoding="utf-8")

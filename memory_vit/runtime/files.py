@@ -101,12 +101,14 @@ def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
 
 
 def write_json(path: Path, values: Any) -> None:
-  """Write a JSON file atomically, on process 0 alone.
+  """Write a JSON file atomically, on process 0 alone; a link to one stays.
 
   Raises:
     TrainingError: where it cannot be written.
+    ValueError: for numbers that JSON does not have, such as NaN.
   """
-  write_text(path, json.dumps(values, indent=2) + "\n")
+  text = json.dumps(values, indent=2, allow_nan=False)
+  write_text(path.resolve(), f"{text}\n")
 
 
 def write_text(path: Path, text: str) -> None:

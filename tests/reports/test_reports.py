@@ -559,7 +559,7 @@ def test_what_fails_leaves_the_report_that_was_there(
   def full(*arguments):
     raise OSError(28, "No space left on device")
 
-  monkeypatch.setattr(directory, "_write_json", full)
+  monkeypatch.setattr(directory.files, "write_json", full)
   with pytest.raises(TrainingError, match="No space left"):
     reports.write_reports(path, [evaluation_of(usual())])
   assert {f: f.read_bytes() for f in path.rglob("*.*")} == before
