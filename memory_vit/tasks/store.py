@@ -57,6 +57,7 @@ def save_task(
   Raises:
     TaskError: for what is no task, where the path is there and is not a task,
       or the task could not be loaded again. Nothing is written then.
+    TrainingError: if it cannot be written.
   """
   if not isinstance(task, Task):
     raise TaskError(
@@ -70,7 +71,6 @@ def save_task(
   _require_place(path, format)
   flat = {k: np.asarray(v) for k, v in trees.flatten(task.params).items()}
   array_files.require_finite(flat, f"task {task.spec.name!r} cannot be saved")
-  path.parent.mkdir(parents=True, exist_ok=True)
   described = Manifest(
     spec=task.spec,
     arrays={name: array_files.describe(array) for name, array in flat.items()},
