@@ -4,8 +4,7 @@ The inverse of `families/hf_vit.py`, for the ViTs that transformers has: images
 are normalized by 0.5 and 0.5, which is what ours take.
 """
 
-import json
-import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from memory_vit.errors import BackboneError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.model.vit_config import ViTConfig
-from memory_vit.runtime import files, paths
-from memory_vit.runtime.messages import brief
+from memory_vit.runtime import files
+from memory_vit.runtime.output_directory import OutputDirectory
 
 # What every such ViT has; `position_resize` matters at other sizes alone.
 _COMPUTED = {
@@ -38,8 +37,24 @@ _ACTIVATIONS = {
 # In the weights. transformers asks for the format; by the rest we know ours.
 _WRITER = {"written_by": "memory_vit"}
 _METADATA = {"format": "pt", **_WRITER}
-_WRITTEN = {model_files.CONFIG, model_files.PREPROCESSOR, model_files.WEIGHTS}
 _RESAMPLES = {"bilinear": 2, "bilinear_antialias": 2, "bicubic": 3}
+
+
+def _written(path: Path) -> Collection[str]:
+  """The files that `write` has written: a model of others has the same names.
+
+  Only the weights tell: transformers keeps what it does not know in the rest.
+  """
+  try:
+    with safetensors.safe_open(path / model_files.WEIGHTS, "np") as file:
+      if not _WRITER.items() <= (file.metadata() or {}).items():
+        return ()
+  except (OSError, safetensors.SafetensorError):
+    return ()
+  return model_files.CONFIG, model_files.PREPROCESSOR, model_files.WEIGHTS
+
+
+_DIRECTORY = OutputDirectory("the directory", _written, BackboneError)
 
 
 def write(backbone: Backbone, arrays: Arrays, path: Path) -> None:
@@ -56,25 +71,16 @@ def write(backbone: Backbone, arrays: Arrays, path: Path) -> None:
   """
   config = backbone.config
   _require_possible(config)
-  paths.require_replaceable(path, "the directory", BackboneError)
-  path = path.resolve()  # a link stays one
-  _require_replaceable(path)
-  path.parent.mkdir(parents=True, exist_ok=True)
+  path = _DIRECTORY.require_own(path)
   named = _named(arrays, config)
-  texts = {
-    model_files.CONFIG: _config(config),
-    model_files.PREPROCESSOR: _preprocessor(backbone),
-  }
-  with files.replacing_directory(path, _foreign_file) as new:
-    new.mkdir()
+  with _DIRECTORY.replacing(path, safetensors.SafetensorError) as new:
     safetensors.numpy.save_file(
       {name: np.ascontiguousarray(array) for name, array in named.items()},
       new / model_files.WEIGHTS,
       _METADATA,
     )
-    for name, values in texts.items():
-      text = json.dumps(values, indent=2) + "\n"
-      (new / name).write_text(text, encoding="utf-8")
+    files.write_json(new / model_files.CONFIG, _config(config))
+    files.write_json(new / model_files.PREPROCESSOR, _preprocessor(backbone))
 
 
 def _require_possible(config: ViTConfig) -> None:
@@ -90,54 +96,6 @@ def _require_possible(config: ViTConfig) -> None:
       f"{config.num_classes} classes and a representation_size of "
       f"{config.representation_size}: save it as an .npz file."
     )
-
-
-def _require_replaceable(path: Path) -> None:
-  """Nothing but what `write` has written is replaced."""
-  if not path.exists():
-    return
-  if not path.is_dir():
-    raise BackboneError(
-      f"{path} is a file: it is left as it is. Give another path."
-    )
-  try:
-    other = _foreign_file(path)
-  except OSError as error:
-    raise BackboneError(
-      f"{path} cannot be read ({error.strerror or error}). Give another path."
-    ) from error
-  if other:
-    raise BackboneError(
-      f"{path} is there, and has {brief(other)} in it: it is left as it "
-      "is. Give a new or an empty directory."
-    )
-
-
-def _foreign_file(path: Path) -> str | None:
-  """A file that `write` has not written; None where there is none.
-
-  A model of somebody else's has files of the same names.
-
-  Raises:
-    OSError: where the directory cannot be read.
-  """
-  ours = _WRITTEN if _is_ours(path / model_files.WEIGHTS) else set()
-  with os.scandir(path) as entries:
-    others = [
-      entry.name
-      for entry in entries
-      if entry.name not in ours or not entry.is_file(follow_symlinks=False)
-    ]
-  return min(others, default=None)
-
-
-def _is_ours(weights: Path) -> bool:
-  """Whether `write` has written a file of weights."""
-  try:
-    with safetensors.safe_open(weights, "np") as file:
-      return _WRITER.items() <= (file.metadata() or {}).items()
-  except (OSError, safetensors.SafetensorError):
-    return False
 
 
 def _named(arrays: Arrays, config: ViTConfig) -> dict[str, np.ndarray]:

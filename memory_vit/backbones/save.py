@@ -48,6 +48,7 @@ def save_backbone(
     BackboneError: for another format, for a backbone whose weights are rounded
       to bfloat16, and for one that computes something that a `ViTModel` of
       transformers cannot.
+    TrainingError: if it cannot be written.
   """
   if format not in FORMATS:
     raise BackboneError(
@@ -67,13 +68,14 @@ def _write_npz(note: Note | None, arrays: Arrays, path: Path) -> None:
     layouts.renumbered(name, layouts.TO_PRE_LINEN): array
     for name, array in arrays.items()
   }
-  path.parent.mkdir(parents=True, exist_ok=True)
-  with files.replacing(path) as part:
-    with part.open("wb") as file:
-      np.savez(file, **named)  # of float32: nothing of Python is in it
-    if note:
-      with zipfile.ZipFile(part, "a") as archive:
-        archive.writestr(ENTRY, to_text(note))
+  with files.writing(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with files.replacing(path) as part:
+      with part.open("wb") as file:
+        np.savez(file, **named)  # of float32: nothing of Python is in it
+      if note:
+        with zipfile.ZipFile(part, "a") as archive:
+          archive.writestr(ENTRY, to_text(note))
 
 
 def _note(

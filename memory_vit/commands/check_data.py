@@ -27,7 +27,7 @@ from etils import epy
 from memory_vit.commands import command_line, console
 from memory_vit.config import OPTIONS, Config
 from memory_vit.errors import ConfigError
-from memory_vit.runtime import messages
+from memory_vit.runtime import files, messages
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.tables import table
 
@@ -87,7 +87,7 @@ def execute(arguments: CheckArguments) -> int:
   report = audit_report.audit_data(arguments.config, arguments.splits)
   console.show(text(report))
   if arguments.json:
-    console.write_json(arguments.json, report)
+    files.write_json(arguments.json, report)
   return 0 if report["clean"] else 1
 
 

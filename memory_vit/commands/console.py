@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import functools
 import gc
-import json
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import TextIO, TypeVar
 
 from memory_vit.errors import ConfigError, MemoryVitError
 from memory_vit.runtime import (
   compile_cache,
   dtypes,
-  files,
   messages,
   paths,
   progress_bar,
@@ -120,17 +118,6 @@ def json_file(text: str | None, first: str) -> Path | None:
         "write it: give another name, or remove it."
       )
   return path
-
-
-def write_json(path: Path, values: Any) -> None:
-  """Write a `json_file`.
-
-  Raises:
-    TrainingError: where it cannot be written now.
-  """
-  with files.writing(path), files.replacing(path.resolve()) as part:
-    text = json.dumps(values, indent=2, allow_nan=False)
-    part.write_text(f"{text}\n", encoding="utf-8")
 
 
 def parsed(parse: Callable[[], _T]) -> _T:

@@ -24,7 +24,7 @@ from etils import epy
 from memory_vit.commands.command_line import Parser
 from memory_vit.commands.console import run_command, show
 from memory_vit.errors import ConfigError, TaskError
-from memory_vit.runtime import files, paths
+from memory_vit.runtime import paths
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.progress_bar import ProgressBar
 
@@ -102,8 +102,7 @@ def _convert_tasks(torch_file: str, source: str, directory: str) -> int:
     )
   file = paths.local(torch_file, "--task", TaskError)
   for task in torch_import.read_tasks(file, source):
-    with files.writing(out):
-      store.save_task(task, out / task.name)
+    store.save_task(task, out / task.name)
     show(f"{escaped(str(out / task.name))}: {task!r}")
   return 0
 
@@ -124,8 +123,7 @@ def _convert(path: str, target: str, format: str) -> int:
     source = published.source or describe.source_of(path)
     bar.update()
     bar.note("writing")
-    with files.writing(out):
-      save.save_backbone(backbone, out, format=format, source=source)
+    save.save_backbone(backbone, out, format=format, source=source)
     bar.update()
   licence = f"; licence: {escaped(source.licence)}" if source else ""
   show(f"{escaped(str(out))}: {backbone!r}{licence}")

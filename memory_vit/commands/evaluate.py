@@ -25,7 +25,7 @@ from etils import epy
 from memory_vit.commands import console, data_options
 from memory_vit.commands.command_line import Parser
 from memory_vit.errors import ConfigError
-from memory_vit.runtime import progress_bar
+from memory_vit.runtime import files, progress_bar
 from memory_vit.runtime.messages import brief, counted, escaped
 from memory_vit.runtime.rules import Number
 from memory_vit.runtime.tables import table
@@ -133,7 +133,7 @@ def _run(arguments: argparse.Namespace) -> int:
     result["verified"] = verified
   console.show(text(result))
   if written:
-    console.write_json(written, result)
+    files.write_json(written, result)
   if report:
     readers = {name: reader for reader, names in opened for name in names}
     _write_report(report, tasks, readers, predictions, results, arguments)

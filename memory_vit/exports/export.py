@@ -22,7 +22,7 @@ from memory_vit.exports.exported_model import ExportedModel, make_model
 from memory_vit.exports.image_input import ImageInput
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import Task, require_backbone
-from memory_vit.runtime import files, paths
+from memory_vit.runtime import files
 from memory_vit.runtime.messages import brief
 from memory_vit.runtime.progress_bar import ProgressBar
 from memory_vit.tasks import compose, store
@@ -76,20 +76,16 @@ def export_model(
     ExportError: where it cannot be written, or computes something else.
     TaskError: for tasks of another backbone, or that do not fit together.
   """
-  place = paths.local(path, "--out", ExportError).absolute()
   images = images or ImageInput()
   require_options(format, images, examples)
-  export_manifest.require_place(place)
+  place = export_manifest.DIRECTORY.require_own(path)
   if format in _ARRAYS:
     return _export_arrays(backbone, tasks, place, format)
   exported = make_model(backbone, tasks)
   if format == "onnx":
     onnx_file.require_possible(exported, images)
   name, write = _WRITERS[format]
-  place.parent.mkdir(parents=True, exist_ok=True)
-  replacing = files.replacing_directory(place, export_manifest.foreign_file)
-  with files.writing(place), replacing as new:
-    new.mkdir()
+  with export_manifest.DIRECTORY.replacing(place) as new:
     with ProgressBar("exporting", 2, "steps", delay=0) as bar:
       bar.note(f"writing {format}")
       write(exported, new, images)
@@ -173,10 +169,7 @@ def _export_arrays(
     compose.require_fit(chosen)
   for task in chosen:
     require_backbone(task.spec, backbone.id)
-  place.parent.mkdir(parents=True, exist_ok=True)
-  replacing = files.replacing_directory(place, export_manifest.foreign_file)
-  with files.writing(place), replacing as new:
-    new.mkdir()
+  with export_manifest.DIRECTORY.replacing(place) as new:
     if format == "orbax":
       _write_orbax(backbone, chosen, new)
     else:

@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import json
-import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from memory_vit.errors import ExportError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import Task
-from memory_vit.runtime import checksums, output_directory, paths
-from memory_vit.runtime.messages import brief, escaped
+from memory_vit.runtime import checksums, files
+from memory_vit.runtime.output_directory import (
+  OutputDirectory,
+  list_files,
+  listed_in,
+)
 from memory_vit.version import __version__
 
 FILE = "manifest.json"
 FORMAT_VERSION = 1
-# 21,843 classes with their names take 2 MB.
-_MAX_BYTES = 64 * 2**20
+_KIND = "memory_vit export"
+DIRECTORY = OutputDirectory("--out", listed_in(FILE, _KIND), ExportError)
 # How `EvalPreprocessing.interpolation` resizes.
 _RESIZING = {
   "bilinear": "bilinear, half-pixel centres, without antialiasing",
@@ -150,88 +152,18 @@ def _versions() -> dict[str, str]:
 
 def write(directory: Path, report: ExportReport) -> ExportReport:
   """Write `manifest.json` beside the files that it names; return the report."""
-  paths = sorted(path for path in directory.rglob("*") if path.is_file())
-  files = {
-    path.relative_to(directory).as_posix(): {
-      "bytes": path.stat().st_size,
-      "sha256": checksums.file_digest(path),
+  written = {
+    name: {
+      "bytes": (directory / name).stat().st_size,
+      "sha256": checksums.file_digest(directory / name),
     }
-    for path in paths
+    for name in list_files(directory)
   }
-  report = dataclasses.replace(report, files=files)
+  report = dataclasses.replace(report, files=written)
   values = {
-    "kind": "memory_vit export",
+    "kind": _KIND,
     "format_version": FORMAT_VERSION,
     **dataclasses.asdict(report),
   }
-  text = json.dumps(values, indent=2, allow_nan=False) + "\n"
-  (directory / FILE).write_text(text, encoding="utf-8")
+  files.write_json(directory / FILE, values)
   return report
-
-
-def require_place(path: Path) -> None:
-  """Refuse a directory that holds anything but an earlier export.
-
-  Raises:
-    ExportError: also for what is no directory.
-  """
-  if path.is_symlink() or (path.exists() and not path.is_dir()):
-    raise ExportError(
-      f"--out is {brief(str(path))}, which is a link or no directory: expected "
-      "a name that is free, or a directory that an export wrote."
-    )
-  paths.require_replaceable(path, "--out", ExportError)
-  if not path.is_dir():
-    return
-  try:
-    other = foreign_file(path)
-  except OSError as error:
-    raise ExportError(
-      f"--out is {brief(str(path))}, which cannot be read "
-      f"({error.strerror or error}). Give another directory."
-    ) from error
-  if other:
-    raise ExportError(
-      f"--out is {brief(str(path))}, which holds {escaped(other)!r}, that "
-      "no export wrote: it is left as it is. Give another directory."
-    )
-
-
-def foreign_file(path: Path) -> str | None:
-  """A file in a directory that no export wrote; None where there is none.
-
-  Raises:
-    OSError: for a folder that cannot be read: nobody knows what is in it.
-  """
-  ours = _exported_files(path / FILE)
-  for file in sorted(_files_below(path)):
-    # Whoever looks at an export leaves something, which must not lock it.
-    if ours and output_directory.is_by_the_way(file.name):
-      continue
-    name = file.relative_to(path).as_posix()
-    if name not in ours:
-      return name
-  return None
-
-
-def _files_below(path: Path) -> Iterator[Path]:
-  """All files in a directory; a link is one, whatever it points to."""
-  with os.scandir(path) as entries:
-    for entry in entries:
-      if entry.is_dir(follow_symlinks=False):
-        yield from _files_below(Path(entry))
-      else:
-        yield Path(entry)
-
-
-def _exported_files(file: Path) -> set[str]:
-  """The files that a manifest names, and itself; none where it is no such."""
-  try:
-    if not file.is_file() or file.stat().st_size > _MAX_BYTES:
-      return set()
-    values = json.loads(file.read_bytes())
-    if values["kind"] != "memory_vit export":
-      return set()
-    return {FILE, *values["files"]}
-  except (OSError, ValueError, KeyError, TypeError, RecursionError):
-    return set()

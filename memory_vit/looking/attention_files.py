@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,16 +28,16 @@ from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import Task
 from memory_vit.runtime import files
 from memory_vit.runtime.messages import utf8
-from memory_vit.runtime.output_directory import OutputDirectory
+from memory_vit.runtime.output_directory import OutputDirectory, listed_in
 from memory_vit.runtime.progress_bar import ProgressBar
 
 if TYPE_CHECKING:  # it brings TensorFlow
   from memory_vit.looking.cell_removal import CellRemoval, Removals
 
 FILE = "attention.json"
+_KIND = "memory_vit attention report"
 SCHEMA_VERSION = 1
 _DPI = 120
-_FIGURE = re.compile(r"(?:overlays|differences|shares|removal)/[^/]+\.png")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,23 +78,7 @@ def count_figures(tasks: int, images: int) -> int:
   return images * (tasks + pairs) + tasks
 
 
-def _figures_of(values: Any) -> Sequence[str]:
-  """The figures of an earlier report, of what its `attention.json` holds.
-
-  Raises:
-    TypeError, ValueError: where it is none.
-  """
-  if not isinstance(values["schema_version"], int):
-    raise TypeError("schema_version is no number")
-  names = [str(name) for name in values["files"]]
-  if not all(map(_FIGURE.fullmatch, names)):
-    raise ValueError("files has what is no figure")
-  return names
-
-
-REPORT = OutputDirectory(
-  "--out", FILE, "memory_vit attention report", _figures_of
-)
+REPORT = OutputDirectory("--out", listed_in(FILE, _KIND))
 
 
 def write(path: Path, report: AttentionReport) -> list[str]:
@@ -111,14 +94,11 @@ def write(path: Path, report: AttentionReport) -> list[str]:
       path, which is left as it is.
   """
   with (
-    files.writing(path),
     REPORT.replacing(path) as new,
     ProgressBar("drawing", _count_all(report), "figures") as bar,
   ):
     canvas = _Canvas(new, bar)
-    values = _values(report, canvas)
-    text = json.dumps(values, indent=2, allow_nan=False) + "\n"
-    (new / FILE).write_text(text, encoding="utf-8")
+    files.write_json(new / FILE, _values(report, canvas))
   return canvas.names
 
 
@@ -153,7 +133,7 @@ def _values(report: AttentionReport, canvas: _Canvas) -> dict[str, Any]:
   """All that `attention.json` holds; figures are drawn on the way."""
   config = report.backbone.config
   return {
-    **REPORT.mark,
+    "kind": _KIND,
     "schema_version": SCHEMA_VERSION,
     "backbone": {
       "fingerprint": report.backbone.fingerprint,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -16,7 +14,11 @@ from memory_vit.reports import metrics_file, page, tables, task_figures
 from memory_vit.reports.task_evaluation import TaskEvaluation
 from memory_vit.runtime import files, processes
 from memory_vit.runtime.messages import brief
-from memory_vit.runtime.output_directory import OutputDirectory
+from memory_vit.runtime.output_directory import (
+  OutputDirectory,
+  list_files,
+  listed_in,
+)
 
 INDEX, OVERVIEW = "index.html", "report.json"
 PAGE, METRICS = "report.html", "metrics.json"
@@ -26,31 +28,8 @@ _TABLES = {
   "predictions.csv": tables.write_predictions_csv,
   "predictions.parquet": tables.write_predictions_parquet,
 }
-_PLOTS = ("confusion_matrix.png", "calibration.png", "mistakes.png")
-_OF_A_TASK = {PAGE, METRICS, *_TABLES, *_PLOTS}
-
-
-def _listed(values: Any) -> Iterator[str]:
-  """The files of a report, whose overview holds these values.
-
-  Raises:
-    TypeError, ValueError: where it is the overview of something else.
-  """
-  if not isinstance(values["schema"], int):
-    raise TypeError("schema is no number")
-  tasks = [task["task"] for task in values["tasks"]]
-  if not all(map(NAME_PATTERN.fullmatch, tasks)):
-    raise ValueError("tasks has what is no name")
-  if len(tasks) > 1:
-    yield INDEX
-  for task in tasks:
-    for name in _OF_A_TASK:
-      yield f"{task}/{name}"
-
-
-REPORT = OutputDirectory(
-  "--report", OVERVIEW, "memory_vit evaluation report", _listed
-)
+_KIND = "memory_vit evaluation report"
+REPORT = OutputDirectory("--report", listed_in(OVERVIEW, _KIND))
 
 
 def write_reports(
@@ -106,14 +85,18 @@ def _require_names(names: Sequence[str]) -> None:
 
 
 def _write(path: Path, evaluations: Sequence[TaskEvaluation]) -> None:
-  with files.writing(path, pa.ArrowException), REPORT.replacing(path) as new:
+  with REPORT.replacing(path, pa.ArrowException) as new:
     for evaluation in evaluations:
       _write_task(new / evaluation.task, evaluation)
-    tasks = [metrics_file.headline(one) for one in evaluations]
-    overview = {**REPORT.mark, "schema": metrics_file.SCHEMA, "tasks": tasks}
-    _write_json(new / OVERVIEW, overview)
     if len(evaluations) > 1:
       (new / INDEX).write_text(page.index_page(evaluations), encoding="utf-8")
+    overview = {
+      "kind": _KIND,
+      "schema": metrics_file.SCHEMA,
+      "tasks": [metrics_file.headline(one) for one in evaluations],
+      "files": list_files(new),
+    }
+    files.write_json(new / OVERVIEW, overview)
 
 
 def _write_task(folder: Path, evaluation: TaskEvaluation) -> None:
@@ -127,11 +110,6 @@ def _write_task(folder: Path, evaluation: TaskEvaluation) -> None:
     (folder / f"{name}.png").write_bytes(content)
   for name, write in _TABLES.items():
     write(folder / name, evaluation)
-  _write_json(folder / METRICS, metrics_file.to_values(evaluation))
+  files.write_json(folder / METRICS, metrics_file.to_values(evaluation))
   text = page.report_page(evaluation, plots, images)
   (folder / PAGE).write_text(text, encoding="utf-8")
-
-
-def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-  text = json.dumps(values, indent=2, allow_nan=False)
-  path.write_text(f"{text}\n", encoding="utf-8")

@@ -9,9 +9,7 @@ import errno
 import fcntl
 import json
 import os
-import re
 import shutil
-import stat
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -26,12 +24,10 @@ from memory_vit.runtime.messages import brief, shortened
 with epy.lazy_imports():
   import jax  # The options are checked without it.
 
-# As `tempfile.mkdtemp` ends a name.
-_SCRATCH = re.compile(r"\.(?P<name>.+)-[a-z0-9_]{8}")
 _NEW, _OLD, _LOCK = "new", "old", "lock"
-# In the lock of each scratch of `replacing_directory`: users have hidden
-# directories whose names and contents look alike.
-SCRATCH_MARK = "made by memory_vit to replace the directory of this name\n"
+# In the lock of each scratch directory of `replacing_directory`: users have
+# hidden directories whose names look alike.
+SCRATCH_MARK = b"made by memory_vit to replace the directory of this name\n"
 # A disk, or the part of it that a user may have.
 _FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 
@@ -105,12 +101,14 @@ def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
 
 
 def write_json(path: Path, values: Any) -> None:
-  """Write a JSON file atomically, on process 0 alone.
+  """Write a JSON file atomically, on process 0 alone; a link to one stays.
 
   Raises:
     TrainingError: where it cannot be written.
+    ValueError: for numbers that JSON does not have, such as NaN.
   """
-  write_text(path, json.dumps(values, indent=2) + "\n")
+  text = json.dumps(values, indent=2, allow_nan=False)
+  write_text(path.resolve(), f"{text}\n")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -148,26 +146,24 @@ def replacing_directory(
 ) -> Iterator[Path]:
   """Yield a name for a directory, which takes the place of `path` as a whole.
 
-  What lies at `path`, in an existing directory, is moved out of the way until
-  the new one is in its place, which gets its owner and permissions. If the
-  process is killed in between, the next one for this path puts it back, or
-  `tidy`.
+  The old directory is moved away until the new one is in its place. If the
+  process is killed in between, the next call for this path puts the old one
+  back, or `tidy` does.
 
   Args:
-    path: of the directory that is made or replaced.
-    foreign_file: directory -> what is in it that must not be lost. It is asked
-      once the old directory is out of the way, where nobody adds to it.
+    path: of the directory that is made or replaced; its parent exists.
+    foreign_file: directory -> a file in it that must not be lost. It is called
+      once the old directory has been moved away, where nobody adds to it.
 
   Raises:
-    TrainingError: where a foreign file is in the old directory, or it cannot be
-      moved. It stays, and the new one lies beside it, where the message
-      says.
+    TrainingError: if the old directory cannot be moved, or has a foreign file.
+      It stays, and the new one lies beside it, where the message says.
   """
   tidy(path.parent, path.name)
   scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
   new, old = scratch / _NEW, scratch / _OLD
   try:
-    with (scratch / _LOCK).open("w") as lock:
+    with (scratch / _LOCK).open("wb") as lock:
       with contextlib.suppress(OSError):  # a file system without locks
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
       lock.write(SCRATCH_MARK)
@@ -175,9 +171,18 @@ def replacing_directory(
       yield new
       sync_tree(new)
       if path.exists():
-        _move_away(path, old, new, foreign_file)
-        if old.is_dir():
-          _copy_permissions(old, new)
+        if reason := _move_away(path, old, foreign_file):
+          kept = path.with_name(f"{path.name}.new{scratch.name[-9:]}")
+          new.rename(kept)
+          raise TrainingError(
+            f"{path} {reason}, and is left as it is. What was to take its "
+            f"place is complete, in {kept}: move it to where you want it."
+          )
+        before = old.stat()
+        # What one group was allowed, another one is not.
+        same_group = before.st_gid == new.stat().st_gid
+        with contextlib.suppress(OSError):  # a file system without permissions
+          new.chmod(before.st_mode & (0o7777 if same_group else 0o705))
       new.rename(path)
       sync(path.parent)
   finally:
@@ -185,110 +190,61 @@ def replacing_directory(
 
 
 def _move_away(
-  path: Path, old: Path, new: Path, foreign_file: Callable[[Path], str | None]
-) -> None:
-  """Move a directory out of the way of a new one, or keep both and say so."""
+  path: Path, old: Path, foreign_file: Callable[[Path], str | None]
+) -> str:
+  """Rename `path` to `old`; return why it must not be replaced, or ""."""
   try:
     path.rename(old)
-  except (
-    OSError
-  ) as error:  # nobody may write to it; it is mounted from elsewhere
-    reason = f"cannot be replaced ({error.strerror or error}),"
-  else:
-    try:
-      found = foreign_file(old)
-    except OSError as error:
-      found = f"what cannot be read: {error.strerror or error}"
-    if not found:
-      return
-    old.rename(path)
-    reason = f"holds something else ({brief(found)}),"
-  raise TrainingError(
-    f"{path} {reason} and is left as it is. What was to take its place is "
-    f"complete, in {_keep_beside(path, new)}: move it to where you want it."
-  )
+  except OSError as error:  # it is protected, or mounted from elsewhere
+    return f"cannot be replaced ({error.strerror or error})"
+  try:
+    found = foreign_file(old)
+  except OSError as error:
+    found = f"what cannot be read: {error.strerror or error}"
+  return f"holds something else ({brief(found)})" if found else ""
 
 
 def tidy(directory: Path, name: str | None = None) -> None:
   """Remove what a killed `replacing_directory` left in a directory.
 
-  What had been moved out of the way is put back. No link is followed, and
-  nothing else is touched: neither what other users or programs have made, nor
-  what a process is writing now.
+  A directory that it had moved away is put back. No link is followed; what
+  others have made, or a process is still writing, stays.
 
   Args:
     directory: in which paths were replaced.
     name: of the only path that is looked after; by default all are.
   """
-  for scratch in directory.glob(".*-????????"):
-    found = _SCRATCH.fullmatch(scratch.name)
-    if not found or name not in (None, found["name"]):
+  for scratch in directory.glob(".*-????????"):  # as `tempfile` names it
+    place = directory / scratch.name[1:-9]
+    if name not in (None, place.name) or scratch.is_symlink():
       continue
-    # Somebody is writing it, has removed it by now, or nobody knows: there are
-    # file systems without locks.
+    # Not ours; written or removed by another process; or a file system without
+    # locks. NFS locks only files that are open for writing.
     with contextlib.suppress(OSError):
-      if _is_scratch(scratch):
-        # For writing: NFS gives an exclusive lock on no other file.
-        with (scratch / _LOCK).open("r+") as lock:
-          fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _settle(scratch, directory / found["name"])
-
-
-def _is_scratch(path: Path) -> bool:
-  """Whether a directory is one that `replacing_directory` has made."""
-  if path.is_symlink() or not path.is_dir():
-    return False
-  if path.stat().st_uid != os.geteuid():
-    return False
-  if not {file.name for file in path.iterdir()} <= {_NEW, _OLD, _LOCK}:
-    return False
-  with (path / _LOCK).open("rb") as lock:
-    return lock.read(len(SCRATCH_MARK) + 1) == SCRATCH_MARK.encode()
+      with (scratch / _LOCK).open("r+b") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if lock.read(len(SCRATCH_MARK) + 1) != SCRATCH_MARK:
+          continue
+      _settle(scratch, place)
 
 
 def _settle(scratch: Path, place: Path) -> None:
-  """Put back what was moved away from a place; remove what is left.
+  """Put the old directory back if its place is free; remove what is left.
 
-  Where both the old and the new one are there still, somebody else has taken
-  the place: neither is removed.
+  If both directories are still there, somebody else has taken the place:
+  neither is removed.
   """
   new, old = scratch / _NEW, scratch / _OLD
   if old.exists() and not os.path.lexists(place):
     old.rename(place)
   if old.exists() and new.exists():
     return
-  # On NFS a file that is open somewhere stays: `tidy` removes it another time,
-  # which knows the directory by the lock.
   for part in (old, new):
     shutil.rmtree(part, ignore_errors=True)
+  # NFS keeps a file that is open somewhere: `tidy` removes it another time, and
+  # knows the scratch directory by its lock.
   if not (old.exists() or new.exists()):
     shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _copy_permissions(old: Path, new: Path) -> None:
-  """Give a directory the owner, group and permissions of another one."""
-  found = old.stat()
-  mode = stat.S_IMODE(found.st_mode)
-  # Another owner is for root alone, who writes for users from a container; in
-  # one there are owners and groups that nobody can name.
-  with contextlib.suppress(OSError):
-    if new.stat().st_uid != found.st_uid:
-      os.chown(new, found.st_uid, -1)
-  try:
-    if new.stat().st_gid != found.st_gid:
-      os.chown(new, -1, found.st_gid)
-  except OSError:  # what one group might is not for another one
-    mode &= ~(stat.S_IRWXG | stat.S_ISGID)
-  with contextlib.suppress(OSError):  # a file system without permissions
-    new.chmod(mode)
-
-
-def _keep_beside(path: Path, new: Path) -> Path:
-  """Move a new directory beside the one whose place it cannot take."""
-  prefix = f"{path.name}.new-"
-  kept = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
-  new.rename(kept)
-  return kept
 
 
 def sync(path: Path) -> None:

@@ -1,7 +1,10 @@
-"""One working directory, one run."""
+"""One directory, one process: a lock that ends with the process that holds it.
+
+The operating system frees it, however the process ends; what the file says is
+for people.
+"""
 
 import contextlib
-import errno
 import fcntl
 import os
 import re
@@ -11,122 +14,107 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from memory_vit.errors import TrainingError
-from memory_vit.runtime import processes
+from memory_vit.runtime import paths, processes
 
 _FILE = ".lock"
 _OWNER = re.compile(r"process [0-9]{1,20} on .{1,300}\n")
 # Characters that are read of a file that may be anything.
 _MOST_READ = 400
-# By which a run is told where its lock lies.
-_WORKDIR = "--workdir"
 
 
 @contextlib.contextmanager
 def only_run(workdir: Path) -> Iterator[Callable[[], None]]:
-  """Keep other runs out of a directory, which is made where it is not there.
+  """Keep other runs out of a directory, which is made if it does not exist.
 
-  The operating system frees the lock when the process that holds it ends, in
-  whatever way; what `.lock` says is for people. Process 0 holds it for all.
+  Process 0 holds the lock for all processes, each of which must call.
 
   Yields:
-    A function that raises a `TrainingError` once `.lock` is not the file any
-    more that this run holds, so that another run is let in. All processes must
-    call it.
+    What `one_at_a_time` yields, to be called by all processes.
 
   Raises:
-    TrainingError: where another process holds it, the file system has no
-      locks, or `.lock` is not a file of ours: that one is left as it is.
+    ConfigError: if the directory cannot be made.
+    TrainingError: if another process holds the lock; or as `one_at_a_time`.
   """
-  path = workdir / _FILE
+
+  def refuse(owner: str) -> None:
+    raise TrainingError(
+      f"another run is using {workdir}: {owner or 'unknown'}. Wait for it, end "
+      "it, or give another --workdir."
+    )
+
   with contextlib.ExitStack() as stack:
-    held: list[int] = []
+    held: list[Callable[[], None]] = []
 
     def take() -> None:
-      _make(workdir)
-      # Never deleted: two could then hold two files of this name.
-      held.append(_open(path, _WORKDIR))
-      stack.callback(os.close, held[0])
-      _lock(held[0], path)
-
-    def require_held() -> None:
-      processes.on_process_0(lambda: _require_same(held[0], path))
+      paths.make_directory(workdir, "--workdir")
+      lock = one_at_a_time(workdir / _FILE, refuse, "--workdir")
+      held.append(stack.enter_context(lock))
 
     processes.on_process_0(take)
-    yield require_held
+    yield lambda: processes.on_process_0(lambda: held[0]())
 
 
 @contextlib.contextmanager
 def one_at_a_time(
   path: Path, wait: Callable[[str], None], option: str
-) -> Iterator[None]:
+) -> Iterator[Callable[[], None]]:
   """Hold the lock of a file, once no other process does.
 
   Args:
-    path: of the file, in an existing directory; it is never deleted.
-    wait: is called with the line of the process that holds it, as long as one
-      does, and takes its time.
+    path: of the file, in an existing directory. It is never deleted: two
+      processes could then hold two files of this name.
+    wait: is called with the line of the process that holds the lock, as long as
+      one does, and takes its time or raises.
     option: by which users choose where it lies, for messages.
 
+  Yields:
+    A function that raises a `TrainingError` once the path names another file,
+    so that another process is let in.
+
   Raises:
-    TrainingError: where the file system has no locks, or the file is not one of
-      ours.
+    TrainingError: if the file system has no locks, or the file is not one of
+      ours: that one is left as it is.
   """
   file = _open(path, option)
   try:
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+      raise _not_ours(path, option, "no plain file, or a second name of one")
     while not _try_lock(file, path, option):
       wait(_read(file).strip() if _is_ours(file) else "")
-    _sign(file, path, option)
-    yield
+    if not _is_ours(file):
+      raise _not_ours(path, option, "it holds something else")
+    os.ftruncate(file, 0)
+    line = f"process {os.getpid()} on {socket.gethostname()}\n"
+    os.pwrite(file, line.encode(), 0)
+    yield lambda: _require_same(file, path)
   finally:
     os.close(file)
 
 
-def _make(workdir: Path) -> None:
-  try:
-    workdir.mkdir(parents=True, exist_ok=True)
-  except OSError as error:
-    raise TrainingError(
-      f"--workdir {workdir} cannot be made ({error.strerror}): expected a "
-      "directory, or a place for one."
-    ) from error
-
-
 def _open(path: Path, option: str) -> int:
-  """Open or make `.lock`; return a descriptor.
+  """Open or make a file; return a descriptor.
 
   No link is followed, and nothing waits for the other end of a pipe: somebody
   else who may write into the directory could name any file of the user there.
   """
-  flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+  flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
   try:
-    file = os.open(path, flags, 0o666)
+    return os.open(path, flags, 0o666)
   except OSError as error:
-    if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-      raise _not_ours(path, option) from error
-    raise TrainingError(
-      f"{path} cannot be written ({error.strerror}): expected a {option} into "
-      "which this user may write."
-    ) from error
-  found = os.fstat(file)
-  if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-    os.close(file)
-    raise _not_ours(path, option)
-  return file
+    raise _not_ours(path, option, error.strerror or str(error)) from error
 
 
-def _lock(file: int, path: Path) -> None:
-  """Lock a file and write into it who did."""
-  if not _try_lock(file, path, _WORKDIR):
-    owner = _read(file).strip() if _is_ours(file) else ""
-    raise TrainingError(
-      f"another run is using {path.parent}: {owner or 'unknown'}. "
-      f"Wait for it, end it, or give another {_WORKDIR}."
-    )
-  _sign(file, path, _WORKDIR)
+def _not_ours(path: Path, option: str, reason: str) -> TrainingError:
+  return TrainingError(
+    f"{path} cannot be the lock by which a run keeps others out ({reason}): "
+    "expected a plain file of one line and no link, or none, where this user "
+    f"may write. It is left as it is. Take it away, or give another {option}."
+  )
 
 
 def _try_lock(file: int, path: Path, option: str) -> bool:
-  """Lock a file; False where another process has it."""
+  """Lock a file; False if another process holds the lock."""
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError:
@@ -139,15 +127,6 @@ def _try_lock(file: int, path: Path, option: str) -> bool:
   return True
 
 
-def _sign(file: int, path: Path, option: str) -> None:
-  """Write into a locked file who has locked it."""
-  if not _is_ours(file):
-    raise _not_ours(path, option)
-  os.ftruncate(file, 0)
-  line = f"process {os.getpid()} on {socket.gethostname()}\n"
-  os.pwrite(file, line.encode(), 0)
-
-
 def _read(file: int) -> str:
   return os.pread(file, _MOST_READ, 0).decode("utf-8", "replace")
 
@@ -156,14 +135,6 @@ def _is_ours(file: int) -> bool:
   """Whether a file holds what a run writes, or nothing yet."""
   text = _read(file)
   return not text or _OWNER.fullmatch(text) is not None
-
-
-def _not_ours(path: Path, option: str) -> TrainingError:
-  return TrainingError(
-    f"{path} is not the file by which a run keeps others out (a plain file of "
-    "one line, and no link): it is left as it is. Take it away, or give "
-    f"another {option}."
-  )
 
 
 def _require_same(file: int, path: Path) -> None:

@@ -1,171 +1,139 @@
 """A directory that is replaced as a whole, and only over an earlier one.
 
-Which files an earlier one has its index says, a JSON file in it with the mark
-of its kind. Whatever else lies there is somebody else's, and the directory
-is then left as it is; but for what desktops, Jupyter and the like put beside
-the files of an earlier one that are looked at.
+A directory that holds any other file or folder is refused: nothing of others is
+lost. Only hidden files (names that begin with a dot) beside those of an earlier
+one are no obstacle, as desktops leave them unasked; they go with it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fnmatch
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path, PurePosixPath
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Set
+from pathlib import Path
 
 from memory_vit.errors import ConfigError
 from memory_vit.runtime import files, paths
 from memory_vit.runtime.messages import brief
 
-# Of an index that is read back.
-_MAX_BYTES = 64 * 2**20
-# Its key that says what it is of.
-_MARK = "kind"
-# Whoever looks at a directory leaves these: macOS, Windows, LibreOffice, and
-# NFS where a file is open.
-_BY_THE_WAY = (".DS_Store", "Thumbs.db", ".~lock.*#", ".nfs*")
-# And Jupyter a copy of each file, in a folder.
-_COPIES = ".ipynb_checkpoints"
-
 
 @dataclasses.dataclass(frozen=True)
 class OutputDirectory:
-  """What a command writes to a directory, and how it knows it again.
+  """What is written to a directory, and how it is recognized.
 
   A link to a directory stays one: what it points to is replaced.
 
   Attributes:
     option: that names the directory, such as "--out".
-    index: the name of the JSON file that is in each.
-    kind: of directory, such as "memory_vit evaluation report".
-    listed: what the index holds -> the names of all other files, as
-      "folder/file"; may raise LookupError, TypeError, ValueError or
-      AttributeError where it is the index of something else.
+    known: directory -> the names of all files of an earlier one, as
+      "folder/file"; none if it is something else.
+    error: the class of errors.
   """
 
   option: str
-  index: str
-  kind: str
-  listed: Callable[[Any], Iterable[str]]
+  known: Callable[[Path], Collection[str]]
+  error: type[Exception] = ConfigError
 
-  @property
-  def mark(self) -> dict[str, str]:
-    """What an index holds among other things, to be known by."""
-    return {_MARK: self.kind}
-
-  def require_own(self, text: str) -> Path:
+  def require_own(self, text: str | os.PathLike[str]) -> Path:
     """The directory of that name, before anything is computed.
 
     Raises:
-      ConfigError: where something else is there, or it cannot be made or
-        replaced.
+      error: if something else is there, or it cannot be made or replaced.
     """
-    path = paths.local(text, self.option).absolute()
-    paths.require_replaceable(path, self.option)
-    self.require(path)
-    place = path.resolve()
-    paths.make_directory(place.parent, self.option)
+    path = paths.local(text, self.option, self.error).absolute()
+    place = self._place(path)
+    paths.make_directory(place.parent, self.option, self.error)
     files.tidy(place.parent, place.name)
-    self.require(path)  # it may have been put back just now
+    try:
+      found = self._foreign_file(place)
+    except OSError as error:
+      raise self.error(
+        f"{self.option} {brief(str(path))} cannot be read "
+        f"({error.strerror or error}). Give another directory."
+      ) from error
+    if found is not None:
+      raise self.error(
+        f"{self.option} {brief(str(path))} holds something else "
+        f"({brief(found)}), and is left as it is: expected a new or empty "
+        "directory, or one that was written here before, which is replaced."
+      )
     return path
 
-  def require(self, path: Path) -> None:
-    """Refuse a directory in which anything else lies: nothing is lost.
-
-    Raises:
-      ConfigError: also for what is no directory, or cannot be read.
-    """
-    try:
-      foreign_file = self._foreign_file(path)
-    except (OSError, RuntimeError) as error:  # a link may lead to itself
-      reason = getattr(error, "strerror", None) or error
-      raise ConfigError(
-        f"{self.option} {brief(str(path))} cannot be read ({reason}). Give "
-        "another directory."
-      ) from error
-    if foreign_file is not None:
-      raise ConfigError(
-        f"{self.option} {brief(str(path))} is there and holds something else "
-        f"({brief(foreign_file)}): expected a new or empty directory, or one "
-        "that this command wrote, which is replaced."
-      )
-
   @contextlib.contextmanager
-  def replacing(self, path: Path) -> Iterator[Path]:
+  def replacing(self, path: Path, *errors: type[Exception]) -> Iterator[Path]:
     """Yield a new directory, which takes the place of `path` at the end.
 
+    Args:
+      path: of the directory.
+      errors: of its writers, which are raised as `TrainingError`.
+
     Raises:
-      ConfigError: for a directory that another one cannot take the place of.
-      TrainingError: where something else is at `path` by then. It is left as it
-        is, and the new directory lies beside it, where the message says.
+      error: for a directory that another one cannot take the place of.
+      TrainingError: if it cannot be written, or something else is at `path` by
+        then. It is left as it is, and the new directory lies beside it, where
+        the message says.
     """
-    paths.require_replaceable(path, self.option)
-    place = path.resolve()
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with files.replacing_directory(place, self._foreign_file) as new:
-      new.mkdir()
-      yield new
+    place = self._place(path)
+    with files.writing(path, *errors):
+      place.parent.mkdir(parents=True, exist_ok=True)
+      with files.replacing_directory(place, self._foreign_file) as new:
+        new.mkdir()
+        yield new
 
-  def _foreign_file(self, path: Path) -> str | None:
-    """The first thing that is of something else; None where there is none."""
-    if not path.exists():
-      return path.name if path.is_symlink() else None
-    if not path.is_dir():
-      return path.name
-    known = self._known(path / self.index)
-    known |= {str(_copy(PurePosixPath(name))) for name in known}
-    folders = {
-      str(parent) for name in known for parent in PurePosixPath(name).parents
-    }
-    return _first_unknown(path, "", known, folders)
+  def _place(self, path: Path) -> Path:
+    """The directory itself, where `path` may be a link to one."""
+    paths.require_replaceable(path, self.option, self.error)
+    return Path(os.path.realpath(path))
 
-  def _known(self, index: Path) -> set[str]:
-    """The files of an earlier one; none where there is no index of one."""
+  def _foreign_file(self, place: Path) -> str | None:
+    """The first file or folder of something else; None if there is none."""
+    if not place.is_dir():
+      return place.name if place.exists() else None
+    known = {place / name for name in self.known(place)}
+    folders = {folder for file in known for folder in file.parents}
+    for entry in _foreign_entries(place, known, folders):
+      return entry.relative_to(place).as_posix()
+    return None
+
+
+def listed_in(index: str, kind: str) -> Callable[[Path], Collection[str]]:
+  """Recognize a directory by a JSON file with its "kind" and all its "files".
+
+  Args:
+    index: the name of the JSON file, which may leave itself out.
+    kind: such as "memory_vit evaluation report".
+
+  Returns:
+    The `known` of an `OutputDirectory`.
+  """
+
+  def known(directory: Path) -> Collection[str]:
     try:
-      if index.is_symlink() or index.stat().st_size > _MAX_BYTES:
-        return set()
-      values = json.loads(index.read_text(encoding="utf-8"))
-      if values[_MARK] != self.kind:
-        return set()
-      names = {*map(str, self.listed(values))}
-      return {self.index, *names} if names else set()
-    except (
-      OSError, ValueError, LookupError, TypeError, AttributeError,
-      RecursionError,
-    ):  # fmt: skip
-      return set()
+      values = json.loads((directory / index).read_text(encoding="utf-8"))
+      return {index, *values["files"]} if values["kind"] == kind else ()
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+      return ()
+
+  return known
 
 
-def _first_unknown(
-  folder: Path, below: str, known: set[str], folders: set[str]
-) -> str | None:
-  """The first name that is not known; nothing behind it is looked at."""
-  with os.scandir(folder) as entries:
-    for entry in entries:
-      name = f"{below}{entry.name}"
-      if entry.is_dir(follow_symlinks=False):
-        if name not in folders:
-          return name
-        if found := _first_unknown(
-          folder / entry.name, f"{name}/", known, folders
-        ):
-          return found
-      elif known and is_by_the_way(entry.name):
-        continue
-      elif entry.is_symlink() or name not in known:
-        return name
-  return None
+def list_files(directory: Path) -> list[str]:
+  """The sorted names of all files below a directory, as "folder/file"."""
+  found = (path for path in directory.rglob("*") if path.is_file())
+  return sorted(path.relative_to(directory).as_posix() for path in found)
 
 
-def is_by_the_way(name: str) -> bool:
-  """Whether nobody put a file of that name there on purpose."""
-  return any(fnmatch.fnmatchcase(name, each) for each in _BY_THE_WAY)
-
-
-def _copy(name: PurePosixPath) -> PurePosixPath:
-  """The copy that Jupyter makes of a file that is opened there."""
-  return name.parent / _COPIES / f"{name.stem}-checkpoint{name.suffix}"
+def _foreign_entries(
+  folder: Path, known: Set[Path], folders: Set[Path]
+) -> Iterator[Path]:
+  """Yield what is not known; no foreign folder is looked into."""
+  for entry in sorted(folder.iterdir()):
+    is_folder = entry.is_dir() and not entry.is_symlink()
+    if is_folder and entry in folders:
+      yield from _foreign_entries(entry, known, folders)
+    elif is_folder or not (
+      entry in known or (known and entry.name.startswith("."))
+    ):
+      yield entry

@@ -45,18 +45,20 @@ def local(
   return path
 
 
-def make_directory(path: Path, where: str) -> None:
+def make_directory(
+  path: Path, where: str, error: type[Exception] = ConfigError
+) -> None:
   """Make a directory to write to, where there is none.
 
   Raises:
-    ConfigError: where it cannot be, or nothing can be written there.
+    error: where it cannot be, or nothing can be written there.
   """
   try:
     path.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=path):
       pass
   except OSError as problem:
-    raise ConfigError(
+    raise error(
       f"{where} is {brief(str(path))}, where nothing can be written "
       f"({_reason(problem)}). Give another directory."
     ) from problem

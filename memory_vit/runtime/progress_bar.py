@@ -10,10 +10,10 @@ stands above them: log lines by `LogHandler`, other text in `above_bars()`.
 
 import contextlib
 import contextvars
+import io
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
@@ -37,7 +37,6 @@ SILENCE_SECONDS = 30.0
 # What is over sooner gets no bar: it would only flicker.
 _DELAY_SECONDS = 1.0
 _BYTES = "B"
-_MIB = 2**20
 
 
 def on_terminal() -> bool:
@@ -66,10 +65,14 @@ def _has_width() -> bool:
 
 
 class ProgressBar:
-  """How far something long is, with its speed and the time to go.
+  """How far something long is, with its speed and the time to go, by tqdm.
 
-  On a terminal that is a bar of tqdm, shown by process 0 alone. Elsewhere it is
-  a line each half minute, by every process in its own log.
+  On a terminal that is a bar, shown by process 0 alone. Elsewhere it is a line
+  each half minute, by every process in its own log.
+
+  Attributes:
+    total: how much there is; None if nobody knows. It may change.
+    is_bar: whether it is a bar.
   """
 
   def __init__(
@@ -87,7 +90,7 @@ class ProgressBar:
 
     Args:
       title: what is done; is escaped.
-      total: how much there is; None where nobody knows.
+      total: see the class.
       unit: what is counted, "images" or "B" for instance.
       done: how much was done before.
       delay: seconds after which a bar appears.
@@ -95,14 +98,25 @@ class ProgressBar:
       say: is called with the lines where there is no terminal; by default they
         are logged.
     """
-    self.total = total
-    self._title, self._unit, self._start = escaped(title), unit, done
-    self._done, self._delay, self._stays = done, delay, stays
+    self.total, self.is_bar = total, on_terminal()
     self._say = say or logger.info
-    self._began = self._said = time.perf_counter()
-    self._bar: Any = None
-    self.is_bar = on_terminal()
-    self.update(0)
+    bar = {"file": sys.stderr, "dynamic_ncols": True, "delay": delay}
+    # tqdm counts here, and `update` prints: not while it holds its lock, for
+    # which `LogHandler` waits.
+    lines = {
+      "file": io.StringIO(), "ncols": 0, "miniters": 1,
+      "mininterval": SILENCE_SECONDS,
+    }  # fmt: skip
+    self._bar = tqdm.tqdm(
+      total=total or None,
+      initial=done,
+      desc=escaped(title),
+      unit=unit if unit == _BYTES else f" {unit}",
+      unit_scale=unit == _BYTES,
+      unit_divisor=1024,
+      leave=stays,
+      **(bar if self.is_bar else lines),
+    )
 
   def __enter__(self) -> Self:
     return self
@@ -120,73 +134,34 @@ class ProgressBar:
 
     A last batch may be padded: never more is done than there is in all.
     """
-    self._done += count
-    if self.total:
-      self._done = min(self._done, self.total)
-    now = time.perf_counter()
-    if self.is_bar:
-      if self._bar is None and now - self._began >= self._delay:
-        self._bar = self._open()
-      if self._bar is not None:
-        self._bar.total = self.total or None
-        self._bar.update(self._done - self._bar.n)
-    elif now - self._said >= SILENCE_SECONDS:
-      self._said = now
-      self._say(self.line)
+    bar = self._bar
+    bar.total = self.total or None
+    if bar.total:
+      count = min(count, bar.total - bar.n)
+    if bar.update(count) and not self.is_bar:
+      self._say(str(bar))
 
   def reach(self, done: int) -> None:
-    """Say how much is done by now, what was done before included."""
-    self.update(done - self._done)
+    """Count up to a number, in which what was done before is included."""
+    self.update(done - self.done)
 
   @property
   def done(self) -> int:
     """How much is done by now."""
-    return self._done
+    return self._bar.n
 
   def note(self, text: str) -> None:
     """Show some numbers behind the bar, from now on."""
-    if self._bar is not None:
-      self._bar.set_postfix_str(text)
+    self._bar.set_postfix_str(text)
 
   def reset(self) -> None:
-    """Count from the beginning again, as pooch does at the end."""
-    self._done = self._start = 0
+    """Do nothing: pooch calls it at the end, before it counts all again."""
 
   def close(self) -> None:
     """End the bar, and leave the cursor at the start of a line."""
-    if self._bar is not None:
-      self._bar.close()
-    self._bar, self.is_bar = None, False
-
-  @property
-  def line(self) -> str:
-    """How far it is: "pets: 1,024/3,669 images, 93 images/s, ETA 0:28"."""
-    seconds = max(time.perf_counter() - self._began, 1e-9)
-    speed = (self._done - self._start) / seconds
-    scale, unit = (_MIB, "MiB") if self._unit == _BYTES else (1, self._unit)
-    total = f"/{self.total // scale:,}" if self.total else ""
-    rate = speed / scale
-    text = f"{self._title}: {self._done // scale:,}{total} {unit}"
-    text += f", {rate:.0f} {unit}/s" if rate >= 10 else f", {rate:.2g} {unit}/s"
-    if self.total and speed:
-      text += f", ETA {duration((self.total - self._done) / speed)}"
-    return text
-
-  def _open(self) -> Any:
-    bar = tqdm.tqdm(
-      total=self.total or None,
-      initial=self._done,
-      desc=self._title,
-      unit=self._unit if self._unit == _BYTES else f" {self._unit}",
-      unit_scale=self._unit == _BYTES,
-      unit_divisor=1024,
-      dynamic_ncols=True,
-      leave=self._stays,
-      file=sys.stderr,
-    )
-    bar.start_t -= time.perf_counter() - self._began
-    bar.initial = self._start
-    return bar
+    # Before that tqdm would leave a bar that a log line has made appear.
+    self._bar.delay = 0
+    self._bar.close()
 
 
 @contextlib.contextmanager

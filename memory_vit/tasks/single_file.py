@@ -32,13 +32,18 @@ def write(path: Path, flat: Mapping[str, np.ndarray], text: str) -> None:
   """Write a task; an older file is replaced once the new one is complete.
 
   Args:
-    path: of the file; its directory is there.
+    path: of the file.
     flat: {name: array}, float32.
     text: what `task.json` would hold.
+
+  Raises:
+    TrainingError: if it cannot be written.
   """
   content = array_files.to_bytes(flat, {_KEY: text})
-  with files.replacing(path) as part:
-    part.write_bytes(content)
+  with files.writing(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with files.replacing(path) as part:
+      part.write_bytes(content)
 
 
 def read_text(path: Path, limit: int) -> str:

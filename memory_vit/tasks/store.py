@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,23 @@ from memory_vit.errors import TaskError
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone, backbone_shapes, trunk
 from memory_vit.model.task import Task, TaskSpec, require_backbone
-from memory_vit.runtime import files
 from memory_vit.runtime import paths as typed
 from memory_vit.runtime.messages import brief, escaped, listed
+from memory_vit.runtime.output_directory import OutputDirectory
 from memory_vit.tasks import array_files, manifest, single_file
 from memory_vit.tasks.compose import Tasks, TasksLike, concatenate
 from memory_vit.tasks.manifest import Manifest
 
 _ARRAYS = "arrays.safetensors"
+
+
+def _written(path: Path) -> Collection[str]:
+  """The files of a task, if it is one."""
+  is_task = (path / manifest.FILE).is_file()
+  return (manifest.FILE, _ARRAYS) if is_task else ()
+
+
+_DIRECTORY = OutputDirectory("the path", _written, TaskError)
 
 
 def save_task(
@@ -48,6 +57,7 @@ def save_task(
   Raises:
     TaskError: for what is no task, where the path is there and is not a task,
       or the task could not be loaded again. Nothing is written then.
+    TrainingError: if it cannot be written.
   """
   if not isinstance(task, Task):
     raise TaskError(
@@ -61,7 +71,6 @@ def save_task(
   _require_place(path, format)
   flat = {k: np.asarray(v) for k, v in trees.flatten(task.params).items()}
   array_files.require_finite(flat, f"task {task.spec.name!r} cannot be saved")
-  path.parent.mkdir(parents=True, exist_ok=True)
   described = Manifest(
     spec=task.spec,
     arrays={name: array_files.describe(array) for name, array in flat.items()},
@@ -71,8 +80,7 @@ def save_task(
     single_file.write(path, flat, manifest.to_text(described, str(path)))
     return
   text = manifest.to_text(described, str(path / manifest.FILE))
-  with files.replacing_directory(path) as new:
-    new.mkdir()
+  with _DIRECTORY.replacing(path) as new:
     (new / _ARRAYS).write_bytes(array_files.to_bytes(flat))
     (new / manifest.FILE).write_text(text, encoding="utf-8")
 
@@ -89,8 +97,9 @@ def _require_place(path: Path, format: str) -> None:
       f"{path} with format={format!r}: expected a name that ends in "
       f"{single_file.SUFFIX} for a file, and another one for a directory."
     )
-  is_task = path.is_file() if is_file else (path / manifest.FILE).is_file()
-  if path.exists() and not is_task:
+  if not is_file:
+    _DIRECTORY.require_own(path)
+  elif path.exists() and not path.is_file():
     raise TaskError(f"{path} exists and is not a task: it is left as it is.")
 
 

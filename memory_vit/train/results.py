@@ -211,7 +211,7 @@ def export(
   directory = workdir / "tasks"
   for task in (*trainer.parents, *tasks):
     processes.on_process_0(
-      functools.partial(_save, task, directory / task.spec.name)
+      functools.partial(store.save_task, task, directory / task.spec.name)
     )
   if tasks[0].spec.learned.holds_backbone:
     model = workdir / f"{name}.npz"
@@ -310,12 +310,6 @@ def tidy(workdir: Path) -> None:
     for path in workdir.glob(".*"):
       if _BEGUN.fullmatch(path.name) and path.is_file():
         path.unlink()
-
-
-def _save(task: Task, path: Path) -> None:
-  """Write a task to where nothing else can be."""
-  with files.writing(path):
-    store.save_task(task, path)
 
 
 def _export_orbax(tasks: Sequence[Task], directory: Path) -> None:

@@ -30,7 +30,7 @@ from memory_vit.commands import (
 from memory_vit.config import OPTIONS, Config, from_dict, to_dict
 from memory_vit.errors import BackboneError, ConfigError, TrainingError
 from memory_vit.run_result import read_result
-from memory_vit.runtime import paths
+from memory_vit.runtime import files, paths
 from memory_vit.runtime.lock import only_run
 from memory_vit.runtime.rules import (
   Changes,
@@ -516,7 +516,7 @@ def test_a_file_is_replaced_once_it_is_whole(tmp_path):
   for path in (file, link):
     paths.require_writable(path, "--json")
     assert not file.exists() or path is link
-    console.write_json(path, {"a": 1})
+    files.write_json(path, {"a": 1})
     assert json.loads(file.read_text()) == {"a": 1}
   assert link.is_symlink()
   assert sorted(p.name for p in tmp_path.iterdir()) == [

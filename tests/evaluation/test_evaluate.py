@@ -17,7 +17,7 @@ from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.evaluation import evaluate as evaluate_lib
 from memory_vit.evaluation import verify
-from memory_vit.runtime import sharding
+from memory_vit.runtime import files, sharding
 from memory_vit.tasks.program import Program
 
 CENTRAL = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
@@ -301,7 +301,7 @@ def test_folders_are_told_apart(model, tmp_path, capsys):
 def test_no_number_that_is_none_gets_into_a_file(tmp_path):
   file = tmp_path / "out.json"
   with pytest.raises(ValueError, match="not JSON compliant"):
-    console.write_json(file, {"loss": float("nan")})
+    files.write_json(file, {"loss": float("nan")})
   assert not file.exists()
 
 
@@ -377,7 +377,7 @@ def test_json_replaces_nothing_of_the_users(tmp_path):
     with pytest.raises(ConfigError, match="thesis.txt.*is there"):
       console.json_file(str(file), "backbone")
     assert file.read_text() == text
-  console.write_json(file, own)
+  files.write_json(file, own)
   assert console.json_file(str(file), "backbone") == file
   with pytest.raises(ConfigError, match="is there"):
     console.json_file(str(file), "splits")

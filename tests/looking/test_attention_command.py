@@ -18,12 +18,11 @@ from memory_vit import config as config_lib
 from memory_vit.commands import attention
 from memory_vit.data import datasets
 from memory_vit.data.split_ref import SplitRef
-from memory_vit.errors import ConfigError
-from memory_vit.looking import attention_files, cell_removal, image_attention
+from memory_vit.looking import cell_removal, image_attention
 from memory_vit.looking.attention_shares import attention_shares
 from memory_vit.tasks import model_loading
 
-MARK = attention_files.REPORT.mark
+MARK = {"kind": "memory_vit attention report"}
 CENTRAL = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
 
 
@@ -173,26 +172,10 @@ def test_a_directory_of_others_is_left_as_it_is(model, tmp_path, capsys):
   assert "holds something else ('notes.txt')" in capsys.readouterr().err
   assert [p.name for p in mine.iterdir()] == ["notes.txt"]
   # A list of files is believed only for what it names.
-  values = {**MARK, "schema_version": 1, "files": ["shares/a.png"]}
+  values = {**MARK, "files": ["shares/a.png"]}
   (mine / "attention.json").write_text(json.dumps(values))
   assert run(root, mine, root / "images") == 2
   assert (mine / "notes.txt").read_text() == "dear"
-
-
-@pytest.mark.parametrize(
-  "values",
-  [
-    {"schema_version": 1, "files": ["shares/a.png"]},
-    {**MARK, "files": ["shares/a.png"]},
-    {**MARK, "schema_version": 1, "files": []},
-    {**MARK, "schema_version": 1, "files": ["shares/a.png", "notes.txt"]},
-    {**MARK, "schema_version": 1, "files": "shares/a.png"},
-  ],
-)
-def test_what_this_command_has_not_written_is_left(tmp_path, values):
-  (tmp_path / "attention.json").write_text(json.dumps(values))
-  with pytest.raises(ConfigError, match="something else"):
-    attention_files.REPORT.require_own(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -298,7 +281,7 @@ def test_an_earlier_report_stays_where_there_is_nothing_to_show(
   out, bad = tmp_path / "out", tmp_path / "bad.png"
   (out / "shares").mkdir(parents=True)
   (out / "shares" / "a.png").write_bytes(b"old")
-  text = json.dumps({**MARK, "schema_version": 1, "files": ["shares/a.png"]})
+  text = json.dumps({**MARK, "files": ["shares/a.png"]})
   (out / "attention.json").write_text(text)
   bad.write_bytes(b"no image")
   assert run(root, out, bad, tasks=["low"]) == 2

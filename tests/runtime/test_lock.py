@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from memory_vit.errors import TrainingError
+from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.runtime.lock import one_at_a_time, only_run
 
 
@@ -73,7 +73,7 @@ def test_what_is_not_ours_is_left_as_it_is(tmp_path, put, text):
   }[put]()
   with pytest.raises(TrainingError) as error, only_run(lock.parent):
     pass
-  assert f"{lock} is not the file by which" in str(error.value)
+  assert f"{lock} cannot be the lock by which" in str(error.value)
   assert "\n" not in str(error.value)
   assert victim.read_text() == text
   assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -113,7 +113,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path):
   (tmp_path / "file").write_text("")
   for path in ("file", "file/run", "x" * 300):
     with (
-      pytest.raises(TrainingError, match="--workdir .* cannot be made"),
+      pytest.raises(ConfigError, match="--workdir .* nothing can be written"),
       only_run(tmp_path / path),
     ):
       pass
@@ -131,3 +131,20 @@ def test_a_lock_that_is_taken_away_is_noticed(tmp_path, again):
         second.enter_context(only_run(tmp_path))
       with pytest.raises(TrainingError, match="was taken away or replaced"):
         require_held()
+
+
+def test_who_waits_is_told_who_holds_the_lock(tmp_path):
+  path, seen = tmp_path / ".lock", []
+  with contextlib.ExitStack() as first:
+    first.enter_context(one_at_a_time(path, pytest.fail, "--output"))
+
+    def wait(owner):
+      seen.append(owner)
+      if len(seen) == 2:
+        first.close()
+
+    with one_at_a_time(path, wait, "--output"):
+      pass
+  assert len(seen) == 2
+  assert {*seen} == {path.read_text().strip()}
+  assert seen[0].startswith(f"process {os.getpid()} on ")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 
 import pytest
 
@@ -9,9 +10,9 @@ from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.runtime import files, output_directory
 
 ONE = output_directory.OutputDirectory(
-  "--out", "index.json", "one", lambda values: values["files"]
+  "--out", output_directory.listed_in("index.json", "one")
 )
-INDEX = json.dumps({**ONE.mark, "files": ["shares/a.png", "b.png"]})
+INDEX = json.dumps({"kind": "one", "files": ["shares/a.png", "b.png"]})
 
 
 def earlier(path):
@@ -83,20 +84,25 @@ def test_what_comes_meanwhile_is_left_as_it_is(tmp_path, name):
   assert len([*tmp_path.iterdir()]) == 2
 
 
-@pytest.mark.parametrize(
-  "name",
-  [
-    ".DS_Store", "shares/Thumbs.db", ".~lock.predictions.csv#",
-    "shares/.nfs00000001", ".ipynb_checkpoints/b-checkpoint.png",
-  ],
-)  # fmt: skip
-def test_looking_at_it_does_not_lock_it(tmp_path, name):
+@pytest.mark.parametrize("name", [".DS_Store", "shares/.nfs00000001"])
+def test_hidden_files_beside_an_earlier_one_go_with_it(tmp_path, name):
+  """As desktops leave them: looking at a report does not lock it."""
   path = earlier(tmp_path / "own")
-  (path / name).parent.mkdir(exist_ok=True)
   (path / name).write_text("")
   with ONE.replacing(ONE.require_own(str(path))) as new:
     (new / "index.json").write_text(INDEX)
   assert [file.name for file in path.iterdir()] == ["index.json"]
+
+
+@pytest.mark.fault("report-directory")
+def test_hidden_files_and_folders_of_others_stay(tmp_path):
+  """As a `.git` in an earlier one, and an `.env` in a directory of another."""
+  path = earlier(tmp_path / "own")
+  (path / ".git").mkdir()
+  refused(path, ".git")
+  (tmp_path / "mine").mkdir()
+  (tmp_path / "mine" / ".env").write_text("")
+  refused(tmp_path / "mine", ".env")
 
 
 @pytest.mark.fault("report-directory")
@@ -149,7 +155,7 @@ def test_what_was_killed_is_put_back_and_asked_again(tmp_path):
   path, scratch = tmp_path / "own", tmp_path / ".own-0123abcd"
   for strange in (False, True):
     earlier(scratch / "old")
-    (scratch / "lock").write_text(files.SCRATCH_MARK)
+    (scratch / "lock").write_bytes(files.SCRATCH_MARK)
     if strange:
       (scratch / "old" / "mine").write_text("")
       refused(path, "mine")
@@ -158,21 +164,6 @@ def test_what_was_killed_is_put_back_and_asked_again(tmp_path):
     assert (path / "b.png").exists()
     assert not scratch.exists()
     path.rename(tmp_path / f"away{strange}")
-
-
-@pytest.mark.parametrize(
-  "name", [".DS_Store", ".ipynb_checkpoints/thesis-checkpoint.ipynb"]
-)
-def test_what_looking_leaves_is_no_earlier_directory(tmp_path, name):
-  """It may be the last copy of a notebook that is gone."""
-  path = tmp_path / "mine"
-  (path / name).parent.mkdir(parents=True)
-  (path / name).write_text("")
-  refused(path, name.split("/")[0])
-  path = earlier(tmp_path / "own")
-  (path / ".ipynb_checkpoints").mkdir()
-  (path / ".ipynb_checkpoints" / "thesis-checkpoint.ipynb").write_text("")
-  refused(path, ".ipynb_checkpoints/thesis-checkpoint.ipynb")
 
 
 def test_the_current_directory_is_not_replaced_from_python(
@@ -195,6 +186,20 @@ def test_a_folder_of_others_is_left_even_where_it_is_empty(tmp_path, name):
   refused(path, name)
 
 
+def test_a_folder_that_cannot_be_read_is_of_others(tmp_path, monkeypatch):
+  """What is in it must not be lost."""
+  path, iterdir = earlier(tmp_path / "own"), pathlib.Path.iterdir
+
+  def unreadable(folder):
+    if folder.name == "shares":
+      raise PermissionError(13, "Permission denied", str(folder))
+    return iterdir(folder)
+
+  monkeypatch.setattr(pathlib.Path, "iterdir", unreadable)
+  with pytest.raises(ConfigError, match="cannot be read .Permission denied"):
+    ONE.require_own(str(path))
+
+
 def test_folders_alone_are_of_others(tmp_path):
   (tmp_path / "tree" / "below").mkdir(parents=True)
   refused(tmp_path / "tree", "below")
@@ -202,13 +207,13 @@ def test_folders_alone_are_of_others(tmp_path):
 
 def test_nothing_behind_a_stranger_is_looked_at(tmp_path, monkeypatch):
   (tmp_path / "home" / "deep" / "deeper").mkdir(parents=True)
-  real, seen = os.scandir, []
+  real, seen = pathlib.Path.iterdir, []
 
-  def scandir(path):
+  def iterdir(path):
     seen.append(path)
     return real(path)
 
-  monkeypatch.setattr(output_directory.os, "scandir", scandir)
+  monkeypatch.setattr(pathlib.Path, "iterdir", iterdir)
   refused(tmp_path / "home", "deep")
   assert seen == [tmp_path / "home"]
 
@@ -218,7 +223,7 @@ def test_nothing_behind_a_stranger_is_looked_at(tmp_path, monkeypatch):
   [
     "[]", "1", "{", '{"files": 3}', '{"tasks": []}', "[" * 100_000,
     INDEX.replace('"one"', '"other"'), '{"files": ["b.png"]}',
-    '{"files": [], "kind": "one"}',
+    '{"kind": "one"}', '{"kind": "one", "files": [{}]}',
   ],
 )  # fmt: skip
 def test_an_index_of_something_else_is_not_believed(tmp_path, text):
@@ -227,17 +232,16 @@ def test_an_index_of_something_else_is_not_believed(tmp_path, text):
 
 
 def test_links(tmp_path):
-  """One to a directory stays, one to nowhere is refused, one inside too."""
+  """One to a directory stays, and one inside is not followed."""
   real, link = earlier(tmp_path / "real"), tmp_path / "link"
   link.symlink_to(real)
   with ONE.replacing(ONE.require_own(str(link))) as new:
     (new / "index.json").write_text(INDEX)
   assert link.is_symlink()
   assert [file.name for file in real.iterdir()] == ["index.json"]
-  (tmp_path / "lost").symlink_to(tmp_path / "nowhere")
-  refused(tmp_path / "lost", "lost")
-  (real / "b.png").symlink_to(tmp_path / "photo.png")
-  refused(real, "b.png")
+  (tmp_path / "photos").mkdir()
+  (real / "shares").symlink_to(tmp_path / "photos")
+  refused(real, "shares")
   (tmp_path / "file").write_text("mine")
   refused(tmp_path / "file", "file")
 

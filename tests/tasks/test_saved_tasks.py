@@ -11,7 +11,7 @@ import pytest
 from conftest import edit_task, random_task, tiny_backbone
 
 import memory_vit as mv
-from memory_vit.errors import TaskError
+from memory_vit.errors import TaskError, TrainingError
 from memory_vit.model import trees
 from memory_vit.tasks import manifest as tasks_manifest
 
@@ -100,7 +100,7 @@ def test_what_cannot_be_replaced_stays(saved, backbone, monkeypatch):
     return rename(source, target)
 
   monkeypatch.setattr(pathlib.Path, "rename", fails)
-  with pytest.raises(OSError, match="no"):
+  with pytest.raises(TrainingError, match="cannot be written: no"):
     mv.save_task(random_task(backbone, "pets", seed=9, cells=1), path)
   loaded = mv.load_task(path, backbone)
   assert loaded.spec == task.spec
@@ -132,11 +132,15 @@ def test_a_task_that_is_replaced_while_it_is_read_is_not_mixed(
   assert mv.load_task(path, backbone).digest == other.digest
 
 
-def test_saving_leaves_other_directories_alone(backbone, tmp_path):
-  (tmp_path / "notes.txt").write_text("mine")
-  with pytest.raises(TaskError, match="not a task: it is left"):
-    mv.save_task(random_task(backbone, "a"), tmp_path)
-  assert (tmp_path / "notes.txt").read_text() == "mine"
+@pytest.mark.parametrize("beside_a_task", [False, True])
+def test_saving_leaves_other_files_alone(saved, backbone, beside_a_task):
+  task, path = saved
+  path = path if beside_a_task else path.parent.parent / "mine"
+  path.mkdir(exist_ok=True)
+  (path / "notes.txt").write_text("mine")
+  with pytest.raises(TaskError, match="something else .*is left as it is"):
+    mv.save_task(task, path)
+  assert (path / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.fault("foreign-task")

@@ -37,10 +37,10 @@ def test_a_task_that_was_being_written_is_removed(workdir):
   for name in (".pets-a1_b2c3d", ".birds-00000000", ".a-b-abcdefgh"):
     (tasks / name / "new").mkdir(parents=True)
     (tasks / name / "new" / "task.json").write_text("{")
-    (tasks / name / "lock").write_text(files.SCRATCH_MARK)
+    (tasks / name / "lock").write_bytes(files.SCRATCH_MARK)
   # Killed once the new one had its place.
   shutil.copytree(tasks / "pets", tasks / ".pets-a1_b2c3e" / "old")
-  (tasks / ".pets-a1_b2c3e" / "lock").write_text(files.SCRATCH_MARK)
+  (tasks / ".pets-a1_b2c3e" / "lock").write_bytes(files.SCRATCH_MARK)
   results.tidy(workdir)
   assert names(tasks) == ["pets"]
 
@@ -53,7 +53,7 @@ def test_a_task_that_was_moved_out_of_the_way_is_put_back(workdir, backbone):
   scratch.mkdir()
   (tasks / "pets").rename(scratch / "old")
   (scratch / "new").mkdir()
-  (scratch / "lock").write_text(files.SCRATCH_MARK)
+  (scratch / "lock").write_bytes(files.SCRATCH_MARK)
   results.tidy(workdir)
   assert names(tasks) == ["pets"]
   assert store.load_task(tasks / "pets", backbone).spec.name == "pets"
