@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from memory_vit.bulk.make_shards import image_reader
-from memory_vit.bulk.versions import versions
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.model.task import BACKBONE
 from memory_vit.prediction.config import PredictorConfig
@@ -43,23 +42,22 @@ class PredictionJob:
     [size] = self.config.batch_sizes
     return size
 
-  def open(self, warm_up: bool = True) -> PredictionModel:
-    """Load the model; without `warm_up` nothing is compiled yet.
+  def open(self) -> PredictionModel:
+    """Load the model; nothing is compiled yet.
 
     Raises:
       MemoryVitError: for what cannot be read, or does not fit together.
     """
-    return PredictionModel(self, Predictor(self.config, warm_up=warm_up))
+    return PredictionModel(self, Predictor(self.config, warm_up=False))
 
 
 class PredictionModel:
-  """A predictor that makes rows; see `work.Model`.
+  """A predictor that makes rows; see `make_shards.Model`.
 
   Attributes:
     schema: for each task NAME "NAME/top_classes", "NAME/top_indices",
       "NAME/top_probabilities", and "NAME/logits" where these are asked for.
     facts: what rows depend on, as JSON values.
-    described: the same, with versions.
   """
 
   def __init__(self, job: PredictionJob, predictor: Predictor) -> None:
@@ -91,10 +89,9 @@ class PredictionModel:
       "logits": job.logits,
       "original": job.original,
     }
-    self.described = {**self.facts, "versions": versions()}
 
   def columns(self, pixels: np.ndarray) -> list[pa.Array]:
-    """See `work.Model`.
+    """See `make_shards.Model`.
 
     Raises:
       TaskError: for outputs that are not finite.

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from memory_vit.bulk import image_rows, readers
+from memory_vit.bulk import readers
 from memory_vit.bulk.input_files import take_inventory
 from memory_vit.bulk.readers import Columns
 from memory_vit.errors import DataError
@@ -19,7 +19,7 @@ PNG = fake_data.encode(fake_data.picture(7), "PNG")
 def rows(inputs, numbers=None, columns=Columns()):  # noqa: B008
   found = take_inventory([str(path) for path in inputs], columns)
   numbers = range(found.images) if numbers is None else numbers
-  return list(image_rows.read_rows(found, numbers, columns))
+  return list(found.rows(numbers, columns))
 
 
 def write(path, values, group=None, metadata=None):
