@@ -23,7 +23,7 @@ from memory_vit.bulk import make_shards, shard_file
 from memory_vit.bulk import plan as plans
 from memory_vit.bulk.plan import Plan
 from memory_vit.errors import ConfigError, MemoryVitError, TrainingError
-from memory_vit.runtime.messages import first_line
+from memory_vit.runtime.messages import escaped, first_line, shortened
 
 # Bytes for the objects of a cluster that this process starts: there are none
 # but numbers of shards.
@@ -46,14 +46,14 @@ class RayEngine:
 
   Attributes:
     workers: processes, each with a model of its own.
-    worker_cpus: CPUs that Ray reserves for each.
+    worker_cpus: CPUs that Ray reserves for each; 0 for Ray's own default.
     worker_gpus: GPUs of each, or shares of one.
     address: of a running cluster, "auto" for the one of this machine; "" takes
       that of $RAY_ADDRESS, or starts one here.
   """
 
   workers: int
-  worker_cpus: float = 1
+  worker_cpus: float = 0
   worker_gpus: float = 0
   address: str = ""
 
@@ -74,13 +74,13 @@ class RayEngine:
     if not missing:
       return
     ray = self._connected()
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    # Later shards are handed out while an earlier one is being repeated.
-    context.execution_options.preserve_order = False
-    context.wait_for_min_actors_s = _MOST_WAIT
     try:
+      context = ray.data.DataContext.get_current()
+      context.enable_progress_bars = False
+      context.print_on_execution_start = False
+      # Later shards are handed out while an earlier one is being repeated.
+      context.execution_options.preserve_order = False
+      context.wait_for_min_actors_s = _MOST_WAIT
       made = ray.data.from_items(
         [{"shard": i} for i in missing], override_num_blocks=len(missing)
       ).map_batches(
@@ -90,8 +90,8 @@ class RayEngine:
         compute=ray.data.ActorPoolStrategy(
           size=min(self.workers, len(missing))
         ),
-        num_cpus=self.worker_cpus,
-        num_gpus=self.worker_gpus,
+        num_cpus=self.worker_cpus or None,
+        num_gpus=self.worker_gpus or None,
       )
       for row in made.iter_rows():
         count(len(plan.numbers(int(row["shard"]))))
@@ -188,7 +188,9 @@ def _own(error: BaseException) -> MemoryVitError:
     if isinstance(inner, MemoryVitError):
       return type(inner)(str(inner))
     inner = getattr(inner, "cause", None) or inner.__cause__
+  # The lines before are of Ray, and a traceback.
+  reason = shortened(escaped(str(error).rstrip().rpartition("\n")[2]))
   return TrainingError(
-    f"a worker of Ray failed: {first_line(error)} What is finished is kept: "
-    "give the same command again."
+    f"a worker of Ray failed: {reason} What is finished is kept: give the same "
+    "command again."
   )

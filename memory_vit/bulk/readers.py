@@ -225,7 +225,7 @@ def _found_columns(
   """The columns of images and of labels in a Parquet file."""
   wanted = (columns.image,) if columns.image else _IMAGE_COLUMNS
   image = next((name for name in wanted if name in schema.names), "")
-  if not image or not _kind(schema.field(image).type):
+  if not image or not _holds_images(schema.field(image).type):
     what = f"is of type {schema.field(image).type}" if image else "is not there"
     raise DataError(
       f"{escaped(str(path))}: the column of images, {' or '.join(wanted)}, "
@@ -243,17 +243,16 @@ def _found_columns(
   return image, None
 
 
-def _kind(type_: pa.DataType) -> str:
-  """Whether a column holds "bytes", a "struct" or a "path", or none: ""."""
-  if pa.types.is_binary(type_) or pa.types.is_large_binary(type_):
-    return "bytes"
-  if pa.types.is_string(type_) or pa.types.is_large_string(type_):
-    return "path"
-  if pa.types.is_struct(type_):
-    names = {type_.field(i).name for i in range(type_.num_fields)}
-    if "bytes" in names and _kind(type_.field("bytes").type) == "bytes":
-      return "struct"
-  return ""
+def _holds_images(kind: pa.DataType) -> bool:
+  """Whether values of a type may be images, or their paths."""
+  if pa.types.is_struct(kind):
+    return any(f.name == "bytes" and _is_binary(f.type) for f in kind)
+  is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+  return is_text or _is_binary(kind)
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+  return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
 
 
 @contextlib.contextmanager
@@ -269,15 +268,17 @@ def _array_record(path: Path) -> Iterator[Any]:
   try:
     # As for random access: nothing is read ahead.
     options = "readahead_buffer_size:0,max_parallelism:0"
-    reader = array_record_module.ArrayRecordReader(str(path), options)
-  except (OSError, RuntimeError, ValueError) as error:
-    raise _unreadable(path, error) from error
-  try:
-    yield reader
-  except (RuntimeError, IndexError) as error:
-    raise _unreadable(path, error) from error
-  finally:
-    reader.close()
+    with contextlib.closing(
+      array_record_module.ArrayRecordReader(str(path), options)
+    ) as reader:
+      yield reader
+  except DataError:
+    raise
+  except (OSError, RuntimeError, ValueError, IndexError) as error:
+    raise DataError(
+      f"{escaped(str(path))} cannot be read: {first_line(error)}. It may have "
+      "changed, or be no ArrayRecord file."
+    ) from error
 
 
 def _require_image(path: Path, record: bytes) -> None:
@@ -294,13 +295,6 @@ def _require_image(path: Path, record: bytes) -> None:
     ) from error
   except Exception:  # A broken image is a row with an error, not the end.
     return
-
-
-def _unreadable(path: Path, error: Exception) -> DataError:
-  return DataError(
-    f"{escaped(str(path))} cannot be read: {first_line(error)}. It may have "
-    "changed, or be no ArrayRecord file."
-  )
 
 
 def utf8(text: str) -> str:

@@ -100,7 +100,8 @@ def _add_engine(parser: Parser) -> None:
   count = Number(1, 2**16, "processes")
   parser.number("--workers", count, 2, "of Ray, each with a model of its own")
   share = Number(0, 2**16, "a number")
-  parser.number("--worker_cpus", share, 1.0, "CPUs reserved for a worker")
+  about = "CPUs that Ray reserves for a worker; 0 is Ray's own default"
+  parser.number("--worker_cpus", share, 0.0, about)
   parser.number("--worker_gpus", share, 0.0, "GPUs of a worker, or a share")
 
 

@@ -94,7 +94,7 @@ def reading(path: Path) -> Iterator[pq.ParquetFile]:
     # Without a memory map: a file that gets shorter would end the process.
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
       yield file
-  except (OSError, pa.ArrowException) as error:
+  except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
     raise DataError(
       f"{escaped(str(path))} cannot be read: {first_line(error)}. It may have "
       "changed, or be no Parquet file."

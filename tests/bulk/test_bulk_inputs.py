@@ -156,7 +156,15 @@ def test_what_cannot_be_used_is_refused(tmp_path):
     rows([broken])
   with pytest.raises(DataError, match="is of type int64"):
     rows([broken], columns=Columns(image="number"))
+  no_text = pa.array([b"\xff"]).view(pa.string())
+  write(broken, {"image": [PNG], "label": no_text})
+  with pytest.raises(DataError, match="x.parquet cannot be read"):
+    rows([broken])
+  write(broken, {"image": [PNG, PNG]})
+  found = take_inventory([str(broken)], Columns())
   write(broken, {"image": [PNG]})
+  with pytest.raises(DataError, match="has fewer rows than it had"):
+    list(found.rows(range(2), Columns()))
   with pytest.raises(DataError, match="no column 'class' of labels"):
     rows([broken], columns=Columns(label="class"))
   (tmp_path / "1.png").write_bytes(PNG)

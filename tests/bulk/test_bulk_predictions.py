@@ -271,6 +271,17 @@ def test_files_without_embeddings_are_refused(place, tmp_path):
     read_embeddings(output)
 
 
+def test_the_example_reads_a_table(place, tmp_path, monkeypatch, capsys):
+  """As docs/scale.md has it."""
+  monkeypatch.chdir(tmp_path)
+  command(predict, place, "OUT", "--shard_images=4")
+  capsys.readouterr()
+  page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+  [example] = re.findall(r"```python\n([^`]*?pq.read_table.*?)```", page, re.S)
+  exec(compile(example, "an example", "exec"), {})
+  assert capsys.readouterr().out == f"{IMAGES}\n"
+
+
 def test_the_example_reads_arrays(place, tmp_path, monkeypatch, capsys):
   """As docs/scale.md has it."""
   monkeypatch.chdir(tmp_path)
