@@ -96,7 +96,7 @@ def is_whole(folder: Path, plan: Plan, shard: int) -> bool:
 def errors_of(folder: Path, plan: Plan, shard: int) -> int | None:
   """Count the rows with an error of a shard, by its footer.
 
-  None where it is not there, or is not of this plan.
+  None where it is not there, is not of this plan, or has other rows.
   """
   try:
     metadata = pq.read_metadata(folder / plan.name(shard))
@@ -104,7 +104,7 @@ def errors_of(folder: Path, plan: Plan, shard: int) -> int | None:
     is_own = about["plan"] == plan.digest and about["shard"] == shard
   except (OSError, pa.ArrowException, LookupError, TypeError, ValueError):
     return None
-  if not is_own:
+  if not is_own or metadata.num_rows != len(plan.numbers(shard)):
     return None
   column = metadata.schema.names.index("error")
   groups = map(metadata.row_group, range(metadata.num_row_groups))

@@ -179,55 +179,26 @@ def whole_path(source: str) -> str:
   return os.path.abspath(path) if os.path.exists(path) else source
 
 
-def is_bulk(
+def require_used(
   parser: Parser, arguments: argparse.Namespace, *others: str
-) -> bool:
-  """Whether a command that can do without reads an --input.
+) -> None:
+  """Raise `ConfigError` for options that would not be read.
 
   Args:
     parser: of the command.
     arguments: of its command line.
     others: options of its own that want an --input.
-
-  Raises:
-    ConfigError: where options are given that would not be read.
   """
   if bool(arguments.input) != bool(arguments.output):
     raise ConfigError(
       "the command line: expected both --input and --output, or neither."
     )
-  if arguments.input:
-    require_engine_options(parser, arguments)
-    return True
-  _require_defaults(
-    parser, arguments, (*_OPTIONS, *others),
-    "is of predictions into Parquet: expected --input and --output beside it",
-  )  # fmt: skip
-  if not arguments.images:
-    raise ConfigError(
-      "the command line: there is no image; expected IMAGE ..., or --input and "
-      "--output; --help lists all."
-    )
-  return False
-
-
-def require_engine_options(
-  parser: Parser, arguments: argparse.Namespace
-) -> None:
-  """Raise `ConfigError` for options of Ray without it."""
-  if arguments.engine != "ray":
-    _require_defaults(
-      parser, arguments, _OF_RAY,
-      "is of workers of Ray: expected --engine=ray beside it",
-    )  # fmt: skip
-
-
-def _require_defaults(
-  parser: Parser,
-  arguments: argparse.Namespace,
-  names: Sequence[str],
-  problem: str,
-) -> None:
+  if not arguments.input:
+    names: Sequence[str] = (*_OPTIONS, *others)
+    problem = "is of predictions into Parquet: expected --input and --output"
+  else:
+    names = _OF_RAY if arguments.engine != "ray" else ()
+    problem = "is of workers of Ray: expected --engine=ray"
   for name in names:
     if getattr(arguments, name) != parser.get_default(name):
-      raise ConfigError(f"--{name} {problem}.")
+      raise ConfigError(f"--{name} {problem} beside it.")

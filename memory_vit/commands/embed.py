@@ -72,7 +72,7 @@ def _parser() -> Parser:
 
 def _embed(parser: Parser, argv: Sequence[str]) -> int:
   arguments = parser.parse_args(argv)
-  bulk_options.require_engine_options(parser, arguments)
+  bulk_options.require_used(parser, arguments)
   job = embeddings.EmbeddingJob(
     backbone=bulk_options.whole_path(arguments.backbone),
     task=bulk_options.whole_path(arguments.task),

@@ -100,7 +100,8 @@ def _predict(parser: Parser, argv: Sequence[str]) -> int:
   with warnings.catch_warnings():
     # Large images are refused as such; Pillow warns from a lower limit on.
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-    if bulk_options.is_bulk(parser, arguments, "logits"):
+    bulk_options.require_used(parser, arguments, "logits")
+    if arguments.input:
       return _predict_bulk(arguments)
     return _predict_all(arguments)
 
@@ -126,6 +127,11 @@ def _predict_bulk(arguments: argparse.Namespace) -> int:
 
 
 def _predict_all(arguments: argparse.Namespace) -> int:
+  if not arguments.images:
+    raise ConfigError(
+      "the command line: there is no image; expected IMAGE ..., or --input and "
+      "--output; --help lists all."
+    )
   dtype = console.compute_dtype(arguments.dtype)
   backbone, tasks = model_loading.load_model(
     arguments.backbone, arguments.task, dtype, any_regime=True
