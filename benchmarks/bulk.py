@@ -26,7 +26,7 @@ from PIL import Image, ImageDraw
 
 import memory_vit as mv
 from memory_vit.bulk.predictions import PredictionJob
-from memory_vit.bulk.run import Input, run_bulk
+from memory_vit.bulk.run import run_bulk
 from memory_vit.prediction.config import PredictorConfig
 
 
@@ -83,7 +83,7 @@ def _measure(
   ways: dict[str, Callable[[int], Any]] = {
     "bulk": lambda i: run_bulk(
       _Opened(model, arguments.batch),
-      Input((str(root / "images"),)),
+      [str(root / "images")],
       str(root / f"out-{i}"),
     ),
     "plain loop": lambda i: _plain(
@@ -110,7 +110,7 @@ class _Opened:
   def __init__(self, model: Any, batch_size: int) -> None:
     self.batch_size, self._model = batch_size, model
 
-  def open(self, warm_up: bool = True) -> Any:
+  def open(self) -> Any:
     """The model."""
     return self._model
 

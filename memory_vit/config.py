@@ -103,9 +103,9 @@ class TrainDataConfig:
   # what comes with a package: "digits:0-4", "glyphs:inverted".
   name: str = option("", _DATA_SET_OR_NONE)
   # TFDS data directory; of "folder" what holds train/ and test/, of "list" what
-  # holds train.txt and test.txt, of "embeddings" what holds train/ or
-  # train.parquet, or the output of `memory-vit embed` itself, which is "train";
-  # "" is TFDS's own default directory.
+  # holds train.txt and test.txt, of "embeddings" what holds train/, or
+  # the output of `memory-vit embed` itself, which is "train"; "" is TFDS's own
+  # default directory.
   dir: str = option("", _DIRECTORY, resume="free")
   # Splits, in the notation of TFDS: "train[:98%]".
   train: str = option("train[:98%]", _SPLIT)

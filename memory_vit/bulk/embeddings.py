@@ -15,7 +15,6 @@ from jaxtyping import Array, Float, Float32
 
 from memory_vit.backbones import load
 from memory_vit.bulk.make_shards import image_reader
-from memory_vit.bulk.versions import versions
 from memory_vit.errors import TaskError
 from memory_vit.model.backbone import Backbone, rounded
 from memory_vit.model.task import EvalPreprocessing
@@ -46,8 +45,8 @@ class EmbeddingJob:
   stored: str = "bfloat16"
   memory_mib: int = 2048
 
-  def open(self, warm_up: bool = True) -> EmbeddingModel:
-    """Load the backbone; without `warm_up` nothing is compiled yet.
+  def open(self) -> EmbeddingModel:
+    """Load the backbone; nothing is compiled yet.
 
     Raises:
       MemoryVitError: for what cannot be read.
@@ -71,20 +70,16 @@ class EmbeddingJob:
     evaluation = (
       evaluation or backbone.evaluation or EvalPreprocessing(image_size=side)
     )
-    model = EmbeddingModel(self, backbone, evaluation)
-    if warm_up:
-      model.columns(np.zeros((1, side, side, 3), np.float32))
-    return model
+    return EmbeddingModel(self, backbone, evaluation)
 
 
 class EmbeddingModel:
-  """A frozen backbone that makes rows; see `work.Model`.
+  """A frozen backbone that makes rows; see `make_shards.Model`.
 
   Attributes:
     schema: "pooled", what a head reads, and "layers", what a probe reads: the
       values of an image one after the other, as little-endian bytes.
     facts: what rows depend on, with the shapes and the type of the values.
-    described: the same, with versions.
   """
 
   def __init__(
@@ -116,12 +111,11 @@ class EmbeddingModel:
         "shapes": {name: list(shape) for name, shape in shapes.items()},
       },
     }
-    self.described = {**self.facts, "versions": versions()}
 
   def columns(
     self, pixels: Float32[np.ndarray, "k side side 3"]
   ) -> list[pa.Array]:
-    """See `work.Model`."""
+    """See `make_shards.Model`."""
     # One shape, so that one program is compiled.
     images = np.zeros((self._job.batch_size, *pixels.shape[1:]), np.float32)
     images[: len(pixels)] = pixels

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memory_vit.bulk import readers
-from memory_vit.bulk.readers import Columns
+from memory_vit.bulk.readers import Columns, ImageRow
 from memory_vit.errors import DataError
 from memory_vit.images import folders, image_files
 from memory_vit.runtime import paths
@@ -64,8 +64,7 @@ class InputFiles:
     """SHA-256 of paths, sizes and times: contents are not read."""
     digest = hashlib.sha256()
     for row in self.files.to_pylist():
-      path = row.pop("path")
-      digest.update(repr((path, *row.values())).encode())
+      digest.update(repr(tuple(row.values())).encode())
     return digest.hexdigest()
 
   def require_seen(self) -> None:
@@ -74,19 +73,48 @@ class InputFiles:
     Raises:
       DataError: where the first or the last of them is not there.
     """
-    was_there = self.files.filter(pc.not_equal(self.files["time"], 0))
-    ends = {0, was_there.num_rows - 1} if was_there.num_rows else ()
-    for path in was_there["path"].take([*ends]).to_pylist():
+    seen = self.files.filter(pc.field("time") != 0)["path"]
+    last = max(0, len(seen) - 1)
+    for name in [*seen.slice(0, 1), *seen.slice(last)]:
+      path = os.fsdecode(name.as_py())
       if not os.path.exists(path):
         raise DataError(
-          f"{escaped(os.fsdecode(path))} was there when the input was listed, "
-          "and is not seen by this process: is its file system mounted here? "
-          "All workers must see the inputs at the same paths."
+          f"{escaped(path)} was there when the input was listed, and is not "
+          "seen by this process: is its file system mounted here? All workers "
+          "must see the inputs at the same paths."
         )
+
+  def rows(self, numbers: range, columns: Columns) -> Iterator[ImageRow]:
+    """Read images one after the other.
+
+    Image files are named, not opened: whoever decodes them does that.
+
+    Args:
+      numbers: of images, without gaps.
+      columns: of Parquet files.
+
+    Raises:
+      DataError: where a file of many images has changed, or cannot be read.
+    """
+    # Files without images are never the last that begins at or before a number.
+    file = int(np.searchsorted(self.first, numbers.start, side="right")) - 1
+    while file < self.files.num_rows and self.first[file] < numbers.stop:
+      begin, end = int(self.first[file]), int(self.first[file + 1])
+      [row] = self.files.slice(file, 1).to_pylist()
+      name = os.fsdecode(row["path"])
+      if readers.is_container(Path(name)):
+        start, stop = max(begin, numbers.start), min(end, numbers.stop)
+        inside = range(start - begin, stop - begin)
+        yield from readers.read_container(Path(name), inside, begin, columns)
+      else:
+        image = None if row["reason"] else name
+        shown = readers.utf8(name)
+        yield ImageRow(begin, shown, image, row["label"], row["reason"])
+      file += 1
 
 
 def take_inventory(
-  inputs: Sequence[str], columns: Columns, outputs: Sequence[Path] = ()
+  inputs: Sequence[str], columns: Columns, output: Path | None = None
 ) -> InputFiles:
   """List the files of inputs.
 
@@ -95,18 +123,16 @@ def take_inventory(
       files; folders, which stand for all images below them or, where there is
       none, for the Parquet and ArrayRecord files below them.
     columns: of Parquet files.
-    outputs: files and folders of Parquet that are not read, wherever they lie.
+    output: a folder whose Parquet files are not read, wherever it lies.
 
   Raises:
     DataError: for an input that is not there or has no image, and for a file
       of many images that cannot be read.
   """
-  skipped = [path.resolve() for path in outputs]
-  rows = [row for text in inputs for row in _files_of(text, columns, skipped)]
-  columns_of_rows = zip(*rows, strict=True) if rows else [[]] * len(_SCHEMA)
+  rows = [row for text in inputs for row in _files_of(text, columns, output)]
   arrays = [
-    pa.array(values, field.type)
-    for values, field in zip(columns_of_rows, _SCHEMA, strict=True)
+    pa.array([row[i] for row in rows], field.type)
+    for i, field in enumerate(_SCHEMA)
   ]
   found = InputFiles(pa.Table.from_arrays(arrays, schema=_SCHEMA))
   if not found.images:
@@ -118,7 +144,7 @@ def take_inventory(
 
 
 def _files_of(
-  text: str, columns: Columns, skipped: Sequence[Path]
+  text: str, columns: Columns, output: Path | None
 ) -> Iterator[_Row]:
   """The rows of one input."""
   # Workers may have another working directory, and so may a run that resumes.
@@ -129,11 +155,16 @@ def _files_of(
     many = readers.is_container(path)
     yield _container(path, columns) if many else _image(str(path), None, "")
     return
-  images, found = _below(path)
+  found = folders.walk(str(path))
+  found.closed.pop(str(path), None)  # it holds no image
+  images = image_files.entries_of(found)
   many_images = [
     file
-    for file in found
-    if not any(file.resolve().is_relative_to(other) for other in skipped)
+    for file in map(Path, found.others)
+    if readers.is_container(file)
+    # As Spark hides them.
+    and not any(n.startswith("_") for n in file.relative_to(path).parts)
+    and not (output and file.resolve().is_relative_to(output.resolve()))
   ]
   if images and many_images:
     raise DataError(
@@ -147,28 +178,10 @@ def _files_of(
     yield _container(file, columns)
 
 
-def _below(folder: Path) -> tuple[list[image_files.ImageFile], list[Path]]:
-  """Images below a folder, and files of many images.
-
-  Of the latter none whose name, or that of a folder, begins with "_".
-  """
-  found = folders.walk(str(folder))
-  found.closed.pop(str(folder), None)  # it holds no image
-  many_images = [
-    path
-    for path in map(Path, found.others)
-    if readers.is_container(path)
-    and not any(n.startswith("_") for n in path.relative_to(folder).parts)
-  ]
-  return image_files.entries_of(found), sorted(many_images)
-
-
 def _label(path: str, folder: Path) -> str | None:
   """The first folder below the one that was named: a class, as in `main`."""
   first, *rest = Path(path).relative_to(folder).parts
-  return (
-    os.fsencode(first).decode("utf-8", "backslashreplace") if rest else None
-  )
+  return readers.utf8(first) if rest else None
 
 
 def _image(path: str, label: str | None, reason: str) -> _Row:

@@ -5,7 +5,6 @@ The one place that does this; engines only say which shards are made where.
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,10 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from memory_vit.bulk import image_rows, shard_file
+from memory_vit.bulk import shard_file
 from memory_vit.bulk.plan import Plan
 from memory_vit.bulk.readers import ImageRow
-from memory_vit.bulk.shard_file import ShardCounts
 from memory_vit.errors import DataError
 from memory_vit.images.reader import ImageReader, Prepared
 from memory_vit.model.task import EvalPreprocessing
@@ -32,6 +30,8 @@ _LASTING = {
   errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG,
   errno.EACCES, errno.EPERM, errno.EINVAL, errno.EILSEQ, errno.ENXIO,
 }  # fmt: skip
+# The shard of a batch, and its rows.
+_Rows = tuple[int, list[ImageRow]]
 
 
 def image_reader(memory_mib: int, batch_size: int, side: int) -> ImageReader:
@@ -51,36 +51,17 @@ class Model(Protocol):
   Attributes:
     schema: of the columns that it adds to `shard_file.COMMON`.
     facts: all that its columns depend on, but for images; JSON values.
-    described: of the output, for the metadata of its files; JSON values.
     images: the reader of its images.
     evaluation: how they are prepared.
   """
 
   schema: pa.Schema
   facts: dict[str, Any]
-  described: dict[str, Any]
   images: ImageReader
   evaluation: EvalPreprocessing
 
   def columns(self, pixels: np.ndarray) -> list[pa.Array]:
     """Float32 (k, side, side, 3) -> an array of k values for each field."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Finished:
-  """A shard that was made just now."""
-
-  shard: int
-  counts: ShardCounts
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Batch:
-  """A batch of a shard, decoded."""
-
-  shard: int
-  rows: list[ImageRow]
-  pixels: list[Prepared]
 
 
 def make_shards(
@@ -89,15 +70,16 @@ def make_shards(
   model: Model,
   shards: Iterable[int],
   count: Callable[[int], None] = lambda images: None,
-) -> Iterator[Finished]:
-  """Make shards one after the other, and say when each is there.
+) -> None:
+  """Make shards one after the other.
 
   Args:
     plan: of the run.
     folder: of the output.
     model: of the plan.
     shards: numbers of shards.
-    count: is called with the images of each batch, once they are written.
+    count: is called with the number of images of each batch, once it is
+      written.
 
   Raises:
     DataError: where a file of many images cannot be read any more, or an image
@@ -105,46 +87,38 @@ def make_shards(
     TrainingError: where a shard cannot be written.
   """
   schema = pa.schema([*shard_file.COMMON, *model.schema])
-  batches = _decoded_ahead(plan, model, shards)
-  for shard, group in itertools.groupby(batches, key=lambda batch: batch.shard):
-    images = errors = 0
-    with shard_file.writing_shard(
-      folder, plan, shard, schema, model.described
-    ) as writer:
-      for batch in group:
-        writer.add(_record_batch(batch, model, schema))
-        images += len(batch.rows)
-        count(len(batch.rows))
-        errors += sum(isinstance(p, DataError) for p in batch.pixels)
-    yield Finished(shard, ShardCounts(images, errors))
+  decoded = model.images.read_ahead(_batches(plan, shards), model.evaluation)
+
+  def rows_of(
+    group: Iterable[tuple[_Rows, list[Prepared]]],
+  ) -> Iterator[pa.RecordBatch]:
+    for (_, rows), pixels in group:
+      _require_lasting(rows, pixels)
+      yield _record_batch(rows, pixels, model, schema)
+      count(len(rows))
+
+  for shard, group in itertools.groupby(decoded, key=lambda item: item[0][0]):
+    shard_file.write_shard(folder, plan, shard, schema, rows_of(group))
 
 
-def _decoded_ahead(
-  plan: Plan, model: Model, shards: Iterable[int]
-) -> Iterator[_Batch]:
-  """Batches of shards in order; the next ones are decoded meanwhile.
+def _batches(
+  plan: Plan, shards: Iterable[int]
+) -> Iterator[tuple[_Rows, list[str | bytes | DataError]]]:
+  """Batches of shards in order, not decoded.
 
   Every shard begins with a new batch, so that its rows do not depend on which
   shards are made beside it.
   """
-
-  def encoded() -> Iterator[
-    tuple[tuple[int, list[ImageRow]], list[str | bytes | DataError]]
-  ]:
-    for shard in shards:
-      numbers = plan.numbers(shard)
-      rows = image_rows.read_rows(plan.inventory, numbers, plan.columns)
-      for batch in image_rows.batches_of(rows, plan.batch_size):
-        images = [
+  for shard in shards:
+    rows = plan.inventory.rows(plan.numbers(shard), plan.columns)
+    while batch := list(itertools.islice(rows, plan.batch_size)):
+      yield (
+        (shard, batch),
+        [
           DataError(row.reason) if row.image is None else row.image
           for row in batch
-        ]
-        yield (shard, batch), images
-
-  decoded = model.images.read_ahead(encoded(), model.evaluation)
-  for (shard, rows), pixels in decoded:
-    _require_lasting(rows, pixels)
-    yield _Batch(shard, rows, pixels)
+        ],
+      )
 
 
 def _require_lasting(
@@ -161,20 +135,19 @@ def _require_lasting(
 
 
 def _record_batch(
-  batch: _Batch, model: Model, schema: pa.Schema
+  rows: Sequence[ImageRow],
+  found: Sequence[Prepared],
+  model: Model,
+  schema: pa.Schema,
 ) -> pa.RecordBatch:
   """The rows of a batch; where there are no pixels, columns are null."""
-  errors = [str(p) if isinstance(p, DataError) else None for p in batch.pixels]
-  pixels = [p for p in batch.pixels if not isinstance(p, DataError)]
-  common = [
-    [row.number for row in batch.rows],
-    [row.path for row in batch.rows],
-    [row.label for row in batch.rows],
-    errors,
-  ]
+  errors = [str(p) if isinstance(p, DataError) else None for p in found]
+  pixels = [p for p in found if not isinstance(p, DataError)]
   columns = [
-    pa.array(values, field.type)
-    for values, field in zip(common, shard_file.COMMON, strict=True)
+    pa.array([row.number for row in rows]),
+    pa.array([row.path for row in rows]),
+    pa.array([row.label for row in rows], pa.string()),
+    pa.array(errors, pa.string()),
   ]
   if pixels:
     numbers = itertools.count()

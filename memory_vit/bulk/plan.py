@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from memory_vit.bulk.input_files import InputFiles
 from memory_vit.bulk.readers import Columns
 from memory_vit.errors import ConfigError
-from memory_vit.runtime import files, paths
+from memory_vit.runtime import files, parquet, paths
 from memory_vit.runtime.messages import brief, first_line, listed
 
 # A new number makes everything again.
@@ -65,12 +65,12 @@ class Plan:
 
   def name(self, shard: int) -> str:
     """The file of a shard."""
-    return f"part-{shard:05}-of-{self.shards:05}.parquet"
+    return parquet.shard_name(shard, self.shards)
 
   @functools.cached_property
   def facts(self) -> dict[str, Any]:
     """All that decides what is in the output, as JSON values."""
-    facts = {
+    return as_json({
       "format": FORMAT,
       "input": {
         "sha256": self.inventory.digest,
@@ -81,8 +81,7 @@ class Plan:
       "shard_images": self.shard_images,
       "batch_size": self.batch_size,
       "model": dict(self.model),
-    }
-    return as_json(facts)
+    })  # fmt: skip
 
   @functools.cached_property
   def digest(self) -> str:
@@ -103,9 +102,9 @@ def require_own(folder: Path) -> None:
     ConfigError: where something that is no output of ours is there, or it
       cannot be made.
   """
-  # Of two that begin at once, one may write its plan between these two looks.
-  of_others = folder.exists() and (not folder.is_dir() or _holds_others(folder))
-  if of_others and not (folder / FOLDER / _PLAN).exists():
+  # A plan is looked for last: a command that began at the same time may have
+  # written it just now.
+  if _holds_others(folder) and not (folder / FOLDER / _PLAN).exists():
     raise ConfigError(
       f"--output {brief(str(folder))} is there and holds something else: "
       "expected a new or empty directory, or that of a run to resume."
@@ -113,34 +112,23 @@ def require_own(folder: Path) -> None:
   paths.make_directory(folder / FOLDER, "--output")
 
 
-def settle(plan: Plan, folder: Path) -> bool:
+def settle(plan: Plan, folder: Path) -> None:
   """Write a plan, or make sure that the one that is there is equal.
 
   Nobody else may write there meanwhile.
 
-  Args:
-    plan: of this run.
-    folder: of the output; it is made where it is not there.
-
-  Returns:
-    Whether it was there.
-
   Raises:
-    ConfigError: where another one is there, or something that is no output of
-      ours.
+    ConfigError: where another one is there.
   """
-  require_own(folder)
-  place = folder / FOLDER
-  if (place / _PLAN).exists():
-    _require_equal(plan, place / _PLAN)
-    return True
-  inputs = place / _INPUTS
+  file, inputs = folder / FOLDER / _PLAN, folder / FOLDER / _INPUTS
+  if file.exists():
+    _require_equal(plan, file)
+    return
   with files.writing(inputs), files.replacing(inputs) as part:
     pq.write_table(plan.inventory.files, part)
-  file = place / _PLAN  # last: without it there is no plan
+  # Last: without it there is no plan.
   with files.writing(file), files.replacing(file) as part:
     part.write_text(json.dumps(plan.facts, indent=1) + "\n", encoding="utf-8")
-  return False
 
 
 def read_plan(folder: Path) -> Plan:
@@ -170,7 +158,9 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _holds_others(folder: Path) -> bool:
-  """Whether anything but an interrupted `settle` and its lock lies there."""
+  """Whether anything but an interrupted `settle` and its lock is there."""
+  if not folder.is_dir():
+    return folder.exists()
   return any(path.name != FOLDER for path in folder.iterdir())
 
 

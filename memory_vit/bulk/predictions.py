@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from memory_vit.bulk.make_shards import image_reader
-from memory_vit.bulk.versions import versions
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.model.task import BACKBONE
 from memory_vit.prediction.config import PredictorConfig
@@ -43,23 +42,22 @@ class PredictionJob:
     [size] = self.config.batch_sizes
     return size
 
-  def open(self, warm_up: bool = True) -> PredictionModel:
-    """Load the model; without `warm_up` nothing is compiled yet.
+  def open(self) -> PredictionModel:
+    """Load the model; nothing is compiled yet.
 
     Raises:
       MemoryVitError: for what cannot be read, or does not fit together.
     """
-    return PredictionModel(self, Predictor(self.config, warm_up=warm_up))
+    return PredictionModel(self, Predictor(self.config, warm_up=False))
 
 
 class PredictionModel:
-  """A predictor that makes rows; see `work.Model`.
+  """A predictor that makes rows; see `make_shards.Model`.
 
   Attributes:
     schema: for each task NAME "NAME/top_classes", "NAME/top_indices",
       "NAME/top_probabilities", and "NAME/logits" where these are asked for.
     facts: what rows depend on, as JSON values.
-    described: the same, with versions.
   """
 
   def __init__(self, job: PredictionJob, predictor: Predictor) -> None:
@@ -91,10 +89,9 @@ class PredictionModel:
       "logits": job.logits,
       "original": job.original,
     }
-    self.described = {**self.facts, "versions": versions()}
 
   def columns(self, pixels: np.ndarray) -> list[pa.Array]:
-    """See `work.Model`.
+    """See `make_shards.Model`.
 
     Raises:
       TaskError: for outputs that are not finite.
@@ -122,31 +119,25 @@ class PredictionModel:
     shares = predictions.probabilities(name)
     indices = best(shares, self._job.top)
     names = predictions.class_names(name)
-    labels = [class_label(names, i) for i in indices.ravel().tolist()]
+    labels = [[class_label(names, i) for i in row] for row in indices.tolist()]
+    top_shares = np.take_along_axis(shares, indices, axis=-1)
     found = [
-      _lists(pa.array(labels, pa.string()), indices),
-      _lists(pa.array(indices.astype(np.int32).ravel()), indices),
-      _lists(
-        pa.array(
-          np.take_along_axis(shares, indices, axis=-1)
-          .astype(np.float32)
-          .ravel()
-        ),
-        indices,
-      ),
+      pa.array(labels, pa.list_(pa.string())),
+      _lists(indices, pa.int32()),
+      _lists(top_shares, pa.float32()),
     ]
     if self._job.logits:
       is_task = name != BACKBONE
       logits = predictions.logits[name] if is_task else predictions.original
-      logits = np.ascontiguousarray(logits, np.float32)
-      # No lists of a fixed size: pyarrow 24 cannot write one that is null.
-      found.append(_lists(pa.array(logits.ravel()), logits))
+      found.append(_lists(np.asarray(logits), pa.float32()))
     return found
 
 
-def _lists(values: pa.Array, shaped: np.ndarray) -> pa.Array:
-  """Values (b * k,) as b lists of k, where `shaped` is (b, k)."""
-  b, k = shaped.shape
-  return pa.ListArray.from_arrays(
-    pa.array(np.arange(b + 1, dtype=np.int32) * k), values
-  )
+def _lists(values: np.ndarray, kind: pa.DataType) -> pa.Array:
+  """Values (b, k) as b lists of k.
+
+  Not of a fixed size: pyarrow 24 cannot write such a list that is null.
+  """
+  b, k = values.shape
+  ends = pa.array(np.arange(b + 1, dtype=np.int32) * k)
+  return pa.ListArray.from_arrays(ends, pa.array(values.ravel(), kind))

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,8 @@ import numpy as np
 from memory_vit.bulk import make_shards, shard_file
 from memory_vit.bulk import plan as plans
 from memory_vit.bulk.plan import Plan
-from memory_vit.bulk.shard_file import ShardCounts
 from memory_vit.errors import ConfigError, MemoryVitError, TrainingError
-from memory_vit.runtime.messages import first_line
+from memory_vit.runtime.messages import escaped, first_line, shortened
 
 # Bytes for the objects of a cluster that this process starts: there are none
 # but numbers of shards.
@@ -34,11 +32,12 @@ _OBJECT_STORE = 200 * 2**20
 # a busy machine may need; no more than twice that, as Ray notices a raylet that
 # died at its start only when they are over.
 _PATIENCE = "60"
+# Seconds in which all workers must have a place on the cluster, and a model:
+# by default Ray Data waits for ever. A cluster may grow meanwhile.
+_MOST_WAIT = 600
 # Workers that a shard may end. Ray Data starts a worker again and repeats what
 # it was doing, for ever; whatever ends every worker must end the command.
 _MOST_TRIES = 10
-# Nodes that a message names.
-_MOST_NAMED = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +46,7 @@ class RayEngine:
 
   Attributes:
     workers: processes, each with a model of its own.
-    worker_cpus: CPUs of each; 0 shares those of the cluster out.
+    worker_cpus: CPUs that Ray reserves for each; 0 for Ray's own default.
     worker_gpus: GPUs of each, or shares of one.
     address: of a running cluster, "auto" for the one of this machine; "" takes
       that of $RAY_ADDRESS, or starts one here.
@@ -59,20 +58,45 @@ class RayEngine:
   address: str = ""
 
   def __call__(
-    self, plan: Plan, folder: Path, job: Any, missing: Sequence[int]
-  ) -> Iterator[make_shards.Finished]:
+    self,
+    plan: Plan,
+    folder: Path,
+    job: Any,
+    missing: Sequence[int],
+    count: Callable[[int], None],
+  ) -> None:
     """Make shards.
 
     Raises:
-      ConfigError: where the cluster cannot be reached, or has less than the
-        workers need.
-      MemoryVitError: of a worker.
+      ConfigError: where the cluster cannot be reached.
+      MemoryVitError: of a worker; where workers find no place on the cluster.
     """
     if not missing:
       return
     ray = self._connected()
     try:
-      yield from self._finished(ray, plan, folder, job, missing)
+      context = ray.data.DataContext.get_current()
+      context.enable_progress_bars = False
+      context.print_on_execution_start = False
+      # Later shards are handed out while an earlier one is being repeated.
+      context.execution_options.preserve_order = False
+      context.wait_for_min_actors_s = _MOST_WAIT
+      made = ray.data.from_items(
+        [{"shard": i} for i in missing], override_num_blocks=len(missing)
+      ).map_batches(
+        ShardWorker,
+        fn_constructor_args=(str(folder.absolute()), plan.digest, job),
+        batch_size=1,
+        compute=ray.data.ActorPoolStrategy(
+          size=min(self.workers, len(missing))
+        ),
+        num_cpus=self.worker_cpus or None,
+        num_gpus=self.worker_gpus or None,
+      )
+      for row in made.iter_rows():
+        count(len(plan.numbers(int(row["shard"]))))
+    except ray.exceptions.RayError as error:
+      raise _own(error) from error
     finally:
       ray.shutdown()
 
@@ -105,73 +129,12 @@ class RayEngine:
       ) from error
     return ray
 
-  def _finished(
-    self,
-    ray: Any,
-    plan: Plan,
-    folder: Path,
-    job: Any,
-    missing: Sequence[int],
-  ) -> Iterator[make_shards.Finished]:
-    """Follow the data set of shards."""
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    # Later shards are handed out while an earlier one is being repeated.
-    context.execution_options.preserve_order = False
-    workers = min(self.workers, len(missing))
-    cpus = self._cpus_of_each(workers, _nodes(ray))
-    made = ray.data.from_items(
-      [{"shard": i} for i in missing], override_num_blocks=len(missing)
-    ).map_batches(
-      ShardWorker,
-      fn_constructor_args=(str(folder.absolute()), plan.digest, job),
-      batch_size=1,
-      compute=ray.data.ActorPoolStrategy(size=workers),
-      num_cpus=cpus,
-      num_gpus=self.worker_gpus,
-    )
-    try:
-      for row in made.iter_rows():
-        counts = ShardCounts(int(row["images"]), int(row["errors"]))
-        yield make_shards.Finished(int(row["shard"]), counts)
-    except ray.exceptions.RayError as error:
-      raise _own(error) from error
-
-  def _cpus_of_each(
-    self, workers: int, nodes: Sequence[Mapping[str, float]]
-  ) -> float:
-    """CPUs of a worker, so that all of them fit onto the nodes of a cluster.
-
-    Raises:
-      ConfigError: where they do not: Ray would wait for more nodes for ever.
-    """
-    shared = int(sum(node.get("CPU", 0) for node in nodes) // workers)
-    # The largest share first; a worker does not lie on two nodes.
-    tried = [self.worker_cpus] if self.worker_cpus else range(shared, 0, -1)
-    for cpus in tried:
-      each = {"CPU": cpus, "GPU": self.worker_gpus}
-      if sum(_fitting(node, each) for node in nodes) >= workers:
-        return cpus
-    capacities = ", ".join(
-      f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs"
-      for node in nodes[:_MOST_NAMED]
-    )
-    if len(nodes) > _MOST_NAMED:
-      capacities += f" (and {len(nodes) - _MOST_NAMED} nodes more)"
-    raise ConfigError(
-      f"--workers={workers} of {self.worker_cpus or 1:g} CPUs and "
-      f"{self.worker_gpus:g} GPUs each do not fit onto the cluster, with nodes "
-      f"of {capacities}: expected fewer --workers, less --worker_cpus or "
-      "--worker_gpus, or more nodes."
-    )
-
 
 class ShardWorker:
   """Makes shards in a process of a cluster: the class that Ray Data calls."""
 
   def __init__(self, folder: str, digest: str, job: Any) -> None:
-    """Load the model and compile it.
+    """Load the model.
 
     Args:
       folder: of the output, on a file system that all processes share.
@@ -196,19 +159,15 @@ class ShardWorker:
     self._plan.inventory.require_seen()
 
   def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Make the shards "shard" (k,), and count their "images" and "errors"."""
-    counts = [self._make(int(shard)) for shard in batch["shard"]]
-    return {
-      "shard": batch["shard"],
-      "images": np.array([c.images for c in counts]),
-      "errors": np.array([c.errors for c in counts]),
-    }
+    """Make the shards "shard" (k,)."""
+    for shard in batch["shard"]:
+      self._make(int(shard))
+    return batch
 
-  def _make(self, shard: int) -> ShardCounts:
+  def _make(self, shard: int) -> None:
     """Make a shard, unless a worker that died after that has made it."""
-    existing = shard_file.undamaged(self._folder, self._plan, shard)
-    if existing:
-      return existing
+    if shard_file.is_whole(self._folder, self._plan, shard):
+      return
     tries = self._folder / plans.FOLDER / f"{self._plan.name(shard)}.tries"
     with tries.open("ab") as file:
       if file.tell() >= _MOST_TRIES:
@@ -218,26 +177,8 @@ class ShardWorker:
           "may need more memory (a smaller --batch_size, --memory_mib)."
         )
       file.write(b".")
-    [made] = make_shards.make_shards(
-      self._plan, self._folder, self._model, [shard]
-    )
+    make_shards.make_shards(self._plan, self._folder, self._model, [shard])
     tries.unlink(missing_ok=True)
-    return made.counts
-
-
-def _nodes(ray: Any) -> list[Mapping[str, float]]:
-  """What each node of a cluster has: "CPU", "GPU", and more."""
-  return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-
-def _fitting(node: Mapping[str, float], each: Mapping[str, float]) -> int:
-  """How many workers fit onto a node."""
-  return min(
-    # Shares such as 0.1 are rounded: ten of them are one.
-    math.floor(node.get(kind, 0) / wanted + 1e-6)
-    for kind, wanted in each.items()
-    if wanted
-  )
 
 
 def _own(error: BaseException) -> MemoryVitError:
@@ -247,7 +188,9 @@ def _own(error: BaseException) -> MemoryVitError:
     if isinstance(inner, MemoryVitError):
       return type(inner)(str(inner))
     inner = getattr(inner, "cause", None) or inner.__cause__
+  # The lines before are of Ray, and a traceback.
+  reason = shortened(escaped(str(error).rstrip().rpartition("\n")[2]))
   return TrainingError(
-    f"a worker of Ray failed: {first_line(error)} What is finished is kept: "
-    "give the same command again."
+    f"a worker of Ray failed: {reason} What is finished is kept: give the same "
+    "command again."
   )

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from PIL import UnidentifiedImageError
 
 from memory_vit.errors import DataError
 from memory_vit.images import decoding
-from memory_vit.runtime import paths
+from memory_vit.runtime import parquet, paths
 from memory_vit.runtime.messages import brief, escaped, first_line
 
 # In the order in which they are looked for.
@@ -107,26 +106,9 @@ def count_images(path: Path, columns: Columns) -> int:
       if count:
         _require_image(path, reader.read([0])[0])
       return count
-  with _parquet(path) as file:
+  with parquet.reading(path) as file:
     _found_columns(path, file.schema_arrow, columns)
     return file.metadata.num_rows
-
-
-def stated_labels(path: Path, columns: Columns) -> tuple[str, ...]:
-  """The classes that a Parquet file of Hugging Face states, or none."""
-  if _is_array_record(path):
-    return ()
-  with _parquet(path) as file:
-    _, label = _found_columns(path, file.schema_arrow, columns)
-    metadata = file.schema_arrow.metadata or {}
-  try:
-    stated = json.loads(metadata.get(b"huggingface", b"{}"))
-    names = stated["info"]["features"][label]["names"]
-  except (ValueError, LookupError, TypeError):
-    return ()
-  if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
-    return ()
-  return tuple(names)
 
 
 def read_container(
@@ -147,8 +129,12 @@ def read_container(
     read = _read_array_record(path, rows)
   else:
     read = _read_parquet(path, rows, columns)
-  for row, (image, name, label, reason) in zip(rows, read, strict=True):
-    place = name or f"{_text(str(path))}#{row}"
+  for row in rows:
+    found = next(read, None)
+    if found is None:
+      raise DataError(f"{escaped(str(path))} has fewer rows than it had.")
+    image, name, label, reason = found
+    place = name or f"{utf8(str(path))}#{row}"
     yield ImageRow(first + row, place, image, label, reason)
 
 
@@ -167,47 +153,50 @@ def _read_array_record(path: Path, rows: range) -> Iterator[_Found]:
 def _read_parquet(
   path: Path, rows: range, columns: Columns
 ) -> Iterator[_Found]:
-  names = stated_labels(path, columns)
   root = Path(columns.root) if columns.root else path.parent
-  with _parquet(path) as file:
+  with parquet.reading(path) as file:
     image, label = _found_columns(path, file.schema_arrow, columns)
-    wanted = [image, label] if label else [image]
-    for values in _rows_of(path, file, rows, wanted):
+    names = _class_names(file.schema_arrow, label)
+    for values in _rows_of(file, rows, [image, label] if label else [image]):
       shown = _label(values[label], names) if label else None
       found, name, reason = _image(values[image], root)
       yield found, name, shown, reason
 
 
+def _class_names(schema: pa.Schema, label: str | None) -> list[str]:
+  """The classes that a Parquet file of Hugging Face states, or none."""
+  try:
+    about = json.loads((schema.metadata or {})[b"huggingface"])
+    names = about["info"]["features"][label]["names"]
+  except (ValueError, LookupError, TypeError):
+    return []
+  are_names = isinstance(names, list) and all(type(n) is str for n in names)
+  return names if are_names else []
+
+
 def _rows_of(
-  path: Path, file: pq.ParquetFile, rows: range, wanted: list[str]
+  file: pq.ParquetFile, rows: range, wanted: list[str]
 ) -> Iterator[Mapping[str, Any]]:
   """Rows of a file; row groups that have none of them are not read."""
-  counts = [
-    file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)
-  ]
-  ends = list(itertools.accumulate(counts))
-  groups = [
-    i
-    for i, (count, end) in enumerate(zip(counts, ends, strict=True))
-    if end > rows.start and end - count < rows.stop
-  ]
-  place = ends[groups[0]] - counts[groups[0]] if groups else 0
-  try:
-    for batch in file.iter_batches(_ROWS, row_groups=groups, columns=wanted):
-      inside = range(place, place + len(batch))
-      place = inside.stop
-      first, last = max(inside.start, rows.start), min(place, rows.stop)
-      if first < last:
-        yield from batch.slice(first - inside.start, last - first).to_pylist()
-  except (pa.ArrowException, OSError) as error:
-    raise _unreadable(path, error) from error
+  groups: list[int] = []
+  begin = first = 0
+  for i in range(file.num_row_groups):
+    end = begin + file.metadata.row_group(i).num_rows
+    if begin < rows.stop and end > rows.start:
+      first = first if groups else begin
+      groups.append(i)
+    begin = end
+  for batch in file.iter_batches(_ROWS, row_groups=groups, columns=wanted):
+    start, stop = (max(0, n - first) for n in (rows.start, rows.stop))
+    yield from batch[start:stop].to_pylist()
+    first += len(batch)
 
 
 def _image(value: Any, root: Path) -> tuple[str | bytes | None, str, str]:
   """An image, its own name, and why there is none, of a value of a column."""
   name = ""
   if isinstance(value, Mapping):  # of Hugging Face: bytes come first
-    name = _text(value.get("path") or "")
+    name = utf8(value.get("path") or "")
     value = value["bytes"] if value.get("bytes") else value.get("path")
   if isinstance(value, bytes):
     return value, name, ""
@@ -217,17 +206,17 @@ def _image(value: Any, root: Path) -> tuple[str | bytes | None, str, str]:
   if path.is_absolute() or ".." in path.parts:
     inside = path.is_relative_to(root) and ".." not in path.parts
     if not inside:
-      return None, name or _text(value), f"not a path below {root}"
-  return str(root / path), name or _text(value), ""
+      return None, name or utf8(value), f"not a path below {root}"
+  return str(root / path), name or utf8(value), ""
 
 
-def _label(value: Any, names: tuple[str, ...]) -> str | None:
+def _label(value: Any, names: Sequence[str]) -> str | None:
   """A label as text: its name, where the file states one."""
   if value is None:
     return None
   if isinstance(value, int) and 0 <= value < len(names):
     return names[value]
-  return _text(str(value))
+  return utf8(str(value))
 
 
 def _found_columns(
@@ -236,7 +225,7 @@ def _found_columns(
   """The columns of images and of labels in a Parquet file."""
   wanted = (columns.image,) if columns.image else _IMAGE_COLUMNS
   image = next((name for name in wanted if name in schema.names), "")
-  if not image or not _kind(schema.field(image).type):
+  if not image or not _holds_images(schema.field(image).type):
     what = f"is of type {schema.field(image).type}" if image else "is not there"
     raise DataError(
       f"{escaped(str(path))}: the column of images, {' or '.join(wanted)}, "
@@ -254,29 +243,16 @@ def _found_columns(
   return image, None
 
 
-def _kind(type_: pa.DataType) -> str:
-  """Whether a column holds "bytes", a "struct" or a "path", or none: ""."""
-  if pa.types.is_binary(type_) or pa.types.is_large_binary(type_):
-    return "bytes"
-  if pa.types.is_string(type_) or pa.types.is_large_string(type_):
-    return "path"
-  if pa.types.is_struct(type_):
-    names = {type_.field(i).name for i in range(type_.num_fields)}
-    if "bytes" in names and _kind(type_.field("bytes").type) == "bytes":
-      return "struct"
-  return ""
+def _holds_images(kind: pa.DataType) -> bool:
+  """Whether values of a type may be images, or their paths."""
+  if pa.types.is_struct(kind):
+    return any(f.name == "bytes" and _is_binary(f.type) for f in kind)
+  is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+  return is_text or _is_binary(kind)
 
 
-@contextlib.contextmanager
-def _parquet(path: Path) -> Iterator[pq.ParquetFile]:
-  """Open a Parquet file; `DataError` where it is none."""
-  try:
-    # Without a memory map: a file that gets shorter would end the process.
-    file = pq.ParquetFile(path, memory_map=False)
-  except (pa.ArrowException, OSError) as error:
-    raise _unreadable(path, error) from error
-  with file:
-    yield file
+def _is_binary(kind: pa.DataType) -> bool:
+  return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
 
 
 @contextlib.contextmanager
@@ -292,15 +268,17 @@ def _array_record(path: Path) -> Iterator[Any]:
   try:
     # As for random access: nothing is read ahead.
     options = "readahead_buffer_size:0,max_parallelism:0"
-    reader = array_record_module.ArrayRecordReader(str(path), options)
-  except (OSError, RuntimeError, ValueError) as error:
-    raise _unreadable(path, error) from error
-  try:
-    yield reader
-  except (RuntimeError, IndexError) as error:
-    raise _unreadable(path, error) from error
-  finally:
-    reader.close()
+    with contextlib.closing(
+      array_record_module.ArrayRecordReader(str(path), options)
+    ) as reader:
+      yield reader
+  except DataError:
+    raise
+  except (OSError, RuntimeError, ValueError, IndexError) as error:
+    raise DataError(
+      f"{escaped(str(path))} cannot be read: {first_line(error)}. It may have "
+      "changed, or be no ArrayRecord file."
+    ) from error
 
 
 def _require_image(path: Path, record: bytes) -> None:
@@ -319,13 +297,6 @@ def _require_image(path: Path, record: bytes) -> None:
     return
 
 
-def _unreadable(path: Path, error: Exception) -> DataError:
-  return DataError(
-    f"{escaped(str(path))} cannot be read: {first_line(error)}. It may have "
-    "changed, or be no Parquet or ArrayRecord file."
-  )
-
-
-def _text(text: str) -> str:
+def utf8(text: str) -> str:
   """Text that can be written: bytes that are no UTF-8 are escaped."""
   return os.fsencode(text).decode("utf-8", "backslashreplace")

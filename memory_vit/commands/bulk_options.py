@@ -6,6 +6,7 @@ import argparse
 import itertools
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from etils import epy
@@ -28,12 +29,11 @@ if TYPE_CHECKING:
 # Unreadable images that are named on stderr; all are in the output.
 _MOST_NAMED = 20
 _OF_RAY = ("ray_address", "workers", "worker_cpus", "worker_gpus")
-# Of all options but --input and --output.
-_DEFAULTS = {
-  "image_column": "", "label_column": "", "image_root": "",
-  "shard_images": 4096, "engine": "local", "ray_address": "", "workers": 2,
-  "worker_cpus": 0.0, "worker_gpus": 0.0,
-}  # fmt: skip
+# All options but --input and --output.
+_OPTIONS = (
+  "image_column", "label_column", "image_root", "shard_images", "engine",
+  *_OF_RAY,
+)  # fmt: skip
 
 
 def add(parser: Parser, *, required: bool) -> None:
@@ -56,26 +56,26 @@ def add(parser: Parser, *, required: bool) -> None:
     "--output",
     required=required,
     metavar="PATH",
-    help="a directory of Parquet shards, or one file NAME.parquet; the same "
-    "command again goes on where it was interrupted",
+    help="a directory of Parquet shards; the same command again resumes where "
+    "it was interrupted",
   )
   parser.add_argument(
     "--image_column",
-    default=_DEFAULTS["image_column"],
+    default="",
     metavar="NAME",
     help="of Parquet: bytes, a struct {bytes, path}, or paths (default: image, "
     "bytes, path, file or file_name, the first that is there)",
   )
   parser.add_argument(
     "--label_column",
-    default=_DEFAULTS["label_column"],
+    default="",
     metavar="NAME",
     help="of Parquet: classes, handed on to the output (default: label, where "
     "there is one); images in folders have the name of their folder",
   )
   parser.add_argument(
     "--image_root",
-    default=_DEFAULTS["image_root"],
+    default="",
     metavar="DIR",
     help="paths in Parquet are below this folder (default: that of the file)",
   )
@@ -100,7 +100,7 @@ def _add_engine(parser: Parser) -> None:
   count = Number(1, 2**16, "processes")
   parser.number("--workers", count, 2, "of Ray, each with a model of its own")
   share = Number(0, 2**16, "a number")
-  about = "CPUs of a worker; 0 shares those of the cluster out"
+  about = "CPUs that Ray reserves for a worker; 0 is Ray's own default"
   parser.number("--worker_cpus", share, 0.0, about)
   parser.number("--worker_gpus", share, 0.0, "GPUs of a worker, or a share")
 
@@ -142,8 +142,9 @@ def run_job(arguments: argparse.Namespace, job: Job) -> int:
     )
   summary = run.run_bulk(
     job,
-    run.Input(tuple(arguments.input), columns),
+    arguments.input,
     arguments.output,
+    columns=columns,
     shard_images=arguments.shard_images,
     engine=engine,
     say=lambda line: show(escaped(line), sys.stderr),
@@ -169,60 +170,35 @@ def _name_unreadable(output: str, summary: run.Summary) -> None:
     )
 
 
-def for_workers(source: str, engine: str) -> str:
-  """A backbone or task as workers in other directories find it.
+def whole_path(source: str) -> str:
+  """A backbone or task, as workers in other directories find it.
 
-  Args:
-    source: a path; or the name of something else, which stays as it is.
-    engine: of the command line.
+  The name of something that is no file here stays as it is.
   """
   path = os.path.expanduser(source)
-  if engine == "local" or not os.path.exists(path):
-    return source
-  return os.path.abspath(path)
+  return os.path.abspath(path) if os.path.exists(path) else source
 
 
-def is_bulk(arguments: argparse.Namespace, *others: str) -> bool:
-  """Whether a command that can do without reads an --input.
+def require_used(
+  parser: Parser, arguments: argparse.Namespace, *others: str
+) -> None:
+  """Raise `ConfigError` for options that would not be read.
 
   Args:
+    parser: of the command.
     arguments: of its command line.
     others: options of its own that want an --input.
-
-  Raises:
-    ConfigError: where options are given that would not be read.
   """
   if bool(arguments.input) != bool(arguments.output):
     raise ConfigError(
       "the command line: expected both --input and --output, or neither."
     )
-  if arguments.input:
-    require_engine_options(arguments)
-    return True
-  bulk_flags = [
-    name
-    for name, default in {**_DEFAULTS, **dict.fromkeys(others, False)}.items()
-    if getattr(arguments, name) != default
-  ]
-  if bulk_flags:
-    raise ConfigError(
-      f"--{bulk_flags[0]} is of predictions into Parquet: expected --input and "
-      "--output beside it."
-    )
-  if not arguments.images:
-    raise ConfigError(
-      "the command line: there is no image; expected IMAGE ..., or --input and "
-      "--output; --help lists all."
-    )
-  return False
-
-
-def require_engine_options(arguments: argparse.Namespace) -> None:
-  """Raise `ConfigError` for options of Ray without it."""
-  ray_flags = [
-    name for name in _OF_RAY if getattr(arguments, name) != _DEFAULTS[name]
-  ]
-  if ray_flags and arguments.engine != "ray":
-    raise ConfigError(
-      f"--{ray_flags[0]} is of workers of Ray: expected --engine=ray beside it."
-    )
+  if not arguments.input:
+    names: Sequence[str] = (*_OPTIONS, *others)
+    problem = "is of predictions into Parquet: expected --input and --output"
+  else:
+    names = _OF_RAY if arguments.engine != "ray" else ()
+    problem = "is of workers of Ray: expected --engine=ray"
+  for name in names:
+    if getattr(arguments, name) != parser.get_default(name):
+      raise ConfigError(f"--{name} {problem} beside it.")

@@ -10,7 +10,6 @@ other bad input.
 
 from __future__ import annotations
 
-import argparse
 import warnings
 from collections.abc import Sequence
 
@@ -29,7 +28,7 @@ with epy.lazy_imports():  # once the command line is known to be right
 
 def main(argv: Sequence[str]) -> int:
   """Run the command; return its exit status."""
-  return console.run_command(lambda: _embed(_parser().parse_args(argv)))
+  return console.run_command(lambda: _embed(_parser(), argv))
 
 
 def _parser() -> Parser:
@@ -71,11 +70,12 @@ def _parser() -> Parser:
   return parser
 
 
-def _embed(arguments: argparse.Namespace) -> int:
-  bulk_options.require_engine_options(arguments)
+def _embed(parser: Parser, argv: Sequence[str]) -> int:
+  arguments = parser.parse_args(argv)
+  bulk_options.require_used(parser, arguments)
   job = embeddings.EmbeddingJob(
-    backbone=bulk_options.for_workers(arguments.backbone, arguments.engine),
-    task=bulk_options.for_workers(arguments.task, arguments.engine),
+    backbone=bulk_options.whole_path(arguments.backbone),
+    task=bulk_options.whole_path(arguments.task),
     batch_size=arguments.batch_size,
     dtype=bulk_options.compute_dtype(arguments),
     stored=arguments.stored,

@@ -61,9 +61,7 @@ Guesses = dict[str, "list[Guess]"]
 
 def main(argv: Sequence[str]) -> int:
   """Run the command; return its exit status."""
-  return console.run_command(
-    lambda: _predict(_parser().parse_intermixed_args(argv))
-  )
+  return console.run_command(lambda: _predict(_parser(), argv))
 
 
 def _parser() -> Parser:
@@ -97,11 +95,13 @@ def _parser() -> Parser:
   return parser
 
 
-def _predict(arguments: argparse.Namespace) -> int:
+def _predict(parser: Parser, argv: Sequence[str]) -> int:
+  arguments = parser.parse_intermixed_args(argv)
   with warnings.catch_warnings():
     # Large images are refused as such; Pillow warns from a lower limit on.
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-    if bulk_options.is_bulk(arguments, "logits"):
+    bulk_options.require_used(parser, arguments, "logits")
+    if arguments.input:
       return _predict_bulk(arguments)
     return _predict_all(arguments)
 
@@ -114,11 +114,8 @@ def _predict_bulk(arguments: argparse.Namespace) -> int:
       "--json nor an IMAGE beside it."
     )
   config = predictor_config.PredictorConfig(
-    backbone=bulk_options.for_workers(arguments.backbone, arguments.engine),
-    tasks=tuple(
-      bulk_options.for_workers(task, arguments.engine)
-      for task in arguments.task
-    ),
+    backbone=bulk_options.whole_path(arguments.backbone),
+    tasks=tuple(map(bulk_options.whole_path, arguments.task)),
     dtype=bulk_options.compute_dtype(arguments),
     batch_sizes=(arguments.batch_size,),
     memory_mib=arguments.memory_mib,
@@ -130,6 +127,11 @@ def _predict_bulk(arguments: argparse.Namespace) -> int:
 
 
 def _predict_all(arguments: argparse.Namespace) -> int:
+  if not arguments.images:
+    raise ConfigError(
+      "the command line: there is no image; expected IMAGE ..., or --input and "
+      "--output; --help lists all."
+    )
   dtype = console.compute_dtype(arguments.dtype)
   backbone, tasks = model_loading.load_model(
     arguments.backbone, arguments.task, dtype, any_regime=True

@@ -1,8 +1,8 @@
 """Splits of embeddings: rows that `memory-vit embed` wrote, in place of images.
 
 Heads and probes alone can be trained on them. An output of `embed` is a split,
-as a folder of an image folder is: `dir` holds train/ (or train.parquet), and
-perhaps test/, or is itself the output that all splits are slices of.
+as a folder of an image folder is: `dir` holds train/ and perhaps test/, or is
+itself the output that all splits are slices of.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.sources import Source
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import BrokenDataError, DataError
-from memory_vit.runtime import messages
+from memory_vit.runtime import messages, parquet
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.paths import local
 
@@ -32,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 # The split that an output is which stands alone; its labels are the classes.
 _TRAIN = "train"
-_SUFFIX = ".parquet"
 # Rows without an embedding that a result names.
 _NAMED = 100
 # The fact that tells runs of `embed` from others.
@@ -128,38 +127,19 @@ def _column(name: str, parts: Sequence[_Part]) -> pa.ChunkedArray:
 
 def _find_outputs(root: Path, directory: str) -> dict[str, Path]:
   """{split: output of `embed`} in a directory, which messages call so."""
-  if directory and root.suffix == _SUFFIX and root.is_file():
-    return {_TRAIN: root}
   if not directory or not root.is_dir():
     raise DataError(
       f"the embeddings {messages.brief(directory)} are not there: set "
       "config.data.dir to the --output of `memory-vit embed`, or to a "
       "directory that holds one for each split, train and test."
     )
-  if any(root.glob(embedding_files.SHARDS)):
+  if any(root.glob(parquet.SHARDS)):
     return {_TRAIN: root}
-  found: dict[str, Path] = {}
-  for path in sorted(root.iterdir()):
-    if not _is_output(path):
-      continue
-    if other := found.get(path.stem):
-      raise DataError(
-        f"{messages.brief(directory)} holds {messages.brief(other.name)} and "
-        f"{messages.brief(path.name)}, expected one of them: move the one that "
-        "is not to be used."
-      )
-    found[path.stem] = path
-  return found
-
-
-def _is_output(path: Path) -> bool:
-  """Whether something in a directory is a split."""
-  if path.name.startswith((".", "_")):
-    return False
-  if path.suffix == _SUFFIX and path.is_file():
-    return True
-  # Shards of a file that is not whole yet are no split.
-  return not path.suffix and any(path.glob(embedding_files.SHARDS))
+  return {
+    path.name: path
+    for path in sorted(root.iterdir())
+    if not path.name.startswith((".", "_")) and any(path.glob(parquet.SHARDS))
+  }
 
 
 def _require_splits(
@@ -259,7 +239,7 @@ def _inventory(
     # Files of other values may have the same sizes.
     facts={LISTED: digest.hexdigest(), _RUNS: [*dict.fromkeys(plans)]},
     files={
-      path.name if path == root else os.path.relpath(path, root): str(path)
+      os.path.relpath(path, root): str(path)
       for output, _ in parts
       for path in output.files.paths
     },

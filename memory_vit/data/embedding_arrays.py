@@ -52,7 +52,7 @@ class Embeddings:
 
 
 def read_embeddings(path: str | os.PathLike[str]) -> Embeddings:
-  """Read what `embed` wrote: a directory of shards, or one file.
+  """Read what `embed` wrote: a directory of shards.
 
   Args:
     path: its --output.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,16 +11,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from memory_vit.errors import DataError
 from memory_vit.model.task import BackboneId, EvalPreprocessing
 from memory_vit.runtime import parquet, schema
-from memory_vit.runtime.messages import brief, escaped, first_line
+from memory_vit.runtime.messages import brief, escaped
 
-# As a plan of `bulk` names them.
-SHARDS = "part-*.parquet"
-_SHARD = re.compile(r"part-[0-9]+-of-(?P<shards>[0-9]+)\.parquet")
 _TYPES = ("float32", "bfloat16")
 # Of an image: far more than the largest ViT has, and little enough to be held.
 _MOST_VALUES = 2**24
@@ -91,7 +85,7 @@ class EmbeddingFiles:
     """
     tables = []
     for path in self.paths:
-      with _reading(path) as file:
+      with parquet.reading(path) as file:
         found = file.read(columns=[*_COLUMNS])
         found.validate(full=True)  # text may be no UTF-8
         if found["path"].null_count:
@@ -143,18 +137,25 @@ def joined(parts: Sequence[EmbeddingFiles]) -> EmbeddingFiles:
 
 
 def open_files(path: Path) -> EmbeddingFiles:
-  """Open what `embed` wrote, a directory of shards or one file.
+  """Open what `embed` wrote, a directory of shards.
 
   The footers of the files are read, and nothing else.
 
   Raises:
     DataError: where it is not there, is something else, or shards are missing.
   """
-  files = sorted(path.glob(SHARDS)) if path.is_dir() else [path]
-  _require_all(path, files)
+  files = sorted(path.glob(parquet.SHARDS))
+  names = [file.name for file in files]
+  if not names or names != [
+    parquet.shard_name(i, len(names)) for i in range(len(names))
+  ]:
+    raise DataError(
+      f"{_shown(path)} has the shards {brief(names)}: expected all of a run of "
+      "embed. Give the same command again to finish it."
+    )
   counts, origins, plans = [], [], []
   for file in files:
-    with _reading(file) as opened:
+    with parquet.reading(file) as opened:
       counts.append(opened.metadata.num_rows)
       origin, plan = _described(file, opened.schema_arrow)
     origins.append(origin)
@@ -167,37 +168,6 @@ def open_files(path: Path) -> EmbeddingFiles:
   return EmbeddingFiles(
     tuple(files), tuple(counts), origins[0], tuple(different)
   )
-
-
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[pq.ParquetFile]:
-  """Open a file; what is damaged is a `DataError`."""
-  try:
-    with parquet.checked(path) as file:
-      yield file
-  except (OSError, pa.ArrowException) as error:
-    raise DataError(
-      f"{_shown(path)} cannot be read: {first_line(error)}."
-    ) from error
-
-
-def _require_all(path: Path, files: list[Path]) -> None:
-  """Refuse a directory in which shards are missing."""
-  expected = 1
-  if path.is_dir() and files:
-    named = _SHARD.fullmatch(files[0].name)
-    if not named:
-      raise DataError(
-        f"{_shown(path)} holds {brief(files[0].name)}, which is no shard: "
-        "expected what embed wrote, and nothing else beside it."
-      )
-    expected = int(named["shards"])
-  if len(files) != expected:
-    raise DataError(
-      f"{_shown(path)} has {len(files)} of {expected} shards: expected the "
-      "--output of a run of embed that ended; give the same command again to "
-      "finish it."
-    )
 
 
 def _described(path: Path, found: pa.Schema) -> tuple[Origin, str]:
@@ -255,7 +225,7 @@ def _values(
   path: Path, name: str, rows: np.ndarray, origin: Origin
 ) -> Iterator[np.ndarray]:
   """`EmbeddingFiles.values` of one file; row groups without any are skipped."""
-  with _reading(path) as file:
+  with parquet.reading(path) as file:
     begin = 0
     for group in range(file.num_row_groups):
       end = begin + file.metadata.row_group(group).num_rows

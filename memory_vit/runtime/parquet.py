@@ -15,6 +15,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from memory_vit.errors import DataError
+from memory_vit.runtime.messages import escaped, first_line
+
+# The shards in a directory; see `shard_name`.
+SHARDS = "part-*.parquet"
 # The key of a description in the metadata of a file, as JSON.
 METADATA = b"memory_vit"
 # In its metadata, before the SHA-256 of all other bytes of the file.
@@ -73,9 +78,27 @@ def _seal_of(path: Path) -> tuple[int, bytes, bytes]:
     return place, stored, digest.hexdigest().encode()
 
 
-def checked(path: Path) -> pq.ParquetFile:
-  """Open a file so that whatever is read of it is what was written."""
-  return pq.ParquetFile(path, page_checksum_verification=True)
+def shard_name(shard: int, shards: int) -> str:
+  """The name of a file of a directory of shards, numbered from 0."""
+  return f"part-{shard:05}-of-{shards:05}.parquet"
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[pq.ParquetFile]:
+  """Open a file; pages that have a checksum are verified.
+
+  Raises:
+    DataError: where it cannot be read, also later on.
+  """
+  try:
+    # Without a memory map: a file that gets shorter would end the process.
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+      yield file
+  except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+    raise DataError(
+      f"{escaped(str(path))} cannot be read: {first_line(error)}. It may have "
+      "changed, or be no Parquet file."
+    ) from error
 
 
 def described(schema: pa.Schema) -> Mapping[str, Any]:

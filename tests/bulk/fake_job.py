@@ -14,7 +14,7 @@ class MeanJob:
   batch_size: int = 4
   version: int = 0
 
-  def open(self, warm_up: bool = True) -> "MeanModel":
+  def open(self) -> "MeanModel":
     return MeanModel(self)
 
 
@@ -23,7 +23,6 @@ class MeanModel:
 
   def __init__(self, job: MeanJob) -> None:
     self.facts = {"rows": "means", "version": job.version}
-    self.described = {**self.facts, "versions": {}}
     self.batches: list[int] = []
     self.images = image_reader(64, job.batch_size, 8)
     self.evaluation = EvalPreprocessing(image_size=8)

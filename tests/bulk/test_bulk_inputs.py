@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from memory_vit.bulk import image_rows, readers
+from memory_vit.bulk import readers
 from memory_vit.bulk.input_files import take_inventory
 from memory_vit.bulk.readers import Columns
 from memory_vit.errors import DataError
@@ -19,7 +19,7 @@ PNG = fake_data.encode(fake_data.picture(7), "PNG")
 def rows(inputs, numbers=None, columns=Columns()):  # noqa: B008
   found = take_inventory([str(path) for path in inputs], columns)
   numbers = range(found.images) if numbers is None else numbers
-  return list(image_rows.read_rows(found, numbers, columns))
+  return list(found.rows(numbers, columns))
 
 
 def write(path, values, group=None, metadata=None):
@@ -156,7 +156,15 @@ def test_what_cannot_be_used_is_refused(tmp_path):
     rows([broken])
   with pytest.raises(DataError, match="is of type int64"):
     rows([broken], columns=Columns(image="number"))
+  no_text = pa.array([b"\xff"]).view(pa.string())
+  write(broken, {"image": [PNG], "label": no_text})
+  with pytest.raises(DataError, match="x.parquet cannot be read"):
+    rows([broken])
+  write(broken, {"image": [PNG, PNG]})
+  found = take_inventory([str(broken)], Columns())
   write(broken, {"image": [PNG]})
+  with pytest.raises(DataError, match="has fewer rows than it had"):
+    list(found.rows(range(2), Columns()))
   with pytest.raises(DataError, match="no column 'class' of labels"):
     rows([broken], columns=Columns(label="class"))
   (tmp_path / "1.png").write_bytes(PNG)

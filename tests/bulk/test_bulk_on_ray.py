@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT, random_task, tiny_backbone
-from ray_clusters import children_of, end, environment
+from ray_clusters import ENVIRONMENT, children_of, end, environment
 
 import memory_vit as mv
-from memory_vit.bulk import run
+from memory_vit.bulk import ray_engine, run
 from memory_vit.commands import predict
 
 pytest.importorskip("ray", reason="ray is not installed")
@@ -123,6 +123,20 @@ def test_a_killed_command_is_resumed(place, tmp_path):
   for name, time_ns in before.items():
     assert (output / name).stat().st_mtime_ns == time_ns
   require_the_same_rows(output, place)
+
+
+@pytest.mark.fault("no-worker")
+@pytest.mark.filterwarnings("default")  # of Ray itself
+def test_workers_without_a_place_end_the_command(
+  place, tmp_path, monkeypatch, capsys
+):
+  """Ray Data alone would wait for ever."""
+  for key, value in ENVIRONMENT.items():
+    monkeypatch.setenv(key, value)
+  monkeypatch.setattr(ray_engine, "_MOST_WAIT", 1)
+  more = ["--engine=ray", "--workers=1", "--worker_cpus=10000"]
+  assert predict.main(flags(place, tmp_path / "out", *more)) == 2
+  assert "does not have enough resources" in capsys.readouterr().err
 
 
 _PIPELINE = """

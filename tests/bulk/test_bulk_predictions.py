@@ -128,9 +128,9 @@ def test_predictions_are_those_of_forward(place, tmp_path, capsys):
 
 
 def test_metadata_says_what_made_the_rows(place, tmp_path):
-  command(predict, place, tmp_path / "one.parquet")
-  metadata = pq.read_schema(tmp_path / "one.parquet").metadata
-  about = json.loads(metadata[b"memory_vit"])
+  command(predict, place, tmp_path / "out")
+  found = pq.read_schema(tmp_path / "out" / "part-00000-of-00001.parquet")
+  about = json.loads(found.metadata[b"memory_vit"])
   backbone = mv.load_backbone(place / "tiny.npz")
   tasks = mv.load_tasks(place / "tasks", backbone)
   assert about["backbone"]["fingerprint"] == backbone.fingerprint
@@ -139,7 +139,7 @@ def test_metadata_says_what_made_the_rows(place, tmp_path):
   }
   assert about["preprocessing"]["image_size"] == 8
   assert set(about["versions"]) == {"memory_vit", "jax", "pyarrow", "device"}
-  assert "digits/logits" not in pq.read_schema(tmp_path / "one.parquet").names
+  assert "digits/logits" not in found.names
 
 
 @pytest.mark.fault("bulk-changed")
@@ -169,14 +169,14 @@ def test_all_that_rows_depend_on_makes_another_run(place):
   }
   config = PredictorConfig(**given, batch_sizes=(4,))
   job = PredictionJob(config)
-  facts = job.open(warm_up=False).facts
+  facts = job.open().facts
   for key, other in {
     "dtype": PredictionJob(dataclasses.replace(config, dtype="bfloat16")),
     "top": dataclasses.replace(job, top=1),
     "logits": dataclasses.replace(job, logits=True),
     "original": dataclasses.replace(job, original=True),
   }.items():
-    found = other.open(warm_up=False).facts
+    found = other.open().facts
     assert [name for name in facts if found[name] != facts[name]] == [key]
 
 
@@ -240,16 +240,14 @@ def test_workers_are_given_whole_paths(tmp_path, monkeypatch):
   """Names of published backbones stay as they are."""
   monkeypatch.chdir(tmp_path)
   (tmp_path / "tiny.npz").touch()
-  found = bulk_options.for_workers("tiny.npz", "ray")
-  assert found == str(tmp_path / "tiny.npz")
-  assert bulk_options.for_workers("tiny.npz", "local") == "tiny.npz"
-  assert bulk_options.for_workers("timm:vit", "ray") == "timm:vit"
+  assert bulk_options.whole_path("tiny.npz") == str(tmp_path / "tiny.npz")
+  assert bulk_options.whole_path("timm:vit") == "timm:vit"
 
 
 @pytest.mark.fault("foreign-embeddings")
 def test_embeddings_of_another_backbone_are_refused(place, tmp_path):
-  command(embed, place, tmp_path / "one.parquet")
-  found = read_embeddings(tmp_path / "one.parquet")
+  command(embed, place, tmp_path / "out")
+  found = read_embeddings(tmp_path / "out")
   with pytest.raises(BackboneError, match="load the one that made them"):
     found.require_backbone(tiny_backbone(seed=3))
 
@@ -259,18 +257,29 @@ def test_files_without_embeddings_are_refused(place, tmp_path):
   command(predict, place, tmp_path / "out")
   with pytest.raises(DataError, match="holds no embeddings"):
     read_embeddings(tmp_path / "out")
-  with pytest.raises(DataError, match="has 0 of 1 shards"):
+  with pytest.raises(DataError, match=r"has the shards \[\]: expected all"):
     read_embeddings(place)
   output = tmp_path / "embedded"
   command(embed, place, output, "--shard_images=4")
   (output / "part-00001-of-00003.parquet").unlink()
-  with pytest.raises(DataError, match="has 2 of 3 shards"):
+  with pytest.raises(DataError, match="of-00003.*expected all of a run"):
     read_embeddings(output)
   first = output / "part-00000-of-00003.parquet"
   first.rename(output / "part-x.parquet")
   (output / "part-00002-of-00003.parquet").unlink()
-  with pytest.raises(DataError, match="'part-x.parquet', which is no shard"):
+  with pytest.raises(DataError, match="'part-x.parquet'.*expected all"):
     read_embeddings(output)
+
+
+def test_the_example_reads_a_table(place, tmp_path, monkeypatch, capsys):
+  """As docs/scale.md has it."""
+  monkeypatch.chdir(tmp_path)
+  command(predict, place, "OUT", "--shard_images=4")
+  capsys.readouterr()
+  page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+  [example] = re.findall(r"```python\n([^`]*?pq.read_table.*?)```", page, re.S)
+  exec(compile(example, "an example", "exec"), {})
+  assert capsys.readouterr().out == f"{IMAGES}\n"
 
 
 def test_the_example_reads_arrays(place, tmp_path, monkeypatch, capsys):

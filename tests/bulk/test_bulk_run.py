@@ -1,13 +1,9 @@
 """Plans, shards, resuming: exactly one row for every image."""
 
-import dataclasses
 import errno
 import json
 import os
-import pathlib
 import resource
-import types
-from unittest import mock
 
 import fake_data
 import numpy as np
@@ -18,7 +14,7 @@ from fake_job import MeanJob
 
 from memory_vit.bulk import make_shards, ray_engine, readers, run, shard_file
 from memory_vit.bulk import plan as plans
-from memory_vit.bulk.run import Input, run_bulk
+from memory_vit.bulk.run import run_bulk
 from memory_vit.errors import ConfigError, DataError, TrainingError
 from memory_vit.images import preparation
 
@@ -41,7 +37,7 @@ def folder(tmp_path):
 def make(folder, output, **options):
   options = {"shard_images": 8, **options}
   job = options.pop("job", MeanJob())
-  return run_bulk(job, Input((str(folder),)), str(output), **options)
+  return run_bulk(job, [str(folder)], str(output), **options)
 
 
 def table(output):
@@ -98,8 +94,8 @@ def test_what_is_finished_is_not_made_again(folder, tmp_path):
   make(folder, tmp_path / "whole")
   output = tmp_path / "out"
 
-  def two_shards(plan, there, job, missing):
-    yield from make_shards.make_shards(plan, there, job.open(), missing[:2])
+  def two_shards(plan, there, job, missing, count):
+    make_shards.make_shards(plan, there, job.open(), missing[:2])
     raise KeyboardInterrupt
 
   with pytest.raises(KeyboardInterrupt):
@@ -110,9 +106,9 @@ def test_what_is_finished_is_not_made_again(folder, tmp_path):
   left.write_bytes(b"of a process that was killed")
   made = []
 
-  def engine(plan, there, job, missing):
+  def engine(plan, there, job, missing, count):
     made.extend(missing)
-    return make_shards.make_shards(plan, there, job.open(), missing)
+    make_shards.make_shards(plan, there, job.open(), missing)
 
   assert make(folder, output, engine=engine).made == 1
   assert made == [2]
@@ -156,30 +152,25 @@ def test_a_flipped_bit_anywhere_in_a_shard_is_noticed(folder, tmp_path):
   make(folder, tmp_path / "out")
   plan = plans.read_plan(tmp_path / "out")
   shard = tmp_path / "out" / plan.name(1)
-  assert shard_file.undamaged(tmp_path / "out", plan, 1)
+  assert shard_file.is_whole(tmp_path / "out", plan, 1)
   whole = shard.read_bytes()
   generator = np.random.default_rng(0)
   for place in range(0, len(whole), 17):
     content = bytearray(whole)
     content[place] ^= 1 << generator.integers(8)
     shard.write_bytes(content)
-    assert not shard_file.undamaged(tmp_path / "out", plan, 1), place
+    assert not shard_file.is_whole(tmp_path / "out", plan, 1), place
 
 
 @pytest.mark.fault("bulk-damaged")
 def test_a_shard_with_a_damaged_footer_is_made_again(folder, tmp_path):
   """A column of another name, which no page tells."""
-  for output in (tmp_path / "out", tmp_path / "one.parquet"):
-    make(folder, output)
+  make(folder, tmp_path / "out")
   shard = tmp_path / "out" / "part-00001-of-00003.parquet"
   whole = shard.read_bytes()
   shard.write_bytes(whole.replace(b"error", b"errop"))
   assert make(folder, tmp_path / "out").made == 1
   assert shard.read_bytes() == whole
-  file = tmp_path / "one.parquet"
-  file.write_bytes(file.read_bytes().replace(b"mean", b"meAn"))
-  with pytest.raises(DataError, match="is damaged.*remove it"):
-    make(folder, file)
 
 
 @pytest.mark.fault("bulk-changed")
@@ -208,56 +199,9 @@ def test_other_files_are_left_alone(folder, tmp_path):
   assert [path.name for path in output.iterdir()] == ["mine.txt"]
   file = tmp_path / "x.parquet"
   file.write_bytes(b"mine")
-  with pytest.raises(ConfigError, match="is there, and holds something else"):
+  with pytest.raises(ConfigError, match="expected a new or empty directory"):
     make(folder, file)
   assert file.read_bytes() == b"mine"
-
-
-def test_one_file(folder, tmp_path):
-  make(folder, tmp_path / "shards")
-  file = tmp_path / "one.parquet"
-  assert make(folder, file).made == 3
-  assert table(file) == table(tmp_path / "shards")
-  assert sorted(p.name for p in tmp_path.iterdir() if p != folder) == [
-    ".one.parquet.lock", "one.parquet", "shards",
-  ]  # fmt: skip
-  again = make(folder, file)
-  assert (again.made, again.images, again.errors) == (0, 23, len(BROKEN))
-  with pytest.raises(ConfigError, match="other inputs, tasks or options"):
-    make(folder, file, job=MeanJob(version=1))
-
-
-@pytest.mark.fault("bulk-killed")
-def test_one_file_that_was_interrupted_is_resumed(folder, tmp_path):
-  file = tmp_path / "one.parquet"
-
-  def one_shard(plan, there, job, missing):
-    yield from make_shards.make_shards(plan, there, job.open(), missing[:1])
-    raise KeyboardInterrupt
-
-  with pytest.raises(KeyboardInterrupt):
-    make(folder, file, engine=one_shard)
-  assert not file.exists()
-  assert make(folder, file).made == 2
-  assert len(table(file)) == 23
-
-
-@pytest.mark.fault("bulk-damaged")
-def test_damage_is_not_handed_on_to_one_file(folder, tmp_path):
-  file = tmp_path / "one.parquet"
-
-  def damaging(plan, there, job, missing):
-    yield from make_shards.make_shards(plan, there, job.open(), missing)
-    shard = there / plan.name(1)
-    shard.write_bytes(flipped(shard))
-
-  with pytest.raises(TrainingError, match="00003.parquet is damaged"):
-    make(folder, file, engine=damaging)
-  assert not file.exists()
-  assert make(folder, file).made == 1
-  file.write_bytes(flipped(file))
-  with pytest.raises(DataError, match="is damaged.*remove it"):
-    make(folder, file)
 
 
 @pytest.mark.fault("bulk-damaged")
@@ -272,12 +216,11 @@ def test_a_worker_of_ray_makes_damaged_shards_again(folder, tmp_path):
   assert shard.read_bytes() == content
 
 
-@pytest.mark.parametrize("name", ["out", "out.parquet"])
-def test_an_output_may_lie_below_the_input(folder, name):
+def test_an_output_may_lie_below_the_input(folder):
   """What was written is no input of the same command."""
-  assert make(folder, folder / name).made == 3
-  assert make(folder, folder / name).made == 0
-  assert len(table(folder / name)) == 23
+  assert make(folder, folder / "out").made == 3
+  assert make(folder, folder / "out").made == 0
+  assert len(table(folder / "out")) == 23
 
 
 @pytest.mark.fault("bulk-two-writers")
@@ -288,25 +231,24 @@ def test_two_writers_of_a_shard_do_not_spoil_it(folder, tmp_path):
   expected = table(output)
   plan = plans.read_plan(output)
   model = MeanJob().open()
-  first = make_shards.make_shards(plan, output, model, [1])
-  schema = [*shard_file.COMMON, *model.schema]
-  with shard_file.writing_shard(
-    output, plan, 1, pa.schema(schema), model.described
-  ):
+  schema = pa.schema([*shard_file.COMMON, *model.schema])
+
+  def rows():
     # Another one begins and ends while this one writes.
-    assert [done.shard for done in first] == [1]
+    make_shards.make_shards(plan, output, model, [1])
     assert table(output) == expected
-    with pytest.raises(BaseException, match="^stopped$"):
-      raise BaseException("stopped")
+    raise BaseException("stopped")
+    yield
+
+  with pytest.raises(BaseException, match="^stopped$"):
+    shard_file.write_shard(output, plan, 1, schema, rows())
+  assert table(output) == expected
   assert not list(output.glob(".*.part"))
 
 
 @pytest.mark.fault("bulk-two-writers")
-@pytest.mark.parametrize("name", ["out", "out.parquet"])
 @pytest.mark.parametrize("where", ["settle", "make_shards"])
-def test_a_second_command_is_refused(
-  folder, tmp_path, monkeypatch, where, name
-):
+def test_a_second_command_is_refused(folder, tmp_path, monkeypatch, where):
   """From before there is a plan, so that two can never have two plans."""
   module = {"settle": plans, "make_shards": make_shards}[where]
   begun, tried = getattr(module, where), []
@@ -315,11 +257,11 @@ def test_a_second_command_is_refused(
     if not tried:
       tried.append(1)
       with pytest.raises(ConfigError, match="is writing there"):
-        make(folder, tmp_path / name, job=MeanJob(version=1))
+        make(folder, tmp_path / "out", job=MeanJob(version=1))
     return begun(*arguments)
 
   monkeypatch.setattr(module, where, second)
-  assert make(folder, tmp_path / name).made == 3
+  assert make(folder, tmp_path / "out").made == 3
   assert tried
 
 
@@ -327,11 +269,9 @@ def test_a_second_command_is_refused(
 def test_the_lock_of_an_output_is_never_deleted(folder, tmp_path):
   """Two commands could then each hold a lock of this name."""
   numbers = []
-  make(folder, tmp_path / "one.parquet")
   for _ in range(2):
-    numbers.append((tmp_path / ".one.parquet.lock").stat().st_ino)
-    make(folder, tmp_path / "one.parquet")
-    (tmp_path / "one.parquet").unlink()
+    make(folder, tmp_path / "out")
+    numbers.append((tmp_path / "out" / "_plan" / ".lock").stat().st_ino)
   assert numbers[0] == numbers[1]
 
 
@@ -341,12 +281,12 @@ def test_a_full_disk_ends_the_run(folder, tmp_path):
   output = tmp_path / "out"
   limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-  def full(plan, there, job, missing):
-    made = make_shards.make_shards(plan, there, job.open(), missing)
-    yield next(made)
+  def full(plan, there, job, missing, count):
+    model = job.open()
+    make_shards.make_shards(plan, there, model, missing[:1])
     resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
     try:
-      yield from made
+      make_shards.make_shards(plan, there, model, missing[1:])
     finally:
       resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
@@ -361,11 +301,9 @@ def test_a_full_disk_ends_the_run(folder, tmp_path):
 
 @pytest.mark.fault("no-worker")
 def test_a_shard_that_an_engine_says_and_nobody_finds(folder, tmp_path):
-  def elsewhere(plan, there, job, missing):
+  def elsewhere(plan, there, job, missing, count):
     (tmp_path / "elsewhere").mkdir()
-    return make_shards.make_shards(
-      plan, tmp_path / "elsewhere", job.open(), missing
-    )
+    make_shards.make_shards(plan, tmp_path / "elsewhere", job.open(), missing)
 
   with pytest.raises(TrainingError, match="all workers share"):
     make(folder, tmp_path / "out", engine=elsewhere)
@@ -374,12 +312,12 @@ def test_a_shard_that_an_engine_says_and_nobody_finds(folder, tmp_path):
 def test_a_plan_is_read_as_it_was_written(folder, tmp_path):
   seen = []
 
-  def engine(plan, there, job, missing):
+  def engine(plan, there, job, missing, count):
     found = plans.read_plan(there)
     assert found.digest == plan.digest
     assert found.facts == plan.facts
     seen.append(found)
-    return make_shards.make_shards(found, there, job.open(), missing)
+    make_shards.make_shards(found, there, job.open(), missing)
 
   make(folder, tmp_path / "out", engine=engine)
   assert len(seen) == 1
@@ -391,12 +329,12 @@ def test_rows_do_not_depend_on_which_shards_are_made_together(folder, tmp_path):
   for name, order in (("one", [2, 0, 1]), ("each", None)):
     model = MeanJob().open()
 
-    def engine(plan, there, job, missing, model=model, order=order):
+    def engine(plan, there, job, missing, count, model=model, order=order):
       if order:
-        yield from make_shards.make_shards(plan, there, model, order)
+        make_shards.make_shards(plan, there, model, order)
       else:
         for shard in missing:
-          yield from make_shards.make_shards(plan, there, model, [shard])
+          make_shards.make_shards(plan, there, model, [shard])
 
     make(folder, tmp_path / name, engine=engine)
     batches[name] = sorted(model.batches)
@@ -409,20 +347,17 @@ def test_a_shard_that_ends_every_worker_ends_the_command(folder, tmp_path):
   """The class that Ray Data calls, as a worker after the tenth."""
   output = tmp_path / "out"
 
-  def engine(plan, there, job, missing):
+  def engine(plan, there, job, missing, count):
     worker = ray_engine.ShardWorker(str(there), plan.digest, job)
     tries = there / "_plan" / f"{plan.name(1)}.tries"
-    found = worker({"shard": np.array([0])})
-    assert {key: list(v) for key, v in found.items()} == {
-      "shard": [0], "images": [8], "errors": [5],
-    }  # fmt: skip
+    worker({"shard": np.array([0])})
+    assert shard_file.errors_of(there, plan, 0) == 5
     tries.write_bytes(b".........")  # nine
     worker({"shard": np.array([1])})
     assert not tries.exists()
     (there / plan.name(1)).unlink()
     tries.write_bytes(b"..........")
     worker({"shard": np.array([1])})
-    return []
 
   with pytest.raises(TrainingError, match="10 workers have died"):
     make(folder, output, engine=engine)
@@ -430,54 +365,6 @@ def test_a_shard_that_ends_every_worker_ends_the_command(folder, tmp_path):
   assert sorted(p.name for p in (output / "_plan").iterdir()) == [
     ".lock", "inputs.parquet", "plan.json",
   ]  # fmt: skip
-
-
-def shares(nodes, **options):
-  """CPUs of each worker on nodes of (CPUs, GPUs), or the error."""
-  cluster = types.SimpleNamespace(
-    nodes=lambda: [
-      {"Alive": alive, "Resources": {"CPU": cpus, "GPU": gpus}}
-      for cpus, gpus, alive in nodes
-    ],
-    data=mock.MagicMock(),
-    exceptions=types.SimpleNamespace(RayError=RuntimeError),
-    shutdown=lambda: None,
-  )
-  data = cluster.data.from_items.return_value.map_batches
-  data.return_value.iter_rows.return_value = []
-  engine = ray_engine.RayEngine(**options)
-  with mock.patch.object(ray_engine.RayEngine, "_connected") as connected:
-    connected.return_value = cluster
-    plan = types.SimpleNamespace(digest="")
-    list(engine(plan, pathlib.Path("out"), None, range(100)))
-  return data.call_args.kwargs["num_cpus"]
-
-
-def test_workers_that_fit_onto_a_cluster_get_its_cpus():
-  assert shares([(8, 0, True)], workers=2) == 4
-  assert shares([(8, 0, True)], workers=3) == 2
-  # A worker of (3 + 4) // 2 CPUs lies on one node, and two of them on two.
-  assert shares([(3, 0, True), (4, 0, True)], workers=2) == 3
-  assert shares([(5, 0, True), (1, 0, True)], workers=2) == 2
-  assert shares([(8, 1, True)], workers=10, worker_cpus=0.1, worker_gpus=0.1)
-
-
-@pytest.mark.fault("no-worker")
-@pytest.mark.parametrize(
-  ("nodes", "options"),
-  [
-    ([(2, 0, True)], {"workers": 3}),
-    ([(8, 0, True)], {"workers": 1, "worker_gpus": 1}),
-    ([(8, 4, False), (8, 1, True)], {"workers": 2, "worker_gpus": 1}),
-    # Together they would have enough.
-    ([(4, 0, True), (4, 0, True)], {"workers": 1, "worker_cpus": 8}),
-    ([(8, 0, True), (0, 1, True)], {"workers": 1, "worker_gpus": 1}),
-  ],
-)
-def test_workers_that_never_fit_are_refused(nodes, options):
-  """Ray would wait for more nodes for ever."""
-  with pytest.raises(ConfigError, match="do not fit onto the cluster"):
-    shares(nodes, **options)
 
 
 @pytest.mark.fault("no-worker")
@@ -517,9 +404,9 @@ def test_what_may_pass_is_no_row(folder, tmp_path, monkeypatch, number, name):
 
 @pytest.mark.fault("passing-error")
 def test_what_is_gone_is_a_row(folder, tmp_path):
-  def engine(plan, there, job, missing):
+  def engine(plan, there, job, missing, count):
     (folder / "20.png").unlink()
-    return make_shards.make_shards(plan, there, job.open(), missing)
+    make_shards.make_shards(plan, there, job.open(), missing)
 
   summary = make(folder, tmp_path / "out", engine=engine)
   assert summary.errors == len(BROKEN) + 1
@@ -543,18 +430,19 @@ def test_paths_do_not_depend_on_the_working_directory(
   pq.write_table(pa.table({"path": ["00.png"]}), listed)
   columns = readers.Columns(root="images")
   monkeypatch.chdir(tmp_path)
-  source = Input(("images",)), Input(("x.parquet",), columns)
-  for i in range(2):
-    run_bulk(MeanJob(), source[i], f"out{i}")
+  for i, source in enumerate(["images", "x.parquet"]):
+    run_bulk(MeanJob(), [source], f"out{i}", columns=columns)
     monkeypatch.chdir(folder)
     plan = plans.read_plan(tmp_path / f"out{i}")
     model = MeanJob().open()
-    [made] = make_shards.make_shards(plan, tmp_path / f"out{i}", model, [0])
-    assert made.counts.errors == (len(BROKEN), 0)[i]
+    make_shards.make_shards(plan, tmp_path / f"out{i}", model, [0])
+    errors = shard_file.errors_of(tmp_path / f"out{i}", plan, 0)
+    assert errors == (len(BROKEN), 0)[i]
     monkeypatch.chdir(tmp_path)
-  assert make(folder, tmp_path / "out0", shard_images=4096).made == 0
+  again = run_bulk(MeanJob(), [str(folder)], "out0", columns=columns)
+  assert again.made == 0
   with pytest.raises(DataError, match="--image_root.*is no folder"):
-    run_bulk(MeanJob(), Input(("x.parquet",), readers.Columns(root="no")), "o")
+    run_bulk(MeanJob(), ["x.parquet"], "o", columns=readers.Columns(root="no"))
 
 
 def test_readers_see_nothing_but_rows(folder, tmp_path):
@@ -564,8 +452,3 @@ def test_readers_see_nothing_but_rows(folder, tmp_path):
   make(folder, tmp_path / "out")
   files = ds.dataset(tmp_path / "out", format="parquet").files
   assert len(files) == 3
-
-
-def test_summary_is_plain(folder, tmp_path):
-  summary = make(folder, tmp_path / "out")
-  assert dataclasses.asdict(summary)["seconds"] > 0

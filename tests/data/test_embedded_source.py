@@ -21,15 +21,17 @@ from memory_vit.data.split_ref import SplitRef, Subset
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.frozen.embedded_views import EmbeddedViews
 
+TEST_FILE = "test/part-00000-of-00001.parquet"
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-  """A backbone, images, and their embeddings in three shards and in a file."""
+  """A backbone, images, and their embeddings, of train in three shards."""
   root = tmp_path_factory.mktemp("embedded")
   fake_embeddings.write_backbone(root)
   data = fake_embeddings.write_images(root)
   fake_embeddings.embedded(root, "all/train", data / "train")
-  fake_embeddings.embedded(root, "all/test.parquet", data / "test")
+  fake_embeddings.embedded(root, "all/test", data / "test")
   return root
 
 
@@ -68,18 +70,18 @@ def test_slices_are_those_of_the_image_folder(made):
 
 
 def test_an_output_alone_is_the_training_split(made, tmp_path):
-  for where in (made / "all" / "train", made / "all" / "test.parquet"):
+  for where in (made / "all" / "train", made / "all" / "test"):
     found = opened(where, "train[4:]")
     assert found.split == "train[4:]"
     assert found.class_names == CLASSES
   assert opened(made / "all" / "train").size == TRAIN * len(CLASSES)
-  assert opened(made / "all" / "test.parquet").size == TEST * len(CLASSES)
+  assert opened(made / "all" / "test").size == TEST * len(CLASSES)
 
 
 def test_a_row_is_that_of_its_image(made):
   """Over the files of two outputs, whose rows are in another order."""
   whole = {}
-  for output in ("all/train", "all/test.parquet"):
+  for output in ("all/train", "all/test"):
     found = read_embeddings(made / output)
     for name in ("pooled", "layers"):
       pairs = zip(found.paths, getattr(found, name), strict=True)
@@ -204,7 +206,7 @@ def test_rows_without_a_label_are_refused(place):
 
 def test_a_class_that_train_lacks_is_refused(place):
   fake_embeddings.rewritten(
-    place / "test.parquet", with_column("label", lambda p, v: f"{v}\n")
+    place / TEST_FILE, with_column("label", lambda p, v: f"{v}\n")
   )
   with pytest.raises(
     BrokenDataError, match="those of 'train' do not have: 'ants.n'"
@@ -215,7 +217,7 @@ def test_a_class_that_train_lacks_is_refused(place):
 def test_classes_are_sorted_as_folders_are(place):
   """Also where they are numbers: as an image folder with the same names."""
   numbers = {"ants": "10", "bees": "9", "cats": "1"}
-  for file in [*place.glob("train/*.parquet"), place / "test.parquet"]:
+  for file in place.glob("t*/*.parquet"):
     fake_embeddings.rewritten(
       file, with_column("label", lambda p, v: numbers[v])
     )
@@ -250,28 +252,14 @@ def test_splits_that_are_not_there(place, tmp_path):
 
 
 @pytest.mark.fault("damaged-embeddings")
-def test_a_split_that_is_there_twice_is_refused(place):
-  """Which of them is the newer one is nothing to guess."""
-  (place / "train.parquet").symlink_to(place / "test.parquet")
-  for split in ("train", "test"):
-    with pytest.raises(DataError, match="'train' and 'train.parquet'") as error:
-      opened(place, split)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.fault("damaged-embeddings")
 def test_an_output_that_is_not_whole_is_refused(place):
   [*_, last] = sorted(place.glob("train/*.parquet"))
-  # Shards of a single file that is not joined yet are no split.
-  (place / "more.parquet.shards").mkdir()
-  shutil.copy(last, place / "more.parquet.shards")
-  assert opened(place, "test").size == TEST * len(CLASSES)
   whole = last.read_bytes()
   last.write_bytes(whole[:-1])
   with pytest.raises(DataError, match="cannot be read"):
     opened(place)
   last.unlink()
-  with pytest.raises(DataError, match="has 2 of 3 shards"):
+  with pytest.raises(DataError, match="of-00003.*expected all of a run"):
     opened(place)
 
 
@@ -352,7 +340,7 @@ def test_files_that_say_something_else(place, change, expected):
 
 def test_splits_that_were_made_differently(place):
   change = changed_about(dtype="bfloat16")
-  fake_embeddings.rewritten(place / "test.parquet", change)
+  fake_embeddings.rewritten(place / TEST_FILE, change)
   with pytest.raises(DataError, match="were made in different ways"):
     opened(place, "train+test")
 
@@ -416,9 +404,9 @@ def test_another_run_of_embed_is_noticed(place):
 
 
 @pytest.mark.fault("changed-embeddings")
-@pytest.mark.parametrize("output", ["", "train", "test.parquet"])
+@pytest.mark.parametrize("output", ["", "train"])
 def test_embeddings_may_be_moved_while_a_run_is_stopped(place, output):
-  """They are the same below a directory, or in a file, of another name."""
+  """They are the same below a directory of another name."""
   before = opened(place / output).source.inventory.table("files")
   moved = place.parent / "elsewhere"
   shutil.copytree(place, moved)

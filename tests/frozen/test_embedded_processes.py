@@ -20,7 +20,7 @@ def place(tmp_path_factory):
   fake_embeddings.write_backbone(root)
   data = fake_embeddings.write_images(root)
   fake_embeddings.embedded(root, "embedded/train", data / "train")
-  fake_embeddings.embedded(root, "embedded/test.parquet", data / "test")
+  fake_embeddings.embedded(root, "embedded/test", data / "test")
   return root
 
 

@@ -46,7 +46,7 @@ def place(tmp_path_factory):
   fake_embeddings.write_backbone(root)
   data = fake_embeddings.write_images(root)
   fake_embeddings.embedded(root, "embedded/train", data / "train")
-  fake_embeddings.embedded(root, "embedded/test.parquet", data / "test")
+  fake_embeddings.embedded(root, "embedded/test", data / "test")
   return root
 
 
@@ -152,7 +152,7 @@ def test_a_sweep_on_few_of_each_class_in_16_bits(place, tmp_path):
   (root / "tiny.npz").symlink_to(place / "tiny.npz")
   flags = ("--stored=bfloat16",)
   fake_embeddings.embedded(root, "embedded/train", data / "train", *flags)
-  fake_embeddings.embedded(root, "embedded/test.parquet", data / "test", *flags)
+  fake_embeddings.embedded(root, "embedded/test", data / "test", *flags)
   there = copied(root, tmp_path, images, jnp.bfloat16)
   # Also where it is not asked for: nothing is lost by it.
   changes |= {"data.dir": str(there), "keep.dtype": "float32"}
@@ -392,7 +392,7 @@ def test_values_that_the_backbone_does_not_make(place, tmp_path):
     values = pa.array([row.tobytes() for row in raw.values()], pa.binary(64))
     return table.set_column(index, "pooled", values), about
 
-  for file in [*there.glob("train/*.parquet"), there / "test.parquet"]:
+  for file in there.glob("t*/*.parquet"):
     fake_embeddings.rewritten(file, narrow)
   with pytest.raises(BackboneError, match="shapes"):
     opened(config_of(place, {"data.dir": str(there)}), tmp_path)
