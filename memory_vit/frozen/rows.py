@@ -1,4 +1,4 @@
-"""Kept rows in memory: on the devices, or on the host.
+"""Cached rows in memory: on the devices, or on the host.
 
 Every process has rows of its own, and takes its share of a batch from them: no
 row crosses the network.
@@ -38,11 +38,8 @@ class FilledRows(Protocol):
 class Rows(FilledRows, Protocol):
   """Rows by place, which are put there first."""
 
-  def missing(self) -> list[range]:
-    """Places that are not kept yet, at whole batches; all must call."""
-
   def put(self, start: int, inputs: Any, batch: Batch) -> None:
-    """Keep a computed batch.
+    """Store a computed batch.
 
     Args:
       start: place of its first row of this process.
@@ -53,7 +50,7 @@ class Rows(FilledRows, Protocol):
 
 
 class OrderedRows:
-  """Rows in another order than that in which they are kept."""
+  """Rows in another order than that in which they are stored."""
 
   def __init__(self, rows: FilledRows, places: np.ndarray) -> None:
     """Give rows other places.
@@ -76,7 +73,7 @@ class HostRows:
   def __init__(
     self, layout: RowLayout, count: int, mesh: Mesh, places: range
   ) -> None:
-    """Make room for `count` rows; a page is taken when it is written.
+    """Make room for rows.
 
     Args:
       layout: of a row.
@@ -84,24 +81,21 @@ class HostRows:
       mesh: over which a batch is split.
       places: at which the batches of this process start.
     """
-    self._layout, self._mesh, self._places = layout, mesh, places
-    self._rows = np.zeros(count, layout.dtype)
+    self._layout, self._mesh = layout, mesh
+    self._leaves = layout.empty(count)
     self.labels, self.masks = empty_labels(count)
-
-  def missing(self) -> list[range]:
-    """See `Rows`."""
-    return [self._places]
 
   def put(self, start: int, inputs: Any, batch: Batch) -> None:
     """See `Rows`."""
-    put_labels(self, start, batch)
-    self._layout.fill(
-      self._rows[start:], to_host(self._layout.narrow(inputs), self._mesh)
-    )
+    count = put_labels(self, start, batch)
+    leaves = to_host(self._layout.narrow(inputs), self._mesh)
+    for rows, leaf in zip(self._leaves, leaves, strict=True):
+      rows[start : start + count] = leaf[:count]
 
   def take(self, places: np.ndarray) -> Any:
     """See `Rows`."""
-    batch = self._layout.gather(self._rows, places)
+    leaves = [rows[places] for rows in self._leaves]
+    batch = jax.tree.unflatten(self._layout.treedef, leaves)
     return self._layout.widen(sharding.shard_batch(batch, self._mesh))
 
 
@@ -132,10 +126,6 @@ class DeviceRows:
     self._put = jax.jit(_put, donate_argnums=0, out_shardings=across)
     self._take = jax.jit(_take, out_shardings=self._local)
 
-  def missing(self) -> list[range]:
-    """See `Rows`."""
-    return [self._places]
-
   def put(self, start: int, inputs: Any, batch: Batch) -> None:
     """See `Rows`."""
     put_labels(self, start, batch)
@@ -161,19 +151,20 @@ def empty_labels(count: int) -> tuple[np.ndarray, np.ndarray]:
   return np.zeros(count, np.int32), np.zeros(count, np.float32)
 
 
-def put_labels(rows: Rows, start: int, batch: Batch) -> None:
-  """Keep labels and masks of a batch, without its padding."""
+def put_labels(rows: Rows, start: int, batch: Batch) -> int:
+  """Store labels and masks of a batch without its padding; count its rows."""
   count = len(rows.labels[start : start + len(batch["label"])])
   rows.labels[start : start + count] = batch["label"][:count]
   rows.masks[start : start + count] = batch["mask"][:count]
+  return count
 
 
-def to_host(inputs: Any, mesh: Mesh) -> Any:
-  """The rows of this process of a batch of all, as a tree of NumPy arrays."""
+def to_host(inputs: Any, mesh: Mesh) -> list[np.ndarray]:
+  """The leaves (b, ...) of the rows of this process, of a batch of all."""
   local = multihost_utils.global_array_to_host_local_array(
     inputs, mesh, sharding.by_rows(mesh).spec
   )
-  return jax.tree.map(np.asarray, local)
+  return [np.asarray(leaf) for leaf in jax.tree.leaves(local)]
 
 
 def _put(
