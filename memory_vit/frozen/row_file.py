@@ -5,6 +5,7 @@ by side. A row that is not there is a hole. Nothing is mapped into memory, where
 a full disk or a file that is cut would be a signal (SIGBUS) and no error.
 """
 
+import contextlib
 import logging
 import os
 import weakref
@@ -19,8 +20,8 @@ from jax.sharding import Mesh
 
 from memory_vit.errors import TrainingError
 from memory_vit.frozen.layout import RowLayout
-from memory_vit.frozen.rows import Batch, put_labels, to_host
-from memory_vit.runtime import files, processes, sharding
+from memory_vit.frozen.rows import Rows
+from memory_vit.runtime import files, processes
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +32,8 @@ _HEADER = np.dtype(
 )
 
 
-class FileRows:
-  """Rows in a file; see `rows.Rows`.
+class FileRows(Rows):
+  """Rows in a file.
 
   The checksum of a row is compared once in a run: when the row is first read.
   Several processes compare those of all rows when they open their files, since
@@ -40,23 +41,13 @@ class FileRows:
 
   Attributes:
     path: of the file.
-    labels: int32 (n,).
-    masks: float32 (n,).
   """
 
   def __init__(
     self, layout: RowLayout, count: int, mesh: Mesh, places: range, path: Path
   ) -> None:
-    """Read the headers; nothing is written before `open`.
-
-    Args:
-      layout: of a row.
-      count: n.
-      mesh: over which a batch is split.
-      places: at which the batches of this process start.
-      path: of the file, which need not exist.
-    """
-    self._layout, self._mesh, self._places = layout, mesh, places
+    """Read the headers, if the file exists; for other arguments see `Rows`."""
+    super().__init__(layout, count, mesh, places)
     self.path = path
     self._headers = _read_headers(path, count)
     self.labels, self.masks = self._headers["label"], self._headers["mask"]
@@ -100,18 +91,16 @@ class FileRows:
       spans.append(range(first, (i + 1) * step, step))
     return spans
 
-  def put(self, start: int, inputs: Any, batch: Batch) -> None:
-    """See `Rows`; the headers follow the rows, and make them exist."""
-    leaves = to_host(self._layout.narrow(inputs), self._mesh)
-    count = put_labels(self, start, batch)
-    rows = np.concatenate([*map(_bytes_of, leaves)], axis=1)[:count]
-    part = slice(start, start + count)
+  def _put(self, part: slice, inputs: Any) -> None:
+    """Write the rows, and then the headers, which make them exist."""
     headers = self._headers[part]
+    leaves = [_bytes_of(leaf) for leaf in self._to_host(inputs)]
+    rows = np.concatenate(leaves, axis=1)[: len(headers)]
     headers["row"] = [zlib.crc32(row) for row in rows]
     headers["header"] = _sums(headers)
     with files.writing(self.path):
-      self._write(rows, self._offset(start))
-      self._write(headers, start * _HEADER.itemsize)
+      self._write(rows, self._offset(part.start))
+      self._write(headers, part.start * _HEADER.itemsize)
     self._exists[part], self._checked[part] = True, False
 
   def take(self, places: np.ndarray) -> Any:
@@ -132,8 +121,7 @@ class FileRows:
         "same command again, which makes damaged rows again; if that does not "
         "help, the disk is failing: give another config.keep.dir."
       )
-    batch = jax.tree.unflatten(self._layout.treedef, leaves)
-    return self._layout.widen(sharding.shard_batch(batch, self._mesh))
+    return self._to_devices(leaves)
 
   def _check(self) -> int:
     """Read all rows; count, and forget, those that are damaged."""
@@ -154,30 +142,27 @@ class FileRows:
       )
 
   def _read(self, places: np.ndarray, leaves: list[np.ndarray]) -> bool:
-    """Read rows into their leaves (b, ...); False if one is damaged."""
-    parts = [*map(_bytes_of, leaves)]
-    return all(
-      self._read_row(place, [part[i].data for part in parts])
-      for i, place in enumerate(places)
-    )
-
-  def _read_row(self, place: int, parts: list[memoryview]) -> bool:
+    """Read rows (b,) into their leaves (b, ...); False if one is damaged."""
+    parts = [_bytes_of(leaf) for leaf in leaves]
+    views = [(part.reshape(-1).data, part.shape[1]) for part in parts]
+    nbytes = self._layout.nbytes
     try:
-      count = os.preadv(self._file, parts, self._offset(place))
+      for i, offset in enumerate(self._offset(places).tolist()):
+        row = [view[i * size : (i + 1) * size] for view, size in views]
+        if os.preadv(self._file, row, offset) < nbytes:
+          return False
     except OSError:  # a sector that cannot be read
       return False
-    if count < self._layout.nbytes:
-      return False
-    if not self._checked[place]:
-      found = 0
+    for k in np.flatnonzero(~self._checked[places]):
+      found, place = 0, places[k]
       for part in parts:
-        found = zlib.crc32(part, found)
+        found = zlib.crc32(part[k], found)
       self._checked[place] = found == self._headers["row"][place]
-    return bool(self._checked[place])
+    return bool(self._checked[places].all())
 
-  def _offset(self, place: int) -> int:
-    """Where a row begins in the file."""
-    return self._headers.nbytes + int(place) * self._layout.nbytes
+  def _offset(self, place: Any) -> Any:
+    """Where a row begins in the file, or each of several rows."""
+    return self._headers.nbytes + place * self._layout.nbytes
 
   def _write(self, values: np.ndarray, offset: int) -> None:
     left = values.view(np.uint8).reshape(-1).data
@@ -189,9 +174,8 @@ class FileRows:
 def _read_headers(path: Path, count: int) -> np.ndarray:
   """The headers (n,) as they are in a file; zeros behind its end."""
   headers = np.zeros(count, _HEADER)
-  if path.is_file():
-    with path.open("rb") as file:
-      file.readinto(headers.view(np.uint8).data)
+  with contextlib.suppress(OSError), path.open("rb") as file:
+    file.readinto(headers.view(np.uint8).data)
   return headers
 
 
