@@ -110,7 +110,7 @@ def _source(
     file_name=lambda index: chosen[int(index)].as_py(),
     inventory=_inventory(root, parts, chosen, labels),
     labels=labels,
-    embedded=_rows(parts),
+    embedded=EmbeddedRows.of([(output.files, rows) for output, rows in parts]),
     left_out=left_out,
   )
 
@@ -214,16 +214,6 @@ def _labels(output: _Output, class_names: Sequence[str]) -> np.ndarray:
   return labels
 
 
-def _rows(parts: Sequence[_Part]) -> EmbeddedRows:
-  """Where the examples are, counted over the files of all parts."""
-  files = embedding_files.joined([output.files for output, _ in parts])
-  starts = np.cumsum([0, *(output.files.size for output, _ in parts)])
-  rows = [
-    part + start for (_, part), start in zip(parts, starts[:-1], strict=True)
-  ]
-  return EmbeddedRows(files, np.concatenate(rows))
-
-
 def _inventory(
   root: Path,
   parts: Sequence[_Part],
@@ -234,7 +224,7 @@ def _inventory(
   digest = hashlib.sha256(labels.tobytes())
   for path in paths.to_pylist():
     digest.update(os.fsencode(f"{path}\n"))
-  plans = [plan for output, _ in parts for plan in output.files.plans]
+  plans = [output.files.plan for output, _ in parts]
   return DataFiles(
     # Files of other values may have the same sizes.
     facts={LISTED: digest.hexdigest(), _RUNS: [*dict.fromkeys(plans)]},

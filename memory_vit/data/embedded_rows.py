@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
-from memory_vit.data.embedding_files import EmbeddingFiles, Origin
+from memory_vit.data.embedding_files import (
+  EmbeddingFiles,
+  Origin,
+  reading,
+  shown,
+)
+from memory_vit.errors import DataError
+from memory_vit.runtime.messages import brief
+
+# Rows that are decoded together.
+_AT_ONCE = 1024
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds an array
@@ -15,41 +28,84 @@ class EmbeddedRows:
   """Which rows of which files are the examples of a split, in its order.
 
   Attributes:
-    files: of the embeddings; nothing of them is in memory.
-    rows: int64 (k,), of every example.
+    files: (path, rows in it) of each; nothing of them is in memory.
+    origin: how all of them were made.
+    rows: int64 (k,), of every example, counted over the files.
   """
 
-  files: EmbeddingFiles
+  files: tuple[tuple[Path, int], ...]
+  origin: Origin
   rows: np.ndarray
 
-  @property
-  def origin(self) -> Origin:
-    """How they were made."""
-    return self.files.origin
+  @classmethod
+  def of(
+    cls, parts: Sequence[tuple[EmbeddingFiles, np.ndarray]]
+  ) -> EmbeddedRows:
+    """Rows, int64 (k,), of each of some outputs of `embed`.
+
+    Raises:
+      DataError: where these were made in different ways.
+    """
+    first, start = parts[0][0], 0
+    files: list[tuple[Path, int]] = []
+    rows = []
+    for output, numbers in parts:
+      if output.origin != first.origin:
+        raise DataError(
+          f"{shown(first.paths[0])} and {shown(output.paths[0])} were made in "
+          f"different ways: {brief(first.origin)} and {brief(output.origin)}."
+        )
+      files += zip(output.paths, output.counts, strict=True)
+      rows.append(numbers + start)
+      start += sum(output.counts)
+    return cls(tuple(files), first.origin, np.concatenate(rows))
 
   def take(self, indices: np.ndarray) -> EmbeddedRows:
     """The rows of some examples, int64 (n,)."""
     return dataclasses.replace(self, rows=self.rows[indices])
 
-  def batches(self, name: str, size: int) -> Iterator[np.ndarray]:
-    """Read all rows, which have to be in the order of the files.
+  def values(self, name: str) -> Iterator[np.ndarray]:
+    """Read the rows, which have to be in the order of the files.
 
     Args:
       name: of the column, "pooled" or "layers".
-      size: b.
 
     Yields:
-      Arrays (b, ...) as they are stored; the last one may have fewer rows.
+      The values of each row, (...), as they are stored.
+
+    Raises:
+      DataError: where a file is damaged, or a row has no values.
     """
-    shape = (size, *self.origin.shapes[name])
-    batch, filled = np.empty(shape, self.origin.kind), 0
-    for values in self.files.values(name, self.rows):
-      while len(values):
-        part = values[: size - filled]
-        batch[filled : filled + len(part)] = part
-        filled, values = filled + len(part), values[len(part) :]
-        if filled == size:
-          yield batch
-          batch, filled = np.empty(shape, self.origin.kind), 0
-    if filled:
-      yield batch[:filled]
+    begin = 0
+    for path, count in self.files:
+      first, last = np.searchsorted(self.rows, [begin, begin + count])
+      if first < last:
+        yield from self._values_of(path, name, self.rows[first:last] - begin)
+      begin += count
+
+  def _values_of(
+    self, path: Path, name: str, rows: np.ndarray
+  ) -> Iterator[np.ndarray]:
+    """`values` of one file."""
+    begin = 0
+    with reading(path) as file:
+      for batch in file.iter_batches(_AT_ONCE, columns=[name]):
+        end = begin + batch.num_rows
+        first, last = np.searchsorted(rows, [begin, end])
+        if first < last:
+          found = batch.column(0).take(pa.array(rows[first:last] - begin))
+          yield from self._array(found, path, name)
+        begin = end
+
+  def _array(self, column: pa.Array, path: Path, name: str) -> np.ndarray:
+    """A column of bytes as an array (k, ...)."""
+    if column.null_count:
+      raise DataError(
+        f"{shown(path)}: {column.null_count} rows have no {name!r}, though "
+        "their images could be read: embed them anew."
+      )
+    shape = (len(column), *self.origin.shapes[name])
+    values = np.frombuffer(
+      column.buffers()[1], self.origin.kind, math.prod(shape)
+    )
+    return values.reshape(shape)

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float32
 
-from memory_vit.data.embedding_files import EmbeddingFiles, open_files
+from memory_vit.data.embedded_rows import EmbeddedRows
+from memory_vit.data.embedding_files import open_files
 from memory_vit.errors import BackboneError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import BackboneId, EvalPreprocessing
@@ -63,24 +64,18 @@ def read_embeddings(path: str | os.PathLike[str]) -> Embeddings:
   files = open_files(Path(path))
   table, origin = files.table(), files.origin
   good = table["error"].is_null().to_numpy()
-  rows = np.flatnonzero(good)
+  embedded = EmbeddedRows.of([(files, np.flatnonzero(good))])
+  arrays = {}
+  for name in ("pooled", "layers"):
+    arrays[name] = np.empty((good.sum(), *origin.shapes[name]), np.float32)
+    for row, values in zip(arrays[name], embedded.values(name), strict=True):
+      row[...] = values
   table = table.filter(good)
   return Embeddings(
     paths=tuple(table["path"].to_pylist()),
     labels=tuple(table["label"].to_pylist()),
-    pooled=_whole(files, "pooled", rows),
-    layers=_whole(files, "layers", rows),
+    **arrays,
     backbone=origin.backbone,
     evaluation=origin.evaluation,
     dtype=origin.dtype,
   )
-
-
-def _whole(files: EmbeddingFiles, name: str, rows: np.ndarray) -> np.ndarray:
-  """The values of rows as float32 (k, ...)."""
-  found = np.empty((len(rows), *files.origin.shapes[name]), np.float32)
-  place = 0
-  for values in files.values(name, rows):
-    found[place : place + len(values)] = values
-    place += len(values)
-  return found

@@ -1,10 +1,10 @@
-"""The Parquet files of embeddings: found, checked, and read row by row."""
+"""The Parquet files of embeddings: found and checked."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,6 @@ from memory_vit.runtime.messages import brief, escaped
 _TYPES = ("float32", "bfloat16")
 # Of an image: far more than the largest ViT has, and little enough to be held.
 _MOST_VALUES = 2**24
-# Rows that are decoded together.
-_AT_ONCE = 1024
 # What is known of every image.
 _COLUMNS = ("path", "label", "error")
 
@@ -58,24 +56,19 @@ class Origin:
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingFiles:
-  """Files of embeddings, whose rows follow each other.
+  """The files of a run of `embed`, whose rows follow each other.
 
   Attributes:
     paths: of the files.
     counts: their rows.
     origin: of all rows.
-    plans: what tells these runs of `embed` from others.
+    plan: what tells this run of `embed` from others.
   """
 
   paths: tuple[Path, ...]
   counts: tuple[int, ...]
   origin: Origin
-  plans: tuple[str, ...]
-
-  @property
-  def size(self) -> int:
-    """The number of rows."""
-    return sum(self.counts)
+  plan: str
 
   def table(self) -> pa.Table:
     """What is known of every row but its values: "path", "label", "error".
@@ -89,51 +82,9 @@ class EmbeddingFiles:
         found = file.read(columns=[*_COLUMNS])
         found.validate(full=True)  # text may be no UTF-8
         if found["path"].null_count:
-          raise DataError(f"{_shown(path)} has rows without a path.")
+          raise DataError(f"{shown(path)} has rows without a path.")
         tables.append(found.replace_schema_metadata())
     return pa.concat_tables(tables)
-
-  def values(self, name: str, rows: np.ndarray) -> Iterator[np.ndarray]:
-    """Read the values of some rows, a part of a file at a time.
-
-    Args:
-      name: of the column, "pooled" or "layers".
-      rows: int64 (k,), ascending.
-
-    Yields:
-      Arrays (some, ...) as they are stored, k rows in all.
-
-    Raises:
-      DataError: where a file is damaged, or a row has no values.
-    """
-    ends = np.cumsum(self.counts)
-    parts = np.split(rows, np.searchsorted(rows, ends[:-1]))
-    for path, part, end, count in zip(
-      self.paths, parts, ends, self.counts, strict=True
-    ):
-      if len(part):
-        yield from _values(path, name, part - (end - count), self.origin)
-
-
-def joined(parts: Sequence[EmbeddingFiles]) -> EmbeddingFiles:
-  """The rows of several outputs of `embed`, one after the other.
-
-  Raises:
-    DataError: where they were made in different ways.
-  """
-  first, *others = parts
-  for other in others:
-    if other.origin != first.origin:
-      raise DataError(
-        f"{_shown(first.paths[0])} and {_shown(other.paths[0])} were made in "
-        f"different ways: {brief(first.origin)} and {brief(other.origin)}."
-      )
-  return EmbeddingFiles(
-    tuple(path for part in parts for path in part.paths),
-    tuple(count for part in parts for count in part.counts),
-    first.origin,
-    tuple(plan for part in parts for plan in part.plans),
-  )
 
 
 def open_files(path: Path) -> EmbeddingFiles:
@@ -150,7 +101,7 @@ def open_files(path: Path) -> EmbeddingFiles:
     parquet.shard_name(i, len(names)) for i in range(len(names))
   ]:
     raise DataError(
-      f"{_shown(path)} has the shards {brief(names)}: expected all of a run of "
+      f"{shown(path)} has the shards {brief(names)}: expected all of a run of "
       "embed. Give the same command again to finish it."
     )
   counts, origins, plans = [], [], []
@@ -163,11 +114,9 @@ def open_files(path: Path) -> EmbeddingFiles:
   different = set(plans)
   if len(different) > 1 or any(origin != origins[0] for origin in origins):
     raise DataError(
-      f"{_shown(path)} holds shards of {max(2, len(different))} runs."
+      f"{shown(path)} holds shards of {max(2, len(different))} runs."
     )
-  return EmbeddingFiles(
-    tuple(files), tuple(counts), origins[0], tuple(different)
-  )
+  return EmbeddingFiles(tuple(files), tuple(counts), origins[0], plans[0])
 
 
 def _described(path: Path, found: pa.Schema) -> tuple[Origin, str]:
@@ -187,9 +136,9 @@ def _described(path: Path, found: pa.Schema) -> tuple[Origin, str]:
     parts = about["backbone"], about["preprocessing"], str(about["plan"])
   except (AttributeError, LookupError, TypeError, ValueError) as error:
     raise DataError(
-      f"{_shown(path)} holds no embeddings: expected what embed wrote."
+      f"{shown(path)} holds no embeddings: expected what embed wrote."
     ) from error
-  where = f"{_shown(path)}: metadata"
+  where = f"{shown(path)}: metadata"
   origin = Origin(
     schema.build(BackboneId, parts[0], where, DataError),
     schema.build(EvalPreprocessing, parts[1], where, DataError),
@@ -216,56 +165,11 @@ def _require_columns(path: Path, found: pa.Schema, origin: Origin) -> None:
     column_type = found.field(index).type if index >= 0 else "missing"
     if column_type != kind:
       raise DataError(
-        f"{_shown(path)}: the column {brief(name)} is "
+        f"{shown(path)}: the column {brief(name)} is "
         f"{brief(str(column_type))}, expected {kind}, as its metadata says."
       )
 
 
-def _values(
-  path: Path, name: str, rows: np.ndarray, origin: Origin
-) -> Iterator[np.ndarray]:
-  """`EmbeddingFiles.values` of one file; row groups without any are skipped."""
-  with parquet.reading(path) as file:
-    begin = 0
-    for group in range(file.num_row_groups):
-      end = begin + file.metadata.row_group(group).num_rows
-      if len(_within(rows, begin, end)):
-        for batch in file.iter_batches(
-          _AT_ONCE, row_groups=[group], columns=[name]
-        ):
-          batch_rows = _within(rows, begin, begin + batch.num_rows)
-          yield _array(batch.column(0), batch_rows - begin, name, origin, path)
-          begin += batch.num_rows
-      begin = end
-
-
-def _within(rows: np.ndarray, begin: int, end: int) -> np.ndarray:
-  """Those of some ascending rows that lie in an interval."""
-  first, last = np.searchsorted(rows, [begin, end])
-  return rows[first:last]
-
-
-def _array(
-  column: pa.Array, rows: np.ndarray, name: str, origin: Origin, path: Path
-) -> np.ndarray:
-  """Some rows of a column of bytes as an array (k, ...)."""
-  shape, width = origin.shapes[name], origin.width(name)
-  if column.null_count:
-    empty = column.is_null().to_numpy(zero_copy_only=False)[rows]
-    if empty.any():
-      raise DataError(
-        f"{_shown(path)}: {int(empty.sum())} rows have no {name!r}, though "
-        "their images could be read: embed them anew."
-      )
-  if not len(rows):  # there may be no buffer at all
-    return np.empty((0, *shape), origin.kind)
-  raw = np.frombuffer(
-    column.buffers()[1], np.uint8, len(column) * width, column.offset * width
-  )
-  found = raw.reshape(len(column), width)[rows]
-  return found.view(origin.kind).reshape(len(rows), *shape)
-
-
-def _shown(path: Path) -> str:
+def shown(path: Path) -> str:
   """A path for messages."""
   return escaped(str(path))

@@ -50,15 +50,15 @@ class EmbeddedViews:
     source = self.reader.source
     assert source.embedded is not None
     assert source.labels is not None
+    origin = source.embedded.origin
     numbers = self.numbers[starts.start : starts.stop]
-    found = source.embedded.take(numbers).batches(self.name, rows)
-    shape = source.embedded.origin.shapes[self.name]
+    values = source.embedded.take(numbers).values(self.name)
     for i in range(len(starts)):
       examples = numbers[i * rows : (i + 1) * rows]
-      inputs = np.zeros((rows, *shape), source.embedded.origin.kind)
+      inputs = np.zeros((rows, *origin.shapes[self.name]), origin.kind)
       label, mask = np.zeros(rows, np.int32), np.zeros(rows, np.float32)
-      if len(examples):
-        inputs[: len(examples)] = next(found)
-        label[: len(examples)] = source.labels[examples]
-        mask[: len(examples)] = 1
+      for row, _ in enumerate(examples):
+        inputs[row] = next(values)
+      label[: len(examples)] = source.labels[examples]
+      mask[: len(examples)] = 1
       yield {"inputs": {self.name: inputs}, "label": label, "mask": mask}

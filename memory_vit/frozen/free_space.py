@@ -1,4 +1,4 @@
-"""Room for what is kept: how much there is, said before the work begins."""
+"""Room for cached rows: how much there is, said before the work begins."""
 
 import dataclasses
 import shutil
@@ -15,7 +15,7 @@ from memory_vit.runtime.messages import brief
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-  """Where a process keeps rows.
+  """Where a process stores rows.
 
   Attributes:
     name: "the disk of /data/kept".
@@ -29,12 +29,7 @@ class Place:
 
 
 def place_of(where: str, folder: Path) -> Place:
-  """Where this process keeps rows, and how much is free there.
-
-  Args:
-    where: a value of `config.keep.where`.
-    folder: on whose disk rows are kept.
-  """
+  """Where this process stores rows; see `require_room`."""
   host = socket.gethostname()
   if where == "disk":
     existing = next(
@@ -56,14 +51,14 @@ def place_of(where: str, folder: Path) -> Place:
 def require_room(what: str, needed: int, where: str, folder: Path) -> None:
   """Refuse what does not fit; all processes must call.
 
-  What several processes of a host keep on one file system, or in its memory,
+  What several processes of a host store on one file system, or in its memory,
   has to fit there together.
 
   Args:
-    what: is kept, "contexts of training".
+    what: is stored, "contexts of training".
     needed: bytes that this process is going to fill.
     where: a value of `config.keep.where`.
-    folder: on whose disk rows are kept.
+    folder: on whose disk they are stored.
 
   Raises:
     ConfigError: on every process, where one of them has less room.
@@ -79,27 +74,17 @@ def require_room(what: str, needed: int, where: str, folder: Path) -> None:
     total = sum(asked[i][1] for i in same)
     # Others may write there meanwhile: not all have seen the same.
     free, name = min((asked[i][2], asked[i][3]) for i in same)
-    if total > free:
-      raise _no_room(what, total, where, f"{name}{_of(same, len(asked))}", free)
-
-
-def _of(same: list[int], count: int) -> str:
-  """Say which of several processes share a place."""
-  if count == 1:
-    return ""
-  numbers = ", ".join(map(str, same))
-  return f" (of {'process' if len(same) == 1 else 'processes'} {numbers})"
-
-
-def _no_room(
-  what: str, needed: int, where: str, place: str, free: int
-) -> ConfigError:
-  """The error that says how much there is, and what to do."""
-  elsewhere = {"device": "'host' or 'disk'", "host": "'disk'"}.get(where)
-  other = f"config.keep.where {elsewhere}" if elsewhere else "config.keep.dir"
-  return ConfigError(
-    f"config.keep.where is {where!r}: the {what} take {needed:,} bytes "
-    f"({needed / 2**30:.2f} GiB), and {place} has {free:,} free "
-    f"({free / 2**30:.2f} GiB). Expected fewer: config.keep.dtype 'bfloat16' "
-    f"(half), fewer config.keep.views; or another {other}."
-  )
+    if total <= free:
+      continue
+    if len(asked) > 1:
+      noun = "process" if len(same) == 1 else "processes"
+      name += f" (of {noun} {', '.join(map(str, same))})"
+    others = {"device": "config.keep.where 'host' or 'disk'",
+              "host": "config.keep.where 'disk'"}  # fmt: skip
+    raise ConfigError(
+      f"config.keep.where is {where!r}: the {what} take {total:,} bytes "
+      f"({total / 2**30:.2f} GiB), and {name} has {free:,} free "
+      f"({free / 2**30:.2f} GiB). Expected fewer: config.keep.dtype 'bfloat16' "
+      "(half), fewer config.keep.views; or another "
+      f"{others.get(where, 'config.keep.dir')}."
+    )

@@ -1,7 +1,8 @@
-"""One row of what is kept: all that a forward pass hands on of an image."""
+"""One cached row: all that the frozen pass hands on of an image."""
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -11,13 +12,13 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class RowLayout:
-  """The leaves of a row, side by side.
+  """The leaves of a row.
 
   Attributes:
     treedef: of the tree that `SplitForward.prepare` returns.
     shapes: of its leaves, without the axis of the images.
     computed: their dtypes, as a step reads them.
-    kept: their dtypes, as they are kept.
+    kept: their dtypes, as they are stored.
   """
 
   treedef: Any
@@ -44,36 +45,22 @@ class RowLayout:
     return cls(treedef, shapes, computed, kept)
 
   @property
-  def dtype(self) -> np.dtype:
-    """A row as a NumPy type with a field for each leaf, "0", "1", ..."""
-    fields = zip(self.kept, self.shapes, strict=True)
-    return np.dtype([(str(i), *field) for i, field in enumerate(fields)])
-
-  @property
   def nbytes(self) -> int:
     """Bytes of a row."""
-    return self.dtype.itemsize
+    leaves = zip(self.kept, self.shapes, strict=True)
+    return sum(d.itemsize * math.prod(shape) for d, shape in leaves)
 
-  def fill(self, rows: np.ndarray, inputs: Any) -> None:
-    """Write a tree of host arrays (b, ...) to the first of some rows.
-
-    Where there are fewer than b, what is left is padding.
-    """
-    for i, leaf in enumerate(jax.tree.leaves(inputs)):
-      count = min(len(rows), len(leaf))
-      rows[str(i)][:count] = leaf[:count]
-
-  def gather(self, rows: np.ndarray, places: np.ndarray) -> Any:
-    """Rows (n,), places (b,) -> a tree of host arrays (b, ...)."""
-    leaves = [rows[str(i)][places] for i in range(len(self.shapes))]
-    return jax.tree.unflatten(self.treedef, leaves)
+  def empty(self, count: int) -> list[np.ndarray]:
+    """Memory for the leaves (n, ...) of n rows, taken when it is written."""
+    leaves = zip(self.kept, self.shapes, strict=True)
+    return [np.empty((count, *shape), d) for d, shape in leaves]
 
   def narrow(self, inputs: Any) -> Any:
-    """Computed inputs -> the types in which they are kept, on the device."""
+    """Computed inputs -> the types in which they are stored, on the device."""
     return self._cast(inputs, self.kept)
 
   def widen(self, inputs: Any) -> Any:
-    """Kept inputs -> the types in which they were computed, on the device."""
+    """Stored inputs -> the types in which they were computed, on the device."""
     return self._cast(inputs, self.computed)
 
   def _cast(self, inputs: Any, dtypes: tuple[np.dtype, ...]) -> Any:

@@ -1,9 +1,10 @@
-"""Kept rows in memory: on the devices, or on the host.
+"""Cached rows in memory: on the devices, or on the host.
 
 Every process has rows of its own, and takes its share of a batch from them: no
 row crosses the network.
 """
 
+import abc
 import functools
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -35,48 +36,13 @@ class FilledRows(Protocol):
     """The rows int64 (b,) of this process, as a batch of all processes."""
 
 
-class Rows(FilledRows, Protocol):
-  """Rows by place, which are put there first."""
-
-  def missing(self) -> list[range]:
-    """Places that are not kept yet, at whole batches; all must call."""
-
-  def put(self, start: int, inputs: Any, batch: Batch) -> None:
-    """Keep a computed batch.
-
-    Args:
-      start: place of its first row of this process.
-      inputs: what the frozen pass made of the batch, of all processes.
-      batch: "label" and "mask" of the rows of this process; what lies behind
-        the last place is padding.
-    """
-
-
-class OrderedRows:
-  """Rows in another order than that in which they are kept."""
-
-  def __init__(self, rows: FilledRows, places: np.ndarray) -> None:
-    """Give rows other places.
-
-    Args:
-      rows: n of them.
-      places: int64 (n,), place here -> place in `rows`.
-    """
-    self._rows, self._places = rows, places
-    self.labels, self.masks = rows.labels[places], rows.masks[places]
-
-  def take(self, places: np.ndarray) -> Any:
-    """See `FilledRows`."""
-    return self._rows.take(self._places[places])
-
-
-class HostRows:
-  """Rows in the memory of the host; see `Rows`."""
+class Rows(abc.ABC):
+  """Rows by place, which are put there first; see `FilledRows`."""
 
   def __init__(
     self, layout: RowLayout, count: int, mesh: Mesh, places: range
   ) -> None:
-    """Make room for `count` rows; a page is taken when it is written.
+    """Make room for rows.
 
     Args:
       layout: of a row.
@@ -85,27 +51,80 @@ class HostRows:
       places: at which the batches of this process start.
     """
     self._layout, self._mesh, self._places = layout, mesh, places
-    self._rows = np.zeros(count, layout.dtype)
-    self.labels, self.masks = empty_labels(count)
-
-  def missing(self) -> list[range]:
-    """See `Rows`."""
-    return [self._places]
+    self.labels = np.zeros(count, np.int32)
+    self.masks = np.zeros(count, np.float32)
 
   def put(self, start: int, inputs: Any, batch: Batch) -> None:
-    """See `Rows`."""
-    put_labels(self, start, batch)
-    self._layout.fill(
-      self._rows[start:], to_host(self._layout.narrow(inputs), self._mesh)
+    """Store a computed batch.
+
+    Args:
+      start: place of its first row of this process.
+      inputs: what the frozen pass made of the batch, of all processes.
+      batch: "label" and "mask" of the rows of this process; what lies behind
+        the last place is padding.
+    """
+    part = slice(start, min(start + self._places.step, len(self.labels)))
+    count = len(self.labels[part])
+    self.labels[part] = batch["label"][:count]
+    self.masks[part] = batch["mask"][:count]
+    self._put(part, self._layout.narrow(inputs))
+
+  @abc.abstractmethod
+  def _put(self, part: slice, inputs: Any) -> None:
+    """Store the inputs of a batch, whose rows without padding are a slice."""
+
+  @abc.abstractmethod
+  def take(self, places: np.ndarray) -> Any:
+    """The rows int64 (b,) of this process, as a batch of all processes."""
+
+  def _to_host(self, inputs: Any) -> list[np.ndarray]:
+    """The leaves (b, ...) of the rows of this process, of a batch of all."""
+    return [np.asarray(leaf) for leaf in self._own(inputs)]
+
+  def _own(self, inputs: Any) -> list[jax.Array]:
+    return multihost_utils.global_array_to_host_local_array(
+      jax.tree.leaves(inputs), self._mesh, sharding.by_rows(self._mesh).spec
     )
 
-  def take(self, places: np.ndarray) -> Any:
-    """See `Rows`."""
-    batch = self._layout.gather(self._rows, places)
+  def _to_devices(self, leaves: list[np.ndarray]) -> Any:
+    """The leaves (b, ...) of rows of this process -> a batch of all."""
+    batch = jax.tree.unflatten(self._layout.treedef, leaves)
     return self._layout.widen(sharding.shard_batch(batch, self._mesh))
 
 
-class DeviceRows:
+class OrderedRows:
+  """Rows in another order than that in which they are stored."""
+
+  def __init__(self, rows: FilledRows, places: np.ndarray) -> None:
+    """Give each of n places the place in `rows` that `places` (n,) says."""
+    self._rows, self._places = rows, places
+    self.labels, self.masks = rows.labels[places], rows.masks[places]
+
+  def take(self, places: np.ndarray) -> Any:
+    """See `FilledRows`."""
+    return self._rows.take(self._places[places])
+
+
+class HostRows(Rows):
+  """Rows in the memory of the host."""
+
+  def __init__(
+    self, layout: RowLayout, count: int, mesh: Mesh, places: range
+  ) -> None:
+    """See `Rows`."""
+    super().__init__(layout, count, mesh, places)
+    self._leaves = layout.empty(count)
+
+  def _put(self, part: slice, inputs: Any) -> None:
+    for rows, leaf in zip(self._leaves, self._to_host(inputs), strict=True):
+      rows[part] = leaf[: len(rows[part])]
+
+  def take(self, places: np.ndarray) -> Any:
+    """See `Rows`."""
+    return self._to_devices([rows[places] for rows in self._leaves])
+
+
+class DeviceRows(Rows):
   """Rows on the devices, each of which has its share of every batch.
 
   They are taken by a compiled program; no row comes to the host.
@@ -114,9 +133,8 @@ class DeviceRows:
   def __init__(
     self, layout: RowLayout, count: int, mesh: Mesh, places: range
   ) -> None:
-    """Make room for whole batches; for the arguments see `HostRows`."""
-    self._layout, self._mesh, self._places = layout, mesh, places
-    self.labels, self.masks = empty_labels(count)
+    """Make room for whole batches; see `Rows`."""
+    super().__init__(layout, count, mesh, places)
     batches, rows = len(places), places.step
     # Of several processes, the devices of this one.
     self._local = sharding.by_rows(mesh.local_mesh)
@@ -129,51 +147,22 @@ class DeviceRows:
       return [jnp.zeros((batches, rows, *shape), d) for shape, d in leaves]
 
     self._leaves = jax.jit(empty, out_shardings=across)()
-    self._put = jax.jit(_put, donate_argnums=0, out_shardings=across)
-    self._take = jax.jit(_take, out_shardings=self._local)
+    self._write = jax.jit(_put, donate_argnums=0, out_shardings=across)
+    self._gather = jax.jit(_take, out_shardings=self._local)
 
-  def missing(self) -> list[range]:
-    """See `Rows`."""
-    return [self._places]
-
-  def put(self, start: int, inputs: Any, batch: Batch) -> None:
-    """See `Rows`."""
-    put_labels(self, start, batch)
-    leaves = jax.tree.leaves(self._layout.narrow(inputs))
-    local = multihost_utils.global_array_to_host_local_array(
-      leaves, self._mesh, sharding.by_rows(self._mesh).spec
-    )
-    self._leaves = self._put(self._leaves, local, start // self._places.step)
+  def _put(self, part: slice, inputs: Any) -> None:
+    batch = part.start // self._places.step
+    self._leaves = self._write(self._leaves, self._own(inputs), batch)
 
   def take(self, places: np.ndarray) -> Any:
     """See `Rows`."""
     batch, row = np.divmod(places.astype(np.int32), np.int32(self._places.step))
     leaves = multihost_utils.host_local_array_to_global_array(
-      self._take(self._leaves, batch, row),
+      self._gather(self._leaves, batch, row),
       self._mesh,
       sharding.by_rows(self._mesh).spec,
     )
     return self._layout.widen(jax.tree.unflatten(self._layout.treedef, leaves))
-
-
-def empty_labels(count: int) -> tuple[np.ndarray, np.ndarray]:
-  """Room for labels and masks."""
-  return np.zeros(count, np.int32), np.zeros(count, np.float32)
-
-
-def put_labels(rows: Rows, start: int, batch: Batch) -> None:
-  """Keep labels and masks of a batch, without its padding."""
-  count = len(rows.labels[start : start + len(batch["label"])])
-  rows.labels[start : start + count] = batch["label"][:count]
-  rows.masks[start : start + count] = batch["mask"][:count]
-
-
-def to_host(inputs: Any, mesh: Mesh) -> Any:
-  """The rows of this process of a batch of all, as a tree of NumPy arrays."""
-  local = multihost_utils.global_array_to_host_local_array(
-    inputs, mesh, sharding.by_rows(mesh).spec
-  )
-  return jax.tree.map(np.asarray, local)
 
 
 def _put(

@@ -14,7 +14,8 @@ from memory_vit.config import Config
 from memory_vit.data import datasets
 from memory_vit.data.split_ref import configured_splits
 from memory_vit.errors import ConfigError
-from memory_vit.frozen.splits import Kept, Needs, Prepare
+from memory_vit.frozen.plan import Prepare
+from memory_vit.frozen.splits import Kept, Needs
 from memory_vit.runtime import sharding
 from memory_vit.runtime.progress_bar import duration
 from memory_vit.runtime.tables import aligned

@@ -18,7 +18,8 @@ from memory_vit.data.decoded_images import keep_decoded
 from memory_vit.data.reader import Reader
 from memory_vit.evaluation import evaluate as evaluation
 from memory_vit.evaluation.evaluate import Also, Predict, evaluate_source
-from memory_vit.frozen.splits import Kept, Prepare
+from memory_vit.frozen.plan import Prepare
+from memory_vit.frozen.splits import Kept
 from memory_vit.model.backbone import Backbone, rounded
 from memory_vit.model.task import EvalPreprocessing, Task
 from memory_vit.runtime import processes, sharding
@@ -505,9 +506,12 @@ class Trainer:
       if step == config.total_steps:  # nothing is left to be trained
         return iter(())
       prepare = self.frozen_pass(step_fn)
-      self.kept.require_room_for(self.kept_splits, prepare)
+      self.kept.require_room([
+        self.kept.needs(key, reader, prepare)
+        for key, reader in self.kept_splits.items()
+      ])  # fmt: skip
       if self.validation:  # now, and not within the loop
-        self.kept.validation(self.validation, prepare)
+        self.kept.rows("validation", self.validation, prepare)
       return self.kept.train_batches(
         self.train, prepare, step * config.batch_size
       )

@@ -41,7 +41,7 @@ from memory_vit import config as config_lib
 from memory_vit.data import batching, datasets
 from memory_vit.errors import MemoryVitError
 from memory_vit.evaluation import evaluate
-from memory_vit.frozen import compute
+from memory_vit.frozen.splits import Kept
 from memory_vit.model import trees, vit_config
 from memory_vit.runtime import sharding
 from memory_vit.study import plan
@@ -576,7 +576,7 @@ class Watcher:
     self._wrap(loop.Loop, "fit", self._see_fit, self._see_learned)
     self._wrap(Step, "__call__", before=self._see_step)
     self._wrap(Step, "gradient", before=self._see_part)
-    self._wrap(compute, "compute", before=self._see_kept)
+    self._wrap(Kept, "rows", after=self._see_rows)
     self._wrap(evaluate, "evaluate_source", before=self._see_evaluation)
     self._wrap(sharding, "prefetch", after=self._see_batches)
     patch = self._patch
@@ -644,10 +644,11 @@ class Watcher:
   def _see_part(self, step, params, frozen, batch):
     self._see("parts", len(batch["label"]))
 
-  def _see_kept(self, views, starts, prepare, rows, **options):
-    folder = getattr(rows, "folder", None)
-    place = folder and folder.parent.name
+  def _see_rows(self, rows, *args):
+    path = getattr(rows, "path", None)
+    place = path and path.parents[1].name
     self._see("placement", (type(rows).__name__, place))
+    return rows
 
   def _see_evaluation(self, predict, source, *args, **options):
     self._see("evaluated", (source.name, source.split))

@@ -93,7 +93,7 @@ def test_a_row_is_that_of_its_image(made):
 
 
 def test_some_places_can_be_read_by_themselves(made):
-  """As where shards of kept rows are missing; behind the last is nothing."""
+  """As where batches of rows are missing; behind the last is nothing."""
   reader = opened(made / "all")
   records = np.arange(1, reader.size, 2)  # of the second of two processes
   views = EmbeddedViews.of(reader, records, "head")

@@ -28,7 +28,7 @@ from memory_vit.errors import (
   TrainingError,
 )
 from memory_vit.evaluation import task_data
-from memory_vit.frozen.shards import ShardRows
+from memory_vit.frozen.row_file import FileRows
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime import sharding
 from memory_vit.tasks import manifest, store
@@ -88,9 +88,9 @@ def copied(place, tmp_path, config, dtype=np.float32):
   prepare = made.frozen_pass(made.start(trials).step)
   values, name = {}, ""
   for reader, rows in (
-    (made.train, made.kept.training(made.train, prepare)),
-    (made.validation, made.kept.validation(made.validation, prepare)),
-    (made.test, made.kept._rows("test", made.test, prepare)),
+    (made.train, made.kept.rows("train", made.train, prepare)),
+    (made.validation, made.kept.rows("validation", made.validation, prepare)),
+    (made.test, made.kept.rows("test", made.test, prepare)),
   ):
     # Whole batches for all devices.
     found = rows.take(np.arange(-(-reader.size // BATCH) * BATCH) % reader.size)
@@ -225,7 +225,7 @@ def test_what_embed_wrote_is_what_a_run_keeps_but_for_rounding(place, tmp_path):
   for i, config in enumerate((images, rows)):
     made, trials = opened(config, tmp_path / str(i))
     prepare = made.frozen_pass(made.start(trials).step)
-    kept = made.kept.training(made.train, prepare)
+    kept = made.kept.rows("train", made.train, prepare)
     found.append((np.asarray(kept.take(np.arange(24))["pooled"]), kept.labels))
   np.testing.assert_allclose(found[1][0], found[0][0], rtol=1e-5, atol=1e-5)
   np.testing.assert_array_equal(found[1][1], found[0][1])
@@ -270,7 +270,7 @@ def test_rows_on_disk_are_found_again(place, tmp_path, monkeypatch):
   config = config_of(place, {**changes, "total_steps": 1})
   run.train_and_evaluate(config, tmp_path / "first")
   put = []
-  monkeypatch.setattr(ShardRows, "put", lambda *args: put.append(args))
+  monkeypatch.setattr(FileRows, "put", lambda *args: put.append(args))
   run.train_and_evaluate(config, tmp_path / "second")
   assert not put
   assert_same_bits(learned(tmp_path / "first"), learned(tmp_path / "second"))

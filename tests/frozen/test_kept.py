@@ -17,8 +17,8 @@ from memory_vit.data import batching, datasets, fixed_views, image_ops
 from memory_vit.errors import BrokenDataError, ConfigError
 from memory_vit.frozen import plan
 from memory_vit.frozen.layout import RowLayout
+from memory_vit.frozen.row_file import FileRows
 from memory_vit.frozen.rows import DeviceRows, HostRows
-from memory_vit.frozen.shards import ShardRows
 from memory_vit.frozen.splits import Kept
 from memory_vit.model import trees
 from memory_vit.model.task import EvalPreprocessing
@@ -172,9 +172,7 @@ def test_a_seed_matters_where_views_are_random(views):
   found = []
   for seed in (0, 1):
     config = config_of(keep={"views": views}, data=RANDOM, seed=seed)
-    reader = datasets.open_source("digits:5-9", config.data.train)
-    made = plan.training_plan(config, EvalPreprocessing(image_size=8), reader)
-    found.append(plan.key_of(made.facts))
+    found.append(plan.training_facts(config, EvalPreprocessing(image_size=8)))
   assert (found[0] == found[1]) is (views == 1)
 
 
@@ -343,8 +341,9 @@ def filled(request, tmp_path):
   stores = [
     DeviceRows(layout, 21, mesh, places),
     HostRows(layout, 21, mesh, places),
-    ShardRows(layout, 21, mesh, places, tmp_path),
+    FileRows(layout, 21, mesh, places, tmp_path / "0.rows"),
   ]
+  stores[-1].open(fill=None)  # nothing is damaged
   batch = {"label": np.arange(8), "mask": np.ones(8)}
   for start in places:
     part = jax.tree.map(lambda a, s=start: a[s : s + 8], tree)
@@ -401,7 +400,7 @@ def test_processes_evaluate_every_example_once(count, backbone, monkeypatch):
     )
     ones = np.ones(len(views.numbers), np.float32)
     rows = types.SimpleNamespace(labels=ones, masks=ones, take=lambda at: at)
-    monkeypatch.setattr(Kept, "_rows", lambda *_, rows=rows: rows)
+    monkeypatch.setattr(Kept, "rows", lambda *_, rows=rows: rows)
     batches = made.kept.eval_batches(reader, None)
     counted += sum(batch["mask"].sum() for batch in batches)
   assert counted == 7

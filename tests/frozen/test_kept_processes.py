@@ -6,6 +6,7 @@ import pathlib
 import re
 import signal
 
+import numpy as np
 import pytest
 from conftest import tiny_backbone
 from faults import Process, Run
@@ -18,16 +19,15 @@ from memory_vit.tasks import manifest, store
 pytestmark = pytest.mark.processes
 
 # Of training each of two processes keeps 17 and 16 rows in batches of 8, so
-# that the last shard of the second one is empty; of validation 23 and 16.
+# that the last batch of the second one is empty; of validation 23 and 16.
 SIZE, BATCH = 33, 16
 
-# A shard for each batch. Every batch that is computed says so.
+# Every batch that is computed says so.
 PATCH = """
 import sys, time
-from memory_vit.frozen import shards
+from memory_vit.frozen.row_file import FileRows
 from memory_vit.runtime.preemption import StopSignal
-shards.SHARD_BYTES = 1
-real, done = shards.ShardRows.put, []
+real, done = FileRows.put, []
 def put(self, start, inputs, batch):
   real(self, start, inputs, batch)
   done.append(start)
@@ -35,7 +35,7 @@ def put(self, start, inputs, batch):
   after(len(done))
 def after(count):
   pass
-shards.ShardRows.put = put
+FileRows.put = put
 """
 
 # The same images in every step as where each process draws from its own rows,
@@ -121,14 +121,19 @@ def computed(process: Process) -> int:
   return process.text.count("computed ")
 
 
-def folders_of(kept: pathlib.Path, process: int) -> dict[str, pathlib.Path]:
-  """{"training": folder of its rows, "validation": ...} of a process."""
-  found = {}
-  for about in kept.glob("*/about.json"):
-    facts = json.loads(about.read_text())
-    if facts["program"]["process"][0] == process:
-      found[facts["images"]["role"]] = about.parent
-  return found
+def file_of(kept: pathlib.Path, role: str, process: int) -> pathlib.Path:
+  """The rows of "training" or "validation" of a process."""
+  (folder,) = (
+    about.parent
+    for about in kept.glob("*/about.json")
+    if json.loads(about.read_text())["images"]["role"] == role
+  )
+  return folder / f"{process}.rows"
+
+
+def headers_of(file: pathlib.Path, count: int) -> np.ndarray:
+  """What is before the rows: sum, label, mask and sum of each, int32 (n, 4)."""
+  return np.fromfile(file, "<i4", 4 * count).reshape(count, 4)
 
 
 @pytest.fixture(scope="module")
@@ -150,15 +155,11 @@ def test_two_processes_learn_what_they_learn_from_images(
   assert accuracies(run) == accuracies(plain)
   # Three batches of training, two of validation, on each.
   assert [computed(process) for process in both] == [5, 5]
-  labels = []
-  for i, counts in enumerate(([8, 8, 1], [8, 8, 0])):
-    folder = folders_of(kept, i)["training"]
-    shards = [json.loads(path.read_text())["shard"]
-              for path in sorted(folder.glob("*.json"))
-              if path.name != "about.json"]  # fmt: skip
-    assert [len(shard["labels"]) for shard in shards] == counts
-    labels.append([label for shard in shards for label in shard["labels"]])
-  assert len(list(kept.iterdir())) == 4
+  assert len(list(kept.iterdir())) == 2
+  labels = [
+    headers_of(file_of(kept, "training", i), count)[:, 1].tolist()
+    for i, count in enumerate((17, 16))
+  ]
   # Each has every second record, in their order.
   reader = datasets.open_source("digits:5-9", f"train[:{SIZE}]")
   whole = [int(reader.source.fetch(i)[1]) for i in range(SIZE)]
@@ -175,18 +176,20 @@ def test_a_second_run_of_two_computes_nothing(together, backbone, tmp_path):
 
 
 @pytest.mark.fault("kept-damaged-of-two")
-def test_a_damaged_shard_of_one_of_two_is_made_again(
+def test_a_damaged_row_of_one_of_two_is_made_again(
   together, backbone, tmp_path
 ):
   """By both, as its images pass the backbone together; one says why."""
   first, kept, _ = together
-  damaged = folders_of(kept, 1)["training"] / "00001.rows"
+  damaged = file_of(kept, "training", 1)
   whole = damaged.read_bytes()
-  damaged.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+  middle = len(whole) // 2
+  changed = bytes([whole[middle] ^ 1])
+  damaged.write_bytes(whole[:middle] + changed + whole[middle + 1 :])
   run = run_of(backbone, tmp_path / "again", kept)
   both = finished(run)
   assert [computed(process) for process in both] == [1, 1]
-  said = ["shard 1 is damaged, and is made again" in p.text for p in both]
+  said = ["damaged rows: 1. They are made again." in p.text for p in both]
   assert said == [False, True]
   assert damaged.read_bytes() == whole
   assert learned(run) == learned(first)
@@ -210,7 +213,7 @@ StopSignal.listening = listening
 
 
 @pytest.mark.fault("kept-signal")
-def test_a_signal_while_rows_are_computed_costs_no_shard(backbone, tmp_path):
+def test_a_signal_while_rows_are_computed_costs_no_batch(backbone, tmp_path):
   whole = run_of(backbone, tmp_path / "whole")
   whole.finish()
   run = run_of(backbone, tmp_path / "run", tmp_path / "kept")
@@ -255,10 +258,9 @@ def test_a_signal_to_one_of_two_stops_both_at_one_batch(backbone, tmp_path):
       assert "Traceback" not in process.text
   counts = [computed(process) for process in both]
   assert counts[0] == counts[1] < 100
-  # One shard for each batch: they are all whole.
   for i in range(2):
-    (folder,) = folders_of(kept, i).values()
-    assert len(list(folder.glob("*.rows"))) == counts[i]
+    headers = headers_of(file_of(kept, "training", i), 200)
+    assert headers.any(axis=1).sum() == 2 * counts[i]
   rest = finished(run)
   assert [computed(process) for process in rest] == [100 - counts[0]] * 2
   assert not re.search("damaged", "".join(process.text for process in rest))

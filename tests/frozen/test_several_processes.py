@@ -1,94 +1,51 @@
 """What processes of a run that keep rows agree on; the others are made up."""
 
 import shutil
-import threading
-import time
-from collections.abc import Callable
 
 import jax
 import pytest
 
 from memory_vit.errors import ConfigError
-from memory_vit.frozen import free_space
-from memory_vit.frozen.splits import Kept
-from memory_vit.runtime import processes
-
-# Far more than threads need that do next to nothing.
-PATIENCE = 10
+from memory_vit.frozen import cache_folder, free_space
+from memory_vit.runtime import lock, processes
+from memory_vit.runtime.preemption import StopSignal
 
 
-class Group:
-  """The two processes of a run, as threads that meet each other."""
+class WaitError(Exception):
+  """Another run holds the lock."""
 
-  here = threading.local()
 
-  def __init__(self, kept: Kept, folder) -> None:
-    self._kept, self._folder = kept, folder
-    self._meeting = threading.Barrier(2)
-    self.finished: list[int] = []
-
-  @classmethod
-  def on_process_0(cls, action: Callable[[], None]) -> None:
-    """As that of `processes`."""
-    if cls.here.index == 0:
-      action()
-    cls.here.group.meet()
-
-  def meet(self) -> None:
-    """A collective operation."""
-    self._meeting.wait(PATIENCE)
-
-  def start(self, index: int) -> threading.Thread:
-    """Start a process, which locks its folder for a while."""
-
-    def run() -> None:
-      Group.here.group, Group.here.index = self, index
-      with self._kept._locked(self._folder / f"{index}.lock"):
-        self.meet()  # computes rows, with the other one
-      self.finished.append(index)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    return thread
-
-  def wait_for_one(self) -> None:
-    """Wait until a process waits for the other one."""
-    end = time.monotonic() + PATIENCE
-    while not self._meeting.n_waiting and time.monotonic() < end:
-      time.sleep(0.001)
-    assert self._meeting.n_waiting == 1
+def wait(*args):
+  raise WaitError
 
 
 @pytest.mark.fault("kept-two-runs")
-@pytest.mark.filterwarnings(
-  # A thread that gave up, where the test fails anyway.
-  "ignore::pytest.PytestUnhandledThreadExceptionWarning"
-)
-def test_two_runs_never_wait_for_each_other(tmp_path, monkeypatch):
-  """Each has one process that comes first: to its own folder, or to none."""
-  monkeypatch.setattr(jax, "process_count", lambda: 2)
-  monkeypatch.setattr(jax, "process_index", lambda: Group.here.index)
-  monkeypatch.setattr(processes, "on_process_0", Group.on_process_0)
-  end = time.monotonic() + PATIENCE
+@pytest.mark.parametrize("index", [0, 1])
+def test_process_0_holds_the_lock_for_all_of_its_run(
+  index, tmp_path, monkeypatch
+):
+  """So no run holds what another one waits for."""
+  stop = StopSignal()
+  monkeypatch.setattr(stop, "check", wait)
+  monkeypatch.setattr(
+    processes, "on_process_0", lambda action: index == 0 and action()
+  )
 
-  def wait(self, owner):
-    assert time.monotonic() < end, f"still waiting for {owner}"
-    time.sleep(0.001)
+  def entered(first, second):
+    with first:
+      try:
+        with second:
+          return True
+      except WaitError:
+        return False
 
-  monkeypatch.setattr(Kept, "_wait", wait)
-  kept = Kept(
-    config=None, backbone=None, preprocessing=None, record=None, mesh=None,
-    stop=None,
-  )  # fmt: skip
-  first, second = Group(kept, tmp_path), Group(kept, tmp_path)
-  threads = [first.start(0)]
-  first.wait_for_one()
-  threads.append(second.start(1))
-  second.wait_for_one()
-  threads += [second.start(0), first.start(1)]
-  for thread in threads:
-    thread.join(2 * PATIENCE)
-  assert sorted(first.finished) == sorted(second.finished) == [0, 1]
+  for own_is_first in (True, False):
+    pair = [
+      cache_folder.locked(tmp_path, stop),
+      lock.one_at_a_time(tmp_path / ".lock", wait, "config.keep.dir"),
+    ]
+    found = entered(*(pair if own_is_first else reversed(pair)))
+    assert found is (index == 1)
 
 
 def asked_by_others(monkeypatch, *others):

@@ -1,8 +1,10 @@
-"""Kept rows on disk: found again, never wrong ones, whole or made again."""
+"""Rows on disk: found again, never wrong ones, whole or made again."""
 
 import dataclasses
-import json
+import errno
+import itertools
 import logging
+import os
 import shutil
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from memory_vit import config as config_lib
 from memory_vit.data import datasets
 from memory_vit.data.data_files import DataFiles
 from memory_vit.errors import BrokenDataError, ConfigError, TrainingError
-from memory_vit.frozen import plan, shards
+from memory_vit.frozen import cache_folder
 from memory_vit.runtime import lock, processes
 from memory_vit.runtime.preemption import PREEMPTED, Interrupted, StopSignal
 from memory_vit.train import passes, sweep, trainer
@@ -24,19 +26,13 @@ from memory_vit.train.run_context import RunContext
 from memory_vit.train.step import Step
 
 SIZE, BATCH = 23, 4
-# Of 8 pixels, which stand for what a frozen pass makes of them; two batches.
-BYTES = 4 * 8 * 8 * 3
-SHARD = 2 * BATCH * BYTES
+# Of 8 pixels, which stand for what a frozen pass makes of them.
+BYTES, HEADER = 4 * 8 * 8 * 3, 16
 
 
 @pytest.fixture(scope="module")
 def backbone():
   return tiny_backbone(depth=1)
-
-
-@pytest.fixture(autouse=True)
-def small_shards(monkeypatch):
-  monkeypatch.setattr(shards, "SHARD_BYTES", SHARD)
 
 
 @pytest.fixture
@@ -88,21 +84,22 @@ class Pass:
 def kept_rows(config, backbone, frozen_pass, reader=None, stop=None):
   """Everything that is kept: images, labels."""
   kept = kept_of(config, backbone, stop)
-  rows = kept.training(reader or reader_of(config), frozen_pass)
+  rows = kept.rows("train", reader or reader_of(config), frozen_pass)
   places = np.arange(len(rows.labels))
   return np.asarray(rows.take(places)), rows.labels.copy()
 
 
-def folder_of(config):
+def file_of(config):
   (folder,) = Path(config.keep.dir).iterdir()
-  return folder
+  assert (folder / "about.json").is_file()
+  return folder / "0.rows"
 
 
 def test_a_later_run_finds_what_is_kept(config, backbone):
   first, again = Pass(), Pass()
   images, labels = kept_rows(config, backbone, first)
   assert first.images == 24  # six batches
-  assert len(list(folder_of(config).glob("*.rows"))) == 3
+  assert file_of(config).stat().st_size == SIZE * (HEADER + BYTES)
   found, found_labels = kept_rows(config, backbone, again)
   assert again.images == 0
   assert found.tobytes() == images.tobytes()
@@ -115,85 +112,185 @@ def test_a_later_run_finds_what_is_kept(config, backbone):
   assert (labels == expected_labels).all()
 
 
-def flip(path):
-  data = bytearray(path.read_bytes())
-  data[len(data) // 2] ^= 1
-  path.write_bytes(data)
+def row(number):
+  """Where a row begins in the file."""
+  return SIZE * HEADER + number * BYTES
 
 
+def changed_bytes(change):
+  """A damage: what a change of the bytes of a file makes of it."""
+
+  def damage(path):
+    data = bytearray(path.read_bytes())
+    change(data)
+    path.write_bytes(data)
+
+  return damage
+
+
+def flipped(place):
+  def change(data):
+    data[place] ^= 1
+
+  return changed_bytes(change)
+
+
+def exchanged(data):
+  """Two headers; each is whole."""
+  first, second = data[:HEADER], data[HEADER : 2 * HEADER]
+  data[: 2 * HEADER] = second + first
+
+
+def lost(data):
+  """As where a machine lost its power: the header was written, the row not."""
+  data[row(9) : row(10)] = bytes(BYTES)
+
+
+# {damage: what does it, batches that are made again, whether that is said}; of
+# a file that is empty or not there nothing was ever written.
 DAMAGES = {
-  "flipped": flip,
-  "cut": lambda path: path.write_bytes(path.read_bytes()[:-2]),
-  "empty": lambda path: path.write_bytes(b""),
-  "other": lambda path: path.write_bytes(b"[1, 2]"),
-  "large": lambda path: path.write_bytes(b'{"shard": ' + b"[" * 2**22),
-  "gone": Path.unlink,
+  "row": (flipped(row(9) + 5), 1, True),
+  "label": (flipped(9 * HEADER + 4), 1, True),
+  "mask": (flipped(9 * HEADER + 8), 1, True),
+  "headers": (changed_bytes(exchanged), 1, True),
+  "lost": (changed_bytes(lost), 1, True),
+  "cut": (lambda path: os.truncate(path, row(SIZE) - 2), 1, True),
+  "other": (lambda path: path.write_bytes(b"[1, 2]"), 6, True),
+  "huge": (lambda path: path.write_bytes(b"ab" * 2**16), 6, True),
+  "empty": (lambda path: path.write_bytes(b""), 6, False),
+  "gone": (Path.unlink, 6, False),
 }
 
 
 @pytest.mark.fault("kept-damaged")
-@pytest.mark.parametrize("kind", ["rows", "json"])
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_shard_is_made_again(kind, damage, config, backbone, caplog):
+def test_damaged_rows_are_made_again(damage, config, backbone, caplog):
   images, labels = kept_rows(config, backbone, Pass())
-  DAMAGES[damage](folder_of(config) / f"00001.{kind}")
-  again, whole = Pass(), Pass()
-  with caplog.at_level(logging.WARNING):
-    found, found_labels = kept_rows(config, backbone, again)
-  assert again.images == 2 * BATCH  # of that shard alone
-  assert found.tobytes() == images.tobytes()
-  assert (found_labels == labels).all()
-  # Without its last file it was never finished: there is nothing to say.
-  never_finished = (kind, damage) == ("json", "gone")
-  said = "shard 1 is damaged, and is made again" in caplog.text
-  assert said != never_finished
-  kept_rows(config, backbone, whole)
-  assert whole.images == 0
-
-
-@pytest.mark.fault("kept-damaged")
-def test_labels_that_others_have_written_are_made_again(
-  config, backbone, caplog
-):
-  """What can be read is compared as well."""
-  _, labels = kept_rows(config, backbone, Pass())
-  seal = folder_of(config) / "00001.json"
-  said = json.loads(seal.read_text())
-  said["shard"]["labels"].reverse()
-  assert said["shard"]["labels"][0] != labels[2 * BATCH]
-  seal.write_text(json.dumps(said))
+  whole = file_of(config).read_bytes()
+  apply, batches, is_said = DAMAGES[damage]
+  apply(file_of(config))
   again = Pass()
   with caplog.at_level(logging.WARNING):
-    _, found_labels = kept_rows(config, backbone, again)
-  assert again.images == 2 * BATCH
+    found, found_labels = kept_rows(config, backbone, again)
+  assert again.images == batches * BATCH
+  assert found.tobytes() == images.tobytes()
   assert (found_labels == labels).all()
-  assert "00001.json is not what was written (SHA-256)" in caplog.text
+  assert caplog.text.count("They are made again.") == is_said
+  assert file_of(config).read_bytes() == whole
 
 
 @pytest.mark.fault("kept-damaged")
-def test_a_large_file_of_labels_is_not_read(config, backbone, monkeypatch):
+@pytest.mark.parametrize("damage", ["flipped", "cut"])
+def test_rows_that_are_damaged_while_a_run_reads_them(
+  damage, config, backbone, caplog
+):
+  """They are made again all together, when the first of them is read."""
   kept_rows(config, backbone, Pass())
-  (folder_of(config) / "00001.json").write_bytes(b" " * 2**22)
-  read = []
-  real = Path.read_text
-  monkeypatch.setattr(
-    Path, "read_text", lambda p, **kw: read.append(p.name) or real(p, **kw)
-  )
+  runs, passes = [], [Pass(), Pass()]
+  for frozen_pass in passes:
+    kept = kept_of(config, backbone)
+    batches = kept.train_batches(reader_of(config), frozen_pass, 0)
+    found = [next(batches)]
+    if frozen_pass is passes[1]:
+      if damage == "cut":
+        os.truncate(file_of(config), row(9))
+      else:
+        for number in range(0, SIZE, BATCH):
+          flipped(row(number))(file_of(config))
+    found += itertools.islice(batches, 12)
+    runs.append([(np.asarray(b["inputs"]), b["label"]) for b in found])
+  for (image, label), (expected, expected_label) in zip(*runs, strict=True):
+    np.testing.assert_array_equal(image, expected)
+    np.testing.assert_array_equal(label, expected_label)
+  assert passes[0].images == 0
+  assert passes[1].images in (4 * BATCH, 5 * BATCH, 6 * BATCH)
+  assert caplog.text.count("They are made again.") == 1
+
+
+@pytest.mark.fault("kept-damaged")
+def test_a_disk_that_cannot_be_read(config, backbone, monkeypatch):
   kept_rows(config, backbone, Pass())
-  assert read == ["00000.json", "00002.json"]
+
+  def failing(*args):
+    raise OSError(errno.EIO, "Input/output error")
+
+  monkeypatch.setattr(os, "preadv", failing)
+  with pytest.raises(TrainingError, match=r"0\.rows does not hold what was"):
+    kept_rows(config, backbone, Pass())
+
+
+@pytest.mark.fault("kept-damaged-of-two")
+def test_one_of_several_processes_makes_no_row_by_itself(
+  config, backbone, monkeypatch
+):
+  """All rows are compared at the start; what is damaged later ends the run."""
+  rows = kept_of(config, backbone).rows("train", reader_of(config), Pass())
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+  rows.open(lambda spans: pytest.fail("the other one knows nothing of it"))
+  os.truncate(rows.path, row(9))
+  with pytest.raises(TrainingError, match="the same command again"):
+    rows.take(np.array([0, 9]))
 
 
 @pytest.mark.fault("kept-stopped")
-def test_shards_that_were_finished_before_a_signal_are_found(config, backbone):
+def test_batches_that_were_written_before_a_signal_are_found(config, backbone):
   def stop_later(images):
-    if images == 4 * BATCH:  # the second shard is not written yet
+    if images == 4 * BATCH:  # it is not written yet
       raise Interrupted(PREEMPTED, "stopped")
 
   with pytest.raises(Interrupted):
     kept_rows(config, backbone, Pass(stop_later))
   rest = Pass()
   kept_rows(config, backbone, rest)
-  assert rest.images == 4 * BATCH
+  assert rest.images == 3 * BATCH
+
+
+def limited(monkeypatch, room, error):
+  """A file to which so many bytes can be written; a call may write fewer."""
+  real = os.pwrite
+
+  def pwrite(file, data, offset):
+    nonlocal room
+    if isinstance(data, bytes):  # of the lock
+      return real(file, data, offset)
+    if not room:
+      raise error
+    written = real(file, data[:room], offset)
+    room -= written
+    return written
+
+  monkeypatch.setattr(os, "pwrite", pwrite)
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+# A batch, and a part of the rows of another one, or of its headers.
+WHOLE = BATCH * (BYTES + HEADER)
+PARTS = {"rows": WHOLE + BATCH * BYTES - 9, "headers": 2 * WHOLE - 9}
+
+
+@pytest.mark.fault("kept-stopped")
+@pytest.mark.fault("kept-no-room")
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("error", [FULL, KeyboardInterrupt()], ids=repr)
+def test_what_is_half_written_is_not_found(
+  part, error, config, backbone, monkeypatch
+):
+  """Another process may fill the disk meanwhile; or this one is killed."""
+  kept_rows(config, backbone, Pass())
+  whole = file_of(config).read_bytes()
+  file_of(config).unlink()
+  with monkeypatch.context() as patch:
+    limited(patch, PARTS[part], error)
+    expected = TrainingError if error is FULL else KeyboardInterrupt
+    with pytest.raises(expected) as raised:
+      kept_rows(config, backbone, Pass())
+  if error is FULL:
+    assert "cannot be written: [Errno 28] No space left" in str(raised.value)
+    assert "Make room, and give the same command again." in str(raised.value)
+  rest = Pass()
+  kept_rows(config, backbone, rest)
+  assert rest.images == 5 * BATCH
+  assert file_of(config).read_bytes() == whole
 
 
 @pytest.mark.fault("kept-signal")
@@ -288,18 +385,11 @@ def test_rows_of_another_crop_are_not_found(config, backbone):
   assert other.images >= 2 * SIZE
 
 
-def test_the_code_of_each_subpackage_counts():
-  """Also of this one; a name that is gone would count nothing."""
-  package = Path(plan.__file__).parents[1]
-  assert all([*(package / wing).rglob("*.py")] for wing in plan._WINGS)
-  assert "frozen" in plan._WINGS
-
-
 @pytest.mark.fault("kept-of-another")
 @pytest.mark.slow
-def test_code_that_changed_makes_rows_anew(config, backbone, monkeypatch):
+def test_rows_of_another_version_are_not_found(config, backbone, monkeypatch):
   kept_rows(config, backbone, Pass())
-  monkeypatch.setattr("memory_vit.frozen.plan.code_digest", lambda: "other")
+  monkeypatch.setattr(cache_folder, "__version__", "other")
   again = Pass()
   kept_rows(config, backbone, again)
   assert again.images >= SIZE
@@ -324,21 +414,6 @@ def test_too_little_room_is_said_before_the_work(
   assert f"{needed - 1:,} free" in str(error.value)
   assert "'bfloat16'" in str(error.value)
   assert frozen_pass.images == 0
-
-
-@pytest.mark.fault("kept-no-room")
-def test_a_disk_that_is_full_all_the_same(config, backbone, monkeypatch):
-  """Another process may fill it while rows are computed."""
-
-  def full(self, path):
-    raise OSError(28, "No space left on device")
-
-  buffer = type("Buffer", (np.ndarray,), {"tofile": full})
-  monkeypatch.setattr(
-    shards.np, "empty", lambda *args: np.zeros(*args).view(buffer)
-  )
-  with pytest.raises(TrainingError, match="cannot be written.*No space left"):
-    kept_rows(config, backbone, Pass())
 
 
 def test_a_later_run_knows_what_could_not_be_read(config, backbone):
@@ -391,11 +466,11 @@ def test_what_is_missing_is_asked_of_all(config, backbone, monkeypatch):
   kept = kept_of(config, backbone)
   needs = kept.needs("train", reader_of(config), Pass())
   assert needs.missing == needs.plan.count
-  assert asked == [[0, 1, 2]]
-  kept.training(reader_of(config), Pass())
+  assert asked == [[0, 1, 2, 3, 4, 5]]
+  kept_rows(config, backbone, Pass())
   needs = kept.needs("train", reader_of(config), Pass())
   assert needs.missing == 0
-  assert asked[1:] == [[0, 1, 2], []]
+  assert asked[1:] == [asked[0], []]
 
 
 @pytest.mark.fault("kept-stopped")

@@ -1,0 +1,117 @@
+"""The folder on disk of rows that depend on the same."""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from memory_vit.config import Config
+from memory_vit.data import image_ops
+from memory_vit.errors import ConfigError
+from memory_vit.frozen.plan import SplitPlan
+from memory_vit.model.backbone import Backbone
+from memory_vit.runtime import lock, paths, processes
+from memory_vit.runtime.preemption import StopSignal
+from memory_vit.version import __version__
+
+logger = logging.getLogger(__name__)
+
+
+def dependencies(
+  config: Config,
+  backbone: Backbone,
+  mesh: Mesh,
+  plan: SplitPlan,
+  files: Mapping[str, str],
+) -> dict[str, Any]:
+  """All that the rows of a split depend on, as JSON values.
+
+  Args:
+    config: of the run.
+    backbone: that is frozen.
+    mesh: over which a batch is split.
+    plan: of the rows.
+    files: the digest of the files of the split.
+
+  Raises:
+    ConfigError: if the data are from Python, without a version: a later run
+      could find rows of other data.
+  """
+  reader = plan.views.reader
+  inventory = reader.source.inventory
+  if not inventory.files and inventory.facts.get("version") == "":
+    raise ConfigError(
+      f"config.keep.where is 'disk', but {reader.source} comes from Python "
+      "without a version, so that later runs could not tell it from others: "
+      "give it one, or expected 'host' or 'device'."
+    )
+  leaves = zip(plan.layout.kept, plan.layout.shapes, strict=True)
+  return {
+    "memory_vit": __version__,
+    "what": config.keep.what,
+    "row": [[dtype.name, list(shape)] for dtype, shape in leaves],
+    "backbone": backbone.fingerprint,
+    "model": dataclasses.asdict(backbone.config),
+    "data": {
+      "name": reader.name,
+      "split": reader.split,
+      "size": reader.size,
+      "classes": list(reader.class_names),
+      "files": files,
+    },
+    "images": {"role": plan.role, **plan.facts},
+    # The bits of a row depend on the program, which is one for each batch.
+    "program": {
+      "rows": plan.starts.step,
+      "processes": jax.process_count(),
+      "mesh": dict(mesh.shape),
+      "device": jax.devices()[0].device_kind,
+      "jax": jax.__version__,
+      **image_ops.decoders(),
+    },
+  }
+
+
+def name_of(facts: Mapping[str, Any]) -> str:
+  """The name of the folder: equal facts, equal names."""
+  text = json.dumps(facts, sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def root_of(config: Config) -> Path:
+  """The directory in which the folders are."""
+  if config.keep.dir:
+    return paths.local(config.keep.dir, "config.keep.dir")
+  root = os.environ.get("MEMORY_VIT_CACHE") or "~/.cache/memory_vit"
+  return paths.local(root, "MEMORY_VIT_CACHE") / "kept"
+
+
+@contextlib.contextmanager
+def locked(folder: Path, stop: StopSignal) -> Iterator[None]:
+  """Keep other runs from computing the same; all processes must call.
+
+  Process 0 holds the lock for all of its run. What two runs compute is equal:
+  where their folders are on different disks, the rows are merely made twice.
+  """
+
+  def wait(owner: str) -> None:
+    logger.info("waiting for %s, which is keeping the same", owner or "another")
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+      if jax.process_count() == 1:  # else all would have to ask
+        stop.check()
+      time.sleep(0.2)
+
+  with contextlib.ExitStack() as stack:
+    held = lock.one_at_a_time(folder / ".lock", wait, "config.keep.dir")
+    processes.on_process_0(lambda: stack.enter_context(held))
+    yield

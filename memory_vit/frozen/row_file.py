@@ -1,0 +1,192 @@
+"""Cached rows in a file on disk, each with a checksum.
+
+A header for every row comes first, then the rows: all leaves of an image side
+by side. A row that is not there is a hole. Nothing is mapped into memory, where
+a full disk or a file that is cut would be a signal (SIGBUS) and no error.
+"""
+
+import contextlib
+import logging
+import os
+import weakref
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from memory_vit.errors import TrainingError
+from memory_vit.frozen.layout import RowLayout
+from memory_vit.frozen.rows import Rows
+from memory_vit.runtime import files, processes
+
+logger = logging.getLogger(__name__)
+
+# "row" is the CRC32 of a row, "header" that of the fields before it. A hole has
+# no header: the CRC32 of zeros is another number.
+_HEADER = np.dtype(
+  [("row", "<u4"), ("label", "<i4"), ("mask", "<f4"), ("header", "<u4")]
+)
+
+
+class FileRows(Rows):
+  """Rows in a file.
+
+  The checksum of a row is compared once in a run: when the row is first read.
+  Several processes compare those of all rows when they open their files, since
+  a row can only be made again by all of them together.
+
+  Attributes:
+    path: of the file.
+  """
+
+  def __init__(
+    self, layout: RowLayout, count: int, mesh: Mesh, places: range, path: Path
+  ) -> None:
+    """Read the headers, if the file exists; for other arguments see `Rows`."""
+    super().__init__(layout, count, mesh, places)
+    self.path = path
+    self._headers = _read_headers(path, count)
+    self.labels, self.masks = self._headers["label"], self._headers["mask"]
+    self._exists = self._headers["header"] == _sums(self._headers)
+    self._checked = np.zeros(count, bool)
+
+  def open(self, fill: Callable[[list[range]], None]) -> None:
+    """Open the file, or make it, to put and take rows.
+
+    Args:
+      fill: puts the rows of some spans, which are damaged.
+
+    Raises:
+      TrainingError: if it cannot be written.
+    """
+    self._fill = fill
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    with files.writing(self.path):
+      self._file = os.open(self.path, flags, 0o666)
+      weakref.finalize(self, os.close, self._file)
+      os.ftruncate(self._file, self._offset(len(self.labels)))
+    words = self._headers.view("<u4").reshape(-1, 4)
+    damaged = int((words.any(axis=1) & ~self._exists).sum())
+    if jax.process_count() > 1:
+      damaged += self._check()
+    self._warn(damaged)
+
+  def unreadable(self) -> np.ndarray:
+    """Places, int64 (k,), of rows whose own image could not be read."""
+    return np.flatnonzero(self._exists & (self.masks == 0))
+
+  def missing(self) -> list[range]:
+    """Places without a row on some process, as whole batches; all must call."""
+    step = self._places.step
+    absent = np.unique(np.flatnonzero(~self._exists) // step)
+    spans: list[range] = []
+    for i in processes.union_over_processes(absent.tolist()):
+      first = i * step
+      if spans and spans[-1].stop == first:
+        first = spans.pop().start
+      spans.append(range(first, (i + 1) * step, step))
+    return spans
+
+  def _put(self, part: slice, inputs: Any) -> None:
+    """Write the rows, and then the headers, which make them exist."""
+    headers = self._headers[part]
+    leaves = [_bytes_of(leaf) for leaf in self._to_host(inputs)]
+    rows = np.concatenate(leaves, axis=1)[: len(headers)]
+    headers["row"] = [zlib.crc32(row) for row in rows]
+    headers["header"] = _sums(headers)
+    with files.writing(self.path):
+      self._write(rows, self._offset(part.start))
+      self._write(headers, part.start * _HEADER.itemsize)
+    self._exists[part], self._checked[part] = True, False
+
+  def take(self, places: np.ndarray) -> Any:
+    """See `Rows`; damaged rows are made again, if this process is alone.
+
+    Raises:
+      TrainingError: if the file does not hold what was written to it.
+    """
+    leaves = self._layout.empty(len(places))
+    whole = self._read(places, leaves)
+    if not whole and jax.process_count() == 1:
+      self._warn(self._check())
+      self._fill(self.missing())
+      whole = self._read(places, leaves)
+    if not whole:
+      raise TrainingError(
+        f"{self.path} does not hold what was written to it (CRC32). Give the "
+        "same command again, which makes damaged rows again; if that does not "
+        "help, the disk is failing: give another config.keep.dir."
+      )
+    return self._to_devices(leaves)
+
+  def _check(self) -> int:
+    """Read all rows; count, and forget, those that are damaged."""
+    self._checked[:] = False
+    leaves = self._layout.empty(1)
+    damaged = [
+      place
+      for place in np.flatnonzero(self._exists)
+      if not self._read(np.array([place]), leaves)
+    ]
+    self._exists[damaged] = False
+    return len(damaged)
+
+  def _warn(self, damaged: int) -> None:
+    if damaged:
+      logger.warning(
+        "%s: damaged rows: %d. They are made again.", self.path, damaged
+      )
+
+  def _read(self, places: np.ndarray, leaves: list[np.ndarray]) -> bool:
+    """Read rows (b,) into their leaves (b, ...); False if one is damaged."""
+    parts = [_bytes_of(leaf) for leaf in leaves]
+    views = [(part.reshape(-1).data, part.shape[1]) for part in parts]
+    nbytes = self._layout.nbytes
+    try:
+      for i, offset in enumerate(self._offset(places).tolist()):
+        row = [view[i * size : (i + 1) * size] for view, size in views]
+        if os.preadv(self._file, row, offset) < nbytes:
+          return False
+    except OSError:  # a sector that cannot be read
+      return False
+    for k in np.flatnonzero(~self._checked[places]):
+      found, place = 0, places[k]
+      for part in parts:
+        found = zlib.crc32(part[k], found)
+      self._checked[place] = found == self._headers["row"][place]
+    return bool(self._checked[places].all())
+
+  def _offset(self, place: Any) -> Any:
+    """Where a row begins in the file, or each of several rows."""
+    return self._headers.nbytes + place * self._layout.nbytes
+
+  def _write(self, values: np.ndarray, offset: int) -> None:
+    left = values.view(np.uint8).reshape(-1).data
+    while left:  # a call writes 2 GiB at most
+      written = os.pwrite(self._file, left, offset)
+      left, offset = left[written:], offset + written
+
+
+def _read_headers(path: Path, count: int) -> np.ndarray:
+  """The headers (n,) as they are in a file; zeros behind its end."""
+  headers = np.zeros(count, _HEADER)
+  with contextlib.suppress(OSError), path.open("rb") as file:
+    file.readinto(headers.view(np.uint8).data)
+  return headers
+
+
+def _sums(headers: np.ndarray) -> np.ndarray:
+  """The CRC32 of the first fields of headers, uint32 (n,)."""
+  fields = headers.view(np.uint8).reshape(-1, _HEADER.itemsize)[:, :-4]
+  sums = [zlib.crc32(field) for field in np.ascontiguousarray(fields)]
+  return np.array(sums, np.uint32)
+
+
+def _bytes_of(leaf: np.ndarray) -> np.ndarray:
+  """An array (b, ...) -> uint8 (b, m), a view if that is possible."""
+  rows = np.ascontiguousarray(leaf).reshape(len(leaf), -1)
+  return rows.view(np.uint8)
