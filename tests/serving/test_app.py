@@ -273,6 +273,15 @@ def test_many_pixels_are_refused_before_they_are_decoded(ready, monkeypatch):
   asyncio.run(check())
 
 
+async def idle(http):
+  """Wait until nothing is at work any more; return the metrics."""
+  text = ""
+  while "queue_images 0.0" not in text:
+    await asyncio.sleep(0.01)
+    text = (await http.get("/metrics")).text
+  return text
+
+
 @pytest.mark.fault("leaving-client")
 def test_what_nobody_waits_for_is_not_decoded_to_its_end(ready, monkeypatch):
   decoded = []
@@ -288,8 +297,9 @@ def test_what_nobody_waits_for_is_not_decoded_to_its_end(ready, monkeypatch):
     async with serving(ready, timeout=0.05) as http:
       files = image_files(*[png()] * 32)
       assert (await http.post("/v1/predict", files=files)).status_code == 504
+      await idle(http)
 
-  asyncio.run(check())  # also the end of what it still does
+  asyncio.run(check())
   assert decoded == list(range(THREADS))
 
 
@@ -647,10 +657,7 @@ def test_what_takes_too_long_ends(ready, monkeypatch):
         assert done.status_code == 504
         assert "within 0.05 seconds" in done.json()["error"]
         go.set()
-      text = ""
-      while "queue_images 0.0" not in text:  # it is computed, for nobody
-        await asyncio.sleep(0.01)
-        text = (await http.get("/metrics")).text
+      text = await idle(http)  # it is computed, for nobody
       assert 'images_total{result="answered"}' not in text
 
   asyncio.run(check())
