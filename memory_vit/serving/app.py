@@ -12,15 +12,13 @@ import dataclasses
 import functools
 import logging
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Match, Route
-from starlette.types import Scope
 
 from memory_vit.errors import MemoryVitError
 from memory_vit.runtime import memory
@@ -66,6 +64,7 @@ if TYPE_CHECKING:
   from memory_vit.prediction import Predictor, TaskDescription
 
 logger = logging.getLogger(__name__)
+_Part = TypeVar("_Part")
 _WARMING_SECONDS = 5.0
 _TRIM_SECONDS = 10.0
 _MakeChanges = Callable[
@@ -155,20 +154,17 @@ class Service:
     Raises:
       RequestError: 503 until all programs are compiled, and at the end.
     """
-    if self._answering is None or not self._warm:
-      raise busy(f"the server is {self.state}.", _WARMING_SECONDS)
-    return self._answering
+    return self._once_warm(self._answering)
 
   @property
   def looking(self) -> Looking:
-    """What says where tasks look.
+    """What says where tasks look; raises as `answering` does."""
+    return self._once_warm(self._looking)
 
-    Raises:
-      RequestError: as `answering`.
-    """
-    if self._looking is None or not self._warm:
+  def _once_warm(self, part: _Part | None) -> _Part:
+    if part is None or not self._warm:
       raise busy(f"the server is {self.state}.", _WARMING_SECONDS)
-    return self._looking
+    return part
 
   def remove_files(self) -> None:
     """Remove what is not kept for the next start."""
@@ -302,12 +298,10 @@ def _add_refusals(app: FastAPI) -> None:
     return RequestError(422, str(error)).response()
 
   @app.exception_handler(HTTPException)
-  async def no_route(request: Request, error: HTTPException) -> Response:
-    headers = dict(error.headers or {})
-    if error.status_code == 405:  # the router names those of one route alone
-      headers["Allow"] = ", ".join(sorted(_methods(app, request.scope)))
-    refusal = RequestError(error.status_code, error.detail, headers=headers)
-    return refusal.response()
+  async def no_route(_: Request, error: HTTPException) -> Response:
+    return RequestError(
+      error.status_code, error.detail, headers=error.headers
+    ).response()
 
   @app.exception_handler(ClientDisconnect)
   async def left(_: Request, error: ClientDisconnect) -> Response:
@@ -318,16 +312,6 @@ def _add_refusals(app: FastAPI) -> None:
   async def failed(_: Request, error: Exception) -> Response:
     # Its traceback goes to the log, and not to strangers.
     return RequestError(500, "the server failed; its log says how.").response()
-
-
-def _methods(app: FastAPI, scope: Scope) -> set[str]:
-  """The methods of all routes that have the path of a request."""
-  return {
-    method
-    for route in app.routes
-    if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE
-    for method in route.methods or ()
-  }
 
 
 def _add_health(app: FastAPI, service: Service) -> None:

@@ -35,12 +35,8 @@ def bind(host: str, port: int) -> socket.socket:
       host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     found = socket.socket(family, kind, protocol)
-    try:
-      found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-      found.bind(address)
-    except OSError:
-      found.close()
-      raise
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    found.bind(address)
   except (OSError, UnicodeError) as error:
     reason = getattr(error, "strerror", None) or str(error)
     raise ConfigError(
