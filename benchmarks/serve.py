@@ -22,6 +22,7 @@ import os
 import random
 import re
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -198,7 +199,7 @@ def serving(
       yield Server(found[0], token, process)
     finally:
       process.terminate()
-      if process.wait(60) != 0:
+      if process.wait(60) != -signal.SIGTERM:
         print((folder / "log").read_text()[-2000:], file=sys.stderr)
         raise RuntimeError(f"the server ended with {process.returncode}")
 

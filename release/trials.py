@@ -163,7 +163,7 @@ def _server(
   finally:
     process.kill()
     process.wait()
-  if status:
+  if status != -signal.SIGTERM:
     raise ReleaseError(f"the server ended with {status}: {log.read_text()}")
 
 

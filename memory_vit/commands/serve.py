@@ -4,8 +4,8 @@
 
 Tasks can be added, replaced and removed while it runs, by a client that has
 the token of --token_file. The page at / shows what all tasks say of a picture.
-The exit status is 0 where all that was taken was answered, 1 where requests
-were cut off at the end, 2 for bad input.
+It ends by the signal that ends it, SIGTERM or Ctrl-C, so with its status (143
+or 130); the exit status is 2 for bad input.
 """
 
 from __future__ import annotations
@@ -103,10 +103,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     show(f"listening on {http_server.url(bound)}")
     if not _is_loopback(address):
       show("whoever reaches this machine can use it, unencrypted", sys.stderr)
-    cut_off = http_server.serve(application, settings, bound)
-  if cut_off:
-    show(f"{cut_off} requests were cut off", sys.stderr)
-  return 1 if cut_off else 0
+    http_server.serve(application, settings, bound)
+  return 0
 
 
 def _settings(arguments: argparse.Namespace) -> ServerSettings:

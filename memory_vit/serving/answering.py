@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import jax
 import numpy as np
 
 from memory_vit.errors import DataError, TaskError
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 # Requests whose images are decoded at the same time; the predictor decodes
 # those of each in threads of its own.
 _DECODED_TOGETHER = 4
+# Share of a batch from which the rest is padded: on a CPU padding takes as long
+# as images, on an accelerator it takes next to nothing.
+_LEAST_FILL_ON_CPU = 0.75
 T = TypeVar("T")
 
 
@@ -47,6 +51,7 @@ class Answering:
     self._batcher: Batcher[Predictions] = Batcher(
       self._predict,
       sizes=predictor.batch_sizes,
+      least_fill=_LEAST_FILL_ON_CPU if jax.default_backend() == "cpu" else 0,
       wait_seconds=settings.wait_ms / 1e3,
       max_queue=settings.max_queue,
       on_batch=metrics.batch,
@@ -88,9 +93,9 @@ class Answering:
     self._metrics.images(count - refused, refused)
     return answer
 
-  async def close(self) -> None:
-    """Answer what was taken, and end."""
-    await self._batcher.close()
+  def close(self) -> None:
+    """End; see `Batcher.close`."""
+    self._batcher.close()
     for decoders in (self._decoders, self._for_large):
       decoders.shutdown(wait=False, cancel_futures=True)
 

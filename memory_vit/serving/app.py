@@ -9,21 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Match, Route
-from starlette.types import Scope
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from memory_vit.errors import MemoryVitError
 from memory_vit.runtime import memory
-from memory_vit.serving import openapi
 from memory_vit.serving.answering import (
   Answering,
   task_set_json,
@@ -40,7 +38,17 @@ from memory_vit.serving.predict_requests import (
 )
 from memory_vit.serving.request_error import RequestError, busy, one_line
 from memory_vit.serving.request_log import RequestLog, client_of
-from memory_vit.serving.schemas import TaskPath
+from memory_vit.serving.schemas import (
+  PREDICT_BODY,
+  TASK_BODY,
+  AttentionAnswer,
+  ChangeAnswer,
+  PredictAnswer,
+  Problem,
+  ServedTask,
+  TaskPath,
+  TasksAnswer,
+)
 from memory_vit.serving.settings import ServerSettings
 from memory_vit.serving.task_changes import (
   Changed,
@@ -56,6 +64,7 @@ if TYPE_CHECKING:
   from memory_vit.prediction import Predictor, TaskDescription
 
 logger = logging.getLogger(__name__)
+_Part = TypeVar("_Part")
 _WARMING_SECONDS = 5.0
 _TRIM_SECONDS = 10.0
 _MakeChanges = Callable[
@@ -65,15 +74,27 @@ _MakeChanges = Callable[
 _CLIENT_LEFT = 499
 # For OpenAPI alone: `Token` checks it.
 _BEARER = Depends(HTTPBearer(scheme_name="token", auto_error=False))
+_Responses = dict[int | str, dict[str, Any]]
+_REFUSED: _Responses = {
+  "default": {"model": Problem, "description": "The request is refused."}
+}
+_CHANGED: _Responses = {
+  **_REFUSED,
+  201: {"model": ChangeAnswer, "description": "The task was added."},
+  202: {"model": ChangeAnswer, "description": "Some replicas are to follow."},
+}
+_DESCRIPTION = (
+  "Many image classification tasks in one pass of one frozen Vision "
+  "Transformer. Tasks can be added and removed while it runs; every answer "
+  "names the set of tasks that gave it."
+)
 
 
 class Service:
   """What the routes of one application share.
 
   Attributes:
-    stopping: whether the server was told to end; it takes nothing new.
-    cut_off: requests that were not finished in the time for that.
-    open_requests: requests that are not finished yet.
+    stopping: whether the server was told to end.
   """
 
   def __init__(
@@ -88,8 +109,6 @@ class Service:
       MemoryVitError: for settings or tasks that cannot be used.
     """
     self.stopping = False
-    self.cut_off = 0
-    self.open_requests = 0
     self.predictor = predictor
     self.settings = settings
     self.metrics = Metrics(predictor.backbone.config.dtype)
@@ -135,29 +154,17 @@ class Service:
     Raises:
       RequestError: 503 until all programs are compiled, and at the end.
     """
-    if self._answering is None or not self._warm:
-      raise busy(f"the server is {self.state}.", _WARMING_SECONDS)
-    return self._answering
+    return self._once_warm(self._answering)
 
   @property
   def looking(self) -> Looking:
-    """What says where tasks look.
+    """What says where tasks look; raises as `answering` does."""
+    return self._once_warm(self._looking)
 
-    Raises:
-      RequestError: as `answering`.
-    """
-    if self._looking is None or not self._warm:
+  def _once_warm(self, part: _Part | None) -> _Part:
+    if part is None or not self._warm:
       raise busy(f"the server is {self.state}.", _WARMING_SECONDS)
-    return self._looking
-
-  def note_begin(self) -> None:
-    """Count a request that is begun."""
-    self.open_requests += 1
-
-  def note_end(self, is_cut_off: bool) -> None:
-    """Count a request that ends, finished or not."""
-    self.open_requests -= 1
-    self.cut_off += is_cut_off
+    return part
 
   def remove_files(self) -> None:
     """Remove what is not kept for the next start."""
@@ -165,7 +172,11 @@ class Service:
 
   @contextlib.asynccontextmanager
   async def running(self) -> AsyncIterator[None]:
-    """Compile, beside the first requests for health; at the end, finish."""
+    """Compile, beside the first requests for health, until the body ends.
+
+    It waits for no thread: a server ends this once all requests are answered,
+    or the time for it is over.
+    """
     self._answering = Answering(self.predictor, self.settings, self.metrics)
     self._looking = Looking(self.predictor, self.settings.timeout)
     warming = asyncio.create_task(self._warm_up(self._looking))
@@ -173,11 +184,11 @@ class Service:
     try:
       yield
     finally:
-      returning.cancel()
       self.stopping = True
-      await warming
-      await self._answering.close()
-      await asyncio.to_thread(self._looking.close)
+      warming.cancel()
+      returning.cancel()
+      self._answering.close()
+      self._looking.close()
       await self.changes.end()
       self.remove_files()
 
@@ -234,8 +245,8 @@ def create_app(
 ) -> FastAPI:
   """Make the application that answers by a predictor.
 
-  Its lifespan warms the predictor up, and at the end finishes what was taken.
-  `app.state.service.stopping = True` turns /readyz to 503 before.
+  Its lifespan warms the predictor up. `app.state.service.stopping = True` turns
+  /readyz to 503.
 
   Args:
     predictor: with or without tasks; it need not be warm.
@@ -257,7 +268,7 @@ def create_app(
   app = FastAPI(
     title="memory_vit",
     version=__version__,
-    description=openapi.DESCRIPTION,
+    description=_DESCRIPTION,
     lifespan=lifespan,
     docs_url=None,  # these pages would load scripts from elsewhere
     redoc_url=None,
@@ -271,12 +282,7 @@ def create_app(
   _add_page(app)
   app.add_middleware(TrustedHosts, allowed_hosts=settings.allowed_hosts)
   app.add_middleware(BodyLimits, settings=settings)
-  app.add_middleware(  # outermost
-    RequestLog,
-    metrics=service.metrics,
-    on_begin=service.note_begin,
-    on_end=service.note_end,
-  )
+  app.add_middleware(RequestLog, metrics=service.metrics)  # outermost
   return app
 
 
@@ -292,12 +298,10 @@ def _add_refusals(app: FastAPI) -> None:
     return RequestError(422, str(error)).response()
 
   @app.exception_handler(HTTPException)
-  async def no_route(request: Request, error: HTTPException) -> Response:
-    headers = dict(error.headers or {})
-    if error.status_code == 405:  # the router names those of one route alone
-      headers["Allow"] = ", ".join(sorted(_methods(app, request.scope)))
-    refusal = RequestError(error.status_code, error.detail, headers=headers)
-    return refusal.response()
+  async def no_route(_: Request, error: HTTPException) -> Response:
+    return RequestError(
+      error.status_code, error.detail, headers=error.headers
+    ).response()
 
   @app.exception_handler(ClientDisconnect)
   async def left(_: Request, error: ClientDisconnect) -> Response:
@@ -310,31 +314,21 @@ def _add_refusals(app: FastAPI) -> None:
     return RequestError(500, "the server failed; its log says how.").response()
 
 
-def _methods(app: FastAPI, scope: Scope) -> set[str]:
-  """The methods of all routes that have the path of a request."""
-  return {
-    method
-    for route in app.routes
-    if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE
-    for method in route.methods or ()
-  }
-
-
 def _add_health(app: FastAPI, service: Service) -> None:
-  @app.get("/healthz", tags=["health"], responses=openapi.HEALTH)
+  @app.get("/healthz", tags=["health"])
   async def healthz() -> Response:
     """Whether the process lives: 500 where its warm-up failed."""
     status = 500 if service.state == "failed" else 200
     return JSONResponse({"status": service.state}, status)
 
-  @app.get("/readyz", tags=["health"], responses=openapi.READY)
+  @app.get("/readyz", tags=["health"])
   async def readyz() -> Response:
     """Whether requests are answered: 503 while it warms up, or stops."""
     status = 200 if service.state == "ready" else 503
     task_set = task_set_json(service.predictor.task_set)
     return JSONResponse({"status": service.state, "task_set": task_set}, status)
 
-  @app.get("/metrics", tags=["health"], responses=openapi.METRICS)
+  @app.get("/metrics", tags=["health"], response_class=PlainTextResponse)
   async def metrics() -> Response:
     """Metrics for Prometheus."""
     return Response(service.metrics.text(), media_type=CONTENT_TYPE)
@@ -344,8 +338,9 @@ def _add_prediction(app: FastAPI, service: Service) -> None:
   @app.post(
     "/v1/predict",
     tags=["images"],
-    responses=openapi.PREDICT,
-    openapi_extra=openapi.PREDICT_BODY,
+    response_model=PredictAnswer,
+    responses=_REFUSED,
+    openapi_extra=PREDICT_BODY,
   )
   async def predict(request: Request) -> Response:
     """Answer images by all tasks, or by those that are named."""
@@ -356,8 +351,9 @@ def _add_prediction(app: FastAPI, service: Service) -> None:
   @app.post(
     "/v1/attention",
     tags=["images"],
-    responses=openapi.ATTENTION,
-    openapi_extra=openapi.PREDICT_BODY,
+    response_model=AttentionAnswer,
+    responses=_REFUSED,
+    openapi_extra=PREDICT_BODY,
   )
   async def attention(request: Request) -> Response:
     """Answer where the tokens of tasks look in one image, layer by layer."""
@@ -368,12 +364,17 @@ def _add_prediction(app: FastAPI, service: Service) -> None:
 
 
 def _add_tasks(app: FastAPI, service: Service) -> None:
-  @app.get("/v1/tasks", tags=["tasks"], responses=openapi.TASKS)
+  @app.get("/v1/tasks", tags=["tasks"], response_model=TasksAnswer)
   async def tasks() -> Response:
     """The tasks that answer now, without the names of their classes."""
     return JSONResponse(_tasks_json(service))
 
-  @app.get("/v1/tasks/{name}", tags=["tasks"], responses=openapi.TASK)
+  @app.get(
+    "/v1/tasks/{name}",
+    tags=["tasks"],
+    response_model=ServedTask,
+    responses=_REFUSED,
+  )
   async def task(name: str) -> Response:
     """One task, with the names of its classes."""
     described = service.predictor.task_set.describe()
@@ -385,8 +386,9 @@ def _add_tasks(app: FastAPI, service: Service) -> None:
   @app.put(
     "/v1/tasks/{name}",
     tags=["tasks"],
-    responses=openapi.CHANGE,
-    openapi_extra=openapi.TASK_BODY,
+    response_model=ChangeAnswer,
+    responses=_CHANGED,
+    openapi_extra=TASK_BODY,
     dependencies=[_BEARER],
   )
   async def put_task(name: str, request: Request) -> Response:
@@ -398,7 +400,8 @@ def _add_tasks(app: FastAPI, service: Service) -> None:
   @app.delete(
     "/v1/tasks/{name}",
     tags=["tasks"],
-    responses=openapi.CHANGE,
+    response_model=ChangeAnswer,
+    responses=_CHANGED,
     dependencies=[_BEARER],
   )
   async def delete_task(name: str, request: Request) -> Response:
@@ -484,14 +487,10 @@ def _change_response(name: str, changed: Changed) -> Response:
 
 
 def _add_page(app: FastAPI) -> None:
-  @app.get("/", include_in_schema=False)
-  async def index() -> Response:
-    return page_response("index.html")
-
-  @app.get("/page.js", include_in_schema=False)
-  async def script() -> Response:
-    return page_response("page.js")
-
-  @app.get("/page.css", include_in_schema=False)
-  async def style() -> Response:
-    return page_response("page.css")
+  for path, name in (
+    ("/", "index.html"),
+    ("/page.js", "page.js"),
+    ("/page.css", "page.css"),
+  ):
+    answer = functools.partial(page_response, name)
+    app.add_api_route(path, answer, include_in_schema=False)

@@ -84,8 +84,8 @@ class Looking:
       ) from None
 
   def close(self) -> None:
-    """End, once the last image is looked at."""
-    self._thread.shutdown(cancel_futures=True)
+    """End; nobody waits for an image any more."""
+    self._thread.shutdown(wait=False, cancel_futures=True)
 
   def _leave(self, work: asyncio.Future[Any]) -> None:
     self._waiting -= 1

@@ -17,10 +17,11 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from memory_vit.serving.pace import Pace
 from memory_vit.serving.request_error import busy
 
 T = TypeVar("T")
+# Of one image, until the first batch was measured; for Retry-After alone.
+_SECONDS_PER_IMAGE = 0.05
 _MOST_RETRY_SECONDS = 60.0
 
 
@@ -48,6 +49,7 @@ class Batcher(Generic[T]):
     predict: Callable[[np.ndarray], T],
     *,
     sizes: Sequence[int],
+    least_fill: float,
     wait_seconds: float,
     max_queue: int,
     on_batch: Callable[[int, int, float], None] = lambda *_: None,
@@ -58,21 +60,22 @@ class Batcher(Generic[T]):
       predict: float32 (k, side, side, 3) -> the answer for all of them; k is
         any number.
       sizes: batch sizes that are compiled, ascending.
-      wait_seconds: that images wait for others which are being decoded.
+      least_fill: the share of a batch from which padding the rest is worth it.
+      wait_seconds: time that images wait for others which are being decoded.
       max_queue: images that may be taken at the same time.
-      on_batch: is told images, rows of the batches they were padded to, and
-        seconds.
+      on_batch: called with the number of images, the rows that they were
+        padded to, and seconds.
     """
     self.taken = 0
     self._predict = predict
     self._sizes = tuple(sizes)
+    self._least_fill = least_fill
+    self._seconds_per_image = _SECONDS_PER_IMAGE
     self._wait_seconds = wait_seconds
     self._max_queue = max_queue
     self._on_batch = on_batch
     self._waiting: collections.deque[_Waiting[T]] = collections.deque()
     self._changed = asyncio.Event()
-    self._closing = False
-    self._pace = Pace(self._sizes)
     self._thread = ThreadPoolExecutor(1, thread_name_prefix="predict")
     self._worker = asyncio.create_task(self._work())
 
@@ -83,10 +86,8 @@ class Batcher(Generic[T]):
     Raises:
       RequestError: 503 where there is no room for them; Retry-After says when.
     """
-    if self._closing:
-      raise busy("the server is stopping.", 5)
     if self.taken + count > self._max_queue:
-      seconds = self.taken * self._pace.seconds_per_image()
+      seconds = self.taken * self._seconds_per_image
       raise busy(
         f"{self.taken} images are waiting, and there is room for "
         f"{self._max_queue}: come again.",
@@ -120,32 +121,25 @@ class Batcher(Generic[T]):
     self._changed.set()
     return await one.answer
 
-  async def close(self) -> None:
-    """Answer all that was taken, and end."""
-    self._closing = True
-    self._changed.set()
-    await self._worker
-    self._thread.shutdown()
+  def close(self) -> None:
+    """End; the server closes it once every request has its answer."""
+    self._worker.cancel()
+    self._thread.shutdown(wait=False, cancel_futures=True)
 
   async def _work(self) -> None:
-    while await self._is_any_waiting():
+    while True:
+      while not self._waiting:
+        self._changed.clear()
+        await self._changed.wait()
       await self._gather()
       batch = self._take()
       if batch:
         await self._run(batch)
 
-  async def _is_any_waiting(self) -> bool:
-    while not self._waiting:
-      if self._closing and not self.taken:
-        return False
-      self._changed.clear()
-      await self._changed.wait()
-    return True
-
   async def _gather(self) -> None:
     """Wait for images that are being decoded, but not for long."""
     until = self._waiting[0].since + self._wait_seconds
-    while not self._closing and (left := until - time.monotonic()) > 0:
+    while (left := until - time.monotonic()) > 0:
       ready = sum(len(one.pixels) for one in self._waiting)
       if ready >= min(self._sizes[-1], self.taken):  # no other can come
         return
@@ -166,12 +160,31 @@ class Batcher(Generic[T]):
       else:
         one.answer.set_exception(TimeoutError())
     self._waiting = alive
-    room = self._pace.best_size(sum(len(one.pixels) for one in alive))
+    if not alive:
+      return []
     batch: list[_Waiting[T]] = []
+    room = self._batch_size([len(one.pixels) for one in alive])
     while alive and (not batch or len(alive[0].pixels) <= room):
       batch.append(alive.popleft())
       room -= len(batch[-1].pixels)
     return batch
+
+  def _batch_size(self, waiting: Sequence[int]) -> int:
+    """The size of the next batch, for the numbers of images that wait.
+
+    The smallest that holds them all, unless too much of it would be padding;
+    then the largest that is full, but never less than the oldest request needs.
+    """
+    count = sum(waiting)
+    size = self._holding(count)
+    if count >= self._least_fill * size:
+      return size
+    full = max((s for s in self._sizes if s <= count), default=0)
+    return max(full, self._holding(waiting[0]))
+
+  def _holding(self, count: int) -> int:
+    """The smallest size that holds so many, or the largest of all."""
+    return next((s for s in self._sizes if s >= count), self._sizes[-1])
 
   async def _run(self, batch: list[_Waiting[T]]) -> None:
     loop = asyncio.get_running_loop()
@@ -182,14 +195,14 @@ class Batcher(Generic[T]):
         self._thread, self._predict_all, [one.pixels for one in batch]
       )
     except Exception as error:
-      # Each gets its own: they are raised in as many places.
       for one in batch:
         if not one.answer.done():
-          one.answer.set_exception(_copied(error))
+          one.answer.set_exception(error)
       return
     seconds = time.monotonic() - begun
-    rows = self._pace.rows(count)
-    self._pace.record(rows, seconds)
+    self._seconds_per_image = seconds / count
+    full, rest = divmod(count, self._sizes[-1])
+    rows = full * self._sizes[-1] + (self._holding(rest) if rest else 0)
     self._on_batch(count, rows, seconds)
     start = 0
     for one in batch:
@@ -202,13 +215,3 @@ class Batcher(Generic[T]):
     return self._predict(
       pixels[0] if len(pixels) == 1 else np.concatenate(pixels)
     )
-
-
-def _copied(error: Exception) -> Exception:
-  """An error of the same kind, which says the same, with the same cause."""
-  try:
-    copy = type(error)(*error.args)
-  except Exception:  # whose arguments are others
-    copy = RuntimeError(str(error))
-  copy.__cause__ = error
-  return copy

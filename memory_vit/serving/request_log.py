@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -23,17 +21,9 @@ class RequestLog:
   A path itself, which a stranger chooses, appears nowhere.
   """
 
-  def __init__(
-    self,
-    app: ASGIApp,
-    metrics: Metrics,
-    on_begin: Callable[[], None],
-    on_end: Callable[[bool], None],
-  ) -> None:
-    """Count into `metrics`; `on_end` is told whether it was cancelled."""
-    self._app = app
-    self._metrics = metrics
-    self._on_begin, self._on_end = on_begin, on_end
+  def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    """Count into `metrics`."""
+    self._app, self._metrics = app, metrics
 
   async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
     """Run the application, and log what it answered."""
@@ -42,8 +32,6 @@ class RequestLog:
       return
     begun = time.monotonic()
     status = 500  # where it ends without an answer
-    is_cut_off = False
-    self._on_begin()
 
     async def noted(message: Message) -> None:
       nonlocal status
@@ -53,11 +41,7 @@ class RequestLog:
 
     try:
       await self._app(scope, receive, noted)
-    except asyncio.CancelledError:  # the time to finish is over
-      is_cut_off = True
-      raise
     finally:
-      self._on_end(is_cut_off)
       seconds = time.monotonic() - begun
       route = getattr(scope.get("route"), "path", "none")
       method = scope["method"] if scope["method"] in _METHODS else "other"

@@ -183,9 +183,45 @@ class Problem(BaseModel):
 
   model_config = ConfigDict(extra="allow")
   error: str
+  known: list[str] | None = Field(
+    default=None, description="of status 404: names of the tasks that answer"
+  )
 
 
-class UnknownTaskProblem(Problem):
-  """Names that no task has, and those that there are."""
+def _predict_body() -> dict[str, Any]:
+  """Both bodies of a prediction, which have the same keys."""
+  body = PredictBody.model_json_schema()
+  body["properties"]["images"]["items"] = body.pop("$defs")["ImageData"]
+  form = {
+    **body["properties"],
+    "images": {
+      "type": "array",
+      "items": {"type": "string", "format": "binary"},
+      "description": "image files: JPEG, PNG, WebP, BMP, GIF",
+    },
+    "tasks": {
+      "type": "string",
+      "description": "names of tasks, separated by commas; without it, all",
+    },
+  }
+  return {
+    "multipart/form-data": {
+      "schema": {"type": "object", "required": ["images"], "properties": form}
+    },
+    "application/json": {"schema": body},
+  }
 
-  known: list[str]
+
+# For OpenAPI, of routes that read their body without FastAPI.
+PREDICT_BODY = {"requestBody": {"required": True, "content": _predict_body()}}
+TASK_BODY = {
+  "requestBody": {
+    "required": True,
+    "content": {
+      "application/octet-stream": {
+        "schema": {"type": "string", "format": "binary"}
+      },
+      "application/json": {"schema": TaskPath.model_json_schema()},
+    },
+  }
+}

@@ -65,7 +65,7 @@ class Server:
     """End it as a user would; nothing may be cut off."""
     self.process.send_signal(signal.SIGTERM)
     try:
-      assert self.process.wait(_SERVER) == 0
+      assert self.process.wait(_SERVER) == -signal.SIGTERM
     finally:
       self.process.kill()
       self.process.wait()

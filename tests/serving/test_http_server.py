@@ -1,6 +1,11 @@
 """How uvicorn is set up."""
 
+import signal
+import types
+
 import pytest
+import uvicorn
+from fastapi import FastAPI
 
 from memory_vit.serving import ServerSettings, http_server
 
@@ -17,3 +22,13 @@ def test_no_header_names_the_client(monkeypatch):
   with pytest.raises(InterruptedError):
     http_server.serve(None, ServerSettings(), None)
   assert given["proxy_headers"] is False
+
+
+@pytest.mark.fault("server-stop")
+def test_a_signal_ends_readiness_at_once():
+  app = FastAPI()
+  app.state.service = types.SimpleNamespace(stopping=False)
+  server = http_server._Server(uvicorn.Config(app), app, 1.0)
+  server.handle_exit(signal.SIGTERM, None)
+  assert app.state.service.stopping
+  assert server.should_exit

@@ -126,8 +126,7 @@ def test_bytes_are_counted_whatever_content_length_says():
         )
         assert large.status_code == 413
         assert f"more than {most} MiB" in large.json()["error"]
-        assert large.headers["connection"] == "close"
-    assert limits._held == 0
+    assert limits.held == 0
 
   asyncio.run(check())
 
@@ -164,7 +163,7 @@ def test_all_bodies_together_are_limited():
 
     async with http:
       first = asyncio.create_task(http.post("/", content=held()))
-      while limits._held < MIB:
+      while limits.held < MIB:
         await asyncio.sleep(0)
       second = await http.post("/", content=bytes(MIB + 1))
       assert second.status_code == 503
@@ -172,6 +171,6 @@ def test_all_bodies_together_are_limited():
       go.set()
       assert (await first).text == str(MIB + 3)
       assert (await http.post("/", content=bytes(2 * MIB))).status_code == 200
-    assert limits._held == 0
+    assert limits.held == 0
 
   asyncio.run(check())
