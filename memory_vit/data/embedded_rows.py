@@ -10,13 +10,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from memory_vit.data.embedding_files import (
-  EmbeddingFiles,
-  Origin,
-  reading,
-  shown,
-)
+from memory_vit.data.embedding_files import EmbeddingFiles, Origin, shown
 from memory_vit.errors import DataError
+from memory_vit.runtime import parquet
 from memory_vit.runtime.messages import brief
 
 # Rows that are decoded together.
@@ -88,7 +84,7 @@ class EmbeddedRows:
   ) -> Iterator[np.ndarray]:
     """`values` of one file."""
     begin = 0
-    with reading(path) as file:
+    with parquet.reading(path) as file:
       for batch in file.iter_batches(_AT_ONCE, columns=[name]):
         end = begin + batch.num_rows
         first, last = np.searchsorted(rows, [begin, end])
