@@ -18,7 +18,7 @@ from memory_vit.model.task import Task
 from memory_vit.run_result import ANSWERS as ANSWERS_FILE
 from memory_vit.run_result import ATTENTION
 from memory_vit.runtime import sharding
-from memory_vit.runtime.messages import first_line
+from memory_vit.runtime.messages import named
 from memory_vit.train.trainer import Trainer
 
 with epy.lazy_imports():  # of matplotlib, for which no training waits
@@ -65,10 +65,7 @@ def pictures_of(
     try:
       pictures |= {tag: rasterize.rasterize(f) for tag, f in draw().items()}
     except Exception as error:  # of a broken image, of a lack of memory
-      logger.warning(
-        "pictures are left out (%s: %s)", type(error).__name__,
-        first_line(error),
-      )  # fmt: skip
+      logger.warning("pictures are left out (%s)", named(error))
   return pictures
 
 
