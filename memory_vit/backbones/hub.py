@@ -6,7 +6,7 @@ from pathlib import Path
 
 from memory_vit.backbones import model_files
 from memory_vit.errors import BackboneError
-from memory_vit.runtime.messages import brief, first_line
+from memory_vit.runtime.messages import brief, named
 
 PREFIX = "hf://"
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,95})"
@@ -64,7 +64,6 @@ def fetch(address: str) -> Path:
   # Any: of the network, of the hub, of the disk.
   except Exception as error:
     raise BackboneError(
-      f"cannot fetch {address}: {type(error).__name__}: "
-      f"{first_line(error).rstrip('.')}. {by_hand}"
+      f"cannot fetch {address}: {named(error).rstrip('.')}. {by_hand}"
     ) from error
   return Path(directory)

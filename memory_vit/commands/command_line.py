@@ -27,6 +27,7 @@ from memory_vit.commands import option_help
 from memory_vit.config import Config
 from memory_vit.errors import ConfigError, MemoryVitError
 from memory_vit.runtime import dtypes, messages, options, paths
+from memory_vit.runtime.messages import escaped, shortened
 from memory_vit.runtime.rules import Rule
 
 with epy.lazy_imports():  # not all commands have a configuration
@@ -392,7 +393,4 @@ def _place(error: Exception, path: Path) -> str:
 
 def one_line(text: str) -> str:
   """Shorten text to one line, without what a terminal obeys."""
-  text = " ".join(text.split())
-  shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-  more = "..." if len(shown) > _MOST_SHOWN else ""
-  return shown[:_MOST_SHOWN] + more
+  return shortened(escaped(" ".join(text.split())), _MOST_SHOWN)

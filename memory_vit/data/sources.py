@@ -18,7 +18,7 @@ from memory_vit.data.embedded_rows import EmbeddedRows
 from memory_vit.data.quiet_tensorflow import tf, tfds
 from memory_vit.data.split_ref import OF_A_DIRECTORY
 from memory_vit.errors import BrokenDataError, DataError
-from memory_vit.runtime.messages import escaped
+from memory_vit.runtime.messages import escaped, named
 
 # In front of what an operation of TensorFlow says of an image.
 _AROUND = re.compile(
@@ -171,7 +171,7 @@ def split_parts(
         "another by --split."
       )
     raise DataError(
-      f"data set {name!r} has no split {split!r} ({first_line(error)}); its "
+      f"data set {name!r} has no split {split!r} ({named(error)}); its "
       f"splits are {dict(sizes)}.{advice}"
     ) from error
   chosen = [(part.splitname, slice(part.from_, part.to)) for part in parts]
@@ -245,9 +245,3 @@ def reason_of(error: Exception) -> str:
   line = _RAISED.sub("", raised[-1], count=1) if raised else lines[0]
   line = _AROUND.sub("", line)
   return re.sub(r"\{\{.*?\}\}|\[Op:.*", "", line).strip(" .")
-
-
-def first_line(error: Exception) -> str:
-  """The first line of an error."""
-  line = next(iter(str(error).strip().splitlines()), "")
-  return f"{type(error).__name__}: {line}".rstrip(": ")

@@ -22,6 +22,7 @@ from memory_vit.data.split_ref import SplitRef
 from memory_vit.data.tfds_labels import Target
 from memory_vit.data.tfrecord import Shard
 from memory_vit.errors import BrokenDataError, DataError
+from memory_vit.runtime.messages import named
 
 # An example in a file takes more than this, with the frame around it; of so
 # many a file may have lost all.
@@ -268,9 +269,7 @@ def _not_provided(ref: SplitRef, error: Exception) -> DataError:
   """The error for a data set that TFDS fails to provide."""
   problem = f"TFDS cannot provide data set {ref.name!r} in {_place(ref)}"
   advice = _advice(ref) if ref.download else _NOT_DOWNLOADED
-  return DataError(
-    f"{problem} ({sources.first_line(error)}). {advice}".rstrip()
-  )
+  return DataError(f"{problem} ({named(error)}). {advice}".rstrip())
 
 
 def _place(ref: SplitRef) -> str:

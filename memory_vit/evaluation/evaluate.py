@@ -83,7 +83,7 @@ def evaluate(
         hashed = digests.setdefault(name, hashlib.sha256())
         hashed.update(np.asarray(rows).data)
     if bar:
-      bar.reach(min(bar.total or 0, bar.done + len(batch["mask"])))
+      bar.update(len(batch["mask"]))
   results = {name: metrics.summarise(total) for name, total in totals.items()}
   for name, hashed in digests.items():
     results[name]["digest"] = hashed.hexdigest()

@@ -186,7 +186,7 @@ def remove_cells(
       for name, of_task in variants.items():
         found = of_task.count(context, batch["label"], batch["mask"])
         counts[name] = counts.get(name, 0) + found
-      bar.reach(min(source.size, bar.done + len(batch["mask"])))
+      bar.update(len(batch["mask"]))
   return {name: variants[name].removal(counts[name], source) for name in names}
 
 

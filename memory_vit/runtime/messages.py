@@ -70,6 +70,11 @@ def first_line(error: BaseException) -> str:
   return shortened(escaped(line), _MOST_SHOWN)
 
 
+def named(error: BaseException) -> str:
+  """The class and first line of an error, "OSError: no such file"."""
+  return f"{type(error).__name__}: {first_line(error)}"
+
+
 def brief(value: Any) -> str:
   """A short `repr` of a value that somebody else wrote."""
   if isinstance(value, str | bytes):

@@ -131,7 +131,7 @@ def on_process_0(action: Callable[[], Any]) -> Any:
       outcome["result"] = action()
     except Exception as error:
       raised, outcome["error"] = error, str(error)
-  outcome = json.loads(_gather(json.dumps(outcome))[0])
+  outcome = gather(outcome)[0]
   if raised:
     raise raised
   if "error" in outcome:
@@ -160,7 +160,7 @@ def require_shared(directory: Path) -> None:
   end = time.monotonic() + 5
   while not file.exists() and time.monotonic() < end:
     time.sleep(0.2)  # of some network file systems
-  seen = [json.loads(text) for text in _gather(json.dumps(file.exists()))]
+  seen = gather(file.exists())
   on_process_0(file.unlink)
   blind = [i for i, sees in enumerate(seen) if not sees]
   if blind:

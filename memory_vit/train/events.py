@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from clu import metric_writers
 
-from memory_vit.runtime.messages import first_line
+from memory_vit.runtime.messages import named
 from memory_vit.train.wandb_run import Images, Scalars, WandbRun
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class Events:
       self._failed[name] = self._logdirs[name]
       logger.warning(
         "TensorBoard events of %r cannot be written, training goes on without "
-        "(%s: %s)", name, type(error).__name__, first_line(error),
+        "(%s)", name, named(error),
       )  # fmt: skip
 
 

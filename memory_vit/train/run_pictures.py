@@ -20,7 +20,7 @@ from memory_vit.model.task import Task
 from memory_vit.run_result import ANSWERS as ANSWERS_FILE
 from memory_vit.run_result import ATTENTION, SWEEP, RunResult
 from memory_vit.runtime import files, sharding
-from memory_vit.runtime.messages import first_line
+from memory_vit.runtime.messages import named
 from memory_vit.train import passes
 from memory_vit.train.events import Events
 from memory_vit.train.results import TrainedTrial
@@ -77,10 +77,7 @@ def show_best(
     if trainer.config.log_images:
       _draw_best(trainer, task, trained, workdir)
   except Exception as error:  # of a full disk, of what TensorBoard says
-    logger.warning(
-      "pictures cannot be written (%s: %s)", type(error).__name__,
-      first_line(error),
-    )  # fmt: skip
+    logger.warning("pictures cannot be written (%s)", named(error))
   if trainer.wandb_run:
     trial = trained.trial
     trainer.wandb_run.summarize(
@@ -131,10 +128,7 @@ def pictures_of(
     try:
       pictures |= {tag: rasterize.rasterize(f) for tag, f in draw().items()}
     except Exception as error:  # of a broken image, of a lack of memory
-      logger.warning(
-        "pictures are left out (%s: %s)", type(error).__name__,
-        first_line(error),
-      )  # fmt: skip
+      logger.warning("pictures are left out (%s)", named(error))
   return pictures
 
 
