@@ -47,6 +47,7 @@ PREDICT: _Responses = {
     "description": "The answers, in the order of the images. An image that "
     "cannot be read has an error in its place.",
   },
+  400: _problem("The body is cut, or x-min-version is no version."),
   404: {
     "model": UnknownTaskProblem,
     "description": "A task that was asked for is not there.",
@@ -73,14 +74,12 @@ TASK: _Responses = {
 CHANGE: _Responses = {
   200: {"model": ChangeAnswer, "description": "What was changed."},
   201: {"model": ChangeAnswer, "description": "The task was added."},
-  202: {
-    "model": ChangeAnswer,
-    "description": "It was changed, and some replicas do not answer by it yet.",
-  },
   401: _problem("No token was sent, or another one."),
   403: _problem("The server allows no changes, or no paths."),
+  500: _problem("The folder of tasks cannot be read or written."),
+  507: _problem("The disk is full."),
   404: _problem("There is no task of this name."),
-  409: _problem("Another task reads this one, or a restart would fail."),
+  409: _problem("Another task reads this one."),
   422: _problem("The name or the task cannot be used."),
   503: _BUSY,
   **_BODIES,
@@ -125,13 +124,21 @@ def _inline(model: Any) -> dict[str, Any]:
 
 
 PREDICT_BODY: dict[str, Any] = {
+  "parameters": [
+    {
+      "name": "x-min-version",
+      "in": "header",
+      "schema": {"type": "integer", "minimum": 0},
+      "description": "Version of the set of tasks that is waited for.",
+    }
+  ],
   "requestBody": {
     "required": True,
     "content": {
       "multipart/form-data": {"schema": _FORM},
       "application/json": {"schema": _inline(PredictBody)},
     },
-  }
+  },
 }
 TASK_BODY: dict[str, Any] = {
   "requestBody": {

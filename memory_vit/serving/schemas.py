@@ -171,11 +171,6 @@ class ChangeAnswer(BaseModel):
   task_set: TaskSetName
   grew: bool = Field(description="whether programs had to be compiled for it")
   compiled: int
-  waiting: list[str] | None = Field(
-    default=None,
-    description="of status 202: replicas that live, and did not say in time "
-    "that they answer by the new set",
-  )
 
 
 class Problem(BaseModel):
