@@ -44,6 +44,7 @@ from memory_vit.serving import task_follower as followers
 CATS = random_task(BACKBONE, "cats", seed=5, classes=4)
 GOOD = {"files": image_files(png())}
 NOT_TRIED_AGAIN = 1e6
+PATIENCE = 60
 
 
 @pytest.fixture(autouse=True)
@@ -70,20 +71,20 @@ async def put(http, name, task, folder):
 
 async def shows(http, version):
   """The set of tasks of a server, once it has this version."""
-  while True:
-    ready = (await http.get("/readyz")).json()
-    if ready["task_set"]["version"] >= version:
-      return ready["task_set"]
-    await asyncio.sleep(0.01)
+  async with asyncio.timeout(PATIENCE):
+    while True:
+      ready = (await http.get("/readyz")).json()
+      if ready["task_set"]["version"] >= version:
+        return ready["task_set"]
+      await asyncio.sleep(0.01)
 
 
 async def has_problem(http):
   """/readyz of a server, once it has a problem."""
-  while True:
-    done = await http.get("/readyz")
-    if done.json()["problem"]:
-      return done
-    await asyncio.sleep(0.01)
+  async with asyncio.timeout(PATIENCE):
+    while not (done := await http.get("/readyz")).json()["problem"]:
+      await asyncio.sleep(0.01)
+  return done
 
 
 def digests(model):
@@ -261,13 +262,12 @@ def test_a_damaged_file_is_named_and_can_be_removed(tmp_path, monkeypatch):
     models = predictor(BIRDS), predictor()
     async with servers(tmp_path, *models) as (one, other):
       with monkeypatch.context() as patch:
-        # Between the rename of the file and the look of the other server.
         real = folders.TaskFolder.publish
 
         def damaged(self, new, old, parts):
+          for part in parts.values():
+            part.write_bytes(task_bytes(PETS, tmp_path))
           real(self, new, old, parts)
-          for sha256 in parts:
-            self.file(sha256).write_bytes(task_bytes(PETS, tmp_path))
 
         patch.setattr(folders.TaskFolder, "publish", damaged)
         await put(one, "cats", CATS, tmp_path)
