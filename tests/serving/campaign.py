@@ -73,6 +73,8 @@ class Campaign:
     cut: numbers of changes whose process was killed, by whether they were made.
     at: URL of the last change.
     seen: {process: {version: when it was first seen to answer by it}}.
+    last: {process: {version: when the last request that this set answered was
+      sent}}.
     answers: {(version, digest, picture): what was answered}.
     requests: that were answered.
     ended: that a killed process did not answer.
@@ -89,6 +91,9 @@ class Campaign:
   )
   at: str = ""
   seen: dict = dataclasses.field(
+    default_factory=lambda: collections.defaultdict(dict)
+  )
+  last: dict = dataclasses.field(
     default_factory=lambda: collections.defaultdict(dict)
   )
   answers: dict = dataclasses.field(
@@ -137,6 +142,7 @@ class Campaign:
         url = rng.choice(self.servers.ready)
         i = rng.randrange(len(PICTURES))
         sent = {"files": [("images", ("a.png", PICTURES[i]))]}
+        begun = time.monotonic()
         done = await self._get(http, "POST", url, "/v1/predict", **sent)
         if done is None:
           self.ended += 1
@@ -148,6 +154,7 @@ class Campaign:
         version = answer["task_set"]["version"]
         assert version >= newest[process], "a version went back"
         newest[process] = version
+        self._note(process, version, begun)
         key = version, answer["task_set"]["digest"], i
         self.answers[key].append(answer["images"][0]["tasks"])
 
@@ -157,15 +164,20 @@ class Campaign:
       while not self.is_over:
         urls = self.servers.ready
         url = urls[number % len(urls)]
+        begun = time.monotonic()
         done = await self._get(http, "GET", url, "/readyz")
         if done is not None:
           ready = done.json()
           assert ready["problem"] is None, ready
-          version = ready["task_set"]["version"]
-          seen = self.seen[self.servers.name(url, done.headers)]
-          for one in range(max(seen, default=version - 1) + 1, version + 1):
-            seen[one] = time.monotonic()
+          process = self.servers.name(url, done.headers)
+          self._note(process, ready["task_set"]["version"], begun)
         await asyncio.sleep(0.02)
+
+  def _note(self, process, version, begun):
+    last, seen = self.last[process], self.seen[process]
+    last[version] = max(begun, last.get(version, 0))
+    for one in range(max(seen, default=version - 1) + 1, version + 1):
+      seen[one] = time.monotonic()
 
   async def change(self, rng, http):
     """Make a change through any server; whether it was made."""
@@ -290,10 +302,12 @@ class Campaign:
     behind, over = [], []
     for version, answered in self.answered.items():
       for process, seen in self.seen.items():
-        is_other = process != self.maker[version]
-        if is_other and version in seen and min(seen) < version:
+        if process == self.maker[version] or min(seen) >= version:
+          continue
+        if version in seen:
           behind.append(max(0.0, seen[version] - answered))
-          over.append(behind[-1] - 1.0 - self.took[version])
+          sent = [s for v, s in self.last[process].items() if v < version]
+          over.append(max(sent) - answered - 1.0 - self.took[version])
     alone = list(self.took.values())
     return {
       "changes": len(self.changed),
@@ -303,7 +317,9 @@ class Campaign:
       "versions seen": len({version for version, *_ in self.answers}),
       "seconds of a change in its own process, median, max": spread(alone),
       "seconds from its answer until another shows it": spread(behind),
-      "seconds beyond a poll and a change's own": spread(over),
+      "seconds beyond a poll and the change's own until the last request that "
+      "an older set answered": spread(over),
+      "of them above 0": f"{sum(s > 0 for s in over)} of {len(over)}",
     }
 
   def report(self, title):
