@@ -151,14 +151,10 @@ class Predictor:
       norms="norms" in shapes.parts,
       layers="layers" in shapes.parts,
     )
-    evaluation = backbone.evaluation or EvalPreprocessing(image_size=side)
-    if tasks:
-      evaluation = tasks[0].spec.evaluation  # that of all
-    # Whether a task has said how images are prepared; it then stays.
-    self._settled = bool(tasks)
     by_slot = {i: _held(task) for i, task in enumerate(tasks)}
     sizes = sizes.holding([task.spec for task in tasks])
     program = place_tasks(backbone, by_slot, sizes)
+    evaluation = self._evaluation(tasks)
     self._task_set = TaskSet(1, by_slot, sizes, program, evaluation)
 
   def __reduce__(self) -> NoReturn:
@@ -174,7 +170,7 @@ class Predictor:
 
   @property
   def evaluation(self) -> EvalPreprocessing:
-    """How images are prepared now; the first task decides, and it stays."""
+    """How images are prepared now: as the tasks want it, or the backbone."""
     return self._task_set.evaluation
 
   @property
@@ -405,7 +401,7 @@ class Predictor:
   def show(self, ready: TaskSet) -> None:
     """Let a set of `make_ready` answer from now on; nothing is compiled."""
     with self._changing:
-      self._answer_by(ready)
+      self._task_set = ready
 
   def _answering(
     self, task_set: TaskSet | None, names: Iterable[str] | None
@@ -447,12 +443,15 @@ class Predictor:
   def _show(self, by_slot: Mapping[int, Task]) -> Change:
     """Make a set of tasks ready, and then the one that answers."""
     ready, change = self._made_ready(by_slot, self._task_set.version + 1)
-    self._answer_by(ready)
+    self._task_set = ready
     return change
 
-  def _answer_by(self, ready: TaskSet) -> None:
-    self._settled |= bool(ready.by_slot)
-    self._task_set = ready
+  def _evaluation(self, tasks: Iterable[Task]) -> EvalPreprocessing:
+    """How tasks want images prepared; without any, the backbone."""
+    for task in tasks:
+      return task.spec.evaluation  # that of all
+    side = self.backbone.config.image_size
+    return self.backbone.evaluation or EvalPreprocessing(image_size=side)
 
   def _made_ready(
     self, by_slot: Mapping[int, Task], version: int
@@ -460,17 +459,8 @@ class Predictor:
     """Place tasks, and compile what has to grow for them."""
     old = self._task_set
     specs = [task.spec for task in by_slot.values()]
-    evaluation = old.evaluation
-    if specs and not self._settled:
-      evaluation = specs[0].evaluation
-    for spec in specs:
-      if spec.evaluation != evaluation:
-        raise TaskError(
-          f"task {spec.name!r} wants images prepared by {spec.evaluation}; "
-          f"this predictor prepares them by {evaluation}. Build another "
-          "predictor for it."
-        )
-    sizes = old.sizes.holding(specs)
+    slots = max(old.sizes.slots, 1 + max(by_slot, default=0))
+    sizes = dataclasses.replace(old.sizes, slots=slots).holding(specs)
     with self._counter.counting() as tally:
       program = place_tasks(self.backbone, by_slot, sizes)
       grew = sizes != old.sizes or not (
@@ -480,6 +470,7 @@ class Predictor:
         self._programs.compile_reading(program)
       else:
         jax.block_until_ready(program)  # so that no request waits for it
+    evaluation = self._evaluation(by_slot.values())
     ready = TaskSet(version, by_slot, sizes, program, evaluation)
     return ready, Change(version, ready.names, ready.digest, grew, tally.count)
 

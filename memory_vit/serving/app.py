@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import Depends, FastAPI, Request
@@ -30,6 +30,7 @@ from memory_vit.serving.answering import (
 from memory_vit.serving.attention import Looking
 from memory_vit.serving.limits import BodyLimits
 from memory_vit.serving.metrics import CONTENT_TYPE, Metrics
+from memory_vit.serving.min_version import wait_for_min_version
 from memory_vit.serving.page_files import page_response
 from memory_vit.serving.predict_requests import (
   media_type,
@@ -50,12 +51,9 @@ from memory_vit.serving.schemas import (
   TasksAnswer,
 )
 from memory_vit.serving.settings import ServerSettings
-from memory_vit.serving.task_changes import (
-  Changed,
-  TaskChanges,
-  audit_refused,
-)
-from memory_vit.serving.task_store import TaskStore
+from memory_vit.serving.task_changes import TaskChanges, audit_refused
+from memory_vit.serving.task_folder import TaskFolder
+from memory_vit.serving.task_follower import Changed, TaskFollower
 from memory_vit.serving.token import Token, read_token
 from memory_vit.serving.trusted_hosts import TrustedHosts
 from memory_vit.version import __version__
@@ -67,9 +65,6 @@ logger = logging.getLogger(__name__)
 _Part = TypeVar("_Part")
 _WARMING_SECONDS = 5.0
 _TRIM_SECONDS = 10.0
-_MakeChanges = Callable[
-  ["Predictor", TaskStore, str | None, Callable[[str], None]], TaskChanges
-]
 # As nginx has it: the client was gone before it was answered.
 _CLIENT_LEFT = 499
 # For OpenAPI alone: `Token` checks it.
@@ -81,7 +76,6 @@ _REFUSED: _Responses = {
 _CHANGED: _Responses = {
   **_REFUSED,
   201: {"model": ChangeAnswer, "description": "The task was added."},
-  202: {"model": ChangeAnswer, "description": "Some replicas are to follow."},
 }
 _DESCRIPTION = (
   "Many image classification tasks in one pass of one frozen Vision "
@@ -98,34 +92,24 @@ class Service:
   """
 
   def __init__(
-    self,
-    predictor: Predictor,
-    settings: ServerSettings,
-    make_changes: _MakeChanges = TaskChanges,
+    self, predictor: Predictor, settings: ServerSettings, refusal: str
   ) -> None:
-    """Read the token, and the tasks that were added before.
-
-    Raises:
-      MemoryVitError: for settings or tasks that cannot be used.
-    """
+    """Read the token and the tasks of --state_dir; see `create_app`."""
     self.stopping = False
     self.predictor = predictor
     self.settings = settings
     self.metrics = Metrics(predictor.backbone.config.dtype)
     self.token: Token = read_token(settings.token_file)
-    self._store = TaskStore(settings.state_dir)
-    try:
-      self.changes = make_changes(
-        predictor, self._store, settings.task_root, self.metrics.change
-      )
-      self.changes.restore()
-    except BaseException:
-      self.remove_files()
-      raise
+    self._folder = TaskFolder(settings.state_dir)
+    self.follower = TaskFollower(predictor, self._folder)
+    self.changes = TaskChanges(
+      predictor, self._folder, self.follower, settings.task_root,
+      self.metrics.change, refusal,
+    )  # fmt: skip
     self._answering: Answering | None = None
     self._looking: Looking | None = None
     self._warm = False
-    self._problem = ""
+    self.problem = ""  # why it failed, in one line
     self._settled = asyncio.Event()
     self._watch()
 
@@ -137,11 +121,6 @@ class Service:
     if self.stopping:
       return "stopping"
     return "ready" if self._warm else "warming up"
-
-  @property
-  def problem(self) -> str:
-    """Why it failed, in one line; "" where it did not."""
-    return self._problem or self.changes.problem
 
   async def settled(self) -> None:
     """Wait until it is ready, or has failed."""
@@ -168,7 +147,7 @@ class Service:
 
   def remove_files(self) -> None:
     """Remove what is not kept for the next start."""
-    self._store.close()
+    self._folder.close()
 
   @contextlib.asynccontextmanager
   async def running(self) -> AsyncIterator[None]:
@@ -181,31 +160,35 @@ class Service:
     self._looking = Looking(self.predictor, self.settings.timeout)
     warming = asyncio.create_task(self._warm_up(self._looking))
     returning = asyncio.create_task(_return_memory())
+    following = asyncio.create_task(self._follow())
     try:
       yield
     finally:
       self.stopping = True
-      warming.cancel()
-      returning.cancel()
+      for task in (warming, returning, following):
+        task.cancel()
       self._answering.close()
       self._looking.close()
-      await self.changes.end()
+      self.changes.close()
       self.remove_files()
 
   async def _warm_up(self, looking: Looking) -> None:
     try:
-      await self.changes.prepare()
       compiled = await asyncio.to_thread(self.predictor.warm_up)
       await asyncio.to_thread(looking.warm_up)
-      await self.changes.begin()
+      await asyncio.to_thread(self.follower.look)
     except Exception as error:
-      self._problem = one_line(str(error)) or type(error).__name__
+      self.problem = one_line(str(error)) or type(error).__name__
       logger.exception("the warm-up failed; /healthz says so")
     else:
       self._warm = True
       logger.info("ready: %d programs compiled", compiled)
     finally:
       self._settled.set()
+
+  async def _follow(self) -> None:
+    await self._settled.wait()
+    await self.follower.follow()
 
   def _watch(self) -> None:
     predictor, watch = self.predictor, self.metrics.watch
@@ -228,6 +211,11 @@ class Service:
       "Version of the set of tasks: 1 more with each change.",
       lambda: predictor.task_set.version,
     )
+    watch(
+      "task_set_newest",
+      "Newest version of the set of tasks in --state_dir.",
+      lambda: self.follower.newest,
+    )
     watch("ready", "1 if it is ready, else 0.", lambda: self.state == "ready")
 
 
@@ -241,7 +229,8 @@ async def _return_memory() -> None:
 def create_app(
   predictor: Predictor,
   settings: ServerSettings,
-  make_changes: _MakeChanges = TaskChanges,
+  *,
+  refuse_changes: str = "",
 ) -> FastAPI:
   """Make the application that answers by a predictor.
 
@@ -251,14 +240,14 @@ def create_app(
   Args:
     predictor: with or without tasks; it need not be warm.
     settings: limits, timeouts, and where tasks are kept.
-    make_changes: makes what changes the tasks, of the arguments of
-      `TaskChanges`: a subclass where several servers share one set of tasks.
+    refuse_changes: why tasks cannot be changed here, such as by a client of
+      one of several servers without a `state_dir`; "" if they can.
 
   Raises:
     MemoryVitError: for settings that cannot be used, such as a token file that
-      others may read, and kept tasks that fit no more.
+      others may read, or a `state_dir` of another backbone.
   """
-  service = Service(predictor, settings, make_changes)
+  service = Service(predictor, settings, refuse_changes)
 
   @contextlib.asynccontextmanager
   async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -326,11 +315,20 @@ def _add_health(app: FastAPI, service: Service) -> None:
     """Whether requests are answered: 503 while it warms up, or stops."""
     status = 200 if service.state == "ready" else 503
     task_set = task_set_json(service.predictor.task_set)
-    return JSONResponse({"status": service.state, "task_set": task_set}, status)
+    return JSONResponse(
+      {
+        "status": service.state,
+        "task_set": task_set,
+        "newest": service.follower.newest,
+        "problem": service.follower.problem or None,
+      },
+      status,
+    )
 
   @app.get("/metrics", tags=["health"], response_class=PlainTextResponse)
   async def metrics() -> Response:
     """Metrics for Prometheus."""
+    service.metrics.problem(service.follower.problem)
     return Response(service.metrics.text(), media_type=CONTENT_TYPE)
 
 
@@ -346,6 +344,9 @@ def _add_prediction(app: FastAPI, service: Service) -> None:
     """Answer images by all tasks, or by those that are named."""
     answering = service.answering
     asked = await read_predict_request(request, service.settings.max_images)
+    await wait_for_min_version(
+      request, service.follower, service.settings.timeout
+    )
     return JSONResponse(await answering.answer(asked))
 
   @app.post(
@@ -358,9 +359,11 @@ def _add_prediction(app: FastAPI, service: Service) -> None:
   async def attention(request: Request) -> Response:
     """Answer where the tokens of tasks look in one image, layer by layer."""
     looking = service.looking
-    return JSONResponse(
-      await looking.look(await read_predict_request(request, 1))
+    asked = await read_predict_request(request, 1)
+    await wait_for_min_version(
+      request, service.follower, service.settings.timeout
     )
+    return JSONResponse(await looking.look(asked))
 
 
 def _add_tasks(app: FastAPI, service: Service) -> None:
@@ -437,6 +440,8 @@ def _require_token(
     # Of several none counts: joined, as HTTP has it, they are another token.
     credentials = request.headers.getlist("authorization")
     service.token.require(", ".join(credentials))
+    if service.changes.refusal:
+      raise RequestError(403, service.changes.refusal)
   except RequestError as refusal:
     audit_refused(action, name, client, refusal.message)
     raise
@@ -457,7 +462,7 @@ def _tasks_json(service: Service) -> dict[str, Any]:
       "dtype": backbone.config.dtype,
       "classes": backbone.config.num_classes,
     },
-    "changes": service.token.is_set,
+    "changes": service.token.is_set and not service.changes.refusal,
     "max_images": service.settings.max_images,
   }
 
@@ -481,8 +486,6 @@ def _change_response(name: str, changed: Changed) -> Response:
     "grew": change.grew,
     "compiled": change.compiled,
   }
-  if changed.waiting:
-    return JSONResponse({**content, "waiting": list(changed.waiting)}, 202)
   return JSONResponse(content, 201 if changed.action == "add" else 200)
 
 

@@ -72,6 +72,12 @@ class Metrics:
       ("action",),
       registry=self._registry,
     )
+    self._problem = Gauge(
+      "memory_vit_task_set_problem",
+      "1 for the reason why the newest set of tasks does not answer here.",
+      ("reason",),
+      registry=self._registry,
+    )
 
   def watch(self, name: str, about: str, value: Callable[[], Any]) -> None:
     """Add a gauge whose value is asked for when metrics are read."""
@@ -98,6 +104,12 @@ class Metrics:
   def change(self, action: str) -> None:
     """Count a change of the set of tasks."""
     self._changes.labels(action).inc()
+
+  def problem(self, reason: str) -> None:
+    """Show why the newest set of tasks does not answer; "" if it does."""
+    self._problem.clear()
+    if reason:
+      self._problem.labels(reason).set(1)
 
   def text(self) -> bytes:
     """All metrics, of `CONTENT_TYPE`."""

@@ -171,11 +171,6 @@ class ChangeAnswer(BaseModel):
   task_set: TaskSetName
   grew: bool = Field(description="whether programs had to be compiled for it")
   compiled: int
-  waiting: list[str] | None = Field(
-    default=None,
-    description="of status 202: replicas that live, and did not say in time "
-    "that they answer by the new set",
-  )
 
 
 class Problem(BaseModel):
@@ -213,7 +208,17 @@ def _predict_body() -> dict[str, Any]:
 
 
 # For OpenAPI, of routes that read their body without FastAPI.
-PREDICT_BODY = {"requestBody": {"required": True, "content": _predict_body()}}
+PREDICT_BODY = {
+  "parameters": [
+    {
+      "name": "x-min-version",
+      "in": "header",
+      "schema": {"type": "integer", "minimum": 0},
+      "description": "Version of the set of tasks that is waited for.",
+    }
+  ],
+  "requestBody": {"required": True, "content": _predict_body()},
+}
 TASK_BODY = {
   "requestBody": {
     "required": True,

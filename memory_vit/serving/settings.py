@@ -45,8 +45,8 @@ class ServerSettings:
     "directory"
   )
   state_dir: str | None = _path(
-    "keep here the tasks that were added, and load them at the next start; "
-    "without it they end with the server"
+    "a directory that holds the tasks, for the next start and for all servers "
+    "that are given it; without it changes of tasks end with the server"
   )
   allowed_hosts: str | None = option(
     None,

@@ -23,7 +23,7 @@ LEFT_OUT = {
   "hf *": _ELSEWHERE,
   "pip install *": _ELSEWHERE,
   "make compare": "it needs PEFT, and takes ten minutes",
-  "serve run *": "tests/ray_serve/test_on_ray.py does, on a cluster of Ray",
+  "serve run *": "tests/serving/test_ray.py does, on a cluster of Ray",
   **{
     f"make {target}": _CI
     for target in (

@@ -7,10 +7,10 @@ import pytest
 from memory_vit.config import Config
 from memory_vit.errors import ConfigError
 from memory_vit.prediction import PredictorConfig
-from memory_vit.ray_serve.arguments import Scaling
 from memory_vit.runtime import launch, options
 from memory_vit.runtime.rules import Number, Text
 from memory_vit.serving import ServerSettings
+from memory_vit.serving.ray import Scaling
 
 DECLARED = {
   Config: {"prefix": "config."},

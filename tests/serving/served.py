@@ -82,6 +82,11 @@ def task_bytes(task, folder):
   return path.read_bytes()
 
 
+def files(folder):
+  """All files below a folder, sorted."""
+  return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
 def token_file(folder):
   """A file with `SECRET` that only its owner may read."""
   path = folder / "token"

@@ -2,13 +2,11 @@
 
 import asyncio
 import dataclasses
-import errno
 import io
 import json
 import logging
 import re
 import zipfile
-from pathlib import Path
 
 import httpx
 import jax
@@ -22,6 +20,7 @@ from served import (
   BYTES,
   PETS,
   client,
+  files,
   image_files,
   names,
   png,
@@ -33,7 +32,7 @@ from served import (
 )
 
 import memory_vit as mv
-from memory_vit.errors import ConfigError, TaskError
+from memory_vit.errors import ConfigError
 from memory_vit.serving import ServerSettings, create_app
 
 CATS = random_task(BACKBONE, "cats", seed=5, classes=4)
@@ -156,6 +155,7 @@ def test_uploads_that_are_refused(tmp_path):
     }  # fmt: skip
     async with serving(model, **options) as http:
       version = model.task_set.version
+      before = files(state)
       for case, (body, message) in refused_bodies(tmp_path).items():
         done = await http.put("/v1/tasks/cats", content=body, headers=BYTES)
         error = done.json()["error"]
@@ -164,8 +164,8 @@ def test_uploads_that_are_refused(tmp_path):
         assert message in error, (case, error)
         assert str(tmp_path) not in error
       assert model.task_set.version == version
-      left = [p.name for p in state.rglob("*") if p.is_file()]
-      assert left == [".lock"]
+      left = files(state)
+      assert left == before
       assert (await http.post("/v1/predict", **GOOD)).status_code == 200
 
   asyncio.run(check(warm_predictor()))
@@ -227,164 +227,6 @@ def test_paths_stay_below_the_task_root(tmp_path):
     asyncio.run(check(model))
 
 
-@pytest.mark.fault("server-restart")
-def test_added_tasks_are_there_after_a_restart(tmp_path):
-  reader = random_task(BACKBONE, "aaa", attends_to=[CATS])
-  options = {
-    "token_file": token_file(tmp_path), "state_dir": str(tmp_path / "state"),
-  }  # fmt: skip
-
-  async def change(model):
-    async with serving(model, **options) as http:
-      for task in (CATS, reader, PETS):
-        body = task_bytes(task, tmp_path)
-        url = f"/v1/tasks/{'birds' if task is PETS else task.name}"
-        done = await http.put(url, content=body, headers=BYTES)
-        assert done.status_code in (200, 201), done.text
-      body = task_bytes(CATS, tmp_path)
-      await http.put("/v1/tasks/gone", content=body, headers=BYTES)
-      await http.delete("/v1/tasks/gone", headers=BEARER)
-
-  def digests(model):
-    return {one.name: one.digest for one in model.task_set.describe()}
-
-  with with_tasks(BIRDS) as model:
-    asyncio.run(change(model))
-    before = digests(model)
-  # What is kept takes the place of what is given; parents come first.
-  with with_tasks(BIRDS) as model:
-    app = create_app(model, ServerSettings(**options))
-    app.state.service.remove_files()
-    assert digests(model) == before
-    assert before.keys() == {"birds", "cats", "aaa"}
-  kept = tmp_path / "state" / "tasks" / "cats.safetensors"
-  kept.write_bytes(kept.read_bytes()[:-1])
-  with with_tasks(BIRDS) as model, pytest.raises(TaskError, match="Remove the"):
-    create_app(model, ServerSettings(**options))
-
-
-def test_what_a_restart_could_not_restore_is_refused(tmp_path):
-  """What was given is there again then, beside what was added."""
-  probe = random_task(
-    BACKBONE, "probe", regime="probe", cells=0, bottleneck=3
-  )  # fmt: skip
-  options = {"token_file": token_file(tmp_path)}
-  kept = {**options, "state_dir": str(tmp_path / "state")}
-
-  async def put(http, task):
-    body = task_bytes(task, tmp_path)
-    url = f"/v1/tasks/{task.name}"
-    return await http.put(url, content=body, headers=BYTES)
-
-  async def change(model):
-    async with serving(model, **kept) as http:
-      await http.delete("/v1/tasks/pets", headers=BEARER)
-      done = await put(http, probe)
-      assert done.status_code == 409
-      assert "start again: pets, given by --task" in done.json()["error"]
-      assert await names(http) == []
-      assert (await put(http, BIRDS)).status_code == 201
-
-  async def answer(model):
-    async with serving(model, **kept) as http:
-      assert await names(http) == ["pets", "birds"]
-      done = await http.post("/v1/predict", **GOOD)
-      assert done.json()["images"][0]["tasks"].keys() == {"pets", "birds"}
-
-  async def not_kept(model):  # then nothing comes back beside it
-    async with serving(model, **options) as http:
-      await http.delete("/v1/tasks/pets", headers=BEARER)
-      assert (await put(http, probe)).status_code == 201
-
-  for check in (change, answer, not_kept):
-    with with_tasks(PETS) as model:
-      asyncio.run(check(model))
-
-
-def test_a_given_parent_that_its_child_would_miss_is_not_replaced(tmp_path):
-  """A child may not know the digest of its parent, and fit any of that name."""
-  child = random_task(BACKBONE, "aaa", attends_to=("birds",))
-  assert child.spec.parent_digests == ("",)
-  options = {
-    "token_file": token_file(tmp_path), "state_dir": str(tmp_path / "state"),
-  }  # fmt: skip
-
-  async def put(http, name, task):
-    body = task_bytes(task, tmp_path)
-    return await http.put(f"/v1/tasks/{name}", content=body, headers=BYTES)
-
-  async def refused(model):
-    async with serving(model, **options) as http:
-      await http.delete("/v1/tasks/aaa", headers=BEARER)
-      done = await put(http, "birds", PETS)
-      assert done.status_code == 409
-      assert "aaa attends to birds as it was given" in done.json()["error"]
-      assert await names(http) == ["birds"]
-
-  async def added_to_another(model):
-    async with serving(model, **options) as http:
-      for name, task in (("birds", PETS), ("aaa", child)):
-        assert (await put(http, name, task)).status_code in (200, 201)
-
-  async def there_again(model):
-    async with serving(model, **options) as http:
-      assert set(await names(http)) == {"birds", "aaa"}
-
-  for given, check in (
-    ([BIRDS, child], refused),
-    ([BIRDS], added_to_another),
-    ([BIRDS], there_again),
-  ):
-    with with_tasks(*given) as model:
-      asyncio.run(check(model))
-
-
-def test_what_takes_the_place_of_a_given_task_stays_where_others_need_it(
-  tmp_path,
-):
-  """Removed, it would be the given one after a restart, which goes alone."""
-  given = random_task(BACKBONE, "pets", regime="head", cells=0)
-  options = {
-    "token_file": token_file(tmp_path), "state_dir": str(tmp_path / "state"),
-  }  # fmt: skip
-
-  async def check(model):
-    async with serving(model, **options) as http:
-      for task in (PETS, BIRDS):
-        body = task_bytes(task, tmp_path)
-        url = f"/v1/tasks/{task.name}"
-        done = await http.put(url, content=body, headers=BYTES)
-        assert done.status_code in (200, 201), done.text
-      done = await http.delete("/v1/tasks/pets", headers=BEARER)
-      assert done.status_code == 409
-      assert "again: pets, given by --task" in done.json()["error"]
-      assert await names(http) == ["pets", "birds"]
-      for name in ("birds", "pets"):
-        done = await http.delete(f"/v1/tasks/{name}", headers=BEARER)
-        assert done.status_code == 200
-
-  with with_tasks(given) as model:
-    asyncio.run(check(model))
-
-
-@pytest.mark.fault("server-restart", "two-servers")
-def test_what_is_half_received_is_removed_at_the_start(tmp_path):
-  state = tmp_path / "state"
-  options = {"state_dir": str(state)}
-  app = create_app(warm_predictor(), ServerSettings(**options))
-  app.state.service.remove_files()
-  left = state / "uploads" / ".0123.part.safetensors"
-  left.write_bytes(b"half a task")
-  first = create_app(warm_predictor(), ServerSettings(**options))
-  assert not left.exists()
-  # What a server that runs is receiving stays.
-  left.touch()
-  with pytest.raises(ConfigError, match=r"process \d+ on .* is using it"):
-    create_app(warm_predictor(), ServerSettings(**options))
-  assert left.exists()
-  first.state.service.remove_files()
-
-
 @pytest.mark.fault("bad-server-start")
 def test_directories_that_are_refused(tmp_path):
   (tmp_path / "file").touch()
@@ -426,58 +268,6 @@ def test_each_change_is_a_line_of_the_audit(tmp_path, caplog):
     assert re.fullmatch(pattern, line), line
 
 
-@pytest.mark.fault("server-disk-full")
-def test_what_cannot_be_kept_does_not_change(tmp_path, monkeypatch, caplog):
-  caplog.set_level(logging.INFO, "memory_vit")
-  state = tmp_path / "state"
-  options = {"token_file": token_file(tmp_path), "state_dir": str(state)}
-
-  real = Path.replace
-
-  def full(self, target):
-    if target.name.startswith(".") and self.name != "cats.safetensors":
-      return real(self, target)  # a task that is written, before it answers
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-  async def check(model):
-    async with serving(model, **options) as http:
-      body = task_bytes(CATS, tmp_path)
-      put = await http.put("/v1/tasks/cats", content=body, headers=BYTES)
-      assert put.status_code == 201
-      kept = state / "tasks" / "cats.safetensors"
-      digests = [one.digest for one in model.task_set.describe()]
-      before = kept.read_bytes()
-      other = task_bytes(PETS, tmp_path)
-      with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", full)
-        for method, name in (
-          ("PUT", "cats"),
-          ("PUT", "new"),
-          ("DELETE", "cats"),
-        ):
-          sent = {"content": other} if method == "PUT" else {}
-          done = await http.request(
-            method, f"/v1/tasks/{name}", headers=BYTES, **sent
-          )
-          assert done.status_code == 500
-          assert "No space left" in done.json()["error"]
-          assert [one.digest for one in model.task_set.describe()] == digests
-      assert kept.read_bytes() == before
-      assert [p for p in state.rglob("*.safetensors")] == [kept]
-      reader = task_bytes(
-        random_task(BACKBONE, "aaa", attends_to=[CATS]), tmp_path
-      )
-      await http.put("/v1/tasks/aaa", content=reader, headers=BYTES)
-      read = await http.delete("/v1/tasks/cats", headers=BEARER)
-      assert read.status_code == 409
-      assert kept.read_bytes() == before
-
-  with with_tasks(BIRDS) as model:
-    asyncio.run(check(model))
-  refused = [r.getMessage() for r in caplog.records if "audit" in r.name]
-  assert sum("No space left" in line for line in refused) == 3
-
-
 def overflowing(task):
   """The same task, finite in all its values, but not in its outputs."""
   params = jax.tree.map(lambda a: np.full(a.shape, 3e38, a.dtype), task.params)
@@ -486,8 +276,14 @@ def overflowing(task):
 
 @pytest.mark.fault("overflowing-task")
 def test_a_task_that_overflows_is_refused(tmp_path):
+  state = tmp_path / "state"
+
   async def check(model):
-    async with serving(model, token_file=token_file(tmp_path)) as http:
+    options = {
+      "token_file": token_file(tmp_path), "state_dir": str(state),
+    }  # fmt: skip
+    async with serving(model, **options) as http:
+      before = {path: path.read_bytes() for path in files(state)}
       body = task_bytes(overflowing(CATS), tmp_path)
       compiled = model.compilations
       for name in ("cats", "birds"):
@@ -497,32 +293,7 @@ def test_a_task_that_overflows_is_refused(tmp_path):
       assert model.compilations == compiled
       [bird] = model.task_set.describe()
       assert bird.digest == BIRDS.digest
-
-  with with_tasks(BIRDS) as model:
-    asyncio.run(check(model))
-
-
-@pytest.mark.fault("overflowing-task")
-def test_a_task_that_overflows_is_not_kept(tmp_path):
-  """Nor does it take the place of one that is."""
-  state = tmp_path / "state" / "tasks"
-  options = {
-    "token_file": token_file(tmp_path), "state_dir": str(state.parent),
-  }  # fmt: skip
-
-  async def check(model):
-    async with serving(model, **options) as http:
-      good = task_bytes(CATS, tmp_path)
-      done = await http.put("/v1/tasks/cats", content=good, headers=BYTES)
-      assert done.status_code == 201
-      kept = state / "cats.safetensors"
-      before = kept.read_bytes()
-      bad = task_bytes(overflowing(CATS), tmp_path)
-      for name in ("cats", "new"):
-        done = await http.put(f"/v1/tasks/{name}", content=bad, headers=BYTES)
-        assert done.status_code == 422
-      assert kept.read_bytes() == before
-      assert list(state.iterdir()) == [kept]
+      assert {path: path.read_bytes() for path in files(state)} == before
 
   with with_tasks(BIRDS) as model:
     asyncio.run(check(model))

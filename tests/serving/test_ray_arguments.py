@@ -1,4 +1,4 @@
-"""Arguments of the application: those of the server, checked as its flags."""
+"""Arguments of the application on Ray: those of the server."""
 
 import dataclasses
 import inspect
@@ -8,12 +8,11 @@ import pytest
 from memory_vit.commands import console, serve
 from memory_vit.errors import ConfigError
 from memory_vit.prediction.config import PredictorConfig
-from memory_vit.ray_serve.arguments import Arguments, Scaling, deployed
-from memory_vit.serving import ServerSettings
+from memory_vit.serving import ServerSettings, ray
 
 
 def what(**given):
-  return deployed(Arguments.model_validate({"backbone": "a.npz", **given}))
+  return ray.deployed({"backbone": "a.npz", **given})
 
 
 def test_names_and_defaults_are_those_of_the_flags():
@@ -22,11 +21,12 @@ def test_names_and_defaults_are_those_of_the_flags():
   flags["task"] = tuple(flags["task"])
   flags["dtype"] = console.compute_dtype(flags["dtype"])
   apart = {"host", "port", "timeout_keep_alive"}
-  scaling = {field.name for field in dataclasses.fields(Scaling)}
-  arguments = dict(Arguments.model_validate({"backbone": "a.npz"}))
-  assert arguments.keys() - scaling == flags.keys() - apart
-  for name in arguments.keys() - scaling:
-    assert arguments[name] == flags[name], name
+  scaling = {field.name for field in dataclasses.fields(ray.Scaling)}
+  table = ray.arguments_table()
+  assert table.keys() - scaling == flags.keys() - apart
+  for name in table.keys() - scaling - {"backbone"}:
+    assert table[name].default == flags[name], name
+  assert what() == what(**{n: flags[n] for n in table.keys() - scaling})
 
 
 def test_texts_are_numbers_and_lists():
@@ -44,7 +44,7 @@ def test_texts_are_numbers_and_lists():
     "a.npz", ("a", "b"), batch_sizes=(1, 4), slots=4
   )
   assert texts.server == ServerSettings(timeout=2.5, state_dir="/state")
-  assert texts.scaling == Scaling(num_cpus=0.5)
+  assert texts.scaling == ray.Scaling(num_cpus=0.5)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,10 @@ def test_texts_are_numbers_and_lists():
     ({"timeout": "nan"}, "timeout is nan, expected a positive number"),
     ({"top": "many"}, "top is 'many', expected int: at least 1 and at most"),
     ({"backbone": None}, "backbone is None"),
-    ({"dtype": "float16"}, "expected one of ['float32', 'bfloat16']"),
+    ({"dtype": "float16"}, "dtype is 'float16', expected one of ['float32'"),
+    ({"dtype": "auto"}, "dtype is 'auto', expected one of ['float32'"),
     ({"batch_sizes": "8,1"}, "batch_sizes is (8, 1), expected"),
+    ({"task": 3}, "task is 3, expected"),
     ({"port": 8000}, "port is not of a replica: see http_options"),
     ({"num_replicas": 0}, "num_replicas is 0, expected at least 1"),
     ({"num_gpus": -1}, "num_gpus is -1.0, expected at least 0"),
@@ -77,25 +79,19 @@ def test_bad_arguments_are_refused_in_one_line(given, message):
 
 def test_the_backbone_must_be_given():
   with pytest.raises(ConfigError, match="backbone is missing"):
-    Arguments.model_validate({})
+    ray.deployed({})
 
 
-@pytest.mark.slow  # importing Ray takes seconds
 def test_options_of_the_deployment():
-  pytest.importorskip("ray.serve", reason="ray is not installed")
-  from memory_vit.ray_serve import application
-  from memory_vit.ray_serve.deployment import deployment_options
-
-  # Else Ray Serve hands a dictionary over that nobody has checked.
-  [argument] = inspect.signature(application).parameters.values()
-  assert argument.annotation is Arguments
-  fixed = deployment_options(what(num_replicas=3, num_gpus=0.5, grace=7))
+  # Ray Serve takes a builder of one argument.
+  assert len(inspect.signature(ray.application).parameters) == 1
+  fixed = ray.deployment_options(what(num_replicas=3, num_gpus=0.5, grace=7))
   assert fixed == {
     "num_replicas": 3, "max_ongoing_requests": 512,
     "graceful_shutdown_timeout_s": 7,
     "ray_actor_options": {"num_cpus": 1, "num_gpus": 0.5},
   }  # fmt: skip
-  scaled = deployment_options(
+  scaled = ray.deployment_options(
     what(min_replicas=2, max_replicas=9, target_ongoing_requests=4)
   )
   assert "num_replicas" not in scaled
@@ -104,17 +100,15 @@ def test_options_of_the_deployment():
   }  # fmt: skip
 
 
-@pytest.mark.slow  # importing Ray takes seconds
 def test_relative_paths_are_made_whole(tmp_path, monkeypatch):
-  pytest.importorskip("ray.serve", reason="ray is not installed")
-  from memory_vit.ray_serve.deployment import with_whole_paths
-
   monkeypatch.chdir(tmp_path)
   (tmp_path / "a.npz").touch()
-  found = with_whole_paths(what(task="t", state_dir="s", token_file="/token"))
+  found = ray.with_whole_paths(
+    what(task="t", state_dir="s", token_file="/token")
+  )
   assert found.model.backbone == str(tmp_path / "a.npz")
   assert found.model.tasks == (str(tmp_path / "t"),)
   assert found.server.state_dir == str(tmp_path / "s")
   assert found.server.token_file == "/token"
-  named = with_whole_paths(what(backbone="augreg-B/32"))
+  named = ray.with_whole_paths(what(backbone="augreg-B/32"))
   assert named.model.backbone == "augreg-B/32"

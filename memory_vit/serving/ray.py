@@ -1,0 +1,274 @@
+"""The server on Ray Serve: replicas that follow one folder of tasks.
+
+  serve run memory_vit.serving.ray:application backbone=... task=...
+
+Its arguments have the names, defaults and rules of the flags of `memory-vit
+serve`, and those of `Scaling`.
+"""
+
+# Annotations stay classes here: `options` reads them.
+
+import dataclasses
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pydantic
+from etils import epy
+
+from memory_vit.errors import ConfigError, TrainingError
+from memory_vit.prediction.config import PredictorConfig
+from memory_vit.runtime import compile_cache, messages, options
+from memory_vit.runtime.options import Option, option
+from memory_vit.runtime.rules import Choice, Number
+from memory_vit.serving.server_log import log_to_stderr
+from memory_vit.serving.settings import ServerSettings
+
+with epy.lazy_imports():  # in replicas alone, or once arguments are right
+  from PIL import Image
+  from ray import serve
+
+  from memory_vit.prediction import predictor as predictors
+  from memory_vit.serving import app as apps
+
+if TYPE_CHECKING:
+  from fastapi import FastAPI
+  from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+NAME = "MemoryViT"
+# Those of `PredictorConfig` that the server has as flags; `task` is `tasks`.
+_MODEL = (
+  "backbone", "tasks", "dtype", "batch_sizes", "image_size", "slots", "cells",
+  "classes", "memory_mib",
+)  # fmt: skip
+# "auto" is of one machine, and replicas may have several.
+_DTYPES = Choice(("float32", "bfloat16"))
+# Flags of one server, and where Ray Serve has them.
+_ELSEWHERE = {
+  "host": "http_options of the config file, or serve start --http-host",
+  "port": "http_options of the config file, or serve start --http-port",
+  "timeout_keep_alive": "http_options of the config file, keep_alive_timeout_s",
+}
+_NOT_SHARED = (
+  "tasks cannot be changed here: replicas share them by state_dir, which was "
+  "not given."
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scaling:
+  """How many replicas there are, and what each gets of the cluster.
+
+  Raises:
+    ConfigError: for a number that its rule refuses.
+  """
+
+  num_replicas: int = option(
+    1, Number(1, 10_000, "replicas"), "replicas, where their number is fixed"
+  )
+  max_replicas: int = option(
+    0,
+    Number(0, 10_000, "replicas; 0: their number is fixed"),
+    "replicas under load, at most; it then changes, and num_replicas does not "
+    "count",
+  )
+  min_replicas: int = option(
+    1, Number(0, 10_000, "replicas"), "replicas without load, at least"
+  )
+  target_ongoing_requests: float = option(
+    8.0,
+    Number(0, 65_536, "requests", positive=True),
+    "requests at work in a replica, to which their number is fitted",
+  )
+  num_cpus: float = option(1.0, Number(0, 65_536, "CPUs"), "CPUs of a replica")
+  num_gpus: float = option(
+    0.0, Number(0, 1_024, "GPUs, or a share of one"), "GPUs of a replica"
+  )
+
+  def __post_init__(self) -> None:
+    options.require(self)
+    if self.max_replicas and self.min_replicas > self.max_replicas:
+      raise ConfigError(
+        f"min_replicas is {self.min_replicas}, expected at most max_replicas, "
+        f"{self.max_replicas}."
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class Deployed:
+  """What is deployed: the model, the server, and how it is scaled."""
+
+  model: PredictorConfig
+  server: ServerSettings
+  scaling: Scaling
+
+
+def application(arguments: dict[str, Any]) -> "serve.Application":
+  """Build the application of Ray Serve.
+
+  Args:
+    arguments: {name: value}; values may be texts, and lists texts with commas.
+
+  Raises:
+    ConfigError: for arguments that cannot be used.
+  """
+  what = with_whole_paths(deployed(arguments))
+
+  # A function of this function: Ray sends it to replicas by its value.
+  def build() -> "FastAPI":
+    return replica_app(what)
+
+  deployment = serve.deployment(name=NAME, **deployment_options(what))
+  return deployment(serve.ingress(build)(Replica)).bind()
+
+
+def arguments_table() -> dict[str, Option]:
+  """The arguments, and what declares each."""
+  model = options.table(PredictorConfig)
+  found = {name: model[name] for name in _MODEL}
+  found |= options.table(ServerSettings) | options.table(Scaling)
+  found["task"] = found.pop("tasks")
+  return {name: o for name, o in found.items() if name not in _ELSEWHERE}
+
+
+def deployed(arguments: Mapping[str, Any]) -> Deployed:
+  """What arguments describe.
+
+  Raises:
+    ConfigError: for values that a rule refuses.
+  """
+  table = arguments_table()
+  for name in arguments:
+    if name in _ELSEWHERE:
+      raise ConfigError(f"{name} is not of a replica: see {_ELSEWHERE[name]}.")
+    if name not in table:
+      raise ConfigError(options.unknown("the application", name, table))
+  if "backbone" not in arguments:
+    raise ConfigError("the argument backbone is missing, expected backbone=...")
+  values = dict(arguments)
+  for name in ("task", "batch_sizes"):
+    if isinstance(text := values.get(name), str):
+      values[name] = text.split(",")
+
+  def made(cls: Any, names: Mapping[str, str]) -> Any:
+    own = {f: values[name] for f, name in names.items() if name in values}
+    try:
+      return pydantic.TypeAdapter(cls).validate_python(own)
+    except pydantic.ValidationError as error:
+      first = error.errors(include_url=False)[0]
+      if not first["loc"]:  # of the dataclass itself
+        raise ConfigError(str(first["ctx"]["error"])) from None
+      name = names[str(first["loc"][0])]
+      raise ConfigError(
+        messages.refusal(name, values[name], table[name].expected)
+      ) from None
+
+  model = made(
+    PredictorConfig,
+    {name: "task" if name == "tasks" else name for name in _MODEL},
+  )
+  if not _DTYPES.accepts(model.dtype):
+    raise ConfigError(messages.refusal("dtype", model.dtype, _DTYPES.expected))
+  server, scaling = (
+    made(cls, {name: name for name in options.table(cls)})
+    for cls in (ServerSettings, Scaling)
+  )
+  return Deployed(model, server, scaling)
+
+
+def with_whole_paths(what: Deployed) -> Deployed:
+  """Make relative paths whole: replicas have another current directory."""
+
+  def whole(path: str | None) -> str | None:
+    return str(Path(path).absolute()) if path else path
+
+  model, server = what.model, what.server
+  source = model.backbone  # a short name and an address are no paths
+  if Path(source).exists():
+    source = str(Path(source).absolute())
+  return dataclasses.replace(
+    what,
+    model=dataclasses.replace(
+      model,
+      backbone=source,
+      tasks=tuple(str(Path(task).absolute()) for task in model.tasks),
+    ),
+    server=dataclasses.replace(
+      server,
+      token_file=whole(server.token_file),
+      task_root=whole(server.task_root),
+      state_dir=whole(server.state_dir),
+    ),
+  )
+
+
+def deployment_options(what: Deployed) -> dict[str, Any]:
+  """Options of Ray Serve; a config file can set each of them anew."""
+  scaling, server = what.scaling, what.server
+  found: dict[str, Any] = {
+    "max_ongoing_requests": server.max_connections,
+    "graceful_shutdown_timeout_s": server.grace,
+    "ray_actor_options": {
+      "num_cpus": scaling.num_cpus, "num_gpus": scaling.num_gpus,
+    },
+  }  # fmt: skip
+  if scaling.max_replicas:
+    found["autoscaling_config"] = {
+      "min_replicas": scaling.min_replicas,
+      "max_replicas": scaling.max_replicas,
+      "target_ongoing_requests": scaling.target_ongoing_requests,
+    }
+  else:
+    found["num_replicas"] = scaling.num_replicas
+  return found
+
+
+def replica_app(what: Deployed) -> "FastAPI":
+  """The application in a replica."""
+  # Large images are refused as such; Pillow warns from a lower limit on.
+  warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+  log_to_stderr()
+  compile_cache.enable()
+  app = apps.create_app(
+    predictors.Predictor(what.model, warm_up=False),
+    what.server,
+    refuse_changes="" if what.server.state_dir else _NOT_SHARED,
+  )
+  name = serve.get_replica_context().replica_id.unique_id
+  app.add_middleware(_ReplicaHeader, name=name)
+  return app
+
+
+class _ReplicaHeader:
+  """ASGI middleware: adds `x-replica: NAME` to all answers."""
+
+  def __init__(self, app: "ASGIApp", name: str) -> None:
+    self._app, self._header = app, (b"x-replica", name.encode())
+
+  async def __call__(
+    self, scope: "Scope", receive: "Receive", send: "Send"
+  ) -> None:
+    async def named(message: "Message") -> None:
+      if message["type"] == "http.response.start":
+        message["headers"] = [*message["headers"], self._header]
+      await send(message)
+
+    await self._app(scope, receive, named)
+
+
+class Replica:
+  """What Ray Serve asks of a replica, beside its requests."""
+
+  app: "FastAPI"  # of `serve.ingress`
+
+  async def check_health(self) -> None:
+    """Return once it is ready, so that no request comes before.
+
+    Raises:
+      TrainingError: where it failed; Ray Serve then starts another one.
+    """
+    service = self.app.state.service
+    await service.settled()
+    if service.problem:
+      raise TrainingError(service.problem)
