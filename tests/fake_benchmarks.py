@@ -6,9 +6,6 @@ import vtab_miniature
 from fake_studies import fingerprint
 
 from memory_vit import config as config_lib
-from memory_vit.benchmark import layout, runner, testing
-from memory_vit.benchmark.protocol import NAME_IN_RUNS, Benchmark
-from memory_vit.benchmark.tasks import choose
 from memory_vit.configs import vtab
 from memory_vit.run_result import (
   BackboneResult,
@@ -18,6 +15,9 @@ from memory_vit.run_result import (
 )
 from memory_vit.runtime import files
 from memory_vit.train import run, sweep
+from studies.vtab import layout, runner, testing
+from studies.vtab.protocol import NAME_IN_RUNS, Benchmark
+from studies.vtab.tasks import choose
 
 RATES = (0.01, 0.1, 1.0)
 

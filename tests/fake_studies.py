@@ -16,11 +16,11 @@ from memory_vit.run_result import (
   TrialResult,
 )
 from memory_vit.runtime import files
-from memory_vit.study import plan, report
-from memory_vit.study.record import read_record, read_trials
-from memory_vit.study.section import Section
-from memory_vit.study.trials import diverged_trials
 from memory_vit.train import sweep
+from studies.paper import plan, report
+from studies.paper.record import read_record, read_trials
+from studies.paper.section import Section
+from studies.paper.trials import diverged_trials
 
 
 def small_study(backbone_file) -> Config:

@@ -22,10 +22,8 @@ from memory_vit.commands import (
   evaluate,
   inspect,
   option_help,
-  paper,
   predict,
   train,
-  vtab,
 )
 from memory_vit.config import OPTIONS, Config, from_dict, to_dict
 from memory_vit.errors import BackboneError, ConfigError, TrainingError
@@ -43,6 +41,8 @@ from memory_vit.runtime.rules import (
 from memory_vit.train import config_changes
 from memory_vit.train import run as training_run
 from memory_vit.train.checkpoints import Checkpoints
+from studies.paper import __main__ as paper
+from studies.vtab import __main__ as vtab
 
 CONFIG = f"--config={ROOT / 'configs' / 'digits.py'}"
 SLOW = pytest.mark.slow
@@ -565,6 +565,8 @@ def test_closed_streams_stop_nothing(small):
 MOVED = """
 import os, pathlib, sys
 from memory_vit.train.checkpoints import Checkpoints
+from studies.paper import __main__ as paper
+from studies.vtab import __main__ as vtab
 save = Checkpoints.save
 def moved(self, step, *args):
   if step == 20:

@@ -19,9 +19,9 @@ from memory_vit import config as config_lib
 from memory_vit.commands import command_line
 from memory_vit.data import batching, datasets, sources
 from memory_vit.errors import ConfigError
-from memory_vit.study import paper_numbers, runs
 from memory_vit.train import resolve, run, sweep
 from memory_vit.train.optim import warmup_steps
+from studies.paper import paper_numbers, runs
 
 # Configuration -> TFDS name, classes, and labels of the splits as published.
 PUBLISHED = {

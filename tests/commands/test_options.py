@@ -44,8 +44,6 @@ from memory_vit.evaluation import evaluate
 from memory_vit.frozen import compute
 from memory_vit.model import trees, vit_config
 from memory_vit.runtime import sharding
-from memory_vit.study import plan
-from memory_vit.study.runs import possible_parts
 from memory_vit.tasks import split_forward
 from memory_vit.train import (
   loop,
@@ -61,6 +59,8 @@ from memory_vit.train import (
 )
 from memory_vit.train.run_context import RunContext
 from memory_vit.train.step import Step
+from studies.paper import plan
+from studies.paper.runs import possible_parts
 
 SEEN = {
   "refused": "the message of a run that is not possible; then nothing else",

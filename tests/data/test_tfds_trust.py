@@ -21,8 +21,8 @@ from memory_vit.commands import console
 from memory_vit.config import PretrainConfig
 from memory_vit.data import audit_report, datasets, tfds_trust
 from memory_vit.errors import DataError
-from memory_vit.study import execute, forecast
 from memory_vit.train import run, upstream
+from studies.paper import execute, forecast
 
 EVIL = "bundle.evil.Evil"
 # One that TFDS imports, but that is none of its features.

@@ -52,7 +52,7 @@ def test_the_blocks_are_found():
   assert len(python) >= 14
   assert len(commands) >= 50
   assert {name for name, _ in commands} >= {
-    "train", "paper", "vtab", "evaluate", "predict", "inspect", "check_data",
+    "train", "evaluate", "predict", "inspect", "check_data",
     "convert", "export", "embed", "serve", "attention",
   }  # fmt: skip
   assert all(blocks_of(page) for page in CONFIGS)

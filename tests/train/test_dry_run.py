@@ -9,8 +9,8 @@ from conftest import ROOT
 from memory_vit import config as config_lib
 from memory_vit.commands import train
 from memory_vit.errors import ConfigError, DataError
-from memory_vit.study import forecast
 from memory_vit.train import dry_run, run
+from studies.paper import forecast
 
 # A row: keys and values of two blocks, 17 tokens of width 32, in float32.
 ROW = 2 * 2 * 17 * 32 * 4

@@ -15,11 +15,6 @@ import pytest
 from conftest import one_device, tiny_backbone
 
 import memory_vit as mv
-from memory_vit.benchmark import protocol
-from memory_vit.benchmark import runner as benchmark_runner
-from memory_vit.benchmark.layout import TaskData
-from memory_vit.benchmark.protocol import Benchmark
-from memory_vit.benchmark.tasks import TASKS
 from memory_vit.config import (
   Config,
   DataConfig,
@@ -29,12 +24,17 @@ from memory_vit.config import (
 )
 from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.runtime.preemption import PREEMPTED, STOPPED, Interrupted
-from memory_vit.study import runner as study_runner
-from memory_vit.study import runs
 from memory_vit.train import loop, requirements, run, wandb_run
 from memory_vit.train.step import TrainState
 from memory_vit.train.sweep import Trial
 from memory_vit.train.wandb_run import WandbRun
+from studies.paper import runner as study_runner
+from studies.paper import runs
+from studies.vtab import protocol
+from studies.vtab import runner as benchmark_runner
+from studies.vtab.layout import TaskData
+from studies.vtab.protocol import Benchmark
+from studies.vtab.tasks import TASKS
 
 CONFIG = Config(
   backbone="https://user:pass%40word@example.org/vit.npz?token=secret",
