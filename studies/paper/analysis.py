@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from memory_vit.config import Config
-from memory_vit.model.regimes import get_regime
-from memory_vit.model.vit_config import ViTConfig
-from studies.paper import costs, paper_numbers, runs
+import memory_vit as mv
+from memory_vit.model import get_regime
+from studies.paper import costs, paper_numbers
 from studies.paper.section import (
   Row,
   Section,
@@ -23,22 +22,23 @@ from studies.paper.section import (
   rate_columns,
 )
 from studies.paper.selection import choose, select
+from studies.paper.study import Study
 from studies.paper.trials import StudyTrial
 
 
-def table2(config: Config, trials: Sequence[StudyTrial]) -> Section:
+def table2(study: Study, trials: Sequence[StudyTrial]) -> Section:
   """Every regime at its best learning rate."""
   rows = [
-    _row(config, trials, regime, cells)
-    for regime in runs.regimes_of(config, "table2")
-    for cells in _cells_of(config, regime)
+    _row(study, trials, regime, cells)
+    for regime in study.regimes_of("table2")
+    for cells in _cells_of(study, regime)
   ]
-  if paper := paper_numbers.table2(config):
+  if paper := paper_numbers.table2(study):
     for row in rows:
       is_memory = row["regime"] == "memory"
       row["paper"] = paper.get(row["cells"] if is_memory else row["regime"])
-  masked = ("memory_masked", config.task.cells)
-  memory = ("memory", config.task.cells)
+  masked = ("memory_masked", study.task.cells)
+  memory = ("memory", study.task.cells)
   pairs = (
     (masked, ("cls_masked", 0)),
     (("cls_masked", 0), ("head", 0)),
@@ -49,21 +49,21 @@ def table2(config: Config, trials: Sequence[StudyTrial]) -> Section:
     (memory, ("full", 0)),
   )
   return Section(
-    title=f"Regimes on {config.data.name} (the paper's Table 2)",
+    title=f"Regimes on {study.data.name} (the paper's Table 2)",
     rows=rows,
-    comparisons=compare_settings(config, trials, pairs),
+    comparisons=compare_settings(study, trials, pairs),
   )
 
 
-def placement(config: Config, trials: Sequence[StudyTrial]) -> Section:
+def placement(study: Study, trials: Sequence[StudyTrial]) -> Section:
   """Memory of every layer, which is dropped, against memory that goes on."""
-  count = config.task.cells
-  regimes = runs.regimes_of(config, "placement")
+  count = study.task.cells
+  regimes = study.regimes_of("placement")
   pairs = [(("memory", count), (regime, count)) for regime in regimes[1:]]
   return Section(
     title="Where memory enters, and how far it goes",
-    rows=[_row(config, trials, regime, count) for regime in regimes],
-    comparisons=compare_settings(config, trials, pairs),
+    rows=[_row(study, trials, regime, count) for regime in regimes],
+    comparisons=compare_settings(study, trials, pairs),
     notes=(
       "Of `memory` each layer has its own, which is dropped after attention. "
       "`memory_propagated` enters before the first layer and goes on through "
@@ -73,19 +73,19 @@ def placement(config: Config, trials: Sequence[StudyTrial]) -> Section:
   )
 
 
-def sensitivity(config: Config, trials: Sequence[StudyTrial]) -> Section:
+def sensitivity(study: Study, trials: Sequence[StudyTrial]) -> Section:
   """Accuracy over learning rate."""
   lines: dict[str, list[tuple[float, float, float, float]]] = {}
   rows, ranges = [], []
-  for regime in runs.regimes_of(config, "sensitivity"):
-    cells = config.task.cells if get_regime(regime).has_memory else 0
-    some = on_first_data(config, trials, (regime, cells))
-    seed = runs.search_seed(config, regime)
+  for regime in study.regimes_of("sensitivity"):
+    cells = study.task.cells if get_regime(regime).has_memory else 0
+    some = on_first_data(study, trials, (regime, cells))
+    seed = study.search_seed(regime)
     if seed is not None:  # further seeds know one rate alone
       some = [trial for trial in some if trial.seed == seed]
     line = lines.setdefault(label(regime, cells), [])
     mine = []
-    for rate in sorted(config.study.learning_rates):
+    for rate in sorted(study.learning_rates):
       seeds = [t for t in some if t.learning_rate == rate]
       tests = [t.test for t in seeds if t.test is not None]
       mine.append(_rate_row(regime, cells, rate, len(seeds), tests))
@@ -107,7 +107,7 @@ def sensitivity(config: Config, trials: Sequence[StudyTrial]) -> Section:
   )
 
 
-def cells(config: Config, trials: Sequence[StudyTrial]) -> Section:
+def cells(study: Study, trials: Sequence[StudyTrial]) -> Section:
   """Accuracy over cells, with and without mask and memory."""
   kinds = {
     "memory_masked": ("mask", "memory"),
@@ -115,22 +115,22 @@ def cells(config: Config, trials: Sequence[StudyTrial]) -> Section:
     "memory": ("full attention", "memory"),
     "head_cls": ("full attention", "no memory"),
   }
-  regimes = runs.regimes_of(config, "cells")
+  regimes = study.regimes_of("cells")
   rows: list[Row] = []
   lines: dict[str, list[tuple[float, float, float, float]]] = {}
   for regime in (regime for regime in kinds if regime in regimes):
     attention, kind = kinds[regime]
     line = lines.setdefault(f"{attention}, {kind}", [])
-    for count in sorted(_cells_of(config, regime)):
-      row = _row(config, trials, regime, count)
+    for count in sorted(_cells_of(study, regime)):
+      row = _row(study, trials, regime, count)
       rows.append({"attention": attention, **row})
-      if rate := best_rate(config, trials, (regime, count)):
+      if rate := best_rate(study, trials, (regime, count)):
         # Without memory there is one number, whatever the cells are.
-        for x in (count,) if count else sorted(config.study.cells):
+        for x in (count,) if count else sorted(study.cells):
           line.append((x, *_mean_and_range(rate.tests)))
-  masked = ("memory_masked", config.task.cells)
-  memory = ("memory", config.task.cells)
-  fewest, most = min(config.study.cells), max(config.study.cells)
+  masked = ("memory_masked", study.task.cells)
+  memory = ("memory", study.task.cells)
+  fewest, most = min(study.cells), max(study.cells)
   pairs: list[tuple[Setting, Setting]] = [
     (memory, ("head_cls", 0)),
     (masked, ("cls_masked", 0)),
@@ -141,25 +141,25 @@ def cells(config: Config, trials: Sequence[StudyTrial]) -> Section:
   return Section(
     title="Cells, with and without a mask",
     rows=rows,
-    comparisons=compare_settings(config, trials, pairs),
+    comparisons=compare_settings(study, trials, pairs),
     lines=lines,
     xlabel="cells",
   )
 
 
 def adapters(
-  config: Config, trials: Sequence[StudyTrial], vit: ViTConfig
+  study: Study, trials: Sequence[StudyTrial], vit: mv.ViTConfig
 ) -> Section:
   """Memory beside bottleneck adapters."""
-  count, r = config.task.cells, config.task.bottleneck
+  count, r = study.task.cells, study.task.bottleneck
   rows = []
-  for regime in runs.regimes_of(config, "adapters"):
+  for regime in study.regimes_of("adapters"):
     m = 0 if regime == "adapter" else count
-    rate = best_rate(config, trials, (regime, m))
+    rate = best_rate(study, trials, (regime, m))
     accuracy, parameters = paper_numbers.ADAPTERS[regime]
     rows.append(
       {
-        **_row(config, trials, regime, m),
+        **_row(study, trials, regime, m),
         "parameters": rate and rate.parameters,
         "without head": costs.parameters(vit, regime, m, r),
         "paper, i-Naturalist": accuracy,
@@ -174,7 +174,7 @@ def adapters(
   return Section(
     title=f"Adapters of bottleneck {r}, and memory of {count} cells",
     rows=rows,
-    comparisons=compare_settings(config, trials, pairs),
+    comparisons=compare_settings(study, trials, pairs),
     notes=(
       "`parameters` are all that are trained, the head among them.",
       "The paper counts 3072 * 5 * 4 * 12 = 737 K parameters of adapters: four "
@@ -187,16 +187,16 @@ def adapters(
   )
 
 
-def extension(config: Config, trials: Sequence[StudyTrial]) -> Section:
+def extension(study: Study, trials: Sequence[StudyTrial]) -> Section:
   """A task alone, as in a concatenation, and one that attends to the first."""
-  regime, m = "memory_masked", config.task.cells
-  first, other, *_ = runs.data_sets(config)
+  regime, m = "memory_masked", study.task.cells
+  first, other, *_ = study.data_sets
   some = {"regime": regime, "data": other, "cells": m}
   alone = choose(select(trials, **some))
   reading = choose(select(trials, **some, reads=True))
   rows = [
     {"model": model, "task": other, "attends to": parent,
-     **rate_columns(config, regime, rate)}
+     **rate_columns(study, regime, rate)}
     for model, parent, rate in (
       ("concatenation", None, alone), ("extension", first, reading),
     )
@@ -214,14 +214,14 @@ def extension(config: Config, trials: Sequence[StudyTrial]) -> Section:
 
 
 def _row(
-  config: Config, trials: Sequence[StudyTrial], regime: str, cells: int
+  study: Study, trials: Sequence[StudyTrial], regime: str, cells: int
 ) -> Row:
   """A regime at its best learning rate."""
-  rate = best_rate(config, trials, (regime, cells))
+  rate = best_rate(study, trials, (regime, cells))
   return {
     "regime": regime,
     "cells": cells or None,
-    **rate_columns(config, regime, rate),
+    **rate_columns(study, regime, rate),
   }
 
 
@@ -255,9 +255,9 @@ def _range_row(regime: str, cells: int, rows: Sequence[Row]) -> Row:
   }
 
 
-def _cells_of(config: Config, regime: str) -> tuple[int, ...]:
+def _cells_of(study: Study, regime: str) -> tuple[int, ...]:
   """Numbers of cells of a regime that is learned with all; 0 without memory."""
-  return config.study.cells if get_regime(regime).has_memory else (0,)
+  return study.cells if get_regime(regime).has_memory else (0,)
 
 
 def _mean_and_range(values: Sequence[float]) -> tuple[float, float, float]:

@@ -7,36 +7,14 @@ Letters as in `vit_config`, m cells, r the bottleneck, or the width of a side
 stream.
 """
 
-from __future__ import annotations
-
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from etils import epy
-
-from memory_vit.model.regimes import (
-  NO_SIDE,
-  PROBE_QUERIES,
-  SideKind,
-  get_regime,
-)
-from memory_vit.model.vit_config import ViTConfig, vit_config
-from studies.paper.record import StudyRecord
-from studies.paper.runs import regimes_of
+import memory_vit as mv
+from memory_vit.model import NO_SIDE, PROBE_QUERIES, SideKind, get_regime
 from studies.paper.section import Row, Section
-
-with epy.lazy_imports():  # to measure; formulas and tables do without
-  import jax
-  import jax.numpy as jnp
-
-  from memory_vit.model import backbone, probe, task, trees, vit
-  from memory_vit.tasks import split_forward
-
-if TYPE_CHECKING:
-  from memory_vit.model.task import TaskSpec
-  from memory_vit.model.vit import MemoryViT
+from studies.paper.study import Study
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,81 +31,19 @@ class Cost:
   flops_xla: float | None  # as compiled; None where the backend does not say
 
 
-def key(record: StudyRecord) -> dict[str, Any]:
-  """Everything that the costs of a study depend on."""
+def key(study: Study, vit: mv.ViTConfig, hardware: str) -> dict[str, Any]:
+  """Everything that the measured costs of a study depend on."""
   return {
-    "regimes": regimes_of(record.config, "costs"),
-    "backbone": dataclasses.asdict(record.backbone),
-    "cells": record.config.task.cells,
-    "bottleneck": record.config.task.bottleneck,
-    "hardware": record.hardware,
+    "regimes": study.regimes_of("costs"),
+    "backbone": dataclasses.asdict(vit),
+    "cells": study.task.cells,
+    "bottleneck": study.task.bottleneck,
+    "hardware": hardware,
   }
 
 
-def measure(record: StudyRecord) -> list[dict[str, Any]]:
-  """Costs of all regimes of a study, as `costs.json` keeps them."""
-  options = record.config.task
-  return [
-    dataclasses.asdict(
-      cost_of(
-        record.backbone,
-        name,
-        options.cells,
-        options.bottleneck,
-        options.side,
-      )
-    )
-    for name in regimes_of(record.config, "costs")
-  ]
-
-
-def cost_of(
-  config: ViTConfig,
-  regime: str,
-  cells: int,
-  bottleneck: int,
-  side: SideKind = NO_SIDE,
-) -> Cost:
-  """Compute the cost of a regime; compile its forward pass.
-
-  `cells`, `bottleneck` and `side` count where the regime has memory, adapters,
-  or a side stream.
-  """
-  config = split_forward.headless(config)
-  kind = get_regime(regime)
-  cells = cells if kind.has_memory else 0
-  bottleneck = bottleneck if kind.has_bottleneck else 0
-  spec = task.TaskSpec(
-    name="task",
-    num_classes=1,
-    cells=cells,
-    regime=regime,
-    bottleneck=bottleneck,
-    side_width=side.width if kind.has_side else 0,
-    side_mixing=side.mixing if kind.has_side else "",
-    backbone=backbone.Backbone(config, {}, "").id,
-    evaluation=task.EvalPreprocessing(image_size=config.image_size),
-  )
-  shapes = spec.expected_shapes(
-    config.width, config.depth, config.summary_tokens
-  )
-  shapes.pop("head")
-  counted = trees.count(shapes)
-  if kind.holds_backbone:
-    counted += trees.count(backbone.backbone_shapes(config))
-  each, once = flops(config, regime, cells, bottleneck, side)
-  return Cost(
-    regime=regime,
-    parameters=parameters(config, regime, cells, bottleneck, side),
-    parameters_counted=counted,
-    flops=each + once,
-    flops_once=once,
-    flops_xla=_compiled_flops(config, spec, shapes),
-  )
-
-
 def parameters(
-  config: ViTConfig,
+  config: mv.ViTConfig,
   regime: str,
   cells: int,
   bottleneck: int,
@@ -157,7 +73,7 @@ def parameters(
   return sum(each[part] for part in kind.trained)
 
 
-def backbone_parameters(config: ViTConfig) -> int:
+def backbone_parameters(config: mv.ViTConfig) -> int:
   """Number of parameters of a ViT below its head, by formula."""
   d, mlp = config.width, config.mlp_dim
   attention = 4 * (d * d + d)
@@ -168,7 +84,7 @@ def backbone_parameters(config: ViTConfig) -> int:
 
 
 def flops(
-  config: ViTConfig,
+  config: mv.ViTConfig,
   regime: str,
   cells: int,
   bottleneck: int,
@@ -199,7 +115,7 @@ def flops(
   return plain + l * 2 * (2 * 2 * tokens * d * bottleneck), 0
 
 
-def _block(config: ViTConfig, queries: int, keys: int) -> int:
+def _block(config: mv.ViTConfig, queries: int, keys: int) -> int:
   """FLOPs of a block of `queries` query tokens over `keys` key tokens."""
   d = config.width
   projections = 4 * (2 * queries * d * d)
@@ -207,7 +123,7 @@ def _block(config: ViTConfig, queries: int, keys: int) -> int:
   return projections + attention + 2 * (2 * queries * d * config.mlp_dim)
 
 
-def _side(config: ViTConfig, side: SideKind) -> int:
+def _side(config: mv.ViTConfig, side: SideKind) -> int:
   """FLOPs of a side stream in a layer, and of its reading by one token."""
   tokens, d, r = config.num_patches + 1, config.width, side.width
   down, up = 2 * tokens * 2 * d * r, 2 * 2 * d * r
@@ -216,36 +132,9 @@ def _side(config: ViTConfig, side: SideKind) -> int:
   return down + up + scores_values + mixing * (side.mixing == "conv")
 
 
-def _compiled_flops(
-  config: ViTConfig, spec: TaskSpec, params: dict[str, Any]
-) -> float | None:
-  """FLOPs of the compiled forward pass of one image, up to the class token."""
-  image = jax.ShapeDtypeStruct(
-    (1, config.image_size, config.image_size, 3), jnp.float32
-  )
-
-  def forward(
-    module: MemoryViT, image: jax.Array, params: dict[str, Any]
-  ) -> Any:
-    kind = spec.learned
-    if kind.has_probe:
-      summary = module.backbone.summarize(image)
-      return probe.probe_features(params["probe"], summary)
-    if kind.on_features:
-      return module.encode(image)[0]
-    if not kind.composes:
-      return module.backbone.fine_tuned(image, params, spec)
-    outputs, context = module.encode(image)
-    return outputs, module.task_features([params], (spec,), context)
-
-  program = functools.partial(vit.MemoryViT(config).apply, method=forward)
-  variables = {"params": {"backbone": backbone.backbone_shapes(config)}}
-  lowered = jax.jit(program).lower(variables, image, params)
-  analysis = lowered.compile().cost_analysis() or {}
-  return analysis.get("flops")
-
-
-def section(config: ViTConfig, found: Sequence[Mapping[str, Any]]) -> Section:
+def section(
+  config: mv.ViTConfig, found: Sequence[Mapping[str, Any]]
+) -> Section:
   """Parameters and operations by formula, and those that `measure` found."""
   plain, _ = flops(config, "head", 0, 0)
   rows = [
@@ -282,17 +171,17 @@ def section(config: ViTConfig, found: Sequence[Mapping[str, Any]]) -> Section:
 
 def _beside_table5() -> list[Row]:
   """The numbers of the paper's Table 5, and those of our formulas."""
-  cells, b32 = 5, vit_config("B/32")
+  cells, b32 = 5, mv.vit_config("B/32")
   full = backbone_parameters(b32)
   blocks = full - backbone_parameters(dataclasses.replace(b32, depth=0))
   masked, once = flops(b32, "memory_masked", cells, 0)
 
-  def attention(config: ViTConfig) -> int:
+  def attention(config: mv.ViTConfig) -> int:
     with_memory, _ = flops(config, "memory", cells, 0)
     return with_memory - flops(config, "memory", 0, 0)[0]
 
-  sizes = {"": b32, " on an L/32": vit_config("L/32"),
-           " at 384 px": vit_config("B/32", image_size=384)}  # fmt: skip
+  sizes = {"": b32, " on an L/32": mv.vit_config("L/32"),
+           " at 384 px": mv.vit_config("B/32", image_size=384)}  # fmt: skip
   numbers = [
     ("parameters of full", full, "M", "80 M"),
     ("of these in the 12 blocks", blocks, "M", None),

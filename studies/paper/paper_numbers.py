@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-from memory_vit.config import Config
-from studies.paper.runs import slug
+from studies.paper.study import Study, slug
 
 # Table 2, ViT-B/32; of memory by cells.
 _TABLE2: Mapping[str, Mapping[str | int, float]] = {
@@ -40,13 +39,13 @@ ADAPTERS = {
 }
 
 
-def table2(config: Config) -> Mapping[str | int, float]:
+def table2(study: Study) -> Mapping[str | int, float]:
   """Row of the paper's Table 2; empty for data that is not in it.
 
   Returns:
     {regime without memory, or cells of the regime `memory`: accuracy}.
   """
-  for name in (config.task.name, config.data.name):
+  for name in (study.task.name, study.data.name):
     found = _NAMES.get(slug(name.split(":")[0]))
     if found:
       return _TABLE2[found]

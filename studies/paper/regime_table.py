@@ -9,16 +9,20 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from memory_vit.config import Config
-from memory_vit.errors import ConfigError
-from memory_vit.evaluation.hits import Hits, read_hits
-from memory_vit.evaluation.pairing import PairedDifference, paired_difference
-from memory_vit.model.regimes import get_regime
-from memory_vit.model.vit_config import ViTConfig
-from studies.paper import costs, runs
+import memory_vit as mv
+from memory_vit.evaluation import (
+  Hits,
+  PairedDifference,
+  paired_difference,
+  read_hits,
+)
+from memory_vit.model import get_regime
+from studies.paper import costs
 from studies.paper.section import Row, Section, label, rate_columns
 from studies.paper.selection import BestRate, choose, select
-from studies.paper.trials import StudyTrial, directory_of
+from studies.paper.study import Study
+from studies.paper.trials import StudyTrial
+from studies.record import directory_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,24 +42,24 @@ _BASELINE = _Setting("cls_masked")
 
 
 def section(
-  config: Config,
+  study: Study,
   trials: Sequence[StudyTrial],
   workdir: Path,
-  vit: ViTConfig,
+  vit: mv.ViTConfig,
 ) -> Section:
   """Make the section from the finished runs of a study.
 
   Raises:
-    ConfigError: for runs that were not tested on the same images.
+    MemoryVitError: for runs that were not tested on the same images.
   """
-  study = _Study(config, trials, _read_hits(trials, workdir))
-  settings = _settings(config, vit)
+  table = _Table(study, trials, _read_hits(trials, workdir))
+  settings = _settings(study, vit)
   return Section(
-    title=f"All regimes on {config.data.name}, against {_BASELINE.label}",
-    rows=[study.row(setting, vit) for setting in settings],
+    title=f"All regimes on {study.data.name}, against {_BASELINE.label}",
+    rows=[table.row(setting, vit) for setting in settings],
     comparisons=[
-      study.comparison(one, other)
-      for one, other in _pairs(config, settings)
+      table.comparison(one, other)
+      for one, other in _pairs(study, settings)
       if one in settings and other in settings
     ],
     notes=(
@@ -71,21 +75,21 @@ def section(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Study:
+class _Table:
   """What the rows are made of; `hits` are {run: {trial: hits}}."""
 
-  config: Config
+  study: Study
   trials: Sequence[StudyTrial]
   hits: Mapping[str, Mapping[str, Hits]]
 
-  def row(self, setting: _Setting, vit: ViTConfig) -> Row:
+  def row(self, setting: _Setting, vit: mv.ViTConfig) -> Row:
     """A regime at its best rate, and its difference from the baseline."""
     pair = None if setting == _BASELINE else self.pair(setting, _BASELINE)
     return {
       "regime": setting.regime,
       "cells": setting.cells or None,
-      "without head": _parameters(self.config, vit, setting),
-      **rate_columns(self.config, setting.regime, self.best_rate(setting)),
+      "without head": _parameters(self.study, vit, setting),
+      **rate_columns(self.study, setting.regime, self.best_rate(setting)),
       **_columns(pair),
     }
 
@@ -100,8 +104,7 @@ class _Study:
   def pair(self, one: _Setting, other: _Setting) -> PairedDifference | None:
     """Compare two settings over the seeds of both, each at its best rate.
 
-    None where there is no such seed, as in runs of an earlier version, which
-    kept no hits.
+    None where there is no such seed.
     """
     first, second = self.best_hits(one), self.best_hits(other)
     seeds = [seed for seed in first if seed in second]
@@ -110,7 +113,7 @@ class _Study:
         [first[seed] for seed in seeds], [second[seed] for seed in seeds]
       )
     except ValueError as error:
-      raise ConfigError(
+      raise mv.MemoryVitError(
         f"{one.label} and {other.label} were tested on other images "
         f"({error}). Move the runs of one of them away to make them again."
       ) from error
@@ -118,11 +121,11 @@ class _Study:
   def trials_of(self, setting: _Setting) -> list[StudyTrial]:
     """Trials of a setting, on the first data set."""
     values = dataclasses.asdict(setting)
-    return select(self.trials, data=self.config.data.name, **values)
+    return select(self.trials, data=self.study.data.name, **values)
 
   def best_rate(self, setting: _Setting) -> BestRate | None:
     """The rate of a setting, chosen on validation."""
-    seed = runs.search_seed(self.config, setting.regime)
+    seed = self.study.search_seed(setting.regime)
     return choose(self.trials_of(setting), seed)
 
   def best_hits(self, setting: _Setting) -> dict[int, Hits]:
@@ -141,33 +144,33 @@ class _Study:
 def _read_hits(
   trials: Sequence[StudyTrial], workdir: Path
 ) -> dict[str, Mapping[str, Hits]]:
-  """Read the hits of all runs; of an earlier version there are none."""
+  """Read the hits of all runs."""
   names = dict.fromkeys(trial.run for trial in trials)
   return {name: read_hits(directory_of(workdir, name)) or {} for name in names}
 
 
-def _settings(config: Config, vit: ViTConfig) -> list[_Setting]:
+def _settings(study: Study, vit: mv.ViTConfig) -> list[_Setting]:
   """What is compared, by the number of parameters."""
   found: list[_Setting] = []
-  for regime in runs.regimes_of(config, "regimes"):
+  for regime in study.regimes_of("regimes"):
     kind = get_regime(regime)
     counts: tuple[int, ...] = (0,)
     if kind.has_memory:
       every = kind.shares_pass
-      counts = config.study.cells if every else (config.task.cells,)
+      counts = study.cells if every else (study.task.cells,)
     found += [_Setting(regime, count) for count in counts]
-  return sorted(found, key=lambda setting: _parameters(config, vit, setting))
+  return sorted(found, key=lambda setting: _parameters(study, vit, setting))
 
 
 def _pairs(
-  config: Config, settings: Sequence[_Setting]
+  study: Study, settings: Sequence[_Setting]
 ) -> list[tuple[_Setting, _Setting]]:
   """What is compared beside the baseline.
 
   Parts alone and together, what reads frozen features alone, other
   numbers of cells of the same, and memory with and without the mask.
   """
-  count = config.task.cells
+  count = study.task.cells
   masked, norms = _Setting("memory_masked", count), _Setting("norms_masked")
   layers, both = _Setting("layers_masked"), _Setting("norms_layers_masked")
   memory = _Setting("memory", count)
@@ -181,9 +184,9 @@ def _pairs(
   return pairs
 
 
-def _parameters(config: Config, vit: ViTConfig, setting: _Setting) -> int:
+def _parameters(study: Study, vit: mv.ViTConfig, setting: _Setting) -> int:
   """Number of trained parameters beside the head."""
-  task = config.task
+  task = study.task
   return costs.parameters(
     vit, setting.regime, setting.cells, task.bottleneck, task.side
   )

@@ -1,15 +1,13 @@
 """Report of a study: a pure function of its directory, made without jax."""
 
 import dataclasses
-import json
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from memory_vit import plots
-from memory_vit.config import OPTIONS, Config, to_dict
-from memory_vit.runtime import files
+from memory_vit.config import OPTIONS, to_dict
 from studies.paper import (
   analysis,
   costs,
@@ -17,15 +15,18 @@ from studies.paper import (
   plan,
   regime_table,
 )
-from studies.paper.record import (
-  StudyRecord,
+from studies.paper.section import Row, Section
+from studies.paper.study import Study
+from studies.paper.trials import StudyTrial, Trials
+from studies.record import (
+  Record,
+  markdown_table,
   read_measured,
   read_record,
-  read_trials,
+  read_results,
+  write_json,
+  write_text,
 )
-from studies.paper.runs import possible_parts
-from studies.paper.section import Row, Section
-from studies.paper.trials import StudyTrial, Trials
 
 # Columns that hold a share, shown in per cent; and in points, with a sign.
 _SHARES = ("validation", "test", "lowest test", "highest test", "paper",
@@ -55,80 +56,106 @@ _COLUMNS = (
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Content:
+  """What a report is made of.
+
+  Attributes:
+    record: see `Record`.
+    study: that was run.
+    trials: of its finished runs.
+    workdir: in which everything lies.
+  """
+
+  record: Record
+  study: Study
+  trials: Trials
+  workdir: Path
+
+
+def read_content(workdir: Path) -> Content:
+  """Read what a study has left.
+
+  Raises:
+    MemoryVitError: for files that are missing or damaged.
+  """
+  record = read_record(workdir)
+  study = Study.of(record.config, record.options)
+  results = read_results(record, workdir)
+  trials = plan.known_trials(study, study.parts(), results, workdir)
+  return Content(record, study, trials, workdir)
+
+
 def write_report(workdir: Path) -> None:
   """Write report.md, report.json and plots, from the files of a study.
 
   Raises:
-    ConfigError: where these are missing or damaged.
-    TrainingError: where the report cannot be written.
+    MemoryVitError: for files that are missing or damaged, and where the report
+      cannot be written.
   """
-  record = read_record(workdir)
-  trials = read_trials(record, workdir)
-  found = sections(record, trials, workdir)
-  shown = plan.plan(record.config, list(found), trials)
+  content = read_content(workdir)
+  study, trials, found = content.study, content.trials, sections(content)
+  planned = plan.plan(study, list(found), trials)
   numbers = {
-    "command": record.command,
-    "hardware": record.hardware,
-    "config": to_dict(record.config),
+    "command": content.record.command,
+    "hardware": content.record.hardware,
+    "config": {**to_dict(study.config), "study": study.options},
     "parts": {part: dataclasses.asdict(s) for part, s in found.items()},
     "points": [
-      dataclasses.asdict(trial) for run in shown for trial in trials[run.name]
+      dataclasses.asdict(trial) for run in planned for trial in trials[run.name]
     ],
   }
   for part, section in found.items():
     if section.lines:
       _plot(workdir / f"{part}.png", section)
-  _write(workdir / "report.json", json.dumps(numbers, indent=2) + "\n")
-  _write(workdir / "report.md", markdown(record, found))
+  write_json(workdir / "report.json", numbers)
+  write_text(workdir / "report.md", markdown(content, found))
 
 
-def sections(
-  record: StudyRecord, trials: Trials, workdir: Path
-) -> dict[str, Section]:
+def sections(content: Content) -> dict[str, Section]:
   """Sections of all parts for which everything has been measured."""
-  found = {}
-  for part in possible_parts(record.config):
-    runs = plan.runs_of(record.config, part, trials)
+  study, trials, found = content.study, content.trials, {}
+  for part in study.parts():
+    runs = plan.runs_of(study, part, trials)
     if all(run.name in trials for run in runs):
       mine = [trial for run in runs for trial in trials[run.name]]
-      if section := _section(record, part, mine, workdir):
+      if section := _section(content, part, mine):
         found[part] = section
   return found
 
 
-def markdown(record: StudyRecord, found: Mapping[str, Section]) -> str:
+def markdown(content: Content, found: Mapping[str, Section]) -> str:
   """The report for people."""
   lines = [
-    f"# The paper's study on {record.config.data.name}",
+    f"# The paper's study on {content.study.data.name}",
     "",
     "```",
-    record.command,
+    content.record.command,
     "```",
     "",
-    record.hardware,
+    content.record.hardware,
     "",
     "What differs from the defaults of `memory_vit/config.py`:",
     "",
-    *(f"- `{key} = {value!r}`" for key, value in _changed(record.config)),
+    *(f"- `{key} = {value!r}`" for key, value in _changed(content.study)),
     "",
     _COLUMNS,
   ]
   for part, section in found.items():
     lines += ["", f"## {section.title}"]
     for rows in (section.rows, section.comparisons):
-      lines += ["", markdown_table(rows)] if rows else []
+      lines += ["", table(rows)] if rows else []
     lines += [text for note in section.notes for text in ("", note)]
     if section.lines:
       lines += ["", f"![{section.title}]({part}.png)"]
   return "\n".join(lines) + "\n"
 
 
-def markdown_table(rows: Sequence[Row]) -> str:
-  """Rows with the same keys as a table."""
-  header = list(rows[0])
-  lines = [header, ["---"] * len(header)]
-  lines += [[shown(key, row[key]) for key in header] for row in rows]
-  return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def table(rows: Sequence[Row]) -> str:
+  """Rows with the same keys as a table, each value as its column shows it."""
+  return markdown_table(
+    [{key: shown(key, value) for key, value in row.items()} for row in rows]
+  )
 
 
 def shown(key: str, value: Any) -> str:
@@ -153,26 +180,27 @@ def shown(key: str, value: Any) -> str:
 
 
 def _section(
-  record: StudyRecord, part: str, trials: Sequence[StudyTrial], workdir: Path
+  content: Content, part: str, trials: Sequence[StudyTrial]
 ) -> Section | None:
   """Section of a part whose runs are finished; None if it lacks more."""
-  config = record.config
+  study, workdir = content.study, content.workdir
+  vit = content.record.backbone
   if part == "costs":
-    key = costs.key(record)
+    key = costs.key(study, vit, content.record.hardware)
     found = read_measured(workdir / "costs.json", key)
-    return costs.section(record.backbone, found) if found else None
+    return costs.section(vit, found) if found else None
   if part == "interference":
-    tasks = interference.best_tasks(config, trials)
+    tasks = interference.best_tasks(study, trials)
     if not tasks:
-      return interference.section(config, (), ())
-    key = interference.key(config, tasks)
+      return interference.section(study, (), ())
+    key = interference.key(study, tasks)
     found = read_measured(workdir / "interference.json", key)
-    return interference.section(config, **found) if found else None
+    return interference.section(study, **found) if found else None
   if part == "adapters":
-    return analysis.adapters(config, trials, record.backbone)
+    return analysis.adapters(study, trials, vit)
   if part == "regimes":
-    return regime_table.section(config, trials, workdir, record.backbone)
-  return _SECTIONS[part](config, trials)
+    return regime_table.section(study, trials, workdir, vit)
+  return _SECTIONS[part](study, trials)
 
 
 def _plot(file: Path, section: Section) -> None:
@@ -184,19 +212,16 @@ def _plot(file: Path, section: Section) -> None:
     ylabel="accuracy (test)",
     log=section.log,
   )
-  with files.writing(file), files.replacing(file) as part:
-    figure.savefig(part, dpi=120, format="png")
+  figure.savefig(file, dpi=120, format="png")
 
 
-def _write(file: Path, text: str) -> None:
-  """Write a file that is whole or not there; needs no process 0."""
-  with files.writing(file), files.replacing(file) as part:
-    part.write_text(text, encoding="utf-8")
-
-
-def _changed(config: Config) -> Iterator[tuple[str, Any]]:
+def _changed(study: Study) -> Iterator[tuple[str, Any]]:
   """Options that are not at their defaults."""
   for key, option in OPTIONS.items():
-    value = operator.attrgetter(key)(config)
+    value = operator.attrgetter(key)(study.config)
     if value != option.default:
       yield f"config.{key}", value
+  for field in dataclasses.fields(study):
+    value = getattr(study, field.name)
+    if field.name != "config" and value != field.default:
+      yield f"study.{field.name}", value

@@ -4,9 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memory_vit.config import Config
-from studies.paper import runs
 from studies.paper.selection import BestRate, choose, select
+from studies.paper.study import Study
 from studies.paper.trials import StudyTrial
 
 Row = dict[str, Any]
@@ -32,24 +31,24 @@ class Section:
 
 
 def on_first_data(
-  config: Config, trials: Sequence[StudyTrial], setting: Setting
+  study: Study, trials: Sequence[StudyTrial], setting: Setting
 ) -> list[StudyTrial]:
   """Trials of a regime on the first data set."""
   regime, cells = setting
-  return select(trials, regime=regime, data=config.data.name, cells=cells)
+  return select(trials, regime=regime, data=study.data.name, cells=cells)
 
 
 def best_rate(
-  config: Config, trials: Sequence[StudyTrial], setting: Setting
+  study: Study, trials: Sequence[StudyTrial], setting: Setting
 ) -> BestRate | None:
   """Choose the learning rate of a regime on the first data set."""
-  seed = runs.search_seed(config, setting[0])
-  return choose(on_first_data(config, trials, setting), seed)
+  seed = study.search_seed(setting[0])
+  return choose(on_first_data(study, trials, setting), seed)
 
 
-def rate_columns(config: Config, regime: str, rate: BestRate | None) -> Row:
+def rate_columns(study: Study, regime: str, rate: BestRate | None) -> Row:
   """Columns of a table; without accuracies where nothing could be chosen."""
-  seed, rates = runs.search_seed(config, regime), config.study.learning_rates
+  seed, rates = study.search_seed(regime), study.learning_rates
   chosen = "mean of the seeds" if seed is None else f"seed {seed}"
   ends = {max(rates): "highest", min(rates): "lowest"}
   return {
@@ -66,18 +65,18 @@ def rate_columns(config: Config, regime: str, rate: BestRate | None) -> Row:
 
 
 def compare_settings(
-  config: Config,
+  study: Study,
   trials: Sequence[StudyTrial],
   pairs: Sequence[tuple[Setting, Setting]],
 ) -> list[Row]:
   """Rows of comparisons, of the pairs whose regimes are both to be run."""
-  wanted = config.study.regimes
+  wanted = study.regimes
   return [
     compare(
       label(*one),
-      best_rate(config, trials, one),
+      best_rate(study, trials, one),
       label(*other),
-      best_rate(config, trials, other),
+      best_rate(study, trials, other),
     )
     for one, other in pairs
     if not wanted or {one[0], other[0]} <= {*wanted}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from studies.paper.runs import Run
+from studies.paper.runs import PaperRun
 from studies.paper.trials import StudyTrial, Trials
 
 
@@ -99,7 +99,9 @@ def best(trials: Sequence[StudyTrial]) -> StudyTrial | None:
   )  # fmt: skip
 
 
-def best_parent(read: Run, trials: Trials, cells: int) -> StudyTrial | None:
+def best_parent(
+  read: PaperRun, trials: Trials, cells: int
+) -> StudyTrial | None:
   """The trial of a run whose task, of so many cells, another run attends to.
 
   None where all of them diverged.

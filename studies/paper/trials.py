@@ -4,17 +4,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from memory_vit.errors import ConfigError
-from memory_vit.run_result import RunResult, load_result
-from studies.paper.runs import Run
-
-# What a run leaves all of whose trials diverged.
-DIVERGED = "lost.json"
+import memory_vit as mv
+from studies.paper.runs import PaperRun
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StudyTrial:
-  """One task that a `Run` learned; without a result where it diverged."""
+  """One task that a `PaperRun` learned; without a result where it diverged."""
 
   run: str
   regime: str
@@ -35,26 +31,13 @@ class StudyTrial:
 Trials = Mapping[str, Sequence[StudyTrial]]
 
 
-def directory_of(workdir: Path, name: str) -> Path:
-  """The work directory of a run of the study in `workdir`."""
-  return workdir / "runs" / name
-
-
-def load_ending(directory: Path) -> RunResult | None:
-  """Read `lost.json` or `result.json`; None if the run is unfinished.
-
-  A run all of whose trials diverged has a result without tasks.
-  """
-  return load_result(directory, DIVERGED) or load_result(directory)
-
-
 def trials_of(
-  planned: Run, ending: RunResult, directory: Path
+  planned: PaperRun, ending: mv.RunResult, directory: Path
 ) -> list[StudyTrial]:
   """Results of all trials of a finished run, diverged ones among them.
 
   Raises:
-    ConfigError: where they are not the trials of the run.
+    MemoryVitError: where they are not the trials of the run.
   """
   if not ending.tasks:
     return diverged_trials(planned)
@@ -70,7 +53,7 @@ def trials_of(
     not {*entries} <= {*planned.trials}
     or len(entries) + len(lost) != len(planned.trials)
   ):  # fmt: skip
-    raise ConfigError(
+    raise mv.MemoryVitError(
       f"{directory / 'result.json'} holds the trials {sorted(entries)} and "
       f"lost {sorted(lost)}: expected (learning rate, cells) "
       f"{planned.trials}. Move the run away to make it again."
@@ -90,7 +73,7 @@ def trials_of(
   return trials
 
 
-def diverged_trials(planned: Run) -> list[StudyTrial]:
+def diverged_trials(planned: PaperRun) -> list[StudyTrial]:
   """Trials without results, of a run that diverged or cannot be trained."""
   return [
     StudyTrial(

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memory_vit.errors import ConfigError, MemoryVitError
-from memory_vit.runtime import files
+import memory_vit as mv
+from studies.record import read_json
 from studies.vtab.tasks import VtabTask
 
 # Images to learn from and to choose on, the first ones of their splits.
@@ -60,7 +60,7 @@ def find(
     Those that are there, and {name of another task: what it lacks}.
 
   Raises:
-    ConfigError: where there are none.
+    MemoryVitError: where there are none.
   """
   found, missing = [], {}
   for task in tasks:
@@ -71,7 +71,7 @@ def find(
       missing[task.name] = there or f"there is no {task.name}, nor {task.tfds}"
   if not found:
     named = ", ".join(task.name for task in tasks)
-    raise ConfigError(
+    raise mv.MemoryVitError(
       f"--dir={directory} has no data of {named}: expected NAME/train800.txt, "
       "NAME/val200.txt and NAME/test.txt, as the prepared VTAB-1k folder has, "
       "or sets that TFDS has prepared there. See docs/vtab.md of the "
@@ -106,8 +106,8 @@ def _in_tfds(directory: Path, task: VtabTask) -> TaskData | str:
     return ""
   newest = max(versions, key=lambda p: [int(n) for n in p.name.split(".")])
   try:
-    sizes = _sizes(files.read_object(newest / "dataset_info.json", "splits"))
-  except MemoryVitError as error:
+    sizes = _sizes(read_json(newest / "dataset_info.json"))
+  except mv.MemoryVitError as error:
     return str(error)
   named = {"train": 1, task.held_out[0]: 1, task.tested[0]: 1}
   if absent := sorted(named.keys() - sizes.keys()):
@@ -134,7 +134,7 @@ def _sizes(info: Mapping[str, Any]) -> dict[str, int]:
   """Examples of every split, as TFDS recorded them.
 
   Raises:
-    ConfigError: where it did not.
+    MemoryVitError: where it did not.
   """
   try:
     return {
@@ -142,6 +142,6 @@ def _sizes(info: Mapping[str, Any]) -> dict[str, int]:
       for entry in info["splits"]
     }
   except (AttributeError, KeyError, TypeError, ValueError) as error:
-    raise ConfigError(
+    raise mv.MemoryVitError(
       "its dataset_info.json does not say how many examples there are"
     ) from error

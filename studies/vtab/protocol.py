@@ -8,20 +8,11 @@ and draws the first values; its last step is tested, once.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from memory_vit.config import (
-  Config,
-  DataConfig,
-  SweepConfig,
-  what_can_be_kept,
-)
-from memory_vit.data.split_ref import SplitRef
-from memory_vit.errors import ConfigError
-from memory_vit.model.regimes import REGIMES, get_regime
-from memory_vit.model.vit_config import RANDOM
-from memory_vit.run_result import RunResult
+import memory_vit as mv
+from memory_vit.config import DataConfig, SweepConfig, what_can_be_kept
+from memory_vit.model import REGIMES, get_regime
 from studies.vtab.layout import TaskData
 
 # What is compared where --regimes does not say it: what reads the frozen
@@ -53,15 +44,13 @@ class Benchmark:
     missing: {task: why its data are not there}.
     regimes: how every task is learned.
     seeds: of the final runs; the search is of the first.
-    workdir: of all runs.
   """
 
-  config: Config
+  config: mv.Config
   tasks: tuple[TaskData, ...]
   missing: Mapping[str, str]
   regimes: tuple[str, ...]
   seeds: tuple[int, ...]
-  workdir: Path
 
   @property
   def pairs(self) -> list[tuple[TaskData, str]]:
@@ -69,21 +58,21 @@ class Benchmark:
     return [(data, regime) for data in self.tasks for regime in self.regimes]
 
 
-def require_possible(config: Config, regimes: Sequence[str]) -> None:
+def require_possible(config: mv.Config, regimes: Sequence[str]) -> None:
   """Refuse what contradicts the protocol, before anything is read.
 
   Raises:
-    ConfigError: for data, seeds or tasks that the protocol itself names, and
+    MemoryVitError: for data, seeds or tasks that the protocol itself names, and
       for a regime that does not exist or is named twice.
   """
   for name in regimes:
     if name not in REGIMES or regimes.count(name) > 1:
-      raise ConfigError(
+      raise mv.MemoryVitError(
         f"--regimes={','.join(regimes)}: {name!r} is "
         f"{'there twice' if name in REGIMES else 'none'}; expected some of "
         f"{', '.join(REGIMES)}, with commas between them."
       )
-  default = Config()
+  default = mv.Config()
   said = {
     "seed": (config.seed, default.seed),
     "sweep.regime": (config.sweep.regime, default.sweep.regime),
@@ -98,18 +87,18 @@ def require_possible(config: Config, regimes: Sequence[str]) -> None:
     said[f"data.{key}"] = values
   for key, (value, unsaid) in said.items():
     if value != unsaid:
-      raise ConfigError(
+      raise mv.MemoryVitError(
         f"config.{key} is {value!r}: the benchmark sets it for every run; "
         "expected nothing there (see --dir, --seeds, --backbone)."
       )
-  if config.backbone.startswith(RANDOM):
-    raise ConfigError(
+  if config.backbone.startswith("random:"):
+    raise mv.MemoryVitError(
       f"config.backbone is {config.backbone!r}: every run would draw another "
       "one; expected the backbone as a file, or its short name."
     )
 
 
-def search_config(bench: Benchmark, data: TaskData, regime: str) -> Config:
+def search_config(bench: Benchmark, data: TaskData, regime: str) -> mv.Config:
   """Configure the run that tries all settings, on 800 and 200 images."""
   config, first = bench.config, bench.seeds[0]
   sweep = dataclasses.replace(
@@ -134,7 +123,7 @@ def final_config(
   regime: str,
   chosen: Mapping[str, Any],
   seed: int,
-) -> Config:
+) -> mv.Config:
   """Configure the run of a seed, with the settings that were chosen.
 
   It evaluates nothing: the task that it exports is tested beside others.
@@ -155,18 +144,15 @@ def final_config(
   )
 
 
-def test_split(bench: Benchmark, data: TaskData) -> SplitRef:
-  """The split on which tasks are tested, of no run."""
-  config = bench.config
-  return SplitRef.of(
-    _data_of(config, data),
-    data.test,
-    stall_timeout=config.stall_timeout,
-    trust_code=config.trust_data_code,
+def test_config(bench: Benchmark, data: TaskData) -> mv.Config:
+  """Name the split on which tasks are tested, of no run."""
+  found = final_config(bench, data, bench.regimes[0], {}, bench.seeds[0])
+  return dataclasses.replace(
+    found, data=dataclasses.replace(found.data, test=data.test)
   )
 
 
-def _data_of(config: Config, data: TaskData) -> DataConfig:
+def _data_of(config: mv.Config, data: TaskData) -> DataConfig:
   """The options of the data of a task, without splits."""
   return dataclasses.replace(
     config.data, name=data.name, dir=data.dir, label=data.label
@@ -174,8 +160,8 @@ def _data_of(config: Config, data: TaskData) -> DataConfig:
 
 
 def _configured(
-  config: Config, data: TaskData, regime: str, seed: int
-) -> Config:
+  config: mv.Config, data: TaskData, regime: str, seed: int
+) -> mv.Config:
   """Set the options that search and final runs share."""
   # Whether a frozen pass is kept is said of all regimes; each keeps its own.
   what = config.keep.what
@@ -214,7 +200,7 @@ class ChosenSettings:
   diverged: int
 
 
-def choose(config: Config, result: RunResult) -> ChosenSettings | None:
+def choose(config: mv.Config, result: mv.RunResult) -> ChosenSettings | None:
   """Choose the best settings; None where all diverged.
 
   Of equals the first is chosen, in the order of the sweep.
@@ -244,7 +230,7 @@ def choose(config: Config, result: RunResult) -> ChosenSettings | None:
   )
 
 
-def _edges(chosen: Mapping[str, Any], config: Config) -> tuple[str, ...]:
+def _edges(chosen: Mapping[str, Any], config: mv.Config) -> tuple[str, ...]:
   """Settings beyond which a better one may lie: numbers, of several."""
   tried: dict[str, list[Any]] = {
     "learning_rate": [*config.sweep.learning_rate],

@@ -9,18 +9,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memory_vit.runtime import files
-from memory_vit.runtime.messages import escaped
-from studies.vtab.published import NOTES, ROWS
-from studies.vtab.record import (
-  BenchmarkRecord,
-  Score,
+from memory_vit.config import to_dict
+from studies.record import (
+  Record,
+  markdown_table,
+  read_json,
   read_record,
-  read_together,
+  write_json,
+  write_text,
 )
+from studies.vtab.published import NOTES, ROWS
+from studies.vtab.scores import Score
 from studies.vtab.tasks import GROUPS, TASKS, VtabTask
 
 Scores = Mapping[tuple[str, str], Score]
+# What was measured of all tasks in one model.
+TOGETHER = "together.json"
 _PROTOCOL = (
   "The protocol: every image squeezed into the square of the backbone, without "
   "crop or flip; every setting is learned from 800 images with the first seed, "
@@ -58,22 +62,44 @@ def write_report(workdir: Path) -> None:
   """Write report.md and report.json, from the files of a benchmark.
 
   Raises:
-    ConfigError: where these are missing or damaged.
-    TrainingError: where the report cannot be written.
+    MemoryVitError: for files that are missing or damaged, and where the report
+      cannot be written.
   """
   record = read_record(workdir)
-  scores, together = record.found(), read_together(workdir)
-  if together and not _is_of(together["found"], scores):
+  scores = scores_of(record)
+  file = workdir / TOGETHER
+  together = read_json(file)["found"] if file.exists() else None
+  if together and not _is_of(together, scores):
     together = None  # of what was learned before
+  options, backbone = record.options, record.backbone
   numbers = {
-    **dataclasses.asdict(record),
-    "means": {r: dataclasses.asdict(means(r, scores)) for r in record.regimes},
-    "together": together and together["found"],
+    "command": record.command,
+    "hardware": record.hardware,
+    "config": to_dict(record.config),
+    "backbone": {
+      "fingerprint": record.fingerprint,
+      "variant": backbone.variant,
+      "image_size": backbone.image_size,
+    },
+    **options,
+    "means": {
+      r: dataclasses.asdict(means(r, scores)) for r in options["regimes"]
+    },
+    "together": together,
     "published": [dataclasses.asdict(row) for row in ROWS],
   }
-  text = markdown(record, scores, together and together["found"])
-  files.write_json(workdir / "report.json", numbers)
-  files.write_text(workdir / "report.md", text)
+  write_json(workdir / "report.json", numbers)
+  write_text(workdir / "report.md", markdown(record, scores, together))
+
+
+def scores_of(record: Record) -> dict[tuple[str, str], Score]:
+  """{(task, regime): its score}, of what is finished."""
+  found = {}
+  for values in record.options["scores"]:
+    tests = tuple(values["tests"])
+    score = Score(**{**values, "tests": tests})
+    found[score.task, score.regime] = score
+  return found
 
 
 def means(regime: str, scores: Scores) -> Means:
@@ -120,7 +146,7 @@ def _is_of(together: Mapping[str, Any], scores: Scores) -> bool:
 
 
 def markdown(
-  record: BenchmarkRecord, scores: Scores, together: Mapping[str, Any] | None
+  record: Record, scores: Scores, together: Mapping[str, Any] | None
 ) -> str:
   """The report for people."""
   lines = [
@@ -132,9 +158,8 @@ def markdown(
     "",
     record.hardware,
     "",
-    f"Backbone: {record.backbone['variant']}, {record.backbone['image_size']} "
-    f"px, `{escaped(record.config['backbone'])}`, fingerprint "
-    f"`{record.backbone['fingerprint'][:16]}`.",
+    f"Backbone: {record.backbone.variant}, {record.backbone.image_size} px, "
+    f"`{record.config.backbone}`, fingerprint `{record.fingerprint[:16]}`.",
     "",
     _PROTOCOL,
     *_absent(record, scores),
@@ -151,15 +176,18 @@ def markdown(
   return "\n".join(lines) + "\n"
 
 
-def _absent(record: BenchmarkRecord, scores: Scores) -> list[str]:
+def _absent(record: Record, scores: Scores) -> list[str]:
   """Say which tasks the tables lack, and why."""
-  lines = [f"- {n}: {escaped(why)}" for n, why in record.missing.items()]
-  lines += [f"- {name}: left out by --only" for name in record.left_out]
+  lines = [f"- {n}: {why}" for n, why in record.options["missing"].items()]
+  lines += [
+    f"- {name}: left out by --only" for name in record.options["left_out"]
+  ]
   there = {task for task, _ in scores}
   lines += [
     f"- {task.name}: not finished"
     for task in TASKS
-    if task.name not in {*there, *record.missing, *record.left_out}
+    if task.name
+    not in {*there, *record.options["missing"], *record.options["left_out"]}
   ]
   if not lines:
     return []
@@ -201,23 +229,15 @@ def _section(
   if not rows:
     return []
   noted = [text for note in notes for text in ("", note)]
-  return ["", f"## {title}", "", _table(rows), *noted]
-
-
-def _table(rows: Sequence[Mapping[str, str]]) -> str:
-  """Rows with the same keys as a table of Markdown."""
-  header = list(rows[0])
-  lines = [header, ["---"] * len(header)]
-  lines += [[row[key] for key in header] for row in rows]
-  return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+  return ["", f"## {title}", "", markdown_table(rows), *noted]
 
 
 def _accuracies(
-  record: BenchmarkRecord, scores: Scores, together: Mapping[str, Any] | None
+  record: Record, scores: Scores, together: Mapping[str, Any] | None
 ) -> list[dict[str, str]]:
   """A row for every regime, and one for all tasks in one model."""
   rows = []
-  for regime in record.regimes:
+  for regime in record.options["regimes"]:
     rows.append({"regime": regime, **_columns_of(regime, scores)})
   if together:
     row = _label_together(together)
@@ -256,10 +276,10 @@ def _scores_together(together: Mapping[str, Any]) -> Scores:
   }
 
 
-def _spreads(record: BenchmarkRecord, scores: Scores) -> list[dict[str, str]]:
+def _spreads(record: Record, scores: Scores) -> list[dict[str, str]]:
   """Greatest less least accuracy; none of one seed."""
   rows = []
-  for regime in record.regimes:
+  for regime in record.options["regimes"]:
     row = {"regime": regime}
     for task in TASKS:
       score = scores.get((task.name, regime))
@@ -299,11 +319,11 @@ def _together(together: Mapping[str, Any] | None) -> list[str]:
   ]
 
 
-def _choices(record: BenchmarkRecord, scores: Scores) -> list[dict[str, str]]:
+def _choices(record: Record, scores: Scores) -> list[dict[str, str]]:
   """What the search chose, by task and regime."""
   rows = []
   for task in TASKS:
-    for regime in record.regimes:
+    for regime in record.options["regimes"]:
       score = scores.get((task.name, regime))
       if score is None:
         continue
@@ -333,10 +353,10 @@ def _settings(score: Score) -> str:
   return values.replace("|", "\\|") or "as configured"
 
 
-def _costs(record: BenchmarkRecord, scores: Scores) -> list[dict[str, str]]:
+def _costs(record: Record, scores: Scores) -> list[dict[str, str]]:
   """What every regime took, over all tasks."""
   rows = []
-  for regime in record.regimes:
+  for regime in record.options["regimes"]:
     mine = [score for score in scores.values() if score.regime == regime]
     if not mine:
       continue

@@ -2,130 +2,109 @@
 
 import dataclasses
 import functools
-import logging
-import os
 import shutil
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
-from memory_vit.config import Config, to_dict
-from memory_vit.data import datasets
-from memory_vit.data.split_ref import configured_splits
-from memory_vit.errors import ConfigError
-from memory_vit.model.backbone import Backbone
-from memory_vit.model.regimes import get_regime
-from memory_vit.run_result import RunResult
-from memory_vit.runtime import files, paths, processes, sharding
-from memory_vit.runtime.lock import only_run
-from memory_vit.runtime.preemption import StopSignal
-from memory_vit.runtime.progress_bar import ProgressBar
-from memory_vit.tasks import store
-from memory_vit.train import consistency, open_backbone, resolve, wandb_run
-from studies.paper import finished_runs
-from studies.vtab import (
-  changed_data,
-  protocol,
-  report,
-  testing,
-  together,
-)
+import memory_vit as mv
+from memory_vit.data import open_split
+from memory_vit.model import get_regime
+from memory_vit.runtime import StopSignal, on_process_0
+from studies import grid
+from studies.grid import Grid
+from studies.record import directory_of
+from studies.vtab import protocol, report, testing, together
 from studies.vtab.layout import TaskData
 from studies.vtab.protocol import Benchmark
-from studies.vtab.record import (
-  BenchmarkRecord,
-  Score,
-  final_directory,
-  search_directory,
-  task_directory,
-  write_record,
-)
+from studies.vtab.scores import Score
 from studies.vtab.tasks import TASKS
 from studies.vtab.testing import Run, TaskScore
 
-logger = logging.getLogger(__name__)
 
-
-def run_benchmark(bench: Benchmark, stop: StopSignal | None = None) -> None:
+def run_benchmark(
+  bench: Benchmark,
+  workdir: Path,
+  *,
+  command: str,
+  stop: StopSignal | None = None,
+) -> None:
   """Learn and test every task, and write the report after each.
 
   What is finished is not repeated.
 
+  Args:
+    bench: to be run.
+    workdir: of its runs, and of the report.
+    command: for the report.
+    stop: see `mv.train_and_evaluate`.
+
   Raises:
-    MemoryVitError: as `run.train_and_evaluate`; ConfigError also where a run
-      was finished with another configuration, or its data have changed.
-    Interrupted: where `stop` says so; the same command goes on.
+    MemoryVitError: as `mv.train_and_evaluate`; where a run was finished with
+      another configuration, or its data have changed.
+    Interrupted: where `stop` says so; the same command resumes.
   """
-  workdir = bench.workdir
-  consistency.require_same_start(bench.config)
-  processes.require_same(
-    "benchmark",
-    {
-      "tasks": [data.task.name for data in bench.tasks],
-      "--regimes": bench.regimes,
-      "--seeds": bench.seeds,
-    },
-  )
-  wandb_run.require_login(bench.config)
-  processes.on_process_0(
-    functools.partial(paths.make_directory, workdir, "--workdir")
-  )
-  with only_run(workdir):
-    processes.require_shared(workdir)
-    _run(bench, stop or StopSignal())
-
-
-def _run(bench: Benchmark, stop: StopSignal) -> None:
-  """`run_benchmark` in a directory to which no other process writes."""
-  mesh = sharding.make_mesh(fsdp=bench.config.mesh.fsdp)
-  backbone = open_backbone.open_backbone(bench.config, bench.workdir, mesh)
-  config = resolve.with_backbone(bench.config, backbone)
-  bench = dataclasses.replace(bench, config=config)
+  given = bench.config
+  engine = grid.open_grid(given, workdir, stop)
+  bench = dataclasses.replace(bench, config=engine.config)
   require_data(bench)
-  record = _begun(bench, backbone)
+  plan = plan_of(bench, bench.tasks)
+  results = engine.finished(plan)
   scores: list[Score] = []
-  directories = _directories(bench)
-  done = sum(finished_runs.ending_of(path) is not None for path in directories)
-  with ProgressBar(
-    "VTAB-1k", len(directories), "runs", done=done, delay=0
-  ) as bar:
-    learner = _Learner(bench, backbone, stop, bar)
-    for data in bench.tasks:
-      learned = [learner.learn(data, regime) for regime in bench.regimes]
-      runs = {run: path for each in learned for run, path in each.runs.items()}
-      tests = testing.finish(bench, data, runs, backbone, mesh, stop)
-      processes.on_process_0(functools.partial(_remove_backbones, runs))
-      scores += [_with_tests(each, tests) for each in learned]
-      record = dataclasses.replace(
-        record, scores=tuple(dataclasses.asdict(score) for score in scores)
-      )
-      processes.on_process_0(functools.partial(_report, bench.workdir, record))
-      logger.info("%s is in %s", data.task.name, bench.workdir / "report.md")
-  together.measure_once(bench, scores, backbone, mesh, stop)
-  processes.on_process_0(lambda: report.write_report(bench.workdir))
+
+  def write_report() -> None:
+    engine.report(
+      report.write_report,
+      results,
+      command=command,
+      config=given,
+      options=_options(bench, scores),
+    )
+
+  for data in bench.tasks:
+    engine.train(plan_of(bench, [data]), results)
+    learned = [_learned(engine, bench, data, r, results) for r in bench.regimes]
+    runs = {run: path for each in learned for run, path in each.runs.items()}
+    tests = testing.finish(engine, bench, data, runs)
+    on_process_0(functools.partial(_remove_backbones, runs))
+    scores += [_with_tests(each, tests) for each in learned]
+    write_report()
+  together.measure_once(engine, bench, scores)
+  write_report()
 
 
-def require_data(bench: Benchmark) -> None:
+def forecast(bench: Benchmark, workdir: Path) -> str:
+  """List the runs and estimate their time; write nothing."""
+  require_data(bench, prepared=True)
+
+  def plan(config: mv.Config) -> grid.Plan:
+    return plan_of(dataclasses.replace(bench, config=config), bench.tasks)
+
+  lines = [f"{name} is left out: {why}" for name, why in bench.missing.items()]
+  return "\n".join(
+    [*lines, grid.forecast(*grid.finished_before(bench.config, workdir, plan))]
+  )
+
+
+def require_data(bench: Benchmark, *, prepared: bool = False) -> None:
   """Open all splits: a wrong one must not cost the tasks before it.
 
+  Args:
+    bench: whose data are opened.
+    prepared: whether data sets have to be there: nothing is downloaded.
+
   Raises:
-    DataError: for one that cannot be opened.
-    ConfigError: for data with other classes than the task has, and options
-      that a regime refuses.
+    MemoryVitError: for a split that cannot be opened, data with other classes
+      than the task has, and options that a regime refuses.
   """
   for data, regime in bench.pairs:
     protocol.search_config(bench, data, regime)
   for data in bench.tasks:
-    regime, seed = bench.regimes[0], bench.seeds[0]
-    config = protocol.final_config(bench, data, regime, {}, seed)
-    train = configured_splits(config)["train"]
-    for ref in (train, protocol.test_split(bench, data)):
-      reader = datasets.open_on_all_processes(ref)
+    config = protocol.test_config(bench, data)
+    for role in ("train", "test"):
+      reader = open_split(config, role, prepared=prepared)
       if reader.num_classes != data.task.classes:
-        raise ConfigError(
+        raise mv.MemoryVitError(
           f"{reader.source} has {reader.num_classes} classes, "
           f"{data.task.name} of VTAB-1k has {data.task.classes}: expected the "
           f"data of the benchmark in {data.dir}, or --only without "
@@ -133,16 +112,61 @@ def require_data(bench: Benchmark) -> None:
         )
 
 
-def _directories(bench: Benchmark) -> list[Path]:
-  """Those of all runs: of each pair a search, and a final run of every seed."""
-  found = []
-  for data, regime in bench.pairs:
-    name = data.task.name
-    found.append(search_directory(bench.workdir, name, regime))
-    found += [
-      final_directory(bench.workdir, name, regime, seed) for seed in bench.seeds
+def search_name(task: str, regime: str) -> str:
+  """The run that tries all settings of a task."""
+  return f"{task}/{regime}/search"
+
+
+def final_name(task: str, regime: str, seed: int) -> str:
+  """The final run of a seed."""
+  return f"{task}/{regime}/seed-{seed}"
+
+
+def plan_of(bench: Benchmark, tasks: Sequence[TaskData]) -> grid.Plan:
+  """The runs of tasks: of each regime a search, then the seeds."""
+
+  def plan(results: Mapping[str, mv.RunResult]) -> list[grid.Run]:
+    return [
+      run
+      for data in tasks
+      for regime in bench.regimes
+      for run in _runs_of(bench, data, regime, results)
     ]
-  return found
+
+  return plan
+
+
+def _runs_of(
+  bench: Benchmark,
+  data: TaskData,
+  regime: str,
+  results: Mapping[str, mv.RunResult],
+) -> list[grid.Run]:
+  """The runs of a task with a regime; the search alone where all diverged."""
+  name = search_name(data.task.name, regime)
+  search = functools.partial(protocol.search_config, bench, data, regime)
+  runs = [grid.Run(name=name, configure=search, kind=f"{regime}, search")]
+  choice = None
+  if name in results:
+    choice = protocol.choose(search(), results[name])
+    if choice is None:  # there is nothing to learn again
+      return runs
+
+  def final(seed: int) -> Callable[[], mv.Config] | None:
+    if choice is None:  # it is not known yet
+      return None
+    return functools.partial(
+      protocol.final_config, bench, data, regime, choice.settings, seed
+    )
+
+  return runs + [
+    grid.Run(
+      name=final_name(data.task.name, regime, seed),
+      configure=final(seed),
+      kind=f"{regime}, final",
+    )
+    for seed in bench.seeds
+  ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -158,82 +182,63 @@ class _Learned:
   runs: Mapping[Run, Path] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Learner:
-  """Learns tasks, or finds that they were learned before."""
-
-  bench: Benchmark
-  backbone: Backbone
-  stop: StopSignal
-  bar: ProgressBar
-
-  def learn(self, data: TaskData, regime: str) -> _Learned:
-    """Search, choose, and learn again with every seed."""
-    bench, name = self.bench, data.task.name
-    directory = search_directory(bench.workdir, name, regime)
-    config = protocol.search_config(bench, data, regime)
-    searched = self._finish(config, directory)
-    choice = protocol.choose(config, searched)
-    # Of the search only the choice is kept: with all its trials, `full` would
-    # hold many backbones.
-    processes.on_process_0(lambda: _remove_tasks(directory))
-    score = Score(
-      task=name,
-      regime=regime,
-      tried=config.sweep.combinations,
-      seeds=len(bench.seeds),
-      trials=config.sweep.combinations,
-    )
-    if choice is None:  # there is nothing to learn again
-      self.bar.total = (self.bar.total or 0) - len(bench.seeds)
-      diverged = dataclasses.replace(score, diverged=score.tried)
-      return _Learned(score=_with_cost(diverged, [searched]))
-    results, runs = [], {}
-    for seed in bench.seeds:
-      config = protocol.final_config(bench, data, regime, choice.settings, seed)
-      directory = final_directory(bench.workdir, name, regime, seed)
-      results.append(self._finish(config, directory))
-      if results[-1].tasks:
-        runs[regime, seed] = directory
-    first = next(iter(runs.values()), None)
-    if first and not get_regime(regime).holds_backbone:
-      there = task_directory(bench.workdir, name, regime)
-      processes.on_process_0(lambda: export(first, there, name, self.backbone))
-    sizes = [task.trainable_params for run in results for task in run.tasks]
-    score = dataclasses.replace(
-      score,
-      settings=dict(choice.settings),
-      validation=choice.validation,
-      at_edge=choice.at_edge,
-      diverged=choice.diverged,
-      trials=score.trials + score.seeds,
-      parameters=sizes[0] if sizes else 0,
-    )
-    score = _with_cost(score, [searched, *results])
-    return _Learned(score=score, runs=runs)
-
-  def _finish(self, config: Config, directory: Path) -> RunResult:
-    """Train a run; a finished one is read, if its data are as they were."""
-    ending = finished_runs.ending_of(directory)
-    if ending:
-      refs = configured_splits(config)
-      changed_data.require_same(refs, ending.data, directory)
-    self.bar.note(str(directory.relative_to(self.bench.workdir)))
-    fingerprint = self.backbone.fingerprint
-    found = finished_runs.finish(config, directory, fingerprint, self.stop)
-    if not ending:  # others were counted at the beginning
-      self.bar.update()
-    return found
+def _learned(
+  engine: Grid,
+  bench: Benchmark,
+  data: TaskData,
+  regime: str,
+  results: grid.Results,
+) -> _Learned:
+  """What finished runs say of a task with a regime; keep the first task."""
+  name, workdir = data.task.name, engine.workdir
+  config = protocol.search_config(bench, data, regime)
+  searched = results[search_name(name, regime)]
+  choice = protocol.choose(config, searched)
+  # Of the search only the choice is kept: with all its trials, `full` would
+  # hold many backbones.
+  searched_in = directory_of(workdir, search_name(name, regime))
+  on_process_0(lambda: _remove_tasks(searched_in))
+  score = Score(
+    task=name,
+    regime=regime,
+    tried=config.sweep.combinations,
+    seeds=len(bench.seeds),
+    trials=config.sweep.combinations,
+  )
+  if choice is None:
+    diverged = dataclasses.replace(score, diverged=score.tried)
+    return _Learned(score=_with_cost(diverged, [searched]))
+  names = {seed: final_name(name, regime, seed) for seed in bench.seeds}
+  finals = [results[name] for name in names.values()]
+  runs = {
+    (regime, seed): directory_of(workdir, run)
+    for seed, run in names.items()
+    if results[run].tasks
+  }
+  first = next(iter(runs.values()), None)
+  if first and not get_regime(regime).holds_backbone:
+    kept = together.task_directory(workdir, name, regime)
+    on_process_0(lambda: export(first, kept, name, engine.backbone))
+  sizes = [task.trainable_params for run in finals for task in run.tasks]
+  score = dataclasses.replace(
+    score,
+    settings=dict(choice.settings),
+    validation=choice.validation,
+    at_edge=choice.at_edge,
+    diverged=choice.diverged,
+    trials=score.trials + score.seeds,
+    parameters=sizes[0] if sizes else 0,
+  )
+  return _Learned(score=_with_cost(score, [searched, *finals]), runs=runs)
 
 
-def export(run: Path, there: Path, name: str, backbone: Backbone) -> None:
+def export(run: Path, kept: Path, name: str, backbone: mv.Backbone) -> None:
   """Keep the task of a run under its own name, by one process."""
-  task = store.load_task(run / "tasks" / protocol.NAME_IN_RUNS, backbone)
-  if there.exists() and store.load_task(there, backbone).digest == task.digest:
+  task = mv.load_task(run / "tasks" / protocol.NAME_IN_RUNS, backbone)
+  if kept.exists() and mv.load_task(kept, backbone).digest == task.digest:
     return
   spec = dataclasses.replace(task.spec, name=name)
-  with files.writing(there):
-    store.save_task(dataclasses.replace(task, spec=spec), there)
+  mv.save_task(dataclasses.replace(task, spec=spec), kept)
 
 
 def _with_tests(learned: _Learned, found: Mapping[Run, TaskScore]) -> Score:
@@ -249,7 +254,7 @@ def _with_tests(learned: _Learned, found: Mapping[Run, TaskScore]) -> Score:
   )
 
 
-def _with_cost(score: Score, results: Sequence[RunResult]) -> Score:
+def _with_cost(score: Score, results: Sequence[mv.RunResult]) -> Score:
   """What the runs of a score took."""
   sweeps = [result.sweep for result in results if result.sweep]
   return dataclasses.replace(
@@ -275,34 +280,12 @@ def _remove_tasks(directory: Path) -> None:
   (directory / f"{protocol.NAME_IN_RUNS}.npz").unlink(missing_ok=True)
 
 
-def _begun(bench: Benchmark, backbone: Backbone) -> BenchmarkRecord:
-  """The record of a benchmark of which nothing is finished."""
+def _options(bench: Benchmark, scores: Sequence[Score]) -> dict[str, Any]:
+  """What the report needs beside the configuration."""
   chosen = {data.task.name for data in bench.tasks} | {*bench.missing}
-  device = jax.devices()[0]
-  hardware = (
-    f"{len(jax.devices())} x {device.device_kind} ({device.platform}), "
-    f"{os.cpu_count()} CPU cores, jax {jax.__version__}."
-  )
-  return BenchmarkRecord(
-    command=" ".join(["python -m studies.vtab", *sys.argv[1:]]),
-    hardware=processes.broadcast_from_process_0(hardware),
-    config=to_dict(bench.config),
-    backbone=_described(backbone),
-    regimes=bench.regimes,
-    missing=dict(bench.missing),
-    left_out=tuple(t.name for t in TASKS if t.name not in chosen),
-  )
-
-
-def _described(backbone: Backbone) -> dict[str, Any]:
   return {
-    "fingerprint": backbone.fingerprint,
-    "variant": backbone.config.variant,
-    "image_size": backbone.config.image_size,
+    "regimes": bench.regimes,
+    "missing": dict(bench.missing),
+    "left_out": [task.name for task in TASKS if task.name not in chosen],
+    "scores": [dataclasses.asdict(score) for score in scores],
   }
-
-
-def _report(workdir: Path, record: BenchmarkRecord) -> None:
-  """Write the record, and the report from it."""
-  write_record(workdir, record)
-  report.write_report(workdir)

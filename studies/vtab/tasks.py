@@ -9,7 +9,7 @@ benchmark around, and by which the code of its papers knows the tasks.
 import dataclasses
 from collections.abc import Sequence
 
-from memory_vit.errors import ConfigError
+import memory_vit as mv
 
 GROUPS = ("natural", "specialized", "structured")
 
@@ -207,12 +207,12 @@ def choose(names: Sequence[str]) -> tuple[VtabTask, ...]:
   """The tasks of these names, in the order of the table; all for no names.
 
   Raises:
-    ConfigError: for a name that no task has.
+    MemoryVitError: for a name that no task has.
   """
   known = [task.name for task in TASKS]
   for name in names:
     if name not in known:
-      raise ConfigError(
+      raise mv.MemoryVitError(
         f"--only={name!r}: VTAB-1k has no such task; expected some of "
         f"{', '.join(known)}, with commas between them."
       )

@@ -7,6 +7,7 @@ own. What a test says lies beside the run, in `TEST`.
 """
 
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -14,26 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
-from memory_vit.data import datasets
-from memory_vit.data.data_record import DataRecord
-from memory_vit.data.reader import Reader
-from memory_vit.errors import ConfigError
-from memory_vit.evaluation.evaluate import evaluate_source, predict_fn
-from memory_vit.model.backbone import Backbone
-from memory_vit.model.regimes import get_regime
-from memory_vit.model.task import Task
-from memory_vit.runtime import files, processes, schema
-from memory_vit.runtime.preemption import StopSignal
-from memory_vit.tasks import store
-from memory_vit.train import sweep
-from studies.vtab import changed_data, protocol
+import memory_vit as mv
+from memory_vit.data import data_differences, open_split, record_data
+from memory_vit.evaluation import evaluate_source, predict_fn
+from memory_vit.model import get_regime
+from memory_vit.runtime import StopSignal, make_mesh, on_process_0
+from studies.grid import Grid
+from studies.record import directory_of, read_json, write_json
+from studies.vtab import protocol
 from studies.vtab.layout import TaskData
 from studies.vtab.protocol import Benchmark
-from studies.vtab.record import tested_directory
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("memory_vit.studies")
 
 TEST = "test.json"
 
@@ -61,66 +55,52 @@ class TaskScore:
 
 
 def finish(
-  bench: Benchmark,
-  data: TaskData,
-  runs: Mapping[Run, Path],
-  backbone: Backbone,
-  mesh: Mesh,
-  stop: StopSignal,
+  engine: Grid, bench: Benchmark, data: TaskData, runs: Mapping[Run, Path]
 ) -> dict[Run, TaskScore]:
   """Test the tasks of runs; a test of the same task is read.
 
   Args:
+    engine: of all runs.
     bench: that they belong to.
     data: of the task.
     runs: {which: the directory of a final run that has exported its task}.
-    backbone: on the devices of the mesh.
-    mesh: over which batches are split.
-    stop: is asked before every batch.
 
   Raises:
-    ConfigError: where a task was tested on other data than are there now.
-    Interrupted: where `stop` says so.
+    MemoryVitError: where a task was tested on other data than are there now.
+    Interrupted: where the engine is asked to stop.
   """
-  ref = protocol.test_split(bench, data)
-  known = processes.on_process_0(
-    lambda: [_known(path) for path in runs.values()]
-  )
+  config = protocol.test_config(bench, data)
+  where = directory_of(engine.workdir, data.task.name)
+  known = on_process_0(lambda: [_known(path) for path in runs.values()])
   done = {run: test for run, test in zip(runs, known, strict=True) if test}
-  where = tested_directory(bench.workdir, data.task.name)
   for digest in {tuple(test["data"].items()) for test in done.values()}:
-    changed_data.require_same({"test": ref}, {"test": dict(digest)}, where)
-  found = {
-    run: schema.build(
-      TaskScore, test["found"], str(runs[run] / TEST), ConfigError
-    )
-    for run, test in done.items()
-  }
+    if lines := data_differences(config, where, {"test": dict(digest)}):
+      raise mv.MemoryVitError(
+        f"the data are not those on which {data.task.name} was tested. Put "
+        "those back, or give another --workdir.\n  " + "\n  ".join(lines)
+      )
+  found = {run: _score(runs[run], test["found"]) for run, test in done.items()}
   left = {run: path for run, path in runs.items() if run not in done}
-  if not left:
-    return found
-  reader = datasets.open_on_all_processes(ref)
-  record = DataRecord(
-    directory=where / "inventory",
-    by=bench.config.data.digest,
-    inventories={"test": reader.source.inventory},
-  )
-  record.keep()
+  digests = record_data(config, where, ["test"]) if left else {}
   for some in in_one_pass(left):
     logger.info("%s: testing %d tasks", data.task.name, len(some))
-    outcomes = measure(
-      bench,
-      data,
-      {run: left[run] for run in some},
-      reader,
-      backbone,
-      mesh,
-      stop,
-    )
+    outcomes = measure(engine, bench, data, {run: left[run] for run in some})
     for run, outcome in outcomes.items():
-      _write(left[run], record.digests["test"], outcome)
+      on_process_0(
+        functools.partial(_write, left[run], digests["test"], outcome)
+      )
     found |= outcomes
   return found
+
+
+def _score(directory: Path, values: Mapping[str, Any]) -> TaskScore:
+  """Read what a test said."""
+  try:
+    return TaskScore(**values)
+  except TypeError as error:
+    raise mv.MemoryVitError(
+      f"{directory / TEST} is no test of this version ({error}): remove it."
+    ) from error
 
 
 def in_one_pass(runs: Sequence[Run] | Mapping[Run, Any]) -> list[list[Run]]:
@@ -128,18 +108,6 @@ def in_one_pass(runs: Sequence[Run] | Mapping[Run, Any]) -> list[list[Run]]:
   shared = [run for run in runs if get_regime(run[0]).shares_pass]
   alone = [[run] for run in runs if run not in shared]
   return [shared, *alone] if shared else alone
-
-
-def backbone_passes(runs: Sequence[Run]) -> int:
-  """Passes of the backbone over the images on which these runs are tested.
-
-  One answers all masked tasks, one all heads and one all probes.
-  """
-  count = 0
-  for some in in_one_pass(runs):
-    kinds = [get_regime(regime) for regime, _ in some]
-    count += len({(kind.composes, kind.has_probe) for kind in kinds})
-  return count
 
 
 def _task_directory(directory: Path) -> Path:
@@ -152,7 +120,7 @@ def _known(directory: Path) -> Any:
   file, task = directory / TEST, _task_directory(directory) / "task.json"
   if not file.exists():
     return None
-  test = files.read_object(file, "task", "data", "found")
+  test = read_json(file)
   # A task that holds a backbone is removed once it is tested.
   if task.exists() and _digest(directory) != test["task"]:
     logger.info("%s is of another task: it is tested again", file)
@@ -163,40 +131,37 @@ def _known(directory: Path) -> Any:
 def _digest(directory: Path) -> str:
   """What tells the task of a run from others."""
   file = _task_directory(directory) / "task.json"
-  return str(files.read_object(file, "sha256")["sha256"])
+  return str(read_json(file)["sha256"])
 
 
 def _write(directory: Path, data: Mapping[str, str], found: TaskScore) -> None:
-  """Keep what a test says; all processes must call."""
-  digest = processes.on_process_0(lambda: _digest(directory))
-  values = {"task": digest, "data": data, "found": dataclasses.asdict(found)}
-  files.write_json(directory / TEST, values)
+  """Keep what a test says, by one process."""
+  values = {"task": _digest(directory), "data": data}
+  found_values = dataclasses.asdict(found)
+  write_json(directory / TEST, {**values, "found": found_values})
 
 
 def measure(
-  bench: Benchmark,
-  data: TaskData,
-  runs: Mapping[Run, Path],
-  reader: Reader,
-  backbone: Backbone,
-  mesh: Mesh,
-  stop: StopSignal,
+  engine: Grid, bench: Benchmark, data: TaskData, runs: Mapping[Run, Path]
 ) -> dict[Run, TaskScore]:
-  """Evaluate the tasks of runs on a split, reading its images once."""
+  """Evaluate the tasks of runs on the test split, reading its images once."""
   began = time.perf_counter()
+  config, backbone = bench.config, engine.backbone
+  stop = engine.stop or StopSignal()
+  mesh = make_mesh(fsdp=config.mesh.fsdp)
   tasks = {
-    run: _named(store.load_task(_task_directory(path), backbone), run)
+    run: _named(mv.load_task(_task_directory(path), backbone), run)
     for run, path in runs.items()
   }
   # Of masked tasks the slots have one size; others have none.
-  slots, cells = _slots(bench, data)
+  slots, cells = _slots(bench)
   outputs = predict_fn(
     backbone,
     list(tasks.values()),
     mesh,
     slots=slots,
     cells=cells,
-    classes=bench.config.task.padded_classes,
+    classes=config.task.padded_classes,
   )
 
   def predict(images: jax.Array) -> dict[str, jax.Array]:
@@ -205,9 +170,9 @@ def measure(
 
   results = evaluate_source(
     predict,
-    reader,
+    open_split(protocol.test_config(bench, data), "test"),
     next(iter(tasks.values())).spec.evaluation,
-    batch_size=bench.config.batch_size_eval,
+    batch_size=config.batch_size_eval,
     mesh=mesh,
   )
   seconds = round((time.perf_counter() - began) / len(tasks), 3)
@@ -223,22 +188,19 @@ def measure(
   }
 
 
-def _named(task: Task, run: Run) -> Task:
+def _named(task: mv.Task, run: Run) -> mv.Task:
   """A task under a name that no other of its pass has."""
   regime, seed = run
   spec = dataclasses.replace(task.spec, name=f"{regime}-{seed}")
   return dataclasses.replace(task, spec=spec)
 
 
-def _slots(bench: Benchmark, data: TaskData) -> tuple[int, int]:
+def _slots(bench: Benchmark) -> tuple[int, int]:
   """How many slots all masked tasks take, and cells the largest can have."""
   masked = [name for name in bench.regimes if get_regime(name).composes]
-  cells = [
-    trial.config.task.cells
-    for name in masked
-    if get_regime(name).has_memory
-    for trial in sweep.trials_of(
-      protocol.search_config(bench, data, name), protocol.NAME_IN_RUNS
-    )
-  ]
-  return len(masked) * len(bench.seeds), max(cells, default=0)
+  if not any(get_regime(name).has_memory for name in masked):
+    return len(masked) * len(bench.seeds), 0
+  task, sweep = bench.config.task, bench.config.sweep
+  varied = [o.get("task.cells", 0) for o in sweep.overrides]
+  cells = max(*(sweep.cells or (task.cells,)), *varied, 0)
+  return len(masked) * len(bench.seeds), cells

@@ -10,20 +10,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
-from memory_vit.data import datasets
-from memory_vit.evaluation.verify import Evaluator
-from memory_vit.model.backbone import Backbone
-from memory_vit.model.regimes import get_regime
-from memory_vit.runtime import files, processes
-from memory_vit.runtime.preemption import StopSignal
-from memory_vit.tasks import store
+import memory_vit as mv
+from memory_vit.data import open_split
+from memory_vit.evaluation import Evaluator
+from memory_vit.model import get_regime
+from memory_vit.runtime import make_mesh, on_process_0
+from studies.grid import Grid
+from studies.record import read_json
 from studies.vtab import protocol
 from studies.vtab.protocol import Benchmark
-from studies.vtab.record import TOGETHER, Score, task_directory
+from studies.vtab.report import TOGETHER
+from studies.vtab.scores import Score
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("memory_vit.studies")
 
 
 def best_regime(bench: Benchmark, scores: Sequence[Score]) -> str | None:
@@ -40,39 +39,34 @@ def best_regime(bench: Benchmark, scores: Sequence[Score]) -> str | None:
   return max(found, key=lambda regime: found[regime], default=None)
 
 
+def task_directory(workdir: Path, task: str, regime: str) -> Path:
+  """Where a task is kept, of the first seed."""
+  return workdir / "tasks" / regime / task
+
+
 def measure_once(
-  bench: Benchmark,
-  scores: Sequence[Score],
-  backbone: Backbone,
-  mesh: jax.sharding.Mesh,
-  stop: StopSignal,
+  engine: Grid, bench: Benchmark, scores: Sequence[Score]
 ) -> None:
   """Measure into `together.json`, unless it holds this already."""
-  file = bench.workdir / TOGETHER
+  file = engine.workdir / TOGETHER
   regime = best_regime(bench, scores)
   if regime is None:
     logger.info("no regime composes on all tasks: nothing is put together")
-    processes.on_process_0(lambda: file.unlink(missing_ok=True))
+    on_process_0(lambda: file.unlink(missing_ok=True))
     return
   directories = [
-    task_directory(bench.workdir, data.task.name, regime)
+    task_directory(engine.workdir, data.task.name, regime)
     for data in bench.tasks
   ]
-  what = processes.on_process_0(lambda: _key(bench, regime, directories))
-  known = processes.on_process_0(lambda: _known(file))
-  if known == what:
-    return
-  stop.check()
-  found = measure(bench, regime, directories, backbone, mesh)
-  files.write_json(file, {"what": what, "found": found})
+  engine.measure_once(
+    TOGETHER,
+    lambda: key(bench, regime, directories),
+    lambda: measure(engine, bench, regime, directories),
+  )
 
 
 def measure(
-  bench: Benchmark,
-  regime: str,
-  directories: Sequence[Path],
-  backbone: Backbone,
-  mesh: jax.sharding.Mesh,
+  engine: Grid, bench: Benchmark, regime: str, directories: Sequence[Path]
 ) -> dict[str, Any]:
   """Evaluate all tasks in one model, each on its test split.
 
@@ -80,45 +74,37 @@ def measure(
     {"regime", "dtype", "tasks": {name: an entry of `Evaluator.evaluate`},
     "timing": as `Evaluator.timing`, "verified": whether all is as promised}.
   """
-  tasks = [store.load_task(directory, backbone) for directory in directories]
-  size, dtype = bench.config.batch_size_eval, bench.config.dtype
-  evaluator = Evaluator(backbone, tasks, mesh, size, one_shape=True)
+  config = bench.config
+  evaluator = Evaluator(
+    engine.backbone,
+    [mv.load_task(directory, engine.backbone) for directory in directories],
+    make_mesh(fsdp=config.mesh.fsdp),
+    config.batch_size_eval,
+    one_shape=True,
+  )
   results: dict[str, Any] = {}
-  first = None
+  readers = []
   for data in bench.tasks:
-    ref = protocol.test_split(bench, data)
-    reader = datasets.open_on_all_processes(ref)
-    first = first or reader
+    readers.append(open_split(protocol.test_config(bench, data), "test"))
     name = data.task.name
-    logger.info("%s among %d tasks", name, len(tasks))
-    results |= evaluator.evaluate(reader, [name], verify=True)
+    logger.info("%s among %d tasks", name, len(directories))
+    results |= evaluator.evaluate(readers[-1], [name], verify=True)
   return {
     "regime": regime,
-    "dtype": dtype,
+    "dtype": config.dtype,
     "tasks": results,
-    "timing": evaluator.timing(first) if first else None,
+    "timing": evaluator.timing(readers[0]),
     "verified": all(found["alone"]["verified"] for found in results.values()),
   }
 
 
-def _key(
+def key(
   bench: Benchmark, regime: str, directories: Sequence[Path]
 ) -> dict[str, Any]:
   """Everything that the numbers depend on."""
-  digests = [
-    files.read_object(directory / "task.json", "sha256")["sha256"]
-    for directory in directories
-  ]
   return {
     "regime": regime,
-    "tasks": digests,
+    "tasks": [read_json(path / "task.json")["sha256"] for path in directories],
     "tests": [[data.name, data.dir, data.test] for data in bench.tasks],
     "dtype": bench.config.dtype,
   }
-
-
-def _known(file: Path) -> Any:
-  """What was measured by now, as `_key`."""
-  if not file.exists():
-    return None
-  return files.read_object(file, "what", "found")["what"]
