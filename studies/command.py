@@ -113,12 +113,7 @@ def show(text: str) -> None:
     print(text)
 
 
-def main(run: Callable[[Sequence[str]], None], argv: Sequence[str]) -> None:
+def main(run: Callable[[Sequence[str]], int]) -> None:
   """Run a command, and end the process with its exit status."""
-
-  def command() -> int:
-    run(argv)
-    return 0
-
   with leaving():
-    sys.exit(run_command(command))
+    sys.exit(run_command(lambda: run(sys.argv[1:])))

@@ -13,7 +13,6 @@ about how long the others will take, and trains nothing. --report_only makes the
 report again of the files in DIR alone: it needs neither jax nor --config.
 """
 
-import sys
 from collections.abc import Sequence
 
 from studies import command
@@ -21,8 +20,8 @@ from studies.paper import report
 from studies.paper.study import PARTS, declare
 
 
-def run(argv: Sequence[str]) -> None:
-  """Run the study, or show its plan or report.
+def run(argv: Sequence[str]) -> int:
+  """Run the study, or show its plan or report; return 0.
 
   Raises:
     MemoryVitError: for a command line that cannot be used, and as `run_study`.
@@ -35,7 +34,7 @@ def run(argv: Sequence[str]) -> None:
   if line.report_only:
     report.write_report(line.workdir)
     print((line.workdir / "report.md").read_text(encoding="utf-8"))
-    return
+    return 0
   study = study_of(line.config)
   parts = study.parts(line.only)
   command.begin(line)
@@ -57,7 +56,8 @@ def run(argv: Sequence[str]) -> None:
       )
     text = (line.workdir / "report.md").read_text(encoding="utf-8")
   command.show(text)
+  return 0
 
 
 if __name__ == "__main__":
-  command.main(run, sys.argv[1:])
+  command.main(run)

@@ -15,7 +15,6 @@ docs/vtab.md.
 """
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,8 +26,8 @@ from studies.vtab import layout, protocol, report, tasks
 from studies.vtab.protocol import Benchmark
 
 
-def run(argv: Sequence[str]) -> None:
-  """Run the benchmark, or show its plan or report.
+def run(argv: Sequence[str]) -> int:
+  """Run the benchmark, or show its plan or report; return 0.
 
   Raises:
     MemoryVitError: for a command line that cannot be used, and as
@@ -49,7 +48,7 @@ def run(argv: Sequence[str]) -> None:
   if line.report_only:
     report.write_report(line.workdir)
     print((line.workdir / "report.md").read_text(encoding="utf-8"))
-    return
+    return 0
   config = line.config
   if name := backbone():
     config = dataclasses.replace(config, backbone=name)
@@ -75,6 +74,7 @@ def run(argv: Sequence[str]) -> None:
       )
     text = (line.workdir / "report.md").read_text(encoding="utf-8")
   command.show(text)
+  return 0
 
 
 def _directory(text: str | None) -> Path:
@@ -103,4 +103,4 @@ def _seeds(text: str | None) -> tuple[int, ...]:
 
 
 if __name__ == "__main__":
-  command.main(run, sys.argv[1:])
+  command.main(run)

@@ -96,8 +96,8 @@ def scores_of(record: Record) -> dict[tuple[str, str], Score]:
   """{(task, regime): its score}, of what is finished."""
   found = {}
   for values in record.options["scores"]:
-    tests = tuple(values["tests"])
-    score = Score(**{**values, "tests": tests})
+    tuples = {k: tuple(v) for k, v in values.items() if isinstance(v, list)}
+    score = Score(**{**values, **tuples})
     found[score.task, score.regime] = score
   return found
 

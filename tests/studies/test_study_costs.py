@@ -1,18 +1,18 @@
 """Parameters and operations: by formula, by XLA, in the paper."""
 
 import pytest
+from fake_studies import small_study
 
 import memory_vit as mv
-from memory_vit import config as config_lib
 from memory_vit.model.regimes import REGIMES, SideKind
-from studies.paper import analysis, costs
+from studies.paper import analysis, costs, measured_costs
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("regime", REGIMES)
 def test_costs_by_formula_and_by_xla(backbone, regime):
   side = SideKind(3, "conv")
-  cost = costs.cost_of(
+  cost = measured_costs.cost_of(
     backbone.config, regime, cells=3, bottleneck=2, side=side
   )
   assert cost.parameters == cost.parameters_counted
@@ -20,13 +20,15 @@ def test_costs_by_formula_and_by_xla(backbone, regime):
   assert 1.0 < cost.flops_xla / cost.flops < 1.2
   if regime == "memory":
     # Each more cell: 2 layers; a key, a value; 17 queries that read it.
-    more = costs.cost_of(backbone.config, regime, cells=7, bottleneck=2)
+    more = measured_costs.cost_of(
+      backbone.config, regime, cells=7, bottleneck=2
+    )
     expected = 4 * 2 * (2 * 2 * 32 * 32 + 2 * 2 * 17 * 32)
     assert more.flops - cost.flops == expected
     assert more.flops_xla - cost.flops_xla == pytest.approx(expected, rel=0.1)
 
 
-def test_costs_are_the_papers():
+def test_costs_are_the_papers(backbone_file):
   config = mv.vit_config("B/32")
   assert costs.parameters(config, "full", 5, 5) == 87_455_232
   assert costs.parameters(config, "head", 5, 5) == 0
@@ -40,7 +42,7 @@ def test_costs_are_the_papers():
   assert (masked - plain) / plain == pytest.approx(0.02, abs=0.003)
   stream, _ = costs.flops(config, "side_masked", 0, 0, SideKind(16, "conv"))
   assert (stream - masked) / plain == pytest.approx(0.0036, abs=1e-4)
-  section = analysis.adapters(config_lib.Config(), [], config)
+  section = analysis.adapters(small_study(backbone_file), [], config)
   assert "184,320, and 18,552 biases" in " ".join(section.notes)
 
 

@@ -1,127 +1,84 @@
 """The dry run of a study: its runs, and an estimate of their time."""
 
 import dataclasses
-import math
-from pathlib import Path
 
 import pytest
-from conftest import one_device
-from fake_studies import FakeRuns, accuracies, small_study, with_study
+from fake_studies import (
+  FakeRuns,
+  accuracies,
+  configured,
+  follow,
+  run_study,
+  small_study,
+)
 
 import memory_vit as mv
 from memory_vit.errors import DataError, TrainingError
-from memory_vit.train import run as training_run
-from studies.paper import forecast, plan
-from studies.paper.runs import config_of
+from studies.paper import runner
+from studies.record import directory_of
 
 
 @pytest.fixture
-def config(backbone_file):
+def study(backbone_file):
   return small_study(backbone_file)
 
 
-def test_a_dry_run_trains_nothing(config, tmp_path, monkeypatch):
-  def never(*args):
-    raise AssertionError("trained")
-
-  alone = with_study(config, seeds=(0, 1), learning_rates=(0.3, 0.1))
-  fake = FakeRuns(accuracies)
-  monkeypatch.setattr(training_run, "train_and_evaluate", fake)
-  planned = plan.plan(alone, ["adapters"], {})
-  first = config_of(alone, planned[0], alone.backbone)
-  fake(first, tmp_path / "runs" / planned[0].name)
+def test_a_dry_run_trains_nothing(study, tmp_path, monkeypatch):
+  """It says what finished runs of the same kind took, and of which are none."""
+  planned, _ = follow(study, ["adapters"], lambda run, rate: rate)
+  fake = FakeRuns(accuracies, stops_at=2).install(monkeypatch)
+  with pytest.raises(KeyboardInterrupt):
+    run_study(study, tmp_path, ["adapters"])
   before = sorted(tmp_path.rglob("*"))
-  monkeypatch.setattr(training_run, "train_and_evaluate", never)
-  timed = []
-
-  def time_it(config, *_):
-    timed.append(config.regime)
-    return 30.0
-
-  monkeypatch.setattr(forecast, "step_seconds", time_it)
-  text = forecast.forecast(alone, tmp_path, ["adapters"])
+  text = runner.forecast(study, tmp_path, ["adapters"])
   assert sorted(tmp_path.rglob("*")) == before
-  # What is no sweep is one kind, whatever its rate.
-  assert timed == ["adapter", "memory", "adapter_memory"]
-  rows = [line.split() for line in text.splitlines()[2:11]]
-  assert [row[0] for row in rows] == [r.name for r in planned]
-  assert rows[0][1:] == ["1", "finished"]
+  assert len(fake.calls) == 2
+  rows = [line.split() for line in text.splitlines()[:9]]
+  assert rows[0] == ["finished", planned[0].name]
+  assert rows[1] == [planned[1].name]
   # The further seed at a rate that is not known yet is counted, too.
-  assert rows[2] == ["adapter-digits-5-9-rate-of-the-best-seed1", "1"]
-  assert "9 runs of 9 trials and 2 steps for adapters, 1 of them fin" in text
-  # 8 trials of 2 steps.
-  assert "About 8:00 left on 8 x cpu" in text
-  assert "a step of adapter takes 30 s, one of memory takes 30 s" in text
+  assert rows[2] == ["adapter-digits-5-9-rate-of-the-best-seed4"]
+  assert "9 runs, 1 of them finished." in text
+  # The one that has finished took 32 s, as two others will.
+  assert "About 0:01:04 left for 2 runs" in text
+  assert "yet of: adapter_memory (1), memory (1);" in text
   # A split that is not there is noticed here already.
-  wrong = dataclasses.replace(alone.data, test="tset")
+  wrong = dataclasses.replace(study.data, test="tset")
   with pytest.raises(DataError, match="tset"):
-    forecast.forecast(
-      dataclasses.replace(alone, data=wrong), tmp_path, ["table2"]
-    )
+    runner.forecast(configured(study, data=wrong), tmp_path, ["table2"])
 
 
-def test_a_dry_run_knows_how_many_steps_epochs_are(
-  config, tmp_path, monkeypatch
-):
-  config = with_study(config, regimes=("head",))
-  config = dataclasses.replace(config, epochs=0.5, image_size=0)
-  examples = forecast.train_split(config).size
-  steps = math.ceil(0.5 * examples / config.batch_size)
-  timed = []
-
-  def time_it(config, *_):
-    timed.append((config.total_steps, config.image_size))
-    return 1.0
-
-  monkeypatch.setattr(forecast, "step_seconds", time_it)
-  text = forecast.forecast(config, tmp_path, ["table2"])
-  assert timed == [(steps, 8)]
-  assert f"and {steps} steps for table2" in text
+@pytest.mark.fault("damaged-shard")
+def test_nothing_is_downloaded(study, tmp_path):
+  data = dataclasses.replace(
+    study.data, name="cifar10", dir=str(tmp_path / "data")
+  )
+  study = configured(study, data=data)
+  with pytest.raises(DataError, match="162.17 MiB.*a dry run downloads not"):
+    runner.forecast(study, tmp_path / "run", ["table2"])
+  assert not (tmp_path / "data").exists()
+  assert not (tmp_path / "run").exists()
 
 
-def test_a_dry_run_times_each_kind_of_run_once(config, tmp_path, monkeypatch):
-  """The trials of a masked regime share a pass: a step of it is one of all."""
-  config = with_study(
-    config, regimes=("head_cls", "memory_masked"), cells=(1, 2), others=(),
-    learning_rates=(0.3, 0.1, 0.03), seeds=(0, 1),
-  )  # fmt: skip
-  timed = []
-
-  def time_it(config, *_):
-    timed.append((config.regime, config.sweep.combinations))
-    return 30.0 if config.regime == "head_cls" else 45.0
-
-  monkeypatch.setattr(forecast, "step_seconds", time_it)
-  text = forecast.forecast(config, tmp_path, ["cells"])
-  assert sorted(timed) == [("head_cls", 1), ("memory_masked", 6)]
-  # head_cls: three rates, and the best once more; memory: a sweep for a seed.
-  seconds = config.total_steps * (4 * 30 + 2 * 45)
-  assert f"About {forecast.duration(seconds)} left" in text
-  assert "a step of head_cls takes 30 s" in text
-  assert "one of memory_masked takes 45 s" in text
-
-
-@pytest.mark.slow
-def test_a_backbone_of_another_pretraining_is_refused(config, tmp_path):
+def test_a_backbone_that_is_not_trained_yet_is_not_needed(study, tmp_path):
   settings = dataclasses.replace(
-    config.pretrain, variant="Micro/2", total_steps=4
+    study.config.pretrain, variant="Micro/2", total_steps=4
   )
-  (tmp_path / "backbone.npz").write_bytes(Path(config.backbone).read_bytes())
-  other = dataclasses.replace(config, pretrain=settings)
-  with pytest.raises(TrainingError, match="was not made by this configuration"):
-    forecast.forecast(other, tmp_path, ["adapters"])
+  study = configured(study, pretrain=settings)
+  text = runner.forecast(study, tmp_path / "run", ["adapters"])
+  assert "9 runs, 0 of them finished." in text
+  assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
-def test_a_step_is_timed(config):
-  """Of a sweep that of all of its trials."""
-  planned = next(
-    r for r in plan.plan(config, ["table2"], {}) if r.regime == "cls_masked"
+def test_a_backbone_of_another_pretraining_is_refused(study, tmp_path):
+  settings = dataclasses.replace(
+    study.config.pretrain, variant="Micro/2", total_steps=4
   )
-  seconds = forecast.step_seconds(
-    config_of(config, planned, config.backbone),
-    mv.load_backbone(config.backbone, image_size=8),
-    one_device(),
-    forecast.train_split(config),
+  mv.save_backbone(
+    mv.load_backbone(study.config.backbone), tmp_path / "backbone.npz"
   )
-  assert 0 < seconds < 60
+  other = configured(study, pretrain=settings)
+  with pytest.raises(TrainingError, match="was not made by this configuration"):
+    runner.forecast(other, tmp_path, ["adapters"])
+  assert not directory_of(tmp_path, "").exists()

@@ -8,14 +8,15 @@ import pytest
 from conftest import one_device, random_task, run_program, tiny_backbone
 from fake_studies import small_study
 
+import memory_vit as mv
 from memory_vit.data import batching, datasets
-from memory_vit.errors import TaskError
-from memory_vit.tasks import program
+from memory_vit.errors import MemoryVitError
 from studies.paper import interference
+from studies.paper import measured_interference as measured
 
 
 @pytest.fixture
-def config(backbone_file):
+def study(backbone_file):
   return small_study(backbone_file)
 
 
@@ -52,18 +53,18 @@ def test_naive_memories_against_the_dense_oracle(backbone, images):
     return run_program(backbone, [task], images)["t0"]
 
   alone = logits(tasks[0])
-  assert np.array_equal(logits(interference.naive(tasks[0], [])), alone)
-  found = logits(interference.naive(tasks[0], tasks[1:]))
+  assert np.array_equal(logits(measured.naive(tasks[0], [])), alone)
+  found = logits(measured.naive(tasks[0], tasks[1:]))
   memories = [task.params["memory"] for task in tasks]
   expected = dense_logits(backbone, tasks[0], memories, images)
   np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
   assert not np.allclose(found, alone, atol=0.01)
-  with pytest.raises(TaskError, match="expected tasks of 'memory'"):
-    interference.naive(tasks[0], [random_task(backbone, "m")])
+  with pytest.raises(MemoryVitError, match="expected tasks of 'memory'"):
+    measured.naive(tasks[0], [random_task(backbone, "m")])
 
 
 @pytest.mark.slow
-def test_interference_is_measured(config):
+def test_interference_is_measured(study):
   backbone = tiny_backbone(num_classes=5, depth=1)
   source = datasets.open_source("digits:5-9", "test")
   options = {"batch_size": 192, "mesh": one_device()}
@@ -88,20 +89,20 @@ def test_interference_is_measured(config):
   ]
   # None could be left out unseen.
   assert expected[2] not in expected[:2]
-  found = interference.naive_accuracies(backbone, naive, source, **options)
+  found = measured.naive_accuracies(backbone, naive, source, **options)
   assert found == pytest.approx(expected)
   masked = [random_task(backbone, f"m{i}", seed=i, classes=5) for i in range(3)]
-  kept = interference.masked_accuracies(backbone, masked, source, **options)
+  kept = measured.masked_accuracies(backbone, masked, source, **options)
   assert [accuracy for accuracy, _ in kept] == [kept[0][0]] * 3
   assert kept[0][1] == 0
   assert max(difference for _, difference in kept) == 0
-  rows = interference.section(config, [*found[:2], 0.1], kept).rows
+  rows = interference.section(study, [*found[:2], 0.1], kept).rows
   assert [row["paper, no mask"] for row in rows] == [0.5, 0.281, 0.278]
   assert rows[2]["difference, no mask"] == 0.1 - found[0]
   assert [row["difference, masked"] for row in rows] == [0, 0, 0]
   assert [row["largest difference of a logit"] for row in rows] == [0, 0, 0]
   # Where a task of them diverged.
-  lost = interference.section(config, (), ())
+  lost = interference.section(study, (), ())
   assert not lost.rows
   assert "Not measured: a task diverged" in lost.notes[0]
 
@@ -111,7 +112,7 @@ def test_a_difference_in_any_batch_is_reported(backbone, monkeypatch):
   """The largest of all batches, and of the slots in which it was."""
   masked = [random_task(backbone, f"m{i}", seed=i, classes=5) for i in range(3)]
   source = datasets.open_source("digits:5-9", "test")
-  read, calls = program.read, []
+  read, calls = mv.read, []
 
   def disturbed(backbone, slots, context):
     """By 2 in the first of four batches, with two others; by 1 in the next."""
@@ -123,8 +124,8 @@ def test_a_difference_in_any_batch_is_reported(backbone, monkeypatch):
       for name, values in logits.items()
     }
 
-  monkeypatch.setattr(program, "read", disturbed)
-  found = interference.masked_accuracies(
+  monkeypatch.setattr(mv, "read", disturbed)
+  found = measured.masked_accuracies(
     backbone, masked, source, batch_size=48, mesh=one_device()
   )
   assert len(calls) == 4 * 3

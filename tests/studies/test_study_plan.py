@@ -2,29 +2,32 @@
 
 import collections
 import dataclasses
+import json
 
 import pytest
-from fake_studies import follow, small_study, with_study
+from fake_studies import configured, follow, small_study
 
-from memory_vit import config as config_lib
+from memory_vit.commands import console
 from memory_vit.config import KeepConfig
-from memory_vit.errors import ConfigError
+from memory_vit.errors import MemoryVitError
 from memory_vit.train import sweep
+from studies.paper import __main__ as paper
 from studies.paper import analysis, plan
-from studies.paper.runs import PARTS, config_of, possible_parts
+from studies.paper.runs import config_of
 from studies.paper.section import best_rate
+from studies.paper.study import PARTS, Study
 
 
 @pytest.fixture
-def config(backbone_file):
+def study(backbone_file):
   return small_study(backbone_file)
 
 
-def test_a_plan_trains_nothing_twice(config):
-  runs, trials = follow(config, PARTS, lambda run, rate: rate)
+def test_a_plan_trains_nothing_twice(study):
+  runs, trials = follow(study, PARTS, lambda run, rate: rate)
   assert len({r.name for r in runs}) == len({*runs}) == len(runs)
-  assert plan.plan(config, PARTS, trials) == [
-    *dict.fromkeys(plan.plan(config, PARTS, trials))
+  assert plan.plan(study, PARTS, trials) == [
+    *dict.fromkeys(plan.plan(study, PARTS, trials))
   ]
   kinds = collections.Counter((r.regime, r.data, bool(r.reads)) for r in runs)
   first, other, last = "digits:5-9", "digits:0-4", "digits:2-6"
@@ -57,29 +60,29 @@ def test_a_plan_trains_nothing_twice(config):
   assert masked.trials == [(0.3, 1), (0.3, 5), (0.1, 1), (0.1, 5)]
   assert masked.name == "memory_masked-digits-5-9-seed0"
   # What all parts need is what each needs.
-  apart = [r for part in PARTS for r in plan.plan(config, [part], trials)]
+  apart = [r for part in PARTS for r in plan.plan(study, [part], trials)]
   assert {*apart} == {*runs}
   assert len(apart) > len(runs)
-  assert plan.plan(config, ["costs"], {}) == []
+  assert plan.plan(study, ["costs"], {}) == []
 
 
-def test_further_seeds_run_at_the_rate_of_the_first(config):
+def test_further_seeds_run_at_the_rate_of_the_first(study):
   """Chosen for each number of cells apart, on validation, not on test."""
-  config = with_study(
-    config, seeds=(7, 0, 4), regimes=("memory", "memory_masked")
+  study = dataclasses.replace(
+    study, seeds=(7, 0, 4), regimes=("memory", "memory_masked")
   )
 
   def accuracy(run, rate):
     return rate if run.cells == (1,) else -rate
 
-  unknown = plan.runs_of(config, "cells", {})
+  unknown = plan.runs_of(study, "cells", {})
   assert [r.name for r in unknown[:4]] == [
     "memory-digits-5-9-cells1-rate0.3-seed7",
     "memory-digits-5-9-cells1-rate0.1-seed7",
     "memory-digits-5-9-cells1-rate-of-the-best-seed0",
     "memory-digits-5-9-cells1-rate-of-the-best-seed4",
   ]
-  runs, _ = follow(config, ["cells"], accuracy)
+  runs, _ = follow(study, ["cells"], accuracy)
   names = [r.name for r in runs if r.regime == "memory"]
   assert sorted(names) == sorted(
     f"memory-digits-5-9-cells{cells}-rate{rate}-seed{seed}"
@@ -93,19 +96,21 @@ def test_further_seeds_run_at_the_rate_of_the_first(config):
   assert {r.learning_rates for r in masked} == {(0.3, 0.1)}
   # As many as before it is known which.
   assert len(unknown) == len(runs)
-  everything, _ = follow(with_study(config, search="all"), ["cells"], accuracy)
+  everything, _ = follow(
+    dataclasses.replace(study, search="all"), ["cells"], accuracy
+  )
   assert len(everything) == 2 * 2 * 3 + 3
   # Of equals the lowest rate, here and in the table.
-  runs, trials = follow(config, ["cells"], lambda run, rate: 0.5)
+  runs, trials = follow(study, ["cells"], lambda run, rate: 0.5)
   at = {r.learning_rates for r in runs if r.seed == 4 and r.regime == "memory"}
   assert at == {(0.1,)}
   some = [t for found in trials.values() for t in found]
-  choice = best_rate(config, some, ("memory", 5))
+  choice = best_rate(study, some, ("memory", 5))
   assert (choice.learning_rate, len(choice.tests)) == (0.1, 3)
 
 
-def test_a_rate_at_which_the_first_seed_diverged_is_not_chosen(config):
-  only = with_study(config, regimes=("full",), seeds=(0, 4, 5))
+def test_a_rate_at_which_the_first_seed_diverged_is_not_chosen(study):
+  only = dataclasses.replace(study, regimes=("full",), seeds=(0, 4, 5))
 
   def diverges(run, rate):
     return rate == 0.3 or run.seed == 5
@@ -123,31 +128,35 @@ def test_a_rate_at_which_the_first_seed_diverged_is_not_chosen(config):
   assert [r.seed for r in runs] == [0, 0]
 
 
-def test_regimes_that_are_not_to_be_run(config):
-  masked = with_study(config, regimes=("memory_masked", "cls_masked"))
-  assert possible_parts(masked) == [
+def test_regimes_that_are_not_to_be_run(study):
+  masked = dataclasses.replace(study, regimes=("memory_masked", "cls_masked"))
+  assert masked.parts() == [
     "table2", "sensitivity", "cells", "costs", "extension", "regimes",
   ]  # fmt: skip
-  runs, trials = follow(masked, possible_parts(masked), lambda *_: 0.5)
+  runs, trials = follow(masked, masked.parts(), lambda *_: 0.5)
   assert {r.regime for r in runs} == {"memory_masked", "cls_masked"}
   some = [t for found in trials.values() for t in found]
   for make in (analysis.table2, analysis.cells, analysis.sensitivity):
     found = make(masked, some)
-    assert {row["regime"] for row in found.rows} <= {*masked.study.regimes}
+    assert {row["regime"] for row in found.rows} <= {*masked.regimes}
     compared = {row["regime"] for row in found.comparisons}
-    assert {name.split()[0] for name in compared} <= {*masked.study.regimes}
+    assert {name.split()[0] for name in compared} <= {*masked.regimes}
     assert "head" not in str(found.comparisons)
     assert all(found.lines.values())
-  with pytest.raises(ConfigError, match=r"--only=interference needs \['memory"):
-    possible_parts(masked, ["table2", "interference"])
-  with pytest.raises(ConfigError, match=r"regimes\[0\] is 'memory_mask', exp"):
-    with_study(config, regimes=("memory_mask",))
+  with pytest.raises(
+    MemoryVitError, match=r"--only=interference needs \['memory"
+  ):
+    masked.parts(["table2", "interference"])
+  with pytest.raises(
+    MemoryVitError, match=r"regimes has \['memory_mask'\], exp"
+  ):
+    dataclasses.replace(study, regimes=("memory_mask",))
 
 
-def test_configurations_of_runs(config):
-  for planned in follow(config, PARTS, lambda *_: 0.5)[0]:
+def test_configurations_of_runs(study):
+  for planned in follow(study, PARTS, lambda *_: 0.5)[0]:
     reads = ["dir"] if planned.reads else []
-    made = config_of(config, planned, "b.npz", reads)
+    made = config_of(study, planned, reads)
     assert (made.regime, made.seed) == (planned.regime, planned.seed)
     assert made.data.name == planned.data
     assert bool(made.data.test) == planned.tested
@@ -158,60 +167,58 @@ def test_configurations_of_runs(config):
     if planned.cells:
       assert variants == planned.trials
     assert len(variants) == len(planned.trials)
-    assert made.study == config_lib.StudyConfig()
 
 
-def test_tasks_that_other_parts_read_are_exported(config):
+def test_tasks_that_other_parts_read_are_exported(study):
   """All trials of those; of others the best alone, which takes less time."""
-  runs, trials = follow(config, ["regimes", *PARTS], lambda *_: 0.5)
+  runs, trials = follow(study, ["regimes", *PARTS], lambda *_: 0.5)
   read = {run.reads.name for run in runs if run.reads}
   read |= {
-    run.name for run in plan.runs_of(config, "interference", trials)
+    run.name for run in plan.runs_of(study, "interference", trials)
     if run.regime == "memory_masked"
   }  # fmt: skip
   found = {
-    run.name
-    for run in runs
-    if config_of(config, run, "b").sweep.export == "all"
+    run.name for run in runs if config_of(study, run).sweep.export == "all"
   }
   assert found >= read
   assert {name.split("-")[0] for name in found} == {"memory_masked"}
 
 
-def test_what_a_run_keeps_is_what_its_regime_reads(config):
+def test_what_a_run_keeps_is_what_its_regime_reads(study):
   """One study has runs that keep contexts, features, and nothing."""
-  squeezed = dataclasses.replace(config.data, train_crop="resize", flip=False)
-  config = dataclasses.replace(
-    config, data=squeezed, keep=KeepConfig(what="contexts", where="device")
+  squeezed = dataclasses.replace(study.data, train_crop="resize", flip=False)
+  study = configured(
+    study, data=squeezed, keep=KeepConfig(what="contexts", where="device")
   )
   kept = {
-    run.regime: config_of(config, run, "b").keep
-    for run in follow(config, ["regimes"], lambda *_: 0.5)[0]
+    run.regime: config_of(study, run).keep
+    for run in follow(study, ["regimes"], lambda *_: 0.5)[0]
   }
   assert {keep.where for keep in kept.values()} == {"device"}
   expected = {"head": "features", "full": "none", "memory": "none"}
   expected |= {"cls_masked": "contexts", "norms_layers_masked": "contexts"}
   found = {name: kept[name].what for name in expected}
   assert found == expected
-  nothing = dataclasses.replace(config, keep=KeepConfig())
+  nothing = configured(study, keep=KeepConfig())
   runs = follow(nothing, ["regimes"], lambda *_: 0.5)[0]
-  assert {config_of(nothing, run, "b").keep.what for run in runs} == {"none"}
+  assert {config_of(nothing, run).keep.what for run in runs} == {"none"}
 
 
-def test_other_data_sets_have_splits_of_their_own(config):
+def test_other_data_sets_have_splits_of_their_own(study):
   others = (
     {"name": "folder", "dir": "pictures/birds", "test": "new", "resize": 7},
     "digits:2-6",
     {"name": "digits:0-4", "test": ""},
     {"name": "list", "dir": "vtab/dtd"},
   )
-  config = config_lib.from_dict(
-    config_lib.to_dict(with_study(config, others=others))
-  )
-  runs, _ = follow(config, ["interference", "extension"], lambda *_: 0.5)
-  made = {(r.data, r.tested): config_of(config, r, "b").data for r in runs}
+  study = dataclasses.replace(study, others=others)
+  # As a report reads it.
+  options = json.loads(json.dumps(study.options))
+  assert Study.of(study.config, options) == study
+  runs, _ = follow(study, ["interference", "extension"], lambda *_: 0.5)
+  made = {(r.data, r.tested): config_of(study, r).data for r in runs}
   birds, digits = made["folder:birds", True], made["digits:2-6", False]
-  first = config.data
+  first = study.data
   assert (birds.name, birds.dir, birds.test) == (
     "folder", "pictures/birds", "new",
   )  # fmt: skip
@@ -220,59 +227,75 @@ def test_other_data_sets_have_splits_of_their_own(config):
   names = [r.name for r in runs if r.data == "folder:birds"]
   assert names[0] == "memory-folder-birds-cells5-rate0.3-seed0"
   assert made["list:dtd", False].dir == "vtab/dtd"
-  assert possible_parts(config) == list(PARTS)
-  for wrong in ((3,), ({"name": 3},)):
-    # Where it is no data set at all the configuration is refused already.
-    with pytest.raises(ConfigError, match=r"others\[0\]"):
-      possible_parts(with_study(config, others=wrong))
+  assert study.parts() == list(PARTS)
 
 
-def test_parts(config):
-  alone = with_study(config, others=())
-  assert possible_parts(config) == list(PARTS)
-  assert possible_parts(alone) == [
+def test_parts(study):
+  alone = dataclasses.replace(study, others=())
+  assert study.parts() == list(PARTS)
+  assert alone.parts() == [
     "table2", "sensitivity", "cells", "placement", "adapters", "costs",
     "regimes",
   ]  # fmt: skip
-  assert possible_parts(config, ["costs", "table2"]) == [
+  assert study.parts(["costs", "table2"]) == [
     "table2", "costs",
   ]  # fmt: skip
-  with pytest.raises(ConfigError, match=r"--only=\['tabel2'\]: expected some"):
-    possible_parts(config, ["tabel2"])
-  with pytest.raises(ConfigError, match="in config.study.others"):
-    possible_parts(alone, ["interference"])
+  with pytest.raises(
+    MemoryVitError, match=r"--only=\['tabel2'\]: expected some"
+  ):
+    study.parts(["tabel2"])
+  with pytest.raises(MemoryVitError, match="expected some in --others"):
+    alone.parts(["interference"])
 
 
 @pytest.mark.parametrize(
   ("values", "message"),
   [
     ({"learning_rates": ()}, "learning_rates is .*, expected values that diff"),
-    (
-      {"learning_rates": (0.1, 0.0)},
-      r"rates\[1\] is 0.0, expected a positive number",
-    ),
-    ({"seeds": (1, 1)}, "config.study.seeds is .*, expected values that"),
-    ({"seeds": (-1,)}, r"seeds\[0\] is -1, expected at least 0"),
-    ({"cells": (0, 5)}, r"study.cells\[0\] is 0, expected at least 1"),
-    ({"cells": (1, 10)}, "config.task.cells is 5, expected one of config.stud"),
-    ({"others": ("digits:5-9",)}, r"others\[0\] is 'digits:5-9', a name tha"),
-    ({"others": ({"nam": "digits:0-4"},)}, r"others\[0\]: missing keys .*nam"),
-    ({"others": ({"test": "test"},)}, "'name' of '' in config.study.others is"),
+    ({"seeds": (1, 1)}, "--seeds is .*, expected values that"),
+    ({"cells": (0, 5)}, "--cells has 0, expected at least 1"),
+    ({"cells": (1, 10)}, "config.task.cells is 5, expected one of --cells"),
+    ({"search": "some"}, "--search is 'some', expected one of"),
+    ({"others": ("digits:5-9",)}, "number 0 is 'digits:5-9', a name tha"),
+    ({"others": ({"nam": "digits:0-4"},)}, "number 0: .*data.nam"),
+    ({"others": ({"name": 3},)}, "number 0: .*data.name is 3"),
+    ({"others": ({"test": "test"},)}, "'name' of '' in --others is"),
     ({"others": ({"name": "d", "test": ""},)}, "'test' of 'd' in .* is empty"),
   ],
 )
-def test_studies_that_cannot_be(config, values, message):
-  with pytest.raises(ConfigError, match=message):
-    possible_parts(with_study(config, **values))
+def test_studies_that_cannot_be(study, values, message):
+  with pytest.raises(MemoryVitError, match=message):
+    dataclasses.replace(study, **values)
 
 
-def test_options_of_one_run_are_refused(config):
+def test_options_of_one_run_are_refused(study):
   for part, values, message in (
     ("sweep", {"cells": (1,)}, "config.sweep is for one run"),
     ("task", {"attends_to": ("x",)}, "config.task.attends_to"),
     ("data", {"test": ""}, "'test' of config.data is empty"),
     ("data", {"validation": ""}, "'validation' of config.data is empty"),
   ):
-    new = dataclasses.replace(getattr(config, part), **values)
-    with pytest.raises(ConfigError, match=message):
-      possible_parts(dataclasses.replace(config, **{part: new}))
+    new = dataclasses.replace(getattr(study.config, part), **values)
+    with pytest.raises(MemoryVitError, match=message):
+      configured(study, **{part: new})
+
+
+@pytest.mark.fault("bad-option")
+@pytest.mark.parametrize(
+  "flags",
+  [
+    ["--only=x"], ["--only=interference"], ["--dry_run=x"], ["x"],
+    ["--learning_rates=0"], ["--learning_rates=nan"], ["--learning_rates=a"],
+    ["--seeds=-1"], ["--seeds=1.5"], ["--cells=1,1"], ["--regimes=memory_mask"],
+    ["--others={3}"], ["--config.study.seeds=(0,)"], ["--config=no.py"],
+    ["--report_only", "--dry_run"], ["--report_only", "--only=costs"],
+  ],
+)  # fmt: skip
+def test_bad_flags(flags, tmp_path, capsys):
+  given = ["--config=digits", f"--workdir={tmp_path / 'run'}", *flags]
+  status = console.run_command(lambda: paper.run(given))
+  out, err = capsys.readouterr()
+  assert (status, out) == (2, "")
+  assert len(err.splitlines()) == 1
+  assert err.startswith("error: ")
+  assert not (tmp_path / "run").exists()

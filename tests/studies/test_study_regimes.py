@@ -6,14 +6,14 @@ import math
 
 import numpy as np
 import pytest
-from fake_studies import follow, small_study, with_study
+from fake_studies import follow, small_study
 
-from memory_vit.errors import ConfigError
+from memory_vit.errors import MemoryVitError
 from memory_vit.evaluation.hits import Hits, write_hits
 from memory_vit.evaluation.pairing import PairedDifference, paired_difference
 from memory_vit.model.vit_config import vit_config
 from studies.paper import regime_table, report
-from studies.paper.trials import directory_of
+from studies.record import directory_of
 
 
 def hits_of(right, counted=None):
@@ -98,19 +98,19 @@ SIZE = 1_000
 
 
 @pytest.fixture
-def config(backbone_file):
-  config = small_study(backbone_file)
-  return with_study(
-    config,
+def study(backbone_file):
+  study = small_study(backbone_file)
+  return dataclasses.replace(
+    study,
     regimes=("head", "cls_masked", "memory_masked", "norms_masked", "memory"),
     seeds=(0, 4, 5),
   )
 
 
-def finished(config, workdir, gains):
+def finished(study, workdir, gains):
   """Trials and hits of a study; the higher rate is the better one."""
 
-  _, found = follow(config, ["regimes"], lambda run, rate: rate)
+  _, found = follow(study, ["regimes"], lambda run, rate: rate)
   for name, trials in found.items():
     hits = {}
     for i, trial in enumerate(trials):
@@ -128,11 +128,11 @@ def finished(config, workdir, gains):
   return [trial for trials in found.values() for trial in trials]
 
 
-def test_a_row_is_a_regime_at_its_best_rate(config, tmp_path):
+def test_a_row_is_a_regime_at_its_best_rate(study, tmp_path):
   gains = {("norms_masked", 0): 0.1, ("memory_masked", 5): -0.05}
-  trials = finished(config, tmp_path, gains)
+  trials = finished(study, tmp_path, gains)
   found = regime_table.section(
-    config, trials, tmp_path, vit_config("Micro/2", image_size=8)
+    study, trials, tmp_path, vit_config("Micro/2", image_size=8)
   )
   rows = {(row["regime"], row["cells"]): row for row in found.rows}
   # Of full attention only with the cells of the configuration.
@@ -164,13 +164,13 @@ def test_a_row_is_a_regime_at_its_best_rate(config, tmp_path):
   }
   row = pairs["norms_masked", "memory_masked (5 cells)"]
   assert row["difference"] == pytest.approx(0.15)
-  text = report.markdown_table(found.rows)
+  text = report.table(found.rows)
   assert "| +10.0 | 0.9 | 0.0 | yes | 3 |" in text
   assert "| -5.0 | 0.7 | 0.0 | yes | 3 |" in text
 
 
-def test_a_rate_at_which_a_seed_diverged_is_not_compared(config, tmp_path):
-  trials = finished(config, tmp_path, {("norms_masked", 0): 0.1})
+def test_a_rate_at_which_a_seed_diverged_is_not_compared(study, tmp_path):
+  trials = finished(study, tmp_path, {("norms_masked", 0): 0.1})
   lost = [
     dataclasses.replace(t, validation=None, test=None, name=None)
     if (t.regime, t.seed, t.learning_rate) == ("norms_masked", 4, 0.3) else t
@@ -180,7 +180,7 @@ def test_a_rate_at_which_a_seed_diverged_is_not_compared(config, tmp_path):
   before, after = (
     next(r for r in found.rows if r["regime"] == "norms_masked")
     for found in (
-      regime_table.section(config, some, tmp_path, vit)
+      regime_table.section(study, some, tmp_path, vit)
       for some in (trials, lost)
     )
   )
@@ -193,26 +193,28 @@ def test_a_rate_at_which_a_seed_diverged_is_not_compared(config, tmp_path):
     if (t.regime, t.seed, t.learning_rate) == ("head", 4, 0.1) else t
     for t in trials
   ]  # fmt: skip
-  rows = regime_table.section(config, kept, tmp_path, vit).rows
+  rows = regime_table.section(study, kept, tmp_path, vit).rows
   (head,) = (row for row in rows if row["regime"] == "head")
   assert (head["learning rate"], head["seeds"]) == (0.3, 3)
 
 
 @pytest.mark.fault("changed-run")
-def test_hits_that_do_not_fit_are_refused(config, tmp_path):
-  trials = finished(config, tmp_path, {})
+def test_hits_that_do_not_fit_are_refused(study, tmp_path):
+  trials = finished(study, tmp_path, {})
   vit = vit_config("Micro/2", image_size=8)
   name = next(t.run for t in trials if t.regime == "head")
   directory = directory_of(tmp_path, name)
   # Of a run of an earlier version there are none.
   (directory / "hits.json").unlink()
-  found = regime_table.section(config, trials, tmp_path, vit)
+  found = regime_table.section(study, trials, tmp_path, vit)
   (head,) = (row for row in found.rows if row["regime"] == "head")
   assert head["difference"] == pytest.approx(0)
   assert (head["seeds"], head["paired seeds"]) == (3, 2)
   write_hits(directory, {"t-01": hits_of([1]), "t-00": hits_of([1])})
-  with pytest.raises(ConfigError, match="were tested on other images"):
-    regime_table.section(config, trials, tmp_path, vit)
+  with pytest.raises(MemoryVitError, match="were tested on other images"):
+    regime_table.section(study, trials, tmp_path, vit)
   (directory / "hits.json").write_text(json.dumps({"t-00": {}}))
-  with pytest.raises(ConfigError, match="'t-00' has no hits that can be read"):
-    regime_table.section(config, trials, tmp_path, vit)
+  with pytest.raises(
+    MemoryVitError, match="'t-00' has no hits that can be read"
+  ):
+    regime_table.section(study, trials, tmp_path, vit)

@@ -14,10 +14,11 @@ from conftest import ROOT, tiny_backbone
 from fake_studies import (
   FakeRuns,
   accuracies,
+  configured,
   follow,
+  run_study,
   sections,
   small_study,
-  with_study,
 )
 
 import memory_vit as mv
@@ -25,11 +26,11 @@ from memory_vit import config as config_lib
 from memory_vit.data import datasets
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.split_ref import configured_splits
-from memory_vit.errors import ConfigError, DivergedError, TrainingError
+from memory_vit.errors import DivergedError, MemoryVitError, TrainingError
 from memory_vit.runtime import files
 from memory_vit.runtime.lock import only_run
-from memory_vit.train import run as training_run
-from studies.paper import costs, report, runner
+from studies.paper import costs, measured_costs, report
+from studies.record import directory_of
 
 TRAINED = (
   "table2", "sensitivity", "cells", "placement", "adapters", "extension",
@@ -37,31 +38,31 @@ TRAINED = (
 
 
 @pytest.fixture
-def config(backbone_file):
+def study(backbone_file):
   return small_study(backbone_file)
 
 
 @pytest.mark.slow
-def test_a_study_from_its_runs_to_the_report(config, tmp_path, monkeypatch):
+def test_a_study_from_its_runs_to_the_report(study, tmp_path, monkeypatch):
   """Killed in its middle, it goes on without repeating a run."""
-  planned, _ = follow(config, TRAINED, lambda run, rate: rate)
+  planned, _ = follow(study, TRAINED, lambda run, rate: rate)
   names = [r.name for r in planned]
   killed = FakeRuns(accuracies, stops_at=len(names) - 3)
-  monkeypatch.setattr(training_run, "train_and_evaluate", killed)
+  monkeypatch.setattr(mv, "train_and_evaluate", killed)
   with pytest.raises(KeyboardInterrupt):
-    runner.run_study(config, tmp_path, TRAINED)
+    run_study(study, tmp_path, TRAINED)
   # What is known by then has been written.
   assert "Table 2" in (tmp_path / "report.md").read_text()
   rest = FakeRuns(accuracies)
-  monkeypatch.setattr(training_run, "train_and_evaluate", rest)
-  runner.run_study(config, tmp_path, TRAINED)
+  monkeypatch.setattr(mv, "train_and_evaluate", rest)
+  run_study(study, tmp_path, TRAINED)
   found = sections(tmp_path)
   assert killed.calls[:-1] + rest.calls == names
   again = FakeRuns(accuracies)
-  monkeypatch.setattr(training_run, "train_and_evaluate", again)
+  monkeypatch.setattr(mv, "train_and_evaluate", again)
   # Parts that were named earlier stay.
   for parts in (TRAINED, ["cells"]):
-    runner.run_study(config, tmp_path, parts)
+    run_study(study, tmp_path, parts)
     assert sections(tmp_path) == found
   assert again.calls == []
 
@@ -81,8 +82,8 @@ def test_a_study_from_its_runs_to_the_report(config, tmp_path, monkeypatch):
   text = (tmp_path / "report.md").read_text()
   for part in found.values():
     assert f"## {part.title}" in text
-    assert report.markdown_table(part.rows) in text
-    assert report.markdown_table(part.comparisons) in text
+    assert report.table(part.rows) in text
+    assert report.table(part.comparisons) in text
   assert (
     "| full |  | 0.3 | highest | seed 0 | 30.0 % | 47.0 % | 0.0 | 3.5 | 2 |  |"
   ) in text
@@ -96,37 +97,35 @@ def test_a_study_from_its_runs_to_the_report(config, tmp_path, monkeypatch):
 
 
 def test_finished_runs_of_another_configuration_are_refused(
-  config, tmp_path, monkeypatch
+  study, tmp_path, monkeypatch
 ):
-  config = with_study(config, regimes=("head",))
+  study = dataclasses.replace(study, regimes=("head",))
   fake = FakeRuns(accuracies)
-  monkeypatch.setattr(training_run, "train_and_evaluate", fake)
-  runner.run_study(config, tmp_path, ["table2"])
+  monkeypatch.setattr(mv, "train_and_evaluate", fake)
+  run_study(study, tmp_path, ["table2"])
   assert len(fake.calls) == 2
   # Its states were removed; also of one that was killed before that.
   first, second = (tmp_path / "runs" / name for name in fake.calls)
   assert not (first / "checkpoints").exists()
   (second / "checkpoints" / "2").mkdir(parents=True)
   # What does not change a result may change.
-  log = dataclasses.replace(config, log_every=7, batch_size_eval=32)
-  runner.run_study(with_study(log, others=()), tmp_path, ["table2"])
+  log = configured(study, log_every=7, batch_size_eval=32)
+  run_study(dataclasses.replace(log, others=()), tmp_path, ["table2"])
   assert len(fake.calls) == 2
   assert sorted(path.name for path in second.iterdir()) == [
     "config.json", "result.json",
   ]  # fmt: skip
-  longer = dataclasses.replace(config, total_steps=3)
-  with pytest.raises(ConfigError, match="config.total_steps: 2, now 3"):
-    runner.run_study(longer, tmp_path, ["table2"])
+  longer = configured(study, total_steps=3)
+  with pytest.raises(MemoryVitError, match="config.total_steps: 2, now 3"):
+    run_study(longer, tmp_path, ["table2"])
   other = tmp_path / "other.npz"
   mv.save_backbone(tiny_backbone(seed=1, num_classes=5), other)
-  with pytest.raises(ConfigError, match="  backbone: '"):
-    runner.run_study(
-      dataclasses.replace(config, backbone=str(other)), tmp_path, ["table2"]
-    )
+  with pytest.raises(MemoryVitError, match="  backbone: '"):
+    run_study(configured(study, backbone=str(other)), tmp_path, ["table2"])
   assert len(fake.calls) == 2
 
 
-def test_a_study_in_epochs_is_not_repeated(config, tmp_path, monkeypatch):
+def test_a_study_in_epochs_is_not_repeated(study, tmp_path, monkeypatch):
   """Its runs record the steps that their data made of these."""
 
   class Resolved(FakeRuns):
@@ -134,19 +133,19 @@ def test_a_study_in_epochs_is_not_repeated(config, tmp_path, monkeypatch):
       config = dataclasses.replace(config, total_steps=7)
       return super().write(config, directory, entries)
 
-  config = with_study(config, regimes=("head",))
-  config = dataclasses.replace(config, epochs=0.5, image_size=0)
+  study = dataclasses.replace(study, regimes=("head",))
+  study = configured(study, epochs=0.5, image_size=0)
   fake = Resolved(accuracies)
-  monkeypatch.setattr(training_run, "train_and_evaluate", fake)
+  monkeypatch.setattr(mv, "train_and_evaluate", fake)
   for _ in range(2):
-    runner.run_study(config, tmp_path, ["table2"])
+    run_study(study, tmp_path, ["table2"])
     assert len(fake.calls) == 2
-  longer = dataclasses.replace(config, epochs=1.0)
-  with pytest.raises(ConfigError, match="steps: '0.5 epochs', now '1.0 epo"):
-    runner.run_study(longer, tmp_path, ["table2"])
-  in_steps = dataclasses.replace(config, epochs=0.0)
-  with pytest.raises(ConfigError, match="steps: '0.5 epochs', now 2"):
-    runner.run_study(in_steps, tmp_path, ["table2"])
+  longer = configured(study, epochs=1.0)
+  with pytest.raises(MemoryVitError, match="steps: '0.5 epochs', now '1.0 epo"):
+    run_study(longer, tmp_path, ["table2"])
+  in_steps = configured(study, epochs=0.0)
+  with pytest.raises(MemoryVitError, match="steps: '0.5 epochs', now 2"):
+    run_study(in_steps, tmp_path, ["table2"])
   report = json.loads((tmp_path / "report.json").read_text())
   assert report["config"]["image_size"] == 8
 
@@ -154,19 +153,19 @@ def test_a_study_in_epochs_is_not_repeated(config, tmp_path, monkeypatch):
 @pytest.mark.fault("changed-run")
 @pytest.mark.parametrize("per_class", [0, 1])
 def test_finished_runs_on_other_data_are_refused(
-  config, tmp_path, monkeypatch, caplog, per_class
+  study, tmp_path, monkeypatch, caplog, per_class
 ):
   """As long as the data are there to be compared; also if a seed chooses."""
-  config = with_study(config, regimes=("head",), others=())
+  study = dataclasses.replace(study, regimes=("head",), others=())
   pictures = tmp_path / "pictures"
   where = dataclasses.replace(
-    config.data, name="folder", dir=str(pictures), train="train",
+    study.data, name="folder", dir=str(pictures), train="train",
     validation="train", test="train", per_class=per_class,
   )  # fmt: skip
   fake_data.write_folder(
     pictures, {"train/a": ["1.png", "2.png"], "train/b": ["3.png"]}
   )
-  config = dataclasses.replace(config, data=where)
+  study = configured(study, data=where)
   fake = FakeRuns(accuracies)
 
   def runs(config, directory, stop=None):
@@ -184,88 +183,84 @@ def test_finished_runs_on_other_data_are_refused(
     files.write_json(directory / "result.json", result.to_json())
     return result
 
-  monkeypatch.setattr(training_run, "train_and_evaluate", runs)
-  runner.run_study(config, tmp_path / "s", ["table2"])
-  runner.run_study(config, tmp_path / "s", ["table2"])
+  monkeypatch.setattr(mv, "train_and_evaluate", runs)
+  run_study(study, tmp_path / "s", ["table2"])
+  run_study(study, tmp_path / "s", ["table2"])
   assert len(fake.calls) == 2
   (pictures / "train/a/2.png").rename(pictures / "train/b/2.png")
-  with pytest.raises(ConfigError, match="1 of another class") as error:
-    runner.run_study(config, tmp_path / "s", ["table2"])
-  for name in fake.calls:
-    assert name in str(error.value)
+  with pytest.raises(MemoryVitError, match="1 of another class") as error:
+    run_study(study, tmp_path / "s", ["table2"])
+  assert fake.calls[0] in str(error.value)
   assert "train/a/2.png: class 'a', now 'b'" in str(error.value)
   # Without data nothing can be compared, and nothing has to be trained.
   monkeypatch.setattr(logging.getLogger("memory_vit"), "propagate", True)
   (pictures / "train").rename(pictures / "away")
-  runner.run_study(config, tmp_path / "s", ["table2"])
+  run_study(study, tmp_path / "s", ["table2"])
   assert "whether data changed is not known" in caplog.text
   assert len(fake.calls) == 2
 
 
 @pytest.mark.fault("two-runs")
-def test_a_second_study_is_kept_out(config, tmp_path, monkeypatch):
-  config = with_study(config, regimes=("head",))
-  fake = FakeRuns(accuracies)
-  monkeypatch.setattr(training_run, "train_and_evaluate", fake)
+def test_a_second_study_is_kept_out(study, tmp_path):
+  study = dataclasses.replace(study, regimes=("head",))
+  """Where the first one is training."""
+  (first, *_), _ = follow(study, ["table2"], lambda run, rate: rate)
   with (
-    only_run(tmp_path),
+    only_run(directory_of(tmp_path, first.name)),
     pytest.raises(TrainingError, match="another run is using"),
   ):
-    runner.run_study(config, tmp_path, ["table2"])
-  assert fake.calls == []
+    run_study(study, tmp_path, ["table2"])
 
 
-def test_what_was_measured_is_remembered(config, tmp_path, monkeypatch):
+def test_what_was_measured_is_remembered(study, tmp_path, monkeypatch):
   """As long as nothing has changed on which it depends."""
   calls = []
 
-  def measure(record):
-    calls.append(record.config.task.cells)
+  def measure(study, vit):
+    calls.append(study.task.cells)
     cost = costs.Cost(
       regime="head", parameters=1, parameters_counted=1, flops=8,
       flops_once=0, flops_xla=None,
     )  # fmt: skip
     return [dataclasses.asdict(cost)]
 
-  monkeypatch.setattr(costs, "measure", measure)
+  monkeypatch.setattr(measured_costs, "measure", measure)
   for _ in range(2):
-    runner.run_study(config, tmp_path, ["costs"])
+    run_study(study, tmp_path, ["costs"])
     assert sections(tmp_path)["costs"].rows[0]["MFLOP"] == 8 / 1e6
   assert calls == [5]
-  other = dataclasses.replace(
-    config, task=dataclasses.replace(config.task, cells=1)
-  )
+  other = configured(study, task=dataclasses.replace(study.task, cells=1))
   # Of another study nothing is shown before it is measured.
-  monkeypatch.setattr(training_run, "train_and_evaluate", FakeRuns(accuracies))
-  runner.run_study(other, tmp_path, ["adapters"])
+  monkeypatch.setattr(mv, "train_and_evaluate", FakeRuns(accuracies))
+  run_study(other, tmp_path, ["adapters"])
   assert "costs" not in sections(tmp_path)
-  runner.run_study(other, tmp_path, ["costs"])
+  run_study(other, tmp_path, ["costs"])
   assert calls == [5, 1]
   assert {*sections(tmp_path)} >= {"costs", "adapters"}
 
 
 def test_runs_of_another_configuration_are_not_shown(
-  config, tmp_path, monkeypatch
+  study, tmp_path, monkeypatch
 ):
-  monkeypatch.setattr(training_run, "train_and_evaluate", FakeRuns(accuracies))
-  runner.run_study(config, tmp_path, ["placement"])
+  monkeypatch.setattr(mv, "train_and_evaluate", FakeRuns(accuracies))
+  run_study(study, tmp_path, ["placement"])
   assert [*sections(tmp_path)] == ["placement"]
-  longer = dataclasses.replace(config, total_steps=3)
-  runner.run_study(longer, tmp_path, ["extension"])
+  longer = configured(study, total_steps=3)
+  run_study(longer, tmp_path, ["extension"])
   assert [*sections(tmp_path)] == ["extension"]
 
 
 @pytest.mark.slow
 def test_the_report_is_a_function_of_the_directory(
-  config, tmp_path, monkeypatch
+  study, tmp_path, monkeypatch
 ):
   """Made again, elsewhere, it is the same to the byte."""
-  study, copy = tmp_path / "study", tmp_path / "copy"
-  monkeypatch.setattr(training_run, "train_and_evaluate", FakeRuns(accuracies))
-  runner.run_study(config, study, ["cells"])
+  place, copy = tmp_path / "study", tmp_path / "copy"
+  monkeypatch.setattr(mv, "train_and_evaluate", FakeRuns(accuracies))
+  run_study(study, place, ["cells"])
   shown = ("report.md", "cells.png")
-  made = {name: (study / name).read_bytes() for name in shown}
-  study.rename(copy)
+  made = {name: (place / name).read_bytes() for name in shown}
+  place.rename(copy)
   for name in (*shown, "report.json"):
     (copy / name).unlink()
   report.write_report(copy)
@@ -273,17 +268,17 @@ def test_the_report_is_a_function_of_the_directory(
   assert json.loads((copy / "report.json").read_text())["parts"]["cells"]
   # Of what is missing it says so.
   next((copy / "runs").glob("head_cls*/result.json")).unlink()
-  with pytest.raises(ConfigError, match="has no result any more"):
+  with pytest.raises(MemoryVitError, match="has no result any more"):
     report.write_report(copy)
-  with pytest.raises(ConfigError, match=r"study.json is not readable"):
+  with pytest.raises(MemoryVitError, match=r"record.json is not readable"):
     report.write_report(tmp_path)
 
 
 @pytest.mark.processes
-def test_the_report_needs_no_jax(config, tmp_path, monkeypatch):
+def test_the_report_needs_no_jax(study, tmp_path, monkeypatch):
   """Nor flax, nor TensorFlow: none of them can be imported."""
-  monkeypatch.setattr(training_run, "train_and_evaluate", FakeRuns(accuracies))
-  runner.run_study(config, tmp_path, ["adapters"])
+  monkeypatch.setattr(mv, "train_and_evaluate", FakeRuns(accuracies))
+  run_study(study, tmp_path, ["adapters"])
   text = (tmp_path / "report.md").read_text()
   (tmp_path / "report.md").unlink()
   for name in ("jax", "flax", "tensorflow"):
@@ -301,7 +296,7 @@ def test_the_report_needs_no_jax(config, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_diverges_is_a_result(config, tmp_path, monkeypatch):
+def test_what_diverges_is_a_result(study, tmp_path, monkeypatch):
   """It is not tried again, and no other run needs it to be there."""
 
   class Diverging(FakeRuns):
@@ -315,16 +310,16 @@ def test_what_diverges_is_a_result(config, tmp_path, monkeypatch):
       return super().__call__(config, directory)
 
   fake = Diverging(accuracies)
-  monkeypatch.setattr(training_run, "train_and_evaluate", fake)
+  monkeypatch.setattr(mv, "train_and_evaluate", fake)
   parts = ("table2", "sensitivity", "extension")
-  runner.run_study(config, tmp_path, parts)
+  run_study(study, tmp_path, parts)
   found = sections(tmp_path)
   # Neither a run that would read what diverged, nor a further seed of it.
   assert not any("reading" in name for name in fake.calls)
   assert [name for name in fake.calls if name.startswith("full")] == [
     "full-digits-5-9-rate0.3-seed0", "full-digits-5-9-rate0.1-seed0",
   ]  # fmt: skip
-  runner.run_study(config, tmp_path, parts)
+  run_study(study, tmp_path, parts)
   assert sections(tmp_path) == found
   assert len(fake.calls) == len({*fake.calls})
   full = found["table2"].rows[0]
@@ -338,20 +333,19 @@ def test_what_diverges_is_a_result(config, tmp_path, monkeypatch):
 
 
 @pytest.mark.processes
-def test_the_command(config, tmp_path):
+def test_the_command(study, tmp_path):
   """Two regimes and interference on the embedded digits, killed once."""
   options = {
-    "pretrain.variant": "", "backbone": config.backbone, "upstream.name": "",
+    "pretrain.variant": "", "backbone": study.config.backbone, "upstream.name": "",
     "batch_size": 16, "batch_size_eval": 64, "total_steps": 3,
     "eval_every": 3, "checkpoint_every": 3,
-    "study.learning_rates": "(0.3, 0.1)", "study.seeds": "(0,)",
-    "study.cells": "(5,)", "study.others": "('digits:0-4',)",
   }  # fmt: skip
   command = [
     sys.executable, "-m", "studies.paper",
     "--config=configs/digits.py", f"--workdir={tmp_path / 'study'}",
     *(f"--config.{key}={value}" for key, value in options.items()),
-    "--only=interference", "--only=costs", "--only=extension",
+    "--only=interference,costs", "--only=extension", "--cells=5", "--seeds=0",
+    "--learning_rates=0.3,0.1", "--others=digits:0-4",
   ]  # fmt: skip
   environment = {**os.environ, "XLA_FLAGS": quick.XLA_FLAGS}
   options = {"cwd": ROOT, "env": environment, "text": True, "check": True}
@@ -360,7 +354,7 @@ def test_the_command(config, tmp_path):
   ).stdout
   # memory on both data sets and at both rates; masked memory once on each, and
   # once more reading.
-  assert "7 runs of 10 trials and 3 steps" in planned
+  assert "7 runs, 0 of them finished" in planned
   assert not (tmp_path / "study").exists()
   subprocess.run(command, **options)
   results = {

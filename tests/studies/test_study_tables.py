@@ -4,9 +4,9 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from fake_studies import follow, small_study, with_study
+from fake_studies import configured, follow, small_study
 
-from memory_vit.errors import ConfigError
+from memory_vit.errors import MemoryVitError
 from memory_vit.run_result import RunResult, SweepResult, TrialResult
 from studies.paper import analysis, paper_numbers, plan, report
 from studies.paper.section import compare
@@ -15,7 +15,7 @@ from studies.paper.trials import StudyTrial, trials_of
 
 
 @pytest.fixture
-def config(backbone_file):
+def study(backbone_file):
   return small_study(backbone_file)
 
 
@@ -83,35 +83,35 @@ def test_differences_are_held_against_the_spread(first, second, lost, expected):
   }  # fmt: skip
 
 
-def test_sensitivity_and_the_ends_of_the_range(config):
-  config = with_study(
-    config, learning_rates=(0.1, 0.3, 1.0), regimes=("full", "memory")
+def test_sensitivity_and_the_ends_of_the_range(study):
+  study = dataclasses.replace(
+    study, learning_rates=(0.1, 0.3, 1.0), regimes=("full", "memory")
   )
   accuracy = {("full", 0.1): 0.9, ("full", 0.3): 0.5, ("memory", 0.1): 0.7,
               ("memory", 0.3): 0.8, ("memory", 1.0): 0.75}  # fmt: skip
   _, trials = follow(
-    config, ["table2"], lambda run, rate: accuracy[run.regime, rate],
+    study, ["table2"], lambda run, rate: accuracy[run.regime, rate],
     lambda run, rate: (run.regime, rate) == ("full", 1.0),
   )  # fmt: skip
   some = [
     dataclasses.replace(t, test=t.validation)
     for found in trials.values() for t in found
   ]  # fmt: skip
-  full, memory = analysis.sensitivity(config, some).comparisons
+  full, memory = analysis.sensitivity(study, some).comparisons
   assert full == {
     "regime": "full", "cells": None, "lowest test": 0.5, "highest test": 0.9,
     "difference": pytest.approx(0.4), "rates": 3, "diverged": 1,
   }  # fmt: skip
   assert (memory["cells"], memory["rates"], memory["diverged"]) == (5, 3, 0)
   assert memory["difference"] == pytest.approx(0.1)
-  full, _, memory = analysis.table2(config, some).rows
+  full, _, memory = analysis.table2(study, some).rows
   assert (full["learning rate"], full["end of range"]) == (0.1, "lowest")
   assert (memory["learning rate"], memory["end of range"]) == (0.3, None)
   # 100 images, sqrt(0.8 * 0.2 / 100).
   assert memory["test"] == 0.8
   assert memory["standard error"] == pytest.approx(0.04)
   # Which seeds have chosen the rate.
-  both = with_study(config, regimes=("full", "memory_masked"))
+  both = dataclasses.replace(study, regimes=("full", "memory_masked"))
   rows = analysis.table2(both, []).rows
   assert [(row["regime"], row["chosen by"]) for row in rows] == [
     ("full", "seed 0"), ("memory_masked", "mean of the seeds"),
@@ -119,8 +119,8 @@ def test_sensitivity_and_the_ends_of_the_range(config):
   ]  # fmt: skip
 
 
-def test_a_trial_that_diverged_in_a_sweep_has_no_result(config):
-  planned = plan.plan(config, ["table2"], {})[-1]
+def test_a_trial_that_diverged_in_a_sweep_has_no_result(study):
+  planned = plan.plan(study, ["table2"], {})[-1]
   assert planned.regime == "norms_masked"
   entries = tuple(
     TrialResult(
@@ -140,11 +140,11 @@ def test_a_trial_that_diverged_in_a_sweep_has_no_result(config):
   assert (lost.learning_rate, lost.validation, lost.task) == (0.1, None, None)
   # What is neither there nor lost is not taken for lost.
   missing = dataclasses.replace(result, tasks=entries[:1], sweep=SweepResult())
-  with pytest.raises(ConfigError, match="Move the run away"):
+  with pytest.raises(MemoryVitError, match="Move the run away"):
     trials_of(planned, missing, here)
 
 
-def test_the_papers_numbers_stand_beside(config):
+def test_the_papers_numbers_stand_beside(study):
   for name, task, expected in (
     ("sun397/tfds", "sun397", 0.768),
     ("cifar100", "", 0.910),
@@ -152,14 +152,14 @@ def test_the_papers_numbers_stand_beside(config):
     ("folder", "places365", 0.538),
     ("cifar10", "", None),
   ):
-    there = dataclasses.replace(
-      config,
-      data=dataclasses.replace(config.data, name=name),
-      task=dataclasses.replace(config.task, name=task),
+    there = configured(
+      study,
+      data=dataclasses.replace(study.data, name=name),
+      task=dataclasses.replace(study.task, name=task),
     )
     assert paper_numbers.table2(there).get(5) == expected
-  there = dataclasses.replace(
-    config, data=dataclasses.replace(config.data, name="cifar100")
+  there = configured(
+    study, data=dataclasses.replace(study.data, name="cifar100")
   )
   rows = analysis.table2(there, []).rows
   memory = next(r for r in rows if (r["regime"], r["cells"]) == ("memory", 1))
@@ -178,13 +178,11 @@ places365    55.9  50.9  52.4       53.3  53.8  53.9  54.1
 """
 
 
-def test_every_number_of_the_paper(config):
+def test_every_number_of_the_paper(study):
   columns, *rows = (line.split() for line in TABLE_2.strip().splitlines())
   keys = [int(name) if name.isdigit() else name for name in columns]
   for name, *values in rows:
-    there = dataclasses.replace(
-      config, data=dataclasses.replace(config.data, name=name)
-    )
+    there = configured(study, data=dataclasses.replace(study.data, name=name))
     found = {
       k: round(100 * v, 6) for k, v in paper_numbers.table2(there).items()
     }

@@ -6,7 +6,7 @@ import json
 import pytest
 import vtab_miniature
 
-from memory_vit.errors import ConfigError
+from memory_vit.errors import MemoryVitError
 from studies.vtab import layout
 from studies.vtab.tasks import GROUPS, TASKS, choose
 
@@ -45,7 +45,9 @@ def test_the_table_is_the_benchmark():
 
 
 def test_a_task_that_there_is_not():
-  with pytest.raises(ConfigError, match="--only='cifar10': .* cifar, caltech"):
+  with pytest.raises(
+    MemoryVitError, match="--only='cifar10': .* cifar, caltech"
+  ):
     choose(["cifar", "cifar10"])
   assert [t.name for t in choose(["kitti", "cifar"])] == ["cifar", "kitti"]
 
@@ -69,7 +71,9 @@ def test_the_prepared_folder(tmp_path):
 
 
 def test_a_directory_without_any(tmp_path):
-  with pytest.raises(ConfigError, match="has no data of kitti: .*docs/vtab.md"):
+  with pytest.raises(
+    MemoryVitError, match="has no data of kitti: .*docs/vtab.md"
+  ):
     layout.find(tmp_path, [task("kitti")])
 
 

@@ -8,19 +8,19 @@ from conftest import random_task, tiny_backbone
 from fake_benchmarks import (
   RATES,
   FakeRuns,
+  run_benchmark,
   small_benchmark,
   vtab_config,
   write_digest,
 )
-from fake_studies import fingerprint
 
 import memory_vit as mv
 from memory_vit import config as config_lib
-from memory_vit.errors import ConfigError
+from memory_vit.errors import MemoryVitError
 from memory_vit.run_result import RunResult, SweepResult, TrialResult
-from memory_vit.train import resolve
-from studies.vtab import forecast, protocol, report, runner
-from studies.vtab.record import Score, final_directory, read_record
+from studies.record import directory_of, read_record
+from studies.vtab import protocol, report, runner
+from studies.vtab.scores import Score
 from studies.vtab.tasks import TASKS
 
 
@@ -29,13 +29,13 @@ def fake(monkeypatch):
   return FakeRuns().install(monkeypatch)
 
 
-def scores(bench):
-  return read_record(bench.workdir).found()
+def scores(tmp_path):
+  return report.scores_of(read_record(tmp_path / "run"))
 
 
 def test_chosen_on_the_200_and_tested_once(tmp_path, backbone_file, fake):
   bench = small_benchmark(tmp_path, backbone_file, ["cifar", "kitti"])
-  runner.run_benchmark(bench)
+  run_benchmark(bench, tmp_path / "run")
   search, *finals = fake.configs[:3]
   assert (search.data.train, search.data.validation) == ("train800", "val200")
   assert search.data.test == ""
@@ -57,7 +57,7 @@ def test_chosen_on_the_200_and_tested_once(tmp_path, backbone_file, fake):
   assert fake.tested == [
     [(name, "head", 0), (name, "head", 1)] for name in ("cifar", "kitti")
   ]
-  score = scores(bench)["cifar", "head"]
+  score = scores(tmp_path)["cifar", "head"]
   assert score.settings == {"learning_rate": 0.1}
   assert score.validation == pytest.approx(0.6)
   # At the chosen rate, of seed 0 and seed 1; a lower rate is better on test.
@@ -77,12 +77,12 @@ def test_what_is_finished_is_not_repeated(tmp_path, backbone_file, monkeypatch):
   killed = FakeRuns(stops_at=9)
   killed.install(monkeypatch)
   with pytest.raises(KeyboardInterrupt):
-    runner.run_benchmark(bench)
+    run_benchmark(bench, tmp_path / "run")
   # What is known by then has been written.
-  assert {task for task, _ in scores(bench)} == {"cifar"}
+  assert {task for task, _ in scores(tmp_path)} == {"cifar"}
   rest = FakeRuns()
   rest.install(monkeypatch)
-  runner.run_benchmark(bench)
+  run_benchmark(bench, tmp_path / "run")
   assert rest.directories[0] == killed.directories[-1]
   assert len(killed.directories[:-1] + rest.directories) == 2 * 2 * 3
   # Heads side by side, and every `full` by itself; each once.
@@ -92,90 +92,53 @@ def test_what_is_finished_is_not_repeated(tmp_path, backbone_file, monkeypatch):
     for runs in ([("head", 0), ("head", 1)], [("full", 0)], [("full", 1)])
   ]
   # What is a backbone of its own is not kept, once it is tested.
-  assert {p.parents[3].name for p in bench.workdir.rglob("task.json")} == {
+  assert {p.parents[3].name for p in (tmp_path / "run").rglob("task.json")} == {
     "head"
   }
-  first = (bench.workdir / "report.json").read_bytes()
+  first = ((tmp_path / "run") / "report.json").read_bytes()
   again = FakeRuns()
   again.install(monkeypatch)
-  runner.run_benchmark(bench)
+  run_benchmark(bench, tmp_path / "run")
   assert not again.configs + again.tested
-  assert (bench.workdir / "report.json").read_bytes() == first
-
-
-def bar_of(monkeypatch):
-  """Remembers the bar of a benchmark: what it began with, and all it counts."""
-  seen = []
-
-  class Bar(runner.ProgressBar):
-    def update(self, count=1):
-      super().update(count)
-      seen.append((self._start, self.done, self.total))
-
-  monkeypatch.setattr(runner, "ProgressBar", Bar)
-  return seen
-
-
-def test_the_speed_is_of_what_this_process_learns(
-  tmp_path, backbone_file, monkeypatch
-):
-  bench = small_benchmark(tmp_path, backbone_file, ["cifar", "kitti"])
-  FakeRuns(stops_at=5).install(monkeypatch)
-  with pytest.raises(KeyboardInterrupt):
-    runner.run_benchmark(bench)
-  FakeRuns().install(monkeypatch)
-  seen = bar_of(monkeypatch)
-  runner.run_benchmark(bench)
-  assert seen == [(4, 4, 6), (4, 5, 6), (4, 6, 6)]
-
-
-def test_what_cannot_be_chosen_is_not_learned_again(
-  tmp_path, backbone_file, monkeypatch
-):
-  """No run of any seed is counted then."""
-  bench = small_benchmark(tmp_path, backbone_file, ["cifar", "kitti"])
-  FakeRuns(diverges=lambda config: True).install(monkeypatch)
-  seen = bar_of(monkeypatch)
-  runner.run_benchmark(bench)
-  assert seen == [(0, 0, 6), (0, 1, 6), (0, 2, 4)]
+  assert ((tmp_path / "run") / "report.json").read_bytes() == first
 
 
 def test_a_forecast_knows_what_is_finished(tmp_path, backbone_file, fake):
   bench = small_benchmark(tmp_path, backbone_file, ["kitti"])
-  runner.run_benchmark(bench)
-  assert "About" not in forecast.forecast(bench)
-  backbone = mv.load_backbone(backbone_file)
-  config = resolve.with_backbone(bench.config, backbone)
-  bench = dataclasses.replace(bench, config=config)
-  # Of a seed more one run is left, and its test; no step of the search.
-  more = dataclasses.replace(bench, seeds=(0, 1, 2))
-  left = forecast.left_of(more, bench.tasks[0], "head", fingerprint())
-  assert (left.search, left.tests) == (0, (("head", 2),))
-  assert left.final == 12 * 2 // 8  # images, epochs, batches of 8
-  assert (left.examples, left.most) == (12, 12)
-  (next(bench.workdir.rglob("seed-1/test.json"))).unlink()
-  left = forecast.left_of(bench, bench.tasks[0], "head", fingerprint())
-  assert (left.final, left.tests) == (0, (("head", 1),))
+  run_benchmark(bench, tmp_path / "run")
+  before = sorted(tmp_path.rglob("*"))
+  assert "About" not in runner.forecast(bench, tmp_path / "run")
+  # Of a seed more one run is left, of 8 s; no search.
+  more = dataclasses.replace(bench, seeds=(0, 1, 2), missing={"dtd": "none"})
+  text = runner.forecast(more, tmp_path / "run")
+  assert "4 runs, 3 of them finished." in text
+  assert "About 0:00:08 left for 1 runs" in text
+  assert text.startswith("dtd is left out: none\n")
+  assert sorted(tmp_path.rglob("*")) == before
+  assert len(fake.configs) == 3
 
 
 def test_more_seeds_are_added(tmp_path, backbone_file, fake):
   """The search is of the first seed alone: what was finished stays."""
   bench = small_benchmark(tmp_path, backbone_file, ["cifar"], seeds=(0, 1))
-  runner.run_benchmark(bench)
+  run_benchmark(bench, tmp_path / "run")
   calls = len(fake.configs)
-  runner.run_benchmark(dataclasses.replace(bench, seeds=(0, 1, 2)))
+  run_benchmark(dataclasses.replace(bench, seeds=(0, 1, 2)), tmp_path / "run")
   assert [config.seed for config in fake.configs[calls:]] == [2]
   assert fake.tested[1:] == [[("cifar", "head", 2)]]
-  assert scores(bench)["cifar", "head"].tests == pytest.approx(
+  assert scores(tmp_path)["cifar", "head"].tests == pytest.approx(
     (0.49, 0.48, 0.47)
   )
 
 
 def test_another_task_is_tested_again(tmp_path, backbone_file, fake):
   bench = small_benchmark(tmp_path, backbone_file, ["cifar"])
-  runner.run_benchmark(bench)
-  write_digest(final_directory(bench.workdir, "cifar", "head", 1), "of another")
-  runner.run_benchmark(bench)
+  run_benchmark(bench, tmp_path / "run")
+  write_digest(
+    directory_of(tmp_path / "run", runner.final_name("cifar", "head", 1)),
+    "of another",
+  )
+  run_benchmark(bench, tmp_path / "run")
   assert fake.tested[1:] == [[("cifar", "head", 1)]]
 
 
@@ -183,15 +146,17 @@ def test_another_task_is_tested_again(tmp_path, backbone_file, fake):
 def test_changed_test_images_are_refused(tmp_path, backbone_file, fake):
   """No run reads them: the test itself remembers which they were."""
   bench = small_benchmark(tmp_path, backbone_file, ["cifar"])
-  runner.run_benchmark(bench)
+  run_benchmark(bench, tmp_path / "run")
   image = (
     tmp_path
     / "data/cifar"
     / ((tmp_path / "data/cifar/test.txt").read_text().split()[0])
   )
   image.write_bytes(image.read_bytes() + b" ")
-  with pytest.raises(ConfigError, match="data are not those .*\n.*1 changed"):
-    runner.run_benchmark(bench)
+  with pytest.raises(
+    MemoryVitError, match="data are not those .*\n.*1 changed"
+  ):
+    run_benchmark(bench, tmp_path / "run")
   assert len(fake.tested) == 1
 
 
@@ -221,25 +186,10 @@ def test_a_finished_run_of_another_configuration_is_refused(
   tmp_path, backbone_file, fake
 ):
   bench = small_benchmark(tmp_path, backbone_file, ["cifar"])
-  runner.run_benchmark(bench)
+  run_benchmark(bench, tmp_path / "run")
   changed = dataclasses.replace(bench.config, epochs=3.0)
-  with pytest.raises(ConfigError, match="another configuration.*\n.*epochs"):
-    runner.run_benchmark(dataclasses.replace(bench, config=changed))
-
-
-def test_a_finished_run_of_an_earlier_version_is_taken(
-  tmp_path, backbone_file, fake
-):
-  """Its configuration has no options that came later."""
-  bench = small_benchmark(tmp_path, backbone_file, ["cifar"])
-  runner.run_benchmark(bench)
-  calls = len(fake.configs)
-  for file in bench.workdir.rglob("config.json"):
-    values = json.loads(file.read_text())
-    del values["optim"]["mixup"], values["upstream"], values["early_stopping"]
-    file.write_text(json.dumps(values))
-  runner.run_benchmark(bench)
-  assert len(fake.configs) == calls
+  with pytest.raises(MemoryVitError, match="another configuration.*\n.*epochs"):
+    run_benchmark(dataclasses.replace(bench, config=changed), tmp_path / "run")
 
 
 @pytest.mark.fault("changed-run")
@@ -248,21 +198,23 @@ def test_changed_data_of_a_finished_run_are_refused(
 ):
   """Also where only the list is another."""
   bench = small_benchmark(tmp_path, backbone_file, ["cifar"])
-  runner.run_benchmark(bench)
-  result = next(bench.workdir.rglob("search/result.json"))
+  run_benchmark(bench, tmp_path / "run")
+  result = next((tmp_path / "run").rglob("search/result.json"))
   values = json.loads(result.read_text())
   values["data"] = {"train": {"by": "files", "sha256": "0" * 64}}
   result.write_text(json.dumps(values))
-  with pytest.raises(ConfigError, match="data are not those of the finished"):
-    runner.run_benchmark(bench)
+  with pytest.raises(
+    MemoryVitError, match="data are not those of the finished"
+  ):
+    run_benchmark(bench, tmp_path / "run")
 
 
 def test_data_of_other_classes_are_refused(tmp_path, backbone_file, fake):
   bench = small_benchmark(tmp_path, backbone_file, ["kitti"])
   lines = tmp_path / "data/kitti/test.txt"
   lines.write_text(lines.read_text().replace(" 3\n", " 4\n"))
-  with pytest.raises(ConfigError, match="5 classes, kitti of VTAB-1k has 4"):
-    runner.run_benchmark(bench)
+  with pytest.raises(MemoryVitError, match="5 classes, kitti of VTAB-1k has 4"):
+    run_benchmark(bench, tmp_path / "run")
   assert not fake.configs
 
 
@@ -272,8 +224,8 @@ def test_settings_that_diverged_are_not_chosen(
   runs = FakeRuns(diverges=lambda c: c.learning_rate == 0.1)
   runs.install(monkeypatch)
   bench = small_benchmark(tmp_path, backbone_file, ["cifar"])
-  runner.run_benchmark(bench)
-  score = scores(bench)["cifar", "head"]
+  run_benchmark(bench, tmp_path / "run")
+  score = scores(tmp_path)["cifar", "head"]
   assert score.settings == {"learning_rate": 0.01}
   assert (score.diverged, score.at_edge) == (1, ("learning_rate",))
 
@@ -285,8 +237,8 @@ def test_a_seed_that_diverges_leaves_no_mean(
   runs = FakeRuns(diverges=lambda c: c.seed == 1)
   runs.install(monkeypatch)
   bench = small_benchmark(tmp_path, backbone_file, ["cifar"], seeds=(0, 1, 2))
-  runner.run_benchmark(bench)
-  score = scores(bench)["cifar", "head"]
+  run_benchmark(bench, tmp_path / "run")
+  score = scores(tmp_path)["cifar", "head"]
   assert runs.tested == [[("cifar", "head", 0), ("cifar", "head", 2)]]
   assert (score.test, score.tests) == (None, pytest.approx((0.49, 0.47)))
 
@@ -297,11 +249,11 @@ def test_a_task_that_always_diverges_has_no_accuracy(
   runs = FakeRuns(diverges=lambda c: True)
   runs.install(monkeypatch)
   bench = small_benchmark(tmp_path, backbone_file, ["cifar"])
-  runner.run_benchmark(bench)
-  score = scores(bench)["cifar", "head"]
+  run_benchmark(bench, tmp_path / "run")
+  score = scores(tmp_path)["cifar", "head"]
   assert (score.test, score.tests, score.diverged) == (None, (), 3)
   assert len(runs.configs) == 1  # there is nothing to learn again
-  text = (bench.workdir / "report.md").read_text()
+  text = ((tmp_path / "run") / "report.md").read_text()
   assert "none: all diverged" in text
 
 
@@ -346,7 +298,7 @@ def test_what_the_protocol_sets_is_refused(key, value):
   (values[part] if part else values)[last] = value
   config = config_lib.from_dict(values)
   with pytest.raises(
-    ConfigError, match=rf"config\.{key} is .* expected"
+    MemoryVitError, match=rf"config\.{key} is .* expected"
   ) as error:
     protocol.require_possible(config, ["head"])
   assert "\n" not in str(error.value)
@@ -357,7 +309,7 @@ def test_regimes_that_there_are_not():
     (["head", "heads"], "'heads' is none"),
     (["head", "head"], "'head' is there twice"),
   ):
-    with pytest.raises(ConfigError, match=f"{problem}; .*cls_masked"):
+    with pytest.raises(MemoryVitError, match=f"{problem}; .*cls_masked"):
       protocol.require_possible(vtab_config(), names)
 
 
@@ -421,8 +373,8 @@ def test_the_report_names_each_regime_with_data_of_another_size():
 def test_the_report_names_what_is_missing(tmp_path, backbone_file, fake):
   bench = small_benchmark(tmp_path, backbone_file, ["cifar", "kitti"])
   bench = dataclasses.replace(bench, missing={"dtd": "there is no dtd"})
-  runner.run_benchmark(bench)
-  text = (bench.workdir / "report.md").read_text()
+  run_benchmark(bench, tmp_path / "run")
+  text = ((tmp_path / "run") / "report.md").read_text()
   assert "**No means are given**, as tasks are missing:" in text
   assert "**No means are given** of these, as data have other sizes" in text
   assert "- kitti, head: 4 test images, the benchmark has 711\n" in text
@@ -435,7 +387,7 @@ def test_the_report_names_what_is_missing(tmp_path, backbone_file, fake):
   assert len(cells) == 1 + 19 + 3 + 2
   assert cells[1 + [t.name for t in TASKS].index("kitti")] == "48.5"
   assert cells[-5:] == [""] * 5
-  numbers = json.loads((bench.workdir / "report.json").read_text())
+  numbers = json.loads(((tmp_path / "run") / "report.json").read_text())
   assert numbers["means"]["head"]["of_tasks"] is None
   assert len(numbers["scores"]) == 2
 

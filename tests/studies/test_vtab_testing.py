@@ -10,27 +10,35 @@ from fake_benchmarks import small_benchmark
 
 import memory_vit as mv
 from memory_vit.data import datasets
-from memory_vit.errors import ConfigError
+from memory_vit.errors import MemoryVitError
 from memory_vit.evaluation import evaluate
 from memory_vit.model.regimes import REGIMES
 from memory_vit.runtime.preemption import Interrupted, StopSignal
-from studies.vtab import protocol, testing
-from studies.vtab.record import final_directory
+from studies.grid import Grid
+from studies.record import directory_of
+from studies.vtab import protocol, runner, testing
 
 REGIMES_TESTED = ("head", "cls_masked", "norms_masked")
 
 
-def finished_runs(bench, data, backbone):
+def engine_of(tmp_path, bench, backbone, stop=None):
+  return Grid(
+    config=bench.config, workdir=tmp_path / "run", backbone=backbone, stop=stop
+  )
+
+
+def finished_runs(engine, bench, data):
   """Runs whose tasks have random values, all under the name of a run."""
   runs = {}
   for i, regime in enumerate(bench.regimes):
     cells = 2 + i if REGIMES[regime].has_memory else 0
     for seed in bench.seeds:
       task = random_task(
-        backbone, protocol.NAME_IN_RUNS, regime=regime, cells=cells,
+        engine.backbone, protocol.NAME_IN_RUNS, regime=regime, cells=cells,
         classes=data.task.classes, seed=10 * i + seed,
       )  # fmt: skip
-      path = final_directory(bench.workdir, data.task.name, regime, seed)
+      name = runner.final_name(data.task.name, regime, seed)
+      path = directory_of(engine.workdir, name)
       mv.save_task(task, path / "tasks" / protocol.NAME_IN_RUNS)
       runs[regime, seed] = path
   return runs
@@ -43,10 +51,13 @@ def bench(tmp_path, backbone_file):
 
 
 @pytest.mark.slow
-def test_side_by_side_as_alone(bench, backbone_file, monkeypatch, caplog):
+def test_side_by_side_as_alone(
+  bench, backbone_file, tmp_path, monkeypatch, caplog
+):
   """In one reading; a second data set, of other classes, compiles nothing."""
-  mesh, stop = one_device(), StopSignal()
-  backbone = mv.load_backbone(backbone_file)
+  mesh, backbone = one_device(), mv.load_backbone(backbone_file)
+  monkeypatch.setattr(testing, "make_mesh", lambda fsdp: mesh)
+  engine = engine_of(tmp_path, bench, backbone)
   readings = []
   evaluate_source = testing.evaluate_source
 
@@ -56,11 +67,11 @@ def test_side_by_side_as_alone(bench, backbone_file, monkeypatch, caplog):
 
   monkeypatch.setattr(testing, "evaluate_source", counted)
   first, second = bench.tasks
-  runs = finished_runs(bench, first, backbone)
-  found = testing.finish(bench, first, runs, backbone, mesh, stop)
+  runs = finished_runs(engine, bench, first)
+  found = testing.finish(engine, bench, first, runs)
   assert readings == [4]
   assert [*found] == [*runs]
-  reader = datasets.open_on_all_processes(protocol.test_split(bench, first))
+  reader = datasets.open_split(protocol.test_config(bench, first), "test")
   for run, path in runs.items():
     task = mv.load_task(path / "tasks" / protocol.NAME_IN_RUNS, backbone)
     alone = evaluate.evaluate_source(
@@ -72,39 +83,39 @@ def test_side_by_side_as_alone(bench, backbone_file, monkeypatch, caplog):
     assert (found[run].examples, found[run].skipped) == (4, 0)
   assert len({outcome.loss for outcome in found.values()}) == len(runs)
 
-  others = finished_runs(bench, second, backbone)
+  others = finished_runs(engine, bench, second)
   # They diverged; numbers of slots are rounded up, so one less shows nothing.
   del others["cls_masked", 1], others["norms_masked", 1]
   with jax.log_compiles(), caplog.at_level(logging.WARNING):
-    testing.finish(bench, second, others, backbone, mesh, stop)
+    testing.finish(engine, bench, second, others)
   compiled = [record.getMessage() for record in caplog.records]
   for program in ("encode_program", "read_program"):
     assert not any(f"Compiling jit({program})" in text for text in compiled)
 
   # Again: all is read.
-  assert testing.finish(bench, first, runs, backbone, mesh, stop) == found
+  assert testing.finish(engine, bench, first, runs) == found
   assert readings == [4, 4]
 
 
 @pytest.mark.slow
 def test_what_was_tested_before_a_stop_is_kept(
-  bench, backbone_file, monkeypatch
+  bench, backbone_file, tmp_path, monkeypatch
 ):
   """And a damaged file is named."""
-  data, backbone = bench.tasks[0], mv.load_backbone(backbone_file)
-  runs = finished_runs(bench, data, backbone)
+  data, stop = bench.tasks[0], StopSignal()
+  engine = engine_of(tmp_path, bench, mv.load_backbone(backbone_file), stop)
+  runs = finished_runs(engine, bench, data)
   first = {run: path for run, path in runs.items() if run[0] == "head"}
-  stop = StopSignal()
-  testing.finish(bench, data, first, backbone, one_device(), stop)
+  testing.finish(engine, bench, data, first)
   monkeypatch.setattr(stop, "is_wanted", lambda: True)
   with pytest.raises(Interrupted):
-    testing.finish(bench, data, runs, backbone, one_device(), stop)
+    testing.finish(engine, bench, data, runs)
   done = {run for run, path in runs.items() if (path / testing.TEST).exists()}
   assert done == {*first}
   file = runs["head", 0] / testing.TEST
   file.write_text(json.dumps({**json.loads(file.read_text()), "found": {}}))
-  with pytest.raises(ConfigError, match=r"test\.json"):
-    testing.finish(bench, data, first, backbone, one_device(), stop)
+  with pytest.raises(MemoryVitError, match=r"test\.json"):
+    testing.finish(engine, bench, data, first)
 
 
 def test_only_tasks_that_share_a_pass_are_tested_side_by_side():
@@ -112,7 +123,3 @@ def test_only_tasks_that_share_a_pass_are_tested_side_by_side():
           for seed in (0, 1)]  # fmt: skip
   assert testing.in_one_pass(runs) == [runs[2:], runs[:1], runs[1:2]]
   assert testing.in_one_pass(runs[:1]) == [runs[:1]]
-  assert testing.backbone_passes(runs) == 2 + 2
-  masked = [(name, 0) for name in ("cls_masked", "layers_masked")]
-  assert testing.backbone_passes(masked) == 1
-  assert testing.backbone_passes([*masked, ("head", 0), ("probe", 0)]) == 3

@@ -5,8 +5,8 @@ import types
 import pytest
 
 from memory_vit.runtime import files
-from studies.vtab import timing, together
-from studies.vtab.record import Score
+from studies.vtab import together
+from studies.vtab.scores import Score
 
 
 def bench_of(**changes):
@@ -37,15 +37,7 @@ def test_the_regime_is_chosen_on_validation():
 def test_what_was_measured_on_other_data_is_measured_anew(tmp_path, key):
   files.write_json(tmp_path / "task.json", {"sha256": "0"})
   first, second = (
-    together._key(bench, "cls_masked", [tmp_path])
+    together.key(bench, "cls_masked", [tmp_path])
     for bench in (bench_of(), bench_of(**{key: "other"}))
   )
   assert first != second
-
-
-def test_what_is_timed_is_waited_for():
-  """Or dispatch alone would be timed on an accelerator."""
-  waited = []
-  result = types.SimpleNamespace(block_until_ready=lambda: waited.append(1))
-  assert timing._second_call(lambda: result) >= 0
-  assert waited == [1, 1]
