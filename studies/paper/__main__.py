@@ -17,14 +17,14 @@ from collections.abc import Sequence
 
 from studies import command
 from studies.paper import report
-from studies.paper.study import PARTS, declare
+from studies.paper.study import PARTS, Study, declare
 
 
-def run(argv: Sequence[str]) -> int:
-  """Run the study, or show its plan or report; return 0.
+def parse(argv: Sequence[str]) -> tuple[command.StudyLine, Study | None]:
+  """Read the command line; without a study if the report alone is wanted.
 
   Raises:
-    MemoryVitError: for a command line that cannot be used, and as `run_study`.
+    MemoryVitError: for what cannot be used.
   """
   line = command.StudyLine(
     __doc__, argv, f"Parts, between commas: {', '.join(PARTS)}."
@@ -32,13 +32,27 @@ def run(argv: Sequence[str]) -> int:
   study_of = declare(line.line)
   line.parse()
   if line.report_only:
+    return line, None
+  study = study_of(line.config)
+  study.parts(line.only)
+  return line, study
+
+
+def run(argv: Sequence[str]) -> int:
+  """Run the study, or show its plan or report; return 0.
+
+  Raises:
+    MemoryVitError: as `parse` and `run_study`.
+  """
+  line, study = parse(argv)
+  if study is None:
     report.write_report(line.workdir)
     print((line.workdir / "report.md").read_text(encoding="utf-8"))
     return 0
-  study = study_of(line.config)
-  parts = study.parts(line.only)
   command.begin(line)
   from studies.paper import runner  # it needs jax
+
+  parts = study.parts(line.only)
 
   for part, reason in study.missing().items():
     if reason and not line.only:

@@ -15,7 +15,7 @@ docs/vtab.md.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import memory_vit as mv
@@ -26,12 +26,13 @@ from studies.vtab import layout, protocol, report, tasks
 from studies.vtab.protocol import Benchmark
 
 
-def run(argv: Sequence[str]) -> int:
-  """Run the benchmark, or show its plan or report; return 0.
+def parse(
+  argv: Sequence[str],
+) -> tuple[command.StudyLine, Callable[[], Benchmark]]:
+  """Read the command line; return what looks for the data, too.
 
   Raises:
-    MemoryVitError: for a command line that cannot be used, and as
-      `run_benchmark`.
+    MemoryVitError: for what cannot be used.
   """
   line = command.StudyLine(
     __doc__, argv, "Tasks, with commas between them; else all 19.", "vtab"
@@ -45,20 +46,34 @@ def run(argv: Sequence[str]) -> int:
   )
   seeds = line.line.string("seeds", "Final runs of each, so many; else 3.")
   line.parse()
-  if line.report_only:
-    report.write_report(line.workdir)
-    print((line.workdir / "report.md").read_text(encoding="utf-8"))
-    return 0
   config = line.config
   if name := backbone():
     config = dataclasses.replace(config, backbone=name)
   named = between_commas(regimes()) or protocol.REGIMES_COMPARED
   protocol.require_possible(config, named)
   chosen, count = tasks.choose(line.only), _seeds(seeds())
-  found, missing = layout.find(_directory(directory()), chosen)
-  bench = Benchmark(
-    config=config, tasks=found, missing=missing, regimes=named, seeds=count
-  )
+
+  def benchmark() -> Benchmark:
+    found, missing = layout.find(_directory(directory()), chosen)
+    return Benchmark(
+      config=config, tasks=found, missing=missing, regimes=named, seeds=count
+    )
+
+  return line, benchmark
+
+
+def run(argv: Sequence[str]) -> int:
+  """Run the benchmark, or show its plan or report; return 0.
+
+  Raises:
+    MemoryVitError: as `parse` and `run_benchmark`.
+  """
+  line, benchmark = parse(argv)
+  if line.report_only:
+    report.write_report(line.workdir)
+    print((line.workdir / "report.md").read_text(encoding="utf-8"))
+    return 0
+  bench = benchmark()
   command.begin(line)
   from studies.vtab import runner  # it needs jax
 

@@ -131,6 +131,10 @@ def test_commands_of_the_package_can_be_parsed(block, monkeypatch):
   for name, argv in dataclasses.replace(
     block, text=substituted(block)
   ).package_commands():
+    if name.startswith("studies."):
+      study = importlib.import_module(f"{name}.__main__")
+      assert study.parse(argv)
+      continue
     command = importlib.import_module(f"memory_vit.commands.{name}")
     if hasattr(command, "parse"):
       assert command.parse([name, *argv])

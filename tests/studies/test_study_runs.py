@@ -336,9 +336,9 @@ def test_what_diverges_is_a_result(study, tmp_path, monkeypatch):
 def test_the_command(study, tmp_path):
   """Two regimes and interference on the embedded digits, killed once."""
   options = {
-    "pretrain.variant": "", "backbone": study.config.backbone, "upstream.name": "",
-    "batch_size": 16, "batch_size_eval": 64, "total_steps": 3,
-    "eval_every": 3, "checkpoint_every": 3,
+    "pretrain.variant": "", "backbone": study.config.backbone,
+    "upstream.name": "", "batch_size": 16, "batch_size_eval": 64,
+    "total_steps": 3, "eval_every": 3, "checkpoint_every": 3,
   }  # fmt: skip
   command = [
     sys.executable, "-m", "studies.paper",

@@ -24,14 +24,13 @@ from memory_vit.config import (
 )
 from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.runtime.preemption import PREEMPTED, STOPPED, Interrupted
-from memory_vit.train import loop, requirements, run, wandb_run
+from memory_vit.train import loop, requirements, run, run_lists, wandb_run
 from memory_vit.train.step import TrainState
 from memory_vit.train.sweep import Trial
 from memory_vit.train.wandb_run import WandbRun
-from studies.paper import runner as study_runner
 from studies.paper import runs
+from studies.paper.study import Study
 from studies.vtab import protocol
-from studies.vtab import runner as benchmark_runner
 from studies.vtab.layout import TaskData
 from studies.vtab.protocol import Benchmark
 from studies.vtab.tasks import TASKS
@@ -388,28 +387,15 @@ def test_a_login_is_asked_for_before_a_backbone_is_trained(
 
 @pytest.mark.parametrize("mode", ["", "online", "offline"])
 def test_many_runs_ask_for_a_login_first(library, tmp_path, monkeypatch, mode):
-  """A study trains a backbone before its first run, and hundreds of runs."""
+  """A list trains a backbone before its first run, and hundreds of runs."""
   library.error = RuntimeError("No API key configured.")
   monkeypatch.delenv("WANDB_MODE", raising=False)
   monkeypatch.setattr(wandb_run, "require_installed", lambda config: None)
+  monkeypatch.setattr(run_lists.paths, "make_directory", None)
   config = Config(wandb=WandbConfig(project="pets", mode=mode))
-  reached = []
-  for module in (study_runner, benchmark_runner):
-    monkeypatch.setattr(
-      module.paths, "make_directory", lambda *args: reached.append(args)
-    )
-    monkeypatch.setattr(module, "only_run", None)
-  bench = Benchmark(
-    config=config, tasks=(), missing={}, regimes=("head",), seeds=(0,),
-    workdir=tmp_path,
-  )  # fmt: skip
-  error = TypeError if mode == "offline" else TrainingError
-  with pytest.raises(error):
-    study_runner.run_study(config, tmp_path, ["table2"])
-  with pytest.raises(error):
-    benchmark_runner.run_benchmark(bench)
-  assert len(library.logins) == (0 if mode == "offline" else 2)
-  assert len(reached) == (2 if mode == "offline" else 0)
+  with pytest.raises(TypeError if mode == "offline" else TrainingError):
+    run_lists.shared_backbone(config, tmp_path)
+  assert len(library.logins) == (0 if mode == "offline" else 1)
 
 
 def test_runs_of_a_study_are_in_one_group():
@@ -419,18 +405,17 @@ def test_runs_of_a_study_are_in_one_group():
   config = Config(
     wandb=wandb, data=DataConfig(name="digits:5-9"), task=TaskConfig(cells=5)
   )
-  planned = runs.Run(
+  planned = runs.PaperRun(
     regime="head", data="digits:5-9", seed=0, learning_rates=(0.1,)
   )
-  assert runs.config_of(config, planned, "vit.npz").wandb == many
+  assert runs.config_of(Study(config=config), planned).wandb == many
   data = TaskData(
     task=TASKS[0], name="list", dir="data", train="a", held_out="b",
     test="d",
   )  # fmt: skip
   bench = Benchmark(
-    config=config, tasks=(data,), missing={}, regimes=("head",), seeds=(0,),
-    workdir=Path("run"),
-  )  # fmt: skip
+    config=config, tasks=(data,), missing={}, regimes=("head",), seeds=(0,)
+  )
   assert protocol.search_config(bench, data, "head").wandb == many
   grouped = dataclasses.replace(wandb, group="all")
   assert grouped.of_many().group == "all"
