@@ -41,12 +41,17 @@ class Run:
     name: of its directory, below WORKDIR/runs; "cifar/head/search".
     configure: makes its configuration; None as long as runs that it depends on
       have not finished.
-    kind: runs of one kind take about the same time.
+    kind: runs of one kind take about the same time; "" is one of its own.
   """
 
   name: str
   configure: Callable[[], mv.Config] | None
   kind: str = ""
+
+  @property
+  def kind_or_name(self) -> str:
+    """What it is listed under in a forecast."""
+    return self.kind or self.name
 
   def config(self) -> mv.Config:
     """The configuration, of a run that is ready."""
@@ -305,15 +310,15 @@ def forecast(plan: Plan, results: Results) -> str:
   for run in runs:
     if run.name in results:
       took = results[run.name].wall_seconds
-      seconds.setdefault(run.kind, []).append(took)
-  known = [run for run in left if run.kind in seconds]
+      seconds.setdefault(run.kind_or_name, []).append(took)
+  known = [run for run in left if run.kind_or_name in seconds]
   if known:
-    total = sum(statistics.mean(seconds[run.kind]) for run in known)
+    total = sum(statistics.mean(seconds[run.kind_or_name]) for run in known)
     lines.append(
       f"About {duration(total)} left for {len(known)} runs, by the time that "
       "finished ones of the same kind took."
     )
-  if new := sorted({run.kind for run in left} - {*seconds}):
+  if new := sorted({run.kind_or_name for run in left} - {*seconds}):
     lines.append(
       f"No run has finished yet of: {', '.join(new)}; `memory-vit train "
       "--dry_run` times a step."

@@ -18,7 +18,7 @@ import memory_vit as mv
 from memory_vit import config as config_lib
 from memory_vit.commands import command_line
 from memory_vit.data import batching, datasets, sources
-from memory_vit.errors import ConfigError
+from memory_vit.errors import ConfigError, MemoryVitError
 from memory_vit.train import resolve, run, sweep
 from memory_vit.train.optim import warmup_steps
 from studies.paper import paper_numbers
@@ -299,7 +299,7 @@ def test_a_rate_that_is_given_is_the_only_one():
   with pytest.raises(ConfigError, match=message):
     parsed("--config=sun397", "--config.learning_rate=0.1",
            "--config.sweep.learning_rate=(0.1, 0.3)")  # fmt: skip
-  with pytest.raises(ConfigError, match=r"config\.sweep is for one run"):
+  with pytest.raises(MemoryVitError, match=r"config\.sweep is for one run"):
     Study(
       config=parsed("--config=sun397", "--config.sweep.learning_rate=(0.1,0.2)")
     )
