@@ -33,9 +33,9 @@ from memory_vit.data import datasets
 from memory_vit.data.eval_images import eval_images
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.evaluation.hits import Hits, read_hits
+from memory_vit.evaluation.pairing import paired_difference
 from memory_vit.model.regimes import get_regime
 from memory_vit.model.task import EvalPreprocessing
-from memory_vit.study.pairing import paired_difference
 
 # Row -> rates that are tried.
 ROWS = {

@@ -1,8 +1,9 @@
 """The test bed of docs/results.md: drawn characters, near to and far from what
 a small backbone knows.
 
-  memory-vit paper --config=glyphs:NAME --workdir=DIR \\
-    --config.data.dir=DATA --config.backbone=FILE --only=regimes
+  python -m studies.paper --config=glyphs:NAME --workdir=DIR \\
+    --config.data.dir=DATA --config.backbone=FILE --only=regimes \\
+    --learning_rates=0.03,0.1,0.3,1,3 --seeds=0,1,2,3,4 --cells=5,20
 
 NAME is `glyph_new100` (near: characters that the backbone has not seen),
 `glyph_inverted` (far: light on dark, with noise) or `glyph_rotation` (far: by
@@ -34,7 +35,4 @@ def get_config(name: str = "glyph_inverted") -> ml_collections.ConfigDict:
   config.eval_every = 500
   config.checkpoint_every = 500
   config.log_every = 250
-  config.study.learning_rates = (0.03, 0.1, 0.3, 1.0, 3.0)
-  config.study.seeds = (0, 1, 2, 3, 4)
-  config.study.cells = (5, 20)
   return config

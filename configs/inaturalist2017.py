@@ -15,6 +15,7 @@ hand, sort them into folders and use --config=folder.
 
 import ml_collections
 
+from memory_vit.config import LEARNING_RATES
 from memory_vit.configs import base
 
 
@@ -39,5 +40,5 @@ def get_config() -> ml_collections.ConfigDict:
   config.optim.warmup_steps = 5
   # The paper reports the best learning rate, and does not say which it tried.
   # --config.learning_rate=0.1 learns at that one alone.
-  config.sweep.learning_rate = config.study.learning_rates
+  config.sweep.learning_rate = LEARNING_RATES
   return config

@@ -16,6 +16,7 @@ filelist_places365-standard.tar into DATA/downloads/manual and give
 
 import ml_collections
 
+from memory_vit.config import LEARNING_RATES
 from memory_vit.configs import base
 
 
@@ -38,5 +39,5 @@ def get_config() -> ml_collections.ConfigDict:
   config.optim.warmup_steps = 5
   # The paper reports the best learning rate, and does not say which it tried.
   # --config.learning_rate=0.1 learns at that one alone.
-  config.sweep.learning_rate = config.study.learning_rates
+  config.sweep.learning_rate = LEARNING_RATES
   return config

@@ -1,7 +1,8 @@
 """The paper's study on small images, with a small backbone, on CPU cores.
 
-  memory-vit paper --config=small_study:NAME \\
-    --workdir=DIR --config.data.dir=DATA --config.backbone=FILE
+  python -m studies.paper --config=small_study:NAME \\
+    --workdir=DIR --config.data.dir=DATA --config.backbone=FILE \\
+    --learning_rates=0.03,0.1,0.3 --seeds=0,1 --cells=5,20
 
 NAME is a data set of TFDS that was prepared in DATA, FILE a backbone for 64 px.
 What was measured with it, on what, and how long it took: docs/results.md.
@@ -20,7 +21,4 @@ def get_config(name: str = "") -> ml_collections.ConfigDict:
   config.total_steps = 300
   config.eval_every = 100
   config.checkpoint_every = 300
-  config.study.learning_rates = (0.03, 0.1, 0.3)
-  config.study.seeds = (0, 1)
-  config.study.cells = (5, 20)
   return config

@@ -6,6 +6,7 @@ Learnable Memory. CVPR 2022.
   load      load_backbone, random_backbone, load_task, load_tasks
   make      init_task
   train     train_task, evaluate_tasks; TrainResult, TaskMetrics
+  runs      read_config, Config; train_and_evaluate, load_result, RunResult
   combine   concatenate, select, remove, rename
   run       preprocess, forward; encode, read; fill_slots, Slots;
             Predictor, PredictorConfig
@@ -25,6 +26,8 @@ from memory_vit.version import __version__ as __version__
 with epy.lazy_api_imports(globals()):
   from memory_vit.backbones.load import load_backbone
   from memory_vit.backbones.save import save_backbone
+  from memory_vit.commands.command_line import read_config
+  from memory_vit.config import Config
   from memory_vit.errors import MemoryVitError
   from memory_vit.evaluation.preprocess import preprocess
   from memory_vit.exports.export import export_model
@@ -41,6 +44,7 @@ with epy.lazy_api_imports(globals()):
   from memory_vit.model.vit_config import ViTConfig, vit_config
   from memory_vit.prediction.config import PredictorConfig
   from memory_vit.prediction.predictor import Predictor
+  from memory_vit.run_result import RunResult, load_result
   from memory_vit.tasks.compose import concatenate, remove, rename, select
   from memory_vit.tasks.create import init_task
   from memory_vit.tasks.inference import fill_slots
@@ -58,16 +62,19 @@ with epy.lazy_api_imports(globals()):
     evaluate_tasks,
     train_task,
   )
+  from memory_vit.train.run import train_and_evaluate
 
 __all__ = [
   "AttentionRollout",
   "Backbone",
+  "Config",
   "EvalPreprocessing",
   "ImageInput",
   "MemoryViT",
   "MemoryVitError",
   "Predictor",
   "PredictorConfig",
+  "RunResult",
   "Slots",
   "Task",
   "TaskMetrics",
@@ -84,6 +91,7 @@ __all__ = [
   "forward",
   "init_task",
   "load_backbone",
+  "load_result",
   "load_task",
   "load_tasks",
   "overlay",
@@ -91,6 +99,7 @@ __all__ = [
   "preprocess",
   "random_backbone",
   "read",
+  "read_config",
   "remove",
   "rename",
   "save_backbone",
@@ -98,6 +107,7 @@ __all__ = [
   "save_tasks",
   "select",
   "token_attention",
+  "train_and_evaluate",
   "train_task",
   "vit_config",
 ]

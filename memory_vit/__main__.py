@@ -18,7 +18,7 @@ from memory_vit.errors import ConfigError
 # In the order in which they are met; each is a module of `commands/`.
 COMMANDS = (
   "check_data", "train", "evaluate", "predict", "embed", "inspect", "serve",
-  "export", "convert", "paper", "vtab", "attention",
+  "export", "convert", "attention",
 )  # fmt: skip
 
 

@@ -47,6 +47,9 @@ from memory_vit.runtime.rules import (
 EMBEDDINGS = "embeddings"
 # All combinations of a sweep are compared with each other.
 MOST_TRIALS = 1_000
+# What is tried where nothing is known of a task. The paper names no learning
+# rate; these reach as far as full fine-tuning is said to break down.
+LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -414,48 +417,6 @@ class SweepConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StudyConfig:
-  """The paper's study, which `memory-vit paper` runs; see `study`."""
-
-  # Of every regime, the one that is best on validation is reported. The paper
-  # names none; these reach as far as full fine-tuning is said to break down.
-  learning_rates: tuple[float, ...] = option(
-    (0.003, 0.01, 0.03, 0.1, 0.3, 1.0), _RATES, resume="free"
-  )
-  # Each is a run with its own first values and its own order of the images.
-  seeds: tuple[int, ...] = option((0, 1, 2), _SEEDS, resume="free")
-  # Of regimes that cost a run for each rate: "first" tries all rates with the
-  # first seed and runs further seeds at the best one alone; "all" tries all
-  # rates with all seeds. The others try all in one pass, whatever is said here.
-  search: str = option("first", Choice(("first", "all")), resume="free")
-  # Regimes that are run; () is all that the parts of the study need. Tables
-  # leave out the others.
-  regimes: tuple[str, ...] = option(
-    (), Items(Choice(tuple(REGIMES)), len(REGIMES)), resume="free"
-  )
-  # Memory cells per layer (the paper's); `task.cells` must be among them, which
-  # is what is compared where the number does not vary.
-  cells: tuple[int, ...] = option(
-    (1, 5, 10, 20),
-    Items(dataclasses.replace(_CELLS, least=1), MOST_TRIALS),
-    resume="free",
-  )
-  # Further data sets, for interference and extension: a name, or a dictionary
-  # such as {"name": "places365_small", "test": "validation"} of options of
-  # `data`. What is not said is as in `data`.
-  others: tuple[str | dict[str, Any], ...] = option(
-    (),
-    Items(
-      Changes(
-        'a data set, or a dictionary such as {"name": "pets"}', _DATA_SET
-      ),
-      MOST_TRIALS,
-    ),
-    resume="free",
-  )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig:
   """Devices that share the work; a batch is always split over all."""
 
@@ -470,11 +431,11 @@ class WandbConfig:
 
   # Where the run goes, once for all trials of a sweep; "" logs nothing there. A
   # run that goes on in the same --workdir goes on in W&B as well. That of
-  # `pretrain` is not logged; those of a study are, each for itself.
+  # `pretrain` is not logged; those of a list are, each for itself.
   project: str = option("", _PROJECT, resume="free")
   # Of the project: a user or a team; "" is the default one of who is logged in.
   entity: str = option("", _PROJECT, resume="free")
-  # Of the run; "" is --workdir. The runs of a study are named by their
+  # Of the run; "" is --workdir. The runs of a list are named by their
   # directories, and this is their group where `group` is "".
   name: str = option("", _LABEL, resume="free")
   # Runs of one group are shown together.
@@ -485,7 +446,7 @@ class WandbConfig:
   mode: str = option("", Choice(("", "online", "offline")), resume="free")
 
   def of_many(self) -> "WandbConfig":
-    """For the runs of a study: each its own, in one group."""
+    """For a list of runs: each its own run of W&B, in one group."""
     return dataclasses.replace(self, name="", group=self.group or self.name)
 
 
@@ -552,11 +513,11 @@ class Config:
   # Images of the test split (else of validation) on which the best task's
   # attention is drawn at the end, as attention.png and for TensorBoard; three
   # times as many of the test split with its answers, as answers.png, and its
-  # confusions there. 0 draws nothing. Runs of a study draw nothing.
+  # confusions there. 0 draws nothing. Lists of runs draw nothing.
   log_images: int = option(8, Number(0, 64, "images"), resume="free")
   # Whether trained parameters are also written as plain orbax checkpoints,
   # WORKDIR/orbax/NAME, beside each new task in WORKDIR/tasks. Never for "full",
-  # where they would double gigabytes. Runs of a study write none.
+  # where they would double gigabytes. Lists of runs write none.
   export_orbax: bool = option(True, Switch(), resume="free")
   # Step at which a profile of 5 steps is taken, for TensorBoard; 0 takes none.
   profile_at: int = option(0, _STEPS_OR_NONE, resume="free")
@@ -576,7 +537,6 @@ class Config:
   sweep: SweepConfig = SweepConfig()
   upstream: UpstreamConfig = UpstreamConfig()
   pretrain: PretrainConfig = PretrainConfig()
-  study: StudyConfig = StudyConfig()
   wandb: WandbConfig = WandbConfig()
   mesh: MeshConfig = MeshConfig()
 
@@ -584,6 +544,23 @@ class Config:
   def learned(self) -> Regime:
     """What `regime` says: what is trained, and how attention runs."""
     return get_regime(self.regime)
+
+  def replaced(self, values: Mapping[str, Any]) -> "Config":
+    """The configuration with other values, {"data.flip": False, ...}.
+
+    Only these are checked by their rules, and whether they contradict others.
+
+    Raises:
+      ConfigError: for a key that does not exist, or a value that cannot be.
+    """
+    changed = self
+    for key, value in values.items():
+      if key not in OPTIONS:
+        raise ConfigError(options.unknown("config", key, OPTIONS))
+      valid = options.checked(f"config.{key}", value, OPTIONS[key])
+      changed = _with(changed, key.split("."), valid)
+    _require_consistent(changed)
+    return changed
 
   def __post_init__(self) -> None:
     # Contradictions are looked for among values that are possible alone.
@@ -607,24 +584,6 @@ def from_dict(values: Mapping[str, Any]) -> Config:
     ConfigError: for a missing or an unknown key, or a value of another type.
   """
   return schema.build(Config, values, "config", ConfigError)
-
-
-def replaced(config: Config, values: Mapping[str, Any]) -> Config:
-  """The configuration with other values, {"data.flip": False, ...}.
-
-  Only these are checked by their rules, and whether they contradict the others.
-
-  Raises:
-    ConfigError: for a key that does not exist, or a value that cannot be.
-  """
-  changed = config
-  for key, value in values.items():
-    if key not in OPTIONS:
-      raise ConfigError(options.unknown("config", key, OPTIONS))
-    valid = options.checked(f"config.{key}", value, OPTIONS[key])
-    changed = _with(changed, key.split("."), valid)
-  _require_consistent(changed)
-  return changed
 
 
 def _with(section: Any, path: Sequence[str], value: Any) -> Any:

@@ -93,8 +93,8 @@ RUNS: dict[str, dict[str, Any]] = {
   # The same run goes on.
   "interrupted again": {"optim.schedule": "constant"},
 }  # fmt: skip
-# What a clock says, and configurations.
-NOT_COMPARED = re.compile("seconds|per_second|timing|^config$")
+# What a clock says, configurations, and commands.
+NOT_COMPARED = re.compile("seconds|per_second|timing|^config$|^command$")
 TOKEN = "a token of 24 characters"
 FORKS = multiprocessing.get_context("forkserver")
 
@@ -143,7 +143,7 @@ class Place:
     argv = ["memory_vit", name, *arguments]
     if name == "main":
       argv = ["memory_vit.main", *arguments]
-    elif (root / "studies" / name).with_suffix(".py").exists():
+    elif (root / "studies" / name).exists():
       argv = [f"studies.{name}", *arguments]
     log = f"{time.monotonic_ns()}-{name}"
     process = FORKS.Process(
@@ -472,18 +472,28 @@ def ask(url: str, method: str = "GET", body: Any = None) -> dict[str, Any]:
 
 def paper(place: Place) -> None:
   """The report of the paper's study, of most of its parts."""
-  study = {
-    "study.learning_rates": "(0.3,0.1)", "study.seeds": "(0,1)",
-    "study.cells": "(1,5)", "study.others": "('digits:0-4',)",
-    "study.regimes": "('memory_masked','cls_masked','head')",
-    "upstream.name": "", "total_steps": 3,
-  }  # fmt: skip
+  options = {**RUN, "upstream.name": "", "total_steps": 3}
+  study = (
+    "--learning_rates=0.3,0.1", "--seeds=0,1", "--cells=1,5",
+    "--others=digits:0-4", "--regimes=memory_masked,cls_masked,head",
+  )  # fmt: skip
+  if not (Path(mv.__file__).resolve().parents[1] / "studies").exists():
+    study = tuple(map(option_of_study, study))
   parts = ("table2", "cells", "costs", "extension", "regimes")
   place.command(
-    "paper", "--config=digits", "--workdir=paper", *flags({**RUN, **study}),
+    "paper", "--config=digits", "--workdir=paper", *flags(options), *study,
     *(f"--only={part}" for part in parts),
   )  # fmt: skip
   write_report(place, "paper")
+
+
+def option_of_study(flag: str) -> str:
+  """A flag of the study as an option of the configuration, which it was."""
+  name, _, values = flag.removeprefix("--").partition("=")
+  if name not in ("others", "regimes"):
+    return f"--config.study.{name}=({values},)"
+  quoted = ",".join(map(repr, values.split(",")))
+  return f"--config.study.{name}=({quoted},)"
 
 
 def vtab(place: Place) -> None:
@@ -517,6 +527,9 @@ def write_report(place: Place, name: str) -> None:
   numbers = (place.work / name / "report.json").read_text()
   place.json(f"{name}/report", json.loads(numbers))
   text = (place.work / name / "report.md").read_text()
+  # The command and its options have other names in other versions.
+  text = re.sub(r"(?m)^(python -m|memory-vit) .*$", "COMMAND", text)
+  text = text.replace("config.study.", "study.")
   if name == "vtab":
     text = re.sub(r"[\d.]+ times", "N times", text)
   before, title, costs = text.partition("## What it took")

@@ -5,10 +5,8 @@ import dataclasses
 import vtab_miniature
 from fake_studies import fingerprint
 
+import memory_vit as mv
 from memory_vit import config as config_lib
-from memory_vit.benchmark import layout, runner, testing
-from memory_vit.benchmark.protocol import NAME_IN_RUNS, Benchmark
-from memory_vit.benchmark.tasks import choose
 from memory_vit.configs import vtab
 from memory_vit.run_result import (
   BackboneResult,
@@ -17,7 +15,10 @@ from memory_vit.run_result import (
   TrialResult,
 )
 from memory_vit.runtime import files
-from memory_vit.train import run, sweep
+from memory_vit.train import sweep
+from studies.vtab import layout, runner, testing
+from studies.vtab.protocol import NAME_IN_RUNS, Benchmark
+from studies.vtab.tasks import choose
 
 RATES = (0.01, 0.1, 1.0)
 
@@ -46,9 +47,12 @@ def small_benchmark(tmp_path, backbone_file, names, **changes) -> Benchmark:
     config=vtab_config(backbone=str(backbone_file)),
     tasks=found,
     missing=missing,
-    workdir=tmp_path / "run",
     **values,
   )
+
+
+def run_benchmark(bench, workdir):
+  runner.run_benchmark(bench, workdir, command="studies.vtab")
 
 
 def accuracies(config):
@@ -76,12 +80,12 @@ class FakeRuns:
 
   def install(self, monkeypatch):
     """Take the place of what trains, tests and exports."""
-    monkeypatch.setattr(run, "train_and_evaluate", self)
+    monkeypatch.setattr(mv, "train_and_evaluate", self)
     monkeypatch.setattr(testing, "measure", self.measure)
     monkeypatch.setattr(runner, "export", lambda *arguments: None)
     return self
 
-  def measure(self, bench, data, runs, reader, *others):
+  def measure(self, engine, bench, data, runs):
     """Test what was trained by now, here or by another."""
     self.tested.append([(data.task.name, *which) for which in runs])
     found = {}
@@ -91,7 +95,7 @@ class FakeRuns:
       found[which] = testing.TaskScore(
         accuracy=self.accuracy(trial.config)[1],
         loss=1.0,
-        examples=reader.size,
+        examples=4,
         skipped=0,
         seconds=0.5,
       )

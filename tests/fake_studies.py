@@ -5,9 +5,9 @@ import functools
 
 from conftest import tiny_backbone
 
+import memory_vit as mv
 from configs import digits
 from memory_vit import config as config_lib
-from memory_vit.config import Config
 from memory_vit.model.regimes import REGIMES
 from memory_vit.run_result import (
   BackboneResult,
@@ -16,14 +16,14 @@ from memory_vit.run_result import (
   TrialResult,
 )
 from memory_vit.runtime import files
-from memory_vit.study import plan, report
-from memory_vit.study.record import read_record, read_trials
-from memory_vit.study.section import Section
-from memory_vit.study.trials import diverged_trials
 from memory_vit.train import sweep
+from studies.paper import plan, report, runner
+from studies.paper.section import Section
+from studies.paper.study import Study
+from studies.paper.trials import diverged_trials
 
 
-def small_study(backbone_file) -> Config:
+def small_study(backbone_file) -> Study:
   """Two rates, seeds, cells and other data sets, on the embedded digits."""
   values = digits.get_config()
   values.pretrain.variant = ""
@@ -31,16 +31,23 @@ def small_study(backbone_file) -> Config:
   values.backbone, values.gelu = str(backbone_file), "tanh"
   values.batch_size, values.batch_size_eval = 16, 64
   values.total_steps, values.eval_every, values.checkpoint_every = 2, 2, 2
-  values.study.learning_rates = (0.3, 0.1)
-  values.study.seeds = (0, 4)
-  values.study.cells = (1, 5)
-  values.study.others = ("digits:0-4", "digits:2-6")
-  return config_lib.from_dict(values.to_dict())
+  return Study(
+    config=config_lib.from_dict(values.to_dict()),
+    learning_rates=(0.3, 0.1),
+    seeds=(0, 4),
+    cells=(1, 5),
+    others=("digits:0-4", "digits:2-6"),
+  )
 
 
-def with_study(config, **values):
-  changed = dataclasses.replace(config.study, **values)
-  return dataclasses.replace(config, study=changed)
+def configured(study, **values):
+  """A study with other options of its configuration."""
+  config = dataclasses.replace(study.config, **values)
+  return dataclasses.replace(study, config=config)
+
+
+def run_study(study, workdir, parts):
+  runner.run_study(study, workdir, parts, command="studies.paper")
 
 
 @functools.cache
@@ -49,11 +56,15 @@ def fingerprint():
 
 
 class FakeRuns:
-  """Stands for `run.train_and_evaluate`: accuracies without training."""
+  """Stands for `mv.train_and_evaluate`: accuracies without training."""
 
   def __init__(self, accuracy, stops_at=0):
     self.accuracy, self.stops_at = accuracy, stops_at
     self.calls = []
+
+  def install(self, monkeypatch):
+    monkeypatch.setattr(mv, "train_and_evaluate", self)
+    return self
 
   def __call__(self, config, directory, stop=None):
     self.calls.append(directory.name)
@@ -97,11 +108,16 @@ def accuracies(config):
   return config.learning_rate, 0.5 - config.learning_rate / 10
 
 
-def follow(config, parts, accuracy, diverges=lambda run, rate: False):
+def follow(study, parts, accuracy, diverges=lambda run, rate: False):
   """Plans until there is nothing new, as if every run was finished at once."""
   trials, order = {}, []
   for part in parts:
-    while run := plan.next_run(config, part, trials):
+    while left := [
+      run
+      for run in plan.runs_of(study, part, trials)
+      if run.learning_rates and run.name not in trials
+    ]:
+      run = left[0]
       order.append(run)
       trials[run.name] = [
         t if diverges(run, t.learning_rate) else dataclasses.replace(
@@ -115,5 +131,4 @@ def follow(config, parts, accuracy, diverges=lambda run, rate: False):
 
 def sections(workdir) -> dict[str, Section]:
   """What the report of a study is made of."""
-  record = read_record(workdir)
-  return report.sections(record, read_trials(record, workdir), workdir)
+  return report.sections(report.read_content(workdir))

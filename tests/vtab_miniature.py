@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from memory_vit.benchmark.tasks import TASKS, VtabTask
+from studies.vtab.tasks import TASKS, VtabTask
 
 # Height and width of the images, of some where they differ.
 SHAPES = {

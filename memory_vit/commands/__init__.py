@@ -1,1 +1,9 @@
 """The commands, a file for each, and what they share: flags, help, errors."""
+
+from etils import epy
+
+with epy.lazy_api_imports(globals()):
+  from memory_vit.commands.command_line import CommandLine
+  from memory_vit.commands.console import run_command
+
+__all__ = ["CommandLine", "run_command"]

@@ -296,6 +296,27 @@ class CommandLine:
     return "\n".join(lines)
 
 
+def read_config(
+  source: str,
+  values: Mapping[str, Any] | None = None,
+  flags: Sequence[str] = (),
+) -> Config:
+  """Read a configuration, as --config does.
+
+  Args:
+    source: FILE.py, which is run, or the name of one that comes with the
+      package; an argument may follow, "tfds:cifar10".
+    values: to be changed, {"learning_rate": 0.1, "data.flip": False}.
+    flags: to be parsed, ["--config.learning_rate=0.1", ...].
+
+  Raises:
+    ConfigError: for a file that cannot be used, and options or values that
+      cannot be.
+  """
+  line = CommandLine("", ["read_config", f"--config={source}", *flags])
+  return line.parse().replaced(values or {})
+
+
 def _missing(name: str, about: str) -> ConfigError:
   return ConfigError(f"--{name} is missing: {about}")
 

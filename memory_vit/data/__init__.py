@@ -8,6 +8,7 @@ with epy.lazy_api_imports(globals()):
     train_batches,
     train_examples,
   )
+  from memory_vit.data.changed_data import data_differences, record_data
   from memory_vit.data.datasets import open_source, open_split
   from memory_vit.data.embedding_arrays import Embeddings, read_embeddings
   from memory_vit.data.indexable import open_indexable
@@ -20,11 +21,13 @@ __all__ = [
   "Reader",
   "Source",
   "SplitRef",
+  "data_differences",
   "eval_batches",
   "open_indexable",
   "open_source",
   "open_split",
   "read_embeddings",
+  "record_data",
   "train_batches",
   "train_examples",
 ]

@@ -1,6 +1,6 @@
 """Open splits of data sets: folders, lists, embeddings, shipped ones, TFDS."""
 
-from memory_vit.config import EMBEDDINGS, TrainDataConfig
+from memory_vit.config import EMBEDDINGS, Config
 from memory_vit.data import (
   embedded,
   file_list,
@@ -14,7 +14,12 @@ from memory_vit.data.data_files import DataFiles
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.reader import Reader
 from memory_vit.data.sources import Source
-from memory_vit.data.split_ref import OF_A_DIRECTORY, SHIPPED, SplitRef
+from memory_vit.data.split_ref import (
+  OF_A_DIRECTORY,
+  SHIPPED,
+  SplitRef,
+  configured_splits,
+)
 from memory_vit.errors import DataError
 from memory_vit.runtime import messages, processes
 
@@ -45,22 +50,22 @@ def open_source(
   return open_reader(ref)
 
 
-def open_split(
-  data: TrainDataConfig,
-  split: str,
-  stall_timeout: float,
-  trust_data_code: bool = False,
-) -> Reader:
-  """Open a split of the data set of a configuration; all processes must call.
+def open_split(config: Config, role: str, *, prepared: bool = False) -> Reader:
+  """Open a split as a run of a configuration does; all processes must call.
 
-  The other arguments are attributes of a `SplitRef`.
+  Args:
+    config: of the run.
+    role: "train", "validation" or "test".
+    prepared: whether a data set of TFDS has to be there: nothing is downloaded.
 
   Raises:
-    DataError: as `open_source`.
+    DataError: as `open_source`; where the configuration names no such split.
   """
-  ref = SplitRef.of(
-    data, split, stall_timeout=stall_timeout, trust_code=trust_data_code
-  )
+  ref = configured_splits(config).get(role)
+  if ref is None:
+    raise DataError(f"config.data.{role} is empty, expected a split.")
+  if prepared:
+    require_prepared(ref)
   return open_on_all_processes(ref)
 
 

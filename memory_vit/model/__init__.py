@@ -4,7 +4,15 @@ from etils import epy
 
 with epy.lazy_api_imports(globals()):
   from memory_vit.model.backbone import Backbone, random_backbone
-  from memory_vit.model.regimes import REGIMES, get_regime
+  from memory_vit.model.probe import probe_features
+  from memory_vit.model.regimes import (
+    NO_SIDE,
+    PROBE_QUERIES,
+    REGIMES,
+    Regime,
+    SideKind,
+    get_regime,
+  )
   from memory_vit.model.task import (
     BACKBONE,
     BackboneId,
@@ -21,11 +29,16 @@ __all__ = [
   "BackboneId",
   "EvalPreprocessing",
   "MemoryViT",
+  "NO_SIDE",
+  "PROBE_QUERIES",
   "REGIMES",
+  "Regime",
+  "SideKind",
   "Task",
   "TaskSpec",
   "ViTConfig",
-  "random_backbone",
   "get_regime",
+  "probe_features",
+  "random_backbone",
   "vit_config",
 ]

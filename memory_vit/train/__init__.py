@@ -4,8 +4,11 @@ from etils import epy
 
 with epy.lazy_api_imports(globals()):
   from memory_vit.train.run import pretrain_backbone, train_and_evaluate
+  from memory_vit.train.run_lists import run_differences, shared_backbone
 
 __all__ = [
   "pretrain_backbone",
+  "run_differences",
+  "shared_backbone",
   "train_and_evaluate",
 ]

@@ -13,7 +13,6 @@ from memory_vit.config import (
   DataConfig,
   KeepConfig,
   OptimConfig,
-  StudyConfig,
   SweepConfig,
   TaskConfig,
   UpstreamConfig,
@@ -63,7 +62,6 @@ def pretrain_config(config: Config) -> Config:
     sweep=SweepConfig(),
     upstream=UpstreamConfig(),
     pretrain=dataclasses.replace(settings, variant=""),
-    study=StudyConfig(),
     wandb=WandbConfig(),
   )
 

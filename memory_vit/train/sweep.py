@@ -245,4 +245,4 @@ def _changed(config: Config, varied: Mapping[str, Any]) -> Config:
   fixed["data.seed"] = config_lib.data_seed(config)
   if "regime" in varied and config.keep.what in ("contexts", "features"):
     fixed["keep.what"] = config_lib.what_can_be_kept(varied["regime"])
-  return config_lib.replaced(config, {**fixed, **varied})
+  return config.replaced({**fixed, **varied})

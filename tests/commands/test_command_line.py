@@ -22,10 +22,8 @@ from memory_vit.commands import (
   evaluate,
   inspect,
   option_help,
-  paper,
   predict,
   train,
-  vtab,
 )
 from memory_vit.config import OPTIONS, Config, from_dict, to_dict
 from memory_vit.errors import BackboneError, ConfigError, TrainingError
@@ -71,12 +69,6 @@ def start_training(argv):
   training_run.train_and_evaluate(
     arguments.config, arguments.workdir, None, arguments.may_change
   )
-  return 0
-
-
-def study(argv):
-  """The command of studies, as `train`."""
-  paper.parse(["paper", *argv])
   return 0
 
 
@@ -161,14 +153,15 @@ SOME = 7
 @pytest.mark.parametrize("most", [SOME, pytest.param(99, marks=SLOW)])
 @pytest.mark.parametrize("part", ["", *option_help.sections()])
 def test_bad_values_of_every_option(part, most, begun, capsys, tmp_path):
-  """In each of them at least five, in the command that uses it."""
+  """Of each at least five."""
   wrong = {}
   keys = [key for key in OPTIONS if key.rpartition(".")[0] == part]
   for key in keys:
-    command = study if part == "study" else start_training
     for value in some_of(key, most):
       argv = [CONFIG, f"--workdir={tmp_path / 'run'}"]
-      problem = refusal(capsys, command, [*argv, f"--config.{key}={value}"])
+      problem = refusal(
+        capsys, start_training, [*argv, f"--config.{key}={value}"]
+      )
       if problem:
         wrong[f"{key}={value[:40]!r}"] = problem
   assert not wrong, json.dumps(wrong, indent=1)
@@ -338,14 +331,6 @@ def test_bad_flags(begun, capsys, tmp_path):
     assert not refusal(capsys, start_training, argv), flag
   for argv in ([], [CONFIG], [f"--workdir={tmp_path}"], ["--config"]):
     assert not refusal(capsys, start_training, argv), argv
-  for flag in ("--only=x", "--only=", f"--only={'a' * 9_999}", "--dry_run=x",
-               "x", "--only=interference", "--report_only=x"):  # fmt: skip
-    argv = [CONFIG, f"--workdir={tmp_path}", flag]
-    assert not refusal(capsys, study, argv), flag
-  for flags in (["--dry_run"], ["--only=costs"]):
-    argv = [f"--workdir={tmp_path}", "--report_only", *flags]
-    assert not refusal(capsys, study, argv), flags
-  study([f"--workdir={tmp_path}", "--report_only"])  # without --config
   assert not begun
 
 
@@ -419,7 +404,7 @@ def test_what_may_change_is_named_with_its_flag():
   assert "--allow" not in config_changes.advice(["config.seed"])
 
 
-@pytest.mark.parametrize("command", [train, paper, vtab, check_data])
+@pytest.mark.parametrize("command", [train, check_data])
 def test_help_says_all_of_every_option(command, capsys):
   with pytest.raises(SystemExit) as end:
     command.parse(["x", "--help"])

@@ -18,10 +18,11 @@ import memory_vit as mv
 from memory_vit import config as config_lib
 from memory_vit.commands import command_line
 from memory_vit.data import batching, datasets, sources
-from memory_vit.errors import ConfigError
-from memory_vit.study import paper_numbers, runs
+from memory_vit.errors import ConfigError, MemoryVitError
 from memory_vit.train import run, settle, sweep
 from memory_vit.train.optim import warmup_steps
+from studies.paper import paper_numbers
+from studies.paper.study import Study
 
 # Configuration -> TFDS name, classes, and labels of the splits as published.
 PUBLISHED = {
@@ -93,18 +94,18 @@ def test_the_papers_set_up(name):
   assert warmup_steps(others, config.total_steps) == 500
   crop = "small" if name == "cifar100" else "inception"
   assert config.data.train_crop == crop
-  # It reports the best learning rate and names none: those of our study.
+  # It reports the best learning rate and names none.
   assert config.sweep == config_lib.SweepConfig(
-    learning_rate=config.study.learning_rates
+    learning_rate=config_lib.LEARNING_RATES
   )
   # With what the result is compared stands where one reads first.
-  paper = paper_numbers.table2(config)
+  paper = paper_numbers.table2(Study(config=config))
   numbers = [paper[key] for key in (5, "head", "full")]
   about = importlib.import_module(f"configs.{name}").__doc__
   for number in numbers:
     assert f"{100 * number:.1f} %" in about
   # And the study, which has rates of its own, is still possible.
-  assert "table2" in runs.possible_parts(config)
+  assert "table2" in Study(config=config).parts()
 
 
 @pytest.mark.slow
@@ -222,8 +223,8 @@ def test_the_test_bed_can_run_its_table(name):
   config = load("glyphs", name)
   assert config.data.name == name
   assert not config.data.flip
-  assert runs.possible_parts(config, ["regimes"]) == ["regimes"]
-  assert config.task.cells == min(config.study.cells)
+  study = Study(config=config, cells=(5, 20))
+  assert study.parts(["regimes"]) == ["regimes"]
 
 
 def test_the_quickstart_compares_four_regimes():
@@ -298,9 +299,9 @@ def test_a_rate_that_is_given_is_the_only_one():
   with pytest.raises(ConfigError, match=message):
     parsed("--config=sun397", "--config.learning_rate=0.1",
            "--config.sweep.learning_rate=(0.1, 0.3)")  # fmt: skip
-  with pytest.raises(ConfigError, match=r"config\.sweep is for one run"):
-    runs.possible_parts(
-      parsed("--config=sun397", "--config.sweep.learning_rate=(0.1, 0.2)")
+  with pytest.raises(MemoryVitError, match=r"config\.sweep is for one run"):
+    Study(
+      config=parsed("--config=sun397", "--config.sweep.learning_rate=(0.1,0.2)")
     )
 
 

@@ -44,8 +44,6 @@ from memory_vit.evaluation import evaluate
 from memory_vit.frozen.splits import Kept
 from memory_vit.model import trees, vit_config
 from memory_vit.runtime import sharding
-from memory_vit.study import plan
-from memory_vit.study.runs import possible_parts
 from memory_vit.tasks import split_forward
 from memory_vit.train import (
   loop,
@@ -82,7 +80,6 @@ SEEN = {
   "pretraining": "batches, rates and parts of it",
   "pictures": "on how many images pictures are drawn at the end",
   "told": "what Weights & Biases is told of the run",
-  "study": "the runs of `memory-vit paper`, and its data sets",
 }
 
 
@@ -185,7 +182,7 @@ ROWS = [
   row("stall_timeout", 500.0, "waits", goes_on=True),
   row("trust_data_code", True, "refused", given=CODE),
   row("data.name", "digits:0-4", "task", "examples", "crops", "evaluated",
-      "files", "study", "learned"),
+      "files", "learned"),
   row("data.dir", "FOLDER2", "crops", "evaluated", "learned", given=FOLDER),
   row("data.train", "train[:30]", "examples", "crops", "learned"),
   row("data.train_crop", "small", "crops", "learned"),
@@ -217,11 +214,11 @@ ROWS = [
   row("keep.where", "device", "placement", given=KEPT, goes_on=True),
   row("keep.dir", "PLACE2", "placement", given=ON_DISK, goes_on=True),
   row("task.name", "mine", "task", "files", "result"),
-  row("task.cells", 1, "task", "study", "learned"),
+  row("task.cells", 1, "task", "learned"),
   row("task.bottleneck", 2, "task", "learned", given=ADAPTER),
   row("task.side_width", 2, "task", "learned", given=SIDE),
   row("task.side_mixing", "none", "task", "learned", given=SIDE),
-  row("task.attends_to", ("PARENT",), "task", "study", "learned", "files"),
+  row("task.attends_to", ("PARENT",), "task", "learned", "files"),
   row("task.indirect", ("PARENT",), "refused",
       given={"task.attends_to": ("CHILD",)}),
   row("task.memory_norm", False, "task", "learned"),
@@ -244,13 +241,13 @@ ROWS = [
   row("optim.max_skipped", 2, "refused", given=DIVERGES),
   row("optim.accumulation_steps", 2, "parts"),
   row("sweep.regime", ("cls_masked", "memory_masked"), "task", "rates", "files",
-      "study", "learned"),
-  row("sweep.learning_rate", (0.3, 0.5), "task", "rates", "files", "study",
       "learned"),
-  row("sweep.cells", (2, 3), "task", "rates", "files", "study", "learned"),
-  row("sweep.seed", (0, 1), "task", "rates", "files", "study", "learned"),
+  row("sweep.learning_rate", (0.3, 0.5), "task", "rates", "files",
+      "learned"),
+  row("sweep.cells", (2, 3), "task", "rates", "files", "learned"),
+  row("sweep.seed", (0, 1), "task", "rates", "files", "learned"),
   row("sweep.overrides", ({}, {"optim.momentum": 0.5}), "task", "rates",
-      "files", "study", "learned"),
+      "files", "learned"),
   row("sweep.export", "all", "files", "result", given=SWEEP, goes_on=True),
   row("sweep.memory_gib", 0.0015, "when", "files", "examples", "crops", "parts",
       "evaluated", "evaluation batches", "learned", given=SWEEP),
@@ -281,12 +278,6 @@ ROWS = [
   row("pretrain.data.seed", 1, *PRETRAINED, given=PRETRAIN),
   row("pretrain.data.cache_gib", 0.0, "refused", given=PRE_TFDS),
   row("pretrain.data.max_bad", 1, "refused", given=PRE_BROKEN),
-  row("study.learning_rates", (0.1,), "study", goes_on=True),
-  row("study.seeds", (0,), "study", goes_on=True),
-  row("study.search", "all", "study", goes_on=True),
-  row("study.regimes", ("memory",), "study", goes_on=True),
-  row("study.cells", (5,), "study", goes_on=True),
-  row("study.others", ("digits:0-4",), "study", goes_on=True),
   row("wandb.project", "birds", "told", "files", goes_on=True),
   row("wandb.entity", "us", "told", given=WANDB, goes_on=True),
   row("wandb.name", "mine", "told", given=WANDB, goes_on=True),
@@ -323,13 +314,13 @@ def test_an_option_does_what_it_says(row, observe, pictures):
   before = observe({**BASE, **row.given})
   after = observe({**BASE, **row.given, row.option: row.value})
   if "refused" in row.differs:
-    seen = ["refused", "study"]
+    seen = ["refused"]
   else:
     assert not before["refused"]
     assert not after["refused"]
     seen = [*SEEN]
     if row.option.startswith("pretrain."):
-      seen = ["backbone", "placement", "pretraining", "study"]
+      seen = ["backbone", "placement", "pretraining"]
   found = {key for key in seen if not same(before[key], after[key])}
   assert found.difference(row.maybe) == row.differs
 
@@ -461,7 +452,6 @@ class Watcher:
     """Makes a run; returns {key of SEEN: what was seen}."""
     seen = {key: [] for key in SEEN}
     self._seen, self._phase = seen, "training"
-    seen["study"] = self._study(config)
     try:
       if config.pretrain.variant:  # what comes after it is seen often enough
         workdir.mkdir()
@@ -494,15 +484,6 @@ class Watcher:
     )
     seen["waits"] = sorted({*seen["waits"]})
     return seen
-
-  def _study(self, config):
-    """The runs of a study; or why there is none."""
-    try:
-      parts = possible_parts(config)
-      runs = plan.plan(config, parts, {})
-    except MemoryVitError as error:
-      return str(error)
-    return [(r.name, r.trials, r.tested) for r in runs]
 
   def _make_small(self):
     """As few devices as it takes, a tiny backbone to train, no figures."""

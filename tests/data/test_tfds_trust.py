@@ -21,7 +21,6 @@ from memory_vit.commands import console
 from memory_vit.config import PretrainConfig
 from memory_vit.data import audit_report, datasets, tfds_trust
 from memory_vit.errors import DataError
-from memory_vit.study import execute, forecast
 from memory_vit.train import run, upstream
 
 EVIL = "bundle.evil.Evil"
@@ -175,15 +174,11 @@ def test_trust_reaches_every_reader(
   no_pretraining = dataclasses.replace(
     config, backbone=str(backbone_file), pretrain=PretrainConfig()
   )
-  planned = types.SimpleNamespace(
-    name="x", data="digits:5-9", seed=0, tested=True
-  )
   readers = (
     lambda: run.train_and_evaluate(no_pretraining, tmp_path / "run"),
     lambda: upstream.open_upstream(config, None),
     lambda: run.train_and_evaluate(config, tmp_path / "pretrained"),
-    lambda: forecast.train_split(config),
-    lambda: execute.require_data(config, [planned], {}),
+    lambda: datasets.open_split(config, "train"),
     lambda: audit_report.audit_data(config),
   )
   for reader in readers:

@@ -42,7 +42,9 @@ KINDS = {
   "yaml": "shown",
 }
 _SHELL = {"&", "&&", "|", "||", ";", ">", ">>", "<", ")"}
-_PACKAGE = re.compile(r"(?:-m memory_vit\.|\bmemory-vit )(\w+)\b(.*)")
+_PACKAGE = re.compile(
+  r"(?:-m memory_vit\.|\bmemory-vit |-m (?=studies))(studies\.\w+|\w+)\b(.*)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +106,7 @@ def _in_docstring(page: Path, text: str) -> list[Block]:
       textwrap.dedent(found[0]),
     )
     for found in re.finditer(r"(?:^  .+\n)+", docstring, re.M)
-    if re.match(r" +(make|memory-vit) ", found[0])
+    if re.match(r" +(make|memory-vit|python -m studies\.\w+) ", found[0])
   ]
 
 

@@ -172,6 +172,9 @@ class Shell:
       return 0
     argv = made_small(argv)
     name = argv[2] if argv[:2] == ["-m", "memory_vit"] else ""
+    arguments = argv[3:]
+    if argv[0] == "-m" and argv[1].startswith("studies."):
+      name, arguments = argv[1], argv[2:]
     if name:
       self.ran.append(name)
     if not name or any(a.startswith("--coordinator") for a in argv):
@@ -183,7 +186,7 @@ class Shell:
       mock.patch.dict(os.environ, environment, clear=True),
       _streams(streams) as printed,
     ):
-      status = _status(name, argv[3:])
+      status = _status(name, arguments)
       # Each of them says what it did.
       assert status or printed.getvalue().strip(), f"{name} printed nothing"
     return status
@@ -264,7 +267,10 @@ def _glob(pattern: str) -> str:
 
 
 def _call(name: str, argv: Sequence[str]) -> int:
-  """Run a command of the package here."""
+  """Run a command of the package, or a study, here."""
+  if name.startswith("studies."):
+    study = importlib.import_module(f"{name}.__main__")
+    return console.run_command(lambda: study.run(argv))
   if name not in COMMANDS:
     return main([name, *argv])
   command = importlib.import_module(f"memory_vit.commands.{name}")

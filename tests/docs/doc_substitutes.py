@@ -131,26 +131,25 @@ QUICKSTART = (
 # Flags that make a command small, for what matches it: each takes the place of
 # the one of its name.
 EXTRA_FLAGS = {
-  r"memory_vit (train|paper|vtab) (?!.*--report_only)": SMALL_RUN,
+  r"(memory_vit train|studies\.\w+) (?!.*--report_only)": SMALL_RUN,
   # One rate and seed, and without a choice of their own two regimes.
-  r"memory_vit paper (?!.*--report_only)": (
-    "--config.study.learning_rates=(0.1,)", "--config.study.seeds=(0,)",
-    "--config.study.cells=(5,)",
+  r"studies\.paper (?!.*--report_only)": (
+    "--learning_rates=0.1", "--seeds=0", "--cells=5",
   ),
-  r"memory_vit paper (?!.*(--report_only|study\.regimes|--only=placement))": (
-    "--config.study.regimes=('cls_masked','memory_masked')",
+  r"studies\.paper (?!.*(--report_only|--regimes|--only=placement))": (
+    "--regimes=cls_masked,memory_masked",
   ),
-  r"memory_vit vtab": ("--regimes=head,cls_masked",),
+  r"studies\.vtab": ("--regimes=head,cls_masked",),
   # A part has an image for each device.
   r"accumulation_steps=8": (
     "--config.optim.accumulation_steps=2", "--config.batch_size=16",
   ),
   r"--config=pretrain": ("--config.backbone=random:Micro/2",),
   # Pretraining is short where it is the matter, else it was done before.
-  r"--config=digits\b(?!.*\.(sweep|study)\.)": (
+  r"memory_vit train .*--config=digits\b(?!.*\.sweep\.)": (
     "--config.pretrain.total_steps=2",
   ),
-  r"--config=digits\b(?=.*\.(sweep|study)\.)": (
+  r"--config=digits\b.*\.sweep\.|studies.*--config=digits\b": (
     "--config.pretrain.variant=", "--config.backbone=tiny.npz",
   ),
   # One of the eight trials, and of the size that the glyphs are made for.

@@ -52,7 +52,7 @@ def test_the_blocks_are_found():
   assert len(python) >= 14
   assert len(commands) >= 50
   assert {name for name, _ in commands} >= {
-    "train", "paper", "vtab", "evaluate", "predict", "inspect", "check_data",
+    "train", "evaluate", "predict", "inspect", "check_data",
     "convert", "export", "embed", "serve", "attention",
   }  # fmt: skip
   assert all(blocks_of(page) for page in CONFIGS)
@@ -131,6 +131,10 @@ def test_commands_of_the_package_can_be_parsed(block, monkeypatch):
   for name, argv in dataclasses.replace(
     block, text=substituted(block)
   ).package_commands():
+    if name.startswith("studies."):
+      study = importlib.import_module(f"{name}.__main__")
+      assert study.parse(argv)
+      continue
     command = importlib.import_module(f"memory_vit.commands.{name}")
     if hasattr(command, "parse"):
       assert command.parse([name, *argv])

@@ -486,7 +486,7 @@ def test_a_trial_is_the_configuration_that_one_would_write():
   for trial in sweep.trials_of(config, "d"):
     values = config_lib.to_dict(trial.config)
     assert config_lib.from_dict(values) == trial.config
-    assert config_lib.replaced(trial.config, {}) == trial.config
+    assert trial.config.replaced({}) == trial.config
     assert type(trial.config.learning_rate) is float
   assert config == config_of(
     regime=("head", "cls+side"), learning_rate=(1, 0.1)

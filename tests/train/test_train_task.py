@@ -12,6 +12,7 @@ from conftest import random_task, tiny_backbone
 
 import memory_vit as mv
 from memory_vit import config as config_lib
+from memory_vit.config import LEARNING_RATES
 from memory_vit.data import image_ops, in_memory
 from memory_vit.errors import (
   BackboneError,
@@ -56,12 +57,10 @@ def configured(monkeypatch):
   return call
 
 
-def test_rates_are_those_of_the_study_or_those_that_are_given(
-  small, configured
-):
+def test_rates_are_six_or_those_that_are_given(small, configured):
   data = (PIXELS, WORDS)
   config, _, given = configured(small, data)
-  assert config.sweep.learning_rate == config_lib.StudyConfig().learning_rates
+  assert config.sweep.learning_rate == LEARNING_RATES
   assert given["backbone"] is small
   for rates in ((0.3, 0.1), np.array([0.3, 0.1])):
     config, *_ = configured(small, data, learning_rate=rates)
@@ -194,8 +193,7 @@ def test_it_is_the_run_of_the_command(small, tmp_path):
   )  # fmt: skip
   mv.save_backbone(small, tmp_path / "tiny.npz")
   made = result.task.provenance["config"]
-  config = config_lib.replaced(
-    config_lib.from_dict(made),
+  config = config_lib.from_dict(made).replaced(
     {
       "backbone": str(tmp_path / "tiny.npz"),
       "data.name": "folder",

@@ -15,10 +15,6 @@ import pytest
 from conftest import one_device, tiny_backbone
 
 import memory_vit as mv
-from memory_vit.benchmark import protocol
-from memory_vit.benchmark.layout import TaskData
-from memory_vit.benchmark.protocol import Benchmark
-from memory_vit.benchmark.tasks import TASKS
 from memory_vit.config import (
   Config,
   DataConfig,
@@ -28,11 +24,16 @@ from memory_vit.config import (
 )
 from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.runtime.preemption import PREEMPTED, STOPPED, Interrupted
-from memory_vit.study import runs
 from memory_vit.train import loop, run, settle, wandb_run
 from memory_vit.train.step import TrainState
 from memory_vit.train.sweep import Trial
 from memory_vit.train.wandb_run import WandbRun
+from studies.paper import runs
+from studies.paper.study import Study
+from studies.vtab import protocol
+from studies.vtab.layout import TaskData
+from studies.vtab.protocol import Benchmark
+from studies.vtab.tasks import TASKS
 
 CONFIG = Config(
   backbone="https://user:pass%40word@example.org/vit.npz?token=secret",
@@ -349,18 +350,17 @@ def test_runs_of_a_study_are_in_one_group():
   config = Config(
     wandb=wandb, data=DataConfig(name="digits:5-9"), task=TaskConfig(cells=5)
   )
-  planned = runs.Run(
+  planned = runs.PaperRun(
     regime="head", data="digits:5-9", seed=0, learning_rates=(0.1,)
   )
-  assert runs.config_of(config, planned, "vit.npz").wandb == many
+  assert runs.config_of(Study(config=config), planned).wandb == many
   data = TaskData(
     task=TASKS[0], name="list", dir="data", train="a", held_out="b",
     test="d",
   )  # fmt: skip
   bench = Benchmark(
-    config=config, tasks=(data,), missing={}, regimes=("head",), seeds=(0,),
-    workdir=Path("run"),
-  )  # fmt: skip
+    config=config, tasks=(data,), missing={}, regimes=("head",), seeds=(0,)
+  )
   assert protocol.search_config(bench, data, "head").wandb == many
   grouped = dataclasses.replace(wandb, group="all")
   assert grouped.of_many().group == "all"

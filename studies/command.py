@@ -1,0 +1,119 @@
+"""What the commands of studies share: flags, processes, signals, errors."""
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from absl import logging as absl_logging
+
+import memory_vit as mv
+from memory_vit.commands import CommandLine, run_command
+from memory_vit.runtime import ProcessOptions, leaving, log_package
+
+if TYPE_CHECKING:
+  from memory_vit.runtime import StopSignal
+
+# Below that of the package, whose lines a command shows.
+logger = logging.getLogger("memory_vit.studies")
+
+
+class StudyLine:
+  """The command line of a study: its own flags beside those of all.
+
+  Attributes:
+    line: on which a study declares its own flags, before `parse`.
+    config: what --config and --config.KEY=VALUE say.
+    workdir: --workdir.
+    only: --only, between commas or given several times; empty for all.
+    dry_run: --dry_run.
+    report_only: --report_only.
+    processes: --coordinator and others.
+  """
+
+  def __init__(
+    self, about: str, argv: Sequence[str], only: str, default: str = ""
+  ) -> None:
+    """Declare the flags of all.
+
+    Args:
+      about: what --help says first.
+      argv: arguments, without the name of the program.
+      only: what --only names, for --help.
+      default: of --config; without one it must be given.
+    """
+    if default and not any(a.startswith("--config=") for a in argv):
+      argv = [f"--config={default}", *argv]
+    self.line = CommandLine(about, ["study", *argv])
+    self._workdir = self.line.required_string(
+      "workdir", "Where results are written."
+    )
+    self._only = self.line.strings("only", only)
+    self._dry_run = self.line.switch("dry_run", "Show the runs, train nothing.")
+    self._report_only = self.line.switch(
+      "report_only", "Make the report again, of the files in --workdir alone."
+    )
+    self._processes = self.line.options(ProcessOptions)
+
+  def parse(self) -> None:
+    """Parse all flags.
+
+    Raises:
+      SystemExit: with status 0, after --help.
+      MemoryVitError: for what cannot be used.
+    """
+    self.config = self.line.parse(lambda: not self._report_only())
+    self.workdir = Path(self._workdir()).expanduser()
+    self.only = between_commas(self._only())
+    self.dry_run, self.report_only = self._dry_run(), self._report_only()
+    self.processes = self._processes()
+    if self.report_only and (self.only or self.dry_run):
+      raise mv.MemoryVitError(
+        "--report_only shows all that is measured: expected neither --only nor "
+        "--dry_run."
+      )
+
+
+def between_commas(values: Sequence[str]) -> tuple[str, ...]:
+  """Values of flags that were given once or several times."""
+  return tuple(part for value in values for part in value.split(",") if part)
+
+
+def begin(study: StudyLine) -> None:
+  """Show log lines, and join the other processes, before jax is used."""
+  from memory_vit.runtime import join_processes
+
+  absl_logging.set_verbosity(absl_logging.WARNING)
+  log_package()
+  join_processes(study.processes)
+
+
+@contextlib.contextmanager
+def stopping() -> "Iterator[StopSignal]":
+  """Take SIGTERM and Ctrl-C: a run then saves its state and stops."""
+  from memory_vit.runtime import StopSignal
+
+  stop = StopSignal()
+  with stop.listening():
+    yield stop
+
+
+def typed(program: str, argv: Sequence[str]) -> str:
+  """The command as it was typed, for a report."""
+  return " ".join([program, *argv])
+
+
+def show(text: str) -> None:
+  """Print, by one process."""
+  import jax
+
+  if jax.process_index() == 0:
+    print(text)
+
+
+def main(run: Callable[[Sequence[str]], int]) -> None:
+  """Run a command, and end the process with its exit status."""
+  with leaving():
+    sys.exit(run_command(lambda: run(sys.argv[1:])))

@@ -1,0 +1,1 @@
+"""The tables of the paper by one command, made of runs."""

@@ -1,0 +1,264 @@
+"""Sections of the report on trained regimes: accuracies from trials alone.
+
+The paper's own numbers stand beside.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+import memory_vit as mv
+from memory_vit.model import get_regime
+from studies.paper import costs, paper_numbers
+from studies.paper.section import (
+  Row,
+  Section,
+  Setting,
+  best_rate,
+  compare,
+  compare_settings,
+  label,
+  on_first_data,
+  rate_columns,
+)
+from studies.paper.selection import choose, select
+from studies.paper.study import Study
+from studies.paper.trials import StudyTrial
+
+
+def table2(study: Study, trials: Sequence[StudyTrial]) -> Section:
+  """Every regime at its best learning rate."""
+  rows = [
+    _row(study, trials, regime, cells)
+    for regime in study.regimes_of("table2")
+    for cells in _cells_of(study, regime)
+  ]
+  if paper := paper_numbers.table2(study):
+    for row in rows:
+      is_memory = row["regime"] == "memory"
+      row["paper"] = paper.get(row["cells"] if is_memory else row["regime"])
+  masked = ("memory_masked", study.task.cells)
+  memory = ("memory", study.task.cells)
+  pairs = (
+    (masked, ("cls_masked", 0)),
+    (("cls_masked", 0), ("head", 0)),
+    (masked, ("head", 0)),
+    (("norms_masked", 0), masked),
+    (("norms_masked", 0), ("cls_masked", 0)),
+    (memory, ("head_cls", 0)),
+    (memory, ("full", 0)),
+  )
+  return Section(
+    title=f"Regimes on {study.data.name} (the paper's Table 2)",
+    rows=rows,
+    comparisons=compare_settings(study, trials, pairs),
+  )
+
+
+def placement(study: Study, trials: Sequence[StudyTrial]) -> Section:
+  """Memory of every layer, which is dropped, against memory that goes on."""
+  count = study.task.cells
+  regimes = study.regimes_of("placement")
+  pairs = [(("memory", count), (regime, count)) for regime in regimes[1:]]
+  return Section(
+    title="Where memory enters, and how far it goes",
+    rows=[_row(study, trials, regime, count) for regime in regimes],
+    comparisons=compare_settings(study, trials, pairs),
+    notes=(
+      "Of `memory` each layer has its own, which is dropped after attention. "
+      "`memory_propagated` enters before the first layer and goes on through "
+      "all, and to `memory_additive` each layer adds (Figure 2b of the paper, "
+      "right and left). The paper says, without numbers, that both did worse.",
+    ),
+  )
+
+
+def sensitivity(study: Study, trials: Sequence[StudyTrial]) -> Section:
+  """Accuracy over learning rate."""
+  lines: dict[str, list[tuple[float, float, float, float]]] = {}
+  rows, ranges = [], []
+  for regime in study.regimes_of("sensitivity"):
+    cells = study.task.cells if get_regime(regime).has_memory else 0
+    some = on_first_data(study, trials, (regime, cells))
+    seed = study.search_seed(regime)
+    if seed is not None:  # further seeds know one rate alone
+      some = [trial for trial in some if trial.seed == seed]
+    line = lines.setdefault(label(regime, cells), [])
+    mine = []
+    for rate in sorted(study.learning_rates):
+      seeds = [t for t in some if t.learning_rate == rate]
+      tests = [t.test for t in seeds if t.test is not None]
+      mine.append(_rate_row(regime, cells, rate, len(seeds), tests))
+      if tests:
+        line.append((rate, *_mean_and_range(tests)))
+    rows += mine
+    ranges.append(_range_row(regime, cells, mine))
+  return Section(
+    title="Sensitivity to the learning rate",
+    rows=rows,
+    comparisons=ranges,
+    notes=(
+      "Means over the seeds that did not diverge, on the test split. Where one "
+      "seed searches for the learning rate, it is shown alone.",
+    ),
+    lines=lines,
+    xlabel="learning rate",
+    log=True,
+  )
+
+
+def cells(study: Study, trials: Sequence[StudyTrial]) -> Section:
+  """Accuracy over cells, with and without mask and memory."""
+  kinds = {
+    "memory_masked": ("mask", "memory"),
+    "cls_masked": ("mask", "no memory"),
+    "memory": ("full attention", "memory"),
+    "head_cls": ("full attention", "no memory"),
+  }
+  regimes = study.regimes_of("cells")
+  rows: list[Row] = []
+  lines: dict[str, list[tuple[float, float, float, float]]] = {}
+  for regime in (regime for regime in kinds if regime in regimes):
+    attention, kind = kinds[regime]
+    line = lines.setdefault(f"{attention}, {kind}", [])
+    for count in sorted(_cells_of(study, regime)):
+      row = _row(study, trials, regime, count)
+      rows.append({"attention": attention, **row})
+      if rate := best_rate(study, trials, (regime, count)):
+        # Without memory there is one number, whatever the cells are.
+        for x in (count,) if count else sorted(study.cells):
+          line.append((x, *_mean_and_range(rate.tests)))
+  masked = ("memory_masked", study.task.cells)
+  memory = ("memory", study.task.cells)
+  fewest, most = min(study.cells), max(study.cells)
+  pairs: list[tuple[Setting, Setting]] = [
+    (memory, ("head_cls", 0)),
+    (masked, ("cls_masked", 0)),
+    (masked, memory),
+  ]
+  if most > fewest:
+    pairs += [((r, most), (r, fewest)) for r in ("memory_masked", "memory")]
+  return Section(
+    title="Cells, with and without a mask",
+    rows=rows,
+    comparisons=compare_settings(study, trials, pairs),
+    lines=lines,
+    xlabel="cells",
+  )
+
+
+def adapters(
+  study: Study, trials: Sequence[StudyTrial], vit: mv.ViTConfig
+) -> Section:
+  """Memory beside bottleneck adapters."""
+  count, r = study.task.cells, study.task.bottleneck
+  rows = []
+  for regime in study.regimes_of("adapters"):
+    m = 0 if regime == "adapter" else count
+    rate = best_rate(study, trials, (regime, m))
+    accuracy, parameters = paper_numbers.ADAPTERS[regime]
+    rows.append(
+      {
+        **_row(study, trials, regime, m),
+        "parameters": rate and rate.parameters,
+        "without head": costs.parameters(vit, regime, m, r),
+        "paper, i-Naturalist": accuracy,
+        "paper's parameters, no head": parameters,
+      }
+    )
+  d, l = vit.width, vit.depth
+  weights, biases = 4 * d * r * l, 2 * (r + d) * l
+  memory, adapter = ("memory", count), ("adapter", 0)
+  both = ("adapter_memory", count)
+  pairs = ((memory, adapter), (both, adapter), (both, memory))
+  return Section(
+    title=f"Adapters of bottleneck {r}, and memory of {count} cells",
+    rows=rows,
+    comparisons=compare_settings(study, trials, pairs),
+    notes=(
+      "`parameters` are all that are trained, the head among them.",
+      "The paper counts 3072 * 5 * 4 * 12 = 737 K parameters of adapters: four "
+      "matrices of 3072 x 5 in each of 12 blocks, 3072 being the hidden width "
+      "of the MLP of a B/32. Ours are those of Houlsby et al., after attention "
+      "and after the MLP, where tokens are as wide as the model: four matrices "
+      f"of {d} x {r} in each of {l} blocks, {weights:,}, and {biases:,} biases "
+      "(184,320 and 18,552 on a B/32 with bottleneck 5).",
+    ),
+  )
+
+
+def extension(study: Study, trials: Sequence[StudyTrial]) -> Section:
+  """A task alone, as in a concatenation, and one that attends to the first."""
+  regime, m = "memory_masked", study.task.cells
+  first, other, *_ = study.data_sets
+  some = {"regime": regime, "data": other, "cells": m}
+  alone = choose(select(trials, **some))
+  reading = choose(select(trials, **some, reads=True))
+  rows = [
+    {"model": model, "task": other, "attends to": parent,
+     **rate_columns(study, regime, rate)}
+    for model, parent, rate in (
+      ("concatenation", None, alone), ("extension", first, reading),
+    )
+  ]  # fmt: skip
+  return Section(
+    title=f"Extension and concatenation: {other} after {first}",
+    rows=rows,
+    comparisons=[compare("extension", reading, "concatenation", alone)],
+    notes=(
+      f"Both of {m} cells. What is attended to is the memory_masked task of "
+      "the same seed that is best on validation. Beside others in a "
+      "concatenation a task is what it is alone.",
+    ),
+  )
+
+
+def _row(
+  study: Study, trials: Sequence[StudyTrial], regime: str, cells: int
+) -> Row:
+  """A regime at its best learning rate."""
+  rate = best_rate(study, trials, (regime, cells))
+  return {
+    "regime": regime,
+    "cells": cells or None,
+    **rate_columns(study, regime, rate),
+  }
+
+
+def _rate_row(
+  regime: str, cells: int, rate: float, seeds: int, tests: Sequence[float]
+) -> Row:
+  """A regime at one learning rate."""
+  lost = seeds - len(tests)
+  return {
+    "regime": regime,
+    "cells": cells or None,
+    "learning rate": rate,
+    "test": float(np.mean(tests)) if tests else None,
+    "spread": max(tests) - min(tests) if len(tests) > 1 else None,
+    "seeds": len(tests),
+    "diverged": f"{lost} of {seeds}" if lost else None,
+  }
+
+
+def _range_row(regime: str, cells: int, rows: Sequence[Row]) -> Row:
+  """Range of a regime over learning rates."""
+  means = [row["test"] for row in rows if row["test"] is not None]
+  return {
+    "regime": regime,
+    "cells": cells or None,
+    "lowest test": min(means, default=None),
+    "highest test": max(means, default=None),
+    "difference": max(means) - min(means) if means else None,
+    "rates": len(rows),
+    "diverged": sum(row["diverged"] is not None for row in rows),
+  }
+
+
+def _cells_of(study: Study, regime: str) -> tuple[int, ...]:
+  """Numbers of cells of a regime that is learned with all; 0 without memory."""
+  return study.cells if get_regime(regime).has_memory else (0,)
+
+
+def _mean_and_range(values: Sequence[float]) -> tuple[float, float, float]:
+  return float(np.mean(values)), min(values), max(values)

@@ -1,0 +1,227 @@
+"""Report of a study: a pure function of its directory, made without jax."""
+
+import dataclasses
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from memory_vit import plots
+from memory_vit.config import OPTIONS, to_dict
+from studies.paper import (
+  analysis,
+  costs,
+  interference,
+  plan,
+  regime_table,
+)
+from studies.paper.section import Row, Section
+from studies.paper.study import Study
+from studies.paper.trials import StudyTrial, Trials
+from studies.record import (
+  Record,
+  markdown_table,
+  read_measured,
+  read_record,
+  read_results,
+  write_json,
+  write_text,
+)
+
+# Columns that hold a share, shown in per cent; and in points, with a sign.
+_SHARES = ("validation", "test", "lowest test", "highest test", "paper",
+           "no mask", "masked", "paper, no mask",
+           "paper, i-Naturalist")  # fmt: skip
+_DIFFERENCES = ("difference", "difference, no mask", "difference, masked")
+_ERRORS = ("spread", "standard error", "error over images",
+           "error over seeds")  # fmt: skip
+_SECTIONS = {
+  "table2": analysis.table2,
+  "sensitivity": analysis.sensitivity,
+  "cells": analysis.cells,
+  "placement": analysis.placement,
+  "extension": analysis.extension,
+}
+_COLUMNS = (
+  "`test` is the mean over seeds on the test split, at the learning rate that "
+  "is best on the validation split; `validation` is what it was `chosen by`: "
+  "one seed alone, at whose best rate further seeds are run, or the mean over "
+  "seeds, none of which may diverge. `end of range`: the chosen rate is the "
+  "lowest or the highest that was tried, and a better one may lie beyond. "
+  "`spread` is the greatest less the least of the seeds (none for one), and of "
+  "a comparison the larger of both. `standard error`: of a test split of so "
+  "many images as a sample of all, which further seeds do not lessen. These "
+  "and differences are in points; a difference is `beyond spread` where it "
+  "exceeds both spreads."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Content:
+  """What a report is made of.
+
+  Attributes:
+    record: see `Record`.
+    study: that was run.
+    trials: of its finished runs.
+    workdir: in which everything lies.
+  """
+
+  record: Record
+  study: Study
+  trials: Trials
+  workdir: Path
+
+
+def read_content(workdir: Path) -> Content:
+  """Read what a study has left.
+
+  Raises:
+    MemoryVitError: for files that are missing or damaged.
+  """
+  record = read_record(workdir)
+  study = Study.of(record.config, record.options)
+  results = read_results(record, workdir)
+  trials = plan.known_trials(study, study.parts(), results, workdir)
+  return Content(record, study, trials, workdir)
+
+
+def write_report(workdir: Path) -> None:
+  """Write report.md, report.json and plots, from the files of a study.
+
+  Raises:
+    MemoryVitError: for files that are missing or damaged, and where the report
+      cannot be written.
+  """
+  content = read_content(workdir)
+  study, trials, found = content.study, content.trials, sections(content)
+  planned = plan.plan(study, list(found), trials)
+  numbers = {
+    "command": content.record.command,
+    "hardware": content.record.hardware,
+    "config": {**to_dict(study.config), "study": study.options},
+    "parts": {part: dataclasses.asdict(s) for part, s in found.items()},
+    "points": [
+      dataclasses.asdict(trial) for run in planned for trial in trials[run.name]
+    ],
+  }
+  for part, section in found.items():
+    if section.lines:
+      _plot(workdir / f"{part}.png", section)
+  write_json(workdir / "report.json", numbers)
+  write_text(workdir / "report.md", markdown(content, found))
+
+
+def sections(content: Content) -> dict[str, Section]:
+  """Sections of all parts for which everything has been measured."""
+  study, trials, found = content.study, content.trials, {}
+  for part in study.parts():
+    runs = plan.runs_of(study, part, trials)
+    if all(run.name in trials for run in runs):
+      mine = [trial for run in runs for trial in trials[run.name]]
+      if section := _section(content, part, mine):
+        found[part] = section
+  return found
+
+
+def markdown(content: Content, found: Mapping[str, Section]) -> str:
+  """The report for people."""
+  lines = [
+    f"# The paper's study on {content.study.data.name}",
+    "",
+    "```",
+    content.record.command,
+    "```",
+    "",
+    content.record.hardware,
+    "",
+    "What differs from the defaults of `memory_vit/config.py`:",
+    "",
+    *(f"- `{key} = {value!r}`" for key, value in _changed(content.study)),
+    "",
+    _COLUMNS,
+  ]
+  for part, section in found.items():
+    lines += ["", f"## {section.title}"]
+    for rows in (section.rows, section.comparisons):
+      lines += ["", table(rows)] if rows else []
+    lines += [text for note in section.notes for text in ("", note)]
+    if section.lines:
+      lines += ["", f"![{section.title}]({part}.png)"]
+  return "\n".join(lines) + "\n"
+
+
+def table(rows: Sequence[Row]) -> str:
+  """Rows with the same keys as a table, each value as its column shows it."""
+  return markdown_table(
+    [{key: shown(key, value) for key, value in row.items()} for row in rows]
+  )
+
+
+def shown(key: str, value: Any) -> str:
+  """Format a value of a column."""
+  if value is None:
+    return ""
+  if isinstance(value, bool):
+    return "yes" if value else "no"
+  if key in _SHARES:
+    return f"{100 * value:.1f} %"
+  if key in _DIFFERENCES:  # in points; -0.0 is shown as 0.0
+    return f"{100 * value:+.1f}" if abs(value) >= 0.0005 else "0.0"
+  if key in _ERRORS:
+    return f"{100 * value:.1f}"
+  if isinstance(value, int):
+    return f"{value:,}"
+  if key == "learning rate":
+    return str(value)
+  if isinstance(value, float):
+    return f"{value:.1e}" if 0 < abs(value) < 1e-3 else f"{value:,.3f}"
+  return str(value)
+
+
+def _section(
+  content: Content, part: str, trials: Sequence[StudyTrial]
+) -> Section | None:
+  """Section of a part whose runs are finished; None if it lacks more."""
+  study, workdir = content.study, content.workdir
+  vit = content.record.backbone
+  if part == "costs":
+    key = costs.key(study, vit, content.record.hardware)
+    found = read_measured(workdir / "costs.json", key)
+    return costs.section(vit, found) if found else None
+  if part == "interference":
+    tasks = interference.best_tasks(study, trials)
+    if not tasks:
+      return interference.section(study, (), ())
+    key = interference.key(study, tasks)
+    found = read_measured(workdir / "interference.json", key)
+    return interference.section(study, **found) if found else None
+  if part == "adapters":
+    return analysis.adapters(study, trials, vit)
+  if part == "regimes":
+    return regime_table.section(study, trials, workdir, vit)
+  return _SECTIONS[part](study, trials)
+
+
+def _plot(file: Path, section: Section) -> None:
+  """Write the plot of a section."""
+  figure = plots.lines_figure(
+    section.lines,
+    title=section.title,
+    xlabel=section.xlabel,
+    ylabel="accuracy (test)",
+    log=section.log,
+  )
+  figure.savefig(file, dpi=120, format="png")
+
+
+def _changed(study: Study) -> Iterator[tuple[str, Any]]:
+  """Options that are not at their defaults."""
+  for key, option in OPTIONS.items():
+    value = operator.attrgetter(key)(study.config)
+    if value != option.default:
+      yield f"config.{key}", value
+  for field in dataclasses.fields(study):
+    value = getattr(study, field.name)
+    if field.name != "config" and value != field.default:
+      yield f"study.{field.name}", value

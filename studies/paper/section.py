@@ -1,0 +1,125 @@
+"""Sections of the report: tables of the best rates, and their comparisons."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from studies.paper.selection import BestRate, choose, select
+from studies.paper.study import Study
+from studies.paper.trials import StudyTrial
+
+Row = dict[str, Any]
+# Of every point of a line x, mean, least, greatest.
+Line = list[tuple[float, float, float, float]]
+# A regime and its number of cells.
+Setting = tuple[str, int]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Section:
+  """A part of the report; the keys of its rows are the header of a table."""
+
+  title: str
+  rows: list[Row]
+  # Rows of a second table, of differences.
+  comparisons: list[Row] = dataclasses.field(default_factory=list)
+  notes: tuple[str, ...] = ()  # how the numbers came about
+  # {label: points} of the plot; empty where there is nothing to plot.
+  lines: Mapping[str, Line] = dataclasses.field(default_factory=dict)
+  xlabel: str = ""
+  log: bool = False  # whether the x axis is logarithmic
+
+
+def on_first_data(
+  study: Study, trials: Sequence[StudyTrial], setting: Setting
+) -> list[StudyTrial]:
+  """Trials of a regime on the first data set."""
+  regime, cells = setting
+  return select(trials, regime=regime, data=study.data.name, cells=cells)
+
+
+def best_rate(
+  study: Study, trials: Sequence[StudyTrial], setting: Setting
+) -> BestRate | None:
+  """Choose the learning rate of a regime on the first data set."""
+  seed = study.search_seed(setting[0])
+  return choose(on_first_data(study, trials, setting), seed)
+
+
+def rate_columns(study: Study, regime: str, rate: BestRate | None) -> Row:
+  """Columns of a table; without accuracies where nothing could be chosen."""
+  seed, rates = study.search_seed(regime), study.learning_rates
+  chosen = "mean of the seeds" if seed is None else f"seed {seed}"
+  ends = {max(rates): "highest", min(rates): "lowest"}
+  return {
+    "learning rate": rate and rate.learning_rate,
+    "end of range": rate and ends.get(rate.learning_rate),
+    "chosen by": chosen,
+    "validation": rate and rate.validation,
+    "test": rate and rate.test,
+    "spread": rate and rate.spread,
+    "standard error": rate and rate.standard_error,
+    "seeds": len(rate.tests) if rate else 0,
+    "diverged": _diverged(rate),
+  }
+
+
+def compare_settings(
+  study: Study,
+  trials: Sequence[StudyTrial],
+  pairs: Sequence[tuple[Setting, Setting]],
+) -> list[Row]:
+  """Rows of comparisons, of the pairs whose regimes are both to be run."""
+  wanted = study.regimes
+  return [
+    compare(
+      label(*one),
+      best_rate(study, trials, one),
+      label(*other),
+      best_rate(study, trials, other),
+    )
+    for one, other in pairs
+    if not wanted or {one[0], other[0]} <= {*wanted}
+  ]
+
+
+def compare(
+  one: str, first: BestRate | None, other: str, second: BestRate | None
+) -> Row:
+  """Row of the difference of two test accuracies, against their spreads."""
+  difference = spread = beyond = None
+  if first and second:
+    difference = first.test - second.test
+    if first.spread is not None and second.spread is not None:
+      spread = max(first.spread, second.spread)
+      # As it is shown: what is 0.0 points lies on no side.
+      beyond = abs(difference) > max(spread, 0.0005)
+  diverged = [
+    f"{name}: {_diverged(rate)}"
+    for name, rate in ((one, first), (other, second))
+    if rate is None or rate.diverged
+  ]
+  return {
+    "regime": one,
+    "compared to": other,
+    "difference": difference,
+    "spread": spread,
+    "beyond spread": beyond,
+    "diverged": ", ".join(diverged) or None,
+  }
+
+
+def label(regime: str, cells: int) -> str:
+  """A regime, with its cells where it has some."""
+  if not cells:
+    return regime
+  return f"{regime} ({cells} {'cell' if cells == 1 else 'cells'})"
+
+
+def _diverged(rate: BestRate | None) -> str | None:
+  """Count of seeds that diverged, "1 of 3"; None where none did."""
+  if rate is None:
+    return "at every rate"
+  if not rate.diverged:
+    return None
+  return f"{rate.diverged} of {len(rate.tests) + rate.diverged}"

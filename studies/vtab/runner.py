@@ -1,0 +1,291 @@
+"""Runs a benchmark: search, final runs and tests, then the report."""
+
+import dataclasses
+import functools
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import memory_vit as mv
+from memory_vit.data import open_split
+from memory_vit.model import get_regime
+from memory_vit.runtime import StopSignal, on_process_0
+from studies import grid
+from studies.grid import Grid
+from studies.record import directory_of
+from studies.vtab import protocol, report, testing, together
+from studies.vtab.layout import TaskData
+from studies.vtab.protocol import Benchmark
+from studies.vtab.scores import Score
+from studies.vtab.tasks import TASKS
+from studies.vtab.testing import Run, TaskScore
+
+
+def run_benchmark(
+  bench: Benchmark,
+  workdir: Path,
+  *,
+  command: str,
+  stop: StopSignal | None = None,
+) -> None:
+  """Learn and test every task, and write the report after each.
+
+  What is finished is not repeated.
+
+  Args:
+    bench: to be run.
+    workdir: of its runs, and of the report.
+    command: for the report.
+    stop: see `mv.train_and_evaluate`.
+
+  Raises:
+    MemoryVitError: as `mv.train_and_evaluate`; where a run was finished with
+      another configuration, or its data have changed.
+    Interrupted: where `stop` says so; the same command resumes.
+  """
+  given = bench.config
+  engine = grid.open_grid(given, workdir, stop)
+  bench = dataclasses.replace(bench, config=engine.config)
+  require_data(bench)
+  plan = plan_of(bench, bench.tasks)
+  results = engine.finished(plan)
+  scores: list[Score] = []
+
+  def write_report() -> None:
+    engine.report(
+      report.write_report,
+      results,
+      command=command,
+      config=given,
+      options=_options(bench, scores),
+    )
+
+  for data in bench.tasks:
+    engine.train(plan_of(bench, [data]), results)
+    learned = [_learned(engine, bench, data, r, results) for r in bench.regimes]
+    runs = {run: path for each in learned for run, path in each.runs.items()}
+    tests = testing.finish(engine, bench, data, runs)
+    on_process_0(functools.partial(_remove_backbones, runs))
+    scores += [_with_tests(each, tests) for each in learned]
+    write_report()
+  together.measure_once(engine, bench, scores)
+  write_report()
+
+
+def forecast(bench: Benchmark, workdir: Path) -> str:
+  """List the runs and estimate their time; write nothing."""
+  require_data(bench, prepared=True)
+
+  def plan(config: mv.Config) -> grid.Plan:
+    return plan_of(dataclasses.replace(bench, config=config), bench.tasks)
+
+  lines = [f"{name} is left out: {why}" for name, why in bench.missing.items()]
+  return "\n".join(
+    [*lines, grid.forecast(*grid.finished_before(bench.config, workdir, plan))]
+  )
+
+
+def require_data(bench: Benchmark, *, prepared: bool = False) -> None:
+  """Open all splits: a wrong one must not cost the tasks before it.
+
+  Args:
+    bench: whose data are opened.
+    prepared: whether data sets have to be there: nothing is downloaded.
+
+  Raises:
+    MemoryVitError: for a split that cannot be opened, data with other classes
+      than the task has, and options that a regime refuses.
+  """
+  for data, regime in bench.pairs:
+    protocol.search_config(bench, data, regime)
+  for data in bench.tasks:
+    config = protocol.test_config(bench, data)
+    for role in ("train", "test"):
+      reader = open_split(config, role, prepared=prepared)
+      if reader.num_classes != data.task.classes:
+        raise mv.MemoryVitError(
+          f"{reader.source} has {reader.num_classes} classes, "
+          f"{data.task.name} of VTAB-1k has {data.task.classes}: expected the "
+          f"data of the benchmark in {data.dir}, or --only without "
+          f"{data.task.name}."
+        )
+
+
+def search_name(task: str, regime: str) -> str:
+  """The run that tries all settings of a task."""
+  return f"{task}/{regime}/search"
+
+
+def final_name(task: str, regime: str, seed: int) -> str:
+  """The final run of a seed."""
+  return f"{task}/{regime}/seed-{seed}"
+
+
+def plan_of(bench: Benchmark, tasks: Sequence[TaskData]) -> grid.Plan:
+  """The runs of tasks: of each regime a search, then the seeds."""
+
+  def plan(results: Mapping[str, mv.RunResult]) -> list[grid.Run]:
+    return [
+      run
+      for data in tasks
+      for regime in bench.regimes
+      for run in _runs_of(bench, data, regime, results)
+    ]
+
+  return plan
+
+
+def _runs_of(
+  bench: Benchmark,
+  data: TaskData,
+  regime: str,
+  results: Mapping[str, mv.RunResult],
+) -> list[grid.Run]:
+  """The runs of a task with a regime; the search alone where all diverged."""
+  name = search_name(data.task.name, regime)
+  search = functools.partial(protocol.search_config, bench, data, regime)
+  runs = [grid.Run(name=name, configure=search, kind=f"{regime}, search")]
+  choice = None
+  if name in results:
+    choice = protocol.choose(search(), results[name])
+    if choice is None:  # there is nothing to learn again
+      return runs
+
+  def final(seed: int) -> Callable[[], mv.Config] | None:
+    if choice is None:  # it is not known yet
+      return None
+    return functools.partial(
+      protocol.final_config, bench, data, regime, choice.settings, seed
+    )
+
+  return runs + [
+    grid.Run(
+      name=final_name(data.task.name, regime, seed),
+      configure=final(seed),
+      kind=f"{regime}, final",
+    )
+    for seed in bench.seeds
+  ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Learned:
+  """A task that was learned by a regime, before it is tested.
+
+  Attributes:
+    score: without what the test split says.
+    runs: {regime and seed: directory}, of the seeds that did not diverge.
+  """
+
+  score: Score
+  runs: Mapping[Run, Path] = dataclasses.field(default_factory=dict)
+
+
+def _learned(
+  engine: Grid,
+  bench: Benchmark,
+  data: TaskData,
+  regime: str,
+  results: grid.Results,
+) -> _Learned:
+  """What finished runs say of a task with a regime; keep the first task."""
+  name, workdir = data.task.name, engine.workdir
+  config = protocol.search_config(bench, data, regime)
+  searched = results[search_name(name, regime)]
+  choice = protocol.choose(config, searched)
+  # Of the search only the choice is kept: with all its trials, `full` would
+  # hold many backbones.
+  searched_in = directory_of(workdir, search_name(name, regime))
+  on_process_0(lambda: _remove_tasks(searched_in))
+  score = Score(
+    task=name,
+    regime=regime,
+    tried=config.sweep.combinations,
+    seeds=len(bench.seeds),
+    trials=config.sweep.combinations,
+  )
+  if choice is None:
+    diverged = dataclasses.replace(score, diverged=score.tried)
+    return _Learned(score=_with_cost(diverged, [searched]))
+  names = {seed: final_name(name, regime, seed) for seed in bench.seeds}
+  finals = [results[name] for name in names.values()]
+  runs = {
+    (regime, seed): directory_of(workdir, run)
+    for seed, run in names.items()
+    if results[run].tasks
+  }
+  first = next(iter(runs.values()), None)
+  if first and not get_regime(regime).holds_backbone:
+    kept = together.task_directory(workdir, name, regime)
+    on_process_0(lambda: export(first, kept, name, engine.backbone))
+  sizes = [task.trainable_params for run in finals for task in run.tasks]
+  score = dataclasses.replace(
+    score,
+    settings=dict(choice.settings),
+    validation=choice.validation,
+    at_edge=choice.at_edge,
+    diverged=choice.diverged,
+    trials=score.trials + score.seeds,
+    parameters=sizes[0] if sizes else 0,
+  )
+  return _Learned(score=_with_cost(score, [searched, *finals]), runs=runs)
+
+
+def export(run: Path, kept: Path, name: str, backbone: mv.Backbone) -> None:
+  """Keep the task of a run under its own name, by one process."""
+  task = mv.load_task(run / "tasks" / protocol.NAME_IN_RUNS, backbone)
+  if kept.exists() and mv.load_task(kept, backbone).digest == task.digest:
+    return
+  spec = dataclasses.replace(task.spec, name=name)
+  mv.save_task(dataclasses.replace(task, spec=spec), kept)
+
+
+def _with_tests(learned: _Learned, found: Mapping[Run, TaskScore]) -> Score:
+  """What the test split says, in the order of the seeds."""
+  score, tests = learned.score, [found[run] for run in learned.runs]
+  first = tests[0] if tests else None
+  return dataclasses.replace(
+    score,
+    tests=tuple(test.accuracy for test in tests),
+    test_examples=first.examples if first else 0,
+    skipped=first.skipped if first else 0,
+    wall_seconds=score.wall_seconds + sum(test.seconds for test in tests),
+  )
+
+
+def _with_cost(score: Score, results: Sequence[mv.RunResult]) -> Score:
+  """What the runs of a score took."""
+  sweeps = [result.sweep for result in results if result.sweep]
+  return dataclasses.replace(
+    score,
+    passes=tuple(sweep.passes for sweep in sweeps),
+    training_seconds=sum(sweep.training_seconds for sweep in sweeps),
+    wall_seconds=sum(result.wall_seconds for result in results),
+  )
+
+
+def _remove_backbones(runs: Mapping[Run, Path]) -> None:
+  """Remove the tested tasks that hold a backbone of their own."""
+  for (regime, _), directory in runs.items():
+    if get_regime(regime).holds_backbone:
+      _remove_tasks(directory)
+
+
+def _remove_tasks(directory: Path) -> None:
+  """Remove the tasks that a run exported, and the model that `full` did."""
+  tasks = directory / "tasks"
+  if tasks.exists():
+    shutil.rmtree(tasks)
+  (directory / f"{protocol.NAME_IN_RUNS}.npz").unlink(missing_ok=True)
+
+
+def _options(bench: Benchmark, scores: Sequence[Score]) -> dict[str, Any]:
+  """What the report needs beside the configuration."""
+  chosen = {data.task.name for data in bench.tasks} | {*bench.missing}
+  return {
+    "regimes": bench.regimes,
+    "missing": dict(bench.missing),
+    "left_out": [task.name for task in TASKS if task.name not in chosen],
+    "scores": [dataclasses.asdict(score) for score in scores],
+  }

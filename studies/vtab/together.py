@@ -1,0 +1,110 @@
+"""All tasks of a benchmark in one model, compared with each alone.
+
+One pass of the backbone answers all of them, and its original outputs are those
+of the plain ViT to the bit: `evaluation.verify` compares them on every test
+image.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import memory_vit as mv
+from memory_vit.data import open_split
+from memory_vit.evaluation import Evaluator
+from memory_vit.model import get_regime
+from memory_vit.runtime import make_mesh, on_process_0
+from studies.grid import Grid
+from studies.record import read_json
+from studies.vtab import protocol
+from studies.vtab.protocol import Benchmark
+from studies.vtab.report import TOGETHER
+from studies.vtab.scores import Score
+
+logger = logging.getLogger("memory_vit.studies")
+
+
+def best_regime(bench: Benchmark, scores: Sequence[Score]) -> str | None:
+  """The regime whose tasks compose that is best on validation, over all tasks.
+
+  None where none composes and was learned on every task.
+  """
+  found = {}
+  for regime in bench.regimes:
+    mine = [s for s in scores if s.regime == regime and s.test is not None]
+    known = [s.validation for s in mine if s.validation is not None]
+    if get_regime(regime).composes and len(known) == len(bench.tasks):
+      found[regime] = sum(known) / len(known)
+  return max(found, key=lambda regime: found[regime], default=None)
+
+
+def task_directory(workdir: Path, task: str, regime: str) -> Path:
+  """Where a task is kept, of the first seed."""
+  return workdir / "tasks" / regime / task
+
+
+def measure_once(
+  engine: Grid, bench: Benchmark, scores: Sequence[Score]
+) -> None:
+  """Measure into `together.json`, unless it holds this already."""
+  file = engine.workdir / TOGETHER
+  regime = best_regime(bench, scores)
+  if regime is None:
+    logger.info("no regime composes on all tasks: nothing is put together")
+    on_process_0(lambda: file.unlink(missing_ok=True))
+    return
+  directories = [
+    task_directory(engine.workdir, data.task.name, regime)
+    for data in bench.tasks
+  ]
+  engine.measure_once(
+    TOGETHER,
+    lambda: key(bench, regime, directories),
+    lambda: measure(engine, bench, regime, directories),
+  )
+
+
+def measure(
+  engine: Grid, bench: Benchmark, regime: str, directories: Sequence[Path]
+) -> dict[str, Any]:
+  """Evaluate all tasks in one model, each on its test split.
+
+  Returns:
+    {"regime", "dtype", "tasks": {name: an entry of `Evaluator.evaluate`},
+    "timing": as `Evaluator.timing`, "verified": whether all is as promised}.
+  """
+  config = bench.config
+  evaluator = Evaluator(
+    engine.backbone,
+    [mv.load_task(directory, engine.backbone) for directory in directories],
+    make_mesh(fsdp=config.mesh.fsdp),
+    config.batch_size_eval,
+    one_shape=True,
+  )
+  results: dict[str, Any] = {}
+  readers = []
+  for data in bench.tasks:
+    readers.append(open_split(protocol.test_config(bench, data), "test"))
+    name = data.task.name
+    logger.info("%s among %d tasks", name, len(directories))
+    results |= evaluator.evaluate(readers[-1], [name], verify=True)
+  return {
+    "regime": regime,
+    "dtype": config.dtype,
+    "tasks": results,
+    "timing": evaluator.timing(readers[0]),
+    "verified": all(found["alone"]["verified"] for found in results.values()),
+  }
+
+
+def key(
+  bench: Benchmark, regime: str, directories: Sequence[Path]
+) -> dict[str, Any]:
+  """Everything that the numbers depend on."""
+  return {
+    "regime": regime,
+    "tasks": [read_json(path / "task.json")["sha256"] for path in directories],
+    "tests": [[data.name, data.dir, data.test] for data in bench.tasks],
+    "dtype": bench.config.dtype,
+  }

@@ -1,0 +1,55 @@
+"""Studies are users of the package: they import public names alone."""
+
+import ast
+import importlib
+import sys
+
+import pytest
+from conftest import ROOT
+
+import memory_vit as mv
+
+FILES = sorted((ROOT / "studies").rglob("*.py"))
+# Modules whose every public name is documented; other wings export theirs.
+WHOLE = ("memory_vit.config", "memory_vit.errors")
+LIBRARIES = {"absl", "jax", "numpy", "studies", *sys.stdlib_module_names}
+
+
+def problems(source):
+  """What a file takes that is not public, line by line."""
+  for node in ast.walk(ast.parse(source)):
+    if isinstance(node, ast.Import):
+      for name in node.names:
+        allowed = name.name.split(".")[0] in LIBRARIES
+        if not allowed and (name.name, name.asname) != ("memory_vit", "mv"):
+          yield f"import {name.name}"
+    elif isinstance(node, ast.ImportFrom):
+      names = {name.name for name in node.names}
+      if node.module == "memory_vit" and names <= {"plots", *mv.__all__}:
+        continue
+      if node.module.split(".")[0] in LIBRARIES or node.module in WHOLE:
+        continue
+      wing = importlib.import_module(node.module)
+      for name in names - {*getattr(wing, "__all__", ())}:
+        yield f"from {node.module} import {name}"
+    elif isinstance(node, ast.Attribute):
+      owner = getattr(node.value, "id", "")
+      if owner == "mv" and node.attr not in mv.__all__:
+        yield f"mv.{node.attr}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(ROOT)))
+def test_studies_import_public_names_alone(file):
+  assert not [*problems(file.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize(
+  "line",
+  [
+    "import memory_vit.train", "import tensorflow", "mv.train.run",
+    "from memory_vit.train.run import train_and_evaluate",
+    "from memory_vit.runtime import files", "from memory_vit import config",
+  ],
+)  # fmt: skip
+def test_what_is_not_public_is_seen(line):
+  assert [*problems(line)]

@@ -1,0 +1,84 @@
+"""The dry run of a study: its runs, and an estimate of their time."""
+
+import dataclasses
+
+import pytest
+from fake_studies import (
+  FakeRuns,
+  accuracies,
+  configured,
+  follow,
+  run_study,
+  small_study,
+)
+
+import memory_vit as mv
+from memory_vit.errors import DataError, TrainingError
+from studies.paper import runner
+from studies.record import directory_of
+
+
+@pytest.fixture
+def study(backbone_file):
+  return small_study(backbone_file)
+
+
+def test_a_dry_run_trains_nothing(study, tmp_path, monkeypatch):
+  """It says what finished runs of the same kind took, and of which are none."""
+  planned, _ = follow(study, ["adapters"], lambda run, rate: rate)
+  fake = FakeRuns(accuracies, stops_at=2).install(monkeypatch)
+  with pytest.raises(KeyboardInterrupt):
+    run_study(study, tmp_path, ["adapters"])
+  before = sorted(tmp_path.rglob("*"))
+  text = runner.forecast(study, tmp_path, ["adapters"])
+  assert sorted(tmp_path.rglob("*")) == before
+  assert len(fake.calls) == 2
+  rows = [line.split() for line in text.splitlines()[:9]]
+  assert rows[0] == ["finished", planned[0].name]
+  assert rows[1] == [planned[1].name]
+  # The further seed at a rate that is not known yet is counted, too.
+  assert rows[2] == ["adapter-digits-5-9-rate-of-the-best-seed4"]
+  assert "9 runs, 1 of them finished." in text
+  # The one that has finished took 32 s, as two others will.
+  assert "About 0:01:04 left for 2 runs" in text
+  assert "yet of: adapter_memory (1), memory (1);" in text
+  # A split that is not there is noticed here already.
+  wrong = dataclasses.replace(study.data, test="tset")
+  with pytest.raises(DataError, match="tset"):
+    runner.forecast(configured(study, data=wrong), tmp_path, ["table2"])
+
+
+@pytest.mark.fault("damaged-shard")
+def test_nothing_is_downloaded(study, tmp_path):
+  data = dataclasses.replace(
+    study.data, name="cifar10", dir=str(tmp_path / "data")
+  )
+  study = configured(study, data=data)
+  with pytest.raises(DataError, match="162.17 MiB.*a dry run downloads not"):
+    runner.forecast(study, tmp_path / "run", ["table2"])
+  assert not (tmp_path / "data").exists()
+  assert not (tmp_path / "run").exists()
+
+
+def test_a_backbone_that_is_not_trained_yet_is_not_needed(study, tmp_path):
+  settings = dataclasses.replace(
+    study.config.pretrain, variant="Micro/2", total_steps=4
+  )
+  study = configured(study, pretrain=settings)
+  text = runner.forecast(study, tmp_path / "run", ["adapters"])
+  assert "9 runs, 0 of them finished." in text
+  assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_backbone_of_another_pretraining_is_refused(study, tmp_path):
+  settings = dataclasses.replace(
+    study.config.pretrain, variant="Micro/2", total_steps=4
+  )
+  mv.save_backbone(
+    mv.load_backbone(study.config.backbone), tmp_path / "backbone.npz"
+  )
+  other = configured(study, pretrain=settings)
+  with pytest.raises(TrainingError, match="was not made by this configuration"):
+    runner.forecast(other, tmp_path, ["adapters"])
+  assert not directory_of(tmp_path, "").exists()
