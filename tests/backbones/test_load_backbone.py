@@ -25,7 +25,7 @@ from etils import epath
 from memory_vit.backbones import download, npz
 from memory_vit.backbones.load import infer_config, load_backbone
 from memory_vit.backbones.save import save_backbone
-from memory_vit.errors import BackboneError, ConfigError
+from memory_vit.errors import BackboneError, ConfigError, TrainingError
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone, backbone_shapes
 from memory_vit.model.vit import VisionTransformer
@@ -940,7 +940,7 @@ def test_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     raise OSError("disk full")
 
   monkeypatch.setattr(np, "savez", savez)
-  with pytest.raises(OSError, match="disk full"):
+  with pytest.raises(TrainingError, match="cannot be written: disk full"):
     save_backbone(backbone, tmp_path / "a.npz")
   assert (tmp_path / "a.npz").read_bytes() == before
   assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
