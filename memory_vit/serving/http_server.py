@@ -74,9 +74,10 @@ def serve(app: FastAPI, settings: ServerSettings, bound: socket.socket) -> None:
   )
   # Beside our own lines only what went wrong.
   logging.getLogger("uvicorn").setLevel(logging.WARNING)
-  # Uvicorn raises it again at the end: Python's own handler would then wait for
-  # threads, which may compile or decode for long.
-  signal.signal(signal.SIGINT, signal.SIG_DFL)
+  # Uvicorn raises the signal again at the end. Python's own handler would then
+  # wait for threads, which may compile or decode for long.
+  for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, signal.SIG_DFL)
   _Server(config, app, settings.receive_timeout).run(sockets=[bound])
 
 

@@ -65,7 +65,8 @@ class Server:
     """End it as a user would; nothing may be cut off."""
     self.process.send_signal(signal.SIGTERM)
     try:
-      assert self.process.wait(_SERVER) == -signal.SIGTERM
+      status = self.process.wait(_SERVER)
+      assert status == -signal.SIGTERM, status
     finally:
       self.process.kill()
       self.process.wait()
