@@ -22,7 +22,7 @@ RUN pip install --no-cache-dir --constraint /src/Dockerfile.constraints \
   && rm -r /src
 
 # As a volume, /cache keeps compiled programs and downloads for the next start,
-# and /state the tasks that were added, with --state_dir=/state.
+# and /state the tasks, with --state_dir=/state.
 RUN useradd --uid 10001 --create-home serve \
   && install --directory --owner=10001 --mode=700 /cache /state
 ENV MEMORY_VIT_CACHE=/cache
