@@ -58,7 +58,7 @@ def test_a_run_may_depend_on_the_results_of_others(
   other = functools.partial(made, config.replaced({"task.cells": 7}))
   assert engine.finished(other) == {}
   with pytest.raises(
-    mv.MemoryVitError, match=r"first was .*task.cells: 5, now"
+    mv.MemoryVitError, match=r"(?s)first was .*task.cells: 5, now"
   ):
     engine.train(other, {})
 

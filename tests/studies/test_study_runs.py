@@ -367,7 +367,7 @@ def test_the_command(study, tmp_path):
   _, together = numbers["parts"]["interference"]["rows"]
   assert together["largest difference of a logit"] == 0
   written = (tmp_path / "study" / "report.md").read_bytes()
-  subprocess.run([*command[:4], command[5], "--report_only"], **options)
+  subprocess.run([*command[:3], command[4], "--report_only"], **options)
   assert (tmp_path / "study" / "report.md").read_bytes() == written
   subprocess.run(command, **options)
   assert {path: path.stat().st_mtime_ns for path in results} == results
