@@ -193,6 +193,10 @@ def standard_error(accuracy: float, examples: int) -> float:
 def load_result(workdir: Path, name: str = RESULT) -> RunResult | None:
   """Read the result of a run on this process; None if it is not finished.
 
+  Args:
+    workdir: of the run.
+    name: of the file in it.
+
   Raises:
     ConfigError: where the file holds something else.
   """

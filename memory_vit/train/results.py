@@ -216,7 +216,7 @@ def export(
   if tasks[0].spec.learned.holds_backbone:
     model = workdir / f"{name}.npz"
     with files.writing(model):
-      _save_model(tasks[0], trainer.backbone, model)
+      save_model(tasks[0], trainer.backbone, model)
   if hits := {t.result.name: t.hits for t in ranked if t.hits is not None}:
     test_hits.write_hits(workdir, hits)
   if trainer.config.export_orbax:
@@ -325,7 +325,7 @@ def _write_orbax(task: Task, path: Path) -> None:
     orbax_checkpoint.write(task.params, path.absolute())
 
 
-def _save_model(task: Task, backbone: Backbone, path: Path) -> None:
+def save_model(task: Task, backbone: Backbone, path: Path) -> None:
   """Write a task of the regime `full` as a ViT of its own.
 
   Args:
