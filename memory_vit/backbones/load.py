@@ -41,7 +41,6 @@ from memory_vit.errors import BackboneError, ConfigError
 from memory_vit.model import trees
 from memory_vit.model.backbone import (
   Backbone,
-  backbone_shapes,
   fingerprint_of,
   rounded,
 )
@@ -276,21 +275,10 @@ def _outputs(arrays: Arrays, layer: str) -> int:
 
 def _require_weights(arrays: Arrays, config: ViTConfig, file: str) -> None:
   """Raise unless the arrays are exactly the parameters of the model."""
-  expected = _expected_shapes(config)
+  expected = layouts.expected_shapes(config)
   problems = trees.differences(expected, arrays)
   if problems:
     raise _refusal(file, problems, arrays)
-
-
-def _expected_shapes(config: ViTConfig) -> dict[str, jax.ShapeDtypeStruct]:
-  """The parameters of the model; one block is traced, and stands for all."""
-  one = dataclasses.replace(config, depth=1)
-  expected = trees.flatten(backbone_shapes(one))
-  first = {n: a for n, a in expected.items() if n.startswith(f"{BLOCK}0/")}
-  for i in range(1, config.depth):
-    for name, array in first.items():
-      expected[name.replace(f"{BLOCK}0/", f"{BLOCK}{i}/", 1)] = array
-  return expected
 
 
 def _refusal(

@@ -348,7 +348,7 @@ def test_a_huge_model_of_few_bytes_takes_no_memory(tmp_path):
             "intermediate_size": 65_536}  # fmt: skip
   path = models.write_model(tmp_path, config=config)
   before = start_rss()
-  assert "further names were not compared" in refusal(path)
+  assert re.search(r"and [0-9]+ more$", refusal(path))
   assert peak_rss() - before < 200 * 2**20
 
 

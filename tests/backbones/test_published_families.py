@@ -10,7 +10,6 @@ from published_models import write_model
 import memory_vit as mv
 from memory_vit.backbones import layouts, position_resizing
 from memory_vit.backbones.families import detect
-from memory_vit.backbones.load import _expected_shapes
 from memory_vit.errors import BackboneError
 
 # What transformers and timm write of small models; `tests/exchange` keeps it.
@@ -46,8 +45,7 @@ def source_of(name, **changes):
 
 
 def convert(config, arrays):
-  _, function = detect.family_of(config, "config.json")
-  return function(config, arrays, "config.json")
+  return detect.convert(config, arrays, "config.json")
 
 
 def refusal(config, arrays):
@@ -66,7 +64,7 @@ def is_read(config, name):
 @pytest.mark.parametrize("name", DISTINCT)
 def test_converted_arrays_are_exactly_those_of_the_model(name):
   converted = convert(*source_of(name))
-  expected = _expected_shapes(converted.config)
+  expected = layouts.expected_shapes(converted.config)
   assert {n: a.shape for n, a in converted.arrays.items()} == {
     n: a.shape for n, a in expected.items()
   }

@@ -10,8 +10,8 @@ import torch
 import transformers
 from transformers.core_model_loading import revert_weight_conversion
 
+from memory_vit.backbones import layouts
 from memory_vit.backbones.families import detect, fold
-from memory_vit.backbones.load import _expected_shapes
 from memory_vit.model.vit_config import MAX_IMAGE_SIZE
 
 DINOV2 = {
@@ -115,9 +115,8 @@ def arrays_of(state):
 
 
 def require_our_tree(config, arrays):
-  _, convert = detect.family_of(config, "config.json")
-  converted = convert(config, arrays, "config.json")
-  expected = _expected_shapes(converted.config)
+  converted = detect.convert(config, arrays, "config.json")
+  expected = layouts.expected_shapes(converted.config)
   assert {n: a.shape for n, a in converted.arrays.items()} == {
     n: a.shape for n, a in expected.items()
   }
