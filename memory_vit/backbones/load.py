@@ -29,14 +29,14 @@ from memory_vit.backbones import (
   layouts,
   model_files,
   model_import,
-  npz,
+  stored_arrays,
 )
 from memory_vit.backbones.download import KNOWN, local_file
-from memory_vit.backbones.float_arrays import as_float32
 from memory_vit.backbones.image_processor import at_size
 from memory_vit.backbones.layouts import BLOCK, MAX_DEPTH, POSITIONS, Arrays
 from memory_vit.backbones.model_files import ModelFiles
-from memory_vit.backbones.published import Published
+from memory_vit.backbones.published import ENTRY, Published
+from memory_vit.backbones.published import parse as parse_note
 from memory_vit.errors import BackboneError, ConfigError
 from memory_vit.model import trees
 from memory_vit.model.backbone import (
@@ -168,13 +168,13 @@ def to_backbone(
 
 def _read_npz(file: Path) -> Published:
   """Read all parameters of an .npz file, and what it says of itself."""
-  with npz.open_npz(file) as archive:
-    note = archive.note()
-    entries = layouts.without_prefix(archive.names)
-    stored = {
-      name: as_float32(archive.read(entry), f"{file}: entry {entry!r}")
-      for name, entry in entries.items()
-    }
+  with stored_arrays.open_npz(file) as archive:
+    content = archive.note
+    entries = layouts.without_prefix(archive)
+    stored = {name: archive[entry] for name, entry in entries.items()}
+  note = None
+  if content is not None:
+    note = parse_note(content, f"{file}: entry {ENTRY}")
   arrays = layouts.as_vit_jax(stored, file)
   return Published(
     config=note.config if note else infer_config(arrays, file),

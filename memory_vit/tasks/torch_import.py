@@ -22,10 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from memory_vit.backbones import json_files, load, npz
+from memory_vit.backbones import json_files, load, stored_arrays
 from memory_vit.backbones.families import detect
 from memory_vit.backbones.families.table import Shape, take
-from memory_vit.backbones.float_arrays import as_float32
+from memory_vit.backbones.stored_arrays import as_float32
 from memory_vit.errors import BackboneError, TaskError
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone
@@ -164,7 +164,7 @@ def _require_plain_zip(file: Path) -> None:
     raise TaskError(f"{file} cannot be read: {first_line(error)}") from error
   is_packed = any(e.compress_type != zipfile.ZIP_STORED for e in entries)
   total = sum(entry.file_size for entry in entries)
-  if is_packed or total > min(npz.MAX_BYTES, file.stat().st_size):
+  if is_packed or total > min(stored_arrays.MAX_BYTES, file.stat().st_size):
     raise TaskError(
       f"{file} would be {total:,} bytes unpacked, which torch.save does not "
       "do: it is not read."

@@ -178,6 +178,18 @@ def test_notes_that_lie_are_refused(tmp_path, content, said):
   assert "\x1b" not in str(error.value)
 
 
+@pytest.mark.fault("lying-conversion")
+def test_two_notes_are_refused(tmp_path):
+  path = with_note(tmp_path / "a.npz", note())
+  with (
+    pytest.warns(UserWarning, match="Duplicate"),
+    zipfile.ZipFile(path, "a") as archive,
+  ):
+    archive.writestr(published.ENTRY, note(config__gelu="exact"))
+  with pytest.raises(BackboneError, match="two entries of the same name"):
+    mv.load_backbone(path)
+
+
 # For transformers.
 
 
