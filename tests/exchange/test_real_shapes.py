@@ -68,6 +68,12 @@ CLIP = {
     "projection_dim": 1280,
   },
 }  # fmt: skip
+IJEPA = {
+  "H/14": {
+    "hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32,
+    "num_attention_heads": 16, "patch_size": 14,
+  },
+}  # fmt: skip
 AT_518 = {"image_size": 518, "patch_size": 14}
 TRANSFORMERS = [
   *(("Dinov2Model", k, {**AT_518, **v}) for k, v in DINOV2.items()),
@@ -78,6 +84,7 @@ TRANSFORMERS = [
     ("DINOv3ViTModel", k, {"num_register_tokens": 4, **v})
     for k, v in DINOV3.items()
   ),
+  *(("IJepaModel", k, v) for k, v in IJEPA.items()),
   *(("SiglipVisionModel", k, v) for k, v in SIGLIP.items()),
   *(("CLIPVisionModelWithProjection", k, v) for k, v in CLIP.items()),
 ]

@@ -11,6 +11,7 @@ from memory_vit.backbones.families import (
   dinov2,
   dinov3,
   hf_vit,
+  ijepa,
   siglip,
   table,
   timm_dinov3,
@@ -27,7 +28,7 @@ _Read = Callable[[Fields, Arrays], Model]
 # `model_type` of transformers -> what reads it.
 _TRANSFORMERS: Mapping[str, _Read] = {
   kind: family.read
-  for family in (hf_vit, dinov2, dinov3, siglip, clip)
+  for family in (hf_vit, dinov2, dinov3, ijepa, siglip, clip)
   for kind in family.MODEL_TYPES
 }
 _NAFLEX = (
