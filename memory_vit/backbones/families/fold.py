@@ -40,6 +40,18 @@ def from_torch(weight: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
   return weight.T.reshape(shape)
 
 
+def to_torch(kernel: np.ndarray, bias: tuple[int, ...] | None) -> np.ndarray:
+  """A kernel of ours as a weight of torch; without a bias as it is.
+
+  The inverse of `from_torch`; `bias` is the shape of that of the layer.
+  """
+  if bias is None:
+    return kernel
+  if kernel.ndim == 4:
+    return kernel.transpose(3, 2, 0, 1)
+  return kernel.reshape(torch_shape(kernel.shape, bias)[::-1]).T
+
+
 def fold_normalization(
   kernel: np.ndarray, bias: np.ndarray, mean: Rgb, std: Rgb
 ) -> tuple[np.ndarray, np.ndarray]:

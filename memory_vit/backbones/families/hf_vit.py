@@ -48,6 +48,15 @@ def trunk(qkv_bias: bool) -> Table:
   }
 
 
+def rows(qkv_bias: bool) -> Table:
+  """The rows of all but the classifier."""
+  return {
+    "embeddings.cls_token": table.CLASS,
+    **trunk(qkv_bias),
+    "pooler.dense": table.PRE_LOGITS,
+  }
+
+
 def read(fields: Fields, arrays: Arrays) -> Model:
   """Read a ViT, whose names begin with "vit." if it has a classifier."""
   # transformers counts the names of id2label, which need not be there.
@@ -67,15 +76,11 @@ def read(fields: Fields, arrays: Arrays) -> Model:
     gelu=fields.choice("hidden_act", ACTIVATIONS),
     position_resize="bicubic",
   )
-  rows = {
-    "embeddings.cls_token": table.CLASS,
-    "pooler.dense": table.PRE_LOGITS,
-    **trunk(fields.flag("qkv_bias", True)),
-  }
+  own = rows(fields.flag("qkv_bias", True))
   return Model(
     config=config,
     table={
-      **table.prefixed("vit.", rows, arrays), "classifier": table.HEAD
+      **table.prefixed("vit.", own, arrays), "classifier": table.HEAD
     },
     ignored=(*IGNORED, *POOLER) if classes else IGNORED,
     plain_images=True,

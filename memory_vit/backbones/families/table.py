@@ -137,6 +137,29 @@ def convert(model: Model, arrays: Arrays, where: str) -> dict[str, np.ndarray]:
   return converted
 
 
+def unconverted(
+  table: Table, config: ViTConfig, ours: Arrays
+) -> dict[str, np.ndarray]:
+  """Put arrays of ours into the layout of a table: the inverse of `convert`.
+
+  Args:
+    table: a row is one layer with its bias, or an array of our shape.
+    config: of the model.
+    ours: its arrays.
+  """
+  shapes = {name: array.shape for name, array in ours.items()}
+  theirs: dict[str, np.ndarray] = {}
+  for name, to in _rows(Model(config=config, table=table)):
+    place = to.ours[0]
+    if leaf := _leaf(place, shapes):
+      bias = "" if leaf == place else f"{place}/bias"
+      weight, shift = _parameters(name) if bias else (name, "")
+      theirs[weight] = fold.to_torch(ours[leaf], shapes.get(bias))
+      if bias:
+        theirs[shift] = ours[bias].reshape(-1)
+  return theirs
+
+
 def take(
   arrays: Arrays,
   expected: Mapping[str, Shape],
