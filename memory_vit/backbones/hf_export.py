@@ -14,6 +14,7 @@ import safetensors.numpy
 
 from memory_vit.backbones import model_files
 from memory_vit.backbones.families import hf_vit
+from memory_vit.backbones.families.stated import TRANSFORMERS
 from memory_vit.backbones.families.table import HEAD, unconverted
 from memory_vit.backbones.layouts import Arrays
 from memory_vit.errors import BackboneError
@@ -156,14 +157,8 @@ def _config(config: ViTConfig) -> dict[str, Any]:
     "architectures": ["ViTForImageClassification" if head else "ViTModel"],
     "model_type": "vit",
     "hidden_act": _ACTIVATIONS[config.gelu],
-    "hidden_size": config.width,
-    "image_size": config.image_size,
-    "intermediate_size": config.mlp_dim,
-    "layer_norm_eps": config.layer_norm_epsilon,
-    "num_attention_heads": config.num_heads,
+    **{TRANSFORMERS[name]: getattr(config, name) for name in hf_vit.FIELDS},
     "num_channels": 3,
-    "num_hidden_layers": config.depth,
-    "patch_size": config.patch_size,
     "qkv_bias": True,
   }
   if head:  # transformers counts the classes by it

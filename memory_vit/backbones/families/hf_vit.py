@@ -20,7 +20,7 @@ ACTIVATIONS = {
   "gelu_pytorch_tanh": "tanh",
   "quick_gelu": "quick",
 }
-_FIELDS = dict.fromkeys((
+FIELDS = dict.fromkeys((
   *("width", "depth", "mlp_dim", "num_heads", "patch_size", "image_size"),
   "layer_norm_epsilon",
 ))  # fmt: skip
@@ -70,7 +70,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
     pooled = stated(fields, "representation_size", "pooler_output_size", width)
   config = transformers_config(
     fields,
-    _FIELDS,
+    FIELDS,
     num_classes=classes,
     representation_size=pooled,
     gelu=fields.choice("hidden_act", ACTIVATIONS),

@@ -28,7 +28,7 @@ LIMITS: Mapping[str, tuple[Any, Any]] = {
   "rope_base": (1, 1e6),
 }
 # Field of `ViTConfig` -> what all families of transformers call it.
-_TRANSFORMERS = {
+TRANSFORMERS = {
   "width": "hidden_size",
   "depth": "num_hidden_layers",
   "mlp_dim": "intermediate_size",
@@ -78,7 +78,7 @@ def transformers_config(
   """
   fields.require("num_channels", 3, "images have three channels here", 3)
   read = {
-    name: stated(fields, name, _TRANSFORMERS[name], default)
+    name: stated(fields, name, TRANSFORMERS[name], default)
     for name, default in defaults.items()
   }
   return vit_config(fields.where, **{**read, **computed})
