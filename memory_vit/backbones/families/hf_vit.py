@@ -25,9 +25,9 @@ FIELDS = dict.fromkeys((
   "layer_norm_epsilon",
 ))  # fmt: skip
 # What masked-image pretraining puts in the place of patches.
-IGNORED = ("embeddings.mask_token", "*.embeddings.mask_token")
+MASK = "embeddings.mask_token"
 # A classifier does not read what a pooler makes of the class token.
-POOLER = ("pooler.dense.*", "*.pooler.dense.*")
+_POOLER = ("pooler.dense.*", "vit.pooler.dense.*")
 
 
 def trunk(qkv_bias: bool) -> Table:
@@ -82,6 +82,6 @@ def read(fields: Fields, arrays: Arrays) -> Model:
     table={
       **table.prefixed("vit.", own, arrays), "classifier": table.HEAD
     },
-    ignored=(*IGNORED, *POOLER) if classes else IGNORED,
+    ignored=(MASK, f"vit.{MASK}", *(_POOLER if classes else ())),
     plain_images=True,
   )  # fmt: skip

@@ -31,5 +31,5 @@ def read(fields: Fields, arrays: Arrays) -> Model:
   return Model(
     config=config,
     table={**table.prefixed("ijepa.", rows, arrays), "classifier": table.HEAD},
-    ignored=hf_vit.IGNORED,
+    ignored=(hf_vit.MASK, f"ijepa.{hf_vit.MASK}"),
   )
