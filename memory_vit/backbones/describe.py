@@ -5,9 +5,10 @@ import dataclasses
 import jax
 import numpy as np
 
-from memory_vit.backbones import layouts, load, model_files, model_import, npz
+from memory_vit.backbones import layouts, load, model_files, model_import
 from memory_vit.backbones.download import KNOWN, local_file
 from memory_vit.backbones.published import BackboneSource
+from memory_vit.backbones.stored_arrays import open_npz
 from memory_vit.errors import BackboneError
 from memory_vit.model import trees
 from memory_vit.model.backbone import fingerprint_of
@@ -91,11 +92,11 @@ def source_of(path: str) -> BackboneSource | None:
 def _stored_dtypes(path: str) -> dict[str, np.dtype]:
   """Published name -> dtype in an .npz file."""
   dtypes = {}
-  with npz.open_npz(local_file(path)) as archive:
-    names = layouts.without_prefix(archive.names)
+  with open_npz(local_file(path)) as archive:
+    names = layouts.without_prefix(archive)
     classes = 0 if layouts.has_map_head(names) else 1
     for name, entry in names.items():
-      array = archive.read(entry)
+      array = archive.as_stored(entry)
       for published, _ in layouts.as_published(name, array, classes):
         dtypes[published] = array.dtype
   return dtypes

@@ -17,7 +17,7 @@ from memory_vit.runtime import checksums, files, paths
 from memory_vit.runtime.progress_bar import ProgressBar
 
 with epy.lazy_imports():  # it brings jax, for which --help does not wait
-  from memory_vit.backbones import npz
+  from memory_vit.backbones import stored_arrays
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ def _is_kept(file: Path) -> bool:
     return False
   try:
     if file.is_file():
-      npz.require_whole(file)
+      stored_arrays.require_whole(file)
       return True
     problem = "no file"
   except BackboneError as error:
@@ -177,8 +177,8 @@ class _Arriving:
       self.begins += data[: _SHOWN - len(self.begins)]
     if not self.begins.startswith(_MAGIC[: len(self.begins)]):
       raise _what_came(self, " is no .npz file")
-    if self.size > npz.MAX_BYTES:
-      raise _what_came(self, f" is more than {npz.MAX_BYTES:,} bytes")
+    if self.size > stored_arrays.MAX_BYTES:
+      raise _what_came(self, f" is more than {stored_arrays.MAX_BYTES:,} bytes")
     return self._file.write(data)
 
   def flush(self) -> None:
@@ -189,7 +189,7 @@ class _Arriving:
 def _require_npz(part: Path, arriving: _Arriving) -> None:
   """Raise `BackboneError`, with what came, unless it is a whole file."""
   try:
-    npz.require_whole(part)
+    stored_arrays.require_whole(part)
   except BackboneError as error:
     problem = str(error).removeprefix(str(part))
     raise _what_came(arriving, problem) from error

@@ -12,7 +12,10 @@ import numpy as np
 import safetensors.numpy
 
 from memory_vit.backbones import model_files
-from memory_vit.backbones.layouts import BLOCK, POSITIONS, Arrays
+from memory_vit.backbones.families import hf_vit
+from memory_vit.backbones.families.stated import TRANSFORMERS
+from memory_vit.backbones.families.table import HEAD, unconverted
+from memory_vit.backbones.layouts import Arrays
 from memory_vit.errors import BackboneError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import EvalPreprocessing
@@ -100,48 +103,10 @@ def _require_possible(config: ViTConfig) -> None:
 
 def _named(arrays: Arrays, config: ViTConfig) -> dict[str, np.ndarray]:
   """The arrays under the names of transformers."""
-  d, prefix = config.width, "vit." if config.num_classes else ""
-  patches = f"{prefix}embeddings.patch_embeddings.projection"
-  named = {
-    f"{prefix}embeddings.cls_token": arrays["cls"],
-    f"{prefix}embeddings.position_embeddings": arrays[POSITIONS],
-    f"{patches}.weight": arrays["embedding/kernel"].transpose(3, 2, 0, 1),
-    f"{patches}.bias": arrays["embedding/bias"],
-    **_layer(arrays, "Transformer/encoder_norm", f"{prefix}layernorm"),
-  }
-  for i in range(config.depth):
-    ours, theirs = f"{BLOCK}{i}", f"{prefix}encoder.layer.{i}"
-    attention = f"{ours}/MultiHeadDotProductAttention_0"
-    for part in ("query", "key", "value"):
-      kernel = arrays[f"{attention}/{part}/kernel"].reshape(d, d)
-      name = f"{theirs}.attention.attention.{part}"
-      named[f"{name}.weight"] = kernel.T
-      named[f"{name}.bias"] = arrays[f"{attention}/{part}/bias"].reshape(d)
-    name = f"{theirs}.attention.output.dense"
-    named[f"{name}.weight"] = arrays[f"{attention}/out/kernel"].reshape(d, d).T
-    named[f"{name}.bias"] = arrays[f"{attention}/out/bias"]
-    for layer, name in (
-      ("LayerNorm_0", "layernorm_before"),
-      ("LayerNorm_1", "layernorm_after"),
-      ("MlpBlock_0/Dense_0", "intermediate.dense"),
-      ("MlpBlock_0/Dense_1", "output.dense"),
-    ):
-      named |= _layer(arrays, f"{ours}/{layer}", f"{theirs}.{name}")
+  rows = hf_vit.rows(qkv_bias=True)
   if config.num_classes:
-    named |= _layer(arrays, "head", "classifier")
-  if config.representation_size:
-    named |= _layer(arrays, "pre_logits", f"{prefix}pooler.dense")
-  return named
-
-
-def _layer(arrays: Arrays, ours: str, theirs: str) -> Arrays:
-  """A LayerNorm, or a linear layer, of two axes."""
-  is_norm = f"{ours}/scale" in arrays
-  weight = arrays[f"{ours}/scale" if is_norm else f"{ours}/kernel"]
-  return {
-    f"{theirs}.weight": weight.T,
-    f"{theirs}.bias": arrays[f"{ours}/bias"],
-  }
+    rows = {f"vit.{name}": place for name, place in rows.items()}
+  return unconverted({**rows, "classifier": HEAD}, config, arrays)
 
 
 def _config(config: ViTConfig) -> dict[str, Any]:
@@ -150,14 +115,8 @@ def _config(config: ViTConfig) -> dict[str, Any]:
     "architectures": ["ViTForImageClassification" if head else "ViTModel"],
     "model_type": "vit",
     "hidden_act": _ACTIVATIONS[config.gelu],
-    "hidden_size": config.width,
-    "image_size": config.image_size,
-    "intermediate_size": config.mlp_dim,
-    "layer_norm_eps": config.layer_norm_epsilon,
-    "num_attention_heads": config.num_heads,
+    **{TRANSFORMERS[name]: getattr(config, name) for name in hf_vit.FIELDS},
     "num_channels": 3,
-    "num_hidden_layers": config.depth,
-    "patch_size": config.patch_size,
     "qkv_bias": True,
   }
   if head:  # transformers counts the classes by it

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from memory_vit.backbones.families.converted import Rgb
 from memory_vit.backbones.families.fields import Fields
+from memory_vit.backbones.families.fold import Rgb
 from memory_vit.errors import BackboneError
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.model.vit_config import MAX_IMAGE_SIZE, MAX_RESIZE
@@ -57,7 +57,7 @@ def of_transformers(values: Any, where: str) -> ImageProcessor:
     raise BackboneError(
       f"{where}: do_rescale is false, expected images in [0, 1]."
     )
-  fields.float("rescale_factor", 0.00392, 0.003922, 1 / 255)
+  fields.number("rescale_factor", 0.00392, 0.003922, 1 / 255)
   mean: Rgb = (0.0, 0.0, 0.0)
   std: Rgb = (1.0, 1.0, 1.0)
   if fields.flag("do_normalize", True):
@@ -81,7 +81,7 @@ def of_timm(values: Any, where: str) -> ImageProcessor:
   evaluation = None
   kind = _INTERPOLATIONS.get(fields.text("interpolation", "bicubic"))
   if channels == 3 and side == other and kind:
-    share = fields.float("crop_pct", 0.05, 1, 0.875)
+    share = fields.number("crop_pct", 0.05, 1, 0.875)
     mode = fields.text("crop_mode", "center")
     if mode == "center":
       resize = int(side / share)
@@ -112,7 +112,7 @@ def _evaluation_of_transformers(
     stated = {k: v for k, v in values.items() if v is not None}
     values = {**_DEFAULTS[named[1]], **stated}
     fields = Fields(values, fields.where)
-  kind = _RESAMPLES.get(fields.int("resample", 0, 5, 2))
+  kind = _RESAMPLES.get(fields.whole("resample", 0, 5, 2))
   if not kind or not fields.flag("do_resize", True):
     return None
   if not fields.flag("do_center_crop", False):

@@ -1,15 +1,20 @@
 """Layouts of published checkpoints: names, prefixes, position embeddings."""
 
+import dataclasses
+import functools
 import logging
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from memory_vit.backbones import position_resizing
 from memory_vit.errors import BackboneError
-from memory_vit.model.vit_config import square_side
+from memory_vit.model import trees
+from memory_vit.model.backbone import backbone_shapes
+from memory_vit.model.vit_config import ViTConfig, square_side
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +26,7 @@ PREFIXES = ("opt/target/", "params/")
 # and what stands beside it.
 TOWER = "img/"
 _BESIDE_TOWER = re.compile(r"txt/.+|t|b")
-_MAP_HEAD = "MAPHead_0/"
+MAP_HEAD = "MAPHead_0/"
 
 BLOCK = "Transformer/encoderblock_"
 STACKED_BLOCKS = "Transformer/encoderblock/"
@@ -39,6 +44,19 @@ TO_PRE_LINEN = {new: old for old, new in FROM_PRE_LINEN.items()}
 
 # More blocks than any published ViT has; a name may have any number in it.
 MAX_DEPTH = 64
+
+
+@functools.lru_cache(maxsize=8)  # a source is compared in several places
+def expected_shapes(config: ViTConfig) -> Mapping[str, jax.ShapeDtypeStruct]:
+  """The parameters of a model; one block is traced, and stands for all."""
+  one = dataclasses.replace(config, depth=1)
+  traced = trees.flatten(backbone_shapes(one))
+  first = f"{BLOCK}0/"
+  return {
+    name.replace(first, f"{BLOCK}{i}/"): array
+    for name, array in traced.items()
+    for i in range(config.depth if name.startswith(first) else 1)
+  }
 
 
 def without_prefix(entries: Iterable[str]) -> dict[str, str]:
@@ -66,7 +84,7 @@ def _of_tower(names: dict[str, str]) -> dict[str, str]:
 
 def has_map_head(names: Collection[str]) -> bool:
   """Whether a probe pools, as in SigLIP, in the place of a class token."""
-  return "cls" not in names and any(n.startswith(_MAP_HEAD) for n in names)
+  return "cls" not in names and any(n.startswith(MAP_HEAD) for n in names)
 
 
 def as_vit_jax(arrays: Arrays, file: Path) -> Arrays:

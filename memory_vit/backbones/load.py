@@ -29,19 +29,18 @@ from memory_vit.backbones import (
   layouts,
   model_files,
   model_import,
-  npz,
+  stored_arrays,
 )
 from memory_vit.backbones.download import KNOWN, local_file
-from memory_vit.backbones.float_arrays import as_float32
 from memory_vit.backbones.image_processor import at_size
 from memory_vit.backbones.layouts import BLOCK, MAX_DEPTH, POSITIONS, Arrays
 from memory_vit.backbones.model_files import ModelFiles
-from memory_vit.backbones.published import Published
+from memory_vit.backbones.published import ENTRY, Published
+from memory_vit.backbones.published import parse as parse_note
 from memory_vit.errors import BackboneError, ConfigError
 from memory_vit.model import trees
 from memory_vit.model.backbone import (
   Backbone,
-  backbone_shapes,
   fingerprint_of,
   rounded,
 )
@@ -169,13 +168,13 @@ def to_backbone(
 
 def _read_npz(file: Path) -> Published:
   """Read all parameters of an .npz file, and what it says of itself."""
-  with npz.open_npz(file) as archive:
-    note = archive.note()
-    entries = layouts.without_prefix(archive.names)
-    stored = {
-      name: as_float32(archive.read(entry), f"{file}: entry {entry!r}")
-      for name, entry in entries.items()
-    }
+  with stored_arrays.open_npz(file) as archive:
+    content = archive.note
+    entries = layouts.without_prefix(archive)
+    stored = {name: archive[entry] for name, entry in entries.items()}
+  note = None
+  if content is not None:
+    note = parse_note(content, f"{file}: entry {ENTRY}")
   arrays = layouts.as_vit_jax(stored, file)
   return Published(
     config=note.config if note else infer_config(arrays, file),
@@ -276,21 +275,10 @@ def _outputs(arrays: Arrays, layer: str) -> int:
 
 def _require_weights(arrays: Arrays, config: ViTConfig, file: str) -> None:
   """Raise unless the arrays are exactly the parameters of the model."""
-  expected = _expected_shapes(config)
+  expected = layouts.expected_shapes(config)
   problems = trees.differences(expected, arrays)
   if problems:
     raise _refusal(file, problems, arrays)
-
-
-def _expected_shapes(config: ViTConfig) -> dict[str, jax.ShapeDtypeStruct]:
-  """The parameters of the model; one block is traced, and stands for all."""
-  one = dataclasses.replace(config, depth=1)
-  expected = trees.flatten(backbone_shapes(one))
-  first = {n: a for n, a in expected.items() if n.startswith(f"{BLOCK}0/")}
-  for i in range(1, config.depth):
-    for name, array in first.items():
-      expected[name.replace(f"{BLOCK}0/", f"{BLOCK}{i}/", 1)] = array
-  return expected
 
 
 def _refusal(

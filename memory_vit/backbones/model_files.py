@@ -8,21 +8,29 @@ preprocessor_config.json    how its images are prepared; not of timm
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from memory_vit.backbones import safetensors_files
+from memory_vit.backbones import json_files
 from memory_vit.backbones.download import KNOWN
-from memory_vit.backbones.safetensors_files import Tensors
+from memory_vit.backbones.stored_arrays import (
+  SAFETENSORS,
+  StoredArrays,
+  open_safetensors,
+)
 from memory_vit.errors import BackboneError
 from memory_vit.runtime import checksums
-from memory_vit.runtime.messages import first_line
+from memory_vit.runtime.messages import brief, first_line
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+INDEX = "model.safetensors.index.json"
 PREPROCESSOR = "preprocessor_config.json"
 # What is fetched of a published model; README.md for its licence.
 PATTERNS = (CONFIG, PREPROCESSOR, WEIGHTS, "model-*-of-*.safetensors",
-            safetensors_files.INDEX, "README.md")  # fmt: skip
+            INDEX, "README.md")  # fmt: skip
+# No path: a shard lies beside its index.
+_SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}\.safetensors")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -45,14 +53,25 @@ class ModelFiles:
   card: Path | None
 
   @contextlib.contextmanager
-  def open_weights(self) -> Iterator[Tensors]:
-    """Open the weights; see `safetensors_files`."""
-    if self.weights.name == safetensors_files.INDEX:
-      opened = safetensors_files.open_shards(self.weights)
-    else:
-      opened = safetensors_files.open_file(self.weights)
-    with opened as tensors:
-      yield tensors
+  def open_weights(self) -> Iterator[StoredArrays]:
+    """Open the weights.
+
+    Raises:
+      BackboneError: where a file is missing or cannot be read, or the arrays
+        in the files are not exactly those that their index lists.
+    """
+    listed = _weight_map(self.weights) if self.weights.name == INDEX else {}
+    shards = [self.weights.with_name(n) for n in sorted({*listed.values()})]
+    with open_safetensors(shards or [self.weights]) as arrays:
+      for name in sorted(listed.keys() | {*arrays} if listed else ()):
+        expected = listed.get(name, "no file")
+        found = arrays.file_of(name).name if name in arrays else "no file"
+        if expected != found:
+          raise BackboneError(
+            f"{self.weights}: array {brief(name)} is listed in {expected}, and "
+            f"lies in {found}."
+          )
+      yield arrays
 
   def digests(self) -> dict[str, str]:
     """{file: SHA-256} of everything that the backbone is made of."""
@@ -67,14 +86,14 @@ class ModelFiles:
 def is_model(path: Path) -> bool:
   """Whether a path is to be read as such a model, rather than as an .npz."""
   return path.is_dir() or path.suffix in (
-    safetensors_files.SUFFIX,
+    SAFETENSORS,
     *_PICKLES,
   )
 
 
 def holds_model(directory: Path) -> bool:
   """Whether a directory has the weights of such a model."""
-  names = (WEIGHTS, safetensors_files.INDEX)
+  names = (WEIGHTS, INDEX)
   return any((directory / name).is_file() for name in names)
 
 
@@ -120,13 +139,13 @@ def _find(path: Path, source: str) -> ModelFiles:
 
 def _weights(directory: Path) -> Path:
   """The weights in a directory, or the index of their shards."""
-  places = [directory / WEIGHTS, directory / safetensors_files.INDEX]
+  places = [directory / WEIGHTS, directory / INDEX]
   found = [place for place in places if place.is_file()]
   if len(found) == 1:
     return found[0]
   if found:
     raise BackboneError(
-      f"{directory} has both {WEIGHTS} and {safetensors_files.INDEX}: leave "
+      f"{directory} has both {WEIGHTS} and {INDEX}: leave "
       "the one that belongs to the model."
     )
   for file in sorted(directory.iterdir()):
@@ -134,7 +153,7 @@ def _weights(directory: Path) -> Path:
       raise _pickle(file)
   raise BackboneError(
     f"no file {str(directory)!r}: it is a directory without {WEIGHTS} or "
-    f"{safetensors_files.INDEX}. Expected a model as transformers or timm save "
+    f"{INDEX}. Expected a model as transformers or timm save "
     f"it, the path of an .npz file, or one of {', '.join(KNOWN)}."
   )
 
@@ -149,3 +168,20 @@ def _pickle(file: Path) -> BackboneError:
 
 def _if_there(file: Path) -> Path | None:
   return file if file.is_file() else None
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+  """{array: file} of an index."""
+  found = json_files.read_object(index).get("weight_map")
+  if not isinstance(found, dict) or not found:
+    raise BackboneError(
+      f"{index}: weight_map is {brief(found)}, expected an object with the "
+      "file of every array."
+    )
+  for name, shard in found.items():
+    if not isinstance(shard, str) or not _SHARD.fullmatch(shard):
+      raise BackboneError(
+        f"{index}: array {brief(name)} is listed in {brief(shard)}, expected "
+        f"the name of a {SAFETENSORS} file in the same directory."
+      )
+  return found

@@ -8,11 +8,12 @@ from typing import Any
 
 from memory_vit.backbones import image_processor, json_files, model_files
 from memory_vit.backbones.families import detect, fold
-from memory_vit.backbones.families.converted import Arrays, Converted
+from memory_vit.backbones.families.detect import Converted
+from memory_vit.backbones.families.table import Arrays
 from memory_vit.backbones.image_processor import ImageProcessor
 from memory_vit.backbones.model_files import ModelFiles
 from memory_vit.backbones.published import BackboneSource, Published
-from memory_vit.errors import BackboneError, ConfigError
+from memory_vit.errors import BackboneError
 
 # In the first lines of a README.md of the hub. Where "license" is "other", its
 # name stands beside it.
@@ -29,13 +30,10 @@ def read(files: ModelFiles) -> Published:
     BackboneError: for one that is not exactly a ViT of a known family.
   """
   config = json_files.read_object(files.config)
-  family, convert = detect.family_of(config, str(files.config))
+  family = detect.family_of(config, str(files.config))
   stated = _stated_processor(config, files)
   with files.open_weights() as tensors:
-    try:
-      converted = convert(config, tensors, str(files.config))
-    except ConfigError as error:  # sizes that do not fit together
-      raise BackboneError(f"{files.config}: {error}") from error
+    converted = detect.convert(config, tensors, str(files.config))
   processor = stated or _default_processor(converted, files)
   return Published(
     config=converted.config,
@@ -50,10 +48,9 @@ def read(files: ModelFiles) -> Published:
 def source_of(files: ModelFiles) -> BackboneSource:
   """What to note of a model that is converted; reads all of its files."""
   config = json_files.read_object(files.config)
-  family, _ = detect.family_of(config, str(files.config))
   return BackboneSource(
     name=files.source,
-    family=family,
+    family=detect.family_of(config, str(files.config)),
     licence=_licence(config, files),
     files=files.digests(),
   )
@@ -85,15 +82,14 @@ def _default_processor(
   converted: Converted, files: ModelFiles
 ) -> ImageProcessor:
   """What the family documents, where it does."""
-  if converted.image_mean is None or converted.image_std is None:
+  if not converted.plain_images:
     raise BackboneError(
       f"{files.config} has no {model_files.PREPROCESSOR} beside it, which says "
       "by what mean and deviation images are normalized: fetch it from where "
       "the model is from."
     )
-  return ImageProcessor(
-    mean=converted.image_mean, std=converted.image_std, evaluation=None
-  )
+  half = (0.5, 0.5, 0.5)
+  return ImageProcessor(mean=half, std=half, evaluation=None)
 
 
 def _licence(config: Mapping[str, Any], files: ModelFiles) -> str:

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from memory_vit.backbones import json_files
+from memory_vit.backbones.families.fields import Fields
+from memory_vit.backbones.families.stated import LIMITS, stated
 from memory_vit.errors import BackboneError
 from memory_vit.model.task import EvalPreprocessing
-from memory_vit.model.vit_config import MAX_IMAGE_SIZE, ViTConfig
+from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime import schema
 from memory_vit.runtime.messages import brief
 
@@ -27,13 +29,6 @@ MAX_BYTES = 2**20
 _KEYS = ("format_version", "config", "evaluation", "source")
 # Who loads a backbone chooses it.
 _CHOSEN = "dtype"
-# Above what any ViT has, and small enough to compute with.
-_MOST = {
-  "width": 16_384, "depth": 64, "mlp_dim": 65_536, "num_heads": 256,
-  "patch_size": 256, "image_size": MAX_IMAGE_SIZE, "num_classes": 2**24,
-  "representation_size": 65_536, "class_tokens": 2, "registers": 64,
-}  # fmt: skip
-_MAY_BE_0 = ("num_classes", "representation_size", "class_tokens", "registers")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,28 +115,12 @@ def parse(content: bytes, where: str) -> Note:
 
 
 def _config(values: Any, where: str) -> ViTConfig:
-  if not isinstance(values, Mapping):
-    raise BackboneError(f"{where} is {brief(values)}, expected an object.")
-  for name, most in _MOST.items():
-    value, least = values.get(name), 0 if name in _MAY_BE_0 else 1
-    if type(value) is not int or not least <= value <= most:
-      raise BackboneError(
-        f"{where}.{name} is {brief(value)}, expected a whole number, {least} "
-        f"to {most:,}."
-      )
-  defaults = {
-    field.name: field.default
-    for field in dataclasses.fields(ViTConfig)
-    if field.default is not dataclasses.MISSING
-  }
+  fields = Fields(values, where)
+  for name in LIMITS:
+    stated(fields, name, name)
   config: ViTConfig = schema.build(
-    ViTConfig, {**defaults, **values, _CHOSEN: "float32"}, where, BackboneError
+    ViTConfig, {**values, _CHOSEN: "float32"}, where, BackboneError
   )
-  if not 0 <= config.layer_norm_epsilon <= 1e-2:
-    raise BackboneError(
-      f"{where}.layer_norm_epsilon is {config.layer_norm_epsilon}, expected 0 "
-      "to 0.01."
-    )
   return config
 
 

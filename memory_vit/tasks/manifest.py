@@ -31,7 +31,7 @@ FILE = "task.json"
 MAX_FILE_BYTES = 8 * 2**20
 MAX_ARRAYS = 4096
 # Of all arrays: a head of 21,843 classes on H/14 has 112 MB. A task that holds
-# a whole backbone may be as large as one, see `npz.MAX_BYTES`.
+# a whole backbone may be as large as one, see `stored_arrays.MAX_BYTES`.
 MAX_BYTES = 2**30
 MAX_BACKBONE_BYTES = 16 * 2**30
 # Far beyond what anybody trains, and small enough to compute with.

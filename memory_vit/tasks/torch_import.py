@@ -22,10 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from memory_vit.backbones import json_files, load, npz
-from memory_vit.backbones.families import hf_vit
-from memory_vit.backbones.families.converted import Weights
-from memory_vit.backbones.float_arrays import as_float32
+from memory_vit.backbones import json_files, load, stored_arrays
+from memory_vit.backbones.families import detect
+from memory_vit.backbones.families.table import Shape, take
+from memory_vit.backbones.stored_arrays import as_float32
 from memory_vit.errors import BackboneError, TaskError
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone
@@ -101,12 +101,12 @@ def tasks_of(
       for name, array in state.items()
       if _LEARNED.fullmatch(name) and not name.endswith("attention_mask")
     }
-    weights = Weights(learned, where, (_FIRST_CLASS, "classifiers.0.*"))
-    heads = _count(learned, where)
-    params = [
-      _params(weights, learned, backbone, k) for k in range(1, heads + 1)
-    ]
-    weights.done()
+    heads = range(1, _count(learned, where) + 1)
+    expected: dict[str, Shape] = {}
+    for k in heads:
+      expected |= _shapes(learned, backbone, k)
+    found = take(learned, expected, where, (_FIRST_CLASS, "classifiers.0.*"))
+    params = [_params(found, backbone, k) for k in heads]
   except BackboneError as error:
     raise TaskError(str(error)) from error
   extended = _is_extended(state, backbone, params, where)
@@ -164,7 +164,7 @@ def _require_plain_zip(file: Path) -> None:
     raise TaskError(f"{file} cannot be read: {first_line(error)}") from error
   is_packed = any(e.compress_type != zipfile.ZIP_STORED for e in entries)
   total = sum(entry.file_size for entry in entries)
-  if is_packed or total > min(npz.MAX_BYTES, file.stat().st_size):
+  if is_packed or total > min(stored_arrays.MAX_BYTES, file.stat().st_size):
     raise TaskError(
       f"{file} would be {total:,} bytes unpacked, which torch.save does not "
       "do: it is not read."
@@ -182,7 +182,7 @@ def _require_trunk(
   }
   if _FIRST_CLASS in state:
     trunk[_CLASS] = as_float32(state[_FIRST_CLASS], where)
-  converted = hf_vit.convert(config, trunk, where)
+  converted = detect.convert(config, trunk, where)
   own = trees.flatten(backbone.params)
   for name, array in converted.arrays.items():
     # The mean of the images was folded into the patches of the backbone.
@@ -206,27 +206,37 @@ def _count(learned: State, where: str) -> int:
   return heads
 
 
-def _params(
-  weights: Weights, learned: State, backbone: Backbone, k: int
-) -> dict[str, Any]:
-  """The parameters of head k; what is missing is zero, and noted."""
+def _shapes(learned: State, backbone: Backbone, k: int) -> dict[str, Shape]:
+  """The arrays of head k, which itself tells its cells and classes."""
   d = backbone.config.width
   first = learned.get(f"{_ATTENTION.format(0)}.memory_tokens.{k - 1}")
   cells = first.shape[1] if first is not None and first.ndim == 3 else 1
   head = learned[f"classifiers.{k}.weight"]
   classes = len(head) if head.ndim else 1
+  memory = {
+    f"{_ATTENTION.format(layer)}.memory_tokens.{k - 1}": (1, cells, d)
+    for layer in range(backbone.config.depth)
+  }
+  return {
+    f"vit.embeddings.cls_tokens.{k}": (1, 1, d),
+    f"classifiers.{k}.weight": (classes, d),
+    f"classifiers.{k}.bias": (classes,),
+    **memory,
+  }
+
+
+def _params(found: State, backbone: Backbone, k: int) -> dict[str, Any]:
+  """The parameters of head k."""
   memory = [
-    weights.take(
-      f"{_ATTENTION.format(layer)}.memory_tokens.{k - 1}", (1, cells, d)
-    )
+    found[f"{_ATTENTION.format(layer)}.memory_tokens.{k - 1}"]
     for layer in range(backbone.config.depth)
   ]
   return {
-    "cls": weights.take(f"vit.embeddings.cls_tokens.{k}", (1, 1, d))[0, 0],
+    "cls": found[f"vit.embeddings.cls_tokens.{k}"][0, 0],
     "memory": np.concatenate(memory),
     "head": {
-      "kernel": weights.take(f"classifiers.{k}.weight", (classes, d)).T,
-      "bias": weights.take(f"classifiers.{k}.bias", (classes,)),
+      "kernel": found[f"classifiers.{k}.weight"].T,
+      "bias": found[f"classifiers.{k}.bias"],
     },
   }
 

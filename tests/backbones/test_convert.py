@@ -155,11 +155,11 @@ def test_a_note_says_how_a_backbone_computes(tmp_path):
   ("{}", "missing keys"),
   (note(more=1), "unknown keys ['more']"),
   (note(format_version=2), "format_version 2, this version"),
-  (note(config={}), "config.width is None"),
+  (note(config={}), "config: width is missing"),
   (note(config=7), "config is 7, expected an object"),
-  (note(config__num_heads=0), "config.num_heads is 0, expected"),
-  (note(config__depth=10**9), "config.depth is 1000000000, expected"),
-  (note(config__width=True), "config.width is True"),
+  (note(config__num_heads=0), "config: num_heads is 0, expected"),
+  (note(config__depth=10**9), "config: depth is 1000000000, expected"),
+  (note(config__width=True), "config: width is True"),
   (note(config__gelu="\x1b[2J"), "gelu is"),
   (note(config__x=1), "unknown keys ['x']"),
   (note(config__layer_norm_epsilon=1e30), "layer_norm_epsilon is 1e+30"),
@@ -176,6 +176,18 @@ def test_notes_that_lie_are_refused(tmp_path, content, said):
   assert said in str(error.value)
   assert str(path) in str(error.value)
   assert "\x1b" not in str(error.value)
+
+
+@pytest.mark.fault("lying-conversion")
+def test_two_notes_are_refused(tmp_path):
+  path = with_note(tmp_path / "a.npz", note())
+  with (
+    pytest.warns(UserWarning, match="Duplicate"),
+    zipfile.ZipFile(path, "a") as archive,
+  ):
+    archive.writestr(published.ENTRY, note(config__gelu="exact"))
+  with pytest.raises(BackboneError, match="two entries of the same name"):
+    mv.load_backbone(path)
 
 
 # For transformers.

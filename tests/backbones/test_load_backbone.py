@@ -22,7 +22,7 @@ import scipy.ndimage
 from conftest import ROOT
 from etils import epath
 
-from memory_vit.backbones import download, npz
+from memory_vit.backbones import download, stored_arrays
 from memory_vit.backbones.load import infer_config, load_backbone
 from memory_vit.backbones.save import save_backbone
 from memory_vit.errors import BackboneError, ConfigError, TrainingError
@@ -745,7 +745,7 @@ def test_a_page_that_never_ends_is_left_at_once(cache, endless):
 
 
 def test_what_never_ends_is_left_in_the_end(cache, endless, monkeypatch):
-  monkeypatch.setattr(npz, "MAX_BYTES", 2**20)
+  monkeypatch.setattr(stored_arrays, "MAX_BYTES", 2**20)
   endless(b"PK" * 9999)
   with pytest.raises(BackboneError, match="is more than 1,048,576 bytes"):
     load_backbone("gs://nowhere/vit.npz")

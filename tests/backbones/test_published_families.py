@@ -10,7 +10,6 @@ from published_models import write_model
 import memory_vit as mv
 from memory_vit.backbones import layouts, position_resizing
 from memory_vit.backbones.families import detect
-from memory_vit.backbones.load import _expected_shapes
 from memory_vit.errors import BackboneError
 
 # What transformers and timm write of small models; `tests/exchange` keeps it.
@@ -22,6 +21,7 @@ DISTINCT = [
   "dinov2 swiglu",
   "dinov2 registers",
   "dinov3 gated",
+  "ijepa classifier",
   "siglip",
   "siglip classifier",
   "clip projection",
@@ -29,7 +29,7 @@ DISTINCT = [
   "timm siglip",
   "timm dinov3",
 ]
-UNREAD = ("mask_token", "text_", "logit_", "classifier.weight")
+UNREAD = ("mask_token", "text_", "logit_")
 BLOCK = "Transformer/encoderblock_1"
 ATTENTION = f"{BLOCK}/MultiHeadDotProductAttention_0"
 
@@ -46,8 +46,7 @@ def source_of(name, **changes):
 
 
 def convert(config, arrays):
-  _, function = detect.family_of(config, "config.json")
-  return function(config, arrays, "config.json")
+  return detect.convert(config, arrays, "config.json")
 
 
 def refusal(config, arrays):
@@ -66,7 +65,7 @@ def is_read(config, name):
 @pytest.mark.parametrize("name", DISTINCT)
 def test_converted_arrays_are_exactly_those_of_the_model(name):
   converted = convert(*source_of(name))
-  expected = _expected_shapes(converted.config)
+  expected = layouts.expected_shapes(converted.config)
   assert {n: a.shape for n, a in converted.arrays.items()} == {
     n: a.shape for n, a in expected.items()
   }
@@ -96,9 +95,12 @@ def test_each_array_of_another_shape_is_named(name):
 @pytest.mark.parametrize("name", DISTINCT)
 def test_one_error_names_all_that_is_wrong(name):
   config, arrays = source_of(name)
+  norms = ("norm1", "layernorm_before")
   missing, misshapen = [
-    key for key in arrays if is_read(config, key) and "norm1" in key
-  ][:2] or [key for key in arrays if "layer_norm1" in key][:2]
+    key
+    for key in arrays
+    if is_read(config, key) and any(norm in key for norm in norms)
+  ][:2]
   arrays = {**arrays, "surprise": np.zeros(3, np.float32)}
   del arrays[missing]
   arrays[misshapen] = np.zeros((2, 2), np.float32)
@@ -276,6 +278,7 @@ DEFAULTS = {
   "dinov2": ("exact", 1e-6, "bicubic"),
   "dinov2 registers": ("exact", 1e-6, "bicubic_antialias"),
   "dinov3": ("exact", 1e-5, None),
+  "ijepa": ("exact", 1e-12, "bicubic"),
   "timm vit": ("exact", 1e-6, "bicubic_antialias"),
   "timm clip": ("quick", 1e-5, "bicubic_antialias"),
   "timm dinov3": ("exact", 1e-5, None),

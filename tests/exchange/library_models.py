@@ -130,6 +130,11 @@ def _resized_pooler(model: Any, x: torch.Tensor) -> torch.Tensor:
   return model(x, interpolate_pos_encoding=True).pooler_output
 
 
+def _mean(model: Any, x: torch.Tensor) -> torch.Tensor:
+  out = model(x, interpolate_pos_encoding=True)
+  return out.last_hidden_state.mean(dim=1)
+
+
 def _tower(model: Any, x: torch.Tensor) -> torch.Tensor:
   return _resized_pooler(model.vision_model, x)
 
@@ -217,6 +222,10 @@ MODELS = {
     use_gated_mlp=True,
     hidden_act="silu",
     **WITH_MLP,
+  ),
+  "ijepa": _transformers("IJepaModel", _mean, **WITH_MLP),
+  "ijepa classifier": _transformers(
+    "IJepaForImageClassification", _logits, num_labels=5, **WITH_MLP
   ),
   "siglip": _transformers("SiglipModel", _tower, **_BOTH),
   "siglip vision": _transformers(

@@ -10,8 +10,8 @@ import torch
 import transformers
 from transformers.core_model_loading import revert_weight_conversion
 
+from memory_vit.backbones import layouts
 from memory_vit.backbones.families import detect, fold
-from memory_vit.backbones.load import _expected_shapes
 from memory_vit.model.vit_config import MAX_IMAGE_SIZE
 
 DINOV2 = {
@@ -68,6 +68,12 @@ CLIP = {
     "projection_dim": 1280,
   },
 }  # fmt: skip
+IJEPA = {
+  "H/14": {
+    "hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32,
+    "num_attention_heads": 16, "patch_size": 14,
+  },
+}  # fmt: skip
 AT_518 = {"image_size": 518, "patch_size": 14}
 TRANSFORMERS = [
   *(("Dinov2Model", k, {**AT_518, **v}) for k, v in DINOV2.items()),
@@ -78,6 +84,7 @@ TRANSFORMERS = [
     ("DINOv3ViTModel", k, {"num_register_tokens": 4, **v})
     for k, v in DINOV3.items()
   ),
+  *(("IJepaModel", k, v) for k, v in IJEPA.items()),
   *(("SiglipVisionModel", k, v) for k, v in SIGLIP.items()),
   *(("CLIPVisionModelWithProjection", k, v) for k, v in CLIP.items()),
 ]
@@ -115,9 +122,8 @@ def arrays_of(state):
 
 
 def require_our_tree(config, arrays):
-  _, convert = detect.family_of(config, "config.json")
-  converted = convert(config, arrays, "config.json")
-  expected = _expected_shapes(converted.config)
+  converted = detect.convert(config, arrays, "config.json")
+  expected = layouts.expected_shapes(converted.config)
   assert {n: a.shape for n, a in converted.arrays.items()} == {
     n: a.shape for n, a in expected.items()
   }

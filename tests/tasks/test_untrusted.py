@@ -24,7 +24,7 @@ from conftest import edit_task, random_task, tiny_backbone
 from memory import peak_rss, start_rss
 
 import memory_vit as mv
-from memory_vit.backbones import load, npz
+from memory_vit.backbones import load, stored_arrays
 from memory_vit.commands import check_data, console, evaluate, inspect, predict
 from memory_vit.errors import BackboneError, TaskError
 from memory_vit.evaluation import task_data
@@ -133,8 +133,8 @@ def test_a_bomb_is_never_unpacked(archive, monkeypatch):
   assert "100 times as many" in said
   assert peak < SMALL
   assert time.process_time() - began < 5
-  monkeypatch.setattr(npz, "MAX_RATIO", 10**6)
-  monkeypatch.setattr(npz, "MAX_BYTES", 2**25)
+  monkeypatch.setattr(stored_arrays, "MAX_RATIO", 10**6)
+  monkeypatch.setattr(stored_arrays, "MAX_BYTES", 2**25)
   with pytest.raises(BackboneError, match="expected at most 33,554,432"):
     mv.load_backbone(file)
 
@@ -242,7 +242,7 @@ def test_other_ways_to_pack(archive, monkeypatch):
   for method in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
     with pytest.raises(BackboneError, match=f"by method {method}, expected"):
       mv.load_backbone(archive(method))
-  monkeypatch.setattr(npz, "MAX_ENTRIES", 5)
+  monkeypatch.setattr(stored_arrays, "MAX_ENTRIES", 5)
   with pytest.raises(BackboneError, match="entries, expected at most 5"):
     mv.load_backbone(archive())
 

@@ -1,77 +1,110 @@
 """Detect the family of a published model, by its config.json."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
+
+import numpy as np
 
 from memory_vit.backbones.families import (
   clip,
   dinov2,
   dinov3,
   hf_vit,
+  ijepa,
   siglip,
+  table,
   timm_dinov3,
   timm_vit,
 )
-from memory_vit.backbones.families.converted import Arrays, Converted
+from memory_vit.backbones.families.fields import Fields
+from memory_vit.backbones.families.table import Arrays, Model
 from memory_vit.errors import BackboneError
+from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime.messages import brief
 
-Convert = Callable[[Mapping[str, Any], Arrays, str], Converted]
+_Read = Callable[[Fields, Arrays], Model]
 
-# `model_type` of transformers -> converter.
-_TRANSFORMERS: Mapping[str, Convert] = {
-  "vit": hf_vit.convert,
-  "dinov2": dinov2.convert,
-  "dinov2_with_registers": dinov2.convert,
-  "dinov3_vit": dinov3.convert,
-  "siglip": siglip.convert,
-  "siglip_vision_model": siglip.convert,
-  "siglip2": siglip.convert,
-  "siglip2_vision_model": siglip.convert,
-  "clip": clip.convert,
-  "clip_vision_model": clip.convert,
+# `model_type` of transformers -> what reads it.
+_TRANSFORMERS: Mapping[str, _Read] = {
+  kind: family.read
+  for family in (hf_vit, dinov2, dinov3, ijepa, siglip, clip)
+  for kind in family.MODEL_TYPES
 }
-# `model_type` -> why there is none.
+_NAFLEX = (
+  "a SigLIP 2 for images of any shape (NaFlex), whose patches are a sequence "
+  "with a mask: expected one of a fixed resolution, whose model_type is siglip"
+)
+# `model_type` -> why nothing reads it.
 _REFUSED = {
   "deit": (
     "DeiT with a token for distillation, whose outputs are the mean of two "
     "heads: expected one without, which transformers calls vit"
   ),
-}
-# Beginning of `architecture` of timm -> converter.
-_TIMM: Mapping[str, Convert] = {
-  "vit_": timm_vit.convert,
-  "deit_": timm_vit.convert,
-  "deit3_": timm_vit.convert,
+  "siglip2": _NAFLEX,
+  "siglip2_vision_model": _NAFLEX,
 }
 
 
-def family_of(config: Mapping[str, Any], where: str) -> tuple[str, Convert]:
-  """The name of a family, and what converts its models.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Converted:
+  """A ViT of a family, in our layout.
+
+  Attributes:
+    config: how it computes.
+    arrays: "a/b/c" -> float32, exactly those of the tree of `config`, for
+      images as the family normalizes them.
+    plain_images: see `table.Model`.
+  """
+
+  config: ViTConfig
+  arrays: dict[str, np.ndarray]
+  plain_images: bool
+
+
+def convert(config: Mapping[str, Any], arrays: Arrays, where: str) -> Converted:
+  """Convert a model.
 
   Args:
-    config: a config.json.
-    where: what to call it in messages.
+    config: of its config.json.
+    arrays: of its files.
+    where: what to call the source in messages.
+
+  Raises:
+    BackboneError: for a model of no family that is known, one that is not
+      computed here, with the reason, and one whose arrays are not exactly those
+      of its configuration.
+  """
+  _, read = _family(config, where)
+  model = read(Fields(config, where), arrays)
+  return Converted(
+    config=model.config,
+    arrays=table.convert(model, arrays, where),
+    plain_images=model.plain_images,
+  )
+
+
+def family_of(config: Mapping[str, Any], where: str) -> str:
+  """The name of a family: "timm", or a model_type of transformers.
 
   Raises:
     BackboneError: for a model of none that is known.
   """
-  kind = config.get("model_type")
+  return _family(config, where)[0]
+
+
+def _family(config: Mapping[str, Any], where: str) -> tuple[str, _Read]:
+  kind, name = config.get("model_type"), config.get("architecture")
   if isinstance(kind, str) and kind in _TRANSFORMERS:
     return kind, _TRANSFORMERS[kind]
   if isinstance(kind, str) and kind in _REFUSED:
     raise BackboneError(f"{where}: model_type {brief(kind)}: {_REFUSED[kind]}.")
-  architecture = config.get("architecture")
-  if kind is None and isinstance(architecture, str):
-    if timm_dinov3.NAME.fullmatch(architecture):
-      return "timm", timm_dinov3.convert
-    for begins, convert in _TIMM.items():
-      if architecture.startswith(begins):
-        return "timm", convert
-  timm = ", ".join(f"{begins}*" for begins in _TIMM)
-  found = f"model_type {brief(kind)}, architecture {brief(architecture)}"
+  if kind is None and isinstance(name, str):
+    for family in (timm_dinov3, timm_vit):
+      if family.NAME.match(name):
+        return "timm", family.read
   raise BackboneError(
-    f"{where}: {found}: expected a model_type of transformers out of "
-    f"{', '.join(_TRANSFORMERS)}"
-    + (f", or an architecture of timm such as {timm}." if timm else ".")
+    f"{where}: model_type {brief(kind)}, architecture {brief(name)}: expected "
+    f"a model_type of transformers out of {', '.join(_TRANSFORMERS)}, or an "
+    "architecture of timm such as vit_*, deit_* or deit3_*."
   )

@@ -1,15 +1,12 @@
 """Values of an untrusted config.json, checked one by one."""
 
-from collections.abc import Mapping
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 from memory_vit.errors import BackboneError
 from memory_vit.runtime.messages import brief
 
 _T = TypeVar("_T")
-# Methods of `Fields` have the names of these types.
-_Int: TypeAlias = int
-_Float: TypeAlias = float
 
 
 class Fields:
@@ -17,7 +14,7 @@ class Fields:
 
   A field that is null counts as absent: that is how transformers writes None.
   Every method raises `BackboneError`, which names the file, the key, the value
-  and what was expected; for an absent field where no default is given, too.
+  and what was expected; for an absent field without a default, too.
   """
 
   def __init__(self, config: Any, where: str) -> None:
@@ -31,59 +28,72 @@ class Fields:
     """Whether there is such a field, other than null."""
     return self._config.get(name) is not None
 
-  def int(
-    self, name: str, low: _Int, high: _Int, default: _Int | None = None
-  ) -> _Int:
+  def require_known(self, known: Iterable[str]) -> None:
+    """Refuse fields of other names, null or not."""
+    names = sorted(known)
+    for name in sorted(map(str, self._config.keys() - set(names))):
+      raise BackboneError(
+        f"{self.where} has {brief(name)}, which is not understood, expected "
+        f"only {', '.join(names)}."
+      )
+
+  def is_null(self, name: str) -> bool:
+    """Whether there is such a field, and it is null."""
+    return name in self._config and not self.has(name)
+
+  def names(self, name: str) -> list[Any]:
+    """A list of any values; an empty one where it is anything else."""
+    value = self._config.get(name)
+    return value if isinstance(value, list) else []
+
+  def whole(
+    self, name: str, low: int, high: int, default: int | None = None
+  ) -> int:
     """A whole number from `low` to `high`."""
-    value = self._get(name, default, f"a whole number, {low} to {high:,}")
-    if type(value) is not _Int or not low <= value <= high:
-      raise self._refusal(name, f"a whole number, {low} to {high:,}")
+    expected = f"a whole number, {low} to {high:,}"
+    value: int = self._checked(
+      name, default, expected, lambda v: type(v) is int and low <= v <= high
+    )
     return value
 
-  def float(
-    self, name: str, low: _Float, high: _Float, default: _Float | None = None
-  ) -> _Float:
+  def number(
+    self, name: str, low: float, high: float, default: float | None = None
+  ) -> float:
     """A number from `low` to `high`."""
     expected = f"a number, {low:g} to {high:g}"
-    value = self._get(name, default, expected)
-    if type(value) not in (_Int, _Float) or not low <= value <= high:
-      raise self._refusal(name, expected)
-    return _Float(value)
-
-  def optional_float(
-    self, name: str, low: _Float, high: _Float
-  ) -> _Float | None:
-    """A number from `low` to `high`, or None where it is absent."""
-    return self.float(name, low, high) if self.has(name) else None
+    return float(
+      self._checked(name, default, expected, lambda v: _is_number(v, low, high))
+    )
 
   def choice(
     self, name: str, choices: Mapping[str, _T], default: str | None = None
   ) -> _T:
     """The value in `choices` of a string; `default` is one of its keys."""
     expected = f"one of {', '.join(map(repr, choices))}"
-    value = self._get(name, default, expected)
-    if type(value) is not str or value not in choices:
-      raise self._refusal(name, expected)
-    return choices[value]
+    return choices[
+      self._checked(
+        name, default, expected, lambda v: type(v) is str and v in choices
+      )
+    ]
 
   def flag(self, name: str, default: bool | None = None) -> bool:
     """True or false."""
-    value = self._get(name, default, "true or false")
-    if type(value) is not bool:
-      raise self._refusal(name, "true or false")
+    value: bool = self._checked(
+      name, default, "true or false", lambda v: type(v) is bool
+    )
     return value
 
   def text(self, name: str, default: str | None = None) -> str:
     """A string of at most 200 characters."""
-    expected = "a string of at most 200 characters"
-    value = self._get(name, default, expected)
-    if type(value) is not str or len(value) > 200:
-      raise self._refusal(name, expected)
+    value: str = self._checked(
+      name, default, "a string of at most 200 characters",
+      lambda v: type(v) is str and len(v) <= 200,
+    )  # fmt: skip
     return value
 
   def size(
-    self, name: str, low: _Int, high: _Int, default: _Int | None = None
-  ) -> _Int:
+    self, name: str, low: int, high: int, default: int | None = None
+  ) -> int:
     """The side of a square.
 
     It is written as a whole number, as [h, w] or as {"height": h, "width": w},
@@ -93,31 +103,30 @@ class Fields:
       f"the side of a square, {low} to {high:,}: a number, or [h, w] or "
       '{"height": h, "width": w} with h = w'
     )
-    value = self._get(name, default, expected)
-    if isinstance(value, Mapping) and value.keys() == {"height", "width"}:
-      value = [value["height"], value["width"]]
-    sides = value if isinstance(value, list) else [value, value]
-    fits = all(type(side) is _Int and low <= side <= high for side in sides)
-    if not fits or len(sides) != 2 or sides[0] != sides[1]:
-      raise self._refusal(name, expected)
-    return sides[0]
+
+    def fits(value: Any) -> bool:
+      sides = _sides(value)
+      whole = all(type(side) is int and low <= side <= high for side in sides)
+      return whole and len(sides) == 2 and sides[0] == sides[1]
+
+    side: int = _sides(self._checked(name, default, expected, fits))[0]
+    return side
 
   def numbers(
-    self, name: str, count: _Int, low: _Float = -1e30, high: _Float = 1e30
-  ) -> tuple[_Float, ...]:
+    self, name: str, count: int, low: float, high: float
+  ) -> tuple[float, ...]:
     """A list of `count` numbers from `low` to `high`."""
-    expected = f"a list of {count} numbers, {low:g} to {high:g}"
-    value = self._get(name, None, expected)
-    if not isinstance(value, list | tuple) or len(value) != count:
-      raise self._refusal(name, expected)
-    for number in value:
-      if type(number) not in (_Int, _Float) or not low <= number <= high:
-        raise self._refusal(name, expected)
-    return tuple(_Float(number) for number in value)
+    values = self._checked(
+      name, None, f"a list of {count} numbers, {low:g} to {high:g}",
+      lambda v: isinstance(v, list | tuple) and len(v) == count
+      and all(_is_number(one, low, high) for one in v),
+    )  # fmt: skip
+    return tuple(map(float, values))
 
   def section(self, name: str) -> "Fields":
     """The fields of an object inside; none of them where it is absent."""
-    return Fields(self._get(name, {}, ""), f"{self.where}: {name}")
+    inside = self._config.get(name)
+    return Fields({} if inside is None else inside, f"{self.where}: {name}")
 
   def require(self, name: str, value: Any, why: str, default: Any) -> None:
     """Refuse any value but one: models that we do not compute.
@@ -128,21 +137,33 @@ class Fields:
       why: what another one would mean, for the message.
       default: what an absent field means.
     """
-    found = self._get(name, default, "")
-    if type(found) is not type(value) or found != value:
-      raise self._refusal(name, f"{value!r}: {why}")
+    self._checked(
+      name, default, f"{value!r}: {why}",
+      lambda v: type(v) is type(value) and v == value,
+    )  # fmt: skip
 
-  def _get(self, name: str, default: Any, expected: str) -> Any:
+  def _checked(
+    self,
+    name: str,
+    default: Any,
+    expected: str,
+    fits: Callable[[Any], bool],
+  ) -> Any:
     value = self._config.get(name)
     value = default if value is None else value
-    if value is None:
+    if value is None or not fits(value):
+      found = "missing" if value is None else brief(self._config.get(name))
       raise BackboneError(
-        f"{self.where}: {name} is missing, expected {expected}."
+        f"{self.where}: {name} is {found}, expected {expected}."
       )
     return value
 
-  def _refusal(self, name: str, expected: str) -> BackboneError:
-    found = brief(self._config.get(name))
-    return BackboneError(
-      f"{self.where}: {name} is {found}, expected {expected}."
-    )
+
+def _is_number(value: Any, low: float, high: float) -> bool:
+  return type(value) in (int, float) and low <= value <= high
+
+
+def _sides(value: Any) -> list[Any]:
+  if isinstance(value, Mapping) and value.keys() == {"height", "width"}:
+    return [value["height"], value["width"]]
+  return value if isinstance(value, list) else [value, value]

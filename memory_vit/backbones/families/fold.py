@@ -4,34 +4,52 @@ Letters as in `model/vit_config.py`, and p the side of a patch. All arrays are
 float32; what is folded is computed in float64 and rounded once.
 """
 
+import math
+
 import numpy as np
 
-from memory_vit.backbones.families.converted import Rgb
+Rgb = tuple[float, float, float]
 
 
-def linear_kernel(weight: np.ndarray) -> np.ndarray:
-  """torch.nn.Linear (out, in) -> kernel (in, out)."""
-  return weight.T
+def torch_shape(
+  kernel: tuple[int, ...], bias: tuple[int, ...]
+) -> tuple[int, ...]:
+  """The shape of the weight of torch that becomes a kernel of ours.
+
+  Args:
+    kernel: (inputs..., outputs...), of patches (p, p, 3, d), or of a LayerNorm
+      (d,), its scale.
+    bias: (outputs...).
+
+  Returns:
+    (outputs, inputs) of a torch.nn.Linear, which has the heads one after the
+    other; (d, 3, p, p) of a Conv2d; (d,) of a LayerNorm.
+  """
+  if len(kernel) == 4:
+    return kernel[3], kernel[2], *kernel[:2]
+  outputs = math.prod(bias)
+  return (outputs,) if kernel == bias else (
+    outputs, math.prod(kernel) // outputs
+  )  # fmt: skip
 
 
-def conv_kernel(weight: np.ndarray) -> np.ndarray:
-  """torch.nn.Conv2d (d, 3, p, p) -> kernel (p, p, 3, d)."""
-  return weight.transpose(2, 3, 1, 0)
+def from_torch(weight: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+  """A weight of torch as a kernel of ours; the inverse of `torch_shape`."""
+  if weight.ndim == 4:
+    return weight.transpose(2, 3, 1, 0)
+  return weight.T.reshape(shape)
 
 
-def heads_kernel(weight: np.ndarray, heads: int) -> np.ndarray:
-  """Linear of query, key or value (h k, d) -> kernel (d, h, k)."""
-  return weight.T.reshape(weight.shape[1], heads, -1)
+def to_torch(kernel: np.ndarray, bias: tuple[int, ...] | None) -> np.ndarray:
+  """A kernel of ours as a weight of torch; without a bias as it is.
 
-
-def heads_bias(bias: np.ndarray, heads: int) -> np.ndarray:
-  """Bias of query, key or value (h k) -> (h, k)."""
-  return bias.reshape(heads, -1)
-
-
-def out_kernel(weight: np.ndarray, heads: int) -> np.ndarray:
-  """Linear after attention (d, h k) -> kernel (h, k, d)."""
-  return weight.T.reshape(heads, -1, weight.shape[0])
+  The inverse of `from_torch`; `bias` is the shape of that of the layer.
+  """
+  if bias is None:
+    return kernel
+  if kernel.ndim == 4:
+    return kernel.transpose(3, 2, 0, 1)
+  return kernel.reshape(torch_shape(kernel.shape, bias)[::-1]).T
 
 
 def fold_normalization(
@@ -62,15 +80,15 @@ def fold_normalization(
 
 
 def fold_layer_scale(
-  kernel: np.ndarray, bias: np.ndarray, gamma: np.ndarray
+  weight: np.ndarray, bias: np.ndarray, gamma: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Multiply the outputs of a linear layer by constants.
+  """Multiply the outputs of a torch.nn.Linear by constants.
 
   Args:
-    kernel: (..., d).
-    bias: (d,).
-    gamma: (d,), of what is called LayerScale.
+    weight: (outputs, inputs).
+    bias: (outputs,).
+    gamma: (outputs,), called LayerScale.
   """
   wide = gamma.astype(np.float64)
-  broad = wide.reshape((1,) * (kernel.ndim - 1) + (-1,))
-  return (kernel * broad).astype(np.float32), (bias * wide).astype(np.float32)
+  scaled = (weight * wide[:, None], bias * wide)
+  return scaled[0].astype(np.float32), scaled[1].astype(np.float32)

@@ -2,142 +2,81 @@
 
 No class token: a learned probe attends to the patches. The model of images and
 texts and that of images alone are both read; of the first, the text tower is
-left out.
+left out. The outputs are what the probe gathers (`pooler_output`), or the
+logits of a classifier, which reads the mean of the patches.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
-from memory_vit.backbones.families import torch_layers, towers
-from memory_vit.backbones.families.converted import Arrays, Converted, Weights
+from memory_vit.backbones.families import table
 from memory_vit.backbones.families.fields import Fields
-from memory_vit.backbones.families.shapes import (
-  MAX_MLP_DIM,
-  Shape,
-  transformers_shape,
-  vit_config,
-)
-from memory_vit.errors import BackboneError
-from memory_vit.model import trees
-from memory_vit.model.trees import Tree
-from memory_vit.model.vit_config import ViTConfig
+from memory_vit.backbones.families.stated import transformers_config, width_of
+from memory_vit.backbones.families.table import Arrays, Model, Table, To
 
-_DEFAULTS = Shape(
-  width=768,
-  depth=12,
-  num_heads=12,
-  patch_size=16,
-  image_size=224,
-  layer_norm_epsilon=1e-6,
-)
-_ACTIVATIONS = {"gelu_pytorch_tanh": "tanh", "gelu": "exact"}
-# The text tower, and what compares texts with images; a buffer of old files.
-_IGNORED = ("text_model.*", "logit_scale", "logit_bias", "*.position_ids")
-_MODEL_TYPES = {
-  "siglip": "both",
-  "siglip_vision_model": "vision",
-  "siglip2": "naflex",
-  "siglip2_vision_model": "naflex",
+TOWER = "vision_model."
+# Those of the towers of CLIP too.
+BLOCKS: Table = {
+  "encoder.layers.{l}.layer_norm1": table.NORM_1,
+  "encoder.layers.{l}.self_attn.q_proj": table.QUERY,
+  "encoder.layers.{l}.self_attn.k_proj": table.KEY,
+  "encoder.layers.{l}.self_attn.v_proj": table.VALUE,
+  "encoder.layers.{l}.self_attn.out_proj": table.OUT,
+  "encoder.layers.{l}.layer_norm2": table.NORM_2,
+  "encoder.layers.{l}.mlp.fc1": table.UP,
+  "encoder.layers.{l}.mlp.fc2": table.DOWN,
 }
-# A classifier does not read what the probe gathers.
-_HEAD = ("vision_model.head.*", "head.*")
+# The text tower, and what compares texts with images; a buffer of old files.
+BESIDE = ("text_model.*", "logit_scale", "*.position_ids")
+
+# Whether a model of each kind has texts, too.
+_TEXTS = {"siglip": True, "siglip_vision_model": False}
+MODEL_TYPES = tuple(_TEXTS)
+_DEFAULTS = {
+  "width": 768, "depth": 12, "mlp_dim": 3072, "num_heads": 12, "patch_size": 16,
+  "image_size": 224, "layer_norm_epsilon": 1e-6,
+}  # fmt: skip
+_ACTIVATIONS = {"gelu_pytorch_tanh": "tanh", "gelu": "exact"}
+# torch keeps the projections of the probe in one array.
+_PROBE: Table = {
+  "head.probe": table.PROBE,
+  "head.attention.in_proj_": To(table.PROBE_QKV),
+  "head.attention.out_proj": table.PROBE_OUT,
+  "head.layernorm": table.PROBE_NORM,
+  "head.mlp.fc1": table.PROBE_UP,
+  "head.mlp.fc2": table.PROBE_DOWN,
+}
 
 
-def convert(config: Mapping[str, Any], arrays: Arrays, where: str) -> Converted:
-  """Convert `SiglipModel`, `SiglipVisionModel` or the classifier made of it.
-
-  The outputs are what the probe gathers (`pooler_output`), or the logits of a
-  classifier, which reads the mean of the patches.
-
-  Args:
-    config: of its config.json.
-    arrays: of its files.
-    where: what to call the source in messages.
-
-  Raises:
-    BackboneError: where the arrays are not exactly those of the configuration,
-      or the model takes images of any shape (SigLIP 2 NaFlex), or has no head.
-  """
-  fields = Fields(config, where)
-  kind = fields.choice("model_type", _MODEL_TYPES)
-  if kind == "naflex":
-    raise BackboneError(
-      f"{where} is a SigLIP 2 for images of any shape (NaFlex), whose patches "
-      "are a sequence with a mask: expected one of a fixed resolution, whose "
-      "model_type is siglip."
-    )
-  section = fields.section("vision_config") if kind == "both" else fields
-  classes = towers.classifier_width(arrays, where)
-  vit = _config(section, where, classes)
-  ignored = (*_IGNORED, *_HEAD) if classes else _IGNORED
-  prefix = towers.prefix(arrays)
-  weights = Weights(arrays, where, ignored)
-  tree = _tree(weights, prefix, vit)
-  weights.done()
-  return Converted(
-    config=vit,
-    arrays=trees.flatten(tree),
-    image_mean=(0.5, 0.5, 0.5),
-    image_std=(0.5, 0.5, 0.5),
-  )
-
-
-def _config(fields: Fields, where: str, classes: int) -> ViTConfig:
+def read(fields: Fields, arrays: Arrays) -> Model:
+  """Read `SiglipModel`, `SiglipVisionModel` or the classifier made of it."""
+  if fields.choice("model_type", _TEXTS):
+    fields = fields.section("vision_config")
+  classes = width_of(arrays, "classifier", "num_classes", fields.where)
   if not classes:
     fields.require(
       "vision_use_head", True, "without it there is no pooled output", True
     )
-  return vit_config(
-    where,
-    **transformers_shape(fields, _DEFAULTS),
-    mlp_dim=fields.int("intermediate_size", 1, MAX_MLP_DIM, 3072),
+  config = transformers_config(
+    fields,
+    _DEFAULTS,
     gelu=fields.choice("hidden_act", _ACTIVATIONS, "gelu_pytorch_tanh"),
     class_tokens=0,
     pooling="gap" if classes else "map",
     num_classes=classes,
     position_resize="bicubic",
   )
-
-
-def _tree(weights: Weights, prefix: str, vit: ViTConfig) -> Tree:
-  d, n = vit.width, vit.num_patches
-  positions = weights.take(
-    f"{prefix}embeddings.position_embedding.weight", (n, d)
-  )
-  tree: Tree = {
-    "embedding": torch_layers.patch_embedding(
-      weights, f"{prefix}embeddings.patch_embedding", vit
+  tower = {
+    "embeddings.position_embedding.weight": To(
+      table.POSITIONS, shape=(config.num_patches, config.width)
     ),
-    "Transformer": {
-      "posembed_input": {"pos_embedding": positions[None]},
-      **towers.blocks(weights, prefix, vit),
-      "encoder_norm": torch_layers.layer_norm(
-        weights, f"{prefix}post_layernorm", d
-      ),
-    },
+    "embeddings.patch_embedding": table.PATCHES,
+    **BLOCKS,
+    "post_layernorm": table.LAST_NORM,
+    **_PROBE,
   }
-  if vit.pooling == "map":
-    return {**tree, "MAPHead_0": _map_head(weights, f"{prefix}head", vit)}
-  head = torch_layers.linear(weights, "classifier", d, vit.num_classes)
-  return {**tree, "head": torch_layers.dense(head)}
-
-
-def _map_head(weights: Weights, name: str, vit: ViTConfig) -> Tree:
-  """Attention of a probe, whose projections torch keeps in one array."""
-  d = vit.width
-  qkv = torch_layers.split(
-    torch_layers.Linear(
-      weights.take(f"{name}.attention.in_proj_weight", (3 * d, d)),
-      weights.take(f"{name}.attention.in_proj_bias", (3 * d,)),
-    ),
-    3,
+  # A classifier does not read what the probe gathers.
+  probe = (f"{TOWER}head.*", "head.*") if classes else ()
+  return Model(
+    config=config,
+    table={**table.prefixed(TOWER, tower, arrays), "classifier": table.HEAD},
+    ignored=(*BESIDE, "logit_bias", *probe),
+    plain_images=True,
   )
-  out = torch_layers.linear(weights, f"{name}.attention.out_proj", d, d)
-  return {
-    "probe": weights.take(f"{name}.probe", (1, 1, d)),
-    "MultiHeadDotProductAttention_0": torch_layers.attention(
-      qkv, out, vit.num_heads
-    ),
-    "LayerNorm_0": torch_layers.layer_norm(weights, f"{name}.layernorm", d),
-    "MlpBlock_0": towers.mlp(weights, f"{name}.mlp", vit),
-  }

@@ -1,20 +1,17 @@
 """Arguments of timm models (`model_args`), which change their architecture."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from memory_vit.backbones.families.fields import Fields
-from memory_vit.backbones.families.shapes import (
-  MAX_HEADS,
-  MAX_PATCH_SIZE,
-  MAX_REGISTERS,
-  MAX_WIDTH,
+from memory_vit.backbones.families.stated import stated
+from memory_vit.backbones.families.table import Arrays
+from memory_vit.backbones.families.timm_architectures import (
+  Architecture,
+  architecture,
 )
-from memory_vit.backbones.families.timm_architectures import Architecture
-from memory_vit.backbones.layouts import MAX_DEPTH
 from memory_vit.errors import BackboneError
-from memory_vit.model.vit_config import MAX_IMAGE_SIZE
+from memory_vit.model.vit_config import MAX_IMAGE_SIZE, square_side
 from memory_vit.runtime.messages import brief
 
 _POOLS = {name: name for name in ("token", "avg", "map")}
@@ -37,64 +34,98 @@ _FIXED = {
   "scale_attn_norm": False,
   "scale_mlp_norm": False,
 }
+# Field of `ViTConfig` -> the argument.
+_NUMBERS = {
+  "width": "embed_dim",
+  "depth": "depth",
+  "num_heads": "num_heads",
+  "patch_size": "patch_size",
+  "registers": "reg_tokens",
+}
+_FLAGS = ("class_token", "pre_norm", "qkv_bias")
 _READ = {
-  *("embed_dim", "depth", "num_heads", "patch_size", "class_token"),
-  *("reg_tokens", "global_pool", "act_layer", "pre_norm", "init_values"),
-  *("qkv_bias", "img_size", "no_embed_class"),
+  *(*_NUMBERS.values(), *_FLAGS, "global_pool", "act_layer"),
+  *("init_values", "img_size", "no_embed_class"),
 }
 
 
-def stated(
-  implied: Architecture, config: Mapping[str, Any], where: str
-) -> Architecture:
-  """Change what a name implies by the arguments in `model_args`.
-
-  Args:
-    implied: by the name.
-    config: a config.json of timm.
-    where: what to call it in messages.
-
-  Raises:
-    BackboneError: for an argument, or a value, that is not understood.
-  """
-  fields = Fields(config, where)
+def model_args(fields: Fields, known: Iterable[str]) -> Fields:
+  """The arguments of a model; refuses those that are not understood."""
   args = fields.section("model_args")
-  model_args = config.get("model_args") or {}
-  known = _SEEN_ELSEWHERE | _FIXED.keys() | _READ
-  unknown = sorted(map(str, model_args.keys() - known))
-  if unknown:
-    raise BackboneError(
-      f"{where}: model_args has {brief(unknown[0])}, which is not understood, "
-      f"expected only {', '.join(sorted(known))}."
-    )
-  for name, value in _FIXED.items():
-    args.require(name, value, "another one computes another model", value)
-  pool = fields.choice("global_pool", _POOLS, implied.global_pool)
-  return dataclasses.replace(
-    implied,
-    embed_dim=args.int("embed_dim", 1, MAX_WIDTH, implied.embed_dim),
-    depth=args.int("depth", 1, MAX_DEPTH, implied.depth),
-    num_heads=args.int("num_heads", 1, MAX_HEADS, implied.num_heads),
-    patch_size=args.size("patch_size", 1, MAX_PATCH_SIZE, implied.patch_size),
-    class_token=args.flag("class_token", implied.class_token),
-    reg_tokens=args.int("reg_tokens", 0, MAX_REGISTERS, implied.reg_tokens),
-    global_pool=args.choice("global_pool", _POOLS, pool),
-    act_layer=args.choice("act_layer", _ACTIVATIONS, implied.act_layer),
-    pre_norm=args.flag("pre_norm", implied.pre_norm),
-    qkv_bias=args.flag("qkv_bias", implied.qkv_bias),
-    layer_scale=_layer_scale(model_args, args, implied),
-  )
+  args.require_known(known)
+  return args
 
 
-def image_size(fields: Fields) -> int | None:
-  """The side of the images that timm builds the model for, if it is stated.
+def architecture_of(fields: Fields) -> Architecture:
+  """What the name of a model implies, changed by its arguments.
 
   Args:
     fields: of a config.json of timm.
 
   Raises:
-    BackboneError: for images that are not square.
+    BackboneError: for a name, an argument or a value that is not understood.
   """
+  implied = architecture(fields.text("architecture"), fields.where)
+  args = model_args(fields, _SEEN_ELSEWHERE | _FIXED.keys() | _READ)
+  for name, value in _FIXED.items():
+    args.require(name, value, "another one computes another model", value)
+  pool = fields.choice("global_pool", _POOLS, implied.global_pool)
+  layer_scale = implied.layer_scale and not args.is_null("init_values")
+  if args.has("init_values"):
+    layer_scale = args.number("init_values", 0, 1e3) > 0
+  return dataclasses.replace(
+    implied,
+    global_pool=args.choice("global_pool", _POOLS, pool),
+    act_layer=args.choice("act_layer", _ACTIVATIONS, implied.act_layer),
+    layer_scale=layer_scale,
+    **{name: args.flag(name, getattr(implied, name)) for name in _FLAGS},
+    **{
+      theirs: stated(args, ours, theirs, getattr(implied, theirs))
+      for ours, theirs in _NUMBERS.items()
+    },
+  )
+
+
+def grid(
+  model: Architecture, fields: Fields, arrays: Arrays
+) -> tuple[int, int]:
+  """The rows of the table of positions, and the side of their square.
+
+  What is stated decides: 15 x 15 rows may be the positions of 14 x 16 patches
+  and a class token.
+
+  Raises:
+    BackboneError: for positions of anything but one square of patches.
+  """
+  shape = arrays["pos_embed"].shape if "pos_embed" in arrays else ()
+  if len(shape) != 3:
+    raise BackboneError(
+      f"{fields.where}: pos_embed is {brief(shape) if shape else 'missing'}, "
+      "expected an array of 3 axes."
+    )
+  rows, prefix = shape[1], model.class_token + model.reg_tokens
+  tokens, args = {0, prefix}, fields.section("model_args")
+  if args.has("no_embed_class"):
+    tokens = {0 if args.flag("no_embed_class") else prefix}
+  patches = [max(0, rows - n) for n in tokens]
+  sides = {side for n in patches if (side := square_side(n))}
+  image = _image_size(fields)
+  if image:
+    sides &= {image // model.patch_size}
+  side = sides.pop() if len(sides) == 1 else 0
+  if not 0 < side * model.patch_size <= MAX_IMAGE_SIZE:
+    size_text = f" of an image of {image} pixels" if image else ""
+    raise BackboneError(
+      f"{fields.where}: pos_embed has {rows} positions, expected those of one "
+      f"square grid of patches{size_text}, with or without the {prefix} tokens "
+      f"before them, and of at most {MAX_IMAGE_SIZE} pixels. If the model "
+      "takes images of another size, state model_args.img_size."
+    )
+  return rows, side
+
+
+def _image_size(fields: Fields) -> int | None:
+  """The side of the images that timm builds the model for, if it is stated."""
   args = fields.section("model_args")
   if args.has("img_size"):
     return args.size("img_size", 1, MAX_IMAGE_SIZE)
@@ -121,12 +152,3 @@ def input_side(pretrained: Fields) -> int:
       "a square: models of other images are not computed."
     )
   return int(height)
-
-
-def _layer_scale(
-  model_args: Mapping[str, Any], args: Fields, implied: Architecture
-) -> bool:
-  """Whether there is one: null, of `init_values`, says that there is none."""
-  if "init_values" not in model_args:
-    return implied.layer_scale
-  return args.optional_float("init_values", 0, 1e3) is not None

@@ -1,0 +1,138 @@
+"""How a ViT computes, as the configuration of a stranger states it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from memory_vit.backbones.families.fields import Fields
+from memory_vit.backbones.families.table import Arrays
+from memory_vit.backbones.layouts import MAX_DEPTH
+from memory_vit.errors import BackboneError, ConfigError
+from memory_vit.model.vit_config import MAX_IMAGE_SIZE, ViTConfig
+from memory_vit.runtime.messages import brief
+
+# Field of `ViTConfig` -> its least and greatest value: above what any ViT has,
+# and small enough to compute with. The widest published one has 4,096, with
+# MLPs of 8,192.
+LIMITS: Mapping[str, tuple[Any, Any]] = {
+  "width": (1, 2**14),
+  "depth": (1, MAX_DEPTH),
+  "mlp_dim": (1, 2**16),
+  "num_heads": (1, 2**8),
+  "patch_size": (1, 2**8),
+  "image_size": (1, MAX_IMAGE_SIZE),
+  "num_classes": (0, 2**24),
+  "representation_size": (0, 2**16),
+  "class_tokens": (0, 2),
+  "registers": (0, 64),
+  "layer_norm_epsilon": (0, 1e-2),
+  "rope_base": (1, 1e6),
+}
+# Field of `ViTConfig` -> what all families of transformers call it.
+TRANSFORMERS = {
+  "width": "hidden_size",
+  "depth": "num_hidden_layers",
+  "mlp_dim": "intermediate_size",
+  "num_heads": "num_attention_heads",
+  "patch_size": "patch_size",
+  "image_size": "image_size",
+  "num_classes": "projection_dim",
+  "registers": "num_register_tokens",
+  "layer_norm_epsilon": "layer_norm_eps",
+  "rope_base": "rope_theta",
+}
+
+
+def stated(fields: Fields, name: str, theirs: str, default: Any = None) -> Any:
+  """Read a field of `ViTConfig`, within its limits.
+
+  Args:
+    fields: of a configuration.
+    name: of the field.
+    theirs: what it is called there.
+    default: what an absent one means; None if it has to be there.
+
+  Raises:
+    BackboneError: for another value.
+  """
+  read: Any = fields.whole
+  if name in ("patch_size", "image_size"):
+    read = fields.size
+  elif name in ("layer_norm_epsilon", "rope_base"):
+    read = fields.number
+  return read(theirs, *LIMITS[name], default)
+
+
+def transformers_config(
+  fields: Fields, defaults: Mapping[str, Any], **computed: Any
+) -> ViTConfig:
+  """Read what all families of transformers call by the same names.
+
+  Args:
+    fields: of a config.json.
+    defaults: field of `ViTConfig` -> what an absent one means; None if it has
+      to be there.
+    **computed: the other fields of `ViTConfig`.
+
+  Raises:
+    BackboneError: for values that are not understood, or not possible.
+  """
+  fields.require("num_channels", 3, "images have three channels here", 3)
+  read = {
+    name: stated(fields, name, TRANSFORMERS[name], default)
+    for name, default in defaults.items()
+  }
+  return vit_config(fields.where, **{**read, **computed})
+
+
+def vit_config(
+  where: str, *, image_size: int, patch_size: int, **fields: Any
+) -> ViTConfig:
+  """Return the configuration that a source states.
+
+  Args:
+    where: what to call the source in messages.
+    image_size: of the source. Where patches do not fill it, the convolution
+      leaves out the pixels at its right and lower edge; a multiple of the patch
+      size is left.
+    patch_size: in pixels.
+    **fields: the others of `ViTConfig`.
+
+  Raises:
+    BackboneError: for a shape that is not possible.
+  """
+  side = image_size // patch_size
+  if not side:
+    raise BackboneError(
+      f"{where}: an image of {image_size} pixels has no patch of {patch_size}."
+    )
+  try:
+    return ViTConfig(
+      image_size=side * patch_size, patch_size=patch_size, **fields
+    )
+  except ConfigError as error:
+    raise BackboneError(f"{where}: {error}") from error
+
+
+def width_of(arrays: Arrays, name: str, limit: str, where: str) -> int:
+  """The outputs of a layer, which no configuration states; 0 without it.
+
+  Args:
+    arrays: of the source.
+    name: of the layer.
+    limit: the field of `ViTConfig` in whose limits it has to be.
+    where: what to call the source in messages.
+
+  Raises:
+    BackboneError: for arrays that have no such outputs.
+  """
+  most = LIMITS[limit][1]
+  for parameter, rank in ((f"{name}.weight", 2), (f"{name}.bias", 1)):
+    if parameter in arrays:
+      shape = arrays[parameter].shape
+      if len(shape) != rank or not 1 <= shape[0] <= most:
+        raise BackboneError(
+          f"{where}: {parameter} has the shape {brief(shape)}, expected "
+          f"{rank} axes, of which the first has at most {most:,}."
+        )
+      return shape[0]
+  return 0

@@ -1,0 +1,267 @@
+"""A family as a table: where the arrays of a source lie in our tree.
+
+A row maps a layer of PyTorch (NAME.weight and NAME.bias) or an array to ours;
+"{l}" stands for the number of a block. The shapes that the source has to have
+follow from those of our tree: nothing is guessed and nothing is skipped.
+"""
+
+import dataclasses
+import fnmatch
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from memory_vit.backbones import layouts
+from memory_vit.backbones.families import fold
+from memory_vit.errors import BackboneError
+from memory_vit.model.vit_config import ViTConfig
+from memory_vit.runtime.messages import brief, listed
+
+# Name -> float32. One from a file reads an array each time it is asked for.
+Arrays = Mapping[str, np.ndarray]
+Shape = tuple[int, ...]
+
+# Our layers and arrays.
+PATCHES, CLASS, REGISTERS = "embedding", "cls", "registers"
+POSITIONS = layouts.POSITIONS
+PRE_NORM, LAST_NORM = "Transformer/pre_norm", "Transformer/encoder_norm"
+HEAD, PRE_LOGITS = "head", "pre_logits"
+QKV = tuple(
+  f"{layouts.BLOCK}{{l}}/MultiHeadDotProductAttention_0/{part}"
+  for part in ("query", "key", "value")
+)
+QUERY, KEY, VALUE = QKV
+OUT = f"{layouts.BLOCK}{{l}}/MultiHeadDotProductAttention_0/out"
+NORM_1, NORM_2, UP, GATE, DOWN = (
+  f"{layouts.BLOCK}{{l}}/{layer}"
+  for layer in (
+    *("LayerNorm_0", "LayerNorm_1"),
+    *("MlpBlock_0/Dense_0", "MlpBlock_0/gate", "MlpBlock_0/Dense_1"),
+  )
+)
+# Of the head that attends to all tokens.
+PROBE, PROBE_NORM = f"{layouts.MAP_HEAD}probe", f"{layouts.MAP_HEAD}LayerNorm_0"
+PROBE_QKV = tuple(
+  f"{layouts.MAP_HEAD}MultiHeadDotProductAttention_0/{part}"
+  for part in ("query", "key", "value")
+)
+PROBE_OUT = f"{layouts.MAP_HEAD}MultiHeadDotProductAttention_0/out"
+PROBE_UP, PROBE_DOWN = (
+  f"{layouts.MAP_HEAD}MlpBlock_0/Dense_{i}" for i in (0, 1)
+)
+
+_MOST_CHARACTERS = 1_500
+_INDENTED = "\n  "
+
+
+@dataclasses.dataclass(frozen=True)
+class To:
+  """The place of a layer or of an array, where its name alone is not enough.
+
+  Attributes:
+    ours: a layer or an array. Several layers lie in one of the source, their
+      outputs one after the other.
+    bias: whether the layer of the source has one; ours is zero otherwise.
+    scale: the name of a LayerScale, by which the outputs are multiplied.
+    shape: of an array of the source, if it is not that of ours.
+  """
+
+  ours: str | tuple[str, ...]
+  bias: bool = True
+  scale: str = ""
+  shape: Shape | None = None
+
+
+Table = Mapping[str, str | To]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model:
+  """What a family makes of a config.json, and of the names beside it.
+
+  Attributes:
+    config: how the model computes.
+    table: its arrays. Rows whose place the tree of `config` has not are left
+      out; a later row replaces what an earlier one put into the same place.
+    ignored: names, or patterns such as "*.position_ids", of arrays that hold
+      nothing of the model: buffers, and what only its pretraining used.
+    adapt: makes the arrays of the source, once their shapes are checked, those
+      that the table expects.
+    plain_images: whether the family documents images in [-1, 1], for a source
+      that states no mean and deviation.
+  """
+
+  config: ViTConfig
+  table: Table
+  ignored: tuple[str, ...] = ()
+  adapt: Callable[[dict[str, np.ndarray]], None] = lambda arrays: None
+  plain_images: bool = False
+
+
+def prefixed(prefix: str, table: Table, arrays: Arrays) -> Table:
+  """Put a prefix before the names of a table, if it is before any array's."""
+  if not any(name.startswith(prefix) for name in arrays):
+    return table
+  return {f"{prefix}{name}": place for name, place in table.items()}
+
+
+def convert(model: Model, arrays: Arrays, where: str) -> dict[str, np.ndarray]:
+  """Put the arrays of a source into our layout.
+
+  Args:
+    model: of its config.json.
+    arrays: of its files.
+    where: what to call the source in messages.
+
+  Returns:
+    "a/b/c" -> float32. The patch kernel takes images as the source normalizes
+    them: the reader of the mean and the deviation folds them in.
+
+  Raises:
+    BackboneError: if the arrays are not exactly those of the table, with all
+      that is wrong.
+  """
+  ours = {
+    name: array.shape
+    for name, array in layouts.expected_shapes(model.config).items()
+  }
+  rows = [row for row in _rows(model) if _leaf(row[1].ours[0], ours)]
+  expected: dict[str, Shape] = {}
+  for name, to in rows:
+    expected |= _source_shapes(name, to, ours)
+  found = take(arrays, expected, where, model.ignored)
+  model.adapt(found)
+  converted: dict[str, np.ndarray] = {}
+  for name, to in rows:
+    converted |= _folded(name, to, ours, found)
+  return converted
+
+
+def unconverted(
+  table: Table, config: ViTConfig, ours: Arrays
+) -> dict[str, np.ndarray]:
+  """Put arrays of ours into the layout of a table: the inverse of `convert`.
+
+  Args:
+    table: a row is one layer with its bias, or an array of our shape.
+    config: of the model.
+    ours: its arrays.
+  """
+  shapes = {name: array.shape for name, array in ours.items()}
+  theirs: dict[str, np.ndarray] = {}
+  for name, to in _rows(Model(config=config, table=table)):
+    place = to.ours[0]
+    if leaf := _leaf(place, shapes):
+      bias = "" if leaf == place else f"{place}/bias"
+      weight, shift = _parameters(name) if bias else (name, "")
+      theirs[weight] = fold.to_torch(ours[leaf], shapes.get(bias))
+      if bias:
+        theirs[shift] = ours[bias].reshape(-1)
+  return theirs
+
+
+def take(
+  arrays: Arrays,
+  expected: Mapping[str, Shape],
+  where: str,
+  ignored: Sequence[str] = (),
+) -> dict[str, np.ndarray]:
+  """Read the arrays of a source, which have to be exactly those expected.
+
+  Args:
+    arrays: of the source.
+    expected: name -> shape.
+    where: what to call it in messages.
+    ignored: names, or patterns, of arrays that are not looked at.
+
+  Raises:
+    BackboneError: one error, with all that is missing, misshapen or left over.
+  """
+  names = {
+    name
+    for name in arrays
+    if not any(fnmatch.fnmatchcase(name, pattern) for pattern in ignored)
+  }
+  found = {name: arrays[name] for name in sorted(names & expected.keys())}
+  lines = [
+    f"shape of {name}: {found[name].shape}, expected {shape}"
+    if name in found
+    else f"missing: {name} {shape}"
+    for name, shape in expected.items()
+    if name not in found or found[name].shape != shape
+  ]
+  lines += [f"extra: {brief(n)}" for n in sorted(names - expected.keys())]
+  if lines:
+    raise BackboneError(
+      f"{where}: the arrays beside it are not exactly those of the model that "
+      f"it describes:{_INDENTED}{listed(lines, _INDENTED, _MOST_CHARACTERS)}"
+    )
+  return found
+
+
+def _rows(model: Model) -> Iterator[tuple[str, To]]:
+  """The rows of a table, one for each block where they are of blocks."""
+  for name, place in model.table.items():
+    to = place if isinstance(place, To) else To(place)
+    ours = (to.ours,) if isinstance(to.ours, str) else to.ours
+    for i in range(model.config.depth if "{l}" in name else 1):
+      yield (
+        name.replace("{l}", str(i)),
+        dataclasses.replace(
+          to,
+          ours=tuple(one.replace("{l}", str(i)) for one in ours),
+          scale=to.scale.replace("{l}", str(i)),
+        ),
+      )
+
+
+def _leaf(place: str, ours: Mapping[str, Shape]) -> str:
+  """The array that tells the shape of a place; "" if there is no such place."""
+  leaves = (place, f"{place}/kernel", f"{place}/scale")
+  return next((leaf for leaf in leaves if leaf in ours), "")
+
+
+def _parameters(name: str) -> tuple[str, str]:
+  """Weight and bias of a layer; torch.nn.MultiheadAttention joins them by _."""
+  start = name if name.endswith("_") else f"{name}."
+  return f"{start}weight", f"{start}bias"
+
+
+def _source_shapes(
+  name: str, to: To, ours: Mapping[str, Shape]
+) -> dict[str, Shape]:
+  """The arrays of the source that a row reads."""
+  place = to.ours[0]
+  leaf = _leaf(place, ours)
+  if leaf == place:
+    return {name: to.shape or ours[place]}
+  weight, bias = _parameters(name)
+  one, *inputs = fold.torch_shape(ours[leaf], ours[f"{place}/bias"])
+  outputs = (one * len(to.ours),)
+  shapes = {weight: (*outputs, *inputs)}
+  if to.bias:
+    shapes[bias] = outputs
+  if to.scale:
+    shapes[to.scale] = outputs
+  return shapes
+
+
+def _folded(
+  name: str, to: To, ours: Mapping[str, Shape], found: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+  """What a row puts into our tree, out of arrays that it removes."""
+  if to.ours[0] in ours:
+    return {to.ours[0]: found.pop(name).reshape(ours[to.ours[0]])}
+  names = _parameters(name)
+  weight = found.pop(names[0])
+  zero = np.zeros(len(weight), np.float32)
+  bias = found.pop(names[1]) if to.bias else zero
+  if to.scale:
+    weight, bias = fold.fold_layer_scale(weight, bias, found.pop(to.scale))
+  converted: dict[str, np.ndarray] = {}
+  parts = [np.split(array, len(to.ours)) for array in (weight, bias)]
+  for place, kernel, shift in zip(to.ours, *parts, strict=True):
+    leaf = _leaf(place, ours)
+    converted[leaf] = fold.from_torch(kernel, ours[leaf])
+    converted[f"{place}/bias"] = shift.reshape(ours[f"{place}/bias"])
+  return converted
