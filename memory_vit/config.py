@@ -86,7 +86,6 @@ _CELLS = Number(
 _GIB = Number(0, 2**20, "GiB of memory")
 _RESIZE = Number(0, MAX_RESIZE, "pixels")
 _EXAMPLES = Number(0, 2**31 - 1, "examples of a split")
-_DATA_SET = Text("a data set", r"[\w.,:/+-]+", 200)
 _DATA_SET_OR_NONE = Text('a data set, or ""', r"[\w.,:/+-]*", 200)
 _DIRECTORY = Text('a directory, or ""', ".*", 4_000)
 _SPLIT = Text("a split of TFDS")

@@ -116,6 +116,8 @@ def show(text: str) -> None:
 def main(run: Callable[[Sequence[str]], int]) -> None:
   """Run a command, and end the process with its exit status."""
   # No other process has a part in a report, and jax is not needed.
-  alone = any(a.lstrip("-") == "report_only" for a in sys.argv)
+  alone = any(
+    a.lstrip("-").partition("=")[0] == "report_only" for a in sys.argv
+  )
   with contextlib.nullcontext() if alone else leaving():
     sys.exit(run_command(lambda: run(sys.argv[1:])))

@@ -6,6 +6,7 @@ nothing new: so a run may depend on the results of earlier ones. Each run is
 trained once; the same command resumes what was interrupted.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -14,7 +15,7 @@ import os
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,12 @@ import memory_vit as mv
 from memory_vit.config import data_seed
 from memory_vit.data import data_differences, open_split
 from memory_vit.errors import DivergedError
-from memory_vit.runtime import StopSignal, on_process_0
+from memory_vit.runtime import (
+  StopSignal,
+  on_process_0,
+  only_run,
+  require_same,
+)
 from memory_vit.train import run_differences, shared_backbone
 from studies import record as files
 from studies.record import Record
@@ -159,6 +165,8 @@ class Grid:
     """
     file, now = self.workdir / name, on_process_0(key)
     if on_process_0(lambda: files.read_measured(file, now)) is None:
+      if self.stop:
+        self.stop.check()
       self.write(name, {"what": now, "found": measure()})
 
   def write(self, name: str, values: Any) -> None:
@@ -255,6 +263,31 @@ def open_grid(
   """Open, or make, the backbone that all runs share; see `shared_backbone`."""
   backbone, settled = shared_backbone(config, workdir, stop)
   return Grid(config=settled, workdir=workdir, backbone=backbone, stop=stop)
+
+
+@contextlib.contextmanager
+def opened(
+  config: mv.Config,
+  workdir: Path,
+  options: Mapping[str, Any],
+  stop: StopSignal | None = None,
+) -> Iterator[Grid]:
+  """Open a grid, and keep other processes out of its directory until the end.
+
+  Args:
+    config: of all runs.
+    workdir: of the list.
+    options: of the list itself, as JSON values: equal on all processes.
+    stop: is handed to the runs.
+
+  Raises:
+    MemoryVitError: where processes differ, or another one uses the directory.
+  """
+  require_same("list of runs", options)
+  grid = open_grid(config, workdir, stop)
+  # Each run, and the training of a backbone, has a lock of its own beside this.
+  with only_run(workdir / "runs"):
+    yield grid
 
 
 def finished_before(

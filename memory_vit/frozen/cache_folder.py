@@ -111,7 +111,10 @@ def locked(folder: Path, stop: StopSignal) -> Iterator[None]:
         stop.check()
       time.sleep(0.2)
 
-  with contextlib.ExitStack() as stack:
+  def enter() -> None:
     held = lock.one_at_a_time(folder / ".lock", wait, "config.keep.dir")
-    processes.on_process_0(lambda: stack.enter_context(held))
+    stack.enter_context(held)
+
+  with contextlib.ExitStack() as stack:
+    processes.on_process_0(enter)
     yield

@@ -154,7 +154,7 @@ def replacing_directory(
   try:
     with (scratch / _LOCK).open("wb") as lock:
       with contextlib.suppress(OSError):  # a file system without locks
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # `tidy` holds it for a moment
       lock.write(SCRATCH_MARK)
       lock.flush()
       yield new

@@ -141,10 +141,6 @@ class ProgressBar:
     if bar.update(count) and not self.is_bar:
       self._say(str(bar))
 
-  def reach(self, done: int) -> None:
-    """Count up to a number, in which what was done before is included."""
-    self.update(done - self.done)
-
   @property
   def done(self) -> int:
     """How much is done by now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import time
@@ -55,7 +56,7 @@ def serve(app: FastAPI, settings: ServerSettings, bound: socket.socket) -> None:
   """Serve until SIGTERM or Ctrl-C, of which the process then ends.
 
   Requests that are open have `settings.grace` seconds; see `uvicorn.Server`.
-  It returns only as process 1 of a container, which no signal ends.
+  Process 1 of a container, which no signal ends, exits with status 0.
   """
   config = uvicorn.Config(
     app,
@@ -96,8 +97,17 @@ class _Server(uvicorn.Server):
     if self.should_exit:
       signal.signal(sig, signal.SIG_DFL)
       signal.raise_signal(sig)
+      os._exit(0)  # process 1 of a container ignores the signal
     self._app.state.service.stopping = True
     super().handle_exit(sig, frame)
+
+  async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+    """Serve; at the end uvicorn raises the signal that it was stopped by."""
+    await super().serve(sockets)
+    if self.started:
+      # Process 1 of a container ignores it, and would wait for threads, which
+      # may compile or decode for long.
+      os._exit(0)
 
   async def on_tick(self, counter: int) -> bool:
     """Close connections whose headers take too long; uvicorn waits for ever."""

@@ -181,7 +181,7 @@ def with_whole_paths(what: Deployed) -> Deployed:
   """Make relative paths whole: replicas have another current directory."""
 
   def whole(path: str | None) -> str | None:
-    return str(Path(path).absolute()) if path else path
+    return str(Path(path).expanduser().absolute()) if path else path
 
   model, server = what.model, what.server
   source = model.backbone  # a short name and an address are no paths

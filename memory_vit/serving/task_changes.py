@@ -201,8 +201,9 @@ def _refusal(error: Exception, action: str) -> RequestError:
     return RequestError(404, str(error), known=list(error.known))
   if isinstance(error, TaskError):
     return RequestError(409 if action == "remove" else 422, str(error))
-  if isinstance(error, OSError):
-    return _not_stored(error)
+  for cause in (error, error.__cause__):
+    if isinstance(cause, OSError):
+      return _not_stored(cause)
   if isinstance(error, MemoryVitError):
     return RequestError(500, f"{error} Nothing has changed.")
   logging.getLogger(__name__).exception("a change of tasks failed")

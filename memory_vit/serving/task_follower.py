@@ -85,9 +85,12 @@ class TaskFollower:
     self._loop: asyncio.AbstractEventLoop | None = None
     self._tasks: dict[tuple[str, str], Task] = {}
     self.problem = ""
-    stored = folder.read() or self._first()
+    try:
+      stored = folder.read() or self._first()
+    except RequestError as error:  # another server is writing a large first set
+      raise ConfigError(f"--state_dir: {error.message}") from error
     given = {task.name: task for task in predictor.task_set.by_slot.values()}
-    if given:
+    if given and stored.tasks:  # an empty set prepares images as its next task
       self._require_same(predictor.evaluation, stored.evaluation)
     self._show(stored, self._made_ready(stored))
     there = {one.name: one.digest for one in predictor.task_set.describe()}
@@ -246,6 +249,7 @@ class TaskFollower:
         sha256 = sha256_of(part)
         tasks.append(StoredTask(name=task.name, sha256=sha256, slot=slot))
         parts[sha256] = part
+        self._tasks[sha256, task.name] = task
       stored = self._stored(self._predictor.task_set, tasks)
       self._folder.publish(stored, None, parts)
     return stored
@@ -265,7 +269,8 @@ class TaskFollower:
       (one.sha256, one.name): ready.by_slot[one.slot] for one in stored.tasks
     }
     if self._loop:
-      self._loop.call_soon_threadsafe(self._tell)
+      with contextlib.suppress(RuntimeError):  # the server has ended meanwhile
+        self._loop.call_soon_threadsafe(self._tell)
 
   def _tell(self) -> None:
     newer, self._newer = self._newer, asyncio.Event()
@@ -288,7 +293,10 @@ class TaskFollower:
     shown = f"the file of task {one.name!r} in --state_dir"
     try:
       if sha256_of(path) != one.sha256:
-        raise TaskError(f"{shown} is damaged: {path.name} has another SHA-256.")
+        raise TaskError(
+          f"{shown} is damaged: {path.name} has another SHA-256. Put it back, "
+          "or remove the task."
+        )
       task = store.load_task(path, self._predictor.backbone)
     except OSError as error:
       raise TaskError(

@@ -56,7 +56,7 @@ def _saved_plan(workdir: Path) -> Any:
   """
   for path in _states(workdir):
     with contextlib.suppress(TrainingError):
-      return checksums.read(path)["meta"]["plan"]
+      return checksums.read(path)["meta"].get("plan")
   return None
 
 

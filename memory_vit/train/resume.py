@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memory_vit.config import OPTIONS, Config, to_dict
+from memory_vit.config import OPTIONS
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.reader import Reader
 from memory_vit.errors import TrainingError
@@ -94,7 +94,7 @@ def resume(
   if step is None:
     return state, None
   found = checkpoints.meta(step)
-  options = {**_defaults(meta), **found["config"]}
+  options = found["config"]
   changed = config_changes.changes(step, options, meta["config"], may_change)
   accepted = {change["key"]: change["to"] for change in changed}
   began = {**found, "config": {**options, **accepted}}
@@ -138,12 +138,6 @@ def resume(
     timed_steps=steps,
     timed_seconds=seconds,
   )
-
-
-def _defaults(now: Mapping[str, Any]) -> dict[str, Any]:
-  """Options as they were before there were any of the newer ones."""
-  defaults = what_matters(to_dict(Config()))
-  return {k: v for k, v in defaults.items() if k in now["config"]}
 
 
 def _data_changes(
@@ -197,21 +191,14 @@ def require_same(
       f"the run in {directory} began on the backbone with fingerprint "
       f"{found['fingerprint'][:16]}, not {now['fingerprint'][:16]}. {advice}"
     )
-  processes = [saved.get("drawn_by", 1) for saved in (found, now)]
+  processes = [saved["drawn_by"] for saved in (found, now)]
   if processes[0] != processes[1]:
     raise TrainingError(
       f"the run in {directory} drew its batches on {processes[0]} processes, "
       f"now {processes[1]}: with config.keep each draws from its own rows. "
       "Start as many, or give another --workdir."
     )
-  compared = ("config", "parents", "attends_to", "variants", "data")
-  for key in (*compared, "files", "left_out"):
-    if key not in found:
-      raise TrainingError(
-        f"the run in {directory} was begun by another version of memory_vit: "
-        f"its states say nothing of {key!r}. Give another --workdir."
-      )
-  for key in compared:
+  for key in ("config", "parents", "attends_to", "variants", "data"):
     changed = schema.differences(found[key], now[key])
     if changed:
       more = ""

@@ -12,7 +12,7 @@ from memory_vit.run_result import RunResult
 from memory_vit.runtime import files, paths, processes, schema, sharding
 from memory_vit.runtime.preemption import StopSignal
 from memory_vit.train import open_backbone as opening
-from memory_vit.train import resume, run, settle
+from memory_vit.train import pretrain, resume, run, settle
 
 
 def shared_backbone(
@@ -42,7 +42,11 @@ def shared_backbone(
   )
   processes.require_shared(workdir)
   if config.pretrain.variant:
-    run.pretrain_backbone(config, workdir, stop)
+    made = workdir / "backbone.npz"
+    if processes.on_process_0(made.exists):  # a dry run writes nothing
+      pretrain.require_made_by(config, workdir)
+    else:
+      run.pretrain_backbone(config, workdir, stop)
   mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
   backbone, file = opening.study_backbone(config, workdir, mesh)
   settled = settle.with_backbone(config, backbone)

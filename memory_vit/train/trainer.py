@@ -476,9 +476,8 @@ class Trainer:
     is_class = padded_head.is_class(self._padded_classes, classes)
     weights = None
     if self._weighs_classes:
-      weights = balanced_weights(
-        processes.on_process_0(lambda: class_counts(self.train))
-      )
+      counts = processes.on_process_0(lambda: class_counts(self.train).tolist())
+      weights = balanced_weights(np.array(counts))
       more = max(0, self._padded_classes - classes)
       weights = np.pad(weights, (0, more))
     return HeadClasses(is_class, weights)

@@ -55,7 +55,7 @@ def section(
 ) -> Section:
   """Accuracy of the first task as memories of others are added.
 
-  `naive_accuracies` and `masked_accuracies` are empty where a task diverged.
+  `naive` and `masked` are empty where a task diverged.
   """
   first, *others = study.data_sets
   names = [f"own ({first})", *(f"+ {other}" for other in others)]

@@ -46,28 +46,29 @@ def run_study(
     Interrupted: where `stop` says so; what ran so far is not run again.
   """
   given = study.config
-  engine = grid.open_grid(given, workdir, stop)
-  study = dataclasses.replace(study, config=engine.config)
-  results = engine.finished(grid_plan(study, study.parts(), workdir))
-  grid.require_data(grid_plan(study, parts, workdir), results)
-  vit = engine.backbone.config
-  for part in parts:
-    engine.train(grid_plan(study, [part], workdir), results)
-    if part == "costs":
-      engine.measure_once(
-        "costs.json",
-        lambda: costs.key(study, vit, grid.hardware()),
-        lambda: measured_costs.measure(study, vit),
+  options = {**study.options, "only": [*parts]}
+  with grid.opened(given, workdir, options, stop) as engine:
+    study = dataclasses.replace(study, config=engine.config)
+    results = engine.finished(grid_plan(study, study.parts(), workdir))
+    grid.require_data(grid_plan(study, parts, workdir), results)
+    vit = engine.backbone.config
+    for part in parts:
+      engine.train(grid_plan(study, [part], workdir), results)
+      if part == "costs":
+        engine.measure_once(
+          "costs.json",
+          lambda: costs.key(study, vit, grid.hardware()),
+          lambda: measured_costs.measure(study, vit),
+        )
+      if part == "interference":
+        _measure_interference(engine, study, results)
+      engine.report(
+        report.write_report,
+        results,
+        command=command,
+        config=given,
+        options=study.options,
       )
-    if part == "interference":
-      _measure_interference(engine, study, results)
-    engine.report(
-      report.write_report,
-      results,
-      command=command,
-      config=given,
-      options=study.options,
-    )
 
 
 def forecast(study: Study, workdir: Path, parts: Sequence[str]) -> str:

@@ -45,32 +45,39 @@ def run_benchmark(
     Interrupted: where `stop` says so; the same command resumes.
   """
   given = bench.config
-  engine = grid.open_grid(given, workdir, stop)
-  bench = dataclasses.replace(bench, config=engine.config)
-  require_data(bench)
-  plan = plan_of(bench, bench.tasks)
-  results = engine.finished(plan)
-  scores: list[Score] = []
+  options = {
+    "tasks": [data.task.name for data in bench.tasks],
+    "regimes": [*bench.regimes],
+    "seeds": [*bench.seeds],
+  }
+  with grid.opened(given, workdir, options, stop) as engine:
+    bench = dataclasses.replace(bench, config=engine.config)
+    require_data(bench)
+    plan = plan_of(bench, bench.tasks)
+    results = engine.finished(plan)
+    scores: list[Score] = []
 
-  def write_report() -> None:
-    engine.report(
-      report.write_report,
-      results,
-      command=command,
-      config=given,
-      options=_options(bench, scores),
-    )
+    def write_report() -> None:
+      engine.report(
+        report.write_report,
+        results,
+        command=command,
+        config=given,
+        options=_options(bench, scores),
+      )
 
-  for data in bench.tasks:
-    engine.train(plan_of(bench, [data]), results)
-    learned = [_learned(engine, bench, data, r, results) for r in bench.regimes]
-    runs = {run: path for each in learned for run, path in each.runs.items()}
-    tests = testing.finish(engine, bench, data, runs)
-    on_process_0(functools.partial(_remove_backbones, runs))
-    scores += [_with_tests(each, tests) for each in learned]
+    for data in bench.tasks:
+      engine.train(plan_of(bench, [data]), results)
+      learned = [
+        _learned(engine, bench, data, r, results) for r in bench.regimes
+      ]
+      runs = {run: path for each in learned for run, path in each.runs.items()}
+      tests = testing.finish(engine, bench, data, runs)
+      on_process_0(functools.partial(_remove_backbones, runs))
+      scores += [_with_tests(each, tests) for each in learned]
+      write_report()
+    together.measure_once(engine, bench, scores)
     write_report()
-  together.measure_once(engine, bench, scores)
-  write_report()
 
 
 def forecast(bench: Benchmark, workdir: Path) -> str:

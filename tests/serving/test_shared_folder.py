@@ -80,7 +80,9 @@ def servers(tmp_path_factory):
     for process in found.running.values():
       process.send_signal(signal.SIGTERM)
     log = (folder / "log").read_text()[-2000:]
-    assert [p.wait(PATIENCE) for p in found.running.values()] == 3 * [0], log
+    assert [p.wait(PATIENCE) for p in found.running.values()] == 3 * [
+      -signal.SIGTERM
+    ], log
   finally:
     for process in found.running.values():
       process.kill()

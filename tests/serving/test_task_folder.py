@@ -32,12 +32,12 @@ from served import (
 )
 
 import memory_vit as mv
-from memory_vit.errors import ConfigError, TaskError
+from memory_vit.errors import ConfigError, TaskError, TrainingError
 from memory_vit.prediction import Predictor
 from memory_vit.prediction.predictions import softmax
 from memory_vit.runtime import files as written
 from memory_vit.runtime import lock
-from memory_vit.serving import ServerSettings, create_app
+from memory_vit.serving import ServerSettings, create_app, task_changes
 from memory_vit.serving import task_folder as folders
 from memory_vit.serving import task_follower as followers
 
@@ -423,6 +423,16 @@ def test_a_full_disk_changes_nothing(
   refused = [r.getMessage() for r in caplog.records if "audit" in r.name]
   count = sum("refused: the folder of tasks" in line for line in refused)
   assert count == (2 if place == "upload" else 3)
+
+
+@pytest.mark.fault("server-disk-full")
+def test_a_task_of_a_path_needs_room_as_well():
+  """Its file is written here as well; the answer names no place of the server."""
+  error = TrainingError("/state/tasks/.part.safetensors cannot be written")
+  error.__cause__ = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+  refusal = task_changes._refusal(error, "put")
+  assert refusal.status == 507
+  assert "/state" not in refusal.message
 
 
 @pytest.mark.fault("two-servers")

@@ -25,7 +25,7 @@ from memory_vit.train.step import TrainState
 
 META = {
   "fingerprint": "f", "config": {}, "parents": {}, "attends_to": {},
-  "variants": {}, "data": {"classes": []}, "files": {},
+  "variants": {}, "data": {"classes": []}, "files": {}, "drawn_by": 1,
 }  # fmt: skip
 ZERO = {"w": np.zeros(3, np.float32)}
 
