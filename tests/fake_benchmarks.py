@@ -86,7 +86,7 @@ class FakeRuns:
     self.tested.append([(data.task.name, *which) for which in runs])
     found = {}
     for which, directory in runs.items():
-      values = files.read_json(directory / "config.json")
+      values = files.read_object(directory / "config.json")
       (trial,) = sweep.trials_of(config_lib.from_dict(values), NAME_IN_RUNS)
       found[which] = testing.TaskScore(
         accuracy=self.accuracy(trial.config)[1],

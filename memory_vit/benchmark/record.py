@@ -130,7 +130,7 @@ def read_record(workdir: Path) -> BenchmarkRecord:
   Raises:
     ConfigError: where it is not there, or not of this version.
   """
-  values = files.read_json(workdir / RECORD)
+  values = files.read_object(workdir / RECORD)
   return schema.build(BenchmarkRecord, values, RECORD, ConfigError)
 
 

@@ -49,33 +49,22 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
   return values
 
 
-def read_json(path: Path) -> Any:
-  """Read a file that `write_json` wrote.
+def read_object(path: Path, *keys: str) -> Mapping[str, Any]:
+  """Read a JSON object that `write_json` wrote, with at least these keys.
 
   Raises:
-    ConfigError: where it is not readable.
+    ConfigError: if it is not readable, or something else.
   """
   try:
-    return json.loads(path.read_text(encoding="utf-8"))
+    values = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(values, Mapping) or not values.keys() >= {*keys}:
+      expected = f"expected an object with {list(keys)}"
+      raise ValueError(f"it holds {brief(values)}, {expected}")
   except (OSError, ValueError) as error:
     raise ConfigError(
       f"{path} is not readable ({error}). Give another --workdir, or put back "
       "what was there."
     ) from error
-
-
-def read_object(path: Path, *keys: str) -> Mapping[str, Any]:
-  """Read a JSON object that has at least these keys.
-
-  Raises:
-    ConfigError: where it is not readable, or something else.
-  """
-  values = read_json(path)
-  if not isinstance(values, Mapping) or not values.keys() >= {*keys}:
-    raise ConfigError(
-      f"{path} holds {brief(values)}, expected an object with {list(keys)}. "
-      "Give another --workdir, or put back what was there."
-    )
   return values
 
 

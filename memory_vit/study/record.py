@@ -44,7 +44,7 @@ def read_record(workdir: Path) -> StudyRecord:
   Raises:
     ConfigError: where it is not there, or not of this version.
   """
-  values = files.read_json(workdir / "study.json")
+  values = files.read_object(workdir / "study.json")
   return schema.build(StudyRecord, values, "study.json", ConfigError)
 
 
