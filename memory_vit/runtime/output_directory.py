@@ -1,8 +1,8 @@
 """A directory that is replaced as a whole, and only over an earlier one.
 
-A directory that holds any other file or folder is refused: nothing of others is
-lost. Only hidden files (names that begin with a dot) beside those of an earlier
-one are no obstacle, as desktops leave them unasked; they go with it.
+A directory that holds any other file is refused: nothing of others is lost.
+Only hidden files (names that begin with a dot) beside those of an earlier one
+are no obstacle, as desktops leave them unasked; they go with it.
 """
 
 from __future__ import annotations
@@ -88,12 +88,11 @@ class OutputDirectory:
     return Path(os.path.realpath(path))
 
   def _foreign_file(self, place: Path) -> str | None:
-    """The first file or folder of something else; None if there is none."""
+    """The first file of something else; None if there is none."""
     if not place.is_dir():
       return place.name if place.exists() else None
     known = {place / name for name in self.known(place)}
-    folders = {folder for file in known for folder in file.parents}
-    for entry in _foreign_entries(place, known, folders):
+    for entry in _foreign_files(place, known):
       return entry.relative_to(place).as_posix()
     return None
 
@@ -125,15 +124,10 @@ def list_files(directory: Path) -> list[str]:
   return sorted(path.relative_to(directory).as_posix() for path in found)
 
 
-def _foreign_entries(
-  folder: Path, known: Set[Path], folders: Set[Path]
-) -> Iterator[Path]:
-  """Yield what is not known; no foreign folder is looked into."""
+def _foreign_files(folder: Path, known: Set[Path]) -> Iterator[Path]:
+  """Yield files below a folder that are not known; a link is one."""
   for entry in sorted(folder.iterdir()):
-    is_folder = entry.is_dir() and not entry.is_symlink()
-    if is_folder and entry in folders:
-      yield from _foreign_entries(entry, known, folders)
-    elif is_folder or not (
-      entry in known or (known and entry.name.startswith("."))
-    ):
+    if entry.is_dir() and not entry.is_symlink():
+      yield from _foreign_files(entry, known)
+    elif entry not in known and not (known and entry.name.startswith(".")):
       yield entry

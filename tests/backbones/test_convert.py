@@ -254,7 +254,6 @@ def test_a_model_of_somebody_else_is_not_replaced(tmp_path):
   found = trees.fingerprint(mv.load_backbone(path).params)
   assert found == tiny_backbone(1).fingerprint
   weights = path / "model.safetensors"
-  ours = weights.read_bytes()
   arrays = safetensors.numpy.load_file(weights)
   safetensors.numpy.save_file(arrays, weights, {"format": "pt"})
   theirs = weights.read_bytes()
@@ -263,11 +262,6 @@ def test_a_model_of_somebody_else_is_not_replaced(tmp_path):
     with pytest.raises(BackboneError, match="is left as it is"):
       mv.save_backbone(tiny_backbone(), path, format="hf")
     assert weights.read_bytes() == content
-  weights.write_bytes(ours)
-  (path / "config.json").unlink()
-  (path / "config.json").mkdir()
-  with pytest.raises(BackboneError, match=r"something else \('config.json'\)"):
-    mv.save_backbone(tiny_backbone(), path, format="hf")
 
 
 def test_command_lines_that_cannot_be(tmp_path, capsys):
