@@ -60,9 +60,9 @@ with epy.lazy_api_imports(globals()):
     TaskMetrics,
     TrainResult,
     evaluate_tasks,
+    train_and_evaluate,
     train_task,
   )
-  from memory_vit.train.run import train_and_evaluate
 
 __all__ = [
   "AttentionRollout",

@@ -23,7 +23,7 @@ from memory_vit.config import LEARNING_RATES, Config
 from memory_vit.errors import BackboneError, ConfigError, TaskError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import Task, require_backbone
-from memory_vit.run_result import TrialResult
+from memory_vit.run_result import RunResult, TrialResult
 from memory_vit.runtime import paths, progress_bar, sharding
 from memory_vit.tasks import store
 from memory_vit.tasks.compose import TasksLike, require_one_pass, task_tuple
@@ -38,6 +38,7 @@ with epy.lazy_imports(
 
 if TYPE_CHECKING:
   from memory_vit.data.reader import Reader
+  from memory_vit.runtime.preemption import StopSignal
 
 # How often a run is validated, and its training loss is noted; a run that
 # resumes repeats at most so many steps.
@@ -86,6 +87,31 @@ class TaskMetrics:
   per_class: Sequence[float | None] = dataclasses.field(repr=False)
   examples: int
   not_finite: int
+
+
+def train_and_evaluate(
+  config: Config,
+  workdir: str | os.PathLike[str],
+  stop: StopSignal | None = None,
+) -> RunResult:
+  """Learn a task or a sweep, or resume a run, as `memory-vit train` does.
+
+  Args:
+    config: of the run, from `read_config`.
+    workdir: where it leaves its result, tasks, saved states and logs; it is
+      made where it is not there.
+    stop: whether a run that trains should save its state and stop.
+
+  Returns:
+    The numbers of `result.json`.
+
+  Raises:
+    MemoryVitError: for input that cannot be used, and where another run is
+      using `workdir`.
+    Interrupted: where `stop` says so.
+  """
+  directory = paths.local(workdir, "workdir")
+  return run.train_and_evaluate(config, directory, stop)
 
 
 def train_task(
