@@ -38,6 +38,7 @@ from conftest import random_task, tiny_backbone
 
 import memory_vit as mv
 from memory_vit import config as config_lib
+from memory_vit import plots
 from memory_vit.data import batching, datasets
 from memory_vit.errors import MemoryVitError
 from memory_vit.evaluation import evaluate
@@ -494,7 +495,7 @@ class Watcher:
     )  # fmt: skip
     patch.setattr(sharding, "_LEAST", 64)
     patch.setitem(vit_config.VARIANTS, "Micro", (16, 1, 16, 2))
-    patch.setattr(run, "_plot", lambda result, workdir: None)
+    patch.setattr(plots, "sweep_figure", mock.MagicMock())
     patch.setattr(wandb_run, "require_installed", lambda config: None)
     library = mock.MagicMock(init=self._see_told)
     library.Settings.model_fields = ("finish_timeout",)

@@ -427,7 +427,7 @@ def test_a_full_disk_changes_nothing(
 
 @pytest.mark.fault("server-disk-full")
 def test_a_task_of_a_path_needs_room_as_well():
-  """Its file is written here as well; the answer names no place of the server."""
+  """Its file is written here as well; the answer names no place here."""
   error = TrainingError("/state/tasks/.part.safetensors cannot be written")
   error.__cause__ = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
   refusal = task_changes._refusal(error, "put")
