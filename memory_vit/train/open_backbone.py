@@ -62,38 +62,33 @@ def open_backbone(
   return dataclasses.replace(backbone, params=params)
 
 
-def study_backbone(
+def open_saved_backbone(
   config: Config, workdir: Path, mesh: Mesh
 ) -> tuple[Backbone, str]:
-  """`open_backbone` for runs with seeds of their own; and what they load.
+  """`open_backbone` for a list of runs, and the path from which each loads it.
 
-  Random weights depend on the seed of a run: they are made once, and kept.
+  Random weights depend on the seed of a run: they are saved once.
 
   Raises:
-    TrainingError: where others were made before.
+    TrainingError: if another configuration has saved others.
   """
   backbone = open_backbone(config, workdir, mesh)
-  path = study_file(config, workdir)
-  if config.backbone.startswith(RANDOM) and not config.pretrain.variant:
-    made = Path(path)
+  file = workdir / "backbone.npz"
+  if config.pretrain.variant:
+    return backbone, str(file)
+  if not config.backbone.startswith(RANDOM):
+    return backbone, config.backbone
+  host = dataclasses.replace(backbone, params=sharding.to_host(backbone.params))
 
-    def save() -> None:
-      if not made.exists():
-        save_backbone(dataclasses.replace(backbone, params=params), made)
+  def save() -> None:
+    if not file.exists():
+      save_backbone(host, file)
 
-    params = sharding.to_host(backbone.params)
-    processes.on_process_0(save)
-    kept = dataclasses.replace(config, backbone=path)
-    found = open_backbone(kept, workdir, mesh)
-    if found.fingerprint != backbone.fingerprint:
-      raise TrainingError(
-        f"{made} is another backbone than {config.backbone!r} of config.seed "
-        f"{config.seed}. Give what made it, or another --workdir."
-      )
-  return backbone, path
-
-
-def study_file(config: Config, workdir: Path) -> str:
-  """What the runs of the study in `workdir` load, or will load."""
-  made_here = config.pretrain.variant or config.backbone.startswith(RANDOM)
-  return str(workdir / "backbone.npz") if made_here else config.backbone
+  processes.on_process_0(save)
+  saved = dataclasses.replace(config, backbone=str(file))
+  if open_backbone(saved, workdir, mesh).fingerprint != backbone.fingerprint:
+    raise TrainingError(
+      f"{file} is another backbone than {config.backbone!r} of config.seed "
+      f"{config.seed}. Give what made it, or another --workdir."
+    )
+  return backbone, str(file)

@@ -11,8 +11,8 @@ from memory_vit.model.backbone import Backbone
 from memory_vit.run_result import RunResult
 from memory_vit.runtime import files, paths, processes, schema, sharding
 from memory_vit.runtime.preemption import StopSignal
-from memory_vit.train import open_backbone as opening
 from memory_vit.train import pretrain, resume, run, settle
+from memory_vit.train.open_backbone import open_saved_backbone
 
 
 def shared_backbone(
@@ -48,7 +48,7 @@ def shared_backbone(
     else:
       run.pretrain_backbone(config, workdir, stop)
   mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
-  backbone, file = opening.study_backbone(config, workdir, mesh)
+  backbone, file = open_saved_backbone(config, workdir, mesh)
   settled = settle.with_backbone(config, backbone)
   return backbone, dataclasses.replace(
     settled, backbone=file, pretrain=PretrainConfig()
