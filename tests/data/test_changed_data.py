@@ -336,7 +336,7 @@ class FakeCheckpoints:
       "fingerprint": "f", "config": {}, "parents": {}, "attends_to": {},
       "variants": {}, "data": {"classes": ["a", "b"]}, "files": files,
       "best": {}, "lost": {}, "skipped": {}, "pending": False, "changes": [],
-      "timed": [0, 0.0], "left_out": {"train": [23]},
+      "timed": [0, 0.0], "left_out": {"train": [23]}, "drawn_by": 1,
     }  # fmt: skip
 
   def latest(self):
