@@ -46,7 +46,7 @@ def read(files: ModelFiles) -> Published:
 
 
 def source_of(files: ModelFiles) -> BackboneSource:
-  """What to note of a model that is converted; reads all of its files."""
+  """The provenance of a converted model; reads all of its files."""
   config = json_files.read_object(files.config)
   return BackboneSource(
     name=files.source,

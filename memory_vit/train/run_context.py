@@ -1,4 +1,4 @@
-"""Devices of a run, and how it is told to stop or to change."""
+"""Context of a run: devices, signals, allowed changes."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from memory_vit.runtime.preemption import StopSignal
 
 @dataclasses.dataclass(frozen=True)
 class RunContext:
-  """What a run is told beside its configuration.
+  """Devices, stop signal and allowed changes of a run.
 
   Attributes:
     mesh: over which batches are split.

@@ -191,6 +191,20 @@ def trainer_of(config):
   )
 
 
+def test_class_weights_reach_all_processes(monkeypatch):
+  """What process 0 counts goes to the others as JSON."""
+  optim = dataclasses.replace(config_of().optim, class_weights="balanced")
+  made = trainer_of(dataclasses.replace(config_of(), optim=optim))
+  alone = made.frozen()["classes"]
+  monkeypatch.setattr(
+    trainer.processes, "on_process_0", lambda run: json.loads(json.dumps(run()))
+  )
+  sent = dataclasses.replace(made).frozen()["classes"]
+  assert len(jax.tree.leaves(sent)) == 1
+  for ours, theirs in zip(*map(jax.tree.leaves, (alone, sent)), strict=True):
+    np.testing.assert_array_equal(ours, theirs)
+
+
 @pytest.mark.slow
 def test_images_are_squeezed_as_the_backbone_states():
   """With data.train_crop=resize, training sees the pixels of evaluation."""

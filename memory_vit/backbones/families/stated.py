@@ -1,4 +1,4 @@
-"""How a ViT computes, as the configuration of a stranger states it."""
+"""Fields of config.json that state how a ViT computes."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -77,7 +77,7 @@ Table = Mapping[str, str | To]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model:
-  """What a family makes of a config.json, and of the names beside it.
+  """A model as its config.json describes it, and the table of its arrays.
 
   Attributes:
     config: how the model computes.
@@ -249,7 +249,7 @@ def _source_shapes(
 def _folded(
   name: str, to: To, ours: Mapping[str, Shape], found: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """What a row puts into our tree, out of arrays that it removes."""
+  """Convert the arrays of a row, which are removed, for our tree."""
   if to.ours[0] in ours:
     return {to.ours[0]: found.pop(name).reshape(ours[to.ours[0]])}
   names = _parameters(name)
