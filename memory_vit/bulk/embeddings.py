@@ -20,7 +20,7 @@ from memory_vit.model.backbone import Backbone, rounded
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.model.vit import MemoryViT, apply
 from memory_vit.model.vit_config import ViTConfig
-from memory_vit.tasks import split_forward, store
+from memory_vit.tasks import find, split_forward
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class EmbeddingJob:
     """
     size = gelu = evaluation = None
     if self.task:
-      found = store.find_tasks([self.task])
+      found = find.find_tasks([self.task])
       if len(found) > 1:
         raise TaskError(
           f"{self.task} holds {len(found)} tasks: expected one, whose "

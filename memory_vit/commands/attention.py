@@ -41,7 +41,7 @@ with epy.lazy_imports():  # once the command line is known to be right
   from memory_vit.images import reader as image_reader
   from memory_vit.looking import attention_files, cell_removal, image_attention
   from memory_vit.runtime import sharding
-  from memory_vit.tasks import model_loading, store
+  from memory_vit.tasks import find, model_loading
 
 if TYPE_CHECKING:
   from pathlib import Path
@@ -211,7 +211,7 @@ def _usable(
   """
   usable: dict[str, Manifest] = {}
   left_out = []
-  for path, described in store.find_tasks(sources):
+  for path, described in find.find_tasks(sources):
     spec = described.spec
     if spec.learned.composes:
       usable[str(path)] = described

@@ -37,7 +37,7 @@ with epy.lazy_imports():  # once the command line is known to be right
   from memory_vit.model import task as task_sets
   from memory_vit.reports import directory
   from memory_vit.runtime import sharding
-  from memory_vit.tasks import model_loading, store
+  from memory_vit.tasks import find, model_loading
 
 if TYPE_CHECKING:
   from pathlib import Path
@@ -187,7 +187,7 @@ def _choose(
   arguments: argparse.Namespace,
 ) -> tuple[dict[str, SplitRef], Upstream | None]:
   """Choose the data to open; nothing is opened yet."""
-  tasks = [found for _, found in store.find_tasks(arguments.task)]
+  tasks = [found for _, found in find.find_tasks(arguments.task)]
   owners = [task.spec.name for task in tasks]
   owners += [task_sets.BACKBONE] if arguments.verify else []
   if arguments.verify:

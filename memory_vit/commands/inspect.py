@@ -30,13 +30,12 @@ with epy.lazy_imports():  # once the command line is known to be right
   from memory_vit.backbones import describe as backbone_files
   from memory_vit.backbones import model_files
   from memory_vit.model import backbone as backbones
-  from memory_vit.tasks import describe as task_files
-  from memory_vit.tasks import store
+  from memory_vit.tasks import find, store
 
 if TYPE_CHECKING:
   from memory_vit.backbones.describe import BackboneReport
   from memory_vit.model.task import EvalPreprocessing, TaskSpec
-  from memory_vit.tasks.describe import TaskReport
+  from memory_vit.tasks.store import TaskReport
 
 # Class names that are shown without --labels.
 _FIRST_LABELS = 10
@@ -75,7 +74,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     values = _backbone_json(report)
     show(_to_json(values) if arguments.json else _backbone_text(report))
     return 0
-  reports, errors = _try_tasks(store.task_paths(root))
+  reports, errors = _try_tasks(find.task_paths(root))
   if arguments.json:
     show(_to_json(_tasks_json(root, reports, errors)))
   elif reports:
@@ -110,7 +109,7 @@ def _try_tasks(
   reports, errors = [], {}
   for path in paths:
     try:
-      reports.append(task_files.inspect_task(path))
+      reports.append(store.inspect_task(path))
     except TaskError as error:
       errors[str(path)] = str(error)
   return reports, errors

@@ -25,7 +25,7 @@ from memory_vit.data.reader import Reader
 from memory_vit.errors import DataError, TaskError
 from memory_vit.evaluation import metrics, task_data
 from memory_vit.model.backbone import Backbone
-from memory_vit.model.encoder import Context
+from memory_vit.model.context import Context
 from memory_vit.model.masks import TaskMask
 from memory_vit.model.stacking import SlotArrays
 from memory_vit.model.task import Task
@@ -357,12 +357,11 @@ def copy_slots(slots: SlotArrays, family: int, copies: int) -> SlotArrays:
   return SlotArrays(
     cls=slots.cls[order],
     cells=jax.tree.map(lambda a: a[order], slots.cells),
-    kernel=slots.kernel[order, :, :0],
-    bias=slots.bias[order, :0],
     mask=TaskMask(*(part[order] for part in slots.mask)),
     norms=jax.tree.map(lambda a: a[:, order], slots.norms),
     layers=None if slots.layers is None else slots.layers[:, order],
     side={kind: group.copied(order) for kind, group in slots.side.items()},
+    heads={},
   )
 
 

@@ -24,7 +24,7 @@ from memory_vit.model.attention_weights import (
   weights_of_tasks,
 )
 from memory_vit.model.backbone import Backbone
-from memory_vit.model.encoder import Context
+from memory_vit.model.context import Context
 from memory_vit.model.stacking import SlotArrays
 from memory_vit.model.task import TaskSpec
 from memory_vit.model.vit import MemoryViT

@@ -4,7 +4,7 @@ from etils import epy
 
 with epy.lazy_api_imports(globals()):
   from memory_vit.model.backbone import Backbone, random_backbone
-  from memory_vit.model.probe import probe_features
+  from memory_vit.model.pooling import probe_features
   from memory_vit.model.regimes import (
     NO_SIDE,
     PROBE_QUERIES,

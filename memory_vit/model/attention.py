@@ -7,12 +7,14 @@ keys and values of the backbone stream, of the tasks and memory that it may see.
 import functools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int, Shaped
 
+from memory_vit.model.context import CellKeysValues, KeysValues, TaskKeysValues
 from memory_vit.model.masks import TaskMask
 from memory_vit.model.products import Dense, einsum
 from memory_vit.model.rope import Rotation, rotate
@@ -20,16 +22,26 @@ from memory_vit.model.side import SideView, added_scores, added_values
 from memory_vit.model.trees import AnyArray
 from memory_vit.model.vit_config import ViTConfig
 
-# Keys and values in one layer: of a sequence of tokens,
-KeysValues = tuple[Float[Array, "b h s k"], Float[Array, "b h s k"]]
-# of the task tokens, and of the memory of tasks.
-TaskKeysValues = tuple[Float[Array, "b h t k"], Float[Array, "b h t k"]]
-CellKeysValues = tuple[Float[Array, "t h m k"], Float[Array, "t h m k"]]
-
 # Under these names modules sow their weights after the softmax, as flax calls
 # it. Only a program that captures them has them; see `attention_weights`.
 SOWN_BY_TASKS = "task_attention_weights"
 SOWN_BY_BACKBONE = "attention_weights"  # flax's own name
+
+
+class Attended(NamedTuple):
+  """What task tokens attend to in one layer, beside each other.
+
+  Attributes:
+    context: keys and values of the backbone stream.
+    cells: keys and values of the tasks' memory.
+    mask: who sees whom.
+    side: side streams, of each group.
+  """
+
+  context: KeysValues
+  cells: CellKeysValues
+  mask: TaskMask
+  side: Sequence[SideView]
 
 
 def _heads_first(a: Float[Array, "b s h k"]) -> Float[Array, "b h s k"]:
@@ -81,25 +93,12 @@ class MultiHeadDotProductAttention(nn.Module):
     return self.out(self._attend(q, k, v, module=self)), own
 
   def read(
-    self,
-    c: Float[Array, "b t d"],
-    context: KeysValues,
-    cells: CellKeysValues,
-    mask: TaskMask,
-    side: Sequence[SideView],
+    self, c: Float[Array, "b t d"], attended: Attended
   ) -> Float[Array, "b t d"]:
-    """Attention of the task stream to all that each task sees.
-
-    Args:
-      c: normed class tokens of the tasks.
-      context: keys and values of the backbone stream.
-      cells: keys and values of the tasks' memory.
-      mask: who sees whom.
-      side: side streams, of each group.
-    """
+    """Attention of normed class tokens of tasks."""
     query, own = _heads_first(self.query(c)), self.keys_values(c)
     mixed = attend_from_tasks(
-      query, context, own, cells, mask, side, self.config.dtype, module=self
+      query, own, attended, self.config.dtype, module=self
     )
     return self.out(_heads_first(mixed))
 
@@ -163,28 +162,17 @@ def _with_cells(
 
 def attend_from_tasks(
   query: Float[Array, "b h t k"],
-  context: KeysValues,
   own: TaskKeysValues,
-  cells: CellKeysValues,
-  mask: TaskMask,
-  side: Sequence[SideView],
+  attended: Attended,
   dtype: str,
   module: nn.Module | None = None,
 ) -> Float32[Array, "b h t k"]:
   """One softmax of every task token over all that it sees.
 
-  Args:
-    query: of the task tokens.
-    context: keys and values of the backbone stream.
-    own: those of the task tokens.
-    cells: those of the memory.
-    mask: who sees whom.
-    side: side streams, of each group.
-    dtype: compute dtype.
-    module: sows the weights, float32 (b, h, t, s + (1 + p) (1 + m)), as
-      `SOWN_BY_TASKS`: onto the backbone stream, then onto the tokens and the
-      memory of the task and its parents.
+  `module` sows the weights, float32 (b, h, t, s + (1 + p) (1 + m)): onto the
+  backbone stream, then the tokens and the memory of the task and its parents.
   """
+  context, cells, mask, side = attended
   tokens = [_with_parents(a, mask.parents, axis=2) for a in own]
   memory = [_with_parents(a, mask.parents, axis=0) for a in cells]
   sees_token, sees_cell = _masks(mask.parents, mask.is_parent, mask.cells)

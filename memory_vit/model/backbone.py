@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
-from memory_vit.errors import BackboneError
+from memory_vit.errors import BackboneError, MemoryVitError
 from memory_vit.model import trees
-from memory_vit.model.keys import require_key
 from memory_vit.model.task import BackboneId, EvalPreprocessing
 from memory_vit.model.vit import VisionTransformer
 from memory_vit.model.vit_config import ViTConfig, vit_config
@@ -139,6 +138,25 @@ def random_backbone(
     dtype=dtypes.resolve(dtype),
   )
   return init_backbone(config, key)
+
+
+def require_key(key: Any) -> None:
+  """Raise `MemoryVitError` unless this is one random key of JAX.
+
+  Args:
+    key: of `jax.random.key`, or in the older form of `jax.random.PRNGKey`.
+  """
+  dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
+  if dtype is not None:
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key) and shape == ():
+      return
+    if dtype == jnp.uint32 and shape is not None and len(shape) == 1:
+      return
+  found = type(key).__name__ if dtype is None else f"{dtype} {shape}"
+  raise MemoryVitError(
+    f"the random key is {found}, expected one key of JAX, such as "
+    "jax.random.key(0)."
+  )
 
 
 def init_backbone(config: ViTConfig, key: jax.Array) -> Backbone:

@@ -18,23 +18,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32
 
 from memory_vit.model.attention import (
-  CellKeysValues,
-  KeysValues,
+  Attended,
   MultiHeadDotProductAttention,
   for_each_image,
 )
-from memory_vit.model.masks import TaskMask
+from memory_vit.model.context import CellKeysValues, Cells, Context, KeysValues
 from memory_vit.model.products import Dense, einsum
 from memory_vit.model.rope import Rotation, rotation
-from memory_vit.model.side import SideGroups, SideStreams, SideView
+from memory_vit.model.side import SideStreams
+from memory_vit.model.stacking import SlotArrays
 from memory_vit.model.trees import AnyArray, Tree
 from memory_vit.model.vit_config import ViTConfig
-
-# Keys and values of every layer: of the backbone stream, all that a task sees
-# of an image;
-Context = tuple[KeysValues, ...]
-# of the memory of tasks, the same for all images.
-Cells = tuple[CellKeysValues, ...]
 
 
 class MlpBlock(nn.Module):
@@ -96,28 +90,14 @@ class EncoderBlock(nn.Module):
   def read(
     self,
     c: Float[Array, "b t d"],
-    context: KeysValues,
-    cells: CellKeysValues,
-    mask: TaskMask,
+    attended: Attended,
     norms: Sequence[Tree | None],
-    side: Sequence[SideView],
   ) -> Float[Array, "b t d"]:
-    """Run the block on the task stream.
-
-    Args:
-      c: class tokens.
-      context: from `encode`.
-      cells: from `keys_values`.
-      mask: who sees whom.
-      norms: for each of the two LayerNorms, see `task_layer_norm`.
-      side: side streams, of each group.
-    """
+    """Run the block on the task stream; `norms` of `task_layer_norm`, two."""
     first, second = norms
     cfg = self.config
     normed = task_layer_norm(first, c, self.LayerNorm_0(c), cfg)
-    c = c + self.MultiHeadDotProductAttention_0.read(
-      normed, context, cells, mask, side
-    )
+    c = c + self.MultiHeadDotProductAttention_0.read(normed, attended)
     normed = task_layer_norm(second, c, self.LayerNorm_1(c), cfg)
     return c + self.MlpBlock_0(normed)
 
@@ -307,7 +287,7 @@ class Encoder(nn.Module):
     for block in self.encoderblock:
       x, keys_values = block.encode(x, angles)
       context.append(keys_values)
-    return x, tuple(context)
+    return x, Context(tuple(context))
 
   def states(
     self,
@@ -347,47 +327,36 @@ class Encoder(nn.Module):
 
   def read(
     self,
-    c: Float[Array, "b t d"],
+    slots: SlotArrays,
     context: Context,
-    cells: Cells,
-    mask: TaskMask,
-    norms: Tree | None,
-    layers: Float[AnyArray, "l t d"] | None,
-    side: SideGroups,
     seen: Bool[AnyArray, "l t m"] | None = None,
   ) -> Float32[Array, "b t d"]:
-    """Run the task stream.
+    """Run the task stream, up to the heads.
 
     Args:
-      c: class tokens.
+      slots: the tasks; their heads are not read.
       context: from `encode`.
-      cells: from `keys_values`.
-      mask: who sees whom.
-      norms: what tasks add to the 2 l + 1 LayerNorms, {"scale", "bias"} of
-        (2 l + 1, t, d) each; None where no task has any.
-      layers: weights with which tasks read their token after each block; None
-        where no task reads it there.
-      side: side streams of tasks, in groups; empty where no task has any.
       seen: which cells of the memory of each layer are seen, of those that a
         task has; None for all of them.
     """
-    c = self.posembed_input(c, is_class=True)
+    keys = context.layers[0][0]
+    c = self.posembed_input(for_each_image(slots.cls, keys), is_class=True)
     c = self.pre_norm(c) if self.config.pre_norm else c
-    each = _unstack(norms, 2 * self.config.depth + 1)
-    tokens = context[0][0].shape[2]
-    streams = SideStreams(side, self.config, self._angles(tokens))
+    each = _unstack(slots.norms, 2 * self.config.depth + 1)
+    streams = SideStreams(
+      slots.side, self.config, self._angles(tokens=keys.shape[2])
+    )
     states = []
     for i, block in enumerate(self.encoderblock):
+      mask = slots.mask
       if seen is not None:
-        layer_mask = mask._replace(cells=mask.cells & seen[i])
-      else:
-        layer_mask = mask
-      views = streams.advance(i, *context[i])
-      own = each[2 * i : 2 * i + 2]
-      c = block.read(c, context[i], cells[i], layer_mask, own, views)
+        mask = mask._replace(cells=mask.cells & seen[i])
+      views = streams.advance(i, *context.layers[i])
+      attended = Attended(context.layers[i], slots.cells[i], mask, views)
+      c = block.read(c, attended, each[2 * i : 2 * i + 2])
       states.append(c)
     last = task_layer_norm(each[-1], c, self.encoder_norm(c), self.config)
-    return layer_readout(layers, states, last, self.config)
+    return layer_readout(slots.layers, states, last, self.config)
 
   def fine_tuned(
     self,

@@ -1,9 +1,12 @@
-"""Pooling: from the tokens of the backbone stream to its features."""
+"""Pooling: from tokens of the backbone stream to features."""
 
 import dataclasses
+import math
+from collections.abc import Mapping
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
 from memory_vit.model.attention import (
@@ -11,6 +14,8 @@ from memory_vit.model.attention import (
   for_each_image,
 )
 from memory_vit.model.encoder import MlpBlock, layer_norm
+from memory_vit.model.regimes import PROBE_QUERIES
+from memory_vit.model.trees import AnyArray
 from memory_vit.model.vit_config import ViTConfig
 
 
@@ -48,3 +53,28 @@ def mean_of_patches(
   first = config.class_tokens + config.registers
   patches = x[:, first : first + config.num_patches]
   return patches.mean(axis=1)
+
+
+def probe_features(
+  params: Mapping[str, AnyArray], summary: Float32[Array, "b n d"]
+) -> Float32[Array, "b d"]:
+  """Attend to the tokens of all layers.
+
+  Args:
+    params: "query" (q, d) and "bias" (q, n), of the scores; "scale" (n, d),
+      "down" (n, d, r) and "up" (n, r, d), of the values: each token times its
+      scale, and what a bottleneck of its own adds.
+    summary: from `VisionTransformer.summarize`.
+
+  Returns:
+    What a head reads.
+  """
+  d = summary.shape[-1]
+  scores = jnp.einsum("bnd,qd->bqn", summary, params["query"]) / math.sqrt(d)
+  weights = jax.nn.softmax(scores + params["bias"][None])
+  # The share of a feature is that of its query.
+  weights = jnp.repeat(weights, -(-d // PROBE_QUERIES), axis=1)[:, :d]
+  hidden = jnp.einsum("bnd,ndr->bnr", summary, params["down"])
+  values = summary * params["scale"][None]
+  values = values + jnp.einsum("bnr,nrd->bnd", hidden, params["up"])
+  return jnp.einsum("bdn,bnd->bd", weights, values)

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Float, Shaped
 
-from memory_vit.model.encoder import Cells
+from memory_vit.model.context import Cells
 from memory_vit.model.masks import TaskMask
 from memory_vit.model.regimes import SideKind
 from memory_vit.model.side import SideGroup, group_streams
@@ -29,44 +29,44 @@ class SlotArrays(NamedTuple):
     cls: class tokens.
     cells: keys and values of memory. They depend on no image, and are computed
       once.
-    kernel: of the heads.
-    bias: of the heads.
     mask: who sees whom.
-    norms: what tasks add to the LayerNorms, see `Encoder.read`; None where
-      no task has any, and the program then knows nothing of them.
-    layers: with which tasks read their token after each block, see
-      `Encoder.read`; None likewise.
+    norms: what tasks add to the 2 l + 1 LayerNorms, {"scale", "bias"} of
+      (2 l + 1, t, d) each; None if no task has any, and the program then knows
+      nothing of them.
+    layers: weights with which tasks read their token after each block; None
+      likewise.
     side: side streams in groups of their own slots, see `side.group_streams`;
       empty likewise.
+    heads: from `stack_heads`; empty if features alone are read.
   """
 
-  cls: Float[Array, "t d"]
+  cls: Float[AnyArray, "t d"]
   cells: Cells
-  kernel: Float[Array, "t d c"]
-  bias: Float[Array, "t c"]
   mask: TaskMask
   norms: Tree | None
-  layers: Float[Array, "l t d"] | None
+  layers: Float[AnyArray, "l t d"] | None
   side: dict[str, SideGroup]
+  heads: Tree
 
 
 class StackedTasks(NamedTuple):
   """Parameters of tasks side by side, zeros where a slot or cell is empty.
 
-  Attributes:
-    cls: class tokens.
-    memory: of all layers.
-    norms: {"scale", "bias"} of (2 l + 1, t, d) each, zeros for tasks that have
-      none; None where no task has any.
-    layers: the same of the weights of layers.
-    side: see `side.group_streams`.
+  Attributes as of `SlotArrays`, but `memory` of all layers.
   """
 
   cls: Float[AnyArray, "t d"]
   memory: Float[AnyArray, "l t m d"]
+  mask: TaskMask
   norms: Tree | None
   layers: Float[AnyArray, "l t d"] | None
   side: dict[str, SideGroup]
+
+  def with_cells(self, cells: Cells, heads: Tree) -> SlotArrays:
+    """What the task stream runs on; `cells` are of the memory."""
+    return SlotArrays(
+      self.cls, cells, self.mask, self.norms, self.layers, self.side, heads
+    )
 
 
 def stack_tasks(
@@ -90,6 +90,7 @@ def stack_tasks(
   return StackedTasks(
     cls=_stack([task["cls"] for task in tasks], slots, xp),
     memory=_stack(memory, slots, xp, axis=1),
+    mask=mask,
     norms=_stack_part("norms", tasks, slots, xp),
     layers=_stack_part("layers", tasks, slots, xp),
     side=group_streams(tasks, slots, side, xp=xp),

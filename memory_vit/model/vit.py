@@ -17,11 +17,11 @@ from jaxtyping import Array, Bool, Float, Float32
 
 from memory_vit.errors import TaskError
 from memory_vit.model.attention import for_each_image
-from memory_vit.model.encoder import Cells, Context, Encoder, standardized
-from memory_vit.model.masks import TaskMask, task_mask
+from memory_vit.model.context import Cells, Context
+from memory_vit.model.encoder import Encoder, standardized
+from memory_vit.model.masks import task_mask
 from memory_vit.model.pooling import MAPHead, mean_of_patches
 from memory_vit.model.products import Dense
-from memory_vit.model.side import SideGroups
 from memory_vit.model.stacking import SlotArrays, stack_tasks
 from memory_vit.model.task import BACKBONE, Task, TaskSpec
 from memory_vit.model.task_params import TaskParameters
@@ -97,38 +97,6 @@ class VisionTransformer(nn.Module):
         summary.append(x[:, 0])
       summary.append(mean_of_patches(x, cfg))
     return standardized(jnp.stack(summary, axis=1), cfg)
-
-  def read(
-    self,
-    cls: Float[AnyArray, "t d"],
-    context: Context,
-    cells: Cells,
-    mask: TaskMask,
-    norms: Tree | None,
-    layers: Float[AnyArray, "l t d"] | None,
-    side: SideGroups,
-    seen: Bool[AnyArray, "l t m"] | None = None,
-  ) -> Float32[Array, "b t d"]:
-    """Run the task stream.
-
-    Args:
-      cls: class tokens.
-      context: from `encode`.
-      cells: from `Encoder.keys_values`.
-      mask: who sees whom.
-      norms: see `Encoder.read`.
-      layers: the same.
-      side: the same.
-      seen: the same.
-
-    Returns:
-      What the heads read: the class tokens after the last LayerNorm, and of
-      other layers what `layers` says.
-    """
-    c = for_each_image(cls, context[0][0])
-    return self.Transformer.read(
-      c, context, cells, mask, norms, layers, side, seen
-    )
 
   def fine_tuned(
     self,
@@ -318,8 +286,8 @@ class MemoryViT(nn.Module):
       have, means nothing.
     """
     features = self.slot_features(slots, context)
-    logits = jnp.einsum("btd,tdc->btc", features, slots.kernel)
-    return logits + slots.bias[None]
+    logits = jnp.einsum("btd,tdc->btc", features, slots.heads["kernel"])
+    return logits + slots.heads["bias"][None]
 
   def slot_features(
     self,
@@ -337,16 +305,7 @@ class MemoryViT(nn.Module):
     Returns:
       What the heads read.
     """
-    return self.backbone.read(
-      slots.cls,
-      context,
-      slots.cells,
-      slots.mask,
-      slots.norms,
-      slots.layers,
-      slots.side,
-      seen,
-    )
+    return self.backbone.Transformer.read(slots, context, seen)
 
   def task_features(
     self, tasks: Sequence[Tree], specs: Sequence[TaskSpec], context: Context
@@ -361,18 +320,9 @@ class MemoryViT(nn.Module):
     Returns:
       What the heads read.
     """
-    mask = task_mask(specs)
-    stacked = stack_tasks(tasks, mask)
-    cells = self.keys_values(stacked.memory, mask.memory_norm)
-    return self.backbone.read(
-      stacked.cls,
-      context,
-      cells,
-      mask,
-      stacked.norms,
-      stacked.layers,
-      stacked.side,
-    )
+    stacked = stack_tasks(tasks, task_mask(specs))
+    cells = self.keys_values(stacked.memory, stacked.mask.memory_norm)
+    return self.slot_features(stacked.with_cells(cells, heads={}), context)
 
   def read(self, context: Context) -> dict[str, Float32[Array, "b _"]]:
     """Run the task stream on the tasks of this module.

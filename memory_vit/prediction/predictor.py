@@ -35,7 +35,7 @@ from memory_vit.tasks.compose import TasksLike, task_tuple
 from memory_vit.tasks.inference import on_host
 from memory_vit.tasks.model_loading import load_model
 from memory_vit.tasks.program import place_tasks
-from memory_vit.tasks.slot_sizes import SlotSizes
+from memory_vit.tasks.slots import SlotSizes
 
 Columns = Mapping[str, Any]
 # Of `from_model`: what says nothing about what is loaded.

@@ -12,7 +12,7 @@ from memory_vit.model.task import EvalPreprocessing, Task, TaskSpec
 from memory_vit.runtime.messages import brief, name_list
 from memory_vit.tasks import compose
 from memory_vit.tasks.program import Program
-from memory_vit.tasks.slot_sizes import SlotSizes
+from memory_vit.tasks.slots import SlotSizes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,11 +1,14 @@
-"""The arrays of a saved task: one file of safetensors.
+"""The .safetensors files of saved tasks: arrays, or a whole task in one file.
 
-It is not trusted. It is read once, into memory, and never more of it than the
-arrays take that `task.json` declares; every array must have the name, the
-shape, the type and the SHA-256 that stand there.
+In a task's directory it holds the arrays, beside `task.json`. In one file, for
+people who hand tasks to each other, the text of `task.json` is metadata of the
+header. Neither is trusted: a file is read once, into memory, and never more of
+it than the arrays take that `task.json` declares; every array must have the
+name, the shape, the type and the SHA-256 that stand there.
 """
 
 import dataclasses
+import json
 import math
 import os
 import stat
@@ -19,8 +22,14 @@ import safetensors.numpy
 
 from memory_vit.errors import TaskError
 from memory_vit.model import trees
+from memory_vit.runtime import files
 from memory_vit.runtime.messages import brief, escaped, first_line
 
+FILE = "arrays.safetensors"
+SUFFIX = ".safetensors"
+# Of the metadata, beside what other programs may note there.
+_KEY = "memory_vit.task"
+_LENGTH_BYTES = 8
 # Names and shapes of all arrays take less than this.
 MAX_HEADER_BYTES = 2**20
 
@@ -183,3 +192,61 @@ def _names(path: Path) -> Iterator[str]:
           f"{path}/{escaped(entry.name)} is a link: a task has none."
         )
       yield entry.name
+
+
+def is_single_file(path: Path) -> bool:
+  """Whether a path names such a file, rather than a task's directory."""
+  return path.suffix == SUFFIX and not path.is_dir()
+
+
+def write_single_file(
+  path: Path, flat: Mapping[str, np.ndarray], text: str
+) -> None:
+  """Write a task; an older file is replaced once the new one is complete.
+
+  Args:
+    path: of the file.
+    flat: {name: array}, float32.
+    text: what `task.json` would hold.
+
+  Raises:
+    TrainingError: if it cannot be written.
+  """
+  content = to_bytes(flat, {_KEY: text})
+  with files.writing(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with files.replacing(path) as part:
+      part.write_bytes(content)
+
+
+def read_task_text(path: Path, limit: int) -> str:
+  """Read what `task.json` would hold, of at most `limit` bytes.
+
+  A file that is given may be a link, as those in the cache of a hub are.
+
+  Raises:
+    OSError: where the file cannot be read.
+    TaskError: where it is no task.
+  """
+  file = path.resolve()
+  begins = read_file(file, None, at_most=_LENGTH_BYTES)
+  length = int.from_bytes(begins, "little")
+  # Escapes double a text.
+  most = 2 * limit + MAX_HEADER_BYTES
+  if len(begins) < _LENGTH_BYTES or length > most:
+    raise TaskError(
+      f"{path} is not a task: a header of {brief(length)} bytes, expected a "
+      f".safetensors file with at most {most:,}."
+    )
+  whole = read_file(file, None, at_most=_LENGTH_BYTES + length)
+  try:
+    text = json.loads(whole[_LENGTH_BYTES:])["__metadata__"][_KEY]
+  except (ValueError, KeyError, TypeError, RecursionError):
+    text = None
+  if not isinstance(text, str) or len(text.encode(errors="replace")) > limit:
+    raise TaskError(
+      f"{path} is not a task: the metadata of its header has no "
+      f"{_KEY!r} of at most {limit:,} bytes. Expected what "
+      'save_task(..., format="safetensors") wrote.'
+    )
+  return text

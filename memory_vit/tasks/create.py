@@ -15,9 +15,9 @@ from memory_vit.model.backbone import (
   Backbone,
   first_class_token,
   require_float32,
+  require_key,
   trunk,
 )
-from memory_vit.model.keys import require_key
 from memory_vit.model.task import (
   EvalPreprocessing,
   Task,

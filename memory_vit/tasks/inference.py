@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Float32
 
 from memory_vit.errors import TaskError
 from memory_vit.model.backbone import Backbone
-from memory_vit.model.encoder import Cells, Context
+from memory_vit.model.context import Cells, Context
 from memory_vit.model.masks import TaskMask, task_mask
 from memory_vit.model.regimes import SideKind
 from memory_vit.model.stacking import (
@@ -36,8 +36,7 @@ from memory_vit.model.vit import MemoryViT, apply
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.tasks.compose import TasksLike, require_fit, task_tuple
 from memory_vit.tasks.pieces import ImageProgram
-from memory_vit.tasks.slot_sizes import SlotSizes
-from memory_vit.tasks.slots import Slots
+from memory_vit.tasks.slots import Slots, SlotSizes
 
 
 @ImageProgram
@@ -213,10 +212,9 @@ def _stack(
   classes: int,
   side: tuple[tuple[SideKind, int], ...],
   xp: ModuleType = jnp,
-) -> tuple[StackedTasks, Tree, TaskMask]:
+) -> tuple[StackedTasks, Tree]:
   stacked = stack_tasks(params, mask, dict(side), xp=xp)
-  heads = stack_heads(params, len(stacked.cls), classes, xp=xp)
-  return stacked, heads, mask
+  return stacked, stack_heads(params, len(stacked.cls), classes, xp=xp)
 
 
 # In one program: there would be one for each operation.
@@ -224,20 +222,16 @@ _stack_program = jax.jit(_stack, static_argnums=(2, 3))
 
 
 def _with_cells(
-  backbone: Backbone, stacked: Any, heads: Tree, mask: TaskMask
+  backbone: Backbone, stacked: StackedTasks, heads: Tree
 ) -> SlotArrays:
   """What lies on the device in slots, with keys and values of memory."""
-  return SlotArrays(
-    cls=stacked.cls,
-    cells=memory_program(
-      backbone.params, stacked.memory, mask.memory_norm, config=backbone.config
-    ),
-    **heads,
-    mask=mask,
-    norms=stacked.norms,
-    layers=stacked.layers,
-    side=stacked.side,
+  cells = memory_program(
+    backbone.params,
+    stacked.memory,
+    stacked.mask.memory_norm,
+    config=backbone.config,
   )
+  return stacked.with_cells(cells, heads)
 
 
 def _empty_params(config: ViTConfig, sizes: SlotSizes) -> Tree:

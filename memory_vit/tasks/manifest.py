@@ -21,7 +21,7 @@ from memory_vit.model import trees
 from memory_vit.model.task import TaskSpec
 from memory_vit.runtime import files as json_files
 from memory_vit.runtime import messages, schema
-from memory_vit.tasks import array_files, single_file
+from memory_vit.tasks import array_files
 from memory_vit.tasks.array_files import StoredArray
 
 FORMAT_VERSION = 1
@@ -100,11 +100,11 @@ def read(path: Path) -> Manifest:
   Raises:
     TaskError: where there is none, or it is refused.
   """
-  is_file = single_file.is_one(path)
+  is_file = array_files.is_single_file(path)
   file = path if is_file else path / FILE
   try:
     if is_file:
-      text = single_file.read_text(file, MAX_FILE_BYTES)
+      text = array_files.read_task_text(file, MAX_FILE_BYTES)
     else:
       text = array_files.read_file(file, MAX_FILE_BYTES).decode("utf-8")
     values = json_files.strict_json(text)

@@ -8,7 +8,7 @@ from memory_vit.backbones import load
 from memory_vit.errors import ConfigError
 from memory_vit.model import backbone as backbones
 from memory_vit.model import task as task_sets
-from memory_vit.tasks import compose, store
+from memory_vit.tasks import compose, find, store
 
 
 def load_model(
@@ -34,7 +34,7 @@ def load_model(
     MemoryVitError: for what cannot be read, or does not fit together.
     ConfigError: for an image size that is not that of the tasks.
   """
-  found = store.find_tasks(tasks)
+  found = find.find_tasks(tasks)
   if not found:
     return load.load_backbone(backbone, image_size, dtype), ()
   specs = [described.spec for _, described in found]

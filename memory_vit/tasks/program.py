@@ -19,7 +19,7 @@ from jaxtyping import Array, ArrayLike, Float, Float32
 
 from memory_vit.errors import DataError
 from memory_vit.model.backbone import Backbone
-from memory_vit.model.encoder import Context
+from memory_vit.model.context import Context
 from memory_vit.model.task import (
   BACKBONE,
   EvalPreprocessing,
@@ -29,8 +29,7 @@ from memory_vit.model.task import (
 )
 from memory_vit.tasks import image_check, inference
 from memory_vit.tasks.compose import TasksLike, task_tuple
-from memory_vit.tasks.slot_sizes import SlotSizes
-from memory_vit.tasks.slots import Slots
+from memory_vit.tasks.slots import Slots, SlotSizes
 from memory_vit.tasks.split_forward import (
   Logits,
   logits_program,

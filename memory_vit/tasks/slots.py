@@ -1,12 +1,15 @@
 """Tasks in slots: sizes are rounded up, so that programs compile rarely."""
 
+import collections
 import dataclasses
 import functools
+from collections.abc import Iterable, Sequence
 
 import jax
 
 from memory_vit.model import trees
-from memory_vit.model.stacking import SlotArrays
+from memory_vit.model.regimes import SideKind
+from memory_vit.model.stacking import SlotArrays, round_up_to
 from memory_vit.model.task import TaskSpec
 from memory_vit.runtime.messages import name_list
 
@@ -43,3 +46,65 @@ class Slots:
       f"{backbone.variant} at {backbone.image_size} px, fingerprint "
       f"{backbone.fingerprint[:12]})"
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotSizes:
+  """What fits into the slots of a model. Programs are compiled for it.
+
+  Attributes:
+    slots: t.
+    cells: m, of the longest memory.
+    classes: c, of the widest head.
+    parents: p, tasks that one task reads; 0 where none reads another.
+    norms: whether tasks may have LayerNorms of their own.
+    layers: whether tasks may read their token out of all layers.
+    side: kinds of side streams, and how many there may be of each.
+  """
+
+  slots: int = 0
+  cells: int = 0
+  classes: int = 0
+  parents: int = 0
+  norms: bool = False
+  layers: bool = False
+  side: tuple[tuple[SideKind, int], ...] = ()
+
+  def holding(self, specs: Sequence[TaskSpec]) -> "SlotSizes":
+    """The same sizes, or larger ones in which these tasks fit.
+
+    Slots are rounded up to 1, 2, 4, 8, then multiples of 8, and parents too;
+    cells to multiples of 8; classes to multiples of 128. A task that does not
+    compose takes none.
+    """
+    specs = [spec for spec in specs if spec.learned.composes]
+    parents = max((len(spec.attends_to) for spec in specs), default=0)
+    parents = max(self.parents, parents)
+    parts = {part for spec in specs for part in spec.learned.trained}
+    cells = max(self.cells, 1, *(spec.cells for spec in specs))
+    classes = max(self.classes, 1, *(spec.num_classes for spec in specs))
+    return SlotSizes(
+      slots=round_up(max(self.slots, len(specs), 1)),
+      cells=round_up_to(cells, 8),
+      classes=round_up_to(classes, 128),
+      parents=round_up(parents) if parents else 0,
+      norms=self.norms or "norms" in parts,
+      layers=self.layers or "layers" in parts,
+      side=_with_streams(self.side, specs),
+    )
+
+
+def _with_streams(
+  sizes: Iterable[tuple[SideKind, int]], specs: Sequence[TaskSpec]
+) -> tuple[tuple[SideKind, int], ...]:
+  """Counts of side streams in which those of tasks fit, rounded up as slots."""
+  counts = collections.Counter(s.side for s in specs if s.learned.has_side)
+  most = dict(sizes)
+  for kind, count in counts.items():
+    most[kind] = max(most.get(kind, 0), round_up(count))
+  return tuple(sorted(most.items()))
+
+
+def round_up(count: int) -> int:
+  """1, 2, 4, 8, then multiples of 8: never more than 7 for nothing."""
+  return 1 << (count - 1).bit_length() if count <= 8 else round_up_to(count, 8)

@@ -14,7 +14,7 @@ import jax
 from jaxtyping import Array, Float, Float32
 
 from memory_vit.errors import TaskError
-from memory_vit.model.probe import probe_features
+from memory_vit.model.pooling import probe_features
 from memory_vit.model.task import TaskSpec
 from memory_vit.model.vit import MemoryViT, apply, head_logits
 from memory_vit.model.vit_config import ViTConfig

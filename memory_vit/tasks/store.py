@@ -1,19 +1,19 @@
-"""Save and load tasks.
+"""Save, load and describe tasks.
 
 A saved task is a directory, and nothing else is in it:
 
   task.json            what it is, readable: see `manifest`
   arrays.safetensors   the parameters: see `array_files`
 
-or one file, NAME.safetensors, with both: see `single_file`.
+or one file, NAME.safetensors, with both.
 """
 
 # As text, `help` shows jax.Array by its name.
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +24,18 @@ from memory_vit.errors import TaskError
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone, backbone_shapes, trunk
 from memory_vit.model.task import Task, TaskSpec, require_backbone
-from memory_vit.runtime import paths as typed
-from memory_vit.runtime.messages import brief, escaped, listed
+from memory_vit.runtime.messages import brief, listed
 from memory_vit.runtime.output_directory import OutputDirectory
-from memory_vit.tasks import array_files, manifest, single_file
+from memory_vit.tasks import array_files, find, manifest
+from memory_vit.tasks.array_files import StoredArray
 from memory_vit.tasks.compose import Tasks, TasksLike, concatenate
 from memory_vit.tasks.manifest import Manifest
-
-_ARRAYS = "arrays.safetensors"
 
 
 def _written(path: Path) -> Collection[str]:
   """The files of a task, if it is one."""
   is_task = (path / manifest.FILE).is_file()
-  return (manifest.FILE, _ARRAYS) if is_task else ()
+  return (manifest.FILE, array_files.FILE) if is_task else ()
 
 
 _DIRECTORY = OutputDirectory("the path", _written, TaskError)
@@ -66,7 +64,7 @@ def save_task(
     )
   path = Path(path).absolute()
   if format is None:
-    is_file = path.suffix == single_file.SUFFIX
+    is_file = path.suffix == array_files.SUFFIX
     format = "safetensors" if is_file else "directory"
   _require_place(path, format)
   flat = {k: np.asarray(v) for k, v in trees.flatten(task.params).items()}
@@ -77,11 +75,13 @@ def save_task(
     provenance=task.provenance,
   )
   if format == "safetensors":
-    single_file.write(path, flat, manifest.to_text(described, str(path)))
+    array_files.write_single_file(
+      path, flat, manifest.to_text(described, str(path))
+    )
     return
   text = manifest.to_text(described, str(path / manifest.FILE))
   with _DIRECTORY.replacing(path) as new:
-    (new / _ARRAYS).write_bytes(array_files.to_bytes(flat))
+    (new / array_files.FILE).write_bytes(array_files.to_bytes(flat))
     (new / manifest.FILE).write_text(text, encoding="utf-8")
 
 
@@ -92,10 +92,10 @@ def _require_place(path: Path, format: str) -> None:
       f"format is {brief(format)}, expected 'directory' or 'safetensors'."
     )
   is_file = format == "safetensors"
-  if is_file != (path.suffix == single_file.SUFFIX):
+  if is_file != (path.suffix == array_files.SUFFIX):
     raise TaskError(
       f"{path} with format={format!r}: expected a name that ends in "
-      f"{single_file.SUFFIX} for a file, and another one for a directory."
+      f"{array_files.SUFFIX} for a file, and another one for a directory."
     )
   if not is_file:
     _DIRECTORY.require_own(path)
@@ -134,16 +134,16 @@ def load_described(path: Path, found: Manifest, backbone: Backbone) -> Task:
 
 def _in_repository(path: Path) -> Path:
   """The one .safetensors file in a directory that is no task itself."""
-  if single_file.is_one(path) or (path / manifest.FILE).is_file():
+  if array_files.is_single_file(path) or (path / manifest.FILE).is_file():
     return path
-  found = sorted(_task_files(path))
+  found = sorted(find.task_files(path))
   if len(found) > 1:
     raise TaskError(
       f"{path} has {len(found)} tasks, expected one: load_tasks reads several."
     )
   if not found:
     return path
-  _require_no_link(found[0])
+  find.require_no_link(found[0])
   return found[0]
 
 
@@ -158,11 +158,11 @@ def read_arrays(path: Path, found: Manifest) -> dict[str, np.ndarray]:
     TaskError: where they cannot be read, or are not what `task.json` says, or
       anything else lies in the directory.
   """
-  if single_file.is_one(path):
+  if array_files.is_single_file(path):
     more = 2 * manifest.MAX_FILE_BYTES
     return array_files.read(path.resolve(), found.arrays, more)
-  array_files.require_entries(path, [manifest.FILE, _ARRAYS])
-  return array_files.read(path / _ARRAYS, found.arrays)
+  array_files.require_entries(path, [manifest.FILE, array_files.FILE])
+  return array_files.read(path / array_files.FILE, found.arrays)
 
 
 def _shapes(backbone: Backbone, spec: TaskSpec) -> dict[str, Any]:
@@ -191,9 +191,9 @@ def save_tasks(
       other tasks lie in the directory: it would hold another set.
   """
   tasks = concatenate(tasks)
-  suffix = single_file.SUFFIX if format == "safetensors" else ""
+  suffix = array_files.SUFFIX if format == "safetensors" else ""
   names = [task.spec.name + suffix for task in tasks]
-  found = [found.name for found in _paths_in(Path(path))]
+  found = [found.name for found in find.paths_in(Path(path))]
   others = sorted(n for n in found if n not in names and n[0] != ".")
   if others:
     raise TaskError(
@@ -201,7 +201,7 @@ def save_tasks(
       "directory. Nothing was written."
     )
   for name in names:
-    _require_no_link(Path(path) / name)
+    find.require_no_link(Path(path) / name)
   for task, name in zip(tasks, names, strict=True):
     save_task(task, Path(path) / name, format=format)
 
@@ -223,87 +223,50 @@ def load_tasks(
   if isinstance(paths, str | os.PathLike):
     paths = [paths]
   return concatenate(
-    [load_described(*found, backbone) for found in find_tasks(paths)]
+    [load_described(*found, backbone) for found in find.find_tasks(paths)]
   )
 
 
-def find_tasks(
-  paths: Iterable[str | os.PathLike[str]],
-) -> list[tuple[Path, Manifest]]:
-  """All tasks at some paths; of one that lies at two places, the first.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskReport:
+  """The description of a saved task.
 
-  What is given twice is there twice: that is a mistake, and refused later.
+  Attributes:
+    path: its directory.
+    spec: what it is.
+    parameters: the number of values.
+    arrays: name -> its entry in `task.json`.
+    damage: what is wrong with the arrays; "" where they were verified.
+    provenance: as saved.
+  """
+
+  path: str
+  spec: TaskSpec
+  parameters: int
+  arrays: Mapping[str, StoredArray]
+  damage: str
+  provenance: Mapping[str, Any]
+
+
+def inspect_task(path: str | os.PathLike[str]) -> TaskReport:
+  """Describe a saved task without its backbone.
 
   Raises:
-    TaskError: where there is none at one of them, or one cannot be read.
+    TaskError: where its `task.json` cannot be read. Damaged arrays are no
+      error: the report says so.
   """
-  found: list[tuple[Path, Manifest]] = []
-  places: dict[Any, Path] = {}
-  for one in itertools.chain.from_iterable(map(task_paths, paths)):
-    read = manifest.read(one)
-    key = read.spec, frozenset(read.arrays.items())
-    if places.setdefault(key, one.resolve()) == one.resolve():
-      found.append((one, read))
-  return found
-
-
-def task_paths(path: str | os.PathLike[str]) -> list[Path]:
-  """The path itself where it is a task, or the tasks in it, sorted by name.
-
-  Each is a directory, or a .safetensors file.
-
-  Raises:
-    TaskError: where there is none.
-  """
-  path = typed.local(path, "a task", TaskError)
-  if single_file.is_one(path) or (path / "task.json").is_file():
-    return [path]
-  # A task that is being written has a name with a dot.
-  found = [path for path in _paths_in(path) if path.name[0] != "."]
-  if not found:
-    run = path / "tasks"
-    hint = f" The tasks of a run are in {run}." if run.is_dir() else ""
-    raise TaskError(
-      f"{path} is neither a task nor a directory of tasks: there is no "
-      "task.json in it, nor one level below, and no .safetensors file."
-      f"{hint}"
-    )
-  for directory in found:
-    _require_plain_name(directory)
-    _require_no_link(directory)
-  return found
-
-
-def _paths_in(path: Path) -> list[Path]:
-  """Paths in a directory that look like tasks, sorted."""
-  directories = (file.parent for file in path.glob("*/task.json"))
-  return sorted([*directories, *_task_files(path)])
-
-
-def _task_files(path: Path) -> Iterator[Path]:
-  """Files in a directory that look like tasks: not the arrays of one."""
-  is_task = (path / manifest.FILE).exists()
-  return (
-    file
-    for file in path.glob(f"*{single_file.SUFFIX}")
-    if not (is_task and file.name == _ARRAYS)
+  path = Path(path)
+  found = manifest.read(path)
+  damage = ""
+  try:
+    read_arrays(path, found)
+  except TaskError as error:
+    damage = str(error)
+  return TaskReport(
+    path=str(path),
+    spec=found.spec,
+    parameters=sum(array.size for array in found.arrays.values()),
+    arrays=found.arrays,
+    damage=damage,
+    provenance=found.provenance,
   )
-
-
-def _require_plain_name(directory: Path) -> None:
-  """Refuse names that would break the line of a message."""
-  shown = escaped(directory.name)
-  if shown != directory.name:
-    raise TaskError(
-      f"{directory.parent} has a task in {shown}, whose name has control "
-      "characters, or is no UTF-8: rename it."
-    )
-
-
-def _require_no_link(directory: Path) -> None:
-  """Refuse links in a directory, which itself may be one."""
-  if directory.is_symlink():
-    raise TaskError(
-      f"{directory} is a link, which may lead anywhere: give the directory "
-      "that it points to."
-    )

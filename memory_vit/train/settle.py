@@ -42,7 +42,7 @@ from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import NAME_PATTERN, Task
 from memory_vit.runtime import messages, paths, processes, sharding
-from memory_vit.tasks.ancestors import ancestor_directories
+from memory_vit.tasks.find import ancestor_directories
 from memory_vit.train import padded_head, sweep, wandb_run
 from memory_vit.train.sweep import Trial
 

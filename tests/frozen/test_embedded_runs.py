@@ -31,7 +31,7 @@ from memory_vit.evaluation import task_data
 from memory_vit.frozen.row_file import FileRows
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime import sharding
-from memory_vit.tasks import manifest, store
+from memory_vit.tasks import find, manifest, store
 from memory_vit.train import dry_run, open_run, run
 from memory_vit.train.run_context import RunContext
 from memory_vit.train.step import Step
@@ -407,7 +407,7 @@ def test_commands_that_look_at_images(place, tmp_path):
   given = task_data.Given(
     data={}, directories={"": str(place / "data")}, splits={}
   )
-  [(path, _)] = store.find_tasks([tmp_path / "tasks"])
+  [(path, _)] = find.find_tasks([tmp_path / "tasks"])
   with pytest.raises(TaskError, match="was trained on embeddings, and images"):
     task_data.choose([manifest.read(path)], given, upstream=False)
   given = dataclasses.replace(given, data={"pets": "folder"})

@@ -10,7 +10,7 @@ from families import FAMILIES
 
 import memory_vit as mv
 from memory_vit.errors import TaskError
-from memory_vit.model import probe
+from memory_vit.model.pooling import probe_features
 from memory_vit.tasks import inference
 
 OF_ONE_TOKEN = [
@@ -93,7 +93,7 @@ def test_at_first_it_is_the_mean_of_all_tokens(backbone, images):
   summary = inference.summary_program(
     backbone.params, images, config=backbone.config
   )
-  features = probe.probe_features(task.params["probe"], summary)
+  features = probe_features(task.params["probe"], summary)
   close(features, summary.mean(1))
   assert np.any(task.params["probe"]["down"])
 

@@ -236,9 +236,16 @@ def test_tasks_share_their_attention_in_float32():
     is_parent=np.zeros((t, 0), bool), memory_norm=np.ones(t, bool),
   )  # fmt: skip
   found = attention.attend_from_tasks(
-    query, (keys, one_hot(0, n, b, h)), (own, tokens),
-    (cells, one_hot(n + 1, m, t, h)), mask, (), "bfloat16",
-  )  # fmt: skip
+    query,
+    (own, tokens),
+    attention.Attended(
+      context=(keys, one_hot(0, n, b, h)),
+      cells=(cells, one_hot(n + 1, m, t, h)),
+      mask=mask,
+      side=(),
+    ),
+    "bfloat16",
+  )
   query = query / math.sqrt(k)
   scores = jnp.concatenate(
     [

@@ -5,7 +5,7 @@ from conftest import random_task
 
 import memory_vit as mv
 from memory_vit.errors import TaskError
-from memory_vit.tasks.ancestors import ancestor_directories
+from memory_vit.tasks.find import ancestor_directories
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from conftest import random_task, tiny_backbone
 
 import memory_vit as mv
 from memory_vit.errors import TaskError
-from memory_vit.tasks import compose, store
+from memory_vit.tasks import compose, find, store
 
 
 @pytest.fixture
@@ -121,9 +121,9 @@ def test_a_set_on_disk_is_its_tasks(family, backbone, images, tmp_path):
 def test_of_a_working_directory_its_tasks_are_named(tmp_path):
   (tmp_path / "tasks").mkdir()
   with pytest.raises(TaskError, match=rf"are in {tmp_path / 'tasks'}\.$"):
-    store.task_paths(tmp_path)
+    find.task_paths(tmp_path)
   with pytest.raises(TaskError, match="file.$"):
-    store.task_paths(tmp_path / "tasks")
+    find.task_paths(tmp_path / "tasks")
 
 
 def test_a_task_that_is_given_twice_counts_once(family, backbone, tmp_path):
@@ -132,7 +132,7 @@ def test_a_task_that_is_given_twice_counts_once(family, backbone, tmp_path):
   store.save_tasks([a], tmp_path / "first")
   store.save_tasks([a, b], tmp_path / "second")
   given = [tmp_path / "first", tmp_path / "second"]
-  found = [path for path, _ in store.find_tasks(given)]
+  found = [path for path, _ in find.find_tasks(given)]
   assert found == [given[0] / "a", given[1] / "b"]
   assert names(store.load_tasks(given, backbone)) == ["a", "b"]
   # Another one of this name is another task.

@@ -26,7 +26,7 @@ from memory_vit.model import trees
 from memory_vit.model.task import TaskSpec
 from memory_vit.runtime import schema
 from memory_vit.runtime.messages import escaped
-from memory_vit.tasks import describe
+from memory_vit.tasks import store
 
 FEW = 100
 # Of models, in `make nightly`; a campaign has more.
@@ -187,7 +187,7 @@ def test_forged_arrays(backbone, saved, tmp_path, capfd, cases):
         require_same_params(loaded.params, task.params)
 
     def load():
-      describe.inspect_task(tmp_path / "task")  # without a backbone
+      store.inspect_task(tmp_path / "task")  # without a backbone
       return mv.load_task(tmp_path / "task", backbone)
 
     return outcome(load, TaskError, same)

@@ -88,7 +88,7 @@ def test_a_mesh_of_one_device_runs_pieces(backbone, at_most_two):
     config=config,
   )
   assert np.array_equal(found, expected)
-  assert context[0][0].shape[0] == 8
+  assert context.layers[0][0].shape[0] == 8
   explicit = jax.make_mesh(
     (1,), ("data",), (AxisType.Explicit,), devices=jax.devices()[:1]
   )

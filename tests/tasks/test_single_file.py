@@ -15,7 +15,7 @@ from memory_vit.commands import predict
 from memory_vit.errors import MemoryVitError, TaskError
 from memory_vit.model import trees
 from memory_vit.model.regimes import REGIMES
-from memory_vit.tasks import ancestors, describe
+from memory_vit.tasks import find, store
 
 FORMAT = "safetensors"
 
@@ -102,7 +102,7 @@ def test_sets_of_files(backbone, task, tmp_path):
   # A parent is found beside the one that reads it.
   paths = [tmp_path / "set" / "child.safetensors"]
   beside = tmp_path / "set" / "pets.safetensors"
-  assert ancestors.ancestor_directories(paths) == [beside]
+  assert find.ancestor_directories(paths) == [beside]
   with pytest.raises(TaskError, match="holds other tasks"):
     mv.save_tasks([task], tmp_path / "set")
 
@@ -115,7 +115,7 @@ def test_commands_take_it(backbone, file, tmp_path, capsys):
   argv = [f"--backbone={tmp_path / 'b.npz'}", f"--task={file}", str(image)]
   assert predict.main(argv) == 0
   assert "pets" in capsys.readouterr().out
-  report = describe.inspect_task(file)
+  report = store.inspect_task(file)
   assert (report.spec.name, report.damage) == ("pets", "")
 
 

@@ -33,7 +33,7 @@ from memory_vit.images.reader import ImageReader
 from memory_vit.model import trees
 from memory_vit.run_result import RunResult
 from memory_vit.runtime import messages
-from memory_vit.tasks import array_files, describe, manifest, store
+from memory_vit.tasks import array_files, find, manifest, store
 from memory_vit.train import results, summary
 
 SMALL = 8 * 2**20  # bytes that a refusal may take
@@ -645,7 +645,7 @@ def test_arrays_that_share_their_bytes(pets, backbone):
   files = mutations.signed(files, arrays=task["arrays"], spec=task["spec"])
   mutations.write_files(pets, files)
   before = start_rss()
-  report = describe.inspect_task(pets)
+  report = store.inspect_task(pets)
   assert "cannot be read" in report.damage
   assert peak_rss() - before < 50 * 2**20
   assert inspect.main([str(pets)]) == 2
@@ -672,7 +672,7 @@ def test_a_task_that_claims_much(pets):
   files = mutations.signed(files, arrays=task["arrays"], spec=task["spec"])
   mutations.write_files(pets, files)
   before = start_rss()
-  report = describe.inspect_task(pets)
+  report = store.inspect_task(pets)
   assert "cannot be read" in report.damage
   assert peak_rss() - before < 50 * 2**20
 
@@ -906,7 +906,7 @@ def test_no_file_name_forges_a_line(pets, backbone, tmp_path, capsys):
     os.unlink(path)
   pets.rename(pets.parent / ODD)
   with pytest.raises(TaskError, match="is no UTF-8: rename it") as caught:
-    store.task_paths(pets.parent)
+    find.task_paths(pets.parent)
   assert SHOWN in str(caught.value)
   assert inspect.main([str(pets.parent)]) == 2
   assert capsys.readouterr().err.count("\n") == 1
