@@ -1,4 +1,4 @@
-"""The two-stream ViT and what a task is: arrays in, arrays out, no files."""
+"""Vision Transformer with task memory: streams, regimes, tasks; no files."""
 
 from etils import epy
 

@@ -1,8 +1,4 @@
-"""Multi-head attention, with one set of weights, on two streams.
-
-The backbone stream attends to itself. A token of the task stream attends to the
-keys and values of the backbone stream, of the tasks and memory that it may see.
-"""
+"""Multi-head attention with one set of weights, for both streams."""
 
 import functools
 import math
@@ -22,21 +18,13 @@ from memory_vit.model.side import SideView, added_scores, added_values
 from memory_vit.model.trees import AnyArray
 from memory_vit.model.vit_config import ViTConfig
 
-# Under these names modules sow their weights after the softmax, as flax calls
-# it. Only a program that captures them has them; see `attention_weights`.
+# Names under which modules sow their weights; see `attention_weights`.
 SOWN_BY_TASKS = "task_attention_weights"
 SOWN_BY_BACKBONE = "attention_weights"  # flax's own name
 
 
 class Attended(NamedTuple):
-  """What task tokens attend to in one layer, beside each other.
-
-  Attributes:
-    context: keys and values of the backbone stream.
-    cells: keys and values of the tasks' memory.
-    mask: who sees whom.
-    side: side streams, of each group.
-  """
+  """What task tokens attend to in one layer, beside each other."""
 
   context: KeysValues
   cells: CellKeysValues
@@ -45,11 +33,7 @@ class Attended(NamedTuple):
 
 
 def _heads_first(a: Float[Array, "b s h k"]) -> Float[Array, "b h s k"]:
-  """Swap tokens and heads, and back.
-
-  The order in which products of heads are computed: what the backbone stream
-  hands over is read many times, and need not be turned round each time.
-  """
+  """Swap tokens and heads, and back: cached, they are read many times."""
   return jnp.swapaxes(a, -3, -2)
 
 
@@ -73,23 +57,12 @@ class MultiHeadDotProductAttention(nn.Module):
     angles: Rotation | None,
     cells: CellKeysValues | None = None,
   ) -> tuple[Float[Array, "b s d"], KeysValues]:
-    """Self-attention of the backbone stream.
-
-    Args:
-      z: normed tokens.
-      angles: of all tokens, see `rope.rotation`.
-      cells: keys and values of the memory of one task, which every token
-        attends to; None in the plain ViT.
-
-    Returns:
-      What the tokens read, and the keys and values of `z`.
-    """
+    """Self-attention of the backbone stream; also keys and values of `z`."""
     q, k = rotate(self.query(z), angles), rotate(self.key(z), angles)
     v = self.value(z)
     own = self._handed_on(k), self._handed_on(v)
     if cells is not None:
       k, v = _with_cells(k, cells[0]), _with_cells(v, cells[1])
-    # Sown for `attention_weights`; in any other program that is nothing.
     return self.out(self._attend(q, k, v, module=self)), own
 
   def read(
@@ -124,7 +97,7 @@ class MultiHeadDotProductAttention(nn.Module):
     v: Float32[Array, "b s h k"],
     module: nn.Module | None = None,
   ) -> Float32[Array, "b q h k"]:
-    """The attention of flax, with our products."""
+    """The attention of Flax, with the products of `products.einsum`."""
 
     def product(
       spec: str, x: Float[Array, "..."], y: Float[Array, "..."]
@@ -144,11 +117,8 @@ class MultiHeadDotProductAttention(nn.Module):
 def for_each_image(
   a: Shaped[AnyArray, "..."], batch: Shaped[Array, "b ..."]
 ) -> Shaped[Array, "b ..."]:
-  """Repeat `a` for every image, on the devices that hold it.
-
-  On a mesh whose axes are explicit, jnp.broadcast_to would put all copies on
-  every device.
-  """
+  """Repeat `a` for every image, on the devices that hold it."""
+  # jnp.broadcast_to would put all copies on every device of an explicit mesh.
   return jax.vmap(lambda _: jnp.asarray(a))(batch)
 
 
@@ -167,11 +137,7 @@ def attend_from_tasks(
   dtype: str,
   module: nn.Module | None = None,
 ) -> Float32[Array, "b h t k"]:
-  """One softmax of every task token over all that it sees.
-
-  `module` sows the weights, float32 (b, h, t, s + (1 + p) (1 + m)): onto the
-  backbone stream, then the tokens and the memory of the task and its parents.
-  """
+  """One softmax of every task token over all that it attends to."""
   context, cells, mask, side = attended
   tokens = [_with_parents(a, mask.parents, axis=2) for a in own]
   memory = [_with_parents(a, mask.parents, axis=0) for a in cells]
@@ -193,6 +159,7 @@ def attend_from_tasks(
   ends = [parts[0].shape[-1], parts[0].shape[-1] + parts[1].shape[-1]]
   weights = jax.nn.softmax(jnp.concatenate(parts, axis=-1))
   if module is not None:
+    # (b, h, t, s + (1 + p) (1 + m)): backbone stream, tokens, memory.
     module.sow("intermediates", SOWN_BY_TASKS, weights)
   to_context, to_tokens, to_cells_ = jnp.split(weights, ends, axis=-1)
   read = product("bhts,bhsk->bhtk", to_context, context[1])
@@ -208,21 +175,11 @@ def attend_from_tasks(
 def _with_parents(
   a: Shaped[AnyArray, "..."], parents: Int[AnyArray, "t p"], axis: int
 ) -> Shaped[Array, "..."]:
-  """Give every task its own entry of `a`, and after it those of its parents.
-
-  A parent is read as it is: the loss of a task never trains another one.
-
-  Args:
-    a: (..., t, ...) with the tasks along `axis`.
-    parents: see `TaskMask`.
-    axis: of the tasks.
-
-  Returns:
-    (..., t, 1 + p, ...). In concatenation p is 0 and nothing is gathered.
-  """
+  """Give every task its own entry of `a`, and those of its parents after it."""
   itself = jnp.expand_dims(a, axis + 1)
   if not parents.shape[1]:  # OpenVINO stumbles over gathering nothing
     return itself
+  # The loss of a task never trains its parents.
   read = jnp.take(jax.lax.stop_gradient(a), parents, axis=axis)
   return jnp.concatenate([itself, read], axis + 1)
 
@@ -242,5 +199,5 @@ def _masks(
 def _hide(
   scores: Float[Array, "b h *seen"], seen: Bool[Array, "*seen"]
 ) -> Float[Array, "b h *seen"]:
-  """Set scores of what a task does not see to -inf."""
+  """Set scores of what a task does not attend to to -inf."""
   return jnp.where(seen[None, None], scores, -jnp.inf)

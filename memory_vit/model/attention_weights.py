@@ -1,8 +1,7 @@
-"""Attention weights of both streams, captured as the model computes with them.
+"""Attention weights of both streams, captured from the forward pass.
 
-The modules sow their weights (`flax.linen.Module.sow`). A program that does not
-ask for them is the same as if nothing were sown; one that does gets what the
-softmax of the forward pass gave, and nothing is computed a second time.
+Modules sow them (`flax.linen.Module.sow`): a program that does not ask for them
+is the same as if nothing were sown.
 """
 
 from collections.abc import Mapping
@@ -17,15 +16,10 @@ from memory_vit.model.vit import MemoryViT
 
 
 class TaskWeights(NamedTuple):
-  """What the tokens of tasks attend to in one layer; each row sums to 1.
-
-  Attributes:
-    image: onto the tokens of the backbone stream.
-    tokens: onto the token of the task, then onto those of its parents.
-    cells: onto the memory of the task, then onto that of its parents.
-  """
+  """Attention of task tokens in one layer: to the image, tokens and cells."""
 
   image: Float32[Array, "b h t s"]
+  # Of the task itself, then of its parents; `cells` too.
   tokens: Float32[Array, "b h t 1+p"]
   cells: Float32[Array, "b h t 1+p m"]
 
@@ -33,17 +27,7 @@ class TaskWeights(NamedTuple):
 def capture(
   model: MemoryViT, params: Mapping[str, Any], *args: Any, method: str
 ) -> tuple[Any, list[Mapping[str, Any]]]:
-  """Run a method of the model, and capture the weights of its attention.
-
-  Args:
-    model: the module.
-    params: its parameters.
-    *args: of the method.
-    method: "encode" or "read_slots".
-
-  Returns:
-    What the method returns, and what was sown in each of the l layers.
-  """
+  """Run "encode" or "read_slots"; also return what each layer sowed."""
   out, state = model.apply(
     {"params": params}, *args, method=method, mutable=["intermediates"]
   )
@@ -53,12 +37,7 @@ def capture(
 
 
 def weights_of_tasks(sown: Mapping[str, Any], mask: TaskMask) -> TaskWeights:
-  """The weights of task tokens in one layer.
-
-  Args:
-    sown: one of `capture`, of "read_slots".
-    mask: of the tasks.
-  """
+  """Split what one layer sowed in "read_slots"."""
   (weights,) = sown[SOWN_BY_TASKS]
   m, seen = mask.cells.shape[1], 1 + mask.parents.shape[1]
   s = weights.shape[-1] - seen * (1 + m)
@@ -69,10 +48,6 @@ def weights_of_tasks(sown: Mapping[str, Any], mask: TaskMask) -> TaskWeights:
 def weights_of_backbone(
   sown: Mapping[str, Any],
 ) -> Float[Array, "b h s s"]:
-  """The weights of the backbone stream in one layer.
-
-  Args:
-    sown: one of `capture`, of "encode".
-  """
+  """What one layer sowed in "encode"."""
   (weights,) = sown[SOWN_BY_BACKBONE]
   return weights

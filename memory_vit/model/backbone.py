@@ -1,4 +1,4 @@
-"""A frozen ViT as an object: its shape, its weights, its fingerprint."""
+"""Backbone: a frozen ViT with its weights and its fingerprint."""
 
 # As text, `help` shows jax.Array by its name.
 from __future__ import annotations
@@ -21,14 +21,12 @@ from memory_vit.model.vit import VisionTransformer
 from memory_vit.model.vit_config import ViTConfig, vit_config
 from memory_vit.runtime import compiling, dtypes
 
-# Switches of a configuration that no shape and no other field tells, in whose
-# defaults the weights of vit_jax and big_vision compute. They are a part of the
-# fingerprint; `gelu` and `layer_norm_epsilon` stand in `BackboneId`.
+# Fields that no shape tells, part of the fingerprint; their defaults are those
+# of vit_jax and big_vision. `BackboneId` has `gelu` and `layer_norm_epsilon`.
 _SWITCHES = (
   "class_tokens", "registers", "positions", "rope_base", "position_resize",
   "pre_norm", "mlp", "pooling", "norm_after_pooling",
 )  # fmt: skip
-# What is not: everything else is below the head.
 _HEAD = ("head", "pre_logits")
 
 
@@ -39,21 +37,20 @@ _HEAD = ("head", "pre_logits")
 )
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
 class Backbone:
-  """A frozen ViT.
+  """A frozen Vision Transformer: its configuration, weights and fingerprint.
 
   It is a tree of arrays for JAX (`jax.jit`, `jax.device_put`): `params` are its
   leaves, the rest is static. Hand it to a compiled function as an argument, or
-  its weights become constants of the program. The fingerprint is kept whatever
-  is done with the leaves.
+  its weights become constants of the program.
 
   Attributes:
     config: its shape and how it computes.
-    params: exactly the tree of the published checkpoint, float32; or with
-      kernels in bfloat16, see `rounded`.
-    fingerprint: of the parameters as they were published, before any change of
-      the image size; see `fingerprint_of`.
-    evaluation: how its source states that images are prepared for evaluation,
-      which new tasks take over; None where it states nothing.
+    params: the tree of the published checkpoint, float32; kernels may be in
+      bfloat16, see `rounded`.
+    fingerprint: SHA-256 of the parameters as they were published, whatever is
+      done with the leaves; see `fingerprint_of`.
+    evaluation: how its source prepares images for evaluation, which new tasks
+      take over; None if it states nothing.
   """
 
   config: ViTConfig
@@ -72,7 +69,7 @@ class Backbone:
 
   @property
   def id(self) -> BackboneId:
-    """Its identity, as a task keeps it."""
+    """Its identity, as a task stores it."""
     return BackboneId(
       fingerprint=self.fingerprint,
       variant=self.config.variant,
@@ -83,7 +80,7 @@ class Backbone:
 
 
 def switches_of(config: ViTConfig) -> dict[str, Any]:
-  """The switches that are not as vit_jax and big_vision compute."""
+  """The switches that differ from how vit_jax and big_vision compute."""
   return {
     field.name: getattr(config, field.name)
     for field in dataclasses.fields(config)
@@ -92,15 +89,7 @@ def switches_of(config: ViTConfig) -> dict[str, Any]:
 
 
 def fingerprint_of(config: ViTConfig, params: Mapping[str, Any]) -> str:
-  """SHA-256 of a backbone: its arrays, and the switches that it is run with.
-
-  Of a backbone that computes as those of vit_jax and big_vision, that of its
-  arrays alone.
-
-  Args:
-    config: how it computes.
-    params: a tree of arrays, on the host or a device.
-  """
+  """SHA-256 of the arrays, and of the switches that are not the default."""
   arrays = trees.fingerprint(params)
   switches = switches_of(config)
   if not switches:
@@ -120,11 +109,11 @@ def random_backbone(
   """Return a backbone with random weights, for tests and for pretraining.
 
   Args:
-    variant: such as "B/32"; see `vit_config.vit_config`.
+    variant: such as "B/32"; see `vit_config`.
     image_size: in pixels.
     num_classes: c0, outputs of its head; 0 for none.
     key: of the random numbers, such as `jax.random.key(0)`.
-    dtype: compute dtype; "auto" see `dtypes.resolve`.
+    dtype: compute dtype, "float32" or "bfloat16"; "auto" chooses by the device.
 
   Raises:
     ConfigError: for a shape that is not possible.
@@ -141,11 +130,7 @@ def random_backbone(
 
 
 def require_key(key: Any) -> None:
-  """Raise `MemoryVitError` unless this is one random key of JAX.
-
-  Args:
-    key: of `jax.random.key`, or in the older form of `jax.random.PRNGKey`.
-  """
+  """Raise `MemoryVitError` unless this is one JAX PRNG key, new or old."""
   dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
   if dtype is not None:
     if jnp.issubdtype(dtype, jax.dtypes.prng_key) and shape == ():
@@ -160,8 +145,7 @@ def require_key(key: Any) -> None:
 
 
 def init_backbone(config: ViTConfig, key: jax.Array) -> Backbone:
-  """Return a backbone of any shape, with random weights."""
-  # They are drawn once: compiling takes all of the time.
+  # Run once: compiling takes nearly all of the time.
   init = jax.jit(
     _init_params, static_argnums=0, compiler_options=compiling.options(1)
   )
@@ -177,11 +161,8 @@ def backbone_shapes(config: ViTConfig) -> dict[str, Any]:
 
 
 def rounded(backbone: Backbone) -> Backbone:
-  """Round the kernels of a backbone to its compute dtype, once for all passes.
-
-  Outputs stay the same to the bit: the model rounds what it multiplies in any
-  case (`products.einsum`), and heads stay float32. In float32 nothing changes.
-  """
+  """Round kernels to the compute dtype; outputs stay bitwise identical."""
+  # `products.einsum` rounds what it multiplies; heads are computed in float32.
   flat = trees.flatten(backbone.params)
   for name, array in flat.items():
     if name.endswith("kernel") and name.split("/")[0] not in _HEAD:
@@ -199,17 +180,14 @@ def require_float32(backbone: Backbone) -> None:
 
 
 def first_class_token(backbone: Backbone) -> Float32[Array, " d"]:
-  """The token from which that of a new task starts.
-
-  The first class token. Where there is none, what pools in its place: the probe
-  of attention pooling; of a mean, a patch of mid-grey at the mean position,
-  which every block treats as one of the tokens that it is the mean of.
-  """
+  """The initial class token of a new task."""
   params, config = backbone.params, backbone.config
   if config.class_tokens:
     return jnp.array(params["cls"][0, 0])
   if config.pooling == "map":
     return jnp.array(params["MAPHead_0"]["probe"][0, 0])
+  # A mid-grey patch at the mean position: every block treats it like one of
+  # the tokens whose mean is taken.
   token = jnp.array(params["embedding"]["bias"])
   if config.positions == "learned":
     positions = params["Transformer"]["posembed_input"]["pos_embedding"]

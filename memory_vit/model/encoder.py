@@ -1,10 +1,10 @@
-"""The encoder: one set of weights, called on two streams.
+"""ViT encoder: one set of weights, called on two streams.
 
   backbone stream  x (b, s, d): class tokens, registers, patches; the plain ViT,
                    nothing else is ever in its sequence.
-  task stream      c (b, t, d): one token per task. It queries the keys and
-                   values of the backbone stream, of the tasks that it may see,
-                   and of the memory that it may see.
+  task stream      c (b, t, d): one token per task. It attends to the keys and
+                   values of the backbone stream, and of the tasks and memory
+                   that the task mask shows it.
 
 The modules are named as in the published checkpoints, so that the parameter
 tree is the published one.
@@ -38,7 +38,6 @@ class MlpBlock(nn.Module):
 
   @nn.compact
   def __call__(self, z: Float[Array, "b s d"]) -> Float[Array, "b s d"]:
-    """Run the two layers on each token."""
     cfg = self.config
     width, hidden = (cfg.width,), (cfg.mlp_dim,)
     y = Dense(width, hidden, cfg.dtype, name="Dense_0")(z)
@@ -73,15 +72,7 @@ class EncoderBlock(nn.Module):
   def encode(
     self, x: Float[Array, "b s d"], angles: Rotation | None
   ) -> tuple[Float[Array, "b s d"], KeysValues]:
-    """Run the block on the backbone stream.
-
-    Args:
-      x: all tokens.
-      angles: of all tokens, see `rope.rotation`.
-
-    Returns:
-      The tokens, and the keys and values of the block's attention.
-    """
+    """Run the block on the backbone stream; also its keys and values."""
     attention = self.MultiHeadDotProductAttention_0
     mixed, keys_values = attention.encode(self.LayerNorm_0(x), angles)
     x = x + mixed
@@ -93,7 +84,7 @@ class EncoderBlock(nn.Module):
     attended: Attended,
     norms: Sequence[Tree | None],
   ) -> Float[Array, "b t d"]:
-    """Run the block on the task stream; `norms` of `task_layer_norm`, two."""
+    """Run the block on the task stream; `norms` are of its two LayerNorms."""
     first, second = norms
     cfg = self.config
     normed = task_layer_norm(first, c, self.LayerNorm_0(c), cfg)
@@ -108,15 +99,7 @@ class EncoderBlock(nn.Module):
     cells: CellKeysValues | None,
     adapters: Tree | None,
   ) -> Float[Array, "b s d"]:
-    """Run the block on a backbone stream that a task changes.
-
-    Args:
-      x: all tokens.
-      angles: of all tokens, see `rope.rotation`.
-      cells: from `keys_values`, of memory that every token attends to.
-      adapters: {"attention", "mlp"}, each of `bottleneck_adapter`, on its way
-        to the residual stream.
-    """
+    """Run the block on a backbone stream that one task changes."""
     adapters = adapters or {"attention": None, "mlp": None}
     attention = self.MultiHeadDotProductAttention_0
     mixed, _ = attention.encode(self.LayerNorm_0(x), angles, cells)
@@ -128,15 +111,9 @@ class EncoderBlock(nn.Module):
   def keys_values(
     self, memory: Float[AnyArray, "t m d"], norm: Bool[AnyArray, " t"]
   ) -> CellKeysValues:
-    """Keys and values of memory, the same for all images.
-
-    Memory joins before the first LayerNorm (Figure 2 of the paper). It has no
-    query, no MLP and no residual: it ends in this block's attention.
-
-    Args:
-      memory: of this layer.
-      norm: see `TaskSpec.memory_norm`.
-    """
+    """Keys and values of memory, the same for all images."""
+    # It joins before the first LayerNorm (Figure 2 of the paper), and has no
+    # query, no MLP and no residual: it ends in this block's attention.
     normed = jnp.where(norm[:, None, None], self.LayerNorm_0(memory), memory)
     return self.MultiHeadDotProductAttention_0.keys_values(normed)
 
@@ -144,14 +121,7 @@ class EncoderBlock(nn.Module):
 def bottleneck_adapter(
   params: Tree | None, y: Float32[Array, "b s d"], dtype: str
 ) -> Float32[Array, "b s d"]:
-  """Add a bottleneck adapter (Houlsby et al. 2019).
-
-  Args:
-    params: {"down": {"kernel": (d, r), "bias": (r,)}, "up": {"kernel": (r, d),
-      "bias": (d,)}}; None where there is no adapter.
-    y: its input.
-    dtype: compute dtype.
-  """
+  """Add a bottleneck adapter (Houlsby et al. 2019), if there is one."""
   if params is None:
     return y
   down, up = params["down"], params["up"]
@@ -167,15 +137,7 @@ def task_layer_norm(
   normed: Float[Array, "b t d"],
   config: ViTConfig,
 ) -> Float[Array, "b t d"]:
-  """A LayerNorm with a scale and bias of each task's own.
-
-  Args:
-    own: {"scale": (t, d), "bias": (t, d)}, added to those of the LayerNorm;
-      None where no task has any.
-    c: its input.
-    normed: the output of the LayerNorm of the backbone.
-    config: of the backbone.
-  """
+  """Add each task's own scale and bias, if any, to a backbone's LayerNorm."""
   if own is None:
     return normed
   values = standardized(c, config) * own["scale"][None]
@@ -188,14 +150,7 @@ def layer_readout(
   last: Float32[Array, "b t d"],
   config: ViTConfig,
 ) -> Float32[Array, "b t d"]:
-  """Add the tokens after each block, with weights of each task's own.
-
-  Args:
-    weights: of each layer; None where no task has any.
-    states: class tokens after each of the l blocks.
-    last: the output of the last LayerNorm, to which they are added.
-    config: of the backbone.
-  """
+  """Add the tokens after each block, with weights of each task's own."""
   if weights is None:
     return last
   for weight, state in zip(weights, states, strict=True):
@@ -220,12 +175,11 @@ def _unstack(tree: Tree | None, count: int) -> list[Tree | None]:
 
 
 def layer_norm(config: ViTConfig, name: str | None = None) -> nn.LayerNorm:
-  """A LayerNorm of the backbone."""
   return nn.LayerNorm(epsilon=config.layer_norm_epsilon, name=name)
 
 
 class AddPositionEmbedding(nn.Module):
-  """Adds what was learned for each position; those of classes come first."""
+  """Adds the learned position embeddings; those of class tokens come first."""
 
   config: ViTConfig
 
@@ -233,7 +187,7 @@ class AddPositionEmbedding(nn.Module):
   def __call__(
     self, z: Float[Array, "b s d"], is_class: bool
   ) -> Float[Array, "b s d"]:
-    """Add it to the backbone stream, or to class tokens alone (s = t)."""
+    """Add them to the backbone stream, or to class tokens alone (s = t)."""
     cfg = self.config
     if cfg.positions != "learned":
       return z
@@ -246,7 +200,7 @@ class AddPositionEmbedding(nn.Module):
       return z
     # Every class token stands at position 0 (Figure 3 of the paper).
     embedding = embedding[:, :1] if is_class else embedding
-    # That of a task on a backbone without one has no position.
+    # The class token of a task on a backbone without one has no position.
     extra = 0 if is_class else z.shape[1] - embedding.shape[1]
     embedding = jnp.pad(embedding, ((0, 0), (extra, 0), (0, 0)))
     return z + embedding
@@ -271,16 +225,7 @@ class Encoder(nn.Module):
     x: Float[Array, "b _ d"],
     registers: Float[AnyArray, "1 _ d"] | None,
   ) -> tuple[Float[Array, "b s d"], Context]:
-    """Run the blocks on the backbone stream: the plain ViT.
-
-    Args:
-      x: class tokens and patches.
-      registers: tokens without a position; None where there are none.
-
-    Returns:
-      The tokens in front of the last LayerNorm, and the keys and values of
-      every layer.
-    """
+    """Run the plain ViT up to the last norm; registers have no position."""
     x = self._tokens(x, registers)
     angles = self._angles(x.shape[1])
     context = []
@@ -294,12 +239,7 @@ class Encoder(nn.Module):
     x: Float[Array, "b _ d"],
     registers: Float[AnyArray, "1 _ d"] | None,
   ) -> tuple[Float[Array, "b s d"], ...]:
-    """Run the blocks on the backbone stream; return the tokens after each.
-
-    Args:
-      x: class tokens and patches.
-      registers: see `encode`.
-    """
+    """Run the blocks on the backbone stream; return the tokens after each."""
     x = self._tokens(x, registers)
     angles, states = self._angles(x.shape[1]), []
     for block in self.encoderblock:
@@ -331,14 +271,7 @@ class Encoder(nn.Module):
     context: Context,
     seen: Bool[AnyArray, "l t m"] | None = None,
   ) -> Float32[Array, "b t d"]:
-    """Run the task stream, up to the heads.
-
-    Args:
-      slots: the tasks; their heads are not read.
-      context: from `encode`.
-      seen: which cells of the memory of each layer are seen, of those that a
-        task has; None for all of them.
-    """
+    """Run the task stream up to the heads; `seen` hides cells of each layer."""
     keys = context.layers[0][0]
     c = self.posembed_input(for_each_image(slots.cls, keys), is_class=True)
     c = self.pre_norm(c) if self.config.pre_norm else c
@@ -368,19 +301,7 @@ class Encoder(nn.Module):
     memory_norm: bool = True,
     adapters: Tree | None = None,
   ) -> Float[Array, "b s d"]:
-    """Run the blocks on the backbone stream of one task that changes it.
-
-    Args:
-      x: class tokens and patches.
-      registers: see `encode`.
-      attention: see `regimes`; neither "frozen" nor "masked".
-      memory: (l, m, d), or (1, m, d) where it is propagated.
-      memory_norm: see `TaskSpec`; of memory that is dropped after attention.
-      adapters: of all layers, see `EncoderBlock.fine_tuned`.
-
-    Returns:
-      The tokens in front of the last LayerNorm; propagated memory comes last.
-    """
+    """Run the blocks on the backbone stream of a task that changes it."""
     x = self._tokens(x, registers)
     tokens = x.shape[1]
     angles = self._angles(tokens)
@@ -392,6 +313,7 @@ class Encoder(nn.Module):
       elif attention == "memory":
         cells = block.keys_values(memory[i][None], jnp.array([memory_norm]))
       elif attention in ("propagated", "additive") and i == 0:
+        # (1, m, d) if propagated; behind all tokens, where it stays.
         carried = for_each_image(memory[0], x)
         x = jnp.concatenate([x, carried], axis=1)
         angles = self._angles(x.shape[1], behind=x.shape[1] - tokens)
@@ -403,12 +325,7 @@ class Encoder(nn.Module):
   def keys_values(
     self, memory: Float[AnyArray, "l t m d"], norm: Bool[AnyArray, " t"]
   ) -> Cells:
-    """Keys and values of memory, the same for all images.
-
-    Args:
-      memory: of all layers.
-      norm: which tasks' memory is layer-normed.
-    """
+    """Keys and values of memory in all layers, the same for all images."""
     return tuple(
       block.keys_values(memory[i], norm)
       for i, block in enumerate(self.encoderblock)

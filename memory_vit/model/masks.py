@@ -1,4 +1,4 @@
-"""Who attends to whom: Table 1 of the paper, as masks over tasks."""
+"""Task masks: who attends to whom (Table 1 of the paper)."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -15,21 +15,7 @@ from memory_vit.runtime import messages
 def attention_graph(
   specs: Sequence[TaskSpec], directories: Mapping[str, str] | None = None
 ) -> Bool[np.ndarray, "t t"]:
-  """Who reads whom: the lower right part of Table 1 of the paper.
-
-  Args:
-    specs: the tasks of one model, in any order.
-    directories: {a task: where the run of one that reads it found it}, a hint
-      for the message.
-
-  Returns:
-    Element (i, j) says that the token of task i attends to the token and to the
-    memory of task j. The diagonal is True.
-
-  Raises:
-    TaskError: for a name that is there twice, a task that attends to itself or
-      to one that is not there, or tasks that attend to each other in a circle.
-  """
+  """Whether task i attends to task j (lower right part of Table 1)."""
   names = [spec.name for spec in specs]
   twice = sorted({name for name in names if names.count(name) > 1})
   if twice:
@@ -52,10 +38,7 @@ def attention_graph(
 
 
 def parent_directories(tasks: Sequence[Task]) -> dict[str, str]:
-  """{a task that others read: where their runs found it}, as far as they say.
-
-  Provenance is free text: it may be shown, and is never opened.
-  """
+  """{parent: where a run found it}: free text, shown and never opened."""
   found: dict[str, str] = {}
   for task in tasks:
     made = task.provenance.get("config")
@@ -72,7 +55,7 @@ def parent_directories(tasks: Sequence[Task]) -> dict[str, str]:
 def _refuse_circles(
   names: Sequence[str], sees: Bool[np.ndarray, "t t"]
 ) -> None:
-  """Take away tasks that read no remaining one, until none is left."""
+  """Take away tasks that attend to no remaining one, until none is left."""
   left = list(range(len(names)))
   while left:
     free = [i for i in left if not any(sees[i, j] for j in left if j != i)]
@@ -84,20 +67,15 @@ def _refuse_circles(
 
 
 class TaskMask(NamedTuple):
-  """Who sees what, as the arrays that the task stream computes with.
+  """Who attends to whom, as the arrays that the task stream computes with."""
 
-  Attributes:
-    cells: the memory cells that a task really has; the others pad it to the
-      longest.
-    parents: indices of the other tasks that a task attends to, filled up with
-      its own; p is the greatest number of them, 0 in concatenation.
-    is_parent: False where `parents` is filled up.
-    memory_norm: whether a task's memory is layer-normed.
-  """
-
+  # The cells that a task really has; others pad it to the longest memory.
   cells: Bool[AnyArray, "t m"]
+  # Indices of the tasks that a task attends to, filled up with its own.
   parents: Int32[AnyArray, "t p"]
+  # False where `parents` is filled up.
   is_parent: Bool[AnyArray, "t p"]
+  # Whether the memory of a task is layer-normed.
   memory_norm: Bool[AnyArray, " t"]
 
 
@@ -109,23 +87,16 @@ def task_mask(
   parents: int = 0,
   places: Sequence[int] | None = None,
 ) -> TaskMask:
-  """Return the `TaskMask` of a set of tasks; raise as `attention_graph` does.
-
-  Args:
-    specs: the tasks.
-    slots: t; more than there are tasks leaves slots empty.
-    cells: m, at least.
-    parents: p, at least.
-    places: the slot of each task; by default the first ones, in their order.
-  """
+  """The `TaskMask` of a set of tasks, padded to the given minimum sizes."""
+  # Slots of the tasks are by default the first ones, in their order.
   others = attention_graph(specs) & ~np.eye(len(specs), dtype=bool)
   place = np.arange(len(specs)) if places is None else np.asarray(places, int)
   slots = max(slots, int(place.max(initial=-1)) + 1)
   cells = max(cells, *(spec.cells for spec in specs), 0)
   parents = max(parents, int(others.sum(axis=1).max(initial=0)))
   has_cell = np.zeros((slots, cells), bool)
-  # Where there is no parent a task reads itself, masked: no neighbour can
-  # enter, not even one that is not a number.
+  # Without a parent a task gathers itself, masked: not even a neighbour that is
+  # NaN can enter.
   reads = np.tile(np.arange(slots, dtype=np.int32)[:, None], (1, parents))
   is_parent = np.zeros((slots, parents), bool)
   memory_norm = np.ones(slots, bool)

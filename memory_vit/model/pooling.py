@@ -19,17 +19,14 @@ from memory_vit.model.trees import AnyArray
 from memory_vit.model.vit_config import ViTConfig
 
 
+# Its parts are named as in big_vision.
 class MAPHead(nn.Module):
-  """Attention of a learned probe to all tokens (Set Transformer; SigLIP).
-
-  Named as in big_vision.
-  """
+  """Attention of a learned probe to all tokens (Set Transformer; SigLIP)."""
 
   config: ViTConfig
 
   @nn.compact
   def __call__(self, x: Float32[Array, "b s d"]) -> Float32[Array, "b d"]:
-    """Pool tokens."""
     cfg = dataclasses.replace(self.config, mlp="gelu")
     probe = self.param(
       "probe", nn.initializers.xavier_uniform(), (1, 1, cfg.width)
@@ -38,8 +35,8 @@ class MAPHead(nn.Module):
       cfg, name="MultiHeadDotProductAttention_0"
     )
     probe = for_each_image(probe[0], x)
-    # Where weights are constants of a program, XLA would compute the query of
-    # the probe ahead, in another order of sums: other bits.
+    # If weights are constants, XLA would compute the query of the probe ahead,
+    # in another order of sums: not bitwise identical.
     probe, x = jax.lax.optimization_barrier((probe, x))
     y = attention.pool(probe, x)
     z = layer_norm(cfg, name="LayerNorm_0")(y)
@@ -49,7 +46,7 @@ class MAPHead(nn.Module):
 def mean_of_patches(
   x: Float[Array, "b s d"], config: ViTConfig
 ) -> Float32[Array, "b d"]:
-  """The mean over the patches alone."""
+  """The mean over the patches, without class tokens and registers."""
   first = config.class_tokens + config.registers
   patches = x[:, first : first + config.num_patches]
   return patches.mean(axis=1)
@@ -58,21 +55,25 @@ def mean_of_patches(
 def probe_features(
   params: Mapping[str, AnyArray], summary: Float32[Array, "b n d"]
 ) -> Float32[Array, "b d"]:
-  """Attend to the tokens of all layers.
+  """Attend to the summary of all layers of a frozen backbone.
+
+  Its tokens are the class token and the mean patch after each block, so a task
+  needs no class token of its own, and learns from some kilobytes an image. As
+  attentive layer fusion (2026); queries are learned and need no projection to
+  keys, as in efficient probing (2026).
 
   Args:
     params: "query" (q, d) and "bias" (q, n), of the scores; "scale" (n, d),
       "down" (n, d, r) and "up" (n, r, d), of the values: each token times its
       scale, and what a bottleneck of its own adds.
-    summary: from `VisionTransformer.summarize`.
+    summary: from `MemoryViT.summarize`.
 
   Returns:
-    What a head reads.
+    Features for a head.
   """
   d = summary.shape[-1]
   scores = jnp.einsum("bnd,qd->bqn", summary, params["query"]) / math.sqrt(d)
   weights = jax.nn.softmax(scores + params["bias"][None])
-  # The share of a feature is that of its query.
   weights = jnp.repeat(weights, -(-d // PROBE_QUERIES), axis=1)[:, :d]
   hidden = jnp.einsum("bnd,ndr->bnr", summary, params["down"])
   values = summary * params["scale"][None]

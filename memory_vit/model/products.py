@@ -1,8 +1,8 @@
-"""Products of the model: operands in the compute dtype, sums in float32.
+"""Matrix products with operands in the compute dtype and sums in float32.
 
 XLA has fast bfloat16 kernels for CPUs with matrix units, and uses them only if
-the result is float32; GPUs and TPUs sum in float32 anyway. All between two
-products is float32: an operand is rounded just before it is multiplied.
+the result is float32; GPUs and TPUs sum in float32 anyway. Between two products
+all is float32: an operand is rounded just before it is multiplied.
 """
 
 import functools
@@ -21,15 +21,7 @@ from memory_vit.runtime import dtypes
 def einsum(
   spec: str, a: Float[AnyArray, "..."], b: Float[AnyArray, "..."], dtype: str
 ) -> Float32[Array, "..."]:
-  """Multiply two arrays as `jnp.einsum` does, with sums in float32.
-
-  Args:
-    spec: such as "bsd,df->bsf", a letter for each axis; every axis of an
-      operand is an axis of the other operand or of the result.
-    a: the first operand; rounded to `dtype`.
-    b: the second operand; rounded to `dtype`.
-    dtype: compute dtype; their gradients are rounded to it, too.
-  """
+  """`jnp.einsum` of operands, and gradients, in `dtype`, with float32 sums."""
   if dtype == "float32":
     return jnp.einsum(spec, a, b)
   return _product(spec, jnp.asarray(a, dtype), jnp.asarray(b, dtype))
@@ -47,12 +39,9 @@ def _product(
 
 
 def _runnable(*operands: Array, on_cpu: bool) -> tuple[Array, ...]:
-  """Operands in float32 for a CPU, unless products of bfloat16 run there.
-
-  XLA compiles all, and fails to run some ("Unsupported element type for
-  DotThunk"): see `dtypes.cpu_runs_bfloat16`, and up to jax 0.11 some that only
-  gradients have.
-  """
+  """Operands in float32 for a CPU, unless products of bfloat16 run there."""
+  # XLA compiles all, and fails to run some ("Unsupported element type for
+  # DotThunk"), up to jax 0.11 also some that only gradients have.
   if on_cpu or jax.default_backend() != "cpu":
     return operands
   return tuple(a.astype(jnp.float32) for a in operands)
@@ -68,6 +57,7 @@ def _backward(
   spec: str, operands: tuple[Array, Array], gradient: Float32[AnyArray, "..."]
 ) -> tuple[Array, Array]:
   """Products like the forward ones; jax would multiply in float32 here."""
+  # So each axis of an operand must be one of the other or of the result.
   a, b = operands
   dtype = a.dtype
   inputs, out = spec.split("->")
@@ -84,25 +74,15 @@ _product.defvjp(_forward, _backward)
 
 
 class Dense(nn.Module):
-  """A dense layer over the last axes of tokens.
+  """A dense layer over the last axes of tokens."""
 
-  A kernel of several axes, as published, is multiplied as a matrix, or the
-  backward pass would write a transposed copy of it (a third of a training step
-  on CPU).
-
-  Attributes:
-    inputs: the axes of a token that are summed over.
-    outputs: the axes that come in their place.
-    dtype: compute dtype, see `einsum`.
-  """
-
+  # The axes of a token that are summed over, and those in their place.
   inputs: Sequence[int]
   outputs: Sequence[int]
   dtype: str
 
   @nn.compact
   def __call__(self, z: Float[Array, "b s ..."]) -> Float32[Array, "b s ..."]:
-    """Project tokens."""
     shape = (*self.inputs, *self.outputs)
     init = when_made(
       self,
@@ -114,6 +94,8 @@ class Dense(nn.Module):
     kernel = self.param("kernel", init, shape)
     bias = self.param("bias", nn.initializers.zeros, self.outputs)
     d, f = math.prod(self.inputs), math.prod(self.outputs)
+    # As a matrix: of a kernel of several axes the backward pass would write a
+    # transposed copy, a third of a training step on CPU.
     z, kernel = z.reshape(*z.shape[:2], d), kernel.reshape(d, f)
     y = einsum("bsd,df->bsf", z, kernel, self.dtype)
     return (y + bias.reshape(1, 1, f)).reshape(*y.shape[:2], *self.outputs)
@@ -122,9 +104,7 @@ class Dense(nn.Module):
 def when_made(
   module: nn.Module, init: nn.initializers.Initializer
 ) -> nn.initializers.Initializer:
-  """An initializer for parameters that are made, and a quick one else.
-
-  Of parameters that are there flax takes the shape of the initializer, to
-  compare: tracing random numbers for that is a third of tracing the model.
-  """
+  """An initializer for parameters that are made, and a quick one otherwise."""
+  # Of existing parameters flax compares the shape with the initializer's:
+  # tracing random numbers for that is a third of tracing the model.
   return init if module.is_initializing() else nn.initializers.zeros

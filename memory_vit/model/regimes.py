@@ -1,27 +1,26 @@
-"""The regimes that the paper compares: what is trained, how attention runs.
+"""Regimes: what of a task is trained, and how its attention runs.
 
-frozen      the backbone as it is; a head on its features, or a probe of them
+frozen      the backbone unchanged; a head on its features, or a probe of them
 plain       attention as in any ViT, with the class token of the task
 memory      every token attends to the memory of each layer, which is dropped
             after attention (Figure 2, left, of the paper)
 propagated  memory joins the tokens at the input and stays among them
 additive    as propagated, and every layer adds its own memory to it
-masked      Table 1: the backbone never sees the task; the original outputs
-            stay, and tasks can share a pass
+masked      Table 1: the backbone never attends to the task; the original
+            outputs stay, and tasks can share a pass
 
-Not the paper's are three parts of masked tasks, alone or beside memory. With
-`norms` the task's own token has LayerNorms of its own, which no other token
-passes. With `layers` its head reads the token out of all layers: the token
-after each block, normalised and times a vector of that layer, is added to what
-the last LayerNorm puts out. What the head reads of one layer alone, others read
-of all: Head2Toe (Evci et al. 2022) selects among the features of a frozen
-backbone, VQT (Tu et al. 2023) and SynQT (2024) concatenate or sum queries
-that are learned in every layer. With `side` a task computes on the patches for
-itself; see `side`. `probe` reads all layers of the backbone as it
-is, by attention over their class token and mean patch; see `probe`.
+Not the paper's are three parts of masked tasks, alone or beside memory, and the
+probe of a frozen backbone:
 
-Beside the presets of `REGIMES`, a regime may be a list of parts,
-"cls+memory+side": a masked one, with a head and these parts.
+norms   the task's token has LayerNorms of its own
+layers  the token after each block, standardized and times a vector of that
+        layer, is added to the output of the last LayerNorm. Kin: Head2Toe (Evci
+        et al. 2022), VQT (Tu et al. 2023), SynQT (2024)
+side    a narrow stream over the patches, see `side`
+probe   attention over all layers, see `pooling.probe_features`
+
+A regime is a preset of `REGIMES`, or a list of parts of a masked one,
+"cls+memory+side".
 """
 
 import dataclasses
@@ -30,17 +29,15 @@ from typing import Any, NamedTuple
 
 from memory_vit.errors import ConfigError
 
-# What a regime may train: the parts of the parameters of a task.
+# Parts of the parameters of a task.
 PARTS = (
   "head", "cls", "memory", "norms", "layers", "side", "probe", "adapters",
   "backbone",
 )  # fmt: skip
-# Of a masked task; those that a regime may list, in this order.
+# Parts of a masked task that a regime may list, in this order.
 MASKED_PARTS = ("cls", "memory", "norms", "layers", "side")
-# Learned queries of a probe; each decides for an equal share of the features.
+# Learned queries of a probe, each for an equal share of the features.
 PROBE_QUERIES = 8
-
-
 # How a side stream mixes patches: see `side`.
 SIDE_MIXING = ("conv", "none")
 
@@ -57,11 +54,12 @@ NO_SIDE = SideKind(0, "")
 
 @dataclasses.dataclass(frozen=True)
 class Regime:
-  """One way to learn a task.
+  """One way to learn a task: what is trained, and how attention runs.
 
   Attributes:
     trained: of `PARTS`.
-    attention: as at the top of this file.
+    attention: "frozen", "plain", "memory", "propagated", "additive" or
+      "masked": see `memory_vit.model.regimes`.
   """
 
   trained: tuple[str, ...]
@@ -69,21 +67,17 @@ class Regime:
 
   @property
   def composes(self) -> bool:
-    """Whether its tasks can be put together, beside the original outputs."""
+    """Whether its tasks share a pass with others and the original outputs."""
     return self.attention == "masked"
 
   @property
   def on_features(self) -> bool:
-    """Whether its tasks are heads on what the frozen backbone puts out."""
+    """Whether its tasks are heads on features of the frozen backbone."""
     return self.attention == "frozen"
 
   @property
   def shares_pass(self) -> bool:
-    """Whether a sweep can train several of its tasks in one pass.
-
-    Beside the masked ones that is a head on features, which takes the place of
-    the original one and thus composes with nothing.
-    """
+    """Whether a sweep can train several of its tasks in one pass."""
     return self.composes or self.on_features
 
   @property
@@ -93,7 +87,7 @@ class Regime:
 
   @property
   def has_probe(self) -> bool:
-    """Whether its tasks read all layers of the frozen backbone."""
+    """Whether its tasks attend to all layers of the frozen backbone."""
     return "probe" in self.trained
 
   @property
@@ -103,7 +97,7 @@ class Regime:
 
   @property
   def has_bottleneck(self) -> bool:
-    """Whether its tasks learn adapters, or what else has a bottleneck."""
+    """Whether its tasks have a bottleneck: adapters, or a probe."""
     return "adapters" in self.trained or self.has_probe
 
   @property
@@ -135,11 +129,10 @@ class Regime:
       classes: c.
       cells: m.
       bottleneck: r.
-      side: of the side stream, where there is one.
+      side: of the side stream, if there is one.
 
     Returns:
-      A tree of tuples, with the parts as in `PARTS`. Not of jax's: whoever asks
-      for the names of all regimes does not wait for jax.
+      A tree of tuples, with the parts as in `PARTS`.
     """
     adapter = {
       "down": {
@@ -148,9 +141,10 @@ class Regime:
       },
       "up": {"kernel": (depth, bottleneck, width), "bias": (depth, width)},
     }
-    # Of each LayerNorm: two in every block, and the last one.
+    # Two LayerNorms in every block, and the last one.
     norms = (2 * depth + 1, width)
-    # In this order: the random numbers of a part depend on how many come first.
+    # The order matters: random numbers of a part depend on those before it.
+    # Tuples, without jax: help texts do not wait for it.
     shapes = {
       "head": {"kernel": (width, classes), "bias": (classes,)},
       "cls": (width,),
@@ -167,19 +161,13 @@ class Regime:
       },
       "adapters": {"attention": adapter, "mlp": adapter},
     }
-    # Masked tasks that learn no memory have memory of no cells.
+    # Masked tasks without memory have memory of 0 cells.
     parts = {*self.trained, *(["memory"] if self.composes else [])}
     return {part: shapes[part] for part in shapes if part in parts}
 
 
 def side_shapes(width: int, depth: int, kind: SideKind) -> dict[str, Any]:
-  """Shapes of the parameters of a side stream, a tree of tuples.
-
-  Args:
-    width: d, of the backbone.
-    depth: l, of the backbone.
-    kind: r, its own width, and its mixing.
-  """
+  """Shapes of the parameters of a side stream, as a tree of tuples."""
   r = kind.width
   read = {
     "down": {"kernel": (depth, 2 * width, r), "bias": (depth, r)},
@@ -221,7 +209,7 @@ REGIMES = {
 
 @functools.cache
 def get_regime(name: str) -> Regime:
-  """The regime of this name, or of the parts that it lists.
+  """Return the regime of this name, or of the parts that it lists.
 
   Raises:
     ConfigError: for another name.
@@ -234,7 +222,6 @@ def get_regime(name: str) -> Regime:
 
 
 def is_regime(name: str) -> bool:
-  """Whether there is a regime of this name."""
   return name in REGIMES or not _problem(name)
 
 

@@ -11,19 +11,11 @@ Rotation = tuple[Float32[np.ndarray, "s k"], Float32[np.ndarray, "s k"]]
 
 
 def rotation(config: ViTConfig, before: int, after: int) -> Rotation | None:
-  """Angles by which queries and keys are rotated; None without `rope`.
-
-  A patch is turned by its place: of each head one half of the pairs by its row,
-  the other by its column, both in [-1, 1] from edge to edge, with periods that
-  grow from 1 to `rope_base`. All other tokens stay as they are.
-
-  Args:
-    config: of the backbone.
-    before: tokens in front of the patches.
-    after: tokens behind them.
-  """
+  """Angles by which queries and keys are rotated; None without `rope`."""
   if config.positions != "rope":
     return None
+  # Half of the pairs of a head turn by the row of a patch, half by its column,
+  # from -1 to 1, with periods from 1 to `rope_base`; other tokens stay.
   side, quarter = config.image_size // config.patch_size, config.head_dim // 4
   centers = (2 * np.arange(side) + 1) / side - 1
   rows, columns = np.meshgrid(centers, centers, indexing="ij")

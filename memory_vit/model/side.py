@@ -1,10 +1,10 @@
-"""The side stream: what a masked task makes of the patches for itself.
+"""Side stream: a narrow network over the patches, for one masked task.
 
-Not the paper's. A narrow stream passes the cached keys and values of every
-layer, mixes neighbouring patches, and is added, widened, to the keys and values
-that the task's token reads. Nothing reads it but that token: the backbone never
-sees it, and nothing more is cached. Its kin are ladder side-tuning (Sung et al.
-2022), Res-Tuning-Bypass (Jiang et al. 2023) and LoSA (Mercea et al. 2024).
+Not the paper's. It takes the cached keys and values of every layer, mixes
+neighbouring patches, and is added, widened, to the keys and values that the
+task's token attends to. Only that token attends to it: the backbone is
+unchanged, and nothing more is cached. Kin: ladder side-tuning (Sung et al.
+2022), Res-Tuning-Bypass (Jiang et al. 2023), LoSA (Mercea et al. 2024).
 
 In layer l, for every token of the backbone stream, with LN a LayerNorm of the
 stream's own and std one without parameters:
@@ -12,12 +12,12 @@ stream's own and std one without parameters:
   s += [std(K_l); std(V_l)] A + a
   s += depthwise 3 x 3 convolution of LN(s), on the grid of patches
   s += W2 gelu(W1 LN(s) + b1) + b2
-  K_l + std(s) Bk, V_l + std(s) Bv   is what the task's token reads
+  K_l + std(s) Bk, V_l + std(s) Bv   is what the task's token attends to
 
 Without mixing it is K_l + s Bk, V_l + s Bv with s = [std(K_l); std(V_l)] A + a:
 nothing is carried from layer to layer. Bk and Bv start at zero. K_l and V_l are
-standardised since they are several times as large in one backbone as in
-another, and the stream sums them over all layers.
+standardized, as their sizes differ several times between backbones, and the
+stream sums them over all layers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,25 +39,19 @@ _EPSILON = 1e-6
 
 
 class SideGroup(NamedTuple):
-  """Side streams of one width and mixing, side by side, in slots of their own.
+  """Side streams of one width and mixing, in slots of their own."""
 
-  Attributes:
-    params: see `regimes.side_shapes`, (l, g, ...) each; zeros where no task is.
-    places: the slot in the pass of each stream's task; any where no task is.
-    stream: the stream of each slot; any where it has none of this group.
-    has_stream: which slots have one of this group.
-  """
-
+  # Of `regimes.side_shapes`, (l, g, ...); zeros where no task is.
   params: Tree
+  # The slot of each stream's task; any where no task is.
   places: Int32[AnyArray, " g"]
+  # The stream of each slot; any where it has none of this group.
   stream: Int32[AnyArray, " t"]
   has_stream: Bool[AnyArray, " t"]
 
   def copied(self, slots: Int[np.ndarray, " t"]) -> "SideGroup":
-    """The group of a pass whose slots are copies of these.
-
-    Each has a stream for itself, as its weights of attention are its own.
-    """
+    """The group for copies of slots, each with a stream for itself."""
+    # Its weights of attention are its own.
     places = np.arange(len(slots), dtype=np.int32)
     return SideGroup(
       params=jax.tree.map(lambda a: a[:, self.stream[slots]], self.params),
@@ -72,21 +66,15 @@ SideGroups = Mapping[str, SideGroup]
 
 
 class SideView(NamedTuple):
-  """Stream tokens that a group of tasks reads beside keys and values.
-
-  Attributes:
-    tokens: of the stream, as they are read.
-    up: {"keys", "values"}, which widen them.
-    group: whose they are.
-  """
+  """Stream tokens that a group of tasks attends to beside keys and values."""
 
   tokens: Float32[Array, "g b s r"]
+  # {"keys", "values"}, which widen the tokens.
   up: Mapping[str, Float[AnyArray, "g r d"]]
   group: SideGroup
 
 
 def side_kind(params: Tree) -> SideKind:
-  """Width and mixing of a side stream, of its parameters."""
   width = params["down"]["bias"].shape[-1]
   return SideKind(width, "conv" if "conv" in params else "none")
 
@@ -98,14 +86,7 @@ def group_streams(
   *,
   xp: ModuleType = jnp,
 ) -> dict[str, SideGroup]:
-  """Put the side streams of tasks into groups.
-
-  Args:
-    tasks: parameters of at least one task, each in the slot of its number.
-    slots: t.
-    room: {kind: streams of its group, at least}.
-    xp: `numpy` stacks on the host.
-  """
+  """Group side streams of tasks; `room` is the least number of each kind."""
   places: dict[SideKind, list[int]] = {kind: [] for kind in room}
   for i, task in enumerate(tasks):
     if "side" in task:
@@ -140,13 +121,6 @@ class SideStreams:
   def __init__(
     self, groups: SideGroups, config: ViTConfig, angles: Rotation | None
   ) -> None:
-    """Begin in front of the first layer.
-
-    Args:
-      groups: of all tasks of the pass that have a side stream.
-      config: of the backbone.
-      angles: by which it rotates keys, see `rope.rotation`.
-    """
     self._groups, self._config = groups, config
     self._angles = angles and (angles[0], -angles[1])
     self._states: dict[str, Float32[Array, "g b s r"]] = {}
@@ -157,7 +131,7 @@ class SideStreams:
     keys: Float[Array, "b h s k"],
     values: Float[Array, "b h s k"],
   ) -> list[SideView]:
-    """Pass a layer, given what its attention has of the backbone stream."""
+    """Pass a layer, given its keys and values of the backbone stream."""
     if not self._groups:
       return []
     # Before their rotation: a patch looks alike wherever it stands.
@@ -187,7 +161,7 @@ def _down(
   values: Float32[Array, "b s d"],
   dtype: str,
 ) -> Float32[Array, "g b s r"]:
-  """Standardised keys and values of all tokens, narrowed."""
+  """Standardized keys and values of all tokens, narrowed."""
   kernel = params["kernel"]
   d = keys.shape[-1]
   narrow = einsum("bsd,gdr->gbsr", keys, kernel[:, :d], dtype) + einsum(
@@ -199,14 +173,12 @@ def _down(
 def _convolved(
   params: Tree, state: Float32[Array, "g b s r"], config: ViTConfig
 ) -> Float32[Array, "g b s r"]:
-  """The convolution over patches; nothing for the tokens before them.
-
-  As nine shifted products, which XLA fuses into one pass over the patches.
-  """
+  """The convolution over patches; zeros for the tokens before them."""
   n = config.num_patches
   side = config.image_size // config.patch_size
   normed = _layer_norm(params["conv_norm"], state[:, :, -n:])
   g, b, _, r = normed.shape
+  # Nine shifted products, which XLA fuses into one pass over the patches.
   grid = jnp.pad(
     normed.reshape(g, b, side, side, r),
     ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)),
@@ -254,18 +226,8 @@ def _standardized(z: Float32[Array, "..."]) -> Float32[Array, "..."]:
 def added_scores(
   view: SideView, query: Float[Array, "b h t k"], dtype: str
 ) -> Float32[Array, "b h t s"]:
-  """Scores of a group's side streams, for those of the backbone stream.
-
-  The same as of widened keys, which are never made.
-
-  Args:
-    view: of the group.
-    query: of the task tokens, scaled.
-    dtype: compute dtype.
-
-  Returns:
-    For all tasks of the pass, zeros for those that have none of these streams.
-  """
+  """Scores of a group's side streams, as of widened keys; zeros for others."""
+  # Queries are narrowed instead of keys widened, which are never made.
   h, k = query.shape[1], query.shape[3]
   keys = view.up["keys"].reshape(*view.up["keys"].shape[:2], h, k)
   own = jnp.take(query, view.group.places, axis=2)
@@ -278,16 +240,7 @@ def added_scores(
 def added_values(
   view: SideView, weights: Float32[Array, "b h t s"], dtype: str
 ) -> Float32[Array, "b h t k"]:
-  """Values that the tokens of a group read of their side streams.
-
-  Args:
-    view: of the group.
-    weights: of attention to the backbone stream.
-    dtype: compute dtype.
-
-  Returns:
-    For all tasks of the pass, as `added_scores`.
-  """
+  """Values that a group's tokens get from side streams; zeros for others."""
   g, r, d = view.up["values"].shape
   h = weights.shape[1]
   values = view.up["values"].reshape(g, r, h, d // h)
@@ -299,9 +252,7 @@ def added_values(
 def _to_slots(
   a: Float32[Array, "b h g _"], group: SideGroup
 ) -> Float32[Array, "b h t _"]:
-  """Give each slot what is of its stream; zeros where it has none.
-
-  Chosen, and not multiplied by 0: another stream may not be finite.
-  """
+  """Give each slot what its stream has; zeros without a stream."""
+  # Not multiplied by 0: another stream may not be finite.
   of_slots = jnp.take(a, group.stream, axis=2)
   return jnp.where(group.has_stream[None, None, :, None], of_slots, 0.0)

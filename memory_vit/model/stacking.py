@@ -1,9 +1,7 @@
-"""Tasks as arrays of fixed shapes, ready to be served.
+"""Tasks stacked in slots: arrays of fixed shapes, so that no task recompiles.
 
-A program is compiled for shapes. Tasks that come and go would change them each
-time, so tasks lie in slots: the number of slots, the longest memory and the
-greatest number of classes and parents are rounded up, and what is not used is
-masked. The sixth task in a model of eight slots runs the program that is there.
+The number of slots, the longest memory and the greatest numbers of classes and
+parents are rounded up, and what is not used is masked.
 """
 
 import types
@@ -23,37 +21,24 @@ from memory_vit.model.trees import AnyArray, Tree
 
 
 class SlotArrays(NamedTuple):
-  """Tasks in slots, as a tree of arrays for the task stream.
-
-  Attributes:
-    cls: class tokens.
-    cells: keys and values of memory. They depend on no image, and are computed
-      once.
-    mask: who sees whom.
-    norms: what tasks add to the 2 l + 1 LayerNorms, {"scale", "bias"} of
-      (2 l + 1, t, d) each; None if no task has any, and the program then knows
-      nothing of them.
-    layers: weights with which tasks read their token after each block; None
-      likewise.
-    side: side streams in groups of their own slots, see `side.group_streams`;
-      empty likewise.
-    heads: from `stack_heads`; empty if features alone are read.
-  """
+  """Tasks in slots, as a tree of arrays for the task stream."""
 
   cls: Float[AnyArray, "t d"]
   cells: Cells
   mask: TaskMask
+  # Added to the 2 l + 1 LayerNorms, {"scale", "bias"} of (2 l + 1, t, d) each;
+  # None if no task has any, and the program then knows nothing of them.
   norms: Tree | None
+  # Weights of the tokens after each block; None likewise.
   layers: Float[AnyArray, "l t d"] | None
+  # Side streams in groups of their own slots; empty likewise.
   side: dict[str, SideGroup]
+  # From `stack_heads`; empty if features alone are asked for.
   heads: Tree
 
 
 class StackedTasks(NamedTuple):
-  """Parameters of tasks side by side, zeros where a slot or cell is empty.
-
-  Attributes as of `SlotArrays`, but `memory` of all layers.
-  """
+  """Parameters of tasks side by side, zeros where a slot or cell is empty."""
 
   cls: Float[AnyArray, "t d"]
   memory: Float[AnyArray, "l t m d"]
@@ -63,7 +48,7 @@ class StackedTasks(NamedTuple):
   side: dict[str, SideGroup]
 
   def with_cells(self, cells: Cells, heads: Tree) -> SlotArrays:
-    """What the task stream runs on; `cells` are of the memory."""
+    """The slots, with keys and values of their memory."""
     return SlotArrays(
       self.cls, cells, self.mask, self.norms, self.layers, self.side, heads
     )
@@ -76,14 +61,7 @@ def stack_tasks(
   *,
   xp: ModuleType = jnp,
 ) -> StackedTasks:
-  """Stack what the task stream computes with, heads excepted.
-
-  Args:
-    tasks: parameters of at least one task.
-    mask: of these tasks; it says how many slots and cells there are.
-    side: {kind of side stream: how many there are, at least}.
-    xp: `numpy` stacks on the host, where nothing is compiled.
-  """
+  """Stack parameters of tasks, but their heads; with NumPy nothing compiles."""
   slots, cells = mask.cells.shape
   l, _, d = tasks[0]["memory"].shape
   memory = [_pad(task["memory"], (l, cells, d), xp) for task in tasks]
@@ -115,11 +93,7 @@ def stack_heads(
   *,
   xp: ModuleType = jnp,
 ) -> Tree:
-  """Kernels (t, d, c) and biases (t, c), with zeros where nothing is.
-
-  c is the greatest number of classes, or `classes` where that is more, rounded
-  up.
-  """
+  """Kernels (t, d, c) and biases (t, c), padded with zeros; c is rounded up."""
   heads = [task["head"] for task in tasks]
   d = heads[0]["kernel"].shape[0]
   c = round_up_to(max(classes, *(head["bias"].shape[0] for head in heads)), 128)
@@ -129,7 +103,6 @@ def stack_heads(
 
 
 def round_up_to(count: int, unit: int) -> int:
-  """The next multiple of `unit`."""
   return -(-count // unit) * unit
 
 

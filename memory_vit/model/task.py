@@ -1,7 +1,4 @@
-"""Tasks: their specification, parameters and provenance.
-
-Nothing here computes on an accelerator.
-"""
+"""Tasks: spec, parameters and provenance."""
 
 import dataclasses
 import functools
@@ -73,10 +70,10 @@ class EvalPreprocessing:
     )
 
   def begin(self, lengths: Any) -> Any:
-    """Where the square begins in sides of these lengths, resized before.
+    """Offset of the central square in sides of these lengths, in pixels.
 
     Args:
-      lengths: in pixels; a number, or an array or tensor of any library.
+      lengths: after resizing; a number, or an array or tensor of any library.
     """
     rest = lengths - self.image_size
     if self.crop == "central_rounded":
@@ -86,15 +83,7 @@ class EvalPreprocessing:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BackboneId:
-  """Identity of a backbone; a task runs only on the one it was trained on.
-
-  Attributes:
-    fingerprint: SHA-256 of its parameters (`backbone.fingerprint_of`).
-    variant: its shape, such as "B/32".
-    image_size: in pixels.
-    gelu: as in `ViTConfig`.
-    layer_norm_epsilon: the same.
-  """
+  """Identity of a backbone; a task runs only on the one it was trained on."""
 
   fingerprint: str
   variant: str
@@ -110,19 +99,19 @@ class TaskSpec:
   Attributes:
     name: lower case letters, digits, "-" and "_"; at most 64.
     num_classes: c, outputs of its head.
-    regime: how it was learned, see `regimes`.
+    regime: how it was learned, see `get_regime`.
     cells: m, memory cells per layer; 0 is a task without memory.
-    bottleneck: width of its adapters, or of the values of its probe; 0 where
-      its regime has neither.
-    side_width: r, of its side stream; 0 where its regime has none.
-    side_mixing: "conv" or "none", see `side`; "" where its regime has none.
-    attends_to: names of the earlier tasks that it reads (model extension).
+    bottleneck: width of its adapters, or of the values of its probe; 0 if its
+      regime has neither.
+    side_width: r, of its side stream; 0 if its regime has none.
+    side_mixing: "conv" or "none", of its side stream; "" without one.
+    attends_to: names of the earlier tasks that it attends to (model extension).
       Empty: it ignores all others (concatenation).
     parent_digests: `Task.digest` of each of `attends_to`, as it was when this
-      task was trained; "" where that is not known. Empty: none is known.
+      task was trained; "" if that is not known. Empty: none is known.
     memory_norm: whether memory passes the block's first LayerNorm, as in Figure
       2 of the paper. The public re-implementations insert it after.
-    class_names: c names, or empty where they are not known.
+    class_names: c names, or empty if they are not known.
     backbone: the backbone that it belongs to.
     evaluation: how its images are prepared for evaluation.
   """
@@ -137,7 +126,7 @@ class TaskSpec:
   attends_to: tuple[str, ...] = ()
   parent_digests: tuple[str, ...] = ()
   memory_norm: bool = True
-  # Of thousands of classes they would fill many screens.
+  # Thousands of names would fill many screens.
   class_names: tuple[str, ...] = dataclasses.field(default=(), repr=False)
   backbone: BackboneId
   evaluation: EvalPreprocessing
@@ -198,7 +187,7 @@ class TaskSpec:
       )
 
   def expected_shapes(self, width: int, depth: int, summary: int) -> trees.Tree:
-    """Its parameters as float32 `jax.ShapeDtypeStruct`.
+    """Return its parameters as float32 `jax.ShapeDtypeStruct`.
 
     Args:
       width: d, of the backbone.
@@ -217,7 +206,7 @@ class TaskSpec:
     return trees.unflatten(
       {
         name: jax.ShapeDtypeStruct(shape, "float32")
-        for name, shape in trees.flatten(shapes).items()  # keeps their order
+        for name, shape in trees.flatten(shapes).items()
       }
     )
 
@@ -228,7 +217,7 @@ class TaskSpec:
 
   @property
   def side(self) -> SideKind:
-    """Width and mixing of its side stream; 0 and "" where it has none."""
+    """Width and mixing of its side stream; 0 and "" if it has none."""
     return SideKind(self.side_width, self.side_mixing)
 
   @property
@@ -240,26 +229,26 @@ class TaskSpec:
     )
 
 
-# Provenance is left out: metrics would be those of other values, and no two
-# tasks would share a program. Of what is no dataclass yet JAX lets it be left
-# out; `drop_fields` does not work before jax 0.8.
+# Without provenance: metrics would be those of other parameters, and no two
+# tasks would share a program. `drop_fields` does not work before jax 0.8, so it
+# is registered before it is a dataclass.
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
 @functools.partial(
   jax.tree_util.register_dataclass, data_fields=["params"], meta_fields=["spec"]
 )
 class Task:
-  """A task: what it is, and what it learned.
+  """A task: its spec, and the parameters that it learned.
 
   It is a tree of arrays for JAX (`jax.jit`, `jax.tree.map`, `jax.device_put`):
-  `params` are its leaves, and `spec` is static. What such a function returns is
+  `params` are its leaves, and `spec` is static. A function of JAX returns
   another task, without provenance.
 
   Attributes:
     spec: see `TaskSpec`.
     params: what its regime trains, float32; in `memory_masked` {"cls": (d,),
       "memory": (l, m, d), "head": {"kernel": (d, c), "bias": (c,)}}.
-    provenance: the configuration and the metrics of the run that made it;
-      empty for a task that was not trained.
+    provenance: the configuration and the metrics of the run that made it; empty
+      for a task that was not trained.
   """
 
   spec: TaskSpec
@@ -287,7 +276,7 @@ class Task:
   def digest(self) -> str:
     """SHA-256 over all that its token computes with, its parents included.
 
-    Its own name and those of its parents are not among that.
+    Neither its own name nor those of its parents change it.
     """
     spec = self.spec
     parts = (
@@ -303,13 +292,7 @@ class Task:
 def require_backbone(
   spec: TaskSpec, found: BackboneId, owner: str = ""
 ) -> None:
-  """Raise `TaskError` where a task was trained on another backbone.
-
-  Args:
-    spec: of the task.
-    found: the backbone that it shall run on.
-    owner: the task that `found` is the backbone of, for the message.
-  """
+  """Raise `TaskError` unless a task was trained on the backbone `found`."""
   if spec.backbone == found:
     return
   differences = [

@@ -1,4 +1,4 @@
-"""Declare the parameters of tasks, and their initial values."""
+"""Initialization of the parameters of tasks, as modules of Flax."""
 
 # As text, `help` shows jax.Array by its name.
 from __future__ import annotations
@@ -20,21 +20,18 @@ class TaskParams(nn.Module):
 
   config: ViTConfig
   spec: TaskSpec
-  # Of memory as it is drawn; the paper's.
+  # Of the initial memory, N(0, std^2); the paper's.
   memory_std: float = 0.02
 
   @nn.compact
   def __call__(self) -> dict[str, Any]:
-    """Return the parameters of `Task`, memory drawn from N(0, std^2)."""
     init = {
-      # As vit_jax starts a head: in the first step class token and memory get
-      # no gradient yet, and no random head pulls at them.
+      # As in vit_jax: no random head pulls at class token and memory, which get
+      # no gradient in the first step.
       "head": _zeros,
       "cls": _normal(0.02),
       "memory": _normal(self.memory_std),
-      # Added to the LayerNorms of the backbone: at first nothing.
       "norms": _zeros,
-      # Added to what the last LayerNorm puts out: the same.
       "layers": _zeros,
       "side": _side,
       "probe": _probe,
@@ -79,7 +76,7 @@ def _adapters(key: jax.Array, shapes: Any) -> dict[str, Any]:
 
 
 def _side(key: jax.Array, shapes: Any) -> dict[str, Any]:
-  """A side stream that computes, and of which nothing is read yet."""
+  """A side stream whose output starts at zero."""
   params = _zeros(key, shapes)
   down, conv, first, second = jax.random.split(key, 4)
   kernel = shapes["down"]["kernel"].shape
@@ -98,7 +95,7 @@ def _side(key: jax.Array, shapes: Any) -> dict[str, Any]:
 
 
 def _probe(key: jax.Array, shapes: Any) -> dict[str, Any]:
-  """A probe that begins with the mean of all tokens, as they are."""
+  """A probe that starts as the mean of all tokens, unchanged."""
   params = _zeros(key, shapes)
   params["scale"] = params["scale"] + 1.0
   down = nn.initializers.lecun_normal(batch_axis=0)
@@ -113,5 +110,4 @@ class TaskParameters(nn.Module):
 
   @nn.compact
   def __call__(self) -> list[dict[str, Any]]:
-    """Return one tree for each of `specs`, in their order."""
     return [TaskParams(self.config, s, name=s.name)() for s in self.specs]

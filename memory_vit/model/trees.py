@@ -45,12 +45,12 @@ def differences(
 
 
 def count(tree: Any) -> int:
-  """The number of values in a tree of arrays, of their shapes or of numbers."""
+  """The number of values in a tree of arrays, of shapes or of numbers."""
   return sum(int(np.prod(np.shape(leaf))) for leaf in jax.tree.leaves(tree))
 
 
 def is_traced(tree: Any) -> bool:
-  """Whether JAX traces a function of a tree: its values are not known."""
+  """Whether JAX traces a function of a tree, so that its values are unknown."""
   return any(
     isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree)
   )
@@ -72,11 +72,7 @@ def array_digest(array: Any) -> str:
 
 
 def fingerprint(tree: Mapping[str, Any]) -> str:
-  """SHA-256, as hexadecimal, over names, dtypes, shapes and bytes of a tree.
-
-  It depends neither on the order of the keys nor on the file that the tree was
-  read from.
-  """
+  """SHA-256 over names, dtypes, shapes and bytes, in any order of the keys."""
   digest = hashlib.sha256()
   for name, leaf in sorted(flatten(tree).items()):
     digest.update(name.encode() + b"\0")
@@ -85,7 +81,7 @@ def fingerprint(tree: Mapping[str, Any]) -> str:
 
 
 def _update(digest: Any, array: np.ndarray) -> None:
-  """Feed an array to a hash, in the byte order of the common machines."""
+  """Feed an array to a hash, in little-endian byte order."""
   if array.dtype.byteorder == ">":
     array = array.astype(array.dtype.newbyteorder("<"))
   digest.update(f"{array.dtype.name}{array.shape}".encode() + b"\0")

@@ -1,6 +1,6 @@
-"""The model: a ViT with two entrances, and the tasks that use the second.
+"""Vision Transformer with a backbone stream and a task stream.
 
-Since the backbone stream never reads the task stream (rows INP and CLS of
+Since the backbone stream never attends to the task stream (rows INP and CLS of
 Table 1 in the paper), a forward pass is two programs: `encode` is the same
 executable whatever the tasks are, and `read` holds all that can be trained.
 """
@@ -35,7 +35,7 @@ class VisionTransformer(nn.Module):
   config: ViTConfig
 
   def setup(self) -> None:
-    """Declare the parts by hand: two methods share them."""
+    """Declare the parts by hand: the methods share them."""
     cfg = self.config
     patch = (cfg.patch_size, cfg.patch_size, 3)
     self.embedding = Dense(patch, (cfg.width,), cfg.dtype)
@@ -49,8 +49,7 @@ class VisionTransformer(nn.Module):
     self.Transformer = Encoder(cfg)
     if cfg.pooling == "map":
       self.MAPHead_0 = MAPHead(cfg)
-    # Heads are computed in float32: of many classes, several would have the
-    # same logit in bfloat16.
+    # Heads in float32: in bfloat16 several of many classes share a logit.
     if cfg.representation_size:
       self.pre_logits = nn.Dense(cfg.representation_size, dtype=jnp.float32)
     if cfg.num_classes:
@@ -59,15 +58,7 @@ class VisionTransformer(nn.Module):
   def encode(
     self, images: Float[Array, "b side side 3"]
   ) -> tuple[Float32[Array, "b c0"], Context]:
-    """Run the plain ViT.
-
-    Args:
-      images: in [-1, 1].
-
-    Returns:
-      Its outputs, the logits of its head or, without a head, the features in
-      front of it; and the keys and values of every layer.
-    """
+    """Run the plain ViT: logits, or features without a head; the context."""
     cfg = self.config
     x = self._tokens(images, self._cls())
     x, context = self.Transformer.encode(x, self._registers())
@@ -81,15 +72,7 @@ class VisionTransformer(nn.Module):
   def summarize(
     self, images: Float[Array, "b side side 3"]
   ) -> Float32[Array, "b n d"]:
-    """Run the plain ViT for what each of its layers makes of an image.
-
-    Args:
-      images: in [-1, 1].
-
-    Returns:
-      After each block the first class token, where there is one, and the mean
-      of the patches: n tokens, standardized, layer by layer.
-    """
+    """Run the plain ViT; return class token and mean patch of each layer."""
     cfg, tokens = self.config, self._tokens(images, self._cls())
     summary = []
     for x in self.Transformer.states(tokens, self._registers()):
@@ -104,18 +87,7 @@ class VisionTransformer(nn.Module):
     task: Mapping[str, Any],
     spec: TaskSpec,
   ) -> Float32[Array, "b d"]:
-    """Run the ViT as a task of one of the other regimes changes it.
-
-    Args:
-      images: in [-1, 1].
-      task: parameters of the task; its class token replaces the original one,
-        or comes in front where there is none.
-      spec: of the task, whose regime is neither "frozen" nor "masked".
-
-    Returns:
-      The class token of the task after the last LayerNorm; what the backbone
-      pools, where the task has none.
-    """
+    """Run the ViT as one task changes it, up to the features of its head."""
     cls = self._cls()
     if "cls" in task:
       cls = jnp.concatenate([task["cls"][None], cls[1:]])
@@ -132,7 +104,6 @@ class VisionTransformer(nn.Module):
     return self._pooled(x)
 
   def _cls(self) -> Float[AnyArray, "_ d"]:
-    """The class tokens of the backbone."""
     if self.config.class_tokens:
       return self.cls[0]
     return jnp.zeros((0, self.config.width))
@@ -164,11 +135,8 @@ class VisionTransformer(nn.Module):
 def patches_of(
   images: Float[Array, "b side side 3"], config: ViTConfig
 ) -> Float32[Array, "b n p p 3"]:
-  """Cut images into patches, row by row.
-
-  Axes are split and joined one by one: jax refuses anything else on a mesh with
-  explicit axes.
-  """
+  """Cut images into patches, row by row."""
+  # Axes one by one: jax refuses anything else on a mesh with explicit axes.
   b, p = images.shape[0], config.patch_size
   g = config.image_size // p
   rows = images.astype(jnp.float32).reshape(b, g, p, g * p, 3)
@@ -190,7 +158,7 @@ class MemoryViT(nn.Module):
 
     gradient = jax.grad(loss)(learned)
 
-  Images are taken as they are: only `tasks.inference` looks at their values.
+  The values of images are not checked, as `mv.forward` does.
 
   Attributes:
     config: of the backbone.
@@ -240,13 +208,28 @@ class MemoryViT(nn.Module):
   def encode(
     self, images: Float[Array, "b side side 3"]
   ) -> tuple[Float32[Array, "b c0"], Context]:
-    """See `VisionTransformer.encode`."""
+    """Run the plain ViT.
+
+    Args:
+      images: in [-1, 1].
+
+    Returns:
+      The logits of its head or, without a head, its features; and the context.
+    """
     return self.backbone.encode(images)
 
   def summarize(
     self, images: Float[Array, "b side side 3"]
   ) -> Float32[Array, "b n d"]:
-    """See `VisionTransformer.summarize`."""
+    """Run the plain ViT for a summary of its layers.
+
+    Args:
+      images: in [-1, 1].
+
+    Returns:
+      After each block the first class token, if there is one, and the mean of
+      the patches: n tokens, standardized, layer by layer.
+    """
     return self.backbone.summarize(images)
 
   def fine_tuned(
@@ -257,7 +240,11 @@ class MemoryViT(nn.Module):
   ) -> Float32[Array, "b c"]:
     """Run a task of a regime that changes the backbone's computation.
 
-    Arguments as in `VisionTransformer.fine_tuned`.
+    Args:
+      images: in [-1, 1].
+      task: parameters of the task; its class token replaces the original one,
+        or comes in front if there is none.
+      spec: of the task, whose regime is neither "frozen" nor "masked".
 
     Returns:
       Its logits.
@@ -269,7 +256,12 @@ class MemoryViT(nn.Module):
   def keys_values(
     self, memory: Float[AnyArray, "l t m d"], norm: Bool[AnyArray, " t"]
   ) -> Cells:
-    """See `Encoder.keys_values`."""
+    """Keys and values of memory in all layers, the same for all images.
+
+    Args:
+      memory: of the tasks.
+      norm: which tasks' memory is layer-normed.
+    """
     return self.backbone.Transformer.keys_values(memory, norm)
 
   def read_slots(
@@ -278,12 +270,12 @@ class MemoryViT(nn.Module):
     """Run the task stream on stacked tasks, any that fit the shapes.
 
     Args:
-      slots: the tasks; none of the module's own is read.
+      slots: the tasks, in place of the module's own.
       context: from `encode`.
 
     Returns:
-      Logits. What belongs to an empty slot, or to a class that a task does not
-      have, means nothing.
+      Logits; those of empty slots, and of classes that a task does not have,
+      mean nothing.
     """
     features = self.slot_features(slots, context)
     logits = jnp.einsum("btd,tdc->btc", features, slots.heads["kernel"])
@@ -300,10 +292,11 @@ class MemoryViT(nn.Module):
     Args:
       slots: see `read_slots`.
       context: from `encode`.
-      seen: see `Encoder.read`.
+      seen: which cells of each layer a task attends to, of those that it has;
+        None for all of them.
 
     Returns:
-      What the heads read.
+      Features for the heads.
     """
     return self.backbone.Transformer.read(slots, context, seen)
 
@@ -318,7 +311,7 @@ class MemoryViT(nn.Module):
       context: from `encode`.
 
     Returns:
-      What the heads read.
+      Features for the heads.
     """
     stacked = stack_tasks(tasks, task_mask(specs))
     cells = self.keys_values(stacked.memory, stacked.mask.memory_norm)
@@ -346,21 +339,12 @@ class MemoryViT(nn.Module):
 def apply(
   model: nn.Module, params: Mapping[str, Any], *args: Any, method: str
 ) -> Any:
-  """Run a method of a module on its parameters.
-
-  As `model.apply`, whose type says that changed variables may come with the
-  outputs; no module here changes any.
-  """
+  """`model.apply`, typed for modules that change no variables."""
   return model.apply({"params": params}, *args, method=method)
 
 
 def head_logits(
   features: Float[Array, "b d"], head: Mapping[str, AnyArray]
 ) -> Float32[Array, "b c"]:
-  """A linear head.
-
-  Args:
-    features: what it reads.
-    head: {"kernel": (d, c), "bias": (c,)}.
-  """
+  """Logits of a linear head, {"kernel": (d, c), "bias": (c,)}."""
   return features.astype(jnp.float32) @ head["kernel"] + head["bias"][None]

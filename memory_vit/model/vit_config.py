@@ -1,4 +1,4 @@
-"""The shapes of a Vision Transformer, and the table of published variants.
+"""Configuration of a Vision Transformer, and the table of published variants.
 
 Dimension letters, used in every signature and docstring of this package:
 
@@ -6,14 +6,14 @@ Dimension letters, used in every signature and docstring of this package:
   s  tokens in a sequence; in the backbone stream class tokens, registers and
      patches, in this order: n + 1 in the published ViT
   t  tasks in one pass          m  memory cells of a task, per layer
-  p  other tasks that a task reads, the greatest number of them
+  p  other tasks that a task attends to, the greatest number of them
   d  width                      h  attention heads (k = d / h, width of one)
   l  layers                     r  width of a bottleneck, or of a side stream
   c  classes of a task          c0 outputs of the backbone
   g  tasks of a pass with side streams of one kind
 
-An image is (side, side, 3). In signatures they stand in annotations of
-jaxtyping, `Float[Array, "b s d"]`, which the tests check at every call.
+An image is (side, side, 3). Annotations of jaxtyping, `Float[Array, "b s d"]`,
+name these letters; the tests check them at every call.
 """
 
 import dataclasses
@@ -23,20 +23,19 @@ from typing import Any
 
 from memory_vit.errors import ConfigError
 
-# In front of the variant of a backbone with random weights.
+# Prefix of the variant of a randomly initialized backbone.
 RANDOM = "random:"
-# Sides of images, in pixels: a ViT-B/16 has 16,384 tokens at the first, whose
-# attention takes 13 GB an image.
+# In pixels: at 2,048 a ViT-B/16 has 16,384 tokens, whose attention takes 13 GB
+# an image.
 MAX_IMAGE_SIZE = 2_048
 MAX_RESIZE = 4_096
-# Of a model with `rope`, which has an angle for each and no array that would
-# bound them: those of 8 pixels in the largest image.
+# With `rope` no array bounds them: patches of 8 pixels in the largest image.
 MAX_ROTATED_PATCHES = 2**16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ViTConfig:
-  """Everything that fixes the computation of a ViT, apart from its weights.
+  """The configuration of a ViT: all that fixes its computation but weights.
 
   Attributes:
     width: d, the width of a token.
@@ -45,10 +44,10 @@ class ViTConfig:
     num_heads: h.
     patch_size: the side of a square patch, in pixels.
     image_size: the side of the square input image, in pixels.
-    num_classes: outputs of the original head; 0 where there is no head, and
-      the model puts out its features.
+    num_classes: outputs of the original head; 0 without a head, and the model
+      puts out its features.
     representation_size: width of `pre_logits`, the tanh layer before the head
-      of the original ImageNet-21k checkpoints; 0 where there is none.
+      of the original ImageNet-21k checkpoints; 0 without one.
     gelu: "tanh", the approximation that vit_jax and big_vision train with;
       "exact", for most weights that were trained in PyTorch; or "quick",
       x sigmoid(1.702 x), of OpenAI's CLIP.
@@ -58,7 +57,7 @@ class ViTConfig:
     positions: "learned" is a table, of which class tokens have the first rows;
       "rope" rotates queries and keys of patches (DINOv3).
     rope_base: the period of the slowest rotation.
-    position_resize: how the table is made to fit another image size:
+    position_resize: how the table is interpolated for another image size:
       "bilinear" with corners on corners, as vit_jax; "bicubic" without
       antialiasing, as transformers; "bicubic_antialias", as timm.
     pre_norm: whether a LayerNorm stands in front of the blocks (CLIP).
@@ -113,7 +112,6 @@ class ViTConfig:
     self._require_tokens()
 
   def _require_tokens(self) -> None:
-    """Refuse numbers, and combinations, that no ViT has."""
     if not 0 < self.layer_norm_epsilon < 1:
       raise ConfigError(
         f"layer_norm_epsilon is {self.layer_norm_epsilon}, expected a number "
@@ -164,7 +162,7 @@ class ViTConfig:
 
   @property
   def variant(self) -> str:
-    """The published name, "B/32"; for other shapes one that spells them out."""
+    """The published name, "B/32", or one that spells other shapes out."""
     for letter, shape in VARIANTS.items():
       if shape == (self.width, self.depth, self.mlp_dim, self.num_heads):
         return f"{letter}/{self.patch_size}"
@@ -184,9 +182,8 @@ _CHOICES = {
   "dtype": ("float32", "bfloat16"),
 }
 
-# Letter -> width, depth, mlp_dim, num_heads. "Micro" is ours, for
-# digits and the tests; So400m is SigLIP's; the others are those of the ViT
-# and DeiT papers.
+# Letter -> width, depth, mlp_dim, num_heads. "Micro" is ours, for digits and
+# tests; So400m is SigLIP's; the others are of the ViT and DeiT papers.
 VARIANTS = {
   "Micro": (64, 4, 256, 4),
   "Ti": (192, 12, 768, 3),
@@ -202,7 +199,7 @@ def vit_config(variant: str, **overrides: Any) -> ViTConfig:
   """Return the configuration of a variant such as "B/32".
 
   Args:
-    variant: letter of `VARIANTS`, a slash, the patch size in pixels.
+    variant: Ti, S, B, L, H, So400m or Micro, a slash, the patch size in pixels.
     **overrides: the other fields of `ViTConfig`, such as `image_size`.
 
   Raises:
@@ -226,6 +223,6 @@ def vit_config(variant: str, **overrides: Any) -> ViTConfig:
 
 
 def square_side(patches: int) -> int:
-  """The side of a square grid of `patches`, or 0 where it is not square."""
+  """The side of a square grid of `patches`, or 0 if it is not square."""
   side = math.isqrt(patches)
   return side if side * side == patches else 0
