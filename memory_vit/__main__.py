@@ -15,7 +15,7 @@ from pathlib import Path
 
 from memory_vit.errors import ConfigError
 
-# In the order in which they are met; each is a module of `commands/`.
+# In the order of use; each is a module of `commands/`.
 COMMANDS = (
   "check_data", "train", "evaluate", "predict", "embed", "inspect", "serve",
   "export", "convert", "attention",
@@ -23,14 +23,7 @@ COMMANDS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Run a command; return the exit status.
-
-  Args:
-    argv: without the name of the program; by default that of the process.
-
-  Raises:
-    SystemExit: where the command ends the process itself.
-  """
+  """Run a command; return the exit status. `argv` is without the program."""
   name, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
   if name not in COMMANDS:
     from memory_vit.commands import console
@@ -43,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _say(name: str) -> int:
-  """Print what --help or --version asks for; no other option is known."""
+  """Print what --help or --version asks for; refuse any other option."""
   from memory_vit.commands import console
   from memory_vit.version import __version__
 

@@ -18,11 +18,7 @@ class TaskError(MemoryVitError):
 
 
 class UnknownTask(TaskError):  # noqa: N818 what users catch reads well
-  """A task is asked for by a name that no task has.
-
-  Attributes:
-    known: the names that there are.
-  """
+  """A name that no task has; `known` are the names that there are."""
 
   # With a default, so that it can be pickled.
   def __init__(self, message: str, known: tuple[str, ...] = ()) -> None:
@@ -47,15 +43,11 @@ class ExportError(MemoryVitError):
 
 
 class TrainingError(MemoryVitError):
-  """Training cannot go on, for example after a loss that is not finite."""
+  """Training cannot continue, for example after a loss that is not finite."""
 
 
 class DivergedError(TrainingError):
-  """Divergence: no trial of a pack has a loss and a gradient that are finite.
-
-  Attributes:
-    lost: {name: the step at which that was noticed}.
-  """
+  """No trial of a pack is finite; `lost` is {name: the step of noticing}."""
 
   def __init__(self, message: str, lost: dict[str, int]) -> None:
     super().__init__(message)

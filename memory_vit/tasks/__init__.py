@@ -1,4 +1,4 @@
-"""What one does with tasks: make, compose, save, load, run many in one pass."""
+"""Tasks: make, compose, save, load, and run many in one pass."""
 
 from etils import epy
 

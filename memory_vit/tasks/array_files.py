@@ -1,10 +1,9 @@
 """The .safetensors files of saved tasks: arrays, or a whole task in one file.
 
-In a task's directory it holds the arrays, beside `task.json`. In one file, for
-people who hand tasks to each other, the text of `task.json` is metadata of the
-header. Neither is trusted: a file is read once, into memory, and never more of
-it than the arrays take that `task.json` declares; every array must have the
-name, the shape, the type and the SHA-256 that stand there.
+In a task's directory it holds the arrays, beside `task.json`; a whole task has
+the text of `task.json` in the metadata of the header. Neither is trusted: no
+more is read than the arrays take that `task.json` declares, and every array
+must have the name, shape, type and SHA-256 that it states.
 """
 
 import dataclasses
@@ -27,10 +26,10 @@ from memory_vit.runtime.messages import brief, escaped, first_line
 
 FILE = "arrays.safetensors"
 SUFFIX = ".safetensors"
-# Of the metadata, beside what other programs may note there.
+# In the metadata, to which other programs may add keys.
 _KEY = "memory_vit.task"
 _LENGTH_BYTES = 8
-# Names and shapes of all arrays take less than this.
+# More than the names and shapes of all arrays take.
 MAX_HEADER_BYTES = 2**20
 
 
@@ -44,12 +43,10 @@ class StoredArray:
 
   @property
   def size(self) -> int:
-    """The number of values."""
     return math.prod(self.shape)
 
 
 def describe(array: np.ndarray) -> StoredArray:
-  """The entry of an array in `task.json`."""
   return StoredArray(
     shape=array.shape, dtype=array.dtype.name, sha256=trees.array_digest(array)
   )
@@ -58,7 +55,6 @@ def describe(array: np.ndarray) -> StoredArray:
 def to_bytes(
   flat: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
 ) -> bytes:
-  """The content of the file of some float32 arrays, {name: array}."""
   whole = {name: np.ascontiguousarray(array) for name, array in flat.items()}
   return safetensors.numpy.save(whole, dict(metadata) if metadata else None)
 
@@ -66,17 +62,8 @@ def to_bytes(
 def read(
   path: Path, stored: Mapping[str, StoredArray], more_header: int = 0
 ) -> dict[str, np.ndarray]:
-  """Read arrays, and verify them.
-
-  Args:
-    path: of the file, which is no link.
-    stored: what the arrays must be; float32, of a size that memory can hold.
-    more_header: bytes that metadata may take in the header.
-
-  Raises:
-    TaskError: where the file is missing, a link or damaged, or an array is
-      other than `stored` says, or not finite.
-  """
+  """Read float32 arrays from a file that is no link, and verify them."""
+  # `more_header`: bytes of metadata.
   claimed = sum(4 * array.size for array in stored.values())
   try:
     content = read_file(path, claimed + MAX_HEADER_BYTES + more_header)
@@ -119,7 +106,7 @@ def _require_digests(
   stored: Mapping[str, StoredArray],
   path: Path,
 ) -> None:
-  """Raise `TaskError` for values that are others."""
+  """Raise `TaskError` for arrays with another SHA-256."""
   damaged = [
     name
     for name, array in arrays.items()
@@ -133,7 +120,7 @@ def _require_digests(
 
 
 def require_finite(arrays: Mapping[str, np.ndarray], where: str) -> None:
-  """Raise `TaskError` for values that are infinite or not a number."""
+  """Raise `TaskError` for values that are infinite or NaN."""
   broken = [k for k, v in arrays.items() if not np.isfinite(v).all()]
   if broken:
     raise TaskError(
@@ -144,17 +131,7 @@ def require_finite(arrays: Mapping[str, np.ndarray], where: str) -> None:
 def read_file(
   path: Path, limit: int | None, at_most: int | None = None
 ) -> bytes:
-  """Read a regular file, which is no link.
-
-  Args:
-    path: of the file.
-    limit: bytes that it may have; None for any number.
-    at_most: bytes that are read, of a longer file the first ones.
-
-  Raises:
-    OSError: where it cannot be read.
-    TaskError: where it is something else, or longer.
-  """
+  """Read a regular file, which is no link; of a longer one `at_most` bytes."""
   # Without O_NONBLOCK, opening a pipe waits for somebody to write into it.
   flags = os.O_NOFOLLOW | os.O_NONBLOCK
   with open(path, "rb", opener=lambda p, f: os.open(p, f | flags)) as file:
@@ -163,7 +140,7 @@ def read_file(
       raise TaskError(f"{path} is no regular file.")
     if limit is not None and found.st_size > limit:
       raise TaskError(f"{path} has more than the {limit:,} bytes expected.")
-    # Not without a number: it may grow. Not `limit`: as much would be reserved.
+    # A number, as the file may grow; not `limit`, which would be allocated.
     size = found.st_size if at_most is None else min(found.st_size, at_most)
     return file.read(size)
 
@@ -195,23 +172,14 @@ def _names(path: Path) -> Iterator[str]:
 
 
 def is_single_file(path: Path) -> bool:
-  """Whether a path names such a file, rather than a task's directory."""
+  """Whether a path names a file of a task, rather than its directory."""
   return path.suffix == SUFFIX and not path.is_dir()
 
 
 def write_single_file(
   path: Path, flat: Mapping[str, np.ndarray], text: str
 ) -> None:
-  """Write a task; an older file is replaced once the new one is complete.
-
-  Args:
-    path: of the file.
-    flat: {name: array}, float32.
-    text: what `task.json` would hold.
-
-  Raises:
-    TrainingError: if it cannot be written.
-  """
+  """Write a task; an older file is replaced once the new one is complete."""
   content = to_bytes(flat, {_KEY: text})
   with files.writing(path):
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -220,18 +188,11 @@ def write_single_file(
 
 
 def read_task_text(path: Path, limit: int) -> str:
-  """Read what `task.json` would hold, of at most `limit` bytes.
-
-  A file that is given may be a link, as those in the cache of a hub are.
-
-  Raises:
-    OSError: where the file cannot be read.
-    TaskError: where it is no task.
-  """
+  """Read what `task.json` would hold; the file may be a link, as hubs have."""
   file = path.resolve()
   begins = read_file(file, None, at_most=_LENGTH_BYTES)
   length = int.from_bytes(begins, "little")
-  # Escapes double a text.
+  # Escapes may double a text.
   most = 2 * limit + MAX_HEADER_BYTES
   if len(begins) < _LENGTH_BYTES or length > most:
     raise TaskError(

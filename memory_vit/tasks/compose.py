@@ -1,8 +1,8 @@
-"""Sets of tasks: put together, taken apart, stored.
+"""Sets of tasks: concatenate, select, remove, rename.
 
 A set is a tuple of `Task`. Tasks that were trained apart are concatenated,
-those that attend to others bring model extension, and both mix freely: who
-reads whom is in the tasks. Nothing here changes an array.
+those that attend to others bring model extension, and both mix freely. Nothing
+here changes an array.
 """
 
 # As text, `help` shows the types by their short names.
@@ -23,14 +23,13 @@ from memory_vit.model.task import Task, TaskSpec, require_backbone
 
 @jax.tree_util.register_pytree_with_keys_class
 class Tasks(tuple[Task, ...]):
-  """A tuple of tasks, of which `tasks["pets"]` is the one of that name."""
+  """A tuple of tasks, in which `tasks["pets"]` is the task of that name."""
 
   @overload
   def __getitem__(self, key: SupportsIndex | str, /) -> Task: ...
   @overload
   def __getitem__(self, key: slice, /) -> tuple[Task, ...]: ...
   def __getitem__(self, key: Any, /) -> Any:
-    """The task at a place, or of a name."""
     if not isinstance(key, str):
       return super().__getitem__(key)
     by_name = {task.name: task for task in self}
@@ -38,12 +37,10 @@ class Tasks(tuple[Task, ...]):
     return by_name[key]
 
   def tree_flatten_with_keys(self) -> tuple[Iterable[Any], None]:
-    """Children of the pytree."""
     return [(jax.tree_util.SequenceKey(i), t) for i, t in enumerate(self)], None
 
   @classmethod
   def tree_unflatten(cls, _: None, children: Iterable[Any]) -> Tasks:
-    """Rebuild the tuple from other children."""
     return cls(children)
 
 
@@ -57,9 +54,9 @@ def concatenate(*parts: TasksLike) -> Tasks:
     All tasks, in the order given.
 
   Raises:
-    TaskError: for what are no tasks, and where they cannot share a pass: for
-      equal names, a task that attends to one that is not there or is another, a
-      circle, another backbone, image size or evaluation preprocessing.
+    TaskError: for what are no tasks, and for tasks that cannot share a pass:
+      equal names, a parent that is missing or another one, a circle, another
+      backbone, image size or evaluation preprocessing.
   """
   tasks = Tasks(task for part in parts for task in task_tuple(part))
   require_fit(tasks)
@@ -67,15 +64,15 @@ def concatenate(*parts: TasksLike) -> Tasks:
 
 
 def select(tasks: TasksLike, names: str | Iterable[str]) -> Tasks:
-  """The tasks of these names, in the order of the names.
+  """Return the tasks of these names, in the order of the names.
 
   Args:
     tasks: a sequence or generator of tasks, or {name: task}.
     names: one, or several.
 
   Raises:
-    TaskError: for what are no tasks, a name that is not there, or where one of
-      them attends to a task that is not among them.
+    TaskError: for what are no tasks, an unknown name, or a task that attends to
+      one that is not selected.
   """
   by_name = {task.name: task for task in task_tuple(tasks)}
   if isinstance(names, str):
@@ -94,7 +91,7 @@ def with_parents(tasks: Sequence[Task], name: str) -> Tasks:
   """A task with all that it attends to, and that those attend to."""
   by_name = {task.spec.name: task for task in tasks}
   wanted = [name]
-  for found in wanted:  # it grows while it is read
+  for found in wanted:  # grows in the loop
     _require_name(found, list(by_name))
     parents = by_name[found].spec.attends_to
     wanted += [parent for parent in parents if parent not in wanted]
@@ -102,15 +99,15 @@ def with_parents(tasks: Sequence[Task], name: str) -> Tasks:
 
 
 def remove(tasks: TasksLike, *names: str) -> Tasks:
-  """All tasks but these.
+  """Return all tasks but these.
 
   Args:
     tasks: a sequence or generator of tasks, or {name: task}.
-    *names: of those that go.
+    *names: of the tasks to remove.
 
   Raises:
-    TaskError: for what are no tasks, a name that is not there, or one that a
-      task that stays attends to.
+    TaskError: for what are no tasks, an unknown name, or a task that a
+      remaining one attends to.
   """
   tasks = task_tuple(tasks)
   for name in names:
@@ -129,7 +126,7 @@ def remove(tasks: TasksLike, *names: str) -> Tasks:
 def rename(
   tasks: TasksLike, old: str | Mapping[str, str], new: str = ""
 ) -> Tasks:
-  """Give a task another name, also where others attend to it.
+  """Give a task another name, also in the tasks that attend to it.
 
   Args:
     tasks: a task, a sequence or generator of tasks, or {name: task}.
@@ -137,8 +134,8 @@ def rename(
     new: lower case letters, digits, "-" and "_"; at most 64.
 
   Raises:
-    TaskError: for what are no tasks, a name that is not there, is taken, or is
-      no name.
+    TaskError: for what are no tasks, an unknown name, or a new name that is
+      taken or is none.
   """
   tasks = task_tuple(tasks)
   names = {old: new} if isinstance(old, str) else old
@@ -166,14 +163,7 @@ TasksLike = Task | Iterable[Task] | Mapping[str, Task]
 
 
 def task_tuple(tasks: TasksLike) -> tuple[Task, ...]:
-  """One task, or any collection of tasks -> a tuple.
-
-  Args:
-    tasks: a task; a sequence or generator of tasks; or {name: task}.
-
-  Raises:
-    TaskError: for anything else, or a key that is not the name of its task.
-  """
+  """Make a tuple of what functions take for tasks; refuse anything else."""
   if isinstance(tasks, Task):
     return (tasks,)
   if isinstance(tasks, str | bytes) or not isinstance(tasks, Iterable):
@@ -205,18 +195,14 @@ def require_one_pass(tasks: Sequence[Task]) -> None:
 
 
 def require_fit(tasks: Sequence[Task]) -> None:
-  """Raise `TaskError` unless tasks can share a forward pass.
-
-  They must have one backbone and one evaluation preprocessing, since they look
-  at the same images; all that they attend to must be there, and as it was.
-  That last one cannot be told while JAX traces a function of their values.
-  """
+  """Raise `TaskError` unless tasks can share a forward pass."""
   specs = [task.spec for task in tasks]
   require_specs_fit(specs)
   attention_graph(specs, parent_directories(tasks))
   by_name = {task.spec.name: task for task in tasks}
   for spec in (task.spec for task in tasks):
     for name, digest in zip(spec.attends_to, spec.parent_digests, strict=False):
+      # While JAX traces a function of a task, its digest is not known.
       if not digest or trees.is_traced(by_name[name].params):
         continue
       if digest != by_name[name].digest:
@@ -228,10 +214,7 @@ def require_fit(tasks: Sequence[Task]) -> None:
 
 
 def require_specs_fit(specs: Sequence[TaskSpec]) -> None:
-  """Raise `TaskError` where regimes, backbones or images share no pass.
-
-  That much can be told before anything is loaded.
-  """
+  """Raise `TaskError` if regimes, backbones or images share no pass."""
   for spec in specs:
     learned = spec.learned
     if not learned.composes:
@@ -239,7 +222,7 @@ def require_specs_fit(specs: Sequence[TaskSpec]) -> None:
       if learned.on_features:
         does = "reads the backbone as it is, but takes the place of its head"
       way = "Give it alone to"
-      if len(specs) == 1:  # it is alone, where only those that share one can be
+      if len(specs) == 1:
         way = "What was asked for takes tasks that do; this one is answered by"
       raise TaskError(
         f"task {spec.name!r} was learned by {spec.regime!r}, which {does}: it "
@@ -254,7 +237,7 @@ def require_specs_fit(specs: Sequence[TaskSpec]) -> None:
 
 
 def require_same_images(specs: Sequence[TaskSpec]) -> None:
-  """Raise `TaskError` where tasks want images prepared differently."""
+  """Raise `TaskError` if tasks want images prepared differently."""
   for spec in specs[1:]:
     if spec.evaluation != specs[0].evaluation:
       raise TaskError(

@@ -45,35 +45,31 @@ def init_task(
   class_names: Sequence[str] = (),
   evaluation: EvalPreprocessing | None = None,
 ) -> Task:
-  """A new task, before training.
+  """Make a new task, before training: its head is zero.
 
   Args:
     key: of the random numbers, such as `jax.random.key(0)`.
-    backbone: that it is for.
+    backbone: the one it is for.
     name: see `TaskSpec`.
     num_classes: c.
     cells: m, memory cells per layer; by default 5, and 0 in a regime without
       memory.
-    regime: how it will be learned, see `regimes`.
+    regime: how it will be learned, see `get_regime`.
     bottleneck: width of adapters, or of the values of a probe; 0 in a regime
       without.
     side_width: r, of the side stream, in a regime with one.
     side_mixing: how that mixes patches, see `TaskSpec`.
-    attends_to: the earlier tasks that it reads, one or several. Of a `Task`,
-      not of a mere name, its digest is kept, and another of that name is
-      refused later.
+    attends_to: the earlier tasks that it attends to, one or several. Of a
+      `Task`, not of a mere name, the digest is stored, and another task of that
+      name is refused later.
     memory_norm: see `TaskSpec`.
-    memory_std: memory is drawn from N(0, memory_std^2).
-    cls_init: "pretrained" starts its class token as a copy of the backbone's,
-      or of what pools in its place (`backbone.first_class_token`); "normal" at
-      N(0, 0.02^2).
+    memory_std: memory is initialized from N(0, memory_std^2).
+    cls_init: "pretrained" copies the backbone's class token, or what pools in
+      its place; "normal" draws from N(0, 0.02^2).
     class_names: c names, or none.
     evaluation: how images are prepared; by default as for the tasks that it
-      reads, whose pass it shares. Without such as the source of the backbone
-      states, and resized to the square where it states nothing.
-
-  Returns:
-    The task, with the head at zero.
+      attends to, else as the source of the backbone states, else resized to the
+      square.
 
   Raises:
     TaskError: for values that are not possible.
@@ -122,7 +118,7 @@ def init_task(
 
 @dataclasses.dataclass(frozen=True)
 class _Parent:
-  """A task that another reads; of a mere name nothing else is known."""
+  """A task that another attends to; of a mere name nothing else is known."""
 
   name: str
   digest: str = ""
@@ -133,7 +129,6 @@ def _parents(
   name: str,
   attends_to: str | Task | Iterable[str | Task] | Mapping[str, Task],
 ) -> list[_Parent]:
-  """The tasks that `name` reads."""
   if isinstance(attends_to, str):
     attends_to = [attends_to]
   elif isinstance(attends_to, Task | Mapping):

@@ -16,35 +16,24 @@ from memory_vit.tasks.manifest import Manifest
 def find_tasks(
   paths: Iterable[str | os.PathLike[str]],
 ) -> list[tuple[Path, Manifest]]:
-  """All tasks at some paths; of one that lies at two places, the first.
-
-  What is given twice is there twice: that is a mistake, and refused later.
-
-  Raises:
-    TaskError: where there is none at one of them, or one cannot be read.
-  """
+  """All tasks at some paths; of one that lies at two places, the first."""
   found: list[tuple[Path, Manifest]] = []
   places: dict[Any, Path] = {}
   for one in itertools.chain.from_iterable(map(task_paths, paths)):
     read = manifest.read(one)
     key = read.spec, frozenset(read.arrays.items())
+    # One path twice stays twice: a mistake, which is refused later.
     if places.setdefault(key, one.resolve()) == one.resolve():
       found.append((one, read))
   return found
 
 
 def task_paths(path: str | os.PathLike[str]) -> list[Path]:
-  """The path itself where it is a task, or the tasks in it, sorted by name.
-
-  Each is a directory, or a .safetensors file.
-
-  Raises:
-    TaskError: where there is none.
-  """
+  """The path itself if it is a task, or the tasks in it, sorted by name."""
   path = typed.local(path, "a task", TaskError)
   if array_files.is_single_file(path) or (path / "task.json").is_file():
     return [path]
-  # A task that is being written has a name with a dot.
+  # A task that is being written has a name that begins with a dot.
   found = [path for path in paths_in(path) if path.name[0] != "."]
   if not found:
     run = path / "tasks"
@@ -98,22 +87,9 @@ def require_no_link(directory: Path) -> None:
 def ancestor_directories(
   directories: Sequence[Path], indirect: Sequence[Path] = ()
 ) -> list[Path]:
-  """Find all tasks that some tasks attend to, directly or through others.
-
-  A parent is known by its name. It is looked for among all directories that
-  are named here, then beside the task that attends to it, where a run exports
-  it as well. What a task says of other directories is never followed.
-
-  Args:
-    directories: of the tasks.
-    indirect: of further tasks, in which to look first.
-
-  Returns:
-    `indirect`, and then what was found beside the tasks.
-
-  Raises:
-    TaskError: for what is no task, and for a parent that is in neither place.
-  """
+  """`indirect`, and all that tasks attend to, found beside them."""
+  # A parent is known by its name: among these, or beside a task, where a run
+  # exports it as well. Directories that a task names are never followed.
   known = {_name(path): path for path in (*directories, *indirect)}
   waiting = list(known.values())
   found = list(indirect)

@@ -1,7 +1,6 @@
-"""Images that the model does not expect are refused.
+"""Checks that images have the range that the model expects.
 
-It would compute on without a word: images of 0 to 255, or with a NaN, give
-logits like any others.
+Images of 0 to 255, or with a NaN, would give logits like any others.
 """
 
 import contextlib
@@ -16,8 +15,7 @@ from memory_vit.errors import DataError
 from memory_vit.model.trees import AnyArray
 
 Images = Float[AnyArray, "..."]
-# What rounding may add where images are resized after they were scaled. Our
-# own preprocessing resizes first, and is never outside.
+# What rounding may add if images are resized after scaling; ours resizes first.
 _BOUND = 1 + 1e-5
 
 
@@ -33,27 +31,20 @@ def require_shape(images: Shaped[AnyArray, "..."], size: int) -> None:
 
 
 def begin(images: Images) -> Callable[[], None]:
-  """Begin to look whether all values are in [-1, 1].
-
-  The device does so before the program that is handed over next, and works on
-  that one while the answer is awaited. Arrays of NumPy are looked at on the
-  host, meanwhile. Of what JAX traces the values are not known: it passes.
-
-  Returns:
-    A function that waits for the answer, and raises `DataError` unless all
-    values are in [-1, 1].
-  """
+  """Begin to check that values are in [-1, 1]; the result waits and raises."""
   if isinstance(images, jax.core.Tracer):
     return lambda: None
   if isinstance(images, np.ndarray):
     return lambda: _require(_within_on_host(images), images)
+  # The device checks before the program that follows, and runs that one while
+  # the answer is awaited.
   with _now():
     within = _within(images)
   return lambda: _require(bool(within), images)
 
 
 def _within_on_host(images: Float[np.ndarray, "..."]) -> bool:
-  # Of a NaN either is NaN, and no comparison holds.
+  # With a NaN both are NaN, and no comparison holds.
   return bool(
     images.min(initial=0) >= -_BOUND and images.max(initial=0) <= _BOUND
   )
@@ -98,7 +89,7 @@ def _describe_on_host(
 
 @jax.jit
 def _describe(images: Float[Array, "..."]) -> tuple[Shaped[Array, ""], ...]:
-  """Range of what is finite, and how many are NaN or infinite."""
+  """Range of finite values, and the numbers of NaN and infinite ones."""
   finite = jnp.isfinite(images)
   return (
     jnp.min(images, where=finite, initial=jnp.inf),

@@ -1,9 +1,8 @@
-"""The two compiled programs of a forward pass, and tasks in slots for them.
+"""Compiled programs of a forward pass, and tasks in slots for them.
 
 `encode_program` is one executable for a backbone, whatever the tasks are: that
-is why the original outputs stay the same to the bit. `read_program` is small,
-and holds all that depends on the tasks, which lie in slots (`tasks/slots.py`).
-A context can be kept, and read many times.
+is why the original outputs stay bitwise identical. `read_program` is small, and
+holds all that depends on the tasks.
 """
 
 # As text, `help` shows types by their short names.
@@ -43,7 +42,6 @@ from memory_vit.tasks.slots import Slots, SlotSizes
 def encode_program(
   params: Any, images: Float[Array, "b side side 3"], *, config: ViTConfig
 ) -> tuple[Float32[Array, "b c0"], Context]:
-  """`encode`, on the parameters of a backbone."""
   model = MemoryViT(config)
   return apply(model, {"backbone": params}, images, method="encode")
 
@@ -52,10 +50,7 @@ def encode_program(
 def plain_program(
   params: Any, images: Float[Array, "b side side 3"], *, config: ViTConfig
 ) -> Float32[Array, "b c0"]:
-  """The original outputs alone.
-
-  As nothing else is handed out, XLA leaves out what tasks would read.
-  """
+  """The original outputs alone: XLA leaves out what tasks would use."""
   model = MemoryViT(config)
   return apply(model, {"backbone": params}, images, method="encode")[0]
 
@@ -64,7 +59,6 @@ def plain_program(
 def summary_program(
   params: Any, images: Float[Array, "b side side 3"], *, config: ViTConfig
 ) -> Float32[Array, "b n d"]:
-  """`summarize`, on the parameters of a backbone."""
   model = MemoryViT(config)
   return apply(model, {"backbone": params}, images, method="summarize")
 
@@ -77,19 +71,7 @@ def read_tasks(
   config: ViTConfig,
   specs: tuple[TaskSpec, ...],
 ) -> dict[str, Float32[Array, "b _"]]:
-  """The function that training differentiates: `MemoryViT.read`.
-
-  Args:
-    task_params: {name: parameters of the task}.
-    backbone_params: of the backbone; nothing here is differentiated with
-      respect to them, nor to the context.
-    context: from `encode`.
-    config: of the backbone.
-    specs: of the tasks.
-
-  Returns:
-    {name: logits (b, c)}.
-  """
+  """`MemoryViT.read`, which training differentiates by `task_params`."""
   params = {"backbone": backbone_params, "tasks": task_params}
   model = MemoryViT(config, specs)
   return apply(model, params, context, method="read")
@@ -129,13 +111,13 @@ def fill_slots(
   cells: int = 0,
   classes: int = 0,
 ) -> Slots:
-  """Make tasks ready to be read many times.
+  """Make tasks ready to be run many times.
 
   The keys and values of their memory are computed here, once. Shapes are
-  rounded up to slots of 1, 2, 4, 8, then multiples of 8 tasks; multiples of 8
-  cells; multiples of 128 classes. As long as they are the same, nothing is
-  compiled again when tasks change, and the logits of a task in its slot do not
-  depend on what lies in the others, to the bit.
+  rounded up to 1, 2, 4, 8, then multiples of 8 slots; multiples of 8 cells;
+  multiples of 128 classes. While these stay the same, other tasks compile
+  nothing, and the logits of a task in its slot are bitwise identical whatever
+  the other slots hold.
 
   Args:
     backbone: the frozen ViT.
@@ -173,17 +155,8 @@ def fill_slots(
 def place(
   backbone: Backbone, tasks: Mapping[int, Task], sizes: SlotSizes
 ) -> Slots:
-  """Put tasks into slots of any number, of sizes that may hold more.
-
-  That is done on the host, where nothing is compiled. To the bit what
-  `fill_slots` makes of them, and with its programs. The shapes depend on the
-  sizes alone.
-
-  Args:
-    backbone: of the tasks.
-    tasks: {slot: task}, in the order of the slots; the others are empty.
-    sizes: of the slots; the tasks fit in them.
-  """
+  """`fill_slots` into given slots and sizes, bitwise identical."""
+  # Stacked on the host, where nothing is compiled.
   specs = tuple(task.spec for task in tasks.values())
   mask = task_mask(
     specs,
@@ -202,7 +175,6 @@ def place(
 
 
 def on_host(tree: Any) -> Any:
-  """The same tree, of arrays of NumPy."""
   return jax.tree.map(np.asarray, tree)
 
 
@@ -217,14 +189,13 @@ def _stack(
   return stacked, stack_heads(params, len(stacked.cls), classes, xp=xp)
 
 
-# In one program: there would be one for each operation.
+# In one program, and not one for each operation.
 _stack_program = jax.jit(_stack, static_argnums=(2, 3))
 
 
 def _with_cells(
   backbone: Backbone, stacked: StackedTasks, heads: Tree
 ) -> SlotArrays:
-  """What lies on the device in slots, with keys and values of memory."""
   cells = memory_program(
     backbone.params,
     stacked.memory,

@@ -1,4 +1,4 @@
-"""`task.json`, the untrusted description of a saved task.
+"""`task.json`: the untrusted description of a saved task.
 
 format_version  of the task, in a directory or in one file
 sha256          of all the rest, so that no bit of it changes unnoticed
@@ -30,8 +30,8 @@ FILE = "task.json"
 # 5,000 classes with their names and results need 1 MB.
 MAX_FILE_BYTES = 8 * 2**20
 MAX_ARRAYS = 4096
-# Of all arrays: a head of 21,843 classes on H/14 has 112 MB. A task that holds
-# a whole backbone may be as large as one, see `stored_arrays.MAX_BYTES`.
+# Of all arrays: a head of 21,843 classes on H/14 has 112 MB. A task with a
+# whole backbone may be as large as one, see `stored_arrays.MAX_BYTES`.
 MAX_BYTES = 2**30
 MAX_BACKBONE_BYTES = 16 * 2**30
 # Far beyond what anybody trains, and small enough to compute with.
@@ -41,8 +41,7 @@ _MAX_AXES = 8
 _MAX_DEPTH = 32
 _MAX_TEXT = 10_000
 _MAX_NAME = 200
-# Of a number, on either side of zero. Python computes with any, but writes only
-# those of 4,300 digits, and has no float for those of 309.
+# Python writes only numbers of 4,300 digits, and has no float of 309.
 _MAX_NUMBER = 10**100
 
 _KEYS = (
@@ -55,27 +54,18 @@ _PATH = re.compile(rf"{_PART}(?:/{_PART}){{0,7}}")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-  """The checked content of `task.json`.
-
-  Attributes:
-    spec: what the task is.
-    arrays: its arrays, by name; they can be those of such a task, on some
-      backbone.
-    provenance: as saved; nothing in it is checked.
-  """
+  """The checked content of `task.json`."""
 
   spec: TaskSpec
+  # Of such a task, on some backbone.
   arrays: Mapping[str, StoredArray]
+  # As saved; nothing in it is checked.
   provenance: Mapping[str, Any]
 
 
 def to_text(manifest: Manifest, where: str) -> str:
-  """The content of the `task.json` at `where`.
-
-  Raises:
-    TaskError: for what `read` would refuse.
-  """
-  # What JSON makes of it (tuples, keys) is what will be read.
+  """The content of the `task.json` at `where`; refuses what `read` would."""
+  # As JSON will read it: tuples become lists, keys texts.
   values = json.loads(json.dumps(dataclasses.asdict(manifest)))
   values = {"format_version": FORMAT_VERSION, **values}
   signed = {**values, "sha256": digest(values)}
@@ -95,11 +85,7 @@ def digest(values: Mapping[str, Any]) -> str:
 
 
 def read(path: Path) -> Manifest:
-  """Read the `task.json` of a task's directory, or what stands in its file.
-
-  Raises:
-    TaskError: where there is none, or it is refused.
-  """
+  """Read the `task.json` of a task's directory, or of its single file."""
   is_file = array_files.is_single_file(path)
   file = path if is_file else path / FILE
   try:
@@ -118,7 +104,7 @@ def read(path: Path) -> Manifest:
     ) from None
   except TaskError:
     raise
-  # Of JSON and of UTF-8 among them.
+  # ValueError: errors of JSON and of UTF-8 too.
   except (OSError, ValueError, RecursionError) as error:
     reason = messages.first_line(error)
     raise TaskError(f"{file} is not readable as JSON: {reason}") from error
@@ -126,13 +112,7 @@ def read(path: Path) -> Manifest:
 
 
 def check(values: Any, where: str) -> Manifest:
-  """Make a `Manifest` of JSON values of any kind, those of the file `where`.
-
-  Raises:
-    TaskError: for another format, missing or unknown keys, values of another
-      type, digests that do not fit, and arrays that cannot be those of the
-      task or are too many or too large.
-  """
+  """Make a `Manifest` of any JSON values, those of the file `where`."""
   _require_plain(values, where, _MAX_DEPTH)
   _require_version(values, where)
   schema.require_keys(values, _KEYS, where, TaskError)
@@ -244,7 +224,7 @@ def _require_possible(spec: TaskSpec, where: str) -> None:
   if len(spec.backbone.variant) > 100 or len(spec.backbone.gelu) > 100:
     raise TaskError(f"{backbone} has a name of more than 100 characters.")
   for i, sha256 in enumerate(spec.parent_digests):
-    if sha256:  # "" where it is not known
+    if sha256:  # "" if it is not known
       _require_sha256(sha256, f"{where}: spec.parent_digests[{i}]")
 
 
@@ -278,7 +258,7 @@ def _require_fit(
   depth = _first_axis(arrays, "memory", "adapters/attention/down/bias")
   summary = _first_axis(arrays, "probe/scale")
   expected = trees.flatten(spec.expected_shapes(width, depth, summary))
-  # A backbone is compared where the one that the task was trained on is known.
+  # Its own backbone is compared once the one that it was trained on is known.
   holds_backbone = spec.learned.holds_backbone
   described = {
     name: array

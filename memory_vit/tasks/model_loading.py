@@ -19,21 +19,8 @@ def load_model(
   any_regime: bool = False,
   image_size: int | None = None,
 ) -> tuple[backbones.Backbone, tuple[task_sets.Task, ...]]:
-  """Load a backbone as its tasks want it, and the tasks.
-
-  Args:
-    backbone: any source of `load_backbone`.
-    tasks: paths of tasks, and of directories of tasks.
-    dtype: of the computation.
-    any_regime: whether one task alone may be of a regime that composes with
-      nothing.
-    image_size: side in pixels at which the backbone runs; None is that of the
-      tasks, or without any the backbone's own.
-
-  Raises:
-    MemoryVitError: for what cannot be read, or does not fit together.
-    ConfigError: for an image size that is not that of the tasks.
-  """
+  """Load tasks, and the backbone at their image size and with their GELU."""
+  # `any_regime`: one task alone may be of a regime that composes with nothing.
   found = find.find_tasks(tasks)
   if not found:
     return load.load_backbone(backbone, image_size, dtype), ()

@@ -1,4 +1,4 @@
-"""Programs of images that a CPU runs on a few images at a time.
+"""Compiled programs that a CPU runs on a few images at a time.
 
 The activations of a large batch leave the caches of a CPU: sixteen images in an
 L/14 take 30 % less time in pieces of two (float32; docs/predictor.md).
@@ -18,26 +18,16 @@ from memory_vit.model.trees import AnyArray
 from memory_vit.model.vit_config import ViTConfig
 
 _Outputs = TypeVar("_Outputs")
-# Bytes of the widest activations of a piece, those of an MLP. With 32 MiB of
-# shared cache, in float32, twice of that is 6 to 14 % slower, and half of it as
-# fast within 2 %.
+# Bytes of the widest activations of a piece, an MLP's. With 32 MiB of shared
+# cache, in float32, twice that is 6 to 14 % slower, half as fast within 2 %.
 _BYTES = 12 * 2**20
 
 
 class ImageProgram(Generic[_Outputs]):
-  """A compiled function of a backbone's parameters and images.
-
-  Attributes:
-    compiled: the function of JAX; `piece` of its arguments is static.
-  """
+  """A compiled function of a backbone's parameters and images."""
 
   def __init__(self, function: Callable[..., _Outputs]) -> None:
-    """Compile nothing yet.
-
-    Args:
-      function: (params, images, config=) -> a tree of arrays that have a row
-        for each image.
-    """
+    """`function(params, images, config=)` gives arrays with a row per image."""
     functools.update_wrapper(self, function)
 
     def run(
@@ -57,7 +47,6 @@ class ImageProgram(Generic[_Outputs]):
     *,
     config: ViTConfig,
   ) -> _Outputs:
-    """Run the function on all images."""
     piece = images_in_piece(params, images, config)
     return self.compiled(params, images, config=config, piece=piece)
 
@@ -65,20 +54,12 @@ class ImageProgram(Generic[_Outputs]):
 def images_in_piece(
   params: Any, images: Float[AnyArray, "b side side 3"], config: ViTConfig
 ) -> int | None:
-  """The number of images that a program runs at once; None for all of them.
-
-  It is a divisor of b, on one CPU device. Other devices want large batches, a
-  mesh splits them itself, and what JAX traces for an export may run on any
-  device.
-
-  Args:
-    params: of the backbone.
-    images: what the program is called with.
-    config: of the backbone.
-  """
+  """A divisor of b: the images that a program runs at once; None for all."""
+  # Other devices want large batches, a mesh splits them itself, and what JAX
+  # traces for an export may run on any device.
   arrays = [images, *jax.tree.leaves(params)[:1]]
   placed = [array for array in arrays if not isinstance(array, np.ndarray)]
-  # Arrays of NumPy alone go where a new array would be.
+  # NumPy arrays alone go where a new array would be.
   if not all(map(_on_one_cpu, placed or [jnp.zeros(())])):
     return None
   batch = images.shape[0]
@@ -87,7 +68,7 @@ def images_in_piece(
   if batch <= most:
     return None
   divisor = max(k for k in range(1, most + 1) if not batch % k)
-  # Products of few rows are slow: where no divisor is near, the batch is whole.
+  # Products of few rows are slow: without a divisor nearby the batch is whole.
   return divisor if 2 * divisor >= most else None
 
 

@@ -1,4 +1,4 @@
-"""Run tasks on images: encode an image once, and read it by each task.
+"""Run tasks on images: encode an image once, and run each task on its context.
 
 Behind a `Program` are slots, of tasks that share a pass of the backbone, or the
 parameters of tasks that have one of their own. Callers do not ask which.
@@ -44,20 +44,20 @@ from memory_vit.tasks.split_forward import (
 )
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)  # it holds arrays
 class Program:
-  """Tasks that are ready to be run on a backbone; a tree of arrays for JAX.
+  """Tasks that are ready to run on a backbone, compiled for sizes of slots.
 
-  Attributes:
-    slots: of tasks that compose; None without such tasks.
-    alone: tasks that do not, and share a pass: heads and probes, or one that
-      changes what the backbone computes.
+  A tree of arrays for JAX: other tasks of these sizes compile nothing.
   """
 
+  # Tasks that compose; None without any.
   slots: Slots | None = None
+  # Tasks that share another pass: heads and probes, or one that changes the
+  # computation of the backbone.
   alone: tuple[Task, ...] = ()
 
   @property
   def composes(self) -> bool:
-    """Whether all tasks read one pass, which makes the original outputs too."""
+    """Whether all tasks share one pass, with the original outputs."""
     return not self.alone
 
   @property
@@ -74,21 +74,12 @@ class Program:
   def __call__(
     self, backbone: Backbone, images: Float[Array, "b side side 3"]
   ) -> Logits:
-    """Run all tasks.
-
-    Args:
-      backbone: of the tasks.
-      images: in [-1, 1]; they are not looked at.
-
-    Returns:
-      {task name: (b, c)}, and in front {"backbone": (b, c0)} where tasks
-      compose or there is none. That holds the same bits whatever they are.
-    """
+    """Run all tasks, and the backbone if they compose or there is none."""
     found: Logits = {}
     if self.slots or not self.alone:
       outputs, context = _encode(backbone, images)
       found = {BACKBONE: outputs, **self._read_slots(backbone, context)}
-      del context  # the largest of all
+      del context  # the largest array
     if self.alone:
       split = make_split_forward(backbone.config, self._alone_specs)
       frozen = {"backbone": backbone.params, "tasks": {}}
@@ -96,11 +87,7 @@ class Program:
     return found
 
   def read(self, backbone: Backbone, inputs: Any) -> Logits:
-    """Run tasks of one kind on what `SplitForward.prepare` has made.
-
-    Of tasks that compose that is the context of `encode`; the logits are those
-    of a call, to the bit.
-    """
+    """Run tasks on what `SplitForward.prepare` made, such as a context."""
     if self.alone:
       return self._read_alone(backbone, inputs)
     return self._read_slots(backbone, inputs)
@@ -113,11 +100,9 @@ class Program:
     tasks: bool,
     original: bool,
   ) -> tuple[Float32[Array, "b *t c"] | None, Float32[Array, "b c0"] | None]:
-    """Logits of all places at once, see `heads`, and the original outputs.
-
-    No program depends on which places are taken. What is not wanted is None.
-    Of a task that does not compose there is one place, without its axis.
-    """
+    """Logits of all places at once, see `heads`, and the original outputs."""
+    # No program depends on which places are taken. A task that does not compose
+    # has one place, without its axis.
     outputs = logits = None
     if tasks and self.alone:
       [logits] = self(backbone, images).values()
@@ -139,11 +124,7 @@ class Program:
 
   @property
   def _alone_specs(self) -> tuple[TaskSpec, ...]:
-    """Specs without what their program does not depend on, numbers for names.
-
-    So one program is compiled for all tasks of one shape, whatever they and
-    their classes are called.
-    """
+    """Specs without names: one program for all tasks of one shape."""
     return tuple(
       dataclasses.replace(
         task.spec,
@@ -173,19 +154,7 @@ def make_program(
   cells: int = 0,
   classes: int = 0,
 ) -> Program:
-  """Make tasks of any regime ready to be run.
-
-  Args:
-    backbone: the frozen ViT.
-    tasks: a task, a sequence or generator of tasks, or {name: task}; also
-      none. Those that compose share a pass; the others another one.
-    slots: see `fill_slots`, as the next two.
-    cells: of the longest memory, at least.
-    classes: of the widest head, at least.
-
-  Raises:
-    TaskError: for tasks of another backbone, or that do not fit together.
-  """
+  """Make tasks of any regime ready; the minimum sizes are of `fill_slots`."""
   tasks = task_tuple(tasks)
   for task in tasks:
     require_backbone(task.spec, backbone.id)
@@ -202,10 +171,7 @@ def make_program(
 def place_tasks(
   backbone: Backbone, tasks: Mapping[int, Task], sizes: SlotSizes
 ) -> Program:
-  """Make tasks ready that come and go: see `inference.place`.
-
-  A task that does not compose is put on the device as it is.
-  """
+  """Make tasks ready that come and go: see `inference.place`."""
   alone = tuple(t for t in tasks.values() if not t.spec.learned.composes)
   if alone:
     return Program(alone=jax.device_put(alone))
@@ -225,19 +191,17 @@ def encode(
     images: in [-1, 1], as `preprocess` makes them; side is the image size of
       the backbone. Images scaled to [0, 1] by mistake cannot be told from
       bright ones.
-    check: whether values are looked at. It costs next to nothing; where they
-      are known to be right, or meant to be others, False leaves it out. What
-      JAX traces is never looked at.
+    check: whether values are checked, which costs next to nothing; False also
+      allows other values. Under a trace of JAX nothing is checked.
 
   Returns:
-    Its outputs, the logits of its head, or the features in front of it where
-    it has none; and the context that tasks read. Within a `jax.jit` of the
-    caller they may differ by rounding: that is another program, which runs a
-    large batch whole, also on a CPU.
+    Its outputs, the logits of its head or, without a head, its features; and
+    the context that tasks attend to. Within a `jax.jit` of the caller they may
+    differ by rounding: that is another program, which runs a large batch whole.
 
   Raises:
-    DataError: for images of another shape or type, with values outside
-      [-1, 1] or that are not finite.
+    DataError: for images of another shape or type, with values outside [-1, 1]
+      or that are not finite.
   """
   images, refuse = accept_images(backbone, images, check)
   encoded = _encode(backbone, images)
@@ -253,8 +217,8 @@ def read(
   Args:
     backbone: the one that made the context.
     tasks: a task, a sequence or generator of tasks, or {name: task}; in any
-      order, all that they attend to among them. Or what `fill_slots` made of
-      them, which saves doing that in every call.
+      order, all that they attend to among them. Or the result of `fill_slots`,
+      which saves filling slots in every call.
     context: from `encode`.
 
   Returns:
@@ -267,15 +231,7 @@ def read(
 
 
 def in_slots(backbone: Backbone, tasks: TasksLike | Slots) -> Slots | None:
-  """Tasks in slots of the size that they need; None where there is no task.
-
-  Args:
-    backbone: the one that they run on.
-    tasks: see `read`; what lies in slots already stays as it is.
-
-  Raises:
-    TaskError: as `read`.
-  """
+  """Tasks in slots of the size that they need; None if there is no task."""
   if not isinstance(tasks, Slots):
     tasks = task_tuple(tasks)
     if not tasks:
@@ -292,7 +248,7 @@ def forward(
   *,
   check: bool = True,
 ) -> dict[str, Float32[Array, "b _"]]:
-  """The original model and all tasks, in one pass.
+  """Run the original model and all tasks, in one pass.
 
   Args:
     backbone: the frozen ViT.
@@ -301,8 +257,8 @@ def forward(
     check: see `encode`.
 
   Returns:
-    {"backbone": (b, c0), task name: (b, c), ...}. "backbone" holds the same
-    bits whatever the tasks are; within a `jax.jit` of the caller, see `encode`.
+    {"backbone": (b, c0), task name: (b, c), ...}. "backbone" is bitwise
+    identical whatever the tasks are; within a `jax.jit`, see `encode`.
 
   Raises:
     TaskError: as `read`.
@@ -318,20 +274,7 @@ def forward(
 def accept_images(
   backbone: Backbone, images: Float[ArrayLike, "b side side 3"], check: bool
 ) -> tuple[Float[Array, "b side side 3"], Callable[[], None]]:
-  """Take images to the device, and begin to look at their values.
-
-  Args:
-    backbone: that shall take them.
-    images: see `encode`.
-    check: the same.
-
-  Returns:
-    The images on the device, and a check to call once the model runs.
-
-  Raises:
-    DataError: for images of another shape or type; the check raises it for
-      their values.
-  """
+  """Put images on the device; also return a check to call once a model runs."""
   try:
     array = jnp.asarray(images)
   except (TypeError, ValueError) as error:
@@ -342,7 +285,7 @@ def accept_images(
   image_check.require_shape(array, backbone.config.image_size)
   if not check:
     return array, lambda: None
-  # An array of NumPy is looked at where it is.
+  # A NumPy array is checked on the host.
   seen = images if isinstance(images, np.ndarray) else array
   return array, image_check.begin(seen)
 

@@ -21,14 +21,14 @@ from memory_vit.runtime.messages import name_list
 )
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
 class Slots:
-  """A set of tasks that is ready for a backbone; see `inference.fill_slots`.
+  """A set of tasks in slots, ready to run on a backbone; see `fill_slots`.
 
-  It is a tree of arrays for JAX, as `Task` is: the others are static.
+  It is a tree of arrays for JAX, as `Task` is: the rest is static.
 
   Attributes:
     specs: of the tasks.
     places: the slot of each, ascending; the other slots are empty.
-    arrays: see `SlotArrays`.
+    arrays: parameters, with the keys and values of memory.
   """
 
   specs: tuple[TaskSpec, ...]
@@ -50,33 +50,23 @@ class Slots:
 
 @dataclasses.dataclass(frozen=True)
 class SlotSizes:
-  """What fits into the slots of a model. Programs are compiled for it.
-
-  Attributes:
-    slots: t.
-    cells: m, of the longest memory.
-    classes: c, of the widest head.
-    parents: p, tasks that one task reads; 0 where none reads another.
-    norms: whether tasks may have LayerNorms of their own.
-    layers: whether tasks may read their token out of all layers.
-    side: kinds of side streams, and how many there may be of each.
-  """
+  """Sizes of slots, for which programs are compiled."""
 
   slots: int = 0
+  # Of the longest memory.
   cells: int = 0
+  # Of the widest head.
   classes: int = 0
+  # Tasks that one task attends to.
   parents: int = 0
+  # Whether tasks may have LayerNorms of their own, and read all layers.
   norms: bool = False
   layers: bool = False
+  # Kinds of side streams, and the number of each.
   side: tuple[tuple[SideKind, int], ...] = ()
 
   def holding(self, specs: Sequence[TaskSpec]) -> "SlotSizes":
-    """The same sizes, or larger ones in which these tasks fit.
-
-    Slots are rounded up to 1, 2, 4, 8, then multiples of 8, and parents too;
-    cells to multiples of 8; classes to multiples of 128. A task that does not
-    compose takes none.
-    """
+    """The same sizes, or larger ones in which these tasks fit, rounded up."""
     specs = [spec for spec in specs if spec.learned.composes]
     parents = max((len(spec.attends_to) for spec in specs), default=0)
     parents = max(self.parents, parents)
@@ -106,5 +96,5 @@ def _with_streams(
 
 
 def round_up(count: int) -> int:
-  """1, 2, 4, 8, then multiples of 8: never more than 7 for nothing."""
+  """1, 2, 4, 8, then multiples of 8: never more than 7 are unused."""
   return 1 << (count - 1).bit_length() if count <= 8 else round_up_to(count, 8)

@@ -1,8 +1,7 @@
-"""The forward pass of training, cut where the first trained value enters.
+"""Forward pass of training, cut in front of the first trained parameter.
 
-To the training loop a regime is two functions: what comes before the first
-trained value, and what comes after. Only the second is differentiated, so
-nothing is ever back-propagated through what is frozen.
+To the training loop a regime is two functions, of which only the second is
+differentiated: nothing is back-propagated through what is frozen.
 """
 
 import dataclasses
@@ -30,34 +29,20 @@ Logits = dict[str, Float32[Array, "b _"]]
 
 @dataclasses.dataclass(frozen=True)
 class SplitForward:
-  """A forward pass in two functions.
+  """A forward pass in two functions."""
 
-  Attributes:
-    prepare: (frozen, images) -> inputs; runs without a gradient.
-    logits: (trained, frozen, inputs) -> those of every name in `trained`; a
-      pure function, compiled by the loop.
-  """
-
+  # (frozen, images) -> inputs; runs without a gradient. Frozen is {"backbone":
+  # parameters, "tasks": {name: parameters of tasks that are attended to}}.
   prepare: Callable[[Any, Float[Array, "b side side 3"]], Any]
+  # (trained, frozen, inputs) -> logits of every name in `trained`, {name: task
+  # parameters}; a pure function.
   logits: Callable[[Any, Any, Any], Logits]
 
 
 def make_split_forward(
   config: ViTConfig, specs: tuple[TaskSpec, ...]
 ) -> SplitForward:
-  """Split the forward pass of tasks of one regime.
-
-  Trained is {name: task parameters}; frozen {"backbone": its parameters,
-  "tasks": {name: parameters of the tasks that are read, but not trained}}.
-
-  Args:
-    config: of the backbone.
-    specs: of all tasks, trained and frozen; several only in regimes that share
-      a pass.
-
-  Raises:
-    TaskError: for several tasks that cannot share a pass.
-  """
+  """Split the forward pass of tasks; several only if they share a pass."""
   if specs[-1].learned.composes:
     return _masked(config, specs)
   heads = all(spec.learned.on_features for spec in specs)
@@ -90,11 +75,7 @@ def _masked(config: ViTConfig, specs: tuple[TaskSpec, ...]) -> SplitForward:
 def _on_features(
   config: ViTConfig, specs: tuple[TaskSpec, ...]
 ) -> SplitForward:
-  """Heads on what the backbone puts out in front of its own, and probes.
-
-  Handed on are {"pooled": (b, d)} for heads, and {"layers": (b, n, d)} for
-  probes.
-  """
+  """Heads on {"pooled": (b, d)} and probes on {"layers": (b, n, d)}."""
   config = headless(config)
   probes = [spec.learned.has_probe for spec in specs]
 
@@ -124,7 +105,7 @@ def _on_features(
 
 
 def _fine_tuned(config: ViTConfig, spec: TaskSpec) -> SplitForward:
-  """A task on the way of every token: all of it is differentiated."""
+  """A task that changes the backbone stream: all of it is differentiated."""
   model = MemoryViT(headless(config))
 
   def logits(

@@ -49,12 +49,12 @@ def save_task(
   Args:
     task: with values that are known and finite.
     path: of the directory; or of the file, which ends in .safetensors.
-    format: "directory" (task.json and arrays.safetensors) or
-      "safetensors" (all in one file); by default as the path ends.
+    format: "directory" (task.json and arrays.safetensors) or "safetensors" (all
+      in one file); by default as the path ends.
 
   Raises:
-    TaskError: for what is no task, where the path is there and is not a task,
-      or the task could not be loaded again. Nothing is written then.
+    TaskError: for what is no task, a path with something else, or a task that
+      could not be loaded again. Nothing is written then.
     TrainingError: if it cannot be written.
   """
   if not isinstance(task, Task):
@@ -107,20 +107,20 @@ def load_task(path: str | os.PathLike[str], backbone: Backbone) -> Task:
   """Read a task, for the backbone that it was trained on.
 
   Args:
-    path: directory or file that `save_task` wrote; or a directory with one
-      such file, as a model hub keeps it.
+    path: directory or file that `save_task` wrote; or a directory with one such
+      file, as in a model hub.
     backbone: on which it will run.
 
   Raises:
-    TaskError: for what is not a task or is damaged, a format that
-      is not known, or another backbone.
+    TaskError: for what is no task, a damaged one, an unknown format, or another
+      backbone.
   """
   path = _in_repository(Path(path).absolute())
   return load_described(path, manifest.read(path), backbone)
 
 
 def load_described(path: Path, found: Manifest, backbone: Backbone) -> Task:
-  """Read a task of which `find_tasks` has read what it is; see `load_task`."""
+  """`load_task`, of which the manifest was read."""
   require_backbone(found.spec, backbone.id)
   # What fits task.json fits the backbone that it names, unless that is a lie.
   shapes = trees.flatten(_shapes(backbone, found.spec))
@@ -148,16 +148,7 @@ def _in_repository(path: Path) -> Path:
 
 
 def read_arrays(path: Path, found: Manifest) -> dict[str, np.ndarray]:
-  """Read and verify the arrays of the task that `save_task` wrote to `path`.
-
-  Returns:
-    {"cls": (d,), "memory": (l, m, d), "head/kernel": (d, c), "head/bias":
-    (c,)}, float32; others in other regimes.
-
-  Raises:
-    TaskError: where they cannot be read, or are not what `task.json` says, or
-      anything else lies in the directory.
-  """
+  """Read and verify {"head/kernel": (d, c), ...}; nothing else lies there."""
   if array_files.is_single_file(path):
     more = 2 * manifest.MAX_FILE_BYTES
     return array_files.read(path.resolve(), found.arrays, more)
@@ -187,8 +178,8 @@ def save_tasks(
     format: as of `save_task`.
 
   Raises:
-    TaskError: where tasks do not fit together, something else has a name, or
-      other tasks lie in the directory: it would hold another set.
+    TaskError: if tasks do not fit together, something else has a name, or the
+      directory holds other tasks: it would be another set.
   """
   tasks = concatenate(tasks)
   suffix = array_files.SUFFIX if format == "safetensors" else ""
@@ -214,11 +205,11 @@ def load_tasks(
 
   Args:
     paths: tasks, and directories that hold some, such as WORKDIR/tasks. A task
-      that lies in two of them, as what another attends to does, is read once.
+      that lies in two of them, as one that another attends to, is read once.
     backbone: on which they will run.
 
   Raises:
-    TaskError: where one cannot be read, or they do not fit together.
+    TaskError: if one cannot be read, or they do not fit together.
   """
   if isinstance(paths, str | os.PathLike):
     paths = [paths]
@@ -229,32 +220,20 @@ def load_tasks(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskReport:
-  """The description of a saved task.
-
-  Attributes:
-    path: its directory.
-    spec: what it is.
-    parameters: the number of values.
-    arrays: name -> its entry in `task.json`.
-    damage: what is wrong with the arrays; "" where they were verified.
-    provenance: as saved.
-  """
+  """The description of a saved task."""
 
   path: str
   spec: TaskSpec
+  # The number of parameters.
   parameters: int
   arrays: Mapping[str, StoredArray]
+  # What is wrong with the arrays; "" if they were verified.
   damage: str
   provenance: Mapping[str, Any]
 
 
 def inspect_task(path: str | os.PathLike[str]) -> TaskReport:
-  """Describe a saved task without its backbone.
-
-  Raises:
-    TaskError: where its `task.json` cannot be read. Damaged arrays are no
-      error: the report says so.
-  """
+  """Describe a saved task without its backbone; damaged arrays are no error."""
   path = Path(path)
   found = manifest.read(path)
   damage = ""

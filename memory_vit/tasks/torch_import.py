@@ -1,4 +1,4 @@
-"""Tasks out of the public PyTorch reproduction, its `MemoryCapableViT`.
+"""Import tasks of the public PyTorch reproduction, its `MemoryCapableViT`.
 
 Its state dict holds a ViT of transformers, and beside it of every head k >= 1
 
@@ -6,8 +6,8 @@ Its state dict holds a ViT of transformers, and beside it of every head k >= 1
   vit.encoder.layer.L.attention.attention.memory_tokens.K-1    (1, m, d)
   classifiers.K.weight, classifiers.K.bias                     (c, d), (c,)
 
-Memory is put in after the LayerNorm. Whether heads read each other (model
-extension) stands in its `attention_mask`.
+Memory is inserted after the LayerNorm. Its `attention_mask` says whether heads
+attend to each other (model extension).
 """
 
 from __future__ import annotations
@@ -41,23 +41,12 @@ _LEARNED = re.compile(
   r"(memory_tokens\.[0-9]+|attention_mask)"
 )
 _FIRST_CLASS, _CLASS = "vit.embeddings.cls_tokens.0", "vit.embeddings.cls_token"
-# Far more heads than the mask of a model has room for.
+# Far more heads than the mask of a model can hold.
 _MOST_HEADS = 256
 
 
 def read_tasks(file: Path, source: str) -> tuple[Task, ...]:
-  """Read the tasks of a state dict that was saved by `torch.save`.
-
-  Args:
-    file: whose content is read with `weights_only=True`: no code in it runs.
-    source: the ViT of transformers that it was trained on, as for
-      `load_backbone`.
-
-  Raises:
-    BackboneError: for a `source` that is no such ViT.
-    TaskError: for a file that is no such state dict, or of another ViT; and
-      where torch is not installed.
-  """
+  """Read the tasks of a `torch.save` file; no code in it runs."""
   model = load.model_source(source)
   if model is None:
     raise BackboneError(
@@ -82,18 +71,7 @@ def tasks_of(
   where: str,
   provenance: Mapping[str, Any],
 ) -> tuple[Task, ...]:
-  """The tasks of a state dict, in the order of its heads.
-
-  Args:
-    state: name -> array of any float.
-    config: the config.json of the backbone.
-    backbone: that it was trained on.
-    where: what to call it in messages.
-    provenance: of every task.
-
-  Raises:
-    TaskError: where it is anything else, or of another ViT.
-  """
+  """The tasks of a state dict, in the order of its heads."""
   try:
     _require_trunk(state, config, backbone, where)
     learned = {
@@ -114,9 +92,8 @@ def tasks_of(
 
 
 def _state(file: Path) -> State:
-  """The arrays of a file of torch.save, under their names."""
   try:
-    import torch  # This alone needs it.
+    import torch  # needed for this alone
   except ModuleNotFoundError as error:
     raise TaskError(
       f"{file} is of PyTorch, and {error.name} is not installed: install it "
@@ -130,7 +107,7 @@ def _state(file: Path) -> State:
       name: tensor.detach().to(torch.float32).numpy()
       for name, tensor in found.items()
     }
-  # Whatever a hostile file makes torch raise.
+  # A hostile file may make torch raise anything.
   except Exception as error:
     raise TaskError(
       f"{file} is no state dict of arrays: {first_line(error)}"
@@ -138,20 +115,18 @@ def _state(file: Path) -> State:
 
 
 def _require_stored(found: Mapping[Any, Any], file: Path) -> None:
-  """Raise ValueError for names that are none, and for arrays out of nothing.
-
-  A tensor may be one stored value, as if it were there a billion times.
-  """
+  """Refuse names that are no text, and tensors larger than the file."""
   for name in found:
     if not isinstance(name, str):
       raise ValueError(f"{brief(name)} is no name of an array")
+  # A tensor may repeat one stored value a billion times.
   values = sum(tensor.numel() for tensor in found.values())
   if values > (size := file.stat().st_size):
     raise ValueError(f"it would have {values:,} values, from {size:,} bytes")
 
 
 def _require_plain_zip(file: Path) -> None:
-  """Refuse what is larger inside than it is, before it is unpacked."""
+  """Refuse a file that is larger inside than it is, before it is unpacked."""
   if not zipfile.is_zipfile(file):
     raise TaskError(
       f"{file} is not there, or no file of torch.save (of PyTorch 1.6 or "
@@ -195,7 +170,7 @@ def _require_trunk(
 
 
 def _count(learned: State, where: str) -> int:
-  """The heads beside the original one."""
+  """The number of heads beside the original one."""
   heads = sum(f"classifiers.{k}.weight" in learned
               for k in range(1, len(learned) + 1))  # fmt: skip
   if not 1 <= heads <= _MOST_HEADS:
@@ -207,7 +182,7 @@ def _count(learned: State, where: str) -> int:
 
 
 def _shapes(learned: State, backbone: Backbone, k: int) -> dict[str, Shape]:
-  """The arrays of head k, which itself tells its cells and classes."""
+  """The arrays of head k, which itself states its cells and classes."""
   d = backbone.config.width
   first = learned.get(f"{_ATTENTION.format(0)}.memory_tokens.{k - 1}")
   cells = first.shape[1] if first is not None and first.ndim == 3 else 1
@@ -226,7 +201,6 @@ def _shapes(learned: State, backbone: Backbone, k: int) -> dict[str, Shape]:
 
 
 def _params(found: State, backbone: Backbone, k: int) -> dict[str, Any]:
-  """The parameters of head k."""
   memory = [
     found[f"{_ATTENTION.format(layer)}.memory_tokens.{k - 1}"]
     for layer in range(backbone.config.depth)
@@ -247,7 +221,7 @@ def _is_extended(
   params: Sequence[Mapping[str, Any]],
   where: str,
 ) -> bool:
-  """Whether every head reads those before it, by the masks of all layers."""
+  """Whether every head attends to those before it, by all masks."""
   cells = [one["memory"].shape[1] for one in params]
   masks = [
     state.get(f"{_ATTENTION.format(layer)}.attention_mask")
@@ -264,11 +238,8 @@ def _is_extended(
 
 
 def _mask(patches: int, cells: Sequence[int], extended: bool) -> np.ndarray:
-  """What is added to the logits of attention, (1, queries, keys).
-
-  Patches come first, then the original class token, those of the heads, and as
-  keys their memory.
-  """
+  """What is added to the scores of attention, (1, queries, keys)."""
+  # Patches, the original class token, those of heads; as keys their memory too.
   queries = patches + 1 + len(cells)
   mask = np.zeros((1, queries, queries + sum(cells)), np.float32)
   mask[:, :, patches + 1 :] = -np.inf
