@@ -221,14 +221,11 @@ def require_specs_fit(specs: Sequence[TaskSpec]) -> None:
       does = "changes what the backbone computes"
       if learned.on_features:
         does = "reads the backbone as it is, but takes the place of its head"
-      way = "Give it alone to"
-      if len(specs) == 1:
-        way = "What was asked for takes tasks that do; this one is answered by"
       raise TaskError(
         f"task {spec.name!r} was learned by {spec.regime!r}, which {does}: it "
-        f"cannot share a pass. {way} mv.Predictor, predict, evaluate, serve or "
-        "export, which run it in a pass of its own (mv.load_task reads it). "
-        "Those that share one are of "
+        "cannot share a pass. Give it alone to mv.Predictor, predict, "
+        "evaluate, serve or export, which run it in a pass of its own "
+        "(mv.load_task reads it). Regimes whose tasks share one: "
         f"{', '.join(n for n, r in REGIMES.items() if r.composes)}."
       )
   for spec in specs[1:]:
