@@ -1,4 +1,4 @@
-"""The API as a stranger uses it: what it takes, refuses and shows."""
+"""The public API: what it accepts, refuses and shows."""
 
 import copy
 import dataclasses
@@ -103,7 +103,7 @@ def test_what_is_traced_passes_and_what_is_known_does_not(small, task, images):
 
 @pytest.mark.fault("bad-pixels")
 def test_the_device_never_waits_for_the_check(small, task, images, monkeypatch):
-  """It looks before the model; the answer is awaited when all is under way."""
+  """It runs before the model; the answer is awaited while the model runs."""
   events = []
 
   class Answer:
@@ -239,7 +239,7 @@ def test_keys_that_are_none_are_refused(small):
 
 
 def test_tasks_slots_and_backbones_are_arguments(small, task, images):
-  """Of a compiled function, which is traced again for other specs alone."""
+  """Of compiled functions, which are traced again for other specs alone."""
   traced = []
 
   @jax.jit
@@ -456,13 +456,13 @@ def test_type_checkers_are_told_of_the_hints():
 
 
 def test_no_public_name_is_that_of_a_module():
-  """Importing the module would put it in the place of the function."""
+  """Importing the module would replace the function."""
   modules = {path.stem for path in (ROOT / "memory_vit").glob("*.py")}
   assert not modules & set(mv.__all__)
 
 
 def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):
-  """As it stands, where the quickstart has been; all others: tests/docs."""
+  """After the quickstart; tests/docs runs all others."""
   monkeypatch.chdir(tmp_path)
   backbone = mv.load_backbone("glyphs")
   inverted = random_task(backbone, "glyphs-inverted", classes=120)

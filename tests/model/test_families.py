@@ -1,4 +1,4 @@
-"""What is promised of the published ViT holds for every family of ViTs."""
+"""Promises about the published ViT hold for every family of ViTs."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ def in_bfloat16(request):
 
 
 def tasks_of(backbone):
-  """Two that ignore each other, and one that reads both, with all parts."""
+  """Two that ignore each other, and a child of both, with all parts."""
   a = random_task(backbone, "a", seed=1, cells=2)
   b = random_task(
     backbone,
@@ -79,7 +79,7 @@ def test_outputs_are_preserved_and_tasks_are_as_alone(family, images):
 
 
 def test_bfloat16_keeps_every_promise(in_bfloat16, images):
-  """Preserved and as alone to the bit; cached, in slots, and in a Predictor."""
+  """Bitwise identical alone, cached, in slots and in a Predictor."""
   family, tasks = in_bfloat16, tasks_of(in_bfloat16)
   outputs, context = mv.encode(family, images)
   assert all(a.dtype == jnp.bfloat16 for a in jax.tree.leaves(context))
@@ -101,7 +101,7 @@ def test_bfloat16_keeps_every_promise(in_bfloat16, images):
 
 
 def test_bfloat16_is_near_float32(in_bfloat16, images):
-  """The largest error, as a share of the largest logit, in every family."""
+  """The largest error, relative to the largest logit, in every family."""
   exact = dataclasses.replace(
     in_bfloat16,
     config=dataclasses.replace(in_bfloat16.config, dtype="float32"),
@@ -142,7 +142,7 @@ def test_of_no_image_there_are_no_logits(either, images):
 
 
 def test_axes_of_a_mesh_may_be_explicit(either):
-  """As of `jax.make_mesh` by default: each device keeps its images."""
+  """As `jax.make_mesh` makes them: each device keeps its images."""
   explicit = (jax.sharding.AxisType.Explicit,)
   mesh = jax.make_mesh((8,), ("data",), axis_types=explicit)
   by_rows = NamedSharding(mesh, PartitionSpec("data"))
@@ -165,7 +165,7 @@ def logits_of(backbone, task, images):
 
 @pytest.mark.parametrize("name", ["timm, mean", "dinov3", "siglip", "mean"])
 def test_full_starts_as_the_backbone(name, images):
-  """All of a `full` task is the backbone's, so its features are as well."""
+  """A `full` task starts with all parameters of the backbone."""
   backbone = tiny_backbone(width=16, **FAMILIES[name] | {"num_classes": 7})
   task = mv.init_task(
     jax.random.key(0), backbone, name="a", num_classes=7, regime="full",
@@ -180,7 +180,7 @@ def test_full_starts_as_the_backbone(name, images):
 @pytest.mark.parametrize("name", ["dinov3", "siglip"])
 @pytest.mark.parametrize("regime", ["memory", "memory_additive", "adapter"])
 def test_every_token_of_a_task_matters(name, regime, images):
-  """Of a backbone without class token as well: the task brings its own."""
+  """Also on a backbone without class token: the task brings its own."""
   backbone = tiny_backbone(width=16, depth=1, **FAMILIES[name])
   kind = REGIMES[regime]
   task = random_task(
@@ -197,7 +197,7 @@ def test_every_token_of_a_task_matters(name, regime, images):
 
 
 def test_a_token_of_a_task_is_a_class_token_of_no_position(images):
-  """On a backbone without one, all tokens see it as they would see its own."""
+  """On a backbone without one, all tokens attend to it as to its own."""
   backbone = tiny_backbone(width=16, **FAMILIES["mean"] | {"num_classes": 0})
   task = random_task(backbone, "a", regime="head_cls", cells=0)
   params = trees.flatten(backbone.params)
@@ -214,7 +214,7 @@ def test_a_token_of_a_task_is_a_class_token_of_no_position(images):
 
 
 def test_rope_with_memory_behind_the_patches_turns_the_patches_alone(images):
-  """Memory that nothing is learned of yet reads and is read by all alike."""
+  """Memory at its initial value attends and is attended to by all alike."""
   backbone = tiny_backbone(width=16, depth=1, **FAMILIES["dinov3"])
   task = random_task(backbone, "a", regime="memory_propagated", cells=2)
   swapped = {**task.params, "memory": task.params["memory"][:, ::-1]}
@@ -245,7 +245,7 @@ def test_a_task_starts_from_what_is_pooled():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["hf vit", "dinov2", "siglip"])
 def test_random_weights_are_drawn_for_every_kernel(name):
-  """As LeCun: as large as the inputs are many. In compiled models none is."""
+  """LeCun initialization when parameters are made; nothing is drawn later."""
   config = tiny_backbone(**FAMILIES[name]).config
   params = trees.flatten(init_backbone(config, jax.random.key(0)).params)
   kernels = {k: np.asarray(v) for k, v in params.items() if "kernel" in k}

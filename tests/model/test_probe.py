@@ -24,7 +24,7 @@ def close(found, expected):
 
 
 def summary_of(backbone, images):
-  """Written apart: the plain sequence, block by block."""
+  """An independent implementation: the plain sequence, block by block."""
   config, p = backbone.config, backbone.params
   z, _ = oracle.first_tokens(p, images, config)
   if config.pre_norm:
@@ -99,7 +99,6 @@ def test_at_first_it_is_the_mean_of_all_tokens(backbone, images):
 
 
 def test_a_probe_and_a_head_share_a_pass(backbone, images):
-  """Each reads what is its own."""
   tasks = [probe_task(backbone), random_task(backbone, "b", cells=0,
                                              regime="head")]  # fmt: skip
   both = run_program(backbone, tasks, images)

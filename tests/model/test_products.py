@@ -1,4 +1,4 @@
-"""Products of operands in bfloat16, with sums in float32."""
+"""Matrix products of bfloat16 operands, with sums in float32."""
 
 import jax
 import jax.numpy as jnp

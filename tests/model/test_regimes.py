@@ -1,4 +1,4 @@
-"""The regimes of the paper: what each trains, computes, and leaves alone."""
+"""Regimes: what each trains, computes, and leaves unchanged."""
 
 import dataclasses
 
@@ -40,7 +40,7 @@ QUICK_REGIMES = [
 
 
 def task_of(backbone, regime, *, seed=0, cells=2, start=False, **options):
-  """A task in which nothing is zero, or one before training."""
+  """A task in which no parameter is zero, or one before training."""
   options = {
     "cells": cells if regime in MEMORY else 0,
     "regime": regime,
@@ -157,7 +157,7 @@ def test_masked_memory_of_no_cells_is_cls_masked(backbone, images):
 def test_parts_of_the_token_start_as_nothing(
   backbone, images, tmp_path, regime, array
 ):
-  """Own LayerNorms and readouts of layers: at first the class token alone."""
+  """Own LayerNorms and weights of layers start without any effect."""
   plain = task_of(backbone, "cls_masked")
   task = with_head_of(task_of(backbone, regime, start=True), plain)
   task.params["cls"] = plain.params["cls"]
@@ -181,7 +181,7 @@ def test_parts_of_the_token_start_as_nothing(
 
 
 def test_a_readout_of_layers_is_not_read_by_other_tasks(backbone, images):
-  """A child reads the keys and values of its parent's token as before."""
+  """A child attends to the keys and values of its parent's token as before."""
   parent = task_of(backbone, "layers_masked")
   params = {**parent.params, "layers": -parent.params["layers"]}
   child = random_task(backbone, "child", seed=1, attends_to=("a",))
@@ -192,7 +192,7 @@ def test_a_readout_of_layers_is_not_read_by_other_tasks(backbone, images):
 
 
 def test_regimes_that_share_parts_begin_alike(backbone):
-  """With the same seed, what regimes share starts with the same values."""
+  """With the same seed, shared parts have the same initial values."""
   tasks = [
     task_of(backbone, name, start=True)
     for name in ("cls_masked", "norms_layers_masked")
@@ -214,7 +214,7 @@ def test_adapters_start_as_nothing(backbone, images, regime):
 
 
 def test_what_is_not_changed_yet_is_the_backbone(backbone, images):
-  """A new class token is a copy of the old one: at first all see the same."""
+  """A new class token is a copy of the old one: all attend to the same."""
   headless = dataclasses.replace(
     backbone, config=split_forward.headless(backbone.config)
   )
@@ -228,7 +228,7 @@ def test_what_is_not_changed_yet_is_the_backbone(backbone, images):
 
 
 def test_no_two_adapters_start_alike(backbone):
-  """After attention and after the MLP, in every layer: random, and apart."""
+  """After attention and after the MLP, in every layer: random and different."""
   task = task_of(backbone, "adapter", start=True)
   kernels = np.concatenate(
     [
@@ -244,7 +244,7 @@ def test_no_two_adapters_start_alike(backbone):
 
 @pytest.mark.parametrize("regime", sorted({*MEMORY, *ADAPTERS} & {*TUNED}))
 def test_against_the_dense_oracle(backbone, images, regime):
-  """Values and gradients, with all that is learned away from its start."""
+  """Logits and gradients, with no parameter at its initial value."""
   task = task_of(backbone, regime, memory_norm=regime != "memory")
   spec, attention = task.spec, REGIMES[regime].attention
 
@@ -362,7 +362,7 @@ def test_other_regimes_do_not_compose(backbone, images, regime, tmp_path):
     with pytest.raises(
       TaskError,
       match=f"learned by '{regime}', which {does} backbone.*: it cannot share "
-      "a pass. Give it alone to mv.Predictor, predict, evaluate, serve or export",
+      "a pass. Give it alone to mv.Predictor, predict, evaluate, serve or ",
     ):
       mv.forward(backbone, tasks, images)
   with pytest.raises(TaskError, match="cannot share a pass"):

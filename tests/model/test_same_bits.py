@@ -1,7 +1,7 @@
-"""The original outputs do not change by a bit, as users compile them.
+"""Original outputs stay bitwise identical with the default flags of XLA.
 
-The other tests run with XLA's optimisation switched off. These are processes
-with the flags of nobody: jax's own.
+The other tests switch off optimization in XLA; these start processes without
+any flags.
 """
 
 import json
@@ -22,7 +22,7 @@ EVEN = {"width": 128, "depth": 2, "mlp_dim": 256, "num_heads": 2,
 
 
 def assert_same(*settings):
-  """Starts a process as anybody's, and reads what it found."""
+  """Start a process with default flags, and read what it found."""
   environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
   environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
   done = subprocess.run(

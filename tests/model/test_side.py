@@ -1,4 +1,4 @@
-"""The side stream: what it adds, to whom, and in which slots."""
+"""The side stream: what it adds, to which tasks, and in which slots."""
 
 import dataclasses
 
@@ -24,7 +24,7 @@ def side_task(backbone, name, *, seed=1, mixing="conv", width=4, **options):
 
 
 def without_side(task):
-  """The same task, as it would be without the stream."""
+  """The same task without its side stream."""
   spec = dataclasses.replace(
     task.spec, regime="norms_layers_masked", side_width=0, side_mixing=""
   )
@@ -83,7 +83,7 @@ def test_streams_of_all_kinds_share_a_pass(backbone, images):
 
 @pytest.mark.parametrize("width", [3, 16])
 def test_a_group_has_slots_that_tasks_come_and_go_in(backbone, images, width):
-  """No neighbour matters to the bit, not even one that is not a number."""
+  """Neighbours change nothing to the bit, not even one that is NaN."""
   a = side_task(backbone, "a", width=width)
   b = side_task(backbone, "b", seed=2, width=width)
   broken = changed(b, "down", np.nan)
@@ -132,7 +132,7 @@ def test_a_pass_without_streams_is_what_it_was(backbone):
 
 
 def test_patches_see_their_neighbours_alone():
-  """A convolution of three columns, once in each layer; none for the class."""
+  """A 3 x 3 convolution in each layer; none for the class token."""
   backbone = tiny_backbone(depth=1)
   groups = mv.fill_slots(backbone, side_task(backbone, "a")).arrays.side
   n, side = backbone.config.num_patches, 4

@@ -1,4 +1,4 @@
-"""Who sees whom, against Table 1 of the paper written out."""
+"""Task masks against Table 1 of the paper written out."""
 
 import dataclasses
 
@@ -138,7 +138,7 @@ def test_specs_that_cannot_be():
   ],
 )
 def test_a_task_without_its_parent(paths, hint):
-  """Says what to give, and where the run that made it had it from."""
+  """The message says what to give, and where its run found the parent."""
   made = {"config": {"task": {"attends_to": paths}}}
   child = Task(spec("child", "colours"), {}, made)
   with pytest.raises(TaskError, match=f"'colours'.*give that too.*{hint}"):

@@ -1,4 +1,4 @@
-"""The model against the dense oracle, and what it promises about outputs."""
+"""The two streams against the dense oracle, and promises about outputs."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.versions
 
 
 def random_tasks(backbone, seed, count=5):
-  """A random acyclic graph of tasks, handed over in a random order."""
+  """A random acyclic graph of tasks, in a random order."""
   rng = np.random.default_rng(seed)
   tasks = []
   for i in range(count):

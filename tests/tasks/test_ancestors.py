@@ -1,4 +1,4 @@
-"""Parents of parents: found by name beside the task that reads them."""
+"""Parents of parents are found by name beside the task that needs them."""
 
 import pytest
 from conftest import random_task
@@ -10,7 +10,7 @@ from memory_vit.tasks.find import ancestor_directories
 
 @pytest.fixture
 def family(backbone, tmp_path):
-  """A child in tasks/, which reads a parent, which reads a grandparent."""
+  """A child in tasks/, which attends to a parent, which has a parent too."""
   a = random_task(backbone, "a")
   b = random_task(backbone, "b", attends_to=[a])
   c = random_task(backbone, "c", attends_to=[b])
@@ -34,7 +34,7 @@ def test_what_is_given_comes_first(family, tmp_path):
 
 
 def test_no_link_is_followed(family, tmp_path):
-  """Nobody has named it: what a task says opens nothing elsewhere."""
+  """Names in a task file never open anything elsewhere."""
   (family / "a").rename(tmp_path / "elsewhere")
   (family / "a").symlink_to(tmp_path / "elsewhere")
   with pytest.raises(TaskError, match="attends to 'a', which is not in"):

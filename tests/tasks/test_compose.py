@@ -1,4 +1,4 @@
-"""Sets of tasks: what is put together still computes what it did alone."""
+"""Sets of tasks compute what their tasks compute alone."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from memory_vit.tasks import compose, find, store
 
 @pytest.fixture
 def family(backbone):
-  """a; b reads a; c reads b and a; d reads none."""
+  """Task b attends to a; c attends to b and a; a and d attend to none."""
   a = random_task(backbone, "a", seed=1)
   b = random_task(backbone, "b", seed=2, cells=1, attends_to=[a])
   c = random_task(backbone, "c", seed=3, cells=3, attends_to=[b, a])
@@ -43,7 +43,7 @@ def test_what_is_kept_computes_what_it_did(family, backbone, images):
 
 
 def test_a_task_comes_with_all_that_is_read_before_it(backbone):
-  """Also what its parents read, and theirs; and nothing else."""
+  """Its parents and their parents, and nothing else."""
   a, other = random_task(backbone, "a"), random_task(backbone, "other")
   b = random_task(backbone, "b", attends_to=[a])
   c = random_task(backbone, "c", attends_to=[b])
@@ -127,7 +127,7 @@ def test_of_a_working_directory_its_tasks_are_named(tmp_path):
 
 
 def test_a_task_that_is_given_twice_counts_once(family, backbone, tmp_path):
-  """As a parent is, which every run exports beside its task."""
+  """Every run exports the parents beside its task."""
   a, b = family[:2]
   store.save_tasks([a], tmp_path / "first")
   store.save_tasks([a, b], tmp_path / "second")

@@ -1,4 +1,4 @@
-"""Thousands of damaged files: refused in our words, or read to the bit.
+"""Thousands of damaged files are refused with our errors, or read to the bit.
 
 A hundred of each kind in the fast suite; `make nightly` runs them all.
 """
@@ -52,7 +52,7 @@ def saved(backbone, tmp_path_factory):
 
 @contextlib.contextmanager
 def no_hang():
-  """Ends a case that takes too long, where Python can still be reached."""
+  """End a case that takes too long, if Python can still be reached."""
 
   def late(*_):
     raise TimeoutError(f"a case took more than {SECONDS} s")
@@ -67,7 +67,7 @@ def no_hang():
 
 
 def outcome(load, error, same) -> str:
-  """Loads something: "refused", or "same" after `same` has looked at it."""
+  """Load something: "refused", or "same" after `same` has checked it."""
   loaded, refusal = None, ""
   before, began = start_rss(), time.perf_counter()
   with no_hang(), warnings.catch_warnings():
@@ -96,7 +96,7 @@ def require_same_params(found, expected):
 
 
 def run(cases, one, capfd):
-  """Runs cases; what went wrong has the number of its case."""
+  """Run cases; failures name the number of their case."""
   counts = collections.Counter()
   greatest.update({"MiB": 0, "s": 0.0})
   for case in cases:
@@ -141,7 +141,7 @@ def test_damaged_tasks(backbone, saved, tmp_path, capfd, cases):
   ids=len,
 )
 def test_forged_tasks(backbone, saved, tmp_path, capfd, cases):
-  """With digests that fit: the parameters are the same, or it is refused."""
+  """With matching digests: the parameters are the same, or it is refused."""
   task, files, _ = saved
 
   def one(rng):
@@ -168,7 +168,7 @@ def test_forged_tasks(backbone, saved, tmp_path, capfd, cases):
   ids=len,
 )
 def test_forged_arrays(backbone, saved, tmp_path, capfd, cases):
-  """With digests that fit: it is what task.json declares, or refused."""
+  """With matching digests: it is what task.json declares, or refused."""
   task, files, _ = saved
 
   def one(rng):
@@ -199,7 +199,7 @@ def test_forged_arrays(backbone, saved, tmp_path, capfd, cases):
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
-  """The .npz file of a small backbone, packed and not."""
+  """The .npz file of a small backbone, compressed and not."""
   backbone = tiny_backbone(depth=1, width=8, mlp_dim=8, num_classes=3)
   plain, packed = io.BytesIO(), io.BytesIO()
   arrays = trees.flatten(backbone.params)
@@ -239,7 +239,7 @@ def test_damaged_npz_files(weights, tmp_path, capfd, cases):
   ids=len,
 )
 def test_forged_npz_files(weights, tmp_path, capfd, cases):
-  """With checksums that fit: what is read is what numpy itself reads."""
+  """With matching checksums: NumPy reads the same."""
   _, contents = weights
   file = tmp_path / "vit.npz"
 
@@ -267,7 +267,7 @@ def test_forged_npz_files(weights, tmp_path, capfd, cases):
   ids=len,
 )
 def test_damaged_models(tmp_path, capfd, cases):
-  """Of config.json, shards and their index: a model is one that it may be."""
+  """config.json, shards and index: accepted only if the model is valid."""
   path = published_models.write_shards(tmp_path / "vit")
   files = mutations.read_files(path)
   expected = mv.load_backbone(path)

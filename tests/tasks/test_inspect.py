@@ -1,4 +1,4 @@
-"""What is said of backbones and tasks is what is in the files."""
+"""`inspect` describes backbones and tasks as their files are."""
 
 import dataclasses
 import json
@@ -39,7 +39,7 @@ PROVENANCE = {
 
 @pytest.fixture(scope="module")
 def saved(backbone, tmp_path_factory):
-  """WORKDIR/tasks with two tasks; the second reads the first."""
+  """WORKDIR/tasks with two tasks; the second attends to the first."""
   root = tmp_path_factory.mktemp("workdir") / "tasks"
   names = [*(f"pet{i}" for i in range(11)), "日"]
   pets = random_task(backbone, "pets", classes=12, cells=3, class_names=names)
@@ -58,7 +58,7 @@ def tasks(saved, tmp_path):
 
 
 def run(capsys, *arguments):
-  """Runs the command; returns its status, stdout and stderr."""
+  """Run the command; return its status, stdout and stderr."""
   capsys.readouterr()
   status = inspect.main([str(a) for a in arguments])
   return (status, *capsys.readouterr())
@@ -110,7 +110,7 @@ def test_a_backbone_as_json(tmp_path, capsys):
 
 
 def big_vision(backbone, stacked):
-  """Its arrays as big_vision publishes them, in half precision."""
+  """Arrays as big_vision publishes them, in half precision."""
   flat = {
     name: np.asarray(array, np.float16)
     for name, array in trees.flatten(backbone.params).items()

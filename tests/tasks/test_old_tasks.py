@@ -1,4 +1,4 @@
-"""What was saved once is loaded ever after, and computes the same."""
+"""Saved tasks are loaded by later versions, and compute the same."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""Large batches run in pieces on a CPU, and nothing else changes."""
+"""Large batches run in pieces on a CPU, and results stay the same."""
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,7 @@ def on_mesh(images, mesh):
 
 
 def test_where_batches_are_whole(backbone, at_most_two):
-  """On several devices, on explicit axes, and where JAX traces."""
+  """On several devices, on explicit axes, and while JAX traces."""
   images, config = images_of(backbone, 8), backbone.config
 
   def piece_of(images, params=backbone.params):
@@ -78,7 +78,7 @@ def test_where_batches_are_whole(backbone, at_most_two):
 
 
 def test_a_mesh_of_one_device_runs_pieces(backbone, at_most_two):
-  """As training and evaluation do it."""
+  """As in training and evaluation."""
   images, config = images_of(backbone, 8), backbone.config
   expected, _ = mv.encode(backbone, images)
   mesh = one_device()
@@ -126,7 +126,7 @@ def test_a_piece_computes_what_a_batch_of_its_size_does(family, monkeypatch):
 def test_original_outputs_in_pieces_are_those_of_the_plain_vit(
   backbone, at_most_two
 ):
-  """With no task, and with some: to the bit."""
+  """With and without tasks: to the bit."""
   images, config = images_of(backbone, 8), backbone.config
   assert pieces.images_in_piece(backbone.params, images, config) == 2
   plain = inference.plain_program(backbone.params, images, config=config)

@@ -1,4 +1,4 @@
-"""Tasks are saved to the bit, and nothing else is ever loaded as one."""
+"""Tasks are saved to the bit, and nothing else is loaded as a task."""
 
 import dataclasses
 import json
@@ -90,7 +90,7 @@ def test_saving_again_replaces_as_a_whole(saved, backbone):
 
 
 def test_what_cannot_be_replaced_stays(saved, backbone, monkeypatch):
-  """The new one is whole and has no place: as on a disk that has gone away."""
+  """The new one is complete and cannot be moved, as on a disk that is gone."""
   task, path = saved
   rename = pathlib.Path.rename
 
@@ -112,7 +112,7 @@ def test_what_cannot_be_replaced_stays(saved, backbone, monkeypatch):
 def test_a_task_that_is_replaced_while_it_is_read_is_not_mixed(
   saved, backbone, monkeypatch
 ):
-  """What was read of the old one, and arrays of the new: of equal shapes."""
+  """The manifest of the old one and arrays of the new one, of equal shapes."""
   task, path = saved
   other = dataclasses.replace(
     task, params=jax.tree.map(lambda a: a + 1, task.params)
@@ -236,7 +236,7 @@ def test_what_is_no_task(backbone, tmp_path):
 
 
 def test_a_task_that_reads_another_prepares_images_as_that_one():
-  """So the two share a pass, and nobody has to say it again."""
+  """So the two share a pass without further options."""
   backbone = tiny_backbone(depth=1)
   central = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
   new = {"num_classes": 2, "cells": 1}

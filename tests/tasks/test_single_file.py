@@ -35,7 +35,7 @@ def file(task, tmp_path):
 
 
 def with_header(file, change):
-  """Writes the file again with another header, whose length fits."""
+  """Write the file again with another header, whose length fits."""
   content = file.read_bytes()
   length = int.from_bytes(content[:8], "little")
   header = json.loads(content[8 : 8 + length])
@@ -71,7 +71,7 @@ def test_both_formats_hold_the_same_task(backbone, task, file, tmp_path):
 
 
 def test_others_can_read_the_arrays(task, file):
-  """By the library of the format alone."""
+  """With the library of safetensors alone."""
   found = safetensors.numpy.load_file(file)
   expected = trees.flatten(task.params)
   assert found.keys() == expected.keys()
@@ -142,7 +142,7 @@ def test_what_is_something_else_is_left_as_it_is(task, tmp_path):
 
 
 def test_a_file_that_is_given_may_be_a_link(backbone, task, file, tmp_path):
-  """As those are that the cache of a hub hands out."""
+  """As in the cache of a hub."""
   (tmp_path / "cache").mkdir()
   link = tmp_path / "cache" / "pets.safetensors"
   link.symlink_to(file)
@@ -153,7 +153,7 @@ def test_a_file_that_is_given_may_be_a_link(backbone, task, file, tmp_path):
 
 @pytest.mark.fault("damaged-safetensors")
 def test_no_changed_byte_is_accepted(backbone, task, file):
-  """At many of the header, and at many of the arrays."""
+  """Many bytes of the header, and of the arrays."""
   content = file.read_bytes()
   header = 8 + int.from_bytes(content[:8], "little")
   rng = np.random.default_rng(0)
@@ -230,7 +230,7 @@ def test_foreign_arrays_are_refused(backbone, task, file):
 
 
 def test_a_task_may_be_called_arrays(backbone, tmp_path):
-  """As the file of arrays in the directory of a task is."""
+  """Like the file of arrays in the directory of a task."""
   tasks = [random_task(backbone, name) for name in ("arrays", "pets")]
   mv.save_tasks(tasks, tmp_path / "set", format=FORMAT)
   found = mv.load_tasks(tmp_path / "set", backbone)

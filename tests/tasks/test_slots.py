@@ -1,4 +1,4 @@
-"""Tasks in slots: nothing is compiled again, and no neighbour is felt."""
+"""Tasks in slots: nothing is recompiled, and neighbours have no effect."""
 
 import dataclasses
 import functools
@@ -96,7 +96,7 @@ def test_neighbours_change_no_bit(images, dtype):
 def test_tasks_that_come_and_go_leave_nothing_behind(
   backbone, images, tmp_path
 ):
-  """200 of them, one after the other, as in a process that serves."""
+  """200 tasks, one after the other, as in a server."""
   statm, paths = pathlib.Path("/proc/self/statm"), []
   if not statm.exists():
     pytest.skip("this system does not say how much memory a process has")
@@ -132,7 +132,7 @@ def test_tasks_that_come_and_go_leave_nothing_behind(
 
 
 def test_slots_hold_what_training_computes(backbone, images):
-  """Padded and stacked or not: the same model."""
+  """Padded and stacked or not: the same logits."""
   tasks = tasks_of(backbone, 5)
   tasks.append(random_task(backbone, "n", cells=0, regime="norms_masked"))
   tasks.append(random_task(backbone, "l", cells=0, regime="layers_masked"))
@@ -168,7 +168,7 @@ def test_memory_is_computed_once(backbone, images, monkeypatch):
 
 
 def test_logits_can_be_differentiated(images):
-  """For a training loop of one's own, though `read_tasks` is faster."""
+  """For a user's own training loop, though `read_tasks` is faster."""
   backbone = tiny_backbone(depth=1)
   task = random_task(backbone, "a")
 

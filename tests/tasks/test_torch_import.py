@@ -1,4 +1,4 @@
-"""Tasks of the public PyTorch reproduction."""
+"""Import of tasks of the public PyTorch reproduction."""
 
 import math
 import sys
@@ -24,7 +24,7 @@ ATTENTION = "vit.encoder.layer.{}.attention.attention"
 
 @pytest.fixture(scope="module")
 def vit(tmp_path_factory):
-  """The ViT that was trained on, whose head is another one, and its files."""
+  """The ViT that tasks were trained on, with another head, and its files."""
   path = tmp_path_factory.mktemp("models") / "vit"
   arrays = models.vit_arrays(head=False, pooler=True)
   models.write_model(path, models.without_prefix(arrays))
@@ -32,7 +32,7 @@ def vit(tmp_path_factory):
 
 
 def mask(extended: bool, heads: int) -> np.ndarray:
-  """Who sees whom, one at a time: what is added to the logits."""
+  """The mask that is added to the logits, entry by entry."""
   owners = [i for i in range(heads) for _ in range(CELLS[i])]
   keys = [None] * (PATCHES + 1) + [*range(heads)] + owners
   queries = [None] * (PATCHES + 1) + [*range(heads)]
@@ -194,7 +194,7 @@ def test_other_states_are_refused(vit, change, said):
 
 
 class FakeTensor(np.ndarray):
-  """As much of a tensor of torch as is asked of one."""
+  """The part of a torch tensor that the import uses."""
 
   def detach(self):
     return self

@@ -1,4 +1,4 @@
-"""What strangers can send: every trick is refused, and costs no memory."""
+"""Untrusted files: every trick is refused, and costs no memory."""
 
 import io
 import json
@@ -40,7 +40,7 @@ SMALL = 8 * 2**20  # bytes that a refusal may take
 
 
 def peak_of(call, error) -> tuple[str, int]:
-  """What a call says that must be refused, and the bytes that it took."""
+  """The message of a refused call, and the bytes that it allocated."""
   tracemalloc.start()
   try:
     with pytest.raises(error) as caught:
@@ -54,7 +54,7 @@ def peak_of(call, error) -> tuple[str, int]:
 
 
 def npy(shape, descr="<f4", values=b"", version=1) -> bytes:
-  """An .npy file whose header says anything."""
+  """An .npy file with any header."""
   out = io.BytesIO()
   header = {"descr": descr, "fortran_order": False, "shape": shape}
   if version == 1:
@@ -66,7 +66,7 @@ def npy(shape, descr="<f4", values=b"", version=1) -> bytes:
 
 @pytest.fixture
 def archive(tmp_path):
-  """Writes the file of a backbone, with entries replaced or added."""
+  """Write the file of a backbone, with entries replaced or added."""
   whole = {
     f"{name}.npy": npy(array.shape, values=array.tobytes())
     for name, array in trees.flatten(tiny_backbone().params).items()
@@ -174,7 +174,7 @@ def test_names_that_would_break_a_line(archive, name):
   "name", ["Transformer/encoderblock/x", "Transformer/encoderblock_0/x", "x"]
 )
 def test_empty_axes_hide_no_others(archive, name):
-  """Nothing weighs two thousand million blocks of no values."""
+  """Two thousand million blocks without values take no bytes."""
   for shape in ((2 * 10**9, 0), (10**6, 0), (0,), (0, 10**18)):
     file = archive(entries={f"{name}.npy": npy(shape)})
     said, peak = peak_of(lambda f=file: mv.load_backbone(f), BackboneError)
@@ -184,7 +184,7 @@ def test_empty_axes_hide_no_others(archive, name):
 
 @pytest.mark.fault("greedy-npz")
 def test_no_more_blocks_than_a_vit_has(archive, monkeypatch):
-  """Whatever number the name of one has."""
+  """Whatever number is in the name of a block."""
   monkeypatch.setattr(load, "_require_weights", pytest.fail)
   value, one = bytes(4), (1,)
   block = "Transformer/encoderblock"
@@ -224,7 +224,7 @@ def test_what_float32_cannot_hold(archive, value):
 
 
 def test_no_error_of_a_file_is_long(archive, tmp_path, capsys):
-  """Whatever is wrong with however many names."""
+  """However many names are wrong."""
   deep = "/".join(["x" * 12] * 15)
   entries = {f"{deep}{i}.npy": npy((1,) * 30, values=bytes(4))
              for i in range(500)}  # fmt: skip
@@ -269,7 +269,7 @@ def saved(backbone, tmp_path_factory):
 
 @pytest.fixture
 def pets(saved, tmp_path):
-  """A saved task, to be spoilt."""
+  """A saved task, to be damaged."""
   return shutil.copytree(saved, tmp_path / "tasks" / "pets")
 
 
@@ -389,7 +389,7 @@ NUMBERS = [
 @pytest.mark.fault("huge-numbers")
 @pytest.mark.parametrize("change", NUMBERS, ids=range(len(NUMBERS)))
 def test_numbers_that_python_cannot_write(pets, backbone, change, capsys):
-  """Nor make floats of. What it reads has up to 4,300 digits."""
+  """Python reads 4,300 digits, but cannot make floats of them."""
   for number in (10**4000, -(10**4000), 10**400, 10**100):
     edit_task(pets, lambda m, n=number: change(m, n))
     assert "a number of more than 100 digits" in refusal(pets, backbone)
@@ -469,7 +469,7 @@ def test_no_part_of_a_task_is_a_link(pets, backbone, tmp_path, name):
 
 
 def test_a_file_is_never_read_through_a_link(tmp_path):
-  """Also where it became one after the directory was looked at."""
+  """Also if it became a link after the directory was listed."""
   (tmp_path / "secret").write_bytes(b"secret")
   (tmp_path / "link").symlink_to(tmp_path / "secret")
   with pytest.raises(OSError, match="[Ss]ymbolic links"):
@@ -553,13 +553,13 @@ def test_what_could_not_be_loaded_is_not_saved(pets, backbone, tmp_path):
 
 
 def with_arrays(path, content) -> None:
-  """Replaces the arrays of a task."""
+  """Replace the arrays of a task."""
   (path / mutations.ARRAYS).write_bytes(content)
 
 
 @pytest.mark.fault("damaged-task")
 def test_values_that_are_others(pets, backbone):
-  """The digest of an array is the last one to notice."""
+  """Only the digest of the array can tell."""
   whole = mutations.read_files(pets)[mutations.ARRAYS]
   arrays = safetensors.numpy.load(whole)
   for name, array in arrays.items():
@@ -615,7 +615,7 @@ def test_headers_that_lie(pets, backbone, name, capfd):
 
 @pytest.mark.fault("greedy-task")
 def test_a_file_of_arrays_is_no_larger_than_its_task(pets, backbone):
-  """4 GiB of nothing, which would be read into memory."""
+  """4 GiB of zeros, which would be read into memory."""
   with (pets / mutations.ARRAYS).open("r+b") as file:
     file.truncate(2**32)
   before = start_rss()
@@ -653,7 +653,7 @@ def test_arrays_that_share_their_bytes(pets, backbone):
 
 @pytest.mark.fault("greedy-task")
 def test_a_task_that_claims_much(pets):
-  """4 GiB, from a few KB; there is no backbone to compare it with."""
+  """4 GiB, from a few KB, with no backbone to compare with."""
   files = mutations.read_files(pets)
   task = json.loads(files[mutations.TASK])
   header, values = mutations.split(files[mutations.ARRAYS])
@@ -794,7 +794,7 @@ def test_garbage_is_no_picture(tmp_path):
 
 
 def test_python_is_never_run(pets, backbone, tmp_path, capsys):
-  """What the commands of a server take is JSON, arrays and pictures."""
+  """The server takes JSON, arrays and images alone."""
   sentinel = tmp_path / "sentinel"
   evil = tmp_path / "evil.py"
   evil.write_text(f"open({str(sentinel)!r}, 'w').close()\n")
