@@ -31,7 +31,7 @@ def task(small):
   return random_task(small, "a")
 
 
-# Pictures.
+# Images.
 
 
 def bad_pictures(images):
@@ -68,7 +68,6 @@ def test_pictures_the_model_does_not_expect_are_refused(
     assert "(x - 127.5) / 127.5" in str(error.value)
   with pytest.raises(DataError, match=message):
     mv.encode(small, where(bad))
-  # For those who know.
   large = where(np.float32(9) * np.asarray(images))
   found = mv.forward(small, task, large, check=False)
   assert np.array_equal(
@@ -137,7 +136,7 @@ def test_the_device_never_waits_for_the_check(small, task, images, monkeypatch):
   mv.forward(small, slots, images, check=False)
   assert events == model
   events.clear()
-  # Evaluation gets its pictures from our own reader.
+  # Evaluation reads images with our own reader.
   evaluate.predict_fn(small, [task], one_device())(images)
   assert events == model
 
@@ -249,7 +248,7 @@ def test_tasks_slots_and_backbones_are_arguments(small, task, images):
 
   child = random_task(small, "b", seed=1, attends_to=task)
   expected = mv.forward(small, [task, child], images)
-  # The digest of a parent cannot be told of a tracer.
+  # The digest of a traced parent is unknown.
   found = logits(small, [task, child], images)
   for name, value in expected.items():
     np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-5)
@@ -279,7 +278,7 @@ def test_tasks_are_results(task):
   assert isinstance(doubled, mv.Task)
   assert doubled.spec == task.spec
   assert np.array_equal(doubled.params["cls"], 2 * task.params["cls"])
-  # Neither the digest nor the metrics are those of the old values.
+  # Neither the digest nor the metrics are of the old parameters.
   assert doubled.digest != digest == task.digest
   assert (doubled.provenance, task.provenance["metrics"]["top1"]) == ({}, 0.5)
   halved = jax.tree.map(lambda a: a / 2, doubled)
@@ -299,7 +298,7 @@ def test_copies_keep_everything(small, task):
   assert copy.deepcopy(small).fingerprint == small.fingerprint
 
 
-# What users try first.
+# First steps of users.
 
 
 def test_a_name_finds_its_task(small, task, images):
@@ -310,7 +309,7 @@ def test_a_name_finds_its_task(small, task, images):
   assert tasks == (task, other)
   with pytest.raises(TaskError, match=r"no task 'c' among \['a', 'b'\]"):
     tasks["c"]
-  # It is a tree for JAX, as any tuple is, and of the same tasks afterwards.
+  # A tree for JAX like any tuple, with the same tasks afterwards.
   doubled = jax.jit(lambda t: jax.tree.map(lambda a: 2 * a, t))(tasks)
   assert np.array_equal(doubled["b"].params["cls"], 2 * other.params["cls"])
   paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tasks)]
@@ -378,7 +377,7 @@ def test_the_package_lists_its_names_alone():
     assert re.search(rf"\b{name}\b", mv.__doc__), name
 
 
-# What is shown.
+# Representations.
 
 
 def test_they_fit_on_a_screen(small, task):
@@ -408,7 +407,7 @@ def test_they_fit_on_a_screen(small, task):
   assert repr(slots).startswith("Slots(21 tasks: xxx")
   assert "class 1" not in repr(many[1].spec)
   assert task.name == "a"
-  # Whatever a tree operation has put there.
+  # Also with other leaves, from a tree operation.
   assert repr(jax.tree.map(np.shape, task)).startswith("Task('a'")
   assert repr(jax.tree.map(lambda _: None, task)).startswith("Task('a'")
 
@@ -482,7 +481,7 @@ def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):
   }
   text = (ROOT / "README.md").read_text(encoding="utf-8")
   blocks = re.findall(r"```python\n(.*?)```", text, re.S)
-  # What trains: tests/docs.
+  # Training: tests/docs.
   [block] = [block for block in blocks if "train_task(" not in block]
   exec(compile(block, "an example", "exec"), names)
   assert names["out"]["letters"].shape == (1, 26)

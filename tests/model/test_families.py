@@ -124,7 +124,7 @@ def test_kernels_are_rounded_once_and_no_bit_changes(in_bfloat16, images):
     assert np.array_equal(logits, expected[name]), name
 
 
-# One with all tokens in front of the patches, one with none.
+# One family with all kinds of tokens before the patches, one with none.
 @pytest.fixture(params=["dinov2", "siglip"])
 def either(request):
   return tiny_backbone(width=16, depth=1, **FAMILIES[request.param])
@@ -292,7 +292,7 @@ def test_the_tree_has_what_the_family_has_and_nothing_else():
     # No configuration equals one with it: every call would compile anew.
     ({"rope_base": float("nan")}, "rope_base is nan, expected"),
     ({"positions": "rope", "num_heads": 16}, "heads of a multiple of 4"),
-    # Angles of all of them would take gigabytes.
+    # The angles of these patches would take gigabytes.
     (
       {"positions": "rope", "patch_size": 1, "image_size": 257},
       "rope turns at most 65,536 patches",

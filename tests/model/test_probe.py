@@ -112,13 +112,13 @@ def test_a_saved_probe_fits_its_backbone_alone(backbone, images, tmp_path):
   mv.save_task(task, tmp_path / "a.safetensors", format="safetensors")
   loaded = mv.load_task(tmp_path / "a.safetensors", backbone)
   assert loaded.digest == task.digest
-  # One that says it is of this backbone, and was made for another depth.
+  # It claims this backbone, and was made for another depth.
   deeper = probe_task(tiny_backbone(depth=3))
   lying = mv.Task(task.spec, deeper.params)
   mv.save_task(lying, tmp_path / "b")
   with pytest.raises(TaskError, match="does not fit: .*probe/bias"):
     mv.load_task(tmp_path / "b", backbone)
-  # Of which the parts are of different depths.
+  # Its parts are of different depths.
   mixed = {**task.params["probe"], "scale": deeper.params["probe"]["scale"]}
   with pytest.raises(TaskError, match="arrays are not those of the task"):
     mv.save_task(

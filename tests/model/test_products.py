@@ -41,7 +41,7 @@ def test_operands_are_rounded_and_sums_are_not(spec):
   assert found.dtype == jnp.float32
   wide = as_bfloat16(a), as_bfloat16(b)
   close(found, np.einsum(spec, *wide), 1e-6)
-  # Gradients are rounded on their way in, and on their way out.
+  # Gradients are rounded before and after the product.
   _, pull_exact = jax.vjp(lambda a, b: jnp.einsum(spec, a, b), *map(
     np.float32, wide))  # fmt: skip
   expected = pull_exact(np.float32(as_bfloat16(g)))
@@ -88,17 +88,17 @@ def test_all_products_but_those_of_heads_are_fast(family, images, monkeypatch):
       inputs = cut.prepare(frozen, images)
       return cut.logits({"a": params}, frozen, inputs)["a"].sum()
 
-    # XLA for CPUs cannot run all that it compiles.
+    # XLA for CPUs compiles products that it cannot run.
     jax.block_until_ready(jax.jit(jax.value_and_grad(loss))(task.params))
     if jax.__version_info__ < (0, 10):
       continue  # those that are compiled for the CPU are in float32
     with monkeypatch.context() as patch:
       patch.setattr(jax, "default_backend", lambda: "gpu")
-      # Another function, or jax would remember what it traced for the CPU.
+      # A new function, or jax would reuse its trace for the CPU.
       gradient = jax.value_and_grad(lambda params, loss=loss: loss(params))
       kinds = [*products_of(jax.make_jaxpr(gradient)(task.params).jaxpr)]
     assert kinds.count(FAST) > 20
-    # Forward, and the gradients of what it reads and of its kernel.
+    # Forward, and gradients of the input and of the kernel.
     others = [kind for kind in kinds if kind != FAST]
     assert len(others) <= 3 * heads, others
     assert set(others) == {("float32",) * 3}

@@ -28,8 +28,8 @@ from memory_vit.train.optim import make_optimizer, make_schedule
 ADAPTERS = [name for name, r in REGIMES.items() if "adapters" in r.trained]
 MEMORY = [name for name, r in REGIMES.items() if "memory" in r.trained]
 TUNED = [name for name, r in REGIMES.items() if not r.composes]
-# Together these train every part. A test that compiles a step of each regime
-# runs the others in the slow group.
+# These train every part. Tests that compile a step for each regime run the
+# others in the slow group.
 QUICK = {
   "full", "probe", "memory_masked", "norms_layers_masked", "adapter_memory",
 }  # fmt: skip
@@ -84,13 +84,12 @@ def test_what_is_trained(backbone, regime):
     ("memory", 100 * 769 + 768 + 768 * 12 * 5),
     ("memory_masked", 100 * 769 + 768 + 768 * 12 * 5),
     ("memory_additive", 100 * 769 + 768 + 768 * 12 * 5),
-    # Scale and bias of 25 LayerNorms: fewer than 5 cells have.
+    # Scale and bias of 25 LayerNorms: fewer parameters than 5 cells.
     ("norms_masked", 100 * 769 + 768 + 768 * 25 * 2),
-    # A vector for each layer, beside those.
+    # A vector for each layer, beside LayerNorms.
     ("layers_masked", 100 * 769 + 768 + 768 * 12),
     ("norms_layers_masked", 100 * 769 + 768 + 768 * (25 * 2 + 12)),
-    # Of width 16: from 1536 and to 2 times 768 in each of 12 layers, with what
-    # mixes between.
+    # Width 16: from 1536 and to 2 times 768 in each of 12 layers, and mixing.
     (
       "side_masked",
       100 * 769 + 768 + 768 * (25 * 2 + 12) + 12 * (16 * 3073 + 1280),
@@ -98,7 +97,7 @@ def test_what_is_trained(backbone, regime):
     ("memory_propagated", 100 * 769 + 768 + 768 * 5),
     # Two adapters in each of 12 blocks: 768 to 5 to 768, with biases.
     ("adapter", 100 * 769 + 768 + 12 * 2 * (2 * 768 * 5 + 5 + 768)),
-    # Of 24 tokens: 8 queries with a bias for each; scales, 768 to 5 to 768.
+    # 8 queries with a bias for each of 24 tokens; scales, 768 to 5 to 768.
     ("probe", 100 * 769 + 8 * (768 + 24) + 24 * 768 * (1 + 2 * 5)),
     # The published B/32, without its head and the layer before it.
     ("full", 100 * 769 + 87_455_232),
@@ -142,7 +141,7 @@ def test_masked_memory_of_no_cells_is_cls_masked(backbone, images):
   expected = logits(backbone, masked, images)
   found = logits(backbone, mv.Task(spec, masked.params), images)
   assert np.array_equal(found, expected)
-  # It can be served as any masked task.
+  # It is served like any masked task.
   close(mv.forward(backbone, [masked], images)["a"], expected)
 
 
@@ -167,7 +166,7 @@ def test_parts_of_the_token_start_as_nothing(
   moved.params.update(cls=plain.params["cls"], head=plain.params["head"])
   found = logits(backbone, moved, images)
   assert np.abs(found - expected).max() > 0.1
-  # As it is served, also after it was saved.
+  # In slots, also after it was saved.
   mv.save_task(moved, tmp_path / "a")
   loaded = mv.load_task(tmp_path / "a", backbone)
   assert loaded.digest == moved.digest
@@ -238,7 +237,7 @@ def test_no_two_adapters_start_alike(backbone):
   ).reshape(4, -1)
   alike = np.corrcoef(kernels) - np.eye(4)
   assert np.abs(alike).max() < 5 / np.sqrt(kernels.shape[1])
-  # A lecun_normal of each: as large as what it is multiplied with is wide.
+  # lecun_normal for each: scaled by the width of its input.
   np.testing.assert_allclose(kernels.std(1), 32**-0.5, rtol=0.3)
 
 
@@ -304,7 +303,7 @@ def dense_block(p, z, memory, norm, adapters, i, config):
 
   mask = jnp.ones((z.shape[1], z.shape[1] + len(memory)), bool)
   norm = np.array(norm, bool)
-  # Attention alone: a block whose MLP puts out zero.
+  # Attention alone: the MLP of the block gives zero.
   silent = jax.tree.map(jnp.zeros_like, p["MlpBlock_0"])
   attended = oracle.block(
     {**p, "MlpBlock_0": silent},
@@ -336,14 +335,14 @@ def test_a_step_changes_what_is_trained_and_nothing_else(images, regime):
   optimizer = make_optimizer({"a": config}, rates)
   cut = split_forward.make_split_forward(backbone.config, (task.spec,))
   state = step.create_state({"a": task.params}, optimizer, mesh)
-  # No slot for what is frozen: momentum alone, of what is trained.
+  # Momentum of trained parameters alone, no state for frozen ones.
   slots = [x for x in jax.tree.leaves(state.opt_state) if np.ndim(x)]
   assert sum(x.size for x in slots) == trees.count(task.params)
   before = jax.device_get(backbone.params)
   rows = {"image": images, "label": np.arange(8, dtype=np.int32) % 3}
   frozen = {"backbone": backbone.params, "tasks": {}}
   state, first = step.Step(cut, optimizer, mesh)(state, frozen, rows)
-  # What the norm is clipped by is the gradient of what is trained.
+  # The clipped norm is of the gradient of trained parameters.
   assert first["a"]["grad_norm"] > 0
   after = trees.flatten(jax.device_get(state.params["a"]))
   for name, value in trees.flatten(task.params).items():

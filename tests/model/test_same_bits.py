@@ -14,7 +14,7 @@ from conftest import ROOT
 from families import FAMILIES
 
 COUNTS = [0, 1, 4, 16, 64]
-# One that is no multiple of what vector units take, and one that is.
+# A batch that is no multiple of the width of vector units, and one that is.
 ODD = {"width": 36, "depth": 2, "mlp_dim": 52, "num_heads": 3, "patch_size": 4,
        "image_size": 12}  # fmt: skip
 EVEN = {"width": 128, "depth": 2, "mlp_dim": 256, "num_heads": 2,

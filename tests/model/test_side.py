@@ -104,7 +104,7 @@ def test_a_group_has_slots_that_tasks_come_and_go_in(backbone, images, width):
   for name in ("a", "p"):
     assert np.array_equal(found[name], expected[name])
   predictor.remove("b")
-  # The stream of a is the first of its group now, and a in its slot as before.
+  # The stream of a is now the first of its group; a stays in its slot.
   found = answers()
   for name in ("a", "p"):
     assert np.array_equal(found[name], expected[name])

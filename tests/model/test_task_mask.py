@@ -41,7 +41,7 @@ def test_table_1():
 
 def test_mixed_and_in_any_order():
   specs = [spec("child", "b"), spec("a"), spec("b", "a")]
-  # Not transitive: a task sees exactly those that it names.
+  # Not transitive: a task attends to exactly those that it names.
   expected = [[1, 0, 1], [0, 1, 0], [0, 1, 1]]
   assert attention_graph(specs).astype(int).tolist() == expected
 
@@ -70,7 +70,7 @@ def test_task_mask():
   mask = task_mask(specs)
   assert mask.cells.astype(int).tolist() == [[0, 0, 0], [1, 1, 1], [1, 0, 0]]
   assert mask.is_parent.astype(int).tolist() == [[0, 0], [0, 0], [1, 1]]
-  # Filled up with the task itself: no neighbour is ever read.
+  # Filled up with the task itself: no neighbour is ever gathered.
   assert mask.parents.tolist() == [[0, 0], [1, 1], [0, 1]]
   assert mask.memory_norm.tolist() == [True, False, True]
   # In concatenation nothing is gathered; without memory nothing is padded.

@@ -62,7 +62,7 @@ def test_two_streams_equal_the_masked_sequence(images, seed):
   options = {"gelu": "exact", "depth": 1} if seed == 8 else {}
   backbone = tiny_backbone(**options)
   tasks = random_tasks(backbone, seed)
-  # What is drawn has memory without a norm, and memory that reads memory.
+  # The random tasks have memory without a norm, and attend to memory of others.
   cells = {t.spec.name: t.spec.cells for t in tasks}
   assert any(t.spec.cells and not t.spec.memory_norm for t in tasks)
   assert any(
@@ -88,7 +88,7 @@ def test_two_streams_equal_the_masked_sequence(images, seed):
     for name, c in classes.items()
   }
 
-  # Ours has all losses in one gradient, and each task gets that of its own.
+  # One gradient of the sum of losses; each task gets that of its own loss.
   @jax.jit
   @functools.partial(jax.grad, has_aux=True)
   def losses(task_params):
@@ -217,8 +217,7 @@ def test_tasks_share_their_attention_in_float32():
   """In bfloat16 too: the weights themselves are all that is rounded."""
   rng = np.random.default_rng(0)
   b, h, t, n, m = 2, 2, 3, 20, 4
-  # As many values as there are tokens, each a row of the identity: what comes
-  # out are the weights.
+  # The values of the tokens are rows of the identity: outputs are the weights.
   k = n + 1 + m
 
   def draw(*shape):
@@ -257,7 +256,7 @@ def test_tasks_share_their_attention_in_float32():
   )
   expected = np.exp(np.asarray(scores, np.float64))
   expected /= expected.sum(-1, keepdims=True)
-  # Rounded once, to 8 bits; in bfloat16 it would be at every step.
+  # Rounded once, to 8 bits; a softmax in bfloat16 rounds at every step.
   error = np.abs(np.asarray(found, np.float64) / expected - 1).max()
   assert error < 2**-8 + 1e-5
 

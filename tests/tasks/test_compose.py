@@ -107,7 +107,7 @@ def test_a_set_on_disk_is_its_tasks(family, backbone, images, tmp_path):
   found = mv.forward(backbone, loaded, images)
   for name, value in expected.items():
     assert np.array_equal(found[name], value)
-  # Directories of tasks and of sets mix, and each is one task alone.
+  # Directories of single tasks and of sets can be mixed.
   (tmp_path / "set" / "d").rename(tmp_path / "alone")
   mixed = store.load_tasks([tmp_path / "alone", tmp_path / "set"], backbone)
   assert names(mixed) == ["d", "a", "b", "c"]
@@ -135,7 +135,7 @@ def test_a_task_that_is_given_twice_counts_once(family, backbone, tmp_path):
   found = [path for path, _ in find.find_tasks(given)]
   assert found == [given[0] / "a", given[1] / "b"]
   assert names(store.load_tasks(given, backbone)) == ["a", "b"]
-  # Another one of this name is another task.
+  # A different task of this name is refused.
   store.save_tasks([random_task(backbone, "a", seed=8)], tmp_path / "third")
   with pytest.raises(TaskError, match=r"there twice: \['a'\]"):
     store.load_tasks([*given, tmp_path / "third"], backbone)

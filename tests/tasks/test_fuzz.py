@@ -32,9 +32,9 @@ FEW = 100
 # Of models, in `make nightly`; a campaign has more.
 MANY = int(os.environ.get("MEMORY_VIT_FUZZ_MODELS", "600"))
 nightly = pytest.mark.slow, pytest.mark.nightly
-# What hangs does so for ever; what does not may be slow on a busy machine.
+# Seconds; a case may be slow on a busy machine.
 SECONDS = 300
-# By one case: what a task or a file of a few KB may become, and copies of it.
+# Memory for one case: a task or file of a few KB, and copies.
 MOST_TAKEN = 256 * 2**20
 greatest = {}
 
@@ -81,7 +81,7 @@ def outcome(load, error, same) -> str:
   greatest["MiB"] = max(greatest["MiB"], taken >> 20)
   greatest["s"] = max(greatest["s"], round(seconds, 1))
   if refusal:
-    # That of a backbone lists what is missing, line by line.
+    # Messages about a backbone list what is missing, line by line.
     assert error is BackboneError or "\n" not in refusal
     assert all(escaped(line) == line for line in refusal.split("\n"))
     assert len(refusal) < 2_500

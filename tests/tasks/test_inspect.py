@@ -237,7 +237,7 @@ def test_a_damaged_array_is_named(tasks, capsys):
   status, out, _ = run(capsys, tasks / "pets")
   assert status == 2
   assert re.search(r"^arrays +DAMAGED: .*\['cls'\] are not what", out, re.M)
-  # And hides no other task.
+  # It hides no other task.
   status, out, _ = run(capsys, tasks, "--json")
   assert status == 2
   assert [t["verified"] for t in json.loads(out)["tasks"]] == [True, False]
@@ -323,7 +323,7 @@ def test_as_a_command_it_imports_nothing_heavy(saved):
   )  # fmt: skip
   assert done.stdout.splitlines()[-1] == "[]"
   assert fields(done.stdout)["arrays"] == "verified"
-  # What the terminal cannot show does not stop the command.
+  # Characters that the terminal cannot show do not stop the command.
   assert fields(done.stdout)["11"] == "\\u65e5"
 
 

@@ -254,7 +254,7 @@ def test_a_task_that_reads_another_prepares_images_as_that_one():
       jax.random.key(1), backbone, name="b", attends_to=first, **new
     ),
   )
-  # Of a mere name nothing is known, and what is said counts.
+  # Of a mere name nothing is known; an explicit preprocessing counts.
   resized = mv.EvalPreprocessing(image_size=8)
   for options in ({"attends_to": "a"}, {"attends_to": first,
                                         "evaluation": resized}):  # fmt: skip

@@ -99,7 +99,7 @@ def test_sets_of_files(backbone, task, tmp_path):
   assert names == ["child.safetensors", "pets.safetensors"]
   found = mv.load_tasks(tmp_path / "set", backbone)
   assert [t.name for t in found] == ["child", "pets"]
-  # A parent is found beside the one that reads it.
+  # A parent is found beside its child.
   paths = [tmp_path / "set" / "child.safetensors"]
   beside = tmp_path / "set" / "pets.safetensors"
   assert find.ancestor_directories(paths) == [beside]

@@ -27,7 +27,7 @@ def tasks_of(backbone, count, **options):
 
 @pytest.mark.fault("batch-size")
 def test_another_task_runs_the_compiled_programs(images):
-  # Of its own: counted are its programs.
+  # A backbone of its own, as compiled programs are counted.
   backbone = tiny_backbone(seed=11, depth=1)
   config = dataclasses.replace(backbone.config, num_classes=0)
   backbone = mv.Backbone(config, backbone.params, backbone.fingerprint)

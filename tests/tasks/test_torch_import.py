@@ -269,7 +269,7 @@ def test_files_that_torch_shall_not_see(vit, tmp_path, torch, capsys):
 
 @pytest.mark.fault("torch-code")
 @pytest.mark.parametrize(("name", "array", "said"), [
-  # One value, as torch.expand shows it; nobody may make a copy of it.
+  # One stored value, as of torch.expand; it must not be copied.
   ("a", np.broadcast_to(np.float32(1), (10**9, 10**9)),
    "it would have 1,000,000,000,000,"),
   (0, np.ones(2, np.float32), "0 is no name of an array"),

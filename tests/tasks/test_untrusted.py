@@ -461,7 +461,7 @@ def test_no_part_of_a_task_is_a_link(pets, backbone, tmp_path, name):
   (pets / name).symlink_to(tmp_path / "elsewhere")
   said = refusal(pets, backbone)
   assert "link" in said
-  # As a whole it may be one: who gives the path decides.
+  # The directory itself may be a link: the user named it.
   (pets / name).unlink()
   (tmp_path / "elsewhere").rename(pets / name)
   (tmp_path / "link").symlink_to(pets)
@@ -494,7 +494,7 @@ def test_a_set_of_tasks_stays_in_its_directory(pets, backbone, tmp_path):
   task = mv.load_task(elsewhere, backbone)
   with pytest.raises(TaskError, match="pets is a link, which may lead"):
     store.save_tasks([task], pets.parent)
-  # The directory itself may be one.
+  # The directory itself may be a link.
   pets.unlink()
   elsewhere.rename(pets)
   (tmp_path / "link").symlink_to(pets.parent)
@@ -549,7 +549,7 @@ def test_what_could_not_be_loaded_is_not_saved(pets, backbone, tmp_path):
   assert sorted(p.name for p in tmp_path.iterdir()) == ["tasks"]
 
 
-# The file in which their arrays lie.
+# Files of arrays.
 
 
 def with_arrays(path, content) -> None:
@@ -710,7 +710,7 @@ def test_an_exported_model_is_itself_or_refused(backbone, tmp_path):
   content = (tmp_path / "a.npz").read_bytes()
   fingerprint = mv.load_backbone(tmp_path / "a.npz").fingerprint
   rng, refused = np.random.default_rng(0), 0
-  # The date of the first entry is of no account.
+  # The date of the first entry does not matter.
   for place in (10, *rng.integers(len(content), size=30)):
     flipped = bytearray(content)
     flipped[place] ^= 1 << rng.integers(8)
@@ -724,7 +724,7 @@ def test_an_exported_model_is_itself_or_refused(backbone, tmp_path):
   assert 0 < refused < 31
 
 
-# Pictures.
+# Images.
 
 
 def bomb(side: int) -> bytes:
