@@ -46,9 +46,8 @@ with epy.lazy_api_imports(globals()):
   from memory_vit.run_result import RunResult, load_result
   from memory_vit.tasks.compose import concatenate, remove, rename, select
   from memory_vit.tasks.create import init_task
-  from memory_vit.tasks.inference import fill_slots
   from memory_vit.tasks.program import encode, forward, read
-  from memory_vit.tasks.slots import Slots
+  from memory_vit.tasks.slots import Slots, fill_slots
   from memory_vit.tasks.store import (
     load_task,
     load_tasks,

@@ -27,12 +27,10 @@ DOORS = {
     "concatenate", "remove", "rename", "select", "task_tuple",
   ),
   "memory_vit.tasks.create": ("init_task", "_parents"),
-  "memory_vit.tasks.inference": (
-    "fill_slots",
-  ),
   "memory_vit.tasks.program": (
     "accept_images", "encode", "forward", "in_slots", "make_program", "read",
   ),
+  "memory_vit.tasks.slots": ("fill_slots",),
 }  # fmt: skip
 
 

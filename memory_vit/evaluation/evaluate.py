@@ -209,7 +209,7 @@ def predict_fn(
     mesh: on whose devices the tasks are put.
     outputs: names of what is predicted; by default all tasks. Beside tasks that
       compose, `BACKBONE` is the original output.
-    slots: see `inference.fill_slots`, as the next two.
+    slots: see `fill_slots`, as the next two.
     cells: of the longest memory, at least.
     classes: of the widest head, at least.
     kept: whether the function takes, in place of images, what the frozen pass

@@ -34,8 +34,9 @@ from memory_vit.model.vit import MemoryViT, apply, head_logits
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime import sharding
 from memory_vit.runtime.progress_bar import ProgressBar
-from memory_vit.tasks import compose, inference
+from memory_vit.tasks import compose
 from memory_vit.tasks.program import encode
+from memory_vit.tasks.slots import fill_slots
 
 # Of all differences of a task together that chance alone makes.
 _LEVEL = 0.05
@@ -236,7 +237,7 @@ class _Variants:
     depth, cells = backbone.config.depth, self._task.spec.cells
     require_removable(backbone, self._task)
     seen = variant_masks(depth, cells)
-    slots = inference.fill_slots(backbone, family).arrays
+    slots = fill_slots(backbone, family).arrays
     width = slots.mask.cells.shape[1]
     most = _most_variants(
       backbone, self._task, width, slots.mask.is_parent.shape[1], images

@@ -27,8 +27,8 @@ from memory_vit.looking.token_attention import TokenAttention, read_attention
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import Task
 from memory_vit.runtime.progress_bar import ProgressBar
-from memory_vit.tasks import inference, program
-from memory_vit.tasks.slots import Slots
+from memory_vit.tasks import program
+from memory_vit.tasks.slots import Slots, fill_slots
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
@@ -89,7 +89,7 @@ def collect_attention(
     TaskError: for tasks that do not fit together, or outputs that are not
       finite.
   """
-  slots = inference.fill_slots(backbone, tasks)
+  slots = fill_slots(backbone, tasks)
   shares: dict[str, AttentionShares] = {}
   images: list[ImageAttention] = []
   skipped: list[ImageFile] = []

@@ -32,10 +32,9 @@ from memory_vit.runtime import options as options_lib
 from memory_vit.runtime.messages import first_line
 from memory_vit.tasks import compose, manifest, store
 from memory_vit.tasks.compose import TasksLike, task_tuple
-from memory_vit.tasks.inference import on_host
 from memory_vit.tasks.model_loading import load_model
 from memory_vit.tasks.program import place_tasks
-from memory_vit.tasks.slots import SlotSizes
+from memory_vit.tasks.slots import SlotSizes, on_host
 
 Columns = Mapping[str, Any]
 # Of `from_model`: what says nothing about what is loaded.

@@ -86,6 +86,9 @@ def init_task(
   learned = regimes.get_regime(regime)
   if cells is None:
     cells = 5 if learned.has_memory else 0
+  side = regimes.NO_SIDE
+  if learned.has_side:
+    side = regimes.SideKind(side_width, side_mixing)
   parents = _parents(name, attends_to)
   spec = TaskSpec(
     name=name,
@@ -93,8 +96,8 @@ def init_task(
     cells=cells,
     regime=regime,
     bottleneck=bottleneck,
-    side_width=side_width if learned.has_side else 0,
-    side_mixing=side_mixing if learned.has_side else "",
+    side_width=side.width,
+    side_mixing=side.mixing,
     attends_to=tuple(parent.name for parent in parents),
     parent_digests=tuple(parent.digest for parent in parents),
     memory_norm=memory_norm,

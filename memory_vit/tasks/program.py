@@ -29,7 +29,12 @@ from memory_vit.model.task import (
 )
 from memory_vit.tasks import image_check, inference
 from memory_vit.tasks.compose import TasksLike, task_tuple
-from memory_vit.tasks.slots import Slots, SlotSizes
+from memory_vit.tasks.slots import (
+  Slots,
+  SlotSizes,
+  fill_slots,
+  place_in_slots,
+)
 from memory_vit.tasks.split_forward import (
   Logits,
   logits_program,
@@ -161,7 +166,7 @@ def make_program(
   composing = [task for task in tasks if task.spec.learned.composes]
   filled = None
   if composing:
-    filled = inference.fill_slots(
+    filled = fill_slots(
       backbone, composing, slots=slots, cells=cells, classes=classes
     )
   alone = (task for task in tasks if not task.spec.learned.composes)
@@ -171,11 +176,11 @@ def make_program(
 def place_tasks(
   backbone: Backbone, tasks: Mapping[int, Task], sizes: SlotSizes
 ) -> Program:
-  """Make tasks ready that come and go: see `inference.place`."""
+  """Make tasks ready that come and go: see `place_in_slots`."""
   alone = tuple(t for t in tasks.values() if not t.spec.learned.composes)
   if alone:
     return Program(alone=jax.device_put(alone))
-  return Program(inference.place(backbone, tasks, sizes))
+  return Program(place_in_slots(backbone, tasks, sizes))
 
 
 def encode(
@@ -236,7 +241,7 @@ def in_slots(backbone: Backbone, tasks: TasksLike | Slots) -> Slots | None:
     tasks = task_tuple(tasks)
     if not tasks:
       return None
-    tasks = inference.fill_slots(backbone, tasks)
+    tasks = fill_slots(backbone, tasks)
   require_backbone(tasks.specs[0], backbone.id)
   return tasks
 
