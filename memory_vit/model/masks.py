@@ -19,7 +19,7 @@ def attention_graph(
   names = [spec.name for spec in specs]
   twice = sorted({name for name in names if names.count(name) > 1})
   if twice:
-    raise TaskError(f"task names must differ; there twice: {twice}.")
+    raise TaskError(f"task names must differ; found twice: {twice}.")
   sees = np.eye(len(names), dtype=bool)
   for i, spec in enumerate(specs):
     for parent in spec.attends_to:
@@ -27,7 +27,7 @@ def attention_graph(
         known = (directories or {}).get(parent)
         raise TaskError(
           f"task {spec.name!r} attends to {parent!r}, which is not among the "
-          f"other tasks {[n for n in names if n != spec.name]}: give that too "
+          f"other tasks {[n for n in names if n != spec.name]}: give it too "
           "(to a command: one more --task=DIR"
           + (f"; the run of {spec.name!r} read it from " if known else "")
           + (f"{messages.brief(known)})." if known else ").")

@@ -82,19 +82,19 @@ def side_kind(params: Tree) -> SideKind:
 def group_streams(
   tasks: Sequence[Tree],
   slots: int,
-  room: Mapping[SideKind, int],
+  counts: Mapping[SideKind, int],
   *,
   xp: ModuleType = jnp,
 ) -> dict[str, SideGroup]:
-  """Group side streams of tasks; `room` is the least number of each kind."""
-  places: dict[SideKind, list[int]] = {kind: [] for kind in room}
+  """Group side streams of tasks; `counts` is the least number of each kind."""
+  places: dict[SideKind, list[int]] = {kind: [] for kind in counts}
   for i, task in enumerate(tasks):
     if "side" in task:
       places.setdefault(side_kind(task["side"]), []).append(i)
   depth, _, width = tasks[0]["memory"].shape
   groups = {}
   for kind, members in sorted(places.items()):
-    size = max(len(members), room.get(kind, 0))
+    size = max(len(members), counts.get(kind, 0))
     shapes = side_shapes(width, depth, kind)
     none = jax.tree.map(
       lambda shape: xp.zeros(shape, np.float32), shapes, is_leaf=_is_shape

@@ -107,7 +107,7 @@ def ancestor_directories(
           f"task {spec.name!r} in {path} attends to {parent!r}, which is not "
           f"in {beside.with_suffix('')}. Put it there, or give its directory "
           "in config.task.indirect (in config.task.attends_to, if the new task "
-          "is to read it too)."
+          "attends to it too)."
         )
       known[parent] = beside
       found.append(beside)

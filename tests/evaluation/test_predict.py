@@ -621,7 +621,7 @@ def test_what_does_not_fit_is_refused(models, tmp_path, folder, capsys):
   message = refused(capsys, *arguments(models, folder, tasks=["birds"]))
   assert "'birds' attends to 'pets', which is not among" in message
   message = refused(capsys, *arguments(models, folder, tasks=["pets", "pets"]))
-  assert "there twice: ['pets']" in message
+  assert "found twice: ['pets']" in message
   message = refused(capsys, *arguments(models, folder, tasks=["none"]))
   assert "is neither a task nor a directory of tasks" in message
 

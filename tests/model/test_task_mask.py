@@ -141,7 +141,7 @@ def test_a_task_without_its_parent(paths, hint):
   """The message says what to give, and where its run found the parent."""
   made = {"config": {"task": {"attends_to": paths}}}
   child = Task(spec("child", "colours"), {}, made)
-  with pytest.raises(TaskError, match=f"'colours'.*give that too.*{hint}"):
+  with pytest.raises(TaskError, match=f"'colours'.*give it too.*{hint}"):
     require_fit([child])
 
 

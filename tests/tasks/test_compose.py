@@ -137,7 +137,7 @@ def test_a_task_that_is_given_twice_counts_once(family, backbone, tmp_path):
   assert names(store.load_tasks(given, backbone)) == ["a", "b"]
   # A different task of this name is refused.
   store.save_tasks([random_task(backbone, "a", seed=8)], tmp_path / "third")
-  with pytest.raises(TaskError, match=r"there twice: \['a'\]"):
+  with pytest.raises(TaskError, match=r"found twice: \['a'\]"):
     store.load_tasks([*given, tmp_path / "third"], backbone)
 
 
