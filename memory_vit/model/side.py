@@ -51,7 +51,7 @@ class SideGroup(NamedTuple):
 
   def copied(self, slots: Int[np.ndarray, " t"]) -> "SideGroup":
     """The group for copies of slots, each with a stream for itself."""
-    # Its weights of attention are its own.
+    # The attention weights of a copy are its own.
     places = np.arange(len(slots), dtype=np.int32)
     return SideGroup(
       params=jax.tree.map(lambda a: a[:, self.stream[slots]], self.params),
