@@ -49,36 +49,30 @@ class BackboneSource:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Published:
-  """A ViT as it was published.
-
-  Attributes:
-    config: how it computes; float32.
-    arrays: "a/b/c" -> float32, for images in [-1, 1].
-    where: its file, for messages.
-    layout: how the weights lie in the file, for people.
-    states_config: whether the source says how it computes, rather than shapes
-      alone.
-    evaluation: how the source says to prepare images.
-    source: where it was converted from.
-  """
+class Note:
+  """What the entry holds: configuration, image preprocessing and origin."""
 
   config: ViTConfig
-  arrays: dict[str, np.ndarray]
-  where: str
-  layout: str
-  states_config: bool = False
   evaluation: EvalPreprocessing | None = None
   source: BackboneSource | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Note:
-  """What the entry says; see `Published`."""
+class Published(Note):
+  """A ViT as it was published.
 
-  config: ViTConfig
-  evaluation: EvalPreprocessing | None = None
-  source: BackboneSource | None = None
+  Attributes:
+    arrays: "a/b/c" -> float32, for images in [-1, 1].
+    where: its file, for messages.
+    layout: the layout of the weights in the file, for people.
+    states_config: whether the source states how the model computes; otherwise
+      only shapes tell.
+  """
+
+  arrays: dict[str, np.ndarray]
+  where: str
+  layout: str
+  states_config: bool = False
 
 
 def to_text(note: Note) -> str:

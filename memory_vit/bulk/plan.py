@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from memory_vit.bulk.input_files import InputFiles
 from memory_vit.bulk.readers import Columns
 from memory_vit.errors import ConfigError
+from memory_vit.model import trees
 from memory_vit.runtime import files, parquet, paths
 from memory_vit.runtime.messages import brief, first_line, listed
 
@@ -149,7 +150,10 @@ def read_plan(folder: Path) -> Plan:
 
 def _read(file: Path) -> dict[str, Any]:
   try:
-    return json.loads(file.read_text(encoding="utf-8"))
+    facts = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(facts, dict):
+      raise ValueError("it is no object")
+    return facts
   except (OSError, ValueError) as error:
     raise ConfigError(
       f"{file} is not readable ({first_line(error)}): expected the plan of a "
@@ -169,25 +173,14 @@ def _require_equal(plan: Plan, file: Path) -> None:
   stored_facts = _read(file)
   if stored_facts == plan.facts:
     return
+  there, here = trees.flatten(stored_facts), trees.flatten(plan.facts)
   problems = [
-    f"{key} is {brief(new)}, there {brief(old)}"
-    for key, new, old in _differences(plan.facts, stored_facts, "")
+    f"{key} is {brief(here.get(key))}, there {brief(there.get(key))}"
+    for key in sorted(there.keys() | here.keys())
+    if there.get(key) != here.get(key)
   ]
   raise ConfigError(
     f"--output {brief(str(file.parent.parent))} holds another run: "
     f"{listed(problems)}. Give the same inputs, tasks and options to resume "
     "it, or another --output."
   )
-
-
-def _differences(new: Any, old: Any, key: str) -> list[tuple[str, Any, Any]]:
-  """(key, new, old) of all values that differ in two JSON values."""
-  if new == old:
-    return []
-  if not isinstance(new, Mapping) or not isinstance(old, Mapping):
-    return [(key, new, old)]
-  found = []
-  for part in sorted({*new, *old}):
-    below = f"{key}.{part}" if key else part
-    found += _differences(new.get(part), old.get(part), below)
-  return found

@@ -73,6 +73,8 @@ class RayEngine:
     """
     if not missing:
       return
+    workers = min(self.workers, len(missing))
+    self._require_cpus(workers)
     ray = self._connected()
     try:
       context = ray.data.DataContext.get_current()
@@ -87,9 +89,7 @@ class RayEngine:
         ShardWorker,
         fn_constructor_args=(str(folder.absolute()), plan.digest, job),
         batch_size=1,
-        compute=ray.data.ActorPoolStrategy(
-          size=min(self.workers, len(missing))
-        ),
+        compute=ray.data.ActorPoolStrategy(size=workers),
         num_cpus=self.worker_cpus or None,
         num_gpus=self.worker_gpus or None,
       )
@@ -99,6 +99,27 @@ class RayEngine:
       raise _own(error) from error
     finally:
       ray.shutdown()
+
+  @property
+  def _address(self) -> str | None:
+    """Of a running cluster; None to start one."""
+    return self.address or os.environ.get("RAY_ADDRESS") or None
+
+  @property
+  def _local_cpus(self) -> int:
+    """The CPUs of a cluster that is started here: a worker may have a share."""
+    return max(self.workers, os.cpu_count() or 1)
+
+  def _require_cpus(self, workers: int) -> None:
+    """Refuse workers that a cluster of this machine never has a place for."""
+    needed = workers * self.worker_cpus
+    if not self._address and needed > self._local_cpus:
+      raise ConfigError(
+        f"--worker_cpus={self.worker_cpus:g} for each of {workers} workers is "
+        f"{needed:g} CPUs, and the cluster that is started here has "
+        f"{self._local_cpus}: expected fewer, or a larger cluster "
+        "(--ray_address)."
+      )
 
   def _connected(self) -> Any:
     """Ray, with a cluster; statistics of use are not sent."""
@@ -112,10 +133,10 @@ class RayEngine:
         f"--engine=ray needs {error.name}, which is not installed: pip install "
         "'memory_vit[ray]'"
       ) from error
-    address = self.address or os.environ.get("RAY_ADDRESS") or None
+    address = self._address
     local = {} if address else {
       "object_store_memory": _OBJECT_STORE, "include_dashboard": False,
-      "num_cpus": max(self.workers, os.cpu_count() or 1),
+      "num_cpus": self._local_cpus,
     }  # fmt: skip
     try:
       with warnings.catch_warnings():

@@ -18,18 +18,18 @@ from etils import epy
 from memory_vit.commands import console
 from memory_vit.commands.command_line import Parser
 from memory_vit.commands.console import show
+from memory_vit.exports.image_input import KINDS, ImageInput, parse_size
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.tables import aligned
 
 with epy.lazy_imports():  # once the command line is known to be right
-  from memory_vit.exports import export, image_input
+  from memory_vit.exports import export
   from memory_vit.tasks import model_loading
 
 if TYPE_CHECKING:
   from memory_vit.exports.export_manifest import ExportReport
 
 _FORMATS = ("stablehlo", "saved_model", "onnx", "safetensors", "orbax")
-_INPUTS = ("float32", "uint8")
 _MIB = 2**20
 
 
@@ -62,7 +62,7 @@ def _parser() -> Parser:
   )
   parser.add_argument(
     "--input",
-    choices=_INPUTS,
+    choices=KINDS,
     default="float32",
     help="what the function takes: images in [-1, 1] of the model's size, or "
     "pixels of 0 to 255, which it resizes and scales (default: %(default)s)",
@@ -77,8 +77,8 @@ def _parser() -> Parser:
 
 def _export(arguments: argparse.Namespace) -> int:
   size = arguments.input_size
-  images = image_input.ImageInput(
-    kind=arguments.input, size=image_input.parse_size(size) if size else None
+  images = ImageInput(
+    kind=arguments.input, size=parse_size(size) if size else None
   )
   export.require_options(arguments.format, images, arguments.batch_size)
   backbone, tasks = model_loading.load_model(

@@ -149,13 +149,12 @@ def _describe(
 
 
 def _image_tensor(exported: ExportedModel, images: ImageInput) -> Tensor:
-  if images.kind == "uint8":
-    height, width = images.size or ("h", "w")
-    shape: tuple[int | str, ...] = ("b", height, width, 3)
-    return Tensor(shape=shape, dtype="uint8", meaning="RGB of 0 to 255")
-  side = exported.evaluation.image_size
-  meaning = "RGB in [-1, 1], prepared as `preprocessing` says"
-  return Tensor(shape=("b", side, side, 3), dtype="float32", meaning=meaning)
+  shape = images.shape(exported.evaluation.image_size)
+  meaning = {
+    "float32": "RGB in [-1, 1], prepared as `preprocessing` says",
+    "uint8": "RGB of 0 to 255",
+  }
+  return Tensor(shape=shape, dtype=images.kind, meaning=meaning[images.kind])
 
 
 def _export_arrays(

@@ -39,6 +39,12 @@ class ImageInput:
         "the backbone. Give --input=uint8 too, or leave it out."
       )
 
+  def shape(self, side: int) -> tuple[str, int | str, int | str, int]:
+    """The shape of a batch for a model of `side` pixels; names are symbolic."""
+    fixed = (side, side) if self.kind == "float32" else self.size
+    height, width = fixed or ("h", "w")
+    return "b", height, width, 3
+
 
 def parse_size(text: str) -> tuple[int, int]:
   """HEIGHTxWIDTH -> (height, width).

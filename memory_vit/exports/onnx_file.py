@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
 from memory_vit.errors import ExportError
@@ -61,16 +59,11 @@ def write(exported: ExportedModel, directory: Path, images: ImageInput) -> None:
     outputs = predict(pixels)
     return tuple(outputs[name] for name in exported.names)
 
-  side = exported.evaluation.image_size
-  height, width = images.size or (side, side)
-  dtype = jnp.uint8 if images.kind == "uint8" else jnp.float32
-  (batch,) = jax.export.symbolic_shape("b")
-  shape = jax.ShapeDtypeStruct((batch, height, width, 3), dtype)
   try:
     with _quiet():
       jax2onnx.to_onnx(
         in_order,
-        [shape],
+        [stablehlo.input_shape(exported, images)],
         model_name="memory_vit",
         return_mode="file",
         output_path=directory / FILE,

@@ -134,7 +134,7 @@ def test_workers_without_a_place_end_the_command(
   for key, value in ENVIRONMENT.items():
     monkeypatch.setenv(key, value)
   monkeypatch.setattr(ray_engine, "_MOST_WAIT", 1)
-  more = ["--engine=ray", "--workers=1", "--worker_cpus=10000"]
+  more = ["--engine=ray", "--workers=1", "--worker_gpus=10000"]
   assert predict.main(flags(place, tmp_path / "out", *more)) == 2
   assert "does not have enough resources" in capsys.readouterr().err
 

@@ -158,7 +158,7 @@ def test_a_retrained_task_is_another_run(place, tmp_path, capsys):
   assert predict.main(args) == 2
   said = capsys.readouterr().err
   assert said.startswith("error: --output")
-  assert "holds another run: model.tasks is" in said
+  assert "holds another run: model/tasks is" in said
 
 
 def test_all_that_rows_depend_on_makes_another_run(place):

@@ -178,14 +178,14 @@ def test_another_run_is_refused(folder, tmp_path):
   output = tmp_path / "out"
   make(folder, output)
   for options, key in (
-    ({"job": MeanJob(version=1)}, "model.version is 1, there 0"),
+    ({"job": MeanJob(version=1)}, "model/version is 1, there 0"),
     ({"job": MeanJob(batch_size=2)}, "batch_size is 2, there 4"),
     ({"shard_images": 9}, "shard_images is 9, there 8"),
   ):
     with pytest.raises(ConfigError, match=key):
       make(folder, output, **options)
   (folder / "more.png").write_bytes(b"")
-  with pytest.raises(ConfigError, match="input.files is 24, there 23"):
+  with pytest.raises(ConfigError, match="input/files is 24, there 23"):
     make(folder, output)
 
 
@@ -340,6 +340,18 @@ def test_rows_do_not_depend_on_which_shards_are_made_together(folder, tmp_path):
     batches[name] = sorted(model.batches)
   assert batches["one"] == batches["each"]
   assert table(tmp_path / "one") == table(tmp_path / "each")
+
+
+@pytest.mark.fault("no-worker")
+def test_more_cpus_than_a_cluster_here_has_are_refused(
+  folder, tmp_path, monkeypatch
+):
+  """Before Ray is started: its workers would wait for a place."""
+  monkeypatch.delenv("RAY_ADDRESS", raising=False)
+  monkeypatch.setattr(os, "cpu_count", lambda: 3)
+  engine = ray_engine.RayEngine(workers=2, worker_cpus=2)
+  with pytest.raises(ConfigError, match="2 workers is 4 CPUs, .* has 3"):
+    make(folder, tmp_path / "out", engine=engine)
 
 
 @pytest.mark.fault("no-worker")

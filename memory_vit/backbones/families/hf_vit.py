@@ -60,10 +60,8 @@ def rows(qkv_bias: bool) -> Table:
 def read(fields: Fields, arrays: Arrays) -> Model:
   """Read a ViT, whose names begin with "vit." if it has a classifier."""
   # transformers counts the names of id2label, which need not be there.
-  classes, pooled = (
-    width_of(arrays, "classifier", "num_classes", fields.where),
-    0,
-  )
+  classes = width_of(arrays, "classifier", "num_classes", fields.where)
+  pooled = 0
   if not classes and any(n.endswith("pooler.dense.weight") for n in arrays):
     fields.require("pooler_act", "tanh", "that of ViT's pre_logits", "tanh")
     width = stated(fields, "width", "hidden_size")

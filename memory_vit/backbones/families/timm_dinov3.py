@@ -12,7 +12,8 @@ from memory_vit.backbones.families import table
 from memory_vit.backbones.families.fields import Fields
 from memory_vit.backbones.families.stated import stated, vit_config, width_of
 from memory_vit.backbones.families.table import Arrays, Model, Table, To
-from memory_vit.backbones.families.timm_arguments import input_side, model_args
+from memory_vit.backbones.families.timm_arguments import model_args
+from memory_vit.backbones.families.timm_positions import input_side
 from memory_vit.model.vit_config import MAX_IMAGE_SIZE
 
 # Size -> width, depth, heads, and whether the MLP has a gate.

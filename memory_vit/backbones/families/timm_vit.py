@@ -9,9 +9,11 @@ that was made with `num_classes=0`.
 
 import re
 
-import numpy as np
-
-from memory_vit.backbones.families import table, timm_arguments
+from memory_vit.backbones.families import (
+  table,
+  timm_arguments,
+  timm_positions,
+)
 from memory_vit.backbones.families.fields import Fields
 from memory_vit.backbones.families.stated import (
   LIMITS,
@@ -51,7 +53,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
       "without 'distilled', or deit3_*."
     )
   model = timm_arguments.architecture_of(fields)
-  rows, side = timm_arguments.grid(model, fields, arrays)
+  rows, side = timm_positions.grid(model, fields, arrays)
   pooling = _POOLING[model.global_pool]
   # Behind the mean, or the one token, for which it is the same as before.
   fc_norm = pooling != "map" and (
@@ -62,7 +64,9 @@ def read(fields: Fields, arrays: Arrays) -> Model:
       f"{fields.where}: its probe attends to the patches alone, though there "
       "are tokens before them: expected no class token and no registers."
     )
-  outer = fields.has("num_classes")
+  # The outer field is the one that timm builds by.
+  has_classes = fields.has("num_classes")
+  outer = fields if has_classes else fields.section("pretrained_cfg")
   config = vit_config(
     fields.where,
     width=model.embed_dim,
@@ -71,11 +75,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
     num_heads=model.num_heads,
     patch_size=model.patch_size,
     image_size=side * model.patch_size,
-    # The outer field is the one that timm builds by.
-    num_classes=stated(
-      fields if outer else fields.section("pretrained_cfg"),
-      *("num_classes", "num_classes"),
-    ),
+    num_classes=stated(outer, "num_classes", "num_classes"),
     gelu=_ACTIVATIONS[model.act_layer],
     layer_norm_epsilon=model.norm_epsilon,
     class_tokens=int(model.class_token),
@@ -89,7 +89,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
   return Model(
     config=config,
     table=_table(model, config, rows, "fc_norm" if fc_norm else "norm"),
-    adapt=lambda found: _adapt_positions(found, config),
+    adapt=lambda found: timm_positions.adapt(found, config),
   )
 
 
@@ -129,21 +129,3 @@ def _table(
     **_PROBE,
     "head": table.HEAD,
   }
-
-
-def _adapt_positions(found: dict[str, np.ndarray], config: ViTConfig) -> None:
-  """Give the class token the first row of positions, and registers none.
-
-  Where the table has rows for the tokens in front, that of the class stays and
-  those of the registers are added to them; otherwise that of the class is zero.
-  """
-  positions, classes = found["pos_embed"], config.class_tokens
-  if positions.shape[1] == config.num_patches:
-    positions = np.pad(positions, ((0, 0), (classes, 0), (0, 0)))
-  elif config.registers:
-    before = classes + config.registers
-    found["reg_token"] = found["reg_token"] + positions[:, classes:before]
-    positions = np.concatenate(
-      [positions[:, :classes], positions[:, before:]], axis=1
-    )
-  found["pos_embed"] = positions
