@@ -21,15 +21,13 @@ with epy.lazy_imports():  # it brings jax, for which --help does not wait
 
 logger = logging.getLogger(__name__)
 
-# Every .npz file begins so; a page that says "not found", or never ends, does
-# not.
+# The first bytes of every .npz file; a page that says "not found" has others.
 _MAGIC = b"PK"
-# Bytes of a download that a message shows.
+# The number of bytes of a download that a message shows.
 _SHOWN = 40
-# A file name may have 255 bytes, and that of a part is longer by 15.
+# Of a file name, which may have 255 bytes.
 _LONGEST_NAME = 50
 
-# Bytes that are read at once.
 _CHUNK_BYTES = 2**20
 
 _BUCKET = "https://storage.googleapis.com/vit_models"
@@ -43,8 +41,8 @@ def _augreg(model: str, recipe: str) -> str:
 # Short name -> address, or file. "i21k" are the weights of the original paper
 # (arXiv:2010.11929), with `pre_logits` and a head of 21,843 classes; "augreg"
 # those that "How to train your ViT?" (arXiv:2106.10270) recommends, which has
-# no L/32. We know no published checksums, so none is pinned: the SHA-256 of
-# every download is logged, to be compared by hand.
+# no L/32. No checksums are published, so none is pinned: the SHA-256 of every
+# download is logged.
 KNOWN = {
   "glyphs": str(glyphs.BACKBONE),  # comes with the package
   "i21k-B/32": f"{_BUCKET}/imagenet21k/ViT-B_32.npz",
@@ -64,18 +62,10 @@ KNOWN = {
 
 
 def local_file(path: str) -> Path:
-  """Find an .npz file, and download it where it is not local.
+  """The local .npz file of a short name, path or address, downloaded if needed.
 
-  Args:
-    path: a name of `KNOWN`, a local path, or an address that starts with
-      https://, http:// or gs://.
-
-  Returns:
-    The local file. Whole downloads are kept in $MEMORY_VIT_CACHE, or
-    ~/.cache/memory_vit; one that is not whole any more is fetched again.
-
-  Raises:
-    BackboneError: where there is none, or it cannot be fetched.
+  Complete downloads are cached in $MEMORY_VIT_CACHE, or ~/.cache/memory_vit;
+  damaged ones are fetched again.
   """
   address = KNOWN.get(path, path)
   if address.startswith(("https://", "http://")):
@@ -97,7 +87,7 @@ def local_file(path: str) -> Path:
 
 
 def _cached(url: str, fetch: "Callable[[str, _Arriving], None]") -> Path:
-  """Return the local copy of a file, made by `fetch` the first time."""
+  """Return the cached copy of an address; `fetch` makes it the first time."""
   file = _place(url)
   try:
     if _is_kept(file):
@@ -110,7 +100,7 @@ def _cached(url: str, fetch: "Callable[[str, _Arriving], None]") -> Path:
         arriving = _Arriving(opened)
         fetch(url, arriving)
       _require_npz(part, arriving)
-  # Any: requests, TensorFlow and fsspec each have exceptions of their own.
+  # requests, TensorFlow and fsspec each have exceptions of their own.
   except Exception as error:
     is_ours = isinstance(error, BackboneError)
     reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
@@ -130,10 +120,10 @@ def _place(url: str) -> Path:
   """The path of the cached copy of an address."""
   folder = os.environ.get("MEMORY_VIT_CACHE") or "~/.cache/memory_vit"
   try:
-    # The same file name is published at several addresses.
+    # One file name is published at several addresses.
     address = hashlib.sha256(url.encode()).hexdigest()[:12]
     name = PurePosixPath(urllib.parse.urlsplit(url).path).name
-    # For people; of a longer one the end, which says what kind of file it is.
+    # The end of a name, which has the suffix, for people.
     return Path(folder).expanduser() / f"{address}-{name[-_LONGEST_NAME:]}"
   except (RuntimeError, ValueError) as error:
     raise BackboneError(
@@ -143,7 +133,7 @@ def _place(url: str) -> Path:
 
 
 def _is_kept(file: Path) -> bool:
-  """Whether a whole file is there; remove anything else of that name."""
+  """Whether the complete file is there; remove anything else of that name."""
   if not os.path.lexists(file):
     return False
   try:
@@ -153,25 +143,20 @@ def _is_kept(file: Path) -> bool:
     problem = "no file"
   except BackboneError as error:
     problem = str(error)
-  logger.warning("what was kept is removed, and fetched again: %s", problem)
+  logger.warning("the cached file is removed, and fetched again: %s", problem)
   file.unlink()
   return False
 
 
 class _Arriving:
-  """A file that checks the bytes of an .npz file as they arrive.
-
-  Attributes:
-    size: bytes so far.
-    begins: the first of them.
-  """
+  """A file that checks the bytes of an .npz file as they arrive."""
 
   def __init__(self, file: BinaryIO) -> None:
     self._file = file
-    self.size, self.begins = 0, b""
+    self.size, self.begins = 0, b""  # the bytes so far, the first of them
 
   def write(self, data: bytes) -> int:
-    """Write; raise `BackboneError` once it can be no .npz file."""
+    """Write; raise `BackboneError` as soon as it cannot be an .npz file."""
     self.size += len(data)
     if len(self.begins) < _SHOWN:
       self.begins += data[: _SHOWN - len(self.begins)]
@@ -182,12 +167,10 @@ class _Arriving:
     return self._file.write(data)
 
   def flush(self) -> None:
-    """Flush the file, as of any file."""
     self._file.flush()
 
 
 def _require_npz(part: Path, arriving: _Arriving) -> None:
-  """Raise `BackboneError`, with what came, unless it is a whole file."""
   try:
     stored_arrays.require_whole(part)
   except BackboneError as error:
@@ -203,7 +186,7 @@ def _what_came(arriving: _Arriving, problem: str) -> BackboneError:
 
 
 def _fetch_http(url: str, target: _Arriving) -> None:
-  import pooch  # Only who downloads needs it.
+  import pooch  # only downloads need it
 
   options: dict[str, Any] = {"hooks": {"response": _check_redirect}}
   if url.startswith("http://"):
@@ -216,10 +199,10 @@ def _fetch_http(url: str, target: _Arriving) -> None:
 
 
 def _own_password(request: Any) -> Any:
-  """Send the password in an address itself, and none of ~/.netrc.
+  """Send the password of an address itself, and none of ~/.netrc.
 
   Without encryption everybody on the way would read it. (`requests` looks into
-  that file where it is given no `auth`.)
+  that file unless `auth` is set.)
   """
   import requests
 
@@ -230,7 +213,7 @@ def _own_password(request: Any) -> Any:
 
 
 def _check_redirect(response: Any, **options: Any) -> None:
-  """Refuse a redirect by which a password of ~/.netrc would be readable."""
+  """Refuse a redirect that would send a password of ~/.netrc unencrypted."""
   import requests
 
   del options
@@ -246,10 +229,10 @@ def _check_redirect(response: Any, **options: Any) -> None:
 
 
 def _fetch_gs(url: str, target: _Arriving) -> None:
-  # Reads gs:// through TensorFlow or gcsfs, and imports them.
+  # It imports TensorFlow or gcsfs to read gs://.
   from etils import epath
 
-  # How large it is would take another request, which may fail.
+  # The size would take another request, which may fail.
   with epath.Path(url).open("rb") as source, _bar_of(url) as bar:
     while chunk := source.read(_CHUNK_BYTES):
       target.write(chunk)
@@ -257,7 +240,7 @@ def _fetch_gs(url: str, target: _Arriving) -> None:
 
 
 def _bar_of(url: str) -> ProgressBar:
-  """A bar for a download, whose size pooch adds once it knows it."""
+  """A bar for a download; pooch adds its size once it is known."""
   name = PurePosixPath(urllib.parse.urlsplit(url).path).name
   return ProgressBar(f"downloading {name[-_LONGEST_NAME:]}", unit="B")
 

@@ -1,10 +1,7 @@
 """Plain ViTs of timm: `vit_*`, `deit_*` and `deit3_*`.
 
-One array for query, key and value; a class token, registers, LayerScale and a
-probe where the architecture has them; the last LayerNorm before or after the
-mean. What config.json does not say, the name of the architecture does. The
-outputs are the logits of the head, or the features in front of it of a model
-that was made with `num_classes=0`.
+The outputs are the logits of the head, or the features in front of it of a
+model that was made with `num_classes=0`.
 """
 
 import re
@@ -29,23 +26,9 @@ from memory_vit.model.vit_config import ViTConfig
 NAME = re.compile(r"vit_|deit_|deit3_")
 _POOLING = {"token": "tok", "avg": "gap", "map": "map"}
 _ACTIVATIONS = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick"}
-_PROBE: Table = {
-  "attn_pool.latent": table.PROBE,
-  "attn_pool.q": table.PROBE_QKV[0],
-  "attn_pool.kv": To(table.PROBE_QKV[1:]),
-  "attn_pool.proj": table.PROBE_OUT,
-  "attn_pool.norm": table.PROBE_NORM,
-  "attn_pool.mlp.fc1": table.PROBE_UP,
-  "attn_pool.mlp.fc2": table.PROBE_DOWN,
-}
 
 
 def read(fields: Fields, arrays: Arrays) -> Model:
-  """Read a plain ViT.
-
-  Raises:
-    BackboneError: for an architecture that is none of a plain ViT.
-  """
   if "dist_token" in arrays or "head_dist.weight" in arrays:
     raise BackboneError(
       f"{fields.where} is a distilled DeiT, whose outputs are the mean of two "
@@ -55,7 +38,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
   model = timm_arguments.architecture_of(fields)
   rows, side = timm_positions.grid(model, fields, arrays)
   pooling = _POOLING[model.global_pool]
-  # Behind the mean, or the one token, for which it is the same as before.
+  # Behind the mean; or behind the one token, where it is the same as before.
   fc_norm = pooling != "map" and (
     "fc_norm.weight" in arrays or "fc_norm.bias" in arrays
   )
@@ -126,6 +109,12 @@ def _table(
     f"{block}.mlp.fc1": up,
     f"{block}.mlp.fc2": To(table.DOWN, scale=scale[1]),
     last_norm: table.LAST_NORM,
-    **_PROBE,
+    "attn_pool.latent": table.PROBE,
+    "attn_pool.q": table.PROBE_QKV[0],
+    "attn_pool.kv": To(table.PROBE_QKV[1:]),
+    "attn_pool.proj": table.PROBE_OUT,
+    "attn_pool.norm": table.PROBE_NORM,
+    "attn_pool.mlp.fc1": table.PROBE_UP,
+    "attn_pool.mlp.fc2": table.PROBE_DOWN,
     "head": table.HEAD,
   }
